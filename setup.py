@@ -1,0 +1,34 @@
+"""Packaging; the ranges of requirements.txt are the dependencies."""
+
+import pathlib
+
+import setuptools
+
+HERE = pathlib.Path(__file__).parent
+
+
+def requirements(name: str) -> list[str]:
+  """Lines of a requirements file that name a package."""
+  lines = (HERE / name).read_text().splitlines()
+  return [line for line in lines if line and not line.startswith(('#', '-'))]
+
+
+setuptools.setup(
+  name='vit_jax',
+  version='0.1.0',
+  description='Pre-training of Vision Transformers in JAX on TPU pods.',
+  long_description=(HERE / 'README.md').read_text(),
+  long_description_content_type='text/markdown',
+  license='Apache-2.0',
+  python_requires='>=3.11',
+  packages=setuptools.find_packages(include=['vit_jax', 'vit_jax.*']),
+  package_data={'vit_jax': ['commit.txt']},
+  install_requires=requirements('requirements.txt'),
+  extras_require={
+    'tpu': ['jax[tpu]'],
+    'gpu': ['jax[cuda13]'],
+    'plan': ['libtpu'],
+    'huggingface': ['pyarrow>=17'],
+    'test': requirements('requirements-test.txt'),
+  },
+)
