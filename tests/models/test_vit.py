@@ -1,0 +1,196 @@
+"""The Vision Transformer: sizes, images, pooling, symmetries."""
+
+import itertools
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny_vit import KEY, SIZES, abstract, images_of, noise_params
+
+from vit_jax import tree
+from vit_jax.errors import UserError
+from vit_jax.models.vit import Model
+
+# Sizes
+
+
+@pytest.mark.parametrize(
+  'variant, classes, pre_logits, side, expected',
+  [
+    ('Ti/16', 0, False, 224, 5_524_416),
+    ('S/16', 0, False, 224, 21_665_664),
+    ('B/16', 0, False, 224, 85_798_656),
+    ('B/32', 0, False, 224, 87_455_232),
+    ('L/16', 0, False, 224, 303_301_632),
+    ('L/32', 0, False, 224, 305_510_400),
+    ('H/14', 0, False, 224, 630_764_800),
+    ('H/14', 1000, False, 224, 632_045_800),
+    ('B/16', 21_843, False, 224, 102_595_923),
+    ('B/16', 21_843, True, 224, 103_186_515),
+    ('L/16', 21_843, False, 224, 325_690_707),
+    ('L/16', 21_843, True, 224, 326_740_307),
+    ('H/14', 21_843, False, 224, 658_745_683),
+    ('H/14', 21_843, True, 224, 660_385_363),
+    ('B/16', 1000, False, 384, 86_859_496),
+    ('L/16', 1000, False, 384, 304_715_752),
+  ],
+)
+def test_parameter_counts(variant, classes, pre_logits, side, expected):
+  """Table 1's models have exactly the public models' parameters."""
+  model = Model(classes, variant=variant, pre_logits=pre_logits)
+  assert tree.size(abstract(model, (side, side))) == expected
+
+
+def test_explicit_sizes_win_over_the_variant():
+  """A size given besides a variant replaces the variant's."""
+  model = Model(0, variant='B/16', depth=2, mlp_dim=100)
+  shapes = tree.flatten(abstract(model))
+  assert shapes['encoder/layers/mlp/fc1/kernel'].shape == (2, 768, 100)
+
+
+@pytest.mark.parametrize(
+  'settings, words',
+  [
+    (dict(variant='B/17'), "'B/17'"),
+    (dict(variant='X/16'), 'Ti|S|B|L|H'),
+    (dict(variant='B'), "'B'"),
+    (dict(), 'patch_size, width, depth'),
+    (SIZES | dict(width=15), 'num_heads'),
+    (SIZES | dict(depth=0), 'positive'),
+    (SIZES | dict(pool='mean'), "'token', 'gap', 'map'"),
+    (SIZES | dict(remat='some'), "'none', 'full', 'dots'"),
+    (SIZES | dict(dtype='float16'), 'bfloat16'),
+    (SIZES | dict(dropout=1.0), 'dropout'),
+    (SIZES | dict(drop_path=-0.1), 'drop_path'),
+  ],
+)
+def test_impossible_models(settings, words):
+  """Each mistake says what came and what is allowed."""
+  with pytest.raises(UserError) as error:
+    Model(10, **settings)
+  assert words in str(error.value)
+
+
+# Images and pooling
+
+
+@pytest.mark.parametrize('pool', ['token', 'gap', 'map'])
+def test_pooling_kinds(pool):
+  """Shapes, the parameters each kind has, and logits that are features."""
+  model = Model(5, **SIZES, pool=pool, pre_logits=True)
+  shapes = tree.flatten(abstract(model, (8, 12)))
+  assert ('cls' in shapes) == (pool == 'token')
+  assert any(path.startswith('map/') for path in shapes) == (pool == 'map')
+  tokens = 6 + (pool == 'token')
+  assert shapes['position/embedding'].shape == (1, tokens, 16)
+  params = noise_params(model, (8, 12))
+  images = images_of(2, 8, 12)
+  out = model.apply({'params': params}, images, method=model.predict)
+  assert out['features'].shape == (2, 16) and out['logits'].shape == (2, 5)
+  assert np.abs(out['features']).max() <= 1  # tanh
+  head = params['head']
+  np.testing.assert_allclose(
+    out['logits'], out['features'] @ head['kernel'] + head['bias'], rtol=1e-4
+  )
+
+
+def test_without_a_head_logits_are_features():
+  """Zero classes: the model is a feature extractor."""
+  model = Model(0, **SIZES)
+  params = noise_params(model, (8, 8))
+  out = model.apply(
+    {'params': params}, images_of(2, 8, 8), method=model.predict
+  )
+  np.testing.assert_array_equal(out['features'], out['logits'])
+  assert out['logits'].shape == (2, 16)
+
+
+@pytest.mark.parametrize('pool', ['token', 'gap', 'map'])
+def test_without_positions_patches_have_no_order(pool):
+  """Attention and pooling are symmetric; only positions break the symmetry."""
+  model = Model(5, **SIZES, pool=pool)
+  params = noise_params(model, (8, 12))
+  images = np.asarray(images_of(2, 8, 12))
+  patches = images.reshape(2, 2, 4, 3, 4, 3).transpose(0, 1, 3, 2, 4, 5)
+  patches = patches.reshape(2, 6, 4, 4, 3)[:, [3, 0, 5, 1, 2, 4]]
+  shuffled = patches.reshape(2, 2, 3, 4, 4, 3).transpose(0, 1, 3, 2, 4, 5)
+  shuffled = shuffled.reshape(images.shape)
+
+  def logits(images):
+    return model.apply({'params': params}, jnp.array(images))
+
+  assert np.abs(logits(images) - logits(shuffled)).max() > 1e-2
+  params['position']['embedding'] = jnp.zeros_like(
+    params['position']['embedding']
+  )
+  # atol: soft-max sums in another order, of logits of order one
+  np.testing.assert_allclose(
+    logits(images), logits(shuffled), rtol=1e-4, atol=1e-5
+  )
+
+
+def test_patches_are_rows_of_the_image():
+  """Token r · columns + c is the patch in row r, column c.
+
+  An image that is constant but for one patch differs in one token only, so
+  with that token's position embedding as the only one, it can be told apart.
+  """
+  rows, columns = 2, 3
+  model = Model(0, **SIZES | dict(depth=1), pool='gap')
+  params = noise_params(model, (8, 12))
+  position = np.zeros((1, 6, 16), np.float32)
+  position[0, 4] = np.linspace(-3, 3, 16)  # row 1, column 1
+  params['position']['embedding'] = jnp.array(position)
+
+  def features(row, column):
+    image = np.zeros((1, 8, 12, 3), np.float32)
+    image[:, 4 * row : 4 * row + 4, 4 * column : 4 * column + 4] = 1
+    return np.asarray(model.apply({'params': params}, jnp.array(image)))
+
+  here = features(1, 1)
+  others = [
+    features(r, c)
+    for r, c in itertools.product(range(rows), range(columns))
+    if (r, c) != (1, 1)
+  ]
+  for other in others[1:]:
+    np.testing.assert_allclose(other, others[0], rtol=1e-4, atol=1e-5)
+  assert np.abs(here - others[0]).max() > 1e-2
+
+
+@pytest.mark.parametrize(
+  'size, grid', [((224, 224), (16, 16)), ((140, 280), (10, 20))]
+)
+def test_grid(size, grid):
+  """Rows and columns of patches, square or not."""
+  assert Model(0, variant='H/14').grid(size) == grid
+
+
+def test_an_image_that_the_patch_does_not_divide():
+  """The error names the sizes that fit, at `grid` and at the images."""
+  model = Model(0, variant='H/14')
+  with pytest.raises(UserError, match="378 or 392.*'drop'"):
+    model.grid((384, 384))
+  small = Model(0, **SIZES)
+  for height, width in ((9, 8), (8, 9)):
+    with pytest.raises(UserError, match=f'{height}x{width}'):
+      small.init(KEY, jnp.zeros((1, height, width, 3)))
+
+
+def test_remainder_drop():
+  """H/14 at 384 px is 27 x 27 patches; the last 6 pixels are not looked at."""
+  model = Model(0, variant='H/14', remainder='drop')
+  assert model.grid((384, 384)) == (27, 27)
+  shapes = tree.flatten(abstract(model, (384, 384)))
+  assert shapes['position/embedding'].shape == (1, 1 + 27 * 27, 1280)
+  with pytest.raises(UserError, match='no 14x14 patch'):
+    model.grid((13, 384))
+
+  small = Model(0, **SIZES, remainder='drop')
+  params = noise_params(small, (10, 9))
+  images = images_of(1, 10, 9)
+  edge = images.at[:, 8:].set(0.5).at[:, :, 8:].set(0.5)
+  before = small.apply({'params': params}, images)
+  np.testing.assert_array_equal(before, small.apply({'params': params}, edge))
+  inner = images.at[:, 7].set(0.5)
+  assert np.abs(before - small.apply({'params': params}, inner)).max() > 1e-3

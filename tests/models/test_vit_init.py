@@ -1,0 +1,79 @@
+"""Start values, as in the official code."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny_vit import KEY, SIZES, images_of
+
+from vit_jax import tree
+from vit_jax.models.vit import Model
+
+
+@pytest.fixture(scope='module')
+def initial():
+  """The parameters of a fresh model, with all parts, by path."""
+  model = Model(
+    7,
+    **SIZES | dict(width=64, mlp_dim=128, num_heads=4),
+    pre_logits=True,
+    head_bias=-10.0,
+  )
+  init = jax.jit(model.init)
+  return tree.flatten(init(KEY, jnp.zeros((1, 32, 32, 3)))['params'])
+
+
+def test_head_starts_at_its_bias():
+  """A fresh model answers the head's bias to every image."""
+  model = Model(7, **SIZES | dict(dtype='bfloat16'), head_bias=-10.0)
+  params = jax.jit(model.init)(KEY, jnp.zeros((1, 8, 8, 3)))
+  logits = model.apply(params, images_of(3, 8, 8))
+  np.testing.assert_array_equal(logits, np.full((3, 7), -10.0))
+  assert logits.dtype == jnp.float32
+
+
+def test_zeros_and_constants(initial):
+  """Class token, head kernel and most biases are zero; norms are one."""
+  for path in ('cls', 'head/kernel', 'embedding/bias', 'pre_logits/bias'):
+    assert not np.any(initial[path]), path
+  assert not np.any(initial['encoder/layers/attention/query/bias'])
+  assert np.all(initial['head/bias'] == -10.0)
+  assert np.all(initial['encoder/layers/norm1/scale'] == 1.0)
+
+
+@pytest.mark.parametrize(
+  'path, inputs, outputs',
+  [
+    ('attention/query/kernel', 64, 64),
+    ('attention/out/kernel', 64, 64),
+    ('mlp/fc1/kernel', 64, 128),
+    ('mlp/fc2/kernel', 128, 64),
+  ],
+)
+def test_xavier_of_the_flat_matrix(initial, path, inputs, outputs):
+  """Uniform within ±√(6 / (in + out)) in every layer, heads taken together."""
+  kernel = np.asarray(initial[f'encoder/layers/{path}'])
+  bound = np.sqrt(6 / (inputs + outputs))
+  for layer in kernel:
+    assert 0.99 * bound < np.abs(layer).max() <= bound
+    # Standard deviation bound / √3; 4096 values or more: five sigmas are 4 %.
+    assert layer.std() == pytest.approx(bound / np.sqrt(3), rel=0.04)
+  assert not np.allclose(kernel[0], kernel[1])
+
+
+@pytest.mark.parametrize(
+  'path, deviation',
+  [
+    ('embedding/kernel', 1 / np.sqrt(4 * 4 * 3)),
+    ('pre_logits/kernel', 1 / np.sqrt(64)),
+    ('position/embedding', 0.02),
+    ('encoder/layers/mlp/fc1/bias', 1e-6),
+    ('encoder/layers/mlp/fc2/bias', 1e-6),
+  ],
+)
+def test_standard_deviations(initial, path, deviation):
+  """LeCun normal at both ends, N(0, 0.02) positions, N(0, 1e-6) MLP biases."""
+  values = np.asarray(initial[path])
+  # The relative error of a deviation from n values is 1 / √(2 n).
+  tolerance = 5 / np.sqrt(2 * values.size)
+  assert values.std() == pytest.approx(deviation, rel=tolerance)

@@ -1,0 +1,120 @@
+"""One model, many programs: rematerialisation, unrolling, noise on or off."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny_vit import KEY, SIZES, abstract, images_of, noise_params
+
+from vit_jax import tree
+from vit_jax.models.vit import Model
+
+
+def value_and_gradient(params, **settings):
+  """Loss and gradient in training, jitted, of a model with that setting."""
+  model = Model(5, **SIZES, dropout=0.2, drop_path=0.3, **settings)
+  images = images_of(4, 8, 8)
+
+  def loss(params):
+    logits = model.apply({'params': params}, images, jax.random.key(7))
+    return (logits * jnp.cos(jnp.arange(logits.size)).reshape(4, 5)).sum()
+
+  return jax.jit(jax.value_and_grad(loss))(params)
+
+
+@pytest.fixture(scope='module')
+def baseline():
+  """Parameters, and what the plain scan makes of them."""
+  params = noise_params(Model(5, **SIZES), (8, 8))
+  return params, value_and_gradient(params)
+
+
+PROGRAMS = [  # besides ('none', 1), the plain one; 2 does not divide the depth
+  *(('none', 2), ('none', 3), ('full', 1), ('full', 3)),
+  *(('dots', 1), ('dots', 3)),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('remat, unroll', PROGRAMS)
+def test_remat_and_unrolling_change_nothing(remat, unroll, baseline):
+  """Same loss and gradients, hence the same dropout masks, for each program.
+
+  Another mask would change the loss by far more than rounding does.
+  """
+  params, (expected_loss, expected) = baseline
+  loss, gradient = value_and_gradient(params, remat=remat, unroll=unroll)
+  np.testing.assert_allclose(loss, expected_loss, rtol=1e-5)
+  jax.tree.map(
+    # atol: sums over tokens in another order, of terms of order one
+    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5),
+    gradient,
+    expected,
+  )
+
+
+@pytest.mark.parametrize(
+  'remat, unroll', [*itertools.product(['none', 'full', 'dots'], [1, 3, 99])]
+)
+def test_remat_and_unrolling_keep_the_tree(remat, unroll):
+  """A checkpoint of one program fits all others."""
+  plain = abstract(Model(5, **SIZES), (8, 8))
+  other = abstract(Model(5, **SIZES, remat=remat, unroll=unroll), (8, 8))
+  assert tree.flatten(other) == tree.flatten(plain)
+
+
+def test_the_masks_are_the_keys():
+  """One key, one mask; other keys, and evaluation, give other values."""
+  model = Model(5, **SIZES, dropout=0.2)
+  params = noise_params(model, (8, 8))
+  apply = jax.jit(lambda key: model.apply({'params': params}, images, key))
+  images = images_of(2, 8, 8)
+  first, again = apply(jax.random.key(1)), apply(jax.random.key(1))
+  np.testing.assert_array_equal(first, again)
+  assert np.abs(first - apply(jax.random.key(2))).max() > 1e-2
+  assert np.abs(first - apply(None)).max() > 1e-2
+
+
+def test_noise_is_off_at_evaluation():
+  """Without a key dropout and drop path do nothing at all."""
+  noisy = Model(5, **SIZES, dropout=0.9, drop_path=0.9)
+  params = noise_params(noisy, (8, 8))
+  images = images_of(2, 8, 8)
+  np.testing.assert_array_equal(
+    noisy.apply({'params': params}, images),
+    Model(5, **SIZES).apply({'params': params}, images),
+  )
+
+
+def test_dropout_after_the_position_embedding():
+  """With layers that add nothing, the embedding's dropout is what is left."""
+  model = Model(5, **SIZES, dropout=0.5)
+  params = noise_params(model, (8, 8))
+  params['encoder']['layers'] = jax.tree.map(
+    jnp.zeros_like, params['encoder']['layers']
+  )
+  images = images_of(2, 8, 8)
+  quiet = model.apply({'params': params}, images)
+  assert (
+    np.abs(model.apply({'params': params}, images, KEY) - quiet).max() > 0.1
+  )
+
+
+def test_no_dropout_on_pre_logits_and_head():
+  """What the encoder's last norm gives is not dropped any more."""
+  model = Model(5, **SIZES, dropout=0.5, pre_logits=True)
+  params = noise_params(model, (8, 8))
+  top = {'pre_logits', 'head', 'encoder'}
+  for name in params.keys() - top:  # an embedding of zeros stays one
+    params[name] = jax.tree.map(jnp.zeros_like, params[name])
+  params['encoder']['layers'] = jax.tree.map(
+    jnp.zeros_like, params['encoder']['layers']
+  )
+  images = images_of(2, 8, 8)
+  quiet = model.apply({'params': params}, images)
+  assert np.abs(quiet).max() > 0.1
+  np.testing.assert_array_equal(
+    model.apply({'params': params}, images, KEY), quiet
+  )

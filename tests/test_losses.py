@@ -1,0 +1,125 @@
+"""Losses against torch, closed forms and their own gradients."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from scipy import special
+
+from vit_jax.losses import (
+  LOSSES,
+  sigmoid_cross_entropy,
+  softmax_cross_entropy,
+)
+
+N, K = 6, 11
+
+
+@pytest.fixture
+def logits():
+  return np.random.default_rng(0).normal(0, 3, (N, K)).astype(np.float32)
+
+
+@pytest.fixture
+def labels():
+  return np.random.default_rng(1).integers(0, K, N).astype(np.int32)
+
+
+def one_hot(labels):
+  return np.eye(K, dtype=np.float32)[labels]
+
+
+@pytest.mark.parametrize('smoothing', [0.0, 0.1])
+def test_softmax_is_torchs(logits, labels, smoothing):
+  """Soft-max cross-entropy, smoothed or not, is torch's."""
+  expected = F.cross_entropy(
+    torch.tensor(logits),
+    torch.tensor(labels, dtype=torch.long),
+    reduction='none',
+    label_smoothing=smoothing,
+  )
+  loss = softmax_cross_entropy(jnp.array(logits), jnp.array(labels), smoothing)
+  np.testing.assert_allclose(loss, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize('smoothing', [0.0, 1e-4, 0.1])
+def test_sigmoid_is_the_sum_of_torchs(logits, labels, smoothing):
+  """Sigmoid cross-entropy is torch's summed over classes, targets α, 1 − α."""
+  targets = np.where(one_hot(labels) > 0, 1 - smoothing, smoothing)
+  expected = F.binary_cross_entropy_with_logits(
+    torch.tensor(logits), torch.tensor(targets).float(), reduction='none'
+  ).sum(-1)
+  loss = sigmoid_cross_entropy(jnp.array(logits), jnp.array(labels), smoothing)
+  np.testing.assert_allclose(loss, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize('name', LOSSES)
+@pytest.mark.parametrize('smoothing', [0.0, 0.1])
+def test_indices_and_targets_agree(logits, labels, name, smoothing):
+  """A class index and its one-hot row are the same target."""
+  loss = LOSSES[name]
+  by_index = loss(jnp.array(logits), jnp.array(labels), smoothing)
+  by_row = loss(jnp.array(logits), jnp.array(one_hot(labels)), smoothing)
+  np.testing.assert_allclose(by_index, by_row, rtol=1e-5)
+
+
+@pytest.mark.parametrize('name', LOSSES)
+def test_mixed_targets_mix_losses(logits, labels, name):
+  """Both losses are linear in the target, as mixup supposes."""
+  loss, share = LOSSES[name], 0.3
+  first, second = one_hot(labels), one_hot((labels + 1) % K)
+  mixed = loss(jnp.array(logits), jnp.array(share * first + 0.7 * second))
+  apart = share * loss(jnp.array(logits), jnp.array(first)) + 0.7 * loss(
+    jnp.array(logits), jnp.array(second)
+  )
+  np.testing.assert_allclose(mixed, apart, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+  'name, link',
+  [
+    ('softmax', lambda z: special.softmax(z, axis=-1)),
+    ('sigmoid', special.expit),
+  ],
+)
+def test_gradient_is_probability_less_target(logits, labels, name, link):
+  """d loss / d logits = p − t, for both canonical links."""
+  gradient = jax.grad(lambda z: LOSSES[name](z, jnp.array(labels)).sum())(
+    jnp.array(logits)
+  )
+  expected = link(logits.astype(np.float64)) - one_hot(labels)
+  np.testing.assert_allclose(gradient, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize('name', LOSSES)
+def test_huge_logits_stay_finite(name):
+  """The loss of a logit of ±1e4 is right, not inf or NaN."""
+  logits = jnp.array([[1e4, 0.0, -1e4], [1e4, 0.0, -1e4]])
+  loss = LOSSES[name](logits, jnp.array([0, 2]))
+  # Sigmoid: softplus(1e4) − t z, softplus(0) = log 2, softplus(−1e4) = 0.
+  extra = np.log(2) if name == 'sigmoid' else 0.0
+  # 1e4 is summed and taken off again: one float32 spacing there, 1e-3, is lost.
+  np.testing.assert_allclose(loss, [extra, 2e4 + extra], rtol=1e-6, atol=1e-3)
+
+
+def test_equal_logits_cost_log_k():
+  """With no information the soft-max costs log k and the sigmoid k log 2."""
+  zeros, labels = jnp.zeros((2, K)), jnp.array([0, K - 1])
+  np.testing.assert_allclose(
+    softmax_cross_entropy(zeros, labels), np.log(K), rtol=1e-6
+  )
+  np.testing.assert_allclose(
+    sigmoid_cross_entropy(zeros, labels), K * np.log(2), rtol=1e-6
+  )
+
+
+@pytest.mark.parametrize('name', LOSSES)
+def test_computes_in_float32(logits, labels, name):
+  """bfloat16 logits lose nothing more on the way to the loss."""
+  low = jnp.array(logits, jnp.bfloat16)
+  loss = LOSSES[name](low, jnp.array(labels))
+  assert loss.dtype == jnp.float32
+  exact = LOSSES[name](low.astype(jnp.float32), jnp.array(labels))
+  np.testing.assert_array_equal(loss, exact)

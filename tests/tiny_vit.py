@@ -1,0 +1,29 @@
+"""A Vision Transformer small enough to be compiled many times."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+SIZES = dict(
+  patch_size=4, width=16, depth=3, mlp_dim=24, num_heads=2, dtype='float32'
+)
+KEY = jax.random.key(0)
+
+
+def abstract(model, image_size=(224, 224)):
+  """Shapes of the parameters, for images of that size."""
+  images = jax.ShapeDtypeStruct((1, *image_size, 3), jnp.float32)
+  return jax.eval_shape(model.init, KEY, images)['params']
+
+
+def images_of(*shape, seed=0):
+  return jax.random.uniform(jax.random.key(seed), (*shape, 3), minval=-1.0)
+
+
+def noise_params(model, image_size, scale=0.3):
+  """Random numbers for every parameter: nothing is zero or alike."""
+  shapes = abstract(model, image_size)
+  rng = np.random.default_rng(0)
+  return jax.tree.map(
+    lambda s: jnp.array(rng.normal(0, scale, s.shape), s.dtype), shapes
+  )

@@ -1,0 +1,14 @@
+"""Pre-training of Vision Transformers (arXiv 2010.11929) in JAX."""
+
+from typing import Any
+
+__version__ = '0.1.0'
+
+
+def __getattr__(name: str) -> Any:
+  """Imports the public functions when they are first asked for."""
+  if name == 'load_pretrained':
+    from vit_jax.pretrained import load_pretrained
+
+    return load_pretrained
+  raise AttributeError(f'module {__name__!r} has no attribute {name!r}')

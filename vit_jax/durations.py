@@ -1,0 +1,60 @@
+"""Lengths of training, with their unit: '90 epochs', '10000 steps', '5 %'."""
+
+import functools
+import re
+
+from vit_jax.errors import UserError
+
+_UNITS = ('steps', 'epochs', 'examples', '%')
+_PATTERN = re.compile(r'\s*([0-9][0-9_]*(?:\.[0-9]+)?(?:e[0-9]+)?)\s*(\S*)\s*')
+
+
+@functools.cache  # the loop asks at every step
+def to_steps(
+  duration: str,
+  *,
+  batch_size: int,
+  num_examples: int,
+  total_steps: int | None = None,
+) -> int:
+  """Turns a duration into a number of optimizer updates.
+
+  Args:
+    duration: a number and one of the units steps, epochs, examples, %.
+    batch_size: examples in one (global) batch.
+    num_examples: examples in one epoch.
+    total_steps: length of the whole training, which '%' refers to.
+
+  Returns:
+    Updates, rounded to the nearest; at least 1 unless the number is 0.
+
+  Raises:
+    UserError: no number, no unit or an unknown one, or '%' of nothing.
+  """
+  match = _PATTERN.fullmatch(duration)
+  units = f'one of {", ".join(_UNITS)}'
+  if match is None:
+    raise UserError(
+      f'{duration!r} is no duration: write a number and {units}, '
+      "for example '90 epochs'."
+    )
+  number, unit = float(match[1].replace('_', '')), match[2]
+  unit = {'step': 'steps', 'epoch': 'epochs', 'example': 'examples'}.get(
+    unit, unit
+  )
+  if unit not in _UNITS:
+    raise UserError(
+      f'the duration {duration!r} needs {units}; got '
+      f"{unit or 'no unit'!r}. Write for example '{match[1]} steps'."
+    )
+  if unit == '%' and total_steps is None:
+    raise UserError(f'{duration!r}: the total length itself cannot be in %.')
+  steps = {
+    'steps': number,
+    'epochs': number * num_examples / batch_size,
+    'examples': number / batch_size,
+    '%': number / 100 * (total_steps or 0),
+  }[unit]
+  if not steps < 2**63:
+    raise UserError(f'the duration {duration!r} is longer than any training.')
+  return max(round(steps), int(number > 0))

@@ -1,0 +1,30 @@
+"""Attention pooling: many tokens to one feature."""
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from vit_jax.models import layers
+
+
+class MapHead(nn.Module):
+  """Multi-head attention pooling: a learned probe asks, an MLP refines.
+
+  Reference: "Scaling Vision Transformers" (arXiv 2106.04560), section 3.2.
+  """
+
+  num_heads: int
+  mlp_dim: int
+  gelu: str
+  dtype: jnp.dtype
+
+  @nn.compact
+  def __call__(self, x: Float[Array, 'n t d']) -> Float[Array, 'n d']:
+    n, _, d = x.shape
+    probe = self.param('probe', nn.initializers.xavier_uniform(), (1, 1, d))
+    probe = jnp.broadcast_to(probe.astype(self.dtype), (n, 1, d))
+    attention = layers.Attention(self.num_heads, self.dtype, name='attention')
+    pooled = attention(probe, x)
+    y = layers.layer_norm('norm', self.dtype)(pooled)
+    mlp = layers.Mlp(self.mlp_dim, 0.0, self.gelu, self.dtype, name='mlp')
+    return (pooled + mlp(y, None))[:, 0]

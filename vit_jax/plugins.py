@@ -1,0 +1,102 @@
+"""Names in a config become constructors; nothing is registered anywhere.
+
+`'vit_jax.models.{name}:Model'` with the name `vit` is the symbol `Model` of the
+module `vit_jax.models.vit`. A name with a dot is a module of your own, anywhere
+on the Python path, with the same symbol in it.
+
+A constructor's keyword-only parameters are the keys of its config section; its
+positional parameters are what the caller provides at run time.
+"""
+
+import importlib
+import inspect
+import pkgutil
+import types
+import typing
+from collections.abc import Callable
+from typing import Any
+
+from vit_jax.errors import UserError, closest
+
+
+def resolve(pattern: str, name: str = '') -> Callable[..., Any]:
+  """Finds the constructor that a pattern and a name stand for.
+
+  Raises:
+    UserError: no such module or symbol; lists the names there are.
+  """
+  module_name, symbol = pattern.split(':')
+  if '.' in name:
+    module_name = name
+  path, symbol = module_name.format(name=name), symbol.format(name=name)
+  try:
+    module = importlib.import_module(path)
+    if hasattr(module, symbol):
+      return getattr(module, symbol)
+  except ModuleNotFoundError as error:
+    if not f'{path}.'.startswith(f'{error.name}.'):
+      raise UserError(
+        f'{path} needs the package {error.name!r}, which is not '
+        f'installed: pip install {error.name}.'
+      ) from error
+  raise UserError(
+    f'{name!r} stands for {symbol} of the module {path}, and there is none; '
+    f'{closest(name, _names(pattern))}; or give the dotted path of a module '
+    f'of your own that defines {symbol}.'
+  )
+
+
+def _names(pattern: str) -> list[str]:
+  """The names that a pattern allows within this package."""
+  module_pattern, symbol = pattern.split(':')
+  if '{name}' not in module_pattern:
+    module = importlib.import_module(module_pattern)
+    return [
+      name
+      for name, value in vars(module).items()
+      if inspect.isfunction(value) and name.islower() and keys(value)
+    ]
+  package = importlib.import_module(module_pattern.removesuffix('.{name}'))
+  found = []
+  for info in pkgutil.iter_modules(package.__path__, package.__name__ + '.'):
+    try:
+      defines = hasattr(importlib.import_module(info.name), symbol)
+    except ImportError:  # an optional package is absent
+      defines = True
+    found += [info.name.rpartition('.')[2]] if defines else []
+  return found
+
+
+def keys(constructor: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+  """The config keys of a constructor: its keyword-only parameters."""
+  hints = typing.get_type_hints(
+    constructor.__init__ if inspect.isclass(constructor) else constructor
+  )
+  return {
+    name: parameter.replace(annotation=hints.get(name, str))
+    for name, parameter in inspect.signature(constructor).parameters.items()
+    if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+  }
+
+
+def value_type(annotation: Any) -> tuple[type, bool]:
+  """Splits an annotation into (plain type, whether None is allowed)."""
+  if typing.get_origin(annotation) in (types.UnionType, typing.Union):
+    members = typing.get_args(annotation)
+    plain = next(m for m in members if m is not types.NoneType)
+    return value_type(plain)[0], types.NoneType in members
+  return typing.get_origin(annotation) or annotation, False
+
+
+def build(constructor: Callable[..., Any], section: Any, *runtime: Any) -> Any:
+  """Calls a constructor with a section's keys and the run-time arguments.
+
+  Args:
+    constructor: from `resolve`.
+    section: a config section or a dict; keys of others (`name`) are left out.
+    *runtime: positional arguments.
+  """
+  allowed = keys(constructor)
+  return constructor(
+    *runtime, **{key: section[key] for key in section if key in allowed}
+  )

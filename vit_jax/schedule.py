@@ -1,0 +1,51 @@
+"""The learning rate by number of updates."""
+
+import optax
+
+from vit_jax.errors import UserError
+
+
+def make_schedule(
+  total_steps: int,
+  warmup_steps: int,
+  /,
+  *,
+  base_lr: float,
+  decay: str = 'cosine',
+  end_lr: float = 0.0,
+  warmup: str = '0 steps',
+) -> optax.Schedule:
+  """Linear warm-up from 0 to `base_lr`, then decay to `end_lr` at the end.
+
+  Args:
+    total_steps: updates in the whole training; `end_lr` is reached there.
+    warmup_steps: updates of warm-up; `base_lr` is reached after them.
+    base_lr: the peak.
+    decay: 'linear', 'cosine' or 'constant' (Tables 3 and 4).
+    end_lr: the last value (1e-5 in the authors' linear decay).
+    warmup: duration that the caller turned into `warmup_steps`.
+
+  Raises:
+    UserError: unknown decay, or a warm-up longer than the training.
+  """
+  if warmup_steps >= total_steps:
+    raise UserError(
+      f'a warm-up of {warmup!r} ({warmup_steps} steps) does not fit a training '
+      f'of {total_steps} steps: shorten schedule.warmup or lengthen total.'
+    )
+  decay_steps = total_steps - warmup_steps
+  shapes = {
+    'linear': optax.linear_schedule(base_lr, end_lr, decay_steps),
+    'cosine': optax.cosine_decay_schedule(
+      base_lr, decay_steps, end_lr / base_lr if base_lr else 0.0
+    ),
+    'constant': optax.constant_schedule(base_lr),
+  }
+  if decay not in shapes:
+    raise UserError(
+      f'schedule.decay is {decay!r}; allowed: {", ".join(shapes)}.'
+    )
+  if warmup_steps == 0:
+    return shapes[decay]
+  ramp = optax.linear_schedule(0.0, base_lr, warmup_steps)
+  return optax.join_schedules([ramp, shapes[decay]], [warmup_steps])

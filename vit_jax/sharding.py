@@ -1,0 +1,183 @@
+"""The device mesh, and where each array lives on it.
+
+Axes: `data` splits the batch; `fsdp` splits the batch *and* the parameters
+(gathered for use, one layer at a time); `model` splits heads and hidden units
+(tensor parallelism). Optimizer state and averages follow their parameter,
+because a rule looks at the end of a leaf's path only.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import mesh_utils
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from vit_jax import tree
+from vit_jax.errors import UserError
+
+AXES = ('data', 'fsdp', 'model')
+BATCH = ('data', 'fsdp')  # the axes over which a batch is split
+STACKED = 'layers/'  # paths with this part have a leading layer axis
+MIN_FSDP_SIZE = 2**12  # smaller leaves are replicated: not worth a gather
+
+# (end of the path, dimension that tensor parallelism splits)
+MODEL_RULES = (
+  (r'attention/(query|key|value)/kernel', -2),
+  (r'attention/(query|key|value)/bias', -2),
+  (r'attention/out/kernel', -3),
+  (r'mlp/fc1/kernel', -1),
+  (r'mlp/fc1/bias', -1),
+  (r'mlp/fc2/kernel', -2),
+  (r'head/kernel', -1),
+  (r'head/bias', -1),
+)
+
+
+def make_mesh(
+  devices: Sequence[Any],
+  /,
+  *,
+  data: int = -1,
+  fsdp: int = 1,
+  model: int = 1,
+) -> Mesh:
+  """Lays devices out in a (data, fsdp, model) mesh.
+
+  Of several slices each takes a contiguous part of the data axis, so that only
+  the sum of gradients crosses the slow network.
+
+  Args:
+    devices: all devices of the run.
+    data: devices along this axis; -1 takes what the other axes leave.
+    fsdp: likewise.
+    model: likewise.
+
+  Raises:
+    UserError: the sizes do not multiply to the number of devices, or the data
+      axis cannot span the slices.
+  """
+  sizes = [data, fsdp, model]
+  shape = dict(zip(AXES, sizes, strict=True))
+  if sizes.count(-1) == 1:
+    rest = -int(np.prod(sizes))
+    sizes[sizes.index(-1)] = len(devices) // rest if rest > 0 else 0
+  if min(sizes) < 1 or np.prod(sizes) != len(devices):
+    raise UserError(
+      f'mesh {shape} does not fit {len(devices)} devices: the product of its '
+      'axes must be that number, and one axis may be -1 (what is left).'
+    )
+  auto = (AxisType.Auto,) * len(AXES)
+  slices = len({getattr(device, 'slice_index', 0) for device in devices})
+  if slices == 1:
+    return jax.make_mesh(tuple(sizes), AXES, axis_types=auto, devices=devices)
+  if sizes[0] % slices:
+    raise UserError(
+      f'mesh.data is {sizes[0]} and there are {slices} slices: it must be a '
+      'multiple of that, because the data axis spans the slices.'
+    )
+  grid = mesh_utils.create_hybrid_device_mesh(
+    (sizes[0] // slices, *sizes[1:]), (slices, 1, 1), devices
+  )
+  return Mesh(grid, AXES, axis_types=auto)
+
+
+def batch_sharding(mesh: Mesh) -> NamedSharding:
+  """Leading axis split over the devices of `data` and `fsdp`."""
+  return NamedSharding(mesh, PartitionSpec(BATCH))
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+  """The whole array on every device."""
+  return NamedSharding(mesh, PartitionSpec())
+
+
+def leaf_spec(path: str, shape: tuple[int, ...], mesh: Mesh) -> PartitionSpec:
+  """Where one leaf lives: `model` by rule, `fsdp` on the largest other axis.
+
+  Args:
+    path: the leaf's path; only its end matters, so moments and averages of a
+      parameter are treated like the parameter.
+    shape: of the whole leaf.
+    mesh: from `make_mesh`.
+  """
+  spec: list[str | None] = [None] * len(shape)
+  parts = mesh.shape['model']
+  for pattern, dim in MODEL_RULES:
+    matches = re.search(rf'(^|/){pattern}$', path) is not None
+    if matches and parts > 1 and shape[dim] % parts == 0:
+      spec[dim] = 'model'
+  first = 1 if STACKED in path else 0  # the layer axis is never split
+  free = [
+    dim
+    for dim in range(first, len(shape))
+    if spec[dim] is None and shape[dim] % mesh.shape['fsdp'] == 0
+  ]
+  if free and np.prod(shape) >= MIN_FSDP_SIZE and mesh.shape['fsdp'] > 1:
+    spec[max(free, key=lambda dim: shape[dim])] = 'fsdp'
+  while spec and spec[-1] is None:
+    spec.pop()
+  return PartitionSpec(*spec)
+
+
+def shardings(abstract: tree.PyTree, mesh: Mesh) -> tree.PyTree:
+  """A NamedSharding for every leaf of a tree of shapes."""
+  return tree.map_with_path(
+    lambda path, leaf: NamedSharding(mesh, leaf_spec(path, leaf.shape, mesh)),
+    abstract,
+  )
+
+
+def with_shardings(abstract: tree.PyTree, mesh: Mesh) -> tree.PyTree:
+  """Shapes that carry their shardings, as restoring and lowering want them."""
+  return jax.tree.map(
+    lambda leaf, sharding: jax.ShapeDtypeStruct(
+      leaf.shape, leaf.dtype, sharding=sharding
+    ),
+    abstract,
+    shardings(abstract, mesh),
+  )
+
+
+def constrain(array: jax.Array, *spec: Any) -> jax.Array:
+  """Fixes the sharding of a value inside jit; does nothing without a mesh.
+
+  The mesh is the one of the surrounding `jax.set_mesh`. An axis that does not
+  divide its dimension is left out.
+  """
+  mesh = jax.sharding.get_abstract_mesh()
+  if mesh.empty or mesh.size == 1:
+    return array
+
+  def fitting(dim: int, axes: Any) -> Any:
+    names = (axes,) if isinstance(axes, str) else axes or ()
+    split = int(np.prod([mesh.shape[name] for name in names]))
+    return axes if array.shape[dim] % split == 0 else None
+
+  fitted = [fitting(dim, axes) for dim, axes in enumerate(spec)]
+  return jax.lax.with_sharding_constraint(array, PartitionSpec(*fitted))
+
+
+def table(abstract: tree.PyTree) -> str:
+  """One line a leaf: path, shape, type, parameters, sharding; then the sum."""
+  rows = [
+    (
+      path,
+      'x'.join(map(str, leaf.shape)) or 'scalar',
+      str(leaf.dtype),
+      f'{int(np.prod(leaf.shape)):,}',
+      str(tuple(leaf.sharding.spec)) if any(leaf.sharding.spec) else 'all',
+    )
+    for path, leaf in tree.flatten(abstract).items()
+  ]
+  rows.insert(0, ('parameter', 'shape', 'dtype', 'count', 'split over'))
+  widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+  lines = [
+    '  '.join(cell.ljust(width) for cell, width in zip(r, widths, strict=True))
+    for r in rows
+  ]
+  return '\n'.join(line.rstrip() for line in lines) + (
+    f'\ntotal {tree.size(abstract):,} parameters'
+  )
