@@ -1,0 +1,136 @@
+"""Small archives of exactly the layout of the public ImageNet-21k ones."""
+
+import io
+import struct
+import tarfile
+import zlib
+
+import numpy as np
+import PIL.Image
+
+from tests import pictures
+
+# What may be in a synset's tar that is no image to keep: name, content.
+BAD = {
+  'damaged.JPEG': b'\xff\xd8\xff no image',
+  'empty.JPEG': b'',
+  'text.JPEG': b'<html>404</html>',
+}
+
+
+def photograph(seed, kind='.jpg', channels=3):
+  """An encoded image that no other seed has, 5 to 9 pixels a side."""
+  rng = np.random.default_rng(seed)
+  height, width = rng.integers(5, 10, 2)
+  pixels = np.full((height, width, 3), rng.integers(0, 256, 3), np.uint8)
+  return pictures.encode(pixels if channels else pixels[:, :, 0], kind)
+
+
+def cmyk():
+  """A JPEG of four channels, as a few of ImageNet's are."""
+  target = io.BytesIO()
+  PIL.Image.new('CMYK', (8, 6), (10, 200, 30, 40)).save(target, 'JPEG')
+  return target.getvalue()
+
+
+def bomb(width, height):
+  """A small PNG file whose header claims a large picture."""
+
+  def chunk(kind, content):
+    check = zlib.crc32(kind + content)
+    return (
+      struct.pack('>I', len(content))
+      + kind
+      + content
+      + struct.pack('>I', check)
+    )
+
+  header = struct.pack('>IIBBBBB', width, height, 8, 2, 0, 0, 0)
+  return (
+    b'\x89PNG\r\n\x1a\n'
+    + chunk(b'IHDR', header)
+    + chunk(b'IDAT', zlib.compress(bytes(1000)))
+    + chunk(b'IEND', b'')
+  )
+
+
+def tar(files):
+  """The bytes of a tar of {name: content, or a TarInfo without content}."""
+  target = io.BytesIO()
+  with tarfile.open(fileobj=target, mode='w') as archive:
+    for name, content in files.items():
+      if isinstance(content, tarfile.TarInfo):
+        archive.addfile(content)
+        continue
+      member = tarfile.TarInfo(name)
+      member.size = len(content)
+      archive.addfile(member, io.BytesIO(content))
+  return target.getvalue()
+
+
+def synset_files(wnid, count, seed):
+  """{name: content} of a synset with ordinary images."""
+  return {
+    f'{wnid}_{i * 7 + seed}.JPEG': photograph(1000 * seed + i)
+    for i in range(count)
+  }
+
+
+def synsets(number, count=5):
+  """{wnid: {name: content}} of some synsets, not in order of their names."""
+  return {
+    wnid: synset_files(wnid, count, seed)
+    for seed, wnid in enumerate(f'n{89 * k % 1000:08d}' for k in range(number))
+  }
+
+
+def with_trouble():
+  """Eight synsets; in the second, all that the public archives surprise with.
+
+  Returns:
+    Contents, and the names in it that have to be left out.
+  """
+  contents = synsets(8, count=12)
+  wnid = list(contents)[1]
+  bad = BAD | {
+    '../../evil': photograph(50),
+    'bomb.JPEG': bomb(60_000, 60_000),
+    'line\nbreak.JPEG': b'',
+  }
+  kept = {
+    'grey.JPEG': photograph(51, channels=0),
+    'png.JPEG': photograph(52, '.png'),
+    'cmyk.JPEG': cmyk(),
+  }
+  contents[wnid] = contents[wnid] | bad | kept
+  return contents, [f'{wnid}/{name}' for name in bad]
+
+
+def write(path, contents):
+  """Writes an archive in the layout that its name tells.
+
+  winter21_whole.tar.gz is compressed and holds a directory; fall11_whole.tar
+  is neither.
+  """
+  compressed = path.name.endswith('.gz')
+  prefix = 'winter21_whole/' if compressed else ''
+  tars = {f'{prefix}{wnid}.tar': tar(files) for wnid, files in contents.items()}
+  with tarfile.open(path, 'w:gz' if compressed else 'w') as archive:
+    if compressed:
+      folder = tarfile.TarInfo('winter21_whole')
+      folder.type = tarfile.DIRTYPE
+      archive.addfile(folder)
+    for name, content in tars.items():
+      member = tarfile.TarInfo(name)
+      member.size = len(content)
+      archive.addfile(member, io.BytesIO(content))
+  return path
+
+
+def tree(folder):
+  """{relative path: content} of all files below a directory."""
+  return {
+    str(path.relative_to(folder)): path.read_bytes()
+    for path in sorted(folder.rglob('*'))
+    if path.is_file()
+  }

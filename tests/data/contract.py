@@ -1,0 +1,41 @@
+"""What every source promises, checked on whatever a test built."""
+
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+
+import cv2
+import numpy as np
+import pytest
+
+
+def png(number):
+  """A small image, another one for each number."""
+  pixels = np.random.default_rng(number).integers(0, 256, (3, 4, 3), np.uint8)
+  return cv2.imencode('.png', pixels)[1].tobytes()
+
+
+def check(source, expected, places):
+  """Everything a reader relies on.
+
+  Args:
+    source: to be checked.
+    expected: (image bytes, label) of each example.
+    places: part of what `where` says about each.
+  """
+  expected = [{'image': image, 'label': label} for image, label in expected]
+  assert len(source) == len(expected)
+  assert [source[i] for i in range(len(source))] == expected
+  assert all(type(source[i]['label']) is int for i in range(len(source)))
+  for i, place in enumerate(places):
+    assert place in source.where(i)
+  assert len(source.class_names) == source.num_classes
+  for index in (-1, len(source)):
+    with pytest.raises(IndexError):
+      source[index]
+  order = np.random.default_rng(0).integers(0, len(source), 200).tolist()
+  wanted = [expected[i] for i in order]
+  with ThreadPoolExecutor(8) as pool:
+    assert list(pool.map(source.__getitem__, order)) == wanted
+  copy = pickle.loads(pickle.dumps(source))  # as a worker process gets it
+  assert [copy[i] for i in order[:20]] == wanted[:20]
+  assert (copy.name, copy.class_names) == (source.name, source.class_names)

@@ -1,0 +1,139 @@
+"""Bad records: an error that names them, or a replacement that is exact."""
+
+import itertools
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from tests import runs
+from vit_jax import sharding
+from vit_jax.data import order, stream
+from vit_jax.data.sources import synthetic
+from vit_jax.data.transforms import TrainTransform
+from vit_jax.errors import UserError
+
+N, BATCH = 64, 8
+BAD = (3, 17, 40)
+TRANSFORM = TrainTransform((8, 8))
+
+
+class Damaged(synthetic.Source):
+  """Synthetic records of which some cannot be decoded."""
+
+  def __init__(self):
+    super().__init__('train', num_examples=N, height=8, width=8)
+
+  def __getitem__(self, index):
+    example = super().__getitem__(index)
+    if index in BAD:
+      example['image'] = b'no image'
+    return example
+
+  def where(self, index):
+    return f'file{index}'
+
+
+def _mesh(devices: int = 1):
+  return sharding.make_mesh(jax.devices()[:devices])
+
+
+def _batches(source, first, number, *, reader, devices=1, report=None):
+  with stream.train_batches(
+    *(source, TRANSFORM, BATCH, 5, first, _mesh(devices)),
+    reader=reader,
+    report=report,
+  ) as batches:
+    return [jax.device_get(b) for b in itertools.islice(batches, number)]
+
+
+def _same(ours, theirs) -> None:
+  assert len(ours) == len(theirs)
+  for a, b in zip(ours, theirs, strict=True):
+    assert a.keys() == b.keys()
+    for key in a:
+      np.testing.assert_array_equal(a[key], b[key], err_msg=key)
+
+
+def test_error_names_file_and_index():
+  """By default a run ends at the first one."""
+  with pytest.raises(UserError, match=r'example \d+ of .*\(file\d+\)'):
+    _batches(Damaged(), 0, N // BATCH, reader=stream.Reader())
+
+
+def test_skip_is_a_function_of_the_position():
+  """The same on any mesh and after any restart; each is reported once."""
+  reader = stream.Reader(on_bad_record='skip', max_bad_share=0.2)
+  seen = []
+  straight = _batches(
+    *(Damaged(), 0, 3 * N // BATCH),
+    reader=reader,
+    report=lambda source, record: seen.append(record),
+  )
+  assert sorted(r.index for r in seen) == sorted(BAD)
+  assert {r.where for r in seen} == {f'file{i}' for i in BAD}
+  _same(straight[7:12], _batches(Damaged(), 7, 5, reader=reader, devices=4))
+  whole = _batches(
+    *(synthetic.Source('train', num_examples=N, height=8, width=8), 0, 24),
+    reader=reader,
+  )
+  indices = order.shuffled(np.arange(3 * N), N, 5).reshape(-1, BATCH)
+  for ours, theirs, rows in zip(straight, whole, indices, strict=True):
+    bad = np.isin(rows, BAD)
+    np.testing.assert_array_equal(ours['replaced'] > 0, bad)
+    np.testing.assert_array_equal(ours['image'][~bad], theirs['image'][~bad])
+    assert (ours['image'][bad] != theirs['image'][bad]).any() or not bad.any()
+
+
+def test_too_many_end_the_run():
+  """Above the stated share skipping stops."""
+  reader = stream.Reader(on_bad_record='skip', max_bad_share=0.02)
+  with pytest.raises(UserError, match='max_bad_share'):
+    _batches(Damaged(), 0, N // BATCH, reader=reader)
+
+
+@pytest.mark.slow
+def test_worker_processes_give_the_same_batches():
+  """Threads, two processes, and processes from the middle: equal."""
+  source = synthetic.Source('train', num_examples=N, height=8, width=8)
+  threads = _batches(source, 0, 20, reader=stream.Reader())
+  processes = stream.Reader(processes=2)
+  _same(_batches(source, 0, 20, reader=processes), threads)
+  _same(_batches(source, 13, 7, reader=processes, devices=2), threads[13:])
+
+
+@pytest.mark.slow
+def test_counted_in_metrics_and_listed_once(tmp_path):
+  """A whole run over a folder with one broken file, resumed once."""
+  import cv2
+
+  for name in ('cat', 'dog'):
+    (tmp_path / 'photos' / name).mkdir(parents=True)
+    for i in range(16):
+      pixels = np.random.default_rng(i).integers(0, 255, (40, 50, 3))
+      cv2.imwrite(str(tmp_path / f'photos/{name}/{i}.jpg'), pixels)
+  (tmp_path / 'photos/cat/3.jpg').write_bytes(b'broken')
+  flags = {
+    'model.width': 32,
+    'model.depth': 1,
+    'model.mlp_dim': 32,
+    'model.num_heads': 2,
+    'image_size': 32,
+    'batch_size': 8,
+    'log.every': '1 steps',
+    'log.tensorboard': 'false',
+    'reader.max_bad_share': 0.2,
+    'checkpoint.every': '4 steps',
+  }
+  config = f'configs/folder.py:path={tmp_path}/photos'
+  for total in ('8 steps', '12 steps'):
+    arguments = runs.flags(config, tmp_path / 'run', flags | {'total': total})
+    runs.run(runs.command('train', *arguments, '--allow_config_change'))
+  lines = [r for r in runs.records(tmp_path / 'run') if 'loss' in r]
+  assert sum(r['bad_records'] for r in lines) >= 2
+  events = (tmp_path / 'run/events.jsonl').read_text().splitlines()
+  bad = [e for e in map(json.loads, events) if e['event'] == 'bad_record']
+  named = [(e['source'], e['where']) for e in bad]
+  assert len(named) == len(set(named)) and named
+  assert all('cat/3.jpg' in where for _, where in named)

@@ -1,0 +1,156 @@
+"""Decoding: each format against Pillow, and what is no image."""
+
+import cv2
+import numpy as np
+import pytest
+from pictures import encode, noise, smooth
+from PIL import Image
+from pillow_files import opened, saved, turned
+
+from vit_jax.data.decode import decode
+from vit_jax.data.headers import DecodeError
+
+
+def test_png_is_lossless_and_rgb():
+  """PNG comes back exactly, red first."""
+  pixels = noise(13, 17)
+  np.testing.assert_array_equal(decode(encode(pixels, '.png')), pixels)
+
+
+def test_jpeg_is_close():
+  """JPEG comes back but for its losses, red first."""
+  pixels = smooth(40, 60)
+  decoded = decode(encode(pixels, '.jpg')).astype(int)
+  assert np.abs(decoded - pixels).mean() < 2
+
+
+@pytest.mark.parametrize('kind', ['.png', '.jpg'])
+def test_greyscale_files_become_three_equal_channels(kind):
+  """Grey images are RGB with equal channels."""
+  grey = smooth(20, 30)[:, :, 0]
+  decoded = decode(encode(grey, kind))
+  assert decoded.shape == (20, 30, 3) and decoded.dtype == np.uint8
+  for channel in np.moveaxis(decoded, -1, 0):
+    np.testing.assert_allclose(channel.astype(int), grey, atol=3)
+    np.testing.assert_array_equal(channel, decoded[:, :, 0])
+
+
+@pytest.mark.parametrize('channels', [None, 1, 3])
+def test_arrays_pass_through(channels):
+  """Pixels that are decoded already only get their three channels."""
+  pixels = noise(5, 6, channels)
+  decoded = decode(pixels)
+  expected = pixels if pixels.ndim == 3 else pixels[:, :, None]
+  np.testing.assert_array_equal(decoded, np.broadcast_to(expected, (5, 6, 3)))
+
+
+@pytest.mark.parametrize(
+  'pixels',
+  [
+    np.zeros((4, 4, 3), np.float32),
+    np.zeros(4, np.uint8),
+    np.zeros((1, 4, 4, 3), np.uint8),
+    np.zeros((4, 4, 4), np.uint8),
+    np.zeros((0, 4, 3), np.uint8),
+  ],
+)
+def test_wrong_arrays(pixels):
+  """Other types, ranks and numbers of channels are no images."""
+  with pytest.raises(DecodeError):
+    decode(pixels)
+
+
+@pytest.mark.parametrize('data', [b'', b'not an image', b'\xff\xd8\xff\xe0'])
+def test_wrong_bytes(data):
+  """Bytes that are no image raise, and do not return black pixels."""
+  with pytest.raises(DecodeError):
+    decode(data)
+
+
+@pytest.mark.parametrize('kind', ['.jpg', '.png'])
+@pytest.mark.parametrize('share', [0.05, 0.2, 0.5, 0.8, 0.95])
+def test_truncated_bytes(kind, share):
+  """A file cut short raises; half an image is not trained on."""
+  data = encode(noise(64, 64), kind)
+  with pytest.raises(DecodeError):
+    decode(data[: int(share * len(data))])
+
+
+# Formats
+
+
+PLAIN = Image.fromarray(smooth(40, 60))
+EXACT = {
+  'greyscale': (PLAIN.convert('L'), 'PNG', {}),
+  'one bit': (PLAIN.convert('1'), 'PNG', {}),
+  'palette': (PLAIN.quantize(50), 'PNG', {}),
+  'GIF': (PLAIN.quantize(50), 'GIF', {}),
+  'BMP': (PLAIN, 'BMP', {}),
+  'BMP palette': (PLAIN.quantize(50), 'BMP', {}),
+  'WebP': (PLAIN, 'WEBP', {}),
+  'WebP lossless': (PLAIN, 'WEBP', {'lossless': True}),
+  'JPEG': (PLAIN, 'JPEG', {}),
+  'JPEG greyscale': (PLAIN.convert('L'), 'JPEG', {}),
+  'JPEG progressive': (PLAIN, 'JPEG', {'progressive': True}),
+  'JPEG 4:4:4': (PLAIN, 'JPEG', {'subsampling': '4:4:4'}),
+}
+
+
+@pytest.mark.parametrize('name', EXACT)
+def test_pillow_reads_the_same(name):
+  """Each format gives Pillow's pixels."""
+  image, kind, settings = EXACT[name]
+  data = saved(image, kind, **settings)
+  np.testing.assert_array_equal(decode(data), opened(data))
+
+
+def test_cmyk_jpeg():
+  """Inks become light; the two roundings differ by at most two levels."""
+  y, x = np.mgrid[:40, :60]
+  inks = np.stack([2 * x, 2 * y, 100 + x, 3 * y], -1).astype(np.uint8)
+  data = saved(Image.fromarray(inks, 'CMYK'), 'JPEG', quality=95)
+  difference = np.abs(decode(data).astype(int) - opened(data))
+  assert difference.max() <= 2
+
+
+@pytest.mark.parametrize('shape', [(9, 7), (9, 7, 3)])
+def test_sixteen_bits_keep_the_upper_eight(shape):
+  """65535 is 255, 255 is 0."""
+  pixels = np.random.default_rng(0).integers(0, 2**16, shape).astype(np.uint16)
+  expected = (pixels if pixels.ndim == 3 else pixels[:, :, None]) >> 8
+  expected = np.broadcast_to(expected, (9, 7, 3))
+  np.testing.assert_array_equal(decode(encode(pixels, '.png')), expected)
+
+
+@pytest.mark.parametrize('kind', ['PNG', 'WEBP'])
+def test_transparency_is_dropped(kind):
+  """Colours stay as they are stored, whatever the opacity."""
+  colors, opacity = noise(9, 7), noise(9, 7, 1)
+  image = Image.fromarray(np.concatenate([colors, opacity], -1), 'RGBA')
+  settings = {'lossless': True, 'exact': True} if kind == 'WEBP' else {}
+  data = saved(image, kind, **settings)
+  np.testing.assert_array_equal(decode(data), colors)
+
+
+@pytest.mark.parametrize('kind', ['GIF', 'WEBP', 'PNG'])
+def test_animations_show_their_first_frame(kind):
+  """Later frames are not looked at."""
+  frames = [Image.fromarray(np.full((5, 6, 3), v, np.uint8)) for v in (9, 200)]
+  data = saved(frames[0], kind, save_all=True, append_images=frames[1:])
+  np.testing.assert_allclose(decode(data), 9, atol=1)
+
+
+@pytest.mark.parametrize('kind', ['JPEG', 'PNG', 'WEBP'])
+@pytest.mark.parametrize('orientation', range(1, 9))
+def test_images_are_upright(kind, orientation):
+  """All eight EXIF orientations are undone."""
+  data = turned(kind, orientation)
+  np.testing.assert_array_equal(decode(data), opened(data))
+
+
+def test_unknown_formats_are_refused():
+  """What cannot be sized beforehand is not decoded."""
+  data = saved(PLAIN, 'TIFF')
+  assert cv2.imdecode(np.frombuffer(data, np.uint8), 1) is not None
+  with pytest.raises(DecodeError, match='JPEG, PNG, GIF, BMP or WebP'):
+    decode(data)

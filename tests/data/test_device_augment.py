@@ -1,0 +1,253 @@
+"""Mixing and erasing: what each pixel and label gets."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny_vit
+from scipy import stats
+
+from vit_jax import losses
+from vit_jax.data import device_augment
+from vit_jax.data.device_augment import DeviceAugment, erase, normalize
+from vit_jax.errors import UserError
+from vit_jax.models import vit
+from vit_jax.objectives.supervised import Objective
+
+CLASSES = 10
+ALL = dict(mixup=0.8, cutmix=1.0, erasing=0.5)
+MIXES = [dict(mixup=0.8), dict(cutmix=1.0), ALL]
+
+
+def batch(n=16, height=12, width=20):
+  rng = np.random.default_rng(0)
+  images = rng.integers(0, 256, (n, height, width, 3)).astype(np.uint8)
+  return {'image': images, 'label': np.arange(n, dtype=np.int32) % CLASSES}
+
+
+@functools.cache
+def compiled(**settings):
+  return jax.jit(DeviceAugment(CLASSES, **settings))
+
+
+def augmented(seed=0, examples=None, **settings):
+  """Images back in 0…255, float64, and targets."""
+  images, targets = compiled(**settings)(
+    examples or batch(), jax.random.key(seed)
+  )
+  assert images.dtype == np.float32
+  return np.asarray(images, np.float64) * 127.5 + 127.5, np.asarray(targets)
+
+
+def one_hot(labels):
+  return np.eye(CLASSES)[labels]
+
+
+def test_the_objective_is_trained_on_what_is_mixed():
+  """Loss of the augmented batch, prediction of the plain one."""
+  model, examples = vit.Model(CLASSES, **tiny_vit.SIZES), batch(4, 8, 8)
+  examples, key = jax.device_put(examples), jax.random.key(3)
+  params = tiny_vit.noise_params(model, (8, 8))
+  objective = Objective(model, DeviceAugment(CLASSES, mixup=0.8))
+  loss, _ = objective.loss(params, {}, examples, key)
+  images, targets = objective.augment(examples, key)
+  logits = model.apply({'params': params}, images)
+  expected = losses.softmax_cross_entropy(logits, targets).mean()
+  assert float(loss) == pytest.approx(float(expected), rel=1e-6)
+  predicted = objective.predict(params, examples)['logits']
+  plain = Objective(model).predict(params, examples)['logits']
+  np.testing.assert_array_equal(predicted, plain)
+  assert Objective(model).loss(params, {}, examples, key)[0] != loss
+
+
+# Determinism
+
+
+@pytest.mark.parametrize('settings', MIXES)
+def test_the_key_decides(settings):
+  """The same key gives the same batch, another one another."""
+  first, again = augmented(1, **settings), augmented(1, **settings)
+  np.testing.assert_array_equal(first[0], again[0])
+  np.testing.assert_array_equal(first[1], again[1])
+  others = {augmented(seed, **settings)[0].tobytes() for seed in range(10)}
+  assert len(others) == 10
+
+
+def test_nothing_by_default():
+  """Images are normalised, labels stay indices, of however many classes."""
+  examples = jax.device_put(batch())
+  images, labels = DeviceAugment(0)(examples, jax.random.key(0))
+  np.testing.assert_array_equal(images, normalize(examples['image']))
+  np.testing.assert_array_equal(labels, examples['label'])
+  assert images.min() == -1 and images.max() == 1
+
+
+# Mixup
+
+
+def test_mixup_mixes_neighbours():
+  """λ · example + (1 − λ) · the one before, pixels and labels alike."""
+  examples = batch()
+  pixels, targets = augmented(mixup=0.8)
+  labels = examples['label']
+  before = np.roll(labels, 1)  # each of them differs from its neighbour
+  assert (labels != before).all()
+  share = targets[np.arange(16), labels]
+  np.testing.assert_allclose(
+    targets,
+    share[:, None] * one_hot(labels) + (1 - share[:, None]) * one_hot(before),
+  )
+  own = examples['image'].astype(float)
+  share = share[:, None, None, None]
+  expected = share * own + (1 - share) * np.roll(own, 1, axis=0)
+  np.testing.assert_allclose(pixels, expected, atol=2e-5)
+
+
+@pytest.mark.parametrize('alpha', [0.2, 0.8, 1.0, 5.0])
+def test_shares_follow_beta(alpha):
+  """λ ~ Beta(α, α), each pair its own (Kolmogorov and Smirnov's test)."""
+  shape = (4000, 1, 1, 3)
+  weights, share = device_augment.mixup_weights(shape, alpha, jax.random.key(0))
+  np.testing.assert_array_equal(weights[:, 0, 0, 0], share)
+  # Compared between the multiples of 2^-16 that shares are rounded to.
+  places = (np.arange(0, 2**16, 16) + 0.5) / 2**16
+  found = np.searchsorted(np.sort(share), places) / len(share)
+  difference = np.abs(found - stats.beta(alpha, alpha).cdf(places)).max()
+  assert difference < 1.95 / np.sqrt(len(share))  # p = 0.001
+  # Multiples of 2^-16: mixing 8-bit pixels is exact.
+  np.testing.assert_array_equal(share * 2**16, jnp.round(share * 2**16))
+
+
+# Cutmix
+
+
+def cutmix_weights(shape, seed):
+  make = jax.jit(lambda key: device_augment.cutmix_weights(shape, 1.0, key))
+  return make(jax.random.key(seed))
+
+
+def boxes(weights):
+  """(top, bottom, left, right) of the zeros of each image; a rectangle."""
+  for weight in np.asarray(weights)[..., 0] == 0:
+    rows, columns = weight.any(axis=1), weight.any(axis=0)
+    np.testing.assert_array_equal(weight, rows[:, None] & columns)
+    if weight.any():
+      y, x = np.flatnonzero(rows), np.flatnonzero(columns)
+      yield y[0], y[-1] + 1, x[0], x[-1] + 1
+
+
+def test_cutmix_pastes_the_neighbour():
+  """Inside a box the example before, and its label by the share of pixels."""
+  examples = batch()
+  pixels, targets = augmented(cutmix=1.0)
+  own = examples['image']
+  other, labels = np.roll(own, 1, axis=0), examples['label']
+  from_own = np.isclose(pixels, own, atol=1e-4).all(axis=3)
+  from_other = np.isclose(pixels, other, atol=1e-4).all(axis=3)
+  assert (from_own ^ from_other).all()
+  share = from_own.mean(axis=(1, 2))
+  assert 0 < share.mean() < 1
+  expected = share[:, None] * one_hot(labels)
+  expected += (1 - share[:, None]) * one_hot(np.roll(labels, 1))
+  np.testing.assert_allclose(targets, expected, atol=1e-6)
+
+
+def test_cutmix_boxes():
+  """Rectangles of the image's aspect, cut off at its border, anywhere."""
+  shape = (1000, 40, 80, 3)
+  weights, share = cutmix_weights(shape, seed=0)
+  np.testing.assert_allclose(share, np.mean(weights, axis=(1, 2, 3)), atol=1e-6)
+  found = np.array(list(boxes(weights)))
+  assert len(found) > 950
+  top, bottom, left, right = found.T
+  inside = (top > 0) & (bottom < 40) & (left > 0) & (right < 80)
+  height, width = (bottom - top)[inside], (right - left)[inside]
+  # Both sides are halved and doubled in whole pixels: up to two less.
+  assert (np.abs(width - 2 * height) <= 4).all()
+  assert np.mean(top + bottom) == pytest.approx(40, abs=2.5)
+  assert np.mean(left + right) == pytest.approx(80, abs=5)
+  assert top.min() == 0 and bottom.max() == 40
+  assert left.min() == 0 and right.max() == 80
+
+
+def test_cutmix_shares_before_the_border():
+  """Boxes that are not cut off cover 1 − λ, with λ ~ Beta(α, α) = U(0, 1)."""
+  shape = (2000, 64, 64, 3)
+  weights, _ = cutmix_weights(shape, seed=1)
+  found = np.array(list(boxes(weights)))
+  height = (found[:, 1] - found[:, 0])[found[:, 0] > 0]
+  # Of side s = √u, seldom cut off above: P(s < 1/4) = 1/16 in all.
+  small = (height < 16).sum() / len(found)
+  assert small == pytest.approx(1 / 16, abs=0.03)
+
+
+# Both
+
+
+def test_both_take_turns():
+  """Half of the batches are mixed by values, half by boxes."""
+  augment, own = compiled(mixup=0.8, cutmix=1.0), batch()['image']
+  by_boxes = 0
+  for seed in range(100):
+    images, targets = augment(batch(), jax.random.key(seed))
+    pixels = np.asarray(images) * 127.5 + 127.5
+    np.testing.assert_allclose(targets.sum(axis=1), 1, atol=1e-6)
+    assert targets.shape == (16, CLASSES) and (targets >= 0).all()
+    either = np.isclose(pixels, own, atol=1e-3)
+    either |= np.isclose(pixels, np.roll(own, 1, axis=0), atol=1e-3)
+    by_boxes += either.all()
+  assert 50 - 5 * 5 < by_boxes < 50 + 5 * 5
+
+
+# Random erasing
+
+
+def test_erasing():
+  """A rectangle of noise in some images; elsewhere nothing changes."""
+  grey = np.full((1000, 40, 80, 3), 77, np.uint8)
+  erased = np.asarray(
+    jax.jit(erase, static_argnums=1)(grey, 0.25, jax.random.key(0))
+  )
+  changed = (erased != 77).any(axis=3)
+  hit = changed.any(axis=(1, 2))
+  assert hit.mean() == pytest.approx(0.25, abs=5 * np.sqrt(0.25 * 0.75 / 1000))
+  areas, aspects, noise = [], [], []
+  for image, mask in zip(erased[hit], changed[hit], strict=True):
+    y, x = np.flatnonzero(mask.any(axis=1)), np.flatnonzero(mask.any(axis=0))
+    inside = image[y[0] : y[-1] + 1, x[0] : x[-1] + 1]
+    assert mask[y[0] : y[-1] + 1, x[0] : x[-1] + 1].mean() > 0.9  # 77 by chance
+    areas.append(inside[..., 0].size / 3200)
+    aspects.append(inside.shape[0] / inside.shape[1])
+    noise.append(inside.reshape(-1, 3))
+  # A side of a whole number of pixels: a little beyond the limits.
+  assert 0.015 < min(areas) < 0.03 and 0.3 < max(areas) < 0.35
+  assert 0.25 < min(aspects) < 0.4 and 2.5 < max(aspects) < 4
+  # ImageNet's mean and deviation; cutting off at 0 and 255 changes little.
+  values = np.concatenate(noise) / 255
+  np.testing.assert_allclose(
+    values.mean(axis=0), (0.485, 0.456, 0.406), atol=0.01
+  )
+  np.testing.assert_allclose(
+    values.std(axis=0), (0.229, 0.224, 0.225), atol=0.015
+  )
+  np.testing.assert_array_equal(erased[~hit], grey[~hit])
+
+
+def test_erasing_keeps_labels():
+  """Without mixing the targets are the labels."""
+  pixels, labels = augmented(erasing=1.0)
+  np.testing.assert_array_equal(labels, batch()['label'])
+  assert 0 <= pixels.min() and pixels.max() <= 255
+  same = np.isclose(pixels, batch()['image'], atol=1e-4).all(axis=3)
+  assert (same.mean(axis=(1, 2)) < 1).all() and same.mean() > 0.6
+
+
+@pytest.mark.parametrize(
+  'settings', [dict(mixup=-0.1), dict(cutmix=-1.0), dict(erasing=1.5)]
+)
+def test_impossible_settings(settings):
+  """Values that cannot be are refused when built."""
+  with pytest.raises(UserError, match=f'mix.{next(iter(settings))}'):
+    DeviceAugment(CLASSES, **settings)

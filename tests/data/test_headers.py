@@ -1,0 +1,160 @@
+"""Sizes and orientations before decoding; bombs never reach a decoder."""
+
+import io
+import struct
+
+import cv2
+import numpy as np
+import pytest
+from pictures import encode, noise
+from PIL import Image
+
+from vit_jax.data import decode as decoding
+from vit_jax.data import headers
+from vit_jax.data.decode import decode
+from vit_jax.data.headers import DecodeError
+
+
+def saved(kind, height, width, **settings):
+  file = io.BytesIO()
+  image = Image.fromarray(np.zeros((height, width, 3), np.uint8))
+  image.save(file, kind, **settings)
+  return file.getvalue()
+
+
+SIZES = [(1, 1), (3, 700), (300, 2)]
+
+
+@pytest.mark.parametrize('height, width', SIZES)
+@pytest.mark.parametrize(
+  'kind, settings',
+  [
+    *(('PNG', {}), ('GIF', {}), ('BMP', {}), ('WEBP', {})),
+    ('WEBP', {'lossless': True}),
+    ('WEBP', {'exif': b'Exif\0\0II*\0\x08\0\0\0\0\0'}),  # with features
+  ],
+)
+def test_stated_size(kind, settings, height, width):
+  """Heights and widths are read right, one pixel included."""
+  data = saved(kind, height, width, **settings)
+  assert headers.stated_size(data) == (height, width)
+  assert decode(data).shape == (height, width, 3)
+
+
+@pytest.mark.parametrize('height, width', SIZES)
+def test_jpeg_header(height, width):
+  """Size and kind, whatever comes before the frame."""
+  data = saved('JPEG', height, width, comment=b'\xff\xd9\xff\xc0' * 9)
+  header = headers.jpeg(data)
+  assert (header.height, header.width) == (height, width)
+  assert header.ordinary and header.orientation == 1
+  at = header.height_at
+  assert int.from_bytes(data[at : at + 2], 'big') == height
+
+
+def png_bomb(side):
+  """A few bytes that claim side x side pixels."""
+  data = bytearray(saved('PNG', 1, 1))
+  data[16:24] = struct.pack('>II', side, side)
+  return bytes(data)
+
+
+def jpeg_bomb(side):
+  data = bytearray(saved('JPEG', 8, 8))
+  at = headers.jpeg(bytes(data)).height_at
+  data[at : at + 4] = struct.pack('>HH', side, side)
+  return bytes(data)
+
+
+def gif_bomb(side):
+  data = bytearray(saved('GIF', 1, 1))
+  data[6:10] = struct.pack('<HH', side, side)
+  return bytes(data)
+
+
+def bmp_bomb(side):
+  data = bytearray(saved('BMP', 1, 1))
+  data[18:26] = struct.pack('<ii', side, -side)  # stored from the top down
+  return bytes(data)
+
+
+def webp_bomb(side):
+  side = (side - 1).to_bytes(3, 'little')
+  start = b'RIFF\0\0\0\0WEBPVP8X\x0a\0\0\0\0\0\0\0'
+  return start + 2 * side + bytes(20)
+
+
+@pytest.mark.parametrize(
+  'bomb', [png_bomb, jpeg_bomb, gif_bomb, bmp_bomb, webp_bomb]
+)
+def test_bombs_reach_no_decoder(bomb, monkeypatch):
+  """A small file that claims 60,000 x 60,000 pixels is refused unread."""
+
+  def explode(*_, **__):
+    raise AssertionError('decoded')
+
+  monkeypatch.setattr(cv2, 'imdecode', explode)
+  monkeypatch.setattr(decoding, 'simplejpeg', None)
+  with pytest.raises(DecodeError, match='60000 x 60000 pixels; allowed'):
+    decode(bomb(60_000))
+
+
+@pytest.mark.parametrize('kind', ['.png', '.jpg'])
+def test_the_limit_is_exact(kind, monkeypatch):
+  """That many pixels pass, one more does not."""
+  data = encode(noise(10, 20), kind)
+  monkeypatch.setattr(decoding, 'MAX_PIXELS', 200)
+  assert decode(data).shape == (10, 20, 3)
+  monkeypatch.setattr(decoding, 'MAX_PIXELS', 199)
+  with pytest.raises(DecodeError, match='20 x 10'):
+    decode(data)
+
+
+def tiff(order, *entries):
+  """EXIF's structure with entries (tag, value)."""
+  mark = b'II*\0' if order == '<' else b'MM\0*'
+  data = mark + struct.pack(order + 'IH', 8, len(entries))
+  for tag, value in entries:
+    data += struct.pack(order + 'HHIHH', tag, 3, 1, value, 0)
+  return data
+
+
+@pytest.mark.parametrize('order', ['<', '>'])
+def test_exif_orientation(order):
+  """Both byte orders, wherever the entry stands."""
+  for value in range(1, 9):
+    data = tiff(order, (0x0100, 7), (0x0112, value), (0x0131, 3))
+    assert headers.exif_orientation(data) == value
+
+
+@pytest.mark.parametrize(
+  'data',
+  [
+    *(b'', b'II', b'garbage', tiff('<'), tiff('<', (0x0100, 6))),
+    *(tiff('<', (0x0112, 0)), tiff('>', (0x0112, 9))),
+    tiff('<', (0x0112, 6))[:-4],
+    b'II*\0\xff\xff\xff\xff\xff\xff',
+    b'II*\0\x08\0\0\0\xff\xff',
+  ],
+)
+def test_broken_exif_is_upright(data):
+  """Without a valid orientation nothing is turned, and nothing raised."""
+  assert headers.exif_orientation(data) == 1
+
+
+@pytest.mark.parametrize(
+  'data',
+  [
+    b'\xff\xd8',
+    b'\xff\xd8\xff\xd9' + bytes(10),
+    b'\xff\xd8' + b'\xff' * 50,
+    b'\xff\xd8' + bytes(50),
+    b'\xff\xd8\xff\xda\0\x02' + bytes(10) + b'\xff\xd9',
+    b'\xff\xd8\xff\xe1\xff\xff' + bytes(10),
+    b'\xff\xd8\xff\xc0\0\x02\xff\xda',
+  ],
+)
+def test_no_jpeg_at_all(data):
+  """Headers of nothing end in an error, and soon."""
+  with pytest.raises(DecodeError):
+    headers.jpeg(data)

@@ -1,0 +1,236 @@
+"""Offset indices: right, cached, made anew when they must be."""
+
+import os
+import resource
+import struct
+import threading
+
+import numpy as np
+import pytest
+
+from vit_jax.data import files, index, tfrecord
+from vit_jax.data.transforms import DecodeError
+from vit_jax.errors import UserError
+
+
+def record(payload):
+  return struct.pack('<QI', len(payload), 0) + payload + b'....'
+
+
+def write_shards(folder, counts):
+  """Shards of records that say their number; returns paths and records."""
+  paths, records, number = [], [], 0
+  for shard, count in enumerate(counts):
+    path = folder / f'x.tfrecord-{shard:05d}-of-{len(counts):05d}'
+    own = [b'record %d' % (number + i) * (i % 3) for i in range(count)]
+    number += count
+    path.write_bytes(b''.join(map(record, own)))
+    paths.append(str(path))
+    records.append(own)
+  return paths, records
+
+
+def load(paths, **settings):
+  settings = dict(on_bad_shard='error') | settings
+  return index.load(paths, 'tfrecord', tfrecord.scan, **settings)
+
+
+def read(paths, found):
+  reader = files.Files(paths)
+  return [
+    [
+      reader.read(number, int(offset), int(size))
+      for offset, size in zip(shard['offset'], shard['size'], strict=True)
+    ]
+    for number, shard in enumerate(found.shards)
+  ]
+
+
+@pytest.fixture(autouse=True)
+def cache_home(tmp_path_factory, monkeypatch):
+  home = tmp_path_factory.mktemp('cache')
+  monkeypatch.setenv('XDG_CACHE_HOME', str(home))
+  return home
+
+
+@pytest.fixture
+def scans(monkeypatch):
+  """Paths of the shards that were scanned."""
+  scanned, scan = [], tfrecord.scan
+  monkeypatch.setattr(
+    tfrecord, 'scan', lambda path: (scanned.append(path), scan(path))[1]
+  )
+  return scanned
+
+
+def test_every_record_is_found(tmp_path):
+  """Empty records and empty shards included."""
+  paths, records = write_shards(tmp_path, [3, 0, 7, 1])
+  assert read(paths, load(paths)) == records
+
+
+def test_it_is_built_once(tmp_path, scans):
+  """The second time it comes from beside the data, and is the same."""
+  paths, records = write_shards(tmp_path, [3, 4])
+  load(paths)
+  assert sorted(scans) == paths
+  assert len(list((tmp_path / index.FOLDER).glob('*.npz'))) == 1
+  assert read(paths, load(paths)) == records
+  assert len(scans) == 2
+
+
+@pytest.mark.parametrize('change', ['grow', 'touch', 'damage'])
+def test_a_stale_one_is_built_again(tmp_path, scans, change):
+  """After a change of a shard, or of the cache itself."""
+  paths, records = write_shards(tmp_path, [3, 4])
+  load(paths)
+  if change == 'grow':
+    with open(paths[1], 'ab') as file:
+      file.write(record(b'more'))
+    records[1].append(b'more')
+  elif change == 'touch':
+    os.utime(paths[1], ns=(0, 12345))
+  else:
+    [cached] = (tmp_path / index.FOLDER).iterdir()
+    cached.write_bytes(cached.read_bytes()[:100])
+  assert read(paths, load(paths)) == records
+  assert len(scans) == 4
+  load(paths)
+  assert len(scans) == 4
+
+
+def test_a_directory_that_cannot_be_written(
+  tmp_path, scans, cache_home, monkeypatch, capsys
+):
+  """The cache moves to the home; without one it is built each time."""
+  paths, records = write_shards(tmp_path, [3])
+  (tmp_path / index.FOLDER).write_text('a file where the folder would be')
+  load(paths)
+  assert len(list((cache_home / 'vit_jax').iterdir())) == 1
+  assert read(paths, load(paths)) == records
+  assert len(scans) == 1
+  monkeypatch.setenv('XDG_CACHE_HOME', '/dev/null')
+  assert read(paths, load(paths)) == records
+  assert 'XDG_CACHE_HOME' in capsys.readouterr().err
+
+
+def test_builders_at_the_same_time(tmp_path):
+  """All get it whole, one file stays, and nothing temporary."""
+  paths, records = write_shards(tmp_path, [50] * 4)
+  results = []
+  threads = [
+    threading.Thread(target=lambda: results.append(read(paths, load(paths))))
+    for _ in range(6)
+  ]
+  for thread in threads:
+    thread.start()
+  for thread in threads:
+    thread.join()
+  assert results == [records] * 6
+  assert [p.suffix for p in (tmp_path / index.FOLDER).iterdir()] == ['.npz']
+
+
+@pytest.mark.parametrize('left', [1, 11, 12, 15, 23])
+def test_a_shard_cut_short(tmp_path, left):
+  """Wherever within the last record it was cut, the message says where."""
+  paths, records = write_shards(tmp_path, [3, 2])
+  size = os.path.getsize(paths[1])
+  with open(paths[1], 'ab') as file:
+    file.write(record(b'the last')[:left])
+  with pytest.raises(UserError) as error:
+    load(paths)
+  for word in (paths[1], f'offset {size}', 'on_bad_shard=skip'):
+    assert word in str(error.value)
+  assert read(paths, load(paths, on_bad_shard='skip')) == records
+  with pytest.raises(UserError, match='cut short'):  # though it is cached now
+    load(paths)
+
+
+def test_a_damaged_length(tmp_path):
+  """A length that leads nowhere ends the shard there."""
+  paths, records = write_shards(tmp_path, [3])
+  second = len(record(records[0][0]))
+  with open(paths[0], 'r+b') as file:
+    file.seek(second)
+    file.write(b'\xff\xff\xff\xff\xff\xff\xff\xff')
+  with pytest.raises(UserError, match=f'offset {second}'):
+    load(paths)
+
+
+def test_words_about_settings_and_files(tmp_path):
+  """A wrong policy and a missing shard are the user's errors."""
+  paths, _ = write_shards(tmp_path, [1])
+  with pytest.raises(UserError, match="'error', 'skip'"):
+    load(paths, on_bad_shard='ignore')
+  with pytest.raises(UserError, match='gone is missing'):
+    load([*paths, str(tmp_path / 'gone')])
+
+
+def test_progress(monkeypatch, capsys):
+  """Silent if quick; says how far it is if not, the end included."""
+  assert list(index.progress(iter('ab'), 2, 'indexing')) == ['a', 'b']
+  assert capsys.readouterr().err == ''
+  clock = iter(range(0, 1000, 8))
+  monkeypatch.setattr(index.time, 'monotonic', lambda: next(clock))
+  assert list(index.progress(iter('abcd'), 4, 'indexing')) == [*'abcd']
+  lines = capsys.readouterr().err.splitlines()
+  assert lines[0].startswith('indexing:  50%')
+  assert lines[-1].startswith('indexing: 100%')
+
+
+# Files
+
+
+def test_no_more_files_than_allowed_stay_open(tmp_path, monkeypatch):
+  """More shards than descriptors can be read, by many threads at once."""
+  monkeypatch.setattr(resource, 'getrlimit', lambda _: (8, 8))
+  paths = []
+  for i in range(50):
+    (tmp_path / str(i)).write_bytes(b'%04d' % i)
+    paths.append(str(tmp_path / str(i)))
+  before = len(os.listdir('/proc/self/fd'))
+  shards, wrong = files.Files(paths), []
+
+  def work(seed):
+    for i in np.random.default_rng(seed).integers(0, 50, 400).tolist():
+      if shards.read(i, 0, 4) != b'%04d' % i:
+        wrong.append(i)
+
+  threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+  for thread in threads:
+    thread.start()
+  for thread in threads:
+    thread.join()
+  assert not wrong
+  assert len(os.listdir('/proc/self/fd')) <= before + 4
+  shards.close()
+  assert len(os.listdir('/proc/self/fd')) <= before
+
+
+def test_a_file_that_shrank(tmp_path):
+  """A record that is no longer there is a bad record."""
+  (tmp_path / 'x').write_bytes(b'12345')
+  reader = files.Files([str(tmp_path / 'x')])
+  assert reader.read(0, 1, 4) == b'2345'
+  with pytest.raises(DecodeError, match='changed'):
+    reader.read(0, 2, 4)
+
+
+# Examples
+
+
+def test_examples_that_are_none():
+  """Bytes that are no Example, or lack a feature, are bad records."""
+  example = tfrecord._PROTO.Example()
+  feature = example.features.feature
+  feature['image'].bytes_list.value.append(b'pixels')
+  feature['label'].int64_list.value.append(7)
+  whole = example.SerializeToString()
+  expected = {'image': b'pixels', 'label': 7}
+  assert tfrecord.example(whole, 'image', 'label') == expected
+  with pytest.raises(DecodeError, match='no tf.train.Example'):
+    tfrecord.example(whole[:-3], 'image', 'label')
+  with pytest.raises(DecodeError, match='coarse'):
+    tfrecord.example(whole, 'image', 'coarse')
+  with pytest.raises(DecodeError, match='0 images'):
+    tfrecord.example(whole, 'label', 'label')

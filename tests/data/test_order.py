@@ -1,0 +1,114 @@
+"""The order of examples: a permutation each epoch, and a random one."""
+
+import numpy as np
+import pytest
+import scipy.stats
+
+from vit_jax.data import order
+
+IMAGENET_21K = 14_197_122
+# A chi-square statistic above this share of its distribution is no accident:
+# the seeds are fixed, so the tests either pass always or fail always.
+UNLIKELY = 1 - 1e-4
+
+
+def epoch(number, n, seed):
+  """The whole order of one epoch."""
+  positions = np.arange(number * n, (number + 1) * n)
+  return order.shuffled(positions, n, seed)
+
+
+def chi_square(values, bins):
+  """Pearson's statistic of integers that should be uniform in [0, bins)."""
+  counts = np.bincount(values, minlength=bins)
+  return scipy.stats.chisquare(counts).statistic
+
+
+@pytest.mark.parametrize(
+  'n',
+  [*range(1, 40), 63, 64, 65, 255, 256, 257, 1000, 1023, 1024, 1025, 50_000],
+)
+def test_every_epoch_is_a_permutation(n):
+  """Each index comes once in each epoch, for any size and seed."""
+  for seed in (0, 1, 2**32 - 1):
+    for number in (0, 1, 1000):
+      indices = epoch(number, n, seed)
+      assert indices.dtype == np.int64
+      np.testing.assert_array_equal(np.sort(indices), np.arange(n))
+
+
+def test_a_large_epoch_has_no_repetition():
+  """A million positions of ImageNet-21k's size are a million examples."""
+  indices = order.shuffled(np.arange(1_000_000), IMAGENET_21K, 0)
+  assert len(np.unique(indices)) == 1_000_000
+  assert 0 <= indices.min() and indices.max() < IMAGENET_21K
+
+
+def test_a_position_does_not_depend_on_the_others():
+  """Any subset, in any order, across epochs, gives the same indices."""
+  n = 1000
+  positions = np.arange(3 * n)
+  whole = order.shuffled(positions, n, 5)
+  some = np.random.default_rng(0).permutation(positions)[:700]
+  np.testing.assert_array_equal(order.shuffled(some, n, 5), whole[some])
+
+
+def test_far_positions():
+  """Positions beyond 2^32 are as good as near ones."""
+  n, start = 1000, 5_000_000_000
+  indices = order.shuffled(np.arange(start, start + n), n, 0)
+  np.testing.assert_array_equal(np.sort(indices), np.arange(n))
+
+
+@pytest.mark.parametrize('n', [100, 50_000])
+def test_epochs_and_seeds_differ(n):
+  """Two epochs, or two seeds, agree as seldom as two random orders."""
+  orders = [
+    epoch(number, n, seed) for number in (0, 1, 2) for seed in (0, 1, 7)
+  ]
+  for i, first in enumerate(orders):
+    for second in orders[:i]:
+      # Fixed points of a random permutation: Poisson with mean 1.
+      assert (first == second).sum() <= 8
+    assert (first == np.arange(n)).sum() <= 8
+
+
+@pytest.mark.parametrize('seed', range(5))
+def test_the_first_examples_are_uniform(seed):
+  """The first 10,000 indices spread over the whole data set."""
+  indices = order.shuffled(np.arange(10_000), IMAGENET_21K, seed)
+  bins = 100
+  limit = scipy.stats.chi2.ppf(UNLIKELY, bins - 1)
+  assert chi_square(indices * bins // IMAGENET_21K, bins) < limit
+  assert chi_square(indices % bins, bins) < limit
+
+
+@pytest.mark.parametrize('seed', range(5))
+def test_neighbours_are_unrelated(seed):
+  """The distance from one example to the next is uniform, too."""
+  indices = order.shuffled(np.arange(10_001), IMAGENET_21K, seed)
+  bins = 100
+  distance = np.diff(indices) % IMAGENET_21K
+  limit = scipy.stats.chi2.ppf(UNLIKELY, bins - 1)
+  assert chi_square(distance * bins // IMAGENET_21K, bins) < limit
+
+
+@pytest.mark.parametrize('n', [3, 10, 100])
+def test_every_example_comes_first_equally_often(n):
+  """Over seeds, and over epochs, the first index is uniform."""
+  limit = scipy.stats.chi2.ppf(UNLIKELY, n - 1)
+  start = np.zeros(1, np.int64)
+  by_seed = [order.shuffled(start, n, seed)[0] for seed in range(1000)]
+  assert chi_square(np.array(by_seed), n) < limit
+  by_epoch = order.shuffled(np.arange(50_000) * n, n, 0)
+  assert chi_square(by_epoch, n) < limit
+
+
+@pytest.mark.parametrize(
+  'skipped', [(), (0,), (3,), (0, 1, 2), (2, 5, 6, 20), (6, 2, 5, 2), (100,)]
+)
+def test_batch_index_counts_what_is_not_skipped(skipped):
+  """The s-th batch is the s-th natural number off the skip list."""
+  allowed = [index for index in range(60) if index not in skipped]
+  for step in range(30):
+    assert order.batch_index(step, skipped) == allowed[step]

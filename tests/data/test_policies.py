@@ -1,0 +1,157 @@
+"""What is drawn at random, and how often."""
+
+import collections
+
+import numpy as np
+import pytest
+from pictures import noise
+
+from vit_jax.data import augment_ops as ops
+from vit_jax.data import policies
+
+IMAGE = noise(20, 30)
+NAMES = {
+  'auto_contrast', 'equalize', 'invert', 'rotate', 'posterize', 'solarize',
+  'solarize_add', 'color', 'contrast', 'brightness', 'sharpness', 'shear_x',
+  'shear_y', 'translate_x', 'translate_y',
+}  # fmt: skip
+
+
+class Recorder:
+  """Stands in for the operations; keeps the arguments of their calls."""
+
+  def __init__(self, monkeypatch):
+    self.calls = collections.defaultdict(list)
+    for table in policies.POLICIES.values():
+      for name in table:
+        monkeypatch.setitem(table, name, self.operation(name))
+
+  def operation(self, name):
+    def record(image, level, rng):
+      self.calls[name].append(level)
+      return image
+
+    return record
+
+  def levels(self):
+    return np.concatenate([np.array(v) for v in self.calls.values()])
+
+
+def test_operations():
+  """The published sets: 15 of timm, and the authors' with cutout."""
+  assert policies.TIMM.keys() == NAMES
+  assert policies.AUTHORS.keys() == NAMES | {'cut_out'}
+
+
+@pytest.mark.parametrize(
+  'policy, name',
+  [
+    *(('timm', name) for name in policies.TIMM),
+    *(('authors', name) for name in policies.AUTHORS),
+  ],
+)
+def test_every_operation_at_every_level(policy, name):
+  """Shape and type stay, and the argument is not written to."""
+  operation = policies.POLICIES[policy][name]
+  before, rng = IMAGE.copy(), np.random.default_rng(0)
+  for level in (0.0, 0.3, 1.0):
+    changed = operation(IMAGE, level, rng)
+    assert changed.shape == IMAGE.shape and changed.dtype == np.uint8
+  np.testing.assert_array_equal(IMAGE, before)
+
+
+def both(operation, argument):
+  return [operation(IMAGE, argument), operation(IMAGE, -argument)]
+
+
+# (policy, operation, level): what it may come to, each equally likely
+MEANINGS = [
+  ('timm', 'rotate', 0.5, both(ops.rotate, 15)),
+  ('timm', 'shear_x', 1.0, both(ops.shear_x, 0.3)),
+  ('timm', 'translate_x', 1.0, both(ops.translate_x, 13.5)),
+  ('timm', 'translate_y', 1.0, both(ops.translate_y, 9)),
+  ('timm', 'color', 0.5, [ops.color(IMAGE, f) for f in (1.45, 0.55)]),
+  ('timm', 'contrast', 1.0, [ops.contrast(IMAGE, f) for f in (1.9, 0.1)]),
+  ('timm', 'posterize', 0.9, [ops.posterize(IMAGE, 1)]),
+  ('timm', 'solarize', 0.25, [ops.solarize(IMAGE, 192)]),
+  ('timm', 'solarize_add', 0.5, [ops.solarize_add(IMAGE, 55)]),
+  ('authors', 'rotate', 1.0, both(ops.rotate, 30)),
+  ('authors', 'translate_y', 0.1, both(ops.translate_y, 10)),
+  ('authors', 'brightness', 0.0, [ops.brightness(IMAGE, 0.1)]),
+  ('authors', 'brightness', 1.0, [ops.brightness(IMAGE, 1.9)]),
+  ('authors', 'posterize', 0.5, [ops.posterize(IMAGE, 2)]),
+  ('authors', 'solarize', 1.0, [IMAGE]),
+]
+
+
+@pytest.mark.parametrize('policy, name, level, results', MEANINGS)
+def test_meaning_of_levels(policy, name, level, results):
+  """Level → argument as in the code each policy is named for."""
+  rng, operation = np.random.default_rng(0), policies.POLICIES[policy][name]
+  counts = [0] * len(results)
+  for _ in range(60):
+    changed = operation(IMAGE, level, rng)
+    same = [np.array_equal(changed, result) for result in results]
+    assert sum(same) == 1
+    counts[same.index(True)] += 1
+  assert min(counts) >= 60 / len(results) - 5 * np.sqrt(15)
+
+
+def test_authors_apply_every_operation(monkeypatch):
+  """N operations an image, uniformly drawn, all at magnitude M."""
+  recorder, rng = Recorder(monkeypatch), np.random.default_rng(0)
+  policy = policies.RandAugment(2, 7.0, 'authors')
+  for _ in range(800):
+    policy(IMAGE, rng)
+  assert (recorder.levels() == 0.7).all()
+  counts = [len(calls) for calls in recorder.calls.values()]
+  assert sum(counts) == 1600 and len(counts) == 16
+  assert np.abs(np.array(counts) - 100).max() < 5 * 10
+
+
+def test_timm_applies_half_of_them(monkeypatch):
+  """Each with probability 1/2, at a magnitude with deviation .5."""
+  recorder, rng = Recorder(monkeypatch), np.random.default_rng(0)
+  policy = policies.RandAugment(2, 5.0, 'timm')
+  for _ in range(1000):
+    policy(IMAGE, rng)
+  levels = recorder.levels()
+  assert len(levels) == pytest.approx(1000, abs=5 * np.sqrt(500))
+  assert levels.mean() == pytest.approx(0.5, abs=0.01)
+  assert levels.std() == pytest.approx(0.05, abs=0.005)
+
+
+def test_magnitudes_stay_in_range(monkeypatch):
+  """Noise leads to no level beyond 0 and 1."""
+  recorder, rng = Recorder(monkeypatch), np.random.default_rng(0)
+  for magnitude in (0.0, 10.0):
+    policy = policies.RandAugment(4, magnitude, 'timm')
+    for _ in range(50):
+      policy(IMAGE, rng)
+  assert recorder.levels().min() == 0 and recorder.levels().max() == 1
+
+
+def test_three_augment_takes_one_of_three():
+  """Greyscale, solarised or blurred, a third each."""
+  rng, counts = np.random.default_rng(0), collections.Counter()
+  grey, solar = ops.greyscale(IMAGE), ops.solarize(IMAGE)
+  for _ in range(600):
+    changed = policies.three_augment(IMAGE, rng)
+    if np.array_equal(changed, grey):
+      counts['grey'] += 1
+    elif np.array_equal(changed, solar):
+      counts['solar'] += 1
+    else:
+      counts['blur'] += 1
+      assert changed.std() <= IMAGE.std()
+  assert len(counts) == 3
+  assert min(counts.values()) > 200 - 5 * np.sqrt(133)
+
+
+def test_color_jitter_stays_in_its_range():
+  """Factors are uniform in 1 ± strength; without strength nothing happens."""
+  rng = np.random.default_rng(0)
+  np.testing.assert_array_equal(policies.color_jitter(IMAGE, 0.0, rng), IMAGE)
+  flat = np.full((4, 4, 3), 100, np.uint8)  # only brightness shows
+  values = [policies.color_jitter(flat, 0.3, rng)[0, 0, 0] for _ in range(300)]
+  assert 69 <= min(values) < 75 and 125 < max(values) <= 131

@@ -1,0 +1,152 @@
+"""The command as a user types it."""
+
+import errno
+import os
+
+import pytest
+
+from tests import archives, runs
+from vit_jax import prepare
+from vit_jax.data.builders import catalog, imagenet21k, shards, workspace
+from vit_jax.errors import UserError
+
+
+@pytest.fixture
+def source(tmp_path):
+  return archives.write(
+    tmp_path / 'fall11_whole.tar', archives.synsets(6, count=8)
+  )
+
+
+@pytest.mark.slow
+def test_training_on_what_was_prepared(tmp_path, source):
+  """The command that the data source names, then configs/l16_i21k.py."""
+  absent = ('--config=configs/l16_i21k.py', f'--workdir={tmp_path}/run')
+  data = f'--config.source.data_dir={tmp_path}/tfds'
+  _, err = runs.run(runs.command('train', *absent, data), code=2)
+  assert 'vit_jax.prepare imagenet21k --data_dir=' in err
+  assert '--source=fall11_whole.tar' in err
+
+  command = runs.command(
+    *('prepare', 'imagenet21k'),
+    *(f'--data_dir={tmp_path}/tfds', f'--source={source}'),
+  )
+  _, err = runs.run(command)
+  assert '48 images in 6 classes' in err
+  _, err = runs.run(command[:-1])
+  assert 'is prepared already' in err
+
+  small = {k: v for k, v in runs.SMALL_L16.items() if 'source.' not in k}
+  flags = small | {
+    'source.data_dir': tmp_path / 'tfds',
+    'train.split': 'train[16:]',
+    'train.num_examples': 32,
+    'evals.val.split': 'train[:16]',
+    'batch_size': 16,
+    'total': '3 steps',
+    'schedule.warmup': '1 steps',
+    'evals.val.every': '3 steps',
+  }
+  runs.run(
+    runs.command(
+      'train', *runs.flags('configs/l16_i21k.py', tmp_path / 'run', flags)
+    )
+  )
+  assert len(runs.losses(tmp_path / 'run')) == 3
+  assert runs.records(tmp_path / 'run')[-1]['val/count'] == 16
+
+
+def test_without_a_name_it_lists():
+  """What the paper needs, with what a person has to do; exit code 0."""
+  out, _ = runs.run(runs.command('prepare'))
+  assert out.strip() == catalog.listing()
+  for name in ('imagenet21k', 'imagenet2012_real', 'clevr', 'folder', 'digits'):
+    assert f'  {name} ' in out
+  assert max(map(len, out.splitlines())) <= 80
+
+
+@pytest.mark.slow
+def test_digits(tmp_path):
+  """The embedded data set, and again."""
+  for _ in range(2):
+    prepare.run('digits', data_dir=str(tmp_path))
+  assert (tmp_path / 'digits/1.0.0/dataset_info.json').exists()
+
+
+def test_left_over_work_is_removed(tmp_path, source):
+  """Killed between publishing and cleaning: the second try cleans."""
+  arguments = dict(data_dir=str(tmp_path / 'tfds'), workers=1)
+  prepare.run('imagenet21k', source=str(source), **arguments)
+  with workspace.locked(tmp_path / 'tfds', 'imagenet21k') as work:
+    (work / 'runs').mkdir()
+    (work / 'runs/00000.data').write_bytes(bytes(1000))
+  prepare.run('imagenet21k', **arguments)
+  assert not work.exists()
+
+
+def test_what_is_in_the_way_stays(tmp_path, source):
+  """A directory that is no whole data set is not overwritten."""
+  target = tmp_path / 'tfds/imagenet21k/1.0.0'
+  target.mkdir(parents=True)
+  (target / 'precious').write_text('')
+  arguments = dict(source=str(source), data_dir=str(tmp_path / 'tfds'))
+  with pytest.raises(UserError, match='is in the way'):
+    prepare.run('imagenet21k', workers=1, **arguments)
+  (target / 'precious').rename(tmp_path / 'precious')
+  prepare.run('imagenet21k', workers=1, **arguments)
+  assert workspace.is_prepared(tmp_path / 'tfds', 'imagenet21k')
+
+
+@pytest.mark.parametrize(
+  'arguments, message',
+  [
+    (['imagenet21k'], '--source=PATH is missing: fall11_whole.tar'),
+    (['imagenet21k', '--source=/nowhere.tar'], 'does not exist'),
+    (['folder', '--source=.'], 'needs a name: --name=my_set'),
+    (['folder', '--source=.', '--name=../x'], 'cannot name a data set'),
+    (['folder', '--name=x'], '--source=PATH is missing'),
+    (['cifar10', '--name=x'], 'is for NAME folder'),
+    (['cifar10', '--class_list=x'], 'is for imagenet21k'),
+    (['cifar10', '--source=/nowhere'], 'holds no prepared cifar10'),
+    (['digits', '--source=x'], 'takes no --source'),
+    (['digits', '--workers=-1'], 'give 1 or more'),
+    (['digits', '--data_dir=gs://bucket/x'], 'is remote: prepare on a disk'),
+    (['digits', '--data_dir=/dev/null/x'], 'cannot be written'),
+    (['folder', '--source=.', '--name=x', '--data_dir=/dev/null'], 'Not a dir'),
+  ],
+)
+def test_one_message(arguments, message, tmp_path):
+  """Whatever a person can mend is a UserError that says what came."""
+  flags = dict(data_dir=str(tmp_path), workers=1)
+  for argument in arguments[1:]:
+    key, _, value = argument.removeprefix('--').partition('=')
+    flags[{'name': 'set_name'}.get(key, key)] = value
+  flags['workers'] = int(flags['workers'])
+  if flags.get('source') == '.':
+    (tmp_path / 'in/cat').mkdir(parents=True)
+    (tmp_path / 'in/cat/1.jpg').write_bytes(archives.photograph(1))
+    flags['source'] = str(tmp_path / 'in')
+  with pytest.raises(UserError, match=message):
+    prepare.run(arguments[0], **flags)
+
+
+def test_exit_codes(tmp_path):
+  """2, one line and no traceback; also for two names."""
+  data = f'--data_dir={tmp_path}'
+  for arguments in (['imagenet21k'], ['cifar10', 'cifar100']):
+    _, err = runs.run(runs.command('prepare', data, *arguments), code=2)
+    assert err.startswith('error: ') and err.count('\n') == 1, err
+
+
+def test_a_full_disk(tmp_path, source, monkeypatch):
+  """However it shows: from the shard writer, or as an error of a file."""
+  os.symlink('/dev/full', tmp_path / 'shard.tmp')
+  with pytest.raises(UserError, match='No space left'):
+    shards.write_records(tmp_path / 'shard', [bytes(10**6)] * 9, 'group_size:1')
+
+  def full(*_, **__):
+    raise OSError(errno.ENOSPC, 'No space left on device')
+
+  monkeypatch.setattr(imagenet21k, 'prepare', full)
+  with pytest.raises(UserError, match='is full: make room'):
+    prepare.run('imagenet21k', source=str(source), data_dir=str(tmp_path))

@@ -1,0 +1,119 @@
+"""Data sets from folders of images, with splits and without."""
+
+import pytest
+
+from tests import archives
+from vit_jax.data.builders import folder
+from vit_jax.data.sources import tfds
+from vit_jax.errors import UserError
+
+
+def fill(root, classes, count, seed=0):
+  """Writes CLASS/IMAGE; returns {content: class}."""
+  found = {}
+  for number, name in enumerate(classes):
+    (root / name).mkdir(parents=True)
+    for i in range(count):
+      kind = ('.jpg', '.PNG', '.webp')[i % 3]
+      content = archives.photograph(
+        1000 * seed + 100 * number + i, kind.lower()
+      )
+      (root / name / f'{i}{kind}').write_bytes(content)
+      found[content] = name
+  return found
+
+
+def read(data_dir, split):
+  source = tfds.Source(split, dataset='my_set', data_dir=str(data_dir))
+  items = [source[i] for i in range(len(source))]
+  return source.class_names, {
+    item['image']: source.class_names[item['label']] for item in items
+  }
+
+
+@pytest.mark.parametrize('workers', [1, 2])
+def test_classes_become_one_split(tmp_path, workers):
+  """Every image once, by class; what is no image is listed or ignored."""
+  wanted = fill(tmp_path / 'in', ['tabby cat', 'dog', 'ñandú'], 9)
+  (tmp_path / 'in/dog/broken.jpg').write_bytes(b'no image')
+  (tmp_path / 'in/dog/notes.txt').write_text('not an image')
+  (tmp_path / 'in/dog/gone.jpg').symlink_to('nowhere')
+  (tmp_path / 'in/.cache').mkdir()
+  folder.prepare(
+    tmp_path / 'in',
+    tmp_path / 'out',
+    'my_set',
+    workers=workers,
+    shard_bytes=3_000,
+  )
+  names, found = read(tmp_path / 'out', 'train')
+  assert names == ['dog', 'tabby cat', 'ñandú']
+  assert found == wanted
+  left_out = (tmp_path / 'out/my_set/1.0.0/undecodable.txt').read_text()
+  assert left_out.startswith('train/dog/broken.jpg\t')
+  assert left_out.count('\n') == 1
+  shards = list((tmp_path / 'out/my_set/1.0.0').glob('*.array_record-*'))
+  assert len(shards) > 1
+  labels = [list(found.values()).index(name) for name in names]
+  assert max(labels) < 12  # mixed: all classes come early
+
+
+def test_splits(tmp_path):
+  """train/, val/ and test/ keep their names and share the classes."""
+  wanted = {
+    split: fill(tmp_path / 'in' / split, classes, 4, seed)
+    for seed, (split, classes) in enumerate(
+      {'train': ['a', 'b'], 'val': ['b'], 'test': ['a', 'c']}.items()
+    )
+  }
+  folder.prepare(tmp_path / 'in', tmp_path / 'out', 'my_set')
+  for split, content in wanted.items():
+    assert read(tmp_path / 'out', split) == (['a', 'b', 'c'], content)
+
+
+def test_interrupted_goes_on(tmp_path, monkeypatch):
+  """Shards that were written are not written again; the files are the same."""
+  fill(tmp_path / 'in', ['a', 'b'], 20)
+  arguments = (tmp_path / 'in', tmp_path / 'out', 'my_set')
+  write, count = folder.shards.write_records, 0
+
+  def interrupted(*args):
+    nonlocal count
+    count += 1
+    if count == 3:
+      raise KeyboardInterrupt
+    write(*args)
+
+  monkeypatch.setattr(folder.shards, 'write_records', interrupted)
+  with pytest.raises(KeyboardInterrupt):
+    folder.prepare(*arguments, shard_bytes=3_000)
+  folder.prepare(*arguments, shard_bytes=3_000)
+  shards = len(list((tmp_path / 'out').rglob('*.array_record-*')))
+  assert shards > 3 and count == shards + 1
+  folder.prepare(tmp_path / 'in', tmp_path / 'b', 'my_set', shard_bytes=3_000)
+  ours, wanted = tmp_path / 'out/my_set', tmp_path / 'b/my_set'
+  assert archives.tree(ours) == archives.tree(wanted)
+
+
+def test_folders_that_will_not_do(tmp_path):
+  """One message each."""
+  fill(tmp_path / 'mixed/train', ['a'], 1)
+  fill(tmp_path / 'mixed', ['bus'], 1)
+  fill(tmp_path / 'undecodable', ['a'], 0)
+  (tmp_path / 'undecodable/a/1.jpg').write_bytes(b'x')
+  fill(tmp_path / 'newline', ['a\nb'], 1)
+  (tmp_path / 'empty').mkdir()
+  (tmp_path / 'file').write_text('')
+  for name, message in (
+    ('mixed', 'beside them bus'),
+    ('undecodable', 'no image of the split'),
+    ('newline', 'cannot name a class'),
+    ('empty', 'no image for the split'),
+    ('file', 'is no directory'),
+    ('absent', 'is no directory'),
+  ):
+    with pytest.raises(UserError, match=message):
+      folder.prepare(tmp_path / name, tmp_path / 'out', 'my_set')
+  for name in ('My', '../x', 'a-b', '', '1a'):
+    with pytest.raises(UserError, match='cannot name a data set'):
+      folder.prepare(tmp_path / 'mixed', tmp_path / 'out', name)

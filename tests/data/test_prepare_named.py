@@ -1,0 +1,209 @@
+"""Data sets of TFDS: what needs a person, what is converted, what is there."""
+
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import textwrap
+
+import pytest
+
+from tests import archives, runs
+from tests.data.test_prepare_folder import fill
+from vit_jax.data.builders import array_record, folder, named
+from vit_jax.data.sources import tfds
+from vit_jax.errors import UserError
+
+# Writes the tfrecord files of a data set from its array_record files.
+TO_TFRECORD = """
+  import pathlib, sys
+  import tensorflow as tf
+  from array_record.python.array_record_module import ArrayRecordReader
+
+  for path in pathlib.Path(sys.argv[1]).glob('*.array_record-*'):
+    other = str(path).replace('.array_record-', '.tfrecord-')
+    with tf.io.TFRecordWriter(other) as writer:
+      for record in ArrayRecordReader(str(path)).read_all():
+        writer.write(record)
+    path.unlink()
+"""
+
+
+@pytest.fixture(scope='module')
+def as_tfrecord(tmp_path_factory):
+  """A data set called cifar10, prepared as tfrecord: its version directory."""
+  root = tmp_path_factory.mktemp('named')
+  for split in ('train', 'test'):
+    fill(root / 'in' / split, ['a', 'b'], 10, len(split))
+  folder.prepare(root / 'in', root / 'tfds', 'cifar10', shard_bytes=2_000)
+  version = root / 'tfds/cifar10/1.0.0'
+  subprocess.run(
+    [sys.executable, '-c', textwrap.dedent(TO_TFRECORD), version], check=True
+  )
+  path = version / 'dataset_info.json'
+  info = json.loads(path.read_text()) | {'fileFormat': 'tfrecord'}
+  path.write_text(json.dumps(info))
+  return version
+
+
+def contents(data_dir, split):
+  source = tfds.Source(split, dataset='cifar10', data_dir=str(data_dir))
+  return [(source[i]['image'], source[i]['label']) for i in range(len(source))]
+
+
+@pytest.mark.slow
+def test_tfrecord_is_converted(tmp_path, as_tfrecord):
+  """Elsewhere and beside: the same records; the old files stay as they are."""
+  wanted = {s: contents(as_tfrecord.parents[1], s) for s in ('train', 'test')}
+  before = archives.tree(as_tfrecord)
+  command = runs.command(
+    *('prepare', 'cifar10', f'--source={as_tfrecord.parents[1]}'),
+    *(f'--data_dir={tmp_path}', '--workers=2'),
+  )
+  runs.run(command)
+  assert archives.tree(as_tfrecord) == before
+  copied = tmp_path / 'cifar10/1.0.0'
+  assert array_record.formats(copied) == ['array_record']
+  assert not list(copied.glob('*tfrecord*'))
+  assert {s: contents(tmp_path, s) for s in wanted} == wanted
+
+  named.prepare('cifar10', as_tfrecord.parents[1])
+  after = archives.tree(as_tfrecord)
+  assert {k: after[k] for k in before if k != 'dataset_info.json'} == {
+    k: v for k, v in before.items() if k != 'dataset_info.json'
+  }
+  assert array_record.formats(as_tfrecord) == ['tfrecord', 'array_record']
+  for name in ('cifar10-train', 'cifar10-test'):
+    first = f'{name}.array_record-00000-of-'
+    pair = [
+      next(p for k, p in archives.tree(d).items() if k.startswith(first))
+      for d in (copied, as_tfrecord)
+    ]
+    assert pair[0] == pair[1]
+  before = archives.tree(as_tfrecord)
+  named.prepare('cifar10', as_tfrecord.parents[1])  # done already
+  assert archives.tree(as_tfrecord) == before
+
+
+@pytest.mark.slow
+def test_damaged_tfrecord_is_told(tmp_path, as_tfrecord):
+  """Checksums are compared, records counted, missing shards named."""
+  copy = tmp_path / 'cifar10/1.0.0'
+  copy.mkdir(parents=True)
+  for name, content in archives.tree(as_tfrecord).items():
+    if 'array_record' not in name and '/' not in name:
+      (copy / name).write_bytes(content)
+  info = json.loads((copy / 'dataset_info.json').read_text())
+  info.pop('alternativeFileFormats', None)
+  (copy / 'dataset_info.json').write_text(json.dumps(info))
+  shard = sorted(copy.glob('*test.tfrecord*'))[0]
+  whole = shard.read_bytes()
+  flipped = bytearray(whole)
+  flipped[len(whole) // 2] ^= 1
+  length = int.from_bytes(whole[:8], 'little')
+  for content, message in (
+    (bytes(flipped), 'damaged or missing'),
+    (whole[: length + 16], 'records where'),
+    (None, 'damaged or missing'),
+  ):
+    shard.write_bytes(content) if content else shard.unlink()
+    with pytest.raises(UserError, match=message):
+      named.prepare('cifar10', tmp_path)
+  assert array_record.formats(copy) == ['tfrecord']
+  shard.write_bytes(whole)
+  named.prepare('cifar10', tmp_path)
+  assert contents(tmp_path, 'test') == contents(as_tfrecord.parents[1], 'test')
+
+
+@pytest.mark.slow
+def test_imagenet2012_from_archives_by_hand(tmp_path):
+  """What is missing is named; with it the data set is prepared and read."""
+  manual = tmp_path / 'downloads/manual'
+  message = 'ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar'
+  with pytest.raises(UserError, match=f'{manual} lacks {message}.*image-net'):
+    named.prepare('imagenet2012', tmp_path)
+  assert not manual.exists()
+  manual.mkdir(parents=True)
+  train = archives.synsets(0) | {
+    wnid: archives.synset_files(wnid, 3, seed)
+    for seed, wnid in enumerate(['n01440764', 'n01443537'])
+  }
+  archives.write(manual / 'ILSVRC2012_img_train.tar', train)
+  with pytest.raises(UserError, match='lacks ILSVRC2012_img_val.tar'):
+    named.prepare('imagenet2012', tmp_path)
+  images = {
+    f'ILSVRC2012_val_{i:08d}.JPEG': archives.photograph(i) for i in (1, 2)
+  }
+  (manual / 'ILSVRC2012_img_val.tar').write_bytes(archives.tar(images))
+  assert tarfile.is_tarfile(manual / 'ILSVRC2012_img_val.tar')
+  named.prepare('imagenet2012', tmp_path)
+  for split, content in (
+    ('train', [image for files in train.values() for image in files.values()]),
+    ('validation', list(images.values())),
+  ):
+    source = tfds.Source(split, dataset='imagenet2012', data_dir=str(tmp_path))
+    found = [source[i]['image'] for i in range(len(source))]
+    assert sorted(found) == sorted(content) and source.num_classes == 1000
+
+
+@pytest.mark.parametrize(
+  'name, message',
+  [
+    ('cifr10', 'Did you mean cifar10'),
+    ('imagnet21k', 'Did you mean imagenet21k'),
+    ('jft300m', 'not public'),
+    ('huggingface:mnist', 'no data set that is known'),
+    ('../cifar10', 'no data set that is known'),
+    ('cifar10:9.9.9', 'only: 3.0.2'),
+    ('sun397/small', 'has the configs tfds, standard-part1'),
+    ('imagenet2012_real', 'lacks ILSVRC2012_img_val.tar'),
+    ('resisc45', 'NWPU-RESISC45.rar'),
+    ('diabetic_retinopathy_detection/btgraham-300', 'kaggle.com'),
+    ('imagenet_lt', 'lacks what TFDS asks for'),
+  ],
+)
+def test_one_message(tmp_path, name, message):
+  """Unknown names, and what a person has to fetch."""
+  with pytest.raises(UserError, match=message):
+    named.prepare(name, tmp_path)
+  assert not os.listdir(tmp_path)
+
+
+# Makes TensorFlow look as if it were not installed.
+WITHOUT_TENSORFLOW = """
+  import importlib.machinery, pathlib, sys
+  finder = importlib.machinery.PathFinder
+  find = finder.find_spec
+  finder.find_spec = classmethod(
+    lambda cls, name, *rest: find(name, *rest)
+    if name.split('.')[0] != 'tensorflow' else None
+  )
+  from vit_jax import prepare
+  from vit_jax.errors import UserError
+  source, target = sys.argv[1:]
+  prepare.run('imagenet21k', source=source, data_dir=target, workers=1)
+  prepare.run('imagenet21k', source=source, data_dir=target, workers=1)
+  for name in ('cifar10', 'digits'):
+    try:
+      prepare.run(name, data_dir=target)
+    except UserError as error:
+      print(error)
+"""
+
+
+def test_without_tensorflow(tmp_path):
+  """Our own builders do without; TFDS's say what they need."""
+  source = archives.write(tmp_path / 'fall11_whole.tar', archives.synsets(2))
+  done = subprocess.run(
+    [
+      *(sys.executable, '-c', textwrap.dedent(WITHOUT_TENSORFLOW)),
+      *(source, tmp_path / 'tfds'),
+    ],
+    cwd=runs.ROOT,
+    env=runs.environment(),
+    capture_output=True,
+    text=True,
+  )
+  assert done.returncode == 0, done.stderr[-3000:]
+  assert done.stdout.count('needs TensorFlow once: pip install') == 2

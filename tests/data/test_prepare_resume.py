@@ -1,0 +1,169 @@
+"""A preparation that is killed goes on, to the very same files."""
+
+import os
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+
+from tests import archives, runs
+from vit_jax.data.builders import imagenet21k, shards
+from vit_jax.errors import UserError
+
+SMALL = dict(part_bytes=1, shard_bytes=4_000)  # a part a synset, several shards
+VERSION = 'imagenet21k/1.0.0'
+
+
+@pytest.fixture(scope='module')
+def prepared(tmp_path_factory):
+  """What comes without an interruption: (its TFDS directory, contents)."""
+  folder = tmp_path_factory.mktemp('whole')
+  contents, _ = archives.with_trouble()
+  source = archives.write(folder / 'fall11_whole.tar', contents)
+  imagenet21k.prepare(source, folder / 'tfds', **SMALL)
+  return folder, contents
+
+
+# Prepares in a child that is killed before its fourth file appears, again and
+# again until one gets to the end; says how many it took.
+KILLED = """
+  import os, pathlib, signal, sys
+  from vit_jax.data.builders import imagenet21k, shards
+
+  def killed_after(replace, number):
+    count = 0
+    def counted(*paths):
+      nonlocal count
+      count += 1
+      if count > number:
+        os.kill(os.getpid(), signal.SIGKILL)
+      replace(*paths)
+    return counted
+
+  tries, status = 0, 1
+  while status:
+    tries += 1
+    child = os.fork()
+    if not child:
+      os.replace = killed_after(os.replace, 3)
+      os.rename = killed_after(os.rename, tries % 2)
+      source, target = map(pathlib.Path, sys.argv[1:])
+      imagenet21k.prepare(source, target, part_bytes=1, shard_bytes=4_000)
+      os._exit(0)
+    status = os.waitpid(child, 0)[1]
+    assert status in (0, signal.SIGKILL), status
+  print(tries)
+"""
+
+
+@pytest.mark.parametrize('kind', ['fall11_whole.tar', 'winter21_whole.tar.gz'])
+def test_killed_again_and_again(tmp_path, prepared, kind):
+  """Every try goes on where the last was killed; the files are the same."""
+  folder, contents = prepared
+  source = archives.write(tmp_path / kind, contents)
+  done = subprocess.run(
+    [sys.executable, '-c', textwrap.dedent(KILLED), source, tmp_path / 'tfds'],
+    cwd=runs.ROOT,
+    capture_output=True,
+    text=True,
+    timeout=120,
+  )
+  assert done.returncode == 0, done.stderr[-3000:]
+  ours, wanted = tmp_path / 'tfds' / VERSION, folder / 'tfds' / VERSION
+  assert archives.tree(ours) == archives.tree(wanted)
+  # A file a run, two notes, two files a shard: three of them a try.
+  shards = sum('array_record' in name for name in archives.tree(ours))
+  files = len(contents) + 2 + 2 * shards
+  assert files / 3 <= int(done.stdout) <= files / 3 + shards
+
+
+def test_workers_end_with_a_killed_parent(tmp_path):
+  """Nobody goes on writing behind the back of the next try."""
+  program = f"""
+    import os, pathlib, time
+    from vit_jax.data.builders import parallel
+    from tests.data.test_prepare_resume import wait_here
+    if __name__ == '__main__':
+      list(parallel.unordered(wait_here, [{str(tmp_path)!r}] * 2, 2))
+  """
+  script = tmp_path / 'main.py'
+  script.write_text(textwrap.dedent(program))
+  parent = subprocess.Popen(
+    [sys.executable, script],
+    cwd=runs.ROOT,
+    env=runs.environment() | {'PYTHONPATH': str(runs.ROOT)},
+  )
+  wait_until(lambda: len(list(tmp_path.glob('*.pid'))) == 2)
+  parent.kill()
+  parent.wait()
+  workers = [int(path.stem) for path in tmp_path.glob('*.pid')]
+  wait_until(lambda: not any(map(is_alive, workers)))
+
+
+def wait_here(folder):
+  """A task that never ends."""
+  open(f'{folder}/{os.getpid()}.pid', 'w').close()
+  time.sleep(600)
+
+
+def wait_until(condition, timeout_s=60):
+  end = time.monotonic() + timeout_s
+  while not condition():
+    assert time.monotonic() < end
+    time.sleep(0.05)
+
+
+def is_alive(pid):
+  """Whether a process runs (an ended one that nobody waits for does not)."""
+  try:
+    with open(f'/proc/{pid}/stat') as file:
+      return file.read().rpartition(')')[2].split()[0] != 'Z'
+  except FileNotFoundError:
+    return False
+
+
+def test_another_archive_does_not_mix_with_the_first(tmp_path, prepared):
+  """What was begun with one archive is not taken for another's."""
+  folder, contents = prepared
+  other = {wnid: dict(list(f.items())[:5]) for wnid, f in contents.items()}
+  first = archives.write(tmp_path / 'fall11_whole.tar', other)
+  with pytest.raises(UserError, match='lacks 7 of the 8 synsets'):
+    lists = tmp_path / 'list.txt'
+    lists.write_text(f'{next(iter(contents))}\n')
+    imagenet21k.prepare(first, tmp_path / 'tfds', class_list=lists, **SMALL)
+  assert (tmp_path / 'tfds/.prepare/imagenet21k/runs/00007.json').exists()
+  second = archives.write(tmp_path / 'fall11_whole.tar', contents)
+  imagenet21k.prepare(second, tmp_path / 'tfds', **SMALL)
+  ours, wanted = tmp_path / 'tfds' / VERSION, folder / 'tfds' / VERSION
+  assert archives.tree(ours) == archives.tree(wanted)
+
+
+def test_another_class_list_does_not_mix_with_the_first(
+  tmp_path, prepared, monkeypatch
+):
+  """Shards with other labels are written again; the archive is not read."""
+  _, contents = prepared
+  source = archives.write(tmp_path / 'fall11_whole.tar', contents)
+  write, left = shards.write_records, 3
+
+  def interrupted(*args):
+    nonlocal left
+    left -= 1
+    if not left:
+      raise KeyboardInterrupt
+    write(*args)
+
+  with monkeypatch.context() as patch:
+    patch.setattr(shards, 'write_records', interrupted)
+    with pytest.raises(KeyboardInterrupt):
+      imagenet21k.prepare(source, tmp_path / 'a', **SMALL)
+  lists = tmp_path / 'list.txt'
+  lists.write_text('\n'.join(sorted(contents, reverse=True)))
+  with monkeypatch.context() as patch:
+    patch.setattr(imagenet21k, '_read_part', None)  # not called again
+    imagenet21k.prepare(source, tmp_path / 'a', class_list=lists, **SMALL)
+  imagenet21k.prepare(source, tmp_path / 'b', class_list=lists, **SMALL)
+  ours, wanted = tmp_path / 'a' / VERSION, tmp_path / 'b' / VERSION
+  assert archives.tree(ours) == archives.tree(wanted)

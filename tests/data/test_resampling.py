@@ -1,0 +1,56 @@
+"""Resizing against Pillow, means over areas, and OpenCV."""
+
+import cv2
+import numpy as np
+import pytest
+from pictures import noise
+from PIL import Image
+
+from vit_jax.data.resampling import INTERPOLATIONS, resize
+
+PILLOW = {
+  'bicubic': Image.Resampling.BICUBIC,
+  'bilinear_antialias': Image.Resampling.BILINEAR,
+}
+
+
+@pytest.mark.parametrize('interpolation', PILLOW)
+@pytest.mark.parametrize('seed', range(25))
+def test_pillow_to_the_last_bit(interpolation, seed):
+  """Shrinking, enlarging and both at once, from and to any size."""
+  y, x, height, width = np.random.default_rng(seed).integers(1, 90, 4).tolist()
+  image, method = noise(y, x), PILLOW[interpolation]
+  # One axis at a time: which of them Pillow takes first depends on its version.
+  expected = Image.fromarray(image).resize((width, y), method)
+  expected = np.array(expected.resize((width, height), method))
+  resized = resize(image, height, width, interpolation)
+  np.testing.assert_array_equal(resized, expected)
+
+
+def test_area_averages():
+  """By a whole factor, each pixel is the mean of those it covers."""
+  image = noise(12, 20)
+  means = image.reshape(3, 4, 5, 4, 3).mean(axis=(1, 3))
+  resized = resize(image, 3, 5, 'area')
+  assert np.abs(resized - means).max() <= 0.5
+
+
+def test_bilinear_takes_four_neighbours():
+  """By four, it is the mean of the middle 2 x 2 of each 4 x 4: aliasing."""
+  image = noise(12, 20)
+  middle = image.reshape(3, 4, 5, 4, 3)[:, 1:3, :, 1:3]
+  resized = resize(image, 3, 5)
+  assert np.abs(resized - middle.mean(axis=(1, 3))).max() <= 0.5
+  np.testing.assert_array_equal(resized, cv2.resize(image, (5, 3)))
+
+
+@pytest.mark.parametrize('interpolation', INTERPOLATIONS)
+def test_constants_and_sizes_stay(interpolation):
+  """A flat image stays flat, an image of the wanted size as it is."""
+  flat = np.full((7, 31, 3), (0, 100, 255), np.uint8)
+  for height, width in [(1, 1), (3, 64), (50, 5)]:
+    resized = resize(flat, height, width, interpolation)
+    assert resized.shape == (height, width, 3)
+    assert (resized == (0, 100, 255)).all()
+  image = noise(7, 31)
+  np.testing.assert_array_equal(resize(image, 7, 31, interpolation), image)

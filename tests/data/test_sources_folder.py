@@ -1,0 +1,182 @@
+"""Folders of classes: what is taken, in which order, with which labels."""
+
+import os
+
+import contract
+import pytest
+
+from vit_jax.data.sources import folder
+from vit_jax.data.transforms import DecodeError
+from vit_jax.errors import UserError
+
+
+def fill(root, *paths):
+  """Writes an image to each path; returns {path: its bytes}."""
+  images = {}
+  for path in paths:
+    images[path] = contract.png(len(path) * 1000 + ord(path[-5]))
+    (root / path).parent.mkdir(parents=True, exist_ok=True)
+    (root / path).write_bytes(images[path])
+  return images
+
+
+def paths_of(source, root):
+  return [source.where(i).removeprefix(f'{root}/') for i in range(len(source))]
+
+
+def open_folder(root, split='train', **settings):
+  return folder.Source(split, path=str(root), **settings)
+
+
+def test_classes(tmp_path):
+  """Sorted classes, sorted files, any of the endings in any case."""
+  images = fill(tmp_path, 'dog/b.jpg', 'cat/2.PNG', 'dog/a.JPEG', 'cat/1.webp')
+  order = ['cat/1.webp', 'cat/2.PNG', 'dog/a.JPEG', 'dog/b.jpg']
+  expected = [(images[path], path[0] == 'd') for path in order]
+  source = open_folder(tmp_path)
+  contract.check(source, expected, order)
+  assert source.class_names == ['cat', 'dog']
+  assert source.name == f'{tmp_path}/train'
+
+
+def test_deeper_folders(tmp_path):
+  """The class is the first level, whatever lies below."""
+  order = ['cat/a-b.jpg', 'cat/a/1.jpg', 'cat/a/b/1.jpg', 'dog/x/cat/1.jpg']
+  images = fill(tmp_path, *order)
+  labels = [0, 0, 0, 1]
+  expected = [(images[p], k) for p, k in zip(order, labels, strict=True)]
+  contract.check(open_folder(tmp_path), expected, order)
+
+
+@pytest.mark.parametrize('held_out', ['val', 'validation', 'test'])
+def test_splits(tmp_path, held_out):
+  """Labels are those of train in every split; other folders are left out."""
+  images = fill(
+    tmp_path,
+    *('train/a/1.jpg', 'train/b/2.jpg', 'train/c/3.jpg'),
+    *(f'{held_out}/c/4.jpg', 'devkit/z/5.jpg'),
+  )
+  source = open_folder(tmp_path, held_out)
+  assert source.class_names == ['a', 'b', 'c']
+  contract.check(source, [(images[f'{held_out}/c/4.jpg'], 2)], ['c/4.jpg'])
+  both = open_folder(tmp_path, f'{held_out}+train[-1:]')
+  assert paths_of(both, tmp_path) == [f'{held_out}/c/4.jpg', 'train/c/3.jpg']
+  assert len(open_folder(tmp_path, 'all')) == 4
+  if held_out != 'test':
+    for name in ('val', 'validation'):
+      assert len(open_folder(tmp_path, name)) == 1
+
+
+def test_parts(tmp_path):
+  """Slices count examples in their order."""
+  order = [f'{k}/{i}.jpg' for k in 'ab' for i in range(5)]
+  fill(tmp_path, *order)
+  assert paths_of(open_folder(tmp_path, 'train[:30%]'), tmp_path) == order[:3]
+  assert paths_of(open_folder(tmp_path, 'train[-6:]'), tmp_path) == order[-6:]
+
+
+def test_what_is_no_image(tmp_path):
+  """Other endings, hidden files and hidden folders are left out."""
+  fill(
+    tmp_path,
+    *('cat/1.jpg', 'cat/.2.jpg', 'cat/._1.jpg', '.git/a/1.jpg'),
+    *('cat/.thumbs/1.jpg', 'cat/notes.txt', 'cat/Thumbs.db', 'readme.jpg'),
+  )
+  source = open_folder(tmp_path)
+  assert paths_of(source, tmp_path) == ['cat/1.jpg']
+  assert source.class_names == ['cat']
+
+
+def test_links(tmp_path):
+  """Links are followed, but not in circles; a dead one is named."""
+  root = tmp_path / 'data'
+  fill(root, 'cat/1.jpg')
+  fill(tmp_path, 'elsewhere/2.jpg', 'elsewhere/x/3.jpg')
+  (root / 'dog').symlink_to(tmp_path / 'elsewhere')
+  (root / 'cat' / '4.jpg').symlink_to(root / 'cat' / '1.jpg')
+  (root / 'cat' / 'loop').symlink_to(root / 'cat')
+  (root / 'cat' / 'up').symlink_to(root)
+  (root / 'cat' / 'self').symlink_to(root / 'cat' / 'self')
+  expected = ['cat/1.jpg', 'cat/4.jpg', 'dog/2.jpg', 'dog/x/3.jpg']
+  assert paths_of(open_folder(root), root) == expected
+  (root / 'dog' / '5.jpg').symlink_to(tmp_path / 'nowhere')
+  with pytest.raises(UserError, match='dog/5.jpg is a link to nothing'):
+    open_folder(root)
+
+
+def test_class_map(tmp_path):
+  """A list sets the labels and, after tabs, the names for people."""
+  images = fill(tmp_path / 'data', 'n01/1.jpg', 'n02/2.jpg', 'n03/3.jpg')
+  listed = tmp_path / 'classes.txt'
+  listed.write_text('n03\nn01\tgreat white shark\n\nn02\n')
+  source = open_folder(tmp_path / 'data', class_map=str(listed))
+  expected = [(image, k) for image, k in zip(images.values(), [1, 2, 0])]  # noqa: B905
+  contract.check(source, expected, list(images))
+  assert source.class_names == ['n03', 'great white shark', 'n02']
+
+
+def test_class_map_and_folders_differ(tmp_path):
+  """A folder without class is refused; a class without folder, by choice."""
+  fill(tmp_path / 'data', 'train/a/1.jpg', 'train/b/2.jpg', 'test/b/3.jpg')
+  listed = tmp_path / 'classes.txt'
+  listed.write_text('a\nc\nb\n')
+  settings = dict(class_map=str(listed))
+  with pytest.raises(UserError, match="class 'c' and 0 others"):
+    open_folder(tmp_path / 'data', **settings)
+  settings['allow_empty'] = True
+  source = open_folder(tmp_path / 'data', **settings)
+  assert source.num_classes == 3
+  assert [source[i]['label'] for i in range(2)] == [0, 2]
+  del settings['allow_empty']
+  assert len(open_folder(tmp_path / 'data', 'test', **settings)) == 1
+  listed.write_text('a\nc\n')
+  with pytest.raises(UserError, match="'b', which is not among the 2 classes"):
+    open_folder(tmp_path / 'data', 'test', **settings)
+  for content, words in (('', 'lists no class'), ('a\nb\na\n', 'lists a more')):
+    listed.write_text(content)
+    with pytest.raises(UserError, match=words):
+      open_folder(tmp_path / 'data', **settings)
+  with pytest.raises(UserError, match='config.source.class_map'):
+    open_folder(tmp_path / 'data', class_map=str(tmp_path / 'absent'))
+
+
+def test_an_empty_class(tmp_path):
+  """Refused by name, unless it is meant."""
+  fill(tmp_path, 'a/1.jpg', 'b/notes.txt', 'c/2.jpg')
+  with pytest.raises(UserError, match='/b holds no image.*allow_empty'):
+    open_folder(tmp_path)
+  source = open_folder(tmp_path, allow_empty=True)
+  assert source.class_names == ['a', 'b', 'c']
+  assert [source[i]['label'] for i in range(2)] == [0, 2]
+
+
+def test_a_class_that_train_has_not(tmp_path):
+  """A mistyped folder of another split does not become a class."""
+  fill(tmp_path, 'train/cat/1.jpg', 'val/cta/2.jpg')
+  with pytest.raises(UserError, match="'cta'.*did you mean 'cat'"):
+    open_folder(tmp_path, 'val')
+
+
+def test_wrong_places(tmp_path):
+  """What is no such folder is refused with what to do."""
+  fill(tmp_path, '1.jpg')
+  for path, words in (
+    (tmp_path / 'absent', 'no such directory'),
+    (tmp_path, 'take the source manifest'),
+    ('gs://bucket/data', 'gcsfuse'),
+  ):
+    with pytest.raises(UserError, match=words):
+      open_folder(path)
+  fill(tmp_path, 'cat/1.jpg')
+  with pytest.raises(UserError, match="no split 'test'.*allowed: train"):
+    open_folder(tmp_path, 'test')
+
+
+def test_a_file_that_is_gone(tmp_path):
+  """After the listing: a bad record, which the reader may skip."""
+  fill(tmp_path, 'cat/1.jpg', 'cat/2.jpg')
+  source = open_folder(tmp_path)
+  os.unlink(tmp_path / 'cat' / '1.jpg')
+  with pytest.raises(DecodeError, match='No such file'):
+    source[0]
+  assert source[1]['label'] == 0

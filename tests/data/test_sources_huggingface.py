@@ -1,0 +1,159 @@
+"""Hugging Face data sets, as the package `datasets` itself writes them."""
+
+import pathlib
+
+import contract
+import pytest
+
+pytest.importorskip('pyarrow')
+hf = pytest.importorskip('datasets')  # an optional extra; see setup.py
+
+import pyarrow as pa  # noqa: E402
+import pyarrow.parquet  # noqa: E402
+
+from vit_jax.data import index  # noqa: E402
+from vit_jax.data.sources import huggingface  # noqa: E402
+from vit_jax.data.transforms import DecodeError  # noqa: E402
+from vit_jax.errors import UserError  # noqa: E402
+
+NAMES = ['cat', 'cow', 'dog']
+
+
+@pytest.fixture(autouse=True)
+def cache_home(tmp_path_factory, monkeypatch):
+  home = tmp_path_factory.mktemp('cache')
+  monkeypatch.setenv('XDG_CACHE_HOME', str(home))
+  hf.disable_progress_bars()
+  return home
+
+
+def images(start, stop):
+  return [(contract.png(i), i % 3) for i in range(start, stop)]
+
+
+def make(start, stop):
+  """A data set of `datasets` with the examples of `images`."""
+  features = {
+    'image': hf.Image(),
+    'label': hf.ClassLabel(names=NAMES),
+    'caption': hf.Value('string'),
+  }
+  rows = [
+    {'image': {'bytes': image, 'path': None}, 'label': label, 'caption': 'x'}
+    for image, label in images(start, stop)
+  ]
+  return hf.Dataset.from_list(rows, features=hf.Features(features))
+
+
+def open_split(path, split='train', **settings):
+  return huggingface.Source(split, path=str(path), **settings)
+
+
+def test_one_data_set(tmp_path):
+  """A Dataset is the split train, of however many files."""
+  make(0, 20).save_to_disk(tmp_path / 'saved', num_shards=3)
+  source = open_split(tmp_path / 'saved')
+  contract.check(source, images(0, 20), ['data-00000-of-00003.arrow, row 0'])
+  assert source.class_names == NAMES
+  assert source.where(19).endswith('data-00002-of-00003.arrow, row 5')
+  part = open_split(tmp_path / 'saved', 'train[5:15]')
+  contract.check(part, images(5, 15), [])
+
+
+def test_several_splits(tmp_path):
+  """A DatasetDict; a shuffled one is saved in its new order."""
+  shuffled = make(0, 9).shuffle(seed=1)
+  whole = hf.DatasetDict(train=shuffled, validation=make(20, 24))
+  whole.save_to_disk(tmp_path)
+  plain = shuffled.cast_column('image', hf.Image(decode=False))
+  expected = [(row['image']['bytes'], row['label']) for row in plain]
+  assert expected != images(0, 9)
+  contract.check(open_split(tmp_path), expected, [])
+  contract.check(open_split(tmp_path, 'val'), images(20, 24), [])
+  both = open_split(tmp_path, 'validation[2:]+train')
+  contract.check(both, images(22, 24) + expected, ['validation/', '', 'train/'])
+  with pytest.raises(UserError, match="no split 'test'.*train, validation"):
+    open_split(tmp_path, 'test')
+
+
+@pytest.mark.parametrize('folder', ['', 'data'])
+def test_parquet(tmp_path, folder, monkeypatch):
+  """Converted once, and again when a file has changed."""
+  (tmp_path / folder).mkdir(exist_ok=True)
+  first = tmp_path / folder / 'train-00000-of-00002.parquet'
+  make(0, 250).to_parquet(first, batch_size=70)
+  make(250, 260).to_parquet(str(first).replace('00000-', '00001-'))
+  make(500, 503).to_parquet(tmp_path / folder / 'test-00000-of-00001.parquet')
+  source = open_split(tmp_path)
+  contract.check(source, images(0, 260), [])
+  assert source.class_names == NAMES
+  contract.check(open_split(tmp_path, 'test'), images(500, 503), [])
+  [*cached] = (tmp_path / folder / index.FOLDER).iterdir()
+  assert len(cached) == 2
+  with monkeypatch.context() as patch:
+    patch.setattr(huggingface, '_convert', None)
+    contract.check(open_split(tmp_path, 'train[-5:]'), images(255, 260), [])
+  make(7, 9).to_parquet(first)
+  expected = images(7, 9) + images(250, 260)
+  contract.check(open_split(tmp_path), expected, [])
+
+
+def test_parquet_that_cannot_be_written_beside(tmp_path, cache_home):
+  """The converted file goes to the home; if that fails, it is an error."""
+  make(0, 3).to_parquet(tmp_path / 'train.parquet')
+  (tmp_path / index.FOLDER).write_text('in the way')
+  contract.check(open_split(tmp_path), images(0, 3), [f'{cache_home}/vit_jax/'])
+  (cache_home / 'vit_jax').rename(cache_home / 'moved')
+  (cache_home / 'vit_jax').write_text('in the way')
+  with pytest.raises(UserError, match='XDG_CACHE_HOME'):
+    open_split(tmp_path)
+
+
+def test_other_columns(tmp_path):
+  """Plain bytes as images, plain numbers as labels, by names of your choice."""
+  table = pa.table(
+    {
+      'png': pa.array([contract.png(i) for i in range(4)]),
+      'fine': pa.array([3, 0, None, 5], pa.int16()),
+    }
+  )
+  pa.parquet.write_table(table, tmp_path / 'train.parquet')
+  source = open_split(tmp_path, image_key='png', label_key='fine')
+  assert source.num_classes == 6
+  assert source[0] == {'image': contract.png(0), 'label': 3}
+  with pytest.raises(DecodeError, match='no label'):
+    source[2]
+  with pytest.raises(UserError, match="no column 'image'.*fine, png"):
+    open_split(tmp_path, label_key='fine')
+  with pytest.raises(UserError, match="'png' of type binary; they must"):
+    open_split(tmp_path, image_key='fine', label_key='png')
+
+
+def test_images_that_are_files(tmp_path):
+  """A row may hold a path; a file that is gone is a bad record."""
+  path = tmp_path / 'image.png'
+  path.write_bytes(contract.png(1))
+  rows = [{'image': {'bytes': None, 'path': p}} for p in (str(path), None)]
+  rows = [{**row, 'label': 1} for row in rows]
+  saved = tmp_path / 'saved' / 'train.parquet'
+  saved.parent.mkdir()
+  pa.parquet.write_table(pa.Table.from_pylist(rows), saved)
+  source = open_split(tmp_path / 'saved')
+  assert source[0] == {'image': contract.png(1), 'label': 1}
+  with pytest.raises(DecodeError, match='neither'):
+    source[1]
+  path.unlink()
+  with pytest.raises(DecodeError, match='No such file'):
+    source[0]
+
+
+def test_wrong_places(tmp_path):
+  """What is no data set of these kinds is refused with what to do."""
+  with pytest.raises(UserError, match='save_to_disk'):
+    open_split(tmp_path)
+  with pytest.raises(UserError, match='gcsfuse'):
+    open_split('gs://bucket/data')
+  make(0, 4).save_to_disk(tmp_path / 'saved')
+  next(pathlib.Path(tmp_path / 'saved').glob('*.arrow')).unlink()
+  with pytest.raises(UserError, match='arrow is missing'):
+    open_split(tmp_path / 'saved')

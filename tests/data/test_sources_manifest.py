@@ -1,0 +1,132 @@
+"""Manifests: CSV and JSON lines, labels as numbers or names."""
+
+import json
+
+import contract
+import pytest
+
+from vit_jax.data.sources import manifest
+from vit_jax.data.transforms import DecodeError
+from vit_jax.errors import UserError
+
+ROWS = [
+  ('a/1.png', 'dog', 'train'),
+  ('b, c/2.png', 'cat', 'val'),
+  ('a/3.png', 'cat', 'train'),
+  ('ä/4.png', 'dog', 'train'),
+]
+
+
+@pytest.fixture
+def images(tmp_path):
+  """The images of ROWS beside the manifest: {path: bytes}."""
+  content = {}
+  for number, (path, _, _) in enumerate(ROWS):
+    content[path] = contract.png(number)
+    (tmp_path / path).parent.mkdir(exist_ok=True)
+    (tmp_path / path).write_bytes(content[path])
+  return content
+
+
+def write_csv(folder, header, rows):
+  path = folder / 'list.csv'
+  quoted = [','.join(f'"{cell}"' for cell in row) for row in rows]
+  path.write_text('\n'.join([header, *quoted]) + '\n')
+  return str(path)
+
+
+def write_jsonl(folder, rows):
+  path = folder / 'list.jsonl'
+  path.write_text('\n\n'.join(json.dumps(row) for row in rows))
+  return str(path)
+
+
+@pytest.mark.parametrize('kind', ['csv', 'jsonl'])
+def test_names(tmp_path, images, kind):
+  """Sorted names of the whole list are the classes, of each split."""
+  if kind == 'csv':
+    path = write_csv(tmp_path, 'image,label,split', ROWS)
+    lines = ['line 2', 'line 4', 'line 5']
+  else:
+    keys = ('image', 'label', 'split')
+    rows = [dict(zip(keys, row, strict=True)) for row in ROWS]
+    path = write_jsonl(tmp_path, rows)
+    lines = ['line 1', 'line 5', 'line 7']
+  chosen = [row for row in ROWS if row[2] == 'train']
+  expected = [(images[image], label == 'dog') for image, label, _ in chosen]
+  source = manifest.Source('train', path=path)
+  contract.check(source, expected, lines)
+  assert f'{tmp_path}/ä/4.png' in source.where(2)
+  assert source.class_names == ['cat', 'dog']
+  held_out = manifest.Source('validation', path=path)
+  assert held_out.class_names == ['cat', 'dog']
+  contract.check(held_out, [(images['b, c/2.png'], 0)], ['b, c/2.png'])
+
+
+def test_numbers(tmp_path, images):
+  """Whole numbers are the labels; absolute paths stay what they are."""
+  rows = [(str(tmp_path / image), i * 2) for i, image in enumerate(images)]
+  path = write_csv(tmp_path, 'image,label', rows)
+  source = manifest.Source('train[1:]', path=path)
+  expected = list(zip(images.values(), [0, 2, 4, 6], strict=True))[1:]
+  contract.check(source, expected, [])
+  assert source.num_classes == 7
+  lines = [dict(label=i, image=p) for i, p in enumerate(images)]
+  source = manifest.Source('train', path=write_jsonl(tmp_path, lines))
+  assert [source[i]['label'] for i in range(4)] == [0, 1, 2, 3]
+
+
+def test_class_map(tmp_path, images):
+  """Gives names their numbers, or numbers their names."""
+  listed = tmp_path / 'classes.txt'
+  listed.write_text('dog\tthe dog\ncow\ncat\n')
+  path = write_csv(tmp_path, 'image,label,split', ROWS)
+  source = manifest.Source('train', path=path, class_map=str(listed))
+  assert [source[i]['label'] for i in range(3)] == [0, 2, 0]
+  assert source.class_names == ['the dog', 'cow', 'cat']
+  rows = [(image, i) for i, image in enumerate(images)]
+  path = write_csv(tmp_path, 'image,label', rows[:3])
+  source = manifest.Source('train', path=path, class_map=str(listed))
+  assert source.class_names == ['the dog', 'cow', 'cat']
+  path = write_csv(tmp_path, 'image,label', rows)
+  with pytest.raises(UserError, match='label 3.*3 classes, 0 to 2'):
+    manifest.Source('train', path=path, class_map=str(listed))
+
+
+@pytest.mark.parametrize(
+  'name, content, words',
+  [
+    ('x.csv', 'image,class\n1.png,2\n', ["'class'", 'image and label']),
+    ('x.csv', '', ['image and label']),
+    ('x.csv', 'image,label\n', ['lists no image']),
+    ('x.csv', 'image,label\n1.png,0\n2.png\n', ['line 3', 'label None']),
+    ('x.csv', 'image,label\n,5\n', ['line 2', "image ''"]),
+    ('x.csv', 'image,label\na,0\nb,cat\n', ["'0'", "'cat'", 'class_map']),
+    ('x.csv', b'image,label\n\xff,0\n', ['UTF-8']),
+    ('x.jsonl', '{"image": "a"}', ['line 1', 'label None']),
+    ('x.jsonl', '{"image": "a", "label": 0.5}', ['label 0.5']),
+    ('x.jsonl', '{"image": "a", "label": true}', ['label True']),
+    ('x.jsonl', '{"image": "a", "label": 0}\n[]', ['line 2', 'list']),
+    ('x.jsonl', '{"image"', ['line 1', 'no JSON']),
+    ('x.txt', 'a 0', ['.csv or .jsonl']),
+  ],
+)
+def test_bad_lists(tmp_path, name, content, words):
+  """The message names the line, and what is allowed."""
+  path = tmp_path / name
+  path.write_bytes(content if isinstance(content, bytes) else content.encode())
+  with pytest.raises(UserError) as error:
+    manifest.Source('train', path=str(path))
+  for word in [name, *words]:
+    assert word in str(error.value)
+
+
+def test_files_that_are_not_there(tmp_path):
+  """The manifest: the user's error. An image: a bad record."""
+  with pytest.raises(UserError, match='config.source.path'):
+    manifest.Source('train', path=str(tmp_path / 'absent.csv'))
+  path = write_csv(tmp_path, 'image,label', [('absent.png', 0)])
+  with pytest.raises(DecodeError, match='No such file'):
+    manifest.Source('train', path=path)[0]
+  with pytest.raises(UserError, match="no split 'test'"):
+    manifest.Source('test', path=path)

@@ -1,0 +1,203 @@
+"""Mixtures: shares, epochs of each member, nothing but (seed, position)."""
+
+import contract
+import jax
+import numpy as np
+import pytest
+
+from vit_jax import sharding
+from vit_jax.data import order, stream
+from vit_jax.data.sources import mixture, synthetic
+from vit_jax.data.transforms import EvalTransform
+from vit_jax.errors import UserError
+
+SIZES = dict(a=300, b=70, c=11)
+WEIGHTS = dict(a=6, b=3.0, c=1.0)
+
+
+def member(size, weight, **settings):
+  return dict(name='synthetic', num_examples=size, weight=weight) | settings
+
+
+def open_mixture(split='train', weights=None, **changes):
+  weights = weights or WEIGHTS
+  members = {
+    name: member(SIZES[name], weight) for name, weight in weights.items()
+  }
+  return mixture.Source(split, members=members | changes)
+
+
+def located(positions, seed=0, source=None):
+  """(member, index in it) at positions."""
+  source = source or open_mixture()
+  starts = np.array(source._starts)
+  indices = source.locate(np.asarray(positions), seed)
+  members = np.searchsorted(starts, indices, 'right') - 1
+  return members, indices - starts[members]
+
+
+def test_the_contract():
+  """As an ordinary source it is the members one after another."""
+  members = [
+    synthetic.Source('train', num_examples=SIZES[name]) for name in SIZES
+  ]
+  source = open_mixture()
+  assert len(source) == sum(SIZES.values())
+  index = 0
+  for each in members:
+    for i in range(0, len(each), 7):
+      expected = each[i]
+      found = source[index + i]
+      np.testing.assert_array_equal(found['image'], expected['image'])
+      assert found['label'] == expected['label']
+      assert source.where(index + i) == each.where(i)
+    index += len(each)
+  for index in (-1, len(source)):
+    with pytest.raises(IndexError):
+      source[index]
+
+
+@pytest.mark.parametrize('start', [0, 1000, 5_000_000_000_000])
+def test_shares(start):
+  """Exact over each cycle of slots, near over a batch."""
+  members, _ = located(start + np.arange(mixture.SLOTS))
+  np.testing.assert_array_equal(np.bincount(members), [600, 300, 100])
+  for part in members.reshape(4, 250):
+    assert np.abs(np.bincount(part) / 250 - [0.6, 0.3, 0.1]).max() < 0.1
+
+
+def test_each_member_goes_through_its_epochs():
+  """Its examples in turn are what a training on it alone would see."""
+  members, indices = located(np.arange(6000))
+  for number, size in enumerate(SIZES.values()):
+    seen = indices[members == number]
+    for epoch in np.split(seen, range(size, len(seen), size))[:-1]:
+      np.testing.assert_array_equal(np.sort(epoch), np.arange(size))
+    assert (seen[:size] != np.arange(size)).any()
+    assert (seen[:size] != seen[size : 2 * size]).any()  # each in a new order
+
+
+def test_positions_stand_alone():
+  """Any positions, in any order and company, give the same examples."""
+  whole = open_mixture().locate(np.arange(5000), 3)
+  some = np.random.default_rng(0).integers(0, 5000, 700)
+  np.testing.assert_array_equal(open_mixture().locate(some, 3), whole[some])
+
+
+def test_seeds():
+  """Another seed, another pattern and other orders; members differ too."""
+  positions = np.arange(2000)
+  (members, indices), (others, other_indices) = (
+    located(positions, seed) for seed in (0, 1)
+  )
+  assert (members != others).mean() > 0.2
+  same = (members == 0) & (others == 0)
+  assert (indices[same] != other_indices[same]).mean() > 0.9
+  twins = mixture.Source(
+    'train', members=dict(x=member(500, 1.0), y=member(500, 1.0))
+  )
+  members, indices = located(positions, source=twins)
+  first, second = (indices[members == i][:500] for i in (0, 1))
+  assert (first != second).mean() > 0.9
+
+
+def test_one_member_alone():
+  """It is an order of that source, from the first to the last position."""
+  source = open_mixture(weights=dict(c=2.5))
+  found = source.locate(np.arange(1100), 0).reshape(-1, 11)
+  for epoch in found:
+    np.testing.assert_array_equal(np.sort(epoch), np.arange(11))
+  assert not np.array_equal(found[0], order.shuffled(np.arange(11), 11, 0))
+
+
+@pytest.mark.parametrize(
+  'weights, counts',
+  [
+    ([1, 1, 1], [334, 333, 333]),
+    ([0.7, 0.3], [700, 300]),
+    ([70, 30], [700, 300]),
+    ([2, 1], [667, 333]),
+    ([999, 1], [999, 1]),
+    ([5], [1000]),
+  ],
+)
+def test_slot_counts(weights, counts):
+  """A thousand in all, as near to the weights as can be."""
+  weights = dict(zip('abc', weights, strict=False))
+  assert mixture.slot_counts(weights) == counts
+
+
+def test_a_training_stream():
+  """The stream takes the mixture's order; a resume meets the same batches."""
+  source = open_mixture()
+  mesh = sharding.make_mesh(jax.devices()[:1], data=1, fsdp=1, model=1)
+
+  def labels(start, steps):
+    with stream.train_batches(
+      source, EvalTransform((4, 4)), 8, 5, start, mesh
+    ) as batches:
+      return [next(batches)['label'].tolist() for _ in range(steps)]
+
+  indices = source.locate(np.arange(32), 5).tolist()
+  expected = [source[i]['label'] for i in indices]
+  assert sum(labels(0, 4), []) == expected
+  assert sum(labels(2, 2), []) == expected[16:]
+
+
+def test_splits(tmp_path):
+  """One for all members, or one for each of some."""
+  for name, count in (('x', 6), ('y', 4)):
+    rows = [f'{i}.png,{i % 2},{"train" if i % 3 else "val"}' for i in range(9)]
+    path = tmp_path / f'{name}.csv'
+    path.write_text('\n'.join(['image,label,split', *rows[:count]]))
+  for i in range(9):
+    (tmp_path / f'{i}.png').write_bytes(contract.png(i))
+
+  def open_split(split):
+    members = {
+      name: dict(name='manifest', path=f'{tmp_path}/{name}.csv', weight=1.0)
+      for name in ('x', 'y')
+    }
+    return mixture.Source(split, members=members)
+
+  assert [len(open_split(s)) for s in ('train', 'val', 'all')] == [6, 4, 10]
+  assert len(open_split('train[:50%]')) == 3
+  alone = open_split('y/val')
+  contract.check(
+    alone, [(contract.png(0), 0), (contract.png(3), 1)], ['y.csv, line 2']
+  )
+  assert alone.name == f'mixture of {tmp_path}/y.csv/val'
+  mixed = open_split('y/all, x/train[:1]')  # in the order of the members
+  assert len(mixed) == 5
+  assert 'x.csv' in mixed.where(0) and 'y.csv' in mixed.where(1)
+  for wrong in ('z/train', 'x/train,y', 'x/', 'x/train,x/val'):
+    with pytest.raises(UserError, match='allowed: x, y'):
+      open_split(wrong)
+
+
+@pytest.mark.parametrize(
+  'changes, words',
+  [
+    (dict(d=member(5, 0.0)), ['members.d.weight is 0.0', 'positive']),
+    (dict(d=member(5, 'x')), ["'x'"]),
+    (dict(d=dict(name='synthetic')), ['members.d.weight is None']),
+    (dict(d=member(5, 0.004)), ["'d'", 'less than 1/1000']),
+    (dict(d=dict(weight=1.0)), ['members.d needs a name']),
+    (dict(d=dict(name='syntetic', weight=1.0)), ["did you mean 'synthetic'"]),
+    (dict(d=member(5, 1.0, hight=3)), ['d.hight', "did you mean 'height'"]),
+    (dict(d=dict(name='folder', weight=1.0)), ['d.path is missing']),
+    (dict(d=member(5, 1.0, num_classes=9)), ['10 classes', '9', 'agree']),
+  ],
+)
+def test_wrong_members(changes, words):
+  """The message names the member and the key."""
+  with pytest.raises(UserError) as error:
+    open_mixture(**changes)
+  for word in words:
+    assert word in str(error.value)
+
+
+def test_no_members():
+  """There must be one."""
+  with pytest.raises(UserError, match='source.members is empty'):
+    mixture.Source('train', members={})

@@ -1,0 +1,93 @@
+"""Sources that read a bucket directly give what they give locally."""
+
+import shutil
+
+import contract
+import pytest
+from bucket import NAME
+from test_index import write_shards
+from test_sources_tar import images, samples, write_tar
+
+from vit_jax.data import files, index, tfrecord
+from vit_jax.data.sources import manifest, tar, tfds
+from vit_jax.data.transforms import DecodeError
+from vit_jax.errors import UserError
+
+
+def test_tar(bucket):
+  """By directory and by pattern; the index lies in the bucket."""
+  write_tar(bucket / 'set' / 'train-0.tar', samples(0, 4))
+  write_tar(bucket / 'set' / 'train-1.tar', samples(4, 7))
+  write_tar(bucket / 'set' / 'val' / '0.tar', samples(7, 8))
+  path = f'{NAME}/set'
+  source = tar.Source('train', path=path)
+  contract.check(source, images(0, 7), [f'{path}/train-0.tar @ '])
+  contract.check(tar.Source('val', path=path), images(7, 8), [])
+  source = tar.Source('train', path=f'{path}/train-{{1..1}}.tar')
+  contract.check(source, images(4, 7), [])
+  assert len(list((bucket / 'set' / index.FOLDER).iterdir())) == 2
+  with pytest.raises(UserError, match='no .tar file'):
+    tar.Source('train', path=f'{NAME}/other')
+
+
+def test_manifest(bucket):
+  """Beside the manifest, and wherever it points."""
+  (bucket / 'a.png').write_bytes(contract.png(1))
+  (bucket / 'list.csv').write_text(
+    'image,label\na.png,0\ngs://bucket/a.png,1\ngs://bucket/b.png,1\n'
+  )
+  source = manifest.Source('train[:2]', path=f'{NAME}/list.csv')
+  expected = [(contract.png(1), 0), (contract.png(1), 1)]
+  contract.check(source, expected, ['gs://bucket/a.png'] * 2)
+  with pytest.raises(DecodeError, match='No such file'):
+    manifest.Source('train', path=f'{NAME}/list.csv')[2]
+
+
+def test_tfrecord_index(bucket):
+  """The same offsets, found once; the bucket's copy serves the next one."""
+  local, _ = write_shards(bucket, [3, 0, 4])
+  remote = [f'{NAME}/{path.rpartition("/")[2]}' for path in local]
+
+  def load(paths, scan=tfrecord.scan):
+    return index.load(paths, 'tfrecord', scan, on_bad_shard='error')
+
+  offsets = [
+    [shard['offset'].tolist() for shard in load(paths).shards]
+    for paths in (local, remote)
+  ]
+  assert offsets[0] == offsets[1]
+  assert (bucket / index.FOLDER).is_dir()
+  again = load(remote, scan=lambda path: pytest.fail('scanned again'))
+  assert [s['offset'].tolist() for s in again.shards] == offsets[0]
+  reader, same = files.Files(remote), files.Files(local)
+  assert reader.read(2, 12, 5) == same.read(2, 12, 5)
+  with pytest.raises(DecodeError):
+    reader.read(0, 10, 1000)
+
+
+def test_tfds(bucket, prepared):
+  """A whole data set in tfrecord."""
+  shutil.copytree(prepared['tfrecord'], bucket / 'tfds')
+  settings = dict(dataset='twin', data_dir=f'{NAME}/tfds')
+  source = tfds.Source('train[5:]', **settings)
+  local = tfds.Source(
+    'train[5:]', dataset='twin', data_dir=str(prepared['tfrecord'])
+  )
+  expected = [(local[i]['image'], local[i]['label']) for i in range(35)]
+  contract.check(source, expected, ['gs://bucket/tfds/twin/1.0.0/twin-train'])
+
+
+def test_a_bucket_that_cannot_be_written(bucket, monkeypatch, tmp_path):
+  """The index goes to the home, whatever kind of error the store raises."""
+  write_tar(bucket / 'train-0.tar', samples(0, 2))
+  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'home'))
+
+  def refuse(self, data):
+    raise RuntimeError('403')
+
+  monkeypatch.setattr(
+    index.epath.Path('gs://x').__class__, 'write_bytes', refuse
+  )
+  source = tar.Source('train', path=NAME)
+  contract.check(source, images(0, 2), [])
+  assert len(list((tmp_path / 'home' / 'vit_jax').iterdir())) == 1

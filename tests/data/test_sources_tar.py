@@ -1,0 +1,225 @@
+"""Tar shards: found, grouped into examples, indexed."""
+
+import io
+import json
+import os
+import tarfile
+
+import contract
+import pytest
+
+from vit_jax.data import index
+from vit_jax.data.sources import tar
+from vit_jax.errors import UserError
+
+
+@pytest.fixture(autouse=True)
+def cache_home(tmp_path_factory, monkeypatch):
+  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path_factory.mktemp('cache')))
+
+
+def write_tar(path, members, tar_format=tarfile.PAX_FORMAT):
+  """Writes (name, content) pairs; a name that ends in / is a folder."""
+  path.parent.mkdir(parents=True, exist_ok=True)
+  with tarfile.open(path, 'w', format=tar_format) as file:
+    for name, content in members:
+      info = tarfile.TarInfo(name.rstrip('/'))
+      if name.endswith('/'):
+        info.type = tarfile.DIRTYPE
+      info.size = len(content)
+      file.addfile(info, io.BytesIO(content))
+
+
+def samples(start, stop):
+  """Members of some examples: image i with label i % 5."""
+  for i in range(start, stop):
+    yield f'{i:06d}.png', contract.png(i)
+    yield f'{i:06d}.cls', b'%d\n' % (i % 5)
+
+
+def images(start, stop):
+  return [(contract.png(i), i % 5) for i in range(start, stop)]
+
+
+@pytest.fixture
+def shards(tmp_path):
+  """train-{000..002}.tar with 4, 5 and 3 examples, val-0.tar with 2."""
+  for number, (start, stop) in enumerate([(0, 4), (4, 9), (9, 12)]):
+    write_tar(tmp_path / f'a-train-{number:03d}.tar', samples(start, stop))
+  write_tar(tmp_path / 'a-val-0.tar', samples(50, 52))
+  return tmp_path
+
+
+def test_a_directory(shards):
+  """Shards of a split in the order of their names."""
+  source = tar.Source('train', path=str(shards))
+  places = ['a-train-000.tar'] * 4 + ['a-train-001.tar'] * 5
+  contract.check(source, images(0, 12), places)
+  contract.check(tar.Source('val', path=str(shards)), images(50, 52), [])
+  part = tar.Source('train[3:10]+validation', path=str(shards))
+  expected = images(3, 10) + images(50, 52)
+  contract.check(part, expected, ['-000.tar', '-001.tar'])
+  path, _, offset = part.where(4).partition(' @ ')
+  with open(path, 'rb') as file:
+    file.seek(int(offset))
+    assert file.read(len(contract.png(7))) == contract.png(7)
+
+
+@pytest.mark.parametrize(
+  'pattern, expected',
+  [
+    ('a-train-{000..002}.tar', images(0, 12)),
+    ('a-train-{001..001}.tar', images(4, 9)),
+    ('a-{train-001,train-000}.tar', images(4, 9) + images(0, 4)),
+    ('a-train-00{2..2}.tar', images(9, 12)),
+    ('a-train-002.tar', images(9, 12)),
+    ('a-{train,val}-{000,0}.tar', None),
+  ],
+)
+def test_patterns(shards, pattern, expected):
+  """Ranges and lists in braces, in their order."""
+  if expected is None:  # not all of them are there
+    with pytest.raises(UserError, match='missing'):
+      tar.Source('train', path=f'{shards}/{pattern}')
+    return
+  source = tar.Source('train', path=f'{shards}/{pattern}')
+  contract.check(source, expected, [])
+
+
+def test_splits_by_folder(tmp_path):
+  """train/ and val/ of shards; without any such word all is train."""
+  write_tar(tmp_path / 'train' / '0.tar', samples(0, 3))
+  write_tar(tmp_path / 'val' / '0.tar', samples(3, 5))
+  contract.check(tar.Source('val', path=str(tmp_path)), images(3, 5), [])
+  plain = tmp_path / 'trained'  # not the word
+  write_tar(plain / 'constrain-1.tar', samples(5, 7))
+  contract.check(tar.Source('train', path=str(plain)), images(5, 7), [])
+  write_tar(plain / 'test-1.tar', samples(5, 7))
+  with pytest.raises(UserError, match='constrain-1.tar names no split'):
+    tar.Source('test', path=str(plain))
+
+
+@pytest.mark.parametrize(
+  'tar_format', [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
+)
+def test_names_of_members(tmp_path, tar_format):
+  """Folders, long names, several dots, upper case, members left out."""
+  long = 'f/' * 40 + 'x' * 90
+  members = [
+    ('./', b''),
+    ('a/', b''),
+    ('a/1.b.txt', b'no image'),
+    ('a/1.JPG', contract.png(1)),
+    ('a/1.cls', b'3'),
+    ('b/1.cls', b'4'),  # another folder, another example
+    ('b/._1.jpg', b'hidden'),
+    ('b/1.jpeg', contract.png(2)),
+    ('b/1.seg.png', contract.png(0)),
+    (f'{long}.png', contract.png(3)),
+    (f'{long}.cls', b'0'),
+  ]
+  write_tar(tmp_path / 'x.tar', members, tar_format)
+  expected = [(contract.png(1), 3), (contract.png(2), 4), (contract.png(3), 0)]
+  contract.check(tar.Source('train', path=str(tmp_path)), expected, [])
+
+
+def test_labels_in_json(tmp_path):
+  """By a key of your choice; each has its own index."""
+
+  def about(i):
+    return json.dumps({'label': i, 'fine': 10 + i, 'name': f'c{i}'}).encode()
+
+  members = []
+  for i in range(3):
+    members += [(f'{i}.json', about(i)), (f'{i}.jpg', contract.png(i))]
+  write_tar(tmp_path / 'x.tar', members)
+  for key, first in (('label', 0), ('fine', 10)):
+    source = tar.Source('train', path=str(tmp_path), label_key=key)
+    expected = [(contract.png(i), first + i) for i in range(3)]
+    contract.check(source, expected, [])
+  with pytest.raises(UserError, match="names .'c0'.*class_map"):
+    tar.Source('train', path=str(tmp_path), label_key='name')
+  listed = tmp_path / 'classes.txt'
+  listed.write_text('c2\nc1\nc0\n')
+  source = tar.Source(
+    'train', path=str(tmp_path), label_key='name', class_map=str(listed)
+  )
+  assert [source[i]['label'] for i in range(3)] == [2, 1, 0]
+  with pytest.raises(UserError, match='label 12.*3 classes, 0 to 2'):
+    tar.Source(
+      'train', path=str(tmp_path), label_key='fine', class_map=str(listed)
+    )
+  with pytest.raises(UserError, match="'absent' in .json"):
+    tar.Source('train', path=str(tmp_path), label_key='absent')
+
+
+@pytest.mark.parametrize(
+  'members, words',
+  [
+    ([('1.jpg', b'x')], ["example '1'", '.jpg', 'label']),
+    ([('1.cls', b'3')], ["example '1'", '.cls', 'one image']),
+    ([('1.jpg', b'x'), ('1.cls', b' ')], ["example '1'"]),
+    ([('1.jpg', b'x'), ('1.png', b'x'), ('1.cls', b'3')], ['one image']),
+    ([('1.jpg', b'x'), ('1.json', b'{')], ["'label' in .json"]),
+  ],
+)
+def test_incomplete_examples(tmp_path, members, words):
+  """The message names shard and example, and what it must have."""
+  write_tar(tmp_path / 'x.tar', [*samples(0, 1), *members])
+  with pytest.raises(UserError) as error:
+    tar.Source('train', path=str(tmp_path))
+  for word in ['x.tar', *words]:
+    assert word in str(error.value)
+
+
+def test_it_is_indexed_once(shards, monkeypatch):
+  """The second time no shard is scanned, and all is the same."""
+  first = tar.Source('train', path=str(shards))
+  monkeypatch.setattr(tar, '_scan', None)
+  second = tar.Source('train[:100%]', path=str(shards))
+  assert [first[i] for i in range(12)] == [second[i] for i in range(12)]
+  assert len(list((shards / index.FOLDER).iterdir())) == 1
+
+
+@pytest.mark.parametrize('cut', range(0, 4096, 256))
+def test_a_shard_cut_short(tmp_path, cut):
+  """Wherever: an error, or the examples that are complete, and only those."""
+  path = tmp_path / 'x.tar'
+  write_tar(path, samples(0, 2))  # each of header, content, header, content
+  with open(path, 'r+b') as file:
+    file.truncate(cut)
+  with pytest.raises(UserError, match='cut short'):
+    tar.Source('train', path=str(tmp_path))
+  # The first has all its members once a header of the second is there.
+  if cut >= 2048 + 512:
+    source = tar.Source('train', path=str(tmp_path), on_bad_shard='skip')
+    contract.check(source, images(0, 1), [])
+
+
+def test_a_damaged_header(tmp_path):
+  """It ends the shard, loudly."""
+  write_tar(tmp_path / 'x.tar', samples(0, 3))
+  with open(tmp_path / 'x.tar', 'r+b') as file:
+    file.seek(2048)
+    file.write(b'damaged')
+  with pytest.raises(UserError, match='cut short or damaged'):
+    tar.Source('train', path=str(tmp_path))
+
+
+def test_compressed_shards(tmp_path):
+  """By their ending or their content: refused, with what to do."""
+  with tarfile.open(tmp_path / 'x.tar.gz', 'w:gz'):
+    pass
+  for path in (tmp_path, tmp_path / 'x.tar.gz'):
+    with pytest.raises(UserError, match='gunzip'):
+      tar.Source('train', path=str(path))
+  os.rename(tmp_path / 'x.tar.gz', tmp_path / 'x.tar')
+  with pytest.raises(UserError, match='x.tar is compressed'):
+    tar.Source('train', path=str(tmp_path))
+
+
+@pytest.mark.parametrize('braces', ['{3..1}', '{a..b}', '{1}', '{}'])
+def test_bad_patterns(tmp_path, braces):
+  """Braces that mean nothing are shown."""
+  with pytest.raises(UserError, match='is no range'):
+    tar.Source('train', path=f'{tmp_path}/x-{braces}.tar')

@@ -1,0 +1,174 @@
+"""TFDS data sets as tfrecord are the same data as array_record."""
+
+import json
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import contract
+import pytest
+import tensorflow_datasets as tfds_lib
+
+from vit_jax.data import index
+from vit_jax.data.sources import tfds
+from vit_jax.errors import UserError
+
+FORMATS = ('tfrecord', 'array_record')  # as the fixture `prepared` has them
+
+
+@pytest.fixture
+def damaged(prepared, tmp_path):
+  """A copy of the tfrecord data set, to be damaged: (folder, a shard)."""
+  shutil.copytree(prepared['tfrecord'], tmp_path, dirs_exist_ok=True)
+  folder = tmp_path / 'twin' / '1.0.0'
+  shutil.rmtree(folder / index.FOLDER, ignore_errors=True)
+  return tmp_path, folder / 'twin-train.tfrecord-00001-of-00003'
+
+
+def open_twin(folder, split='train', **settings):
+  return tfds.Source(split, dataset='twin', data_dir=str(folder), **settings)
+
+
+@pytest.mark.parametrize(
+  'split',
+  [
+    *('train', 'test', 'train+test', 'all', 'train[:33%]', 'train[-5:]'),
+    *('train[1shard]', 'train[12:28]+test[3:]', 'test+train[20:21]'),
+  ],
+)
+def test_both_formats_hold_the_same(prepared, split):
+  """Every example at the same place, whatever part is taken."""
+  twins = [open_twin(prepared[kind], split) for kind in FORMATS]
+  first, second = ([twin[i] for i in range(len(twin))] for twin in twins)
+  assert first == second
+
+
+@pytest.mark.parametrize('kind', FORMATS)
+def test_as_tfds_reads_it(prepared, kind):
+  """The contract of sources, with the examples of TFDS's own reader."""
+  builder = tfds_lib.builder_from_directory(prepared[kind] / 'twin' / '1.0.0')
+  split = 'train[10:35]+test'
+  plain = dict(decoders={'image': tfds_lib.decode.SkipDecoding()})
+  if kind == 'array_record':
+    examples = builder.as_data_source(split, **plain)
+  else:
+    in_order = tfds_lib.ReadConfig(interleave_cycle_length=1)
+    examples = builder.as_dataset(
+      split=split, read_config=in_order, **plain
+    ).as_numpy_iterator()
+  expected = [(each['image'], int(each['label'])) for each in examples]
+  source = open_twin(prepared[kind], split)
+  first = f'twin-train.{kind}-00000-of-00003'
+  contract.check(source, expected, [first])
+  assert source.class_names == ['cat', 'cow', 'dog']
+  assert source.name == 'twin/train[10:35]+test'
+  assert f'twin-test.{kind}-00002-of-00003' in source.where(len(source) - 1)
+
+
+def test_where_is_where_it_is(prepared):
+  """At the offset that `where` gives stands the record, as TFDS wrote it."""
+  source = open_twin(prepared['tfrecord'], 'train[15:]')
+  path, _, offset = source.where(3).partition(' @ ')
+  content = pathlib.Path(path).read_bytes()[int(offset) :]
+  assert source[3]['image'] in content[: len(source[3]['image']) + 200]
+  other = open_twin(prepared['array_record'], 'train[15:]+test[1:]')
+  assert other.where(0).endswith('train.array_record-00001-of-00003, record 2')
+  assert other.where(25).endswith('test.array_record-00000-of-00003, record 1')
+
+
+def test_without_tensorflow(prepared):
+  """Reading either format leaves TensorFlow alone, installed or not."""
+  code = f"""
+import importlib.machinery as machinery, sys
+find = machinery.PathFinder.find_spec
+machinery.PathFinder.find_spec = staticmethod(
+  lambda name, *a: None if name == 'tensorflow' else find(name, *a)
+)
+from vit_jax.data.sources.tfds import Source
+for folder in {[str(folder) for folder in prepared.values()]}:
+  print(Source('train[3:]', dataset='twin', data_dir=folder)[5]['label'])
+assert 'tensorflow' not in sys.modules
+"""
+  root = pathlib.Path(__file__).parents[2]
+  done = subprocess.run(
+    [sys.executable, '-c', code], cwd=root, capture_output=True, text=True
+  )
+  assert done.returncode == 0, done.stderr
+  expected = open_twin(prepared['tfrecord'], 'train[3:]')[5]['label']
+  assert done.stdout.split()[-2:] == [str(expected)] * 2
+
+
+def test_a_shard_cut_short(damaged):
+  """An error that names it; or its complete records, and all of the others."""
+  folder, shard = damaged
+  whole = open_twin(folder)
+  images = [whole[i]['image'] for i in range(40)]
+  offset = int(whole.where(20).partition(' @ ')[2])
+  with open(shard, 'r+b') as file:
+    file.truncate(offset + 5)
+  with pytest.raises(UserError) as error:
+    open_twin(folder)
+  for word in (str(shard), f'offset {offset - 12}', 'on_bad_shard=skip'):
+    assert word in str(error.value)
+  left = open_twin(folder, on_bad_shard='skip')
+  assert [left[i]['image'] for i in range(len(left))] == (
+    images[:20] + images[27:]
+  )
+  part = open_twin(folder, 'train[18:29]', on_bad_shard='skip')
+  assert [part[i]['image'] for i in range(len(part))] == (
+    images[18:20] + images[27:29]
+  )
+  assert len(open_twin(folder, 'test')) == 7  # whose shards are whole
+
+
+def test_shards_of_another_preparation(damaged):
+  """Complete shards with other counts than TFDS noted are refused."""
+  folder, shard = damaged
+  shutil.copy(str(shard).replace('00001-of', '00000-of'), shard)
+  with pytest.raises(UserError, match='holds 13 records .* says 14'):
+    open_twin(folder)
+  shard.write_bytes(shard.read_bytes() + shard.read_bytes())
+  with pytest.raises(UserError, match='holds 26 records .* says 14'):
+    open_twin(folder)
+  shard.unlink()
+  with pytest.raises(UserError, match=f'{shard} is missing'):
+    open_twin(folder)
+
+
+def test_data_sets_of_old_tfds(damaged):
+  """Before TFDS knew other formats it did not note that it was tfrecord."""
+  folder, shard = damaged
+  about = shard.parent / 'dataset_info.json'
+  info = json.loads(about.read_text())
+  del info['fileFormat']
+  about.write_text(json.dumps(info))
+  assert len(open_twin(folder)) == 40
+
+
+@pytest.mark.parametrize(
+  'settings, words',
+  [
+    (dict(split='vaild'), ["no split 'vaild'", 'test, train']),
+    (dict(split='train[:41]'), ['train (40 examples)']),
+    (dict(split='train[5:5]'), ['without examples']),
+    (dict(image_key='imag'), ["no feature 'imag'", "did you mean 'image'"]),
+    (dict(image_key='file_name'), ['Text, not a Image', 'allowed: image']),
+    (dict(label_key='file_name'), ['Text', 'allowed: coarse, label']),
+    (dict(on_bad_shard='x'), ["'error', 'skip'"]),
+  ],
+)
+def test_wrong_settings(prepared, settings, words):
+  """The message says what came and what there is."""
+  with pytest.raises(UserError) as error:
+    open_twin(prepared['tfrecord'], **settings)
+  for word in words:
+    assert word in str(error.value)
+
+
+def test_other_labels(prepared):
+  """Any class label of the data set can be the target."""
+  for kind in FORMATS:
+    source = open_twin(prepared[kind], label_key='coarse')
+    assert source.num_classes == 2
+    assert {source[i]['label'] for i in range(40)} == {0, 1}

@@ -1,0 +1,97 @@
+"""Splits mean for every source what they mean for TFDS."""
+
+import numpy as np
+import pytest
+
+from vit_jax.data import splits
+from vit_jax.errors import UserError
+
+LENGTHS = {'train': 2000, 'validation': 10, 'test': 100}
+
+
+@pytest.mark.parametrize(
+  'spec, expected',
+  [
+    ('train', [('train', 0, 2000)]),
+    ('train[:99%]', [('train', 0, 1980)]),
+    ('train[99%:]', [('train', 1980, 2000)]),
+    ('train[1000:]', [('train', 1000, 2000)]),
+    ('train[-5:]', [('train', 1995, 2000)]),
+    ('validation[:33%]', [('validation', 0, 3)]),  # rounded to the nearest
+    ('validation[:66%]', [('validation', 0, 7)]),
+    ('train+validation', [('train', 0, 2000), ('validation', 0, 10)]),
+    ('train[:10%]+test[5:7]', [('train', 0, 200), ('test', 5, 7)]),
+    ('test + train[:1]', [('test', 0, 100), ('train', 0, 1)]),
+    (
+      'all',
+      [('train', 0, 2000), ('validation', 0, 10), ('test', 0, 100)],
+    ),
+  ],
+)
+def test_resolve(spec, expected):
+  """Names, slices, percents and sums."""
+  assert splits.resolve(spec, LENGTHS) == expected
+
+
+@pytest.mark.parametrize(
+  'spec, words',
+  [
+    ('trian', ["did you mean 'train'", 'train[:99%]']),
+    ('train+tset', ["'tset'", "'train+tset'", 'test']),
+    ('', ['allowed', 'train']),
+    ('train[', ['train (2000 examples)']),
+    ('train[:2001]', ['train (2000 examples)']),
+    ('train[:101%]', ['train (2000 examples)']),
+    ('train[0:0]', ['without examples']),
+    ('train[9:5]', ['without examples']),
+    ('train[:1shard]', ['shards', 'train[:99%]']),
+    ('all[:5]', ['cannot be had']),
+  ],
+)
+def test_bad_specs(spec, words):
+  """The message repeats what came and says what there is."""
+  with pytest.raises(UserError) as error:
+    splits.resolve(spec, LENGTHS)
+  for word in words:
+    assert word in str(error.value)
+
+
+def test_named():
+  """Only what a spec names has to be listed."""
+  assert splits.named('test[:5]+train+test', LENGTHS) == ['test', 'train']
+  assert splits.named('all', LENGTHS) == list(LENGTHS)
+
+
+def test_selection():
+  """Every example of every part, in order, and nothing beyond."""
+  spec = 'train[3:5]+test[-1:]+validation'
+  selection = splits.Selection(spec, splits.resolve(spec, LENGTHS))
+  expected = [('train', 3), ('train', 4), ('test', 99)]
+  expected += [('validation', i) for i in range(10)]
+  assert list(selection) == expected
+  for index in (-1, 13):
+    with pytest.raises(IndexError):
+      selection[index]
+
+
+@pytest.mark.parametrize('there', ['val', 'validation'])
+def test_val_is_validation(there):
+  """Either name finds the other, and 'all' does not count it twice."""
+  found = {'train': 'a', there: 'b'}
+  for asked in ('val', 'validation[:5]'):
+    name = asked.partition('[')[0]
+    assert splits.with_alias(found, asked)[name] == 'b'
+  assert splits.with_alias(found, 'all') == found
+  both = {'val': 'a', 'validation': 'b'}
+  assert splits.with_alias(both, 'val+validation') == both
+
+
+def test_as_tfds_rounds():
+  """Parts of 1 % each cover everything once, whatever the size."""
+  for n in np.random.default_rng(0).integers(100, 5000, 20).tolist():
+    stops = []
+    for i in range(100):
+      [part] = splits.resolve(f'train[{i}%:{i + 1}%]', {'train': n})
+      assert part.start == (stops[-1] if stops else 0)
+      stops.append(part.stop)
+    assert stops[-1] == n

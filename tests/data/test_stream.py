@@ -1,0 +1,171 @@
+"""Batches as a pure function of seed and step, exactly counted."""
+
+import collections
+
+import jax
+import numpy as np
+import pytest
+from numbered import AUGMENT, PLAIN, Numbered, assert_same, mesh_of, train
+
+from vit_jax import sharding
+from vit_jax.data import stream
+from vit_jax.data.reader import Reader
+from vit_jax.data.transforms import TrainTransform
+from vit_jax.errors import UserError
+
+# Training
+
+
+@pytest.mark.parametrize('size, batch_size', [(24, 8), (20, 8), (7, 16)])
+def test_every_example_once_an_epoch(size, batch_size):
+  """Over whole epochs each example comes exactly once in each."""
+  epochs = 2 * batch_size  # a whole number of batches
+  steps = epochs * size // batch_size
+  batches = train(Numbered(size), batch_size, steps, transform=PLAIN)
+  labels = np.concatenate([batch['label'] for batch in batches])
+  for epoch in labels.reshape(epochs, size):
+    np.testing.assert_array_equal(np.sort(epoch), np.arange(size))
+
+
+def test_images_belong_to_their_labels():
+  """Row i holds the pixels and the label of one record."""
+  source = Numbered(24)
+  [batch] = train(source, 16, 1, transform=PLAIN)
+  for image, label in zip(batch['image'], batch['label'], strict=True):
+    np.testing.assert_array_equal(image, PLAIN(source[label]['image']))
+
+
+MESHES = [
+  *(dict(), dict(data=2), dict(data=4, fsdp=2), dict(fsdp=8)),
+  *(dict(data=2, fsdp=2, model=2), dict(model=8)),
+]
+
+
+@pytest.mark.parametrize('sizes', MESHES)
+def test_the_mesh_does_not_matter(sizes):
+  """Any arrangement of devices gets the same batches, crops included."""
+  expected = train(Numbered(20), 16, 3)
+  assert_same(train(Numbered(20), 16, 3, mesh=mesh_of(**sizes)), expected)
+
+
+@pytest.mark.parametrize('sizes', MESHES)
+def test_batches_are_sharded_arrays(sizes):
+  """Types and shapes are as promised, rows split over data and fsdp."""
+  mesh = mesh_of(**sizes)
+  with stream.train_batches(Numbered(20), AUGMENT, 16, 0, 0, mesh) as batches:
+    batch = next(batches)
+  assert batch['image'].shape == (16, 4, 4, 3)
+  assert (batch['image'].dtype, batch['label'].dtype) == (np.uint8, np.int32)
+  for array in batch.values():
+    assert array.sharding == sharding.batch_sharding(mesh)
+
+
+@pytest.mark.parametrize('start', [1, 3, 7])
+def test_starting_in_the_middle(start):
+  """A run that starts at step s sees what an unbroken one sees from there."""
+  whole = train(Numbered(20), 8, start + 3)
+  assert_same(train(Numbered(20), 8, 3, start=start), whole[start:])
+
+
+@pytest.mark.parametrize('threads, prefetch', [(1, 1), (3, 1), (5, 4)])
+def test_threads_do_not_matter(threads, prefetch):
+  """How a host reads does not change what it reads."""
+  reader = Reader(threads=threads, prefetch=prefetch)
+  expected = train(Numbered(50), 40, 4)
+  assert_same(train(Numbered(50), 40, 4, reader=reader), expected)
+
+
+def test_seeds_and_epochs_crop_anew():
+  """Order and crops follow from the seed; an image's crops differ in time."""
+  labels = [train(Numbered(64), 64, 1, seed=seed)[0] for seed in (0, 1)]
+  assert (labels[0]['label'] != labels[1]['label']).any()
+  first, second = train(Numbered(8), 8, 2)
+  rows = [list(second['label']).index(label) for label in first['label']]
+  different = first['image'] != second['image'][rows]
+  assert different.any(axis=(1, 2, 3)).sum() >= 7
+
+
+def test_every_position_has_its_own_crop():
+  """The same image at other positions is cropped in other ways."""
+  batches = train(Numbered(1), 8, 3, transform=TrainTransform((9, 9)))
+  crops = [image.tobytes() for batch in batches for image in batch['image']]
+  assert len(set(crops)) == 24
+
+
+def test_the_batch_size_only_cuts_the_sequence():
+  """Position p holds the same crop whatever the batches it is cut into."""
+
+  def sequence(batch_size, steps):
+    batches = train(Numbered(20), batch_size, steps)
+    return {
+      key: np.concatenate([batch[key] for batch in batches])
+      for key in ('image', 'label')
+    }
+
+  assert_same([sequence(8, 6)], [sequence(24, 2)])
+
+
+def test_the_skip_list_takes_batches_out():
+  """Skipped batches are left out; the others are what they were."""
+  whole = train(Numbered(20), 8, 9)
+  skipped = train(Numbered(20), 8, 5, skipped=(1, 4))
+  assert_same(skipped, [whole[i] for i in (0, 2, 3, 5, 6)])
+  later = train(Numbered(20), 8, 3, start=2, skipped=(1, 4))
+  assert_same(later, [whole[i] for i in (3, 5, 6)])
+
+
+@pytest.mark.parametrize('make', [stream.train_batches, stream.eval_batches])
+def test_a_batch_must_be_divisible(make):
+  """The error says by how much."""
+  extra = (0, 0) if make is stream.train_batches else ()
+  with pytest.raises(UserError, match='multiple of 8'):
+    make(Numbered(20), PLAIN, 12, *extra, mesh_of(data=2, fsdp=4))
+
+
+# Evaluation
+
+
+@pytest.mark.parametrize('size', [1, 15, 16, 17, 40])
+@pytest.mark.parametrize('batch_size', [8, 16, 24])
+def test_eval_counts_every_example_once(size, batch_size):
+  """The mask is true once for each example, in order, whatever the batch."""
+  with stream.eval_batches(
+    Numbered(size), PLAIN, batch_size, mesh_of(data=4, fsdp=2)
+  ) as stream_:
+    batches = [jax.device_get(batch) for batch in stream_]
+  assert len(batches) == -(-size // batch_size)
+  assert all(len(batch['mask']) == batch_size for batch in batches)
+  mask = np.concatenate([batch['mask'] for batch in batches])
+  label = np.concatenate([batch['label'] for batch in batches])
+  image = np.concatenate([batch['image'] for batch in batches])
+  np.testing.assert_array_equal(label[mask], np.arange(size))
+  np.testing.assert_array_equal(mask, np.arange(len(mask)) < size)
+  assert not label[~mask].any() and not image[~mask].any()
+
+
+@pytest.mark.parametrize('sizes', MESHES)
+def test_eval_does_not_depend_on_the_mesh(sizes):
+  """Any arrangement of devices gets the same batches and padding."""
+
+  def batches(mesh):
+    with stream.eval_batches(Numbered(21), PLAIN, 16, mesh) as stream_:
+      return [jax.device_get(batch) for batch in stream_]
+
+  assert_same(batches(mesh_of(**sizes)), batches(mesh_of(data=8)))
+
+
+def test_nothing_is_read_twice():
+  """An evaluation opens each record once."""
+  source = Numbered(21)
+  with stream.eval_batches(source, PLAIN, 8, mesh_of()) as batches:
+    assert len(list(batches)) == 3
+  assert source.read == collections.Counter(range(21))
+
+
+def test_an_ended_stream_stays_ended():
+  """`next` after the end raises StopIteration each time."""
+  with stream.eval_batches(Numbered(3), PLAIN, 8, mesh_of()) as batches:
+    next(batches)
+    for _ in range(3):
+      with pytest.raises(StopIteration):
+        next(batches)

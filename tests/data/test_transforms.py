@@ -1,0 +1,189 @@
+"""Crops and resizing, against closed forms of the geometry."""
+
+import numpy as np
+import pytest
+from pictures import coordinates, encode, noise, smooth
+
+from vit_jax.data.transforms import TrainTransform, square
+from vit_jax.errors import UserError
+
+# Training crops
+
+AREAS = dict(min_area=0.2, max_area=0.7, min_aspect=0.6, max_aspect=1.5)
+
+
+@pytest.mark.parametrize(
+  'height, width', [(300, 400), (400, 300), (64, 64), (500, 353)]
+)
+@pytest.mark.parametrize('ranges', [dict(), AREAS])
+def test_inception_boxes_are_in_their_ranges(height, width, ranges):
+  """Area and aspect are in range, and the box inside the image."""
+  transform = TrainTransform((8, 8), **ranges)
+  rng = np.random.default_rng(0)
+  area = height * width
+  whole = shares = 0
+  for _ in range(2000):
+    y, x, h, w = transform._inception_box(height, width, rng)
+    assert 0 <= y <= y + h <= height and 0 <= x <= x + w <= width
+    if (h, w) == (height, width) and transform.max_area < 1:
+      whole += 1  # ten draws failed
+      continue
+    assert transform.min_area <= h * w / area <= transform.max_area
+    # The width is rounded: up to half a pixel off the aspect drawn.
+    assert w + 0.5 >= transform.min_aspect * h
+    assert w - 0.5 <= transform.max_aspect * h
+    shares += h * w / area
+  assert whole < 20
+
+
+def test_inception_boxes_use_their_ranges():
+  """Small and large, flat and upright boxes all occur, at all places."""
+  rng, transform = np.random.default_rng(0), TrainTransform((8, 8))
+  boxes = [transform._inception_box(300, 300, rng) for _ in range(4000)]
+  y, x, h, w = np.array(boxes).T
+  share, aspect = h * w / 90_000, w / h
+  assert share.min() < 0.06 and share.max() > 0.9
+  assert aspect.min() < 0.77 and aspect.max() > 1.3
+  # Left over on either side alike.
+  assert np.mean(y) == pytest.approx(np.mean(300 - h - y), rel=0.1)
+  assert np.mean(x) == pytest.approx(np.mean(300 - w - x), rel=0.1)
+
+
+def test_an_image_too_narrow_for_any_box_is_taken_whole():
+  """After ten failed draws the crop is the image."""
+  rng = np.random.default_rng(0)
+  box = TrainTransform((8, 8), min_area=0.5)._inception_box(4, 1000, rng)
+  assert box == (0, 0, 4, 1000)
+
+
+def test_a_pixel_can_be_cropped():
+  """The smallest image works, too."""
+  rng = np.random.default_rng(0)
+  transform = TrainTransform((4, 6))
+  for _ in range(20):
+    assert transform(noise(1, 1), rng).shape == (4, 6, 3)
+
+
+def test_train_transform_follows_its_generator():
+  """The same seed gives the same pixels; another seed others."""
+  image, transform = encode(noise(50, 70), '.png'), TrainTransform((16, 24))
+
+  def pixels(seed):
+    return transform(image, np.random.default_rng(seed))
+
+  assert pixels(0).shape == (16, 24, 3) and pixels(0).dtype == np.uint8
+  np.testing.assert_array_equal(pixels(0), pixels(0))
+  assert len({pixels(seed).tobytes() for seed in range(20)}) == 20
+
+
+def test_the_crop_is_the_box():
+  """What is cut is what `_inception_box` says, before any resizing."""
+  image = coordinates(60, 80)
+  transform = TrainTransform((1, 1), flip=False)
+  for seed in range(20):
+    box = transform._inception_box(60, 80, np.random.default_rng(seed))
+    y, x, h, w = box
+    same_size = TrainTransform((h, w), flip=False)
+    cut = same_size(image, np.random.default_rng(seed))
+    np.testing.assert_array_equal(cut, image[y : y + h, x : x + w])
+
+
+def test_flip_mirrors_half_of_the_time():
+  """Left and right change places in half of the draws, never without flip."""
+  image, rng = coordinates(8, 8), np.random.default_rng(0)
+  transform = TrainTransform((8, 8), crop='none')
+  flipped = 0
+  for _ in range(1000):
+    pixels = transform(image, rng)
+    if np.array_equal(pixels, image[:, ::-1]):
+      flipped += 1
+    else:
+      np.testing.assert_array_equal(pixels, image)
+  assert flipped == pytest.approx(500, abs=5 * np.sqrt(250))
+  still = TrainTransform((8, 8), crop='none', flip=False)
+  for _ in range(20):
+    np.testing.assert_array_equal(still(image, rng), image)
+
+
+def test_a_padded_crop_covers_the_border():
+  """Of an image of the result's size: all offsets, reflected beyond it."""
+  image, rng = coordinates(32, 32), np.random.default_rng(0)
+  transform = TrainTransform((32, 32), crop='pad', pad=4, flip=False)
+  offsets = set()
+  for _ in range(1000):
+    pixels = transform(image, rng)
+    y, x = np.argwhere((pixels[:, :, 0] == 15) & (pixels[:, :, 1] == 15))[0]
+    offsets.add((15 - y, 15 - x))
+    rows = 31 - np.abs(31 - np.abs(np.arange(32) + 15 - y))
+    columns = 31 - np.abs(31 - np.abs(np.arange(32) + 15 - x))
+    np.testing.assert_array_equal(pixels[:, 0, 0], rows)
+    np.testing.assert_array_equal(pixels[0, :, 1], columns)
+  assert {y for y, _ in offsets} == {x for _, x in offsets} == set(range(-4, 5))
+
+
+@pytest.mark.parametrize('size', [(64, 96), (100, 40), (17, 17)])
+def test_a_padded_crop_keeps_the_aspect(size):
+  """The smaller side is resized to fit first; DeiT-III's simple random crop."""
+  image, rng = coordinates(*size), np.random.default_rng(0)
+  transform = TrainTransform((32, 32), crop='pad', pad=0, flip=False)
+  scale = min(size) / 32
+  for _ in range(5):
+    pixels = transform(image, rng)
+    assert pixels.shape == (32, 32, 3)
+    rows, columns = pixels[:, 16, 0].astype(int), pixels[16, :, 1].astype(int)
+    for values in (rows, columns):
+      assert (values[24] - values[8]) / 16 == pytest.approx(scale, abs=0.1)
+
+
+@pytest.mark.parametrize(
+  'settings',
+  [
+    dict(randaugment_layers=2),
+    dict(randaugment_layers=2, randaugment_policy='authors'),
+    *(dict(three_augment=True), dict(color_jitter=0.3)),
+    dict(crop='pad', three_augment=True, color_jitter=0.3),
+  ],
+)
+def test_colours_change_what_is_cropped(settings):
+  """They follow the generator, after the same crop and flip as without."""
+  image, changed = encode(smooth(60, 50), '.png'), 0
+  plain = TrainTransform((24, 24), crop=settings.get('crop', 'inception'))
+  transform = TrainTransform((24, 24), **settings)
+  for seed in range(20):
+    pixels = transform(image, np.random.default_rng(seed))
+    again = transform(image, np.random.default_rng(seed))
+    np.testing.assert_array_equal(pixels, again)
+    assert pixels.shape == (24, 24, 3) and pixels.dtype == np.uint8
+    without = plain(image, np.random.default_rng(seed))
+    changed += not np.array_equal(pixels, without)
+  assert 10 < changed <= 20
+  every = dict(randaugment_layers=0, three_augment=False, color_jitter=0.0)
+  off = TrainTransform((24, 24), **settings | every)
+  np.testing.assert_array_equal(
+    off(image, np.random.default_rng(3)), plain(image, np.random.default_rng(3))
+  )
+
+
+@pytest.mark.parametrize(
+  'settings',
+  [
+    *(dict(crop='center'), dict(min_area=0.0), dict(max_area=1.1)),
+    *(dict(min_area=0.5, max_area=0.4), dict(min_aspect=0.0)),
+    *(dict(min_aspect=2.0), dict(pad=-1), dict(interpolation='cubic')),
+    *(dict(randaugment_layers=-1), dict(randaugment_magnitude=11.0)),
+    *(dict(randaugment_policy='mine'), dict(color_jitter=-0.1)),
+  ],
+)
+def test_impossible_crops(settings):
+  """Names and ranges that cannot be are refused when built."""
+  with pytest.raises(UserError, match=f'augment.*{next(iter(settings))}'):
+    TrainTransform((8, 8), **settings)
+
+
+def test_square():
+  """One number stands for both sides; nothing else does."""
+  assert square((384,)) == (384, 384)
+  assert square((384, 256)) == (384, 256)
+  for wrong in ((), (1, 2, 3), (0,), (8, -8)):
+    with pytest.raises(UserError, match='image_size'):
+      square(wrong)

@@ -1,0 +1,152 @@
+"""Resizing for evaluation, against closed forms of the geometry and Pillow."""
+
+import cv2
+import numpy as np
+import pytest
+from pictures import coordinates, noise, smooth
+from PIL import Image
+
+from vit_jax.data.headers import DecodeError
+from vit_jax.data.resampling import INTERPOLATIONS, resize
+from vit_jax.data.transforms import EvalTransform, TrainTransform
+from vit_jax.errors import UserError
+
+
+def sampled(length, out, start=0.0, scale=None):
+  """Coordinates that `out` pixels sample of `length`, half-pixel centres."""
+  scale = length / out if scale is None else scale
+  return np.clip(start + (np.arange(out) + 0.5) * scale - 0.5, 0, length - 1)
+
+
+def assert_geometry(pixels, rows, columns, tolerance):
+  """`coordinates` pixels were sampled at these rows and columns."""
+  expected = np.broadcast_to(rows[:, None], pixels.shape[:2])
+  assert np.abs(pixels[:, :, 0] - expected).max() <= tolerance
+  expected = np.broadcast_to(columns[None, :], pixels.shape[:2])
+  assert np.abs(pixels[:, :, 1] - expected).max() <= tolerance
+
+
+@pytest.mark.parametrize(
+  'size, image_size',
+  [
+    ((100, 200), (50, 50)),
+    ((100, 200), (64, 48)),
+    ((200, 100), (33, 77)),
+    ((40, 30), (80, 90)),
+    ((17, 256), (16, 16)),
+  ],
+)
+def test_squash_takes_the_whole_image(size, image_size):
+  """Bilinear, half-pixel centres, each axis by its own scale."""
+  pixels = EvalTransform(image_size)(coordinates(*size))
+  assert pixels.shape == (*image_size, 3)
+  rows, columns = (
+    sampled(size[0], image_size[0]),
+    sampled(size[1], image_size[1]),
+  )
+  # OpenCV's fixed point at times truncates where it should round: less than
+  # one grey level, which is one source pixel here.
+  assert_geometry(pixels, rows, columns, tolerance=0.99)
+
+
+@pytest.mark.parametrize(
+  'size, image_size, fraction',
+  [
+    ((192, 256), (112, 112), 0.875),
+    ((256, 192), (112, 112), 0.875),
+    ((200, 200), (50, 100), 0.875),
+    ((100, 240), (60, 40), 1.0),
+    ((64, 48), (96, 96), 0.5),
+  ],
+)
+def test_central_keeps_the_aspect(size, image_size, fraction):
+  """One scale for both axes, and as much left out on either side."""
+  transform = EvalTransform(
+    image_size, resize='central', central_fraction=fraction
+  )
+  pixels = transform(coordinates(*size))
+  assert pixels.shape == (*image_size, 3)
+  # Source pixels for each pixel of the result: the binding side decides.
+  scale = fraction * min(size[0] / image_size[0], size[1] / image_size[1])
+  starts = [(s - scale * i) / 2 for s, i in zip(size, image_size, strict=True)]
+  rows = sampled(size[0], image_size[0], starts[0], scale)
+  columns = sampled(size[1], image_size[1], starts[1], scale)
+  # The resized sides and the offset are whole pixels: up to half of one each,
+  # besides the rounding of values (see above).
+  assert_geometry(pixels, rows, columns, tolerance=scale + 0.99)
+
+
+def test_central_224_of_256():
+  """The usual case: smaller side 256, centre 224, to the pixel."""
+  image = smooth(96, 64)
+  resized = cv2.resize(image, (256, 384), interpolation=cv2.INTER_LINEAR)
+  expected = resized[80 : 80 + 224, 16 : 16 + 224]
+  transform = EvalTransform((224, 224), resize='central')
+  np.testing.assert_array_equal(transform(image), expected)
+
+
+def test_squash_central():
+  """big_vision's few-shot evaluation: 256 x 256, then the centre 224."""
+  image = smooth(96, 64)
+  resized = cv2.resize(image, (256, 256), interpolation=cv2.INTER_LINEAR)
+  transform = EvalTransform((224, 224), resize='squash_central')
+  np.testing.assert_array_equal(transform(image), resized[16:240, 16:240])
+
+
+def test_timm_evaluation():
+  """Smaller side 256, bicubic, centre 224: Pillow's pixels."""
+  image = noise(300, 400)
+  resized = Image.fromarray(image).resize((341, 256), Image.Resampling.BICUBIC)
+  expected = np.array(resized)[16:240, 58:282]
+  transform = EvalTransform(
+    (224, 224), resize='central', interpolation='bicubic'
+  )
+  np.testing.assert_array_equal(transform(image), expected)
+
+
+def test_interpolation_of_crops():
+  """Named for training as for evaluation."""
+  image = noise(90, 70)
+  for interpolation in INTERPOLATIONS:
+    settings = dict(interpolation=interpolation)
+    train = TrainTransform((32, 32), crop='none', flip=False, **settings)
+    pixels = train(image, np.random.default_rng(0))
+    expected = resize(image, 32, 32, interpolation)
+    np.testing.assert_array_equal(pixels, expected)
+    evaluate = EvalTransform((32, 32), **settings)
+    np.testing.assert_array_equal(evaluate(image), expected)
+
+
+def test_a_thread_of_an_image_is_no_image():
+  """Its smaller side enlarged, it would fill the memory."""
+  image = np.zeros((1, 10_000, 3), np.uint8)
+  for transform in (
+    EvalTransform((224, 224), resize='central'),
+    TrainTransform((224, 224), crop='pad'),
+  ):
+    with pytest.raises(DecodeError, match='10000 x 1 pixels'):
+      transform(image, np.random.default_rng(0))
+  assert EvalTransform((224, 224))(image).shape == (224, 224, 3)
+
+
+def test_eval_transform_needs_no_generator():
+  """It is deterministic, and nothing happens to an image that fits."""
+  image = noise(16, 24)
+  np.testing.assert_array_equal(EvalTransform((16, 24))(image), image)
+  rng = np.random.default_rng(0)
+  before = rng.bit_generator.state
+  EvalTransform((8, 8))(image, rng)
+  assert rng.bit_generator.state == before
+
+
+@pytest.mark.parametrize(
+  'settings',
+  [
+    *(dict(resize='crop'), dict(central_fraction=0.0)),
+    *(dict(central_fraction=1.5), dict(interpolation='nearest')),
+  ],
+)
+def test_impossible_preprocessing(settings):
+  """Names and shares that cannot be are refused when built."""
+  with pytest.raises(UserError, match=f'preprocess.*{next(iter(settings))}'):
+    EvalTransform((8, 8), **settings)

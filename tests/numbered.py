@@ -1,0 +1,70 @@
+"""A source whose records show their index, and batches of it on the host."""
+
+import collections
+
+import cv2
+import jax
+import numpy as np
+
+from vit_jax import sharding
+from vit_jax.data import stream
+from vit_jax.data.transforms import EvalTransform, TrainTransform
+
+PLAIN = EvalTransform((4, 4))
+AUGMENT = TrainTransform((4, 4))
+
+
+class Numbered:
+  """Images that show their index; some records can be damaged."""
+
+  name = 'numbered/train'
+
+  def __init__(self, size, *, bad_label=None, undecodable=None, missing=None):
+    self.size = size
+    self.num_classes = size
+    self.class_names = [str(i) for i in range(size)]
+    self.bad = dict(label=bad_label, undecodable=undecodable, missing=missing)
+    self.read = collections.Counter()
+
+  def __len__(self):
+    return self.size
+
+  def __getitem__(self, index):
+    assert 0 <= index < self.size
+    self.read[index] += 1
+    if index == self.bad['missing']:
+      raise OSError('the disk is gone')
+    pixels = np.random.default_rng(index).integers(0, 256, (9, 11, 3))
+    image = cv2.imencode('.png', pixels.astype(np.uint8))[1].tobytes()
+    if index == self.bad['undecodable']:
+      image = image[: len(image) // 2]
+    label = self.size if index == self.bad['label'] else index
+    return {'image': image, 'label': label}
+
+
+def mesh_of(data=1, fsdp=1, model=1):
+  devices = jax.devices()[: data * fsdp * model]
+  return sharding.make_mesh(devices, data=data, fsdp=fsdp, model=model)
+
+
+def train(source, batch_size, steps, *, start=0, mesh=None, **settings):
+  """Some training batches on the host: a list of {image, label}."""
+  arguments = dict(transform=AUGMENT, seed=0) | settings
+  with stream.train_batches(
+    source,
+    arguments.pop('transform'),
+    batch_size,
+    arguments.pop('seed'),
+    start,
+    mesh or mesh_of(data=8),
+    **arguments,
+  ) as batches:
+    return [jax.device_get(next(batches)) for _ in range(steps)]
+
+
+def assert_same(first, second):
+  assert len(first) == len(second)
+  for a, b in zip(first, second, strict=True):
+    assert a.keys() == b.keys()
+    for key in a:
+      np.testing.assert_array_equal(a[key], b[key])

@@ -1,0 +1,165 @@
+"""Changes of colour and geometry of one uint8 image, as Pillow defines them.
+
+Nothing is random here; `policies` draws. Colours follow Pillow's ImageOps and
+ImageEnhance (within two grey levels where OpenCV rounds otherwise). Geometry is
+bilinear, and what comes from outside the image is grey, 128.
+"""
+
+import cv2
+import numpy as np
+from jaxtyping import Int, UInt8
+
+Image = UInt8[np.ndarray, 'y x 3']
+_GREY = (128, 128, 128)
+_VALUES = np.arange(256)
+
+
+def _look_up(image: Image, table: np.ndarray) -> Image:
+  """Replaces each value; a table `[256]`, or `[256, 3]` for each channel."""
+  table = np.clip(table, 0, 255).astype(np.uint8)
+  if table.ndim == 2:
+    table = table[None]
+  return cv2.LUT(image, table)
+
+
+def _histogram(image: Image) -> Int[np.ndarray, '256 3']:
+  """Pixels of each value, by channel."""
+  channels = image.reshape(-1, 3).T
+  return np.stack([np.bincount(c, minlength=256) for c in channels], axis=1)
+
+
+def invert(image: Image) -> Image:
+  """255 − v."""
+  return 255 - image
+
+
+def posterize(image: Image, bits: int) -> Image:
+  """Keeps the upper bits, 0 to 8."""
+  return _look_up(image, _VALUES & ~(2 ** (8 - bits) - 1))
+
+
+def solarize(image: Image, threshold: int = 128) -> Image:
+  """Inverts values from the threshold on, 0 to 256."""
+  return _look_up(image, np.where(_VALUES < threshold, _VALUES, 255 - _VALUES))
+
+
+def solarize_add(image: Image, amount: int) -> Image:
+  """Makes values below 128 brighter by the amount."""
+  return _look_up(image, np.where(_VALUES < 128, _VALUES + amount, _VALUES))
+
+
+def brightness(image: Image, factor: float) -> Image:
+  """Factor 0 is black, 1 the image."""
+  return _look_up(image, factor * _VALUES)
+
+
+def contrast(image: Image, factor: float) -> Image:
+  """Factor 0 is the mean grey, 1 the image."""
+  mean = int(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY).mean() + 0.5)
+  return _look_up(image, mean + factor * (_VALUES - mean))
+
+
+def greyscale(image: Image) -> Image:
+  """Luma (ITU-R 601) in all three channels."""
+  return cv2.merge([cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)] * 3)
+
+
+def color(image: Image, factor: float) -> Image:
+  """Saturation: factor 0 is grey, 1 the image."""
+  return cv2.addWeighted(image, factor, greyscale(image), 1 - factor, 0)
+
+
+def sharpness(image: Image, factor: float) -> Image:
+  """Factor 0 is smoothed (but for the border), 1 the image, 2 sharpened."""
+  kernel = np.array([[1, 1, 1], [1, 5, 1], [1, 1, 1]], np.float32) / 13
+  smooth = image.copy()
+  smooth[1:-1, 1:-1] = cv2.filter2D(image, -1, kernel)[1:-1, 1:-1]
+  return cv2.addWeighted(image, factor, smooth, 1 - factor, 0)
+
+
+def auto_contrast(image: Image) -> Image:
+  """Stretches each channel to 0…255."""
+  low = image.min(axis=(0, 1)).astype(float)
+  high = image.max(axis=(0, 1)).astype(float)
+  scale = np.where(high > low, 255 / np.maximum(high - low, 1), 1)
+  shift = np.where(high > low, -low * scale, 0)
+  return _look_up(image, _VALUES[:, None] * scale + shift)
+
+
+def equalize(image: Image) -> Image:
+  """Flattens each channel's histogram."""
+  counts = _histogram(image)
+  last = 255 - np.argmax(counts[::-1] > 0, axis=0)
+  step = (counts.sum(axis=0) - counts[last, np.arange(3)]) // 255
+  below = np.cumsum(counts, axis=0) - counts
+  table = (below + step // 2) // np.maximum(step, 1)
+  return _look_up(image, np.where(step > 0, table, _VALUES[:, None]))
+
+
+def blur(image: Image, sigma: float) -> Image:
+  """Gaussian blur.
+
+  Args:
+    image: the image.
+    sigma: standard deviation, pixels.
+  """
+  return cv2.GaussianBlur(image, (0, 0), sigma)
+
+
+def affine(image: Image, matrix: list[list[float]]) -> Image:
+  """Geometry: where each pixel of the result comes from.
+
+  Args:
+    image: the image.
+    matrix: 2 x 3, maps (x, y, 1) of the result to (x, y) of the image, pixels,
+      with the origin at the upper left corner (not at a pixel's centre).
+  """
+  (a, b, c), (d, e, f) = matrix
+  centered = np.array(
+    [[a, b, c + (a + b - 1) / 2], [d, e, f + (d + e - 1) / 2]]
+  )
+  return cv2.warpAffine(
+    image,
+    centered,
+    (image.shape[1], image.shape[0]),
+    flags=cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP,
+    borderValue=_GREY,
+  )
+
+
+def rotate(image: Image, degrees: float) -> Image:
+  """Rotates counter-clockwise about the centre."""
+  cos, sin = np.cos(np.radians(degrees)), np.sin(np.radians(degrees))
+  y, x = image.shape[0] / 2, image.shape[1] / 2
+  return affine(
+    image,
+    [[cos, -sin, x - cos * x + sin * y], [sin, cos, y - sin * x - cos * y]],
+  )
+
+
+def shear_x(image: Image, slope: float) -> Image:
+  """Row y is taken `slope` · y further right."""
+  return affine(image, [[1, slope, 0], [0, 1, 0]])
+
+
+def shear_y(image: Image, slope: float) -> Image:
+  """Column x is taken `slope` · x further down."""
+  return affine(image, [[1, 0, 0], [slope, 1, 0]])
+
+
+def translate_x(image: Image, pixels: float) -> Image:
+  """Everything is taken that much further right."""
+  return affine(image, [[1, 0, pixels], [0, 1, 0]])
+
+
+def translate_y(image: Image, pixels: float) -> Image:
+  """Everything is taken that much further down."""
+  return affine(image, [[1, 0, 0], [0, 1, pixels]])
+
+
+def cut_out(image: Image, y: int, x: int, radius: int) -> Image:
+  """A grey square about (y, x), cut off at the border."""
+  image = image.copy()
+  top, left = max(y - radius, 0), max(x - radius, 0)
+  image[top : y + radius, left : x + radius] = _GREY
+  return image

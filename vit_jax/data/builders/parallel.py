@@ -1,0 +1,124 @@
+"""Many independent tasks by several processes, and how far they are."""
+
+import datetime
+import logging
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent import futures
+from concurrent.futures.process import BrokenProcessPool
+from typing import TypeVar
+
+from vit_jax.errors import UserError
+
+log = logging.getLogger('vit_jax')
+_WORKER_BYTES = 2**31  # what a worker may need, parts and shards in memory
+_EVERY_S = 10.0
+Task = TypeVar('Task')
+Result = TypeVar('Result')
+
+
+def default_workers() -> int:
+  """One a core, as far as memory goes."""
+  cores = (
+    len(os.sched_getaffinity(0))
+    if hasattr(os, 'sched_getaffinity')
+    else os.cpu_count() or 1
+  )
+  memory = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
+  return max(1, min(cores, memory // _WORKER_BYTES))
+
+
+def unordered(
+  function: Callable[[Task], Result], tasks: Iterable[Task], workers: int
+) -> Iterator[Result]:
+  """Results of a function, as they come; few tasks are drawn ahead.
+
+  Args:
+    function: of a module; raises what is raised here.
+    tasks: what it is called with; can be pickled.
+    workers: processes; 1 for none beside this one.
+
+  Raises:
+    UserError: a process was killed.
+  """
+  if workers == 1:
+    yield from map(function, tasks)
+    return
+  pool = futures.ProcessPoolExecutor(
+    workers,
+    # A forked copy of a process with threads (JAX, TensorFlow) may hang.
+    multiprocessing.get_context('spawn'),
+    initializer=_start_worker,
+  )
+  pending: set[futures.Future[Result]] = set()
+  try:
+    for task in tasks:
+      pending.add(pool.submit(function, task))
+      if len(pending) > workers:
+        done, pending = futures.wait(
+          pending, return_when=futures.FIRST_COMPLETED
+        )
+        yield from (future.result() for future in done)
+    for future in futures.as_completed(pending):
+      yield future.result()
+  except BrokenProcessPool as error:
+    raise UserError(
+      'a worker process was killed, most likely for want of memory: the same '
+      f'command with fewer --workers (now {workers}) goes on.'
+    ) from error
+  finally:
+    pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _start_worker() -> None:
+  """Lets a worker end with its parent, however that ends."""
+  signal.signal(signal.SIGINT, signal.SIG_DFL)  # without a traceback of each
+
+  def watch() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+      parent.join()
+    os._exit(1)
+
+  threading.Thread(target=watch, daemon=True).start()
+
+
+class Progress:
+  """Says on stderr, every ten seconds, how far a long task is."""
+
+  def __init__(self, what: str):
+    """`what` is done, for the message: 'reading fall11_whole.tar'."""
+    self._what = what
+    self._share = self._base = 0.0
+    self._images = 0
+    self._begin = self._said = time.monotonic()
+
+  def skip(self, share: float) -> None:
+    """What an earlier process did, up to this share of the whole."""
+    self._share = self._base = max(self._share, share)
+    self._begin = time.monotonic()
+
+  def add(self, share: float, images: int) -> None:
+    """Some more images, with which this share of the whole is done."""
+    self._share = max(self._share, share)
+    self._images += images
+    now = time.monotonic()
+    if now - self._said > _EVERY_S:
+      self._said = now
+      self._say(now - self._begin)
+
+  def _say(self, seconds: float) -> None:
+    done = max(self._share - self._base, 1e-9)
+    left = datetime.timedelta(seconds=int(seconds * (1 - self._share) / done))
+    log.info(
+      '%s: %.1f %%, %s images, %s images/s, %s left',
+      self._what,
+      100 * self._share,
+      f'{self._images:,}',
+      f'{self._images / seconds:,.0f}',
+      left,
+    )

@@ -1,0 +1,92 @@
+"""Where a preparation works until its result is whole, and then appears.
+
+DATA_DIR/.prepare/NAME is this user's alone, is locked while a preparation is at
+work and stays after an interruption, for the same command to go on. The result
+is renamed into place: a data set is there wholly or not at all.
+"""
+
+import contextlib
+import fcntl
+import os
+import pathlib
+import shutil
+from collections.abc import Iterator
+
+from vit_jax.errors import UserError
+
+VERSION = '1.0.0'
+_FOLDER = '.prepare'
+
+
+def is_prepared(data_dir: pathlib.Path, name: str) -> bool:
+  """Whether a data set that this package builds is there."""
+  return (data_dir / name / VERSION / 'dataset_info.json').exists()
+
+
+def clean(data_dir: pathlib.Path, name: str) -> None:
+  """Removes the work on a data set that is there: it may be large."""
+  if (data_dir / _FOLDER / name).exists():
+    with locked(data_dir, name) as work:
+      shutil.rmtree(work)
+
+
+@contextlib.contextmanager
+def locked(data_dir: pathlib.Path, name: str) -> Iterator[pathlib.Path]:
+  """The working directory of a data set; yields its path.
+
+  Raises:
+    UserError: another process is at work there.
+    OSError: it cannot be written.
+  """
+  root = data_dir / _FOLDER
+  root.mkdir(parents=True, exist_ok=True)
+  work = root / name
+  flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+  with open(os.open(root / f'{name}.lock', flags, 0o644), 'w') as file:
+    try:
+      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+      raise UserError(
+        f'another process is preparing {name} in {data_dir}: wait for it, or '
+        'end it; the same command goes on where it stopped.'
+      ) from error
+    work.mkdir(mode=0o700, exist_ok=True)
+    if work.lstat().st_uid != os.getuid():
+      raise UserError(
+        f'{work} belongs to another user, who began to prepare {name} there: '
+        'let them finish, remove it, or give another --data_dir.'
+      )
+    yield work
+
+
+def require_space(work: pathlib.Path, num_bytes: int) -> None:
+  """Checks that the disk has room, counting what is there already.
+
+  Raises:
+    UserError: not enough; says how much is needed.
+  """
+  there = sum(p.stat().st_size for p in work.rglob('*') if p.is_file())
+  free = shutil.disk_usage(work).free
+  if free < num_bytes - there:
+    raise UserError(
+      f'the disk of {work.parent.parent} has {free / 1e9:,.1f} GB free; '
+      f'{(num_bytes - there) / 1e9:,.1f} GB are needed. Make room, or give a '
+      '--data_dir on a larger disk.'
+    )
+
+
+def publish(work: pathlib.Path, result: pathlib.Path, target: pathlib.Path):
+  """Moves a whole result into its place and removes the working directory.
+
+  Raises:
+    UserError: something else is in that place.
+  """
+  target.parent.mkdir(parents=True, exist_ok=True)
+  try:
+    os.rename(result, target)
+  except OSError as error:
+    raise UserError(
+      f'{target} is in the way and is no whole data set: move it elsewhere, '
+      'then run the same command again.'
+    ) from error
+  shutil.rmtree(work)

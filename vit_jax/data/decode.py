@@ -1,0 +1,156 @@
+"""From encoded files to RGB pixels: no bombs, no half images, few rows.
+
+Reads JPEG, PNG, GIF (first frame), BMP and WebP. The size is read from the
+header before anything is decoded, so that a small file cannot claim all memory.
+Other formats are refused, because their size is not known before decoding.
+
+JPEG goes to simplejpeg where that is installed (libjpeg-turbo without OpenCV's
+overhead), everything else to OpenCV. Both have libjpeg's accurate integer
+transform and smooth chroma upsampling: the pixels are the same.
+
+Of a JPEG, simplejpeg decodes only the rows down to the lower edge of the wanted
+box: the file's header is given a smaller height, and the decoder stops there.
+These are the pixels of full decoding, not an approximation. What lies above or
+beside the box is not saved: of the Python packages that bring a library along,
+none offers libjpeg-turbo's skipping and cropping.
+
+Measured on 250 photographs (most 500x375), inception crop to 224 pixels,
+processor time for all of a transform: simplejpeg 1.03 times as fast as OpenCV,
+stopping below the box 1.25 times. Decoding at 1/2, 1/4 or 1/8 where a crop is
+that much too large is left out: it concerns 3 % of the crops, would make all
+together another 1.025 times as fast, and change those by 4.6 grey levels on
+average.
+"""
+
+from collections.abc import Callable
+
+import cv2
+import numpy as np
+from jaxtyping import UInt8
+
+from vit_jax.data import headers
+from vit_jax.data.headers import DecodeError
+
+try:
+  import simplejpeg  # optional: only speed
+except ImportError:
+  simplejpeg = None
+
+Image = UInt8[np.ndarray, 'y x 3']
+Box = tuple[int, int, int, int]  # y, x, height, width; pixels
+
+MAX_PIXELS = 2**27  # 134 million, 400 MB; the largest cameras make 102 million
+# The last row is smoothed with the row of colours below it.
+_ROWS_BELOW = 2
+
+
+def decode(image: bytes | np.ndarray) -> Image:
+  """Decodes a whole image to RGB, upright.
+
+  Greyscale becomes three equal channels; 16 bits keep the upper 8; a palette is
+  looked up; transparency is dropped, the colours staying as stored; CMYK is
+  converted without its profile; an EXIF orientation is applied.
+
+  Args:
+    image: an encoded file, or pixels: uint8 `[y, x]`, `[y, x, 1]`, `[y, x, 3]`.
+
+  Raises:
+    DecodeError: no file of a known format, damaged or cut short, larger than
+      MAX_PIXELS, or not uint8.
+  """
+  return decode_box(image, lambda height, width: (0, 0, height, width))
+
+
+def decode_box(
+  image: bytes | np.ndarray, box_of: Callable[[int, int], Box]
+) -> Image:
+  """The part of an image that `box_of(height, width)` asks for.
+
+  Args:
+    image: see `decode`.
+    box_of: gets the size of the upright image, pixels; returns the box.
+
+  Returns:
+    The pixels that `decode(image)` has in the box.
+
+  Raises:
+    DecodeError: as `decode`.
+  """
+  if isinstance(image, np.ndarray):
+    return _cut(_rgb(image), box_of)
+  if headers.is_jpeg(image):
+    return _jpeg_box(image, box_of)
+  _check_size(*headers.stated_size(image))
+  return _cut(_opencv(image, cv2.IMREAD_COLOR_RGB), box_of)
+
+
+def _cut(
+  pixels: Image, box_of: Callable[[int, int], Box]
+) -> UInt8[np.ndarray, 'height width 3']:
+  y, x, height, width = box_of(pixels.shape[0], pixels.shape[1])
+  return pixels[y : y + height, x : x + width]
+
+
+def _check_size(height: int, width: int) -> None:
+  if min(height, width) < 1 or height * width > MAX_PIXELS:
+    raise DecodeError(
+      f'{width} x {height} pixels; allowed: {MAX_PIXELS} in all'
+    )
+
+
+def _rgb(pixels: np.ndarray) -> Image:
+  if pixels.ndim == 2:
+    pixels = pixels[:, :, None]
+  known = pixels.ndim == 3 and pixels.shape[2] in (1, 3)
+  if pixels.dtype != np.uint8 or not known or not pixels.size:
+    raise DecodeError(
+      f'pixels of {pixels.dtype} {pixels.shape}; allowed: uint8, [y, x], '
+      '[y, x, 1] or [y, x, 3]'
+    )
+  return np.broadcast_to(pixels, (*pixels.shape[:2], 3))
+
+
+def _jpeg_box(data: bytes, box_of: Callable[[int, int], Box]) -> Image:
+  header = headers.jpeg(data)
+  _check_size(header.height, header.width)
+  if header.orientation != 1 or not header.ordinary:
+    pixels = _upright(_jpeg(data, header.ordinary), header.orientation)
+    return _cut(pixels, box_of)
+  y, x, height, width = box_of(header.height, header.width)
+  rows, at = min(y + height + _ROWS_BELOW, header.height), header.height_at
+  if simplejpeg is not None:  # OpenCV would complain about the rest
+    data = b''.join((data[:at], rows.to_bytes(2, 'big'), data[at + 2 :]))
+  return _jpeg(data, True)[y : y + height, x : x + width]
+
+
+def _jpeg(data: bytes, ordinary: bool) -> Image:
+  """All of a JPEG as it is stored."""
+  if simplejpeg is not None and ordinary:
+    try:  # not strict: what libjpeg only warns of, OpenCV lets pass
+      return simplejpeg.decode_jpeg(data, 'RGB', strict=False)
+    except ValueError:
+      pass  # OpenCV decides what is damaged, with simplejpeg and without
+  return _opencv(data, cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION)
+
+
+def _upright(
+  pixels: Image, orientation: int
+) -> UInt8[np.ndarray, 'height width 3']:
+  """Undoes an EXIF orientation: transposed from 5 on, and then mirrored."""
+  if orientation >= 5:
+    pixels = pixels.transpose(1, 0, 2)
+  if orientation in (3, 4, 7, 8):
+    pixels = pixels[::-1]
+  if orientation in (2, 3, 6, 7):
+    pixels = pixels[:, ::-1]
+  return np.ascontiguousarray(pixels)
+
+
+def _opencv(data: bytes, flags: int) -> Image:
+  try:
+    pixels = cv2.imdecode(np.frombuffer(data, np.uint8), flags)
+  except cv2.error as error:
+    raise DecodeError(str(error)) from error
+  if pixels is None:
+    raise DecodeError('damaged or cut short')
+  return pixels

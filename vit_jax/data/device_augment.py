@@ -1,0 +1,215 @@
+"""What happens to a batch on the device, where uint8 images arrive.
+
+All of it is a function of the global batch and a key: a mesh changes nothing.
+Random bits are numbered by their place in the global array (JAX's partitionable
+threefry), and an example's partner is its left neighbour in the batch, so that
+mixing moves one example from each device to the next.
+"""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, Key, UInt8
+from scipy.special import betaincinv
+
+from vit_jax.errors import UserError
+
+Images = UInt8[Array, 'n y x 3']
+Labels = Int[Array, ' n']
+Batch = dict[str, Array]  # image: uint8 [n, y, x, 3]; label: int32 [n]
+
+# Folded into the step's key, which drives dropout too: its own stream.
+_STREAM = 0x6D6978
+# λ is a multiple of 2^-16: products with 8-bit pixels and their sums are then
+# exact in float32, however a compiler orders or fuses them.
+_SHARE_STEPS = 2**16
+_QUANTILES = 2**12  # values that λ takes
+# Random erasing, as in timm
+_ERASED_AREA = (0.02, 1 / 3)
+_ERASED_ASPECT = (0.3, 1 / 0.3)
+_ERASE_ATTEMPTS = 10
+# ImageNet's pixels, RGB, in 0…1
+_MEAN = (0.485, 0.456, 0.406)
+_STD = (0.229, 0.224, 0.225)
+
+
+def normalize(
+  images: UInt8[Array, 'n y x 3'] | Float[Array, 'n y x 3'],
+) -> Float[Array, 'n y x 3']:
+  """Maps 0…255 to [-1, 1], float32: (x − 127.5) / 127.5."""
+  return (images.astype(jnp.float32) - 127.5) / 127.5
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviceAugment:
+  """Random erasing, then mixup or cutmix, then normalisation.
+
+  Mixing pairs each example with the one before it (the first with the last; of
+  a micro-batch, if there are several) and draws λ for each pair. With mixup and
+  cutmix both on, each batch takes one of them, with probability 1/2.
+
+  Attributes:
+    num_classes: width of mixed targets.
+    mixup: α of λ ~ Beta(α, α), the share of an example's own pixel values; 0
+      for none.
+    cutmix: α of λ ~ Beta(α, α), the share of its own pixels; 0 for none.
+    erasing: probability that a rectangle of an image becomes noise.
+
+  References: mixup, Zhang et al., arXiv 1710.09412; cutmix, Yun et al., arXiv
+  1905.04899; random erasing, Zhong et al., arXiv 1708.04896. The papers' code
+  draws one λ for a whole batch (here: each pair); timm alternates likewise.
+  """
+
+  num_classes: int
+  _: dataclasses.KW_ONLY
+  mixup: float = 0.0
+  cutmix: float = 0.0
+  erasing: float = 0.0
+
+  def __post_init__(self):
+    if min(self.mixup, self.cutmix) < 0 or not 0 <= self.erasing <= 1:
+      raise UserError(
+        f'mix.mixup is {self.mixup}, mix.cutmix {self.cutmix} (allowed: 0 or '
+        f'more) and mix.erasing {self.erasing} (0 to 1).'
+      )
+
+  def __call__(
+    self, batch: Batch, key: Key[Array, '']
+  ) -> tuple[Float[Array, 'n y x 3'], Labels | Float[Array, 'n k']]:
+    """Augments a batch.
+
+    Args:
+      batch: image: uint8 `[n, y, x, 3]`; label: int32 `[n]`.
+      key: of the step.
+
+    Returns:
+      Images in [-1, 1], float32, and targets: the labels as they are, or
+      probabilities `[n, num_classes]` where examples are mixed.
+    """
+    images, labels = batch['image'], batch['label']
+    key = jax.random.fold_in(key, _STREAM)
+    erase_key, mix_key = jax.random.split(key)
+    if self.erasing:
+      images = erase(images, self.erasing, erase_key)
+    if not self.mixup and not self.cutmix:
+      return normalize(images), labels
+    weights, share = self._weights(images.shape, mix_key)
+    partners = jnp.roll(images, 1, axis=0)
+    mixed = weights * images + (1 - weights) * partners
+    targets = share[:, None] * self._one_hot(labels)
+    targets += (1 - share[:, None]) * self._one_hot(jnp.roll(labels, 1))
+    return normalize(mixed), targets
+
+  def _one_hot(self, labels: Labels) -> Float[Array, 'n k']:
+    return jax.nn.one_hot(labels, self.num_classes)
+
+  def _weights(
+    self, shape: tuple[int, ...], key: Key[Array, '']
+  ) -> tuple[Float[Array, 'n _ _ 1'], Float[Array, ' n']]:
+    """What an example keeps of its own: of each pixel, and of its label."""
+    choice_key, mixup_key, cutmix_key = jax.random.split(key, 3)
+    if not self.cutmix:
+      return mixup_weights(shape, self.mixup, mixup_key)
+    if not self.mixup:
+      return cutmix_weights(shape, self.cutmix, cutmix_key)
+    first = jax.random.bernoulli(choice_key)
+    return jax.tree.map(
+      lambda one, other: jnp.where(first, one, other),
+      mixup_weights(shape, self.mixup, mixup_key),
+      cutmix_weights(shape, self.cutmix, cutmix_key),
+    )
+
+
+def _beta(alpha: float, n: int, key: Key[Array, '']) -> Float[Array, ' n']:
+  """Draws from Beta(α, α), by its quantiles.
+
+  JAX's own sampler rejects in loops, at each turn of which the devices wait for
+  one another; a table also gives the same draws on every kind of device.
+  """
+  ranks = (np.arange(_QUANTILES) + 0.5) / _QUANTILES
+  table = np.round(betaincinv(alpha, alpha, ranks) * _SHARE_STEPS)
+  place = jax.random.randint(key, (n,), 0, _QUANTILES)
+  return jnp.asarray(table / _SHARE_STEPS, jnp.float32)[place]
+
+
+def mixup_weights(
+  shape: tuple[int, ...], alpha: float, key: Key[Array, '']
+) -> tuple[Float[Array, 'n 1 1 1'], Float[Array, ' n']]:
+  """λ ~ Beta(α, α) of each pair, for all pixels and the label alike."""
+  share = _beta(alpha, shape[0], key)
+  return share[:, None, None, None], share
+
+
+def cutmix_weights(
+  shape: tuple[int, ...], alpha: float, key: Key[Array, '']
+) -> tuple[Float[Array, 'n y x 1'], Float[Array, ' n']]:
+  """0 in a box of the image's aspect about a random centre, 1 outside.
+
+  The box covers 1 − λ of the image before the border cuts it off; the label's
+  share is that of the pixels that are left, exactly.
+  """
+  n, *sides, _ = shape
+  beta_key, *center_keys = jax.random.split(key, 3)
+  scale = jnp.sqrt(1 - _beta(alpha, n, beta_key))
+  boxes, area = [], jnp.ones((n,), jnp.int32)
+  for length, center_key in zip(sides, center_keys, strict=True):
+    half = (length * scale).astype(jnp.int32) // 2
+    center = jax.random.randint(center_key, (n,), 0, length)
+    start = jnp.maximum(center - half, 0)
+    stop = jnp.minimum(center + half, length)
+    boxes.append(_between(start, stop, length))
+    area *= stop - start
+  weights = 1 - _rectangle(*boxes).astype(jnp.float32)
+  return weights, 1 - area / (sides[0] * sides[1])
+
+
+def erase(
+  images: Images, probability: float, key: Key[Array, '']
+) -> UInt8[Array, 'n y x 3']:
+  """Fills a random rectangle of some images with noise.
+
+  Its area is uniform in 2 % to a third of the image, its aspect log-uniform in
+  .3 to 1/.3; ten attempts to fit. Noise is normal for each pixel and channel
+  with ImageNet's mean and deviation, which is what timm's mode 'pixel' comes to
+  in these units, but cut off at black and white.
+  """
+  n, height, width, _ = images.shape
+  keys = jax.random.split(key, 6)
+  tries = (n, _ERASE_ATTEMPTS)
+  low, high = _ERASED_AREA
+  area = jax.random.uniform(keys[0], tries, minval=low, maxval=high)
+  low, high = (math.log(aspect) for aspect in _ERASED_ASPECT)
+  aspect = jnp.exp(jax.random.uniform(keys[1], tries, minval=low, maxval=high))
+  area *= height * width
+  sizes = jnp.stack([jnp.sqrt(area * aspect), jnp.sqrt(area / aspect)], axis=2)
+  sizes = jnp.round(sizes).astype(jnp.int32)  # [n, tries, 2]
+  fits = jnp.all(sizes < jnp.array([height, width]), axis=2)
+  first = jnp.argmax(fits, axis=1)[:, None, None]
+  sizes = jnp.take_along_axis(sizes, first, axis=1)[:, 0]  # [n, 2]
+  boxes = []
+  for axis, length in enumerate((height, width)):
+    room = length - sizes[:, axis]
+    start = jax.random.randint(keys[2 + axis], (n,), 0, room + 1)
+    boxes.append(_between(start, start + sizes[:, axis], length))
+  chosen = jax.random.bernoulli(keys[4], probability, (n,)) & fits.any(axis=1)
+  erased = _rectangle(*boxes) & chosen[:, None, None, None]
+  noise = jax.random.normal(keys[5], images.shape)
+  noise = jnp.array(_MEAN) + jnp.array(_STD) * noise
+  noise = jnp.round(255 * jnp.clip(noise, 0, 1)).astype(jnp.uint8)
+  return jnp.where(erased, noise, images)
+
+
+def _between(
+  start: Int[Array, ' n'], stop: Int[Array, ' n'], length: int
+) -> Bool[Array, 'n length']:
+  places = jnp.arange(length)
+  return (start[:, None] <= places) & (places < stop[:, None])
+
+
+def _rectangle(
+  rows: Bool[Array, 'n y'], columns: Bool[Array, 'n x']
+) -> Bool[Array, 'n y x 1']:
+  return rows[:, :, None, None] & columns[:, None, :, None]

@@ -1,0 +1,128 @@
+"""What an encoded image says of itself before anything is decoded."""
+
+import struct
+from typing import NamedTuple
+
+# JPEG markers, the byte after 0xFF.
+_BARE = frozenset({0x01, *range(0xD0, 0xD9)})  # without a segment
+_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+_SCAN, _END, _EXIF = 0xDA, 0xD9, 0xE1
+_ORDINARY = (0xC0, 0xC1, 0xC2)  # baseline, extended, progressive
+_ORIENTATION = 0x0112  # EXIF tag
+
+
+class DecodeError(ValueError):
+  """An image that cannot be decoded."""
+
+
+class Jpeg(NamedTuple):
+  """The header of a JPEG file.
+
+  Attributes:
+    height: as stored, pixels.
+    width: as stored, pixels.
+    height_at: where the file states its height (two bytes).
+    ordinary: Huffman-coded 8-bit greyscale or three colours.
+    orientation: EXIF's, 1 (upright) to 8; from 5 on the sides are swapped.
+  """
+
+  height: int
+  width: int
+  height_at: int
+  ordinary: bool
+  orientation: int
+
+
+def is_jpeg(data: bytes) -> bool:
+  """Whether it starts like one."""
+  return data[:2] == b'\xff\xd8'
+
+
+def jpeg(data: bytes) -> Jpeg:
+  """Reads a JPEG's segments up to the first scan.
+
+  Raises:
+    DecodeError: no frame, or the file ends before its end marker. (Entropy
+      coded data cannot contain that marker, and decoders that miss it paint
+      what is missing grey.)
+  """
+  at, orientation, frame = 2, 1, None
+  while True:
+    at = data.find(b'\xff', at)
+    if at < 0 or at + 4 > len(data):
+      raise DecodeError('cut short in its header')
+    marker = data[at + 1]
+    if marker == 0xFF or marker == 0 or marker in _BARE:
+      at += 1 if marker == 0xFF else 2
+      continue
+    if marker in (_SCAN, _END):
+      break
+    if marker in _FRAMES and frame is None:
+      frame = at
+    elif marker == _EXIF and data[at + 4 : at + 10] == b'Exif\0\0':
+      orientation = exif_orientation(data[at + 10 :])
+    at += 2 + int.from_bytes(data[at + 2 : at + 4], 'big')
+  if marker == _END or frame is None or len(data) < frame + 10:
+    raise DecodeError('a JPEG without a picture')
+  if data.rfind(b'\xff\xd9', at) < 0:
+    raise DecodeError('cut short: a JPEG without its end marker')
+  bits, height, width, colors = struct.unpack_from('>BHHB', data, frame + 4)
+  ordinary = data[frame + 1] in _ORDINARY and bits == 8 and colors in (1, 3)
+  return Jpeg(height, width, frame + 5, ordinary, orientation)
+
+
+def exif_orientation(tiff: bytes) -> int:
+  """The orientation in EXIF's TIFF structure: 1 to 8, 1 if not stated."""
+  if tiff[:2] not in (b'II', b'MM'):
+    return 1
+
+  def number(start: int, stop: int) -> int:
+    order = 'little' if tiff[:1] == b'I' else 'big'
+    return int.from_bytes(tiff[start:stop], order)
+
+  first = number(4, 8)
+  for entry in range(number(first, first + 2)):
+    at = first + 2 + 12 * entry
+    if at + 12 > len(tiff):
+      break
+    if number(at, at + 2) == _ORIENTATION:
+      value = number(at + 8, at + 10)
+      return value if 1 <= value <= 8 else 1
+  return 1
+
+
+def stated_size(data: bytes) -> tuple[int, int]:
+  """(height, width) of a PNG, GIF, BMP or WebP file, as stored, pixels.
+
+  Raises:
+    DecodeError: cut short in its header, or no file of these formats.
+  """
+  if len(data) < 30:
+    raise DecodeError('too short for an image')
+  if data[:8] == b'\x89PNG\r\n\x1a\n':
+    width, height = struct.unpack_from('>II', data, 16)
+  elif data[:6] in (b'GIF87a', b'GIF89a'):
+    width, height = struct.unpack_from('<HH', data, 6)
+  elif data[:2] == b'BM':
+    old = int.from_bytes(data[14:18], 'little') == 12
+    width, height = struct.unpack_from('<HH' if old else '<ii', data, 18)
+  elif data[:4] == b'RIFF' and data[8:15] == b'WEBPVP8':
+    return _webp_size(data)
+  else:
+    raise DecodeError('not a JPEG, PNG, GIF, BMP or WebP file')
+  return abs(height), width  # a negative height: stored from the top down
+
+
+def _webp_size(data: bytes) -> tuple[int, int]:
+  """By kind: with features, lossless, lossy."""
+  if data[15:16] == b'X':
+    width, height = data[24:27], data[27:30]
+    return (
+      int.from_bytes(height, 'little') + 1,
+      int.from_bytes(width, 'little') + 1,
+    )
+  if data[15:16] == b'L':
+    bits = int.from_bytes(data[21:25], 'little')
+    return (bits >> 14 & 0x3FFF) + 1, (bits & 0x3FFF) + 1
+  width, height = struct.unpack_from('<HH', data, 26)
+  return height & 0x3FFF, width & 0x3FFF

@@ -1,0 +1,186 @@
+"""Several sources at once, each with its share of every batch.
+
+Which member stands at a position is read off a pattern of 1,000 slots: a member
+of weight w has w·1000 of them (rounded), at places shuffled by the seed, and
+the pattern repeats. How many earlier positions a member has had is then plain
+arithmetic, and its n-th position holds what position n of a training on it
+alone would hold: whole epochs in a new order each, at its own pace. So any
+position costs the same, and nothing is stored.
+"""
+
+import bisect
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int
+
+from vit_jax import plugins
+from vit_jax.data import order
+from vit_jax.errors import UserError, closest
+
+SLOTS = 1000
+_PATTERN = 'vit_jax.data.sources.{name}:Source'
+
+
+class Source:
+  """The members' examples one after another; `locate` mixes them.
+
+  Attributes:
+    name: for messages, 'mixture of imagenet/train, pets/train'.
+    num_classes: of each member.
+    class_names: of each member.
+  """
+
+  def __init__(self, split: str, /, *, members: Mapping[str, Any]):
+    """Opens the members.
+
+    Args:
+      split: of every member ('train[:99%]'), or of some of them, each with its
+        own: 'web/train,pets/train+validation', or 'pets/test' alone.
+      members: {name of your choice: section of a source, with its `name` and a
+        `weight`}. Weights are positive; a share is a weight over their sum.
+
+    Raises:
+      UserError: no members, a wrong weight, split or key, classes that differ,
+        or what a member raises.
+    """
+    chosen = _chosen(split, list(members))
+    self._counts = slot_counts(
+      {name: _weight(name, members[name]) for name in chosen}
+    )
+    self._members = [
+      _open(name, members[name], spec) for name, spec in chosen.items()
+    ]
+    self._starts = [0, *np.cumsum([len(m) for m in self._members]).tolist()]
+    self.name = f'mixture of {", ".join(m.name for m in self._members)}'
+    self.class_names = self._members[0].class_names
+    self.num_classes = self._members[0].num_classes
+    for member in self._members[1:]:
+      if member.class_names != self.class_names:
+        raise UserError(
+          f'{self._members[0].name} has {self.num_classes} classes and '
+          f'{member.name} {member.num_classes}, or in another order, or by '
+          'other names: members of a mixture must agree on them (class_map '
+          'gives most sources any list).'
+        )
+
+  def __len__(self) -> int:
+    return self._starts[-1]
+
+  def __getitem__(self, index: int) -> dict[str, Any]:
+    member, row = self._find(index)
+    return member[row]
+
+  def where(self, index: int) -> str:
+    """Where its member has an example."""
+    member, row = self._find(index)
+    return member.where(row)
+
+  def locate(
+    self, positions: Int[np.ndarray, ' n'], seed: int
+  ) -> Int[np.ndarray, ' n']:
+    """Example indices at positions counted from the start of the training.
+
+    Of each 1,000 positions from a multiple of 1,000 on, every member has its
+    share exactly; of any others, as a random order has it.
+
+    Args:
+      positions: int64, ≥ 0.
+      seed: of the run.
+
+    Returns:
+      int64 indices in [0, len(self)).
+    """
+    member_of = np.repeat(np.arange(len(self._counts)), self._counts)
+    member_of = member_of[order.shuffled(np.arange(SLOTS), SLOTS, seed)]
+    cycle, slot = np.divmod(positions, SLOTS)
+    indices = np.empty(len(positions), np.int64)
+    for number, count in enumerate(self._counts):
+      here = member_of == number
+      earlier = np.cumsum(here) - here  # slots of this member before each slot
+      rows = np.flatnonzero(here[slot])
+      turn = cycle[rows] * count + earlier[slot[rows]]
+      start, stop = self._starts[number : number + 2]
+      own = np.random.SeedSequence([seed, number]).generate_state(1)
+      indices[rows] = start + order.shuffled(turn, stop - start, int(own[0]))
+    return indices
+
+  def _find(self, index: int) -> tuple[Any, int]:
+    if not 0 <= index < len(self):
+      raise IndexError(f'{self.name} has no example {index}')
+    number = bisect.bisect_right(self._starts, index) - 1
+    return self._members[number], index - self._starts[number]
+
+
+def slot_counts(weights: Mapping[str, float]) -> list[int]:
+  """Slots of each member, by the method of largest remainders.
+
+  Raises:
+    UserError: a weight too small for one slot.
+  """
+  exact = np.array(list(weights.values())) / sum(weights.values()) * SLOTS
+  counts = np.floor(exact).astype(int)
+  largest = np.argsort(counts - exact, kind='stable')[: SLOTS - counts.sum()]
+  counts[largest] += 1
+  if counts.min() < 1:
+    name = list(weights)[int(counts.argmin())]
+    raise UserError(
+      f'the weight {weights[name]} of {name!r} is less than 1/{SLOTS} of the '
+      f'sum {sum(weights.values())}: raise it, or leave the member out.'
+    )
+  return counts.tolist()
+
+
+def _chosen(split: str, names: list[str]) -> dict[str, str]:
+  """{member: split} in the order of the members."""
+  if not names:
+    raise UserError(
+      'source.members is empty: give {name: dict(name=…, weight=…, …)}.'
+    )
+  if '/' not in split:
+    return dict.fromkeys(names, split)
+  found = {}
+  for piece in split.split(','):
+    name, _, spec = piece.strip().partition('/')
+    if name not in names or not spec or name in found:
+      raise UserError(
+        f'the split {split!r} of a mixture has the part {piece!r}; give one '
+        'split for all members, or member/split for some of them, once each, '
+        f'with commas; {closest(name, names)}.'
+      )
+    found[name] = spec
+  return {name: found[name] for name in names if name in found}
+
+
+def _weight(name: str, section: Mapping[str, Any]) -> float:
+  weight: Any = section.get('weight')
+  number = isinstance(weight, int | float) and not isinstance(weight, bool)
+  if not number or not 0 < weight < float('inf'):
+    raise UserError(
+      f'source.members.{name}.weight is {weight!r}; it must be a positive '
+      'number.'
+    )
+  return float(weight)
+
+
+def _open(name: str, section: Mapping[str, Any], spec: str) -> Any:
+  kind = section.get('name')
+  if not isinstance(kind, str):
+    raise UserError(
+      f'source.members.{name} needs a name: which source to take.'
+    )
+  constructor = plugins.resolve(_PATTERN, kind)
+  allowed = plugins.keys(constructor)
+  for key in section:
+    if key not in (*allowed, 'name', 'weight'):
+      raise UserError(
+        f'source.members.{name}.{key} is no key of {kind}; '
+        f'{closest(key, [*allowed, "name", "weight"])}.'
+      )
+  for key, parameter in allowed.items():
+    if key not in section and parameter.default is parameter.empty:
+      raise UserError(
+        f'source.members.{name}.{key} is missing: it has no default.'
+      )
+  return plugins.build(constructor, section, spec)

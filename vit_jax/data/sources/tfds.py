@@ -1,0 +1,273 @@
+"""Prepared TFDS data sets, by random access and without TensorFlow.
+
+array_record files have random access; for tfrecord files the offsets of the
+records are found once and cached (`data/index.py`). Examples and their order
+are TFDS's own in both.
+"""
+
+import bisect
+import itertools
+import os
+import re
+from typing import Any
+
+import tensorflow_datasets as tfds
+from array_record.python import array_record_data_source
+from etils import epath
+
+from vit_jax.data import files, index, splits, tfrecord
+from vit_jax.data.builders import digits
+from vit_jax.errors import UserError, closest
+
+_VERSION = re.compile(r'\d+\.\d+\.\d+')
+
+
+class Source:
+  """One split of a prepared TFDS data set, array_record or tfrecord.
+
+  Attributes:
+    name: for messages, 'cifar10/train'.
+    num_classes: of the label.
+    class_names: one for each class.
+  """
+
+  def __init__(
+    self,
+    split: str,
+    /,
+    *,
+    dataset: str,
+    data_dir: str | None = None,
+    image_key: str = 'image',
+    label_key: str = 'label',
+    on_bad_shard: str = 'error',
+  ):
+    """Opens a split; no image is read until an example is asked for.
+
+    Args:
+      split: in the TFDS way: 'train', 'train[:99%]', 'train[1000:]'.
+      dataset: TFDS name, with a config where there are several
+        ('name/config') and a version where another than the newest is meant
+        ('name:1.0.0').
+      data_dir: the TFDS directory; by default $TFDS_DATA_DIR, else
+        ~/tensorflow_datasets.
+      image_key: name of the image feature.
+      label_key: name of the label feature.
+      on_bad_shard: of tfrecord files that were cut short: 'error', or 'skip'
+        to take the complete records before the cut.
+
+    Raises:
+      UserError: not prepared, no such split or feature, another format, or
+        files that are missing or cut short.
+    """
+    root = default_data_dir(data_dir)
+    if dataset == digits.NAME:
+      digits.prepare(root)
+    info = tfds.builder_from_directory(_version_dir(root, dataset)).info
+    label = _check_features(info.features, dataset, image_key, label_key)
+    self.name = f'{dataset}/{split}'
+    self.num_classes = label.num_classes
+    self.class_names = list(label.names)
+    self._keys = (image_key, label_key)
+    self._records = _open(info, dataset, split, on_bad_shard)
+
+  def __len__(self) -> int:
+    return len(self._records)
+
+  def __getitem__(self, index: int) -> dict[str, Any]:
+    if not 0 <= index < len(self):
+      raise IndexError(f'{self.name} has no example {index}')
+    return tfrecord.example(self._records.read(index), *self._keys)
+
+  def where(self, index: int) -> str:
+    """The file of an example and its place there."""
+    return self._records.where(index)
+
+
+def default_data_dir(data_dir: str | None) -> epath.Path:
+  """The TFDS directory: as given, or $TFDS_DATA_DIR, or the home's."""
+  default = os.environ.get('TFDS_DATA_DIR', '~/tensorflow_datasets')
+  return epath.Path(data_dir or default).expanduser()
+
+
+def _check_features(
+  features: Any, dataset: str, image_key: str, label_key: str
+) -> tfds.features.ClassLabel:
+  """The label's feature, if both are what they should be."""
+  wanted = {image_key: tfds.features.Image, label_key: tfds.features.ClassLabel}
+  for key, kind in wanted.items():
+    if key not in features:
+      raise UserError(
+        f'{dataset} has no feature {key!r} (source.image_key, label_key); '
+        f'{closest(key, features)}.'
+      )
+    if not isinstance(features[key], kind):
+      fit = [k for k, feature in features.items() if isinstance(feature, kind)]
+      raise UserError(
+        f'the feature {key!r} of {dataset} is a '
+        f'{type(features[key]).__name__}, not a {kind.__name__} '
+        f'(source.image_key, label_key); {closest(key, fit)}.'
+      )
+  return features[label_key]
+
+
+def _open(info: Any, dataset: str, split: str, on_bad_shard: str) -> Any:
+  """The records of a split: `len`, `read(index)` and `where(index)`."""
+  formats = {found.value for found in info.available_file_formats()}
+  chosen = next((f for f in ('array_record', 'tfrecord') if f in formats), None)
+  if chosen is None:
+    raise UserError(
+      f'{dataset} is prepared as {", ".join(sorted(formats))}; array_record '
+      f'and tfrecord can be read. python -m vit_jax.prepare {dataset} writes '
+      'array_record.'
+    )
+  if info.file_format.value != chosen:
+    info.set_file_format(chosen, override=True, override_if_initialized=True)
+  lengths = {name: part.num_examples for name, part in info.splits.items()}
+  splits.named(split, lengths)
+  try:
+    wanted = info.splits[split].file_instructions
+  except (ValueError, KeyError, NotImplementedError) as error:
+    raise splits.bad_spec(split, lengths) from error
+  if not wanted or any(part.take < 1 for part in wanted):
+    raise splits.bad_spec(split, lengths, 'has a part without examples')
+  if chosen == 'array_record':
+    return _ArrayRecords(wanted)
+  shards = [
+    [os.fspath(path) for path in part.filepaths]
+    for part in info.splits.values()
+  ]
+  counts = [part.shard_lengths for part in info.splits.values()]
+  return _TFRecords(wanted, shards, counts, on_bad_shard)
+
+
+class _ArrayRecords:
+  """Records of array_record files, which hold their own index."""
+
+  def __init__(self, instructions: list[Any]):
+    self._source = array_record_data_source.ArrayRecordDataSource(instructions)
+    self._parts = [(part.filename, part.skip) for part in instructions]
+    self._ends = list(itertools.accumulate(part.take for part in instructions))
+
+  def __len__(self) -> int:
+    return len(self._source)
+
+  def read(self, index: int) -> bytes:
+    return self._source[index]
+
+  def where(self, index: int) -> str:
+    number = bisect.bisect_right(self._ends, index)
+    path, skip = self._parts[number]
+    before = self._ends[number - 1] if number else 0
+    return f'{path}, record {skip + index - before}'
+
+
+class _TFRecords:
+  """Records of tfrecord files, by an offset index."""
+
+  def __init__(
+    self,
+    instructions: list[Any],
+    shards: list[list[str]],
+    counts: list[list[int]],
+    on_bad_shard: str,
+  ):
+    """Indexes every split of which something is wanted.
+
+    Args:
+      instructions: of TFDS: file name, records to skip and to take.
+      shards: files of each split.
+      counts: records of each file, as TFDS noted them.
+      on_bad_shard: see `index.load`.
+    """
+    wanted = {part.filename for part in instructions}
+    found = {}
+    for paths, expected in zip(shards, counts, strict=True):
+      if wanted.isdisjoint(paths):
+        continue
+      whole = index.load(
+        paths, 'tfrecord', tfrecord.scan, on_bad_shard=on_bad_shard
+      )
+      for path, count, columns, cut in zip(
+        paths, expected, whole.shards, whole.cuts, strict=True
+      ):
+        found[path] = columns
+        _check_count(path, len(columns['offset']), count, cut)
+    self._files = files.Files([part.filename for part in instructions])
+    self._parts = []
+    for part in instructions:
+      rows = slice(part.skip, part.skip + part.take)
+      columns = found[part.filename]
+      self._parts.append((columns['offset'][rows], columns['size'][rows]))
+    lengths = (len(offsets) for offsets, _ in self._parts)
+    self._ends = list(itertools.accumulate(lengths))
+
+  def __len__(self) -> int:
+    return self._ends[-1]
+
+  def read(self, index: int) -> bytes:
+    return self._files.read(*self._find(index))
+
+  def where(self, index: int) -> str:
+    number, offset, _ = self._find(index)
+    return f'{self._files.paths[number]} @ {offset}'
+
+  def _find(self, index: int) -> tuple[int, int, int]:
+    """(file, offset, size)."""
+    number = bisect.bisect_right(self._ends, index)
+    row = index - (self._ends[number - 1] if number else 0)
+    offsets, sizes = self._parts[number]
+    return number, int(offsets[row]), int(sizes[row])
+
+
+def _check_count(path: str, found: int, expected: int, cut: int) -> None:
+  if found > expected or (found < expected and cut == index.WHOLE):
+    raise UserError(
+      f'{path} holds {found} records and dataset_info.json says {expected}: '
+      'they are not of one preparation. Prepare or copy the data set again.'
+    )
+
+
+def _version_dir(root: epath.Path, dataset: str) -> epath.Path:
+  """The directory of the newest (or the named) version under root."""
+  name, _, version = dataset.partition(':')
+  folder = root / name
+  found = [
+    path.name
+    for path in (folder.iterdir() if folder.is_dir() else [])
+    if _VERSION.fullmatch(path.name) and (path / 'features.json').exists()
+  ]
+  if version in found:
+    return folder / version
+  if found and not version:
+    return folder / max(found, key=lambda v: tuple(map(int, v.split('.'))))
+  if found:
+    raise UserError(
+      f'{folder} holds no version {version!r}; {closest(version, found)}.'
+    )
+  raise UserError(_absent(name, root))
+
+
+def _absent(name: str, root: epath.Path) -> str:
+  """What to do about a data set that is not there."""
+  folder = root / name
+  came = f'the data set {name!r} is not prepared: {folder} holds no version.'
+  prepare = f'python -m vit_jax.prepare {name} --data_dir={root}'
+  if name.startswith('jft'):
+    return (
+      f'{came} JFT-300M is not public: take configs/l16_i21k.py, or set '
+      '--config.source.dataset to your own data set.'
+    )
+  if name == 'imagenet21k':
+    return (
+      f'{came} Get fall11_whole.tar (or winter21_whole.tar.gz) from '
+      'image-net.org (an account and its licence are needed), then run '
+      f'{prepare} --source=fall11_whole.tar'
+    )
+  configs = [p.name for p in folder.iterdir()] if folder.is_dir() else []
+  if configs:
+    return f'{came} Name one of its configs: {name}/{sorted(configs)[0]}.'
+  return (
+    f'{came} If it is elsewhere, give --config.source.data_dir (or set '
+    f'TFDS_DATA_DIR); to make it, run {prepare}'
+  )

@@ -1,0 +1,146 @@
+"""Splits in the TFDS way, for every source: 'train', 'train[:99%]', sums."""
+
+import bisect
+import itertools
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple, TypeVar
+
+import tensorflow_datasets as tfds
+
+from vit_jax.errors import UserError, closest
+
+T = TypeVar('T')
+NAMES = ('train', 'validation', 'val', 'test')  # as folders and files have them
+_NAME = re.compile(r'^[\w-]+')
+_PARTS = 'train[:99%], train[1000:2000] or train+validation'
+
+
+class Part(NamedTuple):
+  """A range of one split's examples.
+
+  Attributes:
+    split: its name.
+    start: first example.
+    stop: one after the last.
+  """
+
+  split: str
+  start: int
+  stop: int
+
+
+class Selection(Sequence[tuple[str, int]]):
+  """The parts of a split one after another.
+
+  `selection[i]` is the (split, position) of example i.
+  """
+
+  def __init__(self, spec: str, parts: Sequence[Part]):
+    self._spec = spec
+    self._parts = tuple(parts)
+    self._ends = list(itertools.accumulate(p.stop - p.start for p in parts))
+
+  def __len__(self) -> int:
+    return self._ends[-1]
+
+  def __getitem__(self, index: int) -> tuple[str, int]:
+    if not 0 <= index < len(self):
+      raise IndexError(f'{self._spec!r} has no example {index}')
+    number = bisect.bisect_right(self._ends, index)
+    part = self._parts[number]
+    return part.split, part.stop - (self._ends[number] - index)
+
+
+class _Length(NamedTuple):
+  """What TFDS wants to know of a split."""
+
+  num_examples: int
+
+
+def named(spec: str, there: Collection[str]) -> list[str]:
+  """The splits that a spec reads, so that only those need to be listed.
+
+  Args:
+    spec: in the TFDS way, 'train[:10%]+test[5:7]'.
+    there: names of the splits that exist.
+
+  Raises:
+    UserError: one of them does not exist.
+  """
+  names = []
+  for piece in spec.split('+'):
+    match = _NAME.match(piece.strip())
+    name = match[0] if match else piece
+    if name == 'all':
+      names += there
+    elif name in there:
+      names.append(name)
+    else:
+      of = '' if name == spec else f' (of {spec!r})'
+      raise UserError(
+        f'there is no split {name!r}{of}; {closest(name, there)}, and parts '
+        f'such as {_PARTS}.'
+      )
+  return list(dict.fromkeys(names))
+
+
+def with_alias(found: dict[str, T], spec: str) -> dict[str, T]:
+  """Lets 'val' and 'validation' stand for each other where one is there.
+
+  Args:
+    found: {split: anything}.
+    spec: what is asked for; only a name in it is added.
+  """
+  asked = re.findall(r'[a-z]\w*', spec)
+  for name, other in (('val', 'validation'), ('validation', 'val')):
+    if name in found and other not in found and other in asked:
+      found = {**found, other: found[name]}
+  return found
+
+
+def resolve(spec: str, lengths: Mapping[str, int]) -> list[Part]:
+  """Turns a spec into ranges of examples, rounding as TFDS does.
+
+  Args:
+    spec: in the TFDS way, 'train[:10%]+test[5:7]', or 'all'.
+    lengths: {split: number of examples}.
+
+  Raises:
+    UserError: no such split, not the TFDS syntax, beyond the end, or nothing.
+  """
+  named(spec, lengths)
+  try:
+    instruction = tfds.core.ReadInstruction.from_spec(spec)
+    absolute = instruction.to_absolute(
+      {name: _Length(length) for name, length in lengths.items()}
+    )
+  except (ValueError, NotImplementedError) as error:
+    raise bad_spec(spec, lengths) from error
+  except AttributeError as error:  # shard lengths, which only TFDS data has
+    raise UserError(
+      f'the split {spec!r} counts shards, which only tfds data sets have: give '
+      f'examples or percents, as in {_PARTS}.'
+    ) from error
+  parts = [
+    Part(
+      part.splitname,
+      part.from_ or 0,
+      lengths[part.splitname] if part.to is None else part.to,
+    )
+    for part in absolute
+  ]
+  if any(part.start >= part.stop for part in parts):
+    raise bad_spec(spec, lengths, 'has a part without examples')
+  return parts
+
+
+def bad_spec(
+  spec: str, lengths: Mapping[str, int], trouble: str = 'cannot be had'
+) -> UserError:
+  """What to say about a spec that cannot be resolved."""
+  sizes = [f'{name} ({n} examples)' for name, n in lengths.items()]
+  return UserError(
+    f'the split {spec!r} {trouble}; there are {", ".join(sizes)}, and parts '
+    f'such as {_PARTS}.'
+  )

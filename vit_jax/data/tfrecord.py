@@ -1,0 +1,88 @@
+"""TFRecord files and the tf.train.Example in them, without TensorFlow.
+
+A record is: uint64 length, uint32 checksum of it, payload, uint32 checksum of
+that, all little-endian. The checksums (CRC-32C) are not verified: a damaged
+length leads to a place that is no record, a damaged image fails to decode.
+"""
+
+import array
+import os
+import struct
+from typing import Any
+
+import numpy as np
+from etils import epath
+from google.protobuf.message import DecodeError as ProtoError
+from tensorflow_datasets.proto import tf_example_pb2
+
+from vit_jax.data import files, index
+from vit_jax.data.transforms import DecodeError
+
+_PROTO: Any = tf_example_pb2  # made by protoc, unknown to type checkers
+_HEADER = struct.Struct('<QI')
+_FOOTER = 4  # bytes
+
+
+def scan(path: str) -> index.Scan:
+  """Finds the payloads of a file by reading headers only.
+
+  Returns:
+    Columns offset (int64) and size (uint32), bytes.
+  """
+  if files.is_remote(path):
+    with epath.Path(path).open('rb') as file:
+
+      def read(size: int, offset: int) -> bytes:
+        file.seek(offset)
+        return file.read(size)
+
+      return _scan(read, epath.Path(path).stat().length)
+  descriptor = os.open(path, os.O_RDONLY)
+  try:
+    return _scan(
+      lambda size, offset: os.pread(descriptor, size, offset),
+      os.fstat(descriptor).st_size,
+    )
+  finally:
+    os.close(descriptor)
+
+
+def _scan(read: Any, file_size: int) -> index.Scan:
+  offsets, sizes = array.array('q'), array.array('q')
+  start, cut = 0, index.WHOLE
+  while start < file_size:
+    header = read(_HEADER.size, start)
+    payload = start + _HEADER.size
+    size = _HEADER.unpack(header)[0] if len(header) == _HEADER.size else 2**32
+    if size >= 2**32 or payload + size + _FOOTER > file_size:
+      cut = start
+      break
+    offsets.append(payload)
+    sizes.append(size)
+    start = payload + size + _FOOTER
+  columns = {
+    'offset': np.array(offsets, np.int64),
+    'size': np.array(sizes, np.uint32),
+  }
+  return index.Scan(columns, cut)
+
+
+def example(record: bytes, image_key: str, label_key: str) -> dict[str, Any]:
+  """{'image': encoded bytes, 'label': int} of a serialized tf.train.Example.
+
+  Raises:
+    DecodeError: it is no Example, or lacks one of the two.
+  """
+  try:
+    features = _PROTO.Example.FromString(record).features.feature
+  except ProtoError as error:
+    raise DecodeError(f'no tf.train.Example: {error}') from error
+  if image_key not in features or label_key not in features:
+    raise DecodeError(
+      f'features {sorted(features)}, not {image_key} and {label_key}'
+    )
+  images = features[image_key].bytes_list.value
+  labels = features[label_key].int64_list.value
+  if len(images) != 1 or len(labels) != 1:
+    raise DecodeError(f'{len(images)} images and {len(labels)} labels, not one')
+  return {'image': images[0], 'label': labels[0]}

@@ -1,0 +1,111 @@
+"""Shows the first batches as the model will see them, before anyone pays.
+
+python -m vit_jax.preview --config=configs/l16_i21k.py --out=grid.png
+"""
+
+import logging
+import sys
+
+import cv2
+import jax
+import numpy as np
+from absl import flags
+from jaxtyping import Float, UInt8
+
+from vit_jax import cli, entry, overrides
+from vit_jax.config import Config
+from vit_jax.errors import UserError
+from vit_jax.experiment import Experiment
+
+log = logging.getLogger('vit_jax')
+_LABEL_HEIGHT = 18  # pixels above an image
+_MIN_SIDE = 128  # smaller images are enlarged to this
+
+
+def define_flags() -> None:
+  """The flags of this command."""
+  flags.DEFINE_string('out', 'grid.png', 'The picture to write.')
+  flags.DEFINE_integer('images', 32, 'Images to show.')
+  flags.DEFINE_integer('start_step', 0, 'Updates completed before the first.')
+  overrides.define_flag(sys.argv)
+
+
+def run(config: Config, images: int, start_step: int) -> np.ndarray:
+  """Draws the images that the training step gets, labels above them.
+
+  Args:
+    config: completed.
+    images: how many.
+    start_step: the batch after that many updates comes first.
+
+  Returns:
+    The picture, uint8 `[height, width, 3]`, RGB.
+  """
+  experiment = Experiment.build(config, jax.devices())
+  source = experiment.open_train_source()
+  augment = jax.jit(experiment.trainer.objective.augment)
+  key, step, tiles = experiment.key(), start_step, []
+  with experiment.train_batches(source, start_step) as batches:
+    while len(tiles) < images:
+      pixels, targets = augment(next(batches), jax.random.fold_in(key, step))
+      for image, target in zip(
+        np.asarray(pixels), np.asarray(targets), strict=True
+      ):
+        tiles.append(_tile(image, _caption(target, source.class_names)))
+      step += 1
+  return _grid(tiles[:images])
+
+
+def _caption(target: np.ndarray, names: list[str]) -> str:
+  """'cat', or 'cat 0.7 dog 0.3' where labels are mixed."""
+  if target.ndim == 0:
+    return names[int(target)]
+  best = [i for i in np.argsort(-target)[:2] if target[i] > 0.005]
+  return ' '.join(f'{names[i]} {target[i]:.2f}' for i in best)
+
+
+def _tile(
+  image: Float[np.ndarray, 'y x 3'], caption: str
+) -> UInt8[np.ndarray, 'h w 3']:
+  """One image in [-1, 1] as pixels, with its label above."""
+  pixels = np.clip(np.round(image * 127.5 + 127.5), 0, 255).astype(np.uint8)
+  scale = max(1, -(-_MIN_SIDE // min(pixels.shape[:2])))
+  pixels = pixels.repeat(scale, axis=0).repeat(scale, axis=1)
+  bar = np.full((_LABEL_HEIGHT, pixels.shape[1], 3), 255, np.uint8)
+  text = caption.encode('ascii', 'replace').decode()[: pixels.shape[1] // 7]
+  place, font = (2, _LABEL_HEIGHT - 5), cv2.FONT_HERSHEY_SIMPLEX
+  cv2.putText(bar, text, place, font, 0.4, (0, 0, 0), 1, cv2.LINE_AA)
+  return np.concatenate([bar, pixels])
+
+
+def _grid(tiles: list[np.ndarray]) -> np.ndarray:
+  """Tiles in rows, about as wide as high."""
+  columns = max(1, round(len(tiles) ** 0.5))
+  rows = -(-len(tiles) // columns)
+  blank = np.full_like(tiles[0], 255)
+  tiles = tiles + [blank] * (rows * columns - len(tiles))
+  return np.concatenate(
+    [
+      np.concatenate(tiles[row * columns : (row + 1) * columns], axis=1)
+      for row in range(rows)
+    ]
+  )
+
+
+def main(arguments: list[str]) -> None:
+  """Writes the picture."""
+  entry.refuse_arguments(arguments)
+  values = flags.FLAGS
+  if values.images < 1 or values.start_step < 0:
+    raise UserError(
+      f'--images={values.images} must be positive and '
+      f'--start_step={values.start_step} not negative.'
+    )
+  picture = run(values.config, values.images, values.start_step)
+  if not cv2.imwrite(values.out, cv2.cvtColor(picture, cv2.COLOR_RGB2BGR)):
+    raise UserError(f'--out={values.out} cannot be written: give a .png path.')
+  log.info('wrote %s, %dx%d pixels', values.out, *picture.shape[1::-1])
+
+
+if __name__ == '__main__':
+  cli.run(main, define_flags)
