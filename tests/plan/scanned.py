@@ -1,0 +1,56 @@
+"""Prints the plan's sums for layers under a scan, several times unrolled.
+
+Started by test_plan.py in a process of its own, because of the environment.
+"""
+
+import json
+import sys
+
+from vit_jax.plan import environment
+
+DEPTH, WIDTH, ROWS = 6, 1024, 8192
+
+
+def program(depth, unroll, device):
+  """The optimised HLO of a stack of MLPs: nothing but the carry is kept."""
+  import jax
+  import jax.numpy as jnp
+  from jax.sharding import SingleDeviceSharding
+
+  def layer(x, kernels):
+    first, second = kernels
+    return x + jax.nn.gelu(x @ first) @ second, None
+
+  def stack(kernels, x):
+    return jax.lax.scan(layer, x, kernels, unroll=unroll)[0]
+
+  def shape(*dims):
+    on = SingleDeviceSharding(device)
+    return jax.ShapeDtypeStruct(dims, jnp.bfloat16, sharding=on)
+
+  kernels = (
+    shape(depth, WIDTH, 4 * WIDTH),
+    shape(depth, 4 * WIDTH, WIDTH),
+  )
+  return jax.jit(stack).lower(kernels, shape(ROWS, WIDTH)).compile().as_text()
+
+
+def main():
+  """A list of [depth, unroll, cycles, FLOPs, loops]."""
+  environment.prepare(sys.argv)
+  from vit_jax.plan import cost, hlo, topology
+
+  target = topology.find('v3:2x2')
+  result = []
+  for depth, unroll in ((DEPTH, 1), (DEPTH, 2), (DEPTH, DEPTH), (2 * DEPTH, 1)):
+    module = hlo.parse(program(depth, unroll, target.devices[0]))
+    total = cost.of_program(module, target)
+    ops = [op for c in module.computations.values() for op in c.ops.values()]
+    loops = sum(op.opcode == 'while' for op in ops)
+    sums = total.estimated_cycles, total.matrix_flops
+    result.append([depth, unroll, *sums, loops])
+  print(json.dumps(result))
+
+
+if __name__ == '__main__':
+  main()

@@ -1,0 +1,194 @@
+"""Sums over a small program written by hand, whose answers are known."""
+
+import pathlib
+import re
+
+import pytest
+
+from vit_jax.errors import UserError
+from vit_jax.plan import arithmetic, cost, hlo, loops, topology
+
+TEXT = (pathlib.Path(__file__).parent / 'small.hlo').read_text()
+# Outer loop: 2, 4, 6 < 7; inner loop: 24 times each.
+OUTER, INNER = 3, 24
+
+
+@pytest.fixture
+def target():
+  """Four v3 cores that nobody asks anything of."""
+  chip = topology.CHIPS['v3']
+  return topology.Target('v3:1x2', (None,) * 4, 1, chip, chip.hbm_bytes)
+
+
+def of(text, target):
+  """The cost of a program."""
+  return cost.of_program(hlo.parse(text), target)
+
+
+def test_cycles_times_trip_counts(target):
+  """Nested loops multiply; a start counts and its done does not.
+
+  A conditional counts its dearest branch; what a fusion or a reduction is made
+  of is not added to it.
+  """
+  total = of(TEXT, target)
+  assert total.estimated_cycles == OUTER * INNER * 1000 + 70 + 300
+
+
+@pytest.mark.parametrize(
+  'old, new, count',
+  [
+    ('constant(24)', 'constant(5)', 5),
+    ('direction=LT', 'direction=LE', INNER + 1),
+    ('direction=LT', 'direction=NE', INNER),
+    (
+      '%copy.3 = s32[]{:T(256)} copy(%zero.3)',
+      '%copy.3 = s32[] copy(%two.3)',
+      22,
+    ),
+    ('%one.1 = s32[]{:T(256)} constant(1)', '%one.1 = s32[] constant(3)', 8),
+  ],
+)
+def test_trip_count_is_read(target, old, new, count):
+  """Limit, direction, start and step all matter."""
+  assert TEXT.count(old) == 1
+  total = of(TEXT.replace(old, new), target)
+  assert total.estimated_cycles == OUTER * count * 1000 + 370
+
+
+@pytest.mark.parametrize(
+  'old, new',
+  [
+    ('constant(24)', 'parameter(1)'),  # the limit is data
+    ('direction=LT', 'direction=GT'),  # would never end
+    ('add(%param_0.2, %param_1.2)', 'multiply(%param_0.2, %param_1.2)'),
+    ('copy(%zero.3)', 'copy(%limit.3)'),  # the start is not known
+  ],
+)
+def test_unknown_trip_count_is_an_error(target, old, new):
+  """And never counted as one."""
+  assert TEXT.count(old) == 1
+  with pytest.raises(UserError, match='has no trip count'):
+    of(TEXT.replace(old, new), target)
+
+
+def test_known_trip_count_of_other_compilers(target):
+  """CPU and GPU compilers write the count down."""
+  known = 'body=%inner_body, backend_config={"known_trip_count":{"n":"11"}}'
+  total = of(TEXT.replace('body=%inner_body', known), target)
+  assert total.estimated_cycles == OUTER * 11 * 1000 + 370
+
+
+def test_nothing_is_free(target):
+  """Random bits and custom kernels are counted and listed apart."""
+  total = of(TEXT, target)
+  chip = target.chip
+  bits = total.uncounted['rng-bit-generator']
+  assert bits.bytes == 4 * 2**20 + 2 * 16
+  assert bits.cycles >= bits.bytes / chip.hbm_bytes_per_s * chip.clock_hz > 0
+  kernel = total.uncounted['custom-call tpu_custom_call']
+  assert (kernel.flops, kernel.bytes) == (10**6, 45_000)
+  assert kernel.cycles == pytest.approx(
+    45_000 / chip.hbm_bytes_per_s * chip.clock_hz
+  )
+  assert not any('AllocateBuffer' in kind for kind in total.uncounted)
+  assert total.uncounted_cycles == pytest.approx(
+    sum(each.cycles for each in total.uncounted.values())
+  )
+
+
+def test_collectives(target):
+  """Counted as often as they run; only those that wait are exposed."""
+  total = of(TEXT, target)
+  size = 4 * 8 * 128
+  reduce, gather = (
+    total.collectives[kind] for kind in ('all-reduce', 'all-gather')
+  )
+  assert (reduce.count, reduce.bytes) == (OUTER, OUTER * size)
+  assert (gather.count, gather.bytes) == (1, 4 * size)
+  link = target.chip.link_bytes_per_s
+  assert reduce.seconds == pytest.approx(OUTER * 2 * size * 3 / 4 / link)
+  assert total.exposed_seconds == reduce.seconds
+
+
+def test_matrix_flops(target):
+  """The product inside the fusion, 72 times, and what a kernel declares."""
+  product = 2 * 64 * 128 * 256
+  assert of(TEXT, target).matrix_flops == OUTER * INNER * product + 10**6
+
+
+@pytest.mark.parametrize(
+  'types, attributes, flops',
+  [
+    # 'nqhc,nkhc->nhqk' with batch dimensions written as dilated windows
+    (
+      ('[4,16,32,8]', '[4,16,32,8]', '[4,16,32,32]'),
+      'window={size=4x16 stride=3x15 pad=3_3x15_15 lhs_dilate=4x16 '
+      'rhs_reversal=1x1}, dim_labels=01bf_01oi->01bf',
+      2 * 4 * 16 * 32 * 32 * 8,
+    ),
+    (
+      ('[2,9,9,3]', '[3,3,3,8]', '[2,7,7,8]'),
+      'window={size=3x3}, dim_labels=b01f_01io->b01f',
+      2 * 2 * 7 * 7 * 3 * 3 * 3 * 8,
+    ),
+    (  # SAME: the border meets fewer elements
+      ('[1,5,1]', '[3,1,1]', '[1,5,1]'),
+      'window={size=3 pad=1_1}, dim_labels=b0f_0io->b0f',
+      2 * (5 * 3 - 2),
+    ),
+  ],
+)
+def test_flops_of_convolutions(types, attributes, flops):
+  """Only multiply-adds with an element count, not those with padding."""
+  left, right, out = types
+  text = f"""HloModule m
+ENTRY %main (a: bf16{left}, b: bf16{right}) -> bf16{out} {{
+  %a = bf16{left} parameter(0)
+  %b = bf16{right} parameter(1)
+  ROOT %c = bf16{out} convolution(%a, %b), {attributes}
+}}
+"""
+  entry = hlo.parse(text).computations['main']
+  assert arithmetic.matrix_flops(entry.ops['c'], entry) == flops
+
+
+@pytest.mark.parametrize(
+  'path, place, way',
+  [
+    (
+      'jit(train_step)/while/body/closed_call/transpose(jvp(ViT))/ViT.predict/'
+      'encoder/while/body/closed_call/layers/attention/key/dot_general',
+      'encoder/layers/attention/key',
+      'backward',
+    ),
+    (
+      'jit(train_step)/jvp(ViT)/ViT.predict/encoder/while/body/closed_call/'
+      'layers/attention/nqhc,nkhc->nhqk/dot_general',
+      'encoder/layers/attention',
+      'forward',
+    ),
+    (
+      'jit(train_step)/transpose(jvp(ViT))/encoder/while/body/checkpoint/'
+      'rematted_computation/layers/mlp/fc1/dot_general',
+      'encoder/layers/mlp/fc1',
+      'recomputed',
+    ),
+    ('jit(train_step)/mul', '(outside the model)', 'update'),
+    ('', '(made by the compiler)', 'update'),
+    ('reshape.554', '(made by the compiler)', 'update'),
+  ],
+)
+def test_groups(path, place, way):
+  """Operations are grouped by their place in the model and their pass."""
+  assert cost.group(path) == (place, way)
+
+
+def test_every_opcode_of_the_program_is_read():
+  """The parser leaves no instruction out."""
+  module = hlo.parse(TEXT)
+  lines = [line for line in TEXT.splitlines() if re.match(r'^  .* = ', line)]
+  ops = [op for c in module.computations.values() for op in c.ops.values()]
+  assert len(ops) == len(lines)
+  assert module.entry == 'main.73_spmd'
+  assert len(loops.executions(module)) < len(ops)  # fusions are not entered

@@ -1,0 +1,165 @@
+"""The command as a user types it; TPU programs are tiny, and few."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests import runs
+
+needs_libtpu = pytest.mark.skipif(
+  importlib.util.find_spec('libtpu') is None,
+  reason='libtpu, which compiles for TPUs, is not installed',
+)
+# l16_i21k.py made small; the rest of it stays as it is.
+SMALL = {
+  'model.width': 128,
+  'model.depth': 2,
+  'model.mlp_dim': 512,
+  'model.num_heads': 2,
+  'model.dropout': 0.0,
+  'num_classes': 100,
+  'batch_size': 512,
+}
+# What scripts rely on.
+KEYS = {
+  *('topology', 'devices', 'parameters', 'fits', 'peak_bytes_per_device'),
+  *('hbm_bytes_per_device', 'flops_per_device', 'model_flops_per_image'),
+  *('predicted_step_seconds', 'predicted_mfu', 'predicted_images_per_second'),
+  *('total_steps', 'predicted_core_days', 'collectives', 'estimated_cycles'),
+}
+
+
+def arguments(*more, topology='v3:2x2', **overrides):
+  """The command line; keys of overrides have '__' for '.'."""
+  changes = SMALL | {k.replace('__', '.'): v for k, v in overrides.items()}
+  given = [f'--config.{key}={value}' for key, value in changes.items()]
+  return runs.command(
+    'plan',
+    '--config=configs/l16_i21k.py',
+    f'--topology={topology}',
+    *given,
+    *more,
+  )
+
+
+def planned(*more, **overrides):
+  """The object that --json prints."""
+  out, _ = runs.run(arguments('--json', *more, **overrides), devices=8)
+  return json.loads(out)
+
+
+@needs_libtpu
+@pytest.mark.slow
+def test_scanned_and_unrolled_agree():
+  """Times the trip count, a scanned layer costs what unrolled layers cost.
+
+  The program keeps nothing of its layers: a scanned training step stacks what
+  its backward pass needs, which costs cycles that an unrolled one does not pay.
+  """
+  script = str(runs.ROOT / 'tests' / 'plan' / 'scanned.py')
+  environment = runs.environment() | {'PYTHONPATH': str(runs.ROOT)}
+  done = subprocess.run(
+    [sys.executable, script], env=environment, capture_output=True, text=True
+  )
+  assert done.returncode == 0, done.stderr
+  scanned, twice, unrolled, deep = json.loads(done.stdout)
+  assert [loops for *_, loops in (scanned, twice, unrolled)] == [1, 1, 0]
+  for depth, _, cycles, flops, _ in (scanned, twice, unrolled, deep):
+    factor = depth / unrolled[0]
+    assert cycles == pytest.approx(factor * unrolled[2], rel=0.05)
+    assert flops == factor * unrolled[3]
+
+
+@needs_libtpu
+@pytest.mark.slow
+def test_what_a_plan_tells():
+  """All keys, over two slices with sharded parameters, and they agree."""
+  result = planned(
+    '--slices=2', '--breakdown', mesh__data=2, mesh__fsdp=-1, micro_batches=2
+  )
+  assert set(result) >= KEYS
+  assert result['topology'] == '2 slices of v3:2x2' and result['fits']
+  assert result['devices'] == 16
+  assert result['collectives']['all-gather'] > 0  # of parameters, over fsdp
+  assert result['hbm_bytes_per_device'] == int(15.48 * 2**30)
+  sizes = result['bytes']
+  assert 0 < sizes['parameters'] < result['parameters']  # 4 bytes, in 8 parts
+  assert sizes['optimizer'] == pytest.approx(2 * sizes['parameters'], rel=0.01)
+  assert (
+    sizes['arguments'] + sizes['temporaries']
+    <= (result['peak_bytes_per_device'])
+  )
+  seconds = result['predicted_step_seconds']
+  assert seconds > result['estimated_cycles'] / 0.94e9 > 0
+  assert result['predicted_images_per_second'] == pytest.approx(512 / seconds)
+  days = seconds * result['total_steps'] / 86400
+  assert result['predicted_core_days'] == pytest.approx(days * 16)
+  images = 512 / 16
+  assert result['flops_per_device'] == pytest.approx(
+    images * result['model_flops_per_image'], rel=0.1
+  )
+  assert 0 < result['predicted_mfu'] < 1
+  assert any('attention' in each['group'] for each in result['breakdown'])
+
+
+@needs_libtpu
+@pytest.mark.slow
+def test_absurd_batch_is_an_answer():
+  """It does not fit; how much it needs, and what does fit."""
+  result = planned(batch_size=2**17)
+  assert set(result) >= KEYS and result['fits'] is False
+  assert result['peak_bytes_per_device'] > result['hbm_bytes_per_device']
+  assert result['predicted_step_seconds'] is None
+  assert 512 < result['largest_batch_size'] < 2**17
+  assert result['changes_that_fit'] is not None
+
+
+def test_local_backend():
+  """A laptop's CPU has no estimates, but memory and arithmetic."""
+  result = planned(
+    topology='local',
+    model__width=32,
+    model__mlp_dim=32,
+    model__dtype='float32',
+    image_size=32,
+    batch_size=16,
+  )
+  assert set(result) >= KEYS and result['fits']
+  assert result['devices'] == 8 and result['collectives']['all-reduce'] > 0
+  assert result['predicted_step_seconds'] is None
+  assert result['peak_bytes_per_device'] > 0
+  assert result['flops_per_device'] == pytest.approx(
+    2 * result['model_flops_per_image'], rel=0.2
+  )
+
+
+def test_without_libtpu():
+  """One message with the line that installs it, and exit code 2."""
+  start = (
+    "import runpy, sys; sys.modules['libtpu'] = None; "
+    "runpy.run_module('vit_jax.plan', run_name='__main__', alter_sys=True)"
+  )
+  command = arguments()
+  code = [sys.executable, '-c', start, *command[3:]]
+  done = subprocess.run(code, cwd=runs.ROOT, capture_output=True, text=True)
+  assert done.returncode == 2
+  assert 'pip install libtpu' in done.stderr
+  assert 'vit_jax[plan]' in done.stderr and 'Traceback' not in done.stderr
+
+
+@pytest.mark.parametrize(
+  'topology, more, message',
+  [
+    ('v3-32', (), 'VERSION:SHAPE'),
+    ('v33:4x4', (), "did you mean 'v3'"),
+    ('v3:4x4', ('--slices=0',), 'at least 1'),
+    ('local', ('--slices=2',), 'one slice'),
+  ],
+)
+def test_wrong_topology(topology, more, message):
+  """One message, exit code 2."""
+  _, err = runs.run(arguments(*more, topology=topology), code=2)
+  assert message in err and 'Traceback' not in err

@@ -1,0 +1,12 @@
+"""python -m vit_jax.plan --config=FILE.py --topology=v3:4x4; see `command`."""
+
+import sys
+
+from vit_jax.plan import environment
+
+if __name__ == '__main__':
+  environment.prepare(sys.argv)  # JAX reads it when it is imported
+  from vit_jax import cli
+  from vit_jax.plan import command
+
+  cli.run(command.main, command.define_flags)

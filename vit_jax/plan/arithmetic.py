@@ -1,0 +1,122 @@
+"""FLOPs and bytes of single HLO instructions."""
+
+import math
+import re
+
+import numpy as np
+
+from vit_jax.plan.hlo import Computation, Op, Shape
+
+_WIDTH = {'pred': 1, 'token': 0, 'opaque': 0, 'tuple': 0}
+
+
+def num_bytes(shapes: tuple[Shape, ...]) -> int:
+  """Bytes of arrays, without the padding of their layout."""
+  return sum(_element_bits(s.dtype) * math.prod(s.dims) // 8 for s in shapes)
+
+
+def _element_bits(dtype: str) -> int:
+  if dtype in _WIDTH:
+    return 8 * _WIDTH[dtype]
+  digits = re.search(r'\d+', dtype)  # f32, bf16, s4, f8e4m3fn, c64
+  return int(digits[0]) if digits else 0
+
+
+def operand_shapes(op: Op, computation: Computation) -> list[Shape]:
+  """The arrays that an instruction reads."""
+  known = computation.ops
+  return [
+    s for name in op.operands if name in known for s in known[name].shapes
+  ]
+
+
+def bytes_moved(op: Op, computation: Computation) -> int:
+  """Bytes that an instruction reads and writes; what it updates in place once.
+
+  An upper bound where the compiler keeps an operand on the chip.
+  """
+  read = operand_shapes(op, computation)
+  if op.opcode == 'dynamic-update-slice':
+    return 2 * num_bytes(tuple(read[1:2]))
+  if op.opcode in ('slice', 'dynamic-slice'):
+    return 2 * num_bytes(op.shapes)
+  return num_bytes(tuple(read)) + num_bytes(op.shapes)
+
+
+def matrix_flops(op: Op, computation: Computation) -> int:
+  """FLOPs of a product or convolution (2 a multiply-add); 0 for all else."""
+  if op.opcode == 'dot':
+    return _dot(op, computation)
+  if op.opcode == 'convolution':
+    return _convolution(op, computation)
+  return 0
+
+
+def _dot(op: Op, computation: Computation) -> int:
+  left = operand_shapes(op, computation)[0]
+  match = re.search(r'lhs_contracting_dims=\{([\d,]*)\}', op.attributes)
+  axes = [int(axis) for axis in match[1].split(',') if axis] if match else []
+  contracted = math.prod(left.dims[axis] for axis in axes)
+  return 2 * math.prod(op.shapes[0].dims) * contracted
+
+
+def _convolution(op: Op, computation: Computation) -> int:
+  """Multiply-adds with an input element; those with padding are not counted.
+
+  TPU compilers write every product as a convolution, batch dimensions as
+  windows with dilation, so most positions of such a window meet padding.
+  """
+  images, kernel = operand_shapes(op, computation)[:2]
+  labels = re.search(r'dim_labels=(\w+)_(\w+)->(\w+)', op.attributes)
+  assert labels is not None, op.attributes[:200]
+  image_dims = dict(zip(labels[1], images.dims, strict=True))
+  kernel_dims = dict(zip(labels[2], kernel.dims, strict=True))
+  out_dims = dict(zip(labels[3], op.shapes[0].dims, strict=True))
+  spatial = sorted(label for label in out_dims if label.isdigit())
+  window = _window(op, len(spatial))
+  valid = 1
+  for at, label in enumerate(spatial):
+    valid *= _valid_positions(
+      image_dims[label],
+      kernel_dims[label],
+      out_dims[label],
+      {key: values[at] for key, values in window.items()},
+    )
+  groups = op.number('batch_group_count', 1)
+  # The kernel's input features are those of one feature group.
+  channels = kernel_dims['i'] * out_dims['f'] * image_dims['b'] // groups
+  return 2 * channels * valid
+
+
+def _window(op: Op, rank: int) -> dict[str, list[int]]:
+  """Stride, padding and dilations of a convolution, for each dimension."""
+  match = re.search(r'window=\{([^}]*)\}', op.attributes)
+  text = match[1] if match else ''
+
+  def values(key: str) -> list[str]:
+    found = re.search(rf'\b{key}=([\d_x\-]+)', text)
+    return found[1].split('x') if found else []
+
+  def numbers(key: str, default: int) -> list[int]:
+    return [int(value) for value in values(key)] or [default] * rank
+
+  low = [int(pad.split('_')[0]) for pad in values('pad')]
+  return {
+    'stride': numbers('stride', 1),
+    'low': low or [0] * rank,
+    'base': numbers('lhs_dilate', 1),
+    'dilation': numbers('rhs_dilate', 1),
+  }
+
+
+def _valid_positions(
+  size: int, kernel: int, out: int, window: dict[str, int]
+) -> int:
+  """Pairs of output position and kernel position that meet an input element."""
+  at = (
+    np.arange(out)[:, None] * window['stride']
+    + np.arange(kernel)[None, :] * window['dilation']
+    - window['low']
+  )
+  inside = (at >= 0) & (at <= (size - 1) * window['base'])
+  return int(np.sum(inside & (at % window['base'] == 0)))

@@ -1,0 +1,88 @@
+"""The command: flags, what they ask for, and what is printed.
+
+  python -m vit_jax.plan --config=configs/l16_i21k.py --topology=v3:4x4
+
+compiles the training step of a config for a TPU slice on a machine without a
+TPU, and tells memory, time and cost. Every key of the config is a flag.
+"""
+
+import json
+import sys
+from typing import Any
+
+from absl import flags
+
+from vit_jax import entry, overrides
+from vit_jax.errors import UserError
+from vit_jax.plan import report, search, topology
+from vit_jax.plan.evaluate import Plan, plan
+
+
+def define_flags() -> None:
+  """The flags of this command."""
+  flags.DEFINE_string(
+    'topology', None, "v3:4x4 and the like, in chips; 'local': this machine."
+  )
+  flags.DEFINE_integer('slices', 1, 'Slices, joined by the slower network.')
+  flags.DEFINE_bool('json', False, 'Print one JSON object.')
+  flags.DEFINE_bool('breakdown', False, 'The ten costliest groups, too.')
+  flags.DEFINE_bool(
+    'search',
+    False,
+    'Also find the cheapest mesh, rematerialisation and micro-batches for this '
+    'batch, and the largest batch. Compiles a dozen programs or two.',
+  )
+  flags.DEFINE_string('hlo', None, 'Write the optimised HLO to this file.')
+  overrides.define_flag(sys.argv)
+
+
+def main(arguments: list[str]) -> None:
+  """Compiles, and prints an object or tables."""
+  values = flags.FLAGS
+  entry.refuse_arguments(arguments)
+  if not values.topology:
+    raise UserError(
+      '--topology is needed: v3:4x4 and the like (chips), or local.'
+    )
+  target = topology.find(values.topology, values.slices)
+  made = plan(values.config, target)
+  result, tables = dict(made.result), []
+  if values.search:
+    result |= _searched(made, target, tables)
+  elif not made.fits:
+    result |= search.what_fits(values.config, target, made)
+  if values.breakdown:
+    result['breakdown'] = report.costliest(made)
+    tables.append(report.breakdown(made))
+  if values.hlo and made.text:
+    with open(values.hlo, 'w') as file:
+      file.write(made.text)
+  if values.json:
+    print(json.dumps(result))
+  else:
+    shown = Plan(made.config, result, made.cost)
+    print('\n\n'.join([report.summary(shown), *tables]))
+
+
+def _searched(
+  made: Plan, target: topology.Target, tables: list[str]
+) -> dict[str, Any]:
+  """What `--search` adds to the result; its table goes to `tables`."""
+  found = search.search(made.config, target)
+  best = found[0]
+  largest = search.largest_batch(best.config, target)
+  keys = ('remat', 'micro_batches', 'mesh', 'peak_bytes_per_device')
+  keys += ('predicted_step_seconds', 'predicted_mfu', 'estimated_cycles')
+  tables.append('ways that fit, cheapest first\n' + report.choices(found))
+  answer: dict[str, Any] = {
+    'choices': [{key: each.result[key] for key in keys} for each in found]
+  }
+  if largest is not None:
+    size = largest.config.batch_size
+    answer['largest_batch_size'] = size
+    answer['largest_images_per_device'] = size / len(target.devices)
+    tables.append(
+      f'largest batch with the first of them: {size} images, '
+      f'{size / len(target.devices):g} a device'
+    )
+  return answer

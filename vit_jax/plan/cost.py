@@ -1,0 +1,250 @@
+"""What a step of a compiled program costs: cycles, FLOPs, collectives."""
+
+import collections
+import dataclasses
+import re
+from typing import Any
+
+from vit_jax.plan import arithmetic, loops
+from vit_jax.plan.hlo import Computation, Module, Op
+from vit_jax.plan.topology import Target
+
+COLLECTIVES = (
+  'all-reduce',
+  'all-gather',
+  'reduce-scatter',
+  'all-to-all',
+  'ragged-all-to-all',
+  'collective-permute',
+  'collective-broadcast',
+)
+# Instructions that a TPU does not execute, or whose work stands elsewhere.
+_FREE = {
+  *('parameter', 'constant', 'tuple', 'get-tuple-element', 'bitcast'),
+  *('while', 'call', 'conditional', 'after-all', 'add-dependency'),
+  *('partition-id', 'replica-id', 'opt-barrier', 'domain'),
+}
+# Kernels that name a place in memory: a buffer, or slices side by side in it.
+_FREE_KERNELS = ('AllocateBuffer', 'ConcatBitcast')
+# A random bit generator (ten rounds of Philox, about a hundred integer
+# operations a word) on a vector unit of 1024 lanes with about three slots:
+# an assumption, since the compiler tells nothing.
+_RNG_CYCLES_PER_WORD = 32 / 1024
+
+
+@dataclasses.dataclass
+class Uncounted:
+  """Instructions of one kind that carry no estimate, and our own for them.
+
+  Attributes:
+    times: executions in a step.
+    bytes: read and written in a step.
+    flops: declared or counted.
+    cycles: by bandwidth and throughput of the chip.
+    overlapped: whether it runs beside other work (asynchronous copies), so
+      its cycles are shown and not added.
+  """
+
+  times: int = 0
+  bytes: int = 0
+  flops: int = 0
+  cycles: float = 0.0
+  overlapped: bool = False
+
+
+@dataclasses.dataclass
+class Collective:
+  """Exchanges of one kind in a step: how many, bytes of results, seconds."""
+
+  count: int = 0
+  bytes: int = 0
+  seconds: float = 0.0
+  exposed_seconds: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+  """Sums over one step on one device.
+
+  Attributes:
+    estimated_cycles: the compiler's own.
+    uncounted: instructions without its estimate, by kind.
+    collectives: by kind.
+    matrix_flops: of products and convolutions, recomputed ones included.
+    groups: estimated cycles by (path in the program, direction).
+  """
+
+  estimated_cycles: int
+  uncounted: dict[str, Uncounted]
+  collectives: dict[str, Collective]
+  matrix_flops: int
+  groups: dict[tuple[str, str], int]
+
+  @property
+  def uncounted_cycles(self) -> float:
+    """Cycles added for instructions without an estimate."""
+    return sum(u.cycles for u in self.uncounted.values() if not u.overlapped)
+
+  @property
+  def exposed_seconds(self) -> float:
+    """Seconds of collectives that nothing else runs beside."""
+    return sum(c.exposed_seconds for c in self.collectives.values())
+
+
+def of_program(module: Module, target: Target) -> Cost:
+  """Adds up a program.
+
+  Raises:
+    UserError: a loop without a readable trip count.
+  """
+  cycles, groups = 0, collections.Counter()
+  uncounted = collections.defaultdict(Uncounted)
+  collectives = collections.defaultdict(Collective)
+  for op, computation, times in loops.executions(module):
+    kind = op.opcode.removesuffix('-start')
+    if op.opcode.endswith(('-done', '-update')):
+      continue  # its work is that of the start
+    if kind in COLLECTIVES:
+      _add_collective(collectives[kind], op, computation, times, target)
+    if op.estimated_cycles is not None and op.opcode not in _FREE:
+      cycles += op.estimated_cycles * times
+      groups[group(op.path)] += op.estimated_cycles * times
+    elif kind not in COLLECTIVES and not _is_free(op):
+      _add_uncounted(uncounted, op, computation, times, target)
+  flops = sum(
+    arithmetic.matrix_flops(op, computation) * times
+    for op, computation, times in loops.executions(module, inside_fusions=True)
+  )
+  flops += sum(kind.flops for kind in uncounted.values())
+  return Cost(cycles, dict(uncounted), dict(collectives), flops, dict(groups))
+
+
+def _is_free(op: Op) -> bool:
+  kernel = _kernel(op)
+  return op.opcode in _FREE or kernel in _FREE_KERNELS
+
+
+def _kernel(op: Op) -> str:
+  match = re.search(r'custom_call_target="([^"]*)"', op.attributes)
+  return match[1] if op.opcode == 'custom-call' and match else ''
+
+
+def _add_uncounted(
+  uncounted: dict[str, Uncounted],
+  op: Op,
+  computation: Computation,
+  times: int,
+  target: Target,
+) -> None:
+  """Counts an instruction by its declared or visible bytes and FLOPs."""
+  kernel = _kernel(op)
+  entry = uncounted[f'{op.opcode} {kernel}'.strip()]
+  moved = arithmetic.bytes_moved(op, computation)
+  flops = 0
+  if kernel:
+    flops, moved = _declared(op, moved)
+  cycles = 0.0
+  if target.chip is not None:
+    chip = target.chip
+    seconds = max(moved / chip.hbm_bytes_per_s, flops / chip.peak_flops)
+    cycles = seconds * chip.clock_hz
+  if op.opcode == 'rng-bit-generator':
+    words = arithmetic.num_bytes(op.shapes) / 4
+    cycles = max(cycles, words * _RNG_CYCLES_PER_WORD)
+  entry.times += times
+  entry.bytes += moved * times
+  entry.flops += flops * times
+  entry.cycles += cycles * times
+  entry.overlapped = op.opcode.endswith('-start')
+
+
+def _declared(op: Op, moved: int) -> tuple[int, int]:
+  """(FLOPs, bytes) that a kernel declares; the bytes of its operands if not."""
+
+  def number(key: str) -> int | None:
+    match = re.search(rf'\\?"{key}\\?":\s*\\?"?(\d+)', op.attributes)
+    return int(match[1]) if match else None
+
+  declared = number('bytes_accessed')
+  return number('flops') or 0, moved if declared is None else declared
+
+
+def _add_collective(
+  entry: Collective,
+  op: Op,
+  computation: Computation,
+  times: int,
+  target: Target,
+) -> None:
+  """Counts an exchange; its time is that of rings over all links at once."""
+  read = arithmetic.num_bytes(tuple(arithmetic.operand_shapes(op, computation)))
+  written = arithmetic.num_bytes(op.shapes)
+  if op.opcode.endswith('-start') and op.type.startswith('('):
+    written = max(written - read, 0)  # its result holds the operands too
+  size = max(read, written)
+  entry.count += times
+  entry.bytes += size * times
+  if target.chip is None:
+    return
+  members = _group_size(op, len(target.devices))
+  passes = 2 if op.opcode.startswith('all-reduce') else 1
+  wire = passes * size * (members - 1) / members
+  seconds = wire / target.chip.link_bytes_per_s
+  if target.slices > 1 and members > len(target.devices) // target.slices:
+    # Each device exchanges its share of the slice's sum over the slow network.
+    inside = members // target.slices
+    seconds += passes * size / inside / target.slow_bytes_per_s
+  entry.seconds += seconds * times
+  if not op.opcode.endswith('-start'):
+    entry.exposed_seconds += seconds * times
+
+
+def _group_size(op: Op, devices: int) -> int:
+  """Devices that exchange with each other."""
+  attributes = op.attributes
+  if match := re.search(r'replica_groups=\[(\d+),(\d+)\]', attributes):
+    return max(int(match[2]), 1)
+  if match := re.search(r'replica_groups=\{\{([\d,]+)\}', attributes):
+    return match[1].count(',') + 1
+  if match := re.search(
+    r'replica_groups=mesh\[([^\]]*)\][^{]*\{([^}]*)\}', attributes
+  ):
+    sizes = dict(re.findall(r"'(\w+)'=(\d+)", match[1]))
+    size = 1
+    for axis, part in re.findall(r"'(\w+)'(?::\(\d+\)(\d+))?", match[2]):
+      size *= int(part or sizes.get(axis, 1))
+    return size
+  return 2 if op.opcode.startswith('collective-permute') else devices
+
+
+def group(path: str) -> tuple[str, str]:
+  """(place in the model, direction) of an instruction's `op_name`.
+
+  'jit(train_step)/transpose(jvp(ViT))/ViT.predict/encoder/while/body/
+  closed_call/layers/mlp/fc1/dot_general' → ('encoder/layers/mlp/fc1',
+  'backward').
+  """
+  parts = [part for part in path.split('/') if part]
+  if 'rematted_computation' in path:
+    direction = 'recomputed'
+  elif 'transpose(' in path:
+    direction = 'backward'
+  elif 'jvp(' in path:
+    direction = 'forward'
+  else:
+    direction = 'update'
+  noise = re.compile(
+    r'.*\(.*\)?|while|body|cond|closed_call|checkpoint|rematted_computation'
+    r'|\w+\.predict|.*->.*|.*[,\[\]].*|branch_\d+_fun'
+  )
+  names = [part for part in parts[:-1] if not noise.fullmatch(part)]
+  place = '/'.join(names)
+  if not place:
+    traced = path.startswith('jit(')
+    place = '(outside the model)' if traced else '(made by the compiler)'
+  return place, direction
+
+
+def as_dict(value: Any) -> Any:
+  """Dataclasses as dicts, for JSON."""
+  return {k: dataclasses.asdict(v) for k, v in value.items()}

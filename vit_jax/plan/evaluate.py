@@ -1,0 +1,189 @@
+"""One config on one topology: compiled, and added up."""
+
+import dataclasses
+import logging
+import time
+from typing import Any
+
+import jax
+
+from vit_jax import compiling, durations, tree
+from vit_jax.config import Config
+from vit_jax.experiment import Experiment
+from vit_jax.plan import cost, hlo, memory
+from vit_jax.plan.topology import Target
+
+log = logging.getLogger('vit_jax')
+SECONDS_PER_DAY = 86_400
+# A step's forward and backward pass are three forward passes of arithmetic.
+PASSES = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+  """What compiling told.
+
+  Attributes:
+    config: compiled.
+    result: the object that `--json` prints.
+    cost: None where the program does not fit.
+    text: the optimised HLO, '' where the program does not fit.
+  """
+
+  config: Config
+  result: dict[str, Any]
+  cost: cost.Cost | None
+  text: str = ''
+
+  @property
+  def fits(self) -> bool:
+    """Whether a device's memory holds it."""
+    return self.result['fits']
+
+  @property
+  def seconds(self) -> float:
+    """Of a step; infinite where there is none."""
+    return self.result['predicted_step_seconds'] or float('inf')
+
+
+def changed(config: Config, **changes: Any) -> Config:
+  """A copy of a config; keys have '__' for '.'."""
+  copy = config.copy_and_resolve_references()
+  flat = {key.replace('__', '.'): value for key, value in changes.items()}
+  copy.update_from_flattened_dict(flat)
+  return copy
+
+
+def plan(config: Config, target: Target) -> Plan:
+  """Compiles the training step that the loop would run, and reads the result.
+
+  Raises:
+    UserError: the config cannot be, or a loop's trip count cannot be read.
+  """
+  config = _with_warmup_that_fits(config)
+  experiment = Experiment.build(config, target.devices)
+  started = time.monotonic()
+  with jax.set_mesh(experiment.mesh):
+    state = experiment.abstract_state()
+    result = _about(experiment, state, target)
+    try:
+      compiled = compiling.compile_step(experiment)
+    except jax.errors.JaxRuntimeError as error:
+      needed = memory.needed_bytes(str(error))
+      if 'RESOURCE_EXHAUSTED' not in str(error) or needed is None:
+        raise
+      result['peak_bytes_per_device'] = needed
+      result['bytes']['temporaries'] = needed
+      return Plan(config, result, None)
+  result['compile_seconds'] = round(time.monotonic() - started, 1)
+  text = compiled.as_text() or ''
+  program = memory.program_bytes(compiled)
+  if program is not None:
+    result['peak_bytes_per_device'] = program.pop('peak')
+    result['bytes'] |= program
+  limit, peak = target.hbm_bytes, result['peak_bytes_per_device']
+  result['fits'] = limit is None or peak is None or peak <= limit
+  total = cost.of_program(hlo.parse(text), target)
+  result |= _measures(total) | _predictions(experiment, total, target)
+  return Plan(config, result, total, text)
+
+
+def _with_warmup_that_fits(config: Config) -> Config:
+  """The config, without its warm-up if a huge batch leaves no steps for it.
+
+  The step that is compiled is the same but for one scalar, and the answer
+  should be about memory.
+  """
+  size = dict(
+    batch_size=config.batch_size, num_examples=config.train.num_examples
+  )
+  total = durations.to_steps(config.total, **size)
+  warmup = durations.to_steps(config.schedule.warmup, total_steps=total, **size)
+  if warmup < total:
+    return config
+  log.warning(
+    'a warm-up of %s does not fit %d steps: planned without it',
+    config.schedule.warmup,
+    total,
+  )
+  return changed(config, schedule__warmup='0 steps')
+
+
+def _about(experiment: Experiment, state: Any, target: Target) -> dict:
+  """What is known before compiling, and every key in its order."""
+  config = experiment.config
+  image_flops = PASSES * experiment.model.forward_flops(experiment.image_size)
+  sizes = {
+    'parameters': memory.tree_bytes(state.params),
+    'optimizer': memory.tree_bytes(state.opt_state),
+    'average': memory.tree_bytes(state.average),
+    'extra': memory.tree_bytes(state.extra),
+    'batch': memory.tree_bytes(experiment.abstract_batch()),
+  }
+  return {
+    'topology': target.name,
+    'devices': len(target.devices),
+    'parameters': tree.size(state.params),
+    'fits': False,
+    'peak_bytes_per_device': None,
+    'hbm_bytes_per_device': target.hbm_bytes,
+    'flops_per_device': None,
+    'model_flops_per_image': image_flops,
+    'predicted_step_seconds': None,
+    'predicted_mfu': None,
+    'predicted_images_per_second': None,
+    'total_steps': experiment.total_steps,
+    'predicted_core_days': None,
+    'collectives': {},
+    'estimated_cycles': None,
+    'predicted_days': None,
+    'paper_core_days': config.paper_core_days,
+    'batch_size': config.batch_size,
+    'micro_batches': config.micro_batches,
+    'images_per_device': config.batch_size / len(target.devices),
+    'mesh': dict(experiment.mesh.shape),
+    'remat': config.model.get('remat'),
+    'bytes': sizes,
+  }
+
+
+def _measures(total: cost.Cost) -> dict[str, Any]:
+  """What the program says by itself, without a clock."""
+  return {
+    'estimated_cycles': total.estimated_cycles or None,
+    'flops_per_device': total.matrix_flops,
+    'collectives': {k: v.count for k, v in sorted(total.collectives.items())},
+    'collective_bytes': {k: v.bytes for k, v in total.collectives.items()},
+    'collective_seconds': {
+      k: dataclasses.asdict(v) for k, v in total.collectives.items()
+    },
+    'uncounted_cycles': round(total.uncounted_cycles),
+    'uncounted': {
+      k: dataclasses.asdict(v) | {'cycles': round(v.cycles)}
+      for k, v in sorted(
+        total.uncounted.items(), key=lambda item: -item[1].cycles
+      )
+    },
+  }
+
+
+def _predictions(
+  experiment: Experiment, total: cost.Cost, target: Target
+) -> dict[str, Any]:
+  """Time and cost, where the compiler estimates cycles."""
+  chip, devices = target.chip, len(target.devices)
+  if chip is None or not total.estimated_cycles:
+    return {}
+  cycles = total.estimated_cycles + total.uncounted_cycles
+  seconds = cycles / chip.clock_hz + total.exposed_seconds
+  batch = experiment.config.batch_size
+  image_flops = PASSES * experiment.model.forward_flops(experiment.image_size)
+  days = seconds * experiment.total_steps / SECONDS_PER_DAY
+  return {
+    'predicted_step_seconds': seconds,
+    'predicted_images_per_second': batch / seconds,
+    'predicted_mfu': image_flops * batch / seconds / devices / chip.peak_flops,
+    'predicted_days': days,
+    'predicted_core_days': days * devices * chip.cores,
+    'exposed_collective_seconds': total.exposed_seconds,
+  }

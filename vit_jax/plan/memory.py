@@ -1,0 +1,62 @@
+"""Bytes on one device: of a training state, and of a program too large."""
+
+import math
+import re
+from typing import Any
+
+import jax
+
+PyTree = Any
+_UNITS = {'': 1, 'K': 2**10, 'M': 2**20, 'G': 2**30, 'T': 2**40}
+_SIZE = r'(\d+(?:\.\d+)?)\s*([KMGT]?)i?B?'
+
+
+def tree_bytes(abstract: PyTree) -> int:
+  """Bytes that each device holds of a tree of sharded shapes."""
+  total = 0
+  for leaf in jax.tree.leaves(abstract):
+    shape = leaf.sharding.shard_shape(leaf.shape)
+    total += math.prod(shape) * leaf.dtype.itemsize
+  return total
+
+
+def program_bytes(compiled: jax.stages.Compiled) -> dict[str, int] | None:
+  """Arguments, temporaries, code, and the sum at the worst moment."""
+  stats = compiled.memory_analysis()
+  if stats is None:
+    return None
+  outputs = stats.output_size_in_bytes - stats.alias_size_in_bytes
+  parts = {
+    'arguments': stats.argument_size_in_bytes,
+    'temporaries': stats.temp_size_in_bytes,
+    'new_outputs': outputs,  # those that reuse no argument's memory
+    'code': stats.generated_code_size_in_bytes,
+  }
+  return parts | {'peak': sum(parts.values())}
+
+
+def needed_bytes(message: str) -> int | None:
+  """Bytes that a compilation ended by RESOURCE_EXHAUSTED says it needs.
+
+  Two forms are known: 'Used 17.21G of 15.48G hbm' and 'the total memory
+  required for HLO temporaries (223.59G) exceeds available HBM (15.48G)'.
+  """
+  patterns = (
+    rf'Used {_SIZE} of',
+    rf'total memory required for [\w ]*\({_SIZE}\)',
+    rf'[Tt]otal hbm usage >= {_SIZE}',
+  )
+  for pattern in patterns:
+    if match := re.search(pattern, message):
+      return int(float(match[1]) * _UNITS[match[2]])
+  return None
+
+
+def text(size: float | None) -> str:
+  """A size as people read it: '11.02 GiB'."""
+  if size is None:
+    return 'unknown'
+  for unit, divisor in (('GiB', 2**30), ('MiB', 2**20), ('KiB', 2**10)):
+    if size >= divisor:
+      return f'{size / divisor:.2f} {unit}'
+  return f'{size:.0f} B'

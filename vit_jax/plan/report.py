@@ -1,0 +1,177 @@
+"""A plan as a table that a person reads."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from vit_jax.plan import memory
+from vit_jax.plan.evaluate import Plan
+
+SHOWN_CYCLES = 1e-3  # share of all below which an uncounted kind is left out
+COSTLIEST = 10
+
+
+def table(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
+  """Columns aligned; those numbered in `right` to the right."""
+  widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+
+  def cell(text: str, column: int) -> str:
+    width = widths[column]
+    return text.rjust(width) if column in right else text.ljust(width)
+
+  lines = ['  '.join(cell(t, i) for i, t in enumerate(row)) for row in rows]
+  return '\n'.join(line.rstrip() for line in lines)
+
+
+def summary(plan: Plan) -> str:
+  """Everything that a user should know before paying."""
+  result = plan.result
+  parts = [table([*_setting(result), *_memory(result)])]
+  if plan.cost is not None:
+    parts += [table(_time(result)), _exchanges(result), _uncounted(result)]
+  return '\n\n'.join(part for part in parts if part)
+
+
+def _setting(result: dict[str, Any]) -> list[tuple[str, str]]:
+  mesh = ' '.join(f'{axis}={n}' for axis, n in result['mesh'].items())
+  batch = (
+    f'{result["batch_size"]} images: {result["images_per_device"]:g} a device'
+    f' in {result["micro_batches"]} micro-batch(es), remat {result["remat"]}'
+  )
+  return [
+    ('topology', f'{result["topology"]}, {result["devices"]} devices, {mesh}'),
+    ('parameters', f'{result["parameters"]:,}'),
+    ('batch', batch),
+  ]
+
+
+def _memory(result: dict[str, Any]) -> list[tuple[str, str]]:
+  size = memory.text
+  parts = ', '.join(
+    f'{name} {size(n)}' for name, n in result['bytes'].items() if n
+  )
+  verdict = 'fits' if result['fits'] else 'DOES NOT FIT'
+  peak, limit = result['peak_bytes_per_device'], result['hbm_bytes_per_device']
+  rows = [('memory', f'{verdict}: {size(peak)} of {size(limit)} a device')]
+  rows.append(('  of it', parts))
+  if 'largest_batch_size' in result:
+    largest = result['largest_batch_size']
+    rows.append(
+      ('  largest batch', str(largest or 'none: even one is too many'))
+    )
+  if 'changes_that_fit' in result:
+    changes = result['changes_that_fit'] or {}
+    flags = ' '.join(f'--config.{k}={v}' for k, v in changes.items())
+    rows.append(('  it fits with', flags or 'none of the changes tried'))
+  return rows
+
+
+def _time(result: dict[str, Any]) -> list[tuple[str, str]]:
+  """Rows about time; predictions only where there are estimates."""
+  rows = [
+    ('model', f'{result["model_flops_per_image"] / 1e9:.1f} GFLOPs an image'),
+    ('matrix FLOPs', f'{result["flops_per_device"] / 1e12:.3f} T a device'),
+  ]
+  seconds = result['predicted_step_seconds']
+  if seconds is None:
+    return [*rows, ('time', 'this compiler estimates none: no prediction')]
+  paper = result['paper_core_days']
+  beside = f' (paper: {paper:,.0f})' if paper else ''
+  added = result['uncounted_cycles'] / 1e6
+  exposed = result['exposed_collective_seconds']
+  cycles = (
+    f'{result["estimated_cycles"] / 1e6:,.1f} M estimated by the compiler'
+    f' + {added:,.1f} M for what it does not estimate'
+  )
+  days = result['predicted_days']
+  return [
+    *rows,
+    ('cycles', cycles),
+    ('exchanges', f'{exposed * 1e3:.1f} ms with nothing beside them'),
+    ('step', f'{seconds:.4f} s'),
+    ('images/s', f'{result["predicted_images_per_second"]:,.0f}'),
+    ('MFU', f'{result["predicted_mfu"]:.1%}'),
+    ('training', f'{result["total_steps"]:,} steps, {days:.2f} days'),
+    ('core-days', f'{result["predicted_core_days"]:,.1f}{beside}'),
+  ]
+
+
+def _exchanges(result: dict[str, Any]) -> str:
+  if not result['collectives']:
+    return ''
+  rows = [('collective', 'count', 'bytes', 'ms')]
+  for kind, each in sorted(result['collective_seconds'].items()):
+    rows.append(
+      (
+        kind,
+        str(each['count']),
+        memory.text(each['bytes']),
+        f'{each["seconds"] * 1e3:.2f}',
+      )
+    )
+  return table(rows, right=(1, 2, 3))
+
+
+def _uncounted(result: dict[str, Any]) -> str:
+  """Instructions without an estimate that are worth a line."""
+  least = SHOWN_CYCLES * (result['estimated_cycles'] or 0)
+  rows = [('without an estimate', 'times', 'bytes', 'FLOPs', 'M cycles', '')]
+  for kind, each in result['uncounted'].items():
+    if each['cycles'] >= least:
+      note = 'beside other work, not added' if each['overlapped'] else ''
+      rows.append(
+        (
+          kind,
+          str(each['times']),
+          memory.text(each['bytes']),
+          f'{each["flops"]:.3g}',
+          f'{each["cycles"] / 1e6:.2f}',
+          note,
+        )
+      )
+  return table(rows, right=(1, 2, 3, 4)) if len(rows) > 1 else ''
+
+
+def costliest(plan: Plan) -> list[dict[str, Any]]:
+  """The groups of instructions with most estimated cycles."""
+  if plan.cost is None:
+    return []
+  whole = plan.cost.estimated_cycles or 1
+  groups = sorted(plan.cost.groups.items(), key=lambda item: -item[1])
+  return [
+    {'group': name, 'pass': way, 'cycles': cycles, 'share': cycles / whole}
+    for (name, way), cycles in groups[:COSTLIEST]
+  ]
+
+
+def breakdown(plan: Plan) -> str:
+  """The table of `costliest`."""
+  rows = [('costliest operations', 'pass', 'M cycles', 'share')]
+  for each in costliest(plan):
+    rows.append(
+      (
+        each['group'],
+        each['pass'],
+        f'{each["cycles"] / 1e6:,.1f}',
+        f'{each["share"]:.1%}',
+      )
+    )
+  return table(rows, right=(2, 3))
+
+
+def choices(plans: Sequence[Plan]) -> str:
+  """One line for each way that fits, cheapest first."""
+  rows = [('remat', 'micro-batches', 'mesh', 'memory', 'step', 'MFU')]
+  for each in plans:
+    result = each.result
+    mfu = result['predicted_mfu']
+    rows.append(
+      (
+        str(result['remat']),
+        str(result['micro_batches']),
+        ' '.join(f'{axis}={n}' for axis, n in result['mesh'].items()),
+        memory.text(result['peak_bytes_per_device']),
+        f'{each.seconds:.4f} s',
+        f'{mfu:.1%}' if mfu else '',
+      )
+    )
+  return table(rows, right=(1, 3, 4, 5))

@@ -1,0 +1,192 @@
+"""What fits: micro-batches, rematerialisation, mesh and batch, by compiling.
+
+A program too large is refused within seconds, one that fits takes a minute, so
+the searches try the larger program first and guess by the bytes refused.
+"""
+
+import logging
+from collections.abc import Callable
+
+from vit_jax.config import Config
+from vit_jax.errors import UserError
+from vit_jax.models.layers import REMAT_POLICIES
+from vit_jax.plan.evaluate import Plan, changed, plan
+from vit_jax.plan.topology import Target
+
+log = logging.getLogger('vit_jax')
+MAX_TRIES = 8  # compilations to find the largest batch
+MAX_SPLITS = 3  # of micro-batches tried for each rematerialisation that fits
+GRANULARITY = 1 / 16  # of the largest batch found
+
+
+def _split(config: Config, target: Target) -> int:
+  """Devices among which a batch is split."""
+  model = config.mesh.model
+  return len(target.devices) // model if model > 0 else 1
+
+
+def _attempt(config: Config, target: Target) -> Plan:
+  """A plan, told on the log."""
+  made = plan(config, target)
+  result = made.result
+  log.info(
+    'batch %d, micro_batches=%d, remat=%s, mesh %s: %s',
+    config.batch_size,
+    config.micro_batches,
+    result['remat'],
+    result['mesh'],
+    f'{made.seconds:.4g} s a step' if made.fits else 'does not fit',
+  )
+  return made
+
+
+def largest_batch(
+  config: Config, target: Target, refused: Plan | None = None
+) -> Plan | None:
+  """The largest batch that fits, all else unchanged, within `GRANULARITY`.
+
+  Args:
+    config: as given.
+    target: devices.
+    refused: the plan of this config, if it was found too large.
+
+  Returns:
+    The plan of that batch; None where not even one image a device and
+    micro-batch fits.
+  """
+  unit = _split(config, target) * config.micro_batches
+  best: Plan | None = None
+  too_many: int | None = None
+  size = max(config.batch_size // unit, 1)  # images a device and micro-batch
+  last = refused
+  for _ in range(MAX_TRIES):
+    if last is None:
+      last = _attempt(changed(config, batch_size=size * unit), target)
+    if last.fits:
+      best, low = last, size
+    else:
+      too_many, low = size, best.config.batch_size // unit if best else 0
+    if too_many is None:
+      size *= 2
+    elif too_many - low <= max(1, low * GRANULARITY):
+      break
+    else:
+      size = _guess(last, low, too_many, size)
+    last = None
+  return best
+
+
+def _guess(last: Plan, low: int, high: int, size: int) -> int:
+  """A size between two bounds: by the bytes refused, or in the middle."""
+  middle = (low + high) // 2
+  needed, limit = (
+    last.result['peak_bytes_per_device'],
+    last.result['hbm_bytes_per_device'],
+  )
+  if not last.fits and needed and limit and low == 0:
+    sizes = last.result['bytes']
+    kept = sizes['parameters'] + sizes['optimizer'] + sizes['average']
+    share = max(limit - kept, 0) / needed
+    middle = min(int(size * share * 1.05), high - 1)
+  rounded = middle // 8 * 8 if middle >= 64 else middle
+  return min(max(rounded, low + 1), high - 1)
+
+
+def what_fits(config: Config, target: Target, refused: Plan) -> dict:
+  """For a config too large: the largest batch, and what makes it fit.
+
+  Args:
+    config: as given.
+    target: devices.
+    refused: its plan.
+
+  Returns:
+    largest_batch_size (None if none), and changes ({key: value}) with which
+    the batch asked for fits, if some number of micro-batches or full
+    rematerialisation does it.
+  """
+  largest = largest_batch(config, target, refused)
+  answer = {
+    'largest_batch_size': largest.config.batch_size if largest else None,
+    'changes_that_fit': None,
+  }
+  attempts: list[dict] = []
+  if largest is not None:
+    splits = _splits(config, target)
+    room = largest.config.batch_size // config.micro_batches
+    enough = [k for k in splits if config.batch_size // k <= room]
+    attempts += [{'micro_batches': k} for k in enough[:2]]
+  if config.model.get('remat') not in (None, 'full'):
+    attempts.append({'model.remat': 'full'})
+  for changes in attempts:
+    flat = {key.replace('.', '__'): value for key, value in changes.items()}
+    if _attempt(changed(config, **flat), target).fits:
+      return answer | {'changes_that_fit': changes}
+  return answer
+
+
+def _splits(config: Config, target: Target) -> list[int]:
+  """Numbers of micro-batches that divide a device's images, ascending."""
+  images = config.batch_size // _split(config, target)
+  return [k for k in range(1, images + 1) if images % k == 0]
+
+
+def search(config: Config, target: Target) -> list[Plan]:
+  """The ways to run a config's batch, cheapest first; those that fit.
+
+  For each mesh and each rematerialisation: the fewest micro-batches that fit,
+  and up to `MAX_SPLITS - 1` finer ones, for as long as they are cheaper.
+
+  Raises:
+    UserError: nothing fits.
+  """
+  found: list[Plan] = []
+  for mesh in _meshes(config):
+    for remat in _remats(config):
+      found += _cheapest_splits(
+        lambda parts, mesh=mesh, remat=remat: _attempt(
+          changed(config, micro_batches=parts, **mesh, **remat), target
+        ),
+        [k for k in _splits(config, target) if k & (k - 1) == 0],
+      )
+  if not found:
+    raise UserError(
+      f'no mesh, rematerialisation or number of micro-batches fits a batch of '
+      f'{config.batch_size} on {target.name}: take a smaller batch or more '
+      'devices.'
+    )
+  return sorted(found, key=lambda each: each.seconds)
+
+
+def _meshes(config: Config) -> list[dict[str, int]]:
+  """The config's own mesh, and parameters split over all that split a batch."""
+  own = {f'mesh__{axis}': size for axis, size in config.mesh.items()}
+  other = {'mesh__data': 1, 'mesh__fsdp': -1}
+  if config.mesh.fsdp == -1:
+    other = {'mesh__data': -1, 'mesh__fsdp': 1}
+  return [own, own | other]
+
+
+def _remats(config: Config) -> list[dict[str, str]]:
+  """Every policy that the model offers; one empty change if it has none."""
+  if 'remat' not in config.model:
+    return [{}]
+  return [{'model__remat': name} for name in REMAT_POLICIES]
+
+
+def _cheapest_splits(
+  attempt: Callable[[int], Plan], splits: list[int]
+) -> list[Plan]:
+  """The first that fits, and finer ones while they are cheaper."""
+  found: list[Plan] = []
+  for parts in splits:
+    made = attempt(parts)
+    if not made.fits:
+      if found:
+        break
+      continue
+    dearer = bool(found) and made.seconds >= found[-1].seconds
+    found.append(made)
+    if dearer or len(found) == MAX_SPLITS:
+      break
+  return found

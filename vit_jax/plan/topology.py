@@ -1,0 +1,171 @@
+"""TPU slices by name: their devices, and what a chip of them can do."""
+
+import dataclasses
+import importlib.util
+import re
+from typing import Any
+
+import jax
+from jax.experimental import topologies
+
+from vit_jax.errors import UserError, closest
+from vit_jax.plan.environment import LOCAL
+
+GIB = 2**30
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+  """What one JAX device can do; a device is a core on v2, v3 and tpu7x.
+
+  Attributes:
+    clock_hz: of the cores; the compiler's cycles are counted in it.
+    peak_flops: dense bf16 FLOP/s.
+    hbm_bytes: that a program may use, as the compiler's own message says it.
+    hbm_bytes_per_s: published bandwidth.
+    link_bytes_per_s: to other chips of the slice, all links, one direction.
+    cores: TensorCores in the device, for core-days.
+    options: of `get_topology_desc`.
+  """
+
+  clock_hz: float
+  peak_flops: float
+  hbm_bytes: int
+  hbm_bytes_per_s: float
+  link_bytes_per_s: float
+  cores: int = 1
+  options: tuple[tuple[str, Any], ...] = ()
+
+
+def _chip(clock, peak, hbm_gib, hbm, link, **rest: Any) -> Chip:
+  return Chip(clock, peak, int(hbm_gib * GIB), hbm, link, **rest)
+
+
+# Clock, peak FLOP/s, usable HBM (GiB), HBM and link bandwidth (bytes/s).
+#
+# v2, v3: "A Domain-Specific Supercomputer for Training Deep Neural Networks",
+#   CACM 63(7), 2020, Table 3: 700 and 940 MHz, 46 and 123 TFLOP/s, 700 and 900
+#   GB/s a chip of two cores; four links of 496 and 656 Gbit/s.
+# v4: "TPU v4: An Optically Reconfigurable Supercomputer", ISCA 2023, Table 4:
+#   1050 MHz, 275 TFLOP/s, 1200 GB/s, six links of 50 GB/s.
+# v5e, v5p, v6e, tpu7x: Google Cloud's pages of each version for FLOP/s, HBM and
+#   interconnect (given for both directions: halved here). Clocks follow from
+#   peak FLOP/s and the matrix units: v5e 4 and v5p 8 of 128x128, v6e and a
+#   tpu7x core 4 of 256x256, two FLOPs each a cycle; the compiler's estimate of
+#   a large product reaches 70 to 97 % of the peak at these clocks on each.
+# Usable HBM: "exceeds available HBM" of a program too large (libtpu 0.0.51).
+CHIPS = {
+  'v2': _chip(0.70e9, 23e12, 7.48, 350e9, 124e9),
+  'v3': _chip(0.94e9, 61.5e12, 15.48, 450e9, 164e9),
+  'v4': _chip(
+    1.05e9,
+    275e12,
+    30.75,
+    1200e9,
+    300e9,
+    cores=2,  # one device a chip, its two cores working as one
+    options=(('chip_config_name', 'megacore'),),
+  ),
+  'v5e': _chip(1.50e9, 197e12, 15.75, 819e9, 200e9),
+  'v5p': _chip(1.75e9, 459e12, 95.73, 2765e9, 600e9, cores=2),
+  'v6e': _chip(1.75e9, 918e12, 31.24, 1640e9, 400e9),
+  'tpu7x': _chip(2.20e9, 1153.5e12, 94.74, 3690e9, 300e9),
+}
+# Between slices, one direction: 100 Gbit/s for each four chips of a host.
+SLOW_BYTES_PER_S = {'v2': 12.5e9 / 8, 'v3': 12.5e9 / 8, 'tpu7x': 12.5e9 / 8}
+SLOW_BYTES_PER_S_OTHER = 12.5e9 / 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+  """Devices to compile for.
+
+  Attributes:
+    name: as the user wrote it, with the number of slices if several.
+    devices: of all slices.
+    slices: joined by the data-centre network.
+    chip: None for the local backend, whose compiler gives no estimates.
+    hbm_bytes: memory of a device; None where it is not known.
+    slow_bytes_per_s: of a device, between slices.
+  """
+
+  name: str
+  devices: tuple[Any, ...]
+  slices: int
+  chip: Chip | None
+  hbm_bytes: int | None
+  slow_bytes_per_s: float = SLOW_BYTES_PER_S_OTHER
+
+
+def parse(name: str) -> tuple[str, tuple[int, ...]]:
+  """('v3', (4, 4)) of 'v3:4x4'.
+
+  Raises:
+    UserError: another form, or an unknown version.
+  """
+  match = re.fullmatch(r'(\w+):(\d+(?:x\d+){1,2})', name)
+  if not match:
+    raise UserError(
+      f'--topology is {name!r}; give VERSION:SHAPE in chips, such as v3:4x4, '
+      f'v5p:4x4x4, or {LOCAL!r} for this machine. Versions: '
+      f'{", ".join(CHIPS)}.'
+    )
+  if match[1] not in CHIPS:
+    raise UserError(
+      f'no TPU is called {match[1]!r}; {closest(match[1], CHIPS)}.'
+    )
+  return match[1], tuple(int(side) for side in match[2].split('x'))
+
+
+def find(name: str, slices: int = 1) -> Target:
+  """The devices that a topology's name stands for.
+
+  Args:
+    name: 'v3:4x4' and the like, or 'local'.
+    slices: how many of them.
+
+  Raises:
+    UserError: no such topology, or no libtpu to compile with.
+  """
+  if name == LOCAL:
+    return _local(slices)
+  version, _ = parse(name)
+  if slices < 1:
+    raise UserError(f'--slices is {slices}; it must be at least 1.')
+  if importlib.util.find_spec('libtpu') is None:
+    raise UserError(
+      'planning for a TPU needs its compiler, libtpu, which is not installed: '
+      'pip install "vit_jax[plan]", or pip install libtpu. '
+      f'(--topology={LOCAL} plans for this machine without it.)'
+    )
+  chip = CHIPS[version]
+  options = dict(chip.options)
+  if slices > 1:
+    options['num_slices'] = slices
+  try:
+    described = topologies.get_topology_desc(
+      platform='tpu', topology_name=name, **options
+    )
+  except (jax.errors.JaxRuntimeError, ValueError) as error:
+    first_line = str(error).splitlines()[0]
+    raise UserError(
+      f'the TPU compiler knows no topology {name}: {first_line}. '
+      'Shapes are in chips, as in v3:4x4 or v4:2x2x2.'
+    ) from error
+  return Target(
+    name=f'{slices} slices of {name}' if slices > 1 else name,
+    devices=tuple(described.devices),
+    slices=slices,
+    chip=chip,
+    hbm_bytes=chip.hbm_bytes,
+    slow_bytes_per_s=SLOW_BYTES_PER_S.get(version, SLOW_BYTES_PER_S_OTHER),
+  )
+
+
+def _local(slices: int) -> Target:
+  """This machine's devices; memory as far as the backend tells it."""
+  if slices != 1:
+    raise UserError(f'--topology={LOCAL} is one slice; --slices is {slices}.')
+  devices = tuple(jax.local_devices())
+  stats = devices[0].memory_stats() or {}
+  return Target(LOCAL, devices, 1, None, stats.get('bytes_limit'))
