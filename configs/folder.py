@@ -1,0 +1,59 @@
+"""Any folder of photographs: --config=configs/folder.py:path=photos.
+
+Not in the paper. `photos/cat/1.jpg`; or `photos/train/cat/1.jpg`, `photos/val`;
+without a val folder a tenth is held out. Classes and sizes are counted when the
+config is read. Arguments: path, variant (S/16), tune=1 for fine-tuning (Table
+4's recipe for small sets) from --config.init_from at 384 px in place of
+training from scratch at 224 px. From scratch a few thousand photographs teach
+little: fine-tune where you can.
+"""
+
+import pathlib
+
+from ml_collections import ConfigDict
+
+from vit_jax.config import complete, parse_arg
+from vit_jax.data.sources import folder
+from vit_jax.errors import UserError
+
+
+def get_config(argument: str | None = None) -> ConfigDict:
+  arg = parse_arg(argument, path='', variant='S/16', tune=0)
+  if not arg.path:
+    raise UserError('say which folder: --config=configs/folder.py:path=DIR.')
+  root = pathlib.Path(arg.path).expanduser()
+  parted = (root / 'train').is_dir()
+  split, held_out = (
+    ('train', 'val') if parted else ('train[:90%]', 'train[90%:]')
+  )
+  source = folder.Source(split, path=str(root))
+
+  config = ConfigDict()
+  config.total = '20 epochs' if arg.tune else '100 epochs'
+  config.batch_size = 128
+  config.image_size = (384, 384) if arg.tune else (224, 224)
+  config.num_classes = source.num_classes
+
+  config.source = dict(name='folder', path=str(root))
+  config.train = dict(split=split, num_examples=len(source))
+  config.augment = dict(crop='inception', min_area=0.05, flip=True)
+  config.preprocess = dict(resize='squash')
+
+  config.model = dict(
+    name='vit', variant=None if arg.tune else arg.variant, dtype='float32'
+  )
+  config.objective = dict(name='supervised', cross_entropy='softmax')
+  if arg.tune:
+    config.optimizer = dict(name='sgd', momentum=0.9, clip_norm=1.0)
+    config.schedule = dict(base_lr=0.01, decay='cosine', warmup='5 %')
+  else:
+    config.optimizer = dict(name='adam', weight_decay=0.1, clip_norm=1.0)
+    config.schedule = dict(base_lr=1e-3, decay='cosine', warmup='5 %')
+
+  config.reader = dict(on_bad_record='skip', max_bad_share=0.01)
+  config.evals = dict(
+    val=dict(name='classification', split=held_out, every='10 %')
+  )
+  config.checkpoint = dict(every='10 %', best='val/accuracy')
+  config.log = dict(every='10 steps')
+  return complete(config)

@@ -1,0 +1,241 @@
+"""Every kind of damage to the newest checkpoint: the next older one is used."""
+
+import contextlib
+import functools
+import gc
+import json
+import pathlib
+import shutil
+
+import jax
+import numpy as np
+import pytest
+
+from vit_jax import checksum, overrides, sharding, tree
+from vit_jax.checkpoint import Checkpointer
+from vit_jax.config import complete
+from vit_jax.errors import UserError
+from vit_jax.experiment import Experiment
+
+# Orbax leaves coroutines unawaited when a restore fails; Python complains when
+# it collects them, which the fixture below makes happen in the same test.
+pytestmark = pytest.mark.filterwarnings(
+  'ignore::pytest.PytestUnraisableExceptionWarning'
+)
+
+
+@pytest.fixture(autouse=True)
+def _collect_coroutines():
+  yield
+  gc.collect()
+
+
+def _config(**changes):
+  config = overrides.load('configs/quickstart.py')
+  values = config.to_dict()
+  values['model'] |= {'width': 32, 'depth': 2, 'mlp_dim': 32} | changes
+  values['average_decay'] = 0.9
+  values['mesh'] = {'data': 1, 'fsdp': 1, 'model': 1}
+  return complete(type(config)(values))
+
+
+@functools.cache
+def _wide() -> Experiment:
+  return Experiment.build(_config(width=48), jax.devices()[:1])
+
+
+@functools.cache
+def _experiment(devices: int = 1, fsdp: int = 1) -> Experiment:
+  config = _config()
+  with config.unlocked():
+    config.mesh.data, config.mesh.fsdp = devices // fsdp, fsdp
+  return Experiment.build(config, jax.devices()[:devices])
+
+
+@functools.cache
+def _maker(experiment: Experiment):
+  shardings = jax.tree.map(lambda s: s.sharding, experiment.abstract_state())
+
+  def make(number):
+    state = experiment.init_state(jax.random.key(0))
+    return jax.tree.map(lambda x: x + number.astype(x.dtype), state)
+
+  return jax.jit(make, out_shardings=shardings)
+
+
+def _state(experiment, number: int):
+  """A state whose leaves all depend on a number."""
+  return _maker(experiment)(jax.numpy.asarray(number))
+
+
+def _same(a, b) -> bool:
+  return all(
+    np.array_equal(x, y)
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+  )
+
+
+@pytest.fixture
+def saved(tmp_path):
+  """A directory with the steps 1 and 2."""
+  checkpoints = Checkpointer(tmp_path / 'checkpoints', {'about': 1})
+  for step in (1, 2):
+    checkpoints.save(step, _state(_experiment(), step), {})
+  checkpoints.close()
+  return tmp_path / 'checkpoints'
+
+
+def _restore(directory, experiment=None):
+  with contextlib.closing(Checkpointer(directory, {})) as checkpoints:
+    return checkpoints.restore_latest(
+      (experiment or _experiment()).abstract_state()
+    )
+
+
+def _largest_file(folder: pathlib.Path) -> pathlib.Path:
+  files = [p for p in folder.rglob('*') if p.is_file()]
+  return max(files, key=lambda p: p.stat().st_size)
+
+
+def _flip_a_byte(step: pathlib.Path) -> None:
+  file = _largest_file(step / 'params')
+  data = bytearray(file.read_bytes())
+  data[len(data) // 2] ^= 1
+  file.write_bytes(data)
+
+
+def _truncate(step: pathlib.Path) -> None:
+  file = _largest_file(step / 'training')
+  file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+def _empty(step: pathlib.Path) -> None:
+  shutil.rmtree(step)
+  step.mkdir()
+
+
+def _replace_by_file(step: pathlib.Path) -> None:
+  shutil.rmtree(step)
+  step.write_text('not a directory')
+
+
+def _lie_about_a_sum(step: pathlib.Path) -> None:
+  file = step / 'manifest/metadata'
+  manifest = json.loads(file.read_text())
+  manifest['params/head/bias'][2] ^= 1
+  file.write_text(json.dumps(manifest))
+
+
+def _other_shapes(step: pathlib.Path) -> None:
+  """Arrays of a wider model under this step's manifest."""
+  other = step.parent.parent / 'other'
+  with contextlib.closing(Checkpointer(other, {})) as checkpoints:
+    checkpoints.save(2, _state(_wide(), 2), {})
+  shutil.rmtree(step / 'params')
+  shutil.copytree(other / '2/params', step / 'params')
+
+
+DAMAGES = {
+  'one flipped byte': _flip_a_byte,
+  'truncated file': _truncate,
+  'missing leaf file': lambda step: _largest_file(step / 'params').unlink(),
+  'missing item': lambda step: shutil.rmtree(step / 'training'),
+  'missing manifest': lambda step: shutil.rmtree(step / 'manifest'),
+  'unreadable manifest': lambda step: (step / 'manifest/metadata').write_text(
+    '{'
+  ),
+  'wrong checksum': _lie_about_a_sum,
+  'emptied directory': _empty,
+  'file in place of directory': _replace_by_file,
+  'wrong shapes': _other_shapes,
+}
+
+
+@pytest.mark.parametrize('damage', DAMAGES)
+def test_damaged_newest_step(saved, damage, caplog):
+  """It is set aside with its cause in the log; the older one is exact."""
+  DAMAGES[damage](saved / '2')
+  with caplog.at_level('ERROR', logger='vit_jax'):
+    state, step = _restore(saved)
+  assert step == 1
+  assert _same(state, _state(_experiment(), 1))
+  assert (saved / '2.bad').exists() and not (saved / '2').exists()
+  assert (saved / '1').is_dir()
+
+
+def test_whole_newest_step(saved):
+  """Nothing is set aside without need."""
+  state, step = _restore(saved)
+  assert step == 2 and _same(state, _state(_experiment(), 2))
+  assert sorted(p.name for p in saved.iterdir()) == ['1', '2']
+
+
+def test_leftover_temporary_directory(saved):
+  """What a killed save leaves behind is no checkpoint."""
+  shutil.copytree(saved / '2', saved / '3.orbax-checkpoint-tmp')
+  assert _restore(saved)[1] == 2
+
+
+def test_all_damaged_is_a_clear_stop(saved):
+  """Never a fresh start over somebody's run; not at the second try either."""
+  for step in (1, 2):
+    _flip_a_byte(saved / str(step))
+  for _ in range(2):
+    with pytest.raises(UserError, match='no checkpoint in .* is whole'):
+      _restore(saved)
+  assert (saved / '1.bad').is_dir() and (saved / '2.bad').is_dir()
+
+
+def test_nothing_committed_is_a_fresh_start(tmp_path):
+  """Only an empty directory means a new run."""
+  assert _restore(tmp_path / 'checkpoints') is None
+
+
+def test_another_model_is_the_users_error(saved):
+  """A config that does not fit sets nothing aside."""
+  with pytest.raises(UserError, match='other parameters than the model'):
+    _restore(saved, _wide())
+  assert sorted(p.name for p in saved.iterdir()) == ['1', '2']
+
+
+@pytest.mark.parametrize('devices, fsdp', [(4, 1), (8, 4), (2, 2)])
+def test_another_mesh(saved, devices, fsdp):
+  """A step written on one device is whole on any mesh."""
+  experiment = _experiment(devices, fsdp)
+  state, step = _restore(saved, experiment)
+  assert step == 2 and _same(state, _state(_experiment(), 2))
+  wanted = tree.flatten(experiment.abstract_state())
+  for path, leaf in tree.flatten(state).items():
+    assert leaf.sharding == wanted[path].sharding, path
+
+
+def test_checksums_do_not_depend_on_the_mesh():
+  """Equal on every layout; one changed element changes its leaf's sum."""
+  sums = []
+  for devices, fsdp in ((1, 1), (8, 4)):
+    experiment = _experiment(devices, fsdp)
+    state = _state(experiment, 3)
+    sums.append(checksum.checksums(state, sharding.replicated(experiment.mesh)))
+  assert sums[0] == sums[1]
+  everywhere = sharding.replicated(_experiment().mesh)
+
+  def of(array):
+    return checksum.checksums({'k': array}, everywhere)
+
+  ramp = jax.numpy.arange(6.0).reshape(2, 3)
+  assert of(ramp) != of(ramp.at[1, 2].add(1e-6))  # one bit
+  assert of(ramp) != of(ramp[:, ::-1])  # the same values elsewhere
+  assert of(ramp) != of(-ramp)
+  assert of(ramp) == of(ramp + 0)
+
+
+def test_retention_keeps_newest_and_best(tmp_path):
+  """`keep` newest steps and the best by the named metric stay."""
+  with contextlib.closing(
+    Checkpointer(tmp_path / 'c', {}, keep=2, best='val/accuracy')
+  ) as checkpoints:
+    for step, accuracy in enumerate((0.1, 0.9, 0.3, 0.2, 0.4), start=1):
+      state = _state(_experiment(), step)
+      checkpoints.save(step, state, {'val/accuracy': accuracy})
+  left = sorted(int(p.name) for p in (tmp_path / 'c').iterdir())
+  assert left == [2, 4, 5]

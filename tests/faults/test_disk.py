@@ -1,0 +1,121 @@
+"""Full disks, read-only workdirs, and two runs on one workdir."""
+
+import contextlib
+import pathlib
+import subprocess
+import time
+
+import numpy as np
+import pytest
+from etils import epath
+
+from tests import runs
+from vit_jax import lock
+from vit_jax.errors import UserError
+
+
+@contextlib.contextmanager
+def _tmpfs(path: pathlib.Path, options: str):
+  path.mkdir()
+  mounted = subprocess.run(
+    ['mount', '-t', 'tmpfs', '-o', options, 'tmpfs', str(path)],
+    capture_output=True,
+  )
+  if mounted.returncode:
+    pytest.skip('mounting needs root')
+  try:
+    yield
+  finally:
+    subprocess.run(['umount', '-l', str(path)], check=True)
+
+
+@pytest.mark.slow
+def test_a_disk_that_fills(tmp_path):
+  """A save that fails is reported; the run goes on; later saves succeed."""
+  disk = tmp_path / 'disk'
+  with _tmpfs(disk, 'size=16m'):
+    workdir = disk / 'run'
+    flags = runs.SMALL_L16 | {
+      'total': '400 steps',
+      'log.every': '10 steps',
+      'checkpoint.every': '100 steps',
+      'evals.val.every': '400 steps',
+      'batch_size': 64,
+      'image_size': 64,
+    }
+    filler = disk / 'filler'
+    process = runs.start(
+      runs.command('train', *runs.flags('configs/l16_i21k.py', workdir, flags))
+    )
+    deadline = time.monotonic() + 200
+    while not (workdir / 'checkpoints/100').exists():
+      assert process.poll() is None and time.monotonic() < deadline
+      time.sleep(0.02)
+    with contextlib.suppress(OSError), filler.open('wb') as file:
+      while True:  # to the last byte
+        file.write(b'x' * 65536)
+        file.flush()
+    while '"save_failed"' not in (workdir / 'events.jsonl').read_text():
+      if process.poll() is not None or time.monotonic() > deadline:
+        break
+      time.sleep(0.05)
+      filler.write_bytes(b'')
+    filler.unlink(missing_ok=True)
+    out, err = process.communicate(timeout=200)
+    if process.returncode == 0:
+      assert runs.final_params(workdir)
+    # Whatever happened to the run, what was saved before is whole.
+    runs.run(
+      runs.command('train', *runs.flags('configs/l16_i21k.py', workdir, flags))
+    )
+    assert list(runs.losses(workdir))[-1] == 400
+    for array in runs.final_params(workdir).values():
+      assert np.isfinite(array).all()
+
+
+@pytest.mark.slow
+def test_a_read_only_workdir(tmp_path):
+  """One message, exit code 2."""
+  disk = tmp_path / 'disk'
+  with _tmpfs(disk, 'size=1m,ro'):
+    flags = runs.flags('configs/l16_i21k.py', disk / 'run', runs.SMALL_L16)
+    _, err = runs.run(runs.command('train', *flags), code=2)
+  assert 'cannot be written' in err and 'Traceback' not in err
+
+
+@pytest.mark.slow
+def test_two_runs_on_one_workdir(tmp_path):
+  """The second is refused; after SIGKILL of the first it is not."""
+  flags = runs.SMALL_L16 | {'total': '3000 steps', 'log.every': '1 steps'}
+  again = runs.command(
+    'train', *runs.flags('configs/l16_i21k.py', tmp_path / 'run', flags)
+  )
+  first = runs.start(again)
+  deadline = time.monotonic() + 120
+  while not (tmp_path / 'run/metrics.jsonl').exists():
+    assert first.poll() is None and time.monotonic() < deadline
+    time.sleep(0.05)
+  _, err = runs.run(again, code=2)
+  assert 'another run works on' in err and '"pid"' in err
+  first.kill()
+  first.communicate()
+  short = [*again, '--config.total=12 steps', '--allow_config_change']
+  runs.run(short)
+
+
+def test_a_lease_expires(tmp_path):
+  """On object stores: a live lease refuses, a dead one does not."""
+  path = epath.Path(tmp_path) / 'lock.json'
+  with lock._lease(path, {'pid': 1}, lease_s=1.0):
+    time.sleep(1.5)  # renewed in the meantime
+    with pytest.raises(UserError, match='another run works on'):
+      with lock._lease(path, {'pid': 2}, lease_s=1.0):
+        pass
+  assert not path.exists()
+  path.write_text('{"owner": "gone", "expires": %f}' % (time.time() + 0.5))
+  with pytest.raises(UserError, match='another run'):
+    with lock._lease(path, {'pid': 2}, lease_s=1.0):
+      pass
+  time.sleep(0.6)
+  with lock._lease(path, {'pid': 2}, lease_s=1.0):
+    pass

@@ -1,0 +1,131 @@
+"""NaN and spikes: skipped, rolled back, never in the parameters."""
+
+import json
+
+import numpy as np
+import pytest
+
+from tests import runs
+from vit_jax.data import order
+
+N, BATCH, SEED = 256, 32, 0
+
+
+def _batch_of(position: int) -> int:
+  return position // BATCH
+
+
+def _first_positions(index: int) -> int:
+  """The position at which an example comes first."""
+  positions = np.arange(N)
+  return int(positions[order.shuffled(positions, N, SEED) == index][0])
+
+
+def _config(workdir, harm: str, marked: list[int], **changes):
+  overrides = {
+    **{k: v for k, v in runs.SMALL_L16.items() if not k.startswith('source')},
+    'source.name': 'tests.faults.poison',
+    'source.num_examples': N,
+    'source.num_classes': 20,
+    'source.marked': '(' + ','.join(map(str, marked)) + ',)',
+    'objective.name': 'tests.faults.poison',
+    'objective.harm': harm,
+    'augment.crop': 'none',
+    'average_decay': 0.9,
+    'checkpoint.every': '4 steps',
+    'schedule.base_lr': 1e-4,
+    **changes,
+  }
+  return runs.command(
+    'train', *runs.flags('configs/l16_i21k.py', workdir, overrides)
+  )
+
+
+def _finite(workdir) -> None:
+  for path, array in runs.final_params(workdir).items():
+    assert np.isfinite(array).all(), path
+  last = runs.records(workdir)[-1]
+  assert np.isfinite(last['val/loss']) and np.isfinite(last['val_ema/loss'])
+
+
+def _events(workdir, kind: str) -> list[dict]:
+  lines = (workdir / 'events.jsonl').read_text().splitlines()
+  return [e for e in map(json.loads, lines) if e['event'] == kind]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('harm', ['loss', 'gradient'])
+def test_one_bad_step_is_skipped(tmp_path, harm):
+  """Exactly the steps whose batch holds the mark are skipped, no rollback."""
+  marked = 17
+  runs.run(_config(tmp_path / 'run', harm, [marked]))
+  lines = [r for r in runs.records(tmp_path / 'run') if 'loss' in r]
+  positions = np.arange(20 * BATCH)
+  hit = order.shuffled(positions, N, SEED) == marked
+  expected = sorted({_batch_of(p) + 1 for p in positions[hit].tolist()})
+  assert [r['step'] for r in lines if r['skipped']] == expected
+  assert len(lines) == 20 and 2 <= len(expected) <= 3
+  bad = [r for r in lines if r['skipped']]
+  name = 'loss' if harm == 'loss' else 'grad_norm'
+  assert all(r[name] is None for r in bad)
+  assert all(r[name] is not None for r in lines if not r['skipped'])
+  assert not _events(tmp_path / 'run', 'rollback')
+  # The schedule does not count a skipped step.
+  after = [r for r in lines if r['step'] == expected[0] + 1][0]
+  assert after['lr'] == pytest.approx(bad[0]['lr'])
+  _finite(tmp_path / 'run')
+
+
+@pytest.mark.slow
+def test_too_many_bad_steps_roll_back(tmp_path):
+  """Back to the last save, past the bad batches, and once only."""
+  indices = order.shuffled(np.arange(N), N, SEED)
+  marked = [int(indices[b * BATCH]) for b in (5, 6)]  # batches 5 and 6
+  changes = {
+    'recovery.max_skipped': 1,
+    'total': '8 steps',
+    'schedule.warmup': '2 steps',
+  }
+  runs.run(_config(tmp_path / 'run', 'loss', marked, **changes))
+  (event,) = _events(tmp_path / 'run', 'rollback')
+  assert event['from'] == 7 and event['step'] == 4
+  assert event['skip'] == [5, 6]
+  lines = [r for r in runs.records(tmp_path / 'run') if 'loss' in r]
+  assert [r['step'] for r in lines] == list(range(1, 9))
+  # Batches 5 and 6 are never drawn again; 8 and 9 stand in for 6 and 7.
+  assert sum(r['skipped'] for r in lines) <= 2
+  aside = (tmp_path / 'run/metrics_set_aside.jsonl').read_text()
+  assert aside.count('"loss": null') == 2
+  _finite(tmp_path / 'run')
+
+
+@pytest.mark.slow
+def test_a_spike_rolls_back(tmp_path):
+  """A loss far above its recent mean counts as bad, once settled."""
+  examples = 1024  # an epoch is longer than the run
+  marked = int(order.shuffled(np.arange(examples), examples, SEED)[25 * BATCH])
+  changes = {
+    'recovery.max_skipped': 0,
+    'recovery.spike_factor': 10,
+    'total': '30 steps',
+    'source.num_examples': examples,
+    'train.num_examples': examples,
+  }
+  runs.run(_config(tmp_path / 'run', 'spike', [marked], **changes))
+  events = _events(tmp_path / 'run', 'rollback')
+  assert [e['skip'] for e in events] == [[25]]
+  assert list(runs.losses(tmp_path / 'run')) == list(range(1, 31))
+  _finite(tmp_path / 'run')
+
+
+@pytest.mark.slow
+def test_no_way_around_exits_43(tmp_path):
+  """After max_rollbacks the run ends, and says where to look."""
+  every = list(range(0, N, 8))  # a mark in about every batch
+  changes = {'recovery.max_skipped': 0, 'recovery.max_rollbacks': 2}
+  _, err = runs.run(
+    _config(tmp_path / 'run', 'loss', every, **changes), code=43
+  )
+  assert 'diverged:' in err and 'after 2 rollback(s)' in err
+  assert len(_events(tmp_path / 'run', 'rollback')) == 2
+  assert 'Traceback' not in err

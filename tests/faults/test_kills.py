@@ -1,0 +1,71 @@
+"""SIGKILL at random moments: nothing is lost."""
+
+import random
+import signal
+import subprocess
+
+import numpy as np
+import pytest
+
+from tests import runs
+from tests.faults.counts import count
+
+RUN = {
+  'total': '40 steps',
+  'batch_size': 64,
+  'model.width': 128,
+  'model.mlp_dim': 512,
+  'image_size': 64,
+  'model.depth': 2,
+  'average_decay': 0.99,
+  'evals.val.every': '10 steps',
+  'checkpoint.every': '2 steps',
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_random_kills(tmp_path):
+  """However often it was killed, it ends in the same bits and lines."""
+  kills = count('SIGKILL at a random moment', 5, 50)
+  straight, killed = tmp_path / 'straight', tmp_path / 'killed'
+  config, changes = 'configs/l16_i21k.py', runs.SMALL_L16 | RUN
+  runs.run(runs.command('train', *runs.flags(config, straight, changes)))
+  again = runs.command('train', *runs.flags(config, killed, changes))
+  rng, done = random.Random(0), 0
+  finished = None
+  while done < kills:
+    process = runs.start(again)
+    try:
+      # From the middle of starting to well into the steps and their saves.
+      process.wait(timeout=rng.uniform(4, 14))
+      finished = runs.finish(process)  # ended by itself: begin once more
+      _take_back(killed)
+    except subprocess.TimeoutExpired:
+      process.send_signal(signal.SIGKILL)
+      process.communicate()
+      done += 1
+  finished = runs.run(again)
+  assert finished is not None
+  assert runs.losses(killed) == runs.losses(straight)
+  assert list(runs.losses(killed)) == list(range(1, 41))
+  accuracies = [
+    [
+      (r['step'], r['val/accuracy'], r['val_ema/accuracy'])
+      for r in runs.records(w)
+      if 'val/accuracy' in r
+    ]
+    for w in (straight, killed)
+  ]
+  assert accuracies[0] == accuracies[1]
+  assert [step for step, *_ in accuracies[0]] == [10, 20, 30, 40]
+  ours, theirs = runs.final_params(killed), runs.final_params(straight)
+  for path, array in theirs.items():
+    np.testing.assert_array_equal(ours[path], array, err_msg=path)
+
+
+def _take_back(workdir) -> None:
+  """Removes the last checkpoints of a finished run, so that it goes on."""
+  for path in (workdir / 'checkpoints').iterdir():
+    if path.name.isdigit() and int(path.name) > 10:
+      path.rename(workdir / f'{path.name}-{random.random()}')

@@ -1,0 +1,108 @@
+"""SIGTERM: everyone saves at one step, exits 42, and nothing is lost."""
+
+import signal
+
+import numpy as np
+import pytest
+
+from tests import runs
+
+LONGER = {
+  'total': '60 steps',
+  'batch_size': 64,
+  'model.width': 128,
+  'model.mlp_dim': 512,
+  'image_size': 64,
+  'evals.val.every': '1 steps',  # due at whatever step the signal comes
+  'checkpoint.every': '1000 steps',
+}
+CONFIG = 'configs/l16_i21k.py'
+
+
+def _evaluations(workdir) -> list[tuple[int, float]]:
+  return [
+    (r['step'], r['val/accuracy'])
+    for r in runs.records(workdir)
+    if 'val/accuracy' in r
+  ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
+def test_one_process(tmp_path, number):
+  """Exit 42; the resumed run has every step and evaluation exactly once."""
+  straight, stopped = tmp_path / 'straight', tmp_path / 'stopped'
+  changes = runs.SMALL_L16 | LONGER | {'total': '12 steps'}
+  again = runs.command('train', *runs.flags(CONFIG, stopped, changes))
+  process = runs.start(again)
+  runs.wait_for_step(stopped, 4, [process])
+  process.send_signal(number)
+  _, err = runs.finish(process, code=42)
+  assert 'saving after this step' in err and 'preempted: stopped' in err
+  runs.run(again)
+  runs.run(runs.command('train', *runs.flags(CONFIG, straight, changes)))
+  assert runs.losses(stopped) == runs.losses(straight)
+  assert _evaluations(stopped) == _evaluations(straight)
+  assert [step for step, _ in _evaluations(stopped)] == list(range(1, 13))
+  theirs = runs.final_params(straight)
+  for path, array in runs.final_params(stopped).items():
+    np.testing.assert_array_equal(array, theirs[path], err_msg=path)
+
+
+@pytest.mark.slow
+def test_second_signal_exits_at_once(tmp_path):
+  """While it saves or evaluates, another SIGTERM ends it: 128 + 15."""
+  changes = runs.SMALL_L16 | LONGER
+  arguments = runs.flags(CONFIG, tmp_path / 'run', changes)
+  process = runs.start(runs.command('train', *arguments))
+  runs.wait_for_step(tmp_path / 'run', 2, [process])
+  process.send_signal(signal.SIGTERM)
+  process.send_signal(signal.SIGTERM)
+  process.wait(timeout=60)
+  err = process.communicate()[1]
+  # Two signals sent together may arrive as one: then it saved instead.
+  assert process.returncode in (143, 42), err[-2000:]
+  if process.returncode == 143:
+    assert 'again: exiting at once' in err
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_one_of_two_processes(tmp_path):
+  """Both exit 42 at one step; two, one and four devices go on from it."""
+  changes = (
+    runs.SMALL_L16
+    | LONGER
+    | {
+      'total': '16 steps',
+      'evals.val.every': '5 steps',
+    }
+  )
+  first = tmp_path / 'two'
+  processes = runs.start_pair(first, changes, devices=2)
+  runs.wait_for_step(first, 5, processes)
+  processes[1].send_signal(signal.SIGTERM)  # not the one that writes
+  errors = [runs.finish(process, code=42)[1] for process in processes]
+  steps = {err.rpartition('stopped at step ')[2].split()[0] for err in errors}
+  assert len(steps) == 1, errors
+  copies = {}
+  for name in ('one', 'four'):
+    copies[name] = tmp_path / name
+    runs.run(['cp', '-r', str(first), str(copies[name])])
+  for process in runs.start_pair(first, changes, devices=2):
+    runs.finish(process)
+  again = runs.flags(CONFIG, copies['one'], changes)
+  runs.run(runs.command('train', *again), devices=1)
+  again = runs.flags(CONFIG, copies['four'], changes)
+  runs.run(runs.command('train', *again), devices=4)
+  straight = tmp_path / 'straight'
+  runs.run(
+    runs.command('train', *runs.flags(CONFIG, straight, changes)), devices=4
+  )
+  expected = runs.losses(straight)
+  for workdir in (first, copies['one'], copies['four']):
+    losses = runs.losses(workdir)
+    assert list(losses) == list(expected)
+    for step, loss in losses.items():
+      assert loss == pytest.approx(expected[step], rel=1e-5), (workdir, step)
+    assert [step for step, _ in _evaluations(workdir)] == [5, 10, 15, 16]

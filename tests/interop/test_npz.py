@@ -1,0 +1,194 @@
+"""Official .npz weights give the logits of an independent implementation."""
+
+import numpy as np
+import pytest
+import scipy.ndimage
+
+from vit_jax import load_pretrained, tree
+from vit_jax.errors import UserError
+from vit_jax.interop import npz
+
+torch = pytest.importorskip('torch')
+transformers = pytest.importorskip('transformers')
+
+SIZES = dict(
+  hidden_size=48,
+  num_hidden_layers=3,
+  num_attention_heads=4,
+  intermediate_size=96,
+  patch_size=4,
+)
+ORIGINAL = ('LayerNorm_2', 'MultiHeadDotProductAttention_1', 'MlpBlock_3')
+LATER = ('LayerNorm_1', 'MultiHeadDotProductAttention_0', 'MlpBlock_0')
+
+
+def _reference(image_size: int):
+  """A Hugging Face ViT with random weights of a useful scale."""
+  torch.manual_seed(0)
+  config = transformers.ViTConfig(
+    image_size=image_size,
+    num_labels=7,
+    hidden_act='gelu',
+    layer_norm_eps=1e-6,
+    attn_implementation='eager',
+    **SIZES,
+  )
+  model = transformers.ViTForImageClassification(config).eval()
+  with torch.no_grad():
+    for parameter in model.parameters():
+      parameter.add_(0.1 * torch.randn_like(parameter))
+  return model
+
+
+def _official(model, numbering) -> dict[str, np.ndarray]:
+  """The reference's weights under the official names (FLAX layout)."""
+  norm, attention, mlp = numbering
+  weights = {k: v.numpy() for k, v in model.state_dict().items()}
+  width, heads = SIZES['hidden_size'], SIZES['num_attention_heads']
+
+  def find(*endings: str) -> np.ndarray:
+    found = [k for k in weights if any(k.endswith(end) for end in endings)]
+    assert len(found) == 1, (endings, found)
+    return weights[found[0]]
+
+  kernel = find('patch_embeddings.projection.weight')  # [D, 3, P, P]
+  arrays = {
+    'cls': find('cls_token'),
+    'embedding/kernel': kernel.transpose(2, 3, 1, 0),
+    'embedding/bias': find('patch_embeddings.projection.bias'),
+    'Transformer/posembed_input/pos_embedding': find('position_embeddings'),
+    'Transformer/encoder_norm/scale': find('vit.layernorm.weight'),
+    'Transformer/encoder_norm/bias': find('vit.layernorm.bias'),
+    'head/kernel': find('classifier.weight').T,
+    'head/bias': find('classifier.bias'),
+  }
+  for i in range(SIZES['num_hidden_layers']):
+    ours = f'Transformer/encoderblock_{i}/'
+    # Name styles of the majors before and since 5.
+    layer = (f'layer.{i}.', f'layers.{i}.')
+
+    def of(*names: str, layer=layer) -> np.ndarray:
+      return find(*(prefix + name for prefix in layer for name in names))
+
+    for kind, leaf in (('weight', 'scale'), ('bias', 'bias')):
+      arrays[f'{ours}LayerNorm_0/{leaf}'] = of(f'layernorm_before.{kind}')
+      arrays[f'{ours}{norm}/{leaf}'] = of(f'layernorm_after.{kind}')
+    for part, letter in (('query', 'q'), ('key', 'k'), ('value', 'v')):
+      names = [f'attention.attention.{part}.', f'attention.{letter}_proj.']
+      name = f'{ours}{attention}/{part}'
+      arrays[f'{name}/kernel'] = of(*(n + 'weight' for n in names)).T.reshape(
+        width, heads, width // heads
+      )
+      arrays[f'{name}/bias'] = of(*(n + 'bias' for n in names)).reshape(
+        heads, width // heads
+      )
+    names = ['attention.output.dense.', 'attention.o_proj.']
+    arrays[f'{ours}{attention}/out/kernel'] = of(
+      *(n + 'weight' for n in names)
+    ).T.reshape(heads, width // heads, width)
+    arrays[f'{ours}{attention}/out/bias'] = of(*(n + 'bias' for n in names))
+    for number, names in (
+      (0, ['intermediate.dense.', 'mlp.fc1.']),
+      (1, [f'{i}.output.dense.', 'mlp.fc2.']),
+    ):
+      if number == 1:
+        weight = find(
+          *(f'layer.{n}weight' for n in names[:1]),
+          *(prefix + names[1] + 'weight' for prefix in layer),
+        )
+        bias = find(
+          *(f'layer.{n}bias' for n in names[:1]),
+          *(prefix + names[1] + 'bias' for prefix in layer),
+        )
+      else:
+        weight = of(*(n + 'weight' for n in names))
+        bias = of(*(n + 'bias' for n in names))
+      arrays[f'{ours}{mlp}/Dense_{number}/kernel'] = weight.T
+      arrays[f'{ours}{mlp}/Dense_{number}/bias'] = bias
+  return arrays
+
+
+def _logits(model, images: np.ndarray) -> np.ndarray:
+  with torch.no_grad():
+    pixels = torch.from_numpy(images.transpose(0, 3, 1, 2).copy())
+    return model(pixels).logits.numpy()
+
+
+def _images(size: int) -> np.ndarray:
+  rng = np.random.default_rng(0)
+  return rng.uniform(-1, 1, (3, size, size, 3)).astype(np.float32)
+
+
+@pytest.mark.parametrize('numbering', [ORIGINAL, LATER])
+def test_logits_equal_hugging_face(tmp_path, numbering):
+  """Same weights, same images: the logits differ by at most 1e-4."""
+  reference = _reference(image_size=16)
+  file = tmp_path / 'vit.npz'
+  np.savez(file, **_official(reference, numbering))
+  model, params = load_pretrained(str(file), gelu='exact')
+  images = _images(16)
+  ours = model.apply({'params': params}, images)
+  theirs = _logits(reference, images)
+  assert np.ptp(theirs) > 1
+  np.testing.assert_allclose(ours, theirs, atol=1e-4, rtol=0)
+
+
+def test_logits_at_another_resolution(tmp_path):
+  """Positions zoomed by SciPy into a larger reference: within 1e-4."""
+  small, large = _reference(image_size=16), _reference(image_size=28)
+  arrays = _official(small, ORIGINAL)
+  np.savez(tmp_path / 'vit.npz', **arrays)
+  embedding = arrays['Transformer/posembed_input/pos_embedding']
+  grid = embedding[0, 1:].reshape(4, 4, -1)
+  zoomed = scipy.ndimage.zoom(grid, (7 / 4, 7 / 4, 1), order=1)
+  state = small.state_dict()
+  name = next(k for k in state if k.endswith('position_embeddings'))
+  state[name] = torch.from_numpy(
+    np.concatenate([embedding[:, :1], zoomed.reshape(1, 49, -1)], axis=1)
+  )
+  large.load_state_dict(state)
+  model, params = load_pretrained(
+    str(tmp_path / 'vit.npz'), image_size=28, gelu='exact'
+  )
+  images = _images(28)
+  ours = model.apply({'params': params}, images)
+  np.testing.assert_allclose(ours, _logits(large, images), atol=1e-4, rtol=0)
+
+
+def test_save_and_load_are_inverse(tmp_path):
+  """What is written with official names comes back bit for bit."""
+  reference = _reference(image_size=16)
+  np.savez(tmp_path / 'a.npz', **_official(reference, LATER))
+  params = npz.load(str(tmp_path / 'a.npz')).params
+  npz.save(str(tmp_path / 'b.npz'), params)
+  with np.load(tmp_path / 'b.npz') as written:
+    assert set(written.files) == set(_official(reference, ORIGINAL))
+  again = npz.load(str(tmp_path / 'b.npz')).params
+  assert tree.flatten(again).keys() == tree.flatten(params).keys()
+  for path, leaf in tree.flatten(params).items():
+    np.testing.assert_array_equal(leaf, tree.flatten(again)[path])
+
+
+def test_pickled_file_is_refused(tmp_path):
+  """A pickle inside an .npz is never run."""
+  np.savez(tmp_path / 'evil.npz', cls=np.array([{'a': 1}], dtype=object))
+  with pytest.raises(UserError, match='plain arrays'):
+    npz.load(str(tmp_path / 'evil.npz'))
+
+
+def test_bad_files_are_named(tmp_path):
+  """Absent, damaged, foreign, incomplete: one message each, with the path."""
+  reference = _official(_reference(image_size=16), ORIGINAL)
+  np.savez(tmp_path / 'foreign.npz', w=np.zeros(3))
+  (tmp_path / 'damaged.npz').write_bytes(b'PK\x03\x04 not really')
+  del reference['Transformer/encoder_norm/bias']
+  np.savez(tmp_path / 'incomplete.npz', **reference)
+  for name, what in (
+    ('absent', 'does not exist'),
+    ('foreign', 'no plain Vision Transformer'),
+    ('damaged', 'no .npz file'),
+    ('incomplete', 'encoder_norm/bias'),
+  ):
+    with pytest.raises(UserError, match=what) as error:
+      npz.load(str(tmp_path / f'{name}.npz'))
+    assert name in str(error.value)

@@ -1,0 +1,55 @@
+"""A config that says as little as possible, for tests to change."""
+
+from ml_collections import ConfigDict
+
+from vit_jax import config as config_lib
+from vit_jax import plugins
+from vit_jax.config import complete
+
+
+def minimal():
+  """The least that a config says, as a dict to be changed by a test."""
+  return dict(
+    total='2 epochs',
+    batch_size=8,
+    image_size=(8, 8),
+    num_classes=10,
+    source=dict(name='tfds', dataset='cifar10'),
+    train=dict(split='train', num_examples=64),
+    model=dict(
+      name='vit', patch_size=4, width=8, depth=2, mlp_dim=8, num_heads=2
+    ),
+    objective=dict(name='supervised'),
+    optimizer=dict(name='adam'),
+    schedule=dict(base_lr=1e-3),
+    evals=dict(test=dict(name='classification', split='test')),
+  )
+
+
+def completed(**changes):
+  """`minimal` completed, with 'section.key' (or 'key') values changed.
+
+  A value of `...` deletes the key.
+  """
+  values = minimal()
+  for path, value in changes.items():
+    *parents, key = path.split('.')
+    node = values
+    for parent in parents:
+      node = node.setdefault(parent, {})
+    if value is ...:
+      del node[key]
+    else:
+      node[key] = value
+  return complete(ConfigDict(values))
+
+
+def sections(config):
+  """(section, its constructor) of a completed config."""
+  for name, pattern in config_lib.SECTIONS.items():
+    yield (
+      config[name],
+      plugins.resolve(pattern, config[name].get('name') or ''),
+    )
+  for section in config.evals.values():
+    yield section, plugins.resolve(config_lib.EVALS, section.name)

@@ -1,0 +1,168 @@
+"""Starts real commands as a user would, and reads what they leave behind."""
+
+import atexit
+import functools
+import json
+import os
+import pathlib
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any
+
+import numpy as np
+
+ROOT = pathlib.Path(__file__).parent.parent
+
+# l16_i21k.py made small: a stand-in source, tiny sizes, float32.
+SMALL_L16 = {
+  'source.name': 'synthetic',
+  'source.num_examples': 256,
+  'source.num_classes': 20,
+  'train.num_examples': 256,
+  'num_classes': 20,
+  'image_size': 32,
+  'batch_size': 32,
+  'total': '20 steps',
+  'schedule.warmup': '10 steps',
+  'model.width': 64,
+  'model.depth': 3,
+  'model.mlp_dim': 128,
+  'model.num_heads': 4,
+  'model.dtype': 'float32',
+  'log.every': '1 steps',
+  'log.tensorboard': 'false',
+  'evals.val.every': '10 steps',
+  'checkpoint.every': '10 steps',
+}
+
+
+def command(module: str, *arguments: str) -> list[str]:
+  """python -m vit_jax.<module> with arguments."""
+  return [sys.executable, '-m', f'vit_jax.{module}', *arguments]
+
+
+def flags(config: str, workdir: Any, overrides: dict[str, Any]) -> list[str]:
+  """The flags of a training command."""
+  given = [f'--config.{key}={value}' for key, value in overrides.items()]
+  return [f'--config={config}', f'--workdir={workdir}', *given]
+
+
+@functools.cache
+def _compilation_cache() -> str:
+  """A directory that all commands of one test run share, to save time."""
+  folder = tempfile.mkdtemp(prefix='vit_jax_tests_')
+  atexit.register(shutil.rmtree, folder, ignore_errors=True)
+  return folder
+
+
+def environment(devices: int = 1) -> dict[str, str]:
+  """CPU only, with some virtual devices; not the test runner's own."""
+  return os.environ | {
+    'JAX_COMPILATION_CACHE_DIR': _compilation_cache(),
+    'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
+    'JAX_PLATFORMS': 'cpu',
+    'XLA_FLAGS': f'--xla_force_host_platform_device_count={devices}',
+  }
+
+
+def start(arguments: list[str], devices: int = 1) -> subprocess.Popen:
+  """Starts a command in the repository's root."""
+  return subprocess.Popen(
+    arguments,
+    cwd=ROOT,
+    env=environment(devices),
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    text=True,
+  )
+
+
+def finish(process: subprocess.Popen, code: int = 0) -> tuple[str, str]:
+  """Waits for a command; its exit code must be as said."""
+  out, err = process.communicate(timeout=300)
+  assert process.returncode == code, f'exit {process.returncode}\n{err[-5000:]}'
+  return out, err
+
+
+def run(arguments: list[str], devices: int = 1, code: int = 0):
+  """Runs a command to its end; returns (stdout, stderr)."""
+  return finish(start(arguments, devices), code)
+
+
+def train(workdir: Any, devices: int = 1, **overrides: Any) -> None:
+  """Runs the small L/16; keys of overrides have '__' for '.'."""
+  changes = {key.replace('__', '.'): value for key, value in overrides.items()}
+  config = flags('configs/l16_i21k.py', workdir, SMALL_L16 | changes)
+  run(command('train', *config), devices)
+
+
+def start_pair(
+  workdir: Any, overrides: dict[str, Any], devices: int
+) -> list[subprocess.Popen]:
+  """Starts the small L/16 on two processes of some devices each."""
+  port = free_port()
+  arguments = flags('configs/l16_i21k.py', workdir, SMALL_L16 | overrides)
+  return [
+    start(
+      command(
+        'train',
+        *arguments,
+        f'--coordinator_address=127.0.0.1:{port}',
+        '--num_processes=2',
+        f'--process_id={i}',
+      ),
+      devices,
+    )
+    for i in range(2)
+  ]
+
+
+def wait_for_step(
+  workdir: Any, step: int, processes: list[subprocess.Popen]
+) -> None:
+  """Returns when metrics.jsonl shows the step; all must be running still."""
+  path = pathlib.Path(workdir) / 'metrics.jsonl'
+  deadline = time.monotonic() + 240
+  while time.monotonic() < deadline:
+    for process in processes:
+      assert process.poll() is None, process.communicate()[1][-3000:]
+    if path.exists() and f'"step": {step},' in path.read_text():
+      return
+    time.sleep(0.01)
+  raise TimeoutError(f'step {step} was not reached')
+
+
+def records(workdir: Any) -> list[dict[str, Any]]:
+  """The lines of metrics.jsonl."""
+  text = (pathlib.Path(workdir) / 'metrics.jsonl').read_text()
+  return [json.loads(line) for line in text.splitlines()]
+
+
+def losses(workdir: Any) -> dict[int, float]:
+  """{step: training loss}; each step must stand there once."""
+  pairs = [(r['step'], r['loss']) for r in records(workdir) if 'loss' in r]
+  assert len(pairs) == len(dict(pairs)), 'a step was written twice'
+  return dict(pairs)
+
+
+def final_params(workdir: Any) -> dict[str, np.ndarray]:
+  """The parameters of the newest checkpoint, by path."""
+  import jax
+
+  from vit_jax import pretrained, sharding, tree
+
+  source = pretrained.find(str(workdir))
+  mesh = sharding.make_mesh(jax.devices()[:1])
+  params = source.load(source.abstract_params(mesh))
+  return {k: np.asarray(v) for k, v in tree.flatten(params).items()}
+
+
+def free_port() -> int:
+  """A TCP port of this machine that nobody listens on."""
+  with socket.socket() as listener:
+    listener.bind(('127.0.0.1', 0))
+    return listener.getsockname()[1]

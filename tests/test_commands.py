@@ -1,0 +1,258 @@
+"""The commands as a user types them: right ones and wrong ones."""
+
+import json
+import shutil
+
+import cv2
+import numpy as np
+import pytest
+
+from tests import runs
+
+
+@pytest.fixture(scope='module')
+def trained(tmp_path_factory):
+  """A workdir of the small L/16 after 20 steps, with an average of weights."""
+  workdir = tmp_path_factory.mktemp('trained') / 'run'
+  runs.train(workdir, devices=2, average_decay=0.9, source__height=48)
+  return workdir
+
+
+# Overrides of the quickstart, and what the message must say.
+WRONG_CONFIGS = [
+  ('--config.model.widht=3', "did you mean 'model.width'"),
+  ('--config.batch_sise=3', "did you mean 'batch_size'"),
+  ('--config.batch_size=many', 'invalid literal'),
+  ('--config.model.variant=Q/16', 'Ti|S|B|L|H|g'),
+  ('--config.image_size=17', 'not divisible by the patch size 4'),
+  ('--config.mesh.data=3', 'does not fit 1 devices'),
+  ('--config.micro_batches=3', 'take a multiple of 3'),
+  ('--config.total=20', 'no unit'),
+  ('--config.checkpoint.every=often', 'no duration'),
+  ('--config.checkpoint.keep=1', 'at least 2'),
+  ('--config.source.dataset=imagenet21k', 'fall11_whole.tar'),
+  ('--config.source.dataset=jft300m', 'not public'),
+  ('--config.source.dataset=cifar11', 'vit_jax.prepare cifar11'),
+  ('--config.source.name=tdfs', "did you mean 'tfds'"),
+  ('--config.train.split=trian', "did you mean 'train'"),
+  ('--config.train.num_examples=1000', 'num_examples=1438'),
+  ('--config.num_classes=5', 'num_classes=10'),
+  ('--config.optimizer.name=adm', "did you mean 'adam'"),
+  ('--profile=5', 'START:STOP'),
+  ('--wrokdir=x', 'did you mean --workdir'),
+  ('stray', 'is no flag'),
+]
+
+
+@pytest.mark.slow
+def test_wrong_config_is_one_message(tmp_path):
+  """Exit code 2, one message with what is allowed, and nothing is claimed."""
+  base = ['--config=configs/quickstart.py', f'--workdir={tmp_path / "run"}']
+  data = f'--config.source.data_dir={tmp_path / "tfds"}'
+  pending = list(WRONG_CONFIGS)
+  while pending:
+    pair, pending = pending[:2], pending[2:]
+    started = [
+      runs.start(runs.command('train', *base, data, flag)) for flag, _ in pair
+    ]
+    for (flag, message), process in zip(pair, started, strict=True):
+      _, err = runs.finish(process, code=2)
+      assert message in err, (flag, err)
+      assert 'Traceback' not in err, (flag, err)
+      assert err.count('error:') == 1, (flag, err)
+  assert not (tmp_path / 'run/config.json').exists()
+
+
+@pytest.mark.slow
+def test_wrong_paths_are_one_message(tmp_path, trained):
+  """Missing or foreign checkpoints, images that are none: exit code 2."""
+  (tmp_path / 'empty').mkdir()
+  (tmp_path / 'text.jpg').write_text('not an image')
+  tune = ['--config=configs/finetune_imagenet.py', f'--workdir={tmp_path}/f']
+  cases = [
+    (('finetune', *tune), 'init_from=PATH is missing'),
+    (
+      ('finetune', *tune, f'--config.init_from={tmp_path}/empty'),
+      'holds no checkpoint',
+    ),
+    (('finetune', *tune, '--config.init_from=nowhere.npz'), 'does not exist'),
+    (
+      (
+        'finetune',
+        *tune,
+        f'--config.init_from={trained}',
+        '--config.model.variant=B/16',
+      ),
+      'another model than config.model',
+    ),
+    (('evaluate', f'--checkpoint={tmp_path}/nowhere'), 'does not exist'),
+    (('evaluate',), '--checkpoint=PATH is needed'),
+    (
+      ('predict', f'--checkpoint={trained}', f'{tmp_path}/text.jpg'),
+      'text.jpg is no image',
+    ),
+    (
+      ('predict', f'--checkpoint={trained}', f'{tmp_path}/absent.jpg'),
+      'absent.jpg cannot be read',
+    ),
+    (('convert', str(trained)), 'usage'),
+    (('train',), '--config=FILE.py is needed'),
+    (('train', '--config=configs/l16_i21.py'), "did you mean 'configs/l16"),
+  ]
+  for arguments, message in cases:
+    _, err = runs.run(runs.command(*arguments), code=2)
+    assert message in err and 'Traceback' not in err, (arguments, err)
+
+
+@pytest.mark.slow
+def test_workdir_of_another_run_is_refused(tmp_path, trained):
+  """Identity keys may not change unless it is said; operational ones may."""
+  workdir = tmp_path / 'copy'
+  shutil.copytree(trained, workdir)
+  changes = runs.SMALL_L16 | {
+    'average_decay': 0.9,
+    'source.height': 48,
+    'model.dropout': 0.2,
+    'total': '22 steps',
+  }
+  arguments = runs.flags('configs/l16_i21k.py', workdir, changes)
+  again = runs.command('train', *arguments)
+  _, err = runs.run(again, code=2)
+  assert 'model.dropout: 0.1 there, 0.2 now' in err
+  assert "total: '20 steps' there, '22 steps' now" in err
+  assert '--allow_config_change' in err
+  operational = {'mesh.data': 1, 'model.remat': 'full', 'checkpoint.keep': 4}
+  _, err = runs.run(
+    [
+      *again,
+      '--allow_config_change',
+      *(f'--config.{k}={v}' for k, v in operational.items()),
+    ]
+  )
+  assert 'resuming at step 20' in err
+  assert list(runs.losses(workdir)) == list(range(1, 23))
+  runs.run(
+    [
+      *again,
+      *(f'--config.{k}={v}' for k, v in operational.items()),
+      '--config.log.every=5 steps',
+    ]
+  )
+
+
+@pytest.mark.slow
+def test_what_a_run_leaves_behind(trained):
+  """Files of the workdir, and what each says."""
+  run = json.loads((trained / 'run.json').read_text())
+  assert run['num_devices'] == 2 and run['packages']['jax']
+  assert any('vit_jax.train' in part for part in run['command'])
+  assert json.loads((trained / 'config.json').read_text())['batch_size'] == 32
+  assert (trained / 'curves.png').stat().st_size > 10_000
+  first = runs.records(trained)[0]
+  for key in ('loss', 'lr', 'grad_norm', 'epoch', 'img_per_sec', 'data_wait'):
+    assert key in first
+  last = runs.records(trained)[-1]
+  assert last['val/count'] == last['val_ema/count'] == 256
+  assert last['val/loss'] != last['val_ema/loss']
+  steps = sorted(
+    int(p.name) for p in (trained / 'checkpoints').iterdir() if p.name.isdigit()
+  )
+  assert steps == [10, 20]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('devices', [1, 3])
+def test_evaluation_is_exact(trained, devices):
+  """Any batch size and device count: the run's own last numbers."""
+  out, _ = runs.run(
+    runs.command(
+      'evaluate', f'--checkpoint={trained}', '--batch_size=37', '--json'
+    ),
+    devices,
+  )
+  result, last = json.loads(out), runs.records(trained)[-1]
+  assert result['count'] == 256
+  assert result['accuracy'] == last['val/accuracy']
+  assert result['loss'] == pytest.approx(last['val/loss'], rel=1e-5)
+  assert result['ema/accuracy'] == last['val_ema/accuracy']
+
+
+@pytest.mark.slow
+def test_convert_fine_tune_predict(tmp_path, trained):
+  """Through .npz and back, to a non-square larger image, to an answer."""
+  npz, exported = tmp_path / 'small.npz', tmp_path / 'exported'
+  runs.run(runs.command('convert', str(trained), str(npz)))
+  runs.run(
+    runs.command('convert', '--weights=ema', str(trained), str(exported))
+  )
+  for number, source in enumerate((npz, exported)):
+    workdir = tmp_path / f'tuned{number}'
+    flags = {
+      **{
+        k: v
+        for k, v in runs.SMALL_L16.items()
+        if k.split('.')[0] in ('source', 'train', 'log', 'num_classes')
+      },
+      'init_from': source,
+      'image_size': '(48, 64)',
+      'batch_size': 64,
+      'total': '5 steps',
+      'schedule.warmup': '1 steps',
+      'model.dtype': 'float32',
+    }
+    command = runs.flags('configs/finetune_imagenet.py', workdir, flags)
+    _, err = runs.run(runs.command('finetune', *command), devices=2)
+    assert 'interpolated (aligned) from 2x2 to 3x4 patches' in err
+    assert 'fresh: head/bias, head/kernel' in err
+    losses = runs.losses(workdir)
+    # A zero head: every class is equally likely at first.
+    assert losses[1] == pytest.approx(np.log(20), rel=1e-5)
+    assert losses[5] < losses[1]
+  image = tmp_path / 'image.png'
+  cv2.imwrite(str(image), np.full((30, 50), 128, np.uint8))
+  out, _ = runs.run(
+    runs.command(
+      'predict',
+      f'--checkpoint={tmp_path}/tuned0',
+      '--json',
+      '--top=3',
+      str(image),
+      str(image),
+    )
+  )
+  lines = [json.loads(line) for line in out.splitlines()]
+  assert len(lines) == 2 and lines[0] == lines[1]
+  top = lines[0]['top']
+  assert [t['probability'] for t in top] == sorted(
+    (t['probability'] for t in top), reverse=True
+  )
+  assert all(t['class'].startswith('class ') for t in top)
+
+
+@pytest.mark.slow
+def test_two_processes_prepare_digits_at_once(tmp_path):
+  """Both start on an empty TFDS directory; both train."""
+  processes = []
+  for i in range(2):
+    flags = {
+      'source.data_dir': tmp_path / 'tfds',
+      'total': '2 steps',
+      'schedule.warmup': '1 steps',
+      'log.tensorboard': 'false',
+    }
+    command = runs.flags('configs/quickstart.py', tmp_path / f'run{i}', flags)
+    processes.append(runs.start(runs.command('train', *command)))
+  for process in processes:
+    runs.finish(process)
+  for i in range(2):
+    assert runs.records(tmp_path / f'run{i}')[-1]['test/count'] == 359
+
+
+@pytest.mark.slow
+def test_profile_writes_a_trace(tmp_path):
+  """--profile=START:STOP leaves a trace of those steps."""
+  flags = runs.SMALL_L16 | {'total': '12 steps', 'model.depth': 1}
+  command = runs.flags('configs/l16_i21k.py', tmp_path / 'run', flags)
+  _, err = runs.run(runs.command('train', *command, '--profile=3:5'))
+  assert 'trace of steps 3 to 5' in err
+  assert list((tmp_path / 'run/profile').rglob('*.xplane.pb'))

@@ -1,0 +1,195 @@
+"""Completion, checks and identity of configs."""
+
+import json
+import pathlib
+
+import pytest
+from minimal_config import completed, minimal, sections
+from ml_collections import ConfigDict
+
+from vit_jax import config as config_lib
+from vit_jax import overrides, plugins
+from vit_jax.config import complete, identity, parse_arg
+from vit_jax.errors import UserError
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+
+def test_every_key_of_every_constructor_is_there():
+  """Completing writes each signature's keys and defaults, and no others."""
+  given = minimal()
+  config = complete(ConfigDict(given))
+  for section, constructor in sections(config):
+    keys = plugins.keys(constructor)
+    assert set(section) - {'name'} == set(keys)
+  adam = plugins.keys(plugins.resolve('vit_jax.optim:adam'))
+  assert config.optimizer.b2 == adam['b2'].default
+  assert config.mesh.data == -1
+  assert config.seed == 0
+  assert config.model.width == given['model']['width']
+
+
+def test_completing_again_changes_nothing():
+  """`complete` and the way through config.json are the identity."""
+  config = completed()
+  again = complete(ConfigDict(config.to_dict()))
+  assert again.to_dict() == config.to_dict()
+  read = config_lib.from_dict(json.loads(config_lib.to_json(config)))
+  assert read.to_dict() == config.to_dict()
+
+
+def test_it_is_locked():
+  """Code cannot invent a key after completion."""
+  with pytest.raises(AttributeError):
+    completed().model.new_key = 1
+
+
+def test_optional_keys_are_typed_placeholders():
+  """A key that is None takes a value of its type later, and no other."""
+  config = completed()
+  assert config.average_decay is None
+  config.average_decay = 0.999
+  assert config.average_decay == 0.999
+  with pytest.raises(TypeError):
+    config.init_from = 3
+
+
+@pytest.mark.parametrize(
+  'key, value, expected',
+  [
+    ('image_size', 384, (384,)),
+    ('image_size', [384, 256], (384, 256)),
+    ('schedule.base_lr', 1, 1.0),
+    ('average_decay', 0, 0.0),
+  ],
+)
+def test_kindness_with_types(key, value, expected):
+  """A number may stand for a tuple, an int for a float, a list for a tuple."""
+  result = config_lib.flatten(completed(**{key: value}))[key]
+  expected = list(expected) if isinstance(expected, tuple) else expected
+  assert result == expected and type(result) is type(expected)
+
+
+@pytest.mark.parametrize(
+  'key, value, words',
+  [
+    ('batchsize', 8, ['config.batchsize', "mean 'batch_size'"]),
+    ('modle', dict(name='vit'), ['config.modle', "mean 'model'"]),
+    ('model.patchsize', 4, ['config.model.patchsize', "mean 'patch_size'"]),
+    ('mesh.fdsp', 2, ['config.mesh.fdsp', "mean 'fsdp'"]),
+    ('evals.test.splt', 'x', ['config.evals.test.splt', "mean 'split'"]),
+    ('optimizer.momentum', 0.9, ['config.optimizer.momentum', 'b1, b2']),
+    ('model.name', 'vti', ["'vti'", "mean 'vit'"]),
+    ('total', ..., ['config.total', 'missing']),
+    ('train.split', ..., ['config.train.split', 'missing']),
+    ('train', ..., ['config.train.split', 'missing']),
+    ('model.name', ..., ['config.model', 'name']),
+    ('source', ..., ['config.source', 'name']),
+    ('batch_size', '8', ['config.batch_size', "'8'", 'int']),
+    ('batch_size', 8.0, ['config.batch_size', '8.0', 'int']),
+    ('batch_size', True, ['config.batch_size', 'True', 'int']),
+    ('batch_size', None, ['config.batch_size', 'None', 'int']),
+    ('total', 90, ['config.total', '90', 'str']),
+    ('model.dropout', 'a', ['config.model.dropout', "'a'", 'float']),
+    ('model.variant', 16, ['config.model.variant', '16', 'str']),
+    ('augment.flip', 1, ['config.augment.flip', '1', 'bool']),
+  ],
+)
+def test_wrong_keys_and_values(key, value, words):
+  """Each mistake is one message with the key and what is allowed."""
+  with pytest.raises(UserError) as error:
+    completed(**{key: value})
+  for word in words:
+    assert word in str(error.value)
+
+
+@pytest.mark.parametrize(
+  'key, value',
+  [
+    ('model', 'vit'),
+    ('mesh', 8),
+    ('evals', 3),
+    ('evals.test', 'classification'),
+    ('image_size', '384'),
+    ('image_size', (8.5, 8)),
+  ],
+)
+def test_wrong_sections_and_elements(key, value):
+  """A section that is no dict, or a tuple of another type, is an error too."""
+  with pytest.raises(UserError, match=f'config.{key}'):
+    completed(**{key: value})
+
+
+def test_parse_arg():
+  """Arguments of a config file take the types of their defaults."""
+  args = parse_arg(
+    'variant=L/16,epochs=30,lr=1e-3', variant='', epochs=7, lr=0.1
+  )
+  assert vars(args) == dict(variant='L/16', epochs=30, lr=1e-3)
+  assert vars(parse_arg(None, depth=2)) == dict(depth=2)
+  assert vars(parse_arg('depth=3', depth=2, width=4)) == dict(depth=3, width=4)
+
+
+@pytest.mark.parametrize(
+  'arg, words',
+  [
+    ('dpeth=3', ["'dpeth=3'", "mean 'depth'"]),
+    ('depth', ["'depth'", 'key=value']),
+    ('depth=deep', ["'depth=deep'", 'int']),
+    ('depth=', ["'depth='", 'int']),
+  ],
+)
+def test_parse_arg_errors(arg, words):
+  """A wrong argument is named, with the nearest key or the type."""
+  with pytest.raises(UserError) as error:
+    parse_arg(arg, depth=2)
+  for word in words:
+    assert word in str(error.value)
+
+
+def test_parse_arg_bool():
+  """'false' is false."""
+  assert parse_arg('flip=false', flip=True).flip is False
+
+
+def test_identity_keys():
+  """What does not change the result is left out of a run's identity."""
+  operational = {
+    *('mesh.fsdp', 'reader.threads', 'checkpoint.keep', 'checkpoint.every'),
+    *('log.every', 'evals.test.every', 'model.remat', 'model.unroll'),
+    'source.data_dir',
+  }
+  ours = {
+    *('seed', 'total', 'batch_size', 'image_size', 'num_classes'),
+    *('average_decay', 'init_from', 'model.depth', 'model.dropout'),
+    *('model.dtype', 'optimizer.b1', 'schedule.base_lr', 'source.dataset'),
+    *('augment.flip', 'preprocess.resize', 'train.split', 'objective.name'),
+  }
+  config = completed()
+  keys = set(identity(config))
+  assert operational <= set(config_lib.flatten(config))
+  assert not operational & keys
+  assert ours <= keys
+
+
+def test_identity_survives_json():
+  """A config and its config.json have the same identity."""
+  config = completed()
+  assert identity(config) == identity(json.loads(config_lib.to_json(config)))
+  assert identity(config) != identity(completed(seed=1))
+
+
+@pytest.mark.parametrize(
+  'file',
+  sorted(
+    p.name
+    for p in (ROOT / 'configs').glob('*.py')
+    if p.name != 'folder.py'  # needs a folder: tests/test_configs.py
+  ),
+)
+def test_shipped_configs_are_complete(file):
+  """Every shipped config loads, and is what `complete` makes of it."""
+  config = overrides.load(str(ROOT / 'configs' / file))
+  assert complete(ConfigDict(config.to_dict())).to_dict() == config.to_dict()
+  for section, constructor in sections(config):
+    assert set(section) - {'name'} == set(plugins.keys(constructor))

@@ -1,0 +1,59 @@
+"""Where the time of a run went, over restarts and rollbacks."""
+
+import pytest
+from etils import epath
+
+from vit_jax import ledger
+
+
+def _event(second: int, kind: str, **fields):
+  return {
+    'time': f'2026-01-01T00:{second // 60:02d}:{second % 60:02d}+00:00',
+    'event': kind,
+    **fields,
+  }
+
+
+def test_lost_and_down_time():
+  """Steps beyond a restart are lost; the gap before it is down time."""
+  events = [
+    _event(0, 'start', step=0),
+    _event(30, 'spans', step=100, seconds={'init': 5.0, 'step': 25.0}),
+    _event(60, 'spans', step=200, seconds={'save': 2.0, 'step': 28.0}),
+    _event(100, 'start', step=100),
+    _event(130, 'spans', step=200, seconds={'init': 4.0, 'step': 26.0}),
+  ]
+  summary = ledger.summarise(events)
+  assert summary.starts == 2
+  assert summary.seconds == {
+    'init': 9.0,
+    'save': 2.0,
+    'down': 40.0,
+    'lost': 28.0,
+    'step': 51.0,
+  }
+  assert summary.goodput == pytest.approx(51 / 130)
+  assert summary.line().startswith('goodput 39.2% of 130 s in 2 start(s)')
+  assert 'down 30.8%, lost 21.5%' in summary.line()
+
+
+def test_spans_add_up_to_the_elapsed_time(tmp_path):
+  """What is in no span is training; nothing is counted twice."""
+  book = ledger.Ledger(epath.Path(tmp_path) / 'events.jsonl')
+  book.event('start', step=0)
+  with book.span('eval'):
+    pass
+  book.flush(3)
+  with book.span('eval'), open(tmp_path / 'x', 'w'):
+    pass
+  book.flush(6)
+  events = ledger.read(epath.Path(tmp_path) / 'events.jsonl')
+  assert [e['event'] for e in events] == ['start', 'spans', 'spans']
+  total = sum(sum(e['seconds'].values()) for e in events[1:])
+  assert total == pytest.approx(book.elapsed_s(), abs=0.05)
+
+
+def test_a_line_cut_short_is_left_out(tmp_path):
+  """A killed process may leave half a line."""
+  (tmp_path / 'events.jsonl').write_text('{"event": "a"}\n{"event": "b')
+  assert ledger.read(epath.Path(tmp_path) / 'events.jsonl') == [{'event': 'a'}]

@@ -1,0 +1,55 @@
+"""curves.png: loss, learning rate and accuracy of a run, from metrics.jsonl."""
+
+import json
+import logging
+
+from etils import epath
+
+log = logging.getLogger('vit_jax')
+
+
+def read(workdir: epath.Path) -> dict[str, tuple[list[int], list[float]]]:
+  """Every metric's (steps, values) in order; nulls are left out."""
+  series: dict[str, tuple[list[int], list[float]]] = {}
+  for line in (workdir / 'metrics.jsonl').read_text().splitlines():
+    record = json.loads(line)
+    step = record.pop('step')
+    for name, value in record.items():
+      if value is not None:
+        steps, values = series.setdefault(name, ([], []))
+        steps.append(step)
+        values.append(value)
+  return series
+
+
+def draw(workdir: epath.Path) -> None:
+  """Writes WORKDIR/curves.png; does without where matplotlib is absent."""
+  try:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+  except ImportError:
+    log.info('no curves.png: pip install matplotlib draws it')
+    return
+  series = read(workdir)
+  accuracies = sorted(name for name in series if name.endswith('/accuracy'))
+  losses = ['loss', *sorted(name for name in series if name.endswith('/loss'))]
+  panels = [
+    ('loss', [name for name in losses if name in series]),
+    ('learning rate', ['lr'] if 'lr' in series else []),
+    ('accuracy', accuracies),
+  ]
+  panels = [(title, names) for title, names in panels if names]
+  figure = Figure(figsize=(4.5 * len(panels), 3.5), layout='constrained')
+  FigureCanvasAgg(figure)
+  for index, (title, names) in enumerate(panels):
+    axes = figure.add_subplot(1, len(panels), index + 1)
+    for name in names:
+      marker = 'o' if '/' in name else ''
+      axes.plot(*series[name], label=name, marker=marker, markersize=3)
+    axes.set_title(title)
+    axes.set_xlabel('step')
+    axes.grid(alpha=0.3)
+    if len(names) > 1:
+      axes.legend(fontsize='small')
+  with (workdir / 'curves.png').open('wb') as file:
+    figure.savefig(file, format='png', dpi=120)

@@ -1,0 +1,29 @@
+"""Checkpoints by Orbax; the only room that imports it.
+
+A step directory holds these items: `params`; `average` (of the parameters,
+where one is kept); `training` (all else of the state); `about` (JSON: resolved
+config, class names, preprocessing); `manifest` (JSON: shape, dtype and checksum
+of every leaf). Trees are written as nested dicts by path, so the files depend
+on no Python class.
+"""
+
+from vit_jax.checkpoint.items import FORMAT, check_shapes
+from vit_jax.checkpoint.manager import Checkpointer
+from vit_jax.checkpoint.weights import (
+  export_params,
+  load_about,
+  load_average,
+  load_params,
+  step_directory,
+)
+
+__all__ = (
+  'FORMAT',
+  'Checkpointer',
+  'check_shapes',
+  'export_params',
+  'load_about',
+  'load_average',
+  'load_params',
+  'step_directory',
+)

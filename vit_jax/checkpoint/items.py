@@ -1,0 +1,118 @@
+"""What a step directory is made of, and how it checks itself."""
+
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+from etils import epath
+
+from vit_jax import checksum, sharding, tree
+from vit_jax.errors import UserError
+
+PyTree = Any
+FORMAT = 2  # of a step directory; changes when old readers would fail
+NAMES = ('params', 'average', 'training', 'about', 'manifest')
+
+
+class CorruptError(Exception):
+  """A step directory does not hold what was written."""
+
+
+def split(state: PyTree) -> dict[str, dict[str, Any]]:
+  """A state's leaves by path, in the items that they are written to."""
+  nested = tree.unflatten(tree.flatten(state))
+  items = {k: nested.pop(k) for k in ('params', 'average') if k in nested}
+  return items | {'training': nested}
+
+
+def join(items: dict[str, Any], like: PyTree) -> PyTree:
+  """The inverse of `split`, with the structure of `like`."""
+  flat: dict[str, Any] = {}
+  for name, item in items.items():
+    prefix = '' if name == 'training' else f'{name}/'
+    flat |= {prefix + path: leaf for path, leaf in tree.flatten(item).items()}
+  leaves = [flat[path] for path in tree.flatten(like)]
+  return jax.tree.unflatten(jax.tree.structure(like), leaves)
+
+
+def manifest(state: PyTree) -> dict[str, Any]:
+  """Shape, dtype and checksum of every leaf, by path."""
+  flat = tree.flatten(state)
+  mesh = next(iter(flat.values())).sharding.mesh
+  sums = checksum.checksums(state, sharding.replicated(mesh))
+  return {
+    path: [list(leaf.shape), str(leaf.dtype), sums[path]]
+    for path, leaf in flat.items()
+  }
+
+
+def verify(state: PyTree, written: dict[str, Any]) -> None:
+  """Compares arrays with the manifest that was written with them.
+
+  Raises:
+    CorruptError: names up to three leaves that differ.
+  """
+  now = manifest(state)
+  differing = [path for path in now if now[path] != written.get(path)]
+  if differing:
+    more = f' and {len(differing) - 3} more' if len(differing) > 3 else ''
+    raise CorruptError(
+      f'the checksum of {", ".join(differing[:3])}{more} is not what was saved'
+    )
+
+
+def read_json(path: epath.Path) -> dict[str, Any]:
+  """Reads a JSON item.
+
+  Raises:
+    CorruptError: absent or unreadable.
+  """
+  if not path.is_dir():
+    raise CorruptError(f'the item {path.name} is missing')
+  try:
+    with ocp.Checkpointer(ocp.JsonCheckpointHandler()) as handler:
+      return handler.restore(path)
+  except (OSError, ValueError) as error:
+    raise CorruptError(
+      f'the item {path.name} is unreadable: {error}'
+    ) from error
+
+
+def root_cause(error: BaseException) -> str:
+  """The innermost cause of an exception, in one line."""
+  while error.__cause__ is not None:
+    error = error.__cause__
+  text = str(error).strip().splitlines()
+  return f'{type(error).__name__}: {text[0][:300] if text else ""}'
+
+
+def check_shapes(
+  path: str, came: dict[str, tuple], wanted: dict[str, tuple]
+) -> None:
+  """Compares shapes by path.
+
+  Raises:
+    UserError: names up to five leaves that are missing, too many or different.
+  """
+  differing = [
+    f'{key}: file {came.get(key, "none")}, model {wanted.get(key, "none")}'
+    for key in sorted({*came, *wanted})
+    if came.get(key) != wanted.get(key)
+  ]
+  if differing:
+    more = f' and {len(differing) - 5} more' if len(differing) > 5 else ''
+    raise UserError(
+      f'{path} holds other parameters than the model: '
+      f'{"; ".join(differing[:5])}{more}. Give the model keys '
+      '(config.model.*, config.num_classes) that the file was made with.'
+    )
+
+
+def shapes(state: PyTree) -> dict[str, tuple]:
+  """{path: shape}."""
+  return {key: tuple(leaf.shape) for key, leaf in tree.flatten(state).items()}
+
+
+def manifest_shapes(written: dict[str, Any]) -> dict[str, tuple]:
+  """{path: shape} of a manifest."""
+  return {path: tuple(entry[0]) for path, entry in written.items()}

@@ -1,0 +1,105 @@
+"""Exact accuracy and loss over a split."""
+
+import collections
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from vit_jax import sharding
+from vit_jax.data import stream
+from vit_jax.errors import UserError
+from vit_jax.losses import LOSSES
+
+PyTree = Any
+_IN_FLIGHT = 2  # batches dispatched ahead of the one waited for
+
+
+class Evaluator:
+  """Top-1 accuracy, mean loss and count over every example of a split.
+
+  Sums and counts are kept apart and padding is masked, so the result does not
+  depend on the batch size or the number of devices or processes.
+  """
+
+  def __init__(
+    self,
+    setting: Any,
+    /,
+    *,
+    split: str,
+    every: str = '1 epochs',
+    batch_size: int | None = None,
+    cross_entropy: str = 'softmax',
+  ):
+    """Opens the split.
+
+    Args:
+      setting: an `experiment.EvalSetting`: source, preprocessing, predict, …
+      split: of the config's source, in the TFDS way.
+      every: duration between evaluations, of which the loop takes care; there
+        is one at the end besides.
+      batch_size: of the global batch; by default that of training.
+      cross_entropy: kind of the loss reported, 'softmax' or 'sigmoid'.
+
+    Raises:
+      UserError: no such split, or an empty one; unknown kind.
+    """
+    del every
+    if cross_entropy not in LOSSES:
+      raise UserError(
+        f'cross_entropy is {cross_entropy!r}; allowed: {", ".join(LOSSES)}.'
+      )
+    self._source = setting.open_source(split)
+    if len(self._source) == 0:
+      raise UserError(f'{self._source.name} is empty: nothing to evaluate on.')
+    self._setting = setting
+    self._batch_size = batch_size or setting.batch_size
+    self._count = jax.jit(
+      functools.partial(_count, setting.predict, LOSSES[cross_entropy]),
+      out_shardings=sharding.replicated(setting.mesh),
+    )
+
+  def run(self, params: PyTree) -> dict[str, float]:
+    """accuracy in [0, 1], loss in nats, count of examples."""
+    sums = collections.Counter()
+    pending: collections.deque[PyTree] = collections.deque()
+
+    def take() -> None:
+      for key, value in jax.device_get(pending.popleft()).items():
+        sums[key] += value.item()
+
+    with stream.eval_batches(
+      self._source,
+      self._setting.transform,
+      self._batch_size,
+      self._setting.mesh,
+      reader=self._setting.reader,
+      report=self._setting.report,
+    ) as batches:
+      for batch in batches:
+        pending.append(self._count(params, batch))
+        if len(pending) > _IN_FLIGHT:
+          take()
+    while pending:
+      take()
+    return {
+      'accuracy': sums['correct'] / sums['count'],
+      'loss': sums['loss'] / sums['count'],
+      'count': sums['count'],
+    }
+
+
+def _count(predict, loss, params: PyTree, batch: PyTree) -> dict[str, Array]:
+  """Sums over the examples of one batch that are no padding."""
+  logits = predict(params, batch)['logits']
+  label, mask = batch['label'], batch['mask']
+  correct = (logits.argmax(axis=-1) == label) & mask
+  losses = jnp.where(mask, loss(logits, label), 0)
+  return {
+    'correct': correct.sum(dtype=jnp.int32),
+    'loss': losses.sum(),
+    'count': mask.sum(dtype=jnp.int32),
+  }

@@ -1,0 +1,284 @@
+"""A config made real: model, optimizer, mesh, data; nothing has run yet.
+
+`Experiment.build` touches no data, so a plan or an evaluation can use it too.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from vit_jax import config as config_lib
+from vit_jax import durations, plugins, sharding
+from vit_jax.checkpoint import FORMAT
+from vit_jax.config import Config
+from vit_jax.data import stream
+from vit_jax.data.transforms import EvalTransform, square
+from vit_jax.errors import UserError
+from vit_jax.ledger import Ledger, read
+from vit_jax.step import Trainer
+
+PyTree = Any
+
+
+class EvalSetting(NamedTuple):
+  """What an evaluator gets of the run it belongs to.
+
+  Attributes:
+    open_source: split → source.
+    transform: preprocessing of images.
+    predict: (params, batch) → {'features', 'logits'}.
+    mesh: the devices.
+    batch_size: of training.
+    reader: workers, prefetching, and what to do about bad records.
+    report: takes note of bad records.
+  """
+
+  open_source: Callable[[str], stream.Source]
+  transform: stream.Transform
+  predict: Callable[[PyTree, PyTree], dict[str, jax.Array]]
+  mesh: Mesh
+  batch_size: int
+  reader: stream.Reader
+  report: stream.Report = None
+
+
+def constructor(section: Config, pattern: str) -> Callable[..., Any]:
+  """The constructor that a section's name stands for."""
+  name = section.name if '{name}' in pattern else ''
+  return plugins.resolve(pattern, name)
+
+
+def build_section(config: Config, section: str, *runtime: Any) -> Any:
+  """Builds what a section of the config describes."""
+  pattern = config_lib.SECTIONS[section]
+  return plugins.build(
+    constructor(config[section], pattern), config[section], *runtime
+  )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Experiment:
+  """Everything that a config describes, apart from its data.
+
+  Attributes:
+    config: completed.
+    mesh: of the devices.
+    trainer: objective, optimizer, schedule.
+    image_size: (height, width), pixels.
+    total_steps: updates in the whole training.
+  """
+
+  config: Config
+  mesh: Mesh
+  trainer: Trainer
+  image_size: tuple[int, int]
+  total_steps: int
+
+  @classmethod
+  def build(cls, config: Config, devices: Sequence[Any]) -> 'Experiment':
+    """Builds it for some devices.
+
+    Raises:
+      UserError: any value of the config that cannot be; see each constructor.
+    """
+    if config.batch_size < 1 or config.num_classes < 1:
+      raise UserError(
+        f'batch_size {config.batch_size} and num_classes {config.num_classes} '
+        'must be positive.'
+      )
+    if not 0 <= config.seed < 2**32:
+      raise UserError(f'seed is {config.seed}; allowed: 0 to 2^32 - 1.')
+    if config.average_decay is not None and not 0 < config.average_decay < 1:
+      raise UserError(
+        f'average_decay is {config.average_decay}; it must be in (0, 1).'
+      )
+    mesh = build_section(config, 'mesh', devices)
+    _check_batch(config, mesh)
+    image_size = square(config.image_size)
+    model = build_section(config, 'model', config.num_classes)
+    model.grid(image_size)  # raises if the patch does not fit
+    size = dict(
+      batch_size=config.batch_size, num_examples=config.train.num_examples
+    )
+    total = durations.to_steps(config.total, **size)
+    warmup = durations.to_steps(
+      config.schedule.warmup, total_steps=total, **size
+    )
+    schedule = build_section(config, 'schedule', total, warmup)
+    mix = build_section(config, 'mix', config.num_classes)
+    trainer = Trainer(
+      objective=build_section(config, 'objective', model, mix),
+      optimizer=build_section(config, 'optimizer', schedule),
+      schedule=schedule,
+      micro_batches=config.micro_batches,
+      average_decay=config.average_decay,
+      spike_factor=config.recovery.spike_factor,
+    )
+    experiment = cls(config, mesh, trainer, image_size, total)
+    sections = [config.checkpoint, config.log, *config.evals.values()]
+    for section in sections:  # raises if one is no duration
+      experiment.steps(section.every)
+    return experiment
+
+  @property
+  def model(self) -> Any:
+    """The model of the objective."""
+    return self.trainer.objective.model
+
+  def steps(self, duration: str) -> int:
+    """A duration of this training, in updates."""
+    return durations.to_steps(
+      duration,
+      batch_size=self.config.batch_size,
+      num_examples=self.config.train.num_examples,
+      total_steps=self.total_steps,
+    )
+
+  def abstract_batch(self) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shapes and shardings of a training batch."""
+    split = sharding.batch_sharding(self.mesh)
+    n = self.config.batch_size
+    numbers = jax.ShapeDtypeStruct((n,), jnp.int32, sharding=split)
+    batch = {
+      'image': jax.ShapeDtypeStruct(
+        (n, *self.image_size, 3), jnp.uint8, sharding=split
+      ),
+      'label': numbers,
+    }
+    if self.config.reader.on_bad_record == 'skip':
+      batch['replaced'] = numbers  # see data.stream.train_batches
+    return batch
+
+  def init_state(self, key: jax.Array) -> PyTree:
+    """The first state, as a function to be traced."""
+    return self.trainer.init_state(key, self.abstract_batch())
+
+  def abstract_state(self) -> PyTree:
+    """Shapes and shardings of the whole training state."""
+    key = jax.eval_shape(lambda: jax.random.key(0))  # nothing runs: see plan
+    shapes = jax.eval_shape(self.init_state, key)
+    return sharding.with_shardings(shapes, self.mesh)
+
+  def key(self) -> jax.Array:
+    """The run's random key, on every device."""
+    make = jax.jit(
+      lambda: jax.random.key(self.config.seed),
+      out_shardings=sharding.replicated(self.mesh),
+    )
+    return make()
+
+  def open_source(self, split: str) -> stream.Source:
+    """Opens a split of the config's source.
+
+    Raises:
+      UserError: it has more classes than the head; what the source raises.
+    """
+    source = build_section(self.config, 'source', split)
+    if source.num_classes > self.config.num_classes:
+      raise UserError(
+        f'{source.name} has {source.num_classes} classes and the head '
+        f'{self.config.num_classes}: set --config.num_classes='
+        f'{source.num_classes}.'
+      )
+    return source
+
+  def open_train_source(self) -> stream.Source:
+    """Opens the training split and checks its size.
+
+    Raises:
+      UserError: its size is not `train.num_examples`.
+    """
+    train = self.config.train
+    source = self.open_source(train.split)
+    if len(source) != train.num_examples:
+      raise UserError(
+        f'{source.name} has {len(source)} examples, and config.train.'
+        f'num_examples is {train.num_examples}, of which epochs and the '
+        f'schedule are made: set --config.train.num_examples={len(source)}.'
+      )
+    return source
+
+  def train_batches(
+    self,
+    source: stream.Source,
+    start_step: int,
+    ledger: Ledger | None = None,
+    skipped: tuple[int, ...] = (),
+  ) -> stream.Stream:
+    """The stream of training batches after `start_step` updates."""
+    return stream.train_batches(
+      source,
+      build_section(self.config, 'augment', self.image_size),
+      self.config.batch_size,
+      self.config.seed,
+      start_step,
+      self.mesh,
+      reader=build_section(self.config, 'reader'),
+      skipped=skipped,
+      report=bad_record_report(ledger),
+    )
+
+  def preprocess(self) -> EvalTransform:
+    """What evaluation does to images."""
+    return build_section(self.config, 'preprocess', self.image_size)
+
+  def evaluator(self, name: str, ledger: Ledger) -> Any:
+    """Builds one of the config's evaluators."""
+    section = self.config.evals[name]
+    setting = EvalSetting(
+      open_source=self.open_source,
+      transform=self.preprocess(),
+      predict=self.trainer.objective.predict,
+      mesh=self.mesh,
+      batch_size=self.config.batch_size,
+      reader=build_section(self.config, 'reader'),
+      report=bad_record_report(ledger),
+    )
+    return plugins.build(
+      constructor(section, config_lib.EVALS), section, setting
+    )
+
+  def about(self, source: stream.Source) -> dict[str, Any]:
+    """What travels with a checkpoint, for those who only have that."""
+    config = self.config.to_dict()
+    keys = ('model', 'objective', 'preprocess', 'source', 'num_classes')
+    return {
+      'format': FORMAT,
+      **{key: config[key] for key in keys},
+      'image_size': list(self.image_size),
+      'class_names': list(source.class_names),
+      'config': config,
+    }
+
+
+def bad_record_report(ledger: Ledger | None) -> stream.Report:
+  """Lists each bad record once in events.jsonl, over all restarts."""
+  if ledger is None:
+    return None
+  listed = {
+    (event['source'], event['index'])
+    for event in read(ledger.path)
+    if event['event'] == 'bad_record'
+  }
+
+  def report(source: str, record: stream.BadRecord) -> None:
+    if (source, record.index) not in listed:
+      listed.add((source, record.index))
+      ledger.event('bad_record', source=source, **record._asdict())
+
+  return report
+
+
+def _check_batch(config: Config, mesh: Mesh) -> None:
+  split = mesh.shape['data'] * mesh.shape['fsdp']
+  parts = config.micro_batches
+  if parts < 1 or config.batch_size % (split * parts):
+    raise UserError(
+      f'batch_size {config.batch_size} is not divisible by data x fsdp x '
+      f'micro_batches = {mesh.shape["data"]} x {mesh.shape["fsdp"]} x {parts}: '
+      f'take a multiple of {split * max(parts, 1)}.'
+    )

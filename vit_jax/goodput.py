@@ -1,0 +1,43 @@
+"""Where a run's time went: python -m vit_jax.goodput WORKDIR."""
+
+import json
+
+from absl import flags
+from etils import epath
+
+from vit_jax import cli, ledger
+from vit_jax.errors import UserError
+
+
+def define_flags() -> None:
+  """The flags of this command."""
+  flags.DEFINE_bool('json', False, 'Print one JSON object.')
+
+
+def main(arguments: list[str]) -> None:
+  """Prints the summary of events.jsonl."""
+  if len(arguments) != 1:
+    raise UserError(
+      f'usage: python -m vit_jax.goodput WORKDIR; got {arguments}.'
+    )
+  path = epath.Path(arguments[0]).expanduser() / 'events.jsonl'
+  if not path.exists():
+    raise UserError(f'{path} does not exist: give the workdir of a run.')
+  summary = ledger.summarise(ledger.read(path))
+  if flags.FLAGS.json:
+    seconds = {k: round(v, 3) for k, v in summary.seconds.items()}
+    print(
+      json.dumps(
+        {
+          'goodput': summary.goodput,
+          'starts': summary.starts,
+          'seconds': seconds,
+        }
+      )
+    )
+  else:
+    print(summary.line())
+
+
+if __name__ == '__main__':
+  cli.run(main, define_flags)

@@ -1,0 +1,1 @@
+"""Weights of other projects: one file a format, each an explicit name table."""

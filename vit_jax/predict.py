@@ -1,0 +1,99 @@
+"""Names what images show: python -m vit_jax.predict --checkpoint=P IMAGE..."""
+
+import json
+from typing import Any
+
+import jax
+import numpy as np
+from absl import flags
+from etils import epath
+
+from vit_jax import cli, pretrained, sharding
+from vit_jax.data.transforms import DecodeError
+from vit_jax.errors import UserError
+
+_BATCH_SIZE = 32
+
+
+def define_flags() -> None:
+  """The flags of this command."""
+  flags.DEFINE_string(
+    'checkpoint', None, 'Workdir, checkpoint step directory or .npz.'
+  )
+  flags.DEFINE_integer('top', 5, 'Classes to print for each image.')
+  flags.DEFINE_bool('json', False, 'Print one JSON object a line.')
+
+
+def run(
+  checkpoint: str, paths: list[str], top: int = 5
+) -> list[list[tuple[str, float]]]:
+  """The most likely classes of image files.
+
+  Args:
+    checkpoint: workdir, step directory or .npz.
+    paths: image files.
+    top: classes of each.
+
+  Returns:
+    For each file (class name, probability by soft-max), most likely first.
+
+  Raises:
+    UserError: no such checkpoint, or a file that is no image; names it.
+  """
+  source = pretrained.find(checkpoint)
+  names = source.about['class_names']
+  if not source.about['num_classes']:
+    raise UserError(f'{checkpoint} has no head: it names no classes.')
+  transform = source.preprocess()
+  images = [_read(path, transform) for path in paths]
+  mesh = sharding.make_mesh(jax.local_devices()[:1])
+  params = source.load(source.abstract_params(mesh))
+  predict = jax.jit(source.objective().predict)
+  results = []
+  for start in range(0, len(images), _BATCH_SIZE):
+    batch = np.zeros((_BATCH_SIZE, *transform.image_size, 3), np.uint8)
+    part = images[start : start + _BATCH_SIZE]
+    batch[: len(part)] = part
+    logits = predict(params, {'image': batch})['logits']
+    shares = np.asarray(jax.nn.softmax(logits))[: len(part)]
+    for row in shares:
+      best = np.argsort(-row, kind='stable')[:top]
+      named = [names[i] if i < len(names) else f'class {i}' for i in best]
+      results.append(list(zip(named, row[best].tolist(), strict=True)))
+  return results
+
+
+def _read(path: str, transform: Any) -> np.ndarray:
+  try:
+    return transform(epath.Path(path).expanduser().read_bytes())
+  except OSError as error:
+    raise UserError(f'the image {path} cannot be read: {error}.') from error
+  except DecodeError as error:
+    raise UserError(
+      f'{path} is no image that can be decoded: {error}. Give JPEG or PNG '
+      'files.'
+    ) from error
+
+
+def main(arguments: list[str]) -> None:
+  """Prints the top classes of each image."""
+  values = flags.FLAGS
+  if not values.checkpoint or not arguments or values.top < 1:
+    raise UserError(
+      'usage: python -m vit_jax.predict --checkpoint=PATH [--top=5] [--json] '
+      f'IMAGE...; got checkpoint {values.checkpoint!r}, {len(arguments)} '
+      f'image(s), top {values.top}.'
+    )
+  results = run(values.checkpoint, arguments, values.top)
+  for path, classes in zip(arguments, results, strict=True):
+    if values.json:
+      top = [{'class': name, 'probability': p} for name, p in classes]
+      print(json.dumps({'image': path, 'top': top}))
+    else:
+      print(path)
+      for name, probability in classes:
+        print(f'  {100 * probability:5.1f}%  {name}')
+
+
+if __name__ == '__main__':
+  cli.run(main, define_flags)

@@ -1,0 +1,104 @@
+"""Bad steps: when to roll back, and which batches never to draw again.
+
+The decisions follow from each step's metrics alone, which are the same on every
+process, and from `events.jsonl`, where each rollback is written before it is
+carried out; so a run that is killed in the middle takes the same way again.
+"""
+
+import dataclasses
+from typing import Any
+
+from vit_jax.data.order import batch_index
+from vit_jax.errors import DivergedError, UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class Recovery:
+  """What a run does about bad steps.
+
+  A bad step (loss or gradient not finite, or a spike) never changes parameters;
+  see `step.Trainer.train_step`.
+
+  Attributes:
+    max_skipped: bad steps in a row that are only skipped; one more rolls back.
+    spike_factor: a loss above this many times the mean of recent ones is bad.
+    max_rollbacks: in the whole run; one more ends it with exit code 43.
+    sdc_every: duration between replays of a step that look for silent data
+      corruption; '0 steps' for none.
+    watchdog_factor: times the median step that a step may take.
+    watchdog_min_s: seconds that a step may take in any case.
+    watchdog_pause_s: seconds that anything else may take.
+  """
+
+  max_skipped: int = dataclasses.field(default=3, kw_only=True)
+  spike_factor: float | None = dataclasses.field(default=None, kw_only=True)
+  max_rollbacks: int = dataclasses.field(default=3, kw_only=True)
+  sdc_every: str = dataclasses.field(default='0 steps', kw_only=True)
+  watchdog_factor: float = dataclasses.field(default=20.0, kw_only=True)
+  watchdog_min_s: float = dataclasses.field(default=300.0, kw_only=True)
+  watchdog_pause_s: float = dataclasses.field(default=7200.0, kw_only=True)
+
+  def __post_init__(self):
+    if min(self.max_skipped, self.max_rollbacks) < 0:
+      raise UserError(
+        f'recovery.max_skipped is {self.max_skipped} and recovery.'
+        f'max_rollbacks {self.max_rollbacks}; both must be 0 or more.'
+      )
+    if self.spike_factor is not None and self.spike_factor <= 1:
+      raise UserError(
+        f'recovery.spike_factor is {self.spike_factor}; it must be above 1.'
+      )
+    limits = (self.watchdog_factor, self.watchdog_min_s, self.watchdog_pause_s)
+    if min(limits) <= 0:
+      raise UserError('recovery.watchdog_* must be positive.')
+
+
+class RollbackError(Exception):
+  """Too many bad steps in a row: back to the last checkpoint.
+
+  Attributes:
+    step: updates completed at the last of them.
+    streak: how many there were.
+  """
+
+  def __init__(self, step: int, streak: int):
+    super().__init__(f'{streak} bad steps in a row up to step {step}')
+    self.step, self.streak = step, streak
+
+
+def skip_list(events: list[dict[str, Any]]) -> tuple[int, ...]:
+  """Batches never to be drawn: those that every rollback so far named."""
+  return tuple(
+    sorted({b for e in events if e['event'] == 'rollback' for b in e['skip']})
+  )
+
+
+def rollback_event(
+  error: RollbackError,
+  events: list[dict[str, Any]],
+  restored_step: int,
+  recovery: Recovery,
+) -> dict[str, Any]:
+  """The fields of the event that a rollback writes.
+
+  Args:
+    error: the bad steps.
+    events: so far.
+    restored_step: of the checkpoint that the run goes back to.
+    recovery: its limits.
+
+  Raises:
+    DivergedError: there were as many rollbacks as allowed.
+  """
+  before = sum(event['event'] == 'rollback' for event in events)
+  known = skip_list(events)
+  # The step that completed `s` updates drew the batch after s - 1 updates.
+  steps = range(error.step - error.streak, error.step)
+  batches = [batch_index(step, known) for step in steps]
+  if before >= recovery.max_rollbacks:
+    raise DivergedError(
+      f'{error}, after {before} rollback(s). Batches {batches} were the last; '
+      'look at metrics.jsonl and events.jsonl, at these batches (preview '
+      '--start_step), and at schedule.base_lr and optimizer.clip_norm.'
+    )
+  return {'from': error.step, 'step': restored_step, 'skip': batches}

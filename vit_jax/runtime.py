@@ -1,0 +1,117 @@
+"""The processes of a run: how they find each other, what they run on."""
+
+import datetime
+import importlib.metadata
+import logging
+import os
+import pathlib
+import platform
+import subprocess
+import sys
+from typing import Any
+
+import jax
+from absl import logging as absl_logging
+from etils import epath
+
+log = logging.getLogger('vit_jax')
+_PACKAGES = (
+  *('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'libtpu'),
+  *('tensorflow-datasets', 'ml-collections', 'clu', 'numpy'),
+)
+
+
+def start_distributed(
+  coordinator_address: str | None = None,
+  num_processes: int | None = None,
+  process_id: int | None = None,
+) -> None:
+  """Joins the processes of a run, where there are several.
+
+  With flags, by them; under SLURM with several tasks, or on Cloud TPU, by what
+  JAX finds there; else this process is alone.
+  """
+  if coordinator_address is not None:
+    jax.distributed.initialize(coordinator_address, num_processes, process_id)
+  elif int(os.environ.get('SLURM_NTASKS', '1')) > 1 or _on_tpu():
+    jax.distributed.initialize()
+  if jax.process_count() > 1:
+    log.info('process %d of %d', jax.process_index(), jax.process_count())
+
+
+def _on_tpu() -> bool:
+  """Whether this machine has TPU chips that JAX will use."""
+  if os.environ.get('JAX_PLATFORMS', 'tpu').split(',')[0] != 'tpu':
+    return False
+  chips = any(
+    pathlib.Path(device).exists() for device in ('/dev/accel0', '/dev/vfio/0')
+  )
+  return chips and _version('libtpu') is not None
+
+
+def is_main() -> bool:
+  """Whether this process writes the run's files and log."""
+  return jax.process_index() == 0
+
+
+def process_file(path: epath.Path) -> epath.Path:
+  """The path for the main process; for others, with their number in it."""
+  if is_main():
+    return path
+  return path.with_suffix(f'.{jax.process_index()}{path.suffix}')
+
+
+def start_logging() -> None:
+  """Sends this package's log to stderr; other processes' warnings only."""
+  handler = logging.StreamHandler(sys.stderr)
+  handler.setFormatter(logging.Formatter('%(asctime)s %(message)s', '%H:%M:%S'))
+  log.handlers[:] = [handler]
+  log.propagate = False
+  log.setLevel(logging.INFO)
+  absl_logging.set_verbosity(absl_logging.ERROR)  # Orbax tells too much
+
+
+def describe_run() -> dict[str, Any]:
+  """What `run.json` records: versions, commit, devices, command, time."""
+  devices = jax.devices()
+  return {
+    'time': datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds'),
+    'command': [sys.executable, *sys.orig_argv[1:]],
+    'commit': _commit(),
+    'python': platform.python_version(),
+    'packages': {name: _version(name) for name in _PACKAGES},
+    'platform': devices[0].platform,
+    'device_kind': devices[0].device_kind,
+    'num_devices': len(devices),
+    'num_processes': jax.process_count(),
+    'hostname': platform.node(),
+  }
+
+
+def _version(package: str) -> str | None:
+  try:
+    return importlib.metadata.version(package)
+  except importlib.metadata.PackageNotFoundError:
+    return None
+
+
+def _commit() -> str | None:
+  """The commit of the code that runs, with '+' if files were changed."""
+  folder = pathlib.Path(__file__).parent
+
+  def git(*arguments: str) -> str:
+    return subprocess.run(
+      ['git', '-C', str(folder), *arguments],
+      capture_output=True,
+      text=True,
+      check=True,
+    ).stdout.strip()
+
+  try:
+    archived = (folder / 'commit.txt').read_text().strip()
+    if not archived.startswith('$'):  # `git archive` wrote the commit there
+      return archived
+    changed = git('status', '--porcelain', '--untracked-files=no')
+    return git('rev-parse', 'HEAD') + ('+' if changed else '')
+  except (OSError, subprocess.CalledProcessError):
+    return None

@@ -1,0 +1,20 @@
+"""Pre-trains a model: python -m vit_jax.train --config=configs/l16_i21k.py.
+
+The same command again resumes from the newest checkpoint of the workdir. Every
+key of the config can be overridden: --config.batch_size=1024.
+"""
+
+from absl import flags
+
+from vit_jax import cli, entry
+
+
+def main(arguments: list[str]) -> None:
+  """Starts a pre-training."""
+  entry.refuse_arguments(arguments)
+  cli.start_distributed()
+  entry.start(flags.FLAGS.config)
+
+
+if __name__ == '__main__':
+  cli.run(main, entry.define_flags)
