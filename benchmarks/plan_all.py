@@ -1,0 +1,175 @@
+"""Predicted figures of many trainings: python benchmarks/plan_all.py [PATTERN].
+
+Compiles each row's training step for its topology, one after another (a minute
+each on a free core), and prints a Markdown table for benchmarks/RESULTS.md.
+PATTERN is a regular expression that a row's name must contain; --list shows the
+names. A row is one config, one topology and some overrides, so each can be had
+alone by the command that --list prints beside it.
+
+`reference` is the same compiler's figure for one step of a well-known public
+JAX ViT: Adam with a bfloat16 first moment, clipping, bfloat16, no dropout.
+"""
+
+import argparse
+import json
+import re
+import sys
+from typing import Any, NamedTuple
+
+from vit_jax.plan import environment
+
+I21K = 'configs/l16_i21k.py'
+
+
+class Row(NamedTuple):
+  """One line of the table.
+
+  Attributes:
+    name: what it is.
+    config: file with its arguments.
+    topology: for `--topology`.
+    overrides: of the config.
+    reference: M cycles of the reference on the same topology, if known.
+  """
+
+  name: str
+  config: str
+  topology: str
+  overrides: dict[str, Any]
+  reference: float | None = None
+
+  @property
+  def command(self) -> str:
+    """The command that plans this row alone."""
+    flags = ''.join(f' --config.{k}={v}' for k, v in self.overrides.items())
+    return (
+      f'python -m vit_jax.plan --config={self.config} '
+      f'--topology={self.topology}{flags}'
+    )
+
+
+def _l16_ways() -> list[Row]:
+  """L/16 at 4096 on 32 v3 cores, without dropout, in several ways."""
+  return [
+    Row(
+      f'L/16 {remat} x{parts}',
+      I21K,
+      'v3:4x4',
+      {'model.dropout': 0.0, 'model.remat': remat, 'micro_batches': parts},
+      1387,
+    )
+    for remat in ('none', 'dots', 'full')
+    for parts in (1, 2, 4)
+  ]
+
+
+def _i21k(variant: str) -> str:
+  return f'configs/vit.py:variant={variant},data=i21k'
+
+
+PLAIN = {'model.dropout': 0.0}
+SMALL = PLAIN | {'model.variant': 'S/16', 'batch_size': 1024}
+ROWS = [
+  *_l16_ways(),
+  Row('L/16 as shipped', I21K, 'v3:4x4', {}),
+  Row('L/16 as shipped, no dropout', I21K, 'v3:4x4', PLAIN, 1387),
+  Row('B/16', _i21k('B/16'), 'v3:4x4', PLAIN, 424),
+  Row('B/16 x2', _i21k('B/16'), 'v3:4x4', PLAIN | {'micro_batches': 2}, 424),
+  Row('B/32', _i21k('B/32'), 'v3:4x4', PLAIN, 107),
+  Row('B/32 x2', _i21k('B/32'), 'v3:4x4', PLAIN | {'micro_batches': 2}, 107),
+  Row('S/16', I21K, 'v3:2x2', SMALL, 171),
+  Row('S/16 x2', I21K, 'v3:2x2', SMALL | {'micro_batches': 2}, 171),
+  Row('L/16 v5e', I21K, 'v5e:8x8', PLAIN, 363),
+  Row('L/16 v5e x2', I21K, 'v5e:8x8', PLAIN | {'micro_batches': 2}, 363),
+  Row('L/16 v5e full', I21K, 'v5e:8x8', PLAIN | {'model.remat': 'full'}, 363),
+  Row('H/14 JFT', 'configs/vit.py:variant=H/14,data=jft', 'v3:4x4', {}),
+  Row('H/14 JFT 128', 'configs/vit.py:variant=H/14,data=jft', 'v3:8x8', {}),
+]
+COLUMNS = (
+  'row',
+  'topology',
+  'fits',
+  'GiB a device',
+  'M cycles',
+  'reference',
+  'ratio',
+  'uncounted M',
+  'exchanges ms',
+  'step s',
+  'img/s',
+  'MFU',
+  'core-days',
+  'compile s',
+)
+
+
+def run(row: Row) -> dict[str, Any]:
+  """Plans a row."""
+  from vit_jax import overrides
+  from vit_jax.plan import report, topology
+  from vit_jax.plan.evaluate import changed, plan
+
+  config = changed(
+    overrides.load(row.config),
+    **{key.replace('.', '__'): v for key, v in row.overrides.items()},
+  )
+  made = plan(config, topology.find(row.topology))
+  return made.result | {
+    'row': row.name,
+    'reference_mcycles': row.reference,
+    'breakdown': report.costliest(made),
+  }
+
+
+def line(result: dict[str, Any]) -> str:
+  """A row of the Markdown table."""
+
+  def number(key: str, factor: float = 1.0, digits: int = 1) -> str:
+    value = result.get(key)
+    return '' if value is None else f'{value * factor:,.{digits}f}'
+
+  cycles, reference = result['estimated_cycles'], result['reference_mcycles']
+  ratio = f'{cycles / 1e6 / reference:.2f}' if cycles and reference else ''
+  cells = (
+    result['row'],
+    result['topology'],
+    'yes' if result['fits'] else 'no',
+    number('peak_bytes_per_device', 2**-30, 2),
+    number('estimated_cycles', 1e-6),
+    number('reference_mcycles', digits=0),
+    ratio,
+    number('uncounted_cycles', 1e-6),
+    number('exposed_collective_seconds', 1e3),
+    number('predicted_step_seconds', digits=3),
+    number('predicted_images_per_second', digits=0),
+    number('predicted_mfu', 100),
+    number('predicted_core_days'),
+    number('compile_seconds', digits=0),
+  )
+  return '| ' + ' | '.join(cells) + ' |'
+
+
+def main() -> None:
+  """Runs the rows that were asked for."""
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument('pattern', nargs='?', default='')
+  parser.add_argument('--list', action='store_true')
+  parser.add_argument('--out', help='append a JSON object a row to this file')
+  arguments = parser.parse_args()
+  rows = [row for row in ROWS if re.search(arguments.pattern, row.name)]
+  if arguments.list:
+    print('\n'.join(f'{row.name}: {row.command}' for row in rows))
+    return
+  print('| ' + ' | '.join(COLUMNS) + ' |')
+  print('|' + '---|' * len(COLUMNS), flush=True)
+  for row in rows:
+    result = run(row)
+    print(line(result), flush=True)
+    if arguments.out:
+      with open(arguments.out, 'a') as file:
+        file.write(json.dumps(result) + '\n')
+
+
+if __name__ == '__main__':
+  environment.prepare(sys.argv)
+  main()

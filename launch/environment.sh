@@ -1,0 +1,49 @@
+# Sourced by the other scripts: the Python environment that they run in.
+
+# Makes (once) and activates a virtual environment with the tested versions.
+# Arguments: requirements files besides requirements.txt.
+make_environment() {
+  local venv="${VIT_JAX_VENV:-.venv}"
+  local python
+  if ! python="$(find_python)"; then
+    echo "error: Python 3.11 or newer is needed (python3 is" \
+      "$(python3 --version 2>&1)). Install it, or set PYTHON." >&2
+    exit 2
+  fi
+  local files=(-r requirements.txt) file
+  for file in "$@"; do files+=(-r "$file"); done
+  local wanted
+  wanted="$(cat requirements.txt "$@" constraints.txt | cksum)"
+  if [[ ! -f "$venv/installed" || "$(cat "$venv/installed")" != "$wanted" ]]
+  then
+    echo "installing into $venv (once)"
+    "$python" -m venv "$venv"
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check \
+      -c constraints.txt "${files[@]}" --editable .
+    echo "$wanted" >"$venv/installed"
+  fi
+  # shellcheck disable=SC1091
+  source "$venv/bin/activate"
+}
+
+# Prints a Python of version 3.11 or newer.
+find_python() {
+  local candidate
+  for candidate in "${PYTHON:-}" python3 python3.13 python3.12 python3.11; do
+    if [[ -n "$candidate" ]] && "$candidate" -c \
+      'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+      echo "$candidate"
+      return
+    fi
+  done
+  return 1
+}
+
+# Whether a workdir holds a committed checkpoint.
+has_checkpoint() {
+  local directory
+  for directory in "$1"/checkpoints/*/; do
+    [[ "$(basename "$directory")" =~ ^[0-9]+$ ]] && return
+  done
+  return 1
+}

@@ -1,0 +1,18 @@
+#!/usr/bin/env bash
+# Makes an environment and runs the whole test suite in it (CPU only).
+#
+# Usage: bash launch/test.sh [--all] [pytest arguments]
+#   bash launch/test.sh --all           each fault injected as often as stated
+#   bash launch/test.sh -m 'not slow'   the quick part
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source launch/environment.sh
+make_environment requirements-test.txt
+ruff format --check .
+ruff check .
+pyright
+if [[ "${1-}" == --all ]]; then
+  export VIT_JAX_FAULTS=all
+  shift
+fi
+python -m pytest "$@"

@@ -1,0 +1,132 @@
+#!/usr/bin/env bash
+# The part of launch/tpu_vm.sh that runs on every worker of a slice.
+#
+# All of a worker's state is in one directory, this script's grandparent:
+#   code/      what `git archive` packed     lock       held while a job runs
+#   venv/      Python 3.11 and packages      log        of all jobs, appended
+#   pid        of the trainer                exit_code  of the last job
+# The lock, and no process number, says whether a job runs: the kernel frees it
+# however the job ends, a reboot included, and two starts cannot both take it.
+
+set -euo pipefail
+
+job=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+
+# Succeeds where a job (or an installation) holds the lock.
+is_running() {
+  ! flock --shared --nonblock "$job/lock" true
+}
+
+# Takes the lock on descriptor 9, for this process and those that inherit it.
+take_lock() {
+  exec 9>"$job/lock"
+  flock --nonblock 9
+}
+
+# Puts the code that was unpacked to code.new in place, and its packages.
+#
+# Stock images carry Python 3.10 and JAX needs 3.11. uv brings a standalone
+# build of it: no root, and no apt, whose lock a fresh machine's automatic
+# updates hold for minutes. uv itself comes by the image's own pip, into a
+# directory of its own, which works where the system's Python refuses installs.
+install() {
+  if ! take_lock; then
+    echo "$(hostname): a job is running; its code and packages stay." >&2
+    exit 1
+  fi
+  rm -rf "$job/code"
+  mv "$job/code.new" "$job/code"
+  cd "$job/code"
+  python3 -m pip install --quiet --upgrade --target "$job/uv" uv
+  local uv=$job/uv/bin/uv
+  if [[ ! -x $job/venv/bin/python ]]; then
+    "$uv" venv --quiet --python 3.11 "$job/venv"
+  fi
+  "$uv" pip install --quiet --python "$job/venv/bin/python" \
+    --constraints constraints.txt --editable '.[tpu]'
+  # An import that fails is better seen now than in the log of a pod.
+  "$job/venv/bin/python" -c 'import vit_jax.train'
+  echo "$(hostname): installed"
+}
+
+# Starts the trainer with these arguments, detached from this connection.
+start() {
+  if ! take_lock; then
+    echo "$(hostname): already running; not started a second time"
+    return
+  fi
+  rm -f "$job/exit_code" "$job/pid"
+  # A session of its own outlives the connection; it inherits the lock.
+  setsid bash "${BASH_SOURCE[0]}" run "$@" </dev/null >>"$job/log" 2>&1 &
+  echo "$(hostname): started"
+}
+
+# The detached process: the trainer, then its exit code.
+run() {
+  local code=0
+  cd "$job/code"
+  echo "=== $(date -u +%FT%TZ) python -m vit_jax.train $*"
+  # Without the lock, which a straggling child of the trainer would keep.
+  "$job/venv/bin/python" -m vit_jax.train "$@" 9>&- &
+  echo $! >"$job/pid"
+  wait $! || code=$?
+  echo "$code" >"$job/exit_code"
+  echo "=== $(date -u +%FT%TZ) exit code $code"
+}
+
+# What became of the last job, in words.
+outcome() {
+  if is_running; then
+    echo 'running'
+  elif [[ -s $job/exit_code ]]; then
+    local code
+    code=$(<"$job/exit_code")
+    case $code in
+      0) echo 'finished' ;;
+      42) echo 'preempted, state saved (exit code 42); train resumes' ;;
+      *) echo "failed with exit code $code; train resumes" ;;
+    esac
+  elif [[ -e $job/log ]]; then
+    echo 'gone without an exit code (machine restarted?); train resumes'
+  else
+    echo 'not started'
+  fi
+}
+
+# Follows the log until the job ends, and returns the job's exit code.
+follow() {
+  touch "$job/log"
+  flock --shared "$job/lock" true & # ends with the job
+  tail --lines=200 --follow=name --pid=$! "$job/log"
+  echo "$(hostname): $(outcome)" >&2
+  if [[ -s $job/exit_code ]]; then
+    return "$(<"$job/exit_code")"
+  fi
+  return 1
+}
+
+# Says in what state the job is, with the last lines of its log.
+status() {
+  echo "$(hostname): $(outcome)"
+  if [[ -e $job/log ]]; then
+    tail --lines=3 "$job/log" | sed 's/^/  /'
+  fi
+}
+
+# Asks the trainer to save and end, and waits until it has.
+stop() {
+  if is_running && [[ -s $job/pid ]]; then
+    kill -TERM "$(<"$job/pid")" || true # it may have ended just now
+    flock --shared "$job/lock" true
+  fi
+  echo "$(hostname): $(outcome)"
+}
+
+case ${1:-} in
+  install | start | run | follow | status | stop) "$@" ;;
+  *)
+    echo "error: got '${1:-}'; allowed: install, start, follow, status, stop." \
+      'launch/tpu_vm.sh calls this script; run that one.' >&2
+    exit 2
+    ;;
+esac
