@@ -41,6 +41,7 @@ def run(body: Callable[[list[str]], None], define: Callable[[], None]) -> None:
     _guarded(lambda: body(argv[1:]))
 
   def start() -> None:
+    runtime.keep_host_memory()
     define()
     app.run(main, argv=sys.argv, flags_parser=parse)
 

@@ -35,6 +35,7 @@ class EvalSetting(NamedTuple):
     batch_size: of training.
     reader: workers, prefetching, and what to do about bad records.
     report: takes note of bad records.
+    check: called with every batch on every process; raises to end early.
   """
 
   open_source: Callable[[str], stream.Source]
@@ -44,6 +45,7 @@ class EvalSetting(NamedTuple):
   batch_size: int
   reader: stream.Reader
   report: stream.Report = None
+  check: Callable[[], None] = lambda: None
 
 
 def constructor(section: Config, pattern: str) -> Callable[..., Any]:
@@ -226,8 +228,10 @@ class Experiment:
     """What evaluation does to images."""
     return build_section(self.config, 'preprocess', self.image_size)
 
-  def evaluator(self, name: str, ledger: Ledger) -> Any:
-    """Builds one of the config's evaluators."""
+  def evaluator(
+    self, name: str, ledger: Ledger, check: Callable[[], None]
+  ) -> Any:
+    """Builds one of the config's evaluators; see `EvalSetting`."""
     section = self.config.evals[name]
     setting = EvalSetting(
       open_source=self.open_source,
@@ -237,6 +241,7 @@ class Experiment:
       batch_size=self.config.batch_size,
       reader=build_section(self.config, 'reader'),
       report=bad_record_report(ledger),
+      check=check,
     )
     return plugins.build(
       constructor(section, config_lib.EVALS), section, setting

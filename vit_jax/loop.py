@@ -9,6 +9,7 @@ from etils import epath
 from vit_jax.config import Config
 from vit_jax.errors import PreemptedError
 from vit_jax.ledger import summarise
+from vit_jax.preemption import StopRequested
 from vit_jax.recovery import RollbackError
 from vit_jax.session import InitialParams, Session, open_session
 
@@ -69,10 +70,11 @@ def _train(
   with session.train_batches(step) as batches:
     while True:
       due_evals, due_save = _due(session, step)
-      stop = session.preemption.reached(step)
+      stop = session.preemption.reached()
       if due_evals or due_save or stop:
         recorder.drain()
         fresh = {} if stop else _evaluate(session, due_evals, state)
+        stop = session.preemption.reached()  # perhaps in the evaluation
         recorder.evaluations(step, fresh)
         results |= fresh
         if due_save or stop:
@@ -81,7 +83,7 @@ def _train(
       if stop or step == total:
         session.finish_saving(step, state)
         session.ledger.flush(step)
-        if stop and step < total:
+        if stop and (step < total or due_evals and not fresh):
           raise PreemptedError(f'stopped at step {step} of {total}; saved')
         break
       with session.ledger.span('data_wait'):
@@ -109,7 +111,10 @@ def _due(session: Session, step: int) -> tuple[list[str], bool]:
 
 
 def _evaluate(session: Session, due: list[str], state: PyTree) -> Results:
-  """Runs evaluators on the parameters, and on their average if there is one."""
+  """Runs evaluators on the parameters, and on their average if there is one.
+
+  A signal ends it without results; the resumed run evaluates again.
+  """
   weights = {'': state.params}
   if state.average is not None:
     weights['_ema'] = state.average.mean
@@ -117,7 +122,10 @@ def _evaluate(session: Session, due: list[str], state: PyTree) -> Results:
   for name in due:
     for suffix, params in weights.items():
       with session.doing('eval'):
-        scores = session.evaluators[name].run(params)
+        try:
+          scores = session.evaluators[name].run(params)
+        except StopRequested:
+          return {}
       results |= {f'{name}{suffix}/{key}': v for key, v in scores.items()}
   return results
 

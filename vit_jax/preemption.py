@@ -17,11 +17,17 @@ log = logging.getLogger('vit_jax')
 EXIT_PREEMPTED = 42
 
 
+class StopRequested(Exception):  # noqa: N818 (nothing went wrong)
+  """All processes have agreed to stop; what is going on is to be left."""
+
+
 class Preemption:
   """Notices that the run is to end; install it once, before the loop."""
 
   def __init__(self):
     self._signal: int | None = None
+    self._agreed = False
+    self._asked = 0
     self._alone = jax.process_count() == 1
     self._before = {
       number: signal.signal(number, self._handle)
@@ -30,16 +36,26 @@ class Preemption:
       )
     }
 
-  def reached(self, step: int) -> bool:
-    """Whether all processes stop after `step` updates; call at every step."""
-    if self._alone:
+  def reached(self) -> bool:
+    """Whether all processes stop here.
+
+    They agree on one of these calls, so all must make the same ones: at every
+    step, and at every batch of an evaluation. Once True it stays True.
+    """
+    if self._alone or self._agreed:
       return self._signal is not None
-    if not multihost_utils.reached_preemption_sync_point(step):
+    self._asked += 1
+    if not multihost_utils.reached_preemption_sync_point(self._asked):
       return False
     # Agreed: from here on a signal is a second one.
-    self._signal = signal.SIGTERM
+    self._agreed, self._signal = True, signal.SIGTERM
     signal.signal(signal.SIGTERM, self._handle)
     return True
+
+  def check(self) -> None:
+    """Raises StopRequested where `reached` is True."""
+    if self.reached():
+      raise StopRequested
 
   def close(self) -> None:
     """Restores the handlers that were there."""
@@ -53,6 +69,6 @@ class Preemption:
       log.warning('%s again: exiting at once, nothing more is saved', name)
       os._exit(128 + number)
     self._signal = number
-    log.warning('%s: saving after this step; again to exit at once', name)
+    log.warning('%s: stopping and saving; again to exit at once', name)
     if not self._alone:
       os.kill(os.getpid(), signal.SIGTERM)

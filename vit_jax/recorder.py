@@ -11,6 +11,7 @@ import jax
 from vit_jax.ledger import Ledger
 from vit_jax.metrics import Writer
 from vit_jax.recovery import RollbackError
+from vit_jax.stragglers import HostTimes
 from vit_jax.watchdog import Watchdog
 
 log = logging.getLogger('vit_jax')
@@ -77,6 +78,7 @@ class Recorder:
     meter: Meter,
     ledger: Ledger,
     watchdog: Watchdog,
+    hosts: HostTimes,
     *,
     max_skipped: int,
     every_steps: int,
@@ -87,6 +89,7 @@ class Recorder:
     self._meter = meter
     self._ledger = ledger
     self._watchdog = watchdog
+    self._hosts = hosts
     self._max_skipped = max_skipped
     self._every_steps = every_steps
     self._total_steps = total_steps
@@ -108,9 +111,11 @@ class Recorder:
 
   def _take(self) -> None:
     step, values = self._pending.popleft()
-    values = {k: v.item() for k, v in jax.device_get(values).items()}
+    with self._hosts.waiting():
+      values = {k: v.item() for k, v in jax.device_get(values).items()}
     self._meter.step()
     self._watchdog.step()
+    self._hosts.step(step)
     if values['skipped']:
       log.warning(
         'bad step %d: loss %s, gradient norm %s; nothing was updated (%d in a '

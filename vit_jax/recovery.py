@@ -25,6 +25,8 @@ class Recovery:
     max_rollbacks: in the whole run; one more ends it with exit code 43.
     sdc_every: duration between replays of a step that look for silent data
       corruption; '0 steps' for none.
+    slow_hosts_every: duration between comparisons of the hosts' own times;
+      '0 steps' for none.
     watchdog_factor: times the median step that a step may take.
     watchdog_min_s: seconds that a step may take in any case.
     watchdog_pause_s: seconds that anything else may take.
@@ -34,6 +36,7 @@ class Recovery:
   spike_factor: float | None = dataclasses.field(default=None, kw_only=True)
   max_rollbacks: int = dataclasses.field(default=3, kw_only=True)
   sdc_every: str = dataclasses.field(default='0 steps', kw_only=True)
+  slow_hosts_every: str = dataclasses.field(default='500 steps', kw_only=True)
   watchdog_factor: float = dataclasses.field(default=20.0, kw_only=True)
   watchdog_min_s: float = dataclasses.field(default=300.0, kw_only=True)
   watchdog_pause_s: float = dataclasses.field(default=7200.0, kw_only=True)

@@ -29,6 +29,7 @@ from vit_jax.experiment import Experiment, build_section
 from vit_jax.ledger import Ledger
 from vit_jax.preemption import Preemption
 from vit_jax.recorder import Meter, Recorder
+from vit_jax.stragglers import HostTimes
 from vit_jax.watchdog import Watchdog
 
 log = logging.getLogger('vit_jax')
@@ -62,12 +63,17 @@ class Session:
       pause_s=self.recovery.watchdog_pause_s,
     )
     stack.callback(self.watchdog.close)
+    self.hosts = HostTimes(
+      self.ledger, self.experiment.steps(self.recovery.slow_hosts_every)
+    )
     self.preemption = Preemption()
     stack.callback(self.preemption.close)
     with self.doing('init'):
       self.source = self.experiment.open_train_source()
       self.evaluators = {
-        name: self.experiment.evaluator(name, self.ledger)
+        name: self.experiment.evaluator(
+          name, self.ledger, self.preemption.check
+        )
         for name in config.evals
       }
       self.checkpoints = build_section(
@@ -142,6 +148,7 @@ class Session:
       meter,
       self.ledger,
       self.watchdog,
+      self.hosts,
       max_skipped=self.recovery.max_skipped,
       every_steps=self.experiment.steps(self._log.every),
       total_steps=self.experiment.total_steps,
@@ -197,7 +204,8 @@ class Session:
     """One update; from time to time twice, to compare the bits."""
     every = self.experiment.steps(self.recovery.sdc_every)
     if not every or (step + 1) % every:
-      return self.train_step(state, batch, self.key)
+      with self.hosts.waiting():  # where the devices' queue is full
+        return self.train_step(state, batch, self.key)
     everywhere = sharding.replicated(self.experiment.mesh)
     copy = jax.tree.map(jnp.copy, state)
     first = checksum.checksums(

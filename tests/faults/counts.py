@@ -1,12 +1,17 @@
 """How often each fault is injected: a few in CI, all with --all."""
 
+import collections
 import os
 
 ALL = os.environ.get('VIT_JAX_FAULTS') == 'all'
+INJECTED: collections.Counter[str] = collections.Counter()
 
 
-def count(kind: str, few: int, many: int) -> int:
-  """The number of injections, printed as the tests run (see -rP or --all)."""
-  number = many if ALL else few
-  print(f'{kind}: {number} injections')
-  return number
+def count(few: int, many: int) -> int:
+  """How often to inject a fault in this run of the tests."""
+  return many if ALL else few
+
+
+def injected(kind: str) -> None:
+  """Counts one injection; the counts are printed when the tests have ended."""
+  INJECTED[kind] += 1

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import pytest
 
+from tests.faults.counts import injected
 from vit_jax import checksum, overrides, sharding, tree
 from vit_jax.checkpoint import Checkpointer
 from vit_jax.config import complete
@@ -155,6 +156,7 @@ DAMAGES = {
 def test_damaged_newest_step(saved, damage, caplog):
   """It is set aside with its cause in the log; the older one is exact."""
   DAMAGES[damage](saved / '2')
+  injected(f'checkpoint: {damage}')
   with caplog.at_level('ERROR', logger='vit_jax'):
     state, step = _restore(saved)
   assert step == 1
@@ -173,6 +175,7 @@ def test_whole_newest_step(saved):
 def test_leftover_temporary_directory(saved):
   """What a killed save leaves behind is no checkpoint."""
   shutil.copytree(saved / '2', saved / '3.orbax-checkpoint-tmp')
+  injected('checkpoint: leftover temporary directory')
   assert _restore(saved)[1] == 2
 
 
@@ -180,6 +183,7 @@ def test_all_damaged_is_a_clear_stop(saved):
   """Never a fresh start over somebody's run; not at the second try either."""
   for step in (1, 2):
     _flip_a_byte(saved / str(step))
+  injected('checkpoint: all steps bad')
   for _ in range(2):
     with pytest.raises(UserError, match='no checkpoint in .* is whole'):
       _restore(saved)

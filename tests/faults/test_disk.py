@@ -10,6 +10,7 @@ import pytest
 from etils import epath
 
 from tests import runs
+from tests.faults.counts import injected
 from vit_jax import lock
 from vit_jax.errors import UserError
 
@@ -51,6 +52,7 @@ def test_a_disk_that_fills(tmp_path):
     while not (workdir / 'checkpoints/100').exists():
       assert process.poll() is None and time.monotonic() < deadline
       time.sleep(0.02)
+    injected('a disk that fills')
     with contextlib.suppress(OSError), filler.open('wb') as file:
       while True:  # to the last byte
         file.write(b'x' * 65536)
@@ -79,6 +81,7 @@ def test_a_read_only_workdir(tmp_path):
   disk = tmp_path / 'disk'
   with _tmpfs(disk, 'size=1m,ro'):
     flags = runs.flags('configs/l16_i21k.py', disk / 'run', runs.SMALL_L16)
+    injected('a read-only workdir')
     _, err = runs.run(runs.command('train', *flags), code=2)
   assert 'cannot be written' in err and 'Traceback' not in err
 
@@ -95,6 +98,7 @@ def test_two_runs_on_one_workdir(tmp_path):
   while not (tmp_path / 'run/metrics.jsonl').exists():
     assert first.poll() is None and time.monotonic() < deadline
     time.sleep(0.05)
+  injected('two runs on one workdir')
   _, err = runs.run(again, code=2)
   assert 'another run works on' in err and '"pid"' in err
   first.kill()

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tests import runs
+from tests.faults.counts import injected
 from vit_jax.data import order
 
 N, BATCH, SEED = 256, 32, 0
@@ -58,6 +59,7 @@ def _events(workdir, kind: str) -> list[dict]:
 def test_one_bad_step_is_skipped(tmp_path, harm):
   """Exactly the steps whose batch holds the mark are skipped, no rollback."""
   marked = 17
+  injected(f'a batch that spoils the {harm}')
   runs.run(_config(tmp_path / 'run', harm, [marked]))
   lines = [r for r in runs.records(tmp_path / 'run') if 'loss' in r]
   positions = np.arange(20 * BATCH)
@@ -86,6 +88,7 @@ def test_too_many_bad_steps_roll_back(tmp_path):
     'total': '8 steps',
     'schedule.warmup': '2 steps',
   }
+  injected('bad batches in a row')
   runs.run(_config(tmp_path / 'run', 'loss', marked, **changes))
   (event,) = _events(tmp_path / 'run', 'rollback')
   assert event['from'] == 7 and event['step'] == 4
@@ -111,6 +114,7 @@ def test_a_spike_rolls_back(tmp_path):
     'source.num_examples': examples,
     'train.num_examples': examples,
   }
+  injected('a spike of the loss')
   runs.run(_config(tmp_path / 'run', 'spike', [marked], **changes))
   events = _events(tmp_path / 'run', 'rollback')
   assert [e['skip'] for e in events] == [[25]]
@@ -123,6 +127,7 @@ def test_no_way_around_exits_43(tmp_path):
   """After max_rollbacks the run ends, and says where to look."""
   every = list(range(0, N, 8))  # a mark in about every batch
   changes = {'recovery.max_skipped': 0, 'recovery.max_rollbacks': 2}
+  injected('a run that diverges')
   _, err = runs.run(
     _config(tmp_path / 'run', 'loss', every, **changes), code=43
   )

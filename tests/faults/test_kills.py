@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests import runs
-from tests.faults.counts import count
+from tests.faults.counts import count, injected
 
 RUN = {
   'total': '40 steps',
@@ -27,7 +27,7 @@ RUN = {
 @pytest.mark.timeout(3600)
 def test_random_kills(tmp_path):
   """However often it was killed, it ends in the same bits and lines."""
-  kills = count('SIGKILL at a random moment', 5, 50)
+  kills = count(5, 50)
   straight, killed = tmp_path / 'straight', tmp_path / 'killed'
   config, changes = 'configs/l16_i21k.py', runs.SMALL_L16 | RUN
   runs.run(runs.command('train', *runs.flags(config, straight, changes)))
@@ -45,6 +45,7 @@ def test_random_kills(tmp_path):
       process.send_signal(signal.SIGKILL)
       process.communicate()
       done += 1
+      injected('SIGKILL at a random moment')
   finished = runs.run(again)
   assert finished is not None
   assert runs.losses(killed) == runs.losses(straight)

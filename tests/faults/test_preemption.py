@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tests import runs
+from tests.faults.counts import count, injected
 
 LONGER = {
   'total': '60 steps',
@@ -27,8 +28,11 @@ def _evaluations(workdir) -> list[tuple[int, float]]:
   ]
 
 
+SIGNALS = [signal.SIGTERM, signal.SIGINT]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize('number', SIGNALS * count(1, 3))
 def test_one_process(tmp_path, number):
   """Exit 42; the resumed run has every step and evaluation exactly once."""
   straight, stopped = tmp_path / 'straight', tmp_path / 'stopped'
@@ -37,8 +41,9 @@ def test_one_process(tmp_path, number):
   process = runs.start(again)
   runs.wait_for_step(stopped, 4, [process])
   process.send_signal(number)
+  injected(f'{number.name} to the only process')
   _, err = runs.finish(process, code=42)
-  assert 'saving after this step' in err and 'preempted: stopped' in err
+  assert 'stopping and saving' in err and 'preempted: stopped' in err
   runs.run(again)
   runs.run(runs.command('train', *runs.flags(CONFIG, straight, changes)))
   assert runs.losses(stopped) == runs.losses(straight)
@@ -58,6 +63,7 @@ def test_second_signal_exits_at_once(tmp_path):
   runs.wait_for_step(tmp_path / 'run', 2, [process])
   process.send_signal(signal.SIGTERM)
   process.send_signal(signal.SIGTERM)
+  injected('SIGTERM twice')
   process.wait(timeout=60)
   err = process.communicate()[1]
   # Two signals sent together may arrive as one: then it saved instead.
@@ -66,9 +72,46 @@ def test_second_signal_exits_at_once(tmp_path):
     assert 'again: exiting at once' in err
 
 
+ENDLESS = {  # an evaluation of hours after the first step
+  'source.num_examples': 10_000_000,
+  'train.num_examples': 10_000_000,
+  'train.split': 'train',
+  'schedule.warmup': '1 steps',
+  'evals.val.split': 'train',
+  'evals.val.batch_size': 8,
+  'evals.val.every': '1 steps',
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('processes', [1, 2])
+def test_in_an_evaluation(tmp_path, processes):
+  """It is left at the next batch; the resumed run begins it anew."""
+  workdir = tmp_path / 'run'
+  changes = runs.SMALL_L16 | ENDLESS
+  if processes == 1:
+    arguments = runs.flags(CONFIG, workdir, changes)
+    started = [runs.start(runs.command('train', *arguments))]
+  else:
+    started = runs.start_pair(workdir, changes, devices=2)
+  runs.wait_for_step(workdir, 1, started)
+  started[-1].send_signal(signal.SIGTERM)
+  injected('SIGTERM in an evaluation')
+  for process in started:
+    _, err = runs.finish(process, code=42)
+    assert 'preempted: stopped at step 1 of 20' in err
+  assert not _evaluations(workdir)
+  # What was due is still due.
+  soon = changes | {'source.num_examples': 64, 'train.num_examples': 64}
+  arguments = runs.flags(CONFIG, workdir, soon | {'total': '2 steps'})
+  runs.run(runs.command('train', *arguments, '--allow_config_change'))
+  assert [step for step, _ in _evaluations(workdir)] == [1, 2]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_one_of_two_processes(tmp_path):
+@pytest.mark.parametrize('attempt', range(count(1, 3)))
+def test_one_of_two_processes(tmp_path, attempt):
   """Both exit 42 at one step; two, one and four devices go on from it."""
   changes = (
     runs.SMALL_L16
@@ -80,8 +123,9 @@ def test_one_of_two_processes(tmp_path):
   )
   first = tmp_path / 'two'
   processes = runs.start_pair(first, changes, devices=2)
-  runs.wait_for_step(first, 5, processes)
+  runs.wait_for_step(first, 5 + attempt, processes)
   processes[1].send_signal(signal.SIGTERM)  # not the one that writes
+  injected('SIGTERM to one of two processes')
   errors = [runs.finish(process, code=42)[1] for process in processes]
   steps = {err.rpartition('stopped at step ')[2].split()[0] for err in errors}
   assert len(steps) == 1, errors

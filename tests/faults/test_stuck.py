@@ -1,5 +1,6 @@
 """A peer that sleeps or dies ends the others in a stated time."""
 
+import json
 import signal
 import time
 
@@ -7,7 +8,9 @@ import pytest
 from etils import epath
 
 from tests import runs
+from tests.faults.counts import injected
 from tests.faults.test_preemption import LONGER
+from vit_jax import stragglers
 from vit_jax.watchdog import EXIT_STUCK, Watchdog
 
 LIMITS = {
@@ -27,6 +30,7 @@ def test_a_sleeping_peer(tmp_path):
   try:
     runs.wait_for_step(workdir, 8, processes)
     processes[1].send_signal(signal.SIGSTOP)
+    injected('a sleeping peer')
     start = time.monotonic()
     _, err = runs.finish(processes[0], code=EXIT_STUCK)
     assert time.monotonic() - start < 60
@@ -48,6 +52,7 @@ def test_a_dead_peer(tmp_path):
   try:
     runs.wait_for_step(workdir, 8, processes)
     processes[1].send_signal(signal.SIGKILL)
+    injected('a dead peer')
     start = time.monotonic()
     processes[0].wait(timeout=120)
     assert time.monotonic() - start < 120
@@ -56,6 +61,39 @@ def test_a_dead_peer(tmp_path):
     for process in processes:
       process.kill()
       process.communicate()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_slow_host_is_named(tmp_path):
+  """The process that others wait for stands in the log and the events."""
+  workdir = tmp_path / 'run'
+  injected('a host that reads slowly')
+  slow = {
+    'source.name': 'tests.faults.slow',
+    'recovery.slow_hosts_every': '8 steps',
+  }
+  processes = runs.start_pair(workdir, slow, devices=2)
+  errors = [runs.finish(process)[1] for process in processes]
+  assert 'slow host(s) up to step 16: process 1 (' in errors[0]
+  lines = (workdir / 'events.jsonl').read_text().splitlines()
+  events = [e for e in map(json.loads, lines) if e['event'] == 'slow_hosts']
+  assert events and all(event['processes'] == [1] for event in events)
+
+
+@pytest.mark.parametrize(
+  'own, expected',
+  [
+    ([0.1, 0.1, 0.1, 0.1], []),
+    ([0.1, 0.9, 0.1, 0.5], [1, 3]),
+    ([0.01, 0.03, 0.01, 0.01], []),  # much, but next to nothing of a step
+    ([0.5, 0.6, 0.5, 0.5], []),
+    ([0.0, 0.4], [1]),
+  ],
+)
+def test_slow_hosts(own, expected):
+  """Far above the median host, and a tenth of a step at least."""
+  assert stragglers.slow_hosts(own, 1.0) == expected
 
 
 def test_watchdog_is_patient_while_paused(tmp_path):

@@ -32,28 +32,87 @@ def five_sigma(share, count):
 @pytest.mark.parametrize('rate', [0.1, 0.5, 0.9])
 @pytest.mark.parametrize('width', [64, 63])
 def test_dropout_statistics(rate, width):
-  """The share kept is the rate's to 1/256, and the mean stays the mean.
-
-  Both ways of drawing bits: four decisions a word, or one where the width is
-  not divisible by four.
-  """
-  x = jnp.ones((20_000, width))  # enough to tell 1/256 more or less
+  """The share kept is the rate's, and the mean stays the mean."""
+  x = jnp.ones((20_000, width))
   y = np.asarray(layers.dropout(x, rate, KEY))
-  share = round(rate * 256) / 256
-  assert (y == 0).mean() == pytest.approx(share, abs=five_sigma(share, x.size))
+  assert (y == 0).mean() == pytest.approx(rate, abs=five_sigma(rate, x.size))
   kept = y[y != 0]
-  np.testing.assert_allclose(kept, 1 / (1 - share), rtol=1e-6)
-  tolerance = five_sigma(share, x.size) / (1 - share)
+  np.testing.assert_allclose(kept, 1 / (1 - rate), rtol=1e-6)
+  tolerance = five_sigma(rate, x.size) / (1 - rate)
   assert y.mean() == pytest.approx(1, abs=tolerance)
 
 
-def test_dropout_decisions_are_independent():
-  """The four bytes of a word, and neighbours, decide apart."""
-  y = np.asarray(layers.dropout(jnp.ones((4000, 64)), 0.5, KEY)) > 0
-  for shift in (1, 2, 3, 4):
-    agree = (y[:, shift:] == y[:, :-shift]).mean()
-    count = y[:, shift:].size
-    assert agree == pytest.approx(0.5, abs=five_sigma(0.5, count))
+# What a layer asks for at two steps, and neighbouring keys.
+KEYS = [jax.random.fold_in(KEY, step) for step in range(2)] + [
+  jax.random.wrap_key_data(jnp.array([7, word], jnp.uint32)) for word in (1, 2)
+]
+SHAPE = (64, 50, 256)
+
+
+def dropped(key, rate=0.1):
+  """Standardised decisions: mean 0 and variance 1 if all is well."""
+  y = np.asarray(layers.dropout(jnp.ones(SHAPE), rate, key)) == 0
+  return (y - rate) / np.sqrt(rate * (1 - rate))
+
+
+@pytest.mark.parametrize('axis', [0, 1, 2])
+@pytest.mark.parametrize('shift', [1, 2, 3, 4, 8, 16, 32])
+def test_neighbours_are_dropped_independently(axis, shift):
+  """No correlation along examples, tokens or channels."""
+  for key in KEYS:
+    y = np.moveaxis(dropped(key), axis, 0)
+    products = y[shift:] * y[:-shift]
+    assert abs(products.mean()) < 5 / np.sqrt(products.size)
+
+
+def test_keys_are_independent():
+  """Other keys, however close, give unrelated masks."""
+  masks = [dropped(key) for key in KEYS]
+  for first, second in itertools.combinations(masks, 2):
+    assert abs((first * second).mean()) < 5 / np.sqrt(first.size)
+
+
+@pytest.mark.parametrize('axis', [0, 1, 2])
+def test_dropped_counts_are_binomial(axis):
+  """The counts of rows, columns and examples vary as those of coin flips do."""
+  for key in KEYS:
+    y = np.moveaxis(dropped(key), axis, 0).reshape(SHAPE[axis], -1)
+    scores = y.sum(axis=1) / np.sqrt(y.shape[1])  # nearly N(0, 1) each
+    spread = np.sqrt(2 * len(scores))  # of a sum of their squares
+    assert abs((scores**2).sum() - len(scores)) < 5 * spread
+
+
+def test_pairs_of_channels_and_of_tokens_are_uncorrelated():
+  """All pairs, not neighbours only: as in a random matrix, none stands out."""
+  for key in KEYS:
+    y = dropped(key, rate=0.5)
+    for rows in (y.reshape(-1, SHAPE[-1]), y.reshape(-1, SHAPE[-1]).T):
+      correlation = rows.T @ rows / len(rows)
+      pairs = correlation[np.triu_indices(len(correlation), 1)]
+      scaled = pairs * np.sqrt(len(rows))
+      assert abs(scaled).max() < 6.5  # of up to 5 million pairs
+      assert scaled.var() == pytest.approx(1, abs=0.05)
+
+
+def test_every_bit_of_a_word_is_fair():
+  """All 32, and no two of them go together."""
+  for key in KEYS:
+    words = np.asarray(layers.random_words(key, SHAPE)).reshape(-1, 1)
+    bits = ((words >> np.arange(32, dtype=np.uint32)) & 1) * 2.0 - 1
+    assert abs(bits.mean(axis=0)).max() < 5 / np.sqrt(len(bits))
+    together = bits.T @ bits / len(bits) - np.eye(32)
+    assert abs(together).max() < 5.5 / np.sqrt(len(bits))
+
+
+def test_words_do_not_depend_on_the_mesh():
+  """Each device makes its part of the one array that a single device makes."""
+  mesh = jax.make_mesh(
+    (4, 2), ('a', 'b'), axis_types=(jax.sharding.AxisType.Auto,) * 2
+  )
+  split = jax.sharding.NamedSharding(mesh, jax.P('a', None, 'b'))
+  make = jax.jit(layers.random_words, static_argnums=1, out_shardings=split)
+  whole = layers.random_words(KEY, (8, 3, 16))
+  np.testing.assert_array_equal(make(KEY, (8, 3, 16)), whole)
 
 
 @pytest.mark.parametrize('rate', [0.1, 0.3])
@@ -64,7 +123,7 @@ def test_dropout_is_unbiased_in_bfloat16(rate):
   x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
   scale = y.sum() / x[y != 0].sum()
   # Rounding errors of 2^-9 of ~50,000 values average out to 1e-5.
-  assert scale == pytest.approx(256 / (256 - round(rate * 256)), rel=1e-4)
+  assert scale == pytest.approx(1 / (1 - rate), rel=1e-4)
 
 
 def test_dropout_of_nearly_everything():

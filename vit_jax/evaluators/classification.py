@@ -80,6 +80,7 @@ class Evaluator:
       report=self._setting.report,
     ) as batches:
       for batch in batches:
+        self._setting.check()
         pending.append(self._count(params, batch))
         if len(pending) > _IN_FLIGHT:
           take()

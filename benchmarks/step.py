@@ -1,0 +1,311 @@
+"""Training and inference throughput on this machine.
+
+  python benchmarks/step.py --variants=Ti/16,S/16 --against=flax,torch
+  python benchmarks/step.py --variants=B/16,L/16 --batch=256 --against=timm
+
+Measures this package's training step (Adam, sigmoid loss, 1,000 classes, random
+images, no dropout) and its inference, and beside it, alternating in the same
+run, what `--against` names:
+
+  flax   a plain Flax ViT: layers in a Python loop, Flax's own attention, Optax
+  torch  Hugging Face's ViT under torch.compile (needs transformers)
+  timm   timm's ViT under torch.compile (needs timm)
+
+float32 on a CPU; on a GPU bfloat16 (autocast and fused AdamW for torch).
+Medians over `--rounds` rounds of `--steps` steps. MFU needs a known device.
+"""
+
+import argparse
+import functools
+import importlib.metadata
+import importlib.util
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from vit_jax import compiling, flops, losses, overrides
+from vit_jax.experiment import Experiment
+from vit_jax.models import sizes
+from vit_jax.plan.evaluate import changed
+
+CLASSES, SIZE = 1000, 224
+Step = Callable[[], None]  # runs one step and does not wait for it
+
+
+class Ours:
+  """This package, by its own config, experiment and compiled step."""
+
+  name = 'vit_jax'
+
+  def __init__(self, variant: str, batch: int, dtype: str, **model: Any):
+    config = overrides.load('configs/l16_i21k.py')
+    model = {f'model__{key}': value for key, value in model.items()}
+    config = changed(
+      config,
+      **dict(model__variant=variant, model__dtype=dtype, model__dropout=0.0),
+      **dict(batch_size=batch, num_classes=CLASSES, micro_batches=1),
+      **model,
+    )
+    self._experiment = Experiment.build(config, jax.devices()[:1])
+    mesh = jax.set_mesh(self._experiment.mesh)
+    with mesh:
+      self._step = compiling.compile_step(self._experiment)
+      self._key = self._experiment.key()
+      shardings = jax.tree.map(
+        lambda leaf: leaf.sharding, self._experiment.abstract_state()
+      )
+      init = jax.jit(self._experiment.init_state, out_shardings=shardings)
+      self._state = init(self._key)
+      self._batch = jax.device_put(
+        _batch(batch),
+        jax.tree.map(lambda x: x.sharding, self._experiment.abstract_batch()),
+      )
+    self._predict = jax.jit(self._experiment.trainer.objective.predict)
+    self._out: Any = None
+
+  def train(self) -> None:
+    with jax.set_mesh(self._experiment.mesh):
+      self._state, self._out = self._step(self._state, self._batch, self._key)
+
+  def infer(self) -> None:
+    with jax.set_mesh(self._experiment.mesh):
+      self._out = self._predict(self._state.params, self._batch)['logits']
+
+  def wait(self) -> None:
+    jax.block_until_ready((self._out, self._state))
+
+
+class Flax:
+  """A ViT as a Flax tutorial would have it."""
+
+  name = 'flax'
+
+  def __init__(self, variant: str, batch: int, dtype: str):
+    self._model = _plain_flax(variant, jnp.dtype(dtype))
+    self._optimizer = optax.adamw(1e-3)
+    host = _batch(batch)
+    self._images = jnp.asarray(host['image']) / 127.5 - 1.0
+    self._labels = jnp.asarray(host['label'])
+    params = self._model.init(jax.random.key(0), self._images[:1])
+    self._state = (params, self._optimizer.init(params))
+    self._train = jax.jit(self._step, donate_argnums=0)
+    self._infer = jax.jit(self._model.apply)
+    self._out: Any = None
+
+  def _step(self, state, images, labels):
+    params, opt_state = state
+
+    def loss_fn(params):
+      logits = self._model.apply(params, images)
+      return losses.sigmoid_cross_entropy(logits, labels).mean()
+
+    loss, grads = jax.value_and_grad(loss_fn)(params)
+    updates, opt_state = self._optimizer.update(grads, opt_state, params)
+    return (optax.apply_updates(params, updates), opt_state), loss
+
+  def train(self) -> None:
+    self._state, self._out = self._train(
+      self._state, self._images, self._labels
+    )
+
+  def infer(self) -> None:
+    self._out = self._infer(self._state[0], self._images)
+
+  def wait(self) -> None:
+    jax.block_until_ready((self._out, self._state))
+
+
+def _plain_flax(variant: str, dtype: Any) -> Any:
+  import flax.linen as nn
+
+  size = sizes.of_variant(variant)
+
+  class Plain(nn.Module):
+    """Patches, class token, positions, layers in a loop, head."""
+
+    @nn.compact
+    def __call__(self, x):
+      p, width = size['patch_size'], size['width']
+      dense = functools.partial(nn.Dense, dtype=dtype)
+      norm = functools.partial(nn.LayerNorm, dtype=dtype, epsilon=1e-6)
+      x = nn.Conv(width, (p, p), (p, p), padding='VALID', dtype=dtype)(x)
+      x = x.reshape(x.shape[0], -1, width)
+      zeros, normal = nn.initializers.zeros_init(), nn.initializers.normal(0.02)
+      cls = self.param('cls', zeros, (1, 1, width)).astype(dtype)
+      x = jnp.concatenate([jnp.tile(cls, (len(x), 1, 1)), x], axis=1)
+      x += self.param('positions', normal, (1, *x.shape[1:])).astype(dtype)
+      for _ in range(size['depth']):
+        x += nn.MultiHeadDotProductAttention(size['num_heads'], dtype=dtype)(
+          norm()(x)
+        )
+        y = nn.gelu(dense(size['mlp_dim'])(norm()(x)))
+        x += dense(width)(y)
+      return dense(CLASSES)(norm()(x)[:, 0]).astype(jnp.float32)
+
+  return Plain()
+
+
+class Torch:
+  """A PyTorch model under torch.compile; autocast and fused AdamW on a GPU."""
+
+  def __init__(self, name: str, variant: str, batch: int):
+    import torch
+
+    self.name = name
+    self._torch = torch
+    self._cuda = torch.cuda.is_available()
+    device = 'cuda' if self._cuda else 'cpu'
+    torch.set_float32_matmul_precision('high')
+    model = {'timm': _timm, 'torch': _hugging_face}[name](variant).to(device)
+    self._model = torch.compile(model)
+    self._optimizer = torch.optim.AdamW(model.parameters(), fused=self._cuda)
+    host = _batch(batch)
+    images = torch.from_numpy(host['image']).to(device).permute(0, 3, 1, 2)
+    self._images = images.float().div(127.5).sub(1.0).contiguous()
+    labels = torch.from_numpy(host['label']).long().to(device)
+    self._targets = torch.nn.functional.one_hot(labels, CLASSES).float()
+    self._out: Any = None
+
+  def _logits(self) -> Any:
+    kind = 'cuda' if self._cuda else 'cpu'
+    with self._torch.autocast(kind, self._torch.bfloat16, enabled=self._cuda):
+      logits = self._model(self._images)
+    return getattr(logits, 'logits', logits)
+
+  def train(self) -> None:
+    self._model.train()
+    loss = self._torch.nn.functional.binary_cross_entropy_with_logits(
+      self._logits().float(), self._targets, reduction='sum'
+    ) / len(self._targets)
+    self._optimizer.zero_grad(set_to_none=True)
+    loss.backward()
+    self._optimizer.step()
+
+  def infer(self) -> None:
+    self._model.eval()
+    with self._torch.inference_mode():
+      self._out = self._logits()
+
+  def wait(self) -> None:
+    if self._cuda:
+      self._torch.cuda.synchronize()
+
+
+def _timm(variant: str) -> Any:
+  import torch
+
+  try:
+    import torchvision  # noqa: F401
+  except ImportError:
+    pass
+  except RuntimeError:  # a torchvision that does not fit this torch
+    library = torch.library.Library('torchvision', 'DEF')
+    library.define('nms(Tensor dets, Tensor scores, float threshold) -> Tensor')
+  import timm
+
+  names = dict(Ti='tiny', S='small', B='base', L='large', H='huge')
+  letter, patch = variant.split('/')
+  return timm.create_model(f'vit_{names[letter]}_patch{patch}_224')
+
+
+def _hugging_face(variant: str) -> Any:
+  import transformers
+
+  size = sizes.of_variant(variant)
+  config = transformers.ViTConfig(
+    hidden_size=size['width'],
+    num_hidden_layers=size['depth'],
+    num_attention_heads=size['num_heads'],
+    intermediate_size=size['mlp_dim'],
+    patch_size=size['patch_size'],
+    num_labels=CLASSES,
+  )
+  return transformers.ViTForImageClassification(config)
+
+
+def _batch(batch: int) -> dict[str, np.ndarray]:
+  rng = np.random.default_rng(0)
+  return {
+    'image': rng.integers(0, 256, (batch, SIZE, SIZE, 3), np.uint8),
+    'label': rng.integers(0, CLASSES, batch, np.int32),
+  }
+
+
+def measure(
+  sides: list[Any], kind: str, steps: int, rounds: int
+) -> dict[str, float]:
+  """Median seconds a step of each side, taking turns."""
+  for side in sides:
+    for _ in range(3):
+      getattr(side, kind)()
+    side.wait()
+  seconds: dict[str, list[float]] = {side.name: [] for side in sides}
+  for _ in range(rounds):
+    for side in sides:
+      start = time.perf_counter()
+      for _ in range(steps):
+        getattr(side, kind)()
+      side.wait()
+      seconds[side.name].append((time.perf_counter() - start) / steps)
+  return {name: statistics.median(times) for name, times in seconds.items()}
+
+
+def rows(arguments: argparse.Namespace, variant: str) -> Iterator[str]:
+  """Lines of the table for one variant."""
+  gpu = jax.devices()[0].platform == 'gpu'
+  dtype = arguments.dtype or ('bfloat16' if gpu else 'float32')
+  batch = arguments.batch
+  sides: list[Any] = [Ours(variant, batch, dtype, remat=arguments.remat)]
+  for name in filter(None, arguments.against.split(',')):
+    if name == 'flax':
+      sides.append(Flax(variant, batch, dtype))
+    else:
+      sides.append(Torch(name, variant, batch))
+  image_flops = sides[0]._experiment.model.forward_flops((SIZE, SIZE))
+  peak = flops.peak_flops(jax.devices()[0].device_kind)
+  for kind, passes in (('train', 3), ('infer', 1)):
+    seconds = measure(sides, kind, arguments.steps, arguments.rounds)
+    ours = seconds[sides[0].name]
+    for name, value in seconds.items():
+      rate = batch / value
+      mfu = f'{100 * rate * passes * image_flops / peak:.1f}' if peak else ''
+      ratio = '' if name == sides[0].name else f'{value / ours:.2f}'
+      cells = (variant, kind, batch, name, f'{rate:,.1f}', mfu, ratio)
+      yield f'| {" | ".join(map(str, cells))} |'
+  stats = jax.devices()[0].memory_stats() or {}
+  if 'peak_bytes_in_use' in stats:
+    gib = stats['peak_bytes_in_use'] / 2**30
+    yield f'peak device memory of JAX so far: {gib:.2f} GiB'
+
+
+def main() -> None:
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument('--variants', default='Ti/16,S/16')
+  parser.add_argument('--batch', type=int, default=16)
+  parser.add_argument('--against', default='flax')
+  parser.add_argument('--dtype', choices=('float32', 'bfloat16'))
+  parser.add_argument('--remat', default='none')
+  parser.add_argument('--steps', type=int, default=3)
+  parser.add_argument('--rounds', type=int, default=5)
+  arguments = parser.parse_args()
+  versions = {
+    name: importlib.metadata.version(name)
+    for name in ('jax', 'flax', 'torch', 'timm', 'transformers')
+    if importlib.util.find_spec(name)
+  }
+  print(jax.devices()[0].device_kind, versions)
+  print('| model | pass | batch | by | img/s | MFU % | ours is faster by |')
+  print('|---|---|---|---|---|---|---|', flush=True)
+  for variant in arguments.variants.split(','):
+    for line in rows(arguments, variant):
+      print(line, flush=True)
+
+
+if __name__ == '__main__':
+  main()

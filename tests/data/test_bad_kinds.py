@@ -1,0 +1,141 @@
+"""One folder with every kind of image that data sets are known to hold."""
+
+import json
+import pathlib
+
+import numpy as np
+import pytest
+from archives import bomb, cmyk
+from numbered import mesh_of
+from pictures import encode, noise, smooth
+from PIL import Image
+from pillow_files import saved, turned
+
+from vit_jax.data import stream
+from vit_jax.data.reader import Reader
+from vit_jax.data.sources import folder, manifest
+from vit_jax.data.transforms import TrainTransform
+from vit_jax.errors import UserError
+
+WHOLE_JPEG = encode(noise(40, 60), '.jpg')
+WHOLE_PNG = encode(smooth(40, 60), '.png')
+USABLE = {
+  'cmyk.jpg': cmyk(),
+  'grey.jpg': encode(smooth(30, 40)[:, :, 0], '.jpg'),
+  'sixteen_bits.png': encode(smooth(30, 40).astype(np.uint16) * 257, '.png'),
+  'palette.png': saved(Image.fromarray(smooth(30, 40)).quantize(16), 'PNG'),
+  'transparent.png': saved(
+    Image.fromarray(smooth(30, 40)).convert('RGBA'), 'PNG'
+  ),
+  'turned.jpg': turned('JPEG', 6),
+  'one_pixel.png': encode(smooth(1, 1), '.png'),
+  'one_pixel.jpg': encode(smooth(1, 1), '.jpg'),
+}
+BAD = {
+  'empty.jpg': b'',
+  'text.jpg': b'<html>404</html>',
+  'undecodable.jpg': WHOLE_JPEG[:30] + b'noise' * 100,
+  'truncated.jpg': WHOLE_JPEG[: len(WHOLE_JPEG) // 2],
+  'truncated.png': WHOLE_PNG[: len(WHOLE_PNG) // 2],
+  'bomb.png': bomb(60_000, 60_000),
+}
+
+
+@pytest.fixture
+def photographs(tmp_path):
+  """A folder of classes: 'bad', 'good' and 'usable'."""
+  plain = {f'{i}.jpg': WHOLE_JPEG for i in range(10)}
+  kinds = {'bad': BAD, 'good': plain, 'usable': USABLE}
+  for name, contents in kinds.items():
+    (tmp_path / name).mkdir()
+    for file, content in contents.items():
+      (tmp_path / name / file).write_bytes(content)
+  return tmp_path
+
+
+def _epoch(source, on_bad_record='skip', report=None):
+  """(label, replaced) of each example of one epoch, 8 a batch."""
+  reader = Reader(on_bad_record=on_bad_record, max_bad_share=0.5)
+  rows = []
+  transform = TrainTransform((16, 16))
+  with stream.train_batches(
+    *(source, transform, 1, 0, 0, mesh_of()), reader=reader, report=report
+  ) as batches:
+    for _ in range(len(source)):
+      batch = next(batches)
+      assert batch['image'].shape == (1, 16, 16, 3)
+      rows.append(
+        (
+          int(batch['label'][0]),
+          int(batch['replaced'][0]) if 'replaced' in batch else 0,
+        )
+      )
+  return rows
+
+
+def test_skip_replaces_the_bad_and_takes_the_others(photographs):
+  """Exactly the bad ones are reported, each with its file and a reason."""
+  source, seen = folder.Source('train', path=str(photographs)), []
+  rows = _epoch(source, report=lambda _, record: seen.append(record))
+  named = {pathlib.Path(record.where).name: record for record in seen}
+  assert sorted(named) == sorted(BAD) and len(seen) == len(BAD)
+  assert all(record.reason for record in seen)
+  assert 'pixels' in named['bomb.png'].reason
+  labels = [label for label, replaced in rows if not replaced]
+  assert sorted(labels) == [1] * 10 + [2] * len(USABLE)
+  assert sum(replaced > 0 for _, replaced in rows) == len(BAD)
+  assert all(label != 0 for label, _ in rows)
+
+
+@pytest.mark.parametrize('name', BAD)
+def test_error_names_the_file(photographs, name):
+  """Every kind alone ends the run under 'error', with file and index."""
+  for other in BAD:
+    if other != name:
+      (photographs / 'bad' / other).unlink()
+  source = folder.Source('train', path=str(photographs))
+  with pytest.raises(UserError, match=rf'example 0 of .*bad/{name}'):
+    _epoch(source, 'error')
+
+
+def test_a_label_out_of_range(photographs):
+  """A list of labels that goes beyond its classes is refused at once."""
+  classes = photographs / 'classes.txt'
+  classes.write_text('cat\ndog\n')
+  lines = [{'image': f'good/{i}.jpg', 'label': i % 3} for i in range(10)]
+  listed = photographs / 'list.jsonl'
+  listed.write_text('\n'.join(map(json.dumps, lines)))
+  with pytest.raises(UserError, match='has the label 2, and .* lists 2'):
+    manifest.Source('train', path=str(listed), class_map=str(classes))
+
+
+class _Mislabelled(folder.Source):
+  """As a data set would be whose records hold labels that it does not have."""
+
+  def __getitem__(self, index):
+    example = super().__getitem__(index)
+    return example | {'label': 3} if index == len(self) - 1 else example
+
+
+@pytest.mark.parametrize('policy', ['error', 'skip'])
+def test_a_label_out_of_range_in_a_record(photographs, policy):
+  """Found when it is read; a bad record like the others."""
+  for file in (photographs / 'bad').iterdir():
+    file.write_bytes(WHOLE_JPEG)
+  source, seen = _Mislabelled('train', path=str(photographs)), []
+  if policy == 'error':
+    with pytest.raises(UserError, match='label 3; allowed: 0 to 2'):
+      _epoch(source, policy)
+    return
+  rows = _epoch(source, policy, lambda _, record: seen.append(record))
+  assert [record.index for record in seen] == [len(source) - 1]
+  assert sum(replaced > 0 for _, replaced in rows) == 1
+
+
+def test_an_empty_class(photographs):
+  """Refused, unless it is meant."""
+  (photographs / 'nothing').mkdir()
+  with pytest.raises(UserError, match='nothing holds no image'):
+    folder.Source('train', path=str(photographs))
+  source = folder.Source('train', path=str(photographs), allow_empty=True)
+  assert source.num_classes == 4

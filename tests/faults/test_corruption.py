@@ -1,0 +1,49 @@
+"""Silent data corruption: a step computed twice gives the same bits."""
+
+import json
+
+import numpy as np
+import pytest
+
+from tests import runs
+from tests.faults.counts import injected
+
+CONFIG = 'configs/l16_i21k.py'
+CHANGES = runs.SMALL_L16 | {
+  'total': '12 steps',
+  'schedule.warmup': '4 steps',
+  'micro_batches': 1,
+}
+
+
+def _command(workdir, **changes):
+  return runs.command('train', *runs.flags(CONFIG, workdir, CHANGES | changes))
+
+
+@pytest.mark.slow
+def test_replaying_changes_nothing(tmp_path):
+  """On sound devices a run with replays gives the same bits as one without."""
+  plain, replayed = tmp_path / 'plain', tmp_path / 'replayed'
+  runs.run(_command(plain))
+  runs.run(_command(replayed, **{'recovery.sdc_every': '5 steps'}))
+  assert runs.losses(replayed) == runs.losses(plain)
+  theirs = runs.final_params(plain)
+  for path, array in runs.final_params(replayed).items():
+    np.testing.assert_array_equal(array, theirs[path], err_msg=path)
+
+
+@pytest.mark.slow
+def test_other_bits_end_the_run(tmp_path):
+  """The first replay of a step that gives other bits names the leaves."""
+  injected('a step that gives other bits')
+  objective = {
+    'objective.name': 'tests.faults.poison',
+    'objective.harm': 'bits',
+  }
+  changes = objective | {'recovery.sdc_every': '5 steps'}
+  _, err = runs.run(_command(tmp_path / 'run', **changes), code=1)
+  # Step 5 is the 5th and 6th evaluation, both good; step 10 the 11th and 12th.
+  assert 'silent data corruption: step 10 computed twice' in err
+  lines = (tmp_path / 'run/events.jsonl').read_text().splitlines()
+  (event,) = [e for e in map(json.loads, lines) if e['event'] == 'sdc']
+  assert event['step'] == 10 and 'params/head/kernel' in event['leaves']

@@ -1,0 +1,64 @@
+"""The stream on really started hosts: their number changes no batch."""
+
+import sys
+
+import numpy as np
+import pytest
+
+from tests import runs
+from tests.multiprocess.host_batches import BATCH, STEPS
+
+
+def _batches(folder, hosts, start=0, workers=0):
+  """{step: {key: rows}}, put together from what each host held."""
+  folder.mkdir()
+  port, module = runs.free_port(), 'tests.multiprocess.host_batches'
+  processes = [
+    runs.start(
+      [sys.executable, '-m', module]
+      + [str(x) for x in (port, hosts, host, start, workers)]
+      + [str(folder / f'{host}.npz')],
+      devices=8 // hosts,
+    )
+    for host in range(hosts)
+  ]
+  for process in processes:
+    runs.finish(process)
+  batches, filled = {}, {}
+  for host in range(hosts):
+    with np.load(folder / f'{host}.npz') as held:
+      for name, rows in held.items():
+        step, key, first, stop = name.split()
+        batch = batches.setdefault(int(step), {})
+        whole = batch.setdefault(key, np.zeros((BATCH, *rows.shape[1:])))
+        whole[int(first) : int(stop)] = rows
+        filled.setdefault((int(step), key, host), set()).add((first, stop))
+  held_by = [sum(k[2] == host for k in filled) for host in range(hosts)]
+  assert len(set(held_by)) == 1 and held_by[0]  # every host held its share
+  return batches
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_any_number_of_hosts_gives_the_same_batches(tmp_path):
+  """A mixture with bad records and skipped batches on 1, 2 and 4 hosts.
+
+  From the middle too, and read by worker processes.
+  """
+  one = _batches(tmp_path / 'one', hosts=1)
+  assert list(one) == list(range(STEPS))
+  assert sum(batch['replaced'].sum() for batch in one.values()) > 0
+  for name, settings in {
+    'two': dict(hosts=2),
+    'four': dict(hosts=4),
+    'four, from the middle': dict(hosts=4, start=3),
+    'two, from the middle, by processes': dict(hosts=2, start=2, workers=2),
+  }.items():
+    several = _batches(tmp_path / name, **settings)
+    start = settings.get('start', 0)
+    assert list(several) == list(range(start, STEPS)), name
+    for step, batch in several.items():
+      for key in ('image', 'label', 'replaced'):
+        np.testing.assert_array_equal(
+          batch[key], one[step][key], err_msg=f'{name}: {step} {key}'
+        )
