@@ -163,7 +163,7 @@ class Experiment:
     """Shapes and shardings of the whole training state."""
     key = jax.eval_shape(lambda: jax.random.key(0))  # nothing runs: see plan
     shapes = jax.eval_shape(self.init_state, key)
-    return sharding.with_shardings(shapes, self.mesh)
+    return sharding.with_shardings(shapes, self.mesh, self.config.mesh.zero1)
 
   def key(self) -> jax.Array:
     """The run's random key, on every device."""

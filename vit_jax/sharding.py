@@ -43,6 +43,7 @@ def make_mesh(
   data: int = -1,
   fsdp: int = 1,
   model: int = 1,
+  zero1: bool = False,
 ) -> Mesh:
   """Lays devices out in a (data, fsdp, model) mesh.
 
@@ -54,11 +55,15 @@ def make_mesh(
     data: devices along this axis; -1 takes what the other axes leave.
     fsdp: likewise.
     model: likewise.
+    zero1: split the optimizer's state and averages over `data` too (ZeRO-1,
+      arXiv 1910.02054): each device updates its share and gathers the others'
+      parameters. Where the state lives is `Experiment.abstract_state`'s part.
 
   Raises:
     UserError: the sizes do not multiply to the number of devices, or the data
       axis cannot span the slices.
   """
+  del zero1
   sizes = [data, fsdp, model]
   shape = dict(zip(AXES, sizes, strict=True))
   if sizes.count(-1) == 1:
@@ -94,14 +99,20 @@ def replicated(mesh: Mesh) -> NamedSharding:
   return NamedSharding(mesh, PartitionSpec())
 
 
-def leaf_spec(path: str, shape: tuple[int, ...], mesh: Mesh) -> PartitionSpec:
-  """Where one leaf lives: `model` by rule, `fsdp` on the largest other axis.
+def leaf_spec(
+  path: str,
+  shape: tuple[int, ...],
+  mesh: Mesh,
+  axes: tuple[str, ...] = ('fsdp',),
+) -> PartitionSpec:
+  """Where one leaf lives: `model` by rule, `axes` on the largest dimensions.
 
   Args:
     path: the leaf's path; only its end matters, so moments and averages of a
       parameter are treated like the parameter.
     shape: of the whole leaf.
     mesh: from `make_mesh`.
+    axes: of the mesh, each given to the largest dimension that is free.
   """
   spec: list[str | None] = [None] * len(shape)
   parts = mesh.shape['model']
@@ -110,34 +121,42 @@ def leaf_spec(path: str, shape: tuple[int, ...], mesh: Mesh) -> PartitionSpec:
     if matches and parts > 1 and shape[dim] % parts == 0:
       spec[dim] = 'model'
   first = 1 if STACKED in path else 0  # the layer axis is never split
-  free = [
-    dim
-    for dim in range(first, len(shape))
-    if spec[dim] is None and shape[dim] % mesh.shape['fsdp'] == 0
-  ]
-  if free and np.prod(shape) >= MIN_FSDP_SIZE and mesh.shape['fsdp'] > 1:
-    spec[max(free, key=lambda dim: shape[dim])] = 'fsdp'
+  for axis in axes if np.prod(shape) >= MIN_FSDP_SIZE else ():
+    free = [
+      dim
+      for dim in range(first, len(shape))
+      if spec[dim] is None and shape[dim] % mesh.shape[axis] == 0
+    ]
+    if free and mesh.shape[axis] > 1:
+      spec[max(free, key=lambda dim: shape[dim])] = axis
   while spec and spec[-1] is None:
     spec.pop()
   return PartitionSpec(*spec)
 
 
-def shardings(abstract: tree.PyTree, mesh: Mesh) -> tree.PyTree:
-  """A NamedSharding for every leaf of a tree of shapes."""
-  return tree.map_with_path(
-    lambda path, leaf: NamedSharding(mesh, leaf_spec(path, leaf.shape, mesh)),
-    abstract,
-  )
+def shardings(
+  abstract: tree.PyTree, mesh: Mesh, zero1: bool = False
+) -> tree.PyTree:
+  """A NamedSharding for every leaf of a tree of shapes; see `make_mesh`."""
+
+  def place(path: str, leaf: Any) -> NamedSharding:
+    split = zero1 and re.match(r'(opt_state|average)/', path) is not None
+    axes = ('fsdp', 'data') if split else ('fsdp',)
+    return NamedSharding(mesh, leaf_spec(path, leaf.shape, mesh, axes))
+
+  return tree.map_with_path(place, abstract)
 
 
-def with_shardings(abstract: tree.PyTree, mesh: Mesh) -> tree.PyTree:
+def with_shardings(
+  abstract: tree.PyTree, mesh: Mesh, zero1: bool = False
+) -> tree.PyTree:
   """Shapes that carry their shardings, as restoring and lowering want them."""
   return jax.tree.map(
     lambda leaf, sharding: jax.ShapeDtypeStruct(
       leaf.shape, leaf.dtype, sharding=sharding
     ),
     abstract,
-    shardings(abstract, mesh),
+    shardings(abstract, mesh, zero1),
   )
 
 
@@ -158,6 +177,19 @@ def constrain(array: jax.Array, *spec: Any) -> jax.Array:
 
   fitted = [fitting(dim, axes) for dim, axes in enumerate(spec)]
   return jax.lax.with_sharding_constraint(array, PartitionSpec(*fitted))
+
+
+def constrain_leaves(params: tree.PyTree) -> tree.PyTree:
+  """Holds parameters, or gradients of them, inside jit to `leaf_spec`."""
+  mesh = jax.sharding.get_abstract_mesh()
+  if mesh.empty or mesh.size == 1:
+    return params
+  return tree.map_with_path(
+    lambda path, leaf: jax.lax.with_sharding_constraint(
+      leaf, leaf_spec(path, leaf.shape, mesh)
+    ),
+    params,
+  )
 
 
 def table(abstract: tree.PyTree) -> str:

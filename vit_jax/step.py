@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from vit_jax import optim
+from vit_jax import optim, sharding
 from vit_jax.errors import UserError
 
 PyTree = Any
@@ -118,6 +118,8 @@ class Trainer:
       key,
       self.micro_batches,
     )
+    # Left to itself, the partitioner splits products by the optimizer's state.
+    grads = sharding.constrain_leaves(grads)
     grad_norm = optax.tree.norm(grads)
     guard, ok = self._judge(state.guard, loss, grad_norm)
     updates, opt_state = self.optimizer.update(

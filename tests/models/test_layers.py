@@ -15,13 +15,27 @@ from vit_jax.models import layers
 def test_norm_of_values_far_from_zero():
   """The variance is taken in two passes: x² − mean² would cancel."""
   x = np.random.default_rng(0).normal(3000, 1, (2, 64)).astype(np.float32)
-  norm = layers.layer_norm(None, jnp.dtype('float32'))
+  norm = layers.LayerNorm(jnp.dtype('float32'))
   y, _ = norm.init_with_output(KEY, jnp.array(x))
   exact = x.astype(np.float64)
   exact -= exact.mean(axis=-1, keepdims=True)
   exact /= np.sqrt(exact.var(axis=-1, keepdims=True) + 1e-6)
   # atol: one float32 spacing at 3000 is 2.4e-4.
   np.testing.assert_allclose(y, exact, atol=5e-4)
+
+
+@pytest.mark.parametrize('mean', [0.0, 1.0, 16.0])
+def test_norm_of_bfloat16(mean):
+  """One pass is as good as two for what bfloat16 can hold."""
+  x = np.random.default_rng(0).normal(mean, 1, (64, 256))
+  x = jnp.asarray(x, jnp.bfloat16)
+  norm = layers.LayerNorm(jnp.dtype('float32'))
+  y, _ = norm.init_with_output(KEY, x)
+  exact = np.asarray(x, np.float64)
+  exact -= exact.mean(axis=-1, keepdims=True)
+  exact /= np.sqrt(exact.var(axis=-1, keepdims=True) + 1e-6)
+  # bfloat16 itself rounds by 2^-9 of the value, 250 times this and more.
+  np.testing.assert_allclose(y, exact, rtol=1e-5, atol=5e-5)
 
 
 def five_sigma(share, count):

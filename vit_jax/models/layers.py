@@ -9,18 +9,19 @@ the scanned inputs, so values do not depend on unrolling or rematerialisation.
 """
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Key, Shaped, UInt32
 
 from vit_jax import sharding
+from vit_jax.models import attention
+from vit_jax.models.linear import Linear
 
 LN_EPSILON = 1e-6
-Initializer = Callable[..., Array]
 
 
 def dropout(
@@ -90,108 +91,32 @@ def drop_path(
   return jnp.where(kept, _scaled(x, 1 / keep), 0)
 
 
-class Linear(nn.Module):
-  """A dense layer over the last `in_dims` axes, making `features` new ones.
+class LayerNorm(nn.Module):
+  """Normalisation of the last axis, statistics in float32, ε = 1e-6.
 
-  Kernel `[*in, *features]`, initialised as the flattened matrix would be. The
-  kernel is gathered over `fsdp` at its use; axis `model_dim` of it (negative)
-  stays split over the mesh's `model` axis.
+  The variance of float32 inputs is taken in two passes. For bfloat16 it is
+  E[x²] − E[x]², one pass: that loses half of float32's 24 bits only where the
+  mean is 64 times the deviation, and there the inputs' own 8 bits leave nothing
+  to lose. The statistics are kept for the backward pass (`SAVED`).
   """
 
-  features: tuple[int, ...]
-  in_dims: int = 1
-  model_dim: int | None = None
-  kernel_init: Initializer = nn.initializers.xavier_uniform()
-  bias_init: Initializer = nn.initializers.zeros_init()
-  dtype: jnp.dtype = jnp.float32
-  out_dtype: jnp.dtype | None = None  # of the result, `dtype` if None
-
-  @nn.compact
-  def __call__(self, x: Float[Array, '...']) -> Float[Array, '...']:
-    inputs = x.shape[-self.in_dims :]
-    flat = (functools.reduce(lambda a, b: a * b, inputs), _size(self.features))
-
-    def init(key: Array) -> Array:
-      return self.kernel_init(key, flat).reshape(*inputs, *self.features)
-
-    kernel = self.param('kernel', init)
-    bias = self.param('bias', self.bias_init, self.features)
-    spec: list[str | None] = [None] * kernel.ndim
-    if self.model_dim is not None:
-      spec[self.model_dim] = 'model'
-    kernel = sharding.constrain(kernel.astype(self.dtype), *spec)
-    out_spec = spec[self.in_dims :]
-    out_dtype = self.out_dtype or self.dtype
-    bias = sharding.constrain(bias.astype(out_dtype), *out_spec)
-    last = tuple(range(x.ndim - self.in_dims, x.ndim))
-    first = tuple(range(self.in_dims))
-    y = jax.lax.dot_general(
-      x.astype(self.dtype),
-      kernel,
-      ((last, first), ((), ())),
-      preferred_element_type=out_dtype,
-    )
-    batch = [sharding.BATCH] + [None] * (y.ndim - len(out_spec) - 1)
-    return sharding.constrain(y + bias, *batch, *out_spec)
-
-
-def _size(shape: tuple[int, ...]) -> int:
-  return functools.reduce(lambda a, b: a * b, shape, 1)
-
-
-def layer_norm(name: str | None, dtype: jnp.dtype) -> nn.LayerNorm:
-  """LayerNorm with float32 statistics (two-pass variance) and ε = 1e-6."""
-  return nn.LayerNorm(
-    epsilon=LN_EPSILON, dtype=dtype, use_fast_variance=False, name=name
-  )
-
-
-def dot_product_attention(
-  query: Float[Array, 'n q h c'],
-  key: Float[Array, 'n k h c'],
-  value: Float[Array, 'n k h c'],
-) -> Float[Array, 'n q h c']:
-  """softmax(q·k / √c) v, with logits and soft-max in float32.
-
-  Reference: equations 5–7 of the paper's appendix A.
-  """
-  scale = query.shape[-1] ** -0.5
-  logits = jnp.einsum(
-    'nqhc,nkhc->nhqk',
-    query * jnp.asarray(scale, query.dtype),
-    key,
-    preferred_element_type=jnp.float32,
-  )
-  weights = jax.nn.softmax(logits, axis=-1).astype(value.dtype)
-  return jnp.einsum('nhqk,nkhc->nqhc', weights, value)
-
-
-class Attention(nn.Module):
-  """Multi-head attention from `x` to `context` (itself by default)."""
-
-  num_heads: int
   dtype: jnp.dtype
 
   @nn.compact
-  def __call__(
-    self,
-    x: Float[Array, 'n t d'],
-    context: Float[Array, 'n s d'] | None = None,
-  ) -> Float[Array, 'n t d']:
-    width = x.shape[-1]
-    context = x if context is None else context
-    heads = (self.num_heads, width // self.num_heads)
-    project = functools.partial(
-      Linear, features=heads, model_dim=-2, dtype=self.dtype
-    )
-    y = dot_product_attention(
-      project(name='query')(x),
-      project(name='key')(context),
-      project(name='value')(context),
-    )
-    return Linear(
-      (width,), in_dims=2, model_dim=-3, dtype=self.dtype, name='out'
-    )(y)
+  def __call__(self, x: Float[Array, '... d']) -> Float[Array, '... d']:
+    size = (x.shape[-1],)
+    scale = self.param('scale', nn.initializers.ones_init(), size)
+    bias = self.param('bias', nn.initializers.zeros_init(), size)
+    wide = x.astype(jnp.float32)
+    mean = wide.mean(axis=-1, keepdims=True)
+    if x.dtype == jnp.float32:
+      variance = jnp.square(wide - mean).mean(axis=-1, keepdims=True)
+    else:
+      variance = jnp.square(wide).mean(axis=-1, keepdims=True)
+      variance = jnp.maximum(variance - jnp.square(mean), 0)
+    factor = jax.lax.rsqrt(variance + LN_EPSILON)
+    mean, factor = (checkpoint_name(y, 'statistics') for y in (mean, factor))
+    return ((wide - mean) * (factor * scale) + bias).astype(self.dtype)
 
 
 class Mlp(nn.Module):
@@ -210,6 +135,7 @@ class Mlp(nn.Module):
       Linear, bias_init=nn.initializers.normal(1e-6), dtype=self.dtype
     )
     y = dense(features=(self.mlp_dim,), model_dim=-1, name='fc1')(x)
+    y = checkpoint_name(y, 'hidden')
     y = jax.nn.gelu(y, approximate=self.gelu == 'tanh')
     y = dropout(y, self.dropout, key)
     return dense(features=(x.shape[-1],), model_dim=-2, name='fc2')(y)
@@ -242,19 +168,20 @@ class Block(nn.Module):
       return y if rate is None else drop_path(y, rate, path_key)
 
     x = sharding.constrain(x, sharding.BATCH, None, None)
-    y = layer_norm('norm1', self.dtype)(x)
-    y = Attention(self.num_heads, self.dtype, name='attention')(y)
-    x = x + branch(y, keys[0], keys[1])
-    y = layer_norm('norm2', self.dtype)(x)
+    y = LayerNorm(self.dtype, name='norm1')(x)
+    y = attention.Attention(self.num_heads, self.dtype, name='attention')(y)
+    x = checkpoint_name(x + branch(y, keys[0], keys[1]), 'middle')
+    y = LayerNorm(self.dtype, name='norm2')(x)
     mlp = Mlp(self.mlp_dim, self.dropout, self.gelu, self.dtype, name='mlp')
     x = x + branch(mlp(y, keys[2]), keys[3], keys[4])
     return sharding.constrain(x, sharding.BATCH, None, None), None
 
 
+SAVED = (*attention.SAVED, 'statistics', 'middle', 'hidden')
 REMAT_POLICIES = {
   'none': None,
   'full': jax.checkpoint_policies.nothing_saveable,
-  'dots': jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+  'dots': jax.checkpoint_policies.save_only_these_names(*SAVED),
 }
 
 
@@ -304,4 +231,4 @@ class Encoder(nn.Module):
       if self.drop_path:  # grows linearly with depth, from 0
         per_layer['rate'] = jnp.linspace(0.0, self.drop_path, self.depth)
     x, _ = layers(x, per_layer)
-    return layer_norm('norm', self.dtype)(x)
+    return LayerNorm(self.dtype, name='norm')(x)

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from vit_jax.models import layers
+from vit_jax.models.attention import Attention
 
 
 class MapHead(nn.Module):
@@ -23,8 +24,8 @@ class MapHead(nn.Module):
     n, _, d = x.shape
     probe = self.param('probe', nn.initializers.xavier_uniform(), (1, 1, d))
     probe = jnp.broadcast_to(probe.astype(self.dtype), (n, 1, d))
-    attention = layers.Attention(self.num_heads, self.dtype, name='attention')
+    attention = Attention(self.num_heads, self.dtype, name='attention')
     pooled = attention(probe, x)
-    y = layers.layer_norm('norm', self.dtype)(pooled)
+    y = layers.LayerNorm(self.dtype, name='norm')(pooled)
     mlp = layers.Mlp(self.mlp_dim, 0.0, self.gelu, self.dtype, name='mlp')
     return (pooled + mlp(y, None))[:, 0]

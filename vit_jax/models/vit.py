@@ -13,6 +13,7 @@ from vit_jax import flops
 from vit_jax.errors import UserError
 from vit_jax.models import layers
 from vit_jax.models import sizes as sizes_lib
+from vit_jax.models.linear import Linear
 from vit_jax.models.pooling import MapHead
 from vit_jax.models.posemb import PositionEmbedding
 
@@ -96,7 +97,7 @@ class ViT(nn.Module):
       name='encoder',
     )(x, encoder_key)
     features = self._pool(x)  # [n, d]
-    dense = functools.partial(layers.Linear, dtype=self.dtype)
+    dense = functools.partial(Linear, dtype=self.dtype)
     if self.pre_logits:
       lecun = nn.initializers.lecun_normal()
       features = dense((self.width,), kernel_init=lecun, name='pre_logits')(
@@ -165,7 +166,7 @@ class ViT(nn.Module):
     x = x.reshape(n, rows, p, columns, p, channels)
     x = x.transpose(0, 1, 3, 2, 4, 5)  # [n, rows, columns, p, p, c]
     x = x.reshape(n, rows * columns, p, p, channels)
-    return layers.Linear(
+    return Linear(
       (self.width,),
       in_dims=3,
       kernel_init=nn.initializers.lecun_normal(),
@@ -222,8 +223,9 @@ def Model(  # noqa: N802 (the fixed symbol that a config's name resolves to)
     remainder: pixels beyond the last whole patch: 'error', or 'drop' (H/14 at
       384 px is 27x27 patches with 6 pixels dropped).
     dtype: of computation; parameters are float32 always.
-    remat: what the backward pass recomputes: 'none', 'full' (everything), or
-      'dots' (all but the matrix products).
+    remat: what the backward pass recomputes: 'none' (but for attention
+      weights, always), 'full' (everything), or 'dots' (all but the products of
+      weight matrices; on a TPU faster than 'none' too).
     unroll: layers unrolled in each step of the scan.
 
   Raises:
