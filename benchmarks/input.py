@@ -14,7 +14,6 @@ import argparse
 import functools
 import os
 import pathlib
-import resource
 import statistics
 import subprocess
 import sys
@@ -51,13 +50,14 @@ def make_data(images: pathlib.Path, records: int, out: pathlib.Path) -> None:
     VERSION = tfds.core.Version('1.0.0')
 
     def _info(self):
-      return self.dataset_info_from_configs(
+      return tfds.core.DatasetInfo(
+        builder=self,
         features=tfds.features.FeaturesDict(
           {
             'image': tfds.features.Image(encoding_format='jpeg'),
             'label': tfds.features.ClassLabel(names=classes),
           }
-        )
+        ),
       )
 
     def _split_generators(self, dl_manager):
@@ -208,7 +208,9 @@ def one(
     'torch+PIL': functools.partial(torch_pil, threads=threads),
   }[kind]
   rate = measure(data / copy, images, batch)
-  peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+  # Not getrusage: that begins with the parent's peak.
+  status = pathlib.Path('/proc/self/status').read_text()
+  peak = int(status.partition('VmHWM:')[2].split()[0]) / 1024
   print(f'RESULT {rate:.1f} {peak:.0f}')
 
 

@@ -78,13 +78,14 @@ DATA = {
     num_classes=1_000,
   ),
 }
-# variant: (remat, micro_batches) that 32 v3 cores of 16 GiB have room for
-MEMORY = {
-  'B/16': ('dots', 2),
-  'B/32': ('none', 1),
-  'L/16': ('dots', 2),
-  'L/32': ('dots', 1),
-  'H/14': ('full', 1),
+# variant: (remat, micro_batches, unroll), the fastest found for 32 v3 cores of
+# 16 GiB (benchmarks/RESULTS.md)
+SPEED = {
+  'B/16': ('dots', 2, 1),
+  'B/32': ('none', 1, 12),
+  'L/16': ('dots', 2, 1),
+  'L/32': ('dots', 1, 1),
+  'H/14': ('dots', 4, 1),
 }
 # TPUv3-core-days that Table 2 reports
 CORE_DAYS = {
@@ -108,7 +109,7 @@ def get_config(argument: str | None = None) -> ConfigDict:
     )
   length = arg.epochs or epochs[0]
   recipe, data = RECIPE[arg.data], DATA[arg.data]
-  remat, micro_batches = MEMORY[arg.variant]
+  remat, micro_batches, unroll = SPEED[arg.variant]
 
   config = ConfigDict()
   config.total = f'{length} epochs'
@@ -132,6 +133,7 @@ def get_config(argument: str | None = None) -> ConfigDict:
     dropout=recipe['dropout'],
     dtype='bfloat16',
     remat=remat,
+    unroll=unroll,
   )
   config.objective = dict(
     name='supervised',

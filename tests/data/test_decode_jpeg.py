@@ -1,4 +1,4 @@
-"""JPEG: boxes against the whole, damage, and no need for simplejpeg."""
+"""JPEG: boxes against the whole, damage, and no need for libjpeg-turbo."""
 
 import cv2
 import numpy as np
@@ -7,15 +7,15 @@ from pictures import encode, noise, smooth
 from PIL import Image
 from pillow_files import opened, saved, turned
 
-from vit_jax.data import decode as decoding
+from vit_jax.data import turbojpeg
 from vit_jax.data.decode import decode, decode_box
 from vit_jax.data.headers import DecodeError
 
 
 @pytest.fixture
-def no_simplejpeg(monkeypatch):
+def no_turbojpeg(monkeypatch):
   """As if it were not installed."""
-  monkeypatch.setattr(decoding, 'simplejpeg', None)
+  monkeypatch.setattr(turbojpeg, '_library', lambda: None)
 
 
 # Boxes of JPEGs
@@ -41,37 +41,42 @@ def jpegs(height, width):
 
 @pytest.mark.parametrize('height, width', [(1, 1), (17, 9), (50, 70)])
 def test_a_box_is_cut_from_the_whole(height, width, monkeypatch):
-  """Stopping below the box changes no pixel in it; nor does simplejpeg."""
-  pytest.importorskip('simplejpeg')
+  """Decoding no more than the box changes no pixel in it."""
+  assert turbojpeg._library() is not None
   for data in jpegs(height, width):
     with monkeypatch.context() as patch:
-      patch.setattr(decoding, 'simplejpeg', None)
+      patch.setattr(turbojpeg, '_library', lambda: None)
       whole = decode(data)
+    rng = np.random.default_rng(0)
     for top in range(height):
       for rows in {1, 2, (height - top + 1) // 2, height - top}:
         rows = min(rows, height - top)
-        box = (top, width // 3, rows, width - width // 3)
+        left = int(rng.integers(width))
+        columns = int(rng.integers(1, width - left + 1))
+        box = (top, left, rows, columns)
         part = decode_box(data, lambda y, x, box=box: box)
-        np.testing.assert_array_equal(part, whole[top:, width // 3 :][:rows])
+        expected = whole[top : top + rows, left : left + columns]
+        np.testing.assert_array_equal(part, expected)
 
 
-def test_the_rows_below_a_box_are_not_decoded(monkeypatch):
-  """The decoder is asked for a shorter image."""
-  simplejpeg = pytest.importorskip('simplejpeg')
-  heights = []
+def test_only_the_box_is_decoded(monkeypatch):
+  """Pixels are asked for to the next coded block, and not beyond."""
+  library, asked = turbojpeg._library(), []
 
   class Spy:
-    @staticmethod
-    def decode_jpeg(data, *arguments, **settings):
-      pixels = simplejpeg.decode_jpeg(data, *arguments, **settings)
-      heights.append(len(pixels))
-      return pixels
+    def __getattr__(self, name):
+      return getattr(library, name)
 
-  monkeypatch.setattr(decoding, 'simplejpeg', Spy)
-  data = encode(smooth(80, 60), '.jpg')
-  assert decode_box(data, lambda y, x: (5, 0, 30, x)).shape == (30, 60, 3)
-  assert decode(data).shape == (80, 60, 3)
-  assert heights == [37, 80]
+    def tj3SetCroppingRegion(self, handle, region):  # noqa: N802
+      asked.append((region.y, region.x, region.height, region.width))
+      return library.tj3SetCroppingRegion(handle, region)
+
+  monkeypatch.setattr(turbojpeg, '_library', Spy)
+  data = encode(smooth(80, 120), '.jpg')  # blocks of 16 x 16
+  part = decode_box(data, lambda y, x: (20, 40, 30, 50))
+  assert part.shape == (30, 50, 3)
+  assert decode(data).shape == (80, 120, 3)
+  assert asked == [(18, 32, 34, 62), (0, 0, 80, 120)]
 
 
 @pytest.mark.parametrize('orientation', [3, 6])
@@ -90,7 +95,7 @@ def test_boxes_are_of_the_upright_image(orientation):
 
 
 @pytest.mark.parametrize('orientation', [1, 3, 6])
-def test_orientation_without_simplejpeg(no_simplejpeg, orientation):
+def test_orientation_without_turbojpeg(no_turbojpeg, orientation):
   """OpenCV alone does the same, and turns nothing twice."""
   data = turned('JPEG', orientation)
   np.testing.assert_array_equal(decode(data), opened(data))
@@ -110,7 +115,7 @@ def test_files_without_their_end(kind, less):
     decode(data[:-less])
 
 
-def test_a_jpeg_cut_short_without_simplejpeg(no_simplejpeg):
+def test_a_jpeg_cut_short_without_turbojpeg(no_turbojpeg):
   """Our own check finds it, before OpenCV could fill it with grey."""
   data = encode(noise(40, 50), '.jpg')
   with pytest.raises(DecodeError, match='end marker'):
@@ -123,9 +128,8 @@ def test_bytes_after_the_end_do_not_matter():
   np.testing.assert_array_equal(decode(data + bytes(100)), decode(data))
 
 
-def test_damage_is_judged_alike_with_simplejpeg_and_without(monkeypatch):
+def test_damage_is_judged_alike_with_turbojpeg_and_without(monkeypatch):
   """Which records are bad does not depend on an optional package."""
-  pytest.importorskip('simplejpeg')
   good = encode(smooth(64, 64), '.jpg')
   rng = np.random.default_rng(0)
 
@@ -142,7 +146,7 @@ def test_damage_is_judged_alike_with_simplejpeg_and_without(monkeypatch):
       data[rng.integers(2, len(data) - 2)] = rng.integers(256)
     fast = outcome(bytes(data))
     with monkeypatch.context() as patch:
-      patch.setattr(decoding, 'simplejpeg', None)
+      patch.setattr(turbojpeg, '_library', lambda: None)
       np.testing.assert_array_equal(outcome(bytes(data)), fast)
     failures += not fast.size
   assert 20 < failures < 130

@@ -1,0 +1,127 @@
+"""Boxes of JPEG files, decoded without the rest, by libjpeg-turbo 3.
+
+The library is the one that the package `turbojpeg` brings along, or the
+system's. It is optional: without it OpenCV decodes whole images, to the same
+pixels in more time.
+"""
+
+import ctypes
+import ctypes.util
+import functools
+import importlib.util
+import pathlib
+import threading
+from typing import Any
+
+import numpy as np
+from jaxtyping import UInt8
+
+# Constants of turbojpeg.h: TJINIT_DECOMPRESS, TJPARAM_SUBSAMP, TJPF_RGB,
+# TJERR_FATAL; and the width of a coded block for each kind of subsampling.
+_DECOMPRESS, _SUBSAMPLING, _RGB, _FATAL = 1, 4, 0, 1
+_BLOCK_WIDTHS = (8, 16, 16, 8, 8, 32, 8)
+# Colours are smoothed over the neighbours: without these the pixels at a box's
+# borders would not be those of the whole image.
+_COLUMNS_BESIDE, _ROWS_BESIDE = 4, 2
+
+
+class _Region(ctypes.Structure):
+  _fields_ = [(name, ctypes.c_int) for name in ('x', 'y', 'width', 'height')]
+
+
+def decode_box(
+  data: bytes, height: int, width: int, box: tuple[int, int, int, int]
+) -> UInt8[np.ndarray, 'y x 3'] | None:
+  """RGB pixels of a box of a baseline or progressive JPEG.
+
+  Args:
+    data: the file.
+    height: as its header states it.
+    width: likewise.
+    box: (y, x, height, width), pixels.
+
+  Returns:
+    What decoding all of it and cutting gives; None where the library is absent
+    or gives up.
+  """
+  library = _library()
+  if library is None:
+    return None
+  handle = _handle(library)
+  if library.tj3DecompressHeader(handle, data, len(data)):
+    return None
+  subsampling = library.tj3Get(handle, _SUBSAMPLING)
+  if not 0 <= subsampling < len(_BLOCK_WIDTHS):
+    return None
+  y, x, rows, columns = box
+  block = _BLOCK_WIDTHS[subsampling]
+  left = max(x - _COLUMNS_BESIDE, 0) // block * block
+  right = min(x + columns + _COLUMNS_BESIDE, width)
+  top, bottom = max(y - _ROWS_BESIDE, 0), min(y + rows + _ROWS_BESIDE, height)
+  region = _Region(left, top, right - left, bottom - top)
+  if library.tj3SetCroppingRegion(handle, region):
+    return None
+  pixels = np.empty((bottom - top, right - left, 3), np.uint8)
+  failed = library.tj3Decompress8(
+    handle, data, len(data), pixels.ctypes.data, 0, _RGB
+  )
+  if failed and library.tj3GetErrorCode(handle) == _FATAL:
+    return None  # what libjpeg only warns of, OpenCV lets pass
+  return pixels[y - top : y - top + rows, x - left : x - left + columns]
+
+
+@functools.cache
+def _library() -> Any:
+  """The functions used here, None where no library has them."""
+  for path in _paths():
+    try:
+      library = ctypes.CDLL(path)
+      library.tj3Init.restype = ctypes.c_void_p
+      handle, size = ctypes.c_void_p, ctypes.c_size_t
+      for name, arguments in {
+        'tj3Init': [ctypes.c_int],
+        'tj3Destroy': [handle],
+        'tj3DecompressHeader': [handle, ctypes.c_char_p, size],
+        'tj3Get': [handle, ctypes.c_int],
+        'tj3SetCroppingRegion': [handle, _Region],
+        'tj3Decompress8': [
+          *(handle, ctypes.c_char_p, size),
+          *(ctypes.c_void_p, ctypes.c_int, ctypes.c_int),
+        ],
+        'tj3GetErrorCode': [handle],
+      }.items():
+        getattr(library, name).argtypes = arguments
+      return library
+    except (OSError, AttributeError):  # none, or an older version
+      continue
+  return None
+
+
+def _paths() -> list[str]:
+  package = importlib.util.find_spec('turbojpeg')
+  paths = []
+  if package is not None and package.origin:
+    folder = pathlib.Path(package.origin).parent / 'turbojpeg.libs'
+    paths += map(str, sorted(folder.glob('libturbojpeg*')))
+  system = ctypes.util.find_library('turbojpeg')
+  return [*paths, system] if system else paths
+
+
+_local = threading.local()  # a decompressor is for one thread
+
+
+class _Decompressor:
+  """Frees the library's memory with its thread."""
+
+  def __init__(self, library: Any):
+    self._destroy = library.tj3Destroy
+    self.handle = library.tj3Init(_DECOMPRESS)
+
+  def __del__(self):
+    self._destroy(self.handle)
+
+
+def _handle(library: Any) -> Any:
+  if not hasattr(_local, 'decompressor'):
+    _local.decompressor = _Decompressor(library)
+  return _local.decompressor.handle
