@@ -55,7 +55,7 @@ def keep_host_memory() -> None:
   for option, value in (
     (-8, 1),  # M_ARENA_MAX: all threads share the one that can grow
     (-4, 0),  # M_MMAP_MAX
-    (-1, 2**31 - 1),  # M_TRIM_THRESHOLD
+    (-1, -1),  # M_TRIM_THRESHOLD: never
     (-2, 64 * 2**20),  # M_TOP_PAD
   ):
     mallopt(option, value)
