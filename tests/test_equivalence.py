@@ -23,15 +23,16 @@ EVERYTHING = {
 
 @pytest.mark.slow
 def test_mesh_does_not_change_losses(tmp_path):
-  """One device, data=8, and data=2 fsdp=2 model=2: equal within 1e-5."""
+  """One device, data=8, data=8 with ZeRO-1, and data=2 fsdp=2 model=2."""
   runs.train(tmp_path / 'one', devices=1)
   runs.train(tmp_path / 'data', devices=8)
   mixed = dict(mesh__data=2, mesh__fsdp=2, mesh__model=2)
   runs.train(tmp_path / 'mixed', devices=8, **mixed)
+  runs.train(tmp_path / 'zero1', devices=8, mesh__zero1=True)
   one = runs.losses(tmp_path / 'one')
   assert list(one) == list(range(1, 21))
   assert one[20] < 0.99 * one[1]
-  for other in ('data', 'mixed'):
+  for other in ('data', 'mixed', 'zero1'):
     losses = runs.losses(tmp_path / other)
     assert list(losses) == list(one)
     for step, loss in losses.items():

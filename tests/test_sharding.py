@@ -173,6 +173,29 @@ def test_fsdp_saves_memory():
   assert 1 / 8 <= share < 1.02 / 8
 
 
+def test_zero1_splits_the_optimizer_over_data():
+  """Parameters stay whole; each device holds an eighth of their moments."""
+  mesh = mesh_of(data=8)
+  state = {
+    'params': abstract_params(),
+    'opt_state': {'mu': abstract_params()},
+    'average': {'mean': abstract_params()},
+  }
+  placed = sharding.with_shardings(state, mesh, zero1=True)
+
+  def held(part):
+    return sum(
+      np.prod(leaf.sharding.shard_shape(leaf.shape))
+      for leaf in jax.tree.leaves(placed[part])
+    )
+
+  whole = held('params')
+  assert whole == tree.size(abstract_params())
+  # Small leaves are not worth splitting.
+  assert whole / 8 <= held('opt_state') < whole / 7
+  assert held('average') == held('opt_state')
+
+
 def test_with_shardings_keeps_shapes_and_types():
   """The abstract tree only gains its shardings."""
   params = abstract_params()

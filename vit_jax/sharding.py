@@ -13,7 +13,13 @@ from typing import Any
 import jax
 import numpy as np
 from jax.experimental import mesh_utils
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import (
+  AbstractMesh,
+  AxisType,
+  Mesh,
+  NamedSharding,
+  PartitionSpec,
+)
 
 from vit_jax import tree
 from vit_jax.errors import UserError
@@ -102,7 +108,7 @@ def replicated(mesh: Mesh) -> NamedSharding:
 def leaf_spec(
   path: str,
   shape: tuple[int, ...],
-  mesh: Mesh,
+  mesh: Mesh | AbstractMesh,
   axes: tuple[str, ...] = ('fsdp',),
 ) -> PartitionSpec:
   """Where one leaf lives: `model` by rule, `axes` on the largest dimensions.
@@ -190,6 +196,12 @@ def constrain_leaves(params: tree.PyTree) -> tree.PyTree:
     ),
     params,
   )
+
+
+def on_tpu() -> bool:
+  """Whether what is traced now is for TPUs: of the mesh, or by default."""
+  device = jax.sharding.get_abstract_mesh().abstract_device
+  return (jax.default_backend() if device is None else device.platform) == 'tpu'
 
 
 def table(abstract: tree.PyTree) -> str:

@@ -9,6 +9,7 @@ import pytest
 from pictures import encode, noise
 from PIL import Image
 
+from tests.faults.counts import injected
 from vit_jax.data import decode as decoding
 from vit_jax.data import headers, turbojpeg
 from vit_jax.data.decode import decode
@@ -93,6 +94,7 @@ def test_bombs_reach_no_decoder(bomb, monkeypatch):
   def explode(*_, **__):
     raise AssertionError('decoded')
 
+  injected('a decompression bomb')
   monkeypatch.setattr(cv2, 'imdecode', explode)
   monkeypatch.setattr(turbojpeg, 'decode_box', explode)
   with pytest.raises(DecodeError, match='60000 x 60000 pixels; allowed'):

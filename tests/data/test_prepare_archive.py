@@ -7,6 +7,7 @@ import tarfile
 import pytest
 
 from tests import archives
+from tests.faults.counts import injected
 from vit_jax.data.builders import archive, images
 from vit_jax.errors import UserError
 
@@ -59,6 +60,7 @@ def link(name, target):
 )
 def test_unsafe_names_are_skipped(name):
   """A name that leaves its directory, or is absurd, is listed and not used."""
+  injected('a name that leaves its archive')
   good = archives.photograph(1)
   found = pictures_of(archives.tar({name: good, './good.JPEG': good}))
   assert [type(item) for item in found] == [archive.Skipped, archive.Picture]
@@ -67,6 +69,7 @@ def test_unsafe_names_are_skipped(name):
 
 def test_links_are_skipped():
   """A link is not followed, inside the archive or out of it."""
+  injected('a link in an archive')
   found = pictures_of(
     archives.tar({'a': link('a.JPEG', '/etc/passwd'), 'b.JPEG': b'b'})
   )

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import scipy.ndimage
 
+from tests.faults.counts import injected
 from vit_jax import load_pretrained, tree
 from vit_jax.errors import UserError
 from vit_jax.interop import npz
@@ -171,6 +172,7 @@ def test_save_and_load_are_inverse(tmp_path):
 
 def test_pickled_file_is_refused(tmp_path):
   """A pickle inside an .npz is never run."""
+  injected('a pickled .npz')
   np.savez(tmp_path / 'evil.npz', cls=np.array([{'a': 1}], dtype=object))
   with pytest.raises(UserError, match='plain arrays'):
     npz.load(str(tmp_path / 'evil.npz'))

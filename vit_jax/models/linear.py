@@ -46,14 +46,19 @@ class Linear(nn.Module):
     out_spec = spec[self.in_dims :]
     out_dtype = self.out_dtype or self.dtype
     bias = sharding.constrain(bias.astype(out_dtype), *out_spec)
-    last = tuple(range(x.ndim - self.in_dims, x.ndim))
-    first = tuple(range(self.in_dims))
+    x, in_dims = x.astype(self.dtype), self.in_dims
+    leading = x.shape[: x.ndim - in_dims]
+    if not sharding.on_tpu():
+      # A CPU's backward pass is up to twice as fast for two dimensions. On a
+      # TPU 197 tokens do not fill tiles, and flattening would move them all.
+      x, kernel, in_dims = x.reshape(-1, flat[0]), kernel.reshape(flat), 1
+    last = tuple(range(x.ndim - in_dims, x.ndim))
     y = jax.lax.dot_general(
-      x.astype(self.dtype),
+      x,
       kernel,
-      ((last, first), ((), ())),
+      ((last, tuple(range(in_dims))), ((), ())),
       preferred_element_type=out_dtype,
-    )
+    ).reshape(*leading, *self.features)
     batch = [sharding.BATCH] + [None] * (y.ndim - len(out_spec) - 1)
     return sharding.constrain(y + bias, *batch, *out_spec)
 

@@ -1,0 +1,38 @@
+"""The main configs on the slices they are meant for: what they cost, proven."""
+
+import json
+
+import pytest
+
+from tests import runs
+from tests.plan.test_plan import needs_libtpu
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), needs_libtpu]
+
+
+def planned(config: str, **overrides):
+  """The object that --json prints, for 32 v3 cores."""
+  given = [f'--config.{k.replace("__", ".")}={v}' for k, v in overrides.items()]
+  arguments = [f'--config={config}', '--topology=v3:4x4', '--json', *given]
+  return json.loads(runs.run(runs.command('plan', *arguments))[0])
+
+
+def test_l16():
+  """L/16 at 4096 fits, in no more cycles than it took; dropout costs little."""
+  plain = planned('configs/l16_i21k.py', model__dropout=0.0)
+  assert plain['fits'] and plain['batch_size'] == 4096
+  assert plain['peak_bytes_per_device'] < 14 * 2**30
+  assert plain['estimated_cycles'] < 1.02 * 1235.5e6  # benchmarks/RESULTS.md
+  assert plain['collectives'] == {'all-reduce': 99}
+  shipped = planned('configs/l16_i21k.py')
+  assert shipped['fits']
+  assert shipped['estimated_cycles'] < 1.08 * plain['estimated_cycles']
+  assert shipped['predicted_core_days'] < 0.75 * shipped['paper_core_days']
+
+
+def test_h14():
+  """H/14 at 4096 fits 32 cores by fsdp, at half the peak and more."""
+  plan = planned('configs/vit.py:variant=H/14,data=jft')
+  assert plan['fits'] and plan['batch_size'] == 4096
+  assert plan['predicted_mfu'] > 0.5
+  assert plan['bytes']['parameters'] < plan['parameters'] * 4 / 31  # sharded
