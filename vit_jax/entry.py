@@ -35,6 +35,7 @@ def start(
 ) -> None:
   """Runs the loop in the workdir that the flags name, and draws its curves."""
   values = flags.FLAGS
+  runtime.cache_compilations()
   path = workdir.check(
     values.workdir or workdir.default(values.config_path),
     config,

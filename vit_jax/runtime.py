@@ -40,6 +40,20 @@ def start_distributed(
     log.info('process %d of %d', jax.process_index(), jax.process_count())
 
 
+def cache_compilations() -> None:
+  """Keeps compiled programs on disk, so that a restart compiles nothing.
+
+  In $JAX_COMPILATION_CACHE_DIR, else ~/.cache/vit_jax/compiled. Not on a CPU,
+  whose programs are for one machine's instructions; and
+  JAX_ENABLE_COMPILATION_CACHE=false turns it off.
+  """
+  if (
+    jax.default_backend() != 'cpu' and not jax.config.jax_compilation_cache_dir
+  ):
+    folder = pathlib.Path.home() / '.cache/vit_jax/compiled'
+    jax.config.update('jax_compilation_cache_dir', str(folder))
+
+
 def keep_host_memory() -> None:
   """Where there is only a CPU, keeps freed memory for the next step.
 
