@@ -55,6 +55,7 @@ def table(rows: list[dict[str, Any]], title: str) -> str:
         f'{row["efficiency"]:.1f}',
         row['collectives'].get('all-reduce', 0),
       ]
+    cells += [''] * (10 - len(cells))
     lines.append('| ' + ' | '.join(map(str, cells)) + ' |')
   return '\n'.join(lines)
 
