@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Callable
 
+import jax
 from absl import app, flags
 
 from vit_jax import overrides, runtime
@@ -12,13 +13,15 @@ from vit_jax.preemption import EXIT_PREEMPTED
 
 EXIT_USER_ERROR = 2
 EXIT_DIVERGED = 43
+EXIT_PEER_LOST = 45
 
 
 def run(body: Callable[[list[str]], None], define: Callable[[], None]) -> None:
   """Runs a command and exits with its code.
 
   0: finished; 2: a user's error, one message and no traceback; 42: preempted,
-  state saved; 43: diverged; 44: stuck (see watchdog.py); 1: a crash, with its
+  state saved; 43: diverged; 44: stuck (see watchdog.py); 45: a peer was lost
+  (the runtime may abort with 134 before it says so); 1: a crash, with its
   traceback.
 
   Args:
@@ -57,6 +60,16 @@ def _guarded(function: Callable[[], None]) -> None:
     _end(f'preempted: {error}', EXIT_PREEMPTED)
   except DivergedError as error:
     _end(f'diverged: {error}', EXIT_DIVERGED)
+  except jax.errors.JaxRuntimeError as error:
+    if not runtime.is_lost_peer(error):
+      raise
+    print(
+      f'peer lost: {str(error).splitlines()[0][:300]}. What was saved is '
+      'whole; start all processes again, on as many hosts as there are.',
+      file=sys.stderr,
+      flush=True,
+    )
+    os._exit(EXIT_PEER_LOST)  # an orderly end would wait for the peer
 
 
 def _end(message: str, code: int) -> None:

@@ -7,6 +7,7 @@ import logging
 import os
 import pathlib
 import platform
+import re
 import subprocess
 import sys
 from typing import Any
@@ -88,6 +89,16 @@ def _on_tpu() -> bool:
 def is_main() -> bool:
   """Whether this process writes the run's files and log."""
   return jax.process_index() == 0
+
+
+def is_lost_peer(error: Exception) -> bool:
+  """Whether an exchange between processes failed because one is gone."""
+  broken = re.search(
+    r'Connection (reset|closed|refused)|Socket closed|Broken pipe'
+    r'|heartbeat timeout|UNAVAILABLE',
+    str(error),
+  )
+  return jax.process_count() > 1 and broken is not None
 
 
 def process_file(path: epath.Path) -> epath.Path:

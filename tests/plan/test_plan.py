@@ -131,9 +131,10 @@ def test_local_backend():
   assert result['devices'] == 8 and result['collectives']['all-reduce'] > 0
   assert result['predicted_step_seconds'] is None
   assert result['peak_bytes_per_device'] > 0
-  assert result['flops_per_device'] == pytest.approx(
-    2 * result['model_flops_per_image'], rel=0.2
-  )
+  # Nobody needs the gradient of the pixels: 4 patches, 16 x 16 x 3 to 32.
+  pixels = 2 * 4 * (16 * 16 * 3) * 32
+  expected = 2 * (result['model_flops_per_image'] - pixels)  # 2 images a device
+  assert result['flops_per_device'] == pytest.approx(expected, rel=0.05)
 
 
 def test_without_libtpu():
