@@ -48,9 +48,8 @@ def cache_compilations() -> None:
   whose programs are for one machine's instructions; and
   JAX_ENABLE_COMPILATION_CACHE=false turns it off.
   """
-  if (
-    jax.default_backend() != 'cpu' and not jax.config.jax_compilation_cache_dir
-  ):
+  config: Any = jax.config
+  if jax.default_backend() != 'cpu' and not config.jax_compilation_cache_dir:
     folder = pathlib.Path.home() / '.cache/vit_jax/compiled'
     jax.config.update('jax_compilation_cache_dir', str(folder))
 
