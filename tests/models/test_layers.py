@@ -186,6 +186,7 @@ def masks(branch, **rates):
   encoder = layers.Encoder(
     **dict(depth=depth, num_heads=1, mlp_dim=4, gelu='tanh') | rates,
     dtype=jnp.dtype('float32'),
+    attention='auto',
     remat='none',
     unroll=1,
   )

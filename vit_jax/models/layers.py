@@ -14,6 +14,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Key, Shaped, UInt32
 
@@ -22,6 +23,7 @@ from vit_jax.models import attention
 from vit_jax.models.linear import Linear
 
 LN_EPSILON = 1e-6
+_FIRST, _SECOND = np.uint32(0x7FEB352D), np.uint32(0x846CA68B)
 
 
 def dropout(
@@ -46,12 +48,14 @@ def random_words(
 ) -> UInt32[Array, '...']:
   """32 random bits for each entry: a hash of its place and the key.
 
-  Good enough to drop by, and no more. It fuses with what uses it, so no mask
-  is ever stored, every device makes its own part alone, and it costs a
-  fraction of JAX's generators, whose bits would be dearer than the layer.
+  Good enough to drop by (the high bits decide), and no more. It fuses with
+  what uses it, so no mask is ever stored, every device makes its own part
+  alone, and it costs a fraction of JAX's generators, whose bits would be dearer
+  than the layer.
 
-  Reference: the multipliers and shifts of `_mix` are those of lowbias32, found
-  by C. Wellons' search for integer hashes of low bias.
+  Reference: the multipliers and shifts are those of lowbias32, found by C.
+  Wellons' search for integer hashes of low bias; the last round for a column
+  leaves out what the high bits do not need.
   """
   words = jax.random.key_data(key).astype(jnp.uint32)
   rows = jnp.zeros(shape[:-1], jnp.uint32)
@@ -60,13 +64,14 @@ def random_words(
     rows = rows * jnp.uint32(size) + index
   rows = _mix(_mix(rows ^ words[0]) + words[-1])
   columns = jnp.arange(shape[-1], dtype=jnp.uint32) * jnp.uint32(0x9E3779B9)
-  return _mix(rows[..., None] ^ columns)
+  x = (rows[..., None] ^ columns) * _FIRST
+  return (x ^ (x >> 16)) * _SECOND
 
 
 def _mix(x: UInt32[Array, '...']) -> UInt32[Array, '...']:
   """A bijection in which every bit depends on every other."""
-  x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
-  x = (x ^ (x >> 15)) * jnp.uint32(0x846CA68B)
+  x = (x ^ (x >> 16)) * _FIRST
+  x = (x ^ (x >> 15)) * _SECOND
   return x ^ (x >> 16)
 
 
@@ -108,15 +113,27 @@ class LayerNorm(nn.Module):
     scale = self.param('scale', nn.initializers.ones_init(), size)
     bias = self.param('bias', nn.initializers.zeros_init(), size)
     wide = x.astype(jnp.float32)
-    mean = wide.mean(axis=-1, keepdims=True)
+    mean = checkpoint_name(wide.mean(axis=-1, keepdims=True), 'statistics')
     if x.dtype == jnp.float32:
       variance = jnp.square(wide - mean).mean(axis=-1, keepdims=True)
     else:
       variance = jnp.square(wide).mean(axis=-1, keepdims=True)
-      variance = jnp.maximum(variance - jnp.square(mean), 0)
-    factor = jax.lax.rsqrt(variance + LN_EPSILON)
-    mean, factor = (checkpoint_name(y, 'statistics') for y in (mean, factor))
+      variance -= jnp.square(mean)
+    factor = _inverse_deviation(variance)
     return ((wide - mean) * (factor * scale) + bias).astype(self.dtype)
+
+
+@jax.custom_jvp
+def _inverse_deviation(variance: Float[Array, '...']) -> Float[Array, '...']:
+  """1 / √(variance + ε), with a derivative that needs itself alone."""
+  factor = jax.lax.rsqrt(jnp.maximum(variance, 0) + LN_EPSILON)
+  return checkpoint_name(factor, 'statistics')
+
+
+@_inverse_deviation.defjvp
+def _(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+  factor = _inverse_deviation(*primals)
+  return factor, -0.5 * factor**3 * tangents[0]
 
 
 class Mlp(nn.Module):
@@ -153,6 +170,7 @@ class Block(nn.Module):
   dropout: float
   gelu: str
   dtype: jnp.dtype
+  attention: str
 
   @nn.compact
   def __call__(
@@ -169,7 +187,9 @@ class Block(nn.Module):
 
     x = sharding.constrain(x, sharding.BATCH, None, None)
     y = LayerNorm(self.dtype, name='norm1')(x)
-    y = attention.Attention(self.num_heads, self.dtype, name='attention')(y)
+    y = attention.Attention(
+      self.num_heads, self.dtype, self.attention, name='attention'
+    )(y)
     x = checkpoint_name(x + branch(y, keys[0], keys[1]), 'middle')
     y = LayerNorm(self.dtype, name='norm2')(x)
     mlp = Mlp(self.mlp_dim, self.dropout, self.gelu, self.dtype, name='mlp')
@@ -198,6 +218,7 @@ class Encoder(nn.Module):
   drop_path: float
   gelu: str
   dtype: jnp.dtype
+  attention: str
   remat: str
   unroll: int
 
@@ -223,6 +244,7 @@ class Encoder(nn.Module):
       dropout=self.dropout,
       gelu=self.gelu,
       dtype=self.dtype,
+      attention=self.attention,
       name='layers',
     )
     per_layer = {}
