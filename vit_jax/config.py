@@ -41,7 +41,7 @@ EVALS = 'vit_jax.evaluators.{name}:Evaluator'
 # Keys that do not change what is computed; a resumed run may change them.
 OPERATIONAL = re.compile(
   r'(mesh|checkpoint|log|evals)\..*|reader\.(threads|processes|prefetch)|'
-  r'recovery\.(watchdog_.*|.*_every|max_rollbacks)|model\.(remat|unroll)'
+  r'recovery\.(watchdog_.*|.*_every|max_rollbacks)|model\.(remat|unroll|attention)'
   r'|source\.(.*\.)?(data_dir|path)|paper_core_days'
 )
 

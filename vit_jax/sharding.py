@@ -7,7 +7,7 @@ because a rule looks at the end of a leaf's path only.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -176,13 +176,21 @@ def constrain(array: jax.Array, *spec: Any) -> jax.Array:
   if mesh.empty or mesh.size == 1:
     return array
 
-  def fitting(dim: int, axes: Any) -> Any:
-    names = (axes,) if isinstance(axes, str) else axes or ()
-    split = int(np.prod([mesh.shape[name] for name in names]))
-    return axes if array.shape[dim] % split == 0 else None
+  places = _fitting(array.shape, spec, mesh)
+  return jax.lax.with_sharding_constraint(array, places)
 
-  fitted = [fitting(dim, axes) for dim, axes in enumerate(spec)]
-  return jax.lax.with_sharding_constraint(array, PartitionSpec(*fitted))
+
+def _fitting(
+  shape: tuple[int, ...], spec: tuple[Any, ...], mesh: AbstractMesh
+) -> PartitionSpec:
+  """The spec, without axes that do not divide their dimension."""
+
+  def fitting(size: int, axes: Any) -> Any:
+    names = (axes,) if isinstance(axes, str) else axes or ()
+    parts = int(np.prod([mesh.shape[name] for name in names]))
+    return axes if size % parts == 0 else None
+
+  return PartitionSpec(*map(fitting, shape, spec))
 
 
 def constrain_leaves(params: tree.PyTree) -> tree.PyTree:
@@ -196,6 +204,37 @@ def constrain_leaves(params: tree.PyTree) -> tree.PyTree:
     ),
     params,
   )
+
+
+def per_device(
+  function: Callable[..., Any], arrays: Sequence[jax.Array], *spec: Any
+) -> Any:
+  """Runs a function on every device's own parts, inside jit.
+
+  Args:
+    function: of arrays; its results are split like the first of them.
+    arrays: each split by as much of the spec as divides it.
+    spec: as in `constrain`.
+  """
+  mesh = jax.sharding.get_abstract_mesh()
+  if mesh.empty:
+    return function(*arrays)
+  places = tuple(_fitting(array.shape, spec, mesh) for array in arrays)
+  return jax.shard_map(
+    function, in_specs=places, out_specs=places[0], check_vma=False
+  )(*arrays)
+
+
+def axis_size(name: str) -> int:
+  """Devices along an axis of the mesh that is traced for."""
+  mesh = jax.sharding.get_abstract_mesh()
+  return 1 if mesh.empty else mesh.shape[name]
+
+
+def device_kind() -> str:
+  """What the device is called that is traced for: 'TPU v3', 'cpu', …"""
+  device = jax.sharding.get_abstract_mesh().abstract_device
+  return (jax.devices()[0] if device is None else device).device_kind
 
 
 def on_tpu() -> bool:

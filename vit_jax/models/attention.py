@@ -16,10 +16,16 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
+from vit_jax import sharding
+from vit_jax.errors import UserError
+from vit_jax.models import attention_tpu
 from vit_jax.models.linear import Linear
 
 # Names of what the backward pass needs, for rematerialisation policies.
-SAVED = ('query', 'key', 'value', 'attended', 'log_sum_exp')
+SAVED = (*attention_tpu.SAVED, 'log_sum_exp')
+# 'auto' takes the kernels on a TPU where they apply; elsewhere 'kernel' is
+# interpreted, slowly, for tests.
+IMPLEMENTATIONS = ('auto', 'kernel', 'xla')
 _Residuals = tuple[Array, Array, Array, Array, Array]
 
 
@@ -122,6 +128,7 @@ class Attention(nn.Module):
 
   num_heads: int
   dtype: jnp.dtype
+  implementation: str = 'auto'  # of `IMPLEMENTATIONS`
 
   @nn.compact
   def __call__(
@@ -130,16 +137,37 @@ class Attention(nn.Module):
     context: Float[Array, 'n s d'] | None = None,
   ) -> Float[Array, 'n t d']:
     width = x.shape[-1]
-    context = x if context is None else context
     heads = (self.num_heads, width // self.num_heads)
+    fused = context is None and self._fused(x.shape[1], width)
+    context = x if context is None else context
     project = functools.partial(
-      Linear, features=heads, model_dim=-2, dtype=self.dtype
+      Linear, features=heads, model_dim=-2, flat=fused, dtype=self.dtype
     )
-    y = dot_product_attention(
-      project(name='query')(x),
-      project(name='key')(context),
-      project(name='value')(context),
-    )
+    layers = [project(name=name) for name in ('query', 'key', 'value')]
+    inputs = (x, context, context)
+    if fused:
+      products = [layer.product(x) for layer in layers]
+      projections, biases = zip(*products, strict=True)
+      y = attention_tpu.attend(projections, biases, self.num_heads)
+    else:
+      y = dot_product_attention(
+        *[layer(z) for layer, z in zip(layers, inputs, strict=True)]
+      )
     return Linear(
-      (width,), in_dims=2, model_dim=-3, dtype=self.dtype, name='out'
+      (width,), inputs=heads, model_dim=-3, dtype=self.dtype, name='out'
     )(y)
+
+  def _fused(self, tokens: int, width: int) -> bool:
+    """Whether to take the TPU's kernels."""
+    if self.implementation == 'xla':
+      return False
+    applies = attention_tpu.applies(tokens, width, self.num_heads)
+    if self.implementation == 'kernel' and not applies:
+      raise UserError(
+        f"model.attention='kernel' does not take {tokens} tokens, width "
+        f'{width}, {self.num_heads} heads and this mesh: at most '
+        f'{attention_tpu.MAX_TOKENS} tokens, heads of '
+        f'{attention_tpu.HEAD_SIZES} channels, a width that fills registers of '
+        f"{attention_tpu.LANES} on every device; 'auto' decides."
+      )
+    return applies and (self.implementation == 'kernel' or sharding.on_tpu())

@@ -13,6 +13,7 @@ from vit_jax import flops
 from vit_jax.errors import UserError
 from vit_jax.models import layers
 from vit_jax.models import sizes as sizes_lib
+from vit_jax.models.attention import IMPLEMENTATIONS
 from vit_jax.models.linear import Linear
 from vit_jax.models.pooling import MapHead
 from vit_jax.models.posemb import PositionEmbedding
@@ -25,6 +26,7 @@ _CHOICES = {
   'gelu': ('tanh', 'exact'),
   'remainder': ('error', 'drop'),
   'dtype': ('bfloat16', 'float32'),
+  'attention': IMPLEMENTATIONS,
   'remat': tuple(layers.REMAT_POLICIES),
 }
 
@@ -51,6 +53,7 @@ class ViT(nn.Module):
   gelu: str
   remainder: str
   dtype: jnp.dtype
+  attention: str
   remat: str
   unroll: int
 
@@ -92,6 +95,7 @@ class ViT(nn.Module):
       drop_path=self.drop_path,
       gelu=self.gelu,
       dtype=self.dtype,
+      attention=self.attention,
       remat=self.remat,
       unroll=self.unroll,
       name='encoder',
@@ -168,7 +172,7 @@ class ViT(nn.Module):
     x = x.reshape(n, rows * columns, p, p, channels)
     return Linear(
       (self.width,),
-      in_dims=3,
+      inputs=(p, p, channels),
       kernel_init=nn.initializers.lecun_normal(),
       dtype=self.dtype,
       name='embedding',
@@ -203,6 +207,7 @@ def Model(  # noqa: N802 (the fixed symbol that a config's name resolves to)
   gelu: str = 'tanh',
   remainder: str = 'error',
   dtype: str = 'bfloat16',
+  attention: str = 'auto',
   remat: str = 'none',
   unroll: int = 1,
 ) -> ViT:
@@ -223,9 +228,9 @@ def Model(  # noqa: N802 (the fixed symbol that a config's name resolves to)
     remainder: pixels beyond the last whole patch: 'error', or 'drop' (H/14 at
       384 px is 27x27 patches with 6 pixels dropped).
     dtype: of computation; parameters are float32 always.
-    remat: what the backward pass recomputes: 'none' (but for attention
-      weights, always), 'full' (everything), or 'dots' (all but the products of
-      weight matrices; on a TPU faster than 'none' too).
+    attention: by kernels 'auto' (on TPUs, where they apply), 'kernel' or 'xla'.
+    remat: what the backward pass recomputes: 'none' (but attention weights,
+      always), 'full' (all), or 'dots' (all but products of weight matrices).
     unroll: layers unrolled in each step of the scan.
 
   Raises:
@@ -236,9 +241,8 @@ def Model(  # noqa: N802 (the fixed symbol that a config's name resolves to)
   return _checked(
     sizes=sizes_lib.of_variant(variant)
     | {name: size for name, size in given if size is not None},
-    choices=dict(
-      pool=pool, gelu=gelu, remainder=remainder, dtype=dtype, remat=remat
-    ),
+    choices=dict(pool=pool, gelu=gelu, remainder=remainder)
+    | dict(dtype=dtype, attention=attention, remat=remat),
     rates=dict(dropout=dropout, drop_path=drop_path),
     num_classes=num_classes,
     pre_logits=pre_logits,

@@ -1,0 +1,184 @@
+"""The TPU's attention kernels, interpreted, against the formula in float64."""
+
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests import runs
+from tests.models import compile_kernels
+from tests.plan.test_plan import needs_libtpu
+from vit_jax import sharding
+from vit_jax.errors import UserError
+from vit_jax.models import attention_tpu
+from vit_jax.models.attention import Attention, dot_product_attention
+
+SHAPES = [  # n, tokens, heads, channels of a head
+  (2, 7, 2, 64),  # one register of rows, not full
+  (1, 197, 4, 64),  # two groups of heads
+  (4, 50, 2, 64),  # several examples at once
+  (1, 24, 8, 32),  # four heads a group, rows full
+  (2, 9, 1, 128),
+]
+NAMES = (
+  *('y', 'd_query', 'd_key', 'd_value'),
+  *('d_query_bias', 'd_key_bias', 'd_value_bias'),
+)
+
+
+def inputs(shape, dtype='float32', size=1.0):
+  """(projections, biases), and the gradient of the output."""
+  n, tokens, heads, channels = shape
+  rng = np.random.default_rng(0)
+
+  def draw(*dims):
+    return jnp.asarray(size * rng.normal(size=dims), dtype)
+
+  width = heads * channels
+  arrays = tuple(draw(n, tokens, width) for _ in range(4))
+  return (arrays[:3], tuple(draw(width) for _ in range(3))), arrays[3]
+
+
+def formula(projections, biases, heads):
+  """Attention as the paper writes it."""
+  x = [p + b for p, b in zip(projections, biases, strict=True)]
+  q, k, v = (z.reshape(*z.shape[:2], heads, -1) for z in x)
+  logits = jnp.einsum('nqhc,nkhc->nhqk', q, k) / q.shape[-1] ** 0.5
+  weights = jax.nn.softmax(logits, axis=-1)
+  return jnp.einsum('nhqk,nkhc->nqhc', weights, v).reshape(x[0].shape)
+
+
+def through_xla(projections, biases, heads):
+  """This package's other implementation."""
+  x = [p + b for p, b in zip(projections, biases, strict=True)]
+  y = dot_product_attention(*[z.reshape(*z.shape[:2], heads, -1) for z in x])
+  return y.reshape(x[0].shape)
+
+
+def with_gradients(function, arrays, dy, heads):
+  """Output and gradients in the order of `NAMES`, float64."""
+  y, pull = jax.vjp(lambda p, b: function(p, b, heads), *arrays)
+  leaves = jax.tree.leaves((y, pull(dy.astype(y.dtype))))
+  return dict(
+    zip(NAMES, [np.asarray(x, np.float64) for x in leaves], strict=True)
+  )
+
+
+def exactly(arrays, dy, heads):
+  """The same of the formula, in float64."""
+  with jax.enable_x64(True):
+    wide = jax.tree.map(lambda x: x.astype('float64'), (arrays, dy))
+    return with_gradients(formula, *wide, heads)
+
+
+def error(ours, exact, name):
+  """Relative, by norms; the key bias's gradient is zero but for rounding."""
+  scale = exact['d_query_bias' if name == 'd_key_bias' else name]
+  return np.linalg.norm(ours[name] - exact[name]) / np.linalg.norm(scale)
+
+
+@pytest.mark.parametrize('shape', SHAPES)
+def test_float32(shape):
+  """Values and all gradients are those of the formula."""
+  arrays, dy = inputs(shape, size=2.0)
+  exact = exactly(arrays, dy, shape[2])
+  ours = with_gradients(attention_tpu.attend, arrays, dy, shape[2])
+  for name in NAMES:
+    assert error(ours, exact, name) < 5e-6, name
+
+
+@pytest.mark.parametrize('shape', SHAPES[1:3])
+@pytest.mark.parametrize('size', [0.3, 1.0])
+def test_bfloat16(shape, size):
+  """Errors are bfloat16's, and hardly above those of the other path."""
+  arrays, dy = inputs(shape, 'bfloat16', size)
+  exact = exactly(arrays, dy, shape[2])
+  ours = with_gradients(attention_tpu.attend, arrays, dy, shape[2])
+  xla = with_gradients(through_xla, arrays, dy, shape[2])
+  for name in NAMES:
+    assert error(ours, exact, name) < 2**-6, name
+    assert error(ours, exact, name) < 1.1 * error(xla, exact, name), name
+
+
+def test_huge_logits():
+  """Logits of thousands do not overflow, and nothing is NaN."""
+  arrays, dy = inputs((1, 21, 2, 64), size=60.0)
+  for name, x in with_gradients(attention_tpu.attend, arrays, dy, 2).items():
+    assert np.isfinite(x).all(), name
+
+
+def test_on_a_mesh():
+  """Every device does its own examples and heads; nothing changes."""
+  arrays, dy = inputs((8, 9, 4, 64))
+  alone = with_gradients(attention_tpu.attend, arrays, dy, 4)
+  mesh = sharding.make_mesh(jax.devices(), data=2, fsdp=2, model=2)
+  with jax.set_mesh(mesh):
+    function = jax.jit(
+      lambda p, b, d: jax.vjp(lambda p, b: attention_tpu.attend(p, b, 4), p, b)[
+        1
+      ](d)
+    )
+    split = jax.device_put((*arrays[0], dy), sharding.batch_sharding(mesh))
+    text = function.lower(split[:3], arrays[1], split[3]).as_text()
+    gradients = jax.tree.leaves(function(split[:3], arrays[1], split[3]))
+  assert text.count('manual_computation') or text.count('shard_map')
+  for name, x in zip(NAMES[1:], gradients, strict=True):
+    np.testing.assert_allclose(x, alone[name], atol=2e-5, err_msg=name)
+
+
+def test_the_module_gives_the_same():
+  """`Attention` has one tree of parameters, whatever computes it."""
+  x = jax.random.normal(jax.random.key(0), (2, 13, 128))
+  xla, kernel = (
+    Attention(2, jnp.dtype('float32'), implementation)
+    for implementation in ('xla', 'kernel')
+  )
+  variables = xla.init(jax.random.key(1), x)
+  noise = jax.random.key(2)
+  variables = jax.tree.map(
+    lambda p: p + 0.1 * jax.random.normal(noise, p.shape), variables
+  )
+
+  def loss(module, variables, x):
+    return jnp.sin(module.apply(variables, x)).sum()
+
+  results = [
+    jax.value_and_grad(loss, argnums=(1, 2))(module, variables, x)
+    for module in (xla, kernel)
+  ]
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5),
+    *results,
+  )
+
+
+@pytest.mark.parametrize(
+  'tokens, width, heads', [(641, 128, 2), (9, 192, 3), (9, 160, 2), (9, 128, 4)]
+)
+def test_what_the_kernels_do_not_take(tokens, width, heads):
+  """Too many tokens, lanes left over, odd heads: told, or left to XLA."""
+  x = jnp.zeros((1, tokens, width))
+  with pytest.raises(UserError, match='does not take'):
+    Attention(heads, jnp.dtype('float32'), 'kernel').init(jax.random.key(0), x)
+  Attention(heads, jnp.dtype('float32'), 'auto').init(jax.random.key(0), x)
+
+
+@needs_libtpu
+@pytest.mark.slow
+def test_every_tpu_compiles_them():
+  """Both kernels, by the compiler of each version."""
+  done = subprocess.run(
+    [sys.executable, compile_kernels.__file__],
+    env=runs.environment() | {'PYTHONPATH': str(runs.ROOT)},
+    capture_output=True,
+    text=True,
+  )
+  assert done.returncode == 0, done.stderr
+  lines = [line.split() for line in done.stdout.splitlines()]
+  versions, shapes = compile_kernels.TOPOLOGIES, compile_kernels.SHAPES
+  assert len(lines) == len(versions) * len(shapes)
+  assert {line[0] for line in lines} == set(versions)
+  assert all(line[-1] == '2' for line in lines)
