@@ -71,7 +71,7 @@ def _searched(
   found = search.search(made.config, target)
   best = found[0]
   largest = search.largest_batch(best.config, target)
-  keys = ('remat', 'micro_batches', 'mesh', 'peak_bytes_per_device')
+  keys = ('remat', 'unroll', 'micro_batches', 'mesh', 'peak_bytes_per_device')
   keys += ('predicted_step_seconds', 'predicted_mfu', 'estimated_cycles')
   tables.append('ways that fit, cheapest first\n' + report.choices(found))
   answer: dict[str, Any] = {

@@ -140,14 +140,19 @@ def _add_uncounted(
   kernel = _kernel(op)
   entry = uncounted[f'{op.opcode} {kernel}'.strip()]
   moved = arithmetic.bytes_moved(op, computation)
-  flops = 0
+  declared = {}
   if kernel:
-    flops, moved = _declared(op, moved)
+    declared = _declared(op)
+    moved = declared.get('bytes_accessed', moved)
+  flops = declared.get('flops', 0)
   cycles = 0.0
   if target.chip is not None:
     chip = target.chip
-    seconds = max(moved / chip.hbm_bytes_per_s, flops / chip.peak_flops)
-    cycles = seconds * chip.clock_hz
+    computing = flops / chip.peak_flops * chip.clock_hz
+    computing += (
+      declared.get('transcendentals', 0) / chip.exponentials_per_cycle
+    )
+    cycles = max(moved / chip.hbm_bytes_per_s * chip.clock_hz, computing)
   if op.opcode == 'rng-bit-generator':
     words = arithmetic.num_bytes(op.shapes) / 4
     cycles = max(cycles, words * _RNG_CYCLES_PER_WORD)
@@ -158,15 +163,13 @@ def _add_uncounted(
   entry.overlapped = op.opcode.endswith('-start')
 
 
-def _declared(op: Op, moved: int) -> tuple[int, int]:
-  """(FLOPs, bytes) that a kernel declares; the bytes of its operands if not."""
-
-  def number(key: str) -> int | None:
-    match = re.search(rf'\\?"{key}\\?":\s*\\?"?(\d+)', op.attributes)
-    return int(match[1]) if match else None
-
-  declared = number('bytes_accessed')
-  return number('flops') or 0, moved if declared is None else declared
+def _declared(op: Op) -> dict[str, int]:
+  """What a kernel declares of itself."""
+  found = re.findall(
+    r'\\?"(flops|transcendentals|bytes_accessed)\\?":\s*\\?"?(\d+)',
+    op.attributes,
+  )
+  return {name: int(number) for name, number in found}
 
 
 def _add_collective(
@@ -235,7 +238,7 @@ def group(path: str) -> tuple[str, str]:
     direction = 'update'
   noise = re.compile(
     r'.*\(.*\)?|while|body|cond|closed_call|checkpoint|rematted_computation'
-    r'|\w+\.predict|.*->.*|.*[,\[\]].*|branch_\d+_fun'
+    r'|\w+\.predict|\w+\.product|.*->.*|.*[,\[\]].*|branch_\d+_fun'
   )
   names = [part for part in parts[:-1] if not noise.fullmatch(part)]
   place = '/'.join(names)

@@ -143,6 +143,7 @@ def _about(experiment: Experiment, state: Any, target: Target) -> dict:
     'images_per_device': config.batch_size / len(target.devices),
     'mesh': dict(experiment.mesh.shape),
     'remat': config.model.get('remat'),
+    'unroll': getattr(experiment.model, 'unroll', None),
     'bytes': sizes,
   }
 

@@ -160,13 +160,14 @@ def breakdown(plan: Plan) -> str:
 
 def choices(plans: Sequence[Plan]) -> str:
   """One line for each way that fits, cheapest first."""
-  rows = [('remat', 'micro-batches', 'mesh', 'memory', 'step', 'MFU')]
+  rows = [('remat', 'unroll', 'micro-batches', 'mesh', 'memory', 'step', 'MFU')]
   for each in plans:
     result = each.result
     mfu = result['predicted_mfu']
     rows.append(
       (
         str(result['remat']),
+        str(result['unroll']),
         str(result['micro_batches']),
         ' '.join(f'{axis}={n}' for axis, n in result['mesh'].items()),
         memory.text(result['peak_bytes_per_device']),
@@ -174,4 +175,4 @@ def choices(plans: Sequence[Plan]) -> str:
         f'{mfu:.1%}' if mfu else '',
       )
     )
-  return table(rows, right=(1, 3, 4, 5))
+  return table(rows, right=(1, 2, 4, 5, 6))

@@ -16,6 +16,7 @@ from vit_jax.plan.topology import Target
 log = logging.getLogger('vit_jax')
 MAX_TRIES = 8  # compilations to find the largest batch
 MAX_SPLITS = 3  # of micro-batches tried for each rematerialisation that fits
+ALL_LAYERS = 1000  # of any model: it takes as many as it has
 GRANULARITY = 1 / 16  # of the largest batch found
 
 
@@ -30,10 +31,11 @@ def _attempt(config: Config, target: Target) -> Plan:
   made = plan(config, target)
   result = made.result
   log.info(
-    'batch %d, micro_batches=%d, remat=%s, mesh %s: %s',
+    'batch %d, micro_batches=%d, remat=%s, unroll=%s, mesh %s: %s',
     config.batch_size,
     config.micro_batches,
     result['remat'],
+    result['unroll'],
     result['mesh'],
     f'{made.seconds:.4g} s a step' if made.fits else 'does not fit',
   )
@@ -135,7 +137,8 @@ def search(config: Config, target: Target) -> list[Plan]:
   """The ways to run a config's batch, cheapest first; those that fit.
 
   For each mesh and each rematerialisation: the fewest micro-batches that fit,
-  and up to `MAX_SPLITS - 1` finer ones, for as long as they are cheaper.
+  and up to `MAX_SPLITS - 1` finer ones, for as long as they are cheaper. Then
+  the cheapest with its layers unrolled, or scanned if they were not.
 
   Raises:
     UserError: nothing fits.
@@ -155,6 +158,11 @@ def search(config: Config, target: Target) -> list[Plan]:
       f'{config.batch_size} on {target.name}: take a smaller batch or more '
       'devices.'
     )
+  best = min(found, key=lambda each: each.seconds)
+  if 'unroll' in config.model:
+    other = 1 if config.model.unroll > 1 else ALL_LAYERS
+    made = _attempt(changed(best.config, model__unroll=other), target)
+    found += [made] if made.fits else []
   return sorted(found, key=lambda each: each.seconds)
 
 

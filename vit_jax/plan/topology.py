@@ -24,6 +24,8 @@ class Chip:
     hbm_bytes: that a program may use, as the compiler's own message says it.
     hbm_bytes_per_s: published bandwidth.
     link_bytes_per_s: to other chips of the slice, all links, one direction.
+    exponentials_per_cycle: of a custom kernel, with the vector work that goes
+      with each.
     cores: TensorCores in the device, for core-days.
     options: of `get_topology_desc`.
   """
@@ -33,15 +35,17 @@ class Chip:
   hbm_bytes: int
   hbm_bytes_per_s: float
   link_bytes_per_s: float
+  exponentials_per_cycle: float
   cores: int = 1
   options: tuple[tuple[str, Any], ...] = ()
 
 
-def _chip(clock, peak, hbm_gib, hbm, link, **rest: Any) -> Chip:
-  return Chip(clock, peak, int(hbm_gib * GIB), hbm, link, **rest)
+def _chip(clock, peak, hbm_gib, hbm, link, exps, **rest: Any) -> Chip:
+  return Chip(clock, peak, int(hbm_gib * GIB), hbm, link, exps, **rest)
 
 
-# Clock, peak FLOP/s, usable HBM (GiB), HBM and link bandwidth (bytes/s).
+# Clock, peak FLOP/s, usable HBM (GiB), HBM and link bandwidth (bytes/s),
+# exponentials a cycle.
 #
 # v2, v3: "A Domain-Specific Supercomputer for Training Deep Neural Networks",
 #   CACM 63(7), 2020, Table 3: 700 and 940 MHz, 46 and 123 TFLOP/s, 700 and 900
@@ -53,23 +57,26 @@ def _chip(clock, peak, hbm_gib, hbm, link, **rest: Any) -> Chip:
 #   peak FLOP/s and the matrix units: v5e 4 and v5p 8 of 128x128, v6e and a
 #   tpu7x core 4 of 256x256, two FLOPs each a cycle; the compiler's estimate of
 #   a large product reaches 70 to 97 % of the peak at these clocks on each.
+# Exponentials a cycle: such that the attention kernels at 197 tokens cost what
+#   the compiler schedules for them (benchmarks/kernels.py).
 # Usable HBM: "exceeds available HBM" of a program too large (libtpu 0.0.51).
 CHIPS = {
-  'v2': _chip(0.70e9, 23e12, 7.48, 350e9, 124e9),
-  'v3': _chip(0.94e9, 61.5e12, 15.48, 450e9, 164e9),
+  'v2': _chip(0.70e9, 23e12, 7.48, 350e9, 124e9, 1900),
+  'v3': _chip(0.94e9, 61.5e12, 15.48, 450e9, 164e9, 80),
   'v4': _chip(
     1.05e9,
     275e12,
     30.75,
     1200e9,
     300e9,
+    264,
     cores=2,  # one device a chip, its two cores working as one
     options=(('chip_config_name', 'megacore'),),
   ),
-  'v5e': _chip(1.50e9, 197e12, 15.75, 819e9, 200e9),
-  'v5p': _chip(1.75e9, 459e12, 95.73, 2765e9, 600e9, cores=2),
-  'v6e': _chip(1.75e9, 918e12, 31.24, 1640e9, 400e9),
-  'tpu7x': _chip(2.20e9, 1153.5e12, 94.74, 3690e9, 300e9),
+  'v5e': _chip(1.50e9, 197e12, 15.75, 819e9, 200e9, 242),
+  'v5p': _chip(1.75e9, 459e12, 95.73, 2765e9, 600e9, 454, cores=2),
+  'v6e': _chip(1.75e9, 918e12, 31.24, 1640e9, 400e9, 130),
+  'tpu7x': _chip(2.20e9, 1153.5e12, 94.74, 3690e9, 300e9, 130),
 }
 # Between slices, one direction: 100 Gbit/s for each four chips of a host.
 SLOW_BYTES_PER_S = {'v2': 12.5e9 / 8, 'v3': 12.5e9 / 8, 'tpu7x': 12.5e9 / 8}

@@ -1,0 +1,119 @@
+"""What `--search` and a refusal propose, with a compiler that is a formula."""
+
+import math
+
+import pytest
+
+from tests.minimal_config import completed
+from vit_jax.errors import UserError
+from vit_jax.plan import search, topology
+from vit_jax.plan.evaluate import Plan
+
+DEVICES, LIMIT = 8, 1000
+# Bytes of an image's activations, and time of a step, by rematerialisation.
+IMAGE = {'none': 40, 'dots': 16, 'full': 4}
+SECONDS = {'none': 1.0, 'dots': 1.1, 'full': 1.5}
+
+
+@pytest.fixture
+def target():
+  chip = topology.CHIPS['v3']
+  return topology.Target('v3:2x2', (None,) * DEVICES, 1, chip, LIMIT)
+
+
+@pytest.fixture
+def attempts(monkeypatch):
+  """Replaces the compiler; every config tried is kept."""
+  tried = []
+
+  def plan(config, target):
+    tried.append(config)
+    parameters = 600 // (DEVICES if config.mesh.fsdp == -1 else 1)
+    images = config.batch_size / DEVICES / config.micro_batches
+    needed = math.ceil(parameters + images * IMAGE[config.model.remat])
+    seconds = SECONDS[config.model.remat] * config.batch_size
+    seconds *= 1 + 0.02 * config.micro_batches
+    seconds *= 1.05 if config.mesh.fsdp == -1 else 1
+    seconds *= 0.9 if config.model.unroll > 1 else 1
+    sizes = dict(parameters=parameters, optimizer=0, average=0)
+    return Plan(
+      config,
+      {
+        'fits': needed <= LIMIT,
+        'peak_bytes_per_device': needed,
+        'hbm_bytes_per_device': LIMIT,
+        'predicted_step_seconds': seconds if needed <= LIMIT else None,
+        **{'remat': config.model.remat, 'unroll': config.model.unroll},
+        'mesh': dict(config.mesh),
+        'bytes': sizes,
+      },
+      None,
+    )
+
+  monkeypatch.setattr(search, 'plan', plan)
+  return tried
+
+
+def config(batch_size, remat='none', **changes):
+  changes = {k.replace('__', '.'): v for k, v in changes.items()}
+  return completed(
+    **{'batch_size': batch_size, 'model.remat': remat, **changes}
+  )
+
+
+def ways(plans):
+  """(remat, micro-batches, whether parameters are split) of each plan."""
+  return [
+    (p.config.model.remat, p.config.micro_batches, p.config.mesh.fsdp == -1)
+    for p in plans
+  ]
+
+
+def test_search_finds_the_cheapest_first(target, attempts):
+  """Of every mesh and remat the fewest parts that fit, and no more."""
+  plans = search.search(config(256), target)
+  assert all(p.fits for p in plans)
+  assert [p.seconds for p in plans] == sorted(p.seconds for p in plans)
+  found = ways(plans)
+  # 32 images a device, 40 bytes each: 4 parts, or 2 with parameters split.
+  assert found[:2] == [('none', 4, False)] * 2
+  assert [p.config.model.unroll for p in plans[:2]] == [search.ALL_LAYERS, 1]
+  assert ('none', 2, True) in found and ('none', 2, False) not in found
+  assert ('dots', 2, False) in found and ('dots', 1, True) in found
+  assert ('full', 1, False) in found
+  assert len(attempts) < 30
+
+
+def test_search_says_when_nothing_fits(target, attempts):
+  """One message with the batch and the slice."""
+  del attempts
+  huge = config(8 * 400, **{'mesh.fsdp': 1})
+  tight = topology.Target('v3:2x2', target.devices, 1, target.chip, 50)
+  search_limit = dict(IMAGE)
+  try:
+    IMAGE.update(dict.fromkeys(IMAGE, 10**6))
+    with pytest.raises(UserError, match='3200 on v3:2x2'):
+      search.search(huge, tight)
+  finally:
+    IMAGE.update(search_limit)
+
+
+@pytest.mark.parametrize('batch_size', [8, 64, 4096, 100_000])
+def test_largest_batch(target, attempts, batch_size):
+  """Within a sixteenth of what the formula allows, from below and above."""
+  found = search.largest_batch(config(batch_size), target)
+  most = (LIMIT - 600) // IMAGE['none'] * DEVICES
+  assert found is not None and found.fits
+  assert most * (1 - search.GRANULARITY) - DEVICES <= found.config.batch_size
+  assert found.config.batch_size <= most
+  assert len(attempts) <= search.MAX_TRIES
+
+
+def test_what_makes_it_fit(target, attempts):
+  """The largest batch, and the least change with which the asked one fits."""
+  asked = config(160)
+  refused = search.plan(asked, target)
+  answer = search.what_fits(asked, target, refused)
+  assert 72 <= answer['largest_batch_size'] <= 80
+  assert answer['changes_that_fit'] == {'micro_batches': 2}
+  assert len(attempts) <= search.MAX_TRIES + 4
