@@ -204,7 +204,8 @@ class Session:
     """One update; from time to time twice, to compare the bits."""
     every = self.experiment.steps(self.recovery.sdc_every)
     if not every or (step + 1) % every:
-      with self.hosts.waiting():  # where the devices' queue is full
+      # Waiting is where the devices' queue is full; all is on them already.
+      with self.hosts.waiting(), jax.transfer_guard('disallow'):
         return self.train_step(state, batch, self.key)
     everywhere = sharding.replicated(self.experiment.mesh)
     copy = jax.tree.map(jnp.copy, state)

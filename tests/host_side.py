@@ -1,0 +1,58 @@
+"""Trains a little and prints what the host did meanwhile, as JSON.
+
+  python tests/host_side.py CONFIG WORKDIR --config.key=value ...
+
+compiles: programs compiled before each step; arrays: dtype and shape of what
+went to the devices; refused: the answer to a batch that did not.
+"""
+
+import json
+import sys
+import tempfile
+
+import jax
+
+from vit_jax import loop, overrides, session
+from vit_jax.plan.evaluate import changed
+
+
+def main():
+  """Counts from outside: by JAX's own events, and around two functions."""
+  changes = dict(argument.split('=', 1) for argument in sys.argv[2:])
+  changes = {key: json.loads(value) for key, value in changes.items()}
+  config = changed(overrides.load(sys.argv[1]), **changes)
+  compiled, compiles, arrays, refused = [], [], [], []
+
+  def listen(event, duration, **_):
+    if event.endswith('backend_compile_duration'):
+      compiled.append(duration)
+
+  jax.monitoring.register_event_duration_secs_listener(listen)
+  step, put = session.Session.step, jax.make_array_from_callback
+
+  def counted_step(self, state, batch, number):
+    if number == 2:
+      try:
+        step(self, state, jax.device_get(batch), number)
+      except jax.errors.JaxRuntimeError as error:
+        refused.append(str(error))
+    compiles.append(len(compiled))
+    return step(self, state, batch, number)
+
+  def counted_put(shape, sharding, callback):
+    arrays.append([str(callback((slice(0, 1),)).dtype), *shape])
+    return put(shape, sharding, callback)
+
+  session.Session.step = counted_step
+  jax.make_array_from_callback = counted_put
+  with tempfile.TemporaryDirectory() as folder:
+    loop.run(config, loop.epath.Path(folder))
+  print(
+    json.dumps(
+      {'compiles': compiles, 'arrays': arrays, 'refused': ' '.join(refused)}
+    )
+  )
+
+
+if __name__ == '__main__':
+  main()
