@@ -81,10 +81,10 @@ DATA = {
 # variant: (remat, micro_batches, unroll), the fastest found for 32 v3 cores of
 # 16 GiB (benchmarks/RESULTS.md)
 SPEED = {
-  'B/16': ('dots', 2, 1),
+  'B/16': ('dots', 1, 12),
   'B/32': ('none', 1, 12),
-  'L/16': ('dots', 2, 1),
-  'L/32': ('dots', 1, 1),
+  'L/16': ('dots', 2, 24),
+  'L/32': ('dots', 1, 24),
   'H/14': ('dots', 4, 1),
 }
 # TPUv3-core-days that Table 2 reports
@@ -159,7 +159,7 @@ def get_config(argument: str | None = None) -> ConfigDict:
   config.mesh = (
     dict(data=1, fsdp=-1, model=1)
     if arg.variant == 'H/14'
-    else dict(data=-1, fsdp=1, model=1)
+    else dict(data=-1, fsdp=1, model=1, zero1=True)
   )
 
   config.evals = dict(
