@@ -1,0 +1,151 @@
+"""Seconds to trace and to compile a training step for a TPU slice.
+
+  python benchmarks/compile_time.py [--rounds=2]
+
+L/16 at 4096 on v3:4x4, no dropout, on this machine: the config's own step, the
+same scanned (`model.unroll=1`), and a plain Flax ViT whose layers are one
+`nn.scan` with Flax's own attention under full rematerialisation. One after the
+other, several rounds; medians, and ratios to the plain one. Keep the machine
+free.
+"""
+
+import argparse
+import functools
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from vit_jax.plan import environment
+
+CONFIG, TOPOLOGY = 'configs/l16_i21k.py', 'v3:4x4'
+
+
+def ours(**changes: Any) -> Callable[[Any], None]:
+  """The config's step, as `plan` and the loop compile it."""
+
+  def run(devices: Any) -> None:
+    import jax
+
+    from vit_jax import compiling, overrides
+    from vit_jax.experiment import Experiment
+    from vit_jax.plan.evaluate import changed
+
+    config = changed(overrides.load(CONFIG), model__dropout=0.0, **changes)
+    experiment = Experiment.build(config, devices)
+    with jax.set_mesh(experiment.mesh):
+      compiling.compile_step(experiment)
+
+  return run
+
+
+def plain(devices: Any) -> None:
+  """A scanned Flax ViT, Optax's AdamW, the batch split over all devices."""
+  import flax.linen as nn
+  import jax
+  import jax.numpy as jnp
+  import optax
+
+  from vit_jax import losses, sharding
+  from vit_jax.models import sizes
+
+  size, classes, dtype = sizes.of_variant('L/16'), 21_843, jnp.bfloat16
+
+  class Layer(nn.Module):
+    """Pre-norm attention and MLP."""
+
+    @nn.compact
+    def __call__(self, x, _):
+      norm = functools.partial(nn.LayerNorm, dtype=dtype)
+      x += nn.MultiHeadDotProductAttention(size['num_heads'], dtype=dtype)(
+        norm()(x)
+      )
+      y = nn.Dense(size['mlp_dim'], dtype=dtype)(norm()(x))
+      return x + nn.Dense(size['width'], dtype=dtype)(nn.gelu(y)), None
+
+  class Plain(nn.Module):
+    """Patches, class token, positions, scanned layers, head."""
+
+    @nn.compact
+    def __call__(self, images):
+      p, width = size['patch_size'], size['width']
+      x = nn.Conv(width, (p, p), (p, p), padding='VALID', dtype=dtype)(images)
+      x = x.reshape(len(x), -1, width)
+      cls = self.param('cls', nn.initializers.zeros_init(), (1, 1, width))
+      cls = jnp.tile(cls.astype(dtype), (len(x), 1, 1))
+      x = jnp.concatenate([cls, x], axis=1)
+      positions = nn.initializers.normal(0.02)
+      x += self.param('positions', positions, (1, *x.shape[1:])).astype(dtype)
+      x, _ = nn.scan(
+        nn.remat(Layer, prevent_cse=False),
+        variable_axes={'params': 0},
+        split_rngs={'params': True},
+        length=size['depth'],
+      )()(x, None)
+      x = nn.LayerNorm(dtype=dtype)(x)[:, 0]
+      return nn.Dense(classes, dtype=dtype)(x).astype(jnp.float32)
+
+  model, optimizer = Plain(), optax.adamw(1e-3)
+  mesh = sharding.make_mesh(devices)
+  split, everywhere = sharding.batch_sharding(mesh), sharding.replicated(mesh)
+
+  def step(state, images, labels):
+    params, opt_state = state
+
+    def loss_fn(params):
+      logits = model.apply(params, images.astype(dtype) / 127.5 - 1)
+      return losses.sigmoid_cross_entropy(logits, labels).mean()
+
+    loss, grads = jax.value_and_grad(loss_fn)(params)
+    updates, opt_state = optimizer.update(grads, opt_state, params)
+    return (optax.apply_updates(params, updates), opt_state), loss
+
+  def init():
+    params = model.init(jax.random.key(0), jnp.zeros((1, 224, 224, 3)))
+    return params, optimizer.init(params)
+
+  state = jax.tree.map(
+    lambda leaf: jax.ShapeDtypeStruct(
+      leaf.shape, leaf.dtype, sharding=everywhere
+    ),
+    jax.eval_shape(init),
+  )
+  images = jax.ShapeDtypeStruct((4096, 224, 224, 3), jnp.uint8, sharding=split)
+  labels = jax.ShapeDtypeStruct((4096,), jnp.int32, sharding=split)
+  with jax.set_mesh(mesh):
+    jax.jit(step, donate_argnums=0).lower(state, images, labels).compile()
+
+
+def main() -> None:
+  """Runs every way in turn."""
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument('--rounds', type=int, default=2)
+  rounds = parser.parse_args().rounds
+  import jax
+
+  from vit_jax.plan import topology
+
+  devices = topology.find(TOPOLOGY).devices
+  ways = {
+    'plain Flax, scanned': plain,
+    'vit_jax, scanned': ours(model__unroll=1),
+    'vit_jax, as shipped': ours(),
+  }
+  seconds: dict[str, list[float]] = {name: [] for name in ways}
+  for _ in range(rounds):
+    for name, way in ways.items():
+      jax.clear_caches()
+      started = time.monotonic()
+      way(devices)
+      seconds[name].append(time.monotonic() - started)
+  print('| step | seconds | ratio |\n|---|---|---|')
+  medians = {name: statistics.median(each) for name, each in seconds.items()}
+  first = next(iter(medians.values()))
+  for name, median in medians.items():
+    print(f'| {name} | {median:.1f} | {median / first:.2f} |')
+
+
+if __name__ == '__main__':
+  environment.prepare(sys.argv)
+  main()
