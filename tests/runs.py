@@ -33,6 +33,7 @@ SMALL_L16 = {
   'model.mlp_dim': 128,
   'model.num_heads': 4,
   'model.dtype': 'float32',
+  'model.unroll': 1,
   'log.every': '1 steps',
   'log.tensorboard': 'false',
   'evals.val.every': '10 steps',

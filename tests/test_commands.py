@@ -47,20 +47,23 @@ WRONG_CONFIGS = [
 @pytest.mark.slow
 def test_wrong_config_is_one_message(tmp_path):
   """Exit code 2, one message with what is allowed, and nothing is claimed."""
-  base = ['--config=configs/quickstart.py', f'--workdir={tmp_path / "run"}']
-  data = f'--config.source.data_dir={tmp_path / "tfds"}'
+  base = ['--config=configs/quickstart.py']
+  base += [f'--config.source.data_dir={tmp_path / "tfds"}']
   pending = list(WRONG_CONFIGS)
   while pending:
     pair, pending = pending[:2], pending[2:]
     started = [
-      runs.start(runs.command('train', *base, data, flag)) for flag, _ in pair
+      runs.start(
+        runs.command('train', *base, f'--workdir={tmp_path}/run{i}', flag)
+      )
+      for i, (flag, _) in enumerate(pair)
     ]
     for (flag, message), process in zip(pair, started, strict=True):
       _, err = runs.finish(process, code=2)
       assert message in err, (flag, err)
       assert 'Traceback' not in err, (flag, err)
       assert err.count('error:') == 1, (flag, err)
-  assert not (tmp_path / 'run/config.json').exists()
+  assert not list(tmp_path.glob('run*/config.json'))
 
 
 @pytest.mark.slow

@@ -78,7 +78,8 @@ def test_scanned_and_unrolled_agree():
 def test_what_a_plan_tells():
   """All keys, over two slices with sharded parameters, and they agree."""
   result = planned(
-    '--slices=2', '--breakdown', mesh__data=2, mesh__fsdp=-1, micro_batches=2
+    *('--slices=2', '--breakdown'),
+    **dict(mesh__data=2, mesh__fsdp=-1, mesh__zero1=False, micro_batches=2),
   )
   assert set(result) >= KEYS
   assert result['topology'] == '2 slices of v3:2x2' and result['fits']
@@ -97,10 +98,9 @@ def test_what_a_plan_tells():
   assert result['predicted_images_per_second'] == pytest.approx(512 / seconds)
   days = seconds * result['total_steps'] / 86400
   assert result['predicted_core_days'] == pytest.approx(days * 16)
-  images = 512 / 16
-  assert result['flops_per_device'] == pytest.approx(
-    images * result['model_flops_per_image'], rel=0.1
-  )
+  # Attention's kernels declare what padding makes of 5 tokens or 197.
+  needed = 512 / 16 * result['model_flops_per_image']
+  assert needed <= result['flops_per_device'] < 1.4 * needed
   assert 0 < result['predicted_mfu'] < 1
   assert any('attention' in each['group'] for each in result['breakdown'])
 
@@ -109,7 +109,8 @@ def test_what_a_plan_tells():
 @pytest.mark.slow
 def test_absurd_batch_is_an_answer():
   """It does not fit; how much it needs, and what does fit."""
-  result = planned(batch_size=2**17)
+  scanned = dict(model__attention='xla', model__unroll=1, mesh__zero1=False)
+  result = planned(batch_size=2**17, **scanned)
   assert set(result) >= KEYS and result['fits'] is False
   assert result['peak_bytes_per_device'] > result['hbm_bytes_per_device']
   assert result['predicted_step_seconds'] is None
