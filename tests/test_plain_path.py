@@ -24,7 +24,7 @@ SMALL = dict(
     image_size=(32, 32), batch_size=16, num_classes=CLASSES, micro_batches=1
   ),
   **dict(total=f'{STEPS} steps', schedule__warmup='10 steps'),
-  train__num_examples=1000,
+  **dict(train__num_examples=1000, model__unroll=1),
 )
 
 
