@@ -10,7 +10,6 @@ free.
 """
 
 import argparse
-import functools
 import statistics
 import sys
 import time
@@ -42,77 +41,29 @@ def ours(**changes: Any) -> Callable[[Any], None]:
 
 def plain(devices: Any) -> None:
   """A scanned Flax ViT, Optax's AdamW, the batch split over all devices."""
-  import flax.linen as nn
   import jax
   import jax.numpy as jnp
-  import optax
+  import plain_flax
 
-  from vit_jax import losses, sharding
-  from vit_jax.models import sizes
+  from vit_jax import sharding
 
-  size, classes, dtype = sizes.of_variant('L/16'), 21_843, jnp.bfloat16
-
-  class Layer(nn.Module):
-    """Pre-norm attention and MLP."""
-
-    @nn.compact
-    def __call__(self, x, _):
-      norm = functools.partial(nn.LayerNorm, dtype=dtype)
-      x += nn.MultiHeadDotProductAttention(size['num_heads'], dtype=dtype)(
-        norm()(x)
-      )
-      y = nn.Dense(size['mlp_dim'], dtype=dtype)(norm()(x))
-      return x + nn.Dense(size['width'], dtype=dtype)(nn.gelu(y)), None
-
-  class Plain(nn.Module):
-    """Patches, class token, positions, scanned layers, head."""
-
-    @nn.compact
-    def __call__(self, images):
-      p, width = size['patch_size'], size['width']
-      x = nn.Conv(width, (p, p), (p, p), padding='VALID', dtype=dtype)(images)
-      x = x.reshape(len(x), -1, width)
-      cls = self.param('cls', nn.initializers.zeros_init(), (1, 1, width))
-      cls = jnp.tile(cls.astype(dtype), (len(x), 1, 1))
-      x = jnp.concatenate([cls, x], axis=1)
-      positions = nn.initializers.normal(0.02)
-      x += self.param('positions', positions, (1, *x.shape[1:])).astype(dtype)
-      x, _ = nn.scan(
-        nn.remat(Layer, prevent_cse=False),
-        variable_axes={'params': 0},
-        split_rngs={'params': True},
-        length=size['depth'],
-      )()(x, None)
-      x = nn.LayerNorm(dtype=dtype)(x)[:, 0]
-      return nn.Dense(classes, dtype=dtype)(x).astype(jnp.float32)
-
-  model, optimizer = Plain(), optax.adamw(1e-3)
   mesh = sharding.make_mesh(devices)
   split, everywhere = sharding.batch_sharding(mesh), sharding.replicated(mesh)
+  images = jax.ShapeDtypeStruct((4096, 224, 224, 3), jnp.uint8, sharding=split)
+  labels = jax.ShapeDtypeStruct((4096,), jnp.int32, sharding=split)
+  init, train = plain_flax.training(
+    plain_flax.Plain('L/16', 21_843, jnp.bfloat16, scanned=True)
+  )
 
   def step(state, images, labels):
-    params, opt_state = state
-
-    def loss_fn(params):
-      logits = model.apply(params, images.astype(dtype) / 127.5 - 1)
-      return losses.sigmoid_cross_entropy(logits, labels).mean()
-
-    loss, grads = jax.value_and_grad(loss_fn)(params)
-    updates, opt_state = optimizer.update(grads, opt_state, params)
-    return (optax.apply_updates(params, updates), opt_state), loss
-
-  def init():
-    params = model.init(jax.random.key(0), jnp.zeros((1, 224, 224, 3)))
-    return params, optimizer.init(params)
+    return train(state, images.astype(jnp.bfloat16) / 127.5 - 1, labels)
 
   state = jax.tree.map(
     lambda leaf: jax.ShapeDtypeStruct(
       leaf.shape, leaf.dtype, sharding=everywhere
     ),
-    jax.eval_shape(init),
+    jax.eval_shape(init, images),
   )
-  images = jax.ShapeDtypeStruct((4096, 224, 224, 3), jnp.uint8, sharding=split)
-  labels = jax.ShapeDtypeStruct((4096,), jnp.int32, sharding=split)
   with jax.set_mesh(mesh):
     jax.jit(step, donate_argnums=0).lower(state, images, labels).compile()
 

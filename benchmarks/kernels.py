@@ -86,9 +86,7 @@ def main() -> None:
         for backward in (False, True)
       ]
       counted = sum(
-        each.flops / chip.peak_flops * chip.clock_hz
-        + each.transcendentals / chip.exponentials_per_cycle
-        for each in costs
+        chip.kernel_cycles(each.flops, each.transcendentals) for each in costs
       )
       print(
         f'| {name} | {tokens} | {bundles:,.0f} | {counted:,.0f} | '

@@ -16,7 +16,6 @@ Medians over `--rounds` rounds of `--steps` steps. MFU needs a known device.
 """
 
 import argparse
-import functools
 import importlib.metadata
 import importlib.util
 import statistics
@@ -27,9 +26,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
+import plain_flax
 
-from vit_jax import compiling, flops, losses, overrides, runtime
+from vit_jax import compiling, flops, overrides, runtime
 from vit_jax.experiment import Experiment
 from vit_jax.models import sizes
 from vit_jax.plan.evaluate import changed
@@ -82,32 +81,20 @@ class Ours:
 
 
 class Flax:
-  """A ViT as a Flax tutorial would have it."""
+  """The plain ViT, its layers in a loop."""
 
   name = 'flax'
 
   def __init__(self, variant: str, batch: int, dtype: str):
-    self._model = _plain_flax(variant, jnp.dtype(dtype))
-    self._optimizer = optax.adamw(1e-3)
+    model = plain_flax.Plain(variant, CLASSES, jnp.dtype(dtype))
+    init, step = plain_flax.training(model)
     host = _batch(batch)
     self._images = jnp.asarray(host['image']) / 127.5 - 1.0
     self._labels = jnp.asarray(host['label'])
-    params = self._model.init(jax.random.key(0), self._images[:1])
-    self._state = (params, self._optimizer.init(params))
-    self._train = jax.jit(self._step, donate_argnums=0)
-    self._infer = jax.jit(self._model.apply)
+    self._state = init(self._images)
+    self._train = jax.jit(step, donate_argnums=0)
+    self._infer = jax.jit(model.apply)
     self._out: Any = None
-
-  def _step(self, state, images, labels):
-    params, opt_state = state
-
-    def loss_fn(params):
-      logits = self._model.apply(params, images)
-      return losses.sigmoid_cross_entropy(logits, labels).mean()
-
-    loss, grads = jax.value_and_grad(loss_fn)(params)
-    updates, opt_state = self._optimizer.update(grads, opt_state, params)
-    return (optax.apply_updates(params, updates), opt_state), loss
 
   def train(self) -> None:
     self._state, self._out = self._train(
@@ -119,36 +106,6 @@ class Flax:
 
   def wait(self) -> None:
     jax.block_until_ready((self._out, self._state))
-
-
-def _plain_flax(variant: str, dtype: Any) -> Any:
-  import flax.linen as nn
-
-  size = sizes.of_variant(variant)
-
-  class Plain(nn.Module):
-    """Patches, class token, positions, layers in a loop, head."""
-
-    @nn.compact
-    def __call__(self, x):
-      p, width = size['patch_size'], size['width']
-      dense = functools.partial(nn.Dense, dtype=dtype)
-      norm = functools.partial(nn.LayerNorm, dtype=dtype, epsilon=1e-6)
-      x = nn.Conv(width, (p, p), (p, p), padding='VALID', dtype=dtype)(x)
-      x = x.reshape(x.shape[0], -1, width)
-      zeros, normal = nn.initializers.zeros_init(), nn.initializers.normal(0.02)
-      cls = self.param('cls', zeros, (1, 1, width)).astype(dtype)
-      x = jnp.concatenate([jnp.tile(cls, (len(x), 1, 1)), x], axis=1)
-      x += self.param('positions', normal, (1, *x.shape[1:])).astype(dtype)
-      for _ in range(size['depth']):
-        x += nn.MultiHeadDotProductAttention(size['num_heads'], dtype=dtype)(
-          norm()(x)
-        )
-        y = nn.gelu(dense(size['mlp_dim'])(norm()(x)))
-        x += dense(width)(y)
-      return dense(CLASSES)(norm()(x)[:, 0]).astype(jnp.float32)
-
-  return Plain()
 
 
 class Torch:

@@ -204,15 +204,12 @@ class Session:
     """One update; from time to time twice, to compare the bits."""
     every = self.experiment.steps(self.recovery.sdc_every)
     if not every or (step + 1) % every:
-      # Waiting is where the devices' queue is full; all is on them already.
-      with self.hosts.waiting(), jax.transfer_guard('disallow'):
-        return self.train_step(state, batch, self.key)
+      with self.hosts.waiting():  # where the devices' queue is full
+        return self._update(state, batch)
     everywhere = sharding.replicated(self.experiment.mesh)
     copy = jax.tree.map(jnp.copy, state)
-    first = checksum.checksums(
-      self.train_step(copy, batch, self.key)[0], everywhere
-    )
-    state, step_metrics = self.train_step(state, batch, self.key)
+    first = checksum.checksums(self._update(copy, batch)[0], everywhere)
+    state, step_metrics = self._update(state, batch)
     second = checksum.checksums(state, everywhere)
     differing = [path for path in first if first[path] != second[path]]
     if differing:
@@ -223,6 +220,11 @@ class Session:
         f'{jax.devices()}. Take the machine out and resume.'
       )
     return state, step_metrics
+
+  def _update(self, state: PyTree, batch: PyTree) -> tuple[PyTree, PyTree]:
+    """The compiled step; all that it takes is on the devices already."""
+    with jax.transfer_guard('disallow'):
+      return self.train_step(state, batch, self.key)
 
   def roll_back(self, error: recovery.RollbackError) -> None:
     """Writes the rollback down; the next `start` carries it out.

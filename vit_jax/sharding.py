@@ -231,16 +231,18 @@ def axis_size(name: str) -> int:
   return 1 if mesh.empty else mesh.shape[name]
 
 
-def device_kind() -> str:
-  """What the device is called that is traced for: 'TPU v3', 'cpu', …"""
-  device = jax.sharding.get_abstract_mesh().abstract_device
-  return (jax.devices()[0] if device is None else device).device_kind
+def device() -> Any:
+  """Has `platform` and `device_kind` ('TPU v3') of what is traced for now.
+
+  That is the mesh's device, or else the default one.
+  """
+  of_mesh = jax.sharding.get_abstract_mesh().abstract_device
+  return jax.devices()[0] if of_mesh is None else of_mesh
 
 
 def on_tpu() -> bool:
-  """Whether what is traced now is for TPUs: of the mesh, or by default."""
-  device = jax.sharding.get_abstract_mesh().abstract_device
-  return (jax.default_backend() if device is None else device.platform) == 'tpu'
+  """Whether what is traced now is for TPUs."""
+  return device().platform == 'tpu'
 
 
 def table(abstract: tree.PyTree) -> str:

@@ -84,18 +84,13 @@ def test_search_finds_the_cheapest_first(target, attempts):
   assert len(attempts) < 30
 
 
-def test_search_says_when_nothing_fits(target, attempts):
+def test_search_says_when_nothing_fits(target, attempts, monkeypatch):
   """One message with the batch and the slice."""
   del attempts
-  huge = config(8 * 400, **{'mesh.fsdp': 1})
-  tight = topology.Target('v3:2x2', target.devices, 1, target.chip, 50)
-  search_limit = dict(IMAGE)
-  try:
-    IMAGE.update(dict.fromkeys(IMAGE, 10**6))
-    with pytest.raises(UserError, match='3200 on v3:2x2'):
-      search.search(huge, tight)
-  finally:
-    IMAGE.update(search_limit)
+  for remat in IMAGE:
+    monkeypatch.setitem(IMAGE, remat, 10**6)
+  with pytest.raises(UserError, match='3200 on v3:2x2'):
+    search.search(config(8 * 400), target)
 
 
 @pytest.mark.parametrize('batch_size', [8, 64, 4096, 100_000])

@@ -96,7 +96,7 @@ def _run(
   head = operands[0].shape[-1] // num_heads
   dtype = operands[0].dtype
   # Versions 2 and 3 multiply float32 only, rounding it to bfloat16 themselves.
-  old = sharding.device_kind() in ('TPU v2', 'TPU v3')
+  old = sharding.device().device_kind in ('TPU v2', 'TPU v3')
   operand = jnp.dtype(jnp.float32) if old else dtype
 
   def local(*arrays: Array) -> tuple[Array, ...]:

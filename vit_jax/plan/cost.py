@@ -140,19 +140,16 @@ def _add_uncounted(
   kernel = _kernel(op)
   entry = uncounted[f'{op.opcode} {kernel}'.strip()]
   moved = arithmetic.bytes_moved(op, computation)
-  declared = {}
-  if kernel:
-    declared = _declared(op)
-    moved = declared.get('bytes_accessed', moved)
+  declared = _declared(op) if kernel else {}
+  moved = declared.get('bytes_accessed', moved)
   flops = declared.get('flops', 0)
   cycles = 0.0
   if target.chip is not None:
     chip = target.chip
-    computing = flops / chip.peak_flops * chip.clock_hz
-    computing += (
-      declared.get('transcendentals', 0) / chip.exponentials_per_cycle
+    cycles = max(
+      moved / chip.hbm_bytes_per_s * chip.clock_hz,
+      chip.kernel_cycles(flops, declared.get('transcendentals', 0)),
     )
-    cycles = max(moved / chip.hbm_bytes_per_s * chip.clock_hz, computing)
   if op.opcode == 'rng-bit-generator':
     words = arithmetic.num_bytes(op.shapes) / 4
     cycles = max(cycles, words * _RNG_CYCLES_PER_WORD)

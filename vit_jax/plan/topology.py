@@ -39,6 +39,11 @@ class Chip:
   cores: int = 1
   options: tuple[tuple[str, Any], ...] = ()
 
+  def kernel_cycles(self, flops: float, exponentials: float) -> float:
+    """What a custom kernel computes, in cycles; memory left out."""
+    products = flops / self.peak_flops * self.clock_hz
+    return products + exponentials / self.exponentials_per_cycle
+
 
 def _chip(clock, peak, hbm_gib, hbm, link, exps, **rest: Any) -> Chip:
   return Chip(clock, peak, int(hbm_gib * GIB), hbm, link, exps, **rest)
