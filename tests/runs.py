@@ -84,7 +84,11 @@ def start(arguments: list[str], devices: int = 1) -> subprocess.Popen:
 
 def finish(process: subprocess.Popen, code: int = 0) -> tuple[str, str]:
   """Waits for a command; its exit code must be as said."""
-  out, err = process.communicate(timeout=300)
+  try:
+    out, err = process.communicate(timeout=300)
+  except subprocess.TimeoutExpired:
+    process.kill()
+    out, err = process.communicate()
   assert process.returncode == code, f'exit {process.returncode}\n{err[-5000:]}'
   return out, err
 

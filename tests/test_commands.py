@@ -134,6 +134,9 @@ def test_workdir_of_another_run_is_refused(tmp_path, trained):
   )
   assert 'resuming at step 20' in err
   assert list(runs.losses(workdir)) == list(range(1, 23))
+  shorter = [*again, '--config.total=21 steps', '--allow_config_change']
+  _, err = runs.run(shorter, code=2)
+  assert 'is at step 22, beyond the 21 steps' in err
   runs.run(
     [
       *again,

@@ -25,6 +25,7 @@ from vit_jax import (
 from vit_jax import ledger as ledger_lib
 from vit_jax import workdir as workdir_lib
 from vit_jax.config import Config
+from vit_jax.errors import UserError
 from vit_jax.experiment import Experiment, build_section
 from vit_jax.ledger import Ledger
 from vit_jax.preemption import Preemption
@@ -83,6 +84,7 @@ class Session:
         self.experiment.about(self.source),
       )
       stack.callback(self.checkpoints.close)
+      self._check_not_beyond_the_end()
       self.key = self.experiment.key()
       self.abstract_state = self.experiment.abstract_state()
       compiling.describe(self.experiment, self.abstract_state)
@@ -96,6 +98,15 @@ class Session:
     self._saved_at = time.monotonic()
     if runtime.is_main():
       workdir_lib.record(workdir, config, runtime.describe_run())
+
+  def _check_not_beyond_the_end(self) -> None:
+    step, total = self.checkpoints.latest_step(), self.experiment.total_steps
+    if step is not None and step > total:
+      raise UserError(
+        f'{self.workdir} is at step {step}, beyond the {total} steps of '
+        f'config.total={self.config.total!r}: give a longer total, or another '
+        '--workdir to train anew.'
+      )
 
   @contextlib.contextmanager
   def doing(self, kind: str) -> Iterator[None]:

@@ -89,7 +89,11 @@ def test_a_read_only_workdir(tmp_path):
 @pytest.mark.slow
 def test_two_runs_on_one_workdir(tmp_path):
   """The second is refused; after SIGKILL of the first it is not."""
-  flags = runs.SMALL_L16 | {'total': '3000 steps', 'log.every': '1 steps'}
+  flags = runs.SMALL_L16 | {
+    'total': '100000 steps',
+    'log.every': '1 steps',
+    'checkpoint.every': '100000 steps',
+  }
   again = runs.command(
     'train', *runs.flags('configs/l16_i21k.py', tmp_path / 'run', flags)
   )
