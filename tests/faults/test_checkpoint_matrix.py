@@ -243,3 +243,16 @@ def test_retention_keeps_newest_and_best(tmp_path):
       checkpoints.save(step, state, {'val/accuracy': accuracy})
   left = sorted(int(p.name) for p in (tmp_path / 'c').iterdir())
   assert left == [2, 4, 5]
+
+
+@pytest.mark.parametrize('late', [False, True])
+def test_the_best_is_known_after_a_restart(tmp_path, late):
+  """Also where a signal cut the evaluation: it is made when resumed."""
+  for step, accuracy in enumerate((0.1, 0.9, 0.3, 0.2, 0.4), start=1):
+    for metrics in [{}] * late + [{'val/accuracy': accuracy}]:
+      with contextlib.closing(
+        Checkpointer(tmp_path / 'c', {}, keep=2, best='val/accuracy')
+      ) as checkpoints:
+        checkpoints.save(step, _state(_experiment(), step), metrics)
+  left = sorted(int(p.name) for p in (tmp_path / 'c').iterdir())
+  assert left == [2, 4, 5]

@@ -1,5 +1,6 @@
 """Saves and restores the states of one run."""
 
+import json
 import logging
 from typing import Any
 
@@ -65,12 +66,11 @@ class Checkpointer:
   def _open(self) -> ocp.CheckpointManager:
     preserved: list[Any] = [policies.LatestN(self._keep)]
     best = self._best
-    if best:
+    score = None if best is None else lambda metrics: metrics[best]
+    if score is not None:
       preserved.append(
         policies.BestN(
-          n=1,
-          get_metric_fn=lambda metrics: metrics[best],
-          keep_checkpoints_without_metrics=False,
+          n=1, get_metric_fn=score, keep_checkpoints_without_metrics=False
         )
       )
     return ocp.CheckpointManager(
@@ -78,6 +78,7 @@ class Checkpointer:
       item_names=items.NAMES,
       options=ocp.CheckpointManagerOptions(
         preservation_policy=policies.AnyPreservationPolicy(preserved),
+        best_fn=score,  # without it no metrics are written
         cleanup_tmp_directories=True,
       ),
     )
@@ -96,15 +97,18 @@ class Checkpointer:
     Args:
       step: updates completed.
       state: a TrainState.
-      metrics: of the evaluation at this step, for `best`.
+      metrics: of the evaluation at this step, for `best`; a step saved before
+        without them gets them now.
 
     Returns:
       Whether the step is being written.
     """
     self.settle()
-    if step in self._manager.all_steps():
-      return True
     best = {self._best: metrics[self._best]} if self._best in metrics else None
+    if step in self._manager.all_steps():
+      if best:
+        self._add_metrics(step, best)
+      return True
     args = ocp.args.Composite(
       about=ocp.args.JsonSave(self._about),
       manifest=ocp.args.JsonSave(items.manifest(state)),
@@ -118,6 +122,17 @@ class Checkpointer:
     if not saved:
       raise RuntimeError(f'Orbax did not save step {step}')
     return True
+
+  def _add_metrics(self, step: int, metrics: dict[str, float]) -> None:
+    file = self._root / str(step) / 'metrics' / 'metrics'
+    if jax.process_index() == 0 and not file.exists():
+      file.parent.mkdir(exist_ok=True)
+      whole = file.with_suffix('.tmp')
+      whole.write_text(json.dumps(metrics))
+      whole.rename(file)
+    if jax.process_count() > 1:
+      multihost_utils.sync_global_devices(f'metrics of {step}')
+    self._manager.reload()
 
   def settle(self) -> bool:
     """Waits until what was begun is on disk; False if that failed."""
