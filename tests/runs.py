@@ -66,6 +66,7 @@ def environment(devices: int = 1) -> dict[str, str]:
     'JAX_COMPILATION_CACHE_DIR': _compilation_cache(),
     'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
     'JAX_PLATFORMS': 'cpu',
+    'MALLOC_ARENA_MAX': '16',  # these runs compile longer than they step
     'XLA_FLAGS': f'--xla_force_host_platform_device_count={devices}',
   }
 

@@ -44,7 +44,6 @@ def run(body: Callable[[list[str]], None], define: Callable[[], None]) -> None:
     _guarded(lambda: body(argv[1:]))
 
   def start() -> None:
-    runtime.keep_host_memory()
     define()
     app.run(main, argv=sys.argv, flags_parser=parse)
 
@@ -87,8 +86,9 @@ def define_distributed_flags() -> None:
   flags.DEFINE_integer('process_id', None, 'Number of this process, from 0.')
 
 
-def start_distributed() -> None:
-  """Joins the other processes, by flags or by what JAX finds."""
+def start_process() -> None:
+  """Readies this process for steps; joins the others, by flags or JAX."""
+  runtime.keep_host_memory()
   values = flags.FLAGS
   runtime.start_distributed(
     values.coordinator_address, values.num_processes, values.process_id

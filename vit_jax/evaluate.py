@@ -155,7 +155,7 @@ def main(arguments: list[str]) -> None:
       '--checkpoint=PATH is needed, and flags only; got '
       f'{arguments or "no checkpoint"}.'
     )
-  cli.start_distributed()
+  cli.start_process()
   result = run(
     values.checkpoint,
     dataset=values.dataset,

@@ -53,7 +53,7 @@ def adopt_architecture(config: Config, source: pretrained.Pretrained) -> Config:
 def main(arguments: list[str]) -> None:
   """Starts a fine-tuning."""
   entry.refuse_arguments(arguments)
-  cli.start_distributed()
+  cli.start_process()
   config: Config = flags.FLAGS.config
   if not config.init_from:
     raise UserError(

@@ -60,10 +60,13 @@ def keep_host_memory() -> None:
   XLA's CPU backend allocates a step's buffers anew each time. glibc gives such
   large ones back to the system, which then has to clear every page of them
   again: a third of all processor time in a small model's step. Must come
-  before any thread of JAX's is started.
+  before any thread of JAX's is started. Compilation, which allocates from many
+  threads at once, is slower for it. Does nothing where the user has set glibc's
+  MALLOC_ variables.
   """
   accelerator = _on_tpu() or pathlib.Path('/dev/nvidia0').exists()
-  if accelerator or platform.libc_ver()[0] != 'glibc':
+  given = any(name.startswith('MALLOC_') for name in os.environ)
+  if accelerator or given or platform.libc_ver()[0] != 'glibc':
     return
   mallopt = ctypes.CDLL(None).mallopt
   for option, value in (

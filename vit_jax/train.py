@@ -12,7 +12,7 @@ from vit_jax import cli, entry
 def main(arguments: list[str]) -> None:
   """Starts a pre-training."""
   entry.refuse_arguments(arguments)
-  cli.start_distributed()
+  cli.start_process()
   entry.start(flags.FLAGS.config)
 
 
