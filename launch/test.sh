@@ -15,4 +15,5 @@ if [[ "${1-}" == --all ]]; then
   export VIT_JAX_FAULTS=all
   shift
 fi
-python -m pytest "$@"
+# Two processes: most tests wait half of their time for another's single thread.
+python -m pytest -n 2 --dist=loadfile --no-loadscope-reorder "$@"

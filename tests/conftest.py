@@ -1,5 +1,6 @@
 """Eight virtual CPU devices and run-time type checks for the whole suite."""
 
+import collections
 import os
 
 # Before jax is imported: it reads both only once.
@@ -12,6 +13,7 @@ os.environ['XLA_FLAGS'] = ' '.join(
 ).strip()
 
 import jaxtyping  # noqa: E402 (after the environment)
+import pytest  # noqa: E402
 
 from tests.faults.counts import INJECTED  # noqa: E402
 
@@ -20,9 +22,24 @@ from tests.faults.counts import INJECTED  # noqa: E402
 jaxtyping.install_import_hook('vit_jax', 'typecheck.typechecked')
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+  """Puts the faults that a test injects into its report."""
+  before = INJECTED.copy()
+  try:
+    return (yield)
+  finally:
+    item.user_properties += (INJECTED - before).items()
+
+
 def pytest_terminal_summary(terminalreporter):
   """How often each kind of fault was injected, a line a kind."""
-  if INJECTED:
+  injected = collections.Counter()
+  for reports in terminalreporter.stats.values():
+    for report in reports:
+      if getattr(report, 'when', None) == 'call':
+        injected.update(dict(report.user_properties))
+  if injected:
     terminalreporter.section('faults injected')
-  for kind, number in sorted(INJECTED.items()):
+  for kind, number in sorted(injected.items()):
     terminalreporter.write_line(f'{number:4d}  {kind}')
