@@ -3,6 +3,7 @@
 import pathlib
 import re
 
+import numpy as np
 import pytest
 
 from vit_jax.errors import UserError
@@ -151,6 +152,30 @@ ENTRY %main (a: bf16{left}, b: bf16{right}) -> bf16{out} {{
 """
   entry = hlo.parse(text).computations['main']
   assert arithmetic.matrix_flops(entry.ops['c'], entry) == flops
+
+
+def test_window_positions_are_counted_not_listed():
+  """As one by one; and where there are 10^10 of them, at once."""
+  rng = np.random.default_rng(0)
+  for size, kernel, out, stride, low, base, dilation in zip(
+    *rng.integers(1, 9, (3, 300)).tolist(),
+    *rng.integers(
+      [[1], [-9], [1], [1]], [[7], [9], [7], [4]], (4, 300)
+    ).tolist(),
+    strict=True,
+  ):
+    window = dict(stride=stride, low=low, base=base, dilation=dilation)
+    inputs = range(0, size * base, base)
+    one_by_one = sum(
+      o * stride + k * dilation - low in inputs
+      for o in range(out)
+      for k in range(kernel)
+    )
+    counted = arithmetic._valid_positions(size, kernel, out, window)
+    assert counted == one_by_one, (size, kernel, out, window)
+  n = 100_000  # a batch dimension
+  window = dict(stride=n - 1, low=n - 1, base=n, dilation=1)
+  assert arithmetic._valid_positions(n, n, n, window) == n
 
 
 @pytest.mark.parametrize(

@@ -112,11 +112,17 @@ def _window(op: Op, rank: int) -> dict[str, list[int]]:
 def _valid_positions(
   size: int, kernel: int, out: int, window: dict[str, int]
 ) -> int:
-  """Pairs of output position and kernel position that meet an input element."""
-  at = (
-    np.arange(out)[:, None] * window['stride']
-    + np.arange(kernel)[None, :] * window['dilation']
-    - window['low']
-  )
-  inside = (at >= 0) & (at <= (size - 1) * window['base'])
-  return int(np.sum(inside & (at % window['base'] == 0)))
+  """Pairs of output position and kernel position that meet an input element.
+
+  Output o and kernel k meet input (o·stride + k·dilation - low) / base, if that
+  is whole and within the size: for each k every `period`-th o of a range.
+  """
+  stride, base = window['stride'], window['base']
+  offset = np.arange(kernel) * window['dilation'] - window['low']
+  common = math.gcd(stride, base)
+  period = base // common
+  first = np.maximum(0, -(offset // stride))
+  last = np.minimum(out - 1, ((size - 1) * base - offset) // stride)
+  phase = -offset // common * pow(stride // common, -1, period) % period
+  met = (last - phase) // period - (first - 1 - phase) // period
+  return int(np.sum(np.maximum(met, 0)[offset % common == 0]))
