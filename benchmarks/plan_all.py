@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from vit_jax.plan import environment
 
 I21K = 'configs/l16_i21k.py'
+TUNED = 'configs/finetune_imagenet.py'
 
 
 class Row(NamedTuple):
@@ -82,6 +83,21 @@ ROWS = [
     'v3:8x8',
     {'micro_batches': 1},
   ),
+  Row(
+    'g/14 JFT x1',
+    'configs/vit.py:variant=H/14,data=jft',
+    'v5p:4x4x4',
+    {'model.variant': 'g/14', 'micro_batches': 1},
+  ),
+  Row('L/16 to 384 px', TUNED, 'v3:4x4', {'model.variant': 'L/16'}),
+  Row(
+    'L/16 to 384 px x4',
+    TUNED,
+    'v3:2x2',
+    {'model.variant': 'L/16', 'micro_batches': 4},
+  ),
+  Row('L/16 to 512 px', f'{TUNED}:table=2,variant=L/16', 'v3:4x4', {}),
+  Row('H/14 to 518 px', f'{TUNED}:table=2,variant=H/14', 'v3:4x4', {}),
 ]
 COLUMNS = (
   'row',
