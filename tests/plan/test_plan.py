@@ -29,6 +29,7 @@ KEYS = {
   *('hbm_bytes_per_device', 'flops_per_device', 'model_flops_per_image'),
   *('predicted_step_seconds', 'predicted_mfu', 'predicted_images_per_second'),
   *('total_steps', 'predicted_core_days', 'collectives', 'estimated_cycles'),
+  *('uncounted_cycles', 'uncounted', 'collective_seconds', 'batch_size'),
 }
 
 
