@@ -161,9 +161,10 @@ def _timm(variant: str) -> Any:
     import torchvision  # noqa: F401
   except ImportError:
     pass
-  except RuntimeError:  # a torchvision that does not fit this torch
+  except RuntimeError:  # built for another torch: without its operators
     library = torch.library.Library('torchvision', 'DEF')
-    library.define('nms(Tensor dets, Tensor scores, float threshold) -> Tensor')
+    for name in ('nms', 'qnms'):
+      library.define(f'{name}(Tensor dets, Tensor scores, float t) -> Tensor')
   import timm
 
   names = dict(Ti='tiny', S='small', B='base', L='large', H='huge')
