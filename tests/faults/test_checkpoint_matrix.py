@@ -9,6 +9,7 @@ import shutil
 
 import jax
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 
 from tests.faults.counts import injected
@@ -256,3 +257,19 @@ def test_the_best_is_known_after_a_restart(tmp_path, late):
         checkpoints.save(step, _state(_experiment(), step), metrics)
   left = sorted(int(p.name) for p in (tmp_path / 'c').iterdir())
   assert left == [2, 4, 5]
+
+
+def test_late_metrics_that_cannot_be_written(tmp_path, monkeypatch):
+  """Reported and counted like any failing write; the step stays whole."""
+
+  def full(*_):
+    raise OSError('no space left on device')
+
+  with contextlib.closing(
+    Checkpointer(tmp_path / 'c', {}, best='val/accuracy')
+  ) as checkpoints:
+    state = _state(_experiment(), 1)
+    checkpoints.save(1, state, {})
+    monkeypatch.setattr(ocp, 'Checkpointer', full)
+    assert checkpoints.save(1, state, {'val/accuracy': 0.5})
+    assert checkpoints.failures == 1 and checkpoints.latest_step() == 1

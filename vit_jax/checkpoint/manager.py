@@ -1,6 +1,5 @@
 """Saves and restores the states of one run."""
 
-import json
 import logging
 from typing import Any
 
@@ -106,8 +105,11 @@ class Checkpointer:
     self.settle()
     best = {self._best: metrics[self._best]} if self._best in metrics else None
     if step in self._manager.all_steps():
-      if best:
-        self._add_metrics(step, best)
+      try:
+        if best and self._manager.metrics(step) is None:
+          self._add_metrics(step, best)
+      except Exception as error:  # noqa: BLE001 (whatever a file system raises)
+        self._failed(step, error)
       return True
     args = ocp.args.Composite(
       about=ocp.args.JsonSave(self._about),
@@ -124,14 +126,11 @@ class Checkpointer:
     return True
 
   def _add_metrics(self, step: int, metrics: dict[str, float]) -> None:
-    file = self._root / str(step) / 'metrics' / 'metrics'
-    if jax.process_index() == 0 and not file.exists():
-      file.parent.mkdir(exist_ok=True)
-      whole = file.with_suffix('.tmp')
-      whole.write_text(json.dumps(metrics))
-      whole.rename(file)
-    if jax.process_count() > 1:
-      multihost_utils.sync_global_devices(f'metrics of {step}')
+    """Writes what Orbax's manager writes beside a state's items."""
+    handler = ocp.JsonCheckpointHandler(filename='metrics')
+    with ocp.Checkpointer(handler) as writer:
+      args = ocp.args.JsonSave(metrics)
+      writer.save(self._root / str(step) / 'metrics', args=args)
     self._manager.reload()
 
   def settle(self) -> bool:
