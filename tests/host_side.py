@@ -11,6 +11,7 @@ import sys
 import tempfile
 
 import jax
+from etils import epath
 
 from vit_jax import loop, overrides, session
 from vit_jax.plan.evaluate import changed
@@ -46,7 +47,7 @@ def main():
   session.Session.step = counted_step
   jax.make_array_from_callback = counted_put
   with tempfile.TemporaryDirectory() as folder:
-    loop.run(config, loop.epath.Path(folder))
+    loop.run(config, epath.Path(folder))
   print(
     json.dumps(
       {'compiles': compiles, 'arrays': arrays, 'refused': ' '.join(refused)}

@@ -1,7 +1,6 @@
 """A peer that sleeps or dies ends the others in a stated time."""
 
 import json
-import re
 import signal
 import time
 
@@ -73,12 +72,14 @@ def test_a_slow_host_is_named(tmp_path):
   injected('a host that reads slowly')
   slow = {
     'source.name': 'tests.faults.slow',
-    'recovery.slow_hosts_every': '4 steps',
+    'recovery.slow_hosts_every': '8 steps',
+    # In an evaluation or a save the slow reader would catch up.
+    'evals.val.every': '20 steps',
+    'checkpoint.every': '20 steps',
   }
   processes = runs.start_pair(workdir, slow, devices=2)
   errors = [runs.finish(process)[1] for process in processes]
-  named = re.findall(r'slow host\(s\) up to step \d+: process (\d)', errors[0])
-  assert named and set(named) == {'1'}, errors[0]
+  assert 'slow host(s) up to step 16: process 1 (' in errors[0]
   lines = (workdir / 'events.jsonl').read_text().splitlines()
   events = [e for e in map(json.loads, lines) if e['event'] == 'slow_hosts']
   assert events and all(event['processes'] == [1] for event in events)
