@@ -1,0 +1,28 @@
+"""What the compiler is asked for."""
+
+from vit_jax import compiling
+
+SHARED = 'xla_tpu_enable_deduplicated_calls'
+PART = 'xla_jf_crs_combiner_threshold_in_bytes'
+
+
+def test_options_on_tpus_alone():
+  """Other backends would refuse libtpu's options, and a scan needs none."""
+  assert compiling.compiler_options('cpu', 24, 32) == {}
+  assert compiling.compiler_options('tpu', 1, 32) == {}
+  options = compiling.compiler_options('tpu', 24, 32)
+  assert options == {SHARED: 'ENABLED', PART: 8 * 2**20}
+
+
+def test_exchanges_grow_with_the_slice():
+  """Up to what libtpu does by itself."""
+  parts = [
+    compiling.compiler_options('tpu', 2, n)[PART] for n in (8, 128, 2048)
+  ]
+  assert parts == [2 * 2**20, 32 * 2**20, 120 * 2**20]
+
+
+def test_the_users_flags_stay(monkeypatch):
+  """An option in LIBTPU_INIT_ARGS is not overridden; the others are given."""
+  monkeypatch.setenv('LIBTPU_INIT_ARGS', f'--{SHARED}=DISABLED --xla_other=1')
+  assert list(compiling.compiler_options('tpu', 24, 32)) == [PART]
