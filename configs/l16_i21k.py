@@ -4,7 +4,7 @@ Paper: Adam β1 .9 β2 .999, batch 4096, 10k warm-up steps, base lr 1e-3, linear
 decay, weight decay .03, dropout .1, 224 px.
 Expected: 85.15 % ImageNet top-1 after fine-tuning at 384 px (Table 5), 85.30 %
 at 512 px with Polyak averaging (Table 2); 49.90 % upstream validation top-1.
-Cost: 0.23k TPUv3-core-days (Table 2); vit_jax.plan predicts 130 on a v3-32,
+Cost: 0.23k TPUv3-core-days (Table 2); vit_jax.plan predicts 129 on a v3-32,
 the intended slice, for the public data set's 14.1 M images.
 
 From the authors' code and later remarks, not the paper: sigmoid cross-entropy

@@ -43,7 +43,16 @@ WAYS = {
     | dict(mesh__data=4, mesh__fsdp=2, micro_batches=2),
     1e-5,
   ),
+  'unrolled on a mesh, layers apart': (
+    changes('float32', unroll=3) | dict(mesh__data=8, micro_batches=2),
+    1e-5,
+  ),
   'bfloat16': (changes('bfloat16', remat='none'), 4e-3),
+  'bfloat16 on a mesh, layers apart': (
+    changes('bfloat16', unroll=3, remat='dots')
+    | dict(mesh__data=8, micro_batches=2),
+    4e-3,
+  ),
   'bfloat16 kernels': (changes('bfloat16', attention='kernel'), 4e-3),
 }
 
@@ -141,7 +150,7 @@ def plain_losses():
 
 def build(**more):
   config = changed(overrides.load('configs/l16_i21k.py'), **(SMALL | more))
-  devices = jax.devices() if 'mesh__fsdp' in more else jax.devices()[:1]
+  devices = jax.devices() if 'mesh__data' in more else jax.devices()[:1]
   return Experiment.build(config, devices)
 
 
@@ -152,6 +161,7 @@ def test_losses_equal_the_plain_path(way):
   more, tolerance = WAYS[way]
   expected = plain_losses()
   experiment = build(**more)
+  assert bool(experiment.trainer.apart) == ('apart' in way)
   with jax.set_mesh(experiment.mesh):
     state = jax.jit(experiment.trainer.state_of)(start_params(), {})
     step = jax.jit(experiment.trainer.train_step)

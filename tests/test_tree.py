@@ -62,3 +62,16 @@ def test_size_counts_scalars():
   abstract = {'a': jax.ShapeDtypeStruct((4, 5), np.float32)}
   assert tree.size(abstract) == 20
   assert tree.size({}) == 0
+
+
+def test_apart_and_together():
+  """Named leaves become their layers, the others stay, and nothing is lost."""
+  fc1 = {'kernel': np.arange(24.0).reshape(3, 4, 2), 'bias': np.ones((3, 2))}
+  params = {'layers': {'fc1': fc1}, 'head': {'kernel': np.ones((2, 5))}}
+  parts = tree.apart(params, ('fc1/kernel',))
+  layers = parts['layers']['fc1']['kernel']
+  assert [layer.shape for layer in layers] == [(1, 4, 2)] * 3
+  np.testing.assert_array_equal(layers[1], fc1['kernel'][1:2])
+  assert parts['head']['kernel'] is params['head']['kernel']
+  assert tree.apart(params, ()) is params
+  jax.tree.map(np.testing.assert_array_equal, tree.together(parts), params)

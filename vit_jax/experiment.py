@@ -119,6 +119,7 @@ class Experiment:
       micro_batches=config.micro_batches,
       average_decay=config.average_decay,
       spike_factor=config.recovery.spike_factor,
+      apart=getattr(model, 'apart', ()) if config.micro_batches > 1 else (),
     )
     experiment = cls(config, mesh, trainer, image_size, total)
     sections = [config.checkpoint, config.log, *config.evals.values()]

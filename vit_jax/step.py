@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from vit_jax import optim, sharding
+from vit_jax import optim, sharding, tree
 from vit_jax.errors import UserError
 
 PyTree = Any
@@ -69,6 +69,8 @@ class Trainer:
     average_decay: of the average of parameters; None keeps none.
     spike_factor: a loss above this many times the mean of recent good losses
       is as bad as one that is not finite; None for no such limit.
+    apart: ends of the paths of stacked parameters whose gradients are summed
+      over micro-batches layer by layer.
   """
 
   objective: Any
@@ -77,6 +79,7 @@ class Trainer:
   micro_batches: int
   average_decay: float | None
   spike_factor: float | None = None
+  apart: tuple[str, ...] = ()
 
   def init_state(self, key: Key[Array, ''], batch: PyTree) -> TrainState:
     """The state before the first step, for batches of that shape."""
@@ -111,13 +114,7 @@ class Trainer:
       (how many bad steps came last) and what the objective adds.
     """
     key = jax.random.fold_in(key, state.step)
-    loss_fn = jax.value_and_grad(self.objective.loss, has_aux=True)
-    (loss, aux), grads = accumulate(
-      lambda part, part_key: loss_fn(state.params, state.extra, part, part_key),
-      batch,
-      key,
-      self.micro_batches,
-    )
+    loss, aux, grads = self._gradients(state, batch, key)
     # Left to itself, the partitioner splits products by the optimizer's state.
     grads = sharding.constrain_leaves(grads)
     grad_norm = optax.tree.norm(grads)
@@ -148,6 +145,21 @@ class Trainer:
     if 'replaced' in batch:
       metrics['bad_records'] = batch['replaced'].sum()
     return TrainState(step, params, opt_state, extra, average, guard), metrics
+
+  def _gradients(
+    self, state: TrainState, batch: PyTree, key: Key[Array, '']
+  ) -> tuple[Float[Array, ''], Metrics, PyTree]:
+    """Means over the micro-batches of loss, metrics and gradients."""
+    loss_fn = jax.value_and_grad(self.objective.loss, has_aux=True)
+
+    def of_part(part: PyTree, part_key: Key[Array, '']) -> PyTree:
+      values, grads = loss_fn(state.params, state.extra, part, part_key)
+      return values, tree.apart(grads, self.apart)
+
+    # Sums of layers taken apart are added to where they are. A stack of them
+    # would be written, and exchanged with other devices, for every part.
+    (loss, aux), grads = accumulate(of_part, batch, key, self.micro_batches)
+    return loss, aux, tree.together(grads)
 
   def _judge(
     self, guard: Guard, loss: Array, grad_norm: Array

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 PyTree = Any
 
@@ -37,6 +38,33 @@ def unflatten(flat: dict[str, Any]) -> dict[str, Any]:
       node = node.setdefault(parent, {})
     node[last] = leaf
   return tree
+
+
+def apart(tree: PyTree, ends: tuple[str, ...]) -> PyTree:
+  """Leaves whose path has one of these ends, as tuples along their first axis.
+
+  Each part keeps the axis, of length 1. `together` undoes it.
+  """
+
+  def parts(path: str, leaf: Any) -> Any:
+    if not path.endswith(ends):
+      return leaf
+    return tuple(leaf[i : i + 1] for i in range(leaf.shape[0]))
+
+  return map_with_path(parts, tree) if ends else tree
+
+
+def together(tree: PyTree) -> PyTree:
+  """Joins what `apart` has taken apart; nothing else may be a plain tuple."""
+
+  def is_apart(node: Any) -> bool:
+    return type(node) is tuple
+
+  return jax.tree.map(
+    lambda node: jnp.concatenate(node) if is_apart(node) else node,
+    tree,
+    is_leaf=is_apart,
+  )
 
 
 def size(tree: PyTree) -> int:

@@ -144,6 +144,19 @@ class ViT(nn.Module):
       )
     return height // p, width // p
 
+  @property
+  def apart(self) -> tuple[str, ...]:
+    """Ends of the paths of parameters for `step.Trainer.apart`.
+
+    The layers' matrices, where no layer is scanned. Not fc2's: its gradient is
+    a product with what dropout and GELU make again, which XLA does more often
+    if it fuses a sum into that product.
+    """
+    if self.unroll < self.depth:
+      return ()
+    names = (f'attention/{name}' for name in ('query', 'key', 'value', 'out'))
+    return tuple(f'layers/{name}/kernel' for name in ('mlp/fc1', *names))
+
   def forward_flops(self, image_size: tuple[int, int]) -> int:
     """Matrix FLOPs of one image's forward pass, see `flops.vit_forward`."""
     rows, columns = self.grid(image_size)
