@@ -11,7 +11,7 @@ def test_options_on_tpus_alone():
   assert compiling.compiler_options('cpu', 24, 32) == {}
   assert compiling.compiler_options('tpu', 1, 32) == {}
   options = compiling.compiler_options('tpu', 24, 32)
-  assert options == {SHARED: 'ENABLED', PART: 8 * 2**20}
+  assert options == {SHARED: 'ENABLED', PART: 4 * 2**20}
 
 
 def test_exchanges_grow_with_the_slice():
@@ -19,7 +19,7 @@ def test_exchanges_grow_with_the_slice():
   parts = [
     compiling.compiler_options('tpu', 2, n)[PART] for n in (8, 128, 2048)
   ]
-  assert parts == [2 * 2**20, 32 * 2**20, 120 * 2**20]
+  assert parts == [2**20, 16 * 2**20, 120 * 2**20]
 
 
 def test_the_users_flags_stay(monkeypatch):

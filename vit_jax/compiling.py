@@ -12,7 +12,7 @@ from vit_jax.experiment import Experiment
 log = logging.getLogger('vit_jax')
 PyTree = Any
 
-_DEFAULT_EXCHANGE, _EXCHANGE_A_DEVICE = 120 * 2**20, 256 * 2**10  # bytes
+_DEFAULT_EXCHANGE, _EXCHANGE_A_DEVICE = 120 * 2**20, 128 * 2**10  # bytes
 
 
 def compiler_options(
@@ -22,7 +22,7 @@ def compiler_options(
 
   Layers that are written out one by one are the same code again and again: it
   is made once and called. Gradients are exchanged in parts that are alike from
-  layer to layer too, and still 256 KiB for each device to pass on, beside which
+  layer to layer too, and still 128 KiB for each device to pass on, beside which
   latency is small. Together: half the time to compile.
 
   An option that the user has set in $LIBTPU_INIT_ARGS is left to the user.
