@@ -9,8 +9,9 @@ from ml_collections import ConfigDict
 
 from vit_jax import config as config_lib
 from vit_jax import overrides, plugins
-from vit_jax.config import complete, identity, parse_arg
+from vit_jax.config import complete, parse_arg
 from vit_jax.errors import UserError
+from vit_jax.identity import identity
 
 ROOT = pathlib.Path(__file__).parents[1]
 

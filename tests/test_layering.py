@@ -12,12 +12,13 @@ PACKAGE = pathlib.Path(__file__).parents[1] / 'vit_jax'
 # below. The rooms of layers 1 and 2 do not know each other, but for SIBLINGS.
 LAYERS = {
   0: 'errors tree plugins durations losses flops sharding config overrides '
-  'schedule checksum ledger lock watchdog',
+  'schedule checksum ledger lock watchdog atomic jsonl identity agreement',
   1: 'models optim metrics data runtime workdir preemption stragglers',
-  1.5: 'interop analysis recorder recovery',  # at the side of the models
-  2: 'objectives evaluators checkpoint step',
+  # At the side of the models:
+  1.5: 'interop analysis recorder recovery bad_records',
+  2: 'objectives evaluators checkpoint step replay',
   2.5: 'experiment compiling pretrained',
-  3: 'session loop cli entry train finetune evaluate predict plan prepare '
+  3: 'past session loop cli entry train finetune evaluate predict plan prepare '
   'convert analyze preview goodput',
 }
 # Within a layer these know each other, the first the second.

@@ -1,5 +1,7 @@
 """Where the time of a run went, over restarts and rollbacks."""
 
+import json
+
 import pytest
 from etils import epath
 
@@ -55,5 +57,7 @@ def test_spans_add_up_to_the_elapsed_time(tmp_path):
 
 def test_a_line_cut_short_is_left_out(tmp_path):
   """A killed process may leave half a line."""
-  (tmp_path / 'events.jsonl').write_text('{"event": "a"}\n{"event": "b')
-  assert ledger.read(epath.Path(tmp_path) / 'events.jsonl') == [{'event': 'a'}]
+  first = _event(0, 'a')
+  text = json.dumps(first) + '\n' + json.dumps(_event(1, 'b'))[:20]
+  (tmp_path / 'events.jsonl').write_text(text)
+  assert ledger.read(epath.Path(tmp_path) / 'events.jsonl') == [first]

@@ -7,7 +7,6 @@ them into the config so that each key can be overridden on the command line.
 """
 
 import json
-import re
 import types
 import typing
 from collections.abc import Callable
@@ -38,14 +37,8 @@ SECTIONS = {
 }
 EVALS = 'vit_jax.evaluators.{name}:Evaluator'
 
-# Keys that do not change what is computed; a resumed run may change them.
-OPERATIONAL = re.compile(
-  r'(mesh|checkpoint|log|evals)\..*|reader\.(threads|processes|prefetch)|'
-  r'recovery\.(watchdog_.*|.*_every|max_rollbacks)|model\.(remat|unroll|attention)'
-  r'|source\.(.*\.)?(data_dir|path)|paper_core_days'
-)
 
-
+@plugins.operational('paper_core_days')
 def top_level(
   *,
   seed: int = 0,
@@ -239,15 +232,6 @@ def flatten(config: Any, prefix: str = '') -> dict[str, Any]:
     else:
       flat[prefix + key] = list(value) if isinstance(value, tuple) else value
   return flat
-
-
-def identity(config: Any) -> dict[str, Any]:
-  """The flat keys whose change makes another run of it."""
-  return {
-    key: value
-    for key, value in flatten(config).items()
-    if not OPERATIONAL.fullmatch(key)
-  }
 
 
 def to_json(config: Config) -> str:

@@ -51,6 +51,7 @@ def start(
     path,
     initial_params=initial_params,
     profile=profile,
+    allow_changes=values.allow_config_change,
   )
   if runtime.is_main():
     curves.draw(path)

@@ -14,7 +14,7 @@ from absl import flags
 
 from vit_jax import cli, plugins, pretrained, runtime, sharding
 from vit_jax.config import EVALS, SECTIONS
-from vit_jax.data import stream
+from vit_jax.data import matching, stream
 from vit_jax.errors import UserError
 from vit_jax.experiment import EvalSetting
 
@@ -94,9 +94,7 @@ def _build(
   """The evaluator on its data."""
   constructor = plugins.resolve(SECTIONS['source'], section['name'])
   setting = EvalSetting(
-    open_source=functools.partial(
-      _open, constructor, section, source.about['num_classes']
-    ),
+    open_source=functools.partial(_open, constructor, section, source),
     transform=source.preprocess(),
     predict=source.objective().predict,
     mesh=mesh,
@@ -136,15 +134,21 @@ def _evaluator_section(
 
 
 def _open(
-  constructor: Any, section: dict[str, Any], num_classes: int, split: str
+  constructor: Any,
+  section: dict[str, Any],
+  weights: pretrained.Pretrained,
+  split: str,
 ) -> stream.Source:
+  """The data, with the labels that the head knows its classes by."""
+  num_classes = weights.about['num_classes']
   source = plugins.build(constructor, section, split)
   if source.num_classes > num_classes:
     raise UserError(
       f'{source.name} has {source.num_classes} classes and the head '
       f'{num_classes}: fine-tune on it first.'
     )
-  return source
+  names = weights.about['class_names']
+  return matching.matched(source, names, weights.path)
 
 
 def main(arguments: list[str]) -> None:

@@ -4,6 +4,7 @@
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -11,14 +12,14 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from vit_jax import bad_records, durations, identity, plugins, sharding
 from vit_jax import config as config_lib
-from vit_jax import durations, plugins, sharding
 from vit_jax.checkpoint import FORMAT
 from vit_jax.config import Config
-from vit_jax.data import stream
+from vit_jax.data import fingerprint, matching, stream
 from vit_jax.data.transforms import EvalTransform, square
 from vit_jax.errors import UserError
-from vit_jax.ledger import Ledger, read
+from vit_jax.ledger import Ledger
 from vit_jax.step import Trainer
 
 PyTree = Any
@@ -174,11 +175,18 @@ class Experiment:
     )
     return make()
 
-  def open_source(self, split: str) -> stream.Source:
+  def open_source(
+    self, split: str, class_names: Sequence[str] | None = None
+  ) -> stream.Source:
     """Opens a split of the config's source.
 
+    Args:
+      split: in the TFDS way.
+      class_names: of the training data, to which labels are matched.
+
     Raises:
-      UserError: it has more classes than the head; what the source raises.
+      UserError: it has more classes than the head, or others than those of
+        the training data; what the source raises.
     """
     source = build_section(self.config, 'source', split)
     if source.num_classes > self.config.num_classes:
@@ -187,7 +195,9 @@ class Experiment:
         f'{self.config.num_classes}: set --config.num_classes='
         f'{source.num_classes}.'
       )
-    return source
+    if class_names is None:
+      return source
+    return matching.matched(source, class_names, 'the training data')
 
   def open_train_source(self) -> stream.Source:
     """Opens the training split and checks its size.
@@ -222,7 +232,7 @@ class Experiment:
       self.mesh,
       reader=build_section(self.config, 'reader'),
       skipped=skipped,
-      report=bad_record_report(ledger),
+      report=bad_records.report_to(ledger),
     )
 
   def preprocess(self) -> EvalTransform:
@@ -230,18 +240,29 @@ class Experiment:
     return build_section(self.config, 'preprocess', self.image_size)
 
   def evaluator(
-    self, name: str, ledger: Ledger, check: Callable[[], None]
+    self,
+    name: str,
+    ledger: Ledger,
+    check: Callable[[], None],
+    class_names: Sequence[str],
   ) -> Any:
-    """Builds one of the config's evaluators; see `EvalSetting`."""
+    """Builds one of the config's evaluators; see `EvalSetting`.
+
+    Args:
+      name: in `config.evals`.
+      ledger: where bad records are listed.
+      check: called with every batch.
+      class_names: of the training data; labels are matched with them.
+    """
     section = self.config.evals[name]
     setting = EvalSetting(
-      open_source=self.open_source,
+      open_source=functools.partial(self.open_source, class_names=class_names),
       transform=self.preprocess(),
       predict=self.trainer.objective.predict,
       mesh=self.mesh,
       batch_size=self.config.batch_size,
       reader=build_section(self.config, 'reader'),
-      report=bad_record_report(ledger),
+      report=bad_records.report_to(ledger),
       check=check,
     )
     return plugins.build(
@@ -257,26 +278,9 @@ class Experiment:
       **{key: config[key] for key in keys},
       'image_size': list(self.image_size),
       'class_names': list(source.class_names),
+      'record': identity.record(fingerprint.of(source)),
       'config': config,
     }
-
-
-def bad_record_report(ledger: Ledger | None) -> stream.Report:
-  """Lists each bad record once in events.jsonl, over all restarts."""
-  if ledger is None:
-    return None
-  listed = {
-    (event['source'], event['index'])
-    for event in read(ledger.path)
-    if event['event'] == 'bad_record'
-  }
-
-  def report(source: str, record: stream.BadRecord) -> None:
-    if (source, record.index) not in listed:
-      listed.add((source, record.index))
-      ledger.event('bad_record', source=source, **record._asdict())
-
-  return report
 
 
 def _check_batch(config: Config, mesh: Mesh) -> None:

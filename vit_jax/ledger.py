@@ -10,22 +10,53 @@ import contextlib
 import dataclasses
 import datetime
 import json
+import logging
 import time
+import zlib
 from collections.abc import Iterator
 from typing import Any
 
 from etils import epath
 
+from vit_jax import jsonl
+
+log = logging.getLogger('vit_jax')
 PRODUCTIVE = 'step'
+_SIGNED = ('rollback', 'config_change')  # what a resumed run goes by
+# What readers of an event count on.
+_FIELDS: dict[str, dict[str, type]] = {
+  'start': {'step': int},
+  'spans': {'step': int, 'seconds': dict},
+  'rollback': {'step': int, 'from': int, 'skip': list},
+  'bad_record': {'source': str, 'index': int},
+  'config_change': {'changes': dict},
+}
 
 
 class Ledger:
   """Appends to one file and keeps time; each process has its own."""
 
   def __init__(self, path: epath.Path):
+    """Lines that are no event, of a crash or by hand, are moved aside.
+
+    Raises:
+      UserError: the file cannot be read or written.
+    """
     self.path = path
     self._remote = '://' in str(path)
     self._lines: list[str] = []
+    with jsonl.access(path, 'written'):
+      path.parent.mkdir(parents=True, exist_ok=True)
+    gone = jsonl.keep(path, is_event)
+    if gone:
+      log.warning(
+        '%s: %d damaged line(s) moved to %s_set_aside.jsonl, the first %r; '
+        'what they said is not counted',
+        path,
+        len(gone),
+        path.stem,
+        gone[0][:100],
+      )
     if self._remote and path.exists():
       self._lines = path.read_text().splitlines(keepends=True)
     self.totals: dict[str, float] = {}
@@ -33,16 +64,23 @@ class Ledger:
     self._begun = self._last_flush = time.perf_counter()
 
   def event(self, kind: str, **fields: Any) -> None:
-    """Writes one event now."""
+    """Writes one event now.
+
+    Raises:
+      UserError: it cannot be written; the disk is full or the workdir gone.
+    """
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds')
-    line = json.dumps({'time': now, 'event': kind, **fields}) + '\n'
-    if self._remote:
-      self._lines.append(line)
-      self.path.write_text(''.join(self._lines))
-      return
-    self.path.parent.mkdir(parents=True, exist_ok=True)
-    with self.path.open('a') as file:
-      file.write(line)
+    record = {'time': now, 'event': kind, **fields}
+    if kind in _SIGNED:
+      record['crc'] = _signature(record)
+    line = json.dumps(record) + '\n'
+    with jsonl.access(self.path, 'written'):
+      if self._remote:
+        self._lines.append(line)
+        self.path.write_text(''.join(self._lines))
+      else:
+        with self.path.open('a') as file:
+          file.write(line)
 
   @contextlib.contextmanager
   def span(self, kind: str) -> Iterator[None]:
@@ -106,12 +144,36 @@ class Summary:
 
 
 def read(path: epath.Path) -> list[dict[str, Any]]:
-  """All events in order; a last line cut short is left out."""
-  events = []
-  for line in path.read_text().splitlines() if path.exists() else []:
-    with contextlib.suppress(json.JSONDecodeError):
-      events.append(json.loads(line))
-  return events
+  """All events in order; lines that are none are left out."""
+  return [
+    record for _, record in jsonl.read(path) if record and is_event(record)
+  ]
+
+
+def is_event(record: dict[str, Any]) -> bool:
+  """Whether an object is an event with all that its readers count on."""
+  kind = record.get('event')
+  try:
+    moment = datetime.datetime.fromisoformat(record.get('time', ''))
+  except (TypeError, ValueError):
+    return False
+  if not isinstance(kind, str) or moment.tzinfo is None:
+    return False
+  if any(
+    type(record.get(k)) is not t for k, t in _FIELDS.get(kind, {}).items()
+  ):
+    return False
+  if kind == 'spans':
+    return all(isinstance(s, int | float) for s in record['seconds'].values())
+  if kind == 'rollback' and any(type(b) is not int for b in record['skip']):
+    return False
+  return record.get('crc', _signature(record)) == _signature(record)
+
+
+def _signature(record: dict[str, Any]) -> int:
+  """Of an event whose numbers matter, so that a changed digit is noticed."""
+  rest = {k: v for k, v in record.items() if k != 'crc'}
+  return zlib.crc32(json.dumps(rest, sort_keys=True).encode())
 
 
 def summarise(events: list[dict[str, Any]]) -> Summary:

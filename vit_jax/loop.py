@@ -24,6 +24,7 @@ def run(
   *,
   initial_params: InitialParams = None,
   profile: tuple[int, int] | None = None,
+  allow_changes: bool = False,
 ) -> Results:
   """Trains to the end, from the newest whole checkpoint if there is one.
 
@@ -33,6 +34,7 @@ def run(
     initial_params: makes the parameters that a new run starts from
       (fine-tuning); by default they are fresh.
     profile: trace the steps in [start, stop).
+    allow_changes: resume although the checkpoint is of another run.
 
   Returns:
     The last results of the evaluators.
@@ -42,7 +44,7 @@ def run(
     PreemptedError: a signal came; the state is saved.
     DivergedError: rolling back did not help.
   """
-  with open_session(config, workdir) as session:
+  with open_session(config, workdir, allow_changes) as session:
     while True:
       state, step = session.start(initial_params)
       session.ledger.event('start', step=step)

@@ -1,17 +1,24 @@
 """Where a run's numbers go: metrics.jsonl and TensorBoard."""
 
+import contextlib
 import dataclasses
+import errno
 import json
 import logging
 import math
-from collections.abc import Mapping
-from typing import Any
+import os
+from collections.abc import Iterator, Mapping
+from typing import IO, Any
 
 from etils import epath
+
+from vit_jax import jsonl, plugins
+from vit_jax.errors import UserError
 
 log = logging.getLogger('vit_jax')
 
 
+@plugins.operational('every', 'tensorboard')
 @dataclasses.dataclass(frozen=True)
 class Log:
   """Cadence of reporting.
@@ -37,28 +44,65 @@ class Writer:
     self._path = workdir / 'metrics.jsonl'
     self._remote = '://' in str(workdir)
     self._lines: list[str] = []
-    self._file = None
+    self._file: IO[str] | None = None
     self._active = active
     self._board: Any = None
+    self.training_lines = 0
     if active:
       self._board = _tensorboard(workdir) if tensorboard else None
       self._open()
 
   def _open(self) -> None:
-    if not self._remote:
-      self._file = open(self._path, 'a', buffering=1)  # whole lines
-    elif self._path.exists():  # objects there cannot be appended to
-      self._lines = self._path.read_text().splitlines(keepends=True)
+    with self._trouble():
+      if not self._remote:
+        self._file = open(self._path, 'a', buffering=1)  # whole lines
+      elif self._path.exists():  # objects there cannot be appended to
+        self._lines = self._path.read_text().splitlines(keepends=True)
 
-  def rewind(self, step: int) -> None:
-    """Makes metrics.jsonl agree with a state restored at `step`."""
+  @contextlib.contextmanager
+  def _trouble(self) -> Iterator[None]:
+    """Says what is wrong with the file, and writes no more to it."""
+    try:
+      with jsonl.access(self._path, 'written'):
+        yield
+    except UserError:
+      self._active = False
+      file, self._file = self._file, None
+      with contextlib.suppress(OSError):  # of what it could not write
+        if file:
+          file.close()
+      raise
+
+  def rewind(self, step: int, expected: int = 0) -> None:
+    """Makes metrics.jsonl agree with a state restored at `step`.
+
+    Args:
+      step: of the state.
+      expected: training lines up to it that were there when it was saved; what
+        is missing is said.
+    """
     if self._file:
       self._file.close()
-    rewind(self._workdir, step)
+      self._file = None
+    self.training_lines = rewind(self._workdir, step)
+    if self.training_lines < expected:
+      log.warning(
+        '%s has %d of the %d training lines up to step %d: the others were '
+        'lost or damaged after the checkpoint was made. The training itself is '
+        'not touched by it; curves have a gap',
+        self._path,
+        self.training_lines,
+        expected,
+        step,
+      )
     self._open()
 
   def write(self, step: int, values: Mapping[str, float]) -> None:
-    """Writes one line; `step` is the number of updates completed."""
+    """Writes one line; `step` is the number of updates completed.
+
+    Raises:
+      UserError: the disk is full, or the workdir gone.
+    """
     if not self._active:
       return
     finite = {
@@ -66,29 +110,44 @@ class Writer:
       for key, value in values.items()
     }
     line = json.dumps({'step': step, **finite}) + '\n'
-    if self._file:
-      self._file.write(line)
-    else:
-      self._lines.append(line)
+    with self._trouble():
+      if self._file:
+        self._file.write(line)
+      else:
+        self._lines.append(line)
+    self.training_lines += 'loss' in values
     if self._board:
       self._board.write_scalars(step, dict(values))
 
   def flush(self) -> None:
-    """Makes sure that everything written is on disk."""
-    if self._file:
-      self._file.flush()
-    elif self._active:
-      self._path.write_text(''.join(self._lines))
+    """Makes sure that everything written is on disk.
+
+    Raises:
+      UserError: it cannot be, or the file is no longer where it was.
+    """
+    if not self._active:
+      return
+    with self._trouble():
+      if self._file:
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        there = os.stat(self._path)  # raises if the workdir was removed
+        if not os.path.samestat(there, os.fstat(self._file.fileno())):
+          raise FileNotFoundError(errno.ENOENT, 'replaced', str(self._path))
+      else:
+        self._path.write_text(''.join(self._lines))
     if self._board:
       self._board.flush()
 
   def close(self) -> None:
-    """Flushes and closes."""
+    """Flushes and closes; does nothing after an error, which was raised."""
     self.flush()
     if self._file:
       self._file.close()
-    if self._board:
+      self._file = None
+    if self._active and self._board:
       self._board.close()
+    self._active = False
 
 
 def _tensorboard(workdir: epath.Path) -> Any:
@@ -104,33 +163,40 @@ def _tensorboard(workdir: epath.Path) -> Any:
     return None
 
 
-def rewind(workdir: epath.Path, step: int) -> None:
+def rewind(workdir: epath.Path, step: int) -> int:
   """Makes metrics.jsonl agree with a state restored at `step`.
 
   Training lines up to the step stay, and evaluations before it (those at the
-  step run again); all others, and a line cut short, are moved to
+  step run again); all others, damaged ones among them, are moved to
   metrics_set_aside.jsonl.
+
+  Returns:
+    The training lines that stay.
   """
-  path = workdir / 'metrics.jsonl'
-  if not path.exists():
-    return
+  path, lines = workdir / 'metrics.jsonl', 0
 
-  def stays(line: str) -> bool:
-    try:
-      record = json.loads(line)
-    except json.JSONDecodeError:
+  def stays(record: dict[str, Any]) -> bool:
+    nonlocal lines
+    at = record.get('step')
+    if (
+      type(at) is not int or at > step or (at == step and 'loss' not in record)
+    ):
       return False
-    at = record['step']
-    return at < step or (at == step and 'loss' in record)
+    lines += 'loss' in record
+    return True
 
-  lines = path.read_text().splitlines(keepends=True)
-  gone = [line for line in lines if not stays(line)]
-  if not gone:
-    return
-  aside = workdir / 'metrics_set_aside.jsonl'
-  before = aside.read_text() if aside.exists() else ''
-  gone[-1] = gone[-1].rstrip('\n') + '\n'
-  aside.write_text(before + ''.join(gone))
-  fresh = workdir / 'metrics.jsonl.new'
-  fresh.write_text(''.join(line for line in lines if stays(line)))
-  fresh.replace(path)
+  gone = jsonl.keep(path, stays)
+  damaged = [line for line in gone if not _is_record(jsonl.parse(line))]
+  if damaged:
+    log.warning(
+      '%s: %d damaged or foreign line(s) moved to metrics_set_aside.jsonl, the '
+      'first %r',
+      path,
+      len(damaged),
+      damaged[0][:100],
+    )
+  return lines
+
+
+def _is_record(record: dict[str, Any] | None) -> bool:
+  return record is not None and type(record.get('step')) is int

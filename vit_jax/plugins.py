@@ -5,7 +5,8 @@ module `vit_jax.models.vit`. A name with a dot is a module of your own, anywhere
 on the Python path, with the same symbol in it.
 
 A constructor's keyword-only parameters are the keys of its config section; its
-positional parameters are what the caller provides at run time.
+positional parameters are what the caller provides at run time. Those keys that
+do not change what is computed are marked there too (`operational`).
 """
 
 import importlib
@@ -14,9 +15,11 @@ import pkgutil
 import types
 import typing
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from vit_jax.errors import UserError, closest
+
+T = TypeVar('T')
 
 
 def resolve(pattern: str, name: str = '') -> Callable[..., Any]:
@@ -77,6 +80,26 @@ def keys(constructor: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     for name, parameter in inspect.signature(constructor).parameters.items()
     if parameter.kind is inspect.Parameter.KEYWORD_ONLY
   }
+
+
+def operational(*names: str) -> Callable[[T], T]:
+  """Marks keys of a constructor that do not change what is computed.
+
+  A resumed run may change them. A name may hold wildcards, for the keys of
+  a nested section: 'members.*.path'.
+  """
+
+  def mark(constructor: T) -> T:
+    marked: Any = constructor
+    marked.OPERATIONAL = names
+    return constructor
+
+  return mark
+
+
+def operational_keys(constructor: Callable[..., Any]) -> tuple[str, ...]:
+  """The names that `operational` (or an attribute OPERATIONAL) marks."""
+  return tuple(getattr(constructor, 'OPERATIONAL', ()))
 
 
 def value_type(annotation: Any) -> tuple[type, bool]:

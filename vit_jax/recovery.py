@@ -1,17 +1,27 @@
 """Bad steps: when to roll back, and which batches never to draw again.
 
 The decisions follow from each step's metrics alone, which are the same on every
-process, and from `events.jsonl`, where each rollback is written before it is
-carried out; so a run that is killed in the middle takes the same way again.
+process, and from the rollbacks so far. Each is written to `events.jsonl` before
+it is carried out, and goes with every checkpoint saved after it; so a run that
+is killed in the middle takes the same way again. Nor does a damaged line change
+it: until the next checkpoint the same steps are bad again, and from then on the
+checkpoint knows.
 """
 
 import dataclasses
 from typing import Any
 
+from vit_jax import plugins
 from vit_jax.data.order import batch_index
 from vit_jax.errors import DivergedError, UserError
 
+Rollback = dict[str, Any]  # from and back to which step, batches to skip
 
+
+@plugins.operational(
+  *('max_rollbacks', 'sdc_every', 'slow_hosts_every'),
+  *('watchdog_factor', 'watchdog_min_s', 'watchdog_pause_s'),
+)
 @dataclasses.dataclass(frozen=True)
 class Recovery:
   """What a run does about bad steps.
@@ -69,39 +79,59 @@ class RollbackError(Exception):
     self.step, self.streak = step, streak
 
 
-def skip_list(events: list[dict[str, Any]]) -> tuple[int, ...]:
+def rollbacks(
+  saved: list[Rollback], events: list[dict[str, Any]]
+) -> tuple[list[Rollback], list[Rollback]]:
+  """All rollbacks of a run that resumes, in their order.
+
+  Args:
+    saved: with the checkpoint.
+    events: of events.jsonl, without damaged lines.
+
+  Returns:
+    Those of the checkpoint, and after them what only events.jsonl has; and
+    those of the checkpoint that events.jsonl lacks.
+  """
+  written = [
+    {key: event[key] for key in ('from', 'step', 'skip')}
+    for event in events
+    if event['event'] == 'rollback'
+  ]
+  later = [each for each in written if each not in saved]
+  return saved + later, [each for each in saved if each not in written]
+
+
+def skip_list(known: list[Rollback]) -> tuple[int, ...]:
   """Batches never to be drawn: those that every rollback so far named."""
-  return tuple(
-    sorted({b for e in events if e['event'] == 'rollback' for b in e['skip']})
-  )
+  return tuple(sorted({b for rollback in known for b in rollback['skip']}))
 
 
-def rollback_event(
+def rollback(
   error: RollbackError,
-  events: list[dict[str, Any]],
+  known: list[Rollback],
   restored_step: int,
   recovery: Recovery,
-) -> dict[str, Any]:
-  """The fields of the event that a rollback writes.
+) -> Rollback:
+  """What a rollback writes down, and every later checkpoint holds.
 
   Args:
     error: the bad steps.
-    events: so far.
+    known: rollbacks so far.
     restored_step: of the checkpoint that the run goes back to.
     recovery: its limits.
 
   Raises:
     DivergedError: there were as many rollbacks as allowed.
   """
-  before = sum(event['event'] == 'rollback' for event in events)
-  known = skip_list(events)
+  skipped = skip_list(known)
   # The step that completed `s` updates drew the batch after s - 1 updates.
-  steps = range(error.step - error.streak, error.step)
-  batches = [batch_index(step, known) for step in steps]
-  if before >= recovery.max_rollbacks:
+  # Batches before the checkpoint are over: skipping them shifts those to come.
+  first = max(error.step - error.streak, restored_step)
+  batches = [batch_index(step, skipped) for step in range(first, error.step)]
+  if len(known) >= recovery.max_rollbacks:
     raise DivergedError(
-      f'{error}, after {before} rollback(s). Batches {batches} were the last; '
-      'look at metrics.jsonl and events.jsonl, at these batches (preview '
+      f'{error}, after {len(known)} rollback(s). Batches {batches} were the '
+      'last; look at metrics.jsonl and events.jsonl, at these batches (preview '
       '--start_step), and at schedule.base_lr and optimizer.clip_norm.'
     )
   return {'from': error.step, 'step': restored_step, 'skip': batches}

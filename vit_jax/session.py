@@ -7,25 +7,23 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from etils import epath
 from jax.experimental import multihost_utils
 
 from vit_jax import (
-  checksum,
   compiling,
   flops,
   lock,
   metrics,
+  past,
   recovery,
+  replay,
   runtime,
-  sharding,
 )
 from vit_jax import ledger as ledger_lib
 from vit_jax import workdir as workdir_lib
 from vit_jax.config import Config
-from vit_jax.errors import UserError
 from vit_jax.experiment import Experiment, build_section
 from vit_jax.ledger import Ledger
 from vit_jax.preemption import Preemption
@@ -42,7 +40,11 @@ class Session:
   """One process's part in a run, from its start to its end."""
 
   def __init__(
-    self, config: Config, workdir: epath.Path, stack: contextlib.ExitStack
+    self,
+    config: Config,
+    workdir: epath.Path,
+    stack: contextlib.ExitStack,
+    allow_changes: bool,
   ):
     """Opens everything; `stack` closes it.
 
@@ -70,21 +72,17 @@ class Session:
     self.preemption = Preemption()
     stack.callback(self.preemption.close)
     with self.doing('init'):
-      self.source = self.experiment.open_train_source()
-      self.evaluators = {
-        name: self.experiment.evaluator(
-          name, self.ledger, self.preemption.check
-        )
-        for name in config.evals
-      }
+      self._open_data()
+      about = self.experiment.about(self.source)
       self.checkpoints = build_section(
-        config,
-        'checkpoint',
-        workdir / 'checkpoints',
-        self.experiment.about(self.source),
+        config, 'checkpoint', workdir / 'checkpoints', about
       )
       stack.callback(self.checkpoints.close)
-      self._check_not_beyond_the_end()
+      newest = self.checkpoints.latest_step()
+      past.check_end(workdir, newest, self.experiment)
+      notes = past.compare(
+        workdir, newest, about, config, allow_changes=allow_changes
+      )
       self.key = self.experiment.key()
       self.abstract_state = self.experiment.abstract_state()
       compiling.describe(self.experiment, self.abstract_state)
@@ -96,17 +94,25 @@ class Session:
     )
     stack.callback(self.writer.close)
     self._saved_at = time.monotonic()
+    self.rollbacks: list[recovery.Rollback] = []
     if runtime.is_main():
-      workdir_lib.record(workdir, config, runtime.describe_run())
+      self._record(about, notes)
 
-  def _check_not_beyond_the_end(self) -> None:
-    step, total = self.checkpoints.latest_step(), self.experiment.total_steps
-    if step is not None and step > total:
-      raise UserError(
-        f'{self.workdir} is at step {step}, beyond the {total} steps of '
-        f'config.total={self.config.total!r}: give a longer total, or another '
-        '--workdir to train anew.'
-      )
+  def _open_data(self) -> None:
+    self.source = self.experiment.open_train_source()
+    known = (self.ledger, self.preemption.check, self.source.class_names)
+    self.evaluators = {
+      name: self.experiment.evaluator(name, *known)
+      for name in self.config.evals
+    }
+
+  def _record(self, about: dict[str, Any], notes: list[past.Note]) -> None:
+    """Writes down what runs, and what is another since the last start."""
+    run = runtime.describe_run() | about['record']
+    workdir_lib.record(self.workdir, self.config, run)
+    for note in notes:
+      log.warning('%s', note.text)
+      self.ledger.event(note.kind, **note.fields)
 
   @contextlib.contextmanager
   def doing(self, kind: str) -> Iterator[None]:
@@ -125,8 +131,11 @@ class Session:
         restored = self._new_state(initial_params), 0
       else:
         log.info('resuming at step %d', restored[1])
+      step = restored[1]
+      before = past.about(self.workdir, step)
+      self.rollbacks = past.rollbacks(self.workdir, step, before)
       if runtime.is_main():
-        self.writer.rewind(restored[1])
+        self.writer.rewind(step, before.get('training_lines', 0))
     return restored
 
   def _new_state(self, initial_params: InitialParams) -> PyTree:
@@ -173,7 +182,7 @@ class Session:
   def train_batches(self, step: int) -> Any:
     """The batches after `step` updates, without those on the skip list."""
     return self.experiment.train_batches(
-      self.source, step, self.ledger, recovery.skip_list(self.events())
+      self.source, step, self.ledger, recovery.skip_list(self.rollbacks)
     )
 
   def save_is_due(self, step: int) -> bool:
@@ -189,9 +198,16 @@ class Session:
   def save(self, step: int, state: PyTree, results: dict[str, float]) -> None:
     """Begins to save; what fails is reported and does not end the run."""
     with self.doing('save'):
-      if not self.checkpoints.save(step, state, results):
+      if not self.checkpoints.save(step, state, results, self._history()):
         self.ledger.event('save_failed', step=step)
     self._saved_at = time.monotonic()
+
+  def _history(self) -> dict[str, Any]:
+    """What a checkpoint holds beside the state, to be compared later."""
+    return {
+      'rollbacks': self.rollbacks,
+      'training_lines': self.writer.training_lines,
+    }
 
   def finish_saving(self, step: int, state: PyTree) -> None:
     """Waits for the last save; tries once more if it failed.
@@ -202,7 +218,7 @@ class Session:
     with self.doing('save'):
       if self.checkpoints.settle():
         return
-      self.checkpoints.save(step, state, {})
+      self.checkpoints.save(step, state, {}, self._history())
       if not self.checkpoints.settle():
         raise OSError(
           f'step {step} could not be saved; older steps are whole. Make room '
@@ -217,12 +233,9 @@ class Session:
     if not every or (step + 1) % every:
       with self.hosts.waiting():  # where the devices' queue is full
         return self._update(state, batch)
-    everywhere = sharding.replicated(self.experiment.mesh)
-    copy = jax.tree.map(jnp.copy, state)
-    first = checksum.checksums(self._update(copy, batch)[0], everywhere)
-    state, step_metrics = self._update(state, batch)
-    second = checksum.checksums(state, everywhere)
-    differing = [path for path in first if first[path] != second[path]]
+    state, step_metrics, differing = replay.twice(
+      self._update, state, batch, self.experiment.mesh
+    )
     if differing:
       self.ledger.event('sdc', step=step + 1, leaves=differing)
       raise RuntimeError(
@@ -246,8 +259,8 @@ class Session:
     log.warning('%s: rolling back to the last checkpoint', error)
     with self.doing('save'):
       self.checkpoints.settle()
-    fields = recovery.rollback_event(
-      error, self.events(), self.checkpoints.latest_step() or 0, self.recovery
+    fields = recovery.rollback(
+      error, self.rollbacks, self.checkpoints.latest_step() or 0, self.recovery
     )
     if runtime.is_main():
       self.ledger.event('rollback', **fields)
@@ -256,7 +269,15 @@ class Session:
 
 
 @contextlib.contextmanager
-def open_session(config: Config, workdir: epath.Path) -> Iterator[Session]:
-  """Opens a run in its workdir, and closes everything in the end."""
+def open_session(
+  config: Config, workdir: epath.Path, allow_changes: bool = False
+) -> Iterator[Session]:
+  """Opens a run in its workdir, and closes everything in the end.
+
+  Args:
+    config: completed.
+    workdir: of the run.
+    allow_changes: go on although its checkpoint is of another run.
+  """
   with contextlib.ExitStack() as stack:
-    yield Session(config, workdir, stack)
+    yield Session(config, workdir, stack, allow_changes)

@@ -21,7 +21,7 @@ from jax.sharding import (
   PartitionSpec,
 )
 
-from vit_jax import tree
+from vit_jax import plugins, tree
 from vit_jax.errors import UserError
 
 AXES = ('data', 'fsdp', 'model')
@@ -42,6 +42,7 @@ MODEL_RULES = (
 )
 
 
+@plugins.operational('data', 'fsdp', 'model', 'zero1')
 def make_mesh(
   devices: Sequence[Any],
   /,

@@ -1,15 +1,18 @@
 """A run's directory: its config, what it ran on, and whose it is."""
 
-import contextlib
 import json
+import logging
 import pathlib
 from typing import Any
 
 from etils import epath
 
+from vit_jax import atomic, identity, jsonl
 from vit_jax import config as config_lib
 from vit_jax.config import Config
 from vit_jax.errors import UserError
+
+log = logging.getLogger('vit_jax')
 
 
 def default(config_path: str) -> str:
@@ -30,18 +33,40 @@ def check(workdir: str, config: Config, *, allow_changes: bool) -> epath.Path:
     allow_changes: go on although identity keys differ.
 
   Raises:
-    UserError: identity keys differ from config.json's, or it is unreadable.
+    UserError: identity keys differ from config.json's, or it cannot be read.
   """
   path = epath.Path(workdir).expanduser().absolute()
+  before = last_config(path)
+  if before is not None and not allow_changes:
+    changes = identity.config_changes(before, config)
+    if changes:
+      raise identity.refusal(workdir, changes)
+  return path
+
+
+def last_config(path: epath.Path) -> dict[str, Any] | None:
+  """The config of the last start; None where there is none, or a damaged one.
+
+  Raises:
+    UserError: it is there and cannot be read.
+  """
   file = path / 'config.json'
   try:
-    if file.exists() and not allow_changes:
-      _check_identity(workdir, json.loads(file.read_text()), config)
-  except (OSError, json.JSONDecodeError) as error:
+    content = file.read_bytes() if file.exists() else None
+  except OSError as error:
     raise UserError(
-      f'the workdir {workdir} cannot be used: {error}. Give another --workdir.'
+      f'the workdir {path} cannot be used: {error}. Give another --workdir.'
     ) from error
-  return path
+  if content is None:
+    return None
+  config = jsonl.parse(content)
+  if config is None:
+    log.warning(
+      '%s is damaged (no JSON object) and is set aside; the config that the '
+      'checkpoints hold is compared in its place',
+      file,
+    )
+  return config
 
 
 def record(path: epath.Path, config: Config, run: dict[str, Any]) -> None:
@@ -52,29 +77,12 @@ def record(path: epath.Path, config: Config, run: dict[str, Any]) -> None:
   """
   try:
     path.mkdir(parents=True, exist_ok=True)
-    (path / 'config.json').write_text(config_lib.to_json(config))
-    (path / 'run.json').write_text(json.dumps(run, indent=2) + '\n')
+    file = path / 'config.json'
+    if file.exists() and jsonl.parse(file.read_bytes()) is None:
+      file.rename(path / 'config.json.bad')
+    atomic.write(file, config_lib.to_json(config))
+    atomic.write(path / 'run.json', json.dumps(run, indent=2) + '\n')
   except OSError as error:
     raise UserError(
       f'the workdir {path} cannot be written: {error}. Give another --workdir.'
     ) from error
-
-
-def _check_identity(
-  workdir: str, before: dict[str, Any], config: Config
-) -> None:
-  with contextlib.suppress(UserError):  # keys that are newer than the workdir
-    before = config_lib.from_dict(before).to_dict()
-  old, new = config_lib.identity(before), config_lib.identity(config)
-  differing = [
-    f'{key}: {old.get(key)!r} there, {new.get(key)!r} now'
-    for key in sorted({*old, *new})
-    if old.get(key) != new.get(key)
-  ]
-  if differing:
-    raise UserError(
-      f'{workdir} belongs to a run with another config:\n  '
-      + '\n  '.join(differing)
-      + '\nTake another --workdir, or resume with the change by '
-      '--allow_config_change.'
-    )

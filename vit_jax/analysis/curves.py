@@ -1,9 +1,11 @@
 """curves.png: loss, learning rate and accuracy of a run, from metrics.jsonl."""
 
-import json
+import io
 import logging
 
 from etils import epath
+
+from vit_jax import atomic, jsonl
 
 log = logging.getLogger('vit_jax')
 
@@ -11,11 +13,12 @@ log = logging.getLogger('vit_jax')
 def read(workdir: epath.Path) -> dict[str, tuple[list[int], list[float]]]:
   """Every metric's (steps, values) in order; nulls are left out."""
   series: dict[str, tuple[list[int], list[float]]] = {}
-  for line in (workdir / 'metrics.jsonl').read_text().splitlines():
-    record = json.loads(line)
-    step = record.pop('step')
+  for _, record in jsonl.read(workdir / 'metrics.jsonl'):
+    step = record.pop('step', None) if record else None
+    if record is None or type(step) is not int:
+      continue  # a damaged line
     for name, value in record.items():
-      if value is not None:
+      if isinstance(value, int | float):
         steps, values = series.setdefault(name, ([], []))
         steps.append(step)
         values.append(value)
@@ -51,5 +54,9 @@ def draw(workdir: epath.Path) -> None:
     axes.grid(alpha=0.3)
     if len(names) > 1:
       axes.legend(fontsize='small')
-  with (workdir / 'curves.png').open('wb') as file:
-    figure.savefig(file, format='png', dpi=120)
+  picture = io.BytesIO()
+  figure.savefig(picture, format='png', dpi=120)
+  try:
+    atomic.write(workdir / 'curves.png', picture.getvalue())
+  except OSError as error:
+    log.warning('no curves.png: %s', error)

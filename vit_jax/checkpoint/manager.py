@@ -9,6 +9,7 @@ from etils import epath
 from jax.experimental import multihost_utils
 from orbax.checkpoint import checkpoint_managers as policies
 
+from vit_jax import plugins
 from vit_jax.checkpoint import items
 from vit_jax.errors import UserError
 
@@ -16,6 +17,7 @@ log = logging.getLogger('vit_jax')
 PyTree = Any
 
 
+@plugins.operational('every', 'every_minutes', 'keep', 'best')
 class Checkpointer:
   """Steps in `directory/<step>/`, each verified when it is restored."""
 
@@ -86,7 +88,13 @@ class Checkpointer:
     """The newest step saved or being saved, None if there is none."""
     return self._manager.latest_step()
 
-  def save(self, step: int, state: PyTree, metrics: dict[str, float]) -> bool:
+  def save(
+    self,
+    step: int,
+    state: PyTree,
+    metrics: dict[str, float],
+    history: dict[str, Any] | None = None,
+  ) -> bool:
     """Starts writing a step in the background.
 
     The state may be donated as soon as this returns: its arrays are copied to
@@ -98,6 +106,7 @@ class Checkpointer:
       state: a TrainState.
       metrics: of the evaluation at this step, for `best`; a step saved before
         without them gets them now.
+      history: of the run up to this step, JSON-able; written into `about`.
 
     Returns:
       Whether the step is being written.
@@ -112,7 +121,7 @@ class Checkpointer:
         self._failed(step, error)
       return True
     args = ocp.args.Composite(
-      about=ocp.args.JsonSave(self._about),
+      about=ocp.args.JsonSave(self._about | (history or {})),
       manifest=ocp.args.JsonSave(items.manifest(state)),
       **{k: ocp.args.StandardSave(v) for k, v in items.split(state).items()},
     )

@@ -13,6 +13,7 @@ from typing import Any
 import cv2
 import jax
 
+from vit_jax import plugins
 from vit_jax.data import workers
 from vit_jax.data.loader import POLICIES, BadRecord, HostBatch, Loader, Share
 from vit_jax.errors import UserError
@@ -24,6 +25,7 @@ _READY = 2  # batches waiting on the devices
 _MEMORY_SHARE = 0.8  # of what is free that a reader may take
 
 
+@plugins.operational('threads', 'processes', 'prefetch', 'max_bad_share')
 @dataclasses.dataclass(frozen=True)
 class Reader:
   """How a host reads.

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from vit_jax import sharding
+from vit_jax import plugins, sharding
 from vit_jax.data import stream
 from vit_jax.errors import UserError
 from vit_jax.losses import LOSSES
@@ -17,6 +17,7 @@ PyTree = Any
 _IN_FLIGHT = 2  # batches dispatched ahead of the one waited for
 
 
+@plugins.operational('every', 'batch_size')
 class Evaluator:
   """Top-1 accuracy, mean loss and count over every example of a split.
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Key
 
-from vit_jax import flops
+from vit_jax import flops, plugins
 from vit_jax.errors import UserError
 from vit_jax.models import layers
 from vit_jax.models import sizes as sizes_lib
@@ -202,6 +202,7 @@ class ViT(nn.Module):
     return head(x)
 
 
+@plugins.operational('remat', 'unroll', 'attention')
 def Model(  # noqa: N802 (the fixed symbol that a config's name resolves to)
   num_classes: int,
   /,

@@ -12,10 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from vit_jax import plugins
 from vit_jax.data import classes, files, fingerprint, splits
 from vit_jax.errors import UserError
 
 
+@plugins.operational('path')
 class Source:
   """One split of a folder of classes; a local path.
 

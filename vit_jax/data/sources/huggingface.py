@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute
 import pyarrow.parquet
 
+from vit_jax import plugins
 from vit_jax.data import classes, files, fingerprint, index, splits
 from vit_jax.data.transforms import DecodeError
 from vit_jax.errors import UserError, closest
@@ -25,6 +26,7 @@ _STAMP = b'vit_jax'  # key of the schema's metadata
 _ROWS = 100  # of a record batch: reading it touches the pages of one row only
 
 
+@plugins.operational('path')
 class Source:
   """One split of a data set of `datasets`; a local path.
 

@@ -13,12 +13,14 @@ from typing import Any
 
 import numpy as np
 
+from vit_jax import plugins
 from vit_jax.data import classes, files, fingerprint, splits
 from vit_jax.errors import UserError
 
 _COLUMNS = ('image', 'label', 'split')
 
 
+@plugins.operational('path')
 class Source:
   """One split of a manifest; images may be local or on gs://.
 

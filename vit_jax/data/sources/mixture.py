@@ -23,6 +23,7 @@ SLOTS = 1000
 _PATTERN = 'vit_jax.data.sources.{name}:Source'
 
 
+@plugins.operational('members.*.path', 'members.*.data_dir')
 class Source:
   """The members' examples one after another; `locate` mixes them.
 

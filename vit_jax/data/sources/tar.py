@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from etils import epath
 
+from vit_jax import plugins
 from vit_jax.data import classes, files, fingerprint, index, splits
 from vit_jax.errors import UserError
 
@@ -35,6 +36,7 @@ class _Split(NamedTuple):
   label: np.ndarray
 
 
+@plugins.operational('path')
 class Source:
   """One split of tar shards, local or on gs://.
 

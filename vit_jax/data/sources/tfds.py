@@ -15,6 +15,7 @@ import tensorflow_datasets as tfds
 from array_record.python import array_record_data_source
 from etils import epath
 
+from vit_jax import plugins
 from vit_jax.data import files, fingerprint, index, splits, tfrecord
 from vit_jax.data.builders import digits
 from vit_jax.errors import UserError, closest
@@ -22,6 +23,7 @@ from vit_jax.errors import UserError, closest
 _VERSION = re.compile(r'\d+\.\d+\.\d+')
 
 
+@plugins.operational('data_dir')
 class Source:
   """One split of a prepared TFDS data set, array_record or tfrecord.
 

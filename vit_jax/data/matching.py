@@ -1,0 +1,104 @@
+"""Labels of one data set, as a head trained on another has them: by name."""
+
+import logging
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from vit_jax.data.headers import DecodeError
+from vit_jax.data.loader import Source
+from vit_jax.errors import UserError
+from vit_jax.identity import names_differ
+
+log = logging.getLogger('vit_jax')
+
+
+class Relabelled:
+  """A source with its labels mapped to those of other class names.
+
+  Attributes:
+    name: the source's.
+    num_classes: of the other names.
+    class_names: the other names.
+  """
+
+  def __init__(self, source: Source, class_names: Sequence[str]):
+    """Maps labels by name.
+
+    Args:
+      source: each of its class names is one of the others.
+      class_names: in the order of the labels to be given.
+    """
+    self._source = source
+    index = {name: i for i, name in enumerate(class_names)}
+    self._labels = [index[name] for name in source.class_names]
+    self.name = source.name
+    self.num_classes, self.class_names = len(class_names), list(class_names)
+
+  def __len__(self) -> int:
+    return len(self._source)
+
+  def __getitem__(self, index: int) -> dict[str, Any]:
+    example = self._source[index]
+    label = int(example['label'])
+    if not 0 <= label < len(self._labels):  # before it becomes another's
+      raise DecodeError(f'label {label}; allowed: 0 to {len(self._labels) - 1}')
+    return {**example, 'label': self._labels[label]}
+
+  def where(self, index: int) -> str:
+    """Where the source has an example, if it knows."""
+    return getattr(self._source, 'where', lambda _: '')(index)
+
+
+def matched(source: Source, class_names: Sequence[str], head: str) -> Source:
+  """The source with the labels that a head knows its classes by.
+
+  Args:
+    source: what the head is evaluated on.
+    class_names: of the head, in the order of its outputs; it may have more
+      outputs than names.
+    head: whose names they are, for messages.
+
+  Returns:
+    The source itself where its labels are the head's, or where one of both has
+    numbers in place of names; else its labels mapped by name.
+
+  Raises:
+    UserError: the source has a class that the head does not know.
+  """
+  own, known = list(source.class_names), list(class_names)
+  if own == known[: len(own)]:
+    return source
+  if numbered(own) or numbered(known):
+    log.info(
+      '%s: class names cannot be compared with those of %s, one of both has '
+      'numbers for names; labels are taken as they are',
+      source.name,
+      head,
+    )
+    return source
+  unique = len(set(own)) == len(own) and len(set(known)) == len(known)
+  if not unique or not set(own) <= set(known):
+    raise UserError(
+      f'{source.name} has other classes than {head}: '
+      f'{names_differ(known, own)}. Give data of the same classes, rename '
+      'them (source.class_map names them for most sources), or fine-tune on '
+      'these data first.'
+    )
+  log.warning(
+    '%s: the %d classes stand in another order than the %d of %s; labels are '
+    'mapped by name',
+    source.name,
+    len(own),
+    len(known),
+    head,
+  )
+  return Relabelled(source, known)
+
+
+def numbered(class_names: Sequence[str]) -> bool:
+  """Whether the names say no more than the labels: '3' or 'class 3'."""
+  return all(
+    re.fullmatch(rf'(class[ _]?)?0*{i}', name, re.IGNORECASE)
+    for i, name in enumerate(class_names)
+  )
