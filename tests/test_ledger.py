@@ -6,6 +6,7 @@ import pytest
 from etils import epath
 
 from vit_jax import ledger
+from vit_jax.errors import UserError
 
 
 def _event(second: int, kind: str, **fields):
@@ -61,3 +62,62 @@ def test_a_line_cut_short_is_left_out(tmp_path):
   text = json.dumps(first) + '\n' + json.dumps(_event(1, 'b'))[:20]
   (tmp_path / 'events.jsonl').write_text(text)
   assert ledger.read(epath.Path(tmp_path) / 'events.jsonl') == [first]
+
+
+def test_damaged_lines_are_set_aside_at_the_start(tmp_path):
+  """The next event begins a line of its own, and nothing is lost."""
+  path = epath.Path(tmp_path) / 'events.jsonl'
+  good = [_event(0, 'start', step=0), _event(1, 'note', anything=[1])]
+  bad = [
+    [],
+    3,
+    {'event': 'start', 'step': 0},
+    {'event': 'start', 'step': 0, 'time': 7},
+    {'event': ['start'], 'step': 0, 'time': '2026-01-01T00:00:00+00:00'},
+    {'event': 'start', 'step': 0, 'time': '2026-01-01T00:00:00'},
+    _event(2, 'start'),
+    _event(2, 'spans', step=3, seconds=[1]),
+    _event(2, 'spans', step=3, seconds={'step': 'long'}),
+    _event(2, 'rollback', **{'from': 3, 'step': 1, 'skip': ['5']}),
+    _event(2, 'bad_record', source='x'),
+  ]
+  lines = [json.dumps(each) for each in [*good, *bad]]
+  path.write_text('\n'.join(lines) + '\n{"time": "2026')
+  book = ledger.Ledger(path)
+  book.event('start', step=5)
+  assert ledger.read(path)[:2] == good and len(ledger.read(path)) == 3
+  aside = (tmp_path / 'events_set_aside.jsonl').read_text().splitlines()
+  assert aside == [*lines[2:], '{"time": "2026']
+  assert ledger.summarise(ledger.read(path)).starts == 2
+
+
+def test_a_changed_digit_of_a_rollback_is_damage(tmp_path):
+  """Still JSON, still whole to look at, and yet other batches."""
+  path = epath.Path(tmp_path) / 'events.jsonl'
+  fields = {'from': 7, 'step': 4, 'skip': [5, 6]}
+  ledger.Ledger(path).event('rollback', **fields)
+  assert [e['skip'] for e in ledger.read(path)] == [[5, 6]]
+  path.write_text(path.read_text().replace('[5, 6]', '[5, 7]'))
+  assert ledger.read(path) == []
+  path.write_text(json.dumps(_event(0, 'rollback', **fields)))  # an older one
+  assert [e['skip'] for e in ledger.read(path)] == [[5, 6]]
+
+
+def test_a_workdir_that_is_gone(tmp_path):
+  """It is not made again in silence."""
+  folder = tmp_path / 'run'
+  book = ledger.Ledger(epath.Path(folder) / 'events.jsonl')
+  book.event('start', step=0)
+  (folder / 'events.jsonl').unlink()
+  folder.rmdir()
+  with pytest.raises(UserError, match='removed or moved'):
+    book.event('spans', step=1, seconds={})
+  assert not folder.exists()
+
+
+def test_a_full_disk(tmp_path):
+  """One message that names file and cause."""
+  book = ledger.Ledger(epath.Path(tmp_path) / 'events.jsonl')
+  (tmp_path / 'events.jsonl').symlink_to('/dev/full')
+  with pytest.raises(UserError, match='events.jsonl .*No space left'):
+    book.event('start', step=0)

@@ -133,8 +133,11 @@ def check(
     ('fingerprint', 'data: ', known),
     ('flags', 'setting ', old.get('flags', {})),
   ):
-    found = _changes(past, new[kind])
-    changes |= {prefix + k: v for k, v in found.items() if k in past}
+    both = [key for key in past if key in new[kind]]
+    found = _changes(
+      *({k: each[k] for k in both} for each in (past, new[kind]))
+    )
+    changes |= {prefix + key: pair for key, pair in found.items()}
   accepted: dict[str, str] = {}
   for event in events:
     if event['event'] == 'config_change':

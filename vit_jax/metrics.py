@@ -134,7 +134,7 @@ class Writer:
         there = os.stat(self._path)  # raises if the workdir was removed
         if not os.path.samestat(there, os.fstat(self._file.fileno())):
           raise FileNotFoundError(errno.ENOENT, 'replaced', str(self._path))
-      else:
+      elif self._remote:
         self._path.write_text(''.join(self._lines))
     if self._board:
       self._board.flush()

@@ -1,6 +1,7 @@
 """NaN and spikes: skipped, rolled back, never in the parameters."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -134,3 +135,35 @@ def test_no_way_around_exits_43(tmp_path):
   assert 'diverged:' in err and 'after 2 rollback(s)' in err
   assert len(_events(tmp_path / 'run', 'rollback')) == 2
   assert 'Traceback' not in err
+
+
+@pytest.mark.slow
+def test_a_damaged_rollback_changes_no_batch(tmp_path):
+  """The checkpoint knows the skip list; the bits are those of a whole file."""
+  indices = order.shuffled(np.arange(N), N, SEED)
+  marked = [int(indices[b * BATCH]) for b in (3, 4)]
+  whole, damaged = tmp_path / 'whole', tmp_path / 'damaged'
+  changes = {
+    'recovery.max_skipped': 1,
+    'total': '12 steps',
+    'schedule.warmup': '2 steps',
+    'model.depth': 1,
+  }
+  command = _config(whole, 'loss', marked, **changes)
+  runs.run(command)
+  (event,) = _events(whole, 'rollback')
+  # The first of both bad steps is in the checkpoint already.
+  assert event['step'] == 4 and event['from'] == 5 and event['skip'] == [4]
+  shutil.copytree(whole, damaged)
+  for workdir in (whole, damaged):
+    shutil.rmtree(workdir / 'checkpoints/12')
+  path = damaged / 'events.jsonl'
+  path.write_text(path.read_text().replace('"skip": [4]', '"skip": [7]'))
+  injected('a damaged rollback line')
+  runs.run(command)
+  _, err = runs.run(_config(damaged, 'loss', marked, **changes))
+  assert 'damaged line(s) moved' in err and 'lacks rollbacks' in err
+  assert runs.losses(damaged) == runs.losses(whole)
+  assert list(runs.losses(damaged)) == list(range(1, 13))
+  for key, array in runs.final_params(whole).items():
+    np.testing.assert_array_equal(runs.final_params(damaged)[key], array)

@@ -1,0 +1,100 @@
+"""Labels by name, where a head was trained on other data."""
+
+import logging
+
+import pytest
+from numbered import Numbered
+
+from vit_jax.data import matching
+from vit_jax.data.headers import DecodeError
+from vit_jax.errors import UserError
+
+PETS = ['bird', 'cat', 'dog', 'eel']
+
+
+class _Source(Numbered):
+  """Examples whose label is their index, with names of the test's."""
+
+  def __init__(self, names):
+    super().__init__(len(names), bad_label=7)
+    self.class_names = list(names)
+    self.num_classes = len(names)
+
+
+def _labels(names, known):
+  source = matching.matched(_Source(names), known, 'the weights')
+  assert len(source) == len(names)
+  found = [source[i]['label'] for i in range(len(names))]
+  return found, source
+
+
+@pytest.mark.parametrize(
+  'names, labels',
+  [
+    (['dog', 'cat', 'eel', 'bird'], [2, 1, 3, 0]),
+    (['eel'], [3]),
+    (['cat', 'dog'], [1, 2]),
+  ],
+)
+def test_labels_follow_the_names(names, labels):
+  """Another order, or some classes only."""
+  found, source = _labels(names, PETS)
+  assert found == labels
+  assert source.class_names == PETS and source.num_classes == len(PETS)
+  assert source.name == 'numbered/train' and source.where(0) == ''
+
+
+@pytest.mark.parametrize(
+  'names, known',
+  [
+    (PETS, PETS),
+    (PETS[:2], PETS),  # the first of them
+    (['crane', 'crane', 'cat'], ['crane', 'crane', 'cat']),  # ImageNet has two
+    (['class 0', 'class 1'], PETS),  # of an official .npz, or of the data
+    (PETS, ['0', '1', '2', '3']),
+    (['00', '01'], ['class_0', 'Class 1']),
+    ([], PETS),
+  ],
+)
+def test_labels_that_stay(names, known):
+  """The same names, or numbers in place of names on one side."""
+  found, source = _labels(names, known)
+  assert found == list(range(len(names)))
+  assert isinstance(source, _Source)
+
+
+@pytest.mark.parametrize(
+  'names, known, words',
+  [
+    (
+      ['bird', 'dog', 'eel', 'zcat'],
+      PETS,
+      ["1 only there ('cat')", "1 only now ('zcat')", 'class_map'],
+    ),
+    (PETS, PETS[:2], ["2 only now ('dog', 'eel')"]),
+    (['1', '2', '44'], PETS, ["3 only now ('1', '2', '44')"]),
+    (['cat', 'crane', 'crane'], ['crane', 'crane', 'cat'], ['another order']),
+  ],
+)
+def test_other_classes_are_refused(names, known, words):
+  """With the names in which they differ."""
+  with pytest.raises(UserError) as error:
+    _labels(names, known)
+  for word in ['numbered/train', 'the weights', *words]:
+    assert word in str(error.value)
+
+
+def test_a_bad_label_stays_bad():
+  """It is not taken for a class that the source does not have."""
+  source = _Source(['eel', 'dog', 'cat'])
+  source.bad['label'] = 1  # its label is the source's number of classes
+  mapped = matching.matched(source, PETS, 'the weights')
+  with pytest.raises(DecodeError, match='label 3; allowed: 0 to 2'):
+    mapped[1]
+
+
+def test_mapping_is_said(caplog, monkeypatch):
+  """Nobody should wonder which labels were compared."""
+  monkeypatch.setattr(logging.getLogger('vit_jax'), 'propagate', True)
+  _labels(['dog', 'cat'], PETS)
+  assert 'labels are mapped by name' in caplog.text

@@ -1,0 +1,180 @@
+"""A workdir whose data, settings or files changed between two starts."""
+
+import json
+import shutil
+
+import cv2
+import numpy as np
+import pytest
+
+from tests import runs
+from tests.faults.counts import injected
+
+RUN = {
+  **{k: v for k, v in runs.SMALL_L16.items() if not k.startswith('source')},
+  'source.name': 'folder',
+  'train.split': 'train',
+  'train.num_examples': 24,
+  'evals.val.split': 'val',
+  'num_classes': 3,
+  'batch_size': 8,
+  'model.depth': 1,
+  'total': '4 steps',
+  'schedule.warmup': '1 steps',
+  'evals.val.every': '4 steps',
+  'checkpoint.every': '4 steps',
+}
+
+
+def _write_pets(root):
+  """Eight images of each class to train on, two to evaluate on."""
+  rng = np.random.default_rng(0)
+  for split, count in (('train', 8), ('val', 2)):
+    for name in ('cat', 'dog', 'eel'):
+      folder = root / split / name
+      folder.mkdir(parents=True)
+      for number in range(count):
+        pixels = rng.integers(0, 256, (32, 32, 3), np.uint8)
+        cv2.imwrite(str(folder / f'{number}.png'), pixels)
+
+
+@pytest.fixture(scope='module')
+def trained(tmp_path_factory):
+  """A workdir after 4 steps on photographs, and the photographs."""
+  folder = tmp_path_factory.mktemp('other')
+  _write_pets(folder / 'pets')
+  runs.run(_train(folder / 'run', folder / 'pets'))
+  return folder
+
+
+def _train(workdir, pets, *more):
+  flags = RUN | {'source.path': pets}
+  return [
+    *runs.command('train', *runs.flags('configs/l16_i21k.py', workdir, flags)),
+    *more,
+  ]
+
+
+def _copy(trained, folder):
+  shutil.copytree(trained / 'run', folder / 'run')
+  shutil.copytree(trained / 'pets', folder / 'pets')
+  return folder / 'run', folder / 'pets'
+
+
+def _rename_class(pets):
+  for split in ('train', 'val'):
+    (pets / split / 'cat').rename(pets / split / 'zcat')
+
+
+def _rename_file(pets):
+  (pets / 'train/dog/0.png').rename(pets / 'train/dog/9.png')
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  'change, message',
+  [
+    (_rename_class, "1 only there ('cat'), 1 only now ('zcat')"),
+    (_rename_file, 'data: listing:'),
+  ],
+)
+def test_other_data_are_not_resumed_on(tmp_path, trained, change, message):
+  """Labels or positions would mean something else from here on."""
+  workdir, pets = _copy(trained, tmp_path)
+  change(pets)
+  injected('data that changed between two starts')
+  again = _train(workdir, pets, '--config.source.path=' + str(pets))
+  _, err = runs.run(again, code=2)
+  assert message in err and 'Traceback' not in err
+  assert runs.records(workdir) == runs.records(trained / 'run')
+
+
+@pytest.mark.slow
+def test_the_same_data_elsewhere_are(tmp_path, trained):
+  """A folder may be moved or copied; config.json may be lost with a kill."""
+  workdir, pets = _copy(trained, tmp_path)
+  (workdir / 'config.json').write_bytes(b'')
+  injected('an empty config.json')
+  _, err = runs.run(_train(workdir, pets))
+  assert 'resuming at step 4' in err and 'config.json is damaged' in err
+  assert json.loads((workdir / 'config.json').read_text())['seed'] == 0
+  (workdir / 'config.json').unlink()
+  _, err = runs.run(_train(workdir, pets, '--config.seed=1'), code=2)
+  assert 'seed: 0 there, 1 now' in err and 'Traceback' not in err
+
+
+@pytest.mark.slow
+def test_other_settings_of_jax(tmp_path, trained, monkeypatch):
+  """Another generator, unsaid, would give another dropout and another init."""
+  workdir, pets = _copy(trained, tmp_path)
+  monkeypatch.setenv('JAX_THREEFRY_PARTITIONABLE', '0')
+  injected('another setting of JAX')
+  _, err = runs.run(_train(workdir, pets), code=2)
+  assert 'jax_threefry_partitionable: True there, False now' in err
+  _, err = runs.run(_train(workdir, pets, '--allow_config_change'))
+  assert 'resumed with changes' in err
+  _, err = runs.run(_train(workdir, pets))  # and stays allowed
+  lines = (workdir / 'events.jsonl').read_text().splitlines()
+  kinds = [json.loads(line)['event'] for line in lines]
+  assert kinds.count('config_change') == 1
+
+
+@pytest.mark.slow
+def test_another_split_under_the_same_name(tmp_path, trained):
+  """The run goes on, and says where its curve breaks."""
+  workdir, pets = _copy(trained, tmp_path)
+  changed = _train(workdir, pets, '--config.evals.val.split=train')
+  for expected in (True, False):  # once
+    _, err = runs.run(changed)
+    assert ('evals.val is another evaluator' in err) is expected
+  lines = (workdir / 'events.jsonl').read_text().splitlines()
+  (event,) = [
+    event
+    for event in map(json.loads, lines)
+    if event['event'] == 'evaluator_change'
+  ]
+  assert event['changes'] == {'split': ['val', 'train']} and event['step'] == 4
+
+
+@pytest.mark.slow
+def test_evaluation_goes_by_the_names(tmp_path, trained):
+  """Without train/ labels follow val/: they are mapped, or refused."""
+  workdir, pets = _copy(trained, tmp_path)
+  shutil.rmtree(trained / 'pets.old', ignore_errors=True)
+  evaluate = runs.command('evaluate', f'--checkpoint={workdir}', '--json')
+  (trained / 'pets').rename(trained / 'pets.old')
+  try:
+    (trained / 'pets').symlink_to(pets)
+    whole = json.loads(runs.run(evaluate)[0])
+    assert whole['count'] == 6
+    shutil.rmtree(pets / 'train')
+    shutil.rmtree(pets / 'val/cat')
+    out, err = runs.run(evaluate)
+    assert 'mapped by name' in err and json.loads(out)['count'] == 4
+    (pets / 'val/dog').rename(pets / 'val/wolf')
+    _, err = runs.run(evaluate, code=2)
+    assert "1 only now ('wolf')" in err and 'Traceback' not in err
+  finally:
+    (trained / 'pets').unlink()
+    (trained / 'pets.old').rename(trained / 'pets')
+
+
+@pytest.mark.slow
+def test_a_workdir_removed_in_mid_run(tmp_path):
+  """It ends at the next line, with one message, and makes nothing anew."""
+  workdir = tmp_path / 'run'
+  flags = runs.SMALL_L16 | {
+    'total': '100000 steps',
+    'checkpoint.every': '100000 steps',
+    'model.depth': 1,
+  }
+  process = runs.start(
+    runs.command('train', *runs.flags('configs/l16_i21k.py', workdir, flags))
+  )
+  runs.wait_for_step(workdir, 5, [process])
+  injected('a workdir that is removed')
+  workdir.rename(tmp_path / 'gone')
+  _, err = runs.finish(process, code=2)
+  assert 'removed or moved' in err and 'Traceback' not in err
+  assert err.count('error:') == 1
+  assert not (workdir / 'events.jsonl').exists()

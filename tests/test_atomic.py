@@ -1,0 +1,49 @@
+"""Small files: whole or as before, whatever happens in between."""
+
+import os
+
+import pytest
+from etils import epath
+
+from vit_jax import atomic
+
+
+@pytest.mark.parametrize('broken', ['fsync', 'replace'])
+def test_an_end_in_the_middle_leaves_the_old_file(
+  tmp_path, monkeypatch, broken
+):
+  """A disk that fills, or a kill: never half a file, nor one left beside."""
+  path = epath.Path(tmp_path) / 'config.json'
+  atomic.write(path, 'before')
+
+  def fail(*_):
+    assert path.read_text() == 'before'
+    raise OSError(28, 'No space left on device')
+
+  monkeypatch.setattr(os, broken, fail)
+  with pytest.raises(OSError, match='No space'):
+    atomic.write(path, 'after')
+  assert [p.name for p in tmp_path.iterdir()] == ['config.json']
+  assert path.read_text() == 'before'
+
+
+def test_it_is_on_disk_before_it_is_in_place(tmp_path, monkeypatch):
+  """Content is synced, then renamed, then the name is synced."""
+  done, sync, replace = [], os.fsync, os.replace
+
+  def fsync(handle):
+    kind = 'folder' if os.path.isdir(f'/proc/self/fd/{handle}') else 'file'
+    done.append(f'sync {kind}')
+    sync(handle)
+
+  def rename(*names):
+    done.append('rename')
+    replace(*names)
+
+  monkeypatch.setattr(os, 'fsync', fsync)
+  monkeypatch.setattr(os, 'replace', rename)
+  path = epath.Path(tmp_path) / 'run.json'
+  atomic.write(path, b'content')
+  assert done == ['sync file', 'rename', 'sync folder']
+  assert path.read_bytes() == b'content'
+  assert path.stat().mode & 0o777 == 0o644
