@@ -69,7 +69,7 @@ def test_a_damaged_item_costs_its_step(tmp_path, item):
   ]
   assert old in file.read_text()
   file.write_text(file.read_text().replace(old, new, 1))
-  with pytest.raises(UserError, match='is damaged: CorruptError: the checksum'):
+  with pytest.raises(UserError, match='is damaged: the checksum'):
     pretrained.find(str(tmp_path))
   restored, step = restore(tmp_path)
   assert step == 1 and same(restored, state(1))

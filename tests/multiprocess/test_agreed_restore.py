@@ -61,7 +61,7 @@ def test_an_error_that_passes(saved, tmp_path):
   """Both try again, and go on from the newest step."""
   errors = _resume(saved, tmp_path / 'run', 'EIO once', 0)
   assert 'resuming at step 8' in errors[0]
-  assert 'process 1 failed; its log has the cause. Trying again' in errors[0]
+  assert 'process 1 failed; its log says why. Trying again' in errors[0]
   assert 'OSError: [Errno 5] injected. Trying again in 1 s' in errors[1]
   assert _steps(tmp_path / 'run') == ['12', '8']
 

@@ -43,11 +43,13 @@ class FailedError(Exception):
   """Some process could not do what all of them tried."""
 
   def __init__(self, verdict: Verdict, own: Exception | None, where: list[int]):
-    super().__init__(
-      f'process {", ".join(map(str, where))} failed; its log has the cause'
-      if own is None
-      else items.root_cause(own)
-    )
+    if own is None:
+      text = f'process {", ".join(map(str, where))} failed; its log says why'
+    elif isinstance(own, CorruptError | UserError):
+      text = str(own)
+    else:
+      text = items.root_cause(own)
+    super().__init__(text.rstrip('.'))
     self.verdict, self.own = verdict, own
 
 

@@ -65,10 +65,9 @@ class Checkpointer:
     self.failures = 0
     steps.check_path(self._root)
     try:
-      if jax.process_index() == 0:
-        self._open_directory()
+      agreement.on_main(self._open_directory)
       self._run = run_id.find(self._root)
-    except OSError as error:
+    except agreement.FailedError as error:
       raise UserError(
         f'checkpoints cannot be written to {directory}: {error}. Give another '
         '--workdir.'

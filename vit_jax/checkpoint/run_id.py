@@ -7,7 +7,6 @@ import logging
 import re
 import uuid
 
-import jax
 from etils import epath
 
 from vit_jax.checkpoint import agreement, items, manifest, steps
@@ -22,16 +21,13 @@ def find(root: epath.Path) -> str:
   """The id of a directory's run, new if there is none; on all processes.
 
   Raises:
-    OSError: the directory cannot be read.
+    agreement.FailedError: the directory cannot be read.
   """
-  own, error = uuid.uuid4().hex, None
-  if jax.process_index() == 0:
-    try:
-      own = _recorded(root) or _of_newest(root) or own
-    except OSError as caught:
-      error = caught
-  if agreement.anyone(error is not None):
-    raise error or OSError('the main process cannot read it')
+
+  def known(root: epath.Path) -> str | None:
+    return _recorded(root) or _of_newest(root)
+
+  own = agreement.on_main(known, root) or uuid.uuid4().hex
   words = [int(own[4 * i : 4 * i + 4], 16) for i in range(_WORDS)]
   return ''.join(f'{agreement.from_main(word):04x}' for word in words)
 
