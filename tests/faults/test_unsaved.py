@@ -76,7 +76,7 @@ def test_preempted_and_not_saved(tmp_path, hindrance):
 def test_finished_and_not_saved(tmp_path):
   """Not 0; with the folder mended the same command finishes the run."""
   changes = LONG | {'total': '12 steps', 'checkpoint.every': '4 steps'}
-  changes['evals.val.every'] = '4 steps'
+  changes |= {'evals.val.every': '4 steps', 'schedule.warmup': '2 steps'}
   workdir = tmp_path / 'run'
   runs.run(_command(workdir, changes | {'total': '4 steps'}))
   folder = workdir / 'checkpoints'

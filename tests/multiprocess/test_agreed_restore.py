@@ -11,6 +11,7 @@ from tests.faults.counts import injected
 
 TRAINING = runs.SMALL_L16 | {
   'total': '12 steps',
+  'schedule.warmup': '2 steps',
   'checkpoint.every': '4 steps',
   'evals.val.every': '12 steps',
 }
