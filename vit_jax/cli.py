@@ -8,9 +8,15 @@ import jax
 from absl import app, flags
 
 from vit_jax import overrides, runtime
-from vit_jax.errors import DivergedError, PreemptedError, UserError
+from vit_jax.errors import (
+  DivergedError,
+  PreemptedError,
+  StorageError,
+  UserError,
+)
 from vit_jax.preemption import EXIT_PREEMPTED
 
+EXIT_STORAGE = 1
 EXIT_USER_ERROR = 2
 EXIT_DIVERGED = 43
 EXIT_PEER_LOST = 45
@@ -22,7 +28,7 @@ def run(body: Callable[[list[str]], None], define: Callable[[], None]) -> None:
   0: finished; 2: a user's error, one message and no traceback; 42: preempted,
   state saved; 43: diverged; 44: stuck (see watchdog.py); 45: a peer was lost
   (the runtime may abort with 134 before it says so); 1: a crash, with its
-  traceback.
+  traceback, or storage that failed, with a message that says what is saved.
 
   Args:
     body: called with the arguments that are no flags.
@@ -57,6 +63,8 @@ def _guarded(function: Callable[[], None]) -> None:
     _end(f'error: {error}', EXIT_USER_ERROR)
   except PreemptedError as error:
     _end(f'preempted: {error}', EXIT_PREEMPTED)
+  except StorageError as error:
+    _end(f'storage failed: {error}', EXIT_STORAGE)
   except DivergedError as error:
     _end(f'diverged: {error}', EXIT_DIVERGED)
   except jax.errors.JaxRuntimeError as error:

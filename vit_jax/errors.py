@@ -11,6 +11,13 @@ class UserError(Exception):
   """
 
 
+class StorageError(Exception):
+  """The storage failed, and no config mends that: one message, exit code 1.
+
+  The message says what is safe and where.
+  """
+
+
 class DivergedError(Exception):
   """Rolling back did not help: exit code 43."""
 

@@ -42,6 +42,7 @@ def run(
   Raises:
     UserError: anything in the config, the data or the workdir that cannot be.
     PreemptedError: a signal came; the state is saved.
+    StorageError: the last step could not be saved, or the newest not be read.
     DivergedError: rolling back did not help.
   """
   with open_session(config, workdir, allow_changes) as session:

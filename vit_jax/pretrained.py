@@ -82,10 +82,10 @@ def find(path: str) -> Pretrained:
     return _from_npz(path)
   step_dir = checkpoint.step_directory(path)
   about = checkpoint.load_about(step_dir)
-  if about.get('format') != checkpoint.FORMAT:
+  if about.get('format') not in checkpoint.READABLE:
     raise UserError(
       f'{step_dir} has the format {about.get("format")!r}, and this version '
-      f'reads {checkpoint.FORMAT}: use the version of vit_jax that wrote it.'
+      f'reads {checkpoint.READABLE}: use the version of vit_jax that wrote it.'
     )
   log.info('weights from %s', step_dir)
   return Pretrained(

@@ -24,6 +24,7 @@ from vit_jax import (
 from vit_jax import ledger as ledger_lib
 from vit_jax import workdir as workdir_lib
 from vit_jax.config import Config
+from vit_jax.errors import StorageError
 from vit_jax.experiment import Experiment, build_section
 from vit_jax.ledger import Ledger
 from vit_jax.preemption import Preemption
@@ -95,6 +96,7 @@ class Session:
     stack.callback(self.writer.close)
     self._saved_at = time.monotonic()
     self.rollbacks: list[recovery.Rollback] = []
+    self._results: dict[str, float] = {}  # of the evaluation saved last
     if runtime.is_main():
       self._record(about, notes)
 
@@ -197,6 +199,7 @@ class Session:
 
   def save(self, step: int, state: PyTree, results: dict[str, float]) -> None:
     """Begins to save; what fails is reported and does not end the run."""
+    self._results = results
     with self.doing('save'):
       if not self.checkpoints.save(step, state, results, self._history()):
         self.ledger.event('save_failed', step=step)
@@ -210,19 +213,22 @@ class Session:
     }
 
   def finish_saving(self, step: int, state: PyTree) -> None:
-    """Waits for the last save; tries once more if it failed.
+    """Waits for the last save; tries once more if it is not on disk.
 
     Raises:
-      OSError: it failed again.
+      StorageError: it failed again.
     """
     with self.doing('save'):
-      if self.checkpoints.settle():
+      self.checkpoints.settle()
+      if self.checkpoints.is_committed(step):
         return
-      self.checkpoints.save(step, state, {}, self._history())
-      if not self.checkpoints.settle():
-        raise OSError(
-          f'step {step} could not be saved; older steps are whole. Make room '
-          'and run the same command again.'
+      self.checkpoints.save(step, state, self._results, self._history())
+      self.checkpoints.settle()
+      if not self.checkpoints.is_committed(step):
+        raise StorageError(
+          f'step {step} could not be saved; {self.checkpoints.safe()}. Make '
+          'room, or mend what the log above names, and run the same command '
+          'again.'
         )
 
   def step(

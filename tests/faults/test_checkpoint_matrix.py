@@ -1,23 +1,19 @@
 """Every kind of damage to the newest checkpoint: the next older one is used."""
 
 import contextlib
-import functools
 import gc
 import json
 import pathlib
 import shutil
 
 import jax
-import numpy as np
-import orbax.checkpoint as ocp
 import pytest
 
+from tests.checkpoint.states import experiment, restore, same, save, state, wide
 from tests.faults.counts import injected
-from vit_jax import checksum, overrides, sharding, tree
+from vit_jax import checksum, sharding, tree
 from vit_jax.checkpoint import Checkpointer
-from vit_jax.config import complete
 from vit_jax.errors import UserError
-from vit_jax.experiment import Experiment
 
 # Orbax leaves coroutines unawaited when a restore fails; Python complains when
 # it collects them, which the fixture below makes happen in the same test.
@@ -32,66 +28,16 @@ def _collect_coroutines():
   gc.collect()
 
 
-def _config(**changes):
-  config = overrides.load('configs/quickstart.py')
-  values = config.to_dict()
-  values['model'] |= {'width': 32, 'depth': 2, 'mlp_dim': 32} | changes
-  values['average_decay'] = 0.9
-  values['mesh'] = {'data': 1, 'fsdp': 1, 'model': 1}
-  return complete(type(config)(values))
-
-
-@functools.cache
-def _wide() -> Experiment:
-  return Experiment.build(_config(width=48), jax.devices()[:1])
-
-
-@functools.cache
-def _experiment(devices: int = 1, fsdp: int = 1) -> Experiment:
-  config = _config()
-  with config.unlocked():
-    config.mesh.data, config.mesh.fsdp = devices // fsdp, fsdp
-  return Experiment.build(config, jax.devices()[:devices])
-
-
-@functools.cache
-def _maker(experiment: Experiment):
-  shardings = jax.tree.map(lambda s: s.sharding, experiment.abstract_state())
-
-  def make(number):
-    state = experiment.init_state(jax.random.key(0))
-    return jax.tree.map(lambda x: x + number.astype(x.dtype), state)
-
-  return jax.jit(make, out_shardings=shardings)
-
-
-def _state(experiment, number: int):
-  """A state whose leaves all depend on a number."""
-  return _maker(experiment)(jax.numpy.asarray(number))
-
-
-def _same(a, b) -> bool:
-  return all(
-    np.array_equal(x, y)
-    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
-  )
-
-
 @pytest.fixture
 def saved(tmp_path):
   """A directory with the steps 1 and 2."""
-  checkpoints = Checkpointer(tmp_path / 'checkpoints', {'about': 1})
-  for step in (1, 2):
-    checkpoints.save(step, _state(_experiment(), step), {})
-  checkpoints.close()
+  save(tmp_path / 'checkpoints', 1, 2)
   return tmp_path / 'checkpoints'
 
 
-def _restore(directory, experiment=None):
-  with contextlib.closing(Checkpointer(directory, {})) as checkpoints:
-    return checkpoints.restore_latest(
-      (experiment or _experiment()).abstract_state()
-    )
+def _names(folder: pathlib.Path) -> list[str]:
+  """The steps, and what else there is but the run's id."""
+  return sorted({p.name for p in folder.iterdir()} - {'run_id.json'})
 
 
 def _largest_file(folder: pathlib.Path) -> pathlib.Path:
@@ -124,7 +70,7 @@ def _replace_by_file(step: pathlib.Path) -> None:
 def _lie_about_a_sum(step: pathlib.Path) -> None:
   file = step / 'manifest/metadata'
   manifest = json.loads(file.read_text())
-  manifest['params/head/bias'][2] ^= 1
+  manifest['leaves']['params/head/bias'][2] ^= 1
   file.write_text(json.dumps(manifest))
 
 
@@ -132,7 +78,7 @@ def _other_shapes(step: pathlib.Path) -> None:
   """Arrays of a wider model under this step's manifest."""
   other = step.parent.parent / 'other'
   with contextlib.closing(Checkpointer(other, {})) as checkpoints:
-    checkpoints.save(2, _state(_wide(), 2), {})
+    checkpoints.save(2, state(2, wide()), {})
   shutil.rmtree(step / 'params')
   shutil.copytree(other / '2/params', step / 'params')
 
@@ -147,10 +93,19 @@ DAMAGES = {
     '{'
   ),
   'wrong checksum': _lie_about_a_sum,
-  'emptied directory': _empty,
-  'file in place of directory': _replace_by_file,
   'wrong shapes': _other_shapes,
 }
+
+
+@pytest.mark.parametrize('replace', [_empty, _replace_by_file])
+def test_nothing_is_left_of_the_newest_step(saved, replace, caplog):
+  """What cannot be told from a user's own entry is left alone, and said."""
+  replace(saved / '2')
+  injected('checkpoint: nothing left of a step')
+  with caplog.at_level('WARNING', logger='vit_jax'):
+    assert restore(saved)[1] == 1
+  assert 'checkpoints/2 is no checkpoint of this program' in caplog.text
+  assert _names(saved) == ['1', '2']
 
 
 @pytest.mark.parametrize('damage', DAMAGES)
@@ -159,25 +114,25 @@ def test_damaged_newest_step(saved, damage, caplog):
   DAMAGES[damage](saved / '2')
   injected(f'checkpoint: {damage}')
   with caplog.at_level('ERROR', logger='vit_jax'):
-    state, step = _restore(saved)
+    restored, step = restore(saved)
   assert step == 1
-  assert _same(state, _state(_experiment(), 1))
+  assert same(restored, state(1))
   assert (saved / '2.bad').exists() and not (saved / '2').exists()
   assert (saved / '1').is_dir()
 
 
 def test_whole_newest_step(saved):
   """Nothing is set aside without need."""
-  state, step = _restore(saved)
-  assert step == 2 and _same(state, _state(_experiment(), 2))
-  assert sorted(p.name for p in saved.iterdir()) == ['1', '2']
+  restored, step = restore(saved)
+  assert step == 2 and same(restored, state(2))
+  assert _names(saved) == ['1', '2']
 
 
 def test_leftover_temporary_directory(saved):
   """What a killed save leaves behind is no checkpoint."""
   shutil.copytree(saved / '2', saved / '3.orbax-checkpoint-tmp')
   injected('checkpoint: leftover temporary directory')
-  assert _restore(saved)[1] == 2
+  assert restore(saved)[1] == 2
 
 
 def test_all_damaged_is_a_clear_stop(saved):
@@ -187,30 +142,30 @@ def test_all_damaged_is_a_clear_stop(saved):
   injected('checkpoint: all steps bad')
   for _ in range(2):
     with pytest.raises(UserError, match='no checkpoint in .* is whole'):
-      _restore(saved)
+      restore(saved)
   assert (saved / '1.bad').is_dir() and (saved / '2.bad').is_dir()
 
 
 def test_nothing_committed_is_a_fresh_start(tmp_path):
   """Only an empty directory means a new run."""
-  assert _restore(tmp_path / 'checkpoints') is None
+  assert restore(tmp_path / 'checkpoints') is None
 
 
 def test_another_model_is_the_users_error(saved):
   """A config that does not fit sets nothing aside."""
   with pytest.raises(UserError, match='other parameters than the model'):
-    _restore(saved, _wide())
-  assert sorted(p.name for p in saved.iterdir()) == ['1', '2']
+    restore(saved, wide())
+  assert _names(saved) == ['1', '2']
 
 
 @pytest.mark.parametrize('devices, fsdp', [(4, 1), (8, 4), (2, 2)])
 def test_another_mesh(saved, devices, fsdp):
   """A step written on one device is whole on any mesh."""
-  experiment = _experiment(devices, fsdp)
-  state, step = _restore(saved, experiment)
-  assert step == 2 and _same(state, _state(_experiment(), 2))
-  wanted = tree.flatten(experiment.abstract_state())
-  for path, leaf in tree.flatten(state).items():
+  other = experiment(devices, fsdp)
+  restored, step = restore(saved, other)
+  assert step == 2 and same(restored, state(2))
+  wanted = tree.flatten(other.abstract_state())
+  for path, leaf in tree.flatten(restored).items():
     assert leaf.sharding == wanted[path].sharding, path
 
 
@@ -218,11 +173,11 @@ def test_checksums_do_not_depend_on_the_mesh():
   """Equal on every layout; one changed element changes its leaf's sum."""
   sums = []
   for devices, fsdp in ((1, 1), (8, 4)):
-    experiment = _experiment(devices, fsdp)
-    state = _state(experiment, 3)
-    sums.append(checksum.checksums(state, sharding.replicated(experiment.mesh)))
+    other = experiment(devices, fsdp)
+    everywhere = sharding.replicated(other.mesh)
+    sums.append(checksum.checksums(state(3, other), everywhere))
   assert sums[0] == sums[1]
-  everywhere = sharding.replicated(_experiment().mesh)
+  everywhere = sharding.replicated(experiment().mesh)
 
   def of(array):
     return checksum.checksums({'k': array}, everywhere)
@@ -240,10 +195,8 @@ def test_retention_keeps_newest_and_best(tmp_path):
     Checkpointer(tmp_path / 'c', {}, keep=2, best='val/accuracy')
   ) as checkpoints:
     for step, accuracy in enumerate((0.1, 0.9, 0.3, 0.2, 0.4), start=1):
-      state = _state(_experiment(), step)
-      checkpoints.save(step, state, {'val/accuracy': accuracy})
-  left = sorted(int(p.name) for p in (tmp_path / 'c').iterdir())
-  assert left == [2, 4, 5]
+      checkpoints.save(step, state(step), {'val/accuracy': accuracy})
+  assert _names(tmp_path / 'c') == ['2', '4', '5']
 
 
 @pytest.mark.parametrize('late', [False, True])
@@ -254,22 +207,17 @@ def test_the_best_is_known_after_a_restart(tmp_path, late):
       with contextlib.closing(
         Checkpointer(tmp_path / 'c', {}, keep=2, best='val/accuracy')
       ) as checkpoints:
-        checkpoints.save(step, _state(_experiment(), step), metrics)
-  left = sorted(int(p.name) for p in (tmp_path / 'c').iterdir())
-  assert left == [2, 4, 5]
+        checkpoints.save(step, state(step), metrics)
+  assert _names(tmp_path / 'c') == ['2', '4', '5']
 
 
-def test_late_metrics_that_cannot_be_written(tmp_path, monkeypatch):
+def test_late_metrics_that_cannot_be_written(tmp_path):
   """Reported and counted like any failing write; the step stays whole."""
-
-  def full(*_):
-    raise OSError('no space left on device')
-
   with contextlib.closing(
     Checkpointer(tmp_path / 'c', {}, best='val/accuracy')
   ) as checkpoints:
-    state = _state(_experiment(), 1)
-    checkpoints.save(1, state, {})
-    monkeypatch.setattr(ocp, 'Checkpointer', full)
-    assert checkpoints.save(1, state, {'val/accuracy': 0.5})
+    checkpoints.save(1, state(1), {})
+    checkpoints.settle()
+    (tmp_path / 'c/1/metrics').write_text('in the way')
+    assert checkpoints.save(1, state(1), {'val/accuracy': 0.5})
     assert checkpoints.failures == 1 and checkpoints.latest_step() == 1

@@ -1,17 +1,26 @@
 """Saves and restores the states of one run."""
 
+import concurrent.futures
 import logging
+import time
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
 from etils import epath
-from jax.experimental import multihost_utils
-from orbax.checkpoint import checkpoint_managers as policies
 
 from vit_jax import plugins
-from vit_jax.checkpoint import items
-from vit_jax.errors import UserError
+from vit_jax.checkpoint import (
+  agreement,
+  items,
+  manifest,
+  restore,
+  retention,
+  run_id,
+  steps,
+)
+from vit_jax.errors import StorageError, UserError
 
 log = logging.getLogger('vit_jax')
 PyTree = Any
@@ -56,37 +65,64 @@ class Checkpointer:
     self._root = epath.Path(directory).absolute()
     self._about, self._best, self._keep = about, best, keep
     self.failures = 0
+    steps.check_path(self._root)
     try:
-      self._manager = self._open()
-    except OSError as error:
+      agreement.on_main(self._open_directory)
+      self._run = run_id.find(self._root)
+    except agreement.FailedError as error:
       raise UserError(
         f'checkpoints cannot be written to {directory}: {error}. Give another '
         '--workdir.'
       ) from error
+    self._seed = about.get('config', {}).get('seed')
+    self._writer = self._open_writer()
+    self._thread = concurrent.futures.ThreadPoolExecutor(1)
+    self._pending: tuple[int, concurrent.futures.Future[None]] | None = None
 
-  def _open(self) -> ocp.CheckpointManager:
-    preserved: list[Any] = [policies.LatestN(self._keep)]
-    best = self._best
-    score = None if best is None else lambda metrics: metrics[best]
-    if score is not None:
-      preserved.append(
-        policies.BestN(
-          n=1, get_metric_fn=score, keep_checkpoints_without_metrics=False
-        )
+  def _open_directory(self) -> None:
+    self._root.mkdir(parents=True, exist_ok=True)
+    steps.remove_unfinished(self._root)
+    for name in steps.strangers(self._root):
+      log.warning(
+        '%s is no checkpoint of this program: it is left alone, and a step of '
+        'that name cannot be saved.',
+        self._root / name,
       )
-    return ocp.CheckpointManager(
-      self._root,
-      item_names=items.NAMES,
-      options=ocp.CheckpointManagerOptions(
-        preservation_policy=policies.AnyPreservationPolicy(preserved),
-        best_fn=score,  # without it no metrics are written
-        cleanup_tmp_directories=True,
+
+  def _open_writer(self) -> ocp.AsyncCheckpointer:
+    """Writes steps; after a failure, with barriers of other names."""
+    metrics = ocp.JsonCheckpointHandler(filename='metrics')
+    together: Any = ocp.options.MultiprocessingOptions(
+      barrier_sync_key_prefix=f'saving_{self.failures}'
+    )
+    options = ocp.CompositeOptions(multiprocessing_options=together)
+    return ocp.AsyncCheckpointer(
+      ocp.CompositeCheckpointHandler(
+        *items.NAMES, metrics=metrics, composite_options=options
       ),
+      multiprocessing_options=together,
     )
 
   def latest_step(self) -> int | None:
-    """The newest step saved or being saved, None if there is none."""
-    return self._manager.latest_step()
+    """The newest step that is committed, None if there is none.
+
+    Raises:
+      StorageError: the directory cannot be listed.
+    """
+    try:
+      return max(steps.committed(self._root), default=None)
+    except OSError as error:
+      raise StorageError(f'{self._root} cannot be listed: {error}.') from error
+
+  def is_committed(self, step: int) -> bool:
+    """Whether the directory holds this step, by the main process's eyes."""
+    here = False
+    if jax.process_index() == 0:
+      try:
+        here = steps.is_step(self._root / str(step))
+      except OSError as error:
+        log.error('%s cannot be listed: %s', self._root, error)
+    return bool(agreement.from_main(int(here)))
 
   def save(
     self,
@@ -113,123 +149,124 @@ class Checkpointer:
     """
     self.settle()
     best = {self._best: metrics[self._best]} if self._best in metrics else None
-    if step in self._manager.all_steps():
-      try:
-        if best and self._manager.metrics(step) is None:
-          self._add_metrics(step, best)
-      except Exception as error:  # noqa: BLE001 (whatever a file system raises)
-        self._failed(step, error)
+    if self.is_committed(step):
+      self._attempt(step, self._add_metrics, step, best)
       return True
-    args = ocp.args.Composite(
-      about=ocp.args.JsonSave(self._about | (history or {})),
-      manifest=ocp.args.JsonSave(items.manifest(state)),
-      **{k: ocp.args.StandardSave(v) for k, v in items.split(state).items()},
-    )
-    try:
-      saved = self._manager.save(step, metrics=best, args=args)
-    except Exception as error:  # noqa: BLE001 (whatever a file system raises)
-      self._failed(step, error)
+    about = self._about | (history or {})
+    whose = {'step': step, 'run': self._run, 'seed': self._seed}
+    written = manifest.make(state, about, **whose)
+    arrays = items.split(state).items()
+    args = {k: ocp.args.StandardSave(v) for k, v in arrays}
+    args |= {
+      'about': ocp.args.JsonSave(about),
+      'manifest': ocp.args.JsonSave(written),
+    }
+    if best:
+      args['metrics'] = ocp.args.JsonSave(retention.metrics_item(step, best))
+    if not self._attempt(step, self._make_room, step):
       return False
-    if not saved:
-      raise RuntimeError(f'Orbax did not save step {step}')
-    return True
+    return self._attempt(step, self._begin, step, args)
 
-  def _add_metrics(self, step: int, metrics: dict[str, float]) -> None:
-    """Writes what Orbax's manager writes beside a state's items."""
-    handler = ocp.JsonCheckpointHandler(filename='metrics')
-    with ocp.Checkpointer(handler) as writer:
-      args = ocp.args.JsonSave(metrics)
-      writer.save(self._root / str(step) / 'metrics', args=args)
-    self._manager.reload()
+  def _attempt(
+    self, step: int, function: Callable[..., None], *arguments: Any
+  ) -> bool:
+    """Calls a part of a save; whether it failed on no process."""
+    own = None
+    try:
+      function(*arguments)
+    except Exception as error:  # noqa: BLE001 (whatever a file system raises)
+      own = error
+    if not agreement.anyone(own is not None):
+      return True
+    self._failed(step, own)
+    return False
+
+  def _make_room(self, step: int) -> None:
+    if jax.process_index() == 0:
+      steps.make_room(self._root, step)
+      run_id.record(self._root, self._run)
+
+  def _begin(self, step: int, args: dict[str, Any]) -> None:
+    composite = ocp.args.Composite(**args)
+    self._writer.save(self._root / str(step), args=composite)
+    finished = self._thread.submit(self._finish, self._writer)
+    self._pending = step, finished
+
+  def _finish(self, writer: ocp.AsyncCheckpointer) -> None:
+    """Waits until a step is committed; then removes those it replaces."""
+    writer.wait_until_finished()
+    if jax.process_index() == 0:
+      retention.apply(self._root, self._run, self._keep, self._best)
+
+  def _add_metrics(self, step: int, best: dict[str, float] | None) -> None:
+    if best and jax.process_index() == 0:
+      retention.add_metrics(self._root / str(step), step, best)
 
   def settle(self) -> bool:
-    """Waits until what was begun is on disk; False if that failed."""
-    try:
-      self._manager.wait_until_finished()
-      return True
-    except Exception as error:  # noqa: BLE001 (whatever a file system raises)
-      self._failed(self._manager.latest_step(), error)
-      return False
+    """Waits until what was begun is on disk; False if that failed.
 
-  def _failed(self, step: int | None, error: Exception) -> None:
+    All processes call it together.
+    """
+    if self._pending is None:
+      return True
+    (step, finished), self._pending = self._pending, None
+    return self._attempt(step, finished.result)
+
+  def _failed(self, step: int, error: Exception | None) -> None:
     self.failures += 1
+    cause = items.root_cause(error) if error else 'another process failed'
     log.error(
       'SAVING STEP %s FAILED (%d failure(s) so far): %s. What was saved before '
       'is safe; the next save is tried when it is due.',
       step,
       self.failures,
-      items.root_cause(error),
+      cause,
     )
-    self._manager = self._open()  # forgets the half-written step
+    self._pending = None  # and nothing else of a half-written step
+    self._writer = self._open_writer()
+    self._thread = concurrent.futures.ThreadPoolExecutor(1)
 
-  def restore_latest(self, abstract: PyTree) -> tuple[PyTree, int] | None:
+  def safe(self) -> str:
+    """What is saved and where, for messages."""
+    latest = self.latest_step()
+    if latest is None:
+      return f'{self._root} holds no step'
+    return f'the newest step that is saved is {self._root / str(latest)}'
+
+  def restore_latest(
+    self, abstract: PyTree, sleep: Callable[[float], None] = time.sleep
+  ) -> tuple[PyTree, int] | None:
     """The newest step that is whole, on the shardings that `abstract` carries.
 
     A step that is damaged is set aside (renamed, never deleted) with its cause
-    in the log, and the next older one is tried.
+    in the log, and the next older one is tried. Storage that fails is tried
+    again, after longer and longer pauses.
 
     Args:
       abstract: a TrainState of jax.ShapeDtypeStruct with shardings; the steps
         may have been written on another mesh.
+      sleep: takes the seconds of a pause.
 
     Returns:
       (state, step), or None where nothing was ever committed.
 
     Raises:
-      UserError: every step is damaged, or they hold other parameters than the
-        config's model (nothing is set aside then).
+      UserError: every step is damaged; or the newest holds other parameters
+        than the config's model, is another run's or another step than its
+        name says, or may not be read (nothing is set aside then).
+      StorageError: the newest cannot be read, however often it is tried.
     """
-    found = self._steps()
-    for step in sorted(found, reverse=True):
-      try:
-        return self._restore(step, abstract), step
-      except UserError:
-        raise
-      except Exception as error:  # noqa: BLE001 (damage raises anything)
-        self.set_aside(step, items.root_cause(error))
-    damaged = sorted(p.name for p in self._root.glob('*.bad*'))
-    if found or damaged:
-      raise UserError(
-        f'no checkpoint in {self._root} is whole; set aside: '
-        f'{", ".join(damaged)}. The log above has their causes. Mend one and '
-        'rename it to its step, or take another --workdir to start anew.'
-      )
-    return None
-
-  def _steps(self) -> list[int]:
-    return [int(p.name) for p in self._root.iterdir() if p.name.isdigit()]
-
-  def _restore(self, step: int, abstract: PyTree) -> PyTree:
-    path = self._root / str(step)
-    written = items.read_json(path / 'manifest')
-    items.check_shapes(
-      str(path), items.manifest_shapes(written), items.shapes(abstract)
-    )
-    wanted = {
-      name: ocp.args.StandardRestore(item)
-      for name, item in items.split(abstract).items()
-    }
-    restored = self._manager.restore(step, args=ocp.args.Composite(**wanted))
-    state = items.join({name: restored[name] for name in wanted}, abstract)
-    items.verify(state, written)
-    return state
-
-  def set_aside(self, step: int, cause: str) -> None:
-    """Renames a step to `<step>.bad`, where no restore looks for it."""
-    path = self._root / str(step)
-    log.error('checkpoint %s is set aside: %s', path, cause)
-    if jax.process_count() > 1:
-      multihost_utils.sync_global_devices(f'set aside {step}')
-    if jax.process_index() == 0:
-      target, number = self._root / f'{step}.bad', 1
-      while target.exists():
-        target, number = self._root / f'{step}.bad{number}', number + 1
-      path.rename(target)
-    if jax.process_count() > 1:
-      multihost_utils.sync_global_devices(f'was set aside {step}')
-    self._manager.reload()
+    whose = restore.Whose(self._run, self._seed)
+    return restore.newest(self._root, abstract, whose, sleep)
 
   def close(self) -> None:
-    """Waits until everything is on disk."""
-    self.settle()
-    self._manager.close()
+    """Waits until everything is on disk, without the other processes."""
+    pending, self._pending = self._pending, None
+    if pending is not None:
+      step, finished = pending
+      try:
+        finished.result()
+      except Exception as error:  # noqa: BLE001 (whatever a file system raises)
+        self._failed(step, error)
+    self._thread.shutdown()
+    self._writer.close()

@@ -1,5 +1,7 @@
 """Weights alone, from a step directory and into one."""
 
+import time
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -8,7 +10,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from vit_jax import sharding, tree
-from vit_jax.checkpoint import items
+from vit_jax.checkpoint import agreement, items, manifest, steps
 from vit_jax.errors import UserError
 
 PyTree = Any
@@ -21,13 +23,15 @@ def step_directory(path: str) -> epath.Path:
     UserError: neither a workdir with a checkpoint nor a step directory.
   """
   root = epath.Path(path).expanduser().absolute()
-  if (root / 'params').is_dir() and (root / 'about').is_dir():
-    return root
-  for folder in (root / 'checkpoints', root):
-    if folder.is_dir():
-      steps = [int(p.name) for p in folder.iterdir() if p.name.isdigit()]
-      if steps:
-        return folder / str(max(steps))
+  try:
+    if {'params', 'about'} <= steps.listing(root):
+      return root
+    for folder in (root / 'checkpoints', root):
+      found = steps.committed(folder)
+      if found:
+        return folder / str(found[-1])
+  except OSError as error:
+    raise UserError(f'{path} cannot be read: {error}.') from error
   what = 'holds no checkpoint' if root.exists() else 'does not exist'
   raise UserError(
     f'{path} {what}; give a workdir (with checkpoints/<step>/ in it), a step '
@@ -39,12 +43,14 @@ def load_about(step_dir: epath.Path) -> dict[str, Any]:
   """Config, class names and preprocessing of a step directory.
 
   Raises:
-    UserError: it is damaged.
+    UserError: it is damaged, or may not be read.
+    StorageError: it cannot be read, however often it is tried.
   """
-  try:
-    return items.read_json(step_dir / 'about')
-  except items.CorruptError as error:
-    raise _damaged(step_dir, error) from error
+
+  def about() -> dict[str, Any]:
+    return manifest.read_about(step_dir, manifest.read(step_dir))
+
+  return _reading(step_dir, about)
 
 
 def load_params(step_dir: epath.Path, abstract: PyTree) -> PyTree:
@@ -62,7 +68,8 @@ def load_average(step_dir: epath.Path, abstract: PyTree) -> PyTree | None:
   Raises:
     UserError: as `load_params`.
   """
-  if not (step_dir / 'average').is_dir():
+  leaves = _reading(step_dir, lambda: manifest.read(step_dir).leaves)
+  if not any(path.startswith('average/') for path in leaves):
     return None
   mesh = jax.tree.leaves(abstract)[0].sharding.mesh
   count = jax.ShapeDtypeStruct(
@@ -74,29 +81,44 @@ def load_average(step_dir: epath.Path, abstract: PyTree) -> PyTree | None:
 
 def _load_item(step_dir: epath.Path, name: str, abstract: PyTree) -> PyTree:
   wanted = {name: abstract}
-  try:
-    manifest = items.read_json(step_dir / 'manifest')
-    written = {k: v for k, v in manifest.items() if k.startswith(f'{name}/')}
-    items.check_shapes(
-      str(step_dir), items.manifest_shapes(written), items.shapes(wanted)
-    )
+
+  def read() -> tuple[dict[str, Any], PyTree]:
+    every = manifest.read(step_dir).leaves
+    written = {k: v for k, v in every.items() if k.startswith(f'{name}/')}
+    manifest.check_leaves(step_dir, written, wanted)
     nested = tree.unflatten(tree.flatten(abstract))
-    with ocp.StandardCheckpointer() as handler:
-      restored = handler.restore(step_dir / name, nested)
-    loaded = items.join({name: restored}, wanted)
-    items.verify(loaded, written)
-  except UserError:
-    raise
-  except Exception as error:  # noqa: BLE001 (damage raises anything)
-    raise _damaged(step_dir, error) from error
-  return loaded[name]
+    restored = items.read_arrays(step_dir / name, nested)
+    return written, items.join({name: restored}, wanted)
+
+  def verify(read: tuple[dict[str, Any], PyTree]) -> PyTree:
+    written, loaded = read
+    agreement.together(manifest.compare, manifest.leaves(loaded), written)
+    return loaded[name]
+
+  return _reading(step_dir, read, verify)
 
 
-def _damaged(step_dir: epath.Path, error: Exception) -> UserError:
-  return UserError(
-    f'{step_dir} is damaged: {items.root_cause(error)}. Give another step '
-    'directory of that run.'
-  )
+def _reading(
+  step_dir: epath.Path,
+  read: Callable[[], Any],
+  then: Callable[[Any], Any] = lambda value: value,
+) -> Any:
+  """What `read` returns on each process, with pauses where storage fails.
+
+  Args:
+    step_dir: for messages.
+    read: called by each process alone.
+    then: called with the result by all of them together, if all could read.
+  """
+  try:
+    return agreement.persistently(
+      lambda: then(agreement.together(read)), str(step_dir), time.sleep
+    )
+  except items.CorruptError as error:
+    raise UserError(
+      f'{step_dir} is damaged: {error}. Give another step directory of that '
+      'run.'
+    ) from error
 
 
 def export_params(
@@ -110,9 +132,10 @@ def export_params(
   root = epath.Path(directory).expanduser().absolute()
   if root.exists():
     raise UserError(f'{directory} exists: give a new directory.')
+  steps.check_path(root)
   with ocp.StandardCheckpointer() as handler:
     handler.save(root / 'params', params)
-  manifest = items.manifest({'params': params})
+  written = manifest.make({'params': params}, about)
   with ocp.Checkpointer(ocp.JsonCheckpointHandler()) as handler:
     handler.save(root / 'about', about)
-    handler.save(root / 'manifest', manifest)
+    handler.save(root / 'manifest', written)

@@ -1,0 +1,85 @@
+"""Small states to save, and what they come back as."""
+
+import contextlib
+import functools
+import json
+import pathlib
+
+import jax
+import numpy as np
+
+from vit_jax import overrides
+from vit_jax.checkpoint import Checkpointer
+from vit_jax.config import complete
+from vit_jax.experiment import Experiment
+
+
+def config(**changes):
+  loaded = overrides.load('configs/quickstart.py')
+  values = loaded.to_dict()
+  values['model'] |= {'width': 32, 'depth': 2, 'mlp_dim': 32} | changes
+  values['average_decay'] = 0.9
+  values['mesh'] = {'data': 1, 'fsdp': 1, 'model': 1}
+  return complete(type(loaded)(values))
+
+
+@functools.cache
+def wide() -> Experiment:
+  return Experiment.build(config(width=48), jax.devices()[:1])
+
+
+@functools.cache
+def experiment(devices: int = 1, fsdp: int = 1) -> Experiment:
+  values = config()
+  with values.unlocked():
+    values.mesh.data, values.mesh.fsdp = devices // fsdp, fsdp
+  return Experiment.build(values, jax.devices()[:devices])
+
+
+@functools.cache
+def _maker(of: Experiment):
+  shardings = jax.tree.map(lambda s: s.sharding, of.abstract_state())
+
+  def make(number):
+    first = of.init_state(jax.random.key(0))
+    return jax.tree.map(lambda x: x + number.astype(x.dtype), first)
+
+  return jax.jit(make, out_shardings=shardings)
+
+
+def state(number: int, of=None):
+  """A state whose leaves all depend on a number."""
+  return _maker(of or experiment())(jax.numpy.asarray(number))
+
+
+def same(a, b) -> bool:
+  return all(
+    np.array_equal(x, y)
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+  )
+
+
+ABOUT = {'format': 3, 'class_names': ['cat', 'dog'], 'config': {'seed': 7}}
+
+
+def save(folder: pathlib.Path, *numbers: int, about=ABOUT, **settings) -> None:
+  """Saves these steps, each with the state of its number."""
+  with contextlib.closing(
+    Checkpointer(folder, about, **settings)
+  ) as checkpoints:
+    for number in numbers:
+      checkpoints.save(number, state(number), {})
+
+
+def restore(folder: pathlib.Path, of=None, about=ABOUT, sleep=lambda _: None):
+  """The newest whole step, without waiting where storage fails."""
+  with contextlib.closing(Checkpointer(folder, about)) as checkpoints:
+    abstract = (of or experiment()).abstract_state()
+    return checkpoints.restore_latest(abstract, sleep)
+
+
+def make_old(step: pathlib.Path) -> None:
+  """Takes away what was not written before format 3."""
+  file = step / 'manifest/metadata'
+  file.write_text(json.dumps(json.loads(file.read_text())['leaves']))
+  (step.parent / 'run_id.json').unlink(missing_ok=True)

@@ -1,0 +1,94 @@
+"""What is written as JSON says itself whether it was damaged."""
+
+import json
+import shutil
+
+import pytest
+from etils import epath
+
+from tests.checkpoint.states import ABOUT, make_old, restore, same, save, state
+from vit_jax import pretrained
+from vit_jax.checkpoint import items, manifest, retention
+from vit_jax.errors import UserError
+
+LEAVES = {
+  'params/head/bias': [[10], 'float32', 123456789],
+  'step': [[], 'int32', 4000000000],
+}
+
+
+def _flips(data: bytes):
+  """Every version of some bytes with one bit flipped."""
+  for position in range(len(data)):
+    for bit in range(8):
+      flipped = bytearray(data)
+      flipped[position] ^= 1 << bit
+      yield bytes(flipped)
+
+
+@pytest.mark.parametrize('name', ['manifest', 'about', 'metrics'])
+def test_any_flipped_bit_is_seen(tmp_path, name):
+  """Nothing is read that is not what was written; class names neither."""
+  step = epath.Path(tmp_path)
+  sums = {'about': manifest.json_checksum(ABOUT)}
+  whose = {'step': 120, 'run': 'a' * 32, 'seed': 0}
+  content, read = {
+    'manifest': (
+      manifest.sealed({'leaves': LEAVES, 'sums': sums, **whose}),
+      lambda: manifest.read(step),
+    ),
+    'about': (
+      ABOUT,
+      lambda: manifest.read_about(step, manifest.Manifest({}, sums)),
+    ),
+    'metrics': (
+      retention.metrics_item(120, {'val/accuracy': 0.75}),
+      lambda: retention.metrics(step),
+    ),
+  }[name]
+  file = step / name / ('metrics' if name == 'metrics' else 'metadata')
+  file.parent.mkdir()
+  file.write_text(json.dumps(content))
+  written, seen = read(), 0
+  for data in _flips(file.read_bytes()):
+    file.write_bytes(data)
+    try:
+      assert read() == written
+    except items.CorruptError:
+      seen += 1
+  assert seen > 0.98 * 8 * len(json.dumps(content))
+
+
+@pytest.mark.parametrize('item', ['manifest', 'about'])
+def test_a_damaged_item_costs_its_step(tmp_path, item):
+  """Shapes in the manifest and class names alike; the older step is used."""
+  save(tmp_path, 1, 2)
+  file = tmp_path / '2' / item / 'metadata'
+  old, new = {'manifest': ('"float32"', '"float33"'), 'about': ('cat', 'bat')}[
+    item
+  ]
+  assert old in file.read_text()
+  file.write_text(file.read_text().replace(old, new, 1))
+  with pytest.raises(UserError, match='is damaged: the checksum'):
+    pretrained.find(str(tmp_path))
+  restored, step = restore(tmp_path)
+  assert step == 1 and same(restored, state(1))
+  assert (tmp_path / '2.bad').is_dir()
+
+
+def test_a_step_of_format_2(tmp_path):
+  """It says less, and is restored, kept and replaced as before."""
+  save(tmp_path, 1, 2)
+  for step in (1, 2):
+    make_old(tmp_path / str(step))
+  restored, step = restore(tmp_path)
+  assert step == 2 and same(restored, state(2))
+  save(tmp_path, 3)
+  assert {p.name for p in tmp_path.iterdir()} == {'2', '3', 'run_id.json'}
+  shutil.rmtree(tmp_path / '3')
+  assert restore(tmp_path)[1] == 2
+  content = json.loads((tmp_path / '2/manifest/metadata').read_text())
+  content['params/head/bias'][2] ^= 1
+  (tmp_path / '2/manifest/metadata').write_text(json.dumps(content))
+  with pytest.raises(UserError, match='whole: it holds 2.bad'):
+    restore(tmp_path)

@@ -1,0 +1,172 @@
+"""Storage that fails for a moment, and steps that are not this run's."""
+
+import errno
+import gc
+import shutil
+
+import jax
+import pytest
+
+from tests.checkpoint.states import (
+  ABOUT,
+  experiment,
+  make_old,
+  restore,
+  same,
+  save,
+  state,
+)
+from vit_jax.checkpoint import failures, items
+from vit_jax.errors import StorageError, UserError
+
+READ = items.read_arrays
+
+
+@pytest.fixture
+def saved(tmp_path):
+  """A directory with the steps 1 and 2."""
+  save(tmp_path / 'c', 1, 2)
+  return tmp_path / 'c'
+
+
+def _left(folder):
+  return sorted(p.name for p in folder.iterdir())
+
+
+def _failing(monkeypatch, number):
+  """Reading fails until the returned list is emptied."""
+  broken = [True]
+
+  def read(path, abstract):
+    if broken:
+      raise OSError(number, 'injected', str(path))
+    return READ(path, abstract)
+
+  monkeypatch.setattr(items, 'read_arrays', read)
+  return broken
+
+
+@pytest.mark.parametrize(
+  'number', [errno.EIO, errno.ESTALE, errno.EMFILE, errno.EACCES]
+)
+@pytest.mark.parametrize('failures_before', [1, 5])
+def test_an_error_that_passes(saved, monkeypatch, number, failures_before):
+  """The step is read after growing pauses; nothing is renamed."""
+  broken, pauses = _failing(monkeypatch, number), []
+
+  def sleep(seconds):
+    pauses.append(seconds)
+    if len(pauses) == failures_before:
+      broken.clear()
+
+  restored, step = restore(saved, sleep=sleep)
+  assert step == 2 and same(restored, state(2))
+  assert tuple(pauses) == failures.PAUSES_S[:failures_before]
+  assert pauses == sorted(pauses)
+  assert _left(saved) == ['1', '2', 'run_id.json']
+
+
+@pytest.mark.parametrize(
+  'number, error, message',
+  [
+    (errno.EIO, StorageError, 'cannot be read, tried 6 times'),
+    (errno.EACCES, UserError, 'may not be read'),
+  ],
+)
+def test_an_error_that_stays(saved, monkeypatch, number, error, message):
+  """The run stops: an older step would cost hours that are not lost."""
+  _failing(monkeypatch, number)
+  with pytest.raises(error, match=f'{saved / "2"} {message}.*Nothing was ren'):
+    restore(saved)
+  assert _left(saved) == ['1', '2', 'run_id.json']
+
+
+@pytest.fixture
+def _collect_coroutines():
+  """Makes those that Orbax leaves unawaited be collected in the same test."""
+  yield
+  gc.collect()
+
+
+@pytest.mark.usefixtures('_collect_coroutines')
+@pytest.mark.filterwarnings('ignore::pytest.PytestUnraisableExceptionWarning')
+def test_errors_of_the_real_kernel(saved):
+  """A file that cannot be opened, until it can: TensorStore's own words."""
+  data = [p for p in (saved / '2/params').rglob('*') if p.is_file()]
+  file = max(data, key=lambda p: p.stat().st_size)
+  file.rename(saved.parent / 'kept')
+  file.symlink_to(file)  # too many levels of links
+
+  def sleep(_):
+    file.unlink(missing_ok=True)
+    (saved.parent / 'kept').rename(file)
+
+  assert restore(saved, sleep=sleep)[1] == 2
+  assert _left(saved) == ['1', '2', 'run_id.json']
+
+
+def test_64_bit_types_are_the_users_error(saved):
+  """JAX_ENABLE_X64=1 makes other types; no step is damaged by that."""
+  abstract = jax.tree.map(
+    lambda leaf: leaf.update(dtype='int64') if leaf.dtype == 'int32' else leaf,
+    experiment().abstract_state(),
+  )
+
+  class Wide64:
+    def abstract_state(self):
+      return abstract
+
+  with pytest.raises(UserError, match='JAX_ENABLE_X64 unset'):
+    restore(saved, Wide64())
+  assert _left(saved) == ['1', '2', 'run_id.json']
+
+
+@pytest.mark.parametrize('old', [False, True])
+@pytest.mark.parametrize('move', [shutil.move, shutil.copytree])
+def test_a_renamed_step(saved, move, old):
+  """Its name lies about the updates it holds: refused, and left there."""
+  if old:
+    make_old(saved / '2')
+  move(str(saved / '2'), str(saved / '5'))
+  with pytest.raises(UserError, match=f'{saved / "5"} holds step 2, not 5'):
+    restore(saved)
+  assert (saved / '5').is_dir()
+  shutil.rmtree(saved / '2', ignore_errors=True)
+  (saved / '5').rename(saved / '2')
+  assert restore(saved)[1] == 2
+
+
+def test_a_foreign_step(saved, tmp_path):
+  """Of another run and seed with equal shapes; the message names both."""
+  other = ABOUT | {'config': {'seed': 8}}
+  save(tmp_path / 'other', 3, about=other)
+  shutil.copytree(tmp_path / 'other/3', saved / '3')
+  with pytest.raises(
+    UserError, match='3 was written by another run .*seed 8.*seed 7'
+  ):
+    restore(saved)
+  assert (saved / '3').is_dir()
+  # On purpose, as the message says.
+  for name in ('1', '2'):
+    shutil.rmtree(saved / name)
+  (saved / 'run_id.json').unlink()
+  assert restore(saved)[1] == 3
+
+
+def test_another_seed_is_said(saved, caplog):
+  """Whether it may change is for the config's own check to say."""
+  assert restore(saved, about=ABOUT | {'config': {'seed': 8}})[1] == 2
+  assert 'was written with seed 7, and the config has 8' in caplog.text
+  caplog.clear()
+  assert restore(saved)[1] == 2
+  assert not caplog.text
+
+
+@pytest.mark.parametrize('text', ['', '{"run": "0"}', '{', '[]'])
+def test_a_damaged_id_costs_nothing(saved, text):
+  """The newest step says whose the directory is."""
+  before = (saved / 'run_id.json').read_text()
+  (saved / 'run_id.json').write_text(text)
+  assert restore(saved)[1] == 2
+  save(saved, 3)
+  assert (saved / 'run_id.json').read_text() == before

@@ -1,0 +1,78 @@
+"""Which steps stay, whatever else lies in the directory."""
+
+import contextlib
+import json
+
+import pytest
+
+from tests.checkpoint.states import ABOUT, restore, save, state
+from vit_jax.checkpoint import Checkpointer
+
+NAME = 'val/accuracy'
+
+
+def _save(folder, *pairs):
+  """Saves steps with their accuracies."""
+  with contextlib.closing(
+    Checkpointer(folder, ABOUT, best=NAME)
+  ) as checkpoints:
+    for step, accuracy in pairs:
+      assert checkpoints.save(step, state(step), {NAME: accuracy})
+    assert checkpoints.settle() and not checkpoints.failures
+
+
+def _steps(folder):
+  return sorted(int(p.name) for p in folder.iterdir() if p.name.isdigit())
+
+
+DAMAGES = {
+  'a flipped bit': lambda text: text.replace('0.9', '0.8'),
+  'cut': lambda text: text[: len(text) // 2],
+  'empty': lambda text: '',
+  'another object': lambda text: '[]',
+}
+
+
+@pytest.mark.parametrize('damage', DAMAGES)
+def test_damaged_metrics_stop_nothing(tmp_path, damage, caplog):
+  """Later saves and starts go on; the step that cannot be judged stays."""
+  _save(tmp_path, (1, 0.1), (2, 0.9))
+  file = tmp_path / '2/metrics/metrics'
+  file.write_text(DAMAGES[damage](file.read_text()))
+  with caplog.at_level('WARNING', logger='vit_jax'):
+    _save(tmp_path, (3, 0.2), (4, 0.3), (5, 0.25))
+  assert _steps(tmp_path) == [2, 4, 5]
+  assert f'{tmp_path / "2"} stays, best or not: ' in caplog.text
+  assert restore(tmp_path)[1] == 5
+  assert not list(tmp_path.glob('*.bad'))
+
+
+def test_metrics_of_format_2(tmp_path):
+  """They have no checksum, and count."""
+  _save(tmp_path, (1, 0.1), (2, 0.9))
+  (tmp_path / '2/metrics/metrics').write_text(json.dumps({NAME: 0.9}))
+  _save(tmp_path, (3, 0.2), (4, 0.3), (5, 0.25))
+  assert _steps(tmp_path) == [2, 4, 5]
+
+
+def test_what_is_not_a_number_is_not_the_best(tmp_path):
+  """A NaN accuracy, as of an evaluation that failed."""
+  _save(tmp_path, (1, float('nan')), (2, 0.5), (3, 0.1), (4, 0.1), (5, 0.1))
+  assert _steps(tmp_path) == [2, 4, 5]
+
+
+def test_only_the_runs_own_steps_are_removed(tmp_path):
+  """Not a user's directory, and not a step of another run."""
+  save(tmp_path / 'other', 3)
+  folder = tmp_path / 'run'
+  folder.mkdir()
+  (folder / '7').mkdir()
+  (folder / '7/notes.txt').write_text('mine')
+  (folder / 'backup.orbax-checkpoint-tmp').mkdir()
+  save(folder, 11)
+  (tmp_path / 'other/3').rename(folder / '3')
+  save(folder, 12, 13, 14)
+  assert _steps(folder) == [3, 7, 13, 14]
+  assert (folder / '7/notes.txt').read_text() == 'mine'
+  assert (folder / 'backup.orbax-checkpoint-tmp').is_dir()
+  assert restore(folder)[1] == 14

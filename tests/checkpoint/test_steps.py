@@ -1,0 +1,90 @@
+"""What a directory holds besides steps is the user's."""
+
+import pytest
+
+from tests.checkpoint.states import ABOUT, restore, save, state
+from vit_jax import checkpoint
+from vit_jax.checkpoint import Checkpointer, steps
+from vit_jax.errors import UserError
+
+
+def test_names():
+  """Only as `save` writes them."""
+  assert [steps.number(name) for name in ('0', '7', '120')] == [0, 7, 120]
+  for name in ('000120', '²', '٣', '-1', '7.bad', 'notes', '1' * 20, ''):
+    assert steps.number(name) is None, name
+
+
+def test_strange_entries(tmp_path, caplog):
+  """They are said, and neither read, renamed nor removed."""
+  save(tmp_path, 1, 2)
+  before = ['²', '000120', '9', 'notes', '3.orbax-checkpoint-tmp.txt']
+  for name in before[:3]:
+    (tmp_path / name).mkdir()
+    (tmp_path / name / 'mine').touch()
+  for name in before[3:]:
+    (tmp_path / name).touch()
+  with caplog.at_level('WARNING', logger='vit_jax'):
+    assert restore(tmp_path)[1] == 2
+  for name in before[:3]:
+    assert f'{tmp_path / name} is no checkpoint of this program' in caplog.text
+  assert checkpoint.step_directory(str(tmp_path)).name == '2'
+  save(tmp_path, 3)
+  left = {p.name for p in tmp_path.iterdir()}
+  assert left == {*before, '2', '3', 'run_id.json'}
+
+
+def test_a_file_in_place_of_the_directory(tmp_path):
+  """One message."""
+  (tmp_path / 'checkpoints').write_text('')
+  with pytest.raises(UserError, match='checkpoints cannot be written to'):
+    Checkpointer(tmp_path / 'checkpoints', ABOUT)
+  with pytest.raises(UserError, match='holds no checkpoint'):
+    checkpoint.step_directory(str(tmp_path))
+
+
+def test_unfinished_steps_are_removed(tmp_path):
+  """What a killed save or removal left; not through a link."""
+  save(tmp_path / 'c', 1)
+  (tmp_path / 'elsewhere').mkdir()
+  for name in ('2.orbax-checkpoint-tmp', '0.orbax-checkpoint-tmp-removed'):
+    (tmp_path / 'c' / name / 'params').mkdir(parents=True)
+  link = tmp_path / 'c/3.orbax-checkpoint-tmp'
+  link.symlink_to(tmp_path / 'elsewhere')
+  assert restore(tmp_path / 'c')[1] == 1
+  left = {p.name for p in (tmp_path / 'c').iterdir()}
+  assert left == {'1', 'run_id.json', link.name}
+
+
+def test_something_in_the_way_of_a_save(tmp_path, caplog):
+  """It stays; the save fails and names it; an empty directory is not."""
+  save(tmp_path, 1)
+  (tmp_path / '2').mkdir()
+  (tmp_path / '2/mine').touch()
+  (tmp_path / '3').mkdir()
+  checkpoints = Checkpointer(tmp_path, ABOUT)
+  assert not checkpoints.save(2, state(2), {})
+  assert 'SAVING STEP 2 FAILED (1 failure(s) so far)' in caplog.text
+  assert f'{tmp_path / "2"} is in the way' in caplog.text
+  assert not checkpoints.is_committed(2) and (tmp_path / '2/mine').exists()
+  assert checkpoints.save(3, state(3), {}) and checkpoints.settle()
+  assert checkpoints.is_committed(3) and checkpoints.latest_step() == 3
+  checkpoints.close()
+
+
+@pytest.mark.parametrize('name', ['a[1]', 'a*', 'a?b'])
+def test_patterns_in_a_path(tmp_path, name):
+  """Orbax would find no parts to put together: refused before anything."""
+  with pytest.raises(UserError, match='would take it for a pattern'):
+    Checkpointer(tmp_path / name / 'checkpoints', ABOUT)
+  assert not (tmp_path / name).exists()
+  with pytest.raises(UserError, match='would take it for a pattern'):
+    checkpoint.export_params(tmp_path / name, state(1).params, ABOUT)
+
+
+def test_a_step_can_be_read_from_such_a_path(tmp_path):
+  """Copied to where it could not have been written."""
+  save(tmp_path / 'c', 1)
+  (tmp_path / 'c').rename(tmp_path / 'a[1]')
+  step_dir = checkpoint.step_directory(str(tmp_path / 'a[1]'))
+  assert checkpoint.load_about(step_dir) == ABOUT

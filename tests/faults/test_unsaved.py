@@ -1,0 +1,102 @@
+"""A run never says that it is saved when its last step is not on disk."""
+
+import contextlib
+import json
+import pathlib
+import shutil
+import signal
+import subprocess
+
+import pytest
+
+from tests import runs
+from tests.faults.counts import injected
+
+CONFIG = 'configs/l16_i21k.py'
+LONG = runs.SMALL_L16 | {
+  'total': '100000 steps',
+  'log.every': '1 steps',
+  'checkpoint.every': '100000 steps',
+  'evals.val.every': '100000 steps',
+}
+
+
+@contextlib.contextmanager
+def _immutable(folder: pathlib.Path):
+  """Nothing can be made in a folder, not even by root."""
+  if not shutil.which('chattr'):
+    pytest.skip('needs chattr')
+  changed = subprocess.run(['chattr', '+i', str(folder)], capture_output=True)
+  if changed.returncode:
+    pytest.skip('chattr +i needs root and a file system that knows it')
+  try:
+    yield
+  finally:
+    subprocess.run(['chattr', '-i', str(folder)], check=True)
+
+
+@contextlib.contextmanager
+def _replaced(folder: pathlib.Path):
+  """A file is where the folder was."""
+  aside = folder.with_name('aside')
+  folder.rename(aside)
+  folder.write_text('')
+  try:
+    yield
+  finally:
+    folder.unlink()
+    aside.rename(folder)
+
+
+def _command(workdir, changes):
+  return runs.command('train', *runs.flags(CONFIG, workdir, changes))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('hindrance', [_immutable, _replaced])
+def test_preempted_and_not_saved(tmp_path, hindrance):
+  """Not 42: the message names the step, and what is saved and where."""
+  checkpoints = tmp_path / 'run/checkpoints'
+  process = runs.start(_command(tmp_path / 'run', LONG))
+  runs.wait_for_step(tmp_path / 'run', 2, [process])
+  with hindrance(checkpoints):
+    injected('a signal, and no way to save')
+    process.send_signal(signal.SIGTERM)
+    _, err = runs.finish(process, code=1)
+  assert 'could not be saved' in err and 'Traceback' not in err
+  last = err.strip().splitlines()[-1]
+  assert last.startswith('storage failed: step ')
+  assert f'{checkpoints} holds no step' in last
+  step = last.split()[3]
+  assert f'SAVING STEP {step} FAILED (2 failure(s) so far)' in err
+  assert 'preempted: ' not in err
+
+
+@pytest.mark.slow
+def test_finished_and_not_saved(tmp_path):
+  """Not 0; with the folder mended the same command finishes the run."""
+  changes = LONG | {'total': '12 steps', 'checkpoint.every': '4 steps'}
+  changes |= {'evals.val.every': '4 steps', 'schedule.warmup': '2 steps'}
+  workdir = tmp_path / 'run'
+  runs.run(_command(workdir, changes | {'total': '4 steps'}))
+  folder = workdir / 'checkpoints'
+  again = [*_command(workdir, changes), '--allow_config_change']
+  with _immutable(folder):
+    injected('a folder that nothing can be written to')
+    _, err = runs.finish(runs.start(again), code=1)
+  last = err.strip().splitlines()[-1]
+  assert last.startswith('storage failed: step 12 could not be saved; ')
+  assert f'the newest step that is saved is {folder / "4"}' in last
+  assert 'SAVING STEP 8 FAILED' in err and 'SAVING STEP 12 FAILED' in err
+  assert 'Traceback' not in err
+  runs.run(again)
+  assert list(runs.losses(workdir)) == list(range(1, 13))
+  assert (folder / '12').is_dir()
+  starts = [
+    event['step']
+    for event in map(
+      json.loads, (workdir / 'events.jsonl').read_text().splitlines()
+    )
+    if event['event'] == 'start'
+  ]
+  assert starts == [0, 4, 4]

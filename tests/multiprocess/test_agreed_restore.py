@@ -1,0 +1,99 @@
+"""What one of two processes cannot read, both restore or leave together."""
+
+import shutil
+import sys
+import time
+
+import pytest
+
+from tests import runs
+from tests.faults.counts import injected
+
+TRAINING = runs.SMALL_L16 | {
+  'total': '12 steps',
+  'schedule.warmup': '2 steps',
+  'checkpoint.every': '4 steps',
+  'evals.val.every': '12 steps',
+}
+
+
+@pytest.fixture(scope='module')
+def saved(tmp_path_factory):
+  """A run on two processes, of which steps 4 and 8 are saved."""
+  workdir = tmp_path_factory.mktemp('agreed') / 'run'
+  changes = TRAINING | {'total': '8 steps'}
+  for process in runs.start_pair(workdir, changes, devices=1):
+    runs.finish(process)
+  assert (workdir / 'checkpoints/8').is_dir()
+  return workdir
+
+
+def _resume(saved, folder, kind, code):
+  """Both processes' messages; the second is the unlucky one."""
+  shutil.copytree(saved, folder)
+  injected(f'one of two processes: {kind}')
+  arguments = runs.flags('configs/l16_i21k.py', folder, TRAINING)
+  port = runs.free_port()
+  start = time.monotonic()
+  processes = [
+    runs.start(
+      [sys.executable, '-m', 'tests.multiprocess.unlucky', kind, '1']
+      + [*arguments, '--allow_config_change', '--num_processes=2']
+      + [f'--coordinator_address=127.0.0.1:{port}', f'--process_id={i}']
+    )
+    for i in range(2)
+  ]
+  errors = [runs.finish(process, code)[1] for process in processes]
+  # A barrier that one has left is waited for 300 s.
+  assert time.monotonic() - start < 240
+  assert not any('Traceback' in error for error in errors), errors
+  return errors
+
+
+def _steps(workdir):
+  return sorted(
+    p.name for p in (workdir / 'checkpoints').iterdir() if p.is_dir()
+  )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_an_error_that_passes(saved, tmp_path):
+  """Both try again, and go on from the newest step."""
+  errors = _resume(saved, tmp_path / 'run', 'EIO once', 0)
+  assert 'resuming at step 8' in errors[0]
+  assert 'process 1 failed; its log says why. Trying again' in errors[0]
+  assert 'OSError: [Errno 5] injected. Trying again in 1 s' in errors[1]
+  assert _steps(tmp_path / 'run') == ['12', '8']
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize('kind, code', [('EIO always', 1), ('EACCES', 2)])
+def test_an_error_that_stays(saved, tmp_path, kind, code):
+  """Both end with one message; nothing is renamed."""
+  errors = _resume(saved, tmp_path / 'run', kind, code)
+  for error in errors:
+    assert 'Nothing was renamed' in error.strip().splitlines()[-1]
+  assert _steps(tmp_path / 'run') == ['4', '8']
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_damage_that_one_sees(saved, tmp_path):
+  """Both go on from the older step."""
+  errors = _resume(saved, tmp_path / 'run', 'damaged', 0)
+  assert 'resuming at step 4' in errors[0]
+  assert '8 is set aside: ValueError: DATA_LOSS: injected' in errors[1]
+  assert _steps(tmp_path / 'run') == ['12', '8', '8.bad']
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_last_save_that_fails(saved, tmp_path):
+  """On the process that makes directories: both say so, and end with 1."""
+  errors = _resume(saved, tmp_path / 'run', 'full', 1)
+  for error in errors:
+    last = error.strip().splitlines()[-1]
+    assert last.startswith('storage failed: step 12 could not be saved; the ')
+  assert _steps(tmp_path / 'run') == ['4', '8']

@@ -1,0 +1,43 @@
+"""Trains, while one process cannot do something with the checkpoints.
+
+python -m tests.multiprocess.unlucky KIND PROCESS FLAGS…
+"""
+
+import errno
+import sys
+
+import jax
+
+from vit_jax import cli, entry, train
+from vit_jax.checkpoint import items, steps
+
+KIND, PROCESS = sys.argv[1], int(sys.argv[2])
+read_arrays = items.read_arrays
+make_room = steps.make_room
+calls = []
+
+
+def read(path, abstract):
+  """Fails in this process for the newest step, once or always."""
+  if jax.process_index() == PROCESS and path.parent.name == '8':
+    calls.append(path)
+    if KIND == 'EIO always' or (KIND == 'EIO once' and len(calls) == 1):
+      raise OSError(errno.EIO, 'injected')
+    if KIND == 'EACCES':
+      raise PermissionError(errno.EACCES, 'injected')
+    if KIND == 'damaged':
+      raise ValueError('DATA_LOSS: injected')
+  return read_arrays(path, abstract)
+
+
+def no_room(root, step):
+  if KIND == 'full' and step == 12:
+    raise OSError(errno.ENOSPC, 'injected')
+  make_room(root, step)
+
+
+if __name__ == '__main__':
+  items.read_arrays = read
+  steps.make_room = no_room
+  del sys.argv[1:3]
+  cli.run(train.main, entry.define_flags)
