@@ -16,6 +16,8 @@ from typing import Any
 
 from etils import epath
 
+from vit_jax import storage
+
 PRODUCTIVE = 'step'
 
 
@@ -24,7 +26,7 @@ class Ledger:
 
   def __init__(self, path: epath.Path):
     self.path = path
-    self._remote = '://' in str(path)
+    self._remote = storage.is_remote(path)
     self._lines: list[str] = []
     if self._remote and path.exists():
       self._lines = path.read_text().splitlines(keepends=True)

@@ -4,10 +4,14 @@ import dataclasses
 import json
 import logging
 import math
-from collections.abc import Mapping
+import pathlib
+import tempfile
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from etils import epath
+
+from vit_jax import storage
 
 log = logging.getLogger('vit_jax')
 
@@ -35,7 +39,7 @@ class Writer:
   def __init__(self, workdir: epath.Path, tensorboard: bool, active: bool):
     self._workdir = workdir
     self._path = workdir / 'metrics.jsonl'
-    self._remote = '://' in str(workdir)
+    self._remote = storage.is_remote(workdir)
     self._lines: list[str] = []
     self._file = None
     self._active = active
@@ -91,10 +95,36 @@ class Writer:
       self._board.close()
 
 
+class _ObjectBoard:
+  """TensorBoard's events of a workdir in an object store.
+
+  TensorFlow writes them to a local directory, and each flush copies them whole.
+  """
+
+  def __init__(self, workdir: epath.Path, open_board: Callable[[str], Any]):
+    self._workdir = workdir
+    self._local = tempfile.TemporaryDirectory(prefix='vit_jax_events_')
+    self._board = open_board(self._local.name)
+
+  def write_scalars(self, step: int, values: Mapping[str, float]) -> None:
+    self._board.write_scalars(step, values)
+
+  def flush(self) -> None:
+    self._board.flush()
+    for file in pathlib.Path(self._local.name).iterdir():
+      (self._workdir / file.name).write_bytes(file.read_bytes())
+
+  def close(self) -> None:
+    self._board.close()
+    self._local.cleanup()
+
+
 def _tensorboard(workdir: epath.Path) -> Any:
   try:
     from clu import metric_writers
 
+    if storage.is_remote(workdir):
+      return _ObjectBoard(workdir, metric_writers.SummaryWriter)
     return metric_writers.SummaryWriter(str(workdir))
   except ImportError as error:
     log.info(

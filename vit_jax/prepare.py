@@ -12,7 +12,7 @@ import pathlib
 
 from absl import flags
 
-from vit_jax import cli
+from vit_jax import cli, storage
 from vit_jax.data.builders import (
   catalog,
   digits,
@@ -69,7 +69,7 @@ def run(
   root = default_data_dir(data_dir)
   own = (set_name or '') if name == folder.NAME else name
   _check_flags(name, own, source, set_name, class_list, workers)
-  if '://' in str(root):
+  if storage.is_remote(root):
     raise UserError(
       f'--data_dir={root} is remote: prepare on a disk of this machine, then '
       f'copy: gcloud storage cp -r DIR/{own} {root}/'

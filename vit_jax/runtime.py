@@ -118,6 +118,8 @@ def start_logging() -> None:
   log.propagate = False
   log.setLevel(logging.INFO)
   absl_logging.set_verbosity(absl_logging.ERROR)  # Orbax tells too much
+  # Its errors come as exceptions too, and its retries are no news.
+  logging.getLogger('gcsfs').setLevel(logging.CRITICAL)
 
 
 def describe_run() -> dict[str, Any]:

@@ -21,6 +21,7 @@ from vit_jax import (
   recovery,
   runtime,
   sharding,
+  storage,
 )
 from vit_jax import ledger as ledger_lib
 from vit_jax import workdir as workdir_lib
@@ -53,6 +54,7 @@ class Session:
     self.experiment = Experiment.build(config, jax.devices())
     stack.enter_context(jax.set_mesh(self.experiment.mesh))
     if runtime.is_main():
+      storage.try_out(workdir)
       stack.enter_context(lock.hold(workdir))
     self.events_path = workdir / 'events.jsonl'
     self.ledger = Ledger(runtime.process_file(self.events_path))

@@ -6,6 +6,7 @@ import logging
 import os
 import statistics
 import sys
+import tempfile
 import threading
 import time
 from collections import deque
@@ -15,6 +16,7 @@ from etils import epath
 
 log = logging.getLogger('vit_jax')
 EXIT_STUCK = 44
+_WRITE_S = 30.0  # that writing the stacks may take
 _KEPT = 100  # step times the median is taken of
 
 
@@ -86,7 +88,16 @@ class Watchdog:
     )
     print(f'stuck: {message}', file=sys.stderr, flush=True)
     faulthandler.dump_traceback(sys.stderr)
-    with contextlib.suppress(OSError), open(self._stacks, 'w') as file:
+    writing = threading.Thread(
+      target=self._write_stacks, args=(message,), daemon=True
+    )
+    writing.start()
+    writing.join(_WRITE_S)  # the file system may be what is stuck
+    os._exit(EXIT_STUCK)
+
+  def _write_stacks(self, message: str) -> None:
+    with contextlib.suppress(Exception), tempfile.TemporaryFile('w+') as file:
       print(message, file=file, flush=True)
       faulthandler.dump_traceback(file)
-    os._exit(EXIT_STUCK)
+      file.seek(0)
+      self._stacks.write_text(file.read())

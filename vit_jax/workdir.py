@@ -8,6 +8,7 @@ from typing import Any
 from etils import epath
 
 from vit_jax import config as config_lib
+from vit_jax import storage
 from vit_jax.config import Config
 from vit_jax.errors import UserError
 
@@ -32,14 +33,17 @@ def check(workdir: str, config: Config, *, allow_changes: bool) -> epath.Path:
   Raises:
     UserError: identity keys differ from config.json's, or it is unreadable.
   """
-  path = epath.Path(workdir).expanduser().absolute()
+  path = storage.locate(workdir)
   file = path / 'config.json'
   try:
     if file.exists() and not allow_changes:
       _check_identity(workdir, json.loads(file.read_text()), config)
-  except (OSError, json.JSONDecodeError) as error:
+  except UserError:
+    raise
+  except Exception as error:  # noqa: BLE001 (each store has its own errors)
     raise UserError(
-      f'the workdir {workdir} cannot be used: {error}. Give another --workdir.'
+      f'the workdir {workdir} cannot be used: {storage.reason(error)}. Give '
+      'another --workdir.'
     ) from error
   return path
 

@@ -9,6 +9,7 @@ from etils import epath
 from jax.experimental import multihost_utils
 from orbax.checkpoint import checkpoint_managers as policies
 
+from vit_jax import storage
 from vit_jax.checkpoint import items
 from vit_jax.errors import UserError
 
@@ -51,7 +52,7 @@ class Checkpointer:
         f'checkpoint.keep is {keep}; at least 2, so that a damaged newest one '
         'does not end a run.'
       )
-    self._root = epath.Path(directory).absolute()
+    self._root = storage.locate(directory)
     self._about, self._best, self._keep = about, best, keep
     self.failures = 0
     try:
@@ -188,7 +189,9 @@ class Checkpointer:
     return None
 
   def _steps(self) -> list[int]:
-    return [int(p.name) for p in self._root.iterdir() if p.name.isdigit()]
+    return [
+      int(p.name) for p in storage.entries(self._root) if p.name.isdigit()
+    ]
 
   def _restore(self, step: int, abstract: PyTree) -> PyTree:
     path = self._root / str(step)

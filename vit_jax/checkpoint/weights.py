@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from etils import epath
 
-from vit_jax import sharding, tree
+from vit_jax import sharding, storage, tree
 from vit_jax.checkpoint import items
 from vit_jax.errors import UserError
 
@@ -20,7 +20,7 @@ def step_directory(path: str) -> epath.Path:
   Raises:
     UserError: neither a workdir with a checkpoint nor a step directory.
   """
-  root = epath.Path(path).expanduser().absolute()
+  root = storage.locate(path)
   if (root / 'params').is_dir() and (root / 'about').is_dir():
     return root
   for folder in (root / 'checkpoints', root):
@@ -107,7 +107,7 @@ def export_params(
   Raises:
     UserError: the directory exists.
   """
-  root = epath.Path(directory).expanduser().absolute()
+  root = storage.locate(directory)
   if root.exists():
     raise UserError(f'{directory} exists: give a new directory.')
   with ocp.StandardCheckpointer() as handler:
