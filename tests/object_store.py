@@ -1,6 +1,12 @@
-"""An object store on this machine that speaks Google Cloud Storage's HTTP."""
+"""An object store on this machine that speaks Google Cloud Storage's HTTP.
+
+`python -m tests.object_store PORT` serves one empty bucket in memory. It is
+gcp_storage_emulator, with what that lacks and others rely on: generations as
+conditions (TensorStore) and `moveTo` (gcsfs).
+"""
 
 import contextlib
+import http
 import json
 import subprocess
 import sys
@@ -8,7 +14,10 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+
+from gcp_storage_emulator import exceptions, server
+from gcp_storage_emulator.handlers import objects
 
 from tests import runs
 
@@ -57,10 +66,9 @@ class Store:
 def serve() -> Iterator[Store]:
   """Starts a server with one empty bucket, and stops it."""
   port = runs.free_port()
-  options = ['--in-memory', '--quiet', f'--default-bucket={BUCKET}']
   process = subprocess.Popen(
-    [sys.executable, '-m', 'gcp_storage_emulator', 'start', f'--port={port}']
-    + ['--host=127.0.0.1', *options],
+    [sys.executable, '-m', 'tests.object_store', str(port)],
+    cwd=runs.ROOT,
     stdout=subprocess.DEVNULL,
     stderr=subprocess.DEVNULL,
   )
@@ -73,3 +81,57 @@ def serve() -> Iterator[Store]:
   finally:
     process.kill()
     process.wait()
+
+
+def _with_generations(handler: Callable[..., None]) -> Callable[..., None]:
+  """The handler, under the conditions that a request puts on generations."""
+
+  def generation(request, storage) -> int:
+    name = request.params.get('object_id') or request.query['name'][0]
+    try:
+      found = storage.get_file_obj(request.params['bucket_name'], name)
+    except exceptions.NotFound:
+      return 0
+    return int(found['generation'])
+
+  def handle(request, response, storage) -> None:
+    named = 'object_id' in request.params or 'name' in request.query
+    now = generation(request, storage) if named else 0
+    wanted = request.query.get('ifGenerationMatch')
+    known = request.query.get('ifGenerationNotMatch')
+    if wanted and int(wanted[0]) != now:
+      response.status = http.HTTPStatus.PRECONDITION_FAILED
+    elif known and now and int(known[0]) == now:
+      response.status = http.HTTPStatus.NOT_MODIFIED
+    else:
+      handler(request, response, storage)
+      response['x-goog-generation'] = str(now)
+
+  return handle
+
+
+def _move(request, response, storage) -> None:
+  request.params['dest_bucket_name'] = request.params['bucket_name']
+  objects.copy(request, response, storage)
+  if response.status == http.HTTPStatus.OK:
+    objects.delete(request, response, storage)
+
+
+def main(port: int) -> None:
+  """Serves until it is killed."""
+  server.server.HTTPServer.request_queue_size = 128
+  checked = [
+    (pattern, {verb: _with_generations(do) for verb, do in verbs.items()})
+    if '/o' in pattern
+    else (pattern, verbs)
+    for pattern, verbs in server.HANDLERS
+  ]
+  part = r'b/(?P<bucket_name>[-.\w]+)/o/(?P<object_id>.*[^/]+)'
+  move = rf'^/storage/v1/{part}/moveTo/o/(?P<dest_object_id>.*[^/]+)$'
+
+  server.HANDLERS = ((move, {'POST': _move}), *checked)
+  server.create_server('127.0.0.1', port, True, BUCKET).run()
+
+
+if __name__ == '__main__':
+  main(int(sys.argv[1]))

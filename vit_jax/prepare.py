@@ -12,7 +12,7 @@ import pathlib
 
 from absl import flags
 
-from vit_jax import cli, storage
+from vit_jax import cli, interruption, storage
 from vit_jax.data.builders import (
   catalog,
   digits,
@@ -157,6 +157,7 @@ def main(arguments: list[str]) -> None:
       'usage: python -m vit_jax.prepare NAME [--source=PATH] [--data_dir=DIR]; '
       f'got {len(arguments)} names: {" ".join(arguments)}.'
     )
+  interruption.HERE.release()  # what is interrupted cleans up
   try:
     run(
       arguments[0],

@@ -18,6 +18,7 @@ from vit_jax import (
   flops,
   lock,
   metrics,
+  peers,
   recovery,
   runtime,
   sharding,
@@ -75,7 +76,7 @@ class Session:
       self.source = self.experiment.open_train_source()
       self.evaluators = {
         name: self.experiment.evaluator(
-          name, self.ledger, self.preemption.check
+          name, self.ledger, self._check_in_evaluation
         )
         for name in config.evals
       }
@@ -113,8 +114,14 @@ class Session:
   @contextlib.contextmanager
   def doing(self, kind: str) -> Iterator[None]:
     """Accounts for work that is not a step, and gives it the time it needs."""
-    with self.ledger.span(kind), self.watchdog.pause():
+    seconds = self.recovery.watchdog_eval_s if kind == 'eval' else None
+    with self.ledger.span(kind), self.watchdog.pause(seconds):
       yield
+
+  def _check_in_evaluation(self) -> None:
+    """With every batch of an evaluation."""
+    self.watchdog.alive()
+    self.preemption.check()
 
   def start(self, initial_params: InitialParams) -> tuple[PyTree, int]:
     """The newest whole state, or a new one; and its number of updates.
@@ -261,4 +268,8 @@ class Session:
 def open_session(config: Config, workdir: epath.Path) -> Iterator[Session]:
   """Opens a run in its workdir, and closes everything in the end."""
   with contextlib.ExitStack() as stack:
-    yield Session(config, workdir, stack)
+    try:
+      yield Session(config, workdir, stack)
+    except Exception as error:
+      peers.announce(error)
+      raise

@@ -34,7 +34,7 @@ def test_a_sleeping_peer(tmp_path):
     start = time.monotonic()
     _, err = runs.finish(processes[0], code=EXIT_STUCK)
     assert time.monotonic() - start < 60
-    assert 'stuck: no step within' in err
+    assert 'stuck: no sign of life within' in err
     stacks = (workdir / 'stacks.txt').read_text()
     assert 'loop.py' in stacks and 'Thread' in stacks
   finally:
