@@ -94,11 +94,12 @@ def end_on_loss(reason: str) -> None:
 
 
 def heard() -> dict[str, Any] | None:
-  """What a process that ended early has said, if one has."""
+  """What another process that ended early has said, if one has."""
   try:
-    return json.loads(client().key_value_try_get(_END))
+    said = json.loads(client().key_value_try_get(_END))
   except Exception:  # noqa: BLE001 (none, or the service is gone)
     return None
+  return None if said['process'] == index() else said
 
 
 def say_end(code: int, message: str) -> None:
