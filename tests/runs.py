@@ -83,10 +83,12 @@ def start(arguments: list[str], devices: int = 1) -> subprocess.Popen:
   )
 
 
-def finish(process: subprocess.Popen, code: int = 0) -> tuple[str, str]:
+def finish(
+  process: subprocess.Popen, code: int = 0, timeout_s: float = 300
+) -> tuple[str, str]:
   """Waits for a command; its exit code must be as said."""
   try:
-    out, err = process.communicate(timeout=300)
+    out, err = process.communicate(timeout=timeout_s)
   except subprocess.TimeoutExpired:
     process.kill()
     out, err = process.communicate()
@@ -107,9 +109,16 @@ def train(workdir: Any, devices: int = 1, **overrides: Any) -> None:
 
 
 def start_pair(
-  workdir: Any, overrides: dict[str, Any], devices: int
+  workdir: Any,
+  overrides: dict[str, Any],
+  devices: int,
+  processes: int = 2,
+  last: tuple[str, ...] = (),
 ) -> list[subprocess.Popen]:
-  """Starts the small L/16 on two processes of some devices each."""
+  """Starts the small L/16 on two (or more) processes of some devices each.
+
+  The last process gets the flags `last` besides.
+  """
   port = free_port()
   arguments = flags('configs/l16_i21k.py', workdir, SMALL_L16 | overrides)
   return [
@@ -118,12 +127,13 @@ def start_pair(
         'train',
         *arguments,
         f'--coordinator_address=127.0.0.1:{port}',
-        '--num_processes=2',
+        f'--num_processes={processes}',
         f'--process_id={i}',
+        *(last if i == processes - 1 else ()),
       ),
       devices,
     )
-    for i in range(2)
+    for i in range(processes)
   ]
 
 

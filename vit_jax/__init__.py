@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from vit_jax import interruption as interruption  # before slower imports
+
 __version__ = '0.1.0'
 
 

@@ -2,33 +2,31 @@
 
 import os
 import sys
+import traceback
 from collections.abc import Callable
 
-import jax
 from absl import app, flags
 
-from vit_jax import overrides, runtime
+from vit_jax import interruption, overrides, peers, runtime
 from vit_jax.errors import (
+  EXIT_CRASH,
+  EXIT_USER_ERROR,
   DivergedError,
   PreemptedError,
   StorageError,
   UserError,
 )
-from vit_jax.preemption import EXIT_PREEMPTED
 
-EXIT_STORAGE = 1
-EXIT_USER_ERROR = 2
-EXIT_DIVERGED = 43
-EXIT_PEER_LOST = 45
+_LATE_S = 60  # that the others may take to come
 
 
 def run(body: Callable[[list[str]], None], define: Callable[[], None]) -> None:
   """Runs a command and exits with its code.
 
   0: finished; 2: a user's error, one message and no traceback; 42: preempted,
-  state saved; 43: diverged; 44: stuck (see watchdog.py); 45: a peer was lost
-  (the runtime may abort with 134 before it says so); 1: a crash, with its
-  traceback, or storage that failed, with a message that says what is saved.
+  state saved; 43: diverged; 44: stuck (see watchdog.py); 45: a peer was lost;
+  1: a crash, with its traceback, or storage that failed, with a message that
+  says what is saved. What ends one of several processes ends all.
 
   Args:
     body: called with the arguments that are no flags.
@@ -53,45 +51,78 @@ def run(body: Callable[[list[str]], None], define: Callable[[], None]) -> None:
     define()
     app.run(main, argv=sys.argv, flags_parser=parse)
 
-  _guarded(start)
+  try:
+    _guarded(start)
+  finally:
+    _part()
+
+
+def _part() -> None:
+  """Orderly end: meets the others; from then on signals change nothing."""
+  peers.part()
+  if interruption.HERE.installed:
+    interruption.HERE.ignore()
 
 
 def _guarded(function: Callable[[], None]) -> None:
   try:
     function()
-  except UserError as error:
-    _end(f'error: {error}', EXIT_USER_ERROR)
-  except PreemptedError as error:
-    _end(f'preempted: {error}', EXIT_PREEMPTED)
-  except StorageError as error:
-    _end(f'storage failed: {error}', EXIT_STORAGE)
-  except DivergedError as error:
-    _end(f'diverged: {error}', EXIT_DIVERGED)
-  except jax.errors.JaxRuntimeError as error:
-    if not runtime.is_lost_peer(error):
+  except (UserError, PreemptedError, StorageError, DivergedError) as error:
+    peers.announce(error)
+    _end(error)
+  except Exception as error:
+    peers.announce(error)
+    if peers.client() is None:
       raise
-    print(
-      f'peer lost: {str(error).splitlines()[0][:300]}. What was saved is '
-      'whole; start all processes again, on as many hosts as there are.',
-      file=sys.stderr,
-      flush=True,
-    )
-    os._exit(EXIT_PEER_LOST)  # an orderly end would wait for the peer
+    traceback.print_exc()
+    peers.leave(EXIT_CRASH)
 
 
-def _end(message: str, code: int) -> None:
+def _end(error: Exception) -> None:
+  """Ends the process with the message and the code of an expected error."""
+  ended = peers.ending(error)
+  assert ended is not None
+  code, message = ended
   sys.stdout.flush()
   print(message, file=sys.stderr, flush=True)
+  if code != EXIT_USER_ERROR:
+    sys.exit(code)
+  if peers.client() is None and _tell_late():
+    peers.announce(error)
+  if peers.client() is not None:
+    peers.leave(code)
   sys.exit(code)
 
 
-def define_distributed_flags() -> None:
+def _tell_late() -> bool:
+  """Joins the others although this process ends: they wait for it to come."""
+  if 'coordinator_address' not in flags.FLAGS:
+    return False
+  own = flags.FlagValues()
+  define_distributed_flags(own)
+  try:
+    own(sys.argv, known_only=True)
+    return runtime.join(
+      own.coordinator_address, own.num_processes, own.process_id, _LATE_S
+    )
+  except Exception:  # noqa: BLE001 (the message is out; nobody else to tell)
+    return False
+
+
+def define_distributed_flags(into: flags.FlagValues = flags.FLAGS) -> None:
   """Flags that name the processes of a run where JAX cannot find them."""
   flags.DEFINE_string(
-    'coordinator_address', None, 'host:port of process 0, the same for all.'
+    'coordinator_address',
+    None,
+    'host:port of process 0, the same for all.',
+    flag_values=into,
   )
-  flags.DEFINE_integer('num_processes', None, 'Processes in the run.')
-  flags.DEFINE_integer('process_id', None, 'Number of this process, from 0.')
+  flags.DEFINE_integer(
+    'num_processes', None, 'Processes in the run.', flag_values=into
+  )
+  flags.DEFINE_integer(
+    'process_id', None, 'Number of this process, from 0.', flag_values=into
+  )
 
 
 def start_process() -> None:

@@ -3,6 +3,13 @@
 import difflib
 from collections.abc import Iterable
 
+EXIT_CRASH = 1
+EXIT_USER_ERROR = 2
+EXIT_PREEMPTED = 42
+EXIT_DIVERGED = 43
+EXIT_STUCK = 44
+EXIT_PEER_LOST = 45
+
 
 class UserError(Exception):
   """Something the user can mend: printed without a traceback, exit code 2.

@@ -3,9 +3,8 @@
 import json
 
 from absl import flags
-from etils import epath
 
-from vit_jax import cli, ledger
+from vit_jax import cli, ledger, storage
 from vit_jax.errors import UserError
 
 
@@ -20,7 +19,7 @@ def main(arguments: list[str]) -> None:
     raise UserError(
       f'usage: python -m vit_jax.goodput WORKDIR; got {arguments}.'
     )
-  path = epath.Path(arguments[0]).expanduser() / 'events.jsonl'
+  path = storage.locate(arguments[0]) / 'events.jsonl'
   if not path.exists():
     raise UserError(f'{path} does not exist: give the workdir of a run.')
   summary = ledger.summarise(ledger.read(path))

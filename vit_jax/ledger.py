@@ -18,7 +18,7 @@ from typing import Any
 
 from etils import epath
 
-from vit_jax import jsonl
+from vit_jax import jsonl, storage
 
 log = logging.getLogger('vit_jax')
 PRODUCTIVE = 'step'
@@ -43,7 +43,7 @@ class Ledger:
       UserError: the file cannot be read or written.
     """
     self.path = path
-    self._remote = '://' in str(path)
+    self._remote = storage.is_remote(path)
     self._lines: list[str] = []
     with jsonl.access(path, 'written'):
       path.parent.mkdir(parents=True, exist_ok=True)

@@ -2,13 +2,15 @@
 
 On a local (or POSIX network) file system the lock is the kernel's and ends with
 the process, SIGKILL included. On object stores it is a lease that a thread
-renews; a run that was killed there blocks the next for at most its length.
+renews; a run that was killed there blocks the next for at most its length, and
+not at all where the next starts on the same machine.
 """
 
 import contextlib
 import fcntl
 import json
 import os
+import pathlib
 import platform
 import threading
 import time
@@ -17,6 +19,7 @@ from collections.abc import Iterator
 
 from etils import epath
 
+from vit_jax import storage
 from vit_jax.errors import UserError
 
 LEASE_S = 120.0  # a lease not renewed for so long has ended
@@ -33,20 +36,39 @@ def hold(workdir: epath.Path) -> Iterator[None]:
     'host': platform.node(),
     'pid': os.getpid(),
     'since': time.strftime('%F %T'),
+    'machine': _machine(),
   }
   with contextlib.ExitStack() as stack:
     try:
-      workdir.mkdir(parents=True, exist_ok=True)
-      if '://' in str(workdir):
+      if storage.is_remote(workdir):
         stack.enter_context(_lease(workdir / 'lock.json', holder))
       else:
         stack.enter_context(_file_lock(workdir / '.lock', holder))
-    except OSError as error:
+    except UserError:
+      raise
+    except Exception as error:  # noqa: BLE001 (each store has its own errors)
       raise UserError(
-        f'the workdir {workdir} cannot be written: {error}. Give another '
-        '--workdir.'
+        f'the workdir {workdir} cannot be locked: {storage.reason(error)}. '
+        'Give another --workdir.'
       ) from error
     yield
+
+
+def _machine() -> str | None:
+  """This boot of this machine, and the numbering of its processes."""
+  try:
+    boot = pathlib.Path('/proc/sys/kernel/random/boot_id').read_text().strip()
+    return f'{boot} {os.readlink("/proc/self/ns/pid")}'
+  except OSError:
+    return None
+
+
+def _has_ended(holder: dict[str, object]) -> bool:
+  """Whether the holder was a process of this machine that is no more."""
+  machine, pid = _machine(), holder.get('pid')
+  if machine is None or holder.get('machine') != machine:
+    return False
+  return isinstance(pid, int) and not pathlib.Path(f'/proc/{pid}').exists()
 
 
 def _refusal(workdir: epath.Path, holder: str) -> UserError:
@@ -82,7 +104,7 @@ def _lease(
   def current() -> dict[str, object]:
     try:
       return json.loads(path.read_text())
-    except (OSError, json.JSONDecodeError):
+    except (FileNotFoundError, ValueError):  # none, or none that can be read
       return {}
 
   def renew() -> None:
@@ -91,7 +113,8 @@ def _lease(
 
   def valid(lease: dict[str, object]) -> bool:
     expires = lease.get('expires', 0.0)
-    return isinstance(expires, float) and expires > time.time()
+    live = isinstance(expires, float) and expires > time.time()
+    return live and not _has_ended(lease)
 
   if valid(current()):
     raise _refusal(path.parent, json.dumps(current()))
@@ -103,7 +126,7 @@ def _lease(
 
   def keep() -> None:
     while not ended.wait(lease_s / 4):
-      with contextlib.suppress(OSError):  # the next renewal may succeed
+      with contextlib.suppress(Exception):  # the next renewal may succeed
         renew()
 
   thread = threading.Thread(target=keep, daemon=True, name='lease')
@@ -113,5 +136,5 @@ def _lease(
   finally:
     ended.set()
     thread.join()
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(Exception):  # then it ends by itself
       path.unlink()

@@ -7,12 +7,14 @@ import json
 import logging
 import math
 import os
-from collections.abc import Iterator, Mapping
+import pathlib
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
 from typing import IO, Any
 
 from etils import epath
 
-from vit_jax import jsonl, plugins
+from vit_jax import jsonl, plugins, storage
 from vit_jax.errors import UserError
 
 log = logging.getLogger('vit_jax')
@@ -42,7 +44,7 @@ class Writer:
   def __init__(self, workdir: epath.Path, tensorboard: bool, active: bool):
     self._workdir = workdir
     self._path = workdir / 'metrics.jsonl'
-    self._remote = '://' in str(workdir)
+    self._remote = storage.is_remote(workdir)
     self._lines: list[str] = []
     self._file: IO[str] | None = None
     self._active = active
@@ -150,10 +152,36 @@ class Writer:
     self._active = False
 
 
+class _ObjectBoard:
+  """TensorBoard's events of a workdir in an object store.
+
+  TensorFlow writes them to a local directory, and each flush copies them whole.
+  """
+
+  def __init__(self, workdir: epath.Path, open_board: Callable[[str], Any]):
+    self._workdir = workdir
+    self._local = tempfile.TemporaryDirectory(prefix='vit_jax_events_')
+    self._board = open_board(self._local.name)
+
+  def write_scalars(self, step: int, values: Mapping[str, float]) -> None:
+    self._board.write_scalars(step, values)
+
+  def flush(self) -> None:
+    self._board.flush()
+    for file in pathlib.Path(self._local.name).iterdir():
+      (self._workdir / file.name).write_bytes(file.read_bytes())
+
+  def close(self) -> None:
+    self._board.close()
+    self._local.cleanup()
+
+
 def _tensorboard(workdir: epath.Path) -> Any:
   try:
     from clu import metric_writers
 
+    if storage.is_remote(workdir):
+      return _ObjectBoard(workdir, metric_writers.SummaryWriter)
     return metric_writers.SummaryWriter(str(workdir))
   except ImportError as error:
     log.info(

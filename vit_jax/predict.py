@@ -6,9 +6,8 @@ from typing import Any
 import jax
 import numpy as np
 from absl import flags
-from etils import epath
 
-from vit_jax import cli, pretrained, sharding
+from vit_jax import cli, pretrained, sharding, storage
 from vit_jax.data.transforms import DecodeError
 from vit_jax.errors import UserError
 
@@ -65,7 +64,7 @@ def run(
 
 def _read(path: str, transform: Any) -> np.ndarray:
   try:
-    return transform(epath.Path(path).expanduser().read_bytes())
+    return transform(storage.locate(path).read_bytes())
   except OSError as error:
     raise UserError(f'the image {path} cannot be read: {error}.') from error
   except DecodeError as error:

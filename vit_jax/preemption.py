@@ -1,20 +1,25 @@
-"""SIGTERM or SIGINT to any process: all stop at one step, saved.
+"""SIGTERM, SIGINT or SIGHUP to any process: all stop at one step, saved.
 
-With one process the signal sets a flag. With several, JAX's coordination
-service receives SIGTERM and makes all processes agree on the step; a handler of
-Python's own would disable that, so SIGINT is turned into SIGTERM there.
+Several processes agree like this: all count their calls of `reached`. Once one
+has a signal, each tells the others how far it has counted, and does not go on
+before all have done so; they stop at the call after the furthest. (JAX's own
+agreement keeps one count a process, into which Orbax counts its saves too: a
+signal just after a save was lost.)
 """
 
 import logging
 import os
 import signal
-import types
+import threading
 
-import jax
-from jax.experimental import multihost_utils
+from vit_jax import interruption, peers
+from vit_jax.errors import EXIT_PREEMPTED
+from vit_jax.interruption import HERE
 
 log = logging.getLogger('vit_jax')
-EXIT_PREEMPTED = 42
+__all__ = ('EXIT_PREEMPTED', 'Preemption', 'StopRequested')
+_AGREE_S = 120  # for all processes to tell how far they have counted
+_ASKED, _AGREED = 'vit_jax/asked/', 'vit_jax/agreed'
 
 
 class StopRequested(Exception):  # noqa: N818 (nothing went wrong)
@@ -22,19 +27,20 @@ class StopRequested(Exception):  # noqa: N818 (nothing went wrong)
 
 
 class Preemption:
-  """Notices that the run is to end; install it once, before the loop."""
+  """Notices that the run is to end; make it once, before the loop."""
 
   def __init__(self):
     self._signal: int | None = None
-    self._agreed = False
-    self._asked = 0
-    self._alone = jax.process_count() == 1
-    self._before = {
-      number: signal.signal(number, self._handle)
-      for number in (
-        (signal.SIGTERM, signal.SIGINT) if self._alone else (signal.SIGINT,)
-      )
-    }
+    self._alone = peers.client() is None
+    self._asked, self._stop_at = 0, None
+    self._counting = threading.Lock()
+    self._is_over = False
+    self._took = not HERE.installed
+    if self._took:  # not within one of the commands
+      HERE.install()
+    HERE.react = self._react
+    if not self._alone:
+      peers.on_stop(self._agree)
 
   def reached(self) -> bool:
     """Whether all processes stop here.
@@ -42,15 +48,11 @@ class Preemption:
     They agree on one of these calls, so all must make the same ones: at every
     step, and at every batch of an evaluation. Once True it stays True.
     """
-    if self._alone or self._agreed:
+    if self._alone:
       return self._signal is not None
-    self._asked += 1
-    if not multihost_utils.reached_preemption_sync_point(self._asked):
-      return False
-    # Agreed: from here on a signal is a second one.
-    self._agreed, self._signal = True, signal.SIGTERM
-    signal.signal(signal.SIGTERM, self._handle)
-    return True
+    with self._counting:
+      self._asked += 1
+      return self._stop_at is not None and self._asked >= self._stop_at
 
   def check(self) -> None:
     """Raises StopRequested where `reached` is True."""
@@ -58,17 +60,32 @@ class Preemption:
       raise StopRequested
 
   def close(self) -> None:
-    """Restores the handlers that were there."""
-    for number, handler in self._before.items():
-      signal.signal(number, handler)
+    """The run has ended: a signal changes nothing any more."""
+    self._is_over = True
+    if self._took:
+      HERE.release()
+      HERE.react = interruption.leave_early
 
-  def _handle(self, number: int, frame: types.FrameType | None) -> None:
-    del frame
+  def _react(self, number: int) -> None:
+    """In the thread that gets signals."""
     name = signal.Signals(number).name
     if self._signal is not None:
       log.warning('%s again: exiting at once, nothing more is saved', name)
       os._exit(128 + number)
     self._signal = number
+    if self._is_over:
+      log.warning('%s: the run has ended already; again to exit at once', name)
+      return
     log.warning('%s: stopping and saving; again to exit at once', name)
     if not self._alone:
-      os.kill(os.getpid(), signal.SIGTERM)
+      peers.say_stop()
+
+  def _agree(self) -> None:
+    """In the thread that listens to the other processes."""
+    service = peers.client()
+    with self._counting:  # `reached` waits for the others meanwhile
+      service.key_value_set(f'{_ASKED}{peers.index()}', str(self._asked))
+      service.wait_at_barrier(_AGREED, _AGREE_S * 1000)
+      counts = service.key_value_dir_get(_ASKED)
+      self._stop_at = 1 + max(int(count) for _, count in counts)
+    self._signal = self._signal or signal.SIGTERM

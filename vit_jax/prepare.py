@@ -12,7 +12,7 @@ import pathlib
 
 from absl import flags
 
-from vit_jax import cli
+from vit_jax import cli, interruption, storage
 from vit_jax.data.builders import (
   catalog,
   digits,
@@ -69,7 +69,7 @@ def run(
   root = default_data_dir(data_dir)
   own = (set_name or '') if name == folder.NAME else name
   _check_flags(name, own, source, set_name, class_list, workers)
-  if '://' in str(root):
+  if storage.is_remote(root):
     raise UserError(
       f'--data_dir={root} is remote: prepare on a disk of this machine, then '
       f'copy: gcloud storage cp -r DIR/{own} {root}/'
@@ -157,6 +157,7 @@ def main(arguments: list[str]) -> None:
       'usage: python -m vit_jax.prepare NAME [--source=PATH] [--data_dir=DIR]; '
       f'got {len(arguments)} names: {" ".join(arguments)}.'
     )
+  interruption.HERE.release()  # what is interrupted cleans up
   try:
     run(
       arguments[0],

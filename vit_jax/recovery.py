@@ -39,6 +39,8 @@ class Recovery:
       '0 steps' for none.
     watchdog_factor: times the median step that a step may take.
     watchdog_min_s: seconds that a step may take in any case.
+    watchdog_eval_s: seconds that a batch of an evaluation may take, the first
+      with opening the data and compiling.
     watchdog_pause_s: seconds that anything else may take.
   """
 
@@ -49,6 +51,7 @@ class Recovery:
   slow_hosts_every: str = dataclasses.field(default='500 steps', kw_only=True)
   watchdog_factor: float = dataclasses.field(default=20.0, kw_only=True)
   watchdog_min_s: float = dataclasses.field(default=300.0, kw_only=True)
+  watchdog_eval_s: float = dataclasses.field(default=1800.0, kw_only=True)
   watchdog_pause_s: float = dataclasses.field(default=7200.0, kw_only=True)
 
   def __post_init__(self):
@@ -61,8 +64,8 @@ class Recovery:
       raise UserError(
         f'recovery.spike_factor is {self.spike_factor}; it must be above 1.'
       )
-    limits = (self.watchdog_factor, self.watchdog_min_s, self.watchdog_pause_s)
-    if min(limits) <= 0:
+    limits = (self.watchdog_factor, self.watchdog_min_s, self.watchdog_eval_s)
+    if min(*limits, self.watchdog_pause_s) <= 0:
       raise UserError('recovery.watchdog_* must be positive.')
 
 

@@ -7,7 +7,6 @@ import logging
 import os
 import pathlib
 import platform
-import re
 import subprocess
 import sys
 from typing import Any
@@ -15,6 +14,9 @@ from typing import Any
 import jax
 from absl import logging as absl_logging
 from etils import epath
+
+from vit_jax import peers
+from vit_jax.interruption import HERE
 
 log = logging.getLogger('vit_jax')
 _PACKAGES = (
@@ -33,12 +35,34 @@ def start_distributed(
   With flags, by them; under SLURM with several tasks, or on Cloud TPU, by what
   JAX finds there; else this process is alone.
   """
-  if coordinator_address is not None:
-    jax.distributed.initialize(coordinator_address, num_processes, process_id)
-  elif int(os.environ.get('SLURM_NTASKS', '1')) > 1 or _on_tpu():
-    jax.distributed.initialize()
-  if jax.process_count() > 1:
+  joined = join(coordinator_address, num_processes, process_id)
+  if joined and jax.process_count() > 1:
     log.info('process %d of %d', jax.process_index(), jax.process_count())
+
+
+def join(
+  coordinator_address: str | None,
+  num_processes: int | None,
+  process_id: int | None,
+  timeout_s: int = 300,
+) -> bool:
+  """Meets the other processes, and listens to them; False if there are none."""
+  found_by_jax = int(os.environ.get('SLURM_NTASKS', '1')) > 1 or _on_tpu()
+  if coordinator_address is None and not found_by_jax:
+    return False
+  with peers.losses_reported():
+    jax.distributed.initialize(
+      coordinator_address,
+      num_processes,
+      process_id,
+      initialization_timeout=timeout_s,
+      heartbeat_timeout_seconds=peers.HEARTBEAT_S,
+    )
+  if HERE.installed or peers.client() is not None:
+    HERE.install()  # JAX has put a handler of its own in the place of SIGTERM's
+    HERE.react = peers.leave_interrupted
+  peers.listen()
+  return True
 
 
 def cache_compilations() -> None:
@@ -93,16 +117,6 @@ def is_main() -> bool:
   return jax.process_index() == 0
 
 
-def is_lost_peer(error: Exception) -> bool:
-  """Whether an exchange between processes failed because one is gone."""
-  broken = re.search(
-    r'Connection (reset|closed|refused)|Socket closed|Broken pipe'
-    r'|heartbeat timeout|UNAVAILABLE',
-    str(error),
-  )
-  return jax.process_count() > 1 and broken is not None
-
-
 def process_file(path: epath.Path) -> epath.Path:
   """The path for the main process; for others, with their number in it."""
   if is_main():
@@ -118,6 +132,8 @@ def start_logging() -> None:
   log.propagate = False
   log.setLevel(logging.INFO)
   absl_logging.set_verbosity(absl_logging.ERROR)  # Orbax tells too much
+  # Its errors come as exceptions too, and its retries are no news.
+  logging.getLogger('gcsfs').setLevel(logging.CRITICAL)
 
 
 def describe_run() -> dict[str, Any]:

@@ -17,9 +17,11 @@ from vit_jax import (
   lock,
   metrics,
   past,
+  peers,
   recovery,
   replay,
   runtime,
+  storage,
 )
 from vit_jax import ledger as ledger_lib
 from vit_jax import workdir as workdir_lib
@@ -56,6 +58,7 @@ class Session:
     self.experiment = Experiment.build(config, jax.devices())
     stack.enter_context(jax.set_mesh(self.experiment.mesh))
     if runtime.is_main():
+      storage.try_out(workdir)
       stack.enter_context(lock.hold(workdir))
     self.events_path = workdir / 'events.jsonl'
     self.ledger = Ledger(runtime.process_file(self.events_path))
@@ -102,7 +105,7 @@ class Session:
 
   def _open_data(self) -> None:
     self.source = self.experiment.open_train_source()
-    known = (self.ledger, self.preemption.check, self.source.class_names)
+    known = (self.ledger, self._check_in_evaluation, self.source.class_names)
     self.evaluators = {
       name: self.experiment.evaluator(name, *known)
       for name in self.config.evals
@@ -119,8 +122,14 @@ class Session:
   @contextlib.contextmanager
   def doing(self, kind: str) -> Iterator[None]:
     """Accounts for work that is not a step, and gives it the time it needs."""
-    with self.ledger.span(kind), self.watchdog.pause():
+    seconds = self.recovery.watchdog_eval_s if kind == 'eval' else None
+    with self.ledger.span(kind), self.watchdog.pause(seconds):
       yield
+
+  def _check_in_evaluation(self) -> None:
+    """With every batch of an evaluation."""
+    self.watchdog.alive()
+    self.preemption.check()
 
   def start(self, initial_params: InitialParams) -> tuple[PyTree, int]:
     """The newest whole state, or a new one; and its number of updates.
@@ -286,4 +295,8 @@ def open_session(
     allow_changes: go on although its checkpoint is of another run.
   """
   with contextlib.ExitStack() as stack:
-    yield Session(config, workdir, stack, allow_changes)
+    try:
+      yield Session(config, workdir, stack, allow_changes)
+    except Exception as error:
+      peers.announce(error)
+      raise

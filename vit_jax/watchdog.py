@@ -3,9 +3,9 @@
 import contextlib
 import faulthandler
 import logging
-import os
 import statistics
 import sys
+import tempfile
 import threading
 import time
 from collections import deque
@@ -13,8 +13,11 @@ from collections.abc import Iterator
 
 from etils import epath
 
+from vit_jax import peers
+from vit_jax.errors import EXIT_STUCK
+
 log = logging.getLogger('vit_jax')
-EXIT_STUCK = 44
+_WRITE_S = 30.0  # that writing the stacks may take
 _KEPT = 100  # step times the median is taken of
 
 
@@ -22,7 +25,8 @@ class Watchdog:
   """A thread that expects a sign of life in time.
 
   Between two steps it allows `factor` times the median of recent steps (but at
-  least `min_s`); in everything else, and before the first steps, `pause_s`.
+  least `min_s`); in everything else, and before the first steps, `pause_s` or
+  what `pause` is told.
   When the time is over it writes the stacks of all threads to stderr and to a
   file and ends the process with exit code 44, as it would on every process
   that waits for the same peer.
@@ -52,12 +56,20 @@ class Watchdog:
     self._allow(self._step_limit())
 
   @contextlib.contextmanager
-  def pause(self) -> Iterator[None]:
-    """Around work that is not a step: evaluation, saving, restoring."""
-    self._allow(self._pause_s)
+  def pause(self, seconds: float | None = None) -> Iterator[None]:
+    """Around work that is not a step: evaluation, saving, restoring.
+
+    Args:
+      seconds: that it may take, and again after each `alive`.
+    """
+    self._allow(seconds or self._pause_s)
     yield
     self._last_step = None
     self._allow(self._step_limit())
+
+  def alive(self) -> None:
+    """What is allowed now begins anew."""
+    self._allow(self._limit_s)
 
   def close(self) -> None:
     """Stops watching."""
@@ -80,13 +92,23 @@ class Watchdog:
 
   def _give_up(self) -> None:
     message = (
-      f'no step within {self._limit_s:.1f} s: this process or a peer that it '
-      f'waits for is stuck. Stacks of all threads are in {self._stacks}; exit '
-      f'code {EXIT_STUCK}.'
+      f'no sign of life within {self._limit_s:.1f} s: this process or a peer '
+      f'that it waits for is stuck. Stacks of all threads are in '
+      f'{self._stacks}; exit code {EXIT_STUCK}.'
     )
     print(f'stuck: {message}', file=sys.stderr, flush=True)
     faulthandler.dump_traceback(sys.stderr)
-    with contextlib.suppress(OSError), open(self._stacks, 'w') as file:
+    writing = threading.Thread(
+      target=self._write_stacks, args=(message,), daemon=True
+    )
+    writing.start()
+    writing.join(_WRITE_S)  # the file system may be what is stuck
+    peers.say_end(EXIT_STUCK, f'stuck: {message}')
+    peers.leave(EXIT_STUCK)
+
+  def _write_stacks(self, message: str) -> None:
+    with contextlib.suppress(Exception), tempfile.TemporaryFile('w+') as file:
       print(message, file=file, flush=True)
       faulthandler.dump_traceback(file)
-    os._exit(EXIT_STUCK)
+      file.seek(0)
+      self._stacks.write_text(file.read())

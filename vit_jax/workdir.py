@@ -7,7 +7,7 @@ from typing import Any
 
 from etils import epath
 
-from vit_jax import atomic, identity, jsonl
+from vit_jax import atomic, identity, jsonl, storage
 from vit_jax import config as config_lib
 from vit_jax.config import Config
 from vit_jax.errors import UserError
@@ -35,7 +35,7 @@ def check(workdir: str, config: Config, *, allow_changes: bool) -> epath.Path:
   Raises:
     UserError: identity keys differ from config.json's, or it cannot be read.
   """
-  path = epath.Path(workdir).expanduser().absolute()
+  path = storage.locate(workdir)
   before = last_config(path)
   if before is not None and not allow_changes:
     changes = identity.config_changes(before, config)
@@ -53,9 +53,10 @@ def last_config(path: epath.Path) -> dict[str, Any] | None:
   file = path / 'config.json'
   try:
     content = file.read_bytes() if file.exists() else None
-  except OSError as error:
+  except Exception as error:  # noqa: BLE001 (each store has its own errors)
     raise UserError(
-      f'the workdir {path} cannot be used: {error}. Give another --workdir.'
+      f'the workdir {path} cannot be used: {storage.reason(error)}. Give '
+      'another --workdir.'
     ) from error
   if content is None:
     return None

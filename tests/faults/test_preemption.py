@@ -28,7 +28,7 @@ def _evaluations(workdir) -> list[tuple[int, float]]:
   ]
 
 
-SIGNALS = [signal.SIGTERM, signal.SIGINT]
+SIGNALS = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP]
 
 
 @pytest.mark.slow

@@ -34,7 +34,7 @@ def test_a_sleeping_peer(tmp_path):
     start = time.monotonic()
     _, err = runs.finish(processes[0], code=EXIT_STUCK)
     assert time.monotonic() - start < 60
-    assert 'stuck: no step within' in err
+    assert 'stuck: no sign of life within' in err
     stacks = (workdir / 'stacks.txt').read_text()
     assert 'loop.py' in stacks and 'Thread' in stacks
   finally:
@@ -98,6 +98,41 @@ def test_a_slow_host_is_named(tmp_path):
 def test_slow_hosts(own, expected):
   """Far above the median host, and a tenth of a step at least."""
   assert stragglers.slow_hosts(own, 1.0) == expected
+
+
+ENDLESS_BATCH = {
+  'source.name': 'tests.faults.hangs',
+  'model.depth': 1,
+  'schedule.warmup': '1 steps',
+  'evals.val.every': '2 steps',
+  'recovery.watchdog_eval_s': 20,  # of the first batch, with compiling
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_an_evaluation_that_hangs(tmp_path):
+  """Exit 44 by the allowance of its batches, not by that of all else."""
+  flags = runs.flags(
+    'configs/l16_i21k.py', tmp_path / 'run', runs.SMALL_L16 | ENDLESS_BATCH
+  )
+  injected('an evaluation that hangs')
+  _, err = runs.run(runs.command('train', *flags), code=EXIT_STUCK)
+  assert 'no sign of life within 20.0 s' in err
+  assert 'classification.py' in (tmp_path / 'run/stacks.txt').read_text()
+
+
+def test_each_batch_of_an_evaluation_is_a_sign_of_life(tmp_path):
+  """All together may take longer than is allowed for one."""
+  watchdog = Watchdog(
+    epath.Path(tmp_path) / 'stacks.txt', factor=1000, min_s=60, pause_s=60
+  )
+  with watchdog.pause(50):
+    first = watchdog._deadline
+    watchdog.alive()
+    assert watchdog._limit_s == 50 and watchdog._deadline > first
+  assert watchdog._limit_s == 60
+  watchdog.close()
 
 
 def test_watchdog_is_patient_while_paused(tmp_path):

@@ -10,7 +10,7 @@ import jax
 import orbax.checkpoint as ocp
 from etils import epath
 
-from vit_jax import plugins
+from vit_jax import plugins, storage
 from vit_jax.checkpoint import (
   agreement,
   items,
@@ -62,7 +62,7 @@ class Checkpointer:
         f'checkpoint.keep is {keep}; at least 2, so that a damaged newest one '
         'does not end a run.'
       )
-    self._root = epath.Path(directory).absolute()
+    self._root = storage.locate(directory)
     self._about, self._best, self._keep = about, best, keep
     self.failures = 0
     steps.check_path(self._root)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from etils import epath
 
-from vit_jax import sharding, tree
+from vit_jax import sharding, storage, tree
 from vit_jax.checkpoint import agreement, items, manifest, steps
 from vit_jax.errors import UserError
 
@@ -22,7 +22,7 @@ def step_directory(path: str) -> epath.Path:
   Raises:
     UserError: neither a workdir with a checkpoint nor a step directory.
   """
-  root = epath.Path(path).expanduser().absolute()
+  root = storage.locate(path)
   try:
     if {'params', 'about'} <= steps.listing(root):
       return root
@@ -129,7 +129,7 @@ def export_params(
   Raises:
     UserError: the directory exists.
   """
-  root = epath.Path(directory).expanduser().absolute()
+  root = storage.locate(directory)
   if root.exists():
     raise UserError(f'{directory} exists: give a new directory.')
   steps.check_path(root)

@@ -11,15 +11,11 @@ from etils import epath
 
 from vit_jax.data.transforms import DecodeError
 from vit_jax.errors import UserError
+from vit_jax.storage import is_remote
 
 IMAGES = tuple(  # endings of what OpenCV decodes
   '.jpg .jpeg .jpe .png .webp .bmp .tif .tiff .ppm .pgm .jp2'.split()
 )
-
-
-def is_remote(path: str) -> bool:
-  """Whether a path is an object's address, 'gs://bucket/…'."""
-  return '://' in path
 
 
 def local(path: str, what: str) -> str:

@@ -12,9 +12,8 @@ import zipfile
 from typing import Any
 
 import numpy as np
-from etils import epath
 
-from vit_jax import tree
+from vit_jax import storage, tree
 from vit_jax.errors import UserError
 
 PyTree = Any
@@ -87,7 +86,7 @@ def read(path: str) -> dict[str, np.ndarray]:
   Raises:
     UserError: no such file, no .npz, or pickled objects in it.
   """
-  file = epath.Path(path).expanduser()
+  file = storage.locate(path)
   if not file.exists():
     raise UserError(f'the weights file {path} does not exist.')
   try:
@@ -188,7 +187,7 @@ def save(path: str, params: PyTree) -> None:
     for i, array in enumerate(flat[native]):
       arrays[_LAYER.format(i=i) + official] = array
   try:
-    with epath.Path(path).expanduser().open('wb') as file:
+    with storage.locate(path).open('wb') as file:
       np.savez(file, allow_pickle=False, **arrays)
   except OSError as error:
     raise UserError(f'{path} cannot be written: {error}.') from error

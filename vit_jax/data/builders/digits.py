@@ -15,6 +15,7 @@ from collections.abc import Iterator
 import numpy as np
 from etils import epath
 
+from vit_jax import storage
 from vit_jax.errors import UserError
 
 NAME = 'digits'
@@ -48,7 +49,7 @@ def prepare(data_dir: epath.Path) -> None:
 @contextlib.contextmanager
 def _lock(path: epath.Path) -> Iterator[None]:
   """Holds a lock that ends with the process, however it ends."""
-  if '://' in str(path):  # no locks there; TFDS renames when it is done
+  if storage.is_remote(path):  # no locks there; TFDS renames when it is done
     yield
     return
   with path.open('w') as file:

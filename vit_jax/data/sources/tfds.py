@@ -15,7 +15,7 @@ import tensorflow_datasets as tfds
 from array_record.python import array_record_data_source
 from etils import epath
 
-from vit_jax import plugins
+from vit_jax import plugins, storage
 from vit_jax.data import files, fingerprint, index, splits, tfrecord
 from vit_jax.data.builders import digits
 from vit_jax.errors import UserError, closest
@@ -95,7 +95,7 @@ class Source:
 def default_data_dir(data_dir: str | None) -> epath.Path:
   """The TFDS directory: as given, or $TFDS_DATA_DIR, or the home's."""
   default = os.environ.get('TFDS_DATA_DIR', '~/tensorflow_datasets')
-  return epath.Path(data_dir or default).expanduser()
+  return storage.locate(data_dir or default)
 
 
 def _check_features(

@@ -1,0 +1,16 @@
+"""Synthetic data whose evaluation split never comes to its second batch."""
+
+import threading
+
+from vit_jax.data.sources import synthetic
+
+
+class Source(synthetic.Source):
+  def __init__(self, split, /, *, num_examples=256, num_classes=20):
+    super().__init__(split, num_examples=num_examples, num_classes=num_classes)
+    self._hangs = not split.startswith('train[512')
+
+  def __getitem__(self, index):
+    if self._hangs and index >= 32:
+      threading.Event().wait()
+    return super().__getitem__(index)

@@ -1,0 +1,108 @@
+"""Signals before a run has its first step, and after its last."""
+
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests import runs
+from tests.faults.counts import injected
+
+# Stops while a module is imported, or at the end of a run, until it is told on.
+HOLD = """
+import pathlib, runpy, sys, time
+where, folder, sys.argv = sys.argv[1], pathlib.Path(sys.argv[2]), sys.argv[2:]
+sys.orig_argv[:] = [sys.executable, '-m', 'vit_jax.train', *sys.argv[1:]]
+
+def hold():
+  (folder / 'there').touch()
+  while not (folder / 'go').exists():
+    time.sleep(0.02)
+
+class Finder:
+  def find_spec(self, name, path=None, target=None):
+    if name == where:
+      sys.meta_path.remove(self)
+      hold()
+
+sys.meta_path.insert(0, Finder())
+if where == 'the end':
+  from vit_jax.analysis import curves
+  draw = curves.draw
+  curves.draw = lambda path: (draw(path), hold())
+runpy.run_module('vit_jax.train', run_name='__main__')
+"""
+
+SHORT = {'total': '2 steps', 'schedule.warmup': '1 steps', 'model.depth': 1}
+
+
+def _held(tmp_path, where, **changes):
+  """A training that stands at a place; it is there when this returns."""
+  flags = runs.flags(
+    'configs/l16_i21k.py', tmp_path / 'run', runs.SMALL_L16 | changes
+  )
+  process = runs.start(
+    [sys.executable, '-c', HOLD, where, str(tmp_path), *flags]
+  )
+  deadline = time.monotonic() + 200
+  while not (tmp_path / 'there').exists():
+    assert process.poll() is None, process.communicate()[1][-3000:]
+    assert time.monotonic() < deadline
+    time.sleep(0.02)
+  return process
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  'number', [signal.SIGTERM, signal.SIGINT, signal.SIGHUP]
+)
+@pytest.mark.parametrize('where', ['jax', 'orbax.checkpoint'])
+def test_at_import(tmp_path, number, where):
+  """Exit code 42, one message, and no traceback of the import."""
+  process = _held(tmp_path, where)
+  process.send_signal(number)
+  injected(f'{number.name} at import')
+  _, err = runs.finish(process, code=42)
+  assert f'preempted: {number.name} before the first step' in err
+  assert 'Traceback' not in err
+  assert not (tmp_path / 'run').exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGHUP])
+def test_after_the_end(tmp_path, number):
+  """The run has finished: it says so, and its exit code stands."""
+  process = _held(tmp_path, 'the end', **SHORT)
+  process.send_signal(number)
+  injected(f'{number.name} after the end')
+  deadline = time.monotonic() + 60
+  lines = []
+  while not lines or 'the run has ended already' not in lines[-1]:
+    assert time.monotonic() < deadline and process.stderr is not None
+    lines.append(process.stderr.readline())
+  (tmp_path / 'go').touch()
+  _, err = runs.finish(process, code=0)
+  assert 'Traceback' not in err
+
+
+def test_a_forked_worker_ends_as_others_do():
+  """It does not report its signals to the process it was forked from."""
+  code = """
+import os, signal, sys, time
+from vit_jax.interruption import HERE
+HERE.install()
+HERE.react = lambda number: os._exit(99)
+ready, say = os.pipe()
+child = os.fork()
+if not child:
+  os.write(say, b'.')
+  time.sleep(60)
+os.read(ready, 1)
+os.kill(child, signal.SIGTERM)
+status = os.waitpid(child, 0)[1]
+time.sleep(0.2)
+sys.exit(0 if os.WTERMSIG(status) == signal.SIGTERM else 1)
+"""
+  subprocess.run([sys.executable, '-c', code], check=True, timeout=60)

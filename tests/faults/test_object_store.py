@@ -1,0 +1,100 @@
+"""A whole run in an object store: trained, stopped, resumed, used."""
+
+import json
+import signal
+import time
+
+import pytest
+
+from tests import object_store, runs
+from tests.faults.counts import injected
+
+CONFIG = 'configs/l16_i21k.py'
+WORKDIR = f'gs://{object_store.BUCKET}/deep/run'
+CHANGES = runs.SMALL_L16 | {
+  'total': '8 steps',
+  'schedule.warmup': '1 steps',
+  'model.depth': 1,
+  'log.tensorboard': 'true',
+  'evals.val.every': '1 steps',  # each makes the metrics visible
+  'checkpoint.every': '2 steps',
+}
+
+
+@pytest.fixture
+def store(monkeypatch):
+  with object_store.serve() as running:
+    for name, value in running.environment.items():
+      monkeypatch.setenv(name, value)
+    yield running
+
+
+def _losses(text: bytes) -> dict[int, float]:
+  records = [json.loads(line) for line in text.decode().splitlines()]
+  return {r['step']: r['loss'] for r in records if 'loss' in r}
+
+
+def _wait_for_step(store, step, process):
+  deadline = time.monotonic() + 240
+  while f'"step": {step},'.encode() not in (
+    store.read('deep/run/metrics.jsonl') or b''
+  ):
+    assert process.poll() is None, process.communicate()[1][-3000:]
+    assert time.monotonic() < deadline
+    time.sleep(0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_run_in_a_bucket(store, tmp_path, monkeypatch):
+  """The numbers are a local run's; every command finds its checkpoints."""
+  monkeypatch.chdir(tmp_path)
+  again = runs.command('train', *runs.flags(CONFIG, WORKDIR, CHANGES))
+  process = runs.start(again)
+  _wait_for_step(store, 3, process)
+  process.send_signal(signal.SIGTERM)
+  injected('SIGTERM to a run in a bucket')
+  _, err = runs.finish(process, code=42)
+  assert f'workdir {WORKDIR}\n' in err
+  assert 'SAVING' not in err, err.partition('SAVING')[2]
+  _, err = runs.run(again)
+  assert 'resuming at step' in err and 'SAVING' not in err, err[-2000:]
+  runs.run(runs.command('train', *runs.flags(CONFIG, tmp_path / 'l', CHANGES)))
+  there = _losses(store.read('deep/run/metrics.jsonl'))
+  assert there == runs.losses(tmp_path / 'l')
+  assert list(there) == list(range(1, 9))
+  names = store.names('deep/run/')
+  assert store.read('deep/run/curves.png')[:4] == b'\x89PNG'
+  assert sum('/events.out.tfevents.' in name for name in names) == 2
+  steps = {n.split('/')[3] for n in names if '/checkpoints/' in n}
+  assert {'6', '8'} <= steps
+  assert not [name for name in names if 'lock.json' in name or '_try_' in name]
+  assert not list(runs.ROOT.glob('gs:*'))
+  out, _ = runs.run(
+    runs.command('evaluate', f'--checkpoint={WORKDIR}', '--json')
+  )
+  assert json.loads(out)['count'] == 256
+  tune = CHANGES | {
+    'init_from': f'{WORKDIR}/checkpoints/8',
+    'total': '2 steps',
+    'checkpoint.every': '2 steps',
+  }
+  tuned = f'gs://{object_store.BUCKET}/tuned'
+  flags = runs.flags(CONFIG, tuned, tune)
+  runs.run(runs.command('finetune', *flags))
+  out, _ = runs.run(runs.command('goodput', tuned, '--json'))
+  assert json.loads(out)['starts'] == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('bucket', ['absent-bucket', 'nowhere'])
+def test_a_bucket_that_cannot_be_used(store, monkeypatch, bucket):
+  """Tried before anything is computed: one message, exit code 2."""
+  if bucket == 'nowhere':  # no server at all
+    address = f'http://127.0.0.1:{runs.free_port()}'
+    monkeypatch.setenv('STORAGE_EMULATOR_HOST', address)
+  flags = runs.flags(CONFIG, f'gs://{bucket}/run', CHANGES)
+  _, err = runs.run(runs.command('train', *flags), code=2)
+  assert err.count('error: ') == 1 and 'Traceback' not in err
+  assert f'the workdir gs://{bucket}/run cannot be used' in err
+  assert 'compiling' not in err

@@ -1,0 +1,93 @@
+"""What ends one process of a run ends all of them, and none waits for it."""
+
+import re
+import signal
+
+import pytest
+
+from tests import runs
+from tests.faults.counts import injected
+
+# JAX alone would wait 300 s at its shutdown barrier and end with 134; commands
+# that are still running after this are the failure.
+WAIT_S = 200
+REFUSING = {
+  'source.name': 'tests.multiprocess.refusing',
+  'source.num_examples': ...,
+  'source.num_classes': ...,
+  'total': '400 steps',
+  'model.depth': 1,
+  'checkpoint.every': '400 steps',
+  'evals.val.every': '400 steps',
+}
+
+
+def _overrides(**changes):
+  """Of the small L/16, whose source the test replaces."""
+  values = runs.SMALL_L16 | REFUSING | changes
+  return {key: value for key, value in values.items() if value is not ...}
+
+
+def _ends(monkeypatch, workdir, number, overrides, code, last=()):
+  """Runs `number` processes; all must end with the code. Their stderrs."""
+  monkeypatch.setattr(runs, 'SMALL_L16', {})
+  processes = runs.start_pair(workdir, overrides, 1, number, last)
+  try:
+    return [runs.finish(p, code, timeout_s=WAIT_S) for p in processes]
+  finally:
+    for process in processes:
+      process.kill()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize('number', [2, 4])
+@pytest.mark.parametrize('stage', ['config', 'open', 'read'])
+def test_a_users_error_on_one(tmp_path, monkeypatch, number, stage):
+  """Exit code 2 everywhere, with one message that names the process."""
+  overrides, last = _overrides(**{'source.stage': stage}), ()
+  expected = 'only this process has no data'
+  if stage == 'config':
+    last, expected = ('--config.batch_sise=3',), "did you mean 'batch_size'"
+    overrides = runs.SMALL_L16
+  injected('an error on one process')
+  ended = _ends(monkeypatch, tmp_path / 'run', number, overrides, 2, last)
+  for index, (_, err) in enumerate(ended):
+    assert len(re.findall('^error: ', err, re.M)) == 1, err
+    assert expected in err and 'Traceback' not in err, err
+    named = f'error: process {number - 1}: ' in err
+    assert named == (index != number - 1), err
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_crash_of_one(tmp_path, monkeypatch):
+  """Exit code 1 everywhere; the traceback is where it happened."""
+  overrides = _overrides(**{'source.stage': 'read', 'source.kind': 'crash'})
+  injected('a crash of one process')
+  ended = _ends(monkeypatch, tmp_path / 'run', 2, overrides, 1)
+  assert 'Traceback' in ended[1][1] and 'a bug of this process' in ended[1][1]
+  assert 'crash: process 1: RuntimeError: a bug' in ended[0][1]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize('killed', [0, 1])
+def test_a_lost_peer(tmp_path, killed):
+  """SIGKILL to any: the others end with 45 and one message."""
+  workdir = tmp_path / 'run'
+  changes = {'total': '4000 steps', 'checkpoint.every': '4000 steps'}
+  processes = runs.start_pair(workdir, changes, 1, 3)
+  try:
+    runs.wait_for_step(workdir, 8, processes)
+    processes[killed].send_signal(signal.SIGKILL)
+    injected('a dead peer')
+    for index, process in enumerate(processes):
+      if index != killed:
+        _, err = runs.finish(process, 45, timeout_s=WAIT_S)
+        assert len(re.findall('^peer lost: ', err, re.M)) == 1, err
+        assert 'start all processes again' in err and 'Traceback' not in err
+  finally:
+    for process in processes:
+      process.kill()
+      process.communicate()

@@ -1,0 +1,137 @@
+"""An object store on this machine that speaks Google Cloud Storage's HTTP.
+
+`python -m tests.object_store PORT` serves one empty bucket in memory. It is
+gcp_storage_emulator, with what that lacks and others rely on: generations as
+conditions (TensorStore) and `moveTo` (gcsfs).
+"""
+
+import contextlib
+import http
+import json
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator
+
+from gcp_storage_emulator import exceptions, server
+from gcp_storage_emulator.handlers import objects
+
+from tests import runs
+
+BUCKET = 'bucket'
+
+
+class Store:
+  """A running server; `environment` points commands to it."""
+
+  def __init__(self, port: int):
+    self._address = f'http://127.0.0.1:{port}'
+    self.environment = {
+      'STORAGE_EMULATOR_HOST': self._address,  # gcsfs, google-cloud-storage
+      'TENSORSTORE_GCS_HTTP_URL': self._address,
+      'GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT': 'false',  # asks Google, not this
+      'NO_GCE_CHECK': 'true',
+    }
+
+  def is_up(self) -> bool:
+    try:
+      with urllib.request.urlopen(self._address, timeout=10):
+        return True
+    except OSError:
+      return False
+
+  def read(self, name: str) -> bytes | None:
+    """An object of the bucket; None if there is none."""
+    quoted = urllib.parse.quote(f'/{BUCKET}/{name}')
+    try:
+      with urllib.request.urlopen(self._address + quoted, timeout=60) as reply:
+        return reply.read()
+    except urllib.error.HTTPError as error:
+      assert error.code == 404, error
+      return None
+
+  def names(self, prefix: str) -> list[str]:
+    """The objects below a prefix."""
+    query = urllib.parse.urlencode({'prefix': prefix, 'fields': 'items(name)'})
+    url = f'{self._address}/storage/v1/b/{BUCKET}/o?{query}'
+    with urllib.request.urlopen(url, timeout=60) as reply:
+      found = json.load(reply)
+    return [item['name'] for item in found.get('items', [])]
+
+
+@contextlib.contextmanager
+def serve() -> Iterator[Store]:
+  """Starts a server with one empty bucket, and stops it."""
+  port = runs.free_port()
+  process = subprocess.Popen(
+    [sys.executable, '-m', 'tests.object_store', str(port)],
+    cwd=runs.ROOT,
+    stdout=subprocess.DEVNULL,
+    stderr=subprocess.DEVNULL,
+  )
+  try:
+    store, deadline = Store(port), time.monotonic() + 60
+    while not store.is_up():
+      assert process.poll() is None and time.monotonic() < deadline
+      time.sleep(0.05)
+    yield store
+  finally:
+    process.kill()
+    process.wait()
+
+
+def _with_generations(handler: Callable[..., None]) -> Callable[..., None]:
+  """The handler, under the conditions that a request puts on generations."""
+
+  def generation(request, storage) -> int:
+    name = request.params.get('object_id') or request.query['name'][0]
+    try:
+      found = storage.get_file_obj(request.params['bucket_name'], name)
+    except exceptions.NotFound:
+      return 0
+    return int(found['generation'])
+
+  def handle(request, response, storage) -> None:
+    named = 'object_id' in request.params or 'name' in request.query
+    now = generation(request, storage) if named else 0
+    wanted = request.query.get('ifGenerationMatch')
+    known = request.query.get('ifGenerationNotMatch')
+    if wanted and int(wanted[0]) != now:
+      response.status = http.HTTPStatus.PRECONDITION_FAILED
+    elif known and now and int(known[0]) == now:
+      response.status = http.HTTPStatus.NOT_MODIFIED
+    else:
+      handler(request, response, storage)
+      response['x-goog-generation'] = str(now)
+
+  return handle
+
+
+def _move(request, response, storage) -> None:
+  request.params['dest_bucket_name'] = request.params['bucket_name']
+  objects.copy(request, response, storage)
+  if response.status == http.HTTPStatus.OK:
+    objects.delete(request, response, storage)
+
+
+def main(port: int) -> None:
+  """Serves until it is killed."""
+  server.server.HTTPServer.request_queue_size = 128
+  checked = [
+    (pattern, {verb: _with_generations(do) for verb, do in verbs.items()})
+    if '/o' in pattern
+    else (pattern, verbs)
+    for pattern, verbs in server.HANDLERS
+  ]
+  part = r'b/(?P<bucket_name>[-.\w]+)/o/(?P<object_id>.*[^/]+)'
+  move = rf'^/storage/v1/{part}/moveTo/o/(?P<dest_object_id>.*[^/]+)$'
+
+  server.HANDLERS = ((move, {'POST': _move}), *checked)
+  server.create_server('127.0.0.1', port, True, BUCKET).run()
+
+
+if __name__ == '__main__':
+  main(int(sys.argv[1]))
