@@ -200,6 +200,23 @@ def test_bytes_too_many_do_no_harm(library, kind):
   np.testing.assert_array_equal(decode(padded), decode(data))
 
 
+@pytest.mark.parametrize('kind', ['JPEG', 'TIFF'])
+def test_no_damaged_header_is_a_traceback(library, kind):
+  """Any byte of it may be anything: an image comes, or a DecodeError."""
+  good = saved(Image.fromarray(smooth(20, 20)), kind)
+  end = good.index(b'\xff\xda') + 12 if kind == 'JPEG' else len(good)
+  for place in range(2, end, 1 if kind == 'JPEG' else 7):
+    for value in (0, 1, 255):
+      data = good[:place] + bytes([value]) + good[place + 1 :]
+      try:
+        assert decode(data).ndim == 3
+      except DecodeError:
+        pass
+  for length in range(0, end - 12, 5):
+    with pytest.raises(DecodeError):
+      decode(good[:length] + (b'\xff\xd9' if kind == 'JPEG' else b''))
+
+
 def test_a_lost_restart_marker(library):
   """Blocks between two markers are lost; libjpeg says so and goes on."""
   image = Image.fromarray(noise(80, 64))

@@ -86,8 +86,8 @@ def jpeg(data: bytes) -> Jpeg:
     width,
     height_at=frame + 5,
     ordinary=kind in _ORDINARY and bits == 8 and colors in (1, 3),
-    one_scan=kind != _PROGRESSIVE and data[at + 4] == colors,
-    block_height=8 * max((number & 15 for number in samples), default=1),
+    one_scan=kind != _PROGRESSIVE and data[at + 4 : at + 5] == bytes([colors]),
+    block_height=8 * max([1, *(number & 15 for number in samples)]),
     orientation=orientation,
   )
 

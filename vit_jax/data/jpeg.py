@@ -98,24 +98,25 @@ def _simplejpeg(
   """As `turbojpeg.decode_box`, from a decoding of all rows and columns."""
   pixels, warning = np.empty((height, width, 3), np.uint8), ''
   try:
-    simplejpeg.decode_jpeg(data, 'RGB', buffer=pixels)
+    size = simplejpeg.decode_jpeg(data, 'RGB', buffer=pixels).shape[:2]
   except ValueError as error:
     warning = str(error)
-    if not _is_warning(data, warning):
-      return None
+    size = _size_despite(data, warning)
+  if size != (height, width):
+    return None
   y, x, rows, columns = box
   return turbojpeg.Decoded(pixels[y : y + rows, x : x + columns], warning)
 
 
-def _is_warning(data: bytes, message: str) -> bool:
-  """Whether all pixels were made all the same."""
+def _size_despite(data: bytes, message: str) -> tuple[int, int] | None:
+  """The size decoded, None where the message tells that nothing was."""
   if not any(words in message.lower() for words in (*_DAMAGE, _HARMLESS)):
-    return False
+    return None
   try:
-    simplejpeg.decode_jpeg_header(data)
-  except ValueError:  # not even begun
-    return False
-  return True
+    height, width, *_ = simplejpeg.decode_jpeg_header(data)
+    return int(height), int(width)
+  except ValueError:
+    return None
 
 
 def _warning(data: bytes) -> str:
