@@ -29,6 +29,8 @@ setuptools.setup(
     'gpu': ['jax[cuda13]'],
     'plan': ['libtpu'],
     'huggingface': ['pyarrow>=17'],
+    # Faster JPEG where the system has no libturbojpeg 3: one person's package.
+    'turbojpeg': ['turbojpeg>=0.0.2'],
     'test': requirements('requirements-test.txt'),
   },
 )

@@ -18,7 +18,8 @@ from vit_jax.errors import UserError
 from vit_jax.experiment import Experiment
 
 log = logging.getLogger('vit_jax')
-_LABEL_HEIGHT = 18  # pixels above an image
+_LABEL_HEIGHT = 18  # pixels of a line above an image
+_LETTER_WIDTH = 8  # pixels, of nearly every letter at most
 _MIN_SIDE = 128  # smaller images are enlarged to this
 
 
@@ -51,30 +52,40 @@ def run(config: Config, images: int, start_step: int) -> np.ndarray:
       for image, target in zip(
         np.asarray(pixels), np.asarray(targets), strict=True
       ):
-        tiles.append(_tile(image, _caption(target, source.class_names)))
+        tiles.append(_tile(image, target, source.class_names))
       step += 1
   return _grid(tiles[:images])
 
 
-def _caption(target: np.ndarray, names: list[str]) -> str:
-  """'cat', or 'cat 0.7 dog 0.3' where labels are mixed."""
+def _caption(target: np.ndarray, names: list[str], room: int) -> list[str]:
+  """['cat'], or ['cat 0.70', 'dog 0.30'] where labels are mixed.
+
+  Names are cut to `room` characters a line, shares never.
+  """
   if target.ndim == 0:
-    return names[int(target)]
-  best = [i for i in np.argsort(-target)[:2] if target[i] > 0.005]
-  return ' '.join(f'{names[i]} {target[i]:.2f}' for i in best)
+    return [names[int(target)][:room]]
+  lines = []
+  for i in np.argsort(-target)[:2]:
+    share = f' {target[i]:.2f}'
+    shown = target[i] > 0.005
+    lines.append(names[i][: room - len(share)] + share if shown else '')
+  return lines
 
 
 def _tile(
-  image: Float[np.ndarray, 'y x 3'], caption: str
+  image: Float[np.ndarray, 'y x 3'], target: np.ndarray, names: list[str]
 ) -> UInt8[np.ndarray, 'h w 3']:
   """One image in [-1, 1] as pixels, with its label above."""
   pixels = np.clip(np.round(image * 127.5 + 127.5), 0, 255).astype(np.uint8)
   scale = max(1, -(-_MIN_SIDE // min(pixels.shape[:2])))
   pixels = pixels.repeat(scale, axis=0).repeat(scale, axis=1)
-  bar = np.full((_LABEL_HEIGHT, pixels.shape[1], 3), 255, np.uint8)
-  text = caption.encode('ascii', 'replace').decode()[: pixels.shape[1] // 7]
-  place, font = (2, _LABEL_HEIGHT - 5), cv2.FONT_HERSHEY_SIMPLEX
-  cv2.putText(bar, text, place, font, 0.4, (0, 0, 0), 1, cv2.LINE_AA)
+  width, font = pixels.shape[1], cv2.FONT_HERSHEY_SIMPLEX
+  lines = _caption(target, names, width // _LETTER_WIDTH)
+  bar = np.full((_LABEL_HEIGHT * len(lines), width, 3), 255, np.uint8)
+  for number, line in enumerate(lines, 1):
+    text = line.encode('ascii', 'replace').decode()
+    place = (2, _LABEL_HEIGHT * number - 5)
+    cv2.putText(bar, text, place, font, 0.4, (0, 0, 0), 1, cv2.LINE_AA)
   return np.concatenate([bar, pixels])
 
 

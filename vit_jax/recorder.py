@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from vit_jax.data.reader import BadShare
 from vit_jax.ledger import Ledger
 from vit_jax.metrics import Writer
 from vit_jax.recovery import RollbackError
@@ -79,6 +80,7 @@ class Recorder:
     ledger: Ledger,
     watchdog: Watchdog,
     hosts: HostTimes,
+    bad_share: BadShare,
     *,
     max_skipped: int,
     every_steps: int,
@@ -90,6 +92,7 @@ class Recorder:
     self._ledger = ledger
     self._watchdog = watchdog
     self._hosts = hosts
+    self._bad_share = bad_share
     self._max_skipped = max_skipped
     self._every_steps = every_steps
     self._total_steps = total_steps
@@ -126,6 +129,7 @@ class Recorder:
         values['skipped'],
       )
     if 'bad_records' in values:  # replaced since the last line
+      self._bad_share.add(values['bad_records'], self._meter.batch_size)
       self._bad_records += values['bad_records']
       values['bad_records'] = self._bad_records
     due = step % self._every_steps == 0 or step == self._total_steps

@@ -26,6 +26,7 @@ from vit_jax import (
 from vit_jax import ledger as ledger_lib
 from vit_jax import workdir as workdir_lib
 from vit_jax.config import Config
+from vit_jax.data.reader import BadShare
 from vit_jax.errors import StorageError
 from vit_jax.experiment import Experiment, build_section
 from vit_jax.ledger import Ledger
@@ -180,6 +181,7 @@ class Session:
       self.ledger,
       self.watchdog,
       self.hosts,
+      BadShare(config.reader.max_bad_share, config.train.num_examples),
       max_skipped=self.recovery.max_skipped,
       every_steps=self.experiment.steps(self._log.every),
       total_steps=self.experiment.total_steps,

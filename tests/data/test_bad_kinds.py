@@ -36,6 +36,7 @@ BAD = {
   'text.jpg': b'<html>404</html>',
   'undecodable.jpg': WHOLE_JPEG[:30] + b'noise' * 100,
   'truncated.jpg': WHOLE_JPEG[: len(WHOLE_JPEG) // 2],
+  'grey_below.jpg': WHOLE_JPEG[: len(WHOLE_JPEG) // 2] + b'\xff\xd9',
   'truncated.png': WHOLE_PNG[: len(WHOLE_PNG) // 2],
   'bomb.png': bomb(60_000, 60_000),
 }

@@ -93,6 +93,14 @@ def test_too_many_end_the_run():
     _batches(Damaged(), 0, N // BATCH, reader=reader)
 
 
+def test_one_of_several_processes_does_not_end_alone(monkeypatch):
+  """There the step's sum over all of them judges; see `reader.BadShare`."""
+  monkeypatch.setattr(jax, 'process_count', lambda: 2)
+  reader = stream.Reader(on_bad_record='skip', max_bad_share=0.02)
+  batches = _batches(Damaged(), 0, N // BATCH, reader=reader)
+  assert sum((batch['replaced'] > 0).sum() for batch in batches) == len(BAD)
+
+
 @pytest.mark.slow
 def test_worker_processes_give_the_same_batches():
   """Threads, two processes, and processes from the middle: equal."""

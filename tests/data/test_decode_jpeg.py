@@ -3,6 +3,7 @@
 import cv2
 import numpy as np
 import pytest
+import simplejpeg
 from pictures import encode, noise, smooth
 from PIL import Image
 from pillow_files import opened, saved, turned
@@ -40,13 +41,15 @@ def jpegs(height, width):
 
 
 @pytest.mark.parametrize('height, width', [(1, 1), (17, 9), (50, 70)])
-def test_a_box_is_cut_from_the_whole(height, width, monkeypatch):
+@pytest.mark.parametrize('library', ['libjpeg-turbo', 'simplejpeg'])
+def test_a_box_is_cut_from_the_whole(height, width, library, monkeypatch):
   """Decoding no more than the box changes no pixel in it."""
   assert turbojpeg._library() is not None
+  if library == 'simplejpeg':
+    monkeypatch.setattr(turbojpeg, '_library', lambda: None)
   for data in jpegs(height, width):
-    with monkeypatch.context() as patch:
-      patch.setattr(turbojpeg, '_library', lambda: None)
-      whole = decode(data)
+    flags = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION
+    whole = cv2.imdecode(np.frombuffer(data, np.uint8), flags)
     rng = np.random.default_rng(0)
     for top in range(height):
       for rows in {1, 2, (height - top + 1) // 2, height - top}:
@@ -76,7 +79,26 @@ def test_only_the_box_is_decoded(monkeypatch):
   part = decode_box(data, lambda y, x: (20, 40, 30, 50))
   assert part.shape == (30, 50, 3)
   assert decode(data).shape == (80, 120, 3)
-  assert asked == [(18, 32, 34, 62), (0, 0, 80, 120)]
+  # To the end of the blocks that hold row 52, where the file is made to end.
+  assert asked == [(18, 32, 64 - 18, 62), (0, 0, 80, 120)]
+
+
+def test_simplejpeg_stops_below_the_box(no_turbojpeg, monkeypatch):
+  """Rows are decoded to the end of the box's blocks, and not beyond."""
+  shapes, decode_jpeg = [], simplejpeg.decode_jpeg
+
+  def spy(data, colors, buffer):
+    shapes.append(buffer.shape)
+    return decode_jpeg(data, colors, buffer=buffer)
+
+  monkeypatch.setattr(simplejpeg, 'decode_jpeg', spy)
+  data = encode(smooth(80, 120), '.jpg')
+  decode_box(data, lambda y, x: (20, 40, 30, 50))
+  progressive = saved(
+    Image.fromarray(smooth(80, 120)), 'JPEG', progressive=True
+  )
+  decode_box(progressive, lambda y, x: (20, 40, 30, 50))
+  assert shapes == [(64, 120, 3), (80, 120, 3)]
 
 
 @pytest.mark.parametrize('orientation', [3, 6])
@@ -96,7 +118,7 @@ def test_boxes_are_of_the_upright_image(orientation):
 
 @pytest.mark.parametrize('orientation', [1, 3, 6])
 def test_orientation_without_turbojpeg(no_turbojpeg, orientation):
-  """OpenCV alone does the same, and turns nothing twice."""
+  """simplejpeg does the same, and nothing is turned twice."""
   data = turned('JPEG', orientation)
   np.testing.assert_array_equal(decode(data), opened(data))
 
@@ -128,14 +150,93 @@ def test_bytes_after_the_end_do_not_matter():
   np.testing.assert_array_equal(decode(data + bytes(100)), decode(data))
 
 
+def cut(data, share):
+  """A JPEG cut short by a program that closes what it writes."""
+  return data[: int(share * len(data))] + b'\xff\xd9'
+
+
+@pytest.fixture(params=['libjpeg-turbo', 'simplejpeg'])
+def library(request, monkeypatch):
+  """With libjpeg-turbo's own library, and without."""
+  if request.param == 'simplejpeg':
+    monkeypatch.setattr(turbojpeg, '_library', lambda: None)
+
+
+KINDS = {
+  'baseline': (Image.fromarray(noise(80, 64)), {}),
+  'progressive': (Image.fromarray(noise(80, 64)), {'progressive': True}),
+  'grey': (Image.fromarray(noise(80, 64, 0)), {}),
+  'by OpenCV': (Image.fromarray(noise(80, 64, 4), 'CMYK'), {}),
+}
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_a_cut_jpeg_with_its_end_marker(library, kind):
+  """What libjpeg would paint grey is a bad record, in every decoder."""
+  image, settings = KINDS[kind]
+  data = saved(image, 'JPEG', **settings)
+  decode(data)
+  for share in (0.5, 0.7, 0.9):
+    with pytest.raises(DecodeError, match='premature end'):
+      decode(cut(data, share))
+
+
+def test_a_box_above_the_cut(library):
+  """Its pixels are right: it is used, whatever decodes it; others are not."""
+  data = encode(noise(80, 64), '.jpg')
+  damaged = cut(data, 0.6)
+  part = decode_box(damaged, lambda y, x: (3, 5, 20, 30))
+  np.testing.assert_array_equal(part, decode(data)[3:23, 5:35])
+  with pytest.raises(DecodeError, match='premature end'):
+    decode_box(damaged, lambda y, x: (40, 5, 20, 30))
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_bytes_too_many_do_no_harm(library, kind):
+  """libjpeg warns of them as well, and skips them: cameras pad their files."""
+  image, settings = KINDS[kind]
+  data = saved(image, 'JPEG', **settings)
+  padded = data[:-2] + bytes(9) + data[-2:]
+  np.testing.assert_array_equal(decode(padded), decode(data))
+
+
+@pytest.mark.parametrize('kind', ['JPEG', 'TIFF'])
+def test_no_damaged_header_is_a_traceback(library, kind):
+  """Any byte of it may be anything: an image comes, or a DecodeError."""
+  good = saved(Image.fromarray(smooth(20, 20)), kind)
+  end = good.index(b'\xff\xda') + 12 if kind == 'JPEG' else len(good)
+  for place in range(2, end, 1 if kind == 'JPEG' else 7):
+    for value in (0, 1, 255):
+      data = good[:place] + bytes([value]) + good[place + 1 :]
+      try:
+        assert decode(data).ndim == 3
+      except DecodeError:
+        pass
+  for length in range(0, end - 12, 5):
+    with pytest.raises(DecodeError):
+      decode(good[:length] + (b'\xff\xd9' if kind == 'JPEG' else b''))
+
+
+def test_a_lost_restart_marker(library):
+  """Blocks between two markers are lost; libjpeg says so and goes on."""
+  image = Image.fromarray(noise(80, 64))
+  data = saved(image, 'JPEG', restart_marker_blocks=3)
+  at = data.index(b'\xff\xd1')
+  with pytest.raises(DecodeError, match='damaged'):
+    decode(data[:at] + data[data.index(b'\xff\xd3') :])
+
+
 def test_damage_is_judged_alike_with_turbojpeg_and_without(monkeypatch):
-  """Which records are bad does not depend on an optional package."""
+  """Which records are bad does not depend on an optional package.
+
+  A box is judged down to its lower edge, and all of a damaged file is.
+  """
   good = encode(smooth(64, 64), '.jpg')
   rng = np.random.default_rng(0)
 
   def outcome(data):
     try:
-      return decode(data)
+      return decode_box(data, lambda y, x: (y // 8, x // 8, y // 2, x // 2))
     except DecodeError:
       return np.zeros(0)
 

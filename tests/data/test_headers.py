@@ -6,6 +6,7 @@ import struct
 import cv2
 import numpy as np
 import pytest
+import simplejpeg
 from pictures import encode, noise
 from PIL import Image
 
@@ -30,7 +31,8 @@ SIZES = [(1, 1), (3, 700), (300, 2)]
 @pytest.mark.parametrize(
   'kind, settings',
   [
-    *(('PNG', {}), ('GIF', {}), ('BMP', {}), ('WEBP', {})),
+    *(('PNG', {}), ('GIF', {}), ('BMP', {}), ('WEBP', {}), ('TIFF', {})),
+    ('TIFF', {'big_tiff': True}),
     ('WEBP', {'lossless': True}),
     ('WEBP', {'exif': b'Exif\0\0II*\0\x08\0\0\0\0\0'}),  # with features
   ],
@@ -85,9 +87,14 @@ def webp_bomb(side):
   return start + 2 * side + bytes(20)
 
 
-@pytest.mark.parametrize(
-  'bomb', [png_bomb, jpeg_bomb, gif_bomb, bmp_bomb, webp_bomb]
-)
+def tiff_bomb(side):
+  return tiff('<', (256, side), (257, side))
+
+
+BOMBS = [png_bomb, jpeg_bomb, gif_bomb, bmp_bomb, webp_bomb, tiff_bomb]
+
+
+@pytest.mark.parametrize('bomb', BOMBS)
 def test_bombs_reach_no_decoder(bomb, monkeypatch):
   """A small file that claims 60,000 x 60,000 pixels is refused unread."""
 
@@ -97,6 +104,7 @@ def test_bombs_reach_no_decoder(bomb, monkeypatch):
   injected('a decompression bomb')
   monkeypatch.setattr(cv2, 'imdecode', explode)
   monkeypatch.setattr(turbojpeg, 'decode_box', explode)
+  monkeypatch.setattr(simplejpeg, 'decode_jpeg', explode)
   with pytest.raises(DecodeError, match='60000 x 60000 pixels; allowed'):
     decode(bomb(60_000))
 

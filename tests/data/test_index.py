@@ -14,7 +14,11 @@ from vit_jax.errors import UserError
 
 
 def record(payload):
-  return struct.pack('<QI', len(payload), 0) + payload + b'....'
+  length = struct.pack('<Q', len(payload))
+  checksums = [
+    struct.pack('<I', tfrecord._masked(x)) for x in (length, payload)
+  ]
+  return length + checksums[0] + payload + checksums[1]
 
 
 def write_shards(folder, counts):

@@ -76,7 +76,7 @@ MEANINGS = [
   ('timm', 'solarize', 0.25, [ops.solarize(IMAGE, 192)]),
   ('timm', 'solarize_add', 0.5, [ops.solarize_add(IMAGE, 55)]),
   ('authors', 'rotate', 1.0, both(ops.rotate, 30)),
-  ('authors', 'translate_y', 0.1, both(ops.translate_y, 10)),
+  ('authors', 'translate_y', 0.1, both(ops.translate_y, 20 * 10 / 224)),
   ('authors', 'brightness', 0.0, [ops.brightness(IMAGE, 0.1)]),
   ('authors', 'brightness', 1.0, [ops.brightness(IMAGE, 1.9)]),
   ('authors', 'posterize', 0.5, [ops.posterize(IMAGE, 2)]),
@@ -95,6 +95,33 @@ def test_meaning_of_levels(policy, name, level, results):
     assert sum(same) == 1
     counts[same.index(True)] += 1
   assert min(counts) >= 60 / len(results) - 5 * np.sqrt(15)
+
+
+@pytest.mark.parametrize('side', [32, 64, 224])
+def test_authors_leave_something_of_small_images(side):
+  """What is grey afterwards is a share of the image, not of 224 pixels."""
+  image = np.full((side, side, 3), 255, np.uint8)
+  rng, grey = np.random.default_rng(0), (128, 128, 128)
+  for name in ('translate_x', 'translate_y', 'cut_out'):
+    for _ in range(50):
+      changed = policies.AUTHORS[name](image, 1.0, rng)
+      lost = (changed == grey).all(-1).mean()
+      assert 0 < lost < 0.5
+      if name != 'cut_out':
+        assert lost == pytest.approx(100 / 224, abs=1 / side)
+
+
+def test_authors_at_their_own_size():
+  """At 224 pixels the numbers are those of their code."""
+  image, rng = noise(224, 224), np.random.default_rng(0)
+  moved = policies.AUTHORS['translate_x'](image, 1.0, rng)
+  assert any(
+    np.array_equal(moved, ops.translate_x(image, sign * 100))
+    for sign in (1, -1)
+  )
+  white = np.full((224, 224, 3), 255, np.uint8)
+  cut = [policies.AUTHORS['cut_out'](white, 1.0, rng) for _ in range(50)]
+  assert max((c == 128).all(-1).sum() for c in cut) == 80 * 80
 
 
 def test_authors_apply_every_operation(monkeypatch):

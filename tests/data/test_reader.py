@@ -9,7 +9,7 @@ import pytest
 from numbered import AUGMENT, PLAIN, Numbered, assert_same, mesh_of, train
 
 from vit_jax.data import stream
-from vit_jax.data.reader import Reader
+from vit_jax.data.reader import BadShare, Reader
 from vit_jax.errors import UserError
 
 
@@ -100,6 +100,48 @@ def test_reading_ahead_is_bounded():
       time.sleep(0.3)
   # Two on the devices, one waiting to get there, prefetch + 1 on the host.
   assert 8 <= count <= 8 * (2 + 1 + 3)
+
+
+def counts(bad, rows, hosts):
+  """What the step sums over hosts with every `bad`-th of their rows bad."""
+  return sum(sum(i % bad == 0 for i in range(rows)) for _ in range(hosts))
+
+
+@pytest.mark.parametrize('hosts', [1, 4])
+def test_the_bad_share_is_of_all_processes(hosts):
+  """However many share the rows, the run ends at the same number."""
+  share, met = BadShare(0.05, 1000), 0
+  rows = 40 // hosts
+  with pytest.raises(UserError, match='max_bad_share=0.05 allows') as error:
+    for _ in range(100):
+      bad = counts(10, rows, hosts)
+      met += bad
+      share.add(bad, 40)
+  assert 50 < met <= 50 + 8 and f'{met} times' in str(error.value)
+
+
+def test_the_bad_share_of_many_epochs():
+  """A record that is bad is met in each; that makes no more of them."""
+  share = BadShare(0.1, 100)
+  for _ in range(200):
+    share.add(5, 50)
+  with pytest.raises(UserError):
+    for _ in range(200):
+      share.add(10, 50)
+  one = BadShare(0.001, 100)  # less than one record: one is let pass
+  for epoch in range(20):
+    one.add(epoch % 2, 50)
+    one.add(1 - epoch % 2, 50)
+  with pytest.raises(UserError):
+    one.add(2, 50)
+  BadShare(1.0, 10).add(1000, 10)
+
+
+@pytest.mark.parametrize('share', [-0.1, 1.01, 40, float('nan')])
+def test_impossible_shares(share):
+  """A share is not a number of records, nor per cent."""
+  with pytest.raises(UserError, match='max_bad_share is .* allowed: 0 to 1'):
+    Reader(max_bad_share=share)
 
 
 @pytest.mark.parametrize('settings', [dict(threads=-1), dict(prefetch=0)])

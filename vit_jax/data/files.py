@@ -13,8 +13,8 @@ from vit_jax.data.transforms import DecodeError
 from vit_jax.errors import UserError
 from vit_jax.storage import is_remote
 
-IMAGES = tuple(  # endings of what OpenCV decodes
-  '.jpg .jpeg .jpe .png .webp .bmp .tif .tiff .ppm .pgm .jp2'.split()
+IMAGES = tuple(  # endings of what `decode` knows
+  '.jpg .jpeg .jpe .jfif .png .gif .bmp .webp .tif .tiff'.split()
 )
 
 

@@ -7,8 +7,15 @@ from typing import NamedTuple
 _BARE = frozenset({0x01, *range(0xD0, 0xD9)})  # without a segment
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _SCAN, _END, _EXIF = 0xDA, 0xD9, 0xE1
-_ORDINARY = (0xC0, 0xC1, 0xC2)  # baseline, extended, progressive
-_ORIENTATION = 0x0112  # EXIF tag
+_APPLICATIONS = range(0xE0, 0xF0)
+_PROGRESSIVE = 0xC2
+_ORDINARY = (0xC0, 0xC1, _PROGRESSIVE)  # baseline, extended
+
+
+# Tags of TIFF, and so of EXIF; the types of numbers of 2 and 4 bytes.
+_WIDTH, _HEIGHT, _ORIENTATION = 256, 257, 274
+_SHORT, _LONG = 3, 4
+_TIFF = (b'II*\0', b'II+\0', b'MM\0*', b'MM\0+')
 
 
 class DecodeError(ValueError):
@@ -23,6 +30,8 @@ class Jpeg(NamedTuple):
     width: as stored, pixels.
     height_at: where the file states its height (two bytes).
     ordinary: Huffman-coded 8-bit greyscale or three colours.
+    one_scan: all colours come together, from the top down.
+    block_height: of the coded blocks that belong together, pixels.
     orientation: EXIF's, 1 (upright) to 8; from 5 on the sides are swapped.
   """
 
@@ -30,6 +39,8 @@ class Jpeg(NamedTuple):
   width: int
   height_at: int
   ordinary: bool
+  one_scan: bool
+  block_height: int
   orientation: int
 
 
@@ -67,32 +78,63 @@ def jpeg(data: bytes) -> Jpeg:
   if data.rfind(b'\xff\xd9', at) < 0:
     raise DecodeError('cut short: a JPEG without its end marker')
   bits, height, width, colors = struct.unpack_from('>BHHB', data, frame + 4)
-  ordinary = data[frame + 1] in _ORDINARY and bits == 8 and colors in (1, 3)
-  return Jpeg(height, width, frame + 5, ordinary, orientation)
+  kind = data[frame + 1]
+  # Each colour: its number, its samples across and down (4 bits each), a table.
+  samples = data[frame + 11 : frame + 10 + 3 * colors : 3]
+  return Jpeg(
+    height,
+    width,
+    height_at=frame + 5,
+    ordinary=kind in _ORDINARY and bits == 8 and colors in (1, 3),
+    one_scan=kind != _PROGRESSIVE and data[at + 4 : at + 5] == bytes([colors]),
+    block_height=8 * max([1, *(number & 15 for number in samples)]),
+    orientation=orientation,
+  )
+
+
+def without_applications(data: bytes) -> bytes:
+  """A JPEG without what applications wrote, which decoders may warn of."""
+  parts, at = [data[:2]], 2
+  while at + 4 <= len(data) and data[at] == 0xFF and data[at + 1] != _SCAN:
+    stop = at + 2 + int.from_bytes(data[at + 2 : at + 4], 'big')
+    if data[at + 1] not in _APPLICATIONS:
+      parts.append(data[at:stop])
+    at = stop
+  return b''.join([*parts, data[at:]])
 
 
 def exif_orientation(tiff: bytes) -> int:
   """The orientation in EXIF's TIFF structure: 1 to 8, 1 if not stated."""
+  value = _tiff_tags(tiff).get(_ORIENTATION, 1)
+  return value if 1 <= value <= 8 else 1
+
+
+def _tiff_tags(tiff: bytes) -> dict[int, int]:
+  """The first directory of a TIFF or BigTIFF: first value of each tag."""
   if tiff[:2] not in (b'II', b'MM'):
-    return 1
+    return {}
 
-  def number(start: int, stop: int) -> int:
+  def number(start: int, size: int) -> int:
     order = 'little' if tiff[:1] == b'I' else 'big'
-    return int.from_bytes(tiff[start:stop], order)
+    return int.from_bytes(tiff[start : start + size], order)
 
-  first = number(4, 8)
-  for entry in range(number(first, first + 2)):
-    at = first + 2 + 12 * entry
-    if at + 12 > len(tiff):
+  big = number(2, 2) == 43
+  # Bytes of: an offset, the number of entries, an entry, what is before its
+  # value.
+  offset, count, entry, before = (8, 8, 20, 12) if big else (4, 2, 12, 8)
+  first, tags = number(offset, offset), {}
+  for i in range(number(first, count)):
+    at = first + count + entry * i
+    if at + entry > len(tiff):
       break
-    if number(at, at + 2) == _ORIENTATION:
-      value = number(at + 8, at + 10)
-      return value if 1 <= value <= 8 else 1
-  return 1
+    size = {_SHORT: 2, _LONG: 4}.get(number(at + 2, 2))
+    if size:
+      tags.setdefault(number(at, 2), number(at + before, size))
+  return tags
 
 
 def stated_size(data: bytes) -> tuple[int, int]:
-  """(height, width) of a PNG, GIF, BMP or WebP file, as stored, pixels.
+  """(height, width) of a PNG, GIF, BMP, WebP or TIFF file, as stored, pixels.
 
   Raises:
     DecodeError: cut short in its header, or no file of these formats.
@@ -108,8 +150,11 @@ def stated_size(data: bytes) -> tuple[int, int]:
     width, height = struct.unpack_from('<HH' if old else '<ii', data, 18)
   elif data[:4] == b'RIFF' and data[8:15] == b'WEBPVP8':
     return _webp_size(data)
+  elif data[:4] in _TIFF:
+    tags = _tiff_tags(data)
+    width, height = tags.get(_WIDTH, 0), tags.get(_HEIGHT, 0)
   else:
-    raise DecodeError('not a JPEG, PNG, GIF, BMP or WebP file')
+    raise DecodeError('not a JPEG, PNG, GIF, BMP, WebP or TIFF file')
   return abs(height), width  # a negative height: stored from the top down
 
 

@@ -79,10 +79,7 @@ def load(
     UserError: no such shard, a shard that was cut short, a wrong
       `on_bad_shard`, or what `scan` raises.
   """
-  if on_bad_shard not in ('error', 'skip'):
-    raise UserError(
-      f"source.on_bad_shard is {on_bad_shard!r}; allowed: 'error', 'skip'."
-    )
+  check_policy(on_bad_shard)
   stamp = stamps(paths)
   places = cache_places(paths, f'{kind}.npz')
   found = next(filter(None, (_cached(place, stamp) for place in places)), None)
@@ -100,6 +97,14 @@ def load(
         'take the records before.'
       )
   return found
+
+
+def check_policy(on_bad_shard: str) -> None:
+  """Raises UserError unless it is 'error' or 'skip'."""
+  if on_bad_shard not in ('error', 'skip'):
+    raise UserError(
+      f"source.on_bad_shard is {on_bad_shard!r}; allowed: 'error', 'skip'."
+    )
 
 
 def stamps(paths: Sequence[str]) -> Int[np.ndarray, 'shards 2']:

@@ -15,6 +15,7 @@ Op = Callable[[Image, float, np.random.Generator], Image]
 
 _MAX_LEVEL = 10.0
 _LEVEL_NOISE = 0.5  # of timm's magnitudes, standard deviation
+_AUTHORS_SIDE = 224  # pixels of the images that their code was written for
 _JITTER = (ops.brightness, ops.contrast, ops.color)
 
 
@@ -31,10 +32,12 @@ def _signed(op: Callable[[Image, float], Image], largest: float) -> Op:
   return lambda image, level, rng: op(image, _sign(rng) * level * largest)
 
 
-def _relative(op: Callable[[Image, float], Image], axis: int) -> Op:
-  """Up to ±45 % of the image's length along an axis."""
+def _relative(
+  op: Callable[[Image, float], Image], axis: int, largest: float
+) -> Op:
+  """Up to ±`largest` of the image's length along an axis."""
   return lambda image, level, rng: op(
-    image, _sign(rng) * level * 0.45 * image.shape[axis]
+    image, _sign(rng) * level * largest * image.shape[axis]
   )
 
 
@@ -52,7 +55,8 @@ def _rising(op: Callable[[Image, float], Image]) -> Op:
 
 def _cut_out(image: Image, level: float, rng: np.random.Generator) -> Image:
   y, x = rng.integers(image.shape[0]), rng.integers(image.shape[1])
-  return ops.cut_out(image, int(y), int(x), int(40 * level))
+  radius = 40 * level * min(image.shape[:2]) / _AUTHORS_SIDE
+  return ops.cut_out(image, int(y), int(x), int(radius))
 
 
 _SHARED: dict[str, Op] = {
@@ -83,18 +87,21 @@ TIMM: dict[str, Op] = {
   'solarize': lambda image, level, rng: ops.solarize(
     image, 256 - int(256 * level)
   ),
-  'translate_x': _relative(ops.translate_x, axis=1),
-  'translate_y': _relative(ops.translate_y, axis=0),
+  'translate_x': _relative(ops.translate_x, 1, 0.45),
+  'translate_y': _relative(ops.translate_y, 0, 0.45),
 }
 # 16 operations of the RandAugment authors' code. There higher magnitudes make
 # posterize and solarize weaker and brighten rather than darken; that is theirs.
+# Not theirs: they move by up to 100 pixels and cut out 80, whatever the size,
+# and images of 32 pixels often end up all grey. Here both are shares of the
+# size, equal to theirs at 224 pixels.
 AUTHORS: dict[str, Op] = {
   **_SHARED,
   **{name: _rising(op) for name, op in _ENHANCE.items()},
   'posterize': lambda image, level, rng: ops.posterize(image, int(4 * level)),
   'solarize': lambda image, level, rng: ops.solarize(image, int(256 * level)),
-  'translate_x': _signed(ops.translate_x, 100.0),  # pixels
-  'translate_y': _signed(ops.translate_y, 100.0),
+  'translate_x': _relative(ops.translate_x, 1, 100 / _AUTHORS_SIDE),
+  'translate_y': _relative(ops.translate_y, 0, 100 / _AUTHORS_SIDE),
   'cut_out': _cut_out,
 }
 
@@ -112,7 +119,8 @@ class RandAugment:
 
   Deviations: geometry is bilinear (timm draws bilinear or bicubic, the authors
   take the nearest pixel); the authors' contrast fades to a constant that by an
-  oversight depends on the number of pixels, here to the mean grey.
+  oversight depends on the number of pixels, here to the mean grey; their
+  translations and cut-outs are in pixels, here in shares of the size.
 
   Reference: Cubuk et al., arXiv 1909.13719.
   """

@@ -56,6 +56,11 @@ class Reader:
       raise UserError(
         f'reader.on_bad_record is {self.on_bad_record!r}; allowed: {POLICIES}.'
       )
+    if not 0 <= self.max_bad_share <= 1:
+      raise UserError(
+        f'reader.max_bad_share is {self.max_bad_share}; allowed: 0 to 1, the '
+        'share of the data set that may be bad.'
+      )
 
   def loader(self, source: Any, transform: Any, seed: int) -> Loader:
     """What loads examples of a source under this reader's policy."""
@@ -103,8 +108,40 @@ def _free_bytes() -> int | None:
     return None
 
 
+class BadShare:
+  """Judges how much of a training's data is bad, over all processes.
+
+  Every process counts what the step summed over the global batch, so all come
+  to the same end at the same step.
+  """
+
+  def __init__(self, max_share: float, num_examples: int):
+    self._max = max_share
+    self._examples = num_examples
+    self._bad = self._rows = 0
+
+  def add(self, bad: int, rows: int) -> None:
+    """Takes in a batch: bad records met, and rows.
+
+    Raises:
+      UserError: more than the allowed share, of the whole data set in the
+        first epoch and of what was read after it; one an epoch is let pass.
+    """
+    self._bad, self._rows = self._bad + bad, self._rows + rows
+    epochs = -(-self._rows // self._examples)
+    # Each bad record met is one more that was read: it got a replacement.
+    read = epochs * self._examples + self._bad
+    if self._bad > max(self._max * read, epochs):
+      raise UserError(
+        f'{self._bad} times in {self._rows} rows a record of the training data '
+        'could not be used (on all processes together, since the start), more '
+        f'than reader.max_bad_share={self._max} allows of '
+        f'{self._examples} examples. events.jsonl lists them.'
+      )
+
+
 class BadRecords:
-  """The bad records of one source met so far, each once."""
+  """The bad records of one source that this process met, each once."""
 
   def __init__(
     self,
@@ -164,7 +201,7 @@ def host_batches(
 
   def finish(batch: Any, futures: list[Future]) -> HostBatch:
     for future in futures:
-      bad.add(future.result())
+      bad.add(pool.result(future))
     return pool.collect(batch)
 
   pending: collections.deque[tuple[Any, list[Future]]] = collections.deque()

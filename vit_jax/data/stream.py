@@ -116,7 +116,12 @@ def _stream(
 ) -> Stream:
   local = len(rows.rows)
   reader.check_memory(loader, local)
-  bad = BadRecords(loader.source, reader.max_bad_share, report)
+  # Over several processes a training is judged as a whole (`BadShare`): one
+  # that ends alone would leave the others waiting.
+  alone = jax.process_count() == 1 or 'replaced' not in keys
+  bad = BadRecords(
+    loader.source, reader.max_bad_share if alone else 1.0, report
+  )
   batches = host_batches(shares, loader, reader, bad, local)
   return Stream(
     batches, lambda batch: {key: rows.to_global(batch[key]) for key in keys}

@@ -1,8 +1,9 @@
 """TFRecord files and the tf.train.Example in them, without TensorFlow.
 
 A record is: uint64 length, uint32 checksum of it, payload, uint32 checksum of
-that, all little-endian. The checksums (CRC-32C) are not verified: a damaged
-length leads to a place that is no record, a damaged image fails to decode.
+that, all little-endian. Both checksums are verified: the length's when a file
+is indexed, since a wrong one leads to places that are no records, and both when
+a record is read, in some .01 ms for 100 kB.
 """
 
 import array
@@ -10,6 +11,7 @@ import os
 import struct
 from typing import Any
 
+import google_crc32c
 import numpy as np
 from etils import epath
 from google.protobuf.message import DecodeError as ProtoError
@@ -20,7 +22,9 @@ from vit_jax.data.transforms import DecodeError
 
 _PROTO: Any = tf_example_pb2  # made by protoc, unknown to type checkers
 _HEADER = struct.Struct('<QI')
-_FOOTER = 4  # bytes
+_FOOTER = struct.Struct('<I')
+BEFORE = _HEADER.size  # bytes in front of a payload
+AROUND = BEFORE + _FOOTER.size  # bytes of a record besides its payload
 
 
 def scan(path: str) -> index.Scan:
@@ -53,18 +57,49 @@ def _scan(read: Any, file_size: int) -> index.Scan:
   while start < file_size:
     header = read(_HEADER.size, start)
     payload = start + _HEADER.size
-    size = _HEADER.unpack(header)[0] if len(header) == _HEADER.size else 2**32
-    if size >= 2**32 or payload + size + _FOOTER > file_size:
+    size = _size(header)
+    stop = payload + (size or 0) + _FOOTER.size
+    if size is None or size >= 2**32 or stop > file_size:
       cut = start
       break
     offsets.append(payload)
     sizes.append(size)
-    start = payload + size + _FOOTER
+    start = stop
   columns = {
     'offset': np.array(offsets, np.int64),
     'size': np.array(sizes, np.uint32),
   }
   return index.Scan(columns, cut)
+
+
+def _size(header: bytes) -> int | None:
+  """The length that a header states, None if it is cut short or damaged."""
+  if len(header) < _HEADER.size:
+    return None
+  size, checksum = _HEADER.unpack(header)
+  return size if checksum == _masked(header[:8]) else None
+
+
+def _masked(data: bytes) -> int:
+  """The CRC-32C of some bytes, rotated and shifted as the format wants it."""
+  crc = google_crc32c.value(data)
+  return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def payload(record: bytes) -> bytes:
+  """What a whole record holds.
+
+  Args:
+    record: from its length to its last checksum.
+
+  Raises:
+    DecodeError: a checksum does not match.
+  """
+  size, data = _size(record[:BEFORE]), record[BEFORE : -_FOOTER.size]
+  [checksum] = _FOOTER.unpack(record[-_FOOTER.size :])
+  if size != len(data) or checksum != _masked(data):
+    raise DecodeError('damaged: its CRC-32C does not match')
+  return data
 
 
 def example(record: bytes, image_key: str, label_key: str) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Boxes of JPEG files, decoded without the rest, by libjpeg-turbo 3.
 
-The library is the one that the package `turbojpeg` brings along, or the
-system's. It is optional: without it OpenCV decodes whole images, to the same
-pixels in more time.
+The library is the system's, or the one that the package `turbojpeg` brings
+along. It is optional: without it `data/jpeg.py` decodes everything above the
+box as well, to the same pixels in more time.
 """
 
 import ctypes
@@ -11,7 +11,7 @@ import functools
 import importlib.util
 import pathlib
 import threading
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import UInt8
@@ -29,9 +29,21 @@ class _Region(ctypes.Structure):
   _fields_ = [(name, ctypes.c_int) for name in ('x', 'y', 'width', 'height')]
 
 
+class Decoded(NamedTuple):
+  """What a library makes of a box.
+
+  Attributes:
+    pixels: RGB.
+    warning: libjpeg's first, '' if there is none.
+  """
+
+  pixels: UInt8[np.ndarray, 'y x 3']
+  warning: str
+
+
 def decode_box(
   data: bytes, height: int, width: int, box: tuple[int, int, int, int]
-) -> UInt8[np.ndarray, 'y x 3'] | None:
+) -> Decoded | None:
   """RGB pixels of a box of a baseline or progressive JPEG.
 
   Args:
@@ -57,17 +69,21 @@ def decode_box(
   block = _BLOCK_WIDTHS[subsampling]
   left = max(x - _COLUMNS_BESIDE, 0) // block * block
   right = min(x + columns + _COLUMNS_BESIDE, width)
-  top, bottom = max(y - _ROWS_BESIDE, 0), min(y + rows + _ROWS_BESIDE, height)
-  region = _Region(left, top, right - left, bottom - top)
+  top = max(y - _ROWS_BESIDE, 0)
+  # To the end, or libjpeg would not judge what is there.
+  region = _Region(left, top, right - left, height - top)
   if library.tj3SetCroppingRegion(handle, region):
     return None
-  pixels = np.empty((bottom - top, right - left, 3), np.uint8)
+  pixels = np.empty((height - top, right - left, 3), np.uint8)
   failed = library.tj3Decompress8(
     handle, data, len(data), pixels.ctypes.data, 0, _RGB
   )
   if failed and library.tj3GetErrorCode(handle) == _FATAL:
-    return None  # what libjpeg only warns of, OpenCV lets pass
-  return pixels[y - top : y - top + rows, x - left : x - left + columns]
+    return None
+  warning = library.tj3GetErrorStr(handle).decode() if failed else ''
+  return Decoded(
+    pixels[y - top : y - top + rows, x - left : x - left + columns], warning
+  )
 
 
 @functools.cache
@@ -89,8 +105,10 @@ def _library() -> Any:
           *(ctypes.c_void_p, ctypes.c_int, ctypes.c_int),
         ],
         'tj3GetErrorCode': [handle],
+        'tj3GetErrorStr': [handle],
       }.items():
         getattr(library, name).argtypes = arguments
+      library.tj3GetErrorStr.restype = ctypes.c_char_p
       return library
     except (OSError, AttributeError):  # none, or an older version
       continue
@@ -98,13 +116,13 @@ def _library() -> Any:
 
 
 def _paths() -> list[str]:
+  system = ctypes.util.find_library('turbojpeg')
+  paths = [system] if system else []
   package = importlib.util.find_spec('turbojpeg')
-  paths = []
   if package is not None and package.origin:
     folder = pathlib.Path(package.origin).parent / 'turbojpeg.libs'
     paths += map(str, sorted(folder.glob('libturbojpeg*')))
-  system = ctypes.util.find_library('turbojpeg')
-  return [*paths, system] if system else paths
+  return paths
 
 
 _local = threading.local()  # a decompressor is for one thread

@@ -5,18 +5,15 @@ records are found once and cached (`data/index.py`). Examples and their order
 are TFDS's own in both.
 """
 
-import bisect
-import itertools
 import os
 import re
 from typing import Any
 
 import tensorflow_datasets as tfds
-from array_record.python import array_record_data_source
 from etils import epath
 
 from vit_jax import plugins, storage
-from vit_jax.data import files, fingerprint, index, splits, tfrecord
+from vit_jax.data import fingerprint, records, splits, tfrecord
 from vit_jax.data.builders import digits
 from vit_jax.errors import UserError, closest
 
@@ -55,8 +52,9 @@ class Source:
         ~/tensorflow_datasets.
       image_key: name of the image feature.
       label_key: name of the label feature.
-      on_bad_shard: of tfrecord files that were cut short: 'error', or 'skip'
-        to take the complete records before the cut.
+      on_bad_shard: of files that were cut short: 'error', or 'skip' to take the
+        complete records before the cut (tfrecord) or none of the file
+        (array_record, whose index is at its end).
 
     Raises:
       UserError: not prepared, no such split or feature, another format, or
@@ -140,100 +138,13 @@ def _open(info: Any, dataset: str, split: str, on_bad_shard: str) -> Any:
   if not wanted or any(part.take < 1 for part in wanted):
     raise splits.bad_spec(split, lengths, 'has a part without examples')
   if chosen == 'array_record':
-    return _ArrayRecords(wanted)
+    return records.ArrayRecords(wanted, on_bad_shard)
   shards = [
     [os.fspath(path) for path in part.filepaths]
     for part in info.splits.values()
   ]
   counts = [part.shard_lengths for part in info.splits.values()]
-  return _TFRecords(wanted, shards, counts, on_bad_shard)
-
-
-class _ArrayRecords:
-  """Records of array_record files, which hold their own index."""
-
-  def __init__(self, instructions: list[Any]):
-    self._source = array_record_data_source.ArrayRecordDataSource(instructions)
-    self._parts = [(part.filename, part.skip) for part in instructions]
-    self._ends = list(itertools.accumulate(part.take for part in instructions))
-
-  def __len__(self) -> int:
-    return len(self._source)
-
-  def read(self, index: int) -> bytes:
-    return self._source[index]
-
-  def where(self, index: int) -> str:
-    number = bisect.bisect_right(self._ends, index)
-    path, skip = self._parts[number]
-    before = self._ends[number - 1] if number else 0
-    return f'{path}, record {skip + index - before}'
-
-
-class _TFRecords:
-  """Records of tfrecord files, by an offset index."""
-
-  def __init__(
-    self,
-    instructions: list[Any],
-    shards: list[list[str]],
-    counts: list[list[int]],
-    on_bad_shard: str,
-  ):
-    """Indexes every split of which something is wanted.
-
-    Args:
-      instructions: of TFDS: file name, records to skip and to take.
-      shards: files of each split.
-      counts: records of each file, as TFDS noted them.
-      on_bad_shard: see `index.load`.
-    """
-    wanted = {part.filename for part in instructions}
-    found = {}
-    for paths, expected in zip(shards, counts, strict=True):
-      if wanted.isdisjoint(paths):
-        continue
-      whole = index.load(
-        paths, 'tfrecord', tfrecord.scan, on_bad_shard=on_bad_shard
-      )
-      for path, count, columns, cut in zip(
-        paths, expected, whole.shards, whole.cuts, strict=True
-      ):
-        found[path] = columns
-        _check_count(path, len(columns['offset']), count, cut)
-    self._files = files.Files([part.filename for part in instructions])
-    self._parts = []
-    for part in instructions:
-      rows = slice(part.skip, part.skip + part.take)
-      columns = found[part.filename]
-      self._parts.append((columns['offset'][rows], columns['size'][rows]))
-    lengths = (len(offsets) for offsets, _ in self._parts)
-    self._ends = list(itertools.accumulate(lengths))
-
-  def __len__(self) -> int:
-    return self._ends[-1]
-
-  def read(self, index: int) -> bytes:
-    return self._files.read(*self._find(index))
-
-  def where(self, index: int) -> str:
-    number, offset, _ = self._find(index)
-    return f'{self._files.paths[number]} @ {offset}'
-
-  def _find(self, index: int) -> tuple[int, int, int]:
-    """(file, offset, size)."""
-    number = bisect.bisect_right(self._ends, index)
-    row = index - (self._ends[number - 1] if number else 0)
-    offsets, sizes = self._parts[number]
-    return number, int(offsets[row]), int(sizes[row])
-
-
-def _check_count(path: str, found: int, expected: int, cut: int) -> None:
-  if found > expected or (found < expected and cut == index.WHOLE):
-    raise UserError(
-      f'{path} holds {found} records and dataset_info.json says {expected}: '
-      'they are not of one preparation. Prepare or copy the data set again.'
-    )
+  return records.TFRecords(wanted, shards, counts, on_bad_shard)
 
 
 def _version_dir(root: epath.Path, dataset: str) -> epath.Path:

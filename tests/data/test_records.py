@@ -1,0 +1,158 @@
+"""Damaged TFDS shards: noticed when opened or read, and by their name."""
+
+import pathlib
+import shutil
+
+import numpy as np
+import pytest
+
+from vit_jax.data import index, tfrecord
+from vit_jax.data.loader import Loader, Share
+from vit_jax.data.sources import tfds
+from vit_jax.data.transforms import DecodeError, EvalTransform
+from vit_jax.errors import UserError
+
+
+@pytest.fixture
+def copy(prepared, tmp_path, monkeypatch):
+  """Copies the data set in one format: (folder, its second training shard)."""
+  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
+
+  def make(kind):
+    folder = tmp_path / kind
+    shutil.copytree(prepared[kind], folder)
+    shutil.rmtree(folder / 'twin/1.0.0' / index.FOLDER, ignore_errors=True)
+    return folder, folder / f'twin/1.0.0/twin-train.{kind}-00001-of-00003'
+
+  return make
+
+
+def open_twin(folder, split='train', **settings):
+  return tfds.Source(split, dataset='twin', data_dir=str(folder), **settings)
+
+
+def flipped(shard, place, bit):
+  """The shard's content with one bit the other way."""
+  content = bytearray(shard.read_bytes())
+  content[place] ^= 1 << bit
+  return bytes(content)
+
+
+def outcome(folder):
+  """The examples, None for the unreadable; or why the split does not open."""
+  try:
+    source = open_twin(folder)
+  except UserError as error:
+    return str(error)
+  examples = []
+  for i in range(len(source)):
+    try:
+      examples.append(source[i])
+    except DecodeError:
+      examples.append(None)
+  return examples
+
+
+@pytest.mark.parametrize('kind', ['tfrecord', 'array_record'])
+def test_no_flipped_bit_changes_an_example(copy, kind):
+  """It is refused when opened, or one record cannot be read, or all are right.
+
+  (array_record has padding, and headers that are there more than once.)
+  """
+  folder, shard = copy(kind)
+  whole, content = outcome(folder), shard.read_bytes()
+  rng, refused, unreadable = np.random.default_rng(0), 0, 0
+  limit = len(content) if kind == 'tfrecord' else 3000
+  for _ in range(60):
+    place, bit = int(rng.integers(limit)), int(rng.integers(8))
+    shard.write_bytes(flipped(shard, place, bit))
+    found = outcome(folder)
+    shard.write_bytes(content)
+    if isinstance(found, str):
+      assert str(shard) in found
+      refused += 1
+      continue
+    differ = [a for a, b in zip(found, whole, strict=True) if a != b]
+    assert not any(differ), 'an example that is another'
+    unreadable += len(differ)
+    assert len(differ) <= (1 if kind == 'tfrecord' else 14)
+  assert unreadable > 20 and (refused > 1 or kind == 'array_record')
+
+
+def test_a_bad_checksum_is_a_bad_record(copy):
+  """Skipped and reported, or the run ends; the others are not touched."""
+  folder, shard = copy('tfrecord')
+  source = open_twin(folder)
+  image = source[20]['image']
+  place = shard.read_bytes().index(image) + len(image) // 2
+  shard.write_bytes(flipped(shard, place, 0))
+  share = Share(np.arange(18, 23), None)
+  transform = EvalTransform((8, 8))
+  loader = Loader(open_twin(folder), transform, 0, 'skip')
+  batch = loader.buffers(5)
+  [bad] = loader.fill(batch, share, 0)
+  assert bad.index == 20 and str(shard) in bad.where
+  assert 'CRC-32C' in bad.reason
+  assert batch['mask'].tolist() == [True, True, False, True, True]
+  strict = Loader(open_twin(folder), transform, 0, 'error')
+  with pytest.raises(UserError, match='example 20 .*CRC-32C does not match'):
+    strict.fill(strict.buffers(5), share, 0)
+
+
+def test_checksums_as_tensorflow_writes_them(prepared):
+  """Of every record of a file that TFDS wrote, and known values."""
+  assert tfrecord._masked(b'') == 0xA282EAD8
+  # RFC 3720, B.4: CRC-32C of 32 zero bytes is 8A9136AA.
+  crc = 0x8A9136AA
+  rotated = (crc >> 15 | crc << 17) & 0xFFFFFFFF
+  assert tfrecord._masked(bytes(32)) == (rotated + 0xA282EAD8) % 2**32
+  source = open_twin(prepared['tfrecord'], 'all')
+  assert len([source[i] for i in range(len(source))]) == 47
+
+
+DAMAGE = {
+  'missing': lambda shard: shard.unlink(),
+  'empty': lambda shard: shard.write_bytes(b''),
+  'cut': lambda shard: shard.write_bytes(shard.read_bytes()[:-1]),
+  'half': lambda shard: shard.write_bytes(shard.read_bytes()[:40_000]),
+  'zeros': lambda shard: shard.write_bytes(bytes(70_000)),
+  'another': lambda shard: shutil.copy(
+    str(shard).replace('00001-of', '00000-of'), shard
+  ),
+}
+
+
+@pytest.mark.parametrize('damage', DAMAGE)
+def test_array_record_shards_without_their_end(copy, damage):
+  """Refused when opened, by name; other splits do not care."""
+  folder, shard = copy('array_record')
+  DAMAGE[damage](shard)
+  with pytest.raises(UserError) as error:
+    open_twin(folder)
+  assert str(shard) in str(error.value) and 'again' in str(error.value)
+  assert len(open_twin(folder, 'test')) == 7
+
+
+@pytest.mark.parametrize('damage', ['empty', 'cut', 'half', 'zeros'])
+def test_array_record_shards_left_out(copy, damage, caplog):
+  """With 'skip' the others are read, and the log names the one that is not."""
+  folder, shard = copy('array_record')
+  whole = outcome(folder)
+  DAMAGE[damage](shard)
+  source = open_twin(folder, on_bad_shard='skip')
+  found = [source[i] for i in range(len(source))]
+  assert found == whole[:13] + whole[27:]
+  assert str(shard) in caplog.text
+  assert source.where(13).endswith('00002-of-00003, record 0')
+  with pytest.raises(UserError, match='no file is whole'):
+    open_twin(folder, 'train[14:20]', on_bad_shard='skip')
+
+
+def test_array_record_damaged_while_it_is_read(copy):
+  """What happens to a file after it was opened makes bad records."""
+  folder, shard = copy('array_record')
+  source = open_twin(folder)
+  pathlib.Path(shard).write_bytes(b'')
+  with pytest.raises(DecodeError, match='cannot be read'):
+    source[20]
+  assert source[0]['image'] and source[39]['image']
