@@ -138,7 +138,7 @@ def number(
       leave open which classes there are.
   """
   names = sorted(text for text in texts if not text.isdecimal())
-  values = {t: _value(t) for t in texts if t.isdecimal()}
+  values = {t: _value(t) for t in sorted(texts) if t.isdecimal()}
   largest = max(values, key=values.__getitem__, default='')
   if known is not None:
     if names or any(key.isdecimal() for key in known.keys):
@@ -189,7 +189,7 @@ def _by_key(
       else text,
       where(text),
     )
-    for text in texts
+    for text in sorted(texts)
   }
 
 

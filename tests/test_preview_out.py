@@ -1,4 +1,4 @@
-"""The command preview."""
+"""Where preview may write its picture."""
 
 import types
 
