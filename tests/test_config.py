@@ -132,6 +132,28 @@ def test_parse_arg():
 
 
 @pytest.mark.parametrize(
+  'arg, path',
+  [
+    ('path=a,b', 'a,b'),
+    ('path=a,b,depth=3', 'a,b'),
+    ('depth=3,path=/x, y/a=b,c', '/x, y/a=b,c'),
+    ('path=a,depth=3,', 'a'),
+  ],
+)
+def test_parse_arg_with_commas(arg, path):
+  """A comma that no key follows belongs to the value."""
+  args = parse_arg(arg, path='', depth=3)
+  assert vars(args) == dict(path=path, depth=3)
+
+
+def test_parse_arg_bare_key():
+  """A key that was left without its value does not join the one before."""
+  for arg in ('path=a,depth', 'path=a,depth,b', 'path=a,dpeth=3'):
+    with pytest.raises(UserError, match='key=value'):
+      parse_arg(arg, path='', depth=3)
+
+
+@pytest.mark.parametrize(
   'arg, words',
   [
     ('dpeth=3', ["'dpeth=3'", "mean 'depth'"]),

@@ -7,6 +7,7 @@ them into the config so that each key can be overridden on the command line.
 """
 
 import json
+import re
 import types
 import typing
 from collections.abc import Callable
@@ -196,6 +197,8 @@ _BOOLEANS = {'true': True, '1': True, 'false': False, '0': False}
 def parse_arg(arg: str | None, **defaults: Any) -> types.SimpleNamespace:
   """Reads a config file's argument, `--config=file.py:key=value,key=value`.
 
+  A comma separates where a key follows, or nothing; others are of the value.
+
   Args:
     arg: the text after the colon, or None.
     **defaults: allowed keys with their defaults, which give the types.
@@ -204,7 +207,8 @@ def parse_arg(arg: str | None, **defaults: Any) -> types.SimpleNamespace:
     UserError: unknown key or a value of another type.
   """
   values = dict(defaults)
-  for part in filter(None, (arg or '').split(',')):
+  comma = rf',(?=\w+=|(?:{"|".join(map(re.escape, defaults))})?(?:,|$))'
+  for part in filter(None, re.split(comma, arg or '')):
     key, equals, text = part.partition('=')
     if key not in defaults or not equals:
       raise UserError(

@@ -4,6 +4,7 @@ python -m vit_jax.preview --config=configs/l16_i21k.py --out=grid.png
 """
 
 import logging
+import os
 import sys
 
 import cv2
@@ -103,6 +104,18 @@ def _grid(tiles: list[np.ndarray]) -> np.ndarray:
   )
 
 
+def _check_place(path: str) -> None:
+  """Raises UserError if no picture can be written there, before it is made."""
+  if not cv2.haveImageWriter(path):
+    raise UserError(
+      f'--out={path} ends in {os.path.splitext(path)[1] or "nothing"!r}, which '
+      'is no kind of picture: give a name that ends in .png or .jpg.'
+    )
+  folder = os.path.dirname(path) or '.'
+  if not os.path.isdir(folder):
+    raise UserError(f'--out={path}: there is no directory {folder}; make it.')
+
+
 def main(arguments: list[str]) -> None:
   """Writes the picture."""
   entry.refuse_arguments(arguments)
@@ -112,6 +125,7 @@ def main(arguments: list[str]) -> None:
       f'--images={values.images} must be positive and '
       f'--start_step={values.start_step} not negative.'
     )
+  _check_place(values.out)
   picture = run(values.config, values.images, values.start_step)
   if not cv2.imwrite(values.out, cv2.cvtColor(picture, cv2.COLOR_RGB2BGR)):
     raise UserError(f'--out={values.out} cannot be written: give a .png path.')

@@ -1,5 +1,6 @@
 """Hugging Face data sets, as the package `datasets` itself writes them."""
 
+import json
 import pathlib
 
 import contract
@@ -98,6 +99,43 @@ def test_parquet(tmp_path, folder, monkeypatch):
   contract.check(open_split(tmp_path), expected, [])
 
 
+def write_parquet(path, labels, **names):
+  """Rows with the labels, and their class names as `datasets` notes them."""
+  image = [contract.png(i) for i in range(len(labels))]
+  labels = pa.array(labels, pa.int64())
+  table = pa.table({'image': pa.array(image, pa.binary()), 'label': labels})
+  about = {'info': {'features': {'label': names}}}
+  table = table.replace_schema_metadata({'huggingface': json.dumps(about)})
+  pa.parquet.write_table(table, path)
+
+
+def test_labels_without_names(tmp_path):
+  """Numbers that cannot be classes, and none at all, are refused."""
+  path = tmp_path / 'train.parquet'
+  write_parquet(path, [0, 10**11])
+  with pytest.raises(UserError, match='label 100000000000.*0 to K-1.*ClassL'):
+    open_split(tmp_path)
+  write_parquet(path, [None, -1])  # as unlabelled splits have them
+  with pytest.raises(UserError, match='no label in any row'):
+    open_split(tmp_path)
+  write_parquet(path, [2, -1], names=None)
+  assert open_split(tmp_path).num_classes == 3
+
+
+def test_files_of_other_classes(tmp_path):
+  """Shards and splits must agree on the names."""
+  write_parquet(tmp_path / 'train-0.parquet', [0, 1], names=['cat', 'dog'])
+  write_parquet(tmp_path / 'test-0.parquet', [0, 1], names=['dog', 'cat'])
+  assert open_split(tmp_path).class_names == ['cat', 'dog']
+  with pytest.raises(UserError, match='the splits of .* different lists'):
+    open_split(tmp_path, 'train+test')
+  (tmp_path / 'test-0.parquet').rename(tmp_path / 'train-1.parquet')
+  with pytest.raises(UserError, match='train-1.parquet and .*train-0.parquet'):
+    open_split(tmp_path)
+  write_parquet(tmp_path / 'train-1.parquet', [0], names=['cat', 'dog'])
+  assert len(open_split(tmp_path)) == 3
+
+
 def test_parquet_that_cannot_be_written_beside(tmp_path, cache_home):
   """The converted file goes to the home; if that fails, it is an error."""
   make(0, 3).to_parquet(tmp_path / 'train.parquet')
@@ -133,8 +171,8 @@ def test_images_that_are_files(tmp_path):
   """A row may hold a path; a file that is gone is a bad record."""
   path = tmp_path / 'image.png'
   path.write_bytes(contract.png(1))
-  rows = [{'image': {'bytes': None, 'path': p}} for p in (str(path), None)]
-  rows = [{**row, 'label': 1} for row in rows]
+  paths = (str(path), None, '../image.png')  # relative to the data set
+  rows = [{'image': {'bytes': None, 'path': p}, 'label': 1} for p in paths]
   saved = tmp_path / 'saved' / 'train.parquet'
   saved.parent.mkdir()
   pa.parquet.write_table(pa.Table.from_pylist(rows), saved)
@@ -142,6 +180,7 @@ def test_images_that_are_files(tmp_path):
   assert source[0] == {'image': contract.png(1), 'label': 1}
   with pytest.raises(DecodeError, match='neither'):
     source[1]
+  assert source[2]['image'] == contract.png(1)
   path.unlink()
   with pytest.raises(DecodeError, match='No such file'):
     source[0]
@@ -153,6 +192,9 @@ def test_wrong_places(tmp_path):
     open_split(tmp_path)
   with pytest.raises(UserError, match='gcsfuse'):
     open_split('gs://bucket/data')
+  for path in ('https://host/data', 'a\0b'):
+    with pytest.raises(UserError, match='source.path is .* a local path'):
+      open_split(path)
   make(0, 4).save_to_disk(tmp_path / 'saved')
   next(pathlib.Path(tmp_path / 'saved').glob('*.arrow')).unlink()
   with pytest.raises(UserError, match='arrow is missing'):

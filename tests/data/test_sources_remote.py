@@ -26,6 +26,8 @@ def test_tar(bucket):
   source = tar.Source('train', path=f'{path}/train-{{1..1}}.tar')
   contract.check(source, images(4, 7), [])
   assert len(list((bucket / 'set' / index.FOLDER).iterdir())) == 2
+  source = tar.Source('train', path=f'{path}/train-*.tar')
+  contract.check(source, images(0, 7), [f'{path}/train-0.tar @ '])
   with pytest.raises(UserError, match='no .tar file'):
     tar.Source('train', path=f'{NAME}/other')
 

@@ -8,7 +8,7 @@ import tarfile
 import contract
 import pytest
 
-from vit_jax.data import index
+from vit_jax.data import index, tarshard
 from vit_jax.data.sources import tar
 from vit_jax.errors import UserError
 
@@ -73,6 +73,9 @@ def test_a_directory(shards):
     ('a-{train-001,train-000}.tar', images(4, 9) + images(0, 4)),
     ('a-train-00{2..2}.tar', images(9, 12)),
     ('a-train-002.tar', images(9, 12)),
+    ('a-train-*.tar', images(0, 12)),
+    ('a-train-00[?]*.tar', ()),
+    ('?-train-00{1,2}.t*', images(4, 12)),
     ('a-{train,val}-{000,0}.tar', None),
   ],
 )
@@ -82,8 +85,38 @@ def test_patterns(shards, pattern, expected):
     with pytest.raises(UserError, match='missing'):
       tar.Source('train', path=f'{shards}/{pattern}')
     return
+  if not expected:  # [ is an ordinary character
+    with pytest.raises(UserError, match='no .tar file is found'):
+      tar.Source('train', path=f'{shards}/{pattern}')
+    return
   source = tar.Source('train', path=f'{shards}/{pattern}')
   contract.check(source, expected, [])
+
+
+@pytest.mark.parametrize(
+  'path, words',
+  [
+    ('https://host/x.tar', ["'https://host/x.tar'", 'gs://', 'source.path']),
+    ('x\0.tar', ['local path']),
+    ('x.tar', ['x.tar is missing']),
+    ('a-val-0.tar/x.tar', ['a-val-0.tar/x.tar', 'Not a directory']),
+    ('x' * 300 + '.tar', ['File name too long']),
+    ('.', ['no .tar file']),
+    ('loop.tar', ['loop.tar', 'symbolic links']),
+    ('folder.tar', ['folder.tar', 'directory']),
+  ],
+)
+def test_paths_to_nothing(shards, monkeypatch, path, words):
+  """One message that has the path."""
+  monkeypatch.chdir(shards)
+  if path == '.':
+    monkeypatch.chdir(shards.parent)
+  (shards / 'folder.tar').mkdir()
+  (shards / 'loop.tar').symlink_to('loop.tar')
+  with pytest.raises(UserError) as error:
+    tar.Source('train', path=path)
+  for word in words:
+    assert word in str(error.value)
 
 
 def test_splits_by_folder(tmp_path):
@@ -137,7 +170,7 @@ def test_labels_in_json(tmp_path):
     source = tar.Source('train', path=str(tmp_path), label_key=key)
     expected = [(contract.png(i), first + i) for i in range(3)]
     contract.check(source, expected, [])
-  with pytest.raises(UserError, match="names .'c0'.*class_map"):
+  with pytest.raises(UserError, match="a name .'c0'.*class_map"):
     tar.Source('train', path=str(tmp_path), label_key='name')
   listed = tmp_path / 'classes.txt'
   listed.write_text('c2\nc1\nc0\n')
@@ -145,10 +178,20 @@ def test_labels_in_json(tmp_path):
     'train', path=str(tmp_path), label_key='name', class_map=str(listed)
   )
   assert [source[i]['label'] for i in range(3)] == [2, 1, 0]
-  with pytest.raises(UserError, match='label 12.*3 classes, 0 to 2'):
+  plain = tmp_path / 'plain.txt'
+  plain.write_text('person\nbicycle\n')
+  with pytest.raises(UserError, match='x.tar @ .*label 12.*2 classes, 0 to 1'):
     tar.Source(
-      'train', path=str(tmp_path), label_key='fine', class_map=str(listed)
+      'train', path=str(tmp_path), label_key='fine', class_map=str(plain)
     )
+  listed.write_text('10\tperson\n011\tbicycle\n44\tbottle\n12\tcar\n')
+  source = tar.Source(
+    'train', path=str(tmp_path), label_key='fine', class_map=str(listed)
+  )
+  assert [source[i]['label'] for i in range(3)] == [0, 1, 3]
+  assert source.class_names == ['person', 'bicycle', 'bottle', 'car']
+  with pytest.raises(UserError, match="x.tar @ .*class '0', which is not"):
+    tar.Source('train', path=str(tmp_path), class_map=str(listed))
   with pytest.raises(UserError, match="'absent' in .json"):
     tar.Source('train', path=str(tmp_path), label_key='absent')
 
@@ -161,6 +204,14 @@ def test_labels_in_json(tmp_path):
     ([('1.jpg', b'x'), ('1.cls', b' ')], ["example '1'"]),
     ([('1.jpg', b'x'), ('1.png', b'x'), ('1.cls', b'3')], ['one image']),
     ([('1.jpg', b'x'), ('1.json', b'{')], ["'label' in .json"]),
+    ([('1.jpg', b'x'), ('1.json', b'{"label": 0.5}')], ["'label' in .json"]),
+    ([('1.jpg', b'x'), ('1.json', b'[' * 100000)], ["'label' in .json"]),
+    ([('1.jpg', b'x'), ('1.cls', b'3' * 1001)], ['a whole number or a name']),
+    ([('1.jpg', b'x'), ('1.JPG', b'y'), ('1.cls', b'3')], ['.jpg twice']),
+    (
+      [('1.jpg', b'x'), ('1.cls', b'3'), ('1.jpg', b'y'), ('1.cls', b'4')],
+      ["example '1' has .jpg twice, at offset 2048 and at 4096"],
+    ),
   ],
 )
 def test_incomplete_examples(tmp_path, members, words):
@@ -175,7 +226,7 @@ def test_incomplete_examples(tmp_path, members, words):
 def test_it_is_indexed_once(shards, monkeypatch):
   """The second time no shard is scanned, and all is the same."""
   first = tar.Source('train', path=str(shards))
-  monkeypatch.setattr(tar, '_scan', None)
+  monkeypatch.setattr(tarshard, 'scan', None)
   second = tar.Source('train[:100%]', path=str(shards))
   assert [first[i] for i in range(12)] == [second[i] for i in range(12)]
   assert len(list((shards / index.FOLDER).iterdir())) == 1

@@ -136,6 +136,37 @@ def test_shards_of_another_preparation(damaged):
     open_twin(folder)
 
 
+@pytest.mark.parametrize('name', ['dataset_info.json', 'features.json'])
+@pytest.mark.parametrize('share', [0, 0.5])
+def test_descriptions_that_are_damaged(damaged, name, share):
+  """The message names the folder, and what to do."""
+  folder, shard = damaged
+  path = shard.parent / name
+  content = path.read_bytes()
+  path.write_bytes(content[: int(len(content) * share)])
+  with pytest.raises(UserError, match=r'1\.0\.0 cannot be read .*copy the'):
+    open_twin(folder)
+
+
+def test_a_data_set_with_configs(damaged):
+  """The message names one that is there, and nothing else of the folder."""
+  folder, shard = damaged
+  for config in ('.config', 'big', 'small'):
+    (folder / 'configured' / config).mkdir(parents=True)
+  shutil.move(shard.parent, folder / 'configured' / 'small' / '1.0.0')
+  with pytest.raises(UserError, match='one of its configs: configured/small.$'):
+    tfds.Source('train', dataset='configured', data_dir=str(folder))
+  shutil.rmtree(folder / 'configured' / 'small')
+  with pytest.raises(UserError, match='vit_jax.prepare configured'):
+    tfds.Source('train', dataset='configured', data_dir=str(folder))
+
+
+def test_places_that_are_none():
+  """Addresses stay what they are in messages; unknown kinds are refused."""
+  with pytest.raises(UserError, match="source.data_dir is 'https://host/x'"):
+    tfds.Source('train', dataset='twin', data_dir='https://host/x')
+
+
 def test_data_sets_of_old_tfds(damaged):
   """Before TFDS knew other formats it did not note that it was tfrecord."""
   folder, shard = damaged

@@ -18,6 +18,21 @@ IMAGES = tuple(  # endings of what `decode` knows
 )
 
 
+def place(path: str, key: str) -> str:
+  """The path with ~ expanded, if it is local or on gs://.
+
+  Raises:
+    UserError: it is an address of another kind, or no path at all.
+  """
+  remote = is_remote(path)
+  if '\0' in path or (remote and not path.startswith('gs://')):
+    raise UserError(
+      f'--config.{key} is {path!r}; it must be a local path or begin with '
+      'gs://: mount or copy what is elsewhere.'
+    )
+  return path if remote else os.path.expanduser(path)
+
+
 def local(path: str, what: str) -> str:
   """The path with ~ expanded.
 
@@ -72,7 +87,7 @@ def read_text(path: str, key: str) -> str:
     UserError: it cannot be read, or is not UTF-8.
   """
   try:
-    return read(path).decode('utf-8-sig')
+    return read(place(path, key)).decode('utf-8-sig')
   except OSError as error:
     raise UserError(
       f'{path} cannot be read ({error.strerror or error}): it is what '

@@ -65,6 +65,7 @@ def load(
   scan: Callable[[str], Scan],
   *,
   on_bad_shard: str,
+  remedy: str = 'Copy or prepare it again,',
 ) -> Index:
   """Loads the index of some shards, or builds and caches it.
 
@@ -74,9 +75,10 @@ def load(
     scan: of one shard; returns the same columns for each.
     on_bad_shard: 'error', or 'skip' to take the complete records before the
       place where a shard was cut short.
+    remedy: what to do about one that was, for the message.
 
   Raises:
-    UserError: no such shard, a shard that was cut short, a wrong
+    UserError: no such shard, one that cannot be read or was cut short, a wrong
       `on_bad_shard`, or what `scan` raises.
   """
   check_policy(on_bad_shard)
@@ -89,12 +91,12 @@ def load(
       save(places, lambda file: _write(file, found, stamp))
     except UserError as error:
       print(f'{error} Until then it is made at each start.', file=sys.stderr)
-  for path, cut in zip(paths, found.cuts, strict=True):
+  for path, cut, (size, _) in zip(paths, found.cuts, stamp, strict=True):
     if cut != WHOLE and on_bad_shard == 'error':
       raise UserError(
-        f'{path} is cut short or damaged: no complete record at offset {cut}. '
-        'Copy or prepare it again, or set --config.source.on_bad_shard=skip to '
-        'take the records before.'
+        f'{path} is cut short or damaged: no complete record at offset {cut} '
+        f'of {size} bytes. {remedy} or set --config.source.on_bad_shard=skip '
+        'to take the records before.'
       )
   return found
 
@@ -111,7 +113,7 @@ def stamps(paths: Sequence[str]) -> Int[np.ndarray, 'shards 2']:
   """(size in bytes, time of the last change) of each file.
 
   Raises:
-    UserError: a file is not there.
+    UserError: a file is not there, or may not be looked at.
   """
 
   def stamp(path: str) -> tuple[int, int]:
@@ -125,9 +127,19 @@ def stamps(paths: Sequence[str]) -> Int[np.ndarray, 'shards 2']:
       raise UserError(
         f'the shard {path} is missing: copy or prepare the data set again.'
       ) from error
+    except (OSError, ValueError) as error:  # ValueError: NUL in the path
+      raise _unreadable(path, error) from error
 
   with ThreadPoolExecutor(_THREADS) as pool:
     return np.array(list(pool.map(stamp, paths)), np.int64).reshape(-1, 2)
+
+
+def _unreadable(path: str, error: Exception) -> UserError:
+  reason = getattr(error, 'strerror', None) or error
+  return UserError(
+    f'the shard {path!r} cannot be read ({reason}): see to its path and its '
+    'permissions, or copy the data set again.'
+  )
 
 
 def cache_places(paths: Sequence[str], name: str) -> list[str]:
@@ -238,7 +250,7 @@ def _build(
 ) -> Index:
   label = f'indexing {len(paths)} {kind} shards of {os.path.dirname(paths[0])}'
   with ThreadPoolExecutor(_THREADS) as pool:
-    futures = [pool.submit(scan, path) for path in paths]
+    futures = [pool.submit(_scan, scan, path) for path in paths]
     try:
       for done in progress(as_completed(futures), len(futures), label):
         done.result()  # raises at once what went wrong
@@ -249,6 +261,13 @@ def _build(
   return Index(
     [found.columns for found in scans], [found.cut for found in scans]
   )
+
+
+def _scan(scan: Callable[[str], Scan], path: str) -> Scan:
+  try:
+    return scan(path)
+  except OSError as error:
+    raise _unreadable(path, error) from error
 
 
 def progress(items: Iterator, total: int, label: str) -> Iterator:

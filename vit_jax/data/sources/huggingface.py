@@ -7,7 +7,6 @@ images again. Needs pyarrow, not the package `datasets`.
 """
 
 import bisect
-import glob
 import itertools
 import json
 import os
@@ -15,10 +14,9 @@ from typing import IO, Any
 
 import pyarrow as pa
 import pyarrow.compute
-import pyarrow.parquet
 
 from vit_jax import plugins
-from vit_jax.data import classes, files, fingerprint, index, splits
+from vit_jax.data import arrow, classes, files, fingerprint, index, splits
 from vit_jax.data.transforms import DecodeError
 from vit_jax.errors import UserError, closest
 
@@ -49,28 +47,27 @@ class Source:
 
     Args:
       split: in the TFDS way: 'train', 'train[:99%]', 'train+validation'.
-      path: a directory written by `save_to_disk`, or one of Parquet files whose
-        names begin with their split ('train-00000-of-00002.parquet'), in it or
-        in its folder data/.
+      path: a directory written by `save_to_disk`, or one of Parquet files as on
+        the hub: 'train-00000-of-00002.parquet' or 'train/0000.parquet', in it,
+        in its folder data/, or in one for the configuration ('default').
       image_key: name of the image column.
       label_key: name of the label column, of whole numbers.
 
     Raises:
-      UserError: no such data set, split or column, or other types.
+      UserError: no such data set, split or column, other types, files that are
+        missing or cut short, or labels without names that are not 0 to K-1.
     """
+    path = files.place(path, 'source.path')
     path = files.local(path, 'the source huggingface').rstrip('/')
-    shards = splits.with_alias(_shards(path), split)
+    shards = splits.with_alias(arrow.shards(path), split)
     keys = (image_key, label_key)
     self._tables = {
-      name: _Table(_with_random_access(shards[name], keys), keys)
+      name: _Table(_with_random_access(shards[name], keys), keys, path)
       for name in splits.named(split, shards)
     }
     lengths = {name: len(table) for name, table in self._tables.items()}
     self._selection = splits.Selection(split, splits.resolve(split, lengths))
-    tables = list(self._tables.values())
-    known = classes.Classes(tables[0].class_names())
-    if not known.keys:
-      known = classes.numbered(max(table.largest_label() for table in tables))
+    known = _classes(list(self._tables.values()), path)
     self.name = f'{path}/{split}'
     self.num_classes = len(known.keys)
     self.class_names = known.names
@@ -100,11 +97,11 @@ class Source:
 class _Table:
   """Image and label of the rows of Arrow files."""
 
-  def __init__(self, paths: list[str], keys: tuple[str, str]):
-    self._paths, self._keys = paths, keys
-    tables = [pa.ipc.open_stream(pa.memory_map(p)).read_all() for p in paths]
+  def __init__(self, paths: list[str], keys: tuple[str, str], folder: str):
+    self._paths, self._keys, self._folder = paths, keys, folder
+    tables = [arrow.read(path) for path in paths]
+    _check_columns([table.schema for table in tables], paths, keys)
     self._schema = tables[0].schema
-    _check_columns(self._schema, paths[0], keys)
     self._files = [table.num_rows for table in tables]
     self._batches = [
       [batch.column(key) for key in keys]
@@ -118,7 +115,7 @@ class _Table:
     return sum(self._files)
 
   def __reduce__(self) -> tuple[Any, ...]:
-    return _Table, (self._paths, self._keys)  # maps the files again
+    return _Table, (self._paths, self._keys, self._folder)  # maps them again
 
   def row(self, position: int) -> dict[str, Any]:
     number = bisect.bisect_right(self._ends, position)
@@ -126,7 +123,7 @@ class _Table:
     row = position - self._ends[number] + len(labels)
     image, label = images[row].as_py(), labels[row].as_py()
     if isinstance(image, dict):
-      image = image['bytes'] or _file(image.get('path'))
+      image = image['bytes'] or _file(self._folder, image.get('path'))
     if image is None or label is None:
       raise DecodeError('no image or no label')
     return {'image': image, 'label': label}
@@ -139,67 +136,78 @@ class _Table:
 
   def class_names(self) -> list[str]:
     """Of the label, if the data set knows them."""
-    about = (self._schema.metadata or {}).get(b'huggingface', b'{}')
-    features = json.loads(about).get('info', {}).get('features', {})
-    return features.get(self._keys[1], {}).get('names', [])
+    return _names(self._schema, self._keys[1])
 
-  def largest_label(self) -> int:
-    found = [
-      pyarrow.compute.call_function('max', [labels]).as_py()
+  def labels(self) -> set[int]:
+    """All different ones; rows without one have None or -1."""
+    found = (
+      pyarrow.compute.call_function('unique', [labels]).to_pylist()
       for _, labels in self._batches
-    ]
-    return max((label for label in found if label is not None), default=-1)
+    )
+    every = itertools.chain.from_iterable(found)
+    return {label for label in every if label is not None and label >= 0}
 
 
-def _file(path: str | None) -> bytes:
+def _names(schema: pa.Schema, key: str) -> list[str]:
+  """Class names that the package `datasets` has noted in a schema."""
+  about = json.loads((schema.metadata or {}).get(b'huggingface', b'{}'))
+  features = about.get('info', {}).get('features', {})
+  return features.get(key, {}).get('names') or []
+
+
+def _classes(tables: list[_Table], path: str) -> classes.Classes:
+  """Of all splits that are read, which must agree on them."""
+  names = tables[0].class_names()
+  if any(table.class_names() != names for table in tables):
+    raise UserError(
+      f'the splits of {path} have different lists of classes: read one of '
+      'them, or save the data set again.'
+    )
+  if names:
+    return classes.Classes(names)
+  labels = {str(label) for table in tables for label in table.labels()}
+  if not labels:
+    raise UserError(f'{path} has no label in any row: take a labelled split.')
+  known, _ = classes.number(
+    labels,
+    lambda label: path,
+    whole=False,
+    remedy='Number them so, or save them as a ClassLabel.',
+  )
+  return known
+
+
+def _file(folder: str, path: str | None) -> bytes:
   if not path:
     raise DecodeError('neither the bytes of an image nor a path')
-  return files.read_image(path)
+  return files.read_image(files.join(folder, path))
 
 
-def _shards(path: str) -> dict[str, list[str]]:
-  """Arrow or Parquet files of each split."""
-  about = f'{path}/dataset_dict.json'
-  if os.path.isfile(about):
-    names = json.loads(files.read_text(about, 'source.path'))['splits']
-    return {name: _saved(f'{path}/{name}') for name in names}
-  if os.path.isfile(f'{path}/state.json'):
-    return {'train': _saved(path)}
-  found: dict[str, list[str]] = {}
-  for folder in (path, f'{path}/data'):
-    for file in sorted(glob.glob(f'{glob.escape(folder)}/*.parquet')):
-      name = os.path.basename(file).removesuffix('.parquet')
-      found.setdefault(name.partition('-')[0], []).append(file)
-  if not found:
-    raise UserError(
-      f'source.path is {path!r}, which is no data set that `save_to_disk` '
-      'wrote (no dataset_dict.json or state.json), and no directory of Parquet '
-      'files: save it with datasets.load_dataset(…).save_to_disk(path).'
-    )
-  return found
-
-
-def _saved(folder: str) -> list[str]:
-  state = json.loads(files.read_text(f'{folder}/state.json', 'source.path'))
-  return [f'{folder}/{entry["filename"]}' for entry in state['_data_files']]
-
-
-def _check_columns(schema: pa.Schema, path: str, keys: tuple[str, str]) -> None:
-  for key in keys:
-    if key not in schema.names:
+def _check_columns(
+  schemas: list[pa.Schema], paths: list[str], keys: tuple[str, str]
+) -> None:
+  """Refuses files without the columns, or of other types or classes."""
+  for schema, path in zip(schemas, paths, strict=True):
+    for key in keys:
+      if key not in schema.names:
+        raise UserError(
+          f'{path} has no column {key!r} (source.image_key, label_key); '
+          f'{closest(key, schema.names)}.'
+        )
+    image, label = (schema.field(key).type for key in keys)
+    names = [image.field(i).name for i in range(image.num_fields)]
+    binary = pa.types.is_binary(image) or pa.types.is_large_binary(image)
+    if not (binary or 'bytes' in names) or not pa.types.is_integer(label):
       raise UserError(
-        f'{path} has no column {key!r} (source.image_key, label_key); '
-        f'{closest(key, schema.names)}.'
+        f'{path} has {keys[0]!r} of type {image} and {keys[1]!r} of type '
+        f'{label}; they must be an image (bytes, or a struct with bytes) and a '
+        'whole number (source.image_key, label_key).'
       )
-  image, label = (schema.field(key).type for key in keys)
-  names = [image.field(i).name for i in range(image.num_fields)]
-  binary = pa.types.is_binary(image) or pa.types.is_large_binary(image)
-  if not (binary or 'bytes' in names) or not pa.types.is_integer(label):
-    raise UserError(
-      f'{path} has {keys[0]!r} of type {image} and {keys[1]!r} of type '
-      f'{label}; they must be an image (bytes, or a struct with bytes) and a '
-      'whole number (source.image_key, label_key).'
-    )
+    if _names(schema, keys[1]) != _names(schemas[0], keys[1]):
+      raise UserError(
+        f'{path} and {paths[0]} have different lists of classes: they are not '
+        'of one data set. Save it again.'
+      )
 
 
 def _with_random_access(paths: list[str], keys: tuple[str, str]) -> list[str]:
@@ -210,24 +218,28 @@ def _with_random_access(paths: list[str], keys: tuple[str, str]) -> list[str]:
   mark = json.dumps([*keys, *stamp.tolist()]).encode()
   places = index.cache_places(paths, 'rows.arrow')
   for place in places:
-    if os.path.isfile(place):
-      with pa.memory_map(place) as file:
-        metadata = pa.ipc.open_stream(file).schema.metadata or {}
-      if metadata.get(_STAMP) == mark:
-        return [place]
+    if os.path.isfile(place) and _mark(place) == mark:
+      return [place]
   return [index.save(places, lambda file: _convert(file, paths, keys, mark))]
+
+
+def _mark(place: str) -> bytes | None:
+  """What a converted file was made of; None if it is damaged."""
+  try:
+    return (arrow.read(place).schema.metadata or {}).get(_STAMP)
+  except UserError:
+    return None
 
 
 def _convert(
   file: IO[bytes], paths: list[str], keys: tuple[str, str], mark: bytes
 ) -> None:
-  schema = pyarrow.parquet.read_schema(paths[0])
-  _check_columns(schema, paths[0], keys)
-  metadata = {**(schema.metadata or {}), _STAMP: mark}
-  schema = pa.schema([schema.field(key) for key in keys], metadata)
+  schemas = [arrow.schema(path) for path in paths]
+  _check_columns(schemas, paths, keys)
+  metadata = {**(schemas[0].metadata or {}), _STAMP: mark}
+  schema = pa.schema([schemas[0].field(key) for key in keys], metadata)
   label = f'converting Parquet files of {os.path.dirname(paths[0])}'
   with pa.ipc.new_stream(file, schema) as writer:
     for path in index.progress(iter(paths), len(paths), label):
-      with pyarrow.parquet.ParquetFile(path) as parquet:
-        for batch in parquet.iter_batches(_ROWS, columns=list(keys)):
-          writer.write_batch(batch.select(list(keys)).cast(schema))
+      for batch in arrow.batches(path, list(keys), _ROWS):
+        writer.write_batch(batch.select(list(keys)).cast(schema))

@@ -1,23 +1,18 @@
 """A list of images and labels: CSV or JSON lines.
 
-CSV has the header `image,label` and may have the column `split`; each line of
-JSONL is an object with the same keys. Without splits everything is 'train'.
-Labels are whole numbers, or names of classes.
+CSV has the header `image,label` and may have the column `split`, and others,
+which are not read; each line of JSONL is an object with the same keys. Without
+splits everything is 'train'. Labels are whole numbers, or names of classes.
+Blanks around fields do not count; other dirt is refused (`data/listing.py`).
 """
 
-import csv
-import io
-import json
 import os
 from typing import Any
 
 import numpy as np
 
 from vit_jax import plugins
-from vit_jax.data import classes, files, fingerprint, splits
-from vit_jax.errors import UserError
-
-_COLUMNS = ('image', 'label', 'split')
+from vit_jax.data import classes, files, fingerprint, listing, splits
 
 
 @plugins.operational('path')
@@ -37,29 +32,30 @@ class Source:
       split: in the TFDS way: 'train', 'train[:99%]', 'train+validation'.
       path: of the manifest, ending in .csv or .jsonl. Images' paths are
         relative to its folder, absolute, or gs:// addresses.
-      class_map: a text file with a class on each line, in the order of the
-        labels, and after a tab its name for people if there is one. By default
-        classes are the sorted names in the manifest, or the numbers up to the
-        largest.
+      class_map: a text file with a label on each line, a name or a number as
+        the manifest has it, in the order of the classes, and after a tab its
+        name for people if there is one. Of names alone, numbers in the
+        manifest are the places, from 0. By default classes are the sorted
+        names in the manifest, or the numbers up to the largest.
 
     Raises:
-      UserError: no such file or split, a line that is no image with a label, or
-        a class that is not in `class_map`.
+      UserError: no such file or split, a line that is no image with a label,
+        or labels that leave open which classes there are (`classes.number`).
     """
-    path = path if files.is_remote(path) else os.path.expanduser(path)
-    rows = _rows(path)
-    known, labels = _labels(path, [row[1] for row in rows], class_map)
+    path = files.place(path, 'source.path')
+    rows = listing.read(path)
+    known, labels = _number(path, rows, class_map)
     self.name = f'{path}/{split}'
     self.num_classes = len(known.keys)
     self.class_names = known.names
     self._path = path
-    images = np.array([row[0].encode() for row in rows], np.bytes_)
-    lines = np.array([row[3] for row in rows], np.int64)
-    there = {row[2]: row[2] for row in rows}
+    images = np.array([row.image.encode() for row in rows], np.bytes_)
+    lines = np.array([row.line for row in rows], np.int64)
+    there = {row.split: row.split for row in rows}
     there = splits.with_alias(there, split)
     self._columns = {}
     for name in splits.named(split, there):
-      chosen = np.array([row[2] == there[name] for row in rows])
+      chosen = np.array([row.split == there[name] for row in rows])
       self._columns[name] = (images[chosen], labels[chosen], lines[chosen])
     lengths = {name: len(each[0]) for name, each in self._columns.items()}
     self._selection = splits.Selection(split, splits.resolve(split, lengths))
@@ -92,79 +88,16 @@ class Source:
     return image, int(labels[position]), int(lines[position])
 
 
-def _rows(path: str) -> list[tuple[str, str, str, int]]:
-  """(image, label, split, line number) of each line."""
-  readers = {'.csv': _csv, '.jsonl': _jsonl}
-  reader = readers.get(os.path.splitext(path)[1].lower())
-  if reader is None:
-    raise UserError(
-      f'source.path is {path!r}; a manifest ends in {" or ".join(readers)}.'
-    )
-  rows = []
-  for line, row in reader(path, files.read_text(path, 'source.path')):
-    image, label, split = (row.get(key) for key in _COLUMNS)
-    if not isinstance(image, str) or not image or not _is_label(label):
-      raise UserError(
-        f'{path}, line {line}, has image {image!r} and label {label!r}: give '
-        'both, a path and a whole number or a name.'
-      )
-    rows.append((image, str(label), str(split or 'train'), line))
-  if not rows:
-    raise UserError(f'{path} lists no image: give one a line.')
-  return rows
-
-
-def _is_label(value: Any) -> bool:
-  whole = isinstance(value, int) and not isinstance(value, bool)
-  return whole or (isinstance(value, str) and bool(value))
-
-
-def _csv(path: str, text: str):
-  reader = csv.DictReader(io.StringIO(text, newline=''))
-  missing = {'image', 'label'} - set(reader.fieldnames or ())
-  if missing:
-    raise UserError(
-      f'{path} begins with the columns {reader.fieldnames}; it must have image '
-      'and label, and may have split.'
-    )
-  for row in reader:
-    yield reader.line_num, row
-
-
-def _jsonl(path: str, text: str):
-  for number, line in enumerate(text.splitlines(), 1):
-    if line.strip():
-      try:
-        row = json.loads(line)
-      except json.JSONDecodeError as error:
-        raise UserError(
-          f'{path}, line {number}, is no JSON: {error}.'
-        ) from error
-      if not isinstance(row, dict):
-        raise UserError(
-          f'{path}, line {number}, is a JSON {type(row).__name__}; it must be '
-          'an object with image and label.'
-        )
-      yield number, row
-
-
-def _labels(
-  path: str, texts: list[str], class_map: str | None
+def _number(
+  path: str, rows: list[listing.Row], class_map: str | None
 ) -> tuple[classes.Classes, np.ndarray]:
   """The classes, and the label of each line."""
   known = classes.load(class_map) if class_map else None
-  numbers = [text for text in texts if text.isdecimal()]
-  if len(numbers) == len(texts):
-    labels = np.array([int(text) for text in texts], np.int64)
-    known = classes.numbered(int(labels.max()), known, path)
-    return known, labels
-  if numbers and known is None:
-    name = next(text for text in texts if not text.isdecimal())
-    raise UserError(
-      f'{path} has labels that are numbers ({numbers[0]!r}) and names '
-      f'({name!r}): take one kind, or list all names in '
-      '--config.source.class_map.'
-    )
-  known = known or classes.Classes(sorted(set(texts)))
-  labels = [known.label(text, f'an image of {path}') for text in texts]
-  return known, np.array(labels, np.int64)
+
+  def where(label: str) -> str:
+    line = next(row.line for row in rows if row.label == label)
+    return f'{path}, line {line},'
+
+  texts = {row.label for row in rows}
+  known, numbers = classes.number(texts, where, known, whole=True)
+  return known, np.array([numbers[row.label] for row in rows], np.int64)

@@ -1,33 +1,33 @@
 """Tar shards in the WebDataset way: `key.jpg` with `key.cls` or `key.json`.
 
-Members whose names agree up to the first dot of the last part are one example,
-and stand one after another. Their places are found once and cached
-(`data/index.py`). A shard's split is the word train, validation, val or test in
-its name or its folder's ('imagenet-train-000123.tar', 'val/000.tar'); where no
-shard has one, everything is 'train'.
+Where the members of each example are (`data/tarshard.py`) is found once and
+cached (`data/index.py`). A shard's split is the word train, validation, val or
+test in its name or its folder's ('imagenet-train-000123.tar', 'val/000.tar');
+where no shard has one, everything is 'train'.
 """
 
 import glob
-import json
 import os
 import re
-import tarfile
 from typing import Any, NamedTuple
 
 import numpy as np
 from etils import epath
 
 from vit_jax import plugins
-from vit_jax.data import classes, files, fingerprint, index, splits
+from vit_jax.data import classes, files, fingerprint, index, splits, tarshard
 from vit_jax.errors import UserError
 
 _BRACES = re.compile(r'\{([^{}]*)\}')
 _WORD = re.compile(rf'(?<![a-z])({"|".join(splits.NAMES)})(?![a-z])')
-_BLOCK = 512  # bytes of a tar header
+_JOKER = re.compile(r'[*?]')
 
 
 class _Split(NamedTuple):
-  """The examples of a split: a shard, a byte range and a label for each."""
+  """The examples of a split: a shard, a byte range and a label for each.
+
+  Labels are bytes, as the shards have them, until `_number` numbers them.
+  """
 
   files: files.Files
   shard: np.ndarray
@@ -43,7 +43,7 @@ class Source:
   Attributes:
     name: for messages, 'shards/train'.
     num_classes: lines of `class_map`; without it, as many as the largest label
-      of the split needs.
+      of the splits that are asked for needs.
     class_names: in the order of the labels.
   """
 
@@ -63,10 +63,11 @@ class Source:
       split: in the TFDS way: 'train', 'train[:99%]', 'train+validation'.
       path: of the shards: a directory, whose .tar files are taken (also those
         in train/, val/ and test/ in it), or a pattern: 'train-{000..009}.tar',
-        '{train,val}-{00..09}.tar'.
-      class_map: a text file with a class on each line, in the order of the
-        labels, and after a tab its name for people if there is one; needed
-        where labels are names.
+        '{train,val}-{00..09}.tar', 'train-*.tar'.
+      class_map: a text file with a label on each line, a name or a number as
+        the shards have it, in the order of the classes, and after a tab its
+        name for people if there is one. Of names alone, numbers in the shards
+        are the places, from 0. Needed where labels are names.
       label_key: of the label in `.json` members; `.cls` members hold it alone.
       on_bad_shard: of shards that were cut short: 'error', or 'skip' to take
         the complete examples before the cut.
@@ -77,14 +78,13 @@ class Source:
     """
     known = classes.load(class_map) if class_map else None
     shards = splits.with_alias(_by_split(_expand(path)), split)
-    self._splits = {
-      name: _open(shards[name], label_key, known, on_bad_shard)
+    found = {
+      name: _open(shards[name], label_key, on_bad_shard)
       for name in splits.named(split, shards)
     }
-    lengths = {name: len(each.label) for name, each in self._splits.items()}
+    lengths = {name: len(each.size) for name, each in found.items()}
     self._selection = splits.Selection(split, splits.resolve(split, lengths))
-    largest = max(int(each.label.max()) for each in self._splits.values())
-    known = classes.numbered(largest, known, path)
+    known, self._splits = _number(found, known)
     self.name = f'{path}/{split}'
     self.num_classes = len(known.keys)
     self.class_names = known.names
@@ -122,8 +122,7 @@ class Source:
 
 def _expand(pattern: str) -> list[str]:
   """The shards that a directory or a pattern stands for."""
-  if not files.is_remote(pattern):
-    pattern = os.path.expanduser(pattern)
+  pattern = files.place(pattern, 'source.path')
   braces = _BRACES.search(pattern)
   if braces:
     head, tail = pattern[: braces.start()], pattern[braces.end() :]
@@ -132,6 +131,8 @@ def _expand(pattern: str) -> list[str]:
       for choice in _choices(braces[1], pattern)
       for path in _expand(head + choice + tail)
     ]
+  if _JOKER.search(pattern) and not os.path.exists(pattern):
+    return _fitting(pattern)
   if pattern.endswith('.tar'):
     return [pattern]
   ends = ('*.tar', *(f'{name}/*.tar' for name in splits.NAMES))
@@ -140,13 +141,33 @@ def _expand(pattern: str) -> list[str]:
   else:
     base = glob.escape(pattern.rstrip('/'))
     found = [path for end in ends for path in glob.glob(f'{base}/{end}')]
-  if not found:
+  return _sorted(found, pattern)
+
+
+def _sorted(found: list[str], pattern: str) -> list[str]:
+  shards = [
+    path
+    for path in sorted(found)
+    if path.endswith('.tar') and not os.path.basename(path).startswith('.')
+  ]
+  if not shards:
     raise UserError(
       f'source.path is {pattern!r}, where no .tar file is found: give a '
-      'directory of shards or a pattern such as train-{000..009}.tar. '
-      'Compressed shards (.tar.gz) have no random access: gunzip them.'
+      'directory of shards or a pattern such as train-{000..009}.tar or '
+      'train-*.tar. Compressed shards (.tar.gz) have no random access: gunzip '
+      'them.'
     )
-  return sorted(found)
+  return shards
+
+
+def _fitting(pattern: str) -> list[str]:
+  """The shards that a pattern with * or ? stands for, in their order."""
+  if files.is_remote(pattern):
+    fixed = _JOKER.split(pattern, maxsplit=1)[0]
+    root = fixed[: fixed.rindex('/')]
+    found = epath.Path(root).glob(pattern[len(root) + 1 :])
+    return _sorted([os.fspath(path) for path in found], pattern)
+  return _sorted(glob.glob(pattern.replace('[', '[[]')), pattern)
 
 
 def _choices(text: str, pattern: str) -> list[str]:
@@ -179,114 +200,50 @@ def _by_split(paths: list[str]) -> dict[str, list[str]]:
   return {name or 'train': shards for name, shards in found.items()}
 
 
-def _open(
-  paths: list[str],
-  label_key: str,
-  known: classes.Classes | None,
-  on_bad_shard: str,
-) -> _Split:
-  kind = 'tar-' + re.sub(r'\W', '_', label_key)
+def _open(paths: list[str], label_key: str, on_bad_shard: str) -> _Split:
+  kind = 'tar2-' + re.sub(r'\W', '_', label_key)
   found = index.load(
     paths,
     kind,
-    lambda path: _scan(path, label_key),
+    lambda path: tarshard.scan(path, label_key),
     on_bad_shard=on_bad_shard,
+    remedy='Copy it again, or, if it was joined of several, pack it anew,',
   )
   counts = [len(columns['offset']) for columns in found.shards]
-  shard, offset, size, text = (
+  return _Split(
+    files.Files(paths),
     np.repeat(np.arange(len(paths), dtype=np.int32), counts),
     *(
       np.concatenate([columns[name] for columns in found.shards])
       for name in ('offset', 'size', 'label')
     ),
   )
-  values, inverse = np.unique(text, return_inverse=True)
-  names = [os.fsdecode(value) for value in values.tolist()]
-  numeric = all(name.isdecimal() for name in names)
-  if not numeric and known is None:
-    name = next(name for name in names if not name.isdecimal())
-    raise UserError(
-      f'{paths[0]} has labels that are names ({name!r}): list them in the '
-      'order of their numbers in a file, and give it as '
-      '--config.source.class_map.'
-    )
-  numbers = [
-    int(name) if numeric or known is None else known.label(name, paths[0])
-    for name in names
-  ]
-  label = np.array(numbers, np.int64)[inverse]
-  return _Split(files.Files(paths), shard, offset, size, label)
 
 
-def _scan(path: str, label_key: str) -> index.Scan:
-  """Finds image and label of each example of a shard."""
-  rows: list[tuple[int, int, bytes]] = []
-  group: list[tarfile.TarInfo] = []
-  with epath.Path(path).open('rb') as file:
-    if file.read(2) == b'\x1f\x8b':
-      raise UserError(
-        f'{path} is compressed, which leaves no random access: gunzip it.'
-      )
-    file.seek(0)
-    try:
-      with tarfile.open(fileobj=file, mode='r:') as tar:
-        for member in iter(tar.next, None):
-          tar.members = []  # pyright: ignore[reportAttributeAccessIssue]
-          if not member.isreg() or _name(member).startswith('.'):
-            continue
-          if group and _key(member) != _key(group[0]):
-            rows.append(_example(path, file, group, label_key))
-            group = []
-          group.append(member)
-        file.seek(tar.offset)
-        whole = file.read(_BLOCK) == bytes(_BLOCK)  # the end has a mark
-        if whole and group:
-          rows.append(_example(path, file, group, label_key))
-    except tarfile.ReadError:
-      whole = False
-  cut = index.WHOLE if whole else group[0].offset if group else 0
-  offset, size, label = zip(*rows, strict=True) if rows else ((), (), ())
-  columns = {
-    'offset': np.array(offset, np.int64),
-    'size': np.array(size, np.uint32),
-    'label': np.array(label, np.bytes_),
+def _number(
+  found: dict[str, _Split], known: classes.Classes | None
+) -> tuple[classes.Classes, dict[str, _Split]]:
+  """The classes, and the splits with numbers as labels."""
+  unique = {
+    name: np.unique(each.label, return_inverse=True)
+    for name, each in found.items()
   }
-  return index.Scan(columns, cut)
+  texts = {
+    os.fsdecode(label)
+    for labels, _ in unique.values()
+    for label in labels.tolist()
+  }
 
+  def where(text: str) -> str:
+    for each in found.values():
+      for row in np.flatnonzero(each.label == os.fsencode(text))[:1]:
+        return f'{each.files.paths[each.shard[row]]} @ {each.offset[row]}'
+    return ''
 
-def _name(member: tarfile.TarInfo) -> str:
-  return member.name.rpartition('/')[2]
-
-
-def _key(member: tarfile.TarInfo) -> str:
-  folder, slash, name = member.name.rpartition('/')
-  return folder + slash + name.partition('.')[0]
-
-
-def _example(
-  path: str, file: Any, group: list[tarfile.TarInfo], label_key: str
-) -> tuple[int, int, bytes]:
-  """(offset, size, label) of an example's members."""
-
-  def content(member: tarfile.TarInfo) -> bytes:
-    file.seek(member.offset_data)
-    return file.read(member.size)
-
-  parts = {'.' + _name(m).partition('.')[2].lower(): m for m in group}
-  images = [part for end, part in parts.items() if end in files.IMAGES]
-  text = None
-  if '.cls' in parts:
-    text = content(parts['.cls']).strip()
-  elif '.json' in parts:
-    try:
-      found = json.loads(content(parts['.json']))
-      text = str(found[label_key]).encode()
-    except (ValueError, KeyError, TypeError):
-      text = None
-  if len(images) != 1 or not text:
-    raise UserError(
-      f'{path}: the example {_key(group[0])!r} has the members '
-      f'{", ".join(parts)}; it must have one image ({" ".join(files.IMAGES)}) '
-      f'and its label as .cls or as {label_key!r} in .json.'
-    )
-  return images[0].offset_data, images[0].size, text
+  known, numbers = classes.number(texts, where, known, whole=False)
+  numbered = {}
+  for name, (labels, inverse) in unique.items():
+    lookup = [numbers[os.fsdecode(label)] for label in labels.tolist()]
+    label = np.array(lookup, np.int64)[inverse]
+    numbered[name] = found[name]._replace(label=label)
+  return known, numbered

@@ -11,12 +11,14 @@ from typing import Any
 
 import tensorflow_datasets as tfds
 from etils import epath
+from google.protobuf.json_format import ParseError
 
 from vit_jax import plugins, storage
-from vit_jax.data import fingerprint, records, splits, tfrecord
+from vit_jax.data import files, fingerprint, records, splits, tfrecord
 from vit_jax.data.builders import digits
 from vit_jax.errors import UserError, closest
 
+_PLACE = 'source.data_dir'
 _VERSION = re.compile(r'\d+\.\d+\.\d+')
 
 
@@ -60,10 +62,10 @@ class Source:
       UserError: not prepared, no such split or feature, another format, or
         files that are missing or cut short.
     """
-    root = default_data_dir(data_dir)
+    root = default_data_dir(data_dir and files.place(data_dir, _PLACE))
     if dataset == digits.NAME:
       digits.prepare(root)
-    info = tfds.builder_from_directory(_version_dir(root, dataset)).info
+    info = _info(_version_dir(root, dataset))
     label = _check_features(info.features, dataset, image_key, label_key)
     self.name = f'{dataset}/{split}'
     self.num_classes = label.num_classes
@@ -94,6 +96,18 @@ def default_data_dir(data_dir: str | None) -> epath.Path:
   """The TFDS directory: as given, or $TFDS_DATA_DIR, or the home's."""
   default = os.environ.get('TFDS_DATA_DIR', '~/tensorflow_datasets')
   return storage.locate(data_dir or default)
+
+
+def _info(folder: epath.Path) -> Any:
+  """What TFDS noted about a version of a data set."""
+  try:
+    return tfds.builder_from_directory(folder).info
+  except (OSError, ValueError, KeyError, ParseError) as error:
+    raise UserError(
+      f'dataset_info.json or features.json of {folder} cannot be read '
+      f'({str(error).strip().splitlines()[0][:200]}): prepare or copy the data '
+      'set again.'
+    ) from error
 
 
 def _check_features(
@@ -151,11 +165,7 @@ def _version_dir(root: epath.Path, dataset: str) -> epath.Path:
   """The directory of the newest (or the named) version under root."""
   name, _, version = dataset.partition(':')
   folder = root / name
-  found = [
-    path.name
-    for path in (folder.iterdir() if folder.is_dir() else [])
-    if _VERSION.fullmatch(path.name) and (path / 'features.json').exists()
-  ]
+  found = _versions(folder)
   if version in found:
     return folder / version
   if found and not version:
@@ -165,6 +175,15 @@ def _version_dir(root: epath.Path, dataset: str) -> epath.Path:
       f'{folder} holds no version {version!r}; {closest(version, found)}.'
     )
   raise UserError(_absent(name, root))
+
+
+def _versions(folder: epath.Path) -> list[str]:
+  """Names of the versions that a folder holds."""
+  return [
+    path.name
+    for path in (folder.iterdir() if folder.is_dir() else [])
+    if _VERSION.fullmatch(path.name) and (path / 'features.json').exists()
+  ]
 
 
 def _absent(name: str, root: epath.Path) -> str:
@@ -183,9 +202,13 @@ def _absent(name: str, root: epath.Path) -> str:
       'image-net.org (an account and its licence are needed), then run '
       f'{prepare} --source=fall11_whole.tar'
     )
-  configs = [p.name for p in folder.iterdir()] if folder.is_dir() else []
+  configs = sorted(
+    path.name
+    for path in (folder.iterdir() if folder.is_dir() else [])
+    if _versions(path)
+  )
   if configs:
-    return f'{came} Name one of its configs: {name}/{sorted(configs)[0]}.'
+    return f'{came} Name one of its configs: {name}/{configs[0]}.'
   return (
     f'{came} If it is elsewhere, give --config.source.data_dir (or set '
     f'TFDS_DATA_DIR); to make it, run {prepare}'

@@ -1,0 +1,152 @@
+"""Lists of classes, and what labels mean with and without one."""
+
+import pytest
+
+from vit_jax.data import classes
+from vit_jax.errors import UserError
+
+COCO = '1\tperson\n2\tbicycle\n44\tbottle\n'
+
+
+def listed(folder, text):
+  path = folder / 'classes.txt'
+  path.write_bytes(text if isinstance(text, bytes) else text.encode())
+  return classes.load(str(path))
+
+
+def number(labels, known=None, whole=True):
+  return classes.number(
+    labels, lambda label: f'line of {label[:9]}', known, whole=whole
+  )
+
+
+@pytest.mark.parametrize(
+  'text, labels',
+  [
+    (COCO, {'1': 0, '2': 1, '44': 2}),
+    (COCO, {'44': 2}),
+    (COCO, {'01': 0, '0044': 2}),
+    ('001\ta\n1\tb\n2\tc\n', {'1': 1, '001': 0, '02': 2}),
+    ('0\ta\n1\tb\n', {'0': 0, '1': 1}),
+    ('1\ta\n0\tb\n', {'0': 1, '1': 0}),
+    ('cat\n7\ndog\n', {'7': 1}),
+    ('cat\n7\ndog\n', {'7': 1, 'cat': 0}),
+    ('cat\tthe cat\ndog\n', {'cat': 0}),
+    ('cat\tthe cat\ndog\n', {'1': 1, '0': 0}),
+    ('1 euro\n2 euro\n', {'2 euro': 1}),
+    ('0 a\n1 b\n', {'1': 1}),  # harmless: the numbers are the places
+    (f'1\ta\n{10**20}\tb\n', {str(10**20): 1}),
+    ('1.5\ta\n2\tb\n', {'1.5': 0}),
+  ],
+)
+def test_labels_of_a_list(tmp_path, text, labels):
+  """What a line begins with is the label; of names alone, also its place."""
+  known = listed(tmp_path, text)
+  same, numbers = number(list(labels), known)
+  assert same is known and numbers == labels
+
+
+@pytest.mark.parametrize(
+  'text, labels, words',
+  [
+    (COCO, ['0'], ["line of 0 is of the class '0'", 'allowed: 1, 2, 44']),
+    (COCO, ['1', '3'], ["'3'", 'not among the 3 classes']),
+    (COCO, ['1', 'person'], ["'person'"]),
+    ('cat\n7\n', ['0'], ["'0'", 'not among']),
+    ('cat\ndog\n', ['2'], ['label 2', '2 classes, 0 to 1', 'tab']),
+    ('cat\ndog\n', [str(10**20)], ['line of 100000000', '2 classes']),
+    (
+      '1 person\n2 bicycle\n44 bottle\n',
+      ['1'],
+      ["'1 person'", 'a tab between'],
+    ),
+    ('1,a\n2,b\n', ['0', '1'], ["'1,a'", 'a tab between']),
+  ],
+)
+def test_labels_that_are_not_in_the_list(tmp_path, text, labels, words):
+  """The message has the place, the label and what the list has."""
+  with pytest.raises(UserError) as error:
+    number(labels, listed(tmp_path, text))
+  for word in words:
+    assert word in str(error.value)
+
+
+def test_without_a_list():
+  """Numbers up to the largest; names in sorted order."""
+  known, numbers = number(['3', '0', '02'])
+  assert known.keys == ['0', '1', '2', '3']
+  assert numbers == {'3': 3, '0': 0, '02': 2}
+  known, numbers = number({'dog', 'cat'})
+  assert (known.names, numbers) == (['cat', 'dog'], {'cat': 0, 'dog': 1})
+  known, numbers = number(['999'], whole=False)  # a split may lack classes
+  assert len(known.keys) == 1000 and numbers == {'999': 999}
+
+
+@pytest.mark.parametrize(
+  'labels, whole, words',
+  [
+    (['1', '2', '44'], True, ['label 44', '3 different', '0 to K-1', 'a tab']),
+    (['0', str(10**11)], True, ['label 100000000000', '2 different']),
+    (['0', str(10**20)], True, [str(10**20)]),
+    (['0', '9' * 5000], True, ['9999…', '0 to K-1']),
+    (['0', '1000000'], False, ['label 1000000', '0 to K-1']),
+    (['0', str(10**20)], False, [str(10**20)]),
+    (['cat', '0'], True, ['line of cat', "'cat'", "'0'", 'class_map']),
+    (['cat'], False, ["'cat'", 'class_map']),
+    (['1.0', '2'], True, ['line of 1.0', '1.0', 'a whole number']),
+    (['-1', '0'], True, ['-1', 'a whole number from 0']),
+    (['1e3'], True, ['1e3', 'a whole number']),
+  ],
+)
+def test_labels_that_need_a_list(labels, whole, words):
+  """One message: what came, what is allowed, and where to list classes."""
+  with pytest.raises(UserError) as error:
+    number(labels, whole=whole)
+  for word in words:
+    assert word in str(error.value)
+  assert len(str(error.value)) < 400
+
+
+@pytest.mark.parametrize(
+  'text',
+  [
+    b'\xef\xbb\xbfcat\tthe cat\r\ndog\r\n',
+    'cat\tthe cat\r dog \r',
+    '\ncat \t the cat\n\ndog',
+  ],
+)
+def test_forms_of_a_list(tmp_path, text):
+  """A BOM, any line ends, blanks and blank lines do not count."""
+  known = listed(tmp_path, text)
+  assert (known.keys, known.names) == (['cat', 'dog'], ['the cat', 'dog'])
+
+
+def test_a_separator_within_a_name(tmp_path):
+  """U+2028 and the like end no line."""
+  assert listed(tmp_path, 'a\tx\u2028y\nb\n').names == ['x\u2028y', 'b']
+
+
+@pytest.mark.parametrize(
+  'text, word',
+  [
+    ('{"0": "cat", "1": "dog"}', 'is JSON'),
+    ('{\n  "0": "cat",\n', 'is JSON'),
+    ('["cat", "dog"]', 'is JSON'),
+    ('cat\ndog\ncat\n', 'cat more than once'),
+    (' \n', 'no class'),
+    (b'\xff\xfec\0a\0t\0', 'UTF-8'),
+  ],
+)
+def test_lists_that_are_none(tmp_path, text, word):
+  """Refused, where its lines would have become classes."""
+  with pytest.raises(UserError, match=word):
+    listed(tmp_path, text)
+  assert listed(tmp_path, '[other]\ncat\n').keys == ['[other]', 'cat']
+
+
+def test_text_of():
+  """Whole numbers and names, without blanks around."""
+  found = [classes.text_of(v) for v in (7, -1, ' cat\n', '7')]
+  assert found == ['7', '-1', 'cat', '7']
+  for value in (True, 0.5, None, '', ' ', [1], {}):
+    assert classes.text_of(value) is None

@@ -1,0 +1,120 @@
+"""Lists of images as people write them, and as programs do."""
+
+import contract
+import pytest
+from test_sources_manifest import write_csv
+
+from vit_jax.data.sources import manifest
+from vit_jax.errors import UserError
+
+
+@pytest.mark.parametrize(
+  'name, content, words',
+  [
+    ('x.csv', 'image,class\n1.png,2\n', ["'class'", 'image and label']),
+    ('x.csv', '', ['image and label']),
+    ('x.csv', 'image,label\n', ['lists no image']),
+    ('x.csv', 'image,label\n1.png,0\n2.png\n', ['line 3', '1 of the 2']),
+    ('x.csv', 'image,label,split\na,b.jpg,cat,x\n', ['line 2', '4 of the 3']),
+    ('x.csv', 'image,label\na.jpg,cat,\n', ['line 2', '3 of the 2', 'quotes']),
+    ('x.csv', 'image;label\na;0\n', ['image;label', 'separated by commas']),
+    ('x.csv', 'Image,Label\na,0\n', ["'Image'", 'small letters']),
+    ('x.csv', 'image,label,label\na,0,1\n', ['once each']),
+    ('x.csv', 'image,label,Split\na,0,train\n', ["'Split': write 'split'"]),
+    ('x.csv', 'image,label\na,0\nimage,label\n', ['line 3', 'repeats']),
+    ('x.csv', 'image,label\na,0\n,,\n', ['line 3', '3 of the 2']),
+    ('x.csv', 'image,label\n"a,0\nb,1\n', ['line 3', 'no CSV', 'quotes']),
+    ('x.csv', 'image,label\n"a\nb",1\n', ['line 3', 'line ends']),
+    ('x.csv', 'image,label\n"a"b,1\n', ['line 2', 'no CSV']),
+    ('x.csv', f'image,label\na,{"9" * 200_000}\n', ['line 2', 'field larger']),
+    ('x.csv', f'image,label\n{"a" * 5000},0\n', ['line 2', '4096 bytes']),
+    ('x.csv', 'image,label\na\0,0\n', ['line 2', 'control characters']),
+    ('x.csv', 'image,label\nhttps://h/a.jpg,0\n', ['line 2', 'Download']),
+    ('x.csv', 'image,label,split\na,0,train\nb,1,\n', ['line 3', 'no split']),
+    (
+      'x.csv',
+      'image,label,split\na,0,train\nb,1,Train\n',
+      ['write them alike'],
+    ),
+    (
+      'x.csv',
+      'image,label\na,x\na,x\na,y\n',
+      ['line 2', 'line 4', 'one label'],
+    ),
+    ('x.csv', 'image,label\na,1\nb,2\nc,44\n', ['line 4', '44', '0 to K-1']),
+    ('x.csv', f'image,label\na,0\nb,{10**11}\n', ['line 3', '0 to K-1']),
+    ('x.csv', f'image,label\na,0\nb,{10**20}\n', ['line 3', '0 to K-1']),
+    ('x.csv', 'image,label\na,1.0\n', ['line 2', 'a whole number']),
+    ('x.csv', 'image,label\na, \n', ['line 2', "label ''"]),
+    ('x.csv', 'image,label\n,5\n', ['line 2', "image ''"]),
+    ('x.csv', 'image,label\na,0\nb,cat\n', ["'0'", "'cat'", 'class_map']),
+    ('x.csv', b'image,label\n\xff,0\n', ['UTF-8']),
+    ('x.jsonl', '{"image": "a"}', ['line 1', 'label None']),
+    ('x.jsonl', '{"image": "a", "label": 0.5}', ['label 0.5']),
+    ('x.jsonl', '{"image": "a", "label": true}', ['label True']),
+    ('x.jsonl', '{"image": "a", "label": 0}\n[]', ['line 2', 'list']),
+    ('x.jsonl', '{"image"', ['line 1', 'no JSON']),
+    ('x.jsonl', '[' * 100_000, ['line 1', 'no JSON']),
+    ('x.jsonl', '{"image": "a", "label": ' + '9' * 5000 + '}', ['no JSON']),
+    (
+      'x.jsonl',
+      '{"image": "a", "label": 0, "label": 1}',
+      ["'label' more than"],
+    ),
+    ('x.jsonl', '{"Image": "a", "image": "b", "label": 0}', ["write 'image'"]),
+    ('x.jsonl', '{"image": "a", "label": 0, "split": 0}', ['the split 0']),
+    ('x.jsonl', '{"image": "\\ud800", "label": 0}', ['control characters']),
+    ('x.jsonl', '{"image": "a", "label": "x\\ny"}', ['line ends']),
+    ('x.jsonl', '{"image": "a", "label": -1}', ['-1', 'a whole number']),
+    ('x.txt', 'a 0', ['.csv or .jsonl']),
+  ],
+)
+def test_bad_lists(tmp_path, name, content, words):
+  """The message names the line, and what is allowed."""
+  path = tmp_path / name
+  path.write_bytes(content if isinstance(content, bytes) else content.encode())
+  with pytest.raises(UserError) as error:
+    manifest.Source('train', path=str(path))
+  for word in [name, *words]:
+    assert word in str(error.value)
+
+
+@pytest.mark.parametrize(
+  'text',
+  [
+    b'\xef\xbb\xbfimage,label,split\r\na.png,cat,train\r\nb.png,dog,val\r\n',
+    b' image , label,split \n a.png , cat ,train\n\n \nb.png,dog, val\n\n',
+    b'id,split,"label",image\n7,train,"cat", "a.png"\n\n8,val,dog,b.png',
+  ],
+)
+def test_forms_of_csv(tmp_path, text):
+  """A BOM, line ends, blanks, blank lines, order and more columns are free."""
+  for number, name in enumerate(('a.png', 'b.png')):
+    (tmp_path / name).write_bytes(contract.png(number))
+  path = tmp_path / 'list.CSV'
+  path.write_bytes(text)
+  for number, split in enumerate(('train', 'val')):
+    source = manifest.Source(split, path=str(path))
+    contract.check(source, [(contract.png(number), number)], [])
+    assert source.class_names == ['cat', 'dog']
+
+
+def test_forms_of_json_lines(tmp_path):
+  """Separators within strings end no line; blanks around do not count."""
+  (tmp_path / 'a.png').write_bytes(contract.png(1))
+  rows = ['', '{"image": "a.png", "label": " x\u2028y\x85z ", "id": [1]}', ' ']
+  path = tmp_path / 'list.jsonl'
+  path.write_bytes('\r\n'.join(rows).encode('utf-8-sig'))
+  source = manifest.Source('train', path=str(path))
+  contract.check(source, [(contract.png(1), 0)], ['line 2'])
+  assert source.class_names == ['x\u2028y\x85z']
+
+
+def test_repeated_lines(tmp_path):
+  """With the same label: more weight. In another split: another example."""
+  (tmp_path / 'a.png').write_bytes(contract.png(1))
+  rows = [('a.png', 'dog', 'train')] * 2 + [('a.png', 'cat', 'val')]
+  path = write_csv(tmp_path, 'image,label,split', rows)
+  source = manifest.Source('train', path=path)
+  contract.check(source, [(contract.png(1), 1)] * 2, ['line 2', 'line 3'])
+  assert len(manifest.Source('val', path=path)) == 1
