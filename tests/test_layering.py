@@ -12,7 +12,7 @@ PACKAGE = pathlib.Path(__file__).parents[1] / 'vit_jax'
 # below. The rooms of layers 1 and 2 do not know each other, but for SIBLINGS.
 LAYERS = {
   0: 'errors tree plugins durations losses flops sharding config overrides '
-  'schedule checksum ledger lock watchdog',
+  'arguments spelling schedule checksum ledger lock watchdog',
   1: 'models optim metrics data runtime workdir preemption stragglers',
   1.5: 'interop analysis recorder recovery',  # at the side of the models
   2: 'objectives evaluators checkpoint step',

@@ -18,7 +18,9 @@ from vit_jax.config import Config
 from vit_jax.data import stream
 from vit_jax.data.transforms import EvalTransform, square
 from vit_jax.errors import UserError
+from vit_jax.evaluators import best
 from vit_jax.ledger import Ledger, read
+from vit_jax.models import posemb
 from vit_jax.step import Trainer
 
 PyTree = Any
@@ -87,20 +89,16 @@ class Experiment:
     Raises:
       UserError: any value of the config that cannot be; see each constructor.
     """
-    if config.batch_size < 1 or config.num_classes < 1:
-      raise UserError(
-        f'batch_size {config.batch_size} and num_classes {config.num_classes} '
-        'must be positive.'
-      )
-    if not 0 <= config.seed < 2**32:
-      raise UserError(f'seed is {config.seed}; allowed: 0 to 2^32 - 1.')
-    if config.average_decay is not None and not 0 < config.average_decay < 1:
-      raise UserError(
-        f'average_decay is {config.average_decay}; it must be in (0, 1).'
-      )
+    plugins.build(config_lib.top_level, config)
+    posemb.check_method(config.position_resize)
     mesh = build_section(config, 'mesh', devices)
     _check_batch(config, mesh)
     image_size = square(config.image_size)
+    for section in ('train', 'reader', 'recovery', 'log'):
+      build_section(config, section)
+    for section in ('augment', 'preprocess'):
+      build_section(config, section, image_size)
+    best.check(config)
     model = build_section(config, 'model', config.num_classes)
     model.grid(image_size)  # raises if the patch does not fit
     size = dict(

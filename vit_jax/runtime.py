@@ -4,6 +4,7 @@ import ctypes
 import datetime
 import importlib.metadata
 import logging
+import math
 import os
 import pathlib
 import platform
@@ -15,6 +16,8 @@ from typing import Any
 import jax
 from absl import logging as absl_logging
 from etils import epath
+
+from vit_jax.errors import UserError, check_range
 
 log = logging.getLogger('vit_jax')
 _PACKAGES = (
@@ -32,13 +35,47 @@ def start_distributed(
 
   With flags, by them; under SLURM with several tasks, or on Cloud TPU, by what
   JAX finds there; else this process is alone.
+
+  Raises:
+    UserError: flags that name no process of a run.
   """
+  _check_processes(coordinator_address, num_processes, process_id)
   if coordinator_address is not None:
     jax.distributed.initialize(coordinator_address, num_processes, process_id)
   elif int(os.environ.get('SLURM_NTASKS', '1')) > 1 or _on_tpu():
     jax.distributed.initialize()
   if jax.process_count() > 1:
     log.info('process %d of %d', jax.process_index(), jax.process_count())
+
+
+def _check_processes(
+  coordinator_address: str | None,
+  num_processes: int | None,
+  process_id: int | None,
+) -> None:
+  """Refuses what JAX would pass over, or end with a traceback for."""
+  check_range('--num_processes', num_processes, at_least=1)
+  last = math.inf if num_processes is None else num_processes - 1
+  check_range('--process_id', process_id, at_least=0, at_most=last)
+  if coordinator_address is None:
+    if (num_processes or 1) > 1 or process_id:
+      raise UserError(
+        f'--num_processes={num_processes} --process_id={process_id} without '
+        '--coordinator_address: give all three, with the same HOST:PORT of '
+        'process 0 on all processes, or none where this process is alone.'
+      )
+    return
+  if not re.fullmatch(r'.+:\d+', coordinator_address):
+    raise UserError(
+      f'--coordinator_address is {coordinator_address!r}; give HOST:PORT of '
+      'process 0.'
+    )
+  found_by_jax = int(os.environ.get('SLURM_NTASKS', '1')) > 1 or _on_tpu()
+  if not found_by_jax and None in (num_processes, process_id):
+    raise UserError(
+      '--coordinator_address needs --num_processes=N and --process_id=I '
+      f'(0 to N - 1) beside it; got {num_processes} and {process_id}.'
+    )
 
 
 def cache_compilations() -> None:

@@ -11,9 +11,17 @@ from vit_jax import config as config_lib
 from vit_jax.config import Config
 from vit_jax.errors import UserError
 
+_LENGTH = (
+  ' The learning rate follows from the total: at the next step it is that of '
+  'the new length, and the run is not one that had this length from the start.'
+)
+
 
 def default(config_path: str) -> str:
-  """runs/<config name, with its arguments>."""
+  """runs/<config name, with its arguments>; a config.json's own workdir."""
+  folder, _, file = config_path.rpartition('/')
+  if file == 'config.json':
+    return folder or '.'
   path, _, arg = config_path.partition(':')
   name = pathlib.Path(path).stem
   if arg:
@@ -77,4 +85,5 @@ def _check_identity(
       + '\n  '.join(differing)
       + '\nTake another --workdir, or resume with the change by '
       '--allow_config_change.'
+      + (_LENGTH if old.get('total') != new.get('total') else '')
     )

@@ -9,8 +9,9 @@ from etils import epath
 from jax.experimental import multihost_utils
 from orbax.checkpoint import checkpoint_managers as policies
 
+from vit_jax import durations
 from vit_jax.checkpoint import items
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, check_range
 
 log = logging.getLogger('vit_jax')
 PyTree = Any
@@ -43,9 +44,11 @@ class Checkpointer:
         step is kept besides.
 
     Raises:
-      UserError: keep < 2, or the directory cannot be made.
+      UserError: keep < 2, no duration or minutes to wait for, or the directory
+        cannot be made.
     """
-    del every, every_minutes
+    durations.check('checkpoint.every', every)
+    check_range('checkpoint.every_minutes', every_minutes, above=0)
     if keep < 2:
       raise UserError(
         f'checkpoint.keep is {keep}; at least 2, so that a damaged newest one '
