@@ -230,7 +230,11 @@ class Experiment:
   def evaluator(
     self, name: str, ledger: Ledger, check: Callable[[], None]
   ) -> Any:
-    """Builds one of the config's evaluators; see `EvalSetting`."""
+    """Builds one of the config's evaluators; see `EvalSetting`.
+
+    Raises:
+      UserError: what the evaluator raises, with its name.
+    """
     section = self.config.evals[name]
     setting = EvalSetting(
       open_source=self.open_source,
@@ -242,9 +246,11 @@ class Experiment:
       report=bad_record_report(ledger),
       check=check,
     )
-    return plugins.build(
-      constructor(section, config_lib.EVALS), section, setting
-    )
+    kind = constructor(section, config_lib.EVALS)
+    try:
+      return plugins.build(kind, section, setting)
+    except UserError as error:  # an evaluator does not know its name
+      raise UserError(f'config.evals.{name}: {error}') from error
 
   def about(self, source: stream.Source) -> dict[str, Any]:
     """What travels with a checkpoint, for those who only have that."""
