@@ -2,7 +2,7 @@
 
 import pytest
 
-from vit_jax.durations import to_steps
+from vit_jax.durations import check, to_steps
 from vit_jax.errors import UserError
 
 IMAGENET = dict(batch_size=4096, num_examples=1_281_167)
@@ -68,3 +68,13 @@ def test_total_cannot_be_percent():
   """The total length has nothing to be a share of."""
   with pytest.raises(UserError, match='cannot be in %'):
     to_steps('50 %', **IMAGENET)
+
+
+def test_check_names_the_key():
+  """Where a duration is declared, no training is needed to refuse it."""
+  check('log.every', '5 %', positive=True)
+  check('checkpoint.every', '0 epochs')
+  with pytest.raises(UserError, match='^log.every: .*no duration'):
+    check('log.every', 'often')
+  with pytest.raises(UserError, match="log.every is '0 %'; .* above 0"):
+    check('log.every', '0 %', positive=True)

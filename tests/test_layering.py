@@ -12,8 +12,8 @@ PACKAGE = pathlib.Path(__file__).parents[1] / 'vit_jax'
 # below. The rooms of layers 1 and 2 do not know each other, but for SIBLINGS.
 LAYERS = {
   0: 'errors tree plugins durations losses flops sharding config overrides '
-  'schedule checksum ledger lock watchdog atomic jsonl identity agreement '
-  'storage interruption peers',
+  'arguments spelling schedule checksum ledger lock watchdog atomic jsonl '
+  'identity agreement storage interruption peers',
   1: 'models optim metrics data runtime workdir preemption stragglers',
   # At the side of the models:
   1.5: 'interop analysis recorder recovery bad_records',

@@ -7,8 +7,9 @@ import sys
 
 import pytest
 from absl import flags
-from minimal_config import minimal
+from minimal_config import completed, minimal
 
+from vit_jax import config as config_lib
 from vit_jax import overrides
 from vit_jax.errors import UserError
 
@@ -181,6 +182,110 @@ def test_an_argument_that_the_file_does_not_take(tmp_path, parse):
   (tmp_path / 'plain.py').write_text('def get_config(): return 1\n')
   with pytest.raises(UserError, match='argument'):
     parse(config=f'--config={tmp_path}/plain.py:depth=3')
+
+
+# The text of a config file, and what the message must say.
+WRONG_FILES = [
+  ('def get_config(:\n', ['line 1', 'SyntaxError']),
+  (b'\x00\x7fELF\xff', ['SyntaxError', 'null bytes']),
+  (b'\xff\xfe', ['SyntaxError', 'utf-8']),
+  ('x = 1\ndef get_config():\n  return nme\n', ['line 3', "'nme' is not"]),
+  ('import package_that_is_not\n', ['line 1', 'package_that_is_not']),
+  ('def get_config(): return int("a")\n', ['line 1', 'ValueError']),
+  (
+    'import json\ndef get_config(): return json.loads("{")\n',
+    ['line 2', 'JSONDecodeError', 'decoder.py, line'],
+  ),
+  ('def get_config(needed): return 1\n', ["argument: 'needed'"]),
+  ('get_config = 3\n', ['defines no get_config()']),
+  ('def get_config(): pass\n', ['gives None', 'ConfigDict']),
+  ('def get_config(): return 3\n', ['gives 3', 'ConfigDict']),
+  ('def get_config(): return {"a.b": 1}\n', ['is no config', 'a.b']),
+  ('def get_config(): return {}\n', ['config.total is missing']),
+]
+
+
+@pytest.mark.parametrize('text, words', WRONG_FILES)
+def test_config_files_with_mistakes(tmp_path, text, words):
+  """One message with the file, the line and Python's own words."""
+  file = tmp_path / 'mine.py'
+  file.write_bytes(text if isinstance(text, bytes) else text.encode())
+  with pytest.raises(UserError) as error:
+    overrides.load(str(file))
+  for word in words:
+    assert word in str(error.value)
+
+
+def test_a_users_error_in_a_config_file_stays_as_it_is(tmp_path):
+  """What the file refuses itself is not wrapped."""
+  (tmp_path / 'mine.py').write_text(
+    'from vit_jax.errors import UserError\n'
+    'def get_config(): raise UserError("say which folder")\n'
+  )
+  with pytest.raises(UserError, match='^say which folder$'):
+    overrides.load(str(tmp_path / 'mine.py'))
+
+
+@pytest.mark.parametrize(
+  'expression',
+  ['values', 'ConfigDict(values)', 'complete(ConfigDict(values))'],
+)
+def test_what_get_config_may_return(tmp_path, expression):
+  """A dict, a ConfigDict, a complete one: the same config."""
+  (tmp_path / 'mine.py').write_text(
+    'from ml_collections import ConfigDict\n'
+    'from vit_jax.config import complete\n'
+    f'values = {minimal()!r}\n'
+    f'def get_config(): return {expression}\n'
+  )
+  config = overrides.load(str(tmp_path / 'mine.py'))
+  assert config.to_dict() == completed().to_dict()
+  with pytest.raises(AttributeError):
+    config.new_key = 1
+
+
+def test_a_resolved_config(tmp_path, parse):
+  """A run's config.json is a config, with its keys as flags."""
+  before = completed(image_size=12, average_decay=0.5)
+  file = tmp_path / 'config.json'
+  file.write_text(config_lib.to_json(before))
+  config = parse('--config.model.depth=3', config=f'--config={file}')
+  assert config.model.depth == 3
+  config.model.depth = before.model.depth
+  assert config.to_dict() == before.to_dict()
+  assert config.image_size == (12,)
+  assert flags.FLAGS.config_path == str(file)
+
+
+@pytest.mark.parametrize(
+  'text, words',
+  [
+    ('{', ['cannot be read', 'line 1']),
+    ('[1]', ['gives [1]']),
+    ('{"totl": "1 epochs"}', ["did you mean 'total'"]),
+    (b'\xff', ['cannot be read', 'utf-8']),
+    (None, ['cannot be read', 'No such file']),
+  ],
+)
+def test_wrong_resolved_configs(tmp_path, text, words):
+  """Damaged, absent or foreign: one message."""
+  file = tmp_path / 'config.json'
+  if text is not None:
+    file.write_bytes(text if isinstance(text, bytes) else text.encode())
+  with pytest.raises(UserError) as error:
+    overrides.load(str(file))
+  for word in words:
+    assert word in str(error.value)
+
+
+def test_paths_that_are_no_config(tmp_path):
+  """A workdir is answered with its config.json, another file with the kinds."""
+  (tmp_path / 'config.json').write_text('{}')
+  (tmp_path / 'notes.txt').write_text('total = 3')
+  with pytest.raises(UserError, match='did you mean .*config.json'):
+    overrides.load(str(tmp_path))
+  with pytest.raises(UserError, match='neither a Python file'):
+    overrides.load(str(tmp_path / 'notes.txt'))
 
 
 @pytest.mark.slow

@@ -7,16 +7,15 @@ them into the config so that each key can be overridden on the command line.
 """
 
 import json
-import re
-import types
 import typing
 from collections.abc import Callable
 from typing import Any
 
 from ml_collections import ConfigDict, config_dict
 
-from vit_jax import plugins
-from vit_jax.errors import UserError, closest
+from vit_jax import durations, plugins
+from vit_jax.arguments import parse_arg as parse_arg  # for config files
+from vit_jax.errors import UserError, check_range, closest
 
 Config = Any  # a completed ml_collections.ConfigDict
 
@@ -37,6 +36,9 @@ SECTIONS = {
   'log': 'vit_jax.metrics:Log',
 }
 EVALS = 'vit_jax.evaluators.{name}:Evaluator'
+# Beyond any training, and row numbers of a batch still fit a host's memory.
+MAX_BATCH_SIZE = 2**26
+MAX_CLASSES = 2**31 - 1  # labels are int32
 
 
 @plugins.operational('paper_core_days')
@@ -56,19 +58,30 @@ def top_level(
   """The keys of a config outside its sections.
 
   Args:
-    seed: of initialisation, order, augmentation and dropout.
-    total: length of the training, a duration ('90 epochs').
+    seed: of initialisation, order, augmentation and dropout; 32 bits.
+    total: length of the training, a duration ('90 epochs'), above 0.
     batch_size: examples in a global batch.
     micro_batches: parts of a batch whose gradients are averaged.
     image_size: (height, width), or one number for both; pixels.
     num_classes: outputs of the head.
-    average_decay: of the average of parameters evaluated beside them; none
-      is kept without it.
+    average_decay: of the average of parameters evaluated beside them, between
+      0 and 1; none is kept without it.
     init_from: where fine-tuning starts: a workdir, a checkpoint step directory
       or an official .npz.
     position_resize: 'aligned' or 'bicubic', see `models.posemb.resize`.
     paper_core_days: TPUv3-core-days the paper reports, for comparison.
+
+  Raises:
+    UserError: a number outside its range; of the others see their users.
   """
+  del image_size, init_from, position_resize
+  check_range('seed', seed, at_least=0, at_most=2**32 - 1)
+  durations.check('total', total, positive=True)
+  check_range('batch_size', batch_size, at_least=1, at_most=MAX_BATCH_SIZE)
+  check_range('micro_batches', micro_batches, at_least=1)
+  check_range('num_classes', num_classes, at_least=1, at_most=MAX_CLASSES)
+  check_range('average_decay', average_decay, above=0, below=1)
+  check_range('paper_core_days', paper_core_days, above=0)
 
 
 def train_data(*, split: str, num_examples: int) -> None:
@@ -77,7 +90,12 @@ def train_data(*, split: str, num_examples: int) -> None:
   Args:
     split: of the source, in the TFDS way.
     num_examples: its size, checked against the source; epochs are made of it.
+
+  Raises:
+    UserError: no examples.
   """
+  del split
+  check_range('train.num_examples', num_examples, at_least=1, at_most=2**62)
 
 
 def complete(config: ConfigDict) -> Config:
@@ -160,7 +178,7 @@ def _section(
     sections = [*SECTIONS, 'evals'] if not prefix else []
     raise UserError(
       f'config.{prefix}{wrong[0]} is no key; '
-      f'{closest(wrong[0], [*allowed, *sections])}.'
+      f'{closest(str(wrong[0]), [*allowed, *sections])}.'
     )
   result = {}
   for key, parameter in allowed.items():
@@ -189,41 +207,6 @@ def _typed(
   if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
     raise UserError(f'{key} is {value!r}; it must be of type {kind.__name__}.')
   return value
-
-
-_BOOLEANS = {'true': True, '1': True, 'false': False, '0': False}
-
-
-def parse_arg(arg: str | None, **defaults: Any) -> types.SimpleNamespace:
-  """Reads a config file's argument, `--config=file.py:key=value,key=value`.
-
-  A comma separates where a key follows, or nothing; others are of the value.
-
-  Args:
-    arg: the text after the colon, or None.
-    **defaults: allowed keys with their defaults, which give the types.
-
-  Raises:
-    UserError: unknown key or a value of another type.
-  """
-  values = dict(defaults)
-  comma = rf',(?=\w+=|(?:{"|".join(map(re.escape, defaults))})?(?:,|$))'
-  for part in filter(None, re.split(comma, arg or '')):
-    key, equals, text = part.partition('=')
-    if key not in defaults or not equals:
-      raise UserError(
-        f'config argument {part!r} is not key=value with a known key; '
-        f'{closest(key, defaults)}.'
-      )
-    kind = type(defaults[key])
-    convert = _BOOLEANS.__getitem__ if kind is bool else kind
-    try:
-      values[key] = convert(text)
-    except (ValueError, KeyError) as error:
-      raise UserError(
-        f'config argument {part!r} must be of type {kind.__name__}.'
-      ) from error
-  return types.SimpleNamespace(**values)
 
 
 def flatten(config: Any, prefix: str = '') -> dict[str, Any]:

@@ -31,6 +31,26 @@ def to_steps(
   Raises:
     UserError: no number, no unit or an unknown one, or '%' of nothing.
   """
+  number, unit = parse(duration)
+  if unit == '%' and total_steps is None:
+    raise UserError(f'{duration!r}: the total length itself cannot be in %.')
+  steps = {
+    'steps': number,
+    'epochs': number * num_examples / batch_size,
+    'examples': number / batch_size,
+    '%': number / 100 * (total_steps or 0),
+  }[unit]
+  if not steps < 2**63:
+    raise UserError(f'the duration {duration!r} is longer than any training.')
+  return max(round(steps), int(number > 0))
+
+
+def parse(duration: str) -> tuple[float, str]:
+  """(number, unit in the plural) of a duration.
+
+  Raises:
+    UserError: no number, no unit or an unknown one.
+  """
   match = _PATTERN.fullmatch(duration)
   units = f'one of {", ".join(_UNITS)}'
   if match is None:
@@ -47,14 +67,25 @@ def to_steps(
       f'the duration {duration!r} needs {units}; got '
       f"{unit or 'no unit'!r}. Write for example '{match[1]} steps'."
     )
-  if unit == '%' and total_steps is None:
-    raise UserError(f'{duration!r}: the total length itself cannot be in %.')
-  steps = {
-    'steps': number,
-    'epochs': number * num_examples / batch_size,
-    'examples': number / batch_size,
-    '%': number / 100 * (total_steps or 0),
-  }[unit]
-  if not steps < 2**63:
-    raise UserError(f'the duration {duration!r} is longer than any training.')
-  return max(round(steps), int(number > 0))
+  return number, unit
+
+
+def check(key: str, duration: str, *, positive: bool = False) -> None:
+  """Checks a duration where it is declared, before a training is known.
+
+  Args:
+    key: as the user writes it.
+    duration: to be a number and a unit.
+    positive: refuse 0 too, where it does not mean "never".
+
+  Raises:
+    UserError: it is not; names the key.
+  """
+  try:
+    number, unit = parse(duration)
+  except UserError as error:
+    raise UserError(f'{key}: {error}') from error
+  if positive and not number:
+    raise UserError(
+      f"{key} is {duration!r}; it must be above 0, for example '50 {unit}'."
+    )

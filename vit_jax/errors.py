@@ -1,6 +1,7 @@
 """The ways a run ends on purpose without finishing."""
 
 import difflib
+import math
 from collections.abc import Iterable
 
 EXIT_CRASH = 1
@@ -39,3 +40,43 @@ def closest(name: str, allowed: Iterable[str]) -> str:
   near = difflib.get_close_matches(name, allowed, n=1, cutoff=0.5)
   hint = f'did you mean {near[0]!r}? ' if near else ''
   return f'{hint}allowed: {", ".join(allowed) or "nothing"}'
+
+
+def check_range(
+  key: str,
+  value: float | None,
+  *,
+  at_least: float = -math.inf,
+  above: float = -math.inf,
+  at_most: float = math.inf,
+  below: float = math.inf,
+) -> None:
+  """Checks a number where it is declared: in the constructor that takes it.
+
+  >>> check_range('optimizer.b2', b2, at_least=0, below=1)
+
+  Args:
+    key: as the user writes it.
+    value: to be finite and within all limits given; None (of a key that may
+      be None) always is.
+    at_least: smallest value allowed.
+    above: largest value that is too small.
+    at_most: largest value allowed.
+    below: smallest value that is too large.
+
+  Raises:
+    UserError: it is not; says what is allowed.
+  """
+  if value is None:
+    return
+  if at_least <= value <= at_most and above < value < below:
+    return  # neither NaN nor an infinity comes here
+  limits = dict(at_least=at_least, above=above, at_most=at_most, below=below)
+  words = [
+    f'{name.replace("_", " ")} {limit:.10g}'
+    for name, limit in limits.items()
+    if math.isfinite(limit)
+  ]
+  if value in (math.inf, -math.inf) or value != value:
+    words.append('finite')
+  raise UserError(f'{key} is {value}; it must be {" and ".join(words)}.')

@@ -13,9 +13,9 @@ import jax
 from absl import flags
 
 from vit_jax import cli, plugins, pretrained, runtime, sharding
-from vit_jax.config import EVALS, SECTIONS
+from vit_jax.config import EVALS, MAX_BATCH_SIZE, SECTIONS
 from vit_jax.data import matching, stream
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, check_range
 from vit_jax.experiment import EvalSetting
 
 log = logging.getLogger('vit_jax')
@@ -58,6 +58,7 @@ def run(
   Raises:
     UserError: no such checkpoint or data, or no head to evaluate.
   """
+  check_range('--batch_size', batch_size, at_least=1, at_most=MAX_BATCH_SIZE)
   source = pretrained.find(checkpoint)
   about = source.about
   if not about['num_classes']:

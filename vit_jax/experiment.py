@@ -19,7 +19,9 @@ from vit_jax.config import Config
 from vit_jax.data import fingerprint, matching, stream
 from vit_jax.data.transforms import EvalTransform, square
 from vit_jax.errors import UserError
+from vit_jax.evaluators import best
 from vit_jax.ledger import Ledger
+from vit_jax.models import posemb
 from vit_jax.step import Trainer
 
 PyTree = Any
@@ -88,20 +90,16 @@ class Experiment:
     Raises:
       UserError: any value of the config that cannot be; see each constructor.
     """
-    if config.batch_size < 1 or config.num_classes < 1:
-      raise UserError(
-        f'batch_size {config.batch_size} and num_classes {config.num_classes} '
-        'must be positive.'
-      )
-    if not 0 <= config.seed < 2**32:
-      raise UserError(f'seed is {config.seed}; allowed: 0 to 2^32 - 1.')
-    if config.average_decay is not None and not 0 < config.average_decay < 1:
-      raise UserError(
-        f'average_decay is {config.average_decay}; it must be in (0, 1).'
-      )
+    plugins.build(config_lib.top_level, config)
+    posemb.check_method(config.position_resize)
     mesh = build_section(config, 'mesh', devices)
     _check_batch(config, mesh)
     image_size = square(config.image_size)
+    for section in ('train', 'reader', 'recovery', 'log'):
+      build_section(config, section)
+    for section in ('augment', 'preprocess'):
+      build_section(config, section, image_size)
+    best.check(config)
     model = build_section(config, 'model', config.num_classes)
     model.grid(image_size)  # raises if the patch does not fit
     size = dict(
@@ -253,6 +251,9 @@ class Experiment:
       ledger: where bad records are listed.
       check: called with every batch.
       class_names: of the training data; labels are matched with them.
+
+    Raises:
+      UserError: what the evaluator raises, with its name.
     """
     section = self.config.evals[name]
     setting = EvalSetting(
@@ -265,9 +266,11 @@ class Experiment:
       report=bad_records.report_to(ledger),
       check=check,
     )
-    return plugins.build(
-      constructor(section, config_lib.EVALS), section, setting
-    )
+    kind = constructor(section, config_lib.EVALS)
+    try:
+      return plugins.build(kind, section, setting)
+    except UserError as error:  # an evaluator does not know its name
+      raise UserError(f'config.evals.{name}: {error}') from error
 
   def about(self, source: stream.Source) -> dict[str, Any]:
     """What travels with a checkpoint, for those who only have that."""

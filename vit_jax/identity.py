@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 
 from vit_jax import config as config_lib
-from vit_jax import plugins
+from vit_jax import plugins, spelling
 from vit_jax.config import Config
 from vit_jax.errors import UserError
 
@@ -51,7 +51,7 @@ def identity(values: Any, config: Any = None) -> dict[str, Any]:
   """
   patterns = _operational(values if config is None else config)
   return {
-    key: value
+    key: spelling.one(key, value)
     for key, value in config_lib.flatten(values).items()
     if not any(fnmatch.fnmatchcase(key, pattern) for pattern in patterns)
   }

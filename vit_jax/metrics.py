@@ -14,7 +14,7 @@ from typing import IO, Any
 
 from etils import epath
 
-from vit_jax import jsonl, plugins, storage
+from vit_jax import durations, jsonl, plugins, storage
 from vit_jax.errors import UserError
 
 log = logging.getLogger('vit_jax')
@@ -26,12 +26,15 @@ class Log:
   """Cadence of reporting.
 
   Attributes:
-    every: duration between two lines of training metrics.
+    every: duration between two lines of training metrics, above 0.
     tensorboard: also write TensorBoard events (needs TensorFlow).
   """
 
   every: str = dataclasses.field(default='50 steps', kw_only=True)
   tensorboard: bool = dataclasses.field(default=True, kw_only=True)
+
+  def __post_init__(self):
+    durations.check('log.every', self.every, positive=True)
 
 
 class Writer:

@@ -10,7 +10,7 @@ import optax
 from jaxtyping import Array, Int
 
 from vit_jax import tree
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, check_range
 
 PyTree = Any
 
@@ -44,6 +44,8 @@ def _chain(
   The decay is decoupled and multiplied by the learning rate: an update is
   −lr · (direction + weight_decay · parameter).
   """
+  check_range('optimizer.clip_norm', clip_norm, at_least=0)
+  check_range('optimizer.weight_decay', weight_decay, at_least=0)
   mask = _decay_mask(decay_mask)
   return optax.chain(
     optax.clip_by_global_norm(clip_norm) if clip_norm else optax.identity(),
@@ -71,14 +73,20 @@ def adam(
 
   Args:
     schedule: learning rate by number of updates.
-    b1: decay of the first moment.
-    b2: decay of the second moment.
-    eps: added to the root of the second moment.
-    clip_norm: largest global norm of the gradient; None for no clipping.
+    b1: decay of the first moment, in [0, 1).
+    b2: decay of the second moment, in [0, 1).
+    eps: added to the root of the second moment, above 0.
+    clip_norm: largest global norm of the gradient; None or 0 for no clipping.
     weight_decay: multiplied by the learning rate when applied.
     decay_mask: the leaves that decay, see `DECAY_MASKS`.
     moment_dtype: of the first moment, 'float32' or 'bfloat16' (saves memory).
+
+  Raises:
+    UserError: a value outside its range, an unknown mask or dtype.
   """
+  check_range('optimizer.b1', b1, at_least=0, below=1)
+  check_range('optimizer.b2', b2, at_least=0, below=1)
+  check_range('optimizer.eps', eps, above=0)
   if moment_dtype not in ('float32', 'bfloat16'):
     raise UserError(
       f'optimizer.moment_dtype is {moment_dtype!r}; allowed: float32, bfloat16.'
@@ -100,11 +108,15 @@ def sgd(
 
   Args:
     schedule: learning rate by number of updates.
-    momentum: decay of the trace of gradients.
-    clip_norm: largest global norm of the gradient; None for no clipping.
+    momentum: decay of the trace of gradients, in [0, 1).
+    clip_norm: largest global norm of the gradient; None or 0 for no clipping.
     weight_decay: decoupled, multiplied by the learning rate.
     decay_mask: the leaves that decay, see `DECAY_MASKS`.
+
+  Raises:
+    UserError: a value outside its range, or an unknown mask.
   """
+  check_range('optimizer.momentum', momentum, at_least=0, below=1)
   scale = optax.trace(decay=momentum)
   return _chain(scale, schedule, clip_norm, weight_decay, decay_mask)
 

@@ -57,7 +57,10 @@ def _names(pattern: str) -> list[str]:
     return [
       name
       for name, value in vars(module).items()
-      if inspect.isfunction(value) and name.islower() and keys(value)
+      if inspect.isfunction(value)
+      and value.__module__ == module_pattern
+      and not name.startswith('_')
+      and keys(value)
     ]
   package = importlib.import_module(module_pattern.removesuffix('.{name}'))
   found = []

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from etils import epath
 from jax.sharding import Mesh
 
 from vit_jax import checkpoint, plugins, sharding, tree
@@ -79,7 +80,12 @@ def find(path: str) -> Pretrained:
     UserError: there is nothing there that can be loaded.
   """
   if path.endswith('.npz'):
-    return _from_npz(path)
+    return _checked(_from_npz(path))
+  if epath.Path(path).expanduser().is_file():
+    raise UserError(
+      f'{path} is a file, and of files only official .npz are read: give one, '
+      'a workdir or a checkpoint step directory.'
+    )
   step_dir = checkpoint.step_directory(path)
   about = checkpoint.load_about(step_dir)
   if about.get('format') not in checkpoint.READABLE:
@@ -88,12 +94,49 @@ def find(path: str) -> Pretrained:
       f'reads {checkpoint.READABLE}: use the version of vit_jax that wrote it.'
     )
   log.info('weights from %s', step_dir)
-  return Pretrained(
-    str(step_dir),
-    about,
-    functools.partial(checkpoint.load_params, step_dir),
-    functools.partial(checkpoint.load_average, step_dir),
+  return _checked(
+    Pretrained(
+      str(step_dir),
+      about,
+      functools.partial(checkpoint.load_params, step_dir),
+      functools.partial(checkpoint.load_average, step_dir),
+    )
   )
+
+
+def _checked(source: Pretrained) -> Pretrained:
+  """The same, refusing to load weights that are not finite numbers."""
+
+  def checked(load: Callable[[PyTree], Any]) -> Callable[[PyTree], Any]:
+    def load_and_check(abstract: PyTree) -> Any:
+      params = load(abstract)
+      if params is not None:
+        _check_finite(source.path, params)
+      return params
+
+    return load_and_check
+
+  return dataclasses.replace(
+    source, load=checked(source.load), load_average=checked(source.load_average)
+  )
+
+
+def _check_finite(path: str, params: PyTree) -> None:
+  """Raises UserError for NaN and infinities, naming their leaves."""
+  flat = tree.flatten(params)
+  mesh = next(iter(flat.values())).sharding.mesh
+  count = jax.jit(  # on the devices, where other processes have their part
+    lambda flat: {k: jnp.sum(~jnp.isfinite(leaf)) for k, leaf in flat.items()},
+    out_shardings=sharding.replicated(mesh),
+  )
+  bad = {key: n for key, n in jax.device_get(count(flat)).items() if n}
+  if bad:
+    shown = [f'{key} ({n} of {flat[key].size})' for key, n in bad.items()]
+    more = f' and {len(bad) - 3} more leaves' if len(bad) > 3 else ''
+    raise UserError(
+      f'{path} holds weights that are NaN or infinite: '
+      f'{", ".join(shown[:3])}{more}. Take another step or file.'
+    )
 
 
 def _from_npz(path: str) -> Pretrained:

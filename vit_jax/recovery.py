@@ -11,9 +11,9 @@ checkpoint knows.
 import dataclasses
 from typing import Any
 
-from vit_jax import plugins
+from vit_jax import durations, plugins
 from vit_jax.data.order import batch_index
-from vit_jax.errors import DivergedError, UserError
+from vit_jax.errors import DivergedError, check_range
 
 Rollback = dict[str, Any]  # from and back to which step, batches to skip
 
@@ -55,18 +55,14 @@ class Recovery:
   watchdog_pause_s: float = dataclasses.field(default=7200.0, kw_only=True)
 
   def __post_init__(self):
-    if min(self.max_skipped, self.max_rollbacks) < 0:
-      raise UserError(
-        f'recovery.max_skipped is {self.max_skipped} and recovery.'
-        f'max_rollbacks {self.max_rollbacks}; both must be 0 or more.'
-      )
-    if self.spike_factor is not None and self.spike_factor <= 1:
-      raise UserError(
-        f'recovery.spike_factor is {self.spike_factor}; it must be above 1.'
-      )
-    limits = (self.watchdog_factor, self.watchdog_min_s, self.watchdog_eval_s)
-    if min(*limits, self.watchdog_pause_s) <= 0:
-      raise UserError('recovery.watchdog_* must be positive.')
+    for key in ('max_skipped', 'max_rollbacks'):
+      check_range(f'recovery.{key}', getattr(self, key), at_least=0)
+    check_range('recovery.spike_factor', self.spike_factor, above=1)
+    for key in ('factor', 'min_s', 'pause_s', 'eval_s'):
+      key = f'watchdog_{key}'
+      check_range(f'recovery.{key}', getattr(self, key), above=0)
+    for key in ('sdc_every', 'slow_hosts_every'):
+      durations.check(f'recovery.{key}', getattr(self, key))
 
 
 class RollbackError(Exception):

@@ -4,9 +4,11 @@ import ctypes
 import datetime
 import importlib.metadata
 import logging
+import math
 import os
 import pathlib
 import platform
+import re
 import subprocess
 import sys
 from typing import Any
@@ -16,6 +18,7 @@ from absl import logging as absl_logging
 from etils import epath
 
 from vit_jax import peers
+from vit_jax.errors import UserError, check_range
 from vit_jax.interruption import HERE
 
 log = logging.getLogger('vit_jax')
@@ -34,7 +37,11 @@ def start_distributed(
 
   With flags, by them; under SLURM with several tasks, or on Cloud TPU, by what
   JAX finds there; else this process is alone.
+
+  Raises:
+    UserError: flags that name no process of a run.
   """
+  _check_processes(coordinator_address, num_processes, process_id)
   joined = join(coordinator_address, num_processes, process_id)
   if joined and jax.process_count() > 1:
     log.info('process %d of %d', jax.process_index(), jax.process_count())
@@ -47,8 +54,7 @@ def join(
   timeout_s: int = 300,
 ) -> bool:
   """Meets the other processes, and listens to them; False if there are none."""
-  found_by_jax = int(os.environ.get('SLURM_NTASKS', '1')) > 1 or _on_tpu()
-  if coordinator_address is None and not found_by_jax:
+  if coordinator_address is None and not _found_by_jax():
     return False
   with peers.losses_reported():
     jax.distributed.initialize(
@@ -63,6 +69,39 @@ def join(
     HERE.react = peers.leave_interrupted
   peers.listen()
   return True
+
+
+def _check_processes(
+  coordinator_address: str | None,
+  num_processes: int | None,
+  process_id: int | None,
+) -> None:
+  """Refuses what JAX would pass over, or end with a traceback for."""
+  check_range('--num_processes', num_processes, at_least=1)
+  last = math.inf if num_processes is None else num_processes - 1
+  check_range('--process_id', process_id, at_least=0, at_most=last)
+  if coordinator_address is None:
+    if (num_processes or 1) > 1 or process_id:
+      raise UserError(
+        f'--num_processes={num_processes} --process_id={process_id} without '
+        '--coordinator_address: give all three, with the same HOST:PORT of '
+        'process 0 on all processes, or none where this process is alone.'
+      )
+    return
+  if not re.fullmatch(r'.+:\d+', coordinator_address):
+    raise UserError(
+      f'--coordinator_address is {coordinator_address!r}; give HOST:PORT of '
+      'process 0.'
+    )
+  if not _found_by_jax() and None in (num_processes, process_id):
+    raise UserError(
+      '--coordinator_address needs --num_processes=N and --process_id=I '
+      f'(0 to N - 1) beside it; got {num_processes} and {process_id}.'
+    )
+
+
+def _found_by_jax() -> bool:
+  return int(os.environ.get('SLURM_NTASKS', '1')) > 1 or _on_tpu()
 
 
 def cache_compilations() -> None:

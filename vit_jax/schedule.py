@@ -2,7 +2,7 @@
 
 import optax
 
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, check_range
 
 
 def make_schedule(
@@ -26,8 +26,11 @@ def make_schedule(
     warmup: duration that the caller turned into `warmup_steps`.
 
   Raises:
-    UserError: unknown decay, or a warm-up longer than the training.
+    UserError: unknown decay, a negative rate, or a warm-up longer than the
+      training.
   """
+  check_range('schedule.base_lr', base_lr, at_least=0)
+  check_range('schedule.end_lr', end_lr, at_least=0)
   if warmup_steps >= total_steps:
     raise UserError(
       f'a warm-up of {warmup!r} ({warmup_steps} steps) does not fit a training '

@@ -7,13 +7,21 @@ key of the config can be overridden: --config.batch_size=1024.
 from absl import flags
 
 from vit_jax import cli, entry
+from vit_jax.errors import UserError
 
 
 def main(arguments: list[str]) -> None:
   """Starts a pre-training."""
   entry.refuse_arguments(arguments)
+  config = flags.FLAGS.config
+  if config.init_from is not None:
+    raise UserError(
+      f'config.init_from is {config.init_from!r}, and train starts from fresh '
+      'parameters: take python -m vit_jax.finetune, or set '
+      '--config.init_from=None.'
+    )
   cli.start_process()
-  entry.start(flags.FLAGS.config)
+  entry.start(config)
 
 
 if __name__ == '__main__':

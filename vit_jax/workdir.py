@@ -16,7 +16,10 @@ log = logging.getLogger('vit_jax')
 
 
 def default(config_path: str) -> str:
-  """runs/<config name, with its arguments>."""
+  """runs/<config name, with its arguments>; a config.json's own workdir."""
+  folder, _, file = config_path.rpartition('/')
+  if file == 'config.json':
+    return folder or '.'
   path, _, arg = config_path.partition(':')
   name = pathlib.Path(path).stem
   if arg:

@@ -56,7 +56,7 @@ def test_explicit_sizes_win_over_the_variant():
     (dict(variant='B'), "'B'"),
     (dict(), 'patch_size, width, depth'),
     (SIZES | dict(width=15), 'num_heads'),
-    (SIZES | dict(depth=0), 'positive'),
+    (SIZES | dict(depth=0), 'model.depth is 0; it must be at least 1 and'),
     (SIZES | dict(pool='mean'), "'token', 'gap', 'map'"),
     (SIZES | dict(remat='some'), "'none', 'full', 'dots'"),
     (SIZES | dict(dtype='float16'), 'bfloat16'),

@@ -10,7 +10,7 @@ import jax
 import orbax.checkpoint as ocp
 from etils import epath
 
-from vit_jax import plugins, storage
+from vit_jax import durations, plugins, storage
 from vit_jax.checkpoint import (
   agreement,
   items,
@@ -20,7 +20,7 @@ from vit_jax.checkpoint import (
   run_id,
   steps,
 )
-from vit_jax.errors import StorageError, UserError
+from vit_jax.errors import StorageError, UserError, check_range
 
 log = logging.getLogger('vit_jax')
 PyTree = Any
@@ -54,9 +54,11 @@ class Checkpointer:
         step is kept besides.
 
     Raises:
-      UserError: keep < 2, or the directory cannot be made.
+      UserError: keep < 2, no duration or minutes to wait for, or the directory
+        cannot be made.
     """
-    del every, every_minutes
+    durations.check('checkpoint.every', every)
+    check_range('checkpoint.every_minutes', every_minutes, above=0)
     if keep < 2:
       raise UserError(
         f'checkpoint.keep is {keep}; at least 2, so that a damaged newest one '

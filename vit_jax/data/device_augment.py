@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key, UInt8
 from scipy.special import betaincinv
 
-from vit_jax.errors import UserError
+from vit_jax.errors import check_range
 
 Images = UInt8[Array, 'n y x 3']
 Labels = Int[Array, ' n']
@@ -70,11 +70,9 @@ class DeviceAugment:
   erasing: float = 0.0
 
   def __post_init__(self):
-    if min(self.mixup, self.cutmix) < 0 or not 0 <= self.erasing <= 1:
-      raise UserError(
-        f'mix.mixup is {self.mixup}, mix.cutmix {self.cutmix} (allowed: 0 or '
-        f'more) and mix.erasing {self.erasing} (0 to 1).'
-      )
+    check_range('mix.mixup', self.mixup, at_least=0)
+    check_range('mix.cutmix', self.cutmix, at_least=0)
+    check_range('mix.erasing', self.erasing, at_least=0, at_most=1)
 
   def __call__(
     self, batch: Batch, key: Key[Array, '']

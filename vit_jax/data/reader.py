@@ -16,7 +16,7 @@ import jax
 from vit_jax import plugins
 from vit_jax.data import workers
 from vit_jax.data.loader import POLICIES, BadRecord, HostBatch, Loader, Share
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, check_range
 
 log = logging.getLogger('vit_jax')
 Batch = dict[str, jax.Array]
@@ -47,11 +47,12 @@ class Reader:
   max_bad_share: float = dataclasses.field(default=0.001, kw_only=True)
 
   def __post_init__(self):
-    if min(self.threads, self.processes) < 0 or self.prefetch < 1:
-      raise UserError(
-        f'reader.threads is {self.threads}, reader.processes {self.processes} '
-        f'(allowed: 0 or more) and reader.prefetch {self.prefetch} (1 or more).'
-      )
+    check_range('reader.threads', self.threads, at_least=0)
+    check_range('reader.processes', self.processes, at_least=0)
+    check_range('reader.prefetch', self.prefetch, at_least=1)
+    check_range(
+      'reader.max_bad_share', self.max_bad_share, at_least=0, at_most=1
+    )
     if self.on_bad_record not in POLICIES:
       raise UserError(
         f'reader.on_bad_record is {self.on_bad_record!r}; allowed: {POLICIES}.'

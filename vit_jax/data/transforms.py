@@ -12,7 +12,7 @@ from vit_jax.data import policies
 from vit_jax.data.decode import MAX_PIXELS, Image, decode, decode_box
 from vit_jax.data.headers import DecodeError as DecodeError  # for callers
 from vit_jax.data.resampling import INTERPOLATIONS, resize
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, check_range
 
 _CROP_ATTEMPTS = 10
 _CROPS = ('inception', 'pad', 'none')
@@ -26,17 +26,16 @@ def square(image_size: tuple[int, ...]) -> tuple[int, int]:
       f'image_size is {image_size}: give one number or (height, width), '
       'pixels, positive.'
     )
-  return image_size[0], image_size[-1]
+  height, width = image_size[0], image_size[-1]
+  check_range(
+    'height x width of image_size', height * width, at_most=MAX_PIXELS
+  )
+  return height, width
 
 
 def _check_choice(key: str, value: str, allowed: tuple[str, ...]) -> None:
   if value not in allowed:
     raise UserError(f'{key} is {value!r}; allowed: {", ".join(allowed)}.')
-
-
-def _check_range(key: str, value: float, low: float, high: float) -> None:
-  if not low <= value <= high:
-    raise UserError(f'{key} is {value}; allowed: {low} to {high}.')
 
 
 def _cover(
@@ -100,14 +99,15 @@ class TrainTransform:
       self.randaugment_policy,
       tuple(policies.POLICIES),
     )
-    limits = dict(
-      pad=math.inf,
-      randaugment_layers=math.inf,
-      randaugment_magnitude=10,
-      color_jitter=math.inf,
+    for key in ('pad', 'randaugment_layers', 'color_jitter'):
+      check_range(f'augment.{key}', getattr(self, key), at_least=0)
+    check_range(
+      'augment.randaugment_magnitude',
+      self.randaugment_magnitude,
+      at_least=0,
+      at_most=10,
     )
-    for key, high in limits.items():
-      _check_range(f'augment.{key}', getattr(self, key), 0, high)
+    check_range('augment.max_aspect', self.max_aspect, above=0)
     if not 0 < self.min_area <= self.max_area <= 1:
       raise UserError(
         f'augment.min_area {self.min_area} and max_area {self.max_area} must '
@@ -218,11 +218,13 @@ class EvalTransform:
     _check_choice(
       'preprocess.interpolation', self.interpolation, INTERPOLATIONS
     )
-    if not 0 < self.central_fraction <= 1:
-      raise UserError(
-        f'preprocess.central_fraction is {self.central_fraction}; it must be '
-        'in (0, 1].'
-      )
+    height, width = self.image_size
+    check_range(  # of the whole image, the pixels must be few enough
+      'preprocess.central_fraction',
+      self.central_fraction,
+      at_least=math.sqrt(height * width / MAX_PIXELS),
+      at_most=1,
+    )
 
   def __call__(
     self, image: bytes | np.ndarray, rng: np.random.Generator | None = None

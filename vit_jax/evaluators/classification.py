@@ -8,9 +8,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from vit_jax import plugins, sharding
+from vit_jax import durations, plugins, sharding
+from vit_jax.config import MAX_BATCH_SIZE
 from vit_jax.data import stream
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, check_range
 from vit_jax.losses import LOSSES
 
 PyTree = Any
@@ -24,6 +25,8 @@ class Evaluator:
   Sums and counts are kept apart and padding is masked, so the result does not
   depend on the batch size or the number of devices or processes.
   """
+
+  higher_is_better = ('accuracy',)  # what `checkpoint.best` may name
 
   def __init__(
     self,
@@ -46,9 +49,11 @@ class Evaluator:
       cross_entropy: kind of the loss reported, 'softmax' or 'sigmoid'.
 
     Raises:
-      UserError: no such split, or an empty one; unknown kind.
+      UserError: no such split, or an empty one; unknown kind; no duration or
+        batch size.
     """
-    del every
+    durations.check('every', every)
+    check_range('batch_size', batch_size, at_least=1, at_most=MAX_BATCH_SIZE)
     if cross_entropy not in LOSSES:
       raise UserError(
         f'cross_entropy is {cross_entropy!r}; allowed: {", ".join(LOSSES)}.'

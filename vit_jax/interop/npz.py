@@ -8,18 +8,28 @@ original one.
 
 import dataclasses
 import re
-import zipfile
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from vit_jax import storage, tree
 from vit_jax.errors import UserError
+from vit_jax.interop import arrays as arrays_lib
 
 PyTree = Any
 _LAYER = 'Transformer/encoderblock_{i}/'
 # (number of: second LayerNorm, attention, MLP) in each numbering
 _ORIGINAL, _LATER = (2, 1, 3), (1, 0, 0)
+# Dimensions of arrays by the end of their native path; the first that matches.
+_RANKS = {
+  r'embedding/kernel': 4,
+  r'(cls|position/embedding)': 3,
+  r'.*attention/(query|key|value|out)/kernel': 3,
+  r'.*attention/(query|key|value)/bias': 2,
+  r'.*kernel': 2,
+  r'.*': 1,  # biases and scales
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,25 +90,6 @@ def _layer_names(numbering: tuple[int, int, int]) -> dict[str, str]:
   }
 
 
-def read(path: str) -> dict[str, np.ndarray]:
-  """Reads all arrays of an .npz file; never unpickles.
-
-  Raises:
-    UserError: no such file, no .npz, or pickled objects in it.
-  """
-  file = storage.locate(path)
-  if not file.exists():
-    raise UserError(f'the weights file {path} does not exist.')
-  try:
-    with file.open('rb') as opened, np.load(opened, allow_pickle=False) as npz:
-      return {name: npz[name] for name in npz.files}
-  except (zipfile.BadZipFile, ValueError, EOFError, AttributeError) as error:
-    raise UserError(
-      f'{path} is no .npz file of plain arrays ({error}); it may be damaged: '
-      'fetch it again.'
-    ) from error
-
-
 def load(path: str) -> Weights:
   """Reads official weights of a plain ViT; the sizes follow from the arrays.
 
@@ -106,9 +97,9 @@ def load(path: str) -> Weights:
     path: an .npz file, local or gs://.
 
   Raises:
-    UserError: unreadable, or not a plain ViT's names and shapes.
+    UserError: unreadable, or not a plain ViT's names, ranks and floats.
   """
-  arrays = read(path)
+  arrays = arrays_lib.read(path)
   blocks = [re.match(r'Transformer/encoderblock_(\d+)/', k) for k in arrays]
   depth = max((int(match[1]) + 1 for match in blocks if match), default=0)
   if depth == 0 or 'embedding/kernel' not in arrays:
@@ -123,18 +114,25 @@ def load(path: str) -> Weights:
   pool = 'token' if 'cls' in arrays else 'gap'
   pre_logits, head = 'pre_logits/kernel' in arrays, 'head/kernel' in arrays
 
-  def take(name: str) -> np.ndarray:
+  def take(native: str, name: str) -> np.ndarray:
     if name not in arrays:
       raise UserError(f'{path} lacks the array {name!r}.')
-    return np.asarray(arrays.pop(name), np.float32)
+    return _float32(path, native, name, arrays.pop(name))
 
   flat = {
-    native: take(official)
+    native: take(native, official)
     for native, official in _outer_names(pool, pre_logits, head).items()
   }
   layer_names = _layer_names(_ORIGINAL if original else _LATER)
   for native, official in layer_names.items():
-    per_layer = [take(_LAYER.format(i=i) + official) for i in range(depth)]
+    per_layer = [
+      take(native, _LAYER.format(i=i) + official) for i in range(depth)
+    ]
+    shapes = {array.shape for array in per_layer}
+    if len(shapes) > 1:
+      raise UserError(
+        f'{path} has layers of different shapes: {official} is {shapes}.'
+      )
     flat[f'encoder/layers/{native}'] = np.stack(per_layer)
   if arrays:
     raise UserError(
@@ -158,6 +156,25 @@ def load(path: str) -> Weights:
     num_patches=slots - (pool == 'token'),
     params=tree.unflatten(flat),
   )
+
+
+def _float32(
+  path: str, native: str, name: str, array: np.ndarray
+) -> np.ndarray:
+  """An array as float32, if it can be what its name says."""
+  if not jnp.issubdtype(array.dtype, jnp.floating):
+    raise UserError(
+      f'{path}: {name} is of type {array.dtype}; weights are floating-point '
+      'numbers.'
+    )
+  rank = next(r for end, r in _RANKS.items() if re.fullmatch(end, native))
+  if array.ndim != rank or 0 in array.shape:
+    raise UserError(
+      f'{path}: {name} has the shape {array.shape}; it must have {rank} '
+      'dimension(s), none of them 0.'
+    )
+  with np.errstate(over='ignore'):  # to infinity, which is refused later
+    return np.asarray(array, np.float32)
 
 
 def save(path: str, params: PyTree) -> None:

@@ -29,6 +29,15 @@ def _aligned_matrix(old: int, new: int) -> np.ndarray:
   return np.maximum(0, 1 - distance)
 
 
+def check_method(method: str) -> None:
+  """Raises UserError unless `resize` knows the method."""
+  if method not in METHODS:
+    raise UserError(
+      f'position embeddings are resized by one of {METHODS} '
+      f'(position_resize); got {method!r}.'
+    )
+
+
 def resize(
   embedding: Float[Array | np.ndarray, '1 t d'],
   old_grid: tuple[int, int],
@@ -53,10 +62,7 @@ def resize(
 
   Reference: section 3.2 of the paper, "2D interpolation".
   """
-  if method not in METHODS:
-    raise UserError(
-      f'position embeddings are resized by one of {METHODS}; got {method!r}.'
-    )
+  check_method(method)
   prefix = embedding.shape[1] - old_grid[0] * old_grid[1]
   if prefix < 0:
     raise UserError(

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float, Key
 
 from vit_jax import flops, plugins
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, check_range
 from vit_jax.models import layers
 from vit_jax.models import sizes as sizes_lib
 from vit_jax.models.attention import IMPLEMENTATIONS
@@ -29,6 +29,7 @@ _CHOICES = {
   'attention': IMPLEMENTATIONS,
   'remat': tuple(layers.REMAT_POLICIES),
 }
+_MAX_SIZE = 2**31 - 1  # XLA's dimensions
 
 
 class ViT(nn.Module):
@@ -245,10 +246,11 @@ def Model(  # noqa: N802 (the fixed symbol that a config's name resolves to)
     attention: by kernels 'auto' (on TPUs, where they apply), 'kernel' or 'xla'.
     remat: what the backward pass recomputes: 'none' (but attention weights,
       always), 'full' (all), or 'dots' (all but products of weight matrices).
-    unroll: layers unrolled in each step of the scan.
+    unroll: layers unrolled in each step of the scan, all if there are fewer.
 
   Raises:
-    UserError: unknown variant or choice, or a size that is missing.
+    UserError: unknown variant or choice, a size that is missing, or a number
+      outside its range.
   """
   explicit = (patch_size, width, depth, mlp_dim, num_heads)
   given = zip(sizes_lib.NAMES, explicit, strict=True)
@@ -279,16 +281,18 @@ def _checked(
       f'the model lacks {", ".join(missing)}: set model.variant (for '
       "example 'B/16') or give these sizes."
     )
-  if min(sizes.values()) < 1 or sizes['width'] % sizes['num_heads']:
+  for key, size in (sizes | dict(unroll=unroll)).items():
+    check_range(f'model.{key}', size, at_least=1, at_most=_MAX_SIZE)
+  if sizes['width'] % sizes['num_heads']:
     raise UserError(
-      f'model sizes {sizes} are impossible: all must be positive and num_heads '
-      'must divide width.'
+      f'model sizes {sizes} are impossible: num_heads must divide width.'
     )
   for key, value in choices.items():
     if value not in _CHOICES[key]:
       raise UserError(f'model.{key} is {value!r}; allowed: {_CHOICES[key]}.')
-  if not all(0 <= rate < 1 for rate in rates.values()):
-    raise UserError(f'{rates} are rates: they must be in [0, 1).')
-  unroll = min(max(unroll, 1), sizes['depth'])
+  for key, rate in rates.items():
+    check_range(f'model.{key}', rate, at_least=0, below=1)
+  check_range('model.head_bias', others['head_bias'])
+  unroll = min(unroll, sizes['depth'])
   typed: dict[str, Any] = choices | {'dtype': jnp.dtype(choices['dtype'])}
   return ViT(**sizes, **typed, **rates, unroll=unroll, **others)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Key
 
 from vit_jax.data.device_augment import DeviceAugment, normalize
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, check_range
 from vit_jax.losses import LOSSES
 
 PyTree = Any
@@ -22,7 +22,8 @@ class Objective:
     model: see `vit_jax.models`.
     augment: of training batches, on the device; by default none.
     cross_entropy: 'softmax' or 'sigmoid', see `vit_jax.losses`.
-    label_smoothing: α of that loss.
+    label_smoothing: α of that loss, in [0, 1); with 'sigmoid' below .5, from
+      where on a label would count against its class.
   """
 
   model: Any
@@ -36,6 +37,10 @@ class Objective:
         f'objective.cross_entropy is {self.cross_entropy!r}; allowed: '
         f'{", ".join(LOSSES)}.'
       )
+    limit = 0.5 if self.cross_entropy == 'sigmoid' else 1
+    check_range(
+      'objective.label_smoothing', self.label_smoothing, at_least=0, below=limit
+    )
 
   def init(
     self, key: Key[Array, ''], batch: dict[str, Any]

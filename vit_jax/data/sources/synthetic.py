@@ -4,6 +4,8 @@ from typing import Any
 
 import numpy as np
 
+from vit_jax.errors import check_range
+
 
 class Source:
   """As many examples as asked for; pixels follow from index and split.
@@ -21,7 +23,10 @@ class Source:
     height: int = 32,
     width: int = 32,
   ):
-    """Args are sizes; `split` only changes the pixels."""
+    """Args are sizes, 1 or more; `split` only changes the pixels."""
+    sizes = dict(num_examples=num_examples, num_classes=num_classes)
+    for key, size in (sizes | dict(height=height, width=width)).items():
+      check_range(f'source.{key}', size, at_least=1, at_most=2**31 - 1)
     self.name = f'synthetic/{split}'
     self.num_classes = num_classes
     self.class_names = [f'class {i}' for i in range(num_classes)]

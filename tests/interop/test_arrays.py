@@ -1,0 +1,129 @@
+"""Files that are no plain arrays are one message, and cost no memory."""
+
+import io
+import tracemalloc
+import zipfile
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from numpy.lib import format as npy
+
+from tests.faults.counts import injected
+from vit_jax.errors import UserError
+from vit_jax.interop import arrays
+
+
+def member(shape, descr='<f4', data=bytes(16)):
+  """An array's file with any header."""
+  file = io.BytesIO()
+  fields = dict(shape=shape, descr=descr, fortran_order=False)
+  npy.write_array_header_1_0(file, fields)
+  return file.getvalue() + data
+
+
+def archive(path, content, compression=zipfile.ZIP_STORED):
+  """A zip file with one member."""
+  with zipfile.ZipFile(path, 'w', compression) as written:
+    written.writestr('cls.npy', content)
+  return str(path)
+
+
+@pytest.mark.parametrize('save', [np.savez, np.savez_compressed])
+@pytest.mark.parametrize('dtype', ['float16', 'float32', 'float64', 'int8'])
+def test_arrays_are_numpys(tmp_path, save, dtype):
+  """Every layout and type that NumPy reads is read alike."""
+  values = np.arange(24).reshape(2, 3, 4).astype(dtype)
+  given = dict(c=values, f=np.asfortranarray(values), zero=values[0, 0, 0])
+  save(tmp_path / 'a.npz', empty=values[:0], **given)
+  found = arrays.read(str(tmp_path / 'a.npz'))
+  with np.load(tmp_path / 'a.npz') as expected:
+    assert set(found) == set(expected.files)
+    for name, array in found.items():
+      assert array.dtype == expected[name].dtype
+      np.testing.assert_array_equal(array, expected[name])
+
+
+def test_bfloat16(tmp_path):
+  """What NumPy stores as two raw bytes an element is bfloat16."""
+  values = jnp.array([1.5, -2.25, 3e38], jnp.bfloat16)
+  np.savez(tmp_path / 'a.npz', w=np.asarray(values))
+  found = arrays.read(str(tmp_path / 'a.npz'))['w']
+  assert found.dtype == jnp.bfloat16
+  np.testing.assert_array_equal(found, values)
+
+
+@pytest.mark.parametrize('shape', [(10**13,), (2**28,), (2**40, 2**40)])
+@pytest.mark.parametrize(
+  'compression', [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED]
+)
+def test_a_header_allocates_nothing(tmp_path, shape, compression):
+  """40 TB, or a gigabyte, in a file of 100 bytes."""
+  injected('an .npz header that asks for memory')
+  path = archive(tmp_path / 'a.npz', member(shape), compression)
+  tracemalloc.start()
+  with pytest.raises(UserError, match='no room') as error:
+    arrays.read(path)
+  peak = tracemalloc.get_traced_memory()[1]
+  tracemalloc.stop()
+  assert peak < 2**24
+  assert path in str(error.value)
+
+
+def test_a_pickle_is_never_run(tmp_path):
+  """Python objects are refused by the header alone."""
+  injected('a pickled .npz')
+  evil = np.array([{'a': 1}], dtype=object)
+  np.savez(tmp_path / 'evil.npz', cls=evil)
+  with pytest.raises(UserError, match='plain arrays.*Python objects'):
+    arrays.read(str(tmp_path / 'evil.npz'))
+
+
+@pytest.mark.parametrize(
+  'content, words',
+  [
+    (b'no array at all', 'magic'),
+    (member((4,))[:40], 'header'),
+    (member((5,)), 'does not hold 20 bytes'),
+    (member((3,)), 'does not hold 12 bytes'),
+    (member((-4,)), r'shape \(-4,\)'),
+    (member((4,), "<f4' + 'x"), 'descr'),
+    (member((4,), [('a', '<f4')]).replace(b'\x93NUMPY\1', b'\x93NUMPY\3'), '3'),
+  ],
+)
+def test_damaged_members(tmp_path, content, words):
+  """What is wrong with an array stands in one message with the path."""
+  path = archive(tmp_path / 'a.npz', content)
+  with pytest.raises(UserError, match=words) as error:
+    arrays.read(path)
+  assert path in str(error.value)
+
+
+def test_a_flipped_bit(tmp_path):
+  """The zip file's checksum is compared."""
+  injected('a flipped bit in an .npz')
+  path = tmp_path / 'a.npz'
+  np.savez(path, w=np.ones(100, np.float32))
+  content = bytearray(path.read_bytes())
+  content[300] ^= 1
+  path.write_bytes(content)
+  with pytest.raises(UserError, match='CRC'):
+    arrays.read(str(path))
+
+
+def test_what_is_no_zip_file(tmp_path):
+  """An .npy by another name, a directory, a cut file, none."""
+  np.save(tmp_path / 'a.npy', np.zeros(3))
+  (tmp_path / 'a.npy').rename(tmp_path / 'array.npz')
+  (tmp_path / 'directory.npz').mkdir()
+  np.savez(tmp_path / 'cut.npz', w=np.zeros(1000))
+  content = (tmp_path / 'cut.npz').read_bytes()
+  (tmp_path / 'cut.npz').write_bytes(content[:2000])
+  for name, words in (
+    ('array', 'no .npz file'),
+    ('directory', 'is a directory'),
+    ('cut', 'no .npz file'),
+    ('absent', 'does not exist'),
+  ):
+    with pytest.raises(UserError, match=words):
+      arrays.read(str(tmp_path / f'{name}.npz'))

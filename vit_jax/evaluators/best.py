@@ -1,0 +1,34 @@
+"""Which metrics `checkpoint.best` can name."""
+
+from vit_jax import plugins
+from vit_jax.config import EVALS, Config
+from vit_jax.errors import UserError, closest
+
+
+def check(config: Config) -> None:
+  """Checks that the run will have the metric that its best step is told by.
+
+  An evaluator names the values of which higher is better in its attribute
+  `higher_is_better`; of one without it any value may be named.
+
+  Raises:
+    UserError: no evaluator of the config gives it.
+  """
+  best = config.checkpoint.best
+  if best is None:
+    return
+  metric = best.rpartition('/')[2]
+  suffixes = ('',) if config.average_decay is None else ('', '_ema')
+  allowed = [
+    f'{name}{suffix}/{value}'
+    for name, section in config.evals.items()
+    for suffix in suffixes
+    for value in getattr(
+      plugins.resolve(EVALS, section.name), 'higher_is_better', (metric,)
+    )
+  ]
+  if best not in allowed:
+    raise UserError(
+      f'checkpoint.best is {best!r}; {closest(best, allowed)}. Name a value of '
+      'one of config.evals of which higher is better, or None.'
+    )
