@@ -1,11 +1,14 @@
 """What every source promises, checked on whatever a test built."""
 
+import json
 import pickle
 from concurrent.futures import ThreadPoolExecutor
 
 import cv2
 import numpy as np
 import pytest
+
+from vit_jax.data import fingerprint
 
 
 def png(number):
@@ -39,3 +42,8 @@ def check(source, expected, places):
   copy = pickle.loads(pickle.dumps(source))  # as a worker process gets it
   assert [copy[i] for i in order[:20]] == wanted[:20]
   assert (copy.name, copy.class_names) == (source.name, source.class_names)
+  print_of = fingerprint.of(source)
+  assert json.loads(json.dumps(print_of)) == print_of
+  assert print_of == fingerprint.of(copy)
+  assert print_of['size'] == len(source)
+  assert print_of['class_names'] == source.class_names

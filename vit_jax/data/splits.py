@@ -3,9 +3,10 @@
 import bisect
 import itertools
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
+import numpy as np
 import tensorflow_datasets as tfds
 
 from vit_jax.errors import UserError, closest
@@ -43,6 +44,11 @@ class Selection(Sequence[tuple[str, int]]):
 
   def __len__(self) -> int:
     return self._ends[-1]
+
+  def rows(self) -> Iterator[tuple[str, np.ndarray]]:
+    """(split, positions there) of each part."""
+    for part in self._parts:
+      yield part.split, np.arange(part.start, part.stop)
 
   def __getitem__(self, index: int) -> tuple[str, int]:
     if not 0 <= index < len(self):

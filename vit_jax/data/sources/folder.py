@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.data import classes, files, splits
+from vit_jax.data import classes, files, fingerprint, splits
 from vit_jax.errors import UserError
 
 
@@ -77,6 +77,12 @@ class Source:
       'image': files.read_image(path),
       'label': self._classes.label(key, path),
     }
+
+  @property
+  def fingerprint(self) -> dict[str, Any]:
+    """By what the data set is known again; see `data.fingerprint`."""
+    chosen = [self._listings[s][rows] for s, rows in self._selection.rows()]
+    return fingerprint.sampled(self, *chosen)
 
   def where(self, index: int) -> str:
     """The file of an example."""

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute
 import pyarrow.parquet
 
-from vit_jax.data import classes, files, index, splits
+from vit_jax.data import classes, files, fingerprint, index, splits
 from vit_jax.data.transforms import DecodeError
 from vit_jax.errors import UserError, closest
 
@@ -79,6 +79,15 @@ class Source:
   def __getitem__(self, index: int) -> dict[str, Any]:
     split, position = self._selection[index]
     return self._tables[split].row(position)
+
+  @property
+  def fingerprint(self) -> dict[str, Any]:
+    """By what the data set is known again; see `data.fingerprint`."""
+    parts = [
+      [len(self._tables[split]), *rows[[0, -1]].tolist()]
+      for split, rows in self._selection.rows()
+    ]
+    return fingerprint.sampled(self, parts=parts)
 
   def where(self, index: int) -> str:
     """The file of an example and its row."""

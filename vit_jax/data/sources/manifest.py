@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.data import classes, files, splits
+from vit_jax.data import classes, files, fingerprint, splits
 from vit_jax.errors import UserError
 
 _COLUMNS = ('image', 'label', 'split')
@@ -68,6 +68,15 @@ class Source:
   def __getitem__(self, index: int) -> dict[str, Any]:
     image, label, _ = self._row(index)
     return {'image': files.read_image(image), 'label': label}
+
+  @property
+  def fingerprint(self) -> dict[str, Any]:
+    """By what the data set is known again; see `data.fingerprint`."""
+    chosen = []
+    for split, rows in self._selection.rows():
+      images, labels, _ = self._columns[split]
+      chosen += [images[rows], labels[rows]]
+    return fingerprint.sampled(self, *chosen)
 
   def where(self, index: int) -> str:
     """The file of an example, and the line that names it."""

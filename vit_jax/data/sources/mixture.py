@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Int
 
 from vit_jax import plugins
-from vit_jax.data import order
+from vit_jax.data import fingerprint, order
 from vit_jax.errors import UserError, closest
 
 SLOTS = 1000
@@ -71,6 +71,15 @@ class Source:
   def __getitem__(self, index: int) -> dict[str, Any]:
     member, row = self._find(index)
     return member[row]
+
+  @property
+  def fingerprint(self) -> dict[str, Any]:
+    """By what the data set is known again; see `data.fingerprint`."""
+    return {
+      'size': len(self),
+      'class_names': list(self.class_names),
+      'members': [fingerprint.of(member) for member in self._members],
+    }
 
   def where(self, index: int) -> str:
     """Where its member has an example."""

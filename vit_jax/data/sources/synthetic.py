@@ -41,6 +41,16 @@ class Source:
     noise = rng.integers(-64, 64, self._shape)
     return {'image': (colour + noise).astype(np.uint8), 'label': label}
 
+  @property
+  def fingerprint(self) -> dict[str, Any]:
+    """By what the data set is known again; see `data.fingerprint`."""
+    return {
+      'size': len(self),
+      'class_names': list(self.class_names),
+      'split': bytes(self._split).decode(),
+      'shape': list(self._shape),
+    }
+
   def where(self, index: int) -> str:
     """There is no file: pixels follow from split and index."""
     return f'{self.name}, example {index}'

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from etils import epath
 
-from vit_jax.data import classes, files, index, splits
+from vit_jax.data import classes, files, fingerprint, index, splits
 from vit_jax.errors import UserError
 
 _BRACES = re.compile(r'\{([^{}]*)\}')
@@ -96,6 +96,17 @@ class Source:
       int(found.shard[row]), int(found.offset[row]), int(found.size[row])
     )
     return {'image': image, 'label': int(found.label[row])}
+
+  @property
+  def fingerprint(self) -> dict[str, Any]:
+    """By what the data set is known again; see `data.fingerprint`."""
+    chosen = []
+    for split, rows in self._selection.rows():
+      found = self._splits[split]
+      names = [os.path.basename(path) for path in found.files.paths]
+      columns = (found.shard, found.offset, found.size, found.label)
+      chosen += [np.array(names), *(column[rows] for column in columns)]
+    return fingerprint.sampled(self, *chosen)
 
   def where(self, index: int) -> str:
     """The shard of an example and the image's offset there."""

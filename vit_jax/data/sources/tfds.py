@@ -15,7 +15,7 @@ import tensorflow_datasets as tfds
 from array_record.python import array_record_data_source
 from etils import epath
 
-from vit_jax.data import files, index, splits, tfrecord
+from vit_jax.data import files, fingerprint, index, splits, tfrecord
 from vit_jax.data.builders import digits
 from vit_jax.errors import UserError, closest
 
@@ -68,6 +68,7 @@ class Source:
     self.name = f'{dataset}/{split}'
     self.num_classes = label.num_classes
     self.class_names = list(label.names)
+    self._full_name = info.full_name
     self._keys = (image_key, label_key)
     self._records = _open(info, dataset, split, on_bad_shard)
 
@@ -78,6 +79,11 @@ class Source:
     if not 0 <= index < len(self):
       raise IndexError(f'{self.name} has no example {index}')
     return tfrecord.example(self._records.read(index), *self._keys)
+
+  @property
+  def fingerprint(self) -> dict[str, Any]:
+    """By what the data set is known again; see `data.fingerprint`."""
+    return fingerprint.sampled(self, dataset=self._full_name)
 
   def where(self, index: int) -> str:
     """The file of an example and its place there."""

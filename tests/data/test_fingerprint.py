@@ -1,0 +1,116 @@
+"""Fingerprints: equal for equal data wherever it lies, else different."""
+
+import shutil
+
+import contract
+import numbered
+import numpy as np
+import pytest
+
+from vit_jax.data import fingerprint
+from vit_jax.data.sources import folder, manifest, mixture, synthetic, tfds
+
+
+@pytest.fixture
+def photos(tmp_path):
+  """Two classes of three images."""
+  for number in range(6):
+    path = tmp_path / 'photos' / 'ab'[number // 3] / f'{number}.png'
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(contract.png(number))
+  return tmp_path / 'photos'
+
+
+def of_folder(path, split='train'):
+  return folder.Source(split, path=str(path)).fingerprint
+
+
+def test_a_folder_that_is_moved_and_changed(photos, tmp_path):
+  """Moving changes nothing; another name, size, class or part does."""
+  before = of_folder(photos)
+  assert before == of_folder(photos) and before['size'] == 6
+  moved = shutil.copytree(photos, tmp_path / 'elsewhere' / 'data')
+  assert of_folder(moved) == before
+  assert of_folder(moved, 'train[:50%]') != of_folder(moved, 'train[50%:]')
+  (moved / 'a' / '1.png').rename(moved / 'a' / '11.png')
+  renamed = of_folder(moved)
+  assert renamed['listing'] != before['listing']
+  assert renamed['records'] == before['records']
+  (moved / 'a' / '11.png').rename(moved / 'a' / '1.png')
+  assert of_folder(moved) == before
+  (moved / 'b' / '5.png').write_bytes(contract.png(5) + b'more')
+  assert of_folder(moved)['records'] != before['records']
+  shutil.copyfile(photos / 'b' / '5.png', moved / 'b' / '5.png')
+  (moved / 'b').rename(moved / 'c')
+  assert of_folder(moved)['class_names'] == ['a', 'c']
+
+
+def test_a_manifest_whose_labels_change(tmp_path):
+  """The images are the same, and one in the middle has another class."""
+  rows = [f'{i}.png,{i % 2}' for i in range(100)]
+  for number in range(100):
+    (tmp_path / f'{number}.png').write_bytes(contract.png(number))
+  (tmp_path / 'list.csv').write_text('\n'.join(['image,label', *rows]))
+  path = str(tmp_path / 'list.csv')
+  before = manifest.Source('train', path=path).fingerprint
+  rows[41] = '41.png,0'
+  (tmp_path / 'list.csv').write_text('\n'.join(['image,label', *rows]))
+  after = manifest.Source('train', path=path).fingerprint
+  assert after.pop('listing') != before.pop('listing')
+  assert after == before
+
+
+def test_both_formats_of_a_tfds_set(prepared):
+  """They hold the same examples in the same order."""
+  first, second = (
+    tfds.Source('train', dataset='twin', data_dir=str(path)).fingerprint
+    for path in prepared.values()
+  )
+  assert first == second
+  assert first['dataset'] == 'twin/1.0.0'
+
+
+def test_members_of_a_mixture():
+  """Each has its own; one that is changed changes the whole."""
+
+  def of_mixture(size):
+    members = {
+      'a': dict(name='synthetic', num_examples=10, weight=1.0),
+      'b': dict(name='synthetic', num_examples=20, height=size, weight=1.0),
+    }
+    return mixture.Source('train', members=members).fingerprint
+
+  alone = synthetic.Source('train', num_examples=10)
+  assert of_mixture(32)['members'][0] == alone.fingerprint
+  assert of_mixture(32)['size'] == 30
+  assert of_mixture(32) != of_mixture(31)
+
+
+def test_a_plug_in_without_one():
+  """Size, classes and a few records are told of any."""
+  source = numbered.Numbered(100)
+  found = fingerprint.of(source)
+  assert found['size'] == 100 and found['class_names'] == source.class_names
+  assert found['records'][0][1] == 0 and found['records'][-1][1] == 99
+  assert source.read.total() <= 8
+  assert found == fingerprint.of(numbered.Numbered(100))
+  assert found != fingerprint.of(numbered.Numbered(101))
+
+
+def test_a_record_that_cannot_be_used(photos):
+  """It has no size, which is a fact about the data set as any other."""
+  source = folder.Source('train', path=str(photos))
+  before = source.fingerprint['records']
+  (photos / 'a' / '0.png').unlink()
+  assert source.fingerprint['records'] == [None, *before[1:]]
+
+
+def test_a_checksum_is_of_bounds_too():
+  """Two arrays are not one of the same bytes."""
+  values = np.arange(6)
+  assert fingerprint.checksum(values) != fingerprint.checksum(
+    values[:3], values[3:]
+  )
+  assert fingerprint.checksum(values[::2]) == fingerprint.checksum(
+    np.array([0, 2, 4])
+  )
