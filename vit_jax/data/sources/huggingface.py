@@ -13,11 +13,12 @@ import json
 import os
 from typing import IO, Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 import pyarrow.parquet
 
-from vit_jax.data import classes, files, fingerprint, index, splits
+from vit_jax.data import classes, cuts, files, fingerprint, index, splits
 from vit_jax.data.transforms import DecodeError
 from vit_jax.errors import UserError, closest
 
@@ -64,7 +65,9 @@ class Source:
       for name in splits.named(split, shards)
     }
     lengths = {name: len(table) for name, table in self._tables.items()}
-    self._selection = splits.Selection(split, splits.resolve(split, lengths))
+    self._selection = splits.Selection(
+      split, lengths, lambda name: self._tables[name].cut_order()
+    )
     tables = list(self._tables.values())
     known = classes.Classes(tables[0].class_names())
     if not known.keys:
@@ -134,6 +137,11 @@ class _Table:
     number = bisect.bisect_right(ends, position)
     row = position - ends[number] + self._files[number]
     return f'{self._paths[number]}, row {row}'
+
+  def cut_order(self) -> np.ndarray:
+    """By rows alone: what Parquet is converted to is named for its place."""
+    rows = np.arange(len(self))
+    return cuts.by_place([''], np.zeros_like(rows), rows)
 
   def class_names(self) -> list[str]:
     """Of the label, if the data set knows them."""

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from etils import epath
 
-from vit_jax.data import classes, files, fingerprint, index, splits
+from vit_jax.data import classes, cuts, files, fingerprint, index, splits
 from vit_jax.errors import UserError
 
 _BRACES = re.compile(r'\{([^{}]*)\}')
@@ -33,6 +33,9 @@ class _Split(NamedTuple):
   offset: np.ndarray
   size: np.ndarray
   label: np.ndarray
+
+  def cut_order(self) -> np.ndarray:
+    return cuts.by_place(self.files.paths, self.shard, self.offset)
 
 
 class Source:
@@ -80,7 +83,9 @@ class Source:
       for name in splits.named(split, shards)
     }
     lengths = {name: len(each.label) for name, each in self._splits.items()}
-    self._selection = splits.Selection(split, splits.resolve(split, lengths))
+    self._selection = splits.Selection(
+      split, lengths, lambda name: self._splits[name].cut_order()
+    )
     largest = max(int(each.label.max()) for each in self._splits.values())
     known = classes.numbered(largest, known, path)
     self.name = f'{path}/{split}'
@@ -103,9 +108,9 @@ class Source:
     chosen = []
     for split, rows in self._selection.rows():
       found = self._splits[split]
-      names = [os.path.basename(path) for path in found.files.paths]
       columns = (found.shard, found.offset, found.size, found.label)
-      chosen += [np.array(names), *(column[rows] for column in columns)]
+      names = cuts.base_names(found.files.paths)
+      chosen += [names, *(column[rows] for column in columns)]
     return fingerprint.sampled(self, *chosen)
 
   def where(self, index: int) -> str:
