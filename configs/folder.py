@@ -1,18 +1,18 @@
 """Any folder of photographs: --config=configs/folder.py:path=photos.
 
 Not in the paper. `photos/cat/1.jpg`; or `photos/train/cat/1.jpg`, `photos/val`;
-without a val folder a tenth is held out. Classes and sizes are counted when the
+without a val folder a tenth of each class is held out, always the same images
+(a class of one image is trained on). Classes and sizes are counted when the
 config is read. Arguments: path, variant (S/16), tune=1 for fine-tuning (Table
 4's recipe for small sets) from --config.init_from at 384 px in place of
 training from scratch at 224 px. From scratch a few thousand photographs teach
 little: fine-tune where you can.
 """
 
-import pathlib
-
 from ml_collections import ConfigDict
 
 from vit_jax.config import complete, parse_arg
+from vit_jax.data import files
 from vit_jax.data.sources import folder
 from vit_jax.errors import UserError
 
@@ -21,21 +21,17 @@ def get_config(argument: str | None = None) -> ConfigDict:
   arg = parse_arg(argument, path='', variant='S/16', tune=0)
   if not arg.path:
     raise UserError('say which folder: --config=configs/folder.py:path=DIR.')
-  root = pathlib.Path(arg.path).expanduser()
-  parted = (root / 'train').is_dir()
-  split, held_out = (
-    ('train', 'val') if parted else ('train[:90%]', 'train[90%:]')
-  )
-  source = folder.Source(split, path=str(root))
+  path = files.local(arg.path, 'the source folder').rstrip('/') or '/'
+  found = folder.divide(path)
 
   config = ConfigDict()
   config.total = '20 epochs' if arg.tune else '100 epochs'
   config.batch_size = 128
   config.image_size = (384, 384) if arg.tune else (224, 224)
-  config.num_classes = source.num_classes
+  config.num_classes = found.num_classes
 
-  config.source = dict(name='folder', path=str(root))
-  config.train = dict(split=split, num_examples=len(source))
+  config.source = dict(name='folder', path=path)
+  config.train = dict(split=found.train, num_examples=found.num_examples)
   config.augment = dict(crop='inception', min_area=0.05, flip=True)
   config.preprocess = dict(resize='squash')
 
@@ -52,7 +48,7 @@ def get_config(argument: str | None = None) -> ConfigDict:
 
   config.reader = dict(on_bad_record='skip', max_bad_share=0.01)
   config.evals = dict(
-    val=dict(name='classification', split=held_out, every='10 %')
+    val=dict(name='classification', split=found.held_out, every='10 %')
   )
   config.checkpoint = dict(every='10 %', best='val/accuracy')
   config.log = dict(every='10 steps')

@@ -165,16 +165,28 @@ def test_every_config_builds():
 
 
 def test_folder_config(tmp_path):
-  """Classes and sizes are counted; a tenth is held out."""
+  """Classes and sizes are counted; without val a tenth is held out."""
   for name in ('cat', 'dog'):
-    (tmp_path / name).mkdir()
+    (tmp_path / 'train' / name).mkdir(parents=True)
     for i in range(10):
-      (tmp_path / name / f'{i}.png').write_bytes(b'not read here')
-  config = overrides.load(f'configs/folder.py:path={tmp_path}')
-  assert (config.num_classes, config.train.num_examples) == (2, 18)
-  assert config.evals.val.split == 'train[90%:]'
+      (tmp_path / 'train' / name / f'{i}.png').write_bytes(b'not read here')
+  for path in (tmp_path, tmp_path / 'train'):
+    config = overrides.load(f'configs/folder.py:path={path}')
+    assert (config.num_classes, config.train.num_examples) == (2, 18)
+    assert config.evals.val.split == 'train[90%:]'
+    assert config.train.split != 'train[:90%]'  # of workdirs from before
+  (tmp_path / 'Valid').mkdir()
+  (tmp_path / 'train' / 'cat').rename(tmp_path / 'Valid' / 'cat')
+  (tmp_path / 'train' / 'cat').mkdir()
+  (tmp_path / 'Valid' / 'cat' / '1.png').rename(
+    tmp_path / 'train' / 'cat' / '1.png'
+  )
+  parted = overrides.load(f'configs/folder.py:path={tmp_path}')
+  assert parted.evals.val.split == 'val' and parted.train.num_examples == 11
   tune = overrides.load(f'configs/folder.py:path={tmp_path},tune=1')
   assert tune.optimizer.name == 'sgd' and tune.image_size == (384, 384)
+  with pytest.raises(UserError, match='gs://bucket/photos is remote'):
+    overrides.load('configs/folder.py:path=gs://bucket/photos')
   with pytest.raises(UserError, match='which folder'):
     overrides.load('configs/folder.py')
 

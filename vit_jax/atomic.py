@@ -6,6 +6,8 @@ import tempfile
 
 from etils import epath
 
+from vit_jax import storage
+
 
 def write(path: epath.Path, content: str | bytes) -> None:
   """Writes a file aside, makes sure of it on disk, and puts it in place.
@@ -16,7 +18,7 @@ def write(path: epath.Path, content: str | bytes) -> None:
     OSError: it cannot be written; what was there before is as it was.
   """
   data = content.encode() if isinstance(content, str) else content
-  if '://' in str(path):
+  if storage.is_remote(path):
     path.write_bytes(data)
     return
   folder, name = os.path.split(os.fspath(path))

@@ -8,7 +8,7 @@ from typing import Any
 
 from etils import epath
 
-from vit_jax import atomic
+from vit_jax import atomic, storage
 from vit_jax.errors import UserError
 
 Record = dict[str, Any]
@@ -86,7 +86,7 @@ def access(path: epath.Path, doing: str) -> Iterator[None]:
       'it is now.'
     ) from error
   except Exception as error:
-    if not isinstance(error, OSError) and '://' not in str(path):
+    if not isinstance(error, OSError) and not storage.is_remote(path):
       raise  # an object store has errors of its own
     number = getattr(error, 'errno', None)
     reason = os.strerror(number) if isinstance(number, int) else str(error)

@@ -13,6 +13,7 @@ import pathlib
 from absl import flags
 
 from vit_jax import cli, interruption, storage
+from vit_jax.data import files
 from vit_jax.data.builders import (
   catalog,
   digits,
@@ -130,6 +131,10 @@ def _path(source: str | None, wanted: str) -> pathlib.Path:
   """The path that --source names."""
   if source is None:
     raise UserError(f'--source=PATH is missing: {wanted}.')
+  if files.is_remote(source):
+    raise UserError(
+      f'--source={source} is remote: copy it to a disk of this machine first.'
+    )
   return pathlib.Path(source).expanduser()
 
 

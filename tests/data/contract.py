@@ -17,6 +17,30 @@ def png(number):
   return cv2.imencode('.png', pixels)[1].tobytes()
 
 
+def check_parts(open_split, at):
+  """A split is cut at random: not where its list is, and always alike.
+
+  Args:
+    open_split: split → source; `where` tells its examples apart.
+    at: where to cut 'train'.
+
+  Returns:
+    The positions in the whole of the first and of the second part.
+  """
+  whole, *parts = (
+    [source.where(i) for i in range(len(source))]
+    for source in map(open_split, ('train', f'train[:{at}]', f'train[{at}:]'))
+  )
+  rank = {place: i for i, place in enumerate(whole)}
+  first, second = ([rank[place] for place in part] for part in parts)
+  assert sorted(first + second) == list(range(len(whole)))
+  assert first == sorted(first) and second == sorted(second)
+  assert first[-1] > second[0], 'the list was cut'
+  mixed = open_split(f'train[{at}:]+train[:{at}]')
+  assert [mixed.where(i) for i in range(len(whole))] == parts[1] + parts[0]
+  return first, second
+
+
 def check(source, expected, places):
   """Everything a reader relies on.
 

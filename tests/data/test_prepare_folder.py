@@ -37,7 +37,6 @@ def test_classes_become_one_split(tmp_path, workers):
   wanted = fill(tmp_path / 'in', ['tabby cat', 'dog', 'ñandú'], 9)
   (tmp_path / 'in/dog/broken.jpg').write_bytes(b'no image')
   (tmp_path / 'in/dog/notes.txt').write_text('not an image')
-  (tmp_path / 'in/dog/gone.jpg').symlink_to('nowhere')
   (tmp_path / 'in/.cache').mkdir()
   folder.prepare(
     tmp_path / 'in',
@@ -102,15 +101,21 @@ def test_folders_that_will_not_do(tmp_path):
   fill(tmp_path / 'undecodable', ['a'], 0)
   (tmp_path / 'undecodable/a/1.jpg').write_bytes(b'x')
   fill(tmp_path / 'newline', ['a\nb'], 1)
+  fill(tmp_path / 'nothing', ['a'], 1)
+  fill(tmp_path / 'nothing', ['b'], 0)
+  fill(tmp_path / 'dead', ['a'], 1)
+  (tmp_path / 'dead/a/gone.jpg').symlink_to('nowhere')
   (tmp_path / 'empty').mkdir()
   (tmp_path / 'file').write_text('')
   for name, message in (
     ('mixed', 'beside them bus'),
     ('undecodable', 'no image of the split'),
     ('newline', 'cannot name a class'),
-    ('empty', 'no image for the split'),
-    ('file', 'is no directory'),
-    ('absent', 'is no directory'),
+    ('empty', 'holds no folder'),
+    ('dead', 'a/gone.jpg is a link to nothing'),
+    ('nothing', '/b holds no image'),
+    ('file', '--source is .* no such directory'),
+    ('absent', '--source is .* no such directory'),
   ):
     with pytest.raises(UserError, match=message):
       folder.prepare(tmp_path / name, tmp_path / 'out', 'my_set')

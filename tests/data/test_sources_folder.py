@@ -1,5 +1,6 @@
 """Folders of classes: what is taken, in which order, with which labels."""
 
+import collections
 import os
 
 import contract
@@ -59,20 +60,46 @@ def test_splits(tmp_path, held_out):
   source = open_folder(tmp_path, held_out)
   assert source.class_names == ['a', 'b', 'c']
   contract.check(source, [(images[f'{held_out}/c/4.jpg'], 2)], ['c/4.jpg'])
-  both = open_folder(tmp_path, f'{held_out}+train[-1:]')
-  assert paths_of(both, tmp_path) == [f'{held_out}/c/4.jpg', 'train/c/3.jpg']
+  both = open_folder(tmp_path, f'{held_out}+train')
+  expected = [f'{held_out}/c/4.jpg', 'train/a/1.jpg', 'train/b/2.jpg']
+  assert paths_of(both, tmp_path)[:3] == expected
   assert len(open_folder(tmp_path, 'all')) == 4
   if held_out != 'test':
     for name in ('val', 'validation'):
       assert len(open_folder(tmp_path, name)) == 1
 
 
-def test_parts(tmp_path):
-  """Slices count examples in their order."""
-  order = [f'{k}/{i}.jpg' for k in 'ab' for i in range(5)]
-  fill(tmp_path, *order)
-  assert paths_of(open_folder(tmp_path, 'train[:30%]'), tmp_path) == order[:3]
-  assert paths_of(open_folder(tmp_path, 'train[-6:]'), tmp_path) == order[-6:]
+def classes_of(root, split):
+  """{class: images of it} in a split."""
+  paths = paths_of(open_folder(root, split), root)
+  return collections.Counter(path.partition('/')[0] for path in paths)
+
+
+def test_parts_have_their_share_of_each_class(tmp_path):
+  """A class too small to be divided belongs to the part from the start."""
+  sizes = {'a': 50, 'b': 20, 'c': 10, 'd': 2, 'e': 1}
+  fill(tmp_path, *(f'{k}/{i}.jpg' for k, n in sizes.items() for i in range(n)))
+  contract.check_parts(lambda split: open_folder(tmp_path, split), '90%')
+  assert classes_of(tmp_path, 'train[90%:]') == {'a': 5, 'b': 2, 'c': 1}
+  assert classes_of(tmp_path, 'train[:10%]').keys() == sizes.keys()
+  assert classes_of(tmp_path, 'train[:50%]') == {
+    **{'a': 25, 'b': 10, 'c': 5},
+    **{'d': 1, 'e': 1},
+  }
+  assert classes_of(tmp_path, 'train[:5]') == dict.fromkeys(sizes, 1)
+
+
+def test_parts_follow_names_alone(tmp_path):
+  """Neither the place of the folder nor its other classes move an image."""
+  paths = [f'{k}/{i}.jpg' for k in 'ab' for i in range(20)]
+  fill(tmp_path / 'one', *paths)
+  fill(tmp_path / 'two' / 'train', *paths, *(f'c/{i}.jpg' for i in range(20)))
+  fill(tmp_path / 'two' / 'val', 'a/1.jpg')
+  found = paths_of(open_folder(tmp_path / 'one', 'train[75%:]'), tmp_path)
+  other = open_folder(tmp_path / 'two', 'train[75%:]')
+  there = paths_of(other, tmp_path / 'two')
+  wanted = [path.removeprefix('one/') for path in found]
+  assert [p.removeprefix('train/') for p in there if '/c/' not in p] == wanted
 
 
 def test_what_is_no_image(tmp_path):

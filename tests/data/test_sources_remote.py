@@ -36,13 +36,14 @@ def test_manifest(bucket):
   """Beside the manifest, and wherever it points."""
   (bucket / 'a.png').write_bytes(contract.png(1))
   (bucket / 'list.csv').write_text(
-    'image,label\na.png,0\ngs://bucket/a.png,1\ngs://bucket/b.png,1\n'
+    'image,label,split\na.png,0,train\ngs://bucket/a.png,1,train\n'
+    'gs://bucket/b.png,1,test\n'
   )
-  source = manifest.Source('train[:2]', path=f'{NAME}/list.csv')
+  source = manifest.Source('train', path=f'{NAME}/list.csv')
   expected = [(contract.png(1), 0), (contract.png(1), 1)]
   contract.check(source, expected, ['gs://bucket/a.png'] * 2)
   with pytest.raises(DecodeError, match='No such file'):
-    manifest.Source('train', path=f'{NAME}/list.csv')[2]
+    manifest.Source('test', path=f'{NAME}/list.csv')[0]
 
 
 def test_tfrecord_index(bucket):

@@ -56,10 +56,11 @@ def test_a_directory(shards):
   places = ['a-train-000.tar'] * 4 + ['a-train-001.tar'] * 5
   contract.check(source, images(0, 12), places)
   contract.check(tar.Source('val', path=str(shards)), images(50, 52), [])
-  part = tar.Source('train[3:10]+validation', path=str(shards))
-  expected = images(3, 10) + images(50, 52)
-  contract.check(part, expected, ['-000.tar', '-001.tar'])
-  path, _, offset = part.where(4).partition(' @ ')
+  both = tar.Source('validation+train', path=str(shards))
+  expected = images(50, 52) + images(0, 12)
+  contract.check(both, expected, ['val'] * 2 + places)
+  contract.check_parts(lambda s: tar.Source(s, path=str(shards)), '50%')
+  path, _, offset = both.where(2 + 7).partition(' @ ')
   with open(path, 'rb') as file:
     file.seek(int(offset))
     assert file.read(len(contract.png(7))) == contract.png(7)

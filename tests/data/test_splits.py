@@ -65,7 +65,7 @@ def test_named():
 def test_selection():
   """Every example of every part, in order, and nothing beyond."""
   spec = 'train[3:5]+test[-1:]+validation'
-  selection = splits.Selection(spec, splits.resolve(spec, LENGTHS))
+  selection = splits.Selection(spec, LENGTHS)
   expected = [('train', 3), ('train', 4), ('test', 99)]
   expected += [('validation', i) for i in range(10)]
   assert list(selection) == expected

@@ -17,6 +17,14 @@ IMAGES = tuple(  # endings of what `decode` knows
   '.jpg .jpeg .jpe .jfif .png .gif .bmp .webp .tif .tiff'.split()
 )
 
+_NO_FILE = (  # what else goes wrong is the disk's or the network's fault
+  FileNotFoundError,
+  PermissionError,
+  IsADirectoryError,
+  NotADirectoryError,
+)
+_NO_PATH = (errno.ENAMETOOLONG, errno.ELOOP)
+
 
 def place(path: str, key: str) -> str:
   """The path with ~ expanded, if it is local or on gs://.
@@ -76,8 +84,12 @@ def read_image(path: str) -> bytes:
   """
   try:
     return read(path)
-  except (FileNotFoundError, PermissionError, IsADirectoryError) as error:
+  except OSError as error:
+    if not isinstance(error, _NO_FILE) and error.errno not in _NO_PATH:
+      raise
     raise DecodeError(f'no file to read: {error.strerror or error}') from error
+  except ValueError as error:  # a zero in the path
+    raise DecodeError(f'no file to read: {error}') from error
 
 
 def read_text(path: str, key: str) -> str:

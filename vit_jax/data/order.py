@@ -17,7 +17,7 @@ _ROUNDS = 6  # four make a strong pseudorandom permutation; two for good measure
 _GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio, the increment of SplitMix64
 
 
-def _mix(x: UInt64[np.ndarray, ' n']) -> UInt64[np.ndarray, ' n']:
+def mix(x: UInt64[np.ndarray, ' n']) -> UInt64[np.ndarray, ' n']:
   """SplitMix64's finaliser: every input bit changes half of the output's."""
   x = (x ^ (x >> 30)) * np.uint64(0xBF58476D1CE4E5B9)
   x = (x ^ (x >> 27)) * np.uint64(0x94D049BB133111EB)
@@ -41,7 +41,7 @@ def shuffled(
     positions = positions.astype(np.uint64)
     epoch = positions // np.uint64(num_examples)
     index = positions % np.uint64(num_examples)
-    key = _mix(_mix(epoch * np.uint64(_GOLDEN)) + np.uint64(seed))
+    key = mix(mix(epoch * np.uint64(_GOLDEN)) + np.uint64(seed))
     index = _permute(index, key, num_examples)
     outside = index >= num_examples
     while outside.any():
@@ -60,8 +60,8 @@ def _permute(
   mask = (np.uint64(1) << half) - np.uint64(1)
   left, right = index >> half, index & mask
   for number in range(1, _ROUNDS + 1):
-    round_key = _mix(key + np.uint64(number * _GOLDEN % 2**64))
-    left, right = right, left ^ (_mix(right + round_key) & mask)
+    round_key = mix(key + np.uint64(number * _GOLDEN % 2**64))
+    left, right = right, left ^ (mix(right + round_key) & mask)
   return (left << half) | right
 
 
@@ -82,7 +82,7 @@ def replacement(
   hashed = np.zeros(1, np.uint64)
   with np.errstate(over='ignore'):
     for word in (seed, position, attempt):
-      hashed = _mix((hashed + np.uint64(_GOLDEN)) ^ np.uint64(word))
+      hashed = mix((hashed + np.uint64(_GOLDEN)) ^ np.uint64(word))
   return int(hashed[0] % np.uint64(num_examples))
 
 

@@ -3,16 +3,28 @@
 import bisect
 import itertools
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import (
+  Callable,
+  Collection,
+  Iterator,
+  Mapping,
+  Sequence,
+)
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 import tensorflow_datasets as tfds
+from jaxtyping import Int
 
 from vit_jax.errors import UserError, closest
 
 T = TypeVar('T')
 NAMES = ('train', 'validation', 'val', 'test')  # as folders and files have them
+KINDS = {  # of splits, and the names that folders have for them
+  'train': ('train', 'training'),
+  'validation': ('validation', 'val', 'valid', 'dev'),
+  'test': ('test', 'testing'),
+}
 _NAME = re.compile(r'^[\w-]+')
 _PARTS = 'train[:99%], train[1000:2000] or train+validation'
 
@@ -37,25 +49,44 @@ class Selection(Sequence[tuple[str, int]]):
   `selection[i]` is the (split, position) of example i.
   """
 
-  def __init__(self, spec: str, parts: Sequence[Part]):
+  def __init__(
+    self,
+    spec: str,
+    lengths: Mapping[str, int],
+    cut: Callable[[str], Int[np.ndarray, ' n']] | None = None,
+  ):
+    """Resolves a spec; see `resolve`, also for what it raises.
+
+    Args:
+      spec: in the TFDS way, 'train[:10%]+test[5:7]', or 'all'.
+      lengths: {split: number of examples}.
+      cut: the order (see `data/cuts.py`) in which a split is cut; it is asked
+        only for splits of which a part is wanted. Within a part, examples keep
+        the order of their positions. By default splits are cut as they are.
+    """
     self._spec = spec
-    self._parts = tuple(parts)
-    self._ends = list(itertools.accumulate(p.stop - p.start for p in parts))
+    self._parts: list[tuple[str, range | np.ndarray]] = []
+    for part in resolve(spec, lengths):
+      rows = range(part.start, part.stop)
+      if cut is not None and len(rows) < lengths[part.split]:
+        rows = np.sort(cut(part.split)[part.start : part.stop])
+      self._parts.append((part.split, rows))
+    self._ends = list(itertools.accumulate(len(r) for _, r in self._parts))
 
   def __len__(self) -> int:
     return self._ends[-1]
 
-  def rows(self) -> Iterator[tuple[str, np.ndarray]]:
+  def rows(self) -> Iterator[tuple[str, Int[np.ndarray, ' n']]]:
     """(split, positions there) of each part."""
-    for part in self._parts:
-      yield part.split, np.arange(part.start, part.stop)
+    for split, rows in self._parts:
+      yield split, np.asarray(rows)
 
   def __getitem__(self, index: int) -> tuple[str, int]:
     if not 0 <= index < len(self):
       raise IndexError(f'{self._spec!r} has no example {index}')
     number = bisect.bisect_right(self._ends, index)
-    part = self._parts[number]
-    return part.split, part.stop - (self._ends[number] - index)
+    split, rows = self._parts[number]
+    return split, int(rows[index - self._ends[number]])
 
 
 class _Length(NamedTuple):
@@ -91,18 +122,30 @@ def named(spec: str, there: Collection[str]) -> list[str]:
   return list(dict.fromkeys(names))
 
 
+def kind(name: str) -> str | None:
+  """What a name commonly stands for: 'train', 'validation', 'test' or None."""
+  for meant, names in KINDS.items():
+    if name.lower() in names:
+      return meant
+  return None
+
+
 def with_alias(found: dict[str, T], spec: str) -> dict[str, T]:
-  """Lets 'val' and 'validation' stand for each other where one is there.
+  """Lets names of one kind stand for each other where one of them is there.
+
+  'val' finds 'validation' and 'train' finds 'Train', unless there are two that
+  it might mean.
 
   Args:
     found: {split: anything}.
     spec: what is asked for; only a name in it is added.
   """
-  asked = re.findall(r'[a-z]\w*', spec)
-  for name, other in (('val', 'validation'), ('validation', 'val')):
-    if name in found and other not in found and other in asked:
-      found = {**found, other: found[name]}
-  return found
+  added = {}
+  for name in re.findall(r'[A-Za-z]\w*', spec):
+    same = [n for n in found if kind(n) and kind(n) == kind(name)]
+    if name not in found and len(same) == 1:
+      added[name] = found[same[0]]
+  return {**found, **added}
 
 
 def resolve(spec: str, lengths: Mapping[str, int]) -> list[Part]:

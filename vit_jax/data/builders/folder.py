@@ -1,7 +1,8 @@
 """A TFDS data set from a folder of images: DIR/CLASS/IMAGE, or with splits.
 
 DIR/train/CLASS/IMAGE, DIR/val/CLASS/IMAGE and the like give splits of these
-names; without such directories everything becomes `train`. Classes are the
+names; without such directories everything becomes `train`. Files are those that
+the source `folder` takes (`data/class_folders.py`). Classes are the
 directories' names, sorted; all splits share them. Order, checks and format are
 those of `imagenet21k`; the images lie on the disk already, so one pass does.
 """
@@ -13,15 +14,15 @@ import pathlib
 import re
 from collections.abc import Iterator
 
+from vit_jax.data import class_folders
 from vit_jax.data.builders import images, runs, shards, workspace
 from vit_jax.data.builders.archive import Skipped
 from vit_jax.errors import UserError
 
 log = logging.getLogger('vit_jax')
 NAME = 'folder'
-SPLITS = ('train', 'val', 'valid', 'validation', 'dev', 'test')
+_SPLITS = {'training': 'train', 'testing': 'test'}  # others keep their names
 _NAME = re.compile(r'[a-z][a-z0-9_]*')
-_SUFFIXES = ('.jpg', '.jpeg', '.png', '.gif', '.bmp', '.webp', '.tif', '.tiff')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +58,8 @@ def prepare(
   """
   check_name(name)
   splits = {
-    split: _files(folder, split) for split, folder in _splits(source).items()
+    split: _files(found)
+    for split, found in _listings(os.fspath(source)).items()
   }
   classes = sorted({f.class_name for files in splits.values() for f in files})
   labels = {class_name: label for label, class_name in enumerate(classes)}
@@ -105,60 +107,33 @@ def check_name(name: str) -> None:
     )
 
 
-def _splits(source: pathlib.Path) -> dict[str, pathlib.Path]:
-  """The directories that hold classes, by split."""
-  if not source.is_dir():
-    raise UserError(
-      f'--source={source} is no directory. Wanted is one with '
-      'CLASS/IMAGE, or train/CLASS/IMAGE and test/CLASS/IMAGE.'
-    )
-  inside = _directories(source)
-  found = {
-    path.name: path
-    for path in inside
-    if path.name in SPLITS and _directories(path)
-  }
-  others = [path.name for path in inside if path.name not in found]
-  if found and others:
-    raise UserError(
-      f'{source} has the splits {", ".join(found)} and beside them '
-      f'{", ".join(others[:3])}: are these classes or splits? Splits are named '
-      f'{", ".join(SPLITS)}; move what is neither elsewhere.'
-    )
-  return found or {'train': source}
+def _listings(source: str) -> dict[str, class_folders.Listing]:
+  """What each split holds; splits are named 'train', 'test', 'val', …"""
+  found = {}
+  for folder, root in class_folders.roots(source, '--source').items():
+    split = _SPLITS.get(folder.lower(), folder.lower())
+    if split in found:
+      raise UserError(
+        f'{root} and {found[split].root} are both the split {split!r}: rename '
+        'one, or put one into the other.'
+      )
+    found[split] = class_folders.listing(root)
+    class_folders.report(found[split])
+  return found
 
 
-def _directories(folder: pathlib.Path) -> list[pathlib.Path]:
-  return sorted(
-    path
-    for path in folder.iterdir()
-    if path.is_dir() and not path.name.startswith('.')
-  )
-
-
-def _files(folder: pathlib.Path, split: str) -> list[_File]:
+def _files(found: class_folders.Listing) -> list[_File]:
   """The images of a split, in order of the hash of their names."""
-  found = []
-  for directory in _directories(folder):
-    if not directory.name.isprintable():
-      raise UserError(f'{str(directory)!r} cannot name a class: rename it.')
-    with os.scandir(directory) as entries:
-      found += [
-        _File(
-          path=entry.path,
-          name=f'{directory.name}/{entry.name}',
-          class_name=directory.name,
-          size=entry.stat().st_size,
-        )
-        for entry in entries
-        if entry.is_file() and entry.name.lower().endswith(_SUFFIXES)
-      ]
-  if not found:
-    raise UserError(
-      f'{folder}: no image for the split {split!r}. Wanted are CLASS/IMAGE '
-      f'with the endings {" ".join(_SUFFIXES)}.'
+  for name in found.classes:
+    if not name.isprintable():
+      raise UserError(f'{found.root}/{name!r} cannot name a class: rename it.')
+  taken = []
+  for name in map(os.fsdecode, found.paths):
+    path = f'{found.root}/{name}'
+    taken.append(
+      _File(path, name, name.partition('/')[0], os.stat(path).st_size)
     )
-  return sorted(found, key=lambda file: (runs.key(file.name), file.name))
+  return sorted(taken, key=lambda file: (runs.key(file.name), file.name))
 
 
 def _shards(

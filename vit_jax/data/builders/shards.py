@@ -221,7 +221,7 @@ def _serialized(example: Example) -> bytes:
   features = proto.features.feature
   features['image'].bytes_list.value.append(example.image)
   features['label'].int64_list.value.append(example.label)
-  features['file_name'].bytes_list.value.append(example.name.encode())
+  features['file_name'].bytes_list.value.append(os.fsencode(example.name))
   return proto.SerializeToString(deterministic=True)
 
 

@@ -1,19 +1,25 @@
 """A folder for each class: `cat/1.jpg`, or `train/cat/1.jpg`, `val/cat/2.jpg`.
 
-Folders named train, val, validation or test directly under the path are splits
-('val' and 'validation' stand for each other); without any, everything is one
-split, 'train'. The first level below is the class; what lies deeper belongs to
-it. Files that are no images by their ending, and hidden ones, are left out.
+Folders named for splits are splits, if they hold folders; without any,
+everything is one split, 'train'. The first level below is the class; what lies
+deeper belongs to it. What else is taken and left out: `data/class_folders.py`,
+which is asked by `prepare folder` too.
 """
 
 import os
-from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from vit_jax import plugins
-from vit_jax.data import classes, files, fingerprint, splits
+from vit_jax.data import (
+  class_folders,
+  classes,
+  cuts,
+  files,
+  fingerprint,
+  splits,
+)
 from vit_jax.errors import UserError
 
 
@@ -39,6 +45,7 @@ class Source:
     """Lists the files; nothing is read until an example is asked for.
 
     Examples stand in the order of their classes' folders, then of their paths.
+    Parts of a split ('train[:90%]') have their share of each class.
 
     Args:
       split: in the TFDS way: 'train', 'train[:99%]', 'train+validation'.
@@ -53,145 +60,119 @@ class Source:
       UserError: no such folder or split, no classes, or empty ones.
     """
     path = files.local(path, 'the source folder').rstrip('/') or '/'
-    roots = _roots(path, split)
-    self._classes = _classes(roots, class_map)
+    roots = class_folders.roots(path, 'source.path')
+    first = next(iter(roots.values()))  # that of 'train' if there is one
+    self._classes = (
+      classes.load(class_map)
+      if class_map
+      else classes.Classes(class_folders.names(first))
+    )
     self.name = f'{path}/{split}'
     self.num_classes = len(self._classes.keys)
     self.class_names = self._classes.names
+    there = splits.with_alias(roots, split)
     self._listings = {
-      name: _listing(roots[name], self._classes, allow_empty)
-      for name in splits.named(split, roots)
+      name: self._list(there[name], allow_empty)
+      for name in splits.named(split, there)
     }
-    if class_map and not allow_empty and 'train' in self._listings:
-      self._refuse_absent(roots['train'], class_map)
-    self._roots = roots
-    lengths = {name: len(each) for name, each in self._listings.items()}
-    self._selection = splits.Selection(split, splits.resolve(split, lengths))
+    for name, found in self._listings.items():
+      if class_map and not allow_empty and splits.kind(name) == 'train':
+        self._refuse_absent(found, class_map)
+    lengths = {name: len(each.paths) for name, each in self._listings.items()}
+    self._selection = splits.Selection(split, lengths, self._cut_order)
 
   def __len__(self) -> int:
     return len(self._selection)
 
   def __getitem__(self, index: int) -> dict[str, Any]:
-    path = self.where(index)
-    split, _ = self._selection[index]
-    key = path[len(self._roots[split]) + 1 :].partition('/')[0]
-    return {
-      'image': files.read_image(path),
-      'label': self._classes.label(key, path),
-    }
+    root, path = self._find(index)
+    place = f'{root}/{path}'
+    label = self._classes.label(path.partition('/')[0], place)
+    return {'image': files.read_image(place), 'label': label}
 
   @property
   def fingerprint(self) -> dict[str, Any]:
     """By what the data set is known again; see `data.fingerprint`."""
-    chosen = [self._listings[s][rows] for s, rows in self._selection.rows()]
-    return fingerprint.sampled(self, *chosen)
+    return fingerprint.sampled(
+      self,
+      *(self._listings[s].paths[rows] for s, rows in self._selection.rows()),
+    )
 
   def where(self, index: int) -> str:
     """The file of an example."""
-    split, position = self._selection[index]
-    return (
-      f'{self._roots[split]}/{os.fsdecode(self._listings[split][position])}'
-    )
+    return '/'.join(self._find(index))
 
-  def _refuse_absent(self, root: str, class_map: str) -> None:
-    absent = [k for k in self._classes.keys if not os.path.isdir(f'{root}/{k}')]
+  def _find(self, index: int) -> tuple[str, str]:
+    """The split's directory, and the path in it."""
+    split, position = self._selection[index]
+    found = self._listings[split]
+    return found.root, os.fsdecode(found.paths[position])
+
+  def _list(self, root: str, allow_empty: bool) -> class_folders.Listing:
+    found = class_folders.listing(
+      root,
+      allow_empty=allow_empty,
+      option=', or set --config.source.allow_empty',
+    )
+    for name in found.classes:
+      self._classes.label(name, f'the folder {root}/{name}')
+    class_folders.report(found)
+    return found
+
+  def _cut_order(self, split: str) -> np.ndarray:
+    found = self._listings[split]
+    numbers = np.repeat(np.arange(len(found.counts)), found.counts)
+    return cuts.by_class(found.paths, numbers)
+
+  def _refuse_absent(
+    self, found: class_folders.Listing, class_map: str
+  ) -> None:
+    absent = sorted(set(self._classes.keys) - set(found.classes))
     if absent:
       raise UserError(
         f'{class_map} lists the class {absent[0]!r} and {len(absent) - 1} '
-        f'others without a folder in {root}: mend the list, or set '
+        f'others without a folder in {found.root}: mend the list, or set '
         '--config.source.allow_empty.'
       )
 
 
-def _roots(path: str, spec: str) -> dict[str, str]:
-  """The folder of each split, {'train': …}, by the names that spec uses."""
-  if not os.path.isdir(path):
-    raise UserError(
-      f'source.path is {path!r}, and there is no such directory: give one with '
-      'a folder for each class, or with train/ and val/ of such folders.'
-    )
-  found = {
-    name: f'{path}/{name}'
-    for name in splits.NAMES
-    if os.path.isdir(f'{path}/{name}')
-  }
-  return splits.with_alias(found, spec) or {'train': path}
+class Division(NamedTuple):
+  """What of a folder is trained on, and what is held out.
 
-
-def _classes(roots: dict[str, str], class_map: str | None) -> classes.Classes:
-  if class_map:
-    return classes.load(class_map)
-  first = roots.get('train') or next(iter(roots.values()))
-  found = classes.Classes(_folders(first))
-  if not found.keys:
-    raise UserError(
-      f'{first} holds no folder: each class needs one with its images. For '
-      'images with a list of labels, take the source manifest.'
-    )
-  return found
-
-
-def _folders(root: str) -> list[str]:
-  with os.scandir(root) as entries:
-    return sorted(
-      entry.name
-      for entry in entries
-      if _is_dir(entry) and not entry.name.startswith('.')
-    )
-
-
-def _is_dir(entry: os.DirEntry) -> bool:
-  try:
-    return entry.is_dir()
-  except OSError:  # a link to itself
-    return False
-
-
-def _listing(
-  root: str, known: classes.Classes, allow_empty: bool
-) -> np.ndarray:
-  """Sorted paths of images relative to the root, as bytes.
-
-  An array of fixed length is smaller than a list of str, and worker processes
-  get it at once.
+  Attributes:
+    train: a split.
+    held_out: another one.
+    num_examples: of `train`.
+    num_classes: of both.
   """
-  paths: list[bytes] = []
-  for name in _folders(root):
-    known.label(name, f'the folder {root}/{name}')
-    found = sorted(_images(root, name, (_identity(root),)))
-    if not found and not allow_empty:
-      raise UserError(
-        f'the class folder {root}/{name} holds no image (endings: '
-        f'{" ".join(files.IMAGES)}): fill or remove it, or set '
-        '--config.source.allow_empty.'
-      )
-    paths += map(os.fsencode, found)
-  return np.array(paths, dtype=np.bytes_)
+
+  train: str
+  held_out: str
+  num_examples: int
+  num_classes: int
 
 
-def _images(
-  root: str, folder: str, above: tuple[tuple[int, int], ...]
-) -> Iterator[str]:
-  """Images below a folder; a link to a folder above is not followed again."""
-  here = _identity(f'{root}/{folder}')
-  if here in above:
-    return
-  with os.scandir(f'{root}/{folder}') as entries:
-    for entry in entries:
-      if entry.name.startswith('.'):
-        continue
-      path = f'{folder}/{entry.name}'
-      if _is_dir(entry):
-        yield from _images(root, path, (*above, here))
-      elif entry.name.lower().endswith(files.IMAGES):
-        if not entry.is_file():
-          raise UserError(
-            f'{root}/{path} is a link to nothing, or no file: mend or remove '
-            'it.'
-          )
-        yield path
+def divide(path: str) -> Division:
+  """Takes train and val where both are there; else holds out a tenth of train.
 
-
-def _identity(folder: str) -> tuple[int, int]:
-  status = os.stat(folder)
-  return status.st_dev, status.st_ino
+  Raises:
+    UserError: as `Source`, or fewer images than can be divided.
+  """
+  roots = class_folders.roots(path, 'the argument path')
+  there = splits.with_alias(roots, 'train+val')
+  splits.named('train', there)
+  found = class_folders.listing(there['train'])
+  images, num_classes = len(found.paths), len(found.classes)
+  if 'val' in there:
+    return Division('train', 'val', images, num_classes)
+  # Not 'train[:90%]': so wrote workdirs of the time when parts were cut from
+  # the sorted list. Their examples were others, and by this they are refused.
+  train, held_out = 'train[0%:90%]', 'train[90%:]'
+  num_examples = len(splits.Selection(train, {'train': images}))
+  if not num_classes <= num_examples < images:
+    raise UserError(
+      f'{found.root} holds {images} images of {num_classes} classes: too few '
+      'to hold out a tenth and still train on every class. Add images, or put '
+      'them into train/ and val/ yourself.'
+    )
+  return Division(train, held_out, num_examples, num_classes)

@@ -12,11 +12,20 @@ import json
 import os
 from typing import IO, Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 
 from vit_jax import plugins
-from vit_jax.data import arrow, classes, files, fingerprint, index, splits
+from vit_jax.data import (
+  arrow,
+  classes,
+  cuts,
+  files,
+  fingerprint,
+  index,
+  splits,
+)
 from vit_jax.data.transforms import DecodeError
 from vit_jax.errors import UserError, closest
 
@@ -66,7 +75,9 @@ class Source:
       for name in splits.named(split, shards)
     }
     lengths = {name: len(table) for name, table in self._tables.items()}
-    self._selection = splits.Selection(split, splits.resolve(split, lengths))
+    self._selection = splits.Selection(
+      split, lengths, lambda name: self._tables[name].cut_order()
+    )
     known = _classes(list(self._tables.values()), path)
     self.name = f'{path}/{split}'
     self.num_classes = len(known.keys)
@@ -133,6 +144,11 @@ class _Table:
     number = bisect.bisect_right(ends, position)
     row = position - ends[number] + self._files[number]
     return f'{self._paths[number]}, row {row}'
+
+  def cut_order(self) -> np.ndarray:
+    """By rows alone: what Parquet is converted to is named for its place."""
+    rows = np.arange(len(self))
+    return cuts.by_place([''], np.zeros_like(rows), rows)
 
   def class_names(self) -> list[str]:
     """Of the label, if the data set knows them."""

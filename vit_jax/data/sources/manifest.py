@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax import plugins
-from vit_jax.data import classes, files, fingerprint, listing, splits
+from vit_jax.data import classes, cuts, files, fingerprint, listing, splits
 
 
 @plugins.operational('path')
@@ -58,7 +58,9 @@ class Source:
       chosen = np.array([row.split == there[name] for row in rows])
       self._columns[name] = (images[chosen], labels[chosen], lines[chosen])
     lengths = {name: len(each[0]) for name, each in self._columns.items()}
-    self._selection = splits.Selection(split, splits.resolve(split, lengths))
+    self._selection = splits.Selection(
+      split, lengths, lambda name: cuts.by_name(self._columns[name][0])
+    )
 
   def __len__(self) -> int:
     return len(self._selection)

@@ -15,7 +15,15 @@ import numpy as np
 from etils import epath
 
 from vit_jax import plugins
-from vit_jax.data import classes, files, fingerprint, index, splits, tarshard
+from vit_jax.data import (
+  classes,
+  cuts,
+  files,
+  fingerprint,
+  index,
+  splits,
+  tarshard,
+)
 from vit_jax.errors import UserError
 
 _BRACES = re.compile(r'\{([^{}]*)\}')
@@ -34,6 +42,9 @@ class _Split(NamedTuple):
   offset: np.ndarray
   size: np.ndarray
   label: np.ndarray
+
+  def cut_order(self) -> np.ndarray:
+    return cuts.by_place(self.files.paths, self.shard, self.offset)
 
 
 @plugins.operational('path')
@@ -83,7 +94,9 @@ class Source:
       for name in splits.named(split, shards)
     }
     lengths = {name: len(each.size) for name, each in found.items()}
-    self._selection = splits.Selection(split, splits.resolve(split, lengths))
+    self._selection = splits.Selection(
+      split, lengths, lambda name: found[name].cut_order()
+    )
     known, self._splits = _number(found, known)
     self.name = f'{path}/{split}'
     self.num_classes = len(known.keys)
@@ -105,9 +118,9 @@ class Source:
     chosen = []
     for split, rows in self._selection.rows():
       found = self._splits[split]
-      names = [os.path.basename(path) for path in found.files.paths]
       columns = (found.shard, found.offset, found.size, found.label)
-      chosen += [np.array(names), *(column[rows] for column in columns)]
+      names = cuts.base_names(found.files.paths)
+      chosen += [names, *(column[rows] for column in columns)]
     return fingerprint.sampled(self, *chosen)
 
   def where(self, index: int) -> str:

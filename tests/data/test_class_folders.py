@@ -1,0 +1,209 @@
+"""What of a directory is taken: by the source and by `prepare` alike."""
+
+import logging
+import os
+
+import pytest
+from test_sources_folder import fill, open_folder, paths_of
+
+from vit_jax.data import class_folders, splits
+from vit_jax.data.builders import folder as builder
+from vit_jax.data.sources import folder, tfds
+from vit_jax.errors import UserError
+
+
+@pytest.fixture
+def said(caplog, monkeypatch):
+  """What was logged so far."""
+  monkeypatch.setattr(logging.getLogger('vit_jax'), 'propagate', True)
+  caplog.set_level(logging.INFO, 'vit_jax')
+  return lambda: caplog.text
+
+
+@pytest.mark.parametrize(
+  'layout',
+  [
+    ('train', 'val', 'test'),
+    ('Train', 'Val', 'Test'),
+    ('training', 'valid', 'testing'),
+    ('TRAIN', 'validation', 'Testing'),
+    ('train', 'dev', 'test'),
+  ],
+)
+def test_names_of_splits(tmp_path, layout):
+  """As people name them, and asked for by any of these names."""
+  fill(tmp_path, *(f'{name}/{k}/1.jpg' for name in layout for k in 'ab'))
+  for name, asked in zip(layout, ('train', 'val', 'test'), strict=True):
+    for split in (asked, name):
+      source = open_folder(tmp_path, split)
+      assert source.class_names == ['a', 'b']
+      expected = [f'{name}/a/1.jpg', f'{name}/b/1.jpg']
+      assert paths_of(source, tmp_path) == expected
+  assert len(open_folder(tmp_path, 'all')) == 6
+  found = folder.divide(str(tmp_path))
+  assert (found.train, found.held_out) == ('train', 'val')
+
+
+def test_two_folders_of_one_kind(tmp_path):
+  """Each by its own name; a third name might mean either."""
+  fill(tmp_path, 'train/a/1.jpg', 'val/a/2.jpg', 'valid/a/3.jpg')
+  for name in ('val', 'valid'):
+    [path] = paths_of(open_folder(tmp_path, name), tmp_path)
+    assert path.startswith(f'{name}/')
+  with pytest.raises(UserError, match="no split 'dev'.*val, valid"):
+    open_folder(tmp_path, 'dev')
+
+
+def test_classes_that_are_named_like_splits(tmp_path):
+  """Trains, buses and tests: classes, unless they hold folders."""
+  fill(tmp_path, 'train/1.jpg', 'bus/1.jpg', 'test/1.jpg')
+  assert open_folder(tmp_path).class_names == ['bus', 'test', 'train']
+  fill(tmp_path, 'train/steam/1.jpg')
+  for take in (
+    lambda: open_folder(tmp_path),
+    lambda: builder.prepare(tmp_path, tmp_path / 'out', 'my_set'),
+    lambda: folder.divide(str(tmp_path)),
+  ):
+    with pytest.raises(UserError, match='train,.* bus .*classes or splits'):
+      take()
+
+
+def test_folders_beside_splits(tmp_path, said):
+  """Named, and left out where two splits share a class or none has images."""
+  fill(tmp_path, 'train/a/1.jpg', 'val/a/2.jpg', 'raw/x/3.jpg', 'test/4.jpg')
+  assert open_folder(tmp_path).class_names == ['a']
+  assert 'beside its splits, left out: raw, test' in said()
+  (tmp_path / 'val').rename(tmp_path / 'holdout')
+  with pytest.raises(UserError, match='holdout, raw with images.*rename'):
+    open_folder(tmp_path)
+
+
+def test_what_is_left_out_is_counted(tmp_path, said):
+  """By kind; photographs of telephones get a hint."""
+  fill(tmp_path, 'a/1.jpg', 'a/2.GIF', 'a/3.jfif', 'b/1.png', 'loose.jpg')
+  for name in ('a/4.HEIC', 'b/5.heic', 'b/6.jp2', 'b/.hidden.jpg', 'b/README'):
+    (tmp_path / name).touch()
+  assert len(open_folder(tmp_path)) == 4
+  for words in (
+    *('2 .heic', '1 .jp2', '1 hidden', '1 without ending'),
+    *('1 .jpg outside of the class folders', 'HEIC is not decoded'),
+  ):
+    assert words in said()
+  assert 'one class only' not in said()
+
+
+def test_a_class_of_nothing_but_heic(tmp_path):
+  """The message says what there is, and what to do."""
+  fill(tmp_path, 'a/1.jpg')
+  (tmp_path / 'b').mkdir()
+  (tmp_path / 'b' / '1.heic').touch()
+  with pytest.raises(UserError, match='/b holds no image.*1 .heic.*convert'):
+    open_folder(tmp_path)
+
+
+def test_one_class_only(tmp_path, said):
+  """Mostly a path that is one level too high or too low."""
+  fill(tmp_path, 'photos/cat/1.jpg', 'photos/dog/1.jpg')
+  assert open_folder(tmp_path).class_names == ['photos']
+  assert "one class only, 'photos'" in said()
+
+
+def test_prepare_takes_the_same_files(tmp_path):
+  """Nested ones, GIFs, links; not hidden ones, nor other endings."""
+  root = tmp_path / 'in'
+  fill(
+    root,
+    *('train/a/1.gif', 'train/a/deep/er/2.JPG', 'train/b/3.jfif'),
+    *('train/b/.4.jpg', 'train/.c/5.jpg', 'train/b/6.txt', 'Val/a/7.png'),
+  )
+  (root / 'train' / 'b' / 'link.png').symlink_to(root / 'Val' / 'a' / '7.png')
+  builder.prepare(root, tmp_path / 'out', 'my_set')
+  for split, count in {'train': 4, 'val': 1}.items():
+    ours = open_folder(root, split)
+    theirs = tfds.Source(
+      split, dataset='my_set', data_dir=str(tmp_path / 'out')
+    )
+    assert len(ours) == count
+    assert examples(ours) == examples(theirs)
+
+
+def examples(source):
+  found = [source[i] for i in range(len(source))]
+  return sorted((each['image'], each['label']) for each in found)
+
+
+def test_a_name_that_is_no_text(tmp_path):
+  """Bytes that are no UTF-8 are a name as any other."""
+  fill(tmp_path / 'in', 'a/1.jpg')
+  os.rename(
+    tmp_path / 'in/a/1.jpg', os.fsencode(tmp_path / 'in/a') + b'/\xff.jpg'
+  )
+  assert open_folder(tmp_path / 'in')[0]['label'] == 0
+  builder.prepare(tmp_path / 'in', tmp_path / 'out', 'my_set')
+
+
+def test_a_class_that_is_a_dead_link(tmp_path):
+  """It would move the labels of all classes behind it."""
+  fill(tmp_path, 'a/1.jpg', 'c/1.jpg')
+  (tmp_path / 'b').symlink_to(tmp_path / 'gone')
+  with pytest.raises(UserError, match='/b is a link to nothing'):
+    open_folder(tmp_path)
+  (tmp_path / 'b').unlink()
+  (tmp_path / 'a' / '2.jpg').symlink_to(tmp_path / 'a' / '2.jpg')  # to itself
+  with pytest.raises(UserError, match='a/2.jpg is a link to nothing'):
+    open_folder(tmp_path)
+
+
+def test_a_folder_that_cannot_be_read(tmp_path, monkeypatch):
+  """One message, whoever runs the test."""
+  fill(tmp_path, 'a/1.jpg', 'b/1.jpg')
+  scandir = os.scandir
+
+  def denied(path):
+    if path == f'{tmp_path}/b':
+      raise PermissionError(13, 'Permission denied', path)
+    return scandir(path)
+
+  monkeypatch.setattr(os, 'scandir', denied)
+  with pytest.raises(UserError, match='/b cannot be read .Permission denied'):
+    open_folder(tmp_path)
+
+
+@pytest.mark.parametrize('name', ['absent', 'file/below', 'x' * 5000, 'a\0b'])
+def test_paths_that_are_none(tmp_path, name):
+  """Absent, below a file, too long, or with a zero."""
+  (tmp_path / 'file').touch()
+  (tmp_path / 'self').symlink_to(tmp_path / 'self')
+  for path in (f'{tmp_path}/{name}', f'{tmp_path}/self'):
+    with pytest.raises(UserError, match='there is no such directory'):
+      class_folders.roots(path, 'source.path')
+
+
+def test_a_tenth_is_held_out(tmp_path):
+  """Of train where there is no val, and of everything where there is none."""
+  fill(tmp_path, *(f'train/{k}/{i}.jpg' for k in 'ab' for i in range(20)))
+  fill(tmp_path, 'test/a/1.jpg')
+  for root in (tmp_path, tmp_path / 'train'):
+    found = folder.divide(str(root))
+    assert (found.num_examples, found.num_classes) == (36, 2)
+    held_out = open_folder(root, found.held_out)
+    assert [held_out[i]['label'] for i in range(4)] == [0, 0, 1, 1]
+    assert len(open_folder(root, found.train)) == 36
+
+
+@pytest.mark.parametrize('count', [1, 2, 5])
+def test_too_few_to_hold_some_out(tmp_path, count):
+  """Of classes of one image, none can be held out and trained on."""
+  fill(tmp_path, *(f'{k}/1.jpg' for k in 'abcde'[:count]))
+  with pytest.raises(
+    UserError, match=f'{count} images of {count} classes: too'
+  ):
+    folder.divide(str(tmp_path))
+
+
+def test_kinds_of_splits():
+  """A name of one kind is of no other."""
+  names = [name for names in splits.KINDS.values() for name in names]
+  assert len(names) == len(set(names))
+  assert splits.kind('VALID') == 'validation'
+  assert splits.kind('trains') is None
