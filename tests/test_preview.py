@@ -23,7 +23,7 @@ def test_shares_are_never_cut_off():
 def test_tiles_have_room_for_their_captions(mixed):
   """Every tile of a picture has the same size, and the last letter fits."""
   image = np.ones((32, 32, 3), np.float32)
-  wide = ['W' * 50] * 2
+  wide = ['n' * 50] * 2
   targets = [np.array(0), np.array(1)]
   if mixed:
     targets = [np.array([1.0, 0.0]), np.array([0.4, 0.6])]

@@ -1,7 +1,5 @@
 """What becomes of each step's metrics on the host."""
 
-import contextlib
-import types
 from unittest import mock
 
 import jax.numpy as jnp
@@ -9,18 +7,22 @@ import pytest
 
 from vit_jax.data.reader import BadShare
 from vit_jax.errors import UserError
-from vit_jax.recorder import Recorder
+from vit_jax.ledger import Ledger
+from vit_jax.metrics import Writer
+from vit_jax.recorder import Meter, Recorder
+from vit_jax.stragglers import HostTimes
+from vit_jax.watchdog import Watchdog
 
 
 def recorder(bad_share):
   """A recorder that reports to nobody."""
-  hosts = types.SimpleNamespace(
-    waiting=contextlib.nullcontext, step=lambda step: None
-  )
-  meter = mock.Mock(batch_size=8)
+  meter = mock.Mock(spec=Meter, batch_size=8)
   meter.read.return_value = {}
+  others = (mock.Mock(spec=kind) for kind in (Writer, Ledger, Watchdog))
+  writer, ledger, watchdog = others
+  hosts = mock.MagicMock(spec=HostTimes)
   return Recorder(
-    *(mock.Mock(), meter, mock.Mock(), mock.Mock(), hosts, bad_share),
+    *(writer, meter, ledger, watchdog, hosts, bad_share),
     max_skipped=3,
     every_steps=100,
     total_steps=1000,

@@ -34,7 +34,7 @@ if __name__ == '__main__':
   share = Share(np.arange(8), np.arange(8))
   for future in [pool.fill(0, share, 0) for _ in range(8)]:
     pool.result(future)
-  maps = [line for line in open('/proc/self/maps') if 'pymp-' in line]
+  maps = [line for line in open('/proc/self/maps') if '/pym-' in line]
   assert maps and all('(deleted)' in line for line in maps), maps
   print(*[child.pid for child in multiprocessing.active_children()], flush=True)
   sys.stdin.read()
