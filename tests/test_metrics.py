@@ -102,6 +102,7 @@ def test_a_workdir_that_is_gone_is_noticed(tmp_path, moved):
   if moved:
     folder.rename(tmp_path / 'elsewhere')
     folder.mkdir()
+    (folder / 'metrics.jsonl').touch()  # another run's
   else:
     shutil.rmtree(folder)
   writer.write(2, {'loss': 1.0})
