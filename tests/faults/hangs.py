@@ -6,7 +6,9 @@ from vit_jax.data.sources import synthetic
 
 
 class Source(synthetic.Source):
-  def __init__(self, split, /, *, num_examples=256, num_classes=20):
+  def __init__(
+    self, split, /, *, num_examples: int = 256, num_classes: int = 20
+  ):
     super().__init__(split, num_examples=num_examples, num_classes=num_classes)
     self._hangs = not split.startswith('train[512')
 

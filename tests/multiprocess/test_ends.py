@@ -76,7 +76,11 @@ def test_a_crash_of_one(tmp_path, monkeypatch):
 def test_a_lost_peer(tmp_path, killed):
   """SIGKILL to any: the others end with 45 and one message."""
   workdir = tmp_path / 'run'
-  changes = {'total': '4000 steps', 'checkpoint.every': '4000 steps'}
+  changes = {
+    'batch_size': 48,
+    'total': '4000 steps',
+    'checkpoint.every': '4000 steps',
+  }
   processes = runs.start_pair(workdir, changes, 1, 3)
   try:
     runs.wait_for_step(workdir, 8, processes)
