@@ -64,7 +64,7 @@ def test_an_error_that_passes(saved, tmp_path):
   assert 'resuming at step 8' in errors[0]
   assert 'process 1 failed; its log says why. Trying again' in errors[0]
   assert 'OSError: [Errno 5] injected. Trying again in 1 s' in errors[1]
-  assert _steps(tmp_path / 'run') == ['12', '8']
+  assert _steps(tmp_path / 'run') == ['12', '4', '8']
 
 
 @pytest.mark.slow
@@ -85,7 +85,7 @@ def test_damage_that_one_sees(saved, tmp_path):
   errors = _resume(saved, tmp_path / 'run', 'damaged', 0)
   assert 'resuming at step 4' in errors[0]
   assert '8 is set aside: ValueError: DATA_LOSS: injected' in errors[1]
-  assert _steps(tmp_path / 'run') == ['12', '8', '8.bad']
+  assert _steps(tmp_path / 'run') == ['12', '4', '8', '8.bad']
 
 
 @pytest.mark.slow
