@@ -13,9 +13,9 @@ Each NAME.patch beside this file is one mutant:
   text in its place
 
 First all named test files must pass; then each mutant is applied to a copy of
-the tree, and each of its test files is run there. Exit code 1 where a mutant
-survives (pytest ends with 0) or cannot be judged (its old text is not there
-once; its tests fail without it, or with it do not even start).
+the tree, and its test files are run there. Exit code 1 where one survives
+(pytest ends with 0) or cannot be judged (its old text is not there once, its
+tests fail without it or, with it, do not even start).
 """
 
 import argparse
@@ -54,8 +54,8 @@ class Mutant:
   def read(cls, path: pathlib.Path) -> 'Mutant':
     head, old_and_new = path.read_text().split('--- old\n')
     old, new = old_and_new.split('+++ new\n')
-    lines = head.splitlines()
-    fields = dict(x.split(': ', 1) for x in lines if not x.startswith('#'))
+    lines = [x for x in head.splitlines() if not x.startswith('#')]
+    fields = dict(line.split(': ', 1) for line in lines)
     red = tuple(fields['red'].split())
     return cls(path.stem, fields['file'], red, old[:-1], new[:-1])
 
@@ -65,9 +65,8 @@ class Mutant:
       if not (ROOT / file).is_file():
         return f'there is no file {file}'
     count = (ROOT / self.file).read_text().count(self.old)
-    if count != 1 or self.old == self.new:
-      return f'its old text stands {count} times in {self.file}, not once'
-    return None
+    where = f'its old text stands {count} times in {self.file}, not once'
+    return None if count == 1 else where
 
   def survives(self, tree: pathlib.Path) -> list[str]:
     """Applies it to a copy of the tree for a while; says what is wrong."""
