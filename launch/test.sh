@@ -4,10 +4,16 @@
 # Usage: bash launch/test.sh [--all] [pytest arguments]
 #   bash launch/test.sh --all           each fault injected as often as stated
 #   bash launch/test.sh -m 'not slow'   the quick part
+#   bash launch/test.sh --mutants [--jobs=N] [NAME...]
+#     breaks the code in many places instead, one after another, and lists those
+#     that no test notices (tests/mutants); takes longer than the suite
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source launch/environment.sh
 make_environment requirements-test.txt
+if [[ "${1-}" == --mutants ]]; then
+  exec python tests/mutants/run.py "${@:2}"
+fi
 ruff format --check .
 ruff check .
 pyright

@@ -177,6 +177,37 @@ def final_params(workdir: Any) -> dict[str, np.ndarray]:
   return {k: np.asarray(v) for k, v in tree.flatten(params).items()}
 
 
+def judged(workdir: Any, load: str) -> tuple[float, float]:
+  """Accuracy and loss of the small L/16 on its evaluation's 256 examples.
+
+  From a checkpoint alone, without the evaluator and the objective.
+
+  Args:
+    workdir: of the run; its images were 48 pixels high.
+    load: 'load' or 'load_average'.
+  """
+  import jax
+
+  from vit_jax import pretrained, sharding
+  from vit_jax.data.sources import synthetic
+
+  weights = pretrained.find(str(workdir))
+  mesh = sharding.make_mesh(jax.devices()[:1])
+  params = getattr(weights, load)(weights.abstract_params(mesh))
+  transform, model = weights.preprocess(), weights.model()
+  source = synthetic.Source(
+    'train[:51200]', num_examples=256, num_classes=20, height=48
+  )
+  examples = [source[index] for index in range(len(source))]
+  pixels = np.stack([transform(example['image']) for example in examples])
+  labels = np.array([example['label'] for example in examples])
+  images = np.float32(pixels) / 127.5 - 1
+  logits = np.asarray(model.apply({'params': params}, images), np.float64)
+  terms = np.logaddexp(0, logits) - logits * np.eye(20)[labels]
+  correct = logits.argmax(-1) == labels
+  return correct.mean(), terms.sum(-1).mean()
+
+
 def free_port() -> int:
   """A TCP port of this machine that nobody listens on."""
   with socket.socket() as listener:

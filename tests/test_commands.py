@@ -6,6 +6,7 @@ import shutil
 import cv2
 import numpy as np
 import pytest
+import scipy.ndimage
 
 from tests import runs
 
@@ -158,8 +159,11 @@ def test_what_a_run_leaves_behind(trained):
   for key in ('loss', 'lr', 'grad_norm', 'epoch', 'img_per_sec', 'data_wait'):
     assert key in first
   last = runs.records(trained)[-1]
-  assert last['val/count'] == last['val_ema/count'] == 256
-  assert last['val/loss'] != last['val_ema/loss']
+  for name, load in (('val', 'load'), ('val_ema', 'load_average')):
+    assert last[f'{name}/count'] == 256
+    accuracy, loss = runs.judged(trained, load)
+    assert last[f'{name}/accuracy'] == accuracy
+    assert last[f'{name}/loss'] == pytest.approx(loss, rel=1e-5)
   steps = sorted(
     int(p.name) for p in (trained / 'checkpoints').iterdir() if p.name.isdigit()
   )
@@ -183,6 +187,20 @@ def test_evaluation_is_exact(trained, devices):
   assert result['ema/accuracy'] == last['val_ema/accuracy']
 
 
+def assert_start_of_fine_tuning(tuned, body):
+  """Parameters of 3x4 patches and a zero head, from those of 2x2 patches."""
+  assert body.keys() - tuned.keys() == {'pre_logits/bias', 'pre_logits/kernel'}
+  for path, leaf in tuned.items():
+    if path.startswith('head/'):
+      assert not leaf.any(), path
+    elif path != 'position/embedding':
+      np.testing.assert_array_equal(leaf, body[path], err_msg=path)
+  old, new = (p['position/embedding'][0] for p in (body, tuned))
+  np.testing.assert_array_equal(new[0], old[0])  # the class token's
+  grid = scipy.ndimage.zoom(old[1:].reshape(2, 2, -1), (1.5, 2, 1), order=1)
+  np.testing.assert_allclose(new[1:], grid.reshape(12, -1), atol=1e-6)
+
+
 @pytest.mark.slow
 def test_convert_fine_tune_predict(tmp_path, trained):
   """Through .npz and back, to a non-square larger image, to an answer."""
@@ -202,8 +220,9 @@ def test_convert_fine_tune_predict(tmp_path, trained):
       'init_from': source,
       'image_size': '(48, 64)',
       'batch_size': 64,
-      'total': '5 steps',
+      'total': '5 steps' if source == npz else '20 steps',
       'schedule.warmup': '1 steps',
+      'schedule.base_lr': 0.0 if source == npz else 0.03,
       'model.dtype': 'float32',
     }
     command = runs.flags('configs/finetune_imagenet.py', workdir, flags)
@@ -213,7 +232,12 @@ def test_convert_fine_tune_predict(tmp_path, trained):
     losses = runs.losses(workdir)
     # A zero head: every class is equally likely at first.
     assert losses[1] == pytest.approx(np.log(20), rel=1e-5)
-    assert losses[5] < losses[1]
+    if source == npz:
+      body, tuned = map(runs.final_params, (trained, workdir))
+      assert_start_of_fine_tuning(tuned, body)
+      assert set(losses.values()) == {losses[1]}
+    else:
+      assert losses[20] < 0.6 * losses[1]
   image = tmp_path / 'image.png'
   cv2.imwrite(str(image), np.full((30, 50), 128, np.uint8))
   out, _ = runs.run(

@@ -112,3 +112,20 @@ def test_batch_index_counts_what_is_not_skipped(skipped):
   allowed = [index for index in range(60) if index not in skipped]
   for step in range(30):
     assert order.batch_index(step, skipped) == allowed[step]
+
+
+@pytest.mark.parametrize('varied', ['position', 'attempt', 'seed'])
+def test_replacements_follow_all_that_names_them(varied):
+  """Another position, attempt or seed: another example, any alike likely."""
+  n, bins = 1_000_000, 100
+  names = dict(position=5, attempt=1, seed=0)
+  found = np.array(
+    [
+      order.replacement(num_examples=n, **names | {varied: number})
+      for number in range(1, 5001)
+    ]
+  )
+  assert 0 <= found.min() and found.max() < n
+  assert len(np.unique(found)) > 4900  # by chance a dozen pairs are alike
+  limit = scipy.stats.chi2.ppf(UNLIKELY, bins - 1)
+  assert chi_square(found * bins // n, bins) < limit

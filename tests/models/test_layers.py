@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy import special
 from tiny_vit import KEY, images_of
 
 from vit_jax import tree
@@ -80,10 +81,31 @@ def test_neighbours_are_dropped_independently(axis, shift):
 
 
 def test_keys_are_independent():
-  """Other keys, however close, give unrelated masks."""
+  """Keys of two steps, or with other second words, give unrelated masks."""
   masks = [dropped(key) for key in KEYS]
   for first, second in itertools.combinations(masks, 2):
     assert abs((first * second).mean()) < 5 / np.sqrt(first.size)
+
+
+def rows_of(key, count=3200):
+  """The words of each row, as one value a row."""
+  words = np.asarray(layers.random_words(key, (count, 4)))
+  return np.ascontiguousarray(words).view('V16')[:, 0]
+
+
+def test_keys_with_one_second_word_share_their_rows():
+  """Why keys are made by `split` and `fold_in` alone: theirs are unrelated."""
+  six, seven = (
+    rows_of(jax.random.wrap_key_data(jnp.array([word, 1], jnp.uint32)))
+    for word in (6, 7)
+  )
+  np.testing.assert_array_equal(six, seven[np.arange(len(six)) ^ 1])
+  keys = [jax.random.fold_in(KEY, step) for step in range(20)]
+  keys += [key for step in keys[:4] for key in jax.random.split(step, 5)]
+  rows = np.concatenate([rows_of(key) for key in keys])
+  # A row is one of 2^32: by chance two of the pairs are alike.
+  expected = len(rows) ** 2 / 2**33
+  assert len(rows) - len(np.unique(rows)) < expected + 5 * np.sqrt(expected)
 
 
 @pytest.mark.parametrize('axis', [0, 1, 2])
@@ -176,11 +198,12 @@ def test_drop_path_is_unbiased_in_bfloat16():
   assert scale == pytest.approx(1 / 0.9, rel=1e-4)  # see dropout's
 
 
-def masks(branch, **rates):
+def masks(place, **rates):
   """bool `[depth, n]`: whether each layer keeps a branch, in one pass each.
 
   All parameters are zero but one bias of that layer, a one in channel 0; so
-  the output has something in that channel just where it was kept.
+  the output has something in that channel just where it was kept. What stands
+  for a hidden unit gets through to the output, if that keeps it too.
   """
   depth, count = 4, 2000
   encoder = layers.Encoder(
@@ -198,14 +221,17 @@ def masks(branch, **rates):
 
   @jax.jit
   def kept(layer):
-    bias = flat[branch].at[layer, 0].set(1.0)
-    params = tree.unflatten(flat | {branch: bias})
+    changed = {place: flat[place].at[layer, 0].set(1.0)}
+    if place == HIDDEN:
+      changed[FC2] = flat[FC2].at[layer, 0, 0].set(1.0)
+    params = tree.unflatten(flat | changed)
     return encoder.apply({'params': params}, x, KEY)[:, 0, 0] > 0.5
 
   return np.array([kept(layer) for layer in range(depth)])
 
 
 ATTENTION, MLP = 'layers/attention/out/bias', 'layers/mlp/fc2/bias'
+HIDDEN, FC2 = 'layers/mlp/fc1/bias', 'layers/mlp/fc2/kernel'
 
 
 @pytest.mark.parametrize('branch', [ATTENTION, MLP])
@@ -222,9 +248,45 @@ def test_drop_path_grows_linearly(branch):
 
 def test_every_dropout_has_its_own_mask():
   """No two layers, and no two places within one, decide alike."""
-  kept = np.concatenate(
-    [masks(branch, dropout=0.5, drop_path=0.0) for branch in (ATTENTION, MLP)]
+  attention, mlp, both = (
+    masks(place, dropout=0.5, drop_path=0.0)
+    for place in (ATTENTION, MLP, HIDDEN)
   )
-  for first, second in itertools.combinations(kept, 2):
+  for first, second in itertools.combinations([*attention, *mlp], 2):
     agree = (first == second).mean()
     assert agree == pytest.approx(0.5, abs=five_sigma(0.5, len(first)))
+  for layer, seen in enumerate(mlp):  # hidden units show where these are kept
+    assert not both[layer][~seen].any()
+    hidden, tolerance = both[layer][seen], five_sigma(0.5, seen.sum())
+    assert hidden.mean() == pytest.approx(0.5, abs=tolerance)
+    for other in (*attention, *np.delete(mlp, layer, axis=0)):
+      agree = (hidden == other[seen]).mean()
+      assert agree == pytest.approx(0.5, abs=tolerance)
+
+
+@pytest.mark.parametrize('gelu', ['tanh', 'exact'])
+def test_the_mlp_drops_what_gelu_gives(gelu):
+  """Dense, GELU, dropout, dense; with identities for the matrices."""
+  width, rate = 64, 0.25
+  identity = {'kernel': jnp.eye(width), 'bias': jnp.zeros(width)}
+  params = {'fc1': identity, 'fc2': identity}
+  mlp = layers.Mlp(width, rate, gelu, jnp.dtype('float32'))
+  x = jax.random.normal(jax.random.key(1), (50, 7, width))
+  wide = np.asarray(x, np.float64)
+  inner = np.sqrt(2 / np.pi) * (wide + 0.044715 * wide**3)
+  expected = {
+    'tanh': wide * (1 + np.tanh(inner)) / 2,
+    'exact': wide * special.ndtr(wide),
+  }[gelu]
+
+  def out(key):
+    return np.asarray(mlp.apply({'params': params}, x, key))
+
+  np.testing.assert_allclose(out(None), expected, rtol=1e-4, atol=1e-6)
+  y = out(KEY)
+  kept = y != 0
+  tolerance = five_sigma(rate, kept.size)
+  assert kept.mean() == pytest.approx(1 - rate, abs=tolerance)
+  np.testing.assert_allclose(
+    y[kept], expected[kept] / (1 - rate), rtol=1e-4, atol=1e-6
+  )

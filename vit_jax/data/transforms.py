@@ -166,7 +166,8 @@ class TrainTransform:
     """A crop as TensorFlow's `sample_distorted_bounding_box` draws it.
 
     Aspect uniform in its range, then height uniform among those whose area is
-    in its range and that fit; the whole image if ten draws fail.
+    in its range and that fit; the whole image if ten draws fail. Unlike there,
+    the box may touch the lower and the right edge.
 
     Returns:
       (y, x, height, width), pixels.
@@ -180,6 +181,10 @@ class TrainTransform:
       high = round(math.sqrt(self.max_area * area / aspect))
       high = min(high, height, int((width + 0.5 - 1e-7) / aspect))
       h = int(rng.integers(low, high, endpoint=True)) if low < high else high
+      if h * round(h * aspect) < self.min_area * area:  # by rounding, perhaps
+        h += 1
+      if h * round(h * aspect) > self.max_area * area:
+        h -= 1
       w = round(h * aspect)
       if (
         0 < h <= height

@@ -48,10 +48,14 @@ def random_words(
 ) -> UInt32[Array, '...']:
   """32 random bits for each entry: a hash of its place and the key.
 
-  Good enough to drop by (the high bits decide), and no more. It fuses with
-  what uses it, so no mask is ever stored, every device makes its own part
-  alone, and it costs a fraction of JAX's generators, whose bits would be dearer
-  than the layer.
+  Good enough to drop by (the high bits decide), and no more: a row of words is
+  one of 2^32. Keys have to come from `split` or `fold_in`, which hash them. Two
+  keys that have the last word in common and differ by d (xor) in the first give
+  the same rows in another order: row i of one is row i ^ d of the other.
+
+  It fuses with what uses it, so no mask is ever stored, every device makes its
+  own part alone, and it costs a fraction of JAX's generators, whose bits would
+  be dearer than the layer.
 
   Reference: the multipliers and shifts are those of lowbias32, found by C.
   Wellons' search for integer hashes of low bias; the last round for a column

@@ -1,0 +1,79 @@
+"""The law of training crops: TensorFlow's own, drawn beside ours."""
+
+import numpy as np
+import pytest
+import scipy.stats
+import tensorflow as tf
+
+from vit_jax.data.transforms import TrainTransform
+
+DRAWS = 20_000
+# Seeds are fixed: a test passes always or fails always.
+UNLIKELY = 1e-4
+
+SETTINGS = [
+  ((300, 400), dict()),
+  ((640, 427), dict()),
+  ((333, 333), dict(min_area=0.3, max_area=0.7, min_aspect=0.5)),
+  ((64, 300), dict(min_area=0.2, max_aspect=2.0)),  # at times taken whole
+  ((32, 32), dict()),
+]
+
+
+def tensorflows(height, width, transform):
+  """Boxes (y, x, height, width) of `sample_distorted_bounding_box`."""
+
+  def draw(number):
+    begin, size, _ = tf.image.stateless_sample_distorted_bounding_box(
+      (height, width, 3),
+      bounding_boxes=tf.zeros([1, 0, 4]),
+      seed=tf.stack([0, tf.cast(number, tf.int32)]),
+      min_object_covered=0.0,  # there is no object
+      aspect_ratio_range=(transform.min_aspect, transform.max_aspect),
+      area_range=(transform.min_area, transform.max_area),
+      max_attempts=10,
+      use_image_if_no_bounding_boxes=True,
+    )
+    return tf.concat([begin[:2], size[:2]], axis=0)
+
+  boxes = tf.data.Dataset.range(DRAWS).map(draw).batch(DRAWS)
+  return next(iter(boxes)).numpy()
+
+
+def ours(height, width, transform):
+  rng = np.random.default_rng(0)
+  boxes = [transform._inception_box(height, width, rng) for _ in range(DRAWS)]
+  return np.array(boxes)
+
+
+def place(start, length, whole, rng, slack):
+  """A box's place in the room it has, uniform in [0, 1) if all are alike."""
+  room = np.maximum(whole - length + slack, 1)
+  return (start + rng.random(len(start))) / room
+
+
+@pytest.mark.parametrize('size, settings', SETTINGS)
+def test_boxes_have_tensorflows_law(size, settings):
+  """Sizes, places, and how they go together, by Kolmogorov and Smirnov.
+
+  Of `whole - length + 1` places TensorFlow leaves out the last.
+  """
+  height, width = size
+  transform = TrainTransform((8, 8), **settings)
+  figures = []
+  for make, slack in ((ours, 1), (tensorflows, 0)):
+    y, x, h, w = make(*size, transform).T
+    rng = np.random.default_rng(slack)
+    down = place(y, h, height, rng, slack)
+    right = place(x, w, width, rng, slack)
+    figures.append(
+      {
+        **{'area': h * w, 'aspect': w / h, 'height': h, 'width': w},
+        **{'down': down, 'right': right, 'both': down + right},
+        'height of the broad': h * (w > h),
+        'place of the high': np.where(2 * h > height, down, -right),
+      }
+    )
+  for name, values in figures[0].items():
+    result = scipy.stats.ks_2samp(values, figures[1][name], method='asymp')
+    assert result.pvalue > UNLIKELY, (name, result)

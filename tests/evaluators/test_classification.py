@@ -1,0 +1,114 @@
+"""Accuracy and loss, against numpy over all examples at once."""
+
+import functools
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from numbered import PLAIN, Numbered, mesh_of
+from scipy import special
+
+from vit_jax.data.reader import Reader
+from vit_jax.errors import UserError
+from vit_jax.evaluators.classification import Evaluator
+from vit_jax.experiment import EvalSetting
+
+SIZE = 21
+
+
+def pixels_of(source, indices):
+  """What the evaluator sees, a row an image."""
+  return np.stack([PLAIN(source[i]['image']).reshape(-1) for i in indices])
+
+
+@functools.cache
+def weights():
+  """They know most of the examples, but not every sixth."""
+  pixels = pixels_of(Numbered(SIZE), range(SIZE)) - 128.0
+  known = np.linalg.lstsq(pixels, 5 * np.eye(SIZE), rcond=None)[0]
+  known[:, ::6] = 0
+  return known
+
+
+def predict(params, batch):
+  """Linear logits; a black image, as padding is, looks like class 0."""
+  pixels = batch['image'].reshape(len(batch['image']), -1) / 1.0
+  return {'logits': pixels @ params + 0.1 * jnp.eye(SIZE)[0]}
+
+
+def setting(source, mesh=None, **more):
+  common = dict(batch_size=8, reader=Reader(threads=2)) | more
+  return EvalSetting(
+    lambda split: source, PLAIN, predict, mesh or mesh_of(data=1), **common
+  )
+
+
+def expected(source, kind, left_out=()):
+  """Figures of all examples but some, in float64."""
+  kept = [i for i in range(SIZE) if i not in left_out]
+  logits = pixels_of(source, kept) @ weights() + 0.1 * np.eye(SIZE)[0]
+  targets = np.eye(SIZE)[kept]
+  losses = {
+    'softmax': special.logsumexp(logits, axis=-1) - logits[targets > 0],
+    'sigmoid': (np.logaddexp(0, logits) - logits * targets).sum(-1),
+  }[kind]
+  accuracy = (logits.argmax(-1) == kept).mean()
+  return dict(accuracy=accuracy, loss=losses.mean(), count=len(kept))
+
+
+@pytest.mark.parametrize('kind', ['softmax', 'sigmoid'])
+@pytest.mark.parametrize(
+  'batch_size, sizes',
+  [
+    *((size, dict(data=1)) for size in (1, 7, 8, 32)),
+    *((size, dict(data=4, fsdp=2)) for size in (8, 24)),
+  ],
+)
+def test_figures_are_those_of_all_examples(kind, batch_size, sizes):
+  """No batch size, no padding and no mesh changes them."""
+  source, params = Numbered(SIZE), jnp.asarray(weights(), jnp.float32)
+  evaluator = Evaluator(
+    setting(source, mesh_of(**sizes)),
+    **dict(split='test', batch_size=batch_size, cross_entropy=kind),
+  )
+  result = evaluator.run(params)
+  wanted = expected(source, kind)
+  assert result['count'] == SIZE and result['accuracy'] == wanted['accuracy']
+  assert 0.3 < result['accuracy'] < 1
+  assert result['loss'] == pytest.approx(wanted['loss'], rel=1e-5)
+  assert evaluator.run(params) == result
+
+
+def test_bad_records_are_left_out():
+  """Of sums and counts alike."""
+  source = Numbered(SIZE, bad_label=3, undecodable=9)
+  reader = Reader(threads=2, on_bad_record='skip', max_bad_share=0.5)
+  evaluator = Evaluator(setting(source, reader=reader), split='test')
+  result = evaluator.run(jnp.asarray(weights(), jnp.float32))
+  wanted = expected(Numbered(SIZE), 'softmax', left_out=(3, 9))
+  assert result['count'] == SIZE - 2
+  assert result['accuracy'] == pytest.approx(wanted['accuracy'])
+  assert result['loss'] == pytest.approx(wanted['loss'], rel=1e-5)
+
+
+def test_a_signal_is_asked_for_with_every_batch():
+  """The check may end the evaluation: what it raises comes through."""
+  calls = []
+
+  def check():
+    calls.append(1)
+    if len(calls) == 3:
+      raise KeyboardInterrupt
+
+  evaluator = Evaluator(setting(Numbered(SIZE), check=check), split='test')
+  with pytest.raises(KeyboardInterrupt):
+    evaluator.run(jnp.zeros((48, SIZE)))
+  assert len(calls) == 3
+
+
+def test_wrong_settings():
+  """An unknown loss and an empty split."""
+  with pytest.raises(UserError, match='softmax, sigmoid'):
+    Evaluator(setting(Numbered(3)), split='test', cross_entropy='hinge')
+  with pytest.raises(UserError, match='is empty'):
+    Evaluator(setting(Numbered(0)), split='test')

@@ -1,0 +1,104 @@
+"""Classification's loss and predictions, against torch."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from tiny_vit import SIZES, noise_params
+
+from vit_jax import tree
+from vit_jax.data.device_augment import DeviceAugment
+from vit_jax.errors import UserError
+from vit_jax.models.vit import Model
+from vit_jax.objectives.supervised import Objective
+
+CLASSES = 7
+MODEL = Model(CLASSES, **SIZES)
+PARAMS = noise_params(MODEL, (8, 8))
+
+
+def examples():
+  rng = np.random.default_rng(0)
+  image = rng.integers(0, 256, (6, 8, 8, 3)).astype(np.uint8)
+  label = rng.integers(0, CLASSES, 6).astype(np.int32)
+  return {'image': jnp.array(image), 'label': jnp.array(label)}
+
+
+def logits_of(batch):
+  images = np.asarray(batch['image'], np.float32) / 127.5 - 1
+  return torch.tensor(np.asarray(MODEL.apply({'params': PARAMS}, images)))
+
+
+@pytest.mark.parametrize('smoothing', [0.0, 0.1])
+@pytest.mark.parametrize('kind', ['softmax', 'sigmoid'])
+def test_loss_is_torchs(kind, smoothing):
+  """The mean over the batch of the loss that the config names, smoothed."""
+  batch = examples()
+  objective = Objective(MODEL, cross_entropy=kind, label_smoothing=smoothing)
+  loss, _ = objective.loss(PARAMS, {}, batch, jax.random.key(0))
+  logits = logits_of(batch)
+  label = torch.tensor(np.asarray(batch['label']), dtype=torch.long)
+  if kind == 'softmax':
+    expected = F.cross_entropy(logits, label, label_smoothing=smoothing)
+  else:
+    hot = F.one_hot(label, CLASSES).float()
+    targets = hot * (1 - smoothing) + (1 - hot) * smoothing
+    terms = F.binary_cross_entropy_with_logits(
+      logits, targets, reduction='none'
+    )
+    expected = terms.sum(-1).mean()
+  assert float(loss) == pytest.approx(float(expected), rel=1e-5)
+
+
+@pytest.mark.parametrize('kind', ['softmax', 'sigmoid'])
+def test_smoothing_of_mixed_targets(kind):
+  """Soft targets are smoothed as labels are: the loss is linear in them."""
+  batch, key, alpha = examples(), jax.random.key(3), 0.1
+  mix = DeviceAugment(CLASSES, mixup=0.8)
+
+  def loss(smoothing):
+    objective = Objective(
+      MODEL, mix, cross_entropy=kind, label_smoothing=smoothing
+    )
+    return float(objective.loss(PARAMS, {}, batch, key)[0])
+
+  images, targets = mix(batch, key)
+  logits = np.asarray(MODEL.apply({'params': PARAMS}, images), np.float64)
+  # d loss / d target is −z, up to what is alike for all targets.
+  off = alpha / CLASSES if kind == 'softmax' else alpha
+  on = 1 - alpha + off if kind == 'softmax' else 1 - alpha
+  change = off + (on - off) * np.asarray(targets) - np.asarray(targets)
+  expected = -(change * logits).sum(-1).mean()
+  assert loss(alpha) - loss(0.0) == pytest.approx(expected, rel=1e-3)
+
+
+def test_prediction_has_no_noise():
+  """Logits of the images as they are, whatever training does to them."""
+  batch = examples()
+  noisy = Model(CLASSES, **SIZES, dropout=0.5)
+  objective = Objective(noisy, DeviceAugment(CLASSES, mixup=0.8, erasing=1.0))
+  out = objective.predict(PARAMS, batch)
+  np.testing.assert_allclose(
+    out['logits'], logits_of(batch), rtol=1e-5, atol=1e-5
+  )
+
+
+def test_fresh_parameters_follow_the_key():
+  """The same key gives the same start, another another; nothing is extra."""
+  objective = Objective(MODEL)
+  init = jax.jit(objective.init)
+  (first, extra), (again, _), (other, _) = (
+    init(jax.random.key(seed), examples()) for seed in (0, 0, 1)
+  )
+  assert extra == {} and tree.size(first) == tree.size(PARAMS)
+  jax.tree.map(np.testing.assert_array_equal, first, again)
+  kernels = (params['embedding']['kernel'] for params in (first, other))
+  assert np.abs(np.subtract(*kernels)).max() > 0.1
+
+
+def test_an_unknown_loss():
+  """The message names those there are."""
+  with pytest.raises(UserError, match='softmax, sigmoid'):
+    Objective(MODEL, cross_entropy='hinge')

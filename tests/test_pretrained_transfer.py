@@ -1,0 +1,163 @@
+"""Weights on another model: what fine-tuning takes over, and how it fits."""
+
+import jax
+import numpy as np
+import pytest
+import scipy.ndimage
+import tiny_vit
+from minimal_config import completed
+
+from vit_jax import pretrained, sharding, tree
+from vit_jax.errors import UserError
+from vit_jax.experiment import Experiment
+from vit_jax.models.vit import Model
+
+SIZES = dict(patch_size=4, width=16, depth=2, mlp_dim=24, num_heads=2)
+ABOUT = {
+  'model': {'name': 'vit', 'dtype': 'float32', **SIZES},
+  'objective': {'name': 'supervised'},
+  'num_classes': 7,
+}
+
+
+def weights(image_size, **changes):
+  """A source with random numbers everywhere, for images of that size."""
+  about = ABOUT | {'image_size': image_size}
+  about['model'] = about['model'] | changes
+  model = Model(7, **SIZES, dtype='float32', **changes)
+  params = tiny_vit.noise_params(model, (image_size[0], image_size[-1]))
+
+  def load(abstract):
+    return jax.tree.map(pretrained.place, jax.device_get(params), abstract)
+
+  return pretrained.Pretrained('here', about, load, lambda _: None), params
+
+
+def experiment(image_size, **changes):
+  config = completed(
+    **{f'model.{k}': v for k, v in (SIZES | changes).items()},
+    **{'model.dtype': 'float32', 'image_size': image_size},
+  )
+  return Experiment.build(config, jax.devices()[:1])
+
+
+def zoomed(params, old, new):
+  """The position embedding at another grid, as the authors' code has it."""
+  embedding = np.asarray(params['position']['embedding'])
+  grid = embedding[0, 1:].reshape(*old, -1)
+  factors = (new[0] / old[0], new[1] / old[1], 1)
+  grid = scipy.ndimage.zoom(grid, factors, order=1)
+  assert grid.shape[:2] == new
+  grid = grid.reshape(1, -1, embedding.shape[-1])
+  return np.concatenate([embedding[:, :1], grid], axis=1)
+
+
+SHAPES = [
+  ((8, 8), (12, 16)),
+  ((8, 12), (16, 12)),
+  ((16, 8), (8, 16)),
+  ((8, 12), (8, 12)),
+]
+
+
+@pytest.mark.parametrize('old, new', SHAPES)
+def test_fine_tuning_starts_from_the_body(old, new):
+  """All but the head, bit for bit; rows and columns of patches as they were.
+
+  The head is the experiment's own.
+  """
+  source, params = weights(old)
+  target = experiment(new)
+  with jax.set_mesh(target.mesh):
+    result = tree.flatten(pretrained.transfer(source, target, 'aligned'))
+  wanted = tree.flatten(target.abstract_state().params)
+  assert {k: v.shape for k, v in result.items()} == {
+    k: v.shape for k, v in wanted.items()
+  }
+  positions = result.pop('position/embedding')
+  patches = [tuple(side // 4 for side in size) for size in (old, new)]
+  np.testing.assert_allclose(
+    positions, zoomed(params, *patches), rtol=1e-5, atol=1e-6
+  )
+  head = {key: result.pop(key) for key in ('head/kernel', 'head/bias')}
+  assert not any(np.any(leaf) for leaf in head.values())
+  for path, leaf in result.items():
+    np.testing.assert_array_equal(leaf, tree.flatten(params)[path], path)
+
+
+def test_a_picture_of_a_picture():
+  """A larger image of equal patches gets what the smaller one got.
+
+  Patches that differ from row to row only, and positions too: doubling the
+  columns changes no token but the number of its like, which attention and
+  average pooling do not see.
+  """
+  source, params = weights((8, 8), pool='gap')
+  rows = np.random.default_rng(0).normal(size=(2, 1, 16))
+  rows = np.broadcast_to(rows, (2, 2, 16)).reshape(1, 4, 16)
+  params['position']['embedding'] = np.asarray(rows, np.float32)
+  target = experiment((8, 16), pool='gap')
+  with jax.set_mesh(target.mesh):
+    moved = pretrained.transfer(source, target, 'aligned')
+  image = np.random.default_rng(1).uniform(-1, 1, (1, 2, 1, 4, 4, 3))
+  params, moved = (dict(p, head=params['head']) for p in (params, moved))
+
+  def logits(params, columns):
+    tiles = np.broadcast_to(image, (1, 2, columns, 4, 4, 3))
+    pixels = tiles.transpose(0, 1, 3, 2, 4, 5).reshape(1, 8, 4 * columns, 3)
+    model = Model(7, **SIZES, dtype='float32', pool='gap')
+    return model.apply({'params': params}, np.float32(pixels))
+
+  np.testing.assert_allclose(
+    logits(moved, 4), logits(params, 2), rtol=1e-4, atol=1e-5
+  )
+
+
+def test_fresh_parts_follow_the_seed():
+  """Pre-logits of another fine-tuning are never taken over."""
+  source, params = weights((8, 8), pre_logits=True)
+  target = experiment((8, 8), pre_logits=True)
+  with jax.set_mesh(target.mesh):
+    result = pretrained.transfer(source, target, 'aligned')
+    fresh = jax.jit(target.init_state)(target.key()).params
+  for name in ('pre_logits', 'head'):
+    jax.tree.map(np.testing.assert_array_equal, result[name], fresh[name])
+  kernel = np.asarray(params['pre_logits']['kernel'])
+  assert not np.allclose(result['pre_logits']['kernel'], kernel)
+
+
+def test_another_body_is_refused():
+  """The message names the leaf and both shapes."""
+  source, _ = weights((8, 8))
+  target = experiment((8, 8), mlp_dim=32)
+  with (
+    jax.set_mesh(target.mesh),
+    pytest.raises(
+      UserError, match=r'mlp/fc1/bias: file \(2, 24\), .*\(2, 32\)'
+    ),
+  ):
+    pretrained.transfer(source, target, 'aligned')
+
+
+def test_shapes_are_those_of_the_size_they_were_made_for():
+  """Not square if that was not; one number stands for a square."""
+  mesh = sharding.make_mesh(jax.devices()[:1])
+  for size, tokens in (((8, 12), 1 + 2 * 3), ((8,), 1 + 2 * 2)):
+    source, _ = weights(size)
+    assert source.image_size == (size[0], size[-1])
+    shapes = tree.flatten(source.abstract_params(mesh))
+    assert shapes['position/embedding'].shape == (1, tokens, 16)
+
+
+def test_loading_at_another_size(monkeypatch):
+  """`load_pretrained` keeps the head and resizes as fine-tuning does."""
+  source, params = weights((8, 12))
+  monkeypatch.setattr(pretrained, 'find', lambda path: source)
+  _, loaded = pretrained.load_pretrained('here', image_size=(16, 12))
+  np.testing.assert_allclose(
+    loaded['position'].pop('embedding'),
+    zoomed(params, (2, 3), (4, 3)),
+    **dict(rtol=1e-5, atol=1e-6),
+  )
+  del params['position']['embedding']
+  jax.tree.map(np.testing.assert_array_equal, loaded, params)
