@@ -11,7 +11,7 @@ from jaxtyping import Array
 from vit_jax import sharding
 from vit_jax.data import stream
 from vit_jax.errors import UserError
-from vit_jax.losses import LOSSES
+from vit_jax.objectives.losses import LOSSES
 
 PyTree = Any
 _IN_FLIGHT = 2  # batches dispatched ahead of the one waited for
