@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from vit_jax import losses
-from vit_jax.models import sizes
+from vit_jax.models.vit import sizes
+from vit_jax.objectives import losses
 
 
 class Layer(nn.Module):

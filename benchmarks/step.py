@@ -28,9 +28,9 @@ import jax.numpy as jnp
 import numpy as np
 import plain_flax
 
-from vit_jax import compiling, flops, overrides, runtime
+from vit_jax import chips, compiling, overrides, runtime
 from vit_jax.experiment import Experiment
-from vit_jax.models import sizes
+from vit_jax.models.vit import sizes
 from vit_jax.plan.evaluate import changed
 
 CLASSES, SIZE = 1000, 224
@@ -225,8 +225,8 @@ def rows(arguments: argparse.Namespace, variant: str) -> Iterator[str]:
       sides.append(Flax(variant, batch, dtype))
     else:
       sides.append(Torch(name, variant, batch))
-  image_flops = sides[0]._experiment.model.forward_flops((SIZE, SIZE))
-  peak = flops.peak_flops(jax.devices()[0].device_kind)
+  image_flops = sides[0]._experiment.image_flops / 3  # of a forward pass
+  peak = chips.peak_flops(jax.devices()[0].device_kind)
   for kind, passes in (('train', 3), ('infer', 1)):
     seconds = measure(sides, kind, arguments.steps, arguments.rounds)
     ours = seconds[sides[0].name]

@@ -17,6 +17,7 @@ def mesh_of(data=1, fsdp=1, model=1):
   return sharding.make_mesh(devices, data=data, fsdp=fsdp, model=model)
 
 
+RULES = Model(0, variant='Ti/16').sharding_rules
 MESHES = (
   *(dict(fsdp=8), dict(data=2, fsdp=4), dict(model=2, fsdp=4)),
   *(dict(data=2, fsdp=2, model=2), dict(model=4, fsdp=2), dict(model=8)),
@@ -105,7 +106,7 @@ def test_mesh_errors(sizes):
 )
 def test_rules(path, shape, expected):
   """The rules applied by hand, on a mesh of 2 x 2 x 2."""
-  spec = sharding.leaf_spec(path, shape, mesh_of(2, 2, 2))
+  spec = sharding.leaf_spec(path, shape, mesh_of(2, 2, 2), RULES)
   assert spec == PartitionSpec(*expected)
 
 
@@ -114,7 +115,7 @@ def test_the_layer_axis_is_never_split(sizes):
   """Not even where it is the largest and divisible."""
   mesh = mesh_of(**sizes)
   specs = {
-    path: sharding.leaf_spec(path, leaf.shape, mesh)
+    path: sharding.leaf_spec(path, leaf.shape, mesh, RULES)
     for path, leaf in tree.flatten(abstract_params()).items()
   }
   stacked = {path: spec for path, spec in specs.items() if 'layers/' in path}
@@ -130,7 +131,7 @@ def test_every_split_is_even(sizes):
   """Each axis is used once in a leaf and divides its dimension."""
   mesh = mesh_of(**sizes)
   for path, leaf in tree.flatten(abstract_params()).items():
-    spec = sharding.leaf_spec(path, leaf.shape, mesh)
+    spec = sharding.leaf_spec(path, leaf.shape, mesh, RULES)
     named = jax.sharding.NamedSharding(mesh, spec)  # raises if used twice
     split = np.prod([mesh.shape[axis] for axis in spec if axis])
     shard = named.shard_shape(leaf.shape)  # raises if it does not divide
@@ -149,8 +150,9 @@ def test_moments_and_averages_follow_their_parameter(name, sizes):
     'average': jax.eval_shape(optim.average_init, params),
   }
   found = 0
-  specs = tree.flatten(sharding.shardings(params, mesh))
-  for path, leaf in tree.flatten(sharding.with_shardings(state, mesh)).items():
+  specs = tree.flatten(sharding.shardings(params, mesh, RULES))
+  placed = sharding.with_shardings(state, mesh, RULES)
+  for path, leaf in tree.flatten(placed).items():
     owners = [p for p in specs if path.endswith(f'/{p}') and leaf.shape]
     if owners:
       assert leaf.sharding == specs[max(owners, key=len)], path
@@ -164,7 +166,7 @@ def test_moments_and_averages_follow_their_parameter(name, sizes):
 def test_fsdp_saves_memory():
   """Over eight devices nearly an eighth of the parameters is on each."""
   params = sharding.with_shardings(
-    abstract_params(width=768, mlp_dim=3072, depth=2), mesh_of(fsdp=8)
+    abstract_params(width=768, mlp_dim=3072, depth=2), mesh_of(fsdp=8), RULES
   )
   share = sum(
     np.prod(leaf.sharding.shard_shape(leaf.shape))
@@ -181,7 +183,7 @@ def test_zero1_splits_the_optimizer_over_data():
     'opt_state': {'mu': abstract_params()},
     'average': {'mean': abstract_params()},
   }
-  placed = sharding.with_shardings(state, mesh, zero1=True)
+  placed = sharding.with_shardings(state, mesh, RULES, zero1=True)
 
   def held(part):
     return sum(
@@ -199,7 +201,7 @@ def test_zero1_splits_the_optimizer_over_data():
 def test_with_shardings_keeps_shapes_and_types():
   """The abstract tree only gains its shardings."""
   params = abstract_params()
-  result = sharding.with_shardings(params, mesh_of(fsdp=8))
+  result = sharding.with_shardings(params, mesh_of(fsdp=8), RULES)
   assert jax.tree.structure(result) == jax.tree.structure(params)
   for before, after in zip(
     jax.tree.leaves(params), jax.tree.leaves(result), strict=True
@@ -245,7 +247,7 @@ def test_constrain_leaves_out_what_does_not_divide(shape, spec, shard):
 
 def test_table_tells_every_leaf_and_the_sum():
   """One line a leaf between the heading and the total."""
-  params = sharding.with_shardings(abstract_params(), mesh_of(2, 2, 2))
+  params = sharding.with_shardings(abstract_params(), mesh_of(2, 2, 2), RULES)
   lines = sharding.table(params).splitlines()
   assert len(lines) == 2 + len(jax.tree.leaves(params))
   assert lines[-1] == f'total {tree.size(params):,} parameters'

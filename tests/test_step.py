@@ -11,24 +11,40 @@ from jax.flatten_util import ravel_pytree
 
 from vit_jax import optim
 from vit_jax.errors import UserError
-from vit_jax.models import layers
+from vit_jax.models import contract, layers
+from vit_jax.objectives import contract as objective_contract
+from vit_jax.objectives.contract import Setting
 from vit_jax.objectives.supervised import Objective
 from vit_jax.step import SPIKE_WARMUP_STEPS, Trainer, accumulate
 
 CLASSES, BATCH, SIDE, WIDTH, DEPTH = 5, 8, 2, 12, 2
 
 
-class Network:
+class Stub(contract.Defaults):
+  """What a model must have besides its function."""
+
+  num_classes = 5
+
+  def init(self, key, images):
+    raise NotImplementedError
+
+  def apply(self, variables, *args, method=None, **kwargs):
+    assert method is None and not kwargs
+    return self.logits(variables['params'], *args)
+
+
+class Network(Stub):
   """Stacked tanh layers: a model that compiles in no time."""
 
-  def apply(self, variables, images, key=None):
+  def logits(self, params, images, key=None):
     x = images.reshape(len(images), WIDTH)
-    for kernel in variables['params']['layers']['kernel']:
+    for kernel in params['layers']['kernel']:
       x = jnp.tanh(x @ kernel)
-    return x @ variables['params']['head']
+    return x @ params['head']
 
 
 MODEL = Network()
+SETTING = Setting(MODEL, (SIDE, SIDE))
 
 
 def start_params():
@@ -99,11 +115,15 @@ def run(of, batches, params=None, key=0):
 )
 def test_a_step_follows_the_gradient_of_the_whole_batch(clip, settings):
   """θ ← θ − lr · g · min(1, clip / |g|), however many parts make g."""
+  settings = dict(settings)
   params, batch = start_params(), examples()
   loss, grads = plain_loss(params, batch)
   norm = np.linalg.norm(flat(grads))
   limit = None if clip is None else clip * norm
-  of = trainer(Objective(MODEL), clip_norm=limit, **settings)
+  model = Network()
+  model.apart = settings.pop('apart', ())
+  objective = Objective(Setting(model, (SIDE, SIDE)))
+  of = trainer(objective, clip_norm=limit, **settings)
   (before, after), (values,) = run(of, [batch])
   moved = flat(before.params) - flat(after.params)
   expected = min(1, clip or 1) * flat(grads)
@@ -118,7 +138,7 @@ def test_steps_are_sgds_formula():
   clip, momentum, decay = 0.7, 0.9, 0.1
   rates = [0.0, 0.2, 0.5, 0.3]
   of = trainer(
-    Objective(MODEL),
+    Objective(SETTING),
     **dict(clip_norm=clip, momentum=momentum, weight_decay=decay),
     **dict(schedule=lambda step: jnp.array(rates)[step], micro_batches=2),
   )
@@ -143,7 +163,7 @@ def test_steps_are_sgds_formula():
 def test_the_average_takes_the_parameters_after_each_update():
   """Weights d^age of θ₁ … θ_t; where the run started does not count."""
   decay = 0.6
-  of = trainer(Objective(MODEL), average_decay=decay)
+  of = trainer(Objective(SETTING), average_decay=decay)
   states, _ = run(of, [examples(seed) for seed in range(4)])
   history = [flat(state.params) for state in states[1:]]
   for t in range(1, 5):
@@ -176,15 +196,15 @@ def test_parts_take_every_so_many_th_example():
 SLOTS = 4096
 
 
-class Masked:
+class Masked(Stub):
   """A model whose logits are its parameters behind a dropout mask.
 
   At zero the gradient of slot k's sigmoid cross-entropy is 2 · ½ if it is kept,
   else 0; so SGD writes the mask into the parameters.
   """
 
-  def apply(self, variables, images, key=None):
-    slots = jnp.broadcast_to(variables['params'], (len(images), SLOTS))
+  def logits(self, params, images, key=None):
+    slots = jnp.broadcast_to(params, (len(images), SLOTS))
     return layers.dropout(slots, 0.5, key)
 
 
@@ -192,7 +212,8 @@ class Masked:
 def kept(step=0, seed=0, examples=1, micro_batches=1):
   """How many of the examples kept each slot in the step after `step`."""
   of = trainer(
-    Objective(Masked(), cross_entropy='sigmoid'), micro_batches=micro_batches
+    Objective(Setting(Masked(), (1, 1)), cross_entropy='sigmoid'),
+    micro_batches=micro_batches,
   )
   state = dataclasses.replace(
     of.state_of(jnp.zeros(SLOTS), {}), step=jnp.int32(step)
@@ -239,17 +260,27 @@ def test_every_example_has_its_own_mask(micro_batches):
 # Bad steps
 
 
-class Poisoned:
+class Loss(objective_contract.Defaults):
+  """What an objective must have besides its loss."""
+
+  def init(self, key, batch):
+    raise NotImplementedError
+
+  def predict(self, params, batch):
+    raise NotImplementedError
+
+
+class Poisoned(Loss):
   """The loss is the mean image and its gradient 1; some batches are bad."""
 
-  def loss(self, params, extra, batch, key):
-    del extra, key
+  def loss(self, params, extra, batch, key, step):
+    del extra, key, step
     bad = batch['label'][0] == 1  # an infinite slope, a finite loss
     room = jnp.where(bad, 0.0, 0.25)
     root = jnp.sqrt(params['w'] - jax.lax.stop_gradient(params['w']) + room)
-    return batch['image'].mean() + root - jnp.sqrt(room), {}
+    return batch['image'].mean() + root - jnp.sqrt(room), ({}, {})
 
-  def update_extra(self, params, extra, step):
+  def update_extra(self, params, extra, carry, step):
     return {'seen': extra['seen'] + 1, 'w': params['w']}
 
 
@@ -310,3 +341,56 @@ def test_a_spike_is_told_from_the_mean_of_good_losses():
     state, values = step(state, poisoned_batch(loss), jax.random.key(0))
     assert int(values['skipped']) == skipped
   assert int(state.guard.good) == SPIKE_WARMUP_STEPS + 1
+
+
+# Weights worth evaluating, and what an objective carries
+
+
+class Teaching(Loss):
+  """Counts what `loss` carries; its teacher is in the extra state."""
+
+  def init(self, key, batch):
+    return jnp.zeros(()), {'sum': jnp.zeros(()), 'teacher': jnp.ones(())}
+
+  def loss(self, params, extra, batch, key, step):
+    mean = batch['x'].mean()
+    return params * mean, ({'mean': mean, 'at': step * 1.0}, {'mean': mean})
+
+  def update_extra(self, params, extra, carry, step):
+    total = extra['sum'] + carry['mean'] * step
+    return {'sum': total, 'teacher': 0.5 * (extra['teacher'] + params)}
+
+  def weights(self, params, extra):
+    return {'': params, '_teacher': extra['teacher']}
+
+
+@pytest.mark.parametrize('micro_batches', [1, 2])
+def test_extra_state_follows_the_carry(micro_batches):
+  """It gets the carry's mean over micro-batches, and the new step."""
+  of = trainer(Teaching(), micro_batches=micro_batches)
+  state = of.init_state(jax.random.key(0), None)
+  for step in range(2):
+    batch = {'x': jnp.arange(4.0) + step}  # means 1.5 and 2.5
+    state, metrics = of.train_step(state, batch, jax.random.key(0))
+    assert float(metrics['mean']) == 1.5 + step
+    assert float(metrics['at']) == step
+  assert float(state.extra['sum']) == 1.5 * 1 + 2.5 * 2
+  assert float(state.params) == -4  # SGD at a rate of 1
+  assert float(state.extra['teacher']) == 0.5 * (0.5 * (1 - 1.5) - 4)
+
+
+def test_all_weights_are_evaluated():
+  """The objective's, and the average under a name of its own."""
+  of = trainer(Teaching(), average_decay=0.5)
+  state = of.init_state(jax.random.key(0), None)
+  for _ in range(2):
+    batch = {'x': jnp.ones(4)}
+    state, _ = of.train_step(state, batch, jax.random.key(0))
+  weights = of.weights(state)
+  assert list(weights) == ['', '_teacher', '_ema']
+  assert float(weights['']) == -2
+  assert float(weights['_ema']) == pytest.approx((-2 - 0.5) / 1.5)
+  assert float(weights['_teacher']) == float(state.extra['teacher'])
+  without = trainer(Teaching())
+  state = without.init_state(jax.random.key(0), None)
+  assert list(without.weights(state)) == ['', '_teacher']

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import jaxtyping
 import pytest
 
-from vit_jax import losses
 from vit_jax.models import vit
+from vit_jax.objectives import losses
 
 SIZES = dict(patch_size=2, width=4, depth=1, mlp_dim=4, num_heads=1)
 

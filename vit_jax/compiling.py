@@ -1,7 +1,6 @@
 """The training step compiled ahead of time, and what is about to run."""
 
 import logging
-import os
 from typing import Any
 
 import jax
@@ -11,31 +10,6 @@ from vit_jax.experiment import Experiment
 
 log = logging.getLogger('vit_jax')
 PyTree = Any
-
-_DEFAULT_EXCHANGE, _EXCHANGE_A_DEVICE = 120 * 2**20, 128 * 2**10  # bytes
-
-
-def compiler_options(
-  platform: str, unroll: int, num_devices: int
-) -> dict[str, str | int]:
-  """What XLA is asked for: something on 'tpu', with `unroll` layers at a time.
-
-  Layers that are written out one by one are the same code again and again: it
-  is made once and called. Gradients are exchanged in parts that are alike from
-  layer to layer too, and still 128 KiB for each device to pass on, beside which
-  latency is small. Together: half the time to compile.
-
-  An option that the user has set in $LIBTPU_INIT_ARGS is left to the user.
-  """
-  if platform != 'tpu' or unroll == 1:
-    return {}
-  part = min(num_devices * _EXCHANGE_A_DEVICE, _DEFAULT_EXCHANGE)
-  options: dict[str, str | int] = {
-    'xla_tpu_enable_deduplicated_calls': 'ENABLED',
-    'xla_jf_crs_combiner_threshold_in_bytes': part,
-  }
-  users = os.environ.get('LIBTPU_INIT_ARGS', '')
-  return {k: v for k, v in options.items() if k not in users}
 
 
 def compile_step(experiment: Experiment) -> jax.stages.Compiled:
@@ -51,8 +25,8 @@ def compile_step(experiment: Experiment) -> jax.stages.Compiled:
     experiment.trainer.train_step,
     donate_argnums=0,
     out_shardings=(jax.tree.map(lambda leaf: leaf.sharding, state), everywhere),
-    compiler_options=compiler_options(
-      devices[0].platform, getattr(experiment.model, 'unroll', 1), len(devices)
+    compiler_options=experiment.model.compiler_options(
+      devices[0].platform, len(devices)
     ),
   )
   key = jax.eval_shape(lambda: jax.random.key(0))
@@ -64,7 +38,6 @@ def compile_step(experiment: Experiment) -> jax.stages.Compiled:
 def describe(experiment: Experiment, abstract: PyTree) -> None:
   """Logs what is about to run."""
   config, mesh = experiment.config, experiment.mesh
-  image_flops = experiment.model.forward_flops(experiment.image_size)
   devices = mesh.devices
   log.info('%s', sharding.table(abstract.params))
   log.info(
@@ -83,5 +56,5 @@ def describe(experiment: Experiment, abstract: PyTree) -> None:
     config.train.num_examples,
     *experiment.image_size,
     config.model.dtype,
-    3 * image_flops / 1e9,
+    experiment.image_flops / 1e9,
   )

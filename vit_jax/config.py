@@ -27,7 +27,7 @@ SECTIONS = {
   'source': 'vit_jax.data.sources.{name}:Source',
   'train': 'vit_jax.config:train_data',
   'augment': 'vit_jax.data.transforms:TrainTransform',
-  'mix': 'vit_jax.data.device_augment:DeviceAugment',
+  'mix': 'vit_jax.objectives.mixing:DeviceAugment',
   'preprocess': 'vit_jax.data.transforms:EvalTransform',
   'reader': 'vit_jax.data.stream:Reader',
   'mesh': 'vit_jax.sharding:make_mesh',

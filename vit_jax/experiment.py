@@ -12,7 +12,14 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from vit_jax import bad_records, durations, identity, plugins, sharding
+from vit_jax import (
+  bad_records,
+  durations,
+  flops,
+  identity,
+  plugins,
+  sharding,
+)
 from vit_jax import config as config_lib
 from vit_jax.checkpoint import FORMAT
 from vit_jax.config import Config
@@ -22,6 +29,8 @@ from vit_jax.errors import UserError
 from vit_jax.evaluators import best
 from vit_jax.ledger import Ledger
 from vit_jax.models import posemb
+from vit_jax.models.contract import Model
+from vit_jax.objectives.contract import Setting
 from vit_jax.step import Trainer
 
 PyTree = Any
@@ -73,14 +82,14 @@ class Experiment:
     config: completed.
     mesh: of the devices.
     trainer: objective, optimizer, schedule.
-    image_size: (height, width), pixels.
+    setting: what the objective was built with.
     total_steps: updates in the whole training.
   """
 
   config: Config
   mesh: Mesh
   trainer: Trainer
-  image_size: tuple[int, int]
+  setting: Setting
   total_steps: int
 
   @classmethod
@@ -101,7 +110,7 @@ class Experiment:
       build_section(config, section, image_size)
     best.check(config)
     model = build_section(config, 'model', config.num_classes)
-    model.grid(image_size)  # raises if the patch does not fit
+    model.check(image_size)
     size = dict(
       batch_size=config.batch_size, num_examples=config.train.num_examples
     )
@@ -110,35 +119,61 @@ class Experiment:
       config.schedule.warmup, total_steps=total, **size
     )
     schedule = build_section(config, 'schedule', total, warmup)
-    mix = build_section(config, 'mix', config.num_classes)
+    setting = Setting(
+      model=model,
+      image_size=image_size,
+      mix=build_section(config, 'mix', config.num_classes),
+      steps=functools.partial(durations.to_steps, total_steps=total, **size),
+    )
     trainer = Trainer(
-      objective=build_section(config, 'objective', model, mix),
+      objective=build_section(config, 'objective', setting),
       optimizer=build_section(config, 'optimizer', schedule),
       schedule=schedule,
       micro_batches=config.micro_batches,
       average_decay=config.average_decay,
       spike_factor=config.recovery.spike_factor,
-      apart=getattr(model, 'apart', ()) if config.micro_batches > 1 else (),
     )
-    experiment = cls(config, mesh, trainer, image_size, total)
+    experiment = cls(config, mesh, trainer, setting, total)
     sections = [config.checkpoint, config.log, *config.evals.values()]
     for section in sections:  # raises if one is no duration
       experiment.steps(section.every)
     return experiment
 
   @property
-  def model(self) -> Any:
+  def model(self) -> Model:
     """The model of the objective."""
-    return self.trainer.objective.model
+    return self.setting.model
+
+  @property
+  def image_size(self) -> tuple[int, int]:
+    """(height, width), pixels."""
+    return self.setting.image_size
 
   def steps(self, duration: str) -> int:
     """A duration of this training, in updates."""
-    return durations.to_steps(
-      duration,
-      batch_size=self.config.batch_size,
-      num_examples=self.config.train.num_examples,
-      total_steps=self.total_steps,
+    return self.setting.steps(duration)
+
+  @functools.cached_property
+  def image_flops(self) -> float:
+    """FLOPs of a training step for each image, see `flops.of_training`.
+
+    They are the objective's with the model's plain form: what kernels,
+    rematerialisation or padding cost beyond it is no use.
+    """
+    plain = self.setting._replace(model=self.model.reference)
+    objective = build_section(self.config, 'objective', plain)
+    batch = jax.tree.map(
+      lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype),
+      self.abstract_batch(),
     )
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    params, extra = jax.eval_shape(objective.init, key, batch)
+    step = jax.ShapeDtypeStruct((), jnp.int32)
+    total = flops.of_training(
+      lambda *arguments: objective.loss(*arguments)[0],
+      *(params, extra, batch, key, step),
+    )
+    return total / self.config.batch_size
 
   def abstract_batch(self) -> dict[str, jax.ShapeDtypeStruct]:
     """Shapes and shardings of a training batch."""
@@ -163,7 +198,10 @@ class Experiment:
     """Shapes and shardings of the whole training state."""
     key = jax.eval_shape(lambda: jax.random.key(0))  # nothing runs: see plan
     shapes = jax.eval_shape(self.init_state, key)
-    return sharding.with_shardings(shapes, self.mesh, self.config.mesh.zero1)
+    rules = self.trainer.objective.sharding_rules
+    return sharding.with_shardings(
+      shapes, self.mesh, rules, self.config.mesh.zero1
+    )
 
   def key(self) -> jax.Array:
     """The run's random key, on every device."""

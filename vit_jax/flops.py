@@ -1,68 +1,144 @@
-"""Arithmetic of a Vision Transformer, and what a chip can do at most."""
+"""FLOPs of any program, counted in its jaxpr.
 
-# Peak dense bf16 FLOP/s of one JAX device, by `device.device_kind`. A v2 or v3
-# chip is two devices (cores); later TPU chips are one. Public vendor figures.
-_PEAK_FLOPS = {
-  'TPU v2': 23e12,
-  'TPU v3': 61.5e12,
-  'TPU v4': 275e12,
-  'TPU v4 lite': 137e12,
-  'TPU v5 lite': 197e12,
-  'TPU v5e': 197e12,
-  'TPU v5': 459e12,
-  'TPU v5p': 459e12,
-  'TPU v6 lite': 918e12,
-  'TPU v6e': 918e12,
-  'NVIDIA A100': 312e12,
-  'NVIDIA H100 PCIe': 756e12,
-  'NVIDIA H100': 989e12,
-  'NVIDIA H200': 989e12,
-}
+Counted are matrix products, convolutions and what custom kernels declare, two
+FLOPs for each multiply-add; soft-max, norms and element-wise work are left out,
+as is usual for MFU. What a program computes twice to save memory counts once.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.extend import core
+
+PyTree = Any
+# Primitives that return their operand: what they return is counted as it.
+_IDENTITIES = ('optimization_barrier', 'name', 'sharding_constraint')
+_BACKWARD = 2  # products of the backward pass for each of the forward pass
 
 
-def peak_flops(device_kind: str) -> float | None:
-  """Peak bf16 FLOP/s of a device, None if unknown (a CPU, say)."""
-  if device_kind in _PEAK_FLOPS:
-    return _PEAK_FLOPS[device_kind]
-  prefixes = [kind for kind in _PEAK_FLOPS if device_kind.startswith(kind)]
-  gpu = [kind for kind in prefixes if kind.startswith('NVIDIA')]
-  return _PEAK_FLOPS[max(gpu, key=len)] if gpu else None
+def of_training(loss: Callable[..., Any], params: PyTree, *others: Any) -> int:
+  """FLOPs of a loss and its gradient, from a trace of the loss alone.
 
-
-def vit_forward(
-  *,
-  num_tokens: int,
-  num_patches: int,
-  patch_size: int,
-  width: int,
-  depth: int,
-  mlp_dim: int,
-  num_classes: int,
-  pre_logits: bool,
-  map_pooling: bool = False,
-) -> int:
-  """Matrix FLOPs of one image's forward pass (2 for each multiply-add).
-
-  Soft-max, norms and element-wise work are not counted, as is usual for MFU;
-  a training step counts as three forward passes.
+  The backward pass has two products for each product of the forward pass that
+  depends on a parameter; a frozen teacher, or what is behind
+  `jax.lax.stop_gradient`, has none.
 
   Args:
-    num_tokens: length of the sequence in the encoder, class token included.
-    num_patches: patches embedded.
-    patch_size: side of a patch in pixels (3 channels).
-    width: of the residual stream.
-    depth: number of layers.
-    mlp_dim: hidden units of the MLP.
-    num_classes: outputs of the head, 0 for no head.
-    pre_logits: whether a dense layer of `width` precedes the head.
-    map_pooling: whether one query attends to all tokens, with an MLP after.
+    loss: a function of parameters and others; only it is traced.
+    params: what the gradient is taken of: arrays or their shapes.
+    *others: its other arguments.
   """
-  projections = 4 * num_tokens * width**2
-  attention = 2 * num_tokens**2 * width
-  mlp = 2 * num_tokens * width * mlp_dim
-  embedding = num_patches * 3 * patch_size**2 * width
-  top = width * num_classes + (width**2 if pre_logits else 0)
-  if map_pooling:  # keys and values of all tokens; one query, output and MLP
-    top += 2 * num_tokens * width**2 + 2 * width**2
-    top += 2 * num_tokens * width + 2 * width * mlp_dim
-  return 2 * (depth * (projections + attention + mlp) + embedding + top)
+  closed = jax.make_jaxpr(loss)(params, *others)
+  trained = len(jax.tree.leaves(params))
+  depends = [i < trained for i in range(len(closed.jaxpr.invars))]
+  return _count(closed.jaxpr, depends)[0]
+
+
+def of_forward(function: Callable[..., Any], *arguments: Any) -> int:
+  """FLOPs of a function of arrays, or of shapes."""
+  closed = jax.make_jaxpr(function)(*arguments)
+  return _count(closed.jaxpr, [False] * len(closed.jaxpr.invars))[0]
+
+
+def _count(jaxpr: core.Jaxpr, depends: list[bool]) -> tuple[int, list[bool]]:
+  """FLOPs of a jaxpr, and which of its results depend on a parameter."""
+  trained = dict(zip(jaxpr.invars, depends, strict=True))
+  same: dict[Any, Any] = {}  # variable → the one that it equals
+  seen: dict[Any, list[Any]] = {}  # product → its results
+  total = 0
+
+  def of(variable: Any) -> bool:
+    known = not isinstance(variable, core.Literal)
+    return known and trained.get(variable, False)
+
+  def first(variable: Any) -> Any:
+    return variable if _literal(variable) else same.get(variable, variable)
+
+  for equation in jaxpr.eqns:
+    name = equation.primitive.name
+    flags = [of(variable) for variable in equation.invars]
+    out = [any(flags) and name != 'stop_gradient'] * len(equation.outvars)
+    if name in _IDENTITIES and len(flags) == len(out):
+      out = flags
+      pairs = zip(equation.outvars, equation.invars, strict=True)
+      same |= {result: first(operand) for result, operand in pairs}
+    elif name in _PRODUCTS:
+      operands = (
+        id(first(v)) if _literal(v) else first(v) for v in equation.invars
+      )
+      key = (name, *operands, str(equation.params))
+      if key in seen:
+        same |= dict(zip(equation.outvars, seen[key], strict=True))
+      else:
+        seen[key] = equation.outvars
+        total += _PRODUCTS[name](equation) * (1 + _BACKWARD * any(flags))
+    elif _inner(equation):
+      count, out = _count_inner(equation, flags)
+      total += count
+    trained |= dict(zip(equation.outvars, out, strict=True))
+  return total, [of(variable) for variable in jaxpr.outvars]
+
+
+def _literal(variable: Any) -> bool:
+  return isinstance(variable, core.Literal)
+
+
+def _inner(equation: Any) -> list[core.Jaxpr]:
+  """The jaxprs inside an equation; of a custom derivative, the primal one."""
+  values = equation.params
+  found = [
+    values[k] for k in ('jaxpr', 'call_jaxpr', 'fun_jaxpr') if k in values
+  ][:1]
+  found += values.get('branches', ())
+  found += [values[k] for k in ('body_jaxpr',) if k in values]
+  return [getattr(each, 'jaxpr', each) for each in found]
+
+
+def _count_inner(equation: Any, flags: list[bool]) -> tuple[int, list[bool]]:
+  """FLOPs of an equation that holds jaxprs, and which results depend."""
+  values, name = equation.params, equation.primitive.name
+  if name == 'cond':  # the dearest branch; the first operand chooses
+    counts = [_count(inner, flags[1:]) for inner in _inner(equation)]
+    merged = [any(each) for each in zip(*(c[1] for c in counts), strict=True)]
+    return max(c[0] for c in counts), merged
+  (inner,) = _inner(equation)
+  if name == 'while':  # no trip count: one turn
+    flags = flags[values['cond_nconsts'] :]
+  if name not in ('scan', 'while'):
+    return _count(inner, flags)
+  consts = values.get('num_consts', values.get('body_nconsts'))
+  carry = values.get('num_carry', len(flags) - consts)
+  while True:  # until the carry's dependence no longer grows
+    count, out = _count(inner, flags)
+    grown = [a or b for a, b in zip(flags[consts:], out[:carry], strict=False)]
+    if grown == flags[consts : consts + carry]:
+      return values.get('length', 1) * count, out
+    flags = [*flags[:consts], *grown, *flags[consts + carry :]]
+
+
+def _dot_general(equation: Any) -> int:
+  (contracted, _), _ = equation.params['dimension_numbers']
+  shape = equation.invars[0].aval.shape
+  depth = math.prod(shape[dim] for dim in contracted)
+  return 2 * math.prod(equation.outvars[0].aval.shape) * depth
+
+
+def _convolution(equation: Any) -> int:
+  kernel = equation.invars[1].aval.shape
+  out_features = equation.params['dimension_numbers'].rhs_spec[0]
+  inputs = math.prod(kernel) // kernel[out_features]  # of one output
+  return 2 * math.prod(equation.outvars[0].aval.shape) * inputs
+
+
+def _kernel(equation: Any) -> int:
+  estimate = equation.params.get('cost_estimate')
+  return estimate.flops if estimate else 0
+
+
+_PRODUCTS = {
+  'dot_general': _dot_general,
+  'conv_general_dilated': _convolution,
+  'pallas_call': _kernel,
+}

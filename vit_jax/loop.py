@@ -114,16 +114,13 @@ def _due(session: Session, step: int) -> tuple[list[str], bool]:
 
 
 def _evaluate(session: Session, due: list[str], state: PyTree) -> Results:
-  """Runs evaluators on the parameters, and on their average if there is one.
+  """Runs evaluators on all weights that are worth it; see `Trainer.weights`.
 
   A signal ends it without results; the resumed run evaluates again.
   """
-  weights = {'': state.params}
-  if state.average is not None:
-    weights['_ema'] = state.average.mean
   results = {}
   for name in due:
-    for suffix, params in weights.items():
+    for suffix, params in session.weights(state).items():
       with session.doing('eval'):
         try:
           scores = session.evaluators[name].run(params)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Int
 
+from vit_jax import rules as rules_lib
 from vit_jax import tree
 from vit_jax.errors import UserError, check_range
 
@@ -38,23 +39,28 @@ def _chain(
   clip_norm: float | None,
   weight_decay: float,
   decay_mask: str,
+  table: rules_lib.Table,
 ) -> optax.GradientTransformation:
   """Clip, scale, add decay, then multiply all of it by −lr.
 
   The decay is decoupled and multiplied by the learning rate: an update is
-  −lr · (direction + weight_decay · parameter).
+  −lr · (direction + weight_decay · parameter), times the factors of its rule.
   """
   check_range('optimizer.clip_norm', clip_norm, at_least=0)
   check_range('optimizer.weight_decay', weight_decay, at_least=0)
-  mask = _decay_mask(decay_mask)
-  return optax.chain(
-    optax.clip_by_global_norm(clip_norm) if clip_norm else optax.identity(),
-    scale,
-    optax.add_decayed_weights(weight_decay, mask)
-    if weight_decay
-    else optax.identity(),
-    optax.scale_by_learning_rate(schedule),
-  )
+  clip, mask = optax.identity(), _decay_mask(decay_mask)
+  decay = optax.identity()
+  if clip_norm:
+    clip = optax.clip_by_global_norm(clip_norm)
+  if weight_decay:
+    decay = rules_lib.add_decayed(weight_decay, table, mask)
+  if any(rule.frozen for _, rule in table):
+    clip = optax.chain(rules_lib.scale_by(table, lambda rule: 1.0), clip)
+    scale = rules_lib.of_moving(table, scale)
+  rate = [optax.scale_by_learning_rate(schedule)]
+  if table:
+    rate.append(rules_lib.scale_by(table, lambda rule: rule.lr))
+  return optax.chain(clip, scale, decay, *rate)
 
 
 def adam(
@@ -67,6 +73,7 @@ def adam(
   clip_norm: float | None = None,
   weight_decay: float = 0.0,
   decay_mask: str = 'all',
+  rules: tuple = (),
   moment_dtype: str = 'float32',
 ) -> optax.GradientTransformation:
   """Adam with decoupled weight decay (Table 3; arXiv 1711.05101).
@@ -79,6 +86,7 @@ def adam(
     clip_norm: largest global norm of the gradient; None or 0 for no clipping.
     weight_decay: multiplied by the learning rate when applied.
     decay_mask: the leaves that decay, see `DECAY_MASKS`.
+    rules: factors of rate and decay by path, frozen ones, see `rules`.
     moment_dtype: of the first moment, 'float32' or 'bfloat16' (saves memory).
 
   Raises:
@@ -92,7 +100,14 @@ def adam(
       f'optimizer.moment_dtype is {moment_dtype!r}; allowed: float32, bfloat16.'
     )
   scale = optax.scale_by_adam(b1, b2, eps, mu_dtype=jnp.dtype(moment_dtype))
-  return _chain(scale, schedule, clip_norm, weight_decay, decay_mask)
+  return _chain(
+    scale,
+    schedule,
+    clip_norm,
+    weight_decay,
+    decay_mask,
+    rules_lib.parse(rules),
+  )
 
 
 def sgd(
@@ -103,6 +118,7 @@ def sgd(
   clip_norm: float | None = None,
   weight_decay: float = 0.0,
   decay_mask: str = 'all',
+  rules: tuple = (),
 ) -> optax.GradientTransformation:
   """SGD with (heavy-ball) momentum, as in fine-tuning (Table 4).
 
@@ -112,13 +128,21 @@ def sgd(
     clip_norm: largest global norm of the gradient; None or 0 for no clipping.
     weight_decay: decoupled, multiplied by the learning rate.
     decay_mask: the leaves that decay, see `DECAY_MASKS`.
+    rules: factors of rate and decay by path, frozen ones, see `rules`.
 
   Raises:
     UserError: a value outside its range, or an unknown mask.
   """
   check_range('optimizer.momentum', momentum, at_least=0, below=1)
   scale = optax.trace(decay=momentum)
-  return _chain(scale, schedule, clip_norm, weight_decay, decay_mask)
+  return _chain(
+    scale,
+    schedule,
+    clip_norm,
+    weight_decay,
+    decay_mask,
+    rules_lib.parse(rules),
+  )
 
 
 class Average(NamedTuple):

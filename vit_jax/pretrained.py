@@ -18,6 +18,7 @@ from vit_jax.data.transforms import EvalTransform, square
 from vit_jax.errors import UserError
 from vit_jax.interop import npz
 from vit_jax.models import posemb, vit
+from vit_jax.objectives.contract import Setting
 
 log = logging.getLogger('vit_jax')
 PyTree = Any
@@ -58,7 +59,8 @@ class Pretrained:
     """The objective with its model, for `predict`."""
     section = self.about['objective']
     constructor = plugins.resolve(SECTIONS['objective'], section['name'])
-    return plugins.build(constructor, section, self.model(**changes))
+    setting = Setting(self.model(**changes), self.image_size)
+    return plugins.build(constructor, section, setting)
 
   def preprocess(self) -> EvalTransform:
     """What evaluation does to images."""
@@ -68,9 +70,10 @@ class Pretrained:
 
   def abstract_params(self, mesh: Mesh) -> PyTree:
     """Shapes and shardings of the parameters on a mesh."""
-    image = jnp.zeros((1, *self.image_size, 3))
-    init = functools.partial(self.model().init, jax.random.key(0))
-    return sharding.with_shardings(jax.eval_shape(init, image)['params'], mesh)
+    objective = self.objective()
+    batch = {'image': jnp.zeros((1, *self.image_size, 3), jnp.uint8)}
+    params, _ = jax.eval_shape(lambda: objective.init(jax.random.key(0), batch))
+    return sharding.with_shardings(params, mesh, objective.sharding_rules)
 
 
 def find(path: str) -> Pretrained:
@@ -195,7 +198,7 @@ def resize_positions(
   old = to_host(params['position']['embedding'], mesh)
   new = posemb.resize(old, old_grid, new_grid, method)
   shape = jax.eval_shape(lambda: jnp.asarray(new))
-  leaf = sharding.with_shardings({'position': {'embedding': shape}}, mesh)
+  leaf = sharding.with_shardings({'position': {'embedding': shape}}, mesh, ())
   return params | jax.tree.map(place, {'position': {'embedding': new}}, leaf)
 
 

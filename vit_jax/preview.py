@@ -45,7 +45,7 @@ def run(config: Config, images: int, start_step: int) -> np.ndarray:
   """
   experiment = Experiment.build(config, jax.devices())
   source = experiment.open_train_source()
-  augment = jax.jit(experiment.trainer.objective.augment)
+  augment = jax.jit(experiment.setting.mix)
   key, step, tiles = experiment.key(), start_step, []
   with experiment.train_batches(source, start_step) as batches:
     while len(tiles) < images:

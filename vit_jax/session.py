@@ -12,8 +12,8 @@ from etils import epath
 from jax.experimental import multihost_utils
 
 from vit_jax import (
+  chips,
   compiling,
-  flops,
   lock,
   metrics,
   past,
@@ -165,6 +165,10 @@ class Session:
     init = jax.jit(from_params, donate_argnums=0, out_shardings=shardings)
     return init(initial_params(experiment), self.key)
 
+  def weights(self, state: PyTree) -> dict[str, PyTree]:
+    """What evaluators judge; see `Trainer.weights`."""
+    return self.experiment.trainer.weights(state)
+
   def recorder(self) -> Recorder:
     """Takes the metrics of the steps to come."""
     config, devices = self.config, self.experiment.mesh.devices
@@ -172,8 +176,8 @@ class Session:
       self.ledger,
       config.batch_size,
       devices.size,
-      3 * self.experiment.model.forward_flops(self.experiment.image_size),
-      flops.peak_flops(devices.flat[0].device_kind),
+      self.experiment.image_flops,
+      chips.peak_flops(devices.flat[0].device_kind),
     )
     return Recorder(
       self.writer,

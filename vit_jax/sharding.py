@@ -29,17 +29,9 @@ BATCH = ('data', 'fsdp')  # the axes over which a batch is split
 STACKED = 'layers/'  # paths with this part have a leading layer axis
 MIN_FSDP_SIZE = 2**12  # smaller leaves are replicated: not worth a gather
 
-# (end of the path, dimension that tensor parallelism splits)
-MODEL_RULES = (
-  (r'attention/(query|key|value)/kernel', -2),
-  (r'attention/(query|key|value)/bias', -2),
-  (r'attention/out/kernel', -3),
-  (r'mlp/fc1/kernel', -1),
-  (r'mlp/fc1/bias', -1),
-  (r'mlp/fc2/kernel', -2),
-  (r'head/kernel', -1),
-  (r'head/bias', -1),
-)
+# (end of a leaf's path, dimension that the axis `model` splits); a model's own,
+# see models.contract.Model.sharding_rules
+Rules = tuple[tuple[str, int], ...]
 
 
 @plugins.operational('data', 'fsdp', 'model', 'zero1')
@@ -110,6 +102,7 @@ def leaf_spec(
   path: str,
   shape: tuple[int, ...],
   mesh: Mesh | AbstractMesh,
+  rules: Rules,
   axes: tuple[str, ...] = ('fsdp',),
 ) -> PartitionSpec:
   """Where one leaf lives: `model` by rule, `axes` on the largest dimensions.
@@ -119,11 +112,12 @@ def leaf_spec(
       parameter are treated like the parameter.
     shape: of the whole leaf.
     mesh: from `make_mesh`.
+    rules: for the axis `model`.
     axes: of the mesh, each given to the largest dimension that is free.
   """
   spec: list[str | None] = [None] * len(shape)
   parts = mesh.shape['model']
-  for pattern, dim in MODEL_RULES:
+  for pattern, dim in rules:
     matches = re.search(rf'(^|/){pattern}$', path) is not None
     if matches and parts > 1 and shape[dim] % parts == 0:
       spec[dim] = 'model'
@@ -142,20 +136,20 @@ def leaf_spec(
 
 
 def shardings(
-  abstract: tree.PyTree, mesh: Mesh, zero1: bool = False
+  abstract: tree.PyTree, mesh: Mesh, rules: Rules, zero1: bool = False
 ) -> tree.PyTree:
   """A NamedSharding for every leaf of a tree of shapes; see `make_mesh`."""
 
   def place(path: str, leaf: Any) -> NamedSharding:
     split = zero1 and re.match(r'(opt_state|average)/', path) is not None
     axes = ('fsdp', 'data') if split else ('fsdp',)
-    return NamedSharding(mesh, leaf_spec(path, leaf.shape, mesh, axes))
+    return NamedSharding(mesh, leaf_spec(path, leaf.shape, mesh, rules, axes))
 
   return tree.map_with_path(place, abstract)
 
 
 def with_shardings(
-  abstract: tree.PyTree, mesh: Mesh, zero1: bool = False
+  abstract: tree.PyTree, mesh: Mesh, rules: Rules, zero1: bool = False
 ) -> tree.PyTree:
   """Shapes that carry their shardings, as restoring and lowering want them."""
   return jax.tree.map(
@@ -163,7 +157,7 @@ def with_shardings(
       leaf.shape, leaf.dtype, sharding=sharding
     ),
     abstract,
-    shardings(abstract, mesh, zero1),
+    shardings(abstract, mesh, rules, zero1),
   )
 
 
@@ -194,14 +188,14 @@ def _fitting(
   return PartitionSpec(*map(fitting, shape, spec))
 
 
-def constrain_leaves(params: tree.PyTree) -> tree.PyTree:
+def constrain_leaves(params: tree.PyTree, rules: Rules) -> tree.PyTree:
   """Holds parameters, or gradients of them, inside jit to `leaf_spec`."""
   mesh = jax.sharding.get_abstract_mesh()
   if mesh.empty or mesh.size == 1:
     return params
   return tree.map_with_path(
     lambda path, leaf: jax.lax.with_sharding_constraint(
-      leaf, leaf_spec(path, leaf.shape, mesh)
+      leaf, leaf_spec(path, leaf.shape, mesh, rules)
     ),
     params,
   )

@@ -11,6 +11,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from vit_jax import optim, sharding, tree
 from vit_jax.errors import UserError
+from vit_jax.objectives.contract import Objective
 
 PyTree = Any
 Metrics = dict[str, Array]
@@ -62,24 +63,21 @@ class Trainer:
   """What a step is made of.
 
   Attributes:
-    objective: see `vit_jax.objectives`.
+    objective: what is trained, and by what loss.
     optimizer: an optax chain that ends with the learning rate.
     schedule: the learning rate, for the log.
     micro_batches: parts of a batch whose gradients are averaged.
     average_decay: of the average of parameters; None keeps none.
     spike_factor: a loss above this many times the mean of recent good losses
       is as bad as one that is not finite; None for no such limit.
-    apart: ends of the paths of stacked parameters whose gradients are summed
-      over micro-batches layer by layer.
   """
 
-  objective: Any
+  objective: Objective
   optimizer: optax.GradientTransformation
   schedule: optax.Schedule
   micro_batches: int
   average_decay: float | None
   spike_factor: float | None = None
-  apart: tuple[str, ...] = ()
 
   def init_state(self, key: Key[Array, ''], batch: PyTree) -> TrainState:
     """The state before the first step, for batches of that shape."""
@@ -101,6 +99,17 @@ class Trainer:
       ),
     )
 
+  def weights(self, state: TrainState) -> dict[str, PyTree]:
+    """All that is worth evaluating, by the ending that its metrics get.
+
+    What the objective says, and under '_ema' the average where one is kept.
+    """
+    weights = self.objective.weights(state.params, state.extra)
+    if state.average is not None:
+      mean = self.objective.weights(state.average.mean, state.extra)['']
+      weights = weights | {'_ema': mean}
+    return weights
+
   def train_step(
     self, state: TrainState, batch: PyTree, key: Key[Array, '']
   ) -> tuple[TrainState, Metrics]:
@@ -114,9 +123,9 @@ class Trainer:
       (how many bad steps came last) and what the objective adds.
     """
     key = jax.random.fold_in(key, state.step)
-    loss, aux, grads = self._gradients(state, batch, key)
+    loss, added, carry, grads = self._gradients(state, batch, key)
     # Left to itself, the partitioner splits products by the optimizer's state.
-    grads = sharding.constrain_leaves(grads)
+    grads = sharding.constrain_leaves(grads, self.objective.sharding_rules)
     grad_norm = optax.tree.norm(grads)
     guard, ok = self._judge(state.guard, loss, grad_norm)
     updates, opt_state = self.optimizer.update(
@@ -127,14 +136,14 @@ class Trainer:
     if average is not None and self.average_decay:
       average = optim.average_update(average, params, self.average_decay)
     step = state.step + 1
-    extra = self.objective.update_extra(params, state.extra, step)
+    extra = self.objective.update_extra(params, state.extra, carry, step)
     # A bad step leaves everything as it was, counts included.
     params, opt_state, average, extra = jax.tree.map(
       lambda new, old: jnp.where(ok, new, old),
       (params, opt_state, average, extra),
       (state.params, state.opt_state, state.average, state.extra),
     )
-    metrics = aux | {
+    metrics = added | {
       'loss': loss,
       'grad_norm': grad_norm,
       'lr': jnp.asarray(
@@ -148,18 +157,23 @@ class Trainer:
 
   def _gradients(
     self, state: TrainState, batch: PyTree, key: Key[Array, '']
-  ) -> tuple[Float[Array, ''], Metrics, PyTree]:
-    """Means over the micro-batches of loss, metrics and gradients."""
+  ) -> tuple[Float[Array, ''], Metrics, PyTree, PyTree]:
+    """Means over micro-batches of loss, metrics, carry and gradients."""
     loss_fn = jax.value_and_grad(self.objective.loss, has_aux=True)
 
+    apart = self.objective.apart if self.micro_batches > 1 else ()
+
     def of_part(part: PyTree, part_key: Key[Array, '']) -> PyTree:
-      values, grads = loss_fn(state.params, state.extra, part, part_key)
-      return values, tree.apart(grads, self.apart)
+      values, grads = loss_fn(
+        state.params, state.extra, part, part_key, state.step
+      )
+      return values, tree.apart(grads, apart)
 
     # Sums of layers taken apart are added to where they are. A stack of them
     # would be written, and exchanged with other devices, for every part.
-    (loss, aux), grads = accumulate(of_part, batch, key, self.micro_batches)
-    return loss, aux, tree.together(grads)
+    values, grads = accumulate(of_part, batch, key, self.micro_batches)
+    loss, (added, carry) = values
+    return loss, added, carry, tree.together(grads)
 
   def _judge(
     self, guard: Guard, loss: Array, grad_norm: Array

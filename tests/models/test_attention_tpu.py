@@ -143,7 +143,7 @@ def test_the_module_gives_the_same():
   )
 
   def loss(module, variables, x):
-    return jnp.sin(module.apply(variables, x)).sum()
+    return jnp.sin(module.apply(variables, x)[0]).sum()
 
   results = [
     jax.value_and_grad(loss, argnums=(1, 2))(module, variables, x)

@@ -225,7 +225,7 @@ def masks(place, **rates):
     if place == HIDDEN:
       changed[FC2] = flat[FC2].at[layer, 0, 0].set(1.0)
     params = tree.unflatten(flat | changed)
-    return encoder.apply({'params': params}, x, KEY)[:, 0, 0] > 0.5
+    return encoder.apply({'params': params}, x, KEY)[0][:, 0, 0] > 0.5
 
   return np.array([kept(layer) for layer in range(depth)])
 

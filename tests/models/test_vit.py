@@ -2,6 +2,7 @@
 
 import itertools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -194,3 +195,87 @@ def test_remainder_drop():
   np.testing.assert_array_equal(before, small.apply({'params': params}, edge))
   inner = images.at[:, 7].set(0.5)
   assert np.abs(before - small.apply({'params': params}, inner)).max() > 1e-3
+
+
+# Parts, and what is inside
+
+
+@pytest.mark.parametrize('pool', ['token', 'gap', 'map'])
+def test_the_parts_are_the_whole(pool):
+  """embed, encode and readout on the same parameters are predict."""
+  model = Model(5, **SIZES, pool=pool, pre_logits=True, dropout=0.5)
+  params, images = noise_params(model, (8, 12)), images_of(2, 8, 12)
+
+  def part(method, *inputs):
+    return model.apply({'params': params}, *inputs, method=method)
+
+  for key in (None, KEY):
+    tokens = part('encode', part('embed', images), key)
+    out, whole = part('readout', tokens), part('predict', images, key)
+    for name in ('features', 'logits'):
+      np.testing.assert_array_equal(out[name], whole[name])
+
+
+def test_encode_takes_some_of_the_patches():
+  """Patches that are left out have no influence on the others' tokens."""
+  model = Model(5, **SIZES)
+  params, images = noise_params(model, (8, 12)), images_of(2, 8, 12)
+  other = images.at[:, 4:, 8:].set(0.7)  # of the last patch, number 5
+
+  def tokens(images, kept):
+    embedded = model.apply({'params': params}, images, method='embed')
+    return model.apply({'params': params}, embedded[:, kept], method='encode')
+
+  kept = np.array([0, 2, 4])
+  assert tokens(images, kept).shape == (2, 1 + 3, 16)
+  np.testing.assert_array_equal(tokens(images, kept), tokens(other, kept))
+  assert np.any(tokens(images, np.array([5])) != tokens(other, np.array([5])))
+
+
+@pytest.mark.parametrize('attention', ['xla', 'kernel'])
+def test_what_is_inside(attention):
+  """Tokens, layers and attention, against the layers' own parameters."""
+  sizes = SIZES | dict(width=128, num_heads=2)
+  model = Model(5, **sizes, attention=attention)
+  params, images = noise_params(model, (8, 8), 0.1), images_of(2, 8, 8)
+  want = ('tokens', 'layers', 'attention')
+  out = model.apply({'params': params}, images, None, want, method='predict')
+  assert out['layers'].shape == (2, 3, 5, 128)
+  assert out['attention'].shape == (2, 3, 2, 5, 5)
+  np.testing.assert_allclose(out['attention'].sum(-1), 1, rtol=1e-5)
+
+  def norm(x, p):
+    x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1)[..., None] + 1e-6)
+    return x * p['scale'] + p['bias']
+
+  after = np.asarray(out['layers'])
+  tokens = norm(after[:, -1], params['encoder']['norm'])
+  np.testing.assert_allclose(out['tokens'], tokens, rtol=1e-4, atol=1e-5)
+  # Layer 1 from what comes out of layer 0.
+  layer = jax.tree.map(lambda leaf: leaf[1], params['encoder']['layers'])
+  x = norm(after[:, 0], layer['norm1'])
+  project = {
+    name: np.einsum('ntd,dhc->nthc', x, layer['attention'][name]['kernel'])
+    + layer['attention'][name]['bias']
+    for name in ('query', 'key')
+  }
+  logits = np.einsum('nqhc,nkhc->nhqk', project['query'], project['key'])
+  expected = jax.nn.softmax(logits / np.sqrt(64), axis=-1)
+  np.testing.assert_allclose(
+    out['attention'][:, 1], expected, rtol=1e-3, atol=1e-5
+  )
+
+
+def test_the_reference_is_the_same_function():
+  """Without kernels and unrolling: the same parameters, the same logits."""
+  sizes = SIZES | dict(width=128, num_heads=2)
+  model = Model(5, **sizes, attention='kernel', remat='dots', unroll=3)
+  params, images = noise_params(model, (8, 8), 0.1), images_of(2, 8, 8)
+  plain = model.reference
+  assert (plain.attention, plain.remat, plain.unroll) == ('xla', 'none', 1)
+  np.testing.assert_allclose(
+    plain.apply({'params': params}, images),
+    model.apply({'params': params}, images),
+    rtol=1e-4,
+    atol=1e-5,
+  )

@@ -9,13 +9,15 @@ import torch.nn.functional as F
 from tiny_vit import SIZES, noise_params
 
 from vit_jax import tree
-from vit_jax.data.device_augment import DeviceAugment
 from vit_jax.errors import UserError
 from vit_jax.models.vit import Model
+from vit_jax.objectives.contract import Setting
+from vit_jax.objectives.mixing import DeviceAugment
 from vit_jax.objectives.supervised import Objective
 
 CLASSES = 7
 MODEL = Model(CLASSES, **SIZES)
+SETTING = Setting(MODEL, (8, 8))
 PARAMS = noise_params(MODEL, (8, 8))
 
 
@@ -36,8 +38,10 @@ def logits_of(batch):
 def test_loss_is_torchs(kind, smoothing):
   """The mean over the batch of the loss that the config names, smoothed."""
   batch = examples()
-  objective = Objective(MODEL, cross_entropy=kind, label_smoothing=smoothing)
-  loss, _ = objective.loss(PARAMS, {}, batch, jax.random.key(0))
+  objective = Objective(SETTING, cross_entropy=kind, label_smoothing=smoothing)
+  loss, _ = objective.loss(
+    *(PARAMS, {}, batch, jax.random.key(0), jnp.array(0))
+  )
   logits = logits_of(batch)
   label = torch.tensor(np.asarray(batch['label']), dtype=torch.long)
   if kind == 'softmax':
@@ -60,9 +64,11 @@ def test_smoothing_of_mixed_targets(kind):
 
   def loss(smoothing):
     objective = Objective(
-      MODEL, mix, cross_entropy=kind, label_smoothing=smoothing
+      Setting(MODEL, (8, 8), mix),
+      cross_entropy=kind,
+      label_smoothing=smoothing,
     )
-    return float(objective.loss(PARAMS, {}, batch, key)[0])
+    return float(objective.loss(PARAMS, {}, batch, key, jnp.array(0))[0])
 
   images, targets = mix(batch, key)
   logits = np.asarray(MODEL.apply({'params': PARAMS}, images), np.float64)
@@ -78,7 +84,8 @@ def test_prediction_has_no_noise():
   """Logits of the images as they are, whatever training does to them."""
   batch = examples()
   noisy = Model(CLASSES, **SIZES, dropout=0.5)
-  objective = Objective(noisy, DeviceAugment(CLASSES, mixup=0.8, erasing=1.0))
+  mix = DeviceAugment(CLASSES, mixup=0.8, erasing=1.0)
+  objective = Objective(Setting(noisy, (8, 8), mix))
   out = objective.predict(PARAMS, batch)
   np.testing.assert_allclose(
     out['logits'], logits_of(batch), rtol=1e-5, atol=1e-5
@@ -87,7 +94,7 @@ def test_prediction_has_no_noise():
 
 def test_fresh_parameters_follow_the_key():
   """The same key gives the same start, another another; nothing is extra."""
-  objective = Objective(MODEL)
+  objective = Objective(SETTING)
   init = jax.jit(objective.init)
   (first, extra), (again, _), (other, _) = (
     init(jax.random.key(seed), examples()) for seed in (0, 0, 1)
@@ -101,4 +108,4 @@ def test_fresh_parameters_follow_the_key():
 def test_an_unknown_loss():
   """The message names those there are."""
   with pytest.raises(UserError, match='softmax, sigmoid'):
-    Objective(MODEL, cross_entropy='hinge')
+    Objective(SETTING, cross_entropy='hinge')

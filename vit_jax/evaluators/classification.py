@@ -12,7 +12,7 @@ from vit_jax import durations, plugins, sharding
 from vit_jax.config import MAX_BATCH_SIZE
 from vit_jax.data import stream
 from vit_jax.errors import UserError, check_range
-from vit_jax.losses import LOSSES
+from vit_jax.objectives.losses import LOSSES
 
 PyTree = Any
 _IN_FLIGHT = 2  # batches dispatched ahead of the one waited for

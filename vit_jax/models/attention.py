@@ -41,8 +41,11 @@ def dot_product_attention(
 
   Reference: equations 5–7 of the paper's appendix A.
   """
-  scale = query.shape[-1] ** -0.5
-  return _attend(query * jnp.asarray(scale, query.dtype), key, value)
+  return _attend(_scaled(query), key, value)
+
+
+def _scaled(query: Float[Array, 'n q h c']) -> Float[Array, 'n q h c']:
+  return query * jnp.asarray(query.shape[-1] ** -0.5, query.dtype)
 
 
 def _logits(
@@ -135,27 +138,33 @@ class Attention(nn.Module):
     self,
     x: Float[Array, 'n t d'],
     context: Float[Array, 'n s d'] | None = None,
-  ) -> Float[Array, 'n t d']:
+    want_weights: bool = False,
+  ) -> tuple[Float[Array, 'n t d'], Float[Array, 'n h t s'] | None]:
+    """The output, and where they are wanted the weights (without kernels)."""
     width = x.shape[-1]
     heads = (self.num_heads, width // self.num_heads)
-    fused = context is None and self._fused(x.shape[1], width)
+    plain = context is not None or want_weights
+    fused = not plain and self._fused(x.shape[1], width)
     context = x if context is None else context
     project = functools.partial(
       Linear, features=heads, model_dim=-2, flat=fused, dtype=self.dtype
     )
     layers = [project(name=name) for name in ('query', 'key', 'value')]
-    inputs = (x, context, context)
+    weights = None
     if fused:
       products = [layer.product(x) for layer in layers]
       projections, biases = zip(*products, strict=True)
       y = attention_tpu.attend(projections, biases, self.num_heads)
     else:
-      y = dot_product_attention(
-        *[layer(z) for layer, z in zip(layers, inputs, strict=True)]
-      )
-    return Linear(
+      inputs = zip(layers, (x, context, context), strict=True)
+      query, key, value = (layer(z) for layer, z in inputs)
+      y = dot_product_attention(query, key, value)
+      if want_weights:
+        weights = jax.nn.softmax(_logits(_scaled(query), key))
+    out = Linear(
       (width,), inputs=heads, model_dim=-3, dtype=self.dtype, name='out'
-    )(y)
+    )
+    return out(y), weights
 
   def _fused(self, tokens: int, width: int) -> bool:
     """Whether to take the TPU's kernels."""

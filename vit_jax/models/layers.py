@@ -166,7 +166,7 @@ class Block(nn.Module):
   """One pre-norm encoder layer (equations 2 and 3), in the form of a scan.
 
   `per_layer` holds what differs between layers: {} at evaluation, else `key`
-  and the drop-path `rate`.
+  and the drop-path `rate`. Besides the tokens it returns what `want` names.
   """
 
   num_heads: int
@@ -175,11 +175,12 @@ class Block(nn.Module):
   gelu: str
   dtype: jnp.dtype
   attention: str
+  want: tuple[str, ...] = ()  # of 'layers' and 'attention'
 
   @nn.compact
   def __call__(
     self, x: Float[Array, 'n t d'], per_layer: dict[str, Shaped[Array, '']]
-  ) -> tuple[Float[Array, 'n t d'], None]:
+  ) -> tuple[Float[Array, 'n t d'], dict[str, Array]]:
     keys = [None] * 5
     rate = per_layer.get('rate')
     if 'key' in per_layer:
@@ -191,14 +192,19 @@ class Block(nn.Module):
 
     x = sharding.constrain(x, sharding.BATCH, None, None)
     y = LayerNorm(self.dtype, name='norm1')(x)
-    y = attention.Attention(
+    attend = attention.Attention(
       self.num_heads, self.dtype, self.attention, name='attention'
-    )(y)
+    )
+    y, weights = attend(y, want_weights='attention' in self.want)
+    wanted = {} if weights is None else {'attention': weights}
     x = checkpoint_name(x + branch(y, keys[0], keys[1]), 'middle')
     y = LayerNorm(self.dtype, name='norm2')(x)
     mlp = Mlp(self.mlp_dim, self.dropout, self.gelu, self.dtype, name='mlp')
     x = x + branch(mlp(y, keys[2]), keys[3], keys[4])
-    return sharding.constrain(x, sharding.BATCH, None, None), None
+    x = sharding.constrain(x, sharding.BATCH, None, None)
+    if 'layers' in self.want:
+      wanted['layers'] = x
+    return x, wanted
 
 
 SAVED = (*attention.SAVED, 'statistics', 'middle', 'hidden')
@@ -228,8 +234,12 @@ class Encoder(nn.Module):
 
   @nn.compact
   def __call__(
-    self, x: Float[Array, 'n t d'], key: Key[Array, ''] | None
-  ) -> Float[Array, 'n t d']:
+    self,
+    x: Float[Array, 'n t d'],
+    key: Key[Array, ''] | None,
+    want: tuple[str, ...] = (),
+  ) -> tuple[Float[Array, 'n t d'], dict[str, Array]]:
+    """The tokens, and of each layer what is wanted, `[n, depth, …]`."""
     block = Block
     if self.remat != 'none':
       block = nn.remat(
@@ -249,6 +259,7 @@ class Encoder(nn.Module):
       gelu=self.gelu,
       dtype=self.dtype,
       attention=self.attention,
+      want=want,
       name='layers',
     )
     per_layer = {}
@@ -256,5 +267,6 @@ class Encoder(nn.Module):
       per_layer['key'] = jax.random.split(key, self.depth)
       if self.drop_path:  # grows linearly with depth, from 0
         per_layer['rate'] = jnp.linspace(0.0, self.drop_path, self.depth)
-    x, _ = layers(x, per_layer)
-    return LayerNorm(self.dtype, name='norm')(x)
+    x, wanted = layers(x, per_layer)
+    wanted = {name: leaf.swapaxes(0, 1) for name, leaf in wanted.items()}
+    return LayerNorm(self.dtype, name='norm')(x), wanted

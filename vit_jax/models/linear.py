@@ -22,7 +22,8 @@ class Linear(nn.Module):
   """
 
   features: tuple[int, ...]
-  inputs: tuple[int, ...] | None = None  # None for the last axis
+  inputs: tuple[int, ...] | None = None  # None for the last axes
+  input_axes: int = 1  # how many, where `inputs` does not say
   flat: bool = False  # whether the new axes come as one
   model_dim: int | None = None
   kernel_init: Initializer = nn.initializers.xavier_uniform()
@@ -40,7 +41,7 @@ class Linear(nn.Module):
     self, x: Float[Array, '...']
   ) -> tuple[Float[Array, '...'], Float[Array, '...']]:
     """The product with the kernel, and the bias, which is yet to be added."""
-    inputs = self.inputs or x.shape[-1:]
+    inputs = self.inputs or x.shape[-self.input_axes :]
     matrix = math.prod(inputs), math.prod(self.features)
 
     def init(key: Array) -> Array:

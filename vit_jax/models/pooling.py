@@ -25,7 +25,7 @@ class MapHead(nn.Module):
     probe = self.param('probe', nn.initializers.xavier_uniform(), (1, 1, d))
     probe = jnp.broadcast_to(probe.astype(self.dtype), (n, 1, d))
     attention = Attention(self.num_heads, self.dtype, name='attention')
-    pooled = attention(probe, x)
+    pooled, _ = attention(probe, x)
     y = layers.LayerNorm(self.dtype, name='norm')(pooled)
     mlp = layers.Mlp(self.mlp_dim, 0.0, self.gelu, self.dtype, name='mlp')
     return (pooled + mlp(y, None))[:, 0]

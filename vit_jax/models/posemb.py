@@ -12,14 +12,17 @@ METHODS = ('aligned', 'bicubic')
 
 
 class PositionEmbedding(nn.Module):
-  """Adds a learned embedding to each token (section 3.1; N(0, 0.02))."""
+  """A learned embedding of each slot (section 3.1; N(0, 0.02))."""
 
   @nn.compact
-  def __call__(self, x: Float[Array, 'n t d']) -> Float[Array, 'n t d']:
-    embedding = self.param(
-      'embedding', nn.initializers.normal(0.02), (1, *x.shape[1:])
-    )
-    return x + embedding.astype(x.dtype)
+  def __call__(self, slots: int, width: int) -> Float[Array, '1 t d']:
+    """The embeddings of all slots."""
+    init = nn.initializers.normal(0.02)
+    return self.param('embedding', init, (1, slots, width))
+
+  def first(self, slots: int) -> Float[Array, '1 s d']:
+    """Those of the first slots, where the number of all is not known."""
+    return self.get_variable('params', 'embedding')[:, :slots]
 
 
 def _aligned_matrix(old: int, new: int) -> np.ndarray:

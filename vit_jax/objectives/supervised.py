@@ -4,30 +4,30 @@ import dataclasses
 from typing import Any
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Float, Int, Key
 
-from vit_jax.data.device_augment import DeviceAugment, normalize
 from vit_jax.errors import UserError, check_range
-from vit_jax.losses import LOSSES
+from vit_jax.objectives.contract import Batch, Defaults, Setting
+from vit_jax.objectives.losses import LOSSES
+from vit_jax.objectives.mixing import normalize
 
 PyTree = Any
-Batch = dict[str, Array]  # image: uint8 [n, y, x, 3]; label: int32 [n]
 
 
 @dataclasses.dataclass(frozen=True)
-class Objective:
-  """Classification of labelled images.
+class Objective(Defaults):
+  """Classification of labelled images; keeps `objectives.contract.Objective`.
+
+  A batch holds `image`, uint8 `[n, y, x, 3]`, and `label`, int32 `[n]`.
 
   Attributes:
-    model: see `vit_jax.models`.
-    augment: of training batches, on the device; by default none.
-    cross_entropy: 'softmax' or 'sigmoid', see `vit_jax.losses`.
+    setting: of the run.
+    cross_entropy: 'softmax' or 'sigmoid', see `losses`.
     label_smoothing: α of that loss, in [0, 1); with 'sigmoid' below .5, from
       where on a label would count against its class.
   """
 
-  model: Any
-  augment: DeviceAugment = DeviceAugment(0)
+  setting: Setting
   cross_entropy: str = dataclasses.field(default='softmax', kw_only=True)
   label_smoothing: float = dataclasses.field(default=0.0, kw_only=True)
 
@@ -42,31 +42,40 @@ class Objective:
       'objective.label_smoothing', self.label_smoothing, at_least=0, below=limit
     )
 
-  def init(
-    self, key: Key[Array, ''], batch: dict[str, Any]
-  ) -> tuple[PyTree, PyTree]:
-    """Fresh parameters for images of the batch's size, and no extra state."""
-    image = normalize(jnp.zeros((1, *batch['image'].shape[1:]), jnp.uint8))
-    return self.model.init(key, image)['params'], {}
+  @property
+  def sharding_rules(self) -> tuple[tuple[str, int], ...]:
+    """The model's."""
+    return self.setting.model.sharding_rules
+
+  @property
+  def apart(self) -> tuple[str, ...]:
+    """The model's."""
+    return self.setting.model.apart
+
+  def init(self, key: Key[Array, ''], batch: Any) -> tuple[PyTree, PyTree]:
+    """The model's fresh parameters, and no extra state."""
+    del batch
+    image = jnp.zeros((1, *self.setting.image_size, 3))
+    return self.setting.model.init(key, image)['params'], {}
 
   def loss(
-    self, params: PyTree, extra: PyTree, batch: Batch, key: Key[Array, '']
-  ) -> tuple[Float[Array, ''], dict[str, Float[Array, '']]]:
+    self,
+    params: PyTree,
+    extra: PyTree,
+    batch: Batch,
+    key: Key[Array, ''],
+    step: Int[Array, ''],
+  ) -> tuple[Float[Array, ''], tuple[dict[str, Array], PyTree]]:
     """Mean loss of a batch; the key drives augmentation and dropout."""
-    del extra
-    images, targets = self.augment(batch, key)
-    logits = self.model.apply({'params': params}, images, key)
+    del extra, step
+    images, targets = self.setting.mix(batch, key)
+    logits = self.setting.model.apply({'params': params}, images, key)
     loss = LOSSES[self.cross_entropy]
-    return loss(logits, targets, self.label_smoothing).mean(), {}
-
-  def update_extra(self, params: PyTree, extra: PyTree, step: Array) -> PyTree:
-    """Nothing to update."""
-    del params, step
-    return extra
+    return loss(logits, targets, self.label_smoothing).mean(), ({}, {})
 
   def predict(self, params: PyTree, batch: Batch) -> dict[str, Array]:
     """Features and logits of a batch, nothing random; float32."""
     images = normalize(batch['image'])
-    return self.model.apply(
-      {'params': params}, images, method=self.model.predict
+    return self.setting.model.apply(
+      {'params': params}, images, method='predict'
     )

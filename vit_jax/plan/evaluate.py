@@ -16,7 +16,6 @@ from vit_jax.plan.topology import Target
 log = logging.getLogger('vit_jax')
 SECONDS_PER_DAY = 86_400
 # A step's forward and backward pass are three forward passes of arithmetic.
-PASSES = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +111,6 @@ def _with_warmup_that_fits(config: Config) -> Config:
 def _about(experiment: Experiment, state: Any, target: Target) -> dict:
   """What is known before compiling, and every key in its order."""
   config = experiment.config
-  image_flops = PASSES * experiment.model.forward_flops(experiment.image_size)
   sizes = {
     'parameters': memory.tree_bytes(state.params),
     'optimizer': memory.tree_bytes(state.opt_state),
@@ -128,7 +126,7 @@ def _about(experiment: Experiment, state: Any, target: Target) -> dict:
     'peak_bytes_per_device': None,
     'hbm_bytes_per_device': target.hbm_bytes,
     'flops_per_device': None,
-    'model_flops_per_image': image_flops,
+    'model_flops_per_image': experiment.image_flops,
     'predicted_step_seconds': None,
     'predicted_mfu': None,
     'predicted_images_per_second': None,
@@ -148,7 +146,7 @@ def _about(experiment: Experiment, state: Any, target: Target) -> dict:
     'images_per_device': config.batch_size / len(target.devices),
     'mesh': dict(experiment.mesh.shape),
     'remat': config.model.get('remat'),
-    'unroll': getattr(experiment.model, 'unroll', None),
+    'unroll': config.model.get('unroll'),
     'bytes': sizes,
   }
 
@@ -183,7 +181,7 @@ def _predictions(
   cycles = total.estimated_cycles + total.uncounted_cycles
   seconds = cycles / chip.clock_hz + total.exposed_seconds
   batch = experiment.config.batch_size
-  image_flops = PASSES * experiment.model.forward_flops(experiment.image_size)
+  image_flops = experiment.image_flops
   days = seconds * experiment.total_steps / SECONDS_PER_DAY
   return {
     'predicted_step_seconds': seconds,

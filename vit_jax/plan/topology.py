@@ -8,6 +8,7 @@ from typing import Any
 import jax
 from jax.experimental import topologies
 
+from vit_jax import chips
 from vit_jax.errors import UserError, closest
 from vit_jax.plan.environment import LOCAL
 
@@ -45,11 +46,13 @@ class Chip:
     return products + exponentials / self.exponentials_per_cycle
 
 
-def _chip(clock, peak, hbm_gib, hbm, link, exps, **rest: Any) -> Chip:
+def _chip(kind: str, clock, hbm_gib, hbm, link, exps, **rest: Any) -> Chip:
+  peak = chips.peak_flops(kind)
+  assert peak is not None, kind
   return Chip(clock, peak, int(hbm_gib * GIB), hbm, link, exps, **rest)
 
 
-# Clock, peak FLOP/s, usable HBM (GiB), HBM and link bandwidth (bytes/s),
+# Device kind, clock, usable HBM (GiB), HBM and link bandwidth (bytes/s),
 # exponentials a cycle.
 #
 # v2, v3: "A Domain-Specific Supercomputer for Training Deep Neural Networks",
@@ -66,11 +69,11 @@ def _chip(clock, peak, hbm_gib, hbm, link, exps, **rest: Any) -> Chip:
 #   the compiler schedules for them (benchmarks/kernels.py).
 # Usable HBM: "exceeds available HBM" of a program too large (libtpu 0.0.51).
 CHIPS = {
-  'v2': _chip(0.70e9, 23e12, 7.48, 350e9, 124e9, 1900),
-  'v3': _chip(0.94e9, 61.5e12, 15.48, 450e9, 164e9, 80),
+  'v2': _chip('TPU v2', 0.70e9, 7.48, 350e9, 124e9, 1900),
+  'v3': _chip('TPU v3', 0.94e9, 15.48, 450e9, 164e9, 80),
   'v4': _chip(
+    'TPU v4',
     1.05e9,
-    275e12,
     30.75,
     1200e9,
     300e9,
@@ -78,10 +81,10 @@ CHIPS = {
     cores=2,  # one device a chip, its two cores working as one
     options=(('chip_config_name', 'megacore'),),
   ),
-  'v5e': _chip(1.50e9, 197e12, 15.75, 819e9, 200e9, 242),
-  'v5p': _chip(1.75e9, 459e12, 95.73, 2765e9, 600e9, 454, cores=2),
-  'v6e': _chip(1.75e9, 918e12, 31.24, 1640e9, 400e9, 130),
-  'tpu7x': _chip(2.20e9, 1153.5e12, 94.74, 3690e9, 300e9, 130),
+  'v5e': _chip('TPU v5e', 1.50e9, 15.75, 819e9, 200e9, 242),
+  'v5p': _chip('TPU v5p', 1.75e9, 95.73, 2765e9, 600e9, 454, cores=2),
+  'v6e': _chip('TPU v6e', 1.75e9, 31.24, 1640e9, 400e9, 130),
+  'tpu7x': _chip('TPU7x', 2.20e9, 94.74, 3690e9, 300e9, 130),
 }
 # Between slices, one direction: 100 Gbit/s for each four chips of a host.
 SLOW_BYTES_PER_S = {'v2': 12.5e9 / 8, 'v3': 12.5e9 / 8, 'tpu7x': 12.5e9 / 8}

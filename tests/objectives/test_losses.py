@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from scipy import special
 
-from vit_jax.losses import (
+from vit_jax.objectives.losses import (
   LOSSES,
   sigmoid_cross_entropy,
   softmax_cross_entropy,

@@ -9,11 +9,11 @@ import pytest
 import tiny_vit
 from scipy import stats
 
-from vit_jax import losses
-from vit_jax.data import device_augment
-from vit_jax.data.device_augment import DeviceAugment, erase, normalize
 from vit_jax.errors import UserError
 from vit_jax.models import vit
+from vit_jax.objectives import losses, mixing
+from vit_jax.objectives.contract import Setting
+from vit_jax.objectives.mixing import DeviceAugment, erase, normalize
 from vit_jax.objectives.supervised import Objective
 
 CLASSES = 10
@@ -50,16 +50,18 @@ def test_the_objective_is_trained_on_what_is_mixed():
   model, examples = vit.Model(CLASSES, **tiny_vit.SIZES), batch(4, 8, 8)
   examples, key = jax.device_put(examples), jax.random.key(3)
   params = tiny_vit.noise_params(model, (8, 8))
-  objective = Objective(model, DeviceAugment(CLASSES, mixup=0.8))
-  loss, _ = objective.loss(params, {}, examples, key)
-  images, targets = objective.augment(examples, key)
+  mix = DeviceAugment(CLASSES, mixup=0.8)
+  objective = Objective(Setting(model, (8, 8), mix))
+  plain = Objective(Setting(model, (8, 8)))
+  loss, _ = objective.loss(params, {}, examples, key, jnp.array(0))
+  images, targets = mix(examples, key)
   logits = model.apply({'params': params}, images)
   expected = losses.softmax_cross_entropy(logits, targets).mean()
   assert float(loss) == pytest.approx(float(expected), rel=1e-6)
   predicted = objective.predict(params, examples)['logits']
-  plain = Objective(model).predict(params, examples)['logits']
-  np.testing.assert_array_equal(predicted, plain)
-  assert Objective(model).loss(params, {}, examples, key)[0] != loss
+  alone = plain.predict(params, examples)['logits']
+  np.testing.assert_array_equal(predicted, alone)
+  assert plain.loss(params, {}, examples, key, jnp.array(0))[0] != loss
 
 
 # Determinism
@@ -109,7 +111,7 @@ def test_mixup_mixes_neighbours():
 def test_shares_follow_beta(alpha):
   """λ ~ Beta(α, α), each pair its own (Kolmogorov and Smirnov's test)."""
   shape = (4000, 1, 1, 3)
-  weights, share = device_augment.mixup_weights(shape, alpha, jax.random.key(0))
+  weights, share = mixing.mixup_weights(shape, alpha, jax.random.key(0))
   np.testing.assert_array_equal(weights[:, 0, 0, 0], share)
   # Compared between the multiples of 2^-16 that shares are rounded to.
   places = (np.arange(0, 2**16, 16) + 0.5) / 2**16
@@ -124,7 +126,7 @@ def test_shares_follow_beta(alpha):
 
 
 def cutmix_weights(shape, seed):
-  make = jax.jit(lambda key: device_augment.cutmix_weights(shape, 1.0, key))
+  make = jax.jit(lambda key: mixing.cutmix_weights(shape, 1.0, key))
   return make(jax.random.key(seed))
 
 

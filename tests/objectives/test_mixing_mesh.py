@@ -7,8 +7,9 @@ import pytest
 import tiny_vit
 
 from vit_jax import sharding, step
-from vit_jax.data.device_augment import DeviceAugment
 from vit_jax.models import vit
+from vit_jax.objectives.contract import Setting
+from vit_jax.objectives.mixing import DeviceAugment
 from vit_jax.objectives.supervised import Objective
 
 CLASSES = 10
@@ -36,7 +37,7 @@ def train(objective, mesh, steps=4):
   key = jax.device_put(jax.random.key(0), sharding.replicated(mesh))
   with jax.set_mesh(mesh):
     abstract = jax.eval_shape(trainer.init_state, key, examples)
-    places = sharding.shardings(abstract, mesh)
+    places = sharding.shardings(abstract, mesh, objective.sharding_rules)
     state = jax.jit(trainer.init_state, out_shardings=places)(key, examples)
     train_step = jax.jit(trainer.train_step)
     results = []
@@ -85,7 +86,8 @@ def test_one_example_moves():
 def test_training_with_mixing_on_any_mesh():
   """Steps of a whole trainer, in two micro-batches: equal losses."""
   model = vit.Model(CLASSES, **tiny_vit.SIZES)
-  objective = Objective(model, DeviceAugment(CLASSES, mixup=0.8, cutmix=1.0))
+  mix = DeviceAugment(CLASSES, mixup=0.8, cutmix=1.0)
+  objective = Objective(Setting(model, (16, 16), mix))
   one = train(objective, sharding.make_mesh(jax.devices()[:1]))
   mesh = sharding.make_mesh(jax.devices(), data=2, fsdp=2, model=2)
   np.testing.assert_allclose(train(objective, mesh), one, rtol=1e-5)

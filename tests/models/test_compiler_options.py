@@ -1,28 +1,32 @@
 """What the compiler is asked for."""
 
-from vit_jax import compiling
+from vit_jax.models.vit import Model
 
 SHARED = 'xla_tpu_enable_deduplicated_calls'
 PART = 'xla_jf_crs_combiner_threshold_in_bytes'
 
 
+def options_of(platform, unroll, num_devices):
+  """Of a model with that many layers unrolled."""
+  model = Model(0, variant='L/16', unroll=unroll)
+  return model.compiler_options(platform, num_devices)
+
+
 def test_options_on_tpus_alone():
   """Other backends would refuse libtpu's options, and a scan needs none."""
-  assert compiling.compiler_options('cpu', 24, 32) == {}
-  assert compiling.compiler_options('tpu', 1, 32) == {}
-  options = compiling.compiler_options('tpu', 24, 32)
+  assert options_of('cpu', 24, 32) == {}
+  assert options_of('tpu', 1, 32) == {}
+  options = options_of('tpu', 24, 32)
   assert options == {SHARED: 'ENABLED', PART: 4 * 2**20}
 
 
 def test_exchanges_grow_with_the_slice():
   """Up to what libtpu does by itself."""
-  parts = [
-    compiling.compiler_options('tpu', 2, n)[PART] for n in (8, 128, 2048)
-  ]
+  parts = [options_of('tpu', 2, n)[PART] for n in (8, 128, 2048)]
   assert parts == [2**20, 16 * 2**20, 120 * 2**20]
 
 
 def test_the_users_flags_stay(monkeypatch):
   """An option in LIBTPU_INIT_ARGS is not overridden; the others are given."""
   monkeypatch.setenv('LIBTPU_INIT_ARGS', f'--{SHARED}=DISABLED --xla_other=1')
-  assert list(compiling.compiler_options('tpu', 24, 32)) == [PART]
+  assert list(options_of('tpu', 24, 32)) == [PART]

@@ -1,0 +1,30 @@
+"""What a chip can do at most: the one table of peaks."""
+
+# Peak dense bf16 FLOP/s of one JAX device, by `device.device_kind`. A device is
+# a core on v2, v3 and tpu7x, a chip on others. Public figures of the vendors.
+_PEAK_FLOPS = {
+  'TPU v2': 23e12,
+  'TPU v3': 61.5e12,
+  'TPU v4': 275e12,
+  'TPU v4 lite': 137e12,
+  'TPU v5 lite': 197e12,
+  'TPU v5e': 197e12,
+  'TPU v5': 459e12,
+  'TPU v5p': 459e12,
+  'TPU v6 lite': 918e12,
+  'TPU v6e': 918e12,
+  'TPU7x': 1153.5e12,
+  'NVIDIA A100': 312e12,
+  'NVIDIA H100 PCIe': 756e12,
+  'NVIDIA H100': 989e12,
+  'NVIDIA H200': 989e12,
+}
+
+
+def peak_flops(device_kind: str) -> float | None:
+  """Peak bf16 FLOP/s of a device, None if unknown (a CPU, say)."""
+  if device_kind in _PEAK_FLOPS:
+    return _PEAK_FLOPS[device_kind]
+  prefixes = [kind for kind in _PEAK_FLOPS if device_kind.startswith(kind)]
+  gpu = [kind for kind in prefixes if kind.startswith('NVIDIA')]
+  return _PEAK_FLOPS[max(gpu, key=len)] if gpu else None

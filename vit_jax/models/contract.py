@@ -1,0 +1,152 @@
+"""What the framework asks of a model, whatever is inside it."""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+from jaxtyping import Array, Float, Key
+
+PyTree = Any
+Size = tuple[int, int]  # (height, width) of images, pixels
+
+# What `predict` returns beside features and logits where `want` names it.
+WANTED = ('tokens', 'layers', 'attention')
+
+
+class Model(Protocol):
+  """A model: state in, state out.
+
+  `vit_jax.models.NAME` (or any module of your own) defines
+  `Model(num_classes, /, *, …)`, which returns one of these; its keyword-only
+  parameters are the keys of the config's `model` section. `num_classes=0` is a
+  model without a head, whose logits are its features.
+
+  A Flax Linen module has `init` and `apply` already. The methods that `apply`
+  reaches by `method='predict'` (`'embed'`, …) see the parameters they are
+  applied to:
+
+  - `predict(images, key=None, want=())` → `features` `[n, width]` and `logits`
+    `[n, num_classes]`, float32. A key turns on what is random in training.
+    What `want` names comes besides: `tokens` `[n, t, d]` after the last norm,
+    `layers` `[n, layers, t, d]` after every block, `attention`
+    `[n, layers, heads, q, k]`. A model raises UserError for what it has not.
+  - `embed(images)` → tokens of patches, positions added; `encode(tokens, key)`
+    → all tokens after the last norm; `readout(tokens)` → features and logits.
+    Only models of tokens have these three; self-supervision is built on them.
+
+  Images are float `[n, y, x, 3]` in [-1, 1].
+
+  Attributes:
+    num_classes: outputs of the head; 0 for none.
+    fresh: starts of the paths of parameters that fine-tuning begins anew.
+    sized: starts of the paths of parameters that depend on the image size.
+    sharding_rules: (end of a parameter's path, its dimension that the mesh's
+      axis `model` splits); a regular expression and a number.
+    apart: ends of the paths of stacked parameters whose gradients are best
+      summed over micro-batches layer by layer.
+    reference: the same function of the same parameters by plain XLA operations
+      alone. FLOPs are counted from it, and kernels compared with it.
+  """
+
+  @property
+  def num_classes(self) -> int: ...
+
+  @property
+  def fresh(self) -> tuple[str, ...]: ...
+
+  @property
+  def sized(self) -> tuple[str, ...]: ...
+
+  @property
+  def sharding_rules(self) -> tuple[tuple[str, int], ...]: ...
+
+  @property
+  def apart(self) -> tuple[str, ...]: ...
+
+  @property
+  def reference(self) -> 'Model': ...
+
+  def init(self, key: Key[Array, ''], images: Any) -> dict[str, PyTree]:
+    """`{'params': fresh parameters}` for images of that shape."""
+    ...
+
+  def apply(
+    self,
+    variables: dict[str, PyTree],
+    *args: Any,
+    method: str | Callable[..., Any] | None = None,
+    **kwargs: Any,
+  ) -> Any:
+    """Logits of `(images, key=None)`, or what another method returns."""
+    ...
+
+  def check(self, image_size: Size) -> None:
+    """Raises UserError if images cannot have that size."""
+    ...
+
+  def adapt(
+    self,
+    leaves: dict[str, Float[np.ndarray, '...']],
+    old_size: Size,
+    new_size: Size,
+    method: str,
+  ) -> dict[str, Float[np.ndarray, '...']]:
+    """What `sized` names, for images of another size.
+
+    Args:
+      leaves: {path: array} for images of `old_size`, on the host.
+      old_size: pixels.
+      new_size: pixels.
+      method: of `config.position_resize`.
+    """
+    ...
+
+  def compiler_options(
+    self, platform: str, num_devices: int
+  ) -> dict[str, str | int]:
+    """What XLA is asked for when a step of this model is compiled."""
+    ...
+
+
+class Defaults:
+  """Answers for a model that has nothing to say; a base class, if you like."""
+
+  fresh: tuple[str, ...] = ('head/',)
+  sized: tuple[str, ...] = ()
+  sharding_rules: tuple[tuple[str, int], ...] = ()
+  apart: tuple[str, ...] = ()
+
+  @property
+  def reference(self) -> Any:
+    """Itself: it has no kernels."""
+    return self
+
+  def check(self, image_size: Size) -> None:
+    """Images may have any size."""
+    del image_size
+
+  def adapt(
+    self,
+    leaves: dict[str, Any],
+    old_size: Size,
+    new_size: Size,
+    method: str,
+  ) -> dict[str, Any]:
+    """Nothing depends on the size."""
+    del old_size, new_size, method
+    return leaves
+
+  def compiler_options(
+    self, platform: str, num_devices: int
+  ) -> dict[str, str | int]:
+    """Nothing is asked for."""
+    del platform, num_devices
+    return {}
+
+
+def abstract_params(model: Model, image_size: Size) -> PyTree:
+  """Shapes of a model's parameters for images of that size."""
+  images = jax.ShapeDtypeStruct((1, *image_size, 3), np.float32)
+  key = jax.eval_shape(lambda: jax.random.key(0))  # nothing runs
+  return jax.eval_shape(model.init, key, images)['params']

@@ -1,0 +1,141 @@
+"""What the framework asks of an objective."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+from jaxtyping import Array, Float, Int, Key
+
+from vit_jax.models.contract import Model
+from vit_jax.objectives.mixing import DeviceAugment
+
+PyTree = Any
+Batch = dict[str, Array]  # what the transforms declare in `spec`
+Metrics = dict[str, Array]
+
+
+class Setting(NamedTuple):
+  """What an objective gets of the run it belongs to.
+
+  Attributes:
+    model: see `models.contract.Model`.
+    image_size: (height, width), pixels.
+    mix: mixing and erasing of training batches, on the device.
+    steps: a duration of this training ('10 epochs') in updates; zero where
+      nothing is trained.
+  """
+
+  model: Model
+  image_size: tuple[int, int]
+  mix: DeviceAugment = DeviceAugment(0)
+  steps: Callable[[str], int] = lambda duration: 0
+
+
+class Objective(Protocol):
+  """An objective: pure functions of parameters, extra state and a batch.
+
+  `vit_jax.objectives.NAME` (or any module of your own) defines
+  `Objective(setting, /, *, …)`, whose keyword-only parameters are the keys of
+  the config's `objective` section. Not every objective has labels or a head:
+  what a batch holds is declared by the transforms.
+
+  Attributes:
+    sharding_rules: as in `models.contract.Model`, for all of its parameters.
+    apart: likewise.
+  """
+
+  @property
+  def sharding_rules(self) -> tuple[tuple[str, int], ...]: ...
+
+  @property
+  def apart(self) -> tuple[str, ...]: ...
+
+  def init(self, key: Key[Array, ''], batch: Any) -> tuple[PyTree, PyTree]:
+    """Fresh parameters and extra state (a teacher, a centre; {} for none).
+
+    Args:
+      key: of the run.
+      batch: a training batch, or the shapes of one.
+    """
+    ...
+
+  def loss(
+    self,
+    params: PyTree,
+    extra: PyTree,
+    batch: Batch,
+    key: Key[Array, ''],
+    step: Int[Array, ''],
+  ) -> tuple[Float[Array, ''], tuple[Metrics, PyTree]]:
+    """The mean loss of a batch (or of a micro-batch).
+
+    Args:
+      params: what the gradient is taken of.
+      extra: the extra state before this step.
+      batch: on the devices, as the input pipeline left it.
+      key: of this batch alone; drives augmentation and dropout.
+      step: updates completed.
+
+    Returns:
+      The loss, and (scalars for the log, what `update_extra` needs). Both are
+      averaged over micro-batches.
+    """
+    ...
+
+  def update_extra(
+    self, params: PyTree, extra: PyTree, carry: PyTree, step: Int[Array, '']
+  ) -> PyTree:
+    """The extra state after a step.
+
+    Args:
+      params: after the update.
+      extra: before the step.
+      carry: what `loss` returned beside the metrics.
+      step: updates completed, this one included.
+    """
+    ...
+
+  def predict(self, params: PyTree, batch: Batch) -> dict[str, Array]:
+    """`features` and `logits` of a batch's `image`, nothing random; float32.
+
+    Args:
+      params: any of those in `weights`.
+      batch: of an evaluation: `image` uint8 `[n, y, x, 3]`.
+    """
+    ...
+
+  def backbone(self, params: PyTree) -> PyTree:
+    """The model's own parameters: what fine-tuning takes over."""
+    ...
+
+  def weights(self, params: PyTree, extra: PyTree) -> dict[str, PyTree]:
+    """All that is worth evaluating, by the ending that its metrics get.
+
+    `{'': params}`, and `{'_teacher': …}` where there is one.
+    """
+    ...
+
+
+class Defaults:
+  """Answers for an objective that has nothing to say; a base class.
+
+  `init`, `loss` and `predict` are yet to be defined.
+  """
+
+  sharding_rules: tuple[tuple[str, int], ...] = ()
+  apart: tuple[str, ...] = ()
+
+  def update_extra(
+    self, params: PyTree, extra: PyTree, carry: PyTree, step: Int[Array, '']
+  ) -> PyTree:
+    """Nothing changes."""
+    del params, carry, step
+    return extra
+
+  def backbone(self, params: PyTree) -> PyTree:
+    """All parameters are the model's."""
+    return params
+
+  def weights(self, params: PyTree, extra: PyTree) -> dict[str, PyTree]:
+    """The parameters alone."""
+    del extra
+    return {'': params}
