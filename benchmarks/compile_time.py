@@ -27,9 +27,10 @@ def ours(**changes: Any) -> Callable[[Any], None]:
   def run(devices: Any) -> None:
     import jax
 
-    from vit_jax import compiling, overrides
-    from vit_jax.experiment import Experiment
+    from vit_jax.config import overrides
     from vit_jax.plan.evaluate import changed
+    from vit_jax.training import compiling
+    from vit_jax.training.experiment import Experiment
 
     config = changed(overrides.load(CONFIG), model__dropout=0.0, **changes)
     experiment = Experiment.build(config, devices)
@@ -45,7 +46,7 @@ def plain(devices: Any) -> None:
   import jax.numpy as jnp
   import plain_flax
 
-  from vit_jax import sharding
+  from vit_jax.arrays import sharding
 
   mesh = sharding.make_mesh(devices)
   split, everywhere = sharding.batch_sharding(mesh), sharding.replicated(mesh)

@@ -77,10 +77,10 @@ def ours(data: pathlib.Path, images: int, batch: int, **reader) -> float:
   """Images/s of `stream.train_batches` from one of the copies."""
   import jax
 
-  from vit_jax import sharding
-  from vit_jax.data import stream
+  from vit_jax.arrays import sharding
+  from vit_jax.data.augment.transforms import TrainTransform
+  from vit_jax.data.pipeline import stream
   from vit_jax.data.sources import folder, tfds
-  from vit_jax.data.transforms import TrainTransform
 
   if data.name == 'folder':
     source = folder.Source('train', path=str(data))

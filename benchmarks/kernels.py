@@ -24,7 +24,7 @@ EXAMPLES, WIDTH, HEADS = 64, 1024, 16
 
 def _mesh(topology_name: str):
   """A mesh of one device of a slice, and what its chip can do."""
-  from vit_jax import sharding
+  from vit_jax.arrays import sharding
   from vit_jax.plan import topology
 
   target = topology.find(topology_name)
@@ -36,8 +36,8 @@ def compile_both(mesh, tokens: int) -> None:
   import jax
   import jax.numpy as jnp
 
-  from vit_jax import sharding
-  from vit_jax.models import attention_tpu
+  from vit_jax.arrays import sharding
+  from vit_jax.models.attention import tpu
 
   everywhere = sharding.replicated(mesh)
 
@@ -46,7 +46,7 @@ def compile_both(mesh, tokens: int) -> None:
 
   def both(projections, biases, dy):
     y, pull = jax.vjp(
-      lambda *inputs: attention_tpu.attend(*inputs, HEADS), projections, biases
+      lambda *inputs: tpu.attend(*inputs, HEADS), projections, biases
     )
     return y, pull(dy)
 
@@ -70,7 +70,7 @@ def scheduled() -> list[int]:
 
 def main() -> None:
   """One row for each version and number of tokens."""
-  from vit_jax.models import attention_tpu
+  from vit_jax.models.attention import tpu
 
   print('| topology | tokens | scheduled | counted by plan | ratio |')
   print('|---|---|---|---|---|')
@@ -78,11 +78,11 @@ def main() -> None:
     mesh, chip = _mesh(name)
     for tokens in TOKENS:
       compile_both(mesh, tokens)
-      examples = attention_tpu.examples_at_once(EXAMPLES, tokens)
+      examples = tpu.examples_at_once(EXAMPLES, tokens)
       bundles = sum(scheduled()) / examples / chip.cores
       head = WIDTH // HEADS
       costs = [
-        attention_tpu.cost(backward, (1, tokens, attention_tpu.LANES), 2, head)
+        tpu.cost(backward, (1, tokens, tpu.LANES), 2, head)
         for backward in (False, True)
       ]
       counted = sum(

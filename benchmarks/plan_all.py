@@ -119,7 +119,7 @@ COLUMNS = (
 
 def run(row: Row) -> dict[str, Any]:
   """Plans a row."""
-  from vit_jax import overrides
+  from vit_jax.config import overrides
   from vit_jax.plan import report, topology
   from vit_jax.plan.evaluate import changed, plan
 

@@ -85,7 +85,7 @@ def draw(series: dict[str, list[dict[str, Any]]], path: str) -> None:
 
 
 def main() -> None:
-  from vit_jax import overrides
+  from vit_jax.config import overrides
   from vit_jax.plan import topology
 
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])

@@ -28,10 +28,12 @@ import jax.numpy as jnp
 import numpy as np
 import plain_flax
 
-from vit_jax import chips, compiling, overrides, runtime
-from vit_jax.experiment import Experiment
+from vit_jax.config import overrides
 from vit_jax.models.vit import sizes
 from vit_jax.plan.evaluate import changed
+from vit_jax.run import chips, runtime
+from vit_jax.training import compiling
+from vit_jax.training.experiment import Experiment
 
 CLASSES, SIZE = 1000, 224
 Step = Callable[[], None]  # runs one step and does not wait for it

@@ -12,8 +12,8 @@ little: fine-tune where you can.
 from ml_collections import ConfigDict
 
 from vit_jax.config import complete, parse_arg
-from vit_jax.data import files
 from vit_jax.data.sources import folder
+from vit_jax.data.storage import files
 from vit_jax.errors import UserError
 
 

@@ -13,8 +13,9 @@ import tempfile
 import jax
 from etils import epath
 
-from vit_jax import loop, overrides, session
+from vit_jax.config import overrides
 from vit_jax.plan.evaluate import changed
+from vit_jax.training import loop, session
 
 
 def main():

@@ -2,9 +2,9 @@
 
 from ml_collections import ConfigDict
 
-from vit_jax import config as config_lib
-from vit_jax import plugins
-from vit_jax.config import complete
+from vit_jax.config import completion as config_lib
+from vit_jax.config import plugins
+from vit_jax.config.completion import complete
 
 
 def minimal():

@@ -6,9 +6,9 @@ import cv2
 import jax
 import numpy as np
 
-from vit_jax import sharding
-from vit_jax.data import stream
-from vit_jax.data.transforms import EvalTransform, TrainTransform
+from vit_jax.arrays import sharding
+from vit_jax.data.augment.transforms import EvalTransform, TrainTransform
+from vit_jax.data.pipeline import stream
 
 PLAIN = EvalTransform((4, 4))
 AUGMENT = TrainTransform((4, 4))

@@ -169,7 +169,8 @@ def final_params(workdir: Any) -> dict[str, np.ndarray]:
   """The parameters of the newest checkpoint, by path."""
   import jax
 
-  from vit_jax import pretrained, sharding, tree
+  from vit_jax.arrays import sharding, tree
+  from vit_jax.weights import pretrained
 
   source = pretrained.find(str(workdir))
   mesh = sharding.make_mesh(jax.devices()[:1])
@@ -188,8 +189,9 @@ def judged(workdir: Any, load: str) -> tuple[float, float]:
   """
   import jax
 
-  from vit_jax import pretrained, sharding
+  from vit_jax.arrays import sharding
   from vit_jax.data.sources import synthetic
+  from vit_jax.weights import pretrained
 
   weights = pretrained.find(str(workdir))
   mesh = sharding.make_mesh(jax.devices()[:1])

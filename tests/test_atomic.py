@@ -5,7 +5,7 @@ import os
 import pytest
 from etils import epath
 
-from vit_jax import atomic
+from vit_jax.files import atomic
 
 
 @pytest.mark.parametrize('broken', ['fsync', 'replace'])

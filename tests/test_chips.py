@@ -2,7 +2,7 @@
 
 import pytest
 
-from vit_jax import chips
+from vit_jax.run import chips
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,11 @@ import pytest
 from minimal_config import completed, minimal, sections
 from ml_collections import ConfigDict
 
-from vit_jax import config as config_lib
-from vit_jax import overrides, plugins
-from vit_jax.config import complete, parse_arg
+from vit_jax.config import completion as config_lib
+from vit_jax.config import overrides, plugins
+from vit_jax.config.completion import complete, parse_arg
 from vit_jax.errors import UserError
-from vit_jax.identity import identity
+from vit_jax.run.identity import identity
 
 ROOT = pathlib.Path(__file__).parents[1]
 

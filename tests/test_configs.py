@@ -5,9 +5,9 @@ import pathlib
 import jax
 import pytest
 
-from vit_jax import overrides
+from vit_jax.config import overrides
 from vit_jax.errors import UserError
-from vit_jax.experiment import Experiment
+from vit_jax.training.experiment import Experiment
 
 # variant, data, epochs, base lr, decay, weight decay, dropout, clip (Table 3)
 TABLE_3 = [

@@ -2,7 +2,7 @@
 
 import pytest
 
-from vit_jax.durations import check, to_steps
+from vit_jax.config.durations import check, to_steps
 from vit_jax.errors import UserError
 
 IMAGENET = dict(batch_size=4096, num_examples=1_281_167)

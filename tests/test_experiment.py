@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from minimal_config import completed
 
-from vit_jax import tree
-from vit_jax.experiment import Experiment
+from vit_jax.arrays import tree
+from vit_jax.training.experiment import Experiment
 
 
 def build(devices=1, **changes):

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 from jax.experimental import pallas as pl
 
-from vit_jax import flops
+from vit_jax.arrays import flops
 from vit_jax.models.contract import abstract_params
 from vit_jax.models.vit import Model
 

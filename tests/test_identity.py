@@ -9,9 +9,10 @@ import pytest
 from minimal_config import completed
 from ml_collections import ConfigDict
 
-from vit_jax import config as config_lib
-from vit_jax import identity, plugins
+from vit_jax.config import completion as config_lib
+from vit_jax.config import plugins
 from vit_jax.errors import UserError
+from vit_jax.run import identity
 
 PRINT = {'size': 64, 'class_names': ['cat', 'dog'], 'listing': 'abc'}
 

@@ -3,8 +3,8 @@
 import pytest
 from etils import epath
 
-from vit_jax import jsonl
 from vit_jax.errors import UserError
+from vit_jax.files import jsonl
 
 BAD = [
   b'{"step": 1, "lo\n',

@@ -3,30 +3,23 @@
 import ast
 import graphlib
 import pathlib
+import re
 
 import pytest
 
 PACKAGE = pathlib.Path(__file__).parents[1] / 'vit_jax'
 
-# Modules by layer; a directory stands for all in it. One may import what is
-# below. The rooms of layers 1 and 2 do not know each other, but for SIBLINGS.
-LAYERS = {
-  0: 'errors tree plugins durations losses flops sharding config overrides '
-  'arguments spelling schedule checksum ledger lock watchdog atomic jsonl '
-  'identity agreement storage interruption peers',
-  1: 'models optim metrics data runtime workdir preemption stragglers',
-  # At the side of the models:
-  1.5: 'interop analysis recorder recovery bad_records',
-  2: 'objectives evaluators checkpoint step replay',
-  2.5: 'experiment compiling pretrained',
-  3: 'past session loop cli entry train finetune evaluate predict plan prepare '
-  'convert analyze preview goodput',
-}
-# Within a layer these know each other, the first the second.
-SIBLINGS = {('compiling', 'experiment')}
-LAYER_OF = {
-  room: layer for layer, rooms in LAYERS.items() for room in rooms.split()
-}
+# The rooms, from the top down: a room imports only those below it. A command is
+# a file beside them; commands do not import each other.
+COMMANDS = (
+  *('train', 'finetune', 'evaluate', 'predict', 'convert', 'preview'),
+  *('goodput', 'check_data', 'plan', 'prepare'),
+)
+ROOMS = (
+  *('cli', 'training', 'weights', 'analysis', 'evaluators', 'checkpoint'),
+  *('run', 'objectives', 'optim', 'models', 'data', 'arrays', 'config'),
+  *('files', 'errors'),
+)
 MODULES = {
   '.'.join(path.relative_to(PACKAGE.parent).with_suffix('').parts): path
   for path in PACKAGE.rglob('*.py')
@@ -69,27 +62,32 @@ def outside(package):
   }
 
 
-def test_every_module_has_a_layer():
-  """A new room needs a layer, here and in ARCHITECTURE.md."""
-  assert {room(module) for module in MODULES} <= set(LAYER_OF)
+def test_every_module_has_a_room():
+  """A new room needs its place, here and in ARCHITECTURE.md."""
+  assert {room(module) for module in MODULES} <= {*ROOMS, *COMMANDS}
 
 
 @pytest.mark.parametrize('module', sorted(MODULES))
 def test_imports_point_downwards(module):
-  """Nobody imports a layer above its own, or a sibling it should not know."""
+  """Nobody imports a room above its own; no command imports another."""
   here = room(module)
-  own = LAYER_OF.get(here, 3)  # unknown ones fail the test above
-  for other in map(room, internal(MODULES[module])):
-    layer = LAYER_OF.get(other, 3)
-    assert layer <= own, f'{module} (layer {own}) imports {other} ({layer})'
-    if own in (1, 2) and (here, other) not in SIBLINGS | {(here, here)}:
-      assert layer < own, f'{module} and {other} are both in layer {own}'
-    if own == 2:
-      assert layer != 1.5, f'{module} (layer 2) imports {other}, at the side'
+  for other in set(map(room, internal(MODULES[module]))) - {here}:
+    assert other not in COMMANDS, f'{module} imports the command {other}'
+    if here in ROOMS:
+      below = ROOMS[ROOMS.index(here) + 1 :]
+      assert other in below, f'{module} imports {other}, which is above it'
+
+
+def test_the_table_of_architecture_is_this_list():
+  """Its rows name the rooms, in this order."""
+  text = (PACKAGE.parent / 'ARCHITECTURE.md').read_text()
+  table = text.partition('## Rooms')[2].partition('\n## ')[0]
+  rows = re.findall(r'^\| `(\w+)(?:/|\.py)` \|', table, flags=re.MULTILINE)
+  assert tuple(rows) == ROOMS
 
 
 def test_no_cycles():
-  """Within a layer, too, there is an order."""
+  """Within a room, too, there is an order."""
   graph = {module: set(internal(path)) for module, path in MODULES.items()}
   graphlib.TopologicalSorter(graph).prepare()  # raises CycleError
 

@@ -5,8 +5,8 @@ import json
 import pytest
 from etils import epath
 
-from vit_jax import ledger
 from vit_jax.errors import UserError
+from vit_jax.run import ledger
 
 
 def _event(second: int, kind: str, **fields):

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import pytest
 from etils import epath
 
-from vit_jax import loop
 from vit_jax.errors import PreemptedError
-from vit_jax.preemption import StopRequested
-from vit_jax.session import Session
+from vit_jax.run.preemption import StopRequested
+from vit_jax.training import loop
+from vit_jax.training.session import Session
 
 
 class Recorded(Session):

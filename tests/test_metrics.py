@@ -7,9 +7,9 @@ import shutil
 import pytest
 from etils import epath
 
-from vit_jax import metrics
 from vit_jax.analysis import curves
 from vit_jax.errors import UserError
+from vit_jax.run import metrics
 
 
 @pytest.fixture

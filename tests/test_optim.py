@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from vit_jax import optim, tree
+from vit_jax.arrays import tree
 from vit_jax.errors import UserError
 from vit_jax.models.vit import Model
-from vit_jax.schedule import make_schedule
+from vit_jax.optim import optimizers
+from vit_jax.optim.schedule import make_schedule
 
 STEPS = 12
 
@@ -75,7 +76,7 @@ def assert_close(actual, expected, rtol=1e-5):
 def test_adam_is_torchs_adamw(params, weight_decay):
   """Decoupled decay times the learning rate is torch's convention as well."""
   schedule = make_schedule(STEPS, 3, base_lr=0.1, decay='cosine')
-  ours = run(optim.adam(schedule, weight_decay=weight_decay), params)
+  ours = run(optimizers.adam(schedule, weight_decay=weight_decay), params)
   theirs = run_torch(
     lambda p: torch.optim.AdamW(
       p, betas=(0.9, 0.999), eps=1e-8, weight_decay=weight_decay
@@ -91,7 +92,7 @@ def test_adam_is_its_formula(params):
   b1, b2, eps, decay = 0.8, 0.95, 0.1, 0.2
   schedule = make_schedule(STEPS, 3, base_lr=0.1, decay='linear')
   ours = run(
-    optim.adam(schedule, b1=b1, b2=b2, eps=eps, weight_decay=decay), params
+    optimizers.adam(schedule, b1=b1, b2=b2, eps=eps, weight_decay=decay), params
   )
   theta = {k: v.astype(np.float64) for k, v in tree.flatten(params).items()}
   m = {k: np.zeros_like(v) for k, v in theta.items()}
@@ -111,7 +112,7 @@ def test_adam_is_its_formula(params):
 def test_sgd_is_torchs(params, momentum):
   """Heavy-ball momentum without dampening or Nesterov's look ahead."""
   schedule = make_schedule(STEPS, 3, base_lr=0.01, decay='cosine')
-  ours = run(optim.sgd(schedule, momentum=momentum), params)
+  ours = run(optimizers.sgd(schedule, momentum=momentum), params)
   theirs = run_torch(
     lambda p: torch.optim.SGD(p, lr=1.0, momentum=momentum), schedule, params
   )
@@ -122,7 +123,7 @@ def test_sgd_decay_is_decoupled(params):
   """The decay does not enter the momentum: θ ← θ − lr (trace + λ θ)."""
   lr, momentum, decay = 0.01, 0.9, 0.3
   ours = run(
-    optim.sgd(lambda _: lr, momentum=momentum, weight_decay=decay), params
+    optimizers.sgd(lambda _: lr, momentum=momentum, weight_decay=decay), params
   )
   theta = {k: v.astype(np.float64) for k, v in tree.flatten(params).items()}
   trace = {k: np.zeros_like(v) for k, v in theta.items()}
@@ -135,7 +136,7 @@ def test_sgd_decay_is_decoupled(params):
 
 def decayed(mask, params, name='adam'):
   """The paths that one update without any gradient makes smaller."""
-  optimizer = getattr(optim, name)(
+  optimizer = getattr(optimizers, name)(
     lambda _: 0.1, weight_decay=0.5, decay_mask=mask
   )
   ones = jax.tree.map(lambda p: jnp.ones(p.shape), params)
@@ -171,13 +172,13 @@ def test_decay_masks(pool, name):
 def test_decay_mask_error():
   """A mask that there is not names those there are."""
   with pytest.raises(UserError, match='all, kernels'):
-    optim.adam(lambda _: 0.1, decay_mask='weights')
+    optimizers.adam(lambda _: 0.1, decay_mask='weights')
 
 
 @pytest.mark.parametrize('clip_norm', [None, 0.5, 1e6])
 def test_clip_is_by_the_global_norm(params, clip_norm):
   """All leaves shrink by one factor, and only if the whole is too long."""
-  optimizer = optim.sgd(lambda _: 1.0, momentum=0.0, clip_norm=clip_norm)
+  optimizer = optimizers.sgd(lambda _: 1.0, momentum=0.0, clip_norm=clip_norm)
   grads = gradients(params, 0)
   updates, _ = optimizer.update(grads, optimizer.init(params), params)
   norm = np.sqrt(sum((g**2).sum() for g in jax.tree.leaves(grads)))
@@ -188,21 +189,22 @@ def test_clip_is_by_the_global_norm(params, clip_norm):
 def test_clipping_does_not_touch_the_decay(params):
   """The decay is added after clipping and Adam's scaling."""
   zeros = jax.tree.map(np.zeros_like, params)
-  optimizer = optim.adam(lambda _: 0.1, clip_norm=1e-9, weight_decay=0.5)
+  optimizer = optimizers.adam(lambda _: 0.1, clip_norm=1e-9, weight_decay=0.5)
   updates, _ = optimizer.update(zeros, optimizer.init(params), params)
   assert_close(updates, jax.tree.map(lambda p: -0.05 * p, params))
 
 
 def test_moment_dtype(params):
   """The first moment may be bfloat16; the second stays float32."""
-  optimizer = optim.adam(lambda _: 0.1, moment_dtype='bfloat16')
+  optimizer = optimizers.adam(lambda _: 0.1, moment_dtype='bfloat16')
   for path, leaf in tree.flatten(optimizer.init(params)).items():
     if '/mu/' in path:
       assert leaf.dtype == jnp.bfloat16, path
     elif '/nu/' in path:
       assert leaf.dtype == jnp.float32, path
   # bfloat16 has 8 bits: the direction is right to a few thousandths.
-  full, low = run(optim.adam(lambda _: 0.1), params), run(optimizer, params)
+  full = run(optimizers.adam(lambda _: 0.1), params)
+  low = run(optimizer, params)
   assert_close(low, full, rtol=2e-2)
 
 
@@ -211,8 +213,8 @@ def test_moment_dtype(params):
 
 def averaged(sequence, decay):
   """The debiased average of a sequence of trees."""
-  average = optim.average_init(sequence[0])
-  update = jax.jit(optim.average_update, static_argnums=2)
+  average = optimizers.average_init(sequence[0])
+  update = jax.jit(optimizers.average_update, static_argnums=2)
   for params in sequence:
     average = update(average, params, decay)
   return average.mean
@@ -242,7 +244,7 @@ def test_average_with_the_papers_decay(length):
   params = {'w': jnp.array([1.0, -2.0, 3.3])}
   average = jax.lax.fori_loop(
     *(0, length),
-    lambda _, average: optim.average_update(average, params, 0.9999),
-    optim.average_init(params),
+    lambda _, average: optimizers.average_update(average, params, 0.9999),
+    optimizers.average_init(params),
   )
   assert_close(average.mean, params)

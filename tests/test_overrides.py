@@ -9,8 +9,8 @@ import pytest
 from absl import flags
 from minimal_config import completed, minimal
 
-from vit_jax import config as config_lib
-from vit_jax import overrides
+from vit_jax.config import completion as config_lib
+from vit_jax.config import overrides
 from vit_jax.errors import UserError
 
 ROOT = pathlib.Path(__file__).parents[1]

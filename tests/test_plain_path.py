@@ -11,10 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vit_jax import overrides, tree
-from vit_jax.experiment import Experiment
+from vit_jax.arrays import tree
+from vit_jax.config import overrides
 from vit_jax.objectives.mixing import normalize
 from vit_jax.plan.evaluate import changed
+from vit_jax.training.experiment import Experiment
 
 STEPS, CLASSES = 20, 10
 SMALL = dict(

@@ -7,17 +7,12 @@ import pytest
 import tiny_vit
 
 from tests.faults.counts import injected
-from vit_jax import (
-  checkpoint,
-  convert,
-  load_pretrained,
-  pretrained,
-  sharding,
-  tree,
-)
+from vit_jax import checkpoint, convert, load_pretrained
+from vit_jax.arrays import sharding, tree
 from vit_jax.errors import UserError
-from vit_jax.interop import npz
 from vit_jax.models.vit import Model
+from vit_jax.weights import pretrained
+from vit_jax.weights.formats import npz
 
 LEAF = 'encoder/layers/mlp/fc1/kernel'
 

@@ -7,10 +7,11 @@ import scipy.ndimage
 import tiny_vit
 from minimal_config import completed
 
-from vit_jax import pretrained, sharding, tree
+from vit_jax.arrays import sharding, tree
 from vit_jax.errors import UserError
-from vit_jax.experiment import Experiment
 from vit_jax.models.vit import Model
+from vit_jax.training.experiment import Experiment
+from vit_jax.weights import pretrained
 
 SIZES = dict(patch_size=4, width=16, depth=2, mlp_dim=24, num_heads=2)
 ABOUT = {

@@ -6,12 +6,12 @@ import jax
 import pytest
 from minimal_config import completed, sections
 
-from vit_jax import plugins
 from vit_jax.checkpoint import Checkpointer
-from vit_jax.config import EVALS, SECTIONS
+from vit_jax.config import plugins
+from vit_jax.config.completion import EVALS, SECTIONS
 from vit_jax.errors import UserError, check_range
 from vit_jax.evaluators.classification import Evaluator
-from vit_jax.experiment import Experiment
+from vit_jax.training.experiment import Experiment
 
 # Numbers that may be negative: -1 is 'what is left', or a bias.
 NEGATIVE = {'mesh.data', 'mesh.fsdp', 'mesh.model', 'model.head_bias'}

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from etils import epath
 
-from vit_jax import recorder as recorder_lib
-from vit_jax.data.reader import BadShare
+from vit_jax.data.pipeline.reader import BadShare
 from vit_jax.errors import UserError
-from vit_jax.ledger import Ledger
-from vit_jax.metrics import Writer
-from vit_jax.recovery import RollbackError
-from vit_jax.stragglers import HostTimes
-from vit_jax.watchdog import Watchdog
+from vit_jax.run import recorder as recorder_lib
+from vit_jax.run.ledger import Ledger
+from vit_jax.run.metrics import Writer
+from vit_jax.run.recovery import RollbackError
+from vit_jax.run.stragglers import HostTimes
+from vit_jax.run.watchdog import Watchdog
 
 
 @pytest.fixture

@@ -2,10 +2,10 @@
 
 import pytest
 
-from vit_jax import recovery
-from vit_jax.data import order
+from vit_jax.data.pipeline import order
 from vit_jax.errors import DivergedError
-from vit_jax.recovery import Recovery, RollbackError
+from vit_jax.run import recovery
+from vit_jax.run.recovery import Recovery, RollbackError
 
 
 def _train(bad, saves, total, limits):

@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vit_jax import optim, rules, tree
+from vit_jax.arrays import tree
 from vit_jax.errors import UserError
+from vit_jax.optim import optimizers, rules
 
 PATHS = ('embedding/kernel', 'blocks/0/kernel', 'blocks/0/bias', 'head/kernel')
 
@@ -45,7 +46,7 @@ TABLE = (
 @pytest.mark.parametrize('name', ['adam', 'sgd'])
 def test_each_leaf_is_trained_by_its_own_rule(name, params):
   """Every leaf moves as with an optimizer of its own, at its own settings."""
-  make = getattr(optim, name)
+  make = getattr(optimizers, name)
   ours, _ = run(make(lambda _: 0.01, weight_decay=0.3, rules=TABLE), params)
   own = {
     'embedding/kernel': (0.0, 0.0),
@@ -62,7 +63,7 @@ def test_each_leaf_is_trained_by_its_own_rule(name, params):
 def test_frozen_parameters_count_in_no_norm(params):
   """Clipping sees the others' gradients alone; frozen ones have no moments."""
   table = (('embedding/.*', dict(frozen=True)),)
-  optimizer = optim.adam(lambda _: 0.01, clip_norm=1.0, rules=table)
+  optimizer = optimizers.adam(lambda _: 0.01, clip_norm=1.0, rules=table)
 
   def huge(params, step):
     grads = gradients(params, step)
@@ -92,7 +93,7 @@ def test_the_first_match_wins(params):
 
 def test_no_rules_change_no_state(params):
   """Checkpoints of optimizers without rules keep their paths."""
-  state = optim.adam(lambda _: 0.1, clip_norm=1.0).init(params)
+  state = optimizers.adam(lambda _: 0.1, clip_norm=1.0).init(params)
   assert 'opt_state' not in tree.flatten(state)
   assert '1/mu/head/kernel' in tree.flatten(state)
 
@@ -112,6 +113,6 @@ def test_no_rules_change_no_state(params):
 def test_impossible_tables(table, words, params):
   """Each mistake says what came and what is allowed."""
   with pytest.raises(UserError) as error:
-    optim.adam(lambda _: 0.1, rules=table).init(params)
+    optimizers.adam(lambda _: 0.1, rules=table).init(params)
     rules.apply(rules.parse(table), params)
   assert words in str(error.value)

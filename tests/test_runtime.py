@@ -3,8 +3,8 @@
 import jax
 import pytest
 
-from vit_jax import runtime
 from vit_jax.errors import UserError
+from vit_jax.run import runtime
 
 
 @pytest.fixture

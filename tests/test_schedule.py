@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from vit_jax.errors import UserError
-from vit_jax.schedule import make_schedule
+from vit_jax.optim.schedule import make_schedule
 
 
 @pytest.mark.parametrize('warmup', [0, 1, 10])

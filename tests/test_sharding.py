@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, PartitionSpec
 
-from vit_jax import optim, sharding, tree
+from vit_jax.arrays import sharding, tree
 from vit_jax.errors import UserError
 from vit_jax.models.vit import Model
+from vit_jax.optim import optimizers
 
 
 def mesh_of(data=1, fsdp=1, model=1):
@@ -144,10 +145,10 @@ def test_moments_and_averages_follow_their_parameter(name, sizes):
   """Whatever has a parameter's name and shape has its sharding."""
   mesh = mesh_of(**sizes)
   params = abstract_params()
-  optimizer = getattr(optim, name)(lambda step: 0.1, clip_norm=1.0)
+  optimizer = getattr(optimizers, name)(lambda step: 0.1, clip_norm=1.0)
   state = {
     'opt_state': jax.eval_shape(optimizer.init, params),
-    'average': jax.eval_shape(optim.average_init, params),
+    'average': jax.eval_shape(optimizers.average_init, params),
   }
   found = 0
   specs = tree.flatten(sharding.shardings(params, mesh, RULES))

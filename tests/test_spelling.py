@@ -6,9 +6,9 @@ import math
 import pytest
 from minimal_config import completed
 
-from vit_jax import config as config_lib
-from vit_jax import spelling
-from vit_jax.config import identity
+from vit_jax.config import completion as config_lib
+from vit_jax.config import spelling
+from vit_jax.config.completion import identity
 
 
 @pytest.mark.parametrize(

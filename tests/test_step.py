@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
 
-from vit_jax import optim
 from vit_jax.errors import UserError
-from vit_jax.models import contract, layers
+from vit_jax.models import contract
+from vit_jax.models.layers import transformer
 from vit_jax.objectives import contract as objective_contract
 from vit_jax.objectives.contract import Setting
 from vit_jax.objectives.supervised import Objective
-from vit_jax.step import SPIKE_WARMUP_STEPS, Trainer, accumulate
+from vit_jax.optim import optimizers
+from vit_jax.training.step import SPIKE_WARMUP_STEPS, Trainer, accumulate
 
 CLASSES, BATCH, SIDE, WIDTH, DEPTH = 5, 8, 2, 12, 2
 
@@ -65,7 +66,7 @@ def trainer(objective, **settings):
   schedule = settings.pop('schedule', lambda step: 1.0)
   names = ('momentum', 'clip_norm', 'weight_decay')
   chain = {k: settings.pop(k) for k in names if k in settings}
-  optimizer = optim.sgd(schedule, **dict(momentum=0.0) | chain)
+  optimizer = optimizers.sgd(schedule, **dict(momentum=0.0) | chain)
   common = dict(micro_batches=1, average_decay=None) | settings
   return Trainer(objective, optimizer, schedule, **common)
 
@@ -205,7 +206,7 @@ class Masked(Stub):
 
   def logits(self, params, images, key=None):
     slots = jnp.broadcast_to(params, (len(images), SLOTS))
-    return layers.dropout(slots, 0.5, key)
+    return transformer.dropout(slots, 0.5, key)
 
 
 @functools.cache

@@ -6,8 +6,8 @@ import pathlib
 import pytest
 from etils import epath
 
-from vit_jax import storage
 from vit_jax.errors import UserError
+from vit_jax.files import paths
 
 
 @pytest.mark.parametrize(
@@ -23,8 +23,8 @@ from vit_jax.errors import UserError
   ],
 )
 def test_locate(given, located):
-  assert os.fspath(storage.locate(given)) == located
-  assert storage.is_remote(storage.locate(given)) == located.startswith('gs')
+  assert os.fspath(paths.locate(given)) == located
+  assert paths.is_remote(paths.locate(given)) == located.startswith('gs')
 
 
 @pytest.mark.parametrize(
@@ -34,12 +34,12 @@ def test_locate(given, located):
 def test_other_addresses_are_refused(given):
   """Once they were local directories named 's3:'."""
   with pytest.raises(UserError, match='gs://BUCKET/PATH'):
-    storage.locate(given)
+    paths.locate(given)
 
 
 def test_no_module_makes_paths_absolute_by_itself():
   """`epath.Path('gs://b').absolute()` is a local path."""
-  package = pathlib.Path(storage.__file__).parent
+  package = pathlib.Path(paths.__file__).parent
   for path in package.rglob('*.py'):
     if path.name == 'storage.py' or path.parent.name == 'builders':
       continue  # data sets are prepared on local disks only
@@ -49,16 +49,16 @@ def test_no_module_makes_paths_absolute_by_itself():
 
 def test_try_out(tmp_path):
   """Leaves nothing behind; one message for a folder that cannot be."""
-  storage.try_out(epath.Path(tmp_path) / 'new')
+  paths.try_out(epath.Path(tmp_path) / 'new')
   assert list((tmp_path / 'new').iterdir()) == []
   (tmp_path / 'file').write_text('')
   with pytest.raises(UserError, match='cannot be written'):
-    storage.try_out(epath.Path(tmp_path) / 'file' / 'below')
+    paths.try_out(epath.Path(tmp_path) / 'file' / 'below')
 
 
 def test_try_out_reads_what_it_wrote(tmp_path, monkeypatch):
   kind = type(epath.Path(tmp_path))
   monkeypatch.setattr(kind, 'read_text', lambda self: 'something else')
   with pytest.raises(UserError, match='cannot be read back'):
-    storage.try_out(epath.Path(tmp_path))
+    paths.try_out(epath.Path(tmp_path))
   assert list(tmp_path.iterdir()) == []

@@ -6,7 +6,7 @@ import dataclasses
 import jax
 import numpy as np
 
-from vit_jax import tree
+from vit_jax.arrays import tree
 
 Pair = collections.namedtuple('Pair', 'mu nu')
 

@@ -6,9 +6,9 @@ import pytest
 from etils import epath
 from minimal_config import completed
 
-from vit_jax import config as config_lib
-from vit_jax import workdir
+from vit_jax.config import completion as config_lib
 from vit_jax.errors import UserError
+from vit_jax.run import workdir
 
 DAMAGED = [b'', b'{"seed": 0', b'[]', b'3', b'\xff\x00', b'\x00' * 100]
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from vit_jax import interruption as interruption  # before slower imports
+from vit_jax.run import interruption as interruption  # before slower imports
 
 __version__ = '0.1.0'
 
@@ -10,7 +10,7 @@ __version__ = '0.1.0'
 def __getattr__(name: str) -> Any:
   """Imports the public functions when they are first asked for."""
   if name == 'load_pretrained':
-    from vit_jax.pretrained import load_pretrained
+    from vit_jax.weights.pretrained import load_pretrained
 
     return load_pretrained
   raise AttributeError(f'module {__name__!r} has no attribute {name!r}')

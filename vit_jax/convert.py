@@ -10,9 +10,12 @@ import logging
 import jax
 from absl import flags
 
-from vit_jax import checkpoint, cli, pretrained, sharding
+from vit_jax import checkpoint
+from vit_jax.arrays import sharding
+from vit_jax.cli import process
 from vit_jax.errors import UserError
-from vit_jax.interop import npz
+from vit_jax.weights import pretrained
+from vit_jax.weights.formats import npz
 
 log = logging.getLogger('vit_jax')
 
@@ -60,4 +63,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == '__main__':
-  cli.run(main, define_flags)
+  process.run(main, define_flags)

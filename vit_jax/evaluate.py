@@ -12,11 +12,16 @@ from typing import Any
 import jax
 from absl import flags
 
-from vit_jax import cli, plugins, pretrained, runtime, sharding
-from vit_jax.config import EVALS, MAX_BATCH_SIZE, SECTIONS
-from vit_jax.data import matching, stream
+from vit_jax.arrays import sharding
+from vit_jax.cli import process
+from vit_jax.config import plugins
+from vit_jax.config.completion import EVALS, MAX_BATCH_SIZE, SECTIONS
+from vit_jax.data import matching
+from vit_jax.data.pipeline import stream
 from vit_jax.errors import UserError, check_range
-from vit_jax.experiment import EvalSetting
+from vit_jax.run import runtime
+from vit_jax.training.experiment import EvalSetting
+from vit_jax.weights import pretrained
 
 log = logging.getLogger('vit_jax')
 
@@ -31,7 +36,7 @@ def define_flags() -> None:
   flags.DEFINE_string('data_dir', None, 'The TFDS directory.')
   flags.DEFINE_integer('batch_size', 128, 'Images at once, on all devices.')
   flags.DEFINE_bool('json', False, 'Print one JSON object.')
-  cli.define_distributed_flags()
+  process.define_distributed_flags()
 
 
 def run(
@@ -160,7 +165,7 @@ def main(arguments: list[str]) -> None:
       '--checkpoint=PATH is needed, and flags only; got '
       f'{arguments or "no checkpoint"}.'
     )
-  cli.start_process()
+  process.start_process()
   result = run(
     values.checkpoint,
     dataset=values.dataset,
@@ -179,4 +184,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == '__main__':
-  cli.run(main, define_flags)
+  process.run(main, define_flags)

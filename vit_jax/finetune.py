@@ -11,11 +11,12 @@ from typing import Any
 
 from absl import flags
 
-from vit_jax import cli, entry, pretrained
-from vit_jax.config import Config
+from vit_jax.cli import entry, process
+from vit_jax.config.completion import Config
 from vit_jax.errors import UserError
-from vit_jax.experiment import Experiment
 from vit_jax.models import vit
+from vit_jax.training.experiment import Experiment
+from vit_jax.weights import pretrained
 
 log = logging.getLogger('vit_jax')
 _SIZES = ('patch_size', 'width', 'depth', 'mlp_dim', 'num_heads')
@@ -53,7 +54,7 @@ def adopt_architecture(config: Config, source: pretrained.Pretrained) -> Config:
 def main(arguments: list[str]) -> None:
   """Starts a fine-tuning."""
   entry.refuse_arguments(arguments)
-  cli.start_process()
+  process.start_process()
   config: Config = flags.FLAGS.config
   if not config.init_from:
     raise UserError(
@@ -73,4 +74,4 @@ def _initial_params(
 
 
 if __name__ == '__main__':
-  cli.run(main, entry.define_flags)
+  process.run(main, entry.define_flags)

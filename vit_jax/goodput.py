@@ -4,8 +4,10 @@ import json
 
 from absl import flags
 
-from vit_jax import cli, ledger, storage
+from vit_jax.cli import process
 from vit_jax.errors import UserError
+from vit_jax.files import paths
+from vit_jax.run import ledger
 
 
 def define_flags() -> None:
@@ -19,7 +21,7 @@ def main(arguments: list[str]) -> None:
     raise UserError(
       f'usage: python -m vit_jax.goodput WORKDIR; got {arguments}.'
     )
-  path = storage.locate(arguments[0]) / 'events.jsonl'
+  path = paths.locate(arguments[0]) / 'events.jsonl'
   if not path.exists():
     raise UserError(f'{path} does not exist: give the workdir of a run.')
   summary = ledger.summarise(ledger.read(path))
@@ -39,4 +41,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == '__main__':
-  cli.run(main, define_flags)
+  process.run(main, define_flags)

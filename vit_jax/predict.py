@@ -7,9 +7,12 @@ import jax
 import numpy as np
 from absl import flags
 
-from vit_jax import cli, pretrained, sharding, storage
-from vit_jax.data.transforms import DecodeError
+from vit_jax.arrays import sharding
+from vit_jax.cli import process
+from vit_jax.data.images.headers import DecodeError
 from vit_jax.errors import UserError
+from vit_jax.files import paths
+from vit_jax.weights import pretrained
 
 _BATCH_SIZE = 32
 
@@ -64,7 +67,7 @@ def run(
 
 def _read(path: str, transform: Any) -> np.ndarray:
   try:
-    return transform(storage.locate(path).read_bytes())
+    return transform(paths.locate(path).read_bytes())
   except OSError as error:
     raise UserError(f'the image {path} cannot be read: {error}.') from error
   except DecodeError as error:
@@ -95,4 +98,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == '__main__':
-  cli.run(main, define_flags)
+  process.run(main, define_flags)

@@ -13,10 +13,11 @@ import numpy as np
 from absl import flags
 from jaxtyping import Float, UInt8
 
-from vit_jax import cli, entry, overrides
-from vit_jax.config import Config
+from vit_jax.cli import entry, process
+from vit_jax.config import overrides
+from vit_jax.config.completion import Config
 from vit_jax.errors import UserError
-from vit_jax.experiment import Experiment
+from vit_jax.training.experiment import Experiment
 
 log = logging.getLogger('vit_jax')
 _LABEL_HEIGHT = 18  # pixels of a line above an image
@@ -133,4 +134,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == '__main__':
-  cli.run(main, define_flags)
+  process.run(main, define_flags)

@@ -6,7 +6,7 @@ key of the config can be overridden: --config.batch_size=1024.
 
 from absl import flags
 
-from vit_jax import cli, entry
+from vit_jax.cli import entry, process
 from vit_jax.errors import UserError
 
 
@@ -20,9 +20,9 @@ def main(arguments: list[str]) -> None:
       'parameters: take python -m vit_jax.finetune, or set '
       '--config.init_from=None.'
     )
-  cli.start_process()
+  process.start_process()
   entry.start(config)
 
 
 if __name__ == '__main__':
-  cli.run(main, entry.define_flags)
+  process.run(main, entry.define_flags)

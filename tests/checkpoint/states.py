@@ -8,10 +8,10 @@ import pathlib
 import jax
 import numpy as np
 
-from vit_jax import overrides
 from vit_jax.checkpoint import Checkpointer
-from vit_jax.config import complete
-from vit_jax.experiment import Experiment
+from vit_jax.config import overrides
+from vit_jax.config.completion import complete
+from vit_jax.training.experiment import Experiment
 
 
 def config(**changes):

@@ -7,9 +7,9 @@ import pytest
 from etils import epath
 
 from tests.checkpoint.states import ABOUT, make_old, restore, same, save, state
-from vit_jax import pretrained
 from vit_jax.checkpoint import items, manifest, retention
 from vit_jax.errors import UserError
+from vit_jax.weights import pretrained
 
 LEAVES = {
   'params/head/bias': [[10], 'float32', 123456789],

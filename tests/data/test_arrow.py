@@ -8,7 +8,7 @@ pytest.importorskip('datasets')  # an optional extra; see setup.py
 
 from test_sources_huggingface import images, make, open_split  # noqa: E402
 
-from vit_jax.data import index  # noqa: E402
+from vit_jax.data.storage import index  # noqa: E402
 from vit_jax.errors import UserError  # noqa: E402
 
 

@@ -6,7 +6,7 @@ import pytest
 from pictures import noise
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
-from vit_jax.data import augment_ops as ops
+from vit_jax.data.augment import ops
 
 FACTORS = (0.0, 0.1, 0.5, 1.0, 1.3, 1.9)
 GREY = (128, 128, 128)

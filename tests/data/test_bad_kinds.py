@@ -11,10 +11,10 @@ from pictures import encode, noise, smooth
 from PIL import Image
 from pillow_files import saved, turned
 
-from vit_jax.data import stream
-from vit_jax.data.reader import Reader
+from vit_jax.data.augment.transforms import TrainTransform
+from vit_jax.data.pipeline import stream
+from vit_jax.data.pipeline.reader import Reader
 from vit_jax.data.sources import folder, manifest
-from vit_jax.data.transforms import TrainTransform
 from vit_jax.errors import UserError
 
 WHOLE_JPEG = encode(noise(40, 60), '.jpg')

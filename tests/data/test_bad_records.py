@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from tests import runs
-from vit_jax import sharding
-from vit_jax.data import order, stream
+from vit_jax.arrays import sharding
+from vit_jax.data.augment.transforms import TrainTransform
+from vit_jax.data.pipeline import order, stream
 from vit_jax.data.sources import synthetic
-from vit_jax.data.transforms import TrainTransform
 from vit_jax.errors import UserError
 
 N, BATCH = 64, 8

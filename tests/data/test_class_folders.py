@@ -6,10 +6,10 @@ import os
 import pytest
 from test_sources_folder import fill, open_folder, paths_of
 
-from vit_jax.data import class_folders, splits
-from vit_jax.data.builders import folder as builder
 from vit_jax.data.sources import folder, tfds
+from vit_jax.data.storage import class_folders, splits
 from vit_jax.errors import UserError
+from vit_jax.prepare import folder as builder
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 import pytest
 
-from vit_jax.data import classes
+from vit_jax.data.storage import classes
 from vit_jax.errors import UserError
 
 COCO = '1\tperson\n2\tbicycle\n44\tbottle\n'

@@ -9,9 +9,9 @@ from pictures import encode, noise, smooth
 from PIL import Image
 from pillow_files import opened, saved, turned
 
-from vit_jax.data import files
-from vit_jax.data.decode import decode
-from vit_jax.data.headers import DecodeError
+from vit_jax.data.images.decode import decode
+from vit_jax.data.images.headers import DecodeError
+from vit_jax.data.storage import files
 
 
 def test_png_is_lossless_and_rgb():

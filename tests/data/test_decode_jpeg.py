@@ -8,9 +8,9 @@ from pictures import encode, noise, smooth
 from PIL import Image
 from pillow_files import opened, saved, turned
 
-from vit_jax.data import turbojpeg
-from vit_jax.data.decode import decode, decode_box
-from vit_jax.data.headers import DecodeError
+from vit_jax.data.images import turbojpeg
+from vit_jax.data.images.decode import decode, decode_box
+from vit_jax.data.images.headers import DecodeError
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ from pictures import encode, noise
 from PIL import Image
 
 from tests.faults.counts import injected
-from vit_jax.data import decode as decoding
-from vit_jax.data import headers, turbojpeg
-from vit_jax.data.decode import decode
-from vit_jax.data.headers import DecodeError
+from vit_jax.data.images import decode as decoding
+from vit_jax.data.images import headers, turbojpeg
+from vit_jax.data.images.decode import decode
+from vit_jax.data.images.headers import DecodeError
 
 
 def saved(kind, height, width, **settings):

@@ -8,8 +8,8 @@ import threading
 import numpy as np
 import pytest
 
-from vit_jax.data import files, index, tfrecord
-from vit_jax.data.transforms import DecodeError
+from vit_jax.data.images.headers import DecodeError
+from vit_jax.data.storage import files, index, tfrecord
 from vit_jax.errors import UserError
 
 

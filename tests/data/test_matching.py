@@ -6,7 +6,7 @@ import pytest
 from numbered import Numbered
 
 from vit_jax.data import matching
-from vit_jax.data.headers import DecodeError
+from vit_jax.data.images.headers import DecodeError
 from vit_jax.errors import UserError
 
 PETS = ['bird', 'cat', 'dog', 'eel']

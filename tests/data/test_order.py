@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from vit_jax.data import order
+from vit_jax.data.pipeline import order
 
 IMAGENET_21K = 14_197_122
 # A chi-square statistic above this share of its distribution is no accident:

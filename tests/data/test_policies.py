@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from pictures import noise
 
-from vit_jax.data import augment_ops as ops
-from vit_jax.data import policies
+from vit_jax.data.augment import ops, policies
 
 IMAGE = noise(20, 30)
 NAMES = {

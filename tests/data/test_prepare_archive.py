@@ -8,8 +8,8 @@ import pytest
 
 from tests import archives
 from tests.faults.counts import injected
-from vit_jax.data.builders import archive, images
 from vit_jax.errors import UserError
+from vit_jax.prepare import archive, images
 
 CONTENTS = archives.synsets(3, count=4)
 

@@ -3,9 +3,9 @@
 import pytest
 
 from tests import archives
-from vit_jax.data.builders import folder
 from vit_jax.data.sources import tfds
 from vit_jax.errors import UserError
+from vit_jax.prepare import folder
 
 
 def fill(root, classes, count, seed=0):

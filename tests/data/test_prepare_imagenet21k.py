@@ -7,10 +7,10 @@ import itertools
 import pytest
 
 from tests import archives
-from vit_jax.data.builders import imagenet21k, workspace
-from vit_jax.data.decode import decode
+from vit_jax.data.images.decode import decode
 from vit_jax.data.sources import tfds
 from vit_jax.errors import UserError
+from vit_jax.prepare import imagenet21k, workspace
 
 SMALL = dict(part_bytes=1, shard_bytes=4_000)  # a part a synset, several shards
 VERSION = 'imagenet21k/1.0.0'

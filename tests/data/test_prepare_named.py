@@ -11,9 +11,9 @@ import pytest
 
 from tests import archives, runs
 from tests.data.test_prepare_folder import fill
-from vit_jax.data.builders import array_record, folder, named
 from vit_jax.data.sources import tfds
 from vit_jax.errors import UserError
+from vit_jax.prepare import array_record, folder, named
 
 # Writes the tfrecord files of a data set from its array_record files.
 TO_TFRECORD = """

@@ -9,8 +9,8 @@ import time
 import pytest
 
 from tests import archives, runs
-from vit_jax.data.builders import imagenet21k, shards
 from vit_jax.errors import UserError
+from vit_jax.prepare import imagenet21k, shards
 
 SMALL = dict(part_bytes=1, shard_bytes=4_000)  # a part a synset, several shards
 VERSION = 'imagenet21k/1.0.0'

@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 
-from vit_jax.data.builders import runs
+from vit_jax.prepare import runs
 
 
 def test_equal_names_keep_both(tmp_path):

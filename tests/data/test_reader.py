@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from numbered import AUGMENT, PLAIN, Numbered, assert_same, mesh_of, train
 
-from vit_jax.data import stream
-from vit_jax.data.reader import BadShare, Reader
+from vit_jax.data.pipeline import stream
+from vit_jax.data.pipeline.reader import BadShare, Reader
 from vit_jax.errors import UserError
 
 

@@ -6,10 +6,10 @@ import shutil
 import numpy as np
 import pytest
 
-from vit_jax.data import index, tfrecord
-from vit_jax.data.loader import Loader, Share
+from vit_jax.data.augment.transforms import DecodeError, EvalTransform
+from vit_jax.data.pipeline.loader import Loader, Share
 from vit_jax.data.sources import tfds
-from vit_jax.data.transforms import DecodeError, EvalTransform
+from vit_jax.data.storage import index, tfrecord
 from vit_jax.errors import UserError
 
 

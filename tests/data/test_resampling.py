@@ -6,7 +6,7 @@ import pytest
 from pictures import noise
 from PIL import Image
 
-from vit_jax.data.resampling import INTERPOLATIONS, resize
+from vit_jax.data.images.resampling import INTERPOLATIONS, resize
 
 PILLOW = {
   'bicubic': Image.Resampling.BICUBIC,

@@ -6,8 +6,8 @@ import os
 import contract
 import pytest
 
+from vit_jax.data.images.headers import DecodeError
 from vit_jax.data.sources import folder
-from vit_jax.data.transforms import DecodeError
 from vit_jax.errors import UserError
 
 

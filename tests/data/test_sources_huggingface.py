@@ -12,9 +12,9 @@ hf = pytest.importorskip('datasets')  # an optional extra; see setup.py
 import pyarrow as pa  # noqa: E402
 import pyarrow.parquet  # noqa: E402
 
-from vit_jax.data import index  # noqa: E402
+from vit_jax.data.augment.transforms import DecodeError  # noqa: E402
 from vit_jax.data.sources import huggingface  # noqa: E402
-from vit_jax.data.transforms import DecodeError  # noqa: E402
+from vit_jax.data.storage import index  # noqa: E402
 from vit_jax.errors import UserError  # noqa: E402
 
 NAMES = ['cat', 'cow', 'dog']

@@ -5,8 +5,8 @@ import json
 import contract
 import pytest
 
+from vit_jax.data.images.headers import DecodeError
 from vit_jax.data.sources import manifest
-from vit_jax.data.transforms import DecodeError
 from vit_jax.errors import UserError
 
 ROWS = [

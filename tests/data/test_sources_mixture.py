@@ -5,10 +5,10 @@ import jax
 import numpy as np
 import pytest
 
-from vit_jax import sharding
-from vit_jax.data import order, stream
+from vit_jax.arrays import sharding
+from vit_jax.data.augment.transforms import EvalTransform
+from vit_jax.data.pipeline import order, stream
 from vit_jax.data.sources import mixture, synthetic
-from vit_jax.data.transforms import EvalTransform
 from vit_jax.errors import UserError
 
 SIZES = dict(a=300, b=70, c=11)

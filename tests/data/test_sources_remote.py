@@ -8,9 +8,9 @@ from bucket import NAME
 from test_index import write_shards
 from test_sources_tar import images, samples, write_tar
 
-from vit_jax.data import files, index, tfrecord
+from vit_jax.data.images.headers import DecodeError
 from vit_jax.data.sources import manifest, tar, tfds
-from vit_jax.data.transforms import DecodeError
+from vit_jax.data.storage import files, index, tfrecord
 from vit_jax.errors import UserError
 
 

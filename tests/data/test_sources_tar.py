@@ -8,8 +8,8 @@ import tarfile
 import contract
 import pytest
 
-from vit_jax.data import index, tarshard
 from vit_jax.data.sources import tar
+from vit_jax.data.storage import index, tarshard
 from vit_jax.errors import UserError
 
 

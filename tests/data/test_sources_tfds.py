@@ -10,8 +10,8 @@ import contract
 import pytest
 import tensorflow_datasets as tfds_lib
 
-from vit_jax.data import index
 from vit_jax.data.sources import tfds
+from vit_jax.data.storage import index
 from vit_jax.errors import UserError
 
 FORMATS = ('tfrecord', 'array_record')  # as the fixture `prepared` has them

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from vit_jax.data import splits
+from vit_jax.data.storage import splits
 from vit_jax.errors import UserError
 
 LENGTHS = {'train': 2000, 'validation': 10, 'test': 100}

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from numbered import AUGMENT, PLAIN, Numbered, assert_same, mesh_of, train
 
-from vit_jax import sharding
-from vit_jax.data import stream
-from vit_jax.data.reader import Reader
-from vit_jax.data.transforms import TrainTransform
+from vit_jax.arrays import sharding
+from vit_jax.data.augment.transforms import TrainTransform
+from vit_jax.data.pipeline import stream
+from vit_jax.data.pipeline.reader import Reader
 from vit_jax.errors import UserError
 
 # Training

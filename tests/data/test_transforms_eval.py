@@ -6,9 +6,9 @@ import pytest
 from pictures import coordinates, noise, smooth
 from PIL import Image
 
-from vit_jax.data.headers import DecodeError
-from vit_jax.data.resampling import INTERPOLATIONS, resize
-from vit_jax.data.transforms import EvalTransform, TrainTransform
+from vit_jax.data.augment.transforms import EvalTransform, TrainTransform
+from vit_jax.data.images.headers import DecodeError
+from vit_jax.data.images.resampling import INTERPOLATIONS, resize
 from vit_jax.errors import UserError
 
 

@@ -5,7 +5,7 @@ import pytest
 import scipy.stats
 import tensorflow as tf
 
-from vit_jax.data.transforms import TrainTransform
+from vit_jax.data.augment.transforms import TrainTransform
 
 DRAWS = 20_000
 # Seeds are fixed: a test passes always or fails always.

@@ -10,11 +10,11 @@ import sys
 import jax
 import pytest
 
-from vit_jax import sharding
-from vit_jax.data import stream
-from vit_jax.data.reader import Reader
+from vit_jax.arrays import sharding
+from vit_jax.data.augment.transforms import TrainTransform
+from vit_jax.data.pipeline import stream
+from vit_jax.data.pipeline.reader import Reader
 from vit_jax.data.sources import synthetic
-from vit_jax.data.transforms import TrainTransform
 from vit_jax.errors import UserError
 
 ROOT = pathlib.Path(__file__).parents[2]

@@ -8,10 +8,10 @@ import pytest
 from numbered import PLAIN, Numbered, mesh_of
 from scipy import special
 
-from vit_jax.data.reader import Reader
+from vit_jax.data.pipeline.reader import Reader
 from vit_jax.errors import UserError
 from vit_jax.evaluators.classification import Evaluator
-from vit_jax.experiment import EvalSetting
+from vit_jax.training.experiment import EvalSetting
 
 SIZE = 21
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.checkpoint.states import experiment, restore, same, save, state, wide
 from tests.faults.counts import injected
-from vit_jax import checksum, sharding, tree
+from vit_jax.arrays import checksum, sharding, tree
 from vit_jax.checkpoint import Checkpointer
 from vit_jax.errors import UserError
 

@@ -11,8 +11,8 @@ from etils import epath
 
 from tests import runs
 from tests.faults.counts import injected
-from vit_jax import lock
 from vit_jax.errors import UserError
+from vit_jax.run import lock
 
 
 @contextlib.contextmanager

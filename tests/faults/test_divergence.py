@@ -8,7 +8,7 @@ import pytest
 
 from tests import runs
 from tests.faults.counts import injected
-from vit_jax.data import order
+from vit_jax.data.pipeline import order
 
 N, BATCH, SEED = 256, 32, 0
 

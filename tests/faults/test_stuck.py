@@ -10,8 +10,8 @@ from etils import epath
 from tests import runs
 from tests.faults.counts import injected
 from tests.faults.test_preemption import LONGER
-from vit_jax import stragglers
-from vit_jax.watchdog import EXIT_STUCK, Watchdog
+from vit_jax.run import stragglers
+from vit_jax.run.watchdog import EXIT_STUCK, Watchdog
 
 LIMITS = {
   'total': '2000 steps',

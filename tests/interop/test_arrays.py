@@ -11,7 +11,7 @@ from numpy.lib import format as npy
 
 from tests.faults.counts import injected
 from vit_jax.errors import UserError
-from vit_jax.interop import arrays
+from vit_jax.weights.formats import npz_arrays
 
 
 def member(shape, descr='<f4', data=bytes(16)):
@@ -36,7 +36,7 @@ def test_arrays_are_numpys(tmp_path, save, dtype):
   values = np.arange(24).reshape(2, 3, 4).astype(dtype)
   given = dict(c=values, f=np.asfortranarray(values), zero=values[0, 0, 0])
   save(tmp_path / 'a.npz', empty=values[:0], **given)
-  found = arrays.read(str(tmp_path / 'a.npz'))
+  found = npz_arrays.read(str(tmp_path / 'a.npz'))
   with np.load(tmp_path / 'a.npz') as expected:
     assert set(found) == set(expected.files)
     for name, array in found.items():
@@ -48,7 +48,7 @@ def test_bfloat16(tmp_path):
   """What NumPy stores as two raw bytes an element is bfloat16."""
   values = jnp.array([1.5, -2.25, 3e38], jnp.bfloat16)
   np.savez(tmp_path / 'a.npz', w=np.asarray(values))
-  found = arrays.read(str(tmp_path / 'a.npz'))['w']
+  found = npz_arrays.read(str(tmp_path / 'a.npz'))['w']
   assert found.dtype == jnp.bfloat16
   np.testing.assert_array_equal(found, values)
 
@@ -63,7 +63,7 @@ def test_a_header_allocates_nothing(tmp_path, shape, compression):
   path = archive(tmp_path / 'a.npz', member(shape), compression)
   tracemalloc.start()
   with pytest.raises(UserError, match='no room') as error:
-    arrays.read(path)
+    npz_arrays.read(path)
   peak = tracemalloc.get_traced_memory()[1]
   tracemalloc.stop()
   assert peak < 2**24
@@ -76,7 +76,7 @@ def test_a_pickle_is_never_run(tmp_path):
   evil = np.array([{'a': 1}], dtype=object)
   np.savez(tmp_path / 'evil.npz', cls=evil)
   with pytest.raises(UserError, match='plain arrays.*Python objects'):
-    arrays.read(str(tmp_path / 'evil.npz'))
+    npz_arrays.read(str(tmp_path / 'evil.npz'))
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_damaged_members(tmp_path, content, words):
   """What is wrong with an array stands in one message with the path."""
   path = archive(tmp_path / 'a.npz', content)
   with pytest.raises(UserError, match=words) as error:
-    arrays.read(path)
+    npz_arrays.read(path)
   assert path in str(error.value)
 
 
@@ -108,7 +108,7 @@ def test_a_flipped_bit(tmp_path):
   content[300] ^= 1
   path.write_bytes(content)
   with pytest.raises(UserError, match='CRC'):
-    arrays.read(str(path))
+    npz_arrays.read(str(path))
 
 
 def test_what_is_no_zip_file(tmp_path):
@@ -126,4 +126,4 @@ def test_what_is_no_zip_file(tmp_path):
     ('absent', 'does not exist'),
   ):
     with pytest.raises(UserError, match=words):
-      arrays.read(str(tmp_path / f'{name}.npz'))
+      npz_arrays.read(str(tmp_path / f'{name}.npz'))

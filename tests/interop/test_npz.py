@@ -6,10 +6,11 @@ import pytest
 import scipy.ndimage
 import tiny_vit
 
-from vit_jax import load_pretrained, tree
+from vit_jax import load_pretrained
+from vit_jax.arrays import tree
 from vit_jax.errors import UserError
-from vit_jax.interop import npz
 from vit_jax.models.vit import Model
+from vit_jax.weights.formats import npz
 
 torch = pytest.importorskip('torch')
 transformers = pytest.importorskip('transformers')

@@ -22,12 +22,12 @@ def main():
   import jax
   import jax.numpy as jnp
 
-  from vit_jax import sharding
-  from vit_jax.models import attention_tpu
+  from vit_jax.arrays import sharding
+  from vit_jax.models.attention import tpu
   from vit_jax.plan import topology
 
   def loss(projections, biases, heads):
-    y = attention_tpu.attend(projections, biases, heads)
+    y = tpu.attend(projections, biases, heads)
     return y.astype(jnp.float32).sum()
 
   for version, shape in TOPOLOGIES.items():
@@ -43,7 +43,7 @@ def main():
         (width,), dtype, sharding=sharding.replicated(mesh)
       )
       with jax.set_mesh(mesh):
-        assert attention_tpu.applies(tokens, width, heads)
+        assert tpu.applies(tokens, width, heads)
         both = jax.value_and_grad(loss, argnums=(0, 1))
         step = jax.jit(both, static_argnums=2)
         lowered = step.lower((x,) * 3, (bias,) * 3, heads)

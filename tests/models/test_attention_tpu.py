@@ -11,10 +11,10 @@ import pytest
 from tests import runs
 from tests.models import compile_kernels
 from tests.plan.test_plan import needs_libtpu
-from vit_jax import sharding
+from vit_jax.arrays import sharding
 from vit_jax.errors import UserError
-from vit_jax.models import attention_tpu
-from vit_jax.models.attention import Attention, dot_product_attention
+from vit_jax.models.attention import tpu
+from vit_jax.models.attention.multi_head import Attention, dot_product_attention
 
 SHAPES = [  # n, tokens, heads, channels of a head
   (2, 7, 2, 64),  # one register of rows, not full
@@ -85,7 +85,7 @@ def test_float32(shape):
   """Values and all gradients are those of the formula."""
   arrays, dy = inputs(shape, size=2.0)
   exact = exactly(arrays, dy, shape[2])
-  ours = with_gradients(attention_tpu.attend, arrays, dy, shape[2])
+  ours = with_gradients(tpu.attend, arrays, dy, shape[2])
   for name in NAMES:
     assert error(ours, exact, name) < 5e-6, name
 
@@ -96,7 +96,7 @@ def test_bfloat16(shape, size):
   """Errors are bfloat16's, and hardly above those of the other path."""
   arrays, dy = inputs(shape, 'bfloat16', size)
   exact = exactly(arrays, dy, shape[2])
-  ours = with_gradients(attention_tpu.attend, arrays, dy, shape[2])
+  ours = with_gradients(tpu.attend, arrays, dy, shape[2])
   xla = with_gradients(through_xla, arrays, dy, shape[2])
   for name in NAMES:
     assert error(ours, exact, name) < 2**-6, name
@@ -106,20 +106,18 @@ def test_bfloat16(shape, size):
 def test_huge_logits():
   """Logits of thousands do not overflow, and nothing is NaN."""
   arrays, dy = inputs((1, 21, 2, 64), size=60.0)
-  for name, x in with_gradients(attention_tpu.attend, arrays, dy, 2).items():
+  for name, x in with_gradients(tpu.attend, arrays, dy, 2).items():
     assert np.isfinite(x).all(), name
 
 
 def test_on_a_mesh():
   """Every device does its own examples and heads; nothing changes."""
   arrays, dy = inputs((8, 9, 4, 64))
-  alone = with_gradients(attention_tpu.attend, arrays, dy, 4)
+  alone = with_gradients(tpu.attend, arrays, dy, 4)
   mesh = sharding.make_mesh(jax.devices(), data=2, fsdp=2, model=2)
   with jax.set_mesh(mesh):
     function = jax.jit(
-      lambda p, b, d: jax.vjp(lambda p, b: attention_tpu.attend(p, b, 4), p, b)[
-        1
-      ](d)
+      lambda p, b, d: jax.vjp(lambda p, b: tpu.attend(p, b, 4), p, b)[1](d)
     )
     split = jax.device_put((*arrays[0], dy), sharding.batch_sharding(mesh))
     text = function.lower(split[:3], arrays[1], split[3]).as_text()

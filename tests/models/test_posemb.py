@@ -6,7 +6,7 @@ import scipy.ndimage
 import torch
 
 from vit_jax.errors import UserError
-from vit_jax.models import posemb
+from vit_jax.models.layers import positions
 
 GRIDS = [
   ((14, 14), (24, 24)),
@@ -29,7 +29,7 @@ def embedding(grid, prefix=1, width=6):
 def test_aligned_is_scipys_zoom(old, new):
   """The authors' code zooms linearly with aligned corners."""
   slots = embedding(old)
-  result = posemb.resize(slots, old, new, 'aligned')
+  result = positions.resize(slots, old, new, 'aligned')
   grid = slots[0, 1:].reshape(*old, -1)
   zoom = (new[0] / old[0], new[1] / old[1], 1)
   expected = scipy.ndimage.zoom(grid, zoom, order=1)
@@ -43,7 +43,7 @@ def test_aligned_is_scipys_zoom(old, new):
 def test_bicubic_is_torchs(old, new):
   """Antialiased, with half-pixel centres, as timm does it."""
   slots = embedding(old)
-  result = posemb.resize(slots, old, new, 'bicubic')
+  result = positions.resize(slots, old, new, 'bicubic')
   grid = torch.tensor(slots[:, 1:]).reshape(1, *old, -1).permute(0, 3, 1, 2)
   expected = torch.nn.functional.interpolate(
     grid, size=new, mode='bicubic', antialias=True, align_corners=False
@@ -52,50 +52,50 @@ def test_bicubic_is_torchs(old, new):
   np.testing.assert_allclose(result[:, 1:], expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize('method', posemb.METHODS)
+@pytest.mark.parametrize('method', positions.METHODS)
 @pytest.mark.parametrize('prefix', [0, 1, 2])
 def test_class_slots_are_kept(method, prefix):
   """Whatever stands before the grid goes through untouched."""
   slots = embedding((4, 6), prefix)
-  result = posemb.resize(slots, (4, 6), (5, 5), method)
+  result = positions.resize(slots, (4, 6), (5, 5), method)
   assert result.shape == (1, prefix + 25, 6) and result.dtype == np.float32
   np.testing.assert_array_equal(result[:, :prefix], slots[:, :prefix])
 
 
-@pytest.mark.parametrize('method', posemb.METHODS)
+@pytest.mark.parametrize('method', positions.METHODS)
 def test_the_same_grid_changes_nothing(method):
   """Bit for bit."""
   slots = embedding((4, 6))
   np.testing.assert_array_equal(
-    posemb.resize(slots, (4, 6), (4, 6), method), slots
+    positions.resize(slots, (4, 6), (4, 6), method), slots
   )
 
 
-@pytest.mark.parametrize('method', posemb.METHODS)
+@pytest.mark.parametrize('method', positions.METHODS)
 def test_constants_stay_constant(method):
   """Interpolation weights sum to one everywhere, at the edges too."""
   slots = np.full((1, 1 + 24, 2), 0.7, np.float32)
-  result = posemb.resize(slots, (4, 6), (11, 3), method)
+  result = positions.resize(slots, (4, 6), (11, 3), method)
   np.testing.assert_allclose(result, 0.7, rtol=1e-5)
 
 
 def test_rows_and_columns_are_not_exchanged():
   """A ramp down the rows stays one when only the columns change."""
   slots = np.repeat(np.arange(3.0), 4).reshape(1, 12, 1).astype(np.float32)
-  result = posemb.resize(slots, (3, 4), (3, 8))
+  result = positions.resize(slots, (3, 4), (3, 8))
   np.testing.assert_allclose(result[0, :, 0], np.repeat(np.arange(3.0), 8))
 
 
 def test_errors():
   """A grid that the slots cannot hold; a method that there is not."""
   with pytest.raises(UserError, match='4x7 grid'):
-    posemb.resize(embedding((4, 6)), (4, 7), (2, 2))
+    positions.resize(embedding((4, 6)), (4, 7), (2, 2))
   with pytest.raises(UserError, match='aligned'):
-    posemb.resize(embedding((4, 6)), (4, 6), (2, 2), 'nearest')
+    positions.resize(embedding((4, 6)), (4, 6), (2, 2), 'nearest')
 
 
 def test_square_grid():
   """The side of a square number of patches; others need the image size."""
-  assert posemb.square_grid(196) == (14, 14)
+  assert positions.square_grid(196) == (14, 14)
   with pytest.raises(UserError, match='195'):
-    posemb.square_grid(195)
+    positions.square_grid(195)

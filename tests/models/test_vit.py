@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tiny_vit import KEY, SIZES, abstract, images_of, noise_params
 
-from vit_jax import tree
+from vit_jax.arrays import tree
 from vit_jax.errors import UserError
 from vit_jax.models.vit import Model
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tiny_vit import KEY, SIZES, images_of
 
-from vit_jax import tree
+from vit_jax.arrays import tree
 from vit_jax.models.vit import Model
 
 

@@ -8,11 +8,11 @@ import sys
 import jax
 import numpy as np
 
-from vit_jax import sharding
-from vit_jax.data import stream
-from vit_jax.data.reader import Reader
+from vit_jax.arrays import sharding
+from vit_jax.data.augment.transforms import TrainTransform
+from vit_jax.data.pipeline import stream
+from vit_jax.data.pipeline.reader import Reader
 from vit_jax.data.sources import mixture
-from vit_jax.data.transforms import TrainTransform
 
 BATCH, STEPS, SEED, SKIPPED = 16, 5, 3, (2, 4)
 

@@ -8,8 +8,9 @@ import sys
 
 import jax
 
-from vit_jax import cli, entry, train
+from vit_jax import train
 from vit_jax.checkpoint import items, steps
+from vit_jax.cli import entry, process
 
 KIND, PROCESS = sys.argv[1], int(sys.argv[2])
 read_arrays = items.read_arrays
@@ -40,4 +41,4 @@ if __name__ == '__main__':
   items.read_arrays = read
   steps.make_room = no_room
   del sys.argv[1:3]
-  cli.run(train.main, entry.define_flags)
+  process.run(train.main, entry.define_flags)

@@ -6,11 +6,12 @@ import optax
 import pytest
 import tiny_vit
 
-from vit_jax import sharding, step
+from vit_jax.arrays import sharding
 from vit_jax.models import vit
 from vit_jax.objectives.contract import Setting
 from vit_jax.objectives.mixing import DeviceAugment
 from vit_jax.objectives.supervised import Objective
+from vit_jax.training import step
 
 CLASSES = 10
 ALL = dict(mixup=0.8, cutmix=1.0, erasing=0.5)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from tiny_vit import SIZES, noise_params
 
-from vit_jax import tree
+from vit_jax.arrays import tree
 from vit_jax.errors import UserError
 from vit_jax.models.vit import Model
 from vit_jax.objectives.contract import Setting

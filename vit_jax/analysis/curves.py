@@ -5,7 +5,7 @@ import logging
 
 from etils import epath
 
-from vit_jax import atomic, jsonl
+from vit_jax.files import atomic, jsonl
 
 log = logging.getLogger('vit_jax')
 

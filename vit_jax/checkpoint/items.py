@@ -8,7 +8,7 @@ import jax
 import orbax.checkpoint as ocp
 from etils import epath
 
-from vit_jax import tree
+from vit_jax.arrays import tree
 from vit_jax.errors import UserError
 
 PyTree = Any

@@ -10,7 +10,6 @@ import jax
 import orbax.checkpoint as ocp
 from etils import epath
 
-from vit_jax import durations, plugins, storage
 from vit_jax.checkpoint import (
   agreement,
   items,
@@ -20,7 +19,9 @@ from vit_jax.checkpoint import (
   run_id,
   steps,
 )
+from vit_jax.config import durations, plugins
 from vit_jax.errors import StorageError, UserError, check_range
+from vit_jax.files import paths
 
 log = logging.getLogger('vit_jax')
 PyTree = Any
@@ -64,7 +65,7 @@ class Checkpointer:
         f'checkpoint.keep is {keep}; at least 2, so that a damaged newest one '
         'does not end a run.'
       )
-    self._root = storage.locate(directory)
+    self._root = paths.locate(directory)
     self._about, self._best, self._keep = about, best, keep
     self.failures = 0
     steps.check_path(self._root)

@@ -13,7 +13,7 @@ from typing import Any
 
 from etils import epath
 
-from vit_jax import checksum, sharding, tree
+from vit_jax.arrays import checksum, sharding, tree
 from vit_jax.checkpoint import items
 from vit_jax.checkpoint.items import CorruptError
 from vit_jax.errors import UserError

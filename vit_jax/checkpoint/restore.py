@@ -13,7 +13,7 @@ from typing import Any
 import jax
 from etils import epath
 
-from vit_jax import tree
+from vit_jax.arrays import tree
 from vit_jax.checkpoint import agreement, items, manifest, run_id, steps
 from vit_jax.checkpoint.agreement import Sleep
 from vit_jax.checkpoint.items import CorruptError

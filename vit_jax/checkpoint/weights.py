@@ -9,9 +9,10 @@ import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from etils import epath
 
-from vit_jax import sharding, storage, tree
+from vit_jax.arrays import sharding, tree
 from vit_jax.checkpoint import agreement, items, manifest, steps
 from vit_jax.errors import UserError
+from vit_jax.files import paths
 
 PyTree = Any
 
@@ -22,7 +23,7 @@ def step_directory(path: str) -> epath.Path:
   Raises:
     UserError: neither a workdir with a checkpoint nor a step directory.
   """
-  root = storage.locate(path)
+  root = paths.locate(path)
   try:
     if {'params', 'about'} <= steps.listing(root):
       return root
@@ -129,7 +130,7 @@ def export_params(
   Raises:
     UserError: the directory exists.
   """
-  root = storage.locate(directory)
+  root = paths.locate(directory)
   if root.exists():
     raise UserError(f'{directory} exists: give a new directory.')
   steps.check_path(root)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.data.headers import DecodeError
+from vit_jax.data.images.headers import DecodeError
 
 _SAMPLES = 8  # examples that are read
 

@@ -2,15 +2,15 @@
 
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from vit_jax.data.headers import DecodeError
-from vit_jax.data.loader import Source
+from vit_jax.data.images.headers import DecodeError
+from vit_jax.data.pipeline.loader import Source
 from vit_jax.errors import UserError
-from vit_jax.identity import names_differ
 
 log = logging.getLogger('vit_jax')
+_SHOWN = 5  # class names in a message
 
 
 class Relabelled:
@@ -102,3 +102,25 @@ def numbered(class_names: Sequence[str]) -> bool:
     re.fullmatch(rf'(class[ _]?)?0*{i}', name, re.IGNORECASE)
     for i, name in enumerate(class_names)
   )
+
+
+def names_differ(old: Iterable[str], new: Iterable[str]) -> str:
+  """What is another in two lists of class names, in a line."""
+  old, new = list(old), list(new)
+  parts = [
+    f'{len(only)} only {place} ({_some(only)})'
+    for place, only in (
+      ('there', [name for name in old if name not in set(new)]),
+      ('now', [name for name in new if name not in set(old)]),
+    )
+    if only
+  ]
+  if not parts:
+    moved = [name for i, name in enumerate(new) if old[i : i + 1] != [name]]
+    parts = [f'the same names in another order (or more often: {_some(moved)})']
+  return f'{len(old)} there, {len(new)} now; ' + ', '.join(parts)
+
+
+def _some(names: list[str]) -> str:
+  more = ', …' if len(names) > _SHOWN else ''
+  return ', '.join(map(repr, names[:_SHOWN])) + more

@@ -1,7 +1,7 @@
 """Which metrics `checkpoint.best` can name."""
 
-from vit_jax import plugins
-from vit_jax.config import EVALS, Config
+from vit_jax.config import plugins
+from vit_jax.config.completion import EVALS, Config
 from vit_jax.errors import UserError, closest
 
 

@@ -8,9 +8,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from vit_jax import durations, plugins, sharding
-from vit_jax.config import MAX_BATCH_SIZE
-from vit_jax.data import stream
+from vit_jax.arrays import sharding
+from vit_jax.config import durations, plugins
+from vit_jax.config.completion import MAX_BATCH_SIZE
+from vit_jax.data.pipeline import stream
 from vit_jax.errors import UserError, check_range
 from vit_jax.objectives.losses import LOSSES
 

@@ -6,7 +6,7 @@ from vit_jax.plan import environment
 
 if __name__ == '__main__':
   environment.prepare(sys.argv)  # JAX reads it when it is imported
-  from vit_jax import cli
+  from vit_jax.cli import process
   from vit_jax.plan import command
 
-  cli.run(command.main, command.define_flags)
+  process.run(command.main, command.define_flags)

@@ -12,7 +12,8 @@ from typing import Any
 
 from absl import flags
 
-from vit_jax import entry, overrides
+from vit_jax.cli import entry
+from vit_jax.config import overrides
 from vit_jax.errors import UserError
 from vit_jax.plan import report, search, topology
 from vit_jax.plan.evaluate import Plan, plan

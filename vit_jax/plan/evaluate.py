@@ -7,11 +7,13 @@ from typing import Any
 
 import jax
 
-from vit_jax import compiling, durations, tree
-from vit_jax.config import Config
-from vit_jax.experiment import Experiment
+from vit_jax.arrays import tree
+from vit_jax.config import durations
+from vit_jax.config.completion import Config
 from vit_jax.plan import cost, hlo, memory
 from vit_jax.plan.topology import Target
+from vit_jax.training import compiling
+from vit_jax.training.experiment import Experiment
 
 log = logging.getLogger('vit_jax')
 SECONDS_PER_DAY = 86_400

@@ -7,9 +7,9 @@ the searches try the larger program first and guess by the bytes refused.
 import logging
 from collections.abc import Callable
 
-from vit_jax.config import Config
+from vit_jax.config.completion import Config
 from vit_jax.errors import UserError
-from vit_jax.models.layers import REMAT_POLICIES
+from vit_jax.models.layers.transformer import REMAT_POLICIES
 from vit_jax.plan.evaluate import Plan, changed, plan
 from vit_jax.plan.topology import Target
 

@@ -8,9 +8,9 @@ from typing import Any
 import jax
 from jax.experimental import topologies
 
-from vit_jax import chips
 from vit_jax.errors import UserError, closest
 from vit_jax.plan.environment import LOCAL
+from vit_jax.run import chips
 
 GIB = 2**30
 

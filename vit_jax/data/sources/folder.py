@@ -11,15 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vit_jax import plugins
-from vit_jax.data import (
-  class_folders,
-  classes,
-  cuts,
-  files,
-  fingerprint,
-  splits,
-)
+from vit_jax.config import plugins
+from vit_jax.data import fingerprint
+from vit_jax.data.storage import class_folders, classes, cuts, files, splits
 from vit_jax.errors import UserError
 
 

@@ -16,17 +16,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 
-from vit_jax import plugins
-from vit_jax.data import (
-  arrow,
-  classes,
-  cuts,
-  files,
-  fingerprint,
-  index,
-  splits,
-)
-from vit_jax.data.transforms import DecodeError
+from vit_jax.config import plugins
+from vit_jax.data import fingerprint
+from vit_jax.data.images.headers import DecodeError
+from vit_jax.data.storage import arrow, classes, cuts, files, index, splits
 from vit_jax.errors import UserError, closest
 
 _STAMP = b'vit_jax'  # key of the schema's metadata

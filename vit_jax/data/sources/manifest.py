@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax import plugins
-from vit_jax.data import classes, cuts, files, fingerprint, listing, splits
+from vit_jax.config import plugins
+from vit_jax.data import fingerprint
+from vit_jax.data.storage import classes, cuts, files, listing, splits
 
 
 @plugins.operational('path')

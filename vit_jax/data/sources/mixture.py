@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
-from vit_jax import plugins
-from vit_jax.data import fingerprint, order
+from vit_jax.config import plugins
+from vit_jax.data import fingerprint
+from vit_jax.data.pipeline import order
 from vit_jax.errors import UserError, closest
 
 SLOTS = 1000

@@ -14,16 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from etils import epath
 
-from vit_jax import plugins
-from vit_jax.data import (
-  classes,
-  cuts,
-  files,
-  fingerprint,
-  index,
-  splits,
-  tarshard,
-)
+from vit_jax.config import plugins
+from vit_jax.data import fingerprint
+from vit_jax.data.storage import classes, cuts, files, index, splits, tarshard
 from vit_jax.errors import UserError
 
 _BRACES = re.compile(r'\{([^{}]*)\}')

@@ -13,10 +13,12 @@ import tensorflow_datasets as tfds
 from etils import epath
 from google.protobuf.json_format import ParseError
 
-from vit_jax import plugins, storage
-from vit_jax.data import files, fingerprint, records, splits, tfrecord
-from vit_jax.data.builders import digits
+from vit_jax.config import plugins
+from vit_jax.data import fingerprint
+from vit_jax.data.sources import digits
+from vit_jax.data.storage import files, records, splits, tfrecord
 from vit_jax.errors import UserError, closest
+from vit_jax.files import paths
 
 _PLACE = 'source.data_dir'
 _VERSION = re.compile(r'\d+\.\d+\.\d+')
@@ -95,7 +97,7 @@ class Source:
 def default_data_dir(data_dir: str | None) -> epath.Path:
   """The TFDS directory: as given, or $TFDS_DATA_DIR, or the home's."""
   default = os.environ.get('TFDS_DATA_DIR', '~/tensorflow_datasets')
-  return storage.locate(data_dir or default)
+  return paths.locate(data_dir or default)
 
 
 def _info(folder: epath.Path) -> Any:

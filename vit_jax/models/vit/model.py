@@ -4,10 +4,10 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from vit_jax import plugins
+from vit_jax.config import plugins
 from vit_jax.errors import UserError, check_range
-from vit_jax.models import layers
-from vit_jax.models.attention import IMPLEMENTATIONS
+from vit_jax.models.attention.multi_head import IMPLEMENTATIONS
+from vit_jax.models.layers import transformer
 from vit_jax.models.vit import sizes as sizes_lib
 from vit_jax.models.vit.module import ViT
 
@@ -19,7 +19,7 @@ _CHOICES = {
   'remainder': ('error', 'drop'),
   'dtype': ('bfloat16', 'float32'),
   'attention': IMPLEMENTATIONS,
-  'remat': tuple(layers.REMAT_POLICIES),
+  'remat': tuple(transformer.REMAT_POLICIES),
 }
 _MAX_SIZE = 2**31 - 1  # XLA's dimensions
 

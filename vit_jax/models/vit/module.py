@@ -10,10 +10,10 @@ import numpy as np
 from jaxtyping import Array, Float, Key
 
 from vit_jax.errors import UserError
-from vit_jax.models import layers
-from vit_jax.models.linear import Linear
-from vit_jax.models.pooling import MapHead
-from vit_jax.models.posemb import PositionEmbedding, resize
+from vit_jax.models.layers import transformer
+from vit_jax.models.layers.linear import Linear
+from vit_jax.models.layers.pooling import MapHead
+from vit_jax.models.layers.positions import PositionEmbedding, resize
 
 Images = Float[Array | np.ndarray, 'n y x c']
 Tokens = Float[Array, 'n t d']
@@ -69,7 +69,7 @@ class ViT(nn.Module):
         'cls', nn.initializers.zeros_init(), (1, 1, self.width)
       )
     self.position = PositionEmbedding()
-    self.encoder = layers.Encoder(
+    self.encoder = transformer.Encoder(
       depth=self.depth,
       num_heads=self.num_heads,
       mlp_dim=self.mlp_dim,
@@ -165,7 +165,7 @@ class ViT(nn.Module):
       cls = self.cls.astype(x.dtype) + self.position.first(1).astype(x.dtype)
       cls = jnp.broadcast_to(cls, (x.shape[0], 1, self.width))
       x = jnp.concatenate([cls, x], axis=1)  # [n, 1 + t, d]
-    x = layers.dropout(x, self.dropout, embed_key)
+    x = transformer.dropout(x, self.dropout, embed_key)
     return self.encoder(x, encoder_key, want)
 
   def readout(self, tokens: Tokens) -> dict[str, Float[Array, 'n _']]:

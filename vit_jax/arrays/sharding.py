@@ -1,0 +1,264 @@
+"""The device mesh, and where each array lives on it.
+
+Axes: `data` splits the batch; `fsdp` splits the batch *and* the parameters
+(gathered for use, one layer at a time); `model` splits heads and hidden units
+(tensor parallelism). Optimizer state and averages follow their parameter,
+because a rule looks at the end of a leaf's path only.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import mesh_utils
+from jax.sharding import (
+  AbstractMesh,
+  AxisType,
+  Mesh,
+  NamedSharding,
+  PartitionSpec,
+)
+
+from vit_jax.arrays import tree
+from vit_jax.config import plugins
+from vit_jax.errors import UserError
+
+AXES = ('data', 'fsdp', 'model')
+BATCH = ('data', 'fsdp')  # the axes over which a batch is split
+STACKED = 'layers/'  # paths with this part have a leading layer axis
+MIN_FSDP_SIZE = 2**12  # smaller leaves are replicated: not worth a gather
+
+# (end of a leaf's path, dimension that the axis `model` splits); a model's own,
+# see models.contract.Model.sharding_rules
+Rules = tuple[tuple[str, int], ...]
+
+
+@plugins.operational('data', 'fsdp', 'model', 'zero1')
+def make_mesh(
+  devices: Sequence[Any],
+  /,
+  *,
+  data: int = -1,
+  fsdp: int = 1,
+  model: int = 1,
+  zero1: bool = False,
+) -> Mesh:
+  """Lays devices out in a (data, fsdp, model) mesh.
+
+  Of several slices each takes a contiguous part of the data axis, so that only
+  the sum of gradients crosses the slow network.
+
+  Args:
+    devices: all devices of the run.
+    data: devices along this axis; -1 takes what the other axes leave.
+    fsdp: likewise.
+    model: likewise.
+    zero1: split the optimizer's state and averages over `data` too (ZeRO-1,
+      arXiv 1910.02054): each device updates its share and gathers the others'
+      parameters. Where the state lives is `Experiment.abstract_state`'s part.
+
+  Raises:
+    UserError: the sizes do not multiply to the number of devices, or the data
+      axis cannot span the slices.
+  """
+  del zero1
+  sizes = [data, fsdp, model]
+  shape = dict(zip(AXES, sizes, strict=True))
+  if sizes.count(-1) == 1:
+    rest = -int(np.prod(sizes))
+    sizes[sizes.index(-1)] = len(devices) // rest if rest > 0 else 0
+  if min(sizes) < 1 or np.prod(sizes) != len(devices):
+    raise UserError(
+      f'mesh {shape} does not fit {len(devices)} devices: the product of its '
+      'axes must be that number, and one axis may be -1 (what is left).'
+    )
+  auto = (AxisType.Auto,) * len(AXES)
+  slices = len({getattr(device, 'slice_index', 0) for device in devices})
+  if slices == 1:
+    return jax.make_mesh(tuple(sizes), AXES, axis_types=auto, devices=devices)
+  if sizes[0] % slices:
+    raise UserError(
+      f'mesh.data is {sizes[0]} and there are {slices} slices: it must be a '
+      'multiple of that, because the data axis spans the slices.'
+    )
+  grid = mesh_utils.create_hybrid_device_mesh(
+    (sizes[0] // slices, *sizes[1:]), (slices, 1, 1), devices
+  )
+  return Mesh(grid, AXES, axis_types=auto)
+
+
+def batch_sharding(mesh: Mesh) -> NamedSharding:
+  """Leading axis split over the devices of `data` and `fsdp`."""
+  return NamedSharding(mesh, PartitionSpec(BATCH))
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+  """The whole array on every device."""
+  return NamedSharding(mesh, PartitionSpec())
+
+
+def leaf_spec(
+  path: str,
+  shape: tuple[int, ...],
+  mesh: Mesh | AbstractMesh,
+  rules: Rules,
+  axes: tuple[str, ...] = ('fsdp',),
+) -> PartitionSpec:
+  """Where one leaf lives: `model` by rule, `axes` on the largest dimensions.
+
+  Args:
+    path: the leaf's path; only its end matters, so moments and averages of a
+      parameter are treated like the parameter.
+    shape: of the whole leaf.
+    mesh: from `make_mesh`.
+    rules: for the axis `model`.
+    axes: of the mesh, each given to the largest dimension that is free.
+  """
+  spec: list[str | None] = [None] * len(shape)
+  parts = mesh.shape['model']
+  for pattern, dim in rules:
+    matches = re.search(rf'(^|/){pattern}$', path) is not None
+    if matches and parts > 1 and shape[dim] % parts == 0:
+      spec[dim] = 'model'
+  first = 1 if STACKED in path else 0  # the layer axis is never split
+  for axis in axes if np.prod(shape) >= MIN_FSDP_SIZE else ():
+    free = [
+      dim
+      for dim in range(first, len(shape))
+      if spec[dim] is None and shape[dim] % mesh.shape[axis] == 0
+    ]
+    if free and mesh.shape[axis] > 1:
+      spec[max(free, key=lambda dim: shape[dim])] = axis
+  while spec and spec[-1] is None:
+    spec.pop()
+  return PartitionSpec(*spec)
+
+
+def shardings(
+  abstract: tree.PyTree, mesh: Mesh, rules: Rules, zero1: bool = False
+) -> tree.PyTree:
+  """A NamedSharding for every leaf of a tree of shapes; see `make_mesh`."""
+
+  def place(path: str, leaf: Any) -> NamedSharding:
+    split = zero1 and re.match(r'(opt_state|average)/', path) is not None
+    axes = ('fsdp', 'data') if split else ('fsdp',)
+    return NamedSharding(mesh, leaf_spec(path, leaf.shape, mesh, rules, axes))
+
+  return tree.map_with_path(place, abstract)
+
+
+def with_shardings(
+  abstract: tree.PyTree, mesh: Mesh, rules: Rules, zero1: bool = False
+) -> tree.PyTree:
+  """Shapes that carry their shardings, as restoring and lowering want them."""
+  return jax.tree.map(
+    lambda leaf, sharding: jax.ShapeDtypeStruct(
+      leaf.shape, leaf.dtype, sharding=sharding
+    ),
+    abstract,
+    shardings(abstract, mesh, rules, zero1),
+  )
+
+
+def constrain(array: jax.Array, *spec: Any) -> jax.Array:
+  """Fixes the sharding of a value inside jit; does nothing without a mesh.
+
+  The mesh is the one of the surrounding `jax.set_mesh`. An axis that does not
+  divide its dimension is left out.
+  """
+  mesh = jax.sharding.get_abstract_mesh()
+  if mesh.empty or mesh.size == 1:
+    return array
+
+  places = _fitting(array.shape, spec, mesh)
+  return jax.lax.with_sharding_constraint(array, places)
+
+
+def _fitting(
+  shape: tuple[int, ...], spec: tuple[Any, ...], mesh: AbstractMesh
+) -> PartitionSpec:
+  """The spec, without axes that do not divide their dimension."""
+
+  def fitting(size: int, axes: Any) -> Any:
+    names = (axes,) if isinstance(axes, str) else axes or ()
+    parts = int(np.prod([mesh.shape[name] for name in names]))
+    return axes if size % parts == 0 else None
+
+  return PartitionSpec(*map(fitting, shape, spec))
+
+
+def constrain_leaves(params: tree.PyTree, rules: Rules) -> tree.PyTree:
+  """Holds parameters, or gradients of them, inside jit to `leaf_spec`."""
+  mesh = jax.sharding.get_abstract_mesh()
+  if mesh.empty or mesh.size == 1:
+    return params
+  return tree.map_with_path(
+    lambda path, leaf: jax.lax.with_sharding_constraint(
+      leaf, leaf_spec(path, leaf.shape, mesh, rules)
+    ),
+    params,
+  )
+
+
+def per_device(
+  function: Callable[..., Any], arrays: Sequence[jax.Array], *spec: Any
+) -> Any:
+  """Runs a function on every device's own parts, inside jit.
+
+  Args:
+    function: of arrays; its results are split like the first of them.
+    arrays: each split by as much of the spec as divides it.
+    spec: as in `constrain`.
+  """
+  mesh = jax.sharding.get_abstract_mesh()
+  if mesh.empty:
+    return function(*arrays)
+  places = tuple(_fitting(array.shape, spec, mesh) for array in arrays)
+  return jax.shard_map(
+    function, in_specs=places, out_specs=places[0], check_vma=False
+  )(*arrays)
+
+
+def axis_size(name: str) -> int:
+  """Devices along an axis of the mesh that is traced for."""
+  mesh = jax.sharding.get_abstract_mesh()
+  return 1 if mesh.empty else mesh.shape[name]
+
+
+def device() -> Any:
+  """Has `platform` and `device_kind` ('TPU v3') of what is traced for now.
+
+  That is the mesh's device, or else the default one.
+  """
+  of_mesh = jax.sharding.get_abstract_mesh().abstract_device
+  return jax.devices()[0] if of_mesh is None else of_mesh
+
+
+def on_tpu() -> bool:
+  """Whether what is traced now is for TPUs."""
+  return device().platform == 'tpu'
+
+
+def table(abstract: tree.PyTree) -> str:
+  """One line a leaf: path, shape, type, parameters, sharding; then the sum."""
+  rows = [
+    (
+      path,
+      'x'.join(map(str, leaf.shape)) or 'scalar',
+      str(leaf.dtype),
+      f'{int(np.prod(leaf.shape)):,}',
+      str(tuple(leaf.sharding.spec)) if any(leaf.sharding.spec) else 'all',
+    )
+    for path, leaf in tree.flatten(abstract).items()
+  ]
+  rows.insert(0, ('parameter', 'shape', 'dtype', 'count', 'split over'))
+  widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+  lines = [
+    '  '.join(cell.ljust(width) for cell, width in zip(r, widths, strict=True))
+    for r in rows
+  ]
+  return '\n'.join(line.rstrip() for line in lines) + (
+    f'\ntotal {tree.size(abstract):,} parameters'
+  )

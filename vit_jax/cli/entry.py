@@ -1,0 +1,85 @@
+"""What starting a pre-training and a fine-tuning have in common."""
+
+import logging
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from absl import flags
+
+from vit_jax.analysis import curves
+from vit_jax.cli import process
+from vit_jax.config import overrides
+from vit_jax.config.completion import Config
+from vit_jax.errors import UserError
+from vit_jax.run import runtime, workdir
+from vit_jax.training import loop
+
+log = logging.getLogger('vit_jax')
+
+
+def define_flags() -> None:
+  """The flags of train and finetune."""
+  flags.DEFINE_string(
+    'workdir', None, 'Directory of the run; default runs/<config name>.'
+  )
+  flags.DEFINE_bool(
+    'allow_config_change',
+    False,
+    'Resume a workdir although its config had other values.',
+  )
+  flags.DEFINE_string('profile', None, 'START:STOP, steps to trace.')
+  process.define_distributed_flags()
+  overrides.define_flag(sys.argv)
+
+
+def start(
+  config: Config, initial_params: Callable[..., Any] | None = None
+) -> None:
+  """Runs the loop in the workdir that the flags name, and draws its curves."""
+  values = flags.FLAGS
+  runtime.cache_compilations()
+  path = workdir.check(
+    values.workdir or workdir.default(values.config_path),
+    config,
+    allow_changes=values.allow_config_change,
+  )
+  if runtime.is_main():
+    log.info('workdir %s', path)
+  else:
+    log.setLevel(logging.WARNING)
+  profile = profile_span(values.profile)
+  loop.run(
+    config,
+    path,
+    initial_params=initial_params,
+    profile=profile,
+    allow_changes=values.allow_config_change,
+  )
+  if runtime.is_main():
+    curves.draw(path)
+
+
+def profile_span(text: str | None) -> tuple[int, int] | None:
+  """(start, stop) of '--profile=START:STOP'.
+
+  Raises:
+    UserError: not two ascending numbers.
+  """
+  if text is None:
+    return None
+  first, _, last = text.partition(':')
+  if not (first.isdigit() and last.isdigit() and int(first) < int(last)):
+    raise UserError(
+      f'--profile is {text!r}; give START:STOP, the first step to trace and '
+      'the step to stop at, such as 10:15.'
+    )
+  return int(first), int(last)
+
+
+def refuse_arguments(arguments: list[str]) -> None:
+  """Raises UserError if something on the command line is no flag."""
+  if arguments:
+    raise UserError(
+      f'{arguments[0]!r} is no flag: all arguments start with --.'
+    )

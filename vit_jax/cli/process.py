@@ -1,0 +1,135 @@
+"""What every command shares: flags, messages, exit codes."""
+
+import os
+import sys
+import traceback
+from collections.abc import Callable
+
+from absl import app, flags
+
+from vit_jax.config import overrides
+from vit_jax.errors import (
+  EXIT_CRASH,
+  EXIT_USER_ERROR,
+  DivergedError,
+  PreemptedError,
+  StorageError,
+  UserError,
+)
+from vit_jax.run import interruption, peers, runtime
+
+_LATE_S = 60  # that the others may take to come
+
+
+def run(body: Callable[[list[str]], None], define: Callable[[], None]) -> None:
+  """Runs a command and exits with its code.
+
+  0: finished; 2: a user's error, one message and no traceback; 42: preempted,
+  state saved; 43: diverged; 44: stuck (see watchdog.py); 45: a peer was lost;
+  1: a crash, with its traceback, or storage that failed, with a message that
+  says what is saved. What ends one of several processes ends all.
+
+  Args:
+    body: called with the arguments that are no flags.
+    define: defines the command's flags; it may look at and shorten `sys.argv`.
+  """
+
+  # TensorFlow only writes events and prepares data sets here: no greetings.
+  os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
+  os.environ.setdefault('TF_ENABLE_ONEDNN_OPTS', '0')
+
+  def parse(argv: list[str]) -> list[str]:
+    try:
+      return flags.FLAGS(argv)
+    except flags.Error as error:
+      raise UserError(overrides.unknown_flag_message(error)) from error
+
+  def main(argv: list[str]) -> None:
+    runtime.start_logging()  # after absl has set up its own
+    _guarded(lambda: body(argv[1:]))
+
+  def start() -> None:
+    define()
+    app.run(main, argv=sys.argv, flags_parser=parse)
+
+  try:
+    _guarded(start)
+  finally:
+    _part()
+
+
+def _part() -> None:
+  """Orderly end: meets the others; from then on signals change nothing."""
+  peers.part()
+  if interruption.HERE.installed:
+    interruption.HERE.ignore()
+
+
+def _guarded(function: Callable[[], None]) -> None:
+  try:
+    function()
+  except (UserError, PreemptedError, StorageError, DivergedError) as error:
+    peers.announce(error)
+    _end(error)
+  except Exception as error:
+    peers.announce(error)
+    if peers.client() is None:
+      raise
+    traceback.print_exc()
+    peers.leave(EXIT_CRASH)
+
+
+def _end(error: Exception) -> None:
+  """Ends the process with the message and the code of an expected error."""
+  ended = peers.ending(error)
+  assert ended is not None
+  code, message = ended
+  sys.stdout.flush()
+  print(message, file=sys.stderr, flush=True)
+  if code != EXIT_USER_ERROR:
+    sys.exit(code)
+  if peers.client() is None and _tell_late():
+    peers.announce(error)
+  if peers.client() is not None:
+    peers.leave(code)
+  sys.exit(code)
+
+
+def _tell_late() -> bool:
+  """Joins the others although this process ends: they wait for it to come."""
+  if 'coordinator_address' not in flags.FLAGS:
+    return False
+  own = flags.FlagValues()
+  define_distributed_flags(own)
+  try:
+    own(sys.argv, known_only=True)
+    return runtime.join(
+      own.coordinator_address, own.num_processes, own.process_id, _LATE_S
+    )
+  except Exception:  # noqa: BLE001 (the message is out; nobody else to tell)
+    return False
+
+
+def define_distributed_flags(into: flags.FlagValues = flags.FLAGS) -> None:
+  """Flags that name the processes of a run where JAX cannot find them."""
+  flags.DEFINE_string(
+    'coordinator_address',
+    None,
+    'host:port of process 0, the same for all.',
+    flag_values=into,
+  )
+  flags.DEFINE_integer(
+    'num_processes', None, 'Processes in the run.', flag_values=into
+  )
+  flags.DEFINE_integer(
+    'process_id', None, 'Number of this process, from 0.', flag_values=into
+  )
+
+
+def start_process() -> None:
+  """Readies this process for steps; joins the others, by flags or JAX."""
+  runtime.keep_host_memory()
+  values = flags.FLAGS
+  runtime.start_distributed(
+    values.coordinator_address, values.num_processes, values.process_id
+  )

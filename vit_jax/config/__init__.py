@@ -1,0 +1,6 @@
+"""Configs: what a config file needs is here."""
+
+from vit_jax.config.completion import Config as Config
+from vit_jax.config.completion import complete as complete
+from vit_jax.config.completion import from_dict as from_dict
+from vit_jax.config.completion import parse_arg as parse_arg

@@ -1,0 +1,234 @@
+"""Configs: completed from signatures, overridden by flags, checked once.
+
+Every section of a config is the keyword arguments of one constructor, found by
+`SECTIONS` (and the section's `name` where there are several). Defaults live in
+those signatures alone; `complete`, which every config file calls last, writes
+them into the config so that each key can be overridden on the command line.
+"""
+
+import json
+import typing
+from collections.abc import Callable
+from typing import Any
+
+from ml_collections import ConfigDict, config_dict
+
+from vit_jax.config import durations, plugins
+from vit_jax.config.arguments import parse_arg as parse_arg  # for config files
+from vit_jax.errors import UserError, check_range, closest
+
+Config = Any  # a completed ml_collections.ConfigDict
+
+SECTIONS = {
+  'model': 'vit_jax.models.{name}:Model',
+  'objective': 'vit_jax.objectives.{name}:Objective',
+  'optimizer': 'vit_jax.optim.optimizers:{name}',
+  'schedule': 'vit_jax.optim.schedule:make_schedule',
+  'source': 'vit_jax.data.sources.{name}:Source',
+  'train': 'vit_jax.config.completion:train_data',
+  'augment': 'vit_jax.data.augment.transforms:TrainTransform',
+  'mix': 'vit_jax.objectives.mixing:DeviceAugment',
+  'preprocess': 'vit_jax.data.augment.transforms:EvalTransform',
+  'reader': 'vit_jax.data.pipeline.stream:Reader',
+  'mesh': 'vit_jax.arrays.sharding:make_mesh',
+  'checkpoint': 'vit_jax.checkpoint:Checkpointer',
+  'recovery': 'vit_jax.run.recovery:Recovery',
+  'log': 'vit_jax.run.metrics:Log',
+}
+EVALS = 'vit_jax.evaluators.{name}:Evaluator'
+# Beyond any training, and row numbers of a batch still fit a host's memory.
+MAX_BATCH_SIZE = 2**26
+MAX_CLASSES = 2**31 - 1  # labels are int32
+
+
+@plugins.operational('paper_core_days')
+def top_level(
+  *,
+  seed: int = 0,
+  total: str,
+  batch_size: int,
+  micro_batches: int = 1,
+  image_size: tuple[int, ...],
+  num_classes: int,
+  average_decay: float | None = None,
+  init_from: str | None = None,
+  position_resize: str = 'aligned',
+  paper_core_days: float | None = None,
+) -> None:
+  """The keys of a config outside its sections.
+
+  Args:
+    seed: of initialisation, order, augmentation and dropout; 32 bits.
+    total: length of the training, a duration ('90 epochs'), above 0.
+    batch_size: examples in a global batch.
+    micro_batches: parts of a batch whose gradients are averaged.
+    image_size: (height, width), or one number for both; pixels.
+    num_classes: outputs of the head.
+    average_decay: of the average of parameters evaluated beside them, between
+      0 and 1; none is kept without it.
+    init_from: where fine-tuning starts: a workdir, a checkpoint step directory
+      or an official .npz.
+    position_resize: 'aligned' or 'bicubic', see `models.posemb.resize`.
+    paper_core_days: TPUv3-core-days the paper reports, for comparison.
+
+  Raises:
+    UserError: a number outside its range; of the others see their users.
+  """
+  del image_size, init_from, position_resize
+  check_range('seed', seed, at_least=0, at_most=2**32 - 1)
+  durations.check('total', total, positive=True)
+  check_range('batch_size', batch_size, at_least=1, at_most=MAX_BATCH_SIZE)
+  check_range('micro_batches', micro_batches, at_least=1)
+  check_range('num_classes', num_classes, at_least=1, at_most=MAX_CLASSES)
+  check_range('average_decay', average_decay, above=0, below=1)
+  check_range('paper_core_days', paper_core_days, above=0)
+
+
+def train_data(*, split: str, num_examples: int) -> None:
+  """What is trained on.
+
+  Args:
+    split: of the source, in the TFDS way.
+    num_examples: its size, checked against the source; epochs are made of it.
+
+  Raises:
+    UserError: no examples.
+  """
+  del split
+  check_range('train.num_examples', num_examples, at_least=1, at_most=2**62)
+
+
+def complete(config: ConfigDict) -> Config:
+  """Fills in every key that a config leaves to its default, and locks it.
+
+  Raises:
+    UserError: a key that no constructor takes, a missing one, a wrong type.
+  """
+  values = config.to_dict()
+  _check_sections(values)
+  result = ConfigDict(
+    _section(
+      '', top_level, {k: v for k, v in values.items() if not _is_section(k)}
+    )
+  )
+  for section, pattern in SECTIONS.items():
+    result[section] = _complete_section(
+      section, pattern, values.get(section, {})
+    )
+  result.evals = ConfigDict(
+    {
+      name: _complete_section(f'evals.{name}', EVALS, section)
+      for name, section in values.get('evals', {}).items()
+    }
+  )
+  return result.lock()
+
+
+def is_optional(config: Config, key: str) -> bool:
+  """Whether a key, such as 'optimizer.clip_norm', may be None."""
+  section, _, leaf = key.rpartition('.')
+  if not section:
+    constructor = top_level
+  else:
+    pattern = EVALS if section.startswith('evals.') else SECTIONS[section]
+    values = config
+    for part in section.split('.'):
+      values = values[part]
+    constructor = plugins.resolve(pattern, values.get('name', ''))
+  keys = plugins.keys(constructor)
+  return leaf in keys and plugins.value_type(keys[leaf].annotation)[1]
+
+
+def _check_sections(values: dict[str, Any]) -> None:
+  """Raises UserError unless every section is a dict."""
+  sections = {k: v for k, v in values.items() if _is_section(k)}
+  if isinstance(sections.get('evals'), dict):
+    evals = sections.pop('evals')
+    sections |= {f'evals.{name}': section for name, section in evals.items()}
+  for name, section in sections.items():
+    if not isinstance(section, dict):
+      raise UserError(
+        f'config.{name} is {section!r}; it is a section: dict(key=value, …).'
+      )
+
+
+def _is_section(key: str) -> bool:
+  return key in SECTIONS or key == 'evals'
+
+
+def _complete_section(
+  section: str, pattern: str, values: dict[str, Any]
+) -> ConfigDict:
+  named = '{name}' in pattern
+  if named and not isinstance(values.get('name'), str):
+    raise UserError(f'config.{section} needs a name: which {section} to take.')
+  constructor = plugins.resolve(pattern, values.get('name', ''))
+  given = {key: v for key, v in values.items() if not (named and key == 'name')}
+  head = {'name': values['name']} if named else {}
+  return ConfigDict(head | _section(section + '.', constructor, given))
+
+
+def _section(
+  prefix: str, constructor: Callable[..., Any], values: dict[str, Any]
+) -> dict[str, Any]:
+  """The keys of one constructor, values or defaults, None as placeholders."""
+  allowed = plugins.keys(constructor)
+  wrong = [key for key in values if key not in allowed]
+  if wrong:
+    sections = [*SECTIONS, 'evals'] if not prefix else []
+    raise UserError(
+      f'config.{prefix}{wrong[0]} is no key; '
+      f'{closest(str(wrong[0]), [*allowed, *sections])}.'
+    )
+  result = {}
+  for key, parameter in allowed.items():
+    value = values.get(key, parameter.default)
+    if value is parameter.empty:
+      raise UserError(f'config.{prefix}{key} is missing: it has no default.')
+    kind, optional = plugins.value_type(parameter.annotation)
+    members = typing.get_args(parameter.annotation)
+    if value is None and optional:
+      result[key] = config_dict.placeholder(kind)
+    else:
+      result[key] = _typed(f'config.{prefix}{key}', value, kind, members)
+  return result
+
+
+def _typed(
+  key: str, value: Any, kind: type, members: tuple[Any, ...] = ()
+) -> Any:
+  """The value as its type: an int may stand for a float or a 1-tuple."""
+  if kind is tuple:
+    values = tuple(value) if isinstance(value, list | tuple) else (value,)
+    member = members[0] if members else object
+    return tuple(_typed(key, each, member) for each in values)
+  if kind is float and type(value) is int:
+    return float(value)
+  if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+    raise UserError(f'{key} is {value!r}; it must be of type {kind.__name__}.')
+  return value
+
+
+def flatten(config: Any, prefix: str = '') -> dict[str, Any]:
+  """{'model.depth': 24, …} with tuples as lists, as JSON has them."""
+  flat = {}
+  values = config.to_dict() if isinstance(config, ConfigDict) else config
+  for key, value in values.items():
+    if isinstance(value, dict):
+      flat |= flatten(value, f'{prefix}{key}.')
+    else:
+      flat[prefix + key] = list(value) if isinstance(value, tuple) else value
+  return flat
+
+
+def to_json(config: Config) -> str:
+  """The resolved config as indented JSON."""
+  return json.dumps(config.to_dict(), indent=2) + '\n'
+
+
+def from_dict(values: dict[str, Any]) -> Config:
+  """A completed config from what `to_json` wrote.
+
+  Keys that this version does not know any more are refused by `complete`.
+  """
+  return complete(ConfigDict(values))

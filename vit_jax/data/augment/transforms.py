@@ -1,0 +1,253 @@
+"""From an encoded image to uint8 pixels of the wanted size, on the host."""
+
+import dataclasses
+import math
+from typing import Any
+
+import cv2
+import numpy as np
+from jaxtyping import UInt8
+
+from vit_jax.data.augment import policies
+from vit_jax.data.images.decode import MAX_PIXELS, Image, decode, decode_box
+from vit_jax.data.images.headers import (
+  DecodeError as DecodeError,  # for callers
+)
+from vit_jax.data.images.resampling import INTERPOLATIONS, resize
+from vit_jax.errors import UserError, check_range
+
+_CROP_ATTEMPTS = 10
+_CROPS = ('inception', 'pad', 'none')
+_RESIZES = ('squash', 'central', 'squash_central')
+
+
+def square(image_size: tuple[int, ...]) -> tuple[int, int]:
+  """(s,) stands for (s, s), so that `--config.image_size=384` works."""
+  if len(image_size) not in (1, 2) or min(image_size) < 1:
+    raise UserError(
+      f'image_size is {image_size}: give one number or (height, width), '
+      'pixels, positive.'
+    )
+  height, width = image_size[0], image_size[-1]
+  check_range(
+    'height x width of image_size', height * width, at_most=MAX_PIXELS
+  )
+  return height, width
+
+
+def _check_choice(key: str, value: str, allowed: tuple[str, ...]) -> None:
+  if value not in allowed:
+    raise UserError(f'{key} is {value!r}; allowed: {", ".join(allowed)}.')
+
+
+def _cover(
+  pixels: Image, height: int, width: int, interpolation: str, share: float = 1.0
+) -> UInt8[np.ndarray, 'height2 width2 3']:
+  """Resizes, the aspect kept, so that a box is that share of one side."""
+  scale = max(height / pixels.shape[0], width / pixels.shape[1]) / share
+  y, x = (round(side * scale) for side in pixels.shape[:2])
+  if y * x > MAX_PIXELS:
+    raise DecodeError(
+      f'{pixels.shape[1]} x {pixels.shape[0]} pixels are too long and thin'
+    )
+  return resize(pixels, max(y, height), max(x, width), interpolation)
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainTransform:
+  """Random crop, flip and colours, driven by the example's own generator.
+
+  Attributes:
+    image_size: (height, width) of the result, pixels.
+    crop: 'inception' (a random part of random aspect, resized), 'pad' (resized,
+      aspect kept, until it covers the result; padded by reflection; a random
+      part of it) or 'none' (squashed).
+    min_area: smallest share of the image's area that an inception crop covers.
+    max_area: largest share.
+    min_aspect: smallest width / height of an inception crop.
+    max_aspect: largest.
+    pad: with crop 'pad', pixels added at each side.
+    interpolation: see `resampling.resize`.
+    flip: mirror left and right half of the time.
+    randaugment_layers: operations of RandAugment for each image; 0 for none.
+    randaugment_magnitude: 0 to 10.
+    randaugment_policy: 'timm' or 'authors', see `policies.RandAugment`.
+    three_augment: apply one of greyscale, solarisation and blur.
+    color_jitter: brightness, contrast and saturation are changed by up to this
+      share; 0 for none.
+  """
+
+  image_size: tuple[int, int]
+  _: dataclasses.KW_ONLY
+  crop: str = 'inception'
+  min_area: float = 0.05
+  max_area: float = 1.0
+  min_aspect: float = 3 / 4
+  max_aspect: float = 4 / 3
+  pad: int = 4
+  interpolation: str = 'bilinear'
+  flip: bool = True
+  randaugment_layers: int = 0
+  randaugment_magnitude: float = 9.0
+  randaugment_policy: str = 'timm'
+  three_augment: bool = False
+  color_jitter: float = 0.0
+
+  def __post_init__(self):
+    _check_choice('augment.crop', self.crop, _CROPS)
+    _check_choice('augment.interpolation', self.interpolation, INTERPOLATIONS)
+    _check_choice(
+      'augment.randaugment_policy',
+      self.randaugment_policy,
+      tuple(policies.POLICIES),
+    )
+    for key in ('pad', 'randaugment_layers', 'color_jitter'):
+      check_range(f'augment.{key}', getattr(self, key), at_least=0)
+    check_range(
+      'augment.randaugment_magnitude',
+      self.randaugment_magnitude,
+      at_least=0,
+      at_most=10,
+    )
+    check_range('augment.max_aspect', self.max_aspect, above=0)
+    if not 0 < self.min_area <= self.max_area <= 1:
+      raise UserError(
+        f'augment.min_area {self.min_area} and max_area {self.max_area} must '
+        'be shares: 0 < min_area <= max_area <= 1.'
+      )
+    if not 0 < self.min_aspect <= self.max_aspect:
+      raise UserError(
+        f'augment.min_aspect {self.min_aspect} and max_aspect '
+        f'{self.max_aspect} must be positive and in this order.'
+      )
+
+  def __call__(
+    self, image: bytes | np.ndarray, rng: np.random.Generator
+  ) -> Image:
+    """Returns uint8 `[height, width, 3]`; raises DecodeError."""
+    pixels = self._crop(image, rng)
+    if self.flip and rng.random() < 0.5:
+      pixels = cv2.flip(pixels, 1)  # NumPy takes ten times as long
+    if self.randaugment_layers or self.three_augment or self.color_jitter:
+      pixels = self._recolor(np.ascontiguousarray(pixels), rng)
+    return pixels
+
+  def _crop(self, image: Any, rng: np.random.Generator) -> Image:
+    """The part of the image that is taken, of the wanted size."""
+    height, width = self.image_size
+    if self.crop == 'inception':
+      pixels = decode_box(image, lambda y, x: self._inception_box(y, x, rng))
+      return resize(pixels, height, width, self.interpolation)
+    if self.crop == 'none':
+      return resize(decode(image), height, width, self.interpolation)
+    pixels = _cover(decode(image), height, width, self.interpolation)
+    pixels = cv2.copyMakeBorder(
+      pixels, self.pad, self.pad, self.pad, self.pad, cv2.BORDER_REFLECT_101
+    )
+    y = int(rng.integers(0, pixels.shape[0] - height, endpoint=True))
+    x = int(rng.integers(0, pixels.shape[1] - width, endpoint=True))
+    return pixels[y : y + height, x : x + width]
+
+  def _recolor(self, pixels: Image, rng: np.random.Generator) -> Image:
+    if self.randaugment_layers:
+      rand_augment = policies.RandAugment(
+        self.randaugment_layers,
+        self.randaugment_magnitude,
+        self.randaugment_policy,
+      )
+      pixels = rand_augment(pixels, rng)
+    if self.three_augment:
+      pixels = policies.three_augment(pixels, rng)
+    if self.color_jitter:
+      pixels = policies.color_jitter(pixels, self.color_jitter, rng)
+    return pixels
+
+  def _inception_box(
+    self, height: int, width: int, rng: np.random.Generator
+  ) -> tuple[int, int, int, int]:
+    """A crop as TensorFlow's `sample_distorted_bounding_box` draws it.
+
+    Aspect uniform in its range, then height uniform among those whose area is
+    in its range and that fit; the whole image if ten draws fail. Unlike there,
+    the box may touch the lower and the right edge.
+
+    Returns:
+      (y, x, height, width), pixels.
+
+    Reference: Szegedy et al., arXiv 1409.4842, section 6.
+    """
+    area = height * width
+    for _ in range(_CROP_ATTEMPTS):
+      aspect = rng.uniform(self.min_aspect, self.max_aspect)
+      low = round(math.sqrt(self.min_area * area / aspect))
+      high = round(math.sqrt(self.max_area * area / aspect))
+      high = min(high, height, int((width + 0.5 - 1e-7) / aspect))
+      h = int(rng.integers(low, high, endpoint=True)) if low < high else high
+      if h * round(h * aspect) < self.min_area * area:  # by rounding, perhaps
+        h += 1
+      if h * round(h * aspect) > self.max_area * area:
+        h -= 1
+      w = round(h * aspect)
+      if (
+        0 < h <= height
+        and 0 < w <= width
+        and self.min_area * area <= h * w <= self.max_area * area
+      ):
+        y = int(rng.integers(0, height - h, endpoint=True))
+        x = int(rng.integers(0, width - w, endpoint=True))
+        return y, x, h, w
+    return 0, 0, height, width
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalTransform:
+  """Deterministic resizing for evaluation; travels with a checkpoint.
+
+  Attributes:
+    image_size: (height, width) of the result, pixels.
+    resize: 'squash' (the whole image, aspect not kept: the authors' fine-tuning
+      evaluation), 'central' (the smaller side resized, aspect kept, then the
+      centre cut out) or 'squash_central' (squashed, then the centre cut out:
+      big_vision's few-shot evaluation).
+    central_fraction: of the resized image's side that the centre takes: 0.875
+      is 224 of 256. With 1, 'central' takes the largest centre there is.
+    interpolation: see `resampling.resize`.
+  """
+
+  image_size: tuple[int, int]
+  _: dataclasses.KW_ONLY
+  resize: str = 'squash'
+  central_fraction: float = 0.875
+  interpolation: str = 'bilinear'
+
+  def __post_init__(self):
+    _check_choice('preprocess.resize', self.resize, _RESIZES)
+    _check_choice(
+      'preprocess.interpolation', self.interpolation, INTERPOLATIONS
+    )
+    height, width = self.image_size
+    check_range(  # of the whole image, the pixels must be few enough
+      'preprocess.central_fraction',
+      self.central_fraction,
+      at_least=math.sqrt(height * width / MAX_PIXELS),
+      at_most=1,
+    )
+
+  def __call__(
+    self, image: bytes | np.ndarray, rng: np.random.Generator | None = None
+  ) -> Image:
+    """Returns uint8 `[height, width, 3]`; raises DecodeError."""
+    del rng
+    pixels = decode(image)
+    height, width = self.image_size
+    if self.resize == 'squash':
+      return resize(pixels, height, width, self.interpolation)
+    share = self.central_fraction
+    if self.resize == 'central':
+      pixels = _cover(pixels, height, width, self.interpolation, share)
+    else:
+      larger = round(height / share), round(width / share)
+      pixels = resize(pixels, *larger, self.interpolation)
+    y = (pixels.shape[0] - height) // 2
+    x = (pixels.shape[1] - width) // 2
+    return pixels[y : y + height, x : x + width]

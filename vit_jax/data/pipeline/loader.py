@@ -1,0 +1,184 @@
+"""Loading single examples into rows of a batch, bad records included."""
+
+import dataclasses
+import itertools
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from jaxtyping import Int, UInt8
+
+from vit_jax.data.images.headers import DecodeError
+from vit_jax.data.pipeline import order
+from vit_jax.errors import UserError
+
+HostBatch = dict[str, np.ndarray]
+POLICIES = ('error', 'skip')
+_MAX_ATTEMPTS = 100  # replacements of one position before giving up
+
+
+class Source(Protocol):
+  """A data set with random access."""
+
+  name: str
+  num_classes: int
+  class_names: list[str]
+
+  def __len__(self) -> int: ...
+
+  def __getitem__(self, index: int) -> dict[str, Any]:
+    """{'image': bytes or uint8 array, 'label': int}."""
+    ...
+
+
+class Transform(Protocol):
+  """Makes pixels of one size; raises DecodeError."""
+
+  @property
+  def image_size(self) -> tuple[int, int]:
+    """(height, width) of the result, pixels."""
+    ...
+
+  def __call__(
+    self, image: bytes | np.ndarray, rng: np.random.Generator | None
+  ) -> UInt8[np.ndarray, 'y x 3']: ...
+
+
+class BadRecord(NamedTuple):
+  """A record that cannot be used.
+
+  Attributes:
+    index: in its source.
+    where: file (and offset) if the source knows it.
+    reason: what is wrong with it.
+  """
+
+  index: int
+  where: str
+  reason: str
+
+
+class Share(NamedTuple):
+  """One process's share of one batch.
+
+  Attributes:
+    indices: example of each row.
+    positions: of each row in the training; None in evaluation, where nothing
+      is random and an index beyond the source's end leaves its row to padding.
+  """
+
+  indices: Int[np.ndarray, ' local']
+  positions: Int[np.ndarray, ' local'] | None
+
+  def part(self, start: int, stop: int) -> 'Share':
+    """Some of the rows."""
+    positions = self.positions
+    return Share(
+      self.indices[start:stop],
+      None if positions is None else positions[start:stop],
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Loader:
+  """Reads, decodes and transforms; can be sent to another process.
+
+  Attributes:
+    source: random access to encoded images and labels.
+    transform: makes uint8 pixels.
+    seed: of the run.
+    on_bad_record: 'error', or 'skip' (training takes a replacement that is a
+      function of seed, position and attempt; evaluation leaves the row out).
+  """
+
+  source: Source
+  transform: Transform
+  seed: int
+  on_bad_record: str
+
+  def buffers(self, rows: int) -> HostBatch:
+    """Rows of padding, to be filled.
+
+    image: black; label: 0; mask: False until filled; replaced: bad records met.
+    """
+    return {
+      'image': np.zeros((rows, *self.transform.image_size, 3), np.uint8),
+      'label': np.zeros(rows, np.int32),
+      'mask': np.zeros(rows, bool),
+      'replaced': np.zeros(rows, np.int32),
+    }
+
+  def fill(self, batch: HostBatch, share: Share, first: int) -> list[BadRecord]:
+    """Loads a share into the rows of a batch from `first` on.
+
+    Returns:
+      The bad records met on the way (none under 'error').
+
+    Raises:
+      UserError: a bad record under 'error', or no good one to be found.
+    """
+    bad: list[BadRecord] = []
+    for offset, index in enumerate(share.indices.tolist()):
+      row = first + offset
+      if share.positions is not None:
+        position = int(share.positions[offset])
+        self._fill_train(batch, row, index, position, bad)
+      elif index < len(self.source):
+        self._fill_eval(batch, row, index, bad)
+    return bad
+
+  def _fill_train(
+    self,
+    batch: HostBatch,
+    row: int,
+    index: int,
+    position: int,
+    bad: list[BadRecord],
+  ) -> None:
+    for attempt in itertools.count():
+      key, counter = [self.seed, position], [attempt, 0, 0, 0]
+      rng = np.random.Generator(np.random.Philox(key=key, counter=counter))
+      record = self._fill_row(batch, row, index, rng)
+      if record is None:
+        batch['replaced'][row] = attempt
+        return
+      bad.append(record)
+      if attempt == _MAX_ATTEMPTS:
+        raise UserError(
+          f'{self.source.name}: {_MAX_ATTEMPTS} records in a row cannot be '
+          f'used, the last at index {index}: {record.reason}. Look at the data.'
+        )
+      index = order.replacement(
+        position, attempt + 1, len(self.source), self.seed
+      )
+
+  def _fill_eval(
+    self, batch: HostBatch, row: int, index: int, bad: list[BadRecord]
+  ) -> None:
+    record = self._fill_row(batch, row, index, None)
+    if record is not None:
+      bad.append(record)
+
+  def _fill_row(
+    self, batch: HostBatch, row: int, index: int, rng: Any
+  ) -> BadRecord | None:
+    """Loads one example; returns what is wrong with it, if anything."""
+    try:
+      example = self.source[index]
+      label = int(example['label'])
+      if not 0 <= label < self.source.num_classes:
+        raise DecodeError(
+          f'label {label}; allowed: 0 to {self.source.num_classes - 1}'
+        )
+      batch['image'][row] = self.transform(example['image'], rng)
+    except DecodeError as error:
+      where = getattr(self.source, 'where', lambda _: '')(index)
+      if self.on_bad_record == 'error':
+        place = f' ({where})' if where else ''
+        raise UserError(
+          f'example {index} of {self.source.name}{place} cannot be used: '
+          f'{error}. Mend or remove it, or set --config.reader.on_bad_record='
+          'skip.'
+        ) from error
+      return BadRecord(index, where, str(error))
+    batch['label'][row], batch['mask'][row] = label, True
+    return None

@@ -1,0 +1,283 @@
+"""Reading ahead: from sources to host memory, then to the devices."""
+
+import collections
+import dataclasses
+import logging
+import os
+import queue
+import threading
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future
+from typing import Any
+
+import cv2
+import jax
+
+from vit_jax.config import plugins
+from vit_jax.data.pipeline import workers
+from vit_jax.data.pipeline.loader import (
+  POLICIES,
+  BadRecord,
+  HostBatch,
+  Loader,
+  Share,
+)
+from vit_jax.errors import UserError, check_range
+
+log = logging.getLogger('vit_jax')
+Batch = dict[str, jax.Array]
+_CHUNK = 16  # examples of one task for a worker
+_READY = 2  # batches waiting on the devices
+_MEMORY_SHARE = 0.8  # of what is free that a reader may take
+
+
+@plugins.operational('threads', 'processes', 'prefetch', 'max_bad_share')
+@dataclasses.dataclass(frozen=True)
+class Reader:
+  """How a host reads.
+
+  Attributes:
+    threads: images read and decoded at once; 0 for one a core.
+    processes: worker processes in place of threads; for hosts with so many
+      cores that Python's lock is what limits threads (some 8,000 images/s).
+    prefetch: batches in preparation on the host.
+    on_bad_record: 'error' ends the run, naming file and index; 'skip' takes
+      another record, counts it and lists it once in events.jsonl.
+    max_bad_share: of the data set that may be bad before a run ends.
+  """
+
+  threads: int = dataclasses.field(default=0, kw_only=True)
+  processes: int = dataclasses.field(default=0, kw_only=True)
+  prefetch: int = dataclasses.field(default=2, kw_only=True)
+  on_bad_record: str = dataclasses.field(default='error', kw_only=True)
+  max_bad_share: float = dataclasses.field(default=0.001, kw_only=True)
+
+  def __post_init__(self):
+    check_range('reader.threads', self.threads, at_least=0)
+    check_range('reader.processes', self.processes, at_least=0)
+    check_range('reader.prefetch', self.prefetch, at_least=1)
+    check_range(
+      'reader.max_bad_share', self.max_bad_share, at_least=0, at_most=1
+    )
+    if self.on_bad_record not in POLICIES:
+      raise UserError(
+        f'reader.on_bad_record is {self.on_bad_record!r}; allowed: {POLICIES}.'
+      )
+    if not 0 <= self.max_bad_share <= 1:
+      raise UserError(
+        f'reader.max_bad_share is {self.max_bad_share}; allowed: 0 to 1, the '
+        'share of the data set that may be bad.'
+      )
+
+  def loader(self, source: Any, transform: Any, seed: int) -> Loader:
+    """What loads examples of a source under this reader's policy."""
+    return Loader(source, transform, seed, self.on_bad_record)
+
+  def workers(self, loader: Loader, rows: int) -> workers.Workers:
+    """Starts the threads or processes."""
+    cv2.setNumThreads(1)  # one image, one thread
+    if self.processes:
+      batches = self.prefetch + 1
+      return workers.Processes(loader, self.processes, rows, batches)
+    cores = (
+      len(os.sched_getaffinity(0))
+      if hasattr(os, 'sched_getaffinity')
+      else os.cpu_count() or 1
+    )
+    return workers.Threads(loader, self.threads or cores)
+
+  def memory_bytes(self, loader: Loader, rows: int) -> int:
+    """Host memory of the batches in preparation, at most."""
+    height, width = loader.transform.image_size
+    batches = self.prefetch + 1 + _READY + 1
+    if self.processes:  # shared buffers besides
+      batches += self.prefetch + 1
+    return batches * rows * height * width * 3
+
+  def check_memory(self, loader: Loader, rows: int) -> None:
+    """Raises UserError if reading needs more memory than this host has."""
+    need, free = self.memory_bytes(loader, rows), _free_bytes()
+    if free is not None and need > _MEMORY_SHARE * free:
+      raise UserError(
+        f'reading ahead needs {need / 2**30:.1f} GiB of host memory, and '
+        f'{free / 2**30:.1f} GiB are free: lower reader.prefetch (now '
+        f'{self.prefetch}), batch_size or image_size, or take more hosts.'
+      )
+
+
+def _free_bytes() -> int | None:
+  """Memory available on this host, None where it is not known."""
+  try:
+    with open('/proc/meminfo') as file:
+      fields = dict(line.split(':') for line in file)
+    return int(fields['MemAvailable'].split()[0]) * 1024
+  except (OSError, KeyError, ValueError):
+    return None
+
+
+class BadShare:
+  """Judges how much of a training's data is bad, over all processes.
+
+  Every process counts what the step summed over the global batch, so all come
+  to the same end at the same step.
+  """
+
+  def __init__(self, max_share: float, num_examples: int):
+    self._max = max_share
+    self._examples = num_examples
+    self._bad = self._rows = 0
+
+  def add(self, bad: int, rows: int) -> None:
+    """Takes in a batch: bad records met, and rows.
+
+    Raises:
+      UserError: more than the allowed share, of the whole data set in the
+        first epoch and of what was read after it; one an epoch is let pass.
+    """
+    self._bad, self._rows = self._bad + bad, self._rows + rows
+    epochs = -(-self._rows // self._examples)
+    # Each bad record met is one more that was read: it got a replacement.
+    read = epochs * self._examples + self._bad
+    if self._bad > max(self._max * read, epochs):
+      raise UserError(
+        f'{self._bad} times in {self._rows} rows a record of the training data '
+        'could not be used (on all processes together, since the start), more '
+        f'than reader.max_bad_share={self._max} allows of '
+        f'{self._examples} examples. events.jsonl lists them.'
+      )
+
+
+class BadRecords:
+  """The bad records of one source that this process met, each once."""
+
+  def __init__(
+    self,
+    source: Any,
+    max_share: float,
+    report: Callable[[str, BadRecord], None] | None,
+  ):
+    self._source = source
+    self._max = max_share * len(source)
+    self._report = report
+    self._seen: set[int] = set()
+
+  def add(self, records: Iterable[BadRecord]) -> None:
+    """Takes in some; reports the new ones.
+
+    Raises:
+      UserError: more than the allowed share of the source is bad.
+    """
+    for record in records:
+      if record.index in self._seen:
+        continue
+      self._seen.add(record.index)
+      log.warning(
+        'bad record %d of %s %s: %s; skipped',
+        record.index,
+        self._source.name,
+        record.where,
+        record.reason,
+      )
+      if self._report:
+        self._report(self._source.name, record)
+    if len(self._seen) > max(self._max, 1):
+      raise UserError(
+        f'{len(self._seen)} of the {len(self._source)} records of '
+        f'{self._source.name} cannot be used, more than '
+        f'reader.max_bad_share allows ({self._max / len(self._source):.3%}). '
+        'events.jsonl lists them.'
+      )
+
+
+def host_batches(
+  shares: Iterable[Share],
+  loader: Loader,
+  reader: Reader,
+  bad: BadRecords,
+  rows: int,
+) -> Generator[HostBatch, None, None]:
+  """Loads shares in order with all workers, `prefetch` of them ahead."""
+  pool = reader.workers(loader, rows)
+
+  def submit(share: Share) -> tuple[Any, list[Future]]:
+    batch, n = pool.buffers(rows), len(share.indices)
+    starts = range(0, n, _CHUNK)
+    return batch, [
+      pool.fill(batch, share.part(i, min(i + _CHUNK, n)), i) for i in starts
+    ]
+
+  def finish(batch: Any, futures: list[Future]) -> HostBatch:
+    for future in futures:
+      bad.add(pool.result(future))
+    return pool.collect(batch)
+
+  pending: collections.deque[tuple[Any, list[Future]]] = collections.deque()
+  try:
+    for share in shares:
+      pending.append(submit(share))
+      if len(pending) > reader.prefetch:
+        yield finish(*pending.popleft())
+    while pending:
+      yield finish(*pending.popleft())
+  finally:
+    pool.close()
+
+
+class Stream(Iterator[Batch]):
+  """Batches on the devices, made ahead of time by a background thread.
+
+  An error in the background is raised by the `next` that would have returned
+  the batch. `close` (or leaving the `with` block) stops the threads.
+  """
+
+  def __init__(
+    self,
+    batches: Generator[HostBatch, None, None],
+    to_global: Callable[[HostBatch], Batch],
+  ):
+    self._ready: queue.Queue[Batch | BaseException] = queue.Queue(_READY)
+    self._closed = threading.Event()
+    self._thread = threading.Thread(
+      target=self._work, args=(batches, to_global), daemon=True
+    )
+    self._thread.start()
+
+  def __next__(self) -> Batch:
+    if self._closed.is_set():
+      raise StopIteration
+    item = self._ready.get()
+    if isinstance(item, BaseException):
+      self._ready.put(item)  # an ended stream stays ended
+      raise item
+    return item
+
+  def __enter__(self) -> 'Stream':
+    return self
+
+  def __exit__(self, *_: Any) -> None:
+    self.close()
+
+  def close(self) -> None:
+    """Stops the threads; what was prepared is dropped."""
+    self._closed.set()
+    self._thread.join()
+
+  def _work(self, batches, to_global) -> None:
+    try:
+      for batch in batches:
+        if not self._put(to_global(batch)):
+          return
+      self._put(StopIteration())
+    except BaseException as error:  # noqa: BLE001 (handed to the reader)
+      self._put(error)
+    finally:
+      batches.close()
+
+  def _put(self, item: Batch | BaseException) -> bool:
+    while not self._closed.is_set():
+      try:
+        self._ready.put(item, timeout=0.1)
+        return True
+      except queue.Full:
+        continue
+    return False

@@ -1,0 +1,108 @@
+"""`digits`: scikit-learn's 1,797 handwritten digits as a TFDS data set.
+
+The embedded default, so that a first run needs no download. 8x8 grey pixels of
+0…16, written as PNG of 0…255 in three equal channels. The last of every five
+images is the test split: 1,438 to train on, 359 to test.
+
+Source: E. Alpaydin and C. Kaynak, "Optical Recognition of Handwritten Digits",
+UCI machine learning repository (its test set).
+"""
+
+import contextlib
+import fcntl
+from collections.abc import Iterator
+
+import numpy as np
+from etils import epath
+
+from vit_jax.errors import UserError
+from vit_jax.files import paths
+
+NAME = 'digits'
+_VERSION = '1.0.0'
+NUM_TRAIN, NUM_TEST = 1_438, 359
+
+
+def prepare(data_dir: epath.Path) -> None:
+  """Writes the data set under `data_dir` unless it is there.
+
+  Processes that start at once wait for the first one.
+
+  Raises:
+    UserError: the directory is not writable, or TensorFlow is not installed.
+  """
+  done = data_dir / NAME / _VERSION / 'dataset_info.json'
+  if done.exists():
+    return
+  try:
+    data_dir.mkdir(parents=True, exist_ok=True)
+    with _lock(data_dir / f'.{NAME}.lock'):
+      if not done.exists():
+        _builder(data_dir).download_and_prepare(file_format='array_record')
+  except OSError as error:
+    raise UserError(
+      f'the embedded data set {NAME!r} cannot be written to {data_dir}: '
+      f'{error}. Give another --config.source.data_dir or TFDS_DATA_DIR.'
+    ) from error
+
+
+@contextlib.contextmanager
+def _lock(path: epath.Path) -> Iterator[None]:
+  """Holds a lock that ends with the process, however it ends."""
+  if paths.is_remote(path):  # no locks there; TFDS renames when it is done
+    yield
+    return
+  with path.open('w') as file:
+    fcntl.flock(file, fcntl.LOCK_EX)
+    yield
+
+
+def _builder(data_dir: epath.Path):
+  """The TFDS builder; made here because preparing needs TensorFlow."""
+  try:
+    import tensorflow  # noqa: F401
+  except ModuleNotFoundError as error:
+    raise UserError(
+      f'preparing {NAME!r} needs TensorFlow once: pip install tensorflow-cpu '
+      '(reading it does not).'
+    ) from error
+  import tensorflow_datasets as tfds
+
+  class Digits(tfds.core.GeneratorBasedBuilder):
+    """1,797 handwritten digits of 8x8 pixels."""
+
+    name = NAME
+    VERSION = tfds.core.Version(_VERSION)
+
+    def _info(self):
+      return tfds.core.DatasetInfo(
+        builder=self,
+        description=self.__doc__,
+        features=tfds.features.FeaturesDict(
+          {
+            'image': tfds.features.Image(
+              shape=(8, 8, 3), encoding_format='png'
+            ),
+            'label': tfds.features.ClassLabel(num_classes=10),
+          }
+        ),
+      )
+
+    def _split_generators(self, dl_manager):
+      del dl_manager
+      return {'train': self._examples(False), 'test': self._examples(True)}
+
+    def _generate_examples(self):
+      raise NotImplementedError('see _split_generators')
+
+    def _examples(self, test: bool):
+      from sklearn.datasets import load_digits
+
+      images, labels = load_digits(return_X_y=True)
+      pixels = np.round(images.reshape(-1, 8, 8, 1) * (255 / 16))
+      pixels = np.repeat(pixels.astype(np.uint8), 3, axis=-1)
+      for i, (image, label) in enumerate(zip(pixels, labels, strict=True)):
+        if (i % 5 == 4) == test:
+          yield i, {'image': image, 'label': int(label)}
+
+  return Digits(data_dir=str(data_dir), file_format='array_record')

@@ -1,0 +1,264 @@
+"""A directory of class folders: which files are its images, and which are not.
+
+The source `folder` and `prepare folder` both take what is found here, so that
+one directory gives the same examples to both.
+"""
+
+import collections
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Int
+
+from vit_jax.data.storage import files, splits
+from vit_jax.errors import UserError
+
+log = logging.getLogger('vit_jax')
+_SHOWN = 8  # kinds of files that are named
+_FOLDER, _FILE, _HIDDEN, _NOTHING = 'folder', 'file', 'hidden', 'no file'
+
+
+class Listing(NamedTuple):
+  """The images of a split.
+
+  Attributes:
+    root: the directory of the class folders.
+    classes: names of the folders, sorted; also of those without images.
+    paths: relative to the root, bytes `[n]`, by class and then sorted. An array
+      of fixed width is smaller than a list of str, and worker processes get it
+      at once.
+    counts: images of each class.
+    left_out: {kind of file: how many}.
+  """
+
+  root: str
+  classes: list[str]
+  paths: np.ndarray
+  counts: Int[np.ndarray, ' classes']
+  left_out: dict[str, int]
+
+
+def roots(path: str, key: str) -> dict[str, str]:
+  """The directory of each split: {'train': 'photos/train', …}.
+
+  Folders named for a split (train or training, val, validation, valid or dev,
+  test or testing, in any case) are splits if they hold folders themselves.
+  Without any, the path itself is the split 'train'.
+
+  Args:
+    path: of the directory.
+    key: what gives it, for the message: 'source.path'.
+
+  Raises:
+    UserError: no such directory, one that cannot be read, or folders beside
+      the splits that may be classes or splits.
+  """
+  if not os.path.isdir(path):  # also if it is too long or has a zero in it
+    raise UserError(
+      f'{key} is {path!r}, and there is no such directory: give one with a '
+      'folder for each class, or with train/ and val/ of such folders.'
+    )
+  inside = _folders(path)
+  found = [n for n in inside if splits.kind(n) and _folders(f'{path}/{n}')]
+  if not found:
+    return {'train': path}
+  others = [name for name in inside if name not in found]
+  full = [
+    name
+    for name in others
+    if not splits.kind(name) and _holds_image(f'{path}/{name}')
+  ]
+  if full and not _share_a_class([f'{path}/{name}' for name in found]):
+    raise UserError(
+      f'{path} holds {", ".join(found)}, of folders as a split is, and beside '
+      f'them {_some(full)} with images: are these classes or splits? Splits '
+      'are named train, val (validation, valid, dev) and test: rename a split '
+      'that has another name, or a class that has one of these, or give '
+      f'{path}/{found[0]} in place of {path}.'
+    )
+  if others:
+    log.info('%s: beside its splits, left out: %s', path, _some(others))
+  ranks = list(splits.KINDS)
+  found.sort(key=lambda name: ranks.index(splits.kind(name) or ''))
+  return {name: f'{path}/{name}' for name in found}
+
+
+def names(root: str) -> list[str]:
+  """The class folders of a directory, sorted.
+
+  Raises:
+    UserError: there is none, or the directory cannot be read.
+  """
+  found = _folders(root)
+  if not found:
+    raise UserError(
+      f'{root} holds no folder: each class needs one with its images. For '
+      'images with a list of labels, take the source manifest.'
+    )
+  return found
+
+
+def listing(
+  root: str, *, allow_empty: bool = False, option: str = ''
+) -> Listing:
+  """Finds the images in the class folders of a directory.
+
+  The first level below the root is the class; what lies deeper belongs to it.
+  Links are followed, but not in circles. Hidden files and folders are left out,
+  and files whose ending is not among `files.IMAGES`.
+
+  Args:
+    root: the directory of the class folders.
+    allow_empty: take class folders without images.
+    option: what to set for that, for the message.
+
+  Raises:
+    UserError: no class folder, an empty one, a link to nothing where an image
+      or a class should be, or a folder that cannot be read.
+  """
+  left_out: collections.Counter[str] = collections.Counter()
+  classes, paths, counts = names(root), [], []
+  for name, kind in _entries(root):
+    if kind == _FOLDER:
+      own: collections.Counter[str] = collections.Counter()
+      images = sorted(_images(root, name, (_identity(root),), own))
+      if not images and not allow_empty:
+        raise UserError(
+          f'the class folder {root}/{name} holds no image (endings: '
+          f'{" ".join(files.IMAGES)}){_but(own)}: fill or remove it{option}.'
+        )
+      paths += map(os.fsencode, images)
+      counts.append(len(images))
+      left_out += own
+    elif kind == _NOTHING:
+      raise UserError(_dead_link(f'{root}/{name}'))
+    else:
+      left_out[_sort(name, kind)] += 1
+  return Listing(
+    root,
+    classes,
+    np.array(paths, np.bytes_),
+    np.array(counts, np.int64),
+    dict(left_out),
+  )
+
+
+def report(found: Listing) -> None:
+  """Says what was left out, and whether there is one class only."""
+  if found.left_out:
+    log.info('%s: left out: %s', found.root, _kinds(found.left_out))
+  if len(found.classes) == 1:
+    log.info(
+      '%s holds one class only, %r: with nothing to tell it from, nothing is '
+      'learnt. Each class needs its own folder there.',
+      found.root,
+      found.classes[0],
+    )
+
+
+def _entries(folder: str) -> list[tuple[str, str]]:
+  """(name, kind) of what a folder holds, sorted."""
+  try:
+    with os.scandir(folder) as entries:
+      return sorted((entry.name, _kind(entry)) for entry in entries)
+  except OSError as error:
+    raise UserError(
+      f'the folder {folder} cannot be read ({error.strerror}): change its '
+      'permissions, or move it elsewhere.'
+    ) from error
+
+
+def _kind(entry: os.DirEntry) -> str:
+  if entry.name.startswith('.'):
+    return _HIDDEN
+  try:
+    if entry.is_dir():
+      return _FOLDER
+    return _FILE if entry.is_file() else _NOTHING
+  except OSError:  # a link to itself, or into a folder that cannot be read
+    return _NOTHING
+
+
+def _folders(folder: str) -> list[str]:
+  return [name for name, kind in _entries(folder) if kind == _FOLDER]
+
+
+def _images(
+  root: str,
+  folder: str,
+  above: tuple[tuple[int, int], ...],
+  left_out: collections.Counter[str],
+) -> Iterator[str]:
+  """Images below a folder; a link to a folder above is not followed again."""
+  here = _identity(f'{root}/{folder}')
+  if here in above:
+    return
+  for name, kind in _entries(f'{root}/{folder}'):
+    path = f'{folder}/{name}'
+    if kind == _FOLDER:
+      yield from _images(root, path, (*above, here), left_out)
+    elif kind == _HIDDEN or not name.lower().endswith(files.IMAGES):
+      left_out[_sort(name, kind)] += 1
+    elif kind == _NOTHING:
+      raise UserError(_dead_link(f'{root}/{path}'))
+    else:
+      yield path
+
+
+def _identity(folder: str) -> tuple[int, int]:
+  status = os.stat(folder)
+  return status.st_dev, status.st_ino
+
+
+def _holds_image(folder: str) -> bool:
+  return any(
+    name.lower().endswith(files.IMAGES) and not name.startswith('.')
+    for _, _, names in os.walk(folder)
+    for name in names
+  )
+
+
+def _share_a_class(folders: list[str]) -> bool:
+  """Whether a class stands in two of them: then they are splits for certain."""
+  names = [name for folder in folders for name in _folders(folder)]
+  return len(set(names)) < len(names)
+
+
+def _sort(name: str, kind: str) -> str:
+  """What a file is counted as that is left out."""
+  if kind in (_HIDDEN, _NOTHING):
+    return kind
+  ending = os.path.splitext(name)[1].lower()
+  if ending in files.IMAGES:
+    return f'{ending} outside of the class folders'
+  return ending or 'without ending'
+
+
+def _kinds(left_out: Mapping[str, int]) -> str:
+  """'3 .txt, 2 hidden', and what to do about HEIC."""
+  ranked = sorted(left_out.items(), key=lambda item: (-item[1], item[0]))
+  text = ', '.join(f'{count} {name}' for name, count in ranked[:_SHOWN])
+  if len(ranked) > _SHOWN:
+    text += f' and {sum(count for _, count in ranked[_SHOWN:])} others'
+  if '.heic' in left_out or '.heif' in left_out:
+    text += (
+      ' (HEIC is not decoded; to use these, convert them: `magick mogrify '
+      '-format jpg *.heic`, or `sips -s format jpeg` on a Mac)'
+    )
+  return text
+
+
+def _but(left_out: Mapping[str, int]) -> str:
+  return f', but {_kinds(left_out)}' if left_out else ''
+
+
+def _dead_link(path: str) -> str:
+  return f'{path} is a link to nothing, or no file: mend or remove it.'
+
+
+def _some(names: list[str]) -> str:
+  more = f' and {len(names) - 3} more' if len(names) > 3 else ''
+  return ', '.join(names[:3]) + more

@@ -1,0 +1,190 @@
+"""Bytes of files, local or remote, by any number of threads at once."""
+
+import collections
+import errno
+import os
+import resource
+import threading
+from collections.abc import Sequence
+
+from etils import epath
+
+from vit_jax.data.images.headers import DecodeError
+from vit_jax.errors import UserError
+from vit_jax.files.paths import is_remote
+
+IMAGES = tuple(  # endings of what `decode` knows
+  '.jpg .jpeg .jpe .jfif .png .gif .bmp .webp .tif .tiff'.split()
+)
+
+_NO_FILE = (  # what else goes wrong is the disk's or the network's fault
+  FileNotFoundError,
+  PermissionError,
+  IsADirectoryError,
+  NotADirectoryError,
+)
+_NO_PATH = (errno.ENAMETOOLONG, errno.ELOOP)
+
+
+def place(path: str, key: str) -> str:
+  """The path with ~ expanded, if it is local or on gs://.
+
+  Raises:
+    UserError: it is an address of another kind, or no path at all.
+  """
+  remote = is_remote(path)
+  if '\0' in path or (remote and not path.startswith('gs://')):
+    raise UserError(
+      f'--config.{key} is {path!r}; it must be a local path or begin with '
+      'gs://: mount or copy what is elsewhere.'
+    )
+  return path if remote else os.path.expanduser(path)
+
+
+def local(path: str, what: str) -> str:
+  """The path with ~ expanded.
+
+  Raises:
+    UserError: it is remote, and `what` needs a file system.
+  """
+  if is_remote(path):
+    raise UserError(
+      f'{path} is remote, and {what} needs a local directory: mount the bucket '
+      '(gcsfuse), copy the data, or prepare it as an array_record data set '
+      '(python -m vit_jax.prepare).'
+    )
+  return os.path.expanduser(path)
+
+
+def join(folder: str, path: str) -> str:
+  """A path relative to a folder; remote and absolute paths stay as they are."""
+  if is_remote(path) or os.path.isabs(path):
+    return path
+  return f'{folder.rstrip("/")}/{path}' if folder else path
+
+
+def read(path: str) -> bytes:
+  """A whole file.
+
+  Raises:
+    OSError: it cannot be read.
+  """
+  if is_remote(path):
+    return epath.Path(path).read_bytes()
+  with open(path, 'rb') as file:
+    return file.read()
+
+
+def read_image(path: str) -> bytes:
+  """A whole image file.
+
+  Raises:
+    DecodeError: there is none, or it may not be read.
+    OSError: the disk or the network fails.
+  """
+  try:
+    return read(path)
+  except OSError as error:
+    if not isinstance(error, _NO_FILE) and error.errno not in _NO_PATH:
+      raise
+    raise DecodeError(f'no file to read: {error.strerror or error}') from error
+  except ValueError as error:  # a zero in the path
+    raise DecodeError(f'no file to read: {error}') from error
+
+
+def read_text(path: str, key: str) -> str:
+  """A text file that a config key names; a byte order mark is dropped.
+
+  Raises:
+    UserError: it cannot be read, or is not UTF-8.
+  """
+  try:
+    return read(place(path, key)).decode('utf-8-sig')
+  except OSError as error:
+    raise UserError(
+      f'{path} cannot be read ({error.strerror or error}): it is what '
+      f'--config.{key} names.'
+    ) from error
+  except UnicodeDecodeError as error:
+    raise UserError(f'{path} is no text in UTF-8: {error}.') from error
+
+
+class _Descriptor:
+  """An open file, closed when the last thread that reads it lets go."""
+
+  def __init__(self, path: str):
+    self.number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+  def __del__(self, close=os.close):
+    if hasattr(self, 'number'):
+      close(self.number)
+
+
+class Files:
+  """Files to read parts of; local ones stay open, the least used are closed.
+
+  Safe for threads and for forks (reading has no position), and can be pickled.
+
+  Attributes:
+    paths: of the files, local or remote.
+  """
+
+  def __init__(self, paths: Sequence[str]):
+    self.paths = tuple(paths)
+    self._open: collections.OrderedDict[int, _Descriptor]
+    self._open = collections.OrderedDict()
+    self._lock = threading.Lock()
+    self._limit = max(resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2, 1)
+
+  def read(self, number: int, offset: int, size: int) -> bytes:
+    """Reads `size` bytes at `offset` of `paths[number]`.
+
+    Raises:
+      DecodeError: the file ends before: it is not what was indexed.
+      OSError: it cannot be read.
+    """
+    path = self.paths[number]
+    if is_remote(path):
+      with epath.Path(path).open('rb') as file:
+        file.seek(offset)
+        data = file.read(size)
+    else:
+      descriptor = self._descriptor(number)  # held, so that it stays open
+      data = os.pread(descriptor.number, size, offset)
+    if len(data) != size:
+      raise DecodeError(
+        f'the file ends within the {size} bytes at {offset}: it was changed '
+        'after it was indexed'
+      )
+    return data
+
+  def close(self) -> None:
+    """Closes what is open; reading opens it again."""
+    with self._lock:
+      self._open.clear()
+
+  def _descriptor(self, number: int) -> _Descriptor:
+    with self._lock:
+      found = self._open.get(number)
+      if found is None:
+        found = self._open[number] = self._opened(number)
+        while len(self._open) > self._limit:
+          self._open.popitem(last=False)
+      self._open.move_to_end(number)
+      return found
+
+  def _opened(self, number: int) -> _Descriptor:
+    """Opens a file, closing others where the process may open no more."""
+    while True:
+      try:
+        return _Descriptor(self.paths[number])
+      except OSError as error:
+        if error.errno != errno.EMFILE or not self._open:
+          raise
+        self._open.popitem(last=False)
+
+  def __getstate__(self) -> tuple[str, ...]:
+    return self.paths
+
+  def __setstate__(self, paths: tuple[str, ...]) -> None:
+    self.__init__(paths)

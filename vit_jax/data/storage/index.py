@@ -1,0 +1,291 @@
+"""Where each record of a sharded data set begins: found once, then cached.
+
+A shard format gives a `scan` of one shard. Shards are scanned by several
+threads; what they find is kept in one .npz beside the data, or, where that may
+not be written, in $XDG_CACHE_HOME/vit_jax (~/.cache/vit_jax). It holds sizes
+and times of the shards and is made anew when one of them has changed.
+"""
+
+import contextlib
+import hashlib
+import io
+import os
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+from etils import epath
+from jaxtyping import Int
+
+from vit_jax.data.storage import files
+from vit_jax.errors import UserError
+
+FOLDER = '.vit_jax_index'
+WHOLE = -1
+_VERSION = 1
+_THREADS = 32  # scanning mostly waits for the disk or the network
+_QUIET_S = 1.0
+_LINE_S = 10.0
+
+Columns = dict[str, np.ndarray]
+
+
+class Scan(NamedTuple):
+  """What was found in one shard.
+
+  Attributes:
+    columns: arrays with an entry for each record.
+    cut: offset of the first incomplete record; `WHOLE` if there is none.
+  """
+
+  columns: Columns
+  cut: int
+
+
+class Index(NamedTuple):
+  """What was found in all shards.
+
+  Attributes:
+    shards: columns of each shard, in order.
+    cuts: offset of the first incomplete record of each shard, or `WHOLE`.
+  """
+
+  shards: list[Columns]
+  cuts: list[int]
+
+
+def load(
+  paths: Sequence[str],
+  kind: str,
+  scan: Callable[[str], Scan],
+  *,
+  on_bad_shard: str,
+  remedy: str = 'Copy or prepare it again,',
+) -> Index:
+  """Loads the index of some shards, or builds and caches it.
+
+  Args:
+    paths: of the shards, local or remote.
+    kind: names the format, and whatever else the columns depend on.
+    scan: of one shard; returns the same columns for each.
+    on_bad_shard: 'error', or 'skip' to take the complete records before the
+      place where a shard was cut short.
+    remedy: what to do about one that was, for the message.
+
+  Raises:
+    UserError: no such shard, one that cannot be read or was cut short, a wrong
+      `on_bad_shard`, or what `scan` raises.
+  """
+  check_policy(on_bad_shard)
+  stamp = stamps(paths)
+  places = cache_places(paths, f'{kind}.npz')
+  found = next(filter(None, (_cached(place, stamp) for place in places)), None)
+  if found is None:
+    found = _build(paths, kind, scan)
+    try:
+      save(places, lambda file: _write(file, found, stamp))
+    except UserError as error:
+      print(f'{error} Until then it is made at each start.', file=sys.stderr)
+  for path, cut, (size, _) in zip(paths, found.cuts, stamp, strict=True):
+    if cut != WHOLE and on_bad_shard == 'error':
+      raise UserError(
+        f'{path} is cut short or damaged: no complete record at offset {cut} '
+        f'of {size} bytes. {remedy} or set --config.source.on_bad_shard=skip '
+        'to take the records before.'
+      )
+  return found
+
+
+def check_policy(on_bad_shard: str) -> None:
+  """Raises UserError unless it is 'error' or 'skip'."""
+  if on_bad_shard not in ('error', 'skip'):
+    raise UserError(
+      f"source.on_bad_shard is {on_bad_shard!r}; allowed: 'error', 'skip'."
+    )
+
+
+def stamps(paths: Sequence[str]) -> Int[np.ndarray, 'shards 2']:
+  """(size in bytes, time of the last change) of each file.
+
+  Raises:
+    UserError: a file is not there, or may not be looked at.
+  """
+
+  def stamp(path: str) -> tuple[int, int]:
+    try:
+      if files.is_remote(path):
+        found = epath.Path(path).stat()
+        return found.length, int(found.mtime)
+      local = os.stat(path)
+      return local.st_size, local.st_mtime_ns
+    except FileNotFoundError as error:
+      raise UserError(
+        f'the shard {path} is missing: copy or prepare the data set again.'
+      ) from error
+    except (OSError, ValueError) as error:  # ValueError: NUL in the path
+      raise _unreadable(path, error) from error
+
+  with ThreadPoolExecutor(_THREADS) as pool:
+    return np.array(list(pool.map(stamp, paths)), np.int64).reshape(-1, 2)
+
+
+def _unreadable(path: str, error: Exception) -> UserError:
+  reason = getattr(error, 'strerror', None) or error
+  return UserError(
+    f'the shard {path!r} cannot be read ({reason}): see to its path and its '
+    'permissions, or copy the data set again.'
+  )
+
+
+def cache_places(paths: Sequence[str], name: str) -> list[str]:
+  """Where something made of files may be cached: beside them, then at home.
+
+  Args:
+    paths: of the files it is made of.
+    name: ending of the cached file's name.
+  """
+  folder = os.path.dirname(paths[0])
+  home = os.environ.get('XDG_CACHE_HOME') or os.path.expanduser('~/.cache')
+  relative = [path.removeprefix(folder) for path in paths]
+  absolute = [p if files.is_remote(p) else os.path.abspath(p) for p in paths]
+  return [
+    files.join(folder, f'{FOLDER}/{_digest(relative)}-{name}'),
+    os.path.join(home, 'vit_jax', f'{_digest(absolute)}-{name}'),
+  ]
+
+
+def _digest(texts: Sequence[str]) -> str:
+  joined = '\n'.join([str(_VERSION), *texts]).encode(errors='surrogateescape')
+  return hashlib.sha256(joined).hexdigest()[:16]
+
+
+def save(places: Sequence[str], write: Callable[[IO[bytes]], None]) -> str:
+  """Writes a cached file, at once or not at all, to the first place it may.
+
+  Processes that do so together do not disturb each other.
+
+  Returns:
+    The place.
+
+  Raises:
+    UserError: it could be written nowhere.
+  """
+  reasons = []
+  for place in places:
+    try:
+      if files.is_remote(place):
+        content = io.BytesIO()
+        write(content)
+        epath.Path(place).write_bytes(content.getvalue())  # appears at once
+      else:
+        _replace(place, write)
+      return place
+    except Exception as error:  # noqa: BLE001 (TensorFlow's are no OSError)
+      if not (isinstance(error, OSError) or files.is_remote(place)):
+        raise
+      reasons.append(f'{place}: {error}')
+  raise UserError(
+    f'what was found in the data set cannot be kept ({"; ".join(reasons)}): '
+    'set XDG_CACHE_HOME to a directory that can be written.'
+  )
+
+
+def _replace(place: str, write: Callable[[IO[bytes]], None]) -> None:
+  folder = os.path.dirname(place)
+  os.makedirs(folder, exist_ok=True)
+  handle, temporary = tempfile.mkstemp(dir=folder, suffix='.tmp')
+  try:
+    with os.fdopen(handle, 'wb') as file:
+      write(file)
+    os.chmod(temporary, 0o644)  # others who may read the data share it
+    os.replace(temporary, place)
+  except BaseException:
+    with contextlib.suppress(OSError):
+      os.unlink(temporary)
+    raise
+
+
+def _write(file: IO[bytes], index: Index, stamp: np.ndarray) -> None:
+  names = index.shards[0]
+  columns = {
+    f'column_{name}': np.concatenate([shard[name] for shard in index.shards])
+    for name in names
+  }
+  counts = [len(next(iter(shard.values()))) for shard in index.shards]
+  arrays: Any = {
+    'stamp': stamp,
+    'cuts': np.array(index.cuts, np.int64),
+    'counts': np.array(counts, np.int64),
+    **columns,
+  }
+  np.savez(file, **arrays)
+
+
+def _cached(place: str, stamp: np.ndarray) -> Index | None:
+  """The index kept at a place, if it is there, whole and of these files."""
+  try:
+    with epath.Path(place).open('rb') as file:
+      with np.load(io.BytesIO(file.read()), allow_pickle=False) as arrays:
+        if not np.array_equal(arrays['stamp'], stamp):
+          return None
+        ends = np.cumsum(arrays['counts'])
+        shards: list[Columns] = [{} for _ in ends]
+        for key in arrays.files:
+          if key.startswith('column_'):
+            parts = np.split(arrays[key], ends[:-1])
+            for shard, part in zip(shards, parts, strict=True):
+              shard[key.removeprefix('column_')] = part
+        return Index(shards, arrays['cuts'].tolist())
+  except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+    return None
+
+
+def _build(
+  paths: Sequence[str], kind: str, scan: Callable[[str], Scan]
+) -> Index:
+  label = f'indexing {len(paths)} {kind} shards of {os.path.dirname(paths[0])}'
+  with ThreadPoolExecutor(_THREADS) as pool:
+    futures = [pool.submit(_scan, scan, path) for path in paths]
+    try:
+      for done in progress(as_completed(futures), len(futures), label):
+        done.result()  # raises at once what went wrong
+      scans = [future.result() for future in futures]
+    except BaseException:
+      pool.shutdown(wait=True, cancel_futures=True)
+      raise
+  return Index(
+    [found.columns for found in scans], [found.cut for found in scans]
+  )
+
+
+def _scan(scan: Callable[[str], Scan], path: str) -> Scan:
+  try:
+    return scan(path)
+  except OSError as error:
+    raise _unreadable(path, error) from error
+
+
+def progress(items: Iterator, total: int, label: str) -> Iterator:
+  """Passes items on; says on stderr how many came, if it takes long.
+
+  Args:
+    items: to be passed on.
+    total: how many there are.
+    label: what is done.
+  """
+  begin = time.monotonic()
+  said, terminal = begin, sys.stderr.isatty()
+  start, end, pause_s = ('\r', '', 0.2) if terminal else ('', '\n', _LINE_S)
+  for count, item in enumerate(items, 1):
+    yield item
+    now = time.monotonic()
+    last = count == total and now - begin > _QUIET_S
+    if last or (now - begin > _QUIET_S and now - said > pause_s):
+      text = f'{start}{label}: {count / total:4.0%}, {now - begin:.0f} s'
+      print(text, end='\n' if last else end, file=sys.stderr, flush=True)
+      said = now

@@ -1,0 +1,178 @@
+"""Records of a TFDS split: array_record by its own index, tfrecord by ours."""
+
+import bisect
+import contextlib
+import itertools
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from array_record.python import array_record_data_source
+
+from vit_jax.data.images.headers import DecodeError
+from vit_jax.data.storage import files, index, tfrecord
+from vit_jax.errors import UserError
+
+# Compiled, and unknown to type checkers.
+_Reader: Any = array_record_data_source.array_record_module.ArrayRecordReader
+log = logging.getLogger('vit_jax')
+_THREADS = 32  # opening mostly waits for the disk
+
+
+class ArrayRecords:
+  """Records of array_record files, which hold their own index and hashes."""
+
+  def __init__(self, instructions: list[Any], on_bad_shard: str):
+    """Opens every file once, to see that it is whole.
+
+    Args:
+      instructions: of TFDS: file name, records to skip, to take, and in all.
+      on_bad_shard: of files without their end, 'error' or 'skip'.
+
+    Raises:
+      UserError: a file is missing, cut short under 'error', or another one; or
+        none is left.
+    """
+    index.check_policy(on_bad_shard)
+    paths = [part.filename for part in instructions]
+    index.stamps(paths)  # whether they are there
+    with ThreadPoolExecutor(_THREADS) as pool:
+      faults = list(pool.map(_fault, instructions))
+    for path, fault in zip(paths, faults, strict=True):
+      if not fault:
+        continue
+      if on_bad_shard == 'error':
+        raise UserError(
+          f'{path} is cut short or damaged ({fault}). Copy or prepare it '
+          'again, or set --config.source.on_bad_shard=skip to do without it.'
+        )
+      log.warning('%s is cut short or damaged and left out: %s', path, fault)
+    kept = [
+      part
+      for part, fault in zip(instructions, faults, strict=True)
+      if not fault
+    ]
+    if not kept:
+      raise UserError(
+        f'no file is whole ({paths[0]}: {faults[0]}): copy or prepare the data '
+        'set again.'
+      )
+    self._source = array_record_data_source.ArrayRecordDataSource(kept)
+    self._parts = [(part.filename, part.skip) for part in kept]
+    self._ends = list(itertools.accumulate(part.take for part in kept))
+
+  def __len__(self) -> int:
+    return len(self._source)
+
+  def read(self, index: int) -> bytes:
+    """One record; the format checks its hash.
+
+    Raises:
+      DecodeError: it cannot be read.
+    """
+    try:
+      return self._source[index]
+    except RuntimeError as error:
+      raise DecodeError(f'the record cannot be read: {error}') from error
+
+  def where(self, index: int) -> str:
+    """Its file and number there."""
+    number = bisect.bisect_right(self._ends, index)
+    path, skip = self._parts[number]
+    before = self._ends[number - 1] if number else 0
+    return f'{path}, record {skip + index - before}'
+
+
+def _fault(part: Any) -> str:
+  """Why an array_record file cannot be opened, '' if it can.
+
+  Raises:
+    UserError: it holds another number of records than TFDS noted.
+  """
+  reader = _Reader(part.filename)
+  try:
+    if reader.ok():
+      expected = part.examples_in_shard
+      _check_count(part.filename, reader.num_records(), expected, index.WHOLE)
+      return ''
+    reader.read([0])
+    return 'it cannot be opened'
+  except RuntimeError as error:
+    return str(error)
+  finally:
+    with contextlib.suppress(RuntimeError):  # the same once more
+      reader.close()
+
+
+class TFRecords:
+  """Records of tfrecord files, by an offset index."""
+
+  def __init__(
+    self,
+    instructions: list[Any],
+    shards: list[list[str]],
+    counts: list[list[int]],
+    on_bad_shard: str,
+  ):
+    """Indexes every split of which something is wanted.
+
+    Args:
+      instructions: of TFDS: file name, records to skip and to take.
+      shards: files of each split.
+      counts: records of each file, as TFDS noted them.
+      on_bad_shard: see `index.load`.
+    """
+    wanted = {part.filename for part in instructions}
+    found = {}
+    for paths, expected in zip(shards, counts, strict=True):
+      if wanted.isdisjoint(paths):
+        continue
+      whole = index.load(
+        paths, 'tfrecord', tfrecord.scan, on_bad_shard=on_bad_shard
+      )
+      for path, count, columns, cut in zip(
+        paths, expected, whole.shards, whole.cuts, strict=True
+      ):
+        found[path] = columns
+        _check_count(path, len(columns['offset']), count, cut)
+    self._files = files.Files([part.filename for part in instructions])
+    self._parts = []
+    for part in instructions:
+      rows = slice(part.skip, part.skip + part.take)
+      columns = found[part.filename]
+      self._parts.append((columns['offset'][rows], columns['size'][rows]))
+    lengths = (len(offsets) for offsets, _ in self._parts)
+    self._ends = list(itertools.accumulate(lengths))
+
+  def __len__(self) -> int:
+    return self._ends[-1]
+
+  def read(self, index: int) -> bytes:
+    """One record, checked.
+
+    Raises:
+      DecodeError: its checksum does not match.
+    """
+    number, offset, size = self._find(index)
+    begin, length = offset - tfrecord.BEFORE, size + tfrecord.AROUND
+    return tfrecord.payload(self._files.read(number, begin, length))
+
+  def where(self, index: int) -> str:
+    """Its file and offset there."""
+    number, offset, _ = self._find(index)
+    return f'{self._files.paths[number]} @ {offset}'
+
+  def _find(self, index: int) -> tuple[int, int, int]:
+    """(file, offset, size)."""
+    number = bisect.bisect_right(self._ends, index)
+    row = index - (self._ends[number - 1] if number else 0)
+    offsets, sizes = self._parts[number]
+    return number, int(offsets[row]), int(sizes[row])
+
+
+def _check_count(path: str, found: int, expected: int, cut: int) -> None:
+  if found > expected or (found < expected and cut == index.WHOLE):
+    raise UserError(
+      f'{path} holds {found} records and dataset_info.json says {expected}: '
+      'they are not of one preparation. Prepare or copy the data set again.'
+    )

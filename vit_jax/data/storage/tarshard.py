@@ -1,0 +1,146 @@
+"""One tar shard in the WebDataset way: where its images are, and their labels.
+
+Members whose names agree up to the first dot of the last part are one example,
+and stand one after another: an image, and its label as `.cls`, or in `.json`.
+"""
+
+import json
+import tarfile
+from typing import Any
+
+import numpy as np
+from etils import epath
+
+from vit_jax.data.storage import classes, files, index
+from vit_jax.errors import UserError
+
+_BLOCK = 512  # bytes of a tar header
+_CHUNK = 2**20  # bytes read at once of what follows the end mark
+_LONGEST = 1000  # bytes of a label
+_BOM = b'\xef\xbb\xbf'
+
+
+def scan(path: str, label_key: str) -> index.Scan:
+  """Finds image and label of each example of a shard.
+
+  Args:
+    path: of the shard.
+    label_key: of the label in `.json` members.
+
+  Returns:
+    Columns offset (int64) and size (uint32) of the image, bytes, and the label
+    as text in bytes.
+
+  Raises:
+    UserError: it is compressed, or has an example without image or label, with
+      a member twice, or with a link.
+  """
+  rows: list[tuple[int, int, bytes]] = []
+  group: list[tarfile.TarInfo] = []
+  with epath.Path(path).open('rb') as file:
+    if file.read(2) == b'\x1f\x8b':
+      raise UserError(
+        f'{path} is compressed, which leaves no random access: gunzip it.'
+      )
+    file.seek(0)
+    try:
+      with tarfile.open(fileobj=file, mode='r:') as tar:
+        for member in iter(tar.next, None):
+          tar.members = []  # pyright: ignore[reportAttributeAccessIssue]
+          if member.isdir() or _name(member).startswith('.'):
+            continue
+          if group and _key(member) != _key(group[0]):
+            rows.append(_example(path, file, group, label_key))
+            group = []
+          group.append(member)
+        file.seek(tar.offset)
+        whole = _ends(file)
+        if whole and group:
+          rows.append(_example(path, file, group, label_key))
+    except tarfile.ReadError:
+      whole = False
+  cut = index.WHOLE if whole else group[0].offset if group else 0
+  offset, size, label = zip(*rows, strict=True) if rows else ((), (), ())
+  columns = {
+    'offset': np.array(offset, np.int64),
+    'size': np.array(size, np.uint32),
+    'label': np.array(label, np.bytes_),
+  }
+  return index.Scan(columns, cut)
+
+
+def _ends(file: Any) -> bool:
+  """Whether a block of zeros comes now, and nothing else up to the end.
+
+  tarfile takes the first such block for the end, also where shards were joined
+  (`cat a.tar b.tar`) or a disk has left a hole.
+  """
+  chunk = file.read(_BLOCK)
+  whole = len(chunk) == _BLOCK
+  while chunk:
+    if chunk.strip(b'\0'):
+      return False
+    chunk = file.read(_CHUNK)
+  return whole
+
+
+def _name(member: tarfile.TarInfo) -> str:
+  return member.name.rpartition('/')[2]
+
+
+def _key(member: tarfile.TarInfo) -> str:
+  folder, slash, name = member.name.rpartition('/')
+  return folder + slash + name.partition('.')[0]
+
+
+def _example(
+  path: str, file: Any, group: list[tarfile.TarInfo], label_key: str
+) -> tuple[int, int, bytes]:
+  """(offset, size, label) of an example's members."""
+  parts: dict[str, tarfile.TarInfo] = {}
+  for member in group:
+    end = '.' + _name(member).partition('.')[2].lower()
+    if end in parts:
+      raise UserError(
+        f'{path}: the example {_key(member)!r} has {end} twice, at offset '
+        f'{parts[end].offset} and at {member.offset}: one key is one example. '
+        'Pack the shard again.'
+      )
+    if not member.isreg() or member.issparse():
+      raise UserError(
+        f'{path}: {member.name!r} at offset {member.offset} is a link or a '
+        'sparse file, without bytes of its own here: pack the shard again with '
+        'tar --hard-dereference --dereference and without --sparse.'
+      )
+    parts[end] = member
+  images = [part for end, part in parts.items() if end in files.IMAGES]
+  text = _label(file, parts, label_key)
+  if len(images) != 1 or not text:
+    raise UserError(
+      f'{path}: the example {_key(group[0])!r} has the members '
+      f'{", ".join(parts)}; it must have one image ({" ".join(files.IMAGES)}) '
+      f'and its label, a whole number or a name, as .cls or as {label_key!r} '
+      'in .json.'
+    )
+  return images[0].offset_data, images[0].size, text
+
+
+def _label(
+  file: Any, parts: dict[str, tarfile.TarInfo], label_key: str
+) -> bytes | None:
+  def content(member: tarfile.TarInfo) -> bytes:
+    file.seek(member.offset_data)
+    return file.read(member.size)
+
+  if '.cls' in parts:
+    if parts['.cls'].size > _LONGEST:
+      return None
+    return content(parts['.cls']).removeprefix(_BOM).strip()
+  if '.json' not in parts:
+    return None
+  try:
+    found = json.loads(content(parts['.json']).removeprefix(_BOM))
+    text = classes.text_of(found[label_key])
+    return text.encode() if text and len(text) <= _LONGEST else None
+  except (ValueError, KeyError, TypeError, RecursionError):
+    return None

@@ -1,0 +1,123 @@
+"""TFRecord files and the tf.train.Example in them, without TensorFlow.
+
+A record is: uint64 length, uint32 checksum of it, payload, uint32 checksum of
+that, all little-endian. Both checksums are verified: the length's when a file
+is indexed, since a wrong one leads to places that are no records, and both when
+a record is read, in some .01 ms for 100 kB.
+"""
+
+import array
+import os
+import struct
+from typing import Any
+
+import google_crc32c
+import numpy as np
+from etils import epath
+from google.protobuf.message import DecodeError as ProtoError
+from tensorflow_datasets.proto import tf_example_pb2
+
+from vit_jax.data.images.headers import DecodeError
+from vit_jax.data.storage import files, index
+
+_PROTO: Any = tf_example_pb2  # made by protoc, unknown to type checkers
+_HEADER = struct.Struct('<QI')
+_FOOTER = struct.Struct('<I')
+BEFORE = _HEADER.size  # bytes in front of a payload
+AROUND = BEFORE + _FOOTER.size  # bytes of a record besides its payload
+
+
+def scan(path: str) -> index.Scan:
+  """Finds the payloads of a file by reading headers only.
+
+  Returns:
+    Columns offset (int64) and size (uint32), bytes.
+  """
+  if files.is_remote(path):
+    with epath.Path(path).open('rb') as file:
+
+      def read(size: int, offset: int) -> bytes:
+        file.seek(offset)
+        return file.read(size)
+
+      return _scan(read, epath.Path(path).stat().length)
+  descriptor = os.open(path, os.O_RDONLY)
+  try:
+    return _scan(
+      lambda size, offset: os.pread(descriptor, size, offset),
+      os.fstat(descriptor).st_size,
+    )
+  finally:
+    os.close(descriptor)
+
+
+def _scan(read: Any, file_size: int) -> index.Scan:
+  offsets, sizes = array.array('q'), array.array('q')
+  start, cut = 0, index.WHOLE
+  while start < file_size:
+    header = read(_HEADER.size, start)
+    payload = start + _HEADER.size
+    size = _size(header)
+    stop = payload + (size or 0) + _FOOTER.size
+    if size is None or size >= 2**32 or stop > file_size:
+      cut = start
+      break
+    offsets.append(payload)
+    sizes.append(size)
+    start = stop
+  columns = {
+    'offset': np.array(offsets, np.int64),
+    'size': np.array(sizes, np.uint32),
+  }
+  return index.Scan(columns, cut)
+
+
+def _size(header: bytes) -> int | None:
+  """The length that a header states, None if it is cut short or damaged."""
+  if len(header) < _HEADER.size:
+    return None
+  size, checksum = _HEADER.unpack(header)
+  return size if checksum == _masked(header[:8]) else None
+
+
+def _masked(data: bytes) -> int:
+  """The CRC-32C of some bytes, rotated and shifted as the format wants it."""
+  crc = google_crc32c.value(data)
+  return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def payload(record: bytes) -> bytes:
+  """What a whole record holds.
+
+  Args:
+    record: from its length to its last checksum.
+
+  Raises:
+    DecodeError: a checksum does not match.
+  """
+  size, data = _size(record[:BEFORE]), record[BEFORE : -_FOOTER.size]
+  [checksum] = _FOOTER.unpack(record[-_FOOTER.size :])
+  if size != len(data) or checksum != _masked(data):
+    raise DecodeError('damaged: its CRC-32C does not match')
+  return data
+
+
+def example(record: bytes, image_key: str, label_key: str) -> dict[str, Any]:
+  """{'image': encoded bytes, 'label': int} of a serialized tf.train.Example.
+
+  Raises:
+    DecodeError: it is no Example, or lacks one of the two.
+  """
+  try:
+    features = _PROTO.Example.FromString(record).features.feature
+  except ProtoError as error:
+    raise DecodeError(f'no tf.train.Example: {error}') from error
+  if image_key not in features or label_key not in features:
+    raise DecodeError(
+      f'features {sorted(features)}, not {image_key} and {label_key}'
+    )
+  images = features[image_key].bytes_list.value
+  labels = features[label_key].int64_list.value
+  if len(images) != 1 or len(labels) != 1:
+    raise DecodeError(f'{len(images)} images and {len(labels)} labels, not one')
+  return {'image': images[0], 'label': labels[0]}

@@ -1,1 +1,0 @@
-"""Weights of other projects: one file a format, each an explicit name table."""

@@ -1,0 +1,182 @@
+"""Multi-head attention, and what its backward pass keeps and computes again.
+
+The weights `[n, h, q, k]` are the largest arrays of a Vision Transformer. None
+is kept for the backward pass: it makes them again from queries, keys and each
+row's log-sum-exp, in one fusion with the product, and stores them and the
+gradients of the logits once, in the dtype of computation. Left to autodiff, XLA
+keeps float32 logits and passes over them many times; on a TPU v3 this form
+takes a tenth off the whole step (benchmarks/RESULTS.md).
+"""
+
+import functools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+from jaxtyping import Array, Float
+
+from vit_jax.arrays import sharding
+from vit_jax.errors import UserError
+from vit_jax.models.attention import tpu
+from vit_jax.models.layers.linear import Linear
+
+# Names of what the backward pass needs, for rematerialisation policies.
+SAVED = (*tpu.SAVED, 'log_sum_exp')
+# 'auto' takes the kernels on a TPU where they apply; elsewhere 'kernel' is
+# interpreted, slowly, for tests.
+IMPLEMENTATIONS = ('auto', 'kernel', 'xla')
+_Residuals = tuple[Array, Array, Array, Array, Array]
+
+
+def dot_product_attention(
+  query: Float[Array, 'n q h c'],
+  key: Float[Array, 'n k h c'],
+  value: Float[Array, 'n k h c'],
+) -> Float[Array, 'n q h c']:
+  """softmax(q·k / √c) v, with logits and soft-max in float32.
+
+  Weights are rounded to the dtype of the values before they multiply them.
+  Differentiable once, in reverse mode.
+
+  Reference: equations 5–7 of the paper's appendix A.
+  """
+  return _attend(_scaled(query), key, value)
+
+
+def _scaled(query: Float[Array, 'n q h c']) -> Float[Array, 'n q h c']:
+  return query * jnp.asarray(query.shape[-1] ** -0.5, query.dtype)
+
+
+def _logits(
+  query: Float[Array, 'n q h c'], key: Float[Array, 'n k h c']
+) -> Float[Array, 'n h q k']:
+  return jnp.einsum(
+    'nqhc,nkhc->nhqk', query, key, preferred_element_type=jnp.float32
+  )
+
+
+def _per_query(x: Float[Array, 'n h q']) -> Float[Array, 'n q h 1']:
+  """To be multiplied with outputs `[n, q, h, c]`."""
+  return x.swapaxes(1, 2)[..., None]
+
+
+def _soft_max(
+  query: Float[Array, 'n q h c'],
+  key: Float[Array, 'n k h c'],
+  value: Float[Array, 'n k h c'],
+) -> tuple[Float[Array, 'n q h c'], Float[Array, 'n h q']]:
+  """The output, and the logarithm of each row's sum of exponentials."""
+  logits = _logits(query, key)
+  largest = logits.max(axis=-1)
+  if value.dtype.itemsize < 4:
+    # The product is cheaper made twice than stored in float32 in between.
+    query, largest = jax.lax.optimization_barrier((query, largest))
+    logits = _logits(query, key)
+  weights = jnp.exp(logits - largest[..., None])
+  total = weights.sum(axis=-1)
+  y = jnp.einsum(
+    'nhqk,nkhc->nqhc',
+    weights.astype(value.dtype),
+    value,
+    preferred_element_type=jnp.float32,
+  )
+  y = (y / _per_query(total)).astype(value.dtype)
+  return y, largest + jnp.log(total)
+
+
+@jax.custom_vjp
+def _attend(query: Array, key: Array, value: Array) -> Array:
+  """Attention with scaled queries."""
+  return _soft_max(query, key, value)[0]
+
+
+def _attend_forward(
+  query: Array, key: Array, value: Array
+) -> tuple[Array, _Residuals]:
+  inputs = [
+    checkpoint_name(x, name)
+    for x, name in zip((query, key, value), SAVED[:3], strict=True)
+  ]
+  outputs = [
+    checkpoint_name(x, name)
+    for x, name in zip(_soft_max(*inputs), SAVED[3:], strict=True)
+  ]
+  return outputs[0], (*inputs, *outputs)
+
+
+def _attend_backward(
+  residuals: _Residuals, dy: Float[Array, 'n q h c']
+) -> tuple[Array, Array, Array]:
+  query, key, value, y, log_sum_exp = residuals
+  dtype, wide = value.dtype, jnp.float32
+  # Σ_k weight · d(weight), by y = Σ_k weight · value
+  mean = (dy.astype(wide) * y.astype(wide)).sum(axis=-1).swapaxes(1, 2)
+  weights = jnp.exp(_logits(query, key) - log_sum_exp[..., None])
+  weights = weights.astype(dtype)
+  d_weights = _logits(dy, value)
+  d_logits = weights.astype(wide) * (d_weights - mean[..., None])
+  d_logits = d_logits.astype(dtype)
+  d_query = jnp.einsum('nhqk,nkhc->nqhc', d_logits, key)
+  d_key = jnp.einsum('nhqk,nqhc->nkhc', d_logits, query)
+  d_value = jnp.einsum('nhqk,nqhc->nkhc', weights, dy)
+  return d_query, d_key, d_value
+
+
+_attend.defvjp(_attend_forward, _attend_backward)
+
+
+class Attention(nn.Module):
+  """Multi-head attention from `x` to `context` (itself by default)."""
+
+  num_heads: int
+  dtype: jnp.dtype
+  implementation: str = 'auto'  # of `IMPLEMENTATIONS`
+
+  @nn.compact
+  def __call__(
+    self,
+    x: Float[Array, 'n t d'],
+    context: Float[Array, 'n s d'] | None = None,
+    want_weights: bool = False,
+  ) -> tuple[Float[Array, 'n t d'], Float[Array, 'n h t s'] | None]:
+    """The output, and where they are wanted the weights (without kernels)."""
+    width = x.shape[-1]
+    heads = (self.num_heads, width // self.num_heads)
+    plain = context is not None or want_weights
+    fused = not plain and self._fused(x.shape[1], width)
+    context = x if context is None else context
+    project = functools.partial(
+      Linear, features=heads, model_dim=-2, flat=fused, dtype=self.dtype
+    )
+    layers = [project(name=name) for name in ('query', 'key', 'value')]
+    weights = None
+    if fused:
+      products = [layer.product(x) for layer in layers]
+      projections, biases = zip(*products, strict=True)
+      y = tpu.attend(projections, biases, self.num_heads)
+    else:
+      inputs = zip(layers, (x, context, context), strict=True)
+      query, key, value = (layer(z) for layer, z in inputs)
+      y = dot_product_attention(query, key, value)
+      if want_weights:
+        weights = jax.nn.softmax(_logits(_scaled(query), key))
+    out = Linear(
+      (width,), inputs=heads, model_dim=-3, dtype=self.dtype, name='out'
+    )
+    return out(y), weights
+
+  def _fused(self, tokens: int, width: int) -> bool:
+    """Whether to take the TPU's kernels."""
+    if self.implementation == 'xla':
+      return False
+    applies = tpu.applies(tokens, width, self.num_heads)
+    if self.implementation == 'kernel' and not applies:
+      raise UserError(
+        f"model.attention='kernel' does not take {tokens} tokens, width "
+        f'{width}, {self.num_heads} heads and this mesh: at most '
+        f'{tpu.MAX_TOKENS} tokens, heads of '
+        f'{tpu.HEAD_SIZES} channels, a width that fills registers of '
+        f"{tpu.LANES} on every device; 'auto' decides."
+      )
+    return applies and (self.implementation == 'kernel' or sharding.on_tpu())

@@ -1,0 +1,169 @@
+"""Attention of a TPU in one kernel a direction: no weight ever leaves the core.
+
+XLA writes logits `[n, h, q, k]` to memory and reads them for every pass; here
+two heads (128 lanes) of an example stay in the core's own memory from their
+products to the result. Inputs and results are `[n, t, d]`, heads side by side
+in the last axis, so no array is laid out anew on the way.
+
+The backward pass makes the weights again from queries and keys.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jaxtyping import Array, Float
+
+from vit_jax.arrays import sharding
+from vit_jax.models.attention.tpu_kernels import LANES, Ref, backward, forward
+
+_SUBLANES = 8
+_BLOCK_ROWS = 256  # tokens that a kernel takes at once, if examples have fewer
+# Beyond these, scores do not fit the core's memory (16 MiB on v2 to v4).
+MAX_TOKENS, HEAD_SIZES = 640, (64, 128)
+SAVED = ('query', 'key', 'value', 'attended')
+
+
+def applies(tokens: int, width: int, num_heads: int) -> bool:
+  """Whether `attend` takes such inputs, on the mesh that is traced for."""
+  return (
+    tokens <= MAX_TOKENS
+    and width % (LANES * sharding.axis_size('model')) == 0
+    and width // num_heads in HEAD_SIZES
+  )
+
+
+def attend(
+  projections: tuple[Float[Array, 'n t d'], ...],
+  biases: tuple[Float[Array, ' d'], ...],
+  num_heads: int,
+) -> Float[Array, 'n t d']:
+  """softmax(q·k / √c) v of every head; logits and soft-max in float32.
+
+  Weights are rounded to the dtype of the values before they multiply them, and
+  results divided by the weights' sum after. Differentiable once, in reverse
+  mode.
+
+  Args:
+    projections: of queries, keys and values, biases not added.
+    biases: of the three; added here, where their gradients are sums of what is
+      at hand.
+    num_heads: side by side in the last axis; c = d / num_heads divides 128.
+
+  Reference: equations 5–7 of the paper's appendix A.
+  """
+  return _attend(projections, biases, num_heads)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _attend(
+  projections: tuple[Array, ...], biases: tuple[Array, ...], num_heads: int
+) -> Any:
+  return _attend_forward(projections, biases, num_heads)[0]
+
+
+def _attend_forward(
+  projections: tuple[Array, ...], biases: tuple[Array, ...], num_heads: int
+) -> tuple[Array, tuple[Any, ...]]:
+  named = tuple(map(checkpoint_name, projections, SAVED[:3]))
+  bias = jnp.stack(biases)[None]  # [1, 3, d]
+  (y,) = _run(forward, [*named, bias], num_heads)
+  return checkpoint_name(y, SAVED[3]), (named, bias)
+
+
+def _attend_backward(
+  num_heads: int, residuals: tuple[Any, ...], dy: Float[Array, 'n t d']
+) -> tuple[Any, ...]:
+  projections, bias = residuals
+  *gradients, d_bias = _run(backward, [*projections, dy, bias], num_heads)
+  d_bias = d_bias.sum(axis=0).astype(bias.dtype)  # [n, 3, d] -> [3, d]
+  return tuple(gradients), tuple(d_bias)
+
+
+_attend.defvjp(_attend_forward, _attend_backward)
+
+
+def _run(
+  kernel: Callable[..., None], operands: list[Array], num_heads: int
+) -> tuple[Array, ...]:
+  """Runs a kernel on each device's examples and heads, a group at a time."""
+  head = operands[0].shape[-1] // num_heads
+  dtype = operands[0].dtype
+  # Versions 2 and 3 multiply float32 only, rounding it to bfloat16 themselves.
+  old = sharding.device().device_kind in ('TPU v2', 'TPU v3')
+  operand = jnp.dtype(jnp.float32) if old else dtype
+
+  def local(*arrays: Array) -> tuple[Array, ...]:
+    n, tokens, width = arrays[0].shape
+    rows = _padded(tokens, _SUBLANES)
+    examples = examples_at_once(n, tokens)
+    block = pl.BlockSpec((examples, rows, LANES), lambda i, j: (i, 0, j))
+    bias = pl.BlockSpec((1, 3, LANES), lambda i, j: (0, 0, j))
+    d_bias = pl.BlockSpec((examples, 3, LANES), lambda i, j: (i, 0, j))
+    like = jax.ShapeDtypeStruct(arrays[0].shape, dtype)
+    out_shape, out_specs = (like,), (block,)
+    if kernel is backward:
+      d_biases = jax.ShapeDtypeStruct((n, 3, width), jnp.float32)
+      out_shape, out_specs = (like,) * 3 + (d_biases,), (block,) * 3 + (d_bias,)
+
+    def of_block(*refs: Ref) -> None:
+      for i in range(examples):
+        own = [ref.at[min(i, ref.shape[0] - 1)] for ref in refs]
+        kernel(*own, heads=LANES // head, tokens=tokens, operand=operand)
+
+    return pl.pallas_call(
+      of_block,
+      out_shape=out_shape,
+      grid=(n // examples, width // LANES),
+      in_specs=[block] * (len(arrays) - 1) + [bias],
+      out_specs=out_specs,
+      cost_estimate=cost(
+        kernel is backward, arrays[0].shape, dtype.itemsize, head
+      ),
+      compiler_params=pltpu.CompilerParams(
+        dimension_semantics=('parallel', 'parallel')
+      ),
+      interpret=not sharding.on_tpu(),
+      name=f'attention_{kernel.__name__}',
+    )(*arrays)
+
+  return sharding.per_device(local, operands, sharding.BATCH, None, 'model')
+
+
+def examples_at_once(n: int, tokens: int) -> int:
+  """Examples in a block: several of few tokens, since each waits for itself."""
+  return math.gcd(n, max(_BLOCK_ROWS // _padded(tokens, _SUBLANES), 1))
+
+
+def cost(
+  gradients: bool, shape: tuple[int, ...], itemsize: int, head: int
+) -> pl.CostEstimate:
+  """What the units really do: for padded tokens, and heads of 128 channels.
+
+  To latch 128 rows takes the matrix unit as long as to multiply as many.
+
+  Args:
+    gradients: whether it is the kernel of those.
+    shape: of the queries, `[n, t, d]`.
+    itemsize: of them, bytes.
+    head: channels of a head.
+  """
+  products, arrays = (5, 7) if gradients else (2, 4)
+  n, tokens, width = shape
+  heads = n * width // head
+  rows, columns = (_padded(tokens, side) for side in (_SUBLANES, LANES))
+  return pl.CostEstimate(
+    flops=heads * products * 2 * max(rows, LANES) * columns * LANES,
+    transcendentals=heads * rows * columns,
+    bytes_accessed=arrays * math.prod(shape) * itemsize,
+  )
+
+
+def _padded(size: int, side: int) -> int:
+  return math.ceil(size / side) * side

@@ -1,0 +1,157 @@
+"""Prepared tfrecord data sets made readable at random: as array_record.
+
+Records are copied as they are, a shard to a shard, checksums verified. In its
+own directory a data set gets array_record as a further format, in the way of
+TFDS: the tfrecord files stay and remain the first format.
+"""
+
+import dataclasses
+import json
+import logging
+import os
+import pathlib
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow_datasets as tfds
+
+from vit_jax.errors import UserError
+from vit_jax.prepare import parallel, shards, workspace
+
+log = logging.getLogger('vit_jax')
+FORMAT = 'array_record'
+_OPTIONS = 'group_size:1'  # as TFDS writes it
+_INFO = 'dataset_info.json'
+
+
+def formats(version_dir: pathlib.Path) -> list[str]:
+  """The formats of a prepared data set, the first one first."""
+  info = json.loads((version_dir / _INFO).read_text())
+  return [
+    info.get('fileFormat', 'tfrecord'),
+    *info.get('alternativeFileFormats', []),
+  ]
+
+
+def add(version_dir: pathlib.Path, workers: int) -> None:
+  """Adds array_record files to a tfrecord data set.
+
+  Args:
+    version_dir: DIR/NAME/VERSION, of what was prepared.
+    workers: processes.
+
+  Raises:
+    UserError: a shard is damaged or missing, or the disk is full.
+    OSError: the directory cannot be written.
+  """
+  _convert(version_dir, version_dir, workers)
+  path = version_dir / _INFO
+  info = json.loads(path.read_text())
+  info['alternativeFileFormats'] = [*formats(version_dir)[1:], FORMAT]
+  temporary = path.with_name(f'{_INFO}.tmp')
+  temporary.write_text(json.dumps(info, indent=2))
+  shutil.copymode(path, temporary)
+  os.replace(temporary, path)
+  log.info('%s now holds array_record files beside its tfrecord', version_dir)
+
+
+def copy(
+  version_dir: pathlib.Path,
+  work: pathlib.Path,
+  target: pathlib.Path,
+  workers: int,
+) -> None:
+  """Makes an array_record data set of a tfrecord one.
+
+  Args:
+    version_dir: DIR/NAME/VERSION, of what was prepared; only read.
+    work: the working directory.
+    target: of the result.
+    workers: processes.
+
+  Raises:
+    UserError: as for `add`, or something is in the target's place.
+    OSError: a directory cannot be written.
+  """
+  plan = [str(version_dir.absolute()), (version_dir / _INFO).read_text()]
+  result = shards.prepared_result(work, plan)
+  _convert(version_dir, result, workers)
+  for path in version_dir.iterdir():
+    if path.is_file() and '.tfrecord' not in path.name and path.name != _INFO:
+      shutil.copyfile(path, result / path.name)
+  info = json.loads((version_dir / _INFO).read_text())
+  info.pop('alternativeFileFormats', None)
+  info['fileFormat'] = FORMAT
+  (result / _INFO).write_text(json.dumps(info, indent=2))
+  workspace.publish(work, result, target)
+  log.info('%s: made of %s', target, version_dir)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Shard:
+  """A shard to convert; it holds `length` records."""
+
+  source: pathlib.Path
+  target: pathlib.Path
+  length: int
+
+
+def _convert(
+  version_dir: pathlib.Path, target: pathlib.Path, workers: int
+) -> None:
+  """Converts the shards that are not there yet."""
+  tasks = [s for s in _shards(version_dir, target) if not s.target.exists()]
+  total = max(sum(task.length for task in tasks), 1)
+  progress = parallel.Progress(f'converting {version_dir}')
+  done = 0
+  workers = min(workers, max(len(tasks), 1))
+  for length in parallel.unordered(_convert_shard, tasks, workers):
+    done += length
+    progress.add(done / total, length)
+
+
+def _shards(
+  version_dir: pathlib.Path, target: pathlib.Path
+) -> Iterator[_Shard]:
+  builder = tfds.builder_from_directory(version_dir)
+  for split in builder.info.splits.values():
+    there = split.filename_template
+    assert there is not None  # TFDS sets it for what it reads
+    here = there.replace(data_dir=target, filetype_suffix=FORMAT)
+    count = len(split.shard_lengths)
+    for i, length in enumerate(split.shard_lengths):
+      place = dict(shard_index=i, num_shards=count)
+      yield _Shard(
+        pathlib.Path(there.sharded_filepath(**place)),
+        pathlib.Path(here.sharded_filepath(**place)),
+        length,
+      )
+
+
+def _convert_shard(shard: _Shard) -> int:
+  """Converts one shard; returns its records."""
+  import tensorflow as tf
+
+  count = 0
+
+  def records() -> Iterator[bytes]:
+    nonlocal count
+    dataset: Any = tf.data.TFRecordDataset(str(shard.source))
+    for record in dataset.as_numpy_iterator():
+      count += 1
+      yield record
+    if count != shard.length:
+      raise UserError(
+        f'{shard.source} has {count} records where {shard.length} are '
+        'announced: copy or prepare the data set again.'
+      )
+
+  try:
+    shards.write_records(shard.target, records(), _OPTIONS)
+  except tf.errors.OpError as error:
+    raise UserError(
+      f'{shard.source} is damaged or missing: {error.message}. Copy or prepare '
+      'the data set again.'
+    ) from error
+  return count

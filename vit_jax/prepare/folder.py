@@ -1,0 +1,169 @@
+"""A TFDS data set from a folder of images: DIR/CLASS/IMAGE, or with splits.
+
+DIR/train/CLASS/IMAGE, DIR/val/CLASS/IMAGE and the like give splits of these
+names; without such directories everything becomes `train`. Files are those that
+the source `folder` takes (`data/class_folders.py`). Classes are the
+directories' names, sorted; all splits share them. Order, checks and format are
+those of `imagenet21k`; the images lie on the disk already, so one pass does.
+"""
+
+import dataclasses
+import logging
+import os
+import pathlib
+import re
+from collections.abc import Iterator
+
+from vit_jax.data.storage import class_folders
+from vit_jax.errors import UserError
+from vit_jax.prepare import images, runs, shards, workspace
+from vit_jax.prepare.archive import Skipped
+
+log = logging.getLogger('vit_jax')
+NAME = 'folder'
+_SPLITS = {'training': 'train', 'testing': 'test'}  # others keep their names
+_NAME = re.compile(r'[a-z][a-z0-9_]*')
+
+
+@dataclasses.dataclass(frozen=True)
+class _File:
+  """An image file; `name` is relative to its split's directory."""
+
+  path: str
+  name: str
+  class_name: str
+  size: int
+
+
+def prepare(
+  source: pathlib.Path,
+  data_dir: pathlib.Path,
+  name: str,
+  *,
+  workers: int = 1,
+  shard_bytes: int = shards.SHARD_BYTES,
+) -> None:
+  """Builds the data set in data_dir/name/1.0.0, or goes on with it.
+
+  Args:
+    source: the folder.
+    data_dir: the TFDS directory.
+    name: of the data set.
+    workers: processes.
+    shard_bytes: of one shard of the result, about.
+
+  Raises:
+    UserError: a folder, a name or a disk that will not do.
+    OSError: a file cannot be read or written.
+  """
+  check_name(name)
+  splits = {
+    split: _files(found)
+    for split, found in _listings(os.fspath(source)).items()
+  }
+  classes = sorted({f.class_name for files in splits.values() for f in files})
+  labels = {class_name: label for label, class_name in enumerate(classes)}
+  plan = [
+    str(source.absolute()),
+    shard_bytes,
+    {k: [[f.name, f.size] for f in files] for k, files in splits.items()},
+  ]
+  written = {}
+  with workspace.locked(data_dir, name) as work:
+    size = sum(f.size for files in splits.values() for f in files)
+    workspace.require_space(work, size)
+    result = shards.prepared_result(work, plan)
+    for split, files in splits.items():
+      sources = _shards(files, labels, shard_bytes)
+      written[split] = shards.write_split(work, name, split, sources, workers)
+      if not sum(written[split].lengths):
+        raise UserError(f'no image of the split {split!r} can be decoded.')
+    skipped = [
+      Skipped(f'{split}/{file}', reason)
+      for split, found in written.items()
+      for file, reason in found.skipped
+    ]
+    shards.write_list(result / 'undecodable.txt', skipped)
+    about = f'Images of the folder {source.name}, by class.'
+    shards.write_metadata(result, name, written, classes, about)
+    target = data_dir / name / workspace.VERSION
+    workspace.publish(work, result, target)
+  counts = [f'{sum(w.lengths):,} {split}' for split, w in written.items()]
+  log.info(
+    '%s: %s images in %d classes; %d left out, see undecodable.txt there',
+    target,
+    ', '.join(counts),
+    len(classes),
+    len(skipped),
+  )
+
+
+def check_name(name: str) -> None:
+  """Raises UserError unless it can be the name of a data set."""
+  if not _NAME.fullmatch(name):
+    raise UserError(
+      f'--name={name!r} cannot name a data set: small letters, digits and _, '
+      'a letter first, as in --name=my_set.'
+    )
+
+
+def _listings(source: str) -> dict[str, class_folders.Listing]:
+  """What each split holds; splits are named 'train', 'test', 'val', …"""
+  found = {}
+  for folder, root in class_folders.roots(source, '--source').items():
+    split = _SPLITS.get(folder.lower(), folder.lower())
+    if split in found:
+      raise UserError(
+        f'{root} and {found[split].root} are both the split {split!r}: rename '
+        'one, or put one into the other.'
+      )
+    found[split] = class_folders.listing(root)
+    class_folders.report(found[split])
+  return found
+
+
+def _files(found: class_folders.Listing) -> list[_File]:
+  """The images of a split, in order of the hash of their names."""
+  for name in found.classes:
+    if not name.isprintable():
+      raise UserError(f'{found.root}/{name!r} cannot name a class: rename it.')
+  taken = []
+  for name in map(os.fsdecode, found.paths):
+    path = f'{found.root}/{name}'
+    taken.append(
+      _File(path, name, name.partition('/')[0], os.stat(path).st_size)
+    )
+  return sorted(taken, key=lambda file: (runs.key(file.name), file.name))
+
+
+def _shards(
+  files: list[_File], labels: dict[str, int], shard_bytes: int
+) -> list['_Examples']:
+  """Consecutive files, in equal numbers."""
+  size = sum(file.size for file in files)
+  count = min(1 + size // shard_bytes, len(files))
+  bounds = [i * len(files) // count for i in range(count + 1)]
+  return [
+    _Examples(tuple((f, labels[f.class_name]) for f in files[start:stop]))
+    for start, stop in zip(bounds, bounds[1:], strict=False)
+  ]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Examples:
+  """The examples of one shard: files and their labels."""
+
+  files: tuple[tuple[_File, int], ...]
+
+  def __call__(self) -> Iterator[shards.Example | Skipped]:
+    for file, label in self.files:
+      try:
+        data = pathlib.Path(file.path).read_bytes()
+      except OSError as error:
+        yield Skipped(file.name, f'cannot be read: {error.strerror}')
+        continue
+      reason = images.problem(data)
+      if reason is None:
+        yield shards.Example(file.name, label, data)
+      else:
+        yield Skipped(file.name, reason)

@@ -1,0 +1,267 @@
+"""`imagenet21k`: the public ImageNet-21k archives as a TFDS data set.
+
+TFDS has none. One split, `train`, in an order that a hash of the file names
+gives, so that any part of it is a random sample: `train[:51200]` to validate.
+Files are kept as they are; what training could not decode is left out and
+listed in undecodable.txt.
+
+Classes are synsets in the order of their WordNet names: label k is the k-th
+synset of the archive. The 21,843 outputs of the customary head are the fall
+2011 archive's 21,841 synsets and two more, in the same order; without a class
+list its last outputs stay unused. A class list (a line for each output, which
+begins with the synset) gives the labels of an official head instead.
+
+Two passes, each of independent parts that are not done twice: read every
+synset, check every image and write sorted runs; then write every shard from its
+pieces of the runs. Beside the archive that takes twice its size on the disk,
+half of which is free again at the end.
+"""
+
+import collections
+import dataclasses
+import logging
+import pathlib
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+from vit_jax.errors import UserError
+from vit_jax.prepare import archive, images, parallel, runs, shards, workspace
+from vit_jax.prepare.archive import Skipped, Synset
+
+log = logging.getLogger('vit_jax')
+NAME = 'imagenet21k'
+PART_BYTES = 2**29  # of the archive, held in memory by the worker that reads it
+_VALIDATION = 51_200  # what configs/l16_i21k.py holds out
+_DESCRIPTION = (
+  'ImageNet-21k: every image of the public archive that can be decoded, by '
+  'synset, in random order.'
+)
+
+
+def prepare(
+  source: pathlib.Path,
+  data_dir: pathlib.Path,
+  *,
+  class_list: pathlib.Path | None = None,
+  workers: int = 1,
+  part_bytes: int = PART_BYTES,
+  shard_bytes: int = shards.SHARD_BYTES,
+) -> None:
+  """Builds the data set in data_dir/imagenet21k/1.0.0, or goes on with it.
+
+  Args:
+    source: the archive; see `archive`.
+    data_dir: the TFDS directory.
+    class_list: a file of synsets in the order of labels.
+    workers: processes.
+    part_bytes: of the archive in one run.
+    shard_bytes: of one shard of the result, about.
+
+  Raises:
+    UserError: a source, a class list or a disk that will not do.
+    OSError: a file cannot be read or written.
+  """
+  wanted = _class_list(class_list) if class_list else None
+  next(archive.synsets(source))  # raises if it will not do
+  with workspace.locked(data_dir, NAME) as work:
+    workspace.require_space(work, 2 * archive.num_bytes(source))
+    parts = _read(source, work, part_bytes, workers)
+    names = _class_names(parts, wanted)
+    split, result = _write(work, parts, names, shard_bytes, workers)
+    skipped = [Skipped(*item) for part in parts for item in part['skipped']]
+    shards.write_list(result / 'undecodable.txt', skipped)
+    shards.write_metadata(result, NAME, {'train': split}, names, _DESCRIPTION)
+    target = data_dir / NAME / workspace.VERSION
+    workspace.publish(work, result, target)
+  images_left = sum(split.lengths)
+  log.info(
+    '%s: %s images in %s classes; %s left out, see undecodable.txt there',
+    target,
+    f'{images_left:,}',
+    f'{len(names):,}',
+    f'{len(skipped):,}',
+  )
+  if images_left > _VALIDATION:
+    log.info(
+      'to train on it: python -m vit_jax.train --config=configs/l16_i21k.py '
+      '--config.source.data_dir=%s --config.train.num_examples=%d',
+      data_dir,
+      images_left - _VALIDATION,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Part:
+  """Some synsets that become one run."""
+
+  folder: pathlib.Path
+  number: int
+  synsets: tuple[Synset, ...]
+
+  @property
+  def members(self) -> list[list[Any]]:
+    """What tells this part from another."""
+    return [[s.wnid, s.offset, s.size] for s in self.synsets]
+
+
+def _read(
+  source: pathlib.Path, work: pathlib.Path, part_bytes: int, workers: int
+) -> list[dict[str, Any]]:
+  """The first pass; returns what went into each run.
+
+  A compressed archive has to be read again from its beginning after an
+  interruption, so it is noted when the whole pass is done.
+  """
+  folder, note = work / 'runs', work / 'read.json'
+  folder.mkdir(exist_ok=True)
+  stamp = [archive.stamp(source), part_bytes]
+  if (runs.read_json(note) or {}).get('stamp') != stamp:
+    count = _read_parts(source, folder, part_bytes, workers)
+    runs.write_json(note, {'stamp': stamp, 'count': count})
+  count = runs.read_json(note)['count']
+  return [runs.about(folder, number) or {} for number in range(count)]
+
+
+def _read_parts(
+  source: pathlib.Path, folder: pathlib.Path, part_bytes: int, workers: int
+) -> int:
+  """Writes the runs that are not there yet; returns the number of all."""
+  progress = parallel.Progress(f'reading {source.name}')
+  count = 0
+
+  def todo() -> Iterator[_Part]:
+    nonlocal count
+    for count, group in enumerate(_groups(source, part_bytes), 1):
+      part = _Part(folder, count - 1, group)
+      about = runs.about(folder, part.number)
+      if about is not None and about['members'] == part.members:
+        progress.skip(group[-1].share)
+        continue
+      runs.forget(folder, part.number)
+      yield part
+
+  for share, done in parallel.unordered(_read_part, todo(), workers):
+    progress.add(share, done)
+  return count
+
+
+def _groups(
+  source: pathlib.Path, part_bytes: int
+) -> Iterator[tuple[Synset, ...]]:
+  """Consecutive synsets of about `part_bytes`."""
+  group, size = [], 0
+  for synset in archive.synsets(source):
+    group.append(synset)
+    size += synset.size
+    if size >= part_bytes:
+      yield tuple(group)
+      group, size = [], 0
+  if group:
+    yield tuple(group)
+
+
+def _read_part(part: _Part) -> tuple[float, int]:
+  """Checks the images of a part and writes its run.
+
+  Returns:
+    The share of the source that was read with it, and its images.
+  """
+  records, skipped = [], []
+  for synset in part.synsets:
+    for item in archive.pictures(synset):
+      name = f'{synset.wnid}/{item.name}'
+      reason = (
+        item.reason if isinstance(item, Skipped) else images.problem(item.data)
+      )
+      if isinstance(item, Skipped) or reason is not None:
+        skipped.append(Skipped(name, reason or ''))
+        continue
+      code = int(synset.wnid[1:])
+      stored = item.name.encode('utf-8', 'surrogateescape')
+      records.append(runs.Record(runs.key(name), code, stored, item.data))
+  about = {
+    'members': part.members,
+    'images': len(records),
+    'num_bytes': sum(len(record.image) for record in records),
+    'skipped': skipped,
+  }
+  runs.write(part.folder, part.number, records, about)
+  return part.synsets[-1].share, len(records)
+
+
+def _write(
+  work: pathlib.Path,
+  parts: list[dict[str, Any]],
+  names: list[str],
+  shard_bytes: int,
+  workers: int,
+) -> tuple[shards.Split, pathlib.Path]:
+  """The second pass; returns what was written, and where."""
+  total = sum(part['images'] for part in parts)
+  if not total:
+    raise UserError('not one of the images of the archive can be decoded.')
+  num_bytes = sum(part['num_bytes'] for part in parts)
+  count = min(1 + num_bytes // shard_bytes, total)
+  plan = {'parts': parts, 'names': names, 'shards': count}
+  result = shards.prepared_result(work, plan)
+  bounds = runs.cut(work / 'runs', len(parts), count)
+  labels = {int(name[1:]): label for label, name in enumerate(names)}
+  sources = [
+    _Pieces(work / 'runs', bounds[:, i : i + 2], labels) for i in range(count)
+  ]
+  return shards.write_split(work, NAME, 'train', sources, workers), result
+
+
+@dataclasses.dataclass(frozen=True)
+class _Pieces:
+  """The examples of one shard: a piece of each run."""
+
+  folder: pathlib.Path
+  pieces: np.ndarray
+  labels: dict[int, int]
+
+  def __call__(self) -> Iterator[shards.Example]:
+    for code, name, image in runs.read(self.folder, self.pieces):
+      yield shards.Example(name, self.labels[code], image)
+
+
+def _class_names(
+  parts: Iterable[dict[str, Any]], wanted: list[str] | None
+) -> list[str]:
+  """Synsets in the order of labels."""
+  found = sorted({wnid for part in parts for wnid, *_ in part['members']})
+  if wanted is None:
+    return found
+  unknown = sorted(set(found) - set(wanted))
+  if unknown:
+    raise UserError(
+      f'the class list lacks {len(unknown):,} of the {len(found):,} synsets of '
+      f'the archive: {", ".join(unknown[:3])}, … Give a complete one, or leave '
+      '--class_list out: then synsets are numbered in their own order.'
+    )
+  return wanted
+
+
+def _class_list(path: pathlib.Path) -> list[str]:
+  """The synsets that begin the lines of a file.
+
+  Raises:
+    UserError: it is not such a file.
+  """
+  try:
+    lines = path.read_text().splitlines()
+  except (OSError, UnicodeDecodeError) as error:
+    raise UserError(f'--class_list={path} cannot be read: {error}.') from error
+  names = [line.split()[0].rstrip(',') for line in lines if line.strip()]
+  for name, count in collections.Counter(names).items():
+    if count > 1 or not re.fullmatch(r'n\d{8}', name):
+      raise UserError(
+        f'--class_list={path} has {name!r} {count} time(s): each line must '
+        "begin with a synset ('n00004475'), and none may come twice."
+      )
+  if not names:
+    raise UserError(f'--class_list={path} is empty.')
+  return names

@@ -1,0 +1,17 @@
+"""Whether an image can be used: decoded with the very code of training."""
+
+from vit_jax.data.images.decode import decode
+from vit_jax.data.images.headers import DecodeError
+
+
+def problem(data: bytes) -> str | None:
+  """Why an encoded image cannot be used; None if it can.
+
+  The format is told by the content (a PNG file named .JPEG is a PNG file), and
+  a picture that is too large is refused before it is decoded.
+  """
+  try:
+    decode(data)
+  except DecodeError as error:
+    return str(error)
+  return None

@@ -1,0 +1,234 @@
+"""array_record shards and metadata of a TFDS data set, without TensorFlow.
+
+Features: image (the file's own bytes, never encoded again), label, file_name.
+Each shard is written by one task, and a note of what it holds is left when it
+is whole; what has a note is not written again.
+"""
+
+import dataclasses
+import functools
+import os
+import pathlib
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow_datasets as tfds
+from array_record.python.array_record_module import (  # pyright: ignore
+  ArrayRecordWriter,
+)
+from etils import epath
+from tensorflow_datasets.core import dataset_info, naming
+from tensorflow_datasets.proto import tf_example_pb2
+
+from vit_jax.errors import UserError
+from vit_jax.prepare import parallel, runs, workspace
+from vit_jax.prepare.archive import Skipped
+
+SHARD_BYTES = 2**29  # held in memory by the worker that writes it
+_FORMAT = 'array_record'
+# One record a group, as TFDS does, for random access. JPEGs do not get smaller.
+_OPTIONS = 'group_size:1,uncompressed'
+
+
+class Example(NamedTuple):
+  """One image of the result."""
+
+  name: str
+  label: int
+  image: bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class Shard:
+  """A shard to write.
+
+  Attributes:
+    path: the file.
+    note: the note of what it holds.
+    examples: yields what goes into it, and what is left out.
+  """
+
+  path: pathlib.Path
+  note: pathlib.Path
+  examples: Callable[[], Iterator[Example | Skipped]]
+
+
+class Split(NamedTuple):
+  """What the shards of a split hold.
+
+  Attributes:
+    lengths: images of each shard.
+    num_bytes: of all records.
+    skipped: what was left out.
+  """
+
+  lengths: list[int]
+  num_bytes: int
+  skipped: list[Skipped]
+
+
+def prepared_result(work: pathlib.Path, plan: Any) -> pathlib.Path:
+  """The directory for the result, emptied if it was begun by another plan.
+
+  Args:
+    work: the working directory.
+    plan: all that the result depends on, as JSON has it.
+  """
+  result = work / 'result'
+  if runs.read_json(work / 'plan.json') != plan:
+    shutil.rmtree(result, ignore_errors=True)
+    shutil.rmtree(work / 'notes', ignore_errors=True)
+    runs.write_json(work / 'plan.json', plan)
+  result.mkdir(exist_ok=True)
+  (work / 'notes').mkdir(exist_ok=True)
+  return result
+
+
+def write_split(
+  work: pathlib.Path,
+  name: str,
+  split: str,
+  sources: Sequence[Callable[[], Iterator[Example | Skipped]]],
+  workers: int,
+) -> Split:
+  """Writes the shards of a split that are not there yet.
+
+  Args:
+    work: the working directory; shards go to its result/, notes to its notes/.
+    name: of the data set.
+    split: its name.
+    sources: what each shard holds; can be pickled.
+    workers: processes.
+
+  Raises:
+    UserError: the disk is full, or a worker was killed.
+  """
+  total = len(sources)
+  names = [
+    f'{name}-{split}.{_FORMAT}-{i:05d}-of-{total:05d}' for i in range(total)
+  ]
+  notes = [work / 'notes' / f'{shard}.json' for shard in names]
+  todo = [i for i in range(total) if not notes[i].exists()]
+  tasks = (
+    Shard(work / 'result' / names[i], notes[i], sources[i]) for i in todo
+  )
+  progress = parallel.Progress(f'writing {name}/{split}')
+  progress.skip((total - len(todo)) / total)
+  results = parallel.unordered(_write, tasks, min(workers, len(todo) or 1))
+  for done, count in enumerate(results, total - len(todo) + 1):
+    progress.add(done / total, count)
+  written = [runs.read_json(note) for note in notes]
+  return Split(
+    [note['length'] for note in written],
+    sum(note['num_bytes'] for note in written),
+    [Skipped(*item) for note in written for item in note['skipped']],
+  )
+
+
+def _write(shard: Shard) -> int:
+  """Writes one shard; returns its images."""
+  count, num_bytes, skipped = 0, 0, []
+
+  def records() -> Iterator[bytes]:
+    nonlocal count, num_bytes
+    for example in shard.examples():
+      if isinstance(example, Skipped):
+        skipped.append(example)
+        continue
+      record = _serialized(example)
+      count, num_bytes = count + 1, num_bytes + len(record)
+      yield record
+
+  write_records(shard.path, records(), _OPTIONS)
+  note = {'length': count, 'num_bytes': num_bytes, 'skipped': skipped}
+  runs.write_json(shard.note, note)
+  return count
+
+
+def write_records(
+  path: pathlib.Path, records: Iterable[bytes], options: str
+) -> None:
+  """Writes an array_record file at once or not at all.
+
+  Raises:
+    UserError: it cannot be written, the disk being full, say.
+  """
+  temporary = path.with_name(f'{path.name}.tmp')
+  try:
+    writer = ArrayRecordWriter(str(temporary), options)
+    for record in records:
+      writer.write(record)
+    writer.close()
+  except RuntimeError as error:  # what the writer makes of any trouble
+    raise UserError(
+      f'{path} cannot be written: {error}. Once that is mended, the same '
+      'command goes on.'
+    ) from error
+  os.replace(temporary, path)
+
+
+def write_metadata(
+  result: pathlib.Path,
+  name: str,
+  splits: dict[str, Split],
+  class_names: Sequence[str],
+  description: str,
+) -> None:
+  """Writes what TFDS needs beside the shards: names, sizes, features."""
+  features = {
+    'image': tfds.features.Image(),
+    'label': tfds.features.ClassLabel(names=list(class_names)),
+    'file_name': tfds.features.Text(),
+  }
+  info = dataset_info.DatasetInfo(
+    builder=dataset_info.DatasetIdentity(
+      name=name,
+      version=tfds.core.Version(workspace.VERSION),
+      data_dir=str(result),
+      module_name='',
+    ),
+    description=description,
+    features=tfds.features.FeaturesDict(features),
+    supervised_keys=('image', 'label'),
+  )
+  info.set_file_format(_FORMAT)
+  template = functools.partial(
+    naming.ShardedFileTemplate,
+    data_dir=epath.Path(result),
+    dataset_name=name,
+    filetype_suffix=_FORMAT,
+  )
+  info.set_splits(
+    tfds.core.SplitDict(
+      [
+        tfds.core.SplitInfo(
+          name=split,
+          shard_lengths=written.lengths,
+          num_bytes=written.num_bytes,
+          filename_template=template(split=split),
+        )
+        for split, written in splits.items()
+      ]
+    )
+  )
+  info.write_to_directory(result)
+
+
+def _serialized(example: Example) -> bytes:
+  """A tf.train.Example, the same bytes in every process."""
+  proto = tf_example_pb2.Example()  # pyright: ignore (made at import)
+  features = proto.features.feature
+  features['image'].bytes_list.value.append(example.image)
+  features['label'].int64_list.value.append(example.label)
+  features['file_name'].bytes_list.value.append(os.fsencode(example.name))
+  return proto.SerializeToString(deterministic=True)
+
+
+def write_list(path: pathlib.Path, skipped: Iterable[Skipped]) -> None:
+  """Writes what was left out, sorted, a line each: name, tab, reason."""
+  lines = sorted(
+    '\t'.join(part.encode('unicode_escape').decode() for part in item) + '\n'
+    for item in skipped
+  )
+  path.write_text(''.join(lines))

@@ -1,0 +1,248 @@
+"""Whether a resumed run is the one it was: its config, its data, its software.
+
+With every checkpoint goes a record of what its numbers depend on (`record`, in
+the item `about`). A resumed run compares: what makes another run of it is
+refused, what only may change the last bits is said.
+"""
+
+import contextlib
+import fnmatch
+import hashlib
+import importlib.metadata
+import json
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import jax
+
+from vit_jax.config import completion as config_lib
+from vit_jax.config import plugins, spelling
+from vit_jax.config.completion import Config
+from vit_jax.data.matching import names_differ
+from vit_jax.errors import UserError
+
+Changes = dict[str, tuple[Any, Any]]  # {key: (value before, value now)}
+
+# Settings of JAX on which initialisation, dropout or every product depends.
+_FLAGS = (
+  *('jax_threefry_partitionable', 'jax_default_prng_impl'),
+  *('jax_enable_x64', 'jax_default_matmul_precision'),
+)
+_PACKAGES = (
+  *('jax', 'jaxlib', 'libtpu', 'flax', 'optax', 'numpy'),
+  'opencv-python-headless',
+)
+
+
+class Note(NamedTuple):
+  """A change that does not stop a run, for the log and for events.jsonl."""
+
+  kind: str
+  fields: dict[str, Any]
+  text: str
+
+
+def identity(values: Any, config: Any = None) -> dict[str, Any]:
+  """The flat keys of a config whose change makes another run of it.
+
+  Args:
+    values: a config, or a dict of one.
+    config: says which keys those are; by default `values` does.
+  """
+  patterns = _operational(values if config is None else config)
+  return {
+    key: spelling.one(key, value)
+    for key, value in config_lib.flatten(values).items()
+    if not any(fnmatch.fnmatchcase(key, pattern) for pattern in patterns)
+  }
+
+
+def _operational(config: Any) -> list[str]:
+  """Patterns of the flat keys that a resumed run may change.
+
+  Each constructor marks its own (`plugins.operational`). Evaluators change
+  nothing that is trained; see `evaluator_changes`.
+  """
+  patterns = [*plugins.operational_keys(config_lib.top_level), 'evals.*']
+  for section, pattern in config_lib.SECTIONS.items():
+    name = config[section].get('name') or ''
+    constructor = plugins.resolve(pattern, name)
+    patterns += [
+      f'{section}.{key}' for key in plugins.operational_keys(constructor)
+    ]
+  return patterns
+
+
+def record(fingerprint: dict[str, Any]) -> dict[str, Any]:
+  """What the numbers of a run depend on besides its config; JSON-able.
+
+  Args:
+    fingerprint: of the training data, see `data.fingerprint`.
+  """
+  return {
+    'fingerprint': fingerprint,
+    'flags': {name: getattr(jax.config, name, None) for name in _FLAGS},
+    'versions': {
+      'backend': jax.default_backend(),
+      **{name: _version(name) for name in _PACKAGES},
+    },
+  }
+
+
+def config_changes(before: dict[str, Any], config: Config) -> Changes:
+  """The keys that make another run of it.
+
+  Args:
+    before: what `config.to_json` wrote, perhaps by another version.
+    config: completed.
+  """
+  old = identity(_completed(before), config)
+  return _changes(old, identity(config))
+
+
+def check(
+  before: dict[str, Any],
+  about: dict[str, Any],
+  config: Config,
+  events: Iterable[dict[str, Any]],
+  *,
+  where: str,
+  allow_changes: bool,
+) -> list[Note]:
+  """Compares a checkpoint's `about` with that of the run that resumes it.
+
+  Args:
+    before: of the checkpoint; what an older version did not record is not
+      compared.
+    about: of this run.
+    config: of this run, completed.
+    events: of the run; a change that was allowed since stands there.
+    where: the checkpoint, for the message.
+    allow_changes: go on although it is another run.
+
+  Returns:
+    What is to be said.
+
+  Raises:
+    UserError: config, data or settings are others.
+  """
+  old, new = before.get('record', {}), about['record']
+  changes = config_changes(before['config'], config)
+  known = old.get('fingerprint', {'class_names': before['class_names']})
+  for kind, prefix, past in (
+    ('fingerprint', 'data: ', known),
+    ('flags', 'setting ', old.get('flags', {})),
+  ):
+    both = [key for key in past if key in new[kind]]
+    found = _changes(
+      *({k: each[k] for k in both} for each in (past, new[kind]))
+    )
+    changes |= {prefix + key: pair for key, pair in found.items()}
+  accepted: dict[str, str] = {}
+  for event in events:
+    if event['event'] == 'config_change':
+      accepted |= event['changes']
+  changes = {
+    key: pair
+    for key, pair in changes.items()
+    if accepted.get(key) != _digest(pair[1])
+  }
+  if changes and not allow_changes:
+    raise refusal(where, changes)
+  notes = []
+  if changes:
+    fields = {'changes': {key: _digest(v[1]) for key, v in changes.items()}}
+    text = 'resumed with changes:' + _listed(changes)
+    notes.append(Note('config_change', fields, text))
+  past = old.get('versions')
+  versions = _changes(past, new['versions']) if past else {}
+  if versions:
+    text = (
+      'other versions than those the checkpoint was made with; the numbers may '
+      'differ in the last bits from here on:' + _listed(versions)
+    )
+    notes.append(Note('versions', {'changes': versions}, text))
+  return notes
+
+
+def evaluator_changes(before: dict[str, Any], config: Config) -> list[Note]:
+  """Evaluators that are others under the same name, a note each.
+
+  Args:
+    before: the config of the last start, as a dict.
+    config: of this run, completed.
+  """
+  notes = []
+  old = _completed(before).get('evals', {})
+  for name, section in config.evals.to_dict().items():
+    if name not in old:
+      continue
+    constructor = plugins.resolve(config_lib.EVALS, section['name'])
+    harmless = plugins.operational_keys(constructor)
+    flat = (config_lib.flatten(part) for part in (old[name], section))
+    past, now = (
+      {k: v for k, v in part.items() if k not in harmless} for part in flat
+    )
+    changes = _changes(past, now)
+    if changes:
+      fields = {'name': name, 'changes': changes}
+      text = (
+        f'evals.{name} is another evaluator from here on: numbers of {name}/… '
+        'before and after cannot be compared, and checkpoint.best compares '
+        'both; take another name for it to keep them apart:' + _listed(changes)
+      )
+      notes.append(Note('evaluator_change', fields, text))
+  return notes
+
+
+def refusal(where: str, changes: Changes) -> UserError:
+  """The message of a run that is refused, with everything that differs."""
+  return UserError(
+    f'{where} belongs to another run:{_listed(changes)}\nTake another '
+    '--workdir, or resume with the change by --allow_config_change.'
+  )
+
+
+def _completed(config: dict[str, Any]) -> dict[str, Any]:
+  with contextlib.suppress(UserError):  # keys that only another version knows
+    return config_lib.from_dict(config).to_dict()
+  return config
+
+
+def _changes(old: dict[str, Any], new: dict[str, Any]) -> Changes:
+  return {
+    key: (old.get(key), new.get(key))
+    for key in sorted({*old, *new})
+    if _plain(old.get(key)) != _plain(new.get(key))
+  }
+
+
+def _plain(value: Any) -> Any:
+  """Comparable: NaN is itself."""
+  return 'nan' if value != value else value
+
+
+def _listed(changes: Changes) -> str:
+  lines = []
+  for key, (old, new) in changes.items():
+    if key.endswith('class_names') and old and new:
+      lines.append(f'{key}: {names_differ(old, new)}')
+    else:
+      lines.append(f'{key}: {_short(old)} there, {_short(new)} now')
+  return ''.join(f'\n  {line}' for line in lines)
+
+
+def _short(value: Any) -> str:
+  text = repr(value)
+  return text if len(text) <= 200 else text[:200] + ' …'
+
+
+def _digest(value: Any) -> str:
+  return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
+
+
+def _version(package: str) -> str | None:
+  try:
+    return importlib.metadata.version(package)
+  except importlib.metadata.PackageNotFoundError:
+    return None

@@ -1,0 +1,140 @@
+"""One run a workdir: a second one is refused.
+
+On a local (or POSIX network) file system the lock is the kernel's and ends with
+the process, SIGKILL included. On object stores it is a lease that a thread
+renews; a run that was killed there blocks the next for at most its length, and
+not at all where the next starts on the same machine.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import pathlib
+import platform
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+
+from etils import epath
+
+from vit_jax.errors import UserError
+from vit_jax.files import paths
+
+LEASE_S = 120.0  # a lease not renewed for so long has ended
+
+
+@contextlib.contextmanager
+def hold(workdir: epath.Path) -> Iterator[None]:
+  """Holds the workdir's lock.
+
+  Raises:
+    UserError: another run holds it, or the workdir is not writable.
+  """
+  holder = {
+    'host': platform.node(),
+    'pid': os.getpid(),
+    'since': time.strftime('%F %T'),
+    'machine': _machine(),
+  }
+  with contextlib.ExitStack() as stack:
+    try:
+      if paths.is_remote(workdir):
+        stack.enter_context(_lease(workdir / 'lock.json', holder))
+      else:
+        stack.enter_context(_file_lock(workdir / '.lock', holder))
+    except UserError:
+      raise
+    except Exception as error:  # noqa: BLE001 (each store has its own errors)
+      raise UserError(
+        f'the workdir {workdir} cannot be locked: {paths.reason(error)}. '
+        'Give another --workdir.'
+      ) from error
+    yield
+
+
+def _machine() -> str | None:
+  """This boot of this machine, and the numbering of its processes."""
+  try:
+    boot = pathlib.Path('/proc/sys/kernel/random/boot_id').read_text().strip()
+    return f'{boot} {os.readlink("/proc/self/ns/pid")}'
+  except OSError:
+    return None
+
+
+def _has_ended(holder: dict[str, object]) -> bool:
+  """Whether the holder was a process of this machine that is no more."""
+  machine, pid = _machine(), holder.get('pid')
+  if machine is None or holder.get('machine') != machine:
+    return False
+  return isinstance(pid, int) and not pathlib.Path(f'/proc/{pid}').exists()
+
+
+def _refusal(workdir: epath.Path, holder: str) -> UserError:
+  return UserError(
+    f'another run works on {workdir}: {holder or "unknown"}. Wait for it or '
+    'stop it, or give another --workdir.'
+  )
+
+
+@contextlib.contextmanager
+def _file_lock(path: epath.Path, holder: dict[str, object]) -> Iterator[None]:
+  descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+  try:
+    try:
+      fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+      other = os.pread(descriptor, 1000, 0).decode(errors='replace')
+      raise _refusal(path.parent, other) from None
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, json.dumps(holder).encode(), 0)
+    yield
+  finally:
+    os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _lease(
+  path: epath.Path, holder: dict[str, object], lease_s: float = LEASE_S
+) -> Iterator[None]:
+  """Writes (owner, expiry) and keeps renewing it; ends by removing it."""
+  owner = uuid.uuid4().hex
+
+  def current() -> dict[str, object]:
+    try:
+      return json.loads(path.read_text())
+    except (FileNotFoundError, ValueError):  # none, or none that can be read
+      return {}
+
+  def renew() -> None:
+    lease = {**holder, 'owner': owner, 'expires': time.time() + lease_s}
+    path.write_text(json.dumps(lease))
+
+  def valid(lease: dict[str, object]) -> bool:
+    expires = lease.get('expires', 0.0)
+    live = isinstance(expires, float) and expires > time.time()
+    return live and not _has_ended(lease)
+
+  if valid(current()):
+    raise _refusal(path.parent, json.dumps(current()))
+  renew()
+  time.sleep(min(1.0, lease_s / 10))  # another may have written just then
+  if current().get('owner') != owner:
+    raise _refusal(path.parent, json.dumps(current()))
+  ended = threading.Event()
+
+  def keep() -> None:
+    while not ended.wait(lease_s / 4):
+      with contextlib.suppress(Exception):  # the next renewal may succeed
+        renew()
+
+  thread = threading.Thread(target=keep, daemon=True, name='lease')
+  thread.start()
+  try:
+    yield
+  finally:
+    ended.set()
+    thread.join()
+    with contextlib.suppress(Exception):  # then it ends by itself
+      path.unlink()

@@ -1,0 +1,91 @@
+"""SIGTERM, SIGINT or SIGHUP to any process: all stop at one step, saved.
+
+Several processes agree like this: all count their calls of `reached`. Once one
+has a signal, each tells the others how far it has counted, and does not go on
+before all have done so; they stop at the call after the furthest. (JAX's own
+agreement keeps one count a process, into which Orbax counts its saves too: a
+signal just after a save was lost.)
+"""
+
+import logging
+import os
+import signal
+import threading
+
+from vit_jax.errors import EXIT_PREEMPTED
+from vit_jax.run import interruption, peers
+from vit_jax.run.interruption import HERE
+
+log = logging.getLogger('vit_jax')
+__all__ = ('EXIT_PREEMPTED', 'Preemption', 'StopRequested')
+_AGREE_S = 120  # for all processes to tell how far they have counted
+_ASKED, _AGREED = 'vit_jax/asked/', 'vit_jax/agreed'
+
+
+class StopRequested(Exception):  # noqa: N818 (nothing went wrong)
+  """All processes have agreed to stop; what is going on is to be left."""
+
+
+class Preemption:
+  """Notices that the run is to end; make it once, before the loop."""
+
+  def __init__(self):
+    self._signal: int | None = None
+    self._alone = peers.client() is None
+    self._asked, self._stop_at = 0, None
+    self._counting = threading.Lock()
+    self._is_over = False
+    self._took = not HERE.installed
+    if self._took:  # not within one of the commands
+      HERE.install()
+    HERE.react = self._react
+    if not self._alone:
+      peers.on_stop(self._agree)
+
+  def reached(self) -> bool:
+    """Whether all processes stop here.
+
+    They agree on one of these calls, so all must make the same ones: at every
+    step, and at every batch of an evaluation. Once True it stays True.
+    """
+    if self._alone:
+      return self._signal is not None
+    with self._counting:
+      self._asked += 1
+      return self._stop_at is not None and self._asked >= self._stop_at
+
+  def check(self) -> None:
+    """Raises StopRequested where `reached` is True."""
+    if self.reached():
+      raise StopRequested
+
+  def close(self) -> None:
+    """The run has ended: a signal changes nothing any more."""
+    self._is_over = True
+    if self._took:
+      HERE.release()
+      HERE.react = interruption.leave_early
+
+  def _react(self, number: int) -> None:
+    """In the thread that gets signals."""
+    name = signal.Signals(number).name
+    if self._signal is not None:
+      log.warning('%s again: exiting at once, nothing more is saved', name)
+      os._exit(128 + number)
+    self._signal = number
+    if self._is_over:
+      log.warning('%s: the run has ended already; again to exit at once', name)
+      return
+    log.warning('%s: stopping and saving; again to exit at once', name)
+    if not self._alone:
+      peers.say_stop()
+
+  def _agree(self) -> None:
+    """In the thread that listens to the other processes."""
+    service = peers.client()
+    with self._counting:  # `reached` waits for the others meanwhile
+      service.key_value_set(f'{_ASKED}{peers.index()}', str(self._asked))
+      service.wait_at_barrier(_AGREED, _AGREE_S * 1000)
+      counts = service.key_value_dir_get(_ASKED)
+      self._stop_at = 1 + max(int(count) for _, count in counts)
+    self._signal = self._signal or signal.SIGTERM

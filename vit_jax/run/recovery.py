@@ -1,0 +1,136 @@
+"""Bad steps: when to roll back, and which batches never to draw again.
+
+The decisions follow from each step's metrics alone, which are the same on every
+process, and from the rollbacks so far. Each is written to `events.jsonl` before
+it is carried out, and goes with every checkpoint saved after it; so a run that
+is killed in the middle takes the same way again. Nor does a damaged line change
+it: until the next checkpoint the same steps are bad again, and from then on the
+checkpoint knows.
+"""
+
+import dataclasses
+from typing import Any
+
+from vit_jax.config import durations, plugins
+from vit_jax.data.pipeline.order import batch_index
+from vit_jax.errors import DivergedError, check_range
+
+Rollback = dict[str, Any]  # from and back to which step, batches to skip
+
+
+@plugins.operational(
+  *('max_rollbacks', 'sdc_every', 'slow_hosts_every'),
+  *('watchdog_factor', 'watchdog_min_s', 'watchdog_pause_s'),
+)
+@dataclasses.dataclass(frozen=True)
+class Recovery:
+  """What a run does about bad steps.
+
+  A bad step (loss or gradient not finite, or a spike) never changes parameters;
+  see `step.Trainer.train_step`.
+
+  Attributes:
+    max_skipped: bad steps in a row that are only skipped; one more rolls back.
+    spike_factor: a loss above this many times the mean of recent ones is bad.
+    max_rollbacks: in the whole run; one more ends it with exit code 43.
+    sdc_every: duration between replays of a step that look for silent data
+      corruption; '0 steps' for none.
+    slow_hosts_every: duration between comparisons of the hosts' own times;
+      '0 steps' for none.
+    watchdog_factor: times the median step that a step may take.
+    watchdog_min_s: seconds that a step may take in any case.
+    watchdog_eval_s: seconds that a batch of an evaluation may take, the first
+      with opening the data and compiling.
+    watchdog_pause_s: seconds that anything else may take.
+  """
+
+  max_skipped: int = dataclasses.field(default=3, kw_only=True)
+  spike_factor: float | None = dataclasses.field(default=None, kw_only=True)
+  max_rollbacks: int = dataclasses.field(default=3, kw_only=True)
+  sdc_every: str = dataclasses.field(default='0 steps', kw_only=True)
+  slow_hosts_every: str = dataclasses.field(default='500 steps', kw_only=True)
+  watchdog_factor: float = dataclasses.field(default=20.0, kw_only=True)
+  watchdog_min_s: float = dataclasses.field(default=300.0, kw_only=True)
+  watchdog_eval_s: float = dataclasses.field(default=1800.0, kw_only=True)
+  watchdog_pause_s: float = dataclasses.field(default=7200.0, kw_only=True)
+
+  def __post_init__(self):
+    for key in ('max_skipped', 'max_rollbacks'):
+      check_range(f'recovery.{key}', getattr(self, key), at_least=0)
+    check_range('recovery.spike_factor', self.spike_factor, above=1)
+    for key in ('factor', 'min_s', 'pause_s', 'eval_s'):
+      key = f'watchdog_{key}'
+      check_range(f'recovery.{key}', getattr(self, key), above=0)
+    for key in ('sdc_every', 'slow_hosts_every'):
+      durations.check(f'recovery.{key}', getattr(self, key))
+
+
+class RollbackError(Exception):
+  """Too many bad steps in a row: back to the last checkpoint.
+
+  Attributes:
+    step: updates completed at the last of them.
+    streak: how many there were.
+  """
+
+  def __init__(self, step: int, streak: int):
+    super().__init__(f'{streak} bad steps in a row up to step {step}')
+    self.step, self.streak = step, streak
+
+
+def rollbacks(
+  saved: list[Rollback], events: list[dict[str, Any]]
+) -> tuple[list[Rollback], list[Rollback]]:
+  """All rollbacks of a run that resumes, in their order.
+
+  Args:
+    saved: with the checkpoint.
+    events: of events.jsonl, without damaged lines.
+
+  Returns:
+    Those of the checkpoint, and after them what only events.jsonl has; and
+    those of the checkpoint that events.jsonl lacks.
+  """
+  written = [
+    {key: event[key] for key in ('from', 'step', 'skip')}
+    for event in events
+    if event['event'] == 'rollback'
+  ]
+  later = [each for each in written if each not in saved]
+  return saved + later, [each for each in saved if each not in written]
+
+
+def skip_list(known: list[Rollback]) -> tuple[int, ...]:
+  """Batches never to be drawn: those that every rollback so far named."""
+  return tuple(sorted({b for rollback in known for b in rollback['skip']}))
+
+
+def rollback(
+  error: RollbackError,
+  known: list[Rollback],
+  restored_step: int,
+  recovery: Recovery,
+) -> Rollback:
+  """What a rollback writes down, and every later checkpoint holds.
+
+  Args:
+    error: the bad steps.
+    known: rollbacks so far.
+    restored_step: of the checkpoint that the run goes back to.
+    recovery: its limits.
+
+  Raises:
+    DivergedError: there were as many rollbacks as allowed.
+  """
+  skipped = skip_list(known)
+  # The step that completed `s` updates drew the batch after s - 1 updates.
+  # Batches before the checkpoint are over: skipping them shifts those to come.
+  first = max(error.step - error.streak, restored_step)
+  batches = [batch_index(step, skipped) for step in range(first, error.step)]
+  if len(known) >= recovery.max_rollbacks:
+    raise DivergedError(
+      f'{error}, after {len(known)} rollback(s). Batches {batches} were the '
+      'last; look at metrics.jsonl and events.jsonl, at these batches (preview '
+      '--start_step), and at schedule.base_lr and optimizer.clip_norm.'
+    )
+  return {'from': error.step, 'step': restored_step, 'skip': batches}

@@ -1,0 +1,221 @@
+"""The processes of a run: how they find each other, what they run on."""
+
+import ctypes
+import datetime
+import importlib.metadata
+import logging
+import math
+import os
+import pathlib
+import platform
+import re
+import subprocess
+import sys
+from typing import Any
+
+import jax
+from absl import logging as absl_logging
+from etils import epath
+
+from vit_jax.errors import UserError, check_range
+from vit_jax.run import peers
+from vit_jax.run.interruption import HERE
+
+log = logging.getLogger('vit_jax')
+_PACKAGES = (
+  *('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'libtpu'),
+  *('tensorflow-datasets', 'ml-collections', 'clu', 'numpy'),
+)
+
+
+def start_distributed(
+  coordinator_address: str | None = None,
+  num_processes: int | None = None,
+  process_id: int | None = None,
+) -> None:
+  """Joins the processes of a run, where there are several.
+
+  With flags, by them; under SLURM with several tasks, or on Cloud TPU, by what
+  JAX finds there; else this process is alone.
+
+  Raises:
+    UserError: flags that name no process of a run.
+  """
+  _check_processes(coordinator_address, num_processes, process_id)
+  joined = join(coordinator_address, num_processes, process_id)
+  if joined and jax.process_count() > 1:
+    log.info('process %d of %d', jax.process_index(), jax.process_count())
+
+
+def join(
+  coordinator_address: str | None,
+  num_processes: int | None,
+  process_id: int | None,
+  timeout_s: int = 300,
+) -> bool:
+  """Meets the other processes, and listens to them; False if there are none."""
+  if coordinator_address is None and not _found_by_jax():
+    return False
+  with peers.losses_reported():
+    jax.distributed.initialize(
+      coordinator_address,
+      num_processes,
+      process_id,
+      initialization_timeout=timeout_s,
+      heartbeat_timeout_seconds=peers.HEARTBEAT_S,
+    )
+  if HERE.installed or peers.client() is not None:
+    HERE.install()  # JAX has put a handler of its own in the place of SIGTERM's
+    HERE.react = peers.leave_interrupted
+  peers.listen()
+  return True
+
+
+def _check_processes(
+  coordinator_address: str | None,
+  num_processes: int | None,
+  process_id: int | None,
+) -> None:
+  """Refuses what JAX would pass over, or end with a traceback for."""
+  check_range('--num_processes', num_processes, at_least=1)
+  last = math.inf if num_processes is None else num_processes - 1
+  check_range('--process_id', process_id, at_least=0, at_most=last)
+  if coordinator_address is None:
+    if (num_processes or 1) > 1 or process_id:
+      raise UserError(
+        f'--num_processes={num_processes} --process_id={process_id} without '
+        '--coordinator_address: give all three, with the same HOST:PORT of '
+        'process 0 on all processes, or none where this process is alone.'
+      )
+    return
+  if not re.fullmatch(r'.+:\d+', coordinator_address):
+    raise UserError(
+      f'--coordinator_address is {coordinator_address!r}; give HOST:PORT of '
+      'process 0.'
+    )
+  if not _found_by_jax() and None in (num_processes, process_id):
+    raise UserError(
+      '--coordinator_address needs --num_processes=N and --process_id=I '
+      f'(0 to N - 1) beside it; got {num_processes} and {process_id}.'
+    )
+
+
+def _found_by_jax() -> bool:
+  return int(os.environ.get('SLURM_NTASKS', '1')) > 1 or _on_tpu()
+
+
+def cache_compilations() -> None:
+  """Keeps compiled programs on disk, so that a restart compiles nothing.
+
+  In $JAX_COMPILATION_CACHE_DIR, else ~/.cache/vit_jax/compiled. Not on a CPU,
+  whose programs are for one machine's instructions; and
+  JAX_ENABLE_COMPILATION_CACHE=false turns it off.
+  """
+  config: Any = jax.config
+  if jax.default_backend() != 'cpu' and not config.jax_compilation_cache_dir:
+    folder = pathlib.Path.home() / '.cache/vit_jax/compiled'
+    jax.config.update('jax_compilation_cache_dir', str(folder))
+
+
+def keep_host_memory() -> None:
+  """Where there is only a CPU, keeps freed memory for the next step.
+
+  XLA's CPU backend allocates a step's buffers anew each time. glibc gives such
+  large ones back to the system, which then has to clear every page of them
+  again: a third of all processor time in a small model's step. Must come
+  before any thread of JAX's is started. Compilation, which allocates from many
+  threads at once, is slower for it. Does nothing where the user has set glibc's
+  MALLOC_ variables.
+  """
+  accelerator = _on_tpu() or pathlib.Path('/dev/nvidia0').exists()
+  given = any(name.startswith('MALLOC_') for name in os.environ)
+  if accelerator or given or platform.libc_ver()[0] != 'glibc':
+    return
+  mallopt = ctypes.CDLL(None).mallopt
+  for option, value in (
+    (-8, 1),  # M_ARENA_MAX: all threads share the one that can grow
+    (-4, 0),  # M_MMAP_MAX
+    (-1, -1),  # M_TRIM_THRESHOLD: never
+    (-2, 64 * 2**20),  # M_TOP_PAD
+  ):
+    mallopt(option, value)
+
+
+def _on_tpu() -> bool:
+  """Whether this machine has TPU chips that JAX will use."""
+  if os.environ.get('JAX_PLATFORMS', 'tpu').split(',')[0] != 'tpu':
+    return False
+  chips = any(
+    pathlib.Path(device).exists() for device in ('/dev/accel0', '/dev/vfio/0')
+  )
+  return chips and _version('libtpu') is not None
+
+
+def is_main() -> bool:
+  """Whether this process writes the run's files and log."""
+  return jax.process_index() == 0
+
+
+def process_file(path: epath.Path) -> epath.Path:
+  """The path for the main process; for others, with their number in it."""
+  if is_main():
+    return path
+  return path.with_suffix(f'.{jax.process_index()}{path.suffix}')
+
+
+def start_logging() -> None:
+  """Sends this package's log to stderr; other processes' warnings only."""
+  handler = logging.StreamHandler(sys.stderr)
+  handler.setFormatter(logging.Formatter('%(asctime)s %(message)s', '%H:%M:%S'))
+  log.handlers[:] = [handler]
+  log.propagate = False
+  log.setLevel(logging.INFO)
+  absl_logging.set_verbosity(absl_logging.ERROR)  # Orbax tells too much
+  # Its errors come as exceptions too, and its retries are no news.
+  logging.getLogger('gcsfs').setLevel(logging.CRITICAL)
+
+
+def describe_run() -> dict[str, Any]:
+  """What `run.json` records: versions, commit, devices, command, time."""
+  devices = jax.devices()
+  return {
+    'time': datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds'),
+    'command': [sys.executable, *sys.orig_argv[1:]],
+    'commit': _commit(),
+    'python': platform.python_version(),
+    'packages': {name: _version(name) for name in _PACKAGES},
+    'platform': devices[0].platform,
+    'device_kind': devices[0].device_kind,
+    'num_devices': len(devices),
+    'num_processes': jax.process_count(),
+    'hostname': platform.node(),
+  }
+
+
+def _version(package: str) -> str | None:
+  try:
+    return importlib.metadata.version(package)
+  except importlib.metadata.PackageNotFoundError:
+    return None
+
+
+def _commit() -> str | None:
+  """The commit of the code that runs, with '+' if files were changed."""
+  folder = pathlib.Path(__file__).parent
+
+  def git(*arguments: str) -> str:
+    return subprocess.run(
+      ['git', '-C', str(folder), *arguments],
+      capture_output=True,
+      text=True,
+      check=True,
+    ).stdout.strip()
+
+  try:
+    archived = (folder / 'commit.txt').read_text().strip()
+    if not archived.startswith('$'):  # `git archive` wrote the commit there
+      return archived
+    changed = git('status', '--porcelain', '--untracked-files=no')
+    return git('rev-parse', 'HEAD') + ('+' if changed else '')
+  except (OSError, subprocess.CalledProcessError):
+    return None

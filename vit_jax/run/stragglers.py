@@ -1,0 +1,99 @@
+"""Slow hosts: each host's own time, gathered from all and compared.
+
+All hosts of a run finish a step together, so the time of a step tells nothing
+about them. A host's own time does: what of it is not spent waiting for the
+devices goes into waiting for data and into the host's own work, and while one
+host does that all others wait for it.
+"""
+
+import contextlib
+import logging
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from vit_jax.run.ledger import Ledger
+
+log = logging.getLogger('vit_jax')
+_FACTOR = 2.0  # times the median host that a slow one takes at least,
+_SHARE = 0.1  # and the share of a step that this must be
+
+
+def slow_hosts(own_s: Sequence[float], step_s: float) -> list[int]:
+  """The processes whose own time a step stands out.
+
+  Args:
+    own_s: seconds a step of each process that were not spent waiting for
+      devices.
+    step_s: seconds a step takes.
+
+  Returns:
+    Numbers of the processes whose own time is at least twice that of the
+    median process and a tenth of a step longer, the slowest first.
+  """
+  middle = statistics.median_low(own_s)
+  slow = [
+    i
+    for i, own in enumerate(own_s)
+    if own >= _FACTOR * middle and own - middle >= _SHARE * step_s
+  ]
+  return sorted(slow, key=lambda i: -own_s[i])
+
+
+class HostTimes:
+  """Measures this process, and names the slow ones from time to time."""
+
+  def __init__(self, ledger: Ledger, every_steps: int):
+    """Begins to measure.
+
+    Args:
+      ledger: whose spans other than data_wait count as no part of a step; it
+        takes the event `slow_hosts`.
+      every_steps: between two comparisons; 0 for none.
+    """
+    self._ledger, self._every_steps = ledger, every_steps
+    self._active = every_steps > 0 and jax.process_count() > 1
+    self._reset()
+
+  def _reset(self) -> None:
+    self._start, self._steps = time.perf_counter(), 0
+    self._waited_s, self._paused_s = 0.0, self._pauses()
+
+  def _pauses(self) -> float:
+    totals = self._ledger.totals
+    return sum(s for kind, s in totals.items() if kind != 'data_wait')
+
+  @contextlib.contextmanager
+  def waiting(self) -> Iterator[None]:
+    """Around waiting for the devices."""
+    start = time.perf_counter()
+    yield
+    self._waited_s += time.perf_counter() - start
+
+  def step(self, step: int) -> None:
+    """`step` updates have finished; every process must say so."""
+    self._steps += 1
+    if not self._active or step % self._every_steps:
+      return
+    elapsed = time.perf_counter() - self._start
+    elapsed -= self._pauses() - self._paused_s
+    mine = [(elapsed - self._waited_s) / self._steps, elapsed / self._steps]
+    every = multihost_utils.process_allgather(np.array(mine, np.float32))
+    self._reset()
+    own, steps = every[:, 0].tolist(), every[:, 1].tolist()
+    slow = slow_hosts(own, statistics.median_low(steps))
+    if slow and jax.process_index() == 0:
+      named = [f'process {i} ({1000 * own[i]:.0f} ms a step)' for i in slow]
+      log.warning(
+        'slow host(s) up to step %d: %s in waiting for data and host work; the '
+        'median process takes %.0f ms of the %.0f ms of a step',
+        step,
+        ', '.join(named),
+        1000 * statistics.median_low(own),
+        1000 * statistics.median_low(steps),
+      )
+      self._ledger.event('slow_hosts', step=step, processes=slow, own_s=own)

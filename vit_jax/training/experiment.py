@@ -1,0 +1,331 @@
+"""A config made real: model, optimizer, mesh, data; nothing has run yet.
+
+`Experiment.build` touches no data, so a plan or an evaluation can use it too.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from vit_jax.arrays import flops, sharding
+from vit_jax.checkpoint import FORMAT
+from vit_jax.config import completion as config_lib
+from vit_jax.config import durations, plugins
+from vit_jax.config.completion import Config
+from vit_jax.data import fingerprint, matching
+from vit_jax.data.augment.transforms import EvalTransform, square
+from vit_jax.data.pipeline import stream
+from vit_jax.errors import UserError
+from vit_jax.evaluators import best
+from vit_jax.models.contract import Model
+from vit_jax.models.layers import positions
+from vit_jax.objectives.contract import Setting
+from vit_jax.run import bad_records, identity
+from vit_jax.run.ledger import Ledger
+from vit_jax.training.step import Trainer
+
+PyTree = Any
+
+
+class EvalSetting(NamedTuple):
+  """What an evaluator gets of the run it belongs to.
+
+  Attributes:
+    open_source: split → source.
+    transform: preprocessing of images.
+    predict: (params, batch) → {'features', 'logits'}.
+    mesh: the devices.
+    batch_size: of training.
+    reader: workers, prefetching, and what to do about bad records.
+    report: takes note of bad records.
+    check: called with every batch on every process; raises to end early.
+  """
+
+  open_source: Callable[[str], stream.Source]
+  transform: stream.Transform
+  predict: Callable[[PyTree, PyTree], dict[str, jax.Array]]
+  mesh: Mesh
+  batch_size: int
+  reader: stream.Reader
+  report: stream.Report = None
+  check: Callable[[], None] = lambda: None
+
+
+def constructor(section: Config, pattern: str) -> Callable[..., Any]:
+  """The constructor that a section's name stands for."""
+  name = section.name if '{name}' in pattern else ''
+  return plugins.resolve(pattern, name)
+
+
+def build_section(config: Config, section: str, *runtime: Any) -> Any:
+  """Builds what a section of the config describes."""
+  pattern = config_lib.SECTIONS[section]
+  return plugins.build(
+    constructor(config[section], pattern), config[section], *runtime
+  )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Experiment:
+  """Everything that a config describes, apart from its data.
+
+  Attributes:
+    config: completed.
+    mesh: of the devices.
+    trainer: objective, optimizer, schedule.
+    setting: what the objective was built with.
+    total_steps: updates in the whole training.
+  """
+
+  config: Config
+  mesh: Mesh
+  trainer: Trainer
+  setting: Setting
+  total_steps: int
+
+  @classmethod
+  def build(cls, config: Config, devices: Sequence[Any]) -> 'Experiment':
+    """Builds it for some devices.
+
+    Raises:
+      UserError: any value of the config that cannot be; see each constructor.
+    """
+    plugins.build(config_lib.top_level, config)
+    positions.check_method(config.position_resize)
+    mesh = build_section(config, 'mesh', devices)
+    _check_batch(config, mesh)
+    image_size = square(config.image_size)
+    for section in ('train', 'reader', 'recovery', 'log'):
+      build_section(config, section)
+    for section in ('augment', 'preprocess'):
+      build_section(config, section, image_size)
+    best.check(config)
+    model = build_section(config, 'model', config.num_classes)
+    model.check(image_size)
+    size = dict(
+      batch_size=config.batch_size, num_examples=config.train.num_examples
+    )
+    total = durations.to_steps(config.total, **size)
+    warmup = durations.to_steps(
+      config.schedule.warmup, total_steps=total, **size
+    )
+    schedule = build_section(config, 'schedule', total, warmup)
+    setting = Setting(
+      model=model,
+      image_size=image_size,
+      mix=build_section(config, 'mix', config.num_classes),
+      steps=functools.partial(durations.to_steps, total_steps=total, **size),
+    )
+    trainer = Trainer(
+      objective=build_section(config, 'objective', setting),
+      optimizer=build_section(config, 'optimizer', schedule),
+      schedule=schedule,
+      micro_batches=config.micro_batches,
+      average_decay=config.average_decay,
+      spike_factor=config.recovery.spike_factor,
+    )
+    experiment = cls(config, mesh, trainer, setting, total)
+    sections = [config.checkpoint, config.log, *config.evals.values()]
+    for section in sections:  # raises if one is no duration
+      experiment.steps(section.every)
+    return experiment
+
+  @property
+  def model(self) -> Model:
+    """The model of the objective."""
+    return self.setting.model
+
+  @property
+  def image_size(self) -> tuple[int, int]:
+    """(height, width), pixels."""
+    return self.setting.image_size
+
+  def steps(self, duration: str) -> int:
+    """A duration of this training, in updates."""
+    return self.setting.steps(duration)
+
+  @functools.cached_property
+  def image_flops(self) -> float:
+    """FLOPs of a training step for each image, see `flops.of_training`.
+
+    They are the objective's with the model's plain form: what kernels,
+    rematerialisation or padding cost beyond it is no use.
+    """
+    plain = self.setting._replace(model=self.model.reference)
+    objective = build_section(self.config, 'objective', plain)
+    batch = jax.tree.map(
+      lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype),
+      self.abstract_batch(),
+    )
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    params, extra = jax.eval_shape(objective.init, key, batch)
+    step = jax.ShapeDtypeStruct((), jnp.int32)
+    total = flops.of_training(
+      lambda *arguments: objective.loss(*arguments)[0],
+      *(params, extra, batch, key, step),
+    )
+    return total / self.config.batch_size
+
+  def abstract_batch(self) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shapes and shardings of a training batch."""
+    split = sharding.batch_sharding(self.mesh)
+    n = self.config.batch_size
+    numbers = jax.ShapeDtypeStruct((n,), jnp.int32, sharding=split)
+    batch = {
+      'image': jax.ShapeDtypeStruct(
+        (n, *self.image_size, 3), jnp.uint8, sharding=split
+      ),
+      'label': numbers,
+    }
+    if self.config.reader.on_bad_record == 'skip':
+      batch['replaced'] = numbers  # see data.stream.train_batches
+    return batch
+
+  def init_state(self, key: jax.Array) -> PyTree:
+    """The first state, as a function to be traced."""
+    return self.trainer.init_state(key, self.abstract_batch())
+
+  def abstract_state(self) -> PyTree:
+    """Shapes and shardings of the whole training state."""
+    key = jax.eval_shape(lambda: jax.random.key(0))  # nothing runs: see plan
+    shapes = jax.eval_shape(self.init_state, key)
+    rules = self.trainer.objective.sharding_rules
+    return sharding.with_shardings(
+      shapes, self.mesh, rules, self.config.mesh.zero1
+    )
+
+  def key(self) -> jax.Array:
+    """The run's random key, on every device."""
+    make = jax.jit(
+      lambda: jax.random.key(self.config.seed),
+      out_shardings=sharding.replicated(self.mesh),
+    )
+    return make()
+
+  def open_source(
+    self, split: str, class_names: Sequence[str] | None = None
+  ) -> stream.Source:
+    """Opens a split of the config's source.
+
+    Args:
+      split: in the TFDS way.
+      class_names: of the training data, to which labels are matched.
+
+    Raises:
+      UserError: it has more classes than the head, or others than those of
+        the training data; what the source raises.
+    """
+    source = build_section(self.config, 'source', split)
+    if source.num_classes > self.config.num_classes:
+      raise UserError(
+        f'{source.name} has {source.num_classes} classes and the head '
+        f'{self.config.num_classes}: set --config.num_classes='
+        f'{source.num_classes}.'
+      )
+    if class_names is None:
+      return source
+    return matching.matched(source, class_names, 'the training data')
+
+  def open_train_source(self) -> stream.Source:
+    """Opens the training split and checks its size.
+
+    Raises:
+      UserError: its size is not `train.num_examples`.
+    """
+    train = self.config.train
+    source = self.open_source(train.split)
+    if len(source) != train.num_examples:
+      raise UserError(
+        f'{source.name} has {len(source)} examples, and config.train.'
+        f'num_examples is {train.num_examples}, of which epochs and the '
+        f'schedule are made: set --config.train.num_examples={len(source)}.'
+      )
+    return source
+
+  def train_batches(
+    self,
+    source: stream.Source,
+    start_step: int,
+    ledger: Ledger | None = None,
+    skipped: tuple[int, ...] = (),
+  ) -> stream.Stream:
+    """The stream of training batches after `start_step` updates."""
+    return stream.train_batches(
+      source,
+      build_section(self.config, 'augment', self.image_size),
+      self.config.batch_size,
+      self.config.seed,
+      start_step,
+      self.mesh,
+      reader=build_section(self.config, 'reader'),
+      skipped=skipped,
+      report=bad_records.report_to(ledger),
+    )
+
+  def preprocess(self) -> EvalTransform:
+    """What evaluation does to images."""
+    return build_section(self.config, 'preprocess', self.image_size)
+
+  def evaluator(
+    self,
+    name: str,
+    ledger: Ledger,
+    check: Callable[[], None],
+    class_names: Sequence[str],
+  ) -> Any:
+    """Builds one of the config's evaluators; see `EvalSetting`.
+
+    Args:
+      name: in `config.evals`.
+      ledger: where bad records are listed.
+      check: called with every batch.
+      class_names: of the training data; labels are matched with them.
+
+    Raises:
+      UserError: what the evaluator raises, with its name.
+    """
+    section = self.config.evals[name]
+    setting = EvalSetting(
+      open_source=functools.partial(self.open_source, class_names=class_names),
+      transform=self.preprocess(),
+      predict=self.trainer.objective.predict,
+      mesh=self.mesh,
+      batch_size=self.config.batch_size,
+      reader=build_section(self.config, 'reader'),
+      report=bad_records.report_to(ledger),
+      check=check,
+    )
+    kind = constructor(section, config_lib.EVALS)
+    try:
+      return plugins.build(kind, section, setting)
+    except UserError as error:  # an evaluator does not know its name
+      raise UserError(f'config.evals.{name}: {error}') from error
+
+  def about(self, source: stream.Source) -> dict[str, Any]:
+    """What travels with a checkpoint, for those who only have that."""
+    config = self.config.to_dict()
+    keys = ('model', 'objective', 'preprocess', 'source', 'num_classes')
+    return {
+      'format': FORMAT,
+      **{key: config[key] for key in keys},
+      'image_size': list(self.image_size),
+      'class_names': list(source.class_names),
+      'record': identity.record(fingerprint.of(source)),
+      'config': config,
+    }
+
+
+def _check_batch(config: Config, mesh: Mesh) -> None:
+  split = mesh.shape['data'] * mesh.shape['fsdp']
+  parts = config.micro_batches
+  if parts < 1 or config.batch_size % (split * parts):
+    raise UserError(
+      f'batch_size {config.batch_size} is not divisible by data x fsdp x '
+      f'micro_batches = {mesh.shape["data"]} x {mesh.shape["fsdp"]} x {parts}: '
+      f'take a multiple of {split * max(parts, 1)}.'
+    )

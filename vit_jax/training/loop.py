@@ -1,0 +1,140 @@
+"""The training loop: restore or start; then step, log, evaluate, save."""
+
+import logging
+from typing import Any
+
+import jax
+from etils import epath
+
+from vit_jax.config.completion import Config
+from vit_jax.errors import PreemptedError
+from vit_jax.run.ledger import summarise
+from vit_jax.run.preemption import StopRequested
+from vit_jax.run.recovery import RollbackError
+from vit_jax.training.session import InitialParams, Session, open_session
+
+log = logging.getLogger('vit_jax')
+PyTree = Any
+Results = dict[str, float]
+
+
+def run(
+  config: Config,
+  workdir: epath.Path,
+  *,
+  initial_params: InitialParams = None,
+  profile: tuple[int, int] | None = None,
+  allow_changes: bool = False,
+) -> Results:
+  """Trains to the end, from the newest whole checkpoint if there is one.
+
+  Args:
+    config: completed.
+    workdir: of this run.
+    initial_params: makes the parameters that a new run starts from
+      (fine-tuning); by default they are fresh.
+    profile: trace the steps in [start, stop).
+    allow_changes: resume although the checkpoint is of another run.
+
+  Returns:
+    The last results of the evaluators.
+
+  Raises:
+    UserError: anything in the config, the data or the workdir that cannot be.
+    PreemptedError: a signal came; the state is saved.
+    StorageError: the last step could not be saved, or the newest not be read.
+    DivergedError: rolling back did not help.
+  """
+  with open_session(config, workdir, allow_changes) as session:
+    while True:
+      state, step = session.start(initial_params)
+      session.ledger.event('start', step=step)
+      try:
+        return _train(session, state, step, profile)
+      except RollbackError as error:
+        del state  # makes room for the one that is restored
+        session.roll_back(error)
+
+
+def _train(
+  session: Session,
+  state: PyTree,
+  step: int,
+  profile: tuple[int, int] | None,
+) -> Results:
+  """Steps from `step` updates completed to the end.
+
+  What is due follows from `step` alone, so a resumed run repeats what was
+  missed. The order makes crashes harmless: metrics are fetched, judged and on
+  disk before anything is saved.
+  """
+  total, recorder = session.experiment.total_steps, session.recorder()
+  first_step, results = step, {}
+  with session.train_batches(step) as batches:
+    while True:
+      due_evals, due_save = _due(session, step)
+      stop = session.preemption.reached()
+      if due_evals or due_save or stop:
+        recorder.drain()
+        fresh = {} if stop else _evaluate(session, due_evals, state)
+        stop = session.preemption.reached()  # perhaps in the evaluation
+        recorder.evaluations(step, fresh)
+        results |= fresh
+        if due_save or stop:
+          session.save(step, state, fresh)
+      _profile(profile, step, session.workdir)
+      if stop or step == total:
+        session.finish_saving(step, state)
+        session.ledger.flush(step)
+        if stop and (step < total or due_evals and not fresh):
+          raise PreemptedError(f'stopped at step {step} of {total}; saved')
+        break
+      with session.ledger.span('data_wait'):
+        batch = next(batches)
+      state, step_metrics = session.step(state, batch, step)
+      step += 1
+      recorder.append(step, step_metrics)
+  log.info('%s', recorder.summary(step - first_step, results))
+  log.info('%s', summarise(session.events()).line())
+  return results
+
+
+def _due(session: Session, step: int) -> tuple[list[str], bool]:
+  """The evaluators due after `step` updates, and whether to save."""
+  config, experiment = session.config, session.experiment
+
+  def due(every: str) -> bool:
+    interval = experiment.steps(every)
+    last = step == experiment.total_steps
+    return step > 0 and (last or interval > 0 and step % interval == 0)
+
+  evals = [name for name in config.evals if due(config.evals[name].every)]
+  save = due(config.checkpoint.every) or session.save_is_due(step)
+  return evals, save
+
+
+def _evaluate(session: Session, due: list[str], state: PyTree) -> Results:
+  """Runs evaluators on all weights that are worth it; see `Trainer.weights`.
+
+  A signal ends it without results; the resumed run evaluates again.
+  """
+  results = {}
+  for name in due:
+    for suffix, params in session.weights(state).items():
+      with session.doing('eval'):
+        try:
+          scores = session.evaluators[name].run(params)
+        except StopRequested:
+          return {}
+      results |= {f'{name}{suffix}/{key}': v for key, v in scores.items()}
+  return results
+
+
+def _profile(
+  span: tuple[int, int] | None, step: int, workdir: epath.Path
+) -> None:
+  if span and step == span[0]:
+    jax.profiler.start_trace(str(workdir / 'profile'))
+  if span and step == span[1]:
+    jax.profiler.stop_trace()
+    log.info('wrote the trace of steps %d to %d to %s/profile', *span, workdir)

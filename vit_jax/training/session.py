@@ -1,0 +1,299 @@
+"""What a run holds open: lock, ledger, watchdog, checkpoints, step."""
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from etils import epath
+from jax.experimental import multihost_utils
+
+from vit_jax.config.completion import Config
+from vit_jax.data.pipeline.reader import BadShare
+from vit_jax.errors import StorageError
+from vit_jax.files import paths
+from vit_jax.run import chips, lock, metrics, peers, recovery, runtime
+from vit_jax.run import ledger as ledger_lib
+from vit_jax.run import workdir as workdir_lib
+from vit_jax.run.ledger import Ledger
+from vit_jax.run.preemption import Preemption
+from vit_jax.run.recorder import Meter, Recorder
+from vit_jax.run.stragglers import HostTimes
+from vit_jax.run.watchdog import Watchdog
+from vit_jax.training import compiling, past, replay
+from vit_jax.training.experiment import Experiment, build_section
+
+log = logging.getLogger('vit_jax')
+PyTree = Any
+InitialParams = Callable[[Experiment], PyTree] | None
+
+
+class Session:
+  """One process's part in a run, from its start to its end."""
+
+  def __init__(
+    self,
+    config: Config,
+    workdir: epath.Path,
+    stack: contextlib.ExitStack,
+    allow_changes: bool,
+  ):
+    """Opens everything; `stack` closes it.
+
+    Raises:
+      UserError: anything in the config or the data that cannot be.
+    """
+    self.config, self.workdir = config, workdir
+    self.experiment = Experiment.build(config, jax.devices())
+    stack.enter_context(jax.set_mesh(self.experiment.mesh))
+    if runtime.is_main():
+      paths.try_out(workdir)
+      stack.enter_context(lock.hold(workdir))
+    self.events_path = workdir / 'events.jsonl'
+    self.ledger = Ledger(runtime.process_file(self.events_path))
+    self.recovery = build_section(config, 'recovery')
+    self.watchdog = Watchdog(
+      runtime.process_file(workdir / 'stacks.txt'),
+      factor=self.recovery.watchdog_factor,
+      min_s=self.recovery.watchdog_min_s,
+      pause_s=self.recovery.watchdog_pause_s,
+    )
+    stack.callback(self.watchdog.close)
+    self.hosts = HostTimes(
+      self.ledger, self.experiment.steps(self.recovery.slow_hosts_every)
+    )
+    self.preemption = Preemption()
+    stack.callback(self.preemption.close)
+    with self.doing('init'):
+      self._open_data()
+      about = self.experiment.about(self.source)
+      self.checkpoints = build_section(
+        config, 'checkpoint', workdir / 'checkpoints', about
+      )
+      stack.callback(self.checkpoints.close)
+      newest = self.checkpoints.latest_step()
+      past.check_end(workdir, newest, self.experiment)
+      notes = past.compare(
+        workdir, newest, about, config, allow_changes=allow_changes
+      )
+      self.key = self.experiment.key()
+      self.abstract_state = self.experiment.abstract_state()
+      compiling.describe(self.experiment, self.abstract_state)
+    with self.doing('compile'):
+      self.train_step = compiling.compile_step(self.experiment)
+    self._log = build_section(config, 'log')
+    self.writer = metrics.Writer(
+      workdir, self._log.tensorboard, runtime.is_main()
+    )
+    stack.callback(self.writer.close)
+    self._saved_at = time.monotonic()
+    self.rollbacks: list[recovery.Rollback] = []
+    self._results: dict[str, float] = {}  # of the evaluation saved last
+    if runtime.is_main():
+      self._record(about, notes)
+
+  def _open_data(self) -> None:
+    self.source = self.experiment.open_train_source()
+    known = (self.ledger, self._check_in_evaluation, self.source.class_names)
+    self.evaluators = {
+      name: self.experiment.evaluator(name, *known)
+      for name in self.config.evals
+    }
+
+  def _record(self, about: dict[str, Any], notes: list[past.Note]) -> None:
+    """Writes down what runs, and what is another since the last start."""
+    run = runtime.describe_run() | about['record']
+    workdir_lib.record(self.workdir, self.config, run)
+    for note in notes:
+      log.warning('%s', note.text)
+      self.ledger.event(note.kind, **note.fields)
+
+  @contextlib.contextmanager
+  def doing(self, kind: str) -> Iterator[None]:
+    """Accounts for work that is not a step, and gives it the time it needs."""
+    seconds = self.recovery.watchdog_eval_s if kind == 'eval' else None
+    with self.ledger.span(kind), self.watchdog.pause(seconds):
+      yield
+
+  def _check_in_evaluation(self) -> None:
+    """With every batch of an evaluation."""
+    self.watchdog.alive()
+    self.preemption.check()
+
+  def start(self, initial_params: InitialParams) -> tuple[PyTree, int]:
+    """The newest whole state, or a new one; and its number of updates.
+
+    Lines of metrics.jsonl beyond that step are set aside.
+    """
+    with self.doing('restore'):
+      restored = self.checkpoints.restore_latest(self.abstract_state)
+      if restored is None:
+        restored = self._new_state(initial_params), 0
+      else:
+        log.info('resuming at step %d', restored[1])
+      step = restored[1]
+      before = past.about(self.workdir, step)
+      self.rollbacks = past.rollbacks(self.workdir, step, before)
+      if runtime.is_main():
+        self.writer.rewind(step, before.get('training_lines', 0))
+    return restored
+
+  def _new_state(self, initial_params: InitialParams) -> PyTree:
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, self.abstract_state)
+    experiment = self.experiment
+    if initial_params is None:
+      init = jax.jit(experiment.init_state, out_shardings=shardings)
+      return init(self.key)
+
+    def from_params(params: PyTree, key: jax.Array) -> PyTree:
+      batch = experiment.abstract_batch()
+      _, extra = experiment.trainer.objective.init(key, batch)
+      return experiment.trainer.state_of(params, extra)
+
+    init = jax.jit(from_params, donate_argnums=0, out_shardings=shardings)
+    return init(initial_params(experiment), self.key)
+
+  def weights(self, state: PyTree) -> dict[str, PyTree]:
+    """What evaluators judge; see `Trainer.weights`."""
+    return self.experiment.trainer.weights(state)
+
+  def recorder(self) -> Recorder:
+    """Takes the metrics of the steps to come."""
+    config, devices = self.config, self.experiment.mesh.devices
+    meter = Meter(
+      self.ledger,
+      config.batch_size,
+      devices.size,
+      self.experiment.image_flops,
+      chips.peak_flops(devices.flat[0].device_kind),
+    )
+    return Recorder(
+      self.writer,
+      meter,
+      self.ledger,
+      self.watchdog,
+      self.hosts,
+      BadShare(config.reader.max_bad_share, config.train.num_examples),
+      max_skipped=self.recovery.max_skipped,
+      every_steps=self.experiment.steps(self._log.every),
+      total_steps=self.experiment.total_steps,
+      steps_per_epoch=config.train.num_examples / config.batch_size,
+    )
+
+  def events(self) -> list[dict[str, Any]]:
+    """What events.jsonl holds so far."""
+    return ledger_lib.read(self.events_path)
+
+  def train_batches(self, step: int) -> Any:
+    """The batches after `step` updates, without those on the skip list."""
+    return self.experiment.train_batches(
+      self.source, step, self.ledger, recovery.skip_list(self.rollbacks)
+    )
+
+  def save_is_due(self, step: int) -> bool:
+    """By the clock of the main process, looked at with every log line."""
+    minutes = self.config.checkpoint.every_minutes
+    if minutes is None or step % self.experiment.steps(self._log.every):
+      return False
+    due = time.monotonic() - self._saved_at >= 60 * minutes
+    if jax.process_count() > 1:
+      due = bool(multihost_utils.broadcast_one_to_all(np.array(due)))
+    return due
+
+  def save(self, step: int, state: PyTree, results: dict[str, float]) -> None:
+    """Begins to save; what fails is reported and does not end the run."""
+    self._results = results
+    with self.doing('save'):
+      if not self.checkpoints.save(step, state, results, self._history()):
+        self.ledger.event('save_failed', step=step)
+    self._saved_at = time.monotonic()
+
+  def _history(self) -> dict[str, Any]:
+    """What a checkpoint holds beside the state, to be compared later."""
+    return {
+      'rollbacks': self.rollbacks,
+      'training_lines': self.writer.training_lines,
+    }
+
+  def finish_saving(self, step: int, state: PyTree) -> None:
+    """Waits for the last save; tries once more if it is not on disk.
+
+    Raises:
+      StorageError: it failed again.
+    """
+    with self.doing('save'):
+      self.checkpoints.settle()
+      if self.checkpoints.is_committed(step):
+        return
+      self.checkpoints.save(step, state, self._results, self._history())
+      self.checkpoints.settle()
+      if not self.checkpoints.is_committed(step):
+        raise StorageError(
+          f'step {step} could not be saved; {self.checkpoints.safe()}. Make '
+          'room, or mend what the log above names, and run the same command '
+          'again.'
+        )
+
+  def step(
+    self, state: PyTree, batch: PyTree, step: int
+  ) -> tuple[PyTree, PyTree]:
+    """One update; from time to time twice, to compare the bits."""
+    every = self.experiment.steps(self.recovery.sdc_every)
+    if not every or (step + 1) % every:
+      with self.hosts.waiting():  # where the devices' queue is full
+        return self._update(state, batch)
+    state, step_metrics, differing = replay.twice(
+      self._update, state, batch, self.experiment.mesh
+    )
+    if differing:
+      self.ledger.event('sdc', step=step + 1, leaves=differing)
+      raise RuntimeError(
+        f'silent data corruption: step {step + 1} computed twice gives other '
+        f'bits in {len(differing)} leaves ({differing[0]}, …) on some of '
+        f'{jax.devices()}. Take the machine out and resume.'
+      )
+    return state, step_metrics
+
+  def _update(self, state: PyTree, batch: PyTree) -> tuple[PyTree, PyTree]:
+    """The compiled step; all that it takes is on the devices already."""
+    with jax.transfer_guard('disallow'):
+      return self.train_step(state, batch, self.key)
+
+  def roll_back(self, error: recovery.RollbackError) -> None:
+    """Writes the rollback down; the next `start` carries it out.
+
+    Raises:
+      DivergedError: no more rollbacks are allowed.
+    """
+    log.warning('%s: rolling back to the last checkpoint', error)
+    with self.doing('save'):
+      self.checkpoints.settle()
+    fields = recovery.rollback(
+      error, self.rollbacks, self.checkpoints.latest_step() or 0, self.recovery
+    )
+    if runtime.is_main():
+      self.ledger.event('rollback', **fields)
+    if jax.process_count() > 1:
+      multihost_utils.sync_global_devices('rollback is written')
+
+
+@contextlib.contextmanager
+def open_session(
+  config: Config, workdir: epath.Path, allow_changes: bool = False
+) -> Iterator[Session]:
+  """Opens a run in its workdir, and closes everything in the end.
+
+  Args:
+    config: completed.
+    workdir: of the run.
+    allow_changes: go on although its checkpoint is of another run.
+  """
+  with contextlib.ExitStack() as stack:
+    try:
+      yield Session(config, workdir, stack, allow_changes)
+    except Exception as error:
+      peers.announce(error)
+      raise
