@@ -11,7 +11,7 @@ from vit_jax import checkpoint, convert, load_pretrained
 from vit_jax.arrays import sharding, tree
 from vit_jax.errors import UserError
 from vit_jax.models.vit import Model
-from vit_jax.weights import pretrained
+from vit_jax.weights import contract, pretrained
 from vit_jax.weights.formats import npz
 
 LEAF = 'encoder/layers/mlp/fc1/kernel'
@@ -27,14 +27,14 @@ def saved(request, tmp_path):
     flat[leaf] = flat[leaf].at[..., 0, 1].set(value)
     params = tree.unflatten(flat)
     file = tmp_path / 'small.npz'
-    npz.save(str(file), params)
+    npz.save(str(file), params, {})
     if request.param == 'npz':
       return str(file)
     about = pretrained.find(str(_finite(tmp_path))).about
     mesh = sharding.make_mesh(jax.devices()[:1])
-    host = jax.tree.map(np.asarray, params)
-    places = sharding.with_shardings(jax.eval_shape(lambda: params), mesh)
-    placed = jax.tree.map(pretrained.place, host, places)
+    arrays = jax.tree.map(np.asarray, params)
+    places = sharding.with_shardings(jax.eval_shape(lambda: params), mesh, ())
+    placed = jax.tree.map(host.place, arrays, places)
     checkpoint.export_params(tmp_path / 'exported', placed, about)
     return str(tmp_path / 'exported')
 
@@ -44,7 +44,7 @@ def saved(request, tmp_path):
 def _finite(folder):
   """A file whose `about` can be taken over."""
   params = tiny_vit.noise_params(Model(5, **tiny_vit.SIZES), (8, 8))
-  npz.save(str(folder / 'finite.npz'), params)
+  npz.save(str(folder / 'finite.npz'), params, {})
   return folder / 'finite.npz'
 
 
@@ -86,7 +86,7 @@ def test_an_average_that_is_not_finite(tmp_path):
   abstract = source.abstract_params(mesh)
   params = jax.tree.map(lambda leaf: leaf * jnp.nan, source.load(abstract))
   source = pretrained._checked(
-    pretrained.Pretrained('x', {}, source.load, lambda _: params)
+    contract.Pretrained('x', {}, source.load, lambda _: params)
   )
   with pytest.raises(UserError, match='more leaves'):
     source.load_average(abstract)

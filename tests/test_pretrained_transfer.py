@@ -7,11 +7,11 @@ import scipy.ndimage
 import tiny_vit
 from minimal_config import completed
 
-from vit_jax.arrays import sharding, tree
+from vit_jax.arrays import host, sharding, tree
 from vit_jax.errors import UserError
 from vit_jax.models.vit import Model
 from vit_jax.training.experiment import Experiment
-from vit_jax.weights import pretrained
+from vit_jax.weights import contract, pretrained, transfer
 
 SIZES = dict(patch_size=4, width=16, depth=2, mlp_dim=24, num_heads=2)
 ABOUT = {
@@ -29,9 +29,9 @@ def weights(image_size, **changes):
   params = tiny_vit.noise_params(model, (image_size[0], image_size[-1]))
 
   def load(abstract):
-    return jax.tree.map(pretrained.place, jax.device_get(params), abstract)
+    return jax.tree.map(host.place, jax.device_get(params), abstract)
 
-  return pretrained.Pretrained('here', about, load, lambda _: None), params
+  return contract.Pretrained('here', about, load, lambda _: None), params
 
 
 def experiment(image_size, **changes):
@@ -70,7 +70,7 @@ def test_fine_tuning_starts_from_the_body(old, new):
   source, params = weights(old)
   target = experiment(new)
   with jax.set_mesh(target.mesh):
-    result = tree.flatten(pretrained.transfer(source, target, 'aligned'))
+    result = tree.flatten(transfer.transfer(source, target, 'aligned'))
   wanted = tree.flatten(target.abstract_state().params)
   assert {k: v.shape for k, v in result.items()} == {
     k: v.shape for k, v in wanted.items()
@@ -99,7 +99,7 @@ def test_a_picture_of_a_picture():
   params['position']['embedding'] = np.asarray(rows, np.float32)
   target = experiment((8, 16), pool='gap')
   with jax.set_mesh(target.mesh):
-    moved = pretrained.transfer(source, target, 'aligned')
+    moved = transfer.transfer(source, target, 'aligned')
   image = np.random.default_rng(1).uniform(-1, 1, (1, 2, 1, 4, 4, 3))
   params, moved = (dict(p, head=params['head']) for p in (params, moved))
 
@@ -119,7 +119,7 @@ def test_fresh_parts_follow_the_seed():
   source, params = weights((8, 8), pre_logits=True)
   target = experiment((8, 8), pre_logits=True)
   with jax.set_mesh(target.mesh):
-    result = pretrained.transfer(source, target, 'aligned')
+    result = transfer.transfer(source, target, 'aligned')
     fresh = jax.jit(target.init_state)(target.key()).params
   for name in ('pre_logits', 'head'):
     jax.tree.map(np.testing.assert_array_equal, result[name], fresh[name])
@@ -137,7 +137,7 @@ def test_another_body_is_refused():
       UserError, match=r'mlp/fc1/bias: file \(2, 24\), .*\(2, 32\)'
     ),
   ):
-    pretrained.transfer(source, target, 'aligned')
+    transfer.transfer(source, target, 'aligned')
 
 
 def test_shapes_are_those_of_the_size_they_were_made_for():

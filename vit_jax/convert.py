@@ -10,12 +10,10 @@ import logging
 import jax
 from absl import flags
 
-from vit_jax import checkpoint
 from vit_jax.arrays import sharding
 from vit_jax.cli import process
 from vit_jax.errors import UserError
 from vit_jax.weights import pretrained
-from vit_jax.weights.formats import npz
 
 log = logging.getLogger('vit_jax')
 
@@ -45,10 +43,7 @@ def run(source_path: str, target_path: str, weights: str = 'params') -> None:
   params = load(abstract)
   if params is None:
     raise UserError(f'{source_path} kept no average of weights (ema).')
-  if target_path.endswith('.npz'):
-    npz.save(target_path, params)
-  else:
-    checkpoint.export_params(target_path, params, source.about)
+  pretrained.save(target_path, params, source.about)
   log.info('wrote %s', target_path)
 
 

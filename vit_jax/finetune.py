@@ -12,42 +12,55 @@ from typing import Any
 from absl import flags
 
 from vit_jax.cli import entry, process
-from vit_jax.config.completion import Config
+from vit_jax.config import plugins
+from vit_jax.config.completion import SECTIONS, Config
 from vit_jax.errors import UserError
-from vit_jax.models import vit
 from vit_jax.training.experiment import Experiment
 from vit_jax.weights import pretrained
+from vit_jax.weights.contract import Pretrained
+from vit_jax.weights.transfer import transfer
 
 log = logging.getLogger('vit_jax')
-_SIZES = ('patch_size', 'width', 'depth', 'mlp_dim', 'num_heads')
 
 
-def adopt_architecture(config: Config, source: pretrained.Pretrained) -> Config:
+def adopt_architecture(config: Config, source: Pretrained) -> Config:
   """The config with the architecture of the weights it starts from.
 
   Raises:
-    UserError: the config names another architecture.
+    UserError: the config names another model or another architecture.
   """
   section, theirs = config.model, source.model()
-  named = any(section[key] is not None for key in ('variant', *_SIZES))
-  if named:
-    values = {key: section[key] for key in vit.ARCHITECTURE}
-    ours = vit.Model(config.num_classes, **values)
+  name = source.about['model'].get('name', 'vit')
+  if section.name != name:
+    raise UserError(
+      f'{source.path} holds a model {name!r} and config.model.name is '
+      f'{section.name!r}: set --config.model.name={name}.'
+    )
+  constructor = plugins.resolve(SECTIONS['model'], section.name)
+  # What may be left out is what the weights decide.
+  open_keys = [
+    key
+    for key, parameter in plugins.keys(constructor).items()
+    if parameter.default is None
+  ]
+  if any(section[key] is not None for key in open_keys):
+    ours = plugins.build(constructor, section, config.num_classes)
     differing = [
-      f'{key}: {getattr(theirs, key)} there, {getattr(ours, key)} in the config'
-      for key in _SIZES
-      if getattr(theirs, key) != getattr(ours, key)
+      f'{key}: {value} there, {ours.architecture[key]} in the config'
+      for key, value in theirs.architecture.items()
+      if key in open_keys and ours.architecture[key] != value
     ]
     if differing:
+      named = next(key for key in open_keys if section[key] is not None)
       raise UserError(
         f'{source.path} is another model than config.model: '
-        f'{"; ".join(differing)}. Leave config.model.variant out to take the '
+        f'{"; ".join(differing)}. Leave config.model.{named} out to take the '
         'architecture of the weights.'
       )
   adopted = config.copy_and_resolve_references()
   with adopted.unlocked():
-    for key in (*_SIZES, 'pool', 'gelu'):
-      adopted.model[key] = getattr(theirs, key)
+    for key, value in theirs.architecture.items():
+      adopted.model[key] = value
   return adopted
 
 
@@ -66,11 +79,9 @@ def main(arguments: list[str]) -> None:
   entry.start(config, functools.partial(_initial_params, source))
 
 
-def _initial_params(
-  source: pretrained.Pretrained, experiment: Experiment
-) -> Any:
+def _initial_params(source: Pretrained, experiment: Experiment) -> Any:
   method = experiment.config.position_resize
-  return pretrained.transfer(source, experiment, method)
+  return transfer(source, experiment, method)
 
 
 if __name__ == '__main__':

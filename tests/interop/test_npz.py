@@ -163,11 +163,11 @@ def test_save_and_load_are_inverse(tmp_path):
   """What is written with official names comes back bit for bit."""
   reference = _reference(image_size=16)
   np.savez(tmp_path / 'a.npz', **_official(reference, LATER))
-  params = npz.load(str(tmp_path / 'a.npz')).params
-  npz.save(str(tmp_path / 'b.npz'), params)
+  params = npz.read(str(tmp_path / 'a.npz')).params
+  npz.save(str(tmp_path / 'b.npz'), params, {})
   with np.load(tmp_path / 'b.npz') as written:
     assert set(written.files) == set(_official(reference, ORIGINAL))
-  again = npz.load(str(tmp_path / 'b.npz')).params
+  again = npz.read(str(tmp_path / 'b.npz')).params
   assert tree.flatten(again).keys() == tree.flatten(params).keys()
   for path, leaf in tree.flatten(params).items():
     np.testing.assert_array_equal(leaf, tree.flatten(again)[path])
@@ -187,7 +187,7 @@ def test_bad_files_are_named(tmp_path):
     ('incomplete', 'encoder_norm/bias'),
   ):
     with pytest.raises(UserError, match=what) as error:
-      npz.load(str(tmp_path / f'{name}.npz'))
+      npz.read(str(tmp_path / f'{name}.npz'))
     assert name in str(error.value)
 
 
@@ -229,7 +229,7 @@ def _small():
 
 def _saved(path, **changes) -> str:
   """A file with those arrays, some of them changed."""
-  npz.save(str(path), _small())
+  npz.save(str(path), _small(), {})
   with np.load(path) as arrays:
     np.savez(path, **{**arrays, **changes})
   return str(path)
@@ -254,6 +254,6 @@ def test_arrays_that_are_no_weights(tmp_path, name, array, words):
   """Another rank or type is one message with path and name."""
   path = _saved(tmp_path / 'wrong.npz', **{name: array})
   with pytest.raises(UserError) as error:
-    npz.load(path)
+    npz.read(path)
   for word in (path, name.partition('encoderblock_1/')[2] or name, words):
     assert word in str(error.value)

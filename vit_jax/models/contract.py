@@ -45,6 +45,9 @@ class Model(Protocol):
       axis `model` splits); a regular expression and a number.
     apart: ends of the paths of stacked parameters whose gradients are best
       summed over micro-batches layer by layer.
+    architecture: keys of the config's `model` section that the parameters
+      decide, with their values; a fine-tuning takes them over. A config says
+      one of them itself where it is not None, and must then agree.
     reference: the same function of the same parameters by plain XLA operations
       alone. FLOPs are counted from it, and kernels compared with it.
   """
@@ -63,6 +66,9 @@ class Model(Protocol):
 
   @property
   def apart(self) -> tuple[str, ...]: ...
+
+  @property
+  def architecture(self) -> dict[str, Any]: ...
 
   @property
   def reference(self) -> 'Model': ...
@@ -116,6 +122,11 @@ class Defaults:
   sized: tuple[str, ...] = ()
   sharding_rules: tuple[tuple[str, int], ...] = ()
   apart: tuple[str, ...] = ()
+
+  @property
+  def architecture(self) -> dict[str, Any]:
+    """The config says it all."""
+    return {}
 
   @property
   def reference(self) -> Any:

@@ -1,82 +1,50 @@
-"""Trained weights from anywhere: a workdir, a step directory, an `.npz`."""
+"""Trained weights from anywhere and to anywhere; formats know the rest."""
 
 import dataclasses
-import functools
-import logging
+import importlib
+import re
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from etils import epath
-from jax.sharding import Mesh
 
-from vit_jax import checkpoint
 from vit_jax.arrays import sharding, tree
-from vit_jax.config import plugins
-from vit_jax.config.completion import SECTIONS
-from vit_jax.data.augment.transforms import EvalTransform, square
+from vit_jax.data.augment.transforms import square
 from vit_jax.errors import UserError
-from vit_jax.models import vit
-from vit_jax.models.layers import positions
-from vit_jax.objectives.contract import Setting
-from vit_jax.weights.formats import npz
+from vit_jax.weights.contract import Format, Pretrained
+from vit_jax.weights.formats import checkpoint, npz
+from vit_jax.weights.transfer import adapt
 
-log = logging.getLogger('vit_jax')
 PyTree = Any
-_FRESH = ('head/', 'pre_logits/')  # what fine-tuning does not take over
+# The first that matches counts; the last always matches.
+FORMATS = (Format.of(npz), Format.of(checkpoint))
 
 
-@dataclasses.dataclass(frozen=True)
-class Pretrained:
-  """Weights that can be loaded, and what is known about them.
+def format_of(path: str) -> tuple[Format, str]:
+  """The format of a path, and the path without the format's name.
 
-  Attributes:
-    path: where they come from.
-    about: model and objective (config sections), num_classes, image_size,
-      preprocess (config section), class_names; for a checkpoint also the whole
-      config.
-    load: (shapes with shardings) → parameters.
-    load_average: the same for the average of parameters, None if there is none.
+  Raises:
+    UserError: a module is named and there is none, or it is no format.
   """
-
-  path: str
-  about: dict[str, Any]
-  load: Callable[[PyTree], PyTree]
-  load_average: Callable[[PyTree], PyTree | None]
-
-  @property
-  def image_size(self) -> tuple[int, int]:
-    """(height, width) that the position embedding is made for, pixels."""
-    return square(tuple(self.about['image_size']))
-
-  def model(self, **changes: Any) -> Any:
-    """The model the weights belong to, with changes to its section."""
-    section = dict(self.about['model'], **changes)
-    section.setdefault('name', 'vit')
-    constructor = plugins.resolve(SECTIONS['model'], section['name'])
-    return plugins.build(constructor, section, self.about['num_classes'])
-
-  def objective(self, **changes: Any) -> Any:
-    """The objective with its model, for `predict`."""
-    section = self.about['objective']
-    constructor = plugins.resolve(SECTIONS['objective'], section['name'])
-    setting = Setting(self.model(**changes), self.image_size)
-    return plugins.build(constructor, section, setting)
-
-  def preprocess(self) -> EvalTransform:
-    """What evaluation does to images."""
-    return plugins.build(
-      EvalTransform, self.about['preprocess'], self.image_size
+  named = re.match(r'([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+):(?!//)(.+)', path)
+  if named is None:
+    return next(each for each in FORMATS if each.matches(path)), path
+  try:
+    module = importlib.import_module(named[1])
+  except ModuleNotFoundError as error:
+    raise UserError(
+      f'{path} names the format {named[1]}, and {error.name!r} cannot be '
+      'imported; give MODULE:PATH with a module on the Python path, or a path '
+      'alone.'
+    ) from error
+  missing = [name for name in Format._fields if not hasattr(module, name)]
+  if missing:
+    raise UserError(
+      f'{named[1]} is no format of weights: it lacks {", ".join(missing)}; see '
+      'vit_jax.weights.contract.Format.'
     )
-
-  def abstract_params(self, mesh: Mesh) -> PyTree:
-    """Shapes and shardings of the parameters on a mesh."""
-    objective = self.objective()
-    batch = {'image': jnp.zeros((1, *self.image_size, 3), jnp.uint8)}
-    params, _ = jax.eval_shape(lambda: objective.init(jax.random.key(0), batch))
-    return sharding.with_shardings(params, mesh, objective.sharding_rules)
+  return Format.of(module), named[2]
 
 
 def find(path: str) -> Pretrained:
@@ -85,29 +53,18 @@ def find(path: str) -> Pretrained:
   Raises:
     UserError: there is nothing there that can be loaded.
   """
-  if path.endswith('.npz'):
-    return _checked(_from_npz(path))
-  if epath.Path(path).expanduser().is_file():
-    raise UserError(
-      f'{path} is a file, and of files only official .npz are read: give one, '
-      'a workdir or a checkpoint step directory.'
-    )
-  step_dir = checkpoint.step_directory(path)
-  about = checkpoint.load_about(step_dir)
-  if about.get('format') not in checkpoint.READABLE:
-    raise UserError(
-      f'{step_dir} has the format {about.get("format")!r}, and this version '
-      f'reads {checkpoint.READABLE}: use the version of vit_jax that wrote it.'
-    )
-  log.info('weights from %s', step_dir)
-  return _checked(
-    Pretrained(
-      str(step_dir),
-      about,
-      functools.partial(checkpoint.load_params, step_dir),
-      functools.partial(checkpoint.load_average, step_dir),
-    )
-  )
+  form, place = format_of(path)
+  return _checked(form.load(place))
+
+
+def save(path: str, params: PyTree, about: dict[str, Any]) -> None:
+  """Writes weights in the format of the path.
+
+  Raises:
+    UserError: the format cannot hold them, or cannot be written.
+  """
+  form, place = format_of(path)
+  form.save(place, params, about)
 
 
 def _checked(source: Pretrained) -> Pretrained:
@@ -145,121 +102,14 @@ def _check_finite(path: str, params: PyTree) -> None:
     )
 
 
-def _from_npz(path: str) -> Pretrained:
-  weights = npz.load(path)
-  rows, columns = positions.square_grid(weights.num_patches)
-  patch = weights.sizes['patch_size']
-
-  def load(abstract: PyTree) -> PyTree:
-    wanted = {k: v.shape for k, v in tree.flatten(abstract).items()}
-    came = {k: v.shape for k, v in tree.flatten(weights.params).items()}
-    checkpoint.check_shapes(path, came, wanted)
-    return jax.tree.map(place, weights.params, abstract)
-
-  about = {
-    'format': checkpoint.FORMAT,
-    'model': {'name': 'vit', 'dtype': 'float32', **weights.sizes},
-    'objective': {'name': 'supervised'},
-    'num_classes': weights.num_classes,
-    'image_size': [rows * patch, columns * patch],
-    'preprocess': {},
-    'class_names': [f'class {i}' for i in range(weights.num_classes)],
-  }
-  return Pretrained(path, about, load, lambda abstract: None)
-
-
-def place(array: np.ndarray, leaf: jax.ShapeDtypeStruct) -> jax.Array:
-  """Puts a host array (the same on every process) where a leaf lives."""
-  cast = np.asarray(array, leaf.dtype)
-  return jax.make_array_from_callback(
-    leaf.shape, leaf.sharding, lambda index: cast[index]
-  )
-
-
-def to_host(array: jax.Array, mesh: Mesh) -> np.ndarray:
-  """The whole of a global array, on every process."""
-  gather = jax.jit(lambda x: x, out_shardings=sharding.replicated(mesh))
-  return np.asarray(gather(array))
-
-
-def resize_positions(
-  params: PyTree,
-  old_grid: tuple[int, int],
-  new_grid: tuple[int, int],
-  method: str,
-  mesh: Mesh,
-) -> PyTree:
-  """Interpolates `position/embedding`; says which way, and both grids."""
-  if tuple(old_grid) == tuple(new_grid):
-    return params
-  log.info(
-    'position embedding interpolated (%s) from %dx%d to %dx%d patches',
-    method,
-    *old_grid,
-    *new_grid,
-  )
-  old = to_host(params['position']['embedding'], mesh)
-  new = positions.resize(old, old_grid, new_grid, method)
-  shape = jax.eval_shape(lambda: jnp.asarray(new))
-  leaf = sharding.with_shardings({'position': {'embedding': shape}}, mesh, ())
-  return params | jax.tree.map(place, {'position': {'embedding': new}}, leaf)
-
-
-def transfer(source: Pretrained, experiment: Any, method: str) -> PyTree:
-  """Parameters for fine-tuning: the source's body, a fresh head.
-
-  Args:
-    source: of the weights.
-    experiment: of the fine-tuning; its pre-logits and head are initialised.
-    method: of resizing the position embedding.
-
-  Raises:
-    UserError: the body does not fit the experiment's model.
-  """
-  mesh = experiment.mesh
-  params = source.load(source.abstract_params(mesh))
-  old_grid = source.model().grid(source.image_size)
-  new_grid = experiment.model.grid(experiment.image_size)
-  params = resize_positions(params, old_grid, new_grid, method, mesh)
-  wanted = tree.flatten(experiment.abstract_state().params)
-  body = {
-    key: leaf
-    for key, leaf in tree.flatten(params).items()
-    if not key.startswith(_FRESH)
-  }
-  fresh_keys = [key for key in wanted if key.startswith(_FRESH)]
-
-  def fresh(key: jax.Array) -> dict[str, jax.Array]:
-    objective = experiment.trainer.objective
-    init = objective.init(key, experiment.abstract_batch())[0]
-    return {
-      key: leaf for key, leaf in tree.flatten(init).items() if key in fresh_keys
-    }
-
-  places = {key: wanted[key].sharding for key in fresh_keys}
-  flat = body | jax.jit(fresh, out_shardings=places)(experiment.key())
-  checkpoint.check_shapes(
-    source.path,
-    {key: leaf.shape for key, leaf in flat.items()},
-    {key: leaf.shape for key, leaf in wanted.items()},
-  )
-  log.info(
-    'weights taken over: %s; fresh: %s',
-    f'{tree.size(body):,}',
-    ', '.join(fresh_keys),
-  )
-  return tree.unflatten(flat)
-
-
 def load_pretrained(
   path: str,
   *,
   image_size: int | tuple[int, ...] | None = None,
-  gelu: str | None = None,
   dtype: str = 'float32',
-  remainder: str | None = None,
   position_resize: str = 'aligned',
-) -> tuple[vit.ViT, PyTree]:
+  **model: Any,
+) -> tuple[Any, PyTree]:
   """Loads a model and its parameters; the architecture follows from the file.
 
   >>> model, params = load_pretrained('B_16.npz', image_size=384)
@@ -269,31 +119,22 @@ def load_pretrained(
     path: an official .npz, a workdir or a checkpoint step directory.
     image_size: pixels, one number or (height, width); by default what the
       weights were made for. Position embeddings are interpolated to it.
-    gelu: 'tanh' (default for .npz) or 'exact'.
     dtype: of computation, 'float32' or 'bfloat16'.
-    remainder: 'error' or 'drop', see `models.vit.Model`.
-    position_resize: 'aligned' or 'bicubic', see `models.posemb.resize`.
+    position_resize: 'aligned' or 'bicubic', see `models.layers.positions`.
+    **model: other keys of the model's config section, such as gelu='exact'.
 
   Returns:
-    The Flax module and its parameters (float32).
+    The model and its parameters (float32); see `models.contract.Model`.
 
   Raises:
     UserError: the file cannot be loaded, or the size does not fit the patch.
   """
   source = find(path)
-  changes: dict[str, Any] = {'dtype': dtype}
-  changes |= {'gelu': gelu} if gelu else {}
-  changes |= {'remainder': remainder} if remainder else {}
-  model = source.model(**changes)
+  built = source.model(dtype=dtype, **model)
   mesh = sharding.make_mesh(jax.local_devices()[:1])
-  params = source.load(source.abstract_params(mesh))
+  params = source.backbone(source.load(source.abstract_params(mesh)))
   if image_size is not None:
-    as_tuple = (image_size,) if isinstance(image_size, int) else image_size
-    params = resize_positions(
-      params,
-      source.model().grid(source.image_size),
-      model.grid(square(as_tuple)),
-      position_resize,
-      mesh,
-    )
-  return model, params
+    sides = (image_size,) if isinstance(image_size, int) else image_size
+    sizes = source.image_size, square(sides)
+    params = adapt(params, built, *sizes, position_resize, mesh)
+  return built, params

@@ -15,12 +15,14 @@ class PositionEmbedding(nn.Module):
   """A learned embedding of each slot (section 3.1; N(0, 0.02))."""
 
   @nn.compact
-  def __call__(self, slots: int, width: int) -> Float[Array, '1 t d']:
+  def __call__(
+    self, slots: int, width: int
+  ) -> Float[Array | np.ndarray, '1 t d']:
     """The embeddings of all slots."""
     init = nn.initializers.normal(0.02)
     return self.param('embedding', init, (1, slots, width))
 
-  def first(self, slots: int) -> Float[Array, '1 s d']:
+  def first(self, slots: int) -> Float[Array | np.ndarray, '1 s d']:
     """Those of the first slots, where the number of all is not known."""
     return self.get_variable('params', 'embedding')[:, :slots]
 

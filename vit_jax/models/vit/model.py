@@ -11,8 +11,6 @@ from vit_jax.models.layers import transformer
 from vit_jax.models.vit import sizes as sizes_lib
 from vit_jax.models.vit.module import ViT
 
-# What a checkpoint decides about its model; a fine-tuning run takes these over.
-ARCHITECTURE = ('variant', *sizes_lib.NAMES, 'pool', 'gelu')
 _CHOICES = {
   'pool': ('token', 'gap', 'map'),
   'gelu': ('tanh', 'exact'),

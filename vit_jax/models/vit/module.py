@@ -14,6 +14,7 @@ from vit_jax.models.layers import transformer
 from vit_jax.models.layers.linear import Linear
 from vit_jax.models.layers.pooling import MapHead
 from vit_jax.models.layers.positions import PositionEmbedding, resize
+from vit_jax.models.vit import sizes
 
 Images = Float[Array | np.ndarray, 'n y x c']
 Tokens = Float[Array, 'n t d']
@@ -237,6 +238,12 @@ class ViT(nn.Module):
     if self.unroll < self.depth:
       return ()
     return tuple(f'layers/{n}/kernel' for n in (*_MATRICES, 'attention/out'))
+
+  @property
+  def architecture(self) -> dict[str, Any]:
+    """Sizes, pooling, and the kind of GELU, which no shape shows."""
+    names = (*sizes.NAMES, 'pool', 'gelu')
+    return {name: getattr(self, name) for name in names}
 
   @property
   def reference(self) -> 'ViT':

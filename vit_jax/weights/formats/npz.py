@@ -10,12 +10,17 @@ import dataclasses
 import re
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
+from vit_jax import checkpoint
 from vit_jax.arrays import tree
+from vit_jax.arrays.host import place
 from vit_jax.errors import UserError
 from vit_jax.files import paths
+from vit_jax.models.layers import positions
+from vit_jax.weights.contract import Pretrained
 from vit_jax.weights.formats import npz_arrays as arrays_lib
 
 PyTree = Any
@@ -91,7 +96,7 @@ def _layer_names(numbering: tuple[int, int, int]) -> dict[str, str]:
   }
 
 
-def load(path: str) -> Weights:
+def read(path: str) -> Weights:
   """Reads official weights of a plain ViT; the sizes follow from the arrays.
 
   Args:
@@ -178,16 +183,47 @@ def _float32(
     return np.asarray(array, np.float32)
 
 
-def save(path: str, params: PyTree) -> None:
+def matches(path: str) -> bool:
+  """By the file's ending."""
+  return path.endswith('.npz')
+
+
+def load(path: str) -> Pretrained:
+  """Looks at a file; see `read`, also for what it raises."""
+  weights = read(path)
+  rows, columns = positions.square_grid(weights.num_patches)
+  patch = weights.sizes['patch_size']
+
+  def put(abstract: PyTree) -> PyTree:
+    wanted = {k: v.shape for k, v in tree.flatten(abstract).items()}
+    came = {k: v.shape for k, v in tree.flatten(weights.params).items()}
+    checkpoint.check_shapes(path, came, wanted)
+    return jax.tree.map(place, weights.params, abstract)
+
+  about = {
+    'format': checkpoint.FORMAT,
+    'model': {'name': 'vit', 'dtype': 'float32', **weights.sizes},
+    'objective': {'name': 'supervised'},
+    'num_classes': weights.num_classes,
+    'image_size': [rows * patch, columns * patch],
+    'preprocess': {},
+    'class_names': [f'class {i}' for i in range(weights.num_classes)],
+  }
+  return Pretrained(path, about, put, lambda abstract: None)
+
+
+def save(path: str, params: PyTree, about: dict[str, Any]) -> None:
   """Writes a plain ViT's parameters with the official names.
 
   Args:
     path: of the .npz file, local or gs://.
     params: in this package's layout (`map` pooling has no official name).
+    about: not kept: the file has no place for it.
 
   Raises:
     UserError: the parameters have no official name, or it cannot be written.
   """
+  del about
   flat = {k: np.asarray(v) for k, v in tree.flatten(params).items()}
   pool = 'token' if 'cls' in flat else 'gap'
   outer = _outer_names(pool, 'pre_logits/kernel' in flat, 'head/kernel' in flat)

@@ -1,0 +1,55 @@
+"""This package's own: workdirs and step directories of checkpoints."""
+
+import functools
+import logging
+from typing import Any
+
+from vit_jax import checkpoint
+from vit_jax.errors import UserError
+from vit_jax.files import paths
+from vit_jax.weights.contract import Pretrained
+
+log = logging.getLogger('vit_jax')
+PyTree = Any
+
+
+def matches(path: str) -> bool:
+  """Any path: what no other format takes is a directory of ours, or nothing."""
+  del path
+  return True
+
+
+def load(path: str) -> Pretrained:
+  """Looks at a step directory, or at a workdir's newest step.
+
+  Raises:
+    UserError: no such directory, another format, damage.
+  """
+  if paths.locate(path).is_file():
+    raise UserError(
+      f'{path} is a file, and of files only official .npz are read: give one, '
+      'a workdir or a checkpoint step directory.'
+    )
+  step_dir = checkpoint.step_directory(path)
+  about = checkpoint.load_about(step_dir)
+  if about.get('format') not in checkpoint.READABLE:
+    raise UserError(
+      f'{step_dir} has the format {about.get("format")!r}, and this version '
+      f'reads {checkpoint.READABLE}: use the version of vit_jax that wrote it.'
+    )
+  log.info('weights from %s', step_dir)
+  return Pretrained(
+    str(step_dir),
+    about,
+    functools.partial(checkpoint.load_params, step_dir),
+    functools.partial(checkpoint.load_average, step_dir),
+  )
+
+
+def save(path: str, params: PyTree, about: dict[str, Any]) -> None:
+  """Writes a step directory of parameters alone.
+
+  Raises:
+    UserError: the directory exists, or cannot be written.
+  """
+  checkpoint.export_params(path, params, about)
