@@ -8,7 +8,7 @@ import tiny_vit
 
 from tests.faults.counts import injected
 from vit_jax import checkpoint, convert, load_pretrained
-from vit_jax.arrays import sharding, tree
+from vit_jax.arrays import host, sharding, tree
 from vit_jax.errors import UserError
 from vit_jax.models.vit import Model
 from vit_jax.weights import contract, pretrained
