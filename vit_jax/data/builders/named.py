@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow_datasets as tfds
 
-from vit_jax.data.builders import array_record, catalog, workspace
+from vit_jax.data.builders import array_record, catalog, network, workspace
 from vit_jax.errors import UserError
 
 log = logging.getLogger('vit_jax')
@@ -52,6 +52,7 @@ def prepare(
   if old is None:
     catalog.require_manual_files(builder, data_dir)
     _require_tensorflow(name)
+    network.require(builder, data_dir)
     _download(builder, name)
     log.info('%s is prepared: %s', name, builder.data_dir)
     return
