@@ -24,8 +24,11 @@ On 32 TPU v3 cores L/16 takes 8.5 GiB of each core's 16 at 384 px and 14.6 at
 512 px, H/14 10.3 at 518 px; on 8 cores L/16 needs --config.micro_batches=4 (9.7
 GiB at 384 px; all by `plan`).
 
-Not in the paper but in the authors' public code: 500 warm-up steps. Evaluation
-squashes the whole image to a square, as that code does.
+The paper's are optimizer, rates, steps, batch, resolution, clipping and
+averaging. The authors' public code's are 500 warm-up steps, the inception crop
+of 5 % of the area or more (B.1.1 names no augmentation), and the evaluation on
+the whole image squashed to a square. That code fine-tunes L/16 and H/14 with
+dropout .1; B.1.1 names none, and here it is 0 (--config.model.dropout=0.1).
 """
 
 from ml_collections import ConfigDict

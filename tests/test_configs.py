@@ -1,6 +1,7 @@
 """Every shipped config holds the paper's numbers (typed in again here)."""
 
 import pathlib
+import re
 
 import jax
 import pytest
@@ -93,7 +94,7 @@ TABLE_4 = [
   ('cifar100', 10_000, 500, 100, 50_000, 49_000),
   ('oxford_iiit_pet', 500, 100, 37, 3_680, 3_312),
   ('oxford_flowers102', 500, 100, 102, 2_040, 1_836),
-  ('vtab', 2_500, 500, 47, 1_000, 800),
+  ('vtab,task=dtd', 2_500, 500, 47, 1_000, 800),
 ]
 
 
@@ -125,6 +126,49 @@ def test_table_4(row):
   dev = overrides.load(f'configs/finetune.py:data={data},dev=1')
   assert dev.train.num_examples == dev_examples
   assert dev.evals.test.split != 'test'
+
+
+# Tasks of VTAB-1k not flipped or cropped by BiT (arXiv 1912.11370, appendix F).
+NO_FLIP = {'dsprites_orientation', 'dsprites_location', 'smallnorb_azimuth'}
+NO_CROP = {'clevr_count', 'clevr_distance', 'dmlab', 'kitti'}
+NO_CROP |= {'dsprites_location'}
+
+
+def test_vtab_keeps_the_labels():
+  """Nineteen tasks; a label that a flip or a crop changes is left alone."""
+  with pytest.raises(UserError, match='has 19 tasks') as caught:
+    overrides.load('configs/finetune.py:data=vtab')
+  tasks = re.findall(r'\w+', str(caught.value).partition('llowed: ')[2])
+  tasks = [task for task in tasks if task in VTAB_CLASSES]
+  assert {*tasks} == {*VTAB_CLASSES} and len(VTAB_CLASSES) == 19
+  for task, num_classes in VTAB_CLASSES.items():
+    config = overrides.load(f'configs/finetune.py:data=vtab,task={task}')
+    _is_fine_tuning(config)
+    assert config.num_classes == num_classes
+    # Of svhn BiT mirrors the digits: a deviation, see the config.
+    assert config.augment.flip == (task not in NO_FLIP | {'svhn'}), task
+    crop = 'none' if task in NO_CROP else 'inception'
+    assert config.augment.crop == crop, task
+    if crop == 'inception':  # what is in the middle is in every crop
+      assert config.augment.min_area == pytest.approx((384 / 448) ** 2)
+    dev = overrides.load(f'configs/finetune.py:data=vtab,task={task},dev=1')
+    assert config.train.split == f'train[:800]+{dev.evals.test.split}'
+    assert (config.train.num_examples, dev.train.num_examples) == (1000, 800)
+    assert config.evals.test.split != dev.evals.test.split
+  azimuth = overrides.load(
+    'configs/finetune.py:data=vtab,task=smallnorb_azimuth'
+  )
+  assert azimuth.source.label_key == 'label_azimuth'
+
+
+VTAB_CLASSES = {
+  **dict(caltech101=102, cifar100=100, dtd=47, oxford_flowers102=102),
+  **dict(oxford_iiit_pet=37, sun397=397, svhn=10, patch_camelyon=2),
+  **dict(eurosat=10, resisc45=45, diabetic_retinopathy=5, clevr_count=8),
+  **dict(clevr_distance=6, dmlab=6, kitti=4, dsprites_location=16),
+  **dict(dsprites_orientation=16, smallnorb_azimuth=18),
+  **dict(smallnorb_elevation=9),
+}
 
 
 def test_fine_tuning_on_imagenet():
@@ -199,6 +243,8 @@ def test_bad_arguments_are_user_errors():
     ('vit.py:variant=B/16,data=i21k,epochs=91', 'for 90'),
     ('vit.py:epochs=many', 'type int'),
     ('finetune.py:data=cifar', "did you mean 'cifar1"),
+    ('finetune.py:data=cifar10,task=dtd', 'for data=vtab'),
+    ('finetune.py:data=vtab,task=dtt', "did you mean 'dtd'"),
     ('finetune_imagenet.py:table=2', 'variant=L/16'),
     ('finetune_imagenet.py:table=3', '2 and 4'),
     ('nothing.py', 'no config file'),

@@ -46,7 +46,7 @@ def _constructors():
     if '{name}' not in pattern:
       yield plugins.resolve(pattern)
       continue
-    for name in plugins._names(pattern):
+    for name in plugins.names(pattern):
       path = module.format(name=name)
       yield getattr(importlib.import_module(path), symbol.format(name=name))
   yield config_lib.top_level

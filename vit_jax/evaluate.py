@@ -1,12 +1,18 @@
 """Evaluates a checkpoint exactly: python -m vit_jax.evaluate --checkpoint=PATH.
 
-Preprocessing, data set and class count come from the checkpoint; flags override
-the data. Where an average of weights was kept, it is evaluated too.
+Preprocessing, data, class count and what to do about bad records come from the
+checkpoint. Other data: --dataset=NAME (of TFDS), or --dataset=folder
+--data_dir=photos --split=train, or any other source; further keys of the source
+and the reader as in training: --config.source.class_map=names.txt
+--config.reader.on_bad_record=skip. Where an average of weights was kept, it is
+evaluated too.
 """
 
 import functools
 import json
 import logging
+import sys
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -14,16 +20,24 @@ from absl import flags
 
 from vit_jax.arrays import sharding
 from vit_jax.cli import process
-from vit_jax.config import plugins
-from vit_jax.config.completion import EVALS, MAX_BATCH_SIZE, SECTIONS
+from vit_jax.config import overrides, plugins
+from vit_jax.config.completion import (
+  EVALS,
+  MAX_BATCH_SIZE,
+  SECTIONS,
+  Config,
+  flatten,
+)
 from vit_jax.data import matching
 from vit_jax.data.pipeline import stream
-from vit_jax.errors import UserError, check_range
+from vit_jax.errors import UserError, check_range, closest
 from vit_jax.run import runtime
-from vit_jax.training.experiment import EvalSetting
+from vit_jax.training.experiment import EvalSetting, build_section
 from vit_jax.weights import pretrained
 
 log = logging.getLogger('vit_jax')
+_POLICY = ('on_bad_record', 'max_bad_share')  # the rest is up to the machine
+_UNSAID = {'name': 'classification', 'split': ''}
 
 
 def define_flags() -> None:
@@ -31,30 +45,54 @@ def define_flags() -> None:
   flags.DEFINE_string(
     'checkpoint', None, 'Workdir, checkpoint step directory or .npz.'
   )
-  flags.DEFINE_string('dataset', None, "TFDS name; default: the checkpoint's.")
-  flags.DEFINE_string('split', None, 'Split; default: that of the first eval.')
-  flags.DEFINE_string('data_dir', None, 'The TFDS directory.')
+  flags.DEFINE_string(
+    'evaluator',
+    None,
+    "One of the run's evaluators by its name in config.evals, or a kind of "
+    "evaluator; default: the run's first.",
+  )
+  flags.DEFINE_string(
+    'dataset',
+    None,
+    "TFDS name, or a source (folder, tar, …); default: the checkpoint's.",
+  )
+  flags.DEFINE_string('split', None, "Split; default: the evaluator's.")
+  flags.DEFINE_string(
+    'data_dir', None, 'The TFDS directory, or the path of another source.'
+  )
   flags.DEFINE_integer('batch_size', 128, 'Images at once, on all devices.')
   flags.DEFINE_bool('json', False, 'Print one JSON object.')
+  flags.DEFINE_multi_string(
+    'overrides',
+    overrides.take(sys.argv),
+    'Set by --config.source.KEY=…, --config.reader.KEY=… and '
+    '--config.evals.NAME.KEY=….',
+  )
   process.define_distributed_flags()
 
 
 def run(
   checkpoint: str,
   *,
+  evaluator: str | None = None,
   dataset: str | None = None,
   split: str | None = None,
   data_dir: str | None = None,
   batch_size: int = 128,
+  settings: Sequence[str] = (),
 ) -> dict[str, Any]:
   """Evaluates all weights of a checkpoint.
 
   Args:
     checkpoint: workdir, step directory or .npz.
-    dataset: TFDS name; the checkpoint's own data by default.
-    split: of the data set; by default that of the run's first evaluator.
-    data_dir: the TFDS directory.
+    evaluator: in the run's `config.evals`, or a kind; by default the first.
+    dataset: TFDS name or name of a source; the checkpoint's own data by
+      default.
+    split: of the data set; by default the evaluator's.
+    data_dir: the TFDS directory, or the path of another source.
     batch_size: rounded up to a multiple of the number of devices.
+    settings: '--config.source.KEY=value' and likewise for the reader (which
+      has the run's policy for bad records) and the evaluator.
 
   Returns:
     checkpoint, data, accuracy, loss, count; with an average kept besides,
@@ -64,26 +102,30 @@ def run(
     UserError: no such checkpoint or data, or no head to evaluate.
   """
   check_range('--batch_size', batch_size, at_least=1, at_most=MAX_BATCH_SIZE)
-  source = pretrained.find(checkpoint)
-  about = source.about
+  weights = pretrained.find(checkpoint)
+  about = weights.about
   if not about['num_classes']:
     raise UserError(f'{checkpoint} has no head: there is nothing to evaluate.')
-  section = _source_section(about, dataset, data_dir)
-  evaluator = _evaluator_section(about, dataset)
-  if split:
-    evaluator['split'] = split
-  if 'split' not in evaluator:
-    raise UserError('--split is missing: which split to evaluate on.')
+  name, section = _evaluator_section(about, evaluator)
+  sections = {
+    'source': _source_section(about, dataset, data_dir),
+    'reader': _reader_section(about),
+    f'evals.{name}': section | ({'split': split} if split else {}),
+  }
+  config = overrides.apply(sections, list(settings))
+  chosen = _choose_split(config, name, about, split)
   mesh = sharding.make_mesh(jax.devices())
-  built = _build(source, section, evaluator, mesh, batch_size)
-  abstract = source.abstract_params(mesh)
+  built = _build(weights, config, name, mesh, batch_size)
+  abstract = weights.abstract_params(mesh)
+  source = config.source
+  data = source.get('dataset') or source.get('path') or source.name
   result: dict[str, Any] = {
-    'checkpoint': source.path,
-    'data': f'{section.get("dataset", section["name"])}/{evaluator["split"]}',
+    'checkpoint': weights.path,
+    'data': f'{data}/{chosen}',
   }
   with jax.set_mesh(mesh):
-    result |= built.run(source.load(abstract))
-    average = source.load_average(abstract)
+    result |= built.run(weights.load(abstract))
+    average = weights.load_average(abstract)
     if average is not None:
       scores = built.run(average)
       result |= {f'ema/{name}': value for name, value in scores.items()}
@@ -91,25 +133,24 @@ def run(
 
 
 def _build(
-  source: pretrained.Pretrained,
-  section: dict[str, Any],
-  evaluator: dict[str, Any],
+  weights: pretrained.Pretrained,
+  config: Config,
+  name: str,
   mesh: Any,
   batch_size: int,
 ) -> Any:
   """The evaluator on its data."""
-  constructor = plugins.resolve(SECTIONS['source'], section['name'])
   setting = EvalSetting(
-    open_source=functools.partial(_open, constructor, section, source),
-    transform=source.preprocess(),
-    predict=source.objective().predict,
+    open_source=functools.partial(_open, config, weights),
+    transform=weights.preprocess(),
+    predict=weights.objective().predict,
     mesh=mesh,
     batch_size=-(-batch_size // mesh.size) * mesh.size,
-    reader=stream.Reader(),
+    reader=build_section(config, 'reader'),
   )
-  evaluator.pop('batch_size', None)
-  kind = plugins.resolve(EVALS, evaluator['name'])
-  return plugins.build(kind, evaluator, setting)
+  section = config.evals[name]
+  kind = plugins.resolve(EVALS, section.name)
+  return plugins.build(kind, section, setting)
 
 
 def _source_section(
@@ -117,10 +158,19 @@ def _source_section(
 ) -> dict[str, Any]:
   """The config section of the data to evaluate on."""
   section = dict(about.get('source', {'name': 'tfds'}))
-  if dataset:
+  if dataset and _is_source(dataset):
+    section = section if dataset == section['name'] else {'name': dataset}
+  elif dataset and dataset != section.get('dataset'):
     section = {'name': 'tfds', 'dataset': dataset}
   if data_dir:
-    section['data_dir'] = data_dir
+    keys = plugins.keys(plugins.resolve(SECTIONS['source'], section['name']))
+    place = next((key for key in ('data_dir', 'path') if key in keys), None)
+    if place is None:
+      raise UserError(
+        f'--data_dir={data_dir}: the source {section["name"]} has no place of '
+        f'its own; set its keys: {", ".join(keys)} (--config.source.KEY=…).'
+      )
+    section[place] = data_dir
   if section['name'] == 'tfds' and not section.get('dataset'):
     raise UserError(
       '--dataset is missing: these weights do not say what to evaluate on.'
@@ -128,26 +178,60 @@ def _source_section(
   return section
 
 
+def _is_source(name: str) -> bool:
+  """Whether it is a kind of source, and no data set of TFDS."""
+  return '.' in name or name in plugins.names(SECTIONS['source'])
+
+
+def _reader_section(about: dict[str, Any]) -> dict[str, Any]:
+  """What the run did about bad records."""
+  reader = about.get('config', {}).get('reader', {})
+  return {key: reader[key] for key in _POLICY if key in reader}
+
+
 def _evaluator_section(
-  about: dict[str, Any], dataset: str | None
-) -> dict[str, Any]:
-  """The run's first evaluator, without its split if the data are others."""
+  about: dict[str, Any], wanted: str | None
+) -> tuple[str, dict[str, Any]]:
+  """The name and the section of the evaluator."""
   evals = about.get('config', {}).get('evals', {})
-  section = dict(next(iter(evals.values()), {'name': 'classification'}))
-  if dataset and dataset != about.get('source', {}).get('dataset'):
-    section.pop('split', None)
-  return section
+  name = wanted or next(iter(evals), _UNSAID['name'])
+  if name in evals:
+    section = dict(evals[name])
+  elif '.' in name or name in plugins.names(EVALS):
+    section = {'name': name}
+    name = name.rpartition('.')[2]
+  else:
+    near = closest(name, [*evals, *plugins.names(EVALS)])
+    raise UserError(f'--evaluator={name} is no evaluator; {near}.')
+  section.pop('batch_size', None)  # of the run's devices
+  return name, _UNSAID | section
+
+
+def _choose_split(
+  config: Config, name: str, about: dict[str, Any], given: str | None
+) -> str:
+  """The split; the run's own is taken for the run's own data alone."""
+  section = config.evals[name]
+  if 'split' not in section:  # an evaluator of one's own, perhaps
+    return 'all'
+  own = about.get('config', {}).get('evals', {}).get(name, {}).get('split', '')
+  before, now = flatten(about.get('source', {})), flatten(config.source)
+  which = [
+    k for k in now if k.rpartition('.')[2] in ('name', 'dataset', 'path')
+  ]
+  other = any(now[key] != before.get(key) for key in which)
+  if not section.split or (other and not given and section.split == own):
+    hint = f" (on its own data the run's {name} takes {own!r})" if own else ''
+    raise UserError(f'--split is missing: which split to evaluate on{hint}.')
+  return section.split
 
 
 def _open(
-  constructor: Any,
-  section: dict[str, Any],
-  weights: pretrained.Pretrained,
-  split: str,
+  config: Config, weights: pretrained.Pretrained, split: str
 ) -> stream.Source:
   """The data, with the labels that the head knows its classes by."""
   num_classes = weights.about['num_classes']
-  source = plugins.build(constructor, section, split)
+  source = build_section(config, 'source', split)
   if source.num_classes > num_classes:
     raise UserError(
       f'{source.name} has {source.num_classes} classes and the head '
@@ -168,10 +252,12 @@ def main(arguments: list[str]) -> None:
   process.start_process()
   result = run(
     values.checkpoint,
+    evaluator=values.evaluator,
     dataset=values.dataset,
     split=values.split,
     data_dir=values.data_dir,
     batch_size=values.batch_size,
+    settings=values.overrides,
   )
   if not runtime.is_main():
     return

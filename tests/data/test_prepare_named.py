@@ -170,6 +170,31 @@ def test_one_message(tmp_path, name, message):
   assert not os.listdir(tmp_path)
 
 
+@pytest.fixture
+def unreachable(monkeypatch):
+  """Every server is behind a proxy that nobody runs."""
+  proxy = f'http://127.0.0.1:{runs.free_port()}'
+  for name in ('HTTP_PROXY', 'HTTPS_PROXY', 'http_proxy', 'https_proxy'):
+    monkeypatch.setenv(name, proxy)
+  for name in ('NO_PROXY', 'no_proxy'):
+    monkeypatch.delenv(name, raising=False)
+
+
+def test_without_a_network(tmp_path, unreachable, monkeypatch):
+  """One message before TFDS begins to try; not if a file is there already."""
+  started = []
+  monkeypatch.setattr(named, '_download', lambda *args: started.append(args))
+  message = r'no way to www\.cs\.toronto\.edu \(ProxyError\)'
+  with pytest.raises(UserError, match=message):
+    named.prepare('cifar10', tmp_path)
+  assert not started and not os.listdir(tmp_path)
+  manual = tmp_path / 'downloads/manual'
+  manual.mkdir(parents=True)
+  (manual / 'cifar-10-binary.tar.gz').touch()
+  named.prepare('cifar10', tmp_path)
+  assert len(started) == 1
+
+
 # Makes TensorFlow look as if it were not installed.
 WITHOUT_TENSORFLOW = """
   import importlib.machinery, pathlib, sys

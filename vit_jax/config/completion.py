@@ -112,12 +112,12 @@ def complete(config: ConfigDict) -> Config:
     )
   )
   for section, pattern in SECTIONS.items():
-    result[section] = _complete_section(
+    result[section] = complete_section(
       section, pattern, values.get(section, {})
     )
   result.evals = ConfigDict(
     {
-      name: _complete_section(f'evals.{name}', EVALS, section)
+      name: complete_section(f'evals.{name}', EVALS, section)
       for name, section in values.get('evals', {}).items()
     }
   )
@@ -156,9 +156,14 @@ def _is_section(key: str) -> bool:
   return key in SECTIONS or key == 'evals'
 
 
-def _complete_section(
+def complete_section(
   section: str, pattern: str, values: dict[str, Any]
 ) -> ConfigDict:
+  """One section, every key filled in; `complete` does this with all.
+
+  Raises:
+    UserError: as `complete`.
+  """
   named = '{name}' in pattern
   if named and not isinstance(values.get('name'), str):
     raise UserError(f'config.{section} needs a name: which {section} to take.')

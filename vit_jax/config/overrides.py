@@ -21,6 +21,7 @@ from vit_jax.config.completion import (
   SECTIONS,
   Config,
   complete,
+  complete_section,
   flatten,
   is_optional,
 )
@@ -213,16 +214,75 @@ def _renamed(
   pattern = EVALS if parent is not values else SECTIONS.get(section, '')
   if key not in parent or '{name}' not in pattern:
     return config  # the flag parser will say that there is no such key
+  parent[key] = _with_name(parent[key], pattern, section, name, argv)
+  return complete(ConfigDict(values))
+
+
+def _with_name(
+  values: dict[str, Any], pattern: str, section: str, name: str, argv: list[str]
+) -> dict[str, Any]:
+  """A section's values that the plug-in `name` takes, and what it must have."""
   allowed = plugins.keys(plugins.resolve(pattern, name))
-  kept = {k: v for k, v in parent[key].items() if k in allowed}
+  kept = {k: v for k, v in values.items() if k in allowed}
   for arg in argv:
     match = re.match(rf'--?config\.{re.escape(section)}\.(\w+)=(.*)', arg)
     if match and match[1] in allowed:
       parameter = allowed[match[1]]
       if parameter.default is parameter.empty and parameter.annotation is str:
         kept[match[1]] = match[2]
-  parent[key] = {**kept, 'name': name}
-  return complete(ConfigDict(values))
+  return {**kept, 'name': name}
+
+
+def take(argv: list[str]) -> list[str]:
+  """Removes the `--config.key=value` from argv and returns them, for `apply`.
+
+  For commands whose config is known only after the flags are.
+  """
+  _join_values(argv)
+  taken = [arg for arg in argv if re.match(r'--?(no)?config\.', arg)]
+  argv[:] = [arg for arg in argv if arg not in taken]
+  return taken
+
+
+def apply(sections: dict[str, dict[str, Any]], args: list[str]) -> Config:
+  """Some sections of a config, completed, and overridden.
+
+  Args:
+    sections: {'source': {…}, 'evals.val': {…}}; keys that their constructors
+      do not take (of another version, perhaps) are left out.
+    args: from `take`.
+
+  Returns:
+    A config of these sections alone.
+
+  Raises:
+    UserError: a key that no section has, a missing one, a wrong value.
+  """
+  config: Any = ConfigDict({'evals': {}})
+  for section, values in sections.items():
+    parent, _, last = section.rpartition('.')  # 'evals' or nothing
+    pattern = EVALS if parent else SECTIONS[section]
+    name = values.get('name', '')
+    for arg in args:
+      match = re.match(rf'--?config\.{re.escape(section)}\.name=(.+)', arg)
+      name = match[1] if match else name
+    values = _with_name(values, pattern, section, name, args)
+    if '{name}' not in pattern:
+      del values['name']
+    completed = complete_section(section, pattern, values)
+    (config[parent] if parent else config)[last] = completed
+  args = [*args]
+  _check_keys(args, config.lock())
+  _take_nones(args, config)
+  own, argv = flags.FlagValues(), ['', *args]
+  config_flags.DEFINE_config_dict(
+    'config', config, flag_values=own, sys_argv=argv
+  )
+  try:
+    own(argv)
+  except flags.Error as error:
+    raise UserError(unknown_flag_message(error)) from error
+  return own.config
 
 
 def unknown_flag_message(error: flags.Error) -> str:

@@ -44,12 +44,12 @@ def resolve(pattern: str, name: str = '') -> Callable[..., Any]:
       ) from error
   raise UserError(
     f'{name!r} stands for {symbol} of the module {path}, and there is none; '
-    f'{closest(name, _names(pattern))}; or give the dotted path of a module '
+    f'{closest(name, names(pattern))}; or give the dotted path of a module '
     f'of your own that defines {symbol}.'
   )
 
 
-def _names(pattern: str) -> list[str]:
+def names(pattern: str) -> list[str]:
   """The names that a pattern allows within this package."""
   module_pattern, symbol = pattern.split(':')
   if '{name}' not in module_pattern:

@@ -70,7 +70,12 @@ class Evaluator:
     )
 
   def run(self, params: PyTree) -> dict[str, float]:
-    """accuracy in [0, 1], loss in nats, count of examples."""
+    """accuracy in [0, 1], loss in nats, count of examples.
+
+    Raises:
+      UserError: a bad record, as the reader's policy has it; no example at all
+        could be used.
+    """
     sums = collections.Counter()
     pending: collections.deque[PyTree] = collections.deque()
 
@@ -93,6 +98,12 @@ class Evaluator:
           take()
     while pending:
       take()
+    if not sums['count']:
+      raise UserError(
+        f'{self._source.name}: none of its {len(self._source)} examples could '
+        'be used, so there is no accuracy; each is named in a message before '
+        'this one. Mend the data, or evaluate on another split.'
+      )
     return {
       'accuracy': sums['correct'] / sums['count'],
       'loss': sums['loss'] / sums['count'],

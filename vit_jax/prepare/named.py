@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow_datasets as tfds
 
 from vit_jax.errors import UserError
-from vit_jax.prepare import array_record, catalog, workspace
+from vit_jax.prepare import array_record, catalog, network, workspace
 
 log = logging.getLogger('vit_jax')
 _VERSION = re.compile(r'\d+\.\d+\.\d+')
@@ -52,6 +52,7 @@ def prepare(
   if old is None:
     catalog.require_manual_files(builder, data_dir)
     _require_tensorflow(name)
+    network.require(builder, data_dir)
     _download(builder, name)
     log.info('%s is prepared: %s', name, builder.data_dir)
     return

@@ -203,6 +203,8 @@ class TrainTransform:
 class EvalTransform:
   """Deterministic resizing for evaluation; travels with a checkpoint.
 
+  Pixels are not quite those that the official weights saw; see data/decode.py.
+
   Attributes:
     image_size: (height, width) of the result, pixels.
     resize: 'squash' (the whole image, aspect not kept: the authors' fine-tuning

@@ -181,11 +181,12 @@ class BadRecords:
       if self._report:
         self._report(self._source.name, record)
     if len(self._seen) > max(self._max, 1):
+      where = 'events.jsonl' if self._report else 'The log'
       raise UserError(
         f'{len(self._seen)} of the {len(self._source)} records of '
         f'{self._source.name} cannot be used, more than '
         f'reader.max_bad_share allows ({self._max / len(self._source):.3%}). '
-        'events.jsonl lists them.'
+        f'{where} lists them.'
       )
 
 

@@ -1,0 +1,155 @@
+"""Evaluation of a checkpoint: whose data, whose reader, which evaluator."""
+
+import json
+
+import cv2
+import jax
+import numpy as np
+import pytest
+import tiny_vit
+
+from vit_jax import checkpoint, evaluate
+from vit_jax.arrays import sharding
+from vit_jax.config import overrides
+from vit_jax.errors import UserError
+from vit_jax.models.vit import Model
+from vit_jax.weights import pretrained
+from vit_jax.weights.formats import npz
+
+CLASSES = ('cat', 'dog')
+
+
+def _write(folder, count):
+  """A folder of images by class."""
+  rng = np.random.default_rng(0)
+  for name in CLASSES:
+    (folder / name).mkdir(parents=True)
+    for number in range(count):
+      pixels = rng.integers(0, 256, (8, 8, 3), np.uint8)
+      cv2.imwrite(str(folder / name / f'{number}.png'), pixels)
+  return folder
+
+
+@pytest.fixture(scope='module')
+def weights(tmp_path_factory):
+  """Exports of weights whose run had some settings: (config) → path."""
+  folder = tmp_path_factory.mktemp('weights')
+  model = Model(len(CLASSES), **tiny_vit.SIZES)
+  params = tiny_vit.noise_params(model, (8, 8))
+  npz.save(str(folder / 'plain.npz'), params)
+  about = pretrained.find(str(folder / 'plain.npz')).about
+  mesh = sharding.make_mesh(jax.devices()[:1])
+  places = sharding.with_shardings(jax.eval_shape(lambda: params), mesh)
+  placed = jax.tree.map(pretrained.place, jax.device_get(params), places)
+
+  def export(name, source, **config):
+    about_it = about | {
+      'class_names': list(CLASSES),
+      'source': source,
+      'config': {'source': source, **config},
+    }
+    path = str(folder / name)
+    checkpoint.export_params(folder / name, placed, about_it)
+    return path
+
+  return export
+
+
+@pytest.fixture(scope='module')
+def trained(weights, tmp_path_factory):
+  """A run that skips bad records, with one bad image in its val: its path."""
+  pets = tmp_path_factory.mktemp('pets')
+  _write(pets / 'train', 2)
+  _write(pets / 'val', 5)
+  (pets / 'val/dog/3.png').write_bytes(b'no image at all')
+  (pets / 'val/cat/1.png').write_bytes(b'\x89PNG\r\n\x1a\n')
+  return weights(
+    'trained',
+    {'name': 'folder', 'path': str(pets)},
+    reader={
+      'on_bad_record': 'skip',
+      'max_bad_share': 0.5,
+      'threads': 7,
+      'of_another_version': 1,
+    },
+    evals={
+      'val': {'name': 'classification', 'split': 'val', 'batch_size': 3},
+      'again': {'name': 'classification', 'split': 'train'},
+    },
+  )
+
+
+def _run(path, *settings, **keywords):
+  return evaluate.run(path, settings=settings, batch_size=8, **keywords)
+
+
+def test_the_run_s_own_policy_for_bad_records(trained):
+  """They are left out as in training, unless a flag says otherwise."""
+  result = _run(trained)
+  assert result['count'] == 8 and result['data'].endswith('/val')
+  with pytest.raises(UserError, match=r'val/.*/(1|3)\.png'):
+    _run(trained, '--config.reader.on_bad_record=error')
+  with pytest.raises(UserError, match='The log lists them'):
+    _run(trained, '--config.reader.max_bad_share=0.1')
+  with pytest.raises(UserError, match="did you mean 'reader.threads'"):
+    _run(trained, '--config.reader.thread=2')
+
+
+def test_no_usable_example_is_one_message(weights, tmp_path):
+  """Of an accuracy over nothing nobody knows what it is."""
+  for path in _write(tmp_path / 'train', 2).rglob('*.png'):
+    path.write_bytes(b'no image at all')
+  path = weights(
+    'none',
+    {'name': 'folder', 'path': str(tmp_path)},
+    reader={'on_bad_record': 'skip', 'max_bad_share': 1.0},
+    evals={'val': {'name': 'classification', 'split': 'train'}},
+  )
+  with pytest.raises(UserError, match='none of its 4 examples could be used'):
+    _run(path)
+
+
+def test_another_evaluator(trained):
+  """By its name in the config; a kind needs its split."""
+  assert _run(trained, evaluator='again')['count'] == 4
+  kind = _run(trained, evaluator='classification', split='train[:50%]')
+  assert kind['count'] == 2
+  sigmoid = _run(trained, '--config.evals.val.cross_entropy=sigmoid')
+  assert sigmoid['loss'] != _run(trained)['loss']
+  with pytest.raises(UserError, match='--split is missing'):
+    _run(trained, evaluator='classification')
+  with pytest.raises(UserError, match='agian is no evaluator.*again'):
+    _run(trained, evaluator='agian')
+
+
+def test_data_of_any_source(trained, weights, tmp_path):
+  """A folder, a list or a data set of TFDS's; none takes another's split."""
+  other = _write(tmp_path / 'other', 3)
+  with pytest.raises(UserError, match="--split is missing.*val takes 'val'"):
+    _run(trained, data_dir=str(other))
+  assert _run(trained, data_dir=str(other), split='train')['count'] == 6
+  lines = [
+    json.dumps({'image': str(path), 'label': path.parent.name})
+    for path in sorted(other.rglob('*.png'))
+  ]
+  listed = tmp_path / 'list.jsonl'
+  listed.write_text('\n'.join(lines))
+  given = dict(dataset='manifest', data_dir=str(listed), split='train')
+  assert _run(trained, **given)['count'] == 6
+  digits = weights('digits', {'name': 'tfds', 'dataset': 'digits'})
+  for path in (trained, digits):
+    given = dict(dataset='folder', split='train')
+    assert _run(path, data_dir=str(other), **given)['count'] == 6
+    flags = (f'--config.source.path={other}', '--config.source.allow_empty')
+    assert _run(path, *flags, **given)['data'] == f'{other}/train'
+  with pytest.raises(UserError, match='config.source.path is missing'):
+    _run(digits, dataset='folder', split='train')
+  with pytest.raises(UserError, match='has no place of its own.*members'):
+    _run(digits, dataset='mixture', data_dir='x')
+
+
+def test_flags_of_the_config_are_taken_aside():
+  """What the command itself does not define is left to the checkpoint."""
+  argv = ['evaluate', '--checkpoint=x', '--config.source.path', 'a b', '--json']
+  assert overrides.take(argv) == ['--config.source.path=a b']
+  assert argv == ['evaluate', '--checkpoint=x', '--json']
