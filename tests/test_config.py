@@ -23,7 +23,7 @@ def test_every_key_of_every_constructor_is_there():
   for section, constructor in sections(config):
     keys = plugins.keys(constructor)
     assert set(section) - {'name'} == set(keys)
-  adam = plugins.keys(plugins.resolve('vit_jax.optim:adam'))
+  adam = plugins.keys(plugins.resolve('vit_jax.optim.optimizers:adam'))
   assert config.optimizer.b2 == adam['b2'].default
   assert config.mesh.data == -1
   assert config.seed == 0

@@ -67,7 +67,7 @@ def test_a_plug_in_marks_its_own_keys(tmp_path, monkeypatch):
   """Found as the constructor is, by its dotted name."""
   (tmp_path / 'my_marked_lab').mkdir()
   (tmp_path / 'my_marked_lab/model.py').write_text(
-    'from vit_jax import plugins\n'
+    'from vit_jax.config import plugins\n'
     "@plugins.operational('threads')\n"
     'def Model(num_classes, /, *, width: int = 1, threads: int = 1):\n'
     '  return None\n'

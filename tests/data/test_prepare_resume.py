@@ -30,7 +30,7 @@ def prepared(tmp_path_factory):
 # again until one gets to the end; says how many it took.
 KILLED = """
   import os, pathlib, signal, sys
-  from vit_jax.data.builders import imagenet21k, shards
+  from vit_jax.prepare import imagenet21k, shards
 
   def killed_after(replace, number):
     count = 0
@@ -83,7 +83,7 @@ def test_workers_end_with_a_killed_parent(tmp_path):
   """Nobody goes on writing behind the back of the next try."""
   program = f"""
     import os, pathlib, time
-    from vit_jax.data.builders import parallel
+    from vit_jax.prepare import parallel
     from tests.data.test_prepare_resume import wait_here
     if __name__ == '__main__':
       list(parallel.unordered(wait_here, [{str(tmp_path)!r}] * 2, 2))
