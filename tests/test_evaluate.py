@@ -39,7 +39,7 @@ def weights(tmp_path_factory):
   npz.save(str(folder / 'plain.npz'), params)
   about = pretrained.find(str(folder / 'plain.npz')).about
   mesh = sharding.make_mesh(jax.devices()[:1])
-  places = sharding.with_shardings(jax.eval_shape(lambda: params), mesh)
+  places = sharding.with_shardings(jax.eval_shape(lambda: params), mesh, ())
   placed = jax.tree.map(pretrained.place, jax.device_get(params), places)
 
   def export(name, source, **config):

@@ -31,8 +31,9 @@ from vit_jax.config.completion import (
 from vit_jax.data import matching
 from vit_jax.data.pipeline import stream
 from vit_jax.errors import UserError, check_range, closest
+from vit_jax.evaluators.contract import Setting
 from vit_jax.run import runtime
-from vit_jax.training.experiment import EvalSetting, build_section
+from vit_jax.training.experiment import build_section
 from vit_jax.weights import pretrained
 
 log = logging.getLogger('vit_jax')
@@ -140,7 +141,7 @@ def _build(
   batch_size: int,
 ) -> Any:
   """The evaluator on its data."""
-  setting = EvalSetting(
+  setting = Setting(
     open_source=functools.partial(_open, config, weights),
     transform=weights.preprocess(),
     predict=weights.objective().predict,

@@ -11,7 +11,7 @@ from scipy import special
 from vit_jax.data.pipeline.reader import Reader
 from vit_jax.errors import UserError
 from vit_jax.evaluators.classification import Evaluator
-from vit_jax.training.experiment import EvalSetting
+from vit_jax.evaluators.contract import Setting
 
 SIZE = 21
 
@@ -38,7 +38,7 @@ def predict(params, batch):
 
 def setting(source, mesh=None, **more):
   common = dict(batch_size=8, reader=Reader(threads=2)) | more
-  return EvalSetting(
+  return Setting(
     lambda split: source, PLAIN, predict, mesh or mesh_of(data=1), **common
   )
 

@@ -1,22 +1,18 @@
 """Exact accuracy and loss over a split."""
 
-import collections
 import functools
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from vit_jax.arrays import sharding
 from vit_jax.config import durations, plugins
 from vit_jax.config.completion import MAX_BATCH_SIZE
-from vit_jax.data.pipeline import stream
 from vit_jax.errors import UserError, check_range
+from vit_jax.evaluators import contract
 from vit_jax.objectives.losses import LOSSES
 
 PyTree = Any
-_IN_FLIGHT = 2  # batches dispatched ahead of the one waited for
 
 
 @plugins.operational('every', 'batch_size')
@@ -31,7 +27,7 @@ class Evaluator:
 
   def __init__(
     self,
-    setting: Any,
+    setting: contract.Setting,
     /,
     *,
     split: str,
@@ -42,7 +38,7 @@ class Evaluator:
     """Opens the split.
 
     Args:
-      setting: an `experiment.EvalSetting`: source, preprocessing, predict, …
+      setting: of the run.
       split: of the config's source, in the TFDS way.
       every: duration between evaluations, of which the loop takes care; there
         is one at the end besides.
@@ -63,10 +59,9 @@ class Evaluator:
     if len(self._source) == 0:
       raise UserError(f'{self._source.name} is empty: nothing to evaluate on.')
     self._setting = setting
-    self._batch_size = batch_size or setting.batch_size
-    self._count = jax.jit(
-      functools.partial(_count, setting.predict, LOSSES[cross_entropy]),
-      out_shardings=sharding.replicated(setting.mesh),
+    self._batch_size = batch_size
+    self._count = setting.compiled(
+      functools.partial(_count, setting.predict, LOSSES[cross_entropy])
     )
 
   def run(self, params: PyTree) -> dict[str, float]:
@@ -76,28 +71,10 @@ class Evaluator:
       UserError: a bad record, as the reader's policy has it; no example at all
         could be used.
     """
-    sums = collections.Counter()
-    pending: collections.deque[PyTree] = collections.deque()
-
-    def take() -> None:
-      for key, value in jax.device_get(pending.popleft()).items():
-        sums[key] += value.item()
-
-    with stream.eval_batches(
-      self._source,
-      self._setting.transform,
-      self._batch_size,
-      self._setting.mesh,
-      reader=self._setting.reader,
-      report=self._setting.report,
-    ) as batches:
-      for batch in batches:
-        self._setting.check()
-        pending.append(self._count(params, batch))
-        if len(pending) > _IN_FLIGHT:
-          take()
-    while pending:
-      take()
+    results = self._setting.sweep(
+      params, self._source, self._count, self._batch_size
+    )
+    sums = contract.total(results)
     if not sums['count']:
       raise UserError(
         f'{self._source.name}: none of its {len(self._source)} examples could '

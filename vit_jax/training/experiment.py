@@ -6,7 +6,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,7 @@ from vit_jax.data.augment.transforms import EvalTransform, square
 from vit_jax.data.pipeline import stream
 from vit_jax.errors import UserError
 from vit_jax.evaluators import best
+from vit_jax.evaluators import contract as evaluation
 from vit_jax.models.contract import Model
 from vit_jax.models.layers import positions
 from vit_jax.objectives.contract import Setting
@@ -30,30 +31,6 @@ from vit_jax.run.ledger import Ledger
 from vit_jax.training.step import Trainer
 
 PyTree = Any
-
-
-class EvalSetting(NamedTuple):
-  """What an evaluator gets of the run it belongs to.
-
-  Attributes:
-    open_source: split → source.
-    transform: preprocessing of images.
-    predict: (params, batch) → {'features', 'logits'}.
-    mesh: the devices.
-    batch_size: of training.
-    reader: workers, prefetching, and what to do about bad records.
-    report: takes note of bad records.
-    check: called with every batch on every process; raises to end early.
-  """
-
-  open_source: Callable[[str], stream.Source]
-  transform: stream.Transform
-  predict: Callable[[PyTree, PyTree], dict[str, jax.Array]]
-  mesh: Mesh
-  batch_size: int
-  reader: stream.Reader
-  report: stream.Report = None
-  check: Callable[[], None] = lambda: None
 
 
 def constructor(section: Config, pattern: str) -> Callable[..., Any]:
@@ -277,8 +254,8 @@ class Experiment:
     ledger: Ledger,
     check: Callable[[], None],
     class_names: Sequence[str],
-  ) -> Any:
-    """Builds one of the config's evaluators; see `EvalSetting`.
+  ) -> evaluation.Evaluator:
+    """Builds one of the config's evaluators; see `evaluators.contract`.
 
     Args:
       name: in `config.evals`.
@@ -290,7 +267,7 @@ class Experiment:
       UserError: what the evaluator raises, with its name.
     """
     section = self.config.evals[name]
-    setting = EvalSetting(
+    setting = evaluation.Setting(
       open_source=functools.partial(self.open_source, class_names=class_names),
       transform=self.preprocess(),
       predict=self.trainer.objective.predict,

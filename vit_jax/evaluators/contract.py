@@ -1,0 +1,130 @@
+"""What the framework asks of an evaluator, and gives it."""
+
+import collections
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from vit_jax.arrays import sharding
+from vit_jax.config import plugins
+from vit_jax.config.completion import SECTIONS
+from vit_jax.data.pipeline import stream
+
+PyTree = Any
+Batch = dict[str, jax.Array]
+_IN_FLIGHT = 2  # batches dispatched ahead of the one waited for
+
+
+class Evaluator(Protocol):
+  """Judges weights.
+
+  `vit_jax.evaluators.NAME` (or any module of your own) defines
+  `Evaluator(setting, /, *, split, every, …)`, whose keyword-only parameters are
+  the keys of a section of `config.evals`; of `every` the loop takes care.
+  `higher_is_better` names the metrics that `checkpoint.best` may choose by; an
+  evaluator without it offers none.
+  """
+
+  def run(self, weights: PyTree) -> dict[str, float]:
+    """Metrics by name.
+
+    Args:
+      weights: one of those that `Objective.weights` returns.
+    """
+    ...
+
+
+class Setting(NamedTuple):
+  """What an evaluator gets of the run it belongs to.
+
+  Attributes:
+    open_source: (split) → that split of the run's source; its labels are
+      matched with those of the training data by the names of classes.
+    transform: preprocessing of images.
+    predict: (params, batch) → {'features', 'logits'}, see `Objective.predict`.
+    mesh: the devices.
+    batch_size: of training.
+    reader: workers, prefetching, and what to do about bad records.
+    report: takes note of bad records.
+    check: called with every batch on every process; raises to end early.
+  """
+
+  open_source: Callable[[str], stream.Source]
+  transform: stream.Transform
+  predict: Callable[[PyTree, PyTree], dict[str, jax.Array]]
+  mesh: Mesh
+  batch_size: int
+  reader: stream.Reader
+  report: stream.Report = None
+  check: Callable[[], None] = lambda: None
+
+  def open_other(self, section: Mapping[str, Any], split: str) -> stream.Source:
+    """A split of any source, by a section like `config.source`.
+
+    Its labels are its own: nothing is matched.
+
+    Raises:
+      UserError: no such source or split.
+    """
+    constructor = plugins.resolve(SECTIONS['source'], section['name'])
+    return plugins.build(constructor, section, split)
+
+  def compiled(
+    self, function: Callable[[PyTree, Batch], PyTree]
+  ) -> Callable[[PyTree, Batch], PyTree]:
+    """A function for `sweep`: jitted, its result whole on every device."""
+    return jax.jit(function, out_shardings=sharding.replicated(self.mesh))  # pyright: ignore[reportReturnType]
+
+  def sweep(
+    self,
+    weights: PyTree,
+    source: stream.Source,
+    function: Callable[[PyTree, Batch], PyTree],
+    batch_size: int | None = None,
+  ) -> Iterator[PyTree]:
+    """Applies a function to every example of a source once, in order.
+
+    The last batch is padded, and `batch['mask']` is False on padding and on bad
+    records that are skipped. Sums over the mask, added up over the batches, do
+    not depend on the batch size or the number of devices or processes.
+
+    Args:
+      weights: the function's first argument.
+      source: whose examples are taken.
+      function: of weights and a batch, from `compiled`.
+      batch_size: of the global batch; by default that of training.
+
+    Yields:
+      What the function returns for each batch, on the host.
+
+    Raises:
+      UserError: a bad record, as the reader's policy has it.
+    """
+    pending: collections.deque[PyTree] = collections.deque()
+    with stream.eval_batches(
+      source,
+      self.transform,
+      batch_size or self.batch_size,
+      self.mesh,
+      reader=self.reader,
+      report=self.report,
+    ) as batches:
+      for batch in batches:
+        self.check()
+        pending.append(function(weights, batch))
+        if len(pending) > _IN_FLIGHT:
+          yield jax.device_get(pending.popleft())
+    while pending:
+      yield jax.device_get(pending.popleft())
+
+
+def total(results: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:
+  """The sums of a sweep's scalars."""
+  sums: dict[str, float] = collections.defaultdict(int)
+  for result in results:
+    for key, value in result.items():
+      sums[key] += value.item()
+  return sums
