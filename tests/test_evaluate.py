@@ -9,7 +9,7 @@ import pytest
 import tiny_vit
 
 from vit_jax import checkpoint, evaluate
-from vit_jax.arrays import sharding
+from vit_jax.arrays import host, sharding
 from vit_jax.config import overrides
 from vit_jax.errors import UserError
 from vit_jax.models.vit import Model
@@ -36,11 +36,11 @@ def weights(tmp_path_factory):
   folder = tmp_path_factory.mktemp('weights')
   model = Model(len(CLASSES), **tiny_vit.SIZES)
   params = tiny_vit.noise_params(model, (8, 8))
-  npz.save(str(folder / 'plain.npz'), params)
+  npz.save(str(folder / 'plain.npz'), params, {})
   about = pretrained.find(str(folder / 'plain.npz')).about
   mesh = sharding.make_mesh(jax.devices()[:1])
   places = sharding.with_shardings(jax.eval_shape(lambda: params), mesh, ())
-  placed = jax.tree.map(pretrained.place, jax.device_get(params), places)
+  placed = jax.tree.map(host.place, jax.device_get(params), places)
 
   def export(name, source, **config):
     about_it = about | {
