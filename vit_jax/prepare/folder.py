@@ -78,11 +78,7 @@ def prepare(
       written[split] = shards.write_split(work, name, split, sources, workers)
       if not sum(written[split].lengths):
         raise UserError(f'no image of the split {split!r} can be decoded.')
-    skipped = [
-      Skipped(f'{split}/{file}', reason)
-      for split, found in written.items()
-      for file, reason in found.skipped
-    ]
+    skipped = _skipped(written)
     shards.write_list(result / 'undecodable.txt', skipped)
     about = f'Images of the folder {source.name}, by class.'
     shards.write_metadata(result, name, written, classes, about)
@@ -96,6 +92,14 @@ def prepare(
     len(classes),
     len(skipped),
   )
+
+
+def _skipped(written: dict[str, shards.Split]) -> list[Skipped]:
+  return [
+    Skipped(f'{split}/{file}', reason)
+    for split, found in written.items()
+    for file, reason in found.skipped
+  ]
 
 
 def check_name(name: str) -> None:

@@ -127,17 +127,10 @@ def check(
     UserError: config, data or settings are others.
   """
   old, new = before.get('record', {}), about['record']
-  changes = config_changes(before['config'], config)
   known = old.get('fingerprint', {'class_names': before['class_names']})
-  for kind, prefix, past in (
-    ('fingerprint', 'data: ', known),
-    ('flags', 'setting ', old.get('flags', {})),
-  ):
-    both = [key for key in past if key in new[kind]]
-    found = _changes(
-      *({k: each[k] for k in both} for each in (past, new[kind]))
-    )
-    changes |= {prefix + key: pair for key, pair in found.items()}
+  changes = config_changes(before['config'], config)
+  changes |= _common_changes('data: ', known, new['fingerprint'])
+  changes |= _common_changes('setting ', old.get('flags', {}), new['flags'])
   accepted: dict[str, str] = {}
   for event in events:
     if event['event'] == 'config_change':
@@ -163,6 +156,15 @@ def check(
     )
     notes.append(Note('versions', {'changes': versions}, text))
   return notes
+
+
+def _common_changes(
+  prefix: str, old: dict[str, Any], new: dict[str, Any]
+) -> Changes:
+  """What differs in the keys that both have."""
+  both = [key for key in old if key in new]
+  found = _changes(*({key: each[key] for key in both} for each in (old, new)))
+  return {prefix + key: pair for key, pair in found.items()}
 
 
 def evaluator_changes(before: dict[str, Any], config: Config) -> list[Note]:

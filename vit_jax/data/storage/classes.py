@@ -134,8 +134,7 @@ def number(
     The classes and {label: number of its class}.
 
   Raises:
-    UserError: a label that is not in the list; or, without one, labels that
-      leave open which classes there are.
+    UserError: a label not in the list; without one, labels that fix no list.
   """
   names = sorted(text for text in texts if not text.isdecimal())
   values = {t: _value(t) for t in sorted(texts) if t.isdecimal()}
@@ -154,12 +153,7 @@ def number(
         f'be 0 to K-1 for K classes. {remedy}'
       )
     return Classes(map(str, range(count))), values
-  for name in names:
-    if _NUMBER.fullmatch(name):
-      raise UserError(
-        f'{where(name)} has the label {_short(name)}: a label is a whole '
-        f'number from 0 on, or a name. {remedy}'
-      )
+  _check_names(names, where, remedy)
   if values:
     raise UserError(
       f'{where(names[0])} has a name as label ({names[0]!r}), and '
@@ -173,6 +167,18 @@ def number(
       '--config.source.class_map.'
     )
   return Classes(names), {name: i for i, name in enumerate(names)}
+
+
+def _check_names(
+  names: list[str], where: Callable[[str], str], remedy: str
+) -> None:
+  """Refuses names that look like numbers."""
+  for name in names:
+    if _NUMBER.fullmatch(name):
+      raise UserError(
+        f'{where(name)} has the label {_short(name)}: a label is a whole '
+        f'number from 0 on, or a name. {remedy}'
+      )
 
 
 def _by_key(

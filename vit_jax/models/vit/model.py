@@ -72,10 +72,8 @@ def Model(  # noqa: N802 (the fixed symbol that a config's name resolves to)
       outside its range.
   """
   explicit = (patch_size, width, depth, mlp_dim, num_heads)
-  given = zip(sizes_lib.NAMES, explicit, strict=True)
   return _checked(
-    sizes=sizes_lib.of_variant(variant)
-    | {name: size for name, size in given if size is not None},
+    sizes=sizes_lib.of(variant, explicit),
     choices=dict(pool=pool, gelu=gelu, remainder=remainder)
     | dict(dtype=dtype, attention=attention, remat=remat),
     rates=dict(dropout=dropout, drop_path=drop_path),

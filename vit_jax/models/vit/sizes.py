@@ -31,3 +31,15 @@ def of_variant(variant: str | None) -> dict[str, int]:
       f'slash and one of {"|".join(map(str, PATCH_SIZES))}, such as L/16.'
     )
   return dict(patch_size=int(patch), **SIZES[size])
+
+
+def of(variant: str | None, explicit: tuple[int | None, ...]) -> dict[str, int]:
+  """The sizes of a variant, and those given explicitly in their place.
+
+  Args:
+    variant: see `of_variant`, also for what it raises.
+    explicit: in the order of `NAMES`; None where the variant decides.
+  """
+  given = dict(zip(NAMES, explicit, strict=True))
+  chosen = {name: size for name, size in given.items() if size is not None}
+  return of_variant(variant) | chosen

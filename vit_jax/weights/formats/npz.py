@@ -106,16 +106,7 @@ def read(path: str) -> Weights:
     UserError: unreadable, or not a plain ViT's names, ranks and floats.
   """
   arrays = arrays_lib.read(path)
-  blocks = [re.match(r'Transformer/encoderblock_(\d+)/', k) for k in arrays]
-  depth = max((int(match[1]) + 1 for match in blocks if match), default=0)
-  if depth == 0 or 'embedding/kernel' not in arrays:
-    raise UserError(
-      f'{path} holds no plain Vision Transformer: names like '
-      'Transformer/encoderblock_0/… and embedding/kernel are missing; it has '
-      f'{", ".join(sorted(arrays)[:3])} …'
-    )
-  if any(name.startswith('conv_root') for name in arrays):
-    raise UserError(f'{path} holds a hybrid (ResNet + ViT), not a plain ViT.')
+  depth = _depth(path, list(arrays))
   original = f'{_LAYER.format(i=0)}MlpBlock_3/Dense_0/kernel' in arrays
   pool = 'token' if 'cls' in arrays else 'gap'
   pre_logits, head = 'pre_logits/kernel' in arrays, 'head/kernel' in arrays
@@ -162,6 +153,21 @@ def read(path: str) -> Weights:
     num_patches=slots - (pool == 'token'),
     params=tree.unflatten(flat),
   )
+
+
+def _depth(path: str, names: list[str]) -> int:
+  """The number of layers; raises UserError where it is no plain ViT."""
+  blocks = [re.match(r'Transformer/encoderblock_(\d+)/', n) for n in names]
+  depth = max((int(match[1]) + 1 for match in blocks if match), default=0)
+  if depth == 0 or 'embedding/kernel' not in names:
+    raise UserError(
+      f'{path} holds no plain Vision Transformer: names like '
+      'Transformer/encoderblock_0/… and embedding/kernel are missing; it has '
+      f'{", ".join(sorted(names)[:3])} …'
+    )
+  if any(name.startswith('conv_root') for name in names):
+    raise UserError(f'{path} holds a hybrid (ResNet + ViT), not a plain ViT.')
+  return depth
 
 
 def _float32(
