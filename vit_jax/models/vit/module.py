@@ -123,14 +123,18 @@ class ViT(nn.Module):
       `tokens` `[n, t, d]`, `layers` `[n, layers, t, d]`, `attention`
       `[n, layers, heads, q, k]`.
     """
-    tokens, inner = self._encode(self.embed(images), key, want)
+    tokens, inner = self._transform(self._tokens(images), key, want)
     inner |= {'tokens': tokens}
     return self.readout(tokens) | {
       name: inner[name].astype(jnp.float32) for name in want
     }
 
   def embed(self, images: Images) -> Tokens:
-    """Tokens of patches, in rows; position embeddings are added.
+    """Tokens of patches, in rows; position embeddings are added."""
+    return self._tokens(images)[:, self._prefix :]
+
+  def _tokens(self, images: Images) -> Tokens:
+    """All tokens before the first layer: the class token first.
 
     A patch embedding is a convolution whose stride is its size.
     """
@@ -142,8 +146,11 @@ class ViT(nn.Module):
     x = x.reshape(n, rows, p, columns, p, channels)
     x = x.transpose(0, 1, 3, 2, 4, 5)  # [n, rows, columns, p, p, c]
     x = self.embedding(x.reshape(n, rows * columns, p, p, channels))
-    slots = self.position(self._prefix + x.shape[1], self.width)
-    return x + slots[:, self._prefix :].astype(x.dtype)
+    if self._prefix:
+      cls = self.cls.astype(x.dtype)
+      cls = jnp.broadcast_to(cls, (n, 1, self.width))
+      x = jnp.concatenate([cls, x], axis=1)  # [n, 1 + t, d]
+    return x + self.position(x.shape[1], self.width).astype(x.dtype)
 
   def encode(
     self, tokens: Tokens, key: Key[Array, ''] | None = None
@@ -154,18 +161,19 @@ class ViT(nn.Module):
       tokens: of patches, from `embed`; some of them may be left out.
       key: for dropout and drop path.
     """
-    return self._encode(tokens, key, ())[0]
+    if self._prefix:
+      first = self.position.first(1).astype(tokens.dtype)
+      cls = self.cls.astype(tokens.dtype) + first
+      cls = jnp.broadcast_to(cls, (tokens.shape[0], 1, self.width))
+      tokens = jnp.concatenate([cls, tokens], axis=1)  # [n, 1 + t, d]
+    return self._transform(tokens, key, ())[0]
 
-  def _encode(
+  def _transform(
     self, x: Tokens, key: Key[Array, ''] | None, want: tuple[str, ...]
-  ) -> tuple[Float[Array, 'n s d'], dict[str, Array]]:
+  ) -> tuple[Tokens, dict[str, Array]]:
     embed_key, encoder_key = (None, None)
     if key is not None:
       embed_key, encoder_key = jax.random.split(key)
-    if self._prefix:
-      cls = self.cls.astype(x.dtype) + self.position.first(1).astype(x.dtype)
-      cls = jnp.broadcast_to(cls, (x.shape[0], 1, self.width))
-      x = jnp.concatenate([cls, x], axis=1)  # [n, 1 + t, d]
     x = transformer.dropout(x, self.dropout, embed_key)
     return self.encoder(x, encoder_key, want)
 
