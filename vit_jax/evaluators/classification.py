@@ -11,6 +11,7 @@ from jaxtyping import Array
 from vit_jax.arrays import sharding
 from vit_jax.config import durations, plugins
 from vit_jax.config.completion import MAX_BATCH_SIZE
+from vit_jax.data import contract
 from vit_jax.data.pipeline import stream
 from vit_jax.errors import UserError, check_range
 from vit_jax.objectives.losses import LOSSES
@@ -59,6 +60,9 @@ class Evaluator:
       raise UserError(
         f'cross_entropy is {cross_entropy!r}; allowed: {", ".join(LOSSES)}.'
       )
+    contract.require(
+      setting.transform.spec, 'image', 'label', who='classification'
+    )
     self._source = setting.open_source(split)
     if len(self._source) == 0:
       raise UserError(f'{self._source.name} is empty: nothing to evaluate on.')

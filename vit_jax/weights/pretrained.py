@@ -15,8 +15,9 @@ from jax.sharding import Mesh
 from vit_jax import checkpoint
 from vit_jax.arrays import sharding, tree
 from vit_jax.config import plugins
-from vit_jax.config.completion import SECTIONS
-from vit_jax.data.augment.transforms import EvalTransform, square
+from vit_jax.config.completion import SECTIONS, section_constructor
+from vit_jax.data.augment.transforms import square
+from vit_jax.data.contract import Preprocess
 from vit_jax.errors import UserError
 from vit_jax.models import vit
 from vit_jax.models.layers import positions
@@ -65,11 +66,11 @@ class Pretrained:
     setting = Setting(self.model(**changes), self.image_size)
     return plugins.build(constructor, section, setting)
 
-  def preprocess(self) -> EvalTransform:
-    """What evaluation does to images."""
-    return plugins.build(
-      EvalTransform, self.about['preprocess'], self.image_size
-    )
+  def preprocess(self) -> Preprocess:
+    """What evaluation does to examples."""
+    section = self.about['preprocess']
+    constructor = section_constructor('preprocess', section)
+    return plugins.build(constructor, section, self.image_size)
 
   def abstract_params(self, mesh: Mesh) -> PyTree:
     """Shapes and shardings of the parameters on a mesh."""
