@@ -201,7 +201,9 @@ def judged(workdir: Any, load: str) -> tuple[float, float]:
     'train[:51200]', num_examples=256, num_classes=20, height=48
   )
   examples = [source[index] for index in range(len(source))]
-  pixels = np.stack([transform(example['image']) for example in examples])
+  pixels = np.stack(
+    [transform.pixels(example['image']) for example in examples]
+  )
   labels = np.array([example['label'] for example in examples])
   images = np.float32(pixels) / 127.5 - 1
   logits = np.asarray(model.apply({'params': params}, images), np.float64)

@@ -1,7 +1,6 @@
 """Names what images show: python -m vit_jax.predict --checkpoint=P IMAGE..."""
 
 import json
-from typing import Any
 
 import jax
 import numpy as np
@@ -9,6 +8,7 @@ from absl import flags
 
 from vit_jax.arrays import sharding
 from vit_jax.cli import process
+from vit_jax.data.contract import Preprocess
 from vit_jax.data.images.headers import DecodeError
 from vit_jax.errors import UserError
 from vit_jax.files import paths
@@ -53,7 +53,7 @@ def run(
   predict = jax.jit(source.objective().predict)
   results = []
   for start in range(0, len(images), _BATCH_SIZE):
-    batch = np.zeros((_BATCH_SIZE, *transform.image_size, 3), np.uint8)
+    batch = np.zeros((_BATCH_SIZE, *images[0].shape), np.uint8)
     part = images[start : start + _BATCH_SIZE]
     batch[: len(part)] = part
     logits = predict(params, {'image': batch})['logits']
@@ -65,9 +65,9 @@ def run(
   return results
 
 
-def _read(path: str, transform: Any) -> np.ndarray:
+def _read(path: str, transform: Preprocess) -> np.ndarray:
   try:
-    return transform(paths.locate(path).read_bytes())
+    return transform.pixels(paths.locate(path).read_bytes())
   except OSError as error:
     raise UserError(f'the image {path} cannot be read: {error}.') from error
   except DecodeError as error:

@@ -32,7 +32,7 @@ def test_images_belong_to_their_labels():
   source = Numbered(24)
   [batch] = train(source, 16, 1, transform=PLAIN)
   for image, label in zip(batch['image'], batch['label'], strict=True):
-    np.testing.assert_array_equal(image, PLAIN(source[label]['image']))
+    np.testing.assert_array_equal(image, PLAIN.pixels(source[label]['image']))
 
 
 MESHES = [

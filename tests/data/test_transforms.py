@@ -61,7 +61,7 @@ def test_a_pixel_can_be_cropped():
   rng = np.random.default_rng(0)
   transform = TrainTransform((4, 6))
   for _ in range(20):
-    assert transform(noise(1, 1), rng).shape == (4, 6, 3)
+    assert transform.pixels(noise(1, 1), rng).shape == (4, 6, 3)
 
 
 def test_train_transform_follows_its_generator():
@@ -69,7 +69,7 @@ def test_train_transform_follows_its_generator():
   image, transform = encode(noise(50, 70), '.png'), TrainTransform((16, 24))
 
   def pixels(seed):
-    return transform(image, np.random.default_rng(seed))
+    return transform.pixels(image, np.random.default_rng(seed))
 
   assert pixels(0).shape == (16, 24, 3) and pixels(0).dtype == np.uint8
   np.testing.assert_array_equal(pixels(0), pixels(0))
@@ -84,7 +84,7 @@ def test_the_crop_is_the_box():
     box = transform._inception_box(60, 80, np.random.default_rng(seed))
     y, x, h, w = box
     same_size = TrainTransform((h, w), flip=False)
-    cut = same_size(image, np.random.default_rng(seed))
+    cut = same_size.pixels(image, np.random.default_rng(seed))
     np.testing.assert_array_equal(cut, image[y : y + h, x : x + w])
 
 
@@ -94,7 +94,7 @@ def test_flip_mirrors_half_of_the_time():
   transform = TrainTransform((8, 8), crop='none')
   flipped = 0
   for _ in range(1000):
-    pixels = transform(image, rng)
+    pixels = transform.pixels(image, rng)
     if np.array_equal(pixels, image[:, ::-1]):
       flipped += 1
     else:
@@ -102,7 +102,7 @@ def test_flip_mirrors_half_of_the_time():
   assert flipped == pytest.approx(500, abs=5 * np.sqrt(250))
   still = TrainTransform((8, 8), crop='none', flip=False)
   for _ in range(20):
-    np.testing.assert_array_equal(still(image, rng), image)
+    np.testing.assert_array_equal(still.pixels(image, rng), image)
 
 
 def test_a_padded_crop_covers_the_border():
@@ -111,7 +111,7 @@ def test_a_padded_crop_covers_the_border():
   transform = TrainTransform((32, 32), crop='pad', pad=4, flip=False)
   offsets = set()
   for _ in range(1000):
-    pixels = transform(image, rng)
+    pixels = transform.pixels(image, rng)
     y, x = np.argwhere((pixels[:, :, 0] == 15) & (pixels[:, :, 1] == 15))[0]
     offsets.add((15 - y, 15 - x))
     rows = 31 - np.abs(31 - np.abs(np.arange(32) + 15 - y))
@@ -128,7 +128,7 @@ def test_a_padded_crop_keeps_the_aspect(size):
   transform = TrainTransform((32, 32), crop='pad', pad=0, flip=False)
   scale = min(size) / 32
   for _ in range(5):
-    pixels = transform(image, rng)
+    pixels = transform.pixels(image, rng)
     assert pixels.shape == (32, 32, 3)
     rows, columns = pixels[:, 16, 0].astype(int), pixels[16, :, 1].astype(int)
     for values in (rows, columns):
@@ -150,17 +150,18 @@ def test_colours_change_what_is_cropped(settings):
   plain = TrainTransform((24, 24), crop=settings.get('crop', 'inception'))
   transform = TrainTransform((24, 24), **settings)
   for seed in range(20):
-    pixels = transform(image, np.random.default_rng(seed))
-    again = transform(image, np.random.default_rng(seed))
+    pixels = transform.pixels(image, np.random.default_rng(seed))
+    again = transform.pixels(image, np.random.default_rng(seed))
     np.testing.assert_array_equal(pixels, again)
     assert pixels.shape == (24, 24, 3) and pixels.dtype == np.uint8
-    without = plain(image, np.random.default_rng(seed))
+    without = plain.pixels(image, np.random.default_rng(seed))
     changed += not np.array_equal(pixels, without)
   assert 10 < changed <= 20
   every = dict(randaugment_layers=0, three_augment=False, color_jitter=0.0)
   off = TrainTransform((24, 24), **settings | every)
   np.testing.assert_array_equal(
-    off(image, np.random.default_rng(3)), plain(image, np.random.default_rng(3))
+    off.pixels(image, np.random.default_rng(3)),
+    plain.pixels(image, np.random.default_rng(3)),
   )
 
 

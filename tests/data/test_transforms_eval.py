@@ -38,7 +38,7 @@ def assert_geometry(pixels, rows, columns, tolerance):
 )
 def test_squash_takes_the_whole_image(size, image_size):
   """Bilinear, half-pixel centres, each axis by its own scale."""
-  pixels = EvalTransform(image_size)(coordinates(*size))
+  pixels = EvalTransform(image_size).pixels(coordinates(*size))
   assert pixels.shape == (*image_size, 3)
   rows, columns = (
     sampled(size[0], image_size[0]),
@@ -64,7 +64,7 @@ def test_central_keeps_the_aspect(size, image_size, fraction):
   transform = EvalTransform(
     image_size, resize='central', central_fraction=fraction
   )
-  pixels = transform(coordinates(*size))
+  pixels = transform.pixels(coordinates(*size))
   assert pixels.shape == (*image_size, 3)
   # Source pixels for each pixel of the result: the binding side decides.
   scale = fraction * min(size[0] / image_size[0], size[1] / image_size[1])
@@ -82,7 +82,7 @@ def test_central_224_of_256():
   resized = cv2.resize(image, (256, 384), interpolation=cv2.INTER_LINEAR)
   expected = resized[80 : 80 + 224, 16 : 16 + 224]
   transform = EvalTransform((224, 224), resize='central')
-  np.testing.assert_array_equal(transform(image), expected)
+  np.testing.assert_array_equal(transform.pixels(image), expected)
 
 
 def test_squash_central():
@@ -90,7 +90,9 @@ def test_squash_central():
   image = smooth(96, 64)
   resized = cv2.resize(image, (256, 256), interpolation=cv2.INTER_LINEAR)
   transform = EvalTransform((224, 224), resize='squash_central')
-  np.testing.assert_array_equal(transform(image), resized[16:240, 16:240])
+  np.testing.assert_array_equal(
+    transform.pixels(image), resized[16:240, 16:240]
+  )
 
 
 def test_timm_evaluation():
@@ -101,7 +103,7 @@ def test_timm_evaluation():
   transform = EvalTransform(
     (224, 224), resize='central', interpolation='bicubic'
   )
-  np.testing.assert_array_equal(transform(image), expected)
+  np.testing.assert_array_equal(transform.pixels(image), expected)
 
 
 def test_interpolation_of_crops():
@@ -110,11 +112,11 @@ def test_interpolation_of_crops():
   for interpolation in INTERPOLATIONS:
     settings = dict(interpolation=interpolation)
     train = TrainTransform((32, 32), crop='none', flip=False, **settings)
-    pixels = train(image, np.random.default_rng(0))
+    pixels = train.pixels(image, np.random.default_rng(0))
     expected = resize(image, 32, 32, interpolation)
     np.testing.assert_array_equal(pixels, expected)
     evaluate = EvalTransform((32, 32), **settings)
-    np.testing.assert_array_equal(evaluate(image), expected)
+    np.testing.assert_array_equal(evaluate.pixels(image), expected)
 
 
 def test_a_thread_of_an_image_is_no_image():
@@ -125,17 +127,17 @@ def test_a_thread_of_an_image_is_no_image():
     TrainTransform((224, 224), crop='pad'),
   ):
     with pytest.raises(DecodeError, match='10000 x 1 pixels'):
-      transform(image, np.random.default_rng(0))
-  assert EvalTransform((224, 224))(image).shape == (224, 224, 3)
+      transform.pixels(image, np.random.default_rng(0))
+  assert EvalTransform((224, 224)).pixels(image).shape == (224, 224, 3)
 
 
 def test_eval_transform_needs_no_generator():
   """It is deterministic, and nothing happens to an image that fits."""
   image = noise(16, 24)
-  np.testing.assert_array_equal(EvalTransform((16, 24))(image), image)
+  np.testing.assert_array_equal(EvalTransform((16, 24)).pixels(image), image)
   rng = np.random.default_rng(0)
   before = rng.bit_generator.state
-  EvalTransform((8, 8))(image, rng)
+  EvalTransform((8, 8)).pixels(image, rng)
   assert rng.bit_generator.state == before
 
 

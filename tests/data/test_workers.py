@@ -22,10 +22,10 @@ ROOT = pathlib.Path(__file__).parents[2]
 TRAINER = """
 import multiprocessing, sys
 import numpy as np
-from vit_jax.data.pipeline.loader import Loader, Share
-from vit_jax.data.sources import synthetic
 from vit_jax.data.augment.transforms import TrainTransform
+from vit_jax.data.pipeline.loader import Loader, Share
 from vit_jax.data.pipeline.workers import Processes
+from vit_jax.data.sources import synthetic
 
 if __name__ == '__main__':
   source = synthetic.Source('train', num_examples=64, height=8, width=8)

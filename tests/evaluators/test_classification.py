@@ -18,7 +18,9 @@ SIZE = 21
 
 def pixels_of(source, indices):
   """What the evaluator sees, a row an image."""
-  return np.stack([PLAIN(source[i]['image']).reshape(-1) for i in indices])
+  return np.stack(
+    [PLAIN.pixels(source[i]['image']).reshape(-1) for i in indices]
+  )
 
 
 @functools.cache

@@ -26,15 +26,17 @@ SECTIONS = {
   'schedule': 'vit_jax.optim.schedule:make_schedule',
   'source': 'vit_jax.data.sources.{name}:Source',
   'train': 'vit_jax.config.completion:train_data',
-  'augment': 'vit_jax.data.augment.transforms:TrainTransform',
+  'augment': 'vit_jax.data.augment.{name}:TrainTransform',
   'mix': 'vit_jax.objectives.mixing:DeviceAugment',
-  'preprocess': 'vit_jax.data.augment.transforms:EvalTransform',
+  'preprocess': 'vit_jax.data.augment.{name}:EvalTransform',
   'reader': 'vit_jax.data.pipeline.stream:Reader',
   'mesh': 'vit_jax.arrays.sharding:make_mesh',
   'checkpoint': 'vit_jax.checkpoint:Checkpointer',
   'recovery': 'vit_jax.run.recovery:Recovery',
   'log': 'vit_jax.run.metrics:Log',
 }
+# The names of sections that need not give one.
+DEFAULT_NAMES = {'augment': 'transforms', 'preprocess': 'transforms'}
 EVALS = 'vit_jax.evaluators.{name}:Evaluator'
 # Beyond any training, and row numbers of a batch still fit a host's memory.
 MAX_BATCH_SIZE = 2**26
@@ -124,6 +126,15 @@ def complete(config: ConfigDict) -> Config:
   return result.lock()
 
 
+def section_constructor(section: str, values: Any) -> Callable[..., Any]:
+  """The constructor of a section's values, a dict or a config of them.
+
+  An older version may have written them, without a name that is optional now.
+  """
+  name = values.get('name', DEFAULT_NAMES.get(section, ''))
+  return plugins.resolve(SECTIONS[section], name)
+
+
 def is_optional(config: Config, key: str) -> bool:
   """Whether a key, such as 'optimizer.clip_norm', may be None."""
   section, _, leaf = key.rpartition('.')
@@ -165,8 +176,12 @@ def complete_section(
     UserError: as `complete`.
   """
   named = '{name}' in pattern
-  if named and not isinstance(values.get('name'), str):
-    raise UserError(f'config.{section} needs a name: which {section} to take.')
+  if named:
+    values = {'name': DEFAULT_NAMES.get(section)} | values
+    if not isinstance(values['name'], str):
+      raise UserError(
+        f'config.{section} needs a name: which {section} to take.'
+      )
   constructor = plugins.resolve(pattern, values.get('name', ''))
   given = {key: v for key, v in values.items() if not (named and key == 'name')}
   head = {'name': values['name']} if named else {}

@@ -64,11 +64,12 @@ def checksum(*arrays: np.ndarray) -> str:
   return digest.hexdigest()
 
 
-def _record(source: Any, row: int) -> list[int] | None:
+def _record(source: Any, row: int) -> list[int | None] | None:
   try:
     example = source[row]
   except DecodeError:
     return None
   image = example['image']
   size = image.nbytes if isinstance(image, np.ndarray) else len(image)
-  return [size, int(example['label'])]
+  label = example.get('label')  # None where a source has no labels
+  return [size, None if label is None else int(label)]

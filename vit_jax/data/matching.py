@@ -5,8 +5,8 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from vit_jax.data.contract import Source
 from vit_jax.data.images.headers import DecodeError
-from vit_jax.data.pipeline.loader import Source
 from vit_jax.errors import UserError
 
 log = logging.getLogger('vit_jax')

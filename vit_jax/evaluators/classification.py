@@ -8,6 +8,7 @@ from jaxtyping import Array
 
 from vit_jax.config import durations, plugins
 from vit_jax.config.completion import MAX_BATCH_SIZE
+from vit_jax.data.contract import require
 from vit_jax.errors import UserError, check_range
 from vit_jax.evaluators import contract
 from vit_jax.objectives.losses import LOSSES
@@ -55,6 +56,7 @@ class Evaluator:
       raise UserError(
         f'cross_entropy is {cross_entropy!r}; allowed: {", ".join(LOSSES)}.'
       )
+    require(setting.transform.spec, 'image', 'label', who='classification')
     self._source = setting.open_source(split)
     if len(self._source) == 0:
       raise UserError(f'{self._source.name} is empty: nothing to evaluate on.')

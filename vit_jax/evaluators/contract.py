@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 
 from vit_jax.arrays import sharding
 from vit_jax.config import plugins
-from vit_jax.config.completion import SECTIONS
+from vit_jax.config.completion import section_constructor
 from vit_jax.data.pipeline import stream
 
 PyTree = Any
@@ -69,7 +69,7 @@ class Setting(NamedTuple):
     Raises:
       UserError: no such source or split.
     """
-    constructor = plugins.resolve(SECTIONS['source'], section['name'])
+    constructor = section_constructor('source', dict(section))
     return plugins.build(constructor, section, split)
 
   def compiled(

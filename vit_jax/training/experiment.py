@@ -17,8 +17,9 @@ from vit_jax.checkpoint import FORMAT
 from vit_jax.config import completion as config_lib
 from vit_jax.config import durations, plugins
 from vit_jax.config.completion import Config
-from vit_jax.data import fingerprint, matching
-from vit_jax.data.augment.transforms import EvalTransform, square
+from vit_jax.data import contract, fingerprint, matching
+from vit_jax.data.augment.transforms import square
+from vit_jax.data.contract import Preprocess, Transform
 from vit_jax.data.pipeline import stream
 from vit_jax.errors import UserError
 from vit_jax.evaluators import best
@@ -150,18 +151,14 @@ class Experiment:
 
   def abstract_batch(self) -> dict[str, jax.ShapeDtypeStruct]:
     """Shapes and shardings of a training batch."""
+    on_bad_record = self.config.reader.on_bad_record
+    spec = contract.train_spec(self.augment(), on_bad_record)
     split = sharding.batch_sharding(self.mesh)
-    n = self.config.batch_size
-    numbers = jax.ShapeDtypeStruct((n,), jnp.int32, sharding=split)
-    batch = {
-      'image': jax.ShapeDtypeStruct(
-        (n, *self.image_size, 3), jnp.uint8, sharding=split
-      ),
-      'label': numbers,
+    entries = contract.layout(spec, self.config.batch_size).items()
+    return {
+      key: jax.ShapeDtypeStruct(shape, dtype, sharding=split)
+      for key, (shape, dtype) in entries
     }
-    if self.config.reader.on_bad_record == 'skip':
-      batch['replaced'] = numbers  # see data.stream.train_batches
-    return batch
 
   def init_state(self, key: jax.Array) -> PyTree:
     """The first state, as a function to be traced."""
@@ -234,7 +231,7 @@ class Experiment:
     """The stream of training batches after `start_step` updates."""
     return stream.train_batches(
       source,
-      build_section(self.config, 'augment', self.image_size),
+      self.augment(),
       self.config.batch_size,
       self.config.seed,
       start_step,
@@ -244,8 +241,12 @@ class Experiment:
       report=bad_records.report_to(ledger),
     )
 
-  def preprocess(self) -> EvalTransform:
-    """What evaluation does to images."""
+  def augment(self) -> Transform:
+    """What training does to examples, on the host."""
+    return build_section(self.config, 'augment', self.image_size)
+
+  def preprocess(self) -> Preprocess:
+    """What evaluation does to examples."""
     return build_section(self.config, 'preprocess', self.image_size)
 
   def evaluator(

@@ -10,8 +10,9 @@ from jax.sharding import Mesh
 
 from vit_jax.arrays import sharding
 from vit_jax.config import plugins
-from vit_jax.config.completion import SECTIONS
-from vit_jax.data.augment.transforms import EvalTransform, square
+from vit_jax.config.completion import section_constructor
+from vit_jax.data.augment.transforms import square
+from vit_jax.data.contract import Preprocess
 from vit_jax.errors import UserError, closest
 from vit_jax.objectives.contract import Setting
 
@@ -44,7 +45,7 @@ class Pretrained:
   def model(self, **changes: Any) -> Any:
     """The model the weights belong to, with changes to its section."""
     section = {'name': 'vit', **self.about['model'], **changes}
-    constructor = plugins.resolve(SECTIONS['model'], section['name'])
+    constructor = section_constructor('model', section)
     unknown = [key for key in changes if key not in plugins.keys(constructor)]
     if unknown:
       raise UserError(
@@ -56,7 +57,7 @@ class Pretrained:
   def objective(self, **changes: Any) -> Any:
     """The objective with its model, for `predict`."""
     section = self.about['objective']
-    constructor = plugins.resolve(SECTIONS['objective'], section['name'])
+    constructor = section_constructor('objective', section)
     setting = Setting(self.model(**changes), self.image_size)
     return plugins.build(constructor, section, setting)
 
@@ -64,11 +65,11 @@ class Pretrained:
     """The model's own parameters among the objective's."""
     return self.objective().backbone(params)
 
-  def preprocess(self) -> EvalTransform:
-    """What evaluation does to images."""
-    return plugins.build(
-      EvalTransform, self.about['preprocess'], self.image_size
-    )
+  def preprocess(self) -> Preprocess:
+    """What evaluation does to examples."""
+    section = self.about['preprocess']
+    constructor = section_constructor('preprocess', section)
+    return plugins.build(constructor, section, self.image_size)
 
   def abstract_params(self, mesh: Mesh) -> PyTree:
     """Shapes and shardings of the parameters on a mesh."""

@@ -1,5 +1,9 @@
-"""From an encoded image to uint8 pixels of the wanted size, on the host."""
+"""From an encoded image to uint8 pixels of the wanted size, on the host.
 
+Two transforms as in `data.contract`; both make `image` and `label`.
+"""
+
+import abc
 import dataclasses
 import math
 from typing import Any
@@ -9,6 +13,7 @@ import numpy as np
 from jaxtyping import UInt8
 
 from vit_jax.data.augment import policies
+from vit_jax.data.contract import Example, Spec
 from vit_jax.data.images.decode import MAX_PIXELS, Image, decode, decode_box
 from vit_jax.data.images.headers import (
   DecodeError as DecodeError,  # for callers
@@ -53,8 +58,42 @@ def _cover(
   return resize(pixels, max(y, height), max(x, width), interpolation)
 
 
+class _ImageAndLabel(abc.ABC):
+  """A transform whose batches hold an image and its label."""
+
+  image_size: tuple[int, int]
+
+  @abc.abstractmethod
+  def pixels(
+    self, image: bytes | np.ndarray, rng: np.random.Generator | None
+  ) -> Image:
+    """The image alone."""
+
+  @property
+  def spec(self) -> Spec:
+    """`image`, uint8 `[height, width, 3]`, and `label`, int32."""
+    return {
+      'image': ((*self.image_size, 3), np.dtype(np.uint8)),
+      'label': ((), np.dtype(np.int32)),
+    }
+
+  def __call__(
+    self, example: Example, rng: np.random.Generator | None = None
+  ) -> dict[str, np.ndarray | int]:
+    """Returns image and label; raises DecodeError."""
+    if 'label' not in example:
+      raise UserError(
+        f'the source gives no label with its images ({", ".join(example)}), '
+        'and this transform makes batches of image and label: take a source '
+        'with labels, or name a transform that declares none, as in '
+        '--config.augment.name=my_lab.my_transform.'
+      )
+    pixels = self.pixels(example['image'], rng)
+    return {'image': pixels, 'label': int(example['label'])}
+
+
 @dataclasses.dataclass(frozen=True)
-class TrainTransform:
+class TrainTransform(_ImageAndLabel):
   """Random crop, flip and colours, driven by the example's own generator.
 
   Attributes:
@@ -121,7 +160,7 @@ class TrainTransform:
         f'{self.max_aspect} must be positive and in this order.'
       )
 
-  def __call__(
+  def pixels(
     self, image: bytes | np.ndarray, rng: np.random.Generator
   ) -> Image:
     """Returns uint8 `[height, width, 3]`; raises DecodeError."""
@@ -200,7 +239,7 @@ class TrainTransform:
 
 
 @dataclasses.dataclass(frozen=True)
-class EvalTransform:
+class EvalTransform(_ImageAndLabel):
   """Deterministic resizing for evaluation; travels with a checkpoint.
 
   Pixels are not quite those that the official weights saw; see data/decode.py.
@@ -235,7 +274,7 @@ class EvalTransform:
       at_most=1,
     )
 
-  def __call__(
+  def pixels(
     self, image: bytes | np.ndarray, rng: np.random.Generator | None = None
   ) -> Image:
     """Returns uint8 `[height, width, 3]`; raises DecodeError."""

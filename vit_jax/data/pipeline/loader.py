@@ -1,12 +1,15 @@
 """Loading single examples into rows of a batch, bad records included."""
 
 import dataclasses
+import functools
 import itertools
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Int, UInt8
+from jaxtyping import Int
 
+from vit_jax.data import contract
+from vit_jax.data.contract import Source, Spec, Transform
 from vit_jax.data.images.headers import DecodeError
 from vit_jax.data.pipeline import order
 from vit_jax.errors import UserError
@@ -14,33 +17,6 @@ from vit_jax.errors import UserError
 HostBatch = dict[str, np.ndarray]
 POLICIES = ('error', 'skip')
 _MAX_ATTEMPTS = 100  # replacements of one position before giving up
-
-
-class Source(Protocol):
-  """A data set with random access."""
-
-  name: str
-  num_classes: int
-  class_names: list[str]
-
-  def __len__(self) -> int: ...
-
-  def __getitem__(self, index: int) -> dict[str, Any]:
-    """{'image': bytes or uint8 array, 'label': int}."""
-    ...
-
-
-class Transform(Protocol):
-  """Makes pixels of one size; raises DecodeError."""
-
-  @property
-  def image_size(self) -> tuple[int, int]:
-    """(height, width) of the result, pixels."""
-    ...
-
-  def __call__(
-    self, image: bytes | np.ndarray, rng: np.random.Generator | None
-  ) -> UInt8[np.ndarray, 'y x 3']: ...
 
 
 class BadRecord(NamedTuple):
@@ -83,8 +59,8 @@ class Loader:
   """Reads, decodes and transforms; can be sent to another process.
 
   Attributes:
-    source: random access to encoded images and labels.
-    transform: makes uint8 pixels.
+    source: random access to examples.
+    transform: makes of an example what a batch holds.
     seed: of the run.
     on_bad_record: 'error', or 'skip' (training takes a replacement that is a
       function of seed, position and attempt; evaluation leaves the row out).
@@ -95,17 +71,23 @@ class Loader:
   seed: int
   on_bad_record: str
 
-  def buffers(self, rows: int) -> HostBatch:
-    """Rows of padding, to be filled.
+  @functools.cached_property
+  def spec(self) -> Spec:
+    """What the transform makes of one example."""
+    return contract.check_spec(self.transform)
 
-    image: black; label: 0; mask: False until filled; replaced: bad records met.
+  def layout(self, rows: int) -> Spec:
+    """Shapes and types of a batch: the transform's keys, and the loader's own.
+
+    mask: False until filled; replaced: bad records met.
     """
-    return {
-      'image': np.zeros((rows, *self.transform.image_size, 3), np.uint8),
-      'label': np.zeros(rows, np.int32),
-      'mask': np.zeros(rows, bool),
-      'replaced': np.zeros(rows, np.int32),
-    }
+    added = contract.MASK | contract.REPLACED
+    return contract.layout(self.spec | added, rows)
+
+  def buffers(self, rows: int) -> HostBatch:
+    """Rows of padding (zeros), to be filled; see `layout`."""
+    entries = self.layout(rows).items()
+    return {key: np.zeros(shape, dtype) for key, (shape, dtype) in entries}
 
   def fill(self, batch: HostBatch, share: Share, first: int) -> list[BadRecord]:
     """Loads a share into the rows of a batch from `first` on.
@@ -163,13 +145,9 @@ class Loader:
   ) -> BadRecord | None:
     """Loads one example; returns what is wrong with it, if anything."""
     try:
-      example = self.source[index]
-      label = int(example['label'])
-      if not 0 <= label < self.source.num_classes:
-        raise DecodeError(
-          f'label {label}; allowed: 0 to {self.source.num_classes - 1}'
-        )
-      batch['image'][row] = self.transform(example['image'], rng)
+      values = self.transform(self.source[index], rng)
+      contract.check_values(self.transform, values, self.spec)
+      self._check_label(values)
     except DecodeError as error:
       where = getattr(self.source, 'where', lambda _: '')(index)
       if self.on_bad_record == 'error':
@@ -180,5 +158,15 @@ class Loader:
           'skip.'
         ) from error
       return BadRecord(index, where, str(error))
-    batch['label'][row], batch['mask'][row] = label, True
+    for key in self.spec:
+      batch[key][row] = values[key]
+    batch['mask'][row] = True
     return None
+
+  def _check_label(self, values: dict[str, Any]) -> None:
+    """Raises DecodeError if there is a label and it is no class."""
+    if 'label' not in self.spec or self.spec['label'][1].kind not in 'iu':
+      return  # none, or shares of the classes
+    label, last = np.asarray(values['label']), self.source.num_classes - 1
+    if label.min() < 0 or label.max() > last:
+      raise DecodeError(f'label {label}; allowed: 0 to {last}')

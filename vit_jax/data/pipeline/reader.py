@@ -14,6 +14,7 @@ import cv2
 import jax
 
 from vit_jax.config import plugins
+from vit_jax.data import contract
 from vit_jax.data.pipeline import workers
 from vit_jax.data.pipeline.loader import (
   POLICIES,
@@ -88,11 +89,10 @@ class Reader:
 
   def memory_bytes(self, loader: Loader, rows: int) -> int:
     """Host memory of the batches in preparation, at most."""
-    height, width = loader.transform.image_size
     batches = self.prefetch + 1 + _READY + 1
     if self.processes:  # shared buffers besides
       batches += self.prefetch + 1
-    return batches * rows * height * width * 3
+    return batches * contract.num_bytes(loader.layout(rows))
 
   def check_memory(self, loader: Loader, rows: int) -> None:
     """Raises UserError if reading needs more memory than this host has."""

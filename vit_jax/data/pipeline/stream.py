@@ -19,14 +19,10 @@ from jax.sharding import Mesh
 from jaxtyping import Int
 
 from vit_jax.arrays import sharding
+from vit_jax.data import contract
+from vit_jax.data.contract import Source, Spec, Transform
 from vit_jax.data.pipeline import order
-from vit_jax.data.pipeline.loader import (
-  BadRecord,
-  Loader,
-  Share,
-  Source,
-  Transform,
-)
+from vit_jax.data.pipeline.loader import BadRecord, Loader, Share
 from vit_jax.data.pipeline.reader import (
   BadRecords,
   Reader,
@@ -54,8 +50,8 @@ def train_batches(
   """Endless global batches, from the one after `start_step` updates on.
 
   Args:
-    source: random access to encoded images and labels.
-    transform: makes uint8 `[height, width, 3]` of an image and a generator.
+    source: random access to examples.
+    transform: makes of an example, with a generator, what a batch holds.
     batch_size: of the global batch.
     seed: of the run.
     start_step: updates completed.
@@ -65,8 +61,8 @@ def train_batches(
     report: called once with (source name, record) for each bad record.
 
   Returns:
-    An iterator of {image: uint8 `[batch_size, height, width, 3]`, label: int32
-    `[batch_size]`}, and under `on_bad_record='skip'` replaced: int32
+    An iterator of batches: the keys of the transform's `spec` with `batch_size`
+    examples each, and under `on_bad_record='skip'` replaced: int32
     `[batch_size]`, bad records met for each row; close it when done. It raises
     UserError for a bad record under 'error', naming source and index.
   """
@@ -87,10 +83,8 @@ def train_batches(
 
   need = reader.memory_bytes(loader, len(rows.rows))
   log.info('reading takes up to %.2f GiB of host memory', need / 2**30)
-  keys = ['image', 'label']
-  if reader.on_bad_record == 'skip':
-    keys.append('replaced')
-  return _stream(shares(), loader, reader, rows, keys, report)
+  spec = contract.train_spec(transform, reader.on_bad_record)
+  return _stream(shares(), loader, reader, rows, spec, report)
 
 
 def eval_batches(
@@ -106,15 +100,15 @@ def eval_batches(
 
   Returns:
     An iterator like `train_batches`', with mask: bool `[batch_size]`, False on
-    padding (a black image with label 0) and on bad records that are skipped.
+    padding (all zeros) and on bad records that are skipped.
     Every process gets the same number of batches.
   """
   rows = _Rows.of(mesh, batch_size)
   loader = reader.loader(source, transform, 0)
   starts = range(0, len(source), batch_size)
   shares = (Share(start + rows.rows, None) for start in starts)
-  keys = ['image', 'label', 'mask']
-  return _stream(shares, loader, reader, rows, keys, report)
+  spec = contract.eval_spec(transform)
+  return _stream(shares, loader, reader, rows, spec, report)
 
 
 def _stream(
@@ -122,20 +116,20 @@ def _stream(
   loader: Loader,
   reader: Reader,
   rows: '_Rows',
-  keys: list[str],
+  spec: Spec,
   report: Report,
 ) -> Stream:
   local = len(rows.rows)
   reader.check_memory(loader, local)
   # Over several processes a training is judged as a whole (`BadShare`): one
   # that ends alone would leave the others waiting.
-  alone = jax.process_count() == 1 or 'replaced' not in keys
+  alone = jax.process_count() == 1 or 'replaced' not in spec
   bad = BadRecords(
     loader.source, reader.max_bad_share if alone else 1.0, report
   )
   batches = host_batches(shares, loader, reader, bad, local)
   return Stream(
-    batches, lambda batch: {key: rows.to_global(batch[key]) for key in keys}
+    batches, lambda batch: {key: rows.to_global(batch[key]) for key in spec}
   )
 
 

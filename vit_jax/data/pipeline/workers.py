@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from vit_jax.data import contract
 from vit_jax.data.pipeline.loader import BadRecord, HostBatch, Loader, Share
 from vit_jax.errors import UserError
 
@@ -76,11 +77,8 @@ class Processes:
   """
 
   def __init__(self, loader: Loader, number: int, rows: int, batches: int):
-    self._layout = {
-      key: (array.shape, array.dtype)
-      for key, array in loader.buffers(rows).items()
-    }
-    size = sum(_nbytes(*entry) for entry in self._layout.values())
+    self._layout = loader.layout(rows)
+    size = contract.num_bytes(self._layout)
     context = multiprocessing.get_context('spawn')
     # Unlinked as soon as it is made; workers inherit it when they start.
     self._memory = [context.RawArray('B', size) for _ in range(batches)]
@@ -128,16 +126,12 @@ class Processes:
     self._pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _nbytes(shape: tuple[int, ...], dtype: np.dtype) -> int:
-  return int(np.prod(shape)) * dtype.itemsize
-
-
 def _views(memory: Any, layout: Any) -> HostBatch:
   """Arrays that lie one behind another in shared memory."""
   views, offset = {}, 0
   for key, (shape, dtype) in layout.items():
     views[key] = np.ndarray(shape, dtype, memory, offset)
-    offset += _nbytes(shape, dtype)
+    offset += views[key].nbytes
   return views
 
 

@@ -1,0 +1,217 @@
+"""What a transform declares is what buffers, shapes and batches are made of."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+from minimal_config import completed
+from numbered import PLAIN, Numbered, mesh_of, train
+
+from tests.plugins import two_crops, unlabelled
+from vit_jax.config import completion
+from vit_jax.data import contract
+from vit_jax.data.augment.transforms import EvalTransform, TrainTransform
+from vit_jax.data.pipeline import order, stream
+from vit_jax.data.pipeline.loader import Loader
+from vit_jax.data.pipeline.reader import Reader
+from vit_jax.errors import UserError
+from vit_jax.training.experiment import Experiment
+
+CROPS = two_crops.TrainTransform((8, 6))
+IMAGES = {
+  'augment.name': 'tests.plugins.two_crops',
+  'source': dict(name='tests.plugins.unlabelled', num_examples=64),
+  'objective.name': 'tests.plugins.agreement',
+  'evals': {},
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Made:
+  """Gives whatever a test wants, under the spec that it wants."""
+
+  spec: contract.Spec
+  values: dict
+
+  def __call__(self, example, rng):
+    del example, rng
+    return self.values
+
+
+def declared(key, shape=(), dtype=np.int32):
+  return {key: (shape, np.dtype(dtype))}
+
+
+# Crops without labels
+
+
+@pytest.mark.parametrize('processes', [0, 1])
+def test_two_crops_without_a_label(processes):
+  """Row i holds the crops that its position's generator draws of its image."""
+  source = unlabelled.Source('train', num_examples=16)
+  reader = Reader(processes=processes)
+  batches = train(source, 16, 2, transform=CROPS, reader=reader)
+  positions = np.arange(32)
+  indices = order.shuffled(positions, 16, 0).tolist()
+  crops = np.concatenate([batch['crops'] for batch in batches])
+  assert [batch.keys() for batch in batches] == [{'crops'}] * 2
+  for row, position, index in zip(crops, positions, indices, strict=True):
+    bits = np.random.Philox(key=[0, position], counter=[0, 0, 0, 0])
+    expected = CROPS(source[index], np.random.Generator(bits))['crops']
+    np.testing.assert_array_equal(row, expected)
+    assert (row[0] != row[1]).any()
+
+
+def test_a_step_without_labels():
+  """What is compiled for is what comes; the loss falls on eight devices."""
+  changes = IMAGES | {'reader.on_bad_record': 'skip', 'schedule.base_lr': 0.01}
+  experiment = Experiment.build(completed(**changes), jax.devices())
+  abstract = experiment.abstract_batch()
+  assert set(abstract) == {'crops', 'replaced'}
+  assert abstract['crops'].shape == (8, 2, 8, 8, 3)
+  source = experiment.open_train_source()
+  assert experiment.about(source)['record']['fingerprint']['size'] == 64
+  state = jax.jit(experiment.init_state)(experiment.key())
+  step, losses = jax.jit(experiment.trainer.train_step), []
+  with jax.set_mesh(experiment.mesh):
+    with experiment.train_batches(source, 0) as batches:
+      for _ in range(8):
+        batch = next(batches)
+        for key, leaf in abstract.items():
+          assert (batch[key].shape, batch[key].dtype) == (
+            leaf.shape,
+            leaf.dtype,
+          )
+          assert batch[key].sharding == leaf.sharding
+        state, metrics = step(state, batch, experiment.key())
+        losses.append(float(metrics['loss']))
+  assert 0 < losses[-1] < losses[0]
+
+
+# One declaration
+
+
+@pytest.mark.parametrize('transform', [PLAIN, CROPS])
+def test_memory_is_counted_from_the_spec(transform):
+  """Of a batch: all that a transform declares, mask, replaced."""
+  loader = Loader(unlabelled.Source('train'), transform, 0, 'error')
+  buffers = loader.buffers(5)
+  need = sum(array.nbytes for array in buffers.values())
+  reader = Reader(prefetch=2)  # 3 on the host, 3 on the way
+  assert reader.memory_bytes(loader, 5) == 6 * need
+  image = next(iter(transform.spec))
+  assert buffers[image].nbytes == 5 * np.prod(transform.spec[image][0])
+
+
+def test_padding_of_other_keys():
+  """Evaluation pads every key with zeros, and mask says where."""
+  source = unlabelled.Source('test', num_examples=3)
+  transform = Made(
+    declared('shares', (4,), np.float32) | declared('place'),
+    {'shares': np.full(4, 0.25, np.float32), 'place': 7},
+  )
+  with stream.eval_batches(source, transform, 8, mesh_of(data=8)) as batches:
+    [batch] = jax.device_get(list(batches))
+  expected = np.arange(8) < 3
+  np.testing.assert_array_equal(batch['mask'], expected)
+  np.testing.assert_array_equal(batch['place'], 7 * expected)
+  np.testing.assert_array_equal(batch['shares'].sum(axis=1), expected)
+
+
+def test_image_and_label_are_what_the_transforms_declare():
+  """Supervised batches: uint8 pixels and an int32 label."""
+  for transform in (TrainTransform((9, 7)), EvalTransform((9, 7))):
+    values = transform(Numbered(3)[2], np.random.default_rng(0))
+    contract.check_values(transform, values, transform.spec)
+    assert transform.spec == {
+      'image': ((9, 7, 3), np.uint8),
+      'label': ((), np.int32),
+    }
+    assert values['label'] == 2
+
+
+# What cannot be
+
+
+@pytest.mark.parametrize(
+  'spec, text',
+  [
+    (declared('mask'), "'mask', which the loader adds"),
+    (declared('replaced'), "'replaced', which the loader adds"),
+    (declared('place', dtype=np.int64), 'int64; allowed'),
+    (declared('name', dtype='S8'), r'\|S8; allowed'),
+    (declared('crops', (0, 4, 4, 3)), 'at least 1'),
+  ],
+)
+def test_impossible_specs(spec, text):
+  """Said when a run is built, by the name of the transform."""
+  with pytest.raises(UserError, match=f'Made declares .*{text}'):
+    contract.train_spec(Made(spec, {}), 'error')
+  with pytest.raises(UserError, match='Made declares'):
+    stream.train_batches(Numbered(8), Made(spec, {}), 8, 0, 0, mesh_of())
+
+
+@pytest.mark.parametrize(
+  'values, text',
+  [
+    ({}, r"the keys \[\]; its spec declares \['place'\]"),
+    ({'place': np.zeros(4), 'more': 1}, r"keys \['more', 'place'\]"),
+    ({'place': np.zeros(1, np.int32)}, r'int32 \[1\]; its spec .*int32 \[4\]'),
+    ({'place': np.zeros(4)}, r'float64 \[4\]; its spec'),
+  ],
+)
+def test_values_unlike_their_spec(values, text):
+  """Nothing is broadcast or rounded in silence."""
+  transform = Made(declared('place', (4,)), values)
+  with pytest.raises(UserError, match=f'Made returned .*{text}'):
+    train(Numbered(8), 8, 1, transform=transform)
+
+
+@pytest.mark.parametrize('label', [-1, 8, [0, 8], [-1, 3]])
+def test_labels_out_of_range_are_bad_records(label):
+  """One label, or several of an example."""
+  shape = np.shape(label)
+  values = {'label': np.array(label, np.int32)}
+  transform = Made(declared('label', shape), values)
+  with pytest.raises(UserError, match='label .*; allowed: 0 to 7'):
+    train(Numbered(8), 8, 1, transform=transform)
+
+
+def test_soft_labels_are_no_classes():
+  """Shares of classes, all of them below 0 or above 1 if one likes."""
+  values = {'label': np.full(8, 1e3, np.float32)}
+  transform = Made(declared('label', (8,), np.float32), values)
+  [batch] = train(Numbered(8), 8, 1, transform=transform)
+  np.testing.assert_array_equal(batch['label'], np.full((8, 8), 1e3))
+
+
+def test_a_source_without_labels_for_a_transform_with():
+  """A message in place of a KeyError."""
+  with pytest.raises(UserError, match='gives no label .*augment.name'):
+    train(unlabelled.Source('train'), 8, 1, transform=PLAIN)
+
+
+def test_an_objective_that_misses_its_keys():
+  """Supervised training says which, before anything is compiled."""
+  changes = IMAGES | {'objective.name': 'supervised'}
+  experiment = Experiment.build(completed(**changes), jax.devices())
+  with pytest.raises(UserError, match='needs image, label .* only crops'):
+    _ = experiment.image_flops
+
+
+# The name of a transform
+
+
+def test_sections_without_a_name():
+  """A config, or a checkpoint, of an older version means ours."""
+  config = completed()
+  assert (config.augment.name, config.preprocess.name) == ('transforms',) * 2
+  old = config.to_dict()
+  del old['augment']['name'], old['preprocess']['name']
+  assert completion.from_dict(old).to_dict() == config.to_dict()
+  for section, kind in (
+    ('augment', TrainTransform),
+    ('preprocess', EvalTransform),
+  ):
+    assert completion.section_constructor(section, {}) is kind
