@@ -20,7 +20,7 @@ LAYERS = {
   2: 'objectives evaluators checkpoint step replay',
   2.5: 'experiment compiling pretrained',
   3: 'past session loop cli entry train finetune evaluate predict plan prepare '
-  'convert analyze preview goodput',
+  'convert analyze preview goodput check_data',
 }
 # Within a layer these know each other, the first the second.
 SIBLINGS = {('compiling', 'experiment')}

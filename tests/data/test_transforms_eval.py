@@ -117,7 +117,7 @@ def test_interpolation_of_crops():
     np.testing.assert_array_equal(evaluate(image), expected)
 
 
-STRIPES = np.uint8(255 * (np.indices((96, 120)).sum(0)[..., None] // 2 % 2))
+STRIPES = np.uint8(255 * (np.indices((90, 111)).sum(0)[..., None] // 2 % 2))
 TRANSFORMS = [
   (TrainTransform, dict(crop='inception', min_area=0.9)),
   (TrainTransform, dict(crop='pad', pad=1)),
