@@ -219,6 +219,8 @@ def test_folder_config(tmp_path):
     assert (config.num_classes, config.train.num_examples) == (2, 18)
     assert config.evals.val.split == 'train[90%:]'
     assert config.train.split != 'train[:90%]'  # of workdirs from before
+    assert config.augment.interpolation == 'area'  # photographs are large
+    assert config.preprocess.interpolation == 'area'
   (tmp_path / 'Valid').mkdir()
   (tmp_path / 'train' / 'cat').rename(tmp_path / 'Valid' / 'cat')
   (tmp_path / 'train' / 'cat').mkdir()

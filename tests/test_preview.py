@@ -1,9 +1,12 @@
 """Captions of the preview."""
 
+import cv2
 import numpy as np
 import pytest
+from minimal_config import completed
 
 from vit_jax import preview
+from vit_jax.errors import UserError
 
 NAMES = ['a very long name of a class, indeed', 'dog', 'cow']
 
@@ -30,3 +33,29 @@ def test_tiles_have_room_for_their_captions(mixed):
   tiles = [preview._tile(image, target, wide) for target in targets]
   assert tiles[0].shape == tiles[1].shape == ((164 if mixed else 146), 128, 3)
   assert (tiles[1][:18] < 255).any() and (tiles[1][:18, -1] == 255).all()
+
+
+def test_an_evaluation_is_shown_as_it_sees_it(tmp_path, caplog):
+  """Its split, transform and count; bad images and padding are left out."""
+  caplog.set_level('INFO', 'vit_jax')
+  for split, value, count in (('train', 0, 16), ('val', 200, 3)):
+    for name in ('cat', 'dog'):
+      (tmp_path / split / name).mkdir(parents=True)
+      for number in range(count):
+        pixels = np.full((8, 12, 3), value, np.uint8)
+        pixels[:, :2] = pixels[:, -2:] = 100  # outside of the centre
+        cv2.imwrite(str(tmp_path / split / name / f'{number}.png'), pixels)
+  (tmp_path / 'val/cat/0.png').write_bytes(b'no image at all')
+  config = completed(
+    source={'name': 'folder', 'path': str(tmp_path)},
+    evals={'val': {'name': 'classification', 'split': 'val'}},
+    reader={'on_bad_record': 'skip', 'max_bad_share': 0.5},
+    preprocess={'resize': 'central', 'central_fraction': 1.0},
+    num_classes=2,
+  )
+  picture = preview.run_evaluation(config, 'val', 32)
+  assert 'val, 6 examples, 2 classes' in caplog.text
+  shown = (picture == 200).all(-1).sum()
+  assert shown == 5 * 128 * 128  # five images, each pixel enlarged 16 times
+  with pytest.raises(UserError, match="did you mean 'val'"):
+    preview.run_evaluation(config, 'vla', 32)

@@ -1,6 +1,7 @@
 """Shows the first batches as the model will see them, before anyone pays.
 
 python -m vit_jax.preview --config=configs/l16_i21k.py --out=grid.png
+shows training; --evaluator=val what that evaluation sees.
 """
 
 import logging
@@ -16,8 +17,9 @@ from jaxtyping import Float, UInt8
 from vit_jax.cli import entry, process
 from vit_jax.config import overrides
 from vit_jax.config.completion import Config
-from vit_jax.errors import UserError
-from vit_jax.training.experiment import Experiment
+from vit_jax.data.pipeline import stream
+from vit_jax.errors import UserError, closest
+from vit_jax.training.experiment import Experiment, build_section
 
 log = logging.getLogger('vit_jax')
 _LABEL_HEIGHT = 18  # pixels of a line above an image
@@ -29,6 +31,9 @@ def define_flags() -> None:
   """The flags of this command."""
   flags.DEFINE_string('out', 'grid.png', 'The picture to write.')
   flags.DEFINE_integer('images', 32, 'Images to show.')
+  flags.DEFINE_string(
+    'evaluator', None, 'Its images, by a name in config.evals, not training.'
+  )
   flags.DEFINE_integer('start_step', 0, 'Updates completed before the first.')
   overrides.define_flag(sys.argv)
 
@@ -46,6 +51,11 @@ def run(config: Config, images: int, start_step: int) -> np.ndarray:
   """
   experiment = Experiment.build(config, jax.devices())
   source = experiment.open_train_source()
+  log.info(
+    'training: %s, %s examples, %d classes, %.1f steps an epoch, %s steps',
+    *(source.name, f'{len(source):,}', source.num_classes),
+    *(len(source) / config.batch_size, f'{experiment.total_steps:,}'),
+  )
   augment = jax.jit(experiment.setting.mix)
   key, step, tiles = experiment.key(), start_step, []
   with experiment.train_batches(source, start_step) as batches:
@@ -56,6 +66,46 @@ def run(config: Config, images: int, start_step: int) -> np.ndarray:
       ):
         tiles.append(_tile(image, target, source.class_names))
       step += 1
+  return _grid(tiles[:images])
+
+
+def run_evaluation(config: Config, name: str, images: int) -> np.ndarray:
+  """Draws the first images of an evaluation, labels above them.
+
+  Args:
+    config: completed.
+    name: in `config.evals`.
+    images: how many, if there are as many.
+
+  Returns:
+    The picture, uint8 `[height, width, 3]`, RGB.
+
+  Raises:
+    UserError: no such evaluation, or no image of it can be used.
+  """
+  if name not in config.evals:
+    raise UserError(f'--evaluator={name}; {closest(name, config.evals)}.')
+  experiment = Experiment.build(config, jax.devices())
+  names = experiment.open_source(config.train.split).class_names
+  source = experiment.open_source(config.evals[name].split, names)
+  log.info(
+    'evaluation %s: %s, %s examples, %d classes',
+    *(name, source.name, f'{len(source):,}', source.num_classes),
+  )
+  reader, mesh = build_section(config, 'reader'), experiment.mesh
+  tiles: list[np.ndarray] = []
+  with stream.eval_batches(
+    source, experiment.preprocess(), config.batch_size, mesh, reader=reader
+  ) as batches:
+    for batch in map(jax.device_get, batches):
+      for row in np.flatnonzero(batch['mask']):
+        image = batch['image'][row] / np.float32(127.5) - 1
+        label = np.asarray(batch['label'][row])
+        tiles.append(_tile(image, label, source.class_names))
+      if len(tiles) >= images:
+        break
+  if not tiles:
+    raise UserError(f'{source.name} has no image that can be shown.')
   return _grid(tiles[:images])
 
 
@@ -127,7 +177,10 @@ def main(arguments: list[str]) -> None:
       f'--start_step={values.start_step} not negative.'
     )
   _check_place(values.out)
-  picture = run(values.config, values.images, values.start_step)
+  if values.evaluator:
+    picture = run_evaluation(values.config, values.evaluator, values.images)
+  else:
+    picture = run(values.config, values.images, values.start_step)
   if not cv2.imwrite(values.out, cv2.cvtColor(picture, cv2.COLOR_RGB2BGR)):
     raise UserError(f'--out={values.out} cannot be written: give a .png path.')
   log.info('wrote %s, %dx%d pixels', values.out, *picture.shape[1::-1])

@@ -33,11 +33,14 @@ TO_TFRECORD = """
 @pytest.fixture(scope='module')
 def as_tfrecord(tmp_path_factory):
   """A data set called cifar10, prepared as tfrecord: its version directory."""
-  root = tmp_path_factory.mktemp('named')
+  return _prepared(tmp_path_factory.mktemp('named'), 'cifar10')
+
+
+def _prepared(root, name):
   for split in ('train', 'test'):
     fill(root / 'in' / split, ['a', 'b'], 10, len(split))
-  folder.prepare(root / 'in', root / 'tfds', 'cifar10', shard_bytes=2_000)
-  version = root / 'tfds/cifar10/1.0.0'
+  folder.prepare(root / 'in', root / 'tfds', name, shard_bytes=2_000)
+  version = root / 'tfds' / name / '1.0.0'
   subprocess.run(
     [sys.executable, '-c', textwrap.dedent(TO_TFRECORD), version], check=True
   )
@@ -47,8 +50,8 @@ def as_tfrecord(tmp_path_factory):
   return version
 
 
-def contents(data_dir, split):
-  source = tfds.Source(split, dataset='cifar10', data_dir=str(data_dir))
+def contents(data_dir, split, name='cifar10'):
+  source = tfds.Source(split, dataset=name, data_dir=str(data_dir))
   return [(source[i]['image'], source[i]['label']) for i in range(len(source))]
 
 
@@ -84,6 +87,24 @@ def test_tfrecord_is_converted(tmp_path, as_tfrecord):
   before = archives.tree(as_tfrecord)
   named.prepare('cifar10', as_tfrecord.parents[1])  # done already
   assert archives.tree(as_tfrecord) == before
+
+
+@pytest.mark.slow
+def test_what_an_own_builder_prepared_is_converted(tmp_path):
+  """From elsewhere and in place, by a name that TFDS does not know."""
+  version = _prepared(tmp_path, 'mine')
+  wanted = contents(tmp_path / 'tfds', 'train', 'mine')
+  for number, source in enumerate((version, version.parents[1])):
+    target = tmp_path / f'new{number}'
+    named.prepare('mine', target, source=source)
+    assert array_record.formats(target / 'mine/1.0.0') == ['array_record']
+    assert contents(target, 'train', 'mine') == wanted
+  with pytest.raises(UserError, match="holds the data set 'mine', not 'min'"):
+    named.prepare('min', tmp_path / 'new', source=version)
+  with pytest.raises(UserError, match='holds no prepared min'):
+    named.prepare('min', tmp_path / 'new', source=version.parents[1])
+  named.prepare('mine', tmp_path / 'tfds')
+  assert array_record.formats(version) == ['tfrecord', 'array_record']
 
 
 @pytest.mark.slow

@@ -2,7 +2,8 @@
 
 NAME is imagenet21k (--source: its archive), folder (--source: a folder of
 images by class, --name: of the data set), digits, or any data set of TFDS,
-which is downloaded or, if it is there as tfrecord, converted to array_record.
+which is downloaded or, if it is there as tfrecord, converted to array_record;
+so is what your own TFDS builder has prepared (--source: its TFDS directory).
 Without NAME: lists what is known.
 """
 

@@ -2,6 +2,7 @@
 
 import difflib
 import importlib.util
+import json
 import logging
 import pathlib
 import re
@@ -30,7 +31,8 @@ def prepare(
   not prepared is downloaded.
 
   Args:
-    name: 'cifar10', 'sun397/tfds', 'imagenet2012:5.1.0'.
+    name: 'cifar10', 'sun397/tfds', 'imagenet2012:5.1.0'; or of a data set that
+      a builder of one's own has prepared, in `source` or in `data_dir`.
     data_dir: the TFDS directory.
     source: another TFDS directory, or DIR/NAME/VERSION in it.
     workers: processes that convert.
@@ -40,9 +42,12 @@ def prepare(
       TensorFlow, a damaged or missing file.
     OSError: a file cannot be read or written.
   """
-  builder = _builder(name, data_dir)
-  folder = pathlib.Path(builder.data_dir).parent
   version = name.partition(':')[2]
+  folder = _of_own(name, data_dir, source)
+  builder = None
+  if folder is None:
+    builder = _builder(name, data_dir)
+    folder = pathlib.Path(builder.data_dir).parent
   there = _newest(folder, version)
   if there and array_record.FORMAT in array_record.formats(there):
     log.info('%s is prepared already: %s', name, there)
@@ -50,6 +55,7 @@ def prepare(
   inner = folder.relative_to(data_dir)
   old = there if source is None else _elsewhere(source, inner, version)
   if old is None:
+    assert builder is not None  # of what is one's own, something is there
     catalog.require_manual_files(builder, data_dir)
     _require_tensorflow(name)
     network.require(builder, data_dir)
@@ -98,6 +104,30 @@ def _builder(name: str, data_dir: pathlib.Path) -> Any:
       f'{name!r} names no data set: {text}. Allowed are NAME, NAME/CONFIG and '
       f'NAME:VERSION; {plain} has {there}.'
     ) from error
+
+
+def _of_own(
+  name: str, data_dir: pathlib.Path, source: pathlib.Path | None
+) -> pathlib.Path | None:
+  """DATA_DIR/NAME of what a builder of one's own has prepared.
+
+  None if TFDS knows the name, or nothing of that name is prepared.
+  """
+  plain = name.partition(':')[0]
+  known = tfds.list_builders(with_community_datasets=False)
+  if plain.split('/')[0] in known or not re.fullmatch(r'\w+(/[\w.-]+)?', plain):
+    return None
+  folder = data_dir / plain
+  if source is not None and not _newest(folder, name.partition(':')[2]):
+    info = source / 'dataset_info.json'
+    own = json.loads(info.read_text()).get('name') if info.exists() else None
+    if own is not None and own != plain.split('/')[0]:
+      raise UserError(
+        f'--source={source} holds the data set {own!r}, not {plain!r}: '
+        f'python -m vit_jax.prepare {own} --source={source}'
+      )
+    return folder
+  return folder if _newest(folder, name.partition(':')[2]) else None
 
 
 def _elsewhere(

@@ -9,9 +9,9 @@ everything else goes to OpenCV. These are the pixels of full decoding, not an
 approximation. What OpenCV lets pass it does not tell: of damage within a BMP, a
 WebP or a TIFF some stays unseen.
 
-Two differences from what the authors' weights were trained on, TensorFlow's
-`decode_jpeg`: an EXIF orientation is applied here and ignored there; JPEG is
-decoded with the exact integer DCT here, with the fast one there, by which
+Two differences from TensorFlow's `decode_jpeg`, by which the authors' weights
+were trained: an EXIF orientation is applied here and ignored there, and JPEG is
+decoded with the accurate integer DCT here, with the fast one there, by which
 images are some .7 of a grey level darker.
 
 Measured on 250 ImageNet photographs (most 500x375), inception crop to 224

@@ -80,12 +80,16 @@ class Reader:
     if self.processes:
       batches = self.prefetch + 1
       return workers.Processes(loader, self.processes, rows, batches)
-    cores = (
-      len(os.sched_getaffinity(0))
-      if hasattr(os, 'sched_getaffinity')
-      else os.cpu_count() or 1
-    )
-    return workers.Threads(loader, self.threads or cores)
+    return workers.Threads(loader, self.thread_count)
+
+  @property
+  def thread_count(self) -> int:
+    """Threads that read: as set, or one a core that this process may use."""
+    if self.threads:
+      return self.threads
+    if hasattr(os, 'sched_getaffinity'):
+      return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
   def memory_bytes(self, loader: Loader, rows: int) -> int:
     """Host memory of the batches in preparation, at most."""

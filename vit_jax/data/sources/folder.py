@@ -96,6 +96,14 @@ class Source:
     """The file of an example."""
     return '/'.join(self._find(index))
 
+  def ignored(self) -> list[str]:
+    """The files beside its images that are no examples."""
+    return [
+      path
+      for found in self._listings.values()
+      for path in class_folders.ignored(found)
+    ]
+
   def _find(self, index: int) -> tuple[str, str]:
     """The split's directory, and the path in it."""
     split, position = self._selection[index]

@@ -159,6 +159,17 @@ def report(found: Listing) -> None:
     )
 
 
+def ignored(found: Listing) -> Iterator[str]:
+  """The files below the root of a listing that are not in it, full paths."""
+  taken = set(found.paths.tolist())
+  for folder, inside, names in os.walk(found.root):
+    inside.sort()
+    for name in sorted(names):
+      path = os.path.join(folder, name)
+      if os.fsencode(os.path.relpath(path, found.root)) not in taken:
+        yield path
+
+
 def _entries(folder: str) -> list[tuple[str, str]]:
   """(name, kind) of what a folder holds, sorted."""
   try:

@@ -1,0 +1,117 @@
+"""Data looked at as a whole: counts, damage, duplicates, interruption."""
+
+import json
+import shutil
+
+import cv2
+import numpy as np
+import pytest
+from minimal_config import completed
+
+from vit_jax import check_data
+from vit_jax.data import inspection
+from vit_jax.errors import UserError
+
+
+def _write(path, seed, ending='.png', size=(9, 7)):
+  pixels = np.random.default_rng(seed).integers(0, 256, (*size, 3), np.uint8)
+  path.parent.mkdir(parents=True, exist_ok=True)
+  assert cv2.imwrite(str(path.with_suffix(ending)), pixels)
+
+
+@pytest.fixture
+def photos(tmp_path):
+  """Six good images to train on and two to evaluate on, with every fault."""
+  root = tmp_path / 'photos'
+  for number in range(3):
+    _write(root / f'train/cat/{number}', number)
+    _write(root / f'train/dog/{number}', 10 + number, size=(20, 30))
+  _write(root / 'train/dog/same', 1, '.bmp')  # as cat/1, by other bytes
+  _write(root / 'val/cat/a', 50)
+  _write(root / 'val/dog/a', 10, size=(20, 30))  # of the training data
+  (root / 'train/cat/broken.jpg').write_bytes(b'no image at all')
+  (root / 'train/cat/notes.txt').write_text('cats')
+  (root / 'train/.hidden.png').write_bytes(b'')
+  return root
+
+
+def _config(photos, **changes):
+  source = {'name': 'folder', 'path': str(photos)}
+  evals = {'val': {'name': 'classification', 'split': 'val'}}
+  return completed(**dict(source=source, evals=evals, num_classes=2), **changes)
+
+
+def _lines(path):
+  return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_what_is_found(photos, tmp_path):
+  """Each fault is in its list; numbers are those of the files."""
+  out = tmp_path / 'out'
+  summary = check_data.run(_config(photos), str(out))
+  assert json.loads((out / 'summary.json').read_text()) == summary
+  train, val = summary['splits']['train'], summary['splits']['val']
+  assert (train['examples'], train['bad']) == (8, 1)
+  assert train['classes'] == {'cat': 3, 'dog': 4}
+  assert (train['heights'], train['widths']) == ([9, 9, 20], [7, 7, 30])
+  assert (val['examples'], val['bad']) == (2, 0)
+  assert (summary['duplicates'], summary['leaks']) == (2, 1)
+  assert summary['other_label'] == 1
+  (bad,) = _lines(out / 'bad.jsonl')
+  assert bad['where'].endswith('train/cat/broken.jpg')
+  assert bad['split'] == 'train' and 'too short' in bad['reason']
+  groups = [
+    sorted((e['split'], e['class'], e['where'].rpartition('/')[2]) for e in g)
+    for g in _lines(out / 'duplicates.jsonl')
+  ]
+  assert sorted(groups) == [
+    [('train', 'cat', '1.png'), ('train', 'dog', 'same.bmp')],
+    [('train', 'dog', '0.png'), ('val', 'dog', 'a.png')],
+  ]
+  ignored = (out / 'ignored.txt').read_text().splitlines()
+  assert ignored == [
+    str(photos / 'train/.hidden.png'),
+    str(photos / 'train/cat/notes.txt'),
+  ]
+  text = '\n'.join(check_data._lines(summary, str(out)))
+  assert '8 examples, 1 bad, 2 classes' in text and 'cat 3, dog 4' in text
+  assert 'least 7x9, median 7x9, most 30x20' in text
+
+
+def test_an_interrupted_check_goes_on(photos, tmp_path, monkeypatch):
+  """What is known is not looked at again; finished, all of it is."""
+  monkeypatch.setattr(inspection, '_CHUNK', 1)
+  whole = check_data.run(_config(photos), str(tmp_path / 'whole'))
+  looked, measure = [], inspection._measure
+
+  def measured(source, index):
+    if len(looked) == 4:
+      raise KeyboardInterrupt
+    looked.append((source.name, index))
+    return measure(source, index)
+
+  monkeypatch.setattr(inspection, '_measure', measured)
+  config, out = _config(photos, **{'reader.threads': 1}), tmp_path / 'out'
+  with pytest.raises(KeyboardInterrupt):
+    check_data.run(config, str(out))
+  with open(out / 'unfinished.jsonl', 'a') as file:
+    file.write('{"split": "train", "sta')  # cut by the end of the process
+  first = {*looked}
+  looked[:] = [None] * 5
+  assert check_data.run(config, str(out)) == whole
+  assert not first & {*looked[5:]} and len(looked[5:]) == 6
+  check_data.run(config, str(out))
+  assert first <= {*looked[11:]}
+
+
+def test_other_data_are_refused(photos, tmp_path, monkeypatch):
+  """An inspection of other data is not continued."""
+  monkeypatch.setattr(check_data, '_summary', None)  # ends before the end
+  with pytest.raises(TypeError):
+    check_data.run(_config(photos), str(tmp_path / 'out'))
+  shutil.rmtree(photos / 'val/dog')
+  _write(photos / 'val/dog/b', 3)
+  with pytest.raises(UserError, match='data have changed since'):
+    check_data.run(_config(photos), str(tmp_path / 'out'))
+  with pytest.raises(UserError, match='is remote'):
+    check_data.run(_config(photos), 'gs://bucket/out')

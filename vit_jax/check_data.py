@@ -1,0 +1,208 @@
+"""Looks at all of a config's data before anyone trains on them.
+
+python -m vit_jax.check_data --config=configs/folder.py:path=photos
+
+Decodes every example of the splits for training and evaluation; prints classes,
+counts, sizes, duplicates (also between training and evaluation) and what cannot
+be used, and leaves in --out: summary.json, bad.jsonl, duplicates.jsonl and
+ignored.txt. Interrupted, the same command goes on; finished, it begins anew.
+"""
+
+import json
+import logging
+import sys
+import time
+from typing import Any
+
+import numpy as np
+from absl import flags
+from etils import epath
+
+from vit_jax.cli import entry, process
+from vit_jax.config import overrides
+from vit_jax.config.completion import Config
+from vit_jax.data import inspection
+from vit_jax.errors import UserError
+from vit_jax.files import paths
+from vit_jax.training.experiment import build_section
+
+log = logging.getLogger('vit_jax')
+_EVERY_S = 10  # between two lines of progress
+_SHOWN = 10  # classes or groups that are printed
+_UNFINISHED = 'unfinished.jsonl'
+
+
+def define_flags() -> None:
+  """The flags of this command."""
+  flags.DEFINE_string('out', 'data_check', 'Directory for what is found.')
+  overrides.define_flag(sys.argv)
+
+
+def run(config: Config, out: str) -> dict[str, Any]:
+  """Checks the data of a config.
+
+  Args:
+    config: completed.
+    out: directory for what is found.
+
+  Returns:
+    splits: {split: examples, bad, classes: {name: count}, heights and widths:
+    [least, median, largest]}; duplicates, leaks (groups of examples with the
+    same pixels; those both in training and in evaluation), other_label (groups
+    with different labels), ignored (files).
+
+  Raises:
+    UserError: a split cannot be opened, or files cannot be written.
+  """
+  place = paths.locate(out)
+  if paths.is_remote(place):
+    raise UserError(f'--out={out} is remote: give a directory on a disk here.')
+  path = place / _UNFINISHED
+  names = [config.train.split, *(e.split for e in config.evals.values())]
+  sources = {
+    split: build_section(config, 'source', split)
+    for split in dict.fromkeys(names)
+  }
+  threads = build_section(config, 'reader').thread_count
+  found = {
+    split: inspection.inspect(
+      source, split, path, threads, _progress(source.name, len(source))
+    )
+    for split, source in sources.items()
+  }
+  groups = [
+    [_example(split, index, sources, found) for split, index in group]
+    for group in inspection.duplicates(found)
+  ]
+  ignored = sorted(
+    {path for source in sources.values() for path in _ignored(source)}
+  )
+  summary = {
+    'splits': {
+      split: _summary(sources[split], found[split]) for split in found
+    },
+    'duplicates': len(groups),
+    'leaks': sum(_leaks(group, config.train.split) for group in groups),
+    'other_label': sum(len({e['class'] for e in g}) > 1 for g in groups),
+    'ignored': len(ignored),
+  }
+  bad = [
+    {'split': split, **record._asdict()}
+    for split, each in found.items()
+    for record in each.bad
+  ]
+  _write(place / 'summary.json', [json.dumps(summary, indent=2)])
+  _write(place / 'bad.jsonl', map(json.dumps, bad))
+  _write(place / 'duplicates.jsonl', map(json.dumps, groups))
+  _write(place / 'ignored.txt', ignored)
+  path.unlink()
+  return summary
+
+
+def _progress(name: str, size: int) -> Any:
+  """What says every few seconds how far the inspection is."""
+  start = last = time.monotonic()
+  first = None
+
+  def progress(done: int, bad: int) -> None:
+    nonlocal last, first
+    now = time.monotonic()
+    first = done if first is None else first
+    if now - last < _EVERY_S and done < size:
+      return
+    last = now
+    rate = (done - first) / max(now - start, 1e-3)
+    left = f', {(size - done) / rate / 60:.0f} min left' if rate else ''
+    log.info(
+      '%s: %s of %s (%.0f %%), %s bad, %.0f/s%s',
+      *(name, f'{done:,}', f'{size:,}', 100 * done / size, f'{bad:,}'),
+      *(rate, left if done < size else ''),
+    )
+
+  return progress
+
+
+def _example(
+  split: str, index: int, sources: dict[str, Any], found: dict[str, Any]
+) -> dict[str, Any]:
+  source, label = sources[split], int(found[split].labels[index])
+  where = getattr(source, 'where', lambda _: '')(index)
+  name = source.class_names[label]
+  return {'split': split, 'index': index, 'where': where, 'class': name}
+
+
+def _ignored(source: Any) -> list[str]:
+  """Files that a source leaves out, if it knows them."""
+  return getattr(source, 'ignored', list)()
+
+
+def _leaks(group: list[dict[str, Any]], train: str) -> bool:
+  """Whether it is in the training data and elsewhere."""
+  splits = {example['split'] for example in group}
+  return train in splits and len(splits) > 1
+
+
+def _summary(source: Any, found: inspection.Found) -> dict[str, Any]:
+  good = found.labels >= 0
+  counts = np.bincount(found.labels[good], minlength=source.num_classes)
+  sizes = {
+    key: [int(f(values[good])) for f in (np.min, np.median, np.max)]
+    for key, values in (('heights', found.heights), ('widths', found.widths))
+    if good.any()
+  }
+  names = list(source.class_names)
+  return {
+    'examples': len(source),
+    'bad': len(found.bad),
+    'classes': dict(zip(names, counts.tolist(), strict=False)),
+    **sizes,
+  }
+
+
+def _write(path: epath.Path, lines: Any) -> None:
+  path.write_text(''.join(f'{line}\n' for line in lines))
+
+
+def _lines(summary: dict[str, Any], out: str) -> list[str]:
+  """The summary for people."""
+  lines = []
+  for split, part in summary['splits'].items():
+    counts = sorted(part['classes'].items(), key=lambda item: item[1])
+    lines.append(
+      f'{split}: {part["examples"]:,} examples, {part["bad"]:,} bad, '
+      f'{len(counts):,} classes'
+    )
+    if 'heights' in part:
+      low, middle, high = (
+        f'{x}x{y}' for y, x in zip(part['heights'], part['widths'], strict=True)
+      )
+      lines.append(
+        f'  pixels (width x height): least {low}, median {middle}, most {high}'
+      )
+    shown = [f'{name} {count:,}' for name, count in counts]
+    if len(shown) > _SHOWN:
+      half = _SHOWN // 2
+      shown = [*shown[:half], '…', *shown[-half:]]
+    lines.append(f'  examples of a class: {", ".join(shown)}')
+  lines.append(
+    f'duplicates: {summary["duplicates"]:,} groups of the same pixels; '
+    f'{summary["leaks"]:,} both in training and in evaluation, '
+    f'{summary["other_label"]:,} with different labels'
+  )
+  lines.append(f'files left out: {summary["ignored"]:,}')
+  lines.append(
+    f'lists: {out}/bad.jsonl, duplicates.jsonl, ignored.txt, summary.json'
+  )
+  return lines
+
+
+def main(arguments: list[str]) -> None:
+  """Prints what was found."""
+  entry.refuse_arguments(arguments)
+  values = flags.FLAGS
+  summary = run(values.config, values.out)
+  print('\n'.join(_lines(summary, values.out)))
+
+
+if __name__ == '__main__':
+  process.run(main, define_flags)

@@ -1,0 +1,203 @@
+"""Looks at every example of a data set once: decodes it, takes its measure.
+
+What is known of a chunk of examples is a line in a file, so that an interrupted
+inspection goes on where it was.
+"""
+
+import collections
+import hashlib
+import itertools
+import json
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from typing import Any, NamedTuple
+
+import cv2
+import numpy as np
+from etils import epath
+from jaxtyping import Int, UInt64
+
+from vit_jax.data import fingerprint
+from vit_jax.data.images import decode
+from vit_jax.data.pipeline.loader import BadRecord, Source
+from vit_jax.errors import UserError
+from vit_jax.files import jsonl
+
+_CHUNK = 64  # examples of a line
+_AHEAD = 4  # chunks for each thread
+_BAD = -1  # in place of the label of a record that cannot be used
+
+
+class Found(NamedTuple):
+  """What a split holds.
+
+  Attributes:
+    labels: -1 where the record cannot be used.
+    heights: of the upright image, pixels.
+    widths: likewise.
+    contents: checksums of the decoded pixels.
+    bad: the records that cannot be used.
+  """
+
+  labels: Int[np.ndarray, ' n']
+  heights: Int[np.ndarray, ' n']
+  widths: Int[np.ndarray, ' n']
+  contents: UInt64[np.ndarray, ' n']
+  bad: list[BadRecord]
+
+
+def inspect(
+  source: Source,
+  split: str,
+  path: epath.Path,
+  threads: int,
+  progress: Callable[[int, int], None],
+) -> Found:
+  """Inspects a split, or what is left of it.
+
+  Args:
+    source: its examples.
+    split: its name in the file.
+    path: of the file of what is known; lines are added.
+    threads: that decode at once.
+    progress: called with (examples done, bad ones among them).
+
+  Raises:
+    UserError: there is nothing to inspect; the file knows another data set by
+      that name, or cannot be written.
+  """
+  if not len(source):
+    raise UserError(f'{source.name} is empty: there is nothing to look at.')
+  known = _known(source, split, path)
+  starts = [i for i in range(0, len(source), _CHUNK) if i not in known]
+  bad = sum(len(found.bad) for found in known.values())
+  done = sum(len(found.labels) for found in known.values())
+  cv2.setNumThreads(1)  # one image, one thread
+  with futures.ThreadPoolExecutor(threads) as pool:
+    tasks = _ahead(
+      lambda start: pool.submit(_chunk, source, split, start),
+      iter(starts),
+      threads * _AHEAD,
+    )
+    try:
+      for task in tasks:
+        line = task.result()
+        _append(path, line)
+        found = known[line['start']] = _found(line)
+        done, bad = done + len(found.labels), bad + len(found.bad)
+        progress(done, bad)
+    except BaseException:
+      pool.shutdown(wait=False, cancel_futures=True)
+      raise
+  parts = [known[start] for start in sorted(known)]
+  return Found(
+    np.concatenate([part.labels for part in parts]),
+    np.concatenate([part.heights for part in parts]),
+    np.concatenate([part.widths for part in parts]),
+    np.concatenate([part.contents for part in parts]),
+    [record for part in parts for record in part.bad],
+  )
+
+
+def _ahead(
+  submit: Callable[[int], Any], starts: Iterator[int], limit: int
+) -> Iterator[Any]:
+  """Tasks in their order, some of them under way."""
+  pending = collections.deque(map(submit, itertools.islice(starts, limit)))
+  while pending:
+    yield pending.popleft()
+    pending.extend(map(submit, itertools.islice(starts, 1)))
+
+
+def _known(source: Source, split: str, path: epath.Path) -> dict[int, Found]:
+  """What is known of a split, by its start; begins it if that is nothing.
+
+  A line that was cut short by the end of the process is moved aside.
+  """
+  jsonl.keep(path, lambda line: True)
+  lines = [
+    line for _, line in jsonl.read(path) if line and line.get('split') == split
+  ]
+  now = fingerprint.of(source)
+  if not lines:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _append(path, {'split': split, 'fingerprint': now})
+  elif lines[0].get('fingerprint') != now:
+    raise UserError(
+      f'{path} is of an inspection of {split} that was not finished, and the '
+      'data have changed since: remove the file to begin again.'
+    )
+  return {line['start']: _found(line) for line in lines[1:]}
+
+
+def _append(path: epath.Path, line: dict[str, Any]) -> None:
+  with jsonl.access(path, 'written'), path.open('a') as file:
+    file.write(json.dumps(line) + '\n')
+
+
+def _chunk(source: Source, split: str, start: int) -> dict[str, Any]:
+  """The line about some examples."""
+  rows, bad = [], []
+  for index in range(start, min(start + _CHUNK, len(source))):
+    try:
+      rows.append(_measure(source, index))
+    except decode.DecodeError as error:
+      where = getattr(source, 'where', lambda _: '')(index)
+      rows.append((_BAD, 0, 0, 0))
+      bad.append(BadRecord(index, where, str(error)))
+  labels, heights, widths, contents = zip(*rows, strict=True)
+  return {
+    **{'split': split, 'start': start, 'labels': labels, 'heights': heights},
+    **{'widths': widths, 'contents': contents, 'bad': bad},
+  }
+
+
+def _measure(source: Source, index: int) -> tuple[int, int, int, int]:
+  """Label, height, width and a checksum of the pixels.
+
+  Raises:
+    DecodeError: the record cannot be used.
+  """
+  example = source[index]
+  label = int(example['label'])
+  if not 0 <= label < source.num_classes:
+    raise decode.DecodeError(
+      f'label {label}; allowed: 0 to {source.num_classes - 1}'
+    )
+  pixels = np.ascontiguousarray(decode.decode(example['image']))
+  height, width, _ = pixels.shape
+  digest = hashlib.blake2b(f'{height} {width}'.encode(), digest_size=8)
+  digest.update(pixels.data)
+  return label, height, width, int.from_bytes(digest.digest(), 'big')
+
+
+def _found(line: dict[str, Any]) -> Found:
+  return Found(
+    np.array(line['labels'], np.int32),
+    np.array(line['heights'], np.int32),
+    np.array(line['widths'], np.int32),
+    np.array(line['contents'], np.uint64),
+    [BadRecord(*record) for record in line['bad']],
+  )
+
+
+def duplicates(found: dict[str, Found]) -> Iterator[list[tuple[str, int]]]:
+  """Groups of examples with the same pixels: (split, index) of each.
+
+  Args:
+    found: of each split.
+  """
+  names = list(found)
+  usable = [np.flatnonzero(found[name].labels != _BAD) for name in names]
+  contents = np.concatenate(
+    [found[n].contents[rows] for n, rows in zip(names, usable, strict=True)]
+  )
+  splits = np.repeat(np.arange(len(names)), [len(rows) for rows in usable])
+  rows = np.concatenate(usable)
+  order = np.argsort(contents, kind='stable')
+  ranked = contents[order]
+  bounds = np.flatnonzero(np.diff(ranked, prepend=~ranked[:1]))
+  ends = np.append(bounds[1:], len(ranked))
+  for start, end in zip(bounds, ends, strict=True):
+    if end - start > 1:
+      yield [(names[splits[i]], int(rows[i])) for i in order[start:end]]
