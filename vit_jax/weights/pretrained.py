@@ -272,7 +272,7 @@ def load_pretrained(
     gelu: 'tanh' (default for .npz) or 'exact'.
     dtype: of computation, 'float32' or 'bfloat16'.
     remainder: 'error' or 'drop', see `models.vit.Model`.
-    position_resize: 'aligned' or 'bicubic', see `models.posemb.resize`.
+    position_resize: 'aligned' or 'bicubic', see `positions.resize`.
 
   Returns:
     The Flax module and its parameters (float32).
