@@ -146,3 +146,14 @@ def test_too_many_bad_records_end_the_run():
   for step in range(1, 5):
     allowed.append(step, values)
   allowed.drain()
+
+
+@pytest.mark.parametrize('devices', [1, 2])
+def test_the_rate_of_a_chip_is_shown_where_there_are_several(devices):
+  """One chip's rate is the run's."""
+  meter = mock.Mock(num_devices=devices, batch_size=8)
+  values = {'loss': 1.0, 'lr': 0.1, 'img_per_sec': 50.0, 'data_wait': 0.0}
+  line = recorder_lib.console_line(5, 10, values, meter)
+  assert '50 img/s  ' in line
+  assert ('25.0 img/s/chip' in line) == (devices == 2)
+  assert ('img/s/chip' in line) == (devices == 2)

@@ -246,6 +246,18 @@ def test_constrain_leaves_out_what_does_not_divide(shape, spec, shard):
   assert result.sharding.shard_shape(shape) == shard
 
 
+def test_split_parameters_are_told_from_whole_ones():
+  """A mesh that splits the batch alone leaves every parameter whole."""
+  for shape, split in (
+    ((8, 1, 1), False),
+    ((4, 2, 1), True),
+    ((4, 1, 2), True),
+  ):
+    mesh = mesh_of(*shape)
+    params = sharding.with_shardings(abstract_params(), mesh, RULES)
+    assert sharding.is_split(params) == split
+
+
 def test_table_tells_every_leaf_and_the_sum():
   """One line a leaf between the heading and the total."""
   params = sharding.with_shardings(abstract_params(), mesh_of(2, 2, 2), RULES)

@@ -148,3 +148,17 @@ def test_watchdog_is_patient_while_paused(tmp_path):
   watchdog.step()
   watchdog.close()
   assert not (tmp_path / 'stacks.txt').exists()
+
+
+def test_a_step_may_take_a_multiple_of_the_median(tmp_path):
+  """But no less than `min_s`, and `pause_s` before there are three steps."""
+  watchdog = Watchdog(
+    epath.Path(tmp_path) / 'stacks.txt', factor=20, min_s=60, pause_s=500
+  )
+  watchdog._times.extend([4.0, 5.0])
+  assert watchdog._step_limit() == 500
+  watchdog._times.append(90.0)
+  assert watchdog._step_limit() == 20 * 5.0
+  watchdog._times.extend([1.0, 1.0, 1.0])
+  assert watchdog._step_limit() == 60
+  watchdog.close()

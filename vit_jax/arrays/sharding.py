@@ -21,7 +21,7 @@ from jax.sharding import (
   PartitionSpec,
 )
 
-from vit_jax.arrays import tree
+from vit_jax.arrays import columns, tree
 from vit_jax.config import plugins
 from vit_jax.errors import UserError
 
@@ -52,12 +52,12 @@ def make_mesh(
 
   Args:
     devices: all devices of the run.
-    data: devices along this axis; -1 takes what the other axes leave.
+    data: devices along this axis; -1 for all that the other axes leave.
     fsdp: likewise.
     model: likewise.
     zero1: split the optimizer's state and averages over `data` too (ZeRO-1,
       arXiv 1910.02054): each device updates its share and gathers the others'
-      parameters. Where the state lives is `Experiment.abstract_state`'s part.
+      parameters. It does not change the mesh: `shardings` applies it.
 
   Raises:
     UserError: the sizes do not multiply to the number of devices, or the data
@@ -152,7 +152,7 @@ def shardings(
 def with_shardings(
   abstract: tree.PyTree, mesh: Mesh, rules: Rules, zero1: bool = False
 ) -> tree.PyTree:
-  """Shapes that carry their shardings, as restoring and lowering want them."""
+  """Shapes with their shardings, for restoring and lowering."""
   return jax.tree.map(
     lambda leaf, sharding: jax.ShapeDtypeStruct(
       leaf.shape, leaf.dtype, sharding=sharding
@@ -190,7 +190,7 @@ def _fitting(
 
 
 def constrain_leaves(params: tree.PyTree, rules: Rules) -> tree.PyTree:
-  """Holds parameters, or gradients of them, inside jit to `leaf_spec`."""
+  """Constrains parameters, or their gradients, to `leaf_spec` inside jit."""
   mesh = jax.sharding.get_abstract_mesh()
   if mesh.empty or mesh.size == 1:
     return params
@@ -254,11 +254,15 @@ def table(abstract: tree.PyTree) -> str:
     for path, leaf in tree.flatten(abstract).items()
   ]
   rows.insert(0, ('parameter', 'shape', 'dtype', 'count', 'split over'))
-  widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-  lines = [
-    '  '.join(cell.ljust(width) for cell, width in zip(r, widths, strict=True))
-    for r in rows
-  ]
-  return '\n'.join(line.rstrip() for line in lines) + (
-    f'\ntotal {tree.size(abstract):,} parameters'
-  )
+  return f'{columns.align(rows, right=(3,))}\n{total(abstract)}'
+
+
+def total(abstract: tree.PyTree) -> str:
+  """The number of parameters, as one line."""
+  return f'total {tree.size(abstract):,} parameters'
+
+
+def is_split(abstract: tree.PyTree) -> bool:
+  """Whether any leaf is split, and not whole on every device."""
+  leaves = jax.tree.leaves(abstract)
+  return not all(leaf.sharding.is_fully_replicated for leaf in leaves)

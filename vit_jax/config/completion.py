@@ -70,7 +70,7 @@ def top_level(
       0 and 1; none is kept without it.
     init_from: where fine-tuning starts: a workdir, a checkpoint step directory
       or an official .npz.
-    position_resize: 'aligned' or 'bicubic', see `models.posemb.resize`.
+    position_resize: 'aligned' or 'bicubic', see `positions.resize`.
     paper_core_days: TPUv3-core-days the paper reports, for comparison.
 
   Raises:

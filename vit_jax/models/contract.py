@@ -1,7 +1,7 @@
 """What the framework asks of a model, whatever is inside it."""
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -50,6 +50,8 @@ class Model(Protocol):
       one of them itself where it is not None, and must then agree.
     reference: the same function of the same parameters by plain XLA operations
       alone. FLOPs are counted from it, and kernels compared with it.
+    kernels: `Kernels`; None if it uses none of its own on the devices of the
+      surrounding mesh.
   """
 
   @property
@@ -72,6 +74,9 @@ class Model(Protocol):
 
   @property
   def reference(self) -> 'Model': ...
+
+  @property
+  def kernels(self) -> 'Kernels | None': ...
 
   def init(self, key: Key[Array, ''], images: Any) -> dict[str, PyTree]:
     """`{'params': fresh parameters}` for images of that shape."""
@@ -115,6 +120,21 @@ class Model(Protocol):
     ...
 
 
+class Kernels(NamedTuple):
+  """What a model with kernels of its own says about them.
+
+  Attributes:
+    probe: a model that is compiled in seconds and gives its kernels the shapes
+      and types that they have in this model (two layers of it, say). It is
+      compared with its `reference` before a run.
+    plain: this model without kernels, otherwise unchanged; used for the run if
+      the comparison fails.
+  """
+
+  probe: Model
+  plain: Model
+
+
 class Defaults:
   """Answers for a model that has nothing to say; a base class, if you like."""
 
@@ -122,6 +142,7 @@ class Defaults:
   sized: tuple[str, ...] = ()
   sharding_rules: tuple[tuple[str, int], ...] = ()
   apart: tuple[str, ...] = ()
+  kernels: Kernels | None = None
 
   @property
   def architecture(self) -> dict[str, Any]:

@@ -1,1 +1,1 @@
-"""What a training will take, told by the compiler before it is paid for."""
+"""Predicts memory, time and cost of a training run from its compiled step."""

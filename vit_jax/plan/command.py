@@ -1,4 +1,4 @@
-"""The command: flags, what they ask for, and what is printed.
+"""The `plan` command: its flags, and what it prints.
 
   python -m vit_jax.plan --config=configs/l16_i21k.py --topology=v3:4x4
 

@@ -18,7 +18,7 @@ COLLECTIVES = (
   'collective-permute',
   'collective-broadcast',
 )
-# Instructions that a TPU does not execute, or whose work stands elsewhere.
+# Instructions that cost nothing, or whose cost is counted elsewhere.
 _FREE = {
   *('parameter', 'constant', 'tuple', 'get-tuple-element', 'bitcast'),
   *('while', 'call', 'conditional', 'after-all', 'add-dependency'),
@@ -28,13 +28,13 @@ _FREE = {
 _FREE_KERNELS = ('AllocateBuffer', 'ConcatBitcast')
 # A random bit generator (ten rounds of Philox, about a hundred integer
 # operations a word) on a vector unit of 1024 lanes with about three slots:
-# an assumption, since the compiler tells nothing.
+# an assumption, since the compiler gives no estimate.
 _RNG_CYCLES_PER_WORD = 32 / 1024
 
 
 @dataclasses.dataclass
 class Uncounted:
-  """Instructions of one kind that carry no estimate, and our own for them.
+  """Our estimate for instructions of one kind without the compiler's.
 
   Attributes:
     times: executions in a step.
@@ -54,7 +54,7 @@ class Uncounted:
 
 @dataclasses.dataclass
 class Collective:
-  """Exchanges of one kind in a step: how many, bytes of results, seconds."""
+  """Collectives of one kind in a step: how many, their bytes and seconds."""
 
   count: int = 0
   bytes: int = 0
@@ -87,7 +87,7 @@ class Cost:
 
   @property
   def exposed_seconds(self) -> float:
-    """Seconds of collectives that nothing else runs beside."""
+    """Seconds of collectives that do not overlap with other work."""
     return sum(c.exposed_seconds for c in self.collectives.values())
 
 
@@ -103,7 +103,7 @@ def of_program(module: Module, target: Target) -> Cost:
   for op, computation, times in loops.executions(module):
     kind = op.opcode.removesuffix('-start')
     if op.opcode.endswith(('-done', '-update')):
-      continue  # its work is that of the start
+      continue  # counted with its start
     if kind in COLLECTIVES:
       _add_collective(collectives[kind], op, computation, times, target)
     if op.estimated_cycles is not None and op.opcode not in _FREE:
@@ -161,7 +161,7 @@ def _add_uncounted(
 
 
 def _declared(op: Op) -> dict[str, int]:
-  """What a kernel declares of itself."""
+  """The cost estimate that a kernel declares."""
   found = re.findall(
     r'\\?"(flops|transcendentals|bytes_accessed)\\?":\s*\\?"?(\d+)',
     op.attributes,
@@ -176,7 +176,7 @@ def _add_collective(
   times: int,
   target: Target,
 ) -> None:
-  """Counts an exchange; its time is that of rings over all links at once."""
+  """Counts a collective; its time is that of rings over all links at once."""
   read = arithmetic.num_bytes(tuple(arithmetic.operand_shapes(op, computation)))
   written = arithmetic.num_bytes(op.shapes)
   if op.opcode.endswith('-start') and op.type.startswith('('):

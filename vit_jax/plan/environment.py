@@ -20,7 +20,7 @@ _WITHOUT_TPU = {
 
 
 def prepare(argv: Sequence[str]) -> None:
-  """Sets what must stand before jax is imported.
+  """Sets the variables that jax reads when it is imported.
 
   Args:
     argv: the command line; `--topology=local` leaves the platform alone.

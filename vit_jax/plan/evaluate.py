@@ -1,4 +1,4 @@
-"""One config on one topology: compiled, and added up."""
+"""Compiles one config for one topology and sums up what the program costs."""
 
 import dataclasses
 import logging
@@ -17,15 +17,14 @@ from vit_jax.training.experiment import Experiment
 
 log = logging.getLogger('vit_jax')
 SECONDS_PER_DAY = 86_400
-# A step's forward and backward pass are three forward passes of arithmetic.
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-  """What compiling told.
+  """What the compiled program of one config takes.
 
   Attributes:
-    config: compiled.
+    config: that was compiled.
     result: the object that `--json` prints.
     cost: None where the program does not fit.
     text: the optimised HLO, '' where the program does not fit.
@@ -43,7 +42,7 @@ class Plan:
 
   @property
   def seconds(self) -> float:
-    """Of a step; infinite where there is none."""
+    """Predicted time of a step; infinite where there is no prediction."""
     return self.result['predicted_step_seconds'] or float('inf')
 
 
@@ -59,7 +58,7 @@ def plan(config: Config, target: Target) -> Plan:
   """Compiles the training step that the loop would run, and reads the result.
 
   Raises:
-    UserError: the config cannot be, or a loop's trip count cannot be read.
+    UserError: the config is invalid, or a loop's trip count cannot be read.
   """
   config = _with_warmup_that_fits(config)
   experiment = Experiment.build(config, target.devices)
@@ -111,7 +110,7 @@ def _with_warmup_that_fits(config: Config) -> Config:
 
 
 def _about(experiment: Experiment, state: Any, target: Target) -> dict:
-  """What is known before compiling, and every key in its order."""
+  """What is known before compiling. It sets the order of all keys, too."""
   config = experiment.config
   sizes = {
     'parameters': memory.tree_bytes(state.params),
@@ -154,7 +153,7 @@ def _about(experiment: Experiment, state: Any, target: Target) -> dict:
 
 
 def _measures(total: cost.Cost) -> dict[str, Any]:
-  """What the program says by itself, without a clock."""
+  """What the program contains; needs no chip's clock or bandwidth."""
   return {
     'estimated_cycles': total.estimated_cycles or None,
     'flops_per_device': total.matrix_flops,

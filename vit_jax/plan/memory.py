@@ -1,4 +1,4 @@
-"""Bytes on one device: of a training state, and of a program too large."""
+"""Bytes per device: of a training state, and of a compiled program."""
 
 import math
 import re
@@ -12,7 +12,7 @@ _SIZE = r'(\d+(?:\.\d+)?)\s*([KMGT]?)i?B?'
 
 
 def tree_bytes(abstract: PyTree) -> int:
-  """Bytes that each device holds of a tree of sharded shapes."""
+  """Bytes per device of a tree of sharded shapes."""
   total = 0
   for leaf in jax.tree.leaves(abstract):
     shape = leaf.sharding.shard_shape(leaf.shape)
@@ -21,7 +21,7 @@ def tree_bytes(abstract: PyTree) -> int:
 
 
 def program_bytes(compiled: jax.stages.Compiled) -> dict[str, int] | None:
-  """Arguments, temporaries, code, and the sum at the worst moment."""
+  """Bytes of arguments, temporaries and code, and their sum, `peak`."""
   stats = compiled.memory_analysis()
   if stats is None:
     return None
@@ -36,7 +36,7 @@ def program_bytes(compiled: jax.stages.Compiled) -> dict[str, int] | None:
 
 
 def needed_bytes(message: str) -> int | None:
-  """Bytes that a compilation ended by RESOURCE_EXHAUSTED says it needs.
+  """Bytes needed, from the message of a RESOURCE_EXHAUSTED error.
 
   Two forms are known: 'Used 17.21G of 15.48G hbm' and 'the total memory
   required for HLO temporaries (223.59G) exceeds available HBM (15.48G)'.

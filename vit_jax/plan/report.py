@@ -1,33 +1,22 @@
-"""A plan as a table that a person reads."""
+"""Formats a plan as tables for people."""
 
 from collections.abc import Sequence
 from typing import Any
 
+from vit_jax.arrays.columns import align
 from vit_jax.plan import memory
 from vit_jax.plan.evaluate import Plan
 
-SHOWN_CYCLES = 1e-3  # share of all below which an uncounted kind is left out
+SHOWN_CYCLES = 1e-3  # smallest share of all cycles that gets a line
 COSTLIEST = 10
-
-
-def table(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
-  """Columns aligned; those numbered in `right` to the right."""
-  widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-
-  def cell(text: str, column: int) -> str:
-    width = widths[column]
-    return text.rjust(width) if column in right else text.ljust(width)
-
-  lines = ['  '.join(cell(t, i) for i, t in enumerate(row)) for row in rows]
-  return '\n'.join(line.rstrip() for line in lines)
 
 
 def summary(plan: Plan) -> str:
   """Everything that a user should know before paying."""
   result = plan.result
-  parts = [table([*_setting(result), *_memory(result)])]
+  parts = [align([*_setting(result), *_memory(result)])]
   if plan.cost is not None:
-    parts += [table(_time(result)), _exchanges(result), _uncounted(result)]
+    parts += [align(_time(result)), _exchanges(result), _uncounted(result)]
   return '\n\n'.join(part for part in parts if part)
 
 
@@ -108,7 +97,7 @@ def _exchanges(result: dict[str, Any]) -> str:
         f'{each["seconds"] * 1e3:.2f}',
       )
     )
-  return table(rows, right=(1, 2, 3))
+  return align(rows, right=(1, 2, 3))
 
 
 def _uncounted(result: dict[str, Any]) -> str:
@@ -128,7 +117,7 @@ def _uncounted(result: dict[str, Any]) -> str:
           note,
         )
       )
-  return table(rows, right=(1, 2, 3, 4)) if len(rows) > 1 else ''
+  return align(rows, right=(1, 2, 3, 4)) if len(rows) > 1 else ''
 
 
 def costliest(plan: Plan) -> list[dict[str, Any]]:
@@ -155,7 +144,7 @@ def breakdown(plan: Plan) -> str:
         f'{each["share"]:.1%}',
       )
     )
-  return table(rows, right=(2, 3))
+  return align(rows, right=(2, 3))
 
 
 def choices(plans: Sequence[Plan]) -> str:
@@ -175,4 +164,4 @@ def choices(plans: Sequence[Plan]) -> str:
         f'{mfu:.1%}' if mfu else '',
       )
     )
-  return table(rows, right=(1, 2, 4, 5, 6))
+  return align(rows, right=(1, 2, 4, 5, 6))

@@ -1,4 +1,4 @@
-"""What fits: micro-batches, rematerialisation, mesh and batch, by compiling.
+"""Searches for what fits (mesh, batch, micro-batches, remat) by compiling.
 
 A program too large is refused within seconds, one that fits takes a minute, so
 the searches try the larger program first and guess by the bytes refused.
@@ -21,13 +21,13 @@ GRANULARITY = 1 / 16  # of the largest batch found
 
 
 def _split(config: Config, target: Target) -> int:
-  """Devices among which a batch is split."""
+  """The number of devices that a batch is split over."""
   model = config.mesh.model
   return len(target.devices) // model if model > 0 else 1
 
 
 def _attempt(config: Config, target: Target) -> Plan:
-  """A plan, told on the log."""
+  """Makes a plan and logs it."""
   made = plan(config, target)
   result = made.result
   log.info(
@@ -79,7 +79,7 @@ def largest_batch(
 
 
 def _guess(last: Plan, low: int, high: int, size: int) -> int:
-  """A size between two bounds: by the bytes refused, or in the middle."""
+  """The next size to try: by the bytes needed, or the middle of the bounds."""
   middle = (low + high) // 2
   needed, limit = (
     last.result['peak_bytes_per_device'],

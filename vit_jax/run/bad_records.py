@@ -5,7 +5,7 @@ from vit_jax.run.ledger import Ledger, read
 
 
 def report_to(ledger: Ledger | None) -> stream.Report:
-  """What lists each bad record once; None without a ledger."""
+  """A function that writes each bad record once; None without a ledger."""
   if ledger is None:
     return None
   listed = {

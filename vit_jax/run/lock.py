@@ -1,4 +1,4 @@
-"""One run a workdir: a second one is refused.
+"""One run per workdir: a second one is refused.
 
 On a local (or POSIX network) file system the lock is the kernel's and ends with
 the process, SIGKILL included. On object stores it is a lease that a thread
@@ -22,7 +22,7 @@ from etils import epath
 from vit_jax.errors import UserError
 from vit_jax.files import paths
 
-LEASE_S = 120.0  # a lease not renewed for so long has ended
+LEASE_S = 120.0  # a lease that was not renewed for this long has expired
 
 
 @contextlib.contextmanager

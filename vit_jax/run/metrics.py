@@ -21,7 +21,7 @@ from vit_jax.files import jsonl, paths
 log = logging.getLogger('vit_jax')
 
 
-@plugins.operational('every', 'tensorboard')
+@plugins.operational('every', 'tensorboard', 'parameters')
 @dataclasses.dataclass(frozen=True)
 class Log:
   """Cadence of reporting.
@@ -29,10 +29,13 @@ class Log:
   Attributes:
     every: duration between two lines of training metrics, above 0.
     tensorboard: also write TensorBoard events (needs TensorFlow).
+    parameters: log the table of parameters at the start although none of them
+      is split.
   """
 
   every: str = dataclasses.field(default='50 steps', kw_only=True)
   tensorboard: bool = dataclasses.field(default=True, kw_only=True)
+  parameters: bool = dataclasses.field(default=False, kw_only=True)
 
   def __post_init__(self):
     durations.check('log.every', self.every, positive=True)
@@ -67,7 +70,7 @@ class Writer:
 
   @contextlib.contextmanager
   def _trouble(self) -> Iterator[None]:
-    """Says what is wrong with the file, and writes no more to it."""
+    """On a UserError, stops all further writing to the file."""
     try:
       with jsonl.access(self._path, 'written'):
         yield

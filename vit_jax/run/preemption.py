@@ -1,10 +1,10 @@
 """SIGTERM, SIGINT or SIGHUP to any process: all stop at one step, saved.
 
-Several processes agree like this: all count their calls of `reached`. Once one
-has a signal, each tells the others how far it has counted, and does not go on
-before all have done so; they stop at the call after the furthest. (JAX's own
-agreement keeps one count a process, into which Orbax counts its saves too: a
-signal just after a save was lost.)
+With several processes, each counts its calls of `reached`. When one has got a
+signal, each publishes its count and waits for those of the others; all stop at
+the call after the highest count. (JAX's own agreement has one counter per
+process, which Orbax increments at saves too: a signal just after a save was
+lost.)
 """
 
 import logging
@@ -18,7 +18,7 @@ from vit_jax.run.interruption import HERE
 
 log = logging.getLogger('vit_jax')
 __all__ = ('EXIT_PREEMPTED', 'Preemption', 'StopRequested')
-_AGREE_S = 120  # for all processes to tell how far they have counted
+_AGREE_S = 120  # limit for all processes to publish their counts, s
 _ASKED, _AGREED = 'vit_jax/asked/', 'vit_jax/agreed'
 
 
@@ -60,7 +60,7 @@ class Preemption:
       raise StopRequested
 
   def close(self) -> None:
-    """The run has ended: a signal changes nothing any more."""
+    """The run has ended: signals have no effect any more."""
     self._is_over = True
     if self._took:
       HERE.release()

@@ -1,4 +1,4 @@
-"""From each step's metrics to lines: fetched late, judged, with throughput."""
+"""Fetches each step's metrics, checks them, and writes and logs lines."""
 
 import collections
 import logging
@@ -177,8 +177,9 @@ def console_line(
     f'loss {values["loss"]:.4f}',
     f'lr {values["lr"]:.2e}',
     f'{rate:,.0f} img/s',
-    f'{rate / meter.num_devices:,.1f} img/s/chip',
   ]
+  if meter.num_devices > 1:
+    parts.append(f'{rate / meter.num_devices:,.1f} img/s/chip')
   if 'mfu' in values:
     parts.append(f'MFU {100 * values["mfu"]:.1f}%')
   parts.append(f'data wait {100 * values["data_wait"]:.1f}%')

@@ -1,11 +1,11 @@
-"""Bad steps: when to roll back, and which batches never to draw again.
+"""Bad steps: when to roll back, and which batches to skip from then on.
 
 The decisions follow from each step's metrics alone, which are the same on every
 process, and from the rollbacks so far. Each is written to `events.jsonl` before
-it is carried out, and goes with every checkpoint saved after it; so a run that
-is killed in the middle takes the same way again. Nor does a damaged line change
-it: until the next checkpoint the same steps are bad again, and from then on the
-checkpoint knows.
+it is carried out, and stored in every checkpoint saved after it; so a run that
+is killed in between repeats it. A damaged line changes nothing either: before
+the next checkpoint the same steps turn out bad again, and after it the rollback
+is read from the checkpoint.
 """
 
 import dataclasses
@@ -37,8 +37,8 @@ class Recovery:
       corruption; '0 steps' for none.
     slow_hosts_every: duration between comparisons of the hosts' own times;
       '0 steps' for none.
-    watchdog_factor: times the median step that a step may take.
-    watchdog_min_s: seconds that a step may take in any case.
+    watchdog_factor: longest time of a step, in medians of recent steps.
+    watchdog_min_s: seconds that a step may take even if that is more.
     watchdog_eval_s: seconds that a batch of an evaluation may take, the first
       with opening the data and compiling.
     watchdog_pause_s: seconds that anything else may take.
@@ -101,7 +101,7 @@ def rollbacks(
 
 
 def skip_list(known: list[Rollback]) -> tuple[int, ...]:
-  """Batches never to be drawn: those that every rollback so far named."""
+  """Batches to skip: those of all rollbacks so far, in order."""
   return tuple(sorted({b for rollback in known for b in rollback['skip']}))
 
 
@@ -111,7 +111,7 @@ def rollback(
   restored_step: int,
   recovery: Recovery,
 ) -> Rollback:
-  """What a rollback writes down, and every later checkpoint holds.
+  """The record of a rollback, for events.jsonl and every later checkpoint.
 
   Args:
     error: the bad steps.

@@ -1,9 +1,9 @@
 """Slow hosts: each host's own time, gathered from all and compared.
 
-All hosts of a run finish a step together, so the time of a step tells nothing
-about them. A host's own time does: what of it is not spent waiting for the
-devices goes into waiting for data and into the host's own work, and while one
-host does that all others wait for it.
+All hosts of a run finish a step at the same time, so step times do not differ
+between them. A host's own time does: the part of a step in which it does not
+wait for its devices, but for data or for its own Python code. While one host is
+busy with that, all others wait for it.
 """
 
 import contextlib
@@ -19,17 +19,18 @@ from jax.experimental import multihost_utils
 from vit_jax.run.ledger import Ledger
 
 log = logging.getLogger('vit_jax')
-_FACTOR = 2.0  # times the median host that a slow one takes at least,
-_SHARE = 0.1  # and the share of a step that this must be
+# A host is slow if its own time is at least _FACTOR times that of the median
+# host, and the difference is at least _SHARE of a step's time.
+_FACTOR = 2.0
+_SHARE = 0.1
 
 
 def slow_hosts(own_s: Sequence[float], step_s: float) -> list[int]:
-  """The processes whose own time a step stands out.
+  """The processes whose own time per step stands out.
 
   Args:
-    own_s: seconds a step of each process that were not spent waiting for
-      devices.
-    step_s: seconds a step takes.
+    own_s: for each process, seconds per step not spent waiting for devices.
+    step_s: seconds per step.
 
   Returns:
     Numbers of the processes whose own time is at least twice that of the
@@ -51,8 +52,8 @@ class HostTimes:
     """Begins to measure.
 
     Args:
-      ledger: whose spans other than data_wait count as no part of a step; it
-        takes the event `slow_hosts`.
+      ledger: its spans other than data_wait are subtracted from the time of
+        steps; gets the event `slow_hosts`.
       every_steps: between two comparisons; 0 for none.
     """
     self._ledger, self._every_steps = ledger, every_steps
@@ -69,13 +70,13 @@ class HostTimes:
 
   @contextlib.contextmanager
   def waiting(self) -> Iterator[None]:
-    """Around waiting for the devices."""
+    """To be entered while this process waits for its devices."""
     start = time.perf_counter()
     yield
     self._waited_s += time.perf_counter() - start
 
   def step(self, step: int) -> None:
-    """`step` updates have finished; every process must say so."""
+    """`step` updates have finished; must be called on every process."""
     self._steps += 1
     if not self._active or step % self._every_steps:
       return

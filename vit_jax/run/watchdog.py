@@ -1,4 +1,4 @@
-"""Ends a process that no longer makes progress, and shows where it stood."""
+"""Ends a process that no longer makes progress, and writes its stacks."""
 
 import contextlib
 import faulthandler
@@ -17,19 +17,18 @@ from vit_jax.errors import EXIT_STUCK
 from vit_jax.run import peers
 
 log = logging.getLogger('vit_jax')
-_WRITE_S = 30.0  # that writing the stacks may take
-_KEPT = 100  # step times the median is taken of
+_WRITE_S = 30.0  # limit for writing the stacks, s
+_KEPT = 100  # recent step times, of which the median is taken
 
 
 class Watchdog:
   """A thread that expects a sign of life in time.
 
-  Between two steps it allows `factor` times the median of recent steps (but at
-  least `min_s`); in everything else, and before the first steps, `pause_s` or
-  what `pause` is told.
-  When the time is over it writes the stacks of all threads to stderr and to a
-  file and ends the process with exit code 44, as it would on every process
-  that waits for the same peer.
+  Between two steps it allows `factor` times the median of recent steps, but at
+  least `min_s`; for everything else, and before the first steps, `pause_s`, or
+  the limit given to `pause`. When the time is up it writes the stacks of all
+  threads to stderr and to a file and ends the process with exit code 44. The
+  watchdogs of all processes that wait for the same peer do so.
   """
 
   def __init__(
@@ -60,7 +59,7 @@ class Watchdog:
     """Around work that is not a step: evaluation, saving, restoring.
 
     Args:
-      seconds: that it may take, and again after each `alive`.
+      seconds: limit, counted anew after each `alive`.
     """
     self._allow(seconds or self._pause_s)
     yield
@@ -68,7 +67,7 @@ class Watchdog:
     self._allow(self._step_limit())
 
   def alive(self) -> None:
-    """What is allowed now begins anew."""
+    """Restarts the current limit."""
     self._allow(self._limit_s)
 
   def close(self) -> None:

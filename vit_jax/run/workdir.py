@@ -1,4 +1,4 @@
-"""A run's directory: its config, what it ran on, and whose it is."""
+"""A run's directory: config.json, run.json, and which run it belongs to."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""The training step compiled ahead of time, and what is about to run."""
+"""Compiles the training step ahead of time, and logs what is about to run."""
 
 import logging
 from typing import Any
@@ -15,8 +15,8 @@ PyTree = Any
 def compile_step(experiment: Experiment) -> jax.stages.Compiled:
   """Compiles the training step for the experiment's mesh, ahead of time.
 
-  The state is donated. A compiled step takes these shapes and shardings only,
-  so nothing is ever compiled again unnoticed.
+  The state is donated. A compiled step accepts only these shapes and
+  shardings, so it is never recompiled unnoticed.
   """
   state = experiment.abstract_state()
   everywhere = sharding.replicated(experiment.mesh)
@@ -36,10 +36,15 @@ def compile_step(experiment: Experiment) -> jax.stages.Compiled:
 
 
 def describe(experiment: Experiment, abstract: PyTree) -> None:
-  """Logs what is about to run."""
+  """Logs what is about to run.
+
+  The table of parameters only where one is split or `log.parameters` is set.
+  """
   config, mesh = experiment.config, experiment.mesh
   devices = mesh.devices
-  log.info('%s', sharding.table(abstract.params))
+  params = abstract.params
+  whole = config.log.parameters or sharding.is_split(params)
+  log.info('%s', sharding.table(params) if whole else sharding.total(params))
   log.info(
     'mesh %s of %d %s device(s) on %d process(es)',
     'x'.join(f'{axis}={n}' for axis, n in mesh.shape.items()),

@@ -1,4 +1,4 @@
-"""A config made real: model, optimizer, mesh, data; nothing has run yet.
+"""Builds what a config describes: model, optimizer, mesh and data.
 
 `Experiment.build` touches no data, so a plan or an evaluation can use it too.
 """
@@ -71,7 +71,7 @@ class Experiment:
     """Builds it for some devices.
 
     Raises:
-      UserError: any value of the config that cannot be; see each constructor.
+      UserError: an invalid value in the config; see each constructor.
     """
     plugins.build(config_lib.top_level, config)
     positions.check_method(config.position_resize)
@@ -131,8 +131,8 @@ class Experiment:
   def image_flops(self) -> float:
     """FLOPs of a training step for each image, see `flops.of_training`.
 
-    They are the objective's with the model's plain form: what kernels,
-    rematerialisation or padding cost beyond it is no use.
+    They are counted with the model's `reference`, so that FLOPs of kernels,
+    rematerialisation or padding do not count as useful.
     """
     plain = self.setting._replace(model=self.model.reference)
     objective = build_section(self.config, 'objective', plain)
@@ -161,7 +161,7 @@ class Experiment:
     }
 
   def init_state(self, key: jax.Array) -> PyTree:
-    """The first state, as a function to be traced."""
+    """The initial training state; a pure function, to be traced."""
     return self.trainer.init_state(key, self.abstract_batch())
 
   def abstract_state(self) -> PyTree:
@@ -285,7 +285,7 @@ class Experiment:
       raise UserError(f'config.evals.{name}: {error}') from error
 
   def about(self, source: stream.Source) -> dict[str, Any]:
-    """What travels with a checkpoint, for those who only have that."""
+    """What a checkpoint stores so that it can be used without its workdir."""
     config = self.config.to_dict()
     keys = ('model', 'objective', 'preprocess', 'source', 'num_classes')
     return {

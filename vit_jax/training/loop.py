@@ -40,7 +40,7 @@ def run(
     The last results of the evaluators.
 
   Raises:
-    UserError: anything in the config, the data or the workdir that cannot be.
+    UserError: something in the config, the data or the workdir is invalid.
     PreemptedError: a signal came; the state is saved.
     StorageError: the last step could not be saved, or the newest not be read.
     DivergedError: rolling back did not help.

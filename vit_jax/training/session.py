@@ -1,4 +1,4 @@
-"""What a run holds open: lock, ledger, watchdog, checkpoints, step."""
+"""A run's open resources: lock, ledger, watchdog, checkpoints, step."""
 
 import contextlib
 import logging
@@ -23,7 +23,7 @@ from vit_jax.run.preemption import Preemption
 from vit_jax.run.recorder import Meter, Recorder
 from vit_jax.run.stragglers import HostTimes
 from vit_jax.run.watchdog import Watchdog
-from vit_jax.training import compiling, past, replay
+from vit_jax.training import compiling, kernel_check, past, replay
 from vit_jax.training.experiment import Experiment, build_section
 
 log = logging.getLogger('vit_jax')
@@ -44,7 +44,7 @@ class Session:
     """Opens everything; `stack` closes it.
 
     Raises:
-      UserError: anything in the config or the data that cannot be.
+      UserError: something in the config or the data is invalid.
     """
     self.config, self.workdir = config, workdir
     self.experiment = Experiment.build(config, jax.devices())
@@ -68,6 +68,7 @@ class Session:
     self.preemption = Preemption()
     stack.callback(self.preemption.close)
     with self.doing('init'):
+      self.experiment = kernel_check.checked(self.experiment, self.ledger)
       self._open_data()
       about = self.experiment.about(self.source)
       self.checkpoints = build_section(
@@ -104,7 +105,7 @@ class Session:
     }
 
   def _record(self, about: dict[str, Any], notes: list[past.Note]) -> None:
-    """Writes down what runs, and what is another since the last start."""
+    """Records what runs, and what has changed since the last start."""
     run = runtime.describe_run() | about['record']
     workdir_lib.record(self.workdir, self.config, run)
     for note in notes:
@@ -113,18 +114,18 @@ class Session:
 
   @contextlib.contextmanager
   def doing(self, kind: str) -> Iterator[None]:
-    """Accounts for work that is not a step, and gives it the time it needs."""
+    """Around work that is not a step: it is timed, and the watchdog waits."""
     seconds = self.recovery.watchdog_eval_s if kind == 'eval' else None
     with self.ledger.span(kind), self.watchdog.pause(seconds):
       yield
 
   def _check_in_evaluation(self) -> None:
-    """With every batch of an evaluation."""
+    """Called with every batch of an evaluation."""
     self.watchdog.alive()
     self.preemption.check()
 
   def start(self, initial_params: InitialParams) -> tuple[PyTree, int]:
-    """The newest whole state, or a new one; and its number of updates.
+    """The newest intact state, or a new one, and its number of updates.
 
     Lines of metrics.jsonl beyond that step are set aside.
     """
@@ -194,7 +195,7 @@ class Session:
     )
 
   def save_is_due(self, step: int) -> bool:
-    """By the clock of the main process, looked at with every log line."""
+    """Whether `checkpoint.every_minutes` are over, by the main process."""
     minutes = self.config.checkpoint.every_minutes
     if minutes is None or step % self.experiment.steps(self._log.every):
       return False
@@ -240,7 +241,7 @@ class Session:
   def step(
     self, state: PyTree, batch: PyTree, step: int
   ) -> tuple[PyTree, PyTree]:
-    """One update; from time to time twice, to compare the bits."""
+    """One update; every `recovery.sdc_every` computed twice and compared."""
     every = self.experiment.steps(self.recovery.sdc_every)
     if not every or (step + 1) % every:
       with self.hosts.waiting():  # where the devices' queue is full
@@ -258,7 +259,7 @@ class Session:
     return state, step_metrics
 
   def _update(self, state: PyTree, batch: PyTree) -> tuple[PyTree, PyTree]:
-    """The compiled step; all that it takes is on the devices already."""
+    """The compiled step; all its arguments are on the devices already."""
     with jax.transfer_guard('disallow'):
       return self.train_step(state, batch, self.key)
 

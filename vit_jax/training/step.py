@@ -21,7 +21,7 @@ SPIKE_WARMUP_STEPS = 20  # good steps before anything counts as a spike
 
 
 class Guard(NamedTuple):
-  """What tells a bad step from a good one; part of the state, so exact.
+  """Statistics that bad steps are detected by; part of the training state.
 
   Attributes:
     skipped: steps whose update was left out, int32.
@@ -138,7 +138,7 @@ class Trainer:
       average = optimizers.average_update(average, params, self.average_decay)
     step = state.step + 1
     extra = self.objective.update_extra(params, state.extra, carry, step)
-    # A bad step leaves everything as it was, counts included.
+    # A bad step changes none of these, the optimizer's count included.
     params, opt_state, average, extra = jax.tree.map(
       lambda new, old: jnp.where(ok, new, old),
       (params, opt_state, average, extra),
@@ -170,8 +170,8 @@ class Trainer:
       )
       return values, tree.apart(grads, apart)
 
-    # Sums of layers taken apart are added to where they are. A stack of them
-    # would be written, and exchanged with other devices, for every part.
+    # Gradients of separate layers are summed in place. A stack of all layers
+    # would be written, and all-reduced, once for every micro-batch.
     values, grads = accumulate(of_part, batch, key, self.micro_batches)
     loss, (added, carry) = values
     return loss, added, carry, tree.together(grads)

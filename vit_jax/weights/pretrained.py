@@ -120,7 +120,7 @@ def load_pretrained(
     image_size: pixels, one number or (height, width); by default what the
       weights were made for. Position embeddings are interpolated to it.
     dtype: of computation, 'float32' or 'bfloat16'.
-    position_resize: 'aligned' or 'bicubic', see `models.layers.positions`.
+    position_resize: 'aligned' or 'bicubic', see `positions.resize`.
     **model: other keys of the model's config section, such as gelu='exact'.
 
   Returns:

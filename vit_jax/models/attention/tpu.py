@@ -1,11 +1,11 @@
-"""Attention of a TPU in one kernel a direction: no weight ever leaves the core.
+"""Attention on TPUs, one kernel per direction; weights never leave the core.
 
 XLA writes logits `[n, h, q, k]` to memory and reads them for every pass; here
-two heads (128 lanes) of an example stay in the core's own memory from their
-products to the result. Inputs and results are `[n, t, d]`, heads side by side
-in the last axis, so no array is laid out anew on the way.
+two heads (128 lanes) of an example stay in the core's own memory from the
+logits to the result. Inputs and results are `[n, t, d]`, heads side by side in
+the last axis, so no array has to be transposed.
 
-The backward pass makes the weights again from queries and keys.
+The backward pass recomputes the weights from queries and keys.
 """
 
 import functools
@@ -52,8 +52,8 @@ def attend(
 
   Args:
     projections: of queries, keys and values, biases not added.
-    biases: of the three; added here, where their gradients are sums of what is
-      at hand.
+    biases: of the three; added inside the kernel, which then sums their
+      gradients from blocks that it holds already.
     num_heads: side by side in the last axis; c = d / num_heads divides 128.
 
   Reference: equations 5–7 of the paper's appendix A.
@@ -137,19 +137,19 @@ def _run(
 
 
 def examples_at_once(n: int, tokens: int) -> int:
-  """Examples in a block: several of few tokens, since each waits for itself."""
+  """Examples per block: several short ones, to overlap their latencies."""
   return math.gcd(n, max(_BLOCK_ROWS // _padded(tokens, _SUBLANES), 1))
 
 
 def cost(
   gradients: bool, shape: tuple[int, ...], itemsize: int, head: int
 ) -> pl.CostEstimate:
-  """What the units really do: for padded tokens, and heads of 128 channels.
+  """The work of the hardware, padding of tokens and channels included.
 
   To latch 128 rows takes the matrix unit as long as to multiply as many.
 
   Args:
-    gradients: whether it is the kernel of those.
+    gradients: True for the kernel of the backward pass.
     shape: of the queries, `[n, t, d]`.
     itemsize: of them, bytes.
     head: channels of a head.

@@ -1,4 +1,4 @@
-"""What attention's kernels do with the heads of one example in one register.
+"""The bodies of the attention kernels: one example, one group of heads.
 
 Scores are kept transposed, `[keys, queries]`: the soft-max then reduces over
 sublanes, which is cheap, and the gradients of keys and values are plain
@@ -86,7 +86,7 @@ def backward(
 
 
 def _scale(heads: int) -> float:
-  """Of the scores of heads that share a register."""
+  """The factor 1/√c of the scores; `heads` of them share 128 channels."""
   return (LANES // heads) ** -0.5
 
 
@@ -109,7 +109,7 @@ def _load(
 
 
 def _tokens_only(x: Block, tokens: int) -> Block:
-  """Rows after the last token, whose memory holds anything, made zero."""
+  """Zeroes the rows after the last token: that memory is not initialised."""
   return jnp.where(_row(x) < tokens, x, 0)
 
 
@@ -135,7 +135,7 @@ def _side_by_side(weights: list[Float[Array, 'rows rows']], x: Block) -> Block:
 
 
 def _only(x: Block, i: int, heads: int) -> Block:
-  """Makes the channels of all heads but one zero."""
+  """Zeroes the channels of all heads but one."""
   return jnp.where(_owner(heads) == i, x, 0)
 
 

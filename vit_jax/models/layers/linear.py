@@ -80,5 +80,5 @@ class Linear(nn.Module):
 
 
 def _reshaped(kernel: Array, *shape: int) -> Array:
-  """A kernel with axes as one; its gradient is made so too, and then split."""
+  """The kernel in this shape; the barrier gives its gradient the same shape."""
   return jax.lax.optimization_barrier(kernel.reshape(shape))

@@ -23,7 +23,7 @@ class PositionEmbedding(nn.Module):
     return self.param('embedding', init, (1, slots, width))
 
   def first(self, slots: int) -> Float[Array | np.ndarray, '1 s d']:
-    """Those of the first slots, where the number of all is not known."""
+    """Embeddings of the first slots; does not need the number of all slots."""
     return self.get_variable('params', 'embedding')[:, :slots]
 
 

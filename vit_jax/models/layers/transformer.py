@@ -48,14 +48,15 @@ def random_words(
 ) -> UInt32[Array, '...']:
   """32 random bits for each entry: a hash of its place and the key.
 
-  Good enough to drop by (the high bits decide), and no more: a row of words is
-  one of 2^32. Keys have to come from `split` or `fold_in`, which hash them. Two
-  keys that have the last word in common and differ by d (xor) in the first give
-  the same rows in another order: row i of one is row i ^ d of the other.
+  Good enough for dropout, which uses the high bits, but not for more: there are
+  only 2^32 different rows of words. Keys have to come from `split` or
+  `fold_in`, which hash them: two keys with the same last word, whose first
+  words differ by d (xor), give the same rows in another order: row i of one is
+  row i ^ d of the other.
 
-  It fuses with what uses it, so no mask is ever stored, every device makes its
-  own part alone, and it costs a fraction of JAX's generators, whose bits would
-  be dearer than the layer.
+  XLA fuses it with what uses it: no mask is stored, every device computes its
+  own part, and it costs a fraction of JAX's generators, which would take longer
+  than the layer itself.
 
   Reference: the multipliers and shifts are those of lowbias32, found by C.
   Wellons' search for integer hashes of low bias; the last round for a column
@@ -129,7 +130,7 @@ class LayerNorm(nn.Module):
 
 @jax.custom_jvp
 def _inverse_deviation(variance: Float[Array, '...']) -> Float[Array, '...']:
-  """1 / √(variance + ε), with a derivative that needs itself alone."""
+  """1 / √(variance + ε); its derivative is computed from the result alone."""
   factor = jax.lax.rsqrt(jnp.maximum(variance, 0) + LN_EPSILON)
   return checkpoint_name(factor, 'statistics')
 

@@ -9,7 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Key
 
+from vit_jax.arrays import sharding
 from vit_jax.errors import UserError
+from vit_jax.models.contract import Kernels
 from vit_jax.models.layers import transformer
 from vit_jax.models.layers.linear import Linear
 from vit_jax.models.layers.pooling import MapHead
@@ -232,7 +234,7 @@ class ViT(nn.Module):
     new_size: tuple[int, int],
     method: str,
   ) -> dict[str, np.ndarray]:
-    """Interpolates the position embedding; see `posemb.resize`."""
+    """Interpolates the position embedding; see `positions.resize`."""
     grids = self.grid(old_size), self.grid(new_size)
     return {p: resize(leaf, *grids, method) for p, leaf in leaves.items()}
 
@@ -240,8 +242,9 @@ class ViT(nn.Module):
   def apart(self) -> tuple[str, ...]:
     """The layers' matrices, where no layer is scanned.
 
-    Not fc2's: its gradient is a product with what dropout and GELU make again,
-    which XLA does more often if it fuses a sum into that product.
+    Not fc2's: its gradient is a product with activations that are recomputed
+    (dropout and GELU), and XLA recomputes them more often when it fuses the sum
+    over micro-batches into that product.
     """
     if self.unroll < self.depth:
       return ()
@@ -258,16 +261,27 @@ class ViT(nn.Module):
     """Without kernels, rematerialisation or unrolling."""
     return self.clone(attention='xla', remat='none', unroll=1)
 
+  @property
+  def kernels(self) -> Kernels | None:
+    """Those of attention, where they may be used."""
+    wanted = self.attention == 'kernel'
+    if not wanted and not (self.attention == 'auto' and sharding.on_tpu()):
+      return None
+    # The second layer lets the first one's results for every token count.
+    probe: Any = self.clone(depth=min(self.depth, 2), unroll=1)
+    plain: Any = self.clone(attention='xla')
+    return Kernels(probe, plain)
+
   def compiler_options(
     self, platform: str, num_devices: int
   ) -> dict[str, str | int]:
-    """For unrolled layers on TPUs; half the time to compile.
+    """Options for unrolled layers on TPUs, which halve the compile time.
 
-    Unrolled layers have the same code: it is compiled once and called. The
-    gradients are exchanged in parts that are alike from layer to layer and
-    still 128 KiB a device, beside which latency is small.
+    All unrolled layers have the same code, so it is compiled once and called.
+    For that, gradients must be all-reduced in parts that are the same in each
+    layer: of 128 KiB per device, large enough that latency is negligible.
 
-    An option that the user has set in $LIBTPU_INIT_ARGS is left to the user.
+    Options that the user has set in $LIBTPU_INIT_ARGS are not overridden.
     """
     if platform != 'tpu' or self.unroll == 1:
       return {}

@@ -1,0 +1,156 @@
+"""Kernels are compared with XLA before a run; here they are interpreted."""
+
+import json
+import logging
+
+import jax
+import numpy as np
+import pytest
+from etils import epath
+from minimal_config import completed
+
+from tests import runs
+from vit_jax.arrays import sharding
+from vit_jax.errors import UserError
+from vit_jax.models.attention import tpu, tpu_kernels
+from vit_jax.run.ledger import Ledger, read
+from vit_jax.training import kernel_check, loop
+from vit_jax.training.experiment import Experiment
+
+KERNELS = {
+  'model.attention': 'kernel',
+  'model.width': 128,
+  'model.depth': 1,
+  'model.dtype': 'float32',
+  'image_size': (12, 12),  # ten tokens fill a register and a quarter
+}
+
+
+def build(devices=1, **changes):
+  config = completed(**KERNELS | changes)
+  return Experiment.build(config, jax.devices()[:devices])
+
+
+def check(experiment, tmp_path):
+  """The experiment after the check, and the events."""
+  ledger = Ledger(epath.Path(tmp_path) / 'events.jsonl')
+  with jax.set_mesh(experiment.mesh):
+    after = kernel_check.checked(experiment, ledger)
+  return after, read(ledger.path)
+
+
+def test_whole_kernels_are_used(tmp_path):
+  """In bfloat16 the difference is well within bounds."""
+  experiment = build(**{'model.dtype': 'bfloat16'})
+  after, [event] = check(experiment, tmp_path)
+  assert after is experiment
+  assert event['event'] == 'kernel_check' and event['passed']
+  assert event['difference'] < kernel_check.TOLERANCE / 2
+
+
+def halved(function):
+  return lambda *arguments: jax.tree.map(lambda x: x / 2, function(*arguments))
+
+
+def unmasked(_):
+  """Soft-max that counts the rows which only fill a register."""
+
+  def soft_max(scores, tokens):
+    del tokens
+    weights = jax.numpy.exp(scores - scores.max(axis=0, keepdims=True))
+    return weights, weights.sum(axis=0, keepdims=True)
+
+  return soft_max
+
+
+@pytest.mark.parametrize(
+  'name, wrong',
+  [
+    ('_soft_max', unmasked),
+    ('_side_by_side', halved),  # in the backward pass alone
+  ],
+)
+def test_broken_kernels_are_left_out(
+  name, wrong, tmp_path, monkeypatch, caplog
+):
+  """One loud line, an event, and the same model by XLA alone."""
+  broken = wrong(getattr(tpu_kernels, name))
+  monkeypatch.setattr(tpu_kernels, name, broken)
+  experiment = build(**{'model.remat': 'dots'})
+  after, [event] = check(experiment, tmp_path)
+  assert not event['passed']
+  assert event['difference'] is None or event['difference'] > event['tolerance']
+  [line] = [r for r in caplog.records if r.levelno == logging.ERROR]
+  assert (
+    'KERNEL CHECK FAILED' in line.message and event['worst'] in line.message
+  )
+  assert after.model == experiment.model.clone(attention='xla')
+  assert after.trainer.objective.setting.model == after.model
+  assert after.model.remat == 'dots'
+
+
+def refused(*refs, **settings):
+  raise NotImplementedError('no such instruction')
+
+
+def test_kernels_that_do_not_compile_are_left_out(
+  tmp_path, monkeypatch, caplog
+):
+  """Whatever their compiler raises is in the log and in the event."""
+  monkeypatch.setattr(tpu, 'forward', refused)
+  after, [event] = check(build(), tmp_path)
+  assert after.model.attention == 'xla' and not event['passed']
+  assert (
+    'no such instruction' in event['error'] and event['error'] in caplog.text
+  )
+
+
+def test_a_mesh_that_the_kernels_do_not_take_is_a_users_error(tmp_path):
+  """Asked for by name, they are not replaced in silence."""
+  with pytest.raises(UserError, match='does not take'):
+    check(build(**{'model.width': 96}), tmp_path)
+
+
+@pytest.mark.parametrize('attention', ['auto', 'xla'])
+def test_without_kernels_nothing_is_checked(attention, tmp_path):
+  """Neither is used on a CPU."""
+  experiment = build(**{'model.attention': attention})
+  after, events = check(experiment, tmp_path)
+  assert after is experiment and events == []
+
+
+def test_on_a_tpu_auto_means_kernels(monkeypatch):
+  """They are compared at the shapes of the run, in two layers at most."""
+  monkeypatch.setattr(sharding, 'on_tpu', lambda: True)
+  model = build(**{'model.attention': 'auto', 'model.depth': 9}).model
+  assert model.kernels.plain == model.clone(attention='xla')
+  assert model.kernels.probe == model.clone(depth=2)
+  assert model.clone(attention='xla').kernels is None
+
+
+def train(workdir, attention):
+  """Events and losses of a run of two steps."""
+  small = {'name': 'synthetic', 'num_examples': 64, 'num_classes': 10}
+  config = completed(
+    **KERNELS
+    | {'model.attention': attention, 'source': small, 'total': '2 steps'}
+    | {'augment.crop': 'none', 'log.tensorboard': False, 'evals': {}}
+    | {'train.split': 'train[51200:]', 'log.every': '1 steps'}
+  )
+  loop.run(config, epath.Path(workdir))
+  lines = (workdir / 'events.jsonl').read_text().splitlines()
+  return list(map(json.loads, lines)), runs.losses(workdir)
+
+
+@pytest.mark.slow
+def test_a_run_with_broken_kernels_trains_by_xla(tmp_path, monkeypatch):
+  """Its losses are those of a run without kernels, bit for bit."""
+  (tmp_path / 'plain').mkdir()
+  (tmp_path / 'broken').mkdir()
+  events, expected = train(tmp_path / 'plain', 'xla')
+  assert 'kernel_check' not in [event['event'] for event in events]
+  monkeypatch.setattr(tpu, 'forward', refused)
+  events, losses = train(tmp_path / 'broken', 'kernel')
+  [event] = [event for event in events if event['event'] == 'kernel_check']
+  assert not event['passed']
+  assert losses == expected and np.isfinite(list(losses.values())).all()

@@ -1,0 +1,67 @@
+"""What a session makes of its config, without a run."""
+
+import contextlib
+from types import SimpleNamespace
+from unittest import mock
+
+import jax
+import pytest
+from etils import epath
+from minimal_config import completed
+
+from vit_jax import finetune
+from vit_jax.run import lock
+from vit_jax.training import session as session_lib
+
+
+@pytest.mark.parametrize(
+  'minutes, step, saved_s_ago, due',
+  [
+    (None, 10, 1e6, False),
+    (2.0, 10, 121, True),
+    (2.0, 10, 119, False),
+    (2.0, 11, 1e6, False),  # asked at log lines only
+  ],
+)
+def test_a_checkpoint_is_due_by_the_clock(
+  monkeypatch, minutes, step, saved_s_ago, due
+):
+  """Once `checkpoint.every_minutes` are over, at the next log line."""
+  session = session_lib.Session.__new__(session_lib.Session)
+  session.config = completed(**{'checkpoint.every_minutes': minutes})
+  session.experiment = SimpleNamespace(steps=lambda duration: 5)
+  session._log = session.config.log
+  monkeypatch.setattr(session_lib.time, 'monotonic', lambda: 1e7)
+  session._saved_at = 1e7 - saved_s_ago
+  assert session.save_is_due(step) is due
+
+
+def test_the_watchdog_gets_its_limits(tmp_path, monkeypatch):
+  """The factor and the two limits are those of the config."""
+
+  class ReachedError(Exception):
+    """The watchdog is made; nothing after it matters here."""
+
+  watchdog = mock.Mock(side_effect=ReachedError)
+  monkeypatch.setattr(session_lib, 'Watchdog', watchdog)
+  limits = {'factor': 7.0, 'min_s': 8.0, 'pause_s': 9.0}
+  config = completed(**{f'recovery.watchdog_{k}': v for k, v in limits.items()})
+  with contextlib.ExitStack() as stack, pytest.raises(ReachedError):
+    session_lib.Session(config, epath.Path(tmp_path), stack, False)
+  assert watchdog.call_args.kwargs == limits
+  with lock.hold(epath.Path(tmp_path)):  # the session's lock is given back
+    assert jax.sharding.get_abstract_mesh().empty
+
+
+@pytest.mark.parametrize('method', ['aligned', 'bicubic'])
+def test_fine_tuning_resizes_positions_as_the_config_says(monkeypatch, method):
+  """`position_resize` reaches what transfers the weights."""
+  transfer = mock.Mock(return_value='params')
+  monkeypatch.setattr(finetune.pretrained, 'transfer', transfer)
+  experiment = mock.Mock(config=completed(position_resize=method))
+  source = mock.Mock()
+  initial = getattr(
+    finetune._initial_params, '__wrapped__', finetune._initial_params
+  )
+  assert initial(source, experiment) == 'params'
+  transfer.assert_called_once_with(source, experiment, method)
