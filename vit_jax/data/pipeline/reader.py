@@ -64,11 +64,6 @@ class Reader:
       raise UserError(
         f'reader.on_bad_record is {self.on_bad_record!r}; allowed: {POLICIES}.'
       )
-    if not 0 <= self.max_bad_share <= 1:
-      raise UserError(
-        f'reader.max_bad_share is {self.max_bad_share}; allowed: 0 to 1, the '
-        'share of the data set that may be bad.'
-      )
 
   def loader(self, source: Any, transform: Any, seed: int) -> Loader:
     """What loads examples of a source under this reader's policy."""
