@@ -21,10 +21,10 @@ from etils import epath
 from vit_jax.cli import entry, process
 from vit_jax.config import overrides
 from vit_jax.config.completion import Config
+from vit_jax.config.sections import build_section
 from vit_jax.data import inspection
 from vit_jax.errors import UserError
 from vit_jax.files import paths
-from vit_jax.training.experiment import build_section
 
 log = logging.getLogger('vit_jax')
 _EVERY_S = 10  # between two lines of progress

@@ -28,12 +28,12 @@ from vit_jax.config.completion import (
   Config,
   flatten,
 )
+from vit_jax.config.sections import build_section
 from vit_jax.data import matching
 from vit_jax.data.pipeline import stream
 from vit_jax.errors import UserError, check_range, closest
 from vit_jax.evaluators.contract import Setting
 from vit_jax.run import runtime
-from vit_jax.training.experiment import build_section
 from vit_jax.weights import pretrained
 
 log = logging.getLogger('vit_jax')

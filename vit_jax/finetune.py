@@ -12,8 +12,8 @@ from typing import Any
 from absl import flags
 
 from vit_jax.cli import entry, process
-from vit_jax.config import plugins
-from vit_jax.config.completion import Config, section_constructor
+from vit_jax.config import plugins, sections
+from vit_jax.config.completion import Config
 from vit_jax.errors import UserError
 from vit_jax.training.experiment import Experiment
 from vit_jax.weights import pretrained
@@ -36,7 +36,7 @@ def adopt_architecture(config: Config, source: Pretrained) -> Config:
       f'{source.path} holds a model {name!r} and config.model.name is '
       f'{section.name!r}: set --config.model.name={name}.'
     )
-  constructor = section_constructor('model', section)
+  constructor = sections.constructor('model', section)
   # What may be left out is what the weights decide.
   open_keys = [
     key

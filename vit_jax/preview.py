@@ -17,9 +17,10 @@ from jaxtyping import Float, UInt8
 from vit_jax.cli import entry, process
 from vit_jax.config import overrides
 from vit_jax.config.completion import Config
+from vit_jax.config.sections import build_section
 from vit_jax.data.pipeline import stream
 from vit_jax.errors import UserError, closest
-from vit_jax.training.experiment import Experiment, build_section
+from vit_jax.training.experiment import Experiment
 
 log = logging.getLogger('vit_jax')
 _LABEL_HEIGHT = 18  # pixels of a line above an image

@@ -140,7 +140,9 @@ def test_the_bad_share_of_many_epochs():
 @pytest.mark.parametrize('share', [-0.1, 1.01, 40, float('nan')])
 def test_impossible_shares(share):
   """A share is not a number of records, nor per cent."""
-  with pytest.raises(UserError, match='max_bad_share is .*at least 0 and at most 1'):
+  with pytest.raises(
+    UserError, match='max_bad_share is .*at least 0 and at most 1'
+  ):
     Reader(max_bad_share=share)
 
 

@@ -15,29 +15,11 @@ from ml_collections import ConfigDict, config_dict
 
 from vit_jax.config import durations, plugins
 from vit_jax.config.arguments import parse_arg as parse_arg  # for config files
+from vit_jax.config.sections import DEFAULT_NAMES, EVALS, SECTIONS
 from vit_jax.errors import UserError, check_range, closest
 
 Config = Any  # a completed ml_collections.ConfigDict
 
-SECTIONS = {
-  'model': 'vit_jax.models.{name}:Model',
-  'objective': 'vit_jax.objectives.{name}:Objective',
-  'optimizer': 'vit_jax.optim.optimizers:{name}',
-  'schedule': 'vit_jax.optim.schedule:make_schedule',
-  'source': 'vit_jax.data.sources.{name}:Source',
-  'train': 'vit_jax.config.completion:train_data',
-  'augment': 'vit_jax.data.augment.{name}:TrainTransform',
-  'mix': 'vit_jax.objectives.mixing:DeviceAugment',
-  'preprocess': 'vit_jax.data.augment.{name}:EvalTransform',
-  'reader': 'vit_jax.data.pipeline.stream:Reader',
-  'mesh': 'vit_jax.arrays.sharding:make_mesh',
-  'checkpoint': 'vit_jax.checkpoint:Checkpointer',
-  'recovery': 'vit_jax.run.recovery:Recovery',
-  'log': 'vit_jax.run.metrics:Log',
-}
-# The names of sections that need not give one.
-DEFAULT_NAMES = {'augment': 'transforms', 'preprocess': 'transforms'}
-EVALS = 'vit_jax.evaluators.{name}:Evaluator'
 # Beyond any training, and row numbers of a batch still fit a host's memory.
 MAX_BATCH_SIZE = 2**26
 MAX_CLASSES = 2**31 - 1  # labels are int32
@@ -124,15 +106,6 @@ def complete(config: ConfigDict) -> Config:
     }
   )
   return result.lock()
-
-
-def section_constructor(section: str, values: Any) -> Callable[..., Any]:
-  """The constructor of a section's values, a dict or a config of them.
-
-  An older version may have written them, without a name that is optional now.
-  """
-  name = values.get('name', DEFAULT_NAMES.get(section, ''))
-  return plugins.resolve(SECTIONS[section], name)
 
 
 def is_optional(config: Config, key: str) -> bool:

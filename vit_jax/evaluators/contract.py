@@ -9,8 +9,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from vit_jax.arrays import sharding
-from vit_jax.config import plugins
-from vit_jax.config.completion import section_constructor
+from vit_jax.config import sections
 from vit_jax.data.pipeline import stream
 
 PyTree = Any
@@ -69,8 +68,7 @@ class Setting(NamedTuple):
     Raises:
       UserError: no such source or split.
     """
-    constructor = section_constructor('source', dict(section))
-    return plugins.build(constructor, section, split)
+    return sections.build('source', section, split)
 
   def compiled(
     self, function: Callable[[PyTree, Batch], PyTree]

@@ -15,8 +15,9 @@ from jax.sharding import Mesh
 from vit_jax.arrays import flops, sharding
 from vit_jax.checkpoint import FORMAT
 from vit_jax.config import completion as config_lib
-from vit_jax.config import durations, plugins
+from vit_jax.config import durations, plugins, sections
 from vit_jax.config.completion import Config
+from vit_jax.config.sections import build_section
 from vit_jax.data import contract, fingerprint, matching
 from vit_jax.data.augment.transforms import square
 from vit_jax.data.contract import Preprocess, Transform
@@ -32,20 +33,6 @@ from vit_jax.run.ledger import Ledger
 from vit_jax.training.step import Trainer
 
 PyTree = Any
-
-
-def constructor(section: Config, pattern: str) -> Callable[..., Any]:
-  """The constructor that a section's name stands for."""
-  name = section.name if '{name}' in pattern else ''
-  return plugins.resolve(pattern, name)
-
-
-def build_section(config: Config, section: str, *runtime: Any) -> Any:
-  """Builds what a section of the config describes."""
-  pattern = config_lib.SECTIONS[section]
-  return plugins.build(
-    constructor(config[section], pattern), config[section], *runtime
-  )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -108,8 +95,8 @@ class Experiment:
       spike_factor=config.recovery.spike_factor,
     )
     experiment = cls(config, mesh, trainer, setting, total)
-    sections = [config.checkpoint, config.log, *config.evals.values()]
-    for section in sections:  # raises if one is no duration
+    timed = [config.checkpoint, config.log, *config.evals.values()]
+    for section in timed:  # raises if one is no duration
       experiment.steps(section.every)
     return experiment
 
@@ -278,9 +265,8 @@ class Experiment:
       report=bad_records.report_to(ledger),
       check=check,
     )
-    kind = constructor(section, config_lib.EVALS)
     try:
-      return plugins.build(kind, section, setting)
+      return sections.build('evals', section, setting)
     except UserError as error:  # an evaluator does not know its name
       raise UserError(f'config.evals.{name}: {error}') from error
 

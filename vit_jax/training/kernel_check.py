@@ -16,10 +16,11 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Key
 
 from vit_jax.arrays import sharding, tree
+from vit_jax.config.sections import build_section
 from vit_jax.errors import UserError
 from vit_jax.models.contract import Model, Size
 from vit_jax.run.ledger import Ledger
-from vit_jax.training.experiment import Experiment, build_section
+from vit_jax.training.experiment import Experiment
 
 log = logging.getLogger('vit_jax')
 PyTree = Any

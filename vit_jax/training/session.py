@@ -12,6 +12,7 @@ from etils import epath
 from jax.experimental import multihost_utils
 
 from vit_jax.config.completion import Config
+from vit_jax.config.sections import build_section
 from vit_jax.data.pipeline.reader import BadShare
 from vit_jax.errors import StorageError
 from vit_jax.files import paths
@@ -24,7 +25,7 @@ from vit_jax.run.recorder import Meter, Recorder
 from vit_jax.run.stragglers import HostTimes
 from vit_jax.run.watchdog import Watchdog
 from vit_jax.training import compiling, kernel_check, past, replay
-from vit_jax.training.experiment import Experiment, build_section
+from vit_jax.training.experiment import Experiment
 
 log = logging.getLogger('vit_jax')
 PyTree = Any
@@ -90,9 +91,8 @@ class Session:
       workdir, self._log.tensorboard, runtime.is_main()
     )
     stack.callback(self.writer.close)
-    self._saved_at = time.monotonic()
+    self._saved_at, self._results = time.monotonic(), {}  # of the last save
     self.rollbacks: list[recovery.Rollback] = []
-    self._results: dict[str, float] = {}  # of the evaluation saved last
     if runtime.is_main():
       self._record(about, notes)
 

@@ -9,8 +9,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from vit_jax.arrays import sharding
-from vit_jax.config import plugins
-from vit_jax.config.completion import section_constructor
+from vit_jax.config import plugins, sections
 from vit_jax.data.augment.transforms import square
 from vit_jax.data.contract import Preprocess
 from vit_jax.errors import UserError, closest
@@ -45,7 +44,7 @@ class Pretrained:
   def model(self, **changes: Any) -> Any:
     """The model the weights belong to, with changes to its section."""
     section = {'name': 'vit', **self.about['model'], **changes}
-    constructor = section_constructor('model', section)
+    constructor = sections.constructor('model', section)
     unknown = [key for key in changes if key not in plugins.keys(constructor)]
     if unknown:
       raise UserError(
@@ -57,9 +56,8 @@ class Pretrained:
   def objective(self, **changes: Any) -> Any:
     """The objective with its model, for `predict`."""
     section = self.about['objective']
-    constructor = section_constructor('objective', section)
     setting = Setting(self.model(**changes), self.image_size)
-    return plugins.build(constructor, section, setting)
+    return sections.build('objective', section, setting)
 
   def backbone(self, params: PyTree) -> PyTree:
     """The model's own parameters among the objective's."""
@@ -67,9 +65,9 @@ class Pretrained:
 
   def preprocess(self) -> Preprocess:
     """What evaluation does to examples."""
-    section = self.about['preprocess']
-    constructor = section_constructor('preprocess', section)
-    return plugins.build(constructor, section, self.image_size)
+    return sections.build(
+      'preprocess', self.about['preprocess'], self.image_size
+    )
 
   def abstract_params(self, mesh: Mesh) -> PyTree:
     """Shapes and shardings of the parameters on a mesh."""

@@ -1,0 +1,55 @@
+"""The sections of a config, and the one place that builds what they describe."""
+
+from collections.abc import Callable
+from typing import Any
+
+from vit_jax.config import plugins
+
+SECTIONS = {
+  'model': 'vit_jax.models.{name}:Model',
+  'objective': 'vit_jax.objectives.{name}:Objective',
+  'optimizer': 'vit_jax.optim.optimizers:{name}',
+  'schedule': 'vit_jax.optim.schedule:make_schedule',
+  'source': 'vit_jax.data.sources.{name}:Source',
+  'train': 'vit_jax.config.completion:train_data',
+  'augment': 'vit_jax.data.augment.{name}:TrainTransform',
+  'mix': 'vit_jax.objectives.mixing:DeviceAugment',
+  'preprocess': 'vit_jax.data.augment.{name}:EvalTransform',
+  'reader': 'vit_jax.data.pipeline.stream:Reader',
+  'mesh': 'vit_jax.arrays.sharding:make_mesh',
+  'checkpoint': 'vit_jax.checkpoint:Checkpointer',
+  'recovery': 'vit_jax.run.recovery:Recovery',
+  'log': 'vit_jax.run.metrics:Log',
+}
+# The names of sections that need not give one.
+DEFAULT_NAMES = {'augment': 'transforms', 'preprocess': 'transforms'}
+EVALS = 'vit_jax.evaluators.{name}:Evaluator'
+
+
+def constructor(section: str, values: Any) -> Callable[..., Any]:
+  """The constructor of a section's values, a dict or a config of them.
+
+  Args:
+    section: its name in a config; 'evals' for one of the evaluators.
+    values: perhaps written by an older version, without a name that is optional
+      now.
+
+  Raises:
+    UserError: the name stands for nothing.
+  """
+  pattern = EVALS if section == 'evals' else SECTIONS[section]
+  if '{name}' not in pattern:
+    return plugins.resolve(pattern)
+  return plugins.resolve(
+    pattern, values.get('name', DEFAULT_NAMES.get(section))
+  )
+
+
+def build(section: str, values: Any, *runtime: Any) -> Any:
+  """Builds what a section's values describe; see `constructor`."""
+  return plugins.build(constructor(section, values), values, *runtime)
+
+
+def build_section(config: Any, section: str, *runtime: Any) -> Any:
+  """Builds what a section of a completed config describes."""
+  return build(section, config[section], *runtime)
