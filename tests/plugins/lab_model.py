@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 
+from vit_jax.errors import UserError
 from vit_jax.models.contract import Defaults
 
 
@@ -32,12 +33,14 @@ class Model(Defaults):
   def apply(self, variables, *args, method=None, **kwargs):
     if method == 'predict':
       return self.predict(variables['params'], *args, **kwargs)
-    assert method is None, f'this model has no {method}'
+    if method is not None:
+      raise UserError(f'this model has no {method}; allowed: predict.')
     return self.predict(variables['params'], *args, **kwargs)['logits']
 
   def predict(self, params, images, key=None, want=()):
     del key  # nothing is random
-    assert not want, f'this model has no {want}'
+    if want:
+      raise UserError(f'this model has no {", ".join(want)}.')
     stem, body = params['stem'], params['body']
     x = jax.lax.conv_general_dilated(
       images,

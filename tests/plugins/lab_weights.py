@@ -25,7 +25,11 @@ def load(path):
   def put(abstract):
     def leaf(path, shape):
       array = np.load(folder / _file_name(path))
-      assert array.shape == shape.shape, f'{path}: {array.shape}'
+      if array.shape != shape.shape:
+        raise UserError(
+          f'{folder}: {_file_name(path)} has the shape {array.shape}; the '
+          f'model takes {shape.shape}.'
+        )
       return jax.device_put(array, shape.sharding)
 
     return jax.tree_util.tree_map_with_path(leaf, abstract)
