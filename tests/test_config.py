@@ -195,6 +195,16 @@ def test_identity_keys():
   assert ours <= keys
 
 
+def test_identity_with_rules_survives_json():
+  """A run with pairs of patterns and settings can be resumed."""
+  rules = (('cls', dict(frozen=True)), ('head/.*', dict(lr=2.0)))
+  config = completed(**{'optimizer.rules': rules})
+  read = identity(json.loads(config_lib.to_json(config)))
+  assert identity(config) == read
+  other = completed(**{'optimizer.rules': (*rules[:1], ('.*', dict(lr=2.0)))})
+  assert identity(other) != read
+
+
 def test_identity_survives_json():
   """A config and its config.json have the same identity."""
   config = completed()

@@ -50,7 +50,7 @@ def numeric_keys():
         kind, _ = plugins.value_type(parameter.annotation)
         if kind in (int, float):
           found[f'{prefix}.{leaf}'] = kind, changes
-  top = plugins.keys(plugins.resolve('vit_jax.config:top_level'))
+  top = plugins.keys(plugins.resolve('vit_jax.config.completion:top_level'))
   for leaf, parameter in top.items():
     kind, _ = plugins.value_type(parameter.annotation)
     if kind in (int, float):

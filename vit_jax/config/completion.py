@@ -210,8 +210,17 @@ def flatten(config: Any, prefix: str = '') -> dict[str, Any]:
     if isinstance(value, dict):
       flat |= flatten(value, f'{prefix}{key}.')
     else:
-      flat[prefix + key] = list(value) if isinstance(value, tuple) else value
+      flat[prefix + key] = _with_lists(value)
   return flat
+
+
+def _with_lists(value: Any) -> Any:
+  """Tuples as lists, at any depth: `optimizer.rules` holds pairs."""
+  if isinstance(value, dict):
+    return {key: _with_lists(each) for key, each in value.items()}
+  if isinstance(value, list | tuple):
+    return [_with_lists(each) for each in value]
+  return value
 
 
 def to_json(config: Config) -> str:

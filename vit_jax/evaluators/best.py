@@ -1,15 +1,21 @@
 """Which metrics `checkpoint.best` can name."""
 
+from collections.abc import Iterable
+
 from vit_jax.config import plugins
 from vit_jax.config.completion import EVALS, Config
 from vit_jax.errors import UserError, closest
 
 
-def check(config: Config) -> None:
+def check(config: Config, endings: Iterable[str]) -> None:
   """Checks that the run will have the metric that its best step is told by.
 
   An evaluator names the values of which higher is better in its attribute
   `higher_is_better`; of one without it any value may be named.
+
+  Args:
+    config: completed.
+    endings: of the weights that are evaluated, see `Objective.weights`.
 
   Raises:
     UserError: no evaluator of the config gives it.
@@ -18,11 +24,10 @@ def check(config: Config) -> None:
   if best is None:
     return
   metric = best.rpartition('/')[2]
-  suffixes = ('',) if config.average_decay is None else ('', '_ema')
   allowed = [
-    f'{name}{suffix}/{value}'
+    f'{name}{ending}/{value}'
     for name, section in config.evals.items()
-    for suffix in suffixes
+    for ending in endings
     for value in getattr(
       plugins.resolve(EVALS, section.name), 'higher_is_better', (metric,)
     )

@@ -94,6 +94,17 @@ class Objective(Protocol):
     """
     ...
 
+  def start_extra(self, params: PyTree, extra: PyTree) -> PyTree:
+    """The extra state of a training that starts from given parameters.
+
+    Fine-tuning asks for it, so that a teacher begins with what was taken over.
+
+    Args:
+      params: that the training starts from.
+      extra: what `init` returned beside fresh parameters.
+    """
+    ...
+
   def predict(self, params: PyTree, batch: Batch) -> dict[str, Array]:
     """`features` and `logits` of a batch's `image`, nothing random; float32.
 
@@ -129,6 +140,11 @@ class Defaults:
   ) -> PyTree:
     """Nothing changes."""
     del params, carry, step
+    return extra
+
+  def start_extra(self, params: PyTree, extra: PyTree) -> PyTree:
+    """It does not depend on the parameters."""
+    del params
     return extra
 
   def backbone(self, params: PyTree) -> PyTree:

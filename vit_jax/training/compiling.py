@@ -60,6 +60,6 @@ def describe(experiment: Experiment, abstract: PyTree) -> None:
     config.batch_size,
     config.train.num_examples,
     *experiment.image_size,
-    config.model.dtype,
+    config.model.get('dtype') or config.model.name,
     experiment.image_flops / 1e9,
   )

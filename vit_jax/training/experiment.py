@@ -69,7 +69,6 @@ class Experiment:
       build_section(config, section)
     for section in ('augment', 'preprocess'):
       build_section(config, section, image_size)
-    best.check(config)
     model = build_section(config, 'model', config.num_classes)
     model.check(image_size)
     size = dict(
@@ -98,6 +97,9 @@ class Experiment:
     timed = [config.checkpoint, config.log, *config.evals.values()]
     for section in timed:  # raises if one is no duration
       experiment.steps(section.every)
+    if config.checkpoint.best is not None:
+      state = experiment.abstract_state()
+      best.check(config, jax.eval_shape(trainer.weights, state))
     return experiment
 
   @property

@@ -151,7 +151,8 @@ class Session:
 
     def from_params(params: PyTree, key: jax.Array) -> PyTree:
       batch = experiment.abstract_batch()
-      _, extra = experiment.trainer.objective.init(key, batch)
+      objective = experiment.trainer.objective
+      extra = objective.start_extra(params, objective.init(key, batch)[1])
       return experiment.trainer.state_of(params, extra)
 
     init = jax.jit(from_params, donate_argnums=0, out_shardings=shardings)

@@ -1,0 +1,62 @@
+"""An objective of somebody's own: labels, and a teacher that follows.
+
+The student learns the labels and, later more and more, what its teacher says
+beyond the mean of what it says (the centre).
+"""
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from vit_jax.objectives.contract import Defaults
+
+
+class Objective(Defaults):
+  """Extra state: the teacher's parameters and the centre of its logits."""
+
+  def __init__(
+    self, setting, /, *, decay: float = 0.5, warmup: str = '4 steps'
+  ):
+    self.setting = setting
+    self.decay = decay
+    self.warmup_steps = setting.steps(warmup)
+
+  def init(self, key, batch):
+    del batch
+    images = jnp.zeros((1, *self.setting.image_size, 3))
+    params = self.setting.model.init(key, images)['params']
+    return params, self.start_extra(params, {})
+
+  def start_extra(self, params, extra):
+    del extra
+    centre = jnp.zeros(self.setting.model.num_classes)
+    return {'teacher': params, 'centre': centre}
+
+  def loss(self, params, extra, batch, key, step):
+    images, targets = self.setting.mix(batch, key)
+    model = self.setting.model
+    logits = model.apply({'params': params}, images, key)
+    taught = model.apply({'params': extra['teacher']}, images)
+    share = jnp.minimum(1, step / max(self.warmup_steps, 1))
+    aims = jax.nn.softmax(taught - extra['centre'])
+    distance = optax.softmax_cross_entropy(logits, aims).mean()
+    labels = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
+    loss = labels.mean() + share * distance
+    return loss, ({'distance': distance}, {'centre': taught.mean(0)})
+
+  def update_extra(self, params, extra, carry, step):
+    del step
+
+    def follow(old, new):
+      return self.decay * old + (1 - self.decay) * new
+
+    new = {'teacher': params, 'centre': carry['centre']}
+    return jax.tree.map(follow, extra, new)
+
+  def predict(self, params, batch):
+    images = batch['image'] / 127.5 - 1
+    model = self.setting.model
+    return model.apply({'params': params}, images, method='predict')
+
+  def weights(self, params, extra):
+    return {'': params, '_teacher': extra['teacher']}

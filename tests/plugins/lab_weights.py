@@ -1,0 +1,50 @@
+"""A format of somebody's own: a folder with one .npy for each parameter."""
+
+import json
+import pathlib
+
+import jax
+import numpy as np
+
+from vit_jax.errors import UserError
+from vit_jax.weights.contract import Pretrained
+
+
+def matches(path):
+  """Folders that say by their name whose they are."""
+  return path.endswith('.lab')
+
+
+def load(path):
+  """Reads `about` now and the arrays when they are asked for."""
+  folder = pathlib.Path(path)
+  if not (folder / 'about.json').is_file():
+    raise UserError(f'{path} is no folder of lab weights: no about.json in it.')
+  about = json.loads((folder / 'about.json').read_text())
+
+  def put(abstract):
+    def leaf(path, shape):
+      array = np.load(folder / _file_name(path))
+      if array.shape != shape.shape:
+        raise UserError(
+          f'{folder}: {_file_name(path)} has the shape {array.shape}; the '
+          f'model takes {shape.shape}.'
+        )
+      return jax.device_put(array, shape.sharding)
+
+    return jax.tree_util.tree_map_with_path(leaf, abstract)
+
+  return Pretrained(path, about, put, lambda abstract: None)
+
+
+def save(path, params, about):
+  """Writes a new folder."""
+  folder = pathlib.Path(path)
+  folder.mkdir()
+  for place, leaf in jax.tree_util.tree_leaves_with_path(params):
+    np.save(folder / _file_name(place), np.asarray(leaf))
+  (folder / 'about.json').write_text(json.dumps(about))
+
+
+def _file_name(path):
+  return jax.tree_util.keystr(path, simple=True, separator='.') + '.npy'

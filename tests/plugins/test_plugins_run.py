@@ -1,0 +1,145 @@
+"""Plug-ins outside the package, by the ordinary commands.
+
+The files beside this one are what a stranger would write from the contracts;
+`lab_config` uses all of them.
+"""
+
+import json
+import types
+
+import numpy as np
+import pytest
+
+from tests import runs
+from vit_jax import convert
+from vit_jax.arrays import sharding, tree
+from vit_jax.config import overrides
+from vit_jax.errors import UserError
+from vit_jax.training.experiment import Experiment
+from vit_jax.weights import pretrained
+
+CONFIG = 'tests/plugins/lab_config.py'
+FORMAT = 'tests.plugins.lab_weights'
+TIMES = ('img_per_sec', 'data_wait')  # what no two runs have in common
+
+
+def train(workdir, code=0, command='train', **changes):
+  """Runs the lab's config; keys of changes have '__' for '.'."""
+  values = {key.replace('__', '.'): value for key, value in changes.items()}
+  arguments = runs.flags(CONFIG, workdir, values)
+  return runs.run(runs.command(command, *arguments), code=code)
+
+
+def metrics(workdir):
+  """The lines of metrics.jsonl without times."""
+  return [
+    {key: value for key, value in line.items() if key not in TIMES}
+    for line in runs.records(workdir)
+  ]
+
+
+def params_of(path):
+  """{path: array} of weights in any format."""
+  import jax
+
+  source = pretrained.find(str(path))
+  mesh = sharding.make_mesh(jax.devices()[:1])
+  params = source.load(source.abstract_params(mesh))
+  return {k: np.asarray(v) for k, v in tree.flatten(params).items()}
+
+
+def evaluations(workdir):
+  return [line for line in metrics(workdir) if 'lab/accuracy' in line]
+
+
+@pytest.fixture(scope='module')
+def lab(tmp_path_factory):
+  """A run of 8 steps, and what was made of it: workdir, folder of weights."""
+  root = tmp_path_factory.mktemp('lab')
+  train(root / 'run')
+  convert.run(str(root / 'run'), f'{FORMAT}:{root}/weights.lab')
+  return types.SimpleNamespace(
+    root=root, run=root / 'run', weights=root / 'weights.lab'
+  )
+
+
+def test_a_run_evaluates_all_weights_of_the_objective(lab):
+  """The student and its teacher, and the teacher is another."""
+  steps = [line['step'] for line in evaluations(lab.run)]
+  assert steps == [4, 8]
+  for line in evaluations(lab.run):
+    assert line['lab/count'] == line['lab_teacher/count'] == 32
+    assert line['lab/confidence'] != line['lab_teacher/confidence']
+    assert line['lab/confidence'] != line['lab/confidence_other']
+  assert all('distance' in line for line in metrics(lab.run) if 'loss' in line)
+
+
+def test_a_preempted_run_resumes_as_if_nothing_were(lab, tmp_path):
+  """Stopped in the evaluation of step 4: the same lines in the end."""
+  stopping = {'evals__lab__name': 'tests.plugins.lab_stopping'}
+  train(tmp_path, code=42, **stopping)
+  assert [line['step'] for line in metrics(tmp_path)] == [1, 2, 3, 4]
+  train(tmp_path)
+  assert metrics(tmp_path) == metrics(lab.run)
+
+
+def test_frozen_parameters_stay_and_others_move(lab):
+  """By rules of the config, between two checkpoints of the run."""
+  before = params_of(lab.run / 'checkpoints' / '4')
+  after = params_of(lab.run / 'checkpoints' / '8')
+  moved = {k for k in before if not np.array_equal(before[k], after[k])}
+  frozen = {'stem/kernel', 'stem/bias'}
+  assert frozen < set(before) and moved == set(before) - frozen
+
+
+@pytest.mark.parametrize('where', ['run', 'weights'])
+def test_evaluate(lab, where):
+  """The run's own evaluator, from a checkpoint and from the lab's format."""
+  path = {'run': lab.run, 'weights': f'{FORMAT}:{lab.weights}'}[where]
+  out, _ = runs.run(runs.command('evaluate', f'--checkpoint={path}', '--json'))
+  last, found = evaluations(lab.run)[-1], json.loads(out)
+  for key in ('accuracy', 'count'):
+    assert found[key] == last[f'lab/{key}']
+  for key in ('confidence', 'confidence_other'):  # sums of other batches
+    np.testing.assert_allclose(found[key], last[f'lab/{key}'], rtol=1e-5)
+
+
+def test_convert_there_and_back(lab, tmp_path):
+  """The same parameters, and all that is known about them."""
+  assert (lab.weights / 'stem.kernel.npy').is_file()
+  convert.run(f'{FORMAT}:{lab.weights}', str(tmp_path / 'back'))
+  wanted, found = params_of(lab.run), params_of(tmp_path / 'back')
+  assert set(wanted) == set(found)
+  for path, array in wanted.items():
+    np.testing.assert_array_equal(found[path], array)
+  about = [
+    pretrained.find(str(path)).about for path in (lab.run, tmp_path / 'back')
+  ]
+  assert about[0] == about[1]
+
+
+def test_finetune_starts_student_and_teacher_from_the_weights(lab, tmp_path):
+  """With a rate of 0 body and teacher stay what was taken over."""
+  changes = {
+    'init_from': f'{FORMAT}:{lab.weights}',
+    'total': '4 steps',
+    'schedule__base_lr': 0.0,
+  }
+  train(tmp_path, command='finetune', **changes)
+  before, after = params_of(lab.run), params_of(tmp_path)
+  for path in ('stem/kernel', 'stem/bias', 'body/kernel', 'body/bias'):
+    np.testing.assert_array_equal(after[path], before[path])
+  assert not np.array_equal(after['head/kernel'], before['head/kernel'])
+  (line,) = evaluations(tmp_path)
+  assert line['lab_teacher/confidence'] == line['lab/confidence']
+
+
+def test_the_best_step_may_be_the_teachers():
+  """`checkpoint.best` knows the objective's endings, and no others."""
+  import jax
+
+  config = overrides.load(CONFIG)
+  assert config.checkpoint.best == 'lab_teacher/accuracy'
+  config.checkpoint.best = 'lab_pupil/accuracy'
+  with pytest.raises(UserError, match='allowed: lab/accuracy, lab_teacher/'):
+    Experiment.build(config, jax.devices()[:1])
