@@ -9,7 +9,7 @@ from minimal_config import completed
 from numbered import PLAIN, Numbered, mesh_of, train
 
 from tests.plugins import two_crops, unlabelled
-from vit_jax.config import completion
+from vit_jax.config import completion, sections
 from vit_jax.data import contract
 from vit_jax.data.augment.transforms import EvalTransform, TrainTransform
 from vit_jax.data.pipeline import order, stream
@@ -214,4 +214,4 @@ def test_sections_without_a_name():
     ('augment', TrainTransform),
     ('preprocess', EvalTransform),
   ):
-    assert completion.section_constructor(section, {}) is kind
+    assert sections.constructor(section, {}) is kind

@@ -1,4 +1,4 @@
-"""The sections of a config, and the one place that builds what they describe."""
+"""The sections of a config, and the one place that builds them."""
 
 from collections.abc import Callable
 from typing import Any

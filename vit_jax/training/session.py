@@ -45,7 +45,7 @@ class Session:
     """Opens everything; `stack` closes it.
 
     Raises:
-      UserError: something in the config or the data is invalid.
+      UserError: config or data are invalid.
     """
     self.config, self.workdir = config, workdir
     self.experiment = Experiment.build(config, jax.devices())
