@@ -20,7 +20,8 @@ _PATIENCE_S = 10  # for a connection and for the answer's first bytes
 def require(builder: Any, data_dir: pathlib.Path) -> None:
   """Checks that one of a data set's servers answers, if it has any.
 
-  Nothing is asked where a file is on the disk already: perhaps all are.
+  Nothing is asked where a file is on the disk already (perhaps all are), nor of
+  a data set whose files people fetch by hand.
 
   Args:
     builder: of TFDS.
@@ -29,6 +30,8 @@ def require(builder: Any, data_dir: pathlib.Path) -> None:
   Raises:
     UserError: none can be reached.
   """
+  if builder.MANUAL_DOWNLOAD_INSTRUCTIONS:
+    return
   urls = builder.url_infos or {}
   if any(_is_there(url, info, builder, data_dir) for url, info in urls.items()):
     return
