@@ -16,6 +16,9 @@ from vit_jax.run.watchdog import EXIT_STUCK, Watchdog
 LIMITS = {
   'total': '2000 steps',
   'evals.val.every': '1000 steps',
+  # Well below the 30 s after which JAX takes a peer that sleeps for lost (45),
+  # also on a machine whose steps take seconds.
+  'recovery.watchdog_factor': 3.0,
   'recovery.watchdog_min_s': 8,
   'recovery.watchdog_pause_s': 90,
 }
