@@ -16,9 +16,6 @@ from vit_jax.run.watchdog import EXIT_STUCK, Watchdog
 LIMITS = {
   'total': '2000 steps',
   'evals.val.every': '1000 steps',
-  # Well below the 30 s after which JAX takes a peer that sleeps for lost (45),
-  # also on a machine whose steps take seconds.
-  'recovery.watchdog_factor': 3.0,
   'recovery.watchdog_min_s': 8,
   'recovery.watchdog_pause_s': 90,
 }
@@ -29,7 +26,10 @@ LIMITS = {
 def test_a_sleeping_peer(tmp_path):
   """SIGSTOP to one of two: the other exits 44 within the limit, with stacks."""
   workdir = tmp_path / 'run'
-  processes = runs.start_pair(workdir, LONGER | LIMITS, devices=2)
+  # Well below the 30 s after which JAX takes a peer that sleeps for lost (45),
+  # also on a machine whose steps take seconds.
+  soon = {'recovery.watchdog_factor': 3.0}
+  processes = runs.start_pair(workdir, LONGER | LIMITS | soon, devices=2)
   try:
     runs.wait_for_step(workdir, 8, processes)
     processes[1].send_signal(signal.SIGSTOP)
