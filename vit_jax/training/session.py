@@ -16,7 +16,15 @@ from vit_jax.config.sections import build_section
 from vit_jax.data.pipeline.reader import BadShare
 from vit_jax.errors import StorageError
 from vit_jax.files import paths
-from vit_jax.run import chips, lock, metrics, peers, recovery, runtime
+from vit_jax.run import (
+  agreement,
+  chips,
+  lock,
+  metrics,
+  peers,
+  recovery,
+  runtime,
+)
 from vit_jax.run import ledger as ledger_lib
 from vit_jax.run import workdir as workdir_lib
 from vit_jax.run.ledger import Ledger
@@ -76,7 +84,7 @@ class Session:
         config, 'checkpoint', workdir / 'checkpoints', about
       )
       stack.callback(self.checkpoints.close)
-      newest = self.checkpoints.latest_step()
+      newest = agreement.from_main(self.checkpoints.latest_step)
       past.check_end(workdir, newest, self.experiment)
       notes = past.compare(
         workdir, newest, about, config, allow_changes=allow_changes
