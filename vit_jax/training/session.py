@@ -16,17 +16,10 @@ from vit_jax.config.sections import build_section
 from vit_jax.data.pipeline.reader import BadShare
 from vit_jax.errors import StorageError
 from vit_jax.files import paths
-from vit_jax.run import (
-  agreement,
-  chips,
-  lock,
-  metrics,
-  peers,
-  recovery,
-  runtime,
-)
+from vit_jax.run import chips, lock, metrics, peers, recovery, runtime
 from vit_jax.run import ledger as ledger_lib
 from vit_jax.run import workdir as workdir_lib
+from vit_jax.run.agreement import from_main
 from vit_jax.run.ledger import Ledger
 from vit_jax.run.preemption import Preemption
 from vit_jax.run.recorder import Meter, Recorder
@@ -71,9 +64,8 @@ class Session:
       pause_s=self.recovery.watchdog_pause_s,
     )
     stack.callback(self.watchdog.close)
-    self.hosts = HostTimes(
-      self.ledger, self.experiment.steps(self.recovery.slow_hosts_every)
-    )
+    every = self.experiment.steps(self.recovery.slow_hosts_every)
+    self.hosts = HostTimes(self.ledger, every)
     self.preemption = Preemption()
     stack.callback(self.preemption.close)
     with self.doing('init'):
@@ -84,7 +76,7 @@ class Session:
         config, 'checkpoint', workdir / 'checkpoints', about
       )
       stack.callback(self.checkpoints.close)
-      newest = agreement.from_main(self.checkpoints.latest_step)
+      newest = from_main(self.checkpoints.latest_step)
       past.check_end(workdir, newest, self.experiment)
       notes = past.compare(
         workdir, newest, about, config, allow_changes=allow_changes
