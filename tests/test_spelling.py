@@ -8,7 +8,7 @@ from minimal_config import completed
 
 from vit_jax.config import completion as config_lib
 from vit_jax.config import spelling
-from vit_jax.config.completion import identity
+from vit_jax.run.identity import identity
 
 
 @pytest.mark.parametrize(
