@@ -76,8 +76,8 @@ def test_a_crash_of_one(tmp_path, monkeypatch):
 def test_a_lost_peer(tmp_path, killed):
   """SIGKILL to any: the others end, with 45 and one message.
 
-  Process 0 hosts JAX's coordination service. Without it JAX may abort the others
-  (SIGABRT, which a shell shows as 134) before they can say anything.
+  Process 0 hosts JAX's coordination service; without it JAX may abort the
+  others (SIGABRT, which a shell shows as 134) before they can say anything.
   """
   workdir = tmp_path / 'run'
   changes = {
