@@ -6,11 +6,15 @@ import jax
 import pytest
 from minimal_config import completed, sections
 
+from vit_jax.arrays import sharding
 from vit_jax.checkpoint import Checkpointer
 from vit_jax.config import plugins
 from vit_jax.config.completion import EVALS, SECTIONS
+from vit_jax.data.augment.transforms import EvalTransform
+from vit_jax.data.pipeline import stream
 from vit_jax.errors import UserError, check_range
 from vit_jax.evaluators.classification import Evaluator
+from vit_jax.evaluators.contract import Setting
 from vit_jax.training.experiment import Experiment
 
 # Numbers that may be negative: -1 is 'what is left', or a bias.
@@ -27,7 +31,15 @@ def build(tmp_path, key, value, **changes):
   if section == 'checkpoint' and leaf != 'best':
     return Checkpointer(tmp_path / 'c', {}, **{leaf: value})
   if section.startswith('evals.'):
-    return Evaluator(None, **{'split': 'test', leaf: value})
+    setting = Setting(
+      open_source=lambda split: None,
+      transform=EvalTransform((8, 8)),
+      predict=lambda params, batch: {},
+      mesh=sharding.make_mesh(jax.devices()[:1]),
+      batch_size=8,
+      reader=stream.Reader(),
+    )
+    return Evaluator(setting, **{'split': 'test', leaf: value})
   if section == 'source':
     constructor = plugins.resolve(SECTIONS['source'], 'synthetic')
     return constructor('train', **{leaf: value})

@@ -69,7 +69,7 @@ def test_flags_that_name_a_process(monkeypatch):
   """All three reach JAX as they are; under SLURM it finds the others."""
   calls = []
   monkeypatch.setattr(
-    jax.distributed, 'initialize', lambda *given: calls.append(given)
+    jax.distributed, 'initialize', lambda *given, **_: calls.append(given)
   )
   runtime.start_distributed('host:1', 2, 1)
   monkeypatch.setenv('SLURM_NTASKS', '2')

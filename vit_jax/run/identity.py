@@ -22,6 +22,10 @@ from vit_jax.data.matching import names_differ
 from vit_jax.errors import UserError
 
 Changes = dict[str, tuple[Any, Any]]  # {key: (value before, value now)}
+_LENGTH = (
+  ' The learning rate follows from the total: at the next step it is that of '
+  'the new length, and the run is not one that had this length from the start.'
+)
 
 # Settings of JAX on which initialisation, dropout or every product depends.
 _FLAGS = (
@@ -202,6 +206,7 @@ def refusal(where: str, changes: Changes) -> UserError:
   return UserError(
     f'{where} belongs to another run:{_listed(changes)}\nTake another '
     '--workdir, or resume with the change by --allow_config_change.'
+    + (_LENGTH if 'total' in changes else '')
   )
 
 
