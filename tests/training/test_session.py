@@ -57,7 +57,7 @@ def test_the_watchdog_gets_its_limits(tmp_path, monkeypatch):
 def test_fine_tuning_resizes_positions_as_the_config_says(monkeypatch, method):
   """`position_resize` reaches what transfers the weights."""
   transfer = mock.Mock(return_value='params')
-  monkeypatch.setattr(finetune.pretrained, 'transfer', transfer)
+  monkeypatch.setattr(finetune, 'transfer', transfer)
   experiment = mock.Mock(config=completed(position_resize=method))
   source = mock.Mock()
   initial = getattr(
