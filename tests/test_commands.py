@@ -1,6 +1,7 @@
 """The commands as a user types them: right ones and wrong ones."""
 
 import json
+import re
 import shutil
 
 import cv2
@@ -227,7 +228,9 @@ def test_convert_fine_tune_predict(tmp_path, trained):
     }
     command = runs.flags('configs/finetune_imagenet.py', workdir, flags)
     _, err = runs.run(runs.command('finetune', *command), devices=2)
-    assert 'interpolated (aligned) from 2x2 to 3x4 patches' in err
+    assert 'position/embedding interpolated (aligned) from' in err
+    # 2x2 and 3x4 patches, and the class token
+    assert re.search(r' 1x5x\d+ to 1x13x\d+', err), err
     assert 'fresh: head/bias, head/kernel' in err
     losses = runs.losses(workdir)
     # A zero head: every class is equally likely at first.
