@@ -10,6 +10,7 @@ from etils import epath
 
 from vit_jax.checkpoint import items
 from vit_jax.errors import UserError
+from vit_jax.files.paths import is_remote
 
 _STEP = r'(?:0|[1-9][0-9]{0,8})'  # as `save` writes it; a step is an int32
 _COMMITTED = 'commit_success.txt'  # what Orbax writes last on object stores
@@ -24,11 +25,6 @@ def number(name: str) -> int | None:
 def was_step(name: str) -> bool:
   """Whether a name is a step's, or one's that was set aside."""
   return re.fullmatch(rf'{_STEP}(\.bad[0-9]*)?', name) is not None
-
-
-def is_remote(path: epath.Path) -> bool:
-  """Whether a path is in an object store, where nothing can be renamed."""
-  return '://' in str(path)
 
 
 def check_path(path: epath.Path) -> None:

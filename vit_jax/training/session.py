@@ -54,8 +54,7 @@ class Session:
     if runtime.is_main():
       paths.try_out(workdir)
       stack.enter_context(lock.hold(workdir))
-    self.events_path = workdir / 'events.jsonl'
-    self.ledger = Ledger(runtime.process_file(self.events_path))
+    self.ledger = Ledger(runtime.process_file(workdir / 'events.jsonl'))
     self.recovery = build_section(config, 'recovery')
     self.watchdog = Watchdog(
       runtime.process_file(workdir / 'stacks.txt'),
@@ -187,7 +186,7 @@ class Session:
 
   def events(self) -> list[dict[str, Any]]:
     """What events.jsonl holds so far."""
-    return ledger_lib.read(self.events_path)
+    return ledger_lib.read(self.workdir / 'events.jsonl')
 
   def train_batches(self, step: int) -> Any:
     """The batches after `step` updates, without those on the skip list."""
