@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 from jax.extend import core
 
 PyTree = Any
@@ -126,10 +127,32 @@ def _dot_general(equation: Any) -> int:
 
 
 def _convolution(equation: Any) -> int:
-  kernel = equation.invars[1].aval.shape
-  out_features = equation.params['dimension_numbers'].rhs_spec[0]
-  inputs = math.prod(kernel) // kernel[out_features]  # of one output
-  return 2 * math.prod(equation.outvars[0].aval.shape) * inputs
+  """Of what is there: products with padding are left out.
+
+  So XLA's cost analysis has it, and the paper: with them the ResNets of Table 6
+  take 3.5 to 5 % more than it says, without them -0.7 to 1.4 %.
+  """
+  image, kernel = (each.aval.shape for each in equation.invars)
+  out = equation.outvars[0].aval.shape
+  settings, numbers = equation.params, equation.params['dimension_numbers']
+  places = zip(
+    [image[dim] for dim in numbers.lhs_spec[2:]],
+    [kernel[dim] for dim in numbers.rhs_spec[2:]],
+    [out[dim] for dim in numbers.out_spec[2:]],
+    settings['window_strides'],
+    settings['padding'],
+    settings['lhs_dilation'],
+    settings['rhs_dilation'],
+    strict=True,
+  )
+  total = 2 * math.prod(out[dim] for dim in numbers.out_spec[:2])
+  total *= kernel[numbers.rhs_spec[1]]  # inputs of one output
+  for size, taps, results, stride, (before, _), gaps, spread in places:
+    at = stride * np.arange(results)[:, None] + spread * np.arange(taps)
+    at -= before
+    inside = (at >= 0) & (at <= gaps * (size - 1)) & (at % gaps == 0)
+    total *= int(inside.sum())
+  return total
 
 
 def _kernel(equation: Any) -> int:

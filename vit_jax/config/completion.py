@@ -6,15 +6,16 @@ those signatures alone; `complete`, which every config file calls last, writes
 them into the config so that each key can be overridden on the command line.
 """
 
+import dataclasses
 import json
-import typing
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any
 
 from ml_collections import ConfigDict, config_dict
 
 from vit_jax.config import durations, plugins
 from vit_jax.config.arguments import parse_arg as parse_arg  # for config files
+from vit_jax.config.plugins import Nested
 from vit_jax.config.sections import DEFAULT_NAMES, EVALS, SECTIONS
 from vit_jax.errors import UserError, check_range, closest
 
@@ -47,11 +48,12 @@ def top_level(
     batch_size: examples in a global batch.
     micro_batches: parts of a batch whose gradients are averaged.
     image_size: (height, width), or one number for both; pixels.
-    num_classes: outputs of the head.
+    num_classes: outputs of the head; 0 for a model without one.
     average_decay: of the average of parameters evaluated beside them, between
       0 and 1; none is kept without it.
-    init_from: where fine-tuning starts: a workdir, a checkpoint step directory
-      or an official .npz.
+    init_from: weights that the training starts from: a workdir, a checkpoint
+      step directory or a file of any known format. A pre-training takes over
+      what fits, a fine-tuning all but the head.
     position_resize: 'aligned' or 'bicubic', see `positions.resize`.
     paper_core_days: TPUv3-core-days the paper reports, for comparison.
 
@@ -63,7 +65,7 @@ def top_level(
   durations.check('total', total, positive=True)
   check_range('batch_size', batch_size, at_least=1, at_most=MAX_BATCH_SIZE)
   check_range('micro_batches', micro_batches, at_least=1)
-  check_range('num_classes', num_classes, at_least=1, at_most=MAX_CLASSES)
+  check_range('num_classes', num_classes, at_least=0, at_most=MAX_CLASSES)
   check_range('average_decay', average_decay, above=0, below=1)
   check_range('paper_core_days', paper_core_days, above=0)
 
@@ -92,35 +94,22 @@ def complete(config: ConfigDict) -> Config:
   _check_sections(values)
   result = ConfigDict(
     _section(
-      '', top_level, {k: v for k, v in values.items() if not _is_section(k)}
+      '',
+      plugins.keys(top_level),
+      {k: v for k, v in values.items() if not _is_section(k)},
     )
   )
   for section, pattern in SECTIONS.items():
     result[section] = complete_section(
-      section, pattern, values.get(section, {})
+      section, Nested(pattern), values.get(section, {})
     )
   result.evals = ConfigDict(
     {
-      name: complete_section(f'evals.{name}', EVALS, section)
+      name: complete_section(f'evals.{name}', Nested(EVALS), section)
       for name, section in values.get('evals', {}).items()
     }
   )
   return result.lock()
-
-
-def is_optional(config: Config, key: str) -> bool:
-  """Whether a key, such as 'optimizer.clip_norm', may be None."""
-  section, _, leaf = key.rpartition('.')
-  if not section:
-    constructor = top_level
-  else:
-    pattern = EVALS if section.startswith('evals.') else SECTIONS[section]
-    values = config
-    for part in section.split('.'):
-      values = values[part]
-    constructor = plugins.resolve(pattern, values.get('name', ''))
-  keys = plugins.keys(constructor)
-  return leaf in keys and plugins.value_type(keys[leaf].annotation)[1]
 
 
 def _check_sections(values: dict[str, Any]) -> None:
@@ -141,31 +130,63 @@ def _is_section(key: str) -> bool:
 
 
 def complete_section(
-  section: str, pattern: str, values: dict[str, Any]
+  section: str, mark: Nested, values: Mapping[str, Any]
 ) -> ConfigDict:
   """One section, every key filled in; `complete` does this with all.
+
+  Args:
+    section: its path, for messages.
+    mark: what constructors its name chooses from.
+    values: given.
 
   Raises:
     UserError: as `complete`.
   """
-  named = '{name}' in pattern
+  named = '{name}' in mark.pattern
   if named:
-    values = {'name': DEFAULT_NAMES.get(section)} | values
+    values = {'name': DEFAULT_NAMES.get(section), **values}
     if not isinstance(values['name'], str):
       raise UserError(
         f'config.{section} needs a name: which {section} to take.'
       )
-  constructor = plugins.resolve(pattern, values.get('name', ''))
+  keys = mark.keys(values.get('name', ''))
   given = {key: v for key, v in values.items() if not (named and key == 'name')}
   head = {'name': values['name']} if named else {}
-  return ConfigDict(head | _section(section + '.', constructor, given))
+  return ConfigDict(head | _section(section + '.', keys, given))
+
+
+def complete_nested(where: str, mark: Nested, values: Any) -> ConfigDict:
+  """The value of a nested key, completed.
+
+  Args:
+    where: path of the section, for messages.
+    mark: of the key.
+    values: given.
+
+  Raises:
+    UserError: as `complete`.
+  """
+  if not isinstance(values, Mapping | ConfigDict):
+    raise UserError(
+      f'config.{where} is {values!r}; it is a section: dict(key=value, …).'
+    )
+  if not mark.many:
+    section: Any = values
+    return complete_section(where, mark, section)
+  return ConfigDict(
+    {
+      name: complete_nested(
+        f'{where}.{name}', dataclasses.replace(mark, many=False), each
+      )
+      for name, each in values.items()
+    }
+  )
 
 
 def _section(
-  prefix: str, constructor: Callable[..., Any], values: dict[str, Any]
+  prefix: str, allowed: dict[str, Any], values: Mapping[str, Any]
 ) -> dict[str, Any]:
-  """The keys of one constructor, values or defaults, None as placeholders."""
-  allowed = plugins.keys(constructor)
+  """The keys of one section, values or defaults, None as placeholders."""
   wrong = [key for key in values if key not in allowed]
   if wrong:
     sections = [*SECTIONS, 'evals'] if not prefix else []
@@ -178,22 +199,25 @@ def _section(
     value = values.get(key, parameter.default)
     if value is parameter.empty:
       raise UserError(f'config.{prefix}{key} is missing: it has no default.')
+    mark = plugins.nested(parameter.annotation)
+    if mark is not None:  # a placeholder would refuse to become a section
+      given = value is not None
+      nested = complete_nested(prefix + key, mark, value) if given else None
+      result[key] = nested
+      continue
     kind, optional = plugins.value_type(parameter.annotation)
-    members = typing.get_args(parameter.annotation)
+    member = plugins.member_type(parameter.annotation)
     if value is None and optional:
       result[key] = config_dict.placeholder(kind)
     else:
-      result[key] = _typed(f'config.{prefix}{key}', value, kind, members)
+      result[key] = _typed(f'config.{prefix}{key}', value, kind, member)
   return result
 
 
-def _typed(
-  key: str, value: Any, kind: type, members: tuple[Any, ...] = ()
-) -> Any:
+def _typed(key: str, value: Any, kind: type, member: type = object) -> Any:
   """The value as its type: an int may stand for a float or a 1-tuple."""
   if kind is tuple:
     values = tuple(value) if isinstance(value, list | tuple) else (value,)
-    member = members[0] if members else object
     return tuple(_typed(key, each, member) for each in values)
   if kind is float and type(value) is int:
     return float(value)

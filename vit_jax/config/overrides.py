@@ -1,116 +1,25 @@
 """The --config flag: a config file, and every key of it as a flag."""
 
-import contextlib
+import ast
 import difflib
-import importlib.util
-import inspect
-import json
-import pathlib
 import re
-import traceback
-from collections.abc import Iterator
 from typing import Any
 
 from absl import flags
-from etils import epath
 from ml_collections import ConfigDict, config_flags
 
+from vit_jax.config import keys as keys_lib
 from vit_jax.config import plugins
 from vit_jax.config.completion import (
-  EVALS,
-  SECTIONS,
   Config,
   complete,
   complete_section,
   flatten,
-  is_optional,
 )
+from vit_jax.config.loading import load
+from vit_jax.config.plugins import Nested
+from vit_jax.config.sections import EVALS, SECTIONS
 from vit_jax.errors import UserError, closest
-
-
-def load(path_and_arg: str) -> Config:
-  """The completed config of a file.
-
-  Args:
-    path_and_arg: a Python file with `get_config`, and its argument
-      ('configs/vit.py:variant=B/16'), or a run's config.json, local or remote.
-
-  Raises:
-    UserError: no such file, none that holds a config, a bad argument, or what
-      `config.complete` raises.
-  """
-  if path_and_arg.endswith('.json'):
-    values, what = _resolved(path_and_arg), path_and_arg
-  else:
-    path, _, arg = path_and_arg.partition(':')
-    values, what = _run_file(path, arg), f'get_config() of {path}'
-  if not isinstance(values, dict | ConfigDict):
-    raise UserError(
-      f'{what} gives {values!r:.100}; it must be a ConfigDict, as in '
-      'configs/quickstart.py, or a dict.'
-    )
-  try:
-    config = values if isinstance(values, ConfigDict) else ConfigDict(values)
-  except (TypeError, ValueError) as error:  # such as a key with a dot
-    reason = str(error).rstrip('.')
-    raise UserError(f'{what} is no config: {reason}.') from error
-  return complete(config)  # a complete one stays as it is
-
-
-def _resolved(path: str) -> Any:
-  """What a JSON file holds."""
-  try:
-    return json.loads(epath.Path(path).expanduser().read_text())
-  except (OSError, ValueError) as error:
-    raise UserError(f'the config {path} cannot be read: {error}.') from error
-
-
-def _run_file(path: str, arg: str) -> Any:
-  """What `get_config` of a Python file returns."""
-  file = pathlib.Path(path).expanduser()
-  if not file.is_file():
-    resolved = file / 'config.json'  # of a workdir
-    there = [resolved] if resolved.is_file() else file.parent.glob('*.py')
-    near = closest(path, map(str, there))
-    raise UserError(f'there is no config file {path!r}; {near}.')
-  if file.suffix != '.py':
-    raise UserError(
-      f'the config {path} is neither a Python file (.py) nor a config.json.'
-    )
-  spec = importlib.util.spec_from_file_location(f'_config_{file.stem}', file)
-  assert spec is not None and spec.loader is not None
-  module = importlib.util.module_from_spec(spec)
-  with _blaming(str(spec.origin)):
-    spec.loader.exec_module(module)
-  get_config = getattr(module, 'get_config', None)
-  if not callable(get_config):
-    raise UserError(f'{path} defines no get_config(): it is no config file.')
-  if arg and not inspect.signature(get_config).parameters:
-    raise UserError(f'{path} takes no argument; got {arg!r} after the colon.')
-  with _blaming(str(spec.origin)):
-    return get_config(arg) if arg else get_config()
-
-
-@contextlib.contextmanager
-def _blaming(file: str) -> Iterator[None]:
-  """Turns an error in a config file into a message with its line."""
-  try:
-    yield
-  except UserError:
-    raise
-  except Exception as error:
-    frames = traceback.extract_tb(error.__traceback__)
-    lines = [frame.lineno for frame in frames if frame.filename == file]
-    line = lines[-1] if lines else getattr(error, 'lineno', None)
-    where = f', line {line}' if line else ''
-    elsewhere = ''
-    if lines and frames[-1].filename != file:
-      elsewhere = f' ({frames[-1].filename}, line {frames[-1].lineno})'
-    text = ' '.join(str(error).split())
-    raise UserError(
-      f'the config file {file}{where}: {type(error).__name__}: '
-      f'{text}{elsewhere}.'
-    ) from error
 
 
 def define_flag(argv: list[str]) -> None:
@@ -137,12 +46,12 @@ def define_flag(argv: list[str]) -> None:
   argv.pop(at)
   _join_values(argv)
   config = load(path)
-  for arg in argv:
-    match = re.match(r'--?config\.(.+)\.name=(.+)', arg)
-    if match:
-      config = _renamed(config, match[1], match[2], argv)
-  _check_keys(argv, config)
+  renamed = [re.match(r'--?config\.(.+)\.name=(.+)', arg) for arg in argv]
+  # A section before those that are nested in it.
+  for match in sorted(filter(None, renamed), key=lambda m: m[1].count('.')):
+    config = _renamed(config, match[1], match[2], argv)
   _take_nones(argv, config)
+  _check_keys(argv, config)
   config_flags.DEFINE_config_dict('config', config)
   flags.DEFINE_string('config_path', path, 'Set by --config.')
 
@@ -163,16 +72,22 @@ def _check_keys(argv: list[str], config: Config) -> None:
     match = re.match(r'--?(?:no)?config\.([^=]+)=?(.*)', arg)
     if not match:
       continue
-    if match[1] in keys:
-      if isinstance(values[match[1]], list):
+    if match[1] in keys and keys_lib.mark(config, match[1]) is None:
+      if keys_lib.value_type(config, match[1])[0] is tuple:
         _check_numbers(match[1], match[2])
       continue
-    if any(key.startswith(match[1] + '.') for key in keys):
+    if match[1] in keys or any(key.startswith(match[1] + '.') for key in keys):
+      first = [*_section_keys(match[1], keys), f'{match[1]}.name'][0]
       raise UserError(
         f'config.{match[1]} is a section: set its keys, as in '
-        f'--config.{_section_keys(match[1], keys)[0]}=….'
+        f'--config.{first}=….'
       )
     section = match[1].rpartition('.')[0]
+    if keys_lib.mark(config, section) and values.get(section, '') is None:
+      raise UserError(
+        f'config.{match[1]}: there is no {section} yet; say which by '
+        f'--config.{section}.name=….'
+      )
     allowed = _section_keys(section, keys) or keys
     raise UserError(
       f'config.{match[1]} is no key; {closest(match[1], allowed)}.'
@@ -196,9 +111,13 @@ def _take_nones(argv: list[str], config: Config) -> None:
   """Carries out and removes `--config.key=None` for keys that may be None."""
   for arg in [*argv]:
     match = re.fullmatch(r'--?config\.([^=]+)=None', arg)
-    if match and is_optional(config, match[1]):
+    if match and keys_lib.value_type(config, match[1])[1]:
       argv.remove(arg)
-      config.update_from_flattened_dict({match[1]: None})
+      *outer, last = match[1].split('.')
+      section = config
+      for part in outer:
+        section = section[part]
+      section[last] = None
 
 
 def _renamed(
@@ -208,29 +127,39 @@ def _renamed(
 
   Keys without a default are looked for in argv, where they must be given.
   """
-  values = config.to_dict()
-  parent = values['evals'] if section.startswith('evals.') else values
-  key = section.removeprefix('evals.')
-  pattern = EVALS if parent is not values else SECTIONS.get(section, '')
-  if key not in parent or '{name}' not in pattern:
+  mark = keys_lib.mark(config, section)
+  if mark is None or '{name}' not in mark.pattern:
     return config  # the flag parser will say that there is no such key
-  parent[key] = _with_name(parent[key], pattern, section, name, argv)
+  values = parent = config.to_dict()
+  *outer, last = section.split('.')
+  for part in outer:
+    parent = parent[part]
+  parent[last] = _with_name(parent[last] or {}, mark, section, name, argv)
   return complete(ConfigDict(values))
 
 
 def _with_name(
-  values: dict[str, Any], pattern: str, section: str, name: str, argv: list[str]
+  values: dict[str, Any], mark: Nested, section: str, name: str, argv: list[str]
 ) -> dict[str, Any]:
   """A section's values that the plug-in `name` takes, and what it must have."""
-  allowed = plugins.keys(plugins.resolve(pattern, name))
+  allowed = mark.keys(name)
   kept = {k: v for k, v in values.items() if k in allowed}
   for arg in argv:
     match = re.match(rf'--?config\.{re.escape(section)}\.(\w+)=(.*)', arg)
     if match and match[1] in allowed:
       parameter = allowed[match[1]]
-      if parameter.default is parameter.empty and parameter.annotation is str:
-        kept[match[1]] = match[2]
+      if parameter.default is parameter.empty:
+        kind, _ = plugins.value_type(parameter.annotation)
+        kept[match[1]] = match[2] if kind is str else _literal(match[2])
   return {**kept, 'name': name}
+
+
+def _literal(text: str) -> Any:
+  """The number or the tuple that a flag gives; its text if it is neither."""
+  try:
+    return ast.literal_eval(text)
+  except (SyntaxError, ValueError):
+    return text  # the completion will say which type it must have
 
 
 def take(argv: list[str]) -> list[str]:
@@ -261,19 +190,19 @@ def apply(sections: dict[str, dict[str, Any]], args: list[str]) -> Config:
   config: Any = ConfigDict({'evals': {}})
   for section, values in sections.items():
     parent, _, last = section.rpartition('.')  # 'evals' or nothing
-    pattern = EVALS if parent else SECTIONS[section]
+    mark = Nested(EVALS if parent else SECTIONS[section])
     name = values.get('name', '')
     for arg in args:
       match = re.match(rf'--?config\.{re.escape(section)}\.name=(.+)', arg)
       name = match[1] if match else name
-    values = _with_name(values, pattern, section, name, args)
-    if '{name}' not in pattern:
+    values = _with_name(values, mark, section, name, args)
+    if '{name}' not in mark.pattern:
       del values['name']
-    completed = complete_section(section, pattern, values)
+    completed = complete_section(section, mark, values)
     (config[parent] if parent else config)[last] = completed
   args = [*args]
-  _check_keys(args, config.lock())
-  _take_nones(args, config)
+  _take_nones(args, config.lock())
+  _check_keys(args, config)
   own, argv = flags.FlagValues(), ['', *args]
   config_flags.DEFINE_config_dict(
     'config', config, flag_values=own, sys_argv=argv

@@ -9,17 +9,57 @@ positional parameters are what the caller provides at run time. Those keys that
 do not change what is computed are marked there too (`operational`).
 """
 
+import dataclasses
 import importlib
 import inspect
 import pkgutil
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
+
+from ml_collections import ConfigDict
 
 from vit_jax.errors import UserError, closest
 
 T = TypeVar('T')
+
+
+@dataclasses.dataclass(frozen=True)
+class Nested:
+  """Marks a key whose value is a section itself.
+
+  `stem: Annotated[Section | None, Nested('vit_jax.models.stems.{name}:Stem')]`
+  is completed, checked and overridable by flags as any other section. The
+  constructor gets the completed values and builds what they describe: with
+  `build(mark.constructor(values['name']), values, …)`.
+
+  Attributes:
+    pattern: of the constructors that the section's `name` chooses from.
+    many: the value is {name of your choice: section}.
+    beside: a function whose keyword-only parameters are keys of the section
+      besides the constructor's.
+  """
+
+  pattern: str
+  many: bool = False
+  beside: Callable[..., None] | None = None
+
+  def constructor(self, name: str) -> Callable[..., Any]:
+    """The constructor of a section of that name; see `resolve`."""
+    return resolve(self.pattern, name)
+
+  def keys(self, name: str) -> dict[str, inspect.Parameter]:
+    """The keys of a section of that name.
+
+    Raises:
+      UserError: the name stands for nothing.
+    """
+    beside = keys(self.beside) if self.beside else {}
+    return keys(self.constructor(name)) | beside
+
+
+Section = Mapping[str, Any]
 
 
 def resolve(pattern: str, name: str = '') -> Callable[..., Any]:
@@ -76,7 +116,8 @@ def names(pattern: str) -> list[str]:
 def keys(constructor: Callable[..., Any]) -> dict[str, inspect.Parameter]:
   """The config keys of a constructor: its keyword-only parameters."""
   hints = typing.get_type_hints(
-    constructor.__init__ if inspect.isclass(constructor) else constructor
+    constructor.__init__ if inspect.isclass(constructor) else constructor,
+    include_extras=True,
   )
   return {
     name: parameter.replace(annotation=hints.get(name, str))
@@ -88,8 +129,7 @@ def keys(constructor: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 def operational(*names: str) -> Callable[[T], T]:
   """Marks keys of a constructor that do not change what is computed.
 
-  A resumed run may change them. A name may hold wildcards, for the keys of
-  a nested section: 'members.*.path'.
+  A resumed run may change them.
   """
 
   def mark(constructor: T) -> T:
@@ -105,13 +145,34 @@ def operational_keys(constructor: Callable[..., Any]) -> tuple[str, ...]:
   return tuple(getattr(constructor, 'OPERATIONAL', ()))
 
 
+def nested(annotation: Any) -> Nested | None:
+  """The mark of a key that is a section itself, if it has one."""
+  if typing.get_origin(annotation) is not typing.Annotated:
+    return None
+  marks = typing.get_args(annotation)[1:]
+  return next((mark for mark in marks if isinstance(mark, Nested)), None)
+
+
 def value_type(annotation: Any) -> tuple[type, bool]:
   """Splits an annotation into (plain type, whether None is allowed)."""
+  plain, optional = _plain(annotation)
+  return typing.get_origin(plain) or plain, optional
+
+
+def member_type(annotation: Any) -> type:
+  """Of what a tuple holds; `object` where the annotation does not say."""
+  return next(iter(typing.get_args(_plain(annotation)[0])), object)
+
+
+def _plain(annotation: Any) -> tuple[Any, bool]:
+  """The annotation without marks and None, and whether it had that."""
+  if typing.get_origin(annotation) is typing.Annotated:
+    annotation = typing.get_args(annotation)[0]
   if typing.get_origin(annotation) in (types.UnionType, typing.Union):
     members = typing.get_args(annotation)
     plain = next(m for m in members if m is not types.NoneType)
-    return value_type(plain)[0], types.NoneType in members
-  return typing.get_origin(annotation) or annotation, False
+    return _plain(plain)[0], types.NoneType in members
+  return annotation, False
 
 
 def build(constructor: Callable[..., Any], section: Any, *runtime: Any) -> Any:
@@ -119,10 +180,16 @@ def build(constructor: Callable[..., Any], section: Any, *runtime: Any) -> Any:
 
   Args:
     constructor: from `resolve`.
-    section: a config section or a dict; keys of others (`name`) are left out.
+    section: a config section or a dict; keys of others (`name`) are left out,
+      and sections within it are handed on as dicts.
     *runtime: positional arguments.
   """
   allowed = keys(constructor)
+  values = {key: section[key] for key in section if key in allowed}
   return constructor(
-    *runtime, **{key: section[key] for key in section if key in allowed}
+    *runtime,
+    **{
+      key: value.to_dict() if isinstance(value, ConfigDict) else value
+      for key, value in values.items()
+    },
   )

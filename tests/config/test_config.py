@@ -8,12 +8,12 @@ from minimal_config import completed, minimal, sections
 from ml_collections import ConfigDict
 
 from vit_jax.config import completion as config_lib
-from vit_jax.config import overrides, plugins
+from vit_jax.config import loading, plugins
 from vit_jax.config.completion import complete, parse_arg
 from vit_jax.errors import UserError
 from vit_jax.run.identity import identity
 
-ROOT = pathlib.Path(__file__).parents[1]
+ROOT = pathlib.Path(__file__).parents[2]
 
 
 def test_every_key_of_every_constructor_is_there():
@@ -121,6 +121,19 @@ def test_wrong_sections_and_elements(key, value):
     completed(**{key: value})
 
 
+RESNET = dict(name='resnet', width_factor=1)
+
+
+def test_a_tuple_or_nothing():
+  """A key that may be None or a tuple takes tuples, and lists from JSON."""
+  for depths in ((1, 2), [1, 2]):
+    config = completed(model=RESNET | dict(depths=depths))
+    assert config.model.depths == (1, 2)
+  assert completed(model=RESNET | dict(variant='R50x1')).model.depths is None
+  with pytest.raises(UserError, match="model.depths is 'x'; .* type int"):
+    completed(model=RESNET | dict(depths=(1, 'x')))
+
+
 def test_parse_arg():
   """Arguments of a config file take the types of their defaults."""
   args = parse_arg(
@@ -222,7 +235,7 @@ def test_identity_survives_json():
 )
 def test_shipped_configs_are_complete(file):
   """Every shipped config loads, and is what `complete` makes of it."""
-  config = overrides.load(str(ROOT / 'configs' / file))
+  config = loading.load(str(ROOT / 'configs' / file))
   assert complete(ConfigDict(config.to_dict())).to_dict() == config.to_dict()
   for section, constructor in sections(config):
     assert set(section) - {'name'} == set(plugins.keys(constructor))

@@ -1,0 +1,175 @@
+"""FLOPs counted in a traced program, against formulas and published figures."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.experimental import pallas as pl
+
+from vit_jax.arrays import flops
+from vit_jax.models import resnet
+from vit_jax.models.contract import abstract_params
+from vit_jax.models.vit import Model
+
+SMALL = dict(patch_size=4, width=16, depth=3, mlp_dim=40, num_heads=2)
+
+
+def shape(*sides):
+  return jax.ShapeDtypeStruct(sides, jnp.float32)
+
+
+def vit_forward(model, size):
+  """Matrix FLOPs of one image's forward pass, by the formula."""
+  rows, columns = size[0] // model.patch_size, size[1] // model.patch_size
+  tokens = rows * columns + (model.pool == 'token')
+  width, mlp_dim = model.width, model.mlp_dim
+  layer = 4 * tokens * width**2 + 2 * tokens**2 * width
+  layer += 2 * tokens * width * mlp_dim
+  top = width * model.num_classes + width**2 * model.has_pre_logits
+  if model.pool == 'map':  # keys and values of all; one query, output and MLP
+    top += 2 * tokens * width**2 + 2 * width**2
+    top += 2 * tokens * width + 2 * width * mlp_dim
+  patches = rows * columns * 3 * model.patch_size**2 * width
+  return 2 * (model.depth * layer + patches + top)
+
+
+def counted(model, size):
+  """(forward, training) FLOPs of one image, by counting."""
+  params, images = abstract_params(model, size), shape(1, *size, 3)
+
+  def logits(params, images):
+    return model.apply({'params': params}, images)
+
+  return (
+    flops.of_forward(logits, params, images),
+    flops.of_training(lambda *args: logits(*args).sum(), params, images),
+  )
+
+
+@pytest.mark.parametrize(
+  'classes, size, settings',
+  [
+    (10, (16, 16), dict()),
+    (10, (16, 24), dict(pool='gap')),
+    (10, (16, 16), dict(pre_logits=True)),
+    (0, (16, 16), dict()),
+    (10, (18, 17), dict(remainder='drop')),
+    (10, (16, 16), dict(unroll=3, remat='dots')),
+    (10, (16, 16), dict(remat='full', dtype='float32')),
+    (10, (16, 16), dict(pool='map')),
+  ],
+)
+def test_every_matrix_product_counts_once(classes, size, settings):
+  """The count is the formula, and three times that in training.
+
+  In bfloat16 the logits of attention are made twice, to save memory.
+  """
+  model = Model(classes, **SMALL, **settings)
+  expected = vit_forward(model, size)
+  assert counted(model, size) == (expected, 3 * expected)
+
+
+def test_a_frozen_teacher_has_no_backward_pass():
+  """Nor has what is behind stop_gradient; a product of parameters has two."""
+  matrix, x = shape(4, 4), shape(8, 4)
+  once = 2 * 8 * 4 * 4
+
+  def loss(params, teacher, x):
+    student = x @ params
+    stopped = jax.lax.stop_gradient(student) @ params
+    return (x @ teacher).sum() + (stopped - student).sum()
+
+  assert flops.of_training(loss, matrix, matrix, x) == once + 3 * once * 2
+
+  def constant(params, teacher, x):
+    return (jax.lax.stop_gradient(x @ params) @ teacher).sum()
+
+  assert flops.of_training(constant, matrix, matrix, x) == 3 * once + once
+
+
+def test_loops_and_branches():
+  """A scan counts its turns, and finds dependence that a carry brings in."""
+  matrix, x = shape(4, 4), shape(8, 4)
+  once = 2 * 8 * 4 * 4
+
+  def loss(params, x):
+    def body(carry, _):
+      y, z = carry
+      return (z @ jnp.eye(4), y @ params), None
+
+    return jax.lax.scan(body, (x, x), None, length=5)[0][0].sum()
+
+  assert flops.of_forward(loss, matrix, x) == 5 * 2 * once
+  assert flops.of_training(loss, matrix, x) == 3 * 5 * 2 * once
+
+  def branch(flag, x):
+    return jax.lax.cond(flag, lambda x: x @ x.T @ x, lambda x: x, x)
+
+  flag = jax.ShapeDtypeStruct((), bool)
+  assert flops.of_forward(branch, flag, x) == 2 * 2 * 8 * 8 * 4
+
+
+def test_convolutions():
+  """Groups divide the work; the stride is in the result's size.
+
+  Of 3 taps at 4 places one falls on the padding behind 8 pixels.
+  """
+  x, kernel = shape(2, 8, 8, 6), shape(3, 3, 2, 12)
+
+  def convolve(x, kernel):
+    return jax.lax.conv_general_dilated(
+      x,
+      kernel,
+      (2, 2),
+      'SAME',
+      dimension_numbers=('NHWC', 'HWIO', 'NHWC'),
+      feature_group_count=3,
+    )
+
+  expected = 2 * (2 * 12) * (4 * 3 - 1) ** 2 * 2
+  assert flops.of_forward(convolve, x, kernel) == expected
+
+
+def test_kernels_by_what_they_declare():
+  """A Pallas kernel counts with its cost estimate."""
+
+  def kernel(x):
+    return pl.pallas_call(
+      lambda x_ref, y_ref: y_ref.__setitem__(..., x_ref[...]),
+      out_shape=shape(8, 4),
+      cost_estimate=pl.CostEstimate(
+        flops=1234, transcendentals=0, bytes_accessed=0
+      ),
+      interpret=True,
+    )(x)
+
+  assert flops.of_forward(kernel, shape(8, 4)) == 1234
+
+
+@pytest.mark.parametrize(
+  'variant, train_gflops',
+  [('S/16', 27.7), ('B/16', 105.5), ('L/16', 369.6), ('H/14', 1004)],
+)
+def test_published_figures(variant, train_gflops):
+  """A training step costs three forward passes; per image at 224 px."""
+  # Published with three or four digits, and not said for which head and
+  # pooling; together they make up to 0.5 %.
+  training = counted(Model(1000, variant=variant), (224, 224))[1]
+  assert training / 1e9 == pytest.approx(train_gflops, rel=5e-3)
+
+
+@pytest.mark.parametrize(
+  'variant, epochs, exaflops',
+  [
+    *(('B/32', 7, 55), ('B/16', 7, 224), ('L/32', 7, 196)),
+    *(('L/16', 7, 783), ('H/14', 14, 4262)),
+    *(('R50+B/32', 7, 106), ('R50+B/16', 7, 274), ('R50+L/32', 7, 246)),
+    ('R50+L/16', 14, 1668),  # half of it is 834, and of 7 epochs it says 859
+    *(('R50x1', 7, 50), ('R50x2', 7, 199), ('R101x1', 7, 96)),
+    *(('R152x1', 7, 141), ('R152x2', 7, 563), ('R200x3', 14, 3306)),
+  ],
+)
+def test_table_6(variant, epochs, exaflops):
+  """The paper's compute of pre-training: JFT, 303 million images an epoch."""
+  build = Model if '/' in variant else resnet.Model
+  training = counted(build(18291, variant=variant), (224, 224))[1]
+  assert training * 303e6 * epochs / 1e18 == pytest.approx(exaflops, rel=0.03)

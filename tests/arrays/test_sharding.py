@@ -1,0 +1,268 @@
+"""Where arrays live: mesh sizes, the rules for leaves, constraints."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, PartitionSpec
+
+from vit_jax.arrays import sharding, tree
+from vit_jax.errors import UserError
+from vit_jax.models.vit import Model
+from vit_jax.optim import optimizers
+
+
+def mesh_of(data=1, fsdp=1, model=1):
+  """A mesh of as many of the eight devices as needed."""
+  devices = jax.devices()[: data * fsdp * model]
+  return sharding.make_mesh(devices, data=data, fsdp=fsdp, model=model)
+
+
+RULES = Model(0, variant='Ti/16').sharding_rules
+MESHES = (
+  *(dict(fsdp=8), dict(data=2, fsdp=4), dict(model=2, fsdp=4)),
+  *(dict(data=2, fsdp=2, model=2), dict(model=4, fsdp=2), dict(model=8)),
+)
+
+
+def abstract_params(**sizes):
+  """Shapes of a ViT whose depth is the largest of all its dimensions."""
+  sizes = (
+    dict(patch_size=16, width=64, depth=256, mlp_dim=128, num_heads=4)
+    | dict(pool='map', pre_logits=True)
+    | sizes
+  )
+  model = Model(32, **sizes)
+  images = jax.ShapeDtypeStruct((1, 32, 32, 3), jnp.float32)
+  return jax.eval_shape(model.init, jax.random.key(0), images)['params']
+
+
+@pytest.mark.parametrize(
+  'sizes, shape',
+  [
+    (dict(), (8, 1, 1)),
+    (dict(fsdp=4), (2, 4, 1)),
+    (dict(fsdp=2, model=2), (2, 2, 2)),
+    (dict(data=1, fsdp=-1), (1, 8, 1)),
+    (dict(data=2, model=-1), (2, 1, 4)),
+    (dict(data=2, fsdp=2, model=2), (2, 2, 2)),
+    (dict(fsdp=8), (1, 8, 1)),
+  ],
+)
+def test_mesh_sizes(sizes, shape):
+  """-1 takes what the other axes leave; every device is there once."""
+  mesh = sharding.make_mesh(jax.devices(), **sizes)
+  assert mesh.devices.shape == shape
+  assert mesh.axis_names == ('data', 'fsdp', 'model')
+  assert set(mesh.devices.flat) == set(jax.devices())
+  assert mesh.axis_types == (AxisType.Auto,) * 3
+
+
+@pytest.mark.parametrize(
+  'sizes',
+  [
+    *(dict(data=3), dict(data=4), dict(data=16), dict(fsdp=3)),
+    *(dict(data=0), dict(fsdp=0), dict(data=-2, fsdp=-4), dict(data=-2)),
+    *(dict(data=-1, fsdp=-1), dict(fsdp=16), dict(model=-1)),
+  ],
+)
+def test_mesh_errors(sizes):
+  """A mesh that does not hold exactly the devices there are is refused."""
+  with pytest.raises(UserError, match='8 devices'):
+    sharding.make_mesh(jax.devices(), **sizes)
+
+
+@pytest.mark.parametrize(
+  'path, shape, expected',
+  [
+    # `model` by rule, `fsdp` on the largest dimension that is left.
+    ('layers/attention/query/kernel', (12, 64, 4, 16), (None, 'fsdp', 'model')),
+    ('layers/attention/key/bias', (12, 4, 16), (None, 'model')),
+    (
+      'layers/attention/out/kernel',
+      (12, 4, 16, 64),
+      (None, 'model', None, 'fsdp'),
+    ),
+    ('layers/mlp/fc1/kernel', (12, 64, 256), (None, 'fsdp', 'model')),
+    ('layers/mlp/fc1/bias', (12, 256), (None, 'model')),
+    ('layers/mlp/fc2/kernel', (12, 256, 64), (None, 'model', 'fsdp')),
+    ('head/kernel', (64, 1000), ('fsdp', 'model')),
+    ('head/bias', (1000,), ('model',)),
+    # No rule for them.
+    ('pre_logits/kernel', (64, 66), (None, 'fsdp')),
+    ('position/embedding', (1, 197, 768), (None, None, 'fsdp')),
+    ('forehead/kernel', (64, 1000), (None, 'fsdp')),
+    # Too small to be worth a gather, or not divisible.
+    ('encoder/norm/scale', (768,), ()),
+    ('cls', (1, 1, 768), ()),
+    ('some/kernel', (4097, 4098), (None, 'fsdp')),
+    ('some/kernel', (4097, 4099), ()),
+    ('head/kernel', (64, 1001), ('fsdp',)),
+    ('step', (), ()),
+    # The layer axis, were it ever so large.
+    ('layers/norm1/scale', (4096, 6), (None, 'fsdp')),
+    ('layers/norm1/scale', (4096, 7), ()),
+    ('opt_state/1/mu/encoder/layers/norm1/scale', (4096, 6), (None, 'fsdp')),
+  ],
+)
+def test_rules(path, shape, expected):
+  """The rules applied by hand, on a mesh of 2 x 2 x 2."""
+  spec = sharding.leaf_spec(path, shape, mesh_of(2, 2, 2), RULES)
+  assert spec == PartitionSpec(*expected)
+
+
+@pytest.mark.parametrize('sizes', MESHES)
+def test_the_layer_axis_is_never_split(sizes):
+  """Not even where it is the largest and divisible."""
+  mesh = mesh_of(**sizes)
+  specs = {
+    path: sharding.leaf_spec(path, leaf.shape, mesh, RULES)
+    for path, leaf in tree.flatten(abstract_params()).items()
+  }
+  stacked = {path: spec for path, spec in specs.items() if 'layers/' in path}
+  assert stacked and all(
+    not spec or spec[0] is None for spec in stacked.values()
+  )
+  used = {axis for spec in stacked.values() for axis in spec}
+  assert {axis for axis, size in sizes.items() if size > 1} - {'data'} <= used
+
+
+@pytest.mark.parametrize('sizes', MESHES)
+def test_every_split_is_even(sizes):
+  """Each axis is used once in a leaf and divides its dimension."""
+  mesh = mesh_of(**sizes)
+  for path, leaf in tree.flatten(abstract_params()).items():
+    spec = sharding.leaf_spec(path, leaf.shape, mesh, RULES)
+    named = jax.sharding.NamedSharding(mesh, spec)  # raises if used twice
+    split = np.prod([mesh.shape[axis] for axis in spec if axis])
+    shard = named.shard_shape(leaf.shape)  # raises if it does not divide
+    assert np.prod(shard) * split == np.prod(leaf.shape), path
+
+
+@pytest.mark.parametrize('sizes', MESHES)
+@pytest.mark.parametrize('name', ['adam', 'sgd'])
+def test_moments_and_averages_follow_their_parameter(name, sizes):
+  """Whatever has a parameter's name and shape has its sharding."""
+  mesh = mesh_of(**sizes)
+  params = abstract_params()
+  optimizer = getattr(optimizers, name)(lambda step: 0.1, clip_norm=1.0)
+  state = {
+    'opt_state': jax.eval_shape(optimizer.init, params),
+    'average': jax.eval_shape(optimizers.average_init, params),
+  }
+  found = 0
+  specs = tree.flatten(sharding.shardings(params, mesh, RULES))
+  placed = sharding.with_shardings(state, mesh, RULES)
+  for path, leaf in tree.flatten(placed).items():
+    owners = [p for p in specs if path.endswith(f'/{p}') and leaf.shape]
+    if owners:
+      assert leaf.sharding == specs[max(owners, key=len)], path
+      found += 1
+    else:
+      assert leaf.sharding.spec == PartitionSpec(), path
+  copies = {'adam': 3, 'sgd': 2}[name]  # moments or trace, and the average
+  assert found == copies * len(specs)
+
+
+def test_fsdp_saves_memory():
+  """Over eight devices nearly an eighth of the parameters is on each."""
+  params = sharding.with_shardings(
+    abstract_params(width=768, mlp_dim=3072, depth=2), mesh_of(fsdp=8), RULES
+  )
+  share = sum(
+    np.prod(leaf.sharding.shard_shape(leaf.shape))
+    for leaf in jax.tree.leaves(params)
+  ) / tree.size(params)
+  assert 1 / 8 <= share < 1.02 / 8
+
+
+def test_zero1_splits_the_optimizer_over_data():
+  """Parameters stay whole; each device holds an eighth of their moments."""
+  mesh = mesh_of(data=8)
+  state = {
+    'params': abstract_params(),
+    'opt_state': {'mu': abstract_params()},
+    'average': {'mean': abstract_params()},
+  }
+  placed = sharding.with_shardings(state, mesh, RULES, zero1=True)
+
+  def held(part):
+    return sum(
+      np.prod(leaf.sharding.shard_shape(leaf.shape))
+      for leaf in jax.tree.leaves(placed[part])
+    )
+
+  whole = held('params')
+  assert whole == tree.size(abstract_params())
+  # Small leaves are not worth splitting.
+  assert whole / 8 <= held('opt_state') < whole / 7
+  assert held('average') == held('opt_state')
+
+
+def test_with_shardings_keeps_shapes_and_types():
+  """The abstract tree only gains its shardings."""
+  params = abstract_params()
+  result = sharding.with_shardings(params, mesh_of(fsdp=8), RULES)
+  assert jax.tree.structure(result) == jax.tree.structure(params)
+  for before, after in zip(
+    jax.tree.leaves(params), jax.tree.leaves(result), strict=True
+  ):
+    assert (before.shape, before.dtype) == (after.shape, after.dtype)
+    assert after.sharding is not None
+
+
+def test_a_batch_is_split_over_data_and_fsdp():
+  """The model axis holds copies of the batch's shares."""
+  mesh = mesh_of(2, 2, 2)
+  split = sharding.batch_sharding(mesh)
+  assert split.shard_shape((16, 3)) == (4, 3)
+  assert sharding.replicated(mesh).shard_shape((16, 3)) == (16, 3)
+
+
+def test_constrain_without_a_mesh_does_nothing():
+  """Outside `jax.set_mesh`, or on one device, the array comes back itself."""
+  x = jnp.ones((4, 4))
+  assert sharding.constrain(x, 'model', None) is x
+  with jax.set_mesh(mesh_of()):
+    assert sharding.constrain(x, 'model', None) is x
+
+
+@pytest.mark.parametrize(
+  'shape, spec, shard',
+  [
+    ((8, 4), (sharding.BATCH, 'model'), (2, 2)),
+    ((6, 4), (sharding.BATCH, 'model'), (6, 2)),  # 4 does not divide 6
+    ((8, 3), (sharding.BATCH, 'model'), (2, 3)),
+    ((8, 4), (None, None), (8, 4)),
+  ],
+)
+def test_constrain_leaves_out_what_does_not_divide(shape, spec, shard):
+  """Inside jit the sharding is the one asked for, where it is possible."""
+  mesh = mesh_of(2, 2, 2)
+  with jax.set_mesh(mesh):
+    result = jax.jit(lambda x: sharding.constrain(x + 1, *spec))(
+      jnp.zeros(shape)
+    )
+  assert result.sharding.shard_shape(shape) == shard
+
+
+def test_split_parameters_are_told_from_whole_ones():
+  """A mesh that splits the batch alone leaves every parameter whole."""
+  for shape, split in (
+    ((8, 1, 1), False),
+    ((4, 2, 1), True),
+    ((4, 1, 2), True),
+  ):
+    mesh = mesh_of(*shape)
+    params = sharding.with_shardings(abstract_params(), mesh, RULES)
+    assert sharding.is_split(params) == split
+
+
+def test_table_tells_every_leaf_and_the_sum():
+  """One line a leaf between the heading and the total."""
+  params = sharding.with_shardings(abstract_params(), mesh_of(2, 2, 2), RULES)
+  lines = sharding.table(params).splitlines()
+  assert len(lines) == 2 + len(jax.tree.leaves(params))
+  assert lines[-1] == f'total {tree.size(params):,} parameters'
+  [fc1] = [line for line in lines if 'layers/mlp/fc1/kernel' in line]
+  assert '256x64x128' in fc1 and "None, 'fsdp', 'model'" in fc1

@@ -1,0 +1,77 @@
+"""Paths of leaves, whatever the containers."""
+
+import collections
+import dataclasses
+
+import jax
+import numpy as np
+
+from vit_jax.arrays import tree
+
+Pair = collections.namedtuple('Pair', 'mu nu')
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class State:
+  params: dict
+  moments: tuple
+
+
+STATE = State(
+  params={'head': {'kernel': np.zeros((2, 3)), 'bias': np.zeros(3)}},
+  moments=(Pair(mu={'w': np.zeros(5)}, nu=[np.zeros(()), None]), {}),
+)
+
+
+def test_paths_of_every_container():
+  """Dataclasses, named tuples, tuples, lists and dicts all give a path."""
+  assert set(tree.flatten(STATE)) == {
+    'params/head/bias',
+    'params/head/kernel',
+    'moments/0/mu/w',
+    'moments/0/nu/0',
+  }
+
+
+def test_flatten_keeps_the_order_of_leaves():
+  """The i-th path belongs to the i-th of `jax.tree.leaves`."""
+  flat = tree.flatten(STATE)
+  leaves = jax.tree.leaves(STATE)
+  assert all(a is b for a, b in zip(flat.values(), leaves, strict=True))
+
+
+def test_unflatten_inverts_flatten():
+  """Nested dicts survive the way to flat paths and back."""
+  nested = {'a': {'b': {'c': 1, 'd': 2}, 'e': 3}, 'f': 4}
+  assert tree.unflatten(tree.flatten(nested)) == nested
+  flat = {'a/b/c': 1, 'a/b/d': 2, 'a/e': 3, 'f': 4}
+  assert tree.flatten(tree.unflatten(flat)) == flat
+
+
+def test_map_with_path_gives_each_leaf_its_path():
+  """The mapped tree has the same structure, and each leaf saw its own path."""
+  mapped = tree.map_with_path(lambda path, leaf: (path, leaf.shape), STATE)
+  assert mapped.params['head']['kernel'] == ('params/head/kernel', (2, 3))
+  assert mapped.moments[0].mu['w'] == ('moments/0/mu/w', (5,))
+
+
+def test_size_counts_scalars():
+  """Arrays and abstract shapes count by their extents, a scalar as one."""
+  assert tree.size(STATE) == 6 + 3 + 5 + 1
+  abstract = {'a': jax.ShapeDtypeStruct((4, 5), np.float32)}
+  assert tree.size(abstract) == 20
+  assert tree.size({}) == 0
+
+
+def test_apart_and_together():
+  """Named leaves become their layers, the others stay, and nothing is lost."""
+  fc1 = {'kernel': np.arange(24.0).reshape(3, 4, 2), 'bias': np.ones((3, 2))}
+  params = {'layers': {'fc1': fc1}, 'head': {'kernel': np.ones((2, 5))}}
+  parts = tree.apart(params, ('fc1/kernel',))
+  layers = parts['layers']['fc1']['kernel']
+  assert [layer.shape for layer in layers] == [(1, 4, 2)] * 3
+  np.testing.assert_array_equal(layers[1], fc1['kernel'][1:2])
+  assert parts['head']['kernel'] is params['head']['kernel']
+  assert tree.apart(params, ()) is params
+  jax.tree.map(np.testing.assert_array_equal, tree.together(parts), params)

@@ -1,0 +1,159 @@
+"""Sections in sections: completed, checked and overridden as any other."""
+
+import json
+
+import pytest
+from minimal_config import completed
+
+from vit_jax.config import completion
+from vit_jax.config.sections import build_section
+from vit_jax.errors import UserError
+from vit_jax.run.identity import identity
+
+LAB = 'tests.plugins.lab_nested'
+HEADS = {'a': {'name': LAB, 'outputs': 3}, 'b': {'name': LAB, 'outputs': 5}}
+
+
+def config(**changes):
+  section = {'name': LAB, 'heads': HEADS} | changes
+  return completed(model=section)
+
+
+@pytest.fixture
+def overridden(tmp_path, command_line):
+  """(config, flags) → the config that a command gets."""
+
+  def parse(base, *arguments):
+    file = tmp_path / 'config.json'
+    file.write_text(completion.to_json(base))
+    return command_line(f'--config={file}', *arguments)
+
+  return parse
+
+
+def test_every_key_is_filled_in():
+  """At each depth, by the constructor that each name stands for."""
+  model = config(stem={'name': LAB, 'bias': False}).model.to_dict()
+  assert model['stem'] == {'name': LAB, 'kernel_size': 3, 'bias': False}
+  head = {'name': LAB, 'outputs': 3, 'shown': False, 'weight': 1.0}
+  assert model['heads'] == {'a': head, 'b': head | {'outputs': 5}}
+  assert config().model.stem is None
+
+
+def test_what_was_written_is_read_again():
+  """Through config.json, None included."""
+  for each in (config(), config(stem={'name': LAB})):
+    text = completion.to_json(each)
+    assert completion.to_json(completion.from_dict(json.loads(text))) == text
+
+
+def test_constructors_build_what_the_sections_say():
+  built = build_section(
+    config(stem={'name': LAB, 'kernel_size': 7}), 'model', 4
+  )
+  assert (built.stem.width, built.stem.kernel_size) == (8, 7)
+  assert [head.outputs for head in built.heads.values()] == [3, 5]
+  assert built.weights == {'a': 1.0, 'b': 1.0}
+  assert build_section(config(), 'model', 4).stem is None
+
+
+@pytest.mark.parametrize(
+  'changes, words',
+  [
+    (dict(stem={'name': LAB, 'biass': 1}), ['model.stem.biass', "mean 'bias'"]),
+    (dict(stem={'name': LAB, 'bias': 1}), ['model.stem.bias is 1', 'bool']),
+    (dict(stem={'kernel_size': 3}), ['model.stem needs a name']),
+    (dict(stem='conv'), ["model.stem is 'conv'", 'section']),
+    (dict(stem={'name': 'lab_nestd'}), ["'lab_nestd' stands for Stem"]),
+    (dict(heads={'c': {'name': LAB}}), ['model.heads.c.outputs is missing']),
+    (dict(heads={'c': 3}), ['model.heads.c is 3']),
+    (dict(heads=[1]), ['model.heads is [1]']),
+  ],
+)
+def test_mistakes(changes, words):
+  """The message names the whole path."""
+  with pytest.raises(UserError) as error:
+    config(**changes)
+  for word in words:
+    assert word in str(error.value)
+
+
+def test_flags_reach_every_depth(overridden):
+  """Keys of a section that is there, and of each of several."""
+  base = config(stem={'name': LAB})
+  args = [
+    '--config.model.stem.kernel_size=5',
+    '--config.model.heads.b.weight=2',
+  ]
+  found = overridden(base, *args).model
+  assert (found.stem.kernel_size, found.heads.b.weight) == (5, 2.0)
+  assert found.heads.a.weight == 1.0
+
+
+def test_a_flag_makes_a_section_that_was_none(overridden):
+  """By its name, however the flags are ordered."""
+  args = [
+    '--config.model.stem.kernel_size=5',
+    f'--config.model.stem.name={LAB}',
+  ]
+  found = overridden(config(), *args)
+  assert found.model.stem.to_dict() == {
+    **{'name': LAB, 'kernel_size': 5, 'bias': True}
+  }
+
+
+HYBRID = dict(name='vit', variant='R50+B/16')
+STEM = '--config.model.stem.name=resnet'
+
+
+@pytest.mark.parametrize('depths', ['(2,1)', '2, 1', '[2,1]'])
+def test_flags_give_what_has_no_default(overridden, depths):
+  """Numbers too, beside the name of the section that is new."""
+  args = [f'--config.model.stem.depths={depths}', STEM]
+  found = overridden(completed(model=HYBRID), *args).model
+  assert found.variant == 'R50+B/16'
+  assert found.stem.to_dict() == {
+    **{'name': 'resnet', 'depths': (2, 1), 'width_factor': 1}
+  }
+
+
+@pytest.mark.parametrize(
+  'args, words',
+  [
+    ([STEM], 'model.stem.depths is missing'),
+    ([STEM, '--config.model.stem.depths=many'], 'stem.depths is .many.; it'),
+    (['--config.model.stem.depths=1'], 'no model.stem yet; .*model.stem.name='),
+  ],
+)
+def test_what_has_no_default_is_asked_for(overridden, args, words):
+  """One message, and no list of all keys of the config."""
+  with pytest.raises(UserError, match=words):
+    overridden(completed(model=HYBRID), *args)
+
+
+def test_a_flag_removes_a_section(overridden):
+  found = overridden(config(stem={'name': LAB}), '--config.model.stem=None')
+  assert found.model.stem is None
+
+
+@pytest.mark.parametrize(
+  'arg, words',
+  [
+    ('--config.model.stem=conv', ['is a section', 'config.model.stem.name=']),
+    ('--config.model.stem.bia=1', ['model.stem.bia', "mean 'model.stem.bias'"]),
+    ('--config.model.heads.c.weight=1', ['model.heads.c.weight is no key']),
+    ('--config.model.heads=None', ['is a section']),
+  ],
+)
+def test_wrong_flags(overridden, arg, words):
+  base = config() if arg.endswith('conv') else config(stem={'name': LAB})
+  with pytest.raises(UserError) as error:
+    overridden(base, arg)
+  for word in words:
+    assert word in str(error.value)
+
+
+def test_what_a_nested_constructor_marks_may_change():
+  """Its own operational keys, wherever its section stands."""
+  keys = {k for k in identity(config()) if k.startswith('model.heads.a.')}
+  assert keys == {f'model.heads.a.{k}' for k in ('name', 'outputs', 'weight')}

@@ -1,0 +1,153 @@
+"""From names to constructors, and from signatures to config keys."""
+
+import dataclasses
+import inspect
+from typing import Optional
+
+import pytest
+
+from vit_jax.config import plugins
+from vit_jax.config.completion import EVALS, SECTIONS
+from vit_jax.errors import UserError, closest
+from vit_jax.models import vit
+
+
+@pytest.fixture
+def own_module(tmp_path, monkeypatch):
+  """Makes a package on the Python path with one module of the given text."""
+
+  def make(name, text):
+    (tmp_path / f'{name}_package').mkdir()
+    (tmp_path / f'{name}_package' / '__init__.py').touch()
+    (tmp_path / f'{name}_package' / 'module.py').write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return f'{name}_package.module'
+
+  return make
+
+
+def test_a_name_is_a_module():
+  """'vit' stands for `Model` of the module `vit_jax.models.vit`."""
+  assert plugins.resolve(SECTIONS['model'], 'vit') is vit.Model
+
+
+def test_a_dotted_name_is_a_module_of_ones_own(own_module):
+  """A dotted name is looked up anywhere on the path, with the same symbol."""
+  name = own_module('own', 'def Model(): return 7')
+  assert plugins.resolve(SECTIONS['model'], name)() == 7
+
+
+@pytest.mark.parametrize(
+  'pattern, wrong, right',
+  [
+    (SECTIONS['model'], 'vti', 'vit'),
+    (SECTIONS['source'], 'syntetic', 'synthetic'),
+    (SECTIONS['optimizer'], 'adamm', 'adam'),
+    (SECTIONS['objective'], 'superwised', 'supervised'),
+    (EVALS, 'clasification', 'classification'),
+  ],
+)
+def test_a_wrong_name_gets_the_closest(pattern, wrong, right):
+  """A mistyped name is answered with the nearest one that exists."""
+  with pytest.raises(UserError, match=f'did you mean {right!r}'):
+    plugins.resolve(pattern, wrong)
+
+
+def test_only_plug_ins_are_offered():
+  """Modules without the symbol (layers, posemb) are no models."""
+  with pytest.raises(UserError) as error:
+    plugins.resolve(SECTIONS['model'], 'nothing')
+  allowed = str(error.value).split('allowed: ')[1].split(';')[0].split(', ')
+  assert 'vit' in allowed
+  assert 'layers' not in allowed and 'posemb' not in allowed
+
+
+def test_only_optimizers_are_offered():
+  """Other functions of `vit_jax.optim` are no optimizers."""
+  with pytest.raises(UserError, match='allowed: adam, sgd;'):
+    plugins.resolve(SECTIONS['optimizer'], 'nothing')
+
+
+def test_a_missing_package_is_named(own_module):
+  """A plug-in whose own import fails says which package to install."""
+  name = own_module('needy', 'import package_that_is_not')
+  with pytest.raises(UserError, match='pip install package_that_is_not'):
+    plugins.resolve(SECTIONS['model'], name)
+
+
+def test_a_module_without_the_symbol(own_module):
+  """The message says which symbol the module lacks."""
+  name = own_module('symbolless', 'x = 1')
+  with pytest.raises(UserError, match=f'Model of the module {name}'):
+    plugins.resolve(SECTIONS['model'], name)
+
+
+def test_a_bug_in_a_plug_in_keeps_its_traceback(own_module):
+  """An AttributeError while importing is not "there is no such symbol"."""
+  name = own_module('buggy', 'import math; math.no_such_function')
+  with pytest.raises(AttributeError, match='no_such_function'):
+    plugins.resolve(SECTIONS['model'], name)
+
+
+def test_keys_are_keyword_only_parameters():
+  """What comes positionally is the caller's; the rest is the config's."""
+
+  def constructor(runtime, /, other, *, a: int = 1, b: str | None = None):
+    del runtime, other, a, b
+
+  keys = plugins.keys(constructor)
+  assert list(keys) == ['a', 'b']
+  assert (keys['a'].default, keys['a'].annotation) == (1, int)
+  assert keys['b'].default is None
+
+
+def test_keys_of_a_dataclass():
+  """Keyword-only fields are keys, with their defaults; others are not."""
+
+  @dataclasses.dataclass(frozen=True)
+  class Thing:
+    runtime: int
+    rate: float = dataclasses.field(default=0.5, kw_only=True)
+    needed: int = dataclasses.field(kw_only=True)
+
+  keys = plugins.keys(Thing)
+  assert set(keys) == {'rate', 'needed'}
+  assert keys['rate'].default == 0.5
+  assert keys['needed'].default is inspect.Parameter.empty
+
+
+@pytest.mark.parametrize(
+  'annotation, expected',
+  [
+    (int, (int, False)),
+    (int | None, (int, True)),
+    (None | str, (str, True)),
+    (tuple[int, ...], (tuple, False)),
+    (tuple[int, ...] | None, (tuple, True)),
+    pytest.param(
+      Optional[int],  # noqa: UP045 (a plug-in of somebody's own may say so)
+      (int, True),
+    ),
+  ],
+)
+def test_value_type(annotation, expected):
+  """An annotation is a plain type, and whether None is allowed besides."""
+  assert plugins.value_type(annotation) == expected
+
+
+def test_build_passes_known_keys_and_run_time_arguments():
+  """Run-time values go first, the section's keys by name, `name` nowhere."""
+
+  def constructor(runtime, /, *, a: int, b: int = 2):
+    return runtime, a, b
+
+  section = {'name': 'constructor', 'a': 1}
+  assert plugins.build(constructor, section, 'mesh') == ('mesh', 1, 2)
+
+
+def test_closest_puts_the_hint_first():
+  """The nearest spelling is proposed, and all allowed ones are listed."""
+  text = closest('depht', ['width', 'depth'])
+  assert text == "did you mean 'depth'? allowed: depth, width"
+  assert closest('xyz', ['width']) == 'allowed: width'
+  assert closest('xyz', []) == 'allowed: nothing'

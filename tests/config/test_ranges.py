@@ -1,0 +1,207 @@
+"""Numbers out of range are refused by the constructors that take them."""
+
+import math
+
+import jax
+import pytest
+from minimal_config import completed, sections
+
+from vit_jax.arrays import sharding
+from vit_jax.checkpoint import Checkpointer
+from vit_jax.config import plugins
+from vit_jax.config.completion import EVALS, SECTIONS
+from vit_jax.data.augment.transforms import EvalTransform
+from vit_jax.data.pipeline import stream
+from vit_jax.errors import UserError, check_range
+from vit_jax.evaluators.classification import Evaluator
+from vit_jax.evaluators.contract import Setting
+from vit_jax.training.experiment import Experiment
+
+# Numbers that may be negative: -1 is 'what is left', or a bias.
+NEGATIVE = {'mesh.data', 'mesh.fsdp', 'mesh.model', 'model.head_bias'}
+OTHERS = (  # sections by another name than the minimal config's
+  ('optimizer', 'sgd', {}),
+  ('source', 'synthetic', {}),
+)
+
+
+def build(tmp_path, key, value, **changes):
+  """Builds what takes a key, as a run would before anything is compiled."""
+  section, _, leaf = key.rpartition('.')
+  if section == 'checkpoint' and leaf != 'best':
+    return Checkpointer(tmp_path / 'c', {}, **{leaf: value})
+  if section.startswith('evals.'):
+    setting = Setting(
+      open_source=lambda split: None,
+      transform=EvalTransform((8, 8)),
+      predict=lambda params, batch: {},
+      num_classes=3,
+      mesh=sharding.make_mesh(jax.devices()[:1]),
+      batch_size=8,
+      reader=stream.Reader(),
+    )
+    return Evaluator(setting, **{'split': 'test', leaf: value})
+  if section == 'source':
+    constructor = plugins.resolve(SECTIONS['source'], 'synthetic')
+    return constructor('train', **{leaf: value})
+  config = completed(**changes, **{key: value})
+  return Experiment.build(config, jax.devices()[:1])
+
+
+def numeric_keys():
+  """(key, type, changes) of every shipped constructor's numbers."""
+  configs = [({}, completed(**{'checkpoint.best': 'test/accuracy'}))]
+  for section, name, more in OTHERS:
+    changes = {section: dict(name=name, **more)}
+    configs.append((changes, completed(**changes)))
+  found = {}
+  for changes, config in configs:
+    named = dict(config) | {f'evals.{k}': v for k, v in config.evals.items()}
+    for values, constructor in sections(config):
+      prefix = next(name for name, each in named.items() if each is values)
+      for leaf, parameter in plugins.keys(constructor).items():
+        kind, _ = plugins.value_type(parameter.annotation)
+        if kind in (int, float):
+          found[f'{prefix}.{leaf}'] = kind, changes
+  top = plugins.keys(plugins.resolve('vit_jax.config.completion:top_level'))
+  for leaf, parameter in top.items():
+    kind, _ = plugins.value_type(parameter.annotation)
+    if kind in (int, float):
+      found[leaf] = kind, {}
+  return [(key, *rest) for key, rest in sorted(found.items())]
+
+
+NUMERIC = numeric_keys()
+
+
+def test_the_keys_are_found():
+  """A check of the list that the tests below go through."""
+  keys = {key for key, *_ in NUMERIC}
+  assert {
+    *('seed', 'batch_size', 'train.num_examples', 'model.dropout'),
+    *('optimizer.b2', 'optimizer.momentum', 'schedule.base_lr', 'mix.erasing'),
+    *(
+      'reader.max_bad_share',
+      'checkpoint.every_minutes',
+      'recovery.max_skipped',
+    ),
+    *('evals.test.batch_size', 'source.height', 'augment.pad', 'mesh.fsdp'),
+    *('preprocess.central_fraction', 'objective.label_smoothing'),
+  } <= keys
+
+
+@pytest.mark.parametrize('key, kind, changes', NUMERIC)
+def test_every_number_has_a_range(tmp_path, key, kind, changes):
+  """None is negative, NaN or infinite unless it is listed above."""
+  wrong = [math.nan, math.inf] if kind is float else []
+  for value in wrong + ([] if key in NEGATIVE else [kind(-1)]):
+    with pytest.raises(UserError) as error:
+      build(tmp_path, key, value, **changes)
+    assert key.rpartition('.')[2] in str(error.value)
+
+
+# Values just outside of a range, and of another kind than negative.
+WRONG = [
+  *(('optimizer.b1', 1.0), ('optimizer.b2', 2.0), ('optimizer.eps', 0.0)),
+  *(('batch_size', 0), ('batch_size', 10**20), ('num_classes', 10**20)),
+  *(('micro_batches', 0), ('seed', 2**32), ('image_size', (10**20,))),
+  *(('average_decay', 1.0), ('average_decay', 0.0), ('num_classes', 0)),
+  *(('total', '0 steps'), ('total', '-1 steps'), ('log.every', '0 steps')),
+  *(('log.every', '0.0 %'), ('log.every', 'often'), ('mix.erasing', 1.01)),
+  *(('checkpoint.every', 'never'), ('checkpoint.every_minutes', 0.0)),
+  *(('evals.test.batch_size', 0), ('evals.test.batch_size', 10**20)),
+  *(('evals.test.every', '-1 steps'), ('recovery.sdc_every', 'often')),
+  *(('recovery.slow_hosts_every', '5'), ('recovery.spike_factor', 1.0)),
+  *(('model.dropout', 1.0), ('model.width', 10**20), ('model.unroll', 0)),
+  *(('train.num_examples', 0), ('reader.prefetch', 0)),
+  *(('objective.label_smoothing', 2.0), ('objective.label_smoothing', 1.0)),
+  *(('preprocess.central_fraction', 1.1), ('source.num_examples', 0)),
+  *(('preprocess.central_fraction', 1e-9), ('reader.max_bad_share', 1.1)),
+  *(('augment.randaugment_magnitude', 11.0), ('position_resize', 'cubic')),
+]
+
+
+@pytest.mark.parametrize('key, value', WRONG)
+def test_values_outside(tmp_path, key, value):
+  """One message names the key, what came and what is allowed."""
+  with pytest.raises(UserError) as error:
+    build(tmp_path, key, value)
+  assert key.rpartition('.')[2] in str(error.value)
+
+
+@pytest.mark.parametrize(
+  'key, value',
+  [
+    *(('optimizer.b1', 0.0), ('optimizer.clip_norm', 0.0), ('mix.mixup', 0.0)),
+    *(('schedule.base_lr', 0.0), ('objective.label_smoothing', 0.99)),
+    *(('seed', 2**32 - 1), ('checkpoint.every', '0 steps'), ('mesh.data', -1)),
+    *(('recovery.sdc_every', '0 %'), ('recovery.max_rollbacks', 0)),
+    *(('reader.max_bad_share', 1.0), ('model.unroll', 99), ('total', '1 step')),
+    *(('augment.pad', 0), ('source.height', 1), ('log.every', '0.1 steps')),
+  ],
+)
+def test_values_at_the_edge(tmp_path, key, value):
+  """The last values allowed are."""
+  build(tmp_path, key, value)
+
+
+def test_smoothing_of_a_sigmoid_stays_below_a_half(tmp_path):
+  """From there on targets would point away from the label."""
+  sigmoid = {'objective.cross_entropy': 'sigmoid'}
+  build(tmp_path, 'objective.label_smoothing', 0.49, **sigmoid)
+  with pytest.raises(UserError, match=r'label_smoothing is 0\.5; .*below 0\.5'):
+    build(tmp_path, 'objective.label_smoothing', 0.5, **sigmoid)
+
+
+def test_what_the_message_says():
+  """The key, what came, and each limit given."""
+  with pytest.raises(UserError) as error:
+    check_range('optimizer.b2', 2.0, at_least=0, below=1)
+  assert str(error.value) == (
+    'optimizer.b2 is 2.0; it must be at least 0 and below 1.'
+  )
+  with pytest.raises(UserError, match='nan; it must be above 0 and finite'):
+    check_range('x', math.nan, above=0)
+  check_range('optimizer.clip_norm', None, at_least=0)
+  check_range('x', 10**400)  # of any size where there is no limit
+
+
+# The metric that a checkpoint is the best by
+
+
+@pytest.mark.parametrize(
+  'best, changes',
+  [
+    ('test/accuracy', {}),
+    ('test_ema/accuracy', {'average_decay': 0.9}),
+    (None, {}),
+  ],
+)
+def test_metrics_to_be_best_by(tmp_path, best, changes):
+  """What an evaluator of the config gives, also of the average."""
+  build(tmp_path, 'total', '1 epochs', **{'checkpoint.best': best}, **changes)
+
+
+@pytest.mark.parametrize(
+  'best', ['val/accuracy', 'test/acuracy', 'test', 'test_ema/accuracy']
+)
+def test_metrics_that_nobody_gives(tmp_path, best):
+  """A run would save no best step, and never say so."""
+  with pytest.raises(UserError, match='allowed: test/accuracy'):
+    build(tmp_path, 'total', '1 epochs', **{'checkpoint.best': best})
+
+
+def test_lower_is_better(tmp_path):
+  """The step with the highest loss would be kept as the best."""
+  with pytest.raises(UserError, match='higher is better'):
+    build(tmp_path, 'total', '1 epochs', **{'checkpoint.best': 'test/loss'})
+
+
+def test_an_evaluator_that_does_not_say(tmp_path, monkeypatch):
+  """Any value of one's own evaluator may be named, of no other's."""
+  monkeypatch.delattr(
+    plugins.resolve(EVALS, 'classification'), 'higher_is_better'
+  )
+  build(tmp_path, 'total', '1 epochs', **{'checkpoint.best': 'test/recall'})
+  with pytest.raises(UserError, match='checkpoint.best'):
+    build(tmp_path, 'total', '1 epochs', **{'checkpoint.best': 'val/recall'})

@@ -1,0 +1,55 @@
+"""Values that mean the same compare as equal, and no others."""
+
+import json
+import math
+
+import pytest
+from minimal_config import completed
+
+from vit_jax.config import completion as config_lib
+from vit_jax.config import spelling
+from vit_jax.run.identity import identity
+
+
+@pytest.mark.parametrize(
+  'key, values',
+  [
+    ('total', ['200 steps', '200 step', '200steps', '2e2 steps', '2_00 steps']),
+    ('schedule.warmup', ['5 %', '5%', '5.0 %']),
+    ('schedule.warmup', ['0.5 epochs', '0.5 epoch']),
+    ('image_size', [[16], [16, 16]]),
+    ('mine.threshold', [math.nan, float('nan')]),
+  ],
+)
+def test_the_same(key, values):
+  """Units in the singular, one number for both sides, NaN and NaN."""
+  first = spelling.one(key, values[0])
+  assert all(spelling.one(key, value) == first for value in values)
+
+
+@pytest.mark.parametrize(
+  'key, one, other',
+  [
+    ('total', '200 steps', '201 steps'),
+    ('total', '200 steps', '200 epochs'),
+    ('schedule.warmup', '5 %', '5 steps'),
+    ('total', '0.1 epochs', '0.10000000000000002 epochs'),
+    ('image_size', [16], [16, 17]),
+    ('mine.sizes', [16], [16, 16]),
+    ('mine.threshold', math.nan, 0.0),
+    ('source.dataset', 'cifar10', 'cifar100'),
+    ('seed', 1, 2),
+  ],
+)
+def test_not_the_same(key, one, other):
+  """What means something else stays apart."""
+  assert spelling.one(key, one) != spelling.one(key, other)
+
+
+def test_a_run_goes_on_under_another_spelling():
+  """The identity of a config does not depend on how values are written."""
+  one = completed(total='200 steps', image_size=8)
+  other = completed(total='200 step', image_size=(8, 8))
+  written = json.loads(config_lib.to_json(one))
+  assert identity(written) == identity(other)
+  assert identity(other) != identity(completed(total='201 steps'))

@@ -1,0 +1,64 @@
+"""Paths: local ones made absolute, objects left as they are."""
+
+import os
+import pathlib
+
+import pytest
+from etils import epath
+
+from vit_jax.errors import UserError
+from vit_jax.files import paths
+
+
+@pytest.mark.parametrize(
+  'given, located',
+  [
+    ('runs/a', f'{os.getcwd()}/runs/a'),
+    ('/runs/a', '/runs/a'),
+    ('~/a', f'{pathlib.Path.home()}/a'),
+    ('./gs:/a', f'{os.getcwd()}/gs:/a'),
+    ('gs://bucket', 'gs://bucket'),
+    ('gs://bucket/a/b', 'gs://bucket/a/b'),
+    (epath.Path('gs://bucket/a'), 'gs://bucket/a'),
+  ],
+)
+def test_locate(given, located):
+  assert os.fspath(paths.locate(given)) == located
+  assert paths.is_remote(paths.locate(given)) == located.startswith('gs')
+
+
+@pytest.mark.parametrize(
+  'given',
+  ['s3://b/run', 'gs:/b/run', 'gs://', 'gs:///run', 'az://b', 'file:///tmp'],
+)
+def test_other_addresses_are_refused(given):
+  """Once they were local directories named 's3:'."""
+  with pytest.raises(UserError, match='gs://BUCKET/PATH'):
+    paths.locate(given)
+
+
+def test_no_module_makes_paths_absolute_by_itself():
+  """`epath.Path('gs://b').absolute()` is a local path."""
+  package = pathlib.Path(paths.__file__).parents[1]
+  for path in package.rglob('*.py'):
+    if path.name == 'paths.py' or path.parent.name == 'prepare':
+      continue  # data sets are prepared on local disks only
+    text = path.read_text()
+    assert '.absolute()' not in text and '.resolve()' not in text, path
+
+
+def test_try_out(tmp_path):
+  """Leaves nothing behind; one message for a folder that cannot be."""
+  paths.try_out(epath.Path(tmp_path) / 'new')
+  assert list((tmp_path / 'new').iterdir()) == []
+  (tmp_path / 'file').write_text('')
+  with pytest.raises(UserError, match='cannot be written'):
+    paths.try_out(epath.Path(tmp_path) / 'file' / 'below')
+
+
+def test_try_out_reads_what_it_wrote(tmp_path, monkeypatch):
+  kind = type(epath.Path(tmp_path))
+  monkeypatch.setattr(kind, 'read_text', lambda self: 'something else')
+  with pytest.raises(UserError, match='cannot be read back'):
+    paths.try_out(epath.Path(tmp_path))
+  assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,76 @@
+"""What stands at a path of a config, such as 'model.width' or 'evals.test'."""
+
+import dataclasses
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from vit_jax.config import plugins
+from vit_jax.config.completion import Config, top_level
+from vit_jax.config.plugins import Nested
+from vit_jax.config.sections import EVALS, SECTIONS
+
+Keys = dict[str, inspect.Parameter]
+
+
+def value_type(config: Config, path: str) -> tuple[type | None, bool]:
+  """(plain type of a key, whether it may be None); no type if it is no key."""
+  section, _, leaf = path.rpartition('.')
+  keys = of_section(config, section)
+  if leaf not in keys:
+    return None, False
+  return plugins.value_type(keys[leaf].annotation)
+
+
+def of_section(config: Config, path: str) -> Keys:
+  """The keys that a section may have, as `plugins.keys` returns them.
+
+  Args:
+    config: completed.
+    path: of the section; '' for the top level.
+
+  Returns:
+    Nothing where no section is.
+  """
+  if not path:
+    return plugins.keys(top_level)
+  section, found = mark(config, path), _at(config, path)
+  if section is None or found is None:
+    return {}
+  return section.keys(found.get('name') or '')
+
+
+def mark(config: Config, path: str) -> Nested | None:
+  """What constructors the section at a path chooses from; None if it is none.
+
+  The section itself may be absent (None), if its parent is not.
+  """
+  parent, _, last = path.rpartition('.')
+  if not parent:
+    return Nested(SECTIONS[last]) if last in SECTIONS else None
+  inside = _at(config, parent)
+  if inside is None:
+    return None
+  if parent == 'evals':
+    return Nested(EVALS) if last in config.evals else None
+  outer, _, key = parent.rpartition('.')
+  members = _nested(of_section(config, outer), key) if outer else None
+  if members is not None and members.many:
+    one = dataclasses.replace(members, many=False)
+    return one if last in inside else None
+  found = _nested(of_section(config, parent), last)
+  return None if found is None or found.many else found
+
+
+def _nested(keys: Keys, key: str) -> Nested | None:
+  return plugins.nested(keys[key].annotation) if key in keys else None
+
+
+def _at(config: Config, path: str) -> Any:
+  """The section at a path; None if there is none."""
+  values: Any = config
+  for part in path.split('.'):
+    values = values.get(part)
+    if not isinstance(values, Mapping) and not hasattr(values, 'to_dict'):
+      return None
+  return values

@@ -1,0 +1,101 @@
+"""A config from a file: Python with `get_config`, or a run's config.json."""
+
+import contextlib
+import importlib.util
+import inspect
+import json
+import pathlib
+import traceback
+from collections.abc import Iterator
+from typing import Any
+
+from etils import epath
+from ml_collections import ConfigDict
+
+from vit_jax.config.completion import Config, complete
+from vit_jax.errors import UserError, closest
+
+
+def load(path_and_arg: str) -> Config:
+  """The completed config of a file.
+
+  Args:
+    path_and_arg: a Python file with `get_config`, and its argument
+      ('configs/vit.py:variant=B/16'), or a run's config.json, local or remote.
+
+  Raises:
+    UserError: no such file, none that holds a config, a bad argument, or what
+      `config.complete` raises.
+  """
+  if path_and_arg.endswith('.json'):
+    values, what = _resolved(path_and_arg), path_and_arg
+  else:
+    path, _, arg = path_and_arg.partition(':')
+    values, what = _run_file(path, arg), f'get_config() of {path}'
+  if not isinstance(values, dict | ConfigDict):
+    raise UserError(
+      f'{what} gives {values!r:.100}; it must be a ConfigDict, as in '
+      'configs/quickstart.py, or a dict.'
+    )
+  try:
+    config = values if isinstance(values, ConfigDict) else ConfigDict(values)
+  except (TypeError, ValueError) as error:  # such as a key with a dot
+    reason = str(error).rstrip('.')
+    raise UserError(f'{what} is no config: {reason}.') from error
+  return complete(config)  # a complete one stays as it is
+
+
+def _resolved(path: str) -> Any:
+  """What a JSON file holds."""
+  try:
+    return json.loads(epath.Path(path).expanduser().read_text())
+  except (OSError, ValueError) as error:
+    raise UserError(f'the config {path} cannot be read: {error}.') from error
+
+
+def _run_file(path: str, arg: str) -> Any:
+  """What `get_config` of a Python file returns."""
+  file = pathlib.Path(path).expanduser()
+  if not file.is_file():
+    resolved = file / 'config.json'  # of a workdir
+    there = [resolved] if resolved.is_file() else file.parent.glob('*.py')
+    near = closest(path, map(str, there))
+    raise UserError(f'there is no config file {path!r}; {near}.')
+  if file.suffix != '.py':
+    raise UserError(
+      f'the config {path} is neither a Python file (.py) nor a config.json.'
+    )
+  spec = importlib.util.spec_from_file_location(f'_config_{file.stem}', file)
+  assert spec is not None and spec.loader is not None
+  module = importlib.util.module_from_spec(spec)
+  with _blaming(str(spec.origin)):
+    spec.loader.exec_module(module)
+  get_config = getattr(module, 'get_config', None)
+  if not callable(get_config):
+    raise UserError(f'{path} defines no get_config(): it is no config file.')
+  if arg and not inspect.signature(get_config).parameters:
+    raise UserError(f'{path} takes no argument; got {arg!r} after the colon.')
+  with _blaming(str(spec.origin)):
+    return get_config(arg) if arg else get_config()
+
+
+@contextlib.contextmanager
+def _blaming(file: str) -> Iterator[None]:
+  """Turns an error in a config file into a message with its line."""
+  try:
+    yield
+  except UserError:
+    raise
+  except Exception as error:
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename == file]
+    line = lines[-1] if lines else getattr(error, 'lineno', None)
+    where = f', line {line}' if line else ''
+    elsewhere = ''
+    if lines and frames[-1].filename != file:
+      elsewhere = f' ({frames[-1].filename}, line {frames[-1].lineno})'
+    text = ' '.join(str(error).split())
+    raise UserError(
+      f'the config file {file}{where}: {type(error).__name__}: '
+      f'{text}{elsewhere}.'
+    ) from error
