@@ -68,7 +68,7 @@ def test_killed_again_and_again(tmp_path, prepared, kind):
     cwd=runs.ROOT,
     capture_output=True,
     text=True,
-    timeout=120,
+    timeout=600,
   )
   assert done.returncode == 0, done.stderr[-3000:]
   ours, wanted = tmp_path / 'tfds' / VERSION, folder / 'tfds' / VERSION

@@ -178,9 +178,9 @@ def test_splits(tmp_path):
 @pytest.mark.parametrize(
   'changes, words',
   [
-    (dict(d=member(5, 0.0)), ['members.d.weight is 0.0', 'positive']),
+    (dict(d=member(5, 0.0)), ['members.d.weight is 0.0', 'above 0']),
     (dict(d=member(5, 'x')), ["'x'"]),
-    (dict(d=dict(name='synthetic')), ['members.d.weight is None']),
+    (dict(d=dict(name='synthetic')), ['members.d.weight is missing']),
     (dict(d=member(5, 0.004)), ["'d'", 'less than 1/1000']),
     (dict(d=dict(weight=1.0)), ['members.d needs a name']),
     (dict(d=dict(name='syntetic', weight=1.0)), ["did you mean 'synthetic'"]),

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import pickle
 import shutil
 import subprocess
 import sys
@@ -42,6 +43,23 @@ def test_both_formats_hold_the_same(prepared, split):
   twins = [open_twin(prepared[kind], split) for kind in FORMATS]
   first, second = ([twin[i] for i in range(len(twin))] for twin in twins)
   assert first == second
+
+
+@pytest.mark.parametrize('kind', FORMATS)
+def test_several_labels(prepared, kind):
+  """A list beside the label, perhaps empty; nothing else changes."""
+  plain = open_twin(prepared[kind], 'train[8:]')
+  source = pickle.loads(pickle.dumps(plain.with_labels('several')))
+  assert 'several' not in plain[0] and len(source) == 32
+  for i in range(32):
+    assert source[i] == plain[i] | {'several': source[i]['several']}
+  found = sorted(
+    tuple(each['several']) for each in map(source.__getitem__, range(32))
+  )
+  assert set(found) == {(), (0,), (0, 1), (0, 1, 2)}
+  for wrong in ('label', 'file_name', 'other'):
+    with pytest.raises(UserError, match="'label'; .*allowed: several"):
+      plain.with_labels(wrong)
 
 
 @pytest.mark.parametrize('kind', FORMATS)

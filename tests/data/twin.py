@@ -17,6 +17,9 @@ class Twin(tfds_lib.core.GeneratorBasedBuilder):
           'image': tfds_lib.features.Image(encoding_format='png'),
           'label': tfds_lib.features.ClassLabel(names=['cat', 'cow', 'dog']),
           'coarse': tfds_lib.features.ClassLabel(num_classes=2),
+          'several': tfds_lib.features.Sequence(
+            tfds_lib.features.ClassLabel(names=['cat', 'cow', 'dog'])
+          ),
           'file_name': tfds_lib.features.Text(),
         }
       ),
@@ -38,6 +41,7 @@ class Twin(tfds_lib.core.GeneratorBasedBuilder):
           'image': pixels.astype(np.uint8),
           'label': i % 3,
           'coarse': i % 2,
+          'several': list(range(i % 4)),
           'file_name': f'{i}.png',
         },
       )

@@ -31,7 +31,8 @@ class Source(Protocol):
   `Source(split, /, *, …)`, whose keyword-only parameters are the keys of the
   config's `source` section. It must survive pickling: worker processes get a
   copy. A method `where(index)`, if there is one, names the file of an example
-  for messages.
+  for messages; `with_labels(key)` gives the same source whose examples have
+  besides, under that key, a list of labels: all that are right, perhaps none.
 
   Attributes:
     name: for messages.

@@ -1,9 +1,10 @@
 """Labels of one data set, as a head trained on another has them: by name."""
 
+import copy
 import logging
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 from vit_jax.data.contract import Source
 from vit_jax.data.images.headers import DecodeError
@@ -29,7 +30,7 @@ class Relabelled:
       source: each of its class names is one of the others.
       class_names: in the order of the labels to be given.
     """
-    self._source = source
+    self._source, self._several = source, ''
     index = {name: i for i, name in enumerate(class_names)}
     self._labels = [index[name] for name in source.class_names]
     self.name = source.name
@@ -40,14 +41,29 @@ class Relabelled:
 
   def __getitem__(self, index: int) -> dict[str, Any]:
     example = self._source[index]
-    label = int(example['label'])
-    if not 0 <= label < len(self._labels):  # before it becomes another's
-      raise DecodeError(f'label {label}; allowed: 0 to {len(self._labels) - 1}')
-    return {**example, 'label': self._labels[label]}
+    found = {**example, 'label': self._mapped(example['label'])}
+    if self._several in example:
+      labels = example[self._several]
+      found[self._several] = [self._mapped(label) for label in labels]
+    return found
+
+  def with_labels(self, key: str) -> 'Relabelled':
+    """The same with a field of several labels, which are mapped too."""
+    found = copy.copy(self)
+    found._several = key
+    if hasattr(self._source, 'with_labels'):
+      found._source = cast(Any, self._source).with_labels(key)
+    return found
 
   def where(self, index: int) -> str:
     """Where the source has an example, if it knows."""
     return getattr(self._source, 'where', lambda _: '')(index)
+
+  def _mapped(self, label: Any) -> int:
+    label = int(label)
+    if not 0 <= label < len(self._labels):  # before it becomes another's
+      raise DecodeError(f'label {label}; allowed: 0 to {len(self._labels) - 1}')
+    return self._labels[label]
 
 
 def matched(source: Source, class_names: Sequence[str], head: str) -> Source:

@@ -10,9 +10,9 @@ from typing import Any
 
 import cv2
 import numpy as np
-from jaxtyping import UInt8
 
 from vit_jax.data.augment import policies
+from vit_jax.data.augment.cutting import cover, shorter_side
 from vit_jax.data.contract import Example, Spec
 from vit_jax.data.images.decode import MAX_PIXELS, Image, decode, decode_box
 from vit_jax.data.images.headers import (
@@ -23,7 +23,7 @@ from vit_jax.errors import UserError, check_range
 
 _CROP_ATTEMPTS = 10
 _CROPS = ('inception', 'pad', 'none')
-_RESIZES = ('squash', 'central', 'squash_central')
+_RESIZES = ('squash', 'central', 'squash_central', 'torchvision')
 
 
 def square(image_size: tuple[int, ...]) -> tuple[int, int]:
@@ -43,19 +43,6 @@ def square(image_size: tuple[int, ...]) -> tuple[int, int]:
 def _check_choice(key: str, value: str, allowed: tuple[str, ...]) -> None:
   if value not in allowed:
     raise UserError(f'{key} is {value!r}; allowed: {", ".join(allowed)}.')
-
-
-def _cover(
-  pixels: Image, height: int, width: int, interpolation: str, share: float = 1.0
-) -> UInt8[np.ndarray, 'height2 width2 3']:
-  """Resizes, the aspect kept, so that a box is that share of one side."""
-  scale = max(height / pixels.shape[0], width / pixels.shape[1]) / share
-  y, x = (round(side * scale) for side in pixels.shape[:2])
-  if y * x > MAX_PIXELS:
-    raise DecodeError(
-      f'{pixels.shape[1]} x {pixels.shape[0]} pixels are too long and thin'
-    )
-  return resize(pixels, max(y, height), max(x, width), interpolation)
 
 
 class _ImageAndLabel(abc.ABC):
@@ -179,7 +166,7 @@ class TrainTransform(_ImageAndLabel):
       return resize(pixels, height, width, self.interpolation)
     if self.crop == 'none':
       return resize(decode(image), height, width, self.interpolation)
-    pixels = _cover(decode(image), height, width, self.interpolation)
+    pixels = cover(decode(image), height, width, self.interpolation)
     pixels = cv2.copyMakeBorder(
       pixels, self.pad, self.pad, self.pad, self.pad, cv2.BORDER_REFLECT_101
     )
@@ -248,8 +235,10 @@ class EvalTransform(_ImageAndLabel):
     image_size: (height, width) of the result, pixels.
     resize: 'squash' (the whole image, aspect not kept: the authors' fine-tuning
       evaluation), 'central' (the smaller side resized, aspect kept, then the
-      centre cut out) or 'squash_central' (squashed, then the centre cut out:
-      big_vision's few-shot evaluation).
+      centre cut out), 'squash_central' (squashed, then the centre cut out:
+      big_vision's few-shot evaluation) or 'torchvision' (as 'central', to the
+      bit what torchvision's Resize and CenterCrop do with one number each, and
+      so timm: the larger side's remainder of a pixel is cut off).
     central_fraction: of the resized image's side that the centre takes: 0.875
       is 224 of 256. With 1, 'central' takes the largest centre there is.
     interpolation: see `resampling.resize`.
@@ -284,8 +273,10 @@ class EvalTransform(_ImageAndLabel):
     if self.resize == 'squash':
       return resize(pixels, height, width, self.interpolation)
     share = self.central_fraction
+    if self.resize == 'torchvision':
+      return shorter_side(pixels, height, width, self.interpolation, share)
     if self.resize == 'central':
-      pixels = _cover(pixels, height, width, self.interpolation, share)
+      pixels = cover(pixels, height, width, self.interpolation, share)
     else:
       larger = round(height / share), round(width / share)
       pixels = resize(pixels, *larger, self.interpolation)

@@ -146,6 +146,28 @@ class BadShare:
       )
 
 
+def check_share(
+  bad: int, source: Any, max_share: float, where: str = 'events.jsonl'
+) -> None:
+  """Judges how much of a data set is bad, each record counted once.
+
+  Args:
+    bad: records that could not be used so far.
+    source: of which they are.
+    max_share: of its records that may be bad; one record always may.
+    where: they are listed.
+
+  Raises:
+    UserError: more are.
+  """
+  if bad > max(max_share * len(source), 1):
+    raise UserError(
+      f'{bad} of the {len(source)} records of {source.name} cannot be used, '
+      f'more than reader.max_bad_share allows ({max_share:.3%}). {where} lists '
+      'them.'
+    )
+
+
 class BadRecords:
   """The bad records of one source that this process met, each once."""
 
@@ -156,7 +178,7 @@ class BadRecords:
     report: Callable[[str, BadRecord], None] | None,
   ):
     self._source = source
-    self._max = max_share * len(source)
+    self._max = max_share
     self._report = report
     self._seen: set[int] = set()
 
@@ -179,14 +201,8 @@ class BadRecords:
       )
       if self._report:
         self._report(self._source.name, record)
-    if len(self._seen) > max(self._max, 1):
-      where = 'events.jsonl' if self._report else 'The log'
-      raise UserError(
-        f'{len(self._seen)} of the {len(self._source)} records of '
-        f'{self._source.name} cannot be used, more than '
-        f'reader.max_bad_share allows ({self._max / len(self._source):.3%}). '
-        f'{where} lists them.'
-      )
+    where = 'events.jsonl' if self._report else 'The log'
+    check_share(len(self._seen), self._source, self._max, where)
 
 
 def host_batches(

@@ -121,9 +121,9 @@ def _stream(
 ) -> Stream:
   local = len(rows.rows)
   reader.check_memory(loader, local)
-  # Over several processes a training is judged as a whole (`BadShare`): one
-  # that ends alone would leave the others waiting.
-  alone = jax.process_count() == 1 or 'replaced' not in spec
+  # Several processes are judged together (`BadShare`, and an evaluation's
+  # `sweep`): one that ends alone would leave the others waiting.
+  alone = jax.process_count() == 1
   bad = BadRecords(
     loader.source, reader.max_bad_share if alone else 1.0, report
   )

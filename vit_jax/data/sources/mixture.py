@@ -10,21 +10,34 @@ position costs the same, and nothing is stored.
 
 import bisect
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from jaxtyping import Int
 
 from vit_jax.config import plugins
+from vit_jax.config.completion import complete_nested
+from vit_jax.config.plugins import Nested, Section
+from vit_jax.config.sections import SECTIONS
 from vit_jax.data import fingerprint
 from vit_jax.data.pipeline import order
-from vit_jax.errors import UserError, closest
+from vit_jax.errors import UserError, check_range, closest
 
 SLOTS = 1000
-_PATTERN = 'vit_jax.data.sources.{name}:Source'
 
 
-@plugins.operational('members.*.path', 'members.*.data_dir')
+def _beside(*, weight: float) -> None:
+  """What a member's section holds beside its source's keys.
+
+  Args:
+    weight: above 0; its share of a batch is its weight over their sum.
+  """
+  del weight
+
+
+_MEMBERS = Nested(SECTIONS['source'], many=True, beside=_beside)
+
+
 class Source:
   """The members' examples one after another; `locate` mixes them.
 
@@ -34,7 +47,7 @@ class Source:
     class_names: of each member.
   """
 
-  def __init__(self, split: str, /, *, members: Mapping[str, Any]):
+  def __init__(self, split: str, /, *, members: Annotated[Section, _MEMBERS]):
     """Opens the members.
 
     Args:
@@ -48,11 +61,16 @@ class Source:
         or what a member raises.
     """
     chosen = _chosen(split, list(members))
-    self._counts = slot_counts(
-      {name: _weight(name, members[name]) for name in chosen}
+    sections: Any = complete_nested(
+      'source.members', _MEMBERS, {name: members[name] for name in chosen}
     )
+    weights = {name: section.weight for name, section in sections.items()}
+    for name, weight in weights.items():
+      check_range(f'source.members.{name}.weight', weight, above=0)
+    self._counts = slot_counts(weights)
     self._members = [
-      _open(name, members[name], spec) for name, spec in chosen.items()
+      plugins.build(_MEMBERS.constructor(section.name), section, chosen[name])
+      for name, section in sections.items()
     ]
     self._starts = [0, *np.cumsum([len(m) for m in self._members]).tolist()]
     self.name = f'mixture of {", ".join(m.name for m in self._members)}'
@@ -162,36 +180,3 @@ def _chosen(split: str, names: list[str]) -> dict[str, str]:
       )
     found[name] = spec
   return {name: found[name] for name in names if name in found}
-
-
-def _weight(name: str, section: Mapping[str, Any]) -> float:
-  weight: Any = section.get('weight')
-  number = isinstance(weight, int | float) and not isinstance(weight, bool)
-  if not number or not 0 < weight < float('inf'):
-    raise UserError(
-      f'source.members.{name}.weight is {weight!r}; it must be a positive '
-      'number.'
-    )
-  return float(weight)
-
-
-def _open(name: str, section: Mapping[str, Any], spec: str) -> Any:
-  kind = section.get('name')
-  if not isinstance(kind, str):
-    raise UserError(
-      f'source.members.{name} needs a name: which source to take.'
-    )
-  constructor = plugins.resolve(_PATTERN, kind)
-  allowed = plugins.keys(constructor)
-  for key in section:
-    if key not in (*allowed, 'name', 'weight'):
-      raise UserError(
-        f'source.members.{name}.{key} is no key of {kind}; '
-        f'{closest(key, [*allowed, "name", "weight"])}.'
-      )
-  for key, parameter in allowed.items():
-    if key not in section and parameter.default is parameter.empty:
-      raise UserError(
-        f'source.members.{name}.{key} is missing: it has no default.'
-      )
-  return plugins.build(constructor, section, spec)

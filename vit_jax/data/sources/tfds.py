@@ -5,6 +5,7 @@ records are found once and cached (`data/index.py`). Examples and their order
 are TFDS's own in both.
 """
 
+import copy
 import os
 import re
 from typing import Any
@@ -67,7 +68,8 @@ class Source:
     root = default_data_dir(data_dir and files.place(data_dir, _PLACE))
     if dataset == digits.NAME:
       digits.prepare(root)
-    info = _info(_version_dir(root, dataset))
+    self._folder = _version_dir(root, dataset)
+    info = _info(self._folder)
     label = _check_features(info.features, dataset, image_key, label_key)
     self.name = f'{dataset}/{split}'
     self.num_classes = label.num_classes
@@ -83,6 +85,32 @@ class Source:
     if not 0 <= index < len(self):
       raise IndexError(f'{self.name} has no example {index}')
     return tfrecord.example(self._records.read(index), *self._keys)
+
+  def with_labels(self, key: str) -> 'Source':
+    """The same with a feature of several labels in each example, a list.
+
+    Raises:
+      UserError: there is no such feature, or it is of other classes.
+    """
+    features = _info(self._folder).features
+    fit = [k for k in features if self._is_several(features[k])]
+    if key not in fit:
+      raise UserError(
+        f'{self.name} has no feature {key!r} that is a sequence of labels of '
+        f'the same classes as {self._keys[1]!r}; {closest(key, fit)}.'
+      )
+    found = copy.copy(self)
+    found._keys = (*self._keys[:2], key)
+    return found
+
+  def _is_several(self, feature: Any) -> bool:
+    kinds = tfds.features.Sequence, tfds.features.ClassLabel
+    inner = getattr(feature, 'feature', None)
+    return (
+      isinstance(feature, kinds[0])
+      and isinstance(inner, kinds[1])
+      and list(inner.names) == self.class_names
+    )
 
   @property
   def fingerprint(self) -> dict[str, Any]:

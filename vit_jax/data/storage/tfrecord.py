@@ -102,8 +102,12 @@ def payload(record: bytes) -> bytes:
   return data
 
 
-def example(record: bytes, image_key: str, label_key: str) -> dict[str, Any]:
+def example(
+  record: bytes, image_key: str, label_key: str, several_key: str = ''
+) -> dict[str, Any]:
   """{'image': encoded bytes, 'label': int} of a serialized tf.train.Example.
+
+  With a `several_key` also, under it, a list of labels.
 
   Raises:
     DecodeError: it is no Example, or lacks one of the two.
@@ -120,4 +124,7 @@ def example(record: bytes, image_key: str, label_key: str) -> dict[str, Any]:
   labels = features[label_key].int64_list.value
   if len(images) != 1 or len(labels) != 1:
     raise DecodeError(f'{len(images)} images and {len(labels)} labels, not one')
-  return {'image': images[0], 'label': labels[0]}
+  found = {'image': images[0], 'label': labels[0]}
+  if several_key:
+    found[several_key] = list(features[several_key].int64_list.value)
+  return found

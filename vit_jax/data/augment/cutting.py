@@ -1,0 +1,50 @@
+"""Resizing that keeps the aspect, and what is cut out of the result."""
+
+import numpy as np
+from jaxtyping import UInt8
+
+from vit_jax.data.images.decode import MAX_PIXELS, Image
+from vit_jax.data.images.headers import DecodeError
+from vit_jax.data.images.resampling import resize
+
+
+def cover(
+  pixels: Image, height: int, width: int, interpolation: str, share: float = 1.0
+) -> UInt8[np.ndarray, 'height2 width2 3']:
+  """Resizes, the aspect kept, so that a box is that share of one side."""
+  scale = max(height / pixels.shape[0], width / pixels.shape[1]) / share
+  y, x = (round(side * scale) for side in pixels.shape[:2])
+  if y * x > MAX_PIXELS:
+    raise DecodeError(
+      f'{pixels.shape[1]} x {pixels.shape[0]} pixels are too long and thin'
+    )
+  return resize(pixels, max(y, height), max(x, width), interpolation)
+
+
+def shorter_side(
+  pixels: Image, height: int, width: int, interpolation: str, share: float
+) -> UInt8[np.ndarray, 'height width 3']:
+  """Resizes so that the shorter side has a length; takes the centre.
+
+  Rounded as torchvision's Resize and CenterCrop do: the longer side's fraction
+  of a pixel is cut off, and half a pixel goes to the even number.
+
+  Args:
+    pixels: of the whole image.
+    height: of the result, pixels.
+    width: of the result, pixels.
+    interpolation: see `resampling.resize`.
+    share: that the result's longer side takes of the resized shorter one.
+
+  Raises:
+    DecodeError: the image is too long and thin.
+  """
+  y, x = pixels.shape[:2]
+  short = round(max(height, width) / share)
+  long = short * max(y, x) // min(y, x)
+  if short * long > MAX_PIXELS:
+    raise DecodeError(f'{x} x {y} pixels are too long and thin')
+  y, x = (short, long) if y <= x else (long, short)
+  pixels = resize(pixels, y, x, interpolation)
+  top, left = round((y - height) / 2), round((x - width) / 2)
+  return pixels[top : top + height, left : left + width]
