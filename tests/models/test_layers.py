@@ -10,13 +10,14 @@ from scipy import special
 from tiny_vit import KEY, images_of
 
 from vit_jax.arrays import tree
-from vit_jax.models.layers import transformer
+from vit_jax.models.layers import noise, transformer
+from vit_jax.models.layers import norm as norm_lib
 
 
 def test_norm_of_values_far_from_zero():
   """The variance is taken in two passes: x² − mean² would cancel."""
   x = np.random.default_rng(0).normal(3000, 1, (2, 64)).astype(np.float32)
-  norm = transformer.LayerNorm(jnp.dtype('float32'))
+  norm = norm_lib.LayerNorm(jnp.dtype('float32'))
   y, _ = norm.init_with_output(KEY, jnp.array(x))
   exact = x.astype(np.float64)
   exact -= exact.mean(axis=-1, keepdims=True)
@@ -30,7 +31,7 @@ def test_norm_of_bfloat16(mean):
   """One pass is as good as two for what bfloat16 can hold."""
   x = np.random.default_rng(0).normal(mean, 1, (64, 256))
   x = jnp.asarray(x, jnp.bfloat16)
-  norm = transformer.LayerNorm(jnp.dtype('float32'))
+  norm = norm_lib.LayerNorm(jnp.dtype('float32'))
   y, _ = norm.init_with_output(KEY, x)
   exact = np.asarray(x, np.float64)
   exact -= exact.mean(axis=-1, keepdims=True)
@@ -49,7 +50,7 @@ def five_sigma(share, count):
 def test_dropout_statistics(rate, width):
   """The share kept is the rate's, and the mean stays the mean."""
   x = jnp.ones((20_000, width))
-  y = np.asarray(transformer.dropout(x, rate, KEY))
+  y = np.asarray(noise.dropout(x, rate, KEY))
   assert (y == 0).mean() == pytest.approx(rate, abs=five_sigma(rate, x.size))
   kept = y[y != 0]
   np.testing.assert_allclose(kept, 1 / (1 - rate), rtol=1e-6)
@@ -66,7 +67,7 @@ SHAPE = (64, 50, 256)
 
 def dropped(key, rate=0.1):
   """Standardised decisions: mean 0 and variance 1 if all is well."""
-  y = np.asarray(transformer.dropout(jnp.ones(SHAPE), rate, key)) == 0
+  y = np.asarray(noise.dropout(jnp.ones(SHAPE), rate, key)) == 0
   return (y - rate) / np.sqrt(rate * (1 - rate))
 
 
@@ -89,7 +90,7 @@ def test_keys_are_independent():
 
 def rows_of(key, count=3200):
   """The words of each row, as one value a row."""
-  words = np.asarray(transformer.random_words(key, (count, 4)))
+  words = np.asarray(noise.random_words(key, (count, 4)))
   return np.ascontiguousarray(words).view('V16')[:, 0]
 
 
@@ -133,7 +134,7 @@ def test_pairs_of_channels_and_of_tokens_are_uncorrelated():
 def test_every_bit_of_a_word_is_fair():
   """All 32, and no two of them go together."""
   for key in KEYS:
-    words = np.asarray(transformer.random_words(key, SHAPE)).reshape(-1, 1)
+    words = np.asarray(noise.random_words(key, SHAPE)).reshape(-1, 1)
     bits = ((words >> np.arange(32, dtype=np.uint32)) & 1) * 2.0 - 1
     assert abs(bits.mean(axis=0)).max() < 5 / np.sqrt(len(bits))
     together = bits.T @ bits / len(bits) - np.eye(32)
@@ -146,9 +147,9 @@ def test_words_do_not_depend_on_the_mesh():
     (4, 2), ('a', 'b'), axis_types=(jax.sharding.AxisType.Auto,) * 2
   )
   split = jax.sharding.NamedSharding(mesh, jax.P('a', None, 'b'))
-  words = transformer.random_words
+  words = noise.random_words
   make = jax.jit(words, static_argnums=1, out_shardings=split)
-  whole = transformer.random_words(KEY, (8, 3, 16))
+  whole = noise.random_words(KEY, (8, 3, 16))
   np.testing.assert_array_equal(make(KEY, (8, 3, 16)), whole)
 
 
@@ -156,7 +157,7 @@ def test_words_do_not_depend_on_the_mesh():
 def test_dropout_is_unbiased_in_bfloat16(rate):
   """Kept values are scaled by 1 / (1 − rate), rounding averaged out."""
   x = jax.random.uniform(KEY, (1000, 64), minval=1, maxval=2).astype('bfloat16')
-  y = transformer.dropout(x, rate, jax.random.key(1))
+  y = noise.dropout(x, rate, jax.random.key(1))
   x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
   scale = y.sum() / x[y != 0].sum()
   # Rounding errors of 2^-9 of ~50,000 values average out to 1e-5.
@@ -165,14 +166,14 @@ def test_dropout_is_unbiased_in_bfloat16(rate):
 
 def test_dropout_of_nearly_everything():
   """Every rate that `Model` allows can be run."""
-  transformer.dropout(jnp.ones((4, 4)), 0.999, KEY)
+  noise.dropout(jnp.ones((4, 4)), 0.999, KEY)
 
 
 def test_dropout_without_key_or_rate_is_the_identity():
   """Nothing is drawn at evaluation or at rate 0."""
   x = images_of(2, 4)
-  assert transformer.dropout(x, 0.5, None) is x
-  assert transformer.dropout(x, 0.0, KEY) is x
+  assert noise.dropout(x, 0.5, None) is x
+  assert noise.dropout(x, 0.0, KEY) is x
 
 
 @pytest.mark.parametrize('rate', [0.0, 0.1, 0.5])
@@ -180,7 +181,7 @@ def test_drop_path_statistics(rate):
   """Whole examples go, in the rate's share, and the mean stays the mean."""
   count = 20_000
   x = jnp.ones((count, 2, 3))
-  y = np.asarray(transformer.drop_path(x, jnp.float32(rate), KEY))
+  y = np.asarray(noise.drop_path(x, jnp.float32(rate), KEY))
   dropped = (y == 0).all(axis=(1, 2))
   assert np.array_equal(dropped, (y == 0).any(axis=(1, 2)))
   tolerance = five_sigma(rate, count)
@@ -193,7 +194,7 @@ def test_drop_path_is_unbiased_in_bfloat16():
   """Kept branches are scaled by 1 / (1 − rate), rounding averaged out."""
   x = jax.random.uniform(KEY, (2000, 1, 64), minval=1, maxval=2)
   x = x.astype('bfloat16')
-  y = transformer.drop_path(x, jnp.float32(0.1), jax.random.key(1))
+  y = noise.drop_path(x, jnp.float32(0.1), jax.random.key(1))
   x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
   scale = y.sum() / x[y != 0].sum()
   assert scale == pytest.approx(1 / 0.9, rel=1e-4)  # see dropout's

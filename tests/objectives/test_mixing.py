@@ -53,7 +53,7 @@ def test_the_objective_is_trained_on_what_is_mixed():
   mix = DeviceAugment(CLASSES, mixup=0.8)
   objective = Objective(Setting(model, (8, 8), mix))
   plain = Objective(Setting(model, (8, 8)))
-  loss, _ = objective.loss(params, {}, examples, key, jnp.array(0))
+  loss, _ = objective.loss(params, {}, examples, key, jnp.array(0), {})
   images, targets = mix(examples, key)
   logits = model.apply({'params': params}, images)
   expected = losses.softmax_cross_entropy(logits, targets).mean()
@@ -61,7 +61,7 @@ def test_the_objective_is_trained_on_what_is_mixed():
   predicted = objective.predict(params, examples)['logits']
   alone = plain.predict(params, examples)['logits']
   np.testing.assert_array_equal(predicted, alone)
-  assert plain.loss(params, {}, examples, key, jnp.array(0))[0] != loss
+  assert plain.loss(params, {}, examples, key, jnp.array(0), {})[0] != loss
 
 
 # Determinism

@@ -43,7 +43,7 @@ def train(objective, mesh, steps=4):
     train_step = jax.jit(trainer.train_step)
     results = []
     for _ in range(steps):
-      state, metrics = train_step(state, examples, key)
+      state, metrics = train_step(state, examples, key, {})
       results.append(float(metrics['loss']))
   return results
 

@@ -40,7 +40,7 @@ def test_loss_is_torchs(kind, smoothing):
   batch = examples()
   objective = Objective(SETTING, cross_entropy=kind, label_smoothing=smoothing)
   loss, _ = objective.loss(
-    *(PARAMS, {}, batch, jax.random.key(0), jnp.array(0))
+    *(PARAMS, {}, batch, jax.random.key(0), jnp.array(0), {})
   )
   logits = logits_of(batch)
   label = torch.tensor(np.asarray(batch['label']), dtype=torch.long)
@@ -68,7 +68,7 @@ def test_smoothing_of_mixed_targets(kind):
       cross_entropy=kind,
       label_smoothing=smoothing,
     )
-    return float(objective.loss(PARAMS, {}, batch, key, jnp.array(0))[0])
+    return float(objective.loss(PARAMS, {}, batch, key, jnp.array(0), {})[0])
 
   images, targets = mix(batch, key)
   logits = np.asarray(MODEL.apply({'params': PARAMS}, images), np.float64)
@@ -109,3 +109,15 @@ def test_an_unknown_loss():
   """The message names those there are."""
   with pytest.raises(UserError, match='softmax, sigmoid'):
     Objective(SETTING, cross_entropy='hinge')
+
+
+def test_it_needs_labels_and_a_head():
+  """Both are asked for before anything is compiled."""
+  spec = {'image': ((8, 8, 3), np.dtype(np.uint8))}
+  labelled = spec | {'label': ((), np.dtype(np.int32))}
+  Objective(SETTING).check(labelled)
+  with pytest.raises(UserError, match="'supervised' needs label in a batch"):
+    Objective(SETTING).check(spec)
+  headless = Setting(Model(0, **SIZES), (8, 8))
+  with pytest.raises(UserError, match='num_classes is 0'):
+    Objective(headless).check(labelled)

@@ -5,13 +5,28 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Float, Int, Key
+
+from vit_jax.errors import UserError
 
 PyTree = Any
 Size = tuple[int, int]  # (height, width) of images, pixels
 
 # What `predict` returns beside features and logits where `want` names it.
-WANTED = ('tokens', 'layers', 'attention')
+WANTED = ('tokens', 'layers', 'attention', 'heads')
+
+
+class Places(NamedTuple):
+  """Where tokens are in their image.
+
+  Attributes:
+    grid: rows and columns of all patches of the image.
+    kept: int `[n, kept]`, which patch each token is of, counted row by row as
+      `embed` returns them; None for all patches in that order.
+  """
+
+  grid: tuple[int, int]
+  kept: Int[Array, 'n kept'] | None = None
 
 
 class Model(Protocol):
@@ -30,10 +45,16 @@ class Model(Protocol):
     `[n, num_classes]`, float32. A key turns on what is random in training.
     What `want` names comes besides: `tokens` `[n, t, d]` after the last norm,
     `layers` `[n, layers, t, d]` after every block, `attention`
-    `[n, layers, heads, q, k]`. A model raises UserError for what it has not.
-  - `embed(images)` → tokens of patches, positions added; `encode(tokens, key)`
-    → all tokens after the last norm; `readout(tokens)` → features and logits.
-    Only models of tokens have these three; self-supervision is built on them.
+    `[n, layers, heads, q, k]`, `heads` `[n, heads, num_classes]` the logits of
+    each head (of a distilled model: of its labels and of its teacher, `logits`
+    being their mean). A model raises UserError for what it has not.
+  - `embed(images)` → tokens of patches, what is added before the first layer
+    included; `encode(tokens, key, places=None)` → all tokens after the last
+    norm; `readout(tokens)` → features and logits. Only models of tokens have
+    these three; self-supervision is built on them. Tokens may be left out in
+    between; `places` then says which are there, as
+    `Places(model.grid(image_size), kept)`, because positions may act in every
+    layer. A model whose positions do so raises UserError without it.
 
   Images are float `[n, y, x, 3]` in [-1, 1].
 
@@ -113,10 +134,52 @@ class Model(Protocol):
     """
     ...
 
+  def computed_by(self, image_size: Size) -> str:
+    """What computes it on the devices of the surrounding mesh, in a few words.
+
+    For the log and for `plan`: which of several ways is taken.
+    """
+    ...
+
   def compiler_options(
     self, platform: str, num_devices: int
   ) -> dict[str, str | int]:
     """What XLA is asked for when a step of this model is compiled."""
+    ...
+
+
+class Stem(Protocol):
+  """What images of a Vision Transformer may go through before its patches.
+
+  `vit_jax.models.stems.NAME` (or any module of your own) defines
+  `Stem(dtype, remat, unroll, /, *, …)`, which returns one of these, a Flax
+  module; its keyword-only parameters are the keys of the section `model.stem`.
+  The other three are the model's own settings.
+
+  Attributes:
+    stride: pixels for one place of the map.
+    section: the config section that it is built from, its name and whatever
+      decides about parameters.
+    sharding_rules: as a model's.
+    reference: as a model's.
+  """
+
+  @property
+  def stride(self) -> int: ...
+
+  @property
+  def section(self) -> dict[str, Any]: ...
+
+  @property
+  def sharding_rules(self) -> tuple[tuple[str, int], ...]: ...
+
+  @property
+  def reference(self) -> 'Stem': ...
+
+  def __call__(
+    self, images: Float[Array, 'n y x 3']
+  ) -> Float[Array, 'n rows columns c']:
+    """Maps of ⌈y / stride⌉ rows and ⌈x / stride⌉ columns."""
     ...
 
 
@@ -169,12 +232,40 @@ class Defaults:
     del old_size, new_size, method
     return leaves
 
+  def computed_by(self, image_size: Size) -> str:
+    """There is one way only."""
+    del image_size
+    return 'XLA'
+
   def compiler_options(
     self, platform: str, num_devices: int
   ) -> dict[str, str | int]:
     """Nothing is asked for."""
     del platform, num_devices
     return {}
+
+
+def refuse_others(
+  want: tuple[str, ...], known: tuple[str, ...], who: str, method: str = ''
+) -> None:
+  """Raises UserError where `predict` is asked for what a model has not.
+
+  Args:
+    want: what it is asked for, of `WANTED`.
+    known: what it has.
+    who: the model, for people.
+    method: of the model, which gives the maps of all its stages.
+  """
+  refused = [name for name in want if name not in known]
+  if refused:
+    stages = (
+      f", and by the method {method!r} its stages' maps, whose shapes differ "
+      'and do not stack'
+    )
+    raise UserError(
+      f'{who} has no {" or ".join(refused)} to give; it has '
+      f'{", ".join(known)}{stages if method else ""}.'
+    )
 
 
 def abstract_params(model: Model, image_size: Size) -> PyTree:

@@ -3,14 +3,33 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
+from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int, Key
 
+from vit_jax.data.contract import Spec
 from vit_jax.models.contract import Model
 from vit_jax.objectives.mixing import DeviceAugment
 
 PyTree = Any
 Batch = dict[str, Array]  # what the transforms declare in `spec`
 Metrics = dict[str, Array]
+
+
+class Frozen(NamedTuple):
+  """Weights that a training uses and does not change: a teacher, say.
+
+  They are an argument of the training step of their own: placed on the devices
+  once, not donated, and no part of checkpoints, which hold their checksum.
+
+  Attributes:
+    model: what they are parameters of.
+    image_size: (height, width) that they are for, pixels.
+    load: (mesh) → the model's parameters, on its devices.
+  """
+
+  model: Model
+  image_size: tuple[int, int]
+  load: Callable[[Mesh], PyTree]
 
 
 class Setting(NamedTuple):
@@ -22,12 +41,15 @@ class Setting(NamedTuple):
     mix: mixing and erasing of training batches, on the device.
     steps: a duration of this training ('10 epochs') in updates; zero where
       nothing is trained.
+    open_frozen: looks at the weights at a path, in any format, without loading
+      them. Raises UserError: there are none.
   """
 
   model: Model
   image_size: tuple[int, int]
   mix: DeviceAugment = DeviceAugment(0)
   steps: Callable[[str], int] = lambda duration: 0
+  open_frozen: Callable[[str], Frozen] | None = None
 
 
 class Objective(Protocol):
@@ -49,6 +71,24 @@ class Objective(Protocol):
   @property
   def apart(self) -> tuple[str, ...]: ...
 
+  def frozen(self) -> dict[str, Frozen]:
+    """Weights that the loss needs and does not change, by name.
+
+    Asked for where a step is built; an evaluation does without them.
+
+    Raises:
+      UserError: they are not there, or do not fit the run.
+    """
+    ...
+
+  def check(self, spec: Spec) -> None:
+    """Raises UserError if it cannot be trained on what batches hold.
+
+    Args:
+      spec: what the transform of the training declares.
+    """
+    ...
+
   def init(self, key: Key[Array, ''], batch: Any) -> tuple[PyTree, PyTree]:
     """Fresh parameters and extra state (a teacher, a centre; {} for none).
 
@@ -65,6 +105,7 @@ class Objective(Protocol):
     batch: Batch,
     key: Key[Array, ''],
     step: Int[Array, ''],
+    frozen: dict[str, PyTree],
   ) -> tuple[Float[Array, ''], tuple[Metrics, PyTree]]:
     """The mean loss of a batch (or of a micro-batch).
 
@@ -74,6 +115,7 @@ class Objective(Protocol):
       batch: on the devices, as the input pipeline left it.
       key: of this batch alone; drives augmentation and dropout.
       step: updates completed.
+      frozen: the parameters of each of `frozen()`.
 
     Returns:
       The loss, and (scalars for the log, what `update_extra` needs). Both are
@@ -118,6 +160,15 @@ class Objective(Protocol):
     """The model's own parameters: what fine-tuning takes over."""
     ...
 
+  def start_params(self, params: PyTree, model: PyTree) -> PyTree:
+    """The parameters of a training that starts from given ones of the model.
+
+    Args:
+      params: what `init` returned.
+      model: the model's own, as `backbone` returns them.
+    """
+    ...
+
   def weights(self, params: PyTree, extra: PyTree) -> dict[str, PyTree]:
     """All that is worth evaluating, by the ending that its metrics get.
 
@@ -135,6 +186,14 @@ class Defaults:
   sharding_rules: tuple[tuple[str, int], ...] = ()
   apart: tuple[str, ...] = ()
 
+  def frozen(self) -> dict[str, Frozen]:
+    """None are needed."""
+    return {}
+
+  def check(self, spec: Spec) -> None:
+    """Batches may hold anything."""
+    del spec
+
   def update_extra(
     self, params: PyTree, extra: PyTree, carry: PyTree, step: Int[Array, '']
   ) -> PyTree:
@@ -150,6 +209,11 @@ class Defaults:
   def backbone(self, params: PyTree) -> PyTree:
     """All parameters are the model's."""
     return params
+
+  def start_params(self, params: PyTree, model: PyTree) -> PyTree:
+    """There are no others."""
+    del params
+    return model
 
   def weights(self, params: PyTree, extra: PyTree) -> dict[str, PyTree]:
     """The parameters alone."""

@@ -15,7 +15,6 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key, UInt8
 from scipy.special import betaincinv
 
-from vit_jax.data import contract
 from vit_jax.errors import check_range
 
 Images = UInt8[Array, 'n y x 3']
@@ -88,7 +87,6 @@ class DeviceAugment:
       Images in [-1, 1], float32, and targets: the labels as they are, or
       probabilities `[n, num_classes]` where examples are mixed.
     """
-    contract.require(batch, 'image', 'label', who='supervised training')
     images, labels = batch['image'], batch['label']
     key = jax.random.fold_in(key, _STREAM)
     erase_key, mix_key = jax.random.split(key)

@@ -6,6 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
+from vit_jax.data.contract import Spec, require
 from vit_jax.errors import UserError, check_range
 from vit_jax.objectives.contract import Batch, Defaults, Setting
 from vit_jax.objectives.losses import LOSSES
@@ -52,6 +53,15 @@ class Objective(Defaults):
     """The model's."""
     return self.setting.model.apart
 
+  def check(self, spec: Spec) -> None:
+    """It needs labelled images, and a head."""
+    require(spec, 'image', 'label', who="the objective 'supervised'")
+    if not self.setting.model.num_classes:
+      raise UserError(
+        "config.num_classes is 0, and the objective 'supervised' trains a "
+        'head: give the number of classes.'
+      )
+
   def init(self, key: Key[Array, ''], batch: Any) -> tuple[PyTree, PyTree]:
     """The model's fresh parameters, and no extra state."""
     del batch
@@ -65,9 +75,10 @@ class Objective(Defaults):
     batch: Batch,
     key: Key[Array, ''],
     step: Int[Array, ''],
+    frozen: dict[str, PyTree],
   ) -> tuple[Float[Array, ''], tuple[dict[str, Array], PyTree]]:
     """Mean loss of a batch; the key drives augmentation and dropout."""
-    del extra, step
+    del extra, step, frozen
     images, targets = self.setting.mix(batch, key)
     logits = self.setting.model.apply({'params': params}, images, key)
     loss = LOSSES[self.cross_entropy]

@@ -9,6 +9,9 @@ takes a tenth off the whole step (benchmarks/RESULTS.md).
 """
 
 import functools
+import types
+from collections.abc import Mapping
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -20,12 +23,15 @@ from vit_jax.arrays import sharding
 from vit_jax.errors import UserError
 from vit_jax.models.attention import tpu
 from vit_jax.models.layers.linear import Linear
+from vit_jax.models.layers.norm import EPSILON, LayerNorm
+from vit_jax.models.layers.positions import fixed
 
 # Names of what the backward pass needs, for rematerialisation policies.
 SAVED = (*tpu.SAVED, 'log_sum_exp')
 # 'auto' takes the kernels on a TPU where they apply; elsewhere 'kernel' is
 # interpreted, slowly, for tests.
 IMPLEMENTATIONS = ('auto', 'kernel', 'xla')
+_NOWHERE: Mapping[str, Any] = types.MappingProxyType({})
 _Residuals = tuple[Array, Array, Array, Array, Array]
 
 
@@ -126,12 +132,69 @@ def _attend_backward(
 _attend.defvjp(_attend_forward, _attend_backward)
 
 
+def relative_attention(
+  query: Float[Array, 'n q h c'],
+  key: Float[Array, 'n k h c'],
+  value: Float[Array, 'n k h c'],
+  relative: Float[Array, '... q k c'],
+) -> Float[Array, 'n q h c']:
+  """softmax(q·(k + r) / √c) v: relative embeddings act as further keys.
+
+  The backward pass computes all but its inputs again.
+
+  Args:
+    query: of all heads.
+    key: likewise.
+    value: likewise.
+    relative: of every pair of query and key, `[q, k, c]` or `[n, q, k, c]`.
+
+  Reference: the paper's appendix D.4.
+  """
+  inputs = map(checkpoint_name, (query, key, value), SAVED[:3])
+  return checkpoint_name(_relative_attention(*inputs, relative), SAVED[3])
+
+
+@jax.checkpoint
+def _relative_attention(
+  query: Array, key: Array, value: Array, relative: Array
+) -> Array:
+  weights = _weights(query, key, relative).astype(value.dtype)
+  y = jnp.einsum(
+    'nhqk,nkhc->nqhc', weights, value, preferred_element_type=jnp.float32
+  )
+  return y.astype(value.dtype)
+
+
+def _weights(
+  query: Float[Array, 'n q h c'],
+  key: Float[Array, 'n k h c'],
+  relative: Float[Array, '... q k c'] | None,
+) -> Float[Array, 'n h q k']:
+  """Attention weights, float32."""
+  query = _scaled(query)
+  logits = _logits(query, key)
+  if relative is not None:
+    logits += jnp.einsum(
+      'nqhc,qkc->nhqk' if relative.ndim == 3 else 'nqhc,nqkc->nhqk',
+      query,
+      relative.astype(query.dtype),
+      preferred_element_type=jnp.float32,
+    )
+  return jax.nn.softmax(logits)
+
+
 class Attention(nn.Module):
-  """Multi-head attention from `x` to `context` (itself by default)."""
+  """Multi-head attention from `x` to `context` (itself by default).
+
+  With `qk_norm` queries and keys pass a LayerNorm over the channels of a
+  head, which all heads share (arXiv 2302.05442, section 2).
+  """
 
   num_heads: int
   dtype: jnp.dtype
   implementation: str = 'auto'  # of `IMPLEMENTATIONS`
+  qk_norm: bool = False
+  epsilon: float = EPSILON  # of these norms
 
   @nn.compact
   def __call__(
@@ -139,12 +202,24 @@ class Attention(nn.Module):
     x: Float[Array, 'n t d'],
     context: Float[Array, 'n s d'] | None = None,
     want_weights: bool = False,
+    positions: Mapping[str, Any] = _NOWHERE,
   ) -> tuple[Float[Array, 'n t d'], Float[Array, 'n h t s'] | None]:
-    """The output, and where they are wanted the weights (without kernels)."""
+    """The output, and where they are wanted the weights (without kernels).
+
+    Args:
+      x: asks.
+      context: answers.
+      want_weights: see above.
+      positions: `rotation` or `relative` of `positions.Positions`, if any.
+    """
     width = x.shape[-1]
     heads = (self.num_heads, width // self.num_heads)
-    plain = context is not None or want_weights
-    fused = not plain and self._fused(x.shape[1], width)
+    rotation, relative = positions.get('rotation'), positions.get('relative')
+    as_usual = not self.qk_norm and rotation is None and relative is None
+    plain = context is not None or want_weights or not as_usual
+    fused = not plain and takes_kernels(
+      self.implementation, x.shape[1], width, self.num_heads
+    )
     context = x if context is None else context
     project = functools.partial(
       Linear, features=heads, model_dim=-2, flat=fused, dtype=self.dtype
@@ -158,25 +233,40 @@ class Attention(nn.Module):
     else:
       inputs = zip(layers, (x, context, context), strict=True)
       query, key, value = (layer(z) for layer, z in inputs)
-      y = dot_product_attention(query, key, value)
+      if self.qk_norm:
+        query = LayerNorm(self.dtype, self.epsilon, name='query_norm')(query)
+        key = LayerNorm(self.dtype, self.epsilon, name='key_norm')(key)
+      if rotation is not None:
+        query, key = (fixed.rotate(z, *rotation) for z in (query, key))
+      if relative is None:
+        y = dot_product_attention(query, key, value)
+      else:
+        y = relative_attention(query, key, value, relative)
       if want_weights:
-        weights = jax.nn.softmax(_logits(_scaled(query), key))
+        weights = _weights(query, key, relative)
     out = Linear(
       (width,), inputs=heads, model_dim=-3, dtype=self.dtype, name='out'
     )
     return out(y), weights
 
-  def _fused(self, tokens: int, width: int) -> bool:
-    """Whether to take the TPU's kernels."""
-    if self.implementation == 'xla':
-      return False
-    applies = tpu.applies(tokens, width, self.num_heads)
-    if self.implementation == 'kernel' and not applies:
-      raise UserError(
-        f"model.attention='kernel' does not take {tokens} tokens, width "
-        f'{width}, {self.num_heads} heads and this mesh: at most '
-        f'{tpu.MAX_TOKENS} tokens, heads of '
-        f'{tpu.HEAD_SIZES} channels, a width that fills registers of '
-        f"{tpu.LANES} on every device; 'auto' decides."
-      )
-    return applies and (self.implementation == 'kernel' or sharding.on_tpu())
+
+def takes_kernels(
+  implementation: str, tokens: int, width: int, num_heads: int
+) -> bool:
+  """Whether attention without further options takes the TPU's kernels.
+
+  Raises:
+    UserError: they are asked for, and do not apply.
+  """
+  if implementation == 'xla':
+    return False
+  applies = tpu.applies(tokens, width, num_heads)
+  if implementation == 'kernel' and not applies:
+    raise UserError(
+      f"model.attention='kernel' does not take {tokens} tokens, width "
+      f'{width}, {num_heads} heads and this mesh: at most '
+      f'{tpu.MAX_TOKENS} tokens, heads of '
+      f'{tpu.HEAD_SIZES} channels, a width that fills registers of '
+      f"{tpu.LANES} on every device; 'auto' decides."
+    )
+  return applies and (implementation == 'kernel' or sharding.on_tpu())

@@ -6,6 +6,7 @@ from jaxtyping import Array, Float
 
 from vit_jax.models.attention.multi_head import Attention
 from vit_jax.models.layers import transformer
+from vit_jax.models.layers.norm import EPSILON, LayerNorm
 
 
 class MapHead(nn.Module):
@@ -18,6 +19,7 @@ class MapHead(nn.Module):
   mlp_dim: int
   gelu: str
   dtype: jnp.dtype
+  epsilon: float = EPSILON
 
   @nn.compact
   def __call__(self, x: Float[Array, 'n t d']) -> Float[Array, 'n d']:
@@ -26,6 +28,6 @@ class MapHead(nn.Module):
     probe = jnp.broadcast_to(probe.astype(self.dtype), (n, 1, d))
     attention = Attention(self.num_heads, self.dtype, name='attention')
     pooled, _ = attention(probe, x)
-    y = transformer.LayerNorm(self.dtype, name='norm')(pooled)
+    y = LayerNorm(self.dtype, self.epsilon, name='norm')(pooled)
     mlp = transformer.Mlp(self.mlp_dim, 0.0, self.gelu, self.dtype, name='mlp')
     return (pooled + mlp(y, None))[:, 0]

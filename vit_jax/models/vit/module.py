@@ -1,6 +1,6 @@
-"""The Vision Transformer (arXiv 2010.11929, section 3.1 and Table 1)."""
+"""From images to logits (arXiv 2010.11929, section 3.1 and Table 1)."""
 
-import os
+import functools
 from typing import Any
 
 import flax.linen as nn
@@ -9,28 +9,29 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Key
 
-from vit_jax.arrays import sharding
 from vit_jax.errors import UserError
-from vit_jax.models.contract import Kernels
+from vit_jax.models.contract import Places, Stem
 from vit_jax.models.layers import transformer
+from vit_jax.models.layers.head import head
 from vit_jax.models.layers.linear import Linear
+from vit_jax.models.layers.norm import LayerNorm
 from vit_jax.models.layers.pooling import MapHead
-from vit_jax.models.layers.positions import PositionEmbedding, resize
-from vit_jax.models.vit import sizes
+from vit_jax.models.layers.positions import Positions, Scheme
+from vit_jax.models.vit import grid
+from vit_jax.models.vit import tokens as tokens_lib
 
 Images = Float[Array | np.ndarray, 'n y x c']
 Tokens = Float[Array, 'n t d']
-_DEFAULT_EXCHANGE, _EXCHANGE_A_DEVICE = 120 * 2**20, 128 * 2**10  # bytes
-_MATRICES = ('mlp/fc1', *(f'attention/{n}' for n in ('query', 'key', 'value')))
 
 
-class ViT(nn.Module):
-  """A Vision Transformer; build it with `Model`, which knows the sizes.
+class Network(nn.Module):
+  """The function of a Vision Transformer; see `Model` for its fields.
 
-  It keeps `models.contract.Model`. Parameters (layers stacked):
-  `embedding/{kernel,bias}`, `cls`, `position/embedding`,
-  `encoder/{layers/…,norm}`, `map/…`, `pre_logits/{kernel,bias}`,
-  `head/{kernel,bias}`.
+  Parameters (layers stacked):
+  `stem/…` (hybrids), `embedding/{kernel,bias}`, `cls`, `distillation`,
+  `registers`, `position/…`,
+  `pre_norm/…`, `encoder/{layers/…,norm}`, `map/…`, `pre_logits/{kernel,bias}`,
+  `head/{kernel,bias}`, `head_distillation/{kernel,bias}`.
   """
 
   num_classes: int
@@ -50,28 +51,35 @@ class ViT(nn.Module):
   attention: str
   remat: str
   unroll: int
-
-  fresh = ('head/', 'pre_logits/')
-  sized = ('position/embedding',)
-  sharding_rules = (
-    (r'attention/(query|key|value)/kernel', -2),
-    (r'attention/(query|key|value)/bias', -2),
-    (r'attention/out/kernel', -3),
-    (r'mlp/fc1/(kernel|bias)', -1),
-    (r'mlp/fc2/kernel', -2),
-    (r'head/(kernel|bias)', -1),
-  )
+  position: str
+  position_at: str | None
+  prefix_positions: bool
+  registers: int
+  distilled: bool
+  layer_scale: float | None
+  qk_norm: bool
+  norm_eps: float
+  pre_norm: bool
+  gated: bool
+  stem: Stem | None = None
 
   def setup(self):
     lecun = nn.initializers.lecun_normal()
     self.embedding = Linear(
       (self.width,), input_axes=3, kernel_init=lecun, dtype=self.dtype
     )
-    if self.pool == 'token':
-      self.cls = self.param(
-        'cls', nn.initializers.zeros_init(), (1, 1, self.width)
-      )
-    self.position = PositionEmbedding()
+    self.prefix = [
+      self.param(name, init, (1, count, self.width))
+      for name, (count, init) in tokens_lib.prefix(*self._kinds).items()
+    ]
+    scheme = self.scheme
+    if scheme.at == 'stem' or scheme.shared:
+      width = self.width
+      if scheme.in_attention:
+        width //= self.num_heads
+      self.positions = Positions(scheme, width, name='position')
+    if self.pre_norm:
+      self.norm_before = LayerNorm(self.dtype, self.norm_eps, name='pre_norm')
     self.encoder = transformer.Encoder(
       depth=self.depth,
       num_heads=self.num_heads,
@@ -83,22 +91,27 @@ class ViT(nn.Module):
       attention=self.attention,
       remat=self.remat,
       unroll=self.unroll,
+      gated=self.gated,
+      qk_norm=self.qk_norm,
+      layer_scale=self.layer_scale,
+      epsilon=self.norm_eps,
+      scheme=scheme if scheme.at == 'layers' else None,
     )
     if self.pool == 'map':
-      self.map = MapHead(self.num_heads, self.mlp_dim, self.gelu, self.dtype)
+      self.map = MapHead(
+        self.num_heads, self.mlp_dim, self.gelu, self.dtype, self.norm_eps
+      )
     if self.has_pre_logits:
       self.pre_logits = Linear(
         (self.width,), kernel_init=lecun, dtype=self.dtype
       )
     if self.num_classes:
-      self.head = Linear(
-        (self.num_classes,),
-        model_dim=-1,
-        kernel_init=nn.initializers.zeros_init(),
-        bias_init=nn.initializers.constant(self.head_bias),
-        dtype=self.dtype,
-        out_dtype=jnp.dtype(jnp.float32),  # near -10 bfloat16 has steps of 1/16
+      new = functools.partial(
+        head, self.num_classes, self.dtype, bias=self.head_bias
       )
+      self.head = new()
+      if self.distilled:
+        self.head_distillation = new()
 
   def __call__(
     self, images: Images, key: Key[Array, ''] | None = None
@@ -123,172 +136,145 @@ class ViT(nn.Module):
       `features` `[n, width]` and `logits` `[n, num_classes]`, float32 (the
       logits are the features where `num_classes` is 0), and what `want` names:
       `tokens` `[n, t, d]`, `layers` `[n, layers, t, d]`, `attention`
-      `[n, layers, heads, q, k]`.
+      `[n, layers, heads, q, k]`, `heads` `[n, heads, num_classes]`.
     """
-    tokens, inner = self._transform(self._tokens(images), key, want)
-    inner |= {'tokens': tokens}
-    return self.readout(tokens) | {
-      name: inner[name].astype(jnp.float32) for name in want
+    _, height, width, _ = images.shape
+    places = Places(self.grid((height, width)))
+    tokens, inner = self._transform(self._tokens(images), key, places, want)
+    inner |= {'tokens': tokens} | self._read(tokens)
+    return {
+      name: inner[name].astype(jnp.float32)
+      for name in ('features', 'logits', *want)
     }
 
   def embed(self, images: Images) -> Tokens:
-    """Tokens of patches, in rows; position embeddings are added."""
-    return self._tokens(images)[:, self._prefix :]
+    """Tokens of patches, in rows; what is added at the stem is added."""
+    return self._tokens(images)[:, self.scheme.prefix :]
 
   def _tokens(self, images: Images) -> Tokens:
-    """All tokens before the first layer: the class token first.
+    """All tokens before the first layer: those before the patches first.
 
     A patch embedding is a convolution whose stride is its size.
     """
     x = jnp.asarray(images, self.dtype)
-    n, height, width, channels = x.shape
+    _, height, width, _ = x.shape
     rows, columns = self.grid((height, width))
+    if self.stem is not None:
+      x = self.stem(x)  # [n, y, x, c]
+    n, *_, channels = x.shape
     p = self.patch_size
     x = x[:, : rows * p, : columns * p]
     x = x.reshape(n, rows, p, columns, p, channels)
     x = x.transpose(0, 1, 3, 2, 4, 5)  # [n, rows, columns, p, p, c]
     x = self.embedding(x.reshape(n, rows * columns, p, p, channels))
-    if self._prefix:
-      cls = self.cls.astype(x.dtype)
-      cls = jnp.broadcast_to(cls, (n, 1, self.width))
-      x = jnp.concatenate([cls, x], axis=1)  # [n, 1 + t, d]
-    return x + self.position(x.shape[1], self.width).astype(x.dtype)
+    x = self._with_prefix(x)
+    if self.scheme.at == 'stem':
+      added = self.positions(Places((rows, columns)))['added']
+      x = x + added.astype(x.dtype)
+    return x
+
+  def _with_prefix(self, x: Tokens, added: Any = None) -> Float[Array, 'n s d']:
+    """`[n, t, d]` → `[n, prefix + t, d]`; `added` is added to the new ones."""
+    if not self.prefix:
+      return x
+    first = jnp.concatenate([each.astype(x.dtype) for each in self.prefix], 1)
+    first = first if added is None else first + added
+    first = jnp.broadcast_to(first, (x.shape[0], *first.shape[1:]))
+    return jnp.concatenate([first, x], axis=1)
 
   def encode(
-    self, tokens: Tokens, key: Key[Array, ''] | None = None
+    self,
+    tokens: Tokens,
+    key: Key[Array, ''] | None = None,
+    places: Places | None = None,
   ) -> Float[Array, 'n s d']:
-    """All tokens after the last norm: the class token first, if there is one.
+    """All tokens after the last norm: those before the patches first.
 
     Args:
       tokens: of patches, from `embed`; some of them may be left out.
       key: for dropout and drop path.
+      places: of these tokens.
+
+    Raises:
+      UserError: positions act in every layer, and there are no places.
     """
-    if self._prefix:
-      first = self.position.first(1).astype(tokens.dtype)
-      cls = self.cls.astype(tokens.dtype) + first
-      cls = jnp.broadcast_to(cls, (tokens.shape[0], 1, self.width))
-      tokens = jnp.concatenate([cls, tokens], axis=1)  # [n, 1 + t, d]
-    return self._transform(tokens, key, ())[0]
+    scheme, added = self.scheme, None
+    if scheme.at != 'stem' and scheme.kind != 'none' and places is None:
+      raise UserError(
+        f'positions of the kind {scheme.kind!r} act in every layer of this '
+        'model: say where the tokens are, encode(tokens, key, '
+        'Places(model.grid(image_size), kept)).'
+      )
+    if scheme.at == 'stem' and scheme.slots:
+      added = self.positions.first(scheme.slots).astype(tokens.dtype)
+    x = self._with_prefix(tokens, added)
+    return self._transform(x, key, places or Places((0, 0)), ())[0]
 
   def _transform(
-    self, x: Tokens, key: Key[Array, ''] | None, want: tuple[str, ...]
+    self,
+    x: Tokens,
+    key: Key[Array, ''] | None,
+    places: Places,
+    want: tuple[str, ...],
   ) -> tuple[Tokens, dict[str, Array]]:
     embed_key, encoder_key = (None, None)
     if key is not None:
       embed_key, encoder_key = jax.random.split(key)
     x = transformer.dropout(x, self.dropout, embed_key)
-    return self.encoder(x, encoder_key, want)
+    if self.pre_norm:
+      x = self.norm_before(x)
+    common = self.positions(places) if self.scheme.shared else None
+    return self.encoder(x, encoder_key, want, common, places)
 
   def readout(self, tokens: Tokens) -> dict[str, Float[Array, 'n _']]:
     """Features and logits of tokens from `encode`; float32."""
+    out = self._read(tokens)
+    return {k: out[k].astype(jnp.float32) for k in ('features', 'logits')}
+
+  def _read(self, tokens: Tokens) -> dict[str, Array]:
+    """Features, logits, and the logits of each head.
+
+    A distilled model's features and logits are the means of its two tokens' and
+    of its two heads'.
+    """
+    first = self.scheme.prefix  # patches begin there
     if self.pool == 'token':
       features = tokens[:, 0]
     elif self.pool == 'gap':
-      features = tokens.mean(axis=1)
+      features = tokens[:, first:].mean(axis=1)
     else:
-      features = self.map(tokens)
+      features = self.map(tokens[:, first:])
     if self.has_pre_logits:
       features = jnp.tanh(self.pre_logits(features))
     logits = self.head(features) if self.num_classes else features
+    if not self.distilled:
+      heads = logits[:, None]
+      return {'features': features, 'logits': logits, 'heads': heads}
+    taught = tokens[:, 1]
+    second = self.head_distillation(taught) if self.num_classes else taught
     return {
-      'features': features.astype(jnp.float32),
-      'logits': logits.astype(jnp.float32),
+      'features': (features + taught) / 2,
+      'logits': (logits + second) / 2,
+      'heads': jnp.stack([logits, second], axis=1),
     }
 
   @property
-  def _prefix(self) -> int:
-    """Tokens before those of patches."""
-    return int(self.pool == 'token')
+  def _kinds(self) -> tuple[str, bool, int]:
+    """What decides the tokens before those of patches."""
+    return self.pool, self.distilled, self.registers
+
+  @property
+  def scheme(self) -> Scheme:
+    """How positions are told."""
+    prefix = tokens_lib.count(*self._kinds)
+    slots = prefix * (self.position == 'learned' and self.prefix_positions)
+    return Scheme(self.position, self.position_at, prefix, slots)
 
   def grid(self, image_size: tuple[int, int]) -> tuple[int, int]:
     """Rows and columns of patches of an image of (height, width) pixels.
 
     Raises:
-      UserError: the patch does not divide it and `remainder` is 'error'.
+      UserError: see `grid.of_image`.
     """
-    height, width = image_size
-    p = self.patch_size
-    if self.remainder == 'error' and (height % p or width % p):
-      sizes = [(max(height // p, 1) + i) * p for i in (0, 1)]
-      raise UserError(
-        f'an image of {height}x{width} pixels is not divisible by the patch '
-        f'size {p}: take {sizes[0]} or {sizes[1]}, or set '
-        "model.remainder='drop' to leave out the last "
-        f'{height % p} rows and {width % p} columns (the VALID convolution of '
-        'the official code).'
-      )
-    if min(height, width) < p:
-      raise UserError(
-        f'an image of {height}x{width} pixels holds no {p}x{p} patch.'
-      )
-    return height // p, width // p
-
-  def check(self, image_size: tuple[int, int]) -> None:
-    """Raises UserError if images cannot have that size; see `grid`."""
-    self.grid(image_size)
-
-  def adapt(
-    self,
-    leaves: dict[str, np.ndarray],
-    old_size: tuple[int, int],
-    new_size: tuple[int, int],
-    method: str,
-  ) -> dict[str, np.ndarray]:
-    """Interpolates the position embedding; see `positions.resize`."""
-    grids = self.grid(old_size), self.grid(new_size)
-    return {p: resize(leaf, *grids, method) for p, leaf in leaves.items()}
-
-  @property
-  def apart(self) -> tuple[str, ...]:
-    """The layers' matrices, where no layer is scanned.
-
-    Not fc2's: its gradient is a product with activations that are recomputed
-    (dropout and GELU), and XLA recomputes them more often when it fuses the sum
-    over micro-batches into that product.
-    """
-    if self.unroll < self.depth:
-      return ()
-    return tuple(f'layers/{n}/kernel' for n in (*_MATRICES, 'attention/out'))
-
-  @property
-  def architecture(self) -> dict[str, Any]:
-    """Sizes, pooling, and the kind of GELU, which no shape shows."""
-    names = (*sizes.NAMES, 'pool', 'gelu')
-    return {name: getattr(self, name) for name in names}
-
-  @property
-  def reference(self) -> 'ViT':
-    """Without kernels, rematerialisation or unrolling."""
-    return self.clone(attention='xla', remat='none', unroll=1)
-
-  @property
-  def kernels(self) -> Kernels | None:
-    """Those of attention, where they may be used."""
-    wanted = self.attention == 'kernel'
-    if not wanted and not (self.attention == 'auto' and sharding.on_tpu()):
-      return None
-    # The second layer lets the first one's results for every token count.
-    probe: Any = self.clone(depth=min(self.depth, 2), unroll=1)
-    plain: Any = self.clone(attention='xla')
-    return Kernels(probe, plain)
-
-  def compiler_options(
-    self, platform: str, num_devices: int
-  ) -> dict[str, str | int]:
-    """Options for unrolled layers on TPUs, which halve the compile time.
-
-    All unrolled layers have the same code, so it is compiled once and called.
-    For that, gradients must be all-reduced in parts that are the same in each
-    layer: of 128 KiB per device, large enough that latency is negligible.
-
-    Options that the user has set in $LIBTPU_INIT_ARGS are not overridden.
-    """
-    if platform != 'tpu' or self.unroll == 1:
-      return {}
-    part = min(num_devices * _EXCHANGE_A_DEVICE, _DEFAULT_EXCHANGE)
-    options: dict[str, Any] = {
-      'xla_tpu_enable_deduplicated_calls': 'ENABLED',
-      'xla_jf_crs_combiner_threshold_in_bytes': part,
-    }
-    users = os.environ.get('LIBTPU_INIT_ARGS', '')
-    return {k: v for k, v in options.items() if k not in users}
+    stride = 1 if self.stem is None else self.stem.stride
+    return grid.of_image(image_size, self.patch_size, stride, self.remainder)

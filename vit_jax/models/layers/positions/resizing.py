@@ -1,6 +1,7 @@
-"""Position embeddings: learned, and how they change resolution."""
+"""How learned positions change resolution."""
 
-import flax.linen as nn
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,22 +10,7 @@ from jaxtyping import Array, Float
 from vit_jax.errors import UserError
 
 METHODS = ('aligned', 'bicubic')
-
-
-class PositionEmbedding(nn.Module):
-  """A learned embedding of each slot (section 3.1; N(0, 0.02))."""
-
-  @nn.compact
-  def __call__(
-    self, slots: int, width: int
-  ) -> Float[Array | np.ndarray, '1 t d']:
-    """The embeddings of all slots."""
-    init = nn.initializers.normal(0.02)
-    return self.param('embedding', init, (1, slots, width))
-
-  def first(self, slots: int) -> Float[Array | np.ndarray, '1 s d']:
-    """Embeddings of the first slots; does not need the number of all slots."""
-    return self.get_variable('params', 'embedding')[:, :slots]
+_AXES = {'rows': 0, 'columns': 1}
 
 
 def _aligned_matrix(old: int, new: int) -> np.ndarray:
@@ -88,6 +74,70 @@ def resize(
       grid = jax.image.resize(jnp.asarray(grid), (*new_grid, width), 'cubic')
   grid = np.asarray(grid, np.float32).reshape(1, -1, width)
   return np.concatenate([slots, grid], axis=1)
+
+
+def resize_axis(
+  table: Float[Array | np.ndarray, '... old d'], new: int, method: str
+) -> Float[np.ndarray, '... new d']:
+  """Interpolates the last axis but one of a table; float32.
+
+  Args:
+    table: one embedding a row of patches, a column, or an offset.
+    new: how many are wanted.
+    method: as in `resize`.
+  """
+  check_method(method)
+  old, wide = table.shape[-2], np.asarray(table, np.float32)
+  if old == new:
+    return wide
+  if method == 'aligned':
+    mixed = np.einsum('yi,...id->...yd', _aligned_matrix(old, new), wide)
+    return np.asarray(mixed, np.float32)
+  with jax.default_device(jax.local_devices(backend='cpu')[0]):
+    shape = (*wide.shape[:-2], new, wide.shape[-1])
+    return np.asarray(jax.image.resize(jnp.asarray(wide), shape, 'cubic'))
+
+
+def resize_leaf(
+  name: str,
+  leaf: Float[Array | np.ndarray, '...'],
+  old_grid: tuple[int, int],
+  new_grid: tuple[int, int],
+  method: str,
+) -> Float[np.ndarray, '...']:
+  """A parameter of `Positions` for another grid; layers may be stacked.
+
+  Args:
+    name: last part of the path: 'embedding' `[…, 1, t, d]`, 'rows' or 'columns'
+      `[…, n, d/2]`, or 'offsets' `[…, 2t − 1, c]`. Offsets are stretched as
+      one axis, so that a distance of a row becomes one of as many rows as cover
+      the same share of the image.
+    leaf: made for `old_grid`.
+    old_grid: (rows, columns) of patches.
+    new_grid: wanted.
+    method: as in `resize`.
+
+  Raises:
+    UserError: the leaf does not hold that grid; unknown method.
+  """
+  if name == 'embedding':
+    stacked = leaf.reshape(-1, *leaf.shape[-3:])
+    new = [resize(each, old_grid, new_grid, method) for each in stacked]
+    return np.stack(new).reshape(*leaf.shape[:-3], *new[0].shape)
+  old_count, new_count = math.prod(old_grid), math.prod(new_grid)
+  if name in _AXES:
+    old, new = old_grid[_AXES[name]], new_grid[_AXES[name]]
+    holds = leaf.shape[-2] == old
+  else:
+    tokens = (leaf.shape[-2] + 1) // 2
+    new = 2 * (tokens - old_count + new_count) - 1
+    holds = tokens >= old_count
+  if not holds:
+    raise UserError(
+      f'position {name} of the shape {leaf.shape} cannot be those of a '
+      f'{old_grid[0]}x{old_grid[1]} grid of patches.'
+    )
+  return resize_axis(leaf, new, method)
 
 
 def square_grid(num_patches: int) -> tuple[int, int]:

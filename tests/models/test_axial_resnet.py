@@ -1,0 +1,158 @@
+"""Axial attention in the place of a convolution, and the ResNet with it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny_vit import KEY, abstract, images_of, noise_params
+
+from vit_jax.arrays import tree
+from vit_jax.errors import UserError
+from vit_jax.models.axial_resnet import Model
+from vit_jax.models.layers.axial import AxialAttention
+
+TINY = dict(depths=(1, 2), num_heads=2, dtype='float32')
+
+
+def layer(axis):
+  return AxialAttention(axis, 2, jnp.dtype('float32'))
+
+
+def random_map(rows, columns):
+  """A map, and parameters for attention along its rows."""
+  rng = np.random.default_rng(0)
+  x = rng.normal(size=(2, rows, columns, 32)).astype(np.float32)
+  shapes = jax.eval_shape(layer('row').init, KEY, jnp.asarray(x))
+  return x, jax.tree.map(
+    lambda s: rng.normal(0, 0.5, s.shape).astype(np.float32), shapes
+  )
+
+
+def group_norm(x, p):
+  """Of one line, [places, channels]; 32 groups."""
+  groups = x.reshape(len(x), 32, -1)
+  groups = groups - groups.mean((0, 2), keepdims=True)
+  groups = groups / np.sqrt((groups**2).mean((0, 2), keepdims=True) + 1e-4)
+  return groups.reshape(x.shape) * p['scale'] + p['bias']
+
+
+def test_attention_against_numpy():
+  """One line after the other, one pair of places after the other."""
+  x, variables = random_map(3, 5)
+  p = variables['params']
+  expected = np.zeros_like(x)
+  for n, row in np.ndindex(2, 3):
+    qkv = group_norm(x[n, row] @ p['qkv'].reshape(32, 64), p['gn_qkv'])
+    out = np.zeros((5, 2, 16))
+    for head in range(2):
+      each = qkv[:, 32 * head : 32 * (head + 1)]
+      query, key, value = each[:, :8], each[:, 8:16], each[:, 16:]
+      for o in range(5):
+        r = [p['relative'][:, 4 + other - o] for other in range(5)]
+        logits = np.array(
+          [
+            query[o] @ key[k] + query[o] @ r[k][:8] + key[k] @ r[k][8:16]
+            for k in range(5)
+          ]
+        )
+        weights = np.exp(logits - logits.max())
+        weights /= weights.sum()
+        out[o, head] = sum(
+          weights[k] * (value[k] + r[k][16:]) for k in range(5)
+        )
+    expected[n, row] = group_norm(out.reshape(5, 32), p['gn_out'])
+  ours = jax.jit(layer('row').apply)(variables, x)
+  np.testing.assert_allclose(ours, expected, rtol=1e-3, atol=1e-4)
+
+
+def test_columns_are_rows_of_the_transposed_map():
+  """The same parameters, the other axis."""
+  x, variables = random_map(3, 5)
+  x = jnp.asarray(x)
+  along_rows = layer('row').apply(variables, x)
+  along_columns = layer('column').apply(variables, x.swapaxes(1, 2))
+  np.testing.assert_allclose(
+    along_columns, along_rows.swapaxes(1, 2), rtol=1e-5, atol=1e-5
+  )
+
+
+def test_parameter_count():
+  """Of the 50 layers, counted unit by unit."""
+  expected = 7 * 7 * 3 * 64 + 2 * 64
+  before, side = 64, 56
+  for i, depth in enumerate((3, 4, 6, 3)):
+    inner, outer = 64 * 2**i, 256 * 2**i
+    for unit in range(depth):
+      expected += before * inner + 2 * inner + inner * outer + 2 * outer
+      lines = inner * 2 * inner + 2 * inner // 8 * (2 * side - 1)
+      expected += 2 * (lines + 2 * 2 * inner + 2 * inner)
+      if unit == 0:
+        expected += before * outer + 2 * outer
+        side = side // 2 if i else side
+      before = outer
+  expected += 2048 * 1000 + 1000
+  assert tree.size(abstract(Model(1000, variant='R50'))) == expected
+
+
+@pytest.mark.slow
+def test_remat_and_unrolling_change_nothing():
+  """Same logits and gradients; images need not be square."""
+  sizes = TINY | dict(depths=(3,))
+  params = noise_params(Model(5, **sizes), (8, 12), 0.1)
+  images = images_of(2, 8, 12)
+
+  def gradient(**settings):
+    model = Model(5, **sizes, **settings)
+
+    def loss(params):
+      logits = model.apply({'params': params}, images)
+      return (logits * jnp.cos(jnp.arange(10.0)).reshape(2, 5)).sum()
+
+    return jax.jit(jax.value_and_grad(loss))(params)
+
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3),
+    gradient(remat='dots', unroll=9),
+    gradient(),
+  )
+
+
+def test_embeddings_follow_the_image():
+  """All of another size's shapes, in units with a stride too."""
+  model = Model(0, **TINY | dict(depths=(2, 2, 1)))
+  flat = tree.flatten(noise_params(model, (40, 64)))
+  sized = {
+    k: np.asarray(leaf) for k, leaf in flat.items() if k.startswith(model.sized)
+  }
+  assert len(sized) == 10
+  wanted = tree.flatten(abstract(model, (64, 96)))
+  adapted = model.adapt(sized, (40, 64), (64, 96), 'aligned')
+  for path, leaf in adapted.items():
+    assert leaf.shape == wanted[path].shape, path
+    ends = leaf[..., [0, -1]], sized[path][..., [0, -1]]
+    np.testing.assert_allclose(*ends, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+  'settings, words',
+  [
+    (dict(variant='R26'), "'R26'; allowed: R50"),
+    (dict(), 'lacks depths'),
+    (TINY | dict(num_heads=3), 'twice that must divide 64'),
+    (TINY | dict(remat='some'), "'dots'"),
+  ],
+)
+def test_impossible_models(settings, words):
+  """Each mistake says what came and what is allowed."""
+  with pytest.raises(UserError) as error:
+    Model(10, **settings)
+  assert words in str(error.value)
+
+
+def test_what_it_has_not():
+  """No stack of layers or of attention."""
+  for name in ('layers', 'attention'):
+    with pytest.raises(UserError, match=f'no {name}'):
+      Model(5, **TINY).apply(
+        {}, images_of(1, 8, 8), want=(name,), method='predict'
+      )

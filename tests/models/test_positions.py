@@ -1,0 +1,452 @@
+"""Kinds of positions, against a plain Transformer written with torch."""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from tiny_vit import abstract, images_of, noise_params
+
+from benchmarks.peers import import_timm
+from vit_jax.arrays import flops, sharding, tree
+from vit_jax.errors import UserError
+from vit_jax.models.attention import multi_head
+from vit_jax.models.contract import Places
+from vit_jax.models.layers import positions
+from vit_jax.models.layers.positions import fixed
+from vit_jax.models.vit import Model
+
+SIZE, GRID = (8, 12), (2, 3)
+SIZES = dict(
+  patch_size=4, width=32, depth=2, mlp_dim=40, num_heads=2, dtype='float32'
+)
+KINDS = [
+  (kind, at) for kind, places in positions.KINDS.items() for at in places
+] + [('rope2d', None), ('none', None)]
+LEARNT = [  # others differ in what is tested with tokens left out
+  *(('learned', 'layers'), ('2d', 'stem'), ('2d', 'layers')),
+  *(('relative', 'layers'), ('relative', 'shared'), ('rope2d', None)),
+]
+IN_LAYERS = [each for each in KINDS if each[1] != 'stem' and each[0] != 'none']
+
+
+def model_of(kind, at, **options):
+  """With a class token and a register, so that patches begin at 2."""
+  return Model(
+    5, **SIZES, position=kind, position_at=at, registers=1, **options
+  )
+
+
+# The reference: loops and index arithmetic, float64, nothing shared.
+
+
+def sincos(kind, width):
+  """Written out: [sin, cos] of the column, then of the row."""
+  quarter = width // 4
+  n = quarter if kind == 'sincos2d_mae' else quarter - 1
+  table = np.zeros((GRID[0] * GRID[1], width))
+  for row in range(GRID[0]):
+    for column in range(GRID[1]):
+      for i in range(quarter):
+        frequency = 10_000 ** (-i / n)
+        slot = table[row * GRID[1] + column]
+        slot[i] = math.sin(column * frequency)
+        slot[quarter + i] = math.cos(column * frequency)
+        slot[2 * quarter + i] = math.sin(row * frequency)
+        slot[3 * quarter + i] = math.cos(row * frequency)
+  return torch.tensor(table)
+
+
+def added(kind, parameters, prefix, width):
+  """`[prefix + patches, d]`."""
+  patches = torch.zeros(GRID[0] * GRID[1], width, dtype=torch.float64)
+  if kind == 'learned':
+    return parameters['embedding'][0]
+  if kind == '2d':
+    rows, columns = parameters['rows'], parameters['columns']
+    patches = torch.stack(
+      [torch.cat([row, column]) for row in rows for column in columns]
+    )
+  elif kind.startswith('sincos2d'):
+    patches = sincos(kind, width)
+  return torch.cat([torch.zeros(prefix, width, dtype=torch.float64), patches])
+
+
+def turned(x, prefix):
+  """Complex planes (i, i + c/2), turned by row and column."""
+  half = x.shape[-1] // 2
+  planes = torch.complex(x[..., :half], x[..., half:])
+  angles = torch.zeros(prefix + GRID[0] * GRID[1], half, dtype=torch.float64)
+  for row in range(GRID[0]):
+    for column in range(GRID[1]):
+      y, x = (2 * row + 1) / GRID[0] - 1, (2 * column + 1) / GRID[1] - 1
+      for i in range(half // 2):
+        turn = 2 * math.pi / 100 ** (2 * i / half)
+        angles[prefix + row * GRID[1] + column, i] = y * turn
+        angles[prefix + row * GRID[1] + column, half // 2 + i] = x * turn
+  return planes, angles
+
+
+def norm(x, p, name):
+  scale, bias = p[f'{name}/scale'], p[f'{name}/bias']
+  return torch.nn.functional.layer_norm(x, x.shape[-1:], scale, bias, 1e-6)
+
+
+def below(p, start):
+  return {k.removeprefix(start): v for k, v in p.items() if k.startswith(start)}
+
+
+def reference(model, p, images, kept):
+  """Every layer's tokens and the logits, of the patches `kept` [n, t]."""
+  kind, at, d = model.position, model.position_at, model.width
+  n, size = len(images), model.patch_size
+  x = torch.tensor(np.asarray(images, np.float64))
+  x = x.reshape(n, GRID[0], size, GRID[1], size, 3).permute(0, 1, 3, 2, 4, 5)
+  kernel = p['embedding/kernel'].reshape(-1, d)
+  x = x.reshape(n, -1, kernel.shape[0]) @ kernel + p['embedding/bias']
+  first = torch.cat([p['cls'], p['registers']], 1).expand(n, -1, -1)
+  prefix = first.shape[1]
+  number = torch.cat(
+    [torch.arange(prefix).expand(n, -1), prefix + torch.tensor(kept)], 1
+  )
+  example = torch.arange(n)[:, None]
+  x = torch.cat([first, x], 1)[example, number]
+  if at == 'stem':
+    x = x + added(kind, below(p, 'position/'), prefix, d)[number]
+  outputs = []
+  for i in range(model.depth):
+    layer = {k: v[i] for k, v in below(p, 'encoder/layers/').items()}
+    own = below(layer if at == 'layers' else p, 'position/')
+    if at != 'stem' and kind in ('learned', '2d'):
+      x = x + added(kind, own, prefix, d)[number]
+    y = norm(x, layer, 'norm1')
+    q, k, v = (
+      torch.einsum('ntd,dhc->nhtc', y, layer[f'attention/{name}/kernel'])
+      + layer[f'attention/{name}/bias'][:, None]
+      for name in ('query', 'key', 'value')
+    )
+    if kind == 'rope2d':
+      rotated = []
+      for z in (q, k):
+        planes, angles = turned(z, prefix)
+        unit = torch.polar(torch.ones_like(angles), angles)[number][:, None]
+        planes = planes * unit
+        rotated.append(torch.cat([planes.real, planes.imag], -1))
+      q, k = rotated
+    logits = torch.einsum('nhqc,nhkc->nhqk', q, k)
+    if kind == 'relative':
+      between = number[:, :, None] - number[:, None, :]
+      middle = (len(own['offsets']) - 1) // 2
+      r = own['offsets'][between + middle]  # [n, q, k, c]
+      logits = logits + (q[:, :, :, None] * r[:, None]).sum(-1)
+    weights = (logits / q.shape[-1] ** 0.5).softmax(-1)
+    y = torch.einsum('nhqk,nhkc->nqhc', weights, v)
+    y = torch.einsum('nqhc,hcd->nqd', y, layer['attention/out/kernel'])
+    x = x + y + layer['attention/out/bias']
+    y = norm(x, layer, 'norm2') @ layer['mlp/fc1/kernel']
+    y = y + layer['mlp/fc1/bias']
+    y = torch.nn.functional.gelu(y, approximate='tanh')
+    x = x + y @ layer['mlp/fc2/kernel'] + layer['mlp/fc2/bias']
+    outputs.append(x)
+  logits = norm(x, p, 'encoder/norm')[:, 0] @ p['head/kernel'] + p['head/bias']
+  return torch.stack(outputs, 1), logits
+
+
+def tensors(params):
+  return {
+    path: torch.tensor(np.asarray(leaf, np.float64), requires_grad=True)
+    for path, leaf in tree.flatten(params).items()
+  }
+
+
+WEIGHTS = np.cos(np.arange(10.0)).reshape(2, 5)
+
+
+def results(model, params, images):
+  """Logits, every layer, and the gradient of weighted logits."""
+
+  def run(params):
+    variables = {'params': params}
+    out = model.apply(variables, images, None, ('layers',), method='predict')
+    return (out['logits'] * WEIGHTS).sum(), out
+
+  (_, out), gradient = jax.jit(jax.value_and_grad(run, has_aux=True))(params)
+  return out['logits'], out['layers'], tree.flatten(gradient)
+
+
+@pytest.mark.parametrize('kind, at', LEARNT)
+def test_against_torch(kind, at):
+  """Every layer's output, logits and the gradients of what is learnt."""
+  model, images = model_of(kind, at), images_of(2, *SIZE)
+  params = noise_params(model, SIZE)
+  logits, layers, gradients = results(model, params, images)
+  theirs = tensors(params)
+  kept = np.tile(np.arange(6), (2, 1))
+  expected_layers, expected = reference(model, theirs, images, kept)
+  np.testing.assert_allclose(layers, expected_layers.detach(), atol=2e-5)
+  np.testing.assert_allclose(logits, expected.detach(), atol=2e-5)
+  (expected * torch.tensor(WEIGHTS)).sum().backward()
+  for path, gradient in gradients.items():
+    found = theirs[path].grad.numpy()
+    largest = max(np.abs(found).max(), 1e-3)
+    np.testing.assert_allclose(gradient, found, atol=1e-4 * largest)
+
+
+@pytest.mark.parametrize('kind', ['sincos2d', 'sincos2d_mae', 'none'])
+def test_without_parameters_against_torch(kind):
+  """Logits; the table of each kind, and none."""
+  model = model_of(kind, None)
+  params, images = noise_params(model, SIZE), images_of(2, *SIZE)
+  kept = np.tile(np.arange(6), (2, 1))
+  with torch.no_grad():
+    _, expected = reference(model, tensors(params), images, kept)
+  logits = jax.jit(model.apply)({'params': params}, images)
+  np.testing.assert_allclose(logits, expected, atol=2e-5)
+
+
+@pytest.mark.parametrize('kind, at', IN_LAYERS)
+def test_tokens_left_out(kind, at):
+  """Those kept know their places: in each image others are there."""
+  model, images = model_of(kind, at), images_of(2, *SIZE)
+  params = noise_params(model, SIZE)
+  kept = np.array([[0, 2, 5], [4, 3, 1]])
+
+  @jax.jit
+  def logits(params, kept):
+    apply = functools.partial(model.apply, {'params': params})
+    tokens = apply(images, method='embed')
+    tokens = jnp.take_along_axis(tokens, kept[..., None], axis=1)
+    places = Places(model.grid(SIZE), kept)
+    tokens = apply(tokens, None, places, method='encode')
+    return apply(tokens, method='readout')['logits']
+
+  with torch.no_grad():
+    _, expected = reference(model, tensors(params), images, kept)
+  np.testing.assert_allclose(logits(params, kept), expected, atol=2e-5)
+
+
+@pytest.mark.parametrize('kind, at', KINDS)
+def test_nothing_before_the_patches(kind, at):
+  """Without class token and registers: the same shapes, all or some patches."""
+  model = Model(5, **SIZES, position=kind, position_at=at, pool='gap')
+  params = abstract(model, SIZE)
+
+  def parts(params, kept):
+    tokens = jnp.zeros((2, 3, 32))
+    places = Places(GRID, kept)
+    encoded = model.apply(params, tokens, None, places, method='encode')
+    return encoded, model.apply(params, images_of(2, *SIZE))
+
+  kept = jax.ShapeDtypeStruct((2, 3), jnp.int32)
+  encoded, logits = jax.eval_shape(parts, {'params': params}, kept)
+  assert (encoded.shape, logits.shape) == ((2, 3, 32), (2, 5))
+
+
+def test_tokens_whose_places_nobody_knows():
+  """An error that says what is missing."""
+  model = model_of('learned', 'shared')
+  params, tokens = noise_params(model, SIZE), jnp.zeros((1, 3, 32))
+  with pytest.raises(UserError, match='say where the tokens are'):
+    model.apply({'params': params}, tokens, method='encode')
+
+
+def test_fixed_tables_against_timm():
+  """MAE's is timm's with rows and columns exchanged; DINOv3's rotations."""
+  import_timm()
+  from timm.layers import RotaryEmbeddingDinoV3, build_sincos2d_pos_embed
+
+  table = build_sincos2d_pos_embed([3, 5], dim=32).numpy()
+  # timm's: sines of rows, of columns, then cosines of both
+  table = table.reshape(15, 2, 2, 8).transpose(0, 2, 1, 3)[:, ::-1]
+  np.testing.assert_allclose(
+    fixed.sincos2d((3, 5), 32, last_included=False),
+    table.reshape(15, 32),
+    atol=1e-6,
+  )
+  rope = RotaryEmbeddingDinoV3(16, feat_shape=[3, 5])
+  expected = np.split(rope.get_embed([3, 5]).numpy(), 2, axis=-1)
+  for mine, theirs in zip(fixed.rotations2d((3, 5), 16), expected, strict=True):
+    np.testing.assert_allclose(mine, theirs, atol=1e-5)
+
+
+# Another image size
+
+
+@pytest.mark.parametrize('kind, at', KINDS)
+@pytest.mark.parametrize('method', positions.METHODS)
+def test_another_size(kind, at, method):
+  """What `adapt` returns has the shapes that a model of that size has."""
+  model, new = model_of(kind, at), (16, 8)
+  old = tree.flatten(abstract(model, SIZE))
+  wanted = tree.flatten(abstract(model, new))
+  leaves = {
+    path: np.random.default_rng(0).normal(size=leaf.shape).astype(np.float32)
+    for path, leaf in old.items()
+    if path.startswith(model.sized)
+  }
+  assert bool(leaves) == (kind in ('learned', '2d', 'relative'))
+  adapted = model.adapt(leaves, SIZE, new, method)
+  assert adapted.keys() == leaves.keys()
+  for path, leaf in wanted.items():
+    assert adapted.get(path, old[path]).shape == leaf.shape
+  for path, leaf in model.adapt(leaves, SIZE, SIZE, method).items():
+    np.testing.assert_array_equal(leaf, leaves[path])
+
+
+@pytest.mark.parametrize('method', positions.METHODS)
+def test_layers_are_resized_alike(method):
+  """A stack of layers is each layer by itself."""
+  rng = np.random.default_rng(0)
+  for name, shape in (('embedding', (1, 8, 4)), ('offsets', (15, 4))):
+    stack = rng.normal(size=(3, *shape)).astype(np.float32)
+    both = [
+      positions.resize_leaf(name, x, (2, 3), (4, 3), method)
+      for x in (stack, *stack)
+    ]
+    np.testing.assert_allclose(both[0], np.stack(both[1:]), rtol=1e-6)
+
+
+def test_axes_are_stretched():
+  """A ramp stays one, from end to end; no offset stays no offset."""
+  ramp = np.linspace(0, 1, 3)[:, None]
+  for name, grid, new in (
+    ('rows', (3, 2), (5, 9)),
+    ('columns', (2, 3), (9, 5)),
+  ):
+    resized = positions.resize_leaf(name, ramp, grid, new, 'aligned')
+    np.testing.assert_allclose(resized[:, 0], np.linspace(0, 1, 5), atol=1e-6)
+  signed = np.linspace(-1, 1, 15)[:, None]  # 8 tokens, 2 before 6 patches
+  resized = positions.resize_leaf('offsets', signed, (2, 3), (4, 3), 'aligned')
+  np.testing.assert_allclose(resized[:, 0], np.linspace(-1, 1, 27), atol=1e-6)
+  for method in positions.METHODS:
+    middle = positions.resize_leaf('offsets', signed, (2, 3), (4, 3), method)
+    assert abs(middle[13, 0]) < 1e-6
+
+
+def test_tables_of_another_grid():
+  """The error names what came."""
+  for name, length in (('rows', 4), ('offsets', 9)):
+    with pytest.raises(UserError, match='2x3 grid'):
+      positions.resize_leaf(
+        name, np.zeros((length, 2)), GRID, (4, 4), 'aligned'
+      )
+
+
+# Programs
+
+
+EVERYTHING = dict(layer_scale=0.5, qk_norm=True)
+HARDEST = [('relative', 'layers'), ('rope2d', None)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('kind, at', HARDEST)
+def test_programs_agree(kind, at, monkeypatch):
+  """Unrolled with rematerialisation, on eight devices and on one."""
+  monkeypatch.setattr(sharding, 'MIN_FSDP_SIZE', 1)  # split even these
+  images = images_of(8, *SIZE)
+  model = model_of(kind, at, **EVERYTHING)
+  params = noise_params(model, SIZE)
+
+  def loss(model, params, images):
+    logits = model.apply({'params': params}, images)
+    return (logits * np.cos(np.arange(40)).reshape(8, 5)).sum()
+
+  def gradient(model, *arguments):
+    run = jax.jit(jax.value_and_grad(functools.partial(loss, model)))
+    return run(*arguments)
+
+  expected = gradient(model, params, images)
+  other = model_of(kind, at, **EVERYTHING, remat='dots', unroll=2)
+  mesh = sharding.make_mesh(jax.devices(), data=2, fsdp=2, model=2)
+  places = sharding.shardings(params, mesh, model.sharding_rules)
+  with jax.set_mesh(mesh):
+    split = jax.device_put(params, places)
+    batch = jax.device_put(images, sharding.batch_sharding(mesh))
+    found = gradient(other, split, batch)
+  np.testing.assert_allclose(found[0], expected[0], rtol=1e-5)
+  for path, leaf in tree.flatten(expected[1]).items():
+    # atol: sums over examples in another order
+    atol = 1e-4 * max(np.abs(leaf).max(), 1e-2)
+    np.testing.assert_allclose(tree.flatten(found[1])[path], leaf, atol=atol)
+
+
+def test_flops_of_relative_positions():
+  """A product of queries with an embedding for each query and key."""
+
+  def count(model):
+    params = abstract(model, SIZE)
+    images = jax.ShapeDtypeStruct((1, *SIZE, 3), np.float32)
+    return flops.of_forward(
+      lambda p, x: model.apply({'params': p}, x), params, images
+    )
+
+  more = count(model_of('relative', 'layers')) - count(model_of('none', None))
+  assert more == 2 * 2 * 8 * 8 * 32  # layers, multiply and add, q, k, heads · c
+
+
+def pallas_calls(model, monkeypatch):
+  monkeypatch.setattr(sharding, 'on_tpu', lambda: True)
+  params = abstract(model, SIZE)
+  images = jax.ShapeDtypeStruct((1, *SIZE, 3), np.float32)
+  program = jax.make_jaxpr(lambda p, x: model.apply({'params': p}, x))
+  return 'pallas_call' in str(program(params, images))
+
+
+@pytest.mark.parametrize(
+  'options, kernels',
+  [
+    (dict(position_at='layers', registers=2, layer_scale=0.1), True),
+    (dict(position='relative'), False),
+    (dict(position='rope2d'), False),
+    (dict(qk_norm=True), False),
+  ],
+)
+def test_kernels_where_they_compute_the_same(options, kernels, monkeypatch):
+  """Options that change attention take XLA's path on a TPU, and say so."""
+  sizes = SIZES | dict(width=128)
+  model = Model(5, **sizes, **options)
+  assert pallas_calls(model, monkeypatch) == kernels
+  assert (model.kernels is not None) == kernels
+  said = model.computed_by(SIZE)
+  assert said.startswith(
+    'attention by kernels' if kernels else 'attention by X'
+  )
+  if not kernels:
+    assert next(iter(options)) in said
+    with pytest.raises(UserError, match='know nothing of'):
+      Model(5, **sizes, **options, attention='kernel')
+
+
+@pytest.mark.parametrize(
+  'options, words',
+  [
+    (dict(position='3d'), 'learned, 2d'),
+    (dict(position='relative', position_at='stem'), 'allowed: layers, shared'),
+    (dict(position='none', position_at='stem'), 'leave it out'),
+    (dict(position='2d', prefix_positions=False), "position='learned'"),
+    (dict(position='sincos2d', width=30), '4 divides; it is 30'),
+    (dict(position='rope2d', num_heads=16), 'width of a head'),
+  ],
+)
+def test_impossible_positions(options, words):
+  """Each says what is allowed."""
+  with pytest.raises(UserError, match=words):
+    Model(5, **SIZES | options)
+
+
+def test_relative_weights_are_those_that_are_used():
+  """What `want=('attention',)` gives multiplies the values."""
+  rng = np.random.default_rng(0)
+  query, key, value = rng.normal(size=(3, 2, 4, 2, 8)).astype(np.float32)
+  relative = rng.normal(size=(4, 4, 8)).astype(np.float32)
+  arguments = [jnp.array(x) for x in (query, key, value, relative)]
+  weights = multi_head._weights(arguments[0], arguments[1], arguments[3])
+  np.testing.assert_allclose(
+    multi_head.relative_attention(*arguments),
+    np.einsum('nhqk,nkhc->nqhc', weights, value),
+    atol=1e-5,
+  )

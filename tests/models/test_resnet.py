@@ -1,0 +1,216 @@
+"""BiT's ResNet and the hybrids' stem: sizes, layers, what is refused."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny_vit import KEY, abstract, images_of, noise_params
+
+from vit_jax.arrays import tree
+from vit_jax.errors import UserError
+from vit_jax.models import resnet, vit
+from vit_jax.models.layers import convolution
+from vit_jax.models.layers.group_norm import GroupNorm
+
+TINY = dict(depths=(3,), width_factor=1, dtype='float32')
+STEM = dict(name='resnet', depths=(1, 1))
+SIZES = dict(width=64, depth=1, mlp_dim=64, num_heads=2, dtype='float32')
+
+# Sizes
+
+
+@pytest.mark.parametrize(
+  'variant, expected',
+  [
+    *(('R50x1', 23_500_352), ('R152x2', 232_238_208), ('R200x3', 562_488_000)),
+    *(('R50+B/16', 97_890_112), ('R50+B/32', 110_176_832)),
+    *(('R50+L/16', 315_458_624), ('R50+L/32', 327_969_856)),
+  ],
+)
+def test_parameter_counts(variant, expected):
+  """Those of the public models, without a head."""
+  build = vit.Model if '/' in variant else resnet.Model
+  assert tree.size(abstract(build(0, variant=variant))) == expected
+
+
+@pytest.mark.parametrize(
+  'variant, size, grid',
+  [
+    *(('R50+B/16', (224, 224), (14, 14)), ('R50+L/32', (224, 384), (7, 12))),
+    *(('R26+S/32', (224, 224), (7, 7)), ('R26+B/32', (224, 224), (7, 7))),
+    ('R+Ti/16', (384, 224), (12, 7)),  # in truth patches of 32 pixels
+    ('R50+B/16', (225, 224), (15, 14)),  # SAME rounds up
+  ],
+)
+def test_grids_of_hybrids(variant, size, grid):
+  """Places of the stem's map, in patches; a position embedding for each."""
+  model = vit.Model(0, variant=variant)
+  model.check(size)
+  assert model.grid(size) == grid
+  slots = abstract(model, size)['position']['embedding'].shape[1]
+  assert slots == 1 + grid[0] * grid[1]
+
+
+def test_a_map_that_the_patch_does_not_divide():
+  """The error speaks of the map; dropping the remainder is allowed."""
+  with pytest.raises(
+    UserError, match='map of 57x56 places, of an image of 225'
+  ):
+    vit.Model(0, variant='R+Ti/16').check((225, 224))
+  dropped = vit.Model(0, variant='R+Ti/16', remainder='drop')
+  assert dropped.grid((225, 224)) == (7, 7)
+
+
+def test_a_hybrid_changes_resolution():
+  """Its position embedding is interpolated from grid to grid."""
+  model = vit.Model(0, **SIZES, patch_size=1, stem=STEM)
+  old = np.random.default_rng(0).normal(size=(1, 1 + 4 * 4, 64))
+  leaves = {'position/embedding': old.astype(np.float32)}
+  found = model.adapt(leaves, (32, 32), (32, 64), 'aligned')
+  assert found['position/embedding'].shape == (1, 1 + 4 * 8, 64)
+
+
+@pytest.mark.parametrize(
+  'build, settings, words',
+  [
+    (resnet.Model, dict(variant='R50x5'), 'R50|R101|R152|R200'),
+    (resnet.Model, dict(variant='R51x1'), "'R51x1'"),
+    (resnet.Model, dict(), 'lacks depths, width_factor'),
+    (resnet.Model, TINY | dict(depths=(2, 0)), 'model.depths[1] is 0'),
+    (resnet.Model, TINY | dict(depths=()), 'number of model.depths is 0'),
+    (resnet.Model, TINY | dict(width_factor=0), 'width_factor is 0'),
+    (resnet.Model, TINY | dict(remat='some'), "'none', 'full', 'dots'"),
+    (resnet.Model, TINY | dict(dtype='float16'), 'bfloat16'),
+    (resnet.Model, TINY | dict(unroll=0), 'model.unroll is 0'),
+    (vit.Model, dict(variant='R50+B/14'), 'R50+…/16'),
+    (vit.Model, dict(variant='R50+X/16'), "'R50+X/16'"),
+    (
+      vit.Model,
+      dict(variant='B/16', stem=STEM | dict(depths=(0,))),
+      'model.stem.depths[0] is 0',
+    ),
+    (
+      vit.Model,
+      dict(variant='B/16', stem=dict(name='resnt', depths=())),
+      "mean 'resnet'",
+    ),
+  ],
+)
+def test_impossible_models(build, settings, words):
+  """Each mistake says what came and what is allowed."""
+  with pytest.raises(UserError) as error:
+    build(10, **settings)
+  assert words in str(error.value)
+
+
+# Layers
+
+
+@pytest.mark.parametrize(
+  'dtype, tolerance', [('float32', 1e-5), ('bfloat16', 0.02)]
+)
+def test_group_norm(dtype, tolerance):
+  """Each group of neighbouring channels: mean 0 and deviation 1 over all."""
+  rng = np.random.default_rng(0)
+  x = rng.normal(3, 5, (2, 3, 4, 96)).astype(dtype)
+  layer = GroupNorm(1e-5, jnp.dtype(dtype))
+  scale, bias = rng.normal(size=(2, 96)).astype(np.float32)
+  y = layer.apply({'params': dict(scale=scale, bias=bias)}, jnp.asarray(x))
+  groups = x.astype(np.float64).reshape(2, 12, 32, 3)
+  groups = groups - groups.mean((1, 3), keepdims=True)
+  groups /= np.sqrt((groups**2).mean((1, 3), keepdims=True) + 1e-5)
+  expected = groups.reshape(x.shape) * scale + bias
+  np.testing.assert_allclose(
+    np.asarray(y, np.float32), expected, rtol=tolerance, atol=tolerance
+  )
+
+
+@pytest.mark.parametrize(
+  'standardize', [convolution.by_variance, convolution.by_deviation]
+)
+def test_standardised_kernels(standardize):
+  """Mean 0, deviation 1 of each output, whatever was added or multiplied."""
+  kernel = jax.random.normal(KEY, (3, 3, 8, 5))
+  standard = standardize(kernel)
+  np.testing.assert_allclose(standard.mean((0, 1, 2)), np.zeros(5), atol=1e-6)
+  np.testing.assert_allclose(standard.std((0, 1, 2)), np.ones(5), rtol=2e-5)
+  again = standardize(3 * kernel + jnp.arange(5))
+  np.testing.assert_allclose(again, standard, rtol=1e-3, atol=1e-4)
+  constant = jax.grad(lambda k: standardize(k).sum())(jnp.ones((1, 1, 8, 5)))
+  assert np.all(np.isfinite(constant))
+
+
+def test_max_pooling_of_bit_sees_zeros():
+  """Its code pads with zeros, the hybrids' with nothing."""
+  negative = jnp.full((1, 4, 4, 1), -2.0)
+  fixed = convolution.max_pool(negative, 'fixed')[0, ..., 0]
+  np.testing.assert_array_equal(fixed, [[0, 0], [0, -2]])
+  same = convolution.max_pool(negative, 'same')
+  np.testing.assert_array_equal(same, np.full((1, 2, 2, 1), -2.0))
+
+
+def test_start_values():
+  """A fresh head answers its bias; units of a stem start as the identity."""
+  model = resnet.Model(7, **TINY, head_bias=-10.0)
+  params = jax.jit(model.init)(KEY, jnp.zeros((1, 16, 16, 3)))['params']
+  assert not np.any(params['head']['kernel'])
+  assert np.all(params['head']['bias'] == -10)
+  kernels = np.asarray(params['block1']['layers']['conv2']['kernel'])
+  assert kernels.std() == pytest.approx(1 / np.sqrt(9 * 64), rel=0.05)
+  assert not np.allclose(kernels[0], kernels[1])
+  hybrid = vit.Model(0, **SIZES, patch_size=1, stem=STEM | dict(depths=(2,)))
+  stem = jax.jit(hybrid.init)(KEY, jnp.zeros((1, 8, 8, 3)))['params']['stem']
+  assert not np.any(stem['block1']['layers']['gn3']['scale'])
+  assert np.all(stem['block1']['unit1']['gn1']['scale'] == 1)
+
+
+# Results
+
+
+def test_what_is_inside():
+  """Tokens are the last map; other wishes are refused with one message."""
+  model = resnet.Model(0, **TINY | dict(depths=(1,)))
+  params, images = noise_params(model, (16, 12)), images_of(2, 16, 12)
+
+  def predict(*want):
+    variables = {'params': params}
+    return model.apply(variables, images, None, want, method='predict')
+
+  out = predict('tokens')
+  assert out['tokens'].shape == (2, 4 * 3, 256)
+  np.testing.assert_allclose(
+    out['features'], out['tokens'].mean(1), rtol=1e-4, atol=1e-5
+  )
+  np.testing.assert_array_equal(out['features'], out['logits'])
+  for want in ('layers', 'attention'):
+    with pytest.raises(UserError, match=f"no {want} .*'maps'"):
+      predict(want)
+
+
+@pytest.mark.parametrize('remat', ['full', 'dots'])
+def test_the_reference_is_the_same_function(remat):
+  """Gradients do not depend on unrolling and rematerialisation."""
+  model = resnet.Model(3, **TINY, remat=remat, unroll=9)
+  params, images = noise_params(model, (16, 16)), images_of(2, 16, 16)
+  plain = model.reference
+  assert (plain.remat, plain.unroll) == ('none', 1)
+
+  def gradient(model):
+    def loss(params):
+      return jnp.square(model.apply({'params': params}, images)).mean()
+
+    return tree.flatten(jax.jit(jax.grad(loss))(params))
+
+  ours, theirs = gradient(model), gradient(plain)
+  for path, leaf in ours.items():
+    size = np.abs(theirs[path]).max()
+    assert size > 0, path
+    np.testing.assert_allclose(leaf / size, theirs[path] / size, atol=1e-4)
+
+
+def test_a_hybrids_reference_has_a_plain_stem():
+  settings = dict(patch_size=1, stem=STEM, remat='dots', unroll=4)
+  model = vit.Model(0, **SIZES, **settings)
+  assert (model.stem.remat, model.stem.unroll) == ('dots', 4)
+  plain = model.reference
+  assert (plain.stem.remat, plain.stem.unroll) == ('none', 1)

@@ -1,0 +1,289 @@
+"""Swin Transformers: sizes, windows, drop path, programs."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec
+from tiny_vit import KEY, abstract, images_of, noise_params
+
+from vit_jax.arrays import flops, sharding, tree
+from vit_jax.errors import UserError
+from vit_jax.models.swin import Model, relative
+from vit_jax.models.swin.windows import Windows
+
+TINY = dict(width=8, depths=(2, 2), num_heads=2, window_size=2, dtype='float32')
+
+
+def run(model, params, *inputs, **settings):
+  """`model.apply`, compiled."""
+  apply = jax.jit(
+    lambda p, *inputs: model.apply({'params': p}, *inputs, **settings)
+  )
+  return apply(params, *inputs)
+
+
+# Sizes
+
+
+@pytest.mark.parametrize(
+  'variant, expected',
+  [
+    ('T', 28_288_354),
+    ('S', 49_606_258),
+    ('B', 87_768_224),
+    ('L', 196_532_476),
+  ],
+)
+def test_parameter_counts(variant, expected):
+  """Those of the authors' models, at 224 pixels and 1000 classes."""
+  assert tree.size(abstract(Model(1000, variant=variant))) == expected
+
+
+def test_operations_of_the_smallest():
+  """Table 1: Swin-T takes 4.5 G multiply-adds for an image of 224 pixels."""
+  model = Model(1000, variant='T')
+  images = jax.ShapeDtypeStruct((1, 224, 224, 3), jnp.float32)
+  params = abstract(model)
+  count = flops.of_forward(
+    lambda params, x: model.apply({'params': params}, x), params, images
+  )
+  assert count / 2 == pytest.approx(4.5e9, rel=0.01)
+
+
+@pytest.mark.parametrize(
+  'settings, words',
+  [
+    (dict(variant='H'), "'H'"),
+    (dict(), 'width, depths, num_heads'),
+    (TINY | dict(depths=(2, 3)), 'even number'),
+    (TINY | dict(depths=()), 'even number'),
+    (TINY | dict(width=9), 'num_heads must divide'),
+    (TINY | dict(window_size=0), 'model.window_size'),
+    (TINY | dict(drop_path=1.0), 'model.drop_path'),
+    (TINY | dict(remat='some'), "'none', 'full', 'dots'"),
+    (TINY | dict(dtype='float16'), 'bfloat16'),
+  ],
+)
+def test_impossible_models(settings, words):
+  """Each mistake says what came and what is allowed."""
+  with pytest.raises(UserError) as error:
+    Model(10, **settings)
+  assert words in str(error.value)
+
+
+def test_what_it_has_not():
+  """No stack of layers or attention; no image that patches do not fill."""
+  model = Model(5, **TINY)
+  params, images = noise_params(model, (8, 8)), images_of(1, 8, 8)
+  for name in ('layers', 'attention'):
+    with pytest.raises(UserError, match=f'no {name}.*stages'):
+      model.apply({'params': params}, images, None, (name,), method='predict')
+  with pytest.raises(UserError, match='30x32 .*multiples of 4'):
+    model.check((30, 32))
+
+
+def test_what_is_inside():
+  """The mean of the tokens are the features, which the head reads."""
+  model = Model(5, **TINY)
+  params, images = noise_params(model, (16, 24)), images_of(2, 16, 24)
+  out = run(model, params, images, want=('tokens',), method='predict')
+  assert out['tokens'].shape == (2, 2 * 3, 16)
+  np.testing.assert_allclose(out['features'], out['tokens'].mean(1), rtol=1e-5)
+  head = params['head']
+  np.testing.assert_allclose(
+    out['logits'], out['features'] @ head['kernel'] + head['bias'], rtol=1e-4
+  )
+  headless = Model(0, **TINY, drop_path=0.9)  # which needs a key
+  body = {k: v for k, v in params.items() if k != 'head'}
+  np.testing.assert_array_equal(run(headless, body, images), out['features'])
+
+
+def test_start_values():
+  """N(0, 0.02) but for the patch embedding: PyTorch's ±1/√inputs."""
+  model = Model(10, **TINY | dict(width=64))
+  key = jax.random.key(0, impl='unsafe_rbg')  # quick to compile
+  params = jax.jit(model.init)(key, images_of(1, 16, 16))
+  flat = tree.flatten(params['params'])
+  for path in (
+    *('stage1/layers/plain/attention/query/kernel', 'head/kernel'),
+    *('stage2/layers/shifted/mlp/fc2/kernel', 'merge1/kernel'),
+  ):
+    assert np.std(flat[path]) == pytest.approx(0.02, rel=0.1), path
+  assert np.any(flat['stage1/layers/plain/attention/bias_table'])
+  for leaf in ('kernel', 'bias'):
+    largest = np.abs(flat[f'embedding/{leaf}']).max()
+    assert 0.9 / np.sqrt(48) < largest <= 1 / np.sqrt(48), leaf
+  for path in ('stage1/layers/plain/mlp/fc1/bias', 'head/bias'):
+    assert not np.any(flat[path]), path
+
+
+# Windows
+
+
+@pytest.mark.parametrize('shifted', [False, True])
+@pytest.mark.parametrize('grid', [(8, 8), (4, 12), (7, 9), (3, 8)])
+def test_windows_are_put_back(grid, shifted):
+  """`join` undoes `cut`; windows hold neighbours, shifted or not."""
+  windows = Windows.of(grid, 4, shifted)
+  x = jnp.arange(2 * grid[0] * grid[1] * 3.0).reshape(2, -1, 3)
+  cut = windows.cut(x)
+  assert cut.shape[2:] == (windows.size**2, 3)
+  np.testing.assert_array_equal(windows.join(cut), x)
+  if min(grid) <= 4:  # the window is as large as the map: not shifted
+    assert (windows.size, windows.shift) == (min(grid), 0)
+    assert windows.mask() is None
+
+
+@pytest.mark.parametrize('grid', [(8, 8), (7, 9)])
+def test_the_mask_keeps_to_windows_of_the_unrolled_map(grid):
+  """Tokens see each other where shifted windows, cut at the edges, hold both.
+
+  The windows' edges lie at shift, shift + size, … of the padded map; the first
+  and the last window of a row are what is left.
+  """
+  windows = Windows.of(grid, 4, shifted=True)
+  rows, columns = windows.padded
+  full = windows._replace(rows=rows, columns=columns)
+  places = jnp.arange(rows * columns, dtype=jnp.float32).reshape(1, -1, 1)
+  cut = np.asarray(full.cut(places))[0, :, :, 0].astype(int)
+  window_of = np.stack(
+    [(cut // columns + 2) // 4, (cut % columns + 2) // 4], axis=-1
+  )
+  same = (window_of[:, :, None] == window_of[:, None, :]).all(-1)
+  np.testing.assert_array_equal(windows.mask(), np.where(same, 0, -100))
+
+
+def test_index_of_relative_positions():
+  """Pairs with the same offset share a row, and no others do."""
+  index = relative.index(3)
+  y, x = np.divmod(np.arange(9), 3)
+  offsets = {}
+  for q, k in np.ndindex(9, 9):
+    offsets.setdefault((y[q] - y[k], x[q] - x[k]), set()).add(index[q, k])
+  assert all(len(rows) == 1 for rows in offsets.values())
+  assert {row for rows in offsets.values() for row in rows} == {*range(25)}
+  assert offsets[-2, -2] == {0} and offsets[-2, -1] == {1}
+  assert offsets[2, 2] == {24}
+
+
+def test_tables_follow_the_windows():
+  """Resized where the window changes, which only 'bicubic' may do."""
+  small, large = Model(0, **TINY), Model(0, **TINY | dict(window_size=4))
+  before = tree.flatten(noise_params(small, (16, 16)))
+  sized = {
+    k: np.asarray(v) for k, v in before.items() if k.startswith(small.sized)
+  }
+  assert len(sized) == 4
+  same = small.adapt(sized, (16, 16), (32, 32), 'aligned')
+  assert all(np.array_equal(same[k], sized[k]) for k in sized)
+  wanted = tree.flatten(abstract(large, (24, 24)))  # maps of 6 and 3
+  resized = large.adapt(sized, (16, 16), (24, 24), 'bicubic')
+  for path, table in resized.items():
+    assert table.shape == wanted[path].shape, path
+  with pytest.raises(UserError, match="position_resize='bicubic'"):
+    large.adapt(sized, (16, 16), (24, 24), 'aligned')
+
+
+# Drop path
+
+
+def test_the_law_of_drop_path():
+  """Block ℓ of L keeps each branch with probability 1 − rate · ℓ / (L − 1).
+
+  Kernels are zero, so that a block adds its biases alone: 1 by the MLP, 100 by
+  attention, both divided by what is kept, or nothing.
+  """
+  rate, n = 0.6, 2000
+  model = Model(0, **TINY, drop_path=rate)
+  params = jax.tree.map(jnp.zeros_like, noise_params(model, (8, 8)))
+  for stage in ('stage1', 'stage2'):
+    for kind in ('plain', 'shifted'):
+      block = params[stage]['layers'][kind]
+      block['mlp']['fc2']['bias'] += 1.0
+      block['attention']['out']['bias'] += 100.0
+  after = run(model, params, images_of(n, 8, 8), KEY, method='stages')
+  steps = [np.diff(x[..., 0], axis=1, prepend=0) for x in after]
+  shares = []
+  for layer in range(4):
+    keep = 1 - rate * layer / 3
+    step = steps[layer // 2][:, layer % 2]
+    assert np.ptp(step, axis=1).max() < 1e-3  # one decision for an image
+    kept = np.round(step[:, 0] * keep).astype(int)
+    assert {*kept} <= {0, 1, 100, 101}
+    np.testing.assert_allclose(step[:, 0] * keep, kept, atol=1e-3)
+    mlp, attention = kept % 100, kept // 100
+    for branch in (mlp, attention):  # five deviations
+      assert abs(branch.mean() - keep) <= 5 * np.sqrt(keep * (1 - keep) / n)
+    shares.append((mlp * attention).mean())
+    # Branches are independent.
+    assert abs(shares[-1] - keep**2) < 0.06
+
+
+# Programs
+
+
+def value_and_gradient(params, images, **settings):
+  """Loss and gradient in training, jitted, of a model with that setting."""
+  model = Model(5, **TINY | dict(depths=(4,)), drop_path=0.3, **settings)
+
+  def loss(params):
+    logits = model.apply({'params': params}, images, jax.random.key(7))
+    return (logits * jnp.cos(jnp.arange(logits.size)).reshape(-1, 5)).sum()
+
+  return jax.jit(jax.value_and_grad(loss))(params)
+
+
+@pytest.mark.slow
+def test_remat_and_unrolling_change_nothing():
+  """Same loss and gradients, hence the same paths dropped."""
+  params = noise_params(Model(5, **TINY | dict(depths=(4,))), (12, 12))
+  images = images_of(4, 12, 12)  # a map of 3: padded and shifted
+  jax.tree.map(
+    # atol: sums over tokens in another order, of terms of order one
+    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4),
+    value_and_gradient(params, images, remat='dots', unroll=9),
+    value_and_gradient(params, images),
+  )
+
+
+def three_steps(model, params, images, mesh):
+  """Parameters after three steps of SGD on a mesh."""
+  places = sharding.shardings(params, mesh, model.sharding_rules)
+
+  def step(params, images):
+    def loss(params):
+      logits = model.apply({'params': params}, images, KEY)
+      return (logits * jnp.cos(jnp.arange(logits.size)).reshape(-1, 8)).mean()
+
+    gradient = jax.grad(loss)(params)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradient)
+
+  with jax.set_mesh(mesh):
+    run = jax.jit(step, out_shardings=places)
+    params = jax.device_put(params, places)
+    images = jax.device_put(images, sharding.batch_sharding(mesh))
+    for _ in range(3):
+      params = run(params, images)
+  return params
+
+
+@pytest.mark.slow
+def test_eight_devices_are_one():
+  """Batch, parameters and heads split: the same parameters after training."""
+  sizes = dict(width=32, depths=(2, 2), num_heads=2, window_size=4)
+  model = Model(8, **sizes, dtype='float32')
+  params, images = noise_params(model, (24, 24), 0.1), images_of(8, 24, 24)
+  one = sharding.make_mesh(jax.devices()[:1])
+  eight = sharding.make_mesh(jax.devices(), data=2, fsdp=2, model=2)
+  alone = three_steps(model, params, images, one)
+  together = three_steps(model, params, images, eight)
+  moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), alone, params)
+  assert np.median(jax.tree.leaves(moved)) > 1e-4
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5),
+    alone,
+    jax.device_get(together),
+  )
+  kernel = together['stage2']['layers']['plain']['mlp']['fc1']['kernel']
+  assert kernel.sharding.spec == PartitionSpec(None, 'fsdp', 'model')

@@ -1,0 +1,56 @@
+"""LayerNorm, and what its backward pass keeps."""
+
+import functools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+from jaxtyping import Array, Float
+
+EPSILON = 1e-6  # the official JAX models'
+
+
+class LayerNorm(nn.Module):
+  """Normalisation of the last axis, statistics in float32.
+
+  The variance of float32 inputs is taken in two passes. For bfloat16 it is
+  E[x²] − E[x]², one pass: that loses half of float32's 24 bits only where the
+  mean is 64 times the deviation, and there the inputs' own 8 bits leave nothing
+  to lose. The statistics are kept for the backward pass (`SAVED`).
+  """
+
+  dtype: jnp.dtype
+  epsilon: float = EPSILON
+
+  @nn.compact
+  def __call__(self, x: Float[Array, '... d']) -> Float[Array, '... d']:
+    size = (x.shape[-1],)
+    scale = self.param('scale', nn.initializers.ones_init(), size)
+    bias = self.param('bias', nn.initializers.zeros_init(), size)
+    wide = x.astype(jnp.float32)
+    mean = checkpoint_name(wide.mean(axis=-1, keepdims=True), 'statistics')
+    if x.dtype == jnp.float32:
+      variance = jnp.square(wide - mean).mean(axis=-1, keepdims=True)
+    else:
+      variance = jnp.square(wide).mean(axis=-1, keepdims=True)
+      variance -= jnp.square(mean)
+    factor = _inverse_deviation(variance, self.epsilon)
+    return ((wide - mean) * (factor * scale) + bias).astype(self.dtype)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
+def _inverse_deviation(
+  variance: Float[Array, '...'], epsilon: float
+) -> Float[Array, '...']:
+  """1 / √(variance + ε); its derivative is computed from the result alone."""
+  factor = jax.lax.rsqrt(jnp.maximum(variance, 0) + epsilon)
+  return checkpoint_name(factor, 'statistics')
+
+
+@_inverse_deviation.defjvp
+def _(
+  epsilon: float, primals: tuple[Array], tangents: tuple[Array]
+) -> tuple[Array, Array]:
+  factor = _inverse_deviation(*primals, epsilon)
+  return factor, -0.5 * factor**3 * tangents[0]

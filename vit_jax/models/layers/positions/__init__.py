@@ -1,0 +1,12 @@
+"""Where tokens are in their image, told to a Transformer in several ways."""
+
+from vit_jax.models.layers.positions.embeddings import KINDS as KINDS
+from vit_jax.models.layers.positions.embeddings import Positions as Positions
+from vit_jax.models.layers.positions.embeddings import Scheme as Scheme
+from vit_jax.models.layers.positions.resizing import METHODS as METHODS
+from vit_jax.models.layers.positions.resizing import (
+  check_method as check_method,
+)
+from vit_jax.models.layers.positions.resizing import resize as resize
+from vit_jax.models.layers.positions.resizing import resize_leaf as resize_leaf
+from vit_jax.models.layers.positions.resizing import square_grid as square_grid

@@ -1,0 +1,68 @@
+"""Attention within windows, with relative position biases."""
+
+import functools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+from jaxtyping import Array, Float
+
+from vit_jax.models.attention import multi_head
+from vit_jax.models.layers.linear import Linear
+from vit_jax.models.swin import relative
+from vit_jax.models.swin.windows import Windows
+
+# Of all dense layers and tables. The authors truncate at ±2, a hundred
+# deviations: a normal distribution.
+INIT = nn.initializers.normal(0.02)
+
+
+class WindowAttention(nn.Module):
+  """Multi-head attention of each token to those of its window.
+
+  Parameters: `{query,key,value,out}/{kernel,bias}` and `bias_table`
+  `[(2W − 1)², heads]`, whose rows `relative.index` chooses.
+
+  Reference: section 3.2, equations 3 and 4.
+  """
+
+  num_heads: int
+  windows: Windows
+  dtype: jnp.dtype
+
+  @nn.compact
+  def __call__(self, x: Float[Array, 'n t d']) -> Float[Array, 'n t d']:
+    width, side = x.shape[-1], self.windows.size
+    heads = (self.num_heads, width // self.num_heads)
+    x = self.windows.cut(x)  # [n, w, s, d]
+    dense = functools.partial(Linear, kernel_init=INIT, dtype=self.dtype)
+    inputs = [
+      checkpoint_name(dense(heads, model_dim=-2, name=part)(x), part)
+      for part in ('query', 'key', 'value')
+    ]
+    rows = (2 * side - 1) ** 2
+    table = self.param('bias_table', INIT, (rows, self.num_heads))
+    bias = jnp.asarray(table)[relative.index(side)].transpose(2, 0, 1)[None]
+    mask = self.windows.mask()
+    if mask is not None:
+      bias = bias + mask[:, None]  # [w, h, s, s]
+    y = checkpoint_name(_attend(*inputs, bias), multi_head.SAVED[3])
+    y = dense((width,), inputs=heads, model_dim=-3, name='out')(y)
+    return self.windows.join(y)
+
+
+@jax.checkpoint  # the weights are the largest arrays, and are made again
+def _attend(
+  query: Float[Array, 'n w q h c'],
+  key: Float[Array, 'n w k h c'],
+  value: Float[Array, 'n w k h c'],
+  bias: Float[Array, '#w h q k'],
+) -> Float[Array, 'n w q h c']:
+  """softmax(q·k / √c + bias) v, logits and soft-max in float32."""
+  query = query * jnp.asarray(query.shape[-1] ** -0.5, query.dtype)
+  wide = dict(preferred_element_type=jnp.float32)
+  logits = jnp.einsum('nwqhc,nwkhc->nwhqk', query, key, **wide)
+  weights = jax.nn.softmax(logits + bias).astype(value.dtype)
+  y = jnp.einsum('nwhqk,nwkhc->nwqhc', weights, value, **wide)
+  return y.astype(value.dtype)
