@@ -5,11 +5,12 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh
 
 from vit_jax.arrays import sharding
 from vit_jax.config import plugins, sections
+from vit_jax.data import contract
 from vit_jax.data.augment.transforms import square
 from vit_jax.data.contract import Preprocess
 from vit_jax.errors import UserError, closest
@@ -26,23 +27,30 @@ class Pretrained:
     path: where they come from.
     about: model and objective (config sections), num_classes, image_size,
       preprocess (config section), class_names; for a checkpoint also the whole
-      config.
+      config; for weights of another project `normalization`, the mean and std
+      of pixels in [0, 1] that are folded into the patch embedding.
     load: (shapes with shardings) → parameters.
     load_average: the same for the average of parameters, None if there is none.
+    load_extra: the same for the objective's own state (a teacher, say).
   """
 
   path: str
   about: dict[str, Any]
   load: Callable[[PyTree], PyTree]
-  load_average: Callable[[PyTree], PyTree | None]
+  load_average: Callable[[PyTree], PyTree | None] = lambda abstract: None
+  load_extra: Callable[[PyTree], PyTree | None] = lambda abstract: None
 
   @property
   def image_size(self) -> tuple[int, int]:
     """(height, width) that the position embedding is made for, pixels."""
     return square(tuple(self.about['image_size']))
 
-  def model(self, **changes: Any) -> Any:
-    """The model the weights belong to, with changes to its section."""
+  def changed(self, **changes: Any) -> 'Pretrained':
+    """The same weights, with changes to the model's section.
+
+    Raises:
+      UserError: the model has no such key.
+    """
     section = {'name': 'vit', **self.about['model'], **changes}
     constructor = sections.constructor('model', section)
     unknown = [key for key in changes if key not in plugins.keys(constructor)]
@@ -51,6 +59,12 @@ class Pretrained:
         f'the model {section["name"]!r} has no {unknown[0]!r}; '
         f'{closest(unknown[0], plugins.keys(constructor))}.'
       )
+    return dataclasses.replace(self, about={**self.about, 'model': section})
+
+  def model(self, **changes: Any) -> Any:
+    """The model the weights belong to, with changes to its section."""
+    section = self.changed(**changes).about['model']
+    constructor = sections.constructor('model', section)
     return plugins.build(constructor, section, self.about['num_classes'])
 
   def objective(self, **changes: Any) -> Any:
@@ -71,10 +85,43 @@ class Pretrained:
 
   def abstract_params(self, mesh: Mesh) -> PyTree:
     """Shapes and shardings of the parameters on a mesh."""
-    objective = self.objective()
-    batch = {'image': jnp.zeros((1, *self.image_size, 3), jnp.uint8)}
-    params, _ = jax.eval_shape(lambda: objective.init(jax.random.key(0), batch))
-    return sharding.with_shardings(params, mesh, objective.sharding_rules)
+    return self._abstract(mesh)[0]
+
+  def _abstract(self, mesh: Mesh) -> tuple[PyTree, PyTree]:
+    """Shapes and shardings of the parameters and of the extra state."""
+    objective, batch = self.objective(), self._abstract_batch()
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    state = jax.eval_shape(objective.init, key, batch)
+    return sharding.with_shardings(state, mesh, objective.sharding_rules)
+
+  def _abstract_batch(self) -> dict[str, jax.ShapeDtypeStruct]:
+    """One example's shapes, as the transform of the training declares them."""
+    augment = self.about.get('config', {}).get('augment')
+    if augment is None:  # weights alone, of a classification
+      spec = {'image': ((*self.image_size, 3), np.dtype(np.uint8))}
+    else:
+      spec = contract.check_spec(
+        sections.build('augment', augment, self.image_size)
+      )
+    return {
+      key: jax.ShapeDtypeStruct(shape, dtype)
+      for key, (shape, dtype) in contract.layout(spec, 1).items()
+    }
+
+  def weights(self, mesh: Mesh) -> dict[str, PyTree]:
+    """All that is worth evaluating, by the names of `Trainer.weights`.
+
+    Weights alone, without the objective's own state, are one set: ''.
+    """
+    abstract, abstract_extra = self._abstract(mesh)
+    params, extra = self.load(abstract), abstract_extra
+    if jax.tree.leaves(abstract_extra):
+      extra = self.load_extra(abstract_extra)
+    found = {'': params}
+    if extra is not None:
+      found = self.objective().weights(params, extra)
+    average = self.load_average(abstract)
+    return found if average is None else found | {'_ema': average}
 
 
 class Format(NamedTuple):

@@ -9,7 +9,9 @@ from jax.sharding import Mesh
 from vit_jax import checkpoint
 from vit_jax.arrays import sharding, tree
 from vit_jax.arrays.host import place, to_host
+from vit_jax.errors import UserError
 from vit_jax.models.contract import Model, Size
+from vit_jax.objectives.contract import Objective
 from vit_jax.weights.contract import Pretrained
 
 log = logging.getLogger('vit_jax')
@@ -27,6 +29,9 @@ class Target(Protocol):
 
   @property
   def image_size(self) -> Size: ...
+
+  @property
+  def objective(self) -> Objective: ...
 
   def abstract_state(self) -> Any:
     """Its state's shapes and shardings; `params` among them."""
@@ -94,32 +99,80 @@ def transfer(source: Pretrained, target: Target, method: str) -> PyTree:
   Raises:
     UserError: the body does not fit the target's model.
   """
-  mesh, model = target.mesh, target.model
+  wanted, came = _wanted(target), _came(source, target, method)
+  fresh = target.model.fresh
+  body = {k: v for k, v in came.items() if not k.startswith(fresh)}
+  of_model = {k: v for k, v in wanted.items() if not k.startswith(fresh)}
+  checkpoint.check_shapes(source.path, _shapes(body), _shapes(of_model))
+  return _started(body, target)
+
+
+def start(source: Pretrained, target: Target, method: str) -> PyTree:
+  """Parameters for a training that starts from weights: all that fits.
+
+  Args:
+    source: of the weights.
+    target: the training; what the weights lack, or hold in another shape, is
+      initialised.
+    method: of resizing what depends on the image size.
+
+  Raises:
+    UserError: nothing fits.
+  """
+  wanted, came = _wanted(target), _came(source, target, method)
+  shapes = _shapes(wanted)
+  fitting = {k: v for k, v in came.items() if shapes.get(k) == v.shape}
+  if not fitting:
+    raise UserError(
+      f'nothing of {source.path} fits the model: it holds '
+      f'{", ".join(sorted(came)[:3])}, …, and the model takes '
+      f'{", ".join(sorted(wanted)[:3])}, …. Give weights of such a model as '
+      'config.init_from.'
+    )
+  left = [
+    f'{k} {leaf.shape} (here {shapes.get(k, "none")})'
+    for k, leaf in came.items()
+    if k not in fitting
+  ]
+  if left:
+    log.warning('not taken over from %s: %s', source.path, ', '.join(left))
+  return _started(fitting, target)
+
+
+def _came(source: Pretrained, target: Target, method: str) -> dict[str, Any]:
+  """The model's parameters in a source by path, for the target's images."""
+  mesh = target.mesh
   params = source.backbone(source.load(source.abstract_params(mesh)))
   sizes = source.image_size, target.image_size
-  params = adapt(params, model, *sizes, method, mesh)
-  wanted = tree.flatten(target.abstract_state().params)
-  body = {
-    path: leaf
-    for path, leaf in tree.flatten(params).items()
-    if not path.startswith(model.fresh)
-  }
-  fresh_paths = [path for path in wanted if path.startswith(model.fresh)]
+  return tree.flatten(adapt(params, target.model, *sizes, method, mesh))
 
-  def fresh(key: jax.Array) -> dict[str, jax.Array]:
-    init = tree.flatten(target.init_state(key).params)
-    return {path: init[path] for path in fresh_paths}
 
-  places = {path: wanted[path].sharding for path in fresh_paths}
-  flat = body | jax.jit(fresh, out_shardings=places)(target.key())
-  checkpoint.check_shapes(
-    source.path,
-    {path: leaf.shape for path, leaf in flat.items()},
-    {path: leaf.shape for path, leaf in wanted.items()},
-  )
+def _wanted(target: Target) -> dict[str, Any]:
+  """Shapes of the model's parameters in the target, by path."""
+  params = target.abstract_state().params
+  return tree.flatten(jax.eval_shape(target.objective.backbone, params))
+
+
+def _shapes(flat: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+  return {path: tuple(leaf.shape) for path, leaf in flat.items()}
+
+
+def _started(taken: dict[str, jax.Array], target: Target) -> PyTree:
+  """The objective's parameters: fresh, with those of the model taken over."""
+  objective = target.objective
+
+  def init(taken: dict[str, jax.Array], key: jax.Array) -> PyTree:
+    params = target.init_state(key).params
+    model = tree.flatten(objective.backbone(params)) | taken
+    return objective.start_params(params, tree.unflatten(model))
+
+  fresh = [path for path in _wanted(target) if path not in taken]
   log.info(
     'weights taken over: %s; fresh: %s',
-    f'{tree.size(body):,}',
-    ', '.join(fresh_paths),
+    f'{tree.size(taken):,}',
+    ', '.join(fresh) or 'none',
   )
-  return tree.unflatten(flat)
+  state = target.abstract_state().params
+  places = jax.tree.map(lambda leaf: leaf.sharding, state)
+  started = jax.jit(init, donate_argnums=0, out_shardings=places)
+  return started(taken, target.key())

@@ -27,8 +27,9 @@ def load(path: str) -> Pretrained:
   """
   if paths.locate(path).is_file():
     raise UserError(
-      f'{path} is a file, and of files only official .npz are read: give one, '
-      'a workdir or a checkpoint step directory.'
+      f'{path} is a file, and of files .npz, .safetensors, .pth, .pt and .bin '
+      'are read: give one, a Hugging Face directory, a workdir or a checkpoint '
+      'step directory.'
     )
   step_dir = checkpoint.step_directory(path)
   about = checkpoint.load_about(step_dir)
@@ -43,6 +44,7 @@ def load(path: str) -> Pretrained:
     about,
     functools.partial(checkpoint.load_params, step_dir),
     functools.partial(checkpoint.load_average, step_dir),
+    functools.partial(checkpoint.load_extra, step_dir),
   )
 
 

@@ -1,4 +1,7 @@
-"""Official `.npz` weights of plain Vision Transformers (FLAX names).
+"""Official `.npz` weights: Vision Transformers, hybrids, BiT's ResNets.
+
+The names of a plain Vision Transformer (FLAX) are here, those of a hybrid's
+stem in `npz_hybrid`, BiT's in `npz_bit`.
 
 Both numberings of sub-modules occur: the original one (LayerNorm_0 and _2,
 MultiHeadDotProductAttention_1, MlpBlock_3) and the later one that counts each
@@ -11,7 +14,6 @@ import re
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from vit_jax import checkpoint
@@ -21,6 +23,7 @@ from vit_jax.errors import UserError
 from vit_jax.files import paths
 from vit_jax.models.layers import positions
 from vit_jax.weights.contract import Pretrained
+from vit_jax.weights.formats import foreign, npz_bit, npz_hybrid
 from vit_jax.weights.formats import npz_arrays as arrays_lib
 
 PyTree = Any
@@ -43,8 +46,8 @@ class Weights:
   """What a file holds.
 
   Attributes:
-    sizes: patch_size, width, depth, mlp_dim, num_heads, pool, pre_logits, as
-      keywords of `models.vit.Model`.
+    sizes: patch_size, width, depth, mlp_dim, num_heads, pool, pre_logits, and
+      of hybrids stem, as keywords of `models.vit.Model`.
     num_classes: outputs of the head, 0 without one.
     num_patches: slots of the position embedding that are patches.
     params: in this package's layout, numpy arrays.
@@ -97,15 +100,20 @@ def _layer_names(numbering: tuple[int, int, int]) -> dict[str, str]:
 
 
 def read(path: str) -> Weights:
-  """Reads official weights of a plain ViT; the sizes follow from the arrays.
+  """Reads official weights of a ViT; the sizes follow from the arrays.
 
   Args:
     path: an .npz file, local or gs://.
 
   Raises:
-    UserError: unreadable, or not a plain ViT's names, ranks and floats.
+    UserError: unreadable, or not a ViT's or a hybrid's names, ranks and floats.
   """
-  arrays = arrays_lib.read(path)
+  return _of_vit(path, arrays_lib.read(path))
+
+
+def _of_vit(path: str, arrays: dict[str, np.ndarray]) -> Weights:
+  """See `read`; takes the arrays out of the dict."""
+  stem, stem_flat = npz_hybrid.take(path, arrays)
   depth = _depth(path, list(arrays))
   original = f'{_LAYER.format(i=0)}MlpBlock_3/Dense_0/kernel' in arrays
   pool = 'token' if 'cls' in arrays else 'gap'
@@ -114,7 +122,8 @@ def read(path: str) -> Weights:
   def take(native: str, name: str) -> np.ndarray:
     if name not in arrays:
       raise UserError(f'{path} lacks the array {name!r}.')
-    return _float32(path, native, name, arrays.pop(name))
+    rank = next(r for end, r in _RANKS.items() if re.fullmatch(end, native))
+    return arrays_lib.floats(path, name, arrays.pop(name), rank)
 
   flat = {
     native: take(native, official)
@@ -132,10 +141,7 @@ def read(path: str) -> Weights:
       )
     flat[f'encoder/layers/{native}'] = np.stack(per_layer)
   if arrays:
-    raise UserError(
-      f'{path} holds arrays that a plain ViT has no place for: '
-      f'{", ".join(sorted(arrays)[:5])}.'
-    )
+    raise UserError(arrays_lib.no_place(path, arrays, 'a Vision Transformer'))
   width, num_heads, _ = flat['encoder/layers/attention/query/kernel'].shape[1:]
   sizes = dict(
     patch_size=flat['embedding/kernel'].shape[0],
@@ -146,12 +152,14 @@ def read(path: str) -> Weights:
     pool=pool,
     pre_logits=pre_logits,
   )
+  if stem is not None:
+    sizes['stem'] = stem
   slots = flat['position/embedding'].shape[1]
   return Weights(
     sizes=sizes,
     num_classes=flat['head/kernel'].shape[-1] if head else 0,
     num_patches=slots - (pool == 'token'),
-    params=tree.unflatten(flat),
+    params=tree.unflatten(flat | stem_flat),
   )
 
 
@@ -165,28 +173,7 @@ def _depth(path: str, names: list[str]) -> int:
       'Transformer/encoderblock_0/… and embedding/kernel are missing; it has '
       f'{", ".join(sorted(names)[:3])} …'
     )
-  if any(name.startswith('conv_root') for name in names):
-    raise UserError(f'{path} holds a hybrid (ResNet + ViT), not a plain ViT.')
   return depth
-
-
-def _float32(
-  path: str, native: str, name: str, array: np.ndarray
-) -> np.ndarray:
-  """An array as float32, if it can be what its name says."""
-  if not jnp.issubdtype(array.dtype, jnp.floating):
-    raise UserError(
-      f'{path}: {name} is of type {array.dtype}; weights are floating-point '
-      'numbers.'
-    )
-  rank = next(r for end, r in _RANKS.items() if re.fullmatch(end, native))
-  if array.ndim != rank or 0 in array.shape:
-    raise UserError(
-      f'{path}: {name} has the shape {array.shape}; it must have {rank} '
-      'dimension(s), none of them 0.'
-    )
-  with np.errstate(over='ignore'):  # to infinity, which is refused later
-    return np.asarray(array, np.float32)
 
 
 def matches(path: str) -> bool:
@@ -195,59 +182,106 @@ def matches(path: str) -> bool:
 
 
 def load(path: str) -> Pretrained:
-  """Looks at a file; see `read`, also for what it raises."""
-  weights = read(path)
+  """Looks at a file.
+
+  Raises:
+    UserError: unreadable, or not the names, ranks and floats of a model that
+      has official ones.
+  """
+  arrays = arrays_lib.read(path)
+  if npz_bit.holds(arrays):
+    return _pretrained(path, *npz_bit.read(path, arrays), npz_bit.IMAGE_SIZE)
+  weights = _of_vit(path, arrays)
+  model = {'name': 'vit', **weights.sizes}
   rows, columns = positions.square_grid(weights.num_patches)
-  patch = weights.sizes['patch_size']
+  side = weights.sizes['patch_size'] * npz_hybrid.stride(model.get('stem'))
+  size = rows * side, columns * side
+  return _pretrained(path, model, weights.num_classes, weights.params, size)
+
+
+def _pretrained(
+  path: str,
+  model: dict[str, Any],
+  num_classes: int,
+  params: PyTree,
+  image_size: tuple[int, int],
+) -> Pretrained:
+  """Parameters on the host, with what is known about them."""
 
   def put(abstract: PyTree) -> PyTree:
     wanted = {k: v.shape for k, v in tree.flatten(abstract).items()}
-    came = {k: v.shape for k, v in tree.flatten(weights.params).items()}
+    came = {k: v.shape for k, v in tree.flatten(params).items()}
     checkpoint.check_shapes(path, came, wanted)
-    return jax.tree.map(place, weights.params, abstract)
+    return jax.tree.map(place, params, abstract)
 
   about = {
     'format': checkpoint.FORMAT,
-    'model': {'name': 'vit', 'dtype': 'float32', **weights.sizes},
+    'model': {'dtype': 'float32', **model},
     'objective': {'name': 'supervised'},
-    'num_classes': weights.num_classes,
-    'image_size': [rows * patch, columns * patch],
+    'num_classes': num_classes,
+    'image_size': list(image_size),
     'preprocess': {},
-    'class_names': [f'class {i}' for i in range(weights.num_classes)],
+    'class_names': [f'class {i}' for i in range(num_classes)],
   }
-  return Pretrained(path, about, put, lambda abstract: None)
+  return Pretrained(path, about, put)
+
+
+def _check_positions(model: Any) -> None:
+  """Raises UserError unless all tokens of a ViT have learned positions."""
+  foreign.check_positions(model, ('learned',))
+  if not getattr(model, 'prefix_positions', True):
+    raise UserError(
+      'official .npz files have a position for the class token, and this model '
+      'has none: write a directory, or big_vision:FILE.npz.'
+    )
 
 
 def save(path: str, params: PyTree, about: dict[str, Any]) -> None:
-  """Writes a plain ViT's parameters with the official names.
+  """Writes parameters with the official names.
 
   Args:
     path: of the .npz file, local or gs://.
-    params: in this package's layout (`map` pooling has no official name).
+    params: of a ViT (`map` pooling has no official name), a hybrid or a ResNet,
+      in this package's layout.
     about: not kept: the file has no place for it.
 
   Raises:
     UserError: the parameters have no official name, or it cannot be written.
   """
-  del about
+  if 'model' in about:
+    model = Pretrained(path, about, lambda abstract: None).model()
+    _check_positions(model)
+    foreign.warn_of_unsaid(path, model)
   flat = {k: np.asarray(v) for k, v in tree.flatten(params).items()}
-  pool = 'token' if 'cls' in flat else 'gap'
-  outer = _outer_names(pool, 'pre_logits/kernel' in flat, 'head/kernel' in flat)
-  layers = {
-    f'encoder/layers/{k}': v for k, v in _layer_names(_ORIGINAL).items()
-  }
-  unknown = [key for key in flat if key not in outer and key not in layers]
-  if unknown:
+  names = npz_bit if npz_bit.fits(flat) else npz_hybrid
+  arrays = names.give(flat)
+  arrays |= {} if names is npz_bit else _given(flat)
+  if flat:
     raise UserError(
-      f'{", ".join(unknown[:5])}: no official .npz name; only plain ViTs with '
-      'token or gap pooling can be written so. Export a directory instead.'
+      f'{", ".join(list(flat)[:5])}: no official .npz name; only ViTs with '
+      'token or gap pooling, hybrids and BiT ResNets can be written so. Export '
+      'a directory instead.'
     )
-  arrays = {official: flat[native] for native, official in outer.items()}
-  for native, official in layers.items():
-    for i, array in enumerate(flat[native]):
-      arrays[_LAYER.format(i=i) + official] = array
   try:
     with paths.locate(path).open('wb') as file:
       np.savez(file, allow_pickle=False, **arrays)
   except OSError as error:
     raise UserError(f'{path} cannot be written: {error}.') from error
+
+
+def _given(flat: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+  """Takes a ViT's leaves out of a flat tree; {official name: array}."""
+  pool = 'token' if 'cls' in flat else 'gap'
+  outer = _outer_names(pool, 'pre_logits/kernel' in flat, 'head/kernel' in flat)
+  layers = {
+    f'encoder/layers/{k}': v for k, v in _layer_names(_ORIGINAL).items()
+  }
+  arrays = {
+    official: flat.pop(native)
+    for native, official in outer.items()
+    if native in flat
+  }
+  for native, official in layers.items():
+    for i, array in enumerate(flat.pop(native, ())):
+      arrays[_LAYER.format(i=i) + official] = array
+  return arrays

@@ -6,6 +6,7 @@ holds, and leaves formats that it does not know (bfloat16) as raw bytes.
 
 import math
 import zipfile
+from collections.abc import Iterable
 from typing import IO, Any
 
 import jax.numpy as jnp
@@ -58,6 +59,19 @@ def read(path: str) -> dict[str, np.ndarray]:
     ) from error
 
 
+def write(path: str, arrays: dict[str, np.ndarray]) -> None:
+  """Writes an .npz file.
+
+  Raises:
+    UserError: it cannot be written.
+  """
+  try:
+    with epath.Path(path).expanduser().open('wb') as file:
+      np.savez(file, allow_pickle=False, **arrays)
+  except OSError as error:
+    raise UserError(f'{path} cannot be written: {error}.') from error
+
+
 def _read_member(archive: Any, member: zipfile.ZipInfo) -> np.ndarray:
   """One array; raises anything if it is none or is damaged."""
   with archive.open(member) as file:
@@ -90,3 +104,37 @@ def _header(file: IO[bytes], name: str) -> tuple[tuple[int, ...], bool, Any]:
   if any(side < 0 for side in shape):
     raise ValueError(f'{name} has the shape {shape}')
   return shape, fortran, dtype
+
+
+def floats(path: str, name: str, array: np.ndarray, rank: int) -> np.ndarray:
+  """An array as float32, if it can be weights.
+
+  Args:
+    path: of the file, for messages.
+    name: in the file.
+    array: of any type.
+    rank: how many dimensions it must have.
+
+  Raises:
+    UserError: no floating-point numbers, or another rank.
+  """
+  if not jnp.issubdtype(array.dtype, jnp.floating):
+    raise UserError(
+      f'{path}: {name} is of type {array.dtype}; weights are floating-point '
+      'numbers.'
+    )
+  if array.ndim != rank or 0 in array.shape:
+    raise UserError(
+      f'{path}: {name} has the shape {array.shape}; it must have {rank} '
+      'dimension(s), none of them 0.'
+    )
+  with np.errstate(over='ignore'):  # to infinity, which is refused later
+    return np.asarray(array, np.float32)
+
+
+def no_place(path: str, names: Iterable[str], model: str) -> str:
+  """What is said of arrays that a model has no place for."""
+  return (
+    f'{path} holds arrays that {model} has no place for: '
+    f'{", ".join(sorted(names)[:5])}.'
+  )

@@ -6,6 +6,7 @@ import pytest
 import scipy.ndimage
 import tiny_vit
 
+from benchmarks import peers
 from vit_jax import load_pretrained
 from vit_jax.arrays import tree
 from vit_jax.errors import UserError
@@ -13,6 +14,7 @@ from vit_jax.models.vit import Model
 from vit_jax.weights.formats import npz
 
 torch = pytest.importorskip('torch')
+peers.import_timm()  # transformers imports torchvision as well
 transformers = pytest.importorskip('transformers')
 
 SIZES = dict(
@@ -257,3 +259,18 @@ def test_arrays_that_are_no_weights(tmp_path, name, array, words):
     npz.read(path)
   for word in (path, name.partition('encoderblock_1/')[2] or name, words):
     assert word in str(error.value)
+
+
+@pytest.mark.parametrize(
+  'changes, words',
+  [
+    ({'position': 'sincos2d'}, "positions of the kind learned, .* 'sincos2d'"),
+    ({'prefix_positions': False}, 'a position for the class token'),
+  ],
+)
+def test_positions_without_an_official_name(tmp_path, changes, words):
+  """They would be read back as another model."""
+  sizes = dict(patch_size=4, width=16, depth=1, mlp_dim=24, num_heads=2)
+  about = {'model': {'name': 'vit', **sizes, **changes}, 'num_classes': 3}
+  with pytest.raises(UserError, match=words):
+    npz.save(str(tmp_path / 'a.npz'), {}, about)

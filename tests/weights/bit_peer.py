@@ -1,0 +1,92 @@
+"""timm's ResNets with the official constants, and official files of them."""
+
+import functools
+import importlib.util
+
+import numpy as np
+import pytest
+
+from benchmarks import peers
+
+torch = pytest.importorskip('torch')
+if importlib.util.find_spec('timm') is None:
+  pytest.skip('timm is not installed', allow_module_level=True)
+timm = peers.import_timm()
+from timm.layers import GroupNormAct, StdConv2d, StdConv2dSame  # noqa: E402
+from timm.models import resnetv2, vision_transformer  # noqa: E402
+from timm.models.vision_transformer_hybrid import HybridEmbed  # noqa: E402
+
+
+class _ByDeviation(StdConv2dSame):
+  """As the hybrids' official code: ε is added to the deviation, not inside."""
+
+  def forward(self, x):
+    # A float64 sum keeps the reference's own rounding out of the comparison.
+    weight = self.weight.double()
+    axes = (1, 2, 3)
+    deviation, mean = torch.std_mean(weight, axes, correction=0, keepdim=True)
+    weight = ((weight - mean) / (deviation + 1e-5)).float()
+    if self.same_pad:
+      x = timm.layers.pad_same(x, self.kernel_size, self.stride)
+    convolve = torch.nn.functional.conv2d
+    return convolve(x, weight, None, self.stride, self.padding)
+
+
+def randomized(model, seed=0):
+  """The model with random numbers of a useful scale in every parameter."""
+  torch.manual_seed(seed)
+  with torch.no_grad():
+    for parameter in model.parameters():
+      parameter.add_(0.2 * torch.randn_like(parameter))
+  return model.eval()
+
+
+def bit(depths, num_classes, width_factor=1):
+  """BiT's ResNet; of timm's constants only the convolutions' ε differs."""
+  return resnetv2.ResNetV2(
+    layers=depths,
+    channels=tuple(256 * 2**i for i in range(len(depths))),
+    num_classes=num_classes,
+    width_factor=width_factor,
+    stem_type='fixed',
+    conv_layer=functools.partial(StdConv2d, eps=1e-10),
+  )
+
+
+def hybrid(depths, patch_size, image_size, num_classes, official=True, **sizes):
+  """A hybrid with the official code's constants, or with timm's own."""
+  conv = functools.partial(StdConv2dSame, eps=1e-8)
+  settings = dict(
+    stem_type='same',
+    preact=False,
+    conv_layer=_ByDeviation if official else conv,
+    norm_layer=functools.partial(
+      GroupNormAct, num_groups=32, eps=1e-6 if official else 1e-5
+    ),
+  )
+  if depths:
+    backbone = resnetv2.ResNetV2(
+      layers=depths,
+      channels=tuple(256 * 2**i for i in range(len(depths))),
+      num_classes=0,
+      global_pool='',
+      **settings,
+    )
+  else:
+    backbone = resnetv2.create_resnetv2_stem(3, **settings)
+  return vision_transformer.VisionTransformer(
+    img_size=image_size,
+    patch_size=patch_size,
+    num_classes=num_classes,
+    embed_layer=functools.partial(HybridEmbed, backbone=backbone),
+    act_layer=functools.partial(torch.nn.GELU, approximate='tanh'),
+    **sizes,
+  )
+
+
+def nchw(images):
+  return torch.from_numpy(np.asarray(images).transpose(0, 3, 1, 2).copy())
+
+
+def nhwc(tensor):
+  return tensor.detach().numpy().transpose(0, 2, 3, 1)

@@ -1,0 +1,123 @@
+"""Models of other projects with random weights, and what they compute."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from benchmarks import peers
+
+torch = pytest.importorskip('torch')
+timm = peers.import_timm()
+transformers = pytest.importorskip('transformers')
+
+WIDTH, DEPTH, HEADS = 32, 2, 4
+SIZE, PATCH, CLASSES = 16, 4, 7
+
+
+def noisy(model):
+  """The model with weights of a useful scale, for evaluation."""
+  generator = torch.Generator().manual_seed(0)
+  with torch.no_grad():
+    for parameter in model.parameters():
+      noise = torch.randn(parameter.shape, generator=generator)
+      parameter.add_(0.1 * noise)
+  return model.eval()
+
+
+def timm_vit(name='vit_base_patch16_224', **changes):
+  """A small model by one of timm's names."""
+  sizes = dict(
+    img_size=SIZE,
+    patch_size=PATCH,
+    embed_dim=WIDTH,
+    depth=DEPTH,
+    num_heads=HEADS,
+    num_classes=CLASSES,
+  )
+  torch.manual_seed(0)
+  return noisy(timm.create_model(name, **(sizes | changes)))
+
+
+def timm_file(folder, model, config=None, name='model.safetensors'):
+  """A file of a model's weights, perhaps with a config beside it."""
+  folder.mkdir(exist_ok=True)
+  safetensors.numpy.save_file(state(model), folder / name)
+  if config is not None:
+    (folder / 'config.json').write_text(json.dumps(config))
+  return str(folder / name)
+
+
+def huggingface(kind='ViT', head='ForImageClassification', **changes):
+  """A small model of the library's kind."""
+  config = dict(
+    image_size=SIZE,
+    patch_size=PATCH,
+    hidden_size=WIDTH,
+    num_hidden_layers=DEPTH,
+    num_attention_heads=HEADS,
+    intermediate_size=2 * WIDTH,
+    num_labels=CLASSES,
+    layer_norm_eps=1e-6,
+    attn_implementation='eager',
+  )
+  torch.manual_seed(0)
+  config = getattr(transformers, f'{kind}Config')(**(config | changes))
+  return noisy(getattr(transformers, f'{kind}{head}')(config))
+
+
+def images(size=SIZE, n=3):
+  """Images in [-1, 1]."""
+  rng = np.random.default_rng(0)
+  return rng.uniform(-1, 1, (n, size, size, 3)).astype(np.float32)
+
+
+def run(model, images, mean=(0.5,) * 3, std=(0.5,) * 3):
+  """Logits of images in [-1, 1], and every block's output `[n, l, t, d]`.
+
+  The model sees (u - mean) / std of pixels u in [0, 1].
+  """
+  pixels = ((images + 1) / 2 - np.array(mean)) / np.array(std)
+  pixels = torch.from_numpy(pixels.transpose(0, 3, 1, 2).astype(np.float32))
+  blocks = model.blocks if hasattr(model, 'blocks') else _layers(model)
+  found = []
+  hooks = [
+    block.register_forward_hook(
+      lambda _, __, out: found.append(out if torch.is_tensor(out) else out[0])
+    )
+    for block in blocks
+  ]
+  with torch.no_grad():
+    out = model(pixels)
+  for hook in hooks:
+    hook.remove()
+  logits = out if torch.is_tensor(out) else out.logits
+  return logits.numpy(), torch.stack(found, dim=1).numpy()
+
+
+def _layers(model):
+  """The encoder's layers of a Hugging Face model."""
+  lists = [m for m in model.modules() if isinstance(m, torch.nn.ModuleList)]
+  return next(each for each in lists if len(each) == DEPTH)
+
+
+def state(model):
+  """{name: array} of a model."""
+  return {k: v.numpy() for k, v in model.state_dict().items()}
+
+
+def agree(model, params, reference, size=SIZE, **normalization):
+  """Logits and every block's output differ by 1e-4 at most."""
+  x = images(size)
+  predict = jax.jit(
+    lambda params: model.apply(
+      {'params': params}, x, None, ('layers',), method='predict'
+    )
+  )
+  ours = predict(params)
+  logits, layers = run(reference, x, **normalization)
+  assert np.ptp(logits) > 0.5
+  np.testing.assert_allclose(ours['logits'], logits, atol=1e-4, rtol=0)
+  np.testing.assert_allclose(ours['layers'], layers, atol=1e-4, rtol=0)

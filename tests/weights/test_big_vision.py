@@ -1,0 +1,176 @@
+"""Weights of big_vision's: prefixes, positions, pooling, scanned layers."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny_vit
+
+from tests.faults.counts import injected
+from vit_jax import load_pretrained
+from vit_jax.arrays import tree
+from vit_jax.errors import UserError
+from vit_jax.models.vit import Model
+from vit_jax.weights import pretrained
+from vit_jax.weights.formats import big_vision, npz
+
+SIZE = 12
+BLOCK = 'Transformer/encoderblock_0'
+
+
+def small(**changes):
+  """A model of ours with random weights."""
+  model = Model(5, **(tiny_vit.SIZES | changes))
+  return model, tiny_vit.noise_params(model, (SIZE, SIZE))
+
+
+def theirs(params, scanned=False):
+  """The arrays as big_vision stores them; written out by hand.
+
+  Positions are added before the class token comes, so its own is part of it.
+  """
+  flat = {k: np.asarray(v) for k, v in tree.flatten(params).items()}
+  arrays = {}
+  table = flat.pop('position/embedding')
+  if 'cls' in flat:
+    flat['cls'] = flat['cls'] + table[:, :1]
+    table = table[:, 1:]
+  arrays['params/pos_embedding'] = table
+  inner = (
+    ('norm1', 'LayerNorm_0'),
+    ('norm2', 'LayerNorm_1'),
+    ('attention/', 'MultiHeadDotProductAttention_0/'),
+    ('mlp/fc1', 'MlpBlock_0/Dense_0'),
+    ('mlp/fc2', 'MlpBlock_0/Dense_1'),
+  )
+  outer = (('encoder/norm', 'Transformer/encoder_norm'), ('map/', 'MAPHead_0/'))
+  for path, array in flat.items():
+    name = path.replace('map/norm', 'map/LayerNorm_0')
+    for here, there in (*inner, *outer):
+      name = name.replace(here, there)
+    if not name.startswith('encoder/layers/'):
+      arrays[f'params/{name}'] = array
+      continue
+    block, name = 'params/Transformer/encoderblock', name[15:]
+    if scanned:
+      arrays[f'{block}/{name}'] = array
+    else:
+      for i, layer in enumerate(array):
+        arrays[f'{block}_{i}/{name}'] = layer
+  return arrays
+
+
+def logits(model, params):
+  apply = jax.jit(lambda p, x: model.apply({'params': p}, x))
+  return apply(params, tiny_vit.images_of(2, SIZE, SIZE))
+
+
+@pytest.mark.parametrize('pool', ['token', 'gap', 'map'])
+@pytest.mark.parametrize('scanned', [False, True])
+def test_arrays_are_found(tmp_path, pool, scanned):
+  """The same logits; and all but the class token's place bit for bit."""
+  model, params = small(pool=pool)
+  np.savez(tmp_path / 'a.npz', **theirs(params, scanned))
+  found, loaded = load_pretrained(str(tmp_path / 'a.npz'))
+  assert found == model
+  np.testing.assert_allclose(
+    logits(model, loaded), logits(model, params), atol=1e-5
+  )
+  if pool == 'token':
+    return
+  for path, leaf in tree.flatten(params).items():
+    np.testing.assert_array_equal(leaf, tree.flatten(loaded)[path], path)
+
+
+@pytest.mark.parametrize('pool', ['token', 'map'])
+def test_written(tmp_path, pool):
+  """The names and arrays that are written above by hand."""
+  model, params = small(pool=pool, pre_logits=True)
+  np.savez(tmp_path / 'a.npz', **theirs(params))
+  source = pretrained.find(str(tmp_path / 'a.npz'))
+  path = f'{tmp_path}/b.npz'
+  pretrained.save(f'big_vision:{path}', params, source.about)
+  expected = theirs(params)
+  with np.load(path) as written:
+    assert set(written.files) == set(expected)
+    for name, array in expected.items():
+      np.testing.assert_array_equal(written[name], array, name)
+
+
+def test_old_names_below_a_training(tmp_path, caplog):
+  """opt/target/ holds official names; what else is there is left out."""
+  caplog.set_level('INFO', 'vit_jax')
+  model, params = small()
+  npz.save(str(tmp_path / 'a.npz'), params, {})
+  with np.load(tmp_path / 'a.npz') as official:
+    arrays = {f'opt/target/{name}': official[name] for name in official.files}
+  arrays |= {'opt/state/step': np.array(3), 'extra/x': np.zeros(2)}
+  np.savez(tmp_path / 'b.npz', **arrays)
+  _, loaded = load_pretrained(str(tmp_path / 'b.npz'))
+  for path, leaf in tree.flatten(params).items():
+    np.testing.assert_array_equal(leaf, tree.flatten(loaded)[path], path)
+  assert 'left out extra, opt' in caplog.text
+
+
+def test_bfloat16(tmp_path):
+  """NumPy stores it as void16."""
+  _, params = small(pool='map')
+  low = {
+    name: np.asarray(array.astype(jnp.bfloat16))
+    for name, array in theirs(params).items()
+  }
+  np.savez(tmp_path / 'a.npz', **low)
+  with np.load(tmp_path / 'a.npz') as stored:
+    assert stored['params/head/bias'].dtype.kind == 'V'
+  _, loaded = load_pretrained(str(tmp_path / 'a.npz'))
+  expected = low['params/head/bias'].astype(np.float32)
+  np.testing.assert_array_equal(loaded['head']['bias'], expected)
+
+
+@pytest.mark.parametrize('pool', ['token', 'gap'])
+def test_fixed_positions(tmp_path, pool):
+  """Without an embedding they are big_vision's table, at any size."""
+  arrays = theirs(small(pool=pool)[1])
+  y, x = (side.ravel() for side in np.mgrid[:3, :3])
+  waves = 10_000.0 ** -(np.arange(4) / 3)
+  parts = [f(np.outer(at, waves)) for at in (x, y) for f in (np.sin, np.cos)]
+  arrays['params/pos_embedding'] = np.concatenate(parts, axis=1)[None]
+  np.savez(tmp_path / 'a.npz', **arrays)
+  expected = logits(*load_pretrained(str(tmp_path / 'a.npz')))
+  del arrays['params/pos_embedding']
+  np.savez(tmp_path / 'b.npz', **arrays)
+  path = str(tmp_path / 'b.npz')
+  model, params = load_pretrained(path, image_size=SIZE)
+  assert 'position' not in params
+  np.testing.assert_allclose(logits(model, params), expected, atol=1e-5)
+  source = pretrained.find(path)
+  assert source.image_size == (224, 224)
+  with pytest.raises(UserError, match="learned, and this model 'sincos2d'"):
+    pretrained.save(f'{tmp_path}/c.safetensors', params, source.about)
+  pretrained.save(f'big_vision:{tmp_path}/c.npz', params, source.about)
+  with np.load(tmp_path / 'c.npz') as written:
+    assert set(written.files) == set(arrays)
+
+
+def test_damaged_arrays(tmp_path):
+  """All that is wrong in one message; official files are not taken."""
+  injected('a big_vision .npz that lacks arrays')
+  model, params = small(pool='map')
+  arrays = theirs(params)
+  del arrays['params/MAPHead_0/LayerNorm_0/bias']
+  arrays['params/head/kernel'] = arrays['params/head/kernel'][:-1]
+  np.savez(tmp_path / 'a.npz', **arrays)
+  with pytest.raises(UserError) as error:
+    load_pretrained(str(tmp_path / 'a.npz'))
+  for words in (
+    'a.npz',
+    'MAPHead_0/LayerNorm_0/bias: missing in the file, [16] in the model',
+    'head/kernel: [15, 5] in the file, [16, 5] in the model',
+  ):
+    assert words in str(error.value)
+  npz.save(str(tmp_path / 'b.npz'), small()[1], {})
+  assert not big_vision.matches(str(tmp_path / 'b.npz'))
+  assert not big_vision.matches(str(tmp_path / 'absent.npz'))
+  np.savez(tmp_path / 'c.npz', **{f'params/{BLOCK}/x': np.zeros(2)})
+  with pytest.raises(UserError, match='lacks embedding/kernel; it has Trans'):
+    load_pretrained(str(tmp_path / 'c.npz'))

@@ -1,0 +1,304 @@
+"""Hugging Face directories compute the same here, and are opened there."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import references
+import safetensors.numpy
+from references import CLASSES, SIZE, huggingface, transformers
+
+from vit_jax import load_pretrained
+from vit_jax.arrays import tree
+from vit_jax.data.augment.transforms import EvalTransform
+from vit_jax.errors import UserError
+from vit_jax.models.contract import abstract_params
+from vit_jax.weights import pretrained
+from vit_jax.weights.formats.normalization import IMAGENET
+
+IMAGENET_STATISTICS = dict(mean=IMAGENET[0], std=IMAGENET[1])
+
+
+def written(folder, model, **changes):
+  """The library's own directory, with changes to its config."""
+  model.save_pretrained(folder)
+  file = folder / 'config.json'
+  file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+  return str(folder)
+
+
+@pytest.mark.parametrize('names', ['disk', 'memory', 'shards'])
+def test_logits_and_blocks(tmp_path, names):
+  """Under the names of all majors; in several files."""
+  reference = huggingface()
+  path = written(tmp_path, reference, id2label={i: f'x{i}' for i in range(7)})
+  if names == 'memory':  # since major 5 others than on disk
+    file = tmp_path / 'model.safetensors'
+    state = references.state(reference)
+    assert 'vit.layers.0.attention.q_proj.weight' in state
+    safetensors.numpy.save_file(state, file)
+  elif names == 'shards':
+    (tmp_path / 'model.safetensors').unlink()
+    reference.save_pretrained(tmp_path, max_shard_size='20KB')
+    assert len(list(tmp_path.glob('model-*.safetensors'))) > 2
+    assert not (tmp_path / 'model.safetensors').exists()
+  model, params = load_pretrained(path)
+  references.agree(model, params, reference)
+  if names == 'disk':
+    about = pretrained.find(path).about
+    assert about['class_names'] == [f'x{i}' for i in range(CLASSES)]
+    assert about['preprocess']['resize'] == 'squash'
+
+
+@pytest.mark.parametrize('gelu', ['gelu', 'gelu_pytorch_tanh'])
+def test_it_is_opened_there(tmp_path, gelu):
+  """`AutoModelForImageClassification` gives the same logits, offline."""
+  reference = huggingface(hidden_act=gelu)
+  path = written(tmp_path / 'a', reference)
+  model, params = load_pretrained(path)
+  names = list('abcdefg')
+  about = pretrained.find(path).about | {'class_names': names}
+  out = tmp_path / 'b'
+  pretrained.save(f'huggingface:{out}', params, about)
+  auto = transformers.AutoModelForImageClassification
+  opened = auto.from_pretrained(out, local_files_only=True).eval()
+  assert opened.config.layer_norm_eps == 1e-6
+  assert [opened.config.id2label[i] for i in range(CLASSES)] == names
+  references.agree(model, params, opened)
+  written_there = safetensors.numpy.load_file(out / 'model.safetensors')
+  original = safetensors.numpy.load_file(f'{path}/model.safetensors')
+  assert written_there.keys() == original.keys()
+  for key, array in original.items():
+    np.testing.assert_array_equal(written_there[key], array)
+  again = pretrained.find(str(out)).about
+  assert again['model'] == about['model']
+  assert again['class_names'] == names
+  with pytest.raises(UserError, match='exists: give a new'):
+    pretrained.save(f'huggingface:{out}', params, about)
+
+
+def test_without_a_head(tmp_path):
+  """The pooler is a layer of pre-logits; features come of it."""
+  reference = huggingface(head='Model')
+  path = written(tmp_path / 'a', reference)
+  model, params = load_pretrained(path)
+  x = references.images()
+  pixels = references.torch.from_numpy(x.transpose(0, 3, 1, 2).copy())
+  with references.torch.no_grad():
+    expected = reference(pixels).pooler_output.numpy()
+  np.testing.assert_allclose(
+    model.apply({'params': params}, x), expected, atol=1e-4
+  )
+  about = pretrained.find(path).about
+  pretrained.save(f'huggingface:{tmp_path}/b', params, about)
+  _, again = load_pretrained(f'{tmp_path}/b')
+  for place, leaf in tree.flatten(params).items():
+    np.testing.assert_array_equal(leaf, tree.flatten(again)[place])
+
+
+def test_a_round_through_all_formats(tmp_path):
+  """npz, timm, Hugging Face, checkpoint: the same bits, and what they mean."""
+  from vit_jax import convert
+
+  _, params = load_pretrained(written(tmp_path / 'a', huggingface()))
+  about = pretrained.find(str(tmp_path / 'a')).about
+  start = str(tmp_path / 'b.npz')
+  pretrained.save(start, params, about)
+  way = [
+    f'{tmp_path}/c.safetensors',
+    f'huggingface:{tmp_path}/d',
+    f'{tmp_path}/e',
+    f'big_vision:{tmp_path}/f.npz',
+    f'{tmp_path}/g.npz',
+  ]
+  for source, target in zip([start, *way], way, strict=False):
+    convert.run(source.removeprefix('huggingface:'), target)
+  with np.load(start) as first, np.load(way[-1]) as last:
+    assert set(first.files) == set(last.files)
+    for name in first.files:
+      if name != 'cls' and 'pos_embedding' not in name:
+        np.testing.assert_array_equal(first[name], last[name])
+    position = 'Transformer/posembed_input/pos_embedding'
+    np.testing.assert_array_equal(first[position][:, 1:], last[position][:, 1:])
+    np.testing.assert_array_equal(
+      first['cls'] + first[position][:, :1], last['cls']
+    )
+  for before in (f'{tmp_path}/c.safetensors', f'{tmp_path}/d', f'{tmp_path}/e'):
+    _, again = load_pretrained(before)
+    for place, leaf in tree.flatten(params).items():
+      np.testing.assert_array_equal(leaf, tree.flatten(again)[place])
+    assert pretrained.find(before).about['model']['gelu'] == 'tanh'
+
+
+PROCESSORS = [
+  (dict(size=dict(height=16, width=16), resample=2), 'squash'),
+  (
+    dict(
+      size=dict(height=20, width=20),
+      crop_size=dict(height=16, width=16),
+      do_center_crop=True,
+      resample=3,
+    ),
+    'squash_central',
+  ),
+  (
+    dict(
+      size=dict(shortest_edge=20),
+      crop_size=dict(height=16, width=16),
+      do_center_crop=True,
+      resample=3,
+    ),
+    'torchvision',
+  ),
+]
+
+
+@pytest.mark.parametrize('given, resize', PROCESSORS)
+def test_preprocessing(tmp_path, given, resize):
+  """Read from its file, and written to the same."""
+  statistics = dict(image_mean=IMAGENET[0], image_std=IMAGENET[1])
+  path = written(tmp_path / 'a', huggingface())
+  file = tmp_path / 'a' / 'preprocessor_config.json'
+  file.write_text(json.dumps(given | statistics))
+  source = pretrained.find(path)
+  assert source.about['preprocess']['resize'] == resize
+  transform = source.preprocess()
+  assert isinstance(transform, EvalTransform)
+  model, params = load_pretrained(path)
+  references.agree(model, params, huggingface(), **IMAGENET_STATISTICS)
+  pretrained.save(f'huggingface:{tmp_path}/b', params, source.about)
+  again = json.loads((tmp_path / 'b' / 'preprocessor_config.json').read_text())
+  for key, value in (given | statistics).items():
+    assert again[key] == (list(value) if isinstance(value, tuple) else value)
+
+
+@pytest.mark.parametrize(
+  'kind, head, changes',
+  [
+    ('DeiT', 'ForImageClassification', {}),
+    ('DeiT', 'ForImageClassificationWithTeacher', {}),
+    ('ViT', 'ForImageClassification', dict(layer_norm_eps=1e-3)),
+  ],
+)
+def test_kinds_with_options(tmp_path, kind, head, changes):
+  """A distillation token, with and without its head; another ε."""
+  reference = huggingface(kind, head, **changes)
+  statistics = {} if kind == 'ViT' else IMAGENET_STATISTICS
+  model, params = load_pretrained(written(tmp_path, reference))
+  references.agree(model, params, reference, **statistics)
+
+
+@pytest.mark.parametrize('kind', ['Dinov2', 'Dinov2WithRegisters'])
+@pytest.mark.parametrize('gated', [False, True])
+def test_dinov2(tmp_path, kind, gated):
+  """The class token after the last norm; the head is left out."""
+  reference = huggingface(
+    kind, intermediate_size=None, mlp_ratio=2, use_swiglu_ffn=gated
+  )
+  model, params = load_pretrained(written(tmp_path, reference))
+  assert model.num_classes == 0
+  x = references.images()
+  mean, std = (np.array(each) for each in IMAGENET)
+  pixels = (((x + 1) / 2 - mean) / std).transpose(0, 3, 1, 2).astype('float32')
+  with references.torch.no_grad():
+    body = getattr(reference, reference.base_model_prefix)
+    expected = body(references.torch.from_numpy(pixels)).pooler_output.numpy()
+  ours = model.apply({'params': params}, x)
+  np.testing.assert_allclose(ours, expected, atol=1e-4)
+
+
+def test_what_cannot_be(tmp_path):
+  """Another type of model, a shard that is lost, another pooling."""
+  path = written(tmp_path / 'a', huggingface())
+  config = tmp_path / 'a' / 'config.json'
+  good = config.read_text()
+  config.write_text(good.replace('"vit"', '"beit"'))
+  with pytest.raises(UserError, match="type 'beit'; read are vit, deit"):
+    load_pretrained(path)
+  config.write_text(good.replace('"gelu"', '"relu"'))
+  with pytest.raises(UserError, match="activation 'relu'"):
+    load_pretrained(path)
+  config.write_text(good)
+  _, params = load_pretrained(path)
+  index = {'weight_map': {'lost': 'model.safetensors'}}
+  file = tmp_path / 'a' / 'model.safetensors.index.json'
+  file.write_text(json.dumps(index))
+  with pytest.raises(UserError, match='do not hold: lost'):
+    load_pretrained(path)
+  file.unlink()
+  about = pretrained.find(path).about
+  other = about | {'model': about['model'] | {'pool': 'gap'}}
+  with pytest.raises(UserError, match="no pool 'gap', and this model"):
+    pretrained.save(f'huggingface:{tmp_path}/b', params, other)
+
+
+OPTIONS = {
+  'distilled': ('deit', {}),
+  'registers': ('dinov2_with_registers', dict(registers=2)),
+  'registers with positions': (
+    'dinov2_with_registers',
+    dict(registers=2, prefix_positions=True, layer_scale=1e-4),
+  ),
+  'LayerScale': ('dinov2', dict(layer_scale=1e-4)),
+  'gated': ('dinov2', dict(gated=True, layer_scale=1e-4, mlp_dim=88)),
+  'patches alone': ('vit', dict(prefix_positions=False)),
+}
+
+
+@pytest.mark.parametrize('name', OPTIONS)
+def test_options_are_written(tmp_path, name):
+  """By the library's model that has them; it opens, and computes the same."""
+  kind, keys = OPTIONS[name]
+  keys = dict(distilled=True) if name == 'distilled' else keys
+  about = pretrained.find(written(tmp_path / 'a', huggingface())).about
+  about['model'] |= keys
+  model = pretrained.Pretrained('', about, lambda abstract: None).model()
+  shapes = tree.flatten(abstract_params(model, (SIZE, SIZE)))
+  rng = np.random.default_rng(0)
+  params = tree.unflatten(
+    {
+      k: rng.normal(k.endswith('scale'), 0.2, v.shape).astype(np.float32)
+      for k, v in shapes.items()
+    }
+  )
+  out = tmp_path / 'b'
+  pretrained.save(f'huggingface:{out}', params, about)
+  assert json.loads((out / 'config.json').read_text())['model_type'] == kind
+  auto = transformers.AutoModelForImageClassification
+  opened, loading = auto.from_pretrained(
+    out, local_files_only=True, output_loading_info=True
+  )
+  for trouble in ('missing_keys', 'unexpected_keys', 'mismatched_keys'):
+    assert not loading[trouble]
+  params = jax.tree.map(jnp.asarray, params)
+  references.agree(model, params, opened.eval())
+  again, same = load_pretrained(str(out))
+  x = references.images()
+  np.testing.assert_allclose(
+    again.apply({'params': same}, x),
+    model.apply({'params': params}, x),
+    atol=1e-6,
+  )
+
+
+@pytest.mark.parametrize(
+  'keys, words',
+  [
+    (dict(qk_norm=True), 'ViT has no qk_norm, and this'),
+    (dict(gated=True, mlp_dim=40), 'MLP of 40 units for a width of 32'),
+    (dict(layer_scale=1.0, mlp_dim=40), 'MLP of 40 units for a width of 32'),
+    (dict(distilled=True, registers=1), 'DeiT has no registers'),
+    (dict(position='none'), "of the kind learned, and this model 'none'"),
+  ],
+)
+def test_options_that_none_there_has(tmp_path, keys, words):
+  """Each is named."""
+  about = pretrained.find(written(tmp_path / 'a', huggingface())).about
+  about['model'] |= keys
+  model = pretrained.Pretrained('', about, lambda abstract: None).model()
+  params = abstract_params(model, (SIZE, SIZE))
+  with pytest.raises(UserError, match=words):
+    pretrained.save(f'huggingface:{tmp_path}/b', params, about)
+  assert not (tmp_path / 'b').exists()

@@ -1,0 +1,217 @@
+"""BiT's ResNets and hybrids: official files, read by timm's own loaders.
+
+What is written here, timm reads by tables of its own; its results, stage by
+stage, are ours. timm's layers get the official constants (`bit_peer`).
+"""
+
+import jax
+import numpy as np
+import pytest
+from bit_peer import bit, hybrid, nchw, nhwc, randomized, torch
+from tiny_vit import images_of, noise_params
+
+from vit_jax import finetune, load_pretrained
+from vit_jax.arrays import tree
+from vit_jax.config import loading
+from vit_jax.errors import UserError
+from vit_jax.models import resnet, vit
+from vit_jax.weights import pretrained
+from vit_jax.weights.formats import npz
+
+SIZES = dict(width=64, depth=2, mlp_dim=96, num_heads=4, dtype='float32')
+PEER_SIZES = dict(embed_dim=64, depth=2, mlp_ratio=1.5, num_heads=4)
+PREFIX = 'resnet/'
+
+
+def allclose(ours, theirs):
+  """Within 1e-4 of the results' own size (maps grow to dozens)."""
+  ours, theirs = np.asarray(ours), np.asarray(theirs)
+  size = max(1.0, float(theirs.std()))
+  assert theirs.std() > 0.1
+  np.testing.assert_allclose(ours / size, theirs / size, rtol=0, atol=1e-4)
+
+
+def bit_model(depths=(1, 3)):
+  return resnet.Model(7, depths=depths, width_factor=1, dtype='float32')
+
+
+def hybrid_model(depths=(2, 1), patch_size=1, **sizes):
+  stem = dict(name='resnet', depths=depths)
+  return vit.Model(7, **SIZES | sizes, patch_size=patch_size, stem=stem)
+
+
+def saved(tmp_path, model, size):
+  """(path, parameters) of random weights in an official file."""
+  params, path = noise_params(model, size), str(tmp_path / 'weights.npz')
+  npz.save(path, params, {})
+  return path, params
+
+
+def test_bit_equals_timm(tmp_path):
+  """Each stage's map and the logits, on maps with odd sides too."""
+  path, params = saved(tmp_path, bit_model(), (45, 38))
+  peer, images = bit((1, 3), 7).eval(), images_of(2, 45, 38)
+  peer.load_pretrained(path, PREFIX)
+  with torch.no_grad():
+    last, theirs = peer.forward_intermediates(nchw(images))
+    logits = peer.forward_head(last)
+  model, params = load_pretrained(path)
+
+  def results(params):
+    variables = {'params': params}
+    return model.apply(variables, images, method='maps'), model.apply(
+      variables, images
+    )
+
+  maps, ours = jax.jit(results)(params)
+  for map_, other in zip(maps, theirs[1:], strict=True):
+    allclose(map_, nhwc(other))
+  allclose(ours, logits)
+
+
+@pytest.mark.parametrize(
+  'depths, patch_size, size', [((2, 1), 1, (30, 45)), ((), 4, (64, 32))]
+)
+def test_hybrids_equal_timm(tmp_path, depths, patch_size, size):
+  """The stem's map, every block's tokens and the logits."""
+  model = hybrid_model(depths, patch_size)
+  path, params = saved(tmp_path, model, size)
+  peer, images = hybrid(depths, patch_size, size, 7, **PEER_SIZES).eval(), 0
+  peer.load_pretrained(path)
+  images = images_of(2, *size)
+  with torch.no_grad():
+    stem = peer.patch_embed.backbone(nchw(images))
+    last, theirs = peer.forward_intermediates(
+      nchw(images), return_prefix_tokens=True, output_fmt='NLC'
+    )
+    logits = peer.forward_head(last)
+
+  def results(params):
+    variables = {'params': params}
+    return model.apply(
+      variables, images, None, ('layers',), method='predict'
+    ), model.apply(variables, images, method=lambda vit, x: vit.stem(x))
+
+  out, map_ = jax.jit(results)(params)
+  allclose(map_, nhwc(stem))
+  for i, (patches, prefix) in enumerate(theirs):
+    allclose(out['layers'][:, i], torch.cat([prefix, patches], 1))
+  allclose(out['logits'], logits)
+
+
+@pytest.mark.parametrize('kind', ['bit', 'hybrid'])
+def test_gradients_equal_torch(tmp_path, kind):
+  """Of a unit that changes the shape and one that does not, and all around.
+
+  Our gradients go through the file as if they were weights: timm's loader puts
+  each beside the parameter that it belongs to.
+  """
+  size = (16, 16)
+  if kind == 'bit':
+    model, other = bit_model((2,)), [bit((2,), 7) for _ in range(2)]
+  else:
+    model = hybrid_model((2,), depth=1)
+    sizes = PEER_SIZES | dict(depth=1)
+    other = [hybrid((2,), 1, size, 7, **sizes) for _ in range(2)]
+  prefix = PREFIX if kind == 'bit' else ''
+  path, params = saved(tmp_path, model, size)
+  peer, ours = (randomized(each) for each in other)
+  peer.load_pretrained(path, prefix)
+  images = images_of(4, *size)
+  weights = np.random.default_rng(1).normal(size=(4, 7)).astype(np.float32)
+
+  def loss(params):
+    return (model.apply({'params': params}, images) * weights).mean()
+
+  npz.save(path, jax.jit(jax.grad(loss))(params), {})
+  ours.load_pretrained(path, prefix)
+  (peer(nchw(images)) * torch.from_numpy(weights)).mean().backward()
+  for (name, mine), theirs in zip(
+    ours.named_parameters(), peer.parameters(), strict=True
+  ):
+    scale = theirs.grad.abs().max()
+    assert scale > 0, name
+    assert (mine - theirs.grad).abs().max() < 1e-4 * max(scale, 1e-2), name
+
+
+@pytest.mark.parametrize('model', [bit_model(), hybrid_model()])
+def test_save_and_load_are_inverse(tmp_path, model):
+  """What is written comes back bit for bit, and its section rebuilds it."""
+  path, params = saved(tmp_path, model, (32, 32))
+  source, (_, again) = pretrained.find(path), load_pretrained(path)
+  again, flat = tree.flatten(again), tree.flatten(params)
+  assert again.keys() == flat.keys()
+  for name, leaf in flat.items():
+    np.testing.assert_array_equal(again[name], leaf, err_msg=name)
+  assert source.model().architecture == model.architecture
+  assert source.about['num_classes'] == 7
+  if isinstance(model, vit.ViT):
+    assert source.image_size == (32, 32)
+
+
+def test_group_norms_of_both_shapes(tmp_path):
+  """Official hybrids have [1, 1, 1, channels]; later code [channels]."""
+  path, params = saved(tmp_path, hybrid_model(), (32, 32))
+  with np.load(path) as file:
+    arrays = dict(file)
+  assert arrays['block1/unit2/gn3/scale'].shape == (1, 1, 1, 256)
+  np.savez(
+    path, **{k: v.squeeze() if 'gn' in k else v for k, v in arrays.items()}
+  )
+  leaf = npz.read(path).params['stem']['block1']['layers']['gn3']['scale']
+  np.testing.assert_array_equal(
+    leaf, params['stem']['block1']['layers']['gn3']['scale']
+  )
+
+
+@pytest.mark.parametrize(
+  'model, name, array, words',
+  [
+    (bit_model(), 'resnet/block2/unit02/b/group_norm/beta', None, 'lacks'),
+    (bit_model(), 'resnet/extra', np.zeros(3), 'no place for'),
+    (bit_model(), 'resnet/head/conv2d/kernel', np.zeros((2, 3)), '4 dim'),
+    (
+      bit_model(),
+      'resnet/block4/unit01/a/standardized_conv2d/kernel',
+      np.zeros((1, 1, 2, 2)),
+      'stages [1, 2, 4]',
+    ),
+    (
+      bit_model(),
+      'resnet/block2/unit03/a/group_norm/beta',
+      np.zeros(3),
+      'units of different shapes',
+    ),
+    (hybrid_model(), 'block1/unit1/gn_proj/scale', None, 'lacks'),
+    (hybrid_model(), 'conv_root/kernel', np.zeros((7, 7, 3, 65)), 'of 64'),
+  ],
+)
+def test_arrays_that_are_no_resnet(tmp_path, model, name, array, words):
+  """One message, with the path and what is wrong."""
+  path, _ = saved(tmp_path, model, (32, 32))
+  with np.load(path) as file:
+    arrays = dict(file)
+  arrays |= {name: np.float32(array)} if array is not None else {}
+  if array is None:
+    del arrays[name]
+  np.savez(path, **arrays)
+  with pytest.raises(UserError) as error:
+    pretrained.find(path)
+  for word in (path, words):
+    assert word in str(error.value)
+
+
+def test_fine_tuning_takes_the_architecture(tmp_path):
+  """The stem too; another one in the config is refused."""
+  config = loading.load('configs/finetune.py:data=cifar10')
+  source = pretrained.find(saved(tmp_path, hybrid_model(), (32, 32))[0])
+  adopted = finetune.adopt_architecture(config, source)
+  stem = dict(name='resnet', depths=(2, 1), width_factor=1)
+  assert adopted.model.stem.to_dict() == stem
+  with config.unlocked():
+    config.model.variant = 'R50+B/16'
+  with pytest.raises(UserError, match='stem: .*there'):
+    finetune.adopt_architecture(config, source)
+  resnets = pretrained.find(saved(tmp_path, bit_model(), (32, 32))[0])
+  with pytest.raises(UserError, match='model.name=resnet'):
+    finetune.adopt_architecture(config, resnets)

@@ -1,0 +1,102 @@
+"""Weights that cannot be used are refused where they are loaded."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny_vit
+
+from tests.faults.counts import injected
+from vit_jax import checkpoint, convert, load_pretrained
+from vit_jax.arrays import host, sharding, tree
+from vit_jax.errors import UserError
+from vit_jax.models.vit import Model
+from vit_jax.weights import contract, pretrained
+from vit_jax.weights.formats import npz
+
+LEAF = 'encoder/layers/mlp/fc1/kernel'
+
+
+@pytest.fixture(params=['npz', 'directory'])
+def saved(request, tmp_path):
+  """Writes weights with one value of a leaf changed; returns their path."""
+
+  def save(value, leaf=LEAF):
+    params = tiny_vit.noise_params(Model(5, **tiny_vit.SIZES), (8, 8))
+    flat = tree.flatten(params)
+    flat[leaf] = flat[leaf].at[..., 0, 1].set(value)
+    params = tree.unflatten(flat)
+    file = tmp_path / 'small.npz'
+    npz.save(str(file), params, {})
+    if request.param == 'npz':
+      return str(file)
+    about = pretrained.find(str(_finite(tmp_path))).about
+    mesh = sharding.make_mesh(jax.devices()[:1])
+    arrays = jax.tree.map(np.asarray, params)
+    places = sharding.with_shardings(jax.eval_shape(lambda: params), mesh, ())
+    placed = jax.tree.map(host.place, arrays, places)
+    checkpoint.export_params(tmp_path / 'exported', placed, about)
+    return str(tmp_path / 'exported')
+
+  return save
+
+
+def _finite(folder):
+  """A file whose `about` can be taken over."""
+  params = tiny_vit.noise_params(Model(5, **tiny_vit.SIZES), (8, 8))
+  npz.save(str(folder / 'finite.npz'), params, {})
+  return folder / 'finite.npz'
+
+
+@pytest.mark.parametrize('value', [np.nan, np.inf, -np.inf])
+def test_weights_that_are_not_finite(saved, value):
+  """One message with path, leaf and how many, from every way to load."""
+  injected('weights that are not finite')
+  path = saved(value)
+  layers, units = tiny_vit.SIZES['depth'], tiny_vit.SIZES['mlp_dim']
+  size = layers * tiny_vit.SIZES['width'] * units
+  with pytest.raises(UserError, match='NaN or infinite') as error:
+    load_pretrained(path)
+  assert path in str(error.value)
+  assert f'{LEAF} ({layers} of {size})' in str(error.value)
+  with pytest.raises(UserError, match=LEAF):
+    convert.run(path, path + '.converted')
+
+
+def test_finite_weights_are_loaded(saved):
+  """The largest float32 is a number like any other."""
+  largest = np.finfo(np.float32).max
+  _, params = load_pretrained(saved(largest))
+  assert jnp.max(tree.flatten(params)[LEAF]) == largest
+
+
+def test_what_is_too_large_for_float32(tmp_path):
+  """A float64 beyond float32 would be infinity."""
+  path = _finite(tmp_path)
+  with np.load(path) as arrays:
+    np.savez(path, **{**arrays, 'cls': np.full((1, 1, 16), 1e300)})
+  with pytest.raises(UserError, match=r'cls \(16 of 16\)'):
+    load_pretrained(str(path))
+
+
+def test_an_average_that_is_not_finite(tmp_path):
+  """The average of weights is looked at as well."""
+  source = pretrained.find(str(_finite(tmp_path)))
+  mesh = sharding.make_mesh(jax.devices()[:1])
+  abstract = source.abstract_params(mesh)
+  params = jax.tree.map(lambda leaf: leaf * jnp.nan, source.load(abstract))
+  source = pretrained._checked(
+    contract.Pretrained('x', {}, source.load, lambda _: params)
+  )
+  with pytest.raises(UserError, match='more leaves'):
+    source.load_average(abstract)
+
+
+@pytest.mark.parametrize('name', ['a.npy', 'B_16', 'weights.h5'])
+def test_a_file_of_another_kind(tmp_path, name):
+  """Any other file is told what is read."""
+  (tmp_path / name).write_bytes(b'weights')
+  with pytest.raises(
+    UserError, match=r'is a file.*of files \.npz, \.safetensors'
+  ):
+    load_pretrained(str(tmp_path / name))

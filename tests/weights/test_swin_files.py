@@ -1,0 +1,329 @@
+"""Swin Transformers against timm's and Hugging Face's, with random weights."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors.numpy
+from references import timm, timm_file, torch, transformers
+
+from vit_jax import load_pretrained
+from vit_jax.arrays import tree
+from vit_jax.errors import UserError
+from vit_jax.models.contract import abstract_params
+from vit_jax.models.swin import Model, relative
+from vit_jax.weights import pretrained
+from vit_jax.weights.formats import naming, timm_swin
+from vit_jax.weights.formats.normalization import IMAGENET
+
+SIZES = dict(width=24, depths=(2, 2, 2), num_heads=2, window_size=4)
+HEADS = [2, 4, 8]
+# By atol alone: activations are of order one to ten.
+CLOSE = dict(rtol=0, atol=1e-4)
+MEAN = (0.5, 0.5, 0.5)
+PLAIN = dict(mean=[*MEAN], std=[*MEAN])  # nothing is folded
+
+
+def randomize(model, scale=0.2):
+  """Random parameters of a useful scale; evaluation mode."""
+  torch.manual_seed(0)
+  with torch.no_grad():
+    for name, parameter in model.named_parameters():
+      parameter.normal_(0, scale)
+      if 'patch_embed' in name and 'proj' in name:
+        parameter *= 0.01  # LayerNorm's ε shows where variance is small
+  return model.eval()
+
+
+def timm_swin_transformer(image_size):
+  model = timm.models.swin_transformer.SwinTransformer(
+    img_size=image_size,
+    patch_size=4,
+    num_classes=7,
+    embed_dim=SIZES['width'],
+    depths=SIZES['depths'],
+    num_heads=HEADS,
+    window_size=SIZES['window_size'],
+    drop_path_rate=0.0,
+  )
+  return randomize(model)
+
+
+def hugging_face_swin(image_size):
+  config = transformers.SwinConfig(
+    image_size=image_size,
+    patch_size=4,
+    num_labels=7,
+    embed_dim=SIZES['width'],
+    depths=[*SIZES['depths']],
+    num_heads=HEADS,
+    window_size=SIZES['window_size'],
+  )
+  return randomize(transformers.SwinForImageClassification(config))
+
+
+def saved_there(folder, model):
+  """A directory as the library writes it, for pixels in [-1, 1]."""
+  model.save_pretrained(folder)
+  said = dict(image_mean=MEAN, image_std=MEAN, size=64, resample=3)
+  (folder / 'preprocessor_config.json').write_text(json.dumps(said))
+  return str(folder)
+
+
+def arrays_of(model):
+  return {name: leaf.numpy() for name, leaf in model.state_dict().items()}
+
+
+def images_of(height, width):
+  rng = np.random.default_rng(0)
+  return rng.uniform(-1, 1, (2, height, width, 3)).astype(np.float32)
+
+
+def after_blocks(modules, model, images):
+  """Logits, and what comes out of each module, of a torch model."""
+  outputs = []
+
+  def keep(module, inputs, output):
+    outputs.append(output[0] if isinstance(output, tuple) else output)
+
+  handles = [module.register_forward_hook(keep) for module in modules]
+  with torch.no_grad():
+    logits = model(torch.tensor(images).permute(0, 3, 1, 2))
+  for handle in handles:
+    handle.remove()
+  return getattr(logits, 'logits', logits).numpy(), outputs
+
+
+def check_all(model, params, images, logits, outputs):
+  """Logits and every block's output."""
+
+  @jax.jit
+  def both(variables, images):
+    stages = model.apply(variables, images, method='stages')
+    return model.apply(variables, images), stages
+
+  ours, stages = both({'params': params}, images)
+  np.testing.assert_allclose(ours, logits, **CLOSE)
+  blocks = [stage[:, i] for stage in stages for i in range(stage.shape[1])]
+  assert len(blocks) == len(outputs) == 6
+  for mine, output in zip(blocks, outputs, strict=True):
+    np.testing.assert_allclose(
+      mine, output.numpy().reshape(mine.shape), **CLOSE
+    )
+
+
+@pytest.mark.parametrize('size', [48, 24])
+def test_timm(tmp_path, size):
+  """Logits and blocks; maps that windows fill, do not fill, and small ones.
+
+  At 48 pixels the second map is 6x6, padded to 8x8; at 24 the second is 3x3,
+  smaller than a window, and the third 2x2, from an odd map. (timm pads after
+  it has shifted, which is the same only for some sizes, this one among them.)
+  """
+  theirs = timm_swin_transformer(size)
+  config = dict(
+    architecture='swin_tiny',
+    pretrained_cfg=dict(input_size=(3, size, size), **PLAIN),
+  )
+  source = pretrained.find(timm_file(tmp_path, theirs, config))
+  assert source.about['model'] == dict(name='swin', dtype='float32', **SIZES)
+  assert source.image_size == (size, size)
+  model, params = load_pretrained(source.path)
+  images = images_of(size, size)
+  blocks = [block for stage in theirs.layers for block in stage.blocks]
+  check_all(model, params, images, *after_blocks(blocks, theirs, images))
+
+
+def test_hugging_face(tmp_path):
+  """Logits and blocks; 76x92 pixels are maps of 19x23, 10x12 and 5x6.
+
+  There the padding is in the middle of shifted windows. Hugging Face pads
+  before it shifts, as the authors' code for detection does.
+  """
+  theirs = hugging_face_swin(64)
+  path = saved_there(tmp_path, theirs)
+  about = pretrained.find(path).about
+  assert about['model'] == dict(name='swin', dtype='float32', **SIZES)
+  assert about['num_classes'] == 7 and about['image_size'] == [64, 64]
+  model, params = load_pretrained(path)
+  images = images_of(76, 92)
+  blocks = [b for stage in theirs.swin.encoder.layers for b in stage.blocks]
+  check_all(model, params, images, *after_blocks(blocks, theirs, images))
+
+
+@pytest.mark.slow
+def test_gradients(tmp_path):
+  """Of a loss with respect to every parameter, in timm's names."""
+  theirs, images = timm_swin_transformer(48), images_of(48, 48)
+  model, params = load_pretrained(timm_file(tmp_path, theirs), **PLAIN)
+  weights = np.random.default_rng(1).normal(size=(2, 7)).astype(np.float32)
+  logits = theirs(torch.tensor(images).permute(0, 3, 1, 2))
+  (logits * torch.tensor(weights)).sum().backward()
+
+  def loss(params):
+    return (model.apply({'params': params}, images) * weights).sum()
+
+  grads = tree.flatten(jax.device_get(jax.jit(jax.grad(loss))(params)))
+  ours = dict(naming.export(grads, timm_swin.naming(model)))
+  for name, parameter in theirs.named_parameters():
+    expected = parameter.grad.numpy()
+    scale = max(np.abs(expected).max(), 1.0)
+    np.testing.assert_allclose(
+      ours[name], expected, rtol=0, atol=1e-4 * scale, err_msg=name
+    )
+
+
+def test_from_timm_and_back(tmp_path):
+  """Bit for bit, and with all that no array shows."""
+  theirs = timm_swin_transformer(64)
+  config = dict(architecture='swin_tiny', pretrained_cfg=PLAIN)
+  path = timm_file(tmp_path / 'a', theirs, config)
+  _, params = load_pretrained(path)
+  wanted = tree.flatten(abstract_params(Model(7, **SIZES), (64, 64)))
+  shapes = {k: v.shape for k, v in wanted.items()}
+  assert {k: v.shape for k, v in tree.flatten(params).items()} == shapes
+  about = pretrained.find(path).about
+  back = str(tmp_path / 'b.safetensors')
+  pretrained.save(back, params, about)
+  written, arrays = safetensors.numpy.load_file(back), arrays_of(theirs)
+  assert written.keys() == arrays.keys()
+  for name, array in arrays.items():
+    np.testing.assert_array_equal(written[name], array)
+  again = pretrained.find(back)
+  assert again.about == about
+  assert timm_swin_transformer(64).load_state_dict(
+    {k: torch.from_numpy(v) for k, v in written.items()}, strict=True
+  )
+
+
+def test_small_windows_keep_their_size(tmp_path):
+  """Of images smaller than a window the file's notes say what tables do not."""
+  sizes = dict(width=8, depths=(2, 2), num_heads=2, window_size=8)
+  about = pretrained.find(timm_file(tmp_path, timm_swin_transformer(64))).about
+  about |= {'model': dict(name='swin', **sizes), 'image_size': [16, 16]}
+  model = Model(7, **sizes, dtype='float32')
+  params = jax.tree.map(
+    lambda leaf: jnp.ones(leaf.shape), abstract_params(model, (16, 16))
+  )
+  path = str(tmp_path / 'small.safetensors')
+  pretrained.save(path, params, about)
+  found = pretrained.find(path)
+  assert found.about['model']['window_size'] == 8
+  assert found.image_size == (16, 16)
+  with pytest.raises(UserError, match='windows of 8 tokens in all stages'):
+    pretrained.save(f'huggingface:{tmp_path}/x', params, about)
+
+
+def test_from_hugging_face_and_back(tmp_path):
+  """The library opens what was written, offline, and computes the same."""
+  theirs = hugging_face_swin(64)
+  path = saved_there(tmp_path / 'a', theirs)
+  about = pretrained.find(path).about
+  model, params = load_pretrained(path)
+  out = tmp_path / 'b'
+  pretrained.save(f'huggingface:{out}', params, about)
+  auto = transformers.AutoModelForImageClassification
+  opened = auto.from_pretrained(out, local_files_only=True).eval()
+  assert type(opened) is type(theirs)
+  images = torch.tensor(images_of(64, 64)).permute(0, 3, 1, 2)
+  with torch.no_grad():
+    np.testing.assert_array_equal(
+      opened(images).logits.numpy(), theirs(images).logits.numpy()
+    )
+  first = safetensors.numpy.load_file(f'{path}/model.safetensors')
+  last = safetensors.numpy.load_file(out / 'model.safetensors')
+  assert last.keys() == {k for k in first if 'position_index' not in k}
+  for name, array in last.items():
+    np.testing.assert_array_equal(array, first[name])
+  assert pretrained.find(str(out)).about == about
+  # In memory the names are newer ones.
+  state = arrays_of(theirs)
+  assert 'swin.encoder.layers.0.blocks.0.attention.q_proj.bias' in state
+  safetensors.numpy.save_file(state, f'{path}/model.safetensors')
+  _, again = load_pretrained(path)
+  jax.tree.map(np.testing.assert_array_equal, again, params)
+
+
+def test_names_of_the_authors(tmp_path):
+  """Merging at the end of stages, `head`, and buffers that say the size."""
+  model = timm_swin_transformer(64)
+  source = pretrained.find(timm_file(tmp_path / 'a', model))
+  assert source.image_size == (64, 64)
+  renamed = {}
+  for name, array in arrays_of(model).items():
+    name = name.replace('head.fc', 'head')
+    for stage in (1, 2):
+      name = name.replace(
+        f'layers.{stage}.downsample', f'layers.{stage - 1}.downsample'
+      )
+    renamed[name] = array
+  mask, index = np.zeros((49, 16, 16)), np.zeros((16, 16))
+  renamed['layers.0.blocks.1.attn_mask'] = mask
+  renamed['layers.0.blocks.0.attn.relative_position_index'] = index
+  path = tmp_path / 'authors.pth'
+  torch.save({'model': {k: torch.tensor(v) for k, v in renamed.items()}}, path)
+  other = pretrained.find(str(path))
+  assert other.image_size == (112, 112)
+  assert other.about['model'] == source.about['model']
+  assert other.about['normalization']['mean'] == list(IMAGENET[0])
+  (_, first), (_, again) = (
+    load_pretrained(each) for each in (source.path, str(path))
+  )
+  jax.tree.map(np.testing.assert_array_equal, first, again)
+
+
+def test_arrays_that_are_no_swin(tmp_path):
+  """What is missing and what is not known is said, all of it."""
+  arrays = arrays_of(timm_swin_transformer(64))
+
+  def load(arrays):
+    safetensors.numpy.save_file(arrays, tmp_path / 'x.safetensors')
+    return load_pretrained(str(tmp_path / 'x.safetensors'))
+
+  broken = {k: v for k, v in arrays.items() if 'blocks.1.mlp' not in k}
+  with pytest.raises(UserError, match=r'layers\.2\.blocks\.1\.mlp\.fc2\.bias'):
+    load(broken)
+  with pytest.raises(UserError, match=r'cls_token: \[3\] in the file, none in'):
+    load(arrays | {'cls_token': np.zeros(3, np.float32)})
+  name = 'layers.0.blocks.0.attn.proj.weight'
+  with pytest.raises(UserError, match=r'proj.weight: \[5, 5\] in the file'):
+    load(arrays | {name: np.zeros((5, 5), np.float32)})
+  odd = {k: v for k, v in arrays.items() if 'layers.1.blocks.1' not in k}
+  with pytest.raises(UserError, match=r'and blocks \[2, 1, 2\]'):
+    load(odd)
+
+
+def test_configs_that_are_no_swin(tmp_path):
+  """What the library's Swin may be and this one not."""
+  path = saved_there(tmp_path, hugging_face_swin(64))
+  file = tmp_path / 'config.json'
+  good = json.loads(file.read_text())
+
+  def load(**changes):
+    file.write_text(json.dumps(good | changes))
+    return load_pretrained(path)
+
+  with pytest.raises(UserError, match='mlp_ratio 2.0; the model swin has .* 4'):
+    load(mlp_ratio=2.0)
+  with pytest.raises(UserError, match=r'num_heads \[2, 2, 2\]; .* \[2, 4, 8\]'):
+    load(num_heads=[2, 2, 2])
+  with pytest.raises(UserError, match='norm_eps=0.01, which the model swin'):
+    load(layer_norm_eps=0.01)
+  with pytest.raises(UserError, match='relu'):
+    load(hidden_act='relu')
+
+
+@pytest.mark.parametrize('old, new', [(7, 12), (12, 7), (4, 3)])
+def test_bias_tables_are_resized_as_by_torch(old, new):
+  """`interpolate(mode='bicubic')`, as in the authors' code."""
+  table = np.random.default_rng(0).normal(size=(2, (2 * old - 1) ** 2, 3))
+  table = table.astype(np.float32)
+  maps = torch.tensor(table).reshape(2, 2 * old - 1, 2 * old - 1, 3)
+  expected = torch.nn.functional.interpolate(
+    maps.permute(0, 3, 1, 2), (2 * new - 1, 2 * new - 1), mode='bicubic'
+  )
+  expected = expected.permute(0, 2, 3, 1).reshape(2, -1, 3).numpy()
+  ours = relative.resize(jnp.asarray(table), new)
+  np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-5)

@@ -1,0 +1,202 @@
+"""Files of tensors: PyTorch's trainings, damage, and code that is not run."""
+
+import argparse
+import pickle
+import re
+
+import numpy as np
+import pytest
+import references
+import safetensors.numpy
+from references import CLASSES, HEADS, timm_vit, torch
+
+from tests.faults.counts import injected
+from vit_jax import load_pretrained
+from vit_jax.errors import UserError
+from vit_jax.weights.formats import tensors, timm
+from vit_jax.weights.formats import timm_vit as names
+from vit_jax.weights.formats.normalization import IMAGENET
+
+IMAGENET_STATISTICS = dict(mean=IMAGENET[0], std=IMAGENET[1])
+
+
+def loaded(path, **keys):
+  return load_pretrained(path, num_heads=HEADS, **keys)
+
+
+def test_bfloat16(tmp_path):
+  """Half the bytes, the same numbers."""
+  state = {k: v.bfloat16() for k, v in timm_vit().state_dict().items()}
+  torch.save(state, tmp_path / 'a.pth')
+  torch_save = pytest.importorskip('safetensors.torch').save_file
+  torch_save(state, tmp_path / 'a.safetensors')
+  for name in ('a.pth', 'a.safetensors'):
+    params = loaded(str(tmp_path / name))[1]
+    np.testing.assert_array_equal(
+      params['head']['kernel'], state['head.weight'].float().numpy().T
+    )
+
+
+@pytest.mark.parametrize('place', ['model', 'state_dict', 'teacher', 'student'])
+def test_checkpoints_of_trainings(tmp_path, place):
+  """Weights below a key, with prefixes, beside arguments and optimizer."""
+  reference = timm_vit(num_classes=0)
+  state = {
+    f'module.backbone.{name}': array
+    for name, array in reference.state_dict().items()
+  }
+  state['module.head.mlp.0.weight'] = torch.zeros(3, 3)
+  state['module.head.last_layer.weight_v'] = torch.zeros(3, 3)
+  state['decoder_embed.weight'] = torch.zeros(3, 3)
+  content = {place: state, 'args': argparse.Namespace(lr=0.1), 'epoch': 3}
+  path = str(tmp_path / 'a.pth')
+  torch.save(content, path)
+  arrays = names.renamed(path, tensors.read(path))
+  expected = references.state(reference)
+  assert arrays.keys() == expected.keys()
+  for name, array in expected.items():
+    np.testing.assert_array_equal(arrays[name], array)
+  about = timm.load(path).about
+  assert about['model']['depth'] == references.DEPTH
+  assert about['num_classes'] == 0
+
+
+@pytest.mark.parametrize(
+  'name, family',
+  [
+    ('deit_base_patch16_224-b5f2ef4d.pth', 'deit'),
+    ('deit_3_base_224_1k.pth', 'deit3'),
+    ('mae_pretrain_vit_base.pth', 'mae'),
+    ('dino_deitsmall16_pretrain.pth', 'dino'),
+    ('dinov2_vits14_pretrain.pth', 'dinov2'),
+    ('anything.pth', 'vit'),
+  ],
+)
+def test_the_family_by_the_name_of_a_file(tmp_path, caplog, name, family):
+  """Released files say nothing else of how they were evaluated."""
+  caplog.set_level('INFO', 'vit_jax')
+  torch.save(timm_vit().state_dict(), tmp_path / name)
+  about = timm.load(str(tmp_path / name)).about
+  assert f'the defaults of the family {family}:' in caplog.text
+  mean = about['normalization']['mean']
+  assert (mean == list(IMAGENET[0])) == (family != 'vit')
+
+
+def test_what_is_left_out_is_said(tmp_path, caplog):
+  """MAE's decoder, DINO's head; and what is assumed of the family."""
+  caplog.set_level('INFO', 'vit_jax')
+  state = timm_vit(num_classes=0).state_dict()
+  mae = state | {
+    name: torch.zeros(1, 1, 3)
+    for name in ('mask_token', 'decoder_pos_embed', 'decoder_blocks.0.x')
+  }
+  torch.save({'model': mae}, tmp_path / 'a.pth')
+  source = timm.load(str(tmp_path / 'a.pth'))
+  assert source.about['normalization']['mean'] == list(IMAGENET[0])
+  assert "left out a decoder and its mask token (MAE's), 3" in caplog.text
+  assert 'family mae' in caplog.text
+  dino = state | {'head.last_layer.weight_g': torch.zeros(3, 1)}
+  torch.save(dino, tmp_path / 'b.pth')
+  timm.load(str(tmp_path / 'b.pth'))
+  assert "left out a projection head (DINO's), 1" in caplog.text
+  assert 'family dino:' in caplog.text
+
+
+class Evil:
+  """Unpickling it calls a function."""
+
+  def __reduce__(self):
+    return print, ('run!',)
+
+
+def test_no_pickle_is_run(tmp_path, capsys):
+  """Code in a file is one message, and is not executed."""
+  injected('a pickled .pth')
+  torch.save({'model': Evil()}, tmp_path / 'a.pth')
+  (tmp_path / 'b.bin').write_bytes(pickle.dumps(Evil()))
+  for name in ('a.pth', 'b.bin'):
+    with pytest.raises(UserError, match='never run'):
+      load_pretrained(str(tmp_path / name))
+  assert 'run!' not in capsys.readouterr().out
+
+
+def damaged(state, kind):
+  """A model's arrays with something wrong."""
+  if kind == 'table':
+    del state['blocks.0.norm1.bias'], state['blocks.1.norm1.bias']
+    state['head.bias'] = state['head.bias'][:-1]
+    return state | {'norm_other.weight': np.zeros(3, np.float32)}
+  if kind == 'foreign':
+    return {'conv1.weight': np.zeros((3, 3), np.float32)}
+  if kind == 'rank':
+    return state | {'pos_embed': state['pos_embed'][0]}
+  if kind == 'integers':
+    return state | {'head.bias': np.arange(CLASSES)}
+  return state | {'head.bias': np.full(CLASSES, np.nan, np.float32)}
+
+
+@pytest.mark.parametrize(
+  'kind, words',
+  [
+    (
+      'table',
+      r'head.bias: \[6\] in the file, \[7\] in the model\n'
+      r'(.*\n)*.*norm_other.weight: \[3\] in the file, none in the model',
+    ),
+    ('table', r'blocks.\{0,1\}.norm1.bias: missing in the file, \[32\]'),
+    ('foreign', "no Vision Transformer under timm's names.*conv1.weight"),
+    ('rank', 'pos_embed must have 3 dimensions'),
+    ('integers', r'head.bias \(int64\)'),
+    ('nan', r'NaN or infinite: head/bias \(7 of 7\)'),
+  ],
+)
+def test_damaged_arrays(tmp_path, kind, words):
+  """All that is wrong stands in one message with the path."""
+  path = str(tmp_path / 'a.safetensors')
+  safetensors.numpy.save_file(damaged(references.state(timm_vit()), kind), path)
+  with pytest.raises(UserError, match=words) as error:
+    loaded(path)
+  assert path in str(error.value)
+
+
+def test_damaged_files(tmp_path):
+  """Absent, cut short, another kind of file: one message each."""
+  path = tmp_path / 'model.safetensors'
+  safetensors.numpy.save_file(references.state(timm_vit()), path)
+  content = (tmp_path / 'model.safetensors').read_bytes()
+  (tmp_path / 'cut.safetensors').write_bytes(content[:-100])
+  (tmp_path / 'text.safetensors').write_bytes(b'no weights at all')
+  (tmp_path / 'text.pth').write_bytes(b'no weights at all')
+  torch.save([1, 2], tmp_path / 'list.pth')
+  for name, words in (
+    ('absent.safetensors', 'does not exist'),
+    ('cut.safetensors', 'no .safetensors file'),
+    ('text.safetensors', 'no .safetensors file'),
+    ('text.pth', 'cannot be read as PyTorch weights'),
+    ('list.pth', 'no weights by name'),
+  ):
+    with pytest.raises(UserError, match=words) as error:
+      load_pretrained(str(tmp_path / name))
+    assert name in str(error.value)
+
+
+def test_names_of_their_own_repositories(tmp_path):
+  """LayerScale of DeiT-III's; DINOv2's registers, which timm renames."""
+  reference = timm_vit('deit3_base_patch16_224')
+  state = {
+    re.sub(r'ls(\d)\.gamma', r'gamma_\1', name): leaf
+    for name, leaf in reference.state_dict().items()
+  }
+  torch.save({'model': state}, tmp_path / 'a.pth')
+  model, params = loaded(str(tmp_path / 'a.pth'))
+  references.agree(model, params, reference, **IMAGENET_STATISTICS)
+  reference = timm_vit('vit_small_patch14_reg4_dinov2')
+  state = reference.state_dict()
+  state['register_tokens'] = state.pop('reg_token')
+  # There the class token has a position, and timm adds the two.
+  place = torch.full_like(state['cls_token'], 0.5)
+  state['cls_token'] = state['cls_token'] - place
+  state['pos_embed'] = torch.cat([place, state['pos_embed']], dim=1)
+  torch.save(state | {'mask_token': place[0]}, tmp_path / 'b.pth')
+  model, params = loaded(str(tmp_path / 'b.pth'))
+  references.agree(model, params, reference, **IMAGENET_STATISTICS)

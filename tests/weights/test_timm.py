@@ -1,0 +1,176 @@
+"""Weights under timm's names compute what timm computes, in and out."""
+
+import minimal_config
+import numpy as np
+import pytest
+import references
+import safetensors.numpy
+from references import HEADS, SIZE, timm_file, timm_vit, torch
+
+from vit_jax import finetune, load_pretrained
+from vit_jax.errors import UserError
+from vit_jax.models.vit.sizes import NAMES
+from vit_jax.weights import pretrained
+from vit_jax.weights.formats import timm
+from vit_jax.weights.formats.normalization import IMAGENET
+
+HEADLESS = dict(num_classes=0)
+GAP = dict(class_token=False, global_pool='avg', fc_norm=False)
+KINDS = {
+  'token': ('vit_base_patch16_224', {}),
+  'gap, headless': (
+    'vit_base_patch16_224',
+    GAP | HEADLESS | dict(act_layer='gelu_tanh'),
+  ),
+  'map': ('vit_base_patch16_siglip_224', {}),
+}
+IMAGENET_STATISTICS = dict(mean=IMAGENET[0], std=IMAGENET[1])
+
+
+def loaded(path, **keys):
+  return load_pretrained(path, num_heads=HEADS, **keys)
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_logits_and_blocks_both_ways(tmp_path, kind):
+  """From timm here, and from here into the same architecture there."""
+  name, changes = KINDS[kind]
+  reference = timm_vit(name, **changes)
+  model_args = {'num_heads': HEADS} | {
+    k: v for k, v in changes.items() if k == 'act_layer'
+  }
+  config = dict(architecture=name, model_args=model_args)
+  path = timm_file(tmp_path, reference, config)
+  model, params = load_pretrained(path)
+  references.agree(model, params, reference)
+  back = str(tmp_path / 'back.safetensors')
+  pretrained.save(back, params, pretrained.find(path).about)
+  other = timm_vit(name, **changes)
+  with torch.no_grad():
+    for parameter in other.parameters():
+      parameter.zero_()
+  tensors = safetensors.numpy.load_file(back)
+  state = {k: torch.from_numpy(v) for k, v in tensors.items()}
+  other.load_state_dict(state, strict=True)
+  x = references.images()
+  np.testing.assert_array_equal(
+    references.run(other, x)[0], references.run(reference, x)[0]
+  )
+  for name, array in references.state(reference).items():
+    np.testing.assert_array_equal(tensors[name], array)
+
+
+def test_its_own_notes_are_enough(tmp_path):
+  """What was written here comes back with all that no array shows."""
+  config = dict(
+    architecture='vit_base_patch16_224',
+    model_args=dict(num_heads=HEADS, act_layer='gelu_tanh'),
+    pretrained_cfg=dict(
+      mean=IMAGENET[0], crop_pct=0.8, label_names=list('abcdefg')
+    ),
+  )
+  path = timm_file(tmp_path, timm_vit(), config)
+  source = pretrained.find(path)
+  _, params = load_pretrained(path)
+  (tmp_path / 'alone').mkdir()
+  copy = str(tmp_path / 'alone' / 'copy.safetensors')
+  pretrained.save(copy, params, source.about)
+  assert pretrained.find(copy).about == source.about
+  assert source.about['class_names'] == list('abcdefg')
+  assert source.about['model']['gelu'] == 'tanh'
+
+
+@pytest.mark.parametrize('said', ['config', 'argument'])
+def test_mean_and_deviation_are_folded(tmp_path, said):
+  """Weights for ImageNet's statistics take images in [-1, 1]."""
+  reference = timm_vit()
+  config, keys = None, {}
+  if said == 'config':
+    statistics = IMAGENET_STATISTICS
+    config = dict(architecture='x', pretrained_cfg=statistics)
+  else:
+    keys = IMAGENET_STATISTICS
+  path = timm_file(tmp_path, reference, config)
+  model, params = loaded(path, **keys)
+  references.agree(model, params, reference, **IMAGENET_STATISTICS)
+  if said == 'config':
+    back = str(tmp_path / 'back.safetensors')
+    pretrained.save(
+      back, params, pretrained.find(path).changed(num_heads=HEADS).about
+    )
+    for key, array in safetensors.numpy.load_file(back).items():
+      np.testing.assert_allclose(
+        array, references.state(reference)[key], atol=1e-6, rtol=1e-6
+      )
+
+
+def test_another_resolution(tmp_path):
+  """Positions are resized as timm does when it builds a larger model."""
+  path = timm_file(tmp_path, timm_vit())
+  large = timm_vit(img_size=24)
+  state = timm_vit().state_dict()
+  resample = references.timm.layers.resample_abs_pos_embed
+  state['pos_embed'] = resample(state['pos_embed'], (6, 6))
+  large.load_state_dict(state)
+  model, params = loaded(path, image_size=24, position_resize='bicubic')
+  references.agree(model, params, large, size=24)
+
+
+def test_another_number_of_classes(tmp_path, caplog):
+  """The head is fresh and zero, the rest as it was; it is said."""
+  caplog.set_level('INFO', 'vit_jax')
+  reference = timm_vit()
+  path = timm_file(tmp_path, reference)
+  model, params = loaded(path, num_classes=3)
+  assert model.num_classes == 3
+  assert params['head']['kernel'].shape == (references.WIDTH, 3)
+  assert not np.any(params['head']['kernel'])
+  assert 'head for 3 classes; fresh: head/bias, head/kernel' in caplog.text
+  model, params = loaded(path, num_classes=0)
+  assert 'head' not in params
+  reference.reset_classifier(0)
+  references.agree(model, params, reference)
+
+
+def test_a_config_of_another_model(tmp_path):
+  """Fine-tuning lists what differs; it takes over what the config leaves."""
+  source = pretrained.find(timm_file(tmp_path, timm_vit()))
+  config = minimal_config.completed(**{'model.width': 16})
+  with pytest.raises(UserError, match='width: 32 there, 16 in the config; mlp'):
+    finetune.adopt_architecture(config, source)
+  config = minimal_config.completed(**{f'model.{n}': None for n in NAMES})
+  adopted = finetune.adopt_architecture(config, source)
+  assert adopted.model.width == 32
+  assert adopted.model.gelu == 'exact'
+
+
+def test_a_pooling_that_no_array_shows(tmp_path):
+  """A class token beside the mean of all would be silently wrong."""
+  config = dict(architecture='x', global_pool='avg')
+  with pytest.raises(UserError, match="by 'avg', and its .* pooling 'token'"):
+    pretrained.find(timm_file(tmp_path, timm_vit(), config))
+
+
+@pytest.mark.parametrize('mode', ['center', 'squash'])
+def test_preprocessing_is_timms(mode):
+  """The settings of a config give the pixels of timm's own transform."""
+  from PIL import Image
+
+  from vit_jax.data.augment.transforms import EvalTransform
+
+  rng = np.random.default_rng(0)
+  pixels = rng.integers(0, 256, (61, 83, 3), np.uint8)
+  make = references.timm.data.create_transform
+  for share in (0.9, 0.875, 1.0):
+    section = timm.families.preprocess((SIZE, SIZE), share, 'bicubic', mode)
+    ours = EvalTransform((SIZE, SIZE), **section).pixels(pixels)
+    there = make(
+      (3, SIZE, SIZE),
+      interpolation='bicubic',
+      mean=(0,) * 3,
+      std=(1,) * 3,
+      crop_pct=share,
+      crop_mode=mode,
+    )
+    theirs = there(Image.fromarray(pixels)).numpy().transpose(1, 2, 0) * 255
+    np.testing.assert_array_equal(ours, np.round(theirs))

@@ -1,0 +1,254 @@
+"""Weights on another model: what fine-tuning takes over, and how it fits."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+import scipy.ndimage
+import tiny_vit
+from minimal_config import completed
+
+from vit_jax.arrays import host, sharding, tree
+from vit_jax.errors import UserError
+from vit_jax.models.vit import Model
+from vit_jax.objectives import supervised
+from vit_jax.training.experiment import Experiment
+from vit_jax.weights import contract, pretrained, transfer
+
+SIZES = dict(patch_size=4, width=16, depth=2, mlp_dim=24, num_heads=2)
+ABOUT = {
+  'model': {'name': 'vit', 'dtype': 'float32', **SIZES},
+  'objective': {'name': 'supervised'},
+  'num_classes': 7,
+}
+
+
+def weights(image_size, **changes):
+  """A source with random numbers everywhere, for images of that size."""
+  about = ABOUT | {'image_size': image_size}
+  about['model'] = about['model'] | changes
+  model = Model(7, **SIZES, dtype='float32', **changes)
+  params = tiny_vit.noise_params(model, (image_size[0], image_size[-1]))
+
+  def load(abstract):
+    return jax.tree.map(host.place, jax.device_get(params), abstract)
+
+  return contract.Pretrained('here', about, load), params
+
+
+def experiment(image_size, **changes):
+  config = completed(
+    **{f'model.{k}': v for k, v in (SIZES | changes).items()},
+    **{'model.dtype': 'float32', 'image_size': image_size},
+  )
+  return Experiment.build(config, jax.devices()[:1])
+
+
+def zoomed(params, old, new):
+  """The position embedding at another grid, as the authors' code has it."""
+  embedding = np.asarray(params['position']['embedding'])
+  grid = embedding[0, 1:].reshape(*old, -1)
+  factors = (new[0] / old[0], new[1] / old[1], 1)
+  grid = scipy.ndimage.zoom(grid, factors, order=1)
+  assert grid.shape[:2] == new
+  grid = grid.reshape(1, -1, embedding.shape[-1])
+  return np.concatenate([embedding[:, :1], grid], axis=1)
+
+
+SHAPES = [
+  ((8, 8), (12, 16)),
+  ((8, 12), (16, 12)),
+  ((16, 8), (8, 16)),
+  ((8, 12), (8, 12)),
+]
+
+
+@pytest.mark.parametrize('old, new', SHAPES)
+def test_fine_tuning_starts_from_the_body(old, new):
+  """All but the head, bit for bit; rows and columns of patches as they were.
+
+  The head is the experiment's own.
+  """
+  source, params = weights(old)
+  target = experiment(new)
+  with jax.set_mesh(target.mesh):
+    result = tree.flatten(transfer.transfer(source, target, 'aligned'))
+  wanted = tree.flatten(target.abstract_state().params)
+  assert {k: v.shape for k, v in result.items()} == {
+    k: v.shape for k, v in wanted.items()
+  }
+  positions = result.pop('position/embedding')
+  patches = [tuple(side // 4 for side in size) for size in (old, new)]
+  np.testing.assert_allclose(
+    positions, zoomed(params, *patches), rtol=1e-5, atol=1e-6
+  )
+  head = {key: result.pop(key) for key in ('head/kernel', 'head/bias')}
+  assert not any(np.any(leaf) for leaf in head.values())
+  for path, leaf in result.items():
+    np.testing.assert_array_equal(leaf, tree.flatten(params)[path], path)
+
+
+def test_a_picture_of_a_picture():
+  """A larger image of equal patches gets what the smaller one got.
+
+  Patches that differ from row to row only, and positions too: doubling the
+  columns changes no token but the number of its like, which attention and
+  average pooling do not see.
+  """
+  source, params = weights((8, 8), pool='gap')
+  rows = np.random.default_rng(0).normal(size=(2, 1, 16))
+  rows = np.broadcast_to(rows, (2, 2, 16)).reshape(1, 4, 16)
+  params['position']['embedding'] = np.asarray(rows, np.float32)
+  target = experiment((8, 16), pool='gap')
+  with jax.set_mesh(target.mesh):
+    moved = transfer.transfer(source, target, 'aligned')
+  image = np.random.default_rng(1).uniform(-1, 1, (1, 2, 1, 4, 4, 3))
+  params, moved = (dict(p, head=params['head']) for p in (params, moved))
+
+  def logits(params, columns):
+    tiles = np.broadcast_to(image, (1, 2, columns, 4, 4, 3))
+    pixels = tiles.transpose(0, 1, 3, 2, 4, 5).reshape(1, 8, 4 * columns, 3)
+    model = Model(7, **SIZES, dtype='float32', pool='gap')
+    return model.apply({'params': params}, np.float32(pixels))
+
+  np.testing.assert_allclose(
+    logits(moved, 4), logits(params, 2), rtol=1e-4, atol=1e-5
+  )
+
+
+def test_fresh_parts_follow_the_seed():
+  """Pre-logits of another fine-tuning are never taken over."""
+  source, params = weights((8, 8), pre_logits=True)
+  target = experiment((8, 8), pre_logits=True)
+  with jax.set_mesh(target.mesh):
+    result = transfer.transfer(source, target, 'aligned')
+    fresh = jax.jit(target.init_state)(target.key()).params
+  for name in ('pre_logits', 'head'):
+    jax.tree.map(np.testing.assert_array_equal, result[name], fresh[name])
+  kernel = np.asarray(params['pre_logits']['kernel'])
+  assert not np.allclose(result['pre_logits']['kernel'], kernel)
+
+
+def test_another_body_is_refused():
+  """The message names the leaf and both shapes."""
+  source, _ = weights((8, 8))
+  target = experiment((8, 8), mlp_dim=32)
+  with (
+    jax.set_mesh(target.mesh),
+    pytest.raises(
+      UserError, match=r'mlp/fc1/bias: file \(2, 24\), .*\(2, 32\)'
+    ),
+  ):
+    transfer.transfer(source, target, 'aligned')
+
+
+def test_a_training_takes_over_all_that_fits(caplog):
+  """The head too; what has another shape is fresh, and said."""
+  source, params = weights((8, 8))
+  same = completed(
+    **{f'model.{k}': v for k, v in SIZES.items()},
+    **{'model.dtype': 'float32', 'image_size': (8, 8), 'num_classes': 7},
+  )
+  target = Experiment.build(same, jax.devices()[:1])
+  with jax.set_mesh(target.mesh):
+    result = transfer.start(source, target, 'aligned')
+  jax.tree.map(np.testing.assert_array_equal, result, params)
+  assert 'not taken over' not in caplog.text
+  other = experiment((8, 8), mlp_dim=32)  # and of another number of classes
+  with jax.set_mesh(other.mesh):
+    result = tree.flatten(transfer.start(source, other, 'aligned'))
+  assert 'fc1/kernel (2, 16, 24) (here (2, 16, 32))' in caplog.text
+  assert not np.any(result['head/kernel'])
+  for path, leaf in tree.flatten(params).items():
+    if 'mlp' not in path and 'head' not in path:
+      np.testing.assert_array_equal(result[path], leaf, path)
+
+
+def test_nothing_fits():
+  """It is refused: that would be another training than was asked for."""
+  source, _ = weights((8, 8))
+  target = experiment((8, 8), width=32, mlp_dim=48, pool='gap')
+  empty = dataclasses.replace(
+    source, load=lambda abstract: {'strange': jax.numpy.zeros(3)}
+  )
+  with (
+    jax.set_mesh(target.mesh),
+    pytest.raises(UserError, match='nothing of here fits .* strange'),
+  ):
+    transfer.start(empty, target, 'aligned')
+
+
+class WithDecoder(supervised.Objective):
+  """Its parameters are the model's and a decoder's."""
+
+  def init(self, key, batch):
+    params, extra = super().init(key, batch)
+    decoder = jax.random.normal(jax.random.fold_in(key, 1), (3,))
+    return {'model': params, 'decoder': decoder}, extra
+
+  def backbone(self, params):
+    return params['model']
+
+  def start_params(self, params, model):
+    return params | {'model': model}
+
+
+def test_parameters_of_the_objective_are_its_own():
+  """The model's are taken over among them, both ways."""
+  source, params = weights((8, 8))
+  target = experiment((8, 8))
+  objective = WithDecoder(target.setting)
+  trainer = dataclasses.replace(target.trainer, objective=objective)
+  target = dataclasses.replace(target, trainer=trainer)
+  with jax.set_mesh(target.mesh):
+    result = transfer.transfer(source, target, 'aligned')
+    fresh = jax.jit(target.init_state)(target.key()).params
+  np.testing.assert_array_equal(result['decoder'], fresh['decoder'])
+  assert np.any(result['decoder'])
+  jax.tree.map(
+    np.testing.assert_array_equal,
+    result['model']['head'],
+    fresh['model']['head'],
+  )
+  body = tree.flatten({k: v for k, v in result['model'].items() if k != 'head'})
+  for path, leaf in body.items():
+    np.testing.assert_array_equal(leaf, tree.flatten(params)[path], path)
+
+
+def test_shapes_of_weights_that_were_trained_on_two_crops():
+  """Parameters are shaped by what batches of that training held."""
+  about = ABOUT | {
+    'image_size': (8, 8),
+    'objective': {'name': 'tests.plugins.agreement'},
+    'config': {'augment': {'name': 'tests.plugins.two_crops'}},
+  }
+  source = contract.Pretrained('here', about, lambda abstract: abstract)
+  (found,) = source.weights(sharding.make_mesh(jax.devices()[:1])).values()
+  shapes = {k: v.shape for k, v in tree.flatten(found).items()}
+  _, params = weights((8, 8))
+  assert shapes == {k: v.shape for k, v in tree.flatten(params).items()}
+
+
+def test_shapes_are_those_of_the_size_they_were_made_for():
+  """Not square if that was not; one number stands for a square."""
+  mesh = sharding.make_mesh(jax.devices()[:1])
+  for size, tokens in (((8, 12), 1 + 2 * 3), ((8,), 1 + 2 * 2)):
+    source, _ = weights(size)
+    assert source.image_size == (size[0], size[-1])
+    shapes = tree.flatten(source.abstract_params(mesh))
+    assert shapes['position/embedding'].shape == (1, tokens, 16)
+
+
+def test_loading_at_another_size(monkeypatch):
+  """`load_pretrained` keeps the head and resizes as fine-tuning does."""
+  source, params = weights((8, 12))
+  monkeypatch.setattr(pretrained, 'find', lambda path: source)
+  _, loaded = pretrained.load_pretrained('here', image_size=(16, 12))
+  np.testing.assert_allclose(
+    loaded['position'].pop('embedding'),
+    zoomed(params, (2, 3), (4, 3)),
+    **dict(rtol=1e-5, atol=1e-6),
+  )
+  del params['position']['embedding']
+  jax.tree.map(np.testing.assert_array_equal, loaded, params)

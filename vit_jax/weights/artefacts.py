@@ -1,0 +1,137 @@
+"""A model with its weights as one artefact, for servers without this package.
+
+What goes in are `images`, uint8 `[n, height, width, 3]`, any number at once, as
+the evaluation's transform makes them; `description.json` says how. What comes
+out are logits `[n, num_classes]`, float32 (features where there is no head).
+"""
+
+import json
+import os
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.export
+import jax.numpy as jnp
+from etils import epath
+from jaxtyping import Array, Float, UInt8
+
+from vit_jax.arrays import sharding
+from vit_jax.config import plugins, sections
+from vit_jax.errors import UserError, closest
+from vit_jax.files import paths
+from vit_jax.objectives.contract import Setting
+from vit_jax.weights.contract import Pretrained
+
+# Programs run where they were made for.
+_PLATFORMS = ('cpu', 'cuda', 'tpu')
+Predict = Callable[[UInt8[Array, 'n y x 3']], Float[Array, 'n k']]
+
+
+def predictor(source: Pretrained) -> Predict:
+  """The function that is exported: by plain operations, with its weights."""
+  mesh = sharding.make_mesh(jax.local_devices()[:1])
+  params = source.load(source.abstract_params(mesh))
+  params = jax.tree.map(jnp.asarray, jax.device_get(params))  # on no mesh
+  setting = Setting(source.model().reference, source.image_size)
+  objective = sections.build('objective', source.about['objective'], setting)
+
+  def predict(images: UInt8[Array, 'n y x 3']) -> Float[Array, 'n k']:
+    return objective.predict(params, {'image': images})['logits']
+
+  return predict
+
+
+def stablehlo(
+  predict: Predict, image_size: tuple[int, int], folder: epath.Path
+) -> None:
+  """Writes `model.stablehlo`, for `jax.export.deserialize`."""
+  (batch,) = jax.export.symbolic_shape('n')
+  images = jax.ShapeDtypeStruct((batch, *image_size, 3), jnp.uint8)
+  exported = jax.export.export(jax.jit(predict), platforms=_PLATFORMS)(images)
+  (folder / 'model.stablehlo').write_bytes(bytes(exported.serialize()))
+
+
+def saved_model(
+  predict: Predict, image_size: tuple[int, int], folder: epath.Path
+) -> None:
+  """Writes a SavedModel, whose signature takes `images` and gives `logits`.
+
+  Raises:
+    UserError: TensorFlow is not installed.
+  """
+  try:
+    import tensorflow as tf
+    from jax.experimental import jax2tf
+  except ImportError as error:
+    raise UserError(
+      'a SavedModel is written by TensorFlow, which cannot be imported: pip '
+      'install tensorflow-cpu, or export --to=stablehlo.'
+    ) from error
+  converted = jax2tf.convert(
+    predict,
+    polymorphic_shapes=['(n, ...)'],
+    native_serialization_platforms=_PLATFORMS,
+    with_gradient=False,
+  )
+  spec = tf.TensorSpec((None, *image_size, 3), tf.uint8, name='images')
+  module: Any = tf.Module()
+  module.serve = tf.function(
+    lambda images: {'logits': converted(images)},
+    input_signature=[spec],
+    autograph=False,
+  )
+  signatures = {'serving_default': module.serve}
+  tf.saved_model.save(module, os.fspath(folder), signatures=signatures)
+
+
+KINDS = {'stablehlo': stablehlo, 'savedmodel': saved_model}
+
+
+def description(source: Pretrained) -> dict[str, Any]:
+  """What a server has to know: preprocessing and the classes' names."""
+  section = {'name': 'transforms', **source.about['preprocess']}
+  defaults = {
+    key: parameter.default
+    for key, parameter in plugins.keys(
+      sections.constructor('preprocess', section)
+    ).items()
+  }
+  height, width = source.image_size
+  return {
+    'input': {
+      'name': 'images',
+      'dtype': 'uint8',
+      'shape': ['n', height, width, 3],
+      'channels': 'RGB',
+    },
+    'output': {'name': 'logits', 'dtype': 'float32'},
+    'preprocess': defaults | section,
+    'class_names': list(source.about['class_names']),
+  }
+
+
+def write(source: Pretrained, folder_path: str, kind: str) -> None:
+  """Writes an artefact and its `description.json` into a new directory.
+
+  Args:
+    source: of the weights.
+    folder_path: local or gs://; a SavedModel's must be local.
+    kind: of `KINDS`.
+
+  Raises:
+    UserError: another kind, a directory that exists, or weights that cannot be
+      loaded.
+  """
+  if kind not in KINDS:
+    raise UserError(
+      f'--to={kind} is no kind of artefact; {closest(kind, KINDS)}'
+    )
+  folder = paths.locate(folder_path)
+  if folder.exists():
+    raise UserError(f'{folder_path} exists: give a new directory.')
+  predict = predictor(source)
+  folder.mkdir(parents=True)
+  KINDS[kind](predict, source.image_size, folder)
+  text = json.dumps(description(source), indent=2)
+  (folder / 'description.json').write_text(text)

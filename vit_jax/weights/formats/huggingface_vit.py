@@ -1,0 +1,285 @@
+"""Vision Transformers in Hugging Face's directories.
+
+ViT, DeiT, DINOv2 and DINOv2 with registers, under the names that the library's
+majors before and since 5 have in memory; on disk both write the older ones.
+"""
+
+import logging
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from vit_jax.errors import UserError
+from vit_jax.models.vit.vit import ViT
+from vit_jax.weights.formats import foreign
+from vit_jax.weights.formats import huggingface_processor as processor
+from vit_jax.weights.formats.foreign import Described
+from vit_jax.weights.formats.naming import Naming
+
+log = logging.getLogger('vit_jax')
+# What the library calls each type's classes.
+CLASSES = {
+  'vit': 'ViT',
+  'deit': 'DeiT',
+  'dinov2': 'Dinov2',
+  'dinov2_with_registers': 'Dinov2WithRegisters',
+}
+_LAYER, _THERE = 'encoder/layers/', 'encoder.layer.{i}.'
+NAMES = {
+  'cls': 'embeddings.cls_token',
+  'position/embedding': 'embeddings.position_embeddings',
+  'embedding': 'embeddings.patch_embeddings.projection',
+  **{
+    f'{_LAYER}attention/{part}': f'{_THERE}attention.attention.{part}'
+    for part in ('query', 'key', 'value')
+  },
+  f'{_LAYER}attention/out': f'{_THERE}attention.output.dense',
+  f'{_LAYER}norm1': f'{_THERE}layernorm_before',
+  f'{_LAYER}norm2': f'{_THERE}layernorm_after',
+  f'{_LAYER}mlp/fc1': f'{_THERE}intermediate.dense',
+  f'{_LAYER}mlp/fc2': f'{_THERE}output.dense',
+  f'{_LAYER}scale1': f'{_THERE}layer_scale1.lambda1',
+  f'{_LAYER}scale2': f'{_THERE}layer_scale2.lambda1',
+  'distillation': 'embeddings.distillation_token',
+  'registers': 'embeddings.register_tokens',
+  'head_distillation': 'distillation_classifier',
+  'encoder/norm': 'layernorm',
+  'pre_logits': 'pooler.dense',
+  'head': 'classifier',
+}
+NAMING = Naming(NAMES, torch=True)
+# DINOv2 calls some otherwise; of the last two the second where MLPs are gated.
+_DINOV2 = {
+  'norm1': ('norm1', 'norm1'),
+  'norm2': ('norm2', 'norm2'),
+  'mlp/fc1': ('mlp.fc1', 'mlp.weights_in'),
+  'mlp/fc2': ('mlp.fc2', 'mlp.weights_out'),
+}
+_ACTIVATIONS = {
+  'exact': 'gelu',
+  'tanh': 'gelu_pytorch_tanh',
+  'quick': 'quick_gelu',
+}
+_LAYER_SCALE = 1e-5  # a start value, which weights do not need
+_ALIASES = (
+  (r'^(vit|deit|dinov2|dinov2_with_registers)\.', ''),
+  (r'^(encoder\.)?layers?\.', 'encoder.layer.'),
+  (r'\.attention\.q_proj\.', '.attention.attention.query.'),
+  (r'\.attention\.k_proj\.', '.attention.attention.key.'),
+  (r'\.attention\.v_proj\.', '.attention.attention.value.'),
+  (r'\.attention\.o_proj\.', '.attention.output.dense.'),
+  (r'\.norm1\.', '.layernorm_before.'),
+  (r'\.norm2\.', '.layernorm_after.'),
+  (r'\.mlp\.(fc1|weights_in)\.', '.intermediate.dense.'),
+  (r'\.mlp\.(fc2|weights_out)\.', '.output.dense.'),
+  (r'^cls_classifier\.', 'classifier.'),
+)
+
+
+def describe(
+  path: str, arrays: Mapping[str, np.ndarray], config: Mapping[str, Any]
+) -> Described:
+  """What a directory's arrays and config tell of the model.
+
+  Raises:
+    UserError: the config lacks a size.
+  """
+  arrays, options = _options(_renamed(path, arrays))
+  keys = _keys(path, config) | options
+  return Described(arrays, NAMING, keys, processor.pair(config['image_size']))
+
+
+def _renamed(
+  path: str, arrays: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+  """Arrays under one set of names, without what a ViT has no use for."""
+  renamed = {}
+  for name, array in arrays.items():
+    for pattern, replacement in _ALIASES:
+      name = re.sub(pattern, replacement, name)
+    renamed[name] = array
+  if renamed.pop('embeddings.mask_token', None) is not None:
+    log.info('%s: left out the mask token', path)
+  width = renamed.get('layernorm.weight', np.zeros(0)).shape[0]
+  head = renamed.get('classifier.weight')
+  if head is not None and head.shape[-1] == 2 * width:
+    if not np.any(head[:, width:]):  # as written here
+      return renamed | {'classifier.weight': head[:, :width]}
+    for leaf in ('weight', 'bias'):
+      renamed.pop(f'classifier.{leaf}', None)
+    log.warning(
+      '%s: left out the head, which takes the class token and the mean of the '
+      'patches together; the model vit has no such head',
+      path,
+    )
+  return renamed
+
+
+def _keys(path: str, config: Mapping[str, Any]) -> dict[str, Any]:
+  """The model's sizes; raises UserError where the config lacks one."""
+  names = dict(
+    patch_size='patch_size',
+    width='hidden_size',
+    depth='num_hidden_layers',
+    num_heads='num_attention_heads',
+  )
+  lacking = [n for n in (*names.values(), 'image_size') if n not in config]
+  if lacking:
+    raise UserError(f'config.json of {path} lacks {", ".join(lacking)}.')
+  keys = {here: config[there] for here, there in names.items()}
+  mlp_dim = config.get('intermediate_size')
+  if mlp_dim is None:
+    mlp_dim = int(config.get('mlp_ratio', 4) * keys['width'])
+  return keys | {'mlp_dim': mlp_dim}
+
+
+def _options(
+  arrays: dict[str, np.ndarray],
+) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+  """What the arrays tell of the model, and the arrays under its names."""
+  options: dict[str, Any] = {
+    'pool': 'token',
+    'pre_logits': 'pooler.dense.weight' in arrays,
+  }
+  names = NAMES['distillation'], NAMES['registers']
+  if names[0] in arrays and 'distillation_classifier.weight' in arrays:
+    options['distilled'] = True
+  elif names[0] in arrays:  # nothing is read from it
+    arrays = {names[1] if k == names[0] else k: v for k, v in arrays.items()}
+    options['registers'] = 1
+  elif names[1] in arrays:  # which have no positions, other than class tokens
+    names_of_both = NAMES['cls'], NAMES['position/embedding']
+    options['registers'] = arrays[names[1]].shape[1]
+    options['prefix_positions'] = False
+    arrays = foreign.without_class_position(arrays, *names_of_both)
+  if 'encoder.layer.0.layer_scale1.lambda1' in arrays:
+    options['layer_scale'] = _LAYER_SCALE
+  units = arrays.get('encoder.layer.0.intermediate.dense.bias', np.zeros(0))
+  out = arrays.get('encoder.layer.0.output.dense.weight', np.zeros((0, 1)))
+  if units.size == 2 * out.shape[-1]:
+    options |= {'gated': True, 'mlp_dim': out.shape[-1]}
+  return arrays, options
+
+
+def kind(model: Any) -> str:
+  """The library's type of a model.
+
+  Raises:
+    UserError: it has none that can be this model; says why.
+  """
+  if not isinstance(model, ViT):
+    raise UserError(
+      f"a {type(model).__name__} cannot be written in Hugging Face's names: "
+      'Vision Transformers and Swins can. Write a directory of our own.'
+    )
+  if model.distilled:
+    found, known = 'deit', ('distilled',)
+  elif model.registers:
+    found, known = (
+      'dinov2_with_registers',
+      ('registers', 'layer_scale', 'gated'),
+    )
+  elif model.layer_scale is not None or model.gated:
+    found, known = 'dinov2', ('layer_scale', 'gated')
+  else:
+    found, known = 'vit', ()
+  options = ('distilled', 'registers', 'layer_scale', 'gated', 'qk_norm')
+  options += ('pre_norm',)
+  special = [
+    name
+    for name in options
+    if name not in known and getattr(model, name) not in (None, 0, False)
+  ]
+  if model.pool != 'token':
+    special.append(f'pool {model.pool!r}')
+  if model.has_pre_logits and (model.num_classes or found != 'vit'):
+    special.append('pre-logits before the head')
+  if found == 'deit' and not model.num_classes:
+    special.append('distillation token without a head')
+  if found.startswith('dinov2') and _mlp_ratio(model) is None:
+    special.append(f'MLP of {model.mlp_dim} units for a width of {model.width}')
+  if special:
+    raise UserError(
+      f"Hugging Face's {CLASSES[found]} has no {', '.join(special)}, and this "
+      "model has: it cannot be written as such a directory; timm's "
+      '.safetensors or a directory of our own may do.'
+    )
+  return found
+
+
+def naming(model: Any) -> Naming:
+  """How the parameters of a model are called in files of its type."""
+  names = dict(NAMES)
+  if kind(model).startswith('dinov2'):
+    for path, each in _DINOV2.items():
+      names[_LAYER + path] = _THERE + each[model.gated]
+  if model.distilled:
+    names['head'] = 'cls_classifier'
+  return Naming(names, torch=True)
+
+
+def completed(
+  model: Any, arrays: dict[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+  """A model's arrays with all that its type has besides, to the same effect."""
+  table, scale = NAMES['position/embedding'], _THERE + 'layer_scale{j}.lambda1'
+  type_, width = kind(model), model.width
+  slots = np.asarray(arrays[table])
+  if not model.prefix_positions:  # where the class token has one
+    prefix = 1 + model.distilled
+    slots = np.pad(slots, ((0, 0), (prefix, 0), (0, 0)))
+  elif model.registers:  # which have none there
+    last = 1 + model.registers
+    registers = NAMES['registers']
+    arrays = arrays | {registers: arrays[registers] + slots[:, 1:last]}
+    slots = np.concatenate([slots[:, :1], slots[:, last:]], axis=1)
+  arrays = arrays | {table: slots}
+  if not type_.startswith('dinov2'):
+    return arrays
+  arrays['embeddings.mask_token'] = np.zeros((1, width), np.float32)
+  for i in range(model.depth if model.layer_scale is None else 0):
+    for j in (1, 2):
+      name = scale.format(i=i, j=j)
+      arrays[name] = np.ones(width, np.float32)
+  if model.num_classes:  # the head there takes the patches' mean, too
+    head = arrays['classifier.weight']
+    arrays['classifier.weight'] = np.pad(head, ((0, 0), (0, width)))
+  return arrays
+
+
+def written(model: Any) -> dict[str, Any]:
+  """The sizes and options in a config.json of the model's type."""
+  config = dict(
+    patch_size=model.patch_size,
+    hidden_size=model.width,
+    num_hidden_layers=model.depth,
+    num_attention_heads=model.num_heads,
+    hidden_act=_ACTIVATIONS[model.gelu],
+    layer_norm_eps=model.norm_eps,
+    qkv_bias=True,
+  )
+  if not kind(model).startswith('dinov2'):
+    return config | dict(
+      intermediate_size=model.mlp_dim,
+      pooler_act='tanh',
+      pooler_output_size=model.width,
+    )
+  config |= dict(
+    mlp_ratio=_mlp_ratio(model),
+    use_swiglu_ffn=model.gated,
+    layerscale_value=1.0 if model.layer_scale is None else model.layer_scale,
+  )
+  registers = {'num_register_tokens': model.registers}
+  return config | (registers if model.registers else {})
+
+
+def _mlp_ratio(model: Any) -> int | None:
+  """What the hidden units are DINOv2's function of; None if there is none."""
+  gated = model.gated
+  ratio = round(model.mlp_dim * (1.5 if gated else 1) / model.width)
+  units = ratio * model.width
+  if gated:  # two thirds, to the next multiple of 8
+    units = (units * 2 // 3 + 7) // 8 * 8
+  return ratio if units == model.mlp_dim else None
