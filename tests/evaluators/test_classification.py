@@ -2,6 +2,7 @@
 
 import functools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -39,9 +40,13 @@ def predict(params, batch):
 
 
 def setting(source, mesh=None, **more):
-  common = dict(batch_size=8, reader=Reader(threads=2)) | more
   return Setting(
-    lambda split: source, PLAIN, predict, mesh or mesh_of(data=1), **common
+    open_source=lambda split: source,
+    transform=PLAIN,
+    predict=predict,
+    num_classes=more.pop('num_classes', SIZE),
+    mesh=mesh or mesh_of(data=1),
+    **dict(batch_size=8, reader=Reader(threads=2)) | more,
   )
 
 
@@ -93,6 +98,21 @@ def test_bad_records_are_left_out():
   assert result['loss'] == pytest.approx(wanted['loss'], rel=1e-5)
 
 
+@pytest.mark.parametrize('bad, ends', [(1, False), (3, False), (4, True)])
+def test_processes_count_bad_records_together(bad, ends, monkeypatch):
+  """Of what the global mask leaves out; three may be bad, and four not."""
+  monkeypatch.setattr(jax, 'process_count', lambda: 2)
+  source = Numbered(SIZE, undecodable=[*range(3, 3 + bad)])
+  reader = Reader(threads=2, on_bad_record='skip', max_bad_share=3.5 / SIZE)
+  evaluator = Evaluator(setting(source, reader=reader), split='test')
+  params = jnp.asarray(weights(), jnp.float32)
+  if not ends:
+    assert evaluator.run(params)['count'] == SIZE - bad
+    return
+  with pytest.raises(UserError, match=f'{bad} of the {SIZE} records of .*'):
+    evaluator.run(params)
+
+
 def test_a_signal_is_asked_for_with_every_batch():
   """The check may end the evaluation: what it raises comes through."""
   calls = []
@@ -112,5 +132,7 @@ def test_wrong_settings():
   """An unknown loss and an empty split."""
   with pytest.raises(UserError, match='softmax, sigmoid'):
     Evaluator(setting(Numbered(3)), split='test', cross_entropy='hinge')
+  with pytest.raises(UserError, match='no head'):
+    Evaluator(setting(Numbered(3), num_classes=0), split='test')
   with pytest.raises(UserError, match='is empty'):
     Evaluator(setting(Numbered(0)), split='test')

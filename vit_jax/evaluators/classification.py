@@ -47,14 +47,19 @@ class Evaluator:
       cross_entropy: kind of the loss reported, 'softmax' or 'sigmoid'.
 
     Raises:
-      UserError: no such split, or an empty one; unknown kind; no duration or
-        batch size.
+      UserError: no head; no such split, or an empty one; unknown kind; no
+        duration or batch size.
     """
     durations.check('every', every)
     check_range('batch_size', batch_size, at_least=1, at_most=MAX_BATCH_SIZE)
     if cross_entropy not in LOSSES:
       raise UserError(
         f'cross_entropy is {cross_entropy!r}; allowed: {", ".join(LOSSES)}.'
+      )
+    if not setting.num_classes:
+      raise UserError(
+        'the model has no head (num_classes is 0), so it names no classes: '
+        'take another evaluator, or fine-tune it first.'
       )
     require(setting.transform.spec, 'image', 'label', who='classification')
     self._source = setting.open_source(split)

@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 from vit_jax.arrays import sharding
 from vit_jax.config import sections
 from vit_jax.data.pipeline import stream
+from vit_jax.evaluators.share import Share
 
 PyTree = Any
 Batch = dict[str, jax.Array]
@@ -44,6 +45,8 @@ class Setting(NamedTuple):
       matched with those of the training data by the names of classes.
     transform: preprocessing of images.
     predict: (params, batch) → {'features', 'logits'}, see `Objective.predict`.
+    num_classes: outputs of the head; 0 where there is none, and logits are
+      features.
     mesh: the devices.
     batch_size: of training.
     reader: workers, prefetching, and what to do about bad records.
@@ -54,6 +57,7 @@ class Setting(NamedTuple):
   open_source: Callable[[str], stream.Source]
   transform: stream.Transform
   predict: Callable[[PyTree, PyTree], dict[str, jax.Array]]
+  num_classes: int
   mesh: Mesh
   batch_size: int
   reader: stream.Reader
@@ -101,22 +105,24 @@ class Setting(NamedTuple):
     Raises:
       UserError: a bad record, as the reader's policy has it.
     """
+    size = batch_size or self.batch_size
     pending: collections.deque[PyTree] = collections.deque()
+    share = Share(source, self.reader, self.mesh, size)
     with stream.eval_batches(
       source,
       self.transform,
-      batch_size or self.batch_size,
+      size,
       self.mesh,
       reader=self.reader,
       report=self.report,
     ) as batches:
       for batch in batches:
         self.check()
-        pending.append(function(weights, batch))
+        pending.append((function(weights, batch), share.count(batch)))
         if len(pending) > _IN_FLIGHT:
-          yield jax.device_get(pending.popleft())
+          yield share.judged(*pending.popleft())
     while pending:
-      yield jax.device_get(pending.popleft())
+      yield share.judged(*pending.popleft())
 
 
 def total(results: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:

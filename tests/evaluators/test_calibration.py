@@ -1,0 +1,224 @@
+"""Accuracies, likelihood and calibration, by plain loops over all examples."""
+
+import copy
+import math
+import pickle
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from numbered import PLAIN, mesh_of
+
+from vit_jax.data import matching
+from vit_jax.data.pipeline.reader import Reader
+from vit_jax.errors import UserError
+from vit_jax.evaluators import calibration
+from vit_jax.evaluators.calibration import Evaluator
+from vit_jax.evaluators.contract import Setting
+
+CLASSES = 9
+KNOWN = [1, 2, 4, 7]  # the only labels of the examples
+
+
+class Shown:
+  """Black images that show their index; some have no labels, some are bad."""
+
+  num_classes, class_names = CLASSES, list('abcdefghi')
+
+  def __init__(self, size, bad=()):
+    self.name, self.bad = f'shown/{size}', set(bad)
+    rng = np.random.default_rng(size)
+    self.labels = rng.choice(KNOWN, size)
+    self.several = [
+      rng.choice(KNOWN, number, replace=False).tolist()
+      for number in rng.integers(0, 4, size)
+    ]
+
+  def __len__(self):
+    return len(self.labels)
+
+  def __getitem__(self, index):
+    image = np.full((4, 4, 3), index, np.uint8)
+    return {
+      'image': b'broken' if index in self.bad else image,
+      'label': int(self.labels[index]),
+      'several': self.several[index],
+    }
+
+
+def table(size):
+  """Logits of each example: few values, so that many classes are equal."""
+  rng = np.random.default_rng(7)
+  logits = rng.integers(-2, 3, (size, CLASSES)).astype(np.float32)
+  logits[::5] += rng.normal(size=CLASSES).astype(np.float32) * 2
+  return logits
+
+
+def predict(params, batch):
+  return {'logits': params[batch['image'][:, 0, 0, 0]]}
+
+
+def setting(source, devices=1, batch_size=8, **more):
+  return Setting(
+    open_source=lambda split: source,
+    transform=PLAIN,
+    predict=predict,
+    num_classes=more.pop('num_classes', CLASSES),
+    mesh=mesh_of(data=devices),
+    batch_size=batch_size,
+    reader=Reader(threads=2, **more),
+  )
+
+
+def figures(source, classes, sets, top=(1, 5), bins=15):
+  """What is wanted, an example at a time; `sets` has the right labels."""
+  logits = table(len(source)).astype(np.float64)
+  hits, nlls, inside = {k: 0 for k in top}, [], [[] for _ in range(bins)]
+  used = [i for i in range(len(source)) if sets[i] and i not in source.bad]
+  for i in used:
+    order = sorted(classes, key=lambda c: (-logits[i, c], c))
+    for k in top:
+      hits[k] += any(c in sets[i] for c in order[:k])
+    total = sum(math.exp(logits[i, c]) for c in classes)
+    nlls.append(math.log(total) - logits[i, sets[i][0]])
+    confidence = math.exp(logits[i, order[0]]) / total
+    [place] = [
+      m for m in range(bins) if m / bins < confidence <= (m + 1) / bins
+    ]
+    inside[place].append((confidence, order[0] in sets[i]))
+  ece = sum(
+    len(each) / len(used) * abs(np.subtract(*np.mean(each, axis=0)))
+    for each in inside
+    if each
+  )
+  found = {f'top{k}' if k > 1 else 'accuracy': hits[k] / len(used) for k in top}
+  return found | dict(nll=np.mean(nlls), ece=ece, count=len(used))
+
+
+@pytest.mark.parametrize(
+  'size, devices, batch_size',
+  [(1, 1, 8), (1, 8, 8), (37, 1, 8), (37, 8, 16), (37, 1, 64), (37, 1, 1)],
+)
+@pytest.mark.parametrize('among', ['all', 'present'])
+def test_figures_are_those_of_all_examples(size, devices, batch_size, among):
+  """No batch size, padding, devices or equal logits change them."""
+  source, params = Shown(size), jnp.asarray(table(size))
+  evaluator = Evaluator(
+    setting(source, devices, batch_size),
+    **dict(split='test', top=(1, 2, 5), among=among),
+  )
+  present = sorted(set(source.labels.tolist()))
+  classes = range(CLASSES) if among == 'all' else present
+  labels = [[int(label)] for label in source.labels]
+  wanted = figures(source, classes, labels, top=(1, 2, 5))
+  found = evaluator.run(params)
+  assert found.pop('left_out') == 0
+  assert list(found) == ['accuracy', 'top2', 'top5', 'nll', 'ece', 'count']
+  assert found == pytest.approx(wanted, rel=1e-6)
+  for key in ('accuracy', 'top2', 'top5', 'count'):
+    assert found[key] == wanted[key]
+  if size > 1 and among == 'all':
+    assert 0 < found['accuracy'] < found['top2'] < found['top5'] < 1
+    assert evaluator.run(params)['ece'] == found['ece'] > 0.05
+
+
+@pytest.mark.parametrize('devices, batch_size', [(1, 7), (8, 16)])
+@pytest.mark.parametrize('among', ['all', 'present'])
+def test_several_labels_and_none(devices, batch_size, among):
+  """Any label will do; images without are left out, and bad ones too."""
+  source = Shown(37, bad=(3, 36))
+  evaluator = Evaluator(
+    setting(
+      *(source, devices, batch_size), on_bad_record='skip', max_bad_share=0.5
+    ),
+    **dict(split='test', labels='several', among=among, bins=4),
+  )
+  found = evaluator.run(jnp.asarray(table(37)))
+  present = sorted({c for i in range(37) for c in source.several[i]})
+  classes = range(CLASSES) if among == 'all' else present
+  wanted = figures(source, classes, source.several, bins=4)
+  del wanted['nll']
+  empty = [i for i, each in enumerate(source.several) if not each]
+  wanted['left_out'] = len(set(empty) - source.bad)
+  assert wanted['left_out'] > 3
+  assert found == pytest.approx(wanted, rel=1e-6)
+
+
+def test_bad_records_and_the_one_label():
+  """They count nowhere."""
+  source = Shown(21, bad=(0, 5, 20))
+  evaluator = Evaluator(
+    setting(source, on_bad_record='skip', max_bad_share=0.5), split='test'
+  )
+  labels = [[int(label)] for label in source.labels]
+  wanted = figures(source, range(CLASSES), labels)
+  found = evaluator.run(jnp.asarray(table(21)))
+  assert found == pytest.approx(wanted | {'left_out': 0}, rel=1e-6)
+  assert found['count'] == 18
+
+
+def test_logits_that_are_no_numbers():
+  """NaN is never right; a class at minus infinity is the last."""
+  source = Shown(6)
+  source.labels[:3] = 4, 7, 1  # equal ones are in the order of their numbers
+  logits = np.full((6, CLASSES), -np.inf, np.float32)
+  logits[:, 0] = 0
+  logits[3:] = np.nan
+  evaluator = Evaluator(setting(source), split='test', top=(1, 5))
+  found = evaluator.run(jnp.asarray(logits))
+  assert found['accuracy'] == 0 and found['top5'] == 2 / 6
+  assert math.isnan(found['nll']) and math.isnan(found['ece'])
+
+
+def test_bins_hold_their_upper_end():
+  """By hand: 0.5 belongs to (0.25, 0.5], and 0 to the first."""
+  confidence = np.array([0.0, 0.25, 0.5, 0.51, 1.0])
+  correct = np.array([True, False, True, False, True])
+  found = calibration.calibration_error(confidence, correct, 4)
+  wanted = (abs(1 - 0.25) + 0.5 + 0.51 + 0.0) / 5
+  assert found == pytest.approx(wanted, abs=1e-12)
+
+
+def test_several_labels_follow_the_names():
+  """Where the head knows its classes in another order."""
+  source = Shown(12)
+  heads = list('zihgfedcba')
+  mapped = matching.matched(source, heads, 'the head')
+  plain = Evaluator(setting(source), split='test', labels='several')
+  logits = table(12) + np.linspace(0, 1e-3, CLASSES, dtype=np.float32)
+  theirs = np.full((12, 10), -np.inf, np.float32)
+  theirs[:, [heads.index(name) for name in source.class_names]] = logits
+  wanted = plain.run(jnp.asarray(logits))
+  evaluator = Evaluator(
+    setting(mapped, num_classes=10), split='test', labels='several'
+  )
+  assert evaluator.run(jnp.asarray(theirs)) == pytest.approx(wanted, rel=1e-6)
+  assert 0 < wanted['accuracy'] < 1 and wanted['left_out'] > 0
+  copied = pickle.loads(pickle.dumps(mapped.with_labels('several')))
+  assert copied[1]['several'] == [9 - c for c in source.several[1]]
+
+
+def test_calibration_messages():
+  """What is missing, and what to change."""
+  source = Shown(9)
+  for wrong in (dict(bins=0), dict(top=(0,)), dict(among='some')):
+    with pytest.raises(UserError, match='at least 1|all, present'):
+      Evaluator(setting(source), split='test', **wrong)
+  with pytest.raises(UserError, match='no head'):
+    Evaluator(setting(source, num_classes=0), split='test')
+  with pytest.raises(UserError, match='9 classes and the head 5'):
+    Evaluator(setting(source, num_classes=5), split='test')
+  evaluator = Evaluator(setting(source), split='test', labels='real')
+  with pytest.raises(UserError, match="gives no 'real' with its images"):
+    evaluator.run(jnp.asarray(table(9)))
+  bare, odd = copy.copy(source), copy.copy(source)
+  bare.several, odd.several = [[]] * 9, [[CLASSES]] * 9
+  for among in ('all', 'present'):
+    evaluator = Evaluator(
+      setting(bare), split='test', labels='several', among=among
+    )
+    with pytest.raises(UserError, match='none of its 9 examples'):
+      evaluator.run(jnp.asarray(table(9)))
+  evaluator = Evaluator(setting(odd), split='test', labels='several')
+  with pytest.raises(UserError, match=r'labels \[9\]; allowed: 0 to 8'):
+    evaluator.run(jnp.asarray(table(9)))

@@ -1,0 +1,111 @@
+"""Few-shot regression and nearest neighbours, against scikit-learn."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from colours import CLASSES, TEST, TRAIN, WEIGHTS, Colours, features_of, setting
+from sklearn.linear_model import Ridge
+from sklearn.neighbors import KNeighborsClassifier
+
+from vit_jax.errors import UserError
+from vit_jax.evaluators import features as features_lib
+from vit_jax.evaluators import fewshot, neighbours
+
+
+@pytest.mark.parametrize('shots', [1, 3, 10])
+def test_the_regression_is_scikit_learns(shots):
+  """With fewer examples than features, and with more."""
+  x, y = features_of(TRAIN)
+  rows = fewshot.draw(y, shots, 0)
+  found = fewshot.fit(features_lib.Labelled(x[rows], y[rows]), CLASSES, 1024.0)
+  mean, deviation = x[rows].mean(0), x[rows].std(0) + 1e-5
+
+  def inputs(x):
+    return np.hstack([(x - mean) / deviation, np.full((len(x), 1), 100.0)])
+
+  ridge = Ridge(alpha=1024.0, fit_intercept=False, solver='svd')
+  ridge.fit(inputs(x[rows]), np.where(y[rows, None] == range(CLASSES), 1, -1))
+  test, _ = features_of(TEST)
+  wanted = ridge.predict(inputs(test)).argmax(1)
+  np.testing.assert_array_equal(found(test), wanted)
+  assert len(set(wanted.tolist())) > 2
+
+
+def test_a_draw_takes_as_many_of_each_class():
+  """Others with another number; more shots hold the fewer."""
+  y = TRAIN.labels
+  for shots in (1, 4, 9):
+    rows = fewshot.draw(y, shots, 0)
+    assert np.bincount(y[rows]).tolist() == [shots] * CLASSES
+    assert len(set(rows.tolist())) == len(rows)
+  few, more, other = (fewshot.draw(y, *a) for a in ((4, 0), (9, 0), (4, 1)))
+  assert set(few.tolist()) < set(more.tolist())
+  assert set(few.tolist()) != set(other.tolist())
+
+
+@pytest.mark.parametrize('devices, batch_size', [(1, 16), (1, 7), (4, 24)])
+def test_few_shot_accuracy(devices, batch_size):
+  """The mean over the draws, whatever the batches and devices."""
+  evaluator = fewshot.Evaluator(
+    setting(devices=devices, batch_size=batch_size),
+    **dict(split='test', shots=(1, 5), num_draws=2),
+  )
+  x, y = features_of(TRAIN)
+  test, labels = features_of(TEST)
+  found = evaluator.run(jnp.array(WEIGHTS))
+  assert list(found) == ['1shot', '5shot']
+  for shots in (1, 5):
+    scores = []
+    for number in (0, 1):
+      rows = fewshot.draw(y, shots, number)
+      few = features_lib.Labelled(x[rows], y[rows])
+      answer = fewshot.fit(few, CLASSES, 1024.0)(test)
+      scores.append((answer == labels).mean())
+    assert found[f'{shots}shot'] == pytest.approx(np.mean(scores), abs=1e-9)
+  assert found['5shot'] > 0.5 > 1 / CLASSES
+
+
+@pytest.mark.parametrize('devices, batch_size', [(1, 16), (2, 10)])
+def test_neighbours_are_scikit_learns(devices, batch_size):
+  """Cosine distance, votes of exp(similarity / 0.07)."""
+  evaluator = neighbours.Evaluator(
+    setting(devices=devices, batch_size=batch_size),
+    **dict(split='test', ks=(1, 7, 40)),
+  )
+  found = evaluator.run(jnp.array(WEIGHTS))
+  x, y = features_of(TRAIN)
+  test, labels = features_of(TEST)
+  for k in (1, 7, 40):
+    peer = KNeighborsClassifier(
+      k, metric='cosine', weights=lambda d: np.exp((1 - d) / 0.07)
+    )
+    accuracy = (peer.fit(x, y).predict(test) == labels).mean()
+    assert found[f'{k}nn'] == pytest.approx(accuracy, abs=1e-9)
+  assert found['7nn'] > 0.5
+
+
+def test_bad_records_are_left_out():
+  """Of the neighbours and of what is judged."""
+  train, test = Colours(203, 1, bad=[3, 50]), Colours(61, 2, bad=[60])
+  evaluator = neighbours.Evaluator(
+    setting(train, test, on_bad_record='skip', max_bad_share=0.1),
+    **dict(split='test', ks=(7,)),
+  )
+  x, y = features_of(TRAIN, np.delete(np.arange(203), [3, 50]))
+  tx, ty = features_of(TEST, slice(60))
+  labels, votes = neighbours.nearest(features_lib.Labelled(x, y), tx, 7, 0.07)
+  wanted = (neighbours.elected(labels, votes, CLASSES) == ty).mean()
+  assert evaluator.run(jnp.array(WEIGHTS))['7nn'] == pytest.approx(wanted)
+
+
+def test_messages():
+  """What is missing, and what to change."""
+  evaluator = fewshot.Evaluator(setting(), split='test', shots=(1, 60))
+  with pytest.raises(UserError, match="of the class '.', and 60 are wanted"):
+    evaluator.run(jnp.array(WEIGHTS))
+  evaluator = neighbours.Evaluator(setting(), split='test', ks=(500,))
+  with pytest.raises(UserError, match='203 usable examples, and 500'):
+    evaluator.run(jnp.array(WEIGHTS))
+  for wrong in (dict(l2=0.0), dict(shots=(0,)), dict(num_draws=0)):
+    with pytest.raises(UserError, match='at least 1|above 0'):
+      fewshot.Evaluator(setting(), split='test', **wrong)

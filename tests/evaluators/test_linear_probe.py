@@ -1,0 +1,281 @@
+"""Logistic regression against scikit-learn; descents against plain loops."""
+
+import copy
+import math
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from colours import CLASSES, TEST, TRAIN, WEIGHTS, Colours, features_of, setting
+from numbered import mesh_of
+from sklearn.linear_model import LogisticRegression
+
+from vit_jax.errors import UserError
+from vit_jax.evaluators import linear_descent, linear_fit
+from vit_jax.evaluators.features import Labelled
+from vit_jax.evaluators.linear_descent import Recipe
+from vit_jax.evaluators.linear_probe import Evaluator
+
+
+def peer_of(x, y, l2):
+  """scikit-learn's, with its name for the same regularisation."""
+  exact = dict(solver='newton-cholesky', tol=1e-10, max_iter=1000)
+  return LogisticRegression(C=1 / (len(y) * l2), **exact).fit(x, y)
+
+
+def standardised(x, by):
+  x, by = x.astype(np.float64), by.astype(np.float64)
+  return (x - by.mean(0)) / (by.std(0) + 1e-5)
+
+
+@pytest.mark.parametrize('standardise', [True, False])
+@pytest.mark.parametrize('size, l2', [(203, 1e-3), (203, 0.1), (9, 1e-2)])
+def test_the_regression_is_scikit_learns(size, l2, standardise, monkeypatch):
+  """Coefficients within 5e-5 (of about 5) and all predictions; in blocks."""
+  monkeypatch.setattr(linear_fit, '_BLOCK', 64)
+  x, y = features_of(TRAIN, slice(size))
+  test, labels = features_of(TEST)
+  found = linear_fit.fit(Labelled(x, y), l2, standardise)
+  theirs, judged = x.astype(np.float64), test.astype(np.float64)
+  if standardise:
+    theirs, judged = standardised(x, x), standardised(test, x)
+  peer = peer_of(theirs, y, l2)
+  np.testing.assert_array_equal(found.classes, peer.classes_)
+  np.testing.assert_allclose(found.kernel, peer.coef_.T, rtol=0, atol=5e-5)
+  bias = peer.intercept_ - peer.intercept_.mean()  # a constant is free
+  np.testing.assert_allclose(
+    found.bias - found.bias.mean(), bias, rtol=0, atol=5e-5
+  )
+  answers = peer.predict(judged)
+  assert found.accuracy(Labelled(test, answers)) == 1
+  assert found.accuracy(Labelled(test, labels)) == (answers == labels).mean()
+  assert len(set(answers.tolist())) > 2 and np.abs(found.kernel).max() > 0.05
+
+
+def test_classes_without_examples():
+  """They are never predicted, and hold up nothing."""
+  x, y = features_of(TRAIN)
+  kept = np.isin(y, [1, 4, 3])
+  found = linear_fit.fit(Labelled(x[kept], y[kept]), 1e-3)
+  assert found.classes.tolist() == [1, 3, 4]
+  assert found.kernel.shape == (12, 3)
+  right = found.accuracy(Labelled(x, y))
+  assert right == found.accuracy(Labelled(x[kept], y[kept])) * kept.mean()
+
+
+def test_a_fit_that_does_not_converge_is_said(monkeypatch, caplog):
+  monkeypatch.setattr(linear_fit, '_ITERATIONS', 3)
+  linear_fit.fit(Labelled(*features_of(TRAIN)), 1e-5)
+  assert 'l2=1e-05 did not converge' in caplog.text
+
+
+def loop(recipe, x, y, classes):
+  """The recipes, written out in float64, an example at a time."""
+  x = x.astype(np.float64)
+  if recipe.norm == 'standard':
+    x = standardised(x, x)
+  kernel, bias, *_ = linear_descent.initial(x.shape[1], classes, recipe.seed)
+  kernel, bias = kernel.copy(), bias.copy()
+  velocity = [np.zeros_like(kernel), np.zeros_like(bias)]
+  mean, variance = np.zeros(x.shape[1]), np.ones(x.shape[1])
+  size = min(recipe.batch_size, len(y))
+  steps = len(y) // size
+  for number in range(recipe.epochs):
+    order = linear_descent.order_of(len(y), number, recipe.seed)
+    for step in range(steps):
+      rows = order[step * size : (step + 1) * size]
+      batch = x[rows]
+      if recipe.norm == 'batch':
+        middle, spread = batch.mean(0), batch.var(0)
+        mean = 0.9 * mean + 0.1 * middle
+        variance = 0.9 * variance + 0.1 * batch.var(0, ddof=1)
+        batch = (batch - middle) / np.sqrt(spread + 1e-6)
+      gradient, at_bias = np.zeros_like(kernel), np.zeros_like(bias)
+      for row, label in zip(batch, y[rows], strict=True):
+        odds = np.exp(row @ kernel + bias)
+        error = odds / odds.sum() - np.eye(classes)[label]
+        gradient += np.outer(row, error) / size
+        at_bias += error / size
+      time, warmup = number + step / steps, min(10, recipe.epochs / 2)
+      if recipe.solver == 'sgd':
+        share = (1 + math.cos(math.pi * number / recipe.epochs)) / 2
+      elif time < warmup:
+        share = time / warmup
+      else:
+        left = (time - warmup) / (recipe.epochs - warmup)
+        share = (1 + math.cos(math.pi * left)) / 2
+      if recipe.solver == 'lars':
+        gradient *= 1e-3 * math.sqrt((kernel**2).sum() / (gradient**2).sum())
+      velocity[0] = 0.9 * velocity[0] + gradient
+      velocity[1] = 0.9 * velocity[1] + at_bias
+      kernel -= recipe.lr * size / 256 * share * velocity[0]
+      bias -= recipe.lr * size / 256 * share * velocity[1]
+  return kernel, bias, mean, variance
+
+
+@pytest.mark.parametrize(
+  'solver, norm, lr, epochs, batch_size',
+  [
+    ('sgd', 'none', 2.0, 2, 48),
+    ('sgd', 'standard', 0.5, 3, 1000),
+    ('lars', 'batch', 3.0, 4, 64),
+    ('lars', 'batch', 2.0, 21, 203),
+    ('lars', 'none', 3.0, 3, 64),
+  ],
+)
+def test_descents_are_the_loops(solver, norm, lr, epochs, batch_size):
+  """Parameters and running statistics, within float32's rounding."""
+  x, y = features_of(TRAIN)
+  recipe = Recipe(solver, norm, lr, epochs, batch_size, seed=3)
+  found = linear_descent.fit(Labelled(x, y), recipe, mesh_of())
+  kernel, bias, mean, variance = loop(recipe, x, y, CLASSES)
+  first, *_ = linear_descent.initial(12, CLASSES, 3)
+  moved = np.abs(kernel - first).max()
+  assert moved > 1e-4 and np.abs(bias).max() > 0.01
+  close = dict(rtol=1e-4, atol=1e-3 * moved)
+  np.testing.assert_allclose(found.kernel, kernel, **close)
+  np.testing.assert_allclose(found.bias, bias, **close)
+  if norm == 'batch':
+    np.testing.assert_allclose(found.mean, mean, **close)
+    np.testing.assert_allclose(found.scale**2, variance + 1e-6, **close)
+  elif norm == 'none':
+    assert not found.mean.any() and (found.scale == 1).all()
+
+
+def test_devices_and_seeds():
+  """Eight devices give what one gives; another seed gives something else."""
+  data = Labelled(*features_of(TRAIN))
+  recipe = Recipe('lars', 'batch', 1.0, 2, 64, seed=0)
+  one, eight, again = (
+    linear_descent.fit(data, recipe, mesh_of(data=n)) for n in (1, 8, 8)
+  )
+  other = linear_descent.fit(data, recipe._replace(seed=1), mesh_of())
+  np.testing.assert_array_equal(eight.kernel, again.kernel)
+  np.testing.assert_allclose(eight.kernel, one.kernel, rtol=1e-5, atol=1e-8)
+  assert np.abs(other.kernel - one.kernel).max() > 1e-3
+  orders = [linear_descent.order_of(99, *of) for of in ((0, 0), (1, 0), (0, 1))]
+  assert len({tuple(order) for order in orders}) == 3
+  assert all(sorted(order) == list(range(99)) for order in orders)
+
+
+def test_the_trust_ratio():
+  """A thousandth of the norms' quotient; 1 where one of them is 0."""
+  rng = np.random.default_rng(0)
+  kernel, gradient = jnp.asarray(rng.normal(size=(2, 7, 3)), jnp.float32)
+  wanted = 0.001 * np.sqrt((kernel**2).sum()) / np.sqrt((gradient**2).sum())
+  ratio = linear_descent.trust_ratio
+  assert float(ratio(kernel, gradient)) == pytest.approx(wanted, rel=1e-6)
+  assert float(ratio(0 * kernel, gradient)) == 1
+  assert float(ratio(kernel, 0 * gradient)) == 1
+
+
+def test_batch_norm_is_torchs():
+  """Without scale and shift: three batches, then the running statistics."""
+  peer = torch.nn.BatchNorm1d(12, affine=False, eps=1e-6)
+  first = linear_descent.initial(12, CLASSES, 0)
+  state = linear_descent.State(*map(jnp.asarray, first))
+  x, _ = features_of(TRAIN)
+  x[:, 3] *= 1e-3  # so small that what is added to the variance shows
+  for rows in (slice(64), slice(64, 128), slice(5, 9)):
+    found, state = linear_descent._normalised(jnp.asarray(x[rows]), state)
+    wanted = peer(torch.tensor(x[rows])).numpy()
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+  close = dict(rtol=1e-5, atol=1e-7)
+  np.testing.assert_allclose(state.mean, peer.running_mean, **close)
+  np.testing.assert_allclose(state.variance, peer.running_var, **close)
+
+
+@pytest.mark.parametrize('devices, batch_size', [(1, 16), (1, 7), (4, 24)])
+def test_the_probe_chooses_on_what_is_held_out(devices, batch_size):
+  """Then trains on all; scikit-learn does the same."""
+  grid = (0.3, 1e-2, 1e-3)  # the last is best on what it is trained on
+  evaluator = Evaluator(
+    setting(devices=devices, batch_size=batch_size),
+    **dict(split='test', l2=grid, held_out=0.2, seed=6),
+  )
+  found = evaluator.run(jnp.array(WEIGHTS))
+  x, y = features_of(TRAIN)
+  test, labels = features_of(TEST)
+  order = np.random.default_rng(6).permutation(203)
+  out, rest = order[:41], order[41:]
+  scores = [
+    peer_of(standardised(x[rest], x[rest]), y[rest], l2).score(
+      standardised(x[out], x[rest]), y[out]
+    )
+    for l2 in grid
+  ]
+  best = grid[int(np.argmax(scores))]
+  assert best == 1e-2 and len(set(scores)) == 3
+  peer = peer_of(standardised(x, x), y, best)
+  assert found == {
+    'accuracy': peer.score(standardised(test, x), labels),
+    'train_accuracy': peer.score(standardised(x, x), y),
+    'l2': best,
+  }
+  assert found['accuracy'] > 0.5
+
+
+@pytest.mark.parametrize(
+  'more, key',
+  [
+    (dict(l2=(10.0, 0.1, 1e-2)), 'l2'),
+    (dict(solver='sgd', lr=(1e-4, 5.0), epochs=5, probe_batch_size=50), 'lr'),
+    (
+      dict(solver='lars', lr=(1e-3, 20.0), epochs=30, probe_batch_size=30),
+      'lr',
+    ),
+  ],
+)
+def test_what_is_judged_chooses_nothing(more, key):
+  """With other labels all but the accuracy stays; bad records are left out."""
+  train = Colours(203, 1, bad=[3, 50])
+  wrong = copy.copy(TEST)
+  wrong.labels = (TEST.labels + 1) % CLASSES
+  policy = dict(on_bad_record='skip', max_bad_share=0.1)
+  found, other = (
+    Evaluator(setting(train, test, **policy), split='test', **more).run(
+      jnp.array(WEIGHTS)
+    )
+    for test in (TEST, wrong)
+  )
+  assert found[key] in more[key]
+  assert other.pop('accuracy') < 0.3 and found.pop('accuracy') > 0.4
+  assert found == other
+  if key == 'lr':
+    assert found['lr'] == more['lr'][1]
+
+
+def test_recipes():
+  """What papers and their code say, where nothing else is asked for."""
+  sgd = Evaluator(setting(), split='test', solver='sgd')
+  lars = Evaluator(setting(), split='test', solver='lars')
+  assert sgd._recipe == Recipe('sgd', 'none', 0.0, 100, 1024, 0)
+  assert lars._recipe == Recipe('lars', 'batch', 0.0, 90, 16_384, 0)
+  assert (sgd._grid, lars._grid) == ((0.001,), (0.1,))
+  recipe = lars._recipe._replace(lr=0.1)
+  rates = [
+    linear_descent.learning_rates(recipe, n, 78, 16_384) for n in range(90)
+  ]
+  assert rates[0][0] == 0 and rates[10][0] == pytest.approx(6.4)
+  assert rates[5][0] == rates[50][0] == pytest.approx(3.2)
+  assert rates[89][-1] < 6e-3
+
+
+def test_probe_messages():
+  """What is wrong, and what is allowed."""
+  wrong = {
+    'lbfgs, sgd, lars': dict(solver='adam'),
+    'allowed with lbfgs: standard, none': dict(norm='batch'),
+    'l2 is empty': dict(l2=()),
+    'l2 is 0.0': dict(l2=(0.0,)),
+    'lr is -1.0': dict(solver='sgd', lr=(-1.0,)),
+    'epochs is 0': dict(solver='sgd', epochs=0),
+    'held_out is 1.0': dict(held_out=1.0),
+  }
+  for message, more in wrong.items():
+    with pytest.raises(UserError, match=message):
+      Evaluator(setting(), split='test', **more)
+  evaluator = Evaluator(setting(), split='test', held_out=1e-3)
+  with pytest.raises(UserError, match='203 usable examples, and held_out'):
+    evaluator.run(jnp.array(WEIGHTS))

@@ -1,0 +1,282 @@
+"""Accuracy among the first k, likelihood and calibration over a split."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float
+
+from vit_jax.config import durations, plugins
+from vit_jax.config.completion import MAX_BATCH_SIZE
+from vit_jax.data.contract import Example, Spec, require
+from vit_jax.data.images.headers import DecodeError
+from vit_jax.data.pipeline import stream
+from vit_jax.errors import UserError, check_range
+from vit_jax.evaluators import contract
+from vit_jax.evaluators.features import OtherSource, open_split
+
+PyTree = Any
+_AMONG = ('all', 'present')
+
+
+@plugins.operational('every', 'batch_size')
+class Evaluator:
+  """Top-k accuracies, negative log likelihood and expected calibration error.
+
+  A prediction of k classes is right if one of them is among the labels of the
+  image. Of classes with equal logits the first comes first, as in argmax; of
+  logits that are NaN none is right. Probabilities are those of a soft-max over
+  the classes that compete. Figures of each example are summed on the host in
+  float64, so the result does not depend on the batch size, padding, or the
+  number of devices or processes.
+
+  With several labels for each image (ImageNet's reassessed labels: Beyer et
+  al., arXiv 2006.07159) there is no `nll`, which needs one; calibration is that
+  of the first class being right. Images without any label are left out.
+  """
+
+  higher_is_better = ('accuracy', 'top5')  # what `checkpoint.best` may name
+
+  def __init__(
+    self,
+    setting: contract.Setting,
+    /,
+    *,
+    split: str,
+    source: OtherSource = None,
+    top: tuple[int, ...] = (1, 5),
+    bins: int = 15,
+    among: str = 'all',
+    labels: str = 'label',
+    every: str = '1 epochs',
+    batch_size: int | None = None,
+  ):
+    """Opens the split.
+
+    Args:
+      setting: of the run.
+      split: that is judged.
+      source: section of other data than the run's own; its labels are taken to
+        be those of the head, as numbers.
+      top: the k of the accuracies; 1 there is always.
+      bins: of equal width in [0, 1], for the calibration error.
+      among: the classes that compete: 'all', or 'present', those that are a
+        label of an example of the split (ImageNet-A and -R: 200 of 1,000).
+      labels: 'label', or the field of a source with several labels for each
+        image ('real_label' of the TFDS set imagenet2012_real).
+      every: duration between evaluations, of which the loop takes care.
+      batch_size: of the global batch; by default that of training.
+
+    Raises:
+      UserError: no head; no such data or field, or none; more classes than the
+        head has; a value out of range.
+    """
+    durations.check('every', every)
+    check_range('batch_size', batch_size, at_least=1, at_most=MAX_BATCH_SIZE)
+    check_range('bins', bins, at_least=1)
+    for each in top:
+      check_range('top', each, at_least=1)
+    if among not in _AMONG:
+      raise UserError(f'among is {among!r}; allowed: {", ".join(_AMONG)}.')
+    self._source = open_split(setting, split, source)
+    num_classes = setting.num_classes
+    _check_head(num_classes, self._source)
+    if labels != 'label':
+      self._source = _with_labels(self._source, labels)
+      several = _Several(setting.transform, labels, num_classes)
+      setting = setting._replace(transform=several)
+    require(setting.transform.spec, 'image', labels, who='calibration')
+    self._setting, self._batch_size = setting, batch_size
+    self._top, self._bins, self._labels = top, bins, labels
+    self._judge = setting.compiled(
+      functools.partial(_judge, setting.predict, labels)
+    )
+    self._competing: Bool[np.ndarray, ' k'] | None = (
+      np.ones(num_classes, bool) if among == 'all' else None
+    )
+
+  def run(self, params: PyTree) -> dict[str, float]:
+    """The figures of the split.
+
+    Returns:
+      accuracy and `top5` and so on, in [0, 1]; nll in nats, unless there are
+      several labels; ece in [0, 1]; count of the examples judged; left_out, the
+      images without labels.
+
+    Raises:
+      UserError: a bad record, as the reader's policy has it; no example at all
+        could be judged.
+    """
+    if self._competing is None:
+      self._competing = self._present()
+    results = self._setting.sweep(
+      (params, self._competing), self._source, self._judge, self._batch_size
+    )
+    found = _joined(list(results))
+    good = found['mask']
+    kept = good & found['labelled']
+    count = int(kept.sum())
+    if not count:
+      raise self._nothing()
+    rank = found['rank'][kept]
+    confidence = found['confidence'][kept].astype(np.float64)
+    right = {'accuracy': rank < 1}
+    right |= {f'top{k}': rank < k for k in self._top if k != 1}
+    scores = {key: float(value.mean()) for key, value in right.items()}
+    if self._labels == 'label':
+      scores['nll'] = float(found['nll'][kept].mean(dtype=np.float64))
+    scores['ece'] = calibration_error(confidence, rank < 1, self._bins)
+    return scores | {'count': count, 'left_out': int(good.sum()) - count}
+
+  def _present(self) -> Bool[np.ndarray, ' k']:
+    """The classes that are a label of some example: one pass, no model."""
+
+    def of_batch(_: None, batch: contract.Batch) -> Bool[Array, ' k']:
+      right = _right(batch[self._labels], self._setting.num_classes)
+      return (right & batch['mask'][:, None]).any(axis=0)
+
+    found = self._setting.sweep(
+      *(None, self._source, self._setting.compiled(of_batch)), self._batch_size
+    )
+    present = np.any(list(found), axis=0)
+    if not present.any():
+      raise self._nothing()
+    return present
+
+  def _nothing(self) -> UserError:
+    return UserError(
+      f'{self._source.name}: none of its {len(self._source)} examples could be '
+      'judged, so there is no accuracy: records that cannot be used are named '
+      'in messages before this one, the others have no labels.'
+    )
+
+
+def _check_head(num_classes: int, source: stream.Source) -> None:
+  if not num_classes:
+    raise UserError(
+      'the model has no head (num_classes is 0), so it names no classes: '
+      'take another evaluator, or fine-tune it first.'
+    )
+  if source.num_classes > num_classes:
+    raise UserError(
+      f'{source.name} has {source.num_classes} classes and the head '
+      f'{num_classes}: give data of the classes of the head.'
+    )
+
+
+def calibration_error(
+  confidence: Float[np.ndarray, ' n'],
+  correct: Bool[np.ndarray, ' n'],
+  bins: int,
+) -> float:
+  """Expected calibration error, over bins of equal width.
+
+  The sum over bins of |B|/n · |accuracy(B) - mean confidence(B)|, where bin m
+  of M holds what is in ((m-1)/M, m/M].
+
+  Args:
+    confidence: the probability of the predicted class, float64 in [0, 1].
+    correct: whether it is right.
+    bins: their number.
+
+  Reference: Guo et al., arXiv 1706.04599, equation 3.
+  """
+  places = np.ceil(np.nan_to_num(confidence) * bins) - 1
+  places = np.clip(places, 0, bins - 1).astype(np.int64)
+  gaps = np.bincount(places, correct - confidence, minlength=bins)
+  return float(np.abs(gaps).sum() / len(confidence))
+
+
+def _right(labels: Array, num_classes: int) -> Bool[Array, 'n k']:
+  """Which classes are right, from a label each or from a row of booleans."""
+  if labels.ndim == 2:
+    return labels
+  return labels[:, None] == jnp.arange(num_classes)
+
+
+def _judge(
+  predict: Any, key: str, weights: PyTree, batch: PyTree
+) -> dict[str, Array]:
+  """Figures of each example of a batch.
+
+  Args:
+    predict: of the setting.
+    key: of the labels.
+    weights: the model's, and which classes compete, bool `[k]`.
+    batch: with mask.
+
+  Returns:
+    rank: classes before the first right one; confidence: probability of the
+    first class; nll: of the first right one; labelled; mask; all `[n]`.
+  """
+  params, competing = weights
+  logits = predict(params, batch)['logits'].astype(jnp.float32)
+  logits = jnp.where(competing, logits, -jnp.inf)
+  classes = jnp.arange(logits.shape[-1])
+  right = _right(batch[key], logits.shape[-1])
+  finite = jnp.maximum(logits, jnp.finfo(jnp.float32).min)
+  best = jnp.where(right, finite, -jnp.inf).argmax(axis=-1, keepdims=True)
+  value = jnp.take_along_axis(logits, best, axis=-1)  # [n, 1]
+  behind = (logits < value) | ((logits == value) & (classes > best))
+  total = jax.nn.logsumexp(logits, axis=-1)
+  return {
+    'rank': competing.sum() - 1 - (behind & competing).sum(axis=-1),
+    'confidence': jnp.exp(logits.max(axis=-1) - total),
+    'nll': total - value[:, 0],
+    'labelled': right.any(axis=-1),
+    'mask': batch['mask'],
+  }
+
+
+def _joined(results: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+  """The rows of all batches."""
+  return {
+    key: np.concatenate([result[key] for result in results])
+    for key in results[0]
+  }
+
+
+def _with_labels(source: Any, key: str) -> stream.Source:
+  """The source with a field of several labels; see `data.contract.Source`."""
+  return source.with_labels(key) if hasattr(source, 'with_labels') else source
+
+
+@dataclasses.dataclass(frozen=True)
+class _Several:
+  """A transform whose batches hold besides which classes are labels.
+
+  Attributes:
+    transform: of the run.
+    key: of the labels: a list in an example, bool `[num_classes]` in a batch.
+    num_classes: of the head.
+  """
+
+  transform: stream.Transform
+  key: str
+  num_classes: int
+
+  @property
+  def spec(self) -> Spec:
+    """The transform's, and the labels."""
+    entry = ((self.num_classes,), np.dtype(bool))
+    return {**self.transform.spec, self.key: entry}
+
+  def __call__(
+    self, example: Example, rng: np.random.Generator | None = None
+  ) -> dict[str, np.ndarray | int]:
+    """Returns both; raises DecodeError."""
+    if self.key not in example:
+      raise UserError(
+        f'the source gives no {self.key!r} with its images '
+        f'({", ".join(example)}): name a field of labels that it has.'
+      )
+    labels = np.asarray(example[self.key], np.int64).reshape(-1)
+    last = self.num_classes - 1
+    if labels.size and not 0 <= labels.min() <= labels.max() <= last:
+      raise DecodeError(f'labels {labels.tolist()}; allowed: 0 to {last}')
+    row = np.zeros(self.num_classes, bool)
+    row[labels] = True
+    return {**self.transform(example, rng), self.key: row}

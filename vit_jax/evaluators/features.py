@@ -1,0 +1,90 @@
+"""Frozen features of all examples of a source, on the host."""
+
+from typing import Annotated, Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from vit_jax.config.plugins import Nested, Section
+from vit_jax.config.sections import SECTIONS
+from vit_jax.data.contract import require
+from vit_jax.data.pipeline import stream
+from vit_jax.errors import UserError
+from vit_jax.evaluators import contract
+
+PyTree = Any
+# A key of an evaluator: data other than the run's own, by a section of it.
+OtherSource = Annotated[Section | None, Nested(SECTIONS['source'])]
+
+
+class Labelled(NamedTuple):
+  """Features and labels of examples; those that cannot be used are left out."""
+
+  features: Float[np.ndarray, 'n d']
+  labels: Int[np.ndarray, ' n']
+
+
+def open_split(
+  setting: contract.Setting, split: str, section: Section | None
+) -> stream.Source:
+  """A split of the run's source, or of the one that a section describes.
+
+  Raises:
+    UserError: no such source or split, or it is empty.
+  """
+  if section is None:
+    source = setting.open_source(split)
+  else:
+    source = setting.open_other(section, split)
+  if len(source) == 0:
+    raise UserError(f'{source.name} is empty: nothing to evaluate on.')
+  return source
+
+
+class Extractor:
+  """Computes features with weights, nothing random, by one program."""
+
+  def __init__(
+    self, setting: contract.Setting, batch_size: int | None, who: str
+  ):
+    """Compiles nothing yet.
+
+    Args:
+      setting: of the run.
+      batch_size: of the global batch; by default that of training.
+      who: needs the labels, for messages.
+    """
+    require(setting.transform.spec, 'image', 'label', who=who)
+    self._setting, self._batch_size = setting, batch_size
+    self._function = setting.compiled(self._of_batch)
+
+  def _of_batch(self, weights: PyTree, batch: contract.Batch) -> PyTree:
+    features = self._setting.predict(weights, batch)['features']
+    return {
+      'features': features,
+      'label': batch['label'],
+      'mask': batch['mask'],
+    }
+
+  def run(self, weights: PyTree, source: stream.Source) -> Labelled:
+    """Features of every example, in the order of the source.
+
+    Raises:
+      UserError: a bad record, as the reader's policy has it; none could be
+        used.
+    """
+    features, labels = [], []
+    results = self._setting.sweep(
+      weights, source, self._function, self._batch_size
+    )
+    for result in results:
+      kept = result['mask']
+      features.append(result['features'][kept])
+      labels.append(result['label'][kept])
+    found = Labelled(np.concatenate(features), np.concatenate(labels))
+    if not len(found.labels):
+      raise UserError(
+        f'{source.name}: none of its {len(source)} examples could be used; '
+        'each is named in a message before this one.'
+      )
+    return found

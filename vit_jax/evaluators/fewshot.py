@@ -1,0 +1,159 @@
+"""Few-shot accuracy: ridge regression from frozen features (section 4.1)."""
+
+from typing import Any
+
+import numpy as np
+import scipy.linalg
+from jaxtyping import Float, Int
+
+from vit_jax.config import durations, plugins
+from vit_jax.config.completion import MAX_BATCH_SIZE
+from vit_jax.errors import UserError, check_range
+from vit_jax.evaluators import contract
+from vit_jax.evaluators.features import (
+  Extractor,
+  Labelled,
+  OtherSource,
+  open_split,
+)
+
+PyTree = Any
+_EPSILON = 1e-5  # added to the standard deviation of a feature
+_CONSTANT = 100.0  # the value of the feature that is the same for all
+
+
+@plugins.operational('every', 'batch_size')
+class Evaluator:
+  """Accuracy of regularised least squares from few examples of each class.
+
+  Targets are -1 and 1 for each class (the paper's section 4.1, "Metrics").
+  What the paper does not say is done as in the public big_vision: features are
+  standardised by the few examples' mean and deviation, a constant feature of
+  100 stands for the bias, the regularisation is 2^10, and the accuracy is the
+  mean over draws of the examples.
+  """
+
+  def __init__(
+    self,
+    setting: contract.Setting,
+    /,
+    *,
+    split: str,
+    train_split: str = 'train',
+    source: OtherSource = None,
+    shots: tuple[int, ...] = (1, 5, 10, 25),
+    num_draws: int = 3,
+    l2: float = 1024.0,
+    every: str = '1 epochs',
+    batch_size: int | None = None,
+  ):
+    """Opens both splits.
+
+    Args:
+      setting: of the run.
+      split: that is judged.
+      train_split: whose examples are drawn from ('train[:65000]' for ImageNet);
+        features are computed of all of them.
+      source: section of other data than the run's own.
+      shots: examples of each class.
+      num_draws: random choices of them, by which accuracies are averaged.
+      l2: regularisation, above 0.
+      every: duration between evaluations, of which the loop takes care.
+      batch_size: of the global batch; by default that of training.
+
+    Raises:
+      UserError: no such data, or a value out of range.
+    """
+    durations.check('every', every)
+    check_range('batch_size', batch_size, at_least=1, at_most=MAX_BATCH_SIZE)
+    check_range('l2', l2, above=0)
+    check_range('num_draws', num_draws, at_least=1)
+    for each in shots:
+      check_range('shots', each, at_least=1)
+    self._shots, self._num_draws, self._l2 = shots, num_draws, l2
+    self._train = open_split(setting, train_split, source)
+    self._test = open_split(setting, split, source)
+    self._extract = Extractor(setting, batch_size, 'few-shot evaluation').run
+
+  def run(self, weights: PyTree) -> dict[str, float]:
+    """The accuracy in [0, 1] for each number of shots: '5shot', ….
+
+    Raises:
+      UserError: a class has fewer examples than shots; a bad record, as the
+        reader's policy has it.
+    """
+    train = self._extract(weights, self._train)
+    test = self._extract(weights, self._test)
+    num_classes = max(self._train.num_classes, self._test.num_classes)
+    self._check_enough(train)
+    found = {}
+    for shots in self._shots:
+      scores = []
+      for number in range(self._num_draws):
+        rows = draw(train.labels, shots, number)
+        few = Labelled(train.features[rows], train.labels[rows])
+        predict = fit(few, num_classes, self._l2)
+        scores.append((predict(test.features) == test.labels).mean())
+      found[f'{shots}shot'] = float(np.mean(scores))
+    return found
+
+  def _check_enough(self, train: Labelled) -> None:
+    classes, counts = np.unique(train.labels, return_counts=True)
+    if counts.min() < max(self._shots):
+      name = self._train.class_names[classes[counts.argmin()]]
+      raise UserError(
+        f'{self._train.name} has {counts.min()} example(s) of the class '
+        f'{name!r}, and {max(self._shots)} are wanted of each: lower shots, or '
+        'give a larger train_split.'
+      )
+
+
+def draw(
+  labels: Int[np.ndarray, ' n'], shots: int, number: int
+) -> Int[np.ndarray, ' few']:
+  """Rows of `shots` examples of each class, ascending.
+
+  Draws of more shots hold those of fewer with the same number.
+  """
+  order = np.random.default_rng(number).permutation(len(labels))
+  by_class = order[np.argsort(labels[order], kind='stable')]
+  ordered = labels[by_class]
+  first = np.searchsorted(ordered, ordered)  # where the class of each begins
+  return np.sort(by_class[np.arange(len(labels)) - first < shots])
+
+
+def fit(few: Labelled, num_classes: int, l2: float) -> Any:
+  """Regularised least squares, solved exactly in float64.
+
+  Minimises |X·W - T|² + l2·|W|², where X are the standardised features and the
+  constant one, and T is 1 for an example's class and -1 for all others.
+
+  Args:
+    few: examples.
+    num_classes: outputs.
+    l2: regularisation.
+
+  Returns:
+    A function from features `[n, d]` to classes `[n]`.
+  """
+  features = few.features.astype(np.float64)
+  mean, deviation = features.mean(0), features.std(0) + _EPSILON
+
+  def inputs(features: Float[np.ndarray, 'n d']) -> Float[np.ndarray, 'n D']:
+    scaled = (features - mean) / deviation
+    return np.pad(scaled, ((0, 0), (0, 1)), constant_values=_CONSTANT)
+
+  x = inputs(features)
+  targets = np.where(few.labels[:, None] == np.arange(num_classes), 1.0, -1.0)
+  n, d = x.shape
+  if n >= d:
+    gram = x.T @ x + l2 * np.eye(d)
+    kernel = scipy.linalg.solve(gram, x.T @ targets, assume_a='pos')
+  else:  # the same solution, by the smaller matrix
+    gram = x @ x.T + l2 * np.eye(n)
+    kernel = x.T @ scipy.linalg.solve(gram, targets, assume_a='pos')
+
+  def predict(features: Float[np.ndarray, 'n d']) -> Int[np.ndarray, ' n']:
+    return (inputs(features) @ kernel).argmax(axis=1)
+
+  return predict

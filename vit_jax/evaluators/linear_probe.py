@@ -1,0 +1,190 @@
+"""Linear classifiers of frozen features: logistic regression, DINO's, MAE's."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from vit_jax.config import durations, plugins
+from vit_jax.config.completion import MAX_BATCH_SIZE
+from vit_jax.errors import UserError, check_range
+from vit_jax.evaluators import contract, linear_descent, linear_fit
+from vit_jax.evaluators.features import (
+  Extractor,
+  Labelled,
+  OtherSource,
+  open_split,
+)
+
+PyTree = Any
+
+
+class _Defaults(NamedTuple):
+  """Of a solver: arXiv 2104.14294 (sgd) and 2111.06377, table 10 (lars)."""
+
+  norm: str
+  lr: tuple[float, ...] = ()
+  epochs: int = 0
+  probe_batch_size: int = 0
+
+
+_SOLVERS = {
+  'lbfgs': _Defaults('standard'),
+  'sgd': _Defaults('none', (0.001,), 100, 1024),
+  'lars': _Defaults('batch', (0.1,), 90, 16_384),
+}
+_NORMS = ('standard', 'batch', 'none')
+
+
+@plugins.operational('every', 'batch_size')
+class Evaluator:
+  """Accuracy of a linear classifier trained on features of the train split.
+
+  Features are computed once, of images preprocessed for evaluation; DINO and
+  MAE train on random crops, so figures are not quite theirs. Of several values
+  of `l2` (or `lr`) the one is taken that, trained on the rest, judges a
+  held-out part of the train split best (the first of equal ones); with it the
+  classifier is trained on the whole of it. One value needs no held-out part.
+
+  `lbfgs` computes in float64 on the host; for data as large as ImageNet take
+  `sgd` or `lars`, which keep all features on each device. The time of one fit
+  by `lbfgs`, or of one epoch, must be below `recovery.watchdog_eval_s`.
+  """
+
+  higher_is_better = ('accuracy',)  # what `checkpoint.best` may name
+
+  def __init__(
+    self,
+    setting: contract.Setting,
+    /,
+    *,
+    split: str,
+    train_split: str = 'train',
+    source: OtherSource = None,
+    solver: str = 'lbfgs',
+    l2: tuple[float, ...] = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5),
+    lr: tuple[float, ...] | None = None,
+    epochs: int | None = None,
+    probe_batch_size: int | None = None,
+    norm: str | None = None,
+    held_out: float = 0.1,
+    seed: int = 0,
+    every: str = '1 epochs',
+    batch_size: int | None = None,
+  ):
+    """Opens both splits.
+
+    Args:
+      setting: of the run.
+      split: that is judged, and not looked at before.
+      train_split: that is trained on.
+      source: section of other data than the run's own.
+      solver: 'lbfgs', 'sgd' (DINO's, momentum .9) or 'lars' (MAE's); both of
+        these without decay.
+      l2: of 'lbfgs', above 0; see `linear_fit.fit`.
+      lr: of the others, for a batch of 256; by default .001 and .1.
+      epochs: of the others; by default 100 and 90.
+      probe_batch_size: of the others; by default 1,024 and 16,384.
+      norm: 'standard' (mean 0 and deviation 1 over the train split), 'batch'
+        (batch norm without scale and shift; not for 'lbfgs') or 'none'; by
+        default 'standard', 'none' and 'batch', in the order of the solvers.
+      held_out: share of the train split that chooses among several values.
+      seed: of the held-out part, first weights and order.
+      every: duration between evaluations, of which the loop takes care.
+      batch_size: of features; by default that of training.
+
+    Raises:
+      UserError: no such data, or a value out of range.
+    """
+    durations.check('every', every)
+    check_range('batch_size', batch_size, at_least=1, at_most=MAX_BATCH_SIZE)
+    check_range('held_out', held_out, above=0, below=1)
+    check_range('seed', seed, at_least=0)
+    self._recipe = _recipe(solver, norm, epochs, probe_batch_size, seed)
+    self._key, grid = 'l2', l2
+    if solver != 'lbfgs':
+      self._key, grid = 'lr', _SOLVERS[solver].lr if lr is None else lr
+    for each in grid:
+      check_range(self._key, each, above=0)
+    if not grid:
+      raise UserError(f'{self._key} is empty: give one value or several.')
+    self._grid, self._held_out, self._setting = grid, held_out, setting
+    self._train = open_split(setting, train_split, source)
+    self._test = open_split(setting, split, source)
+    self._extract = Extractor(setting, batch_size, 'a linear probe').run
+
+  def run(self, weights: PyTree) -> dict[str, float]:
+    """accuracy and train_accuracy in [0, 1], and the l2 or lr taken.
+
+    Raises:
+      UserError: too few examples to hold out some; a bad record, as the
+        reader's policy has it.
+    """
+    train = self._extract(weights, self._train)
+    test = self._extract(weights, self._test)
+    value = self._grid[0]
+    if len(self._grid) > 1:
+      value = self._chosen(train)
+    classifier = self._fit(train, value)
+    return {
+      'accuracy': classifier.accuracy(test),
+      'train_accuracy': classifier.accuracy(train),
+      self._key: value,
+    }
+
+  def _chosen(self, train: Labelled) -> float:
+    """The value of the grid that is best on the held-out part."""
+    n = len(train.labels)
+    count = round(n * self._held_out)
+    if not 0 < count < n:
+      raise UserError(
+        f'{self._train.name} has {n} usable examples, and held_out is '
+        f'{self._held_out}: give more, or one {self._key} alone.'
+      )
+    order = np.random.default_rng(self._recipe.seed).permutation(n)
+    rest, held_out = np.sort(order[count:]), np.sort(order[:count])
+    part = Labelled(train.features[rest], train.labels[rest])
+    judge = Labelled(train.features[held_out], train.labels[held_out])
+    scores = [self._fit(part, each).accuracy(judge) for each in self._grid]
+    return self._grid[int(np.argmax(scores))]
+
+  def _fit(self, data: Labelled, value: float) -> linear_fit.Classifier:
+    """A classifier of some examples."""
+    recipe, check = self._recipe, self._setting.check
+    if recipe.solver == 'lbfgs':
+      check()
+      return linear_fit.fit(data, value, recipe.norm == 'standard')
+    recipe = recipe._replace(lr=value)
+    return linear_descent.fit(data, recipe, self._setting.mesh, check)
+
+
+def _recipe(
+  solver: str,
+  norm: str | None,
+  epochs: int | None,
+  batch_size: int | None,
+  seed: int,
+) -> linear_descent.Recipe:
+  """All but the rate, with the solver's own for what is None.
+
+  Raises:
+    UserError: a value that cannot be.
+  """
+  if solver not in _SOLVERS:
+    raise UserError(f'solver is {solver!r}; allowed: {", ".join(_SOLVERS)}.')
+  check_range('epochs', epochs, at_least=1)
+  check_range('probe_batch_size', batch_size, at_least=1)
+  own = _SOLVERS[solver]
+  norm = own.norm if norm is None else norm
+  allowed = [each for each in _NORMS if each != 'batch' or solver != 'lbfgs']
+  if norm not in allowed:
+    raise UserError(
+      f'norm is {norm!r}; allowed with {solver}: {", ".join(allowed)}.'
+    )
+  return linear_descent.Recipe(
+    solver=solver,
+    norm=norm,
+    lr=0.0,
+    epochs=own.epochs if epochs is None else epochs,
+    batch_size=own.probe_batch_size if batch_size is None else batch_size,
+    seed=seed,
+  )

@@ -1,0 +1,127 @@
+"""k nearest neighbours among frozen features, weighted as DINO does."""
+
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from vit_jax.config import durations, plugins
+from vit_jax.config.completion import MAX_BATCH_SIZE
+from vit_jax.errors import UserError, check_range
+from vit_jax.evaluators import contract
+from vit_jax.evaluators.features import (
+  Extractor,
+  Labelled,
+  OtherSource,
+  open_split,
+)
+
+PyTree = Any
+_BLOCK = 256  # examples that are compared at once with all of the training
+
+
+@plugins.operational('every', 'batch_size')
+class Evaluator:
+  """Accuracy of a weighted vote of the nearest training examples.
+
+  Features are scaled to length 1; each of the k neighbours of the highest
+  cosine similarity s votes for its class with exp(s / temperature) (arXiv
+  2104.14294, section 4.1, and its code).
+  """
+
+  def __init__(
+    self,
+    setting: contract.Setting,
+    /,
+    *,
+    split: str,
+    train_split: str = 'train',
+    source: OtherSource = None,
+    ks: tuple[int, ...] = (10, 20, 100, 200),
+    temperature: float = 0.07,
+    every: str = '1 epochs',
+    batch_size: int | None = None,
+  ):
+    """Opens both splits.
+
+    Args:
+      setting: of the run.
+      split: that is judged.
+      train_split: of the neighbours.
+      source: section of other data than the run's own.
+      ks: numbers of neighbours.
+      temperature: of the votes, above 0.
+      every: duration between evaluations, of which the loop takes care.
+      batch_size: of the global batch; by default that of training.
+
+    Raises:
+      UserError: no such data, or a value out of range.
+    """
+    durations.check('every', every)
+    check_range('batch_size', batch_size, at_least=1, at_most=MAX_BATCH_SIZE)
+    check_range('temperature', temperature, above=0)
+    for each in ks:
+      check_range('ks', each, at_least=1)
+    self._ks, self._temperature = ks, temperature
+    self._train = open_split(setting, train_split, source)
+    self._test = open_split(setting, split, source)
+    self._extract = Extractor(setting, batch_size, 'nearest neighbours').run
+
+  def run(self, weights: PyTree) -> dict[str, float]:
+    """The accuracy in [0, 1] for each number of neighbours: '20nn', ….
+
+    Raises:
+      UserError: fewer training examples than neighbours; a bad record, as the
+        reader's policy has it.
+    """
+    train = self._extract(weights, self._train)
+    test = self._extract(weights, self._test)
+    if max(self._ks) > len(train.labels):
+      raise UserError(
+        f'{self._train.name} has {len(train.labels)} usable examples, and '
+        f'{max(self._ks)} neighbours are wanted: lower ks.'
+      )
+    num_classes = max(self._train.num_classes, self._test.num_classes)
+    correct = dict.fromkeys(self._ks, 0)
+    for start in range(0, len(test.labels), _BLOCK):
+      block = Labelled(*(part[start : start + _BLOCK] for part in test))
+      labels, votes = nearest(
+        train, block.features, max(self._ks), self._temperature
+      )
+      for k in self._ks:
+        found = elected(labels[:, :k], votes[:, :k], num_classes)
+        correct[k] += int((found == block.labels).sum())
+    return {f'{k}nn': n / len(test.labels) for k, n in correct.items()}
+
+
+def nearest(
+  train: Labelled,
+  features: Float[np.ndarray, 'm d'],
+  k: int,
+  temperature: float,
+) -> tuple[Int[np.ndarray, 'm k'], Float[np.ndarray, 'm k']]:
+  """Labels and votes of the k nearest of each, the nearest first."""
+  similarity = _unit(features) @ _unit(train.features).T  # [n, train]
+  rows = np.argpartition(-similarity, k - 1, axis=1)[:, :k]
+  near = np.take_along_axis(similarity, rows, axis=1)
+  order = np.argsort(-near, axis=1, kind='stable')
+  rows = np.take_along_axis(rows, order, axis=1)
+  near = np.take_along_axis(near, order, axis=1)
+  return train.labels[rows], np.exp(near / temperature)
+
+
+def elected(
+  labels: Int[np.ndarray, 'n k'],
+  votes: Float[np.ndarray, 'n k'],
+  num_classes: int,
+) -> Int[np.ndarray, ' n']:
+  """The class with the most votes for each row."""
+  totals = np.zeros((len(labels), num_classes))
+  np.add.at(totals, (np.arange(len(labels))[:, None], labels), votes)
+  return totals.argmax(axis=1)
+
+
+def _unit(features: Float[np.ndarray, 'n d']) -> Float[np.ndarray, 'n d']:
+  """Scaled to length 1; zeros stay."""
+  lengths = np.linalg.norm(features, axis=1, keepdims=True)
+  return features / np.maximum(lengths, 1e-12)
