@@ -1,8 +1,10 @@
 """Converts weights: python -m vit_jax.convert SRC DST.
 
-SRC: a workdir, a checkpoint step directory or an official .npz. DST: a file
-ending in .npz (official names), or a new directory (parameters only, which
-loads like a checkpoint step).
+SRC: a workdir, a checkpoint step directory, or weights of another project: an
+official or big_vision's .npz, timm's .safetensors or .pth, a Hugging Face
+directory. DST: a file ending in .npz (official names) or .safetensors (timm's
+names), huggingface:DIR for a directory of theirs, big_vision:FILE.npz, or a new
+directory (parameters only, which loads like a checkpoint step).
 """
 
 import logging
@@ -20,8 +22,11 @@ log = logging.getLogger('vit_jax')
 
 def define_flags() -> None:
   """The flags of this command."""
-  flags.DEFINE_enum(
-    'weights', 'params', ['params', 'ema'], 'Which weights of a checkpoint.'
+  flags.DEFINE_string(
+    'weights',
+    'params',
+    'Which weights of a checkpoint: params, ema (their average), or what its '
+    'objective has besides (teacher, say).',
   )
 
 
@@ -30,19 +35,26 @@ def run(source_path: str, target_path: str, weights: str = 'params') -> None:
 
   Args:
     source_path: what `pretrained.find` takes.
-    target_path: ends in .npz, or a directory that does not exist.
-    weights: 'params', or 'ema' for the average that was kept.
+    target_path: what `pretrained.save` takes.
+    weights: 'params', 'ema' for the average that was kept, or another name of
+      `Objective.weights` without its underscore.
 
   Raises:
     UserError: cannot be read, written, or has no such weights.
   """
   source = pretrained.find(source_path)
   mesh = sharding.make_mesh(jax.local_devices()[:1])
-  abstract = source.abstract_params(mesh)
-  load = source.load if weights == 'params' else source.load_average
-  params = load(abstract)
-  if params is None:
-    raise UserError(f'{source_path} kept no average of weights (ema).')
+  if weights == 'params':
+    params = source.load(source.abstract_params(mesh))
+  else:
+    found = source.weights(mesh)
+    if f'_{weights}' not in found:
+      names = ', '.join(ending.lstrip('_') or 'params' for ending in found)
+      raise UserError(
+        f'{source_path} holds no weights {weights!r}; it has {names}: give one '
+        'of them as --weights.'
+      )
+    params = found[f'_{weights}']
   pretrained.save(target_path, params, source.about)
   log.info('wrote %s', target_path)
 

@@ -4,8 +4,9 @@ Preprocessing, data, class count and what to do about bad records come from the
 checkpoint. Other data: --dataset=NAME (of TFDS), or --dataset=folder
 --data_dir=photos --split=train, or any other source; further keys of the source
 and the reader as in training: --config.source.class_map=names.txt
---config.reader.on_bad_record=skip. Where an average of weights was kept, it is
-evaluated too.
+--config.reader.on_bad_record=skip; of preprocessing --config.preprocess.KEY=….
+Where an average of weights was kept, or a
+teacher, it is evaluated too.
 """
 
 import functools
@@ -44,7 +45,7 @@ _UNSAID = {'name': 'classification', 'split': ''}
 def define_flags() -> None:
   """The flags of this command."""
   flags.DEFINE_string(
-    'checkpoint', None, 'Workdir, checkpoint step directory or .npz.'
+    'checkpoint', None, 'Workdir, checkpoint step directory or weight file.'
   )
   flags.DEFINE_string(
     'evaluator',
@@ -66,8 +67,8 @@ def define_flags() -> None:
   flags.DEFINE_multi_string(
     'overrides',
     overrides.take(sys.argv),
-    'Set by --config.source.KEY=…, --config.reader.KEY=… and '
-    '--config.evals.NAME.KEY=….',
+    'Set by --config.source.KEY=…, --config.reader.KEY=…, '
+    '--config.preprocess.KEY=… and --config.evals.NAME.KEY=….',
   )
   process.define_distributed_flags()
 
@@ -85,7 +86,7 @@ def run(
   """Evaluates all weights of a checkpoint.
 
   Args:
-    checkpoint: workdir, step directory or .npz.
+    checkpoint: workdir, step directory or weights of any format.
     evaluator: in the run's `config.evals`, or a kind; by default the first.
     dataset: TFDS name or name of a source; the checkpoint's own data by
       default.
@@ -93,31 +94,30 @@ def run(
     data_dir: the TFDS directory, or the path of another source.
     batch_size: rounded up to a multiple of the number of devices.
     settings: '--config.source.KEY=value' and likewise for the reader (which
-      has the run's policy for bad records) and the evaluator.
+      has the run's policy for bad records), preprocessing and the evaluator.
 
   Returns:
     checkpoint, data, accuracy, loss, count; with an average kept besides,
-    ema/accuracy and so on.
+    ema/accuracy and so on, and likewise for all that the objective has to be
+    judged (teacher/accuracy).
 
   Raises:
-    UserError: no such checkpoint or data, or no head to evaluate.
+    UserError: no such checkpoint or data, or nothing that can be evaluated.
   """
   check_range('--batch_size', batch_size, at_least=1, at_most=MAX_BATCH_SIZE)
   weights = pretrained.find(checkpoint)
   about = weights.about
-  if not about['num_classes']:
-    raise UserError(f'{checkpoint} has no head: there is nothing to evaluate.')
   name, section = _evaluator_section(about, evaluator)
   sections = {
     'source': _source_section(about, dataset, data_dir),
     'reader': _reader_section(about),
+    'preprocess': {'name': 'transforms', **about['preprocess']},
     f'evals.{name}': section | ({'split': split} if split else {}),
   }
   config = overrides.apply(sections, list(settings))
   chosen = _choose_split(config, name, about, split)
   mesh = sharding.make_mesh(jax.devices())
   built = _build(weights, config, name, mesh, batch_size)
-  abstract = weights.abstract_params(mesh)
   source = config.source
   data = source.get('dataset') or source.get('path') or source.name
   result: dict[str, Any] = {
@@ -125,11 +125,10 @@ def run(
     'data': f'{data}/{chosen}',
   }
   with jax.set_mesh(mesh):
-    result |= built.run(weights.load(abstract))
-    average = weights.load_average(abstract)
-    if average is not None:
-      scores = built.run(average)
-      result |= {f'ema/{name}': value for name, value in scores.items()}
+    for ending, params in weights.weights(mesh).items():
+      prefix = f'{ending.lstrip("_")}/' if ending else ''
+      scores = built.run(params)
+      result |= {prefix + key: value for key, value in scores.items()}
   return result
 
 
@@ -143,8 +142,9 @@ def _build(
   """The evaluator on its data."""
   setting = Setting(
     open_source=functools.partial(_open, config, weights),
-    transform=weights.preprocess(),
+    transform=build_section(config, 'preprocess', weights.image_size),
     predict=weights.objective().predict,
+    num_classes=weights.about['num_classes'],
     mesh=mesh,
     batch_size=-(-batch_size // mesh.size) * mesh.size,
     reader=build_section(config, 'reader'),
@@ -233,7 +233,7 @@ def _open(
   """The data, with the labels that the head knows its classes by."""
   num_classes = weights.about['num_classes']
   source = build_section(config, 'source', split)
-  if source.num_classes > num_classes:
+  if 0 < num_classes < source.num_classes:
     raise UserError(
       f'{source.name} has {source.num_classes} classes and the head '
       f'{num_classes}: fine-tune on it first.'

@@ -1,13 +1,13 @@
 """Fine-tunes: python -m vit_jax.finetune --config=… --config.init_from=PATH.
 
-PATH is a workdir, a checkpoint step directory or an official .npz. The body is
+PATH is a workdir, a checkpoint step directory or weights of another project (an
+official .npz, timm's .safetensors, a Hugging Face directory, …). The body is
 taken over, pre-logits and head are dropped, one zero linear head is attached,
 and position embeddings are interpolated to the new image size (section 3.2).
 """
 
 import functools
 import logging
-from typing import Any
 
 from absl import flags
 
@@ -15,7 +15,7 @@ from vit_jax.cli import entry, process
 from vit_jax.config import plugins, sections
 from vit_jax.config.completion import Config
 from vit_jax.errors import UserError
-from vit_jax.training.experiment import Experiment
+from vit_jax.training import loop
 from vit_jax.weights import pretrained
 from vit_jax.weights.contract import Pretrained
 from vit_jax.weights.transfer import transfer
@@ -72,16 +72,16 @@ def main(arguments: list[str]) -> None:
   if not config.init_from:
     raise UserError(
       '--config.init_from=PATH is missing: a workdir, a checkpoint step '
-      'directory or an official .npz to start from.'
+      'directory or weights of another project (.npz, .safetensors, .pth, a '
+      'Hugging Face directory) to start from.'
     )
   source = pretrained.find(config.init_from)
   config = adopt_architecture(config, source)
-  entry.start(config, functools.partial(_initial_params, source))
-
-
-def _initial_params(source: Pretrained, experiment: Experiment) -> Any:
-  method = experiment.config.position_resize
-  return transfer(source, experiment, method)
+  initial_params = functools.partial(
+    transfer, source, method=config.position_resize
+  )
+  options = entry.run_options(config)
+  loop.run(config, initial_params=initial_params, **options)
 
 
 if __name__ == '__main__':

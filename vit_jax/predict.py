@@ -1,6 +1,12 @@
-"""Names what images show: python -m vit_jax.predict --checkpoint=P IMAGE..."""
+"""Names what images show: python -m vit_jax.predict --checkpoint=P IMAGE...
+
+Images are preprocessed as the weights were evaluated;
+--config.preprocess.KEY=… says otherwise.
+"""
 
 import json
+import sys
+from collections.abc import Sequence
 
 import jax
 import numpy as np
@@ -8,6 +14,8 @@ from absl import flags
 
 from vit_jax.arrays import sharding
 from vit_jax.cli import process
+from vit_jax.config import overrides
+from vit_jax.config.sections import build_section
 from vit_jax.data.contract import Preprocess
 from vit_jax.data.images.headers import DecodeError
 from vit_jax.errors import UserError
@@ -20,21 +28,28 @@ _BATCH_SIZE = 32
 def define_flags() -> None:
   """The flags of this command."""
   flags.DEFINE_string(
-    'checkpoint', None, 'Workdir, checkpoint step directory or .npz.'
+    'checkpoint', None, 'Workdir, checkpoint step directory or weight file.'
   )
   flags.DEFINE_integer('top', 5, 'Classes to print for each image.')
   flags.DEFINE_bool('json', False, 'Print one JSON object a line.')
+  flags.DEFINE_multi_string(
+    'overrides', overrides.take(sys.argv), 'Set by --config.preprocess.KEY=….'
+  )
 
 
 def run(
-  checkpoint: str, paths: list[str], top: int = 5
+  checkpoint: str,
+  paths: list[str],
+  top: int = 5,
+  settings: Sequence[str] = (),
 ) -> list[list[tuple[str, float]]]:
   """The most likely classes of image files.
 
   Args:
-    checkpoint: workdir, step directory or .npz.
+    checkpoint: workdir, step directory or weights of any format.
     paths: image files.
     top: classes of each.
+    settings: '--config.preprocess.KEY=value'.
 
   Returns:
     For each file (class name, probability by soft-max), most likely first.
@@ -46,7 +61,9 @@ def run(
   names = source.about['class_names']
   if not source.about['num_classes']:
     raise UserError(f'{checkpoint} has no head: it names no classes.')
-  transform = source.preprocess()
+  section = {'name': 'transforms', **source.about['preprocess']}
+  config = overrides.apply({'preprocess': section}, list(settings))
+  transform = build_section(config, 'preprocess', source.image_size)
   images = [_read(path, transform) for path in paths]
   mesh = sharding.make_mesh(jax.local_devices()[:1])
   params = source.load(source.abstract_params(mesh))
@@ -86,7 +103,7 @@ def main(arguments: list[str]) -> None:
       f'IMAGE...; got checkpoint {values.checkpoint!r}, {len(arguments)} '
       f'image(s), top {values.top}.'
     )
-  results = run(values.checkpoint, arguments, values.top)
+  results = run(values.checkpoint, arguments, values.top, values.overrides)
   for path, classes in zip(arguments, results, strict=True):
     if values.json:
       top = [{'class': name, 'probability': p} for name, p in classes]

@@ -20,6 +20,7 @@ from vit_jax.config.completion import Config
 from vit_jax.config.sections import build_section
 from vit_jax.data.pipeline import stream
 from vit_jax.errors import UserError, closest
+from vit_jax.training import data
 from vit_jax.training.experiment import Experiment
 
 log = logging.getLogger('vit_jax')
@@ -51,7 +52,7 @@ def run(config: Config, images: int, start_step: int) -> np.ndarray:
     The picture, uint8 `[height, width, 3]`, RGB.
   """
   experiment = Experiment.build(config, jax.devices())
-  source = experiment.open_train_source()
+  source = data.open_train(config)
   log.info(
     'training: %s, %s examples, %d classes, %.1f steps an epoch, %s steps',
     *(source.name, f'{len(source):,}', source.num_classes),
@@ -59,7 +60,7 @@ def run(config: Config, images: int, start_step: int) -> np.ndarray:
   )
   augment = jax.jit(experiment.setting.mix)
   key, step, tiles = experiment.key(), start_step, []
-  with experiment.train_batches(source, start_step) as batches:
+  with data.train_batches(experiment, source, start_step) as batches:
     while len(tiles) < images:
       pixels, targets = augment(next(batches), jax.random.fold_in(key, step))
       for image, target in zip(
@@ -87,8 +88,8 @@ def run_evaluation(config: Config, name: str, images: int) -> np.ndarray:
   if name not in config.evals:
     raise UserError(f'--evaluator={name}; {closest(name, config.evals)}.')
   experiment = Experiment.build(config, jax.devices())
-  names = experiment.open_source(config.train.split).class_names
-  source = experiment.open_source(config.evals[name].split, names)
+  names = data.open_source(config, config.train.split).class_names
+  source = data.open_source(config, config.evals[name].split, names)
   log.info(
     'evaluation %s: %s, %s examples, %d classes',
     *(name, source.name, f'{len(source):,}', source.num_classes),

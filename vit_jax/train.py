@@ -1,27 +1,43 @@
 """Pre-trains a model: python -m vit_jax.train --config=configs/l16_i21k.py.
 
 The same command again resumes from the newest checkpoint of the workdir. Every
-key of the config can be overridden: --config.batch_size=1024.
+key of the config can be overridden: --config.batch_size=1024. With
+--config.init_from=PATH it starts from weights in place of fresh parameters: all
+of them that fit, and what does not is said.
 """
+
+import functools
 
 from absl import flags
 
 from vit_jax.cli import entry, process
-from vit_jax.errors import UserError
+from vit_jax.config.completion import Config
+from vit_jax.training import loop
+from vit_jax.training.experiment import Experiment
+from vit_jax.training.session import InitialParams
+from vit_jax.weights import pretrained, transfer
 
 
 def main(arguments: list[str]) -> None:
   """Starts a pre-training."""
   entry.refuse_arguments(arguments)
-  config = flags.FLAGS.config
-  if config.init_from is not None:
-    raise UserError(
-      f'config.init_from is {config.init_from!r}, and train starts from fresh '
-      'parameters: take python -m vit_jax.finetune, or set '
-      '--config.init_from=None.'
-    )
   process.start_process()
-  entry.start(config)
+  config: Config = flags.FLAGS.config
+  options = entry.run_options(config)
+  loop.run(config, initial_params=_initial_params(config), **options)
+
+
+def _initial_params(config: Config) -> InitialParams:
+  """What a new run starts from; None for fresh parameters."""
+  if config.init_from is None:
+    return None
+  return functools.partial(_start, config.init_from)
+
+
+def _start(path: str, experiment: Experiment) -> object:
+  """Looks for the weights only now: a run that resumes does not need them."""
+  method = experiment.config.position_resize
+  return transfer.start(pretrained.find(path), experiment, method)
 
 
 if __name__ == '__main__':

@@ -56,12 +56,18 @@ def test_the_watchdog_gets_its_limits(tmp_path, monkeypatch):
 @pytest.mark.parametrize('method', ['aligned', 'bicubic'])
 def test_fine_tuning_resizes_positions_as_the_config_says(monkeypatch, method):
   """`position_resize` reaches what transfers the weights."""
-  transfer = mock.Mock(return_value='params')
-  monkeypatch.setattr(finetune, 'transfer', transfer)
-  experiment = mock.Mock(config=completed(position_resize=method))
-  source = mock.Mock()
-  initial = getattr(
-    finetune._initial_params, '__wrapped__', finetune._initial_params
+  transfer, run = mock.Mock(), mock.Mock()
+  config = completed(position_resize=method, init_from='there')
+  given = mock.Mock(FLAGS=mock.Mock(config=config))
+  parts = dict(
+    flags=given, transfer=transfer, loop=mock.Mock(run=run), process=mock.Mock()
   )
-  assert initial(source, experiment) == 'params'
-  transfer.assert_called_once_with(source, experiment, method)
+  parts |= dict(pretrained=mock.Mock(), entry=mock.Mock())
+  parts['entry'].run_options.return_value = {}
+  parts['adopt_architecture'] = lambda config, source: config
+  for name, part in parts.items():
+    monkeypatch.setattr(finetune, name, part)
+  finetune.main(['finetune'])
+  run.call_args.kwargs['initial_params']('experiment')
+  source = parts['pretrained'].find.return_value
+  transfer.assert_called_once_with(source, 'experiment', method=method)

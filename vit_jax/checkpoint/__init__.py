@@ -14,6 +14,7 @@ from vit_jax.checkpoint.weights import (
   export_params,
   load_about,
   load_average,
+  load_extra,
   load_params,
   step_directory,
 )
@@ -26,6 +27,7 @@ __all__ = (
   'export_params',
   'load_about',
   'load_average',
+  'load_extra',
   'load_params',
   'step_directory',
 )

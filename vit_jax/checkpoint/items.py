@@ -14,7 +14,8 @@ from vit_jax.errors import UserError
 PyTree = Any
 FORMAT = 3  # of a step directory; changes when old readers would fail
 READABLE = (2, 3)
-NAMES = ('params', 'average', 'training', 'about', 'manifest')
+NAMES = ('params', 'average', 'extra', 'training', 'about', 'manifest')
+_APART = ('params', 'average', 'extra')  # read alone by evaluations
 
 
 class CorruptError(Exception):
@@ -24,7 +25,7 @@ class CorruptError(Exception):
 def split(state: PyTree) -> dict[str, dict[str, Any]]:
   """A state's leaves by path, in the items that they are written to."""
   nested = tree.unflatten(tree.flatten(state))
-  items = {k: nested.pop(k) for k in ('params', 'average') if k in nested}
+  items = {name: nested.pop(name) for name in _APART if name in nested}
   return items | {'training': nested}
 
 

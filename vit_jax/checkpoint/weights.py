@@ -36,7 +36,7 @@ def step_directory(path: str) -> epath.Path:
   what = 'holds no checkpoint' if root.exists() else 'does not exist'
   raise UserError(
     f'{path} {what}; give a workdir (with checkpoints/<step>/ in it), a step '
-    'directory, or an official .npz file.'
+    'directory, or a file or directory of weights (see README).'
   )
 
 
@@ -69,8 +69,7 @@ def load_average(step_dir: epath.Path, abstract: PyTree) -> PyTree | None:
   Raises:
     UserError: as `load_params`.
   """
-  leaves = _reading(step_dir, lambda: manifest.read(step_dir).leaves)
-  if not any(path.startswith('average/') for path in leaves):
+  if not _holds(step_dir, 'average'):
     return None
   mesh = jax.tree.leaves(abstract)[0].sharding.mesh
   count = jax.ShapeDtypeStruct(
@@ -78,6 +77,22 @@ def load_average(step_dir: epath.Path, abstract: PyTree) -> PyTree | None:
   )
   item = {'mean': abstract, 'count': count}
   return _load_item(step_dir, 'average', item)['mean']
+
+
+def load_extra(step_dir: epath.Path, abstract: PyTree) -> PyTree | None:
+  """The objective's own state, verified; None where none was kept.
+
+  Raises:
+    UserError: as `load_params`.
+  """
+  if not _holds(step_dir, 'extra'):
+    return None
+  return _load_item(step_dir, 'extra', abstract)
+
+
+def _holds(step_dir: epath.Path, name: str) -> bool:
+  leaves = _reading(step_dir, lambda: manifest.read(step_dir).leaves)
+  return any(path.startswith(f'{name}/') for path in leaves)
 
 
 def _load_item(step_dir: epath.Path, name: str, abstract: PyTree) -> PyTree:

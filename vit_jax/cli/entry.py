@@ -2,18 +2,15 @@
 
 import logging
 import sys
-from collections.abc import Callable
 from typing import Any
 
 from absl import flags
 
-from vit_jax.analysis import curves
 from vit_jax.cli import process
 from vit_jax.config import overrides
 from vit_jax.config.completion import Config
 from vit_jax.errors import UserError
 from vit_jax.run import runtime, workdir
-from vit_jax.training import loop
 
 log = logging.getLogger('vit_jax')
 
@@ -33,11 +30,14 @@ def define_flags() -> None:
   overrides.define_flag(sys.argv)
 
 
-def start(
-  config: Config, initial_params: Callable[..., Any] | None = None
-) -> None:
-  """Runs the loop in the workdir that the flags name, and draws its curves."""
+def run_options(config: Config) -> dict[str, Any]:
+  """What the flags say to `loop.run` beside the config.
+
+  Raises:
+    UserError: the workdir is another run's; see `profile_span` too.
+  """
   values = flags.FLAGS
+  profile = profile_span(values.profile)
   runtime.cache_compilations()
   path = workdir.check(
     values.workdir or workdir.default(values.config_path),
@@ -48,16 +48,11 @@ def start(
     log.info('workdir %s', path)
   else:
     log.setLevel(logging.WARNING)
-  profile = profile_span(values.profile)
-  loop.run(
-    config,
-    path,
-    initial_params=initial_params,
-    profile=profile,
-    allow_changes=values.allow_config_change,
-  )
-  if runtime.is_main():
-    curves.draw(path)
+  return {
+    'workdir': path,
+    'profile': profile,
+    'allow_changes': values.allow_config_change,
+  }
 
 
 def profile_span(text: str | None) -> tuple[int, int] | None:

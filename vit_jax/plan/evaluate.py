@@ -148,6 +148,7 @@ def _about(experiment: Experiment, state: Any, target: Target) -> dict:
     'mesh': dict(experiment.mesh.shape),
     'remat': config.model.get('remat'),
     'unroll': config.model.get('unroll'),
+    'computed_by': experiment.model.computed_by(experiment.image_size),
     'bytes': sizes,
   }
 

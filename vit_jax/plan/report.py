@@ -30,6 +30,7 @@ def _setting(result: dict[str, Any]) -> list[tuple[str, str]]:
     ('topology', f'{result["topology"]}, {result["devices"]} devices, {mesh}'),
     ('parameters', f'{result["parameters"]:,}'),
     ('batch', batch),
+    ('computed by', result['computed_by']),
   ]
 
 

@@ -69,22 +69,39 @@ def _operational(config: Any) -> list[str]:
   """
   patterns = [*plugins.operational_keys(config_lib.top_level), 'evals.*']
   for section, pattern in config_lib.SECTIONS.items():
-    name = config[section].get('name') or ''
-    constructor = plugins.resolve(pattern, name)
-    patterns += [
-      f'{section}.{key}' for key in plugins.operational_keys(constructor)
-    ]
+    patterns += _of_section(section, plugins.Nested(pattern), config[section])
   return patterns
 
 
-def record(fingerprint: dict[str, Any]) -> dict[str, Any]:
+def _of_section(where: str, mark: plugins.Nested, values: Any) -> list[str]:
+  """The same for one section and those nested in it."""
+  name = values.get('name') or ''
+  keys = plugins.operational_keys(mark.constructor(name))
+  patterns = [f'{where}.{key}' for key in keys]
+  for key, parameter in mark.keys(name).items():
+    inner, value = plugins.nested(parameter.annotation), values.get(key)
+    if inner is None or value is None:
+      continue
+    sections = (
+      {f'.{k}': v for k, v in value.items()} if inner.many else {'': value}
+    )
+    for end, section in sections.items():
+      patterns += _of_section(f'{where}.{key}{end}', inner, section)
+  return patterns
+
+
+def record(
+  fingerprint: dict[str, Any], frozen: dict[str, str]
+) -> dict[str, Any]:
   """What the numbers of a run depend on besides its config; JSON-able.
 
   Args:
     fingerprint: of the training data, see `data.fingerprint`.
+    frozen: digests of weights that the training uses, by name.
   """
   return {
     'fingerprint': fingerprint,
+    'frozen': frozen,
     'flags': {name: getattr(jax.config, name, None) for name in _FLAGS},
     'versions': {
       'backend': jax.default_backend(),
@@ -134,6 +151,7 @@ def check(
   known = old.get('fingerprint', {'class_names': before['class_names']})
   changes = config_changes(before['config'], config)
   changes |= _common_changes('data: ', known, new['fingerprint'])
+  changes |= _common_changes('weights ', old.get('frozen', {}), new['frozen'])
   changes |= _common_changes('setting ', old.get('flags', {}), new['flags'])
   accepted: dict[str, str] = {}
   for event in events:

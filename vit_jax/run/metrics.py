@@ -21,7 +21,7 @@ from vit_jax.files import jsonl, paths
 log = logging.getLogger('vit_jax')
 
 
-@plugins.operational('every', 'tensorboard', 'parameters')
+@plugins.operational('every', 'tensorboard', 'parameters', 'curves')
 @dataclasses.dataclass(frozen=True)
 class Log:
   """Cadence of reporting.
@@ -31,11 +31,13 @@ class Log:
     tensorboard: also write TensorBoard events (needs TensorFlow).
     parameters: log the table of parameters at the start although none of them
       is split.
+    curves: draw WORKDIR/curves.png at the end (needs Matplotlib).
   """
 
   every: str = dataclasses.field(default='50 steps', kw_only=True)
   tensorboard: bool = dataclasses.field(default=True, kw_only=True)
   parameters: bool = dataclasses.field(default=False, kw_only=True)
+  curves: bool = dataclasses.field(default=True, kw_only=True)
 
   def __post_init__(self):
     durations.check('log.every', self.every, positive=True)

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 
 from vit_jax.arrays import sharding
+from vit_jax.training import frozen
 from vit_jax.training.experiment import Experiment
 
 log = logging.getLogger('vit_jax')
@@ -13,7 +14,7 @@ PyTree = Any
 
 
 def compile_step(experiment: Experiment) -> jax.stages.Compiled:
-  """Compiles the training step for the experiment's mesh, ahead of time.
+  """Compiles `Trainer.train_step` for the experiment's mesh, ahead of time.
 
   The state is donated. A compiled step accepts only these shapes and
   shardings, so it is never recompiled unnoticed.
@@ -29,10 +30,10 @@ def compile_step(experiment: Experiment) -> jax.stages.Compiled:
       devices[0].platform, len(devices)
     ),
   )
-  key = jax.eval_shape(lambda: jax.random.key(0))
-  key = jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=everywhere)
+  key = jax.eval_shape(lambda: jax.random.key(0)).update(sharding=everywhere)
+  fixed = key, frozen.abstract(experiment.frozen, experiment.mesh)
   log.info('compiling the training step')
-  return step.lower(state, experiment.abstract_batch(), key).compile()
+  return step.lower(state, experiment.abstract_batch(), *fixed).compile()
 
 
 def describe(experiment: Experiment, abstract: PyTree) -> None:
@@ -54,7 +55,7 @@ def describe(experiment: Experiment, abstract: PyTree) -> None:
   )
   log.info(
     '%d steps (%s) of batch %d, %d examples an epoch, %dx%d pixels, %s; '
-    '%.3g GFLOPs an image (forward and backward)',
+    '%.3g GFLOPs an image (forward and backward), %s',
     experiment.total_steps,
     config.total,
     config.batch_size,
@@ -62,4 +63,5 @@ def describe(experiment: Experiment, abstract: PyTree) -> None:
     *experiment.image_size,
     config.model.get('dtype') or config.model.name,
     experiment.image_flops / 1e9,
+    experiment.model.computed_by(experiment.image_size),
   )

@@ -5,7 +5,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -15,21 +15,20 @@ from jax.sharding import Mesh
 from vit_jax.arrays import flops, sharding
 from vit_jax.checkpoint import FORMAT
 from vit_jax.config import completion as config_lib
-from vit_jax.config import durations, plugins, sections
+from vit_jax.config import durations, plugins
 from vit_jax.config.completion import Config
 from vit_jax.config.sections import build_section
-from vit_jax.data import contract, fingerprint, matching
+from vit_jax.data import contract, fingerprint
 from vit_jax.data.augment.transforms import square
 from vit_jax.data.contract import Preprocess, Transform
 from vit_jax.data.pipeline import stream
 from vit_jax.errors import UserError
 from vit_jax.evaluators import best
-from vit_jax.evaluators import contract as evaluation
 from vit_jax.models.contract import Model
 from vit_jax.models.layers import positions
-from vit_jax.objectives.contract import Setting
-from vit_jax.run import bad_records, identity
-from vit_jax.run.ledger import Ledger
+from vit_jax.objectives.contract import Frozen, Objective, Setting
+from vit_jax.run import identity
+from vit_jax.training import frozen
 from vit_jax.training.step import Trainer
 
 PyTree = Any
@@ -84,6 +83,7 @@ class Experiment:
       image_size=image_size,
       mix=build_section(config, 'mix', config.num_classes),
       steps=functools.partial(durations.to_steps, total_steps=total, **size),
+      open_frozen=frozen.open_frozen,
     )
     trainer = Trainer(
       objective=build_section(config, 'objective', setting),
@@ -94,6 +94,7 @@ class Experiment:
       spike_factor=config.recovery.spike_factor,
     )
     experiment = cls(config, mesh, trainer, setting, total)
+    experiment.objective.check(experiment.augment().spec)
     timed = [config.checkpoint, config.log, *config.evals.values()]
     for section in timed:  # raises if one is no duration
       experiment.steps(section.every)
@@ -106,6 +107,11 @@ class Experiment:
   def model(self) -> Model:
     """The model of the objective."""
     return self.setting.model
+
+  @property
+  def objective(self) -> Objective:
+    """What is trained, and by what loss."""
+    return self.trainer.objective
 
   @property
   def image_size(self) -> tuple[int, int]:
@@ -125,17 +131,14 @@ class Experiment:
     """
     plain = self.setting._replace(model=self.model.reference)
     objective = build_section(self.config, 'objective', plain)
-    batch = jax.tree.map(
-      lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype),
-      self.abstract_batch(),
-    )
+    batch = self.abstract_batch()
+    batch = {key: leaf.update(sharding=None) for key, leaf in batch.items()}
     key = jax.eval_shape(lambda: jax.random.key(0))
-    params, extra = jax.eval_shape(objective.init, key, batch)
+    state = jax.eval_shape(objective.init, key, batch)
+    taught = frozen.abstract(self.frozen, self.mesh)
+    loss = lambda *arguments: objective.loss(*arguments)[0]  # noqa: E731
     step = jax.ShapeDtypeStruct((), jnp.int32)
-    total = flops.of_training(
-      lambda *arguments: objective.loss(*arguments)[0],
-      *(params, extra, batch, key, step),
-    )
+    total = flops.of_training(loss, *state, batch, key, step, taught)
     return total / self.config.batch_size
 
   def abstract_batch(self) -> dict[str, jax.ShapeDtypeStruct]:
@@ -149,15 +152,24 @@ class Experiment:
       for key, (shape, dtype) in entries
     }
 
+  @functools.cached_property
+  def frozen(self) -> dict[str, Frozen]:
+    """Models that the objective uses and does not train."""
+    return self.objective.frozen()
+
   def init_state(self, key: jax.Array) -> PyTree:
     """The initial training state; a pure function, to be traced."""
     return self.trainer.init_state(key, self.abstract_batch())
 
   def abstract_state(self) -> PyTree:
     """Shapes and shardings of the whole training state."""
+    return self._abstract_state
+
+  @functools.cached_property
+  def _abstract_state(self) -> PyTree:
     key = jax.eval_shape(lambda: jax.random.key(0))  # nothing runs: see plan
     shapes = jax.eval_shape(self.init_state, key)
-    rules = self.trainer.objective.sharding_rules
+    rules = self.objective.sharding_rules
     return sharding.with_shardings(
       shapes, self.mesh, rules, self.config.mesh.zero1
     )
@@ -170,66 +182,6 @@ class Experiment:
     )
     return make()
 
-  def open_source(
-    self, split: str, class_names: Sequence[str] | None = None
-  ) -> stream.Source:
-    """Opens a split of the config's source.
-
-    Args:
-      split: in the TFDS way.
-      class_names: of the training data, to which labels are matched.
-
-    Raises:
-      UserError: it has more classes than the head, or others than those of
-        the training data; what the source raises.
-    """
-    source = build_section(self.config, 'source', split)
-    if source.num_classes > self.config.num_classes:
-      raise UserError(
-        f'{source.name} has {source.num_classes} classes and the head '
-        f'{self.config.num_classes}: set --config.num_classes='
-        f'{source.num_classes}.'
-      )
-    if class_names is None:
-      return source
-    return matching.matched(source, class_names, 'the training data')
-
-  def open_train_source(self) -> stream.Source:
-    """Opens the training split and checks its size.
-
-    Raises:
-      UserError: its size is not `train.num_examples`.
-    """
-    train = self.config.train
-    source = self.open_source(train.split)
-    if len(source) != train.num_examples:
-      raise UserError(
-        f'{source.name} has {len(source)} examples, and config.train.'
-        f'num_examples is {train.num_examples}, of which epochs and the '
-        f'schedule are made: set --config.train.num_examples={len(source)}.'
-      )
-    return source
-
-  def train_batches(
-    self,
-    source: stream.Source,
-    start_step: int,
-    ledger: Ledger | None = None,
-    skipped: tuple[int, ...] = (),
-  ) -> stream.Stream:
-    """The stream of training batches after `start_step` updates."""
-    return stream.train_batches(
-      source,
-      self.augment(),
-      self.config.batch_size,
-      self.config.seed,
-      start_step,
-      self.mesh,
-      reader=build_section(self.config, 'reader'),
-      skipped=skipped,
-      report=bad_records.report_to(ledger),
-    )
-
   def augment(self) -> Transform:
     """What training does to examples, on the host."""
     return build_section(self.config, 'augment', self.image_size)
@@ -238,42 +190,13 @@ class Experiment:
     """What evaluation does to examples."""
     return build_section(self.config, 'preprocess', self.image_size)
 
-  def evaluator(
-    self,
-    name: str,
-    ledger: Ledger,
-    check: Callable[[], None],
-    class_names: Sequence[str],
-  ) -> evaluation.Evaluator:
-    """Builds one of the config's evaluators; see `evaluators.contract`.
+  def about(self, source: stream.Source, models: PyTree) -> dict[str, Any]:
+    """What a checkpoint stores so that it can be used without its workdir.
 
     Args:
-      name: in `config.evals`.
-      ledger: where bad records are listed.
-      check: called with every batch.
-      class_names: of the training data; labels are matched with them.
-
-    Raises:
-      UserError: what the evaluator raises, with its name.
+      source: of the training.
+      models: parameters of `frozen`.
     """
-    section = self.config.evals[name]
-    setting = evaluation.Setting(
-      open_source=functools.partial(self.open_source, class_names=class_names),
-      transform=self.preprocess(),
-      predict=self.trainer.objective.predict,
-      mesh=self.mesh,
-      batch_size=self.config.batch_size,
-      reader=build_section(self.config, 'reader'),
-      report=bad_records.report_to(ledger),
-      check=check,
-    )
-    try:
-      return sections.build('evals', section, setting)
-    except UserError as error:  # an evaluator does not know its name
-      raise UserError(f'config.evals.{name}: {error}') from error
-
-  def about(self, source: stream.Source) -> dict[str, Any]:
-    """What a checkpoint stores so that it can be used without its workdir."""
     config = self.config.to_dict()
     keys = ('model', 'objective', 'preprocess', 'source', 'num_classes')
     return {
@@ -281,7 +204,7 @@ class Experiment:
       **{key: config[key] for key in keys},
       'image_size': list(self.image_size),
       'class_names': list(source.class_names),
-      'record': identity.record(fingerprint.of(source)),
+      'record': identity.record(fingerprint.of(source), frozen.digests(models)),
       'config': config,
     }
 

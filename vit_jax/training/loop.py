@@ -6,8 +6,10 @@ from typing import Any
 import jax
 from etils import epath
 
+from vit_jax.analysis import curves
 from vit_jax.config.completion import Config
 from vit_jax.errors import PreemptedError
+from vit_jax.run import runtime
 from vit_jax.run.ledger import summarise
 from vit_jax.run.preemption import StopRequested
 from vit_jax.run.recovery import RollbackError
@@ -46,14 +48,18 @@ def run(
     DivergedError: rolling back did not help.
   """
   with open_session(config, workdir, allow_changes) as session:
-    while True:
+    results = None
+    while results is None:
       state, step = session.start(initial_params)
       session.ledger.event('start', step=step)
       try:
-        return _train(session, state, step, profile)
+        results = _train(session, state, step, profile)
       except RollbackError as error:
         del state  # makes room for the one that is restored
         session.roll_back(error)
+  if config.log.curves and runtime.is_main():
+    curves.draw(workdir)
+  return results
 
 
 def _train(
@@ -91,8 +97,12 @@ def _train(
         break
       with session.ledger.span('data_wait'):
         batch = next(batches)
-      state, step_metrics = session.step(state, batch, step)
       step += 1
+      replayed = session.replay.run(state, batch, step)
+      # Blocks where the devices' queue is full.
+      with session.hosts.waiting(), jax.transfer_guard('disallow'):
+        state, step_metrics = session.train_step(state, batch, *session.fixed)
+      session.replay.compare(replayed, state, step)
       recorder.append(step, step_metrics)
   log.info('%s', recorder.summary(step - first_step, results))
   log.info('%s', summarise(session.events()).line())

@@ -7,30 +7,68 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.arrays import checksum, sharding
+from vit_jax.run.ledger import Ledger
 
 PyTree = Any
+Step = Callable[..., tuple[PyTree, PyTree]]
 
 
-def twice(
-  update: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]],
-  state: PyTree,
-  batch: PyTree,
-  mesh: jax.sharding.Mesh,
-) -> tuple[PyTree, PyTree, list[str]]:
-  """Does an update on a copy of the state first, then on the state.
+class Replay:
+  """Computes a step twice now and then, and compares the states after it."""
 
-  Args:
-    update: (state, batch) → (new state, metrics); the state is donated.
-    state: of the training.
-    batch: of this step.
-    mesh: of the state.
+  def __init__(
+    self,
+    train_step: Step,
+    fixed: tuple[Any, ...],
+    ledger: Ledger,
+    every_steps: int,
+  ):
+    """Nothing is computed yet.
 
-  Returns:
-    New state, metrics, and the paths of the leaves whose bits differ.
-  """
-  everywhere = sharding.replicated(mesh)
-  copy = jax.tree.map(jnp.copy, state)
-  first = checksum.checksums(update(copy, batch)[0], everywhere)
-  state, metrics = update(state, batch)
-  second = checksum.checksums(state, everywhere)
-  return state, metrics, [path for path in first if first[path] != second[path]]
+    Args:
+      train_step: (state, batch, *fixed) → (new state, metrics); donates the
+        state.
+      fixed: what all steps have in common.
+      ledger: where a difference is written down.
+      every_steps: steps from one replay to the next; 0 for none at all.
+    """
+    self._train_step, self._fixed = train_step, fixed
+    self._ledger, self._every_steps = ledger, every_steps
+
+  def run(
+    self, state: PyTree, batch: PyTree, step: int
+  ) -> dict[str, int] | None:
+    """Checksums of the state after the update that makes it `step`.
+
+    The update is done on a copy. Where no replay is due, None.
+    """
+    if not self._every_steps or step % self._every_steps:
+      return None
+    copy = jax.tree.map(jnp.copy, state)
+    return _checksums(self._train_step(copy, batch, *self._fixed)[0])
+
+  def compare(
+    self, expected: dict[str, int] | None, state: PyTree, step: int
+  ) -> None:
+    """Compares the state after `step` updates with what `run` returned.
+
+    Raises:
+      RuntimeError: other bits.
+    """
+    if expected is None:
+      return
+    found = _checksums(state)
+    leaves = [path for path in found if found[path] != expected[path]]
+    if leaves:
+      self._ledger.event('sdc', step=step, leaves=leaves)
+      raise RuntimeError(
+        f'silent data corruption: step {step} computed twice gives other '
+        f'bits in {len(leaves)} leaves ({leaves[0]}, …) on some of '
+        f'{jax.devices()}. Take the machine out and resume.'
+      )
+
+
+def _checksums(state: PyTree) -> dict[str, int]:
+  """Of every leaf, by path."""
+  mesh = jax.tree.leaves(state)[0].sharding.mesh
+  return checksum.checksums(state, sharding.replicated(mesh))

@@ -25,8 +25,9 @@ from vit_jax.run.preemption import Preemption
 from vit_jax.run.recorder import Meter, Recorder
 from vit_jax.run.stragglers import HostTimes
 from vit_jax.run.watchdog import Watchdog
-from vit_jax.training import compiling, kernel_check, past, replay
+from vit_jax.training import compiling, data, frozen, kernel_check, past
 from vit_jax.training.experiment import Experiment
+from vit_jax.training.replay import Replay
 
 log = logging.getLogger('vit_jax')
 PyTree = Any
@@ -63,14 +64,14 @@ class Session:
       pause_s=self.recovery.watchdog_pause_s,
     )
     stack.callback(self.watchdog.close)
-    every = self.experiment.steps(self.recovery.slow_hosts_every)
-    self.hosts = HostTimes(self.ledger, every)
+    self.hosts = self._host_times()
     self.preemption = Preemption()
     stack.callback(self.preemption.close)
     with self.doing('init'):
       self.experiment = kernel_check.checked(self.experiment, self.ledger)
       self._open_data()
-      about = self.experiment.about(self.source)
+      models = frozen.load(self.experiment.frozen, self.experiment.mesh)
+      about = self.experiment.about(self.source, models)
       self.checkpoints = build_section(
         config, 'checkpoint', workdir / 'checkpoints', about
       )
@@ -81,10 +82,12 @@ class Session:
         workdir, newest, about, config, allow_changes=allow_changes
       )
       self.key = self.experiment.key()
+      self.fixed = self.key, models  # what every step takes
       self.abstract_state = self.experiment.abstract_state()
       compiling.describe(self.experiment, self.abstract_state)
     with self.doing('compile'):
       self.train_step = compiling.compile_step(self.experiment)
+    self.replay = self._replay()
     self._log = build_section(config, 'log')
     self.writer = metrics.Writer(
       workdir, self._log.tensorboard, runtime.is_main()
@@ -95,11 +98,19 @@ class Session:
     if runtime.is_main():
       self._record(about, notes)
 
+  def _host_times(self) -> HostTimes:
+    every = self.experiment.steps(self.recovery.slow_hosts_every)
+    return HostTimes(self.ledger, every)
+
+  def _replay(self) -> Replay:
+    every = self.experiment.steps(self.recovery.sdc_every)
+    return Replay(self.train_step, self.fixed, self.ledger, every)
+
   def _open_data(self) -> None:
-    self.source = self.experiment.open_train_source()
+    self.source = data.open_train(self.config)
     known = (self.ledger, self._check_in_evaluation, self.source.class_names)
     self.evaluators = {
-      name: self.experiment.evaluator(name, *known)
+      name: data.evaluator(self.experiment, name, *known)
       for name in self.config.evals
     }
 
@@ -150,7 +161,7 @@ class Session:
 
     def from_params(params: PyTree, key: jax.Array) -> PyTree:
       batch = experiment.abstract_batch()
-      objective = experiment.trainer.objective
+      objective = experiment.objective
       extra = objective.start_extra(params, objective.init(key, batch)[1])
       return experiment.trainer.state_of(params, extra)
 
@@ -190,8 +201,12 @@ class Session:
 
   def train_batches(self, step: int) -> Any:
     """The batches after `step` updates, without those on the skip list."""
-    return self.experiment.train_batches(
-      self.source, step, self.ledger, recovery.skip_list(self.rollbacks)
+    return data.train_batches(
+      self.experiment,
+      self.source,
+      step,
+      self.ledger,
+      recovery.skip_list(self.rollbacks),
     )
 
   def save_is_due(self, step: int) -> bool:
@@ -237,31 +252,6 @@ class Session:
           'room, or mend what the log above names, and run the same command '
           'again.'
         )
-
-  def step(
-    self, state: PyTree, batch: PyTree, step: int
-  ) -> tuple[PyTree, PyTree]:
-    """One update; every `recovery.sdc_every` computed twice and compared."""
-    every = self.experiment.steps(self.recovery.sdc_every)
-    if not every or (step + 1) % every:
-      with self.hosts.waiting():  # where the devices' queue is full
-        return self._update(state, batch)
-    state, step_metrics, differing = replay.twice(
-      self._update, state, batch, self.experiment.mesh
-    )
-    if differing:
-      self.ledger.event('sdc', step=step + 1, leaves=differing)
-      raise RuntimeError(
-        f'silent data corruption: step {step + 1} computed twice gives other '
-        f'bits in {len(differing)} leaves ({differing[0]}, …) on some of '
-        f'{jax.devices()}. Take the machine out and resume.'
-      )
-    return state, step_metrics
-
-  def _update(self, state: PyTree, batch: PyTree) -> tuple[PyTree, PyTree]:
-    """The compiled step; all its arguments are on the devices already."""
-    with jax.transfer_guard('disallow'):
-      return self.train_step(state, batch, self.key)
 
   def roll_back(self, error: recovery.RollbackError) -> None:
     """Writes the rollback down; the next `start` carries it out.

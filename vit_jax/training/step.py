@@ -112,19 +112,25 @@ class Trainer:
     return weights
 
   def train_step(
-    self, state: TrainState, batch: PyTree, key: Key[Array, '']
+    self, state: TrainState, batch: PyTree, key: Key[Array, ''], frozen: PyTree
   ) -> tuple[TrainState, Metrics]:
-    """One update. The step's own key is `key` folded with `state.step`.
+    """One update.
 
     A step whose loss or gradient is not finite (or whose loss is a spike)
     changes nothing but `step` and `guard`.
+
+    Args:
+      state: before it.
+      batch: as the transform declares it.
+      key: of the run; the step's own is `key` folded with `state.step`.
+      frozen: parameters of the objective's frozen models, by name.
 
     Returns:
       The new state, and scalars: loss, grad_norm (before clipping), lr, skipped
       (how many bad steps came last) and what the objective adds.
     """
     key = jax.random.fold_in(key, state.step)
-    loss, added, carry, grads = self._gradients(state, batch, key)
+    loss, added, carry, grads = self._gradients(state, batch, key, frozen)
     # Left to itself, the partitioner splits products by the optimizer's state.
     grads = sharding.constrain_leaves(grads, self.objective.sharding_rules)
     grad_norm = optax.tree.norm(grads)
@@ -157,7 +163,7 @@ class Trainer:
     return TrainState(step, params, opt_state, extra, average, guard), metrics
 
   def _gradients(
-    self, state: TrainState, batch: PyTree, key: Key[Array, '']
+    self, state: TrainState, batch: PyTree, key: Key[Array, ''], frozen: PyTree
   ) -> tuple[Float[Array, ''], Metrics, PyTree, PyTree]:
     """Means over micro-batches of loss, metrics, carry and gradients."""
     loss_fn = jax.value_and_grad(self.objective.loss, has_aux=True)
@@ -166,7 +172,7 @@ class Trainer:
 
     def of_part(part: PyTree, part_key: Key[Array, '']) -> PyTree:
       values, grads = loss_fn(
-        state.params, state.extra, part, part_key, state.step
+        state.params, state.extra, part, part_key, state.step, frozen
       )
       return values, tree.apart(grads, apart)
 

@@ -1,0 +1,58 @@
+"""Bad records of an evaluation are counted over all processes."""
+
+import json
+
+import pytest
+import tiny_vit
+
+from tests import runs
+from vit_jax.models.vit import Model
+from vit_jax.weights.formats import npz
+
+CLASSES, EXAMPLES = 4, 50  # every fifth example is bad
+
+
+def _evaluate(path, share, processes):
+  """Starts an evaluation that may meet a share of bad records."""
+  source = dict(num_examples=EXAMPLES, num_classes=CLASSES, height=8)
+  port = runs.free_port()
+  return [
+    runs.start(
+      runs.command(
+        'evaluate',
+        f'--checkpoint={path}',
+        '--dataset=tests.multiprocess.damaged',
+        '--split=train',
+        '--batch_size=8',
+        '--json',
+        *(f'--config.source.{key}={value}' for key, value in source.items()),
+        '--config.reader.on_bad_record=skip',
+        f'--config.reader.max_bad_share={share}',
+        f'--coordinator_address=127.0.0.1:{port}',
+        f'--num_processes={processes}',
+        f'--process_id={number}',
+      )
+    )
+    for number in range(processes)
+  ]
+
+
+@pytest.mark.slow
+def test_each_process_meets_half_of_them(tmp_path):
+  """A fifth is bad, a tenth in each process: 15 % are too few for both."""
+  model, path = Model(CLASSES, **tiny_vit.SIZES), tmp_path / 'plain.npz'
+  npz.save(str(path), tiny_vit.noise_params(model, (8, 8)), {})
+  for process in _evaluate(path, 0.15, 2):
+    _, err = runs.finish(process, code=2)
+    assert f'of the {EXAMPLES} records of' in err and 'Traceback' not in err
+  both = [runs.finish(process)[0] for process in _evaluate(path, 0.2, 2)]
+  alone = [runs.finish(process)[0] for process in _evaluate(path, 0.2, 1)]
+  lines = [  # Gloo prints lines of its own
+    json.loads(line)
+    for out in (*both, *alone)
+    for line in out.splitlines()
+    if line.startswith('{')
+  ]
+  assert [line['count'] for line in lines] == [EXAMPLES * 4 // 5] * 2
+  assert lines[0]['accuracy'] == lines[1]['accuracy']
+  assert lines[0]['loss'] == pytest.approx(lines[1]['loss'], rel=1e-6)

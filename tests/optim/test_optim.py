@@ -1,0 +1,250 @@
+"""Optimizers and the average of weights, against formulas and torch."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+from vit_jax.arrays import tree
+from vit_jax.errors import UserError
+from vit_jax.models.vit import Model
+from vit_jax.optim import optimizers
+from vit_jax.optim.schedule import make_schedule
+
+STEPS = 12
+
+
+@pytest.fixture
+def params():
+  rng = np.random.default_rng(0)
+  return {
+    'fc': {
+      'kernel': rng.normal(size=(3, 4)).astype(np.float32),
+      'bias': rng.normal(size=4).astype(np.float32),
+    },
+    'norm': {'scale': rng.normal(size=4).astype(np.float32)},
+  }
+
+
+def gradients(params, step):
+  """Gradients of changing size, the same for every optimizer under test."""
+  rng = np.random.default_rng([1, step])
+  return jax.tree.map(
+    lambda p: (rng.normal(size=p.shape) * 2.0**step).astype(np.float32), params
+  )
+
+
+def run(optimizer, params, steps=STEPS):
+  """The parameters after some updates."""
+  state = optimizer.init(params)
+  update = jax.jit(optimizer.update)
+  for step in range(steps):
+    updates, state = update(gradients(params, step), state, params)
+    params = jax.tree.map(jnp.add, params, updates)
+  return params
+
+
+def run_torch(make, schedule, params, steps=STEPS):
+  """The same in torch, in float64; `make` gets the list of parameters."""
+  leaves, structure = jax.tree.flatten(params)
+  tensors = [torch.tensor(p, dtype=torch.float64) for p in leaves]
+  optimizer = make(tensors)
+  for step in range(steps):
+    optimizer.param_groups[0]['lr'] = float(schedule(step))
+    for tensor, gradient in zip(
+      tensors, jax.tree.leaves(gradients(params, step)), strict=True
+    ):
+      tensor.grad = torch.tensor(gradient, dtype=torch.float64)
+    optimizer.step()
+  return jax.tree.unflatten(structure, [t.numpy() for t in tensors])
+
+
+def assert_close(actual, expected, rtol=1e-5):
+  jax.tree.map(
+    # atol: of values of order one, summed in float32
+    lambda a, e: np.testing.assert_allclose(a, e, rtol=rtol, atol=1e-6),
+    actual,
+    expected,
+  )
+
+
+# Optimizers
+
+
+@pytest.mark.parametrize('weight_decay', [0.0, 0.3])
+def test_adam_is_torchs_adamw(params, weight_decay):
+  """Decoupled decay times the learning rate is torch's convention as well."""
+  schedule = make_schedule(STEPS, 3, base_lr=0.1, decay='cosine')
+  ours = run(optimizers.adam(schedule, weight_decay=weight_decay), params)
+  theirs = run_torch(
+    lambda p: torch.optim.AdamW(
+      p, betas=(0.9, 0.999), eps=1e-8, weight_decay=weight_decay
+    ),
+    schedule,
+    params,
+  )
+  assert_close(ours, theirs)
+
+
+def test_adam_is_its_formula(params):
+  """arXiv 1711.05101, algorithm 2, with other betas and a large ε."""
+  b1, b2, eps, decay = 0.8, 0.95, 0.1, 0.2
+  schedule = make_schedule(STEPS, 3, base_lr=0.1, decay='linear')
+  ours = run(
+    optimizers.adam(schedule, b1=b1, b2=b2, eps=eps, weight_decay=decay), params
+  )
+  theta = {k: v.astype(np.float64) for k, v in tree.flatten(params).items()}
+  m = {k: np.zeros_like(v) for k, v in theta.items()}
+  v = {k: np.zeros_like(v) for k, v in theta.items()}
+  for step in range(STEPS):
+    lr, t = float(schedule(step)), step + 1
+    for key, g in tree.flatten(gradients(params, step)).items():
+      g = g.astype(np.float64)
+      m[key] = b1 * m[key] + (1 - b1) * g
+      v[key] = b2 * v[key] + (1 - b2) * g * g
+      direction = m[key] / (1 - b1**t) / (np.sqrt(v[key] / (1 - b2**t)) + eps)
+      theta[key] -= lr * (direction + decay * theta[key])
+  assert_close(tree.flatten(ours), theta)
+
+
+@pytest.mark.parametrize('momentum', [0.0, 0.9])
+def test_sgd_is_torchs(params, momentum):
+  """Heavy-ball momentum without dampening or Nesterov's look ahead."""
+  schedule = make_schedule(STEPS, 3, base_lr=0.01, decay='cosine')
+  ours = run(optimizers.sgd(schedule, momentum=momentum), params)
+  theirs = run_torch(
+    lambda p: torch.optim.SGD(p, lr=1.0, momentum=momentum), schedule, params
+  )
+  assert_close(ours, theirs)
+
+
+def test_sgd_decay_is_decoupled(params):
+  """The decay does not enter the momentum: θ ← θ − lr (trace + λ θ)."""
+  lr, momentum, decay = 0.01, 0.9, 0.3
+  ours = run(
+    optimizers.sgd(lambda _: lr, momentum=momentum, weight_decay=decay), params
+  )
+  theta = {k: v.astype(np.float64) for k, v in tree.flatten(params).items()}
+  trace = {k: np.zeros_like(v) for k, v in theta.items()}
+  for step in range(STEPS):
+    for key, g in tree.flatten(gradients(params, step)).items():
+      trace[key] = momentum * trace[key] + g
+      theta[key] = theta[key] - lr * (trace[key] + decay * theta[key])
+  assert_close(tree.flatten(ours), theta)
+
+
+def decayed(mask, params, name='adam'):
+  """The paths that one update without any gradient makes smaller."""
+  optimizer = getattr(optimizers, name)(
+    lambda _: 0.1, weight_decay=0.5, decay_mask=mask
+  )
+  ones = jax.tree.map(lambda p: jnp.ones(p.shape), params)
+  zeros = jax.tree.map(jnp.zeros_like, ones)
+  updates, _ = optimizer.update(zeros, optimizer.init(ones), ones)
+  flat = tree.flatten(updates)
+  shrunk = {key for key, value in flat.items() if np.any(value)}
+  for key in shrunk:
+    np.testing.assert_allclose(flat[key], -0.05, rtol=1e-6)
+  return shrunk
+
+
+@pytest.mark.parametrize('name', ['adam', 'sgd'])
+@pytest.mark.parametrize('pool', ['token', 'map'])
+def test_decay_masks(pool, name):
+  """'all' is every leaf; 'kernels' the matrix products' and nothing else."""
+  model = Model(
+    *(5,),
+    **dict(patch_size=4, width=8, depth=2, mlp_dim=8, num_heads=2, pool=pool),
+    pre_logits=True,
+  )
+  images = jnp.zeros((1, 8, 8, 3))
+  params = jax.eval_shape(model.init, jax.random.key(0), images)['params']
+  paths = set(tree.flatten(params))
+  assert decayed('all', params, name) == paths
+  kernels = decayed('kernels', params, name)
+  assert kernels == {path for path in paths if path.endswith('kernel')}
+  assert {'embedding/kernel', 'head/kernel', 'pre_logits/kernel'} < kernels
+  assert 'encoder/layers/attention/query/kernel' in kernels
+  assert not {'cls', 'map/probe', 'position/embedding'} & kernels
+
+
+def test_decay_mask_error():
+  """A mask that there is not names those there are."""
+  with pytest.raises(UserError, match='all, kernels'):
+    optimizers.adam(lambda _: 0.1, decay_mask='weights')
+
+
+@pytest.mark.parametrize('clip_norm', [None, 0.5, 1e6])
+def test_clip_is_by_the_global_norm(params, clip_norm):
+  """All leaves shrink by one factor, and only if the whole is too long."""
+  optimizer = optimizers.sgd(lambda _: 1.0, momentum=0.0, clip_norm=clip_norm)
+  grads = gradients(params, 0)
+  updates, _ = optimizer.update(grads, optimizer.init(params), params)
+  norm = np.sqrt(sum((g**2).sum() for g in jax.tree.leaves(grads)))
+  factor = min(1, (clip_norm or np.inf) / norm)
+  assert_close(updates, jax.tree.map(lambda g: -factor * g, grads))
+
+
+def test_clipping_does_not_touch_the_decay(params):
+  """The decay is added after clipping and Adam's scaling."""
+  zeros = jax.tree.map(np.zeros_like, params)
+  optimizer = optimizers.adam(lambda _: 0.1, clip_norm=1e-9, weight_decay=0.5)
+  updates, _ = optimizer.update(zeros, optimizer.init(params), params)
+  assert_close(updates, jax.tree.map(lambda p: -0.05 * p, params))
+
+
+def test_moment_dtype(params):
+  """The first moment may be bfloat16; the second stays float32."""
+  optimizer = optimizers.adam(lambda _: 0.1, moment_dtype='bfloat16')
+  for path, leaf in tree.flatten(optimizer.init(params)).items():
+    if '/mu/' in path:
+      assert leaf.dtype == jnp.bfloat16, path
+    elif '/nu/' in path:
+      assert leaf.dtype == jnp.float32, path
+  # bfloat16 has 8 bits: the direction is right to a few thousandths.
+  full = run(optimizers.adam(lambda _: 0.1), params)
+  low = run(optimizer, params)
+  assert_close(low, full, rtol=2e-2)
+
+
+# The average
+
+
+def averaged(sequence, decay):
+  """The debiased average of a sequence of trees."""
+  average = optimizers.average_init(sequence[0])
+  update = jax.jit(optimizers.average_update, static_argnums=2)
+  for params in sequence:
+    average = update(average, params, decay)
+  return average.mean
+
+
+@pytest.mark.parametrize('decay', [0.5, 0.9, 0.99])
+@pytest.mark.parametrize('length', [1, 2, 30])
+def test_average_is_a_weighted_mean(decay, length):
+  """Weights decay^age, normalised to sum to one."""
+  rng = np.random.default_rng(2)
+  values = rng.normal(5, 1, (length, 3, 2)).astype(np.float32)
+  result = averaged([{'w': jnp.array(v)} for v in values], decay)
+  weights = decay ** np.arange(length)[::-1]
+  expected = np.average(values.astype(np.float64), axis=0, weights=weights)
+  np.testing.assert_allclose(result['w'], expected, rtol=1e-5)
+
+
+def test_average_of_the_start_is_the_start():
+  """After one update the average is the parameters, not (1 − d) of them."""
+  params = {'w': jnp.array([1.0, -2.0, 3.0])}
+  assert_close(averaged([params], 0.9), params)
+
+
+@pytest.mark.parametrize('length', [1, 100, 20_000])
+def test_average_with_the_papers_decay(length):
+  """At .9999 (Table 2) an average of equal parameters is these parameters."""
+  params = {'w': jnp.array([1.0, -2.0, 3.3])}
+  average = jax.lax.fori_loop(
+    *(0, length),
+    lambda _, average: optimizers.average_update(average, params, 0.9999),
+    optimizers.average_init(params),
+  )
+  assert_close(average.mean, params)

@@ -1,0 +1,118 @@
+"""Per-path rules: factors, frozen parameters, first match wins."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from vit_jax.arrays import tree
+from vit_jax.errors import UserError
+from vit_jax.optim import optimizers, rules
+
+PATHS = ('embedding/kernel', 'blocks/0/kernel', 'blocks/0/bias', 'head/kernel')
+
+
+@pytest.fixture
+def params():
+  rng = np.random.default_rng(0)
+  return tree.unflatten(
+    {path: jnp.asarray(rng.normal(size=(3, 4)), jnp.float32) for path in PATHS}
+  )
+
+
+def gradients(params, step):
+  rng = np.random.default_rng([1, step])
+  return jax.tree.map(
+    lambda p: jnp.asarray(rng.normal(size=p.shape), jnp.float32), params
+  )
+
+
+def run(optimizer, params, grads=gradients, steps=5):
+  """Parameters by path, after some updates."""
+  state = optimizer.init(params)
+  for step in range(steps):
+    updates, state = optimizer.update(grads(params, step), state, params)
+    params = jax.tree.map(jnp.add, params, updates)
+  return tree.flatten(params), state
+
+
+TABLE = (
+  ('embedding/.*', dict(frozen=True)),
+  ('.*/bias', dict(decay=0.0)),
+  ('head/.*', dict(lr=10.0, decay=0.5)),
+)
+
+
+@pytest.mark.parametrize('name', ['adam', 'sgd'])
+def test_each_leaf_is_trained_by_its_own_rule(name, params):
+  """Every leaf moves as with an optimizer of its own, at its own settings."""
+  make = getattr(optimizers, name)
+  ours, _ = run(make(lambda _: 0.01, weight_decay=0.3, rules=TABLE), params)
+  own = {
+    'embedding/kernel': (0.0, 0.0),
+    'blocks/0/kernel': (0.01, 0.3),
+    'blocks/0/bias': (0.01, 0.0),
+    'head/kernel': (0.1, 0.15),
+  }
+  for path, (lr, decay) in own.items():
+    optimizer = make(lambda _, lr=lr: lr, weight_decay=decay)
+    expected, _ = run(optimizer, params)
+    np.testing.assert_allclose(ours[path], expected[path], rtol=1e-6)
+
+
+def test_frozen_parameters_count_in_no_norm(params):
+  """Clipping sees the others' gradients alone; frozen ones have no moments."""
+  table = (('embedding/.*', dict(frozen=True)),)
+  optimizer = optimizers.adam(lambda _: 0.01, clip_norm=1.0, rules=table)
+
+  def huge(params, step):
+    grads = gradients(params, step)
+    grads['embedding']['kernel'] *= 1e6
+    return grads
+
+  (ours, state), (huger, _) = (
+    run(optimizer, params),
+    run(optimizer, params, huge),
+  )
+  for path in PATHS:
+    np.testing.assert_array_equal(ours[path], huger[path])
+  np.testing.assert_array_equal(
+    ours['embedding/kernel'], params['embedding']['kernel']
+  )
+  moments = [path for path in tree.flatten(state) if '/mu/' in path]
+  assert moments and not any('embedding' in path for path in moments)
+
+
+def test_the_first_match_wins(params):
+  """Later patterns are for what is left."""
+  table = rules.parse((('head/kernel', dict(lr=2)), ('.*', dict(lr=3))))
+  found = rules.apply(table, params)
+  assert found['head']['kernel'].lr == 2
+  assert found['blocks']['0']['bias'].lr == 3
+
+
+def test_no_rules_change_no_state(params):
+  """Checkpoints of optimizers without rules keep their paths."""
+  state = optimizers.adam(lambda _: 0.1, clip_norm=1.0).init(params)
+  assert 'opt_state' not in tree.flatten(state)
+  assert '1/mu/head/kernel' in tree.flatten(state)
+
+
+@pytest.mark.parametrize(
+  'table, words',
+  [
+    (('head/.*',), 'pair'),
+    ((('head/.*', dict(rate=1.0)),), 'lr, decay, frozen'),
+    ((('head/[', dict(lr=1.0)),), 'regular expression'),
+    ((('head/.*', dict(lr=-1.0)),), '0 or more'),
+    ((('head/.*', dict(frozen=1)),), 'True or False'),
+    ((('tail/.*', dict(lr=1.0)),), 'decides on no parameter'),
+    ((('.*', {}), ('head/.*', dict(lr=2.0))), "'head/.*' decides on no"),
+  ],
+)
+def test_impossible_tables(table, words, params):
+  """Each mistake says what came and what is allowed."""
+  with pytest.raises(UserError) as error:
+    optimizers.adam(lambda _: 0.1, rules=table).init(params)
+    rules.apply(rules.parse(table), params)
+  assert words in str(error.value)

@@ -1,0 +1,46 @@
+"""Learning rates against their formulas."""
+
+import numpy as np
+import pytest
+
+from vit_jax.errors import UserError
+from vit_jax.optim.schedule import make_schedule
+
+
+@pytest.mark.parametrize('warmup', [0, 1, 10])
+@pytest.mark.parametrize('end', [0.0, 1e-5])
+@pytest.mark.parametrize('decay', ['linear', 'cosine', 'constant'])
+def test_schedule_is_its_formula(decay, end, warmup):
+  """Warm-up, decay, the end and beyond, at every step."""
+  total, base = 50, 3e-3
+  schedule = make_schedule(total, warmup, base_lr=base, decay=decay, end_lr=end)
+  for step in range(total + 5):
+    done = min((step - warmup) / (total - warmup), 1)
+    expected = {
+      'linear': base + (end - base) * done,
+      'cosine': end + (base - end) * (1 + np.cos(np.pi * done)) / 2,
+      'constant': base,
+    }[decay]
+    if step < warmup:
+      expected = base * step / warmup
+    # atol: the end is the difference of numbers as large as the base
+    np.testing.assert_allclose(
+      schedule(step), expected, rtol=1e-5, atol=1e-6 * base
+    )
+
+
+def test_schedule_peaks_after_the_warm_up():
+  """The base rate is reached at once after the warm-up and nowhere else."""
+  schedule = make_schedule(100, 10, base_lr=1.0, decay='linear')
+  rates = [float(schedule(step)) for step in range(101)]
+  assert int(np.argmax(rates)) == 10 and max(rates) == 1.0
+  assert rates[0] == 0.0 and rates[100] == pytest.approx(0.0, abs=1e-6)
+
+
+def test_schedule_errors():
+  """No decay of that name; no room for the warm-up."""
+  with pytest.raises(UserError, match='linear, cosine, constant'):
+    make_schedule(10, 0, base_lr=1.0, decay='step')
+  for warmup in (10, 11):
+    with pytest.raises(UserError, match='warm-up'):
+      make_schedule(10, warmup, base_lr=1.0)

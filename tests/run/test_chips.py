@@ -1,0 +1,31 @@
+"""Peaks of chips."""
+
+import pytest
+
+from vit_jax.run import chips
+
+
+@pytest.mark.parametrize(
+  'kind, teraflops',
+  [
+    ('TPU v3', 61.5),
+    ('TPU v4', 275),
+    ('TPU v5 lite', 197),
+    ('TPU v5p', 459),
+    ('TPU v6 lite', 918),
+    ('NVIDIA A100-SXM4-80GB', 312),
+    ('NVIDIA H100 80GB HBM3', 989),
+    ('NVIDIA H100 PCIe', 756),
+    ('NVIDIA H100 PCIe MIG 7g.80gb', 756),
+    ('NVIDIA H200', 989),
+  ],
+)
+def test_peaks(kind, teraflops):
+  """Vendors' figures by the name JAX gives; GPUs' names go on after it."""
+  assert chips.peak_flops(kind) == teraflops * 1e12
+
+
+@pytest.mark.parametrize('kind', ['cpu', 'TPU v3x', 'TPU v99', 'NVIDIA T4', ''])
+def test_unknown_devices_have_no_peak(kind):
+  """No figure is better than a wrong one."""
+  assert chips.peak_flops(kind) is None

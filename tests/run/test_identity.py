@@ -1,0 +1,202 @@
+"""What a resumed run is compared with, and what is said or refused."""
+
+import copy
+import importlib
+import json
+
+import jax
+import pytest
+from minimal_config import completed
+from ml_collections import ConfigDict
+
+from vit_jax.config import completion as config_lib
+from vit_jax.config import plugins
+from vit_jax.errors import UserError
+from vit_jax.run import identity
+
+PRINT = {'size': 64, 'class_names': ['cat', 'dog'], 'listing': 'abc'}
+
+
+def _about(config=None, **fingerprint):
+  about = {
+    'config': (config or completed()).to_dict(),
+    'class_names': PRINT['class_names'],
+    'record': identity.record(PRINT | fingerprint, {}),
+  }
+  return json.loads(json.dumps(about))  # as it comes out of a checkpoint
+
+
+def _check(before, now=None, events=(), allow=False, config=None):
+  config = config or completed()
+  return identity.check(
+    before,
+    now or _about(config),
+    config,
+    events,
+    where='runs/x',
+    allow_changes=allow,
+  )
+
+
+def _constructors():
+  """Everything that a section can name in this package."""
+  patterns = [*config_lib.SECTIONS.values(), config_lib.EVALS]
+  for pattern in patterns:
+    module, symbol = pattern.split(':')
+    if '{name}' not in pattern:
+      yield plugins.resolve(pattern)
+      continue
+    for name in plugins.names(pattern):
+      path = module.format(name=name)
+      yield getattr(importlib.import_module(path), symbol.format(name=name))
+  yield config_lib.top_level
+
+
+def test_marked_keys_are_keys():
+  """A mark that is misspelt would protect nothing."""
+  marked = 0
+  for constructor in _constructors():
+    keys = plugins.keys(constructor)
+    for name in plugins.operational_keys(constructor):
+      assert name.split('.')[0] in keys, (constructor, name)
+      marked += 1
+  assert marked > 20
+
+
+def test_a_plug_in_marks_its_own_keys(tmp_path, monkeypatch):
+  """Found as the constructor is, by its dotted name."""
+  (tmp_path / 'my_marked_lab').mkdir()
+  (tmp_path / 'my_marked_lab/model.py').write_text(
+    'from vit_jax.config import plugins\n'
+    "@plugins.operational('threads')\n"
+    'def Model(num_classes, /, *, width: int = 1, threads: int = 1):\n'
+    '  return None\n'
+  )
+  monkeypatch.syspath_prepend(tmp_path)
+  config = completed(model={'name': 'my_marked_lab.model'})
+  keys = identity.identity(config)
+  assert 'model.width' in keys and 'model.threads' not in keys
+
+
+def test_members_of_a_mixture_may_move():
+  """The places of its members, not what they are."""
+  members = {
+    'a': {'name': 'folder', 'path': 'x', 'weight': 1.0},
+    'b': {'name': 'tfds', 'dataset': 'd', 'data_dir': 'y', 'weight': 1.0},
+  }
+  config = completed(source={'name': 'mixture', 'members': members})
+  keys = {k for k in identity.identity(config) if k.startswith('source.')}
+  stay = {
+    'source.name',
+    *(f'source.members.a.{key}' for key in ('name', 'weight', 'class_map')),
+    *(f'source.members.b.{key}' for key in ('name', 'weight', 'dataset')),
+  }
+  assert stay < keys
+  assert not keys & {'source.members.a.path', 'source.members.b.data_dir'}
+
+
+def test_the_same_run_says_nothing():
+  """Nor does one whose NaN is the same NaN, or whose readers are others."""
+  assert _check(_about()) == []
+  config = completed(**{'mix.mixup': float('nan')})
+  assert _check(_about(config), config=config) == []
+  moved = completed(**{'source.data_dir': 'x', 'reader.max_bad_share': 0.5})
+  assert _check(_about(), config=moved) == []
+
+
+@pytest.mark.parametrize(
+  'change, words',
+  [
+    ({'size': 63}, 'data: size: 63 there, 64 now'),
+    ({'listing': 'abd'}, "data: listing: 'abd' there, 'abc' now"),
+    (
+      {'class_names': ['cat', 'zdog']},
+      "data: class_names: 2 there, 2 now; 1 only there ('zdog'), 1 only now",
+    ),
+    ({'class_names': ['dog', 'cat']}, 'the same names in another order'),
+  ],
+)
+def test_other_data_are_refused(change, words):
+  """Whatever the config says; unless it is allowed."""
+  with pytest.raises(UserError) as error:
+    _check(_about(**change))
+  assert words in str(error.value) and 'runs/x' in str(error.value)
+  assert '--allow_config_change' in str(error.value)
+  (note,) = _check(_about(**change), allow=True)
+  assert note.kind == 'config_change' and words in note.text
+
+
+def test_another_config_is_refused():
+  """The checkpoint is a witness where config.json is gone."""
+  with pytest.raises(UserError, match='seed: 3 there, 0 now'):
+    _check(_about(completed(seed=3)))
+
+
+@pytest.mark.parametrize('flag', identity._FLAGS)
+def test_another_setting_of_jax_is_refused(flag):
+  """Those on which initialisation, dropout or products depend."""
+  assert hasattr(jax.config, flag)
+  before = _about()
+  before['record']['flags'][flag] = 'other'
+  with pytest.raises(UserError, match=f"setting {flag}: 'other' there"):
+    _check(before)
+
+
+def test_an_allowed_change_is_allowed_once_and_for_all():
+  """Until the next checkpoint is written; no other change is."""
+  before, config = _about(), completed(seed=3)
+  (note,) = _check(before, config=config, allow=True)
+  event = json.loads(json.dumps({'event': note.kind, **note.fields}))
+  assert _check(before, events=[event], config=config) == []
+  with pytest.raises(UserError, match='seed: 0 there, 4 now'):
+    _check(before, events=[event], config=completed(seed=4))
+
+
+def test_other_versions_are_said():
+  """They may differ in the last bits; the run goes on."""
+  before = _about()
+  before['record']['versions']['jax'] = '0.1'
+  (note,) = _check(before)
+  assert note.kind == 'versions' and "jax: '0.1' there" in note.text
+  assert list(note.fields['changes']) == ['jax']
+
+
+def test_what_an_older_version_did_not_record_is_not_compared():
+  """Class names always were."""
+  before, now = _about(), _about()
+  before['record']['fingerprint'].pop('listing')
+  before['record']['flags'].pop('jax_enable_x64')
+  before['record']['fingerprint']['gone'] = 3  # and this one no longer does
+  assert _check(before, now) == []
+  del before['record']
+  assert _check(before, now) == []
+  before['class_names'] = ['cat', 'eel']
+  with pytest.raises(UserError, match='class_names'):
+    _check(before, now)
+
+
+def test_another_evaluator_under_the_same_name():
+  """Its split or loss; not its cadence, and not a new name."""
+  old = completed().to_dict()
+  assert identity.evaluator_changes(old, completed()) == []
+  assert identity.evaluator_changes({}, completed()) == []
+  harmless = {'evals.test.every': '3 steps', 'evals.test.batch_size': 2}
+  assert identity.evaluator_changes(old, completed(**harmless)) == []
+  changed = copy.deepcopy(old)
+  changed['evals']['other'] = dict(name='classification', split='train')
+  assert identity.evaluator_changes(old, _completed(changed)) == []
+  changed['evals']['test']['split'] = 'train'
+  changed['evals']['test']['cross_entropy'] = 'sigmoid'
+  (note,) = identity.evaluator_changes(old, _completed(changed))
+  assert note.kind == 'evaluator_change' and note.fields == {
+    'name': 'test',
+    'changes': {
+      'split': ('test', 'train'),
+      'cross_entropy': ('softmax', 'sigmoid'),
+    },
+  }
+  assert 'evals.test is another evaluator' in note.text
+
+
+def _completed(values):
+  return config_lib.complete(ConfigDict(values))

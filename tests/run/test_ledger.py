@@ -1,0 +1,123 @@
+"""Where the time of a run went, over restarts and rollbacks."""
+
+import json
+
+import pytest
+from etils import epath
+
+from vit_jax.errors import UserError
+from vit_jax.run import ledger
+
+
+def _event(second: int, kind: str, **fields):
+  return {
+    'time': f'2026-01-01T00:{second // 60:02d}:{second % 60:02d}+00:00',
+    'event': kind,
+    **fields,
+  }
+
+
+def test_lost_and_down_time():
+  """Steps beyond a restart are lost; the gap before it is down time."""
+  events = [
+    _event(0, 'start', step=0),
+    _event(30, 'spans', step=100, seconds={'init': 5.0, 'step': 25.0}),
+    _event(60, 'spans', step=200, seconds={'save': 2.0, 'step': 28.0}),
+    _event(100, 'start', step=100),
+    _event(130, 'spans', step=200, seconds={'init': 4.0, 'step': 26.0}),
+  ]
+  summary = ledger.summarise(events)
+  assert summary.starts == 2
+  assert summary.seconds == {
+    'init': 9.0,
+    'save': 2.0,
+    'down': 40.0,
+    'lost': 28.0,
+    'step': 51.0,
+  }
+  assert summary.goodput == pytest.approx(51 / 130)
+  assert summary.line().startswith('goodput 39.2% of 130 s in 2 start(s)')
+  assert 'down 30.8%, lost 21.5%' in summary.line()
+
+
+def test_spans_add_up_to_the_elapsed_time(tmp_path):
+  """What is in no span is training; nothing is counted twice."""
+  book = ledger.Ledger(epath.Path(tmp_path) / 'events.jsonl')
+  book.event('start', step=0)
+  with book.span('eval'):
+    pass
+  book.flush(3)
+  with book.span('eval'), open(tmp_path / 'x', 'w'):
+    pass
+  book.flush(6)
+  events = ledger.read(epath.Path(tmp_path) / 'events.jsonl')
+  assert [e['event'] for e in events] == ['start', 'spans', 'spans']
+  total = sum(sum(e['seconds'].values()) for e in events[1:])
+  assert total == pytest.approx(book.elapsed_s(), abs=0.05)
+
+
+def test_a_line_cut_short_is_left_out(tmp_path):
+  """A killed process may leave half a line."""
+  first = _event(0, 'a')
+  text = json.dumps(first) + '\n' + json.dumps(_event(1, 'b'))[:20]
+  (tmp_path / 'events.jsonl').write_text(text)
+  assert ledger.read(epath.Path(tmp_path) / 'events.jsonl') == [first]
+
+
+def test_damaged_lines_are_set_aside_at_the_start(tmp_path):
+  """The next event begins a line of its own, and nothing is lost."""
+  path = epath.Path(tmp_path) / 'events.jsonl'
+  good = [_event(0, 'start', step=0), _event(1, 'note', anything=[1])]
+  bad = [
+    [],
+    3,
+    {'event': 'start', 'step': 0},
+    {'event': 'start', 'step': 0, 'time': 7},
+    {'event': ['start'], 'step': 0, 'time': '2026-01-01T00:00:00+00:00'},
+    {'event': 'start', 'step': 0, 'time': '2026-01-01T00:00:00'},
+    _event(2, 'start'),
+    _event(2, 'spans', step=3, seconds=[1]),
+    _event(2, 'spans', step=3, seconds={'step': 'long'}),
+    _event(2, 'rollback', **{'from': 3, 'step': 1, 'skip': ['5']}),
+    _event(2, 'bad_record', source='x'),
+  ]
+  lines = [json.dumps(each) for each in [*good, *bad]]
+  path.write_text('\n'.join(lines) + '\n{"time": "2026')
+  book = ledger.Ledger(path)
+  book.event('start', step=5)
+  assert ledger.read(path)[:2] == good and len(ledger.read(path)) == 3
+  aside = (tmp_path / 'events_set_aside.jsonl').read_text().splitlines()
+  assert aside == [*lines[2:], '{"time": "2026']
+  assert ledger.summarise(ledger.read(path)).starts == 2
+
+
+def test_a_changed_digit_of_a_rollback_is_damage(tmp_path):
+  """Still JSON, still whole to look at, and yet other batches."""
+  path = epath.Path(tmp_path) / 'events.jsonl'
+  fields = {'from': 7, 'step': 4, 'skip': [5, 6]}
+  ledger.Ledger(path).event('rollback', **fields)
+  assert [e['skip'] for e in ledger.read(path)] == [[5, 6]]
+  path.write_text(path.read_text().replace('[5, 6]', '[5, 7]'))
+  assert ledger.read(path) == []
+  path.write_text(json.dumps(_event(0, 'rollback', **fields)))  # an older one
+  assert [e['skip'] for e in ledger.read(path)] == [[5, 6]]
+
+
+def test_a_workdir_that_is_gone(tmp_path):
+  """It is not made again in silence."""
+  folder = tmp_path / 'run'
+  book = ledger.Ledger(epath.Path(folder) / 'events.jsonl')
+  book.event('start', step=0)
+  (folder / 'events.jsonl').unlink()
+  folder.rmdir()
+  with pytest.raises(UserError, match='removed or moved'):
+    book.event('spans', step=1, seconds={})
+  assert not folder.exists()
+
+
+def test_a_full_disk(tmp_path):
+  """One message that names file and cause."""
+  book = ledger.Ledger(epath.Path(tmp_path) / 'events.jsonl')
+  (tmp_path / 'events.jsonl').symlink_to('/dev/full')
+  with pytest.raises(UserError, match='events.jsonl .*No space left'):
+    book.event('start', step=0)

@@ -1,0 +1,121 @@
+"""metrics.jsonl: after restarts, damage, full disks."""
+
+import json
+import logging
+import shutil
+
+import pytest
+from etils import epath
+
+from vit_jax.analysis import curves
+from vit_jax.errors import UserError
+from vit_jax.run import metrics
+
+
+@pytest.fixture
+def said(caplog):
+  """The log's text; the package's logger may not propagate in a test run."""
+  logger = logging.getLogger('vit_jax')
+  before, logger.propagate = logger.propagate, True
+  caplog.set_level(logging.INFO)
+  yield lambda: caplog.text
+  logger.propagate = before
+
+
+def _writer(folder):
+  return metrics.Writer(epath.Path(folder), False, True)
+
+
+def _steps(folder):
+  lines = (folder / 'metrics.jsonl').read_text().splitlines()
+  return [json.loads(line)['step'] for line in lines]
+
+
+def _written(folder, steps):
+  writer = _writer(folder)
+  for step in steps:
+    writer.write(step, {'loss': 1.0})
+  writer.flush()
+  return writer
+
+
+def test_rewinding_sets_damage_aside(tmp_path, said):
+  """Foreign lines are moved and named; the training lines stay."""
+  _written(tmp_path, [1, 2, 3]).close()
+  path = tmp_path / 'metrics.jsonl'
+  foreign = ['[]', '{"loss": 1}', '{"step": "2"}', '{"step": true}', '{"st']
+  path.write_text('\n'.join(foreign) + '\n' + path.read_text() + 'tail')
+  writer = _writer(tmp_path)
+  writer.rewind(2, 2)
+  writer.write(3, {'loss': 2.0})
+  writer.close()
+  assert _steps(tmp_path) == [1, 2, 3]
+  aside = (tmp_path / 'metrics_set_aside.jsonl').read_text().splitlines()
+  assert aside == [*foreign, '{"step": 3, "loss": 1.0}', 'tail']
+  assert '6 damaged or foreign line(s)' in said()
+  assert 'training lines up to' not in said()
+
+
+def test_lost_training_lines_are_said(tmp_path, said):
+  """The checkpoint knows how many there were."""
+  writer = _written(tmp_path, [10, 20, 30])
+  writer.write(30, {'val/accuracy': 0.5})  # an evaluation is none of them
+  assert writer.training_lines == 3
+  writer.close()
+  path = tmp_path / 'metrics.jsonl'
+  path.write_text(''.join(path.read_text().splitlines(keepends=True)[1:]))
+  writer = _writer(tmp_path)
+  writer.rewind(30, 3)
+  assert 'has 2 of the 3 training lines up to step 30' in said()
+  writer.close()
+
+
+def test_a_full_disk_is_one_message(tmp_path):
+  """It names file and cause, and closing afterwards hides neither."""
+  (tmp_path / 'metrics.jsonl').symlink_to('/dev/full')
+  writer = _writer(tmp_path)
+  with pytest.raises(UserError, match='metrics.jsonl .*No space left') as error:
+    for step in range(1000):
+      writer.write(step, {'loss': 1.0})
+      writer.flush()
+  assert 'run the same command again' in str(error.value)
+  writer.write(1000, {'loss': 1.0})
+  writer.close()
+
+
+def test_closing_after_a_failed_rewind(tmp_path):
+  """The cause is what is raised, not that the file is closed."""
+  writer = _written(tmp_path, [1])
+  (tmp_path / 'metrics.jsonl').unlink()
+  (tmp_path / 'metrics.jsonl').mkdir()
+  with pytest.raises(UserError, match='Is a directory'):
+    writer.rewind(1)
+  writer.close()
+
+
+@pytest.mark.parametrize('moved', [False, True])
+def test_a_workdir_that_is_gone_is_noticed(tmp_path, moved):
+  """At the next flush, also where the file lives on under another name."""
+  folder = tmp_path / 'run'
+  folder.mkdir()
+  writer = _written(folder, [1])
+  if moved:
+    folder.rename(tmp_path / 'elsewhere')
+    folder.mkdir()
+    (folder / 'metrics.jsonl').touch()  # another run's
+  else:
+    shutil.rmtree(folder)
+  writer.write(2, {'loss': 1.0})
+  with pytest.raises(UserError, match='removed or moved'):
+    writer.flush()
+  writer.close()
+
+
+def test_curves_of_a_damaged_file(tmp_path):
+  """Lines and values that are none are left out of the picture."""
+  (tmp_path / 'metrics.jsonl').write_bytes(
+    b'{"step": 1, "loss": 2.5}\n[]\n{"loss": 1}\n\xff\n'
+    b'{"step": 2, "loss": "x", "lr": null}\n{"step": 3, "loss": 2}\n'
+  )
+  folder = epath.Path(tmp_path)
+  assert curves.read(folder) == {'loss': ([1, 3], [2.5, 2])}

@@ -1,0 +1,159 @@
+"""Metrics on their way from the device to a line: late, judged, complete."""
+
+import json
+from unittest import mock
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from etils import epath
+
+from vit_jax.data.pipeline.reader import BadShare
+from vit_jax.errors import UserError
+from vit_jax.run import recorder as recorder_lib
+from vit_jax.run.ledger import Ledger
+from vit_jax.run.metrics import Writer
+from vit_jax.run.recovery import RollbackError
+from vit_jax.run.stragglers import HostTimes
+from vit_jax.run.watchdog import Watchdog
+
+
+@pytest.fixture
+def made(tmp_path):
+  """A recorder of 20 steps with a line every 5, and a reader of its lines."""
+  folder = epath.Path(tmp_path)
+  writer = Writer(folder, tensorboard=False, active=True)
+  ledger = Ledger(folder / 'events.jsonl')
+  meter = recorder_lib.Meter(ledger, 8, 2, 1e6, 1e12)
+  recorder = recorder_lib.Recorder(
+    *(writer, meter, ledger, mock.Mock(spec=Watchdog)),
+    *(mock.MagicMock(spec=HostTimes), BadShare(1.0, 64)),
+    **dict(max_skipped=2, every_steps=5, total_steps=18, steps_per_epoch=4.0),
+  )
+
+  def lines():
+    text = (tmp_path / 'metrics.jsonl').read_text()
+    return [json.loads(line) for line in text.splitlines()]
+
+  yield recorder, lines
+  writer.close()
+
+
+def metrics(step, skipped=0, loss=None, **more):
+  values = dict(loss=step / 10 if loss is None else loss, grad_norm=1.0, lr=0.1)
+  arrays = {k: jnp.float32(v) for k, v in values.items()}
+  return arrays | {
+    k: jnp.int32(v) for k, v in dict(skipped=skipped, **more).items()
+  }
+
+
+def test_lines_come_when_due_and_at_the_end(made):
+  """Each with its own step's numbers; the epoch is in whole data sets."""
+  recorder, lines = made
+  for step in range(1, 19):
+    recorder.append(step, metrics(step))
+  recorder.drain()
+  assert [line['step'] for line in lines()] == [5, 10, 15, 18]
+  for line in lines():
+    assert line['loss'] == pytest.approx(line['step'] / 10)
+    assert line['epoch'] == line['step'] / 4
+    assert line['img_per_sec'] > 0 and 0 <= line['data_wait']
+    # 1e6 FLOPs an image on two chips of 1e12
+    mfu = line['img_per_sec'] * 1e6 / 2 / 1e12
+    assert line['mfu'] == pytest.approx(mfu)
+
+
+def test_the_loop_stays_two_steps_ahead(made):
+  """A step is fetched when the second one after it was dispatched."""
+  recorder, lines = made
+  for step in range(1, 7):
+    recorder.append(step, metrics(step))
+  assert lines() == []
+  recorder.append(7, metrics(7))
+  assert [line['step'] for line in lines()] == [5]
+
+
+def test_bad_steps_have_a_line_each_and_too_many_end_it(made):
+  """Three in a row where two are allowed: the last is on disk, then raised."""
+  recorder, lines = made
+  recorder.append(1, metrics(1))
+  for step, skipped in ((2, 1), (3, 2), (4, 0), (5, 1), (6, 2)):
+    recorder.append(step, metrics(step, skipped, np.nan if skipped else None))
+  recorder.drain()
+  recorder.append(7, metrics(7, 3, np.inf))
+  with pytest.raises(RollbackError) as error:
+    recorder.drain()
+  assert (error.value.step, error.value.streak) == (7, 3)
+  assert [line['step'] for line in lines()] == [2, 3, 5, 6, 7]
+  assert all(line['loss'] is None for line in lines())
+
+
+def test_bad_records_are_summed_between_lines(made):
+  """Those of steps without a line are in the next one."""
+  recorder, lines = made
+  for step in range(1, 11):
+    recorder.append(step, metrics(step, bad_records=step))
+  recorder.drain()
+  assert [line['bad_records'] for line in lines()] == [15, 40]
+
+
+def test_evaluations_have_their_own_line(made):
+  """Nothing is written where nothing was evaluated."""
+  recorder, lines = made
+  recorder.evaluations(5, {})
+  recorder.evaluations(6, {'val/accuracy': 0.5})
+  assert lines() == [{'step': 6, 'val/accuracy': 0.5}]
+
+
+@pytest.mark.parametrize(
+  'seconds, text',
+  [
+    *((9.4, '9s'), (250, '4m10s'), (3600, '1h00m')),
+    *((11_100, '3h05m'), (183_600, '2d03h')),
+  ],
+)
+def test_duration(seconds, text):
+  """The two largest units."""
+  assert recorder_lib.duration(seconds) == text
+
+
+def silent(bad_share):
+  """A recorder that reports to nobody."""
+  meter = mock.Mock(spec=recorder_lib.Meter, batch_size=8)
+  meter.read.return_value = {}
+  others = (mock.Mock(spec=kind) for kind in (Writer, Ledger, Watchdog))
+  writer, ledger, watchdog = others
+  hosts = mock.MagicMock(spec=HostTimes)
+  return recorder_lib.Recorder(
+    *(writer, meter, ledger, watchdog, hosts, bad_share),
+    max_skipped=3,
+    every_steps=100,
+    total_steps=1000,
+    steps_per_epoch=8.0,
+  )
+
+
+def test_too_many_bad_records_end_the_run():
+  """By what the step summed over all processes, before anything is saved."""
+  values = {'skipped': jnp.array(0), 'bad_records': jnp.array(1)}
+  taken = silent(BadShare(0.05, 64))
+  for step in range(1, 4):
+    taken.append(step, values)
+  taken.append(4, values)  # fetches the second: 3 of 64 are allowed
+  with pytest.raises(UserError, match='4 times in 32 rows'):
+    taken.drain()
+  allowed = silent(BadShare(0.1, 64))
+  for step in range(1, 5):
+    allowed.append(step, values)
+  allowed.drain()
+
+
+@pytest.mark.parametrize('devices', [1, 2])
+def test_the_rate_of_a_chip_is_shown_where_there_are_several(devices):
+  """One chip's rate is the run's."""
+  meter = mock.Mock(num_devices=devices, batch_size=8)
+  values = {'loss': 1.0, 'lr': 0.1, 'img_per_sec': 50.0, 'data_wait': 0.0}
+  line = recorder_lib.console_line(5, 10, values, meter)
+  assert '50 img/s  ' in line
+  assert ('25.0 img/s/chip' in line) == (devices == 2)
+  assert ('img/s/chip' in line) == (devices == 2)

@@ -1,0 +1,87 @@
+"""Rollbacks: which batches are never drawn again, and how that is known."""
+
+import pytest
+
+from vit_jax.data.pipeline import order
+from vit_jax.errors import DivergedError
+from vit_jax.run import recovery
+from vit_jax.run.recovery import Recovery, RollbackError
+
+
+def _train(bad, saves, total, limits):
+  """The batches that a run draws at each step, in the end; all rollbacks.
+
+  Args:
+    bad: batches whose step is bad.
+    saves: steps after which a checkpoint is saved.
+    total: steps.
+    limits: a Recovery.
+  """
+  known, drawn, step, streak = [], {}, 0, 0
+  checkpoint = (0, 0)
+  while step < total:
+    drawn[step] = order.batch_index(step, recovery.skip_list(known))
+    streak = streak + 1 if drawn[step] in bad else 0
+    step += 1
+    if streak > limits.max_skipped:
+      error = RollbackError(step, streak)
+      known = [
+        *known,
+        recovery.rollback(error, known, checkpoint[0], limits),
+      ]
+      step, streak = checkpoint
+    elif step in saves:
+      checkpoint = (step, streak)
+  return [drawn[step] for step in range(total)], known
+
+
+@pytest.mark.parametrize('save', range(9))
+@pytest.mark.parametrize('bad', [{4, 5}, {3, 4, 5, 6}, {0, 1, 2}])
+def test_no_good_batch_is_skipped(save, bad):
+  """Wherever the checkpoint lies in a bad streak, before or behind it."""
+  limits = Recovery(max_skipped=1, max_rollbacks=9)
+  drawn, known = _train(bad, {save}, 12, limits)
+  assert known
+  good = [batch for batch in range(max(drawn) + 1) if batch not in bad]
+  assert [batch for batch in drawn if batch not in bad] == good
+  assert drawn == sorted(set(drawn))  # each once, in order
+
+
+def test_a_streak_that_began_before_the_checkpoint():
+  """Only what would be drawn again is named."""
+  limits = Recovery(max_skipped=3)
+  made = recovery.rollback(RollbackError(7, 4), [], 4, limits)
+  assert made == {'from': 7, 'step': 4, 'skip': [4, 5, 6]}
+  assert order.batch_index(4, recovery.skip_list([made])) == 7
+
+
+def test_the_limit_counts_what_the_checkpoint_knows():
+  """Lost lines of events.jsonl allow no further rollbacks."""
+  known = [{'from': 7, 'step': 4, 'skip': [5, 6]}]
+  with pytest.raises(DivergedError, match='after 1 rollback'):
+    recovery.rollback(RollbackError(9, 2), known, 4, Recovery(max_rollbacks=1))
+
+
+def _events(rollbacks):
+  events = [{'event': 'rollback', 'time': 'x', **r} for r in rollbacks]
+  return [{'event': 'start', 'step': 0}, *events]
+
+
+FIRST = {'from': 7, 'step': 4, 'skip': [5, 6]}
+SECOND = {'from': 19, 'step': 12, 'skip': [20]}
+
+
+@pytest.mark.parametrize(
+  'saved, written, known, missing',
+  [
+    ([], [], [], []),
+    ([], [FIRST], [FIRST], []),  # not yet in a checkpoint, or an old one
+    ([FIRST], [FIRST, SECOND], [FIRST, SECOND], []),
+    ([FIRST], [], [FIRST], [FIRST]),  # its line was lost
+    ([FIRST, SECOND], [SECOND], [FIRST, SECOND], [FIRST]),
+    ([FIRST], [SECOND], [FIRST, SECOND], [FIRST]),
+  ],
+)
+def test_the_checkpoint_and_the_file_together(saved, written, known, missing):
+  """Whichever of both has lost something."""
+  assert recovery.rollbacks(saved, _events(written)) == (known, missing)

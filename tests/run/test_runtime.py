@@ -1,0 +1,81 @@
+"""What a process sets up before it runs."""
+
+import jax
+import pytest
+
+from vit_jax.errors import UserError
+from vit_jax.run import runtime
+
+
+@pytest.fixture
+def cache_dir():
+  """Restores JAX's setting."""
+  before = jax.config.jax_compilation_cache_dir
+  yield
+  jax.config.update('jax_compilation_cache_dir', before)
+
+
+@pytest.mark.parametrize(
+  'backend, given, expected',
+  [
+    ('cpu', None, None),
+    ('tpu', None, '/.cache/vit_jax/compiled'),
+    ('gpu', None, '/.cache/vit_jax/compiled'),
+    ('tpu', '/given', '/given'),
+  ],
+)
+def test_compilation_cache(monkeypatch, cache_dir, backend, given, expected):
+  """On by default on accelerators, where the user says if the user says."""
+  monkeypatch.setattr(jax, 'default_backend', lambda: backend)
+  jax.config.update('jax_compilation_cache_dir', given)
+  runtime.cache_compilations()
+  came = jax.config.jax_compilation_cache_dir
+  assert (came or '').endswith(expected or '') and bool(came) == bool(expected)
+
+
+@pytest.mark.parametrize(
+  'flags, words',
+  [
+    ((None, 2, None), 'without --coordinator_address'),
+    ((None, 2, 1), 'without --coordinator_address'),
+    ((None, None, 1), 'without --coordinator_address'),
+    (('host:1', 0, 0), '--num_processes is 0; it must be at least 1'),
+    (
+      ('host:1', 2, 2),
+      '--process_id is 2; it must be at least 0 and at',
+    ),
+    (('host:1', 2, -1), '--process_id is -1'),
+    (('host', 2, 1), 'give HOST:PORT'),
+    (('host:1', 2, None), 'needs --num_processes=N and --process_id=I'),
+    (('host:1', None, 1), 'needs --num_processes=N and --process_id=I'),
+  ],
+)
+def test_flags_that_name_no_process(monkeypatch, flags, words):
+  """Each would run alone unsaid, wait for nobody, or end in a traceback."""
+  monkeypatch.setattr(jax.distributed, 'initialize', _never)
+  with pytest.raises(UserError) as error:
+    runtime.start_distributed(*flags)
+  assert words in str(error.value)
+
+
+@pytest.mark.parametrize('flags', [(), (None, 1, 0), (None, None, 0)])
+def test_a_process_alone(monkeypatch, flags):
+  """No flags, or those of the only process."""
+  monkeypatch.setattr(jax.distributed, 'initialize', _never)
+  runtime.start_distributed(*flags)
+
+
+def test_flags_that_name_a_process(monkeypatch):
+  """All three reach JAX as they are; under SLURM it finds the others."""
+  calls = []
+  monkeypatch.setattr(
+    jax.distributed, 'initialize', lambda *given, **_: calls.append(given)
+  )
+  runtime.start_distributed('host:1', 2, 1)
+  monkeypatch.setenv('SLURM_NTASKS', '2')
+  runtime.start_distributed('host:1')
+  assert calls == [('host:1', 2, 1), ('host:1', None, None)]
+
+
+def _never(*_):
+  raise AssertionError('nothing is to be joined')

@@ -1,0 +1,96 @@
+"""config.json: compared, damaged, set aside."""
+
+import json
+
+import pytest
+from etils import epath
+from minimal_config import completed
+
+from vit_jax.config import completion as config_lib
+from vit_jax.errors import UserError
+from vit_jax.run import workdir
+
+DAMAGED = [b'', b'{"seed": 0', b'[]', b'3', b'\xff\x00', b'\x00' * 100]
+
+
+@pytest.mark.parametrize('content', DAMAGED)
+def test_a_damaged_config_refuses_no_workdir(tmp_path, content):
+  """It is set aside and written anew; the checkpoint is the other witness."""
+  (tmp_path / 'config.json').write_bytes(content)
+  path = workdir.check(str(tmp_path), completed(), allow_changes=False)
+  assert (tmp_path / 'config.json').read_bytes() == content  # not yet locked
+  workdir.record(path, completed(), {'time': 'now'})
+  assert (tmp_path / 'config.json.bad').read_bytes() == content
+  assert json.loads((tmp_path / 'config.json').read_text())['seed'] == 0
+  assert json.loads((tmp_path / 'run.json').read_text()) == {'time': 'now'}
+
+
+def test_another_config_is_refused(tmp_path):
+  """With the keys that differ; changes may be allowed."""
+  path = epath.Path(tmp_path)
+  workdir.record(path, completed(), {})
+  other = completed(seed=1, **{'source.data_dir': 'elsewhere'})
+  with pytest.raises(UserError, match='seed: 0 there, 1 now') as error:
+    workdir.check(str(tmp_path), other, allow_changes=False)
+  assert 'data_dir' not in str(error.value)
+  assert workdir.check(str(tmp_path), other, allow_changes=True) == path
+
+
+def test_an_end_while_it_is_written(tmp_path, monkeypatch):
+  """The config before is still there, so the next start compares with it."""
+  path = epath.Path(tmp_path)
+  workdir.record(path, completed(), {})
+  before = (tmp_path / 'config.json').read_text()
+
+  def fail(*_):
+    raise OSError(28, 'No space left on device')
+
+  monkeypatch.setattr('os.replace', fail)
+  with pytest.raises(UserError, match='cannot be written'):
+    workdir.record(path, completed(seed=1), {})
+  assert (tmp_path / 'config.json').read_text() == before
+
+
+def test_what_is_no_file_is_a_message(tmp_path):
+  """A directory of that name."""
+  (tmp_path / 'config.json').mkdir()
+  with pytest.raises(UserError, match='cannot be used'):
+    workdir.check(str(tmp_path), completed(), allow_changes=False)
+
+
+@pytest.mark.parametrize(
+  'config_path, expected',
+  [
+    ('configs/quickstart.py', 'runs/quickstart'),
+    ('configs/vit.py:variant=B/16,data=i1k', 'runs/vit-variant_B16-data_i1k'),
+    ('runs/x/config.json', 'runs/x'),
+    ('gs://bucket/run/config.json', 'gs://bucket/run'),
+    ('config.json', '.'),
+    ('saved/other.json', 'runs/other'),
+  ],
+)
+def test_default(config_path, expected):
+  """The config's name; a run's own config.json means that run."""
+  assert workdir.default(config_path) == expected
+
+
+def test_another_length(tmp_path):
+  """A longer total is refused with what it needs and what it does."""
+  before = completed(total='20 steps')
+  (tmp_path / 'config.json').write_text(config_lib.to_json(before))
+  again = completed(total='20 step')
+  workdir.check(str(tmp_path), again, allow_changes=False)
+  longer = completed(total='30 steps')
+  with pytest.raises(UserError) as error:
+    workdir.check(str(tmp_path), longer, allow_changes=False)
+  for words in (
+    '--allow_config_change',
+    'rate follows from the total',
+  ):
+    assert words in str(error.value)
+  workdir.check(str(tmp_path), longer, allow_changes=True)
+  with pytest.raises(UserError) as error:
+    workdir.check(
+      str(tmp_path), completed(seed=5, total='20 steps'), allow_changes=False
+    )
+  assert 'learning rate' not in str(error.value)

@@ -1,0 +1,98 @@
+"""One computation on any mesh and through any interruption."""
+
+import signal
+
+import numpy as np
+import pytest
+
+from tests import runs
+
+# Dropout, averages, accumulation, several epochs inside the run.
+EVERYTHING = {
+  'total': '60 steps',
+  'batch_size': 64,
+  'micro_batches': 2,
+  'average_decay': 0.99,
+  'model.width': 128,
+  'model.mlp_dim': 512,
+  'image_size': 64,
+  'evals.val.every': '20 steps',
+  'checkpoint.every': '7 steps',
+}
+
+
+@pytest.mark.slow
+def test_mesh_does_not_change_losses(tmp_path):
+  """One device, data=8, data=8 with ZeRO-1, and data=2 fsdp=2 model=2."""
+  runs.train(tmp_path / 'one', devices=1)
+  runs.train(tmp_path / 'data', devices=8)
+  mixed = dict(mesh__data=2, mesh__fsdp=2, mesh__model=2)
+  runs.train(tmp_path / 'mixed', devices=8, **mixed)
+  runs.train(tmp_path / 'zero1', devices=8, mesh__zero1=True)
+  one = runs.losses(tmp_path / 'one')
+  assert list(one) == list(range(1, 21))
+  assert one[20] < 0.99 * one[1]
+  for other in ('data', 'mixed', 'zero1'):
+    losses = runs.losses(tmp_path / other)
+    assert list(losses) == list(one)
+    for step, loss in losses.items():
+      assert loss == pytest.approx(one[step], rel=1e-5), (other, step)
+
+
+@pytest.mark.slow
+def test_killed_run_ends_like_a_straight_one(tmp_path):
+  """SIGKILL at several steps: same losses, bit-identical parameters."""
+  straight, killed = tmp_path / 'straight', tmp_path / 'killed'
+  config = 'configs/l16_i21k.py'
+  changes = runs.SMALL_L16 | EVERYTHING
+  runs.run(runs.command('train', *runs.flags(config, straight, changes)))
+  again = runs.command('train', *runs.flags(config, killed, changes))
+  for kill_at in (3, 19, 38, 52):
+    process = runs.start(again)
+    runs.wait_for_step(killed, kill_at, [process])
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+  runs.run(again)
+  assert runs.losses(killed) == runs.losses(straight)
+  assert len(runs.losses(killed)) == 60
+  evaluations = [
+    [
+      {k: v for k, v in record.items() if not k.endswith('_per_sec')}
+      for record in runs.records(workdir)
+      if 'val/accuracy' in record
+    ]
+    for workdir in (straight, killed)
+  ]
+  assert evaluations[0] == evaluations[1]
+  assert [r['step'] for r in evaluations[0]] == [20, 40, 60]
+  assert 'val_ema/accuracy' in evaluations[0][0]
+  ours, theirs = runs.final_params(killed), runs.final_params(straight)
+  assert ours.keys() == theirs.keys()
+  for path, array in ours.items():
+    np.testing.assert_array_equal(array, theirs[path], err_msg=path)
+
+
+@pytest.mark.slow
+def test_resume_on_another_mesh(tmp_path):
+  """Ten steps on one device, ten on data=2 fsdp=2: the losses of one device."""
+  runs.train(tmp_path / 'one')
+  first = tmp_path / 'moved'
+  process = runs.start(
+    runs.command(
+      'train',
+      *runs.flags('configs/l16_i21k.py', first, runs.SMALL_L16),
+      '--config.checkpoint.keep=5',
+    )
+  )
+  runs.finish(process)
+  # Take the run back to step 10, as if it had been stopped there.
+  for item in (first / 'checkpoints').iterdir():
+    if item.name == '20':
+      item.rename(first / 'step20')
+  runs.train(first, devices=4, mesh__data=2, mesh__fsdp=2, checkpoint__keep=5)
+  one, moved = runs.losses(tmp_path / 'one'), runs.losses(first)
+  assert list(moved) == list(one)
+  for step in one:
+    assert moved[step] == pytest.approx(one[step], rel=1e-5), step
+  aside = (first / 'metrics_set_aside.jsonl').read_text()
+  assert aside.count('"loss"') == 10

@@ -1,0 +1,86 @@
+"""From a config to what runs: each value reaches what it is meant for."""
+
+import operator
+
+import jax
+import numpy as np
+import pytest
+from minimal_config import completed
+
+from vit_jax.arrays import tree
+from vit_jax.training.experiment import Experiment
+
+
+def build(devices=1, **changes):
+  return Experiment.build(completed(**changes), jax.devices()[:devices])
+
+
+@pytest.mark.parametrize(
+  'key, value, place',
+  [
+    ('micro_batches', 2, 'trainer.micro_batches'),
+    ('average_decay', 0.9, 'trainer.average_decay'),
+    ('recovery.spike_factor', 5.0, 'trainer.spike_factor'),
+    ('objective.label_smoothing', 0.1, 'trainer.objective.label_smoothing'),
+    ('objective.cross_entropy', 'sigmoid', 'trainer.objective.cross_entropy'),
+    ('mix.mixup', 0.3, 'setting.mix.mixup'),
+    ('mix.cutmix', 0.3, 'setting.mix.cutmix'),
+    ('model.dropout', 0.2, 'model.dropout'),
+    ('model.drop_path', 0.2, 'model.drop_path'),
+    ('image_size', (12, 16), 'image_size'),
+    ('total', '7 steps', 'total_steps'),
+  ],
+)
+def test_a_value_reaches_its_place(key, value, place):
+  """And its default is another one."""
+  get = operator.attrgetter(place)
+  wanted = 7 if key == 'total' else value
+  assert get(build(**{key: value})) == wanted
+  assert get(build()) != wanted
+
+
+def test_the_run_follows_its_seed():
+  """Start and masks: the same seed gives the same bits, another others."""
+  bits, starts = [], []
+  for seed in (0, 0, 1):
+    experiment = build(seed=seed)
+    key = experiment.key()
+    bits.append(np.asarray(jax.random.bits(key, (4,))))
+    state = jax.jit(experiment.init_state)(key)
+    starts.append(np.asarray(state.params['embedding']['kernel']))
+  for first, again, other in (bits, starts):
+    np.testing.assert_array_equal(first, again)
+    assert not np.any(first == other)
+
+
+def test_the_schedule_is_as_long_as_the_training():
+  """Two epochs of eight batches; a quarter of them warms up."""
+  experiment = build(
+    **{
+      'total': '2 epochs',
+      'schedule.warmup': '25 %',
+      'schedule.decay': 'linear',
+      'schedule.base_lr': 0.1,
+    }
+  )
+  rates = [float(experiment.trainer.schedule(step)) for step in range(17)]
+  np.testing.assert_allclose(rates[:5], 0.1 * np.arange(5) / 4, rtol=1e-6)
+  assert rates[10] == pytest.approx(0.05) and rates[16] == pytest.approx(0)
+
+
+def test_the_batch_is_split_and_the_optimizer_with_zero1():
+  """Shapes and places of what a step takes."""
+  experiment = build(8, **{'mesh.zero1': True, 'model.mlp_dim': 512})
+  batch = experiment.abstract_batch()
+  assert batch['image'].shape == (8, 8, 8, 3)
+  assert batch['image'].sharding.shard_shape((8, 8, 8, 3)) == (1, 8, 8, 3)
+  state = tree.flatten(experiment.abstract_state())
+  split = {
+    path: np.prod(leaf.sharding.shard_shape(leaf.shape)) * 8 == leaf.size
+    for path, leaf in state.items()
+    if path.endswith('mlp/fc1/kernel')
+  }
+  assert {path.split('/')[0]: part for path, part in split.items()} == {
+    'params': False,
+    'opt_state': True,
+  }

@@ -1,0 +1,180 @@
+"""The order of events in the loop, with everything that it calls recorded."""
+
+import contextlib
+from types import SimpleNamespace
+
+import pytest
+from etils import epath
+
+from vit_jax.errors import PreemptedError
+from vit_jax.run.preemption import StopRequested
+from vit_jax.training import loop
+from vit_jax.training.session import Session
+
+
+class Recorded(Session):
+  """A session without devices and files; `log` holds what was asked for."""
+
+  def __init__(self, total, evals=2, save=3, stop_at=None, stop_in_eval=None):
+    self.log, self.workdir = [], epath.Path('nowhere')
+    self.stop_at, self.stop_in_eval, self.stopped = stop_at, stop_in_eval, False
+    self.config = SimpleNamespace(
+      evals={'val': SimpleNamespace(every=f'{evals} steps')},
+      checkpoint=SimpleNamespace(every=f'{save} steps'),
+    )
+    self.experiment = SimpleNamespace(
+      total_steps=total, steps=lambda duration: int(duration.split()[0])
+    )
+    self.preemption = SimpleNamespace(reached=self._reached)
+    self.evaluators = {'val': SimpleNamespace(run=self._evaluate)}
+    self.ledger = SimpleNamespace(
+      span=lambda kind: contextlib.nullcontext(),
+      flush=lambda step: self.log.append(f'flush {step}'),
+    )
+    self.completed, self.fixed = 0, ('key',)
+    self.hosts = SimpleNamespace(waiting=contextlib.nullcontext)
+    self.replay = SimpleNamespace(run=self._replay, compare=self._compare)
+
+  def _replay(self, state, batch, step):
+    assert step == self.completed + 1 and state.params == f'params {step - 1}'
+    return f'replayed {step}'
+
+  def _compare(self, replayed, state, step):
+    assert (replayed, state.params) == (f'replayed {step}', f'params {step}')
+
+  def _reached(self):
+    self.stopped |= self.stop_at is not None and self.completed >= self.stop_at
+    return self.stopped
+
+  def _evaluate(self, params):
+    if self.completed == self.stop_in_eval:
+      self.stopped = True
+      raise StopRequested
+    self.log.append(f'evaluate {params}')
+    return {'accuracy': float(params.split()[1])}
+
+  def recorder(self):
+    def evaluations(step, results):
+      if results:
+        self.log.append(f'write {step} {sorted(results.items())}')
+
+    return SimpleNamespace(
+      drain=lambda: self.log.append('drain'),
+      append=lambda step, metrics: self.log.append(f'metrics {step}'),
+      evaluations=evaluations,
+      summary=lambda steps, results: f'{steps} steps',
+    )
+
+  @contextlib.contextmanager
+  def train_batches(self, step):
+    yield (f'batch {number}' for number in range(step, 100))
+
+  def doing(self, kind):
+    return contextlib.nullcontext()
+
+  def weights(self, state):
+    return {'': state.params, '_ema': state.average.mean}
+
+  def save_is_due(self, step):
+    return False
+
+  def events(self):
+    return []
+
+  def train_step(self, state, batch, key):
+    step = self.completed
+    assert batch == f'batch {step}' and state.params == f'params {step}'
+    assert key == 'key'
+    self.completed = step + 1
+    return state_after(step + 1), {}
+
+  def save(self, step, state, results):
+    assert state.params == f'params {step}'
+    self.log.append(f'save {step} {sorted(results)}')
+
+  def finish_saving(self, step, state):
+    self.log.append(f'finish {step}')
+
+
+def state_after(step):
+  average = SimpleNamespace(mean=f'average {step}.5')
+  return SimpleNamespace(params=f'params {step}', average=average)
+
+
+def train(session, step=0):
+  session.completed = step
+  return loop._train(session, state_after(step), step, None)
+
+
+NAMES = "['val/accuracy', 'val_ema/accuracy']"
+
+
+def evaluation(step):
+  """Metrics are fetched and judged first; both kinds of weights are judged."""
+  values = [('val/accuracy', step), ('val_ema/accuracy', step + 0.5)]
+  values = [(name, float(value)) for name, value in values]
+  return [
+    *('drain', f'evaluate params {step}', f'evaluate average {step}.5'),
+    f'write {step} {values}',
+  ]
+
+
+def test_what_is_due_comes_in_this_order():
+  """Fetch and judge, evaluate, write, save; then the next step."""
+  session = Recorded(total=7, evals=2, save=4)
+  results = train(session)
+  assert session.log == [
+    *('metrics 1', 'metrics 2', *evaluation(2), 'metrics 3', 'metrics 4'),
+    *(*evaluation(4), f'save 4 {NAMES}', 'metrics 5', 'metrics 6'),
+    *(*evaluation(6), 'metrics 7'),
+    *(*evaluation(7), f'save 7 {NAMES}', 'finish 7', 'flush 7'),
+  ]
+  assert results == {'val/accuracy': 7.0, 'val_ema/accuracy': 7.5}
+
+
+def test_saving_without_an_evaluation():
+  """Metrics are fetched and judged all the same."""
+  session = Recorded(total=4, evals=0, save=2)
+  train(session)
+  assert session.log[:4] == ['metrics 1', 'metrics 2', 'drain', 'save 2 []']
+
+
+def test_a_resumed_run_does_again_what_was_due():
+  """What a crash may have lost: the step's evaluation and its save."""
+  session = Recorded(total=5, evals=2, save=2)
+  train(session, step=2)
+  assert session.log[:6] == [*evaluation(2), f'save 2 {NAMES}', 'metrics 3']
+
+
+def test_a_run_that_has_ended_takes_no_step():
+  """It evaluates again, for its results, and that is all."""
+  session = Recorded(total=4, evals=3, save=3)
+  assert train(session, step=4)['val/accuracy'] == 4
+  assert session.log[0] == 'drain' and 'metrics 5' not in session.log
+
+
+@pytest.mark.parametrize('step', [1, 2, 3])
+def test_a_signal_saves_and_leaves(step):
+  """At once, due or not, without an evaluation."""
+  session = Recorded(total=9, evals=2, save=3, stop_at=step)
+  with pytest.raises(PreemptedError, match=f'step {step} of 9'):
+    train(session)
+  tail = ['drain', f'save {step} []', f'finish {step}', f'flush {step}']
+  assert session.log[-4:] == tail
+  assert session.log[-5] == f'metrics {step}'
+
+
+@pytest.mark.parametrize('total', [2, 9])
+def test_a_signal_in_an_evaluation(total):
+  """Saved without its results; the run is not over, even at the last step."""
+  session = Recorded(total=total, evals=2, save=5, stop_in_eval=2)
+  with pytest.raises(PreemptedError, match=f'step 2 of {total}'):
+    train(session)
+  assert session.log[-4:] == ['drain', 'save 2 []', 'finish 2', 'flush 2']
+
+
+def test_a_signal_at_the_very_end():
+  """Before the last evaluation: a resume makes it."""
+  session = Recorded(total=3, evals=0, save=2, stop_at=3)
+  with pytest.raises(PreemptedError, match='step 3 of 3'):
+    train(session)

@@ -1,0 +1,105 @@
+"""Twenty training steps against a plain ViT written with jax.numpy alone.
+
+No scan, no rematerialisation, no kernel, no derivative by hand, no sharding;
+Adam as its paper has it. Both start from the same parameters.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.training import plain_layers as plain
+from tests.training import plain_steps
+from vit_jax.arrays import tree
+from vit_jax.objectives.mixing import normalize
+
+SIZES = dict(
+  **dict(model__width=128, model__depth=3, model__mlp_dim=256),
+  **dict(model__num_heads=2, model__patch_size=8, model__dropout=0.0),
+  image_size=(32, 32),
+)
+
+
+def changes(dtype, **model):
+  return dict(
+    model__dtype=dtype, **{f'model__{k}': v for k, v in model.items()}
+  )
+
+
+# (changes of the config, relative tolerance of each loss)
+WAYS = {
+  'float32': (changes('float32'), 1e-5),
+  'unrolled': (changes('float32', unroll=3, remat='full'), 1e-5),
+  'kernels on a mesh': (
+    changes('float32', attention='kernel')
+    | dict(mesh__data=4, mesh__fsdp=2, micro_batches=2),
+    1e-5,
+  ),
+  'unrolled on a mesh, layers apart': (
+    changes('float32', unroll=3) | dict(mesh__data=8, micro_batches=2),
+    1e-5,
+  ),
+  'bfloat16': (changes('bfloat16', remat='none'), 4e-3),
+  'bfloat16 on a mesh, layers apart': (
+    changes('bfloat16', unroll=3, remat='dots')
+    | dict(mesh__data=8, micro_batches=2),
+    4e-3,
+  ),
+  'bfloat16 kernels': (changes('bfloat16', attention='kernel'), 4e-3),
+}
+
+
+def plain_loss(params, image, label):
+  """Equations 1 to 4 of the paper and the sigmoid cross-entropy."""
+  x = plain.patches(normalize(jnp.asarray(image)), 8)
+  x = plain.dense(x.reshape(-1, 16, 8, 8, 3), params['embedding'], axes=3)
+  cls = jnp.broadcast_to(params['cls'], (len(x), 1, x.shape[-1]))
+  x = jnp.concatenate([cls, x], 1) + params['position']['embedding']
+  for i in range(SIZES['model__depth']):
+    x = plain.block(x, plain.layer(params['encoder']['layers'], i))
+  x = plain.norm(x, params['encoder']['norm'])[:, 0]
+  x = jnp.tanh(plain.dense(x, params['pre_logits']))
+  return plain.sigmoid_cross_entropy(plain.dense(x, params['head']), label)
+
+
+def build(**more):
+  return plain_steps.build('configs/l16_i21k.py', **(SIZES | more))
+
+
+@functools.cache
+def start_params():
+  """What every way starts from, on the host."""
+  return plain_steps.start_of(build(**WAYS['float32'][0]))
+
+
+@functools.cache
+def plain_losses():
+  """Losses of the plain path."""
+  experiment = build(**WAYS['float32'][0])
+  gradient = jax.jit(jax.value_and_grad(plain_loss))
+  return plain_steps.plainly(experiment, start_params(), gradient).losses
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('way', WAYS)
+def test_losses_equal_the_plain_path(way):
+  """Every way to run a step trains the same network."""
+  more, tolerance = WAYS[way]
+  expected = plain_losses()
+  experiment = build(**more)
+  assert bool(experiment.model.apart) == ('apart' in way or 'unrolled' in way)
+  losses = plain_steps.ours(experiment, start_params()).losses
+  assert expected[-1] < 0.95 * expected[0]  # it learns: not all the same number
+  np.testing.assert_allclose(losses, expected, rtol=tolerance)
+
+
+def test_the_plain_path_uses_every_parameter():
+  """Its gradient of each leaf is not zero."""
+  moved = jax.tree.map(lambda p: p + 0.01, start_params())
+  batch = next(plain_steps.batches(build().config))
+  grads = jax.jit(jax.grad(plain_loss))(moved, batch['image'], batch['label'])
+  for path, grad in tree.flatten(grads).items():
+    assert jnp.abs(grad).max() > 0, path

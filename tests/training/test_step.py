@@ -1,0 +1,397 @@
+"""The training step: gradients, averages and keys, against formulas."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.flatten_util import ravel_pytree
+
+from vit_jax.errors import UserError
+from vit_jax.models import contract
+from vit_jax.models.layers import noise
+from vit_jax.objectives import contract as objective_contract
+from vit_jax.objectives.contract import Setting
+from vit_jax.objectives.supervised import Objective
+from vit_jax.optim import optimizers
+from vit_jax.training.step import SPIKE_WARMUP_STEPS, Trainer, accumulate
+
+CLASSES, BATCH, SIDE, WIDTH, DEPTH = 5, 8, 2, 12, 2
+
+
+class Stub(contract.Defaults):
+  """What a model must have besides its function."""
+
+  num_classes = 5
+
+  def init(self, key, images):
+    raise NotImplementedError
+
+  def apply(self, variables, *args, method=None, **kwargs):
+    assert method is None and not kwargs
+    return self.logits(variables['params'], *args)
+
+
+class Network(Stub):
+  """Stacked tanh layers: a model that compiles in no time."""
+
+  def logits(self, params, images, key=None):
+    x = images.reshape(len(images), WIDTH)
+    for kernel in params['layers']['kernel']:
+      x = jnp.tanh(x @ kernel)
+    return x @ params['head']
+
+
+MODEL = Network()
+SETTING = Setting(MODEL, (SIDE, SIDE))
+
+
+def start_params():
+  rng = np.random.default_rng(0)
+  shapes = {
+    'layers': {'kernel': (DEPTH, WIDTH, WIDTH)},
+    'head': (WIDTH, CLASSES),
+  }
+  return jax.tree.map(
+    lambda shape: jnp.array(rng.normal(0, 0.3, shape), jnp.float32),
+    shapes,
+    is_leaf=lambda node: isinstance(node, tuple),
+  )
+
+
+def trainer(objective, **settings):
+  """A Trainer with SGD: unlike Adam's, its update shows a gradient's size."""
+  schedule = settings.pop('schedule', lambda step: 1.0)
+  names = ('momentum', 'clip_norm', 'weight_decay')
+  chain = {k: settings.pop(k) for k in names if k in settings}
+  optimizer = optimizers.sgd(schedule, **dict(momentum=0.0) | chain)
+  common = dict(micro_batches=1, average_decay=None) | settings
+  return Trainer(objective, optimizer, schedule, **common)
+
+
+def examples(seed=0):
+  rng = np.random.default_rng(seed)
+  image = rng.integers(0, 256, (BATCH, SIDE, SIDE, 3)).astype(np.uint8)
+  label = rng.integers(0, CLASSES, BATCH).astype(np.int32)
+  return {'image': image, 'label': label}
+
+
+@jax.jit
+@jax.value_and_grad
+def plain_loss(params, batch):
+  """Mean of −log p(label) over the whole batch."""
+  images = batch['image'] / 127.5 - 1
+  log_p = jax.nn.log_softmax(MODEL.apply({'params': params}, images))
+  return -log_p[jnp.arange(BATCH), batch['label']].mean()
+
+
+def flat(tree):
+  return np.asarray(ravel_pytree(tree)[0], np.float64)
+
+
+def run(of, batches, params=None, key=0):
+  """The state after each step, the first one included, and its metrics."""
+  params = start_params() if params is None else params
+  states, metrics = [jax.jit(of.state_of)(params, {})], []
+  step = jax.jit(of.train_step)
+  for batch in batches:
+    state, values = step(states[-1], batch, jax.random.key(key), {})
+    states.append(state)
+    metrics.append(jax.device_get(values))
+  return states, metrics
+
+
+# Gradients
+
+
+@pytest.mark.parametrize(
+  'clip, settings',
+  [
+    *((0.5, dict(micro_batches=n)) for n in (1, 2, 4)),
+    (0.5, dict(micro_batches=2, apart=('layers/kernel',))),
+    *((clip, dict(micro_batches=2)) for clip in (None, 2.0)),
+  ],
+)
+def test_a_step_follows_the_gradient_of_the_whole_batch(clip, settings):
+  """θ ← θ − lr · g · min(1, clip / |g|), however many parts make g."""
+  settings = dict(settings)
+  params, batch = start_params(), examples()
+  loss, grads = plain_loss(params, batch)
+  norm = np.linalg.norm(flat(grads))
+  limit = None if clip is None else clip * norm
+  model = Network()
+  model.apart = settings.pop('apart', ())
+  objective = Objective(Setting(model, (SIDE, SIDE)))
+  of = trainer(objective, clip_norm=limit, **settings)
+  (before, after), (values,) = run(of, [batch])
+  moved = flat(before.params) - flat(after.params)
+  expected = min(1, clip or 1) * flat(grads)
+  # The loss sums to rounding; gradients are below 1, parameters of order one.
+  np.testing.assert_allclose(moved, expected, rtol=1e-4, atol=1e-6)
+  assert values['loss'] == pytest.approx(float(loss), rel=1e-5)
+  assert values['grad_norm'] == pytest.approx(norm, rel=1e-5)
+
+
+def test_steps_are_sgds_formula():
+  """Clipping, momentum, decay and a learning rate by step, written out."""
+  clip, momentum, decay = 0.7, 0.9, 0.1
+  rates = [0.0, 0.2, 0.5, 0.3]
+  of = trainer(
+    Objective(SETTING),
+    **dict(clip_norm=clip, momentum=momentum, weight_decay=decay),
+    **dict(schedule=lambda step: jnp.array(rates)[step], micro_batches=2),
+  )
+  batches = [examples(seed) for seed in range(4)]
+  states, metrics = run(of, batches)
+  theta, unravel = ravel_pytree(states[0].params)
+  theta, trace = np.asarray(theta, np.float64), 0.0
+  for step, batch in enumerate(batches):
+    point = unravel(jnp.asarray(theta, jnp.float32))
+    gradient = flat(plain_loss(point, batch)[1])
+    norm = np.linalg.norm(gradient)
+    trace = momentum * trace + gradient * min(1, clip / norm)
+    theta = theta - rates[step] * (trace + decay * theta)
+    # Four float32 steps; parameters are of order one
+    np.testing.assert_allclose(
+      flat(states[step + 1].params), theta, rtol=1e-4, atol=1e-5
+    )
+    assert metrics[step]['lr'] == pytest.approx(rates[step])
+    assert int(states[step + 1].step) == step + 1
+
+
+def test_the_average_takes_the_parameters_after_each_update():
+  """Weights d^age of θ₁ … θ_t; where the run started does not count."""
+  decay = 0.6
+  of = trainer(Objective(SETTING), average_decay=decay)
+  states, _ = run(of, [examples(seed) for seed in range(4)])
+  history = [flat(state.params) for state in states[1:]]
+  for t in range(1, 5):
+    weights = decay ** np.arange(t)[::-1]
+    expected = np.average(history[:t], axis=0, weights=weights)
+    average = states[t].average
+    np.testing.assert_allclose(flat(average.mean), expected, atol=1e-5)
+    assert int(average.count) == t
+  assert np.abs(history[0] - history[3]).max() > 0.1
+
+
+# Micro-batches
+
+
+def test_parts_take_every_so_many_th_example():
+  """Part i holds i, i + parts, …, and each part has its own key."""
+  batch = {'x': jnp.arange(6.0)}
+  seen = accumulate(
+    lambda part, key: {'x': part['x'] ** 2, 'bits': jax.random.bits(key) * 1.0},
+    *(batch, jax.random.key(0), 2),
+  )
+  squares = np.arange(6.0) ** 2
+  np.testing.assert_allclose(seen['x'], (squares[0::2] + squares[1::2]) / 2)
+  with pytest.raises(UserError, match='6 is not divisible into 4'):
+    accumulate(lambda part, key: part, batch, jax.random.key(0), 4)
+
+
+# Keys, from the step to the masks
+
+SLOTS = 4096
+
+
+class Masked(Stub):
+  """A model whose logits are its parameters behind a dropout mask.
+
+  At zero the gradient of slot k's sigmoid cross-entropy is 2 · ½ if it is kept,
+  else 0; so SGD writes the mask into the parameters.
+  """
+
+  def logits(self, params, images, key=None):
+    slots = jnp.broadcast_to(params, (len(images), SLOTS))
+    return noise.dropout(slots, 0.5, key)
+
+
+@functools.cache
+def kept(step=0, seed=0, examples=1, micro_batches=1):
+  """How many of the examples kept each slot in the step after `step`."""
+  of = trainer(
+    Objective(Setting(Masked(), (1, 1)), cross_entropy='sigmoid'),
+    micro_batches=micro_batches,
+  )
+  state = dataclasses.replace(
+    of.state_of(jnp.zeros(SLOTS), {}), step=jnp.int32(step)
+  )
+  batch = {
+    'image': jnp.zeros((examples, 1, 1, 3), jnp.uint8),
+    'label': jnp.zeros(examples, jnp.int32),
+  }
+  state, _ = of.train_step(state, batch, jax.random.key(seed), {})
+  return -np.asarray(state.params)[1:] * examples  # slot 0 is the label
+
+
+HALF = pytest.approx(0.5, abs=5 * np.sqrt(0.25 / SLOTS))  # five sigmas
+
+
+def test_training_drops_at_its_rate():
+  """The objective hands the step's key to the model."""
+  assert set(kept()) == {0.0, 1.0}
+  assert kept().mean() == HALF
+
+
+def test_every_step_and_every_run_has_its_own_masks():
+  """Two steps, or two seeds, agree as often as coins do."""
+  masks = [kept(step=s) for s in (0, 1, 2, 100_000)] + [kept(seed=1)]
+  for number, first in enumerate(masks):
+    for second in masks[:number]:
+      assert (first == second).mean() == HALF
+
+
+def test_a_step_taken_again_has_the_same_masks():
+  """After a resume, say: they follow from the seed and `state.step` alone."""
+  again = kept.__wrapped__(step=2)
+  np.testing.assert_array_equal(kept(step=2), again)
+
+
+@pytest.mark.parametrize('micro_batches', [1, 2])
+def test_every_example_has_its_own_mask(micro_batches):
+  """Of two, in one micro-batch or two, just one keeps half of the slots."""
+  counts = kept(examples=2, micro_batches=micro_batches)
+  assert set(counts) == {0.0, 1.0, 2.0}
+  assert (counts == 1).mean() == HALF
+
+
+# Bad steps
+
+
+class Loss(objective_contract.Defaults):
+  """What an objective must have besides its loss."""
+
+  def init(self, key, batch):
+    raise NotImplementedError
+
+  def predict(self, params, batch):
+    raise NotImplementedError
+
+
+class Poisoned(Loss):
+  """The loss is the mean image and its gradient 1; some batches are bad."""
+
+  def loss(self, params, extra, batch, key, step, frozen):
+    del extra, key, step, frozen
+    bad = batch['label'][0] == 1  # an infinite slope, a finite loss
+    room = jnp.where(bad, 0.0, 0.25)
+    root = jnp.sqrt(params['w'] - jax.lax.stop_gradient(params['w']) + room)
+    return batch['image'].mean() + root - jnp.sqrt(room), ({}, {})
+
+  def update_extra(self, params, extra, carry, step):
+    return {'seen': extra['seen'] + 1, 'w': params['w']}
+
+
+def poisoned_batch(loss=1.0, slope=False):
+  return {
+    'image': jnp.full((2,), loss, jnp.float32),
+    'label': jnp.full((2,), slope, jnp.int32),
+  }
+
+
+@pytest.mark.parametrize(
+  'bad', [dict(loss=np.nan), dict(loss=np.inf), dict(slope=True)]
+)
+def test_a_bad_step_changes_nothing_but_its_count(bad):
+  """Parameters, momentum, average and extra stay; the schedule waits."""
+  of = trainer(
+    Poisoned(),
+    **dict(momentum=0.9, average_decay=0.5),
+    schedule=lambda step: 0.1 * (step + 1),
+  )
+  start = of.state_of({'w': jnp.ones(())}, {'seen': jnp.zeros(()), 'w': 0.0})
+  step = jax.jit(of.train_step)
+  good, first = step(start, poisoned_batch(), jax.random.key(0), {})
+  skipped, second = step(good, poisoned_batch(**bad), jax.random.key(0), {})
+  for name in ('params', 'opt_state', 'average', 'extra'):
+    jax.tree.map(
+      np.testing.assert_array_equal,
+      getattr(skipped, name),
+      getattr(good, name),
+    )
+  assert int(skipped.step) == 2
+  assert int(skipped.guard.skipped) == int(skipped.guard.streak) == 1
+  after, third = step(skipped, poisoned_batch(), jax.random.key(0), {})
+  rates = [float(values['lr']) for values in (first, second, third)]
+  assert rates == pytest.approx([0.1, 0.2, 0.2])
+  assert int(after.guard.skipped) == 1 and int(after.guard.streak) == 0
+  assert [int(v['skipped']) for v in (first, second, third)] == [0, 1, 0]
+  # w: 1 − 0.1 · 1, then − 0.2 · (1 + 0.9)
+  assert float(after.params['w']) == pytest.approx(0.9 - 0.38)
+  assert float(after.extra['seen']) == 2
+
+
+def test_a_spike_is_told_from_the_mean_of_good_losses():
+  """Only once settled, only above the factor, and it does not raise the mean.
+
+  The mean is that of all good losses as long as there are few.
+  """
+  of = trainer(Poisoned(), spike_factor=3.0)
+  state = of.state_of({'w': jnp.ones(())}, {'seen': jnp.zeros(()), 'w': 0.0})
+  step = jax.jit(of.train_step)
+  losses = [7.0] + [1.0] * (SPIKE_WARMUP_STEPS - 1)  # the first: no spike yet
+  mean = np.mean(losses)
+  for loss in losses:
+    state, values = step(state, poisoned_batch(loss), jax.random.key(0), {})
+    assert int(values['skipped']) == 0
+  assert float(state.guard.loss_mean) == pytest.approx(mean, rel=1e-5)
+  for loss, skipped in ((3.01 * mean, 1), (3.02 * mean, 2), (2.99 * mean, 0)):
+    state, values = step(state, poisoned_batch(loss), jax.random.key(0), {})
+    assert int(values['skipped']) == skipped
+  assert int(state.guard.good) == SPIKE_WARMUP_STEPS + 1
+
+
+# Weights worth evaluating, and what an objective carries
+
+
+class Teaching(Loss):
+  """Counts what `loss` carries; its teacher is in the extra state."""
+
+  def init(self, key, batch):
+    return jnp.zeros(()), {'sum': jnp.zeros(()), 'teacher': jnp.ones(())}
+
+  def loss(self, params, extra, batch, key, step, frozen):
+    mean = batch['x'].mean()
+    return params * mean, ({'mean': mean, 'at': step * 1.0}, {'mean': mean})
+
+  def update_extra(self, params, extra, carry, step):
+    total = extra['sum'] + carry['mean'] * step
+    return {'sum': total, 'teacher': 0.5 * (extra['teacher'] + params)}
+
+  def weights(self, params, extra):
+    return {'': params, '_teacher': extra['teacher']}
+
+
+@pytest.mark.parametrize('micro_batches', [1, 2])
+def test_extra_state_follows_the_carry(micro_batches):
+  """It gets the carry's mean over micro-batches, and the new step."""
+  of = trainer(Teaching(), micro_batches=micro_batches)
+  state = of.init_state(jax.random.key(0), None)
+  for step in range(2):
+    batch = {'x': jnp.arange(4.0) + step}  # means 1.5 and 2.5
+    state, metrics = of.train_step(state, batch, jax.random.key(0), {})
+    assert float(metrics['mean']) == 1.5 + step
+    assert float(metrics['at']) == step
+  assert float(state.extra['sum']) == 1.5 * 1 + 2.5 * 2
+  assert float(state.params) == -4  # SGD at a rate of 1
+  assert float(state.extra['teacher']) == 0.5 * (0.5 * (1 - 1.5) - 4)
+
+
+def test_all_weights_are_evaluated():
+  """The objective's, and the average under a name of its own."""
+  of = trainer(Teaching(), average_decay=0.5)
+  state = of.init_state(jax.random.key(0), None)
+  for _ in range(2):
+    batch = {'x': jnp.ones(4)}
+    state, _ = of.train_step(state, batch, jax.random.key(0), {})
+  weights = of.weights(state)
+  assert list(weights) == ['', '_teacher', '_ema']
+  assert float(weights['']) == -2
+  assert float(weights['_ema']) == pytest.approx((-2 - 0.5) / 1.5)
+  assert float(weights['_teacher']) == float(state.extra['teacher'])
+  without = trainer(Teaching())
+  state = without.init_state(jax.random.key(0), None)
+  assert list(without.weights(state)) == ['', '_teacher']
