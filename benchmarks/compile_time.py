@@ -27,12 +27,12 @@ def ours(**changes: Any) -> Callable[[Any], None]:
   def run(devices: Any) -> None:
     import jax
 
-    from vit_jax.config import overrides
+    from vit_jax.config import loading
     from vit_jax.plan.evaluate import changed
     from vit_jax.training import compiling
     from vit_jax.training.experiment import Experiment
 
-    config = changed(overrides.load(CONFIG), model__dropout=0.0, **changes)
+    config = changed(loading.load(CONFIG), model__dropout=0.0, **changes)
     experiment = Experiment.build(config, devices)
     with jax.set_mesh(experiment.mesh):
       compiling.compile_step(experiment)

@@ -98,6 +98,25 @@ ROWS = [
   ),
   Row('L/16 to 512 px', f'{TUNED}:table=2,variant=L/16', 'v3:4x4', {}),
   Row('H/14 to 518 px', f'{TUNED}:table=2,variant=H/14', 'v3:4x4', {}),
+  # The rows of Table 3 that are no plain ViT, and the models besides.
+  *(
+    Row(variant, f'configs/resnet.py:variant={variant}', 'v3:4x4', {})
+    for variant in ('R50x1', 'R50x2', 'R101x1', 'R152x1', 'R152x2', 'R200x3')
+  ),
+  *(
+    Row(variant, f'configs/vit.py:variant={variant},data=jft', 'v3:4x4', {})
+    for variant in ('R50+B/32', 'R50+B/16', 'R50+L/32', 'R50+L/16')
+  ),
+  *(
+    Row(
+      f'Swin-{variant}', f'configs/swin_i1k.py:variant={variant}', 'v3:4x4', {}
+    )
+    for variant in ('T', 'S', 'B')
+  ),
+  *(
+    Row(f'Axial {variant}', f'configs/axial.py:variant={variant}', 'v3:4x4', {})
+    for variant in ('B/32', 'B/16', 'R50')
+  ),
 ]
 COLUMNS = (
   'row',
@@ -119,12 +138,12 @@ COLUMNS = (
 
 def run(row: Row) -> dict[str, Any]:
   """Plans a row."""
-  from vit_jax.config import overrides
+  from vit_jax.config import loading
   from vit_jax.plan import report, topology
   from vit_jax.plan.evaluate import changed, plan
 
   config = changed(
-    overrides.load(row.config),
+    loading.load(row.config),
     **{key.replace('.', '__'): v for key, v in row.overrides.items()},
   )
   made = plan(config, topology.find(row.topology))

@@ -85,14 +85,14 @@ def draw(series: dict[str, list[dict[str, Any]]], path: str) -> None:
 
 
 def main() -> None:
-  from vit_jax.config import overrides
+  from vit_jax.config import loading
   from vit_jax.plan import topology
 
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument('--config', default='configs/l16_i21k.py')
   parser.add_argument('--out', help='draw a picture to this .png')
   arguments = parser.parse_args()
-  config = overrides.load(arguments.config)
+  config = loading.load(arguments.config)
   whole, series = config.batch_size, {}
   for name, batch_of in {
     f'batch {whole}': lambda cores: whole,

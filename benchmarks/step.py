@@ -26,9 +26,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import peers
 import plain_flax
 
-from vit_jax.config import overrides
+from vit_jax.config import loading
 from vit_jax.models.vit import sizes
 from vit_jax.plan.evaluate import changed
 from vit_jax.run import chips, runtime
@@ -45,7 +46,7 @@ class Ours:
   name = 'vit_jax'
 
   def __init__(self, variant: str, batch: int, dtype: str, **model: Any):
-    config = overrides.load('configs/l16_i21k.py')
+    config = loading.load('configs/l16_i21k.py')
     model = {f'model__{key}': value for key, value in model.items()}
     config = changed(
       config,
@@ -157,20 +158,9 @@ class Torch:
 
 
 def _timm(variant: str) -> Any:
-  import torch
-
-  try:
-    import torchvision  # noqa: F401
-  except ImportError:
-    pass
-  except RuntimeError:  # built for another torch: without its operators
-    library = torch.library.Library('torchvision', 'DEF')
-    for name in ('nms', 'qnms'):
-      library.define(f'{name}(Tensor dets, Tensor scores, float t) -> Tensor')
-  import timm
-
   names = dict(Ti='tiny', S='small', B='base', L='large', H='huge')
   letter, patch = variant.split('/')
+  timm = peers.import_timm()
   return timm.create_model(f'vit_{names[letter]}_patch{patch}_224')
 
 

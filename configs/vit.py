@@ -1,9 +1,11 @@
-"""Table 3, every ViT row: --config=configs/vit.py:variant=B/16,data=i21k.
+"""Table 3, every ViT and hybrid row: configs/vit.py:variant=B/16,data=i21k.
 
-Arguments: variant (B/16, B/32, L/16, L/32, H/14), data (jft, i21k, i1k), and
-epochs where Table 3 or Table 6 lists several (L/16 on JFT: 7 or 14; L on i21k:
-30 or 90). Adam β1 .9 β2 .999, batch 4096, 10k warm-up steps, 224 px, sigmoid
-cross-entropy (see l16_i21k.py for what is not in the paper).
+Arguments: variant (B/16, B/32, L/16, L/32, H/14, and the hybrids R50+B/16,
+R50+B/32, R50+L/16, R50+L/32), data (jft, i21k, i1k; hybrids jft), and epochs
+where Table 3 or Table 6 lists several (L/16 and R50+L/16 on JFT: 7 or 14; L on
+i21k: 30 or 90). The ResNets' rows are in resnet.py. Adam β1 .9 β2 .999, batch
+4096, 10k warm-up steps, 224 px, sigmoid cross-entropy (see l16_i21k.py for what
+is not in the paper).
 
 Expected ImageNet top-1 after fine-tuning at 384 px (512 px L/16, 518 px H/14
 from JFT), and cost where the paper gives it, in TPUv3-core-days or exaFLOPs:
@@ -15,6 +17,11 @@ from JFT), and cost where the paper gives it, in TPUv3-core-days or exaFLOPs:
 | L/16    | jft  | 7      | 86.30 (Table 6)       | 783 exaFLOPs          |
 | L/16    | jft  | 14     | 87.12; 87.76 (Table 2)| 0.68k core-days       |
 | H/14    | jft  | 14     | 88.08; 88.55 (Table 2)| 2.5k core-days        |
+| R50+B/32| jft  | 7      | 84.90 (Table 6)       | 106 exaFLOPs          |
+| R50+B/16| jft  | 7      | 85.58 (Table 6)       | 274 exaFLOPs          |
+| R50+L/32| jft  | 7      | 85.68 (Table 6)       | 246 exaFLOPs          |
+| R50+L/16| jft  | 7      | 86.60 (Table 6)       | 859 exaFLOPs          |
+| R50+L/16| jft  | 14     | 87.12 (Table 6)       | 1668 exaFLOPs         |
 | B/16    | i21k | 90     | 83.97 (Table 5)       |                       |
 | B/32    | i21k | 90     | 81.28 (Table 5)       |                       |
 | L/16    | i21k | 90     | 85.15; 85.30 (Table 2)| 0.23k core-days       |
@@ -26,8 +33,9 @@ from JFT), and cost where the paper gives it, in TPUv3-core-days or exaFLOPs:
 | L/32    | i1k  | 300    | 71.16 (Table 5)       | 66.90 before          |
 
 H/14 on i21k is in Table 5 but Table 3 gives no hyper-parameters for it; it
-takes the row of L here. JFT-300M is not public; its configs serve `plan`, and
-your own data by --config.source.dataset.
+takes the row of L here. R50+L/16's two costs are the paper's, though one should
+be twice the other. JFT-300M is not public; its configs serve `plan`, and your
+own data by --config.source.dataset.
 """
 
 from ml_collections import ConfigDict
@@ -42,6 +50,10 @@ TABLE_3 = {
   ('L/32', 'jft'): ((7,), 6e-4),
   ('L/16', 'jft'): ((14, 7), 4e-4),
   ('H/14', 'jft'): ((14,), 3e-4),
+  ('R50+B/16', 'jft'): ((7,), 8e-4),
+  ('R50+B/32', 'jft'): ((7,), 8e-4),
+  ('R50+L/32', 'jft'): ((7,), 2e-4),
+  ('R50+L/16', 'jft'): ((14, 7), 4e-4),
   ('B/16', 'i21k'): ((90,), 1e-3),
   ('B/32', 'i21k'): ((90,), 1e-3),
   ('L/16', 'i21k'): ((90, 30), 1e-3),
@@ -86,6 +98,10 @@ SPEED = {
   'L/16': ('dots', 2, 24),
   'L/32': ('dots', 1, 24),
   'H/14': ('dots', 4, 1),
+  'R50+B/16': ('dots', 2, 12),
+  'R50+B/32': ('dots', 2, 12),
+  'R50+L/16': ('dots', 4, 24),
+  'R50+L/32': ('dots', 2, 24),
 }
 # TPUv3-core-days that Table 2 reports
 CORE_DAYS = {

@@ -1,0 +1,108 @@
+"""Table 3's ResNets (BiT): --config=configs/resnet.py:variant=R50x1.
+
+Arguments: variant (R50x1, R50x2, R101x1, R152x1, R152x2, R200x3), and epochs
+for R152x2 (7 or 14). Pre-trained on JFT with Adam β1 .9 β2 .999, as section 4.1
+says of the ResNets too: batch 4096, 10k warm-up steps, linear decay, weight
+decay .1, 224 px.
+
+Expected ImageNet top-1 after fine-tuning at 384 px, and cost (Table 6):
+
+| variant | epochs | base lr | accuracy | exaFLOPs |
+| R50x1   | 7      | 1e-3    | 77.54    | 50       |
+| R50x2   | 7      | 1e-3    | 82.12    | 199      |
+| R101x1  | 7      | 8e-4    | 80.67    | 96       |
+| R152x1  | 7      | 6e-4    | 81.88    | 141      |
+| R152x2  | 7      | 6e-4    | 84.97    | 563      |
+| R152x2  | 14     | 6e-4    | 85.56    | 1126     |
+| R200x3  | 14     | 6e-4    | 87.22    | 3306     |
+
+R200x3 is in Table 6, but Table 3 gives no hyper-parameters for it; it takes the
+row of R152 here. Not in the paper, and as in vit.py: sigmoid cross-entropy with
+head bias -10, the crops, and linear decay ending at 1e-5. JFT-300M is not
+public; the config serves `plan`, and your own data by --config.source.dataset.
+
+To fine-tune: configs/finetune.py and configs/finetune_imagenet.py, with
+--config.model.name=resnet.
+"""
+
+from ml_collections import ConfigDict
+
+from vit_jax.config import complete, parse_arg
+from vit_jax.errors import UserError, closest
+
+# variant: (epochs, base lr); Table 3, and Table 6 for the epochs
+TABLE_3 = {
+  'R50x1': ((7,), 1e-3),
+  'R50x2': ((7,), 1e-3),
+  'R101x1': ((7,), 8e-4),
+  'R152x1': ((7,), 6e-4),
+  'R152x2': ((14, 7), 6e-4),
+  'R200x3': ((14,), 6e-4),
+}
+# variant: (remat, micro_batches, unroll), the fastest tried for 32 v3 cores of
+# 16 GiB (benchmarks/RESULTS.md)
+SPEED = {
+  'R50x1': ('none', 1, 8),
+  'R50x2': ('dots', 4, 1),
+  'R101x1': ('dots', 2, 1),
+  'R152x1': ('dots', 4, 1),
+  'R152x2': ('dots', 8, 1),
+  'R200x3': ('dots', 16, 1),
+}
+
+
+def get_config(argument: str | None = None) -> ConfigDict:
+  arg = parse_arg(argument, variant='R50x1', epochs=0)
+  if arg.variant not in TABLE_3:
+    raise UserError(
+      f'variant={arg.variant} is no ResNet of Table 3; '
+      f'{closest(arg.variant, TABLE_3)}.'
+    )
+  epochs, base_lr = TABLE_3[arg.variant]
+  if arg.epochs and arg.epochs not in epochs:
+    raise UserError(
+      f'epochs={arg.epochs}: the paper trains {arg.variant} for '
+      f'{" or ".join(map(str, epochs))}; another length by --config.total.'
+    )
+  remat, micro_batches, unroll = SPEED[arg.variant]
+
+  config = ConfigDict()
+  config.total = f'{arg.epochs or epochs[0]} epochs'
+  config.batch_size = 4096
+  config.micro_batches = micro_batches
+  config.image_size = (224, 224)
+  config.num_classes = 18_291
+
+  config.source = dict(name='tfds', dataset='jft300m')
+  config.train = dict(split='train', num_examples=303_000_000)
+  config.augment = dict(crop='inception', min_area=0.05, flip=True)
+  config.preprocess = dict(resize='central', central_fraction=0.875)
+
+  config.model = dict(
+    name='resnet',
+    variant=arg.variant,
+    head_bias=-10.0,
+    dtype='bfloat16',
+    remat=remat,
+    unroll=unroll,
+  )
+  config.objective = dict(name='supervised', cross_entropy='sigmoid')
+  config.optimizer = dict(
+    name='adam', b1=0.9, b2=0.999, weight_decay=0.1, decay_mask='all'
+  )
+  config.schedule = dict(
+    base_lr=base_lr, warmup='10000 steps', decay='linear', end_lr=1e-5
+  )
+  config.mesh = dict(data=-1, fsdp=1, model=1, zero1=True)
+
+  config.evals = dict(
+    val=dict(
+      name='classification',
+      split='validation',
+      every='1 epochs',
+      cross_entropy='sigmoid',
+    )
+  )
+  config.checkpoint = dict(every='2500 steps', keep=3, best='val/accuracy')
+  config.log = dict(every='50 steps')
+  return complete(config)
