@@ -36,7 +36,7 @@ class Numbered:
       raise OSError('the disk is gone')
     pixels = np.random.default_rng(index).integers(0, 256, (9, 11, 3))
     image = cv2.imencode('.png', pixels.astype(np.uint8))[1].tobytes()
-    if index == self.bad['undecodable']:
+    if index in np.atleast_1d(self.bad['undecodable']):
       image = image[: len(image) // 2]
     label = self.size if index == self.bad['label'] else index
     return {'image': image, 'label': label}

@@ -1,7 +1,6 @@
 """Starts real commands as a user would, and reads what they leave behind."""
 
 import atexit
-import functools
 import json
 import os
 import pathlib
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 
 ROOT = pathlib.Path(__file__).parent.parent
+_CACHE = 'VIT_JAX_TEST_CACHE'
 
 # l16_i21k.py made small: a stand-in source, tiny sizes, float32.
 SMALL_L16 = {
@@ -36,6 +36,7 @@ SMALL_L16 = {
   'model.unroll': 1,
   'log.every': '1 steps',
   'log.tensorboard': 'false',
+  'log.curves': 'false',
   'evals.val.every': '10 steps',
   'checkpoint.every': '10 steps',
 }
@@ -52,22 +53,34 @@ def flags(config: str, workdir: Any, overrides: dict[str, Any]) -> list[str]:
   return [f'--config={config}', f'--workdir={workdir}', *given]
 
 
-@functools.cache
-def _compilation_cache() -> str:
-  """A directory that all commands of one test run share, to save time."""
-  folder = tempfile.mkdtemp(prefix='vit_jax_tests_')
-  atexit.register(shutil.rmtree, folder, ignore_errors=True)
-  return folder
+def compilation_cache() -> str:
+  """A directory that all commands of one test run share, to save time.
+
+  The first process of the run makes it and removes it; those that it starts
+  find it in their environment.
+  """
+  if _CACHE not in os.environ:
+    os.environ[_CACHE] = tempfile.mkdtemp(prefix='vit_jax_tests_')
+    atexit.register(shutil.rmtree, os.environ[_CACHE], ignore_errors=True)
+  return os.environ[_CACHE]
 
 
-def environment(devices: int = 1) -> dict[str, str]:
-  """CPU only, with some virtual devices; not the test runner's own."""
+def environment(devices: int = 1, level: int = 0) -> dict[str, str]:
+  """CPU only, with some virtual devices; not the test runner's own.
+
+  Args:
+    devices: how many.
+    level: of XLA's optimisation of machine code. Most of these programs are
+      compiled for longer than they run, so none; where programs are looked at,
+      as for TPUs, users' own 3.
+  """
   return os.environ | {
-    'JAX_COMPILATION_CACHE_DIR': _compilation_cache(),
+    'JAX_COMPILATION_CACHE_DIR': compilation_cache(),
     'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
     'JAX_PLATFORMS': 'cpu',
     'MALLOC_ARENA_MAX': '16',  # these runs compile longer than they step
-    'XLA_FLAGS': f'--xla_force_host_platform_device_count={devices}',
+    'XLA_FLAGS': f'--xla_force_host_platform_device_count={devices} '
+    f'--xla_backend_optimization_level={level}',
   }
 
 
@@ -76,7 +89,7 @@ def start(arguments: list[str], devices: int = 1) -> subprocess.Popen:
   return subprocess.Popen(
     arguments,
     cwd=ROOT,
-    env=environment(devices),
+    env=environment(devices, 3 if 'vit_jax.plan' in arguments else 0),
     stdout=subprocess.PIPE,
     stderr=subprocess.PIPE,
     text=True,

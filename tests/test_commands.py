@@ -16,7 +16,9 @@ from tests import runs
 def trained(tmp_path_factory):
   """A workdir of the small L/16 after 20 steps, with an average of weights."""
   workdir = tmp_path_factory.mktemp('trained') / 'run'
-  runs.train(workdir, devices=2, average_decay=0.9, source__height=48)
+  runs.train(
+    workdir, devices=2, average_decay=0.9, source__height=48, log__curves=True
+  )
   return workdir
 
 

@@ -6,7 +6,7 @@ import re
 import jax
 import pytest
 
-from vit_jax.config import overrides
+from vit_jax.config import loading
 from vit_jax.errors import UserError
 from vit_jax.training.experiment import Experiment
 
@@ -18,6 +18,11 @@ TABLE_3 = [
   ('L/16', 'jft', 7, 4e-4, 'linear', 0.1, 0.0, None),
   ('L/16', 'jft', 14, 4e-4, 'linear', 0.1, 0.0, None),
   ('H/14', 'jft', 14, 3e-4, 'linear', 0.1, 0.0, None),
+  ('R50+B/16', 'jft', 7, 8e-4, 'linear', 0.1, 0.0, None),
+  ('R50+B/32', 'jft', 7, 8e-4, 'linear', 0.1, 0.0, None),
+  ('R50+L/32', 'jft', 7, 2e-4, 'linear', 0.1, 0.0, None),
+  ('R50+L/16', 'jft', 7, 4e-4, 'linear', 0.1, 0.0, None),
+  ('R50+L/16', 'jft', 14, 4e-4, 'linear', 0.1, 0.0, None),
   ('B/16', 'i21k', 90, 1e-3, 'linear', 0.03, 0.1, None),
   ('B/32', 'i21k', 90, 1e-3, 'linear', 0.03, 0.1, None),
   ('L/16', 'i21k', 30, 1e-3, 'linear', 0.03, 0.1, None),
@@ -39,7 +44,7 @@ EXAMPLES = {'jft': 303_000_000, 'i21k': 14_145_922, 'i1k': 1_281_167}
 def test_table_3(row):
   """Resolved values of every pre-training row."""
   variant, data, epochs, lr, decay, weight_decay, dropout, clip = row
-  config = overrides.load(
+  config = loading.load(
     f'configs/vit.py:variant={variant},data={data},epochs={epochs}'
   )
   assert config.model.variant == variant
@@ -66,10 +71,35 @@ def test_table_3(row):
   assert (config.augment.min_area, config.augment.max_area) == (0.05, 1)
 
 
+@pytest.mark.parametrize(
+  'variant, epochs, lr',
+  [
+    *(('R50x1', 7, 1e-3), ('R50x2', 7, 1e-3), ('R101x1', 7, 8e-4)),
+    *(('R152x1', 7, 6e-4), ('R152x2', 7, 6e-4), ('R152x2', 14, 6e-4)),
+    ('R200x3', 14, 6e-4),
+  ],
+)
+def test_table_3_resnets(variant, epochs, lr):
+  """The ResNets' rows; all on JFT with Adam."""
+  config = loading.load(f'configs/resnet.py:variant={variant},epochs={epochs}')
+  assert (config.model.name, config.model.variant) == ('resnet', variant)
+  assert config.total == f'{epochs} epochs'
+  assert (config.batch_size, config.image_size) == (4096, (224, 224))
+  schedule, optimizer = config.schedule, config.optimizer
+  assert (schedule.base_lr, schedule.warmup) == (lr, '10000 steps')
+  assert (schedule.decay, schedule.end_lr) == ('linear', 1e-5)
+  assert (optimizer.name, optimizer.b1, optimizer.b2) == ('adam', 0.9, 0.999)
+  assert (optimizer.weight_decay, optimizer.decay_mask) == (0.1, 'all')
+  assert optimizer.clip_norm is None
+  assert config.num_classes == CLASSES['jft']
+  assert config.train.num_examples == EXAMPLES['jft']
+  assert config.objective.cross_entropy == 'sigmoid'
+
+
 def test_main_config_is_the_90_epoch_row():
   """l16_i21k.py, written out, equals the table's row, and Table 2's cost."""
-  main = overrides.load('configs/l16_i21k.py')
-  row = overrides.load('configs/vit.py:variant=L/16,data=i21k,epochs=90')
+  main = loading.load('configs/l16_i21k.py')
+  row = loading.load('configs/vit.py:variant=L/16,data=i21k,epochs=90')
   assert main.to_dict() == row.to_dict()
   assert main.paper_core_days == 230
   assert main.train.split == 'train[51200:]'
@@ -85,7 +115,29 @@ def test_paper_costs():
     ('variant=H/14,data=jft', 2500),
     ('variant=B/16,data=jft', None),
   ):
-    assert overrides.load(f'configs/vit.py:{arg}').paper_core_days == days
+    assert loading.load(f'configs/vit.py:{arg}').paper_core_days == days
+
+
+@pytest.mark.parametrize(
+  'argument, position, at',
+  [
+    ('kind=none', 'none', None),
+    ('kind=learned', 'learned', 'stem'),
+    ('kind=learned,at=layers', 'learned', 'layers'),
+    ('kind=2d,at=shared', '2d', 'shared'),
+    ('kind=relative', 'relative', 'layers'),
+    ('kind=relative,at=shared', 'relative', 'shared'),
+  ],
+)
+def test_table_8(argument, position, at):
+  """B/16 of Table 3's row on JFT, but for positions."""
+  config = loading.load(f'configs/positions.py:{argument}')
+  model = Experiment.build(config, jax.devices()).model
+  assert (model.position, model.position_at) == (position, at)
+  row = loading.load('configs/vit.py:variant=B/16,data=jft')
+  with config.unlocked():
+    config.model.position, config.model.position_at = 'learned', None
+  assert config.to_dict() == row.to_dict()
 
 
 # data, steps, warm-up, classes, training examples, on the dev split (Table 4)
@@ -115,7 +167,7 @@ def _is_fine_tuning(config) -> None:
 def test_table_4(row):
   """Resolved values of the small fine-tuning sets."""
   data, steps, warmup, classes, examples, dev_examples = row
-  config = overrides.load(f'configs/finetune.py:data={data}')
+  config = loading.load(f'configs/finetune.py:data={data}')
   _is_fine_tuning(config)
   assert config.total == f'{steps} steps'
   assert config.schedule.warmup == f'{warmup} steps'
@@ -123,7 +175,7 @@ def test_table_4(row):
   assert config.train.num_examples == examples
   assert config.image_size == (384, 384)
   assert config.evals.test.split == 'test'
-  dev = overrides.load(f'configs/finetune.py:data={data},dev=1')
+  dev = loading.load(f'configs/finetune.py:data={data},dev=1')
   assert dev.train.num_examples == dev_examples
   assert dev.evals.test.split != 'test'
 
@@ -137,12 +189,12 @@ NO_CROP |= {'dsprites_location'}
 def test_vtab_keeps_the_labels():
   """Nineteen tasks; a label that a flip or a crop changes is left alone."""
   with pytest.raises(UserError, match='has 19 tasks') as caught:
-    overrides.load('configs/finetune.py:data=vtab')
+    loading.load('configs/finetune.py:data=vtab')
   tasks = re.findall(r'\w+', str(caught.value).partition('llowed: ')[2])
   tasks = [task for task in tasks if task in VTAB_CLASSES]
   assert {*tasks} == {*VTAB_CLASSES} and len(VTAB_CLASSES) == 19
   for task, num_classes in VTAB_CLASSES.items():
-    config = overrides.load(f'configs/finetune.py:data=vtab,task={task}')
+    config = loading.load(f'configs/finetune.py:data=vtab,task={task}')
     _is_fine_tuning(config)
     assert config.num_classes == num_classes
     # Of svhn BiT mirrors the digits: a deviation, see the config.
@@ -151,13 +203,11 @@ def test_vtab_keeps_the_labels():
     assert config.augment.crop == crop, task
     if crop == 'inception':  # what is in the middle is in every crop
       assert config.augment.min_area == pytest.approx((384 / 448) ** 2)
-    dev = overrides.load(f'configs/finetune.py:data=vtab,task={task},dev=1')
+    dev = loading.load(f'configs/finetune.py:data=vtab,task={task},dev=1')
     assert config.train.split == f'train[:800]+{dev.evals.test.split}'
     assert (config.train.num_examples, dev.train.num_examples) == (1000, 800)
     assert config.evals.test.split != dev.evals.test.split
-  azimuth = overrides.load(
-    'configs/finetune.py:data=vtab,task=smallnorb_azimuth'
-  )
+  azimuth = loading.load('configs/finetune.py:data=vtab,task=smallnorb_azimuth')
   assert azimuth.source.label_key == 'label_azimuth'
 
 
@@ -173,24 +223,68 @@ VTAB_CLASSES = {
 
 def test_fine_tuning_on_imagenet():
   """Table 4's row, its 1 % dev split, and Table 2's sizes with averaging."""
-  config = overrides.load('configs/finetune_imagenet.py')
+  config = loading.load('configs/finetune_imagenet.py')
   _is_fine_tuning(config)
   assert (config.total, config.image_size) == ('20000 steps', (384, 384))
   assert config.average_decay is None
-  dev = overrides.load('configs/finetune_imagenet.py:dev=1')
+  dev = loading.load('configs/finetune_imagenet.py:dev=1')
   assert dev.train.num_examples + 12_812 == config.train.num_examples
   for variant, size in (('L/16', 512), ('H/14', 518)):
-    best = overrides.load(
+    best = loading.load(
       f'configs/finetune_imagenet.py:table=2,variant={variant}'
     )
     assert best.image_size == (size, size)
     assert best.average_decay == 0.9999
     assert best.model.variant == variant
-  huge = overrides.load('configs/finetune_imagenet.py:variant=H/14')
+  huge = loading.load('configs/finetune_imagenet.py:variant=H/14')
   assert Experiment.build(huge, jax.devices()).model.grid((384, 384)) == (
     27,
     27,
   )
+
+
+@pytest.mark.parametrize(
+  'variant, drop_path', [('T', 0.2), ('S', 0.3), ('B', 0.5)]
+)
+def test_swin_on_imagenet(variant, drop_path):
+  """The authors' recipe; rates are for 512 images, doubled for 1024."""
+  config = loading.load(f'configs/swin_i1k.py:variant={variant}')
+  assert (config.total, config.batch_size) == ('300 epochs', 1024)
+  assert (config.model.name, config.model.variant) == ('swin', variant)
+  assert config.model.drop_path == drop_path
+  assert config.model.window_size == 7
+  schedule, optimizer = config.schedule, config.optimizer
+  assert (schedule.base_lr, schedule.end_lr) == (2 * 5e-4, 2 * 5e-6)
+  assert (schedule.warmup, schedule.decay) == ('20 epochs', 'cosine')
+  assert (optimizer.weight_decay, optimizer.clip_norm) == (0.05, 5.0)
+  assert optimizer.decay_mask == 'kernels'
+  mix = config.mix
+  assert (mix.mixup, mix.cutmix, mix.erasing) == (0.8, 1.0, 0.25)
+  augment = config.augment
+  assert (augment.randaugment_layers, augment.randaugment_magnitude) == (2, 9)
+  assert augment.randaugment_policy == 'timm' and augment.min_area == 0.08
+  assert config.objective.label_smoothing == 0.1
+  assert config.average_decay is None
+
+
+@pytest.mark.parametrize(
+  'variant, row',
+  [
+    ('B/16', 'vit.py:variant=B/16,data=jft'),
+    ('B/32', 'vit.py:variant=B/32,data=jft'),
+    ('R50', 'resnet.py:variant=R50x1'),
+  ],
+)
+def test_axial_models_take_the_row_of_their_plain_ones(variant, row):
+  """All of Table 3's but the model and how it is computed."""
+  axial = loading.load(f'configs/axial.py:variant={variant}').to_dict()
+  plain = loading.load(f'configs/{row}').to_dict()
+  for config in (axial, plain):
+    model = config.pop('model')
+    assert model['variant'].startswith(variant)
+    assert model['head_bias'] == -10 and not model.get('dropout')
+  axial['micro_batches'] = plain['micro_batches']
+  assert axial == plain
 
 
 def test_every_config_builds():
@@ -200,7 +294,7 @@ def test_every_config_builds():
   for file in files:
     if file.stem == 'folder':  # needs a folder, see test_folder_config
       continue
-    config = overrides.load(str(file))
+    config = loading.load(str(file))
     if config.init_from is not None or file.stem.startswith('finetune'):
       with config.unlocked():  # a fine-tuning takes this from the weights
         config.model.variant = 'B/16'
@@ -215,7 +309,7 @@ def test_folder_config(tmp_path):
     for i in range(10):
       (tmp_path / 'train' / name / f'{i}.png').write_bytes(b'not read here')
   for path in (tmp_path, tmp_path / 'train'):
-    config = overrides.load(f'configs/folder.py:path={path}')
+    config = loading.load(f'configs/folder.py:path={path}')
     assert (config.num_classes, config.train.num_examples) == (2, 18)
     assert config.evals.val.split == 'train[90%:]'
     assert config.train.split != 'train[:90%]'  # of workdirs from before
@@ -227,14 +321,14 @@ def test_folder_config(tmp_path):
   (tmp_path / 'Valid' / 'cat' / '1.png').rename(
     tmp_path / 'train' / 'cat' / '1.png'
   )
-  parted = overrides.load(f'configs/folder.py:path={tmp_path}')
+  parted = loading.load(f'configs/folder.py:path={tmp_path}')
   assert parted.evals.val.split == 'val' and parted.train.num_examples == 11
-  tune = overrides.load(f'configs/folder.py:path={tmp_path},tune=1')
+  tune = loading.load(f'configs/folder.py:path={tmp_path},tune=1')
   assert tune.optimizer.name == 'sgd' and tune.image_size == (384, 384)
   with pytest.raises(UserError, match='gs://bucket/photos is remote'):
-    overrides.load('configs/folder.py:path=gs://bucket/photos')
+    loading.load('configs/folder.py:path=gs://bucket/photos')
   with pytest.raises(UserError, match='which folder'):
-    overrides.load('configs/folder.py')
+    loading.load('configs/folder.py')
 
 
 def test_bad_arguments_are_user_errors():
@@ -244,12 +338,18 @@ def test_bad_arguments_are_user_errors():
     ('vit.py:variant=B/17', 'no row of Table 3'),
     ('vit.py:variant=B/16,data=i21k,epochs=91', 'for 90'),
     ('vit.py:epochs=many', 'type int'),
+    ('positions.py:kind=none,at=stem', 'not in Table 8'),
+    ('vit.py:variant=R50+B/16,data=i21k', 'no row of Table 3'),
+    ('resnet.py:variant=R50x3', "did you mean 'R50x"),
+    ('resnet.py:epochs=8', 'for 7'),
     ('finetune.py:data=cifar', "did you mean 'cifar1"),
     ('finetune.py:data=cifar10,task=dtd', 'for data=vtab'),
     ('finetune.py:data=vtab,task=dtt', "did you mean 'dtd'"),
     ('finetune_imagenet.py:table=2', 'variant=L/16'),
     ('finetune_imagenet.py:table=3', '2 and 4'),
+    ('swin_i1k.py:variant=L', 'no Swin-L'),
+    ('axial.py:variant=L/16', 'no axial L/16'),
     ('nothing.py', 'no config file'),
   ):
     with pytest.raises(UserError, match=message):
-      overrides.load(f'configs/{argument}')
+      loading.load(f'configs/{argument}')

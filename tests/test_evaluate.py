@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tiny_vit
 
-from vit_jax import checkpoint, evaluate
+from vit_jax import checkpoint, evaluate, predict
 from vit_jax.arrays import host, sharding
 from vit_jax.config import overrides
 from vit_jax.errors import UserError
@@ -146,6 +146,26 @@ def test_data_of_any_source(trained, weights, tmp_path):
     _run(digits, dataset='folder', split='train')
   with pytest.raises(UserError, match='has no place of its own.*members'):
     _run(digits, dataset='mixture', data_dir='x')
+
+
+def test_preprocessing_by_flags(trained, tmp_path):
+  """It is the weights' unless a flag says otherwise; `predict` likewise."""
+  plain = _run(trained)
+  same = _run(trained, '--config.preprocess.resize=squash')
+  other = _run(
+    trained,
+    '--config.preprocess.resize=central',
+    '--config.preprocess.central_fraction=0.5',
+  )
+  assert plain == same
+  assert plain['loss'] != other['loss']
+  image = str(_write(tmp_path, 1) / 'cat' / '0.png')
+  (first,) = predict.run(trained, [image])
+  setting = '--config.preprocess.resize=central'
+  (second,) = predict.run(trained, [image], settings=[setting])
+  assert first != second
+  with pytest.raises(UserError, match="did you mean 'preprocess.resize'"):
+    predict.run(trained, [image], settings=['--config.preprocess.resiz=1'])
 
 
 def test_flags_of_the_config_are_taken_aside():

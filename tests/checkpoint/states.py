@@ -9,13 +9,13 @@ import jax
 import numpy as np
 
 from vit_jax.checkpoint import Checkpointer
-from vit_jax.config import overrides
+from vit_jax.config import loading
 from vit_jax.config.completion import complete
 from vit_jax.training.experiment import Experiment
 
 
 def config(**changes):
-  loaded = overrides.load('configs/quickstart.py')
+  loaded = loading.load('configs/quickstart.py')
   values = loaded.to_dict()
   values['model'] |= {'width': 32, 'depth': 2, 'mlp_dim': 32} | changes
   values['average_decay'] = 0.9

@@ -36,6 +36,7 @@ runpy.run_module('vit_jax.train', run_name='__main__')
 """
 
 SHORT = {'total': '2 steps', 'schedule.warmup': '1 steps', 'model.depth': 1}
+SHORT |= {'log.curves': 'true'}  # the last thing that a run does
 
 
 def _held(tmp_path, where, **changes):

@@ -16,6 +16,7 @@ CHANGES = runs.SMALL_L16 | {
   'schedule.warmup': '1 steps',
   'model.depth': 1,
   'log.tensorboard': 'true',
+  'log.curves': 'true',
   'evals.val.every': '1 steps',  # each makes the metrics visible
   'checkpoint.every': '2 steps',
 }

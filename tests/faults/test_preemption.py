@@ -31,12 +31,22 @@ def _evaluations(workdir) -> list[tuple[int, float]]:
 SIGNALS = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP]
 
 
+TWELVE = runs.SMALL_L16 | LONGER | {'total': '12 steps'}
+
+
+@pytest.fixture(scope='module')
+def straight(tmp_path_factory):
+  """The workdir of twelve steps that nothing interrupted."""
+  workdir = tmp_path_factory.mktemp('straight') / 'run'
+  runs.run(runs.command('train', *runs.flags(CONFIG, workdir, TWELVE)))
+  return workdir
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize('number', SIGNALS * count(1, 3))
-def test_one_process(tmp_path, number):
+def test_one_process(tmp_path, straight, number):
   """Exit 42; the resumed run has every step and evaluation exactly once."""
-  straight, stopped = tmp_path / 'straight', tmp_path / 'stopped'
-  changes = runs.SMALL_L16 | LONGER | {'total': '12 steps'}
+  stopped, changes = tmp_path / 'stopped', TWELVE
   again = runs.command('train', *runs.flags(CONFIG, stopped, changes))
   process = runs.start(again)
   runs.wait_for_step(stopped, 4, [process])
@@ -45,7 +55,6 @@ def test_one_process(tmp_path, number):
   _, err = runs.finish(process, code=42)
   assert 'stopping and saving' in err and 'preempted: stopped' in err
   runs.run(again)
-  runs.run(runs.command('train', *runs.flags(CONFIG, straight, changes)))
   assert runs.losses(stopped) == runs.losses(straight)
   assert _evaluations(stopped) == _evaluations(straight)
   assert [step for step, _ in _evaluations(stopped)] == list(range(1, 13))

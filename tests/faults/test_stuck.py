@@ -9,13 +9,13 @@ from etils import epath
 
 from tests import runs
 from tests.faults.counts import injected
-from tests.faults.test_preemption import LONGER
 from vit_jax.run import stragglers
 from vit_jax.run.watchdog import EXIT_STUCK, Watchdog
 
 LIMITS = {
-  'total': '2000 steps',
-  'evals.val.every': '1000 steps',
+  'total': '100000 steps',
+  'evals.val.every': '100000 steps',
+  'checkpoint.every': '100000 steps',
   'recovery.watchdog_min_s': 8,
   'recovery.watchdog_pause_s': 90,
 }
@@ -29,7 +29,7 @@ def test_a_sleeping_peer(tmp_path):
   # Well below the 30 s after which JAX takes a peer that sleeps for lost (45),
   # also on a machine whose steps take seconds.
   soon = {'recovery.watchdog_factor': 3.0}
-  processes = runs.start_pair(workdir, LONGER | LIMITS | soon, devices=2)
+  processes = runs.start_pair(workdir, LIMITS | soon, devices=2)
   try:
     runs.wait_for_step(workdir, 8, processes)
     processes[1].send_signal(signal.SIGSTOP)
@@ -51,7 +51,7 @@ def test_a_sleeping_peer(tmp_path):
 def test_a_dead_peer(tmp_path):
   """SIGKILL to one of two: the other exits 45 at once, with a message."""
   workdir = tmp_path / 'run'
-  processes = runs.start_pair(workdir, LONGER | LIMITS, devices=2)
+  processes = runs.start_pair(workdir, LIMITS, devices=2)
   try:
     runs.wait_for_step(workdir, 8, processes)
     processes[1].send_signal(signal.SIGKILL)

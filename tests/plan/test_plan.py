@@ -61,7 +61,7 @@ def test_scanned_and_unrolled_agree():
   its backward pass needs, which costs cycles that an unrolled one does not pay.
   """
   script = str(runs.ROOT / 'tests' / 'plan' / 'scanned.py')
-  environment = runs.environment() | {'PYTHONPATH': str(runs.ROOT)}
+  environment = runs.environment(level=3) | {'PYTHONPATH': str(runs.ROOT)}
   done = subprocess.run(
     [sys.executable, script], env=environment, capture_output=True, text=True
   )

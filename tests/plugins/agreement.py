@@ -19,8 +19,8 @@ class Objective(Defaults):
     images = jnp.zeros((1, *batch['crops'].shape[2:]))
     return self.setting.model.init(key, images)['params'], {}
 
-  def loss(self, params, extra, batch, key, step):
-    del extra, key, step
+  def loss(self, params, extra, batch, key, step, frozen):
+    del extra, key, step, frozen
     first, second = (
       self._features(params, batch['crops'][:, i]) for i in (0, 1)
     )

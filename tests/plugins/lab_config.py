@@ -35,5 +35,5 @@ def get_config():
     )
   )
   config.checkpoint = dict(every='4 steps', best='lab_teacher/accuracy')
-  config.log = dict(every='1 steps', tensorboard=False)
+  config.log = dict(every='1 steps', tensorboard=False, curves=False)
   return complete(config)

@@ -32,7 +32,7 @@ class Objective(Defaults):
     centre = jnp.zeros(self.setting.model.num_classes)
     return {'teacher': params, 'centre': centre}
 
-  def loss(self, params, extra, batch, key, step):
+  def loss(self, params, extra, batch, key, step, frozen):
     images, targets = self.setting.mix(batch, key)
     model = self.setting.model
     logits = model.apply({'params': params}, images, key)

@@ -34,7 +34,7 @@ def load(path):
 
     return jax.tree_util.tree_map_with_path(leaf, abstract)
 
-  return Pretrained(path, about, put, lambda abstract: None)
+  return Pretrained(path, about, put)
 
 
 def save(path, params, about):

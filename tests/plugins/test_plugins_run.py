@@ -5,6 +5,7 @@ The files beside this one are what a stranger would write from the contracts;
 """
 
 import json
+import shutil
 import types
 
 import numpy as np
@@ -13,13 +14,14 @@ import pytest
 from tests import runs
 from vit_jax import convert
 from vit_jax.arrays import sharding, tree
-from vit_jax.config import overrides
+from vit_jax.config import loading
 from vit_jax.errors import UserError
 from vit_jax.training.experiment import Experiment
 from vit_jax.weights import pretrained
 
 CONFIG = 'tests/plugins/lab_config.py'
 FORMAT = 'tests.plugins.lab_weights'
+STOPPING = {'evals__lab__name': 'tests.plugins.lab_stopping'}
 TIMES = ('img_per_sec', 'data_wait')  # what no two runs have in common
 
 
@@ -76,8 +78,7 @@ def test_a_run_evaluates_all_weights_of_the_objective(lab):
 
 def test_a_preempted_run_resumes_as_if_nothing_were(lab, tmp_path):
   """Stopped in the evaluation of step 4: the same lines in the end."""
-  stopping = {'evals__lab__name': 'tests.plugins.lab_stopping'}
-  train(tmp_path, code=42, **stopping)
+  train(tmp_path, code=42, **STOPPING)
   assert [line['step'] for line in metrics(tmp_path)] == [1, 2, 3, 4]
   train(tmp_path)
   assert metrics(tmp_path) == metrics(lab.run)
@@ -100,8 +101,15 @@ def test_evaluate(lab, where):
   last, found = evaluations(lab.run)[-1], json.loads(out)
   for key in ('accuracy', 'count'):
     assert found[key] == last[f'lab/{key}']
-  for key in ('confidence', 'confidence_other'):  # sums of other batches
-    np.testing.assert_allclose(found[key], last[f'lab/{key}'], rtol=1e-5)
+  endings = {'run': {'': '', 'teacher/': '_teacher'}, 'weights': {'': ''}}[
+    where
+  ]
+  assert ('teacher/accuracy' in found) == ('teacher/' in endings)
+  for prefix, ending in endings.items():
+    for key in ('confidence', 'confidence_other'):  # sums of other batches
+      np.testing.assert_allclose(
+        found[prefix + key], last[f'lab{ending}/{key}'], rtol=1e-5
+      )
 
 
 def test_convert_there_and_back(lab, tmp_path):
@@ -116,6 +124,21 @@ def test_convert_there_and_back(lab, tmp_path):
     pretrained.find(str(path)).about for path in (lab.run, tmp_path / 'back')
   ]
   assert about[0] == about[1]
+
+
+def test_a_teacher_is_converted(lab, tmp_path):
+  """Its weights alone, and no others than the objective has."""
+  teacher = str(tmp_path / 'teacher')
+  convert.run(str(lab.run), teacher, 'teacher')
+  found, student = params_of(teacher), params_of(lab.run)
+  assert not np.array_equal(found['body/kernel'], student['body/kernel'])
+  out, _ = runs.run(
+    runs.command('evaluate', f'--checkpoint={teacher}', '--json')
+  )
+  confidence = evaluations(lab.run)[-1]['lab_teacher/confidence']
+  assert json.loads(out)['confidence'] == pytest.approx(confidence, rel=1e-5)
+  with pytest.raises(UserError, match="no weights 'pupil'; it has params, tea"):
+    convert.run(str(lab.run), str(tmp_path / 'pupil'), 'pupil')
 
 
 def test_finetune_starts_student_and_teacher_from_the_weights(lab, tmp_path):
@@ -134,11 +157,37 @@ def test_finetune_starts_student_and_teacher_from_the_weights(lab, tmp_path):
   assert line['lab_teacher/confidence'] == line['lab/confidence']
 
 
+def test_a_frozen_teacher(lab, tmp_path):
+  """It teaches, is no part of the checkpoint, and must stay who it is."""
+  teacher, run = tmp_path / 'teacher', tmp_path / 'run'
+  shutil.copytree(lab.run / 'checkpoints/4', teacher)
+  changes = {
+    'objective__name': 'tests.plugins.lab_pupil',
+    'objective__teacher': teacher,
+    'checkpoint__best': 'lab/accuracy',
+  }
+  train(run, code=42, **changes, **STOPPING)
+  lines = [line for line in metrics(run) if 'loss' in line]
+  assert len(lines) == 4 and all(line['distance'] > 0 for line in lines)
+  step = run / 'checkpoints/4'
+  assert set(params_of(step)) == set(params_of(teacher))
+  assert not (step / 'extra').exists()
+  for other, code in (('8', 2), ('4', 0)):
+    shutil.rmtree(teacher)
+    shutil.copytree(lab.run / 'checkpoints' / other, teacher)
+    _, err = train(run, code=code, **changes)
+    assert ('weights teacher' in err) == bool(code)
+  assert [line['step'] for line in evaluations(run)] == [4, 8]
+  shutil.rmtree(teacher)  # an evaluation does without it
+  out, _ = runs.run(runs.command('evaluate', f'--checkpoint={run}', '--json'))
+  assert json.loads(out)['count'] == 32
+
+
 def test_the_best_step_may_be_the_teachers():
   """`checkpoint.best` knows the objective's endings, and no others."""
   import jax
 
-  config = overrides.load(CONFIG)
+  config = loading.load(CONFIG)
   assert config.checkpoint.best == 'lab_teacher/accuracy'
   config.checkpoint.best = 'lab_pupil/accuracy'
   with pytest.raises(UserError, match='allowed: lab/accuracy, lab_teacher/'):

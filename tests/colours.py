@@ -1,0 +1,59 @@
+"""A source of coloured noise, and features of it that need no model."""
+
+import jax.numpy as jnp
+import numpy as np
+from numbered import PLAIN, mesh_of
+
+from vit_jax.data.pipeline.reader import Reader
+from vit_jax.evaluators.contract import Setting
+
+CLASSES, WIDTH = 5, 12
+
+
+class Colours:
+  """Noise around a colour of each class; some images may be damaged."""
+
+  num_classes, class_names = CLASSES, list('abcde')
+
+  def __init__(self, size, seed, bad=()):
+    self.name, self.size, self.bad = f'colours/{seed}', size, set(bad)
+    rng = np.random.default_rng(seed)
+    self.labels = rng.integers(0, CLASSES, size)
+    centres = np.random.default_rng(0).integers(60, 190, (CLASSES, 1, 1, 3))
+    noise = rng.integers(-50, 50, (size, 4, 4, 3))
+    self.images = (centres[self.labels] + noise).astype(np.uint8)
+
+  def __len__(self):
+    return self.size
+
+  def __getitem__(self, index):
+    image = b'broken' if index in self.bad else self.images[index]
+    return {'image': image, 'label': int(self.labels[index])}
+
+
+TRAIN, TEST = Colours(203, 1), Colours(61, 2)
+WEIGHTS = np.random.default_rng(3).normal(size=(48, WIDTH)).astype(np.float32)
+
+
+def features_of(source, kept=slice(None)):
+  """What `predict` computes, in NumPy."""
+  pixels = source.images[kept].reshape(-1, 48) / np.float32(255)
+  return np.tanh(pixels @ WEIGHTS), source.labels[kept]
+
+
+def predict(weights, batch):
+  pixels = batch['image'].reshape(len(batch['image']), -1) / 255.0
+  features = jnp.tanh(pixels @ weights)
+  return {'features': features, 'logits': features}
+
+
+def setting(train=TRAIN, test=TEST, devices=1, batch_size=16, **more):
+  return Setting(
+    open_source=lambda split: train if split == 'train' else test,
+    transform=PLAIN,
+    predict=predict,
+    num_classes=0,
+    mesh=mesh_of(data=devices),
+    batch_size=batch_size,
+    reader=Reader(threads=2, **more),
+  )

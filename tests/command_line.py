@@ -1,0 +1,29 @@
+"""The flags of a command with a config, parsed in the test's own process."""
+
+import sys
+
+import pytest
+from absl import flags
+
+from vit_jax.config import overrides
+from vit_jax.errors import UserError
+
+
+@pytest.fixture
+def command_line(monkeypatch):
+  """(arguments) → the config; flags vanish after the test."""
+  before = set(flags.FLAGS)
+
+  def parse(*arguments):
+    argv = ['program', *arguments]
+    monkeypatch.setattr(sys, 'argv', argv)  # ml_collections reads it
+    overrides.define_flag(argv)
+    try:
+      flags.FLAGS(argv)
+    except flags.Error as error:
+      raise UserError(overrides.unknown_flag_message(error)) from error
+    return flags.FLAGS.config
+
+  yield parse
+  flags.FLAGS.unparse_flags()
+  flags.FLAGS.remove_flag_values([f for f in flags.FLAGS if f not in before])

@@ -1,0 +1,53 @@
+"""A model of sections in sections: a stem of one kind or another, and heads."""
+
+from typing import Annotated
+
+from vit_jax.config import plugins
+from vit_jax.config.plugins import Nested, Section
+from vit_jax.models.contract import Defaults
+
+
+class Stem:
+  """One layer; the dotted name of this module stands for it."""
+
+  def __init__(self, width, /, *, kernel_size: int = 3, bias: bool = True):
+    self.width, self.kernel_size, self.bias = width, kernel_size, bias
+
+
+@plugins.operational('shown')
+class Head:
+  """Some outputs."""
+
+  def __init__(self, width, /, *, outputs: int, shown: bool = False):
+    self.width, self.outputs, self.shown = width, outputs, shown
+
+
+def _beside(*, weight: float = 1.0) -> None:
+  """What a head's section holds beside the head's own keys."""
+  del weight
+
+
+STEM = Nested('tests.plugins.{name}:Stem')
+HEADS = Nested('tests.plugins.{name}:Head', many=True, beside=_beside)
+
+
+class Model(Defaults):
+  """Builds its parts, and computes nothing."""
+
+  def __init__(
+    self,
+    num_classes,
+    /,
+    *,
+    width: int = 8,
+    stem: Annotated[Section | None, STEM] = None,
+    heads: Annotated[Section, HEADS],
+  ):
+    def built(mark, section):
+      constructor = mark.constructor(section['name'])
+      return plugins.build(constructor, section, width)
+
+    self.num_classes = num_classes
+    self.stem = None if stem is None else built(STEM, stem)
+    self.heads = {name: built(HEADS, each) for name, each in heads.items()}
+    self.weights = {name: each['weight'] for name, each in heads.items()}

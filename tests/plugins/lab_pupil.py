@@ -1,0 +1,44 @@
+"""An objective of somebody's own: labels, and a teacher that never changes."""
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from vit_jax.errors import UserError
+from vit_jax.objectives.contract import Defaults
+
+
+class Objective(Defaults):
+  """Half labels, half what a trained model says."""
+
+  def __init__(self, setting, /, *, teacher: str):
+    self.setting, self.path = setting, teacher
+
+  def frozen(self):
+    teacher = self.setting.open_frozen(self.path)
+    if teacher.model.num_classes != self.setting.model.num_classes:
+      raise UserError(f'{self.path} knows other classes.')
+    return {'teacher': teacher}
+
+  def init(self, key, batch):
+    del batch
+    images = jnp.zeros((1, *self.setting.image_size, 3))
+    return self.setting.model.init(key, images)['params'], {}
+
+  def loss(self, params, extra, batch, key, step, frozen):
+    del extra, step
+    images, targets = self.setting.mix(batch, key)
+    model = self.setting.model
+    logits = model.apply({'params': params}, images, key)
+    # The lab has one kind of model, so the teacher computes as its pupil does.
+    taught = model.apply({'params': frozen['teacher']}, images)
+    labels = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
+    distance = optax.softmax_cross_entropy(logits, jax.nn.softmax(taught))
+    metrics = {'distance': distance.mean()}
+    return (labels + distance).mean() / 2, (metrics, {})
+
+  def predict(self, params, batch):
+    images = batch['image'] / 127.5 - 1
+    return self.setting.model.apply(
+      {'params': params}, images, method='predict'
+    )
