@@ -1,4 +1,4 @@
-"""A peer that sleeps or dies ends the others in a stated time."""
+"""A peer that sleeps ends the others in a stated time; a slow one is named."""
 
 import json
 import signal
@@ -40,27 +40,6 @@ def test_a_sleeping_peer(tmp_path):
     assert 'stuck: no sign of life within' in err
     stacks = (workdir / 'stacks.txt').read_text()
     assert 'loop.py' in stacks and 'Thread' in stacks
-  finally:
-    for process in processes:
-      process.kill()
-      process.communicate()
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_a_dead_peer(tmp_path):
-  """SIGKILL to one of two: the other exits 45 at once, with a message."""
-  workdir = tmp_path / 'run'
-  processes = runs.start_pair(workdir, LIMITS, devices=2)
-  try:
-    runs.wait_for_step(workdir, 8, processes)
-    processes[1].send_signal(signal.SIGKILL)
-    injected('a dead peer')
-    start = time.monotonic()
-    _, err = runs.finish(processes[0], code=45)
-    assert time.monotonic() - start < 60
-    assert 'peer lost: ' in err and 'start all processes again' in err
-    assert 'Traceback' not in err
   finally:
     for process in processes:
       process.kill()

@@ -85,7 +85,7 @@ def test_a_lost_peer(tmp_path, killed):
     'total': '4000 steps',
     'checkpoint.every': '4000 steps',
   }
-  processes = runs.start_pair(workdir, changes, 1, 3)
+  processes = runs.start_pair(workdir, changes, 2, 3)
   try:
     runs.wait_for_step(workdir, 8, processes)
     processes[killed].send_signal(signal.SIGKILL)
