@@ -151,3 +151,16 @@ def test_closest_puts_the_hint_first():
   assert text == "did you mean 'depth'? allowed: depth, width"
   assert closest('xyz', ['width']) == 'allowed: width'
   assert closest('xyz', []) == 'allowed: nothing'
+
+
+def test_build_of_what_json_has_made_of_tuples():
+  """A checkpoint's sections are JSON: `depths` of (1, 1) comes as a list."""
+
+  def make(*, depths: tuple[int, ...], rules: tuple = ()):
+    return depths, rules
+
+  section = {'depths': [1, 1], 'rules': [['head/.*', {'lr': 2.0}]]}
+  assert plugins.build(make, section) == (
+    (1, 1),
+    (('head/.*', {'lr': 2.0}),),
+  )

@@ -129,3 +129,26 @@ def test_replacements_follow_all_that_names_them(varied):
   assert len(np.unique(found)) > 4900  # by chance a dozen pairs are alike
   limit = scipy.stats.chi2.ppf(UNLIKELY, bins - 1)
   assert chi_square(found * bins // n, bins) < limit
+
+
+@pytest.mark.parametrize('batch_size, repeats', [(1024, 3), (96, 3), (10, 2)])
+def test_repeated(batch_size, repeats):
+  """Each example stands `repeats` times, in order, and never beside itself."""
+  batches = 7
+  positions = np.arange(batches * batch_size)
+  drawn = order.repeated(positions, batch_size, repeats)
+  assert drawn.dtype == np.int64
+  counts = np.bincount(drawn)
+  assert (counts[:-1] == repeats).all() and counts[-1] <= repeats
+  for batch in drawn.reshape(batches, batch_size):
+    # Mixed with the left neighbour, the first with the last; in micro-batches
+    # with the one `parts` before.
+    for parts in (1, 2):
+      for part in batch.reshape(-1, parts).T:
+        assert (part != np.roll(part, 1)).all()
+    assert batch.max() - batch.min() <= batch_size // repeats + 1
+  some = np.random.default_rng(0).permutation(positions)[:50]
+  np.testing.assert_array_equal(
+    order.repeated(some, batch_size, repeats), drawn[some]
+  )
+  np.testing.assert_array_equal(order.repeated(some, batch_size, 1), some)

@@ -70,18 +70,22 @@ def top_level(
   check_range('paper_core_days', paper_core_days, above=0)
 
 
-def train_data(*, split: str, num_examples: int) -> None:
+def train_data(*, split: str, num_examples: int, repeats: int = 1) -> None:
   """What is trained on.
 
   Args:
     split: of the source, in the TFDS way.
     num_examples: its size, checked against the source; epochs are made of it.
+    repeats: copies of each example in a batch, each augmented by itself
+      (repeated augmentation: 3 in DeiT). An epoch is as many images as before,
+      of which only one in `repeats` is another example.
 
   Raises:
-    UserError: no examples.
+    UserError: no examples, or no copies.
   """
   del split
   check_range('train.num_examples', num_examples, at_least=1, at_most=2**62)
+  check_range('train.repeats', repeats, at_least=1, at_most=64)
 
 
 def complete(config: ConfigDict) -> Config:

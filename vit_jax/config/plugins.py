@@ -181,15 +181,20 @@ def build(constructor: Callable[..., Any], section: Any, *runtime: Any) -> Any:
   Args:
     constructor: from `resolve`.
     section: a config section or a dict; keys of others (`name`) are left out,
-      and sections within it are handed on as dicts.
+      and sections within it are handed on as dicts. One that was read from
+      JSON has lists where it had tuples: they become tuples again.
     *runtime: positional arguments.
   """
   allowed = keys(constructor)
   values = {key: section[key] for key in section if key in allowed}
   return constructor(
-    *runtime,
-    **{
-      key: value.to_dict() if isinstance(value, ConfigDict) else value
-      for key, value in values.items()
-    },
+    *runtime, **{key: _plain_value(value) for key, value in values.items()}
   )
+
+
+def _plain_value(value: Any) -> Any:
+  if isinstance(value, ConfigDict):
+    return value.to_dict()
+  if isinstance(value, list | tuple):
+    return tuple(_plain_value(each) for each in value)
+  return value

@@ -25,11 +25,16 @@ class Frozen(NamedTuple):
     model: what they are parameters of.
     image_size: (height, width) that they are for, pixels.
     load: (mesh) → the model's parameters, on its devices.
+    class_names: of its head, in the order of its logits; () if unknown.
+    judges_labels: whether its logits are held against the run's labels: then
+      its classes must have the names, and the order, of the training data's.
   """
 
   model: Model
   image_size: tuple[int, int]
   load: Callable[[Mesh], PyTree]
+  class_names: tuple[str, ...] = ()
+  judges_labels: bool = False
 
 
 class Setting(NamedTuple):

@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Int, Key
 from vit_jax.data.contract import Spec, require
 from vit_jax.errors import UserError, check_range
 from vit_jax.objectives.contract import Batch, Defaults, Setting
-from vit_jax.objectives.losses import LOSSES
+from vit_jax.objectives.losses import LOSSES, Labels
 from vit_jax.objectives.mixing import normalize
 
 PyTree = Any
@@ -81,8 +81,14 @@ class Objective(Defaults):
     del extra, step, frozen
     images, targets = self.setting.mix(batch, key)
     logits = self.setting.model.apply({'params': params}, images, key)
+    return self._label_loss(logits, targets).mean(), ({}, {})
+
+  def _label_loss(
+    self, logits: Float[Array, 'n k'], targets: Labels
+  ) -> Float[Array, ' n']:
+    """The loss of each image, by the config's cross-entropy."""
     loss = LOSSES[self.cross_entropy]
-    return loss(logits, targets, self.label_smoothing).mean(), ({}, {})
+    return loss(logits, targets, self.label_smoothing)
 
   def predict(self, params: PyTree, batch: Batch) -> dict[str, Array]:
     """Features and logits of a batch, nothing random; float32."""

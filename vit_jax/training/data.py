@@ -75,6 +75,7 @@ def train_batches(
     experiment.mesh,
     reader=build_section(experiment.config, 'reader'),
     skipped=skipped,
+    repeats=experiment.config.train.repeats,
     report=bad_records.report_to(ledger),
   )
 

@@ -2,16 +2,21 @@
 
 import hashlib
 import json
+import logging
 from typing import Any
 
 import jax
 from jax.sharding import Mesh
 
 from vit_jax.arrays import checksum, sharding
+from vit_jax.data import matching
+from vit_jax.data.contract import Source
+from vit_jax.errors import UserError
 from vit_jax.models.contract import abstract_params
 from vit_jax.objectives.contract import Frozen
 from vit_jax.weights import pretrained
 
+log = logging.getLogger('vit_jax')
 PyTree = Any
 
 
@@ -26,7 +31,37 @@ def open_frozen(path: str) -> Frozen:
   def load(mesh: Mesh) -> PyTree:
     return source.backbone(source.load(source.abstract_params(mesh)))
 
-  return Frozen(source.model(), source.image_size, load)
+  names = tuple(source.about.get('class_names') or ())
+  return Frozen(source.model(), source.image_size, load, names)
+
+
+def check_classes(models: dict[str, Frozen], source: Source) -> None:
+  """Raises UserError if a teacher's classes are not those of the training.
+
+  Args:
+    models: of an objective.
+    source: of the training.
+  """
+  for name, each in models.items():
+    if not each.judges_labels:
+      continue
+    own, known = list(source.class_names), list(each.class_names)
+    if not known or matching.numbered(own) or matching.numbered(known):
+      log.info(
+        'the class names of the frozen model %r cannot be compared with those '
+        'of %s: one of both has none; its classes are taken to be the same, '
+        'in the same order',
+        name,
+        source.name,
+      )
+    elif own != known[: len(own)]:
+      raise UserError(
+        f'the frozen model {name!r} has other classes than {source.name}, or '
+        f'the same in another order: {matching.names_differ(known, own)}. Its '
+        "logits would be held against the wrong labels: rename the data's "
+        'classes (source.class_map names them for most sources), or fine-tune '
+        'the model on these data first.'
+      )
 
 
 def abstract(models: dict[str, Frozen], mesh: Mesh) -> dict[str, PyTree]:

@@ -70,6 +70,7 @@ class Session:
     with self.doing('init'):
       self.experiment = kernel_check.checked(self.experiment, self.ledger)
       self._open_data()
+      frozen.check_classes(self.experiment.frozen, self.source)
       models = frozen.load(self.experiment.frozen, self.experiment.mesh)
       about = self.experiment.about(self.source, models)
       self.checkpoints = build_section(

@@ -10,6 +10,8 @@ References: Luby and Rackoff, "How to construct pseudorandom permutations"
 (1988); Black and Rogaway, "Ciphers with arbitrary finite domains" (2002).
 """
 
+import math
+
 import numpy as np
 from jaxtyping import Int, UInt64
 
@@ -63,6 +65,36 @@ def _permute(
     round_key = mix(key + np.uint64(number * _GOLDEN % 2**64))
     left, right = right, left ^ (mix(right + round_key) & mask)
   return (left << half) | right
+
+
+def repeated(
+  positions: Int[np.ndarray, ' n'], batch_size: int, repeats: int
+) -> Int[np.ndarray, ' n']:
+  """Which of the examples drawn each position holds: each `repeats` times.
+
+  Copies of an example are in one batch (or, where it is not divisible, in two
+  that follow each other), and never next to each other: neighbours are mixed,
+  and neighbours may be on one device.
+
+  Args:
+    positions: int64, counted from the start of the training.
+    batch_size: of the global batch.
+    repeats: copies of each example, ≥ 1.
+
+  Returns:
+    int64, to be given to `shuffled` in place of the positions.
+
+  Reference: repeated augmentation, Hoffer et al., arXiv 1901.09335. Unlike
+  DeiT's sampler, which draws a third of the examples anew in each epoch, this
+  one goes through all of them in `repeats` epochs.
+  """
+  if repeats == 1:
+    return positions
+  stride = repeats
+  while math.gcd(stride, batch_size) > 1:
+    stride += 1
+  batch, row = np.divmod(positions, batch_size)
+  return (batch * batch_size + row * stride % batch_size) // repeats
 
 
 def replacement(

@@ -1,10 +1,10 @@
 """From sources to global arrays on the devices.
 
 Batch s of a training depends on nothing but the seed and s (and the skip
-list): position p = s · batch_size + i holds the example that `order.shuffled`
-says, augmented by a generator keyed by (seed, p). Each process reads just the
-positions that its own devices hold. Hence resuming needs no state, and any
-number of processes sees the same batches.
+list): position p = s · batch_size + i holds the example that `order.repeated`
+and `order.shuffled` say, augmented by a generator keyed by (seed, p). Each
+process reads just the positions that its own devices hold. Hence resuming needs
+no state, and any number of processes sees the same batches.
 """
 
 import dataclasses
@@ -44,6 +44,7 @@ def train_batches(
   mesh: Mesh,
   *,
   skipped: tuple[int, ...] = (),
+  repeats: int = 1,
   reader: Reader = Reader(),  # noqa: B008 (frozen)
   report: Report = None,
 ) -> Stream:
@@ -57,6 +58,7 @@ def train_batches(
     start_step: updates completed.
     mesh: devices; the batch is split over its `data` and `fsdp` axes.
     skipped: indices of batches never to be drawn.
+    repeats: copies of each example in a batch, see `order.repeated`.
     reader: workers, prefetching, and what to do about bad records.
     report: called once with (source name, record) for each bad record.
 
@@ -74,10 +76,11 @@ def train_batches(
     for step in itertools.count(start_step):
       batch = order.batch_index(step, skipped)
       positions = batch * batch_size + rows.rows
+      drawn = order.repeated(positions, batch_size, repeats)
       indices = (
-        locate(positions, seed)
+        locate(drawn, seed)
         if locate
-        else order.shuffled(positions, len(source), seed)
+        else order.shuffled(drawn, len(source), seed)
       )
       yield Share(indices, positions)
 

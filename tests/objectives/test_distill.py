@@ -1,0 +1,190 @@
+"""Distillation's loss and gradients, against torch."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from tiny_vit import SIZES, noise_params
+
+from vit_jax.arrays import tree
+from vit_jax.errors import UserError
+from vit_jax.models.vit import Model
+from vit_jax.objectives.contract import Frozen, Setting
+from vit_jax.objectives.distill import Objective
+from vit_jax.objectives.mixing import DeviceAugment
+from vit_jax.training import frozen
+
+CLASSES, KEY = 7, jax.random.key(3)
+STUDENT = Model(CLASSES, distilled=True, **SIZES)
+TEACHER = Model(CLASSES, **SIZES | {'width': 24, 'depth': 1})
+PARAMS, TAUGHT = (
+  noise_params(STUDENT, (8, 8)),
+  noise_params(TEACHER, (16, 16), 0.5),
+)
+MIX = DeviceAugment(CLASSES, mixup=0.8, cutmix=1.0, erasing=0.5)
+
+
+def objective(student=STUDENT, teacher=TEACHER, mix=MIX, **keys):
+  """The teacher is for images of twice the size."""
+  opened = Frozen(teacher, (16, 16), lambda mesh: TAUGHT)
+  setting = Setting(student, (8, 8), mix, open_frozen=lambda path: opened)
+  made = Objective(setting, teacher='somewhere', **keys)
+  assert made.frozen()['teacher'].judges_labels
+  return made
+
+
+def examples():
+  rng = np.random.default_rng(0)
+  image = rng.integers(0, 256, (6, 8, 8, 3)).astype(np.uint8)
+  label = rng.integers(0, CLASSES, 6).astype(np.int32)
+  return {'image': jnp.array(image), 'label': jnp.array(label)}
+
+
+def loss_and_gradients(made):
+  """As the training step asks for them, by the teacher's weights too."""
+  function = jax.value_and_grad(made.loss, (0, 5), has_aux=True)
+  return jax.jit(function)(
+    PARAMS, {}, examples(), KEY, jnp.array(0), {'teacher': TAUGHT}
+  )
+
+
+def expected(kind, share, tau, smoothing, heads, taught, targets):
+  """Equations 2 and 3 of DeiT, with torch; `[n, 2, k]`, `[n, k]`, `[n, k]`."""
+  of_labels, of_teacher = heads[:, 0], heads[:, 1]
+  smooth = targets * (1 - smoothing) + smoothing / CLASSES
+  labels = -(smooth * F.log_softmax(of_labels, -1)).sum(-1).mean()
+  if kind == 'hard':
+    teacher = F.cross_entropy(of_teacher, taught.argmax(-1))
+  else:
+    teacher = tau**2 * F.kl_div(
+      F.log_softmax(of_teacher / tau, -1),
+      F.log_softmax(taught / tau, -1),
+      reduction='batchmean',
+      log_target=True,
+    )
+  loss = (1 - share) * labels + share * teacher
+  loss.backward()
+  return [float(value.detach()) for value in (loss, labels, teacher)]
+
+
+@pytest.mark.parametrize(
+  'kind, share, tau, smoothing',
+  [('hard', 0.5, 1.0, 0.1), ('soft', 0.1, 3.0, 0.0)],
+)
+def test_loss_and_gradients_are_torchs(kind, share, tau, smoothing):
+  """Two heads, two teachers; both see the same mixed and erased images."""
+  made = objective(
+    kind=kind, teacher_weight=share, temperature=tau, label_smoothing=smoothing
+  )
+  (loss, (metrics, _)), (grads, of_teacher) = loss_and_gradients(made)
+  images, targets = MIX(examples(), KEY)
+  assert targets.shape == (6, CLASSES)
+
+  def heads_of(params):
+    found = STUDENT.apply(
+      {'params': params}, images, method='predict', want=('heads',)
+    )
+    return found['heads']
+
+  heads, pull_back = jax.vjp(jax.jit(heads_of), PARAMS)
+  # Pixels of the student's images, two by two, are the teacher's.
+  large = jax.image.resize(images, (6, 16, 16, 3), 'bilinear')
+  taught = jax.jit(TEACHER.apply)({'params': TAUGHT}, large)
+  tensor = torch.tensor(np.asarray(heads), requires_grad=True)
+  wanted, labels, teacher = expected(
+    *(kind, share, tau, smoothing, tensor),
+    torch.tensor(np.asarray(taught)),
+    torch.tensor(np.asarray(targets)),
+  )
+  assert float(loss) == pytest.approx(wanted, rel=1e-5)
+  assert float(metrics['label_loss']) == pytest.approx(labels, rel=1e-5)
+  assert float(metrics['teacher_loss']) == pytest.approx(teacher, rel=1e-5)
+  agree = np.asarray(heads[:, 1]).argmax(-1) == np.asarray(taught).argmax(-1)
+  assert float(metrics['agreement']) == pytest.approx(agree.mean())
+  (known,) = pull_back(jnp.array(tensor.grad.numpy()))
+  for path, leaf in tree.flatten(grads).items():
+    scale = max(1e-3, float(jnp.abs(tree.flatten(known)[path]).max()))
+    np.testing.assert_allclose(
+      leaf / scale, tree.flatten(known)[path] / scale, atol=1e-5, err_msg=path
+    )
+  assert all(not leaf.any() for leaf in jax.tree.leaves(of_teacher))
+
+
+def test_one_head_learns_from_both():
+  """A model without a distillation token, as in Noisy Student or FunMatch."""
+  plain = Model(CLASSES, **SIZES)
+  params = noise_params(plain, (8, 8))
+  made = objective(plain, kind='soft', teacher_weight=1.0, mix=DeviceAugment(7))
+  loss, (metrics, _) = jax.jit(made.loss)(
+    *(params, {}, examples(), KEY, jnp.array(0), {'teacher': TAUGHT})
+  )
+  images, _ = made.setting.mix(examples(), KEY)
+  large = jax.image.resize(images, (6, 16, 16, 3), 'bilinear')
+  logits = jax.jit(plain.apply)({'params': params}, images)
+  taught = jax.jit(TEACHER.apply)({'params': TAUGHT}, large)
+  wanted = F.kl_div(
+    F.log_softmax(torch.tensor(np.asarray(logits)), -1),
+    F.softmax(torch.tensor(np.asarray(taught)), -1),
+    reduction='batchmean',
+  )
+  assert float(loss) == pytest.approx(float(wanted), rel=1e-5)
+  assert float(metrics['label_loss']) > 0
+
+
+def test_training_differs_from_evaluation():
+  """The key reaches the student's dropout, and not the teacher."""
+  random = Model(CLASSES, distilled=True, dropout=0.5, **SIZES)
+  noisy = Model(CLASSES, dropout=0.5, **SIZES | {'width': 24, 'depth': 1})
+  losses = [
+    float(loss_and_gradients(objective(student, teacher))[0][0])
+    for student, teacher in (
+      (STUDENT, TEACHER),
+      (random, TEACHER),
+      (STUDENT, noisy),
+    )
+  ]
+  assert losses[0] != losses[1] and losses[0] == losses[2]
+
+
+def test_refusals():
+  """Another number of classes, unknown kinds, weights out of range."""
+  other = Model(CLASSES + 1, **SIZES)
+  with pytest.raises(UserError, match='somewhere knows 8 classes, and this'):
+    objective(teacher=other)
+  with pytest.raises(UserError, match="kind is 'warm'; allowed: hard, soft"):
+    objective(kind='warm')
+  with pytest.raises(UserError, match='objective.teacher_weight'):
+    objective(teacher_weight=1.5)
+  with pytest.raises(UserError, match='objective.temperature'):
+    objective(temperature=0.0)
+  spec = {
+    'image': ((8, 8, 3), np.dtype(np.uint8)),
+    'label': ((), np.dtype(np.int32)),
+  }
+  with pytest.raises(UserError, match='the teacher would teach nothing'):
+    objective(teacher_weight=0.0).check(spec)
+  objective().check(spec)
+
+
+def test_a_teachers_classes_are_the_runs():
+  """By name and order, unless nobody has names."""
+
+  class Pets(list):
+    name, num_classes, class_names = 'pets', 2, ['cat', 'dog']
+
+  source = Pets()
+
+  def check(names, judges_labels=True):
+    each = Frozen(TEACHER, (8, 8), lambda mesh: None, names, judges_labels)
+    frozen.check_classes({'teacher': each}, source)
+
+  for fine in (('cat', 'dog'), ('cat', 'dog', 'cow'), (), ('0', '1')):
+    check(fine)
+  check(('dog', 'cat'), judges_labels=False)
+  for wrong in (('dog', 'cat'), ('cat', 'cow')):
+    with pytest.raises(
+      UserError, match="'teacher' has other classes than pets"
+    ):
+      check(wrong)

@@ -1,0 +1,33 @@
+"""A classification that kills its own process, once."""
+
+import os
+import pathlib
+import signal
+import time
+
+from vit_jax.evaluators import classification
+
+
+class Evaluator(classification.Evaluator):
+  """SIGKILL at the first evaluation after a checkpoint is whole."""
+
+  def __init__(
+    self, setting, /, *, split: str, every: str = '1 epochs', after: str
+  ):
+    """Args as for classification, and the directory of that checkpoint.
+
+    A file beside the workdir tells that it has been done.
+    """
+    super().__init__(setting, split=split, every=every)
+    self._checkpoint = pathlib.Path(after)
+
+  def run(self, weights):
+    folder, name = self._checkpoint.parent, self._checkpoint.name
+    done = pathlib.Path(f'{folder.parent}.killed')
+    # Saving goes on beside the steps; this process waits for its end.
+    while any(path.name.startswith(f'{name}.') for path in folder.glob('*')):
+      time.sleep(0.05)
+    if self._checkpoint.exists() and not done.exists():
+      done.touch()
+      os.kill(os.getpid(), signal.SIGKILL)
+    return super().run(weights)

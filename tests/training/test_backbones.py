@@ -1,0 +1,95 @@
+"""Every kind of model by the real command: killed, resumed, on another mesh."""
+
+import signal
+
+import numpy as np
+import pytest
+
+from tests import runs
+from tests.faults.counts import injected
+
+COMMON = {
+  'source.name': 'synthetic',
+  'source.num_examples': 64,
+  'train.num_examples': 64,
+  'batch_size': 16,
+  'total': '8 steps',
+  'schedule.warmup': '2 steps',
+  # Adam's steps are signs where gradients are near ε; rounding flips signs.
+  'optimizer.eps': 1e-2,
+  'evals.test.every': '3 steps',
+  'checkpoint.every': '3 steps',
+  'checkpoint.best': 'None',
+  'log.every': '1 steps',
+  'log.tensorboard': 'false',
+  'log.curves': 'false',
+}
+SHARDED = {'mesh.data': 2, 'mesh.fsdp': 2, 'mesh.model': 2}
+ZERO1 = {'mesh.data': 4, 'mesh.model': 2, 'mesh.zero1': 'true'}
+SMALL = {'model.depth': 2, 'model.width': 32, 'model.mlp_dim': 64}
+OPTIONS = SMALL | {
+  'model.position': 'rope2d',
+  'model.layer_scale': 0.1,
+  'model.registers': 2,
+  'model.qk_norm': 'true',
+  'model.gated': 'true',
+  'model.drop_path': 0.2,
+  'model.dropout': 0.1,
+  'model.pool': 'token',
+}
+KINDS = {
+  'resnet': ('resnet', SHARDED, {}),
+  'hybrid': ('hybrid', ZERO1, SMALL),
+  'swin': ('swin', SHARDED, {'model.width': 24, 'model.drop_path': 0.2}),
+  'axial_vit': ('axial_vit', ZERO1, SMALL | {'model.depth': 1}),
+  'axial_resnet': ('axial_resnet', SHARDED, {}),
+  'options': ('vit', ZERO1, OPTIONS),
+}
+
+
+def train(workdir, kind, changes, devices, code=0):
+  config = f'configs/cifar10.py:model={kind}'
+  arguments = runs.flags(config, workdir, COMMON | changes)
+  return runs.run(runs.command('train', *arguments), devices, code)
+
+
+def lines(workdir):
+  """Losses and evaluations by step, without what time they took."""
+  return [
+    {k: v for k, v in line.items() if k not in ('img_per_sec', 'data_wait')}
+    for line in runs.records(workdir)
+  ]
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize('name', KINDS)
+def test_killed_resumed_and_on_one_device(tmp_path, name):
+  """SIGKILL changes no bit; one device gives the same to rounding."""
+  kind, mesh, sizes = KINDS[name]
+  whole, killed, alone = (tmp_path / each for each in ('whole', 'cut', 'alone'))
+  train(whole, kind, mesh | sizes, 8)
+  killing = {
+    'evals.test.name': 'tests.training.killing',
+    'evals.test.split': 'test',
+    'evals.test.after': f'{killed}/checkpoints/3',
+  }
+  injected('SIGKILL after the first checkpoint')
+  train(killed, kind, mesh | sizes | killing, 8, -signal.SIGKILL)
+  assert [line['step'] for line in lines(killed)][-1] < 8
+  train(killed, kind, mesh | sizes | killing, 8)
+  assert lines(killed) == lines(whole)
+  params, resumed = runs.final_params(whole), runs.final_params(killed)
+  for path, leaf in params.items():
+    np.testing.assert_array_equal(leaf, resumed[path], err_msg=path)
+
+  train(alone, kind, sizes, 1)
+  for ours, others in zip(lines(whole), lines(alone), strict=True):
+    for key in ('loss', 'test/loss'):
+      if key in ours:
+        assert ours[key] == pytest.approx(others[key], rel=1e-5)
+  moved = runs.final_params(alone)
+  way = max(np.abs(leaf).max() for leaf in params.values())
+  for path, leaf in params.items():
+    np.testing.assert_allclose(leaf, moved[path], atol=1e-5 * way, err_msg=path)

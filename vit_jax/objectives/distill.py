@@ -1,0 +1,153 @@
+"""Distillation: labels, and a frozen teacher's opinion of the same images."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, Key
+
+from vit_jax.data.contract import Spec
+from vit_jax.errors import UserError, check_range
+from vit_jax.objectives import supervised
+from vit_jax.objectives.contract import Batch, Frozen
+from vit_jax.objectives.losses import softmax_cross_entropy
+
+PyTree = Any
+KINDS = ('hard', 'soft')
+
+
+@dataclasses.dataclass(frozen=True)
+class Objective(supervised.Objective):
+  """Classification taught by labels and by a teacher.
+
+  The loss is (1 − λ) · L(labels) + λ · D(teacher): with 'hard' D is the
+  cross-entropy with the teacher's most likely class, with 'soft' τ² times the
+  Kullback-Leibler divergence of the two soft-maxes at temperature τ. The
+  teacher sees each image as the student does: cropped, mixed and erased, and
+  resized if it is for another size. A model with a distillation token
+  (`model.distilled`) learns labels by its class token and the teacher by the
+  other; any other model learns both by its one head.
+
+  Attributes:
+    teacher: path of its weights, in any format that `load_pretrained` reads.
+      They are no part of checkpoints; an evaluation does without them.
+    kind: 'hard' or 'soft'.
+    teacher_weight: λ, in [0, 1]; with 1 labels count for nothing.
+    temperature: τ of 'soft', above 0.
+
+  Reference: DeiT, Touvron et al., arXiv 2012.12877, equations 2 (soft) and 3
+  (hard). Its public code divides the soft divergence by the number of classes
+  too; here, as in the paper, it is summed over classes.
+  """
+
+  teacher: str = dataclasses.field(kw_only=True)
+  kind: str = dataclasses.field(default='hard', kw_only=True)
+  teacher_weight: float = dataclasses.field(default=0.5, kw_only=True)
+  temperature: float = dataclasses.field(default=1.0, kw_only=True)
+
+  def __post_init__(self):
+    super().__post_init__()
+    if self.kind not in KINDS:
+      raise UserError(
+        f'objective.kind is {self.kind!r}; allowed: {", ".join(KINDS)}.'
+      )
+    check_range(
+      'objective.teacher_weight', self.teacher_weight, at_least=0, at_most=1
+    )
+    check_range('objective.temperature', self.temperature, above=0)
+
+  @functools.cached_property
+  def _teacher(self) -> Frozen:
+    open_frozen = self.setting.open_frozen
+    if open_frozen is None:
+      raise ValueError('only a training has a teacher')
+    return open_frozen(self.teacher)._replace(judges_labels=True)
+
+  def frozen(self) -> dict[str, Frozen]:
+    """The teacher; its classes must be the run's."""
+    classes = self._teacher.model.num_classes
+    if classes != self.setting.model.num_classes:
+      raise UserError(
+        f'objective.teacher: {self.teacher} knows {classes} classes, and this '
+        f"run's data have {self.setting.model.num_classes}; take a teacher "
+        'that was trained or fine-tuned on the same classes.'
+      )
+    return {'teacher': self._teacher}
+
+  def check(self, spec: Spec) -> None:
+    """As for classification; refuses a second head that learns nothing."""
+    super().check(spec)
+    if not self.teacher_weight:
+      raise UserError(
+        'objective.teacher_weight is 0, so the teacher would teach nothing; '
+        "give a share above 0, or take objective.name='supervised'."
+      )
+
+  def loss(
+    self,
+    params: PyTree,
+    extra: PyTree,
+    batch: Batch,
+    key: Key[Array, ''],
+    step: Int[Array, ''],
+    frozen: dict[str, PyTree],
+  ) -> tuple[Float[Array, ''], tuple[dict[str, Array], PyTree]]:
+    """Mean loss of a batch; the key drives augmentation and dropout.
+
+    Metrics: `label_loss` and `teacher_loss`, before they are weighed, and
+    `agreement`: the share of images for which what is taught by the teacher
+    thinks most likely what the teacher does.
+    """
+    del extra, step
+    images, targets = self.setting.mix(batch, key)
+    of_labels, of_teacher = self._logits(params, images, key)
+    taught = jax.lax.stop_gradient(self._opinion(frozen['teacher'], images))
+    label_loss = self._label_loss(of_labels, targets).mean()
+    teacher_loss = self._distance(of_teacher, taught).mean()
+    agree = of_teacher.argmax(-1) == taught.argmax(-1)
+    metrics = {
+      'label_loss': label_loss,
+      'teacher_loss': teacher_loss,
+      'agreement': agree.mean(),
+    }
+    share = self.teacher_weight
+    loss = (1 - share) * label_loss + share * teacher_loss
+    return loss, (metrics, {})
+
+  def _logits(
+    self, params: PyTree, images: Float[Array, 'n y x 3'], key: Key[Array, '']
+  ) -> tuple[Float[Array, 'n k'], Float[Array, 'n k']]:
+    """What learns by labels, and what learns by the teacher."""
+    model = self.setting.model
+    if not model.architecture.get('distilled'):
+      logits = model.apply({'params': params}, images, key)
+      return logits, logits
+    found = model.apply(
+      *({'params': params}, images, key), method='predict', want=('heads',)
+    )
+    heads = found['heads']
+    return heads[:, 0], heads[:, 1]
+
+  def _opinion(
+    self, teacher: PyTree, images: Float[Array, 'n y x 3']
+  ) -> Float[Array, 'n k']:
+    """The teacher's logits, computed by plain XLA operations."""
+    size = (*self._teacher.image_size, 3)
+    if images.shape[1:] != size:
+      images = jax.image.resize(images, (len(images), *size), 'bilinear')
+    model = self._teacher.model.reference
+    found = model.apply({'params': teacher}, images, method='predict')
+    return found['logits']
+
+  def _distance(
+    self, logits: Float[Array, 'n k'], taught: Float[Array, 'n k']
+  ) -> Float[Array, ' n']:
+    """How far each image's logits are from the teacher's."""
+    if self.kind == 'hard':
+      return softmax_cross_entropy(logits, taught.argmax(-1))
+    own = jax.nn.log_softmax(logits.astype(jnp.float32) / self.temperature)
+    wanted = jax.nn.log_softmax(taught / self.temperature)
+    divergence = (jnp.exp(wanted) * (wanted - own)).sum(-1)
+    return self.temperature**2 * divergence
