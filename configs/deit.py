@@ -76,13 +76,12 @@ def get_config(argument: str | None = None) -> ConfigDict:
     remat='dots' if arg.model == 'B' else 'none',
     unroll=12,
   )
-  config.objective = dict(
-    name='supervised', cross_entropy='softmax', label_smoothing=0.1
-  )
+  objective = dict(name='supervised')
   if arg.teacher:
-    config.objective |= dict(
-      name='distill', teacher=arg.teacher, kind='hard', teacher_weight=0.5
-    )
+    objective = dict(name='distill', teacher=arg.teacher, kind='hard')
+  config.objective = objective | dict(
+    cross_entropy='softmax', label_smoothing=0.1
+  )
   config.optimizer = dict(
     name='adam',
     b1=0.9,

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Makes an environment and runs the whole test suite in it (CPU only).
 #
-# Usage: bash launch/test.sh [--all] [pytest arguments]
-#   bash launch/test.sh --all           each fault injected as often as stated
+# Usage: bash launch/test.sh [--long | --all] [pytest arguments]
+#   bash launch/test.sh --long          with the tests that take minutes; as CI
+#   bash launch/test.sh --all           and each fault injected as often as stated
 #   bash launch/test.sh -m 'not slow'   the quick part
 #   bash launch/test.sh --mutants [--jobs=N] [NAME...]
 #     breaks the code in many places instead, one after another, and lists those
@@ -17,9 +18,12 @@ fi
 ruff format --check .
 ruff check .
 pyright
-if [[ "${1-}" == --all ]]; then
-  export VIT_JAX_FAULTS=all
+chosen=(-m 'not long')
+if [[ "${1-}" == --all || "${1-}" == --long ]]; then
+  [[ "$1" == --long ]] || export VIT_JAX_FAULTS=all
+  chosen=()
   shift
 fi
 # Two processes: most tests wait half of their time for another's single thread.
-python -m pytest -n 2 --dist=loadfile --no-loadscope-reorder "$@"
+python -m pytest -n 2 --dist=loadfile --no-loadscope-reorder \
+  ${chosen[@]+"${chosen[@]}"} "$@"
