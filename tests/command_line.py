@@ -14,7 +14,12 @@ def command_line(monkeypatch):
   """(arguments) → the config; flags vanish after the test."""
   before = set(flags.FLAGS)
 
+  def forget():
+    flags.FLAGS.unparse_flags()
+    flags.FLAGS.remove_flag_values([f for f in flags.FLAGS if f not in before])
+
   def parse(*arguments):
+    forget()
     argv = ['program', *arguments]
     monkeypatch.setattr(sys, 'argv', argv)  # ml_collections reads it
     overrides.define_flag(argv)
@@ -25,5 +30,4 @@ def command_line(monkeypatch):
     return flags.FLAGS.config
 
   yield parse
-  flags.FLAGS.unparse_flags()
-  flags.FLAGS.remove_flag_values([f for f in flags.FLAGS if f not in before])
+  forget()

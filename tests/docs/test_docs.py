@@ -1,0 +1,138 @@
+"""The documents: the site builds, commands exist, Python runs."""
+
+import importlib.util
+import json
+import pathlib
+import re
+import subprocess
+import sys
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from ml_collections import ConfigDict
+from tiny_vit import noise_params
+
+from tests import runs
+from vit_jax.models.vit import Model
+from vit_jax.weights import pretrained
+
+ROOT = pathlib.Path(__file__).parents[2]
+PAGES = [ROOT / 'README.md', *sorted((ROOT / 'docs').glob('*.md'))]
+MAIN_FLAGS = {  # of absl and of every command
+  flag
+  for file in (ROOT / 'vit_jax').rglob('*.py')
+  for flag in re.findall(
+    r"(?:DEFINE_\w+|add_argument)\(\s*'(?:--)?(\w+)'", file.read_text()
+  )
+}
+
+
+def blocks(page: pathlib.Path, language: str) -> list[str]:
+  """The fenced blocks of a language."""
+  return re.findall(rf'```{language}\n(.*?)```', page.read_text(), re.DOTALL)
+
+
+def commands() -> list[tuple[str, list[str]]]:
+  """(page, words) of every command of this package, in blocks and in tables."""
+  found = []
+  for page in PAGES:
+    text = '\n'.join(blocks(page, 'bash')).replace('\\\n', ' ')
+    for line in text.splitlines():
+      line = re.sub(r'\s+# .*', '', line)
+      if line.startswith('python -m vit_jax.'):
+        words = re.findall(r"(?:[^\s'\"]|'[^']*'|\"[^\"]*\")+", line)
+        found.append((page.name, [word.replace("'", '') for word in words[2:]]))
+    for span in re.findall(r'`([^`\n]+)`', page.read_text()):
+      words = span.split()
+      if words[0] in ('train', 'finetune', 'evaluate') and len(words) > 1:
+        found.append((page.name, [f'vit_jax.{words[0]}', *words[1:]]))
+  return found
+
+
+def test_commands_exist(command_line, tmp_path):
+  """Modules, flags, config files with their arguments, and keys of configs."""
+  for name in ('cat', 'dog'):
+    (tmp_path / name).mkdir()
+    for i in range(20):
+      (tmp_path / name / f'{i}.jpg').touch()
+  seen = set()
+  for page, (module, *arguments) in commands():
+    assert importlib.util.find_spec(module), (page, module)
+    own = [word for word in arguments if word.startswith('--')]
+    own = [word.replace('path=photos', f'path={tmp_path}') for word in own]
+    for word in own:
+      name = word[2:].partition('=')[0].partition('.')[0].removeprefix('no')
+      assert name in MAIN_FLAGS | {'config'}, (page, word)
+    if module in ('vit_jax.evaluate', 'vit_jax.predict', 'vit_jax.features'):
+      continue  # their --config.… are keys of a run's config
+    if any(word.startswith('--config=configs') for word in own):
+      config = command_line(*(w for w in own if w.startswith('--config')))
+      assert config.batch_size > 0, (page, own)
+      seen.add(next(w for w in own if w.startswith('--config=')))
+  assert len(seen) > 10
+
+
+def test_python_blocks_run(tmp_path, monkeypatch):
+  """Each one, where a file of weights and images are at hand."""
+  sizes = dict(patch_size=16, width=16, depth=1, mlp_dim=8, num_heads=2)
+  model = Model(3, dtype='float32', **sizes)
+  about = dict(
+    model=dict(name='vit', dtype='float32', **sizes),
+    objective=dict(name='supervised'),
+    preprocess=dict(resize='squash'),
+    num_classes=3,
+    image_size=[32, 32],
+    class_names=[],
+  )
+  monkeypatch.chdir(tmp_path)
+  pretrained.save('B_16.npz', noise_params(model, (32, 32)), about)
+  count = 0
+  for page in PAGES:
+    for block in blocks(page, 'python'):
+      images = jnp.asarray(np.zeros((1, 384, 384, 3), np.float32))
+      names = {'images': images, 'config': ConfigDict()}
+      exec(compile(block, page.name, 'exec'), names)
+      if 'logits' in names:
+        assert names['logits'].shape == (1, 3)
+      count += 1
+  assert count >= 4
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_the_tour_runs():
+  """The notebook's cells, one after another."""
+  book = json.loads((ROOT / 'docs' / 'tour.ipynb').read_text())
+  cells = [c['source'] for c in book['cells'] if c['cell_type'] == 'code']
+  text = '\n'.join(''.join(cell) for cell in cells)
+  out, _ = runs.run([sys.executable, '-c', text])
+  assert '% of 64 images' in out
+
+
+@pytest.mark.slow
+def test_the_site_builds(tmp_path):
+  """Without a warning: links, anchors and every reference; nothing fetched."""
+  made = subprocess.run(
+    [
+      sys.executable,
+      '-m',
+      'mkdocs',
+      'build',
+      '--strict',
+      '-d',
+      tmp_path / 'site',
+    ],
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
+    env=runs.environment() | {'NO_MKDOCS_2_WARNING': '1'},
+  )
+  assert made.returncode == 0, made.stderr[-3000:]
+  for page in (tmp_path / 'site').glob('*.html'):
+    fetched = re.findall(
+      r'<(?:script|img|link)[^>]*(?:src|href)="(https?:[^"]+)"',
+      page.read_text(),
+    )
+    assert not fetched, (page.name, fetched)
