@@ -49,6 +49,7 @@ from typing import Any, NamedTuple
 from ml_collections import ConfigDict
 
 from vit_jax.config import complete, parse_arg
+from vit_jax.data.augment import presets
 from vit_jax.errors import UserError, closest
 
 # data: (steps, warm-up steps, classes)
@@ -190,7 +191,7 @@ def _recipe(steps: int, warmup: int, test: str) -> ConfigDict:
   config.total = f'{steps} steps'
   config.batch_size = 512
   config.image_size = (384, 384)
-  config.preprocess = dict(resize='squash')
+  config.preprocess = presets.section('vit', config.image_size)
   config.model = dict(name='vit', remat='dots')
   config.objective = dict(name='supervised', cross_entropy='softmax')
   config.optimizer = dict(name='sgd', momentum=0.9, clip_norm=1.0)

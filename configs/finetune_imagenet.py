@@ -34,6 +34,7 @@ dropout .1; B.1.1 names none, and here it is 0 (--config.model.dropout=0.1).
 from ml_collections import ConfigDict
 
 from vit_jax.config import complete, parse_arg
+from vit_jax.data.augment import presets
 from vit_jax.errors import UserError
 
 TABLE_2_SIZES = {'L/16': (512, 512), 'H/14': (518, 518)}
@@ -54,7 +55,7 @@ def get_config(argument: str | None = None) -> ConfigDict:
     config.train = dict(split='train[:99%]', num_examples=1_268_355)
     split = 'train[99%:]'
   config.augment = dict(crop='inception', min_area=0.05, flip=True)
-  config.preprocess = dict(resize='squash')
+  config.preprocess = presets.section('vit', config.image_size)
 
   huge = arg.variant == 'H/14'
   config.model = dict(

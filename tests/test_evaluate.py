@@ -159,11 +159,27 @@ def test_preprocessing_by_flags(trained, tmp_path):
   )
   assert plain == same
   assert plain['loss'] != other['loss']
+  assert plain['preprocess']['interpolation'] == 'bilinear'
+  preset = _run(
+    trained, '--config.preprocess.central_fraction=.5', preprocess='mae'
+  )
+  assert preset['loss'] not in (plain['loss'], other['loss'])
+  assert preset['preprocess'] == {
+    'name': 'transforms',
+    'resize': 'torchvision',
+    'central_fraction': 0.5,
+    'interpolation': 'bicubic',
+    'image_size': [8, 8],
+    'mean': [0.5] * 3,
+    'std': [0.5] * 3,
+  }
   image = str(_write(tmp_path, 1) / 'cat' / '0.png')
   (first,) = predict.run(trained, [image])
   setting = '--config.preprocess.resize=central'
   (second,) = predict.run(trained, [image], settings=[setting])
   assert first != second
+  (third,) = predict.run(trained, [image], preprocess='dino')
+  assert third not in (first, second)
   with pytest.raises(UserError, match="did you mean 'preprocess.resize'"):
     predict.run(trained, [image], settings=['--config.preprocess.resiz=1'])
 

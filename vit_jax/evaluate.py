@@ -4,9 +4,9 @@ Preprocessing, data, class count and what to do about bad records come from the
 checkpoint. Other data: --dataset=NAME (of TFDS), or --dataset=folder
 --data_dir=photos --split=train, or any other source; further keys of the source
 and the reader as in training: --config.source.class_map=names.txt
---config.reader.on_bad_record=skip; of preprocessing --config.preprocess.KEY=….
-Where an average of weights was kept, or a
-teacher, it is evaluated too.
+--config.reader.on_bad_record=skip. Preprocessing of another family of weights:
+--preprocess=mae, or --config.preprocess.KEY=…; the result says which it was.
+Where an average of weights was kept, or a teacher, it is evaluated too.
 """
 
 import functools
@@ -35,7 +35,7 @@ from vit_jax.data.pipeline import stream
 from vit_jax.errors import UserError, check_range, closest
 from vit_jax.evaluators.contract import Setting
 from vit_jax.run import runtime
-from vit_jax.weights import pretrained
+from vit_jax.weights import preprocessing, pretrained
 
 log = logging.getLogger('vit_jax')
 _POLICY = ('on_bad_record', 'max_bad_share')  # the rest is up to the machine
@@ -62,6 +62,7 @@ def define_flags() -> None:
   flags.DEFINE_string(
     'data_dir', None, 'The TFDS directory, or the path of another source.'
   )
+  preprocessing.define_flag()
   flags.DEFINE_integer('batch_size', 128, 'Images at once, on all devices.')
   flags.DEFINE_bool('json', False, 'Print one JSON object.')
   flags.DEFINE_multi_string(
@@ -81,6 +82,7 @@ def run(
   split: str | None = None,
   data_dir: str | None = None,
   batch_size: int = 128,
+  preprocess: str | None = None,
   settings: Sequence[str] = (),
 ) -> dict[str, Any]:
   """Evaluates all weights of a checkpoint.
@@ -93,19 +95,20 @@ def run(
     split: of the data set; by default the evaluator's.
     data_dir: the TFDS directory, or the path of another source.
     batch_size: rounded up to a multiple of the number of devices.
+    preprocess: a preset; by default the preprocessing of the weights.
     settings: '--config.source.KEY=value' and likewise for the reader (which
       has the run's policy for bad records), preprocessing and the evaluator.
 
   Returns:
-    checkpoint, data, accuracy, loss, count; with an average kept besides,
-    ema/accuracy and so on, and likewise for all that the objective has to be
-    judged (teacher/accuracy).
+    checkpoint, data, preprocess, accuracy, loss, count; with an average kept,
+    ema/accuracy and so on, and likewise for other weights (teacher/accuracy).
 
   Raises:
     UserError: no such checkpoint or data, or nothing that can be evaluated.
   """
   check_range('--batch_size', batch_size, at_least=1, at_most=MAX_BATCH_SIZE)
-  weights = pretrained.find(checkpoint)
+  found = pretrained.find(checkpoint)
+  weights = preprocessing.by_preset(found, preprocess)
   about = weights.about
   name, section = _evaluator_section(about, evaluator)
   sections = {
@@ -123,6 +126,7 @@ def run(
   result: dict[str, Any] = {
     'checkpoint': weights.path,
     'data': f'{data}/{chosen}',
+    'preprocess': preprocessing.described(weights, config),
   }
   with jax.set_mesh(mesh):
     for ending, params in weights.weights(mesh).items():
@@ -258,6 +262,7 @@ def main(arguments: list[str]) -> None:
     split=values.split,
     data_dir=values.data_dir,
     batch_size=values.batch_size,
+    preprocess=values.preprocess,
     settings=values.overrides,
   )
   if not runtime.is_main():
@@ -265,6 +270,7 @@ def main(arguments: list[str]) -> None:
   if values.json:
     print(json.dumps(result))
   else:
+    result['preprocess'] = preprocessing.line(result['preprocess'])
     for name, value in result.items():
       shown = f'{value:.6g}' if isinstance(value, float) else value
       print(f'{name}: {shown}')

@@ -1,10 +1,11 @@
 """Names what images show: python -m vit_jax.predict --checkpoint=P IMAGE...
 
-Images are preprocessed as the weights were evaluated;
---config.preprocess.KEY=… says otherwise.
+Images are preprocessed as the weights were evaluated; --preprocess=mae (or
+another family's name) and --config.preprocess.KEY=… say otherwise.
 """
 
 import json
+import logging
 import sys
 from collections.abc import Sequence
 
@@ -20,8 +21,9 @@ from vit_jax.data.contract import Preprocess
 from vit_jax.data.images.headers import DecodeError
 from vit_jax.errors import UserError
 from vit_jax.files import paths
-from vit_jax.weights import pretrained
+from vit_jax.weights import preprocessing, pretrained
 
+log = logging.getLogger('vit_jax')
 _BATCH_SIZE = 32
 
 
@@ -31,6 +33,7 @@ def define_flags() -> None:
     'checkpoint', None, 'Workdir, checkpoint step directory or weight file.'
   )
   flags.DEFINE_integer('top', 5, 'Classes to print for each image.')
+  preprocessing.define_flag()
   flags.DEFINE_bool('json', False, 'Print one JSON object a line.')
   flags.DEFINE_multi_string(
     'overrides', overrides.take(sys.argv), 'Set by --config.preprocess.KEY=….'
@@ -42,6 +45,7 @@ def run(
   paths: list[str],
   top: int = 5,
   settings: Sequence[str] = (),
+  preprocess: str | None = None,
 ) -> list[list[tuple[str, float]]]:
   """The most likely classes of image files.
 
@@ -50,6 +54,7 @@ def run(
     paths: image files.
     top: classes of each.
     settings: '--config.preprocess.KEY=value'.
+    preprocess: a preset; by default the preprocessing of the weights, logged.
 
   Returns:
     For each file (class name, probability by soft-max), most likely first.
@@ -57,12 +62,15 @@ def run(
   Raises:
     UserError: no such checkpoint, or a file that is no image; names it.
   """
-  source = pretrained.find(checkpoint)
+  found = pretrained.find(checkpoint)
+  source = preprocessing.by_preset(found, preprocess)
   names = source.about['class_names']
   if not source.about['num_classes']:
     raise UserError(f'{checkpoint} has no head: it names no classes.')
   section = {'name': 'transforms', **source.about['preprocess']}
   config = overrides.apply({'preprocess': section}, list(settings))
+  described = preprocessing.described(source, config)
+  log.info('preprocessing: %s', preprocessing.line(described))
   transform = build_section(config, 'preprocess', source.image_size)
   images = [_read(path, transform) for path in paths]
   mesh = sharding.make_mesh(jax.local_devices()[:1])
@@ -103,7 +111,10 @@ def main(arguments: list[str]) -> None:
       f'IMAGE...; got checkpoint {values.checkpoint!r}, {len(arguments)} '
       f'image(s), top {values.top}.'
     )
-  results = run(values.checkpoint, arguments, values.top, values.overrides)
+  results = run(
+    *(values.checkpoint, arguments, values.top, values.overrides),
+    preprocess=values.preprocess,
+  )
   for path, classes in zip(arguments, results, strict=True):
     if values.json:
       top = [{'class': name, 'probability': p} for name, p in classes]

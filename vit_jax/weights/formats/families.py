@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from vit_jax.data.augment.presets import PRESETS, Preset, share
 from vit_jax.weights.formats.foreign import Unseen
-from vit_jax.weights.formats.normalization import CLIP, IMAGENET, NONE
+from vit_jax.weights.formats.normalization import CLIP, IMAGENET
 
 log = logging.getLogger('vit_jax')
 
@@ -21,28 +22,34 @@ class Family(NamedTuple):
   Attributes:
     pattern: in the name of a file or of timm's architecture.
     array: in the names of arrays, where no other name tells.
-    normalization: mean and deviation of the pixels.
-    crop_share: of the resized smaller side.
+    preset: of the evaluation.
   """
 
   pattern: str
   array: str
-  normalization: tuple[tuple[float, ...], tuple[float, ...]]
-  crop_share: float
+  preset: Preset
+
+
+def _timm(crop_share: float, normalization: Any) -> Preset:
+  """timm's evaluation, with other numbers."""
+  changes = dict(normalization=normalization, larger=share(crop_share))
+  return PRESETS['timm']._replace(**changes)
 
 
 # The first that is found; the shares are those of the repositories' own
 # evaluation (224 of 256 pixels), for `swin`, `clip` and `vit`
 # timm's.
 FAMILIES = {
-  'swin': Family(r'swin', r'relative_position_bias_table$', IMAGENET, 0.9),
-  'clip': Family(r'clip', r'norm_pre\.weight$', CLIP, 0.9),
-  'dinov2': Family(r'dinov2', r'register_tokens$', IMAGENET, 0.875),
-  'dino': Family(r'dino', r'head\.last_layer', IMAGENET, 0.875),
-  'mae': Family(r'(^|_)mae_', r'decoder_pos_embed$', IMAGENET, 0.875),
-  'deit3': Family(r'deit_?3', r'(gamma_1|ls1\.gamma)$', IMAGENET, 1.0),
-  'deit': Family(r'deit', r'dist_token$', IMAGENET, 0.875),
-  'vit': Family(r'', r'', NONE, 0.9),
+  'swin': Family(
+    r'swin', r'relative_position_bias_table$', _timm(0.9, IMAGENET)
+  ),
+  'clip': Family(r'clip', r'norm_pre\.weight$', _timm(0.9, CLIP)),
+  'dinov2': Family(r'dinov2', r'register_tokens$', PRESETS['dino']),
+  'dino': Family(r'dino', r'head\.last_layer', PRESETS['dino']),
+  'mae': Family(r'(^|_)mae_', r'decoder_pos_embed$', PRESETS['mae']),
+  'deit3': Family(r'deit_?3', r'(gamma_1|ls1\.gamma)$', _timm(1.0, IMAGENET)),
+  'deit': Family(r'deit', r'dist_token$', _timm(0.875, IMAGENET)),
+  'vit': Family(r'', r'', PRESETS['timm']),
 }
 
 
@@ -66,13 +73,14 @@ def unseen(
     if any(re.search(v.array, name) for name in arrays)
   )
   family = next(named, None) or next(told, 'vit')
-  mean, std = FAMILIES[family].normalization
+  preset = FAMILIES[family].preset
+  mean, std = preset.normalization
   return Unseen(
     known_from=f'the defaults of the family {family}',
     gelu='quick' if 'quickgelu' in stem else 'exact',
     mean=mean,
     std=std,
-    preprocess=preprocess(image_size, FAMILIES[family].crop_share),
+    preprocess=preset.section(image_size),
   )
 
 

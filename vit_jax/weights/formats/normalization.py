@@ -9,13 +9,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from vit_jax.data.augment.presets import IMAGENET as IMAGENET  # for callers
+from vit_jax.data.augment.presets import NONE as NONE
+
 KERNEL, BIAS = 'embedding/kernel', 'embedding/bias'
-NONE = ((0.5,) * 3, (0.5,) * 3)  # what folds into nothing
 CLIP = (
   (0.48145466, 0.4578275, 0.40821073),
   (0.26862954, 0.26130258, 0.27577711),
 )
-IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
 def fold(
@@ -46,7 +47,7 @@ def _scaled(
 ) -> dict[str, np.ndarray]:
   """(u - mean) / std is x · slope + shift, with a slope for each channel."""
   if (tuple(mean), tuple(std)) == NONE:
-    return flat  # bit for bit
+    return flat  # nothing to fold: bit for bit
   slope = 0.5 / np.asarray(std, np.float64)
   shift = (0.5 - np.asarray(mean, np.float64)) / np.asarray(std, np.float64)
   if inverse:

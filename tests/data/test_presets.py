@@ -1,0 +1,59 @@
+"""Presets of preprocessing against the projects that they are named for."""
+
+import numpy as np
+import pytest
+from minimal_config import completed
+from pictures import noise
+
+from benchmarks import preprocessing as originals
+from vit_jax.data.augment import presets
+from vit_jax.data.augment.transforms import EvalTransform
+from vit_jax.errors import UserError
+
+# Grey levels: OpenCV rounds in fixed point, big_vision cuts fractions off.
+LARGEST = {'vit': 0.85, 'big_vision': 1.1, 'timm': 0, 'dino': 0, 'mae': 0}
+
+
+def picture(height, width):
+  """Waves of all lengths, some of which alias, and noise."""
+  y, x = np.mgrid[:height, :width]
+  waves = [np.sin(x * y / 500), np.sin((x + y) / 3), np.cos(y / 40)]
+  return np.uint8(np.stack(waves, -1) * 90 + 128 + noise(height, width) / 8)
+
+
+@pytest.mark.parametrize('size', [224, 384])
+@pytest.mark.parametrize('name', presets.PRESETS)
+def test_each_does_what_its_project_does(name, size):
+  """Normalised pixels, told in grey levels; of wide and of high images."""
+  for shape in [(480, 641), (707, 455), (449, 449)]:
+    levels = originals.difference(name, picture(*shape), size)
+    assert levels.max() <= LARGEST[name] + 1e-3, shape
+    assert levels.shape == (size, size, 3)
+  expected = 384 if name in ('vit', 'mae') and size == 384 else None
+  section = presets.section(name, (size, size))
+  if expected is None and name != 'vit':
+    assert section['central_fraction'] < 1
+
+
+def test_files_that_pillow_decodes():
+  """From the encoded file too: Pillow's decoder and ours give one image."""
+  from pillow_files import saved
+
+  data = saved(originals.pillow_image(picture(300, 401)), 'JPEG', quality=85)
+  for name in ('timm', 'dino', 'mae'):
+    assert originals.difference(name, data, 224).max() < 1e-3
+
+
+def test_a_config_names_one():
+  """It holds the keys themselves; what is given besides stands above them."""
+  section = presets.section('mae', (8, 8), interpolation='area')
+  config = completed(preprocess=section)
+  assert config.preprocess.to_dict() == {
+    'name': 'transforms',
+    'resize': 'torchvision',
+    'central_fraction': 8 / 9,
+    'interpolation': 'area',
+  }
+  assert EvalTransform((8, 8), **section).interpolation == 'area'
+  with pytest.raises(UserError, match="'may' is no preset.*did you mean 'mae'"):
+    presets.section('may', (8, 8))

@@ -1,0 +1,123 @@
+"""What weights see of an image, by themselves or by a preset."""
+
+import dataclasses
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from absl import flags
+
+from vit_jax.arrays import host, tree
+from vit_jax.config.completion import Config
+from vit_jax.data.augment import presets
+from vit_jax.weights.contract import Pretrained
+from vit_jax.weights.formats import normalization
+
+log = logging.getLogger('vit_jax')
+PyTree = Any
+
+
+def define_flag() -> None:
+  """Defines --preprocess."""
+  flags.DEFINE_string(
+    'preprocess',
+    None,
+    'Evaluate as weights of a family are: '
+    f"{', '.join(presets.PRESETS)}; default: the weights' own. "
+    '--config.preprocess.KEY=… stands above it.',
+  )
+
+
+def by_preset(source: Pretrained, name: str | None) -> Pretrained:
+  """The same weights, to be evaluated as a preset says.
+
+  Mean and deviation change for weights of another project alone: what was
+  trained here took pixels in [-1, 1].
+
+  Args:
+    source: the weights.
+    name: of `presets.PRESETS`; None for their own preprocessing.
+
+  Raises:
+    UserError: there is no preset of that name.
+  """
+  if name is None:
+    return source
+  preset = presets.find(name)
+  section = preset.section(source.image_size)
+  source = dataclasses.replace(
+    source, about={**source.about, 'preprocess': section}
+  )
+  known, wanted = mean_and_std(source), preset.normalization
+  if known == wanted:
+    return source
+  if 'normalization' not in source.about:
+    log.warning(
+      '%s takes pixels in [-1, 1]; of the preset %s only the resizing is taken',
+      *(source.path, name),
+    )
+    return source
+  mean, std = wanted
+  said = {'mean': list(mean), 'std': list(std)}
+  return dataclasses.replace(
+    source,
+    about=source.about | {'normalization': said},
+    load=_refolded(source.load, known, wanted),
+    load_average=_refolded(source.load_average, known, wanted),
+  )
+
+
+def _refolded(
+  load: Callable[[PyTree], PyTree], known: Any, wanted: Any
+) -> Callable[[PyTree], PyTree]:
+  """Loads parameters for pixels that are normalised otherwise."""
+
+  def load_and_fold(abstract: PyTree) -> PyTree:
+    params = load(abstract)
+    if params is None:
+      return None
+    flat, places = tree.flatten(params), tree.flatten(abstract)
+    keys = normalization.KERNEL, normalization.BIAS
+    arrays = {key: np.asarray(flat[key]) for key in keys}
+    arrays = normalization.unfold(arrays, *known)
+    arrays = normalization.fold(arrays, *wanted)
+    placed = {key: host.place(arrays[key], places[key]) for key in keys}
+    return tree.unflatten(flat | placed)
+
+  return load_and_fold
+
+
+def mean_and_std(source: Pretrained) -> tuple[Any, Any]:
+  """Of each channel of pixels in [0, 1], as the weights take them."""
+  said = source.about.get('normalization')
+  if said is None:
+    return presets.NONE
+  return tuple(said['mean']), tuple(said['std'])
+
+
+def described(source: Pretrained, config: Config) -> dict[str, Any]:
+  """All that happens to an image before the model, for a result.
+
+  Args:
+    source: the weights.
+    config: with the completed section `preprocess`.
+  """
+  mean, std = mean_and_std(source)
+  return {
+    **config.preprocess.to_dict(),
+    'image_size': list(source.image_size),
+    'mean': list(mean),
+    'std': list(std),
+  }
+
+
+def line(description: dict[str, Any]) -> str:
+  """A description in one line: 'resize=squash image_size=224,224 …'."""
+
+  def text(value: Any) -> str:
+    if isinstance(value, list | tuple):
+      return ','.join(map(text, value))
+    return f'{value:.6g}' if isinstance(value, float) else str(value)
+
+  return ' '.join(f'{key}={text(value)}' for key, value in description.items())
