@@ -13,7 +13,7 @@ PACKAGE = pathlib.Path(__file__).parents[1] / 'vit_jax'
 # a file beside them; commands do not import each other.
 COMMANDS = (
   *('train', 'finetune', 'evaluate', 'predict', 'convert', 'preview'),
-  *('goodput', 'check_data', 'plan', 'prepare', 'export'),
+  *('goodput', 'check_data', 'plan', 'prepare', 'export', 'features'),
 )
 ROOMS = (
   *('cli', 'training', 'weights', 'analysis', 'evaluators', 'checkpoint'),

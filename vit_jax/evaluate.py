@@ -25,7 +25,6 @@ from vit_jax.config import overrides, plugins
 from vit_jax.config.completion import (
   EVALS,
   MAX_BATCH_SIZE,
-  SECTIONS,
   Config,
   flatten,
 )
@@ -33,12 +32,10 @@ from vit_jax.config.sections import build_section
 from vit_jax.data import matching
 from vit_jax.data.pipeline import stream
 from vit_jax.errors import UserError, check_range, closest
-from vit_jax.evaluators.contract import Setting
 from vit_jax.run import runtime
-from vit_jax.weights import preprocessing, pretrained
+from vit_jax.weights import data, preprocessing, pretrained
 
 log = logging.getLogger('vit_jax')
-_POLICY = ('on_bad_record', 'max_bad_share')  # the rest is up to the machine
 _UNSAID = {'name': 'classification', 'split': ''}
 
 
@@ -112,8 +109,8 @@ def run(
   about = weights.about
   name, section = _evaluator_section(about, evaluator)
   sections = {
-    'source': _source_section(about, dataset, data_dir),
-    'reader': _reader_section(about),
+    'source': data.source_section(about, dataset, data_dir),
+    'reader': data.reader_section(about),
     'preprocess': {'name': 'transforms', **about['preprocess']},
     f'evals.{name}': section | ({'split': split} if split else {}),
   }
@@ -122,10 +119,9 @@ def run(
   mesh = sharding.make_mesh(jax.devices())
   built = _build(weights, config, name, mesh, batch_size)
   source = config.source
-  data = source.get('dataset') or source.get('path') or source.name
   result: dict[str, Any] = {
     'checkpoint': weights.path,
-    'data': f'{data}/{chosen}',
+    'data': f'{data.title(source)}/{chosen}',
     'preprocess': preprocessing.described(weights, config),
   }
   with jax.set_mesh(mesh):
@@ -144,54 +140,11 @@ def _build(
   batch_size: int,
 ) -> Any:
   """The evaluator on its data."""
-  setting = Setting(
-    open_source=functools.partial(_open, config, weights),
-    transform=build_section(config, 'preprocess', weights.image_size),
-    predict=weights.objective().predict,
-    num_classes=weights.about['num_classes'],
-    mesh=mesh,
-    batch_size=-(-batch_size // mesh.size) * mesh.size,
-    reader=build_section(config, 'reader'),
-  )
+  opened = functools.partial(_open, config, weights)
+  setting = data.setting(weights, config, opened, mesh, batch_size)
   section = config.evals[name]
   kind = plugins.resolve(EVALS, section.name)
   return plugins.build(kind, section, setting)
-
-
-def _source_section(
-  about: dict[str, Any], dataset: str | None, data_dir: str | None
-) -> dict[str, Any]:
-  """The config section of the data to evaluate on."""
-  section = dict(about.get('source', {'name': 'tfds'}))
-  if dataset and _is_source(dataset):
-    section = section if dataset == section['name'] else {'name': dataset}
-  elif dataset and dataset != section.get('dataset'):
-    section = {'name': 'tfds', 'dataset': dataset}
-  if data_dir:
-    keys = plugins.keys(plugins.resolve(SECTIONS['source'], section['name']))
-    place = next((key for key in ('data_dir', 'path') if key in keys), None)
-    if place is None:
-      raise UserError(
-        f'--data_dir={data_dir}: the source {section["name"]} has no place of '
-        f'its own; set its keys: {", ".join(keys)} (--config.source.KEY=…).'
-      )
-    section[place] = data_dir
-  if section['name'] == 'tfds' and not section.get('dataset'):
-    raise UserError(
-      '--dataset is missing: these weights do not say what to evaluate on.'
-    )
-  return section
-
-
-def _is_source(name: str) -> bool:
-  """Whether it is a kind of source, and no data set of TFDS."""
-  return '.' in name or name in plugins.names(SECTIONS['source'])
-
-
-def _reader_section(about: dict[str, Any]) -> dict[str, Any]:
-  """What the run did about bad records."""
-  reader = about.get('config', {}).get('reader', {})
-  return {key: reader[key] for key in _POLICY if key in reader}
 
 
 def _evaluator_section(

@@ -1,9 +1,10 @@
 """Frozen features of all examples of a source, on the host."""
 
+from collections.abc import Iterator
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from vit_jax.config.plugins import Nested, Section
 from vit_jax.config.sections import SECTIONS
@@ -74,13 +75,9 @@ class Extractor:
         used.
     """
     features, labels = [], []
-    results = self._setting.sweep(
-      weights, source, self._function, self._batch_size
-    )
-    for result in results:
-      kept = result['mask']
-      features.append(result['features'][kept])
-      labels.append(result['label'][kept])
+    for rows, kept in self.batches(weights, source):
+      features.append(rows.features[kept])
+      labels.append(rows.labels[kept])
     found = Labelled(np.concatenate(features), np.concatenate(labels))
     if not len(found.labels):
       raise UserError(
@@ -88,3 +85,17 @@ class Extractor:
         'each is named in a message before this one.'
       )
     return found
+
+  def batches(
+    self, weights: PyTree, source: stream.Source
+  ) -> Iterator[tuple[Labelled, Bool[np.ndarray, ' n']]]:
+    """All rows of each batch, and which of them are examples that can be used.
+
+    Raises:
+      UserError: a bad record, as the reader's policy has it.
+    """
+    results = self._setting.sweep(
+      weights, source, self._function, self._batch_size
+    )
+    for result in results:
+      yield Labelled(result['features'], result['label']), result['mask']

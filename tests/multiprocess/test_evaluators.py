@@ -1,0 +1,49 @@
+"""Evaluators judge alike in one process and in two, inside a training."""
+
+import pytest
+
+from tests import runs
+
+CONFIG = 'tests/multiprocess/all_evaluators.py'
+
+
+def _figures(workdir, processes):
+  """What a training's evaluators say at its end, on four devices."""
+  port = runs.free_port()
+  started = [
+    runs.start(
+      runs.command(
+        'train',
+        *runs.flags(CONFIG, workdir, {}),
+        f'--coordinator_address=127.0.0.1:{port}',
+        f'--num_processes={processes}',
+        f'--process_id={number}',
+      ),
+      devices=4 // processes,
+    )
+    for number in range(processes)
+  ]
+  for process in started:
+    runs.finish(process)
+  found = {}
+  for record in runs.records(workdir):
+    found |= {k: v for k, v in record.items() if '/' in k}
+  return found
+
+
+@pytest.mark.slow
+def test_two_processes_judge_as_one(tmp_path):
+  """All figures of five evaluators; sizes odd, some records bad."""
+  one, two = (
+    _figures(tmp_path / str(processes), processes) for processes in (1, 2)
+  )
+  names = {key.partition('/')[0] for key in one}
+  assert names == {
+    *('fewshot', 'neighbours', 'calibration', 'regression', 'descent')
+  }
+  assert two.keys() == one.keys()
+  assert one['calibration/count'] == 43
+  assert one['descent/accuracy'] > 0.5 and one['regression/accuracy'] > 0.5
+  for key, value in one.items():
+    # Weights after two steps differ by rounding; nothing is on an edge here.
+    assert two[key] == pytest.approx(value, rel=1e-4), key

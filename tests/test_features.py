@@ -1,0 +1,198 @@
+"""Features of splits and files: exact, resumable, with all that is known."""
+
+import json
+import os
+import signal
+import sys
+import time
+
+import cv2
+import numpy as np
+import pytest
+import tiny_vit
+from etils import epath
+
+from tests import runs
+from vit_jax.data.sources import tfds
+from vit_jax.errors import UserError
+from vit_jax.features import command, given, writing
+from vit_jax.features.command import Request
+from vit_jax.models.vit import Model
+from vit_jax.weights import pretrained
+from vit_jax.weights.formats import npz
+
+SIZE = (8, 8)
+DATA = dict(dataset='tests.multiprocess.damaged', split='train', batch_size=8)
+SETTINGS = (
+  *('--config.source.num_examples=53', '--config.source.height=9'),
+  *('--config.source.num_classes=3', '--config.reader.on_bad_record=skip'),
+  '--config.reader.max_bad_share=1',
+)
+
+
+@pytest.fixture(scope='module')
+def weights(tmp_path_factory):
+  """A small model with random weights, and its parameters."""
+  path = str(tmp_path_factory.mktemp('weights') / 'small.npz')
+  model = Model(3, **tiny_vit.SIZES)
+  params = tiny_vit.noise_params(model, SIZE)
+  npz.save(path, params, {})
+  return path
+
+
+def plain(path, images):
+  """Features of raw pixels, one image after the other, in this test alone."""
+  source = pretrained.find(path)
+  from vit_jax import load_pretrained
+
+  model, params = load_pretrained(path)
+  pixels = np.stack([source.preprocess().pixels(each) for each in images])
+  x = np.float32(pixels) / 127.5 - 1
+  found = model.apply({'params': params}, x, method='predict')
+  return np.asarray(found['features'])
+
+
+def held(path):
+  with np.load(path) as file:
+    return dict(file)
+
+
+def test_a_split_of_odd_size_with_bad_records(weights, tmp_path):
+  """Every good example once, in order; its label, and what was done to it."""
+  from tests.multiprocess import damaged
+
+  out = tmp_path / 'f.npz'
+  request = Request(**DATA, settings=SETTINGS, part_examples=16)
+  said = command.run(weights, str(out), request)
+  source = damaged.Source('train', num_examples=53, height=9, num_classes=3)
+  good = [i for i in range(53) if i % 5]
+  found = held(out)
+  assert found['index'].tolist() == good and said['count'] == len(good)
+  assert found['label'].tolist() == [source[i]['label'] for i in good]
+  np.testing.assert_allclose(
+    found['features'],
+    plain(weights, [source[i]['image'] for i in good]),
+    atol=1e-5,
+  )
+  assert found['class_names'].tolist() == source.class_names
+  about = json.loads(str(found['about']))
+  assert about == json.loads(json.dumps(said))
+  assert about['preprocess']['resize'] == 'squash' and about['width'] == 16
+  assert sorted(os.listdir(tmp_path)) == ['f.npz']
+
+
+def test_files_and_another_preset(weights, tmp_path):
+  """Paths in the order given; Parquet has the same columns and notes."""
+  parquet = pytest.importorskip('pyarrow.parquet')
+  rng = np.random.default_rng(0)
+  images = rng.integers(0, 256, (5, 12, 10, 3), np.uint8)
+  files = [str(tmp_path / f'{"x" * n}.png') for n in (3, 1, 20, 2, 4)]
+  for path, image in zip(files, images, strict=True):
+    cv2.imwrite(path, image[..., ::-1])
+  request = Request(images=files, batch_size=2, part_examples=1)
+  command.run(weights, str(tmp_path / 'f.npz'), request)
+  found = held(tmp_path / 'f.npz')
+  assert found['path'].tolist() == files and 'label' not in found
+  np.testing.assert_allclose(
+    found['features'], plain(weights, images), atol=1e-5
+  )
+  other = request._replace(preprocess='dino')
+  command.run(weights, str(tmp_path / 'f.parquet'), other)
+  table = parquet.read_table(tmp_path / 'f.parquet')
+  assert table['path'].to_pylist() == files
+  features = np.stack(table['features'].to_numpy())
+  assert np.abs(features - found['features']).max() > 0.01
+  notes = json.loads(table.schema.metadata[b'about'])
+  assert notes['preprocess']['interpolation'] == 'bicubic'
+  assert writing.about_of(epath.Path(tmp_path / 'f.parquet')) == notes
+  missing = request._replace(images=[str(tmp_path / 'none.png')])
+  with pytest.raises(UserError, match='none.png'):
+    command.run(weights, str(tmp_path / 'g.npz'), missing)
+
+
+def test_an_interruption_changes_nothing(weights, tmp_path, monkeypatch):
+  """The same bytes; what is done is not done again; nothing is mixed."""
+  request = Request(**DATA, settings=SETTINGS, part_examples=16)
+  command.run(weights, str(tmp_path / 'whole.npz'), request)
+  out, read = str(tmp_path / 'f.npz'), []
+  once = given.Rest.__getitem__
+
+  def failing(self, index):
+    read.append(self._start + index)
+    if read[-1] == 41 and len(read) < 60:
+      raise OSError('the disk is gone')
+    return once(self, index)
+
+  monkeypatch.setattr(given.Rest, '__getitem__', failing)
+  with pytest.raises(OSError, match='the disk is gone'):
+    command.run(weights, out, request)
+  parts = sorted(os.listdir(tmp_path / 'f.npz.parts'))
+  assert parts[0] == '00000.npz' and parts[-1] == 'about.json'
+  with pytest.raises(
+    UserError, match='f.npz.parts is of another command.*preprocess.resize'
+  ):
+    command.run(weights, out, request._replace(preprocess='dino'))
+  read.clear()
+  monkeypatch.setattr(
+    given.Rest,
+    '__getitem__',
+    lambda self, index: read.append(self._start + index) or once(self, index),
+  )
+  first = 16 * (len(parts) - 1)
+  command.run(weights, out, request)
+  assert sorted(read) == list(range(first, 53))
+  assert (tmp_path / 'f.npz').read_bytes() == (
+    tmp_path / 'whole.npz'
+  ).read_bytes()
+  read.clear()
+  assert command.run(weights, out, request)['count'] == 42 and not read
+  with pytest.raises(UserError, match='f.npz is of another command.*split'):
+    command.run(weights, out, request._replace(split='test'))
+
+
+@pytest.mark.slow
+def test_killed_in_the_middle(weights, tmp_path):
+  """SIGKILL, and the same command again: all of digits, by a config."""
+  out = tmp_path / 'f.npz'
+  arguments = runs.command(
+    'features',
+    f'--checkpoint={weights}',
+    '--config=configs/quickstart.py',
+    f'--out={out}',
+    *('--batch_size=8', '--part_examples=8', '--json'),
+  )
+  process = runs.start(arguments)
+  deadline = time.monotonic() + 120
+  while not list((tmp_path / 'f.npz.parts').glob('0000[1-9].npz')):
+    assert process.poll() is None and time.monotonic() < deadline
+    time.sleep(0.001)
+  process.send_signal(signal.SIGKILL)
+  process.communicate()
+  assert not out.exists()
+  said = json.loads(runs.run(arguments)[0])
+  assert said['count'] == 1438 and said['data'].startswith('digits')
+  found = held(out)
+  assert found['index'].tolist() == list(range(1438))
+  source = tfds.Source('train', dataset='digits')
+  labels = [source[i]['label'] for i in range(1438)]
+  assert found['label'].tolist() == labels
+
+
+def test_what_is_wrong_is_said(weights, tmp_path, monkeypatch):
+  """Endings, splits, weights that are not there, a package that is missing."""
+  run, out = command.run, str(tmp_path / 'f.npz')
+  request = Request(**DATA, settings=SETTINGS)
+  for path, changes, message in [
+    (str(tmp_path / 'f.csv'), {}, r"'.csv'; allowed: .npz, .parquet"),
+    ('gs://a/f.npz', {}, 'must be a local file'),
+    (out, dict(split=None), '--split is missing'),
+    (out, dict(weights='ema'), "no weights 'ema'; it has params"),
+    (out, dict(preprocess='moe'), "'moe' is no preset"),
+    (out, dict(batch_size=0), '--batch_size is 0'),
+  ]:
+    with pytest.raises(UserError, match=message):
+      run(weights, path, request._replace(**changes))
+  monkeypatch.setitem(sys.modules, 'pyarrow', None)
+  monkeypatch.setitem(sys.modules, 'pyarrow.parquet', None)
+  with pytest.raises(UserError, match='pip install pyarrow, or give'):
+    run(weights, str(tmp_path / 'f.parquet'), request)

@@ -1,0 +1,222 @@
+"""Frozen features: python -m vit_jax.features --checkpoint=PATH … --out=F.npz.
+
+Of a split, named as `evaluate` takes it: --dataset=NAME --split=S, --data_dir=D
+and --config.source.KEY=…, or by a config: --config=configs/cifar10.py, whose
+training split it is unless --split says otherwise; or of files: IMAGE…. The
+output is an .npz or a .parquet file of features, labels and indices or paths;
+class names and preprocessing stand beside. If it is interrupted, the same
+command goes on where it stopped and gives the same file.
+"""
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+from absl import flags
+
+from vit_jax.arrays import sharding
+from vit_jax.cli import process
+from vit_jax.config import loading, overrides
+from vit_jax.config.completion import MAX_BATCH_SIZE, Config
+from vit_jax.config.sections import build_section
+from vit_jax.data.contract import Source
+from vit_jax.errors import UserError, check_range
+from vit_jax.evaluators.features import Extractor
+from vit_jax.features import extraction, given, writing
+from vit_jax.files import paths
+from vit_jax.run import runtime
+from vit_jax.run.agreement import from_main
+from vit_jax.training import frozen
+from vit_jax.weights import data, preprocessing, pretrained
+
+PyTree = Any
+
+
+class Request(NamedTuple):
+  """What features are wanted of.
+
+  Attributes:
+    images: files; none for a split.
+    config: a config file whose data it is.
+    dataset: TFDS name, or a source; by default the checkpoint's.
+    split: of the data.
+    data_dir: the TFDS directory, or the path of another source.
+    weights: '' for the parameters, 'ema' or another name of `convert`.
+    preprocess: a preset; by default the preprocessing of the weights.
+    batch_size: images at once, on all devices.
+    part_examples: written at once; rounded up to whole batches.
+    settings: '--config.source.KEY=value', reader and preprocess likewise.
+  """
+
+  images: Sequence[str] = ()
+  config: str | None = None
+  dataset: str | None = None
+  split: str | None = None
+  data_dir: str | None = None
+  weights: str = 'params'
+  preprocess: str | None = None
+  batch_size: int = 128
+  part_examples: int = 8192
+  settings: Sequence[str] = ()
+
+
+def define_flags() -> None:
+  """The flags of this command."""
+  flags.DEFINE_string(
+    'checkpoint', None, 'Workdir, checkpoint step directory or weight file.'
+  )
+  flags.DEFINE_string('out', None, 'File to be written: .npz or .parquet.')
+  flags.DEFINE_string('config', None, 'A config, whose data is taken.')
+  flags.DEFINE_string(
+    'dataset', None, "TFDS name, or a source; default: the checkpoint's."
+  )
+  flags.DEFINE_string('split', None, "Split; default: a config's for training.")
+  flags.DEFINE_string(
+    'data_dir', None, 'The TFDS directory, or the path of another source.'
+  )
+  flags.DEFINE_string(
+    'weights', 'params', 'Which weights: params, ema, or another name.'
+  )
+  preprocessing.define_flag()
+  flags.DEFINE_integer('batch_size', 128, 'Images at once, on all devices.')
+  flags.DEFINE_integer('part_examples', 8192, 'Images written at once.')
+  flags.DEFINE_bool('json', False, 'Print one JSON object.')
+  flags.DEFINE_multi_string(
+    'overrides',
+    overrides.take(sys.argv),
+    'Set by --config.source.KEY=…, --config.reader.KEY=… and '
+    '--config.preprocess.KEY=….',
+  )
+  process.define_distributed_flags()
+
+
+def run(checkpoint: str, out_path: str, request: Request) -> dict[str, Any]:
+  """Computes features and writes them.
+
+  Args:
+    checkpoint: workdir, step directory or weights of any format.
+    out_path: of the file, local.
+    request: the rest.
+
+  Returns:
+    What the file says of itself: checkpoint, data, count, width, preprocess, ….
+
+  Raises:
+    UserError: no such checkpoint or data, a bad record, or a file that is there
+      and of something else.
+  """
+  for key in ('batch_size', 'part_examples'):
+    check_range(
+      f'--{key}', getattr(request, key), at_least=1, at_most=MAX_BATCH_SIZE
+    )
+  if paths.is_remote(out_path):
+    raise UserError(f'--out={out_path} must be a local file.')
+  out = paths.locate(out_path)
+  writing.check(out)
+  weights = preprocessing.by_preset(
+    pretrained.find(checkpoint), request.preprocess
+  )
+  config, source = _data(weights, request)
+  mesh = sharding.make_mesh(jax.devices())
+  setting = data.setting(
+    weights, config, lambda _: source, mesh, request.batch_size
+  )
+  extractor = Extractor(setting, None, 'the extraction of features')
+  with jax.set_mesh(mesh):
+    params = _params(weights, request.weights, mesh)
+    about = {
+      'checkpoint': weights.path,
+      'weights': request.weights,
+      'digest': frozen.digests({'': params})[''],
+      **extraction.described(config, source),
+      'preprocess': preprocessing.described(weights, config),
+      'batch_size': setting.batch_size,
+    }
+    done = from_main(lambda: extraction.finished(out, about))
+    if not done:
+      size = -(-request.part_examples // setting.batch_size)
+      done = extraction.extract(extractor, params, source, out, about, size)
+  return done
+
+
+def _data(
+  weights: pretrained.Pretrained, request: Request
+) -> tuple[Config, Source]:
+  """The completed sections, and the data.
+
+  Raises:
+    UserError: no such data, no split, or nothing in it.
+  """
+  sections = {
+    'reader': data.reader_section(weights.about),
+    'preprocess': {'name': 'transforms', **weights.about['preprocess']},
+  }
+  if request.images:
+    config = overrides.apply(sections, [*request.settings])
+    return config, given.Images(request.images)
+  about, split = weights.about, request.split
+  if request.config is not None:
+    whole = loading.load(request.config)
+    about = {'source': whole.source.to_dict()}
+    split = split or whole.train.split
+  if split is None:
+    raise UserError(
+      '--split is missing: which split to take. Or give --config=FILE.py for '
+      'what it trains on, or image files.'
+    )
+  sections['source'] = data.source_section(
+    about, request.dataset, request.data_dir
+  )
+  config = overrides.apply(sections, [*request.settings])
+  source = build_section(config, 'source', split)
+  if not len(source):
+    raise UserError(f'{source.name} is empty: there are no features.')
+  return config, source
+
+
+def _params(weights: pretrained.Pretrained, name: str, mesh: Any) -> PyTree:
+  """Those weights of a checkpoint that are wanted.
+
+  Raises:
+    UserError: there are none of that name.
+  """
+  found = {
+    ending.lstrip('_') or 'params': params
+    for ending, params in weights.weights(mesh).items()
+  }
+  if name not in found:
+    raise UserError(
+      f'{weights.path} holds no weights {name!r}; it has {", ".join(found)}: '
+      'give one of them as --weights.'
+    )
+  return found[name]
+
+
+def main(arguments: list[str]) -> None:
+  """Writes the file and says what is in it."""
+  values = flags.FLAGS
+  named = values.dataset or values.config or values.split or values.data_dir
+  if not values.checkpoint or not values.out or (arguments and named):
+    raise UserError(
+      'usage: python -m vit_jax.features --checkpoint=PATH --out=F.npz, and '
+      '--dataset=NAME --split=S, or --config=FILE.py, or IMAGE…; got '
+      f'checkpoint {values.checkpoint!r}, out {values.out!r}, '
+      f'{len(arguments)} image(s), data {named!r}.'
+    )
+  process.start_process()
+  taken = {k: getattr(values, k) for k in Request._fields if k in values}
+  request = Request(**taken | dict(images=arguments, settings=values.overrides))
+  result = run(values.checkpoint, values.out, request)
+  if not runtime.is_main():
+    return
+  result = {'out': values.out, **result, 'classes': len(result['class_names'])}
+  del result['class_names']
+  if values.json:
+    print(json.dumps(result))
+    return
+  shown = 'out', 'checkpoint', 'data', 'count', 'width', 'classes'
+  for key in shown:
+    print(f'{key}: {result[key]}')
+  print(f'preprocess: {preprocessing.line(result["preprocess"])}')

@@ -1,0 +1,127 @@
+"""Features of a source's examples, part by part, and what is said of them."""
+
+import hashlib
+import json
+import logging
+from typing import Any
+
+import numpy as np
+from etils import epath
+
+from vit_jax.config.completion import Config
+from vit_jax.data import fingerprint
+from vit_jax.data.contract import Source
+from vit_jax.errors import UserError
+from vit_jax.evaluators.features import Extractor
+from vit_jax.features import given, writing
+from vit_jax.features.parts import Parts, check_same
+from vit_jax.run import runtime
+from vit_jax.run.agreement import from_main
+
+log = logging.getLogger('vit_jax')
+PyTree = Any
+
+
+def described(config: Config, source: Source) -> dict[str, Any]:
+  """What the data is, as far as it says so without being read."""
+  if isinstance(source, given.Images):
+    text = '\n'.join(source.paths).encode()
+    known: dict[str, Any] = {'paths': hashlib.sha256(text).hexdigest()[:16]}
+    name = f'{len(source)} images'
+  else:
+    known = {'source': config.source.to_dict()}
+    known['fingerprint'] = fingerprint.of(source)
+    name = source.name
+  return {
+    'data': name,
+    'examples': len(source),
+    **known,
+    'on_bad_record': config.reader.on_bad_record,
+    'class_names': list(source.class_names),
+  }
+
+
+def finished(out: epath.Path, about: dict[str, Any]) -> dict[str, Any]:
+  """What a file that is there already says; {} where there is none.
+
+  Raises:
+    UserError: it is of something else.
+  """
+  if not out.exists():
+    return {}
+  found = writing.about_of(out)
+  told = {k: v for k, v in found.items() if k not in ('count', 'width')}
+  check_same(str(out), told, about)
+  log.info('%s is there already', out)
+  return found
+
+
+def extract(
+  extractor: Extractor,
+  params: PyTree,
+  source: Source,
+  out: epath.Path,
+  about: dict[str, Any],
+  size: int,
+) -> dict[str, Any]:
+  """Computes what is missing, part by part, and joins them.
+
+  Args:
+    extractor: of the features.
+    params: whose.
+    source: of the examples.
+    out: the file.
+    about: what the file says of itself.
+    size: batches of a part.
+  """
+  parts = Parts(out, about) if runtime.is_main() else None
+  number = from_main(lambda: parts.count() if parts else 0)
+  rows = size * about['batch_size']
+  start = min(number * rows, len(source))
+  if start:
+    log.info('going on after %d of %d examples', start, len(source))
+  held: list[dict[str, np.ndarray]] = []
+  if start < len(source):
+    rest = given.Rest(source, start)
+    for found, kept in extractor.batches(params, rest):
+      index = start + np.arange(len(kept), dtype=np.int64)
+      held.append(_columns(source, found, index, kept))
+      start += len(kept)
+      if len(held) == size or start >= len(source):
+        if parts:
+          parts.write(number, _joined(held))
+        number, held = number + 1, []
+  return from_main(lambda: _join(parts, number, out, about) if parts else {})
+
+
+def _columns(
+  source: Source, found: Any, index: np.ndarray, kept: np.ndarray
+) -> dict[str, np.ndarray]:
+  """The rows of a batch that are examples, by the names of columns."""
+  index = index[kept]
+  columns = {'features': found.features[kept], 'index': index}
+  if source.num_classes:
+    columns['label'] = found.labels[kept]
+  if isinstance(source, given.Images):
+    columns['path'] = np.array([source.paths[i] for i in index], np.str_)
+  return columns
+
+
+def _joined(held: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+  return {key: np.concatenate([each[key] for each in held]) for key in held[0]}
+
+
+def _join(
+  parts: Parts, number: int, out: epath.Path, about: dict[str, Any]
+) -> dict[str, Any]:
+  """One file of all parts, which are removed; what it says of itself."""
+  shapes = [parts.read(n)['features'].shape for n in range(number)]
+  whole = about | {'count': sum(n for n, _ in shapes), 'width': shapes[0][1]}
+  if not whole['count']:
+    raise UserError(
+      f'{about["data"]}: none of its {about["examples"]} examples could be '
+      'used; each is named in a message before this one.'
+    )
+  writing.join(out, parts, number, json.loads(json.dumps(whole)))
+  parts.remove()
+  return whole

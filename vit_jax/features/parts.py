@@ -1,0 +1,106 @@
+"""Parts of a result, each on disk whole or not at all, until they are joined.
+
+They lie in OUT.parts/: what they belong to in about.json, then 00000.npz and so
+on, in order. A part that is there is never computed again.
+"""
+
+import contextlib
+import io
+import itertools
+import json
+import zipfile
+from typing import Any
+
+import numpy as np
+from etils import epath
+
+from vit_jax.config.completion import flatten
+from vit_jax.errors import UserError
+from vit_jax.files import atomic, jsonl
+
+Arrays = dict[str, np.ndarray]
+
+
+class Parts:
+  """The parts of one result."""
+
+  def __init__(self, out: epath.Path, about: dict[str, Any]):
+    """Opens the folder, or makes it.
+
+    Args:
+      out: of the whole result.
+      about: what is computed, of what; as JSON has it.
+
+    Raises:
+      UserError: parts of something else are there, or nothing can be written.
+    """
+    self.folder, self._out = out.with_name(out.name + '.parts'), out
+    file = self.folder / 'about.json'
+    with jsonl.access(self.folder, 'written'):
+      self.folder.mkdir(parents=True, exist_ok=True)
+      if not file.exists():
+        atomic.write(file, json.dumps(about))
+      found = jsonl.parse(file.read_bytes())
+    check_same(str(self.folder), found or {}, about)
+
+  def count(self) -> int:
+    """Parts that are there, from the first one without a gap."""
+    return next(n for n in itertools.count() if not self._path(n).exists())
+
+  def write(self, number: int, arrays: Arrays) -> None:
+    """Writes one part.
+
+    Raises:
+      UserError: it cannot be written.
+    """
+    content = io.BytesIO()
+    np.savez(content, allow_pickle=False, **arrays)
+    with jsonl.access(self._path(number), 'written'):
+      atomic.write(self._path(number), content.getvalue())
+
+  def read(self, number: int) -> Arrays:
+    """One part.
+
+    Raises:
+      UserError: it is damaged.
+    """
+    path = self._path(number)
+    try:
+      with np.load(path) as held:
+        return dict(held)
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+      raise UserError(
+        f'{path} is damaged ({error}): delete it and those after it, and run '
+        'the same command again.'
+      ) from error
+
+  def remove(self) -> None:
+    """Removes the folder, once they are joined."""
+    with contextlib.suppress(FileNotFoundError):
+      self.folder.rmtree()
+
+  def _path(self, number: int) -> epath.Path:
+    return self.folder / f'{number:05}.npz'
+
+
+def check_same(
+  where: str, found: dict[str, Any], about: dict[str, Any]
+) -> None:
+  """Raises UserError where something there belongs to another command.
+
+  Args:
+    where: its path.
+    found: what it says of itself.
+    about: what is asked for.
+  """
+  found, wanted = flatten(found), flatten(about)
+  other = [
+    f'{key}: {found.get(key)!r} there, {wanted.get(key)!r} here'
+    for key in {**wanted, **found}
+    if found.get(key) != wanted.get(key)
+  ]
+  if other:
+    raise UserError(
+      f'{where} is of another command ({"; ".join(other)}): give another '
+      '--out, or delete it.'
+    )

@@ -1,0 +1,158 @@
+"""Parts joined into one file: NumPy's .npz, or Parquet.
+
+Both hold columns of one length: `features` float32 `[n, d]`, `index` (among all
+examples given, of which bad ones may be left out), `label` where there are
+labels, `path` of files; and beside them, as JSON, `about`. Parts are read one
+after the other; the whole need not fit the memory.
+"""
+
+import importlib
+import json
+import os
+import tempfile
+import zipfile
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from etils import epath
+from numpy.lib import format as npy
+
+from vit_jax.errors import UserError
+from vit_jax.features.parts import Arrays, Parts
+from vit_jax.files import jsonl
+
+_DATE = (1980, 1, 1, 0, 0, 0)  # the same features make the same file
+Writer = Callable[[str, Parts, int, dict[str, Any]], None]
+
+
+def join(
+  out: epath.Path, parts: Parts, count: int, about: dict[str, Any]
+) -> None:
+  """Writes the file aside, then puts it in its place.
+
+  Args:
+    out: whose ending is one of `FORMATS`.
+    parts: all of them.
+    count: of the parts.
+    about: JSON-able; with `class_names`.
+
+  Raises:
+    UserError: it cannot be written.
+  """
+  with jsonl.access(out, 'written'):
+    handle, aside = tempfile.mkstemp(dir=parts.folder, suffix=out.suffix)
+    os.fchmod(handle, 0o644)
+    os.close(handle)
+    FORMATS[out.suffix](aside, parts, count, about)
+    with open(aside, 'rb+') as file:
+      os.fsync(file.fileno())
+    os.replace(aside, out)
+
+
+def about_of(out: epath.Path) -> dict[str, Any]:
+  """What a file that `join` wrote says of itself; {} for any other.
+
+  Raises:
+    UserError: a package is missing.
+  """
+  try:
+    if out.suffix == '.npz':
+      with np.load(out) as held:
+        return json.loads(str(held['about']))
+    found = _pyarrow('parquet').read_schema(os.fspath(out)).metadata or {}
+    return json.loads(found.get(b'about', b'{}'))
+  except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+    return {}
+
+
+def check(out: epath.Path) -> None:
+  """Raises UserError for an ending that stands for no format, or is missing."""
+  if out.suffix not in FORMATS:
+    raise UserError(
+      f'--out={out} ends in {out.suffix!r}; allowed: {", ".join(FORMATS)}.'
+    )
+  if out.suffix == '.parquet':
+    _pyarrow('parquet')
+
+
+def _npz(path: str, parts: Parts, count: int, about: dict[str, Any]) -> None:
+  first, lengths = parts.read(0), [len(_rows(parts, n)) for n in range(count)]
+  names = about['class_names']
+  with zipfile.ZipFile(path, 'w') as archive:
+    for key, example in first.items():
+      kind = _widest(parts, key, count)
+      header = {
+        'descr': npy.dtype_to_descr(kind),
+        'fortran_order': False,
+        'shape': (sum(lengths), *example.shape[1:]),
+      }
+      with archive.open(_entry(key), 'w', force_zip64=True) as file:
+        npy.write_array_header_2_0(file, header)
+        for number in range(count):
+          file.write(parts.read(number)[key].astype(kind).tobytes())
+    for key, value in {
+      'class_names': names,
+      'about': json.dumps(about),
+    }.items():
+      with archive.open(_entry(key), 'w') as file:
+        npy.write_array(file, np.array(value, np.str_), allow_pickle=False)
+
+
+def _entry(key: str) -> zipfile.ZipInfo:
+  return zipfile.ZipInfo(f'{key}.npy', _DATE)
+
+
+def _rows(parts: Parts, number: int) -> np.ndarray:
+  return parts.read(number)['index']
+
+
+def _widest(parts: Parts, key: str, count: int) -> np.dtype:
+  """Texts of the parts differ in their length."""
+  kinds = [parts.read(n)[key].dtype for n in range(count)]
+  return np.result_type(*set(kinds))
+
+
+def _parquet(
+  path: str, parts: Parts, count: int, about: dict[str, Any]
+) -> None:
+  pa, parquet = _pyarrow(), _pyarrow('parquet')
+  notes = {'about': json.dumps(about)}
+  writer = None
+  for number in range(count):
+    table = _table(pa, parts.read(number)).replace_schema_metadata(notes)
+    if writer is None:
+      writer = parquet.ParquetWriter(path, table.schema)
+    writer.write_table(table)
+  assert writer is not None
+  writer.close()
+
+
+def _table(pa: Any, arrays: Arrays) -> Any:
+  """Rows of a part; features are lists of one length."""
+  columns = {}
+  for key, array in arrays.items():
+    columns[key] = pa.array(array.reshape(-1))
+    if array.ndim > 1:
+      columns[key] = pa.FixedSizeListArray.from_arrays(
+        columns[key], array.shape[1]
+      )
+  return pa.table(columns)
+
+
+def _pyarrow(module: str = '') -> Any:
+  """The package, or a module of it.
+
+  Raises:
+    UserError: it is not installed.
+  """
+  try:
+    return importlib.import_module(f'pyarrow.{module}'.rstrip('.'))
+  except ImportError as error:
+    raise UserError(
+      'Parquet is written by the package pyarrow, which is not installed: pip '
+      'install pyarrow, or give --out=FILE.npz.'
+    ) from error
+
+
+FORMATS: dict[str, Writer] = {'.npz': _npz, '.parquet': _parquet}
