@@ -30,8 +30,8 @@ def load(path_and_arg: str) -> Config:
   if path_and_arg.endswith('.json'):
     values, what = _resolved(path_and_arg), path_and_arg
   else:
-    path, _, arg = path_and_arg.partition(':')
-    values, what = _run_file(path, arg), f'get_config() of {path}'
+    path = path_and_arg.partition(':')[0]
+    values, what = call(path_and_arg), f'get_config() of {path}'
   if not isinstance(values, dict | ConfigDict):
     raise UserError(
       f'{what} gives {values!r:.100}; it must be a ConfigDict, as in '
@@ -53,8 +53,17 @@ def _resolved(path: str) -> Any:
     raise UserError(f'the config {path} cannot be read: {error}.') from error
 
 
-def _run_file(path: str, arg: str) -> Any:
-  """What `get_config` of a Python file returns."""
+def call(path_and_arg: str, function: str = 'get_config') -> Any:
+  """What a function of a Python file returns.
+
+  Args:
+    path_and_arg: of the file, and the function's argument after a colon.
+    function: its name.
+
+  Raises:
+    UserError: no such file or function, or an error in it.
+  """
+  path, _, arg = path_and_arg.partition(':')
   file = pathlib.Path(path).expanduser()
   if not file.is_file():
     resolved = file / 'config.json'  # of a workdir
@@ -70,13 +79,13 @@ def _run_file(path: str, arg: str) -> Any:
   module = importlib.util.module_from_spec(spec)
   with _blaming(str(spec.origin)):
     spec.loader.exec_module(module)
-  get_config = getattr(module, 'get_config', None)
-  if not callable(get_config):
-    raise UserError(f'{path} defines no get_config(): it is no config file.')
-  if arg and not inspect.signature(get_config).parameters:
+  get = getattr(module, function, None)
+  if not callable(get):
+    raise UserError(f'{path} defines no {function}(): it is no config file.')
+  if arg and not inspect.signature(get).parameters:
     raise UserError(f'{path} takes no argument; got {arg!r} after the colon.')
   with _blaming(str(spec.origin)):
-    return get_config(arg) if arg else get_config()
+    return get(arg) if arg else get()
 
 
 @contextlib.contextmanager

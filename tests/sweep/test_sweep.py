@@ -1,0 +1,217 @@
+"""Grids, what is left to be done, what is chosen and what tables say."""
+
+import csv
+import json
+import math
+import pathlib
+import shlex
+import sys
+
+import pytest
+
+from vit_jax.config import loading
+from vit_jax.errors import PreemptedError, UserError
+from vit_jax.sweep import command, grid, jobs, results
+from vit_jax.sweep.grid import Stage, Sweep, Task
+
+CONFIG = 'configs/quickstart.py'
+
+
+def task(group='', seeds=(0, 1), **grid_of):
+  return Task(
+    command='train',
+    dev=Stage(CONFIG, 'dev/accuracy', flags={'total': '3 steps'}, seeds=seeds),
+    final=Stage(CONFIG, 'test/accuracy', seeds=(5, 6, 7)),
+    grid=grid_of or {'schedule.base_lr': (0.1, 0.2), 'model.depth': (1, 2)},
+    group=group,
+  )
+
+
+def finish(run, value, steps=3, metric=None, checkpoint=True):
+  """A workdir as a finished run leaves it."""
+  workdir = pathlib.Path(run.workdir)
+  (workdir / f'checkpoints/{steps}/params').mkdir(parents=True)
+  (workdir / f'checkpoints/{steps}/about').mkdir()
+  if not checkpoint:
+    (workdir / f'checkpoints/{steps}/about').rmdir()
+  config = dict(
+    total=f'{steps} steps', batch_size=2, train=dict(num_examples=8)
+  )
+  (workdir / 'config.json').write_text(json.dumps(config))
+  lines = [{'step': steps, 'loss': 1}, {'step': steps - 1, 'dev/accuracy': 0.9}]
+  lines += [{'step': steps, metric or run.metric: value}]
+  text = '\n'.join(map(json.dumps, lines))
+  (workdir / 'metrics.jsonl').write_text(text + '\n')
+
+
+def test_a_grid():
+  """Every combination with every seed, in order, each with its flags."""
+  found = grid.runs('t', task(), 'dev', '/w', ['--config.init_from=a b'])
+  assert [(run.setting, run.seed) for run in found] == [
+    ({'schedule.base_lr': lr, 'model.depth': depth}, seed)
+    for lr in (0.1, 0.2)
+    for depth in (1, 2)
+    for seed in (0, 1)
+  ]
+  name = 'schedule.base_lr=0.1,model.depth=2,seed=1'
+  assert found[3].name == f't/dev/{name}'
+  assert shlex.split(jobs.line(found[3])) == [
+    *('python', '-m', 'vit_jax.train', f'--config={CONFIG}'),
+    *(f'--workdir=/w/t/dev/{name}', '--config.total=3 steps'),
+    *('--config.schedule.base_lr=0.1', '--config.model.depth=2'),
+    *('--config.seed=1', '--config.init_from=a b'),
+  ]
+  assert grid.label({'model.variant': 'B/16'}, 0) == 'model.variant=B-16,seed=0'
+  settings = dict(command='train', final=Stage(CONFIG, 'm'))
+  assert Task(**settings).settings == [{}]
+  for more, message in [
+    (dict(command='tune'), "command is 'tune'"),
+    (dict(grid={'a': (1, 2)}), 'no dev stage to choose by'),
+    (dict(grid={'a': ()}), 'give values for each key'),
+    (dict(final=Stage(CONFIG, 'm', seeds=())), 'seeds is empty'),
+  ]:
+    with pytest.raises(UserError, match=message):
+      Task(**(settings | more))
+
+
+def test_jobs_are_printed_for_a_cluster(tmp_path, capsys):
+  """The dev stage, what is left of it, then the final one, then nothing."""
+  sweep = Sweep('s', {'t': task()})
+
+  def printed():
+    command.run(sweep, str(tmp_path), print_jobs=True)
+    return capsys.readouterr().out.splitlines()
+
+  lines = printed()
+  assert len(lines) == len(set(lines)) == 8
+  dev = grid.runs('t', sweep.tasks['t'], 'dev', str(tmp_path), [])
+  values = [0.5, 0.9, 0.75, 0.7, 0.8, math.nan, 0.71, 0.72]
+  for run, value in zip(dev[:7], values, strict=False):
+    finish(run, value if math.isfinite(value) else None)
+  assert printed() == [jobs.line(dev[7])]
+  finish(dev[7], values[7], checkpoint=False)
+  assert printed() == [jobs.line(dev[7])]  # its last state is not saved
+  (pathlib.Path(dev[7].workdir) / 'checkpoints/3/about').mkdir()
+  chosen = {'schedule.base_lr': 0.1, 'model.depth': 2}  # .725; others .7, .715
+  final = grid.runs('t', sweep.tasks['t'], 'final', str(tmp_path), [], chosen)
+  assert printed() == [jobs.line(run) for run in final]
+  assert 'not finished' in (tmp_path / 'results.md').read_text()
+  for run, value in zip(final, (0.6, 0.7, 0.5), strict=True):
+    finish(run, value, steps=4)
+  assert printed() == []
+  text = (tmp_path / 'results.md').read_text()
+  setting = 'schedule.base_lr 0.1, model.depth 2'
+  assert f'| t | {setting} | 72.50 ± 3.54 | 60.00 ± 10.00 | 3 |' in text
+  assert '| schedule.base_lr 0.2, model.depth 1 | diverged |' in text
+  text = (tmp_path / 'results.csv').read_text()
+  rows = list(csv.DictReader(text.splitlines()))
+  assert len(rows) == 11 and rows[3]['model.depth'] == '2'
+  assert [row['value'] for row in rows][4:6] == ['0.8', '-inf']
+  other = Sweep('s', {'t': task(seeds=(0, 1), **{'schedule.base_lr': (0.1,)})})
+  command.run(other, str(tmp_path / 'other'), print_jobs=True)
+  with pytest.raises(UserError, match=r'begun otherwise.*--config.mix.mixup=1'):
+    command.run(sweep, str(tmp_path), ['--config.mix.mixup=1'], True)
+  wrong = tmp_path / 'wrong'
+  (run, *_) = grid.runs('t', task(), 'dev', str(wrong), [])
+  finish(run, 0.5, metric='val/accuracy')
+  with pytest.raises(UserError, match="no metric 'dev/accuracy'.*val/accuracy"):
+    command.run(sweep, str(wrong), print_jobs=True)
+
+
+def test_means_of_groups(tmp_path):
+  """Over tasks, where all of a group are there; each task weighs the same."""
+  values = {'a': (0.5, 0.7, 0.6), 'b': (0.2, 0.2, 0.2), 'c': (0.9, 1.0, 0.8)}
+  groups = {'a': 'X', 'b': 'Y', 'c': 'X', 'd': 'Y'}
+  final = Stage(CONFIG, 'test/accuracy', seeds=(0, 1, 2))
+  tasks = {
+    name: Task(command='finetune', final=final, group=group)
+    for name, group in groups.items()
+  }
+  scores = {}
+  for name, each in values.items():
+    found = grid.runs(name, tasks[name], 'final', str(tmp_path), [])
+    pairs = zip(found, each, strict=True)
+    scores[name] = [results.Score(run, value) for run, value in pairs]
+  text = results.table(Sweep('s', tasks), scores)
+  assert '| **X** (2) | | | 75.00 | |' in text
+  assert '**Y**' not in text and '**mean**' not in text
+  assert '| c | as it is |  | 90.00 ± 10.00 | 3 |' in text
+  del tasks['d']
+  text = results.table(Sweep('s', tasks), scores)
+  assert '| **Y** (1) | | | 20.00 | |' in text
+  assert f'| **mean** (3) | | | {100 * 1.7 / 3:.2f} | |' in text
+
+
+@pytest.mark.parametrize(
+  'code, error, message',
+  [
+    (2, UserError, 'ended with exit code 2.*said so.*Mend it'),
+    (42, PreemptedError, 'stopped in t/dev'),
+  ],
+)
+def test_a_run_that_does_not_finish(
+  tmp_path, monkeypatch, code, error, message
+):
+  """The sweep ends, and says why; its log is kept."""
+  script = tmp_path / 'python'
+  script.write_text(f'#!/bin/sh\necho said so\nexit {code}\n')
+  script.chmod(0o755)
+  monkeypatch.setattr(sys, 'executable', str(script))
+  with pytest.raises(error, match=f'(?s){message}'):
+    command.run(Sweep('s', {'t': task()}), str(tmp_path))
+  (log,) = tmp_path.rglob('*.log')
+  assert log.read_text() == 'said so\n'
+
+
+def test_a_setting_that_diverges_is_not_chosen(tmp_path, monkeypatch):
+  """It is not tried again, and the others go on."""
+  script = tmp_path / 'python'
+  script.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/all\nexit 43\n')
+  script.chmod(0o755)
+  monkeypatch.setattr(sys, 'executable', str(script))
+  sweep = Sweep('s', {'t': task()})
+  dev = grid.runs('t', sweep.tasks['t'], 'dev', str(tmp_path), [])
+  for run in dev[1:]:
+    finish(run, 0.5)
+  final = Task.settings.fget(sweep.tasks['t'])[1]
+  for run in grid.runs(
+    't', sweep.tasks['t'], 'final', str(tmp_path), [], final
+  ):
+    finish(run, 0.25)
+  for _ in range(2):
+    scores = command.run(sweep, str(tmp_path))
+  assert (tmp_path / 'all').read_text().count('\n') == 1
+  assert results.best(scores['t'][:8]) == final
+
+
+def test_the_shipped_sweeps():
+  """Every run's config is there, and its stages differ in their data."""
+  table = grid.load('configs/sweeps/table4.py')
+  rates = [0.003, 0.01, 0.03, 0.06]
+  assert list(table.tasks['imagenet'].grid['schedule.base_lr']) == rates
+  assert len(table.tasks) == 5
+  vtab = grid.load('configs/sweeps/vtab.py')
+  sizes = {}
+  for each in vtab.tasks.values():
+    sizes[each.group] = sizes.get(each.group, 0) + 1
+  assert sizes == {'Natural': 7, 'Specialized': 4, 'Structured': 8}
+  assert len(grid.load('configs/sweeps/vtab.py:tasks=Natural').tasks) == 7
+  digits = grid.load('configs/sweeps/digits.py')
+  for sweep in (table, vtab, digits):
+    for name, each in sweep.tasks.items():
+      final = loading.load(each.final.config)
+      evaluator = each.final.metric.partition('/')[0]
+      assert evaluator in final.evals, name
+      if each.dev and not each.dev.flags:
+        dev = loading.load(each.dev.config)
+        assert dev.train.split != final.train.split, name
+        assert dev.evals[evaluator].split != final.evals[evaluator].split
+        assert dev.train.num_examples < final.train.num_examples
+  for wrong in ('table4.py:data=cifar', 'vtab.py:tasks=Naturel'):
+    with pytest.raises(UserError, match='did you mean'):
+      grid.load(f'configs/sweeps/{wrong}')
+  with pytest.raises(UserError, match=r'defines no get_sweep\(\)'):
+    grid.load(CONFIG)
+  assert command.default_workdir('configs/sweeps/vtab.py:tasks=dtd') == (
+    'runs/sweeps/vtab-tasks=dtd'
+  )

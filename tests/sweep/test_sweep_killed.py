@@ -1,0 +1,81 @@
+"""A sweep that is killed twice runs everything once, and chooses right."""
+
+import csv
+import json
+import os
+import pathlib
+import signal
+import statistics
+import time
+
+import pytest
+
+from tests import runs
+from tests.faults.counts import injected
+
+ARGUMENTS = ('--config=tests/sweep/small_digits.py',)
+
+
+def _kill_when(arguments, seen):
+  """Starts a sweep; kills it and its run when something is to be seen."""
+  process = runs.start(arguments)
+  deadline = time.monotonic() + 120
+  while not seen():
+    assert process.poll() is None, process.communicate()[1][-3000:]
+    assert time.monotonic() < deadline
+    time.sleep(0.005)
+  children = pathlib.Path(f'/proc/{process.pid}/task/{process.pid}/children')
+  for each in [process.pid, *map(int, children.read_text().split())]:
+    os.kill(each, signal.SIGKILL)
+  process.communicate()
+  injected('SIGKILL of a sweep and its run')
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_killed_twice(tmp_path):
+  """In the middle of the first run, and while the third one starts."""
+  arguments = runs.command('sweep', *ARGUMENTS, f'--workdir={tmp_path}')
+  dev = tmp_path / 'digits/dev'
+  rates, seeds = ('1e-05', '0.01'), (0, 1)
+  names = [
+    f'schedule.base_lr={rate},seed={seed}' for rate in rates for seed in seeds
+  ]
+  _kill_when(arguments, (dev / names[0] / 'checkpoints/8').exists)
+  _kill_when(arguments, (dev / f'{names[2]}.log').exists)
+  out, _ = runs.run(arguments)
+  starts, accuracies = {}, {}
+  final = tmp_path / f'digits/final/{names[2]}'
+  for path in [*(dev / name for name in names), final]:
+    events = (path / 'events.jsonl').read_text().splitlines()
+    starts[path.name, path.parent.name] = [
+      event['step']
+      for event in map(json.loads, events)
+      if event['event'] == 'start'
+    ]
+    assert list(runs.losses(path)) == list(range(1, 25))
+    judged = [r for r in runs.records(path) if 'test/accuracy' in r]
+    assert [r['step'] for r in judged] == [24]
+    accuracies[path] = judged[0]['test/accuracy']
+  resumed = starts.pop((names[0], 'dev'))
+  assert len(resumed) == 2 and resumed[0] == 0 and resumed[1] >= 4
+  assert set(map(tuple, starts.values())) == {(0,)}  # once, from the beginning
+  best = [accuracies[dev / name] for name in names[2:]]
+  poor = [accuracies[dev / name] for name in names[:2]]
+  assert statistics.mean(best) > statistics.mean(poor)
+  spread = f'{100 * statistics.mean(best):.2f} ± '
+  spread += f'{100 * statistics.stdev(best):.2f}'
+  row = f'| digits | schedule.base_lr 0.01 | {spread} '
+  row += f'| {100 * accuracies[final]:.2f} | 1 |'
+  assert row in out
+  assert row in (tmp_path / 'results.md').read_text()
+  with open(tmp_path / 'results.csv', newline='') as file:
+    rows = list(csv.DictReader(file))
+  assert {pathlib.Path(r['workdir']): float(r['value']) for r in rows} == (
+    accuracies
+  )
+  before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob('*.jsonl')}
+  out, _ = runs.run([*arguments, '--print_jobs'])
+  assert out == ''  # nothing is left to be done
+  for path, changed in before.items():
+    assert path.stat().st_mtime_ns == changed

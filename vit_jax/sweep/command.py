@@ -1,0 +1,130 @@
+"""Grids with seeds: python -m vit_jax.sweep --config=configs/sweeps/digits.py.
+
+Of each task of the sweep every setting is trained on a part of the data and
+judged on the rest (the dev stage); the setting that is best by the mean over
+seeds is trained on everything and judged on the test split (the final stage).
+Runs follow each other on this machine; the same command again goes on where it
+stopped. --config.KEY=value goes to all runs. WORKDIR gets results.csv,
+results.md and a workdir for each run.
+
+--print_jobs prints the commands of the runs that are still to be done and can
+be started now, a line each, for a cluster: those of the dev stage at first;
+when they are done, the same command again prints those of the final stage.
+"""
+
+import logging
+import pathlib
+import re
+import sys
+from collections.abc import Sequence
+
+from absl import flags
+
+from vit_jax.config import overrides
+from vit_jax.errors import UserError
+from vit_jax.files import atomic, jsonl, paths
+from vit_jax.sweep import grid, jobs, results
+from vit_jax.sweep.grid import DEV, FINAL, Run, Sweep
+from vit_jax.sweep.results import Score
+
+log = logging.getLogger('vit_jax')
+Scores = dict[str, list[Score]]
+
+
+def define_flags() -> None:
+  """The flags of this command."""
+  flags.DEFINE_string('config', None, 'File of a sweep, with its argument.')
+  flags.DEFINE_string(
+    'workdir', None, 'Of all its runs; default runs/sweeps/NAME.'
+  )
+  flags.DEFINE_bool('print_jobs', False, 'Print commands and run nothing.')
+  flags.DEFINE_multi_string(
+    'overrides', overrides.take(sys.argv), 'Set by --config.KEY=….'
+  )
+
+
+def run(
+  sweep: Sweep,
+  workdir: str,
+  given: Sequence[str] = (),
+  print_jobs: bool = False,
+) -> Scores:
+  """Carries a sweep out, or prints what is to be done.
+
+  Args:
+    sweep: of a config.
+    workdir: of all runs, local.
+    given: '--config.KEY=value' for all runs.
+    print_jobs: print the commands in place of running them.
+
+  Returns:
+    The finished runs of each task with what they were judged by.
+
+  Raises:
+    UserError: a run failed, or another sweep is in the workdir.
+    PreemptedError: a signal came.
+  """
+  scores: Scores = {}
+  for name, task in sweep.tasks.items():
+    scores[name] = []
+    chosen = task.settings[0]
+    if task.dev is not None:
+      found = grid.runs(name, task, DEV, workdir, given)
+      judged = _judged(found, workdir, print_jobs)
+      scores[name] += judged
+      if len(judged) < len(found):
+        continue
+      chosen = results.best(judged)
+    found = grid.runs(name, task, FINAL, workdir, given, chosen)
+    scores[name] += _judged(found, workdir, print_jobs)
+    _write(sweep, workdir, scores)
+  _write(sweep, workdir, scores)
+  return scores
+
+
+def _judged(runs: list[Run], workdir: str, print_jobs: bool) -> list[Score]:
+  """Runs that are finished; all of them, unless jobs are printed."""
+  jobs.check_same(workdir, runs)
+  if print_jobs:
+    for each in runs:
+      if jobs.value(each) is None:
+        print(jobs.line(each))
+  else:
+    jobs.finish(runs)
+  values = [(each, jobs.value(each)) for each in runs]
+  return [Score(each, value) for each, value in values if value is not None]
+
+
+def _write(sweep: Sweep, workdir: str, scores: Scores) -> None:
+  """The tables of what is finished."""
+  folder = paths.locate(workdir)
+  with jsonl.access(folder / 'results.csv', 'written'):
+    atomic.write(folder / 'results.csv', results.rows(scores, sweep.tasks))
+    atomic.write(folder / 'results.md', results.table(sweep, scores))
+
+
+def default_workdir(path: str) -> str:
+  """runs/sweeps/NAME, with the argument of the file."""
+  file, _, argument = path.partition(':')
+  name = pathlib.Path(file).stem
+  if argument:
+    name += '-' + re.sub(r'[^\w.=-]', '-', argument.replace('/', ''))
+  return f'runs/sweeps/{name}'
+
+
+def main(arguments: list[str]) -> None:
+  """Carries a sweep out and prints its table."""
+  values = flags.FLAGS
+  if arguments or not values.config:
+    raise UserError(
+      '--config=configs/sweeps/NAME.py is needed, and flags only; got '
+      f'{arguments or "no config"}.'
+    )
+  sweep = grid.load(values.config)
+  workdir = values.workdir or default_workdir(values.config)
+  if paths.is_remote(workdir):
+    raise UserError(f'--workdir={workdir} must be local.')
+  run(sweep, workdir, values.overrides, values.print_jobs)
+  if not values.print_jobs:
+    print((paths.locate(workdir) / 'results.md').read_text())
+  log.info('tables in %s', workdir)
