@@ -16,8 +16,8 @@ L/32, H/14): CIFAR-10 98.95 98.79 99.16 99.13 99.27; CIFAR-100 91.67 91.97 93.44
 99.51. VTAB means in Table 2: 77.63 (H/14), 76.28 (L/16 JFT), 72.72 (L/16 i21k).
 
 The rate is chosen on the dev split (`:data=cifar10,dev=1`), then the final run
-trains on everything; the sweep is a shell loop over --config.schedule.base_lr
-as in finetune_imagenet.py.
+trains on everything: configs/sweeps/table4.py does both; configs/sweeps/vtab.py
+does the 19 tasks below.
 
 VTAB-1k, 19 tasks of 800 + 200 training examples: `:data=vtab,task=dtd`. A crop
 or a flip that changes the label is left out. The paper takes the preprocessing

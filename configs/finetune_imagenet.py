@@ -7,11 +7,10 @@ SGD momentum .9, batch 512, 20,000 steps, cosine, no weight decay, clip 1,
     --config.init_from=runs/l16_i21k
 
 Learning rate: the paper tries .003, .01, .03 and .06 on a held-out 1 % of the
-training set and trains the best on everything. The sweep, in one line:
+training set and trains the best on everything:
 
-  for lr in 0.003 0.01 0.03 0.06; do python -m vit_jax.finetune
-    --config=configs/finetune_imagenet.py:dev=1 --config.init_from=PATH
-    --config.schedule.base_lr=$lr --workdir=runs/sweep_$lr; done
+  python -m vit_jax.sweep --config=configs/sweeps/table4.py:data=imagenet
+    --config.init_from=runs/l16_i21k
 
 Expected top-1, from ImageNet-21k (Table 5): B/16 83.97, B/32 81.28, L/16 85.15,
 L/32 80.99, H/14 85.13; from ImageNet-1k: 77.91, 73.38, 76.53, 71.16 (B/16,

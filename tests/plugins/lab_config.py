@@ -35,5 +35,10 @@ def get_config():
     )
   )
   config.checkpoint = dict(every='4 steps', best='lab_teacher/accuracy')
-  config.log = dict(every='1 steps', tensorboard=False, curves=False)
+  config.log = dict(
+    every='1 steps',
+    tensorboard=False,
+    curves=False,
+    trackers=dict(lab=dict(name='tests.plugins.lab_tracker')),
+  )
   return complete(config)

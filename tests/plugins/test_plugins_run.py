@@ -54,6 +54,17 @@ def evaluations(workdir):
   return [line for line in metrics(workdir) if 'lab/accuracy' in line]
 
 
+def tracked(workdir):
+  """What the lab's tracker was told, a list for each start."""
+  starts = []
+  for line in (workdir / 'tracked.jsonl').read_text().splitlines():
+    record = json.loads(line)
+    if 'identity' in record:
+      starts.append([])
+    starts[-1].append(record)
+  return starts
+
+
 @pytest.fixture(scope='module')
 def lab(tmp_path_factory):
   """A run of 8 steps, and what was made of it: workdir, folder of weights."""
@@ -80,8 +91,23 @@ def test_a_preempted_run_resumes_as_if_nothing_were(lab, tmp_path):
   """Stopped in the evaluation of step 4: the same lines in the end."""
   train(tmp_path, code=42, **STOPPING)
   assert [line['step'] for line in metrics(tmp_path)] == [1, 2, 3, 4]
-  train(tmp_path)
+  _, err = train(tmp_path, log__trackers__lab__fails_from=6)
   assert metrics(tmp_path) == metrics(lab.run)
+  said = 'the tracker config.log.trackers.lab failed (OSError: no network)'
+  assert err.count(said) == err.count('no network') == 1
+  first, second = tracked(tmp_path)  # it begins anew, and knows its run
+  assert first[0]['identity'] == second[0]['identity']
+  assert [line['step'] for line in first[1:-1]] == [1, 2, 3, 4]
+  assert [line['step'] for line in second[1:-1]] == [4, 5]
+
+
+def test_a_tracker_is_told_of_everything(lab):
+  """What metrics.jsonl holds, the config, and the end."""
+  ((head, *lines, end),) = tracked(lab.run)
+  assert lines == runs.records(lab.run)
+  assert head['name'] == 'run' and head['config']['batch_size'] == 8
+  assert head['config']['log.trackers.lab.name'].endswith('lab_tracker')
+  assert end == {'closed': True}
 
 
 def test_frozen_parameters_stay_and_others_move(lab):

@@ -1,4 +1,4 @@
-"""Where a run's numbers go: metrics.jsonl and TensorBoard."""
+"""Where a run's numbers go: metrics.jsonl, TensorBoard and trackers."""
 
 import contextlib
 import dataclasses
@@ -9,19 +9,23 @@ import math
 import os
 import pathlib
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from typing import IO, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import IO, Annotated, Any
 
 from etils import epath
 
 from vit_jax.config import durations, plugins
+from vit_jax.config.plugins import Section
 from vit_jax.errors import UserError
 from vit_jax.files import jsonl, paths
+from vit_jax.run import tracking
 
 log = logging.getLogger('vit_jax')
 
 
-@plugins.operational('every', 'tensorboard', 'parameters', 'curves')
+@plugins.operational(
+  *('every', 'tensorboard', 'parameters', 'curves', 'trackers', 'trackers.*')
+)
 @dataclasses.dataclass(frozen=True)
 class Log:
   """Cadence of reporting.
@@ -32,12 +36,17 @@ class Log:
     parameters: log the table of parameters at the start although none of them
       is split.
     curves: draw WORKDIR/curves.png at the end (needs Matplotlib).
+    trackers: {name of your choice: section} of further places for the numbers,
+      see `tracking`.
   """
 
   every: str = dataclasses.field(default='50 steps', kw_only=True)
   tensorboard: bool = dataclasses.field(default=True, kw_only=True)
   parameters: bool = dataclasses.field(default=False, kw_only=True)
   curves: bool = dataclasses.field(default=True, kw_only=True)
+  trackers: Annotated[Section | None, tracking.TRACKERS] = dataclasses.field(
+    default=None, kw_only=True
+  )
 
   def __post_init__(self):
     durations.check('log.every', self.every, positive=True)
@@ -50,8 +59,14 @@ class Writer:
   is null. Only the process with `active` writes.
   """
 
-  def __init__(self, workdir: epath.Path, tensorboard: bool, active: bool):
-    self._workdir = workdir
+  def __init__(
+    self,
+    workdir: epath.Path,
+    tensorboard: bool,
+    active: bool,
+    trackers: Sequence[tracking.Tracker] = (),
+  ):
+    self._workdir, self._trackers = workdir, trackers
     self._path = workdir / 'metrics.jsonl'
     self._remote = paths.is_remote(workdir)
     self._lines: list[str] = []
@@ -129,6 +144,8 @@ class Writer:
     self.training_lines += 'loss' in values
     if self._board:
       self._board.write_scalars(step, dict(values))
+    for tracker in self._trackers:
+      tracker.write(step, dict(values))
 
   def flush(self) -> None:
     """Makes sure that everything written is on disk.
@@ -158,7 +175,21 @@ class Writer:
       self._file = None
     if self._active and self._board:
       self._board.close()
+    for tracker in self._trackers if self._active else ():
+      tracker.close()
     self._active = False
+
+
+def opened(settings: Log, run: tracking.Run, active: bool) -> Writer:
+  """Where a run's numbers go.
+
+  Args:
+    settings: which places.
+    run: whose.
+    active: whether this is the main process.
+  """
+  trackers = tracking.opened(settings.trackers, run, active)
+  return Writer(run.workdir, settings.tensorboard, active, trackers)
 
 
 class _ObjectBoard:

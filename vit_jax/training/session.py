@@ -11,12 +11,12 @@ import numpy as np
 from etils import epath
 from jax.experimental import multihost_utils
 
-from vit_jax.config.completion import Config
+from vit_jax.config.completion import Config, flatten
 from vit_jax.config.sections import build_section
 from vit_jax.data.pipeline.reader import BadShare
 from vit_jax.errors import StorageError
 from vit_jax.files import paths
-from vit_jax.run import chips, lock, metrics, peers, recovery, runtime
+from vit_jax.run import chips, lock, metrics, peers, recovery, runtime, tracking
 from vit_jax.run import ledger as ledger_lib
 from vit_jax.run import workdir as workdir_lib
 from vit_jax.run.agreement import from_main
@@ -90,9 +90,8 @@ class Session:
       self.train_step = compiling.compile_step(self.experiment)
     self.replay = self._replay()
     self._log = build_section(config, 'log')
-    self.writer = metrics.Writer(
-      workdir, self._log.tensorboard, runtime.is_main()
-    )
+    told = tracking.Run.of(workdir, flatten(config))
+    self.writer = metrics.opened(self._log, told, runtime.is_main())
     stack.callback(self.writer.close)
     self._saved_at, self._results = time.monotonic(), {}  # of the last save
     self.rollbacks: list[recovery.Rollback] = []

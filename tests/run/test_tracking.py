@@ -1,0 +1,175 @@
+"""Trackers: what they are told, what becomes of their errors."""
+
+import importlib
+import sys
+import types
+
+import pytest
+from etils import epath
+from minimal_config import completed
+
+from vit_jax.config.completion import flatten
+from vit_jax.errors import UserError
+from vit_jax.run import metrics, tracking
+
+
+def config_of(**tracker):
+  return completed(**{'log.trackers': {'mine': tracker}})
+
+
+def opened(folder, config, active=True):
+  settings = metrics.Log(**config.log.to_dict())
+  run = tracking.Run.of(epath.Path(folder), flatten(config))
+  return metrics.opened(settings, run, active)
+
+
+@pytest.fixture
+def fake(monkeypatch):
+  """(name, module) → installs a package for one test."""
+
+  def install(name, module):
+    monkeypatch.setitem(sys.modules, name, module)
+    place = f'vit_jax.run.trackers.{name}'
+    monkeypatch.delitem(sys.modules, place, raising=False)
+    importlib.import_module(place)
+
+  yield install
+  for name in ('wandb', 'mlflow'):
+    sys.modules.pop(f'vit_jax.run.trackers.{name}', None)
+
+
+def test_none_by_default():
+  assert completed().log.trackers is None
+
+
+@pytest.mark.parametrize('name', ['wandb', 'mlflow'])
+def test_a_package_that_is_missing(name, monkeypatch):
+  """One message when the config is read."""
+  monkeypatch.setitem(sys.modules, name, None)
+  monkeypatch.delitem(
+    sys.modules, f'vit_jax.run.trackers.{name}', raising=False
+  )
+  with pytest.raises(UserError, match=f'not installed: pip install {name}'):
+    config_of(name=name)
+  with pytest.raises(UserError, match='log.trackers.mine'):
+    completed(**{'log.trackers': {'mine': 3}})
+
+
+def test_weights_and_biases(tmp_path, fake):
+  """Its documented calls, in order; the main process alone makes them."""
+  calls = []
+
+  class Run:
+    def log(self, values, step):
+      calls.append((step, values))
+
+    def finish(self):
+      calls.append('finish')
+
+  def init(**settings):
+    calls.append(settings)
+    return Run()
+
+  fake('wandb', types.SimpleNamespace(init=init))
+  config = config_of(name='wandb', project='p', entity='e', mode='offline')
+  opened(tmp_path / 'other', config, active=False).close()
+  assert not calls
+  writer = opened(tmp_path, config)
+  writer.write(3, {'loss': 0.5, 'bad': float('inf')})
+  writer.close()
+  settings, *rest = calls
+  assert rest == [(3, {'loss': 0.5, 'bad': float('inf')}), 'finish']
+  assert settings['config']['model.depth'] == 2
+  assert settings['name'] == tmp_path.name and settings['resume'] == 'allow'
+  given = dict(project='p', entity='e', mode='offline', dir=str(tmp_path))
+  assert settings.items() >= given.items()
+  again = tracking.Run.of(epath.Path(tmp_path), {})
+  assert settings['id'] == again.identity
+  other = tracking.Run.of(epath.Path(tmp_path / 'other'), {})
+  assert settings['id'] != other.identity
+
+
+class Store:
+  """What MLflow's client keeps."""
+
+  def __init__(self):
+    self.tags, self.parameters, self.metrics, self.ended = {}, {}, [], 0
+    self.experiments = []
+
+  def __call__(self, tracking_uri):
+    assert tracking_uri == 'file:here'
+    return self
+
+  def get_experiment_by_name(self, name):
+    there = name in self.experiments
+    return types.SimpleNamespace(experiment_id=name) if there else None
+
+  def create_experiment(self, name):
+    self.experiments.append(name)
+    return name
+
+  def search_runs(self, places, filter_string):
+    assert places == self.experiments
+    found = [
+      run
+      for run, tags in self.tags.items()
+      if all(f"tags.`{k}` = '{v}'" == filter_string for k, v in tags.items())
+    ]
+    return [
+      types.SimpleNamespace(info=types.SimpleNamespace(run_id=run))
+      for run in found
+    ]
+
+  def create_run(self, place, tags, run_name):
+    self.tags[run_name] = tags
+    return types.SimpleNamespace(info=types.SimpleNamespace(run_id=run_name))
+
+  def update_run(self, run, status):
+    assert status == 'RUNNING'
+
+  def log_batch(self, run, params=(), metrics=()):
+    assert run in self.tags and len(params) <= 100
+    self.parameters |= {each.key: each.value for each in params}
+    self.metrics += [(each.step, each.key, each.value) for each in metrics]
+
+  def set_terminated(self, run):
+    self.ended += 1
+
+
+def test_mlflow_resumes_its_run(tmp_path, fake):
+  """Found again by its tag; parameters are told once, all of them."""
+  store = Store()
+  entities = types.SimpleNamespace(
+    Param=lambda key, value: types.SimpleNamespace(key=key, value=value),
+    Metric=lambda key, value, timestamp, step: types.SimpleNamespace(
+      key=key, value=value, step=step
+    ),
+  )
+  fake('mlflow', types.SimpleNamespace(MlflowClient=store, entities=entities))
+  config = config_of(name='mlflow', uri='file:here', experiment='e')
+  for step in (1, 2):
+    writer = opened(tmp_path, config)
+    writer.write(step, {'loss': 0.5 / step, 'val/accuracy': 1})
+    writer.close()
+  assert len(store.tags) == 1 and store.ended == 2
+  assert store.parameters.keys() == flatten(config).keys()
+  assert store.parameters['model.depth'] == '2'
+  assert store.metrics == [
+    *((1, 'loss', 0.5), (1, 'val/accuracy', 1.0)),
+    *((2, 'loss', 0.25), (2, 'val/accuracy', 1.0)),
+  ]
+
+
+def test_errors_are_said_once(tmp_path, caplog, fake):
+  """Of the start too; the file has everything."""
+
+  def init(**_):
+    raise RuntimeError('no key')
+
+  fake('wandb', types.SimpleNamespace(init=init))
+  writer = opened(tmp_path, config_of(name='wandb'))
+  for step in (1, 2):
+    writer.write(step, {'loss': 1.0})
+  writer.close()
+  assert caplog.text.count('trackers.mine failed (RuntimeError: no key)') == 1
+  assert len((tmp_path / 'metrics.jsonl').read_text().splitlines()) == 2

@@ -1,0 +1,76 @@
+"""MLflow: config.log.trackers = dict(ml=dict(name='mlflow', uri='…')).
+
+A run that resumes goes on in the same run there, found by a tag.
+"""
+
+import time
+from collections.abc import Mapping
+
+from mlflow import (  # pyright: ignore[reportMissingImports]
+  MlflowClient,
+  entities,
+)
+
+from vit_jax.run import tracking
+
+_TAG = 'vit_jax.run'
+_PARAMETERS = 100  # that a request may hold
+_LENGTH = 500  # characters of a value that every store takes
+
+
+class Tracker:
+  """Writes to a run of an experiment."""
+
+  def __init__(
+    self,
+    run: tracking.Run,
+    /,
+    *,
+    uri: str | None = None,
+    experiment: str = 'vit_jax',
+  ):
+    """Starts the run there, or goes on with it.
+
+    Args:
+      run: of which it is told.
+      uri: of the tracking server, or of a local store ('sqlite:///runs.db'); by
+        default MLflow's own, by $MLFLOW_TRACKING_URI.
+      experiment: that the run belongs to; made if it is not there.
+    """
+    self._client = MlflowClient(tracking_uri=uri)
+    known = self._client.get_experiment_by_name(experiment)
+    place = (
+      known.experiment_id
+      if known
+      else self._client.create_experiment(experiment)
+    )
+    found = self._client.search_runs(
+      [place], filter_string=f"tags.`{_TAG}` = '{run.identity}'"
+    )
+    if found:
+      self._id = found[0].info.run_id
+      self._client.update_run(self._id, status='RUNNING')
+      return
+    tags = {_TAG: run.identity}
+    made = self._client.create_run(place, tags=tags, run_name=run.name)
+    self._id = made.info.run_id
+    parameters = [
+      entities.Param(key, str(value)[:_LENGTH])
+      for key, value in run.config.items()
+    ]
+    for start in range(0, len(parameters), _PARAMETERS):
+      part = parameters[start : start + _PARAMETERS]
+      self._client.log_batch(self._id, params=part)
+
+  def write(self, step: int, values: Mapping[str, float]) -> None:
+    """Logs a line."""
+    now = int(1000 * time.time())
+    metrics = [
+      entities.Metric(key, float(value), now, step)
+      for key, value in values.items()
+    ]
+    self._client.log_batch(self._id, metrics=metrics)
+
+  def close(self) -> None:
+    """Says that it has ended."""
+    self._client.set_terminated(self._id)
