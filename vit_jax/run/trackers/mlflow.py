@@ -3,16 +3,14 @@
 A run that resumes goes on in the same run there, found by a tag.
 """
 
+import importlib
 import time
 from collections.abc import Mapping
-
-from mlflow import (  # pyright: ignore[reportMissingImports]
-  MlflowClient,
-  entities,
-)
+from typing import Any
 
 from vit_jax.run import tracking
 
+mlflow: Any = importlib.import_module('mlflow')  # this module has its name
 _TAG = 'vit_jax.run'
 _PARAMETERS = 100  # that a request may hold
 _LENGTH = 500  # characters of a value that every store takes
@@ -37,7 +35,7 @@ class Tracker:
         default MLflow's own, by $MLFLOW_TRACKING_URI.
       experiment: that the run belongs to; made if it is not there.
     """
-    self._client = MlflowClient(tracking_uri=uri)
+    self._client: Any = mlflow.MlflowClient(tracking_uri=uri)
     known = self._client.get_experiment_by_name(experiment)
     place = (
       known.experiment_id
@@ -55,7 +53,7 @@ class Tracker:
     made = self._client.create_run(place, tags=tags, run_name=run.name)
     self._id = made.info.run_id
     parameters = [
-      entities.Param(key, str(value)[:_LENGTH])
+      mlflow.entities.Param(key, str(value)[:_LENGTH])
       for key, value in run.config.items()
     ]
     for start in range(0, len(parameters), _PARAMETERS):
@@ -66,7 +64,7 @@ class Tracker:
     """Logs a line."""
     now = int(1000 * time.time())
     metrics = [
-      entities.Metric(key, float(value), now, step)
+      mlflow.entities.Metric(key, float(value), now, step)
       for key, value in values.items()
     ]
     self._client.log_batch(self._id, metrics=metrics)

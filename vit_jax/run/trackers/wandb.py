@@ -4,12 +4,14 @@ A run that resumes goes on in the same run there, which keeps the first value of
 steps that are repeated.
 """
 
+import importlib
 from collections.abc import Mapping
-
-import wandb  # pyright: ignore[reportMissingImports]
+from typing import Any
 
 from vit_jax.files import paths
 from vit_jax.run import tracking
+
+wandb: Any = importlib.import_module('wandb')  # this module has its name
 
 
 class Tracker:
