@@ -206,8 +206,11 @@ def main(arguments: list[str]) -> None:
       f'{len(arguments)} image(s), data {named!r}.'
     )
   process.start_process()
-  taken = {k: getattr(values, k) for k in Request._fields if k in values}
-  request = Request(**taken | dict(images=arguments, settings=values.overrides))
+  taken: dict[str, Any] = {
+    key: getattr(values, key) for key in Request._fields if key in values
+  }
+  taken |= dict(images=arguments, settings=values.overrides)
+  request = Request(**taken)
   result = run(values.checkpoint, values.out, request)
   if not runtime.is_main():
     return
