@@ -134,6 +134,22 @@ class Model(Protocol):
     """
     ...
 
+  def at_sizes(self, made_for: Size, offset: float = 0.0) -> 'Model':
+    """The same model for images of any size; parameters stay as they are.
+
+    What depends on the size is interpolated wherever it is used, within the
+    program, and has gradients; `adapt` makes other parameters, once.
+
+    Args:
+      made_for: (height, width) of images that the parameters are for, pixels.
+      offset: added to the number of patches in the ratio of sizes, see
+        `positions.resizing.cubic`.
+
+    Raises:
+      UserError: this model's parameters cannot be.
+    """
+    ...
+
   def computed_by(self, image_size: Size) -> str:
     """What computes it on the devices of the surrounding mesh, in a few words.
 
@@ -231,6 +247,22 @@ class Defaults:
     """Nothing depends on the size."""
     del old_size, new_size, method
     return leaves
+
+  def at_sizes(self, made_for: Size, offset: float = 0.0) -> Any:
+    """Itself, if no parameter depends on the size.
+
+    Raises:
+      UserError: some do.
+    """
+    del offset
+    if self.sized:
+      raise UserError(
+        f'{", ".join(self.sized)} of this model are for images of '
+        f'{made_for[0]}x{made_for[1]} pixels alone, and images of several '
+        "sizes are to go through it: take model.name='vit' with positions "
+        'other than relative ones, or a model without positions.'
+      )
+    return self
 
   def computed_by(self, image_size: Size) -> str:
     """There is one way only."""

@@ -1,7 +1,9 @@
 """Optimizers, decay masks, and the average of weights."""
 
+import dataclasses
+import functools
 import math
-import re
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -9,16 +11,33 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Int
 
-from vit_jax.arrays import tree
+from vit_jax.arrays import sharding, tree
 from vit_jax.errors import UserError, check_range
+from vit_jax.optim import clipping
 from vit_jax.optim import rules as rules_lib
+from vit_jax.optim.schedule import cosine
 
 PyTree = Any
 
 # Which leaves decay. 'all' is how the authors' code of the paper is read (the
 # paper names none); 'kernels' leaves out biases, norms, class token, position
-# embeddings and everything else that is no matrix product's kernel.
-DECAY_MASKS = {'all': r'.*', 'kernels': r'.*(^|/)kernel'}
+# embeddings and everything else that is no matrix product's kernel; 'tensors'
+# leaves out biases and all that has one axis in other projects (MAE, DINO).
+DECAY_MASKS = {
+  'all': lambda path, leaf: True,
+  'kernels': lambda path, leaf: path.rpartition('/')[2] == 'kernel',
+  'tensors': lambda path, leaf: _is_tensor(path, leaf),
+}
+Steps = Callable[[str], int]
+
+
+def _is_tensor(path: str, leaf: Any) -> bool:
+  """Whether it has two axes or more, as most codes keep it.
+
+  A stack of layers has one more here, and biases have those of the heads.
+  """
+  axes = len(leaf.shape) - (sharding.STACKED in path)
+  return axes > 1 and path.rpartition('/')[2] != 'bias'
 
 
 def _decay_mask(decay_mask: str):
@@ -27,51 +46,87 @@ def _decay_mask(decay_mask: str):
       f'optimizer.decay_mask is {decay_mask!r}; allowed: '
       f'{", ".join(DECAY_MASKS)}.'
     )
-  pattern = re.compile(DECAY_MASKS[decay_mask])
-  return lambda params: tree.map_with_path(
-    lambda path, _: pattern.fullmatch(path) is not None, params
-  )
+  return functools.partial(tree.map_with_path, DECAY_MASKS[decay_mask])
 
 
-def _chain(
-  scale: optax.GradientTransformation,
-  schedule: optax.Schedule,
-  clip_norm: float | None,
-  weight_decay: float,
-  decay_mask: str,
-  table: rules_lib.Table,
-) -> optax.GradientTransformation:
-  """Clip, scale, add decay, then multiply all of it by −lr.
+@dataclasses.dataclass(frozen=True)
+class _Common:
+  """What all optimizers have beside their direction; see `adam`."""
 
-  The decay is decoupled and multiplied by the learning rate: an update is
-  −lr · (direction + weight_decay · parameter), times the factors of its rule.
-  """
-  check_range('optimizer.clip_norm', clip_norm, at_least=0)
-  check_range('optimizer.weight_decay', weight_decay, at_least=0)
-  clip, mask = optax.identity(), _decay_mask(decay_mask)
-  decay = optax.identity()
-  if clip_norm:
-    clip = optax.clip_by_global_norm(clip_norm)
-  if weight_decay:
-    decay = rules_lib.add_decayed(weight_decay, table, mask)
-  if any(rule.frozen for _, rule in table):
-    clip = optax.chain(rules_lib.scale_by(table, lambda rule: 1.0), clip)
-    scale = rules_lib.of_moving(table, scale)
-  rate = [optax.scale_by_learning_rate(schedule)]
-  if table:
-    rate.append(rules_lib.scale_by(table, lambda rule: rule.lr))
-  return optax.chain(clip, scale, decay, *rate)
+  clip_norm: float | None
+  clip: str
+  clip_joined: tuple[str, ...]
+  weight_decay: float
+  weight_decay_end: float | None
+  decay_mask: str
+  rules: tuple
+
+  def chain(
+    self,
+    scale: optax.GradientTransformation,
+    schedule: optax.Schedule,
+    steps: Steps,
+  ) -> optax.GradientTransformation:
+    """Clip, scale, add decay, then multiply all of it by −lr.
+
+    The decay is decoupled and multiplied by the learning rate: an update is
+    −lr · (direction + weight_decay · parameter), times the factors of its rule.
+    """
+    check_range('optimizer.clip_norm', self.clip_norm, at_least=0)
+    table = rules_lib.parse(self.rules)
+    clip = clipping.transformation(
+      self.clip_norm or math.inf, self.clip, self.clip_joined
+    )
+    clip = clip if self.clip_norm else optax.identity()
+    late = any(steps(rule.after) for _, rule in table)
+    rate = [optax.scale_by_learning_rate(schedule)]
+    if table:
+      rate.append(rules_lib.scale_by(table, lambda rule: rule.lr))
+    if any(rule.frozen for _, rule in table):
+      clip = optax.chain(rules_lib.scale_by(table, lambda rule: 1.0), clip)
+      scale = scale if late else rules_lib.of_moving(table, scale)
+    if late:
+      gate = rules_lib.gated(table, steps)
+      clip, scale = (
+        optax.chain(gate, clip),
+        rules_lib.delayed(table, steps, scale),
+      )
+      rate.append(gate)
+    decay = self._decay(table, steps)
+    return optax.chain(clip, scale, decay, *rate)
+
+  def _decay(
+    self, table: rules_lib.Table, steps: Steps
+  ) -> optax.GradientTransformation:
+    """Adds what decays."""
+    mask, start, end = (
+      _decay_mask(self.decay_mask),
+      self.weight_decay,
+      self.weight_decay_end,
+    )
+    check_range('optimizer.weight_decay', start, at_least=0)
+    check_range('optimizer.weight_decay_end', end, at_least=0)
+    if end is not None:
+      total = steps('100 %')
+      return rules_lib.add_decayed(cosine(start, end, total), table, mask)
+    if not start:
+      return optax.identity()
+    return rules_lib.add_decayed(start, table, mask)
 
 
 def adam(
   schedule: optax.Schedule,
+  steps: Steps = lambda duration: 0,
   /,
   *,
   b1: float = 0.9,
   b2: float = 0.999,
   eps: float = 1e-8,
   clip_norm: float | None = None,
+  clip: str = 'global',
+  clip_joined: tuple[str, ...] = (),
   weight_decay: float = 0.0,
+  weight_decay_end: float | None = None,
   decay_mask: str = 'all',
   rules: tuple = (),
   moment_dtype: str = 'float32',
@@ -80,11 +135,17 @@ def adam(
 
   Args:
     schedule: learning rate by number of updates.
+    steps: a duration of the training ('1 epochs') in updates.
     b1: decay of the first moment, in [0, 1).
     b2: decay of the second moment, in [0, 1).
     eps: added to the root of the second moment, above 0.
-    clip_norm: largest global norm of the gradient; None or 0 for no clipping.
+    clip_norm: largest norm of the gradient; None or 0 for no clipping.
+    clip: what has that norm: 'global', all gradients together, or 'tensor',
+      each tensor (and layer) by itself.
+    clip_joined: leaves that are one tensor, see `clipping.by_tensor`.
     weight_decay: multiplied by the learning rate when applied.
+    weight_decay_end: what it becomes over the training, by half a cosine; None
+      for the same throughout.
     decay_mask: the leaves that decay, see `DECAY_MASKS`.
     rules: factors of rate and decay by path, frozen ones, see `rules`.
     moment_dtype: of the first moment, 'float32' or 'bfloat16' (saves memory).
@@ -100,23 +161,29 @@ def adam(
       f'optimizer.moment_dtype is {moment_dtype!r}; allowed: float32, bfloat16.'
     )
   scale = optax.scale_by_adam(b1, b2, eps, mu_dtype=jnp.dtype(moment_dtype))
-  return _chain(
-    scale,
-    schedule,
+  common = _Common(
     clip_norm,
+    clip,
+    clip_joined,
     weight_decay,
+    weight_decay_end,
     decay_mask,
-    rules_lib.parse(rules),
+    rules,
   )
+  return common.chain(scale, schedule, steps)
 
 
 def sgd(
   schedule: optax.Schedule,
+  steps: Steps = lambda duration: 0,
   /,
   *,
   momentum: float = 0.9,
   clip_norm: float | None = None,
+  clip: str = 'global',
+  clip_joined: tuple[str, ...] = (),
   weight_decay: float = 0.0,
+  weight_decay_end: float | None = None,
   decay_mask: str = 'all',
   rules: tuple = (),
 ) -> optax.GradientTransformation:
@@ -124,9 +191,13 @@ def sgd(
 
   Args:
     schedule: learning rate by number of updates.
+    steps: a duration of the training ('1 epochs') in updates.
     momentum: decay of the trace of gradients, in [0, 1).
-    clip_norm: largest global norm of the gradient; None or 0 for no clipping.
+    clip_norm: as in `adam`, and so are all that follow.
+    clip: 'global' or 'tensor'.
+    clip_joined: leaves that are one tensor.
     weight_decay: decoupled, multiplied by the learning rate.
+    weight_decay_end: of its cosine.
     decay_mask: the leaves that decay, see `DECAY_MASKS`.
     rules: factors of rate and decay by path, frozen ones, see `rules`.
 
@@ -135,14 +206,16 @@ def sgd(
   """
   check_range('optimizer.momentum', momentum, at_least=0, below=1)
   scale = optax.trace(decay=momentum)
-  return _chain(
-    scale,
-    schedule,
+  common = _Common(
     clip_norm,
+    clip,
+    clip_joined,
     weight_decay,
+    weight_decay_end,
     decay_mask,
-    rules_lib.parse(rules),
+    rules,
   )
+  return common.chain(scale, schedule, steps)
 
 
 class Average(NamedTuple):
