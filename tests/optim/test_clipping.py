@@ -29,7 +29,7 @@ def gradients(seed=0):
   made = {}
   for path, shape in SHAPES.items():
     sizes = 3.0 ** rng.integers(-3, 4, shape[:1] + (1,) * (len(shape) - 1))
-    made[path] = (rng.normal(size=shape) * sizes).astype(np.float32)
+    made[path] = jnp.array(rng.normal(size=shape) * sizes, jnp.float32)
   return tree.unflatten(made)
 
 
@@ -42,7 +42,7 @@ def theirs(grads, limit, joined):
       name = name.replace(part, 'qkv') if joined else name
     layers = range(3) if 'layers/' in path else [None]
     for layer in layers:
-      part = torch.tensor(leaf if layer is None else leaf[layer])
+      part = torch.tensor(np.array(leaf if layer is None else leaf[layer]))
       tensors.setdefault((name, layer), []).append((path, part))
   result = {}
   for (_, layer), parts in tensors.items():

@@ -4,7 +4,6 @@ import re
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jaxtyping import Array, Float
 
@@ -78,7 +77,7 @@ def by_tensor(
     for path, leaf in tree.flatten(updates).items():
       squares[name(path)] = squares.get(name(path), 0) + _squares(path, leaf)
 
-    def scaled(path: str, leaf: Array | np.ndarray) -> Array:
+    def scaled(path: str, leaf: Array) -> Array:
       norm = jnp.sqrt(squares[name(path)])
       factor = jnp.minimum(1, limit / (norm + _EPSILON))
       return leaf * factor.reshape(
@@ -90,7 +89,7 @@ def by_tensor(
   return optax.stateless(clipped)
 
 
-def _squares(path: str, leaf: Array | np.ndarray) -> Float[Array, '...']:
+def _squares(path: str, leaf: Array) -> Float[Array, '...']:
   """Sum of squares of a leaf, of each layer if it is a stack of them."""
   first = int(sharding.STACKED in path)
-  return jnp.sum(jnp.square(leaf), axis=tuple(range(first, np.ndim(leaf))))
+  return jnp.sum(jnp.square(leaf), axis=tuple(range(first, leaf.ndim)))
