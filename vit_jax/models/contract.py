@@ -135,18 +135,11 @@ class Model(Protocol):
     ...
 
   def at_sizes(self, made_for: Size, offset: float = 0.0) -> 'Model':
-    """The same model for images of any size; parameters stay as they are.
+    """The same model for images of any size; parameters stay for `made_for`.
 
-    What depends on the size is interpolated wherever it is used, within the
-    program, and has gradients; `adapt` makes other parameters, once.
-
-    Args:
-      made_for: (height, width) of images that the parameters are for, pixels.
-      offset: added to the number of patches in the ratio of sizes, see
-        `positions.resizing.cubic`.
-
-    Raises:
-      UserError: this model's parameters cannot be.
+    What depends on the size is interpolated where it is used, in the program,
+    with gradients; `adapt` makes other parameters, once. `offset` is that of
+    `positions.resizing.cubic`. Raises UserError if it cannot be.
     """
     ...
 
@@ -249,18 +242,13 @@ class Defaults:
     return leaves
 
   def at_sizes(self, made_for: Size, offset: float = 0.0) -> Any:
-    """Itself, if no parameter depends on the size.
-
-    Raises:
-      UserError: some do.
-    """
+    """Itself, if no parameter depends on the size."""
     del offset
     if self.sized:
       raise UserError(
-        f'{", ".join(self.sized)} of this model are for images of '
-        f'{made_for[0]}x{made_for[1]} pixels alone, and images of several '
-        "sizes are to go through it: take model.name='vit' with positions "
-        'other than relative ones, or a model without positions.'
+        f'{", ".join(self.sized)} of this model are for {made_for[0]}x'
+        f'{made_for[1]} pixels alone, and images of several sizes are to go '
+        "through it: take model.name='vit', and no relative positions."
       )
     return self
 

@@ -130,7 +130,7 @@ def gated(
   """Makes updates 0 as long as `Rule.after` says."""
 
   def update(
-    updates: PyTree, state: Count, params: PyTree = None
+    updates: PyTree, state: Any, params: PyTree = None
   ) -> tuple[PyTree, Count]:
     del params
 
@@ -187,7 +187,7 @@ def _begun_after(
     return Begun(jnp.zeros((), jnp.int32), transformation.init(params))
 
   def update(
-    updates: PyTree, state: Begun, params: PyTree = None
+    updates: PyTree, state: Any, params: PyTree = None
   ) -> tuple[PyTree, Begun]:
     new, inner = transformation.update(updates, state.inner, params)
     new, inner = jax.tree.map(
@@ -241,7 +241,7 @@ def add_decayed(
     return optax.stateless(lambda u, params: added(u, params, weight_decay))
 
   def update(
-    updates: PyTree, state: Count, params: PyTree = None
+    updates: PyTree, state: Any, params: PyTree = None
   ) -> tuple[PyTree, Count]:
     by = weight_decay(state.count)
     return added(updates, params, by), Count(state.count + 1)

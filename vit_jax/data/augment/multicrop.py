@@ -114,7 +114,8 @@ class TrainTransform:
     is_global = index < _GLOBAL
     area = self.global_area if is_global else self.local_area
     size = self.image_size if is_global else square(self.local_size)
-    y, x, height, width = random_box(*pixels.shape[:2], area, rng)
+    rows, columns = pixels.shape[:2]
+    y, x, height, width = random_box(rows, columns, area, rng)
     view = resize(pixels[y : y + height, x : x + width], *size, 'bicubic')
     if rng.random() < 0.5:
       view = cv2.flip(view, 1)
