@@ -71,7 +71,7 @@ def random_box(
   """
   low, high = _ASPECT
   for _ in range(_ATTEMPTS):
-    wanted = height * width * rng.uniform(*area)
+    wanted = height * width * rng.uniform(area[0], area[1])
     aspect = math.exp(rng.uniform(math.log(low), math.log(high)))
     h, w = round(math.sqrt(wanted / aspect)), round(math.sqrt(wanted * aspect))
     if 0 < h <= height and 0 < w <= width:
