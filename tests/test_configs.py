@@ -287,6 +287,44 @@ def test_axial_models_take_the_row_of_their_plain_ones(variant, row):
   assert axial == plain
 
 
+@pytest.mark.parametrize(
+  'recipe, epochs, batch, temperatures, crops, areas',
+  [
+    ('vanilla', 100, 512, (0.04, 0.04), 8, ((0.4, 1.0), (0.05, 0.4))),
+    ('boost', 300, 1024, (0.04, 0.07), 8, ((0.4, 1.0), (0.05, 0.4))),
+    ('released', 800, 1024, (0.04, 0.07), 10, ((0.25, 1.0), (0.05, 0.25))),
+  ],
+)
+def test_dino(recipe, epochs, batch, temperatures, crops, areas):
+  """The three published recipes, and what is common to them."""
+  for variant in ('S/16', 'B/16'):
+    config = loading.load(f'configs/dino.py:recipe={recipe},variant={variant}')
+    assert (config.total, config.batch_size) == (f'{epochs} epochs', batch)
+    assert config.model.variant == variant and config.model.drop_path == 0.1
+    augment, aims = config.augment, config.objective
+    assert (augment.global_area, augment.local_area) == areas
+    assert (augment.local_crops, augment.local_size) == (crops, (96,))
+    assert augment.color_jitter == (0.4, 0.4, 0.2, 0.1)
+    assert (augment.blur, augment.solarize) == ((1.0, 0.1, 0.5), 0.2)
+    told = aims.warmup_temperature, aims.teacher_temperature
+    assert told == temperatures and aims.student_temperature == 0.1
+    warm = '0 epochs' if recipe == 'vanilla' else '30 epochs'
+    assert aims.temperature_warmup == warm
+    assert (aims.momentum, aims.centre_momentum) == (0.996, 0.9)
+    fixed = recipe == 'vanilla' or variant.startswith('B')
+    assert aims.head.norm_last_layer == fixed
+    assert (aims.head.outputs, aims.head.layers) == (65_536, 3)
+    assert (aims.head.hidden, aims.head.bottleneck) == (2048, 256)
+    optimizer, schedule = config.optimizer, config.schedule
+    assert (optimizer.b1, optimizer.b2) == (0.9, 0.999)
+    decay = optimizer.weight_decay, optimizer.weight_decay_end
+    assert decay == (0.04, 0.4) and optimizer.decay_mask == 'tensors'
+    assert (optimizer.clip_norm, optimizer.clip) == (3.0, 'tensor')
+    assert schedule.base_lr == 5e-4 * batch / 256
+    assert (schedule.warmup, schedule.end_lr) == ('10 epochs', 1e-6)
+    Experiment.build(config, jax.devices())
+
+
 def test_every_config_builds():
   """Each file gives a model and a schedule on eight devices."""
   files = sorted(pathlib.Path('configs').glob('*.py'))
@@ -349,6 +387,9 @@ def test_bad_arguments_are_user_errors():
     ('finetune_imagenet.py:table=3', '2 and 4'),
     ('swin_i1k.py:variant=L', 'no Swin-L'),
     ('axial.py:variant=L/16', 'no axial L/16'),
+    ('dino.py:variant=L/16', 'no variant=L/16'),
+    ('dino.py:recipe=boosted', "did you mean 'boost'"),
+    ('cifar10.py:objective=dinos', "did you mean 'dino'"),
     ('nothing.py', 'no config file'),
   ):
     with pytest.raises(UserError, match=message):
