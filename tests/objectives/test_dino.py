@@ -447,7 +447,7 @@ def test_it_needs_a_model_without_a_head():
 @pytest.mark.parametrize(
   'settings',
   [
-    *(dict(momentum=1.1), dict(centre_momentum=1.0)),
+    *(dict(momentum=1.1), dict(centre_momentum=1.1)),
     *(dict(student_temperature=0.0), dict(teacher_temperature=-0.1)),
     *(dict(warmup_temperature=0.0), dict(temperature_warmup='soon')),
     *(dict(head=dict(outputs=0)), dict(head=dict(dtype='float16'))),

@@ -73,7 +73,8 @@ class Objective(Defaults):
       momentum: what the teacher keeps of itself at the first update; by half a
         cosine it becomes 1 at the end. For batches of 256 the authors advise
         .9995.
-      centre_momentum: what the centre keeps of itself, in [0, 1).
+      centre_momentum: what the centre keeps of itself; 1 for no centring, which
+        collapses (the paper's Figure 7).
       position_offset: of interpolated positions, see `Model.at_sizes`; the
         authors' code has .1.
       head: section of the head.
@@ -83,7 +84,7 @@ class Objective(Defaults):
     """
     check_range('objective.momentum', momentum, at_least=0, at_most=1)
     key = 'objective.centre_momentum'
-    check_range(key, centre_momentum, at_least=0, below=1)
+    check_range(key, centre_momentum, at_least=0, at_most=1)
     for name, value in (
       ('student_temperature', student_temperature),
       ('teacher_temperature', teacher_temperature),
