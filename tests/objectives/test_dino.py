@@ -123,6 +123,7 @@ def tensors(params):
   }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'crops, head',
   [(8, {}), (0, {}), (3, dict(norm_last_layer=False))],
@@ -226,6 +227,7 @@ def three_steps(micro_batches):
   return states, batches
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('micro_batches', [1, 2])
 def test_teacher_and_centre_after_three_steps(micro_batches):
   """The centre by the whole batch, after the loss; the head follows too."""
@@ -360,6 +362,7 @@ def test_nothing_of_a_zero_is_nan():
 # Places on a mesh
 
 
+@pytest.mark.slow
 def test_a_mesh_changes_nothing():
   """One device, and data=2, fsdp=2, model=2: one step of everything."""
   of = objective(**FOLLOWING)

@@ -9,7 +9,7 @@ import pytest
 from tests import runs
 
 CONFIG = 'configs/dino.py'
-# Made small: a stand-in source, tiny sizes, float32; three epochs.
+# Made small: a stand-in source, tiny sizes, float32; ten epochs.
 SMALL = {
   'source.name': 'synthetic',
   'source.num_examples': 64,
@@ -20,7 +20,7 @@ SMALL = {
   'augment.local_size': 8,
   'batch_size': 16,
   'micro_batches': 2,
-  'total': '12 steps',
+  'total': '40 steps',
   'schedule.warmup': '2 steps',
   'model.patch_size': 4,
   'model.width': 16,
@@ -37,9 +37,9 @@ SMALL = {
   'log.every': '1 steps',
   'log.tensorboard': 'false',
   'log.curves': 'false',
-  'evals.knn.every': '6 steps',
+  'evals.knn.every': '20 steps',
   'evals.knn.ks': '5',
-  'checkpoint.every': '2 steps',
+  'checkpoint.every': '5 steps',
   'checkpoint.best': 'knn_teacher/5nn',
 }
 
@@ -53,19 +53,21 @@ def lines(workdir):
 
 
 @pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.timeout(600)
 def test_killed_resumed_and_judged(tmp_path):
   """A killed run ends like a straight one; both sets of weights are judged."""
   straight, killed = tmp_path / 'straight', tmp_path / 'killed'
   runs.run(runs.command('train', *runs.flags(CONFIG, straight, SMALL)))
   again = runs.command('train', *runs.flags(CONFIG, killed, SMALL))
   process = runs.start(again)
-  runs.wait_for_step(killed, 5, [process])
+  runs.wait_for_step(killed, 7, [process])
   process.send_signal(signal.SIGKILL)
   process.communicate()
   runs.run(again)
   assert lines(killed) == lines(straight)
   trained = [line for line in lines(straight) if 'loss' in line]
-  assert [line['step'] for line in trained] == list(range(1, 13))
+  assert [line['step'] for line in trained] == list(range(1, 41))
   for line in trained:
     assert 0 < line['entropy_share'] <= 1 and line['teacher_kl'] > 0
     assert line['teacher_entropy'] == pytest.approx(
