@@ -12,6 +12,8 @@ benchmarks/RESULTS.md has the run, and a fine-tuning from it at 48 px:
     --config.model.dtype=float32
 """
 
+from typing import Any
+
 from ml_collections import ConfigDict
 
 from vit_jax.config import complete, parse_arg
@@ -39,7 +41,7 @@ MODELS = {
 }
 
 
-def _dino(config: ConfigDict) -> None:
+def _dino(config: Any) -> None:
   """Labels are for judging alone; four crops of 16 px, 1024 prototypes."""
   config.num_classes = 0
   if config.model.name == 'vit':

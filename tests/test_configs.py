@@ -340,6 +340,20 @@ def test_every_config_builds():
     assert Experiment.build(config, jax.devices()).total_steps > 0, file
 
 
+def test_cifar10_without_labels():
+  """DINO takes the models that images of two sizes go through."""
+  for model in ('vit', 'hybrid', 'resnet'):
+    config = loading.load(f'configs/cifar10.py:objective=dino,model={model}')
+    assert config.num_classes == 0 and config.objective.name == 'dino'
+    spec = Experiment.build(config, jax.devices()).augment().spec
+    assert [shape for shape, _ in spec.values()] == [
+      *((2, 32, 32, 3), (4, 16, 16, 3))
+    ]
+  swin = loading.load('configs/cifar10.py:objective=dino,model=swin')
+  with pytest.raises(UserError, match='images of several sizes'):
+    Experiment.build(swin, jax.devices())
+
+
 def test_folder_config(tmp_path):
   """Classes and sizes are counted; without val a tenth is held out."""
   for name in ('cat', 'dog'):

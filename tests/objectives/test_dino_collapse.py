@@ -27,12 +27,12 @@ MODEL = dict(
   dtype='float32',
 )
 HEAD = dict(outputs=64, hidden=32, bottleneck=16, dtype='float32')
-TOTAL, SIZE, N, LR = 80, (16, 16), 16, 1e-3
+TOTAL, SIZE, N, LR = 120, (16, 16), 32, 1e-3
 
 
 def steps(duration):
   number, unit = duration.split(' ')
-  return round(float(number) * {'steps': 1, 'epochs': 1, '%': 0.8}[unit])
+  return round(float(number) * {'steps': 1, 'epochs': 1, '%': 1.2}[unit])
 
 
 def batch_of(step):
