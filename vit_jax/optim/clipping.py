@@ -1,14 +1,13 @@
 """Limits on the length of gradients."""
 
-import re
 from typing import Any
 
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float
 
-from vit_jax.arrays import sharding, tree
+from vit_jax.arrays import tree
 from vit_jax.errors import UserError
+from vit_jax.optim import tensors
 
 PyTree = Any
 KINDS = ('global', 'tensor')
@@ -49,47 +48,23 @@ def by_tensor(
 
   Args:
     limit: the largest norm, above 0.
-    joined: patterns of parts of a path. Leaves whose paths differ in nothing
-      else are one tensor: with 'query|key|value' those three, which most codes
-      keep in one matrix.
+    joined: see `tensors.naming`.
 
   Raises:
     UserError: no regular expression.
 
   Reference: the code of DINO (arXiv 2104.14294).
   """
-  try:
-    patterns = [re.compile(pattern) for pattern in joined]
-  except re.error as error:
-    raise UserError(
-      f'optimizer.clip_joined is {joined} ({error}); give regular expressions, '
-      "such as 'query|key|value'."
-    ) from error
-
-  def name(path: str) -> str:
-    for pattern in patterns:
-      path = pattern.sub('*', path)
-    return path
+  name = tensors.naming('optimizer.clip_joined', joined)
 
   def clipped(updates: PyTree, params: PyTree) -> PyTree:
     del params
-    squares: dict[str, Array] = {}
-    for path, leaf in tree.flatten(updates).items():
-      squares[name(path)] = squares.get(name(path), 0) + _squares(path, leaf)
-
-    def scaled(path: str, leaf: Array) -> Array:
-      norm = jnp.sqrt(squares[name(path)])
-      factor = jnp.minimum(1, limit / (norm + _EPSILON))
-      return leaf * factor.reshape(
-        *factor.shape, *[1] * (leaf.ndim - norm.ndim)
-      )
-
-    return tree.map_with_path(scaled, updates)
+    norms = tensors.norms(updates, name)
+    return tree.map_with_path(
+      lambda path, leaf: (
+        leaf * jnp.minimum(1, limit / (norms[path] + _EPSILON))
+      ),
+      updates,
+    )
 
   return optax.stateless(clipped)
-
-
-def _squares(path: str, leaf: Array) -> Float[Array, '...']:
-  """Sum of squares of a leaf, of each layer if it is a stack of them."""
-  first = int(sharding.STACKED in path)
-  return jnp.sum(jnp.square(leaf), axis=tuple(range(first, leaf.ndim)))
