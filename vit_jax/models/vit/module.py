@@ -64,6 +64,7 @@ class Network(nn.Module):
   stem: Stem | None = None
   made_for: tuple[int, int] | None = None  # see `ViT.at_sizes`
   position_offset: float = 0.0
+  drop_path_first: float = 0.0
 
   def setup(self):
     lecun = nn.initializers.lecun_normal()
@@ -98,6 +99,7 @@ class Network(nn.Module):
       layer_scale=self.layer_scale,
       epsilon=self.norm_eps,
       scheme=scheme if scheme.at == 'layers' else None,
+      drop_path_first=self.drop_path_first,
     )
     if self.pool == 'map':
       self.map = MapHead(
