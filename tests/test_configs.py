@@ -408,3 +408,62 @@ def test_bad_arguments_are_user_errors():
   ):
     with pytest.raises(UserError, match=message):
       loading.load(f'configs/{argument}')
+
+
+@pytest.mark.parametrize(
+  'model, pixels, lr, drop_path',
+  [('S', 224, 4e-3, 0.05), ('B', 192, 3e-3, 0.2), ('L', 192, 3e-3, 0.45)],
+)
+def test_deit3(model, pixels, lr, drop_path):
+  """The authors' commands, typed in again."""
+  config = loading.load(f'configs/deit3.py:model={model}')
+  assert (config.total, config.batch_size) == ('800 epochs', 2048)
+  assert config.image_size == (pixels, pixels)
+  assert (config.schedule.base_lr, config.schedule.warmup) == (lr, '5 epochs')
+  assert config.model.drop_path == config.model.drop_path_first == drop_path
+  assert config.model.layer_scale == 1e-4
+  optimizer, objective = config.optimizer, config.objective
+  assert (optimizer.name, optimizer.weight_decay) == ('lamb', 0.05)
+  assert (objective.cross_entropy, objective.multi_hot) == ('sigmoid', True)
+  assert objective.label_smoothing == 0 and config.train.repeats == 3
+  assert (config.mix.mixup, config.mix.cutmix, config.mix.erasing) == (
+    0.8,
+    1,
+    0,
+  )
+  assert config.augment.three_augment and config.augment.color_jitter == 0.3
+
+
+def test_deit():
+  """Table 9 of the paper, with and without a teacher."""
+  config = loading.load('configs/deit.py:model=S')
+  assert (config.total, config.batch_size) == ('300 epochs', 1024)
+  assert (config.schedule.base_lr, config.schedule.warmup) == (1e-3, '5 epochs')
+  assert (config.optimizer.weight_decay, config.optimizer.clip_norm) == (
+    0.05,
+    None,
+  )
+  assert (config.mix.mixup, config.mix.cutmix, config.mix.erasing) == (
+    *(0.8, 1.0),
+    0.25,
+  )
+  assert config.model.drop_path == 0.1 and not config.model.distilled
+  assert config.objective.label_smoothing == 0.1 and config.train.repeats == 3
+  taught = loading.load('configs/deit.py:model=S,teacher=somewhere')
+  assert taught.model.distilled and taught.objective.name == 'distill'
+  assert taught.objective.teacher == 'somewhere'
+  assert (taught.objective.kind, taught.objective.teacher_weight) == (
+    'hard',
+    0.5,
+  )
+
+
+def test_better_plain_baseline():
+  """S/16 of arXiv 2205.01580; steps of its 90 epochs."""
+  config = loading.load('configs/s16_i1k.py')
+  assert Experiment.build(config, jax.devices()).total_steps == 111_477
+  assert (config.model.variant, config.model.pool) == ('S/16', 'gap')
+  assert config.model.position == 'sincos2d' and config.model.pre_logits
+  assert (config.optimizer.weight_decay, config.optimizer.clip_norm) == (0.1, 1)
+  assert config.mix.mixup == 0.2
+  assert config.augment.randaugment_magnitude == 10
