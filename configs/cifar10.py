@@ -1,8 +1,8 @@
 """A small model on CIFAR-10 from scratch: a real experiment for a laptop.
 
 Arguments: model (vit, hybrid, resnet, swin, axial_vit, axial_resnet), each with
-some 64 places or tokens of 32 px images. Not in the paper. Soft-max loss; the
-ViT has 4x4 patches and mean pooling.
+some 64 places or tokens of 32 px images, and objective (supervised or dino).
+Not in the paper. Soft-max loss; the ViT has 4x4 patches and mean pooling.
 Expected: 57 % test accuracy after 6 epochs of the ViT, 18 minutes on two CPU
 cores; the others were trained for an epoch or two only.
 benchmarks/RESULTS.md has the run, and a fine-tuning from it at 48 px:
@@ -11,6 +11,8 @@ benchmarks/RESULTS.md has the run, and a fine-tuning from it at 48 px:
     --config.init_from=runs/cifar10 --config.image_size=48
     --config.model.dtype=float32
 """
+
+from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -39,12 +41,57 @@ MODELS = {
 }
 
 
-def get_config(argument: str | None = None) -> ConfigDict:
-  arg = parse_arg(argument, model='vit')
-  if arg.model not in MODELS:
-    raise UserError(
-      f'there is no model={arg.model} here; {closest(arg.model, MODELS)}.'
+def _dino(config: Any) -> None:
+  """Labels are for judging alone; four crops of 16 px, 1024 prototypes."""
+  config.num_classes = 0
+  if config.model.name == 'vit':
+    config.model.drop_path = 0.1
+  config.augment = dict(
+    name='multicrop',
+    local_crops=4,
+    local_size=(16,),
+    blur=(0.5, 0.1, 0.2),  # two pixels are much of 32
+  )
+  config.objective = dict(
+    name='dino',
+    momentum=0.99,
+    head=dict(outputs=1024, hidden=512, bottleneck=128, dtype='float32'),
+  )
+  config.optimizer = dict(
+    name='adam',
+    weight_decay=0.04,
+    weight_decay_end=0.4,
+    decay_mask='tensors',
+    clip_norm=3.0,
+    clip='tensor',
+    clip_joined=('query|key|value',),
+    rules=(('head/last/.*', dict(after='1 epochs')),),
+  )
+  config.schedule.base_lr, config.schedule.end_lr = 5e-4, 1e-6
+  config.recovery = dict(
+    limits=dict(
+      collapse=dict(metric='teacher_kl', at_least=0.01, during='200 steps')
     )
+  )
+  config.evals = dict(
+    knn=dict(name='neighbours', split='test', every='1 epochs')
+  )
+  config.checkpoint.best = 'knn_teacher/20nn'
+
+
+OBJECTIVES = {'supervised': lambda config: None, 'dino': _dino}
+
+
+def get_config(argument: str | None = None) -> ConfigDict:
+  arg = parse_arg(argument, model='vit', objective='supervised')
+  for name, value, allowed in (
+    ('model', arg.model, MODELS),
+    ('objective', arg.objective, OBJECTIVES),
+  ):
+    if value not in allowed:
+      raise UserError(
+        f'there is no {name}={value} here; {closest(value, allowed)}.'
+      )
   config = ConfigDict()
   config.total = '6 epochs'
   config.batch_size = 64
@@ -66,4 +113,5 @@ def get_config(argument: str | None = None) -> ConfigDict:
     test=dict(name='classification', split='test', every='1 epochs')
   )
   config.checkpoint = dict(every='1 epochs', best='test/accuracy')
+  OBJECTIVES[arg.objective](config)
   return complete(config)

@@ -9,7 +9,7 @@ the intended slice, for the public data set's 14.1 M images.
 
 From the authors' code and later remarks, not the paper: sigmoid cross-entropy
 with head bias -10, inception crop and flip, linear decay ending at 1e-5. How
-the weight decay acts is decided in vit_jax/optim/optimizers.py.
+the weight decay acts is decided in vit_jax/optim/common.py.
 
 Data: the public fall-2011 archive has 14,197,122 images in 21,841 synsets (the
 head keeps the customary 21,843 outputs); the first 51,200 are held out for

@@ -287,6 +287,44 @@ def test_axial_models_take_the_row_of_their_plain_ones(variant, row):
   assert axial == plain
 
 
+@pytest.mark.parametrize(
+  'recipe, epochs, batch, temperatures, crops, areas',
+  [
+    ('vanilla', 100, 512, (0.04, 0.04), 8, ((0.4, 1.0), (0.05, 0.4))),
+    ('boost', 300, 1024, (0.04, 0.07), 8, ((0.4, 1.0), (0.05, 0.4))),
+    ('released', 800, 1024, (0.04, 0.07), 10, ((0.25, 1.0), (0.05, 0.25))),
+  ],
+)
+def test_dino(recipe, epochs, batch, temperatures, crops, areas):
+  """The three published recipes, and what is common to them."""
+  for variant in ('S/16', 'B/16'):
+    config = loading.load(f'configs/dino.py:recipe={recipe},variant={variant}')
+    assert (config.total, config.batch_size) == (f'{epochs} epochs', batch)
+    assert config.model.variant == variant and config.model.drop_path == 0.1
+    augment, aims = config.augment, config.objective
+    assert (augment.global_area, augment.local_area) == areas
+    assert (augment.local_crops, augment.local_size) == (crops, (96,))
+    assert augment.color_jitter == (0.4, 0.4, 0.2, 0.1)
+    assert (augment.blur, augment.solarize) == ((1.0, 0.1, 0.5), 0.2)
+    told = aims.warmup_temperature, aims.teacher_temperature
+    assert told == temperatures and aims.student_temperature == 0.1
+    warm = '0 epochs' if recipe == 'vanilla' else '30 epochs'
+    assert aims.temperature_warmup == warm
+    assert (aims.momentum, aims.centre_momentum) == (0.996, 0.9)
+    fixed = recipe == 'vanilla' or variant.startswith('B')
+    assert aims.head.norm_last_layer == fixed
+    assert (aims.head.outputs, aims.head.layers) == (65_536, 3)
+    assert (aims.head.hidden, aims.head.bottleneck) == (2048, 256)
+    optimizer, schedule = config.optimizer, config.schedule
+    assert (optimizer.b1, optimizer.b2) == (0.9, 0.999)
+    decay = optimizer.weight_decay, optimizer.weight_decay_end
+    assert decay == (0.04, 0.4) and optimizer.decay_mask == 'tensors'
+    assert (optimizer.clip_norm, optimizer.clip) == (3.0, 'tensor')
+    assert schedule.base_lr == 5e-4 * batch / 256
+    assert (schedule.warmup, schedule.end_lr) == ('10 epochs', 1e-6)
+    Experiment.build(config, jax.devices())
+
+
 def test_every_config_builds():
   """Each file gives a model and a schedule on eight devices."""
   files = sorted(pathlib.Path('configs').glob('*.py'))
@@ -300,6 +338,20 @@ def test_every_config_builds():
         config.model.variant = 'B/16'
         config.image_size = (32, 32)
     assert Experiment.build(config, jax.devices()).total_steps > 0, file
+
+
+def test_cifar10_without_labels():
+  """DINO takes the models that images of two sizes go through."""
+  for model in ('vit', 'hybrid', 'resnet'):
+    config = loading.load(f'configs/cifar10.py:objective=dino,model={model}')
+    assert config.num_classes == 0 and config.objective.name == 'dino'
+    spec = Experiment.build(config, jax.devices()).augment().spec
+    assert [shape for shape, _ in spec.values()] == [
+      *((2, 32, 32, 3), (4, 16, 16, 3))
+    ]
+  swin = loading.load('configs/cifar10.py:objective=dino,model=swin')
+  with pytest.raises(UserError, match='images of several sizes'):
+    Experiment.build(swin, jax.devices())
 
 
 def test_folder_config(tmp_path):
@@ -349,7 +401,69 @@ def test_bad_arguments_are_user_errors():
     ('finetune_imagenet.py:table=3', '2 and 4'),
     ('swin_i1k.py:variant=L', 'no Swin-L'),
     ('axial.py:variant=L/16', 'no axial L/16'),
+    ('dino.py:variant=L/16', 'no variant=L/16'),
+    ('dino.py:recipe=boosted', "did you mean 'boost'"),
+    ('cifar10.py:objective=dinos', "did you mean 'dino'"),
     ('nothing.py', 'no config file'),
   ):
     with pytest.raises(UserError, match=message):
       loading.load(f'configs/{argument}')
+
+
+@pytest.mark.parametrize(
+  'model, pixels, lr, drop_path',
+  [('S', 224, 4e-3, 0.05), ('B', 192, 3e-3, 0.2), ('L', 192, 3e-3, 0.45)],
+)
+def test_deit3(model, pixels, lr, drop_path):
+  """The authors' commands, typed in again."""
+  config = loading.load(f'configs/deit3.py:model={model}')
+  assert (config.total, config.batch_size) == ('800 epochs', 2048)
+  assert config.image_size == (pixels, pixels)
+  assert (config.schedule.base_lr, config.schedule.warmup) == (lr, '5 epochs')
+  assert config.model.drop_path == config.model.drop_path_first == drop_path
+  assert config.model.layer_scale == 1e-4
+  optimizer, objective = config.optimizer, config.objective
+  assert (optimizer.name, optimizer.weight_decay) == ('lamb', 0.05)
+  assert (objective.cross_entropy, objective.multi_hot) == ('sigmoid', True)
+  assert objective.label_smoothing == 0 and config.train.repeats == 3
+  assert (config.mix.mixup, config.mix.cutmix, config.mix.erasing) == (
+    0.8,
+    1,
+    0,
+  )
+  assert config.augment.three_augment and config.augment.color_jitter == 0.3
+
+
+def test_deit():
+  """Table 9 of the paper, with and without a teacher."""
+  config = loading.load('configs/deit.py:model=S')
+  assert (config.total, config.batch_size) == ('300 epochs', 1024)
+  assert (config.schedule.base_lr, config.schedule.warmup) == (1e-3, '5 epochs')
+  assert (config.optimizer.weight_decay, config.optimizer.clip_norm) == (
+    0.05,
+    None,
+  )
+  assert (config.mix.mixup, config.mix.cutmix, config.mix.erasing) == (
+    *(0.8, 1.0),
+    0.25,
+  )
+  assert config.model.drop_path == 0.1 and not config.model.distilled
+  assert config.objective.label_smoothing == 0.1 and config.train.repeats == 3
+  taught = loading.load('configs/deit.py:model=S,teacher=somewhere')
+  assert taught.model.distilled and taught.objective.name == 'distill'
+  assert taught.objective.teacher == 'somewhere'
+  assert (taught.objective.kind, taught.objective.teacher_weight) == (
+    'hard',
+    0.5,
+  )
+
+
+def test_better_plain_baseline():
+  """S/16 of arXiv 2205.01580; steps of its 90 epochs."""
+  config = loading.load('configs/s16_i1k.py')
+  assert Experiment.build(config, jax.devices()).total_steps == 111_477
+  assert (config.model.variant, config.model.pool) == ('S/16', 'gap')
+  assert config.model.position == 'sincos2d' and config.model.pre_logits
+  assert (config.optimizer.weight_decay, config.optimizer.clip_norm) == (0.1, 1)
+  assert config.mix.mixup == 0.2
+  assert config.augment.randaugment_magnitude == 10

@@ -18,6 +18,7 @@ from vit_jax.cli import entry, process
 from vit_jax.config import overrides
 from vit_jax.config.completion import Config
 from vit_jax.config.sections import build_section
+from vit_jax.data.contract import require
 from vit_jax.data.pipeline import stream
 from vit_jax.errors import UserError, closest
 from vit_jax.training import data
@@ -58,6 +59,7 @@ def run(config: Config, images: int, start_step: int) -> np.ndarray:
     *(source.name, f'{len(source):,}', source.num_classes),
     *(len(source) / config.batch_size, f'{experiment.total_steps:,}'),
   )
+  require(experiment.augment().spec, 'image', 'label', who='preview')
   augment = jax.jit(experiment.setting.mix)
   key, step, tiles = experiment.key(), start_step, []
   with data.train_batches(experiment, source, start_step) as batches:

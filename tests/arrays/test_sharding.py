@@ -9,6 +9,7 @@ from jax.sharding import AxisType, PartitionSpec
 from vit_jax.arrays import sharding, tree
 from vit_jax.errors import UserError
 from vit_jax.models.vit import Model
+from vit_jax.optim import average as average_lib
 from vit_jax.optim import optimizers
 
 
@@ -148,7 +149,7 @@ def test_moments_and_averages_follow_their_parameter(name, sizes):
   optimizer = getattr(optimizers, name)(lambda step: 0.1, clip_norm=1.0)
   state = {
     'opt_state': jax.eval_shape(optimizer.init, params),
-    'average': jax.eval_shape(optimizers.average_init, params),
+    'average': jax.eval_shape(average_lib.init, params),
   }
   found = 0
   specs = tree.flatten(sharding.shardings(params, mesh, RULES))

@@ -236,13 +236,19 @@ ATTENTION, MLP = 'layers/attention/out/bias', 'layers/mlp/fc2/bias'
 HIDDEN, FC2 = 'layers/mlp/fc1/bias', 'layers/mlp/fc2/kernel'
 
 
-@pytest.mark.parametrize('branch', [ATTENTION, MLP])
-def test_drop_path_grows_linearly(branch):
-  """The first layer never drops, the last at the model's rate."""
-  kept = masks(branch, dropout=0.0, drop_path=0.6)
-  for share, expected in zip(
-    kept.mean(axis=1), [1, 0.8, 0.6, 0.4], strict=True
-  ):
+@pytest.mark.parametrize(
+  'branch, first, shares',
+  [
+    (ATTENTION, 0.0, [1, 0.8, 0.6, 0.4]),
+    (MLP, 0.0, [1, 0.8, 0.6, 0.4]),
+    (MLP, 0.6, [0.4] * 4),
+  ],
+)
+def test_drop_path_grows_linearly(branch, first, shares):
+  """From the rate of the first layer (none, as a rule) to that of the last."""
+  rates = dict(drop_path=0.6, drop_path_first=first)
+  kept = masks(branch, dropout=0.0, **rates)
+  for share, expected in zip(kept.mean(axis=1), shares, strict=True):
     assert share == pytest.approx(
       expected, abs=five_sigma(expected, kept.shape[1])
     )

@@ -121,3 +121,24 @@ def test_it_needs_labels_and_a_head():
   headless = Setting(Model(0, **SIZES), (8, 8))
   with pytest.raises(UserError, match='num_classes is 0'):
     Objective(headless).check(labelled)
+
+
+def test_mixed_classes_count_in_full():
+  """`multi_hot`: both classes of a mixed image are labels, by torch's loss."""
+  mix = DeviceAugment(CLASSES, mixup=0.8, cutmix=1.0)
+  setting, key = Setting(MODEL, (8, 8), mix), jax.random.key(5)
+  made = Objective(setting, cross_entropy='sigmoid', multi_hot=True)
+  batch = examples()
+  loss, _ = made.loss(PARAMS, {}, batch, key, jnp.array(0), {})
+  images, targets = mix(batch, key)
+  assert ((targets > 0) & (targets < 1)).any()
+  logits = MODEL.apply({'params': PARAMS}, images)
+  expected = F.binary_cross_entropy_with_logits(
+    torch.tensor(np.asarray(logits)),
+    torch.tensor(np.asarray(targets)).gt(0).float(),
+    reduction='none',
+  )
+  wanted = float(expected.sum(-1).mean())
+  assert float(loss) == pytest.approx(wanted, rel=1e-5)
+  with pytest.raises(UserError, match='objective.multi_hot gives'):
+    Objective(setting, multi_hot=True)

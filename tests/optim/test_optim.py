@@ -9,6 +9,7 @@ import torch
 from vit_jax.arrays import tree
 from vit_jax.errors import UserError
 from vit_jax.models.vit import Model
+from vit_jax.optim import average as average_lib
 from vit_jax.optim import optimizers
 from vit_jax.optim.schedule import make_schedule
 
@@ -213,8 +214,8 @@ def test_moment_dtype(params):
 
 def averaged(sequence, decay):
   """The debiased average of a sequence of trees."""
-  average = optimizers.average_init(sequence[0])
-  update = jax.jit(optimizers.average_update, static_argnums=2)
+  average = average_lib.init(sequence[0])
+  update = jax.jit(average_lib.update, static_argnums=2)
   for params in sequence:
     average = update(average, params, decay)
   return average.mean
@@ -244,7 +245,7 @@ def test_average_with_the_papers_decay(length):
   params = {'w': jnp.array([1.0, -2.0, 3.3])}
   average = jax.lax.fori_loop(
     *(0, length),
-    lambda _, average: optimizers.average_update(average, params, 0.9999),
-    optimizers.average_init(params),
+    lambda _, average: average_lib.update(average, params, 0.9999),
+    average_lib.init(params),
   )
   assert_close(average.mean, params)

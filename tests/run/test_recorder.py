@@ -12,6 +12,7 @@ from vit_jax.data.pipeline.reader import BadShare
 from vit_jax.errors import UserError
 from vit_jax.run import recorder as recorder_lib
 from vit_jax.run.ledger import Ledger
+from vit_jax.run.limits import Limits
 from vit_jax.run.metrics import Writer
 from vit_jax.run.recovery import RollbackError
 from vit_jax.run.stragglers import HostTimes
@@ -28,6 +29,7 @@ def made(tmp_path):
   recorder = recorder_lib.Recorder(
     *(writer, meter, ledger, mock.Mock(spec=Watchdog)),
     *(mock.MagicMock(spec=HostTimes), BadShare(1.0, 64)),
+    Limits({}, len, ledger),
     **dict(max_skipped=2, every_steps=5, total_steps=18, steps_per_epoch=4.0),
   )
 
@@ -126,6 +128,7 @@ def silent(bad_share):
   hosts = mock.MagicMock(spec=HostTimes)
   return recorder_lib.Recorder(
     *(writer, meter, ledger, watchdog, hosts, bad_share),
+    Limits({}, len, ledger),
     max_skipped=3,
     every_steps=100,
     total_steps=1000,

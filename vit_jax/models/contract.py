@@ -134,6 +134,15 @@ class Model(Protocol):
     """
     ...
 
+  def at_sizes(self, made_for: Size, offset: float = 0.0) -> 'Model':
+    """The same model for images of any size; parameters stay for `made_for`.
+
+    What depends on the size is interpolated where it is used, in the program,
+    with gradients; `adapt` makes other parameters, once. `offset` is that of
+    `positions.resizing.cubic`. Raises UserError if it cannot be.
+    """
+    ...
+
   def computed_by(self, image_size: Size) -> str:
     """What computes it on the devices of the surrounding mesh, in a few words.
 
@@ -231,6 +240,17 @@ class Defaults:
     """Nothing depends on the size."""
     del old_size, new_size, method
     return leaves
+
+  def at_sizes(self, made_for: Size, offset: float = 0.0) -> Any:
+    """Itself, if no parameter depends on the size."""
+    del offset
+    if self.sized:
+      raise UserError(
+        f'{", ".join(self.sized)} of this model are for {made_for[0]}x'
+        f'{made_for[1]} pixels alone, and images of several sizes are to go '
+        "through it: take model.name='vit', and no relative positions."
+      )
+    return self
 
   def computed_by(self, image_size: Size) -> str:
     """There is one way only."""

@@ -124,7 +124,9 @@ class Objective(Protocol):
 
     Returns:
       The loss, and (scalars for the log, what `update_extra` needs). Both are
-      averaged over micro-batches.
+      averaged over micro-batches. A config may set bounds to any of the
+      scalars, and say what to do beyond them: `recovery.limits`. So what tells
+      of a collapse belongs among them.
     """
     ...
 

@@ -26,17 +26,26 @@ class Objective(Defaults):
     cross_entropy: 'softmax' or 'sigmoid', see `losses`.
     label_smoothing: α of that loss, in [0, 1); with 'sigmoid' below .5, from
       where on a label would count against its class.
+    multi_hot: whether all classes that an example is mixed of count as its
+      labels in full, whatever their shares; for 'sigmoid' (DeiT-III).
   """
 
   setting: Setting
   cross_entropy: str = dataclasses.field(default='softmax', kw_only=True)
   label_smoothing: float = dataclasses.field(default=0.0, kw_only=True)
+  multi_hot: bool = dataclasses.field(default=False, kw_only=True)
 
   def __post_init__(self):
     if self.cross_entropy not in LOSSES:
       raise UserError(
         f'objective.cross_entropy is {self.cross_entropy!r}; allowed: '
         f'{", ".join(LOSSES)}.'
+      )
+    if self.multi_hot and self.cross_entropy != 'sigmoid':
+      raise UserError(
+        'objective.multi_hot gives an example several labels in full, and '
+        f'objective.cross_entropy={self.cross_entropy!r} takes shares of one: '
+        "set it to 'sigmoid'."
       )
     limit = 0.5 if self.cross_entropy == 'sigmoid' else 1
     check_range(
@@ -87,6 +96,8 @@ class Objective(Defaults):
     self, logits: Float[Array, 'n k'], targets: Labels
   ) -> Float[Array, ' n']:
     """The loss of each image, by the config's cross-entropy."""
+    if self.multi_hot and targets.ndim == logits.ndim:
+      targets = (targets > 0).astype(jnp.float32)
     loss = LOSSES[self.cross_entropy]
     return loss(logits, targets, self.label_smoothing)
 

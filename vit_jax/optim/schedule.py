@@ -1,6 +1,10 @@
-"""The learning rate by number of updates."""
+"""The learning rate, and other values, by number of updates."""
 
+from typing import Any
+
+import jax.numpy as jnp
 import optax
+from jaxtyping import Array, Float
 
 from vit_jax.errors import UserError, check_range
 
@@ -52,3 +56,13 @@ def make_schedule(
     return shapes[decay]
   ramp = optax.linear_schedule(0.0, base_lr, warmup_steps)
   return optax.join_schedules([ramp, shapes[decay]], [warmup_steps])
+
+
+def cosine(start: float, end: float, total_steps: int) -> optax.Schedule:
+  """Half a cosine from one value at the first update to another at the end."""
+
+  def value(count: Any) -> Float[Array, '']:
+    done = jnp.minimum(count / max(total_steps, 1), 1.0)
+    return end + 0.5 * (start - end) * (1 + jnp.cos(jnp.pi * done))
+
+  return value

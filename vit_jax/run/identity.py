@@ -77,7 +77,8 @@ def _of_section(where: str, mark: plugins.Nested, values: Any) -> list[str]:
   """The same for one section and those nested in it."""
   name = values.get('name') or ''
   keys = plugins.operational_keys(mark.constructor(name))
-  patterns = [f'{where}.{key}' for key in keys]
+  # The key, and all that is in it where it is a section itself.
+  patterns = [f'{where}.{key}{end}' for key in keys for end in ('', '.*')]
   for key, parameter in mark.keys(name).items():
     inner, value = plugins.nested(parameter.annotation), values.get(key)
     if inner is None or value is None:

@@ -10,6 +10,7 @@ import jax
 
 from vit_jax.data.pipeline.reader import BadShare
 from vit_jax.run.ledger import Ledger
+from vit_jax.run.limits import Limits
 from vit_jax.run.metrics import Writer
 from vit_jax.run.recovery import RollbackError
 from vit_jax.run.stragglers import HostTimes
@@ -81,6 +82,7 @@ class Recorder:
     watchdog: Watchdog,
     hosts: HostTimes,
     bad_share: BadShare,
+    limits: Limits,
     *,
     max_skipped: int,
     every_steps: int,
@@ -93,6 +95,7 @@ class Recorder:
     self._watchdog = watchdog
     self._hosts = hosts
     self._bad_share = bad_share
+    self._limits = limits
     self._max_skipped = max_skipped
     self._every_steps = every_steps
     self._total_steps = total_steps
@@ -138,6 +141,8 @@ class Recorder:
       self._report(step, values)
     elif values['skipped']:
       self._writer.write(step, values)
+    if not values['skipped']:
+      self._limits.step(step, values)
     if values['skipped'] > self._max_skipped:
       self._writer.flush()
       raise RollbackError(step, values['skipped'])

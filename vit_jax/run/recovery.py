@@ -9,18 +9,20 @@ is read from the checkpoint.
 """
 
 import dataclasses
-from typing import Any
+from typing import Annotated, Any
 
 from vit_jax.config import durations, plugins
+from vit_jax.config.plugins import Section
 from vit_jax.data.pipeline.order import batch_index
 from vit_jax.errors import DivergedError, check_range
+from vit_jax.run import limits as limits_lib
 
 Rollback = dict[str, Any]  # from and back to which step, batches to skip
 
 
 @plugins.operational(
   *('max_rollbacks', 'sdc_every', 'slow_hosts_every'),
-  *('watchdog_factor', 'watchdog_min_s', 'watchdog_pause_s'),
+  *('watchdog_factor', 'watchdog_min_s', 'watchdog_pause_s', 'limits'),
 )
 @dataclasses.dataclass(frozen=True)
 class Recovery:
@@ -42,6 +44,8 @@ class Recovery:
     watchdog_eval_s: seconds that a batch of an evaluation may take, the first
       with opening the data and compiling.
     watchdog_pause_s: seconds that anything else may take.
+    limits: {name of your choice: bounds of a metric, and what to do when it is
+      beyond them for long}; see `run.limits.Limit`.
   """
 
   max_skipped: int = dataclasses.field(default=3, kw_only=True)
@@ -53,6 +57,9 @@ class Recovery:
   watchdog_min_s: float = dataclasses.field(default=300.0, kw_only=True)
   watchdog_eval_s: float = dataclasses.field(default=1800.0, kw_only=True)
   watchdog_pause_s: float = dataclasses.field(default=7200.0, kw_only=True)
+  limits: Annotated[Section | None, limits_lib.LIMITS] = dataclasses.field(
+    default=None, kw_only=True
+  )
 
   def __post_init__(self):
     for key in ('max_skipped', 'max_rollbacks'):
@@ -63,6 +70,7 @@ class Recovery:
       check_range(f'recovery.{key}', getattr(self, key), above=0)
     for key in ('sdc_every', 'slow_hosts_every'):
       durations.check(f'recovery.{key}', getattr(self, key))
+    limits_lib.build(self.limits)
 
 
 class RollbackError(Exception):

@@ -87,7 +87,7 @@ class Experiment:
     )
     trainer = Trainer(
       objective=build_section(config, 'objective', setting),
-      optimizer=build_section(config, 'optimizer', schedule),
+      optimizer=build_section(config, 'optimizer', schedule, setting.steps),
       schedule=schedule,
       micro_batches=config.micro_batches,
       average_decay=config.average_decay,

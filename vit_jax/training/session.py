@@ -16,7 +16,16 @@ from vit_jax.config.sections import build_section
 from vit_jax.data.pipeline.reader import BadShare
 from vit_jax.errors import StorageError
 from vit_jax.files import paths
-from vit_jax.run import chips, lock, metrics, peers, recovery, runtime, tracking
+from vit_jax.run import (
+  chips,
+  limits,
+  lock,
+  metrics,
+  peers,
+  recovery,
+  runtime,
+  tracking,
+)
 from vit_jax.run import ledger as ledger_lib
 from vit_jax.run import workdir as workdir_lib
 from vit_jax.run.agreement import from_main
@@ -189,6 +198,9 @@ class Session:
       self.watchdog,
       self.hosts,
       BadShare(config.reader.max_bad_share, config.train.num_examples),
+      limits.Limits(
+        limits.build(self.recovery.limits), self.experiment.steps, self.ledger
+      ),
       max_skipped=self.recovery.max_skipped,
       every_steps=self.experiment.steps(self._log.every),
       total_steps=self.experiment.total_steps,

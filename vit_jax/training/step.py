@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from vit_jax.arrays import sharding, tree
 from vit_jax.errors import UserError
 from vit_jax.objectives.contract import Objective
-from vit_jax.optim import optimizers
+from vit_jax.optim import average as average_lib
 
 PyTree = Any
 Metrics = dict[str, Array]
@@ -47,7 +47,7 @@ class TrainState:
     params: the model's parameters, float32.
     opt_state: optax's state.
     extra: the objective's own state (a teacher, say).
-    average: an `optimizers.Average`, or None where none is kept.
+    average: an `average.Average`, or None where none is kept.
     guard: a `Guard` of the steps so far.
   """
 
@@ -91,7 +91,7 @@ class Trainer:
       params=params,
       opt_state=self.optimizer.init(params),
       extra=extra,
-      average=optimizers.average_init(params) if self.average_decay else None,
+      average=average_lib.init(params) if self.average_decay else None,
       guard=Guard(
         skipped=jnp.zeros((), jnp.int32),
         streak=jnp.zeros((), jnp.int32),
@@ -141,7 +141,7 @@ class Trainer:
     params = optax.apply_updates(state.params, updates)
     average = state.average
     if average is not None and self.average_decay:
-      average = optimizers.average_update(average, params, self.average_decay)
+      average = average_lib.update(average, params, self.average_decay)
     step = state.step + 1
     extra = self.objective.update_extra(params, state.extra, carry, step)
     # A bad step changes none of these, the optimizer's count included.

@@ -1,11 +1,16 @@
 """Resizing that keeps the aspect, and what is cut out of the result."""
 
+import math
+
 import numpy as np
 from jaxtyping import UInt8
 
-from vit_jax.data.images.decode import MAX_PIXELS, Image
+from vit_jax.data.images.decode import MAX_PIXELS, Box, Image
 from vit_jax.data.images.headers import DecodeError
 from vit_jax.data.images.resampling import resize
+
+_ATTEMPTS = 10
+_ASPECT = (3 / 4, 4 / 3)  # width / height of a random box
 
 
 def cover(
@@ -48,3 +53,32 @@ def shorter_side(
   pixels = resize(pixels, y, x, interpolation)
   top, left = round((y - height) / 2), round((x - width) / 2)
   return pixels[top : top + height, left : left + width]
+
+
+def random_box(
+  height: int, width: int, area: tuple[float, ...], rng: np.random.Generator
+) -> Box:
+  """A random part of an image, as torchvision's `RandomResizedCrop` draws it.
+
+  The share of the area is uniform, the aspect log-uniform in 3/4 to 4/3; where
+  ten draws do not fit, the largest box of an allowed aspect in the centre.
+
+  Args:
+    height: of the image, pixels.
+    width: of the image, pixels.
+    area: smallest and largest share of the image's area.
+    rng: what is drawn from.
+  """
+  low, high = _ASPECT
+  for _ in range(_ATTEMPTS):
+    wanted = height * width * rng.uniform(area[0], area[1])
+    aspect = math.exp(rng.uniform(math.log(low), math.log(high)))
+    h, w = round(math.sqrt(wanted / aspect)), round(math.sqrt(wanted * aspect))
+    if 0 < h <= height and 0 < w <= width:
+      y = int(rng.integers(0, height - h, endpoint=True))
+      x = int(rng.integers(0, width - w, endpoint=True))
+      return y, x, h, w
+  aspect = min(max(width / height, low), high)
+  h = min(height, max(round(width / aspect), 1))
+  w = min(width, max(round(height * aspect), 1))
+  return (height - h) // 2, (width - w) // 2, h, w

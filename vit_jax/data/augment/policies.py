@@ -172,3 +172,27 @@ def color_jitter(
     factor = rng.uniform(max(0.0, 1 - strength), 1 + strength)
     image = _JITTER[index](image, factor)
   return image
+
+
+def jitter(
+  image: Image, strengths: tuple[float, ...], rng: np.random.Generator
+) -> Image:
+  """Brightness, contrast, saturation and hue in random order.
+
+  Args:
+    image: the image.
+    strengths: of these four, 0 or more. The first three factors are uniform in
+      1 ± strength (0 at least); the hue turns by up to ± strength of the whole
+      circle, which is at most 1/2.
+    rng: what is drawn from.
+
+  Reference: torchvision's `ColorJitter`.
+  """
+  for index in rng.permutation(len(strengths)):
+    strength = strengths[index]
+    if index < len(_JITTER):
+      factor = rng.uniform(max(0.0, 1 - strength), 1 + strength)
+      image = _JITTER[index](image, factor)
+    else:
+      image = ops.hue(image, rng.uniform(-strength, strength))
+  return image

@@ -195,6 +195,7 @@ class Encoder(nn.Module):
   layer_scale: float | None = None
   epsilon: float = EPSILON
   scheme: Scheme | None = None  # of positions that every layer has itself
+  drop_path_first: float = 0.0
 
   @nn.compact
   def __call__(
@@ -237,8 +238,9 @@ class Encoder(nn.Module):
     per_layer = {}
     if key is not None:
       per_layer['key'] = jax.random.split(key, self.depth)
-      if self.drop_path:  # grows linearly with depth, from 0
-        per_layer['rate'] = jnp.linspace(0.0, self.drop_path, self.depth)
+      if self.drop_path:  # changes linearly with depth
+        rates = self.drop_path_first, self.drop_path
+        per_layer['rate'] = jnp.linspace(*rates, self.depth)
     x, wanted = layers(x, per_layer, common)
     wanted = {name: leaf.swapaxes(0, 1) for name, leaf in wanted.items()}
     return LayerNorm(self.dtype, self.epsilon, name='norm')(x), wanted

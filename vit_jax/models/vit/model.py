@@ -13,7 +13,9 @@ They are:
   pre_logits: a dense layer of `width` with tanh before the head.
   head_bias: start value of the head's bias (-10 with a sigmoid loss).
   dropout: rate, where the paper puts it (section 4.1 and appendix B.1).
-  drop_path: rate at the last layer; grows linearly from 0 at the first.
+  drop_path: rate at the last layer; changes linearly from that at the first.
+  drop_path_first: rate at the first layer; that of `drop_path` for one rate in
+    all (DeiT-III).
   gelu: 'tanh' (the official JAX models), 'exact' (timm, Hugging Face) or
     'quick' (x·σ(1.702 x), the first CLIP models).
   gated: SwiGLU instead of GELU, with two matrices into `mlp_dim` hidden units
@@ -88,6 +90,7 @@ def Model(  # noqa: N802 (the fixed symbol that a config's name resolves to)
   head_bias: float = 0.0,
   dropout: float = 0.0,
   drop_path: float = 0.0,
+  drop_path_first: float = 0.0,
   gelu: str = 'tanh',
   gated: bool = False,
   norm_eps: float = EPSILON,
@@ -116,7 +119,8 @@ def Model(  # noqa: N802 (the fixed symbol that a config's name resolves to)
     sizes=sizes_lib.of(variant, explicit),
     choices=dict(pool=pool, gelu=gelu, remainder=remainder)
     | dict(dtype=dtype, attention=attention, remat=remat),
-    rates=dict(dropout=dropout, drop_path=drop_path),
+    rates=dict(dropout=dropout, drop_path=drop_path)
+    | dict(drop_path_first=drop_path_first),
     positions=(position, position_at, prefix_positions),
     options=dict(qk_norm=qk_norm, norm_eps=norm_eps, layer_scale=layer_scale)
     | dict(registers=registers, distilled=distilled, gated=gated)
@@ -157,6 +161,11 @@ def _checked(
       raise UserError(f'model.{key} is {value!r}; allowed: {_CHOICES[key]}.')
   for key, rate in rates.items():
     check_range(f'model.{key}', rate, at_least=0, below=1)
+  if rates['drop_path_first'] and not rates['drop_path']:
+    raise UserError(
+      f'model.drop_path_first is {rates["drop_path_first"]}, and '
+      'model.drop_path 0; give both.'
+    )
   check_range('model.head_bias', others['head_bias'])
   check_range('model.norm_eps', options['norm_eps'], above=0)
   check_range('model.layer_scale', options['layer_scale'], at_least=0)

@@ -62,6 +62,9 @@ class Network(nn.Module):
   pre_norm: bool
   gated: bool
   stem: Stem | None = None
+  made_for: tuple[int, int] | None = None  # see `ViT.at_sizes`
+  position_offset: float = 0.0
+  drop_path_first: float = 0.0
 
   def setup(self):
     lecun = nn.initializers.lecun_normal()
@@ -96,6 +99,7 @@ class Network(nn.Module):
       layer_scale=self.layer_scale,
       epsilon=self.norm_eps,
       scheme=scheme if scheme.at == 'layers' else None,
+      drop_path_first=self.drop_path_first,
     )
     if self.pool == 'map':
       self.map = MapHead(
@@ -268,7 +272,9 @@ class Network(nn.Module):
     """How positions are told."""
     prefix = tokens_lib.count(*self._kinds)
     slots = prefix * (self.position == 'learned' and self.prefix_positions)
-    return Scheme(self.position, self.position_at, prefix, slots)
+    made_for = self.made_for and self.grid(self.made_for)
+    kind = self.position, self.position_at
+    return Scheme(*kind, prefix, slots, made_for, self.position_offset)
 
   def grid(self, image_size: tuple[int, int]) -> tuple[int, int]:
     """Rows and columns of patches of an image of (height, width) pixels.

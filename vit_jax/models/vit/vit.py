@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.arrays import sharding
+from vit_jax.errors import UserError
 from vit_jax.models.attention import multi_head
 from vit_jax.models.contract import Kernels
 from vit_jax.models.layers.positions import resize_leaf
@@ -59,6 +60,25 @@ class ViT(Network):
       path: resize_leaf(path.rpartition('/')[2], leaf, *grids, method)
       for path, leaf in leaves.items()
     }
+
+  def at_sizes(self, made_for: tuple[int, int], offset: float = 0.0) -> 'ViT':
+    """For images of any size; see `models.contract.Model.at_sizes`.
+
+    Learned positions are interpolated; those without parameters are computed
+    for the images' grid.
+
+    Raises:
+      UserError: relative positions, which are numbered along the sequence.
+    """
+    if self.position == 'relative':
+      raise UserError(
+        "positions of the kind 'relative' are offsets in the sequence of one "
+        f'grid, that of {made_for[0]}x{made_for[1]} pixels, and images of '
+        'several sizes are to go through the model: set model.position to '
+        "'learned', '2d', 'sincos2d', 'sincos2d_mae', 'rope2d' or 'none'."
+      )
+    self.check(made_for)
+    return self.clone(made_for=tuple(made_for), position_offset=offset)
 
   @property
   def apart(self) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 
 from vit_jax.arrays import sharding
 from vit_jax.models.contract import Places
-from vit_jax.models.layers.positions import fixed
+from vit_jax.models.layers.positions import fixed, resizing
 
 # Where each kind may act: once before the first layer, in every layer with
 # parameters of its own, or in every layer with the same. The first is the
@@ -38,12 +38,17 @@ class Scheme:
     prefix: tokens before those of patches.
     slots: how many of them have positions of their own ('learned'): all, or
       none, and nothing is added to them.
+    made_for: grid of patches that parameters are for; None for the images' own.
+      On another grid they are interpolated, see `resizing.cubic`.
+    offset: of that interpolation.
   """
 
   kind: str
   at: str | None
   prefix: int
   slots: int
+  made_for: tuple[int, int] | None = None
+  offset: float = 0.0
 
   @property
   def in_attention(self) -> bool:
@@ -80,6 +85,7 @@ class Positions(nn.Module):
     (sines, cosines) `[n or 1, t, c]`.
     """
     kind, grid = self.scheme.kind, places.grid
+    made_for = self.scheme.made_for or grid
     if kind == 'rope2d':
       sines, cosines = fixed.rotations2d(grid, self.width)
       rotation = self._all(sines, places, 0), self._all(cosines, places, 1)
@@ -87,15 +93,19 @@ class Positions(nn.Module):
     if kind == 'relative':
       return {'relative': self._relative(places)}
     if kind == 'learned':
-      count = self.scheme.slots + grid[0] * grid[1]
+      count = self.scheme.slots + made_for[0] * made_for[1]
       table = self._table('embedding', 1, count, self.width)
-      if places.kept is None and self.scheme.slots == self.scheme.prefix:
+      whole = places.kept is None and self.scheme.slots == self.scheme.prefix
+      if whole and made_for == grid:
         return {'added': table}
       first, patches = jnp.split(table, [self.scheme.slots], axis=1)
+      if made_for != grid:
+        between = made_for, grid, self.scheme.offset
+        patches = resizing.stretched_grid(patches[0], *between)[None]
       return {'added': self._all(patches[0], places, 0, first)}
     if kind == '2d':
-      rows = self._table('rows', grid[0], self.width // 2)
-      columns = self._table('columns', grid[1], self.width // 2)
+      rows = self._axis('rows', made_for[0], grid[0])
+      columns = self._axis('columns', made_for[1], grid[1])
       rows = jnp.broadcast_to(rows[:, None], (*grid, self.width // 2))
       columns = jnp.broadcast_to(columns, rows.shape)
       patches = jnp.concatenate([rows, columns], axis=-1)
@@ -106,6 +116,13 @@ class Positions(nn.Module):
   def first(self, slots: int) -> Table:
     """Embeddings of the first slots; does not need the number of all slots."""
     return self.get_variable('params', 'embedding')[:, :slots]
+
+  def _axis(self, name: str, made_for: int, wanted: int) -> Any:
+    """Positions along one axis of the grid, `[wanted, d/2]`."""
+    table = self._table(name, made_for, self.width // 2)
+    if made_for == wanted:
+      return table
+    return resizing.stretched(table, wanted, self.scheme.offset)
 
   def _table(self, name: str, *shape: int) -> Any:
     table = self.param(name, nn.initializers.normal(0.02), shape)

@@ -20,6 +20,58 @@ def _aligned_matrix(old: int, new: int) -> np.ndarray:
   return np.maximum(0, 1 - distance)
 
 
+def cubic(
+  old: int, new: int, offset: float = 0.0
+) -> Float[np.ndarray, 'new old']:
+  """Weights of cubic interpolation without antialiasing; rows sum to 1.
+
+  Keys' kernel with a = -3/4 over the four nearest slots; those beyond an end
+  repeat the last one. Slot i of the result lies at (i + 1/2) · old / (new +
+  offset) - 1/2: with an offset the ends are not quite reached. DINO's code has
+  .1, so that the floating-point ratio of sizes gives the wanted number, and its
+  released weights learnt with it.
+
+  Args:
+    old: slots there are.
+    new: slots wanted.
+    offset: see above; 0 spans the whole axis.
+
+  Reference: `torch.nn.functional.interpolate(mode='bicubic')` with
+  `scale_factor=(new + offset) / old` is this matrix for rows and for columns.
+  """
+  at = (np.arange(new) + 0.5) * old / (new + offset) - 0.5
+  slots = np.floor(at)[:, None] + np.arange(-1, 3)
+  x = np.abs(at[:, None] - slots)
+  near = (1.25 * x - 2.25) * x * x + 1
+  far = ((-0.75 * x + 3.75) * x - 6) * x + 3
+  weights = np.where(x < 1, near, np.where(x < 2, far, 0))
+  hits = slots.clip(0, old - 1)[:, :, None] == np.arange(old)
+  return np.einsum('nt,nto->no', weights, hits).astype(np.float32)
+
+
+def stretched(
+  table: Float[Array, 'old d'], new: int, offset: float
+) -> Float[Array, 'new d']:
+  """Interpolates slots along one axis by `cubic`, within a program."""
+  weights = cubic(table.shape[0], new, offset)
+  return jnp.einsum('no,od->nd', weights, table, precision='highest')
+
+
+def stretched_grid(
+  table: Float[Array, 'old d'],
+  old_grid: tuple[int, int],
+  new_grid: tuple[int, int],
+  offset: float,
+) -> Float[Array, 'new d']:
+  """The same for slots of a grid's patches, row by row, on both axes."""
+  rows, columns = (
+    cubic(old, new, offset) for old, new in zip(old_grid, new_grid, strict=True)
+  )
+  grid = table.reshape(*old_grid, -1)
+  grid = jnp.einsum('yi,xj,ijd->yxd', rows, columns, grid, precision='highest')
+  return grid.reshape(-1, table.shape[-1])
+
+
 def check_method(method: str) -> None:
   """Raises UserError unless `resize` knows the method."""
   if method not in METHODS:

@@ -1,0 +1,144 @@
+"""Images of other sizes than the parameters are for, against torch."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from tiny_vit import SIZES, abstract, images_of, noise_params
+
+from vit_jax.arrays import tree
+from vit_jax.errors import UserError
+from vit_jax.models import resnet, swin
+from vit_jax.models.layers.positions import resizing
+from vit_jax.models.vit import Model
+
+MADE_FOR, OTHER = (28, 28), (12, 20)  # pixels; grids of 7x7 and 3x5
+CASES = [
+  ('learned', 'stem', {}),
+  ('learned', 'stem', dict(prefix_positions=False)),
+  ('learned', 'layers', {}),
+  ('2d', 'shared', {}),
+]
+
+
+def model_of(kind, at, **options):
+  return Model(
+    5, **SIZES, position=kind, position_at=at, registers=1, **options
+  )
+
+
+def interpolated(table, old, new, offset):
+  """Torch's bicubic of slots `[…, old rows · columns, d]`, by a ratio."""
+  width = table.shape[-1]
+  maps = table.reshape(-1, *old, width).permute(0, 3, 1, 2)
+  more = np.broadcast_to(offset, 2)
+  ratios = [float((n + m) / o) for n, m, o in zip(new, more, old, strict=True)]
+  maps = F.interpolate(maps, scale_factor=ratios, mode='bicubic')
+  assert tuple(maps.shape[-2:]) == tuple(new)
+  maps = maps.permute(0, 2, 3, 1).reshape(*table.shape[:-2], -1, width)
+  return maps
+
+
+def for_other(params, offset):
+  """Parameters for a plain model of `OTHER`, every position made by torch."""
+  flat = dict(tree.flatten(params))
+  for path, leaf in flat.items():
+    name, table = path.rpartition('/')[2], torch.tensor(np.asarray(leaf))
+    if path.endswith('position/embedding'):
+      first = table.shape[-2] - 49
+      patches = interpolated(table[..., first:, :], (7, 7), (3, 5), offset)
+      table = torch.cat([table[..., :first, :], patches], -2)
+    elif name in ('rows', 'columns'):
+      new = {'rows': 3, 'columns': 5}[name]
+      # Of equal columns, so that only the one axis is interpolated.
+      table = table[:, None].expand(7, 7, -1).reshape(49, -1)
+      table = interpolated(table, (7, 7), (new, 7), (offset, 0))
+      table = table.reshape(new, 7, -1)[:, 0]
+    flat[path] = jnp.asarray(table.numpy())
+  return tree.unflatten(flat)
+
+
+@pytest.mark.parametrize('offset', [0.0, 0.1])
+@pytest.mark.parametrize('kind, at, options', CASES)
+def test_learned_positions_are_interpolated_as_dino_does(
+  kind, at, options, offset
+):
+  """The plain model with torch's interpolation gives the same logits."""
+  model = model_of(kind, at, **options)
+  params, images = noise_params(model, MADE_FOR), images_of(2, *OTHER)
+  ours = model.at_sizes(MADE_FOR, offset).apply({'params': params}, images)
+  other = for_other(params, offset)
+  expected = model.apply({'params': other}, images)
+  # Float32 on both sides; logits of order one
+  np.testing.assert_allclose(ours, expected, rtol=1e-4, atol=1e-4)
+  plain = for_other(params, 0.1 - offset)
+  assert np.abs(model.apply({'params': plain}, images) - ours).max() > 1e-3
+
+
+@pytest.mark.parametrize('offset', [0.0, 0.1])
+def test_gradients_come_back_through_the_interpolation(offset):
+  """Of a weighted sum, by each slot of the embedding, smaller and larger."""
+  rng = np.random.default_rng(0)
+  table = rng.normal(size=(49, 6)).astype(np.float32)
+  for new in ((3, 5), (12, 9)):
+    weights = rng.normal(size=(new[0] * new[1], 6)).astype(np.float32)
+    ours, gradient = jax.value_and_grad(
+      lambda t, new=new, weights=weights: (
+        resizing.stretched_grid(t, (7, 7), new, offset) * weights
+      ).sum()
+    )(jnp.asarray(table))
+    leaf = torch.tensor(table, requires_grad=True)
+    loss = (
+      interpolated(leaf, (7, 7), new, offset) * torch.tensor(weights)
+    ).sum()
+    loss.backward()
+    np.testing.assert_allclose(ours, loss.item(), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(gradient, leaf.grad, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize('kind', ['sincos2d', 'sincos2d_mae', 'rope2d', 'none'])
+def test_positions_without_parameters_are_computed_for_the_grid(kind):
+  """Nothing depends on what the parameters were made for."""
+  model = model_of(kind, None)
+  params, images = noise_params(model, MADE_FOR), images_of(2, *OTHER)
+  ours = model.at_sizes(MADE_FOR, 0.1).apply({'params': params}, images)
+  np.testing.assert_array_equal(ours, model.apply({'params': params}, images))
+
+
+@pytest.mark.parametrize('kind, at, options', CASES)
+def test_at_its_own_size_nothing_changes(kind, at, options):
+  """The same bits; parameters do not depend on the images at all."""
+  model = model_of(kind, at, **options)
+  params, images = noise_params(model, MADE_FOR), images_of(2, *MADE_FOR)
+  free = model.at_sizes(MADE_FOR, 0.1)
+  np.testing.assert_array_equal(
+    free.apply({'params': params}, images),
+    model.apply({'params': params}, images),
+  )
+  assert abstract(free, OTHER) == abstract(model, MADE_FOR)
+
+
+def test_parts_of_a_model_agree_on_another_size():
+  """`embed`, `encode` and `readout` one after the other are `predict`."""
+  model = model_of('learned', 'stem').at_sizes(MADE_FOR, 0.1)
+  params, images = noise_params(model, MADE_FOR), images_of(2, *OTHER)
+  variables = {'params': params}
+  tokens = model.apply(variables, images, method='embed')
+  tokens = model.apply(variables, tokens, method='encode')
+  out = model.apply(variables, tokens, method='readout')
+  np.testing.assert_allclose(
+    out['logits'], model.apply(variables, images), rtol=1e-5, atol=1e-5
+  )
+
+
+def test_who_cannot_says_so():
+  """Relative offsets and windows' tables; a ResNet has nothing to change."""
+  with pytest.raises(UserError, match="'relative'.*28x28"):
+    model_of('relative', 'shared').at_sizes(MADE_FOR)
+  windows = swin.Model(5, variant='T')
+  with pytest.raises(UserError, match='images of several sizes'):
+    windows.at_sizes((224, 224))
+  maps = resnet.Model(5, depths=(1,), width_factor=1)
+  assert maps.at_sizes(MADE_FOR) is maps

@@ -1,0 +1,463 @@
+"""Self-distillation, against the original's mathematics written with torch."""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from tiny_vit import SIZES
+
+from vit_jax.arrays import sharding, tree
+from vit_jax.errors import UserError
+from vit_jax.models.dino_head import Head
+from vit_jax.models.vit import Model
+from vit_jax.objectives.contract import Setting
+from vit_jax.objectives.dino import Objective, cross_entropies
+from vit_jax.optim import optimizers
+from vit_jax.training.step import Trainer
+
+SIZE, LOCAL, N, TOTAL, EPOCH = (16, 16), (8, 12), 8, 40, 4
+MODEL = SIZES | dict(depth=2, width=8)
+HEAD = dict(outputs=48, hidden=20, bottleneck=8, dtype='float32')
+
+
+def steps(duration):
+  number, unit = duration.split(' ')
+  scale = {'steps': 1, 'epochs': EPOCH, '%': TOTAL / 100}[unit]
+  return round(float(number) * scale)
+
+
+def objective(model=None, **settings):
+  head = HEAD | settings.pop('head', {})
+  setting = Setting(model or Model(0, **MODEL), SIZE, steps=steps)
+  return Objective(setting, head=head, **settings)
+
+
+def noise(like, seed, scale=0.2):
+  rng = np.random.default_rng(seed)
+  return jax.tree.map(
+    lambda leaf: jnp.array(rng.normal(0, scale, leaf.shape), jnp.float32), like
+  )
+
+
+def shapes(of):
+  return jax.eval_shape(of.init, jax.random.key(0), None)
+
+
+@functools.cache
+def state(seed=0, **head):
+  """Parameters, and an extra state that has nothing to do with them."""
+  params, extra = shapes(objective(head=head))
+  return noise(params, seed), noise(extra, seed + 1)
+
+
+def batch_of(crops=8, seed=0, n=N):
+  rng = np.random.default_rng(seed)
+
+  def images(*shape):
+    return jnp.array(rng.integers(0, 256, (n, *shape, 3)), jnp.uint8)
+
+  locals_ = {'local': images(crops, *LOCAL)} if crops else {}
+  return {'global': images(2, *SIZE)} | locals_
+
+
+# The reference. Features come from the model, which has tests of its own; what
+# is made of them is the original's, view by view and in torch.
+
+
+@jax.jit
+def features_of(params, images):
+  """`[n, d]` of images of one size; gradients go through jax, below."""
+  model = Model(0, **MODEL)
+  if images.shape[1:3] != SIZE:
+    model = model.at_sizes(SIZE, 0.1)
+  images = images.astype(jnp.float32) / 127.5 - 1
+  return model.apply({'params': params['model']}, images)
+
+
+def all_features(params, batch):
+  """A list: of every example's first global crop, of the second, …."""
+  views = []
+  for crops in batch.values():
+    count = crops.shape[1]
+    images = jnp.concatenate([crops[:, i] for i in range(count)])
+    views += jnp.split(features_of(params, images), count)
+  return views
+
+
+def head_of(head, x):
+  """MLP, F.normalize, weight norm: torch's own."""
+  for i in (1, 2, 3):
+    x = F.linear(x, head[f'fc{i}/kernel'].T, head[f'fc{i}/bias'])
+    x = F.gelu(x) if i < 3 else x
+  x = F.normalize(x, dim=-1, p=2)
+  v = head['last/kernel'].T  # [k, bottleneck]
+  g = head['last/gain'].T if 'last/gain' in head else torch.ones(len(v), 1)
+  # torch.nn.utils.weight_norm, dim=0
+  return F.linear(x, torch._weight_norm(v, g, 0))
+
+
+def reference(student, teacher, centre, heads, temperatures):
+  """The original's loss of lists of features, two of them the teacher's."""
+  said = [head_of(heads[0], x) / temperatures[0] for x in student]
+  logits = [head_of(heads[1], x) for x in teacher]
+  told = [F.softmax((x - centre) / temperatures[1], dim=-1) for x in logits]
+  total, terms = 0, 0
+  for i, q in enumerate(told):
+    for v, z in enumerate(said):
+      if v != i:
+        total = total + (-q.detach() * F.log_softmax(z, dim=-1)).sum(-1).mean()
+        terms += 1
+  entropy = -torch.cat(told).mul(torch.cat(told).log()).sum(-1).mean()
+  return total / terms, terms, torch.cat(logits).mean(0), entropy
+
+
+def tensors(params):
+  return {
+    path: torch.tensor(np.asarray(leaf), requires_grad=True)
+    for path, leaf in tree.flatten(params['head']).items()
+  }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  'crops, head',
+  [(8, {}), (0, {}), (3, dict(norm_last_layer=False))],
+)
+def test_loss_and_gradients_are_the_originals(crops, head):
+  """Of all pairs but the same view twice: 18 with eight local crops."""
+  of = objective(head=head, teacher_temperature=0.05)
+  (params, extra), batch = state(**head), batch_of(crops)
+
+  def loss_of(params):
+    return of.loss(params, extra, batch, jax.random.key(0), jnp.array(0), {})
+
+  (loss, (metrics, carry)), grads = jax.jit(
+    jax.value_and_grad(loss_of, has_aux=True)
+  )(params)
+
+  seen, back = jax.vjp(lambda p: all_features(p, batch), params)
+  student = [torch.tensor(np.asarray(x), requires_grad=True) for x in seen]
+  teacher = all_features(extra['teacher'], {'global': batch['global']})
+  taught = [torch.tensor(np.asarray(x)) for x in teacher]
+  centre = torch.tensor(np.asarray(extra['centre']))
+  heads = tensors(params), tensors(extra['teacher'])
+  expected, terms, mean, entropy = reference(
+    *(student, taught, centre, heads, (0.1, 0.05))
+  )
+  expected.backward()
+  assert terms == {8: 18, 0: 2, 3: 8}[crops]
+  assert float(loss) == pytest.approx(expected.item(), rel=1e-5)
+  np.testing.assert_allclose(carry['centre'], mean.detach(), atol=1e-6)
+  assert float(metrics['teacher_entropy']) == pytest.approx(
+    entropy.item(), rel=1e-5
+  )
+  assert float(metrics['entropy_share']) == pytest.approx(
+    entropy.item() / math.log(48), rel=1e-5
+  )
+  assert float(metrics['teacher_kl']) == pytest.approx(
+    (expected - entropy).item(), rel=1e-4
+  )
+  for path, leaf in tree.flatten(grads['head']).items():
+    gradient = heads[0][path].grad
+    scale = float(gradient.abs().max())
+    np.testing.assert_allclose(leaf, gradient, rtol=1e-3, atol=1e-4 * scale)
+  (of_model,) = back([jnp.asarray(x.grad.numpy()) for x in student])
+  # Of a layer's keys the bias has no gradient but for rounding.
+  scale = max(float(jnp.abs(x).max()) for x in jax.tree.leaves(of_model))
+  for ours, theirs in zip(
+    *map(jax.tree.leaves, (grads['model'], of_model['model'])), strict=True
+  ):
+    np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-5 * scale)
+
+
+def test_the_deviation_of_features():
+  """Of the teacher's, scaled to length 1: 0 where all are alike, at most 1."""
+  of, (params, extra), batch = objective(), state(), batch_of(0)
+  loss = jax.jit(of.loss)
+  rest = (jax.random.key(0), jnp.array(0), {})
+  _, (metrics, _) = loss(params, extra, batch, *rest)
+  features = np.concatenate(all_features(extra['teacher'], batch)).astype(float)
+  features /= np.linalg.norm(features, axis=1, keepdims=True)
+  expected = np.sqrt((features.std(0) ** 2).sum())
+  assert 0 < expected < 1
+  assert float(metrics['feature_deviation']) == pytest.approx(
+    expected, rel=1e-4
+  )
+  alike = jax.tree.map(lambda x: jnp.broadcast_to(x[:1, :1], x.shape), batch)
+  _, (metrics, _) = loss(params, extra, alike, *rest)
+  assert float(metrics['feature_deviation']) < 1e-3
+
+
+def test_every_pair():
+  """−Σ p log q, of large logits as well."""
+  rng = np.random.default_rng(0)
+  told = rng.dirichlet(np.ones(7), (3, 2)).astype(np.float32)
+  said = (50 * rng.normal(size=(3, 5, 7))).astype(np.float32)
+  logs = F.log_softmax(torch.tensor(said).double(), -1).numpy()
+  expected = -(told[:, :, None] * logs[:, None]).sum(-1)
+  ours = cross_entropies(jnp.array(told), jnp.array(said))
+  np.testing.assert_allclose(ours, expected, rtol=1e-4)
+
+
+# Teacher and centre
+
+
+def trainer(of, micro_batches=1, average_decay=None):
+  optimizer = optimizers.sgd(lambda _: 0.1, steps, momentum=0.0)
+  return Trainer(of, optimizer, lambda _: 0.1, micro_batches, average_decay)
+
+
+FOLLOWING = dict(momentum=0.7, centre_momentum=0.8)
+
+
+@functools.cache
+def three_steps(micro_batches):
+  """The states after 0, 1, 2 and 3 steps, and their batches."""
+  built = trainer(objective(**FOLLOWING), micro_batches)
+  states = [built.state_of(*state())]
+  batches = [batch_of(2, seed) for seed in range(3)]
+  step = jax.jit(built.train_step)
+  for batch in batches:
+    states.append(step(states[-1], batch, jax.random.key(0), {})[0])
+  return states, batches
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('micro_batches', [1, 2])
+def test_teacher_and_centre_after_three_steps(micro_batches):
+  """The centre by the whole batch, after the loss; the head follows too."""
+  states, batches = three_steps(micro_batches)
+  centre = np.asarray(state()[1]['centre'], np.float64)
+  teacher = {
+    k: np.asarray(v, np.float64)
+    for k, v in tree.flatten(state()[1]['teacher']).items()
+  }
+  for it, batch in enumerate(batches):
+    before, after = states[it], states[it + 1]
+    features = all_features(
+      before.extra['teacher'], {'global': batch['global']}
+    )
+    head = tensors(before.extra['teacher'])
+    logits = [head_of(head, torch.tensor(np.asarray(x))) for x in features]
+    mean = torch.cat(logits).mean(0).detach().numpy()
+    centre = 0.8 * centre + 0.2 * mean
+    keep = 1 + 0.5 * (0.7 - 1) * (1 + math.cos(math.pi * it / TOTAL))
+    assert (it > 0) == (keep > 0.7)
+    student = tree.flatten(after.params)
+    for path, leaf in teacher.items():
+      teacher[path] = keep * leaf + (1 - keep) * np.asarray(student[path])
+    np.testing.assert_allclose(after.extra['centre'], centre, atol=1e-5)
+    for path, leaf in tree.flatten(after.extra['teacher']).items():
+      np.testing.assert_allclose(leaf, teacher[path], atol=1e-5, err_msg=path)
+
+
+def test_micro_batches_change_nothing():
+  """The parameters too: every part sees the centre of before the step."""
+  whole, parts = (three_steps(count)[0][1] for count in (1, 2))
+  for one, other in zip(
+    *map(jax.tree.leaves, (whole.params, parts.params)), strict=True
+  ):
+    np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+  np.testing.assert_allclose(
+    whole.extra['centre'], parts.extra['centre'], atol=1e-6
+  )
+
+
+def test_schedules_at_five_points():
+  """Momentum by step, temperature by epoch, as the original's arrays."""
+  of = objective(
+    **dict(momentum=0.99, teacher_temperature=0.07, warmup_temperature=0.04),
+    temperature_warmup='3 epochs',
+  )
+  kept = 1 + 0.5 * (0.99 - 1) * (1 + np.cos(np.pi * np.arange(TOTAL) / TOTAL))
+  epochs = np.concatenate([np.linspace(0.04, 0.07, 3), np.full(7, 0.07)])
+  for step in (0, EPOCH - 1, EPOCH, 2 * EPOCH + 1, TOTAL - 1):
+    share = of.student_share(jnp.array(step + 1))
+    assert float(share) == pytest.approx(1 - kept[step], rel=1e-4, abs=1e-7)
+    temperature = of.teacher_temperature(jnp.array(step))
+    assert float(temperature) == pytest.approx(epochs[step // EPOCH], rel=1e-6)
+  constant = objective(teacher_temperature=0.05, warmup_temperature=0.01)
+  assert float(constant.teacher_temperature(jnp.array(0))) == np.float32(0.05)
+
+
+def test_a_new_teacher_is_its_student():
+  """At the start, and where a training starts from given weights."""
+  of = objective()
+  params, extra = jax.jit(of.init)(jax.random.key(0), None)
+  assert not extra['centre'].any() and extra['centre'].shape == (48,)
+  jax.tree.map(np.testing.assert_array_equal, params, extra['teacher'])
+  given = noise(params['model'], 5)
+  started = of.start_params(params, given)
+  assert started['model'] is given and of.backbone(started) is given
+  taught = of.start_extra(started, extra)['teacher']
+  jax.tree.map(np.testing.assert_array_equal, started, taught)
+  assert [*of.weights(params, extra)] == ['', '_teacher']
+  assert of.weights(params, extra)['_teacher'] is extra['teacher']
+
+
+def test_drop_path_is_the_students_alone():
+  """Its key changes the loss, and nothing that the teacher says."""
+  of = objective(Model(0, **MODEL, drop_path=0.8))
+  (params, extra), batch = state(), batch_of(2)
+  loss = jax.jit(of.loss)
+  one, two = (
+    loss(params, extra, batch, jax.random.key(seed), jnp.array(0), {})
+    for seed in (0, 1)
+  )
+  assert abs(float(one[0] - two[0])) > 1e-4
+  np.testing.assert_array_equal(one[1][1]['centre'], two[1][1]['centre'])
+  assert one[1][0]['teacher_entropy'] == two[1][0]['teacher_entropy']
+
+
+def test_prediction_gives_the_models_features():
+  """Of the weights that are given; the head is for training alone."""
+  of, (params, extra) = objective(), state()
+  images = batch_of(0)['global'][:, 0]
+  for weights in (params, extra['teacher']):
+    out = of.predict(weights, {'image': images})
+    expected = features_of(weights, images)
+    np.testing.assert_allclose(out['features'], expected, atol=1e-5)
+
+
+# The head
+
+
+def test_fresh_heads():
+  """N(0, .02) but for the prototypes, which are uniform within 1/√inputs."""
+  head = Head(outputs=500, hidden=256, bottleneck=64)
+  params = jax.jit(head.init)(jax.random.key(0), jnp.zeros((1, 128)))['params']
+  flat = tree.flatten(params)
+  assert {k: v.shape for k, v in flat.items() if k.endswith('kernel')} == {
+    **{'fc1/kernel': (128, 256), 'fc2/kernel': (256, 256)},
+    **{'fc3/kernel': (256, 64), 'last/kernel': (64, 500)},
+  }
+  for name in ('fc1', 'fc2', 'fc3'):
+    assert np.std(flat[f'{name}/kernel']) == pytest.approx(0.02, rel=0.05)
+    assert not flat[f'{name}/bias'].any()
+  assert 'last/gain' not in flat
+  last = np.abs(flat['last/kernel'])
+  assert last.max() <= 1 / 8 and last.mean() == pytest.approx(1 / 16, rel=0.05)
+  free = Head(outputs=5, hidden=4, bottleneck=3, norm_last_layer=False)
+  params = jax.jit(free.init)(jax.random.key(0), jnp.zeros((1, 2)))['params']
+  np.testing.assert_array_equal(params['last']['gain'], np.ones((1, 5)))
+
+
+def test_nothing_of_a_zero_is_nan():
+  """Features of nothing have no direction, and a gradient all the same."""
+  head = Head(**HEAD)
+  zeros = jnp.zeros((2, 6))
+  params = jax.eval_shape(head.init, jax.random.key(0), zeros)
+  none = jax.tree.map(lambda s: jnp.zeros(s.shape), params)
+  sums = jax.value_and_grad(lambda p: head.apply(p, zeros).sum())
+  value, grads = jax.jit(sums)(none)
+  assert value == 0
+  assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(grads))
+
+
+# Places on a mesh
+
+
+@pytest.mark.slow
+def test_a_mesh_changes_nothing():
+  """One device, and data=2, fsdp=2, model=2: one step of everything."""
+  of = objective(**FOLLOWING)
+  (start, expected, *_), (batch, *_) = three_steps(2)
+  built = trainer(of, micro_batches=2)
+  mesh = sharding.make_mesh(jax.devices(), data=2, fsdp=2, model=2)
+  with jax.set_mesh(mesh):
+    places = sharding.shardings(start, mesh, of.sharding_rules)
+    split = sharding.batch_sharding(mesh)
+    ours, others = jax.jit(built.train_step, out_shardings=(places, None))(
+      jax.device_put(start, places),
+      jax.device_put(batch, split),
+      *(jax.random.key(0), {}),
+    )
+  assert 0 < float(others['feature_deviation']) < 1
+  for path, leaf in tree.flatten(ours).items():
+    np.testing.assert_allclose(
+      leaf, tree.flatten(expected)[path], rtol=1e-4, atol=1e-5, err_msg=path
+    )
+  flat = tree.flatten(ours)
+  for path in ('params/head/last/kernel', 'extra/teacher/head/last/kernel'):
+    assert flat[path].sharding.spec[1] == 'model'
+  assert flat['extra/centre'].sharding.spec[0] == 'model'
+
+
+def test_the_large_layer_is_split_both_ways():
+  """K x 256 over `model` and `fsdp`, the teacher's and the moments' too."""
+  big = dict(outputs=65_536, bottleneck=256)
+  of = objective(head=big)
+  mesh = sharding.make_mesh(jax.devices(), data=2, fsdp=2, model=2)
+  abstract_state = jax.eval_shape(trainer(of).state_of, *shapes(of))
+  specs = tree.flatten(
+    sharding.shardings(abstract_state, mesh, of.sharding_rules)
+  )
+  for start in ('params', 'extra/teacher'):
+    assert specs[f'{start}/head/last/kernel'].spec[:] == ('fsdp', 'model')
+  assert specs['extra/centre'].spec[0] == 'model'
+
+
+# What it refuses
+
+
+@pytest.mark.parametrize(
+  'model, spec, message',
+  [
+    ({}, {'image': ((16, 16, 3), np.dtype(np.uint8))}, "'dino' needs global"),
+    (
+      {},
+      {'global': ((3, 16, 16, 3), np.dtype(np.uint8))},
+      r'needs global crops \[2, 16, 16, 3\]',
+    ),
+    (
+      dict(position='relative'),
+      {
+        'global': ((2, 16, 16, 3), np.dtype(np.uint8)),
+        'local': ((2, 8, 8, 3), np.dtype(np.uint8)),
+      },
+      "'relative'",
+    ),
+    (
+      {},
+      {
+        'global': ((2, 16, 16, 3), np.dtype(np.uint8)),
+        'local': ((2, 9, 9, 3), np.dtype(np.uint8)),
+      },
+      'not divisible by the patch size',
+    ),
+  ],
+)
+def test_batches_and_models_that_do_not_fit(model, spec, message):
+  """Before anything is compiled."""
+  of = objective(Model(0, **MODEL, **model))
+  with pytest.raises(UserError, match=message):
+    of.check(spec)
+
+
+def test_it_needs_a_model_without_a_head():
+  """Its logits would be of no use."""
+  spec = {'global': ((2, 16, 16, 3), np.dtype(np.uint8))}
+  with pytest.raises(UserError, match='num_classes=0'):
+    objective(Model(5, **MODEL)).check(spec)
+  objective().check(spec)
+
+
+@pytest.mark.parametrize(
+  'settings',
+  [
+    *(dict(momentum=1.1), dict(centre_momentum=1.1)),
+    *(dict(student_temperature=0.0), dict(teacher_temperature=-0.1)),
+    *(dict(warmup_temperature=0.0), dict(temperature_warmup='soon')),
+    *(dict(head=dict(outputs=0)), dict(head=dict(dtype='float16'))),
+  ],
+)
+def test_settings_out_of_range(settings):
+  """Each is refused by its name."""
+  (name, _), *_ = settings.items()
+  with pytest.raises(UserError, match=f'objective.{name}'):
+    objective(**settings)

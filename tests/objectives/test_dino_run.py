@@ -1,0 +1,103 @@
+"""Self-distillation by the real commands: trained, killed, resumed, judged."""
+
+import json
+import math
+import signal
+
+import pytest
+
+from tests import runs
+
+CONFIG = 'configs/dino.py'
+# Made small: a stand-in source, tiny sizes, float32; ten epochs.
+SMALL = {
+  'source.name': 'synthetic',
+  'source.num_examples': 64,
+  'source.num_classes': 4,
+  'train.num_examples': 64,
+  'image_size': 16,
+  'augment.local_crops': 2,
+  'augment.local_size': 8,
+  'batch_size': 16,
+  'micro_batches': 2,
+  'total': '40 steps',
+  'schedule.warmup': '2 steps',
+  'model.patch_size': 4,
+  'model.width': 16,
+  'model.depth': 2,
+  'model.mlp_dim': 32,
+  'model.num_heads': 2,
+  'model.dtype': 'float32',
+  'model.unroll': 1,
+  'objective.temperature_warmup': '2 epochs',
+  'objective.head.outputs': 32,
+  'objective.head.hidden': 24,
+  'objective.head.bottleneck': 8,
+  'objective.head.dtype': 'float32',
+  'log.every': '1 steps',
+  'log.tensorboard': 'false',
+  'log.curves': 'false',
+  'evals.knn.every': '20 steps',
+  'evals.knn.ks': '5',
+  'checkpoint.every': '5 steps',
+  'checkpoint.best': 'knn_teacher/5nn',
+}
+
+
+def lines(workdir):
+  """Of metrics.jsonl, without times."""
+  return [
+    {k: v for k, v in line.items() if k not in ('img_per_sec', 'data_wait')}
+    for line in runs.records(workdir)
+  ]
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_killed_resumed_and_judged(tmp_path):
+  """A killed run ends like a straight one; both sets of weights are judged."""
+  straight, killed = tmp_path / 'straight', tmp_path / 'killed'
+  runs.run(runs.command('train', *runs.flags(CONFIG, straight, SMALL)))
+  again = runs.command('train', *runs.flags(CONFIG, killed, SMALL))
+  process = runs.start(again)
+  runs.wait_for_step(killed, 7, [process])
+  process.send_signal(signal.SIGKILL)
+  process.communicate()
+  runs.run(again)
+  assert lines(killed) == lines(straight)
+  trained = [line for line in lines(straight) if 'loss' in line]
+  assert [line['step'] for line in trained] == list(range(1, 41))
+  for line in trained:
+    assert 0 < line['entropy_share'] <= 1 and line['teacher_kl'] > 0
+    assert line['teacher_entropy'] == pytest.approx(
+      line['entropy_share'] * math.log(32), rel=1e-5
+    )
+  *_, last = (line for line in lines(straight) if 'knn_teacher/5nn' in line)
+  out, _ = runs.run(
+    runs.command(
+      *('evaluate', f'--checkpoint={killed}', '--evaluator=neighbours'),
+      *('--split=validation', '--config.evals.neighbours.ks=5', '--json'),
+    )
+  )
+  scores = json.loads(out)
+  assert scores['5nn'] == last['knn/5nn']
+  assert scores['teacher/5nn'] == last['knn_teacher/5nn']
+
+
+@pytest.mark.slow
+def test_a_limit_ends_the_run(tmp_path):
+  """43, one message, an event; what was saved stays."""
+  limit = {
+    'recovery.limits.alike.at_least': 0.99,  # no features are as far apart
+    'recovery.limits.alike.during': '3 steps',
+    'recovery.limits.alike.stop': 'true',
+  }
+  command = runs.command(
+    'train', *runs.flags(CONFIG, tmp_path / 'run', SMALL | limit)
+  )
+  _, err = runs.run(command, code=43)
+  assert 'alike: feature_deviation is' in err and 'Traceback' not in err
+  events = (tmp_path / 'run' / 'events.jsonl').read_text().splitlines()
+  (event,) = (e for e in map(json.loads, events) if e['event'] == 'limit')
+  assert (event['metric'], event['step']) == ('feature_deviation', 3)

@@ -1,0 +1,104 @@
+"""Gradients clipped tensor by tensor, against torch's own norms."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+from vit_jax.arrays import tree
+from vit_jax.errors import UserError
+from vit_jax.optim import clipping, optimizers
+
+SHAPES = {
+  'encoder/layers/attention/query/kernel': (3, 4, 2, 2),
+  'encoder/layers/attention/key/kernel': (3, 4, 2, 2),
+  'encoder/layers/attention/value/kernel': (3, 4, 2, 2),
+  'encoder/layers/attention/query/bias': (3, 2, 2),
+  'encoder/layers/norm1/scale': (3, 4),
+  'embedding/kernel': (2, 2, 3, 4),
+  'head/bias': (4,),
+  'scalar': (),
+}
+QKV = 'query|key|value'
+
+
+def gradients(seed=0):
+  """Layers and leaves of very different sizes, some below the limit."""
+  rng = np.random.default_rng(seed)
+  made = {}
+  for path, shape in SHAPES.items():
+    sizes = 3.0 ** rng.integers(-3, 4, shape[:1] + (1,) * (len(shape) - 1))
+    made[path] = jnp.array(rng.normal(size=shape) * sizes, jnp.float32)
+  return tree.unflatten(made)
+
+
+def theirs(grads, limit, joined):
+  """What `clip_gradients` of the original does to each of its tensors."""
+  tensors = {}  # (name, layer) → the leaves of one tensor
+  for path, leaf in tree.flatten(grads).items():
+    name = path
+    for part in ('query', 'key', 'value'):
+      name = name.replace(part, 'qkv') if joined else name
+    layers = range(3) if 'layers/' in path else [None]
+    for layer in layers:
+      part = torch.tensor(np.array(leaf if layer is None else leaf[layer]))
+      tensors.setdefault((name, layer), []).append((path, part))
+  result = {}
+  for (_, layer), parts in tensors.items():
+    norm = torch.cat([part.flatten() for _, part in parts]).norm(2)
+    factor = limit / (norm + 1e-6)
+    for path, part in parts:
+      part = part * factor if factor < 1 else part
+      result.setdefault(path, []).append(part.numpy())
+      if layer is None:
+        result[path] = part.numpy()
+  return {k: np.stack(v) if type(v) is list else v for k, v in result.items()}
+
+
+@pytest.mark.parametrize('joined', [(), (QKV,)])
+def test_each_layer_and_tensor_has_its_own_norm(joined):
+  """A stack of layers is clipped as the separate layers would be."""
+  grads = gradients()
+  transformation = clipping.by_tensor(3.0, joined)
+  ours, _ = jax.jit(transformation.update)(grads, transformation.init(grads))
+  expected, changed = theirs(grads, 3.0, joined), 0
+  for path, leaf in tree.flatten(ours).items():
+    np.testing.assert_allclose(leaf, expected[path], rtol=1e-5)
+    changed += np.any(leaf != tree.flatten(grads)[path])
+  assert 3 < changed < len(SHAPES)
+
+
+def test_an_optimizer_clips_by_it():
+  """Before anything else; SGD shows what is left of the gradient."""
+  grads = gradients()
+  optimizer = optimizers.sgd(
+    *(lambda _: 1.0,),
+    **dict(momentum=0.0, clip_norm=3.0, clip='tensor', clip_joined=(QKV,)),
+  )
+  updates, _ = optimizer.update(grads, optimizer.init(grads), grads)
+  for path, leaf in tree.flatten(updates).items():
+    expected = theirs(grads, 3.0, True)[path]
+    np.testing.assert_allclose(-leaf, expected, rtol=1e-5)
+
+
+def test_no_gradient_stays_none():
+  """Zero divided by nothing is no NaN."""
+  zeros = jax.tree.map(jnp.zeros_like, gradients())
+  transformation = clipping.by_tensor(1.0)
+  updates, _ = transformation.update(zeros, transformation.init(zeros))
+  assert not any(np.any(leaf) for leaf in jax.tree.leaves(updates))
+
+
+@pytest.mark.parametrize(
+  'settings, message',
+  [
+    (dict(clip='layer'), 'global, tensor'),
+    (dict(clip='tensor', clip_joined=('(',)), 'regular expressions'),
+    (dict(clip_joined=(QKV,)), "for optimizer.clip='tensor'"),
+  ],
+)
+def test_impossible_settings(settings, message):
+  """Each is refused before a step is built."""
+  with pytest.raises(UserError, match=message):
+    optimizers.adam(lambda _: 0.1, clip_norm=1.0, **settings)

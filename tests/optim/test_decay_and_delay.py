@@ -1,0 +1,176 @@
+"""Decay that changes, what decays, and what begins later, against torch."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+from vit_jax.arrays import tree
+from vit_jax.errors import UserError
+from vit_jax.models.vit import Model
+from vit_jax.optim import optimizers
+from vit_jax.optim.schedule import cosine
+
+STEPS, LR, START = 9, 0.05, 4
+PATHS = ('body/kernel', 'body/bias', 'head/last/kernel')
+RULES = (('head/last/.*', dict(after='1 epochs')),)
+
+
+def steps(duration):
+  number, unit = duration.split(' ')
+  return round(float(number) * {'epochs': START, '%': STEPS / 100}.get(unit, 1))
+
+
+def params():
+  rng = np.random.default_rng(0)
+  return tree.unflatten(
+    {path: rng.normal(size=(3, 4)).astype(np.float32) for path in PATHS}
+  )
+
+
+def gradients(step):
+  rng = np.random.default_rng([1, step])
+  made = {path: rng.normal(size=(3, 4)) * 3.0**step for path in PATHS}
+  return tree.unflatten({k: v.astype(np.float32) for k, v in made.items()})
+
+
+def ours(optimizer, given=gradients, count=STEPS):
+  """Parameters by path after each update."""
+  current, state, history = params(), optimizer.init(params()), []
+  update = jax.jit(optimizer.update)
+  for step in range(count):
+    updates, state = update(given(step), state, current)
+    current = jax.tree.map(jnp.add, current, updates)
+    history.append({k: np.asarray(v) for k, v in tree.flatten(current).items()})
+  return history, state
+
+
+def torchs(decay, absent=lambda path, step: False):
+  """AdamW in float64, its decay by step; some gradients are None."""
+  tensors = {
+    path: torch.tensor(leaf, dtype=torch.float64, requires_grad=True)
+    for path, leaf in tree.flatten(params()).items()
+  }
+  optimizer, history = torch.optim.AdamW(tensors.values(), lr=LR), []
+  for step in range(STEPS):
+    optimizer.param_groups[0]['weight_decay'] = decay(step)
+    for path, gradient in tree.flatten(gradients(step)).items():
+      gone = absent(path, step)
+      tensors[path].grad = None if gone else torch.tensor(gradient).double()
+    optimizer.step()
+    history.append({k: t.detach().numpy().copy() for k, t in tensors.items()})
+  return history
+
+
+def assert_close(first, second):
+  for step, (one, other) in enumerate(zip(first, second, strict=True)):
+    for path in PATHS:
+      np.testing.assert_allclose(
+        *(one[path], other[path]),
+        rtol=2e-5,
+        atol=2e-6,
+        err_msg=f'{step} {path}',
+      )
+
+
+@pytest.mark.parametrize('clip', [{}, dict(clip_norm=1e9)])
+def test_what_begins_later_is_without_gradient_until_then(clip):
+  """Moments, bias correction and decay begin with the first update."""
+  optimizer = optimizers.adam(
+    *(lambda _: LR, steps), weight_decay=0.3, rules=RULES, **clip
+  )
+  history, _ = ours(optimizer)
+  late = lambda path, step: path.startswith('head') and step < START  # noqa: E731
+  assert_close(history, torchs(lambda step: 0.3, late))
+  before = tree.flatten(params())['head/last/kernel']
+  np.testing.assert_array_equal(history[START - 1]['head/last/kernel'], before)
+  assert np.abs(history[START]['head/last/kernel'] - before).max() > LR / 2
+
+
+def test_until_then_its_gradient_counts_nowhere():
+  """Not in the norm that all are clipped by, either."""
+
+  def given(step, late=1e6):
+    grads = gradients(step)
+    grads['head']['last']['kernel'] *= late if step < START else 1
+    return grads
+
+  optimizer = optimizers.sgd(
+    *(lambda _: LR, steps), clip_norm=1.0, weight_decay=0.1, rules=RULES
+  )
+  large, _ = ours(optimizer, given)
+  small, _ = ours(optimizer, lambda step: given(step, 0.0))
+  for one, other in zip(large, small, strict=True):
+    jax.tree.map(np.testing.assert_array_equal, one, other)
+
+
+def test_beside_what_is_frozen_or_has_a_rate_of_its_own():
+  """Each rule holds for its own parameters, moments of frozen ones are none."""
+  table = (('body/bias', dict(frozen=True)), ('body/.*', dict(lr=2.0)), *RULES)
+  history, state = ours(optimizers.adam(lambda _: LR, steps, rules=table))
+  plain = torchs(
+    lambda step: 0.0,
+    lambda path, step: path.startswith('head') and step < START,
+  )
+  bias, kernel = (tree.flatten(params())[path] for path in PATHS[1::-1])
+  np.testing.assert_array_equal(history[-1]['body/bias'], bias)
+  first = history[0]['body/kernel'] - kernel
+  np.testing.assert_allclose(
+    first, 2 * (plain[0]['body/kernel'] - kernel), rtol=1e-4, atol=1e-6
+  )
+  np.testing.assert_allclose(
+    history[-1]['head/last/kernel'], plain[-1]['head/last/kernel'], rtol=2e-5
+  )
+  assert not any('body/bias' in path for path in tree.flatten(state))
+
+
+@pytest.mark.parametrize('start, end', [(0.04, 0.4), (0.0, 0.2), (0.3, 0.0)])
+def test_decay_follows_half_a_cosine(start, end):
+  """Torch's AdamW with its decay set before every step."""
+  schedule = [
+    end + (start - end) * (1 + math.cos(math.pi * step / STEPS)) / 2
+    for step in range(STEPS)
+  ]
+  optimizer = optimizers.adam(
+    *(lambda _: LR, steps), weight_decay=start, weight_decay_end=end
+  )
+  assert_close(ours(optimizer)[0], torchs(lambda step: schedule[step]))
+  for step in (0, 1, 4, 8, 9, 12):
+    done = min(step / STEPS, 1)
+    value = end + (start - end) * (1 + np.cos(np.pi * done)) / 2
+    assert float(cosine(start, end, STEPS)(step)) == pytest.approx(value, 1e-5)
+
+
+def test_tensors_decay_and_what_has_one_axis_does_not():
+  """Axes as other projects have them: no layers, no heads in biases."""
+  model = Model(
+    5,
+    **dict(patch_size=4, width=8, depth=2, mlp_dim=8, num_heads=2),
+    **dict(qk_norm=True, layer_scale=0.1, registers=1, gated=True),
+  )
+  shapes = jax.eval_shape(
+    model.init, jax.random.key(0), jnp.zeros((1, 8, 8, 3))
+  )
+  given = jax.tree.map(lambda s: jnp.ones(s.shape), shapes['params'])
+  optimizer = optimizers.adam(
+    lambda _: 1.0, weight_decay=0.5, decay_mask='tensors'
+  )
+  zeros = jax.tree.map(jnp.zeros_like, given)
+  updates, _ = optimizer.update(zeros, optimizer.init(given), given)
+  moved = {path for path, leaf in tree.flatten(updates).items() if leaf.any()}
+  others = tree.flatten(given).keys() - moved
+  kernels = {path for path in tree.flatten(given) if path.endswith('kernel')}
+  assert moved == kernels | {'cls', 'registers', 'position/embedding'}
+  assert {path.rpartition('/')[2] for path in others} == {
+    *('bias', 'scale', 'scale1', 'scale2')
+  }
+
+
+@pytest.mark.parametrize('after', [3, '3', 'soon'])
+def test_a_delay_is_a_duration(after):
+  """Anything else is refused with an example."""
+  with pytest.raises(UserError, match='epochs'):
+    optimizers.adam(lambda _: LR, rules=(('.*', dict(after=after)),))

@@ -1,0 +1,202 @@
+"""LAMB and Muon on stacked layers, against the same on separate tensors."""
+
+import importlib
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import torch
+
+from benchmarks import peers
+from vit_jax.arrays import tree
+from vit_jax.errors import UserError
+from vit_jax.optim import optimizers, orthogonal
+
+DEPTH, D, HEADS, SIZE, HIDDEN = 3, 8, 2, 4, 12
+SHAPES = {
+  'embedding/kernel': (2, 2, 3, D),
+  'cls': (1, 1, D),
+  'encoder/layers/attention/query/kernel': (DEPTH, D, HEADS, SIZE),
+  'encoder/layers/attention/key/kernel': (DEPTH, D, HEADS, SIZE),
+  'encoder/layers/attention/value/kernel': (DEPTH, D, HEADS, SIZE),
+  'encoder/layers/attention/query/bias': (DEPTH, HEADS, SIZE),
+  'encoder/layers/attention/out/kernel': (DEPTH, HEADS, SIZE, D),
+  'encoder/layers/mlp/in/kernel': (DEPTH, D, HIDDEN),
+  'encoder/layers/norm1/scale': (DEPTH, D),
+  'head/kernel': (D, 5),
+  'head/bias': (5,),
+}
+QKV = ('query|key|value',)
+
+
+def random_tree(seed):
+  rng = np.random.default_rng(seed)
+  flat = {
+    # Layers of different sizes: one ratio for a stack would be seen.
+    path: rng.normal(size=shape)
+    * 2.0 ** np.arange(shape[0]).reshape(-1, *[1] * (len(shape) - 1))
+    for path, shape in SHAPES.items()
+  }
+  return tree.unflatten({k: jnp.array(v, jnp.float32) for k, v in flat.items()})
+
+
+def apart(params):
+  """{name: array}: each layer by itself."""
+  return {
+    f'{path}:{i}': np.array(part)
+    for path, leaf in tree.flatten(params).items()
+    for i, part in enumerate(leaf if 'layers/' in path else [leaf])
+  }
+
+
+def trained(optimizer, steps=3):
+  """Parameters after some updates with other gradients each time."""
+  params = random_tree(0)
+  state = optimizer.init(params)
+  update = jax.jit(optimizer.update)
+  for step in range(steps):
+    updates, state = update(random_tree(step + 1), state, params)
+    params = optax.apply_updates(params, updates)
+  return apart(params)
+
+
+def test_lamb_is_timms_on_separate_tensors():
+  """With and without decay, query, key and value as one matrix."""
+  made = optimizers.lamb(
+    optax.constant_schedule(0.01),
+    weight_decay=0.05,
+    trust_joined=QKV,
+  )
+  ours = trained(made)
+  joined = [name for name in apart(random_tree(0)) if name.endswith('kernel:0')]
+  names = {}  # of timm's tensor → ours, in order
+
+  def key(name):
+    for part in ('query', 'key', 'value'):
+      if 'kernel' in name:
+        name = name.replace(part, 'qkv')
+    return name
+
+  for name in apart(random_tree(0)):
+    names.setdefault(key(name), []).append(name)
+  assert joined and any(len(parts) == 3 for parts in names.values())
+
+  def stacked(values, parts):
+    return torch.tensor(
+      np.concatenate([values[part].ravel() for part in parts])
+    )
+
+  theirs = {
+    name: torch.nn.Parameter(stacked(apart(random_tree(0)), parts))
+    for name, parts in names.items()
+  }
+  decays = [p for n, p in theirs.items() if 'kernel' in n]
+  others = [p for n, p in theirs.items() if 'kernel' not in n]
+  groups = [
+    {'params': decays, 'weight_decay': 0.05},
+    {'params': others, 'weight_decay': 0.0},
+  ]
+  peers.import_timm()
+  peer = importlib.import_module('timm.optim').Lamb(
+    groups, lr=0.01, eps=1e-6, max_grad_norm=None
+  )
+  for step in range(3):
+    grads = apart(random_tree(step + 1))
+    for name, parts in names.items():
+      theirs[name].grad = stacked(grads, parts)
+    peer.step()
+  for name, parts in names.items():
+    mine = np.concatenate([ours[part].ravel() for part in parts])
+    known = theirs[name].detach().numpy()
+    np.testing.assert_allclose(mine, known, rtol=2e-5, atol=1e-5, err_msg=name)
+
+
+def test_lamb_without_decay_is_adam():
+  """No leaf decays, so none is adapted; a rule may take one out."""
+  rate = optax.constant_schedule(0.01)
+  adam = trained(optimizers.adam(rate, eps=1e-6))
+  for name, leaf in trained(optimizers.lamb(rate)).items():
+    np.testing.assert_array_equal(leaf, adam[name])
+  rules = (('head/.*', dict(decay=0.0)),)
+  spared = trained(optimizers.lamb(rate, weight_decay=0.1, rules=rules))
+  np.testing.assert_array_equal(spared['head/kernel:0'], adam['head/kernel:0'])
+  assert not np.array_equal(
+    spared['embedding/kernel:0'], adam['embedding/kernel:0']
+  )
+
+
+def test_lamb_of_zeros():
+  """A head of zeros moves as with Adam; NaN would stay for ever."""
+  params, grads = {'head': {'kernel': jnp.zeros((2, 2))}}, jnp.ones((2, 2))
+  made = optimizers.lamb(optax.constant_schedule(0.1), weight_decay=0.1)
+  updates, _ = made.update(
+    {'head': {'kernel': grads}}, made.init(params), params
+  )
+  np.testing.assert_allclose(updates['head']['kernel'], -0.1, rtol=1e-5)
+
+
+def test_axes_of_matrices():
+  """Heads belong to the columns of query, to the rows of out."""
+  found = orthogonal.dimension_numbers(random_tree(0))
+  layers = found['encoder']['layers']
+  for name in ('query', 'key', 'value'):
+    assert layers['attention'][name]['kernel'] == ((1,), (2, 3))
+    assert layers['attention'][name].get('bias') is None
+  assert layers['attention']['out']['kernel'] == ((1, 2), (3,))
+  assert layers['mlp']['in']['kernel'] == ((1,), (2,))
+  for name in ('embedding', 'head'):  # Adam's
+    assert found[name]['kernel'] is None
+
+
+def polar(matrix):
+  """The five steps of Newton and Schulz, from Jordan's text, in NumPy."""
+  a, b, c = 3.4445, -4.7750, 2.0315
+  x = matrix / (np.linalg.norm(matrix) + 1e-8)
+  transposed = x.shape[0] > x.shape[1]
+  x = x.T if transposed else x
+  for _ in range(5):
+    y = x @ x.T
+    x = a * x + (b * y + c * y @ y) @ x
+  return x.T if transposed else x
+
+
+def test_muon_is_that_of_separate_matrices():
+  """Each layer's matrix by itself, heads flattened, made as large as Adam's."""
+  rate, beta, steps = 0.01, 0.95, 3
+  ours = trained(optimizers.muon(optax.constant_schedule(rate), momentum=beta))
+  adam = trained(optimizers.adam(optax.constant_schedule(rate)))
+  start = apart(random_tree(0))
+  grads = [apart(random_tree(step + 1)) for step in range(steps)]
+  sides = {
+    'out': (HEADS * SIZE, D),
+    'in': (D, HIDDEN),
+    **dict.fromkeys(('query', 'key', 'value'), (D, HEADS * SIZE)),
+  }
+  seen = 0
+  for name, leaf in start.items():
+    kind = name.split('/')[-2] if '/' in name else ''
+    if 'layers/' not in name or 'kernel' not in name:
+      np.testing.assert_allclose(ours[name], adam[name], rtol=1e-6)
+      continue
+    seen += 1
+    shape = sides[kind]
+    wanted, moment = leaf.reshape(shape).astype(np.float64), 0.0
+    for step, grad in enumerate(grads, 1):
+      grad = grad[name].reshape(shape).astype(np.float64)
+      moment = beta * moment + (1 - beta) * grad
+      # Nesterov's, without the bias of its start.
+      ahead = beta * moment / (1 - beta ** (step + 1))
+      ahead += (1 - beta) * grad / (1 - beta**step)
+      wanted -= rate * 0.2 * math.sqrt(max(shape)) * polar(ahead)
+    np.testing.assert_allclose(
+      *(ours[name].reshape(shape), wanted), rtol=1e-4, atol=1e-5, err_msg=name
+    )
+  assert seen == 5 * DEPTH
+
+
+def test_a_wrong_pattern():
+  with pytest.raises(UserError, match='optimizer.trust_joined is'):
+    optimizers.lamb(optax.constant_schedule(0.1), trust_joined=('(',))

@@ -1,0 +1,126 @@
+"""Bounds of metrics: when something is said, and when a run stops."""
+
+import json
+import logging
+
+import numpy as np
+import pytest
+from etils import epath
+from minimal_config import completed
+
+from vit_jax.config import completion as config_lib
+from vit_jax.errors import DivergedError, UserError
+from vit_jax.run import identity
+from vit_jax.run.ledger import Ledger
+from vit_jax.run.limits import Limit, Limits
+from vit_jax.run.recovery import Recovery
+
+
+def steps(duration):
+  number, unit = duration.split(' ')
+  return int(number) * {'steps': 1, 'epochs': 10}[unit]
+
+
+@pytest.fixture
+def watched(tmp_path):
+  """Feeds a sequence of values; returns the events that it makes."""
+  path = epath.Path(tmp_path) / 'events.jsonl'
+
+  def feed(limit, values, first=1):
+    limits = Limits({'alarm': limit}, steps, Ledger(path))
+    for step, value in enumerate(values, first):
+      limits.step(step, {'entropy': value, 'loss': 1.0})
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [json.loads(line) for line in lines]
+
+  return feed
+
+
+def test_it_is_said_once_and_loudly(watched, caplog):
+  """In the third step in a row beyond the bound, and not again."""
+  limit = Limit(metric='entropy', at_least=0.5, during='3 steps')
+  with caplog.at_level(logging.WARNING, 'vit_jax'):
+    events = watched(limit, [1, 0.4, 0.4, 0.5, 0.1, 0.2, 0.3, 0.1, 0.1])
+  (event,) = events
+  assert event['event'] == 'limit' and event['name'] == 'alarm'
+  assert (event['metric'], event['step'], event['value']) == ('entropy', 7, 0.3)
+  (record,) = caplog.records
+  assert 'LIMIT PASSED' in record.message and 'at least 0.5' in record.message
+
+
+def test_after_it_was_well_it_is_said_again(watched):
+  """Each time counts from anew."""
+  limit = Limit(metric='entropy', at_most=2.0, during='2 steps')
+  events = watched(limit, [3, 3, 3, 2, 3, 1, 3, 3])
+  assert [event['step'] for event in events] == [2, 8]
+
+
+def test_a_healthy_run_is_left_alone(watched):
+  """Both bounds belong to what is well, and short lapses do not count."""
+  limit = Limit(metric='entropy', at_least=0.0, at_most=1.0, during='2 steps')
+  assert watched(limit, [0, 1, 1.1, 0.5, -0.1, 0, 1, 2, 1] * 5) == []
+
+
+def test_not_a_number_is_beyond_every_bound(watched):
+  """A comparison with NaN is false, whichever it is."""
+  for bound in (dict(at_least=0.0), dict(at_most=9.0)):
+    limit = Limit(metric='entropy', during='1 steps', **bound)
+    assert watched(limit, [np.nan])
+
+
+def test_the_start_does_not_count(watched):
+  """From the first step after it on."""
+  limit = Limit(
+    metric='entropy', at_least=0.5, during='2 steps', start='1 epochs'
+  )
+  events = watched(limit, [0.0] * 14)
+  assert [event['step'] for event in events] == [12]
+
+
+def test_a_run_stops_if_asked(watched):
+  """With the exit code of a divergence, after the warning and the event."""
+  limit = Limit(metric='entropy', at_least=0.5, during='2 steps', stop=True)
+  with pytest.raises(DivergedError, match='alarm: entropy is 0.2 at step 3'):
+    watched(limit, [1, 0.1, 0.2, 0.3])
+  assert watched(limit, [])[0]['step'] == 3
+
+
+@pytest.mark.parametrize(
+  'settings, message',
+  [
+    ({}, 'no bound'),
+    (dict(at_least=np.nan), 'finite'),
+    (dict(at_least=0.1, during='0 steps'), 'above 0'),
+    (dict(at_least=0.1, start='soon'), 'no duration'),
+  ],
+)
+def test_impossible_limits(settings, message):
+  """Refused where recovery is built, before anything runs."""
+  with pytest.raises(UserError, match=message):
+    Recovery(limits={'alarm': dict(metric='entropy', **settings)})
+
+
+def test_a_metric_that_there_is_not(watched):
+  """Named at the first step, with those there are."""
+  limit = Limit(metric='entropi', at_least=0.5)
+  with pytest.raises(UserError, match="limits.alarm.*did you mean 'entropy'"):
+    watched(limit, [1.0])
+
+
+def test_limits_are_keys_that_a_resumed_run_may_change():
+  """Added, changed and left out: what is computed is the same."""
+  limit = dict(metric='loss', at_most=9.0)
+  without, one, other = (
+    completed(**changes)
+    for changes in (
+      {},
+      {'recovery.limits': dict(high=limit)},
+      {'recovery.limits': dict(high=limit | dict(at_most=8.0, stop=True))},
+    )
+  )
+  assert other.recovery.limits.high.during == '200 steps'
+  for before in (without, one, other):
+    for now in (without, one, other):
+      changes = identity.config_changes(before.to_dict(), now)
+      assert not changes, changes
+  assert 'recovery.limits.high.stop' in config_lib.flatten(other)

@@ -1,0 +1,294 @@
+"""Self-distillation without labels: two large crops teach all the others.
+
+"Emerging Properties in Self-Supervised Vision Transformers", arXiv 2104.14294,
+Algorithm 1 and section 3. A teacher, the moving average of its student, sees
+two global crops; the student is to say of every other crop of an image what the
+teacher says of them.
+"""
+
+import types
+from typing import Annotated, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, Key
+
+from vit_jax.config import durations, plugins
+from vit_jax.config.plugins import Nested, Section
+from vit_jax.data.contract import Spec, require
+from vit_jax.errors import UserError, check_range
+from vit_jax.models.dino_head import unit
+from vit_jax.objectives.contract import Batch, Defaults, Metrics, Setting
+from vit_jax.objectives.mixing import normalize
+
+PyTree = Any
+_HEAD = Nested('vit_jax.models.dino_head:Head')
+_GLOBAL = 2  # crops that the teacher sees
+_STREAM = 0x64696E6F  # folded into the step's key
+
+
+class Objective(Defaults):
+  """Cross-entropy between a teacher's and a student's views of an image.
+
+  It keeps `objectives.contract.Objective`. Parameters: `model/…`, `head/…` (see
+  `models.dino_head`). Extra state: `teacher`, which has the same leaves and
+  follows them, and `centre` `[k]`. A batch holds `global`, uint8
+  `[n, 2, y, x, 3]`, and perhaps `local`, uint8 `[n, crops, y', x', 3]`.
+
+  The centre is moved by the mean of the teacher's logits over the whole batch,
+  whatever the number of devices and of micro-batches: `update_extra` gets the
+  mean over all of them, which are of one size. Loss and gradients are those of
+  the whole batch too, since all of its parts see the centre as it was before
+  the step. Of the metrics `feature_deviation` alone is taken in each
+  micro-batch and averaged.
+  """
+
+  def __init__(
+    self,
+    setting: Setting,
+    /,
+    *,
+    student_temperature: float = 0.1,
+    teacher_temperature: float = 0.04,
+    warmup_temperature: float = 0.04,
+    temperature_warmup: str = '0 epochs',
+    temperature_every: str = '1 epochs',
+    momentum: float = 0.996,
+    centre_momentum: float = 0.9,
+    position_offset: float = 0.1,
+    head: Annotated[Section, _HEAD] = types.MappingProxyType({}),
+  ):
+    """Builds the head.
+
+    Args:
+      setting: of the run; `model` has no head of its own.
+      student_temperature: its logits are divided by it, above 0.
+      teacher_temperature: likewise, after the warm-up; above .07 often too
+        much.
+      warmup_temperature: of the teacher in the first epoch of the warm-up.
+      temperature_warmup: duration of it; the temperature rises by equal steps
+        and reaches `teacher_temperature` in its last epoch.
+      temperature_every: the duration for which a temperature holds.
+      momentum: what the teacher keeps of itself at the first update; by half a
+        cosine it becomes 1 at the end. For batches of 256 the authors advise
+        .9995.
+      centre_momentum: what the centre keeps of itself; 1 for no centring, which
+        collapses (the paper's Figure 7).
+      position_offset: of interpolated positions, see `Model.at_sizes`; the
+        authors' code has .1.
+      head: section of the head.
+
+    Raises:
+      UserError: a value outside its range.
+    """
+    check_range('objective.momentum', momentum, at_least=0, at_most=1)
+    key = 'objective.centre_momentum'
+    check_range(key, centre_momentum, at_least=0, at_most=1)
+    for name, value in (
+      ('student_temperature', student_temperature),
+      ('teacher_temperature', teacher_temperature),
+      ('warmup_temperature', warmup_temperature),
+    ):
+      check_range(f'objective.{name}', value, above=0)
+    durations.check('objective.temperature_warmup', temperature_warmup)
+    durations.check('objective.temperature_every', temperature_every)
+    self.setting = setting
+    self.momentum, self.centre_momentum = momentum, centre_momentum
+    self.student_temperature = student_temperature
+    self.offset = position_offset
+    self._total = max(setting.steps('100 %'), 1)
+    self._every = max(setting.steps(temperature_every), 1)
+    warm = round(setting.steps(temperature_warmup) / self._every)
+    rising = np.linspace(warmup_temperature, teacher_temperature, warm)
+    self._temperatures = np.append(rising, teacher_temperature)
+    self.head: Any = plugins.build(_HEAD.constructor(''), head)
+
+  @property
+  def sharding_rules(self) -> tuple[tuple[str, int], ...]:
+    """The model's, the head's, and the centre's like the head's outputs."""
+    head = ((f'head/{end}', dim) for end, dim in self.head.sharding_rules)
+    return (*self.setting.model.sharding_rules, *head, ('centre', -1))
+
+  @property
+  def apart(self) -> tuple[str, ...]:
+    """The model's."""
+    return self.setting.model.apart
+
+  def check(self, spec: Spec) -> None:
+    """Two global crops of the run's size, and a model for all sizes.
+
+    Raises:
+      UserError: there are none; the model has a head, or cannot take the local
+        crops.
+    """
+    require(spec, 'global', who="the objective 'dino'")
+    size, wanted = spec['global'][0], (_GLOBAL, *self.setting.image_size, 3)
+    if size != wanted:
+      raise UserError(
+        f"the objective 'dino' needs global crops {list(wanted)}, and the "
+        f'transform declares {list(size)}.'
+      )
+    if self.setting.model.num_classes:
+      raise UserError(
+        f'config.num_classes is {self.setting.model.num_classes}, and the '
+        "objective 'dino' trains features, with a head of its own: set "
+        '--config.num_classes=0.'
+      )
+    if 'local' in spec:
+      height, width = spec['local'][0][1:3]
+      self.setting.model.check((height, width))
+      self._free()
+
+  def _free(self) -> Any:
+    """The model for images of any size."""
+    return self.setting.model.at_sizes(self.setting.image_size, self.offset)
+
+  def init(self, key: Key[Array, ''], batch: Any) -> tuple[PyTree, PyTree]:
+    """Fresh parameters, a teacher that equals them, and a centre of zeros."""
+    del batch
+    model, (first, second) = self.setting.model, jax.random.split(key)
+    images = jnp.zeros((1, *self.setting.image_size, 3))
+    params = model.init(first, images)['params']
+    features = model.apply({'params': params}, images, method='predict')
+    head = self.head.init(second, features['features'])['params']
+    params = {'model': params, 'head': head}
+    return params, self.start_extra(params, {})
+
+  def start_extra(self, params: PyTree, extra: PyTree) -> PyTree:
+    """The teacher begins as its student."""
+    del extra
+    centre = jnp.zeros(self.head.outputs)
+    return {'teacher': params, 'centre': centre}
+
+  def loss(
+    self,
+    params: PyTree,
+    extra: PyTree,
+    batch: Batch,
+    key: Key[Array, ''],
+    step: Int[Array, ''],
+    frozen: dict[str, PyTree],
+  ) -> tuple[Float[Array, ''], tuple[Metrics, PyTree]]:
+    """Mean cross-entropy of all pairs of a teacher's and another view.
+
+    Drop path and dropout are the student's alone. The metrics are
+    `teacher_entropy`, in nats; `entropy_share`, that of the largest possible,
+    ln k; `teacher_kl`, the divergence between teacher and student, nats;
+    `feature_deviation` of the teacher's features, scaled to length 1, over the
+    global crops: 1 where they point everywhere, 0 where all are alike. Collapse
+    to one answer for all images drives `teacher_kl` to 0, and the entropy to 0
+    or to ln k (the paper's Figure 7).
+    """
+    del frozen
+    n, views = batch['global'].shape[0], self._views(batch)
+    taught = jax.lax.stop_gradient(extra['teacher'])
+    features = self._features(taught, views['global'], None)
+    logits = self._logits(taught, features)
+    temperature = self.teacher_temperature(step)
+    told = jax.nn.softmax((logits - extra['centre']) / temperature)
+    key = jax.random.fold_in(key, _STREAM)
+    keys = jax.random.split(key, len(views))
+    seen = [
+      self._features(params, images, own).reshape(n, -1, features.shape[-1])
+      for images, own in zip(views.values(), keys, strict=True)
+    ]
+    seen = jnp.concatenate(seen, axis=1)  # [n, views, d]
+    said = self._logits(params, seen.reshape(-1, seen.shape[-1]))
+    said = said.reshape(*seen.shape[:2], -1) / self.student_temperature
+    pairs = cross_entropies(told.reshape(n, _GLOBAL, -1), said)
+    other = jnp.asarray(~np.eye(*pairs.shape[1:], dtype=bool))
+    loss = jnp.sum(pairs.mean(axis=0) * other) / other.sum()
+    entropy = jax.scipy.special.entr(told).sum(axis=-1).mean()
+    metrics = {
+      'teacher_entropy': entropy,
+      'entropy_share': entropy / np.log(self.head.outputs),
+      'teacher_kl': loss - entropy,
+      'feature_deviation': _deviation(features),
+    }
+    return loss, (metrics, {'centre': logits.mean(axis=0)})
+
+  def _views(self, batch: Batch) -> dict[str, Float[Array, 'm y x 3']]:
+    """Images of each size, the crops of an example one after the other.
+
+    In that order every device keeps its own examples.
+    """
+    return {
+      name: normalize(batch[name].reshape(-1, *batch[name].shape[2:]))
+      for name in ('global', 'local')
+      if name in batch
+    }
+
+  def _features(
+    self,
+    params: PyTree,
+    images: Float[Array, 'm y x 3'],
+    key: Key[Array, ''] | None,
+  ) -> Float[Array, 'm d']:
+    own = images.shape[1:3] == self.setting.image_size
+    model = self.setting.model if own else self._free()
+    variables = {'params': params['model']}
+    return model.apply(variables, images, key, method='predict')['features']
+
+  def _logits(
+    self, params: PyTree, features: Float[Array, 'm d']
+  ) -> Float[Array, 'm k']:
+    return self.head.apply({'params': params['head']}, features)
+
+  def teacher_temperature(self, step: Int[Array, '']) -> Float[Array, '']:
+    """After so many updates: the same throughout an epoch."""
+    last = len(self._temperatures) - 1
+    table = jnp.asarray(self._temperatures, jnp.float32)
+    return table[jnp.minimum(step // self._every, last)]
+
+  def student_share(self, step: Int[Array, '']) -> Float[Array, '']:
+    """What the teacher takes at the update that completes `step` of them."""
+    done = jnp.minimum((step - 1) / self._total, 1.0)
+    return 0.5 * (1 - self.momentum) * (1 + jnp.cos(jnp.pi * done))
+
+  def update_extra(
+    self, params: PyTree, extra: PyTree, carry: PyTree, step: Int[Array, '']
+  ) -> PyTree:
+    """Teacher and centre follow, the head included."""
+    share, of_batch = self.student_share(step), 1 - self.centre_momentum
+    teacher = jax.tree.map(
+      lambda old, new: old + share * (new - old), extra['teacher'], params
+    )
+    centre = extra['centre'] + of_batch * (carry['centre'] - extra['centre'])
+    return {'teacher': teacher, 'centre': centre}
+
+  def predict(self, params: PyTree, batch: Batch) -> dict[str, Array]:
+    """The model's features of a batch's `image`, nothing random; float32."""
+    images = normalize(batch['image'])
+    variables = {'params': params['model']}
+    return self.setting.model.apply(variables, images, method='predict')
+
+  def backbone(self, params: PyTree) -> PyTree:
+    """Without the head."""
+    return params['model']
+
+  def start_params(self, params: PyTree, model: PyTree) -> PyTree:
+    """Given ones of the model beside a fresh head."""
+    return params | {'model': model}
+
+  def weights(self, params: PyTree, extra: PyTree) -> dict[str, PyTree]:
+    """The student, and the teacher, which is the better of the two."""
+    return {'': params, '_teacher': extra['teacher']}
+
+
+def cross_entropies(
+  told: Float[Array, 'n t k'], said: Float[Array, 'n v k']
+) -> Float[Array, 'n t v']:
+  """−Σ p log softmax(z) of every pair of views of an example, nats.
+
+  Args:
+    told: probabilities.
+    said: logits. As probabilities sum to 1, it is logsumexp(z) − Σ p z.
+  """
+  products = jnp.einsum('ntk,nvk->ntv', told, said, precision='highest')
+  return jax.nn.logsumexp(said, axis=-1)[:, None] - products
+
+
+def _deviation(features: Float[Array, 'm d']) -> Float[Array, '']:
+  """Root of the summed variances of features of length 1, in [0, 1]."""
+  return jnp.sqrt(jnp.var(unit(features, axis=-1), axis=0).sum())

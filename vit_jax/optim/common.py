@@ -1,0 +1,131 @@
+"""What all optimizers have: clipping, decay, rules, and the learning rate."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import optax
+
+from vit_jax.arrays import sharding, tree
+from vit_jax.errors import UserError, check_range
+from vit_jax.optim import clipping
+from vit_jax.optim import rules as rules_lib
+from vit_jax.optim.schedule import cosine
+
+PyTree = Any
+# Which leaves decay. 'all' is how the authors' code of the paper is read (the
+# paper names none); 'kernels' leaves out biases, norms, class token, position
+# embeddings and everything else that is no matrix product's kernel; 'tensors'
+# leaves out biases and all that has one axis in other projects (MAE, DINO).
+DECAY_MASKS = {
+  'all': lambda path, leaf: True,
+  'kernels': lambda path, leaf: path.rpartition('/')[2] == 'kernel',
+  'tensors': lambda path, leaf: _is_tensor(path, leaf),
+}
+Steps = Callable[[str], int]
+Decays = Callable[[PyTree], PyTree]  # (parameters) → whether each decays
+Adapt = Callable[[Decays], optax.GradientTransformation]
+
+
+def _is_tensor(path: str, leaf: Any) -> bool:
+  """Whether it has two axes or more, as most codes keep it.
+
+  A stack of layers has one more here, and biases have those of the heads.
+  """
+  axes = len(leaf.shape) - (sharding.STACKED in path)
+  return axes > 1 and path.rpartition('/')[2] != 'bias'
+
+
+def _decay_mask(decay_mask: str):
+  if decay_mask not in DECAY_MASKS:
+    raise UserError(
+      f'optimizer.decay_mask is {decay_mask!r}; allowed: '
+      f'{", ".join(DECAY_MASKS)}.'
+    )
+  return functools.partial(tree.map_with_path, DECAY_MASKS[decay_mask])
+
+
+@dataclasses.dataclass(frozen=True)
+class Common:
+  """What all optimizers have beside their direction; see `adam`."""
+
+  clip_norm: float | None
+  clip: str
+  clip_joined: tuple[str, ...]
+  weight_decay: float
+  weight_decay_end: float | None
+  decay_mask: str
+  rules: tuple
+
+  def chain(
+    self,
+    scale: optax.GradientTransformation,
+    schedule: optax.Schedule,
+    steps: Steps,
+    adapt: Adapt | None = None,
+  ) -> optax.GradientTransformation:
+    """Clip, scale, add decay, then multiply all of it by −lr.
+
+    The decay is decoupled and multiplied by the learning rate: an update is
+    −lr · (direction + weight_decay · parameter), times the factors of its rule.
+
+    Args:
+      scale: gradients to directions.
+      schedule: learning rate by number of updates.
+      steps: a duration of the training in updates.
+      adapt: what is done to directions with their decay, given which leaves
+        decay at all.
+    """
+    check_range('optimizer.clip_norm', self.clip_norm, at_least=0)
+    table = rules_lib.parse(self.rules)
+    clip = clipping.transformation(
+      self.clip_norm or math.inf, self.clip, self.clip_joined
+    )
+    clip = clip if self.clip_norm else optax.identity()
+    late = any(steps(rule.after) for _, rule in table)
+    rate = [optax.scale_by_learning_rate(schedule)]
+    if table:
+      rate.append(rules_lib.scale_by(table, lambda rule: rule.lr))
+    if any(rule.frozen for _, rule in table):
+      clip = optax.chain(rules_lib.scale_by(table, lambda rule: 1.0), clip)
+      scale = scale if late else rules_lib.of_moving(table, scale)
+    if late:
+      gate = rules_lib.gated(table, steps)
+      clip, scale = (
+        optax.chain(gate, clip),
+        rules_lib.delayed(table, steps, scale),
+      )
+      rate.append(gate)
+    last = adapt(self._decays(table)) if adapt else optax.identity()
+    return optax.chain(clip, scale, self._decay(table, steps), last, *rate)
+
+  def _decays(self, table: rules_lib.Table) -> Callable[[PyTree], PyTree]:
+    """(parameters) → a tree of whether each decays."""
+    mask, ever = _decay_mask(self.decay_mask), self.weight_decay_end
+    if not self.weight_decay and not ever:
+      return functools.partial(jax.tree.map, lambda _: False)
+    return lambda params: jax.tree.map(
+      lambda decays, rule: bool(decays and rule.decay),
+      *(mask(params), rules_lib.apply(table, params)),
+    )
+
+  def _decay(
+    self, table: rules_lib.Table, steps: Steps
+  ) -> optax.GradientTransformation:
+    """Adds what decays."""
+    mask, start, end = (
+      _decay_mask(self.decay_mask),
+      self.weight_decay,
+      self.weight_decay_end,
+    )
+    check_range('optimizer.weight_decay', start, at_least=0)
+    check_range('optimizer.weight_decay_end', end, at_least=0)
+    if end is not None:
+      total = steps('100 %')
+      return rules_lib.add_decayed(cosine(start, end, total), table, mask)
+    if not start:
+      return optax.identity()
+    return rules_lib.add_decayed(start, table, mask)

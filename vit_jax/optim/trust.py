@@ -1,0 +1,51 @@
+"""LAMB's trust ratios."""
+
+from typing import Any
+
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float
+
+from vit_jax.arrays import tree
+from vit_jax.optim import tensors
+from vit_jax.optim.common import Decays
+
+PyTree = Any
+
+
+def ratios(
+  joined: tuple[str, ...], decays: Decays
+) -> optax.GradientTransformation:
+  """Multiplies directions by |parameter| / |direction| of their tensor.
+
+  Args:
+    joined: leaves that are one tensor, see `tensors.naming`.
+    decays: (parameters) → which leaves are adapted; others stay as they are.
+
+  Raises:
+    UserError: no regular expression.
+
+  Reference: You et al., arXiv 1904.00962, algorithm 2.
+  """
+  name = tensors.naming('optimizer.trust_joined', joined)
+
+  def adapted(updates: PyTree, params: PyTree) -> PyTree:
+    weights, steps = tensors.norms(params, name), tensors.norms(updates, name)
+    chosen = tree.flatten(decays(params))
+
+    def scaled(path: str, leaf: Array) -> Array:
+      if not chosen[path]:
+        return leaf
+      return leaf * _ratio(weights[path], steps[path])
+
+    return tree.map_with_path(scaled, updates)
+
+  return optax.stateless(adapted)
+
+
+def _ratio(
+  weight: Float[Array, '...'], step: Float[Array, '...']
+) -> Float[Array, '...']:
+  """1 where either is 0."""
+  fine = (weight > 0) & (step > 0)
+  return jnp.where(fine, weight / jnp.where(fine, step, 1), 1.0)
