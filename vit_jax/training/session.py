@@ -73,7 +73,8 @@ class Session:
       pause_s=self.recovery.watchdog_pause_s,
     )
     stack.callback(self.watchdog.close)
-    self.hosts = self._host_times()
+    steps = self.experiment.steps
+    self.hosts = HostTimes(self.ledger, steps(self.recovery.slow_hosts_every))
     self.preemption = Preemption()
     stack.callback(self.preemption.close)
     with self.doing('init'):
@@ -97,7 +98,8 @@ class Session:
       compiling.describe(self.experiment, self.abstract_state)
     with self.doing('compile'):
       self.train_step = compiling.compile_step(self.experiment)
-    self.replay = self._replay()
+    every = steps(self.recovery.sdc_every)
+    self.replay = Replay(self.train_step, self.fixed, self.ledger, every)
     self._log = build_section(config, 'log')
     told = tracking.Run.of(workdir, flatten(config))
     self.writer = metrics.opened(self._log, told, runtime.is_main())
@@ -106,14 +108,6 @@ class Session:
     self.rollbacks: list[recovery.Rollback] = []
     if runtime.is_main():
       self._record(about, notes)
-
-  def _host_times(self) -> HostTimes:
-    every = self.experiment.steps(self.recovery.slow_hosts_every)
-    return HostTimes(self.ledger, every)
-
-  def _replay(self) -> Replay:
-    every = self.experiment.steps(self.recovery.sdc_every)
-    return Replay(self.train_step, self.fixed, self.ledger, every)
 
   def _open_data(self) -> None:
     self.source = data.open_train(self.config)
