@@ -16,16 +16,7 @@ from vit_jax.config.sections import build_section
 from vit_jax.data.pipeline.reader import BadShare
 from vit_jax.errors import StorageError
 from vit_jax.files import paths
-from vit_jax.run import (
-  chips,
-  limits,
-  lock,
-  metrics,
-  peers,
-  recovery,
-  runtime,
-  tracking,
-)
+from vit_jax.run import chips, limits, lock, metrics, peers, recovery, runtime
 from vit_jax.run import ledger as ledger_lib
 from vit_jax.run import workdir as workdir_lib
 from vit_jax.run.agreement import from_main
@@ -33,6 +24,7 @@ from vit_jax.run.ledger import Ledger
 from vit_jax.run.preemption import Preemption
 from vit_jax.run.recorder import Meter, Recorder
 from vit_jax.run.stragglers import HostTimes
+from vit_jax.run.tracking import Run as TrackedRun
 from vit_jax.run.watchdog import Watchdog
 from vit_jax.training import compiling, data, frozen, kernel_check, past
 from vit_jax.training.experiment import Experiment
@@ -73,8 +65,7 @@ class Session:
       pause_s=self.recovery.watchdog_pause_s,
     )
     stack.callback(self.watchdog.close)
-    steps = self.experiment.steps
-    self.hosts = HostTimes(self.ledger, steps(self.recovery.slow_hosts_every))
+    self.hosts = self._host_times()
     self.preemption = Preemption()
     stack.callback(self.preemption.close)
     with self.doing('init'):
@@ -98,16 +89,23 @@ class Session:
       compiling.describe(self.experiment, self.abstract_state)
     with self.doing('compile'):
       self.train_step = compiling.compile_step(self.experiment)
-    every = steps(self.recovery.sdc_every)
-    self.replay = Replay(self.train_step, self.fixed, self.ledger, every)
+    self.replay = self._replay()
     self._log = build_section(config, 'log')
-    told = tracking.Run.of(workdir, flatten(config))
+    told = TrackedRun.of(workdir, flatten(config))
     self.writer = metrics.opened(self._log, told, runtime.is_main())
     stack.callback(self.writer.close)
     self._saved_at, self._results = time.monotonic(), {}  # of the last save
     self.rollbacks: list[recovery.Rollback] = []
     if runtime.is_main():
       self._record(about, notes)
+
+  def _host_times(self) -> HostTimes:
+    every = self.experiment.steps(self.recovery.slow_hosts_every)
+    return HostTimes(self.ledger, every)
+
+  def _replay(self) -> Replay:
+    every = self.experiment.steps(self.recovery.sdc_every)
+    return Replay(self.train_step, self.fixed, self.ledger, every)
 
   def _open_data(self) -> None:
     self.source = data.open_train(self.config)
