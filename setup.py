@@ -1,8 +1,10 @@
 """Packaging; the ranges of requirements.txt are the dependencies."""
 
 import pathlib
+import shutil
 
 import setuptools
+from setuptools.command.build_py import build_py
 
 HERE = pathlib.Path(__file__).parent
 
@@ -11,6 +13,20 @@ def requirements(name: str) -> list[str]:
   """Lines of a requirements file that name a package."""
   lines = (HERE / name).read_text().splitlines()
   return [line for line in lines if line and not line.startswith(('#', '-'))]
+
+
+class Build(build_py):
+  """Puts configs and launch scripts into what is installed."""
+
+  def run(self) -> None:
+    super().run()
+    if self.editable_mode:  # a checkout has them
+      return
+    for name in ('configs', 'launch'):
+      target = pathlib.Path(self.build_lib) / 'vit_jax' / 'shipped' / name
+      shutil.rmtree(target, ignore_errors=True)
+      left_out = shutil.ignore_patterns('__pycache__')
+      shutil.copytree(HERE / name, target, ignore=left_out)
 
 
 setuptools.setup(
@@ -22,6 +38,7 @@ setuptools.setup(
   license='Apache-2.0',
   python_requires='>=3.11',
   packages=setuptools.find_packages(include=['vit_jax', 'vit_jax.*']),
+  cmdclass={'build_py': Build},
   package_data={'vit_jax': ['commit.txt']},
   install_requires=requirements('requirements.txt'),
   extras_require={

@@ -4,7 +4,6 @@ import contextlib
 import importlib.util
 import inspect
 import json
-import pathlib
 import traceback
 from collections.abc import Iterator
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from etils import epath
 from ml_collections import ConfigDict
 
+from vit_jax.config import shipped
 from vit_jax.config.completion import Config, complete
 from vit_jax.errors import UserError, closest
 
@@ -64,7 +64,7 @@ def call(path_and_arg: str, function: str = 'get_config') -> Any:
     UserError: no such file or function, or an error in it.
   """
   path, _, arg = path_and_arg.partition(':')
-  file = pathlib.Path(path).expanduser()
+  file = shipped.find(path)
   if not file.is_file():
     resolved = file / 'config.json'  # of a workdir
     there = [resolved] if resolved.is_file() else file.parent.glob('*.py')

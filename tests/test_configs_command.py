@@ -1,0 +1,84 @@
+"""The list of configs, in a checkout and installed from a wheel."""
+
+import pathlib
+import shutil
+import subprocess
+import sys
+import zipfile
+
+import pytest
+
+from vit_jax import configs
+from vit_jax.config import loading, shipped
+from vit_jax.errors import UserError
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+
+def test_all_of_them_are_listed(capsys):
+  """Path, first line, and the table of the source's numbers."""
+  configs.main([])
+  out = capsys.readouterr().out
+  for file in (ROOT / 'configs').rglob('*.py'):
+    assert str(file.relative_to(ROOT)) in out
+  assert 'configs/vit.py  Table 3, every ViT and hybrid row' in out
+  assert '| L/16    | jft  | 14     | 87.12; 87.76 (Table 2)| 0.68k' in out
+
+
+@pytest.mark.parametrize('name', ['deit', 'configs/deit.py:model=B'])
+def test_the_header_of_one(capsys, name):
+  configs.main([name])
+  out = capsys.readouterr().out
+  assert out.startswith('configs/deit.py\n\nDeiT on ImageNet-1k')
+  assert 'Deviations: warm-up starts from 0' in out
+  with pytest.raises(UserError, match="no config 'diet'; did you mean 'deit'"):
+    configs.main(['diet'])
+
+
+def test_configs_are_found_from_anywhere(tmp_path, monkeypatch):
+  """By the path that the documents give; one's own file comes first."""
+  monkeypatch.chdir(tmp_path)
+  assert loading.load('configs/quickstart.py').batch_size == 128
+  own = tmp_path / 'configs/quickstart.py'
+  own.parent.mkdir()
+  text = (ROOT / 'configs/quickstart.py').read_text()
+  own.write_text(text.replace('batch_size = 128', 'batch_size = 64'))
+  assert loading.load('configs/quickstart.py').batch_size == 64
+  assert shipped.find('elsewhere/x.py') == pathlib.Path('elsewhere/x.py')
+
+
+@pytest.mark.slow
+def test_a_wheel_holds_configs_and_launch_scripts(tmp_path):
+  """`vit_jax.configs` and the configs work where no checkout is."""
+  tree = tmp_path / 'tree'  # setuptools leaves its work in the tree
+  for name in ('vit_jax', 'configs', 'launch'):
+    shutil.copytree(ROOT / name, tree / name)
+  for file in ('setup.py', 'README.md', 'pyproject.toml'):
+    shutil.copy(ROOT / file, tree)
+  for file in ROOT.glob('requirements*.txt'):
+    shutil.copy(file, tree)
+  made = subprocess.run(
+    [sys.executable, '-m', 'pip', 'wheel', '--no-deps', '-q']
+    + ['--no-build-isolation', '-w', str(tmp_path), str(tree)],
+    capture_output=True,
+    text=True,
+  )
+  assert made.returncode == 0, made.stderr
+  (wheel,) = tmp_path.glob('*.whl')
+  target = tmp_path / 'site'
+  zipfile.ZipFile(wheel).extractall(target)
+  assert (target / 'vit_jax/shipped/launch/tpu_vm.sh').is_file()
+  code = (
+    'import vit_jax; from vit_jax.config import loading; '
+    'print(vit_jax.__file__, loading.load("configs/vit.py").total)'
+  )
+  ran = subprocess.run(
+    [sys.executable, '-c', code],
+    *(),
+    cwd=tmp_path,
+    env={'PYTHONPATH': str(target), 'JAX_PLATFORMS': 'cpu', 'HOME': '/tmp'},
+    capture_output=True,
+    text=True,
+  )
+  assert ran.returncode == 0, ran.stderr
+  assert ran.stdout.split() == [f'{target}/vit_jax/__init__.py', '90', 'epochs']

@@ -1,0 +1,49 @@
+"""Lists the configs that come along: python -m vit_jax.configs [NAME].
+
+Each with its first line and its table of the source's numbers; the header of
+one, with what is the paper's and what is not, by its NAME.
+"""
+
+import ast
+import pathlib
+import signal
+
+from vit_jax.cli import process
+from vit_jax.config import shipped
+from vit_jax.errors import UserError, closest
+
+
+def main(arguments: list[str]) -> None:
+  """Prints all of them, or the header of those named."""
+  signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # as in `… | head`
+  headers = read(shipped.directory())
+  for name in arguments:
+    short = name.removeprefix('configs/').partition(':')[0].removesuffix('.py')
+    if short not in headers:
+      raise UserError(
+        f'there is no config {name!r}; {closest(short, headers)}.'
+      )
+    print(f'configs/{short}.py\n\n{headers[short]}\n')
+  if not arguments:
+    print('\n\n'.join(summary(*pair) for pair in headers.items()))
+
+
+def read(directory: pathlib.Path) -> dict[str, str]:
+  """{name: docstring} of the configs in a directory, and in those within."""
+  return {
+    file.relative_to(directory).with_suffix('').as_posix(): (
+      ast.get_docstring(ast.parse(file.read_text())) or ''
+    )
+    for file in sorted(directory.rglob('*.py'))
+  }
+
+
+def summary(name: str, header: str) -> str:
+  """Its path and first line, and the lines of its header's table."""
+  title = header.partition('\n')[0]
+  table = [line for line in header.splitlines() if line.startswith('|')]
+  return '\n'.join([f'configs/{name}.py  {title}', *(f'  {t}' for t in table)])
+
+
+if __name__ == '__main__':
+  process.run(main, lambda: None)
