@@ -15,7 +15,6 @@ from vit_jax.errors import UserError, closest
 
 def main(arguments: list[str]) -> None:
   """Prints all of them, or the header of those named."""
-  signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # as in `… | head`
   headers = read(shipped.directory())
   for name in arguments:
     short = name.removeprefix('configs/').partition(':')[0].removesuffix('.py')
@@ -46,4 +45,5 @@ def summary(name: str, header: str) -> str:
 
 
 if __name__ == '__main__':
+  signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # as in `… | head`
   process.run(main, lambda: None)
