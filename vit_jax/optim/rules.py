@@ -7,7 +7,10 @@ path the first one counts, and a parameter that none matches has no rule:
       ('(cls|position|embedding)(/.*)?', dict(frozen=True)),
       ('.*/bias', dict(decay=0.0)),
       ('head/.*', dict(lr=10.0)),
+      ('encoder/layers/.*', dict(lr=(0.25, 0.5))),
     )
+
+The last is for the stacked parameters of two layers, each with its own rate.
 """
 
 import re
@@ -15,9 +18,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import optax
 
-from vit_jax.arrays import tree
+from vit_jax.arrays import sharding, tree
 from vit_jax.errors import UserError
 
 PyTree = Any
@@ -28,13 +32,14 @@ class Rule(NamedTuple):
   """What holds for some parameters.
 
   Attributes:
-    lr: factor of the learning rate.
+    lr: factor of the learning rate; or one for each layer, for parameters with
+      a leading layer axis (layer decay).
     decay: factor of the weight decay.
     frozen: whether they stay as they are; their gradients count nowhere, and
       no moments are kept.
   """
 
-  lr: float = 1.0
+  lr: float | tuple[float, ...] = 1.0
   decay: float = 1.0
   frozen: bool = False
 
@@ -64,12 +69,13 @@ def _parse_one(rule: Any) -> tuple[str, Rule]:
       f'optimizer.rules holds {rule!r} ({error}); allowed: a regular '
       f'expression and a dict of {", ".join(Rule._fields)}, {example}.'
     ) from error
-  numbers = (result.lr, result.decay)
+  rates = result.lr if isinstance(result.lr, list | tuple) else (result.lr,)
+  numbers = (*rates, result.decay)
   fine = all(type(n) in (int, float) and 0 <= n < float('inf') for n in numbers)
   if not fine or type(result.frozen) is not bool:
     raise UserError(
-      f'optimizer.rules holds {rule!r}; lr and decay are factors of 0 or more, '
-      'and frozen is True or False.'
+      f'optimizer.rules holds {rule!r}; lr and decay are factors of 0 or more '
+      '(lr perhaps a tuple of one for each layer), and frozen is True or False.'
     )
   return pattern, result
 
@@ -78,15 +84,16 @@ def apply(table: Table, params: PyTree) -> PyTree:
   """A tree of `Rule`s, one for each parameter.
 
   Raises:
-    UserError: a pattern that is the first match of no parameter.
+    UserError: a pattern that is the first match of no parameter, or of one that
+      has not as many layers as the rule.
   """
   used = set()
 
   def of_leaf(path: str, leaf: Any) -> Rule:
-    del leaf
     for pattern, rule in table:
       if re.fullmatch(pattern, path):
         used.add(pattern)
+        _check_layers(pattern, rule, path, leaf)
         return rule
     return Rule()
 
@@ -102,13 +109,33 @@ def apply(table: Table, params: PyTree) -> PyTree:
   return result
 
 
+def _check_layers(pattern: str, rule: Rule, path: str, leaf: Any) -> None:
+  """Raises UserError where rates are not one for each layer of a leaf."""
+  shape = getattr(leaf, 'shape', None)  # None: masked, and not to be scaled
+  if isinstance(rule.lr, float | int) or shape is None:
+    return
+  stacked = sharding.STACKED in path
+  if not stacked or shape[0] != len(rule.lr):
+    layers = f'{shape[0]} layers' if stacked else 'no layer axis'
+    raise UserError(
+      f'optimizer.rules: {pattern!r} has {len(rule.lr)} rates, one for each '
+      f'layer, and {path!r} has {layers}: give as many, or one number.'
+    )
+
+
 def scale_by(
-  table: Table, factor: Callable[[Rule], float]
+  table: Table, factor: Callable[[Rule], Any]
 ) -> optax.GradientTransformation:
-  """Multiplies each update by a factor of its rule; frozen ones by 0."""
+  """Multiplies each update by a factor of its rule; frozen ones by 0.
+
+  A tuple has a factor for each layer.
+  """
 
   def scaled(rule: Rule, update: jax.Array) -> jax.Array:
     by = 0.0 if rule.frozen else factor(rule)
+    if isinstance(by, list | tuple):  # of each layer
+      by = jnp.array(by, update.dtype)
+      return update * by.reshape(-1, *[1] * (update.ndim - 1))
     return update if by == 1 else update * by
 
   return optax.stateless(
