@@ -10,6 +10,10 @@ They are:
     it `width` of the residual stream, `depth` (layers), `mlp_dim` (hidden
     units) and `num_heads`.
   pool: 'token' (class token), 'gap' (mean of patches) or 'map' (attention).
+  fc_norm: features are the mean of the patches' tokens whatever `pool` says,
+    and the last norm is that of the mean, not of the tokens before it (MAE's
+    and BEiT's fine-tuning; a class token stays, and is not read). Not part of
+    the architecture that a fine-tuning takes over; it starts the norm anew.
   pre_logits: a dense layer of `width` with tanh before the head.
   head_bias: start value of the head's bias (-10 with a sigmoid loss).
   dropout: rate, where the paper puts it (section 4.1 and appendix B.1).
@@ -38,6 +42,9 @@ They are:
     kinds give them none, but that relative ones count all tokens.
   remainder: pixels beyond the last whole patch: 'error', or 'drop' (H/14 at
     384 px is 27x27 patches with 6 pixels dropped).
+  start_values: 'authors' (the official JAX models) or 'mae': the class token
+    N(0, .02), the patch embedding Xavier-uniform, and so query, key and value,
+    as one matrix [d, 3 d]; biases of the MLP remain N(0, 1e-6), there 0.
   dtype: of computation; parameters are float32 always.
   attention: by kernels 'auto' (on TPUs, where they apply), 'kernel' or 'xla'.
   remat: what the backward pass recomputes: 'none' (but attention weights,
@@ -63,6 +70,7 @@ _CHOICES = {
   'pool': ('token', 'gap', 'map'),
   'gelu': ('tanh', 'exact', 'quick'),
   'remainder': ('error', 'drop'),
+  'start_values': ('authors', 'mae'),
   'dtype': ('bfloat16', 'float32'),
   'attention': IMPLEMENTATIONS,
   'remat': tuple(transformer.REMAT_POLICIES),
@@ -84,6 +92,7 @@ def Model(  # noqa: N802 (the fixed symbol that a config's name resolves to)
   mlp_dim: int | None = None,
   num_heads: int | None = None,
   pool: str = 'token',
+  fc_norm: bool = False,
   pre_logits: bool = False,
   head_bias: float = 0.0,
   dropout: float = 0.0,
@@ -100,6 +109,7 @@ def Model(  # noqa: N802 (the fixed symbol that a config's name resolves to)
   position_at: str | None = None,
   prefix_positions: bool = True,
   remainder: str = 'error',
+  start_values: str = 'authors',
   dtype: str = 'bfloat16',
   attention: str = 'auto',
   remat: str = 'none',
@@ -115,12 +125,14 @@ def Model(  # noqa: N802 (the fixed symbol that a config's name resolves to)
   return _checked(
     sizes=sizes_lib.of(variant, explicit),
     choices=dict(pool=pool, gelu=gelu, remainder=remainder)
-    | dict(dtype=dtype, attention=attention, remat=remat),
+    | dict(
+      start_values=start_values, dtype=dtype, attention=attention, remat=remat
+    ),
     rates=dict(dropout=dropout, drop_path=drop_path),
     positions=(position, position_at, prefix_positions),
     options=dict(qk_norm=qk_norm, norm_eps=norm_eps, layer_scale=layer_scale)
     | dict(registers=registers, distilled=distilled, gated=gated)
-    | dict(pre_norm=pre_norm),
+    | dict(pre_norm=pre_norm, fc_norm=fc_norm),
     num_classes=num_classes,
     stem=stem or sizes_lib.stem_of(variant),
     has_pre_logits=pre_logits,
@@ -167,6 +179,11 @@ def _checked(
     raise UserError(
       'model.distilled reads a class token and a distillation token: set '
       "model.pool='token' and model.pre_logits=False."
+    )
+  if options['fc_norm'] and (choices['pool'] == 'map' or options['distilled']):
+    raise UserError(
+      'model.fc_norm reads the mean of the patches: set '
+      "model.pool='token' or 'gap', and model.distilled=False."
     )
   typed: dict[str, Any] = choices | {'dtype': jnp.dtype(choices['dtype'])}
   typed |= _positions(*positions, sizes)

@@ -30,8 +30,9 @@ class Network(nn.Module):
   Parameters (layers stacked):
   `stem/…` (hybrids), `embedding/{kernel,bias}`, `cls`, `distillation`,
   `registers`, `position/…`,
-  `pre_norm/…`, `encoder/{layers/…,norm}`, `map/…`, `pre_logits/{kernel,bias}`,
-  `head/{kernel,bias}`, `head_distillation/{kernel,bias}`.
+  `pre_norm/…`, `encoder/{layers/…,norm}`, `map/…`, `fc_norm/…`,
+  `pre_logits/{kernel,bias}`, `head/{kernel,bias}`,
+  `head_distillation/{kernel,bias}`.
   """
 
   num_classes: int
@@ -61,16 +62,22 @@ class Network(nn.Module):
   norm_eps: float
   pre_norm: bool
   gated: bool
+  fc_norm: bool
+  start_values: str
   stem: Stem | None = None
 
   def setup(self):
-    lecun = nn.initializers.lecun_normal()
+    lecun, as_mae = nn.initializers.lecun_normal(), self.start_values == 'mae'
     self.embedding = Linear(
-      (self.width,), input_axes=3, kernel_init=lecun, dtype=self.dtype
+      (self.width,),
+      input_axes=3,
+      kernel_init=nn.initializers.xavier_uniform() if as_mae else lecun,
+      dtype=self.dtype,
     )
+    prefix = tokens_lib.prefix(*self._kinds, 0.02 if as_mae else 0.0)
     self.prefix = [
       self.param(name, init, (1, count, self.width))
-      for name, (count, init) in tokens_lib.prefix(*self._kinds).items()
+      for name, (count, init) in prefix.items()
     ]
     scheme = self.scheme
     if scheme.at == 'stem' or scheme.shared:
@@ -96,7 +103,11 @@ class Network(nn.Module):
       layer_scale=self.layer_scale,
       epsilon=self.norm_eps,
       scheme=scheme if scheme.at == 'layers' else None,
+      joint_start=as_mae,
+      last_norm=not self.fc_norm,
     )
+    if self.fc_norm:
+      self.norm_of_mean = LayerNorm(self.dtype, self.norm_eps, name='fc_norm')
     if self.pool == 'map':
       self.map = MapHead(
         self.num_heads, self.mlp_dim, self.gelu, self.dtype, self.norm_eps
@@ -238,7 +249,9 @@ class Network(nn.Module):
     of its two heads'.
     """
     first = self.scheme.prefix  # patches begin there
-    if self.pool == 'token':
+    if self.fc_norm:
+      features = self.norm_of_mean(tokens[:, first:].mean(axis=1))
+    elif self.pool == 'token':
       features = tokens[:, 0]
     elif self.pool == 'gap':
       features = tokens[:, first:].mean(axis=1)
@@ -269,6 +282,11 @@ class Network(nn.Module):
     prefix = tokens_lib.count(*self._kinds)
     slots = prefix * (self.position == 'learned' and self.prefix_positions)
     return Scheme(self.position, self.position_at, prefix, slots)
+
+  @property
+  def patch_pixels(self) -> int:
+    """Side of a patch in the image, pixels."""
+    return self.patch_size * (1 if self.stem is None else self.stem.stride)
 
   def grid(self, image_size: tuple[int, int]) -> tuple[int, int]:
     """Rows and columns of patches of an image of (height, width) pixels.

@@ -25,7 +25,6 @@ class ViT(Network):
   It keeps `models.contract.Model`.
   """
 
-  fresh = ('head/', 'pre_logits/', 'head_distillation/')
   sized = ('position/', 'encoder/layers/position/')
   _sharding_rules = (
     (r'attention/(query|key|value)/kernel', -2),
@@ -35,6 +34,13 @@ class ViT(Network):
     (r'mlp/fc2/kernel', -2),
     (r'head(_distillation)?/(kernel|bias)', -1),
   )
+
+  @property
+  def fresh(self) -> tuple[str, ...]:
+    """Heads; where the mean is normalised, the norm of the tokens too."""
+    heads = ('head/', 'pre_logits/', 'head_distillation/')
+    norms = ('encoder/norm/', 'fc_norm/') if self.fc_norm else ()
+    return (*heads, *norms)
 
   @property
   def sharding_rules(self) -> tuple[tuple[str, int], ...]:
