@@ -1,8 +1,9 @@
 """A small model on CIFAR-10 from scratch: a real experiment for a laptop.
 
 Arguments: model (vit, hybrid, resnet, swin, axial_vit, axial_resnet), each with
-some 64 places or tokens of 32 px images. Not in the paper. Soft-max loss; the
-ViT has 4x4 patches and mean pooling.
+some 64 places or tokens of 32 px images, and objective (supervised, mae,
+masked_patch; without labels the neighbours of test images are judged). Not in
+the paper. Soft-max loss; the ViT has 4x4 patches and mean pooling.
 Expected: 57 % test accuracy after 6 epochs of the ViT, 18 minutes on two CPU
 cores; the others were trained for an epoch or two only.
 benchmarks/RESULTS.md has the run, and a fine-tuning from it at 48 px:
@@ -37,13 +38,33 @@ MODELS = {
   'axial_vit': dict(name='axial_vit', **AXIAL),
   'axial_resnet': dict(name='axial_resnet', depths=(1, 1)),
 }
+# Without labels: the keys and sections that differ.
+NEIGHBOURS = dict(name='neighbours', split='test', ks=(20,), every='1 epochs')
+UNLABELLED = dict(
+  num_classes=0,
+  evals=dict(test=NEIGHBOURS),
+  checkpoint=dict(every='1 epochs', best='test/20nn'),
+)
+SMALL_DECODER = dict(
+  width=64, depth=2, num_heads=4, mlp_dim=128, dtype='float32'
+)
+OBJECTIVES = {
+  'supervised': {},
+  'mae': UNLABELLED | dict(objective=dict(name='mae', decoder=SMALL_DECODER)),
+  'masked_patch': UNLABELLED | dict(objective=dict(name='masked_patch')),
+}
 
 
 def get_config(argument: str | None = None) -> ConfigDict:
-  arg = parse_arg(argument, model='vit')
+  arg = parse_arg(argument, model='vit', objective='supervised')
   if arg.model not in MODELS:
     raise UserError(
       f'there is no model={arg.model} here; {closest(arg.model, MODELS)}.'
+    )
+  if arg.objective not in OBJECTIVES:
+    raise UserError(
+      f'there is no objective={arg.objective} here; '
+      f'{closest(arg.objective, OBJECTIVES)}.'
     )
   config = ConfigDict()
   config.total = '6 epochs'
@@ -66,4 +87,6 @@ def get_config(argument: str | None = None) -> ConfigDict:
     test=dict(name='classification', split='test', every='1 epochs')
   )
   config.checkpoint = dict(every='1 epochs', best='test/accuracy')
+  for key, value in OBJECTIVES[arg.objective].items():
+    config[key] = value
   return complete(config)
