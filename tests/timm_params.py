@@ -10,6 +10,8 @@ OUTER = {
   'pos_embed': 'position/embedding',
   'norm.weight': 'encoder/norm/scale',
   'norm.bias': 'encoder/norm/bias',
+  'fc_norm.weight': 'fc_norm/scale',
+  'fc_norm.bias': 'fc_norm/bias',
   'head.bias': 'head/bias',
   'head_dist.bias': 'head_distillation/bias',
 }

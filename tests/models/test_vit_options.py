@@ -60,6 +60,10 @@ CASES = {
     ),
     dict(pool='gap', registers=1, qk_norm=True, norm_eps=1e-2),
   ),
+  'fc_norm': (
+    functools.partial(VisionTransformer, global_pool='avg', reg_tokens=2),
+    dict(fc_norm=True, registers=2),
+  ),
   'distilled': (
     functools.partial(VisionTransformerDistilled),
     dict(distilled=True),
@@ -184,6 +188,9 @@ def test_a_distilled_model_without_a_head():
   [
     (dict(distilled=True, pool='gap'), "model.pool='token'"),
     (dict(distilled=True, pre_logits=True), 'pre_logits=False'),
+    (dict(distilled=True, fc_norm=True), 'mean of the patches'),
+    (dict(pool='map', fc_norm=True), 'mean of the patches'),
+    (dict(start_values='timm'), 'authors'),
     (dict(norm_eps=0.0), 'norm_eps'),
     (dict(registers=-1), 'registers'),
     (dict(layer_scale=float('nan')), 'layer_scale'),

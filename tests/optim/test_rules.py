@@ -1,5 +1,7 @@
 """Per-path rules: factors, frozen parameters, first match wins."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -58,6 +60,35 @@ def test_each_leaf_is_trained_by_its_own_rule(name, params):
     optimizer = make(lambda _, lr=lr: lr, weight_decay=decay)
     expected, _ = run(optimizer, params)
     np.testing.assert_allclose(ours[path], expected[path], rtol=1e-6)
+
+
+def test_each_layer_has_its_rate():
+  """A stack moves as its layers would alone; others need no such rule."""
+  rng = np.random.default_rng(0)
+  stack = {'layers': {'kernel': jnp.array(rng.normal(size=(3, 4, 2)))}}
+  rates = (0.25, 0.5, 1)
+  table = (('layers/.*', dict(lr=rates, decay=0.5)),)
+  make = functools.partial(optimizers.adam, weight_decay=0.3)
+  ours, _ = run(make(lambda _: 0.01, rules=table), stack)
+  for i, rate in enumerate(rates):
+
+    def layer(params, step, i=i):
+      del params
+      return jax.tree.map(lambda leaf: leaf[i], gradients(stack, step))
+
+    alone = jax.tree.map(lambda leaf, i=i: leaf[i], stack)
+    own = optimizers.adam(lambda _, r=rate: 0.01 * r, weight_decay=0.15)
+    expected, _ = run(own, alone, layer)
+    np.testing.assert_allclose(
+      ours['layers/kernel'][i], expected['layers/kernel'], rtol=1e-6
+    )
+  for path, words in (
+    ('layers', 'has 2 rates, one for each layer.*has 3 layers'),
+    ('blocks', 'no layer axis'),
+  ):
+    params = {path: stack['layers']}
+    with pytest.raises(UserError, match=words):
+      run(make(lambda _: 0.1, rules=((f'{path}/.*', dict(lr=(1, 2))),)), params)
 
 
 def test_frozen_parameters_count_in_no_norm(params):

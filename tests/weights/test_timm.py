@@ -23,6 +23,7 @@ KINDS = {
     GAP | HEADLESS | dict(act_layer='gelu_tanh'),
   ),
   'map': ('vit_base_patch16_siglip_224', {}),
+  'mean, then norm': ('vit_base_patch16_224', dict(global_pool='avg')),
 }
 IMAGENET_STATISTICS = dict(mean=IMAGENET[0], std=IMAGENET[1])
 

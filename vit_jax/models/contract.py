@@ -51,7 +51,9 @@ class Model(Protocol):
   - `embed(images)` → tokens of patches, what is added before the first layer
     included; `encode(tokens, key, places=None)` → all tokens after the last
     norm; `readout(tokens)` → features and logits. Only models of tokens have
-    these three; self-supervision is built on them. Tokens may be left out in
+    these three, with `grid(image_size)`, rows and columns of patches, and
+    `patch_pixels`, the side of a patch in the image; self-supervision is built
+    on them. Tokens may be left out in
     between; `places` then says which are there, as
     `Places(model.grid(image_size), kept)`, because positions may act in every
     layer. A model whose positions do so raises UserError without it.

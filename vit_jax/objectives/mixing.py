@@ -32,8 +32,8 @@ _ERASED_AREA = (0.02, 1 / 3)
 _ERASED_ASPECT = (0.3, 1 / 0.3)
 _ERASE_ATTEMPTS = 10
 # ImageNet's pixels, RGB, in 0…1
-_MEAN = (0.485, 0.456, 0.406)
-_STD = (0.229, 0.224, 0.225)
+MEAN = (0.485, 0.456, 0.406)
+DEVIATION = (0.229, 0.224, 0.225)
 
 
 def normalize(
@@ -195,7 +195,7 @@ def erase(
   chosen = jax.random.bernoulli(keys[4], probability, (n,)) & fits.any(axis=1)
   erased = _rectangle(*boxes) & chosen[:, None, None, None]
   noise = jax.random.normal(keys[5], images.shape)
-  noise = jnp.array(_MEAN) + jnp.array(_STD) * noise
+  noise = jnp.array(MEAN) + jnp.array(DEVIATION) * noise
   noise = jnp.round(255 * jnp.clip(noise, 0, 1)).astype(jnp.uint8)
   return jnp.where(erased, noise, images)
 

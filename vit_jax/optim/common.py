@@ -11,7 +11,7 @@ import optax
 
 from vit_jax.arrays import sharding, tree
 from vit_jax.errors import UserError, check_range
-from vit_jax.optim import clipping
+from vit_jax.optim import clipping, delays
 from vit_jax.optim import rules as rules_lib
 from vit_jax.optim.schedule import cosine
 
@@ -93,10 +93,10 @@ class Common:
       clip = optax.chain(rules_lib.scale_by(table, lambda rule: 1.0), clip)
       scale = scale if late else rules_lib.of_moving(table, scale)
     if late:
-      gate = rules_lib.gated(table, steps)
+      gate = delays.gated(table, steps)
       clip, scale = (
         optax.chain(gate, clip),
-        rules_lib.delayed(table, steps, scale),
+        delays.delayed(table, steps, scale),
       )
       rate.append(gate)
     last = adapt(self._decays(table)) if adapt else optax.identity()

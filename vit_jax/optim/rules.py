@@ -8,7 +8,10 @@ path the first one counts, and a parameter that none matches has no rule:
       ('.*/bias', dict(decay=0.0)),
       ('head/last/.*', dict(after='1 epochs')),
       ('head/.*', dict(lr=10.0)),
+      ('encoder/layers/.*', dict(lr=(0.25, 0.5))),
     )
+
+The last is for the stacked parameters of two layers, each with its own rate.
 """
 
 import re
@@ -19,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from vit_jax.arrays import tree
+from vit_jax.arrays import sharding, tree
 from vit_jax.config import durations
 from vit_jax.errors import UserError
 
@@ -31,7 +34,8 @@ class Rule(NamedTuple):
   """What holds for some parameters.
 
   Attributes:
-    lr: factor of the learning rate.
+    lr: factor of the learning rate; or one for each layer, for parameters with
+      a leading layer axis (layer decay).
     decay: factor of the weight decay.
     frozen: whether they stay as they are; their gradients count nowhere, and
       no moments are kept.
@@ -41,7 +45,7 @@ class Rule(NamedTuple):
       does with parameters that have no gradient.
   """
 
-  lr: float = 1.0
+  lr: float | tuple[float, ...] = 1.0
   decay: float = 1.0
   frozen: bool = False
   after: str = '0 steps'
@@ -84,13 +88,15 @@ def _parse_one(rule: Any) -> tuple[str, Rule]:
       f'optimizer.rules holds {rule!r} ({error}); allowed: a regular '
       f'expression and a dict of {", ".join(Rule._fields)}, {example}.'
     ) from error
-  numbers = (result.lr, result.decay)
+  rates = result.lr if isinstance(result.lr, list | tuple) else (result.lr,)
+  numbers = (*rates, result.decay)
   fine = all(type(n) in (int, float) and 0 <= n < float('inf') for n in numbers)
   fine = fine and type(result.after) is str
   if not fine or type(result.frozen) is not bool:
     raise UserError(
-      f'optimizer.rules holds {rule!r}; lr and decay are factors of 0 or more, '
-      "frozen is True or False, and after a duration such as '1 epochs'."
+      f'optimizer.rules holds {rule!r}; lr and decay are factors of 0 or more '
+      '(lr perhaps a tuple of one for each layer), frozen is True or False, '
+      "and after a duration such as '1 epochs'."
     )
   durations.check(f'optimizer.rules: after of {pattern!r}', result.after)
   return pattern, result
@@ -100,15 +106,16 @@ def apply(table: Table, params: PyTree) -> PyTree:
   """A tree of `Rule`s, one for each parameter.
 
   Raises:
-    UserError: a pattern that is the first match of no parameter.
+    UserError: a pattern that is the first match of no parameter, or of one that
+      has not as many layers as the rule.
   """
   used = set()
 
   def of_leaf(path: str, leaf: Any) -> Rule:
-    del leaf
     for pattern, rule in table:
       if re.fullmatch(pattern, path):
         used.add(pattern)
+        _check_layers(pattern, rule, path, leaf)
         return rule
     return Rule()
 
@@ -124,94 +131,38 @@ def apply(table: Table, params: PyTree) -> PyTree:
   return result
 
 
-def gated(
-  table: Table, steps: Callable[[str], int]
-) -> optax.GradientTransformation:
-  """Makes updates 0 as long as `Rule.after` says."""
-
-  def update(
-    updates: PyTree, state: Any, params: PyTree = None
-  ) -> tuple[PyTree, Count]:
-    del params
-
-    def of_leaf(rule: Rule, update: jax.Array) -> jax.Array:
-      start = steps(rule.after)
-      return jnp.where(state.count >= start, update, 0) if start else update
-
-    updates = jax.tree.map(
-      of_leaf, apply(table, updates), updates, is_leaf=_is_rule
+def _check_layers(pattern: str, rule: Rule, path: str, leaf: Any) -> None:
+  """Raises UserError where rates are not one for each layer of a leaf."""
+  shape = getattr(leaf, 'shape', None)  # None: masked, and not to be scaled
+  if isinstance(rule.lr, float | int) or shape is None:
+    return
+  stacked = sharding.STACKED in path
+  if not stacked or shape[0] != len(rule.lr):
+    layers = f'{shape[0]} layers' if stacked else 'no layer axis'
+    raise UserError(
+      f'optimizer.rules: {pattern!r} has {len(rule.lr)} rates, one for each '
+      f'layer, and {path!r} has {layers}: give as many, or one number.'
     )
-    return updates, Count(state.count + 1)
-
-  return optax.GradientTransformation(Count.init, update)
-
-
-def delayed(
-  table: Table,
-  steps: Callable[[str], int],
-  transformation: optax.GradientTransformation,
-) -> optax.GradientTransformation:
-  """The transformation of what is not frozen, begun after its `Rule.after`.
-
-  Parameters of one delay share a state, which does not change until then.
-  """
-
-  def of_delay(start: int) -> optax.GradientTransformation:
-    def chosen(params: PyTree) -> PyTree:
-      return jax.tree.map(
-        lambda rule: not rule.frozen and steps(rule.after) == start,
-        apply(table, params),
-        is_leaf=_is_rule,
-      )
-
-    begun = _begun_after(start, transformation) if start else transformation
-    return optax.masked(begun, chosen)
-
-  starts = sorted({0, *(steps(rule.after) for _, rule in table)})
-  return optax.chain(*map(of_delay, starts))
-
-
-class Begun(NamedTuple):
-  """State of a transformation, and the updates before and since it began."""
-
-  count: jax.Array
-  inner: PyTree
-
-
-def _begun_after(
-  start: int, transformation: optax.GradientTransformation
-) -> optax.GradientTransformation:
-  """Changes neither its state nor anything else for so many updates."""
-
-  def init(params: PyTree) -> Begun:
-    return Begun(jnp.zeros((), jnp.int32), transformation.init(params))
-
-  def update(
-    updates: PyTree, state: Any, params: PyTree = None
-  ) -> tuple[PyTree, Begun]:
-    new, inner = transformation.update(updates, state.inner, params)
-    new, inner = jax.tree.map(
-      lambda yes, no: jnp.where(state.count >= start, yes, no),
-      (new, inner),
-      (updates, state.inner),
-    )
-    return new, Begun(state.count + 1, inner)
-
-  return optax.GradientTransformation(init, update)
 
 
 def scale_by(
-  table: Table, factor: Callable[[Rule], float]
+  table: Table, factor: Callable[[Rule], Any]
 ) -> optax.GradientTransformation:
-  """Multiplies each update by a factor of its rule; frozen ones by 0."""
+  """Multiplies each update by a factor of its rule; frozen ones by 0.
+
+  A tuple has a factor for each layer.
+  """
 
   def scaled(rule: Rule, update: jax.Array) -> jax.Array:
     by = 0.0 if rule.frozen else factor(rule)
+    if isinstance(by, list | tuple):  # of each layer
+      by = jnp.array(by, update.dtype)
+      return update * by.reshape(-1, *[1] * (update.ndim - 1))
     return update if by == 1 else update * by
 
   return optax.stateless(
     lambda updates, params: jax.tree.map(
-      scaled, apply(table, updates), updates, is_leaf=_is_rule
+      scaled, apply(table, updates), updates, is_leaf=is_rule
     )
   )
 
@@ -256,10 +207,10 @@ def of_moving(
 
   def moves(params: PyTree) -> PyTree:
     rules = apply(table, params)
-    return jax.tree.map(lambda rule: not rule.frozen, rules, is_leaf=_is_rule)
+    return jax.tree.map(lambda rule: not rule.frozen, rules, is_leaf=is_rule)
 
   return optax.masked(transformation, moves)
 
 
-def _is_rule(node: Any) -> bool:
+def is_rule(node: Any) -> bool:
   return isinstance(node, Rule)

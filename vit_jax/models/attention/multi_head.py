@@ -31,6 +31,9 @@ SAVED = (*tpu.SAVED, 'log_sum_exp')
 # 'auto' takes the kernels on a TPU where they apply; elsewhere 'kernel' is
 # interpreted, slowly, for tests.
 IMPLEMENTATIONS = ('auto', 'kernel', 'xla')
+_XAVIER = nn.initializers.xavier_uniform()
+# Xavier's of one matrix [d, 3 d]: 2 / (d + 3 d) is half of 2 / (d + d).
+_JOINT_XAVIER = nn.initializers.variance_scaling(0.5, 'fan_avg', 'uniform')
 _NOWHERE: Mapping[str, Any] = types.MappingProxyType({})
 _Residuals = tuple[Array, Array, Array, Array, Array]
 
@@ -195,6 +198,7 @@ class Attention(nn.Module):
   implementation: str = 'auto'  # of `IMPLEMENTATIONS`
   qk_norm: bool = False
   epsilon: float = EPSILON  # of these norms
+  joint_start: bool = False  # query, key and value start as one matrix
 
   @nn.compact
   def __call__(
@@ -222,7 +226,12 @@ class Attention(nn.Module):
     )
     context = x if context is None else context
     project = functools.partial(
-      Linear, features=heads, model_dim=-2, flat=fused, dtype=self.dtype
+      Linear,
+      features=heads,
+      model_dim=-2,
+      flat=fused,
+      dtype=self.dtype,
+      kernel_init=_JOINT_XAVIER if self.joint_start else _XAVIER,
     )
     layers = [project(name=name) for name in ('query', 'key', 'value')]
     weights = None

@@ -93,6 +93,7 @@ class Block(nn.Module):
   scheme: Scheme | None = None  # of its own positions
   grid: tuple[int, int] | None = None  # of patches, for these
   want: tuple[str, ...] = ()  # of 'layers' and 'attention'
+  joint_start: bool = False  # see `multi_head.Attention`
 
   @nn.compact
   def __call__(
@@ -124,6 +125,7 @@ class Block(nn.Module):
       self.attention,
       self.qk_norm,
       self.epsilon,
+      self.joint_start,
       name='attention',
     )
     y, weights = attend(
@@ -170,12 +172,12 @@ REMAT_POLICIES = {
 # What the encoder only hands on to its blocks.
 _PASSED_ON = (
   *('num_heads', 'mlp_dim', 'dropout', 'gelu', 'dtype', 'attention', 'gated'),
-  *('qk_norm', 'layer_scale', 'epsilon', 'scheme'),
+  *('qk_norm', 'layer_scale', 'epsilon', 'scheme', 'joint_start'),
 )
 
 
 class Encoder(nn.Module):
-  """`depth` blocks under one scan, then a LayerNorm (`norm`).
+  """`depth` blocks under one scan, then a LayerNorm (`norm`), if it is wanted.
 
   Parameters are stacked: `layers/mlp/fc1/kernel` is `[depth, d, mlp_dim]`.
   """
@@ -196,6 +198,8 @@ class Encoder(nn.Module):
   epsilon: float = EPSILON
   scheme: Scheme | None = None  # of positions that every layer has itself
   drop_path_first: float = 0.0
+  joint_start: bool = False  # see `multi_head.Attention`
+  last_norm: bool = True
 
   @nn.compact
   def __call__(
@@ -243,4 +247,6 @@ class Encoder(nn.Module):
         per_layer['rate'] = jnp.linspace(*rates, self.depth)
     x, wanted = layers(x, per_layer, common)
     wanted = {name: leaf.swapaxes(0, 1) for name, leaf in wanted.items()}
-    return LayerNorm(self.dtype, self.epsilon, name='norm')(x), wanted
+    if self.last_norm:
+      x = LayerNorm(self.dtype, self.epsilon, name='norm')(x)
+    return x, wanted

@@ -10,6 +10,10 @@ They are:
     it `width` of the residual stream, `depth` (layers), `mlp_dim` (hidden
     units) and `num_heads`.
   pool: 'token' (class token), 'gap' (mean of patches) or 'map' (attention).
+  fc_norm: features are the mean of the patches' tokens whatever `pool` says,
+    and the last norm is that of the mean, not of the tokens before it (MAE's
+    and BEiT's fine-tuning; a class token stays, and is not read). Not part of
+    the architecture that a fine-tuning takes over; it starts the norm anew.
   pre_logits: a dense layer of `width` with tanh before the head.
   head_bias: start value of the head's bias (-10 with a sigmoid loss).
   dropout: rate, where the paper puts it (section 4.1 and appendix B.1).
@@ -40,6 +44,9 @@ They are:
     kinds give them none, but that relative ones count all tokens.
   remainder: pixels beyond the last whole patch: 'error', or 'drop' (H/14 at
     384 px is 27x27 patches with 6 pixels dropped).
+  start_values: 'authors' (the official JAX models) or 'mae': the class token
+    N(0, .02), the patch embedding Xavier-uniform, and so query, key and value,
+    as one matrix [d, 3 d]; biases of the MLP remain N(0, 1e-6), there 0.
   dtype: of computation; parameters are float32 always.
   attention: by kernels 'auto' (on TPUs, where they apply), 'kernel' or 'xla'.
   remat: what the backward pass recomputes: 'none' (but attention weights,
@@ -65,6 +72,7 @@ _CHOICES = {
   'pool': ('token', 'gap', 'map'),
   'gelu': ('tanh', 'exact', 'quick'),
   'remainder': ('error', 'drop'),
+  'start_values': ('authors', 'mae'),
   'dtype': ('bfloat16', 'float32'),
   'attention': IMPLEMENTATIONS,
   'remat': tuple(transformer.REMAT_POLICIES),
@@ -86,6 +94,7 @@ def Model(  # noqa: N802 (the fixed symbol that a config's name resolves to)
   mlp_dim: int | None = None,
   num_heads: int | None = None,
   pool: str = 'token',
+  fc_norm: bool = False,
   pre_logits: bool = False,
   head_bias: float = 0.0,
   dropout: float = 0.0,
@@ -103,6 +112,7 @@ def Model(  # noqa: N802 (the fixed symbol that a config's name resolves to)
   position_at: str | None = None,
   prefix_positions: bool = True,
   remainder: str = 'error',
+  start_values: str = 'authors',
   dtype: str = 'bfloat16',
   attention: str = 'auto',
   remat: str = 'none',
@@ -118,13 +128,14 @@ def Model(  # noqa: N802 (the fixed symbol that a config's name resolves to)
   return _checked(
     sizes=sizes_lib.of(variant, explicit),
     choices=dict(pool=pool, gelu=gelu, remainder=remainder)
-    | dict(dtype=dtype, attention=attention, remat=remat),
+    | dict(start_values=start_values, dtype=dtype)
+    | dict(attention=attention, remat=remat),
     rates=dict(dropout=dropout, drop_path=drop_path)
     | dict(drop_path_first=drop_path_first),
     positions=(position, position_at, prefix_positions),
     options=dict(qk_norm=qk_norm, norm_eps=norm_eps, layer_scale=layer_scale)
     | dict(registers=registers, distilled=distilled, gated=gated)
-    | dict(pre_norm=pre_norm),
+    | dict(pre_norm=pre_norm, fc_norm=fc_norm),
     num_classes=num_classes,
     stem=stem or sizes_lib.stem_of(variant),
     has_pre_logits=pre_logits,
@@ -161,22 +172,8 @@ def _checked(
       raise UserError(f'model.{key} is {value!r}; allowed: {_CHOICES[key]}.')
   for key, rate in rates.items():
     check_range(f'model.{key}', rate, at_least=0, below=1)
-  if rates['drop_path_first'] and not rates['drop_path']:
-    raise UserError(
-      f'model.drop_path_first is {rates["drop_path_first"]}, and '
-      'model.drop_path 0; give both.'
-    )
+  _check_options(rates, options, choices['pool'], others['has_pre_logits'])
   check_range('model.head_bias', others['head_bias'])
-  check_range('model.norm_eps', options['norm_eps'], above=0)
-  check_range('model.layer_scale', options['layer_scale'], at_least=0)
-  check_range('model.registers', options['registers'], at_least=0)
-  if options['distilled'] and (
-    choices['pool'] != 'token' or others['has_pre_logits']
-  ):
-    raise UserError(
-      'model.distilled reads a class token and a distillation token: set '
-      "model.pool='token' and model.pre_logits=False."
-    )
   typed: dict[str, Any] = choices | {'dtype': jnp.dtype(choices['dtype'])}
   typed |= _positions(*positions, sizes)
   if stem is not None:
@@ -192,6 +189,33 @@ def _checked(
       f"{' and '.join(model.beyond_kernels)}; 'auto' decides."
     )
   return model
+
+
+def _check_options(
+  rates: dict[str, float],
+  options: dict[str, Any],
+  pool: str,
+  has_pre_logits: bool,
+) -> None:
+  """Raises UserError for numbers out of range, and what excludes itself."""
+  if rates['drop_path_first'] and not rates['drop_path']:
+    raise UserError(
+      f'model.drop_path_first is {rates["drop_path_first"]}, and '
+      'model.drop_path 0; give both.'
+    )
+  check_range('model.norm_eps', options['norm_eps'], above=0)
+  check_range('model.layer_scale', options['layer_scale'], at_least=0)
+  check_range('model.registers', options['registers'], at_least=0)
+  if options['distilled'] and (pool != 'token' or has_pre_logits):
+    raise UserError(
+      'model.distilled reads a class token and a distillation token: set '
+      "model.pool='token' and model.pre_logits=False."
+    )
+  if options['fc_norm'] and (pool == 'map' or options['distilled']):
+    raise UserError(
+      'model.fc_norm reads the mean of the patches: set '
+      "model.pool='token' or 'gap', and model.distilled=False."
+    )
 
 
 def _positions(

@@ -30,8 +30,9 @@ class Network(nn.Module):
   Parameters (layers stacked):
   `stem/…` (hybrids), `embedding/{kernel,bias}`, `cls`, `distillation`,
   `registers`, `position/…`,
-  `pre_norm/…`, `encoder/{layers/…,norm}`, `map/…`, `pre_logits/{kernel,bias}`,
-  `head/{kernel,bias}`, `head_distillation/{kernel,bias}`.
+  `pre_norm/…`, `encoder/{layers/…,norm}`, `map/…`, `fc_norm/…`,
+  `pre_logits/{kernel,bias}`, `head/{kernel,bias}`,
+  `head_distillation/{kernel,bias}`.
   """
 
   num_classes: int
@@ -61,19 +62,25 @@ class Network(nn.Module):
   norm_eps: float
   pre_norm: bool
   gated: bool
+  fc_norm: bool
+  start_values: str
   stem: Stem | None = None
   made_for: tuple[int, int] | None = None  # see `ViT.at_sizes`
   position_offset: float = 0.0
   drop_path_first: float = 0.0
 
   def setup(self):
-    lecun = nn.initializers.lecun_normal()
+    lecun, as_mae = nn.initializers.lecun_normal(), self.start_values == 'mae'
     self.embedding = Linear(
-      (self.width,), input_axes=3, kernel_init=lecun, dtype=self.dtype
+      (self.width,),
+      input_axes=3,
+      kernel_init=nn.initializers.xavier_uniform() if as_mae else lecun,
+      dtype=self.dtype,
     )
+    prefix = tokens_lib.prefix(*self._kinds, 0.02 if as_mae else 0.0)
     self.prefix = [
       self.param(name, init, (1, count, self.width))
-      for name, (count, init) in tokens_lib.prefix(*self._kinds).items()
+      for name, (count, init) in prefix.items()
     ]
     scheme = self.scheme
     if scheme.at == 'stem' or scheme.shared:
@@ -100,7 +107,11 @@ class Network(nn.Module):
       epsilon=self.norm_eps,
       scheme=scheme if scheme.at == 'layers' else None,
       drop_path_first=self.drop_path_first,
+      joint_start=as_mae,
+      last_norm=not self.fc_norm,
     )
+    if self.fc_norm:
+      self.norm_of_mean = LayerNorm(self.dtype, self.norm_eps, name='fc_norm')
     if self.pool == 'map':
       self.map = MapHead(
         self.num_heads, self.mlp_dim, self.gelu, self.dtype, self.norm_eps
@@ -242,7 +253,9 @@ class Network(nn.Module):
     of its two heads'.
     """
     first = self.scheme.prefix  # patches begin there
-    if self.pool == 'token':
+    if self.fc_norm:
+      features = self.norm_of_mean(tokens[:, first:].mean(axis=1))
+    elif self.pool == 'token':
       features = tokens[:, 0]
     elif self.pool == 'gap':
       features = tokens[:, first:].mean(axis=1)

@@ -9,7 +9,7 @@ Initializer = Callable[..., Array]
 
 
 def prefix(
-  pool: str, distilled: bool, registers: int
+  pool: str, distilled: bool, registers: int, cls_deviation: float = 0.0
 ) -> dict[str, tuple[int, Initializer]]:
   """{parameter: (how many tokens, their initialisation)}, in their order.
 
@@ -19,10 +19,13 @@ def prefix(
       teacher (DeiT, arXiv 2012.12877).
     registers: tokens that nothing is read from ("Vision Transformers Need
       Registers", arXiv 2309.16588). They start apart, or they would stay alike.
+    cls_deviation: standard deviation of the class token's start.
   """
   normal = nn.initializers.normal
+  zeros = nn.initializers.zeros_init()
+  cls = normal(cls_deviation) if cls_deviation else zeros
   found = {
-    'cls': (int(pool == 'token'), nn.initializers.zeros_init()),
+    'cls': (int(pool == 'token'), cls),
     'distillation': (int(distilled), normal(0.02)),
     'registers': (registers, normal(1e-6)),
   }

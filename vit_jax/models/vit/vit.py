@@ -26,7 +26,6 @@ class ViT(Network):
   It keeps `models.contract.Model`.
   """
 
-  fresh = ('head/', 'pre_logits/', 'head_distillation/')
   sized = ('position/', 'encoder/layers/position/')
   _sharding_rules = (
     (r'attention/(query|key|value)/kernel', -2),
@@ -36,6 +35,13 @@ class ViT(Network):
     (r'mlp/fc2/kernel', -2),
     (r'head(_distillation)?/(kernel|bias)', -1),
   )
+
+  @property
+  def fresh(self) -> tuple[str, ...]:
+    """Heads; where the mean is normalised, the norm of the tokens too."""
+    heads = ('head/', 'pre_logits/', 'head_distillation/')
+    norms = ('encoder/norm/', 'fc_norm/') if self.fc_norm else ()
+    return (*heads, *norms)
 
   @property
   def sharding_rules(self) -> tuple[tuple[str, int], ...]:
@@ -79,6 +85,11 @@ class ViT(Network):
       )
     self.check(made_for)
     return self.clone(made_for=tuple(made_for), position_offset=offset)
+
+  @property
+  def patch_pixels(self) -> int:
+    """Side of a patch in the image, pixels."""
+    return self.patch_size * (1 if self.stem is None else self.stem.stride)
 
   @property
   def apart(self) -> tuple[str, ...]:

@@ -44,6 +44,7 @@ NAMES: dict[str, str | Part] = {
   'head_distillation': 'head_dist',
   'pre_norm': 'norm_pre',
   'encoder/norm': 'norm',
+  'fc_norm': 'fc_norm',
   'map/probe': 'attn_pool.latent',
   'map/attention/query': 'attn_pool.q',
   'map/attention/key': Part('attn_pool.kv', 0, 2),
@@ -91,7 +92,7 @@ def describe(
     width = arrays['norm_pre.weight'].shape
     arrays.setdefault(_PATCH_BIAS, np.zeros(width, np.float32))
   keys = _keys(path, arrays)
-  _check_pool(path, keys['pool'], config)
+  _check_pool(path, 'gap' if 'fc_norm' in keys else keys['pool'], config)
   keys['num_heads'] = config.get('model_args', {}).get(
     'num_heads', _num_heads(keys['width'], arrays)
   )
@@ -183,6 +184,8 @@ def _keys(path: str, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
     keys['qk_norm'] = True
   if 'norm_pre.weight' in arrays:
     keys['pre_norm'] = True
+  if 'fc_norm.weight' in arrays:  # in place of `norm`
+    keys['fc_norm'] = True
   return keys
 
 

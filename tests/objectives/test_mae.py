@@ -1,0 +1,343 @@
+"""Masked autoencoders against the authors' mathematics, written in torch."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from tiny_vit import SIZES
+
+from tests.objectives import torch_vit
+from vit_jax.arrays import flops, sharding, tree
+from vit_jax.errors import UserError
+from vit_jax.models import swin
+from vit_jax.models.vit import Model
+from vit_jax.objectives.contract import Setting
+from vit_jax.objectives.mae import Objective
+from vit_jax.optim import optimizers
+from vit_jax.training.step import Trainer
+
+SIZE, SIDE, GRID = (16, 24), 4, (4, 6)
+COUNT, VISIBLE = 24, 6
+MAE_KEYS = dict(position='sincos2d_mae', gelu='exact', start_values='mae')
+MODEL = Model(0, **SIZES, **MAE_KEYS)
+DECODER = dict(width=24, depth=2, num_heads=3, mlp_dim=20, dtype='float32')
+KEY = jax.random.key(5)
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+def objective(model=MODEL, size=SIZE, **keys):
+  return Objective(Setting(model, size), **dict(decoder=DECODER) | keys)
+
+
+def batch(n=4, size=SIZE, seed=0):
+  rng = np.random.default_rng(seed)
+  images = rng.integers(0, 256, (n, *size, 3)).astype(np.uint8)
+  return {'image': jnp.array(images)}
+
+
+def noisy(of, examples):
+  """Parameters of which none is zero or like another."""
+  shapes, _ = jax.eval_shape(of.init, KEY, examples)
+  rng = np.random.default_rng(1)
+  return jax.tree.map(
+    lambda s: jnp.asarray(rng.normal(0, 0.2, s.shape), s.dtype), shapes
+  )
+
+
+def loss_of(of, params, examples, key):
+  return of.loss(params, {}, examples, key, jnp.array(0), {})[0]
+
+
+@functools.cache
+def compiled(of):
+  return jax.jit(jax.value_and_grad(functools.partial(loss_of, of)))
+
+
+@functools.cache
+def normed():
+  return objective()
+
+
+def order_of(of, examples, key=KEY):
+  """The visible patches, then the others, of each image."""
+  return np.asarray(of._order(examples, key))
+
+
+def official(params, images, order, norm_pixels):
+  """Predictions and target, from the paper and its code's description."""
+  model, decoder = params['model'], params['decoder']
+  order = torch.tensor(order)
+  n, pixels = len(images), torch.tensor(np.asarray(images, np.float64))
+  x = torch_vit.embed(pixels / 127.5 - 1, model['embedding'], SIDE)
+  x = x + torch_vit.sincos(*GRID, x.shape[-1])
+  kept = order[:, :VISIBLE, None].expand(-1, -1, x.shape[-1])
+  x = torch.cat([model['cls'].expand(n, -1, -1), x.gather(1, kept)], 1)
+  x = torch_vit.encoder(x, model['encoder'])
+  x = torch_vit.dense(x, decoder['embedding'])
+  full = decoder['mask'].expand(n, COUNT, -1).clone()
+  rows = torch.arange(n)[:, None]
+  full[rows, order[:, :VISIBLE]] = x[:, 1:]
+  full = full + torch_vit.sincos(*GRID, full.shape[-1])
+  x = torch_vit.encoder(torch.cat([x[:, :1], full], 1), decoder['blocks'])
+  predicted = torch_vit.dense(x[:, 1:], decoder['prediction'])
+  target = (pixels / 255 - torch.tensor(MEAN)) / torch.tensor(STD)
+  target = torch_vit.patches(target, SIDE)
+  if norm_pixels:
+    mean = target.mean(-1, keepdim=True)
+    variance = target.var(-1, keepdim=True)  # unbiased
+    target = (target - mean) / (variance + 1e-6) ** 0.5
+  return predicted, target
+
+
+def official_loss(tensors, images, order, norm_pixels):
+  """The mean over pixels, then over hidden patches."""
+  predicted, target = official(tensors, images, order, norm_pixels)
+  hidden = torch.ones(len(order), COUNT)
+  hidden.scatter_(1, torch.tensor(order[:, :VISIBLE]), 0.0)
+  errors = ((predicted - target) ** 2).mean(-1)
+  return (errors * hidden).sum() / hidden.sum()
+
+
+def test_loss_and_gradients_are_the_authors():
+  """For the same hidden patches: 1e-5 of each gradient's largest entry."""
+  of, examples = normed(), batch()
+  params, order = noisy(of, examples), order_of(of, examples)
+  found, grads = compiled(of)(params, examples, KEY)
+  tensors = torch_vit.leaves(params)
+  expected = official_loss(tensors, examples['image'], order, True)
+  expected.backward()
+  assert float(found) == pytest.approx(expected.item(), rel=1e-5)
+  wanted = tree.flatten(torch_vit.gradients(tensors))
+  assert wanted.keys() == tree.flatten(grads).keys()
+  for path, leaf in tree.flatten(grads).items():
+    scale = np.abs(wanted[path]).max()
+    if 'key/bias' in path:  # all logits of a row alike: no gradient
+      scale = np.abs(wanted[path.replace('key', 'query')]).max()
+    assert scale > 0, path
+    np.testing.assert_allclose(
+      leaf, wanted[path], rtol=0, atol=1e-5 * scale, err_msg=path
+    )
+
+
+def test_pixels_themselves_may_be_the_target():
+  """In ImageNet's units, not in those that the encoder sees."""
+  of, examples = objective(norm_pixels=False), batch()
+  params, order = noisy(of, examples), order_of(of, examples)
+  found = jax.jit(functools.partial(loss_of, of))(params, examples, KEY)
+  tensors = torch_vit.leaves(params)
+  expected = official_loss(tensors, examples['image'], order, False)
+  assert float(found) == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_exactly_three_quarters_are_hidden_without_favour():
+  """Each patch of each place as often as the others; the key decides."""
+  of = normed()
+  orders = np.asarray(jax.jit(of._order)(batch(2000), KEY))
+  assert (np.sort(orders, 1) == np.arange(COUNT)).all()
+  hidden = np.asarray(of._is_hidden(jnp.asarray(orders)))
+  assert (hidden.sum(1) == COUNT - VISIBLE).all()
+  assert not np.take_along_axis(hidden, orders[:, :VISIBLE], 1).any()
+  # A share's standard deviation is √(.75 · .25 / 2000) = .0097; five of them.
+  assert np.abs(hidden.mean(0) - 0.75).max() < 0.049
+  # Pairs: none is hidden with another more often than chance has it.
+  together = (hidden[:, :, None] & hidden[:, None]).mean(0)
+  pair = 18 / 24 * 17 / 23
+  off = together[~np.eye(COUNT, dtype=bool)]
+  assert np.abs(off - pair).max() < 5.5 * np.sqrt(pair * (1 - pair) / 2000)
+  again = order_of(of, batch(8))
+  np.testing.assert_array_equal(again, order_of(of, batch(8)))
+  assert (again != order_of(of, batch(8), jax.random.key(6))).any()
+
+
+def test_hidden_pixels_reach_no_prediction():
+  """Others in their places change nothing but the target."""
+  of, examples = normed(), batch()
+  params, order = noisy(of, examples), of._order(examples, KEY)
+  hidden = np.asarray(of._hidden_pixels(order))
+  changed = np.where(hidden, 255 - examples['image'], examples['image'])
+  run = jax.jit(lambda x: of._predict_patches(params, x, order, None))
+  one, two = (run(x) for x in (examples['image'], changed.astype(np.uint8)))
+  np.testing.assert_array_equal(one, two)
+  visible = np.where(hidden, examples['image'], 255 - examples['image'])
+  other = run(visible.astype(np.uint8))
+  assert np.abs(one - other).max() > 1e-2
+
+
+def test_a_stem_does_not_leak():
+  """A hybrid's convolutions see zeros where pixels are hidden."""
+  stem = dict(name='resnet', depths=(1,), width_factor=1)
+  model = Model(0, **SIZES | dict(patch_size=1), **MAE_KEYS, stem=stem)
+  of = objective(model, (16, 16))
+  examples = batch(2, (16, 16))
+  params, order = noisy(of, examples), of._order(examples, KEY)
+  predict = jax.jit(
+    lambda images: of._predict_patches(params, images, order, None)
+  )
+  hidden = np.asarray(of._hidden_pixels(order))
+  changed = np.where(hidden, 255 - examples['image'], examples['image'])
+  np.testing.assert_array_equal(
+    predict(examples['image']), predict(changed.astype(np.uint8))
+  )
+
+
+def test_the_encoder_is_spared():
+  """FLOPs by the formula: a quarter of the tokens and one, then the decoder."""
+  model = Model(0, variant='L/16', **MAE_KEYS)
+  of = Objective(Setting(model, (224, 224)))
+
+  def layers(tokens, depth, width, mlp_dim):
+    layer = 4 * tokens * width**2 + 2 * tokens**2 * width
+    return depth * (layer + 2 * tokens * width * mlp_dim)
+
+  encoder = layers(50, 24, 1024, 4096)
+  expected = encoder + 196 * 768 * 1024  # and the patches
+  expected += 50 * 1024 * 512 + layers(197, 8, 512, 2048) + 196 * 512 * 768
+  shape = jax.ShapeDtypeStruct((1, 224, 224, 3), jnp.uint8)
+  params, _ = jax.eval_shape(of.init, KEY, {'image': shape})
+  found = flops.of_training(
+    lambda params, image: loss_of(of, params, {'image': image}, KEY),
+    params,
+    shape,
+  )
+  assert found == 3 * 2 * expected
+  whole = layers(197, 24, 1024, 4096)
+  assert 0.24 < encoder / whole < 0.26
+  assert expected < 0.42 * whole
+
+
+def test_a_start_like_the_authors():
+  """Bounds and deviations of what is random, zeros elsewhere."""
+  sizes = SIZES | dict(width=64, mlp_dim=128, num_heads=4)
+  model = Model(0, **sizes, **MAE_KEYS)
+  of = objective(model, decoder=DECODER | dict(width=96, mlp_dim=160))
+  params = tree.flatten(jax.jit(of.init)(KEY, batch())[0])
+  d = 'decoder/blocks/layers/'
+  for path, fan in (
+    ('model/embedding/kernel', 48 + 64),
+    ('model/encoder/layers/attention/value/kernel', 64 + 3 * 64),
+    ('model/encoder/layers/attention/out/kernel', 64 + 64),
+    ('decoder/embedding/kernel', 64 + 96),
+    (f'{d}attention/query/kernel', 96 + 3 * 96),
+    (f'{d}mlp/fc1/kernel', 96 + 160),
+    ('decoder/prediction/kernel', 96 + 48),
+  ):
+    largest = np.abs(params[path]).max() / np.sqrt(6 / fan)
+    assert 0.98 < largest <= 1, path
+  for path in ('model/cls', 'decoder/mask'):
+    assert 0.01 < params[path].std() < 0.03, path
+  for path in ('model/embedding/bias', f'{d}attention/out/bias'):
+    assert not np.any(params[path])
+  assert 'model/position/embedding' not in params
+
+
+@pytest.mark.slow
+def test_a_step_on_eight_devices_in_two_parts(monkeypatch):
+  """The mean of both parts, as one device has them; each has its own key.
+
+  Which patches are hidden is the same to the last bit, sums are to rounding.
+  """
+  monkeypatch.setattr(sharding, 'MIN_FSDP_SIZE', 1)  # split even these
+  of, examples, rate = normed(), batch(8), lambda step: 1.0
+  params = noisy(of, examples)
+  keys = jax.random.split(jax.random.fold_in(KEY, 0), 2)
+  parts = [
+    compiled(of)(params, {'image': examples['image'][i::2]}, keys[i])
+    for i in range(2)
+  ]
+  trainer = Trainer(of, optimizers.sgd(rate, momentum=0.0), rate, 2, None)
+  mesh = sharding.make_mesh(jax.devices(), data=2, fsdp=2, model=2)
+  state = trainer.state_of(params, {})
+  with jax.set_mesh(mesh):
+    places = sharding.shardings(state, mesh, of.sharding_rules)
+    split = jax.device_put(examples, sharding.batch_sharding(mesh))
+    order = jax.jit(of._order)(split, KEY)
+    np.testing.assert_array_equal(order, order_of(of, examples))
+    after, metrics = jax.jit(trainer.train_step)(
+      jax.device_put(state, places), split, KEY, {}
+    )
+  assert metrics['loss'] == pytest.approx(
+    float(parts[0][0] + parts[1][0]) / 2, rel=1e-5
+  )
+  mean = jax.tree.map(lambda a, b: (a + b) / 2, parts[0][1], parts[1][1])
+  moved = tree.flatten(jax.tree.map(np.subtract, params, after.params))
+  for path, leaf in tree.flatten(mean).items():
+    # atol: parameters are rounded before and after
+    atol = 1e-5 * np.abs(leaf).max() + 1e-7
+    np.testing.assert_allclose(moved[path], leaf, rtol=0, atol=atol)
+  decoder = places.params['decoder']['blocks']['layers']
+  assert 'model' in decoder['mlp']['fc1']['kernel'].spec
+
+
+def test_pictures():
+  """Visible pixels are shown, hidden are grey; predictions are given back."""
+  of, examples = normed(), batch()
+  params, order = noisy(of, examples), order_of(of, examples)
+  pictures = jax.jit(of.reconstruct)(params, examples, KEY)
+  shown = np.asarray(examples['image']) / 255
+  np.testing.assert_allclose(pictures.image, shown, atol=1e-6)
+  hidden = np.asarray(of._hidden_pixels(jnp.asarray(order)))
+  np.testing.assert_allclose(
+    pictures.masked, np.where(hidden, 0.5, shown), atol=1e-6
+  )
+  tensors = torch_vit.leaves(params)
+  predicted, _ = official(tensors, examples['image'], order, True)
+  pixels = torch.tensor((shown - MEAN) / STD)
+  cut = torch_vit.patches(pixels, SIDE)
+  mean, variance = cut.mean(-1, keepdim=True), cut.var(-1, keepdim=True)
+  expected = predicted * (variance + 1e-6) ** 0.5 + mean
+  expected = expected.detach().numpy().reshape(4, *GRID, SIDE, SIDE, 3)
+  expected = expected.swapaxes(2, 3).reshape(4, *SIZE, 3) * STD + MEAN
+  np.testing.assert_allclose(
+    pictures.reconstruction, expected.clip(0, 1), atol=1e-4
+  )
+
+
+def test_parameters_are_handed_on():
+  """The encoder alone, there and back; features are of whole images."""
+  of, examples = normed(), batch()
+  params = noisy(of, examples)
+  assert of.backbone(params) is params['model']
+  other = jax.tree.map(jnp.zeros_like, params['model'])
+  started = of.start_params(params, other)
+  assert started['model'] is other
+  assert started['decoder'] is params['decoder']
+  images = examples['image'] / np.float32(127.5) - 1
+  np.testing.assert_allclose(
+    of.predict(params, examples)['features'],
+    MODEL.apply({'params': params['model']}, images),
+    atol=1e-5,
+  )
+
+
+def test_what_cannot_be():
+  """One message each: no tokens, a head, no whole patches, a bad share."""
+  small = dict(width=8, depths=(2, 2), num_heads=2, window_size=2)
+  for make, words in (
+    (
+      lambda: objective(swin.Model(0, **small, dtype='float32'), (8, 8)),
+      'has no embed, encode.*take one of tokens',
+    ),
+    (lambda: objective(mask_ratio=1.0), 'mask_ratio'),
+    (lambda: objective(mask_ratio=0.99), 'hides 24 of 24'),
+    (lambda: objective(mask_ratio=0.0), 'hides 0 of 24'),
+    (lambda: objective(decoder=dict(num_heads=5)), 'must divide width'),
+    (lambda: objective(decoder=dict(remat='some')), 'decoder.remat'),
+    (
+      lambda: objective(
+        Model(0, **SIZES, **MAE_KEYS, remainder='drop'), (18, 16)
+      ),
+      'image_size=16,16',
+    ),
+    (
+      lambda: objective(Model(5, **SIZES)).check(
+        {'image': ((*SIZE, 3), np.dtype(np.uint8))}
+      ),
+      'num_classes=0',
+    ),
+    (lambda: objective().check({}), "'mae' needs image"),
+  ):
+    with pytest.raises(UserError, match=words):
+      make()

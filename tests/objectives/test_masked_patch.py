@@ -1,0 +1,317 @@
+"""Masked patch prediction against appendix B.1.2, in torch and NumPy."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from tiny_vit import SIZES
+
+from tests.objectives import torch_vit
+from vit_jax.arrays import sharding, tree
+from vit_jax.errors import UserError
+from vit_jax.models import axial_vit
+from vit_jax.models.vit import Model
+from vit_jax.objectives.contract import Setting
+from vit_jax.objectives.masked_patch import Objective, colors
+from vit_jax.optim import optimizers
+from vit_jax.training.step import Trainer
+
+SIZE, SIDE, GRID, COUNT = (16, 24), 4, (4, 6), 24
+MODEL = Model(0, **SIZES)
+KEY = jax.random.key(5)
+
+
+def objective(model=MODEL, size=SIZE, **keys):
+  return Objective(Setting(model, size), **keys)
+
+
+def batch(n=4, size=SIZE, seed=0):
+  rng = np.random.default_rng(seed)
+  images = rng.integers(0, 256, (n, *size, 3)).astype(np.uint8)
+  return {'image': jnp.array(images)}
+
+
+def noisy(of, examples):
+  """Parameters of which none is zero or like another."""
+  shapes, _ = jax.eval_shape(of.init, KEY, examples)
+  rng = np.random.default_rng(1)
+  return jax.tree.map(
+    lambda s: jnp.asarray(rng.normal(0, 0.2, s.shape), s.dtype), shapes
+  )
+
+
+def loss_of(of, params, examples, key):
+  return of.loss(params, {}, examples, key, jnp.array(0), {})[0]
+
+
+@functools.cache
+def compiled(target):
+  of = objective(target=target)
+  return jax.jit(jax.value_and_grad(functools.partial(loss_of, of)))
+
+
+def cut(images, side=SIDE):
+  """`[n, patches, side, side, c]` by loops."""
+  images = np.asarray(images)
+  return np.stack(
+    [
+      images[:, y : y + side, x : x + side]
+      for y in range(0, images.shape[1], side)
+      for x in range(0, images.shape[2], side)
+    ],
+    axis=1,
+  )
+
+
+def seen_patches(of, examples, key=KEY):
+  """(which are corrupted, which hidden), and the pixels seen, of each patch."""
+  places, hidden, seen = jax.jit(of._corrupted)(examples['image'], key)
+  corrupted = np.zeros(hidden.shape, bool)
+  np.put_along_axis(corrupted, np.asarray(places), True, axis=1)
+  return corrupted, np.asarray(hidden), cut(seen)
+
+
+def classes_by_hand(patches, cells):
+  """A loop over patches and cells; 3 bits of each channel's mean."""
+  n, count, side = patches.shape[:3]
+  found = np.zeros((n, count, cells * cells), int)
+  step = side // cells
+  for i in range(n):
+    for p in range(count):
+      for cell in range(cells * cells):
+        y, x = cell // cells * step, cell % cells * step
+        mean = patches[i, p, y : y + step, x : x + step].mean((0, 1))
+        red, green, blue = (int(channel // 32) for channel in mean)
+        found[i, p, cell] = 64 * red + 8 * green + blue
+  return found
+
+
+def test_shares_over_a_hundred_thousand_patches():
+  """Half are corrupted, exactly; of them 80 % hidden, 10 % another, 10 % kept.
+
+  Another is one that is left as it is, of the same image, each as often.
+  """
+  of, examples = objective(), batch(4200)
+  corrupted, hidden, seen = seen_patches(of, examples)
+  own = cut(examples['image'] / np.float32(127.5) - 1)
+  assert corrupted.size > 1e5 and (corrupted.sum(1) == COUNT // 2).all()
+  assert np.abs(corrupted.mean(0) - 0.5).max() < 5 * 0.5 / np.sqrt(4200)
+  assert not (hidden & ~corrupted).any()
+  assert not seen[hidden].any()
+  same = np.isclose(seen, own, atol=1e-6).all((2, 3, 4))
+  assert same[~corrupted].all()
+  replaced = corrupted & ~hidden & ~same
+  n = corrupted.sum()
+  for share, got in ((0.8, hidden), (0.1, replaced)):
+    deviation = np.sqrt(share * (1 - share) / n)
+    assert abs(got.sum() / n - share) < 5 * deviation
+  rows, at = np.nonzero(replaced)
+  order = []
+  for row, place in zip(rows[:500], at[:500], strict=True):
+    equal = np.isclose(own[row], seen[row, place], atol=1e-6).all((1, 2, 3))
+    (source,) = np.nonzero(equal)
+    assert len(source) == 1 and not corrupted[row, source[0]]
+    order.append(source[0])
+  assert len(set(order)) == COUNT
+
+
+def test_classes_of_a_known_image():
+  """Black, white, plain colours at the edges of their classes, halves."""
+  image = np.zeros((1, 8, 16, 3), np.uint8)
+  image[0, :4, 4:8] = 255
+  image[0, :4, 8:12] = (31, 32, 64)
+  image[0, :4, 12:] = (223, 224, 192)
+  image[0, 4:, :4, 0] = 200
+  image[0, 4:, 4:6, 1] = 255  # half of the patch: 127.5
+  image[0, 4:, 8:12] = (32, 32, 32)
+  image[0, 4, 8] = (31, 32, 33)  # its mean of red is just below 32
+  found = np.asarray(colors(jnp.array(image), (2, 4), 1))[0, :, 0]
+  white = 7 * 64 + 7 * 8 + 7
+  assert found.tolist() == [
+    *(0, white, 0 * 64 + 1 * 8 + 2, 6 * 64 + 7 * 8 + 6),
+    *(6 * 64, 3 * 8, 0 * 64 + 1 * 8 + 1, 0),
+  ]
+  examples = batch(3, (16, 16))['image']
+  for side, cells in ((4, 1), (4, 4), (8, 4), (8, 2)):
+    grid = (16 // side, 16 // side)
+    np.testing.assert_array_equal(
+      colors(examples, grid, cells), classes_by_hand(cut(examples, side), cells)
+    )
+
+
+def official(tensors, examples, corrupted, hidden, seen, target):
+  """The loss with a [mask] embedding put in place of hidden patches'."""
+  model = tensors['model']
+  n, kernel = len(seen), model['embedding']['kernel']
+  pixels = torch.tensor(seen.reshape(n, COUNT, -1), dtype=torch.float64)
+  x = pixels @ kernel.reshape(-1, kernel.shape[-1]) + model['embedding']['bias']
+  mask = model['embedding']['bias'] + tensors['mask']
+  x = torch.where(torch.tensor(hidden)[..., None], mask, x)
+  x = torch.cat([model['cls'].expand(n, -1, -1), x], 1)
+  x = x + model['position']['embedding']
+  x = torch_vit.encoder(x, model['encoder'], gelu='tanh')[:, 1:]
+  outputs = torch_vit.dense(x[torch.tensor(corrupted)], tensors['head'])
+  own = cut(examples['image'])
+  if target == 'pixels':
+    wanted = torch.tensor(own / 127.5 - 1)[torch.tensor(corrupted)]
+    return ((outputs - wanted.reshape(outputs.shape)) ** 2).mean()
+  cells = {'mean_color': 1, 'small_patch': 4}[target]
+  classes = torch.tensor(classes_by_hand(own, cells))[torch.tensor(corrupted)]
+  return F.cross_entropy(outputs.reshape(-1, 512), classes.reshape(-1))
+
+
+@pytest.mark.parametrize('target', ['mean_color', 'small_patch', 'pixels'])
+def test_loss_and_gradients_are_the_papers(target):
+  """For the same corruption: 1e-5 of each gradient's largest entry."""
+  of, examples = objective(target=target), batch()
+  params = noisy(of, examples)
+  found, grads = compiled(target)(params, examples, KEY)
+  tensors = torch_vit.leaves(params)
+  state = seen_patches(of, examples)
+  expected = official(tensors, examples, *state, target)
+  expected.backward()
+  assert float(found) == pytest.approx(expected.item(), rel=1e-5)
+  wanted = tree.flatten(torch_vit.gradients(tensors))
+  assert wanted.keys() == tree.flatten(grads).keys()
+  for path, leaf in tree.flatten(grads).items():
+    scale = np.abs(wanted[path]).max()
+    if 'key/bias' in path:  # all logits of a row alike: no gradient
+      scale = np.abs(wanted[path.replace('key', 'query')]).max()
+    assert scale > 0, path
+    np.testing.assert_allclose(
+      leaf, wanted[path], rtol=0, atol=1e-5 * scale, err_msg=path
+    )
+
+
+def test_nothing_of_what_is_hidden_is_seen():
+  """Other pixels of the same mean colour there: the same loss and gradients.
+
+  Each hidden patch is turned by half a turn, which leaves its class as it is.
+  """
+  of, examples = objective(), batch()
+  params, run = noisy(of, examples), compiled('mean_color')
+  _, hidden, _ = seen_patches(of, examples)
+  own = cut(examples['image'])
+  turned = np.where(hidden[:, :, None, None, None], own[:, :, ::-1, ::-1], own)
+  images = turned.reshape(4, *GRID, SIDE, SIDE, 3).swapaxes(2, 3)
+  images = jnp.array(images.reshape(4, *SIZE, 3))
+  changed = np.asarray(images) != np.asarray(examples['image'])
+  assert changed.any((1, 2, 3)).all()
+  first, second = (
+    run(params, {'image': each}, KEY) for each in (examples['image'], images)
+  )
+  jax.tree.map(np.testing.assert_array_equal, first, second)
+
+
+def test_the_loss_is_on_corrupted_patches_alone():
+  """Those left intact may have any class, those corrupted may not."""
+  of, examples = objective(), batch()
+  places, *_ = jax.jit(of._corrupted)(examples['image'], KEY)
+  rng = np.random.default_rng(0)
+  predicted = jnp.array(rng.normal(size=(*places.shape, 512)), jnp.float32)
+  errors = jax.jit(of._errors)
+  first = errors(predicted, examples['image'], places)
+  assert first.shape == (places.size,)
+  corrupted, *_ = seen_patches(of, examples)
+  own = cut(examples['image'])
+  for chosen, same in ((~corrupted, True), (corrupted, False)):
+    other = np.where(chosen[:, :, None, None, None], 255 - own, own)
+    images = other.reshape(4, *GRID, SIDE, SIDE, 3).swapaxes(2, 3)
+    images = jnp.array(images.reshape(4, *SIZE, 3))
+    second = errors(predicted, images, places)
+    assert bool((first == second).all()) == same
+
+
+@pytest.mark.slow
+def test_steps_on_eight_devices_in_two_parts(monkeypatch):
+  """The first is the mean of both parts; the loss falls from ln 512.
+
+  What is corrupted is the same to the last bit, sums are to rounding.
+  """
+  monkeypatch.setattr(sharding, 'MIN_FSDP_SIZE', 1)  # split even these
+  of, examples, rate = objective(), batch(8), lambda step: 0.5
+  params, _ = jax.jit(of.init)(KEY, examples)
+  keys = jax.random.split(jax.random.fold_in(KEY, 0), 2)
+  run = compiled('mean_color')
+  parts = [
+    run(params, {'image': examples['image'][i::2]}, keys[i]) for i in range(2)
+  ]
+  trainer = Trainer(of, optimizers.sgd(rate, momentum=0.0), rate, 2, None)
+  mesh = sharding.make_mesh(jax.devices(), data=2, fsdp=2, model=2)
+  state = trainer.state_of(params, {})
+  with jax.set_mesh(mesh):
+    places = sharding.shardings(state, mesh, of.sharding_rules)
+    split = jax.device_put(examples, sharding.batch_sharding(mesh))
+    for found, expected in zip(
+      jax.jit(of._corrupted)(split['image'], KEY),
+      jax.jit(of._corrupted)(examples['image'], KEY),
+      strict=True,
+    ):
+      np.testing.assert_array_equal(found, expected)
+    step = jax.jit(trainer.train_step, out_shardings=(places, None))
+    state, losses = jax.device_put(state, places), []
+    for _ in range(4):
+      state, metrics = step(state, split, KEY, {})
+      losses.append(float(metrics['loss']))
+      if len(losses) == 1:
+        after = jax.device_get(state.params)
+  assert losses[0] == pytest.approx(np.log(512), rel=1e-5)
+  assert losses[-1] < losses[0] - 0.1
+  mean = jax.tree.map(lambda a, b: (a + b) / 2, parts[0][1], parts[1][1])
+  moved = tree.flatten(jax.tree.map(np.subtract, params, after))
+  for path, leaf in tree.flatten(mean).items():
+    # atol: parameters are rounded before and after
+    atol = 1e-5 * np.abs(leaf).max() + 1e-7
+    np.testing.assert_allclose(moved[path] / 0.5, leaf, rtol=0, atol=atol)
+
+
+def test_parameters_are_handed_on():
+  """The model alone, there and back; features are of whole images."""
+  of, examples = objective(), batch()
+  params = noisy(of, examples)
+  assert of.backbone(params) is params['model']
+  other = jax.tree.map(jnp.zeros_like, params['model'])
+  started = of.start_params(params, other)
+  assert started['model'] is other and started['mask'] is params['mask']
+  images = np.asarray(examples['image']) / np.float32(127.5) - 1
+  np.testing.assert_allclose(
+    jax.jit(of.predict)(params, examples)['features'],
+    jax.jit(MODEL.apply)({'params': params['model']}, images),
+    atol=1e-5,
+  )
+
+
+def test_a_start():
+  """Every colour is as likely at first; [mask] is not zero."""
+  of, examples = objective(target='small_patch'), batch()
+  params, extra = jax.jit(of.init)(KEY, examples)
+  assert extra == {} and not params['head']['kernel'].any()
+  assert params['head']['kernel'].shape == (16, 16 * 512)
+  assert 0.005 < params['mask'].std() < 0.04
+
+
+def test_what_cannot_be():
+  """One message each."""
+  axial = axial_vit.Model(
+    0, patch_size=4, width=16, depth=1, mlp_dim=16, num_heads=2
+  )
+  spec = {'image': ((*SIZE, 3), np.dtype(np.uint8))}
+  odd = Model(0, **SIZES | dict(patch_size=6))
+  for make, words in (
+    (lambda: objective(axial), 'has no embed.*take one of tokens'),
+    (lambda: objective(target='colour'), 'mean_color, small_patch, pixels'),
+    (lambda: objective(corrupted=0.0), 'corrupted'),
+    (lambda: objective(corrupted=0.99), 'leaves none of 24'),
+    (
+      lambda: objective(odd, (12, 12), target='small_patch'),
+      'patches that 4 divides',
+    ),
+    (lambda: objective(Model(5, **SIZES)).check(spec), 'num_classes=0'),
+    (lambda: objective().check({}), "'masked_patch' needs image"),
+  ):
+    with pytest.raises(UserError, match=words):
+      make()

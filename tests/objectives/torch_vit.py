@@ -1,0 +1,83 @@
+"""A Vision Transformer and a masked autoencoder in torch, as papers have them.
+
+Nothing of vit_jax is used, but that parameters have its names and shapes.
+"""
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+EPSILON = 1e-6
+
+
+def leaves(params):
+  """Nested arrays as float64 tensors that take gradients."""
+  if isinstance(params, dict):
+    return {key: leaves(each) for key, each in params.items()}
+  return torch.tensor(np.asarray(params, np.float64), requires_grad=True)
+
+
+def gradients(tensors):
+  """The gradients of all of them, in the same nesting; zero where none came."""
+  if isinstance(tensors, dict):
+    return {key: gradients(each) for key, each in tensors.items()}
+  if tensors.grad is None:
+    return np.zeros(tensors.shape)
+  return tensors.grad.numpy()
+
+
+def dense(x, p, inputs=1):
+  return torch.tensordot(x, p['kernel'], inputs) + p['bias']
+
+
+def norm(x, p):
+  return F.layer_norm(x, x.shape[-1:], p['scale'], p['bias'], EPSILON)
+
+
+def block(x, stack, i, gelu):
+  """Layer i of those that are stacked."""
+  attention, mlp = stack['attention'], stack['mlp']
+
+  def at(p):
+    return {key: leaf[i] for key, leaf in p.items()}
+
+  y = norm(x, at(stack['norm1']))
+  parts = [dense(y, at(attention[n])) for n in ('query', 'key', 'value')]
+  y = F.scaled_dot_product_attention(*(z.transpose(1, 2) for z in parts))
+  x = x + dense(y.transpose(1, 2), at(attention['out']), 2)
+  y = dense(norm(x, at(stack['norm2'])), at(mlp['fc1']))
+  return x + dense(F.gelu(y, approximate=gelu), at(mlp['fc2']))
+
+
+def encoder(x, p, gelu='none'):
+  for i in range(len(p['layers']['norm1']['scale'])):
+    x = block(x, p['layers'], i, gelu)
+  return norm(x, p['norm'])
+
+
+def patches(images, side):
+  """`[n, y, x, c]` → `[n, patches, side · side · c]` by torch's own unfold."""
+  n, *_, channels = images.shape
+  cut = images.unfold(1, side, side).unfold(2, side, side)
+  # [n, rows, columns, c, y, x] → pixels as (y, x, c)
+  return cut.permute(0, 1, 2, 4, 5, 3).reshape(n, -1, side * side * channels)
+
+
+def embed(images, p, side):
+  """Products of patches with the kernel `[y, x, c, d]`."""
+  kernel = p['kernel'].reshape(-1, p['kernel'].shape[-1])
+  return patches(images, side) @ kernel + p['bias']
+
+
+def sincos(rows, columns, width):
+  """MAE's table: of the column, then of the row, each sines then cosines."""
+  table = np.zeros((rows, columns, width))
+  quarter = width // 4
+  for y in range(rows):
+    for x in range(columns):
+      for half, place in enumerate((x, y)):
+        for i in range(quarter):
+          angle = place / 10000 ** (i / quarter)
+          table[y, x, 2 * half * quarter + i] = np.sin(angle)
+          table[y, x, (2 * half + 1) * quarter + i] = np.cos(angle)
+  return torch.tensor(table.reshape(-1, width))

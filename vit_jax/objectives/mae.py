@@ -1,0 +1,241 @@
+"""Masked autoencoders: pixels of hidden patches from the visible ones.
+
+"Masked Autoencoders Are Scalable Vision Learners", arXiv 2111.06377. The
+encoder, which is the model, sees the visible patches and its class token and no
+mask tokens; a small decoder gets its tokens, and one learnt token for each
+hidden patch. Both know where a patch is.
+"""
+
+import types
+from typing import Annotated, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, Key
+
+from vit_jax.config import plugins
+from vit_jax.config.plugins import Nested, Section
+from vit_jax.data.contract import Spec, require
+from vit_jax.errors import UserError, check_range
+from vit_jax.models.contract import Places
+from vit_jax.objectives import patches
+from vit_jax.objectives.contract import Batch, Defaults, Setting
+from vit_jax.objectives.mixing import DEVIATION, MEAN, normalize
+
+PyTree = Any
+_DECODER = Nested('vit_jax.models.mae_decoder:Decoder')
+_EPSILON = 1e-6  # added to the variance of a patch
+_STREAM = 0x6D6165  # folded into the step's key, which drives dropout too
+
+
+class Pictures(NamedTuple):
+  """What a masked autoencoder sees and makes of images; RGB, 0 to 1.
+
+  Attributes:
+    image: as it was.
+    masked: hidden patches are grey.
+    reconstruction: the prediction of every patch, not only of hidden ones (the
+      visible have no loss and look worse, as in the paper's Figure 2). With
+      `norm_pixels` each patch has been given back its own mean and deviation,
+      which the prediction does not hold.
+  """
+
+  image: Float[Array, 'n y x 3']
+  masked: Float[Array, 'n y x 3']
+  reconstruction: Float[Array, 'n y x 3']
+
+
+class Objective(Defaults):
+  """Mean squared error of hidden patches.
+
+  It keeps `objectives.contract.Objective`. Parameters: `model/…`, `decoder/…`
+  (see `models.mae_decoder`). A batch holds `image`, uint8 `[n, y, x, 3]`.
+  """
+
+  def __init__(
+    self,
+    setting: Setting,
+    /,
+    *,
+    mask_ratio: float = 0.75,
+    norm_pixels: bool = True,
+    decoder: Annotated[Section, _DECODER] = types.MappingProxyType({}),
+  ):
+    """Looks at the model, and builds the decoder.
+
+    The target is made of pixels in ImageNet's units, (value / 255 − mean) /
+    deviation of each channel, as in the authors' code; the encoder sees them in
+    [-1, 1] like every model here, which the patch embedding can undo.
+
+    Args:
+      setting: of the run.
+      mask_ratio: share of the patches that is hidden, in [0, 1); of p patches
+        ⌊p · (1 − mask_ratio)⌋ are visible, at least one.
+      norm_pixels: the target is of each patch less its mean, divided by the
+        root of its variance (of all its pixels and channels, divided by their
+        number less one) + 1e-6; otherwise the pixels themselves, in ImageNet's
+        units.
+      decoder: section of the decoder.
+
+    Raises:
+      UserError: a model without tokens that could be left out, a value outside
+        its range.
+    """
+    check_range('objective.mask_ratio', mask_ratio, at_least=0, below=1)
+    self.setting = setting
+    self.norm_pixels = norm_pixels
+    self.grid = patches.grid_of(setting, 'mae')
+    count = self.grid[0] * self.grid[1]
+    self.num_visible = int(count * (1 - mask_ratio))
+    if not 0 < self.num_visible < count:
+      raise UserError(
+        f'objective.mask_ratio {mask_ratio} hides {count - self.num_visible} '
+        f'of {count} patches: at least one must be hidden and one be visible.'
+      )
+    height, width = setting.image_size
+    self.decoder = plugins.build(
+      _DECODER.constructor(''), decoder, height * width * 3 // count
+    )
+
+  @property
+  def sharding_rules(self) -> tuple[tuple[str, int], ...]:
+    """The model's and the decoder's."""
+    return (*self.setting.model.sharding_rules, *self.decoder.sharding_rules)
+
+  @property
+  def apart(self) -> tuple[str, ...]:
+    """The model's."""
+    return self.setting.model.apart
+
+  def check(self, spec: Spec) -> None:
+    """It needs images, and no head."""
+    require(spec, 'image', who="the objective 'mae'")
+    patches.check_headless(self.setting, 'mae')
+
+  def init(self, key: Key[Array, ''], batch: Any) -> tuple[PyTree, PyTree]:
+    """Fresh parameters of model and decoder, and no extra state."""
+    del batch
+    model, size = self.setting.model, self.setting.image_size
+    model_key, decoder_key = jax.random.split(key)
+    variables = model.init(model_key, jnp.zeros((1, *size, 3)))
+
+    def tokens(order: Array) -> Array:
+      images = jnp.zeros((1, *size, 3))
+      return self._encode(variables['params'], images, order, None)
+
+    order = jnp.arange(self.grid[0] * self.grid[1])[None]
+    shape = jax.eval_shape(tokens, order)
+    decoder = self.decoder.init(
+      decoder_key,
+      jnp.zeros(shape.shape, shape.dtype),
+      order,
+      self.grid,
+      self.num_visible,
+    )
+    params = {'model': variables['params'], 'decoder': decoder['params']}
+    return params, {}
+
+  def loss(
+    self,
+    params: PyTree,
+    extra: PyTree,
+    batch: Batch,
+    key: Key[Array, ''],
+    step: Int[Array, ''],
+    frozen: dict[str, PyTree],
+  ) -> tuple[Float[Array, ''], tuple[dict[str, Array], PyTree]]:
+    """Mean over the pixels of a patch, then over hidden patches."""
+    del extra, step, frozen
+    images, order = batch['image'], self._order(batch, key)
+    predicted = self._predict_patches(params, images, order, key)
+    target, _ = self._target(images)
+    errors = jnp.square(predicted - target).mean(axis=-1)
+    hidden = self._is_hidden(order)
+    return jnp.where(hidden, errors, 0).sum() / hidden.sum(), ({}, {})
+
+  def predict(self, params: PyTree, batch: Batch) -> dict[str, Array]:
+    """The model's features of whole images, nothing hidden; float32."""
+    return self.setting.model.apply(
+      {'params': params['model']}, normalize(batch['image']), method='predict'
+    )
+
+  def backbone(self, params: PyTree) -> PyTree:
+    """The encoder."""
+    return params['model']
+
+  def start_params(self, params: PyTree, model: PyTree) -> PyTree:
+    """A given encoder, a fresh decoder."""
+    return params | {'model': model}
+
+  def reconstruct(
+    self, params: PyTree, batch: Batch, key: Key[Array, '']
+  ) -> Pictures:
+    """Pictures of a batch, hiding what a step with that key would hide."""
+    images, order = batch['image'], self._order(batch, key)
+    predicted = self._predict_patches(params, images, order, None)
+    _, (mean, deviation) = self._target(images)
+    predicted = patches.join(
+      predicted * deviation + mean, self.grid, self.setting.image_size
+    )
+    predicted = predicted * jnp.array(DEVIATION) + jnp.array(MEAN)
+    shown = images.astype(jnp.float32) / 255
+    hidden = self._hidden_pixels(order)
+    return Pictures(
+      shown, jnp.where(hidden, 0.5, shown), jnp.clip(predicted, 0, 1)
+    )
+
+  def _order(self, batch: Batch, key: Key[Array, '']) -> Int[Array, 'n p']:
+    """The patches of each image, those that stay visible first."""
+    key = jax.random.fold_in(key, _STREAM)
+    return patches.shuffled(key, len(batch['image']), self.grid)
+
+  def _is_hidden(self, order: Int[Array, 'n p']) -> Any:
+    return jnp.argsort(order, axis=1) >= self.num_visible
+
+  def _hidden_pixels(self, order: Int[Array, 'n p']) -> Any:
+    hidden = self._is_hidden(order)
+    return patches.spread(hidden, self.grid, self.setting.image_size)
+
+  def _encode(
+    self,
+    params: PyTree,
+    images: Float[Array, 'n y x 3'],
+    order: Int[Array, 'n p'],
+    key: Key[Array, ''] | None,
+  ) -> Float[Array, 'n s d']:
+    """Tokens of the visible patches, after those of the prefix.
+
+    Hidden pixels become 0 first: a patch's own projection sees none of the
+    others anyway, but the convolutions of a stem would.
+    """
+    model, variables = self.setting.model, {'params': params}
+    images = jnp.where(self._hidden_pixels(order), 0, images)
+    kept = order[:, : self.num_visible]
+    tokens = patches.take(model.apply(variables, images, method='embed'), kept)
+    places = Places(self.grid, kept)
+    return model.apply(variables, tokens, key, places, method='encode')
+
+  def _predict_patches(
+    self, params: PyTree, images: Any, order: Any, key: Any
+  ) -> Float[Array, 'n p d']:
+    """Predictions for all patches, in the units of the target."""
+    tokens = self._encode(params['model'], normalize(images), order, key)
+    return self.decoder.apply(
+      {'params': params['decoder']},
+      tokens,
+      order,
+      self.grid,
+      self.num_visible,
+    )
+
+  def _target(self, images: Any) -> tuple[Any, tuple[Any, Any]]:
+    """What patches should be, and (mean, deviation) that were taken out."""
+    pixels = images.astype(jnp.float32) / 255
+    pixels = (pixels - jnp.array(MEAN)) / jnp.array(DEVIATION)
+    pixels = patches.cut(pixels, self.grid)
+    if not self.norm_pixels:
+      return pixels, (jnp.zeros(()), jnp.ones(()))
+    mean = pixels.mean(axis=-1, keepdims=True)
+    variance = pixels.var(axis=-1, keepdims=True, ddof=1)
+    deviation = jnp.sqrt(variance + _EPSILON)
+    return (pixels - mean) / deviation, (mean, deviation)

@@ -1,0 +1,240 @@
+"""Masked patch prediction, the paper's own (arXiv 2010.11929, appendix B.1.2).
+
+Half of the patches are corrupted: 80 % of these become a learnable [mask], 10 %
+another patch, 10 % stay; what they looked like is predicted from the outputs of
+the model at their places.
+
+All of it happens around the model, to pixels and to embeddings. The pixels of a
+hidden patch are set to 0, then a learnt vector v is added to its embedding.
+Where patches are embedded by x E + b, with the position p, that is
+0 E + b + p + v: exactly the embedding [mask] + p, [mask] = b + v, for every
+kind of position; and as v is free, so is [mask]. The patch's own pixels are not
+in it, nor in what others see, even where a stem's convolutions reach over its
+border.
+"""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, Key, Num, UInt8
+
+from vit_jax.arrays import sharding
+from vit_jax.data.contract import Spec, require
+from vit_jax.errors import UserError, check_range
+from vit_jax.models.contract import Places
+from vit_jax.models.layers.head import head
+from vit_jax.objectives import patches
+from vit_jax.objectives.contract import Batch, Defaults, Setting
+from vit_jax.objectives.losses import softmax_cross_entropy
+from vit_jax.objectives.mixing import normalize
+
+PyTree = Any
+_STREAM = 0x6D7070  # folded into the step's key, which drives dropout too
+_BITS = 3  # of each channel
+_COLORS = 2 ** (3 * _BITS)
+# target: cells on each side of a patch whose colours are predicted
+CELLS = {'mean_color': 1, 'small_patch': 4}
+TARGETS = (*CELLS, 'pixels')
+_HIDDEN, _REPLACED = 0.8, 0.1  # of the corrupted patches
+
+
+class Objective(Defaults):
+  """Prediction of corrupted patches; keeps `objectives.contract.Objective`.
+
+  Parameters: `model/…`, `mask` `[d]` (v, see above), `head/{kernel,bias}`. A
+  batch holds `image`, uint8 `[n, y, x, 3]`.
+  """
+
+  def __init__(
+    self,
+    setting: Setting,
+    /,
+    *,
+    target: str = 'mean_color',
+    corrupted: float = 0.5,
+  ):
+    """Looks at the model.
+
+    The paper does not say how terms of a patch are put together, nor the units
+    of the regression: here they are averaged, and pixels are in [-1, 1].
+
+    Args:
+      setting: of the run.
+      target: 'mean_color' (3 bits a channel: 512 classes), 'small_patch' (the
+        same of each cell of the patch made 4x4: 16 times 512 classes) or
+        'pixels' (all of them, by squared errors). The paper finds all to work
+        well, the last slightly worse.
+      corrupted: share of the patches, in (0, 1); of p patches it is the nearest
+        whole number, at least one, and one is left intact.
+
+    Raises:
+      UserError: a model without tokens that could be left out, an unknown
+        target, a share outside its range, patches without 4x4 equal cells.
+    """
+    check_range('objective.corrupted', corrupted, above=0, below=1)
+    if target not in TARGETS:
+      raise UserError(
+        f'objective.target is {target!r}; allowed: {", ".join(TARGETS)}.'
+      )
+    self.setting = setting
+    self.target = target
+    self.grid = patches.grid_of(setting, 'masked_patch')
+    count = math.prod(self.grid)
+    self.num_corrupted = max(round(count * corrupted), 1)
+    if self.num_corrupted >= count:
+      raise UserError(
+        f'objective.corrupted {corrupted} leaves none of {count} patches: make '
+        'it smaller, or the image larger.'
+      )
+    side, cells = setting.image_size[0] // self.grid[0], CELLS.get(target, 1)
+    if side % cells:
+      raise UserError(
+        f'objective.target {target!r} needs patches that {cells} divides, and '
+        f'they have {side} pixels: take mean_color or pixels.'
+      )
+    outputs = 3 * side**2 if target == 'pixels' else cells**2 * _COLORS
+    self._outputs = outputs
+
+  @property
+  def sharding_rules(self) -> tuple[tuple[str, int], ...]:
+    """The model's, and of its own head."""
+    return (*self.setting.model.sharding_rules, (r'head/(kernel|bias)', -1))
+
+  @property
+  def apart(self) -> tuple[str, ...]:
+    """The model's."""
+    return self.setting.model.apart
+
+  def check(self, spec: Spec) -> None:
+    """It needs images, and no head for classes."""
+    require(spec, 'image', who="the objective 'masked_patch'")
+    patches.check_headless(self.setting, 'masked_patch')
+
+  def init(self, key: Key[Array, ''], batch: Any) -> tuple[PyTree, PyTree]:
+    """Fresh parameters, and no extra state: v is N(0, .02), the head zero."""
+    del batch
+    model, size = self.setting.model, self.setting.image_size
+    keys = jax.random.split(key, 3)
+    images = jnp.zeros((1, *size, 3))
+    variables = model.init(keys[0], images)
+    tokens = jax.eval_shape(
+      lambda: model.apply(variables, images, method='embed')
+    )
+    width = tokens.shape[-1]
+    layer = head(self._outputs, tokens.dtype)
+    params = {
+      'model': variables['params'],
+      'mask': 0.02 * jax.random.normal(keys[1], (width,)),
+      'head': layer.init(keys[2], jnp.zeros((1, 1, width)))['params'],
+    }
+    return params, {}
+
+  def loss(
+    self,
+    params: PyTree,
+    extra: PyTree,
+    batch: Batch,
+    key: Key[Array, ''],
+    step: Int[Array, ''],
+    frozen: dict[str, PyTree],
+  ) -> tuple[Float[Array, ''], tuple[dict[str, Array], PyTree]]:
+    """Mean over the terms of a patch, then over the corrupted patches."""
+    del extra, step, frozen
+    images, model = batch['image'], self.setting.model
+    places, hidden, seen = self._corrupted(images, key)
+    variables = {'params': params['model']}
+    tokens = model.apply(variables, seen, method='embed')
+    mask = params['mask'].astype(tokens.dtype)
+    tokens = jnp.where(hidden[..., None], tokens + mask, tokens)
+    tokens = model.apply(
+      variables, tokens, key, Places(self.grid), method='encode'
+    )
+    outputs = patches.take(tokens[:, -hidden.shape[1] :], places)
+    layer = head(self._outputs, outputs.dtype)
+    predicted = layer.apply({'params': params['head']}, outputs)
+    return self._errors(predicted, images, places).mean(), ({}, {})
+
+  def predict(self, params: PyTree, batch: Batch) -> dict[str, Array]:
+    """The model's features of whole images, nothing corrupted; float32."""
+    return self.setting.model.apply(
+      {'params': params['model']}, normalize(batch['image']), method='predict'
+    )
+
+  def backbone(self, params: PyTree) -> PyTree:
+    """The model's own, without [mask] and the head for colours."""
+    return params['model']
+
+  def start_params(self, params: PyTree, model: PyTree) -> PyTree:
+    """A given model; [mask] and the head are fresh."""
+    return params | {'model': model}
+
+  def _corrupted(
+    self, images: UInt8[Array, 'n y x 3'], key: Key[Array, '']
+  ) -> tuple[Int[Array, 'n k'], Bool[Array, 'n p'], Float[Array, 'n y x 3']]:
+    """Which patches are, which of all are hidden, and images as they are seen.
+
+    The paper does not say of which image the other patch is. It is one of the
+    same image that is left as it is: so nothing hidden comes back elsewhere,
+    and no image depends on its batch.
+    """
+    order_key, kind_key, other_key = jax.random.split(
+      jax.random.fold_in(key, _STREAM), 3
+    )
+    n, count = len(images), math.prod(self.grid)
+    order = patches.shuffled(order_key, n, self.grid)
+    rank = jnp.argsort(order, axis=1)  # a patch's place in that order
+    corrupted = rank < self.num_corrupted
+    kind = jax.random.uniform(kind_key, (n, count))
+    kind = sharding.constrain(kind, sharding.BATCH, None)
+    hidden = corrupted & (kind < _HIDDEN)
+    replaced = corrupted & ~hidden & (kind < _HIDDEN + _REPLACED)
+    intact = jax.random.randint(
+      other_key, (n, count), self.num_corrupted, count
+    )
+    others = jnp.take_along_axis(order, intact, axis=1)
+    source = jnp.where(replaced, others, jnp.arange(count))
+    seen = patches.take(patches.cut(images, self.grid), source)
+    seen = patches.join(seen, self.grid, self.setting.image_size)
+    gone = patches.spread(hidden, self.grid, self.setting.image_size)
+    seen = jnp.where(gone, 0, normalize(seen))
+    return order[:, : self.num_corrupted], hidden, seen
+
+  def _errors(
+    self,
+    predicted: Any,  # [n, k, outputs]
+    images: UInt8[Array, 'n y x 3'],
+    places: Int[Array, 'n k'],
+  ) -> Float[Array, '...']:
+    """The terms of the loss, each alike."""
+    if self.target == 'pixels':
+      target = patches.take(patches.cut(normalize(images), self.grid), places)
+      return jnp.square(predicted - target)
+    cells = CELLS[self.target]
+    target = patches.take(colors(images, self.grid, cells), places)
+    logits = predicted.reshape(-1, _COLORS)
+    return softmax_cross_entropy(logits, target.reshape(-1))
+
+
+def colors(
+  images: Num[Array, 'n y x 3'], grid: patches.Grid, cells: int
+) -> Int[Array, 'n p cells']:
+  """Mean colours of cells of patches, 3 bits a channel, as one of 512 classes.
+
+  A channel's mean in [0, 256) is cut to its 3 highest bits; red counts 64,
+  green 8. Sums are of whole numbers, so no rounding decides about a class.
+
+  Args:
+    images: uint8.
+    grid: rows and columns of patches.
+    cells: rows, and columns, of equal cells in a patch.
+  """
+  fine = (grid[0] * cells, grid[1] * cells)
+  n, height, width, _ = images.shape
+  pixels = patches.cut(images.astype(jnp.int32), fine)
+  size = height // fine[0] * (width // fine[1])
+  sums = pixels.reshape(n, -1, size, 3).sum(axis=2)
+  bits = sums // (size * 2 ** (8 - _BITS))  # [n, fine places, 3], 0 to 7
+  classes = bits @ jnp.array([2 ** (2 * _BITS), 2**_BITS, 1])
+  return patches.cut(classes.reshape(n, *fine, 1), grid)

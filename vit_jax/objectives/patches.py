@@ -1,0 +1,108 @@
+"""Images as patches, and the patches that self-supervision hides."""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int, Key, Num
+
+from vit_jax.arrays import sharding
+from vit_jax.errors import UserError
+from vit_jax.objectives.contract import Setting
+
+Grid = tuple[int, int]  # rows and columns of patches
+_PARTS = ('embed', 'encode', 'grid', 'patch_pixels')
+
+
+def grid_of(setting: Setting, who: str) -> Grid:
+  """Rows and columns of patches of the run's images.
+
+  Args:
+    setting: of the run.
+    who: the objective, for messages.
+
+  Raises:
+    UserError: the model has no tokens that could be left out, or no patch of
+      its own for some of the pixels.
+  """
+  model = setting.model
+  missing = [name for name in _PARTS if not hasattr(model, name)]
+  if missing:
+    raise UserError(
+      f"the objective '{who}' hides patches, and the model "
+      f'{type(model).__name__} has no {", ".join(missing)} (see '
+      "models/contract.py): take one of tokens, config.model.name='vit'."
+    )
+  tokens: Any = model
+  rows, columns = tokens.grid(setting.image_size)
+  side = tokens.patch_pixels
+  if (rows * side, columns * side) != tuple(setting.image_size):
+    height, width = setting.image_size
+    raise UserError(
+      f"the objective '{who}' needs an image of whole patches, and {height}x"
+      f'{width} pixels are not {rows}x{columns} patches of {side}: set '
+      f'--config.image_size={max(rows, 1) * side},{max(columns, 1) * side}.'
+    )
+  return rows, columns
+
+
+def check_headless(setting: Setting, who: str) -> None:
+  """Raises UserError if the model has a head, which would not be trained."""
+  if setting.model.num_classes:
+    raise UserError(
+      f'config.num_classes is {setting.model.num_classes}, and the objective '
+      f"'{who}' trains no head: set --config.num_classes=0 (a fine-tuning "
+      'adds its own).'
+    )
+
+
+def cut(images: Num[Array, 'n y x c'], grid: Grid) -> Num[Array, 'n p d']:
+  """Patches in rows; the pixels of each as (row, column, channel)."""
+  n, height, width, channels = images.shape
+  rows, columns = grid
+  sides = height // rows, width // columns
+  parts = images.reshape(n, rows, sides[0], columns, sides[1], channels)
+  parts = parts.transpose(0, 1, 3, 2, 4, 5)  # [n, rows, columns, y, x, c]
+  return parts.reshape(n, rows * columns, sides[0] * sides[1] * channels)
+
+
+def join(
+  patches: Num[Array, 'n p d'], grid: Grid, image_size: tuple[int, int]
+) -> Num[Array, 'n y x c']:
+  """Images of patches; undoes `cut`."""
+  (rows, columns), (height, width) = grid, image_size
+  y, x = height // rows, width // columns
+  parts = patches.reshape(len(patches), rows, columns, y, x, -1)
+  return parts.transpose(0, 1, 3, 2, 4, 5).reshape(
+    len(patches), height, width, -1
+  )
+
+
+def spread(
+  chosen: Bool[Array, 'n p'], grid: Grid, image_size: tuple[int, int]
+) -> Bool[Array, 'n y x 1']:
+  """Whether each pixel is of a chosen patch."""
+  (rows, columns), (height, width) = grid, image_size
+  places = chosen.reshape(-1, rows, 1, columns, 1)
+  sides = (len(chosen), rows, height // rows, columns, width // columns)
+  return jnp.broadcast_to(places, sides).reshape(-1, height, width, 1)
+
+
+def shuffled(key: Key[Array, ''], n: int, grid: Grid) -> Int[Array, 'n p']:
+  """A random order of the patches of each image, by sorting noise.
+
+  Every order is equally likely, so of its first k places each patch is one with
+  probability k / p, and there are always k of them. Numbers are drawn by their
+  place in the global batch: they are the same on every mesh.
+  """
+  noise = jax.random.uniform(key, (n, math.prod(grid)))
+  noise = sharding.constrain(noise, sharding.BATCH, None)
+  return jnp.argsort(noise, axis=1)
+
+
+def take(
+  patches: Num[Array, 'n p d'], places: Int[Array, 'n k']
+) -> Num[Array, 'n k d']:
+  """Those at some places, of each image its own."""
+  return jnp.take_along_axis(patches, places[..., None], axis=1)
