@@ -46,20 +46,35 @@ _OPTIONAL = sorted({key for _, keys in job_lib.FLAGS.values() for key in keys})
 
 def define_flags() -> None:
   """The flags of this command."""
-  text = flags.DEFINE_string
-  text('target', None, f'One of {", ".join(TARGETS)}.')
-  text('topology', None, 'v3:4x4, in chips; for slurm h100:4x8, NODESxGPUS.')
-  text('workdir', None, 'Of the run, on gs:// (slurm: or a shared path).')
-  text('data_dir', None, 'TFDS directory; default: that of the hosts.')
-  text('name', None, 'Of slice, JobSet or job; default: that of the config.')
-  text('zone', None, 'Of Cloud TPU, such as europe-west4-a (tpu-vm, queued).')
-  text('project', None, 'Google Cloud project (tpu-vm, queued).')
-  text('version', None, 'Runtime image, if not that of the type (same).')
-  text('image', None, 'Where the container goes, without a tag (gke).')
-  text('service_account', None, "Kubernetes', for the buckets (gke).")
-  text('partition', None, 'Of SLURM.')
-  text('account', None, 'Of SLURM.')
-  text('time_limit', None, 'Of one SLURM job; default 24:00:00.')
+  flags.DEFINE_string('target', None, f'One of {", ".join(TARGETS)}.')
+  flags.DEFINE_string(
+    'topology', None, 'v3:4x4, in chips; for slurm h100:4x8, NODESxGPUS.'
+  )
+  flags.DEFINE_string(
+    'workdir', None, 'Of the run, on gs:// (slurm: or a shared path).'
+  )
+  flags.DEFINE_string(
+    'data_dir', None, 'TFDS directory; default: that of the hosts.'
+  )
+  flags.DEFINE_string(
+    'name', None, 'Of slice, JobSet or job; default: that of the config.'
+  )
+  flags.DEFINE_string(
+    'zone', None, 'Of Cloud TPU, such as europe-west4-a (tpu-vm, queued).'
+  )
+  flags.DEFINE_string('project', None, 'Google Cloud project (tpu-vm, queued).')
+  flags.DEFINE_string(
+    'version', None, 'Runtime image, if not that of the type (same).'
+  )
+  flags.DEFINE_string(
+    'image', None, 'Where the container goes, without a tag (gke).'
+  )
+  flags.DEFINE_string(
+    'service_account', None, "Kubernetes', for the buckets (gke)."
+  )
+  flags.DEFINE_string('partition', None, 'Of SLURM.')
+  flags.DEFINE_string('account', None, 'Of SLURM.')
+  flags.DEFINE_string('time_limit', None, 'Of one SLURM job; default 24:00:00.')
   flags.DEFINE_integer('slices', 1, 'Of TPUs (queued, gke).')
   flags.DEFINE_bool('spot', False, 'Cheaper, may be taken away (all TPUs).')
   flags.DEFINE_integer('max_restarts', 20, 'After failures.')
