@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Sourced by the other scripts: the Python environment that they run in.
 
 # Makes (once) and activates a virtual environment with the tested versions.

@@ -9,6 +9,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source launch/environment.sh
+# shellcheck disable=SC2119 # no requirements but the common ones
 make_environment
 export JAX_PLATFORMS="${JAX_PLATFORMS-}" # as the user has it; JAX chooses
 

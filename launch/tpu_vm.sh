@@ -18,6 +18,7 @@ Commands:
            with the versions of constraints.txt
   train    start the job on every worker; one that runs is left alone, one that
            has ended resumes from its workdir
+  start    install and train in one, on a slice that is there already
   log      follow the main worker's log; ends with the job, and returns its exit
            code (Ctrl-C ends the following, not the job)
   status   state of the slice, and of the job on every worker
@@ -30,10 +31,10 @@ Options (a command overlooks those that it has no use for):
   --type=TYPE       accelerator, for example v3-32 (up, create)
   --version=IMAGE   runtime image; default: Google's for the type (up, create)
   --spot            cheaper, may be preempted (up, create)
-  --workdir=DIR     of the run, on gs:// (up, train)
-  --config=FILE     default configs/l16_i21k.py (up, train)
+  --workdir=DIR     of the run, on gs:// (up, train, start)
+  --config=FILE     default configs/l16_i21k.py (up, train, start)
   --data_dir=DIR    TFDS directory, on gs:// or on the workers' disks; default
-                    ~/tensorflow_datasets there (up, train)
+                    ~/tensorflow_datasets there (up, train, start)
   --dry_run         print the commands, as for a slice that is not there yet
 Example: the main job; the same line again resumes it:
   launch/tpu_vm.sh up --name=vit --zone=europe-west4-a --project=my-project \
@@ -43,7 +44,7 @@ A slice of several workers needs your key in the agent:
 TEXT
 }
 
-readonly commands='up create install train log status stop delete'
+readonly commands='up create install train start log status stop delete'
 readonly valued="--name --zone --project --type --version --workdir --config\
  --data_dir"
 readonly worker='vit_jax_job/code/launch/tpu_vm_worker.sh'
@@ -112,7 +113,7 @@ check() {
   fi
   case $command in
     create) check_type ;;
-    train) check_job ;;
+    train | start) check_job ;;
     up)
       check_type
       check_job
@@ -238,13 +239,13 @@ install() {
  && bash $new/launch/tpu_vm_worker.sh install"
 }
 
-# Starts the job unless it runs; `up` brings the code first.
+# Starts the job unless it runs; `up` and `start` bring the code first.
 train() {
   if job_runs; then
     echo 'already running; not started a second time' >&2
     return
   fi
-  if [[ $command == up ]]; then
+  if [[ $command == up || $command == start ]]; then
     install
   fi
   local line=''
@@ -282,7 +283,7 @@ main() {
       ! job_runs || fail 'the job runs and keeps its code; stop it first.'
       install
       ;;
-    train) train ;;
+    train | start) train ;;
     up) # not joined by &&, which would switch off `set -e` inside them
       create
       train

@@ -14,7 +14,7 @@ PACKAGE = pathlib.Path(__file__).parents[1] / 'vit_jax'
 COMMANDS = (
   *('train', 'finetune', 'evaluate', 'predict', 'convert', 'preview'),
   *('goodput', 'check_data', 'plan', 'prepare', 'export', 'features'),
-  *('sweep', 'configs'),
+  *('sweep', 'configs', 'launch'),
 )
 ROOMS = (
   *('cli', 'training', 'weights', 'analysis', 'evaluators', 'checkpoint'),

@@ -22,7 +22,10 @@ from vit_jax.plan.evaluate import Plan, plan
 def define_flags() -> None:
   """The flags of this command."""
   flags.DEFINE_string(
-    'topology', None, "v3:4x4 and the like, in chips; 'local': this machine."
+    'topology',
+    None,
+    'v3:4x4 and the like, in chips; h100:4x8, nodes and GPUs (limits only); '
+    "'local': this machine.",
   )
   flags.DEFINE_integer('slices', 1, 'Slices, joined by the slower network.')
   flags.DEFINE_bool('json', False, 'Print one JSON object.')
@@ -46,11 +49,16 @@ def main(arguments: list[str]) -> None:
       '--topology is needed: v3:4x4 and the like (chips), or local.'
     )
   target = topology.find(values.topology, values.slices)
+  if values.search and not target.compiles:
+    raise UserError(
+      f'--search compiles, and nothing does for {target.name} here: leave it '
+      'out.'
+    )
   made = plan(values.config, target)
   result, tables = dict(made.result), []
   if values.search:
     result |= _searched(made, target, tables)
-  elif not made.fits:
+  elif not made.fits and target.compiles:
     result |= search.what_fits(values.config, target, made)
   if values.breakdown:
     result['breakdown'] = report.costliest(made)

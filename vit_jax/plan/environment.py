@@ -4,6 +4,9 @@ import os
 import re
 from collections.abc import Sequence
 
+from vit_jax.errors import UserError
+from vit_jax.plan import gpus
+
 LOCAL = 'local'  # the topology that stands for this machine's own backend
 
 # libtpu looks for the machine it expects to run on; the last four keep it from
@@ -30,3 +33,16 @@ def prepare(argv: Sequence[str]) -> None:
   local = re.compile(rf'--?topology[= ]{LOCAL}')
   if not local.search(' '.join(argv)):
     os.environ.update(_WITHOUT_TPU)
+  if devices := _gpus(argv):  # stood for by as many devices of the CPU
+    count = f'--xla_force_host_platform_device_count={devices}'
+    os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} {count}'
+
+
+def _gpus(argv: Sequence[str]) -> int:
+  """The number of GPUs in `--topology=h100:4x8`; 0 if it names none."""
+  given = re.search(r'--?topology[= ](\S+)', ' '.join(argv))
+  try:
+    parsed = gpus.parse(given[1]) if given else None
+  except UserError:  # said where the flag is used
+    return 0
+  return parsed[1] if parsed else 0

@@ -10,7 +10,7 @@ import jax
 from vit_jax.arrays import tree
 from vit_jax.config import durations
 from vit_jax.config.completion import Config
-from vit_jax.plan import cost, hlo, memory
+from vit_jax.plan import cost, gpus, hlo, memory
 from vit_jax.plan.topology import Target
 from vit_jax.training import compiling
 from vit_jax.training.experiment import Experiment
@@ -66,6 +66,8 @@ def plan(config: Config, target: Target) -> Plan:
   with jax.set_mesh(experiment.mesh):
     state = experiment.abstract_state()
     result = _about(experiment, state, target)
+    if not target.compiles:
+      return Plan(config, result | _at_least(experiment, result, target), None)
     try:
       compiled = compiling.compile_step(experiment)
     except jax.errors.JaxRuntimeError as error:
@@ -141,6 +143,7 @@ def _about(experiment: Experiment, state: Any, target: Target) -> dict:
     'uncounted_cycles': None,
     'uncounted': {},
     'predicted_days': None,
+    'least_days': None,
     'paper_core_days': config.paper_core_days,
     'batch_size': config.batch_size,
     'micro_batches': config.micro_batches,
@@ -150,6 +153,21 @@ def _about(experiment: Experiment, state: Any, target: Target) -> dict:
     'unroll': config.model.get('unroll'),
     'computed_by': experiment.model.computed_by(experiment.image_size),
     'bytes': sizes,
+  }
+
+
+def _at_least(
+  experiment: Experiment, result: dict[str, Any], target: Target
+) -> dict[str, Any]:
+  """What no program can do without, where none is compiled."""
+  assert target.hbm_bytes is not None
+  kept = sum(result['bytes'].values())
+  batch = experiment.config.batch_size
+  seconds = gpus.least_seconds(experiment.image_flops, batch, target.name)
+  return {
+    'fits': kept <= target.hbm_bytes,
+    'peak_bytes_per_device': kept,
+    'least_days': seconds * experiment.total_steps / SECONDS_PER_DAY,
   }
 
 

@@ -41,7 +41,12 @@ def _memory(result: dict[str, Any]) -> list[tuple[str, str]]:
   )
   verdict = 'fits' if result['fits'] else 'DOES NOT FIT'
   peak, limit = result['peak_bytes_per_device'], result['hbm_bytes_per_device']
+  least = result['least_days']
+  if least is not None and result['fits']:
+    verdict = 'state and batch fit, the rest is not known'
   rows = [('memory', f'{verdict}: {size(peak)} of {size(limit)} a device')]
+  if least is not None:
+    rows.append(('time', f'{least:.1f} days at least, at the peak of all'))
   rows.append(('  of it', parts))
   if 'largest_batch_size' in result:
     largest = result['largest_batch_size']

@@ -9,6 +9,7 @@ import jax
 from jax.experimental import topologies
 
 from vit_jax.errors import UserError, closest
+from vit_jax.plan import gpus
 from vit_jax.plan.environment import LOCAL
 from vit_jax.run import chips
 
@@ -102,6 +103,7 @@ class Target:
     chip: None for the local backend, whose compiler gives no estimates.
     hbm_bytes: memory of a device; None where it is not known.
     slow_bytes_per_s: of a device, between slices.
+    compiles: whether there is a compiler for them here; none for GPUs.
   """
 
   name: str
@@ -110,6 +112,7 @@ class Target:
   chip: Chip | None
   hbm_bytes: int | None
   slow_bytes_per_s: float = SLOW_BYTES_PER_S_OTHER
+  compiles: bool = True
 
 
 def parse(name: str) -> tuple[str, tuple[int, ...]]:
@@ -126,8 +129,9 @@ def parse(name: str) -> tuple[str, tuple[int, ...]]:
       f'{", ".join(CHIPS)}.'
     )
   if match[1] not in CHIPS:
+    known = [*CHIPS, *chips.GPUS]
     raise UserError(
-      f'no TPU is called {match[1]!r}; {closest(match[1], CHIPS)}.'
+      f'no TPU or GPU is called {match[1]!r}; {closest(match[1], known)}.'
     )
   return match[1], tuple(int(side) for side in match[2].split('x'))
 
@@ -136,7 +140,7 @@ def find(name: str, slices: int = 1) -> Target:
   """The devices that a topology's name stands for.
 
   Args:
-    name: 'v3:4x4' and the like, or 'local'.
+    name: 'v3:4x4' and the like, 'h100:4x8' (nodes, GPUs), or 'local'.
     slices: how many of them.
 
   Raises:
@@ -144,6 +148,8 @@ def find(name: str, slices: int = 1) -> Target:
   """
   if name == LOCAL:
     return _local(slices)
+  if gpus.parse(name) is not None:
+    return _gpus(name, slices)
   version, _ = parse(name)
   if slices < 1:
     raise UserError(f'--slices is {slices}; it must be at least 1.')
@@ -184,3 +190,15 @@ def _local(slices: int) -> Target:
   devices = tuple(jax.local_devices())
   stats = devices[0].memory_stats() or {}
   return Target(LOCAL, devices, 1, None, stats.get('bytes_limit'))
+
+
+def _gpus(name: str, slices: int) -> Target:
+  """GPUs; devices of the CPU stand for them."""
+  parsed = gpus.parse(name)
+  assert parsed is not None
+  gpu, number = parsed
+  if slices != 1:
+    raise UserError(f'--topology={name} is no slice; --slices is {slices}.')
+  devices = tuple(jax.devices('cpu')[:number])
+  assert len(devices) == number, 'see environment.prepare'
+  return Target(name, devices, 1, None, gpu.memory_bytes, compiles=False)

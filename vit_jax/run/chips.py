@@ -1,5 +1,7 @@
 """What a chip can do at most: the one table of peaks."""
 
+import dataclasses
+
 # Peak dense bf16 FLOP/s of one JAX device, by `device.device_kind`. A device is
 # a core on v2, v3 and tpu7x, a chip on others. Public figures of the vendors.
 _PEAK_FLOPS = {
@@ -18,6 +20,27 @@ _PEAK_FLOPS = {
   'NVIDIA H100 PCIe': 756e12,
   'NVIDIA H100': 989e12,
   'NVIDIA H200': 989e12,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Gpu:
+  """A GPU by the name that `plan` and `launch` know; the vendor's figures.
+
+  Attributes:
+    device_kind: as JAX has it.
+    memory_bytes: in all; a program gets less.
+  """
+
+  device_kind: str
+  memory_bytes: int
+
+
+GPUS = {
+  'a100-40gb': Gpu('NVIDIA A100', 40 * 2**30),
+  'a100-80gb': Gpu('NVIDIA A100', 80 * 2**30),
+  'h100': Gpu('NVIDIA H100', 80 * 2**30),
+  'h200': Gpu('NVIDIA H200', 141 * 10**9),
 }
 
 

@@ -1,0 +1,286 @@
+"""What a launch really runs: programs on a PATH of their own write it down."""
+
+import dataclasses
+import json
+import os
+import threading
+
+import launch_jobs
+import pytest
+from fake_cloud import Cloud, understood
+
+from vit_jax.errors import UserError
+from vit_jax.launch import command, gke, policy, queued, slurm, tpu_vm
+from vit_jax.launch.job import FLAGS
+from vit_jax.launch.shell import Shell, quote
+
+NO_PAUSE = dict(pause=lambda seconds: None)
+
+
+@pytest.fixture
+def programs(tmp_path, monkeypatch):
+  """Everything that a launch may call, recorded; nothing else is found."""
+  made = launch_jobs.Programs(
+    tmp_path / 'bin',
+    *('bash', 'docker', 'gcloud', 'git', 'kubectl', 'mkdir', 'python'),
+    *('rm', 'sbatch', 'squeue', 'tar'),
+  )
+  monkeypatch.setenv('PATH', str(made.folder))
+  return made
+
+
+@pytest.fixture
+def checkout(tmp_path):
+  folder = tmp_path / 'checkout'
+  folder.mkdir()
+  return folder
+
+
+def shell_of(checkout, lines=None):
+  """A shell of a checkout; what it shows goes to `lines`."""
+  return Shell(
+    checkout, dry_run=False, say=[].append if lines is None else lines.append
+  )
+
+
+def expected(target):
+  """The commands of a dry run, as a shell splits them."""
+  printed = launch_jobs.dry_run(launch_jobs.JOBS[target])
+  commands = [
+    line
+    for line in _outside_of_documents(printed)
+    if not line.startswith('#')
+    and line not in ('mkdir -p build/l16-i21k', 'wait')
+  ]
+  return [line.removesuffix(' &').partition(' <')[0] for line in commands]
+
+
+def _outside_of_documents(printed):
+  inside = False
+  for line in printed.splitlines():
+    if line.startswith('cat >'):
+      inside = True
+    elif line == 'END_OF_FILE':
+      inside = False
+    elif not inside:
+      yield line
+
+
+def said(calls):
+  """Recorded calls in the form of `expected`."""
+  return [quote(call) for call in calls]
+
+
+def test_gke_builds_pushes_and_applies_what_a_dry_run_prints(
+  programs, checkout
+):
+  (checkout / 'build/l16-i21k').mkdir(parents=True)
+  (checkout / 'build/l16-i21k/code.tar').touch()  # git is a stand-in
+  assert gke.start(launch_jobs.JOBS['gke'], shell_of(checkout), 300) == 0
+  assert said(programs.calls()) == expected('gke')
+  applied = json.loads((checkout / 'build/l16-i21k/jobset.json').read_text())
+  assert applied == gke.jobset(launch_jobs.JOBS['gke'], 300)
+
+
+@pytest.mark.parametrize(
+  'state, calls',
+  [
+    ('l16-i21k=', ['get']),
+    ('l16-i21k=Completed', ['get']),
+    ('l16-i21k=Failed', ['get', 'delete', 'apply']),
+  ],
+)
+def test_gke_leaves_what_runs_and_replaces_what_failed(
+  programs, checkout, state, calls
+):
+  (checkout / 'build/l16-i21k').mkdir(parents=True)
+  (checkout / 'build/l16-i21k/code.tar').touch()
+  programs.answer('kubectl', 'get', (state, 0, ''))
+  assert gke.start(launch_jobs.JOBS['gke'], shell_of(checkout), 300) == 0
+  kubectl = [call[1] for call in programs.calls() if call[0] == 'kubectl']
+  assert kubectl == calls
+
+
+def test_gke_says_that_there_is_no_cluster(programs, checkout):
+  programs.answer('kubectl', 'get', ('', 1, 'connection refused'))
+  with pytest.raises(UserError, match='cannot ask the cluster'):
+    gke.start(launch_jobs.JOBS['gke'], shell_of(checkout), 300)
+  assert len(programs.calls()) == 1
+
+
+def test_a_step_that_fails_ends_the_launch(programs, checkout):
+  programs.answer('git', 'archive', ('', 3, ''))
+  with pytest.raises(UserError, match='`git archive.*exit code 3'):
+    gke.start(launch_jobs.JOBS['gke'], shell_of(checkout), 300)
+  assert [call[0] for call in programs.calls()] == ['kubectl', 'git']
+
+
+def test_a_program_that_is_missing_is_named(programs, checkout):
+  (programs.folder / 'kubectl').unlink()
+  with pytest.raises(UserError, match='kubectl is not installed here'):
+    gke.start(launch_jobs.JOBS['gke'], shell_of(checkout), 300)
+
+
+def test_slurm_installs_and_submits_what_a_dry_run_prints(programs, checkout):
+  python = checkout / 'build/l16-i21k/venv/bin/python'
+  python.parent.mkdir(parents=True)
+  python.symlink_to(programs.folder / 'python')
+  job = launch_jobs.JOBS['slurm']
+  assert slurm.start(job, shell_of(checkout), 300, python='python') == 0
+  first = [call for call in programs.calls() if 'pip' not in call]
+  wanted = expected('slurm')
+  assert said(first) == [
+    line.replace('PYTHON', 'python') for line in wanted if ' pip ' not in line
+  ]
+  script = (checkout / 'build/l16-i21k/job.sbatch').read_text()
+  assert script == slurm.script(job, 300)
+
+
+def test_slurm_leaves_a_job_that_is_queued(programs, checkout):
+  programs.answer('squeue', '--me', ('4711', 0, ''))
+  lines = []
+  shell = shell_of(checkout, lines)
+  assert slurm.start(launch_jobs.JOBS['slurm'], shell, 300) == 0
+  assert [call[0] for call in programs.calls()] == ['squeue']
+  assert 'queued already, as 4711' in lines[-1]
+
+
+def _queue(programs, *states):
+  turns = [
+    (state, 0, '') if state else ('', 1, 'NOT_FOUND: no such resource')
+    for state in states
+  ]
+  programs.answer('gcloud', 'describe', *turns)
+
+
+def _verbs(programs):
+  """What was asked of the queue and of slices, in order."""
+  return [
+    f'{call[2]} {call[3]}' if call[0] == 'bash' else call[4]
+    for call in programs.calls()
+    if 'describe' not in call
+  ]
+
+
+def test_queued_waits_restarts_and_asks_anew(programs, checkout):
+  """Taken away in the middle: deleted, asked for again, on to the end."""
+  _queue(
+    programs,
+    *('', 'WAITING_FOR_RESOURCES', 'PROVISIONING', 'ACTIVE'),
+    *('SUSPENDING', 'SUSPENDING', 'SUSPENDED', 'ACTIVE'),
+  )
+  # The connection breaks first, then the run ends.
+  programs.answer('bash', 'log', ('', 255, ''), ('', 0, ''))
+  lines = []
+  job = dataclasses.replace(launch_jobs.JOBS['queued'], max_restarts=0)
+  code = queued.start(job, shell_of(checkout, lines), 300, **NO_PAUSE)
+  assert code == 0, lines
+  starts = ['start --name=l16-i21k-0', 'start --name=l16-i21k-1']
+  once = [*starts, 'log --name=l16-i21k-0']
+  verbs = _verbs(programs)
+  verbs[1:3] = sorted(verbs[1:3])  # started side by side
+  verbs[-3:-1] = sorted(verbs[-3:-1])
+  assert verbs == ['create', *once, 'delete', 'create', *once]
+
+
+def test_queued_runs_what_a_dry_run_prints(programs, checkout):
+  _queue(programs, '', 'ACTIVE')
+  queued.start(launch_jobs.JOBS['queued'], shell_of(checkout), 300, **NO_PAUSE)
+  calls = said(programs.calls())
+  wanted = expected('queued')
+  assert sorted(calls) == sorted(wanted)
+  assert calls[:3] == wanted[:3] and calls[-1] == wanted[-1]
+
+
+@pytest.mark.parametrize('code', [2, 43, 44])
+def test_queued_does_not_start_again_what_cannot_work(programs, checkout, code):
+  _queue(programs, 'ACTIVE')
+  programs.answer('bash', 'log', ('', code, ''))
+  job, shell = launch_jobs.JOBS['queued'], shell_of(checkout)
+  assert queued.start(job, shell, 300, **NO_PAUSE) == code
+  assert _verbs(programs).count('log --name=l16-i21k-0') == 1
+
+
+def test_queued_says_a_state_that_is_not_known(programs, checkout):
+  _queue(programs, 'ODD')
+  job, shell = launch_jobs.JOBS['queued'], shell_of(checkout)
+  with pytest.raises(UserError, match="is 'ODD', which is not known"):
+    queued.start(job, shell, 300, **NO_PAUSE)
+
+
+def test_queued_asks_for_nothing_where_gcloud_fails(programs, checkout):
+  """A network that is down is no queue that is empty."""
+  programs.answer('gcloud', 'describe', ('', 1, 'no connection'))
+  job, shell = launch_jobs.JOBS['queued'], shell_of(checkout)
+  with pytest.raises(UserError, match='gcloud failed 20 times'):
+    queued.start(job, shell, 300, **NO_PAUSE)
+  assert _verbs(programs) == []
+
+
+def test_one_queued_slice_has_the_name_of_its_request():
+  job = launch_jobs.changed('queued', slices=1)
+  assert queued.nodes(job) == ['l16-i21k']
+  assert '--node-id=l16-i21k' in queued.create(job)
+
+
+def test_a_tpu_vm_is_trained_on_until_the_run_is_finished(
+  tmp_path, monkeypatch
+):
+  """Through launch/tpu_vm.sh and its worker script: saved, again, finished."""
+  cloud = Cloud(tmp_path)
+  monkeypatch.setenv('PATH', f'{cloud.root}/bin:{os.environ["PATH"]}')
+  job = launch_jobs.changed('tpu-vm', config='configs/small.py')
+  lines, codes, again = [], [], threading.Event()
+
+  def pause(seconds):
+    assert again.wait(60)
+
+  def launch():
+    codes.append(
+      tpu_vm.start(job, shell_of(cloud.checkout, lines), 300, pause=pause)
+    )
+
+  thread = threading.Thread(target=launch)
+  thread.start()
+  try:
+    cloud.wait_for_runs(1)
+    cloud.end_jobs(42)
+    again.set()
+    cloud.wait_for_runs(2)
+  finally:
+    cloud.end_jobs(0)
+    again.set()
+    thread.join(60)
+  assert codes == [0], lines
+  assert any('preempted, state saved; starting again' in x for x in lines)
+  (first, second), (third, fourth) = cloud.runs()
+  assert first == second == third == fourth
+
+
+def test_restarts_are_counted_unless_preempted():
+  codes = [42, 1, 42, 45, 134, 0]
+  said = []
+  ended = policy.until_done(lambda: codes.pop(0), 3, said.append, said.append)
+  assert (ended, codes) == (0, [])
+  assert said.count(policy.PAUSE_S) == 5
+  assert policy.until_done(lambda: 45, 2, said.append, said.append) == 45
+  assert said[-1] == 'exit code 45 after 2 restarts; given up'
+
+
+@pytest.mark.parametrize('code', [2, 43, 44])
+def test_what_would_end_alike_is_not_tried_again(code):
+  said = []
+  assert policy.until_done(lambda: code, 9, said.append, said.append) == code
+  assert len(said) == 1 and 'not started again' in said[0]
+
+
+def test_every_target_has_its_flags():
+  assert list(FLAGS) == list(command.TARGETS) == list(launch_jobs.JOBS)
+
+
+def test_the_script_of_a_dry_run_is_one(tmp_path):
+  """A shell reads all of it; nothing but commands that are stood in for."""
+  job = launch_jobs.JOBS['queued']
+  shown = launch_jobs.dry_run(job).replace('bash ', 'git ')  # recorded, too
+  words = understood(shown, tmp_path)
+  assert len(words) == 6

@@ -1,0 +1,77 @@
+"""What is known of GPUs without one: bytes that stay, and FLOPs."""
+
+import math
+
+import jax
+import pytest
+
+from vit_jax.config import loading
+from vit_jax.errors import UserError
+from vit_jax.plan import environment, evaluate, gpus, topology
+from vit_jax.plan.report import summary
+
+
+def config(**mesh):
+  """The quickstart's, on another mesh."""
+  changes = {f'mesh__{axis}': size for axis, size in mesh.items()}
+  return evaluate.changed(loading.load('configs/quickstart.py'), **changes)
+
+
+def test_state_is_counted_by_device_and_time_at_the_peak():
+  """Parameters split over eight take an eighth, in the same least time."""
+  target = topology.find('h100:2x4')
+  assert len(target.devices) == 8 and not target.compiles
+  whole = evaluate.plan(config(), target).result
+  split = evaluate.plan(config(data=1, fsdp=-1), target).result
+  assert whole['fits'] and whole['hbm_bytes_per_device'] == 80 * 2**30
+  assert whole['bytes']['parameters'] == 4 * whole['parameters']
+  assert split['bytes']['parameters'] < whole['bytes']['parameters'] / 2
+  assert whole['peak_bytes_per_device'] == sum(whole['bytes'].values())
+  flops = whole['model_flops_per_image'] * whole['batch_size']
+  days = flops * whole['total_steps'] / 8 / 989e12 / 86_400
+  assert math.isclose(whole['least_days'], days)
+  assert split['least_days'] == whole['least_days']
+  assert whole['predicted_step_seconds'] is None
+
+
+def test_what_does_not_fit_is_said(monkeypatch):
+  small = gpus.chips.Gpu('NVIDIA H100', 10**4)
+  monkeypatch.setitem(gpus.chips.GPUS, 'h100', small)
+  made = evaluate.plan(config(), topology.find('h100:1x8'))
+  assert not made.fits
+  assert 'DOES NOT FIT' in summary(made)
+
+
+def test_the_summary_says_that_it_is_a_limit():
+  text = summary(evaluate.plan(config(), topology.find('a100-40gb:1x8')))
+  assert 'state and batch fit, the rest is not known' in text
+  assert 'days at least, at the peak of all' in text
+
+
+@pytest.mark.parametrize('name', ['h100', 'h100:8', 'h100:0x8', 'h100:2x2x2'])
+def test_another_form_is_refused(name):
+  with pytest.raises(UserError, match='give h100:NODESxGPUS'):
+    topology.find(name)
+
+
+def test_gpus_are_of_one_slice_and_known():
+  with pytest.raises(UserError, match='is no slice; --slices is 2'):
+    topology.find('h100:1x8', 2)
+  with pytest.raises(UserError, match="did you mean 'h100'"):
+    topology.find('h10:1x8')
+
+
+@pytest.mark.parametrize('flag', ['--topology=h100:4x8', '--topology h100:4x8'])
+def test_devices_of_the_cpu_stand_for_them(monkeypatch, flag):
+  made = {'XLA_FLAGS': '--xla_a=1'}
+  monkeypatch.setattr(environment.os, 'environ', made)
+  environment.prepare(['plan', *flag.split(), '--json'])
+  count = '--xla_force_host_platform_device_count=32'
+  assert made['XLA_FLAGS'] == f'--xla_a=1 {count}'
+  assert made['JAX_PLATFORMS'] == 'cpu'
+
+
+def test_slices_need_none():
+  assert environment._gpus(['plan', '--topology=v3:4x4']) == 0
+  assert environment._gpus(['plan', '--topology=h100:x']) == 0
+  assert jax.device_count() == 8  # of tests/conftest.py

@@ -1,0 +1,1 @@
+"""Starts a run on a cluster, and starts it again until it is done."""

@@ -1,0 +1,60 @@
+"""The commit that a launch installs."""
+
+import pathlib
+import subprocess
+import sys
+
+from vit_jax.errors import UserError
+
+_SCRIPT = 'launch/tpu_vm.sh'  # no package has it
+
+
+def _git(root: pathlib.Path, *arguments: str) -> str | None:
+  """What git prints; None where it fails or is not there."""
+  command = ['git', '-C', str(root), *arguments]
+  try:
+    done = subprocess.run(command, capture_output=True, text=True)
+  except FileNotFoundError:
+    return None
+  return done.stdout.strip() if done.returncode == 0 else None
+
+
+def commit(root: pathlib.Path) -> str:
+  """The newest commit; says so if there are changes beside it.
+
+  Raises:
+    UserError: this is no checkout.
+  """
+  found = _git(root, 'rev-parse', 'HEAD')
+  if found is None or not (root / _SCRIPT).is_file():
+    raise UserError(
+      f'{root} is no git checkout of this project, and a launch installs a '
+      'commit: clone the repository and launch from there.'
+    )
+  if _git(root, 'status', '--porcelain', '--untracked-files=no'):
+    print('note: changes that are not committed do not travel', file=sys.stderr)
+  return found
+
+
+def check_config(root: pathlib.Path, commit: str, config: str) -> None:
+  """Refuses a config that the hosts will not have.
+
+  Args:
+    root: the checkout.
+    commit: that is installed.
+    config: as for train, perhaps with an argument after a colon.
+
+  Raises:
+    UserError: it is not in the commit.
+  """
+  file = pathlib.PurePath(config.partition(':')[0])
+  if file.is_absolute() or not (root / file).is_file():
+    raise UserError(
+      f'--config is {config!r}; the hosts get the committed files of this '
+      f'checkout, {root}: give a path within it, such as configs/l16_i21k.py.'
+    )
+  if _git(root, 'cat-file', '-e', f'{commit}:{file.as_posix()}') is None:
+    raise UserError(
+      f'--config is {config!r}, which is not committed, and the hosts get the '
+      f'commit {commit[:12]}: commit it first.'
+    )

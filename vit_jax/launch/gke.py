@@ -1,0 +1,217 @@
+"""TPU slices of a GKE cluster, as a JobSet; the cluster starts it again.
+
+Fields and values as in the API documentation of Kubernetes (batch/v1 Job, from
+1.31), of JobSet (jobset.x-k8s.io/v1alpha2, from 0.10: it tells one rule of a
+Job from another by the Job's message) and of GKE (TPU node labels, spot).
+"""
+
+import json
+from typing import Any
+
+from vit_jax.errors import UserError
+from vit_jax.launch import policy
+from vit_jax.launch.job import Job
+from vit_jax.launch.shell import Shell
+
+_CONTAINER = 'trainer'
+_REPLICATED = 'slice'
+_SPOT = 'cloud.google.com/gke-spot'
+
+
+def tagged(job: Job) -> str:
+  """The image that holds this commit."""
+  return f'{job.image}:{job.commit[:12]}'
+
+
+def jobset(job: Job, grace_s: int) -> dict[str, Any]:
+  """The manifest: a Job a slice, all started again together.
+
+  Args:
+    job: on GKE.
+    grace_s: from SIGTERM to SIGKILL.
+  """
+  return {
+    'apiVersion': 'jobset.x-k8s.io/v1alpha2',
+    'kind': 'JobSet',
+    'metadata': {
+      'name': job.name,
+      'labels': {'vit-jax/commit': job.commit},
+      # A slice's pods have a node pool for themselves; GKE tells the slices of
+      # each other by it, too.
+      'annotations': {
+        'alpha.jobset.sigs.k8s.io/exclusive-topology': (
+          'cloud.google.com/gke-nodepool'
+        )
+      },
+    },
+    'spec': {
+      'failurePolicy': _failure_policy(job),
+      'replicatedJobs': [
+        {
+          'name': _REPLICATED,
+          'replicas': job.slices,
+          'template': {'spec': _job(job, grace_s)},
+        }
+      ],
+    },
+  }
+
+
+def _failure_policy(job: Job) -> dict[str, Any]:
+  """What follows from the failure of a slice; the first rule that matches.
+
+  No rule matches what no pod rule does (a crash, a lost peer, no memory): the
+  JobSet is started again and that is counted.
+  """
+  rules = [
+    ('stop-and-tell', 'FailJobSet', 0),
+    ('preempted', 'RestartJobSetAndIgnoreMaxRestarts', 1),
+    ('disrupted', 'RestartJobSetAndIgnoreMaxRestarts', 2),
+  ]
+  return {
+    'maxRestarts': job.max_restarts,
+    'rules': [
+      {
+        'name': name,
+        'action': action,
+        'onJobFailureReasons': ['PodFailurePolicy'],
+        'onJobFailureMessagePatterns': [f'FailJob rule at index {index}$'],
+      }
+      for name, action, index in rules
+    ],
+  }
+
+
+def _pod_rules() -> list[dict[str, Any]]:
+  """The rules that `_failure_policy` names by their places."""
+
+  def on_codes(*codes: int) -> dict[str, Any]:
+    values = sorted(codes)
+    codes_in = {'operator': 'In', 'values': values}
+    return {'containerName': _CONTAINER, **codes_in}
+
+  gone = {'type': 'DisruptionTarget', 'status': 'True'}
+  return [
+    {'action': 'FailJob', 'onExitCodes': on_codes(*policy.STOP)},
+    {'action': 'FailJob', 'onExitCodes': on_codes(policy.RESUME)},
+    {'action': 'FailJob', 'onPodConditions': [gone]},
+  ]
+
+
+def _job(job: Job, grace_s: int) -> dict[str, Any]:
+  hosts = job.topology.hosts
+  return {
+    'parallelism': hosts,
+    'completions': hosts,
+    'completionMode': 'Indexed',
+    'backoffLimit': 0,  # one pod alone is never started again
+    'podFailurePolicy': {'rules': _pod_rules()},
+    'template': {'spec': _pod(job, grace_s)},
+  }
+
+
+def _pod(job: Job, grace_s: int) -> dict[str, Any]:
+  assert job.topology.tpu is not None
+  chips = {'google.com/tpu': str(job.topology.per_host)}
+  selector = {
+    'cloud.google.com/gke-tpu-accelerator': job.topology.tpu.gke,
+    'cloud.google.com/gke-tpu-topology': job.topology.shape,
+  }
+  pod: dict[str, Any] = {
+    'restartPolicy': 'Never',  # as a podFailurePolicy demands
+    'terminationGracePeriodSeconds': grace_s,
+    'nodeSelector': selector,
+    'containers': [
+      {
+        'name': _CONTAINER,
+        'image': tagged(job),
+        'command': [
+          'python',
+          '-m',
+          'vit_jax.train',
+          *map(_literal, job.trainer_arguments),
+        ],
+        'env': _environment(job),
+        'resources': {'requests': chips, 'limits': chips},
+      }
+    ],
+  }
+  if job.service_account:
+    pod['serviceAccountName'] = job.service_account
+  if job.spot:
+    selector[_SPOT] = 'true'
+    pod['tolerations'] = [
+      {
+        **{'key': _SPOT, 'operator': 'Equal', 'value': 'true'},
+        'effect': 'NoSchedule',
+      }
+    ]
+  return pod
+
+
+def _environment(job: Job) -> list[dict[str, str]]:
+  if job.data_dir is None:
+    return []
+  return [{'name': 'TFDS_DATA_DIR', 'value': _literal(job.data_dir)}]
+
+
+def _literal(text: str) -> str:
+  """Text in which Kubernetes expands no $(VARIABLE)."""
+  return text.replace('$', '$$')
+
+
+def start(job: Job, shell: Shell, grace_s: int) -> int:
+  """Builds the image of this commit and applies the manifest.
+
+  Args:
+    job: on GKE.
+    shell: to run it in.
+    grace_s: from SIGTERM to SIGKILL.
+
+  Returns:
+    0: the cluster has it, and starts it again as it must.
+  """
+  state = shell.ask(
+    *('kubectl', 'get', 'jobset', job.name, '--ignore-not-found'),
+    '--output=jsonpath={.metadata.name}={.status.terminalState}',
+  )
+  if state is None:
+    raise UserError(
+      'kubectl cannot ask the cluster (see above): choose one by `gcloud '
+      'container clusters get-credentials`; it needs JobSet 0.10 or newer.'
+    )
+  name, _, ended = state.partition('=')
+  if name and ended != 'Failed':
+    shell.note(f'{ended or "running"} already; not started a second time')
+    return 0
+  archive, manifest = f'{job.folder}/code.tar', f'{job.folder}/jobset.json'
+  text = json.dumps(jobset(job, grace_s), indent=2, ensure_ascii=False)
+  shell.write(manifest, text)
+  shell.check(
+    'git', 'archive', '--format=tar', f'--output={archive}', job.commit
+  )
+  file = '--file=launch/Dockerfile.tpu'
+  shell.check(
+    'docker', 'build', file, f'--tag={tagged(job)}', '-', stdin=archive
+  )
+  shell.check('docker', 'push', tagged(job))
+  if name:
+    shell.check('kubectl', 'delete', 'jobset', job.name, '--wait')
+  shell.check('kubectl', 'apply', f'--filename={manifest}')
+  _tell(job, shell)
+  return 0
+
+
+def _tell(job: Job, shell: Shell) -> None:
+  stop = ', '.join(map(str, policy.STOP))
+  pods = f'jobset.sigs.k8s.io/jobset-name={job.name}'
+  shell.note(
+    f'The cluster starts it again after a preemption or exit code '
+    f'{policy.RESUME}; after other\nfailures {job.max_restarts} times at most; '
+    f'never after {stop}.\n'
+    f'state: kubectl describe jobset {job.name}\n'
+    f'log:   kubectl logs --follow --selector={pods},'
+    'batch.kubernetes.io/job-completion-index=0\n'
+    f'stop:  kubectl delete jobset {job.name}  (saves, and resumes by the same '
+    'launch)'
+  )

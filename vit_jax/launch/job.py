@@ -1,0 +1,152 @@
+"""What is to run, and where: the flags of a launch, checked."""
+
+import dataclasses
+import pathlib
+import re
+
+from vit_jax.errors import UserError, check_range
+from vit_jax.launch.topology import Topology
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+  """One run on a cluster.
+
+  Attributes:
+    target: 'tpu-vm', 'queued', 'gke' or 'slurm'.
+    name: of the slice, the JobSet or the SLURM job.
+    commit: that is installed.
+    config: as for train.
+    overrides: --config.KEY=VALUE.
+    trainer_flags: other flags of train.
+    workdir: of the run, seen by all hosts.
+    data_dir: of TFDS; None for the hosts' own default.
+    topology: of one slice.
+    slices: how many.
+    spot: cheaper machines that may be taken away.
+    max_restarts: after failures; preemptions are not counted.
+    zone, project, version: of Cloud TPU (version: the runtime image).
+    image: of the container, without a tag.
+    service_account: of Kubernetes, which may read and write the buckets.
+    partition, account, time_limit: of SLURM.
+  """
+
+  target: str
+  name: str
+  commit: str
+  config: str
+  workdir: str
+  topology: Topology
+  overrides: tuple[str, ...] = ()
+  trainer_flags: tuple[str, ...] = ()
+  data_dir: str | None = None
+  slices: int = 1
+  spot: bool = False
+  max_restarts: int = 20
+  zone: str | None = None
+  project: str | None = None
+  version: str | None = None
+  image: str | None = None
+  service_account: str | None = None
+  partition: str | None = None
+  account: str | None = None
+  time_limit: str | None = None
+
+  @property
+  def trainer_arguments(self) -> tuple[str, ...]:
+    """What follows `python -m vit_jax.train`."""
+    own = (f'--config={self.config}', f'--workdir={self.workdir}')
+    return (*own, *self.overrides, *self.trainer_flags)
+
+  @property
+  def folder(self) -> str:
+    """Of the checkout: what is made for this job."""
+    return f'build/{self.name}'
+
+
+# The flags that a target needs, and those that it takes besides.
+_COMMON = ('data_dir', 'max_restarts')
+FLAGS = {
+  'tpu-vm': (('zone', 'project'), (*_COMMON, 'spot', 'version')),
+  'queued': (('zone', 'project'), (*_COMMON, 'spot', 'version', 'slices')),
+  'gke': (('image',), (*_COMMON, 'spot', 'slices', 'service_account')),
+  'slurm': ((), (*_COMMON, 'partition', 'account', 'time_limit')),
+}
+EXAMPLES = {
+  'zone': 'europe-west4-a',
+  'project': 'PROJECT_ID',
+  'image': 'europe-docker.pkg.dev/PROJECT_ID/REPOSITORY/vit_jax',
+  'workdir': 'gs://BUCKET/DIRECTORY',
+  'topology': 'v3:4x4',
+}
+_NAME = r'[a-z]([a-z0-9-]*[a-z0-9])?'
+_SLURM_WORD = r'[A-Za-z0-9_][\w.,-]*'
+_TIME = r'(\d+-)?\d+(:\d\d){0,2}'
+_IMAGE = r'[a-z0-9][a-z0-9._/:-]*/[a-z0-9][a-z0-9._-]*'
+_NAME_LENGTH = 40  # names of pods end with numbers of slice, host and a hash
+
+
+def default_name(config: str) -> str:
+  """'l16-i21k' of configs/l16_i21k.py."""
+  path, _, argument = config.partition(':')
+  words = f'{pathlib.PurePath(path).stem} {argument}'.lower()
+  name = re.sub('[^a-z0-9]+', '-', words).strip('-')[:_NAME_LENGTH].strip('-')
+  return name if re.fullmatch(_NAME, name) else f'vit-{name}'.strip('-')
+
+
+def check(job: Job) -> None:
+  """Refuses a job that cannot be, before anything is started.
+
+  Raises:
+    UserError: says what came and what is allowed.
+  """
+  if not re.fullmatch(_NAME, job.name) or len(job.name) > _NAME_LENGTH:
+    raise UserError(
+      f'--name is {job.name!r}; allowed: a lower-case letter, then lower-case '
+      f'letters, digits and hyphens, {_NAME_LENGTH} in all. Take a name such '
+      'as vit-l16.'
+    )
+  check_range('--slices', job.slices, at_least=1)
+  check_range('--max_restarts', job.max_restarts, at_least=0)
+  if job.slices > 1 and not (job.topology.tpu and job.topology.tpu.multislice):
+    raise UserError(
+      f'--slices is {job.slices}, and {job.topology.name} can only be one: v4 '
+      'and later work together. Take another --topology, or --slices=1.'
+    )
+  if job.target in ('tpu-vm', 'queued'):
+    _ = job.topology.accelerator_type  # raises where there is none
+  if job.target == 'gke' and job.topology.tpu and not job.topology.tpu.gke:
+    raise UserError(
+      f'--topology is {job.topology.name}, and GKE has no '
+      f'{job.topology.name.partition(":")[0]}: take --target=tpu-vm.'
+    )
+  _check_places(job)
+  for key, pattern in (
+    ('image', _IMAGE),
+    ('service_account', _NAME),
+    ('partition', _SLURM_WORD),
+    ('account', _SLURM_WORD),
+    ('time_limit', _TIME),
+  ):
+    value = getattr(job, key)
+    if value is not None and not re.fullmatch(pattern, value, re.ASCII):
+      example = {'image': EXAMPLES['image'], 'time_limit': '2-00:00:00'}
+      raise UserError(
+        f'--{key} is {value!r}; give one such as {example.get(key, "vit")}.'
+      )
+
+
+def _check_places(job: Job) -> None:
+  """Workdir and data are where every host sees them."""
+  shared = 'a path on gs://'
+  if job.target == 'slurm':
+    shared = 'a path on gs://, or an absolute one that all nodes see'
+  for key, place in (('workdir', job.workdir), ('data_dir', job.data_dir)):
+    if place is None or re.fullmatch(r'gs://[^/].*', place, re.DOTALL):
+      continue
+    if job.target == 'slurm' and place.startswith('/'):
+      continue
+    raise UserError(
+      f'--{key} is {place!r}; it must be {shared}, which outlives the machines.'
+      f' Give --{key}=gs://BUCKET/DIRECTORY.'
+    )

@@ -1,0 +1,127 @@
+"""Runs commands and shows them first; a dry run only shows them."""
+
+import pathlib
+import shlex
+import subprocess
+from collections.abc import Callable, Sequence
+
+from vit_jax.errors import UserError
+
+
+def quote(words: Sequence[str]) -> str:
+  """One line that any POSIX shell splits into these words again."""
+  return shlex.join(words)
+
+
+class Shell:
+  """Runs commands in a checkout.
+
+  Attributes:
+    root: the checkout, where they run.
+    dry_run: show only.
+    say: gets each command as a line of a script, and comments.
+  """
+
+  def __init__(
+    self,
+    root: pathlib.Path,
+    *,
+    dry_run: bool,
+    say: Callable[[str], None] = print,
+  ):
+    self.root, self.dry_run, self.say = root, dry_run, say
+
+  def note(self, text: str) -> None:
+    """Says something that is no command."""
+    self.say('\n'.join(f'# {line}'.rstrip() for line in text.splitlines()))
+
+  def run(self, *words: str, stdin: str | None = None) -> int:
+    """Runs a command; returns its exit code.
+
+    Args:
+      words: program and arguments.
+      stdin: a file of the checkout to read from.
+    """
+    self.say(quote(words) + (f' <{quote([stdin])}' if stdin else ''))
+    if self.dry_run:
+      return 0
+    if stdin is None:
+      return _reaped(self._start(words))  # gcloud may ask for a passphrase
+    with open(self.root / stdin, 'rb') as file:
+      return _reaped(self._start(words, stdin=file))
+
+  def check(self, *words: str, stdin: str | None = None) -> None:
+    """Runs a command that has to succeed.
+
+    Raises:
+      UserError: it did not.
+    """
+    if code := self.run(*words, stdin=stdin):
+      raise UserError(
+        f'`{quote(words)}` ended with exit code {code}; its message is above. '
+        'Mend that; the same launch goes on.'
+      )
+
+  def run_together(self, commands: Sequence[Sequence[str]]) -> int:
+    """Runs commands side by side; returns the first exit code that is not 0."""
+    for words in commands:
+      self.say(quote(words) + (' &' if len(commands) > 1 else ''))
+    if len(commands) > 1:
+      self.say('wait')
+    if self.dry_run:
+      return 0
+    started = [
+      self._start(words, stdin=subprocess.DEVNULL) for words in commands
+    ]
+    codes = [_reaped(process) for process in started]
+    return next(filter(None, codes), 0)
+
+  def ask(self, *words: str, absent: str = 'NOT_FOUND') -> str | None:
+    """A command's output; '' where there is nothing, as in a dry run.
+
+    Args:
+      words: program and arguments.
+      absent: in its error where it fails because there is nothing.
+
+    Returns:
+      The output without white space around it; None if it failed otherwise.
+    """
+    self.say(quote(words))
+    if self.dry_run:
+      return ''
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = self._start(words, stdin=subprocess.DEVNULL, **pipes)
+    out, error = (text.decode().strip() for text in process.communicate())
+    if process.returncode == 0:
+      return out
+    if absent in error:
+      return ''
+    self.note(error[-500:])
+    return None
+
+  def write(self, path: str, text: str) -> None:
+    """Writes a file of the checkout; shown whole, as a here-document."""
+    folder = str(pathlib.PurePath(path).parent)
+    self.say(f'mkdir -p {quote([folder])}')
+    end = 'END_OF_FILE'
+    assert end not in text.splitlines()
+    body = text if text.endswith('\n') else text + '\n'
+    self.say(f"cat >{quote([path])} <<'{end}'\n{body}{end}")
+    if not self.dry_run:
+      (self.root / folder).mkdir(parents=True, exist_ok=True)
+      (self.root / path).write_text(body)
+
+  def _start(self, words: Sequence[str], **streams) -> subprocess.Popen:
+    try:
+      return subprocess.Popen(words, cwd=self.root, **streams)
+    except FileNotFoundError as error:
+      raise UserError(
+        f'{words[0]} is not installed here; install it, or see the commands '
+        'with --dry_run.'
+      ) from error
+
+
+def _reaped(process: subprocess.Popen) -> int:
+  """The exit code as a shell has it: 128 and the number of a signal."""
+  code = process.wait()
+  return code if code >= 0 else 128 - code

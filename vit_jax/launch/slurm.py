@@ -1,0 +1,128 @@
+"""GPU nodes of a SLURM cluster, by a batch script that requeues itself."""
+
+import sys
+
+from vit_jax.launch import policy
+from vit_jax.launch.job import Job
+from vit_jax.launch.shell import Shell, quote
+
+_TIME_LIMIT = '24:00:00'
+
+
+def _directives(job: Job, grace_s: int) -> list[str]:
+  topology = job.topology
+  options = [
+    f'job-name={job.name}',
+    f'nodes={topology.hosts}',
+    # JAX takes one process a GPU under SLURM.
+    f'ntasks-per-node={topology.per_host}',
+    f'gpus-per-node={topology.per_host}',
+    'exclusive',
+    f'time={job.time_limit or _TIME_LIMIT}',
+    # To the trainers, not to this script, so long before the time is up.
+    f'signal=TERM@{grace_s}',
+    'requeue',
+    'open-mode=append',
+    f'output={job.folder}/log',
+  ]
+  options += [f'partition={job.partition}'] if job.partition else []
+  options += [f'account={job.account}'] if job.account else []
+  return [f'#SBATCH --{option}' for option in options]
+
+
+def script(job: Job, grace_s: int) -> str:
+  """The batch script.
+
+  Args:
+    job: on SLURM.
+    grace_s: between the signal and the end of the time limit.
+  """
+  stop = '|'.join(map(str, policy.STOP))
+  python = f'{job.folder}/venv/bin/python'
+  step = quote(
+    [
+      # Each task ends by itself when it has saved: the first must not take the
+      # others with it. All tasks see all processors and GPUs of their node.
+      *('srun', '--kill-on-bad-exit=0', f'--wait={grace_s}'),
+      *('--cpu-bind=none', python, '-m', 'vit_jax.train'),
+      *job.trainer_arguments,
+    ]
+  )
+  data = f'export {quote([f"TFDS_DATA_DIR={job.data_dir}"])}\n'
+  return f"""#!/usr/bin/env bash
+{chr(10).join(_directives(job, grace_s))}
+#
+# Trains commit {job.commit}, and queues itself again until done.
+set -uo pipefail
+cd "${{SLURM_SUBMIT_DIR:?started by sbatch}}" || exit 1
+trap : TERM # where it comes to this script too: the trainers act on it
+{data if job.data_dir else ''}
+code=0
+{step} || code=$?
+
+failures=$(cat {job.folder}/failures 2>/dev/null || echo 0)
+case $code in
+  0)
+    echo 'finished'
+    exit 0
+    ;;
+  {stop})
+    echo "exit code $code: look at the log; not queued again" >&2
+    exit "$code"
+    ;;
+  {policy.RESUME}) echo 'preempted, state saved' ;;
+  *)
+    if ((failures >= {job.max_restarts})); then
+      echo "exit code $code after $failures restarts; given up" >&2
+      exit "$code"
+    fi
+    echo "$((failures + 1))" >{job.folder}/failures
+    echo "exit code $code; queued again" >&2
+    ;;
+esac
+if [[ -e {job.folder}/stop ]]; then
+  echo 'stopped by the file {job.folder}/stop'
+  exit "$code"
+fi
+scontrol requeue "$SLURM_JOB_ID"
+"""
+
+
+def start(
+  job: Job, shell: Shell, grace_s: int, python: str = sys.executable
+) -> int:
+  """Installs this commit in the checkout's build/ and submits the script.
+
+  Args:
+    job: on SLURM.
+    shell: to run it in, on a machine whose checkout all nodes see.
+    grace_s: between the signal and the end of the time limit.
+    python: that the environment is made with.
+
+  Returns:
+    0: SLURM has it, and queues it again as it must.
+  """
+  names = [f'--name={job.name}', '--me', '--noheader', '--format=%i']
+  if queued := shell.ask('squeue', *names):
+    shell.note(f'queued already, as {queued}; not started a second time')
+    return 0
+  folder = job.folder
+  code, its_python = f'{folder}/code', f'{folder}/venv/bin/python'
+  shell.check('rm', '-rf', code, f'{folder}/failures', f'{folder}/stop')
+  shell.check('mkdir', '-p', code)
+  archive = f'{folder}/code.tar'
+  shell.check(
+    'git', 'archive', '--format=tar', f'--output={archive}', job.commit
+  )
+  shell.check('tar', '-xf', archive, '-C', code)
+  shell.check(python, '-m', 'venv', f'{folder}/venv')
+  install = ['install', '--quiet', f'--constraint={code}/constraints.txt']
+  shell.check(its_python, '-m', 'pip', *install, f'--editable={code}[gpu]')
+  shell.write(f'{folder}/job.sbatch', script(job, grace_s))
+  shell.check('sbatch', f'{folder}/job.sbatch')
+  shell.note(
+    f'log:  {folder}/log\n'
+    f'stop: touch {folder}/stop && scancel --signal=TERM --name={job.name}  '
+    '(saves, and resumes by the same launch)'
+  )
+  return 0

@@ -1,0 +1,144 @@
+"""Slices and GPU clusters by name: how many hosts, chips and devices."""
+
+import dataclasses
+import math
+import re
+
+from vit_jax.errors import UserError, closest
+from vit_jax.run.chips import GPUS
+
+_SIDE_2D = ('2x2', '2x4', '4x4', '4x8', '8x8', '8x16', '16x16')
+_SIDE_3D = (
+  *('2x2x1', '2x2x2', '2x2x4', '2x4x4', '4x4x4', '4x4x8', '4x8x8', '8x8x8'),
+  *('8x8x12', '8x8x16', '8x16x16', '12x16x16', '16x16x16', '16x16x24'),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Version:
+  """One version of the TPU, by Google Cloud's tables of configurations.
+
+  Attributes:
+    shapes: of its slices, in chips.
+    accelerator: what `--accelerator-type` begins with; None: not as TPU VM.
+    counts_cores: whether the number after it counts cores (two a chip).
+    cores: JAX devices in a chip.
+    one_host: chips up to which a slice is one machine; larger ones have four
+      a machine.
+    gke: the label of its nodes on GKE; None: not there.
+    multislice: whether several slices can work together.
+  """
+
+  shapes: tuple[str, ...]
+  accelerator: str | None
+  counts_cores: bool = False
+  cores: int = 1
+  one_host: int = 4
+  gke: str | None = None
+  multislice: bool = True
+
+
+VERSIONS = {
+  'v2': Version(_SIDE_2D, 'v2', True, 2, multislice=False),
+  'v3': Version(
+    (*_SIDE_2D, '16x32', '32x32'),
+    *('v3', True, 2),
+    gke='tpu-v3-slice',
+    multislice=False,
+  ),
+  'v4': Version(_SIDE_3D, 'v4', True, gke='tpu-v4-podslice'),
+  'v5e': Version(
+    ('1x1', *_SIDE_2D), 'v5litepod', one_host=8, gke='tpu-v5-lite-podslice'
+  ),
+  'v5p': Version(_SIDE_3D, 'v5p', True, gke='tpu-v5p-slice'),
+  'v6e': Version(('1x1', *_SIDE_2D), 'v6e', one_host=8, gke='tpu-v6e-slice'),
+  'tpu7x': Version(_SIDE_3D, None, cores=2, gke='tpu7x'),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Topology:
+  """Where one slice, or a whole GPU cluster, stands.
+
+  Attributes:
+    name: as the user gave it.
+    hosts: machines.
+    per_host: chips (GPUs) in each.
+    devices: JAX devices in all of them.
+    tpu: its version; None for GPUs.
+  """
+
+  name: str
+  hosts: int
+  per_host: int
+  devices: int
+  tpu: Version | None = None
+
+  @property
+  def shape(self) -> str:
+    """'4x4' of 'v3:4x4'."""
+    return self.name.partition(':')[2]
+
+  @property
+  def accelerator_type(self) -> str:
+    """What gcloud calls it: v3-32 for v3:4x4.
+
+    Raises:
+      UserError: Cloud TPU's own API does not have it.
+    """
+    if self.tpu is None or self.tpu.accelerator is None:
+      raise UserError(
+        f'--topology={self.name} is no TPU VM; take --target=gke for it.'
+      )
+    chips = self.hosts * self.per_host
+    return f'{self.tpu.accelerator}-{chips * (1 + self.tpu.counts_cores)}'
+
+
+def tpu(name: str) -> Topology:
+  """A slice by its name, as in `plan`: v3:4x4.
+
+  Raises:
+    UserError: there is no such slice.
+  """
+  version, _, shape = name.partition(':')
+  if version not in VERSIONS:
+    every = [f'{v}:{s}' for v in VERSIONS for s in VERSIONS[v].shapes]
+    near = closest(name, every).partition('? ')[0]
+    hint = f'{near}? ' if near.startswith('did you') else ''
+    raise UserError(
+      f'--topology is {name!r}; {hint}give VERSION:SHAPE, the shape in chips, '
+      f'such as v3:4x4. Versions: {", ".join(VERSIONS)}.'
+    )
+  made = VERSIONS[version]
+  if shape not in made.shapes:
+    allowed = [f'{version}:{s}' for s in made.shapes]
+    raise UserError(
+      f'--topology is {name!r}, which is no slice; {closest(name, allowed)}.'
+    )
+  chips = math.prod(int(side) for side in shape.split('x'))
+  per_host = chips if chips <= made.one_host else 4
+  return Topology(
+    name, chips // per_host, per_host, chips * made.cores, tpu=made
+  )
+
+
+def gpus(name: str) -> Topology:
+  """A GPU cluster by its name, KIND:NODESxGPUS: h100:4x8.
+
+  Raises:
+    UserError: another form, or an unknown kind.
+  """
+  kind, _, shape = name.partition(':')
+  sides = re.fullmatch(r'([1-9]\d*)x([1-9]\d*)', shape)
+  if kind not in GPUS:
+    raise UserError(
+      f'--topology is {name!r}; give KIND:NODESxGPUS, such as h100:4x8 for 4 '
+      f'nodes of 8 GPUs. KIND {kind!r}: {closest(kind, GPUS)}.'
+    )
+  if not sides:
+    raise UserError(
+      f'--topology is {name!r}; give {kind}:NODESxGPUS, such as {kind}:4x8 '
+      'for 4 nodes of 8 GPUs.'
+    )
+  nodes, each = int(sides[1]), int(sides[2])
+  return Topology(name, nodes, each, nodes * each)
