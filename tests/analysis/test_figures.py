@@ -97,7 +97,6 @@ def test_everything_of_a_model_with_a_class_token(small, monkeypatch):
     'heads': (3, 2, 2, 3),
     'distance': (5, 3, 2),
   }
-  assert shapes.keys() == figures.MEANINGS.keys()
   one_image = 4 * 3 * 2 * 7 * 7
   monkeypatch.setattr(figures, '_BYTES', 2 * one_image)
   parts = figures.examine(*small, pixels(5), shown=3)

@@ -21,7 +21,12 @@ class Findings(NamedTuple):
   """What could be seen, and why the rest could not.
 
   Attributes:
-    arrays: by name, each with what it is in `MEANINGS`.
+    arrays: `images` uint8 `[n, y, x, 3]`, and what there is of
+      `filters` `[k, y, x, 3]`, principal components of the first layer, with
+      `filter_shares` `[k]` of the variance; `similarity` `[r, c, r, c]`, cosine
+      of learned positions; `distance` `[n, layers, heads]`, in pixels;
+      `rollout` and, without the identity, `rollout_plain` `[n, r, c]`, and
+      `heads` `[n, heads, r, c]` of the last layer, on patches.
     missing: one line for each figure that the model cannot have.
     by_token: whether attention is that of the class token; else the mean over
       all patches, which are what is read out.
@@ -30,18 +35,6 @@ class Findings(NamedTuple):
   arrays: dict[str, np.ndarray]
   missing: list[str]
   by_token: bool
-
-
-MEANINGS = {
-  'filters': 'principal components of the first layer, [n, y, x, 3]',
-  'filter_shares': 'their shares of the variance, [n]',
-  'similarity': 'cosine of learned positions, [rows, columns, rows, columns]',
-  'distance': 'mean attention distance in pixels, [images, layers, heads]',
-  'rollout': 'attention rollout on patches, [images, rows, columns]',
-  'rollout_plain': 'the same without the identity, [images, rows, columns]',
-  'heads': 'attention of the last layer, [images, heads, rows, columns]',
-  'images': 'what was looked at, uint8 [images, y, x, 3]',
-}
 
 
 def examine(
