@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # The first five minutes: makes an environment, pre-trains a small ViT on the
 # embedded digits, resumes it on purpose, fine-tunes it at twice the resolution,
-# evaluates, predicts, and draws curves. Nothing is downloaded but packages.
+# evaluates, predicts, and draws what it learned. Nothing is downloaded but
+# packages.
 #
 # Usage: bash launch/local.sh
 #   VIT_JAX_VENV   the environment's directory (default .venv)
@@ -61,4 +62,8 @@ print(f'\ntest accuracy {accuracy:.2%}')
 if accuracy < 0.95:
   sys.exit('expected at least 95 %')
 PY
+step "What it learned: filters, positions, attention"
+python -m vit_jax.analyze --checkpoint="$finetuned"
 echo "curves: $pretrained/curves.png and $finetuned/curves.png"
+echo "rollout of attention: $finetuned/figures/rollout.png"
+echo "one page each: $pretrained/report.html and $finetuned/report.html"

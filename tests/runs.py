@@ -37,6 +37,7 @@ SMALL_L16 = {
   'log.every': '1 steps',
   'log.tensorboard': 'false',
   'log.curves': 'false',
+  'log.report': 'false',
   'evals.val.every': '10 steps',
   'checkpoint.every': '10 steps',
 }

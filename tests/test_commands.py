@@ -17,7 +17,12 @@ def trained(tmp_path_factory):
   """A workdir of the small L/16 after 20 steps, with an average of weights."""
   workdir = tmp_path_factory.mktemp('trained') / 'run'
   runs.train(
-    workdir, devices=2, average_decay=0.9, source__height=48, log__curves=True
+    workdir,
+    devices=2,
+    average_decay=0.9,
+    source__height=48,
+    log__curves=True,
+    log__report=True,
   )
   return workdir
 
@@ -148,6 +153,33 @@ def test_workdir_of_another_run_is_refused(tmp_path, trained):
       '--config.log.every=5 steps',
     ]
   )
+
+
+@pytest.mark.slow
+def test_page_and_figures_of_a_run(trained, tmp_path):
+  """Made by the run; then with figures; then judged anew, and compared."""
+  page = trained / 'report.html'
+  text = page.read_text()
+  for expected in ('20 of 20', 'Training images', '256 of 256 examples'):
+    assert expected in text
+  assert 'Attention rollout' not in text
+  workdir = tmp_path / 'run'
+  shutil.copytree(trained, workdir)
+  checkpoint = f'--checkpoint={workdir}'
+  runs.run(runs.command('analyze', checkpoint, '--num_images=3'))
+  text = (workdir / 'report.html').read_text()
+  assert 'Attention rollout' in text and '256 of 256 examples' in text
+  arrays = np.load(workdir / 'figures' / 'figures.npz')
+  assert arrays['distance'].shape == (3, 3, 4)
+  assert arrays['similarity'].shape == (2, 2, 2, 2)
+  before = json.loads((workdir / 'report.json').read_text())
+  (workdir / 'report.json').unlink()
+  place = ['report', str(workdir), str(trained), f'--out={tmp_path}']
+  runs.run(runs.command('analyze', *place))
+  after = json.loads((workdir / 'report.json').read_text())
+  for key in ('accuracy', 'count', 'mistakes', 'matrix'):
+    assert after['judged'][key] == before['judged'][key]
+  assert '2 runs' in (tmp_path / 'report.html').read_text()
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ PACKAGE = pathlib.Path(__file__).parents[1] / 'vit_jax'
 # The rooms, from the top down: a room imports only those below it. A command is
 # a file beside them; commands do not import each other.
 COMMANDS = (
+  'analyze',
   *('train', 'finetune', 'evaluate', 'predict', 'convert', 'preview'),
   *('goodput', 'check_data', 'plan', 'prepare', 'export', 'features'),
   *('sweep', 'configs', 'launch'),

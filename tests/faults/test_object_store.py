@@ -17,6 +17,7 @@ CHANGES = runs.SMALL_L16 | {
   'model.depth': 1,
   'log.tensorboard': 'true',
   'log.curves': 'true',
+  'log.report': 'true',
   'evals.val.every': '1 steps',  # each makes the metrics visible
   'checkpoint.every': '2 steps',
 }
@@ -66,6 +67,8 @@ def test_a_run_in_a_bucket(store, tmp_path, monkeypatch):
   assert list(there) == list(range(1, 9))
   names = store.names('deep/run/')
   assert store.read('deep/run/curves.png')[:4] == b'\x89PNG'
+  page = store.read('deep/run/report.html').decode()
+  assert '8 of 8' in page and 'Most confident mistakes' in page
   assert sum('/events.out.tfevents.' in name for name in names) == 2
   steps = {n.split('/')[3] for n in names if '/checkpoints/' in n}
   assert {'6', '8'} <= steps

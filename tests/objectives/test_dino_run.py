@@ -37,6 +37,7 @@ SMALL = {
   'log.every': '1 steps',
   'log.tensorboard': 'false',
   'log.curves': 'false',
+  'log.report': 'false',
   'evals.knn.every': '20 steps',
   'evals.knn.ks': '5',
   'checkpoint.every': '5 steps',

@@ -27,6 +27,7 @@ SMALL = {
   'log.every': '1 steps',
   'log.tensorboard': 'false',
   'log.curves': 'false',
+  'log.report': 'false',
   'checkpoint.every': '3 steps',
   'checkpoint.best': 'None',
 }

@@ -39,6 +39,7 @@ def get_config():
     every='1 steps',
     tensorboard=False,
     curves=False,
+    report=False,
     trackers=dict(lab=dict(name='tests.plugins.lab_tracker')),
   )
   return complete(config)

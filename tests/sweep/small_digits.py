@@ -16,6 +16,7 @@ _FLAGS = {
   'log.every': '1 steps',
   'log.tensorboard': 'false',
   'log.curves': 'false',
+  'log.report': 'false',
 }
 _DEV = {
   'train.split': 'train[:90%]',

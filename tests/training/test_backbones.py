@@ -23,6 +23,7 @@ COMMON = {
   'log.every': '1 steps',
   'log.tensorboard': 'false',
   'log.curves': 'false',
+  'log.report': 'false',
 }
 SHARDED = {'mesh.data': 2, 'mesh.fsdp': 2, 'mesh.model': 2}
 ZERO1 = {'mesh.data': 4, 'mesh.model': 2, 'mesh.zero1': 'true'}

@@ -10,19 +10,30 @@ from vit_jax.files import atomic, jsonl
 log = logging.getLogger('vit_jax')
 
 
-def read(workdir: epath.Path) -> dict[str, tuple[list[int], list[float]]]:
+Series = dict[str, tuple[list[int], list[float]]]
+
+
+def read(workdir: epath.Path) -> Series:
   """Every metric's (steps, values) in order; nulls are left out."""
-  series: dict[str, tuple[list[int], list[float]]] = {}
+  return read_all(workdir)[0]
+
+
+def read_all(workdir: epath.Path) -> tuple[Series, list[tuple[int, str]]]:
+  """The same, and (step, metric) of every null: a number that is not finite."""
+  series: Series = {}
+  nulls: list[tuple[int, str]] = []
   for _, record in jsonl.read(workdir / 'metrics.jsonl'):
     step = record.pop('step', None) if record else None
     if record is None or type(step) is not int:
       continue  # a damaged line
     for name, value in record.items():
-      if isinstance(value, int | float):
+      if value is None:
+        nulls.append((step, name))
+      elif isinstance(value, int | float):
         steps, values = series.setdefault(name, ([], []))
         steps.append(step)
         values.append(value)
-  return series
+  return series, nulls
 
 
 def draw(workdir: epath.Path) -> None:

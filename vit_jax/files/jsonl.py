@@ -23,6 +23,16 @@ def parse(line: bytes) -> Record | None:
   return record if isinstance(record, dict) else None
 
 
+def read_object(path: epath.Path) -> Record:
+  """The object that a whole file holds; {} where there is none, or damage.
+
+  Raises:
+    UserError: it is there and cannot be read.
+  """
+  with access(path, 'read'):
+    return (parse(path.read_bytes()) or {}) if path.exists() else {}
+
+
 def read(path: epath.Path) -> Iterator[tuple[bytes, Record | None]]:
   """Each line with its end, and its object; nothing where there is no file.
 

@@ -57,6 +57,11 @@ class Model(Protocol):
     between; `places` then says which are there, as
     `Places(model.grid(image_size), kept)`, because positions may act in every
     layer. A model whose positions do so raises UserError without it.
+  - `grid(image_size)` → rows and columns of patches, and `patch_pixels`, the
+    side of a patch: of models that give `attention`, whose last tokens are
+    those of patches, in rows. They are asked of the model itself, not by
+    `apply`. Where a token is read out, and not the patches, it is the first,
+    and its parameter is `cls`.
 
   Images are float `[n, y, x, 3]` in [-1, 1].
 

@@ -176,6 +176,17 @@ def _signature(record: dict[str, Any]) -> int:
   return zlib.crc32(json.dumps(rest, sort_keys=True).encode())
 
 
+def kept(events: list[dict[str, Any]]) -> list[tuple[int, float]]:
+  """(step reached, seconds of training) of every span that was kept."""
+  spans: list[tuple[int, float]] = []
+  for event in events:
+    if event['event'] in ('start', 'rollback'):
+      spans = [(step, s) for step, s in spans if step <= event['step']]
+    if event['event'] == 'spans':
+      spans.append((event['step'], event['seconds'].get(PRODUCTIVE, 0.0)))
+  return spans
+
+
 def summarise(events: list[dict[str, Any]]) -> Summary:
   """Adds up spans; what was trained beyond a restart's step counts as lost."""
   seconds: dict[str, float] = {}

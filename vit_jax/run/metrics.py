@@ -24,7 +24,8 @@ log = logging.getLogger('vit_jax')
 
 
 @plugins.operational(
-  *('every', 'tensorboard', 'parameters', 'curves', 'trackers', 'trackers.*')
+  *('every', 'tensorboard', 'parameters', 'curves', 'report'),
+  *('trackers', 'trackers.*'),
 )
 @dataclasses.dataclass(frozen=True)
 class Log:
@@ -36,6 +37,8 @@ class Log:
     parameters: log the table of parameters at the start although none of them
       is split.
     curves: draw WORKDIR/curves.png at the end (needs Matplotlib).
+    report: make WORKDIR/report.html at every evaluation, and at the end with
+      images and predictions.
     trackers: {name of your choice: section} of further places for the numbers,
       see `tracking`.
   """
@@ -44,6 +47,7 @@ class Log:
   tensorboard: bool = dataclasses.field(default=True, kw_only=True)
   parameters: bool = dataclasses.field(default=False, kw_only=True)
   curves: bool = dataclasses.field(default=True, kw_only=True)
+  report: bool = dataclasses.field(default=True, kw_only=True)
   trackers: Annotated[Section | None, tracking.TRACKERS] = dataclasses.field(
     default=None, kw_only=True
   )

@@ -81,26 +81,39 @@ def train_batches(
 
 
 def evaluator(
-  experiment: Experiment,
-  name: str,
-  ledger: Ledger,
-  check: Callable[[], None],
-  class_names: Sequence[str],
+  experiment: Experiment, name: str, setting: contract.Setting
 ) -> contract.Evaluator:
   """Builds one of the config's evaluators; see `evaluators.contract`.
 
   Args:
     experiment: of the run.
     name: in `config.evals`.
-    ledger: where bad records are listed.
-    check: called with every batch.
-    class_names: of the training data; labels are matched with them.
+    setting: from `setting`.
 
   Raises:
     UserError: what the evaluator raises, with its name.
   """
-  section = experiment.config.evals[name]
-  setting = contract.Setting(
+  try:
+    return sections.build('evals', experiment.config.evals[name], setting)
+  except UserError as error:  # an evaluator does not know its name
+    raise UserError(f'config.evals.{name}: {error}') from error
+
+
+def setting(
+  experiment: Experiment,
+  class_names: Sequence[str],
+  ledger: Ledger | None = None,
+  check: Callable[[], None] = lambda: None,
+) -> contract.Setting:
+  """What every evaluator of a run gets.
+
+  Args:
+    experiment: of the run.
+    class_names: of the training data; labels are matched with them.
+    ledger: where bad records are listed.
+    check: called with every batch.
+  """
+  return contract.Setting(
     open_source=functools.partial(
       open_source, experiment.config, class_names=class_names
     ),
@@ -113,7 +126,3 @@ def evaluator(
     report=bad_records.report_to(ledger),
     check=check,
   )
-  try:
-    return sections.build('evals', section, setting)
-  except UserError as error:  # an evaluator does not know its name
-    raise UserError(f'config.evals.{name}: {error}') from error

@@ -7,12 +7,14 @@ import jax
 from etils import epath
 
 from vit_jax.analysis import curves
+from vit_jax.analysis.report import page
 from vit_jax.config.completion import Config
 from vit_jax.errors import PreemptedError
 from vit_jax.run import runtime
 from vit_jax.run.ledger import summarise
 from vit_jax.run.preemption import StopRequested
 from vit_jax.run.recovery import RollbackError
+from vit_jax.training import reporting
 from vit_jax.training.session import InitialParams, Session, open_session
 
 log = logging.getLogger('vit_jax')
@@ -57,6 +59,8 @@ def run(
       except RollbackError as error:
         del state  # makes room for the one that is restored
         session.roll_back(error)
+  if config.log.report and runtime.is_main():
+    page.write(workdir)
   if config.log.curves and runtime.is_main():
     curves.draw(workdir)
   return results
@@ -88,9 +92,13 @@ def _train(
         results |= fresh
         if due_save or stop:
           session.save(step, state, fresh)
+        if fresh and step < total:
+          _report(session)
       _profile(profile, step, session.workdir)
       if stop or step == total:
         session.finish_saving(step, state)
+        if not stop:
+          _report(session, state)
         session.ledger.flush(step)
         if stop and (step < total or due_evals and not fresh):
           raise PreemptedError(f'stopped at step {step} of {total}; saved')
@@ -107,6 +115,24 @@ def _train(
   log.info('%s', recorder.summary(step - first_step, results))
   log.info('%s', summarise(session.events()).line())
   return results
+
+
+def _report(session: Session, state: PyTree = None) -> None:
+  """Makes the run's page anew; of the last state, the pictures for it."""
+  if not session.config.log.report:
+    return
+  with session.doing('report'):
+    if state is not None:
+      weights = session.weights(state)['']
+      known = session.setting, weights, session.source
+      reporting.write(
+        session.workdir,
+        session.experiment,
+        *known,
+        step=session.experiment.total_steps,
+      )
+    elif runtime.is_main():
+      page.write(session.workdir)
 
 
 def _due(session: Session, step: int) -> tuple[list[str], bool]:

@@ -109,15 +109,21 @@ class Session:
 
   def _open_data(self) -> None:
     self.source = data.open_train(self.config)
-    known = (self.ledger, self._check_in_evaluation, self.source.class_names)
+    self.setting = data.setting(
+      self.experiment,
+      self.source.class_names,
+      self.ledger,
+      self._check_in_evaluation,
+    )
     self.evaluators = {
-      name: data.evaluator(self.experiment, name, *known)
+      name: data.evaluator(self.experiment, name, self.setting)
       for name in self.config.evals
     }
 
   def _record(self, about: dict[str, Any], notes: list[past.Note]) -> None:
     """Records what runs, and what has changed since the last start."""
     run = runtime.describe_run() | about['record']
+    run['train_flops_per_image'] = self.experiment.image_flops
     workdir_lib.record(self.workdir, self.config, run)
     for note in notes:
       log.warning('%s', note.text)

@@ -1,0 +1,61 @@
+"""python -m vit_jax.analyze on a weight file, at another resolution."""
+
+import cv2
+import numpy as np
+import pytest
+from etils import epath
+from pictures import encode, smooth
+from tiny_vit import SIZES, noise_params
+
+from vit_jax import analyze
+from vit_jax.analysis import embeddings
+from vit_jax.errors import UserError
+from vit_jax.models.vit.model import Model
+from vit_jax.weights.formats import npz
+
+
+@pytest.fixture(scope='module')
+def weights(tmp_path_factory):
+  """An official .npz for images of 12 px, and two image files."""
+  folder = tmp_path_factory.mktemp('analyze')
+  model = Model(5, **SIZES | dict(num_heads=1), pool='token')
+  params = noise_params(model, (12, 12))
+  npz.save(str(folder / 'small.npz'), params, {'num_classes': 5})
+  for name, size in (('a.png', (30, 20)), ('b.png', (24, 24))):
+    (folder / name).write_bytes(encode(smooth(*size), '.png'))
+  (folder / 'c.png').write_text('no image')
+  return folder, params
+
+
+def test_a_weight_file_at_another_resolution(weights, tmp_path):
+  folder, params = weights
+  files = [str(folder / name) for name in ('a.png', 'b.png')]
+  out = epath.Path(tmp_path / 'figures')
+  path = str(folder / 'small.npz')
+  found = analyze.run(path, out, files, image_size=20)
+  assert found.missing == []
+  assert found.arrays['images'].shape == (2, 20, 20, 3)
+  assert found.arrays['similarity'].shape == (5, 5, 5, 5)
+  saved = np.load(out / 'figures.npz')
+  for name, array in found.arrays.items():
+    np.testing.assert_array_equal(saved[name], array)
+  kernel = np.asarray(params['embedding']['kernel'])
+  filters = embeddings.components(kernel).filters
+  np.testing.assert_allclose(saved['filters'], filters, atol=1e-5)
+  for picture in out.glob('*.png'):
+    assert cv2.imread(str(picture)) is not None
+  assert len(list(out.glob('*.png'))) == 5
+
+
+def test_what_cannot_be_drawn_is_one_message(weights, tmp_path):
+  folder, _ = weights
+  path, out = str(folder / 'small.npz'), epath.Path(tmp_path)
+  with pytest.raises(UserError, match='give --images=FILE'):
+    analyze.run(path, out, [])
+  with pytest.raises(UserError, match='c.png cannot be read'):
+    analyze.run(path, out, [str(folder / 'c.png')])
+  with pytest.raises(UserError, match='not divisible by the patch size 4'):
+    analyze.run(path, out, [str(folder / 'a.png')], image_size=18)
+  with pytest.raises(UserError, match='--out=DIR is missing'):
+    analyze._place(path, None)
+  assert list(out.iterdir()) == []

@@ -1,0 +1,73 @@
+"""Principal components of filters and similarity of positions."""
+
+import numpy as np
+from sklearn.decomposition import PCA
+
+from vit_jax.analysis import embeddings
+
+
+def test_components_are_those_of_scikit_learn():
+  kernel = np.random.default_rng(0).normal(size=(4, 4, 3, 90)) ** 3
+  kernel = kernel.astype(np.float32)
+  found = embeddings.components(kernel)
+  reference = PCA(28, svd_solver='full').fit(kernel.reshape(48, 90).T)
+  ours = found.filters.reshape(28, 48)
+  cosines = np.abs((ours * reference.components_).sum(1))
+  np.testing.assert_allclose(cosines, 1, atol=1e-5)
+  np.testing.assert_allclose(
+    found.shares, reference.explained_variance_ratio_, rtol=1e-5
+  )
+  peaks = ours[np.arange(28), np.abs(ours).argmax(1)]
+  assert (peaks > 0).all()
+
+
+def test_one_pattern_by_hand():
+  """Filters that are a pattern times −1, 0 and 1, beside a common mean."""
+  pattern = np.zeros((2, 2, 3))
+  pattern[0, 1] = 3, 0, -4
+  kernel = 7 + pattern[..., None] * [-1, 0, 1]
+  found = embeddings.components(kernel.astype(np.float32), 1)
+  np.testing.assert_allclose(found.filters[0], -pattern / 5, atol=1e-6)
+  np.testing.assert_allclose(found.shares, [1])
+
+
+def test_the_kernel_that_sees_pixels():
+  """The patch embedding; of a hybrid the stem's first convolution."""
+  leaves = {
+    'encoder/layers/attention/query/kernel': np.zeros((5, 48, 3, 16)),
+    'embedding/kernel': np.zeros((4, 4, 3, 48)),
+  }
+  assert embeddings.first_kernel(leaves).shape == (4, 4, 3, 48)
+  leaves['embedding/kernel'] = np.zeros((1, 1, 64, 48))
+  assert embeddings.first_kernel(leaves) is None
+  leaves['stem/conv_root/kernel'] = np.zeros((7, 7, 3, 64))
+  assert embeddings.first_kernel(leaves).shape == (7, 7, 3, 64)
+
+
+def test_similarity_by_hand():
+  """Four positions: alike, opposite, at a right angle, at 60 degrees."""
+  table = np.array([[1, 0], [-3, 0], [0, 2], [0.5, 0.75**0.5]])
+  found = embeddings.similarity(table, (2, 2))
+  np.testing.assert_allclose(found[0, 0], [[1, -1], [0, 0.5]], atol=1e-12)
+  np.testing.assert_allclose(found, found.transpose(2, 3, 0, 1))
+
+
+def test_positions_leave_the_class_token_out():
+  table = np.arange(14.0).reshape(1, 7, 2)
+  found = embeddings.positions({'position/embedding': table}, (2, 3))
+  np.testing.assert_array_equal(found, table[0, 1:])
+
+
+def test_positions_of_rows_and_columns():
+  leaves = {
+    'encoder/layers/position/rows': np.array([[[1.0], [2]], [[8], [9]]]),
+    'encoder/layers/position/columns': np.array([[[3.0], [4], [5]]] * 2),
+  }
+  found = embeddings.positions(leaves, (2, 3))
+  assert found.tolist() == [[1, 3], [1, 4], [1, 5], [2, 3], [2, 4], [2, 5]]
+
+
+def test_no_learned_positions():
+  offsets = {'encoder/layers/position/offsets': np.zeros((2, 5, 4))}
+  assert embeddings.positions(offsets, (1, 3)) is None
+  assert embeddings.positions({}, (1, 3)) is None

@@ -1,0 +1,146 @@
+"""From weights to figures: attention is the one that computes the logits."""
+
+import io
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from PIL import Image
+from tiny_vit import SIZES, images_of, noise_params
+
+from vit_jax.analysis import draw, figures
+from vit_jax.arrays import sharding
+from vit_jax.models.resnet import model as resnet
+from vit_jax.models.vit.model import Model as vit_model
+
+SIZE = (8, 12)  # 2x3 patches
+
+
+def pixels(count, size=SIZE):
+  return np.random.default_rng(1).integers(
+    0, 256, (count, *size, 3), dtype=np.uint8
+  )
+
+
+@pytest.fixture(scope='module')
+def small():
+  model = vit_model(5, **SIZES, pool='token')
+  return model, noise_params(model, SIZE)
+
+
+def norm(x, leaves, index=None):
+  scale, bias = (leaves[name] for name in ('scale', 'bias'))
+  if index is not None:
+    scale, bias = scale[index], bias[index]
+  x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-6)
+  return x * scale + bias
+
+
+def test_attention_times_values_gives_the_layers(small):
+  """Each block computed from the weights that the figures show."""
+  model, params = small
+  images = images_of(2, *SIZE)
+  want = ('attention', 'layers')
+  got = model.apply({'params': params}, images, method='predict', want=want)
+  first = model.apply({'params': params}, images, method='_tokens')
+  layers = jax.tree.map(np.asarray, params['encoder']['layers'])
+  x = np.asarray(first)
+  for index in range(3):
+    attention = layers['attention']
+    y = norm(x, layers['norm1'], index)
+    value = np.einsum('ntd,dhc->nthc', y, attention['value']['kernel'][index])
+    value += attention['value']['bias'][index]
+    y = np.einsum('nhqk,nkhc->nqhc', got['attention'][:, index], value)
+    y = np.einsum('nqhc,hcd->nqd', y, attention['out']['kernel'][index])
+    x = x + y + attention['out']['bias'][index]
+    y = norm(x, layers['norm2'], index)
+    mlp = layers['mlp']
+    y = y @ mlp['fc1']['kernel'][index] + mlp['fc1']['bias'][index]
+    y = np.asarray(jax.nn.gelu(jnp.asarray(y)))
+    x = x + y @ mlp['fc2']['kernel'][index] + mlp['fc2']['bias'][index]
+    np.testing.assert_allclose(x, got['layers'][:, index], atol=2e-5)
+
+
+def test_kernels_and_plain_attention_give_the_same_figures():
+  """From the same parameters, and logits that the kernels computed."""
+  sizes = SIZES | dict(width=128, num_heads=2, depth=2)
+  kernel = vit_model(5, **sizes, attention='kernel')
+  plain = vit_model(5, **sizes, attention='xla')
+  params = noise_params(plain, SIZE, 0.1)
+  mesh = sharding.make_mesh(jax.devices()[:1])
+  with jax.set_mesh(mesh):
+    logits = [
+      jax.jit(model.apply)({'params': params}, images_of(2, *SIZE))
+      for model in (kernel, plain)
+    ]
+    found = [
+      figures.examine(model, params, pixels(2)) for model in (kernel, plain)
+    ]
+  np.testing.assert_allclose(*logits, atol=1e-4)
+  for name, array in found[0].arrays.items():
+    np.testing.assert_array_equal(array, found[1].arrays[name], name)
+
+
+def test_everything_of_a_model_with_a_class_token(small, monkeypatch):
+  """Parts of a few images give what all at once give."""
+  whole = figures.examine(*small, pixels(5), shown=3)
+  assert whole.missing == [] and whole.by_token
+  shapes = {name: array.shape for name, array in whole.arrays.items()}
+  assert shapes == {
+    'images': (3, *SIZE, 3),
+    'filters': (16, 4, 4, 3),  # no more filters than channels
+    'filter_shares': (16,),
+    'similarity': (2, 3, 2, 3),
+    'rollout': (3, 2, 3),
+    'rollout_plain': (3, 2, 3),
+    'heads': (3, 2, 2, 3),
+    'distance': (5, 3, 2),
+  }
+  one_image = 4 * 3 * 2 * 7 * 7
+  monkeypatch.setattr(figures, '_BYTES', 2 * one_image)
+  parts = figures.examine(*small, pixels(5), shown=3)
+  for name, array in whole.arrays.items():
+    np.testing.assert_allclose(parts.arrays[name], array, atol=1e-6)
+
+
+def test_pictures_can_be_opened(small):
+  pictures = draw.all_figures(figures.examine(*small, pixels(2)))
+  assert sorted(pictures) == [
+    *('attention_distance', 'filters', 'heads', 'positions', 'rollout'),
+  ]
+  for content in pictures.values():
+    picture = Image.open(io.BytesIO(content))
+    picture.load()
+    assert min(picture.size) > 100
+
+
+def test_a_resnet_has_its_filters_and_says_what_it_lacks():
+  model = resnet.Model(5, depths=(1,), width_factor=1, dtype='float32')
+  params = noise_params(model, (32, 32), 0.1)
+  found = figures.examine(model, params, pixels(2, (32, 32)))
+  assert found.arrays['filters'].shape == (28, 7, 7, 3)
+  assert sorted(draw.all_figures(found)) == ['filters']
+  assert [line.partition(':')[0] for line in found.missing] == [
+    'position similarity',
+    'rollout, heads and attention distance',
+  ]
+  assert 'a ResNet has no attention' in found.missing[1]
+
+
+def test_a_model_that_does_not_say_where_its_tokens_are(small):
+  class Other:
+    apply = small[0].apply
+
+  found = figures.examine(Other(), small[1], pixels(2))
+  assert sorted(draw.all_figures(found)) == ['filters']
+  assert 'does not say where its tokens are' in found.missing[1]
+
+
+def test_mean_pooling_and_no_learned_positions():
+  model = vit_model(5, **SIZES, pool='gap', position='sincos2d')
+  params = noise_params(model, SIZE)
+  found = figures.examine(model, params, pixels(2))
+  assert not found.by_token and 'similarity' not in found.arrays
+  assert len(found.missing) == 1 and 'no learned positions' in found.missing[0]
+  assert found.arrays['rollout'].sum((1, 2)) == pytest.approx([1, 1])

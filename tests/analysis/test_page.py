@@ -1,0 +1,230 @@
+"""report.html of runs of every fate: whole, offline, small, escaped."""
+
+import html.parser
+import json
+
+import numpy as np
+import pytest
+from etils import epath
+
+from vit_jax.analysis.report import page, parts, record
+from vit_jax.errors import UserError
+
+EVIL = '<img src=x onerror="alert(1)">\'&"</script><script>x</script>'
+ALONE = {'img', 'meta', 'line', 'rect', 'polyline', 'circle'}
+TIME = '2030-01-01T00:00:{:02d}+00:00'
+
+
+class Checker(html.parser.HTMLParser):
+  """Collects tags, attributes and text; every tag must be closed in order."""
+
+  def __init__(self, text):
+    super().__init__()
+    self.tags, self.attributes, self.text, self.open = [], [], [], []
+    self.feed(text)
+    self.close()
+    assert self.open == []
+
+  def handle_starttag(self, tag, attrs):
+    self.tags.append(tag)
+    self.attributes += attrs
+    if tag not in ALONE:
+      self.open.append(tag)
+
+  def handle_startendtag(self, tag, attrs):
+    self.tags.append(tag)
+    self.attributes += attrs
+
+  def handle_endtag(self, tag):
+    assert self.open.pop() == tag
+
+  def handle_data(self, data):
+    self.text.append(data)
+
+
+def checked(text):
+  """The page parsed: nothing from elsewhere, no script, not too large."""
+  found = Checker(text)
+  assert 'script' not in found.tags
+  assert 'http' not in text
+  assert not [name for name, _ in found.attributes if name.startswith('on')]
+  sources = [v for name, v in found.attributes if name in ('src', 'href')]
+  assert all(source.startswith('data:image/') for source in sources)
+  assert len(text.encode()) < page.MAX_BYTES
+  return found, ''.join(found.text)
+
+
+def workdir(path, metrics=(), events=(), config=None, command=(), **run):
+  path.mkdir(parents=True, exist_ok=True)
+  config = config or {
+    'total': '100 steps',
+    'batch_size': 8,
+    'train': {'num_examples': 80},
+    'model': {'name': 'vit', 'depth': 3},
+  }
+  run = {'command': ['python', *command], 'num_devices': 2, **run}
+  files = {
+    'config.json': json.dumps(config),
+    'run.json': json.dumps(run),
+    'metrics.jsonl': ''.join(json.dumps(line) + '\n' for line in metrics),
+    'events.jsonl': ''.join(
+      json.dumps({'time': TIME.format(second), **event}) + '\n'
+      for second, event in enumerate(events)
+    ),
+  }
+  for name, text in files.items():
+    (path / name).write_text(text)
+  return epath.Path(path)
+
+
+def trained(path, losses, **options):
+  lines = [
+    {'step': 10 * (i + 1), 'loss': loss, 'lr': 1e-3, 'img_per_sec': 50.0}
+    for i, loss in enumerate(losses)
+  ]
+  last = {'step': 10 * len(losses)}
+  lines.append(last | {'test/accuracy': 0.5713, 'test/loss': 1.25})
+  return workdir(path, lines, **options)
+
+
+def rendered(folder):
+  return checked(page.render(record.read(folder)))
+
+
+def test_a_finished_run(tmp_path):
+  """Its numbers, flags and time are there, and lines where points are."""
+  events = [
+    {'event': 'start', 'step': 0},
+    {'event': 'spans', 'step': 100, 'seconds': {'step': 60.0, 'compile': 20.0}},
+  ]
+  command = ['--config=configs/cifar10.py', '--config.batch_size=8']
+  folder = trained(
+    tmp_path / 'run', range(10, 0, -1), events=events, command=command
+  )
+  found, text = rendered(folder)
+  for expected in (
+    *('100 of 100', '57.13 %', '75.0 %', '25.0 %', 'changed: batch_size'),
+    *('57 % test accuracy after 6 epochs', '0.5713', 'test/loss'),
+  ):
+    assert expected in text
+  assert found.tags.count('polyline') == 3  # loss, lr, images a second
+  assert found.tags.count('circle') == 2  # two results of one evaluation
+
+
+def test_a_run_with_bad_numbers_and_rollbacks(tmp_path):
+  """Steps that were not finite are told, marked, and left out of lines."""
+  metrics = [{'step': s, 'loss': None if s == 3 else 1.0} for s in range(1, 6)]
+  events = [
+    {'event': 'start', 'step': 0},
+    {'event': 'rollback', 'step': 2, 'from': 3, 'skip': [2], 'why': EVIL},
+    {'event': 'bad_record', 'source': EVIL, 'index': 7},
+    {'event': 'start', 'step': 2},
+  ]
+  found, text = rendered(workdir(tmp_path / 'run', metrics, events))
+  assert 'Not finite: loss at step(s) 3.' in text
+  assert 'start 2, rollback 1, bad_record 1' in text
+  assert 'no evaluation yet' in text
+  dashed = [v for n, v in found.attributes if n == 'stroke-dasharray']
+  assert dashed == ['3']
+  (line,) = [v for n, v in found.attributes if n == 'points']
+  assert len(line.split()) == 4 and 'nan' not in line
+
+
+def test_a_run_that_has_written_nothing(tmp_path):
+  _, text = rendered(workdir(tmp_path / 'run'))
+  assert 'No numbers have been written yet' in text
+  with pytest.raises(UserError, match='give the workdir of a run'):
+    record.read(epath.Path(tmp_path / 'other'))
+
+
+def test_damaged_files_are_left_out(tmp_path):
+  folder = workdir(tmp_path / 'run', [{'step': 1, 'loss': 2.0}])
+  for name in ('run.json', 'events.jsonl', 'report.json'):
+    (folder / name).write_text('{"torn')
+  rendered(folder)
+
+
+def judged(count, classes, names, side=32):
+  """What `parts.judge` returns, of made-up predictions."""
+  rng = np.random.default_rng(0)
+  labels, predicted = rng.integers(0, classes, (2, count))
+  images = rng.integers(0, 256, (24, side, side, 3), dtype=np.uint8)
+  shown = [parts.picture(each, [names[0], f'is {EVIL}']) for each in images]
+  return {
+    'source': EVIL,
+    'count': count,
+    'total': count,
+    'accuracy': 0.1,
+    'examples': shown,
+    'mistakes': shown,
+    **parts.confusion(labels, predicted, names),
+  }
+
+
+def test_names_that_are_html_stay_text(tmp_path):
+  """Of classes, images, files, metrics, flags, the workdir, the config."""
+  names = [f'{EVIL}{i}' for i in range(4)]
+  config = {EVIL: EVIL, 'total': EVIL}
+  folder = trained(
+    tmp_path / '<b onclick=x>run',
+    [3.0, 2.0],
+    config=config,
+    command=[f'--config={EVIL}', f'--config.source.path={EVIL}'],
+    device_kind=EVIL,
+  )
+  with (folder / 'metrics.jsonl').open('a') as file:
+    file.write(json.dumps({'step': 30, f'{EVIL}/accuracy': 0.5}) + '\n')
+  training = [parts.picture(np.zeros((8, 8, 3), np.uint8), [EVIL])]
+  values = {'step': 20, 'training': training, 'judged': judged(50, 4, names)}
+  parts.write(folder, values)
+  found, text = rendered(folder)
+  assert text.count(EVIL) > 60
+  assert '<b onclick' not in found.tags and 'b onclick=x' in text
+
+
+def test_a_thousand_classes_and_large_photographs(tmp_path):
+  """No matrix, but what is confused most and the worst classes; not too big."""
+  names = [f'class of birds and other animals number {i}' for i in range(1000)]
+  folder = trained(tmp_path / 'run', np.linspace(7, 3, 20_000).tolist())
+  value = judged(10_000, 1000, names, side=512)
+  parts.write(folder, {'step': 1, 'training': [], 'judged': value})
+  (folder / 'figures').mkdir()
+  (folder / 'figures' / 'rollout.png').write_bytes(b'\x89PNG' * 100_000)
+  found, text = rendered(folder)
+  assert value['matrix'] == [] and 'true \\ predicted' not in text
+  assert len(value['confused']) == len(value['worst']) == 20
+  assert 'Attention rollout' in text
+  assert max(len(v) for n, v in found.attributes if n == 'points') < 8000
+
+
+def test_a_page_that_would_be_too_large_has_no_pictures(tmp_path, monkeypatch):
+  folder = trained(tmp_path / 'run', [2.0])
+  whole = judged(10, 3, ['a', 'b', 'c'])
+  parts.write(folder, {'step': 1, 'training': [], 'judged': whole})
+  assert 'Most confident mistakes' in rendered(folder)[1]
+  monkeypatch.setattr(page, 'MAX_BYTES', 30_000)
+  _, text = rendered(folder)
+  assert 'mistakes' not in text and '57.13 %' in text
+
+
+def test_a_page_that_cannot_be_made_ends_nothing(tmp_path, caplog):
+  page.write(epath.Path(tmp_path / 'nowhere'))
+  assert 'no report.html: UserError' in caplog.text
+  folder = trained(tmp_path / 'run', [2.0])
+  page.write(folder)
+  checked((folder / 'report.html').read_text())
+
+
+def test_several_runs_on_one_page(tmp_path):
+  """Lines by number and name, and only the keys that differ."""
+  config = {'batch_size': 8, 'seed': 0, 'model': {'depth': 3}}
+  runs = [
+    trained(tmp_path / str(seed) / 'run', [3, 2 - seed], config=config | more)
+    for seed, more in enumerate(({'seed': 5}, {'model': {'depth': 4}}))
+  ]
+  several = [record.read(folder) for folder in runs]
+  _, text = checked(page.render_comparison(several))
+  assert '1: run' in text and '2: run' in text
+  after = text.partition('Where their configs differ')[2]
+  assert 'seed' in after and 'model.depth' in after
+  assert 'batch_size' not in after

@@ -1,0 +1,80 @@
+"""Rollout of attention, by hand and by a plain product."""
+
+import numpy as np
+import pytest
+
+from vit_jax.analysis import rollout
+
+
+def random_attention(*shape):
+  logits = np.random.default_rng(0).normal(size=shape)
+  weights = np.exp(logits)
+  return weights / weights.sum(-1, keepdims=True)
+
+
+def test_two_tokens_by_hand():
+  """One layer, two heads: (A + I) / 2 of the mean over heads."""
+  attention = np.array([[[1.0, 0], [0, 1]], [[0, 1], [0.5, 0.5]]])[None, None]
+  expected = [[0.75, 0.25], [0.125, 0.875]]  # the mean is [[.5 .5], [.25 .75]]
+  np.testing.assert_allclose(rollout.rollout(attention)[0], expected)
+  plain = rollout.rollout(attention, residual=False)[0]
+  np.testing.assert_allclose(plain, [[0.5, 0.5], [0.25, 0.75]])
+
+
+def test_two_layers_by_hand():
+  """The last layer's matrix stands on the left."""
+  first, last = [[0.0, 1], [0, 1]], [[1.0, 0], [1, 0]]
+  attention = np.array([first, last])[None, :, None]
+  # halves: first [[.5 .5], [0 1]], last [[1 0], [.5 .5]]
+  expected = [[0.5, 0.5], [0.25, 0.75]]
+  np.testing.assert_allclose(rollout.rollout(attention)[0], expected)
+
+
+@pytest.mark.parametrize('residual', [True, False])
+def test_attention_to_oneself_is_rolled_out_to_oneself(residual):
+  attention = np.broadcast_to(np.eye(5), (2, 4, 3, 5, 5))
+  rolled = rollout.rollout(attention, residual)
+  np.testing.assert_allclose(rolled, np.broadcast_to(np.eye(5), (2, 5, 5)))
+
+
+def test_rows_sum_to_one_and_loops_agree():
+  attention = random_attention(2, 3, 4, 5, 5)
+  rolled = rollout.rollout(attention)
+  np.testing.assert_allclose(rolled.sum(-1), 1)
+  for image in range(2):
+    joint = np.eye(5)
+    for layer in range(3):
+      mean = sum(attention[image, layer]) / 4 + np.eye(5)
+      joint = (mean / mean.sum(1, keepdims=True)) @ joint
+    np.testing.assert_allclose(rolled[image], joint)
+
+
+def test_the_class_token_or_the_mean_of_patches_is_read():
+  """Two tokens before a grid of 1x2; sums of rows tell which are taken."""
+  weights = np.arange(16.0).reshape(1, 4, 4)
+  token = rollout.on_patches(weights, (1, 2), by_token=True)
+  assert token.tolist() == [[[2, 3]]]
+  patches = rollout.on_patches(weights, (1, 2), by_token=False)
+  assert patches.tolist() == [[[12, 13]]]  # rows 2 and 3: (10 + 14) / 2, …
+
+
+def test_places_of_the_grid_are_rows_first():
+  weights = np.zeros((7, 7))
+  weights[0, 1 + 5] = 1
+  seen = rollout.on_patches(weights, (2, 3), by_token=True)
+  assert np.argwhere(seen).tolist() == [[1, 2]]
+
+
+def test_mask_is_brightest_where_the_weight_is():
+  weights = np.zeros((4, 6))
+  weights[1, 4] = 0.3
+  mask = rollout.mask(weights, (32, 48))
+  assert mask.shape == (32, 48)
+  assert (mask.min(), mask.max()) == (0, 1)
+  y, x = np.argwhere(mask == 1).mean(0)
+  assert abs(y - 11.5) < 1 and abs(x - 35.5) < 1  # the middle of that patch
+
+
+def test_mask_of_equal_weights_hides_nothing():
+  assert (rollout.mask(np.ones((3, 3)), (12, 12)) == 1).all()
+  assert (rollout.mask(np.zeros((3, 3)), (12, 12)) == 1).all()

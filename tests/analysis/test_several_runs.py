@@ -1,0 +1,75 @@
+"""Curves of several runs over steps, epochs, images, core-days, exaFLOPs."""
+
+import io
+import json
+
+import numpy as np
+import pytest
+from etils import epath
+from PIL import Image
+
+from vit_jax.analysis import runs
+from vit_jax.errors import UserError
+
+TIME = '2030-01-01T00:00:00+00:00'
+CONFIG = {'batch_size': 1000, 'train': {'num_examples': 50_000}}
+
+
+def make(path, metrics, run, events=(), config=CONFIG):
+  path.mkdir()
+  (path / 'config.json').write_text(json.dumps(config))
+  (path / 'run.json').write_text(json.dumps(run))
+  for name, lines in (('metrics', metrics), ('events', events)):
+    text = ''.join(json.dumps(line) + '\n' for line in lines)
+    (path / f'{name}.jsonl').write_text(text)
+  return runs.read(epath.Path(path))
+
+
+def spans(step, seconds):
+  return dict(time=TIME, event='spans', step=step, seconds={'step': seconds})
+
+
+@pytest.fixture
+def run(tmp_path):
+  """100 steps on 4 devices: half a day, 20 steps of which were repeated."""
+  events = [
+    dict(time=TIME, event='start', step=0),
+    spans(40, 14400),
+    spans(60, 9999),  # lost
+    dict(time=TIME, event='start', step=40),
+    spans(100, 28800),
+  ]
+  metrics = [{'step': s, 'loss': 5 - s / 50} for s in (20, 40, 70, 100)]
+  metrics.append({'step': 100, 'test/accuracy': 0.5})
+  about = {'num_devices': 4, 'train_flops_per_image': 1e15}
+  return make(tmp_path / 'run', metrics, about, events)
+
+
+def test_axes_by_hand(run):
+  places = {axis: run.over(axis, 'loss')[0].tolist() for axis in runs.AXES}
+  assert places['steps'] == [20, 40, 70, 100]
+  assert places['epochs'] == pytest.approx([0.4, 0.8, 1.4, 2])
+  assert places['images'] == pytest.approx([0.02, 0.04, 0.07, 0.1])  # millions
+  assert places['exaflops'] == pytest.approx([20, 40, 70, 100])
+  days = [4 * s / 86400 for s in (7200, 14400, 28800, 43200)]
+  assert places['core_days'] == pytest.approx(days)
+  assert run.over('steps', 'test/accuracy').tolist() == [[100], [0.5]]
+
+
+def test_a_run_that_does_not_tell_its_cost(tmp_path, run):
+  """It is left out of those axes alone."""
+  other = make(tmp_path / 'b', [{'step': 5, 'loss': 1.0}], {}, config={})
+  assert list(other.scales) == ['steps']
+  picture, arrays = runs.compare([run, other])
+  Image.open(io.BytesIO(picture)).load()
+  assert {key.rpartition('/')[2] for key in arrays} == set(runs.AXES)
+  assert [key for key in arrays if key.startswith('2')] == ['2: b/loss/steps']
+  np.testing.assert_array_equal(arrays['2: b/loss/steps'], [[5], [1]])
+
+
+def test_nothing_to_draw(tmp_path):
+  run = make(tmp_path / 'a', [], {})
+  with pytest.raises(UserError, match='loss or an accuracy yet: a'):
+    runs.compare([run])
+  with pytest.raises(UserError, match='has no metrics.jsonl'):
+    runs.read(epath.Path(tmp_path))

@@ -1,0 +1,80 @@
+"""Pictures of a run: the images that the step gets, and what may go wrong."""
+
+import base64
+import json
+
+import cv2
+import jax
+import numpy as np
+import pytest
+from etils import epath
+from minimal_config import completed
+
+from vit_jax.analysis.report import parts
+from vit_jax.run.preemption import StopRequested
+from vit_jax.training import data, reporting
+from vit_jax.training.experiment import Experiment
+
+SOURCE = {'name': 'synthetic', 'num_examples': 64, 'num_classes': 10}
+
+
+def built(**changes):
+  config = completed(source=SOURCE, **changes)
+  with jax.default_device(jax.devices()[0]):
+    experiment = Experiment.build(config, jax.devices()[:2])
+  return experiment, data.open_train(config)
+
+
+def decoded(entry):
+  file = base64.b64decode(entry['src'].partition(',')[2])
+  array = np.frombuffer(file, np.uint8)
+  return cv2.imdecode(array, cv2.IMREAD_COLOR_RGB)
+
+
+def test_training_images_are_those_of_the_first_batch():
+  """To the bit, with their classes; the batch itself is smaller."""
+  experiment, source = built()
+  entries = reporting.training_images(experiment, source)
+  assert len(entries) == 24
+  with data.train_batches(experiment, source, 0) as batches:
+    batch = jax.device_get(next(batches))
+  for row, entry in zip(range(8), entries, strict=False):
+    np.testing.assert_array_equal(decoded(entry), batch['image'][row])
+    assert entry['caption'] == [source.class_names[batch['label'][row]]]
+
+
+def test_mixed_images_name_both_classes():
+  experiment, source = built(**{'mix.mixup': 1.0})
+  entries = reporting.training_images(experiment, source)
+  mixed = [e['caption'] for e in entries if len(e['caption']) == 2]
+  assert len(mixed) > 12
+  for lines in mixed:
+    shares = [float(line.rpartition(' ')[2]) for line in lines]
+    assert sum(shares) == pytest.approx(1, abs=0.011)
+    assert shares[0] >= shares[1]
+
+
+def test_crops_without_labels_are_all_shown():
+  crops = np.arange(2 * 3 * 4 * 4 * 3, dtype=np.uint8).reshape(2, 3, 4, 4, 3)
+  entries = reporting._unlabelled({'crops': crops, 'mask': np.ones(2, bool)})
+  assert [entry['caption'] for entry in entries] == [['crops']] * 6
+  np.testing.assert_array_equal(decoded(entries[4]), crops[1, 1])
+
+
+@pytest.mark.parametrize('error', [ValueError('lost'), StopRequested()])
+def test_what_goes_wrong_ends_no_run(error, tmp_path, monkeypatch, caplog):
+  """The rest is written all the same."""
+
+  def fail(*arguments):
+    raise error
+
+  experiment, source = built()
+  setting = data.setting(experiment, source.class_names)
+  monkeypatch.setattr(parts, 'judge', fail)
+  caplog.set_level('INFO', 'vit_jax')
+  path = epath.Path(tmp_path)
+  reporting.write(path, experiment, setting, {}, source, 5)
+  assert 'predictions' in caplog.text
+  written = json.loads((path / parts.PARTS).read_text())
+  assert written['step'] == 5 and len(written['training']) == 24
+  assert 'judged' not in written

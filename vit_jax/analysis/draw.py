@@ -1,0 +1,214 @@
+"""Draws the paper's figures with Matplotlib, as PNG."""
+
+import io
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from vit_jax.analysis import rollout
+from vit_jax.analysis.figures import Findings
+from vit_jax.analysis.style import COLOURS
+from vit_jax.errors import UserError
+
+_DPI = 110
+_HEADS = 12  # drawn of one layer
+_ROWS = 4  # images drawn
+
+
+def new_figure(width: float, height: float) -> Any:
+  """A figure of that many inches.
+
+  Raises:
+    UserError: Matplotlib is not installed.
+  """
+  try:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+  except ImportError as error:
+    raise UserError(
+      'figures are drawn by Matplotlib, which is not installed: '
+      'pip install matplotlib.'
+    ) from error
+  figure = Figure(figsize=(width, height), layout='constrained')
+  FigureCanvasAgg(figure)
+  return figure
+
+
+def png(figure: Any) -> bytes:
+  """The picture's file."""
+  file = io.BytesIO()
+  figure.savefig(file, format='png', dpi=_DPI)
+  return file.getvalue()
+
+
+def filters(
+  components: Float[np.ndarray, 'n y x 3'], shares: Float[np.ndarray, ' n']
+) -> bytes:
+  """Figure 7, left: each filter stretched to its own range."""
+  columns = min(7, len(components))
+  rows = -(-len(components) // columns)
+  figure = new_figure(0.85 * columns + 0.4, 0.98 * rows + 0.8)
+  figure.suptitle(
+    'Filters of the first layer: principal components\n'
+    f'(of RGB, each scaled by itself; {100 * shares.sum():.0f} % of the '
+    'variance)',
+    fontsize=9,
+  )
+  for index, component in enumerate(components):
+    axes = figure.add_subplot(rows, columns, index + 1)
+    size = max(float(np.abs(component).max()), 1e-30)
+    axes.imshow(component / size / 2 + 0.5)
+    axes.set_title(f'{100 * shares[index]:.1f} %', fontsize=7, pad=2)
+    axes.set_axis_off()
+  return png(figure)
+
+
+def similarity(values: Float[np.ndarray, 'r c r c']) -> bytes:
+  """Figure 7, centre: a map for the position of each patch.
+
+  Of a grid finer than 16 patches a side every second, third, … is shown.
+  """
+  rows, columns = values.shape[:2]
+  step = -(-max(rows, columns) // 16)
+  shown = values[::step, ::step]  # [r, c, rows, columns]
+  gap = max(1, round(max(rows, columns) / 10))
+  apart = np.pad(
+    shown, ((0, 0), (0, 0), (0, gap), (0, gap)), constant_values=np.nan
+  )
+  height, width = (apart.shape[i] * apart.shape[i + 2] for i in (0, 1))
+  sheet = apart.transpose(0, 2, 1, 3).reshape(height, width)
+  figure = new_figure(6.2, 5.4 * height / width + 0.8)
+  axes = figure.add_subplot()
+  picture = axes.imshow(
+    sheet[:-gap, :-gap], vmax=1, cmap='viridis', interpolation='nearest'
+  )
+  left_out = '' if step == 1 else f', one patch of {step} each way'
+  axes.set_title(
+    f'Similarity of position embeddings{left_out}\n'
+    '(one map a patch, at its row and column of the image)',
+    fontsize=9,
+  )
+  axes.set_xlabel('column of the input patch', fontsize=8)
+  axes.set_ylabel('row of the input patch', fontsize=8)
+  for axis, side, count in (
+    (axes.xaxis, columns, shown.shape[1]),
+    (axes.yaxis, rows, shown.shape[0]),
+  ):
+    middles = np.arange(count) * (side + gap) + (side - 1) / 2
+    axis.set_ticks(middles, (1 + step * np.arange(count)).tolist())
+  axes.tick_params(labelsize=7, length=0)
+  for edge in axes.spines.values():
+    edge.set_visible(False)
+  bar = figure.colorbar(picture, shrink=0.6, pad=0.02)
+  bar.set_label('cosine similarity', fontsize=8)
+  bar.ax.tick_params(labelsize=7)
+  return png(figure)
+
+
+def distances(values: Float[np.ndarray, 'n l h'], size: Sequence[int]) -> bytes:
+  """Figures 7, right, and 11: a dot for each head of each layer.
+
+  Args:
+    values: by image, layer and head, in pixels.
+    size: (height, width) of the images.
+  """
+  mean = values.mean(axis=0)
+  depth, heads = mean.shape
+  figure = new_figure(5.2, 4)
+  axes = figure.add_subplot()
+  for head in range(heads):
+    axes.plot(
+      *(np.arange(1, depth + 1), mean[:, head]),
+      linestyle='',
+      marker='o',
+      markersize=5,
+      markeredgecolor='white',
+      markeredgewidth=0.4,
+      color=COLOURS[head % len(COLOURS)],
+      label=f'head {head + 1}',
+    )
+  axes.set_ylim(0, 1.06 * max(float(mean.max()), 1e-30))
+  axes.set_xlabel('layer')
+  axes.set_ylabel('mean attention distance (pixels)')
+  axes.set_title(
+    f'Attention distance, {len(values)} images of {size[0]}x{size[1]} px',
+    fontsize=10,
+  )
+  axes.xaxis.get_major_locator().set_params(integer=True)
+  axes.grid(alpha=0.3)
+  if heads <= len(COLOURS):
+    axes.legend(fontsize=7, ncols=2)
+  return png(figure)
+
+
+def rollouts(found: Findings) -> bytes:
+  """Figures 6 and 14: images, what is attended to, and the maps themselves."""
+  titles = ('image', 'attended to', 'rollout', 'without identity')
+  rows = min(_ROWS, len(found.arrays['images']))
+  who = 'the class token' if found.by_token else 'the mean of all patches'
+  figure, axes_of = _sheet(
+    rows, len(titles), f'Attention rollout, from {who}', titles
+  )
+  for row in range(rows):
+    image = found.arrays['images'][row]
+    with_identity = found.arrays['rollout'][row]
+    mask = rollout.mask(with_identity, image.shape[:2])
+    axes_of(row, 0).imshow(image)
+    axes_of(row, 1).imshow((mask[..., None] * image).astype(np.uint8))
+    for column, name in ((2, 'rollout'), (3, 'rollout_plain')):
+      weights = found.arrays[name][row]
+      axes_of(row, column).imshow(weights, vmin=0, cmap='viridis')
+      share = 100 * float(weights.max())
+      axes_of(row, column).set_xlabel(f'at most {share:.1f} %', fontsize=7)
+  return png(figure)
+
+
+def heads(found: Findings) -> bytes:
+  """Attention of the last layer's heads, as in DINO's Figure 1 and 3."""
+  maps, images = found.arrays['heads'], found.arrays['images']
+  rows, count = min(_ROWS, len(images)), min(_HEADS, maps.shape[1])
+  who = 'the class token' if found.by_token else 'the mean of all patches'
+  shown = (
+    '' if count == maps.shape[1] else f', {count} of {maps.shape[1]} heads'
+  )
+  titles = ('image', *(f'head {head + 1}' for head in range(count)))
+  figure, axes_of = _sheet(
+    rows, 1 + count, f'Attention of {who} in the last layer{shown}', titles
+  )
+  for row in range(rows):
+    axes_of(row, 0).imshow(images[row])
+    for head in range(count):
+      axes_of(row, 1 + head).imshow(maps[row, head], vmin=0, cmap='viridis')
+  return png(figure)
+
+
+def _sheet(
+  rows: int, columns: int, title: str, titles: Sequence[str]
+) -> tuple[Any, Callable[[int, int], Any]]:
+  """A figure of pictures, and what gives the axes of a row and a column."""
+  side = 1.5 if columns <= 5 else 1.05
+  figure = new_figure(side * columns + 0.2, (side + 0.1) * rows + 0.6)
+  figure.suptitle(title, fontsize=10)
+  grid = figure.subplots(rows, columns, squeeze=False)
+  for axes in grid.flat:
+    axes.set(xticks=[], yticks=[])
+  for column, text in enumerate(titles):
+    grid[0, column].set_title(text, fontsize=8)
+  return figure, lambda row, column: grid[row, column]
+
+
+def all_figures(found: Findings) -> dict[str, bytes]:
+  """PNG files by name, of everything that was found."""
+  arrays, pictures = found.arrays, {}
+  if 'filters' in arrays:
+    pictures['filters'] = filters(arrays['filters'], arrays['filter_shares'])
+  if 'similarity' in arrays:
+    pictures['positions'] = similarity(arrays['similarity'])
+  if 'distance' in arrays:
+    size = arrays['images'].shape[1:3]
+    pictures['attention_distance'] = distances(arrays['distance'], size)
+    pictures['rollout'] = rollouts(found)
+    pictures['heads'] = heads(found)
+  return pictures

@@ -1,0 +1,110 @@
+"""What the first layer has learnt: filters of patches, and positions."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+Grid = tuple[int, int]
+FILTERS = 28  # principal components in Figure 7
+
+
+class Components(NamedTuple):
+  """Principal components of filters, the largest first.
+
+  Attributes:
+    filters: of length 1; the entry of largest size is positive.
+    shares: of the variance.
+  """
+
+  filters: Float[np.ndarray, 'n y x 3']
+  shares: Float[np.ndarray, ' n']
+
+
+def components(
+  kernel: Float[np.ndarray, 'y x 3 d'], count: int = FILTERS
+) -> Components:
+  """Principal components of d filters of RGB pixels, about their mean.
+
+  Args:
+    kernel: of the first layer.
+    count: how many, where there are as many.
+
+  Reference: arXiv 2010.11929, Figure 7 (left).
+  """
+  *shape, width = kernel.shape
+  filters = kernel.reshape(-1, width).T.astype(np.float64)  # [d, y x 3]
+  _, sizes, vectors = np.linalg.svd(filters - filters.mean(0), False)
+  vectors, variances = vectors[:count], sizes**2
+  largest = np.abs(vectors).argmax(axis=1)
+  signs = np.sign(vectors[np.arange(len(vectors)), largest])
+  shares = variances / max(variances.sum(), 1e-300)
+  return Components(
+    (vectors * signs[:, None]).reshape(-1, *shape), shares[: len(vectors)]
+  )
+
+
+def first_kernel(
+  leaves: Mapping[str, Any],
+) -> Float[np.ndarray, 'y x 3 d'] | None:
+  """The filters that look at RGB pixels: a patch embedding's, or a stem's.
+
+  Args:
+    leaves: parameters by path.
+
+  Returns:
+    None where no kernel `[y, x, 3, d]` wider than a pixel is found.
+  """
+  for path in sorted(leaves, key=lambda path: path.count('/')):
+    shape = leaves[path].shape
+    wide = len(shape) == 4 and shape[2] == 3 and shape[0] * shape[1] > 1
+    if wide and path.endswith('kernel') and '/layers/' not in path:
+      return np.asarray(leaves[path], np.float32)
+  return None
+
+
+def positions(
+  leaves: Mapping[str, Any], grid: Grid
+) -> Float[np.ndarray, 'p d'] | None:
+  """Learned position embeddings of patches, in rows; None if there are none.
+
+  Where every layer has its own, the first layer's.
+
+  Args:
+    leaves: parameters by path.
+    grid: rows and columns of patches.
+  """
+  count = grid[0] * grid[1]
+  for start in ('position', 'encoder/layers/position'):
+    found = {
+      path[len(start) + 1 :]: np.asarray(leaf, np.float64)
+      for path, leaf in leaves.items()
+      if path.startswith(f'{start}/')
+    }
+    if start != 'position':
+      found = {name: leaf[0] for name, leaf in found.items()}
+    if 'embedding' in found:  # [1, slots + patches, d]
+      return found['embedding'][0, -count:]
+    if {'rows', 'columns'} <= found.keys():
+      rows, columns = found['rows'], found['columns']
+      rows = np.broadcast_to(rows[:, None], (*grid, rows.shape[-1]))
+      columns = np.broadcast_to(columns, (*grid, columns.shape[-1]))
+      return np.concatenate([rows, columns], axis=-1).reshape(count, -1)
+  return None
+
+
+def similarity(
+  table: Float[np.ndarray, 'p d'], grid: Grid
+) -> Float[np.ndarray, 'r c r c']:
+  """Cosine similarity of the positions of all patches.
+
+  Args:
+    table: in rows.
+    grid: rows and columns.
+
+  Reference: arXiv 2010.11929, Figure 7 (centre).
+  """
+  lengths = np.linalg.norm(table, axis=1, keepdims=True)
+  unit = table / np.maximum(lengths, 1e-30)
+  return (unit @ unit.T).reshape(*grid, *grid)

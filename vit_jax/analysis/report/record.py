@@ -1,0 +1,153 @@
+"""All that a workdir says about its run, for the page."""
+
+import ast
+import os
+import pathlib
+import re
+from typing import Any, NamedTuple
+
+from etils import epath
+
+from vit_jax.analysis import curves
+from vit_jax.analysis.style import FIGURES
+from vit_jax.config import durations
+from vit_jax.errors import UserError
+from vit_jax.files import jsonl
+from vit_jax.run import ledger
+
+PARTS = 'report.json'  # pictures of the last end, or of the command
+_FIGURE_BYTES = 2**19
+
+
+class Record(NamedTuple):
+  """A run as its workdir shows it.
+
+  Attributes:
+    name: of the workdir.
+    config: of config.json; {} where it is missing or damaged, and likewise
+      below.
+    run: of run.json.
+    series: (steps, values) of each metric.
+    nulls: (step, metric) that were not finite.
+    events: of events.jsonl.
+    parts: pictures and predictions, see `parts.make`.
+    figures: PNG files drawn by `analyze`, by name.
+    total_steps: of the whole training; None where the config does not say.
+    expected: what the header of the run's config file expects; '' if unknown.
+  """
+
+  name: str
+  config: dict[str, Any]
+  run: dict[str, Any]
+  series: curves.Series
+  nulls: list[tuple[int, str]]
+  events: list[dict[str, Any]]
+  parts: dict[str, Any]
+  figures: dict[str, bytes]
+  total_steps: int | None
+  expected: str
+
+  @property
+  def step(self) -> int:
+    """The last of which there is a number."""
+    return max((steps[-1] for steps, _ in self.series.values()), default=0)
+
+  @property
+  def command(self) -> list[str]:
+    """Of the last start."""
+    command = self.run.get('command', [])
+    return [str(word) for word in command] if isinstance(command, list) else []
+
+  @property
+  def evaluations(self) -> list[str]:
+    """Metrics of evaluators: 'test/accuracy', 'test_ema/loss', …"""
+    return sorted(name for name in self.series if '/' in name)
+
+
+def read(workdir: epath.Path) -> Record:
+  """Reads a workdir; what is missing or damaged is left out.
+
+  Raises:
+    UserError: it is no workdir, or a file cannot be read.
+  """
+  config = jsonl.read_object(workdir / 'config.json')
+  run = jsonl.read_object(workdir / 'run.json')
+  if not config and not (workdir / 'metrics.jsonl').exists():
+    raise UserError(
+      f'{workdir} has neither config.json nor metrics.jsonl: give the workdir '
+      'of a run.'
+    )
+  series, nulls = curves.read_all(workdir)
+  record = Record(
+    name=os.path.basename(os.fspath(workdir).rstrip('/')),
+    config=config,
+    run=run,
+    series=series,
+    nulls=nulls,
+    events=ledger.read(workdir / 'events.jsonl'),
+    parts=jsonl.read_object(workdir / PARTS),
+    figures=_figures(workdir / 'figures'),
+    total_steps=_total_steps(config),
+    expected='',
+  )
+  return record._replace(expected=_expected(record.command))
+
+
+def _figures(folder: epath.Path) -> dict[str, bytes]:
+  found = {}
+  for name in FIGURES:
+    file = folder / f'{name}.png'
+    content = file.read_bytes() if file.exists() else b''
+    if content and len(content) <= _FIGURE_BYTES:
+      found[name] = content
+  return found
+
+
+def _total_steps(config: dict[str, Any]) -> int | None:
+  try:
+    return durations.to_steps(
+      config['total'],
+      batch_size=config['batch_size'],
+      num_examples=config['train']['num_examples'],
+    )
+  except (KeyError, TypeError, UserError):
+    return None
+
+
+def flag(command: list[str], name: str) -> str | None:
+  """The value of --name=VALUE, or --name VALUE, in a command."""
+  for index, word in enumerate(command):
+    if word.startswith(f'--{name}='):
+      return word.partition('=')[2]
+    if word == f'--{name}' and index + 1 < len(command):
+      return command[index + 1]
+  return None
+
+
+def changes(command: list[str]) -> dict[str, str]:
+  """What flags changed of the config file: {'batch_size': '1024'}."""
+  found = {}
+  for word in command:
+    match = re.match(r'--config\.([\w.]+)=(.*)', word, flags=re.DOTALL)
+    if match:
+      found[match[1]] = match[2]
+  return found
+
+
+def _expected(command: list[str]) -> str:
+  """The paragraph 'Expected: …' of the config file's header.
+
+  The file is parsed, not run. It is looked for where the command was given.
+  """
+  path = (flag(command, 'config') or '').partition(':')[0]
+  if not path.endswith('.py') or '://' in path:
+    return ''
+  try:
+    source = pathlib.Path(path).expanduser().read_text()
+    header = ast.get_docstring(ast.parse(source)) or ''
+  except (OSError, ValueError, SyntaxError):
+    return ''
+  match = re.search(
+    r'^Expected: (.*?)(?=\n\s*\n|\n[A-Z]\w*: |\Z)', header, re.M | re.S
+  )
+  return ' '.join(match[1].split()) if match else ''

@@ -1,0 +1,147 @@
+"""Several runs beside each other: their curves over what training cost."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from etils import epath
+from jaxtyping import Float
+
+from vit_jax.analysis import curves, draw
+from vit_jax.analysis.style import COLOURS
+from vit_jax.errors import UserError
+from vit_jax.files import jsonl
+from vit_jax.run import ledger
+
+# What curves are drawn over, and how the axis is called.
+AXES = {
+  'steps': 'steps',
+  'epochs': 'epochs',
+  'images': 'images seen (millions)',
+  'core_days': 'core-days (devices × days of training)',
+  'exaflops': 'exaFLOPs of training',
+}
+
+
+class Run(NamedTuple):
+  """The curves of a workdir.
+
+  Attributes:
+    name: of the directory.
+    series: (steps, values) of each metric.
+    scales: by axis of `AXES`, (steps, values) between which it is linear; an
+      axis that the workdir does not tell is left out.
+  """
+
+  name: str
+  series: dict[str, tuple[list[int], list[float]]]
+  scales: dict[str, tuple[list[float], list[float]]]
+
+  def over(self, axis: str, metric: str) -> Float[np.ndarray, '2 n']:
+    """A metric's points: places on the axis, and values."""
+    steps, values = self.series[metric]
+    places = np.interp(steps, *self.scales[axis])
+    return np.array([places, values], np.float64)
+
+
+def read(workdir: epath.Path) -> Run:
+  """Reads metrics.jsonl, events.jsonl, config.json and run.json.
+
+  Raises:
+    UserError: there is no metrics.jsonl, or a file cannot be read.
+  """
+  if not (workdir / 'metrics.jsonl').exists():
+    raise UserError(
+      f'{workdir} has no metrics.jsonl: give the workdir of a run.'
+    )
+  series = curves.read(workdir)
+  config = jsonl.read_object(workdir / 'config.json')
+  run = jsonl.read_object(workdir / 'run.json')
+  last = float(max((max(s) for s, _ in series.values()), default=1) or 1)
+  scales = {'steps': ([0.0, last], [0.0, last])}
+
+  def linear(axis: str, *factors: Any) -> None:
+    if all(isinstance(f, int | float) and f > 0 for f in factors):
+      scales[axis] = ([0.0, last], [0.0, float(last * np.prod(factors))])
+
+  batch = config.get('batch_size')
+  examples = config.get('train', {}).get('num_examples')
+  flops = run.get('train_flops_per_image')
+  if isinstance(batch, int) and examples:
+    linear('epochs', batch / examples)
+  linear('images', batch, 1e-6)
+  linear('exaflops', batch, flops, 1e-18)
+  events = ledger.read(workdir / 'events.jsonl')
+  spans, devices = ledger.kept(events), run.get('num_devices')
+  if spans and isinstance(devices, int):
+    steps, seconds = np.array(spans, np.float64).T
+    days = np.cumsum(seconds) * devices / 86400
+    scales['core_days'] = ([0.0, *steps.tolist()], [0.0, *days.tolist()])
+  return Run(workdir.name, series, scales)
+
+
+def panels(runs: Sequence[Run]) -> tuple[list[str], list[str]]:
+  """The metrics, and the axes, that some of the runs have."""
+  names = {name for run in runs for name in run.series}
+  accuracies = sorted(n for n in names if n.endswith('/accuracy'))
+  losses = [n for n in ('loss', *sorted(names)) if _is_loss(n) and n in names]
+  metrics = list(dict.fromkeys([*losses, *accuracies]))
+  return metrics, [a for a in AXES if any(a in run.scales for run in runs)]
+
+
+def _is_loss(name: str) -> bool:
+  return name == 'loss' or name.endswith('/loss')
+
+
+def compare(runs: Sequence[Run]) -> tuple[bytes, dict[str, np.ndarray]]:
+  """Every metric over every axis, one line a run.
+
+  Args:
+    runs: with at least one loss or accuracy among them.
+
+  Returns:
+    The picture, and its arrays `[2, n]` by 'run/metric/axis'.
+
+  Raises:
+    UserError: there is nothing to draw.
+  """
+  metrics, axes_names = panels(runs)
+  if not metrics:
+    raise UserError(
+      'none of these runs has written a loss or an accuracy yet: '
+      f'{", ".join(run.name for run in runs)}.'
+    )
+  arrays: dict[str, np.ndarray] = {}
+  figure = draw.new_figure(3.6 * len(axes_names), 2.7 * len(metrics) + 0.4)
+  grid = figure.subplots(len(metrics), len(axes_names), squeeze=False)
+  for y, metric in enumerate(metrics):
+    for x, axis in enumerate(axes_names):
+      for number, run in enumerate(runs):
+        if metric not in run.series or axis not in run.scales:
+          continue
+        points = run.over(axis, metric)
+        label = f'{number + 1}: {run.name}'
+        arrays[f'{label}/{metric}/{axis}'] = points
+        grid[y, x].plot(
+          *points,
+          label=label,
+          marker='o' if '/' in metric else '',
+          markersize=3,
+          color=COLOURS[number % len(COLOURS)],
+          linestyle=('-', '--', ':')[number // len(COLOURS) % 3],
+        )
+      grid[y, x].set_xlabel(AXES[axis], fontsize=8)
+      grid[y, x].set_ylabel(metric, fontsize=8)
+      grid[y, x].tick_params(labelsize=7)
+      grid[y, x].grid(alpha=0.3)
+  handles = {}
+  for axes in grid.flat:
+    handles |= {h.get_label(): h for h in axes.get_lines()}
+  if len(runs) > 1:
+    figure.legend(
+      *(list(handles.values()), list(handles)),
+      loc='outside upper center',
+      fontsize=8,
+      ncols=min(4, len(handles)),
+    )
+  return draw.png(figure), arrays

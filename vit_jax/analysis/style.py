@@ -1,0 +1,15 @@
+"""What all figures and pages have in common."""
+
+# Okabe and Ito's colours, told apart by colour-blind people.
+COLOURS = (
+  *('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9'),
+  *('#000000', '#F0E442'),
+)
+# The files that are drawn of weights, and what they show.
+FIGURES = {
+  'filters': 'Filters of the first layer (the paper’s Figure 7, left)',
+  'positions': 'Similarity of position embeddings (Figure 7, centre)',
+  'attention_distance': 'Attention distance (Figures 7, right, and 11)',
+  'rollout': 'Attention rollout (Figures 6 and 14)',
+  'heads': 'Single heads of the last layer',
+}

@@ -1,0 +1,254 @@
+"""Shows what was learnt: python -m vit_jax.analyze --checkpoint=P --out=DIR.
+
+Draws the paper's figures of any weights that load: filters, similarity of
+positions, attention distance, rollout, single heads, as PNG, and their arrays
+as .npz. Images are preprocessed as the weights were evaluated; they are those
+of --images=FILE,… or the run's own evaluation's. Without --out they go into
+the workdir, and onto its page.
+
+`python -m vit_jax.analyze curves WORKDIR… --out=DIR` draws the curves of
+several runs over steps, epochs, images, core-days and exaFLOPs;
+`python -m vit_jax.analyze report WORKDIR…` makes report.html of each, with
+images and predictions (--nopredictions: without), and with --out=DIR one page
+that compares them.
+"""
+
+import io
+import logging
+
+import jax
+import numpy as np
+from absl import flags
+from etils import epath
+
+from vit_jax.analysis import draw, figures, runs
+from vit_jax.analysis.report import page, record
+from vit_jax.arrays import sharding
+from vit_jax.cli import process
+from vit_jax.config import loading, sections
+from vit_jax.data.contract import Preprocess
+from vit_jax.data.images.headers import DecodeError
+from vit_jax.errors import UserError, check_range
+from vit_jax.files import atomic, paths
+from vit_jax.training import data, reporting
+from vit_jax.training.experiment import Experiment
+from vit_jax.weights import pretrained
+from vit_jax.weights.contract import Pretrained
+from vit_jax.weights.transfer import adapt
+
+log = logging.getLogger('vit_jax')
+
+
+def define_flags() -> None:
+  """The flags of this command."""
+  flags.DEFINE_string(
+    'checkpoint', None, 'Workdir, checkpoint step directory or weight file.'
+  )
+  flags.DEFINE_list(
+    'images', [], "Image files; default: the run's evaluation's."
+  )
+  flags.DEFINE_integer(
+    'num_images', 32, "Of the run's evaluation; Figure 11 has 128."
+  )
+  flags.DEFINE_integer(
+    'image_size', None, 'Pixels; default: what the weights were made for.'
+  )
+  flags.DEFINE_bool(
+    'predictions', True, 'Whether `report` looks at images anew.'
+  )
+  flags.DEFINE_string('out', None, 'Directory; default WORKDIR/figures.')
+
+
+def run(
+  checkpoint: str,
+  out: epath.Path,
+  files: list[str],
+  num_images: int = 32,
+  image_size: int | None = None,
+) -> figures.Findings:
+  """Draws all figures that the model can have.
+
+  Args:
+    checkpoint: workdir, step directory or weights of any format.
+    out: where PNG files and figures.npz are written.
+    files: images; the run's own if there are none.
+    num_images: of the run's own.
+    image_size: pixels; positions are interpolated to it.
+
+  Raises:
+    UserError: no such weights or images.
+  """
+  source = pretrained.find(checkpoint)
+  size, model = source.image_size, source.model()
+  if image_size is not None:
+    size = image_size, image_size
+    model.check(size)
+  transform = sections.build('preprocess', source.about['preprocess'], size)
+  if files:
+    images = _read(files, transform)
+  else:
+    images = _own(source, transform, num_images)
+  mesh = sharding.make_mesh(jax.local_devices()[:1])
+  params = source.backbone(source.load(source.abstract_params(mesh)))
+  params = adapt(params, model, source.image_size, size, 'aligned', mesh)
+  with jax.set_mesh(mesh):
+    found = figures.examine(model, params, images)
+  for line in found.missing:
+    log.info('no %s', line)
+  for name, picture in draw.all_figures(found).items():
+    write(out / f'{name}.png', picture)
+  write(out / 'figures.npz', archive(found.arrays))
+  return found
+
+
+def _read(files: list[str], transform: Preprocess) -> np.ndarray:
+  """Image files, preprocessed."""
+  images = []
+  for file in files:
+    try:
+      images.append(transform.pixels(paths.locate(file).read_bytes()))
+    except (OSError, DecodeError) as error:
+      raise UserError(
+        f'the image {file} cannot be read: {paths.reason(error)}. Give JPEG '
+        'or PNG files.'
+      ) from error
+  return np.stack(images)
+
+
+def _own(source: Pretrained, transform: Preprocess, count: int) -> np.ndarray:
+  """Images of the run's evaluation, spread evenly over its split."""
+  evals = source.about.get('config', {}).get('evals', {})
+  splits = [s['split'] for s in evals.values() if s.get('split')]
+  if 'source' not in source.about or not splits:
+    raise UserError(
+      f'{source.path} does not say what it was evaluated on: give '
+      '--images=FILE,….'
+    )
+  check_range('--num_images', count, at_least=1)
+  examples = sections.build('source', source.about['source'], splits[0])
+  chosen = np.linspace(0, len(examples) - 1, min(count, len(examples)))
+  images = []
+  for index in np.unique(chosen.round().astype(int)).tolist():
+    try:
+      images.append(transform.pixels(examples[index]['image']))
+    except DecodeError as error:
+      log.warning('example %d is left out: %s', index, error)
+  if not images:
+    raise UserError(f'{examples.name} has no image that can be used.')
+  return np.stack(images)
+
+
+def archive(arrays: dict[str, np.ndarray]) -> bytes:
+  """The content of an .npz file."""
+  file = io.BytesIO()
+  np.savez_compressed(file, **arrays)  # pyright: ignore[reportArgumentType]
+  return file.getvalue()
+
+
+def write(path: epath.Path, content: str | bytes) -> None:
+  """Writes a file, its directory too.
+
+  Raises:
+    UserError: it cannot be written.
+  """
+  try:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    atomic.write(path, content)
+  except OSError as error:
+    raise UserError(
+      f'{path} cannot be written: {paths.reason(error)}. Give another --out.'
+    ) from error
+  log.info('wrote %s', path)
+
+
+def _report(workdirs: list[str], out: str | None, pictures: bool) -> None:
+  """Makes the pages of runs, and one that compares them.
+
+  Raises:
+    UserError: a path is no workdir, or nothing can be written there.
+  """
+  if not workdirs:
+    raise UserError('usage: python -m vit_jax.analyze report WORKDIR… [--out].')
+  found = []
+  for path in map(paths.locate, workdirs):
+    record.read(path)  # raises if it is none
+    if pictures:
+      _pictures(path)
+    found.append(record.read(path))
+    write(path / page.NAME, page.render(found[-1]))
+  if out is not None:
+    write(paths.locate(out) / page.NAME, page.render_comparison(found))
+
+
+def _pictures(workdir: epath.Path) -> None:
+  """Judges the newest weights of a run on this machine's devices."""
+  try:
+    weights = pretrained.find(str(workdir))
+    config = loading.load(str(workdir / 'config.json'))
+    experiment = Experiment.build(config, jax.devices())
+    with jax.set_mesh(experiment.mesh):
+      source = data.open_train(config)
+      setting = data.setting(experiment, source.class_names)
+      params = weights.weights(experiment.mesh)['']
+      step = int(weights.path.rpartition('/')[2])
+      reporting.write(workdir, experiment, setting, params, source, step)
+  except UserError as error:
+    log.warning('no images and predictions: %s', error)
+
+
+def _curves(workdirs: list[str], out: str | None) -> None:
+  if not workdirs or out is None:
+    raise UserError(
+      'usage: python -m vit_jax.analyze curves WORKDIR… --out=DIR; got '
+      f'{len(workdirs)} workdir(s), --out={out}.'
+    )
+  picture, arrays = runs.compare([runs.read(paths.locate(w)) for w in workdirs])
+  write(paths.locate(out) / 'curves.png', picture)
+  write(paths.locate(out) / 'curves.npz', archive(arrays))
+
+
+def _place(checkpoint: str, out: str | None) -> epath.Path:
+  """Where figures are written.
+
+  Raises:
+    UserError: nothing is said, and the weights are no workdir.
+  """
+  if out is not None:
+    return paths.locate(out)
+  workdir = paths.locate(checkpoint)
+  if not (workdir / 'config.json').exists():
+    raise UserError(
+      f'--out=DIR is missing: {checkpoint} is no workdir to draw into.'
+    )
+  return workdir / 'figures'
+
+
+def main(arguments: list[str]) -> None:
+  """Draws figures or curves."""
+  values = flags.FLAGS
+  if arguments[:1] == ['curves']:
+    _curves(arguments[1:], values.out)
+    return
+  if arguments[:1] == ['report']:
+    _report(arguments[1:], values.out, values.predictions)
+    return
+  if arguments or not values.checkpoint:
+    raise UserError(
+      'usage: python -m vit_jax.analyze --checkpoint=PATH [--images=FILE,…] '
+      f'[--out=DIR], or curves or report WORKDIR…; got {arguments}, checkpoint '
+      f'{values.checkpoint!r}.'
+    )
+  out = _place(values.checkpoint, values.out)
+  run(
+    values.checkpoint,
+    out,
+    values.images,
+    values.num_images,
+    values.image_size,
+  )
+  if values.out is None:
+    page.write(out.parent)
+
+
+if __name__ == '__main__':
+  process.run(main, define_flags)

@@ -1,0 +1,118 @@
+"""What a run shows of itself: its pictures for report.html."""
+
+import contextlib
+import logging
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from etils import epath
+
+from vit_jax.analysis.report import parts
+from vit_jax.config.sections import build_section
+from vit_jax.data.pipeline import stream
+from vit_jax.evaluators.contract import Setting
+from vit_jax.run.preemption import StopRequested
+from vit_jax.training.experiment import Experiment
+
+log = logging.getLogger('vit_jax')
+PyTree = Any
+_IMAGES = 24
+
+
+def write(
+  workdir: epath.Path,
+  experiment: Experiment,
+  setting: Setting,
+  weights: PyTree,
+  source: stream.Source,
+  step: int,
+) -> None:
+  """Makes the pictures of report.html; what goes wrong ends no run.
+
+  Only where one process trains: with several, those that see no mistake would
+  wait for one that does.
+
+  Args:
+    workdir: of the run.
+    experiment: of the run.
+    setting: of its evaluators.
+    weights: to be judged.
+    source: of the training.
+    step: of these weights.
+  """
+  if jax.process_count() > 1:
+    log.info('report.html has no pictures: `vit_jax.analyze report` adds them')
+    return
+  values: dict[str, Any] = {'step': step, 'training': []}
+  with _carefully('training images'):
+    values['training'] = training_images(experiment, source)
+  sections = experiment.config.evals.values()
+  splits = [section.split for section in sections if section.get('split')]
+  if splits and experiment.config.num_classes:
+    with _carefully('predictions'):
+      values['judged'] = parts.judge(setting, weights, splits[0])
+  with _carefully('pictures'):
+    parts.write(workdir, values)
+
+
+@contextlib.contextmanager
+def _carefully(what: str) -> Iterator[None]:
+  try:
+    yield
+  except StopRequested:
+    log.info('report.html is left without %s: a signal came', what)
+  except Exception as error:  # noqa: BLE001 (a page is not worth a run)
+    log.warning('report.html has no %s: %s', what, error)
+
+
+def training_images(
+  experiment: Experiment, source: stream.Source
+) -> list[dict[str, Any]]:
+  """The first images of the training as the step gets them.
+
+  They are those of the first batch; where images are mixed, each is mixed with
+  another one of these, not of the whole batch.
+  """
+  mesh, config = experiment.mesh, experiment.config
+  split = mesh.shape['data'] * mesh.shape['fsdp']
+  batch_size = -(-_IMAGES // split) * split
+  mix = jax.jit(experiment.setting.mix)
+  with stream.train_batches(
+    source,
+    experiment.augment(),
+    batch_size,
+    config.seed,
+    0,
+    mesh,
+    reader=build_section(config, 'reader'),
+  ) as batches:
+    key = jax.random.fold_in(experiment.key(), 0)
+    batch = next(batches)
+    if not {'image', 'label'} <= batch.keys():  # of an objective of its own
+      return _unlabelled(jax.device_get(batch))
+    images, targets = jax.device_get(mix(batch, key))
+  pixels = np.clip(np.round(images * 127.5 + 127.5), 0, 255).astype(np.uint8)
+  return [
+    parts.picture(image, caption(target, source.class_names))
+    for image, target in zip(pixels[:_IMAGES], targets, strict=False)
+  ]
+
+
+def _unlabelled(batch: dict[str, np.ndarray]) -> list[dict[str, Any]]:
+  """All images of the first examples, several crops of each perhaps."""
+  entries = []
+  for key, array in batch.items():
+    if array.dtype == np.uint8 and array.ndim >= 4 and array.shape[-1] == 3:
+      images = array.reshape(-1, *array.shape[-3:])
+      entries += [parts.picture(image, [key]) for image in images[:_IMAGES]]
+  return entries[: 2 * _IMAGES]
+
+
+def caption(target: np.ndarray | np.integer, names: Sequence[str]) -> list[str]:
+  """['cat'], or ['cat 0.70', 'dog 0.30'] where labels are mixed."""
+  if target.ndim == 0:
+    return [names[int(target)]]
+  largest = np.argsort(-target, kind='stable')[:2]
+  return [f'{names[i]} {target[i]:.2f}' for i in largest if target[i] > 0.005]
