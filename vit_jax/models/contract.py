@@ -51,17 +51,14 @@ class Model(Protocol):
   - `embed(images)` → tokens of patches, what is added before the first layer
     included; `encode(tokens, key, places=None)` → all tokens after the last
     norm; `readout(tokens)` → features and logits. Only models of tokens have
-    these three, with `grid(image_size)`, rows and columns of patches, and
-    `patch_pixels`, the side of a patch in the image; self-supervision is built
-    on them. Tokens may be left out in
+    these three; self-supervision is built on them. Tokens may be left out in
     between; `places` then says which are there, as
     `Places(model.grid(image_size), kept)`, because positions may act in every
     layer. A model whose positions do so raises UserError without it.
   - `grid(image_size)` → rows and columns of patches, and `patch_pixels`, the
-    side of a patch: of models that give `attention`, whose last tokens are
-    those of patches, in rows. They are asked of the model itself, not by
-    `apply`. Where a token is read out, and not the patches, it is the first,
-    and its parameter is `cls`.
+    side of a patch in the image: of models of tokens, and asked of the model
+    itself, not by `apply`. The last tokens are those of patches, in rows. Where
+    a token is read out it is the first, and its parameter is `cls`.
 
   Images are float `[n, y, x, 3]` in [-1, 1].
 

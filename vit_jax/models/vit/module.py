@@ -295,15 +295,5 @@ class Network(nn.Module):
     Raises:
       UserError: see `grid.of_image`.
     """
-    return grid.of_image(
-      image_size, self.patch_size, self._stride, self.remainder
-    )
-
-  @property
-  def patch_pixels(self) -> int:
-    """The side of a patch in pixels of the image."""
-    return self.patch_size * self._stride
-
-  @property
-  def _stride(self) -> int:
-    return 1 if self.stem is None else self.stem.stride
+    stride = 1 if self.stem is None else self.stem.stride
+    return grid.of_image(image_size, self.patch_size, stride, self.remainder)
