@@ -306,7 +306,10 @@ def test_layers_are_resized_alike(method):
       positions.resize_leaf(name, x, (2, 3), (4, 3), method)
       for x in (stack, *stack)
     ]
-    np.testing.assert_allclose(both[0], np.stack(both[1:]), rtol=1e-6)
+    # Sums of numbers near 1, whose order depends on the shapes and the machine.
+    np.testing.assert_allclose(
+      both[0], np.stack(both[1:]), rtol=1e-6, atol=1e-6
+    )
 
 
 def test_axes_are_stretched():
