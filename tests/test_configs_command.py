@@ -39,6 +39,8 @@ def test_configs_are_found_from_anywhere(tmp_path, monkeypatch):
   """By the path that the documents give; one's own file comes first."""
   monkeypatch.chdir(tmp_path)
   assert loading.load('configs/quickstart.py').batch_size == 128
+  with pytest.raises(UserError, match="did you mean 'configs/quickstart.py'"):
+    loading.load('configs/quickstrat.py')
   own = tmp_path / 'configs/quickstart.py'
   own.parent.mkdir()
   text = (ROOT / 'configs/quickstart.py').read_text()

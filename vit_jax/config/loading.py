@@ -68,7 +68,7 @@ def call(path_and_arg: str, function: str = 'get_config') -> Any:
   if not file.is_file():
     resolved = file / 'config.json'  # of a workdir
     there = [resolved] if resolved.is_file() else file.parent.glob('*.py')
-    near = closest(path, map(str, there))
+    near = closest(path, [*map(str, there)] or shipped.paths())
     raise UserError(f'there is no config file {path!r}; {near}.')
   if file.suffix != '.py':
     raise UserError(

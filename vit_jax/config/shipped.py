@@ -21,4 +21,10 @@ def find(path: str) -> pathlib.Path:
   given = pathlib.Path(path).expanduser()
   if given.exists() or given.parts[:1] != ('configs',):
     return given
-  return directory().joinpath(*given.parts[1:])
+  here = directory().joinpath(*given.parts[1:])
+  return here if here.exists() else given
+
+
+def paths() -> list[str]:
+  """Of all that come along, as `find` takes them."""
+  return [f'configs/{file.name}' for file in sorted(directory().glob('*.py'))]
