@@ -30,15 +30,15 @@ runs.compilation_cache()  # made before worker processes start
 
 
 # Their signals race with processes on a busy machine: one that fails is tried
-# once more, and the summary counts it. What is broken fails twice.
+# again, and the summary counts it. What is broken fails three times.
 _RACES = ('tests/faults/', 'tests/multiprocess/')
 
 
 def pytest_collection_modifyitems(items):
-  """Tests that kill and stop processes get a second try."""
+  """Tests that kill and stop processes get two more tries."""
   for item in items:
     if item.nodeid.startswith(_RACES) and item.get_closest_marker('slow'):
-      item.add_marker(pytest.mark.flaky(reruns=1))
+      item.add_marker(pytest.mark.flaky(reruns=2))
 
 
 @pytest.hookimpl(wrapper=True)

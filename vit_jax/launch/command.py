@@ -34,7 +34,7 @@ from vit_jax.launch.job import Job
 from vit_jax.launch.shell import Shell
 from vit_jax.run import interruption
 
-ROOT = pathlib.Path(vit_jax.__file__).resolve().parents[1]
+ROOT = pathlib.Path(vit_jax.__file__).parents[1]
 TARGETS: dict[str, Callable[[Job, Shell, int], int]] = {
   'tpu-vm': tpu_vm.start,
   'queued': queued.start,
