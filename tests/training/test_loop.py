@@ -21,6 +21,7 @@ class Recorded(Session):
     self.config = SimpleNamespace(
       evals={'val': SimpleNamespace(every=f'{evals} steps')},
       checkpoint=SimpleNamespace(every=f'{save} steps'),
+      log=SimpleNamespace(report=False),
     )
     self.experiment = SimpleNamespace(
       total_steps=total, steps=lambda duration: int(duration.split()[0])
