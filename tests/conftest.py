@@ -37,7 +37,8 @@ _RACES = ('tests/faults/', 'tests/multiprocess/')
 def pytest_collection_modifyitems(items):
   """Tests that kill and stop processes get two more tries."""
   for item in items:
-    if item.nodeid.startswith(_RACES) and item.get_closest_marker('slow'):
+    races = item.nodeid.startswith(_RACES) and item.get_closest_marker('slow')
+    if races or item.get_closest_marker('long'):
       item.add_marker(pytest.mark.flaky(reruns=2))
 
 
