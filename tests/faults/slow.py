@@ -1,5 +1,6 @@
 """Synthetic data that one process of a run reads slowly."""
 
+import threading
 import time
 
 import jax
@@ -7,8 +8,13 @@ import jax
 from vit_jax.data.sources import synthetic
 
 
+# One example at a time, so that it does not matter how many threads read.
+_LOCK = threading.Lock()
+
+
 class Source(synthetic.Source):
   def __getitem__(self, index):
     if jax.process_index() == 1:
-      time.sleep(0.1)
+      with _LOCK:
+        time.sleep(0.15)
     return super().__getitem__(index)

@@ -54,14 +54,16 @@ def test_a_slow_host_is_named(tmp_path):
   injected('a host that reads slowly')
   slow = {
     'source.name': 'tests.faults.slow',
-    'recovery.slow_hosts_every': '8 steps',
+    'total': '12 steps',
+    'schedule.warmup': '4 steps',
+    'recovery.slow_hosts_every': '6 steps',
     # In an evaluation or a save the slow reader would catch up.
-    'evals.val.every': '20 steps',
-    'checkpoint.every': '20 steps',
+    'evals.val.every': '12 steps',
+    'checkpoint.every': '12 steps',
   }
   processes = runs.start_pair(workdir, slow, devices=2)
   errors = [runs.finish(process)[1] for process in processes]
-  assert 'slow host(s) up to step 16: process 1 (' in errors[0]
+  assert 'slow host(s) up to step 12: process 1 (' in errors[0]
   lines = (workdir / 'events.jsonl').read_text().splitlines()
   events = [e for e in map(json.loads, lines) if e['event'] == 'slow_hosts']
   assert events and all(event['processes'] == [1] for event in events)
