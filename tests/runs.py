@@ -172,6 +172,14 @@ def records(workdir: Any) -> list[dict[str, Any]]:
   return [json.loads(line) for line in text.splitlines()]
 
 
+def lines(workdir: Any) -> list[dict[str, Any]]:
+  """The lines of metrics.jsonl without times, which no two runs share."""
+  return [
+    {k: v for k, v in line.items() if k not in ('img_per_sec', 'data_wait')}
+    for line in records(workdir)
+  ]
+
+
 def losses(workdir: Any) -> dict[int, float]:
   """{step: training loss}; each step must stand there once."""
   pairs = [(r['step'], r['loss']) for r in records(workdir) if 'loss' in r]

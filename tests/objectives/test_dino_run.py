@@ -45,14 +45,6 @@ SMALL = {
 }
 
 
-def lines(workdir):
-  """Of metrics.jsonl, without times."""
-  return [
-    {k: v for k, v in line.items() if k not in ('img_per_sec', 'data_wait')}
-    for line in runs.records(workdir)
-  ]
-
-
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.timeout(600)
@@ -66,15 +58,17 @@ def test_killed_resumed_and_judged(tmp_path):
   process.send_signal(signal.SIGKILL)
   process.communicate()
   runs.run(again)
-  assert lines(killed) == lines(straight)
-  trained = [line for line in lines(straight) if 'loss' in line]
+  assert runs.lines(killed) == runs.lines(straight)
+  trained = [line for line in runs.lines(straight) if 'loss' in line]
   assert [line['step'] for line in trained] == list(range(1, 41))
   for line in trained:
     assert 0 < line['entropy_share'] <= 1 and line['teacher_kl'] > 0
     assert line['teacher_entropy'] == pytest.approx(
       line['entropy_share'] * math.log(32), rel=1e-5
     )
-  *_, last = (line for line in lines(straight) if 'knn_teacher/5nn' in line)
+  *_, last = (
+    line for line in runs.lines(straight) if 'knn_teacher/5nn' in line
+  )
   out, _ = runs.run(
     runs.command(
       *('evaluate', f'--checkpoint={killed}', '--evaluator=neighbours'),

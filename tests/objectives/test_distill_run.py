@@ -33,13 +33,6 @@ SMALL = {
 }
 
 
-def lines(workdir):
-  return [
-    {k: v for k, v in line.items() if k not in ('img_per_sec', 'data_wait')}
-    for line in runs.records(workdir)
-  ]
-
-
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.timeout(600)
@@ -64,8 +57,8 @@ def test_a_teacher_from_a_run(tmp_path):
   train(whole)
   train(cut, -signal.SIGKILL)
   train(cut)
-  assert lines(cut) == lines(whole)
-  steps = [line for line in lines(whole) if 'loss' in line]
+  assert runs.lines(cut) == runs.lines(whole)
+  steps = [line for line in runs.lines(whole) if 'loss' in line]
   assert len(steps) == 8
   for line in steps:
     half = (line['label_loss'] + line['teacher_loss']) / 2

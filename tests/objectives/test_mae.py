@@ -10,6 +10,16 @@ import torch
 from tiny_vit import SIZES
 
 from tests.objectives import torch_vit
+from tests.objectives.hidden_patches import (
+  COUNT,
+  GRID,
+  KEY,
+  SIDE,
+  SIZE,
+  batch,
+  loss_of,
+  noisy,
+)
 from vit_jax.arrays import flops, sharding, tree
 from vit_jax.errors import UserError
 from vit_jax.models import swin
@@ -19,36 +29,15 @@ from vit_jax.objectives.mae import Objective
 from vit_jax.optim import optimizers
 from vit_jax.training.step import Trainer
 
-SIZE, SIDE, GRID = (16, 24), 4, (4, 6)
-COUNT, VISIBLE = 24, 6
+VISIBLE = 6
 MAE_KEYS = dict(position='sincos2d_mae', gelu='exact', start_values='mae')
 MODEL = Model(0, **SIZES, **MAE_KEYS)
 DECODER = dict(width=24, depth=2, num_heads=3, mlp_dim=20, dtype='float32')
-KEY = jax.random.key(5)
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def objective(model=MODEL, size=SIZE, **keys):
   return Objective(Setting(model, size), **dict(decoder=DECODER) | keys)
-
-
-def batch(n=4, size=SIZE, seed=0):
-  rng = np.random.default_rng(seed)
-  images = rng.integers(0, 256, (n, *size, 3)).astype(np.uint8)
-  return {'image': jnp.array(images)}
-
-
-def noisy(of, examples):
-  """Parameters of which none is zero or like another."""
-  shapes, _ = jax.eval_shape(of.init, KEY, examples)
-  rng = np.random.default_rng(1)
-  return jax.tree.map(
-    lambda s: jnp.asarray(rng.normal(0, 0.2, s.shape), s.dtype), shapes
-  )
-
-
-def loss_of(of, params, examples, key):
-  return of.loss(params, {}, examples, key, jnp.array(0), {})[0]
 
 
 @functools.cache

@@ -11,6 +11,16 @@ import torch.nn.functional as F
 from tiny_vit import SIZES
 
 from tests.objectives import torch_vit
+from tests.objectives.hidden_patches import (
+  COUNT,
+  GRID,
+  KEY,
+  SIDE,
+  SIZE,
+  batch,
+  loss_of,
+  noisy,
+)
 from vit_jax.arrays import sharding, tree
 from vit_jax.errors import UserError
 from vit_jax.models import axial_vit
@@ -20,32 +30,11 @@ from vit_jax.objectives.masked_patch import Objective, colors
 from vit_jax.optim import optimizers
 from vit_jax.training.step import Trainer
 
-SIZE, SIDE, GRID, COUNT = (16, 24), 4, (4, 6), 24
 MODEL = Model(0, **SIZES)
-KEY = jax.random.key(5)
 
 
 def objective(model=MODEL, size=SIZE, **keys):
   return Objective(Setting(model, size), **keys)
-
-
-def batch(n=4, size=SIZE, seed=0):
-  rng = np.random.default_rng(seed)
-  images = rng.integers(0, 256, (n, *size, 3)).astype(np.uint8)
-  return {'image': jnp.array(images)}
-
-
-def noisy(of, examples):
-  """Parameters of which none is zero or like another."""
-  shapes, _ = jax.eval_shape(of.init, KEY, examples)
-  rng = np.random.default_rng(1)
-  return jax.tree.map(
-    lambda s: jnp.asarray(rng.normal(0, 0.2, s.shape), s.dtype), shapes
-  )
-
-
-def loss_of(of, params, examples, key):
-  return of.loss(params, {}, examples, key, jnp.array(0), {})[0]
 
 
 @functools.cache

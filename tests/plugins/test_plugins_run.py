@@ -22,7 +22,6 @@ from vit_jax.weights import pretrained
 CONFIG = 'tests/plugins/lab_config.py'
 FORMAT = 'tests.plugins.lab_weights'
 STOPPING = {'evals__lab__name': 'tests.plugins.lab_stopping'}
-TIMES = ('img_per_sec', 'data_wait')  # what no two runs have in common
 
 
 def train(workdir, code=0, command='train', **changes):
@@ -30,14 +29,6 @@ def train(workdir, code=0, command='train', **changes):
   values = {key.replace('__', '.'): value for key, value in changes.items()}
   arguments = runs.flags(CONFIG, workdir, values)
   return runs.run(runs.command(command, *arguments), code=code)
-
-
-def metrics(workdir):
-  """The lines of metrics.jsonl without times."""
-  return [
-    {key: value for key, value in line.items() if key not in TIMES}
-    for line in runs.records(workdir)
-  ]
 
 
 def params_of(path):
@@ -51,7 +42,7 @@ def params_of(path):
 
 
 def evaluations(workdir):
-  return [line for line in metrics(workdir) if 'lab/accuracy' in line]
+  return [line for line in runs.lines(workdir) if 'lab/accuracy' in line]
 
 
 def tracked(workdir):
@@ -84,15 +75,17 @@ def test_a_run_evaluates_all_weights_of_the_objective(lab):
     assert line['lab/count'] == line['lab_teacher/count'] == 32
     assert line['lab/confidence'] != line['lab_teacher/confidence']
     assert line['lab/confidence'] != line['lab/confidence_other']
-  assert all('distance' in line for line in metrics(lab.run) if 'loss' in line)
+  assert all(
+    'distance' in line for line in runs.lines(lab.run) if 'loss' in line
+  )
 
 
 def test_a_preempted_run_resumes_as_if_nothing_were(lab, tmp_path):
   """Stopped in the evaluation of step 4: the same lines in the end."""
   train(tmp_path, code=42, **STOPPING)
-  assert [line['step'] for line in metrics(tmp_path)] == [1, 2, 3, 4]
+  assert [line['step'] for line in runs.lines(tmp_path)] == [1, 2, 3, 4]
   _, err = train(tmp_path, log__trackers__lab__fails_from=6)
-  assert metrics(tmp_path) == metrics(lab.run)
+  assert runs.lines(tmp_path) == runs.lines(lab.run)
   said = 'the tracker config.log.trackers.lab failed (OSError: no network)'
   assert err.count(said) == err.count('no network') == 1
   first, second = tracked(tmp_path)  # it begins anew, and knows its run
@@ -193,7 +186,7 @@ def test_a_frozen_teacher(lab, tmp_path):
     'checkpoint__best': 'lab/accuracy',
   }
   train(run, code=42, **changes, **STOPPING)
-  lines = [line for line in metrics(run) if 'loss' in line]
+  lines = [line for line in runs.lines(run) if 'loss' in line]
   assert len(lines) == 4 and all(line['distance'] > 0 for line in lines)
   step = run / 'checkpoints/4'
   assert set(params_of(step)) == set(params_of(teacher))

@@ -54,14 +54,6 @@ def train(workdir, kind, changes, devices, code=0):
   return runs.run(runs.command('train', *arguments), devices, code)
 
 
-def lines(workdir):
-  """Losses and evaluations by step, without what time they took."""
-  return [
-    {k: v for k, v in line.items() if k not in ('img_per_sec', 'data_wait')}
-    for line in runs.records(workdir)
-  ]
-
-
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.timeout(900)
@@ -78,15 +70,15 @@ def test_killed_resumed_and_on_one_device(tmp_path, name):
   }
   injected('SIGKILL after the first checkpoint')
   train(killed, kind, mesh | sizes | killing, 8, -signal.SIGKILL)
-  assert [line['step'] for line in lines(killed)][-1] < 8
+  assert [line['step'] for line in runs.lines(killed)][-1] < 8
   train(killed, kind, mesh | sizes | killing, 8)
-  assert lines(killed) == lines(whole)
+  assert runs.lines(killed) == runs.lines(whole)
   params, resumed = runs.final_params(whole), runs.final_params(killed)
   for path, leaf in params.items():
     np.testing.assert_array_equal(leaf, resumed[path], err_msg=path)
 
   train(alone, kind, sizes, 1)
-  for ours, others in zip(lines(whole), lines(alone), strict=True):
+  for ours, others in zip(runs.lines(whole), runs.lines(alone), strict=True):
     for key in ('loss', 'test/loss'):
       if key in ours:
         assert ours[key] == pytest.approx(others[key], rel=1e-5)

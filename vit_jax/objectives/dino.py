@@ -19,7 +19,7 @@ from vit_jax.config.plugins import Nested, Section
 from vit_jax.data.contract import Spec, require
 from vit_jax.errors import UserError, check_range
 from vit_jax.models.dino_head import unit
-from vit_jax.objectives.contract import Batch, Defaults, Metrics, Setting
+from vit_jax.objectives.contract import AroundModel, Batch, Metrics, Setting
 from vit_jax.objectives.mixing import normalize
 
 PyTree = Any
@@ -28,7 +28,7 @@ _GLOBAL = 2  # crops that the teacher sees
 _STREAM = 0x64696E6F  # folded into the step's key
 
 
-class Objective(Defaults):
+class Objective(AroundModel):
   """Cross-entropy between a teacher's and a student's views of an image.
 
   It keeps `objectives.contract.Objective`. Parameters: `model/…`, `head/…` (see
@@ -109,11 +109,6 @@ class Objective(Defaults):
     """The model's, the head's, and the centre's like the head's outputs."""
     head = ((f'head/{end}', dim) for end, dim in self.head.sharding_rules)
     return (*self.setting.model.sharding_rules, *head, ('centre', -1))
-
-  @property
-  def apart(self) -> tuple[str, ...]:
-    """The model's."""
-    return self.setting.model.apart
 
   def check(self, spec: Spec) -> None:
     """Two global crops of the run's size, and a model for all sizes.
@@ -256,20 +251,6 @@ class Objective(Defaults):
     )
     centre = extra['centre'] + of_batch * (carry['centre'] - extra['centre'])
     return {'teacher': teacher, 'centre': centre}
-
-  def predict(self, params: PyTree, batch: Batch) -> dict[str, Array]:
-    """The model's features of a batch's `image`, nothing random; float32."""
-    images = normalize(batch['image'])
-    variables = {'params': params['model']}
-    return self.setting.model.apply(variables, images, method='predict')
-
-  def backbone(self, params: PyTree) -> PyTree:
-    """Without the head."""
-    return params['model']
-
-  def start_params(self, params: PyTree, model: PyTree) -> PyTree:
-    """Given ones of the model beside a fresh head."""
-    return params | {'model': model}
 
   def weights(self, params: PyTree, extra: PyTree) -> dict[str, PyTree]:
     """The student, and the teacher, which is the better of the two."""

@@ -19,7 +19,7 @@ from vit_jax.data.contract import Spec, require
 from vit_jax.errors import UserError, check_range
 from vit_jax.models.contract import Places
 from vit_jax.objectives import patches
-from vit_jax.objectives.contract import Batch, Defaults, Setting
+from vit_jax.objectives.contract import AroundModel, Batch, Setting
 from vit_jax.objectives.mixing import DEVIATION, MEAN, normalize
 
 PyTree = Any
@@ -45,7 +45,7 @@ class Pictures(NamedTuple):
   reconstruction: Float[Array, 'n y x 3']
 
 
-class Objective(Defaults):
+class Objective(AroundModel):
   """Mean squared error of hidden patches.
 
   It keeps `objectives.contract.Objective`. Parameters: `model/…`, `decoder/…`
@@ -102,11 +102,6 @@ class Objective(Defaults):
     """The model's and the decoder's."""
     return (*self.setting.model.sharding_rules, *self.decoder.sharding_rules)
 
-  @property
-  def apart(self) -> tuple[str, ...]:
-    """The model's."""
-    return self.setting.model.apart
-
   def check(self, spec: Spec) -> None:
     """It needs images, and no head."""
     require(spec, 'image', who="the objective 'mae'")
@@ -152,20 +147,6 @@ class Objective(Defaults):
     errors = jnp.square(predicted - target).mean(axis=-1)
     hidden = self._is_hidden(order)
     return jnp.where(hidden, errors, 0).sum() / hidden.sum(), ({}, {})
-
-  def predict(self, params: PyTree, batch: Batch) -> dict[str, Array]:
-    """The model's features of whole images, nothing hidden; float32."""
-    return self.setting.model.apply(
-      {'params': params['model']}, normalize(batch['image']), method='predict'
-    )
-
-  def backbone(self, params: PyTree) -> PyTree:
-    """The encoder."""
-    return params['model']
-
-  def start_params(self, params: PyTree, model: PyTree) -> PyTree:
-    """A given encoder, a fresh decoder."""
-    return params | {'model': model}
 
   def reconstruct(
     self, params: PyTree, batch: Batch, key: Key[Array, '']

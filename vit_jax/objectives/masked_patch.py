@@ -26,7 +26,7 @@ from vit_jax.errors import UserError, check_range
 from vit_jax.models.contract import Places
 from vit_jax.models.layers.head import head
 from vit_jax.objectives import patches
-from vit_jax.objectives.contract import Batch, Defaults, Setting
+from vit_jax.objectives.contract import AroundModel, Batch, Setting
 from vit_jax.objectives.losses import softmax_cross_entropy
 from vit_jax.objectives.mixing import normalize
 
@@ -40,7 +40,7 @@ TARGETS = (*CELLS, 'pixels')
 _HIDDEN, _REPLACED = 0.8, 0.1  # of the corrupted patches
 
 
-class Objective(Defaults):
+class Objective(AroundModel):
   """Prediction of corrupted patches; keeps `objectives.contract.Objective`.
 
   Parameters: `model/…`, `mask` `[d]` (v, see above), `head/{kernel,bias}`. A
@@ -102,11 +102,6 @@ class Objective(Defaults):
     """The model's, and of its own head."""
     return (*self.setting.model.sharding_rules, (r'head/(kernel|bias)', -1))
 
-  @property
-  def apart(self) -> tuple[str, ...]:
-    """The model's."""
-    return self.setting.model.apart
-
   def check(self, spec: Spec) -> None:
     """It needs images, and no head for classes."""
     require(spec, 'image', who="the objective 'masked_patch'")
@@ -155,20 +150,6 @@ class Objective(Defaults):
     layer = head(self._outputs, outputs.dtype)
     predicted = layer.apply({'params': params['head']}, outputs)
     return self._errors(predicted, images, places).mean(), ({}, {})
-
-  def predict(self, params: PyTree, batch: Batch) -> dict[str, Array]:
-    """The model's features of whole images, nothing corrupted; float32."""
-    return self.setting.model.apply(
-      {'params': params['model']}, normalize(batch['image']), method='predict'
-    )
-
-  def backbone(self, params: PyTree) -> PyTree:
-    """The model's own, without [mask] and the head for colours."""
-    return params['model']
-
-  def start_params(self, params: PyTree, model: PyTree) -> PyTree:
-    """A given model; [mask] and the head are fresh."""
-    return params | {'model': model}
 
   def _corrupted(
     self, images: UInt8[Array, 'n y x 3'], key: Key[Array, '']

@@ -1,0 +1,27 @@
+"""What the tests of objectives on hidden patches share."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+SIZE, SIDE, GRID, COUNT = (16, 24), 4, (4, 6), 24
+KEY = jax.random.key(5)
+
+
+def batch(n=4, size=SIZE, seed=0):
+  rng = np.random.default_rng(seed)
+  images = rng.integers(0, 256, (n, *size, 3)).astype(np.uint8)
+  return {'image': jnp.array(images)}
+
+
+def noisy(of, examples):
+  """Parameters of which none is zero or like another."""
+  shapes, _ = jax.eval_shape(of.init, KEY, examples)
+  rng = np.random.default_rng(1)
+  return jax.tree.map(
+    lambda s: jnp.asarray(rng.normal(0, 0.2, s.shape), s.dtype), shapes
+  )
+
+
+def loss_of(of, params, examples, key):
+  return of.loss(params, {}, examples, key, jnp.array(0), {})[0]
