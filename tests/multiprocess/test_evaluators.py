@@ -1,5 +1,9 @@
-"""Evaluators judge alike in one process and in two, inside a training."""
+"""Evaluators judge alike in one process and in two, inside a training.
 
+And features of its weights are written alike.
+"""
+
+import numpy as np
 import pytest
 
 from tests import runs
@@ -7,14 +11,13 @@ from tests import runs
 CONFIG = 'tests/multiprocess/all_evaluators.py'
 
 
-def _figures(workdir, processes):
-  """What a training's evaluators say at its end, on four devices."""
+def _run(processes, *command):
+  """A command on four devices of one process or of several."""
   port = runs.free_port()
   started = [
     runs.start(
       runs.command(
-        'train',
-        *runs.flags(CONFIG, workdir, {}),
+        *command,
         f'--coordinator_address=127.0.0.1:{port}',
         f'--num_processes={processes}',
         f'--process_id={number}',
@@ -25,10 +28,24 @@ def _figures(workdir, processes):
   ]
   for process in started:
     runs.finish(process)
+
+
+def _figures(workdir, processes):
+  """What a training's evaluators say at its end."""
+  _run(processes, 'train', *runs.flags(CONFIG, workdir, {}))
   found = {}
   for record in runs.records(workdir):
     found |= {k: v for k, v in record.items() if '/' in k}
   return found
+
+
+def _features(workdir, processes):
+  """Of the same weights and examples; a bad record among them is left out."""
+  out = workdir / f'features{processes}.npz'
+  flags = (f'--checkpoint={workdir}', f'--config={CONFIG}', f'--out={out}')
+  _run(processes, 'features', *flags, '--batch_size=16', '--part_examples=20')
+  with np.load(out) as file:
+    return dict(file)
 
 
 @pytest.mark.slow
@@ -47,3 +64,11 @@ def test_two_processes_judge_as_one(tmp_path):
   for key, value in one.items():
     # Weights after two steps differ by rounding; nothing is on an edge here.
     assert two[key] == pytest.approx(value, rel=1e-4), key
+  written, again = (_features(tmp_path / '1', n) for n in (1, 2))
+  assert again.keys() == written.keys()
+  np.testing.assert_array_equal(again['index'], written['index'])
+  np.testing.assert_array_equal(again['label'], written['label'])
+  np.testing.assert_allclose(
+    again['features'], written['features'], rtol=1e-4, atol=1e-5
+  )
+  assert len(set(again['index'])) == len(again['index']) > 30
