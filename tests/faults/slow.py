@@ -7,7 +7,6 @@ import jax
 
 from vit_jax.data.sources import synthetic
 
-
 # One example at a time, so that it does not matter how many threads read.
 _LOCK = threading.Lock()
 

@@ -9,10 +9,11 @@ import sys
 
 import pytest
 
+from vit_jax import sweep as command
 from vit_jax.config import loading
 from vit_jax.errors import PreemptedError, UserError
-from vit_jax.sweep import command, grid, jobs, results
-from vit_jax.sweep.grid import Stage, Sweep, Task
+from vit_jax.trials import grid, jobs, results
+from vit_jax.trials.grid import Stage, Sweep, Task
 
 CONFIG = 'configs/quickstart.py'
 
@@ -212,6 +213,6 @@ def test_the_shipped_sweeps():
       grid.load(f'configs/sweeps/{wrong}')
   with pytest.raises(UserError, match=r'defines no get_sweep\(\)'):
     grid.load(CONFIG)
-  assert command.default_workdir('configs/sweeps/vtab.py:tasks=dtd') == (
+  assert grid.default_workdir('sweeps', 'configs/sweeps/vtab.py:tasks=dtd') == (
     'runs/sweeps/vtab-tasks=dtd'
   )
