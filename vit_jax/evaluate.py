@@ -142,11 +142,16 @@ def _build(
   mesh: Any,
   batch_size: int,
 ) -> Any:
-  """The evaluator on its data."""
+  """The evaluator on its data.
+
+  What needs no head, few-shot regression say, keeps the classes of the data.
+  """
   opened = functools.partial(_open, config, weights)
   setting = data.setting(weights, config, opened, mesh, batch_size)
   section = config.evals[name]
   kind = plugins.resolve(EVALS, section.name)
+  if getattr(kind, 'own_classes', False) and section.source is None:
+    section = {**section, 'source': config.source.to_dict()}
   return plugins.build(kind, section, setting)
 
 

@@ -90,7 +90,7 @@ def _row(name: str, size: int, seeds: range) -> Row:
       '10-shot': Judging('fewshot', '10shot', _JUDGED, flags=few),
       'fine-tuned': Task(command='finetune', final=_finetuning(name)),
     },
-    line=name,
+    lines=(name,),
     place=size,
   )
 

@@ -88,7 +88,7 @@ def of_row(
     flags = [*given.all, *given.pretrain]
     pretrain = stages.of_task(f'{place}/pretrain', task, workdir, flags)
     starts = {
-      f'from-seed={run.seed}': run.workdir
+      f'from-seed={run.seed}': _start(run, row.early_stopping)
       for run, value in pretrain.scores
       if math.isfinite(value)  # nothing starts from one that diverged
     }
@@ -103,6 +103,13 @@ def of_row(
     for key, each in row.transfers.items()
   }
   return Chain(pretrain, transfers)
+
+
+def _start(run: Run, early_stopping: bool) -> str:
+  """What transfers of a finished pre-training start from."""
+  if not early_stopping:
+    return run.workdir
+  return f'{run.workdir}/checkpoints/{jobs.best_step(run)}'
 
 
 def _joined(parts: Sequence[Standing], complete: bool) -> Standing:

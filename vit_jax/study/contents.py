@@ -49,9 +49,11 @@ class Row:
     transfers: by column. Several of one column, 'VTAB-1k/dtd' and so on, are
       averaged.
     paper: the published number of a column, in %.
-    line: of the figure, which joins rows; the row's own by default.
+    lines: of the figure, which join rows; one of its own by default.
     place: on the figure's x axis: how many images, or the published cost, which
       serves where weights are taken in place of training.
+    early_stopping: transfers start from the checkpoint that the pre-training's
+      metric is best at, in place of the last.
   """
 
   pretrain: Stage
@@ -59,8 +61,9 @@ class Row:
     default_factory=dict
   )
   paper: Mapping[str, float] = dataclasses.field(default_factory=dict)
-  line: str = ''
+  lines: Sequence[str] = ()
   place: float | None = None
+  early_stopping: bool = False
 
   def __post_init__(self):
     for name in self.paper:

@@ -33,13 +33,14 @@ def arrays(study: Study, chains: Chains) -> Arrays:
   for name, row in study.rows.items():
     x = place(study.figure.x, row, chains[name])
     for column in study.figure.columns:
-      key = f'{column}/{row.line or name}'
       value = tables.points(column, chains[name])
-      if x is not None and value is not None:
-        found.setdefault(key, []).append((x, *value))
-      if row.place is not None and column in row.paper:
-        paper = (row.place, row.paper[column], 0.0)
-        found.setdefault(f'{key}/paper', []).append(paper)
+      for line in row.lines or (name,):
+        key = f'{column}/{line}'
+        if x is not None and value is not None:
+          found.setdefault(key, []).append((x, *value))
+        if row.place is not None and column in row.paper:
+          paper = (row.place, row.paper[column], 0.0)
+          found.setdefault(f'{key}/paper', []).append(paper)
   return {key: np.array(sorted(each)).T for key, each in found.items()}
 
 
@@ -61,7 +62,7 @@ def _courses(study: Study, chains: Chains) -> Arrays:
   """Metrics of pre-trainings over epochs, mean and deviation over seeds."""
   assert study.figure is not None
   found = {}
-  for name, row in study.rows.items():
+  for name in study.rows:
     read = [
       curves.read(epath.Path(run.workdir))
       for run, _ in chains[name].pretrain.scores
@@ -76,7 +77,7 @@ def _courses(study: Study, chains: Chains) -> Arrays:
         values = 100 * np.stack([e[1] for e in each])
         deviation = values.std(0, ddof=1) if len(each) > 1 else 0 * values[0]
         stacked = np.stack([each[0][0], values.mean(0), deviation])
-        found[f'{metric}/{row.line or name}'] = stacked
+        found[f'{metric}/{name}'] = stacked
   return found
 
 
@@ -85,7 +86,9 @@ def figure(study: Study, found: Arrays) -> bytes:
   assert study.figure is not None
   columns = study.figure.columns
   lines = list(
-    dict.fromkeys(row.line or name for name, row in study.rows.items())
+    dict.fromkeys(
+      line for name, row in study.rows.items() for line in row.lines or (name,)
+    )
   )
   picture = draw.new_figure(4.2 * len(columns) + 0.3, 4.3)
   picture.suptitle(study.title, fontsize=10, wrap=True)

@@ -84,6 +84,22 @@ def _trained(run: Run) -> dict[str, Any] | None:
   return found
 
 
+def best_step(run: Run) -> int:
+  """The step of a training whose checkpoint is there and whose metric is best.
+
+  The first of equal ones; only where both are due at the same steps are all of
+  them compared.
+  """
+  workdir = paths.locate(run.workdir)
+  there = steps.committed(workdir / 'checkpoints')
+  values = {
+    record['step']: record[run.metric]
+    for _, record in jsonl.read(workdir / 'metrics.jsonl')
+    if record and record.get('step') in there and record.get(run.metric)
+  }
+  return min(values, key=lambda step: (-values[step], step))
+
+
 def _diverged(workdir: epath.Path) -> epath.Path:
   """Says that a run diverged, which it would do again."""
   return workdir / 'diverged.json'
