@@ -35,6 +35,16 @@ from vit_jax.trials.grid import Stage, Task
 
 COLUMNS = ('ImageNet', 'CIFAR-10', 'CIFAR-100', 'Pets', 'Flowers')
 IMAGES = {'i1k': 1_281_167, 'i21k': 14_145_922, 'jft': 303_000_000}
+TITLES = {
+  2: 'Table 2: ViTs over the core-days of their pre-training',
+  5: 'Table 5 and Figure 3: ViTs by the size of the pre-training set',
+  6: 'Table 6 and Figure 5: ViTs, hybrids and ResNets over exaFLOPs',
+}
+FIGURES = {
+  2: Figure('core_days', ('ImageNet', 'VTAB-1k')),
+  5: Figure('images', ('ImageNet',)),
+  6: Figure('exaflops', COLUMNS),
+}
 # (variant, data, epochs): core-days, ImageNet, VTAB-1k
 TABLE_2 = {
   ('H/14', 'jft', 14): (2_500, 88.55, 77.63),
@@ -87,12 +97,7 @@ def get_study(argument: str | None = None) -> Study:
     raise UserError(
       f'rows={arg.rows} is in no name of a row; they are {", ".join(found)}.'
     )
-  figure = {
-    2: Figure('core_days', ('ImageNet', 'VTAB-1k')),
-    5: Figure('images', ('ImageNet',)),
-    6: Figure('exaflops', COLUMNS),
-  }[arg.table]
-  return Study(title=f'Table {arg.table}', rows=rows, figure=figure)
+  return Study(title=TITLES[arg.table], rows=rows, figure=FIGURES[arg.table])
 
 
 def _table_2() -> dict[str, Row]:

@@ -90,7 +90,7 @@ def figure(study: Study, found: Arrays) -> bytes:
       line for name, row in study.rows.items() for line in row.lines or (name,)
     )
   )
-  picture = draw.new_figure(4.2 * len(columns) + 0.3, 4.3)
+  picture = draw.new_figure(max(6, 4.2 * len(columns)), 4.4)
   picture.suptitle(study.title, fontsize=10, wrap=True)
   panels = picture.subplots(1, len(columns), squeeze=False)[0]
   for axes, column in zip(panels, columns, strict=True):
@@ -102,6 +102,10 @@ def figure(study: Study, found: Arrays) -> bytes:
         _line(axes, found[f'{key}/paper'], number, f'{line} (paper)', True)
     if study.figure.x != 'epochs':
       axes.set_xscale('log')
+    if study.figure.x == 'images':
+      places = sorted({row.place for row in study.rows.values() if row.place})
+      axes.set_xticks(places, [_count(each) for each in places])
+      axes.minorticks_off()
     axes.set_xlabel(AXES[study.figure.x], fontsize=9)
     axes.set_ylabel(f'{column} (%)', fontsize=9)
     axes.tick_params(labelsize=8)
@@ -116,9 +120,14 @@ def figure(study: Study, found: Arrays) -> bytes:
       *(list(handles.values()), list(handles)),
       loc='outside lower center',
       fontsize=8,
-      ncols=4,
+      ncols=max(3, 2 * len(columns)),
     )
   return draw.png(picture)
+
+
+def _count(images: float) -> str:
+  """'2,500' or '14.1 M'."""
+  return f'{images / 1e6:.3g} M' if images >= 1e6 else f'{images:,.0f}'
 
 
 def _line(
