@@ -101,11 +101,7 @@ def figure(study: Study, found: Arrays) -> bytes:
       if f'{key}/paper' in found:
         _line(axes, found[f'{key}/paper'], number, f'{line} (paper)', True)
     if study.figure.x != 'epochs':
-      axes.set_xscale('log')
-    if study.figure.x == 'images':
-      places = sorted({row.place for row in study.rows.values() if row.place})
-      axes.set_xticks(places, [_count(each) for each in places])
-      axes.minorticks_off()
+      _logarithmic(axes, study)
     axes.set_xlabel(AXES[study.figure.x], fontsize=9)
     axes.set_ylabel(f'{column} (%)', fontsize=9)
     axes.tick_params(labelsize=8)
@@ -123,6 +119,20 @@ def figure(study: Study, found: Arrays) -> bytes:
       ncols=max(3, 2 * len(columns)),
     )
   return draw.png(picture)
+
+
+def _logarithmic(axes: Any, study: Study) -> None:
+  """The x axis, with a tick for each size of the data, or at 1, 2 and 5."""
+  from matplotlib import ticker
+
+  axes.set_xscale('log')
+  if study.figure is not None and study.figure.x == 'images':
+    places = sorted({row.place for row in study.rows.values() if row.place})
+    axes.set_xticks(places, [_count(each) for each in places])
+  else:
+    axes.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter('{x:,g}')
+  axes.minorticks_off()
 
 
 def _count(images: float) -> str:
