@@ -148,6 +148,27 @@ def test_data_of_any_source(trained, weights, tmp_path):
     _run(digits, dataset='mixture', data_dir='x')
 
 
+def test_what_needs_no_head_takes_any_classes(trained, tmp_path):
+  """Few-shot regression fits its own; the head's evaluators refuse them."""
+  other = tmp_path / 'other'
+  rng = np.random.default_rng(0)
+  for number, name in enumerate(('ant', 'bee', 'crow')):
+    (other / 'train' / name).mkdir(parents=True)
+    for each in range(3):
+      pixels = rng.integers(80 * number, 80 * number + 30, (8, 8, 3), np.uint8)
+      cv2.imwrite(str(other / 'train' / name / f'{each}.png'), pixels)
+  given = dict(dataset='folder', data_dir=str(other), split='train')
+  few = (
+    '--config.evals.fewshot.train_split=train',
+    '--config.evals.fewshot.shots=(3,)',
+  )
+  found = _run(trained, *few, evaluator='fewshot', **given)
+  assert found['3shot'] == 1  # of what it was fitted to
+  assert found['data'] == f'{other}/train'
+  with pytest.raises(UserError, match='3 classes and the head 2'):
+    _run(trained, **given)
+
+
 def test_preprocessing_by_flags(trained, tmp_path):
   """It is the weights' unless a flag says otherwise; `predict` likewise."""
   plain = _run(trained)

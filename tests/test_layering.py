@@ -15,10 +15,11 @@ COMMANDS = (
   'analyze',
   *('train', 'finetune', 'evaluate', 'predict', 'convert', 'preview'),
   *('goodput', 'check_data', 'plan', 'prepare', 'export', 'features'),
-  *('sweep', 'configs', 'launch'),
+  *('sweep', 'study', 'configs', 'launch'),
 )
 ROOMS = (
-  *('cli', 'training', 'weights', 'analysis', 'evaluators', 'checkpoint'),
+  *('cli', 'trials', 'training', 'weights', 'analysis', 'evaluators'),
+  'checkpoint',
   *('run', 'objectives', 'optim', 'models', 'data', 'arrays', 'config'),
   *('files', 'errors'),
 )

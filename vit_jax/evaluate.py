@@ -18,6 +18,7 @@ from typing import Any
 
 import jax
 from absl import flags
+from etils import epath
 
 from vit_jax.arrays import sharding
 from vit_jax.cli import process
@@ -32,6 +33,7 @@ from vit_jax.config.sections import build_section
 from vit_jax.data import matching
 from vit_jax.data.pipeline import stream
 from vit_jax.errors import UserError, check_range, closest
+from vit_jax.files import atomic, jsonl, paths
 from vit_jax.run import runtime
 from vit_jax.weights import data, preprocessing, pretrained
 
@@ -62,6 +64,7 @@ def define_flags() -> None:
   preprocessing.define_flag()
   flags.DEFINE_integer('batch_size', 128, 'Images at once, on all devices.')
   flags.DEFINE_bool('json', False, 'Print one JSON object.')
+  flags.DEFINE_string('out', None, 'File for the same object, written whole.')
   flags.DEFINE_multi_string(
     'overrides',
     overrides.take(sys.argv),
@@ -139,11 +142,16 @@ def _build(
   mesh: Any,
   batch_size: int,
 ) -> Any:
-  """The evaluator on its data."""
+  """The evaluator on its data.
+
+  What needs no head, few-shot regression say, keeps the classes of the data.
+  """
   opened = functools.partial(_open, config, weights)
   setting = data.setting(weights, config, opened, mesh, batch_size)
   section = config.evals[name]
   kind = plugins.resolve(EVALS, section.name)
+  if getattr(kind, 'own_classes', False) and section.source is None:
+    section = {**section, 'source': config.source.to_dict()}
   return plugins.build(kind, section, setting)
 
 
@@ -199,8 +207,14 @@ def _open(
   return matching.matched(source, names, weights.path)
 
 
+def _write(path: epath.Path, result: dict[str, Any]) -> None:
+  with jsonl.access(path, 'written'):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    atomic.write(path, json.dumps(result))
+
+
 def main(arguments: list[str]) -> None:
-  """Prints the result as a line or as JSON."""
+  """Prints the result, as lines or as JSON, and writes it if asked to."""
   values = flags.FLAGS
   if arguments or not values.checkpoint:
     raise UserError(
@@ -220,6 +234,8 @@ def main(arguments: list[str]) -> None:
   )
   if not runtime.is_main():
     return
+  if values.out:
+    _write(paths.locate(values.out), result)
   if values.json:
     print(json.dumps(result))
   else:

@@ -15,6 +15,7 @@ from tiny_vit import noise_params
 
 from tests import runs
 from vit_jax.models.vit import Model
+from vit_jax.study import contents
 from vit_jax.weights import pretrained
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -66,6 +67,10 @@ def test_commands_exist(command_line, tmp_path):
       assert name in MAIN_FLAGS | {'config'}, (page, word)
     if module in ('vit_jax.evaluate', 'vit_jax.predict', 'vit_jax.features'):
       continue  # their --config.… are keys of a run's config
+    if module == 'vit_jax.study':
+      (path,) = (w for w in own if w.startswith('--config='))
+      assert contents.load(path.removeprefix('--config=')).rows, (page, path)
+      continue
     if any(word.startswith('--config=configs') for word in own):
       config = command_line(*(w for w in own if w.startswith('--config')))
       assert config.batch_size > 0, (page, own)

@@ -1,18 +1,19 @@
 """Grids, what is left to be done, what is chosen and what tables say."""
 
 import csv
-import json
 import math
 import pathlib
 import shlex
 import sys
 
 import pytest
+from done import finish
 
+from vit_jax import sweep as command
 from vit_jax.config import loading
 from vit_jax.errors import PreemptedError, UserError
-from vit_jax.sweep import command, grid, jobs, results
-from vit_jax.sweep.grid import Stage, Sweep, Task
+from vit_jax.trials import grid, jobs, results
+from vit_jax.trials.grid import Stage, Sweep, Task
 
 CONFIG = 'configs/quickstart.py'
 
@@ -25,23 +26,6 @@ def task(group='', seeds=(0, 1), **grid_of):
     grid=grid_of or {'schedule.base_lr': (0.1, 0.2), 'model.depth': (1, 2)},
     group=group,
   )
-
-
-def finish(run, value, steps=3, metric=None, checkpoint=True):
-  """A workdir as a finished run leaves it."""
-  workdir = pathlib.Path(run.workdir)
-  (workdir / f'checkpoints/{steps}/params').mkdir(parents=True)
-  (workdir / f'checkpoints/{steps}/about').mkdir()
-  if not checkpoint:
-    (workdir / f'checkpoints/{steps}/about').rmdir()
-  config = dict(
-    total=f'{steps} steps', batch_size=2, train=dict(num_examples=8)
-  )
-  (workdir / 'config.json').write_text(json.dumps(config))
-  lines = [{'step': steps, 'loss': 1}, {'step': steps - 1, 'dev/accuracy': 0.9}]
-  lines += [{'step': steps, metric or run.metric: value}]
-  text = '\n'.join(map(json.dumps, lines))
-  (workdir / 'metrics.jsonl').write_text(text + '\n')
 
 
 def test_a_grid():
@@ -212,6 +196,6 @@ def test_the_shipped_sweeps():
       grid.load(f'configs/sweeps/{wrong}')
   with pytest.raises(UserError, match=r'defines no get_sweep\(\)'):
     grid.load(CONFIG)
-  assert command.default_workdir('configs/sweeps/vtab.py:tasks=dtd') == (
+  assert grid.default_workdir('sweeps', 'configs/sweeps/vtab.py:tasks=dtd') == (
     'runs/sweeps/vtab-tasks=dtd'
   )

@@ -25,7 +25,9 @@ class Evaluator(Protocol):
   `Evaluator(setting, /, *, split, every, …)`, whose keyword-only parameters are
   the keys of a section of `config.evals`; of `every` the loop takes care.
   `higher_is_better` names the metrics that `checkpoint.best` may choose by; an
-  evaluator without it offers none.
+  evaluator without it offers none. One with `own_classes = True` needs no head:
+  the command `evaluate` gives it the data, whatever their classes, as its own
+  section `source`.
   """
 
   def run(self, weights: PyTree) -> dict[str, float]:

@@ -33,6 +33,8 @@ class Evaluator:
   mean over draws of the examples.
   """
 
+  own_classes = True
+
   def __init__(
     self,
     setting: contract.Setting,

@@ -52,6 +52,8 @@ class Evaluator:
 
   higher_is_better = ('accuracy',)  # what `checkpoint.best` may name
 
+  own_classes = True
+
   def __init__(
     self,
     setting: contract.Setting,

@@ -29,6 +29,8 @@ class Evaluator:
   2104.14294, section 4.1, and its code).
   """
 
+  own_classes = True
+
   def __init__(
     self,
     setting: contract.Setting,

@@ -13,19 +13,18 @@ when they are done, the same command again prints those of the final stage.
 """
 
 import logging
-import pathlib
-import re
 import sys
 from collections.abc import Sequence
 
 from absl import flags
 
+from vit_jax.cli import process
 from vit_jax.config import overrides
 from vit_jax.errors import UserError
 from vit_jax.files import atomic, jsonl, paths
-from vit_jax.sweep import grid, jobs, results
-from vit_jax.sweep.grid import DEV, FINAL, Run, Sweep
-from vit_jax.sweep.results import Score
+from vit_jax.trials import grid, jobs, results, stages
+from vit_jax.trials.grid import Sweep
+from vit_jax.trials.results import Score
 
 log = logging.getLogger('vit_jax')
 Scores = dict[str, list[Score]]
@@ -66,33 +65,19 @@ def run(
   """
   scores: Scores = {}
   for name, task in sweep.tasks.items():
-    scores[name] = []
-    chosen = task.settings[0]
-    if task.dev is not None:
-      found = grid.runs(name, task, DEV, workdir, given)
-      judged = _judged(found, workdir, print_jobs)
-      scores[name] += judged
-      if len(judged) < len(found):
-        continue
-      chosen = results.best(judged)
-    found = grid.runs(name, task, FINAL, workdir, given, chosen)
-    scores[name] += _judged(found, workdir, print_jobs)
-    _write(sweep, workdir, scores)
+    now = stages.of_task(name, task, workdir, given)
+    jobs.check_same(workdir, now.runs)
+    while now.ready and not print_jobs:
+      jobs.finish(now.ready)
+      now = stages.of_task(name, task, workdir, given)
+      jobs.check_same(workdir, now.runs)
+    for each in now.ready:
+      print(jobs.line(each))
+    scores[name] = now.scores
+    if now.complete:
+      _write(sweep, workdir, scores)
   _write(sweep, workdir, scores)
   return scores
-
-
-def _judged(runs: list[Run], workdir: str, print_jobs: bool) -> list[Score]:
-  """Runs that are finished; all of them, unless jobs are printed."""
-  jobs.check_same(workdir, runs)
-  if print_jobs:
-    for each in runs:
-      if jobs.value(each) is None:
-        print(jobs.line(each))
-  else:
-    jobs.finish(runs)
-  values = [(each, jobs.value(each)) for each in runs]
-  return [Score(each, value) for each, value in values if value is not None]
 
 
 def _write(sweep: Sweep, workdir: str, scores: Scores) -> None:
@@ -101,15 +86,6 @@ def _write(sweep: Sweep, workdir: str, scores: Scores) -> None:
   with jsonl.access(folder / 'results.csv', 'written'):
     atomic.write(folder / 'results.csv', results.rows(scores, sweep.tasks))
     atomic.write(folder / 'results.md', results.table(sweep, scores))
-
-
-def default_workdir(path: str) -> str:
-  """runs/sweeps/NAME, with the argument of the file."""
-  file, _, argument = path.partition(':')
-  name = pathlib.Path(file).stem
-  if argument:
-    name += '-' + re.sub(r'[^\w.=-]', '-', argument.replace('/', ''))
-  return f'runs/sweeps/{name}'
 
 
 def main(arguments: list[str]) -> None:
@@ -121,10 +97,14 @@ def main(arguments: list[str]) -> None:
       f'{arguments or "no config"}.'
     )
   sweep = grid.load(values.config)
-  workdir = values.workdir or default_workdir(values.config)
+  workdir = values.workdir or grid.default_workdir('sweeps', values.config)
   if paths.is_remote(workdir):
     raise UserError(f'--workdir={workdir} must be local.')
   run(sweep, workdir, values.overrides, values.print_jobs)
   if not values.print_jobs:
     print((paths.locate(workdir) / 'results.md').read_text())
   log.info('tables in %s', workdir)
+
+
+if __name__ == '__main__':
+  process.run(main, define_flags)

@@ -6,6 +6,8 @@ returns a `Sweep`; an argument comes after a colon as in other configs.
 
 import dataclasses
 import itertools
+import pathlib
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -115,8 +117,12 @@ class Run(NamedTuple):
 def label(setting: Mapping[str, Any], seed: int) -> str:
   """'schedule.base_lr=0.003,seed=0'; the name of a directory."""
   parts = [f'{key}={value}' for key, value in {**setting, 'seed': seed}.items()]
-  unwanted = str.maketrans({sign: '-' for sign in '/[]*?() '})
-  return ','.join(parts).translate(unwanted)
+  return directory(','.join(parts))
+
+
+def directory(name: str) -> str:
+  """The name of a directory, which needs no quotes in a shell."""
+  return name.translate(str.maketrans({sign: '-' for sign in '/[]*?() '}))
 
 
 def runs(
@@ -165,6 +171,20 @@ def load(path_and_argument: str) -> Sweep:
   if not isinstance(found, Sweep):
     raise UserError(
       f'get_sweep() of {path_and_argument} gives {found!r:.100}; it must be a '
-      'vit_jax.sweep.grid.Sweep, as in configs/sweeps/digits.py.'
+      'vit_jax.trials.grid.Sweep, as in configs/sweeps/digits.py.'
     )
   return found
+
+
+def default_workdir(kind: str, path: str) -> str:
+  """runs/KIND/NAME, with the argument of the file.
+
+  Args:
+    kind: 'sweeps', say.
+    path: of the file, with its argument.
+  """
+  file, _, argument = path.partition(':')
+  name = pathlib.Path(file).stem
+  if argument:
+    name += '-' + re.sub(r'[^\w.=-]', '-', argument.replace('/', ''))
+  return f'runs/{kind}/{name}'

@@ -22,16 +22,17 @@ from vit_jax.errors import (
 )
 from vit_jax.files import atomic, jsonl, paths
 from vit_jax.run import interruption
-from vit_jax.sweep.grid import Run
+from vit_jax.trials.grid import Run
 
 log = logging.getLogger('vit_jax')
 _NEVER = float('-inf')  # the value of a run that diverged: chosen last
 
 
 def value(run: Run) -> float | None:
-  """What a finished run was judged by at its last step, told by its workdir.
+  """What a finished run was judged by, told by its workdir.
 
-  It is finished when the metric and the checkpoint of the last step are there.
+  A training is finished when the metric and the checkpoint of the last step are
+  there; an evaluation when its result is.
 
   Returns:
     None for a run that is not finished; minus infinity for one that diverged.
@@ -39,9 +40,33 @@ def value(run: Run) -> float | None:
   Raises:
     UserError: it is finished and the metric is none of its own.
   """
-  workdir = paths.locate(run.workdir)
-  if _diverged(workdir).exists():
+  if _diverged(paths.locate(run.workdir)).exists():
     return _NEVER
+  found = _judged(run) if run.command == 'evaluate' else _trained(run)
+  if found is None:
+    return None
+  if run.metric not in found:
+    raise UserError(
+      f'{run.workdir} is finished, and has no metric {run.metric!r}; it has '
+      f'{", ".join(sorted(found))}.'
+    )
+  score = found[run.metric]
+  return _NEVER if score is None else float(score)  # None: not finite
+
+
+def _judged(run: Run) -> dict[str, Any] | None:
+  """The result of an evaluation, or None."""
+  return _json(result_file(run.workdir))
+
+
+def result_file(workdir: str) -> epath.Path:
+  """Where an evaluation puts its result."""
+  return paths.locate(workdir) / 'result.json'
+
+
+def _trained(run: Run) -> dict[str, Any] | None:
+  """The metrics of the last step of a training, or None before its end."""
+  workdir = paths.locate(run.workdir)
   config = _json(workdir / 'config.json')
   if config is None:
     return None
@@ -56,13 +81,23 @@ def value(run: Run) -> float | None:
   for _, record in jsonl.read(workdir / 'metrics.jsonl'):
     if record and record.get('step') == last:
       found |= record
-  if run.metric not in found:
-    raise UserError(
-      f'{run.workdir} is finished at step {last}, and has no metric '
-      f'{run.metric!r} there; it has {", ".join(sorted(found))}.'
-    )
-  score = found[run.metric]
-  return _NEVER if score is None else float(score)  # None: not finite
+  return found
+
+
+def best_step(run: Run) -> int:
+  """The step of a training whose checkpoint is there and whose metric is best.
+
+  The first of equal ones; only where both are due at the same steps are all of
+  them compared.
+  """
+  workdir = paths.locate(run.workdir)
+  there = steps.committed(workdir / 'checkpoints')
+  values = {
+    record['step']: record[run.metric]
+    for _, record in jsonl.read(workdir / 'metrics.jsonl')
+    if record and record.get('step') in there and record.get(run.metric)
+  }
+  return min(values, key=lambda step: (-values[step], step))
 
 
 def _diverged(workdir: epath.Path) -> epath.Path:

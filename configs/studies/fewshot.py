@@ -1,0 +1,185 @@
+"""Table 8, Figures 4, 8 and 9: ImageNet's 5-shot accuracy of the pre-trained.
+
+python -m vit_jax.study --config=configs/studies/fewshot.py:table=8
+
+| argument | rows                                         | its figure    |
+| table=8  | position embeddings (configs/positions.py)   |               |
+| figure=4 | models by subsets of 9, 30, 90, 300 M of JFT | over images   |
+| figure=8 | depth, width, MLP or patch scaled alone      | over exaFLOPs |
+| figure=9 | class token, or mean at two learning rates   | over epochs   |
+
+Section 4.1's regression from frozen features of five images of each class,
+drawn from train[:65000] as in the authors' public code, judged on the
+validation split. Table 8's numbers are the paper's; its figures print none.
+JFT-300M is not public: give your own data by --pretrain.source.dataset=… and
+--pretrain.train.num_examples=….
+
+Figure 4: every model is trained as on all of JFT (as many steps) and judged at
+its best validation accuracy, the paper's early stopping. b/32 is B/32 with all
+hidden sizes halved, here with 6 heads of 64 channels. Which six models the
+figure has is from memory.
+
+Figure 8: base of 8 layers, width 1024, MLP 2048, patch 32; how far each is
+scaled is chosen here (the paper goes to 64 layers, from memory), and so is the
+recipe, Table 3's row L/32. Heads keep 64 channels. The line that scales all
+together is not here.
+
+Figure 9: class token with 8e-4, mean of the patches with 8e-4 and with 3e-4, 7
+epochs; the model, B/16, is chosen here. It is judged after every epoch by an
+evaluator within the training, so weights cannot take its place.
+"""
+
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from vit_jax.config import complete, loading, parse_arg
+from vit_jax.errors import UserError, closest
+from vit_jax.study.contents import Figure, Judging, Row, Study
+from vit_jax.trials.grid import Stage
+
+_TRAIN = 'train[:65000]'
+FEW = Judging(
+  'fewshot',
+  '5shot',
+  'validation',
+  dataset='imagenet2012',
+  flags={'evals.fewshot.train_split': _TRAIN, 'evals.fewshot.shots': '(5,)'},
+)
+SUBSETS = (9_000_000, 30_000_000, 90_000_000, 303_000_000)
+_STEPS = 7 * 303_000_000 // 4_096
+_B_HALVED = {'model.width': 384, 'model.mlp_dim': 1_536, 'model.num_heads': 6}
+# line: config, keys
+MODELS_4: dict[str, tuple[str, dict[str, Any]]] = {
+  'ViT-L/16': ('configs/vit.py:variant=L/16,data=jft,epochs=7', {}),
+  'ViT-L/32': ('configs/vit.py:variant=L/32,data=jft', {}),
+  'ViT-B/32': ('configs/vit.py:variant=B/32,data=jft', {}),
+  'ViT-b/32': ('configs/vit.py:variant=B/32,data=jft', _B_HALVED),
+  'ResNet50x1': ('configs/resnet.py:variant=R50x1', {}),
+  'ResNet152x2': ('configs/resnet.py:variant=R152x2,epochs=7', {}),
+}
+BASE_8 = dict(depth=8, width=1_024, mlp_dim=2_048, patch_size=32)
+SCALED_8 = {
+  'depth': (4, 16, 32, 64),
+  'width': (512, 2_048),
+  'mlp_dim': (1_024, 4_096, 8_192),
+  'patch_size': (16, 8),
+}
+# row: pooling, learning rate
+FIGURE_9 = {
+  'class token, 8e-4': ('token', 8e-4),
+  'mean, 8e-4': ('gap', 8e-4),
+  'mean, 3e-4': ('gap', 3e-4),
+}
+
+
+def get_study(argument: str | None = None) -> Study:
+  arg = parse_arg(argument, table=0, figure=0)
+  made = {
+    'table=8': _table_8,
+    'figure=4': _figure_4,
+    'figure=8': _figure_8,
+    'figure=9': _figure_9,
+  }
+  wanted = f'figure={arg.figure}' if arg.figure else f'table={arg.table}'
+  if wanted not in made:
+    raise UserError(f'{wanted} is not here; {closest(wanted, made)}.')
+  return made[wanted]()
+
+
+def _table_8() -> Study:
+  rows = {}
+  numbers = {
+    ('none', ''): 61.382,
+    ('learned', 'stem'): 64.206,
+    ('learned', 'layers'): 63.964,
+    ('learned', 'shared'): 64.292,
+    ('2d', 'stem'): 64.001,
+    ('2d', 'layers'): 64.046,
+    ('2d', 'shared'): 64.022,
+    ('relative', 'layers'): 64.032,
+  }
+  for (kind, at), number in numbers.items():
+    where = f',at={at}' if at else ''
+    rows[f'{kind} {at}'.strip()] = Row(
+      pretrain=_pretraining(f'configs/positions.py:kind={kind}{where}'),
+      transfers={'5-shot': FEW},
+      paper={'5-shot': number},
+    )
+  return Study(title='Table 8: position embeddings, ViT-B/16', rows=rows)
+
+
+def _figure_4() -> Study:
+  rows = {}
+  for line, (config, keys) in MODELS_4.items():
+    for size in SUBSETS:
+      flags: dict[str, Any] = {**keys, 'total': f'{_STEPS} steps'}
+      flags |= {'checkpoint.every': '1 %', 'evals.val.every': '1 %'}
+      if size != SUBSETS[-1]:
+        flags |= {'train.split': f'train[:{size}]', 'train.num_examples': size}
+      rows[f'{line} {size // 10**6}M'] = Row(
+        pretrain=_pretraining(config, flags),
+        transfers={'5-shot': FEW},
+        lines=(line,),
+        place=size,
+        early_stopping=True,
+      )
+  title = 'Figure 4: 5-shot accuracy by the size of the pre-training set'
+  return Study(title=title, rows=rows, figure=Figure('images', ('5-shot',)))
+
+
+def _figure_8() -> Study:
+  rows = {'base': _scaled(BASE_8, tuple(SCALED_8))}
+  for dimension, sizes in SCALED_8.items():
+    for size in sizes:
+      row = _scaled(BASE_8 | {dimension: size}, (dimension,))
+      rows[f'{dimension} {size}'] = row
+  title = 'Figure 8: the dimensions of a ViT scaled one by one'
+  return Study(title=title, rows=rows, figure=Figure('exaflops', ('5-shot',)))
+
+
+def _scaled(sizes: dict[str, int], lines: tuple[str, ...]) -> Row:
+  flags = {f'model.{key}': value for key, value in sizes.items()}
+  flags |= {'model.num_heads': sizes['width'] // 64, 'model.unroll': 1}
+  config = 'configs/vit.py:variant=L/32,data=jft'
+  return Row(
+    pretrain=_pretraining(config, flags),
+    transfers={'5-shot': FEW},
+    lines=lines,
+  )
+
+
+def _figure_9() -> Study:
+  rows = {
+    name: Row(
+      pretrain=Stage(
+        f'configs/studies/fewshot.py:pool={pool}',
+        'few/5shot',
+        {'schedule.base_lr': rate},
+      )
+    )
+    for name, (pool, rate) in FIGURE_9.items()
+  }
+  title = 'Figure 9: class token or mean of the patches, 5-shot'
+  return Study(title=title, rows=rows, figure=Figure('epochs', ('few/5shot',)))
+
+
+def _pretraining(config: str, flags: dict[str, Any] | None = None) -> Stage:
+  return Stage(config, 'val/accuracy', flags or {})
+
+
+def get_config(argument: str | None = None) -> ConfigDict:
+  """Figure 9's pre-training, judged after every epoch."""
+  arg = parse_arg(argument, pool='token')
+  config = loading.load('configs/vit.py:variant=B/16,data=jft').to_dict()
+  config['model']['pool'] = arg.pool
+  config['evals']['few'] = dict(
+    name='fewshot',
+    split='validation',
+    train_split=_TRAIN,
+    source=dict(name='tfds', dataset='imagenet2012'),
+    shots=(5,),
+    every='1 epochs',
+  )
+  config['checkpoint']['best'] = 'few/5shot'
+  return complete(ConfigDict(config))

@@ -1,0 +1,163 @@
+"""The figure of a study: measured points, and published ones beside them."""
+
+from typing import Any
+
+import numpy as np
+from etils import epath
+from jaxtyping import Float
+
+from vit_jax.analysis import draw
+from vit_jax.analysis import runs as curves
+from vit_jax.analysis.style import COLOURS
+from vit_jax.study import tables
+from vit_jax.study.chains import Chain
+from vit_jax.study.contents import AXES, Row, Study
+from vit_jax.study.tables import Chains
+
+Arrays = dict[str, np.ndarray]
+_MARKERS = 'osD^vP'
+
+
+def arrays(study: Study, chains: Chains) -> Arrays:
+  """What is drawn.
+
+  Returns:
+    By 'column/line' `[3, n]`, places on the x axis, values in % and sample
+    deviations (0 for one run alone), in the order of x; the published numbers,
+    without deviations, by 'column/line/paper'.
+  """
+  assert study.figure is not None
+  if study.figure.x == 'epochs':
+    return _courses(study, chains)
+  found: dict[str, list[tuple[float, float, float]]] = {}
+  for name, row in study.rows.items():
+    x = place(study.figure.x, row, chains[name])
+    for column in study.figure.columns:
+      value = tables.points(column, chains[name])
+      for line in row.lines or (name,):
+        key = f'{column}/{line}'
+        if x is not None and value is not None:
+          found.setdefault(key, []).append((x, *value))
+        if row.place is not None and column in row.paper:
+          paper = (row.place, row.paper[column], 0.0)
+          found.setdefault(f'{key}/paper', []).append(paper)
+  return {key: np.array(sorted(each)).T for key, each in found.items()}
+
+
+def place(x: str, row: Row, chain: Chain) -> float | None:
+  """Where a row stands on the x axis: what its pre-training cost, say."""
+  if x == 'images' or not chain.pretrain.runs:
+    return row.place
+  if not chain.pretrain.complete:
+    return None
+  costs = [
+    scale[1][-1]
+    for run, _ in chain.pretrain.scores
+    if (scale := curves.read(epath.Path(run.workdir)).scales.get(x))
+  ]
+  return float(np.mean(costs)) if costs else None
+
+
+def _courses(study: Study, chains: Chains) -> Arrays:
+  """Metrics of pre-trainings over epochs, mean and deviation over seeds."""
+  assert study.figure is not None
+  found = {}
+  for name in study.rows:
+    read = [
+      curves.read(epath.Path(run.workdir))
+      for run, _ in chains[name].pretrain.scores
+    ]
+    for metric in study.figure.columns:
+      each = [
+        run.over('epochs', metric)
+        for run in read
+        if metric in run.series and 'epochs' in run.scales
+      ]
+      if each and all(e.shape == each[0].shape for e in each):
+        values = 100 * np.stack([e[1] for e in each])
+        deviation = values.std(0, ddof=1) if len(each) > 1 else 0 * values[0]
+        stacked = np.stack([each[0][0], values.mean(0), deviation])
+        found[f'{metric}/{name}'] = stacked
+  return found
+
+
+def figure(study: Study, found: Arrays) -> bytes:
+  """The picture: a panel for each column, a colour for each line."""
+  assert study.figure is not None
+  columns = study.figure.columns
+  lines = list(
+    dict.fromkeys(
+      line for name, row in study.rows.items() for line in row.lines or (name,)
+    )
+  )
+  picture = draw.new_figure(max(6, 4.2 * len(columns)), 4.4)
+  picture.suptitle(study.title, fontsize=10, wrap=True)
+  panels = picture.subplots(1, len(columns), squeeze=False)[0]
+  for axes, column in zip(panels, columns, strict=True):
+    for number, line in enumerate(lines):
+      key = f'{column}/{line}'
+      if key in found:
+        _line(axes, found[key], number, line)
+      if f'{key}/paper' in found:
+        _line(axes, found[f'{key}/paper'], number, f'{line} (paper)', True)
+    if study.figure.x != 'epochs':
+      _logarithmic(axes, study)
+    axes.set_xlabel(AXES[study.figure.x], fontsize=9)
+    axes.set_ylabel(f'{column} (%)', fontsize=9)
+    axes.tick_params(labelsize=8)
+    axes.grid(alpha=0.3)
+  handles = {
+    h.get_label(): h
+    for axes in panels
+    for h in axes.get_legend_handles_labels()[0]
+  }
+  if handles:
+    picture.legend(
+      *(list(handles.values()), list(handles)),
+      loc='outside lower center',
+      fontsize=8,
+      ncols=max(3, 2 * len(columns)),
+    )
+  return draw.png(picture)
+
+
+def _logarithmic(axes: Any, study: Study) -> None:
+  """The x axis, with a tick for each size of the data, or at 1, 2 and 5."""
+  from matplotlib import ticker
+
+  axes.set_xscale('log')
+  if study.figure is not None and study.figure.x == 'images':
+    places = sorted({row.place for row in study.rows.values() if row.place})
+    axes.set_xticks(places, [_count(each) for each in places])
+  else:
+    axes.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter('{x:,g}')
+  axes.minorticks_off()
+
+
+def _count(images: float) -> str:
+  """'2,500' or '14.1 M'."""
+  return f'{images / 1e6:.3g} M' if images >= 1e6 else f'{images:,.0f}'
+
+
+def _line(
+  axes: Any,
+  points: Float[np.ndarray, '3 n'],
+  number: int,
+  label: str,
+  published: bool = False,
+) -> None:
+  """One model's points; published ones are hollow, their line dotted."""
+  colour = COLOURS[number % len(COLOURS)]
+  axes.errorbar(
+    *points[:2],
+    yerr=None if published else points[2],
+    color=colour,
+    marker=_MARKERS[number // len(COLOURS) % len(_MARKERS)],
+    markerfacecolor='none' if published else colour,
+    markersize=6 if published else 4,
+    linestyle=':' if published else '-',
+    linewidth=1,
+    capsize=2,
+    label=label,
+  )

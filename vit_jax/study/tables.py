@@ -1,0 +1,84 @@
+"""The tables of what came out, beside the published numbers."""
+
+import csv
+import io
+import math
+from collections.abc import Mapping
+
+from vit_jax.study.chains import Chain
+from vit_jax.study.contents import UPSTREAM, Study
+from vit_jax.trials.results import Spread
+
+Chains = Mapping[str, Chain]
+
+
+def markdown(study: Study, chains: Chains) -> str:
+  """The study's table: what was measured, and the paper's number beside it."""
+  columns = _told(study, chains)
+  head = ['row', *columns]
+  lines = [f'# {study.title}', '']
+  lines += [study.note, ''] if study.note else []
+  legend = '%; mean ± sample deviation over runs.'
+  if any(row.paper for row in study.rows.values()):
+    legend += ' In parentheses the published number, which was not run here.'
+  lines += [legend, '', f'| {" | ".join(head)} |', '|---' * len(head) + '|']
+  for name, row in study.rows.items():
+    cells = [
+      _cell(chains[name].spread(column), row.paper.get(column))
+      if column in row.columns
+      else ''
+      for column in columns
+    ]
+    lines.append(f'| {" | ".join([name, *cells])} |')
+  known = [each for c in chains.values() for each in c.standings]
+  left = sum(len(each.ready) for each in known)
+  if left or not all(each.complete for each in known):
+    lines += ['', f'Not finished: {left} runs can be started now.']
+  return '\n'.join([*lines, ''])
+
+
+def _told(study: Study, chains: Chains) -> list[str]:
+  """The columns; that of pre-trainings where there are some, or numbers."""
+  some = any(chain.pretrain.runs for chain in chains.values())
+  some = some or any(UPSTREAM in row.paper for row in study.rows.values())
+  return study.columns if some else study.columns[1:]
+
+
+def _cell(spread: Spread | None, published: float | None) -> str:
+  """'84.01 ± 0.12 (84.15)'."""
+  own = '–' if spread is None else str(spread)
+  return own if published is None else f'{own} ({published:g})'
+
+
+def rows(study: Study, chains: Chains) -> str:
+  """CSV: a line for each finished run, values in [0, 1].
+
+  A published number, in [0, 1] too, has a line of its own, without a workdir.
+  """
+  out = io.StringIO()
+  head = ['row', 'column', 'transfer', 'stage', 'setting', 'seed', 'metric']
+  writer = csv.writer(out, lineterminator='\n')
+  writer.writerow([*head, 'value', 'workdir'])
+  for name, row in study.rows.items():
+    parts = {UPSTREAM: chains[name].pretrain} | chains[name].transfers
+    for key, each in parts.items():
+      column = key.partition('/')[0]
+      for run, value in each.scores:
+        setting = ' '.join(f'{k}={v}' for k, v in run.setting.items())
+        what = [run.stage, setting, run.seed, run.metric]
+        writer.writerow([name, column, key, *what, value, run.workdir])
+    for column, published in row.paper.items():
+      value = round(published / 100, 7)
+      writer.writerow([name, column, '', 'paper', '', '', '', value, ''])
+  return out.getvalue()
+
+
+def points(
+  column: str, chain: Chain, scale: float = 100
+) -> tuple[float, float] | None:
+  """Value and deviation of a column in %, 0 for one run alone, or None."""
+  spread = chain.spread(column)
+  if spread is None or not math.isfinite(spread.mean):
+    return None
+  deviation = 0.0 if math.isnan(spread.deviation) else spread.deviation
+  return scale * spread.mean, scale * deviation
