@@ -1,8 +1,8 @@
 """What `plan` predicted for configs that come along, with what it was made of.
 
 `benchmarks/plan_configs.py` writes the table, predicted.json of the configs: a
-row takes minutes to compile. It holds for the config that it was made for, and says so
-by a hash of the resolved config.
+row takes minutes to compile. It holds for the config that it was made for, and
+says so by a hash of the resolved config.
 """
 
 import hashlib
