@@ -33,14 +33,16 @@ def lines(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def _line(row: dict[str, Any]) -> str:
-  what = f'{row["config"].partition(":")[2]} on {row["topology"]}'.strip()
+  arguments = row['config'].partition(':')[2]
+  what = f'{arguments} on {row["topology"]}' if arguments else row['topology']
   if not _current(row):
-    return f'{what}: planned for an older config; ask plan again'
+    return f'  {what}: planned for an older config, ask plan again'
   if row['core_days'] is None:
-    return f'{what}: does not fit'
+    return f'  {what}: does not fit'
   return (
-    f'{what}: {row["core_days"]:,.0f} core-days, {row["mfu"]:.0%} MFU, '
-    f'{row["images_per_second"]:,.0f} images/s, {row["gib"]:.1f} GiB a device'
+    f'  {what}: {row["core_days"]:,.0f} core-days, {row["mfu"]:.0%} MFU, '
+    f'{row["images_per_second"]:,.0f} images/s, {row["gib"]:.1f} GiB a device '
+    f'({row["date"]}, libtpu {row["libtpu"]})'
   )
 
 
