@@ -1,8 +1,8 @@
 """Lists the configs that come along: python -m vit_jax.configs [NAME].
 
-Each with its first line, its table of the source's numbers and, below, what
-`plan` predicted; the header of one, with what is the paper's and what is not, by
-its NAME. Predictions are the TPU compiler's, of no run on a TPU.
+Each with its first line, its table of the source's numbers and what `plan`
+predicted (by the TPU compiler; no run on a TPU); the header of one, with what is
+the paper's and what is not, by its NAME.
 """
 
 import ast
