@@ -1,7 +1,7 @@
 """Lists the configs that come along: python -m vit_jax.configs [NAME].
 
 Each with its first line, its table of the source's numbers and what `plan`
-predicted (by the TPU compiler; no run on a TPU); the header of one, with what is
+predicted (the TPU compiler's word, of no run); the header of one, with what is
 the paper's and what is not, by its NAME.
 """
 
