@@ -55,11 +55,13 @@ def commit() -> str:
 def row(name: str, target: str, resolved: Any) -> dict[str, Any]:
   """Plans a config for a topology."""
   from vit_jax.config import predicted
-  from vit_jax.plan import topology
+  from vit_jax.plan import report, topology
   from vit_jax.plan.evaluate import plan
 
-  result = plan(resolved, topology.find(target)).result
-  print(json.dumps(result), file=sys.stderr)
+  made = plan(resolved, topology.find(target))
+  result = made.result
+  if made.cost is not None:
+    print(f'{name} {target}\n{report.breakdown(made)}')
   return {
     'config': name,
     'topology': target,
