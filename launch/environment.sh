@@ -19,8 +19,14 @@ make_environment() {
   then
     echo "installing into $venv (once)"
     "$python" -m venv "$venv"
-    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check \
-      -c constraints.txt "${files[@]}" --editable .
+    if ! "$venv/bin/python" -m pip install --quiet \
+      --disable-pip-version-check -c constraints.txt "${files[@]}" --editable .
+    then
+      echo "error: the packages could not be installed into $venv; pip says" \
+        "above why. Without a way to a package index, set HTTPS_PROXY or" \
+        "PIP_INDEX_URL; then run the same line again." >&2
+      exit 2
+    fi
     echo "$wanted" >"$venv/installed"
   fi
   # shellcheck disable=SC1091

@@ -98,7 +98,7 @@ def test_wrong_paths_are_one_message(tmp_path, trained):
       'another model than config.model',
     ),
     (('evaluate', f'--checkpoint={tmp_path}/nowhere'), 'does not exist'),
-    (('evaluate',), '--checkpoint=PATH is needed'),
+    (('evaluate',), 'usage: python -m vit_jax.evaluate'),
     (
       ('predict', f'--checkpoint={trained}', f'{tmp_path}/text.jpg'),
       'text.jpg is no image',

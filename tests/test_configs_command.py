@@ -1,5 +1,6 @@
 """The list of configs, in a checkout and installed from a wheel."""
 
+import json
 import pathlib
 import shutil
 import subprocess
@@ -9,7 +10,7 @@ import zipfile
 import pytest
 
 from vit_jax import configs
-from vit_jax.config import loading, shipped
+from vit_jax.config import loading, predicted, shipped
 from vit_jax.errors import UserError
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -49,6 +50,43 @@ def test_configs_are_found_from_anywhere(tmp_path, monkeypatch):
   assert shipped.find('elsewhere/x.py') == pathlib.Path('elsewhere/x.py')
 
 
+def test_predicted_costs_stand_beside(capsys, monkeypatch, tmp_path):
+  """Of the config as it is now; one that was changed since says so."""
+  monkeypatch.setattr(predicted, 'NAME', str(tmp_path / 'predicted.json'))
+  assert predicted.read() == []
+  name = 'configs/deit.py:model=S'
+  known = predicted.fingerprint(loading.load(name))
+  row = dict(config=name, topology='v3:4x4', core_days=1234.5, mfu=0.456)
+  row |= dict(images_per_second=9876.0, gib=7.25, hash=known)
+  row |= dict(date='2026-01-02', libtpu='0.0.1')
+  lost = row | {'config': 'configs/deit.py:model=X'}
+  rows = [row, row | {'hash': 'other'}, row | {'core_days': None}, lost]
+  (tmp_path / 'predicted.json').write_text(json.dumps(rows))
+  configs.main(['deit'])
+  shown = capsys.readouterr().out.partition('predicted:\n')[2].splitlines()
+  assert shown == [
+    '  model=S on v3:4x4: 1,234 core-days, 46% MFU, 9,876 images/s, 7.2 GiB a '
+    'device (2026-01-02, libtpu 0.0.1)',
+    '  model=S on v3:4x4: planned for an older config, ask plan again',
+    '  model=S on v3:4x4: does not fit',
+    '  model=X on v3:4x4: planned for an older config, ask plan again',
+  ]
+  configs.main([])
+  out = capsys.readouterr().out
+  assert out.count('predicted:') == 1 and '1,234 core-days' in out
+  config = loading.load(name)
+  config.model.dropout = 0.5
+  assert predicted.fingerprint(config) != known
+
+
+def test_the_shipped_predictions_are_of_shipped_configs():
+  """Each says by what it was made; a stale one is shown as such, not here."""
+  for row in predicted.read():
+    assert loading.load(row['config']).batch_size > 0
+    assert {'topology', 'hash', 'commit', 'jax', 'libtpu', 'date'} <= row.keys()
+  assert predicted.read()
+
+
 @pytest.mark.slow
 def test_a_wheel_holds_configs_and_launch_scripts(tmp_path):
   """`vit_jax.configs` and the configs work where no checkout is."""
@@ -70,6 +108,7 @@ def test_a_wheel_holds_configs_and_launch_scripts(tmp_path):
   target = tmp_path / 'site'
   zipfile.ZipFile(wheel).extractall(target)
   assert (target / 'vit_jax/shipped/launch/tpu_vm.sh').is_file()
+  assert (target / 'vit_jax/shipped/configs/predicted.json').is_file()
   code = (
     'import vit_jax; from vit_jax.config import loading; '
     'print(vit_jax.__file__, loading.load("configs/vit.py").total)'

@@ -158,3 +158,31 @@ def test_constraints_allow_what_jax_needs_on_a_tpu():
     on_tpu = not needed.marker or needed.marker.evaluate({'extra': 'tpu'})
     if on_tpu and version:
       assert needed.specifier.contains(version, prereleases=True), text
+
+
+def test_packages_that_cannot_be_had_are_one_message(tmp_path):
+  """No way to an index: pip's reason, then what to do; it is tried again."""
+  python = tmp_path / 'python'
+  python.write_text(
+    '#!/usr/bin/env bash\n'
+    'case "$*" in\n'
+    '  *"-m venv"*) mkdir -p "$3/bin"; cp "$0" "$3/bin/python";;\n'
+    '  *"pip install"*) echo "ERROR: no matching distribution" >&2; exit 1;;\n'
+    'esac\n'
+  )
+  python.chmod(0o755)
+  venv = tmp_path / 'venv'
+  for _ in range(2):
+    ran = subprocess.run(
+      ['bash', LAUNCH / 'local.sh'],
+      env={'PATH': '/usr/bin:/bin', 'PYTHON': str(python)}
+      | {'VIT_JAX_VENV': str(venv), 'VIT_JAX_RUNS': str(tmp_path / 'runs')},
+      capture_output=True,
+      text=True,
+      timeout=60,
+    )
+    assert ran.returncode == 2, ran.stderr
+    reason, message = ran.stderr.splitlines()
+    assert reason == 'ERROR: no matching distribution'
+    assert 'PIP_INDEX_URL; then run the same line again' in message
+  assert not (tmp_path / 'runs').exists()

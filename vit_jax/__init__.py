@@ -1,10 +1,16 @@
 """Pre-training of Vision Transformers (arXiv 2010.11929) in JAX."""
 
+import sys
 from typing import Any
 
 from vit_jax.run import interruption as interruption  # before slower imports
 
 __version__ = '0.1.0'
+
+if sys.argv[:1] == ['-m']:  # `python -m vit_jax.NAME`, before NAME is sought
+  from vit_jax.cli import commands
+
+  commands.refuse_unknown(sys.orig_argv)
 
 
 def __getattr__(name: str) -> Any:

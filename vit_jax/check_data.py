@@ -1,4 +1,4 @@
-"""Looks at all of a config's data before anyone trains on them.
+"""All of a config's data, looked at: python -m vit_jax.check_data --config=….
 
 python -m vit_jax.check_data --config=configs/folder.py:path=photos
 

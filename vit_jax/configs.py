@@ -1,21 +1,24 @@
 """Lists the configs that come along: python -m vit_jax.configs [NAME].
 
-Each with its first line and its table of the source's numbers; the header of
-one, with what is the paper's and what is not, by its NAME.
+Each with its first line, its table of the source's numbers and what `plan`
+predicted (the TPU compiler's word, of no run); the header of one, with what is
+the paper's and what is not, by its NAME.
 """
 
 import ast
 import pathlib
 import signal
+from typing import Any
 
 from vit_jax.cli import process
-from vit_jax.config import shipped
+from vit_jax.config import predicted, shipped
 from vit_jax.errors import UserError, closest
 
 
 def main(arguments: list[str]) -> None:
   """Prints all of them, or the header of those named."""
   headers = read(shipped.directory())
+  rows = predicted.read()
   for name in arguments:
     short = name.removeprefix('configs/').partition(':')[0].removesuffix('.py')
     if short not in headers:
@@ -23,8 +26,9 @@ def main(arguments: list[str]) -> None:
         f'there is no config {name!r}; {closest(short, headers)}.'
       )
     print(f'configs/{short}.py\n\n{headers[short]}\n')
+    print('\n'.join(costs(short, rows)))
   if not arguments:
-    print('\n\n'.join(summary(*pair) for pair in headers.items()))
+    print('\n\n'.join(summary(*pair, rows) for pair in headers.items()))
 
 
 def read(directory: pathlib.Path) -> dict[str, str]:
@@ -37,11 +41,19 @@ def read(directory: pathlib.Path) -> dict[str, str]:
   }
 
 
-def summary(name: str, header: str) -> str:
-  """Its path and first line, and the lines of its header's table."""
+def summary(name: str, header: str, rows: list[dict[str, Any]]) -> str:
+  """Its path and first line, its header's table, and predicted costs."""
   title = header.partition('\n')[0]
   table = [line for line in header.splitlines() if line.startswith('|')]
-  return '\n'.join([f'configs/{name}.py  {title}', *(f'  {t}' for t in table)])
+  lines = [*table, *costs(name, rows)]
+  return '\n'.join([f'configs/{name}.py  {title}', *(f'  {t}' for t in lines)])
+
+
+def costs(name: str, rows: list[dict[str, Any]]) -> list[str]:
+  """A line for each prediction of a config, under a heading."""
+  path = f'configs/{name}.py'
+  own = [row for row in rows if row['config'].partition(':')[0] == path]
+  return ['predicted:', *predicted.lines(own)] if own else []
 
 
 if __name__ == '__main__':

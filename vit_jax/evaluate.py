@@ -218,8 +218,9 @@ def main(arguments: list[str]) -> None:
   values = flags.FLAGS
   if arguments or not values.checkpoint:
     raise UserError(
-      '--checkpoint=PATH is needed, and flags only; got '
-      f'{arguments or "no checkpoint"}.'
+      'usage: python -m vit_jax.evaluate --checkpoint=PATH [--evaluator=NAME '
+      '--dataset=NAME --split=S --json]: flags only; got checkpoint '
+      f'{values.checkpoint!r}, besides {arguments}.'
     )
   process.start_process()
   result = run(

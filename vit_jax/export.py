@@ -37,8 +37,8 @@ def run(checkpoint: str, out: str, kind: str) -> None:
   """
   if kind == 'onnx':
     raise UserError(
-      '--to=onnx is not written: there is no converter for it that keeps up '
-      'with JAX. Take --to=savedmodel, which tf2onnx reads, or --to=stablehlo.'
+      '--to=onnx is not written: no well-kept converter takes these programs. '
+      'Take --to=savedmodel or --to=stablehlo.'
     )
   artefacts.write(pretrained.find(checkpoint), out, kind)
   log.info('wrote %s', out)

@@ -94,7 +94,11 @@ def _read(path: str, transform: Preprocess) -> np.ndarray:
   try:
     return transform.pixels(paths.locate(path).read_bytes())
   except OSError as error:
-    raise UserError(f'the image {path} cannot be read: {error}.') from error
+    files = ', such as its *.jpg' if paths.locate(path).is_dir() else ''
+    raise UserError(
+      f'the image {path} cannot be read: {error}. Give image files{files}.'
+      f'{paths.nearest(path)}'
+    ) from error
   except DecodeError as error:
     raise UserError(
       f'{path} is no image that can be decoded: {error}. Give JPEG or PNG '

@@ -1,4 +1,4 @@
-"""Shows the first batches as the model will see them, before anyone pays.
+"""First batches as the model sees them: python -m vit_jax.preview --config=….
 
 python -m vit_jax.preview --config=configs/l16_i21k.py --out=grid.png
 shows training; --evaluator=val what that evaluation sees.

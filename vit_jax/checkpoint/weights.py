@@ -37,6 +37,7 @@ def step_directory(path: str) -> epath.Path:
   raise UserError(
     f'{path} {what}; give a workdir (with checkpoints/<step>/ in it), a step '
     'directory, or a file or directory of weights (see README).'
+    f'{"" if root.exists() else paths.nearest(path)}'
   )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from absl import app, flags
 
+from vit_jax.cli import help
 from vit_jax.config import overrides
 from vit_jax.errors import (
   EXIT_CRASH,
@@ -16,7 +17,7 @@ from vit_jax.errors import (
   StorageError,
   UserError,
 )
-from vit_jax.run import interruption, peers, runtime
+from vit_jax.run import backends, interruption, peers, runtime
 
 _LATE_S = 60  # that the others may take to come
 
@@ -50,6 +51,10 @@ def run(body: Callable[[list[str]], None], define: Callable[[], None]) -> None:
 
   def start() -> None:
     define()
+    if help.asked(sys.argv):
+      header = sys.modules[body.__module__].__doc__ or ''
+      print(help.text(header, flags.FLAGS))
+      return
     app.run(main, argv=sys.argv, flags_parser=parse)
 
   try:
@@ -72,6 +77,9 @@ def _guarded(function: Callable[[], None]) -> None:
     peers.announce(error)
     _end(error)
   except Exception as error:
+    if absent := backends.absent(error):
+      peers.announce(absent)
+      _end(absent)
     peers.announce(error)
     if peers.client() is None:
       raise

@@ -4,6 +4,7 @@ import contextlib
 import importlib.util
 import inspect
 import json
+import pathlib
 import traceback
 from collections.abc import Iterator
 from typing import Any
@@ -14,6 +15,9 @@ from ml_collections import ConfigDict
 from vit_jax.config import shipped
 from vit_jax.config.completion import Config, complete
 from vit_jax.errors import UserError, closest
+
+# What a file must define for which command.
+_COMMANDS = {'get_config': 'train', 'get_sweep': 'sweep'}
 
 
 def load(path_and_arg: str) -> Config:
@@ -67,9 +71,12 @@ def call(path_and_arg: str, function: str = 'get_config') -> Any:
   file = shipped.find(path)
   if not file.is_file():
     resolved = file / 'config.json'  # of a workdir
-    there = [resolved] if resolved.is_file() else file.parent.glob('*.py')
-    near = closest(path, [*map(str, there)] or shipped.paths())
-    raise UserError(f'there is no config file {path!r}; {near}.')
+    there = [resolved] if resolved.is_file() else [*file.parent.glob('*.py')]
+    known = [*map(str, there), *([] if resolved.is_file() else shipped.paths())]
+    same = [each for each in known if pathlib.Path(each).stem == file.stem]
+    raise UserError(
+      f'there is no config file {path!r}; {closest(path, same or known)}.'
+    )
   if file.suffix != '.py':
     raise UserError(
       f'the config {path} is neither a Python file (.py) nor a config.json.'
@@ -81,7 +88,13 @@ def call(path_and_arg: str, function: str = 'get_config') -> Any:
     spec.loader.exec_module(module)
   get = getattr(module, function, None)
   if not callable(get):
-    raise UserError(f'{path} defines no {function}(): it is no config file.')
+    others = [name for name in _COMMANDS if hasattr(module, name)]
+    hint = (
+      f'it is for python -m vit_jax.{_COMMANDS[others[0]]} --config={path}'
+      if others
+      else 'it is no config file'
+    )
+    raise UserError(f'{path} defines no {function}(): {hint}.')
   if arg and not inspect.signature(get).parameters:
     raise UserError(f'{path} takes no argument; got {arg!r} after the colon.')
   with _blaming(str(spec.origin)):

@@ -32,12 +32,14 @@ def define_flag(argv: list[str]) -> None:
     UserError: no config, or what `load` raises.
   """
   given = [arg for arg in argv if re.match(r'--?config(=|$)', arg)]
-  if any(re.match(r'--?help', arg) for arg in argv):
+  if any(re.match(r'--?help|-h$', arg) for arg in argv):
     flags.DEFINE_string('config', None, 'Path of a config file[:arguments].')
     return
   if len(given) != 1:
     raise UserError(
       f'--config=FILE.py is needed, once; it came {len(given)} times.'
+      f'{_meant_config(argv) if not given else ""} `python -m vit_jax.configs` '
+      'lists those that come along.'
     )
   at = argv.index(given[0])
   path = given[0].partition('=')[2]
@@ -54,6 +56,15 @@ def define_flag(argv: list[str]) -> None:
   _check_keys(argv, config)
   config_flags.DEFINE_config_dict('config', config)
   flags.DEFINE_string('config_path', path, 'Set by --config.')
+
+
+def _meant_config(argv: list[str]) -> str:
+  """A hint, where an argument looks like a config without its flag."""
+  for arg in argv[1:]:
+    path = re.fullmatch(r'(?:--?\w+=)?([^-=].*\.(?:py|json)(?::.*)?)', arg)
+    if path:
+      return f' Did you mean --config={path[1]}?'
+  return ''
 
 
 def _join_values(argv: list[str]) -> None:
@@ -219,7 +230,12 @@ def unknown_flag_message(error: flags.Error) -> str:
   text = str(error)
   match = re.search(r"Unknown command line flag '(.+?)'", text)
   if not match:
-    return text
-  near = difflib.get_close_matches(match[1], [*flags.FLAGS], n=1, cutoff=0.5)
+    number = 'convert' in text or 'invalid literal' in text
+    return f'{text}; give a number, such as 0.001 or 64.' if number else text
+  known = [*flags.FLAGS]
+  if 'config_path' in known:  # only keys that were given are flags by now
+    known += [f'config.{key}' for key in flatten(flags.FLAGS['config'].default)]
+  near = [flag for flag in known if flag.rpartition('.')[2] == match[1]]
+  near += difflib.get_close_matches(match[1], known, n=1, cutoff=0.5)
   hint = f'did you mean --{near[0]}? ' if near else ''
   return f'there is no flag --{match[1]}; {hint}--help lists all of them.'

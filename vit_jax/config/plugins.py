@@ -105,6 +105,8 @@ def names(pattern: str) -> list[str]:
   package = importlib.import_module(module_pattern.removesuffix('.{name}'))
   found = []
   for info in pkgutil.iter_modules(package.__path__, package.__name__ + '.'):
+    if info.name.endswith('.contract'):  # describes the symbol, is none
+      continue
     try:
       defines = hasattr(importlib.import_module(info.name), symbol)
     except ImportError:  # an optional package is absent

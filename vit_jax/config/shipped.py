@@ -27,4 +27,8 @@ def find(path: str) -> pathlib.Path:
 
 def paths() -> list[str]:
   """Of all that come along, as `find` takes them."""
-  return [f'configs/{file.name}' for file in sorted(directory().glob('*.py'))]
+  root = directory()
+  return [
+    f'configs/{file.relative_to(root).as_posix()}'
+    for file in sorted(root.rglob('*.py'))
+  ]

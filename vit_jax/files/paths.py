@@ -7,6 +7,7 @@ memory and written whole at each flush.
 """
 
 import contextlib
+import difflib
 import os
 import re
 import uuid
@@ -52,6 +53,19 @@ def entries(folder: epath.Path) -> list[epath.Path]:
     return list(folder.iterdir())
   except FileNotFoundError:
     return []
+
+
+def nearest(path: str | epath.PathLike) -> str:
+  """' Did you mean X?' for a path that is not there, or nothing.
+
+  Only a local folder is looked into: a bucket's may be long.
+  """
+  parent, name = os.path.split(os.fspath(path).rstrip('/'))
+  if is_remote(path):
+    return ''
+  there = [entry.name for entry in entries(locate(parent))]
+  near = difflib.get_close_matches(name, there, n=1)
+  return f' Did you mean {os.path.join(parent, near[0])}?' if near else ''
 
 
 def try_out(folder: epath.Path) -> None:

@@ -1,4 +1,4 @@
-"""Starts a run on a cluster, and again until it is done.
+r"""Runs on a cluster until done: python -m vit_jax.launch --target=tpu-vm ….
 
   python -m vit_jax.launch --target=tpu-vm --config=configs/l16_i21k.py \
     --topology=v3:4x4 --workdir=gs://BUCKET/l16 --data_dir=gs://BUCKET/tfds \

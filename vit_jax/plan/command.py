@@ -1,8 +1,6 @@
-"""The `plan` command: its flags, and what it prints.
+"""Before paying: python -m vit_jax.plan --config=FILE.py --topology=v3:4x4.
 
-  python -m vit_jax.plan --config=configs/l16_i21k.py --topology=v3:4x4
-
-compiles the training step of a config for a TPU slice on a machine without a
+Compiles the training step of a config for a TPU slice on a machine without a
 TPU, and tells memory, time and cost. Every key of the config is a flag.
 """
 

@@ -125,7 +125,8 @@ def parse(name: str) -> tuple[str, tuple[int, ...]]:
   if not match:
     raise UserError(
       f'--topology is {name!r}; give VERSION:SHAPE in chips, such as v3:4x4, '
-      f'v5p:4x4x4, or {LOCAL!r} for this machine. Versions: '
+      f'v5p:4x4x4, or {LOCAL!r} for this machine (v3-32, a name that counts '
+      'cores, is v3:4x4). Versions: '
       f'{", ".join(CHIPS)}.'
     )
   if match[1] not in CHIPS:

@@ -41,6 +41,11 @@ def check(workdir: str, config: Config, *, allow_changes: bool) -> epath.Path:
   """
   path = paths.locate(workdir)
   before = last_config(path)
+  if before and not {'model', 'batch_size', 'total'} & before.keys():
+    raise UserError(
+      f'the workdir {workdir} holds a config.json that is no run of this '
+      'program: give another --workdir.'
+    )
   if before is not None and not allow_changes:
     changes = identity.config_changes(before, config)
     if changes:

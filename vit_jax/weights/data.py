@@ -36,7 +36,8 @@ def source_section(
     section[place] = data_dir
   if section['name'] == 'tfds' and not section.get('dataset'):
     raise UserError(
-      '--dataset is missing: these weights do not say what to evaluate on.'
+      '--dataset is missing: these weights do not say what to evaluate on. '
+      'Give a TFDS name (and --split), or folder and --data_dir=DIR.'
     )
   return section
 

@@ -75,7 +75,8 @@ def _checked(
   if missing:
     raise UserError(
       f'the model lacks {", ".join(missing)}: set model.variant (for '
-      "example 'B/16') or give these sizes."
+      "example 'B/16') or give these sizes. A fine-tuning "
+      'takes them from its weights: python -m vit_jax.finetune.'
     )
   for key, size in (sizes | dict(unroll=unroll)).items():
     check_range(f'model.{key}', size, at_least=1, at_most=_MAX_SIZE)

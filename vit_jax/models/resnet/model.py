@@ -56,7 +56,8 @@ def Model(  # noqa: N802 (the fixed symbol that a config's name resolves to)
   if missing:
     raise UserError(
       f'the model lacks {", ".join(missing)}: set model.variant (for example '
-      "'R50x1') or give these sizes."
+      "'R50x1') or give these sizes. A fine-tuning "
+      'takes them from its weights: python -m vit_jax.finetune.'
     )
   residual.check_depths('model.depths', chosen['depths'], at_least=1)
   factor, most = chosen['width_factor'], _MAX_WIDTH_FACTOR

@@ -72,7 +72,8 @@ def _checked(
   if missing:
     raise UserError(
       f'the model lacks {", ".join(missing)}: set model.variant (for '
-      "example 'T') or give these sizes."
+      "example 'T') or give these sizes. A fine-tuning "
+      'takes them from its weights: python -m vit_jax.finetune.'
     )
   sizes = sizes | dict(depths=tuple(sizes['depths']))
   for key, number in (sizes | others).items():

@@ -13,6 +13,11 @@ log = logging.getLogger('vit_jax')
 PyTree = Any
 
 
+# Of other programs' weights and models: none of them is a directory's name.
+_NOT_WRITTEN = ('.onnx', '.h5', '.hdf5', '.keras', '.msgpack', '.ckpt', '.pb')
+_NOT_WRITTEN += ('.tflite', '.npy', '.pkl', '.pickle', '.gguf', '.mlmodel')
+
+
 def matches(path: str) -> bool:
   """Any path: what no other format takes is a directory of ours, or nothing."""
   del path
@@ -52,6 +57,13 @@ def save(path: str, params: PyTree, about: dict[str, Any]) -> None:
   """Writes a step directory of parameters alone.
 
   Raises:
-    UserError: the directory exists, or cannot be written.
+    UserError: the directory exists, or cannot be written, or the path's
+      ending promises a format that is not written.
   """
+  if path.endswith(_NOT_WRITTEN):
+    raise UserError(
+      f'{path}: weights are not written as such a file; allowed: .npz, '
+      '.safetensors, huggingface:DIR, big_vision:FILE.npz, or a directory '
+      'without such an ending. For servers: python -m vit_jax.export.'
+    )
   checkpoint.export_params(path, params, about)

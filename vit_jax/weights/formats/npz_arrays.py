@@ -15,6 +15,7 @@ from etils import epath
 from numpy.lib import format as npy
 
 from vit_jax.errors import UserError
+from vit_jax.files import paths
 
 _HEADERS = {
   (1, 0): npy.read_array_header_1_0,
@@ -40,7 +41,10 @@ def read(path: str) -> dict[str, np.ndarray]:
   file = epath.Path(path).expanduser()
   try:
     if not file.exists():
-      raise UserError(f'the weights file {path} does not exist.')
+      raise UserError(
+        f'the weights file {path} does not exist: give one that does.'
+        f'{paths.nearest(path)}'
+      )
     if file.is_dir():
       raise UserError(f'{path} is a directory, no .npz file.')
     with file.open('rb') as opened, zipfile.ZipFile(opened) as archive:

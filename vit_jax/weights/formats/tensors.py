@@ -45,7 +45,10 @@ def read(path: str) -> dict[str, np.ndarray]:
   """
   file = paths.locate(path)
   if not file.exists():
-    raise UserError(f'the weights file {path} does not exist.')
+    raise UserError(
+      f'the weights file {path} does not exist: give one that does.'
+      f'{paths.nearest(path)}'
+    )
   if path.endswith(PICKLES):
     return _read_pickle(path)
   try:

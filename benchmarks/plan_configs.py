@@ -1,0 +1,118 @@
+"""Writes configs/predicted.json: python benchmarks/plan_configs.py [PATTERN].
+
+`python -m vit_jax.configs` shows the rows beside the sources' numbers. Each is
+one config as it is shipped, compiled for one topology (minutes a row); PATTERN
+is a regular expression that `CONFIG TOPOLOGY` must contain, --list shows them.
+A row that is there for the same config and compiler is left alone, but for
+--again.
+"""
+
+import argparse
+import datetime
+import importlib.metadata
+import json
+import re
+import subprocess
+import sys
+from typing import Any
+
+from vit_jax.plan import environment
+
+VIT = 'configs/vit.py:variant='
+ROWS = [
+  *('configs/l16_i21k.py v3:4x4', f'{VIT}B/16,data=i21k v3:4x4'),
+  *(f'{VIT}H/14,data=jft v3:4x4', 'configs/mae.py:model=L v3:4x4'),
+  'configs/dino.py:recipe=vanilla,variant=S/16 v3:4x4',
+  *('configs/deit.py:model=S v3:4x4', 'configs/s16_i1k.py:epochs=90 v3:4x4'),
+  'configs/mae.py:model=L v5e:8x8',
+  'configs/dino.py:recipe=released,variant=S/16 v5e:8x8',
+  'configs/dino.py:recipe=released,variant=S/16 v3:4x4',
+  *('configs/deit.py:model=B v3:4x4', 'configs/deit3.py:model=B v3:4x4'),
+  *(f'{VIT}L/16,data=jft,epochs=14 v3:4x4', 'configs/mae.py:model=B v3:4x4'),
+  *('configs/resnet.py:variant=R50x1 v3:4x4', f'{VIT}B/32,data=i21k v3:4x4'),
+  *('configs/swin_i1k.py:variant=T v3:4x4', f'{VIT}L/32,data=i21k v3:4x4'),
+  *('configs/deit.py:model=Ti v3:4x4', 'configs/masked_patch.py v3:4x4'),
+]
+PACKAGES = ('jax', 'libtpu')
+
+
+def made_by() -> dict[str, str]:
+  """The compiler's versions, by which a row is out of date."""
+  return {name: importlib.metadata.version(name) for name in PACKAGES}
+
+
+def commit() -> str:
+  """That is checked out; with '+' if files were changed."""
+  told = subprocess.run(
+    ['git', 'describe', '--always', '--abbrev=9', '--dirty=+'],
+    capture_output=True,
+    text=True,
+    check=True,
+  )
+  return told.stdout.strip()
+
+
+def row(name: str, target: str, resolved: Any) -> dict[str, Any]:
+  """Plans a config for a topology."""
+  from vit_jax.config import predicted
+  from vit_jax.plan import report, topology
+  from vit_jax.plan.evaluate import plan
+
+  made = plan(resolved, topology.find(target))
+  result = made.result
+  if made.cost is not None:
+    print(f'{name} {target}\n{report.breakdown(made)}')
+  return {
+    'config': name,
+    'topology': target,
+    'hash': predicted.fingerprint(resolved),
+    'core_days': _rounded(result['predicted_core_days']),
+    'mfu': _rounded(result['predicted_mfu']),
+    'images_per_second': _rounded(result['predicted_images_per_second']),
+    'gib': _rounded(result['peak_bytes_per_device'] / 2**30),
+    'date': datetime.date.today().isoformat(),
+    'commit': commit(),
+  } | made_by()
+
+
+def _rounded(value: float | None) -> float | None:
+  return value if value is None else float(f'{value:.4g}')
+
+
+def main() -> None:
+  """Plans the rows that were asked for and are not there."""
+  from vit_jax.config import loading, predicted, shipped
+
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument('pattern', nargs='?', default='')
+  parser.add_argument('--list', action='store_true')
+  parser.add_argument('--again', action='store_true')
+  arguments = parser.parse_args()
+  wanted = [each for each in ROWS if re.search(arguments.pattern, each)]
+  if arguments.list:
+    print('\n'.join(wanted))
+    return
+  for name, target in map(str.split, wanted):
+    config = loading.load(name)
+    key = {'config': name, 'topology': target}
+    key |= made_by() | {'hash': predicted.fingerprint(config)}
+    if not arguments.again and any(
+      key.items() <= r.items() for r in predicted.read()
+    ):
+      continue
+    made = row(name, target, config)
+    rows = [
+      r
+      for r in predicted.read()
+      if (r['config'], r['topology']) != (name, target)
+    ]
+    rows = sorted([*rows, made], key=lambda r: (r['config'], r['topology']))
+    (shipped.directory() / predicted.NAME).write_text(
+      json.dumps(rows, indent=1) + '\n'
+    )
+    print(predicted.lines([made])[0], flush=True)
+
+
+if __name__ == '__main__':
+  environment.prepare(sys.argv)
+  main()

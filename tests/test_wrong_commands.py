@@ -1,0 +1,193 @@
+"""What a newcomer mistypes, and the one message that answers it.
+
+In the test's own process: a command's flags and its body, without the process
+around them, whose exit code 2 tests/test_commands.py sees.
+"""
+
+import importlib
+import sys
+
+import pytest
+from absl import flags
+from tiny_vit import noise_params
+
+from vit_jax.cli import commands, entry, help
+from vit_jax.config import overrides
+from vit_jax.errors import UserError
+from vit_jax.models.vit import Model
+from vit_jax.run import backends
+from vit_jax.weights import pretrained
+
+QUICK = ('train', '--config=configs/quickstart.py')
+TUNE = ('finetune', '--config=configs/finetune_imagenet.py')
+PLAN = ('plan.command', '--config=configs/l16_i21k.py')
+PREPARE = 'prepare.command'
+
+# (command and arguments, what the message must say); the working directory has
+# tiny.npz, text.npz, paper.pdf, another/config.json and photos/cat, empty.
+ROWS = [
+  (('train',), 'python -m vit_jax.configs'),
+  (('train', 'configs/vit.py:data=i21k'), '--config=configs/vit.py:data=i21k?'),
+  (('train', '--confg=configs/mae.py'), 'Did you mean --config=configs/mae.py'),
+  (('train', '--config=quickstart'), "did you mean 'configs/quickstart.py'"),
+  (('train', '--config=configs/sweeps/digits.py'), '-m vit_jax.sweep --config'),
+  (('train', '--config=configs/vit.py:variant=B16'), "'variant=B/16"),
+  (('train', '--config=configs/folder.py:path=photos'), 'holds no image'),
+  (('train', '--config=configs/finetune.py'), '-m vit_jax.finetune'),
+  ((*QUICK, '--batch_size=64'), 'did you mean --config.batch_size'),
+  ((*QUICK, '--base_lr=0.1'), 'did you mean --config.schedule.base_lr'),
+  ((*QUICK, '--config.schedule.base_lr=1e-3x'), 'give a number'),
+  ((*QUICK, '--config.batch_size=0'), 'at least 1'),
+  ((*QUICK, '--config.source.data_dir=text.npz'), 'cannot be written to'),
+  ((*QUICK, '--workdir=another'), 'no run of this program'),
+  ((*QUICK, '--workdir=text.npz'), 'cannot be used'),
+  ((*QUICK, '--workdir=/proc/none'), 'your permissions'),
+  ((*TUNE, '--config.init_from=text.npz'), 'no .npz file of plain arrays'),
+  ((*TUNE, '--config.init_from=tin.npz'), 'Did you mean tiny.npz'),
+  (('evaluate', 'tiny.npz'), 'usage: python -m vit_jax.evaluate'),
+  (('evaluate', '--checkpoint=photo'), 'Did you mean photos'),
+  (
+    ('evaluate', '--checkpoint=tiny.npz', '--evaluator=fewshoot'),
+    "did you mean 'fewshot'? allowed: calibration, classification, fewshot",
+  ),
+  (('evaluate', '--checkpoint=tiny.npz'), 'Give a TFDS name'),
+  (('predict', '--checkpoint=tiny.npz', 'photos'), 'such as its *.jpg'),
+  (('predict', '--checkpoint=tiny.npz', 'paper.pdf'), 'is no image'),
+  (('predict', '--checkpoint=tiny.npz', 'papr.pdf'), 'mean paper.pdf?'),
+  (('predict', '--checkpoint=tiny.npz', '--topk=3'), 'did you mean --top'),
+  (('convert', 'tiny.npz', 'model.onnx'), 'python -m vit_jax.export'),
+  (('export', '--checkpoint=tiny.npz', '--out=o', '--to=tf'), 'savedmodel'),
+  (('analyze', 'report', 'nowhere'), 'give the workdir of a run'),
+  (PLAN, '--topology is needed'),
+  ((*PLAN, '--topology=v3-32'), 'is v3:4x4'),
+  ((*PLAN, '--topology=v9:4x4'), "no TPU or GPU is called 'v9'"),
+  (('sweep.command', '--config=configs/deit.py'), '-m vit_jax.train --config'),
+  (('sweep.command', '--config=configs/sweeps/digit.py'), 'sweeps/digits.py'),
+  ((PREPARE, 'cifar11', '--data_dir=d'), 'Did you mean cifar10'),
+  ((PREPARE, 'imagenet21k', '--data_dir=d'), 'fall11_whole.tar'),
+]
+
+
+@pytest.fixture(scope='module')
+def place(tmp_path_factory):
+  """The working directory of the rows."""
+  root = tmp_path_factory.mktemp('place')
+  (root / 'photos' / 'cat').mkdir(parents=True)
+  (root / 'another').mkdir()
+  (root / 'another' / 'config.json').write_text('{"model_type": "vit"}')
+  (root / 'text.npz').write_text('no arrays')
+  (root / 'paper.pdf').write_bytes(b'%PDF-1.4\n' + bytes(100))
+  sizes = dict(patch_size=16, width=16, depth=1, mlp_dim=8, num_heads=2)
+  model = Model(3, dtype='float32', **sizes)
+  about = dict(
+    model=dict(name='vit', dtype='float32', **sizes),
+    objective=dict(name='supervised'),
+    preprocess=dict(resize='squash'),
+    num_classes=3,
+    image_size=[32, 32],
+    class_names=[],
+  )
+  params = noise_params(model, (32, 32))
+  pretrained.save(str(root / 'tiny.npz'), params, about)
+  return root
+
+
+@pytest.fixture
+def say(place, monkeypatch):
+  """(command, arguments…) → the message; flags vanish after the test."""
+  before = set(flags.FLAGS)
+
+  def typed(command, *arguments):
+    argv = ['program', *arguments]
+    monkeypatch.chdir(place)
+    monkeypatch.setattr(sys, 'argv', argv)
+    module = importlib.import_module(f'vit_jax.{command}')
+    with pytest.raises(UserError) as caught:
+      if hasattr(module, 'define_flags'):
+        module.define_flags()
+      else:
+        module.entry.define_flags()
+      try:
+        rest = flags.FLAGS(argv)
+      except flags.Error as error:
+        raise UserError(overrides.unknown_flag_message(error)) from error
+      module.main(rest[1:])
+    return str(caught.value)
+
+  yield typed
+  flags.FLAGS.unparse_flags()
+  flags.FLAGS.remove_flag_values([f for f in flags.FLAGS if f not in before])
+
+
+@pytest.mark.parametrize(
+  ('typed', 'answer'), ROWS, ids=[' '.join(row[0])[:60] for row in ROWS]
+)
+def test_the_answer(say, typed, answer):
+  """What is allowed, the nearest spelling, or the command to take."""
+  message = say(*typed)
+  assert answer in message and len(message) < 1_200
+
+
+def test_a_mistyped_command(capsys):
+  """Python finds no such module; the package says which there are."""
+  commands.refuse_unknown(['python', '-m', 'vit_jax.train', '--config=x'])
+  commands.refuse_unknown(['python', '-m', 'vit_jax'])
+  commands.refuse_unknown(['python', '-m', 'pytest'])
+  commands.refuse_unknown(['python', 'script.py'])
+  with pytest.raises(SystemExit) as ended:
+    commands.refuse_unknown(['python', '-X', 'dev', '-m', 'vit_jax.trian'])
+  assert ended.value.code == 2
+  assert "did you mean 'train'?" in capsys.readouterr().err
+
+
+def test_all_commands_are_described():
+  """The list of `python -m vit_jax`: a line each, and an example in it."""
+  described = commands.described()
+  assert {'train', 'plan', 'launch', 'configs'} <= described.keys()
+  assert 'errors' not in described
+  assert all('python -m vit_jax.' in line for line in described.values())
+
+
+@pytest.mark.parametrize(
+  ('platforms', 'error', 'expected'),
+  [
+    ('tpu', RuntimeError("Unable to initialize backend 'tpu': X"), True),
+    ('rocket', RuntimeError('Unknown backend rocket'), True),
+    ('', RuntimeError('Unable to initialize backend'), False),
+    ('tpu', RuntimeError('out of memory'), False),
+    ('tpu', ValueError('Unable to initialize backend'), False),
+  ],
+)
+def test_devices_that_are_not_here(monkeypatch, platforms, error, expected):
+  """Only where they are asked for, and where it is that which failed."""
+  monkeypatch.setattr(backends, '_DEVICES', {'tpu': ('no_such_device*',)})
+  monkeypatch.setenv('JAX_PLATFORMS', platforms)
+  assert (backends.absent(error) is not None) == expected
+
+
+def test_devices_that_do_not_start_are_no_mistake(monkeypatch):
+  """Another process may hold them: a crash, so that it is tried again."""
+  monkeypatch.setattr(backends, '_DEVICES', {'tpu': ('null',)})
+  monkeypatch.setenv('JAX_PLATFORMS', 'tpu,cpu')
+  error = RuntimeError("Unable to initialize backend 'tpu': in use")
+  assert backends.absent(error) is None
+
+
+@pytest.mark.parametrize('name', ['train', 'plan.command', 'evaluate'])
+def test_help(name, monkeypatch):
+  """The module's header with its example, and the flags, wherever defined."""
+  module = importlib.import_module(f'vit_jax.{name}')
+  monkeypatch.setattr(sys, 'argv', ['program', '--help'])
+  assert help.asked(sys.argv) and not help.asked(['program', '--helpful'])
+  before = set(flags.FLAGS)
+  try:
+    getattr(module, 'define_flags', entry.define_flags)()
+    told = help.text(module.__doc__, flags.FLAGS)
+  finally:
+    flags.FLAGS.remove_flag_values([f for f in flags.FLAGS if f not in before])
+  assert told.startswith(module.__doc__.strip())
+  assert 'python -m vit_jax.' in told and 'Set by' not in told
+  flag = {'train': '--workdir', 'evaluate': '--batch_size=128'}
+  assert flag.get(name, '--topology') in told
+  assert ('--config.KEY' in told) == (name != 'evaluate')
+  assert max(map(len, told.splitlines())) <= 80

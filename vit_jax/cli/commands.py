@@ -1,0 +1,43 @@
+"""Which commands there are, and what to say where one is mistyped."""
+
+import ast
+import pathlib
+import sys
+from collections.abc import Sequence
+
+import vit_jax
+from vit_jax.errors import EXIT_USER_ERROR, closest
+
+_PACKAGE = pathlib.Path(vit_jax.__file__).parent
+
+
+def described() -> dict[str, str]:
+  """{name: first line of its help} of all commands."""
+  files = {path.stem: path for path in _PACKAGE.glob('[!_]*.py')}
+  for path in _PACKAGE.glob('*/__main__.py'):
+    files[path.parent.name] = path.with_name('command.py')
+  found = {}
+  for name, path in sorted(files.items()):
+    text = path.read_text()
+    if 'def define_flags' in text or 'process.run(' in text:
+      header = ast.get_docstring(ast.parse(text)) or ''
+      found[name] = header.partition('\n')[0]
+  return found
+
+
+def refuse_unknown(command: Sequence[str]) -> None:
+  """Ends a `python -m vit_jax.NAME` of which there is no module, with 2.
+
+  Python's own message neither says what there is nor ends with that code.
+
+  Args:
+    command: `sys.orig_argv`.
+  """
+  after = [*command].index('-m') + 1 if '-m' in command else len(command)
+  package, _, name = ''.join(command[after : after + 1]).partition('.')
+  path = _PACKAGE.joinpath(*name.split('.'))
+  if package != 'vit_jax' or path.is_dir() or path.with_suffix('.py').exists():
+    return
+  near = closest(name, described())
+  print(f'error: there is no command vit_jax.{name}; {near}.', file=sys.stderr)
+  sys.exit(EXIT_USER_ERROR)

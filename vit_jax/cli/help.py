@@ -1,0 +1,51 @@
+"""What `--help` prints: what a command is for, an example, its own flags.
+
+absl's prints nothing of the flags that are defined in another module than the
+one that runs, and ends with 1.
+"""
+
+import textwrap
+from collections.abc import Sequence
+
+from absl import flags
+
+WORDS = ('-h', '-help', '--help')
+_SET_ELSEWHERE = 'Set by '  # the help of flags that are no user's
+
+
+def asked(argv: Sequence[str]) -> bool:
+  """Whether a command line asks for help."""
+  return any(word in WORDS for word in argv[1:])
+
+
+def text(header: str, values: flags.FlagValues) -> str:
+  """The help of a command.
+
+  Args:
+    header: docstring of its module, with an example.
+    values: where its flags are defined.
+  """
+  own = [
+    flag
+    for module, defined in values.flags_by_module_dict().items()
+    if module.startswith('vit_jax') or 'vit_jax' in module
+    for flag in defined
+    if not (flag.help or '').startswith(_SET_ELSEWHERE)
+  ]
+  lines = [_line(flag) for flag in sorted(own, key=lambda flag: flag.name)]
+  if any(flag.name == 'config' for flag in own):
+    lines.append('  --config.KEY=VALUE  Any key of the config, at any depth.')
+  return '\n'.join([header.strip(), '', *lines])
+
+
+def _line(flag: flags.Flag) -> str:
+  """Its name, default and help, wrapped."""
+  name = f'[no]{flag.name}' if flag.boolean else flag.name
+  default = '' if flag.default in (None, False, '', []) else f'={flag.default}'
+  return textwrap.fill(
+    f'--{name}{default}  {flag.help}',
+    width=80,
+    initial_indent='  ',
+    subsequent_indent='      ',
+    break_on_hyphens=False,
+  )
