@@ -15,6 +15,7 @@ COMMANDS = (
   'analyze',
   *('train', 'finetune', 'evaluate', 'predict', 'convert', 'preview'),
   *('goodput', 'check_data', 'plan', 'prepare', 'export', 'features'),
+  'pseudo_label',
   *('sweep', 'configs', 'launch'),
 )
 ROOMS = (
