@@ -3,14 +3,22 @@
 Arguments: recipe (vanilla, boost or released), variant (S/16, S/8, B/16, B/8).
 The three recipes are published side by side and differ; they are kept apart:
 
-|                      | vanilla        | boost            | released         |
+|                      | vanilla        | boost            | released S/16    |
 | epochs, batch        | 100, 512       | 300, 1024        | 800, 1024        |
 | teacher temperature  | .04            | .04 to .07, 30 ep| .04 to .07, 30 ep|
-| prototypes' lengths  | 1              | learnt (B: 1)    | learnt (B: 1)    |
+| prototypes' lengths  | 1              | learnt (B: 1)    | learnt           |
 | 2 global crops' area | .4 to 1        | .4 to 1          | .25 to 1         |
 | local crops of 96 px | 8              | 8                | 10               |
 | their area           | .05 to .4      | .05 to .4        | .05 to .25       |
+| clipping, last rate  | 3, 1e-6        | 3, 1e-6          | none, 1e-5       |
 | S/16: kNN, linear    | 69.3, 74.0     | 73.3, 76.0       | 74.5, 77.0       |
+
+Each of the released weights has a recipe of its own, by its args.txt (as others
+quote it; RELEASED below). S/8: 800 epochs of 1024, 10 local crops, areas as in
+vanilla. B/16: 400 epochs of 1024, rate 7.5e-4 per 256, clipping .3, 50 epochs
+of rising temperature, prototypes of length 1 that do not move in 3 epochs. B/8:
+300 epochs of 1056, temperature from .03. All were in full precision:
+model.dtype=float32 and objective.head.dtype=float32.
 
 Expected (the authors' numbers, ImageNet top-1 of frozen features, the
 teacher's): S/16 as above; released weights of the others S/8 78.3 and 79.7,
@@ -21,17 +29,15 @@ Common: AdamW .9 .999, learning rate 5e-4 · batch / 256, warm-up of 10 epochs,
 cosine to 1e-6; decay .04 to .4 by a cosine, none on biases and all of one axis;
 gradients clipped to 3 tensor by tensor; the last layer does not move in the
 first epoch; drop path .1 in the student; teacher .996 to 1 by a cosine; 65,536
-prototypes.
-
-Not in the recipes as published: temperature and lengths of `released`, and its
-length and batch for other models than S/16, are what `boost` and S/16 have. For
-a batch of 256 the authors advise objective.momentum=.9995, for patches of 8 px
-full precision (model.dtype=float32, objective.head.dtype=float32).
+prototypes. For a batch of 256 the authors advise objective.momentum=.9995, for
+patches of 8 px full precision.
 Deviations: images are in [-1, 1], not in ImageNet's mean and deviation; a ViT
 starts as the official JAX models do, theirs from N(0, .02); the warm-up reaches
 its peak one step later; an epoch is 1/epochs of all steps, where theirs drops
 the last part of a batch.
 """
+
+from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
@@ -39,16 +45,55 @@ from vit_jax.config import complete, parse_arg
 from vit_jax.errors import UserError, closest
 
 VARIANTS = ('S/16', 'S/8', 'B/16', 'B/8')
-CROPS = dict(local_crops=8, global_area=(0.4, 1.0), local_area=(0.05, 0.4))
+WIDE = dict(global_area=(0.4, 1.0), local_area=(0.05, 0.4))
+NARROW = dict(global_area=(0.25, 1.0), local_area=(0.05, 0.25))
 WARM = dict(teacher_temperature=0.07, temperature_warmup='30 epochs')
-# recipe: (epochs, batch, crops, temperature, whether S has learnt lengths)
+LONG = dict(teacher_temperature=0.07, temperature_warmup='50 epochs')
+
+
+class Recipe(NamedTuple):
+  """What differs; the rest is common to all.
+
+  Attributes:
+    epochs: of the training.
+    batch: images.
+    crops: keys of the transform.
+    temperature: keys of the objective.
+    learnt: whether prototypes have lengths; S alone (B collapses).
+    rate: for each 256 images of a batch.
+    end_lr: last rate, as it is.
+    clip: largest norm of a tensor's gradient.
+    still: epochs in which prototypes do not move.
+  """
+
+  epochs: int
+  batch: int
+  crops: dict[str, Any]
+  temperature: dict[str, Any]
+  learnt: bool
+  rate: float = 5e-4
+  end_lr: float = 1e-6
+  clip: float | None = 3.0
+  still: int = 1
+
+
 RECIPES = {
-  'vanilla': (100, 512, CROPS, {}, False),
-  'boost': (300, 1024, CROPS, WARM, True),
-  'released': (
-    *(800, 1024),
-    dict(local_crops=10, global_area=(0.25, 1.0), local_area=(0.05, 0.25)),
-    *(WARM, True),
+  'vanilla': Recipe(100, 512, WIDE | dict(local_crops=8), {}, False),
+  'boost': Recipe(300, 1024, WIDE | dict(local_crops=8), WARM, True),
+}
+TEN = dict(local_crops=10)
+RELEASED = {
+  'S/16': Recipe(
+    *(800, 1024, NARROW | TEN, WARM, True), end_lr=1e-5, clip=None
+  ),
+  'S/8': Recipe(800, 1024, WIDE | TEN, WARM, True),
+  'B/16': Recipe(
+    *(400, 1024, NARROW | TEN, LONG, False),
+    **dict(rate=7.5e-4, end_lr=2e-6, clip=0.3, still=3),
+  ),
+  'B/8': Recipe(
+    *(300, 1056, NARROW | TEN, LONG | dict(warmup_temperature=0.03), False),
+    **dict(end_lr=2e-6, still=3),
   ),
 }
 
@@ -57,23 +102,23 @@ def get_config(argument: str | None = None) -> ConfigDict:
   arg = parse_arg(argument, variant='S/16', recipe='vanilla')
   for name, value, allowed in (
     ('variant', arg.variant, VARIANTS),
-    ('recipe', arg.recipe, RECIPES),
+    ('recipe', arg.recipe, (*RECIPES, 'released')),
   ):
     if value not in allowed:
       raise UserError(
         f'there is no {name}={value} here; {closest(value, allowed)}.'
       )
-  epochs, batch_size, crops, temperature, learnt = RECIPES[arg.recipe]
+  recipe = (RECIPES | {'released': RELEASED[arg.variant]})[arg.recipe]
 
   config = ConfigDict()
-  config.total = f'{epochs} epochs'
-  config.batch_size = batch_size
+  config.total = f'{recipe.epochs} epochs'
+  config.batch_size = recipe.batch
   config.image_size = (224, 224)
   config.num_classes = 0
 
   config.source = dict(name='tfds', dataset='imagenet2012')
   config.train = dict(split='train', num_examples=1_281_167)
-  config.augment = dict(name='multicrop', local_size=(96,), **crops)
+  config.augment = dict(name='multicrop', local_size=(96,), **recipe.crops)
   config.preprocess = dict(
     resize='torchvision', central_fraction=0.875, interpolation='bicubic'
   )
@@ -91,25 +136,27 @@ def get_config(argument: str | None = None) -> ConfigDict:
   config.objective = dict(
     name='dino',
     momentum=0.996,
-    head=dict(norm_last_layer=not (learnt and arg.variant.startswith('S'))),
-    **temperature,
+    head=dict(
+      norm_last_layer=not (recipe.learnt and arg.variant.startswith('S'))
+    ),
+    **recipe.temperature,
   )
   config.optimizer = dict(
     name='adam',
     weight_decay=0.04,
     weight_decay_end=0.4,
     decay_mask='tensors',
-    clip_norm=3.0,
+    clip_norm=recipe.clip,
     clip='tensor',
     # One matrix and one bias in the authors' code.
     clip_joined=('query|key|value',),
-    rules=(('head/last/.*', dict(after='1 epochs')),),
+    rules=(('head/last/.*', dict(after=f'{recipe.still} epochs')),),
   )
   config.schedule = dict(
-    base_lr=5e-4 * batch_size / 256,
+    base_lr=recipe.rate * recipe.batch / 256,
     warmup='10 epochs',
     decay='cosine',
-    end_lr=1e-6,
+    end_lr=recipe.end_lr,
   )
   # A teacher whose answer is the same for all images: see objectives/dino.py.
   config.recovery = dict(

@@ -292,11 +292,10 @@ def test_axial_models_take_the_row_of_their_plain_ones(variant, row):
   [
     ('vanilla', 100, 512, (0.04, 0.04), 8, ((0.4, 1.0), (0.05, 0.4))),
     ('boost', 300, 1024, (0.04, 0.07), 8, ((0.4, 1.0), (0.05, 0.4))),
-    ('released', 800, 1024, (0.04, 0.07), 10, ((0.25, 1.0), (0.05, 0.25))),
   ],
 )
 def test_dino(recipe, epochs, batch, temperatures, crops, areas):
-  """The three published recipes, and what is common to them."""
+  """Two of the published recipes, and what is common to all."""
   for variant in ('S/16', 'B/16'):
     config = loading.load(f'configs/dino.py:recipe={recipe},variant={variant}')
     assert (config.total, config.batch_size) == (f'{epochs} epochs', batch)
@@ -323,6 +322,72 @@ def test_dino(recipe, epochs, batch, temperatures, crops, areas):
     assert schedule.base_lr == 5e-4 * batch / 256
     assert (schedule.warmup, schedule.end_lr) == ('10 epochs', 1e-6)
     Experiment.build(config, jax.devices())
+
+
+# epochs, batch, rate per 256, last rate, clipping, temperature's warm-up and
+# start, lengths of 1, epochs without movement, smallest global area
+RELEASED_DINO = {
+  'S/16': (800, 1024, 5e-4, 1e-5, None, '30 epochs', 0.04, False, 1, 0.25),
+  'S/8': (800, 1024, 5e-4, 1e-6, 3.0, '30 epochs', 0.04, False, 1, 0.4),
+  'B/16': (400, 1024, 7.5e-4, 2e-6, 0.3, '50 epochs', 0.04, True, 3, 0.25),
+  'B/8': (300, 1056, 5e-4, 2e-6, 3.0, '50 epochs', 0.03, True, 3, 0.25),
+}
+
+
+@pytest.mark.parametrize('variant', RELEASED_DINO)
+def test_released_dino(variant):
+  """By the args.txt beside each of the authors' weights."""
+  config = loading.load(f'configs/dino.py:recipe=released,variant={variant}')
+  aims, optimizer, schedule = (
+    config.objective,
+    config.optimizer,
+    config.schedule,
+  )
+  [[_, held]] = optimizer.rules
+  assert (
+    *(int(config.total.split()[0]), config.batch_size),
+    *(schedule.base_lr / config.batch_size * 256, schedule.end_lr),
+    *(optimizer.clip_norm, aims.temperature_warmup, aims.warmup_temperature),
+    *(aims.head.norm_last_layer, int(held['after'].split()[0])),
+    config.augment.global_area[0],
+  ) == RELEASED_DINO[variant]
+  assert config.augment.local_crops == 10 and aims.teacher_temperature == 0.07
+  assert config.augment.local_area == (
+    0.05,
+    config.augment.global_area[0] if variant == 'S/8' else 0.25,
+  )
+  Experiment.build(config, jax.devices())
+
+
+# aug, reg, decay of the published weights (i21k) and of the authors' code
+AUGREG = [
+  ('Ti/16', 'i21k', None, 0.0, 0.0, 0.03),
+  ('S/16', 'i21k', 0.0, 0.0, 0.0, 0.03),
+  ('B/32', 'i21k', 0.0, 0.0, 0.0, 0.1),
+  ('B/16', 'i21k', 15.0, 0.2, 0.0, 0.1),
+  ('L/16', 'i21k', 15.0, 0.2, 0.1, 0.1),
+  ('B/16', 'i1k', 15.0, 0.5, 0.0, 0.1),
+]
+
+
+@pytest.mark.parametrize('row', AUGREG, ids=lambda row: '-'.join(row[:2]))
+def test_augreg(row):
+  """The recommended settings, and all that may be asked for."""
+  model, data, magnitude, mixup, reg, decay = row
+  name = f'configs/augreg.py:model={model},data={data}'
+  config = loading.load(name)
+  layers = 0 if magnitude is None else 2
+  assert config.augment.randaugment_layers == layers
+  if layers:
+    assert config.augment.randaugment_magnitude == magnitude
+  assert config.mix.mixup == mixup and config.optimizer.weight_decay == decay
+  assert (config.model.dropout, config.model.drop_path) == (reg, reg)
+  assert config.total == '300 epochs' and config.batch_size == 4096
+  assert config.model.pool == 'token' and not config.model.pre_logits
+  other = loading.load(f'{name},aug=strong2,reg=0.1,decay=0.03')
+  assert (other.augment.randaugment_magnitude, other.mix.mixup) == (20, 0.8)
+  assert (other.model.dropout, other.optimizer.weight_decay) == (0.1, 0.03)
+  assert Experiment.build(other, jax.devices()).total_steps > 10_000
 
 
 def test_every_config_builds():
@@ -402,6 +467,11 @@ def test_bad_arguments_are_user_errors():
     ('swin_i1k.py:variant=L', 'no Swin-L'),
     ('axial.py:variant=L/16', 'no axial L/16'),
     ('dino.py:variant=L/16', 'no variant=L/16'),
+    ('augreg.py:aug=light3', "did you mean 'light"),
+    ('augreg.py:reg=0.2', 'reg=0.2'),
+    ('augreg.py:model=H/14', 'no model here'),
+    ('noisy_student.py:data=cifar', "did you mean 'cifar10'"),
+    ('noisy_student.py:labels=none.npz', 'no file of pseudo-labels'),
     ('dino.py:recipe=boosted', "did you mean 'boost'"),
     ('cifar10.py:objective=dinos', "did you mean 'dino'"),
     ('nothing.py', 'no config file'),

@@ -13,9 +13,10 @@ import tiny_vit
 from etils import epath
 
 from tests import runs
+from vit_jax.data.rest import Rest
 from vit_jax.data.sources import tfds
 from vit_jax.errors import UserError
-from vit_jax.features import command, given, writing
+from vit_jax.features import command, writing
 from vit_jax.features.command import Request
 from vit_jax.models.vit import Model
 from vit_jax.weights import pretrained
@@ -115,7 +116,7 @@ def test_an_interruption_changes_nothing(weights, tmp_path, monkeypatch):
   request = Request(**DATA, settings=SETTINGS, part_examples=16)
   command.run(weights, str(tmp_path / 'whole.npz'), request)
   out, read = str(tmp_path / 'f.npz'), []
-  once = given.Rest.__getitem__
+  once = Rest.__getitem__
 
   def failing(self, index):
     read.append(self._start + index)
@@ -123,7 +124,7 @@ def test_an_interruption_changes_nothing(weights, tmp_path, monkeypatch):
       raise OSError('the disk is gone')
     return once(self, index)
 
-  monkeypatch.setattr(given.Rest, '__getitem__', failing)
+  monkeypatch.setattr(Rest, '__getitem__', failing)
   with pytest.raises(OSError, match='the disk is gone'):
     command.run(weights, out, request)
   parts = sorted(os.listdir(tmp_path / 'f.npz.parts'))
@@ -134,7 +135,7 @@ def test_an_interruption_changes_nothing(weights, tmp_path, monkeypatch):
     command.run(weights, out, request._replace(preprocess='dino'))
   read.clear()
   monkeypatch.setattr(
-    given.Rest,
+    Rest,
     '__getitem__',
     lambda self, index: read.append(self._start + index) or once(self, index),
   )

@@ -80,6 +80,10 @@ MEANINGS = [
   ('authors', 'brightness', 1.0, [ops.brightness(IMAGE, 1.9)]),
   ('authors', 'posterize', 0.5, [ops.posterize(IMAGE, 2)]),
   ('authors', 'solarize', 1.0, [IMAGE]),
+  ('authors', 'solarize', 2.0, [IMAGE]),  # beyond 10 they only fade
+  ('authors', 'posterize', 1.5, [ops.posterize(IMAGE, 6)]),
+  ('authors', 'posterize', 2.7, [IMAGE]),
+  ('authors', 'rotate', 1.5, both(ops.rotate, 45)),
 ]
 
 

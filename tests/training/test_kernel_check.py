@@ -11,6 +11,7 @@ from minimal_config import completed
 
 from tests import runs
 from vit_jax.arrays import sharding
+from vit_jax.config import loading
 from vit_jax.errors import UserError
 from vit_jax.models.attention import tpu, tpu_kernels
 from vit_jax.run.ledger import Ledger, read
@@ -87,6 +88,50 @@ def test_broken_kernels_are_left_out(
   assert after.model == experiment.model.clone(attention='xla')
   assert after.trainer.objective.setting.model == after.model
   assert after.model.remat == 'dots'
+
+
+SMALL = dict(width=16, depth=1, num_heads=2, mlp_dim=16, dtype='float32')
+CROPS = dict(name='multicrop', local_crops=1, local_size=(8,))
+HEAD = dict(outputs=8, hidden=8, bottleneck=4, dtype='float32')
+WITHOUT_LABELS = {
+  'mae': {'objective': dict(name='mae', decoder=SMALL)},
+  'dino': {'objective': dict(name='dino', head=HEAD), 'augment': CROPS},
+}
+
+
+@pytest.mark.parametrize(
+  'name, tokens',
+  [('mae', 1 + 2), ('dino', 1 + 4)],  # of nine patches
+)
+def test_every_size_of_a_training_is_compared(
+  name, tokens, tmp_path, monkeypatch
+):
+  """Kernels that are wrong for visible patches, or for local crops, alone."""
+  right, seen = tpu_kernels._soft_max, set()
+
+  def wrong(scores, count):
+    seen.add(int(count))
+    weights, total = right(scores, count)
+    return (2 * weights, total) if count == tokens else (weights, total)
+
+  monkeypatch.setattr(tpu_kernels, '_soft_max', wrong)
+  changes = {'num_classes': 0, 'evals': {}} | WITHOUT_LABELS[name]
+  after, [event] = check(build(**changes), tmp_path)
+  assert seen == {10, tokens}
+  assert not event['passed'] and after.model.attention == 'xla'
+  sizes = {'mae': [4, 8], 'dino': [8, 8]}
+  assert event['image_size'] == sizes[name]
+
+
+def test_sizes_of_the_shipped_recipes():
+  """MAE's encoder sees 49 patches of 196; DINO's local crops have 36."""
+  for config, expected in (
+    ('configs/mae.py:model=B', (16, 16 * 49)),
+    ('configs/dino.py', (96, 96)),
+  ):
+    experiment = Experiment.build(loading.load(config), jax.devices()[:1])
+    [size] = experiment.objective.other_sizes(experiment.augment().spec)
+    assert size == expected
 
 
 def refused(*refs, **settings):

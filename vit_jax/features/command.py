@@ -9,7 +9,6 @@ command goes on where it stopped and gives the same file.
 """
 
 import json
-import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -17,10 +16,9 @@ import jax
 from absl import flags
 
 from vit_jax.arrays import sharding
-from vit_jax.cli import process
-from vit_jax.config import loading, overrides
+from vit_jax.cli import process, weights_and_data
+from vit_jax.config import overrides
 from vit_jax.config.completion import MAX_BATCH_SIZE, Config
-from vit_jax.config.sections import build_section
 from vit_jax.data.contract import Source
 from vit_jax.errors import UserError, check_range
 from vit_jax.evaluators.features import Extractor
@@ -64,31 +62,8 @@ class Request(NamedTuple):
 
 def define_flags() -> None:
   """The flags of this command."""
-  flags.DEFINE_string(
-    'checkpoint', None, 'Workdir, checkpoint step directory or weight file.'
-  )
+  weights_and_data.define_flags()
   flags.DEFINE_string('out', None, 'File to be written: .npz or .parquet.')
-  flags.DEFINE_string('config', None, 'A config, whose data is taken.')
-  flags.DEFINE_string(
-    'dataset', None, "TFDS name, or a source; default: the checkpoint's."
-  )
-  flags.DEFINE_string('split', None, "Split; default: a config's for training.")
-  flags.DEFINE_string(
-    'data_dir', None, 'The TFDS directory, or the path of another source.'
-  )
-  flags.DEFINE_string(
-    'weights', 'params', 'Which weights: params, ema, or another name.'
-  )
-  preprocessing.define_flag()
-  flags.DEFINE_integer('batch_size', 128, 'Images at once, on all devices.')
-  flags.DEFINE_integer('part_examples', 8192, 'Images written at once.')
-  flags.DEFINE_bool('json', False, 'Print one JSON object.')
-  flags.DEFINE_multi_string(
-    'overrides',
-    overrides.take(sys.argv),
-    'Set by --config.source.KEY=…, --config.reader.KEY=… and '
-    '--config.preprocess.KEY=….',
-  )
   process.define_distributed_flags()
 
 
@@ -125,7 +100,7 @@ def run(checkpoint: str, out_path: str, request: Request) -> dict[str, Any]:
   )
   extractor = Extractor(setting, None, 'the extraction of features')
   with jax.set_mesh(mesh):
-    params = _params(weights, request.weights, mesh)
+    params = weights_and_data.open_params(weights, request.weights, mesh)
     about = {
       'checkpoint': weights.path,
       'weights': request.weights,
@@ -144,54 +119,24 @@ def run(checkpoint: str, out_path: str, request: Request) -> dict[str, Any]:
 def _data(
   weights: pretrained.Pretrained, request: Request
 ) -> tuple[Config, Source]:
-  """The completed sections, and the data.
+  """The completed sections, and the data: files, or a split.
 
   Raises:
     UserError: no such data, no split, or nothing in it.
   """
-  sections = {
-    'reader': data.reader_section(weights.about),
-    'preprocess': {'name': 'transforms', **weights.about['preprocess']},
-  }
   if request.images:
+    sections = weights_and_data.sections(weights)
     config = overrides.apply(sections, [*request.settings])
     return config, given.Images(request.images)
-  about, split = weights.about, request.split
-  if request.config is not None:
-    whole = loading.load(request.config)
-    about = {'source': whole.source.to_dict()}
-    split = split or whole.train.split
-  if split is None:
-    raise UserError(
-      '--split is missing: which split to take. Or give --config=FILE.py for '
-      'what it trains on, or image files.'
-    )
-  sections['source'] = data.source_section(
-    about, request.dataset, request.data_dir
+  config, source, _ = weights_and_data.open_data(
+    weights,
+    config=request.config,
+    dataset=request.dataset,
+    split=request.split,
+    data_dir=request.data_dir,
+    settings=[*request.settings],
   )
-  config = overrides.apply(sections, [*request.settings])
-  source = build_section(config, 'source', split)
-  if not len(source):
-    raise UserError(f'{source.name} is empty: there are no features.')
   return config, source
-
-
-def _params(weights: pretrained.Pretrained, name: str, mesh: Any) -> PyTree:
-  """Those weights of a checkpoint that are wanted.
-
-  Raises:
-    UserError: there are none of that name.
-  """
-  found = {
-    ending.lstrip('_') or 'params': params
-    for ending, params in weights.weights(mesh).items()
-  }
-  if name not in found:
-    raise UserError(
-      f'{weights.path} holds no weights {name!r}; it has {", ".join(found)}: '
-      'give one of them as --weights.'
-    )
-  return found[name]
 
 
 def main(arguments: list[str]) -> None:

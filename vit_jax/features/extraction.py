@@ -3,6 +3,7 @@
 import hashlib
 import json
 import logging
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,12 @@ from etils import epath
 from vit_jax.config.completion import Config
 from vit_jax.data import fingerprint
 from vit_jax.data.contract import Source
+from vit_jax.data.rest import Rest
 from vit_jax.errors import UserError
 from vit_jax.evaluators.features import Extractor
 from vit_jax.features import given, writing
-from vit_jax.features.parts import Parts, check_same
-from vit_jax.run import runtime
 from vit_jax.run.agreement import from_main
+from vit_jax.run.parts import Arrays, Parts, check_same, resume
 
 log = logging.getLogger('vit_jax')
 PyTree = Any
@@ -74,23 +75,15 @@ def extract(
     about: what the file says of itself.
     size: batches of a part.
   """
-  parts = Parts(out, about) if runtime.is_main() else None
-  number = from_main(lambda: parts.count() if parts else 0)
-  rows = size * about['batch_size']
-  start = min(number * rows, len(source))
-  if start:
-    log.info('going on after %d of %d examples', start, len(source))
-  held: list[dict[str, np.ndarray]] = []
-  if start < len(source):
-    rest = given.Rest(source, start)
+
+  def batches(start: int) -> Iterator[Arrays]:
+    rest = Rest(source, start)
     for found, kept in extractor.batches(params, rest):
       index = start + np.arange(len(kept), dtype=np.int64)
-      held.append(_columns(source, found, index, kept))
+      yield _columns(source, found, index, kept)
       start += len(kept)
-      if len(held) == size or start >= len(source):
-        if parts:
-          parts.write(number, _joined(held))
-        number, held = number + 1, []
+
+  parts, number = resume(out, about, size, batches)
   return from_main(lambda: _join(parts, number, out, about) if parts else {})
 
 
@@ -105,10 +98,6 @@ def _columns(
   if isinstance(source, given.Images):
     columns['path'] = np.array([source.paths[i] for i in index], np.str_)
   return columns
-
-
-def _joined(held: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-  return {key: np.concatenate([each[key] for each in held]) for key in held[0]}
 
 
 def _join(

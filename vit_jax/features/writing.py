@@ -11,18 +11,17 @@ import json
 import os
 import tempfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 from etils import epath
-from numpy.lib import format as npy
 
+from vit_jax.data.storage import npz
 from vit_jax.errors import UserError
-from vit_jax.features.parts import Arrays, Parts
 from vit_jax.files import jsonl
+from vit_jax.run.parts import Arrays, Parts
 
-_DATE = (1980, 1, 1, 0, 0, 0)  # the same features make the same file
 Writer = Callable[[str, Parts, int, dict[str, Any]], None]
 
 
@@ -77,30 +76,22 @@ def check(out: epath.Path) -> None:
 
 
 def _npz(path: str, parts: Parts, count: int, about: dict[str, Any]) -> None:
-  first, lengths = parts.read(0), [len(_rows(parts, n)) for n in range(count)]
-  names = about['class_names']
-  with zipfile.ZipFile(path, 'w') as archive:
-    for key, example in first.items():
-      kind = _widest(parts, key, count)
-      header = {
-        'descr': npy.dtype_to_descr(kind),
-        'fortran_order': False,
-        'shape': (sum(lengths), *example.shape[1:]),
-      }
-      with archive.open(_entry(key), 'w', force_zip64=True) as file:
-        npy.write_array_header_2_0(file, header)
-        for number in range(count):
-          file.write(parts.read(number)[key].astype(kind).tobytes())
-    for key, value in {
-      'class_names': names,
-      'about': json.dumps(about),
-    }.items():
-      with archive.open(_entry(key), 'w') as file:
-        npy.write_array(file, np.array(value, np.str_), allow_pickle=False)
+  first = parts.read(0)
+  rows = sum(len(_rows(parts, n)) for n in range(count))
+  columns = {
+    key: npz.Column(
+      (rows, *example.shape[1:]),
+      _widest(parts, key, count),
+      _column(parts, key, count),
+    )
+    for key, example in first.items()
+  }
+  texts = {'class_names': about['class_names'], 'about': json.dumps(about)}
+  npz.write(path, columns, texts)
 
 
-def _entry(key: str) -> zipfile.ZipInfo:
-  return zipfile.ZipInfo(f'{key}.npy', _DATE)
+def _column(parts: Parts, key: str, count: int) -> Iterator[np.ndarray]:
+  return (parts.read(number)[key] for number in range(count))
 
 
 def _rows(parts: Parts, number: int) -> np.ndarray:

@@ -7,7 +7,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int, Key
 
 from vit_jax.data.contract import Spec
-from vit_jax.models.contract import Model
+from vit_jax.models.contract import Model, Size
 from vit_jax.objectives.mixing import DeviceAugment, normalize
 
 PyTree = Any
@@ -91,6 +91,17 @@ class Objective(Protocol):
 
     Args:
       spec: what the transform of the training declares.
+    """
+    ...
+
+  def other_sizes(self, spec: Spec) -> tuple[Size, ...]:
+    """Sizes of images of as many tokens as the model sees in training.
+
+    Beside those of the run's image size. A model's own kernels are compared
+    with XLA at each of them before a run.
+
+    Args:
+      spec: as in `check`.
     """
     ...
 
@@ -200,6 +211,11 @@ class Defaults:
   def check(self, spec: Spec) -> None:
     """Batches may hold anything."""
     del spec
+
+  def other_sizes(self, spec: Spec) -> tuple[Size, ...]:
+    """The model sees images of the run's size, and all of them."""
+    del spec
+    return ()
 
   def update_extra(
     self, params: PyTree, extra: PyTree, carry: PyTree, step: Int[Array, '']

@@ -18,6 +18,7 @@ from vit_jax.config import durations, plugins
 from vit_jax.config.plugins import Nested, Section
 from vit_jax.data.contract import Spec, require
 from vit_jax.errors import UserError, check_range
+from vit_jax.models.contract import Size
 from vit_jax.models.dino_head import unit
 from vit_jax.objectives.contract import AroundModel, Batch, Metrics, Setting
 from vit_jax.objectives.mixing import normalize
@@ -134,6 +135,11 @@ class Objective(AroundModel):
       height, width = spec['local'][0][1:3]
       self.setting.model.check((height, width))
       self._free()
+
+  def other_sizes(self, spec: Spec) -> tuple[Size, ...]:
+    """The local crops', if there are any."""
+    crops = [spec['local'][0][1:3]] if 'local' in spec else []
+    return tuple((height, width) for height, width in crops)
 
   def _free(self) -> Any:
     """The model for images of any size."""

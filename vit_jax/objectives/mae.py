@@ -17,7 +17,7 @@ from vit_jax.config import plugins
 from vit_jax.config.plugins import Nested, Section
 from vit_jax.data.contract import Spec, require
 from vit_jax.errors import UserError, check_range
-from vit_jax.models.contract import Places
+from vit_jax.models.contract import Places, Size
 from vit_jax.objectives import patches
 from vit_jax.objectives.contract import AroundModel, Batch, Setting
 from vit_jax.objectives.mixing import DEVIATION, MEAN, normalize
@@ -106,6 +106,12 @@ class Objective(AroundModel):
     """It needs images, and no head."""
     require(spec, 'image', who="the objective 'mae'")
     patches.check_headless(self.setting, 'mae')
+
+  def other_sizes(self, spec: Spec) -> tuple[Size, ...]:
+    """One row of so many patches as are visible: what the encoder sees."""
+    del spec
+    side = self.setting.model.patch_pixels
+    return ((side, side * self.num_visible),)
 
   def init(self, key: Key[Array, ''], batch: Any) -> tuple[PyTree, PyTree]:
     """Fresh parameters of model and decoder, and no extra state."""

@@ -18,8 +18,8 @@ from scipy.special import betaincinv
 from vit_jax.errors import check_range
 
 Images = UInt8[Array, 'n y x 3']
-Labels = Int[Array, ' n']
-Batch = dict[str, Array]  # image: uint8 [n, y, x, 3]; label: int32 [n]
+Labels = Int[Array, ' n'] | Float[Array, 'n k']  # of classes, or their shares
+Batch = dict[str, Array]  # image: uint8 [n, y, x, 3]; label: see above
 
 # Folded into the step's key, which drives dropout too: its own stream.
 _STREAM = 0x6D6978
@@ -76,11 +76,12 @@ class DeviceAugment:
 
   def __call__(
     self, batch: Batch, key: Key[Array, '']
-  ) -> tuple[Float[Array, 'n y x 3'], Labels | Float[Array, 'n k']]:
+  ) -> tuple[Float[Array, 'n y x 3'], Labels]:
     """Augments a batch.
 
     Args:
-      batch: image: uint8 `[n, y, x, 3]`; label: int32 `[n]`.
+      batch: image: uint8 `[n, y, x, 3]`; label: int32 `[n]`, or float32 `[n,
+        num_classes]` (soft labels).
       key: of the step.
 
     Returns:
@@ -97,11 +98,15 @@ class DeviceAugment:
     weights, share = self._weights(images.shape, mix_key)
     partners = jnp.roll(images, 1, axis=0)
     mixed = weights * images + (1 - weights) * partners
-    targets = share[:, None] * self._one_hot(labels)
-    targets += (1 - share[:, None]) * self._one_hot(jnp.roll(labels, 1))
+    own = self._shares(labels)
+    targets = share[:, None] * own
+    targets += (1 - share[:, None]) * jnp.roll(own, 1, axis=0)
     return normalize(mixed), targets
 
-  def _one_hot(self, labels: Labels) -> Float[Array, 'n k']:
+  def _shares(self, labels: Labels) -> Float[Array, 'n k']:
+    """Of the classes; soft labels are such already."""
+    if labels.ndim == 2:
+      return labels
     return jax.nn.one_hot(labels, self.num_classes)
 
   def _weights(

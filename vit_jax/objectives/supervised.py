@@ -19,7 +19,8 @@ PyTree = Any
 class Objective(Defaults):
   """Classification of labelled images; keeps `objectives.contract.Objective`.
 
-  A batch holds `image`, uint8 `[n, y, x, 3]`, and `label`, int32 `[n]`.
+  A batch holds `image`, uint8 `[n, y, x, 3]`, and `label`, int32 `[n]`, or soft
+  labels, float32 `[n, num_classes]`.
 
   Attributes:
     setting: of the run.
@@ -63,8 +64,20 @@ class Objective(Defaults):
     return self.setting.model.apart
 
   def check(self, spec: Spec) -> None:
-    """It needs labelled images, and a head."""
+    """It needs labelled images, and a head; several labels are not soft."""
     require(spec, 'image', 'label', who="the objective 'supervised'")
+    shape, _ = spec['label']
+    if shape and shape != (self.setting.model.num_classes,):
+      raise UserError(
+        f'soft labels have the shape {shape} (augment.num_classes), and '
+        f'config.num_classes is {self.setting.model.num_classes}: make them '
+        'the same.'
+      )
+    if shape and self.multi_hot:
+      raise UserError(
+        'objective.multi_hot would count every class of a soft label in full '
+        f'(augment.name, label {shape}): set it to False.'
+      )
     if not self.setting.model.num_classes:
       raise UserError(
         "config.num_classes is 0, and the objective 'supervised' trains a "

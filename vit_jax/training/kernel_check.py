@@ -2,7 +2,8 @@
 
 A kernel that computes something else would train a worse model without a sign.
 So the first thing that a run does with its devices is to pass a few random
-images through both, and to leave the kernels out if results differ.
+images through both, of every size that the model sees in training, and to leave
+the kernels out if results differ.
 """
 
 import dataclasses
@@ -70,30 +71,37 @@ def _judge(
   probe: Model, experiment: Experiment
 ) -> tuple[str | None, dict[str, Any]]:
   """What is wrong with the kernels, if anything; and the event's fields."""
-  key = experiment.key()
-  try:
-    compiled = compare(probe, experiment.image_size, experiment.mesh, key)
-  except UserError:
-    raise
-  # The compilers of kernels raise errors of many types. One that has nothing to
-  # do with kernels comes again when the training step is compiled.
-  except Exception as error:
-    text = f'{type(error).__name__}: {error}'[:500]
-    return f'they do not compile: {text}', {'error': text}
-  found = {name: float(x) for name, x in compiled(key).items()}
+  key, found = experiment.key(), {}
+  spec = experiment.augment().spec
+  others = experiment.objective.other_sizes(spec)
+  for size in dict.fromkeys((experiment.image_size, *others)):
+    try:
+      compiled = compare(probe, size, experiment.mesh, key)
+    except UserError:
+      raise
+    # The compilers of kernels raise errors of many types. One that has nothing
+    # to do with kernels comes again when the training step is compiled.
+    except Exception as error:
+      text = f'{type(error).__name__}: {error}'[:500]
+      return f'they do not compile: {text}', {'error': text}
+    of_size = compiled(key).items()
+    found |= {(name, size): float(x) for name, x in of_size}
   # NaN is worse than any number.
-  worst = max(found, key=lambda name: (math.isnan(found[name]), found[name]))
+  worst = max(found, key=lambda key: (math.isnan(found[key]), found[key]))
+  name, size = worst
   value = found[worst]
   fields = {
-    'worst': worst,
+    'worst': name,
+    'image_size': list(size),
     'difference': value if math.isfinite(value) else None,
     'tolerance': TOLERANCE,
   }
   if value <= TOLERANCE:
     return None, fields
-  what = worst if worst == 'output' else f'the gradient of {worst}'
+  what = name if name == 'output' else f'the gradient of {name}'
   return (
-    f'{what} differs by {value:.3g} of its size, more than {TOLERANCE:.3g}'
+    f'{what}, of images of {size[0]}x{size[1]}, differs by {value:.3g} of its '
+    f'size, more than {TOLERANCE:.3g}'
   ), fields
 
 

@@ -10,7 +10,8 @@ from jaxtyping import UInt8
 from vit_jax.data.augment import ops
 
 Image = UInt8[np.ndarray, 'y x 3']
-# An operation at a level of 0 to 1, with its own random draws.
+# An operation at a level of 0 to 1 (the authors' up to 3), with its own random
+# draws.
 Op = Callable[[Image, float, np.random.Generator], Image]
 
 _MAX_LEVEL = 10.0
@@ -98,8 +99,12 @@ TIMM: dict[str, Op] = {
 AUTHORS: dict[str, Op] = {
   **_SHARED,
   **{name: _rising(op) for name, op in _ENHANCE.items()},
-  'posterize': lambda image, level, rng: ops.posterize(image, int(4 * level)),
-  'solarize': lambda image, level, rng: ops.solarize(image, int(256 * level)),
+  'posterize': lambda image, level, rng: ops.posterize(
+    image, min(8, int(4 * level))
+  ),
+  'solarize': lambda image, level, rng: ops.solarize(
+    image, min(256, int(256 * level))
+  ),
   'translate_x': _relative(ops.translate_x, 1, 100 / _AUTHORS_SIDE),
   'translate_y': _relative(ops.translate_y, 0, 100 / _AUTHORS_SIDE),
   'cut_out': _cut_out,
@@ -112,7 +117,9 @@ class RandAugment:
 
   Attributes:
     layers: operations for each image, drawn with replacement (N in the paper).
-    magnitude: 0 to 10, M in the paper; see the tables above for what it means.
+    magnitude: 0 to 10, with the authors' policy to 30, M in the paper; see the
+      tables above for what it means. Beyond 10 their posterize and solarize
+      change less and less, and nothing in the end.
     policy: 'timm' or 'authors'. timm's applies each operation half of the time
       and adds noise of standard deviation .5 to the magnitude; the authors'
       always applies it, at that magnitude.
@@ -138,11 +145,13 @@ class RandAugment:
         magnitude = rng.normal(magnitude, _LEVEL_NOISE)
         if rng.random() < 0.5:
           continue
-      image = op(image, np.clip(magnitude / _MAX_LEVEL, 0, 1), rng)
+      largest = MAX_MAGNITUDE[self.policy]
+      image = op(image, np.clip(magnitude, 0, largest) / _MAX_LEVEL, rng)
     return image
 
 
 POLICIES: dict[str, Any] = {'timm': TIMM, 'authors': AUTHORS}
+MAX_MAGNITUDE = {'timm': 10.0, 'authors': 30.0}
 
 
 def three_augment(image: Image, rng: np.random.Generator) -> Image:

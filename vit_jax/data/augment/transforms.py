@@ -96,7 +96,7 @@ class TrainTransform(_ImageAndLabel):
     interpolation: see `resampling.resize`.
     flip: mirror left and right half of the time.
     randaugment_layers: operations of RandAugment for each image; 0 for none.
-    randaugment_magnitude: 0 to 10.
+    randaugment_magnitude: 0 to 10; to 30 with the authors' policy.
     randaugment_policy: 'timm' or 'authors', see `policies.RandAugment`.
     three_augment: apply one of greyscale, solarisation and blur.
     color_jitter: brightness, contrast and saturation are changed by up to this
@@ -133,7 +133,7 @@ class TrainTransform(_ImageAndLabel):
       'augment.randaugment_magnitude',
       self.randaugment_magnitude,
       at_least=0,
-      at_most=10,
+      at_most=policies.MAX_MAGNITUDE[self.randaugment_policy],
     )
     check_range('augment.max_aspect', self.max_aspect, above=0)
     if not 0 < self.min_area <= self.max_area <= 1:

@@ -8,7 +8,9 @@ import contextlib
 import io
 import itertools
 import json
+import logging
 import zipfile
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,10 @@ from etils import epath
 from vit_jax.config.completion import flatten
 from vit_jax.errors import UserError
 from vit_jax.files import atomic, jsonl
+from vit_jax.run import runtime
+from vit_jax.run.agreement import from_main
 
+log = logging.getLogger('vit_jax')
 Arrays = dict[str, np.ndarray]
 
 
@@ -81,6 +86,46 @@ class Parts:
 
   def _path(self, number: int) -> epath.Path:
     return self.folder / f'{number:05}.npz'
+
+
+def resume(
+  out: epath.Path,
+  about: dict[str, Any],
+  size: int,
+  batches: Callable[[int], Iterator[Arrays]],
+) -> tuple[Parts | None, int]:
+  """Computes the parts that are missing; all processes call it.
+
+  Args:
+    out: of the whole result.
+    about: see `Parts`; with `examples` and `batch_size`.
+    size: batches of a part.
+    batches: (start) → columns of each batch of `batch_size` examples from that
+      example on, without those that cannot be used.
+
+  Returns:
+    The parts (on the main process alone), and their number.
+  """
+  parts = Parts(out, about) if runtime.is_main() else None
+  number = from_main(lambda: parts.count() if parts else 0)
+  rows, examples = about['batch_size'], about['examples']
+  start = min(number * size * rows, examples)
+  if start:
+    log.info('going on after %d of %d examples', start, examples)
+  held: list[Arrays] = []
+  if start < examples:
+    for columns in batches(start):
+      held.append(columns)
+      start = min(start + rows, examples)
+      if len(held) == size or start == examples:
+        if parts:
+          parts.write(number, _joined(held))
+        number, held = number + 1, []
+  return parts, number
+
+
+def _joined(held: list[Arrays]) -> Arrays:
+  return {key: np.concatenate([each[key] for each in held]) for key in held[0]}
 
 
 def check_same(

@@ -1,0 +1,128 @@
+"""Ways to learn from CIFAR-10 with few labels or none, side by side: a toy.
+
+python -m vit_jax.study --config=configs/studies/self_supervised.py:seeds=3
+
+| row                    | labels of its pre-training           |
+| from scratch           | all: the column `pre-training` alone |
+| from scratch, 10 %     | a tenth of the training images       |
+| masked patch, MAE      | none                                 |
+| DINO                   | none                                 |
+| DeiT                   | all, and a better teacher's          |
+| Noisy Student, 10 %    | a tenth, and a teacher's of the rest |
+
+All are the ViT of configs/cifar10.py, with the same number of steps for all
+pre-trainings. Those without labels are judged by 20 neighbours, a linear probe
+(`linear_probe`), and fine-tuned with 10 % and with 100 % of the labels; their
+column `pre-training` is the accuracy of 20 neighbours too, of the others' the
+accuracy itself. Of DINO the teacher is judged, and the student fine-tuned.
+
+Arguments: seeds (3), epochs (30; of 50,000 images), teacher, the path of
+trained weights, without which there is no row DeiT, and labels, a file of
+`vit_jax.pseudo_label`, without which there is no row Noisy Student. Its teacher
+is the first command of configs/noisy_student.py; one teacher serves all seeds.
+
+No expected values: no paper has this table. Nothing here was tuned, and MAE and
+DINO are known to need far longer training, larger models and more data.
+"""
+
+from typing import Any
+
+from vit_jax.study.contents import Judging, Row, Study
+from vit_jax.trials.grid import Stage, Task
+
+from vit_jax.config import parse_arg
+
+IMAGES, TENTH = 50_000, 5_000
+_QUIET = {
+  'log.every': '50 steps',
+  'log.tensorboard': 'false',
+  'log.curves': 'false',
+  'log.report': 'false',
+}
+# row: (objective, metric of 20 neighbours, ending of the weights judged)
+WITHOUT_LABELS = {
+  'masked patch': ('masked_patch', 'test/20nn', ''),
+  'MAE': ('mae', 'test/20nn', ''),
+  'DINO': ('dino', 'knn_teacher/20nn', 'teacher/'),
+}
+
+
+def get_study(argument: str | None = None) -> Study:
+  arg = parse_arg(argument, seeds=3, epochs=30, teacher='', labels='')
+  seeds, steps = tuple(range(arg.seeds)), arg.epochs * IMAGES // 64
+  length = {
+    'total': f'{steps} steps',
+    'schedule.warmup': '10 %',
+    'checkpoint.every': '25 %',
+  } | _QUIET
+  judged = {'evals.test.every': '100 %'}
+  tenth = {'train.split': 'train[:10%]', 'train.num_examples': TENTH}
+
+  def supervised(flags: dict[str, Any]) -> Row:
+    keys = length | judged | flags
+    return Row(
+      pretrain=Stage('configs/cifar10.py', 'test/accuracy', keys, seeds)
+    )
+
+  rows = {
+    'from scratch': supervised({}),
+    'from scratch, 10 %': supervised(tenth),
+  }
+  for name, (objective, metric, ending) in WITHOUT_LABELS.items():
+    evaluation = metric.partition('/')[0].removesuffix('_teacher')
+    flags = length | {f'evals.{evaluation}.every': '100 %'}
+    config = f'configs/cifar10.py:objective={objective}'
+    rows[name] = Row(
+      pretrain=Stage(config, metric, flags, seeds), transfers=_transfers(ending)
+    )
+  if arg.teacher:
+    rows['DeiT'] = supervised(
+      {
+        'objective.name': 'distill',
+        'objective.teacher': arg.teacher,
+        'model.pool': 'token',
+        'model.distilled': 'true',
+      }
+    )
+  if arg.labels:
+    student = f'configs/noisy_student.py:data=cifar10,labels={arg.labels}'
+    rows['Noisy Student, 10 %'] = Row(
+      pretrain=Stage(student, 'val_ema/accuracy', length, seeds)
+    )
+  return Study(
+    title='Toy: CIFAR-10 with few labels or none',
+    note='A toy: one small ViT, nothing tuned; see the head of the config.',
+    rows=rows,
+  )
+
+
+def _transfers(ending: str) -> dict[str, Judging | Task]:
+  """What becomes of weights that were trained without labels."""
+  return {
+    'neighbours': Judging('neighbours', f'{ending}20nn', 'test'),
+    'linear probe': Judging('linear_probe', f'{ending}accuracy', 'test'),
+    '10 % labels': _finetuning('train[:10%]', TENTH),
+    '100 % labels': _finetuning('train', IMAGES),
+  }
+
+
+def _finetuning(split: str, num_examples: int) -> Task:
+  """By AdamW at the pre-training's size, 20 epochs of what has labels."""
+  flags = {
+    'image_size': '(32, 32)',
+    'model.dtype': 'float32',
+    'train.split': split,
+    'train.num_examples': num_examples,
+    'augment.min_area': 0.6,
+    'batch_size': 64,
+    'total': '20 epochs',
+    'optimizer.name': 'adam',
+    'schedule.base_lr': 5e-4,
+    'schedule.warmup': '10 %',
+    'evals.test.every': '100 %',
+    'checkpoint.every': '100 %',
+  }
+  config = 'configs/finetune.py:data=cifar10'
+  return Task(
+    command='finetune', final=Stage(config, 'test/accuracy', flags | _QUIET)
+  )

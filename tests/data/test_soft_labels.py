@@ -1,0 +1,94 @@
+"""Labels as shares of the classes, and the losses that take them."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+from vit_jax.data.augment import soft_labels, transforms
+from vit_jax.data.images.headers import DecodeError
+from vit_jax.errors import UserError
+from vit_jax.objectives.losses import softmax_cross_entropy
+from vit_jax.objectives.mixing import DeviceAugment
+
+CLASSES = 5
+IMAGE = np.random.default_rng(0).integers(0, 256, (9, 8, 3), np.uint8)
+
+
+def transform(**keys):
+  return soft_labels.TrainTransform((8, 8), num_classes=CLASSES, **keys)
+
+
+def test_hard_labels_are_smoothed_and_soft_ones_are_not():
+  """As torch smooths: 1 - α at the label, α over all classes."""
+  rng = np.random.default_rng
+  found = transform(label_smoothing=0.1)({'image': IMAGE, 'label': 3}, rng(0))
+  expected = np.full(CLASSES, 0.1 / CLASSES, np.float32)
+  expected[3] += 0.9
+  np.testing.assert_allclose(found['label'], expected, atol=1e-7)
+  soft = np.array([0.5, 0.2, 0.2, 0.1, 0.0], np.float32)
+  example = {'image': IMAGE, 'label': 0, 'soft': soft}
+  other = transform(label_smoothing=0.1)(example, rng(0))
+  np.testing.assert_array_equal(other['label'], soft)
+  plain = transforms.TrainTransform((8, 8))(
+    {'image': IMAGE, 'label': 0}, rng(0)
+  )
+  np.testing.assert_array_equal(other['image'], plain['image'])
+  assert transform().spec['label'] == ((CLASSES,), np.dtype(np.float32))
+
+
+def test_labels_that_cannot_be():
+  """A class that is none is a bad record; other widths are a user's error."""
+  rng = np.random.default_rng(0)
+  with pytest.raises(DecodeError, match='label 5'):
+    transform()({'image': IMAGE, 'label': 5}, rng)
+  with pytest.raises(UserError, match='soft labels are of 4 classes'):
+    example = {'image': IMAGE, 'label': 0, 'soft': np.ones(4) / 4}
+    transform()(example, rng)
+
+
+def drawn(n=6):
+  rng = np.random.default_rng(1)
+  logits = rng.normal(size=(n, CLASSES)).astype(np.float32)
+  return logits, rng.dirichlet(np.ones(CLASSES), n).astype(np.float32)
+
+
+def test_the_loss_and_its_gradient_are_torchs():
+  """Cross-entropy with probabilities as targets."""
+  logits, soft = drawn()
+  x = torch.tensor(logits, dtype=torch.float64, requires_grad=True)
+  wanted = torch.nn.functional.cross_entropy(
+    x, torch.tensor(soft, dtype=torch.float64)
+  )
+  wanted.backward()
+
+  def loss(z):
+    return softmax_cross_entropy(z, jnp.asarray(soft)).mean()
+
+  found, gradient = jax.value_and_grad(loss)(jnp.asarray(logits))
+  np.testing.assert_allclose(found, wanted.item(), rtol=1e-6)
+  np.testing.assert_allclose(gradient, x.grad.numpy(), atol=1e-7)
+
+
+@pytest.mark.parametrize('keys', [dict(mixup=0.2), dict(cutmix=1.0), {}])
+def test_soft_labels_are_mixed_as_hard_ones(keys):
+  """Written as shares, hard labels give the same; soft ones stay shares."""
+  images = np.random.default_rng(2).integers(0, 256, (6, 8, 8, 3), np.uint8)
+  labels = np.arange(6, dtype=np.int32) % CLASSES
+  mix, key = DeviceAugment(CLASSES, **keys), jax.random.key(0)
+  hard = {'image': jnp.asarray(images), 'label': jnp.asarray(labels)}
+  shares = np.eye(CLASSES, dtype=np.float32)[labels]
+  pixels, targets = mix(hard, key)
+  again, found = mix(hard | {'label': jnp.asarray(shares)}, key)
+  np.testing.assert_array_equal(pixels, again)
+  expected = np.asarray(targets) if keys else shares
+  np.testing.assert_allclose(found, expected, atol=1e-7)
+  _, soft = drawn()
+  _, mixed = mix(hard | {'label': jnp.asarray(soft)}, key)
+  np.testing.assert_allclose(np.sum(mixed, axis=1), 1, atol=1e-6)
+  # Of each row so much of its own as of the hard label.
+  if keys:
+    own = np.asarray(targets)[np.arange(6), labels]
+    wanted = own[:, None] * soft + (1 - own)[:, None] * np.roll(soft, 1, 0)
+    np.testing.assert_allclose(mixed, wanted, atol=1e-6)

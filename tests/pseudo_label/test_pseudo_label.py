@@ -1,0 +1,249 @@
+"""A teacher's labels: exact, resumable, read again by an ordinary source."""
+
+import json
+import os
+import pickle
+
+import numpy as np
+import pytest
+import tiny_vit
+from etils import epath
+from minimal_config import completed
+
+from tests import runs
+from tests.multiprocess import damaged
+from vit_jax import load_pretrained
+from vit_jax.data.rest import Rest
+from vit_jax.data.sources import mixture, pseudo_labels
+from vit_jax.errors import UserError
+from vit_jax.models.vit import Model
+from vit_jax.pseudo_label import command
+from vit_jax.pseudo_label.command import Request
+from vit_jax.training import loop
+from vit_jax.weights.formats import npz
+
+SIZE, CLASSES, EXAMPLES = (8, 8), 3, 53
+SOURCE = dict(num_examples=EXAMPLES, num_classes=CLASSES, height=9)
+SETTINGS = (
+  *(f'--config.source.{key}={value}' for key, value in SOURCE.items()),
+  *('--config.reader.on_bad_record=skip', '--config.reader.max_bad_share=1'),
+)
+REQUEST = Request(
+  dataset='tests.multiprocess.damaged',
+  split='train',
+  batch_size=8,
+  part_examples=16,
+  settings=SETTINGS,
+  per_class=9,
+)
+
+
+@pytest.fixture(scope='module')
+def weights(tmp_path_factory):
+  """A small model with random weights that has opinions."""
+  path = str(tmp_path_factory.mktemp('weights') / 'small.npz')
+  params = tiny_vit.noise_params(Model(CLASSES, **tiny_vit.SIZES), SIZE)
+  npz.save(path, params, {})
+  return path
+
+
+@pytest.fixture(scope='module')
+def plain(weights):
+  """(images that can be used, probabilities), by NumPy from the logits."""
+  source = damaged.Source('train', **SOURCE)
+  good = [i for i in range(EXAMPLES) if i % 5]
+  model, params = load_pretrained(weights)
+  from vit_jax.weights import pretrained
+
+  resize = pretrained.find(weights).preprocess().pixels
+  pixels = np.stack([resize(source[i]['image']) for i in good])
+  logits = model.apply({'params': params}, np.float32(pixels) / 127.5 - 1)
+  powers = np.exp(np.float64(logits) - np.max(logits, axis=1, keepdims=True))
+  return good, powers / powers.sum(axis=1, keepdims=True)
+
+
+@pytest.fixture(scope='module')
+def threshold(plain):
+  """Between two images' confidences, about a third of the way up."""
+  ranked = np.sort(plain[1].max(axis=1))
+  return float(ranked[13:15].mean())
+
+
+@pytest.fixture(scope='module')
+def file(weights, threshold, tmp_path_factory):
+  """A file, and what the command said of it."""
+  path = str(tmp_path_factory.mktemp('labels') / 'labels.npz')
+  said = command.run(weights, path, REQUEST._replace(min_confidence=threshold))
+  return path, said
+
+
+def opened(path, **images):
+  return pseudo_labels.Source('train', path=path, **images)
+
+
+def test_labels_are_the_teachers(file, plain, threshold):
+  """Of 42 good images of 53, those that are sure, balanced; every count."""
+  path, said = file
+  good, soft = plain
+  sure = [n for n in range(len(good)) if soft[n].max() >= threshold]
+  assert said['seen'] == len(good) == 42 and said['confident'] == len(sure)
+  assert len(sure) == 42 - 14
+  counts = np.bincount(soft[sure].argmax(axis=1), minlength=CLASSES)
+  assert said['of_class'] == counts.tolist()
+  assert said['count'] == 9 * (counts > 0).sum()
+  with np.load(path) as held:
+    columns = {key: held[key] for key in ('index', 'soft', 'copies')}
+  rows = [good.index(i) for i in columns['index']]
+  assert set(rows) <= set(sure) and rows == sorted(rows)
+  np.testing.assert_allclose(columns['soft'], soft[rows], atol=1e-5)
+  sums = np.bincount(columns['soft'].argmax(axis=1), columns['copies'], CLASSES)
+  assert sums.tolist() == [9 * bool(n) for n in counts]
+  for k in np.flatnonzero(counts > 9):  # the most confident ones
+    ranked = sorted(
+      (n for n in sure if soft[n].argmax() == k), key=lambda n: -soft[n, k]
+    )
+    assert {n for n in rows if soft[n].argmax() == k} == set(ranked[:9])
+  assert os.listdir(os.path.dirname(path)) == ['labels.npz']
+
+
+def test_the_source_gives_images_and_labels(file):
+  """Each as often as it was chosen; also in another process, and in parts."""
+  path, said = file
+  source = opened(path)
+  assert len(source) == said['count'] and source.num_classes == CLASSES
+  images = damaged.Source('train', **SOURCE)
+  assert source.class_names == images.class_names
+  with np.load(path) as held:
+    expected = np.repeat(held['index'], held['copies'])
+    soft = np.repeat(held['soft'], held['copies'], axis=0)
+  sent = pickle.loads(pickle.dumps(source))
+  for i in range(len(source)):
+    example = sent[i]
+    np.testing.assert_array_equal(
+      example['image'], images[int(expected[i])]['image']
+    )
+    np.testing.assert_array_equal(example['soft'], soft[i])
+    assert example['label'] == soft[i].argmax()
+    assert source.where(i) == images.where(int(expected[i]))
+  assert len(pickle.dumps(source)) < 20_000
+  parts = [
+    pseudo_labels.Source(split, path=path)
+    for split in ('train[:11]', 'train[11:]')
+  ]
+  assert sum(map(len, parts)) == len(source) and len(parts[0]) == 11
+  assert parts[0].fingerprint != parts[1].fingerprint
+  assert source.fingerprint == opened(path).fingerprint
+
+
+def test_other_images_are_refused(file, tmp_path):
+  """Labels belong to the images that the teacher saw; they may move."""
+  path, _ = file
+  same = dict(name='tests.multiprocess.damaged', **SOURCE)
+  assert len(opened(path, images=same)) == len(opened(path))
+  with pytest.raises(UserError, match='size.*differ'):
+    opened(path, images=same | dict(num_examples=54))
+  other = tmp_path / 'other.npz'
+  np.savez(other, features=np.zeros(3))
+  for wrong in (other, tmp_path / 'none.npz'):
+    with pytest.raises(UserError, match='no file of pseudo-labels'):
+      opened(str(wrong))
+
+
+def test_an_interruption_changes_nothing(
+  weights, threshold, file, tmp_path, monkeypatch
+):
+  """The same bytes; what is labelled is not labelled again."""
+  out, read = str(tmp_path / 'f.npz'), []
+  request = REQUEST._replace(min_confidence=threshold)
+  once = Rest.__getitem__
+
+  def failing(self, index):
+    if self._start + index == 41 and not read:
+      raise OSError('the disk is gone')
+    return once(self, index)
+
+  monkeypatch.setattr(Rest, '__getitem__', failing)
+  with pytest.raises(OSError, match='the disk is gone'):
+    command.run(weights, out, request)
+  parts = len(os.listdir(tmp_path / 'f.npz.parts')) - 1
+  assert parts >= 1 and not os.path.exists(out)
+  with pytest.raises(UserError, match='of another command.*min_confidence'):
+    command.run(weights, out, request._replace(min_confidence=0.0))
+  monkeypatch.setattr(
+    Rest,
+    '__getitem__',
+    lambda self, index: read.append(self._start + index) or once(self, index),
+  )
+  command.run(weights, out, request)
+  assert sorted(read) == list(range(16 * parts, EXAMPLES))
+  assert epath.Path(out).read_bytes() == epath.Path(file[0]).read_bytes()
+  read.clear()
+  assert command.run(weights, out, request) == file[1] and not read
+
+
+@pytest.mark.parametrize(
+  'changes, message',
+  [
+    (dict(min_confidence=1.0), 'none has a label'),
+    (dict(min_confidence=1.5), '--min_confidence'),
+    (dict(per_class=-1), '--per_class'),
+    (dict(split=None), '--split is missing'),
+    (dict(weights='ema'), "no weights 'ema'"),
+  ],
+)
+def test_what_is_refused(changes, message, weights, tmp_path):
+  with pytest.raises(UserError, match=message):
+    out = str(tmp_path / 'f.npz')
+    command.run(weights, out, REQUEST._replace(**changes))
+
+
+def test_a_teacher_needs_a_head(tmp_path):
+  path = str(tmp_path / 'headless.npz')
+  params = tiny_vit.noise_params(Model(0, **tiny_vit.SIZES), SIZE)
+  npz.save(path, params, {})
+  with pytest.raises(UserError, match='no head'):
+    command.run(path, str(tmp_path / 'f.npz'), REQUEST)
+
+
+def members(path):
+  """Labelled images and pseudo-labelled ones, as configs/noisy_student.py."""
+  labelled = dict(name='synthetic', weight=1.0) | SOURCE
+  unlabelled = dict(name='pseudo_labels', path=path, weight=3.0)
+  return dict(labelled=labelled, unlabelled=unlabelled)
+
+
+@pytest.mark.slow
+def test_a_student_is_trained(file, tmp_path):
+  """Labels of both kinds in a batch; the loss is finite and falls."""
+  path, said = file
+  config = completed(
+    **{
+      'num_classes': CLASSES,
+      'source': dict(name='mixture', members=members(path)),
+      'train.split': 'labelled/train,unlabelled/train',
+      'train.num_examples': EXAMPLES + said['count'],
+      'augment': dict(name='soft_labels', num_classes=CLASSES, crop='none'),
+      'mix': dict(mixup=0.2),
+      'total': '12 steps',
+      'schedule.base_lr': 1e-2,
+      'evals.test.split': 'labelled/test',
+      'evals.test.every': '12 steps',
+      'log.every': '1 steps',
+      'log.tensorboard': False,
+      'model.dtype': 'float32',
+    }
+  )
+  loop.run(config, epath.Path(tmp_path))
+  losses = [*runs.losses(tmp_path).values()]
+  assert np.isfinite(losses).all() and len(losses) == 12
+  assert np.mean(losses[-4:]) < np.mean(losses[:4])
+  lines = (tmp_path / 'metrics.jsonl').read_text().splitlines()
+  assert any('test/accuracy' in json.loads(line) for line in lines)
+
+
+def test_a_mixture_compares_the_classes(file):
+  """A teacher of other classes is refused by name."""
+  wrong = members(file[0])
+  wrong['labelled']['num_classes'] = 4
+  with pytest.raises(UserError, match='must agree'):
+    mixture.Source('train', members=wrong)

@@ -1,0 +1,31 @@
+"""The study of ways to learn with few labels: its rows, and what is given."""
+
+import json
+
+import numpy as np
+import pytest
+
+from vit_jax.config import loading
+
+ALWAYS = ['from scratch', 'from scratch, 10 %', 'masked patch', 'MAE', 'DINO']
+contents = pytest.importorskip('vit_jax.study.contents')
+
+
+def test_rows(tmp_path):
+  """Three seeds; a teacher and a file of labels add a row each."""
+  config = 'configs/studies/self_supervised.py'
+  study = contents.load(config)
+  assert [*study.rows] == ALWAYS
+  path = tmp_path / 'labels.npz'
+  about = json.dumps(dict(count=45_000))
+  np.savez(path, soft=np.zeros((1, 10)), copies=[1], index=[0], about=about)
+  study = contents.load(f'{config}:seeds=4,teacher=runs/big,labels={path}')
+  assert [*study.rows] == [*ALWAYS, 'DeiT', 'Noisy Student, 10 %']
+  assert study.rows['DeiT'].pretrain.flags['objective.teacher'] == 'runs/big'
+  wanted = ['neighbours', 'linear probe', '10 % labels', '100 % labels']
+  for name, row in study.rows.items():
+    assert row.pretrain.seeds == (0, 1, 2, 3)
+    assert [*row.transfers] == (wanted if name in ALWAYS[2:] else [])
+    evals = loading.load(row.pretrain.config).evals
+    evaluator = row.pretrain.metric.partition('/')[0]
+    assert evaluator.removesuffix('_ema').removesuffix('_teacher') in evals

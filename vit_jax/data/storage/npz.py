@@ -1,0 +1,91 @@
+"""Columns in one .npz file: written part by part, read as if from memory."""
+
+import zipfile
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.lib import format as npy
+
+_DATE = (1980, 1, 1, 0, 0, 0)  # the same columns make the same file
+_LOCAL_HEADER = 30  # bytes before the name of a member
+
+
+class Column(NamedTuple):
+  """An array that is never whole in memory.
+
+  Attributes:
+    shape: of all.
+    dtype: that its parts are converted to.
+    parts: along the first axis, in order.
+  """
+
+  shape: tuple[int, ...]
+  dtype: np.dtype
+  parts: Iterable[np.ndarray]
+
+
+def write(
+  path: str, columns: Mapping[str, Column], texts: Mapping[str, Any]
+) -> None:
+  """Writes a file without compression.
+
+  Args:
+    path: of the file; written in place.
+    columns: by name.
+    texts: strings, or lists of them, by name.
+  """
+  with zipfile.ZipFile(path, 'w') as archive:
+    for key, column in columns.items():
+      header = {
+        'descr': npy.dtype_to_descr(column.dtype),
+        'fortran_order': False,
+        'shape': column.shape,
+      }
+      with archive.open(_entry(key), 'w', force_zip64=True) as file:
+        npy.write_array_header_2_0(file, header)
+        for part in column.parts:
+          file.write(part.astype(column.dtype).tobytes())
+    for key, value in texts.items():
+      with archive.open(_entry(key), 'w') as file:
+        npy.write_array(file, np.array(value, np.str_), allow_pickle=False)
+
+
+class Mapped:
+  """A column of a file that `write` wrote: its rows are read when asked for.
+
+  Travels to another process as its place, not as its content.
+  """
+
+  def __init__(self, path: str, key: str):
+    """Maps the column.
+
+    Args:
+      path: of the file, local.
+      key: name of the column.
+    """
+    self._place = path, key
+    with zipfile.ZipFile(path) as archive:
+      info = archive.getinfo(f'{key}.npy')
+      with archive.open(info) as member:
+        npy.read_magic(member)
+        shape, _, dtype = npy.read_array_header_2_0(member)
+        header = member.tell()
+    with open(path, 'rb') as file:
+      file.seek(info.header_offset + _LOCAL_HEADER - 4)
+      lengths = np.frombuffer(file.read(4), '<u2')  # of name and extra field
+    start = info.header_offset + _LOCAL_HEADER + int(lengths.sum()) + header
+    self._rows = np.memmap(path, dtype, 'r', start, shape)
+
+  def __reduce__(self) -> tuple[Any, ...]:
+    return Mapped, self._place
+
+  def __len__(self) -> int:
+    return len(self._rows)
+
+  def __getitem__(self, row: int) -> np.ndarray:
+    return np.array(self._rows[row])
+
+
+def _entry(key: str) -> zipfile.ZipInfo:
+  return zipfile.ZipInfo(f'{key}.npy', _DATE)

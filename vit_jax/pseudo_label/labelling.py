@@ -1,0 +1,184 @@
+"""A teacher's probabilities of every image, part by part; then the choice."""
+
+import json
+import logging
+import os
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from etils import epath
+
+from vit_jax.data.contract import Source
+from vit_jax.data.rest import Rest
+from vit_jax.data.sources import pseudo_labels
+from vit_jax.data.storage import npz
+from vit_jax.errors import UserError
+from vit_jax.evaluators.contract import Batch, Setting
+from vit_jax.files import jsonl
+from vit_jax.pseudo_label.choice import Choice, balanced
+from vit_jax.run.agreement import from_main
+from vit_jax.run.parts import Arrays, Parts, check_same, resume
+
+log = logging.getLogger('vit_jax')
+PyTree = Any
+_OF_CHOICE = ('count', 'distinct', 'seen', 'confident', 'of_class')
+
+
+def finished(out: epath.Path, about: dict[str, Any]) -> dict[str, Any]:
+  """What a file that is there already says; {} where there is none.
+
+  Raises:
+    UserError: it is of something else.
+  """
+  if not out.exists():
+    return {}
+  found = pseudo_labels.about_of(os.fspath(out))
+  told = {k: v for k, v in found.items() if k not in _OF_CHOICE}
+  check_same(str(out), told, about)
+  log.info('%s is there already', out)
+  return found
+
+
+def label(
+  setting: Setting,
+  params: PyTree,
+  source: Source,
+  out: epath.Path,
+  about: dict[str, Any],
+  size: int,
+) -> dict[str, Any]:
+  """Labels what is not labelled yet, chooses, and writes the file.
+
+  Args:
+    setting: that applies the teacher.
+    params: the teacher's.
+    source: of the images.
+    out: the file.
+    about: what the file says of itself.
+    size: batches of a part.
+  """
+  least = np.float32(about['min_confidence'])
+
+  def of_batch(params: PyTree, batch: Batch) -> PyTree:
+    logits = setting.predict(params, batch)['logits'].astype(jnp.float32)
+    return {'soft': jax.nn.softmax(logits), 'mask': batch['mask']}
+
+  def batches(start: int) -> Iterator[Arrays]:
+    function = setting.compiled(of_batch)
+    for found in setting.sweep(params, Rest(source, start), function):
+      yield _confident(found['soft'], found['mask'], start, least)
+      start += len(found['mask'])
+
+  parts, number = resume(out, about, size, batches)
+  return from_main(lambda: _finish(parts, number, out, about) if parts else {})
+
+
+def _confident(
+  soft: np.ndarray, mask: np.ndarray, start: int, least: np.float32
+) -> Arrays:
+  """The rows of a batch that are sure enough, and how many examples it had."""
+  kept = mask & (soft.max(axis=-1) >= least)
+  index = start + np.arange(len(mask), dtype=np.int64)
+  seen = np.array([mask.sum()], np.int64)
+  return {'soft': soft[kept], 'index': index[kept], 'seen': seen}
+
+
+def _finish(
+  parts: Parts, number: int, out: epath.Path, about: dict[str, Any]
+) -> dict[str, Any]:
+  """One file of what is chosen of all parts, which are removed.
+
+  Raises:
+    UserError: nothing is confident enough.
+  """
+  held = [_judged(parts.read(n)) for n in range(number)]
+  labels, confidence = (
+    np.concatenate([part[key] for part in held])
+    for key in ('label', 'confidence')
+  )
+  seen = sum(int(part['seen'].sum()) for part in held)
+  if not len(labels):
+    raise UserError(
+      f'{about["data"]}: of {seen} images none has a label that the teacher is '
+      f'sure of by {about["min_confidence"]} or more: lower '
+      '--min_confidence, or train the teacher for longer.'
+    )
+  choice = balanced(labels, confidence, about['per_class'], about['seed'])
+  of_class = np.bincount(labels, minlength=len(about['class_names']))
+  _warn_of_empty(about['class_names'], of_class)
+  whole = about | {
+    'count': int(choice.copies.sum()),
+    'distinct': len(choice.rows),
+    'seen': seen,
+    'confident': len(labels),
+    'of_class': of_class.tolist(),
+  }
+  whole = json.loads(json.dumps(whole))
+  _write(parts, number, choice, out, whole)
+  parts.remove()
+  return whole
+
+
+def _judged(part: Arrays) -> Arrays:
+  """What the choice needs of a part: not the probabilities themselves."""
+  soft = part['soft']
+  return {
+    'label': soft.argmax(axis=-1),
+    'confidence': soft.max(axis=-1),
+    'seen': part['seen'],
+  }
+
+
+def _write(
+  parts: Parts,
+  number: int,
+  choice: Choice,
+  out: epath.Path,
+  about: dict[str, Any],
+) -> None:
+  """Writes the file aside, then puts it in its place."""
+  count, classes = len(choice.rows), len(about['class_names'])
+  int64, float32 = np.dtype(np.int64), np.dtype(np.float32)
+  columns = {
+    'soft': npz.Column(
+      (count, classes), float32, _chosen(parts, number, choice, 'soft')
+    ),
+    'index': npz.Column(
+      (count,), int64, _chosen(parts, number, choice, 'index')
+    ),
+    'copies': npz.Column((count,), int64, [choice.copies]),
+  }
+  with jsonl.access(out, 'written'):
+    handle, aside = tempfile.mkstemp(dir=parts.folder, suffix='.npz')
+    os.fchmod(handle, 0o644)
+    os.close(handle)
+    npz.write(aside, columns, {'about': json.dumps(about)})
+    with open(aside, 'rb+') as file:
+      os.fsync(file.fileno())
+    os.replace(aside, out)
+
+
+def _chosen(
+  parts: Parts, number: int, choice: Choice, key: str
+) -> Iterator[np.ndarray]:
+  """The chosen rows of a column, part after part."""
+  start = 0
+  for n in range(number):
+    column = parts.read(n)[key]
+    first, last = np.searchsorted(choice.rows, [start, start + len(column)])
+    yield column[choice.rows[first:last] - start]
+    start += len(column)
+
+
+def _warn_of_empty(class_names: list[str], of_class: np.ndarray) -> None:
+  empty = [class_names[i] for i in np.flatnonzero(of_class == 0)]
+  if empty:
+    log.warning(
+      'of %d of the %d classes there is no image that the teacher is sure of, '
+      '%r for example: the student learns them from labels alone',
+      *(len(empty), len(class_names), empty[0]),
+    )
