@@ -136,7 +136,7 @@ def _write(study: Study, workdir: str, found: Mapping[str, Chain]) -> None:
     if not arrays:
       return
     file = io.BytesIO()
-    np.savez(file, **arrays)
+    np.savez(file, **arrays)  # pyright: ignore[reportArgumentType]
     atomic.write(folder / 'figure.npz', file.getvalue())
     atomic.write(folder / 'figure.png', picture.figure(study, arrays))
 
