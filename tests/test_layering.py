@@ -18,7 +18,7 @@ COMMANDS = (
   *('sweep', 'configs', 'launch'),
 )
 ROOMS = (
-  *('cli', 'training', 'weights', 'analysis', 'evaluators', 'checkpoint'),
+  *('cli', 'training', 'weights', 'evaluators', 'analysis', 'checkpoint'),
   *('run', 'objectives', 'optim', 'models', 'data', 'arrays', 'config'),
   *('files', 'errors'),
 )
