@@ -205,7 +205,7 @@ class Objective(Defaults):
   def _predicted(
     self, params: PyTree, tokens: Float[Array, 'n k d']
   ) -> Float[Array, 'n k outputs']:
-    layer = head(self._outputs, tokens.dtype)
+    layer: Any = head(self._outputs, tokens.dtype)
     return layer.apply({'params': params['head']}, tokens)
 
   def _drawn(
