@@ -99,11 +99,11 @@ def training_images(
     mesh,
     reader=build_section(config, 'reader'),
   ) as batches:
-    key = jax.random.fold_in(jax.random.key(config.seed), 0)
     batch = next(batches)
     if not {'image', 'label'} <= batch.keys():  # of an objective of its own
       return _unlabelled(jax.device_get(batch))
     with jax.set_mesh(mesh):
+      key = jax.random.fold_in(jax.random.key(config.seed), 0)
       images, targets = jax.device_get(mix(batch, key))
   pixels = np.clip(np.round(images * 127.5 + 127.5), 0, 255).astype(np.uint8)
   return [

@@ -89,7 +89,7 @@ def _legend(names: list[str]) -> Html:
   for number, name in enumerate(names):
     colour = COLOURS[number % len(COLOURS)]
     key = tag('span', class_='key', style=f'background:{colour}')
-    keys += [tag('span', key, name), ' \u2003']
+    keys += [tag('span', key, name, class_='named'), ' \u2003']
   return tag('figcaption', *keys)
 
 

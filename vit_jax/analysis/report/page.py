@@ -62,7 +62,7 @@ def render_comparison(several: Sequence[Record]) -> str:
   charts = []
   for name in (*_COMPARED, *shown):
     having = {run.name: run.series[name] for run in runs if name in run.series}
-    charts.append(chart.lines(name, having))
+    charts.append(chart.lines(sections.TITLES.get(name, name), having))
   rows = []
   for name in ('loss', *shown):
     values = [

@@ -157,4 +157,7 @@ def _expected(command: list[str]) -> str:
     r'^Expected: (.*?)(?=\n\s*\n|\n[A-Z]\w*: |\Z)', header, re.M | re.S
   )
   text = ' '.join(match[1].split()) if match else ''
-  return re.sub(r'[^.]*:$', '', text).strip()  # what leads to a command
+  sentences = re.split(r'(?<=\.)\s+', text)
+  if sentences[-1].endswith(':'):  # it leads to a command
+    sentences.pop()
+  return ' '.join(sentences)

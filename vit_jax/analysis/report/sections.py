@@ -17,6 +17,13 @@ _LOWER = ('loss', 'nll', 'ece')  # results of which the lowest is the best
 _NEITHER = ('count', 'left_out', 'lr', 'l2')  # no better and no worse
 _FIELD = 300  # characters shown of one event or value
 _OF = ('weights', 'images')  # what figures may differ in
+TITLES = {  # of charts of training metrics
+  'lr': 'learning rate',
+  'img_per_sec': 'images per second',
+  'data_wait': 'share of time waiting for data',
+  'grad_norm': 'norm of the gradient',
+  'mfu': 'model FLOPs utilisation',
+}
 _QUIET = ('spans',)  # events that the bar of time shows
 
 
@@ -88,13 +95,7 @@ def curves(run: Record) -> Html:
     kind = name.rpartition('/')[2]
     if kind != 'count':
       groups.setdefault(kind, []).append(name)
-  groups |= {
-    'learning rate': ['lr'],
-    'images per second': ['img_per_sec'],
-    'share of time waiting for data': ['data_wait'],
-    'norm of the gradient': ['grad_norm'],
-    'model FLOPs utilisation': ['mfu'],
-  }
+  groups |= {title: [name] for name, title in TITLES.items()}
   marks = [e['from'] for e in run.events if e['event'] == 'rollback']
   drawn = [
     chart.lines(
@@ -111,7 +112,12 @@ def results(run: Record) -> Html:
   """The last and the best of every evaluation, and what was expected."""
   expected = Html('')
   if run.expected:
-    expected = tag('p', 'The config’s header expects: ', tag('b', run.expected))
+    changed = len(record.changes(run.command))
+    of = (
+      f' (as it stands; this run changed {changed} key(s))' if changed else ''
+    )
+    text = f'The config’s header expects{of}: '
+    expected = tag('p', text, tag('b', run.expected))
   if not run.evaluations:
     return html.join(
       [tag('p', 'There was no evaluation yet.', class_='soft'), expected]
