@@ -28,7 +28,8 @@ def get_config() -> ConfigDict:
   config.schedule = dict(base_lr=0.03, decay='cosine', warmup='1 epochs')
 
   config.evals = dict(
-    test=dict(name='classification', split='test', every='5 epochs')
+    test=dict(name='classification', split='test', every='5 epochs'),
+    figures=dict(name='figures', split='test'),  # at the end
   )
   config.checkpoint = dict(every='5 epochs', best='test/accuracy')
   return complete(config)

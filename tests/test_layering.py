@@ -18,7 +18,7 @@ COMMANDS = (
   *('pseudo_label', 'sweep', 'study', 'configs', 'launch'),
 )
 ROOMS = (
-  *('cli', 'trials', 'training', 'weights', 'analysis', 'evaluators'),
+  *('cli', 'trials', 'training', 'weights', 'evaluators', 'analysis'),
   'checkpoint',
   *('run', 'objectives', 'optim', 'models', 'data', 'arrays', 'config'),
   *('files', 'errors'),

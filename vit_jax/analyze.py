@@ -7,21 +7,23 @@ of --images=FILE,… or the run's own evaluation's. Without --out they go into
 the workdir, and onto its page.
 
 `python -m vit_jax.analyze curves WORKDIR… --out=DIR` draws the curves of
-several runs over steps, epochs, images, core-days and exaFLOPs;
+several runs over steps, epochs, images, core-days and exaFLOPs; `sizes` in
+place of `curves` draws their last results over the examples trained on;
 `python -m vit_jax.analyze report WORKDIR…` makes report.html of each, with
 images and predictions (--nopredictions: without), and with --out=DIR one page
 that compares them.
 """
 
-import io
+import contextlib
 import logging
+from collections.abc import Iterator
 
 import jax
 import numpy as np
 from absl import flags
 from etils import epath
 
-from vit_jax.analysis import draw, figures, runs
+from vit_jax.analysis import figures, gallery, runs, sizes
 from vit_jax.analysis.report import page, record
 from vit_jax.arrays import sharding
 from vit_jax.cli import process
@@ -29,6 +31,7 @@ from vit_jax.config import loading, sections
 from vit_jax.data.contract import Preprocess
 from vit_jax.data.images.headers import DecodeError
 from vit_jax.errors import UserError, check_range
+from vit_jax.evaluators.spread import Spread, own_splits
 from vit_jax.files import atomic, paths
 from vit_jax.training import data, reporting
 from vit_jax.training.experiment import Experiment
@@ -37,6 +40,7 @@ from vit_jax.weights.contract import Pretrained
 from vit_jax.weights.transfer import adapt
 
 log = logging.getLogger('vit_jax')
+_COMPARED = {'curves': runs.compare, 'sizes': sizes.compare}
 
 
 def define_flags() -> None:
@@ -85,19 +89,24 @@ def run(
     model.check(size)
   transform = sections.build('preprocess', source.about['preprocess'], size)
   if files:
-    images = _read(files, transform)
+    images, whose = _read(files, transform), 'given as files'
   else:
-    images = _own(source, transform, num_images)
+    images, whose = _own(source, transform, num_images)
   mesh = sharding.make_mesh(jax.local_devices()[:1])
-  params = source.backbone(source.load(source.abstract_params(mesh)))
+  trained = source.load(source.abstract_params(mesh))
+  params = source.backbone(trained)
   params = adapt(params, model, source.image_size, size, 'aligned', mesh)
+  objective, masked = source.objective(size), None
+  if objective.reconstructs:
+    masked = figures.Masked(objective, objective.start_params(trained, params))
   with jax.set_mesh(mesh):
-    found = figures.examine(model, params, images)
+    found = figures.examine(model, params, images, masked=masked)
   for line in found.missing:
     log.info('no %s', line)
-  for name, picture in draw.all_figures(found).items():
-    write(out / f'{name}.png', picture)
-  write(out / 'figures.npz', archive(found.arrays))
+  about = {'weights': source.path, 'images': f'{len(images)} {whose}'}
+  with _writing(out):
+    for path in gallery.save(out, found, about):
+      log.info('wrote %s', path)
   return found
 
 
@@ -115,34 +124,31 @@ def _read(files: list[str], transform: Preprocess) -> np.ndarray:
   return np.stack(images)
 
 
-def _own(source: Pretrained, transform: Preprocess, count: int) -> np.ndarray:
-  """Images of the run's evaluation, spread evenly over its split."""
+def _own(
+  source: Pretrained, transform: Preprocess, count: int
+) -> tuple[np.ndarray, str]:
+  """Images of the run's evaluation, spread evenly over its split; its name."""
   evals = source.about.get('config', {}).get('evals', {})
-  splits = [s['split'] for s in evals.values() if s.get('split')]
+  splits = own_splits(evals)
   if 'source' not in source.about or not splits:
     raise UserError(
       f'{source.path} does not say what it was evaluated on: give '
       '--images=FILE,….'
     )
   check_range('--num_images', count, at_least=1)
-  examples = sections.build('source', source.about['source'], splits[0])
-  chosen = np.linspace(0, len(examples) - 1, min(count, len(examples)))
-  images = []
-  for index in np.unique(chosen.round().astype(int)).tolist():
-    try:
-      images.append(transform.pixels(examples[index]['image']))
-    except DecodeError as error:
-      log.warning('example %d is left out: %s', index, error)
-  if not images:
-    raise UserError(f'{examples.name} has no image that can be used.')
-  return np.stack(images)
+  whole = sections.build('source', source.about['source'], splits[0])
+  return Spread(whole, count).images(transform), f'of {whole.name}'
 
 
-def archive(arrays: dict[str, np.ndarray]) -> bytes:
-  """The content of an .npz file."""
-  file = io.BytesIO()
-  np.savez_compressed(file, **arrays)  # pyright: ignore[reportArgumentType]
-  return file.getvalue()
+@contextlib.contextmanager
+def _writing(place: epath.Path) -> Iterator[None]:
+  """Makes of what cannot be written a message."""
+  try:
+    yield
+  except OSError as error:
+    raise UserError(
+      f'{place} cannot be written: {paths.reason(error)}. Give another --out.'
+    ) from error
 
 
 def write(path: epath.Path, content: str | bytes) -> None:
@@ -151,13 +157,9 @@ def write(path: epath.Path, content: str | bytes) -> None:
   Raises:
     UserError: it cannot be written.
   """
-  try:
+  with _writing(path):
     path.parent.mkdir(parents=True, exist_ok=True)
     atomic.write(path, content)
-  except OSError as error:
-    raise UserError(
-      f'{path} cannot be written: {paths.reason(error)}. Give another --out.'
-    ) from error
   log.info('wrote %s', path)
 
 
@@ -169,15 +171,19 @@ def _report(workdirs: list[str], out: str | None, pictures: bool) -> None:
   """
   if not workdirs:
     raise UserError('usage: python -m vit_jax.analyze report WORKDIR… [--out].')
-  found = []
-  for path in map(paths.locate, workdirs):
+  found, places = [], [paths.locate(workdir) for workdir in workdirs]
+  for path in places:
     record.read(path)  # raises if it is none
     if pictures:
       _pictures(path)
     found.append(record.read(path))
     write(path / page.NAME, page.render(found[-1]))
   if out is not None:
-    write(paths.locate(out) / page.NAME, page.render_comparison(found))
+    several = [
+      run._replace(name=name)
+      for run, name in zip(found, runs.names(places), strict=True)
+    ]
+    write(paths.locate(out) / page.NAME, page.render_comparison(several))
 
 
 def _pictures(workdir: epath.Path) -> None:
@@ -196,15 +202,21 @@ def _pictures(workdir: epath.Path) -> None:
     log.warning('no images and predictions: %s', error)
 
 
-def _curves(workdirs: list[str], out: str | None) -> None:
+def _compare(kind: str, workdirs: list[str], out: str | None) -> None:
+  """Draws 'curves' or 'sizes' of several runs."""
   if not workdirs or out is None:
     raise UserError(
-      'usage: python -m vit_jax.analyze curves WORKDIR… --out=DIR; got '
+      f'usage: python -m vit_jax.analyze {kind} WORKDIR… --out=DIR; got '
       f'{len(workdirs)} workdir(s), --out={out}.'
     )
-  picture, arrays = runs.compare([runs.read(paths.locate(w)) for w in workdirs])
-  write(paths.locate(out) / 'curves.png', picture)
-  write(paths.locate(out) / 'curves.npz', archive(arrays))
+  places = [paths.locate(workdir) for workdir in workdirs]
+  found = [
+    runs.read(place)._replace(name=name)
+    for place, name in zip(places, runs.names(places), strict=True)
+  ]
+  picture, arrays = _COMPARED[kind](found)
+  write(paths.locate(out) / f'{kind}.png', picture)
+  write(paths.locate(out) / f'{kind}.npz', gallery.archive(arrays))
 
 
 def _place(checkpoint: str, out: str | None) -> epath.Path:
@@ -220,14 +232,14 @@ def _place(checkpoint: str, out: str | None) -> epath.Path:
     raise UserError(
       f'--out=DIR is missing: {checkpoint} is no workdir to draw into.'
     )
-  return workdir / 'figures'
+  return workdir / gallery.FOLDER
 
 
 def main(arguments: list[str]) -> None:
   """Draws figures or curves."""
   values = flags.FLAGS
-  if arguments[:1] == ['curves']:
-    _curves(arguments[1:], values.out)
+  if arguments and arguments[0] in _COMPARED:
+    _compare(arguments[0], arguments[1:], values.out)
     return
   if arguments[:1] == ['report']:
     _report(arguments[1:], values.out, values.predictions)
@@ -235,8 +247,8 @@ def main(arguments: list[str]) -> None:
   if arguments or not values.checkpoint:
     raise UserError(
       'usage: python -m vit_jax.analyze --checkpoint=PATH [--images=FILE,…] '
-      f'[--out=DIR], or curves or report WORKDIR…; got {arguments}, checkpoint '
-      f'{values.checkpoint!r}.'
+      f'[--out=DIR], or curves, sizes or report WORKDIR…; got {arguments}, '
+      f'checkpoint {values.checkpoint!r}.'
     )
   out = _place(values.checkpoint, values.out)
   run(

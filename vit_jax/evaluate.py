@@ -33,6 +33,7 @@ from vit_jax.config.sections import build_section
 from vit_jax.data import matching
 from vit_jax.data.pipeline import stream
 from vit_jax.errors import UserError, check_range, closest
+from vit_jax.evaluators.contract import judged
 from vit_jax.files import atomic, jsonl, paths
 from vit_jax.run import runtime
 from vit_jax.weights import data, preprocessing, pretrained
@@ -128,7 +129,7 @@ def run(
     'preprocess': preprocessing.described(weights, config),
   }
   with jax.set_mesh(mesh):
-    for ending, params in weights.weights(mesh).items():
+    for ending, params in judged(built, weights.weights(mesh)).items():
       prefix = f'{ending.lstrip("_")}/' if ending else ''
       scores = built.run(params)
       result |= {prefix + key: value for key, value in scores.items()}

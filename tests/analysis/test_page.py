@@ -105,10 +105,40 @@ def test_a_finished_run(tmp_path):
   for expected in (
     *('100 of 100', '57.13 %', '75.0 %', '25.0 %', 'changed: batch_size'),
     *('57 % test accuracy after 6 epochs', '0.5713', 'test/loss'),
+    *('this run changed 1 key(s)', 'by 20 neighbours.'),
   ):
     assert expected in text
+  assert 'RESULTS' not in text  # a sentence that leads to a command
   assert found.tags.count('polyline') == 3  # loss, lr, images a second
   assert found.tags.count('circle') == 2  # two results of one evaluation
+
+
+def test_the_best_of_each_result(tmp_path):
+  """Errors are best when low, shares when high, and counts are neither."""
+  lines = [
+    {'step': 1, 'test/top5': 0.5, 'test/ece': 0.2, 'test/nll': 1.5},
+    {'step': 2, 'test/top5': 0.8, 'test/ece': 0.1, 'test/nll': 1.25},
+    {'step': 3, 'test/top5': 0.7, 'test/ece': 0.4, 'test/nll': 2.5},
+    {'step': 3, 'test/count': 90},
+  ]
+  _, text = rendered(workdir(tmp_path / 'run', lines))
+  for best in ('0.8 at 2', '0.1 at 2', '1.25 at 2'):
+    assert best in text
+  assert '90 at' not in text
+
+
+def test_figures_say_of_which_weights_they_are(tmp_path):
+  """Those of another time, which were not drawn with them, are not shown."""
+  folder = workdir(tmp_path / 'run')
+  (folder / 'figures').mkdir()
+  for name in ('rollout', 'heads'):
+    (folder / 'figures' / f'{name}.png').write_bytes(b'\x89PNG')
+  assert 'Of weights: unknown; images: unknown.' in rendered(folder)[1]
+  about = {'weights': 'step 7, _ema', 'images': EVIL, 'figures': ['rollout']}
+  (folder / 'figures' / 'figures.json').write_text(json.dumps(about))
+  _, text = rendered(folder)
+  assert f'Of weights: step 7, _ema; images: {EVIL}.' in text
+  assert 'Attention rollout' in text and 'Single heads' not in text
 
 
 def test_a_run_with_bad_numbers_and_rollbacks(tmp_path):

@@ -1,91 +1,13 @@
-"""Predictions for the page, and what is confused."""
+"""Pictures of the page, and what is confused."""
 
 import base64
 
 import cv2
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from sklearn.metrics import confusion_matrix
 
 from vit_jax.analysis.report import chart, parts
-from vit_jax.arrays import sharding
-from vit_jax.data.augment.transforms import EvalTransform
-from vit_jax.data.pipeline.stream import Reader
-from vit_jax.errors import UserError
-from vit_jax.evaluators.contract import Setting
-
-
-class Colours:
-  """Images whose red tells the class, but for every tenth, which lies."""
-
-  name, num_classes, class_names = 'colours', 3, ['dark', 'middle', 'bright']
-
-  def __len__(self):
-    return 50
-
-  def __getitem__(self, index):
-    red = 100 * (index % 3)
-    if index % 10 == 4:
-      red = (red + 100) % 300
-    image = np.full((8, 8, 3), (red, index, 0), np.uint8)
-    return {'image': image, 'label': index % 3}
-
-  def where(self, index):
-    return f'folder/<{index}>.png'
-
-
-def by_red(params, batch):
-  red = batch['image'][:, 0, 0, 0].astype(jnp.float32)
-  green = batch['image'][:, 0, 0, 1].astype(jnp.float32)
-  # Surer with every example.
-  nearest = jnp.abs(red[:, None] - jnp.array([0.0, 100, 200]))
-  return {'logits': params * (nearest < 50) * (1 + green[:, None] / 10)}
-
-
-@pytest.fixture
-def setting():
-  return Setting(
-    open_source=lambda split: Colours(),
-    transform=EvalTransform((8, 8)),
-    predict=by_red,
-    num_classes=3,
-    mesh=sharding.make_mesh(jax.devices()[:2]),
-    batch_size=16,
-    reader=Reader(),
-  )
-
-
-def test_predictions_and_the_surest_mistakes_first(setting):
-  found = parts.judge(setting, jnp.float32(1), 'test')
-  assert (found['count'], found['total']) == (50, 50)
-  assert found['accuracy'] == pytest.approx(0.9)
-  wrong = [4, 14, 24, 34, 44]
-  titles = [entry['caption'][2] for entry in found['mistakes']]
-  assert titles == [f'<{index}>.png' for index in reversed(wrong)]
-  first = found['mistakes'][0]['caption']
-  assert first[0].startswith('dark') and first[1] == 'is bright'  # 44: 200 → 0
-  assert found['examples'][0]['caption'][1:] == ['right', '<0>.png']
-
-
-def test_examples_of_a_large_split_are_spread_over_it(setting):
-  found = parts.judge(setting, jnp.float32(1), 'test', count=5)
-  titles = [entry['caption'][2] for entry in found['examples']]
-  assert titles == ['<0>.png', '<12>.png', '<24>.png', '<37>.png', '<49>.png']
-  assert (found['count'], found['total']) == (5, 50)
-
-
-def test_examples_of_large_files_have_their_number():
-  source = Colours()
-  for where in ('test.array_record-00000, record 7', 'a.tar @ 512', ''):
-    source.where = lambda index, where=where: where
-    assert parts.Spread(source, 5).title(1) == 'example 12'
-
-
-def test_a_model_without_a_head(setting):
-  with pytest.raises(UserError, match='no head'):
-    parts.judge(setting._replace(num_classes=0), jnp.float32(1), 'test')
 
 
 def test_confusion_is_that_of_scikit_learn():

@@ -69,7 +69,20 @@ def test_a_run_that_does_not_tell_its_cost(tmp_path, run):
 
 def test_nothing_to_draw(tmp_path):
   run = make(tmp_path / 'a', [], {})
-  with pytest.raises(UserError, match='loss or an accuracy yet: a'):
+  with pytest.raises(UserError, match='loss or a result yet: a'):
     runs.compare([run])
   with pytest.raises(UserError, match='has no metrics.jsonl'):
     runs.read(epath.Path(tmp_path))
+
+
+def test_names_tell_runs_apart():
+  """What all paths share is left out, at both ends."""
+
+  def names(*places):
+    return runs.names([epath.Path(place) for place in places])
+
+  assert names('/a/vit/final', '/a/resnet/final/') == ['vit', 'resnet']
+  assert names('/a/x/1', '/a/y/2') == ['x/1', 'y/2']
+  assert names('/a/run') == ['run']
+  assert names('gs://b/run', 'gs://b/run') == ['run', 'run']
+  assert names('/a', '/a/b') == ['a', 'a/b']

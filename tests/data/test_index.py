@@ -170,18 +170,6 @@ def test_words_about_settings_and_files(tmp_path):
     load([*paths, str(tmp_path / 'gone')])
 
 
-def test_progress(monkeypatch, capsys):
-  """Silent if quick; says how far it is if not, the end included."""
-  assert list(index.progress(iter('ab'), 2, 'indexing')) == ['a', 'b']
-  assert capsys.readouterr().err == ''
-  clock = iter(range(0, 1000, 8))
-  monkeypatch.setattr(index.time, 'monotonic', lambda: next(clock))
-  assert list(index.progress(iter('abcd'), 4, 'indexing')) == [*'abcd']
-  lines = capsys.readouterr().err.splitlines()
-  assert lines[0].startswith('indexing:  50%')
-  assert lines[-1].startswith('indexing: 100%')
-
-
 # Files
 
 

@@ -57,6 +57,7 @@ def get_config() -> ConfigDict:
       **every,
     ),
   )
+  config.evals.figures = dict(name='figures', split='test', num_images=5)
   config.checkpoint = dict(every='2 steps')
   config.log = dict(every='1 steps', tensorboard=False, curves=False)
   return complete(config)

@@ -3,6 +3,8 @@
 And features of its weights are written alike.
 """
 
+import json
+
 import numpy as np
 import pytest
 
@@ -64,6 +66,7 @@ def test_two_processes_judge_as_one(tmp_path):
   for key, value in one.items():
     # Weights after two steps differ by rounding; nothing is on an edge here.
     assert two[key] == pytest.approx(value, rel=1e-4), key
+  _same_pictures(*(tmp_path / str(processes) for processes in (1, 2)))
   written, again = (_features(tmp_path / '1', n) for n in (1, 2))
   assert again.keys() == written.keys()
   np.testing.assert_array_equal(again['index'], written['index'])
@@ -72,3 +75,24 @@ def test_two_processes_judge_as_one(tmp_path):
     again['features'], written['features'], rtol=1e-4, atol=1e-5
   )
   assert len(set(again['index'])) == len(again['index']) > 30
+
+
+def _same_pictures(one, two):
+  """Figures, predictions and training images, and the page that shows them."""
+  kept = [json.loads((at / 'report.json').read_text()) for at in (one, two)]
+  assert kept[1]['training'] == kept[0]['training']
+  assert len(kept[0]['training']) == 24
+  judged = [each['judged'] for each in kept]
+  assert judged[0]['count'] == judged[1]['count'] > 0
+  assert judged[0]['matrix'] == judged[1]['matrix']
+  arrays = [np.load(at / 'figures' / 'figures.npz') for at in (one, two)]
+  assert 'rollout' in arrays[0]
+  for name in arrays[0].files:
+    if name != 'filters':  # of components with shares alike any mixture is one
+      np.testing.assert_allclose(
+        arrays[1][name], arrays[0][name], rtol=1e-3, atol=1e-5, err_msg=name
+      )
+  page = (two / 'report.html').read_text()
+  for title in ('What it learned', 'Training images', 'Predictions'):
+    assert title in page
+  assert 'weights: step 2;' in page

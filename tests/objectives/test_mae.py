@@ -269,7 +269,7 @@ def test_pictures():
   np.testing.assert_allclose(pictures.image, shown, atol=1e-6)
   hidden = np.asarray(of._hidden_pixels(jnp.asarray(order)))
   np.testing.assert_allclose(
-    pictures.masked, np.where(hidden, 0.5, shown), atol=1e-6
+    pictures.seen, np.where(hidden, 0.5, shown), atol=1e-6
   )
   tensors = torch_vit.leaves(params)
   predicted, _ = official(tensors, examples['image'], order, True)
@@ -279,8 +279,10 @@ def test_pictures():
   expected = predicted * (variance + 1e-6) ** 0.5 + mean
   expected = expected.detach().numpy().reshape(4, *GRID, SIDE, SIDE, 3)
   expected = expected.swapaxes(2, 3).reshape(4, *SIZE, 3) * STD + MEAN
+  expected = expected.clip(0, 1)
+  np.testing.assert_allclose(pictures.predicted, expected, atol=1e-4)
   np.testing.assert_allclose(
-    pictures.reconstruction, expected.clip(0, 1), atol=1e-4
+    pictures.completed, np.where(hidden, expected, shown), atol=1e-4
   )
 
 

@@ -11,6 +11,7 @@ from etils import epath
 from minimal_config import completed
 
 from vit_jax.analysis.report import parts
+from vit_jax.evaluators import predictions
 from vit_jax.run.preemption import StopRequested
 from vit_jax.training import data, reporting
 from vit_jax.training.experiment import Experiment
@@ -34,7 +35,7 @@ def decoded(entry):
 def test_training_images_are_those_of_the_first_batch():
   """To the bit, with their classes; the batch itself is smaller."""
   experiment, source = built()
-  entries = reporting.training_images(experiment, source)
+  entries = reporting.training_images(experiment, source, experiment.mesh)
   assert len(entries) == 24
   with data.train_batches(experiment, source, 0) as batches:
     batch = jax.device_get(next(batches))
@@ -45,7 +46,7 @@ def test_training_images_are_those_of_the_first_batch():
 
 def test_mixed_images_name_both_classes():
   experiment, source = built(**{'mix.mixup': 1.0})
-  entries = reporting.training_images(experiment, source)
+  entries = reporting.training_images(experiment, source, experiment.mesh)
   mixed = [e['caption'] for e in entries if len(e['caption']) == 2]
   assert len(mixed) > 12
   for lines in mixed:
@@ -70,7 +71,7 @@ def test_what_goes_wrong_ends_no_run(error, tmp_path, monkeypatch, caplog):
 
   experiment, source = built()
   setting = data.setting(experiment, source.class_names)
-  monkeypatch.setattr(parts, 'judge', fail)
+  monkeypatch.setattr(predictions, 'judge', fail)
   caplog.set_level('INFO', 'vit_jax')
   path = epath.Path(tmp_path)
   reporting.write(path, experiment, setting, {}, source, 5)

@@ -1,6 +1,7 @@
 """Draws the paper's figures with Matplotlib, as PNG."""
 
 import io
+import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -174,13 +175,30 @@ def heads(found: Findings) -> bytes:
     '' if count == maps.shape[1] else f', {count} of {maps.shape[1]} heads'
   )
   titles = ('image', *(f'head {head + 1}' for head in range(count)))
-  figure, axes_of = _sheet(
-    rows, 1 + count, f'Attention of {who} in the last layer{shown}', titles
-  )
+  title = f'Attention of {who} in the last layer{shown}\n(each map by itself)'
+  figure, axes_of = _sheet(rows, 1 + count, title, titles)
   for row in range(rows):
     axes_of(row, 0).imshow(images[row])
     for head in range(count):
       axes_of(row, 1 + head).imshow(maps[row, head], vmin=0, cmap='viridis')
+  return png(figure)
+
+
+def reconstructions(found: Findings) -> bytes:
+  """As in arXiv 2111.06377, Figure 2; what was predicted is said."""
+  columns = {
+    'image': 'images',
+    'what the model sees': 'seen',
+    'prediction': 'predicted',
+    'prediction where hidden': 'completed',
+  }
+  rows = min(_ROWS, len(found.arrays['images']))
+  lines = textwrap.wrap(f'({found.reconstructs})', 62)
+  title = '\n'.join(['Hidden patches and what is predicted of them', *lines])
+  figure, axes_of = _sheet(rows, len(columns), title, list(columns))
+  for column, name in enumerate(columns.values()):
+    for row in range(rows):
+      axes_of(row, column).imshow(found.arrays[name][row])
   return png(figure)
 
 
@@ -189,7 +207,8 @@ def _sheet(
 ) -> tuple[Any, Callable[[int, int], Any]]:
   """A figure of pictures, and what gives the axes of a row and a column."""
   side = 1.5 if columns <= 5 else 1.05
-  figure = new_figure(side * columns + 0.2, (side + 0.1) * rows + 0.6)
+  height = (side + 0.1) * rows + 0.6 + 0.16 * title.count('\n')
+  figure = new_figure(side * columns + 0.2, height)
   figure.suptitle(title, fontsize=10)
   grid = figure.subplots(rows, columns, squeeze=False)
   for axes in grid.flat:
@@ -211,4 +230,6 @@ def all_figures(found: Findings) -> dict[str, bytes]:
     pictures['attention_distance'] = distances(arrays['distance'], size)
     pictures['rollout'] = rollouts(found)
     pictures['heads'] = heads(found)
+  if 'predicted' in arrays:
+    pictures['reconstructions'] = reconstructions(found)
   return pictures

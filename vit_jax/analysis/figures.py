@@ -12,6 +12,7 @@ from jaxtyping import Array, Float, UInt8
 from vit_jax.analysis import distance, embeddings, rollout
 from vit_jax.arrays import tree
 from vit_jax.errors import UserError
+from vit_jax.objectives.contract import Objective
 
 PyTree = Any
 _BYTES = 2**29  # of attention that is held at once
@@ -30,11 +31,26 @@ class Findings(NamedTuple):
     missing: one line for each figure that the model cannot have.
     by_token: whether attention is that of the class token; else the mean over
       all patches, which are what is read out.
+    reconstructs: what was predicted of hidden patches, in words; with it go the
+      arrays `seen`, `predicted` and `completed` `[n, y, x, 3]`, 0 to 1.
   """
 
   arrays: dict[str, np.ndarray]
   missing: list[str]
   by_token: bool
+  reconstructs: str = ''
+
+
+class Masked(NamedTuple):
+  """An objective that hides patches, with its parameters."""
+
+  objective: Objective
+  params: PyTree
+
+  @classmethod
+  def of(cls, objective: Objective, params: PyTree) -> 'Masked | None':
+    """None where an objective hides nothing."""
+    return cls(objective, params) if objective.reconstructs else None
 
 
 def examine(
@@ -42,6 +58,7 @@ def examine(
   params: PyTree,
   images: UInt8[np.ndarray, 'n y x 3'],
   shown: int = 8,
+  masked: Masked | None = None,
 ) -> Findings:
   """Everything that the figures of the paper are drawn from.
 
@@ -52,11 +69,15 @@ def examine(
     model: see `models.contract.Model`.
     params: its own.
     images: preprocessed as for evaluation; attention distance is of all.
-    shown: of them rollout and the maps of single heads are kept.
+    shown: of them rollout, the maps of single heads and reconstructions are
+      kept.
+    masked: what the model is trained by, if it hides patches; for images of
+      this size.
   """
   leaves = tree.flatten(params)
   size = images.shape[1:3]
-  found = Findings({'images': images[:shown]}, [], 'cls' in leaves)
+  said = masked.objective.reconstructs if masked else ''
+  found = Findings({'images': images[:shown]}, [], 'cls' in leaves, said)
   _filters(found, leaves)
   grid = None
   if hasattr(model, 'grid'):
@@ -68,7 +89,22 @@ def examine(
       'own'
     )
   _attention(found, model, params, images, grid, shown)
+  if masked:
+    found.arrays.update(reconstructed(masked, images[:shown]))
   return found
+
+
+def reconstructed(
+  masked: Masked, images: UInt8[np.ndarray, 'n y x 3']
+) -> dict[str, Float[np.ndarray, 'n y x 3']]:
+  """See `objectives.contract.Pictures`; always the same patches are hidden."""
+  key = jax.random.key(0)
+  pictures = jax.jit(masked.objective.reconstruct)(
+    masked.params, {'image': jnp.asarray(images)}, key
+  )
+  arrays = {k: np.asarray(v) for k, v in pictures._asdict().items()}
+  del arrays['image']  # those of `images`
+  return arrays
 
 
 def _filters(found: Findings, leaves: Mapping[str, Any]) -> None:

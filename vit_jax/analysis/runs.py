@@ -1,6 +1,8 @@
 """Several runs beside each other: their curves over what training cost."""
 
-from collections.abc import Sequence
+import os
+import types
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,11 +33,15 @@ class Run(NamedTuple):
     series: (steps, values) of each metric.
     scales: by axis of `AXES`, (steps, values) between which it is linear; an
       axis that the workdir does not tell is left out.
+    examples: of the training data; None where config.json does not say.
+    model: its section of the config; {} likewise.
   """
 
   name: str
   series: dict[str, tuple[list[int], list[float]]]
   scales: dict[str, tuple[list[float], list[float]]]
+  examples: int | None = None
+  model: Mapping[str, Any] = types.MappingProxyType({})
 
   def over(self, axis: str, metric: str) -> Float[np.ndarray, '2 n']:
     """A metric's points: places on the axis, and values."""
@@ -77,16 +83,39 @@ def read(workdir: epath.Path) -> Run:
     steps, seconds = np.array(spans, np.float64).T
     days = np.cumsum(seconds) * devices / 86400
     scales['core_days'] = ([0.0, *steps.tolist()], [0.0, *days.tolist()])
-  return Run(workdir.name, series, scales)
+  return Run(
+    workdir.name, series, scales, examples or None, config.get('model', {})
+  )
+
+
+def names(workdirs: Sequence[epath.Path]) -> list[str]:
+  """Of several workdirs: their paths, without what all have in common.
+
+  'study/A/final' and 'study/B/final' are 'A' and 'B'; one alone has the name
+  of its directory.
+  """
+  if len(workdirs) < 2:
+    return [workdir.name for workdir in workdirs]
+  parts = [os.fspath(workdir).rstrip('/').split('/') for workdir in workdirs]
+  for place in (0, -1):
+    while min(map(len, parts)) > 1 and len({p[place] for p in parts}) == 1:
+      for each in parts:
+        del each[place]
+  return ['/'.join(each) for each in parts]
 
 
 def panels(runs: Sequence[Run]) -> tuple[list[str], list[str]]:
   """The metrics, and the axes, that some of the runs have."""
   names = {name for run in runs for name in run.series}
-  accuracies = sorted(n for n in names if n.endswith('/accuracy'))
-  losses = [n for n in ('loss', *sorted(names)) if _is_loss(n) and n in names]
-  metrics = list(dict.fromkeys([*losses, *accuracies]))
+  results = [name for name in sorted(names) if is_result(name)]
+  losses = [n for n in ('loss', *results) if _is_loss(n) and n in names]
+  metrics = list(dict.fromkeys([*losses, *results]))
   return metrics, [a for a in AXES if any(a in run.scales for run in runs)]
+
+
+def is_result(name: str) -> bool:
+  """Whether it is a value of an evaluator, and no number of examples."""
+  return '/' in name and not name.endswith('/count')
 
 
 def _is_loss(name: str) -> bool:
@@ -97,7 +126,7 @@ def compare(runs: Sequence[Run]) -> tuple[bytes, dict[str, np.ndarray]]:
   """Every metric over every axis, one line a run.
 
   Args:
-    runs: with at least one loss or accuracy among them.
+    runs: with at least one loss or result among them.
 
   Returns:
     The picture, and its arrays `[2, n]` by 'run/metric/axis'.
@@ -108,7 +137,7 @@ def compare(runs: Sequence[Run]) -> tuple[bytes, dict[str, np.ndarray]]:
   metrics, axes_names = panels(runs)
   if not metrics:
     raise UserError(
-      'none of these runs has written a loss or an accuracy yet: '
+      'none of these runs has written a loss or a result yet: '
       f'{", ".join(run.name for run in runs)}.'
     )
   arrays: dict[str, np.ndarray] = {}
@@ -133,6 +162,9 @@ def compare(runs: Sequence[Run]) -> tuple[bytes, dict[str, np.ndarray]]:
       grid[y, x].set_xlabel(AXES[axis], fontsize=8)
       grid[y, x].set_ylabel(metric, fontsize=8)
       grid[y, x].tick_params(labelsize=7)
+      grid[y, x].locator_params(axis='x', nbins=4)
+      grid[y, x].ticklabel_format(axis='x', style='sci', scilimits=(-2, 5))
+      grid[y, x].xaxis.get_offset_text().set_fontsize(7)
       grid[y, x].grid(alpha=0.3)
   handles = {}
   for axes in grid.flat:

@@ -12,4 +12,5 @@ FIGURES = {
   'attention_distance': 'Attention distance (Figures 7, right, and 11)',
   'rollout': 'Attention rollout (Figures 6 and 14)',
   'heads': 'Single heads of the last layer',
+  'reconstructions': 'Hidden patches and what is predicted of them',
 }

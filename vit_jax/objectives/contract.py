@@ -7,6 +7,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int, Key
 
 from vit_jax.data.contract import Spec
+from vit_jax.errors import UserError
 from vit_jax.models.contract import Model, Size
 from vit_jax.objectives.mixing import DeviceAugment, normalize
 
@@ -57,6 +58,26 @@ class Setting(NamedTuple):
   open_frozen: Callable[[str], Frozen] | None = None
 
 
+class Pictures(NamedTuple):
+  """What an objective that hides patches sees and makes of images.
+
+  RGB from 0 to 1.
+
+  Attributes:
+    image: as it was.
+    seen: what the model gets; hidden patches are grey.
+    predicted: the prediction of every patch, not only of hidden ones. Those
+      that are seen have no loss, and look worse (as in arXiv 2111.06377,
+      Figure 2).
+    completed: predictions where the loss is, the image elsewhere.
+  """
+
+  image: Float[Array, 'n y x 3']
+  seen: Float[Array, 'n y x 3']
+  predicted: Float[Array, 'n y x 3']
+  completed: Float[Array, 'n y x 3']
+
+
 class Objective(Protocol):
   """An objective: pure functions of parameters, extra state and a batch.
 
@@ -68,6 +89,8 @@ class Objective(Protocol):
   Attributes:
     sharding_rules: as in `models.contract.Model`, for all of its parameters.
     apart: likewise.
+    reconstructs: what the predictions of `reconstruct` are, in words; '' where
+      nothing is hidden, so that nothing can be reconstructed.
   """
 
   @property
@@ -75,6 +98,9 @@ class Objective(Protocol):
 
   @property
   def apart(self) -> tuple[str, ...]: ...
+
+  @property
+  def reconstructs(self) -> str: ...
 
   def frozen(self) -> dict[str, Frozen]:
     """Weights that the loss needs and does not change, by name.
@@ -187,6 +213,20 @@ class Objective(Protocol):
     """
     ...
 
+  def reconstruct(
+    self, params: PyTree, batch: Batch, key: Key[Array, '']
+  ) -> Pictures:
+    """Pictures of images, hiding what a step with that key would hide.
+
+    Asked for only where `reconstructs` says something.
+
+    Args:
+      params: any of those in `weights`.
+      batch: of an evaluation: `image` uint8 `[n, y, x, 3]`.
+      key: of the step.
+    """
+    ...
+
   def weights(self, params: PyTree, extra: PyTree) -> dict[str, PyTree]:
     """All that is worth evaluating, by the ending that its metrics get.
 
@@ -203,6 +243,7 @@ class Defaults:
 
   sharding_rules: tuple[tuple[str, int], ...] = ()
   apart: tuple[str, ...] = ()
+  reconstructs: str = ''
 
   def frozen(self) -> dict[str, Frozen]:
     """None are needed."""
@@ -237,6 +278,20 @@ class Defaults:
     """There are no others."""
     del params
     return model
+
+  def reconstruct(
+    self, params: PyTree, batch: Batch, key: Key[Array, '']
+  ) -> Pictures:
+    """Nothing is hidden.
+
+    Raises:
+      UserError: always.
+    """
+    del params, batch, key
+    raise UserError(
+      f'the objective {type(self).__module__.rpartition(".")[2]!r} hides '
+      'nothing that could be reconstructed: take mae or masked_patch.'
+    )
 
   def weights(self, params: PyTree, extra: PyTree) -> dict[str, PyTree]:
     """The parameters alone."""

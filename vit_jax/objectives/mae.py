@@ -7,7 +7,7 @@ hidden patch. Both know where a patch is.
 """
 
 import types
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -19,30 +19,13 @@ from vit_jax.data.contract import Spec, require
 from vit_jax.errors import UserError, check_range
 from vit_jax.models.contract import Places, Size
 from vit_jax.objectives import patches
-from vit_jax.objectives.contract import AroundModel, Batch, Setting
+from vit_jax.objectives.contract import AroundModel, Batch, Pictures, Setting
 from vit_jax.objectives.mixing import DEVIATION, MEAN, normalize
 
 PyTree = Any
 _DECODER = Nested('vit_jax.models.mae_decoder:Decoder')
 _EPSILON = 1e-6  # added to the variance of a patch
 _STREAM = 0x6D6165  # folded into the step's key, which drives dropout too
-
-
-class Pictures(NamedTuple):
-  """What a masked autoencoder sees and makes of images; RGB, 0 to 1.
-
-  Attributes:
-    image: as it was.
-    masked: hidden patches are grey.
-    reconstruction: the prediction of every patch, not only of hidden ones (the
-      visible have no loss and look worse, as in the paper's Figure 2). With
-      `norm_pixels` each patch has been given back its own mean and deviation,
-      which the prediction does not hold.
-  """
-
-  image: Float[Array, 'n y x 3']
-  masked: Float[Array, 'n y x 3']
-  reconstruction: Float[Array, 'n y x 3']
 
 
 class Objective(AroundModel):
@@ -154,10 +137,24 @@ class Objective(AroundModel):
     hidden = self._is_hidden(order)
     return jnp.where(hidden, errors, 0).sum() / hidden.sum(), ({}, {})
 
+  @property
+  def reconstructs(self) -> str:
+    """Pixels; normalised ones hold no mean and no contrast of their patch."""
+    if self.norm_pixels:
+      return (
+        'predicted are pixels normalised within their patch; drawn with the '
+        "image's own mean and deviation of each patch"
+      )
+    return 'predicted are the pixels, drawn as they are'
+
   def reconstruct(
     self, params: PyTree, batch: Batch, key: Key[Array, '']
   ) -> Pictures:
-    """Pictures of a batch, hiding what a step with that key would hide."""
+    """Pictures of a batch, hiding what a step with that key would hide.
+
+    With `norm_pixels` each patch is given back its own mean and deviation,
+    which the prediction does not hold.
+    """
     images, order = batch['image'], self._order(batch, key)
     predicted = self._predict_patches(params, images, order, None)
     _, (mean, deviation) = self._target(images)
@@ -165,10 +162,14 @@ class Objective(AroundModel):
       predicted * deviation + mean, self.grid, self.setting.image_size
     )
     predicted = predicted * jnp.array(DEVIATION) + jnp.array(MEAN)
+    predicted = jnp.clip(predicted, 0, 1)
     shown = images.astype(jnp.float32) / 255
     hidden = self._hidden_pixels(order)
     return Pictures(
-      shown, jnp.where(hidden, 0.5, shown), jnp.clip(predicted, 0, 1)
+      shown,
+      jnp.where(hidden, 0.5, shown),
+      predicted,
+      jnp.where(hidden, predicted, shown),
     )
 
   def _order(self, batch: Batch, key: Key[Array, '']) -> Int[Array, 'n p']:

@@ -26,7 +26,7 @@ from vit_jax.errors import UserError, check_range
 from vit_jax.models.contract import Places
 from vit_jax.models.layers.head import head
 from vit_jax.objectives import patches
-from vit_jax.objectives.contract import AroundModel, Batch, Setting
+from vit_jax.objectives.contract import AroundModel, Batch, Pictures, Setting
 from vit_jax.objectives.losses import softmax_cross_entropy
 from vit_jax.objectives.mixing import normalize
 
@@ -137,19 +137,76 @@ class Objective(AroundModel):
   ) -> tuple[Float[Array, ''], tuple[dict[str, Array], PyTree]]:
     """Mean over the terms of a patch, then over the corrupted patches."""
     del extra, step, frozen
-    images, model = batch['image'], self.setting.model
+    images = batch['image']
     places, hidden, seen = self._corrupted(images, key)
-    variables = {'params': params['model']}
+    tokens = self._tokens(params, hidden, seen, key)
+    predicted = self._predicted(params, patches.take(tokens, places))
+    return self._errors(predicted, images, places).mean(), ({}, {})
+
+  @property
+  def reconstructs(self) -> str:
+    """In the units of the target."""
+    if self.target == 'pixels':
+      return 'predicted are the pixels, drawn as they are'
+    cells = CELLS[self.target]
+    what = 'the patch' if cells == 1 else f'each of its {cells}x{cells} cells'
+    return (
+      f'predicted is the mean colour of {what}, one of {_COLORS}; a tenth of '
+      'what is corrupted shows another patch, a tenth itself'
+    )
+
+  def reconstruct(
+    self, params: PyTree, batch: Batch, key: Key[Array, '']
+  ) -> Pictures:
+    """Pictures of a batch, corrupting what a step with that key would."""
+    images = batch['image']
+    places, hidden, seen = self._corrupted(images, key)
+    tokens = self._tokens(params, hidden, seen, None)
+    predicted = self._drawn(self._predicted(params, tokens))
+    rows = jnp.arange(len(images))[:, None]
+    corrupted = jnp.zeros(hidden.shape, bool).at[rows, places].set(True)
+    corrupted = patches.spread(corrupted, self.grid, self.setting.image_size)
+    shown = images.astype(jnp.float32) / 255
+    completed = jnp.where(corrupted, predicted, shown)
+    return Pictures(shown, seen / 2 + 0.5, predicted, completed)
+
+  def _tokens(
+    self, params: PyTree, hidden: Any, seen: Any, key: Any
+  ) -> Float[Array, 'n p d']:
+    """What the model makes of patches, some of them hidden."""
+    variables, model = {'params': params['model']}, self.setting.model
     tokens = model.apply(variables, seen, method='embed')
     mask = params['mask'].astype(tokens.dtype)
     tokens = jnp.where(hidden[..., None], tokens + mask, tokens)
     tokens = model.apply(
       variables, tokens, key, Places(self.grid), method='encode'
     )
-    outputs = patches.take(tokens[:, -hidden.shape[1] :], places)
-    layer = head(self._outputs, outputs.dtype)
-    predicted = layer.apply({'params': params['head']}, outputs)
-    return self._errors(predicted, images, places).mean(), ({}, {})
+    return tokens[:, -hidden.shape[1] :]
+
+  def _predicted(
+    self, params: PyTree, tokens: Float[Array, 'n k d']
+  ) -> Float[Array, 'n k outputs']:
+    layer: Any = head(self._outputs, tokens.dtype)
+    return layer.apply({'params': params['head']}, tokens)
+
+  def _drawn(
+    self, predicted: Float[Array, 'n p outputs']
+  ) -> Float[Array, 'n y x 3']:
+    """Predictions as images: pixels, or the middle of the likeliest colour."""
+    size = self.setting.image_size
+    if self.target == 'pixels':
+      pixels = patches.join(predicted, self.grid, size)
+      return jnp.clip(pixels / 2 + 0.5, 0, 1)
+    n, count, _ = predicted.shape
+    cells = CELLS[self.target]
+    classes = predicted.reshape(n, count, cells**2, _COLORS).argmax(axis=-1)
+    shifts = jnp.array([2 * _BITS, _BITS, 0])
+    levels = (classes[..., None] >> shifts) % 2**_BITS
+    colors = ((levels + 0.5) / 2**_BITS).reshape(n, count, -1)
+    fine = (self.grid[0] * cells, self.grid[1] * cells)
+    image = patches.join(colors, self.grid, fine)
+    image = jnp.repeat(image, size[0] // fine[0], axis=1)
+    return jnp.repeat(image, size[1] // fine[1], axis=2)
 
   def _corrupted(
     self, images: UInt8[Array, 'n y x 3'], key: Key[Array, '']

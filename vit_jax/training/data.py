@@ -3,6 +3,8 @@
 import functools
 from collections.abc import Callable, Sequence
 
+from etils import epath
+
 from vit_jax.config import sections
 from vit_jax.config.completion import Config
 from vit_jax.config.sections import build_section
@@ -104,6 +106,8 @@ def setting(
   class_names: Sequence[str],
   ledger: Ledger | None = None,
   check: Callable[[], None] = lambda: None,
+  workdir: epath.Path | None = None,
+  judging: Callable[[], str] = lambda: '',
 ) -> contract.Setting:
   """What every evaluator of a run gets.
 
@@ -112,6 +116,8 @@ def setting(
     class_names: of the training data; labels are matched with them.
     ledger: where bad records are listed.
     check: called with every batch.
+    workdir: of the run.
+    judging: says which weights are judged.
   """
   return contract.Setting(
     open_source=functools.partial(
@@ -125,4 +131,8 @@ def setting(
     reader=build_section(experiment.config, 'reader'),
     report=bad_records.report_to(ledger),
     check=check,
+    model=experiment.model,
+    objective=experiment.objective,
+    workdir=workdir,
+    judging=judging,
   )

@@ -10,8 +10,8 @@ from vit_jax.analysis import curves
 from vit_jax.analysis.report import page
 from vit_jax.config.completion import Config
 from vit_jax.errors import PreemptedError
-from vit_jax.run import runtime
-from vit_jax.run.ledger import summarise
+from vit_jax.evaluators.contract import judged
+from vit_jax.run import ledger, runtime
 from vit_jax.run.preemption import StopRequested
 from vit_jax.run.recovery import RollbackError
 from vit_jax.training import reporting
@@ -86,7 +86,7 @@ def _train(
       stop = session.preemption.reached()
       if due_evals or due_save or stop:
         recorder.drain()
-        fresh = {} if stop else _evaluate(session, due_evals, state)
+        fresh = {} if stop else _evaluate(session, due_evals, state, step)
         stop = session.preemption.reached()  # perhaps in the evaluation
         recorder.evaluations(step, fresh)
         results |= fresh
@@ -113,7 +113,8 @@ def _train(
       session.replay.compare(replayed, state, step)
       recorder.append(step, step_metrics)
   log.info('%s', recorder.summary(step - first_step, results))
-  log.info('%s', summarise(session.events()).line())
+  events = ledger.read(session.workdir / 'events.jsonl')
+  log.info('%s', ledger.summarise(events).line())
   return results
 
 
@@ -149,17 +150,21 @@ def _due(session: Session, step: int) -> tuple[list[str], bool]:
   return evals, save
 
 
-def _evaluate(session: Session, due: list[str], state: PyTree) -> Results:
+def _evaluate(
+  session: Session, due: list[str], state: PyTree, step: int
+) -> Results:
   """Runs evaluators on all weights that are worth it; see `Trainer.weights`.
 
   A signal ends it without results; the resumed run evaluates again.
   """
   results = {}
   for name in due:
-    for suffix, params in session.weights(state).items():
+    evaluator = session.evaluators[name]
+    for suffix, params in judged(evaluator, session.weights(state)).items():
+      session.judging = f'step {step:,}' + (f', {suffix}' if suffix else '')
       with session.doing('eval'):
         try:
-          scores = session.evaluators[name].run(params)
+          scores = evaluator.run(params)
         except StopRequested:
           return {}
       results |= {f'{name}{suffix}/{key}': v for key, v in scores.items()}

@@ -8,11 +8,16 @@ from typing import Any
 import jax
 import numpy as np
 from etils import epath
+from jax.sharding import Mesh
 
 from vit_jax.analysis.report import parts
 from vit_jax.config.sections import build_section
 from vit_jax.data.pipeline import stream
+from vit_jax.evaluators import predictions
+from vit_jax.evaluators.alone import on_main
 from vit_jax.evaluators.contract import Setting
+from vit_jax.evaluators.spread import own_splits
+from vit_jax.run.agreement import from_main
 from vit_jax.run.preemption import StopRequested
 from vit_jax.training.experiment import Experiment
 
@@ -31,8 +36,8 @@ def write(
 ) -> None:
   """Makes the pictures of report.html; what goes wrong ends no run.
 
-  Only where one process trains: with several, those that see no mistake would
-  wait for one that does.
+  Of several processes the main one looks at images, alone, and the others
+  wait for it.
 
   Args:
     workdir: of the run.
@@ -42,19 +47,20 @@ def write(
     source: of the training.
     step: of these weights.
   """
-  if jax.process_count() > 1:
-    log.info('report.html has no pictures: `vit_jax.analyze report` adds them')
-    return
-  values: dict[str, Any] = {'step': step, 'training': []}
-  with _carefully('training images'):
-    values['training'] = training_images(experiment, source)
-  sections = experiment.config.evals.values()
-  splits = [section.split for section in sections if section.get('split')]
-  if splits and experiment.config.num_classes:
-    with _carefully('predictions'):
-      values['judged'] = parts.judge(setting, weights, splits[0])
-  with _carefully('pictures'):
-    parts.write(workdir, values)
+  setting, weights = on_main(setting, weights)
+
+  def make() -> None:
+    values: dict[str, Any] = {'step': step, 'training': []}
+    with _carefully('training images'):
+      values['training'] = training_images(experiment, source, setting.mesh)
+    splits = own_splits(experiment.config.evals)
+    if splits and experiment.config.num_classes:
+      with _carefully('predictions'), jax.set_mesh(setting.mesh):
+        values['judged'] = predictions.judge(setting, weights, splits[0])
+    with _carefully('pictures'):
+      parts.write(workdir, values)
+
+  from_main(make)
 
 
 @contextlib.contextmanager
@@ -68,14 +74,19 @@ def _carefully(what: str) -> Iterator[None]:
 
 
 def training_images(
-  experiment: Experiment, source: stream.Source
+  experiment: Experiment, source: stream.Source, mesh: Mesh
 ) -> list[dict[str, Any]]:
   """The first images of the training as the step gets them.
 
   They are those of the first batch; where images are mixed, each is mixed with
   another one of these, not of the whole batch.
+
+  Args:
+    experiment: of the run.
+    source: of the training.
+    mesh: devices of this process.
   """
-  mesh, config = experiment.mesh, experiment.config
+  config = experiment.config
   split = mesh.shape['data'] * mesh.shape['fsdp']
   batch_size = -(-_IMAGES // split) * split
   mix = jax.jit(experiment.setting.mix)
@@ -88,11 +99,12 @@ def training_images(
     mesh,
     reader=build_section(config, 'reader'),
   ) as batches:
-    key = jax.random.fold_in(experiment.key(), 0)
     batch = next(batches)
     if not {'image', 'label'} <= batch.keys():  # of an objective of its own
       return _unlabelled(jax.device_get(batch))
-    images, targets = jax.device_get(mix(batch, key))
+    with jax.set_mesh(mesh):
+      key = jax.random.fold_in(jax.random.key(config.seed), 0)
+      images, targets = jax.device_get(mix(batch, key))
   pixels = np.clip(np.round(images * 127.5 + 127.5), 0, 255).astype(np.uint8)
   return [
     parts.picture(image, caption(target, source.class_names))

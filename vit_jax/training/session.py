@@ -17,7 +17,6 @@ from vit_jax.data.pipeline.reader import BadShare
 from vit_jax.errors import StorageError
 from vit_jax.files import paths
 from vit_jax.run import chips, limits, lock, metrics, peers, recovery, runtime
-from vit_jax.run import ledger as ledger_lib
 from vit_jax.run import workdir as workdir_lib
 from vit_jax.run.agreement import from_main
 from vit_jax.run.ledger import Ledger
@@ -37,6 +36,8 @@ InitialParams = Callable[[Experiment], PyTree] | None
 
 class Session:
   """One process's part in a run, from its start to its end."""
+
+  judging = ''  # which weights evaluators look at, in words
 
   def __init__(
     self,
@@ -114,6 +115,8 @@ class Session:
       self.source.class_names,
       self.ledger,
       self._check_in_evaluation,
+      self.workdir,
+      lambda: self.judging,
     )
     self.evaluators = {
       name: data.evaluator(self.experiment, name, self.setting)
@@ -163,12 +166,10 @@ class Session:
     shardings = jax.tree.map(lambda leaf: leaf.sharding, self.abstract_state)
     experiment = self.experiment
     if initial_params is None:
-      init = jax.jit(experiment.init_state, out_shardings=shardings)
-      return init(self.key)
+      return jax.jit(experiment.init_state, out_shardings=shardings)(self.key)
 
     def from_params(params: PyTree, key: jax.Array) -> PyTree:
-      batch = experiment.abstract_batch()
-      objective = experiment.objective
+      objective, batch = experiment.objective, experiment.abstract_batch()
       extra = objective.start_extra(params, objective.init(key, batch)[1])
       return experiment.trainer.state_of(params, extra)
 
@@ -204,10 +205,6 @@ class Session:
       total_steps=self.experiment.total_steps,
       steps_per_epoch=config.train.num_examples / config.batch_size,
     )
-
-  def events(self) -> list[dict[str, Any]]:
-    """What events.jsonl holds so far."""
-    return ledger_lib.read(self.workdir / 'events.jsonl')
 
   def train_batches(self, step: int) -> Any:
     """The batches after `step` updates, without those on the skip list."""

@@ -67,10 +67,17 @@ class Pretrained:
     constructor = sections.constructor('model', section)
     return plugins.build(constructor, section, self.about['num_classes'])
 
-  def objective(self, **changes: Any) -> Any:
-    """The objective with its model, for `predict`."""
+  def objective(
+    self, image_size: tuple[int, int] | None = None, **changes: Any
+  ) -> Any:
+    """The objective with its model, for `predict`.
+
+    Args:
+      image_size: (height, width), pixels; by default the weights' own.
+      **changes: to the model's section.
+    """
     section = self.about['objective']
-    setting = Setting(self.model(**changes), self.image_size)
+    setting = Setting(self.model(**changes), image_size or self.image_size)
     return sections.build('objective', section, setting)
 
   def backbone(self, params: PyTree) -> PyTree:

@@ -12,6 +12,18 @@ Points = tuple[Sequence[float], Sequence[float]]
 _SIZE = (440, 250)  # user units; text is 11
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 10, 26, 36
 _BUCKETS = 200  # of a line: each keeps its lowest and highest point
+_SPENT = {  # spans of the ledger, for people
+  'step': 'training that was kept',
+  'lost': 'training that a restart repeated',
+  'down': 'between two starts',
+  'data_wait': 'waiting for data',
+  'eval': 'evaluating',
+  'save': 'saving checkpoints',
+  'restore': 'restoring, or fresh weights',
+  'compile': 'compiling',
+  'init': 'opening data and weights',
+  'report': 'making this page',
+}
 _DASHES = (None, '6 3', '2 3')
 
 
@@ -77,7 +89,7 @@ def _legend(names: list[str]) -> Html:
   for number, name in enumerate(names):
     colour = COLOURS[number % len(COLOURS)]
     key = tag('span', class_='key', style=f'background:{colour}')
-    keys += [tag('span', key, name), ' \u2003']
+    keys += [tag('span', key, name, class_='named'), ' \u2003']
   return tag('figcaption', *keys)
 
 
@@ -187,11 +199,11 @@ def shares(parts: Mapping[str, float]) -> Html:
     colour = COLOURS[(2, 0, 1, 3, 4, 5, 6, 7)[number % 8]]
     percent = 100 * value / total
     style = f'width:{percent:.3f}%;background:{colour}'
-    pieces.append(tag('div', style=style, title=f'{name} {percent:.1f} %'))
-    key = tag('span', class_='key', style=f'background:{colour}')
-    label = tag(
-      'span', key, 'training that was kept' if name == 'step' else name
+    pieces.append(
+      tag('div', style=style, title=f'{_SPENT.get(name, name)} {percent:.1f} %')
     )
+    key = tag('span', class_='key', style=f'background:{colour}')
+    label = tag('span', key, _SPENT.get(name, name))
     rows.append((label, f'{percent:.1f} %', f'{value:,.1f} s'))
   table = html.table(('', 'share', 'time'), rows, numbers=2)
   return html.join([tag('div', *pieces, class_='bar'), table])

@@ -41,6 +41,7 @@ td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; }
 .bad { color: #a33300; } pre { overflow-x: auto; font-size: 12px; }
 .bar { display: flex; height: 26px; border-radius: 4px; overflow: hidden; }
 .key { display: inline-block; width: 11px; height: 11px; margin-right: 5px; }
+.named { display: inline-block; }
 """.strip()
 
 

@@ -37,7 +37,10 @@ def _render(run: Record) -> str:
     *_headed('What it learned', sections.figures(run)),
   ]
   if run.parts.get('training'):
-    note = 'Images as the training step gets them, augmented and mixed.'
+    note = (
+      'The first images of the training as its step gets them: augmented, and '
+      'mixed if the config mixes.'
+    )
     shown = sections.pictures(run.parts['training'])
     body += [tag('h2', 'Training images'), tag('p', note, class_='soft'), shown]
   body.append(sections.predictions(run.parts))
@@ -59,7 +62,7 @@ def render_comparison(several: Sequence[Record]) -> str:
   charts = []
   for name in (*_COMPARED, *shown):
     having = {run.name: run.series[name] for run in runs if name in run.series}
-    charts.append(chart.lines(name, having))
+    charts.append(chart.lines(sections.TITLES.get(name, name), having))
   rows = []
   for name in ('loss', *shown):
     values = [

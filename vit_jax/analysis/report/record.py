@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from etils import epath
 
-from vit_jax.analysis import curves
+from vit_jax.analysis import curves, gallery
 from vit_jax.analysis.style import FIGURES
 from vit_jax.config import durations
 from vit_jax.errors import UserError
@@ -31,7 +31,8 @@ class Record(NamedTuple):
     nulls: (step, metric) that were not finite.
     events: of events.jsonl.
     parts: pictures and predictions, see `parts.make`.
-    figures: PNG files drawn by `analyze`, by name.
+    figures: PNG files of the workdir's folder, by name.
+    figures_of: `weights` and `images` that they are of, in words.
     total_steps: of the whole training; None where the config does not say.
     expected: what the header of the run's config file expects; '' if unknown.
   """
@@ -44,6 +45,7 @@ class Record(NamedTuple):
   events: list[dict[str, Any]]
   parts: dict[str, Any]
   figures: dict[str, bytes]
+  figures_of: dict[str, Any]
   total_steps: int | None
   expected: str
 
@@ -86,7 +88,8 @@ def read(workdir: epath.Path) -> Record:
     nulls=nulls,
     events=ledger.read(workdir / 'events.jsonl'),
     parts=jsonl.read_object(workdir / PARTS),
-    figures=_figures(workdir / 'figures'),
+    figures=_figures(workdir / gallery.FOLDER),
+    figures_of=gallery.about(workdir / gallery.FOLDER),
     total_steps=_total_steps(config),
     expected='',
   )
@@ -94,8 +97,11 @@ def read(workdir: epath.Path) -> Record:
 
 
 def _figures(folder: epath.Path) -> dict[str, bytes]:
-  found = {}
+  """Those that were drawn last, of the same weights."""
+  drawn, found = gallery.about(folder).get('figures', FIGURES), {}
   for name in FIGURES:
+    if name not in drawn:
+      continue
     file = folder / f'{name}.png'
     content = file.read_bytes() if file.exists() else b''
     if content and len(content) <= _FIGURE_BYTES:
@@ -150,4 +156,8 @@ def _expected(command: list[str]) -> str:
   match = re.search(
     r'^Expected: (.*?)(?=\n\s*\n|\n[A-Z]\w*: |\Z)', header, re.M | re.S
   )
-  return ' '.join(match[1].split()) if match else ''
+  text = ' '.join(match[1].split()) if match else ''
+  sentences = re.split(r'(?<=\.)\s+', text)
+  if sentences[-1].endswith(':'):  # it leads to a command
+    sentences.pop()
+  return ' '.join(sentences)

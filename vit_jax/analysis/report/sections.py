@@ -13,7 +13,17 @@ from vit_jax.config.completion import flatten
 from vit_jax.run import ledger
 
 _EVENTS = 40  # shown, the last ones
+_LOWER = ('loss', 'nll', 'ece')  # results of which the lowest is the best
+_NEITHER = ('count', 'left_out', 'lr', 'l2')  # no better and no worse
 _FIELD = 300  # characters shown of one event or value
+_OF = ('weights', 'images')  # what figures may differ in
+TITLES = {  # of charts of training metrics
+  'lr': 'learning rate',
+  'img_per_sec': 'images per second',
+  'data_wait': 'share of time waiting for data',
+  'grad_norm': 'norm of the gradient',
+  'mfu': 'model FLOPs utilisation',
+}
 _QUIET = ('spans',)  # events that the bar of time shows
 
 
@@ -25,7 +35,10 @@ def overview(run: Record) -> Html:
   for name in run.evaluations:
     if name.endswith('/accuracy'):
       tiles.append((name, f'{100 * run.series[name][1][-1]:.2f} %'))
-  for name, label in (('loss', 'training loss'), ('img_per_sec', 'images/s')):
+  for name, label in (
+    ('loss', 'training loss, last logged batch'),
+    ('img_per_sec', 'images/s, since the line before'),
+  ):
     if name in run.series:
       tiles.append((label, number(run.series[name][1][-1], 4)))
   summary = ledger.summarise(run.events)
@@ -35,9 +48,8 @@ def overview(run: Record) -> Html:
   devices = run.run.get('num_devices')
   if isinstance(devices, int) and summary.seconds:
     days = summary.seconds.get(ledger.PRODUCTIVE, 0.0) * devices / 86400
-    label = (
-      f'core-days ({number(paper)} in the paper)' if paper else 'core-days'
-    )
+    label = 'device-days of training'
+    label += f' (paper: {number(paper)} TPUv3-core-days)' if paper else ''
     tiles.append((label, number(days, 3)))
   return tag(
     'div',
@@ -83,13 +95,7 @@ def curves(run: Record) -> Html:
     kind = name.rpartition('/')[2]
     if kind != 'count':
       groups.setdefault(kind, []).append(name)
-  groups |= {
-    'learning rate': ['lr'],
-    'images per second': ['img_per_sec'],
-    'share of time waiting for data': ['data_wait'],
-    'norm of the gradient': ['grad_norm'],
-    'model FLOPs utilisation': ['mfu'],
-  }
+  groups |= {title: [name] for name, title in TITLES.items()}
   marks = [e['from'] for e in run.events if e['event'] == 'rollback']
   drawn = [
     chart.lines(
@@ -106,7 +112,12 @@ def results(run: Record) -> Html:
   """The last and the best of every evaluation, and what was expected."""
   expected = Html('')
   if run.expected:
-    expected = tag('p', 'The config’s header expects: ', tag('b', run.expected))
+    changed = len(record.changes(run.command))
+    of = (
+      f' (as it stands; this run changed {changed} key(s))' if changed else ''
+    )
+    text = f'The config’s header expects{of}: '
+    expected = tag('p', text, tag('b', run.expected))
   if not run.evaluations:
     return html.join(
       [tag('p', 'There was no evaluation yet.', class_='soft'), expected]
@@ -114,10 +125,10 @@ def results(run: Record) -> Html:
   rows = []
   for name in run.evaluations:
     steps, values = run.series[name]
-    lower = name.endswith('loss') or 'error' in name
-    best = (min if lower else max)(values)
+    kind = name.rpartition('/')[2]
+    best = (min if kind in _LOWER else max)(values)
     at = steps[values.index(best)]
-    best_cell = '' if name.endswith('/count') else f'{number(best)} at {at:,}'
+    best_cell = '' if kind in _NEITHER else f'{number(best)} at {at:,}'
     rows.append((name, number(values[-1]), f'{steps[-1]:,}', best_cell))
   table = html.table(('metric', 'last', 'at step', 'best'), rows, numbers=3)
   return html.join([table, expected])
@@ -153,14 +164,26 @@ def events(run: Record) -> Html:
 
 
 def figures(run: Record) -> Html:
-  """What `python -m vit_jax.analyze` drew."""
+  """What was drawn of weights, and of which."""
   drawn = []
   for name, content in run.figures.items():
     data = base64.b64encode(content).decode()
     caption = FIGURES[name]
     image = tag('img', src=f'data:image/png;base64,{data}', alt=caption)
     drawn.append(tag('figure', image, tag('figcaption', caption)))
-  return tag('div', *drawn, class_='figures') if drawn else Html('')
+  if not drawn:
+    return Html('')
+  about = [f'{k}: {run.figures_of.get(k) or "unknown"}' for k in _OF]
+  note = (
+    f'Of {"; ".join(about)}. Attention distance is the mean of them all, the '
+    'others show the first few.'
+  )
+  return html.join(
+    [
+      tag('p', note, class_='soft'),
+      tag('div', *drawn, class_='figures'),
+    ]
+  )
 
 
 def pictures(entries: list[dict[str, Any]]) -> Html:
@@ -183,8 +206,8 @@ def predictions(parts: dict[str, Any]) -> Html:
   of = f'{judged["count"]:,} of {judged["total"]:,}'
   note = (
     f'{of} examples of {judged["source"]} at step {parts["step"]:,}: '
-    f'{100 * judged["accuracy"]:.2f} % right. Confidence is the largest '
-    'probability by soft-max.'
+    f'{100 * judged["accuracy"]:.2f} % right, by the weights themselves (no '
+    'average, no teacher). Confidence is the largest probability by soft-max.'
   )
   body = [tag('h2', 'Predictions'), tag('p', note, class_='soft')]
   body.append(pictures(judged['examples']))

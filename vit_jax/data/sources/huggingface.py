@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute
 
 from vit_jax.config import plugins
-from vit_jax.data import fingerprint
+from vit_jax.data import fingerprint, progress
 from vit_jax.data.images.headers import DecodeError
 from vit_jax.data.storage import arrow, classes, cuts, files, index, splits
 from vit_jax.errors import UserError, closest
@@ -249,6 +249,6 @@ def _convert(
   schema = pa.schema([schemas[0].field(key) for key in keys], metadata)
   label = f'converting Parquet files of {os.path.dirname(paths[0])}'
   with pa.ipc.new_stream(file, schema) as writer:
-    for path in index.progress(iter(paths), len(paths), label):
+    for path in progress.shown(iter(paths), len(paths), label):
       for batch in arrow.batches(path, list(keys), _ROWS):
         writer.write_batch(batch.select(list(keys)).cast(schema))

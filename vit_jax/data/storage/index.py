@@ -12,9 +12,8 @@ import io
 import os
 import sys
 import tempfile
-import time
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import IO, Any, NamedTuple
 
@@ -22,6 +21,7 @@ import numpy as np
 from etils import epath
 from jaxtyping import Int
 
+from vit_jax.data import progress
 from vit_jax.data.storage import files
 from vit_jax.errors import UserError
 
@@ -29,8 +29,6 @@ FOLDER = '.vit_jax_index'
 WHOLE = -1
 _VERSION = 1
 _THREADS = 32  # scanning mostly waits for the disk or the network
-_QUIET_S = 1.0
-_LINE_S = 10.0
 
 Columns = dict[str, np.ndarray]
 
@@ -252,7 +250,7 @@ def _build(
   with ThreadPoolExecutor(_THREADS) as pool:
     futures = [pool.submit(_scan, scan, path) for path in paths]
     try:
-      for done in progress(as_completed(futures), len(futures), label):
+      for done in progress.shown(as_completed(futures), len(futures), label):
         done.result()  # raises at once what went wrong
       scans = [future.result() for future in futures]
     except BaseException:
@@ -268,24 +266,3 @@ def _scan(scan: Callable[[str], Scan], path: str) -> Scan:
     return scan(path)
   except OSError as error:
     raise _unreadable(path, error) from error
-
-
-def progress(items: Iterator, total: int, label: str) -> Iterator:
-  """Passes items on; says on stderr how many came, if it takes long.
-
-  Args:
-    items: to be passed on.
-    total: how many there are.
-    label: what is done.
-  """
-  begin = time.monotonic()
-  said, terminal = begin, sys.stderr.isatty()
-  start, end, pause_s = ('\r', '', 0.2) if terminal else ('', '\n', _LINE_S)
-  for count, item in enumerate(items, 1):
-    yield item
-    now = time.monotonic()
-    last = count == total and now - begin > _QUIET_S
-    if last or (now - begin > _QUIET_S and now - said > pause_s):
-      text = f'{start}{label}: {count / total:4.0%}, {now - begin:.0f} s'
-      print(text, end='\n' if last else end, file=sys.stderr, flush=True)
-      said = now

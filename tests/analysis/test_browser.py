@@ -1,0 +1,113 @@
+"""The page in headless Chromium: nothing to complain of, nothing asked for."""
+
+import html
+import json
+import re
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+from test_page import EVIL, judged, trained, workdir
+
+from vit_jax.analysis.report import page, parts, record
+
+CHROMIUM = next(
+  filter(None, map(shutil.which, ('chromium', 'chromium-browser'))), None
+)
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason='there is no Chromium')
+WIDTHS = (400, 1400)
+# Of each frame: how wide it is and needs to be, and where it went.
+PROBE = """<pre id="probe"></pre><script>
+onload = () => {
+  const frames = [...document.querySelectorAll('iframe')];
+  document.getElementById('probe').textContent = JSON.stringify(frames.map(f =>
+    ({
+      name: f.name,
+      has: f.contentWindow.innerWidth,
+      needs: f.contentDocument.documentElement.scrollWidth,
+      asked: f.contentWindow.performance.getEntriesByType('resource')
+        .map(e => e.name).filter(name => !name.startsWith('data:')),
+      broken: [...f.contentDocument.images]
+        .filter(i => i.complete && !i.naturalWidth).length,
+    })));
+}
+</script>"""
+
+
+def probed(folder, pages):
+  """What the probe says of pages at each width, and lines of the console."""
+  frames = [
+    f'<iframe name="{name} {width}" width="{width}" height="800" '
+    f'style="border:0" srcdoc="{html.escape(text)}"></iframe>'
+    for name, text in pages.items()
+    for width in WIDTHS
+  ]
+  file = folder / 'frames.html'
+  file.write_text(f'<!DOCTYPE html><body>{"".join(frames)}{PROBE}</body>')
+  flags = (
+    *('--headless', '--no-sandbox', '--disable-gpu', '--dump-dom'),
+    *('--disable-background-networking', '--disable-dev-shm-usage'),
+    *('--enable-logging=stderr', f'--user-data-dir={folder / "profile"}'),
+  )
+  done = subprocess.run(
+    [CHROMIUM, *flags, file.as_uri()],
+    capture_output=True,
+    text=True,
+    timeout=200,
+  )
+  said = re.search('<pre id="probe">(.*?)</pre>', done.stdout, re.S)
+  assert said, done.stderr[-2000:]
+  console = [x for x in done.stderr.splitlines() if 'CONSOLE' in x]
+  return json.loads(html.unescape(said[1])), console
+
+
+def pages_of_every_fate(folder):
+  """NaN and no evaluation; 1,000 classes; names that are HTML."""
+  metrics = [{'step': s, 'loss': None if s == 3 else 1.0} for s in range(1, 6)]
+  events = [
+    {'event': 'start', 'step': 0},
+    {'event': 'rollback', 'step': 2, 'from': 3, 'skip': [2], 'why': EVIL},
+    {'event': 'start', 'step': 2},
+  ]
+  bad = workdir(folder / 'bad', metrics, events)
+  many = trained(folder / 'many', np.linspace(7, 3, 300).tolist())
+  names = [f'class of birds and other animals number {i}' for i in range(1000)]
+  value = judged(2000, 1000, names, side=96)
+  parts.write(many, {'step': 1, 'training': [], 'judged': value})
+  evil = trained(
+    folder / '<b onclick=x>run',
+    [3.0, 2.0],
+    command=[f'--config.source.path={EVIL}', '--config=' + 'long' * 60],
+  )
+  value = judged(50, 20, [f'{EVIL}{i}' for i in range(20)])
+  training = [parts.picture(np.zeros((8, 8, 3), np.uint8), [EVIL])]
+  parts.write(evil, {'step': 20, 'training': training, 'judged': value})
+  found = {at.name[:4]: record.read(at) for at in (bad, many, evil)}
+  pages = {name: page.render(run) for name, run in found.items()}
+  several = page.render_comparison(list(found.values()))
+  return {html.escape(k): v for k, v in pages.items()} | {'several': several}
+
+
+@pytest.mark.slow
+def test_pages_of_every_fate_at_two_widths(tmp_path):
+  """No line in the console, no request, no image broken, nothing cut off."""
+  found, console = probed(tmp_path, pages_of_every_fate(tmp_path))
+  assert len(found) == 8
+  assert console == []
+  for frame in found:
+    assert frame['asked'] == [] and frame['broken'] == 0, frame
+    assert frame['needs'] <= frame['has'] in WIDTHS, frame
+
+
+def test_the_probe_notices(tmp_path):
+  """Requests, errors, broken images and what is too wide."""
+  page_of_faults = (
+    '<body><div style="width:2000px">x</div><img src="http://127.0.0.1:9/a.png">'
+    '<img src="data:image/png;base64,AAAA"><script>lost()</script></body>'
+  )
+  found, console = probed(tmp_path, {'faults': page_of_faults})
+  for frame in found:
+    assert frame['asked'] == ['http://127.0.0.1:9/a.png']
+    assert frame['broken'] == 2 and frame['needs'] > frame['has']
+  assert any('lost is not defined' in line for line in console)

@@ -1,0 +1,73 @@
+"""Last results of several runs over the examples that they were trained on."""
+
+import io
+import json
+
+import numpy as np
+import pytest
+from etils import epath
+from PIL import Image
+
+from vit_jax.analysis import runs, sizes
+from vit_jax.errors import UserError
+
+VIT = {'name': 'vit', 'depth': 3, 'patch_size': 4}
+
+
+def run(path, examples, model, *values):
+  path.mkdir()
+  config = {'batch_size': 8, 'train': {'num_examples': examples}}
+  config |= {'model': model} if model else {}
+  lines = [
+    {'step': step, 'loss': 1.0, 'test/accuracy': value, 'test/count': 100}
+    for step, value in enumerate(values)
+  ]
+  (path / 'config.json').write_text(json.dumps(config))
+  text = ''.join(json.dumps(line) + '\n' for line in lines)
+  (path / 'metrics.jsonl').write_text(text)
+  return runs.read(epath.Path(path))
+
+
+@pytest.fixture
+def several(tmp_path):
+  wide = VIT | {'patch_size': 8}
+  cases = [
+    (50_000, VIT, 0.2, 0.7),
+    (2_500, VIT, 0.3),
+    (2_500, VIT, 0.5),
+    (2_500, wide, 0.4),
+    (50_000, {'name': 'resnet', 'depths': [1]}, 0.6),
+    (10, None, 0.1),
+  ]
+  return [
+    run(tmp_path / str(number), *case) for number, case in enumerate(cases)
+  ]
+
+
+def test_the_last_result_of_each_run_at_its_data_size(several):
+  """Models by name, and by the key in which two of a name differ."""
+  found = sizes.lines(several)
+  assert list(found) == ['test/accuracy']  # no count, no training loss
+  points = {k: v.T.tolist() for k, v in found['test/accuracy'].items()}
+  assert points == {
+    'resnet': [[50_000, 0.6]],
+    'vit patch_size=4': [[2_500, 0.3], [2_500, 0.5], [50_000, 0.7]],
+    'vit patch_size=8': [[2_500, 0.4]],
+  }
+
+
+def test_the_picture_has_its_points_beside_it(several):
+  picture, arrays = sizes.compare(several)
+  Image.open(io.BytesIO(picture)).load()
+  assert arrays['resnet/test/accuracy'].tolist() == [[50_000], [0.6]]
+  assert len(arrays) == 3
+
+
+def test_no_run_that_tells_enough(several):
+  with pytest.raises(UserError, match='none of these runs tells its model'):
+    sizes.compare(several[-1:])
+
+
+def test_ticks_are_the_sizes():
+  found = {'a': np.array([[400, 2_500, 1.28e6], [1, 1, 1]])}
+  assert sizes._ticks(found)[1] == ['400', '2.5k', '1.28M']

@@ -1,0 +1,41 @@
+"""What is said of long work, on a terminal and in a log."""
+
+import pytest
+
+from vit_jax.data import progress
+
+
+@pytest.fixture
+def said(monkeypatch, capsys):
+  """(terminal, seconds an item) → what stands on stderr after four items."""
+
+  def work(terminal, seconds):
+    clock = iter(range(0, 1000, seconds)) if seconds else iter([0.0] * 9)
+    monkeypatch.setattr(progress.time, 'monotonic', lambda: next(clock))
+    monkeypatch.setattr(progress.sys.stderr, 'isatty', lambda: terminal)
+    assert [*progress.shown(iter('abcd'), 4, 'indexing')] == [*'abcd']
+    return capsys.readouterr().err
+
+  return work
+
+
+@pytest.mark.parametrize('terminal', [False, True])
+def test_quick_work_is_silent(said, terminal):
+  assert said(terminal, 0) == ''
+
+
+def test_lines_in_a_log(said):
+  """Not more than one in ten seconds, and the end."""
+  assert said(False, 8).splitlines() == [
+    'indexing:  50%, 16 s',
+    'indexing: 100%, 32 s',
+  ]
+
+
+def test_a_bar_on_a_terminal(said):
+  """One line, drawn over and over; only its end begins another."""
+  drawn = said(True, 2)
+  assert drawn.count('\n') == 1 and drawn.endswith('100%, 8 s\n')
+  first, *_, last = drawn.strip().split('\r')
+  assert first == f'indexing: [{"#" * 6}{" " * 18}]  25%, 2 s'
+  assert last == f'indexing: [{"#" * 24}] 100%, 8 s'

@@ -1,0 +1,54 @@
+"""A folder of figures: PNG files, their arrays, and what they are of."""
+
+import io
+import json
+from typing import Any
+
+import numpy as np
+from etils import epath
+
+from vit_jax.analysis import draw
+from vit_jax.analysis.figures import Findings
+from vit_jax.files import atomic, jsonl
+
+FOLDER = 'figures'  # of a workdir
+_ABOUT = 'figures.json'
+
+
+def save(
+  folder: epath.Path, found: Findings, about: dict[str, str]
+) -> list[epath.Path]:
+  """Draws all that was found; returns the files, in the order of writing.
+
+  Args:
+    folder: made if it is not there.
+    found: of some weights.
+    about: of which `weights` and `images`, in words.
+
+  Raises:
+    OSError: it cannot be written.
+    UserError: Matplotlib is not installed.
+  """
+  pictures = draw.all_figures(found)
+  files: dict[str, str | bytes] = {
+    f'{name}.png': picture for name, picture in pictures.items()
+  }
+  files['figures.npz'] = archive(found.arrays)
+  files[_ABOUT] = json.dumps(about | {'figures': sorted(pictures)})
+  folder.mkdir(parents=True, exist_ok=True)
+  for name, content in files.items():
+    atomic.write(folder / name, content)
+  return [folder / name for name in files]
+
+
+def about(folder: epath.Path) -> dict[str, Any]:
+  """What `save` was told, and the names of the `figures`; {} if unknown."""
+  found = jsonl.read_object(folder / _ABOUT)
+  return found if isinstance(found.get('figures'), list) else {}
+
+
+def archive(arrays: dict[str, np.ndarray]) -> bytes:
+  """The content of an .npz file."""
+  file = io.BytesIO()
+  np.savez_compressed(file, **arrays)  # pyright: ignore[reportArgumentType]
+  return file.getvalue()

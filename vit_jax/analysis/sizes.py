@@ -1,0 +1,127 @@
+"""What more data is worth: last results of several runs over examples."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from vit_jax.analysis import draw
+from vit_jax.analysis.runs import Run, is_result
+from vit_jax.analysis.style import COLOURS
+from vit_jax.errors import UserError
+
+Points = Float[np.ndarray, '2 n']  # training examples, last values
+
+
+def lines(runs: Sequence[Run]) -> dict[str, dict[str, Points]]:
+  """Points of each line by result and label, in the order of data sizes.
+
+  Runs of one model are a line; those of one model and size, several points of
+  it. A label has the model's name and, where names are not enough, the keys of
+  its section in which the models differ.
+
+  Args:
+    runs: those that do not tell model or examples, or have no results, are
+      left out.
+  """
+  told = [run for run in runs if run.examples and run.model.get('name')]
+  labels = _labels([run.model for run in told])
+  found: dict[str, dict[str, list[Any]]] = defaultdict(
+    lambda: defaultdict(list)
+  )
+  for run, label in zip(told, labels, strict=True):
+    for metric in filter(is_result, run.series):
+      found[metric][label].append((run.examples, run.series[metric][1][-1]))
+  return {
+    metric: {
+      label: np.array(sorted(points), np.float64).T
+      for label, points in sorted(by_label.items())
+    }
+    for metric, by_label in sorted(found.items())
+  }
+
+
+def _labels(models: Sequence[Mapping[str, Any]]) -> list[str]:
+  """Of each model: its name, and the keys in which others of it differ."""
+  labels = []
+  for mine in models:
+    alike = [other for other in models if other['name'] == mine['name']]
+    differing = [
+      f' {key}={value.get("name", value) if isinstance(value, dict) else value}'
+      for key, value in sorted(mine.items())
+      if value is not None and any(o.get(key) != value for o in alike)
+    ]
+    labels.append(''.join([str(mine['name']), *differing]))
+  return labels
+
+
+def compare(runs: Sequence[Run]) -> tuple[bytes, dict[str, np.ndarray]]:
+  """A panel for every result: all runs' points, lines through their means.
+
+  Returns:
+    The picture, and its points `[2, n]` by 'label/metric'.
+
+  Raises:
+    UserError: there is nothing to draw.
+
+  Reference: arXiv 2010.11929, Figures 3 and 4 (the form).
+  """
+  results = lines(runs)
+  if not results:
+    raise UserError(
+      'none of these runs tells its model, its examples (config.json) and a '
+      f'result: {", ".join(run.name for run in runs)}.'
+    )
+  columns = min(3, len(results))
+  rows = -(-len(results) // columns)
+  figure = draw.new_figure(4.4 * columns, 3.2 * rows + 0.5)
+  panels = list(figure.subplots(rows, columns, squeeze=False).flat)
+  names = sorted({label for found in results.values() for label in found})
+  for axes, (metric, found) in zip(panels, results.items(), strict=False):
+    for label, (sizes, values) in found.items():
+      colour = COLOURS[names.index(label) % len(COLOURS)]
+      unique = np.unique(sizes)
+      means = [values[sizes == size].mean() for size in unique]
+      axes.plot(unique, means, color=colour, label=label)
+      axes.plot(sizes, values, 'o', color=colour, markersize=4)
+    axes.set_xscale('log')
+    axes.set_xticks(*_ticks(found))
+    axes.minorticks_off()
+    axes.set_xlabel('training examples', fontsize=8)
+    axes.set_ylabel(f'{metric}, last of each run', fontsize=8)
+    axes.tick_params(labelsize=7)
+    axes.grid(alpha=0.3)
+  for axes in panels[len(results) :]:
+    axes.set_visible(False)
+  handles = {}
+  for axes in panels:
+    known = zip(*axes.get_legend_handles_labels(), strict=True)
+    handles |= {label: handle for handle, label in known}
+  figure.legend(
+    *([handles[name] for name in names], names),
+    loc='outside upper center',
+    fontsize=8,
+    ncols=min(3, len(names)),
+  )
+  arrays = {
+    f'{label}/{metric}': points
+    for metric, found in results.items()
+    for label, points in found.items()
+  }
+  return draw.png(figure), arrays
+
+
+def _ticks(found: dict[str, Points]) -> tuple[list[float], list[str]]:
+  """The sizes themselves, '2.5k'."""
+  sizes = np.unique(np.concatenate([points[0] for points in found.values()]))
+  labels = [
+    f'{size / 1e6:.3g}M'
+    if size >= 1e6
+    else f'{size / 1e3:.3g}k'
+    if size >= 1e3
+    else f'{size:.0f}'
+    for size in sizes
+  ]
+  return sizes.tolist(), labels

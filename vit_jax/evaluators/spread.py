@@ -1,0 +1,68 @@
+"""A few examples of a source, spread evenly over it, to be looked at."""
+
+import logging
+import os
+from typing import Any
+
+import numpy as np
+from jaxtyping import UInt8
+
+from vit_jax.data.contract import Preprocess, Source
+from vit_jax.data.images.headers import DecodeError
+from vit_jax.errors import UserError
+
+log = logging.getLogger('vit_jax')
+_TITLE = 60  # characters
+
+
+def own_splits(evals: Any) -> list[str]:
+  """Splits of the run's own source that its evaluators look at, in order.
+
+  Args:
+    evals: the sections of `config.evals` by name.
+  """
+  own = (each for each in evals.values() if not each.get('source'))
+  return [each['split'] for each in own if each.get('split')]
+
+
+class Spread:
+  """Examples of a source, spread evenly over it; itself a source."""
+
+  def __init__(self, source: Source, count: int):
+    """Chooses at most `count` examples, in order."""
+    places = np.linspace(0, len(source) - 1, min(count, len(source)))
+    self.indices = places.round().astype(int).tolist()
+    self.source = source
+    self.name, self.num_classes = source.name, source.num_classes
+    self.class_names = source.class_names
+
+  def __len__(self) -> int:
+    return len(self.indices)
+
+  def __getitem__(self, index: int) -> dict[str, Any]:
+    return self.source[self.indices[index]]
+
+  def title(self, index: int) -> str:
+    """The name of an example's own file, or its number."""
+    number = self.indices[index]
+    where = getattr(self.source, 'where', lambda _: '')
+    name = os.path.basename(str(where(number)))
+    if not name or ', ' in name or ' @ ' in name:  # one of a file of many
+      return f'example {number}'
+    return name[:_TITLE]
+
+  def images(self, transform: Preprocess) -> UInt8[np.ndarray, 'n y x 3']:
+    """All of them, preprocessed; what cannot be decoded is left out.
+
+    Raises:
+      UserError: nothing is left.
+    """
+    images = []
+    for index in range(len(self)):
+      try:
+        images.append(transform.pixels(self[index]['image']))
+      except DecodeError as error:
+        log.warning('%s is left out: %s', self.title(index), error)
+    if not images:
+      raise UserError(f'{self.name} has no image that can be used.')
+    return np.stack(images)
