@@ -27,10 +27,9 @@ DINO are known to need far longer training, larger models and more data.
 
 from typing import Any
 
+from vit_jax.config import parse_arg
 from vit_jax.study.contents import Judging, Row, Study
 from vit_jax.trials.grid import Stage, Task
-
-from vit_jax.config import parse_arg
 
 IMAGES, TENTH = 50_000, 5_000
 _QUIET = {
