@@ -4,7 +4,7 @@
 one config as it is shipped, compiled for one topology (minutes a row); PATTERN
 is a regular expression that `CONFIG TOPOLOGY` must contain, --list shows them.
 A row that is there for the same config and compiler is left alone, but for
---again.
+--again. --table prints what is there as docs/paper.md has it.
 """
 
 import argparse
@@ -75,6 +75,21 @@ def row(name: str, target: str, resolved: Any) -> dict[str, Any]:
   } | made_by()
 
 
+def table(rows: list[dict[str, Any]]) -> str:
+  """The rows as the Markdown table of docs/paper.md."""
+  head = 'config | topology | core-days | MFU, % | images/s | GiB a device'
+  lines = [f'| {head} |', '|' + '---|' * 6]
+  for row in rows:
+    name = row['config'].removeprefix('configs/')
+    cells = (
+      *(f'`{name}`', row['topology'], f'{row["core_days"]:,.0f}'),
+      *(f'{row["mfu"]:.0%}'.rstrip('%'), f'{row["images_per_second"]:,.0f}'),
+      f'{row["gib"]:.1f}',
+    )
+    lines.append('| ' + ' | '.join(cells) + ' |')
+  return '\n'.join(lines)
+
+
 def _rounded(value: float | None) -> float | None:
   return value if value is None else float(f'{value:.4g}')
 
@@ -87,7 +102,11 @@ def main() -> None:
   parser.add_argument('pattern', nargs='?', default='')
   parser.add_argument('--list', action='store_true')
   parser.add_argument('--again', action='store_true')
+  parser.add_argument('--table', action='store_true')
   arguments = parser.parse_args()
+  if arguments.table:
+    print(table(predicted.read()))
+    return
   wanted = [each for each in ROWS if re.search(arguments.pattern, each)]
   if arguments.list:
     print('\n'.join(wanted))

@@ -15,7 +15,7 @@ COMMANDS = (
   'analyze',
   *('train', 'finetune', 'evaluate', 'predict', 'convert', 'preview'),
   *('goodput', 'check_data', 'plan', 'prepare', 'export', 'features'),
-  *('pseudo_label', 'sweep', 'study', 'configs', 'launch'),
+  *('pseudo_label', 'sweep', 'study', 'configs', 'launch', '__main__'),
 )
 ROOMS = (
   *('cli', 'trials', 'training', 'weights', 'evaluators', 'analysis'),

@@ -31,6 +31,7 @@ ROWS = [
   (('train', '--confg=configs/mae.py'), 'Did you mean --config=configs/mae.py'),
   (('train', '--config=quickstart'), "did you mean 'configs/quickstart.py'"),
   (('train', '--config=configs/sweeps/digits.py'), '-m vit_jax.sweep --config'),
+  (('train', '--config=configs/studies/cifar10.py'), '-m vit_jax.study --conf'),
   (('train', '--config=configs/vit.py:variant=B16'), "'variant=B/16"),
   (('train', '--config=configs/folder.py:path=photos'), 'holds no image'),
   (('train', '--config=configs/finetune.py'), '-m vit_jax.finetune'),
@@ -61,8 +62,8 @@ ROWS = [
   (PLAN, '--topology is needed'),
   ((*PLAN, '--topology=v3-32'), 'is v3:4x4'),
   ((*PLAN, '--topology=v9:4x4'), "no TPU or GPU is called 'v9'"),
-  (('sweep.command', '--config=configs/deit.py'), '-m vit_jax.train --config'),
-  (('sweep.command', '--config=configs/sweeps/digit.py'), 'sweeps/digits.py'),
+  (('sweep', '--config=configs/deit.py'), '-m vit_jax.train --config'),
+  (('sweep', '--config=configs/sweeps/digit.py'), 'sweeps/digits.py'),
   ((PREPARE, 'cifar11', '--data_dir=d'), 'Did you mean cifar10'),
   ((PREPARE, 'imagenet21k', '--data_dir=d'), 'fall11_whole.tar'),
 ]

@@ -4,5 +4,5 @@ from vit_jax.cli import commands
 
 if __name__ == '__main__':
   for name, line in commands.described().items():
-    print(f'{name:<10}  {line}')
+    print(f'{name:<12}  {line}')
   print('\nEach has --help. The first five minutes: bash launch/local.sh')

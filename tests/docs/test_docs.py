@@ -13,7 +13,9 @@ import pytest
 from ml_collections import ConfigDict
 from tiny_vit import noise_params
 
+from benchmarks import plan_configs
 from tests import runs
+from vit_jax.config import predicted
 from vit_jax.models.vit import Model
 from vit_jax.study import contents
 from vit_jax.weights import pretrained
@@ -114,6 +116,12 @@ def test_the_tour_runs():
   text = '\n'.join(''.join(cell) for cell in cells)
   out, _ = runs.run([sys.executable, '-c', text])
   assert '% of 64 images' in out
+
+
+def test_predicted_costs_are_the_table_of_the_configs():
+  """`python benchmarks/plan_configs.py --table` prints what the page has."""
+  page = (ROOT / 'docs' / 'paper.md').read_text()
+  assert plan_configs.table(predicted.read()) in page
 
 
 @pytest.mark.slow

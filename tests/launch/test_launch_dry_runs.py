@@ -273,6 +273,12 @@ def test_containers_are_made_of_what_a_commit_has(file):
   assert len(needed) == 1 and f"'{needed[0]}'" in text
   assert f"--editable='.[{extra}]'" in text
   assert text.count('--constraint=constraints.txt') == text.count('pip install')
+  constraints = (ROOT / 'constraints.txt').read_text().splitlines()
+  (version,) = re.findall(r'^FROM python:([\d.]+)-slim$', text, re.MULTILINE)
+  assert f'(Python {version}, CPU)' in constraints[0]
+  # A pin of the compiler would keep pip from the one that this JAX asks for.
+  pinned = [line for line in constraints if re.match('libtpu|nvidia', line)]
+  assert not pinned
 
 
 def _shellcheck():

@@ -17,7 +17,7 @@ from vit_jax.config.completion import Config, complete
 from vit_jax.errors import UserError, closest
 
 # What a file must define for which command.
-_COMMANDS = {'get_config': 'train', 'get_sweep': 'sweep'}
+_COMMANDS = {'get_config': 'train', 'get_sweep': 'sweep', 'get_study': 'study'}
 
 
 def load(path_and_arg: str) -> Config:

@@ -138,8 +138,9 @@ def load_pretrained(
 ) -> tuple[Any, PyTree]:
   """Loads a model and its parameters; the architecture follows from the file.
 
-  >>> model, params = load_pretrained('B_16.npz', image_size=384)
-  >>> logits = model.apply({'params': params}, images)  # in [-1, 1], NHWC
+  Examples:
+    >>> model, params = load_pretrained('B_16.npz', image_size=384)
+    >>> logits = model.apply({'params': params}, images)  # in [-1, 1], NHWC
 
   Args:
     path: weights of any format (see `FORMATS`): an official or big_vision's
