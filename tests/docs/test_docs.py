@@ -59,11 +59,17 @@ def test_commands_exist(command_line, tmp_path):
     (tmp_path / name).mkdir()
     for i in range(20):
       (tmp_path / name / f'{i}.jpg').touch()
+  labels = str(tmp_path / 'labels.npz')
+  about = json.dumps(dict(count=45_000))
+  np.savez(labels, soft=np.zeros((1, 10)), copies=[1], index=[0], about=about)
   seen = set()
   for page, (module, *arguments) in commands():
     assert importlib.util.find_spec(module), (page, module)
     own = [word for word in arguments if word.startswith('--')]
     own = [word.replace('path=photos', f'path={tmp_path}') for word in own]
+    own = [
+      word.replace('labels=labels.npz', f'labels={labels}') for word in own
+    ]
     for word in own:
       name = word[2:].partition('=')[0].partition('.')[0].removeprefix('no')
       assert name in MAIN_FLAGS | {'config'}, (page, word)

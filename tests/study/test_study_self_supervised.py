@@ -3,12 +3,12 @@
 import json
 
 import numpy as np
-import pytest
 
 from vit_jax.config import loading
+from vit_jax.config.completion import flatten
+from vit_jax.study import contents
 
 ALWAYS = ['from scratch', 'from scratch, 10 %', 'masked patch', 'MAE', 'DINO']
-contents = pytest.importorskip('vit_jax.study.contents')
 
 
 def test_rows(tmp_path):
@@ -26,6 +26,9 @@ def test_rows(tmp_path):
   for name, row in study.rows.items():
     assert row.pretrain.seeds == (0, 1, 2, 3)
     assert [*row.transfers] == (wanted if name in ALWAYS[2:] else [])
-    evals = loading.load(row.pretrain.config).evals
+    config = loading.load(row.pretrain.config)
+    evals = config.evals
+    unknown = {*row.pretrain.flags} - {*flatten(config)}
+    assert unknown <= {'objective.teacher'}  # known once the name is 'distill'
     evaluator = row.pretrain.metric.partition('/')[0]
     assert evaluator.removesuffix('_ema').removesuffix('_teacher') in evals
