@@ -29,6 +29,14 @@ def _kill_when(arguments, seen):
   injected('SIGKILL of a study and its run')
 
 
+def _judged(workdir, last):
+  """The accuracy at the last step; every step was taken once."""
+  assert list(runs.losses(workdir)) == list(range(1, last + 1))
+  records = [r for r in runs.records(workdir) if 'test/accuracy' in r]
+  assert [r['step'] for r in records] == [last]
+  return records[0]['test/accuracy']
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_killed(tmp_path):
@@ -42,24 +50,20 @@ def test_killed(tmp_path):
   accuracies = {}
   for depth in (1, 2):
     pretrain = tmp_path / f'depth-{depth}/pretrain/final/seed=0'
-    (tuned,) = tmp_path.glob(f'depth-{depth}/from-seed=0/tuned/final/seed=0')
     (few,) = tmp_path.glob(f'depth-{depth}/from-seed=0/fewshot-*/result.json')
     result = json.loads(few.read_text())
     assert result['checkpoint'] == f'{pretrain}/checkpoints/24'
-    about = json.loads((tuned / 'config.json').read_text())
-    assert about['init_from'] == str(pretrain)
-    assert about['model']['depth'] == depth
-    judged = {}
-    for place, last in ((pretrain, 24), (tuned, 4)):
-      assert list(runs.losses(place)) == list(range(1, last + 1))
-      record = [r for r in runs.records(place) if 'test/accuracy' in r]
-      assert [r['step'] for r in record] == [last]
-      judged[place] = record[0]['test/accuracy']
-    accuracies[depth] = [
-      *(judged[pretrain], result['1shot'], result['5shot'], judged[tuned])
-    ]
-    values = [f'{100 * value:.2f}' for value in accuracies[depth]]
-    assert f'| depth {depth} | {" | ".join(values)} |' in out
+    judged = [_judged(pretrain, 24), result['1shot'], result['5shot']]
+    if depth == 1:
+      tuned = tmp_path / 'depth-1/from-seed=0/tuned/final/seed=0'
+      about = json.loads((tuned / 'config.json').read_text())
+      assert about['init_from'] == str(pretrain)
+      assert about['model']['depth'] == depth
+      judged.append(_judged(tuned, 4))
+    accuracies[depth] = judged
+    cells = [f'{100 * value:.2f}' for value in judged]
+    cells += [''] * (4 - len(cells))
+    assert f'| depth {depth} | {" | ".join(cells)} |' in out
   with open(tmp_path / 'results.csv', newline='') as file:
     rows = [float(row['value']) for row in csv.DictReader(file)]
   assert rows == [*accuracies[1], *accuracies[2]]

@@ -1,4 +1,4 @@
-"""Two tiny models on digits, judged few-shot and fine-tuned."""
+"""Two tiny models on digits, judged few-shot, one of them fine-tuned."""
 
 from vit_jax.study.contents import Figure, Judging, Row, Study
 from vit_jax.trials.grid import Stage, Task
@@ -44,12 +44,11 @@ def get_study() -> Study:
       pretrain=Stage(
         'configs/quickstart.py', 'test/accuracy', flags | _SIZES | _QUIET
       ),
-      transfers={
-        '1-shot': few._replace(metric='1shot'),
-        '5-shot': few,
-        'tuned': Task(command='finetune', final=final),
-      },
+      transfers={'1-shot': few._replace(metric='1shot'), '5-shot': few}
+      | (
+        {'tuned': Task(command='finetune', final=final)} if depth == 1 else {}
+      ),
       lines=('ViT',),
     )
-  figure = Figure('exaflops', ('5-shot', 'tuned'))
+  figure = Figure('exaflops', ('5-shot',))
   return Study(title='Digits', rows=rows, figure=figure)
