@@ -98,7 +98,9 @@ def main() -> None:
   """Plans the rows that were asked for and are not there."""
   from vit_jax.config import loading, predicted, shipped
 
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser = argparse.ArgumentParser(
+    description=(__doc__ or '').partition('\n')[0]
+  )
   parser.add_argument('pattern', nargs='?', default='')
   parser.add_argument('--list', action='store_true')
   parser.add_argument('--again', action='store_true')
