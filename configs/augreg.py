@@ -33,6 +33,8 @@ beyond magnitude 10 in the authors' code is not known: here nothing. Examples
 are mixed by pairs, each with its own share.
 """
 
+from typing import Any
+
 from ml_collections import ConfigDict
 
 from vit_jax.config import complete, parse_arg
@@ -63,7 +65,7 @@ BEST = {
   ('i1k', 'B/16'): ('medium2', 0.0, 0.1),
   ('i1k', 'L/16'): ('medium2', 0.0, 0.1),
 }
-DATA = {
+DATA: dict[str, dict[str, Any]] = {
   'i21k': dict(
     dataset='imagenet21k',
     train=dict(split='train[51200:]', num_examples=14_145_922),

@@ -89,11 +89,15 @@ RELEASED = {
   'S/8': Recipe(800, 1024, WIDE | TEN, WARM, True),
   'B/16': Recipe(
     *(400, 1024, NARROW | TEN, LONG, False),
-    **dict(rate=7.5e-4, end_lr=2e-6, clip=0.3, still=3),
+    rate=7.5e-4,
+    end_lr=2e-6,
+    clip=0.3,
+    still=3,
   ),
   'B/8': Recipe(
     *(300, 1056, NARROW | TEN, LONG | dict(warmup_temperature=0.03), False),
-    **dict(end_lr=2e-6, still=3),
+    end_lr=2e-6,
+    still=3,
   ),
 }
 

@@ -94,7 +94,8 @@ class Objective(AroundModel):
   def other_sizes(self, spec: Spec) -> tuple[Size, ...]:
     """One row of so many patches as are visible: what the encoder sees."""
     del spec
-    side = self.setting.model.patch_pixels
+    model: Any = self.setting.model  # of tokens: it has patches
+    side = model.patch_pixels
     return ((side, side * self.num_visible),)
 
   def init(self, key: Key[Array, ''], batch: Any) -> tuple[PyTree, PyTree]:

@@ -50,7 +50,7 @@ class TrainTransform(transforms.TrainTransform):
     found = super().__call__(example, rng)
     if SOFT not in example:
       return found | {'label': self._hard(int(example['label']))}
-    soft = np.asarray(example[SOFT], np.float32)
+    soft: np.ndarray = np.asarray(example[SOFT], np.float32)
     if soft.shape != (self.num_classes,):
       raise UserError(
         f'soft labels are of {len(soft)} classes, and augment.num_classes is '
