@@ -15,8 +15,9 @@ standard deviation of .7 % at 50 % comes from the sample alone). Larger subsets
 are seen for more steps: 16, 6 and 3 epochs. One seed for each point, a second
 one by `:seeds=2`.
 
-No expected values: the paper has none at this scale. benchmarks/RESULTS.md has
-the study as it came out, and what it took.
+The paper has no values at this scale. As it came out (benchmarks/RESULTS.md),
+5-shot and fine-tuned, from 50,000 images: ViT 39.4, 51.2, hybrid 44.6, 53.6,
+ResNet 49.0, 54.8 %; no crossover. 41 minutes of processor time.
 """
 
 from vit_jax.config import parse_arg
