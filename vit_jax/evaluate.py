@@ -190,7 +190,8 @@ def _choose_split(
   if not section.split or (other and not given and section.split == own):
     hint = f" (on its own data the run's {name} takes {own!r})" if own else ''
     raise UserError(
-      f'--split is missing: which split to evaluate on, as in --split=test{hint}.'
+      '--split is missing: which split to evaluate on, as in --split=test'
+      f'{hint}.'
     )
   return section.split
 
