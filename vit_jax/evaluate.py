@@ -189,7 +189,10 @@ def _choose_split(
   other = any(now[key] != before.get(key) for key in which)
   if not section.split or (other and not given and section.split == own):
     hint = f" (on its own data the run's {name} takes {own!r})" if own else ''
-    raise UserError(f'--split is missing: which split to evaluate on{hint}.')
+    raise UserError(
+      '--split is missing: which split to evaluate on, as in --split=test'
+      f'{hint}.'
+    )
   return section.split
 
 

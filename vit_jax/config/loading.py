@@ -72,7 +72,7 @@ def call(path_and_arg: str, function: str = 'get_config') -> Any:
   if not file.is_file():
     resolved = file / 'config.json'  # of a workdir
     there = [resolved] if resolved.is_file() else [*file.parent.glob('*.py')]
-    known = [*map(str, there), *([] if resolved.is_file() else shipped.paths())]
+    known = {*map(str, there), *([] if resolved.is_file() else shipped.paths())}
     same = [each for each in known if pathlib.Path(each).stem == file.stem]
     raise UserError(
       f'there is no config file {path!r}; {closest(path, same or known)}.'
