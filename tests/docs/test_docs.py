@@ -104,7 +104,7 @@ def test_python_blocks_run(tmp_path, monkeypatch):
   for page in PAGES:
     for block in blocks(page, 'python'):
       images = jnp.asarray(np.zeros((1, 384, 384, 3), np.float32))
-      names = {'images': images, 'config': ConfigDict()}
+      names = {'images': images, 'config': ConfigDict({'evals': {}})}
       exec(compile(block, page.name, 'exec'), names)
       if 'logits' in names:
         assert names['logits'].shape == (1, 3)
