@@ -62,3 +62,13 @@ def test_try_out_reads_what_it_wrote(tmp_path, monkeypatch):
   with pytest.raises(UserError, match='cannot be read back'):
     paths.try_out(epath.Path(tmp_path))
   assert list(tmp_path.iterdir()) == []
+
+
+def test_nearest(tmp_path):
+  """Of what is there beside it; a path that is there is no hint to itself."""
+  for name in ('photos', 'paper.pdf'):
+    (tmp_path / name).touch()
+  hint = f' Did you mean {tmp_path}/photos?'
+  assert paths.nearest(tmp_path / 'photo') == hint
+  assert paths.nearest(tmp_path / 'photos') == ''
+  assert paths.nearest(tmp_path / 'elsewhere') == ''

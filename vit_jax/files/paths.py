@@ -63,8 +63,8 @@ def nearest(path: str | epath.PathLike) -> str:
   parent, name = os.path.split(os.fspath(path).rstrip('/'))
   if is_remote(path):
     return ''
-  there = [entry.name for entry in entries(locate(parent))]
-  near = difflib.get_close_matches(name, there, n=1)
+  there = {entry.name for entry in entries(locate(parent))} - {name}
+  near = difflib.get_close_matches(name, sorted(there), n=1)
   return f' Did you mean {os.path.join(parent, near[0])}?' if near else ''
 
 
