@@ -155,10 +155,11 @@ def test_the_module_gives_the_same():
 
 
 @pytest.mark.parametrize(
-  'tokens, width, heads', [(641, 128, 2), (9, 192, 3), (9, 160, 2), (9, 128, 4)]
+  'tokens, width, heads',
+  [(641, 128, 2), (321, 128, 4), (9, 192, 3), (9, 160, 2), (9, 128, 8)],
 )
 def test_what_the_kernels_do_not_take(tokens, width, heads):
-  """Too many tokens, lanes left over, odd heads: told, or left to XLA."""
+  """Too many tokens, lanes left over, narrow heads: told, or left to XLA."""
   x = jnp.zeros((1, tokens, width))
   with pytest.raises(UserError, match='does not take'):
     Attention(heads, jnp.dtype('float32'), 'kernel').init(jax.random.key(0), x)

@@ -123,15 +123,42 @@ def test_every_size_of_a_training_is_compared(
   assert event['image_size'] == sizes[name]
 
 
+def test_the_decoder_is_compared(tmp_path, monkeypatch):
+  """Its heads have 32 channels; without its kernels the model has none."""
+  right, wide = tpu_kernels._soft_max, []
+
+  def wrong(scores, count):
+    weights, total = right(scores, count)
+    return (2 * weights, total) if wide[-1] == 4 else (weights, total)
+
+  def forward(*refs, heads, **settings):
+    wide.append(heads)
+    tpu_kernels.forward(*refs, heads=heads, **settings)
+
+  monkeypatch.setattr(tpu, 'forward', forward)
+  monkeypatch.setattr(tpu_kernels, '_soft_max', wrong)
+  decoder = dict(width=128, num_heads=4, depth=1, mlp_dim=16, dtype='float32')
+  mae = WITHOUT_LABELS['mae'] | {'objective': dict(name='mae', decoder=decoder)}
+  experiment = build(**{'num_classes': 0, 'evals': {}} | mae)
+  of = experiment.objective
+  of.decoder = of.decoder.clone(attention='kernel')
+  assert of._decoder() is of.decoder
+  after, [event] = check(experiment, tmp_path)
+  assert set(wide) == {2, 4}
+  assert not event['passed'] and event['image_size'] == [3, 3]
+  assert after.model.attention == 'xla'
+  assert after.objective._decoder().attention == 'xla'
+
+
 def test_sizes_of_the_shipped_recipes():
   """MAE's encoder sees 49 patches of 196; DINO's local crops have 36."""
   for config, expected in (
-    ('configs/mae.py:model=B', (16, 16 * 49)),
-    ('configs/dino.py', (96, 96)),
+    ('configs/mae.py:model=B', [(16, 16 * 49), (14, 14)]),
+    ('configs/dino.py', [(96, 96)]),
   ):
     experiment = Experiment.build(loading.load(config), jax.devices()[:1])
-    [size] = experiment.objective.other_sizes(experiment.augment().spec)
-    assert size == expected
+    passes = experiment.objective.other_passes(experiment.augment().spec)
+    assert [size for _, size in passes] == expected
 
 
 def refused(*refs, **settings):

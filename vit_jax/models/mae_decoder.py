@@ -9,6 +9,8 @@ from vit_jax.errors import UserError, check_range
 from vit_jax.models.layers import transformer
 from vit_jax.models.layers.linear import Linear
 from vit_jax.models.layers.positions import fixed
+from vit_jax.models.vit import Model
+from vit_jax.models.vit.vit import ViT
 
 _DTYPES = ('bfloat16', 'float32')
 
@@ -20,8 +22,6 @@ class MaskedDecoder(nn.Module):
   `blocks/{layers/…,norm/…}`, `prediction/{kernel,bias}`. All matrices start
   Xavier-uniform (query, key and value as one), `mask` N(0, .02), and biases 0
   but for N(0, 1e-6) in the MLPs, which start with 0 in the authors' code.
-  Heads are 32 channels wide in the authors' sizes, too narrow for the kernels
-  of attention on TPUs, so XLA computes it.
   """
 
   outputs: int
@@ -32,6 +32,7 @@ class MaskedDecoder(nn.Module):
   dtype: jnp.dtype
   remat: str
   unroll: int
+  attention: str = 'auto'  # of `multi_head.IMPLEMENTATIONS`
 
   sharding_rules = (
     (r'attention/(query|key|value)/(kernel|bias)', -2),
@@ -39,6 +40,25 @@ class MaskedDecoder(nn.Module):
     (r'mlp/fc1/(kernel|bias)', -1),
     (r'mlp/fc2/kernel', -2),
   )
+
+  @property
+  def like(self) -> ViT:
+    """A Vision Transformer with the layers of this decoder.
+
+    For images of a pixel a patch: its kernels are compared in place of the
+    decoder's.
+    """
+    return Model(
+      0,
+      patch_size=1,
+      width=self.width,
+      depth=self.depth,
+      mlp_dim=self.mlp_dim,
+      num_heads=self.num_heads,
+      gelu='exact',
+      dtype=str(jnp.dtype(self.dtype)),
+      attention=self.attention,
+    )
 
   @nn.compact
   def __call__(
@@ -75,7 +95,7 @@ class MaskedDecoder(nn.Module):
       drop_path=0.0,
       gelu='exact',
       dtype=self.dtype,
-      attention='xla',
+      attention=self.attention,
       remat=self.remat,
       unroll=self.unroll,
       joint_start=True,

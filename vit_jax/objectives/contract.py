@@ -120,11 +120,12 @@ class Objective(Protocol):
     """
     ...
 
-  def other_sizes(self, spec: Spec) -> tuple[Size, ...]:
-    """Sizes of images of as many tokens as the model sees in training.
+  def other_passes(self, spec: Spec) -> tuple[tuple[Model, Size], ...]:
+    """Models, and sizes of images, that a training step computes as well.
 
-    Beside those of the run's image size. A model's own kernels are compared
-    with XLA at each of them before a run.
+    Beside the model at the run's image size: local crops, a decoder. Kernels
+    are compared with XLA for each of them before a run, and where one differs
+    the objective is built anew on a model without kernels.
 
     Args:
       spec: as in `check`.
@@ -253,8 +254,8 @@ class Defaults:
     """Batches may hold anything."""
     del spec
 
-  def other_sizes(self, spec: Spec) -> tuple[Size, ...]:
-    """The model sees images of the run's size, and all of them."""
+  def other_passes(self, spec: Spec) -> tuple[tuple[Model, Size], ...]:
+    """There are none."""
     del spec
     return ()
 

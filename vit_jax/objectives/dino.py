@@ -18,7 +18,7 @@ from vit_jax.config import durations, plugins
 from vit_jax.config.plugins import Nested, Section
 from vit_jax.data.contract import Spec, require
 from vit_jax.errors import UserError, check_range
-from vit_jax.models.contract import Size
+from vit_jax.models.contract import Model, Size
 from vit_jax.models.dino_head import unit
 from vit_jax.objectives.around import AroundModel
 from vit_jax.objectives.contract import Batch, Metrics, Setting
@@ -137,10 +137,10 @@ class Objective(AroundModel):
       self.setting.model.check((height, width))
       self._free()
 
-  def other_sizes(self, spec: Spec) -> tuple[Size, ...]:
+  def other_passes(self, spec: Spec) -> tuple[tuple[Model, Size], ...]:
     """The local crops', if there are any."""
     crops = [spec['local'][0][1:3]] if 'local' in spec else []
-    return tuple((height, width) for height, width in crops)
+    return tuple((self.setting.model, (y, x)) for y, x in crops)
 
   def _free(self) -> Any:
     """The model for images of any size."""

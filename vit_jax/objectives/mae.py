@@ -17,7 +17,7 @@ from vit_jax.config import plugins
 from vit_jax.config.plugins import Nested, Section
 from vit_jax.data.contract import Spec, require
 from vit_jax.errors import UserError, check_range
-from vit_jax.models.contract import Places, Size
+from vit_jax.models.contract import Model, Places, Size
 from vit_jax.objectives import patches
 from vit_jax.objectives.around import AroundModel
 from vit_jax.objectives.contract import Batch, Pictures, Setting
@@ -91,12 +91,17 @@ class Objective(AroundModel):
     require(spec, 'image', who="the objective 'mae'")
     patches.check_headless(self.setting, 'mae')
 
-  def other_sizes(self, spec: Spec) -> tuple[Size, ...]:
-    """One row of so many patches as are visible: what the encoder sees."""
+  def other_passes(self, spec: Spec) -> tuple[tuple[Model, Size], ...]:
+    """The encoder on visible patches, and the decoder.
+
+    The first is an image of one row of so many patches, the second a Vision
+    Transformer of the decoder's sizes on as many tokens.
+    """
     del spec
     model: Any = self.setting.model  # of tokens: it has patches
     side = model.patch_pixels
-    return ((side, side * self.num_visible),)
+    visible = (side, side * self.num_visible)
+    return (model, visible), (self._decoder().like, self.grid)
 
   def init(self, key: Key[Array, ''], batch: Any) -> tuple[PyTree, PyTree]:
     """Fresh parameters of model and decoder, and no extra state."""
@@ -111,7 +116,7 @@ class Objective(AroundModel):
 
     order = jnp.arange(self.grid[0] * self.grid[1])[None]
     shape = jax.eval_shape(tokens, order)
-    decoder = self.decoder.init(
+    decoder = self._decoder().init(
       decoder_key,
       jnp.zeros(shape.shape, shape.dtype),
       order,
@@ -205,12 +210,18 @@ class Objective(AroundModel):
     places = Places(self.grid, kept)
     return model.apply(variables, tokens, key, places, method='encode')
 
+  def _decoder(self) -> Any:
+    """The decoder, with kernels where the model takes them too."""
+    if self.setting.model.kernels is None:
+      return self.decoder.clone(attention='xla')
+    return self.decoder
+
   def _predict_patches(
     self, params: PyTree, images: Any, order: Any, key: Any
   ) -> Float[Array, 'n p d']:
     """Predictions for all patches, in the units of the target."""
     tokens = self._encode(params['model'], normalize(images), order, key)
-    return self.decoder.apply(
+    return self._decoder().apply(
       {'params': params['decoder']},
       tokens,
       order,

@@ -53,7 +53,7 @@ def checked(experiment: Experiment, ledger: Ledger) -> Experiment:
   kernels = experiment.model.kernels
   if kernels is None:
     return experiment
-  problem, fields = _judge(kernels.probe, experiment)
+  problem, fields = _judge(experiment)
   ledger.event('kernel_check', passed=problem is None, **fields)
   if problem is None:
     return experiment
@@ -67,16 +67,17 @@ def checked(experiment: Experiment, ledger: Ledger) -> Experiment:
   return with_model(experiment, kernels.plain)
 
 
-def _judge(
-  probe: Model, experiment: Experiment
-) -> tuple[str | None, dict[str, Any]]:
+def _judge(experiment: Experiment) -> tuple[str | None, dict[str, Any]]:
   """What is wrong with the kernels, if anything; and the event's fields."""
   key, found = experiment.key(), {}
   spec = experiment.augment().spec
-  others = experiment.objective.other_sizes(spec)
-  for size in dict.fromkeys((experiment.image_size, *others)):
+  others = experiment.objective.other_passes(spec)
+  passes = ((experiment.model, experiment.image_size), *others)
+  for kernels, size in dict.fromkeys((m.kernels, size) for m, size in passes):
+    if kernels is None:
+      continue
     try:
-      compiled = compare(probe, size, experiment.mesh, key)
+      compiled = compare(kernels.probe, size, experiment.mesh, key)
     except UserError:
       raise
     # The compilers of kernels raise errors of many types. One that has nothing

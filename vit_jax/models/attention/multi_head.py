@@ -273,9 +273,9 @@ def takes_kernels(
   if implementation == 'kernel' and not applies:
     raise UserError(
       f"model.attention='kernel' does not take {tokens} tokens, width "
-      f'{width}, {num_heads} heads and this mesh: at most '
-      f'{tpu.MAX_TOKENS} tokens, heads of '
-      f'{tpu.HEAD_SIZES} channels, a width that fills registers of '
-      f"{tpu.LANES} on every device; 'auto' decides."
+      f'{width}, {num_heads} heads and this mesh: heads of '
+      f'{", ".join(map(str, tpu.MAX_TOKENS))} channels and at most '
+      f'{", ".join(map(str, tpu.MAX_TOKENS.values()))} tokens, a width that '
+      f"fills registers of {tpu.LANES} on every device; 'auto' decides."
     )
   return applies and (implementation == 'kernel' or sharding.on_tpu())

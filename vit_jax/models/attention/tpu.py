@@ -1,9 +1,10 @@
 """Attention on TPUs, one kernel per direction; weights never leave the core.
 
 XLA writes logits `[n, h, q, k]` to memory and reads them for every pass; here
-two heads (128 lanes) of an example stay in the core's own memory from the
-logits to the result. Inputs and results are `[n, t, d]`, heads side by side in
-the last axis, so no array has to be transposed.
+the heads of an example that share 128 lanes (two of 64 channels) stay in the
+core's own memory from the logits to the result. Inputs and results are
+`[n, t, d]`, heads side by side in the last axis, so no array has to be
+transposed.
 
 The backward pass recomputes the weights from queries and keys.
 """
@@ -25,17 +26,17 @@ from vit_jax.models.attention.tpu_kernels import LANES, Ref, backward, forward
 
 _SUBLANES = 8
 _BLOCK_ROWS = 256  # tokens that a kernel takes at once, if examples have fewer
-# Beyond these, scores do not fit the core's memory (16 MiB on v2 to v4).
-MAX_TOKENS, HEAD_SIZES = 640, (64, 128)
+# {channels of a head: most tokens}: beyond them the scores of the heads that
+# share 128 lanes do not fit the core's memory (16 MiB on v2 to v4).
+MAX_TOKENS = {32: 320, 64: 640, 128: 640}
 SAVED = ('query', 'key', 'value', 'attended')
 
 
 def applies(tokens: int, width: int, num_heads: int) -> bool:
   """Whether `attend` takes such inputs, on the mesh that is traced for."""
   return (
-    tokens <= MAX_TOKENS
+    tokens <= MAX_TOKENS.get(width // num_heads, 0)
     and width % (LANES * sharding.axis_size('model')) == 0
-    and width // num_heads in HEAD_SIZES
   )
 
 
