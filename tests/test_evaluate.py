@@ -210,3 +210,15 @@ def test_flags_of_the_config_are_taken_aside():
   argv = ['evaluate', '--checkpoint=x', '--config.source.path', 'a b', '--json']
   assert overrides.take(argv) == ['--config.source.path=a b']
   assert argv == ['evaluate', '--checkpoint=x', '--json']
+
+
+def test_by_default_the_first_that_judges():
+  """Not the figures, though their name comes first."""
+  evals = {
+    'figures': {'name': 'figures', 'split': 'test'},
+    'test': {'name': 'classification', 'split': 'test'},
+  }
+  name, section = evaluate._evaluator_section(
+    {'config': {'evals': evals}}, None
+  )
+  assert name == 'test' and section['name'] == 'classification'

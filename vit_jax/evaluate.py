@@ -90,7 +90,8 @@ def run(
 
   Args:
     checkpoint: workdir, step directory or weights of any format.
-    evaluator: in the run's `config.evals`, or a kind; by default the first.
+    evaluator: in the run's `config.evals`, or a kind; by default the first
+      that judges.
     dataset: TFDS name or name of a source; the checkpoint's own data by
       default.
     split: of the data set; by default the evaluator's.
@@ -161,7 +162,11 @@ def _evaluator_section(
 ) -> tuple[str, dict[str, Any]]:
   """The name and the section of the evaluator."""
   evals = about.get('config', {}).get('evals', {})
-  name = wanted or next(iter(evals), _UNSAID['name'])
+
+  def judges(name: str) -> bool:
+    return getattr(plugins.resolve(EVALS, evals[name]['name']), 'judges', True)
+
+  name = wanted or next(filter(judges, evals), _UNSAID['name'])
   if name in evals:
     section = dict(evals[name])
   elif '.' in name or name in plugins.names(EVALS):

@@ -32,7 +32,8 @@ class Evaluator(Protocol):
   evaluator without it offers none. One with `own_classes = True` needs no head:
   the command `evaluate` gives it the data, whatever their classes, as its own
   section `source`. One with an attribute `ending` is given only the weights of
-  that name in `Objective.weights` ('' or '_ema', …), not all.
+  that name in `Objective.weights` ('' or '_ema', …), not all. One with
+  `judges = False` has no metrics; `evaluate` takes it only by name.
   """
 
   def run(self, weights: PyTree) -> dict[str, float]:

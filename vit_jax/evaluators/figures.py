@@ -28,6 +28,7 @@ class Evaluator:
   """Draws figures; see `analysis.figures`. Of several processes, the first."""
 
   higher_is_better = ()
+  judges = False  # `evaluate` takes another one by default
 
   def __init__(
     self,
