@@ -7,13 +7,13 @@ bilinear, and what comes from outside the image is grey, 128.
 
 import cv2
 import numpy as np
+import PIL.Image
 from jaxtyping import Int, UInt8
+from PIL import ImageFilter
 
 Image = UInt8[np.ndarray, 'y x 3']
 _GREY = (128, 128, 128)
 _VALUES = np.arange(256)
-_BOXES = 3  # one after the other come close to a Gaussian
-_ONE = 2.0**24
 
 
 def _look_up(image: Image, table: np.ndarray) -> Image:
@@ -116,41 +116,10 @@ def hue(image: Image, turn: float) -> Image:
     turn: share of the whole circle, -1/2 to 1/2; cut off to 1/255 of it, as by
       torchvision.
   """
-  h, s, v = _hsv(image)
-  h = (h + int(turn * 255)) % 256
-  place = h * np.float32(6 / 255)
-  sector = np.floor(place)
-  part, share = place - sector, s.astype(np.float32) / 255
-  low, falling, rising = (
-    np.floor(v * (1 - share * by) + 0.5) for by in (1, part, 1 - part)
-  )
-  # Red, green and blue in each of the six sectors.
-  sources = np.stack([v, low, falling, rising]).astype(np.uint8)
-  channels = np.array(
-    [[0, 2, 1, 1, 3, 0], [3, 0, 0, 2, 1, 1], [1, 1, 3, 0, 0, 2]]
-  )[:, sector.astype(int) % 6]
-  return np.take_along_axis(sources, channels, 0).transpose(1, 2, 0).copy()
-
-
-def _hsv(image: Image) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """H, S and V of each pixel, 0 to 255, cut off to integers as Pillow does."""
-  # Each step in the precision that Pillow takes it in: a hair's breadth more
-  # or less is a whole level of H, up to six of a colour.
-  single, double = np.float32, np.float64
-  largest, smallest = image.max(axis=2), image.min(axis=2)
-  spread = (largest - smallest).astype(single)
-  some = np.maximum(spread, 1)
-  red, green, blue = ((largest - image[..., i]) / some for i in range(3))
-  is_red, is_green = (image[..., i] == largest for i in range(2))
-  sector = np.where(
-    is_green, 2 + red.astype(double) - blue, 4 + green.astype(double) - red
-  )
-  sector = np.where(is_red, blue - green, sector.astype(single))
-  turn = (sector.astype(double) / 6 + 1) % 1
-  h = turn.astype(single).astype(double) * 255
-  s = (spread / np.maximum(largest, 1).astype(single)).astype(double) * 255
-  h = np.where(spread > 0, h, 0)
-  return h.astype(int), s.astype(int), largest.astype(single)
+  hsv = np.array(PIL.Image.fromarray(image).convert('HSV'))
+  hsv[..., 0] += np.uint8(int(turn * 255) % 256)  # beyond 255 from 0 again
+  turned = PIL.Image.frombytes('HSV', image.shape[1::-1], hsv.tobytes())
+  return np.array(turned.convert('RGB'))
 
 
 def soften(image: Image, sigma: float) -> Image:
@@ -159,26 +128,9 @@ def soften(image: Image, sigma: float) -> Image:
   Args:
     image: the image.
     sigma: standard deviation, pixels; Pillow's `radius`.
-
-  Reference: Gwosdek et al., "Theoretical Foundations of Gaussian Convolution by
-  Extended Box Filtering" (SSVM 2011), equations for the box's length and the
-  weight of its ends.
   """
-  variance = np.float32(sigma) ** 2 / np.float32(_BOXES)  # as Pillow's
-  reach = int((np.sqrt(12 * variance + 1) - 1) / 2)  # whole pixels to each side
-  ends = (2 * reach + 1) * (reach * (reach + 1) - 3 * variance)
-  ends /= 6 * (variance - (reach + 1) ** 2)
-  # Weights of 24 bits, in double precision without any rounding.
-  inner = int(_ONE / (2 * (reach + ends) + 1))
-  box = np.full(2 * reach + 3, inner, np.float64)
-  box[[0, -1]] = (_ONE - (2 * reach + 1) * inner) // 2
-  for kernel in (box[None], box[:, None]):
-    for _ in range(_BOXES):
-      total = cv2.filter2D(
-        image, cv2.CV_64F, kernel, borderType=cv2.BORDER_REPLICATE
-      )
-      image = ((total + _ONE / 2) * (1 / _ONE)).astype(np.uint8)
-  return image
+  softened = PIL.Image.fromarray(image).filter(ImageFilter.GaussianBlur(sigma))
+  return np.array(softened)
 
 
 def affine(image: Image, matrix: list[list[float]]) -> Image:
