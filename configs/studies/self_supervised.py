@@ -10,16 +10,18 @@ python -m vit_jax.study --config=configs/studies/self_supervised.py:seeds=3
 | DeiT                   | all, and a better teacher's          |
 | Noisy Student, 10 %    | a tenth, and a teacher's of the rest |
 
-All are the ViT of configs/cifar10.py, with the same number of steps for all
-pre-trainings. Those without labels are judged by 20 neighbours, a linear probe
-(`linear_probe`), and fine-tuned with 10 % and with 100 % of the labels; their
-column `pre-training` is the accuracy of 20 neighbours too, of the others' the
-accuracy itself. Of DINO the teacher is judged, and the student fine-tuned.
+All are one ViT of 16 tokens (16 px, 4 layers of width 64, 136 thousand
+parameters), with the same number of steps for all pre-trainings. Those without labels are judged by 20
+neighbours, a linear probe (`linear_probe`), and fine-tuned with 10 % and with
+100 % of the labels; their column `pre-training` is the accuracy of 20
+neighbours too, of the others' the accuracy itself. Of DINO the teacher is
+judged, and the student fine-tuned.
 
-Arguments: seeds (3), epochs (30; of 50,000 images), teacher, the path of
-trained weights, without which there is no row DeiT, and labels, a file of
-`vit_jax.pseudo_label`, without which there is no row Noisy Student. Its teacher
-is the first command of configs/noisy_student.py; one teacher serves all seeds.
+Arguments: seeds (3), epochs (2; of 50,000 images), teacher, the path of trained
+weights, without which there is no row DeiT, and labels, a file of
+`vit_jax.pseudo_label`, without which there is no row Noisy Student. One teacher
+and one file serve all seeds. The labels' teacher and file are made by the first
+commands of configs/noisy_student.py with `--config.image_size=16`.
 
 No expected values: no paper has this table. Nothing here was tuned, and MAE and
 DINO are known to need far longer training, larger models and more data.
@@ -32,7 +34,11 @@ from vit_jax.study.contents import Judging, Row, Study
 from vit_jax.trials.grid import Stage, Task
 
 IMAGES, TENTH = 50_000, 5_000
-_QUIET = {
+_SMALL = {
+  'image_size': '(16, 16)',
+  'model.width': 64,
+  'model.depth': 4,
+  'model.mlp_dim': 128,
   'log.every': '50 steps',
   'log.tensorboard': 'false',
   'log.curves': 'false',
@@ -47,13 +53,13 @@ WITHOUT_LABELS = {
 
 
 def get_study(argument: str | None = None) -> Study:
-  arg = parse_arg(argument, seeds=3, epochs=30, teacher='', labels='')
+  arg = parse_arg(argument, seeds=3, epochs=2, teacher='', labels='')
   seeds, steps = tuple(range(arg.seeds)), arg.epochs * IMAGES // 64
   length = {
     'total': f'{steps} steps',
     'schedule.warmup': '10 %',
     'checkpoint.every': '25 %',
-  } | _QUIET
+  } | _SMALL
   judged = {'evals.test.every': '100 %'}
   tenth = {'train.split': 'train[:10%]', 'train.num_examples': TENTH}
 
@@ -70,6 +76,8 @@ def get_study(argument: str | None = None) -> Study:
   for name, (objective, metric, ending) in WITHOUT_LABELS.items():
     evaluation = metric.partition('/')[0].removesuffix('_teacher')
     flags = length | {f'evals.{evaluation}.every': '100 %'}
+    if objective == 'dino':
+      flags |= {'augment.local_size': '(8,)', 'augment.blur': '(0.3, 0.1, 0.1)'}
     config = f'configs/cifar10.py:objective={objective}'
     rows[name] = Row(
       pretrain=Stage(config, metric, flags, seeds), transfers=_transfers(ending)
@@ -106,15 +114,14 @@ def _transfers(ending: str) -> dict[str, Judging | Task]:
 
 
 def _finetuning(split: str, num_examples: int) -> Task:
-  """By AdamW at the pre-training's size, 20 epochs of what has labels."""
+  """By AdamW at the pre-training's size: 50,000 images for either."""
   flags = {
-    'image_size': '(32, 32)',
     'model.dtype': 'float32',
     'train.split': split,
     'train.num_examples': num_examples,
     'augment.min_area': 0.6,
     'batch_size': 64,
-    'total': '20 epochs',
+    'total': f'{IMAGES // num_examples} epochs',
     'optimizer.name': 'adam',
     'schedule.base_lr': 5e-4,
     'schedule.warmup': '10 %',
@@ -123,5 +130,5 @@ def _finetuning(split: str, num_examples: int) -> Task:
   }
   config = 'configs/finetune.py:data=cifar10'
   return Task(
-    command='finetune', final=Stage(config, 'test/accuracy', flags | _QUIET)
+    command='finetune', final=Stage(config, 'test/accuracy', flags | _SMALL)
   )
