@@ -10,7 +10,6 @@ import cv2
 import numpy as np
 import pytest
 import tiny_vit
-from etils import epath
 
 from tests import runs
 from vit_jax.data.rest import Rest
@@ -105,7 +104,7 @@ def test_files_and_another_preset(weights, tmp_path):
   assert np.abs(features - found['features']).max() > 0.01
   notes = json.loads(table.schema.metadata[b'about'])
   assert notes['preprocess']['interpolation'] == 'bicubic'
-  assert writing.about_of(epath.Path(tmp_path / 'f.parquet')) == notes
+  assert writing.about_of(str(tmp_path / 'f.parquet')) == notes
   missing = request._replace(images=[str(tmp_path / 'none.png')])
   with pytest.raises(UserError, match='none.png'):
     command.run(weights, str(tmp_path / 'g.npz'), missing)

@@ -25,7 +25,7 @@ from vit_jax.evaluators.features import Extractor
 from vit_jax.features import extraction, given, writing
 from vit_jax.files import paths
 from vit_jax.run import runtime
-from vit_jax.run.agreement import from_main
+from vit_jax.run.parts import finished
 from vit_jax.training import frozen
 from vit_jax.weights import data, preprocessing, pretrained
 
@@ -109,7 +109,7 @@ def run(checkpoint: str, out_path: str, request: Request) -> dict[str, Any]:
       'preprocess': preprocessing.described(weights, config),
       'batch_size': setting.batch_size,
     }
-    done = from_main(lambda: extraction.finished(out, about))
+    done = finished(out, about, writing.about_of, ('count', 'width'))
     if not done:
       size = -(-request.part_examples // setting.batch_size)
       done = extraction.extract(extractor, params, source, out, about, size)

@@ -23,11 +23,12 @@ from vit_jax.cli import process, weights_and_data
 from vit_jax.config.completion import MAX_BATCH_SIZE
 from vit_jax.data import fingerprint
 from vit_jax.data.contract import Source
+from vit_jax.data.sources.pseudo_labels import about_of
 from vit_jax.errors import UserError, check_range
 from vit_jax.files import paths
 from vit_jax.pseudo_label import labelling
 from vit_jax.run import runtime
-from vit_jax.run.agreement import from_main
+from vit_jax.run.parts import finished
 from vit_jax.training import frozen
 from vit_jax.weights import data, preprocessing, pretrained
 
@@ -130,7 +131,7 @@ def run(checkpoint: str, out_path: str, request: Request) -> dict[str, Any]:
       'batch_size': setting.batch_size,
       **_described(weights, source, request),
     }
-    done = from_main(lambda: labelling.finished(out, about))
+    done = finished(out, about, about_of, labelling.OF_CHOICE)
     if not done:
       size = -(-request.part_examples // setting.batch_size)
       done = labelling.label(setting, params, source, out, about, size)
