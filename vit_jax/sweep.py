@@ -53,12 +53,12 @@ def run(
   """
   scores: Scores = {}
   for name, task in sweep.tasks.items():
-    now = stages.of_task(name, task, workdir, given)
-    jobs.check_same(workdir, now.runs)
-    while now.ready and not print_jobs:
-      jobs.finish(now.ready)
+    while True:
       now = stages.of_task(name, task, workdir, given)
       jobs.check_same(workdir, now.runs)
+      if print_jobs or not now.ready:
+        break
+      jobs.finish(now.ready)
     for each in now.ready:
       print(jobs.line(each))
     scores[name] = now.scores

@@ -85,16 +85,17 @@ class Sweep:
 
 
 class Run(NamedTuple):
-  """One training.
+  """One training, or one evaluation.
 
   Attributes:
     task: its name.
     stage: 'dev' or 'final'.
     setting: of the grid.
     seed: of the training.
+    command: 'train', 'finetune' or 'evaluate'.
     flags: of the command, workdir and all.
     metric: by which it is judged.
-    workdir: of the training.
+    workdir: its own.
   """
 
   task: str
