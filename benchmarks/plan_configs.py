@@ -131,7 +131,7 @@ def main() -> None:
     (shipped.directory() / predicted.NAME).write_text(
       json.dumps(rows, indent=1) + '\n'
     )
-    print(predicted.lines([made])[0], flush=True)
+    print(predicted.line(made), flush=True)
 
 
 if __name__ == '__main__':

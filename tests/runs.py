@@ -5,14 +5,18 @@ import json
 import os
 import pathlib
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+
+from tests.faults.counts import injected
 
 ROOT = pathlib.Path(__file__).parent.parent
 _CACHE = 'VIT_JAX_TEST_CACHE'
@@ -164,6 +168,30 @@ def wait_for_step(
       return
     time.sleep(0.01)
   raise TimeoutError(f'step {step} was not reached')
+
+
+def kill_when(
+  arguments: list[str], seen: Callable[[], bool], what: str, timeout_s: float
+) -> None:
+  """Starts a command; kills it and its runs when something is to be seen.
+
+  Args:
+    arguments: of the command.
+    seen: whether it is to be seen.
+    what: the command is, for the count of faults.
+    timeout_s: that it may take to be seen.
+  """
+  process = start(arguments)
+  deadline = time.monotonic() + timeout_s
+  while not seen():
+    assert process.poll() is None, process.communicate()[1][-3000:]
+    assert time.monotonic() < deadline
+    time.sleep(0.005)
+  children = pathlib.Path(f'/proc/{process.pid}/task/{process.pid}/children')
+  for each in [process.pid, *map(int, children.read_text().split())]:
+    os.kill(each, signal.SIGKILL)
+  process.communicate()
+  injected(f'SIGKILL of {what} and its run')
 
 
 def records(workdir: Any) -> list[dict[str, Any]]:

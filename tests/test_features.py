@@ -1,5 +1,6 @@
 """Features of splits and files: exact, resumable, with all that is known."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -10,7 +11,6 @@ import cv2
 import numpy as np
 import pytest
 import tiny_vit
-from etils import epath
 
 from tests import runs
 from vit_jax.data.rest import Rest
@@ -97,7 +97,7 @@ def test_files_and_another_preset(weights, tmp_path):
   np.testing.assert_allclose(
     found['features'], plain(weights, images), atol=1e-5
   )
-  other = request._replace(preprocess='dino')
+  other = dataclasses.replace(request, preprocess='dino')
   command.run(weights, str(tmp_path / 'f.parquet'), other)
   table = parquet.read_table(tmp_path / 'f.parquet')
   assert table['path'].to_pylist() == files
@@ -105,8 +105,8 @@ def test_files_and_another_preset(weights, tmp_path):
   assert np.abs(features - found['features']).max() > 0.01
   notes = json.loads(table.schema.metadata[b'about'])
   assert notes['preprocess']['interpolation'] == 'bicubic'
-  assert writing.about_of(epath.Path(tmp_path / 'f.parquet')) == notes
-  missing = request._replace(images=[str(tmp_path / 'none.png')])
+  assert writing.about_of(str(tmp_path / 'f.parquet')) == notes
+  missing = dataclasses.replace(request, images=[str(tmp_path / 'none.png')])
   with pytest.raises(UserError, match='none.png'):
     command.run(weights, str(tmp_path / 'g.npz'), missing)
 
@@ -132,7 +132,7 @@ def test_an_interruption_changes_nothing(weights, tmp_path, monkeypatch):
   with pytest.raises(
     UserError, match='f.npz.parts is of another command.*preprocess.resize'
   ):
-    command.run(weights, out, request._replace(preprocess='dino'))
+    command.run(weights, out, dataclasses.replace(request, preprocess='dino'))
   read.clear()
   monkeypatch.setattr(
     Rest,
@@ -148,7 +148,7 @@ def test_an_interruption_changes_nothing(weights, tmp_path, monkeypatch):
   read.clear()
   assert command.run(weights, out, request)['count'] == 42 and not read
   with pytest.raises(UserError, match='f.npz is of another command.*split'):
-    command.run(weights, out, request._replace(split='test'))
+    command.run(weights, out, dataclasses.replace(request, split='test'))
 
 
 @pytest.mark.slow
@@ -192,7 +192,7 @@ def test_what_is_wrong_is_said(weights, tmp_path, monkeypatch):
     (out, dict(batch_size=0), '--batch_size is 0'),
   ]:
     with pytest.raises(UserError, match=message):
-      run(weights, path, request._replace(**changes))
+      run(weights, path, dataclasses.replace(request, **changes))
   monkeypatch.setitem(sys.modules, 'pyarrow', None)
   monkeypatch.setitem(sys.modules, 'pyarrow.parquet', None)
   with pytest.raises(UserError, match='pip install pyarrow, or give'):

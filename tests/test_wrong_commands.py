@@ -9,14 +9,12 @@ import sys
 
 import pytest
 from absl import flags
-from tiny_vit import noise_params
+from tiny_vit import save_classifier
 
 from vit_jax.cli import commands, entry, help
 from vit_jax.config import overrides
 from vit_jax.errors import UserError
-from vit_jax.models.vit import Model
 from vit_jax.run import backends
-from vit_jax.weights import pretrained
 
 QUICK = ('train', '--config=configs/quickstart.py')
 TUNE = ('finetune', '--config=configs/finetune_imagenet.py')
@@ -78,18 +76,7 @@ def place(tmp_path_factory):
   (root / 'another' / 'config.json').write_text('{"model_type": "vit"}')
   (root / 'text.npz').write_text('no arrays')
   (root / 'paper.pdf').write_bytes(b'%PDF-1.4\n' + bytes(100))
-  sizes = dict(patch_size=16, width=16, depth=1, mlp_dim=8, num_heads=2)
-  model = Model(3, dtype='float32', **sizes)
-  about = dict(
-    model=dict(name='vit', dtype='float32', **sizes),
-    objective=dict(name='supervised'),
-    preprocess=dict(resize='squash'),
-    num_classes=3,
-    image_size=[32, 32],
-    class_names=[],
-  )
-  params = noise_params(model, (32, 32))
-  pretrained.save(str(root / 'tiny.npz'), params, about)
+  save_classifier(str(root / 'tiny.npz'))
   return root
 
 

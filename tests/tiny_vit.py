@@ -4,6 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from vit_jax.models.vit import Model
+from vit_jax.weights import pretrained
+
 SIZES = dict(
   patch_size=4, width=16, depth=3, mlp_dim=24, num_heads=2, dtype='float32'
 )
@@ -27,3 +30,18 @@ def noise_params(model, image_size, scale=0.3):
   return jax.tree.map(
     lambda s: jnp.array(rng.normal(0, scale, s.shape), s.dtype), shapes
   )
+
+
+def save_classifier(path):
+  """Writes weights of three classes for images of 32 pixels, as .npz."""
+  sizes = dict(patch_size=16, width=16, depth=1, mlp_dim=8, num_heads=2)
+  about = dict(
+    model=dict(name='vit', dtype='float32', **sizes),
+    objective=dict(name='supervised'),
+    preprocess=dict(resize='squash'),
+    num_classes=3,
+    image_size=[32, 32],
+    class_names=[],
+  )
+  model = Model(3, dtype='float32', **sizes)
+  pretrained.save(path, noise_params(model, (32, 32)), about)

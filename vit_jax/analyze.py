@@ -96,9 +96,8 @@ def run(
   trained = source.load(source.abstract_params(mesh))
   params = source.backbone(trained)
   params = adapt(params, model, source.image_size, size, 'aligned', mesh)
-  objective, masked = source.objective(size), None
-  if objective.reconstructs:
-    masked = figures.Masked(objective, objective.start_params(trained, params))
+  objective = source.objective(size)
+  masked = figures.Masked.of(objective, objective.start_params(trained, params))
   with jax.set_mesh(mesh):
     found = figures.examine(model, params, images, masked=masked)
   for line in found.missing:

@@ -53,7 +53,7 @@ def costs(name: str, rows: list[dict[str, Any]]) -> list[str]:
   """A line for each prediction of a config, under a heading."""
   path = f'configs/{name}.py'
   own = [row for row in rows if row['config'].partition(':')[0] == path]
-  return ['predicted:', *predicted.lines(own)] if own else []
+  return ['predicted:', *map(predicted.line, own)] if own else []
 
 
 if __name__ == '__main__':

@@ -12,34 +12,22 @@ be started now, a line each, for a cluster: those of the dev stage at first;
 when they are done, the same command again prints those of the final stage.
 """
 
-import logging
-import sys
 from collections.abc import Sequence
 
 from absl import flags
 
 from vit_jax.cli import process
-from vit_jax.config import overrides
-from vit_jax.errors import UserError
 from vit_jax.files import atomic, jsonl, paths
-from vit_jax.trials import grid, jobs, results, stages
+from vit_jax.trials import frame, grid, jobs, results, stages
 from vit_jax.trials.grid import Sweep
 from vit_jax.trials.results import Score
 
-log = logging.getLogger('vit_jax')
 Scores = dict[str, list[Score]]
 
 
 def define_flags() -> None:
   """The flags of this command."""
-  flags.DEFINE_string('config', None, 'File of a sweep, with its argument.')
-  flags.DEFINE_string(
-    'workdir', None, 'Of all its runs; default runs/sweeps/NAME.'
-  )
-  flags.DEFINE_bool('print_jobs', False, 'Print commands and run nothing.')
-  flags.DEFINE_multi_string(
-    'overrides', overrides.take(sys.argv), 'Set by --config.KEY=….'
-  )
+  frame.define_flags('sweep', 'sweeps')
 
 
 def run(
@@ -65,12 +53,12 @@ def run(
   """
   scores: Scores = {}
   for name, task in sweep.tasks.items():
-    now = stages.of_task(name, task, workdir, given)
-    jobs.check_same(workdir, now.runs)
-    while now.ready and not print_jobs:
-      jobs.finish(now.ready)
+    while True:
       now = stages.of_task(name, task, workdir, given)
       jobs.check_same(workdir, now.runs)
+      if print_jobs or not now.ready:
+        break
+      jobs.finish(now.ready)
     for each in now.ready:
       print(jobs.line(each))
     scores[name] = now.scores
@@ -91,19 +79,9 @@ def _write(sweep: Sweep, workdir: str, scores: Scores) -> None:
 def main(arguments: list[str]) -> None:
   """Carries a sweep out and prints its table."""
   values = flags.FLAGS
-  if arguments or not values.config:
-    raise UserError(
-      '--config=configs/sweeps/NAME.py is needed, and flags only; got '
-      f'{arguments or "no config"}.'
-    )
-  sweep = grid.load(values.config)
-  workdir = values.workdir or grid.default_workdir('sweeps', values.config)
-  if paths.is_remote(workdir):
-    raise UserError(f'--workdir={workdir} must be local.')
+  sweep, workdir = frame.opened(arguments, 'sweeps', grid.load)
   run(sweep, workdir, values.overrides, values.print_jobs)
-  if not values.print_jobs:
-    print((paths.locate(workdir) / 'results.md').read_text())
-  log.info('tables in %s', workdir)
+  frame.tell(workdir)
 
 
 if __name__ == '__main__':

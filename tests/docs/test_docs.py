@@ -11,14 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from ml_collections import ConfigDict
-from tiny_vit import noise_params
+from tiny_vit import save_classifier
 
 from benchmarks import plan_configs
 from tests import runs
 from vit_jax.config import predicted
-from vit_jax.models.vit import Model
 from vit_jax.study import contents
-from vit_jax.weights import pretrained
 
 ROOT = pathlib.Path(__file__).parents[2]
 PAGES = [ROOT / 'README.md', *sorted((ROOT / 'docs').glob('*.md'))]
@@ -88,18 +86,8 @@ def test_commands_exist(command_line, tmp_path):
 
 def test_python_blocks_run(tmp_path, monkeypatch):
   """Each one, where a file of weights and images are at hand."""
-  sizes = dict(patch_size=16, width=16, depth=1, mlp_dim=8, num_heads=2)
-  model = Model(3, dtype='float32', **sizes)
-  about = dict(
-    model=dict(name='vit', dtype='float32', **sizes),
-    objective=dict(name='supervised'),
-    preprocess=dict(resize='squash'),
-    num_classes=3,
-    image_size=[32, 32],
-    class_names=[],
-  )
   monkeypatch.chdir(tmp_path)
-  pretrained.save('B_16.npz', noise_params(model, (32, 32)), about)
+  save_classifier('B_16.npz')
   count = 0
   for page in PAGES:
     for block in blocks(page, 'python'):

@@ -2,31 +2,11 @@
 
 import csv
 import json
-import os
-import pathlib
-import signal
-import time
 
 import numpy as np
 import pytest
 
 from tests import runs
-from tests.faults.counts import injected
-
-
-def _kill_when(arguments, seen):
-  """Starts a study; kills it and its run when something is to be seen."""
-  process = runs.start(arguments)
-  deadline = time.monotonic() + 240
-  while not seen():
-    assert process.poll() is None, process.communicate()[1][-3000:]
-    assert time.monotonic() < deadline
-    time.sleep(0.005)
-  children = pathlib.Path(f'/proc/{process.pid}/task/{process.pid}/children')
-  for each in [process.pid, *map(int, children.read_text().split())]:
-    os.kill(each, signal.SIGKILL)
-  process.communicate()
-  injected('SIGKILL of a study and its run')
 
 
 def _judged(workdir, last):
@@ -45,7 +25,7 @@ def test_killed(tmp_path):
     'study', '--config=tests/study/small_study.py', f'--workdir={tmp_path}'
   )
   first = tmp_path / 'depth-1/pretrain/final/seed=0'
-  _kill_when(arguments, (first / 'checkpoints/8').exists)
+  runs.kill_when(arguments, (first / 'checkpoints/8').exists, 'a study', 240)
   out, _ = runs.run(arguments)
   accuracies = {}
   for depth in (1, 2):

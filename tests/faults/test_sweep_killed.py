@@ -2,33 +2,14 @@
 
 import csv
 import json
-import os
 import pathlib
-import signal
 import statistics
-import time
 
 import pytest
 
 from tests import runs
-from tests.faults.counts import injected
 
 ARGUMENTS = ('--config=tests/sweep/small_digits.py',)
-
-
-def _kill_when(arguments, seen):
-  """Starts a sweep; kills it and its run when something is to be seen."""
-  process = runs.start(arguments)
-  deadline = time.monotonic() + 120
-  while not seen():
-    assert process.poll() is None, process.communicate()[1][-3000:]
-    assert time.monotonic() < deadline
-    time.sleep(0.005)
-  children = pathlib.Path(f'/proc/{process.pid}/task/{process.pid}/children')
-  for each in [process.pid, *map(int, children.read_text().split())]:
-    os.kill(each, signal.SIGKILL)
-  process.communicate()
-  injected('SIGKILL of a sweep and its run')
 
 
 @pytest.mark.slow
@@ -41,8 +22,10 @@ def test_killed_twice(tmp_path):
   names = [
     f'schedule.base_lr={rate},seed={seed}' for rate in rates for seed in seeds
   ]
-  _kill_when(arguments, (dev / names[0] / 'checkpoints/8').exists)
-  _kill_when(arguments, (dev / f'{names[2]}.log').exists)
+  runs.kill_when(
+    arguments, (dev / names[0] / 'checkpoints/8').exists, 'a sweep', 120
+  )
+  runs.kill_when(arguments, (dev / f'{names[2]}.log').exists, 'a sweep', 120)
   out, _ = runs.run(arguments)
   starts, accuracies = {}, {}
   final = tmp_path / f'digits/final/{names[2]}'

@@ -1,5 +1,6 @@
 """A teacher's labels: exact, resumable, read again by an ordinary source."""
 
+import dataclasses
 import os
 import pickle
 
@@ -72,7 +73,9 @@ def threshold(plain):
 def file(weights, threshold, tmp_path_factory):
   """A file, and what the command said of it."""
   path = str(tmp_path_factory.mktemp('labels') / 'labels.npz')
-  said = command.run(weights, path, REQUEST._replace(min_confidence=threshold))
+  said = command.run(
+    weights, path, dataclasses.replace(REQUEST, min_confidence=threshold)
+  )
   return path, said
 
 
@@ -153,7 +156,7 @@ def test_an_interruption_changes_nothing(
 ):
   """The same bytes; what is labelled is not labelled again."""
   out, read = str(tmp_path / 'f.npz'), []
-  request = REQUEST._replace(min_confidence=threshold)
+  request = dataclasses.replace(REQUEST, min_confidence=threshold)
   once = Rest.__getitem__
 
   def failing(self, index):
@@ -167,7 +170,7 @@ def test_an_interruption_changes_nothing(
   parts = len(os.listdir(tmp_path / 'f.npz.parts')) - 1
   assert parts >= 1 and not os.path.exists(out)
   with pytest.raises(UserError, match='of another command.*min_confidence'):
-    command.run(weights, out, request._replace(min_confidence=0.0))
+    command.run(weights, out, dataclasses.replace(request, min_confidence=0.0))
   monkeypatch.setattr(
     Rest,
     '__getitem__',
@@ -193,7 +196,7 @@ def test_an_interruption_changes_nothing(
 def test_what_is_refused(changes, message, weights, tmp_path):
   with pytest.raises(UserError, match=message):
     out = str(tmp_path / 'f.npz')
-    command.run(weights, out, REQUEST._replace(**changes))
+    command.run(weights, out, dataclasses.replace(REQUEST, **changes))
 
 
 def test_a_teacher_needs_a_head(tmp_path):

@@ -12,7 +12,7 @@ from done import finish
 from vit_jax import sweep as command
 from vit_jax.config import loading
 from vit_jax.errors import PreemptedError, UserError
-from vit_jax.trials import grid, jobs, results
+from vit_jax.trials import frame, grid, jobs, results
 from vit_jax.trials.grid import Stage, Sweep, Task
 
 CONFIG = 'configs/quickstart.py'
@@ -196,6 +196,5 @@ def test_the_shipped_sweeps():
       grid.load(f'configs/sweeps/{wrong}')
   with pytest.raises(UserError, match=r'defines no get_sweep\(\)'):
     grid.load(CONFIG)
-  assert grid.default_workdir('sweeps', 'configs/sweeps/vtab.py:tasks=dtd') == (
-    'runs/sweeps/vtab-tasks=dtd'
-  )
+  place = frame.default_workdir('sweeps', 'configs/sweeps/vtab.py:tasks=dtd')
+  assert place == 'runs/sweeps/vtab-tasks=dtd'

@@ -1,23 +1,68 @@
 """What a sweep with weights over a split is asked for by flags."""
 
+import dataclasses
+import json
 import sys
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Self
 
 from absl import flags
 from jax.sharding import Mesh
 
+from vit_jax.cli import process
 from vit_jax.config import loading, overrides
-from vit_jax.config.completion import Config
+from vit_jax.config.completion import MAX_BATCH_SIZE, Config
 from vit_jax.config.sections import build_section
 from vit_jax.data.contract import Source
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, check_range
+from vit_jax.run import runtime
 from vit_jax.weights import data, preprocessing
 from vit_jax.weights.contract import Pretrained
 
 PyTree = Any
 
 
-def define_flags() -> None:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Request:
+  """Which weights, which data, and in which portions.
+
+  Attributes:
+    config: a config file whose data it is.
+    dataset: TFDS name, or a source; by default the checkpoint's.
+    split: of the data; by default what the config trains on.
+    data_dir: the TFDS directory, or the path of another source.
+    weights: 'params', 'ema' or another name of `convert`.
+    preprocess: a preset; by default the preprocessing of the weights.
+    batch_size: images at once, on all devices.
+    part_examples: written at once; rounded up to whole batches.
+    settings: '--config.source.KEY=value', reader and preprocess likewise.
+  """
+
+  config: str | None = None
+  dataset: str | None = None
+  split: str | None = None
+  data_dir: str | None = None
+  weights: str = 'params'
+  preprocess: str | None = None
+  batch_size: int = 128
+  part_examples: int = 8192
+  settings: Sequence[str] = ()
+
+  def __post_init__(self):
+    for key in ('batch_size', 'part_examples'):
+      value = getattr(self, key)
+      check_range(f'--{key}', value, at_least=1, at_most=MAX_BATCH_SIZE)
+
+  @classmethod
+  def of_flags(cls, **more: Any) -> Self:
+    """As the flags say that are called like attributes; more of the latter."""
+    values = flags.FLAGS
+    keys = [f.name for f in dataclasses.fields(cls) if f.name in values]
+    taken = {key: getattr(values, key) for key in keys}
+    return cls(**taken, **more, settings=values.overrides)
+
+
+def define_flags(endings: str) -> None:
   """The flags that such commands share."""
   flags.DEFINE_string(
     'checkpoint', None, 'Workdir, checkpoint step directory or weight file.'
@@ -36,6 +81,7 @@ def define_flags() -> None:
   preprocessing.define_flag()
   flags.DEFINE_integer('batch_size', 128, 'Images at once, on all devices.')
   flags.DEFINE_integer('part_examples', 8192, 'Images written at once.')
+  flags.DEFINE_string('out', None, f'File to be written: {endings}.')
   flags.DEFINE_bool('json', False, 'Print one JSON object.')
   flags.DEFINE_multi_string(
     'overrides',
@@ -43,6 +89,7 @@ def define_flags() -> None:
     'Set by --config.source.KEY=…, --config.reader.KEY=… and '
     '--config.preprocess.KEY=….',
   )
+  process.define_distributed_flags()
 
 
 def sections(weights: Pretrained) -> dict[str, Any]:
@@ -54,30 +101,16 @@ def sections(weights: Pretrained) -> dict[str, Any]:
 
 
 def open_data(
-  weights: Pretrained,
-  *,
-  config: str | None,
-  dataset: str | None,
-  split: str | None,
-  data_dir: str | None,
-  settings: list[str],
+  weights: Pretrained, request: Request
 ) -> tuple[Config, Source, str]:
   """The completed sections, the data, and its split.
-
-  Args:
-    weights: that know a source, and preprocessing.
-    config: a config file whose data it is.
-    dataset: TFDS name, or a source; by default the checkpoint's.
-    split: of the data; by default what the config trains on.
-    data_dir: the TFDS directory, or the path of another source.
-    settings: '--config.source.KEY=value', reader and preprocess likewise.
 
   Raises:
     UserError: no such data, no split, or nothing in it.
   """
-  about = weights.about
-  if config is not None:
-    whole = loading.load(config)
+  about, split = weights.about, request.split
+  if request.config is not None:
+    whole = loading.load(request.config)
     about = {'source': whole.source.to_dict()}
     split = split or whole.train.split
   if split is None:
@@ -85,8 +118,10 @@ def open_data(
       '--split is missing: which split to take. Or give --config=FILE.py for '
       'what it trains on.'
     )
-  source = data.source_section(about, dataset, data_dir)
-  completed = overrides.apply(sections(weights) | {'source': source}, settings)
+  source = data.source_section(about, request.dataset, request.data_dir)
+  completed = overrides.apply(
+    sections(weights) | {'source': source}, [*request.settings]
+  )
   opened = build_section(completed, 'source', split)
   if not len(opened):
     raise UserError(f'{opened.name} is empty: there is nothing to do.')
@@ -109,3 +144,23 @@ def open_params(weights: Pretrained, name: str, mesh: Mesh) -> PyTree:
       'give one of them as --weights.'
     )
   return found[name]
+
+
+def tell(out: str, result: dict[str, Any], shown: Sequence[str]) -> None:
+  """Prints what a file says of itself, on the main process alone.
+
+  Args:
+    out: the file.
+    result: what it says.
+    shown: keys of the result, where JSON was not asked for.
+  """
+  if not runtime.is_main():
+    return
+  result = {'out': out, **result, 'classes': len(result['class_names'])}
+  del result['class_names']
+  if flags.FLAGS.json:
+    print(json.dumps(result))
+    return
+  for key in ('out', 'checkpoint', 'data', *shown, 'classes'):
+    print(f'{key}: {result[key]}')
+  print(f'preprocess: {preprocessing.line(result["preprocess"])}')

@@ -7,7 +7,7 @@ import json
 import pathlib
 import traceback
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 from etils import epath
 from ml_collections import ConfigDict
@@ -18,6 +18,7 @@ from vit_jax.errors import UserError, closest
 
 # What a file must define for which command.
 _COMMANDS = {'get_config': 'train', 'get_sweep': 'sweep', 'get_study': 'study'}
+T = TypeVar('T')
 
 
 def load(path_and_arg: str) -> Config:
@@ -55,6 +56,21 @@ def _resolved(path: str) -> Any:
     return json.loads(epath.Path(path).expanduser().read_text())
   except (OSError, ValueError) as error:
     raise UserError(f'the config {path} cannot be read: {error}.') from error
+
+
+def held(path_and_arg: str, function: str, kind: type[T], example: str) -> T:
+  """What a function of a Python file returns: one of a kind, as in an example.
+
+  Raises:
+    UserError: it is of another kind, or what `call` raises.
+  """
+  found = call(path_and_arg, function)
+  if not isinstance(found, kind):
+    raise UserError(
+      f'{function}() of {path_and_arg} gives {found!r:.100}; it must be a '
+      f'{kind.__module__}.{kind.__name__}, as in {example}.'
+    )
+  return found
 
 
 def call(path_and_arg: str, function: str = 'get_config') -> Any:

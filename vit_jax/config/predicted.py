@@ -27,12 +27,8 @@ def read() -> list[dict[str, Any]]:
   return json.loads(file.read_text()) if file.exists() else []
 
 
-def lines(rows: list[dict[str, Any]]) -> list[str]:
-  """A line of text for each row: what was planned, where, at which cost."""
-  return [_line(row) for row in rows]
-
-
-def _line(row: dict[str, Any]) -> str:
+def line(row: dict[str, Any]) -> str:
+  """Of text: what was planned, where, at which cost."""
   arguments = row['config'].partition(':')[2]
   what = f'{arguments} on {row["topology"]}' if arguments else row['topology']
   if not _current(row):

@@ -8,9 +8,9 @@ class names and preprocessing stand beside. If it is interrupted, the same
 command goes on where it stopped and gives the same file.
 """
 
-import json
+import dataclasses
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from absl import flags
@@ -18,53 +18,27 @@ from absl import flags
 from vit_jax.arrays import sharding
 from vit_jax.cli import process, weights_and_data
 from vit_jax.config import overrides
-from vit_jax.config.completion import MAX_BATCH_SIZE, Config
+from vit_jax.config.completion import Config
 from vit_jax.data.contract import Source
-from vit_jax.errors import UserError, check_range
+from vit_jax.errors import UserError
 from vit_jax.evaluators.features import Extractor
 from vit_jax.features import extraction, given, writing
 from vit_jax.files import paths
-from vit_jax.run import runtime
-from vit_jax.run.agreement import from_main
+from vit_jax.run.parts import finished
 from vit_jax.training import frozen
 from vit_jax.weights import data, preprocessing, pretrained
 
-PyTree = Any
 
-
-class Request(NamedTuple):
-  """What features are wanted of.
-
-  Attributes:
-    images: files; none for a split.
-    config: a config file whose data it is.
-    dataset: TFDS name, or a source; by default the checkpoint's.
-    split: of the data.
-    data_dir: the TFDS directory, or the path of another source.
-    weights: '' for the parameters, 'ema' or another name of `convert`.
-    preprocess: a preset; by default the preprocessing of the weights.
-    batch_size: images at once, on all devices.
-    part_examples: written at once; rounded up to whole batches.
-    settings: '--config.source.KEY=value', reader and preprocess likewise.
-  """
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Request(weights_and_data.Request):
+  """What features are wanted of: image files if there are any, or a split."""
 
   images: Sequence[str] = ()
-  config: str | None = None
-  dataset: str | None = None
-  split: str | None = None
-  data_dir: str | None = None
-  weights: str = 'params'
-  preprocess: str | None = None
-  batch_size: int = 128
-  part_examples: int = 8192
-  settings: Sequence[str] = ()
 
 
 def define_flags() -> None:
   """The flags of this command."""
-  weights_and_data.define_flags()
-  flags.DEFINE_string('out', None, 'File to be written: .npz or .parquet.')
-  process.define_distributed_flags()
+  weights_and_data.define_flags('.npz or .parquet')
 
 
 def run(checkpoint: str, out_path: str, request: Request) -> dict[str, Any]:
@@ -82,10 +56,6 @@ def run(checkpoint: str, out_path: str, request: Request) -> dict[str, Any]:
     UserError: no such checkpoint or data, a bad record, or a file that is there
       and of something else.
   """
-  for key in ('batch_size', 'part_examples'):
-    check_range(
-      f'--{key}', getattr(request, key), at_least=1, at_most=MAX_BATCH_SIZE
-    )
   if paths.is_remote(out_path):
     raise UserError(f'--out={out_path} must be a local file.')
   out = paths.locate(out_path)
@@ -109,7 +79,7 @@ def run(checkpoint: str, out_path: str, request: Request) -> dict[str, Any]:
       'preprocess': preprocessing.described(weights, config),
       'batch_size': setting.batch_size,
     }
-    done = from_main(lambda: extraction.finished(out, about))
+    done = finished(out, about, writing.about_of, ('count', 'width'))
     if not done:
       size = -(-request.part_examples // setting.batch_size)
       done = extraction.extract(extractor, params, source, out, about, size)
@@ -128,14 +98,7 @@ def _data(
     sections = weights_and_data.sections(weights)
     config = overrides.apply(sections, [*request.settings])
     return config, given.Images(request.images)
-  config, source, _ = weights_and_data.open_data(
-    weights,
-    config=request.config,
-    dataset=request.dataset,
-    split=request.split,
-    data_dir=request.data_dir,
-    settings=[*request.settings],
-  )
+  config, source, _ = weights_and_data.open_data(weights, request)
   return config, source
 
 
@@ -151,20 +114,6 @@ def main(arguments: list[str]) -> None:
       f'{len(arguments)} image(s), data {named!r}.'
     )
   process.start_process()
-  taken: dict[str, Any] = {
-    key: getattr(values, key) for key in Request._fields if key in values
-  }
-  taken |= dict(images=arguments, settings=values.overrides)
-  request = Request(**taken)
+  request = Request.of_flags(images=arguments)
   result = run(values.checkpoint, values.out, request)
-  if not runtime.is_main():
-    return
-  result = {'out': values.out, **result, 'classes': len(result['class_names'])}
-  del result['class_names']
-  if values.json:
-    print(json.dumps(result))
-    return
-  shown = 'out', 'checkpoint', 'data', 'count', 'width', 'classes'
-  for key in shown:
-    print(f'{key}: {result[key]}')
-  print(f'preprocess: {preprocessing.line(result["preprocess"])}')
+  weights_and_data.tell(values.out, result, ('count', 'width'))

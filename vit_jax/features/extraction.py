@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,9 +16,8 @@ from vit_jax.errors import UserError
 from vit_jax.evaluators.features import Extractor
 from vit_jax.features import given, writing
 from vit_jax.run.agreement import from_main
-from vit_jax.run.parts import Arrays, Parts, check_same, resume
+from vit_jax.run.parts import Arrays, Parts, resume
 
-log = logging.getLogger('vit_jax')
 PyTree = Any
 
 
@@ -40,21 +38,6 @@ def described(config: Config, source: Source) -> dict[str, Any]:
     'on_bad_record': config.reader.on_bad_record,
     'class_names': list(source.class_names),
   }
-
-
-def finished(out: epath.Path, about: dict[str, Any]) -> dict[str, Any]:
-  """What a file that is there already says; {} where there is none.
-
-  Raises:
-    UserError: it is of something else.
-  """
-  if not out.exists():
-    return {}
-  found = writing.about_of(out)
-  told = {k: v for k, v in found.items() if k not in ('count', 'width')}
-  check_same(str(out), told, about)
-  log.info('%s is there already', out)
-  return found
 
 
 def extract(
@@ -111,6 +94,8 @@ def _join(
       f'{about["data"]}: none of its {about["examples"]} examples could be '
       'used; each is named in a message before this one.'
     )
-  writing.join(out, parts, number, json.loads(json.dumps(whole)))
-  parts.remove()
+  with parts.joining() as aside:
+    writing.FORMATS[out.suffix](
+      aside, parts, number, json.loads(json.dumps(whole))
+    )
   return whole

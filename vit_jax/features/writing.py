@@ -8,8 +8,6 @@ after the other; the whole need not fit the memory.
 
 import importlib
 import json
-import os
-import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,47 +17,22 @@ from etils import epath
 
 from vit_jax.data.storage import npz
 from vit_jax.errors import UserError
-from vit_jax.files import jsonl
 from vit_jax.run.parts import Arrays, Parts
 
 Writer = Callable[[str, Parts, int, dict[str, Any]], None]
 
 
-def join(
-  out: epath.Path, parts: Parts, count: int, about: dict[str, Any]
-) -> None:
-  """Writes the file aside, then puts it in its place.
-
-  Args:
-    out: whose ending is one of `FORMATS`.
-    parts: all of them.
-    count: of the parts.
-    about: JSON-able; with `class_names`.
-
-  Raises:
-    UserError: it cannot be written.
-  """
-  with jsonl.access(out, 'written'):
-    handle, aside = tempfile.mkstemp(dir=parts.folder, suffix=out.suffix)
-    os.fchmod(handle, 0o644)
-    os.close(handle)
-    FORMATS[out.suffix](aside, parts, count, about)
-    with open(aside, 'rb+') as file:
-      os.fsync(file.fileno())
-    os.replace(aside, out)
-
-
-def about_of(out: epath.Path) -> dict[str, Any]:
-  """What a file that `join` wrote says of itself; {} for any other.
+def about_of(path: str) -> dict[str, Any]:
+  """What a file of `FORMATS` says of itself; {} for any other.
 
   Raises:
     UserError: a package is missing.
   """
   try:
-    if out.suffix == '.npz':
-      with np.load(out) as held:
+    if path.endswith('.npz'):
+      with np.load(path) as held:
         return json.loads(str(held['about']))
-    found = _pyarrow('parquet').read_schema(os.fspath(out)).metadata or {}
+    found = _pyarrow('parquet').read_schema(path).metadata or {}
     return json.loads(found.get(b'about', b'{}'))
   except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
     return {}

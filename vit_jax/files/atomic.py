@@ -1,8 +1,9 @@
-"""Small files that are there whole or not at all, whatever ends the process."""
+"""Files that are there whole or not at all, whatever ends the process."""
 
 import contextlib
 import os
 import tempfile
+from collections.abc import Iterator
 
 from etils import epath
 
@@ -21,20 +22,37 @@ def write(path: epath.Path, content: str | bytes) -> None:
   if paths.is_remote(path):
     path.write_bytes(data)
     return
-  folder, name = os.path.split(os.fspath(path))
-  handle, aside = tempfile.mkstemp(dir=folder, prefix=f'.{name}.')
+  with replacing(path) as aside, open(aside, 'wb') as file:
+    file.write(data)
+
+
+@contextlib.contextmanager
+def replacing(
+  path: epath.Path, folder: epath.Path | None = None
+) -> Iterator[str]:
+  """The path of an empty file that takes the place of a local one at the end.
+
+  Args:
+    path: of the local one.
+    folder: where it is written until then; by default beside it.
+
+  Raises:
+    OSError: as in `write`.
+  """
+  own, name = os.path.split(os.fspath(path))
+  handle, aside = tempfile.mkstemp(dir=folder or own, prefix=f'.{name}.')
   try:
-    with os.fdopen(handle, 'wb') as file:
-      os.fchmod(handle, 0o644)  # as others may read it
-      file.write(data)
-      file.flush()
-      os.fsync(handle)
+    os.fchmod(handle, 0o644)  # as others may read it
+    yield aside
+    os.fsync(handle)
     os.replace(aside, path)
   except BaseException:
     with contextlib.suppress(OSError):
       os.unlink(aside)
     raise
-  _sync_folder(folder)
+  finally:
+    os.close(handle)
+  _sync_folder(own)
 
 
 def _sync_folder(folder: str) -> None:

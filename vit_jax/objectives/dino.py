@@ -139,8 +139,10 @@ class Objective(AroundModel):
 
   def other_passes(self, spec: Spec) -> tuple[tuple[Model, Size], ...]:
     """The local crops', if there are any."""
-    crops = [spec['local'][0][1:3]] if 'local' in spec else []
-    return tuple((self.setting.model, (y, x)) for y, x in crops)
+    if 'local' not in spec:
+      return ()
+    height, width = spec['local'][0][1:3]
+    return ((self.setting.model, (height, width)),)
 
   def _free(self) -> Any:
     """The model for images of any size."""

@@ -11,63 +11,49 @@ Reference: "Self-training with Noisy Student improves ImageNet classification",
 Xie et al., arXiv 1911.04252.
 """
 
-import json
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+import dataclasses
+from typing import Any
 
 import jax
 from absl import flags
 
 from vit_jax.arrays import sharding
 from vit_jax.cli import process, weights_and_data
-from vit_jax.config.completion import MAX_BATCH_SIZE
 from vit_jax.data import fingerprint
 from vit_jax.data.contract import Source
+from vit_jax.data.sources.pseudo_labels import about_of
 from vit_jax.errors import UserError, check_range
 from vit_jax.files import paths
 from vit_jax.pseudo_label import labelling
-from vit_jax.run import runtime
-from vit_jax.run.agreement import from_main
+from vit_jax.run.parts import finished
 from vit_jax.training import frozen
 from vit_jax.weights import data, preprocessing, pretrained
 
 
-class Request(NamedTuple):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Request(weights_and_data.Request):
   """What is to be labelled, and what of it kept.
 
   Attributes:
-    config: a config file whose data it is.
-    dataset: TFDS name, or a source; by default the checkpoint's.
-    split: of the data.
-    data_dir: the TFDS directory, or the path of another source.
-    weights: '' for the parameters, 'ema' or another name of `convert`.
-    preprocess: a preset; by default the preprocessing of the weights.
-    batch_size: images at once, on all devices.
-    part_examples: written at once; rounded up to whole batches.
-    settings: '--config.source.KEY=value', reader and preprocess likewise.
     min_confidence: of the most likely class, in [0, 1]; the paper's is .3.
     per_class: examples of each class; 0 for no balance. The paper's is 130,000.
     seed: of the images that have one copy more than others.
   """
 
-  config: str | None = None
-  dataset: str | None = None
-  split: str | None = None
-  data_dir: str | None = None
-  weights: str = 'params'
-  preprocess: str | None = None
-  batch_size: int = 128
-  part_examples: int = 8192
-  settings: Sequence[str] = ()
   min_confidence: float = 0.3
   per_class: int = 0
   seed: int = 0
 
+  def __post_init__(self):
+    super().__post_init__()
+    check_range('--min_confidence', self.min_confidence, at_least=0, at_most=1)
+    check_range('--per_class', self.per_class, at_least=0)
+    check_range('--seed', self.seed, at_least=0)
+
 
 def define_flags() -> None:
   """The flags of this command."""
-  weights_and_data.define_flags()
-  flags.DEFINE_string('out', None, 'File to be written: .npz.')
+  weights_and_data.define_flags('.npz')
   flags.DEFINE_float(
     'min_confidence', 0.3, 'Least probability of the most likely class.'
   )
@@ -75,7 +61,6 @@ def define_flags() -> None:
     'per_class', 0, 'Examples of each class, copies among them; 0: no balance.'
   )
   flags.DEFINE_integer('seed', 0, 'Of the images that are copied once more.')
-  process.define_distributed_flags()
 
 
 def run(checkpoint: str, out_path: str, request: Request) -> dict[str, Any]:
@@ -93,25 +78,13 @@ def run(checkpoint: str, out_path: str, request: Request) -> dict[str, Any]:
     UserError: no such checkpoint or data, a teacher without a head, a bad
       record, or a file that is there and of something else.
   """
-  for key in ('batch_size', 'part_examples'):
-    check_range(
-      f'--{key}', getattr(request, key), at_least=1, at_most=MAX_BATCH_SIZE
-    )
-  check_range('--min_confidence', request.min_confidence, at_least=0, at_most=1)
-  check_range('--per_class', request.per_class, at_least=0)
-  check_range('--seed', request.seed, at_least=0)
   if paths.is_remote(out_path) or not out_path.endswith('.npz'):
     raise UserError(f'--out={out_path} must be a local file that ends in .npz.')
   out = paths.locate(out_path)
   weights = preprocessing.by_preset(
     pretrained.find(checkpoint), request.preprocess
   )
-  asked = ('config', 'dataset', 'split', 'data_dir')
-  config, source, split = weights_and_data.open_data(
-    weights,
-    **{key: getattr(request, key) for key in asked},
-    settings=[*request.settings],
-  )
+  config, source, split = weights_and_data.open_data(weights, request)
   mesh = sharding.make_mesh(jax.devices())
   setting = data.setting(
     weights, config, lambda _: source, mesh, request.batch_size
@@ -130,7 +103,7 @@ def run(checkpoint: str, out_path: str, request: Request) -> dict[str, Any]:
       'batch_size': setting.batch_size,
       **_described(weights, source, request),
     }
-    done = from_main(lambda: labelling.finished(out, about))
+    done = finished(out, about, about_of, labelling.OF_CHOICE)
     if not done:
       size = -(-request.part_examples // setting.batch_size)
       done = labelling.label(setting, params, source, out, about, size)
@@ -178,19 +151,6 @@ def main(arguments: list[str]) -> None:
       'argument(s).'
     )
   process.start_process()
-  taken: dict[str, Any] = {
-    key: getattr(values, key) for key in Request._fields if key in values
-  }
-  request = Request(**taken | {'settings': values.overrides})
-  result = run(values.checkpoint, values.out, request)
-  if not runtime.is_main():
-    return
-  result = {'out': values.out, **result, 'classes': len(result['class_names'])}
-  del result['class_names']
-  if values.json:
-    print(json.dumps(result))
-    return
-  shown = ('out', 'checkpoint', 'data', 'seen', 'confident', 'distinct')
-  for key in (*shown, 'count', 'classes'):
-    print(f'{key}: {result[key]}')
-  print(f'preprocess: {preprocessing.line(result["preprocess"])}')
+  result = run(values.checkpoint, values.out, Request.of_flags())
+  shown = ('seen', 'confident', 'distinct', 'count')
+  weights_and_data.tell(values.out, result, shown)

@@ -2,8 +2,6 @@
 
 import json
 import logging
-import os
-import tempfile
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,33 +12,16 @@ from etils import epath
 
 from vit_jax.data.contract import Source
 from vit_jax.data.rest import Rest
-from vit_jax.data.sources import pseudo_labels
 from vit_jax.data.storage import npz
 from vit_jax.errors import UserError
 from vit_jax.evaluators.contract import Batch, Setting
-from vit_jax.files import jsonl
 from vit_jax.pseudo_label.choice import Choice, balanced
 from vit_jax.run.agreement import from_main
-from vit_jax.run.parts import Arrays, Parts, check_same, resume
+from vit_jax.run.parts import Arrays, Parts, resume
 
 log = logging.getLogger('vit_jax')
 PyTree = Any
-_OF_CHOICE = ('count', 'distinct', 'seen', 'confident', 'of_class')
-
-
-def finished(out: epath.Path, about: dict[str, Any]) -> dict[str, Any]:
-  """What a file that is there already says; {} where there is none.
-
-  Raises:
-    UserError: it is of something else.
-  """
-  if not out.exists():
-    return {}
-  found = pseudo_labels.about_of(os.fspath(out))
-  told = {k: v for k, v in found.items() if k not in _OF_CHOICE}
-  check_same(str(out), told, about)
-  log.info('%s is there already', out)
-  return found
+OF_CHOICE = ('count', 'distinct', 'seen', 'confident', 'of_class')
 
 
 def label(
@@ -118,8 +99,7 @@ def _finish(
     'of_class': of_class.tolist(),
   }
   whole = json.loads(json.dumps(whole))
-  _write(parts, number, choice, out, whole)
-  parts.remove()
+  _write(parts, number, choice, whole)
   return whole
 
 
@@ -137,10 +117,9 @@ def _write(
   parts: Parts,
   number: int,
   choice: Choice,
-  out: epath.Path,
   about: dict[str, Any],
 ) -> None:
-  """Writes the file aside, then puts it in its place."""
+  """The file of what is chosen; the parts vanish."""
   count, classes = len(choice.rows), len(about['class_names'])
   int64, float32 = np.dtype(np.int64), np.dtype(np.float32)
   columns = {
@@ -152,14 +131,8 @@ def _write(
     ),
     'copies': npz.Column((count,), int64, [choice.copies]),
   }
-  with jsonl.access(out, 'written'):
-    handle, aside = tempfile.mkstemp(dir=parts.folder, suffix='.npz')
-    os.fchmod(handle, 0o644)
-    os.close(handle)
+  with parts.joining() as aside:
     npz.write(aside, columns, {'about': json.dumps(about)})
-    with open(aside, 'rb+') as file:
-      os.fsync(file.fileno())
-    os.replace(aside, out)
 
 
 def _chosen(

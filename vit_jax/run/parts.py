@@ -10,7 +10,7 @@ import itertools
 import json
 import logging
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import numpy as np
@@ -46,7 +46,7 @@ class Parts:
       if not file.exists():
         atomic.write(file, json.dumps(about))
       found = jsonl.parse(file.read_bytes())
-    check_same(str(self.folder), found or {}, about)
+    _check_same(str(self.folder), found or {}, about)
 
   def count(self) -> int:
     """Parts that are there, from the first one without a gap."""
@@ -79,8 +79,18 @@ class Parts:
         'the same command again.'
       ) from error
 
-  def remove(self) -> None:
-    """Removes the folder, once they are joined."""
+  @contextlib.contextmanager
+  def joining(self) -> Iterator[str]:
+    """Where to write the whole result, which then takes the place of parts.
+
+    Raises:
+      UserError: it cannot be written.
+    """
+    with (
+      jsonl.access(self._out, 'written'),
+      atomic.replacing(self._out, self.folder) as aside,
+    ):
+      yield aside
     with contextlib.suppress(FileNotFoundError):
       self.folder.rmtree()
 
@@ -128,7 +138,39 @@ def _joined(held: list[Arrays]) -> Arrays:
   return {key: np.concatenate([each[key] for each in held]) for key in held[0]}
 
 
-def check_same(
+def finished(
+  out: epath.Path,
+  about: dict[str, Any],
+  read: Callable[[str], dict[str, Any]],
+  results: Collection[str],
+) -> dict[str, Any]:
+  """What a whole result that is there already says; {} where there is none.
+
+  All processes call it.
+
+  Args:
+    out: of the result.
+    about: see `Parts`.
+    read: (path) → what a file says of itself.
+    results: keys of that which are not known before the end.
+
+  Raises:
+    UserError: it is of something else.
+  """
+
+  def on_main() -> dict[str, Any]:
+    if not out.exists():
+      return {}
+    found = read(str(out))
+    told = {key: found[key] for key in found if key not in results}
+    _check_same(str(out), told, about)
+    log.info('%s is there already', out)
+    return found
+
+  return from_main(on_main)
+
+
+def _check_same(
   where: str, found: dict[str, Any], about: dict[str, Any]
 ) -> None:
   """Raises UserError where something there belongs to another command.

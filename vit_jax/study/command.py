@@ -26,29 +26,21 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from absl import flags
 
-from vit_jax.config import overrides
 from vit_jax.errors import UserError, closest
 from vit_jax.files import atomic, jsonl, paths
 from vit_jax.study import chains, contents, picture, tables
 from vit_jax.study.chains import Chain, Given
 from vit_jax.study.contents import Study
-from vit_jax.trials import grid, jobs
+from vit_jax.trials import frame, jobs
 
 log = logging.getLogger('vit_jax')
 
 
 def define_flags() -> None:
   """The flags of this command."""
-  flags.DEFINE_string('config', None, 'File of a study, with its argument.')
-  flags.DEFINE_string(
-    'workdir', None, 'Of all its runs; default runs/studies/NAME.'
-  )
+  frame.define_flags('study', 'studies')
   flags.DEFINE_multi_string(
     'weights', [], 'ROW=PATH: weights in place of pre-training; repeatable.'
-  )
-  flags.DEFINE_bool('print_jobs', False, 'Print commands and run nothing.')
-  flags.DEFINE_multi_string(
-    'overrides', overrides.take(sys.argv), 'Set by --config.KEY=….'
   )
   flags.DEFINE_multi_string(
     'pretrain', _take_pretrain(sys.argv), 'Set by --pretrain.KEY=….'
@@ -153,22 +145,8 @@ def _weights(given: Sequence[str]) -> dict[str, str]:
 def main(arguments: list[str]) -> None:
   """Carries a study out and prints its table."""
   values = flags.FLAGS
-  if arguments or not values.config:
-    raise UserError(
-      '--config=configs/studies/NAME.py is needed, and flags only; got '
-      f'{arguments or "no config"}.'
-    )
-  study = contents.load(values.config)
-  workdir = values.workdir or grid.default_workdir('studies', values.config)
-  if paths.is_remote(workdir):
-    raise UserError(f'--workdir={workdir} must be local.')
-  run(
-    study,
-    workdir,
-    Given(values.pretrain, values.overrides),
-    _weights(values.weights),
-    values.print_jobs,
-  )
-  if not values.print_jobs:
-    print((paths.locate(workdir) / 'results.md').read_text())
-  log.info('tables in %s', workdir)
+  study, workdir = frame.opened(arguments, 'studies', contents.load)
+  given = Given(values.pretrain, values.overrides)
+  weights = _weights(values.weights)
+  run(study, workdir, given, weights, values.print_jobs)
+  frame.tell(workdir)

@@ -118,15 +118,6 @@ class Study:
 
 
 def load(path_and_argument: str) -> Study:
-  """The study of a file.
-
-  Raises:
-    UserError: no such file, or none that holds a study.
-  """
-  found = loading.call(path_and_argument, 'get_study')
-  if not isinstance(found, Study):
-    raise UserError(
-      f'get_study() of {path_and_argument} gives {found!r:.100}; it must be a '
-      'vit_jax.study.contents.Study, as in configs/studies/cifar10.py.'
-    )
-  return found
+  """The study of a file; see `loading.held`."""
+  example = 'configs/studies/cifar10.py'
+  return loading.held(path_and_argument, 'get_study', Study, example)

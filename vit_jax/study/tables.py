@@ -73,12 +73,10 @@ def rows(study: Study, chains: Chains) -> str:
   return out.getvalue()
 
 
-def points(
-  column: str, chain: Chain, scale: float = 100
-) -> tuple[float, float] | None:
+def points(column: str, chain: Chain) -> tuple[float, float] | None:
   """Value and deviation of a column in %, 0 for one run alone, or None."""
   spread = chain.spread(column)
   if spread is None or not math.isfinite(spread.mean):
     return None
   deviation = 0.0 if math.isnan(spread.deviation) else spread.deviation
-  return scale * spread.mean, scale * deviation
+  return 100 * spread.mean, 100 * deviation

@@ -6,8 +6,6 @@ returns a `Sweep`; an argument comes after a colon as in other configs.
 
 import dataclasses
 import itertools
-import pathlib
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -87,16 +85,17 @@ class Sweep:
 
 
 class Run(NamedTuple):
-  """One training.
+  """One training, or one evaluation.
 
   Attributes:
     task: its name.
     stage: 'dev' or 'final'.
     setting: of the grid.
     seed: of the training.
+    command: 'train', 'finetune' or 'evaluate'.
     flags: of the command, workdir and all.
     metric: by which it is judged.
-    workdir: of the training.
+    workdir: its own.
   """
 
   task: str
@@ -162,29 +161,6 @@ def runs(
 
 
 def load(path_and_argument: str) -> Sweep:
-  """The sweep of a file.
-
-  Raises:
-    UserError: no such file, or none that holds a sweep.
-  """
-  found = loading.call(path_and_argument, 'get_sweep')
-  if not isinstance(found, Sweep):
-    raise UserError(
-      f'get_sweep() of {path_and_argument} gives {found!r:.100}; it must be a '
-      'vit_jax.trials.grid.Sweep, as in configs/sweeps/digits.py.'
-    )
-  return found
-
-
-def default_workdir(kind: str, path: str) -> str:
-  """runs/KIND/NAME, with the argument of the file.
-
-  Args:
-    kind: 'sweeps', say.
-    path: of the file, with its argument.
-  """
-  file, _, argument = path.partition(':')
-  name = pathlib.Path(file).stem
-  if argument:
-    name += '-' + re.sub(r'[^\w.=-]', '-', argument.replace('/', ''))
-  return f'runs/{kind}/{name}'
+  """The sweep of a file; see `loading.held`."""
+  example = 'configs/sweeps/digits.py'
+  return loading.held(path_and_argument, 'get_sweep', Sweep, example)

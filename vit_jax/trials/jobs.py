@@ -42,7 +42,10 @@ def value(run: Run) -> float | None:
   """
   if _diverged(paths.locate(run.workdir)).exists():
     return _NEVER
-  found = _judged(run) if run.command == 'evaluate' else _trained(run)
+  if run.command == 'evaluate':
+    found = _json(result_file(run.workdir))
+  else:
+    found = _trained(run)
   if found is None:
     return None
   if run.metric not in found:
@@ -52,11 +55,6 @@ def value(run: Run) -> float | None:
     )
   score = found[run.metric]
   return _NEVER if score is None else float(score)  # None: not finite
-
-
-def _judged(run: Run) -> dict[str, Any] | None:
-  """The result of an evaluation, or None."""
-  return _json(result_file(run.workdir))
 
 
 def result_file(workdir: str) -> epath.Path:

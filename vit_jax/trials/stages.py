@@ -55,5 +55,6 @@ def of_task(
     return dev
   chosen = results.best(dev.scores)
   final = of_runs(grid.runs(name, task, FINAL, workdir, given, chosen))
-  both = [*dev.runs, *final.runs], [*dev.scores, *final.scores]
-  return Standing(*both, final.complete)
+  return Standing(
+    dev.runs + final.runs, dev.scores + final.scores, final.complete
+  )

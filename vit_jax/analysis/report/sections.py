@@ -178,12 +178,8 @@ def figures(run: Record) -> Html:
     f'Of {"; ".join(about)}. Attention distance is the mean of them all, the '
     'others show the first few.'
   )
-  return html.join(
-    [
-      tag('p', note, class_='soft'),
-      tag('div', *drawn, class_='figures'),
-    ]
-  )
+  shown = tag('div', *drawn, class_='figures')
+  return html.join([tag('p', note, class_='soft'), shown])
 
 
 def pictures(entries: list[dict[str, Any]]) -> Html:
