@@ -178,7 +178,7 @@ def kill_when(
   Args:
     arguments: of the command.
     seen: whether it is to be seen.
-    what: the command is, for the count of faults.
+    what: is killed, for the count of faults.
     timeout_s: that it may take to be seen.
   """
   process = start(arguments)
@@ -191,7 +191,7 @@ def kill_when(
   for each in [process.pid, *map(int, children.read_text().split())]:
     os.kill(each, signal.SIGKILL)
   process.communicate()
-  injected(f'SIGKILL of {what} and its run')
+  injected(f'SIGKILL of {what}')
 
 
 def records(workdir: Any) -> list[dict[str, Any]]:

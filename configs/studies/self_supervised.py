@@ -11,11 +11,11 @@ python -m vit_jax.study --config=configs/studies/self_supervised.py:seeds=3
 | Noisy Student, 10 %    | a tenth, and a teacher's of the rest |
 
 All are one ViT of 16 tokens (16 px, 4 layers of width 64, 136 thousand
-parameters), with the same number of steps for all pre-trainings. Those without labels are judged by 20
-neighbours, a linear probe (`linear_probe`), and fine-tuned with 10 % and with
-100 % of the labels; their column `pre-training` is the accuracy of 20
-neighbours too, of the others' the accuracy itself. Of DINO the teacher is
-judged, and the student fine-tuned.
+parameters), with the same number of steps for all pre-trainings. Those without
+labels are judged by 20 neighbours, a linear probe (`linear_probe`), and fine-
+tuned with 10 % and with 100 % of the labels; their column `pre-training` is the
+accuracy of 20 neighbours too, of the others' the accuracy itself. Of DINO the
+teacher is judged, and the student fine-tuned.
 
 Arguments: seeds (3), epochs (2; of 50,000 images), teacher, the path of trained
 weights, without which there is no row DeiT, and labels, a file of

@@ -25,7 +25,9 @@ def test_killed(tmp_path):
     'study', '--config=tests/study/small_study.py', f'--workdir={tmp_path}'
   )
   first = tmp_path / 'depth-1/pretrain/final/seed=0'
-  runs.kill_when(arguments, (first / 'checkpoints/8').exists, 'a study', 240)
+  runs.kill_when(
+    arguments, (first / 'checkpoints/8').exists, 'a study and its run', 240
+  )
   out, _ = runs.run(arguments)
   accuracies = {}
   for depth in (1, 2):

@@ -23,9 +23,14 @@ def test_killed_twice(tmp_path):
     f'schedule.base_lr={rate},seed={seed}' for rate in rates for seed in seeds
   ]
   runs.kill_when(
-    arguments, (dev / names[0] / 'checkpoints/8').exists, 'a sweep', 120
+    arguments,
+    (dev / names[0] / 'checkpoints/8').exists,
+    'a sweep and its run',
+    120,
   )
-  runs.kill_when(arguments, (dev / f'{names[2]}.log').exists, 'a sweep', 120)
+  runs.kill_when(
+    arguments, (dev / f'{names[2]}.log').exists, 'a sweep and its run', 120
+  )
   out, _ = runs.run(arguments)
   starts, accuracies = {}, {}
   final = tmp_path / f'digits/final/{names[2]}'

@@ -1,0 +1,40 @@
+"""A labelling that is killed goes on, and writes the same file."""
+
+import numpy as np
+import pytest
+import tiny_vit
+
+from tests import runs
+
+SOURCE = dict(num_examples=1600, num_classes=3, height=8, width=8)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_killed(tmp_path):
+  """With some of its 200 parts written; only the others are computed again."""
+  weights = str(tmp_path / 'weights.npz')
+  tiny_vit.save_classifier(weights)
+  keys = [f'--config.source.{key}={value}' for key, value in SOURCE.items()]
+  arguments = runs.command(
+    'pseudo_label',
+    *(f'--checkpoint={weights}', '--dataset=synthetic', '--split=train'),
+    *('--batch_size=8', '--part_examples=8', '--min_confidence=0.35'),
+    *('--per_class=500', *keys),
+  )
+  plain, killed = tmp_path / 'plain.npz', tmp_path / 'killed.npz'
+  runs.run([*arguments, f'--out={plain}'])
+  parts = killed.with_name('killed.npz.parts')
+  again = [*arguments, f'--out={killed}']
+  runs.kill_when(
+    again, lambda: len([*parts.glob('*.npz')]) >= 3, 'a labelling', 120
+  )
+  before = len([*parts.glob('*.npz')])
+  assert not killed.exists() and 3 <= before < 200
+  _, log = runs.run(again)
+  assert f'going on after {8 * before} of 1600 examples' in log
+  with np.load(plain) as expected, np.load(killed) as found:
+    assert [*found] == [*expected] and len(expected['index'])
+    for key in found:
+      np.testing.assert_array_equal(found[key], expected[key])
+  assert not parts.exists()
