@@ -10,7 +10,7 @@ python -m vit_jax.study --config=configs/studies/self_supervised.py:seeds=3
 | DeiT                   | all, and a better teacher's          |
 | Noisy Student, 10 %    | a tenth, and a teacher's of the rest |
 
-All are one ViT of 16 tokens (16 px, 4 layers of width 64, 136 thousand
+All are one ViT of 16 tokens (16 px, 4 layers of width 64, 139 thousand
 parameters), with the same number of steps for all pre-trainings. Those without
 labels are judged by 20 neighbours, a linear probe (`linear_probe`), and fine-
 tuned with 10 % and with 100 % of the labels; their column `pre-training` is the

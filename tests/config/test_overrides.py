@@ -57,6 +57,35 @@ def test_every_kind_of_key_is_a_flag(parse):
   assert (config.evals.test.batch_size, config.log.every) == (4, '7 steps')
 
 
+def test_tuples_of_numbers_and_of_names(parse):
+  """Each holds what its constructor says; whole numbers are numbers."""
+  config = parse(
+    '--config.augment.name=multicrop',
+    *('--config.augment.blur=(0.3, 0, .1)', '--config.augment.local_size=8'),
+    "--config.optimizer.clip_joined=('query|key', 'fc1')",
+  )
+  assert config.augment.blur == (0.3, 0, 0.1)
+  assert config.augment.local_size == (8,)
+  assert config.optimizer.clip_joined == ('query|key', 'fc1')
+
+
+@pytest.mark.parametrize(
+  'flag, wanted',
+  [
+    ('augment.local_size=8.5', 'whole number'),
+    ('augment.local_size=(8, True)', 'whole number'),
+    ("augment.blur=(0.3, '0', 0)", 'one number'),
+    ('augment.blur=much', 'one number'),
+    ('optimizer.clip_joined=fc1', 'in quotes'),
+    ('optimizer.clip_joined=(1, 2)', 'in quotes'),
+  ],
+)
+def test_tuples_of_something_else(parse, flag, wanted):
+  """One message that says what may be given."""
+  with pytest.raises(UserError, match=wanted):
+    parse('--config.augment.name=multicrop', f'--config.{flag}')
+
+
 def test_two_numbers_for_the_image_size(parse):
   """Height and width can be given apart."""
   assert parse('--config.image_size=(384,256)').image_size == (384, 256)

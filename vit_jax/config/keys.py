@@ -22,6 +22,12 @@ def value_type(config: Config, path: str) -> tuple[type | None, bool]:
   return plugins.value_type(keys[leaf].annotation)
 
 
+def member_type(config: Config, path: str) -> type:
+  """Of what a key's tuple holds; `object` where no annotation says."""
+  section, _, leaf = path.rpartition('.')
+  return plugins.member_type(of_section(config, section)[leaf].annotation)
+
+
 def of_section(config: Config, path: str) -> Keys:
   """The keys that a section may have, as `plugins.keys` returns them.
 

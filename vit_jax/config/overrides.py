@@ -21,6 +21,13 @@ from vit_jax.config.plugins import Nested
 from vit_jax.config.sections import EVALS, SECTIONS
 from vit_jax.errors import UserError, closest
 
+# What a tuple holds: its name, and an example of the whole.
+_MEMBERS = {
+  int: ('whole number', '(384, 512)'),
+  float: ('number', '(0.5, 0.1)'),
+  str: ('name in quotes', "('a', 'b')"),
+}
+
 
 def define_flag(argv: list[str]) -> None:
   """Defines `--config` with every key of the config that argv names.
@@ -85,7 +92,8 @@ def _check_keys(argv: list[str], config: Config) -> None:
       continue
     if match[1] in keys and keys_lib.mark(config, match[1]) is None:
       if keys_lib.value_type(config, match[1])[0] is tuple:
-        _check_numbers(match[1], match[2])
+        member = keys_lib.member_type(config, match[1])
+        _check_members(match[1], match[2], member)
       continue
     if match[1] in keys or any(key.startswith(match[1] + '.') for key in keys):
       first = [*_section_keys(match[1], keys), f'{match[1]}.name'][0]
@@ -105,12 +113,18 @@ def _check_keys(argv: list[str], config: Config) -> None:
     )
 
 
-def _check_numbers(key: str, text: str) -> None:
-  """Raises UserError unless text is a number or a tuple of numbers."""
-  if not re.fullmatch(r'[\[(]?\s*\d+(\s*,\s*\d+)*\s*,?\s*[\])]?', text):
+def _check_members(key: str, text: str, kind: type) -> None:
+  """Raises UserError unless text is a value of a kind, or a tuple of them."""
+  found = _literal(text)
+  members = found if isinstance(found, tuple | list) else (found,)
+  kinds = (int, float) if kind is float else (kind,)
+  quoted = found is not text  # Python's own notation, as the parser takes it
+  fits = (type(each) in kinds for each in members)
+  if not quoted or not (kind is object or all(fits)):
+    what, example = _MEMBERS.get(kind, ('value', '(…, …)'))
     raise UserError(
-      f'config.{key} is {text!r}; give one whole number, or several as in '
-      f"--config.{key}='(384, 512)'."
+      f'config.{key} is {text!r}; give one {what}, or several as in '
+      f'--config.{key}="{example}".'
     )
 
 
