@@ -126,7 +126,7 @@ def check_same(workdir: str, runs: Sequence[Run]) -> None:
     other = sorted({*before} ^ {*run.flags})
     if before != run.flags:
       raise UserError(
-        f'{workdir} holds another sweep: {run.name} was begun otherwise '
+        f'{workdir} holds other runs: {run.name} was begun otherwise '
         f'({" ".join(other)}). Give another --workdir.'
       )
   with jsonl.access(file, 'written'):
