@@ -2,7 +2,7 @@
 # The first five minutes: makes an environment, pre-trains a small ViT on the
 # embedded digits, resumes it on purpose, fine-tunes it at twice the resolution,
 # evaluates, predicts, and draws what it learned. Nothing is downloaded but
-# packages.
+# packages. The same command again only says where everything is.
 #
 # Usage: bash launch/local.sh
 #   VIT_JAX_VENV   the environment's directory (default .venv)
@@ -20,28 +20,30 @@ finetuned="$runs/finetune_quickstart"
 
 step() { printf '\n=== %s\n' "$*"; }
 
-step "Pre-training, stopped after a third (as if the machine had been lost)"
-python -m vit_jax.train --config=configs/quickstart.py --workdir="$pretrained" &
-trainer=$!
-while kill -0 "$trainer" 2>/dev/null && ! has_checkpoint "$pretrained"; do
-  sleep 0.2
-done
-kill -KILL "$trainer" 2>/dev/null || true
-wait "$trainer" 2>/dev/null || true
+train_and_evaluate() {
+  step "Pre-training, stopped after a third (as if the machine had been lost)"
+  python -m vit_jax.train --config=configs/quickstart.py \
+    --workdir="$pretrained" &
+  trainer=$!
+  while kill -0 "$trainer" 2>/dev/null && ! has_checkpoint "$pretrained"; do
+    sleep 0.2
+  done
+  kill -KILL "$trainer" 2>/dev/null || true
+  wait "$trainer" 2>/dev/null || true
 
-step "The same command again: it resumes from its checkpoint"
-python -m vit_jax.train --config=configs/quickstart.py --workdir="$pretrained"
+  step "The same command again: it resumes from its checkpoint"
+  python -m vit_jax.train --config=configs/quickstart.py --workdir="$pretrained"
 
-step "Fine-tuning at 32x32 pixels in place of 16x16"
-python -m vit_jax.finetune --config=configs/finetune_quickstart.py \
-  --config.init_from="$pretrained" --workdir="$finetuned"
+  step "Fine-tuning at 32x32 pixels in place of 16x16"
+  python -m vit_jax.finetune --config=configs/finetune_quickstart.py \
+    --config.init_from="$pretrained" --workdir="$finetuned"
 
-step "Evaluating the fine-tuned model exactly"
-python -m vit_jax.evaluate --checkpoint="$finetuned" --json |
-  tee "$finetuned/evaluation.json"
+  step "Evaluating the fine-tuned model exactly"
+  python -m vit_jax.evaluate --checkpoint="$finetuned" --json |
+    tee "$finetuned/evaluation.json"
 
-step "Predicting one image file"
-python - "$finetuned/digit.png" <<'PY'
+  step "Predicting one image file"
+  python - "$finetuned/digit.png" <<'PY'
 import sys
 
 import cv2
@@ -50,8 +52,17 @@ import sklearn.datasets
 pixels = sklearn.datasets.load_digits().images[4]
 cv2.imwrite(sys.argv[1], (pixels * 255 / 16).round().astype('uint8'))
 PY
-python -m vit_jax.predict --checkpoint="$finetuned" --top=3 \
-  "$finetuned/digit.png"
+  python -m vit_jax.predict --checkpoint="$finetuned" --top=3 \
+    "$finetuned/digit.png"
+}
+
+finished="$finetuned/local.finished" # written when all of it is there
+if [[ -f "$finished" ]]; then
+  step "All of it is in $runs already; without that directory it runs again"
+else
+  train_and_evaluate
+  touch "$finished"
+fi
 
 python - "$finetuned/evaluation.json" <<'PY'
 import json
@@ -62,6 +73,7 @@ print(f'\ntest accuracy {accuracy:.2%}')
 if accuracy < 0.95:
   sys.exit('expected at least 95 %')
 PY
+
 step "What it learned, drawn at the end of each run"
 ls "$finetuned/figures/rollout.png" >/dev/null
 echo "curves: $pretrained/curves.png and $finetuned/curves.png"
