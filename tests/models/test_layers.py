@@ -272,6 +272,22 @@ def test_every_dropout_has_its_own_mask():
       assert agree == pytest.approx(0.5, abs=tolerance)
 
 
+def test_exact_gelu_of_bfloat16():
+  """Of every value within 8: rounded once, and so is its derivative."""
+  steps = np.arange(2**16, dtype=np.uint16).view(jnp.bfloat16)
+  x = jnp.array(steps[np.abs(steps.astype(np.float32)) <= 8])
+  exact = np.float64(x)
+  share = special.ndtr(exact)
+  y, pull = jax.vjp(lambda x: transformer.gelu(x, 'exact'), x)
+  assert y.dtype == jnp.bfloat16
+  np.testing.assert_allclose(np.float64(y), exact * share, 2**-8, atol=1e-6)
+  (slope,) = pull(jnp.ones_like(y))
+  density = np.exp(-(exact**2) / 2) / np.sqrt(2 * np.pi)
+  np.testing.assert_allclose(
+    np.float64(slope), share + exact * density, 2**-8, atol=1e-6
+  )
+
+
 @pytest.mark.parametrize('gelu', ['tanh', 'exact'])
 def test_the_mlp_drops_what_gelu_gives(gelu):
   """Dense, GELU, dropout, dense; with identities for the matrices."""

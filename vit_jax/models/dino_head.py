@@ -8,6 +8,7 @@ from jaxtyping import Array, Float
 from vit_jax.arrays import sharding
 from vit_jax.errors import UserError, check_range
 from vit_jax.models.layers.linear import Initializer, Linear
+from vit_jax.models.layers.transformer import gelu
 
 _DTYPES = ('bfloat16', 'float32')
 _EPSILON = 1e-12  # smallest length that is divided by
@@ -40,7 +41,7 @@ class Projection(nn.Module):
     widths = [self.hidden] * (self.layers - 1) + [self.bottleneck]
     for number, width in enumerate(widths, 1):
       if number > 1:
-        x = jax.nn.gelu(x, approximate=False)
+        x = gelu(x, 'exact')
       x = Linear(
         (width,),
         # The authors' normal distribution is cut off at 100 deviations.
