@@ -34,11 +34,9 @@ from vit_jax.study.contents import Judging, Row, Study
 from vit_jax.trials.grid import Stage, Task
 
 IMAGES, TENTH = 50_000, 5_000
-_SMALL = {
+_SIZES = {'model.width': 64, 'model.depth': 4, 'model.mlp_dim': 128}
+_COMMON = {
   'image_size': '(16, 16)',
-  'model.width': 64,
-  'model.depth': 4,
-  'model.mlp_dim': 128,
   'log.every': '50 steps',
   'log.tensorboard': 'false',
   'log.curves': 'false',
@@ -59,7 +57,8 @@ def get_study(argument: str | None = None) -> Study:
     'total': f'{steps} steps',
     'schedule.warmup': '10 %',
     'checkpoint.every': '25 %',
-  } | _SMALL
+  }
+  length |= _COMMON | _SIZES
   judged = {'evals.test.every': '100 %'}
   tenth = {'train.split': 'train[:10%]', 'train.num_examples': TENTH}
 
@@ -130,5 +129,5 @@ def _finetuning(split: str, num_examples: int) -> Task:
   }
   config = 'configs/finetune.py:data=cifar10'
   return Task(
-    command='finetune', final=Stage(config, 'test/accuracy', flags | _SMALL)
+    command='finetune', final=Stage(config, 'test/accuracy', flags | _COMMON)
   )

@@ -7,6 +7,7 @@ import numpy as np
 from vit_jax.config import loading
 from vit_jax.config.completion import flatten
 from vit_jax.study import contents
+from vit_jax.trials.grid import Task
 
 ALWAYS = ['from scratch', 'from scratch, 10 %', 'masked patch', 'MAE', 'DINO']
 
@@ -26,6 +27,10 @@ def test_rows(tmp_path):
   for name, row in study.rows.items():
     assert row.pretrain.seeds == (0, 1, 2, 3)
     assert [*row.transfers] == (wanted if name in ALWAYS[2:] else [])
+    for each in row.transfers.values():  # a model's sizes come with its weights
+      if isinstance(each, Task):
+        keys = {key for key in each.final.flags if key.startswith('model.')}
+        assert keys == {'model.dtype'}
     config = loading.load(row.pretrain.config)
     evals = config.evals
     unknown = {*row.pretrain.flags} - {*flatten(config)}

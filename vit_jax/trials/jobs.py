@@ -124,7 +124,7 @@ def check_same(workdir: str, runs: Sequence[Run]) -> None:
   for run in runs:
     before = known.setdefault(run.name, run.flags)
     other = sorted({*before} ^ {*run.flags})
-    if before != run.flags:
+    if other:
       raise UserError(
         f'{workdir} holds other runs: {run.name} was begun otherwise '
         f'({" ".join(other)}). Give another --workdir.'
