@@ -23,8 +23,9 @@ weights, without which there is no row DeiT, and labels, a file of
 and one file serve all seeds. The labels' teacher and file are made by the first
 commands of configs/noisy_student.py with `--config.image_size=16`.
 
-No expected values: no paper has this table. Nothing here was tuned, and MAE and
-DINO are known to need far longer training, larger models and more data.
+No paper has this table; what came of it is in docs/self_supervised.md (without
+DINO). Nothing here was tuned, and MAE and DINO are known to need far longer
+training, larger models and more data. `linear_probe` takes minutes a row.
 """
 
 from typing import Any
