@@ -3,9 +3,7 @@
 import dataclasses
 import json
 import os
-import signal
 import sys
-import time
 
 import cv2
 import numpy as np
@@ -162,13 +160,10 @@ def test_killed_in_the_middle(weights, tmp_path):
     f'--out={out}',
     *('--batch_size=8', '--part_examples=8', '--json'),
   )
-  process = runs.start(arguments)
-  deadline = time.monotonic() + 120
-  while not list((tmp_path / 'f.npz.parts').glob('0000[1-9].npz')):
-    assert process.poll() is None and time.monotonic() < deadline
-    time.sleep(0.001)
-  process.send_signal(signal.SIGKILL)
-  process.communicate()
+  parts = tmp_path / 'f.npz.parts'
+  runs.kill_when(
+    arguments, lambda: any(parts.glob('0000[1-9].npz')), 'features', 120
+  )
   assert not out.exists()
   said = json.loads(runs.run(arguments)[0])
   assert said['count'] == 1438 and said['data'].startswith('digits')

@@ -21,7 +21,8 @@ Arguments: seeds (3), epochs (2; of 50,000 images), teacher, the path of trained
 weights, without which there is no row DeiT, and labels, a file of
 `vit_jax.pseudo_label`, without which there is no row Noisy Student. One teacher
 and one file serve all seeds. The labels' teacher and file are made by the first
-commands of configs/noisy_student.py with `--config.image_size=16`.
+commands of configs/noisy_student.py with `--config.image_size=16`, and with the
+width, depth and mlp_dim of this study.
 
 No paper has this table; what came of it is in docs/self_supervised.md (without
 DINO). Nothing here was tuned, and MAE and DINO are known to need far longer
@@ -43,11 +44,12 @@ _COMMON = {
   'log.curves': 'false',
   'log.report': 'false',
 }
-# row: (objective, metric of 20 neighbours, ending of the weights judged)
+_CROPS = {'augment.local_size': '(8,)', 'augment.blur': '(0.3, 0.1, 0.1)'}
+# row: (objective, metric of 20 neighbours, ending of the weights judged, keys)
 WITHOUT_LABELS = {
-  'masked patch': ('masked_patch', 'test/20nn', ''),
-  'MAE': ('mae', 'test/20nn', ''),
-  'DINO': ('dino', 'knn_teacher/20nn', 'teacher/'),
+  'masked patch': ('masked_patch', 'test/20nn', '', {}),
+  'MAE': ('mae', 'test/20nn', '', {}),
+  'DINO': ('dino', 'knn_teacher/20nn', 'teacher/', _CROPS),
 }
 
 
@@ -58,8 +60,9 @@ def get_study(argument: str | None = None) -> Study:
     'total': f'{steps} steps',
     'schedule.warmup': '10 %',
     'checkpoint.every': '25 %',
+    **_COMMON,
+    **_SIZES,
   }
-  length |= _COMMON | _SIZES
   judged = {'evals.test.every': '100 %'}
   tenth = {'train.split': 'train[:10%]', 'train.num_examples': TENTH}
 
@@ -73,11 +76,9 @@ def get_study(argument: str | None = None) -> Study:
     'from scratch': supervised({}),
     'from scratch, 10 %': supervised(tenth),
   }
-  for name, (objective, metric, ending) in WITHOUT_LABELS.items():
+  for name, (objective, metric, ending, keys) in WITHOUT_LABELS.items():
     evaluation = metric.partition('/')[0].removesuffix('_teacher')
-    flags = length | {f'evals.{evaluation}.every': '100 %'}
-    if objective == 'dino':
-      flags |= {'augment.local_size': '(8,)', 'augment.blur': '(0.3, 0.1, 0.1)'}
+    flags = length | {f'evals.{evaluation}.every': '100 %'} | keys
     config = f'configs/cifar10.py:objective={objective}'
     rows[name] = Row(
       pretrain=Stage(config, metric, flags, seeds), transfers=_transfers(ending)

@@ -168,6 +168,17 @@ def test_a_setting_that_diverges_is_not_chosen(tmp_path, monkeypatch):
   assert results.best(scores['t'][:8]) == final
 
 
+def test_which_runs_are_the_same(tmp_path):
+  """Those whose flags have the same last values, in whatever order."""
+  (run, *_) = grid.runs('t', task(), 'dev', str(tmp_path), ['--a=1', '--a=2'])
+  jobs.check_same(str(tmp_path), [run])
+  jobs.check_same(str(tmp_path), [run._replace(flags=['--a=2', *run.flags])])
+  for flags in (['--a=2', '--a=1'], ['--b=1', '--a=2']):
+    other = run._replace(flags=[*run.flags[:-2], *flags])
+    with pytest.raises(UserError, match='begun otherwise .*(--a=1|--b=1)'):
+      jobs.check_same(str(tmp_path), [other])
+
+
 def test_the_shipped_sweeps():
   """Every run's config is there, and its stages differ in their data."""
   table = grid.load('configs/sweeps/table4.py')

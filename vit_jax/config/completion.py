@@ -214,15 +214,25 @@ def _section(
     if value is None and optional:
       result[key] = config_dict.placeholder(kind)
     else:
-      result[key] = _typed(f'config.{prefix}{key}', value, kind, member)
+      result[key] = typed(f'config.{prefix}{key}', value, kind, member)
   return result
 
 
-def _typed(key: str, value: Any, kind: type, member: type = object) -> Any:
-  """The value as its type: an int may stand for a float or a 1-tuple."""
+def typed(key: str, value: Any, kind: type, member: type = object) -> Any:
+  """The value as its type: an int may stand for a float or a 1-tuple.
+
+  Args:
+    key: for the message.
+    value: of a config.
+    kind: plain type that it must have.
+    member: of what a tuple holds.
+
+  Raises:
+    UserError: it is of another type.
+  """
   if kind is tuple:
     values = tuple(value) if isinstance(value, list | tuple) else (value,)
-    return tuple(_typed(key, each, member) for each in values)
+    return tuple(typed(key, each, member) for each in values)
   if kind is float and type(value) is int:
     return float(value)
   if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):

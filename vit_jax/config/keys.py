@@ -15,17 +15,20 @@ Keys = dict[str, inspect.Parameter]
 
 def value_type(config: Config, path: str) -> tuple[type | None, bool]:
   """(plain type of a key, whether it may be None); no type if it is no key."""
-  section, _, leaf = path.rpartition('.')
-  keys = of_section(config, section)
-  if leaf not in keys:
-    return None, False
-  return plugins.value_type(keys[leaf].annotation)
+  found = _parameter(config, path)
+  return plugins.value_type(found.annotation) if found else (None, False)
 
 
 def member_type(config: Config, path: str) -> type:
   """Of what a key's tuple holds; `object` where no annotation says."""
+  found = _parameter(config, path)
+  return plugins.member_type(found.annotation) if found else object
+
+
+def _parameter(config: Config, path: str) -> inspect.Parameter | None:
+  """Which of a constructor's a key is; None if it is no key."""
   section, _, leaf = path.rpartition('.')
-  return plugins.member_type(of_section(config, section)[leaf].annotation)
+  return of_section(config, section).get(leaf)
 
 
 def of_section(config: Config, path: str) -> Keys:

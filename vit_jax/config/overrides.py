@@ -1,6 +1,7 @@
 """The --config flag: a config file, and every key of it as a flag."""
 
 import ast
+import contextlib
 import difflib
 import re
 from typing import Any
@@ -15,6 +16,7 @@ from vit_jax.config.completion import (
   complete,
   complete_section,
   flatten,
+  typed,
 )
 from vit_jax.config.loading import load
 from vit_jax.config.plugins import Nested
@@ -116,16 +118,15 @@ def _check_keys(argv: list[str], config: Config) -> None:
 def _check_members(key: str, text: str, kind: type) -> None:
   """Raises UserError unless text is a value of a kind, or a tuple of them."""
   found = _literal(text)
-  members = found if isinstance(found, tuple | list) else (found,)
-  kinds = (int, float) if kind is float else (kind,)
-  quoted = found is not text  # Python's own notation, as the parser takes it
-  fits = (type(each) in kinds for each in members)
-  if not quoted or not (kind is object or all(fits)):
-    what, example = _MEMBERS.get(kind, ('value', '(…, …)'))
-    raise UserError(
-      f'config.{key} is {text!r}; give one {what}, or several as in '
-      f'--config.{key}="{example}".'
-    )
+  if found is not text:  # Python's own notation, as the parser takes it
+    with contextlib.suppress(UserError):
+      typed(key, found, tuple, kind)
+      return
+  what, example = _MEMBERS.get(kind, ('value', '(…, …)'))
+  raise UserError(
+    f'config.{key} is {text!r}; give one {what}, or several as in '
+    f'--config.{key}="{example}".'
+  )
 
 
 def _section_keys(section: str, keys: list[str]) -> list[str]:

@@ -114,10 +114,7 @@ def _judged(part: Arrays) -> Arrays:
 
 
 def _write(
-  parts: Parts,
-  number: int,
-  choice: Choice,
-  about: dict[str, Any],
+  parts: Parts, number: int, choice: Choice, about: dict[str, Any]
 ) -> None:
   """The file of what is chosen; the parts vanish."""
   count, classes = len(choice.rows), len(about['class_names'])

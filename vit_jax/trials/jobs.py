@@ -123,7 +123,7 @@ def check_same(workdir: str, runs: Sequence[Run]) -> None:
   known = _json(file) or {}
   for run in runs:
     before = known.setdefault(run.name, run.flags)
-    other = sorted({*before} ^ {*run.flags})
+    other = sorted(_effective(before) ^ _effective(run.flags))
     if other:
       raise UserError(
         f'{workdir} holds other runs: {run.name} was begun otherwise '
@@ -132,6 +132,11 @@ def check_same(workdir: str, runs: Sequence[Run]) -> None:
   with jsonl.access(file, 'written'):
     file.parent.mkdir(parents=True, exist_ok=True)
     atomic.write(file, json.dumps(known, indent=1))
+
+
+def _effective(flags: Sequence[str]) -> set[str]:
+  """Of flags that came twice the last one, which is the one that counts."""
+  return {*{flag.partition('=')[0]: flag for flag in flags}.values()}
 
 
 def finish(runs: Sequence[Run]) -> None:
