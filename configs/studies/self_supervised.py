@@ -26,7 +26,7 @@ width, depth and mlp_dim of this study.
 
 No paper has this table; what came of it is in docs/self_supervised.md (without
 DINO). Nothing here was tuned, and MAE and DINO are known to need far longer
-training, larger models and more data. `linear_probe` takes minutes a row.
+training, larger models and more data.
 """
 
 from typing import Any

@@ -106,6 +106,8 @@ def test_messages():
   evaluator = neighbours.Evaluator(setting(), split='test', ks=(500,))
   with pytest.raises(UserError, match='203 usable examples, and 500'):
     evaluator.run(jnp.array(WEIGHTS))
+  with pytest.raises(UserError, match='not finite: these weights have div'):
+    evaluator.run(jnp.full_like(WEIGHTS, jnp.nan))
   for wrong in (dict(l2=0.0), dict(shots=(0,)), dict(num_draws=0)):
     with pytest.raises(UserError, match='at least 1|above 0'):
       fewshot.Evaluator(setting(), split='test', **wrong)

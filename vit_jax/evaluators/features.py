@@ -92,10 +92,18 @@ class Extractor:
     """All rows of each batch, and which of them are examples that can be used.
 
     Raises:
-      UserError: a bad record, as the reader's policy has it.
+      UserError: a bad record, as the reader's policy has it; features that are
+        not finite.
     """
     results = self._setting.sweep(
       weights, source, self._function, self._batch_size
     )
     for result in results:
-      yield Labelled(result['features'], result['label']), result['mask']
+      rows = Labelled(result['features'], result['label'])
+      if not np.isfinite(rows.features[result['mask']]).all():
+        raise UserError(
+          f'features of {source.name} are not finite: these weights have '
+          'diverged, or their values are too large for model.dtype. Take an '
+          'earlier checkpoint, or --config.model.dtype=float32.'
+        )
+      yield rows, result['mask']
