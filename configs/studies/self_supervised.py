@@ -24,8 +24,8 @@ and one file serve all seeds. The labels' teacher and file are made by the first
 commands of configs/noisy_student.py with `--config.image_size=16`, and with the
 width, depth and mlp_dim of this study.
 
-No paper has this table; what came of it is in docs/self_supervised.md (without
-DINO). Nothing here was tuned, and MAE and DINO are known to need far longer
+No paper has this table; what came of it is in docs/self_supervised.md.
+Nothing here was tuned, and MAE and DINO are known to need far longer
 training, larger models and more data.
 """
 
