@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import scipy.ndimage
 
-from tests import runs
+from tests import runs, tiny_vit
 
 
 @pytest.fixture(scope='module')
@@ -294,6 +294,30 @@ def test_convert_fine_tune_predict(tmp_path, trained):
     (t['probability'] for t in top), reverse=True
   )
   assert all(t['class'].startswith('class ') for t in top)
+
+
+@pytest.mark.slow
+def test_a_fine_tuning_resumes_without_its_weights(tmp_path):
+  """What it began with is gone, and only one that begins again misses it."""
+  weights = tmp_path / 'weights.npz'
+  tiny_vit.save_classifier(str(weights))
+  workdir = tmp_path / 'tuned'
+  keys = dict(init_from=weights, batch_size=64, total='4 steps')
+  keys |= {'checkpoint.every': '2 steps', 'schedule.warmup': '1 steps'}
+  flags = runs.flags('configs/finetune_quickstart.py', workdir, keys)
+  command = runs.command('finetune', *flags)
+  runs.run(command)
+  before, params = runs.losses(workdir), runs.final_params(workdir)
+  shutil.rmtree(workdir / 'checkpoints' / '4')
+  weights.rename(tmp_path / 'elsewhere.npz')
+  _, err = runs.run(command)
+  assert 'does not exist' in err and 'Only a run that starts needs it' in err
+  assert runs.losses(workdir) == before
+  for path, value in runs.final_params(workdir).items():
+    np.testing.assert_array_equal(value, params[path], err_msg=path)
+  shutil.rmtree(workdir / 'checkpoints')
+  _, err = runs.run(command, code=2)
+  assert err.rstrip().splitlines()[-1].count('does not exist') == 1
 
 
 @pytest.mark.slow

@@ -12,10 +12,13 @@ import logging
 from absl import flags
 
 from vit_jax.cli import entry, process
-from vit_jax.config import plugins, sections
+from vit_jax.config import loading, plugins, sections
 from vit_jax.config.completion import Config
 from vit_jax.errors import UserError
+from vit_jax.files import paths
 from vit_jax.training import loop
+from vit_jax.training.experiment import Experiment
+from vit_jax.training.session import InitialParams
 from vit_jax.weights import pretrained
 from vit_jax.weights.contract import Pretrained
 from vit_jax.weights.transfer import transfer
@@ -75,13 +78,45 @@ def main(arguments: list[str]) -> None:
       'directory or weights of another project (.npz, .safetensors, .pth, a '
       'Hugging Face directory) to start from.'
     )
-  source = pretrained.find(config.init_from)
-  config = adopt_architecture(config, source)
-  initial_params = functools.partial(
-    transfer, source, method=config.position_resize
-  )
+  try:
+    source = pretrained.find(config.init_from)
+  except UserError as error:
+    config, initial_params = _begun(config, error)
+  else:
+    config = adopt_architecture(config, source)
+    initial_params = functools.partial(
+      transfer, source, method=config.position_resize
+    )
   options = entry.run_options(config)
   loop.run(config, initial_params=initial_params, **options)
+
+
+def _begun(config: Config, error: UserError) -> tuple[Config, InitialParams]:
+  """What a run that resumes goes on with: it needs its weights no more.
+
+  Args:
+    config: resolved.
+    error: why the weights cannot be used.
+
+  Raises:
+    UserError: that one, if the workdir holds no run; else the second result
+      raises it, where there is no checkpoint.
+  """
+  file = paths.locate(entry.chosen_workdir()) / 'config.json'
+  if not file.exists():
+    raise error
+  before = loading.load(str(file)).model
+  begun = config.copy_and_resolve_references()
+  with begun.unlocked():
+    for key, value in before.items():
+      if key not in begun.model or begun.model[key] is None:
+        begun.model[key] = value
+
+  def unavailable(experiment: Experiment) -> object:
+    raise error
+
+  log.warning('%s Only a run that starts needs it.', error)
+  return begun, unavailable
 
 
 if __name__ == '__main__':

@@ -40,9 +40,7 @@ def run_options(config: Config) -> dict[str, Any]:
   profile = profile_span(values.profile)
   runtime.cache_compilations()
   path = workdir.check(
-    values.workdir or workdir.default(values.config_path),
-    config,
-    allow_changes=values.allow_config_change,
+    chosen_workdir(), config, allow_changes=values.allow_config_change
   )
   if runtime.is_main():
     log.info('workdir %s', path)
@@ -53,6 +51,12 @@ def run_options(config: Config) -> dict[str, Any]:
     'profile': profile,
     'allow_changes': values.allow_config_change,
   }
+
+
+def chosen_workdir() -> str:
+  """Of --workdir, or the config's own."""
+  values = flags.FLAGS
+  return values.workdir or workdir.default(values.config_path)
 
 
 def profile_span(text: str | None) -> tuple[int, int] | None:
