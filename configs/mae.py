@@ -21,7 +21,7 @@ repository), and of a linear probe on the class token:
 L after 800 epochs has 85.4, and 84.9 with `norm_pixels=False` (Table 1d); B
 after 400 epochs some 82.4 (issue 30).
 
-vit_jax.plan predicts 47 core-days for L's 800 epochs on a v3-32: 8,100 images a
+vit_jax.plan predicts 45 core-days for L's 800 epochs on a v3-32: 8,500 images a
 second, 9.9 GiB of each core's 15.5.
 
 Deviations: crops are of TensorFlow's kind (aspect uniform, torchvision's
