@@ -23,10 +23,14 @@ from tests.faults.counts import INJECTED  # noqa: E402
 # shapes of arrays included, while the tests run; flax modules are no exception.
 jaxtyping.install_import_hook('vit_jax', 'typecheck.typechecked')
 
+import jax  # noqa: E402
+
 from tests import runs  # noqa: E402
 from tests.command_line import command_line as command_line  # noqa: E402
 
-runs.compilation_cache()  # made before worker processes start
+# Made before worker processes start. What one test compiled, the next loads.
+jax.config.update('jax_compilation_cache_dir', runs.compilation_cache())
+jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)
 
 
 # Their signals race with processes on a busy machine: one that fails is tried

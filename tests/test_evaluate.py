@@ -169,6 +169,7 @@ def test_what_needs_no_head_takes_any_classes(trained, tmp_path):
     _run(trained, **given)
 
 
+@pytest.mark.slow
 def test_preprocessing_by_flags(trained, tmp_path):
   """It is the weights' unless a flag says otherwise; `predict` likewise."""
   plain = _run(trained)

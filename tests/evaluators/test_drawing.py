@@ -69,6 +69,7 @@ def test_the_figures_of_a_run(tmp_path):
     np.testing.assert_allclose(saved[name], array, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_reconstructions_of_a_masked_training(tmp_path):
   """Grey where hidden; the picture says what was predicted."""
   objective = dict(name='mae', mask_ratio=0.5, decoder=DECODER)

@@ -256,6 +256,7 @@ def test_teacher_and_centre_after_three_steps(micro_batches):
       np.testing.assert_allclose(leaf, teacher[path], atol=1e-5, err_msg=path)
 
 
+@pytest.mark.slow
 def test_micro_batches_change_nothing():
   """The parameters too: every part sees the centre of before the step."""
   whole, parts = (three_steps(count)[0][1] for count in (1, 2))

@@ -69,6 +69,7 @@ def expected(kind, share, tau, smoothing, heads, taught, targets):
   return [float(value.detach()) for value in (loss, labels, teacher)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'kind, share, tau, smoothing',
   [('hard', 0.5, 1.0, 0.1), ('soft', 0.1, 3.0, 0.0)],
@@ -133,6 +134,7 @@ def test_one_head_learns_from_both():
   assert float(metrics['label_loss']) > 0
 
 
+@pytest.mark.slow
 def test_training_differs_from_evaluation():
   """The key reaches the student's dropout, and not the teacher."""
   random = Model(CLASSES, distilled=True, dropout=0.5, **SIZES)

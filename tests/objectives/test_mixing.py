@@ -45,6 +45,7 @@ def one_hot(labels):
   return np.eye(CLASSES)[labels]
 
 
+@pytest.mark.slow
 def test_the_objective_is_trained_on_what_is_mixed():
   """Loss of the augmented batch, prediction of the plain one."""
   model, examples = vit.Model(CLASSES, **tiny_vit.SIZES), batch(4, 8, 8)

@@ -144,6 +144,7 @@ def test_decay_follows_half_a_cosine(start, end):
     assert float(cosine(start, end, STEPS)(step)) == pytest.approx(value, 1e-5)
 
 
+@pytest.mark.slow
 def test_tensors_decay_and_what_has_one_axis_does_not():
   """Axes as other projects have them: no layers, no heads in biases."""
   model = Model(

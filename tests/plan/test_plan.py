@@ -121,6 +121,7 @@ def test_absurd_batch_is_an_answer():
   assert result['changes_that_fit'] is not None
 
 
+@pytest.mark.slow
 def test_local_backend():
   """A laptop's CPU has no estimates, but memory and arithmetic."""
   result = planned(

@@ -176,6 +176,7 @@ def test_finetune_starts_student_and_teacher_from_the_weights(lab, tmp_path):
   assert line['lab_teacher/confidence'] == line['lab/confidence']
 
 
+@pytest.mark.slow
 def test_a_frozen_teacher(lab, tmp_path):
   """It teaches, is no part of the checkpoint, and must stay who it is."""
   teacher, run = tmp_path / 'teacher', tmp_path / 'run'

@@ -64,6 +64,7 @@ def unmasked(_):
   return soft_max
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'name, wrong',
   [
@@ -99,6 +100,7 @@ WITHOUT_LABELS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'name, tokens',
   [('mae', 1 + 2), ('dino', 1 + 4)],  # of nine patches
@@ -123,6 +125,7 @@ def test_every_size_of_a_training_is_compared(
   assert event['image_size'] == sizes[name]
 
 
+@pytest.mark.slow
 def test_the_decoder_is_compared(tmp_path, monkeypatch):
   """Its heads have 32 channels; without its kernels the model has none."""
   right, wide = tpu_kernels._soft_max, []

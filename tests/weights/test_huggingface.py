@@ -98,6 +98,7 @@ def test_without_a_head(tmp_path):
     np.testing.assert_array_equal(leaf, tree.flatten(again)[place])
 
 
+@pytest.mark.slow
 def test_a_round_through_all_formats(tmp_path):
   """npz, timm, Hugging Face, checkpoint: the same bits, and what they mean."""
   from vit_jax import convert

@@ -114,6 +114,7 @@ def check_all(model, params, images, logits, outputs):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('size', [48, 24])
 def test_timm(tmp_path, size):
   """Logits and blocks; maps that windows fill, do not fill, and small ones.
@@ -136,6 +137,7 @@ def test_timm(tmp_path, size):
   check_all(model, params, images, *after_blocks(blocks, theirs, images))
 
 
+@pytest.mark.slow
 def test_hugging_face(tmp_path):
   """Logits and blocks; 76x92 pixels are maps of 19x23, 10x12 and 5x6.
 
@@ -246,6 +248,7 @@ def test_from_hugging_face_and_back(tmp_path):
   jax.tree.map(np.testing.assert_array_equal, again, params)
 
 
+@pytest.mark.slow
 def test_names_of_the_authors(tmp_path):
   """Merging at the end of stages, `head`, and buffers that say the size."""
   model = timm_swin_transformer(64)
