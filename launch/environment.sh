@@ -29,7 +29,8 @@ make_environment() {
     fi
     # Of 12,000 modules the commands need a third: these are compiled now.
     env -u PYTHONDONTWRITEBYTECODE "$venv/bin/python" -c \
-      'import clu.metric_writers, tensorflow_datasets, vit_jax.finetune'
+      'import clu.metric_writers, tensorflow_datasets, vit_jax.finetune' \
+      >/dev/null 2>&1 || true # what is wrong shows in what is run next
     echo "$wanted" >"$venv/installed"
   fi
   # shellcheck disable=SC1091
