@@ -1,11 +1,15 @@
-"""What a run says at its start."""
+"""What a run says at its start, and whether its step fits."""
 
 import logging
+import re
+from unittest import mock
 
 import jax
 import pytest
 from minimal_config import completed
 
+from vit_jax.arrays import memory
+from vit_jax.errors import UserError
 from vit_jax.training import compiling
 from vit_jax.training.experiment import Experiment
 
@@ -30,3 +34,51 @@ def test_the_table_of_parameters_is_logged_where_it_tells_something(
   assert first[-1].startswith('total ') and first[-1].endswith(' parameters')
   assert ('encoder/layers/mlp/fc1/kernel' in caplog.text) == whole
   assert (len(first) == 1) != whole
+
+
+@pytest.mark.parametrize('devices', [1, 2])
+def test_a_step_too_large_for_memory_is_refused(devices, monkeypatch):
+  """With the fewest parts of a batch that fit; they do, and fewer do not."""
+  chosen = jax.devices()[:devices]
+  sizes = {'batch_size': 64, 'model.mlp_dim': 256}
+
+  def peak(parts):
+    config = completed(**sizes, micro_batches=parts)
+    experiment = Experiment.build(config, chosen)
+    program = memory.program_bytes(compiling.compile_step(experiment))
+    return program['peak']
+
+  limit = 2 * peak(64 // devices)
+  experiment = Experiment.build(completed(**sizes), chosen)
+  monkeypatch.setattr(memory, 'of_device', lambda device: limit)
+  with pytest.raises(UserError) as refused:
+    compiling.compile_to_run(experiment)
+  text = str(refused.value)
+  assert memory.text(limit) in text and memory.text(peak(1)) in text
+  parts = int(re.search(r'--config.micro_batches=(\d+) ', text)[1])
+  assert 1 < parts and peak(parts) <= limit < peak(parts // 4)
+  monkeypatch.setattr(memory, 'of_device', lambda device: 1000)
+  with pytest.raises(UserError, match='Take a smaller batch_size'):
+    compiling.compile_to_run(experiment)
+
+
+def test_a_compiler_that_finds_no_room(monkeypatch):
+  """Its message is read; other errors stay what they are."""
+  said = 'RESOURCE_EXHAUSTED: Ran out of memory: Used 17.21G of 15.48G hbm.'
+  experiment = Experiment.build(completed(batch_size=64), jax.devices()[:1])
+  failing = mock.Mock(side_effect=jax.errors.JaxRuntimeError(said))
+  monkeypatch.setattr(compiling, 'compile_step', failing)
+  monkeypatch.setattr(memory, 'of_device', lambda device: int(15.48 * 2**30))
+  told = 'needs 17.21 GiB of each device, and it has 15.48 GiB. With '
+  with pytest.raises(UserError, match=told + '--config.micro_batches=2 '):
+    compiling.compile_to_run(experiment)
+  failing.side_effect = jax.errors.JaxRuntimeError('INTERNAL: something')
+  with pytest.raises(jax.errors.JaxRuntimeError, match='something'):
+    compiling.compile_to_run(experiment)
+
+
+def test_memory_of_a_cpu_is_shared_by_its_devices():
+  with open('/proc/meminfo') as file:
+    total = int(file.readline().split()[1]) * 1024
+  share = memory.of_device(jax.devices()[0])
+  assert share == pytest.approx(total / jax.local_device_count(), rel=1e-6)

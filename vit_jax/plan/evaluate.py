@@ -7,10 +7,10 @@ from typing import Any
 
 import jax
 
-from vit_jax.arrays import tree
+from vit_jax.arrays import memory, tree
 from vit_jax.config import durations
 from vit_jax.config.completion import Config
-from vit_jax.plan import cost, gpus, hlo, memory
+from vit_jax.plan import cost, gpus, hlo
 from vit_jax.plan.topology import Target
 from vit_jax.training import compiling
 from vit_jax.training.experiment import Experiment

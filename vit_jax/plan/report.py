@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+from vit_jax.arrays import memory
 from vit_jax.arrays.columns import align
-from vit_jax.plan import memory
 from vit_jax.plan.evaluate import Plan
 
 SHOWN_CYCLES = 1e-3  # smallest share of all cycles that gets a line

@@ -1,15 +1,17 @@
-"""Compiles the training step ahead of time, and logs what is about to run."""
+"""Compiles the training step ahead of time, and says what is about to run."""
 
 import logging
 from typing import Any
 
 import jax
 
-from vit_jax.arrays import sharding
+from vit_jax.arrays import memory, sharding
+from vit_jax.errors import UserError
 from vit_jax.training import frozen
 from vit_jax.training.experiment import Experiment
 
 log = logging.getLogger('vit_jax')
+_ROOM = 0.9  # share of a device's memory that is planned with
 PyTree = Any
 
 
@@ -34,6 +36,61 @@ def compile_step(experiment: Experiment) -> jax.stages.Compiled:
   fixed = key, frozen.abstract(experiment.frozen, experiment.mesh)
   log.info('compiling the training step')
   return step.lower(state, experiment.abstract_batch(), *fixed).compile()
+
+
+def compile_to_run(experiment: Experiment) -> jax.stages.Compiled:
+  """`compile_step` for devices that are there.
+
+  Raises:
+    UserError: the step needs more memory than they have.
+  """
+  limit = memory.of_device(experiment.mesh.local_devices[0])
+  try:
+    compiled = compile_step(experiment)
+  except jax.errors.JaxRuntimeError as error:
+    if 'RESOURCE_EXHAUSTED' not in str(error):
+      raise
+    needed = memory.needed_bytes(str(error))
+    raise _too_large(experiment, needed, limit) from error
+  program = memory.program_bytes(compiled)
+  if program is not None and limit is not None and program['peak'] > limit:
+    raise _too_large(experiment, program['peak'], limit)
+  return compiled
+
+
+def _too_large(
+  experiment: Experiment, needed: int | None, limit: int | None
+) -> UserError:
+  """What is needed, and the fewest parts of a batch that would fit."""
+  config = experiment.config
+  advice = 'Take a smaller batch_size, image_size or model.'
+  state = memory.tree_bytes(experiment.abstract_state())
+  if needed is not None and limit is not None:
+    for parts in _divisors(experiment):
+      left = state + (needed - state) * config.micro_batches / parts
+      if left <= _ROOM * limit:
+        advice = (
+          f'With --config.micro_batches={parts} the batch is computed in '
+          f'parts, with some {memory.text(left)}. Or take a smaller '
+          'batch_size, image_size or model.'
+        )
+        break
+  has = f'it has {memory.text(limit)}' if limit else 'it has less'
+  return UserError(
+    f'The training step needs {memory.text(needed)} of each device, and {has}. '
+    f'{advice}'
+  )
+
+
+def _divisors(experiment: Experiment) -> list[int]:
+  """More parts than now that a batch can be computed in, ascending."""
+  config, shape = experiment.config, experiment.mesh.shape
+  rows = config.batch_size // (shape['data'] * shape['fsdp'])
+  return [
+    parts
+    for parts in range(config.micro_batches + 1, rows + 1)
+    if rows % parts == 0
+  ]
 
 
 def describe(experiment: Experiment, abstract: PyTree) -> None:

@@ -89,7 +89,7 @@ class Session:
       self.abstract_state = self.experiment.abstract_state()
       compiling.describe(self.experiment, self.abstract_state)
     with self.doing('compile'):
-      self.train_step = compiling.compile_step(self.experiment)
+      self.train_step = compiling.compile_to_run(self.experiment)
     self.replay = self._replay()
     self._log = build_section(config, 'log')
     told = TrackedRun.of(workdir, flatten(config))

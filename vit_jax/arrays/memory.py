@@ -1,6 +1,7 @@
-"""Bytes per device: of a training state, and of a compiled program."""
+"""Bytes per device: of a state, of a compiled program, and those there are."""
 
 import math
+import os
 import re
 from typing import Any
 
@@ -18,6 +19,19 @@ def tree_bytes(abstract: PyTree) -> int:
     shape = leaf.sharding.shard_shape(leaf.shape)
     total += math.prod(shape) * leaf.dtype.itemsize
   return total
+
+
+def of_device(device: Any) -> int | None:
+  """Bytes that a process's device may use; None where nothing tells.
+
+  Of a CPU its equal share of the machine's memory.
+  """
+  if device.platform != 'cpu':
+    return (device.memory_stats() or {}).get('bytes_limit')
+  if not hasattr(os, 'sysconf'):  # Windows
+    return None
+  whole = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
+  return whole // jax.local_device_count()
 
 
 def program_bytes(compiled: jax.stages.Compiled) -> dict[str, int] | None:
