@@ -2,9 +2,9 @@
 # Makes an environment and runs the tests in it (CPU only).
 #
 # Usage: bash launch/test.sh [--long | --all] [pytest arguments]
-#   bash launch/test.sh          all but the slow ones: 3,900 in 12 minutes
+#   bash launch/test.sh          all but the slow ones: 3,900 in ten minutes
 #   bash launch/test.sh --long   the slow ones too, among them those that start,
-#     kill and resume commands: an hour, as in CI
+#     kill and resume commands: 40 minutes, as in CI
 #   bash launch/test.sh --all    and each fault injected as often as stated
 #   bash launch/test.sh --mutants [--jobs=N] [NAME...]
 #     breaks the code in many places instead, one after another, and lists those

@@ -12,6 +12,7 @@ from vit_jax.errors import UserError
 from vit_jax.models.layers.transformer import REMAT_POLICIES
 from vit_jax.plan.evaluate import Plan, changed, plan
 from vit_jax.plan.topology import Target
+from vit_jax.training.experiment import batch_parts
 
 log = logging.getLogger('vit_jax')
 MAX_TRIES = 8  # compilations to find the largest batch
@@ -129,8 +130,7 @@ def what_fits(config: Config, target: Target, refused: Plan) -> dict:
 
 def _splits(config: Config, target: Target) -> list[int]:
   """Numbers of micro-batches that divide a device's images, ascending."""
-  images = config.batch_size // _split(config, target)
-  return [k for k in range(1, images + 1) if images % k == 0]
+  return batch_parts(config.batch_size, _split(config, target))
 
 
 def search(config: Config, target: Target) -> list[Plan]:

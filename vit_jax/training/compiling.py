@@ -8,7 +8,7 @@ import jax
 from vit_jax.arrays import memory, sharding
 from vit_jax.errors import UserError
 from vit_jax.training import frozen
-from vit_jax.training.experiment import Experiment
+from vit_jax.training.experiment import Experiment, batch_parts
 
 log = logging.getLogger('vit_jax')
 _ROOM = 0.9  # share of a device's memory that is planned with
@@ -62,35 +62,35 @@ def _too_large(
   experiment: Experiment, needed: int | None, limit: int | None
 ) -> UserError:
   """What is needed, and the fewest parts of a batch that would fit."""
-  config = experiment.config
-  advice = 'Take a smaller batch_size, image_size or model.'
-  state = memory.tree_bytes(experiment.abstract_state())
-  if needed is not None and limit is not None:
-    for parts in _divisors(experiment):
-      left = state + (needed - state) * config.micro_batches / parts
-      if left <= _ROOM * limit:
-        advice = (
-          f'With --config.micro_batches={parts} the batch is computed in '
-          f'parts, with some {memory.text(left)}. Or take a smaller '
-          'batch_size, image_size or model.'
-        )
-        break
-  has = f'it has {memory.text(limit)}' if limit else 'it has less'
+  has = 'less' if limit is None else memory.text(limit)
+  advice = 'Take'
+  for parts, left in _parts_that_fit(experiment, needed, limit)[:1]:
+    advice = (
+      f'With --config.micro_batches={parts} the batch is computed in parts, '
+      f'with some {memory.text(left)}. Or take'
+    )
   return UserError(
-    f'The training step needs {memory.text(needed)} of each device, and {has}. '
-    f'{advice}'
+    f'The training step needs {memory.text(needed)} of each device, and it has '
+    f'{has}. {advice} a smaller batch_size, image_size or model.'
   )
 
 
-def _divisors(experiment: Experiment) -> list[int]:
-  """More parts than now that a batch can be computed in, ascending."""
-  config, shape = experiment.config, experiment.mesh.shape
-  rows = config.batch_size // (shape['data'] * shape['fsdp'])
-  return [
-    parts
-    for parts in range(config.micro_batches + 1, rows + 1)
-    if rows % parts == 0
-  ]
+def _parts_that_fit(
+  experiment: Experiment, needed: int | None, limit: int | None
+) -> list[tuple[int, float]]:
+  """(micro-batches, bytes) of what would fit, the fewest first."""
+  if needed is None or limit is None:
+    return []
+  now, shape = experiment.config.micro_batches, experiment.mesh.shape
+  state = memory.tree_bytes(experiment.abstract_state())
+  left = {
+    parts: state + (needed - state) * now / parts
+    for parts in batch_parts(
+      experiment.config.batch_size, shape['data'] * shape['fsdp']
+    )
+    if parts > now
+  }
+  return [item for item in left.items() if item[1] <= _ROOM * limit]
 
 
 def describe(experiment: Experiment, abstract: PyTree) -> None:

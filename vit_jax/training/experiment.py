@@ -209,6 +209,12 @@ class Experiment:
     }
 
 
+def batch_parts(batch_size: int, shares: int) -> list[int]:
+  """Numbers of micro-batches that divide a device's share, ascending."""
+  images = batch_size // shares
+  return [k for k in range(1, images + 1) if images % k == 0]
+
+
 def _check_batch(config: Config, mesh: Mesh) -> None:
   split = mesh.shape['data'] * mesh.shape['fsdp']
   parts = config.micro_batches
