@@ -30,10 +30,10 @@ def main():
       compiled.append(duration)
 
   jax.monitoring.register_event_duration_secs_listener(listen)
-  compile_step, put = compiling.compile_step, jax.make_array_from_callback
+  to_run, put = compiling.compile_to_run, jax.make_array_from_callback
 
   def compile_counted_step(experiment):
-    step = compile_step(experiment)
+    step = to_run(experiment)
 
     def counted(state, batch, *fixed):
       if len(compiles) == 2:
@@ -50,7 +50,7 @@ def main():
     arrays.append([str(callback((slice(0, 1),)).dtype), *shape])
     return put(shape, sharding, callback)
 
-  compiling.compile_step = compile_counted_step
+  compiling.compile_to_run = compile_counted_step
   jax.make_array_from_callback = counted_put
   with tempfile.TemporaryDirectory() as folder:
     loop.run(config, epath.Path(folder))
