@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from tests import runs
+from vit_jax.files import machine
 
 needs_libtpu = pytest.mark.skipif(
   importlib.util.find_spec('libtpu') is None,
@@ -123,7 +124,10 @@ def test_absurd_batch_is_an_answer():
 
 @pytest.mark.slow
 def test_local_backend():
-  """A laptop's CPU has no estimates, but memory and arithmetic."""
+  """A laptop's CPU has no estimates, but memory and arithmetic.
+
+  Its limit is that which a training is held to.
+  """
   result = planned(
     topology='local',
     model__width=32,
@@ -140,6 +144,7 @@ def test_local_backend():
   pixels = 2 * 4 * (16 * 16 * 3) * 32
   expected = 2 * (result['model_flops_per_image'] - pixels)  # 2 images a device
   assert result['flops_per_device'] == pytest.approx(expected, rel=0.05)
+  assert result['hbm_bytes_per_device'] == machine.memory_bytes() // 8
 
 
 def test_without_libtpu():

@@ -1,11 +1,12 @@
 """Bytes per device: of a state, of a compiled program, and those there are."""
 
 import math
-import os
 import re
 from typing import Any
 
 import jax
+
+from vit_jax.files import machine
 
 PyTree = Any
 _UNITS = {'': 1, 'K': 2**10, 'M': 2**20, 'G': 2**30, 'T': 2**40}
@@ -24,14 +25,12 @@ def tree_bytes(abstract: PyTree) -> int:
 def of_device(device: Any) -> int | None:
   """Bytes that a process's device may use; None where nothing tells.
 
-  Of a CPU its equal share of the machine's memory.
+  Of a CPU its equal share of what the process may use.
   """
   if device.platform != 'cpu':
     return (device.memory_stats() or {}).get('bytes_limit')
-  if not hasattr(os, 'sysconf'):  # Windows
-    return None
-  whole = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
-  return whole // jax.local_device_count()
+  whole = machine.memory_bytes()
+  return whole and whole // jax.local_device_count()
 
 
 def program_bytes(compiled: jax.stages.Compiled) -> dict[str, int] | None:

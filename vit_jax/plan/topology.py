@@ -8,6 +8,7 @@ from typing import Any
 import jax
 from jax.experimental import topologies
 
+from vit_jax.arrays import memory
 from vit_jax.errors import UserError, closest
 from vit_jax.plan import gpus
 from vit_jax.plan.environment import LOCAL
@@ -185,12 +186,11 @@ def find(name: str, slices: int = 1) -> Target:
 
 
 def _local(slices: int) -> Target:
-  """This machine's devices; memory as far as the backend tells it."""
+  """This machine's devices, with the memory that training holds them to."""
   if slices != 1:
     raise UserError(f'--topology={LOCAL} is one slice; --slices is {slices}.')
   devices = tuple(jax.local_devices())
-  stats = devices[0].memory_stats() or {}
-  return Target(LOCAL, devices, 1, None, stats.get('bytes_limit'))
+  return Target(LOCAL, devices, 1, None, memory.of_device(devices[0]))
 
 
 def _gpus(name: str, slices: int) -> Target:

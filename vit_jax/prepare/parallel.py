@@ -13,6 +13,7 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import TypeVar
 
 from vit_jax.errors import UserError
+from vit_jax.files import machine
 
 log = logging.getLogger('vit_jax')
 _WORKER_BYTES = 2**31  # what a worker may need, parts and shards in memory
@@ -28,8 +29,10 @@ def default_workers() -> int:
     if hasattr(os, 'sched_getaffinity')
     else os.cpu_count() or 1
   )
-  memory = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
-  return max(1, min(cores, memory // _WORKER_BYTES))
+  memory = machine.memory_bytes()
+  return (
+    cores if memory is None else max(1, min(cores, memory // _WORKER_BYTES))
+  )
 
 
 def unordered(

@@ -1,0 +1,63 @@
+"""Memory of the machine, and of the control groups that limit a process."""
+
+import os
+import pathlib
+
+import pytest
+
+from vit_jax.files import machine
+
+
+def meminfo() -> int:
+  """The kernel's other account of it."""
+  return int(pathlib.Path('/proc/meminfo').read_text().split()[1]) * 1024
+
+
+@pytest.mark.parametrize(
+  ('groups', 'files', 'expected'),
+  [
+    ('', {}, None),
+    ('0::/\n', {'memory.max': 'max'}, None),
+    ('0::/\n', {'memory.max': '1000000'}, 10**6),
+    # A batch system's: a step within a job, and the job has less.
+    (
+      '0::/slurm/job/step\n',
+      {'slurm/job/memory.max': '3000', 'slurm/job/step/memory.max': '4000'},
+      3000,
+    ),
+    # A container that sees its own group as the root.
+    ('0::/docker/7f\n', {'memory.max': '5000'}, 5000),
+    # Version 1, without a limit, and with one.
+    (
+      '9:name=systemd:/\n4:memory:/a\n',
+      {'memory/a/memory.limit_in_bytes': str(2**63 - 4096)},
+      None,
+    ),
+    (
+      '5:cpu:/b\n4:hugetlb,memory:/a\n0::/\n',
+      {
+        'memory/a/memory.limit_in_bytes': '6000',
+        'memory/b/memory.limit_in_bytes': '1',
+      },
+      6000,
+    ),
+  ],
+)
+def test_the_least_limit(groups, files, expected, tmp_path, monkeypatch):
+  own = tmp_path / 'own'
+  own.write_text(groups)
+  for name, text in files.items():
+    path = tmp_path / 'groups' / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text + '\n')
+  monkeypatch.setattr(machine, '_OWN_GROUPS', own)
+  monkeypatch.setattr(machine, '_GROUPS', tmp_path / 'groups')
+  assert machine.memory_bytes() == (expected or meminfo())
+
+
+def test_without_groups(tmp_path, monkeypatch):
+  """macOS has none; Windows tells nothing."""
+  monkeypatch.setattr(machine, '_OWN_GROUPS', tmp_path / 'none')
+  assert machine.memory_bytes() == meminfo()
+  monkeypatch.delattr(os, 'sysconf')
+  assert machine.memory_bytes() is None

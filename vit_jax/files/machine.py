@@ -1,0 +1,44 @@
+"""What this machine gives a process, by the files in which Linux tells it."""
+
+import os
+import pathlib
+
+_OWN_GROUPS = pathlib.Path('/proc/self/cgroup')
+_GROUPS = pathlib.Path('/sys/fs/cgroup')
+
+
+def memory_bytes() -> int | None:
+  """Memory that this process may use; None where nothing tells.
+
+  The machine's, or less where a container or a batch system limits it.
+  """
+  if not hasattr(os, 'sysconf'):  # Windows
+    return None
+  whole = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
+  return min([whole, *_limits()])
+
+
+def _limits() -> list[int]:
+  """Limits of the process's control group and of all above it."""
+  try:
+    groups = _OWN_GROUPS.read_text().splitlines()
+  except OSError:
+    return []
+  found = []
+  for group in groups:  # '0::/job' (version 2), '4:memory:/job' (version 1)
+    _, controllers, path = group.split(':', 2)
+    if not controllers:
+      root, name = _GROUPS, 'memory.max'
+    elif 'memory' in controllers.split(','):
+      root, name = _GROUPS / 'memory', 'memory.limit_in_bytes'
+    else:
+      continue
+    parts = path.strip('/').split('/')
+    for depth in range(len(parts) + 1):
+      try:
+        text = root.joinpath(*parts[:depth], name).read_text().strip()
+      except OSError:  # a container sees its own group at the root alone
+        continue
+      if text.isdecimal():  # 'max' is no limit
+        found.append(int(text))
+  return found
