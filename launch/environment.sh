@@ -19,9 +19,12 @@ make_environment() {
   then
     echo "installing into $venv (once)"
     "$python" -m venv "$venv"
+    # pip's warnings (of mirrors that do not answer, say) are shown if it fails.
     if ! "$venv/bin/python" -m pip install --quiet --no-compile \
-      --disable-pip-version-check -c constraints.txt "${files[@]}" --editable .
+      --disable-pip-version-check -c constraints.txt "${files[@]}" --editable . \
+      >"$venv/pip.log" 2>&1
     then
+      cat "$venv/pip.log" >&2
       echo "error: the packages could not be installed into $venv; pip says" \
         "above why. Without a way to a package index, set HTTPS_PROXY or" \
         "PIP_INDEX_URL; then run the same line again." >&2
