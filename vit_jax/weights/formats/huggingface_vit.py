@@ -203,8 +203,8 @@ def kind(model: Any) -> str:
   if special:
     raise UserError(
       f"Hugging Face's {CLASSES[found]} has no {', '.join(special)}, and this "
-      "model has: it cannot be written as such a directory; timm's "
-      '.safetensors or a directory of our own may do.'
+      'model has: it cannot be written as such a directory. A directory of '
+      'our own holds every model.'
     )
   return found
 
