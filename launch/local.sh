@@ -19,7 +19,7 @@ pretrained="$runs/quickstart"
 finetuned="$runs/finetune_quickstart"
 
 # What one command compiles, the next one loads.
-export JAX_COMPILATION_CACHE_DIR="${JAX_COMPILATION_CACHE_DIR:-$runs/compiled}"
+export JAX_COMPILATION_CACHE_DIR="${JAX_COMPILATION_CACHE_DIR:-$runs/.compiled}"
 export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0
 
 step() { printf '\n=== %s\n' "$*"; }

@@ -222,12 +222,13 @@ def _place(checkpoint: str, out: str | None) -> epath.Path:
   """Where figures are written.
 
   Raises:
-    UserError: nothing is said, and the weights are no workdir.
+    UserError: nothing is said, and the weights are no workdir, or not there.
   """
   if out is not None:
     return paths.locate(out)
   workdir = paths.locate(checkpoint)
   if not (workdir / 'config.json').exists():
+    pretrained.find(checkpoint)  # raises if nothing is there
     raise UserError(
       f'--out=DIR is missing: {checkpoint} is no workdir to draw into.'
     )

@@ -17,6 +17,7 @@ from vit_jax.errors import (
   StorageError,
   UserError,
 )
+from vit_jax.files import paths
 from vit_jax.run import backends, interruption, peers, runtime
 
 _LATE_S = 60  # that the others may take to come
@@ -77,9 +78,9 @@ def _guarded(function: Callable[[], None]) -> None:
     peers.announce(error)
     _end(error)
   except Exception as error:
-    if absent := backends.absent(error):
-      peers.announce(absent)
-      _end(absent)
+    if known := backends.absent(error) or paths.of_a_store(error):
+      peers.announce(known)
+      _end(known)
     peers.announce(error)
     if peers.client() is None:
       raise

@@ -10,17 +10,22 @@ import contextlib
 import difflib
 import os
 import re
+import traceback
 import uuid
 
 import fsspec.config
 from etils import epath
 
-from vit_jax.errors import UserError
+from vit_jax.errors import StorageError, UserError
 
 os.environ.setdefault('EPATH_USE_TF', '0')
 # Else gcsfs would believe listings that another process has changed since.
 fsspec.config.conf.setdefault('gcs', {}).setdefault('use_listings_cache', False)
 _SCHEME = re.compile(r'([A-Za-z][A-Za-z0-9+.-]*):/')
+# Files of what speaks to an object store.
+_CLIENT = re.compile(
+  r'[\\/](gcsfs|fsspec|aiohttp|requests|google[\\/](auth|api_core))[\\/]'
+)
 
 
 def is_remote(path: str | epath.PathLike) -> bool:
@@ -100,3 +105,20 @@ def reason(error: BaseException) -> str:
   if isinstance(error, OSError) and text:
     return text
   return f'{type(error).__name__}: {text}'
+
+
+def of_a_store(error: BaseException) -> StorageError | None:
+  """What to say of an object store's error that nobody caught; else None.
+
+  Its client raises errors of many kinds, OSError and ValueError among them:
+  they are known by where they come from.
+  """
+  frames = traceback.extract_tb(error.__traceback__)
+  if not frames or not _CLIENT.search(frames[-1].filename):
+    return None
+  return StorageError(
+    f'the object store was asked in vain: {reason(error)}. Check the address '
+    '(gs://BUCKET/PATH), the network, and your permissions (`gcloud auth '
+    'application-default login`). What is saved there stays, and the same '
+    'command goes on from it.'
+  )

@@ -64,8 +64,8 @@ def last_config(path: epath.Path) -> dict[str, Any] | None:
     content = file.read_bytes() if file.exists() else None
   except Exception as error:  # noqa: BLE001 (each store has its own errors)
     raise UserError(
-      f'the workdir {path} cannot be used: {paths.reason(error)}. Give '
-      'another --workdir.'
+      f'the workdir {path} cannot be used: {paths.reason(error)}. Check '
+      'its name and your permissions, or give another --workdir.'
     ) from error
   if content is None:
     return None

@@ -78,8 +78,8 @@ def export(
   if nameless:
     raise UserError(
       'this format has no names for these parameters of the model: '
-      f'{", ".join(nameless)}. Write another format, or a directory of our own, '
-      'which holds every model.'
+      f'{", ".join(nameless)}. Write another format, or a directory of our '
+      'own, which holds every model.'
     )
   for name, paths in joined.items():
     stacked = _NUMBER.search(name) is not None

@@ -1,0 +1,86 @@
+"""An object store that refuses or is not there: one message."""
+
+import asyncio
+import http.server
+import json
+import threading
+
+import gcsfs
+import pytest
+
+from tests import runs
+from vit_jax.errors import StorageError
+from vit_jax.files import paths
+
+
+class _Refusal(http.server.BaseHTTPRequestHandler):
+  """Answers every request as Google does to one without permission."""
+
+  def _refuse(self):
+    error = {'code': 403, 'message': 'ada has no storage.objects.get access'}
+    body = json.dumps({'error': error}).encode()
+    self.send_response(403)
+    self.send_header('Content-Length', str(len(body)))
+    self.end_headers()
+    self.wfile.write(body)
+
+  do_GET = do_POST = do_PUT = do_DELETE = _refuse
+
+  def log_message(self, *_):
+    pass
+
+
+@pytest.fixture
+def refusing(monkeypatch):
+  with http.server.ThreadingHTTPServer(('127.0.0.1', 0), _Refusal) as server:
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    address = f'http://127.0.0.1:{server.server_port}'
+    for name, value in {
+      'STORAGE_EMULATOR_HOST': address,
+      'GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT': 'false',
+      'NO_GCE_CHECK': 'true',
+    }.items():
+      monkeypatch.setenv(name, value)
+    yield
+    server.shutdown()
+
+
+@pytest.mark.usefixtures('refusing')
+def test_no_permission():
+  """What the store says, without a traceback."""
+  out, err = runs.run(
+    runs.command('evaluate', '--checkpoint=gs://b/run'), code=1
+  )
+  assert not out and len(err.splitlines()) == 1, err
+  assert err.startswith('storage failed: ')
+  assert 'Forbidden' in err and 'ada has no storage.objects.get' in err
+  assert 'gcloud auth application-default login' in err
+
+
+def test_nobody_answers(monkeypatch):
+  """Known by where it comes from, however it is called."""
+
+  async def at_once(_):
+    pass
+
+  store = gcsfs.GCSFileSystem(
+    endpoint_url=f'http://127.0.0.1:{runs.free_port()}',
+    token='anon',
+    skip_instance_cache=True,
+  )
+  monkeypatch.setattr(asyncio, 'sleep', at_once)
+  with pytest.raises(Exception, match='Cannot connect to host') as raised:
+    store.exists('b/run')
+  told = paths.of_a_store(raised.value)
+  assert isinstance(told, StorageError)
+  assert 'Cannot connect to host 127.0.0.1' in str(told)
+
+
+def test_other_errors_are_none():
+  """Not even such as a store has, if they come from elsewhere."""
+  for error in (OSError('Forbidden'), KeyError('gcsfs')):
+    assert paths.of_a_store(error) is None
+    try:
+      raise error
+    except type(error) as caught:
+      assert paths.of_a_store(caught) is None
