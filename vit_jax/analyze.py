@@ -208,7 +208,7 @@ def _compare(kind: str, workdirs: list[str], out: str | None) -> None:
       f'usage: python -m vit_jax.analyze {kind} WORKDIR… --out=DIR; got '
       f'{len(workdirs)} workdir(s), --out={out}.'
     )
-  places = [paths.locate(workdir) for workdir in workdirs]
+  places = _begun([paths.locate(workdir) for workdir in workdirs])
   found = [
     runs.read(place)._replace(name=name)
     for place, name in zip(places, runs.names(places), strict=True)
@@ -216,6 +216,19 @@ def _compare(kind: str, workdirs: list[str], out: str | None) -> None:
   picture, arrays = _COMPARED[kind](found)
   write(paths.locate(out) / f'{kind}.png', picture)
   write(paths.locate(out) / f'{kind}.npz', gallery.archive(arrays))
+
+
+def _begun(places: list[epath.Path]) -> list[epath.Path]:
+  """Those with metrics, as runs/* has others too; all if none has any."""
+  begun = []
+  for place in places:
+    if (place / 'metrics.jsonl').exists():
+      begun.append(place)
+    elif place.exists():
+      log.warning('%s is left out: it has no metrics.jsonl', place)
+    else:
+      return places
+  return begun or places
 
 
 def _place(checkpoint: str, out: str | None) -> epath.Path:

@@ -59,3 +59,5 @@ def test_what_cannot_be_drawn_is_one_message(weights, tmp_path):
   with pytest.raises(UserError, match='--out=DIR is missing'):
     analyze._place(path, None)
   assert list(out.iterdir()) == []
+  with pytest.raises(UserError, match='none.npz does not exist'):
+    analyze._place(str(folder / 'none.npz'), None)

@@ -8,6 +8,7 @@ import pytest
 from etils import epath
 from PIL import Image
 
+from vit_jax import analyze
 from vit_jax.analysis import runs, sizes
 from vit_jax.errors import UserError
 
@@ -66,6 +67,21 @@ def test_the_picture_has_its_points_beside_it(several):
 def test_no_run_that_tells_enough(several):
   with pytest.raises(UserError, match='none of these runs tells its model'):
     sizes.compare(several[-1:])
+
+
+def test_what_has_begun_nothing_is_left_out(several, tmp_path, caplog):
+  """Of runs/*: a start that was refused leaves a directory."""
+  del several
+  out, empty = str(tmp_path / 'out'), tmp_path / 'refused'
+  empty.mkdir()
+  places = [str(tmp_path / name) for name in ('0', 'refused', '1')]
+  with caplog.at_level('WARNING', 'vit_jax'):
+    analyze._compare('sizes', places, out)
+  assert f'{empty} is left out: it has no metrics.jsonl' in caplog.text
+  assert np.load(f'{out}/sizes.npz')['vit/test/accuracy'].shape == (2, 2)
+  for wrong in ([*places, str(tmp_path / '9')], [str(empty)]):
+    with pytest.raises(UserError, match='give the workdir of a run'):
+      analyze._compare('sizes', wrong, out)
 
 
 def test_ticks_are_the_sizes():
