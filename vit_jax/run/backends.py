@@ -1,5 +1,6 @@
-"""What to say where JAX is told to use devices that this machine has not."""
+"""Devices that this machine has not: what JAX is to say of them, and we."""
 
+import importlib.util
 import os
 import pathlib
 import traceback
@@ -12,6 +13,17 @@ _DEVICES = {
   'cuda': ('nvidia[0-9]*', 'dxg'),
   'gpu': ('nvidia[0-9]*', 'dxg', 'kfd'),
 }
+
+
+def quiet_without_tpu() -> None:
+  """Keeps a libtpu that is here for `plan` alone from complaining.
+
+  JAX loads it as it looks for devices; where there is no TPU it misses a type
+  and a worker's name, in several lines of every command. Must come before.
+  """
+  if importlib.util.find_spec('libtpu') and not _has_devices('tpu'):
+    os.environ.setdefault('TPU_ACCELERATOR_TYPE', 'v3-8')
+    os.environ.setdefault('TPU_WORKER_HOSTNAMES', 'localhost')
 
 
 def absent(error: Exception) -> UserError | None:
@@ -27,8 +39,7 @@ def absent(error: Exception) -> UserError | None:
   if not wanted or not _of_a_backend(error):
     return None
   first = wanted.partition(',')[0]
-  folder, patterns = pathlib.Path('/dev'), _DEVICES.get(first, ())
-  if any(next(folder.glob(pattern), None) for pattern in patterns):
+  if _has_devices(first):
     return None
   extra = 'tpu' if first == 'tpu' else 'gpu'
   return UserError(
@@ -36,6 +47,12 @@ def absent(error: Exception) -> UserError | None:
     'it. Unset it, and JAX takes what there is; JAX_PLATFORMS=cpu is always '
     f"there; on a machine that has one, pip install 'vit_jax[{extra}]'."
   )
+
+
+def _has_devices(platform: str) -> bool:
+  """Whether the machine shows devices of a platform; False for others."""
+  folder, patterns = pathlib.Path('/dev'), _DEVICES.get(platform, ())
+  return any(next(folder.glob(pattern), None) for pattern in patterns)
 
 
 def _of_a_backend(error: Exception) -> bool:
