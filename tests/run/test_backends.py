@@ -1,4 +1,4 @@
-"""A libtpu for `plan` on a machine without a TPU says nothing."""
+"""A libtpu for `plan` on a machine without a TPU is not loaded."""
 
 import importlib.util
 import os
@@ -10,32 +10,48 @@ import pytest
 from tests import runs
 from vit_jax.run import backends
 
-DEVICES = 'import jax; print(jax.devices()[0].platform)'
-
-
-@pytest.mark.skipif(
-  importlib.util.find_spec('libtpu') is None or backends._has_devices('tpu'),
+LOADED = """
+import sys
+import jax
+if sys.argv[1] == 'hidden':
+  from vit_jax.run import backends
+  backends.hide_unused_libtpu()
+jax.devices()
+print('libtpu.so' in open('/proc/self/maps').read())
+"""
+without_tpu = pytest.mark.skipif(
+  importlib.util.find_spec('libtpu') is None
+  or backends._has_devices('tpu')
+  or backends._has_googles(),
   reason='libtpu is not installed, or there is a TPU',
 )
-@pytest.mark.parametrize('quiet', [True, False])
-def test_libtpu_has_nothing_to_complain_of(quiet):
-  start = 'from vit_jax.run import backends; backends.quiet_without_tpu(); '
+
+
+@without_tpu
+@pytest.mark.parametrize('hidden', [True, False])
+def test_jax_does_not_load_it(hidden):
+  """And so it says nothing; otherwise JAX does."""
   environment = os.environ | {'PYTHONPATH': str(runs.ROOT)}
-  for name in ('JAX_PLATFORMS', 'TPU_ACCELERATOR_TYPE', 'TPU_WORKER_HOSTNAMES'):
-    environment.pop(name, None)
+  environment.pop('JAX_PLATFORMS', None)
   done = subprocess.run(
-    [sys.executable, '-c', start * quiet + DEVICES],
+    [sys.executable, '-c', LOADED, 'hidden' if hidden else 'seen'],
     env=environment,
     capture_output=True,
     text=True,
     timeout=120,
   )
-  assert done.stdout == 'cpu\n'
-  assert ('TPU' not in done.stderr) == quiet, done.stderr
+  assert done.stdout == f'{not hidden}\n'
+  assert not (hidden and done.stderr)
 
 
-def test_where_there_is_a_tpu_nothing_is_set(monkeypatch):
-  monkeypatch.setattr(backends, '_DEVICES', {'tpu': ('null',)})
-  monkeypatch.delenv('TPU_ACCELERATOR_TYPE', raising=False)
-  backends.quiet_without_tpu()
-  assert 'TPU_ACCELERATOR_TYPE' not in os.environ
+@pytest.mark.parametrize('there', ['platforms', 'device', 'bus', None])
+def test_it_is_hidden_from_machines_without_a_tpu_alone(there, monkeypatch):
+  monkeypatch.setattr(backends, '_has_googles', lambda: there == 'bus')
+  devices = ('null',) if there == 'device' else ('no_such_device*',)
+  monkeypatch.setattr(backends, '_DEVICES', {'tpu': devices})
+  monkeypatch.setenv('JAX_PLATFORMS', 'tpu,cpu' if there == 'platforms' else '')
+  monkeypatch.setitem(sys.modules, 'libtpu', before := object())
+  monkeypatch.setenv('TPU_LIBRARY_PATH', 'x')
+  backends.hide_unused_libtpu()
+  assert (sys.modules['libtpu'] is before) == (there is not None)
+  assert ('TPU_LIBRARY_PATH' in os.environ) == (there is not None)

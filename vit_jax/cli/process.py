@@ -39,7 +39,7 @@ def run(body: Callable[[list[str]], None], define: Callable[[], None]) -> None:
   # TensorFlow only writes events and prepares data sets here: no greetings.
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
   os.environ.setdefault('TF_ENABLE_ONEDNN_OPTS', '0')
-  backends.quiet_without_tpu()
+  backends.hide_unused_libtpu()
 
   def parse(argv: list[str]) -> list[str]:
     try:

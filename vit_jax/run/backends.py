@@ -1,9 +1,10 @@
 """Devices that this machine has not: what JAX is to say of them, and we."""
 
-import importlib.util
 import os
 import pathlib
+import sys
 import traceback
+from typing import Any
 
 from vit_jax.errors import UserError
 
@@ -13,17 +14,22 @@ _DEVICES = {
   'cuda': ('nvidia[0-9]*', 'dxg'),
   'gpu': ('nvidia[0-9]*', 'dxg', 'kfd'),
 }
+_GOOGLE = '0x1ae0'  # PCI's number for the maker
 
 
-def quiet_without_tpu() -> None:
-  """Keeps a libtpu that is here for `plan` alone from complaining.
+def hide_unused_libtpu() -> None:
+  """Keeps JAX from loading a libtpu that is here for `plan` alone.
 
-  JAX loads it as it looks for devices; where there is no TPU it misses a type
-  and a worker's name, in several lines of every command. Must come before.
+  Where there is no TPU it complains in several lines of every command, and
+  JAX's profiler crashes if its version is not the one that JAX was made for.
+  Must come before JAX looks for devices. Does nothing where JAX_PLATFORMS says
+  what to look for, or where something of Google's is on the bus.
   """
-  if importlib.util.find_spec('libtpu') and not _has_devices('tpu'):
-    os.environ.setdefault('TPU_ACCELERATOR_TYPE', 'v3-8')
-    os.environ.setdefault('TPU_WORKER_HOSTNAMES', 'localhost')
+  if os.environ.get('JAX_PLATFORMS') or _has_devices('tpu') or _has_googles():
+    return
+  modules: dict[str, Any] = sys.modules
+  modules['libtpu'] = None  # importing it fails
+  os.environ.pop('TPU_LIBRARY_PATH', None)  # set as JAX was imported
 
 
 def absent(error: Exception) -> UserError | None:
@@ -53,6 +59,12 @@ def _has_devices(platform: str) -> bool:
   """Whether the machine shows devices of a platform; False for others."""
   folder, patterns = pathlib.Path('/dev'), _DEVICES.get(platform, ())
   return any(next(folder.glob(pattern), None) for pattern in patterns)
+
+
+def _has_googles() -> bool:
+  """Whether a device made by Google is on the PCI bus: a TPU, or a network."""
+  vendors = pathlib.Path('/sys/bus/pci/devices').glob('*/vendor')
+  return any(vendor.read_text().strip() == _GOOGLE for vendor in vendors)
 
 
 def _of_a_backend(error: Exception) -> bool:
