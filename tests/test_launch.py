@@ -151,7 +151,8 @@ def test_constraints_allow_what_jax_needs_on_a_tpu():
     canonicalize_name(pin.name): next(iter(pin.specifier)).version
     for pin in pins
   }
-  assert 'jax' in versions
+  if importlib.metadata.version('jax') != versions['jax']:
+    pytest.skip('another JAX is installed, with other needs')
   for text in importlib.metadata.requires('jax') or []:
     needed = Requirement(text)
     version = versions.get(canonicalize_name(needed.name))

@@ -107,16 +107,26 @@ def _count_inner(equation: Any, flags: list[bool]) -> tuple[int, list[bool]]:
   (inner,) = _inner(equation)
   if name == 'while':  # no trip count: one turn
     flags = flags[values['cond_nconsts'] :]
-  if name not in ('scan', 'while'):
+    consts = values['body_nconsts']
+    carry = len(flags) - consts
+  elif name == 'scan':
+    consts, carry = _scanned(values)
+  else:
     return _count(inner, flags)
-  consts = values.get('num_consts', values.get('body_nconsts'))
-  carry = values.get('num_carry', len(flags) - consts)
   while True:  # until the carry's dependence no longer grows
     count, out = _count(inner, flags)
     grown = [a or b for a, b in zip(flags[consts:], out[:carry], strict=False)]
     if grown == flags[consts : consts + carry]:
       return values.get('length', 1) * count, out
     flags = [*flags[:consts], *grown, *flags[consts + carry :]]
+
+
+def _scanned(values: dict[str, Any]) -> tuple[int, int]:
+  """The number of a scan's constants, and of what it carries."""
+  if 'num_consts' in values:
+    return values['num_consts'], values['num_carry']
+  consts, carry, _ = values['ft_in'].unpack()  # since JAX 0.11
+  return len(consts), len(carry)
 
 
 def _dot_general(equation: Any) -> int:
