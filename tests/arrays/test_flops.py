@@ -1,5 +1,7 @@
 """FLOPs counted in a traced program, against formulas and published figures."""
 
+import types
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -173,3 +175,10 @@ def test_table_6(variant, epochs, exaflops):
   build = Model if '/' in variant else resnet.Model
   training = counted(build(18291, variant=variant), (224, 224))[1]
   assert training * 303e6 * epochs / 1e18 == pytest.approx(exaflops, rel=0.03)
+
+
+def test_what_a_scan_carries_by_both_namings():
+  """JAX 0.11 gives trees of its operands in place of their numbers."""
+  trees = types.SimpleNamespace(unpack=lambda: ([None] * 2, [None], []))
+  assert flops._scanned({'ft_in': trees}) == (2, 1)
+  assert flops._scanned({'num_consts': 2, 'num_carry': 1}) == (2, 1)

@@ -68,6 +68,24 @@ def test_saved_model(weights, tmp_path):
   assert (tmp_path / 'out' / 'description.json').exists()
 
 
+def test_a_tensorflow_that_is_too_old(weights, tmp_path, monkeypatch):
+  """As 2.21 is for JAX 0.11: known before anything is written."""
+  tf = pytest.importorskip('tensorflow')
+  from jax.experimental import jax2tf
+
+  def refuse(images):
+    refusal = tf.debugging.assert_less(tf.shape(images)[0], 0)
+    with tf.control_dependencies([refusal]):
+      return tf.zeros((1, 5))
+
+  monkeypatch.setattr(jax2tf, 'convert', lambda *_, **__: refuse)
+  with pytest.raises(
+    UserError, match=f'TensorFlow {tf.__version__} cannot run'
+  ):
+    export.run(weights, str(tmp_path / 'out'), 'savedmodel')
+  assert not (tmp_path / 'out').exists()
+
+
 def test_what_is_refused(weights, tmp_path):
   """Another kind, and a directory that is there, cost nothing."""
   with pytest.raises(UserError, match='onnx is not written'):

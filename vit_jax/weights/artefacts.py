@@ -49,6 +49,7 @@ def stablehlo(
   (batch,) = jax.export.symbolic_shape('n')
   images = jax.ShapeDtypeStruct((batch, *image_size, 3), jnp.uint8)
   exported = jax.export.export(jax.jit(predict), platforms=_PLATFORMS)(images)
+  folder.mkdir(parents=True)
   (folder / 'model.stablehlo').write_bytes(bytes(exported.serialize()))
 
 
@@ -58,7 +59,7 @@ def saved_model(
   """Writes a SavedModel, whose signature takes `images` and gives `logits`.
 
   Raises:
-    UserError: TensorFlow is not installed.
+    UserError: TensorFlow is not installed, or too old for this JAX.
   """
   try:
     import tensorflow as tf
@@ -81,6 +82,14 @@ def saved_model(
     input_signature=[spec],
     autograph=False,
   )
+  try:
+    module.serve(tf.zeros((1, *image_size, 3), tf.uint8))
+  except tf.errors.InvalidArgumentError as error:
+    raise UserError(
+      f'TensorFlow {tf.__version__} cannot run what JAX {jax.__version__} '
+      'writes: take a newer TensorFlow or an older JAX, or export '
+      '--to=stablehlo.'
+    ) from error
   signatures = {'serving_default': module.serve}
   tf.saved_model.save(module, os.fspath(folder), signatures=signatures)
 
@@ -131,7 +140,6 @@ def write(source: Pretrained, folder_path: str, kind: str) -> None:
   if folder.exists():
     raise UserError(f'{folder_path} exists: give a new directory.')
   predict = predictor(source)
-  folder.mkdir(parents=True)
   KINDS[kind](predict, source.image_size, folder)
   text = json.dumps(description(source), indent=2)
   (folder / 'description.json').write_text(text)
