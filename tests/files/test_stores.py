@@ -7,6 +7,7 @@ import threading
 
 import gcsfs
 import pytest
+import requests
 
 from tests import runs
 from vit_jax.errors import StorageError
@@ -78,6 +79,9 @@ def test_nobody_answers(monkeypatch):
 
 def test_other_errors_are_none():
   """Not even such as a store has, if they come from elsewhere."""
+  with pytest.raises(requests.exceptions.ConnectionError) as raised:
+    requests.get(f'http://127.0.0.1:{runs.free_port()}', timeout=9)
+  assert paths.of_a_store(raised.value) is None
   for error in (OSError('Forbidden'), KeyError('gcsfs')):
     assert paths.of_a_store(error) is None
     try:

@@ -22,10 +22,9 @@ os.environ.setdefault('EPATH_USE_TF', '0')
 # Else gcsfs would believe listings that another process has changed since.
 fsspec.config.conf.setdefault('gcs', {}).setdefault('use_listings_cache', False)
 _SCHEME = re.compile(r'([A-Za-z][A-Za-z0-9+.-]*):/')
-# Files of what speaks to an object store.
-_CLIENT = re.compile(
-  r'[\\/](gcsfs|fsspec|aiohttp|requests|google[\\/](auth|api_core))[\\/]'
-)
+# Files of what speaks to an object store, and of what it speaks through.
+_STORE = re.compile(r'[\\/](gcsfs|google[\\/](auth|cloud|api_core))[\\/]')
+_THROUGH = re.compile(r'[\\/](fsspec|aiohttp|requests)[\\/]')
 
 
 def is_remote(path: str | epath.PathLike) -> bool:
@@ -113,8 +112,10 @@ def of_a_store(error: BaseException) -> StorageError | None:
   Its client raises errors of many kinds, OSError and ValueError among them:
   they are known by where they come from.
   """
-  frames = traceback.extract_tb(error.__traceback__)
-  if not frames or not _CLIENT.search(frames[-1].filename):
+  files = [each.filename for each in traceback.extract_tb(error.__traceback__)]
+  if not any(_STORE.search(file) for file in files):
+    return None  # another's connection
+  if not (_STORE.search(files[-1]) or _THROUGH.search(files[-1])):
     return None
   return StorageError(
     f'the object store was asked in vain: {reason(error)}. Check the address '
