@@ -26,7 +26,7 @@ from etils import epath
 from vit_jax.analysis import figures, gallery, runs, sizes
 from vit_jax.analysis.report import page, record
 from vit_jax.arrays import sharding
-from vit_jax.cli import process
+from vit_jax.cli import process, weights_flags
 from vit_jax.config import loading, sections
 from vit_jax.data.contract import Preprocess
 from vit_jax.data.images.headers import DecodeError
@@ -45,9 +45,7 @@ _COMPARED = {'curves': runs.compare, 'sizes': sizes.compare}
 
 def define_flags() -> None:
   """The flags of this command."""
-  flags.DEFINE_string(
-    'checkpoint', None, 'Workdir, checkpoint step directory or weight file.'
-  )
+  weights_flags.define_flags()
   flags.DEFINE_list(
     'images', [], "Image files; default: the run's evaluation's."
   )
@@ -69,6 +67,7 @@ def run(
   files: list[str],
   num_images: int = 32,
   image_size: int | None = None,
+  weights: str = 'params',
 ) -> figures.Findings:
   """Draws all figures that the model can have.
 
@@ -78,11 +77,12 @@ def run(
     files: images; the run's own if there are none.
     num_images: of the run's own.
     image_size: pixels; positions are interpolated to it.
+    weights: which of the checkpoint, see `Pretrained.chosen`.
 
   Raises:
     UserError: no such weights or images.
   """
-  source = pretrained.find(checkpoint)
+  source = pretrained.find(checkpoint, weights)
   size, model = source.image_size, source.model()
   if image_size is not None:
     size = image_size, image_size
@@ -102,7 +102,8 @@ def run(
     found = figures.examine(model, params, images, masked=masked)
   for line in found.missing:
     log.info('no %s', line)
-  about = {'weights': source.path, 'images': f'{len(images)} {whose}'}
+  named = source.path + ('' if weights == 'params' else f', {weights}')
+  about = {'weights': named, 'images': f'{len(images)} {whose}'}
   with _writing(out):
     for path in gallery.save(out, found, about):
       log.info('wrote %s', path)
@@ -270,6 +271,7 @@ def main(arguments: list[str]) -> None:
     values.images,
     values.num_images,
     values.image_size,
+    values.weights,
   )
   if values.out is None:
     page.write(out.parent)

@@ -13,7 +13,7 @@ import jax
 from absl import flags
 
 from vit_jax.arrays import sharding
-from vit_jax.cli import process
+from vit_jax.cli import process, weights_flags
 from vit_jax.errors import UserError
 from vit_jax.weights import pretrained
 
@@ -22,12 +22,7 @@ log = logging.getLogger('vit_jax')
 
 def define_flags() -> None:
   """The flags of this command."""
-  flags.DEFINE_string(
-    'weights',
-    'params',
-    'Which weights of a checkpoint: params, ema (their average), or what its '
-    'objective has besides (teacher, say).',
-  )
+  weights_flags.define_choice()
 
 
 def run(source_path: str, target_path: str, weights: str = 'params') -> None:
@@ -36,25 +31,14 @@ def run(source_path: str, target_path: str, weights: str = 'params') -> None:
   Args:
     source_path: what `pretrained.find` takes.
     target_path: what `pretrained.save` takes.
-    weights: 'params', 'ema' for the average that was kept, or another name of
-      `Objective.weights` without its underscore.
+    weights: which of a checkpoint, see `Pretrained.chosen`.
 
   Raises:
     UserError: cannot be read, written, or has no such weights.
   """
-  source = pretrained.find(source_path)
+  source = pretrained.find(source_path, weights)
   mesh = sharding.make_mesh(jax.local_devices()[:1])
-  if weights == 'params':
-    params = source.load(source.abstract_params(mesh))
-  else:
-    found = source.weights(mesh)
-    if f'_{weights}' not in found:
-      names = ', '.join(ending.lstrip('_') or 'params' for ending in found)
-      raise UserError(
-        f'{source_path} holds no weights {weights!r}; it has {names}: give one '
-        'of them as --weights.'
-      )
-    params = found[f'_{weights}']
+  params = source.load(source.abstract_params(mesh))
   pretrained.save(target_path, params, source.about)
   log.info('wrote %s', target_path)
 

@@ -10,7 +10,7 @@ import logging
 
 from absl import flags
 
-from vit_jax.cli import process
+from vit_jax.cli import process, weights_flags
 from vit_jax.errors import UserError
 from vit_jax.weights import artefacts, pretrained
 
@@ -19,18 +19,19 @@ log = logging.getLogger('vit_jax')
 
 def define_flags() -> None:
   """The flags of this command."""
-  flags.DEFINE_string('checkpoint', None, 'Weights of any format.')
+  weights_flags.define_flags()
   flags.DEFINE_string('out', None, 'The directory to write, a new one.')
   flags.DEFINE_string('to', 'stablehlo', ' or '.join(artefacts.KINDS) + '.')
 
 
-def run(checkpoint: str, out: str, kind: str) -> None:
+def run(checkpoint: str, out: str, kind: str, weights: str = 'params') -> None:
   """Writes an artefact with its description.
 
   Args:
     checkpoint: what `pretrained.find` takes.
     out: directory, which must not exist.
     kind: of `artefacts.KINDS`.
+    weights: which of the checkpoint, see `Pretrained.chosen`.
 
   Raises:
     UserError: no such weights or kind, or the directory exists.
@@ -40,7 +41,7 @@ def run(checkpoint: str, out: str, kind: str) -> None:
       '--to=onnx is not written: no well-kept converter takes these programs. '
       'Take --to=savedmodel or --to=stablehlo.'
     )
-  artefacts.write(pretrained.find(checkpoint), out, kind)
+  artefacts.write(pretrained.find(checkpoint, weights), out, kind)
   log.info('wrote %s', out)
 
 
@@ -54,7 +55,7 @@ def main(arguments: list[str]) -> None:
       f'{values.checkpoint!r}, out {values.out!r}, {len(arguments)} '
       'argument(s).'
     )
-  run(values.checkpoint, values.out, values.to)
+  run(values.checkpoint, values.out, values.to, values.weights)
 
 
 if __name__ == '__main__':

@@ -79,7 +79,7 @@ def main(arguments: list[str]) -> None:
       'Hugging Face directory) to start from.'
     )
   try:
-    source = pretrained.find(config.init_from)
+    source = pretrained.find(config.init_from, config.init_weights)
   except UserError as error:
     config, initial_params = _begun(config, error)
   else:

@@ -14,7 +14,7 @@ import numpy as np
 from absl import flags
 
 from vit_jax.arrays import sharding
-from vit_jax.cli import process
+from vit_jax.cli import process, weights_flags
 from vit_jax.config import overrides
 from vit_jax.config.sections import build_section
 from vit_jax.data.contract import Preprocess
@@ -29,9 +29,7 @@ _BATCH_SIZE = 32
 
 def define_flags() -> None:
   """The flags of this command."""
-  flags.DEFINE_string(
-    'checkpoint', None, 'Workdir, checkpoint step directory or weight file.'
-  )
+  weights_flags.define_flags()
   flags.DEFINE_integer('top', 5, 'Classes to print for each image.')
   preprocessing.define_flag()
   flags.DEFINE_bool('json', False, 'Print one JSON object a line.')
@@ -46,6 +44,7 @@ def run(
   top: int = 5,
   settings: Sequence[str] = (),
   preprocess: str | None = None,
+  weights: str = 'params',
 ) -> list[list[tuple[str, float]]]:
   """The most likely classes of image files.
 
@@ -55,6 +54,7 @@ def run(
     top: classes of each.
     settings: '--config.preprocess.KEY=value'.
     preprocess: a preset; by default the preprocessing of the weights, logged.
+    weights: which of the checkpoint, see `Pretrained.chosen`.
 
   Returns:
     For each file (class name, probability by soft-max), most likely first.
@@ -62,7 +62,7 @@ def run(
   Raises:
     UserError: no such checkpoint, or a file that is no image; names it.
   """
-  found = pretrained.find(checkpoint)
+  found = pretrained.find(checkpoint, weights)
   source = preprocessing.by_preset(found, preprocess)
   names = source.about['class_names']
   if not source.about['num_classes']:
@@ -118,6 +118,7 @@ def main(arguments: list[str]) -> None:
   results = run(
     *(values.checkpoint, arguments, values.top, values.overrides),
     preprocess=values.preprocess,
+    weights=values.weights,
   )
   for path, classes in zip(arguments, results, strict=True):
     if values.json:

@@ -6,8 +6,6 @@ key of the config can be overridden: --config.batch_size=1024. With
 of them that fit, and what does not is said.
 """
 
-import functools
-
 from absl import flags
 
 from vit_jax.cli import entry, process
@@ -31,13 +29,14 @@ def _initial_params(config: Config) -> InitialParams:
   """What a new run starts from; None for fresh parameters."""
   if config.init_from is None:
     return None
-  return functools.partial(_start, config.init_from)
+  return _start
 
 
-def _start(path: str, experiment: Experiment) -> object:
+def _start(experiment: Experiment) -> object:
   """Looks for the weights only now: a run that resumes does not need them."""
-  method = experiment.config.position_resize
-  return transfer.start(pretrained.find(path), experiment, method)
+  config = experiment.config
+  source = pretrained.find(config.init_from, config.init_weights)
+  return transfer.start(source, experiment, config.position_resize)
 
 
 if __name__ == '__main__':

@@ -4,9 +4,13 @@ import json
 import math
 import signal
 
+import numpy as np
 import pytest
+from etils import epath
 
 from tests import runs
+from vit_jax import analyze, load_pretrained
+from vit_jax.arrays import tree
 
 CONFIG = 'configs/dino.py'
 # Made small: a stand-in source, tiny sizes, float32; ten epochs.
@@ -78,6 +82,42 @@ def test_killed_resumed_and_judged(tmp_path):
   scores = json.loads(out)
   assert scores['5nn'] == last['knn/5nn']
   assert scores['teacher/5nn'] == last['knn_teacher/5nn']
+  _the_teacher_goes_on(straight, tmp_path)
+
+
+def _the_teacher_goes_on(trained, folder):
+  """Fine-tuned, converted, drawn: the teacher's weights, and no others."""
+  tuned, exported = folder / 'tuned', folder / 'exported'
+  keys = {
+    **{
+      k: v for k, v in SMALL.items() if k.startswith(('source', 'train', 'log'))
+    },
+    'num_classes': 4,
+    'image_size': 16,
+    'init_from': trained,
+    'init_weights': 'teacher',
+    'batch_size': 16,
+    'total': '2 steps',
+    'schedule.warmup': '1 steps',
+    'schedule.base_lr': 0.0,
+    'model.dtype': 'float32',
+  }
+  tune = runs.flags('configs/finetune_imagenet.py', tuned, keys)
+  runs.run(runs.command('finetune', *tune))
+  runs.run(
+    runs.command('convert', '--weights=teacher', str(trained), str(exported))
+  )
+  taught = tree.flatten(load_pretrained(str(exported))[1])
+  body = runs.final_params(tuned)
+  for path, leaf in taught.items():
+    np.testing.assert_array_equal(body[path], leaf, err_msg=path)
+  arguments = str(trained), epath.Path(folder / 'drawn'), [], 4
+  drawn = analyze.run(*arguments, weights='teacher').arrays
+  of_file = analyze.run(str(exported), *arguments[1:]).arrays
+  students = analyze.run(*arguments).arrays
+  for key in ('filters', 'heads'):
+    np.testing.assert_array_equal(drawn[key], of_file[key])
+    assert (drawn[key] != students[key]).any()
 
 
 @pytest.mark.slow

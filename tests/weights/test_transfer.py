@@ -243,7 +243,7 @@ def test_shapes_are_those_of_the_size_they_were_made_for():
 def test_loading_at_another_size(monkeypatch):
   """`load_pretrained` keeps the head and resizes as fine-tuning does."""
   source, params = weights((8, 12))
-  monkeypatch.setattr(pretrained, 'find', lambda path: source)
+  monkeypatch.setattr(pretrained, 'find', lambda path, weights: source)
   _, loaded = pretrained.load_pretrained('here', image_size=(16, 12))
   np.testing.assert_allclose(
     loaded['position'].pop('embedding'),

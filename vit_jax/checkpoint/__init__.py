@@ -12,6 +12,7 @@ from vit_jax.checkpoint.items import FORMAT, READABLE, check_shapes
 from vit_jax.checkpoint.manager import Checkpointer
 from vit_jax.checkpoint.weights import (
   export_params,
+  held_items,
   load_about,
   load_average,
   load_extra,
@@ -25,6 +26,7 @@ __all__ = (
   'Checkpointer',
   'check_shapes',
   'export_params',
+  'held_items',
   'load_about',
   'load_average',
   'load_extra',

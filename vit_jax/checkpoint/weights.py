@@ -55,6 +55,16 @@ def load_about(step_dir: epath.Path) -> dict[str, Any]:
   return _reading(step_dir, about)
 
 
+def held_items(step_dir: epath.Path) -> set[str]:
+  """What a step directory holds: 'params', and perhaps 'average', 'extra'.
+
+  Raises:
+    UserError, StorageError: as `load_about`.
+  """
+  leaves = _reading(step_dir, lambda: manifest.read(step_dir).leaves)
+  return {path.partition('/')[0] for path in leaves}
+
+
 def load_params(step_dir: epath.Path, abstract: PyTree) -> PyTree:
   """Parameters only, verified, onto the shardings of `abstract`.
 
@@ -64,14 +74,12 @@ def load_params(step_dir: epath.Path, abstract: PyTree) -> PyTree:
   return _load_item(step_dir, 'params', abstract)
 
 
-def load_average(step_dir: epath.Path, abstract: PyTree) -> PyTree | None:
-  """The average of parameters, verified; None where none was kept.
+def load_average(step_dir: epath.Path, abstract: PyTree) -> PyTree:
+  """The average of parameters, verified.
 
   Raises:
     UserError: as `load_params`.
   """
-  if not _holds(step_dir, 'average'):
-    return None
   mesh = jax.tree.leaves(abstract)[0].sharding.mesh
   count = jax.ShapeDtypeStruct(
     (), jnp.int32, sharding=sharding.replicated(mesh)
@@ -80,20 +88,13 @@ def load_average(step_dir: epath.Path, abstract: PyTree) -> PyTree | None:
   return _load_item(step_dir, 'average', item)['mean']
 
 
-def load_extra(step_dir: epath.Path, abstract: PyTree) -> PyTree | None:
-  """The objective's own state, verified; None where none was kept.
+def load_extra(step_dir: epath.Path, abstract: PyTree) -> PyTree:
+  """The objective's own state, verified.
 
   Raises:
     UserError: as `load_params`.
   """
-  if not _holds(step_dir, 'extra'):
-    return None
   return _load_item(step_dir, 'extra', abstract)
-
-
-def _holds(step_dir: epath.Path, name: str) -> bool:
-  leaves = _reading(step_dir, lambda: manifest.read(step_dir).leaves)
-  return any(path.startswith(f'{name}/') for path in leaves)
 
 
 def _load_item(step_dir: epath.Path, name: str, abstract: PyTree) -> PyTree:

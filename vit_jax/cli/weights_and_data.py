@@ -7,19 +7,16 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 from absl import flags
-from jax.sharding import Mesh
 
-from vit_jax.cli import process
+from vit_jax.cli import process, weights_flags
 from vit_jax.config import loading, overrides
 from vit_jax.config.completion import MAX_BATCH_SIZE, Config
 from vit_jax.config.sections import build_section
 from vit_jax.data.contract import Source
 from vit_jax.errors import UserError, check_range
 from vit_jax.run import runtime
-from vit_jax.weights import data, preprocessing
+from vit_jax.weights import data, preprocessing, pretrained
 from vit_jax.weights.contract import Pretrained
-
-PyTree = Any
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,7 +28,7 @@ class Request:
     dataset: TFDS name, or a source; by default the checkpoint's.
     split: of the data; by default what the config trains on.
     data_dir: the TFDS directory, or the path of another source.
-    weights: 'params', 'ema' or another name of `convert`.
+    weights: which of the checkpoint, see `Pretrained.chosen`.
     preprocess: a preset; by default the preprocessing of the weights.
     batch_size: images at once, on all devices.
     part_examples: written at once; rounded up to whole batches.
@@ -64,9 +61,7 @@ class Request:
 
 def define_flags(endings: str) -> None:
   """The flags that such commands share."""
-  flags.DEFINE_string(
-    'checkpoint', None, 'Workdir, checkpoint step directory or weight file.'
-  )
+  weights_flags.define_flags()
   flags.DEFINE_string('config', None, 'A config, whose data is taken.')
   flags.DEFINE_string(
     'dataset', None, "TFDS name, or a source; default: the checkpoint's."
@@ -74,9 +69,6 @@ def define_flags(endings: str) -> None:
   flags.DEFINE_string('split', None, "Split; default: a config's for training.")
   flags.DEFINE_string(
     'data_dir', None, 'The TFDS directory, or the path of another source.'
-  )
-  flags.DEFINE_string(
-    'weights', 'params', 'Which weights: params, ema, or another name.'
   )
   preprocessing.define_flag()
   flags.DEFINE_integer('batch_size', 128, 'Images at once, on all devices.')
@@ -128,22 +120,14 @@ def open_data(
   return completed, opened, split
 
 
-def open_params(weights: Pretrained, name: str, mesh: Mesh) -> PyTree:
-  """Those weights of a checkpoint that are wanted.
+def open_weights(checkpoint: str, request: Request) -> Pretrained:
+  """The weights that are wanted, with their preprocessing.
 
   Raises:
-    UserError: there are none of that name.
+    UserError: there are none, or no such preset.
   """
-  found = {
-    ending.lstrip('_') or 'params': params
-    for ending, params in weights.weights(mesh).items()
-  }
-  if name not in found:
-    raise UserError(
-      f'{weights.path} holds no weights {name!r}; it has {", ".join(found)}: '
-      'give one of them as --weights.'
-    )
-  return found[name]
+  found = pretrained.find(checkpoint, request.weights)
+  return preprocessing.by_preset(found, request.preprocess)
 
 
 def tell(out: str, result: dict[str, Any], shown: Sequence[str]) -> None:

@@ -37,6 +37,7 @@ def top_level(
   num_classes: int,
   average_decay: float | None = None,
   init_from: str | None = None,
+  init_weights: str = 'params',
   position_resize: str = 'aligned',
   paper_core_days: float | None = None,
 ) -> None:
@@ -54,13 +55,16 @@ def top_level(
     init_from: weights that the training starts from: a workdir, a checkpoint
       step directory or a file of any known format. A pre-training takes over
       what fits, a fine-tuning all but the head.
+    init_weights: which of that checkpoint: 'params', 'ema' for the average of
+      parameters that was kept, or another name that its objective gives to
+      weights ('teacher', of DINO).
     position_resize: 'aligned' or 'bicubic', see `positions.resize`.
     paper_core_days: TPUv3-core-days the paper reports, for comparison.
 
   Raises:
     UserError: a number outside its range; of the others see their users.
   """
-  del image_size, init_from, position_resize
+  del image_size, init_from, init_weights, position_resize
   check_range('seed', seed, at_least=0, at_most=2**32 - 1)
   durations.check('total', total, positive=True)
   check_range('batch_size', batch_size, at_least=1, at_most=MAX_BATCH_SIZE)

@@ -60,9 +60,7 @@ def run(checkpoint: str, out_path: str, request: Request) -> dict[str, Any]:
     raise UserError(f'--out={out_path} must be a local file.')
   out = paths.locate(out_path)
   writing.check(out)
-  weights = preprocessing.by_preset(
-    pretrained.find(checkpoint), request.preprocess
-  )
+  weights = weights_and_data.open_weights(checkpoint, request)
   config, source = _data(weights, request)
   mesh = sharding.make_mesh(jax.devices())
   setting = data.setting(
@@ -70,7 +68,7 @@ def run(checkpoint: str, out_path: str, request: Request) -> dict[str, Any]:
   )
   extractor = Extractor(setting, None, 'the extraction of features')
   with jax.set_mesh(mesh):
-    params = weights_and_data.open_params(weights, request.weights, mesh)
+    params = weights.load(weights.abstract_params(mesh))
     about = {
       'checkpoint': weights.path,
       'weights': request.weights,

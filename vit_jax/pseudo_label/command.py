@@ -81,16 +81,14 @@ def run(checkpoint: str, out_path: str, request: Request) -> dict[str, Any]:
   if paths.is_remote(out_path) or not out_path.endswith('.npz'):
     raise UserError(f'--out={out_path} must be a local file that ends in .npz.')
   out = paths.locate(out_path)
-  weights = preprocessing.by_preset(
-    pretrained.find(checkpoint), request.preprocess
-  )
+  weights = weights_and_data.open_weights(checkpoint, request)
   config, source, split = weights_and_data.open_data(weights, request)
   mesh = sharding.make_mesh(jax.devices())
   setting = data.setting(
     weights, config, lambda _: source, mesh, request.batch_size
   )
   with jax.set_mesh(mesh):
-    params = weights_and_data.open_params(weights, request.weights, mesh)
+    params = weights.load(weights.abstract_params(mesh))
     about = {
       'digest': frozen.digests({'': params})[''],
       'data': source.name,

@@ -30,15 +30,16 @@ class Pretrained:
       config; for weights of another project `normalization`, the mean and std
       of pixels in [0, 1] that are folded into the patch embedding.
     load: (shapes with shardings) → parameters.
-    load_average: the same for the average of parameters, None if there is none.
-    load_extra: the same for the objective's own state (a teacher, say).
+    load_average: the same for the average of parameters; None: none was kept.
+    load_extra: the same for the objective's own state (a teacher, say); None:
+      there are parameters alone.
   """
 
   path: str
   about: dict[str, Any]
   load: Callable[[PyTree], PyTree]
-  load_average: Callable[[PyTree], PyTree | None] = lambda abstract: None
-  load_extra: Callable[[PyTree], PyTree | None] = lambda abstract: None
+  load_average: Callable[[PyTree], PyTree] | None = None
+  load_extra: Callable[[PyTree], PyTree] | None = None
 
   @property
   def image_size(self) -> tuple[int, int]:
@@ -120,15 +121,55 @@ class Pretrained:
 
     Weights alone, without the objective's own state, are one set: ''.
     """
-    abstract, abstract_extra = self._abstract(mesh)
-    params, extra = self.load(abstract), abstract_extra
-    if jax.tree.leaves(abstract_extra):
-      extra = self.load_extra(abstract_extra)
+    abstract, extra = self._abstract(mesh)
+    params = self.load(abstract)
+    if jax.tree.leaves(extra):
+      extra = self.load_extra and self.load_extra(extra)
+    average = self.load_average and self.load_average(abstract)
+    return self._named(params, extra, average)
+
+  def _named(
+    self, params: PyTree, extra: PyTree | None, average: PyTree | None
+  ) -> dict[str, PyTree]:
+    """What `weights` returns; None is what is not there."""
     found = {'': params}
     if extra is not None:
       found = self.objective().weights(params, extra)
-    average = self.load_average(abstract)
     return found if average is None else found | {'_ema': average}
+
+  def chosen(self, name: str) -> 'Pretrained':
+    """The same with other weights of the training as its parameters.
+
+    Args:
+      name: 'params' for the parameters themselves, 'ema' for their average, or
+        another name of `Objective.weights` without its underscore ('teacher').
+
+    Raises:
+      UserError: there are none of that name.
+    """
+    if name == 'params':
+      return self
+    names = self._names()
+    if f'_{name}' not in names:
+      shown = ', '.join(ending.lstrip('_') or 'params' for ending in names)
+      raise UserError(
+        f'{self.path} holds no weights {name!r}; it has {shown}: give one of '
+        'them.'
+      )
+
+    def load(abstract: PyTree) -> PyTree:
+      mesh = jax.tree.leaves(abstract)[0].sharding.mesh
+      return self.weights(mesh)[f'_{name}']
+
+    return dataclasses.replace(self, load=load)
+
+  def _names(self) -> list[str]:
+    """The names of `weights`, without loading any."""
+    params, extra = self._abstract(sharding.make_mesh(jax.local_devices()[:1]))
+    if jax.tree.leaves(extra) and self.load_extra is None:
+      extra = None
+    average = params if self.load_average else None
+    return [*jax.eval_shape(self._named, params, extra, average)]
 
 
 class Format(NamedTuple):

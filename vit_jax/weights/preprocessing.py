@@ -64,7 +64,8 @@ def by_preset(source: Pretrained, name: str | None) -> Pretrained:
     source,
     about=source.about | {'normalization': said},
     load=_refolded(source.load, known, wanted),
-    load_average=_refolded(source.load_average, known, wanted),
+    load_average=source.load_average
+    and _refolded(source.load_average, known, wanted),
   )
 
 
@@ -75,8 +76,6 @@ def _refolded(
 
   def load_and_fold(abstract: PyTree) -> PyTree:
     params = load(abstract)
-    if params is None:
-      return None
     flat, places = tree.flatten(params), tree.flatten(abstract)
     keys = normalization.KERNEL, normalization.BIAS
     arrays = {key: np.asarray(flat[key]) for key in keys}

@@ -69,14 +69,18 @@ def format_of(path: str) -> tuple[Format, str]:
   return Format.of(module), named[2]
 
 
-def find(path: str) -> Pretrained:
+def find(path: str, weights: str = 'params') -> Pretrained:
   """Looks at weights without loading them.
 
+  Args:
+    path: of any format.
+    weights: which of a checkpoint, see `Pretrained.chosen`.
+
   Raises:
-    UserError: there is nothing there that can be loaded.
+    UserError: there is nothing there that can be loaded, or no such weights.
   """
   form, place = format_of(path)
-  return _checked(form.load(place))
+  return _checked(form.load(place).chosen(weights))
 
 
 def save(path: str, params: PyTree, about: dict[str, Any]) -> None:
@@ -95,15 +99,15 @@ def _checked(source: Pretrained) -> Pretrained:
   def checked(load: Callable[[PyTree], Any]) -> Callable[[PyTree], Any]:
     def load_and_check(abstract: PyTree) -> Any:
       params = load(abstract)
-      if params is not None:
-        _check_finite(source.path, params)
+      _check_finite(source.path, params)
       return params
 
     return load_and_check
 
-  loaders = ('load', 'load_average', 'load_extra')
+  names = ('load', 'load_average', 'load_extra')
+  loaders = {name: getattr(source, name) for name in names}
   return dataclasses.replace(
-    source, **{name: checked(getattr(source, name)) for name in loaders}
+    source, **{name: checked(load) for name, load in loaders.items() if load}
   )
 
 
@@ -128,6 +132,7 @@ def _check_finite(path: str, params: PyTree) -> None:
 def load_pretrained(
   path: str,
   *,
+  weights: str = 'params',
   image_size: int | tuple[int, ...] | None = None,
   num_classes: int | None = None,
   dtype: str = 'float32',
@@ -146,6 +151,8 @@ def load_pretrained(
     path: weights of any format (see `FORMATS`): an official or big_vision's
       .npz, timm's .safetensors or .pth, a Hugging Face directory, a workdir or
       a checkpoint step directory.
+    weights: of a checkpoint, 'params', 'ema' for the average of parameters that
+      was kept, or what its objective has besides ('teacher', of DINO).
     image_size: pixels, one number or (height, width); by default what the
       weights were made for. Position embeddings are interpolated to it.
     num_classes: outputs wanted; if the head has others it is replaced by a
@@ -164,7 +171,7 @@ def load_pretrained(
   Raises:
     UserError: the file cannot be loaded, or the size does not fit the patch.
   """
-  source = find(path).changed(dtype=dtype, **model)
+  source = find(path, weights).changed(dtype=dtype, **model)
   built = source.model()
   mesh = sharding.make_mesh(jax.local_devices()[:1])
   params = source.backbone(source.load(source.abstract_params(mesh)))

@@ -44,12 +44,17 @@ def load(path: str) -> Pretrained:
       f'reads {checkpoint.READABLE}: use the version of vit_jax that wrote it.'
     )
   log.info('weights from %s', step_dir)
+  items = checkpoint.held_items(step_dir)
+
+  def loader(item: str, load: Any) -> Any:
+    return functools.partial(load, step_dir) if item in items else None
+
   return Pretrained(
     str(step_dir),
     about,
     functools.partial(checkpoint.load_params, step_dir),
-    functools.partial(checkpoint.load_average, step_dir),
-    functools.partial(checkpoint.load_extra, step_dir),
+    load_average=loader('average', checkpoint.load_average),
+    load_extra=loader('extra', checkpoint.load_extra),
   )
 
 
