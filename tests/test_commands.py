@@ -10,6 +10,7 @@ import pytest
 import scipy.ndimage
 
 from tests import runs, tiny_vit
+from vit_jax.run import versions
 
 
 @pytest.fixture(scope='module')
@@ -187,6 +188,7 @@ def test_what_a_run_leaves_behind(trained):
   """Files of the workdir, and what each says."""
   run = json.loads((trained / 'run.json').read_text())
   assert run['num_devices'] == 2 and run['packages']['jax']
+  assert run['commit'] == versions.commit()
   assert any('vit_jax.train' in part for part in run['command'])
   assert json.loads((trained / 'config.json').read_text())['batch_size'] == 32
   assert (trained / 'curves.png').stat().st_size > 10_000

@@ -56,6 +56,25 @@ def test_unfinished_steps_are_removed(tmp_path):
   assert left == {'1', 'run_id.json', link.name}
 
 
+def test_a_failed_save_gives_its_room_back(tmp_path, monkeypatch):
+  """What it wrote is removed at once: a full disk has room again."""
+
+  def no_room(writer):
+    writer.wait_until_finished()
+    (tmp_path / '2').rename(tmp_path / '2.orbax-checkpoint-tmp')
+    raise OSError('No space left on device')
+
+  save(tmp_path, 1)
+  checkpoints = Checkpointer(tmp_path, ABOUT)
+  with monkeypatch.context() as patch:
+    patch.setattr(checkpoints, '_finish', no_room)
+    assert checkpoints.save(2, state(2), {}) and not checkpoints.settle()
+  assert checkpoints.latest_step() == checkpoints.failures == 1
+  assert not list(tmp_path.glob('*tmp*'))
+  assert checkpoints.save(3, state(3), {}) and checkpoints.settle()
+  checkpoints.close()
+
+
 def test_something_in_the_way_of_a_save(tmp_path, caplog):
   """It stays; the save fails and names it; an empty directory is not."""
   save(tmp_path, 1)

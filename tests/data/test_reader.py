@@ -137,6 +137,16 @@ def test_the_bad_share_of_many_epochs():
   BadShare(1.0, 10).add(1000, 10)
 
 
+def test_a_bad_record_that_is_repeated():
+  """All of its copies come at once, and are one record still."""
+  share = BadShare(0.001, 100, repeats=3)
+  for _ in range(10):
+    share.add(3, 100)
+    share.add(0, 200)
+  with pytest.raises(UserError, match='4 times'):
+    BadShare(0.001, 100, repeats=3).add(4, 100)
+
+
 @pytest.mark.parametrize('share', [-0.1, 1.01, 40, float('nan')])
 def test_impossible_shares(share):
   """A share is not a number of records, nor per cent."""

@@ -68,11 +68,14 @@ def expected(source, kind, left_out=()):
   'batch_size, sizes',
   [
     *((size, dict(data=1)) for size in (1, 7, 8, 32)),
-    *((size, dict(data=4, fsdp=2)) for size in (8, 24)),
+    *((size, dict(data=4, fsdp=2)) for size in (5, 8, 24, 50)),
   ],
 )
 def test_figures_are_those_of_all_examples(kind, batch_size, sizes):
-  """No batch size, no padding and no mesh changes them."""
+  """No batch size, no padding and no mesh changes them.
+
+  Nor do they ask for a batch that the mesh divides.
+  """
   source, params = Numbered(SIZE), jnp.asarray(weights(), jnp.float32)
   evaluator = Evaluator(
     setting(source, mesh_of(**sizes)),

@@ -61,6 +61,27 @@ def test_a_users_error_on_one(tmp_path, monkeypatch, number, stage):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+  ('flag', 'told'),
+  [
+    ('--config.seed=5', 'seed: 0 on process 0, 5 on process 1'),
+    ('--config.evals.val.every=5 steps', "evals.val.every: '10 steps' on"),
+    ('--config.source.height=48', 'fingerprint: shape: '),
+  ],
+)
+def test_processes_that_differ(tmp_path, flag, told):
+  """Nothing is trained; each says which process differs, and in what."""
+  injected('processes of different runs')
+  processes = runs.start_pair(tmp_path / 'run', {}, 1, last=(flag,))
+  for process in processes:
+    _, err = runs.finish(process, 2, timeout_s=WAIT_S)
+    assert 'process 1 would run something else than process 0' in err, err
+    assert told in err and 'Traceback' not in err, err
+  assert not (tmp_path / 'run/metrics.jsonl').exists()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_crash_of_one(tmp_path, monkeypatch):
   """Exit code 1 everywhere; the traceback is where it happened."""
   overrides = _overrides(**{'source.stage': 'read', 'source.kind': 'crash'})

@@ -1,5 +1,6 @@
 """What a resumed run is compared with, and what is said or refused."""
 
+import contextlib
 import copy
 import importlib
 import json
@@ -12,7 +13,7 @@ from ml_collections import ConfigDict
 from vit_jax.config import completion as config_lib
 from vit_jax.config import plugins
 from vit_jax.errors import UserError
-from vit_jax.run import identity
+from vit_jax.run import agreement, identity, versions
 
 PRINT = {'size': 64, 'class_names': ['cat', 'dog'], 'listing': 'abc'}
 
@@ -200,3 +201,39 @@ def test_another_evaluator_under_the_same_name():
 
 def _completed(values):
   return config_lib.complete(ConfigDict(values))
+
+
+@pytest.fixture
+def compare(monkeypatch):
+  """Compares this process, the second, with the first, which runs `PRINT`."""
+  monkeypatch.setattr(versions, 'commit', lambda: 'a')
+  first = identity._shared(_about(), completed())
+  monkeypatch.setattr(jax, 'process_count', lambda: 2)
+  monkeypatch.setattr(jax, 'process_index', lambda: 1)
+  monkeypatch.setattr(agreement, 'from_main', lambda answer: first)
+  monkeypatch.setattr(agreement, 'of_each', lambda text: ['', text])
+  return lambda about=None, **changes: identity.check_processes(
+    about or _about(), completed(**changes)
+  )
+
+
+def test_a_process_of_another_run(compare):
+  """Everything counts but how a machine reads its data."""
+  compare()
+  compare(reader=dict(threads=3))
+  for changes in (dict(seed=5), dict(log=dict(every='7 steps'))):
+    with pytest.raises(UserError, match='process 1 would run something else'):
+      compare(**changes)
+  with pytest.raises(
+    UserError, match="listing: 'abc' on process 0, 'b' on process 1"
+  ):
+    compare(_about(listing='b'))
+
+
+@pytest.mark.parametrize(('commit', 'refused'), [('b', True), (None, False)])
+def test_a_process_of_another_commit(compare, commit, refused):
+  """Refused, unless it cannot know."""
+  about = _about()
+  about['record']['versions']['vit_jax'] = commit
+  with pytest.raises(UserError) if refused else contextlib.nullcontext():
+    compare(about)

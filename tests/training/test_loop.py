@@ -6,8 +6,9 @@ from types import SimpleNamespace
 import pytest
 from etils import epath
 
-from vit_jax.errors import PreemptedError
+from vit_jax.errors import PreemptedError, UserError
 from vit_jax.run.preemption import StopRequested
+from vit_jax.run.profiling import Profile
 from vit_jax.training import loop
 from vit_jax.training.session import Session
 
@@ -15,12 +16,14 @@ from vit_jax.training.session import Session
 class Recorded(Session):
   """A session without devices and files; `log` holds what was asked for."""
 
-  def __init__(self, total, evals=2, save=3, stop_at=None, stop_in_eval=None):
+  def __init__(
+    self, total, evals=2, save=3, stop_at=None, stop_in_eval=None, best=None
+  ):
     self.log, self.workdir = [], epath.Path('nowhere')
     self.stop_at, self.stop_in_eval, self.stopped = stop_at, stop_in_eval, False
     self.config = SimpleNamespace(
       evals={'val': SimpleNamespace(every=f'{evals} steps')},
-      checkpoint=SimpleNamespace(every=f'{save} steps'),
+      checkpoint=SimpleNamespace(every=f'{save} steps', best=best),
       log=SimpleNamespace(report=False),
     )
     self.experiment = SimpleNamespace(
@@ -89,9 +92,9 @@ class Recorded(Session):
     self.completed = step + 1
     return state_after(step + 1), {}
 
-  def save(self, step, state, results):
+  def save(self, step, state, results=None):
     assert state.params == f'params {step}'
-    self.log.append(f'save {step} {sorted(results)}')
+    self.log.append(f'save {step} {sorted(results or {})}')
 
   def finish_saving(self, step, state):
     self.log.append(f'finish {step}')
@@ -104,31 +107,36 @@ def state_after(step):
 
 def train(session, step=0):
   session.completed = step
-  return loop._train(session, state_after(step), step, None)
+  profile = Profile(None, session.workdir)
+  return loop._train(session, state_after(step), step, profile)
 
 
 NAMES = "['val/accuracy', 'val_ema/accuracy']"
 
 
-def evaluation(step):
-  """Metrics are fetched and judged first; both kinds of weights are judged."""
+def evaluation(step, saved=False):
+  """Metrics are fetched and judged first; then it is saved, if that is due.
+
+  Both kinds of weights are judged.
+  """
   values = [('val/accuracy', step), ('val_ema/accuracy', step + 0.5)]
   values = [(name, float(value)) for name, value in values]
   return [
-    *('drain', f'evaluate params {step}', f'evaluate average {step}.5'),
+    *('drain', *([f'save {step} []'] if saved else [])),
+    *(f'evaluate params {step}', f'evaluate average {step}.5'),
     f'write {step} {values}',
   ]
 
 
 def test_what_is_due_comes_in_this_order():
-  """Fetch and judge, evaluate, write, save; then the next step."""
+  """Fetch and judge, save, evaluate, write; then the next step."""
   session = Recorded(total=7, evals=2, save=4)
   results = train(session)
   assert session.log == [
     *('metrics 1', 'metrics 2', *evaluation(2), 'metrics 3', 'metrics 4'),
-    *(*evaluation(4), f'save 4 {NAMES}', 'metrics 5', 'metrics 6'),
+    *(*evaluation(4, saved=True), 'metrics 5', 'metrics 6'),
     *(*evaluation(6), 'metrics 7'),
-    *(*evaluation(7), f'save 7 {NAMES}', 'finish 7', 'flush 7'),
+    *(*evaluation(7, saved=True), 'finish 7', 'flush 7'),
   ]
   assert results == {'val/accuracy': 7.0, 'val_ema/accuracy': 7.5}
 
@@ -144,7 +152,31 @@ def test_a_resumed_run_does_again_what_was_due():
   """What a crash may have lost: the step's evaluation and its save."""
   session = Recorded(total=5, evals=2, save=2)
   train(session, step=2)
-  assert session.log[:6] == [*evaluation(2), f'save 2 {NAMES}', 'metrics 3']
+  assert session.log[:6] == [*evaluation(2, saved=True), 'metrics 3']
+
+
+def test_the_best_step_is_told_by_every_evaluation():
+  """Also where no save is due; where one is, only the metric is added."""
+  session = Recorded(total=4, evals=2, save=4, best='val_ema/accuracy')
+  train(session)
+  assert session.log == [
+    *('metrics 1', 'metrics 2', *evaluation(2), f'save 2 {NAMES}'),
+    *('metrics 3', 'metrics 4', *evaluation(4, saved=True)),
+    *(f'save 4 {NAMES}', 'finish 4', 'flush 4'),
+  ]
+
+
+def test_an_evaluator_that_fails():
+  """What was due to be saved is; its error ends the run."""
+  session = Recorded(total=4, evals=2, save=2)
+
+  def fails(params):
+    raise UserError('too few examples')
+
+  session.evaluators['val'].run = fails
+  with pytest.raises(UserError, match='too few'):
+    train(session)
+  assert session.log == ['metrics 1', 'metrics 2', 'drain', 'save 2 []']
 
 
 def test_a_run_that_has_ended_takes_no_step():

@@ -1,6 +1,7 @@
 """Saves and restores the states of one run."""
 
 import concurrent.futures
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -52,7 +53,7 @@ class Checkpointer:
         every log line).
       keep: newest steps kept, at least 2.
       best: name of a metric ('val/accuracy', higher is better) whose best
-        step is kept besides.
+        step is kept besides; each evaluation that tells it is saved.
 
     Raises:
       UserError: keep < 2, no duration or minutes to wait for, or the directory
@@ -213,7 +214,12 @@ class Checkpointer:
     if self._pending is None:
       return True
     (step, finished), self._pending = self._pending, None
-    return self._attempt(step, finished.result)
+    if self._attempt(step, finished.result):
+      return True
+    if jax.process_index() == 0:  # its room is needed; no process writes now
+      with contextlib.suppress(OSError):
+        steps.remove_unfinished(self._root)
+    return False
 
   def _failed(self, step: int, error: Exception | None) -> None:
     self.failures += 1

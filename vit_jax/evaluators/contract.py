@@ -114,7 +114,8 @@ class Setting(NamedTuple):
       weights: the function's first argument.
       source: whose examples are taken.
       function: of weights and a batch, from `compiled`.
-      batch_size: of the global batch; by default that of training.
+      batch_size: of the global batch; by default that of training. It is
+        rounded up to a multiple of the devices.
 
     Yields:
       What the function returns for each batch, on the host.
@@ -123,6 +124,7 @@ class Setting(NamedTuple):
       UserError: a bad record, as the reader's policy has it.
     """
     size = batch_size or self.batch_size
+    size = -(-size // self.mesh.size) * self.mesh.size
     pending: collections.deque[PyTree] = collections.deque()
     share = Share(source, self.reader, self.mesh, size)
     with stream.eval_batches(

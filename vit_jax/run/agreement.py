@@ -9,6 +9,20 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 
+def of_each(text: str) -> list[str]:
+  """What each process says, on every process, by their numbers."""
+  if jax.process_count() == 1:
+    return [text]
+  own = np.frombuffer(text.encode(), np.uint8)
+  sizes = multihost_utils.process_allgather(np.array(len(own), np.int32))
+  padded = np.zeros(int(sizes.max()), np.uint8)
+  padded[: len(own)] = own
+  rows = multihost_utils.process_allgather(padded)
+  return [
+    row[:size].tobytes().decode() for row, size in zip(rows, sizes, strict=True)
+  ]
+
+
 def from_main(answer: Callable[[], Any]) -> Any:
   """What the main process answers, on every process.
 

@@ -8,7 +8,6 @@ refused, what only may change the last bits is said.
 import contextlib
 import fnmatch
 import hashlib
-import importlib.metadata
 import json
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -20,6 +19,7 @@ from vit_jax.config import plugins, spelling
 from vit_jax.config.completion import Config
 from vit_jax.data.matching import names_differ
 from vit_jax.errors import UserError
+from vit_jax.run import agreement, versions
 
 Changes = dict[str, tuple[Any, Any]]  # {key: (value before, value now)}
 _LENGTH = (
@@ -32,6 +32,7 @@ _FLAGS = (
   *('jax_threefry_partitionable', 'jax_default_prng_impl'),
   *('jax_enable_x64', 'jax_default_matmul_precision'),
 )
+_COMMIT = 'versions: vit_jax'
 _PACKAGES = (
   *('jax', 'jaxlib', 'libtpu', 'flax', 'optax', 'numpy'),
   'opencv-python-headless',
@@ -106,7 +107,8 @@ def record(
     'flags': {name: getattr(jax.config, name, None) for name in _FLAGS},
     'versions': {
       'backend': jax.default_backend(),
-      **{name: _version(name) for name in _PACKAGES},
+      'vit_jax': versions.commit(),
+      **{name: versions.of_package(name) for name in _PACKAGES},
     },
   }
 
@@ -170,15 +172,62 @@ def check(
     fields = {'changes': {key: _digest(v[1]) for key, v in changes.items()}}
     text = 'resumed with changes:' + _listed(changes)
     notes.append(Note('config_change', fields, text))
-  past = old.get('versions')
-  versions = _changes(past, new['versions']) if past else {}
-  if versions:
+  others = _common_changes('', old.get('versions', {}), new['versions'])
+  if others:
     text = (
       'other versions than those the checkpoint was made with; the numbers may '
-      'differ in the last bits from here on:' + _listed(versions)
+      'differ in the last bits from here on, or more if this package is '
+      'another:' + _listed(others)
     )
-    notes.append(Note('versions', {'changes': versions}, text))
+    notes.append(Note('versions', {'changes': others}, text))
   return notes
+
+
+def check_processes(about: dict[str, Any], config: Config) -> None:
+  """Compares what all processes of a run are about to do.
+
+  What one machine may have for itself is left out: how data is reached and read
+  (operational keys of `source` and `reader`), and a commit that is not known.
+
+  Args:
+    about: what each would write with a checkpoint.
+    config: completed.
+
+  Raises:
+    UserError: on all of them, if one would do something else than the first.
+  """
+  if jax.process_count() == 1:
+    return
+  own = json.loads(json.dumps(_shared(about, config)))
+  first = agreement.from_main(lambda: own)
+  changes = _changes(first, own)
+  if None in changes.get(_COMMIT, ()):  # one of them cannot know
+    del changes[_COMMIT]
+  where = 'on process 0', f'on process {jax.process_index()}'
+  told = agreement.of_each(_listed(changes, *where))
+  for process, text in enumerate(told):
+    if text:
+      raise UserError(
+        f'process {process} would run something else than process 0:{text}\n'
+        'Give all processes the same command, code, packages and data.'
+      )
+
+
+def _shared(about: dict[str, Any], config: Config) -> dict[str, Any]:
+  """What has to be the same on all processes, flat."""
+  own = [
+    pattern
+    for pattern in _operational(config)
+    if pattern.startswith(('source.', 'reader.'))
+  ]
+  values = {
+    key: spelling.one(key, value)
+    for key, value in config_lib.flatten(config).items()
+    if not any(fnmatch.fnmatchcase(key, pattern) for pattern in own)
+  }
+  for kind, found in about['record'].items():
+    values |= {f'{kind}: {key}': value for key, value in found.items()}
+  return values
 
 
 def _common_changes(
@@ -248,13 +297,13 @@ def _plain(value: Any) -> Any:
   return 'nan' if value != value else value
 
 
-def _listed(changes: Changes) -> str:
+def _listed(changes: Changes, there: str = 'there', now: str = 'now') -> str:
   lines = []
   for key, (old, new) in changes.items():
     if key.endswith('class_names') and old and new:
       lines.append(f'{key}: {names_differ(old, new)}')
     else:
-      lines.append(f'{key}: {_short(old)} there, {_short(new)} now')
+      lines.append(f'{key}: {_short(old)} {there}, {_short(new)} {now}')
   return ''.join(f'\n  {line}' for line in lines)
 
 
@@ -265,10 +314,3 @@ def _short(value: Any) -> str:
 
 def _digest(value: Any) -> str:
   return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
-
-
-def _version(package: str) -> str | None:
-  try:
-    return importlib.metadata.version(package)
-  except importlib.metadata.PackageNotFoundError:
-    return None

@@ -2,14 +2,12 @@
 
 import ctypes
 import datetime
-import importlib.metadata
 import logging
 import math
 import os
 import pathlib
 import platform
 import re
-import subprocess
 import sys
 from typing import Any
 
@@ -18,7 +16,7 @@ from absl import logging as absl_logging
 from etils import epath
 
 from vit_jax.errors import UserError, check_range
-from vit_jax.run import peers
+from vit_jax.run import peers, versions
 from vit_jax.run.interruption import HERE
 
 log = logging.getLogger('vit_jax')
@@ -148,7 +146,7 @@ def _on_tpu() -> bool:
   chips = any(
     pathlib.Path(device).exists() for device in ('/dev/accel0', '/dev/vfio/0')
   )
-  return chips and _version('libtpu') is not None
+  return chips and versions.of_package('libtpu') is not None
 
 
 def is_main() -> bool:
@@ -181,41 +179,12 @@ def describe_run() -> dict[str, Any]:
   return {
     'time': datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds'),
     'command': [sys.executable, *sys.orig_argv[1:]],
-    'commit': _commit(),
+    'commit': versions.commit(),
     'python': platform.python_version(),
-    'packages': {name: _version(name) for name in _PACKAGES},
+    'packages': {name: versions.of_package(name) for name in _PACKAGES},
     'platform': devices[0].platform,
     'device_kind': devices[0].device_kind,
     'num_devices': len(devices),
     'num_processes': jax.process_count(),
     'hostname': platform.node(),
   }
-
-
-def _version(package: str) -> str | None:
-  try:
-    return importlib.metadata.version(package)
-  except importlib.metadata.PackageNotFoundError:
-    return None
-
-
-def _commit() -> str | None:
-  """The commit of the code that runs, with '+' if files were changed."""
-  folder = pathlib.Path(__file__).parent
-
-  def git(*arguments: str) -> str:
-    return subprocess.run(
-      ['git', '-C', str(folder), *arguments],
-      capture_output=True,
-      text=True,
-      check=True,
-    ).stdout.strip()
-
-  try:
-    archived = (folder / 'commit.txt').read_text().strip()
-    if not archived.startswith('$'):  # `git archive` wrote the commit there
-      return archived
-    changed = git('status', '--porcelain', '--untracked-files=no')
-    return git('rev-parse', 'HEAD') + ('+' if changed else '')
-  except (OSError, subprocess.CalledProcessError):
-    return None

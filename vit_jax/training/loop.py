@@ -1,5 +1,6 @@
 """The training loop: restore or start; then step, log, evaluate, save."""
 
+import contextlib
 import logging
 from typing import Any
 
@@ -13,6 +14,7 @@ from vit_jax.errors import PreemptedError
 from vit_jax.evaluators.contract import judged
 from vit_jax.run import ledger, runtime
 from vit_jax.run.preemption import StopRequested
+from vit_jax.run.profiling import Profile
 from vit_jax.run.recovery import RollbackError
 from vit_jax.training import reporting
 from vit_jax.training.session import InitialParams, Session, open_session
@@ -49,13 +51,16 @@ def run(
     StorageError: the last step could not be saved, or the newest not be read.
     DivergedError: rolling back did not help.
   """
-  with open_session(config, workdir, allow_changes) as session:
+  with (
+    open_session(config, workdir, allow_changes) as session,
+    contextlib.closing(Profile(profile, workdir)) as traced,
+  ):
     results = None
     while results is None:
       state, step = session.start(initial_params)
       session.ledger.event('start', step=step)
       try:
-        results = _train(session, state, step, profile)
+        results = _train(session, state, step, traced)
       except RollbackError as error:
         del state  # makes room for the one that is restored
         session.roll_back(error)
@@ -70,13 +75,14 @@ def _train(
   session: Session,
   state: PyTree,
   step: int,
-  profile: tuple[int, int] | None,
+  profile: Profile,
 ) -> Results:
   """Steps from `step` updates completed to the end.
 
   What is due follows from `step` alone, so a resumed run repeats what was
   missed. The order makes crashes harmless: metrics are fetched, judged and on
-  disk before anything is saved.
+  disk before anything is saved, and it is saved before evaluators, which may
+  fail, look at it; the metric that the best step is told by is added later.
   """
   total, recorder = session.experiment.total_steps, session.recorder()
   first_step, results = step, {}
@@ -86,15 +92,18 @@ def _train(
       stop = session.preemption.reached()
       if due_evals or due_save or stop:
         recorder.drain()
+        saved = due_save or stop
+        if saved:
+          session.save(step, state)
         fresh = {} if stop else _evaluate(session, due_evals, state, step)
         stop = session.preemption.reached()  # perhaps in the evaluation
         recorder.evaluations(step, fresh)
         results |= fresh
-        if due_save or stop:
+        if session.tells_best(fresh) or stop and not saved:
           session.save(step, state, fresh)
         if fresh and step < total:
           _report(session)
-      _profile(profile, step, session.workdir)
+      profile.at(step)
       if stop or step == total:
         session.finish_saving(step, state)
         if not stop:
@@ -169,13 +178,3 @@ def _evaluate(
           return {}
       results |= {f'{name}{suffix}/{key}': v for key, v in scores.items()}
   return results
-
-
-def _profile(
-  span: tuple[int, int] | None, step: int, workdir: epath.Path
-) -> None:
-  if span and step == span[0]:
-    jax.profiler.start_trace(str(workdir / 'profile'))
-  if span and step == span[1]:
-    jax.profiler.stop_trace()
-    log.info('wrote the trace of steps %d to %d to %s/profile', *span, workdir)

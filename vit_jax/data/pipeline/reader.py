@@ -121,9 +121,16 @@ class BadShare:
   to the same end at the same step.
   """
 
-  def __init__(self, max_share: float, num_examples: int):
+  def __init__(self, max_share: float, num_examples: int, repeats: int = 1):
+    """Nothing is read yet.
+
+    Args:
+      max_share: of the data that may be bad.
+      num_examples: of an epoch.
+      repeats: rows that each example has, one after the other.
+    """
     self._max = max_share
-    self._examples = num_examples
+    self._examples, self._repeats = num_examples, repeats
     self._bad = self._rows = 0
 
   def add(self, bad: int, rows: int) -> None:
@@ -131,13 +138,15 @@ class BadShare:
 
     Raises:
       UserError: more than the allowed share, of the whole data set in the
-        first epoch and of what was read after it; one an epoch is let pass.
+        first epoch and of what was read after it; one an epoch is let pass,
+        in all its copies.
     """
     self._bad, self._rows = self._bad + bad, self._rows + rows
     epochs = -(-self._rows // self._examples)
     # Each bad record met is one more that was read: it got a replacement.
     read = epochs * self._examples + self._bad
-    if self._bad > max(self._max * read, epochs):
+    copies = -(-epochs // self._repeats) * self._repeats
+    if self._bad > max(self._max * read, copies):
       raise UserError(
         f'{self._bad} times in {self._rows} rows a record of the training data '
         'could not be used (on all processes together, since the start), more '

@@ -1,0 +1,64 @@
+"""When a trace begins and ends."""
+
+import jax
+import pytest
+from etils import epath
+
+from vit_jax.run.profiling import Profile
+
+
+@pytest.fixture
+def calls(monkeypatch):
+  """What is asked of JAX's profiler, which refuses a second start or stop."""
+  found = []
+
+  def start(folder):
+    assert found.count('start') == found.count('stop')
+    found.append('start')
+
+  def stop():
+    assert found.count('start') == found.count('stop') + 1
+    found.append('stop')
+
+  monkeypatch.setattr(jax.profiler, 'start_trace', start)
+  monkeypatch.setattr(jax.profiler, 'stop_trace', stop)
+  return found
+
+
+@pytest.mark.parametrize(
+  ('steps', 'traced'),
+  [
+    (range(9), True),
+    (range(4, 9), True),  # resumed within
+    (range(5, 9), False),  # resumed behind
+    (range(4), True),  # ended within
+    ([1, 2, 3, 4, 2, 3, 4, 5, 6], True),  # rolled back within
+    ([3, 4, 5, 6, 2, 3, 4, 5, 6], True),  # and behind
+  ],
+)
+def test_one_trace(calls, steps, traced):
+  """Of what there is of the span, wherever a run begins, goes back or ends."""
+  profile = Profile((3, 5), epath.Path('nowhere'))
+  for step in steps:
+    profile.at(step)
+  profile.close()
+  profile.close()
+  assert calls == (['start', 'stop'] if traced else [])
+
+
+def test_it_is_traced_before_and_not_after(calls):
+  """START is the first step traced, STOP the first that is not."""
+  profile = Profile((3, 5), epath.Path('nowhere'))
+  seen = []
+  for step in range(7):
+    profile.at(step)
+    seen.append(len(calls))
+  assert seen == [0, 0, 0, 1, 1, 2, 2]
+
+
+def test_none_is_wanted(calls):
+  """Without the flag nothing happens."""
+  profile = Profile(None, epath.Path('nowhere'))
+  profile.at(3)
+  profile.close()
+  assert not calls

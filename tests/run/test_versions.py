@@ -1,0 +1,61 @@
+"""Which code runs."""
+
+import pathlib
+import re
+import subprocess
+
+import pytest
+
+from vit_jax.run import versions
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _afresh():
+  versions.commit.cache_clear()
+  yield
+  versions.commit.cache_clear()
+
+
+def _git(*arguments, folder=ROOT):
+  names = '-c', 'user.name=nobody', '-c', 'user.email=nobody@nowhere'
+  command = ['git', '-C', str(folder), *names, *arguments]
+  return subprocess.run(
+    command, check=True, capture_output=True, text=True
+  ).stdout.strip()
+
+
+def test_the_commit_of_this_tree():
+  """What git says, and a sign that files were changed."""
+  if not (ROOT / '.git').exists():
+    pytest.skip('no git here')
+  assert versions.commit().rstrip('+') == _git('rev-parse', 'HEAD')
+
+
+def test_a_changed_file_and_an_archive(tmp_path, monkeypatch):
+  """'+' for what is not committed; an archive says what it was made of."""
+  package = tmp_path / 'vit_jax'
+  package.mkdir()
+  monkeypatch.setattr(versions, '_ROOT', package)
+  (package / 'commit.txt').write_text('$Format:%H$\n')
+  (package / 'code.py').write_text('a = 1\n')
+  _git('init', '-q', folder=tmp_path)
+  _git('add', '.', folder=tmp_path)
+  _git('commit', '-qm', 'one', folder=tmp_path)
+  head = versions.commit()
+  assert re.fullmatch('[0-9a-f]{40}', head)
+  (package / 'code.py').write_text('a = 2\n')
+  versions.commit.cache_clear()
+  assert versions.commit() == head + '+'
+  (package / 'commit.txt').write_text('1234\n')
+  versions.commit.cache_clear()
+  assert versions.commit() == '1234'
+
+
+def test_nothing_is_known(tmp_path, monkeypatch):
+  """An installed package has no commit; a missing package no version."""
+  monkeypatch.setattr(versions, '_ROOT', tmp_path)
+  assert versions.commit() is None
+  assert versions.of_package('no-such-package') is None
+  assert versions.of_package('jax')

@@ -1,0 +1,41 @@
+"""Which code runs: this package's commit, and the versions of others."""
+
+import functools
+import importlib.metadata
+import pathlib
+import subprocess
+
+_ROOT = pathlib.Path(__file__).parents[1]
+
+
+def of_package(name: str) -> str | None:
+  """Its version; None where it is not installed."""
+  try:
+    return importlib.metadata.version(name)
+  except importlib.metadata.PackageNotFoundError:
+    return None
+
+
+@functools.cache
+def commit() -> str | None:
+  """The commit of the code that runs, with '+' if files were changed.
+
+  None where neither git nor `git archive` tells.
+  """
+
+  def git(*arguments: str) -> str:
+    return subprocess.run(
+      ['git', '-C', str(_ROOT), *arguments],
+      capture_output=True,
+      text=True,
+      check=True,
+    ).stdout.strip()
+
+  try:
+    archived = (_ROOT / 'commit.txt').read_text().strip()
+    if not archived.startswith('$'):  # `git archive` wrote the commit there
+      return archived
+    changed = git('status', '--porcelain', '--untracked-files=no')
+    return git('rev-parse', 'HEAD') + ('+' if changed else '')
+  except (OSError, subprocess.CalledProcessError):
+    return None
