@@ -9,7 +9,8 @@ import pytest
 from numbered import AUGMENT, PLAIN, Numbered, assert_same, mesh_of, train
 
 from vit_jax.data.pipeline import stream
-from vit_jax.data.pipeline.reader import BadShare, Reader
+from vit_jax.data.pipeline.bad_share import BadShare
+from vit_jax.data.pipeline.reader import Reader
 from vit_jax.errors import UserError
 
 

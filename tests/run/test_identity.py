@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 from vit_jax.config import completion as config_lib
 from vit_jax.config import plugins
 from vit_jax.errors import UserError
-from vit_jax.run import agreement, identity, versions
+from vit_jax.run import agreement, identity, processes, versions
 
 PRINT = {'size': 64, 'class_names': ['cat', 'dog'], 'listing': 'abc'}
 
@@ -207,12 +207,12 @@ def _completed(values):
 def compare(monkeypatch):
   """Compares this process, the second, with the first, which runs `PRINT`."""
   monkeypatch.setattr(versions, 'commit', lambda: 'a')
-  first = identity._shared(_about(), completed())
+  first = processes._shared(_about(), completed())
   monkeypatch.setattr(jax, 'process_count', lambda: 2)
   monkeypatch.setattr(jax, 'process_index', lambda: 1)
   monkeypatch.setattr(agreement, 'from_main', lambda answer: first)
   monkeypatch.setattr(agreement, 'of_each', lambda text: ['', text])
-  return lambda about=None, **changes: identity.check_processes(
+  return lambda about=None, **changes: processes.check(
     about or _about(), completed(**changes)
   )
 

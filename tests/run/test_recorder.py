@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from etils import epath
 
-from vit_jax.data.pipeline.reader import BadShare
+from vit_jax.data.pipeline.bad_share import BadShare
 from vit_jax.errors import UserError
 from vit_jax.run import recorder as recorder_lib
 from vit_jax.run.ledger import Ledger

@@ -19,7 +19,7 @@ from vit_jax.config import plugins, spelling
 from vit_jax.config.completion import Config
 from vit_jax.data.matching import names_differ
 from vit_jax.errors import UserError
-from vit_jax.run import agreement, versions
+from vit_jax.run import versions
 
 Changes = dict[str, tuple[Any, Any]]  # {key: (value before, value now)}
 _LENGTH = (
@@ -32,7 +32,6 @@ _FLAGS = (
   *('jax_threefry_partitionable', 'jax_default_prng_impl'),
   *('jax_enable_x64', 'jax_default_matmul_precision'),
 )
-_COMMIT = 'versions: vit_jax'
 _PACKAGES = (
   *('jax', 'jaxlib', 'libtpu', 'flax', 'optax', 'numpy'),
   'opencv-python-headless',
@@ -54,7 +53,7 @@ def identity(values: Any, config: Any = None) -> dict[str, Any]:
     values: a config, or a dict of one.
     config: says which keys those are; by default `values` does.
   """
-  patterns = _operational(values if config is None else config)
+  patterns = operational(values if config is None else config)
   return {
     key: spelling.one(key, value)
     for key, value in config_lib.flatten(values).items()
@@ -62,7 +61,7 @@ def identity(values: Any, config: Any = None) -> dict[str, Any]:
   }
 
 
-def _operational(config: Any) -> list[str]:
+def operational(config: Any) -> list[str]:
   """Patterns of the flat keys that a resumed run may change.
 
   Each constructor marks its own (`plugins.operational`). Evaluators change
@@ -121,7 +120,7 @@ def config_changes(before: dict[str, Any], config: Config) -> Changes:
     config: completed.
   """
   old = identity(_completed(before), config)
-  return _changes(old, identity(config))
+  return differences(old, identity(config))
 
 
 def check(
@@ -170,64 +169,17 @@ def check(
   notes = []
   if changes:
     fields = {'changes': {key: _digest(v[1]) for key, v in changes.items()}}
-    text = 'resumed with changes:' + _listed(changes)
+    text = 'resumed with changes:' + listed(changes)
     notes.append(Note('config_change', fields, text))
   others = _common_changes('', old.get('versions', {}), new['versions'])
   if others:
     text = (
       'other versions than those the checkpoint was made with; the numbers may '
       'differ in the last bits from here on, or more if this package is '
-      'another:' + _listed(others)
+      'another:' + listed(others)
     )
     notes.append(Note('versions', {'changes': others}, text))
   return notes
-
-
-def check_processes(about: dict[str, Any], config: Config) -> None:
-  """Compares what all processes of a run are about to do.
-
-  What one machine may have for itself is left out: how data is reached and read
-  (operational keys of `source` and `reader`), and a commit that is not known.
-
-  Args:
-    about: what each would write with a checkpoint.
-    config: completed.
-
-  Raises:
-    UserError: on all of them, if one would do something else than the first.
-  """
-  if jax.process_count() == 1:
-    return
-  own = json.loads(json.dumps(_shared(about, config)))
-  first = agreement.from_main(lambda: own)
-  changes = _changes(first, own)
-  if None in changes.get(_COMMIT, ()):  # one of them cannot know
-    del changes[_COMMIT]
-  where = 'on process 0', f'on process {jax.process_index()}'
-  told = agreement.of_each(_listed(changes, *where))
-  for process, text in enumerate(told):
-    if text:
-      raise UserError(
-        f'process {process} would run something else than process 0:{text}\n'
-        'Give all processes the same command, code, packages and data.'
-      )
-
-
-def _shared(about: dict[str, Any], config: Config) -> dict[str, Any]:
-  """What has to be the same on all processes, flat."""
-  own = [
-    pattern
-    for pattern in _operational(config)
-    if pattern.startswith(('source.', 'reader.'))
-  ]
-  values = {
-    key: spelling.one(key, value)
-    for key, value in config_lib.flatten(config).items()
-    if not any(fnmatch.fnmatchcase(key, pattern) for pattern in own)
-  }
-  for kind, found in about['record'].items():
-    values |= {f'{kind}: {key}': value for key, value in found.items()}
-  return values
 
 
 def _common_changes(
@@ -235,7 +187,9 @@ def _common_changes(
 ) -> Changes:
   """What differs in the keys that both have."""
   both = [key for key in old if key in new]
-  found = _changes(*({key: each[key] for key in both} for each in (old, new)))
+  found = differences(
+    *({key: each[key] for key in both} for each in (old, new))
+  )
   return {prefix + key: pair for key, pair in found.items()}
 
 
@@ -257,13 +211,13 @@ def evaluator_changes(before: dict[str, Any], config: Config) -> list[Note]:
     past, now = (
       {k: v for k, v in part.items() if k not in harmless} for part in flat
     )
-    changes = _changes(past, now)
+    changes = differences(past, now)
     if changes:
       fields = {'name': name, 'changes': changes}
       text = (
         f'evals.{name} is another evaluator from here on: numbers of {name}/… '
         'before and after cannot be compared, and checkpoint.best compares '
-        'both; take another name for it to keep them apart:' + _listed(changes)
+        'both; take another name for it to keep them apart:' + listed(changes)
       )
       notes.append(Note('evaluator_change', fields, text))
   return notes
@@ -272,7 +226,7 @@ def evaluator_changes(before: dict[str, Any], config: Config) -> list[Note]:
 def refusal(where: str, changes: Changes) -> UserError:
   """The message of a run that is refused, with everything that differs."""
   return UserError(
-    f'{where} belongs to another run:{_listed(changes)}\nTake another '
+    f'{where} belongs to another run:{listed(changes)}\nTake another '
     '--workdir, or resume with the change by --allow_config_change.'
     + (_LENGTH if 'total' in changes else '')
   )
@@ -284,7 +238,8 @@ def _completed(config: dict[str, Any]) -> dict[str, Any]:
   return config
 
 
-def _changes(old: dict[str, Any], new: dict[str, Any]) -> Changes:
+def differences(old: dict[str, Any], new: dict[str, Any]) -> Changes:
+  """The keys of flat dicts whose values differ, with both values."""
   return {
     key: (old.get(key), new.get(key))
     for key in sorted({*old, *new})
@@ -297,7 +252,8 @@ def _plain(value: Any) -> Any:
   return 'nan' if value != value else value
 
 
-def _listed(changes: Changes, there: str = 'there', now: str = 'now') -> str:
+def listed(changes: Changes, there: str = 'there', now: str = 'now') -> str:
+  """A line for each; where, in words, each of the two values is found."""
   lines = []
   for key, (old, new) in changes.items():
     if key.endswith('class_names') and old and new:

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from vit_jax.data.pipeline.reader import BadShare
+from vit_jax.data.pipeline.bad_share import BadShare
 from vit_jax.run.ledger import Ledger
 from vit_jax.run.limits import Limits
 from vit_jax.run.metrics import Writer

@@ -10,6 +10,7 @@ from vit_jax.config.completion import Config
 from vit_jax.config.sections import build_section
 from vit_jax.data import matching
 from vit_jax.data.pipeline import stream
+from vit_jax.data.pipeline.bad_share import BadShare
 from vit_jax.errors import UserError
 from vit_jax.evaluators import contract
 from vit_jax.run import bad_records
@@ -41,6 +42,14 @@ def open_source(
   if class_names is None:
     return source
   return matching.matched(source, class_names, 'the training data')
+
+
+def bad_share(config: Config) -> BadShare:
+  """What judges the bad records of a training, from its start."""
+  train = config.train
+  return BadShare(
+    config.reader.max_bad_share, train.num_examples, train.repeats
+  )
 
 
 def open_train(config: Config) -> stream.Source:

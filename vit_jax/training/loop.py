@@ -99,7 +99,7 @@ def _train(
         stop = session.preemption.reached()  # perhaps in the evaluation
         recorder.evaluations(step, fresh)
         results |= fresh
-        if session.tells_best(fresh) or stop and not saved:
+        if session.config.checkpoint.best in fresh or stop and not saved:
           session.save(step, state, fresh)
         if fresh and step < total:
           _report(session)

@@ -8,7 +8,7 @@ from etils import epath
 from vit_jax import checkpoint
 from vit_jax.config.completion import Config
 from vit_jax.errors import UserError
-from vit_jax.run import agreement, identity, ledger, recovery
+from vit_jax.run import agreement, identity, ledger, processes, recovery
 from vit_jax.run import workdir as workdir_lib
 from vit_jax.run.identity import Note
 from vit_jax.training.experiment import Experiment
@@ -56,7 +56,7 @@ def compare(
   *,
   allow_changes: bool,
 ) -> list[Note]:
-  """Compares a run with its newest checkpoint, and with the last start.
+  """Compares a run's processes, its newest checkpoint and its last start.
 
   Args:
     workdir: of the run.
@@ -69,8 +69,9 @@ def compare(
     What is to be said.
 
   Raises:
-    UserError: it is another run.
+    UserError: it is another run, or one process's is.
   """
+  processes.check(now, config)
   before = about(workdir, step)
   last = agreement.from_main(lambda: workdir_lib.last_config(workdir))
   notes = []

@@ -13,19 +13,9 @@ from jax.experimental import multihost_utils
 
 from vit_jax.config.completion import Config, flatten
 from vit_jax.config.sections import build_section
-from vit_jax.data.pipeline.reader import BadShare
 from vit_jax.errors import StorageError
 from vit_jax.files import paths
-from vit_jax.run import (
-  chips,
-  identity,
-  limits,
-  lock,
-  metrics,
-  peers,
-  recovery,
-  runtime,
-)
+from vit_jax.run import chips, limits, lock, metrics, peers, recovery, runtime
 from vit_jax.run import workdir as workdir_lib
 from vit_jax.run.agreement import from_main
 from vit_jax.run.ledger import Ledger
@@ -84,7 +74,6 @@ class Session:
       frozen.check_classes(self.experiment.frozen, self.source)
       models = frozen.load(self.experiment.frozen, self.experiment.mesh)
       about = self.experiment.about(self.source, models)
-      identity.check_processes(about, config)
       self.checkpoints = build_section(
         config, 'checkpoint', workdir / 'checkpoints', about
       )
@@ -206,11 +195,7 @@ class Session:
       self.ledger,
       self.watchdog,
       self.hosts,
-      BadShare(
-        config.reader.max_bad_share,
-        config.train.num_examples,
-        config.train.repeats,
-      ),
+      data.bad_share(config),
       limits.Limits(
         limits.build(self.recovery.limits), self.experiment.steps, self.ledger
       ),
@@ -240,22 +225,11 @@ class Session:
       due = bool(multihost_utils.broadcast_one_to_all(np.array(due)))
     return due
 
-  def tells_best(self, results: dict[str, float]) -> bool:
-    """Whether `checkpoint.best` is among an evaluation's results."""
-    return self.config.checkpoint.best in results
-
   def save(
     self, step: int, state: PyTree, results: dict[str, float] | None = None
   ) -> None:
-    """Begins to save; what fails is reported and does not end the run.
-
-    Args:
-      step: updates completed; of one that is saved only the metric is added.
-      state: after them.
-      results: of evaluators, as far as they are known.
-    """
-    results = results or {}
-    self._results = results
+    """Begins to save, or adds results; what fails does not end the run."""
+    self._results = results = results or {}
     with self.doing('save'):
       if not self.checkpoints.save(step, state, results, self._history()):
         self.ledger.event('save_failed', step=step)
