@@ -93,6 +93,7 @@ def test_two_runs_on_one_workdir(tmp_path):
     'total': '100000 steps',
     'log.every': '1 steps',
     'checkpoint.every': '100000 steps',
+    'checkpoint.best': 'None',
   }
   again = runs.command(
     'train', *runs.flags('configs/l16_i21k.py', tmp_path / 'run', flags)

@@ -166,6 +166,7 @@ def test_a_workdir_removed_in_mid_run(tmp_path):
   flags = runs.SMALL_L16 | {
     'total': '100000 steps',
     'checkpoint.every': '100000 steps',
+    'checkpoint.best': 'None',
     'model.depth': 1,
   }
   process = runs.start(
