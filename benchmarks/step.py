@@ -29,10 +29,11 @@ import numpy as np
 import peers
 import plain_flax
 
+from vit_jax.arrays import chips
 from vit_jax.config import loading
 from vit_jax.models.vit import sizes
 from vit_jax.plan.evaluate import changed
-from vit_jax.run import chips, runtime
+from vit_jax.processes import runtime
 from vit_jax.training import compiling
 from vit_jax.training.experiment import Experiment
 

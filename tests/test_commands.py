@@ -10,7 +10,7 @@ import pytest
 import scipy.ndimage
 
 from tests import runs, tiny_vit
-from vit_jax.run import versions
+from vit_jax.processes import versions
 
 
 @pytest.fixture(scope='module')

@@ -11,11 +11,12 @@ import pytest
 import tiny_vit
 
 from tests import runs
-from vit_jax.data.rest import Rest
+from vit_jax.data.remaining import Rest
 from vit_jax.data.sources import tfds
 from vit_jax.errors import UserError
-from vit_jax.features import command, writing
-from vit_jax.features.command import Request
+from vit_jax.features import __main__ as command
+from vit_jax.features import writing
+from vit_jax.features.__main__ import Request
 from vit_jax.models.vit import Model
 from vit_jax.weights import pretrained
 from vit_jax.weights.formats import npz

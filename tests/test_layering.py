@@ -18,10 +18,10 @@ COMMANDS = (
   *('pseudo_label', 'sweep', 'study', 'configs', 'launch', '__main__'),
 )
 ROOMS = (
-  *('cli', 'trials', 'training', 'weights', 'evaluators', 'analysis'),
+  *('cli', 'sweeps', 'training', 'evaluators', 'weights', 'analysis'),
   'checkpoint',
   *('run', 'objectives', 'optim', 'models', 'data', 'arrays', 'config'),
-  *('files', 'errors'),
+  *('files', 'processes', 'errors'),
 )
 MODULES = {
   '.'.join(path.relative_to(PACKAGE.parent).with_suffix('').parts): path

@@ -14,7 +14,7 @@ from tiny_vit import save_classifier
 from vit_jax.cli import commands, entry, help
 from vit_jax.config import overrides
 from vit_jax.errors import UserError
-from vit_jax.run import backends
+from vit_jax.processes import backends
 
 QUICK = ('train', '--config=configs/quickstart.py')
 TUNE = ('finetune', '--config=configs/finetune_imagenet.py')

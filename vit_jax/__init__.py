@@ -3,7 +3,9 @@
 import sys
 from typing import Any
 
-from vit_jax.run import interruption as interruption  # before slower imports
+from vit_jax.processes import (
+  interruption as interruption,  # before slower imports
+)
 
 __version__ = '0.1.0'
 

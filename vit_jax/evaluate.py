@@ -21,7 +21,7 @@ from absl import flags
 from etils import epath
 
 from vit_jax.arrays import sharding
-from vit_jax.cli import process
+from vit_jax.cli import data_flags, preprocessing_flags, process
 from vit_jax.config import overrides, plugins
 from vit_jax.config.completion import (
   EVALS,
@@ -35,8 +35,8 @@ from vit_jax.data.pipeline import stream
 from vit_jax.errors import UserError, check_range, closest
 from vit_jax.evaluators.contract import judged
 from vit_jax.files import atomic, jsonl, paths
-from vit_jax.run import runtime
-from vit_jax.weights import data, preprocessing, pretrained
+from vit_jax.processes import runtime
+from vit_jax.weights import pretrained
 
 log = logging.getLogger('vit_jax')
 _UNSAID = {'name': 'classification', 'split': ''}
@@ -62,7 +62,7 @@ def define_flags() -> None:
   flags.DEFINE_string(
     'data_dir', None, 'The TFDS directory, or the path of another source.'
   )
-  preprocessing.define_flag()
+  preprocessing_flags.define_flag()
   flags.DEFINE_integer('batch_size', 128, 'Images at once, on all devices.')
   flags.DEFINE_bool('json', False, 'Print one JSON object.')
   flags.DEFINE_string('out', None, 'File for the same object, written whole.')
@@ -110,12 +110,12 @@ def run(
   """
   check_range('--batch_size', batch_size, at_least=1, at_most=MAX_BATCH_SIZE)
   found = pretrained.find(checkpoint)
-  weights = preprocessing.by_preset(found, preprocess)
+  weights = preprocessing_flags.by_preset(found, preprocess)
   about = weights.about
   name, section = _evaluator_section(about, evaluator)
   sections = {
-    'source': data.source_section(about, dataset, data_dir),
-    'reader': data.reader_section(about),
+    'source': data_flags.source_section(about, dataset, data_dir),
+    'reader': data_flags.reader_section(about),
     'preprocess': {'name': 'transforms', **about['preprocess']},
     f'evals.{name}': section | ({'split': split} if split else {}),
   }
@@ -126,8 +126,8 @@ def run(
   source = config.source
   result: dict[str, Any] = {
     'checkpoint': weights.path,
-    'data': f'{data.title(source)}/{chosen}',
-    'preprocess': preprocessing.described(weights, config),
+    'data': f'{data_flags.title(source)}/{chosen}',
+    'preprocess': preprocessing_flags.described(weights, config),
   }
   with jax.set_mesh(mesh):
     for ending, params in judged(built, weights.weights(mesh)).items():
@@ -149,7 +149,7 @@ def _build(
   What needs no head, few-shot regression say, keeps the classes of the data.
   """
   opened = functools.partial(_open, config, weights)
-  setting = data.setting(weights, config, opened, mesh, batch_size)
+  setting = data_flags.setting(weights, config, opened, mesh, batch_size)
   section = config.evals[name]
   kind = plugins.resolve(EVALS, section.name)
   if getattr(kind, 'own_classes', False) and section.source is None:
@@ -249,7 +249,7 @@ def main(arguments: list[str]) -> None:
   if values.json:
     print(json.dumps(result))
   else:
-    result['preprocess'] = preprocessing.line(result['preprocess'])
+    result['preprocess'] = preprocessing_flags.line(result['preprocess'])
     for name, value in result.items():
       shown = f'{value:.6g}' if isinstance(value, float) else value
       print(f'{name}: {shown}')

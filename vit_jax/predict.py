@@ -14,14 +14,14 @@ import numpy as np
 from absl import flags
 
 from vit_jax.arrays import sharding
-from vit_jax.cli import process, weights_flags
+from vit_jax.cli import preprocessing_flags, process, weights_flags
 from vit_jax.config import overrides
 from vit_jax.config.sections import build_section
 from vit_jax.data.contract import Preprocess
 from vit_jax.data.images.headers import DecodeError
 from vit_jax.errors import UserError
 from vit_jax.files import paths
-from vit_jax.weights import preprocessing, pretrained
+from vit_jax.weights import pretrained
 
 log = logging.getLogger('vit_jax')
 _BATCH_SIZE = 32
@@ -31,7 +31,7 @@ def define_flags() -> None:
   """The flags of this command."""
   weights_flags.define_flags()
   flags.DEFINE_integer('top', 5, 'Classes to print for each image.')
-  preprocessing.define_flag()
+  preprocessing_flags.define_flag()
   flags.DEFINE_bool('json', False, 'Print one JSON object a line.')
   flags.DEFINE_multi_string(
     'overrides', overrides.take(sys.argv), 'Set by --config.preprocess.KEY=….'
@@ -63,14 +63,14 @@ def run(
     UserError: no such checkpoint, or a file that is no image; names it.
   """
   found = pretrained.find(checkpoint, weights)
-  source = preprocessing.by_preset(found, preprocess)
+  source = preprocessing_flags.by_preset(found, preprocess)
   names = source.about['class_names']
   if not source.about['num_classes']:
     raise UserError(f'{checkpoint} has no head: it names no classes.')
   section = {'name': 'transforms', **source.about['preprocess']}
   config = overrides.apply({'preprocess': section}, list(settings))
-  described = preprocessing.described(source, config)
-  log.info('preprocessing: %s', preprocessing.line(described))
+  described = preprocessing_flags.described(source, config)
+  log.info('preprocessing: %s', preprocessing_flags.line(described))
   transform = build_section(config, 'preprocess', source.image_size)
   images = [_read(path, transform) for path in paths]
   mesh = sharding.make_mesh(jax.local_devices()[:1])

@@ -18,9 +18,9 @@ from absl import flags
 
 from vit_jax.cli import process
 from vit_jax.files import atomic, jsonl, paths
-from vit_jax.trials import frame, grid, jobs, results, stages
-from vit_jax.trials.grid import Sweep
-from vit_jax.trials.results import Score
+from vit_jax.sweeps import frame, grid, jobs, results, stages
+from vit_jax.sweeps.grid import Sweep
+from vit_jax.sweeps.results import Score
 
 Scores = dict[str, list[Score]]
 

@@ -22,7 +22,7 @@ ResNet 49.0, 54.8 %; no crossover. 41 minutes of processor time.
 
 from vit_jax.config import parse_arg
 from vit_jax.study.contents import Figure, Judging, Row, Study
-from vit_jax.trials.grid import Stage, Task
+from vit_jax.sweeps.grid import Stage, Task
 
 EPOCHS = {2_500: 16, 10_000: 6, 50_000: 3}
 _BODY = {

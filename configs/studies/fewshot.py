@@ -36,7 +36,7 @@ from ml_collections import ConfigDict
 from vit_jax.config import complete, loading, parse_arg
 from vit_jax.errors import UserError, closest
 from vit_jax.study.contents import Figure, Judging, Row, Study
-from vit_jax.trials.grid import Stage
+from vit_jax.sweeps.grid import Stage
 
 _TRAIN = 'train[:65000]'
 FEW = Judging(

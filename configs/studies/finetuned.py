@@ -30,8 +30,8 @@ from typing import Any
 from vit_jax.config import parse_arg
 from vit_jax.errors import UserError
 from vit_jax.study.contents import UPSTREAM, Figure, Row, Study
-from vit_jax.trials import grid
-from vit_jax.trials.grid import Stage, Task
+from vit_jax.sweeps import grid
+from vit_jax.sweeps.grid import Stage, Task
 
 COLUMNS = ('ImageNet', 'CIFAR-10', 'CIFAR-100', 'Pets', 'Flowers')
 IMAGES = {'i1k': 1_281_167, 'i21k': 14_145_922, 'jft': 303_000_000}

@@ -7,7 +7,7 @@ runs on all of it are judged on the test split. Expected: about 97 %. Seven runs
 of one to two minutes on two CPU cores.
 """
 
-from vit_jax.trials.grid import Stage, Sweep, Task
+from vit_jax.sweeps.grid import Stage, Sweep, Task
 
 _FILE, _METRIC = 'configs/quickstart.py', 'test/accuracy'
 _PART = {

@@ -22,7 +22,7 @@ those of finetune_imagenet.py and finetune.py: 20 runs to choose, 15 final ones.
 
 from vit_jax.config import parse_arg
 from vit_jax.errors import UserError, closest
-from vit_jax.trials.grid import Stage, Sweep, Task
+from vit_jax.sweeps.grid import Stage, Sweep, Task
 
 _RATES = (0.001, 0.003, 0.01, 0.03)
 RATES = {

@@ -14,7 +14,7 @@ ImageNet-21k). Figure 2 has the groups: Natural, Specialized, Structured.
 
 from vit_jax.config import parse_arg
 from vit_jax.errors import UserError, closest
-from vit_jax.trials.grid import Stage, Sweep, Task
+from vit_jax.sweeps.grid import Stage, Sweep, Task
 
 GROUPS = {
   'Natural': (

@@ -6,8 +6,8 @@ import math
 import pytest
 from minimal_config import completed
 
+from vit_jax.config import canonical
 from vit_jax.config import completion as config_lib
-from vit_jax.config import spelling
 from vit_jax.run.identity import identity
 
 
@@ -23,8 +23,8 @@ from vit_jax.run.identity import identity
 )
 def test_the_same(key, values):
   """Units in the singular, one number for both sides, NaN and NaN."""
-  first = spelling.one(key, values[0])
-  assert all(spelling.one(key, value) == first for value in values)
+  first = canonical.one(key, values[0])
+  assert all(canonical.one(key, value) == first for value in values)
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_the_same(key, values):
 )
 def test_not_the_same(key, one, other):
   """What means something else stays apart."""
-  assert spelling.one(key, one) != spelling.one(key, other)
+  assert canonical.one(key, one) != canonical.one(key, other)
 
 
 def test_a_run_goes_on_under_another_spelling():

@@ -225,7 +225,7 @@ WITHOUT_TENSORFLOW = """
     lambda cls, name, *rest: find(name, *rest)
     if name.split('.')[0] != 'tensorflow' else None
   )
-  from vit_jax.prepare import command as prepare
+  from vit_jax.prepare import __main__ as prepare
   from vit_jax.errors import UserError
   source, target = sys.argv[1:]
   prepare.run('imagenet21k', source=source, data_dir=target, workers=1)

@@ -9,7 +9,7 @@ import pytest
 from numbered import AUGMENT, PLAIN, Numbered, assert_same, mesh_of, train
 
 from vit_jax.data.pipeline import stream
-from vit_jax.data.pipeline.bad_share import BadShare
+from vit_jax.data.pipeline.bad_record_limit import BadShare
 from vit_jax.data.pipeline.reader import Reader
 from vit_jax.errors import UserError
 

@@ -92,7 +92,7 @@ def test_a_forked_worker_ends_as_others_do():
   """It does not report its signals to the process it was forked from."""
   code = """
 import os, signal, sys, time
-from vit_jax.run.interruption import HERE
+from vit_jax.processes.interruption import HERE
 HERE.install()
 HERE.react = lambda number: os._exit(99)
 ready, say = os.pipe()

@@ -9,8 +9,8 @@ from etils import epath
 
 from tests import runs
 from tests.faults.counts import injected
+from vit_jax.processes.watchdog import EXIT_STUCK, Watchdog
 from vit_jax.run import stragglers
-from vit_jax.run.watchdog import EXIT_STUCK, Watchdog
 
 LIMITS = {
   'total': '100000 steps',

@@ -8,7 +8,8 @@ import json
 import pathlib
 import sys
 
-from vit_jax.launch import command, topology
+from vit_jax.launch import __main__ as command
+from vit_jax.launch import topology
 from vit_jax.launch.job import Job
 from vit_jax.launch.shell import Shell
 

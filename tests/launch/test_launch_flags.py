@@ -9,7 +9,8 @@ import pytest
 from absl import flags
 
 from vit_jax.errors import UserError
-from vit_jax.launch import command, job, topology
+from vit_jax.launch import __main__ as command
+from vit_jax.launch import job, topology
 
 CLOUD = ['--zone=z', '--project=p']
 GS = '--workdir=gs://bucket/run'

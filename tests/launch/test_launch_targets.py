@@ -10,7 +10,8 @@ import pytest
 from fake_cloud import Cloud, understood
 
 from vit_jax.errors import UserError
-from vit_jax.launch import command, gke, policy, queued, slurm, tpu_vm
+from vit_jax.launch import __main__ as command
+from vit_jax.launch import gke, policy, queued, slurm, tpu_vm
 from vit_jax.launch.job import FLAGS
 from vit_jax.launch.shell import Shell, quote
 

@@ -13,12 +13,12 @@ from minimal_config import completed
 from tests import runs
 from tests.multiprocess import damaged
 from vit_jax import load_pretrained
-from vit_jax.data.rest import Rest
+from vit_jax.data.remaining import Rest
 from vit_jax.data.sources import mixture, pseudo_labels
 from vit_jax.errors import UserError
 from vit_jax.models.vit import Model
-from vit_jax.pseudo_label import command
-from vit_jax.pseudo_label.command import Request
+from vit_jax.pseudo_label import __main__ as command
+from vit_jax.pseudo_label.__main__ import Request
 from vit_jax.training import loop
 from vit_jax.weights.formats import npz
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tests import runs
-from vit_jax.run import backends
+from vit_jax.processes import backends
 
 LOADED = """
 import sys

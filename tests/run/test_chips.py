@@ -2,7 +2,7 @@
 
 import pytest
 
-from vit_jax.run import chips
+from vit_jax.arrays import chips
 
 
 @pytest.mark.parametrize(

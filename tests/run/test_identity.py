@@ -13,7 +13,8 @@ from ml_collections import ConfigDict
 from vit_jax.config import completion as config_lib
 from vit_jax.config import plugins
 from vit_jax.errors import UserError
-from vit_jax.run import agreement, identity, processes, versions
+from vit_jax.processes import consensus, versions
+from vit_jax.run import consistency, identity
 
 PRINT = {'size': 64, 'class_names': ['cat', 'dog'], 'listing': 'abc'}
 
@@ -207,12 +208,12 @@ def _completed(values):
 def compare(monkeypatch):
   """Compares this process, the second, with the first, which runs `PRINT`."""
   monkeypatch.setattr(versions, 'commit', lambda: 'a')
-  first = processes._shared(_about(), completed())
+  first = consistency._shared(_about(), completed())
   monkeypatch.setattr(jax, 'process_count', lambda: 2)
   monkeypatch.setattr(jax, 'process_index', lambda: 1)
-  monkeypatch.setattr(agreement, 'from_main', lambda answer: first)
-  monkeypatch.setattr(agreement, 'of_each', lambda text: ['', text])
-  return lambda about=None, **changes: processes.check(
+  monkeypatch.setattr(consensus, 'from_main', lambda answer: first)
+  monkeypatch.setattr(consensus, 'of_each', lambda text: ['', text])
+  return lambda about=None, **changes: consistency.check(
     about or _about(), completed(**changes)
   )
 

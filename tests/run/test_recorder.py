@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 from etils import epath
 
-from vit_jax.data.pipeline.bad_share import BadShare
+from vit_jax.data.pipeline.bad_record_limit import BadShare
 from vit_jax.errors import UserError
+from vit_jax.processes.watchdog import Watchdog
 from vit_jax.run import recorder as recorder_lib
 from vit_jax.run.ledger import Ledger
 from vit_jax.run.limits import Limits
 from vit_jax.run.metrics import Writer
 from vit_jax.run.recovery import RollbackError
 from vit_jax.run.stragglers import HostTimes
-from vit_jax.run.watchdog import Watchdog
 
 
 @pytest.fixture

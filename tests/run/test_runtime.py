@@ -4,7 +4,7 @@ import jax
 import pytest
 
 from vit_jax.errors import UserError
-from vit_jax.run import runtime
+from vit_jax.processes import runtime
 
 
 @pytest.fixture

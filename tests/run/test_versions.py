@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from vit_jax.run import versions
+from vit_jax.processes import versions
 
 ROOT = pathlib.Path(__file__).parents[2]
 

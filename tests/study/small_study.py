@@ -1,7 +1,7 @@
 """Two tiny models on digits, judged few-shot, one of them fine-tuned."""
 
 from vit_jax.study.contents import Figure, Judging, Row, Study
-from vit_jax.trials.grid import Stage, Task
+from vit_jax.sweeps.grid import Stage, Task
 
 _QUIET = {
   'log.every': '1 steps',

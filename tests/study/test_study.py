@@ -19,8 +19,8 @@ from vit_jax.errors import UserError
 from vit_jax.study import chains, command, contents, picture, tables
 from vit_jax.study.chains import Given
 from vit_jax.study.contents import Figure, Judging, Row, Study
-from vit_jax.trials import grid, jobs
-from vit_jax.trials.grid import Stage, Task
+from vit_jax.sweeps import grid, jobs
+from vit_jax.sweeps.grid import Stage, Task
 
 CONFIG, TUNING = 'configs/quickstart.py', 'configs/finetune_quickstart.py'
 FEW = Judging(

@@ -7,7 +7,7 @@ import numpy as np
 from vit_jax.config import loading
 from vit_jax.config.completion import flatten
 from vit_jax.study import contents
-from vit_jax.trials.grid import Task
+from vit_jax.sweeps.grid import Task
 
 ALWAYS = ['from scratch', 'from scratch, 10 %', 'masked patch', 'MAE', 'DINO']
 

@@ -1,6 +1,6 @@
 """Two rates, two seeds, a tiny model on a part of digits."""
 
-from vit_jax.trials.grid import Stage, Sweep, Task
+from vit_jax.sweeps.grid import Stage, Sweep, Task
 
 _FLAGS = {
   'total': '24 steps',

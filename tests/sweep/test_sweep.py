@@ -12,8 +12,8 @@ from done import finish
 from vit_jax import sweep as command
 from vit_jax.config import loading
 from vit_jax.errors import PreemptedError, UserError
-from vit_jax.trials import frame, grid, jobs, results
-from vit_jax.trials.grid import Stage, Sweep, Task
+from vit_jax.sweeps import frame, grid, jobs, results
+from vit_jax.sweeps.grid import Stage, Sweep, Task
 
 CONFIG = 'configs/quickstart.py'
 

@@ -7,7 +7,7 @@ import pytest
 from etils import epath
 
 from vit_jax.errors import PreemptedError, UserError
-from vit_jax.run.preemption import StopRequested
+from vit_jax.processes.preemption import StopRequested
 from vit_jax.run.profiling import Profile
 from vit_jax.training import loop
 from vit_jax.training.session import Session

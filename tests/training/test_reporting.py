@@ -12,7 +12,7 @@ from minimal_config import completed
 
 from vit_jax.analysis.report import parts
 from vit_jax.evaluators import predictions
-from vit_jax.run.preemption import StopRequested
+from vit_jax.processes.preemption import StopRequested
 from vit_jax.training import data, reporting
 from vit_jax.training.experiment import Experiment
 

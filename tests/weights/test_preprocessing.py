@@ -6,9 +6,10 @@ import references
 from references import HEADS, timm_file, timm_vit
 
 from vit_jax.arrays import sharding
+from vit_jax.cli import preprocessing_flags
 from vit_jax.config import overrides
 from vit_jax.data.augment import presets
-from vit_jax.weights import preprocessing, pretrained
+from vit_jax.weights import pretrained
 
 
 def test_mean_and_deviation_are_the_preset_s(tmp_path, caplog):
@@ -22,12 +23,12 @@ def test_mean_and_deviation_are_the_preset_s(tmp_path, caplog):
   found = pretrained.find(path)
   mesh = sharding.make_mesh(jax.devices()[:1])
   for name in (None, 'timm', 'mae'):
-    source = preprocessing.by_preset(found, name)
+    source = preprocessing_flags.by_preset(found, name)
     params = source.load(source.abstract_params(mesh))
     mean, std = presets.PRESETS[name or 'timm'].normalization
     statistics = dict(mean=mean, std=std)
     references.agree(source.model(), params, reference, **statistics)
-  said = preprocessing.described(
+  said = preprocessing_flags.described(
     source,
     overrides.apply(
       {'preprocess': {'name': 'transforms', **source.about['preprocess']}},
@@ -37,17 +38,17 @@ def test_mean_and_deviation_are_the_preset_s(tmp_path, caplog):
   assert said['mean'] == [0.485, 0.456, 0.406] and said['resize'] == (
     'torchvision'
   )
-  line = preprocessing.line(said)
+  line = preprocessing_flags.line(said)
   assert 'interpolation=area' in line and 'std=0.229,0.224,0.225' in line
   ours = source.about.copy()
   del ours['normalization']
-  kept = preprocessing.by_preset(
+  kept = preprocessing_flags.by_preset(
     pretrained.Pretrained('ours', ours, found.load), 'dino'
   )
   assert kept.load is found.load and 'only the resizing' in caplog.text
   assert kept.about['preprocess']['resize'] == 'torchvision'
   assert (
-    preprocessing.described(
+    preprocessing_flags.described(
       kept, overrides.apply({'preprocess': {'name': 'transforms'}}, [])
     )['mean']
     == [0.5] * 3

@@ -10,7 +10,8 @@ from vit_jax.cli import process
 from vit_jax.config import overrides
 from vit_jax.config.completion import Config
 from vit_jax.errors import UserError
-from vit_jax.run import runtime, workdir
+from vit_jax.processes import runtime
+from vit_jax.run import workdir
 
 log = logging.getLogger('vit_jax')
 

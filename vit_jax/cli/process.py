@@ -18,7 +18,7 @@ from vit_jax.errors import (
   UserError,
 )
 from vit_jax.files import paths
-from vit_jax.run import backends, interruption, peers, runtime
+from vit_jax.processes import backends, interruption, peers, runtime
 
 _LATE_S = 60  # that the others may take to come
 

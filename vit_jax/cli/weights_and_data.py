@@ -8,14 +8,14 @@ from typing import Any, Self
 
 from absl import flags
 
-from vit_jax.cli import process, weights_flags
+from vit_jax.cli import data_flags, preprocessing_flags, process, weights_flags
 from vit_jax.config import loading, overrides
 from vit_jax.config.completion import MAX_BATCH_SIZE, Config
 from vit_jax.config.sections import build_section
 from vit_jax.data.contract import Source
 from vit_jax.errors import UserError, check_range
-from vit_jax.run import runtime
-from vit_jax.weights import data, preprocessing, pretrained
+from vit_jax.processes import runtime
+from vit_jax.weights import pretrained
 from vit_jax.weights.contract import Pretrained
 
 
@@ -70,7 +70,7 @@ def define_flags(endings: str) -> None:
   flags.DEFINE_string(
     'data_dir', None, 'The TFDS directory, or the path of another source.'
   )
-  preprocessing.define_flag()
+  preprocessing_flags.define_flag()
   flags.DEFINE_integer('batch_size', 128, 'Images at once, on all devices.')
   flags.DEFINE_integer('part_examples', 8192, 'Images written at once.')
   flags.DEFINE_string('out', None, f'File to be written: {endings}.')
@@ -87,7 +87,7 @@ def define_flags(endings: str) -> None:
 def sections(weights: Pretrained) -> dict[str, Any]:
   """How images are read and preprocessed, as the weights say."""
   return {
-    'reader': data.reader_section(weights.about),
+    'reader': data_flags.reader_section(weights.about),
     'preprocess': {'name': 'transforms', **weights.about['preprocess']},
   }
 
@@ -110,7 +110,7 @@ def open_data(
       '--split is missing: which split to take. Or give --config=FILE.py for '
       'what it trains on.'
     )
-  source = data.source_section(about, request.dataset, request.data_dir)
+  source = data_flags.source_section(about, request.dataset, request.data_dir)
   completed = overrides.apply(
     sections(weights) | {'source': source}, [*request.settings]
   )
@@ -127,7 +127,7 @@ def open_weights(checkpoint: str, request: Request) -> Pretrained:
     UserError: there are none, or no such preset.
   """
   found = pretrained.find(checkpoint, request.weights)
-  return preprocessing.by_preset(found, request.preprocess)
+  return preprocessing_flags.by_preset(found, request.preprocess)
 
 
 def tell(out: str, result: dict[str, Any], shown: Sequence[str]) -> None:
@@ -147,4 +147,4 @@ def tell(out: str, result: dict[str, Any], shown: Sequence[str]) -> None:
     return
   for key in ('out', 'checkpoint', 'data', *shown, 'classes'):
     print(f'{key}: {result[key]}')
-  print(f'preprocess: {preprocessing.line(result["preprocess"])}')
+  print(f'preprocess: {preprocessing_flags.line(result["preprocess"])}')

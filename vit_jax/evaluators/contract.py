@@ -13,7 +13,7 @@ from vit_jax.arrays import sharding
 from vit_jax.config import sections
 from vit_jax.data import progress
 from vit_jax.data.pipeline import stream
-from vit_jax.evaluators.share import Share
+from vit_jax.evaluators.bad_record_count import Share
 from vit_jax.models.contract import Model
 from vit_jax.objectives.contract import Objective
 

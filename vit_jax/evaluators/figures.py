@@ -18,7 +18,7 @@ from vit_jax.errors import UserError, check_range
 from vit_jax.evaluators.alone import on_main
 from vit_jax.evaluators.contract import Setting
 from vit_jax.evaluators.spread import Spread
-from vit_jax.run.agreement import from_main
+from vit_jax.processes.consensus import from_main
 
 log = logging.getLogger('vit_jax')
 

@@ -8,22 +8,22 @@ from typing import Any
 import numpy as np
 from etils import epath
 
+from vit_jax.cli.output_parts import Arrays, Parts, resume
 from vit_jax.config.completion import Config
 from vit_jax.data import fingerprint
 from vit_jax.data.contract import Source
-from vit_jax.data.rest import Rest
+from vit_jax.data.remaining import Rest
 from vit_jax.errors import UserError
 from vit_jax.evaluators.features import Extractor
-from vit_jax.features import given, writing
-from vit_jax.run.agreement import from_main
-from vit_jax.run.parts import Arrays, Parts, resume
+from vit_jax.features import image_files, writing
+from vit_jax.processes.consensus import from_main
 
 PyTree = Any
 
 
 def described(config: Config, source: Source) -> dict[str, Any]:
   """What the data is, as far as it says so without being read."""
-  if isinstance(source, given.Images):
+  if isinstance(source, image_files.Images):
     text = '\n'.join(source.paths).encode()
     known: dict[str, Any] = {'paths': hashlib.sha256(text).hexdigest()[:16]}
     name = f'{len(source)} images'
@@ -78,7 +78,7 @@ def _columns(
   columns = {'features': found.features[kept], 'index': index}
   if source.num_classes:
     columns['label'] = found.labels[kept]
-  if isinstance(source, given.Images):
+  if isinstance(source, image_files.Images):
     columns['path'] = np.array([source.paths[i] for i in index], np.str_)
   return columns
 

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from etils import epath
 
+from vit_jax.cli.output_parts import Arrays, Parts
 from vit_jax.data.storage import npz
 from vit_jax.errors import UserError
-from vit_jax.run.parts import Arrays, Parts
 
 Writer = Callable[[str, Parts, int, dict[str, Any]], None]
 

@@ -4,8 +4,8 @@ import dataclasses
 import math
 import re
 
+from vit_jax.arrays.chips import GPUS
 from vit_jax.errors import UserError, closest
-from vit_jax.run.chips import GPUS
 
 _SIDE_2D = ('2x2', '2x4', '4x4', '4x8', '8x8', '8x16', '16x16')
 _SIDE_3D = (

@@ -20,7 +20,7 @@ from vit_jax.data.contract import Spec, require
 from vit_jax.errors import UserError, check_range
 from vit_jax.models.contract import Model, Size
 from vit_jax.models.dino_head import unit
-from vit_jax.objectives.around import AroundModel
+from vit_jax.objectives.composite import AroundModel
 from vit_jax.objectives.contract import Batch, Metrics, Setting
 from vit_jax.objectives.mixing import normalize
 

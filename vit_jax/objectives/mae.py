@@ -19,7 +19,7 @@ from vit_jax.data.contract import Spec, require
 from vit_jax.errors import UserError, check_range
 from vit_jax.models.contract import Model, Places, Size
 from vit_jax.objectives import patches
-from vit_jax.objectives.around import AroundModel
+from vit_jax.objectives.composite import AroundModel
 from vit_jax.objectives.contract import Batch, Pictures, Setting
 from vit_jax.objectives.mixing import DEVIATION, MEAN, normalize
 

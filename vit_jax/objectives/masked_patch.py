@@ -26,7 +26,7 @@ from vit_jax.errors import UserError, check_range
 from vit_jax.models.contract import Places
 from vit_jax.models.layers.head import head
 from vit_jax.objectives import patches
-from vit_jax.objectives.around import AroundModel
+from vit_jax.objectives.composite import AroundModel
 from vit_jax.objectives.contract import Batch, Pictures, Setting
 from vit_jax.objectives.losses import softmax_cross_entropy
 from vit_jax.objectives.mixing import normalize

@@ -7,6 +7,6 @@ from vit_jax.plan import environment
 if __name__ == '__main__':
   environment.prepare(sys.argv)  # JAX reads it when it is imported
   from vit_jax.cli import process
-  from vit_jax.plan import command
+  from vit_jax.plan import main
 
-  process.run(command.main, command.define_flags)
+  process.run(main.main, main.define_flags)

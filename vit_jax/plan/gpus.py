@@ -7,8 +7,8 @@ limits below which neither memory nor time can be.
 
 import re
 
+from vit_jax.arrays import chips
 from vit_jax.errors import UserError
-from vit_jax.run import chips
 
 
 def parse(name: str) -> tuple[chips.Gpu, int] | None:

@@ -8,11 +8,10 @@ from typing import Any
 import jax
 from jax.experimental import topologies
 
-from vit_jax.arrays import memory
+from vit_jax.arrays import chips, memory
 from vit_jax.errors import UserError, closest
 from vit_jax.plan import gpus
 from vit_jax.plan.environment import LOCAL
-from vit_jax.run import chips
 
 GIB = 2**30
 

@@ -1,7 +1,163 @@
-"""python -m vit_jax.pseudo_label, see `command`."""
+"""A teacher's labels: python -m vit_jax.pseudo_label --checkpoint=P --out=FILE.
 
-from vit_jax.cli import process
-from vit_jax.pseudo_label import command
+Of a split, named as `evaluate` takes it: --dataset=NAME --split=S, --data_dir=D
+and --config.source.KEY=…, or by a config: --config=configs/cifar10.py. Labels
+that the data has are not looked at. Images are preprocessed as the teacher's
+weights say. The file is read by the source `pseudo_labels`, and an ordinary
+config trains on it: configs/noisy_student.py. If it is interrupted, the same
+command goes on where it stopped and writes the same file.
+
+Reference: "Self-training with Noisy Student improves ImageNet classification",
+Xie et al., arXiv 1911.04252.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+from absl import flags
+
+from vit_jax.arrays import sharding
+from vit_jax.cli import (
+  data_flags,
+  preprocessing_flags,
+  process,
+  weights_and_data,
+)
+from vit_jax.cli.output_parts import finished
+from vit_jax.data import fingerprint
+from vit_jax.data.contract import Source
+from vit_jax.data.sources.pseudo_labels import about_of
+from vit_jax.errors import UserError, check_range
+from vit_jax.files import paths
+from vit_jax.pseudo_label import labelling
+from vit_jax.training import frozen
+from vit_jax.weights import pretrained
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Request(weights_and_data.Request):
+  """What is to be labelled, and what of it kept.
+
+  Attributes:
+    min_confidence: of the most likely class, in [0, 1]; the paper's is .3.
+    per_class: examples of each class; 0 for no balance. The paper's is 130,000.
+    seed: of the images that have one copy more than others.
+  """
+
+  min_confidence: float = 0.3
+  per_class: int = 0
+  seed: int = 0
+
+  def __post_init__(self):
+    super().__post_init__()
+    check_range('--min_confidence', self.min_confidence, at_least=0, at_most=1)
+    check_range('--per_class', self.per_class, at_least=0)
+    check_range('--seed', self.seed, at_least=0)
+
+
+def define_flags() -> None:
+  """The flags of this command."""
+  weights_and_data.define_flags('.npz')
+  flags.DEFINE_float(
+    'min_confidence', 0.3, 'Least probability of the most likely class.'
+  )
+  flags.DEFINE_integer(
+    'per_class', 0, 'Examples of each class, copies among them; 0: no balance.'
+  )
+  flags.DEFINE_integer('seed', 0, 'Of the images that are copied once more.')
+
+
+def run(checkpoint: str, out_path: str, request: Request) -> dict[str, Any]:
+  """Labels images and writes the file.
+
+  Args:
+    checkpoint: the teacher: workdir, step directory or weights of any format.
+    out_path: of the file, local.
+    request: the rest.
+
+  Returns:
+    What the file says of itself: checkpoint, data, seen, confident, count, ….
+
+  Raises:
+    UserError: no such checkpoint or data, a teacher without a head, a bad
+      record, or a file that is there and of something else.
+  """
+  if paths.is_remote(out_path) or not out_path.endswith('.npz'):
+    raise UserError(f'--out={out_path} must be a local file that ends in .npz.')
+  out = paths.locate(out_path)
+  weights = weights_and_data.open_weights(checkpoint, request)
+  config, source, split = weights_and_data.open_data(weights, request)
+  mesh = sharding.make_mesh(jax.devices())
+  setting = data_flags.setting(
+    weights, config, lambda _: source, mesh, request.batch_size
+  )
+  with jax.set_mesh(mesh):
+    params = weights.load(weights.abstract_params(mesh))
+    about = {
+      'digest': frozen.digests({'': params})[''],
+      'data': source.name,
+      'examples': len(source),
+      'source': config.source.to_dict(),
+      'split': split,
+      'fingerprint': fingerprint.of(source),
+      'on_bad_record': config.reader.on_bad_record,
+      'preprocess': preprocessing_flags.described(weights, config),
+      'batch_size': setting.batch_size,
+      **_described(weights, source, request),
+    }
+    done = finished(out, about, about_of, labelling.OF_CHOICE)
+    if not done:
+      size = -(-request.part_examples // setting.batch_size)
+      done = labelling.label(setting, params, source, out, about, size)
+  return done
+
+
+def _described(
+  weights: pretrained.Pretrained, source: Source, request: Request
+) -> dict[str, Any]:
+  """Whose labels they are, and what is kept of them."""
+  keys = ('weights', 'min_confidence', 'per_class', 'seed')
+  return {
+    'checkpoint': weights.path,
+    'class_names': _class_names(weights, source),
+    **{key: getattr(request, key) for key in keys},
+  }
+
+
+def _class_names(weights: pretrained.Pretrained, source: Source) -> list[str]:
+  """Those of the teacher; of weights without names, the data's or numbers.
+
+  Raises:
+    UserError: the teacher has no head.
+  """
+  outputs = weights.about['num_classes']
+  if not outputs:
+    raise UserError(
+      f'{weights.path} has no head, and so no opinion of classes: take a '
+      'teacher that was trained or fine-tuned with labels.'
+    )
+  for names in (weights.about.get('class_names') or (), source.class_names):
+    if len(names) == outputs:
+      return list(names)
+  return [str(number) for number in range(outputs)]
+
+
+def main(arguments: list[str]) -> None:
+  """Writes the file and says what is in it."""
+  values = flags.FLAGS
+  if not values.checkpoint or not values.out or arguments:
+    raise UserError(
+      'usage: python -m vit_jax.pseudo_label --checkpoint=PATH --out=F.npz, '
+      'and --dataset=NAME --split=S, or --config=FILE.py; got checkpoint '
+      f'{values.checkpoint!r}, out {values.out!r}, {len(arguments)} other '
+      'argument(s).'
+    )
+  process.start_process()
+  result = run(values.checkpoint, values.out, Request.of_flags())
+  shown = ('seen', 'confident', 'distinct', 'count')
+  weights_and_data.tell(values.out, result, shown)
+
 
 if __name__ == '__main__':
-  process.run(command.main, command.define_flags)
+  process.run(main, define_flags)

@@ -10,14 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
+from vit_jax.cli.output_parts import Arrays, Parts, resume
 from vit_jax.data.contract import Source
-from vit_jax.data.rest import Rest
+from vit_jax.data.remaining import Rest
 from vit_jax.data.storage import npz
 from vit_jax.errors import UserError
 from vit_jax.evaluators.contract import Batch, Setting
+from vit_jax.processes.consensus import from_main
 from vit_jax.pseudo_label.choice import Choice, balanced
-from vit_jax.run.agreement import from_main
-from vit_jax.run.parts import Arrays, Parts, resume
 
 log = logging.getLogger('vit_jax')
 PyTree = Any

@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 
 import jax
 
+from vit_jax.config import canonical, plugins
 from vit_jax.config import completion as config_lib
-from vit_jax.config import plugins, spelling
 from vit_jax.config.completion import Config
 from vit_jax.data.matching import names_differ
 from vit_jax.errors import UserError
-from vit_jax.run import versions
+from vit_jax.processes import versions
 
 Changes = dict[str, tuple[Any, Any]]  # {key: (value before, value now)}
 _LENGTH = (
@@ -55,7 +55,7 @@ def identity(values: Any, config: Any = None) -> dict[str, Any]:
   """
   patterns = operational(values if config is None else config)
   return {
-    key: spelling.one(key, value)
+    key: canonical.one(key, value)
     for key, value in config_lib.flatten(values).items()
     if not any(fnmatch.fnmatchcase(key, pattern) for pattern in patterns)
   }

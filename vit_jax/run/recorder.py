@@ -8,13 +8,13 @@ from typing import Any
 
 import jax
 
-from vit_jax.data.pipeline.bad_share import BadShare
+from vit_jax.data.pipeline.bad_record_limit import BadShare
+from vit_jax.processes.watchdog import Watchdog
 from vit_jax.run.ledger import Ledger
 from vit_jax.run.limits import Limits
 from vit_jax.run.metrics import Writer
 from vit_jax.run.recovery import RollbackError
 from vit_jax.run.stragglers import HostTimes
-from vit_jax.run.watchdog import Watchdog
 
 log = logging.getLogger('vit_jax')
 _IN_FLIGHT = 2  # steps dispatched beyond the one whose metrics are fetched

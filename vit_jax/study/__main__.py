@@ -1,7 +1,157 @@
-"""python -m vit_jax.study --config=configs/studies/….py, see `command`."""
+"""Tables and figures: python -m vit_jax.study --config=configs/studies/….py.
+
+A study has rows; each pre-trains, and transfers its weights: fine-tunes them,
+chooses a learning rate first where the paper does, or judges them as they are.
+A transfer starts when its pre-training is finished. Runs follow each other on
+this machine; the same command again goes on where it stopped, and nothing is
+run twice. If a run fails, its row is left, the others go on, and the command
+ends with what is to be mended.
+
+--weights=ROW=PATH takes weights for a row in place of training them.
+--config.KEY=value goes to all runs (to evaluations what concerns source and
+reader), --pretrain.KEY=value to pre-trainings alone.
+--print_jobs prints the commands of the runs that can be started now, a line
+each, for a cluster; when they are done, the same command again prints the next.
+
+WORKDIR gets results.csv, results.md (each value beside the paper's), figure.png
+and figure.npz where the study has one, and a workdir for each run.
+"""
+
+import io
+import logging
+import re
+import sys
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from absl import flags
 
 from vit_jax.cli import process
-from vit_jax.study import command
+from vit_jax.errors import UserError, closest
+from vit_jax.files import atomic, jsonl, paths
+from vit_jax.study import chains, contents, picture, tables
+from vit_jax.study.chains import Chain, Given
+from vit_jax.study.contents import Study
+from vit_jax.sweeps import frame, jobs
+
+log = logging.getLogger('vit_jax')
+
+
+def define_flags() -> None:
+  """The flags of this command."""
+  frame.define_flags('study', 'studies')
+  flags.DEFINE_multi_string(
+    'weights', [], 'ROW=PATH: weights in place of pre-training; repeatable.'
+  )
+  flags.DEFINE_multi_string(
+    'pretrain', _take_pretrain(sys.argv), 'Set by --pretrain.KEY=….'
+  )
+
+
+def _take_pretrain(argv: list[str]) -> list[str]:
+  """Removes each `--pretrain.KEY=value`; returns them as `--config.KEY=…`."""
+  taken = [arg for arg in argv if re.match(r'--?pretrain\..+=', arg)]
+  argv[:] = [arg for arg in argv if arg not in taken]
+  return [re.sub(r'^--?pretrain\.', '--config.', arg) for arg in taken]
+
+
+def run(
+  study: Study,
+  workdir: str,
+  given: Given | None = None,
+  weights: Mapping[str, str] | None = None,
+  print_jobs: bool = False,
+) -> dict[str, Chain]:
+  """Carries a study out, or prints what is to be done.
+
+  Args:
+    study: of a config.
+    workdir: of all runs, local.
+    given: what the command line adds to the runs.
+    weights: paths by row, in place of pre-trainings.
+    print_jobs: print the commands in place of running them.
+
+  Returns:
+    Where each row stands at the end.
+
+  Raises:
+    UserError: runs failed, or another study is in the workdir.
+    PreemptedError: a signal came.
+  """
+  weights = weights or {}
+  for name in weights:
+    if name not in study.rows:
+      near = closest(name, study.rows)
+      raise UserError(f'--weights={name}=…: there is no such row; {near}.')
+  failed: dict[str, UserError] = {}
+  while True:
+    found = {
+      name: chains.of_row(
+        name, row, workdir, given or Given(), weights.get(name)
+      )
+      for name, row in study.rows.items()
+    }
+    known = [each for chain in found.values() for each in chain.standings]
+    jobs.check_same(workdir, [run for each in known for run in each.runs])
+    _write(study, workdir, found)
+    ready = {
+      job.workdir: (name, job)
+      for name, chain in found.items()
+      if name not in failed
+      for each in chain.standings
+      for job in each.ready
+    }
+    if print_jobs or not ready:
+      break
+    name, job = next(iter(ready.values()))
+    try:
+      jobs.finish([job])
+    except UserError as error:
+      log.warning('the row %s is left: %s', name, error)
+      failed[name] = error
+  if print_jobs:
+    for _, job in ready.values():
+      print(jobs.line(job))
+  if failed:
+    raise UserError('\n'.join(f'{n}: {e}' for n, e in failed.items()))
+  return found
+
+
+def _write(study: Study, workdir: str, found: Mapping[str, Chain]) -> None:
+  """Tables and figure of what is finished."""
+  folder = paths.locate(workdir)
+  with jsonl.access(folder / 'results.csv', 'written'):
+    atomic.write(folder / 'results.csv', tables.rows(study, found))
+    atomic.write(folder / 'results.md', tables.markdown(study, found))
+    if study.figure is None:
+      return
+    arrays = picture.arrays(study, found)
+    if not arrays:
+      return
+    file = io.BytesIO()
+    np.savez(file, **arrays)  # pyright: ignore[reportArgumentType]
+    atomic.write(folder / 'figure.npz', file.getvalue())
+    atomic.write(folder / 'figure.png', picture.figure(study, arrays))
+
+
+def _weights(given: Sequence[str]) -> dict[str, str]:
+  """Paths by row, from 'ROW=PATH'."""
+  pairs = [each.partition('=') for each in given]
+  for row, _, path in pairs:
+    if not path:
+      raise UserError(f'--weights={row} must be ROW=PATH.')
+  return {row: path for row, _, path in pairs}
+
+
+def main(arguments: list[str]) -> None:
+  """Carries a study out and prints its table."""
+  values = flags.FLAGS
+  study, workdir = frame.opened(arguments, 'studies', contents.load)
+  given = Given(values.pretrain, values.overrides)
+  weights = _weights(values.weights)
+  run(study, workdir, given, weights, values.print_jobs)
+  frame.tell(workdir)
+
 
 if __name__ == '__main__':
-  process.run(command.main, command.define_flags)
+  process.run(main, define_flags)

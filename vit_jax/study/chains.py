@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from vit_jax.study.contents import UPSTREAM, Judging, Row
-from vit_jax.trials import grid, jobs, stages
-from vit_jax.trials.grid import FINAL, Run, Task
-from vit_jax.trials.results import Spread
-from vit_jax.trials.stages import Standing
+from vit_jax.sweeps import grid, jobs, stages
+from vit_jax.sweeps.grid import FINAL, Run, Task
+from vit_jax.sweeps.results import Spread
+from vit_jax.sweeps.stages import Standing
 
 _EVALUATED = re.compile(r'--?config\.(source|reader)\.')  # what evaluate takes
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from vit_jax.config import loading
 from vit_jax.errors import UserError, closest
-from vit_jax.trials.grid import Stage, Task
+from vit_jax.sweeps.grid import Stage, Task
 
 UPSTREAM = 'pre-training'  # the column of what pre-trainings are judged by
 AXES = {

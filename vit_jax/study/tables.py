@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from vit_jax.study.chains import Chain
 from vit_jax.study.contents import UPSTREAM, Study
-from vit_jax.trials.results import Spread
+from vit_jax.sweeps.results import Spread
 
 Chains = Mapping[str, Chain]
 

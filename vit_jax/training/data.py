@@ -10,7 +10,7 @@ from vit_jax.config.completion import Config
 from vit_jax.config.sections import build_section
 from vit_jax.data import matching
 from vit_jax.data.pipeline import stream
-from vit_jax.data.pipeline.bad_share import BadShare
+from vit_jax.data.pipeline.bad_record_limit import BadShare
 from vit_jax.errors import UserError
 from vit_jax.evaluators import contract
 from vit_jax.run import bad_records

@@ -12,8 +12,9 @@ from vit_jax.analysis.report import page
 from vit_jax.config.completion import Config
 from vit_jax.errors import PreemptedError
 from vit_jax.evaluators.contract import judged
-from vit_jax.run import ledger, runtime
-from vit_jax.run.preemption import StopRequested
+from vit_jax.processes import runtime
+from vit_jax.processes.preemption import StopRequested
+from vit_jax.run import ledger
 from vit_jax.run.profiling import Profile
 from vit_jax.run.recovery import RollbackError
 from vit_jax.training import reporting

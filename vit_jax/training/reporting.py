@@ -17,8 +17,8 @@ from vit_jax.evaluators import predictions
 from vit_jax.evaluators.alone import on_main
 from vit_jax.evaluators.contract import Setting
 from vit_jax.evaluators.spread import own_splits
-from vit_jax.run.agreement import from_main
-from vit_jax.run.preemption import StopRequested
+from vit_jax.processes.consensus import from_main
+from vit_jax.processes.preemption import StopRequested
 from vit_jax.training.experiment import Experiment
 
 log = logging.getLogger('vit_jax')

@@ -11,20 +11,22 @@ import numpy as np
 from etils import epath
 from jax.experimental import multihost_utils
 
+from vit_jax.arrays import chips
 from vit_jax.config.completion import Config, flatten
 from vit_jax.config.sections import build_section
 from vit_jax.errors import StorageError
 from vit_jax.files import paths
-from vit_jax.run import chips, limits, lock, metrics, peers, recovery, runtime
+from vit_jax.processes import peers, runtime
+from vit_jax.processes.consensus import from_main
+from vit_jax.processes.preemption import Preemption
+from vit_jax.processes.watchdog import Watchdog
+from vit_jax.run import limits, lock, metrics, recovery
 from vit_jax.run import workdir as workdir_lib
-from vit_jax.run.agreement import from_main
 from vit_jax.run.ledger import Ledger
-from vit_jax.run.preemption import Preemption
 from vit_jax.run.recorder import Meter, Recorder
 from vit_jax.run.stragglers import HostTimes
 from vit_jax.run.tracking import Run as TrackedRun
-from vit_jax.run.watchdog import Watchdog
-from vit_jax.training import compiling, data, frozen, kernel_check, past
+from vit_jax.training import compiling, data, frozen, history, kernel_check
 from vit_jax.training.experiment import Experiment
 from vit_jax.training.replay import Replay
 
@@ -79,8 +81,8 @@ class Session:
       )
       stack.callback(self.checkpoints.close)
       newest = from_main(self.checkpoints.latest_step)
-      past.check_end(workdir, newest, self.experiment)
-      notes = past.compare(
+      history.check_end(workdir, newest, self.experiment)
+      notes = history.compare(
         workdir, newest, about, config, allow_changes=allow_changes
       )
       self.key = self.experiment.key()
@@ -122,7 +124,7 @@ class Session:
       for name in self.config.evals
     }
 
-  def _record(self, about: dict[str, Any], notes: list[past.Note]) -> None:
+  def _record(self, about: dict[str, Any], notes: list[history.Note]) -> None:
     """Records what runs, and what has changed since the last start."""
     run = runtime.describe_run() | about['record']
     run['train_flops_per_image'] = self.experiment.image_flops
@@ -155,8 +157,8 @@ class Session:
       else:
         log.info('resuming at step %d', restored[1])
       step = restored[1]
-      before = past.about(self.workdir, step)
-      self.rollbacks = past.rollbacks(self.workdir, step, before)
+      before = history.about(self.workdir, step)
+      self.rollbacks = history.rollbacks(self.workdir, step, before)
       if runtime.is_main():
         self.writer.rewind(step, before.get('training_lines', 0))
     return restored

@@ -13,7 +13,13 @@ import numpy as np
 
 from vit_jax.config import plugins
 from vit_jax.data import fingerprint
-from vit_jax.data.storage import class_folders, classes, cuts, files, splits
+from vit_jax.data.storage import (
+  class_folders,
+  classes,
+  files,
+  hash_order,
+  splits,
+)
 from vit_jax.errors import UserError
 
 
@@ -124,7 +130,7 @@ class Source:
   def _cut_order(self, split: str) -> np.ndarray:
     found = self._listings[split]
     numbers = np.repeat(np.arange(len(found.counts)), found.counts)
-    return cuts.by_class(found.paths, numbers)
+    return hash_order.by_class(found.paths, numbers)
 
   def _refuse_absent(
     self, found: class_folders.Listing, class_map: str

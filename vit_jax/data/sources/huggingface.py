@@ -19,7 +19,14 @@ import pyarrow.compute
 from vit_jax.config import plugins
 from vit_jax.data import fingerprint, progress
 from vit_jax.data.images.headers import DecodeError
-from vit_jax.data.storage import arrow, classes, cuts, files, index, splits
+from vit_jax.data.storage import (
+  arrow,
+  classes,
+  files,
+  hash_order,
+  index,
+  splits,
+)
 from vit_jax.errors import UserError, closest
 
 _STAMP = b'vit_jax'  # key of the schema's metadata
@@ -141,7 +148,7 @@ class _Table:
   def cut_order(self) -> np.ndarray:
     """By rows alone: what Parquet is converted to is named for its place."""
     rows = np.arange(len(self))
-    return cuts.by_place([''], np.zeros_like(rows), rows)
+    return hash_order.by_place([''], np.zeros_like(rows), rows)
 
   def class_names(self) -> list[str]:
     """Of the label, if the data set knows them."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from vit_jax.config import plugins
 from vit_jax.data import fingerprint
-from vit_jax.data.storage import classes, cuts, files, listing, splits
+from vit_jax.data.storage import classes, files, hash_order, listing, splits
 
 
 @plugins.operational('path')
@@ -60,7 +60,7 @@ class Source:
       self._columns[name] = (images[chosen], labels[chosen], lines[chosen])
     lengths = {name: len(each[0]) for name, each in self._columns.items()}
     self._selection = splits.Selection(
-      split, lengths, lambda name: cuts.by_name(self._columns[name][0])
+      split, lengths, lambda name: hash_order.by_name(self._columns[name][0])
     )
 
   def __len__(self) -> int:

@@ -15,7 +15,7 @@ from vit_jax.config import plugins, sections
 from vit_jax.config.plugins import Nested, Section
 from vit_jax.config.sections import SECTIONS
 from vit_jax.data import fingerprint
-from vit_jax.data.storage import cuts, files, npz, splits
+from vit_jax.data.storage import files, hash_order, npz, splits
 from vit_jax.errors import UserError
 
 _IMAGES = Nested(SECTIONS['source'])
@@ -104,7 +104,7 @@ class Source:
   def _cut_order(self, split: str) -> np.ndarray:
     """Copies of an image go to the same part, as far as the sizes allow."""
     del split
-    order = cuts.by_place([''], np.zeros_like(self._places), self._places)
+    order = hash_order.by_place([''], np.zeros_like(self._places), self._places)
     rank = np.empty_like(order)
     rank[order] = np.arange(len(order))
     return np.argsort(rank[self._rows], kind='stable')

@@ -16,7 +16,14 @@ from etils import epath
 
 from vit_jax.config import plugins
 from vit_jax.data import fingerprint
-from vit_jax.data.storage import classes, cuts, files, index, splits, tarshard
+from vit_jax.data.storage import (
+  classes,
+  files,
+  hash_order,
+  index,
+  splits,
+  tarshard,
+)
 from vit_jax.errors import UserError
 
 _BRACES = re.compile(r'\{([^{}]*)\}')
@@ -37,7 +44,7 @@ class _Split(NamedTuple):
   label: np.ndarray
 
   def cut_order(self) -> np.ndarray:
-    return cuts.by_place(self.files.paths, self.shard, self.offset)
+    return hash_order.by_place(self.files.paths, self.shard, self.offset)
 
 
 @plugins.operational('path')
@@ -112,7 +119,7 @@ class Source:
     for split, rows in self._selection.rows():
       found = self._splits[split]
       columns = (found.shard, found.offset, found.size, found.label)
-      names = cuts.base_names(found.files.paths)
+      names = hash_order.base_names(found.files.paths)
       chosen += [names, *(column[rows] for column in columns)]
     return fingerprint.sampled(self, *chosen)
 

@@ -33,7 +33,7 @@ from vit_jax.errors import (
   StorageError,
   UserError,
 )
-from vit_jax.run import interruption
+from vit_jax.processes import interruption
 
 log = logging.getLogger('vit_jax')
 HEARTBEAT_S = 30  # without a sign of life for so long, a process is lost

@@ -8,7 +8,8 @@ from etils import epath
 from vit_jax import checkpoint
 from vit_jax.config.completion import Config
 from vit_jax.errors import UserError
-from vit_jax.run import agreement, identity, ledger, processes, recovery
+from vit_jax.processes import consensus
+from vit_jax.run import consistency, identity, ledger, recovery
 from vit_jax.run import workdir as workdir_lib
 from vit_jax.run.identity import Note
 from vit_jax.training.experiment import Experiment
@@ -18,7 +19,7 @@ log = logging.getLogger('vit_jax')
 
 def events(workdir: epath.Path) -> list[dict[str, Any]]:
   """What events.jsonl holds so far."""
-  return agreement.from_main(lambda: ledger.read(workdir / 'events.jsonl'))
+  return consensus.from_main(lambda: ledger.read(workdir / 'events.jsonl'))
 
 
 def about(workdir: epath.Path, step: int | None) -> dict[str, Any]:
@@ -71,9 +72,9 @@ def compare(
   Raises:
     UserError: it is another run, or one process's is.
   """
-  processes.check(now, config)
+  consistency.check(now, config)
   before = about(workdir, step)
-  last = agreement.from_main(lambda: workdir_lib.last_config(workdir))
+  last = consensus.from_main(lambda: workdir_lib.last_config(workdir))
   notes = []
   if before:
     notes = identity.check(

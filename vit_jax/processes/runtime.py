@@ -16,8 +16,8 @@ from absl import logging as absl_logging
 from etils import epath
 
 from vit_jax.errors import UserError, check_range
-from vit_jax.run import peers, versions
-from vit_jax.run.interruption import HERE
+from vit_jax.processes import peers, versions
+from vit_jax.processes.interruption import HERE
 
 log = logging.getLogger('vit_jax')
 _PACKAGES = (

@@ -19,8 +19,8 @@ from etils import epath
 from vit_jax.config.completion import flatten
 from vit_jax.errors import UserError
 from vit_jax.files import atomic, jsonl
-from vit_jax.run import runtime
-from vit_jax.run.agreement import from_main
+from vit_jax.processes import runtime
+from vit_jax.processes.consensus import from_main
 
 log = logging.getLogger('vit_jax')
 Arrays = dict[str, np.ndarray]

@@ -13,8 +13,8 @@ import signal
 import threading
 
 from vit_jax.errors import EXIT_PREEMPTED
-from vit_jax.run import interruption, peers
-from vit_jax.run.interruption import HERE
+from vit_jax.processes import interruption, peers
+from vit_jax.processes.interruption import HERE
 
 log = logging.getLogger('vit_jax')
 __all__ = ('EXIT_PREEMPTED', 'Preemption', 'StopRequested')

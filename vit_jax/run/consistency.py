@@ -6,11 +6,12 @@ from typing import Any
 
 import jax
 
+from vit_jax.config import canonical
 from vit_jax.config import completion as config_lib
-from vit_jax.config import spelling
 from vit_jax.config.completion import Config
 from vit_jax.errors import UserError
-from vit_jax.run import agreement, identity
+from vit_jax.processes import consensus
+from vit_jax.run import identity
 
 _COMMIT = 'versions: vit_jax'
 
@@ -31,12 +32,12 @@ def check(about: dict[str, Any], config: Config) -> None:
   if jax.process_count() == 1:
     return
   own = json.loads(json.dumps(_shared(about, config)))
-  first = agreement.from_main(lambda: own)
+  first = consensus.from_main(lambda: own)
   changes = identity.differences(first, own)
   if None in changes.get(_COMMIT, ()):  # one of them cannot know
     del changes[_COMMIT]
   where = 'on process 0', f'on process {jax.process_index()}'
-  told = agreement.of_each(identity.listed(changes, *where))
+  told = consensus.of_each(identity.listed(changes, *where))
   for process, text in enumerate(told):
     if text:
       raise UserError(
@@ -53,7 +54,7 @@ def _shared(about: dict[str, Any], config: Config) -> dict[str, Any]:
     if pattern.startswith(('source.', 'reader.'))
   ]
   values = {
-    key: spelling.one(key, value)
+    key: canonical.one(key, value)
     for key, value in config_lib.flatten(config).items()
     if not any(fnmatch.fnmatchcase(key, pattern) for pattern in own)
   }

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from vit_jax.trials import grid, jobs, results
-from vit_jax.trials.grid import DEV, FINAL, Run, Task
-from vit_jax.trials.results import Score
+from vit_jax.sweeps import grid, jobs, results
+from vit_jax.sweeps.grid import DEV, FINAL, Run, Task
+from vit_jax.sweeps.results import Score
 
 
 class Standing(NamedTuple):

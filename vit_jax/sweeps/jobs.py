@@ -21,8 +21,8 @@ from vit_jax.errors import (
   UserError,
 )
 from vit_jax.files import atomic, jsonl, paths
-from vit_jax.run import interruption
-from vit_jax.trials.grid import Run
+from vit_jax.processes import interruption
+from vit_jax.sweeps.grid import Run
 
 log = logging.getLogger('vit_jax')
 _NEVER = float('-inf')  # the value of a run that diverged: chosen last

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from vit_jax.trials.grid import DEV, FINAL, Run, Sweep, Task
+from vit_jax.sweeps.grid import DEV, FINAL, Run, Sweep, Task
 
 
 class Score(NamedTuple):

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from etils import epath
 
 from vit_jax.errors import EXIT_STUCK
-from vit_jax.run import peers
+from vit_jax.processes import peers
 
 log = logging.getLogger('vit_jax')
 _WRITE_S = 30.0  # limit for writing the stacks, s
