@@ -10,10 +10,11 @@ from etils import epath
 from minimal_config import completed
 
 from tests import runs
+from tests.gpus import gpu as gpu
 from vit_jax.arrays import sharding
 from vit_jax.config import loading
 from vit_jax.errors import UserError
-from vit_jax.models.attention import tpu, tpu_kernels
+from vit_jax.models.attention import cudnn, tpu, tpu_kernels
 from vit_jax.run.ledger import Ledger, read
 from vit_jax.training import kernel_check, loop
 from vit_jax.training.experiment import Experiment
@@ -91,6 +92,43 @@ def test_broken_kernels_are_left_out(
   assert after.model.remat == 'dots'
 
 
+def gradient_of_queries_doubled(y_of):
+  """Attention whose gradient with respect to queries is twice the right one."""
+
+  def attend(query, *arrays, **options):
+    doubled = 2 * query - jax.lax.stop_gradient(query)
+    return y_of(doubled, *arrays, **options)
+
+  return attend
+
+
+@pytest.mark.parametrize('works', [True, False])
+def test_cudnn_is_compared_on_a_gpu(gpu, works, tmp_path, monkeypatch, caplog):
+  """A wrong gradient is found, and the run continues with XLA's attention."""
+  if not works:
+    broken = gradient_of_queries_doubled(cudnn.attend)
+    monkeypatch.setattr(cudnn, 'attend', broken)
+  changes = {'model.attention': 'auto', 'model.dtype': 'bfloat16'}
+  experiment = build(**changes)
+  after, [event] = check(experiment, tmp_path)
+  assert gpu and event['passed'] == works
+  assert after.model.attention == ('auto' if works else 'xla')
+  assert ('KERNEL CHECK FAILED' in caplog.text) != works
+
+
+def test_without_cudnn_a_run_uses_xla(gpu, tmp_path, monkeypatch, caplog):
+  """The library is missing, or refuses the shapes: one loud line."""
+
+  def missing(*arrays, **options):
+    raise RuntimeError('cuDNN is not detected.')
+
+  monkeypatch.setattr(cudnn, 'attend', missing)
+  changes = {'model.attention': 'auto', 'model.dtype': 'bfloat16'}
+  after, [event] = check(build(**changes), tmp_path)
+  assert not event['passed'] and after.model.attention == 'xla'
+  assert 'cuDNN is not detected' in caplog.text
+
+
 SMALL = dict(width=16, depth=1, num_heads=2, mlp_dim=16, dtype='float32')
 CROPS = dict(name='multicrop', local_crops=1, local_size=(8,))
 HEAD = dict(outputs=8, hidden=8, bottleneck=4, dtype='float32')
@@ -160,7 +198,7 @@ def test_sizes_of_the_shipped_recipes():
     ('configs/dino.py', [(96, 96)]),
   ):
     experiment = Experiment.build(loading.load(config), jax.devices()[:1])
-    passes = experiment.objective.other_passes(experiment.augment().spec)
+    passes = experiment.objective.other_passes(experiment.augment.spec)
     assert [size for _, size in passes] == expected
 
 

@@ -237,8 +237,13 @@ def device() -> Any:
 
 
 def on_tpu() -> bool:
-  """Whether what is traced now is for TPUs."""
+  """Returns whether the program that is being traced is for TPUs."""
   return device().platform == 'tpu'
+
+
+def on_gpu() -> bool:
+  """Returns whether the program that is being traced is for NVIDIA GPUs."""
+  return device().platform in ('gpu', 'cuda')
 
 
 def table(abstract: tree.PyTree) -> str:

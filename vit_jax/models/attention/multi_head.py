@@ -21,15 +21,15 @@ from jaxtyping import Array, Float
 
 from vit_jax.arrays import sharding
 from vit_jax.errors import UserError
-from vit_jax.models.attention import tpu
+from vit_jax.models.attention import cudnn, tpu
 from vit_jax.models.layers.linear import Linear
 from vit_jax.models.layers.norm import EPSILON, LayerNorm
 from vit_jax.models.layers.positions import fixed
 
 # Names of what the backward pass needs, for rematerialisation policies.
 SAVED = (*tpu.SAVED, 'log_sum_exp')
-# 'auto' takes the kernels on a TPU where they apply; elsewhere 'kernel' is
-# interpreted, slowly, for tests.
+# 'auto' uses the kernels of the device where they apply: Pallas kernels on a
+# TPU, cuDNN on a GPU. On a CPU, 'kernel' interprets the TPU's, for tests.
 IMPLEMENTATIONS = ('auto', 'kernel', 'xla')
 _XAVIER = nn.initializers.xavier_uniform()
 # Xavier's of one matrix [d, 3 d]: 2 / (d + 3 d) is half of 2 / (d + d).
@@ -199,6 +199,7 @@ class Attention(nn.Module):
   qk_norm: bool = False
   epsilon: float = EPSILON  # of these norms
   joint_start: bool = False  # query, key and value start as one matrix
+  tokens: int | None = None  # that are not padding; None for all
 
   @nn.compact
   def __call__(
@@ -224,6 +225,9 @@ class Attention(nn.Module):
     fused = not plain and takes_kernels(
       self.implementation, x.shape[1], width, self.num_heads
     )
+    by_cudnn = relative is None and takes_cudnn(
+      self.implementation, heads[1], self.dtype
+    )
     context = x if context is None else context
     project = functools.partial(
       Linear,
@@ -247,7 +251,10 @@ class Attention(nn.Module):
         key = LayerNorm(self.dtype, self.epsilon, name='key_norm')(key)
       if rotation is not None:
         query, key = (fixed.rotate(z, *rotation) for z in (query, key))
-      if relative is None:
+      if by_cudnn:
+        named = map(checkpoint_name, (query, key, value), SAVED[:3])
+        y = cudnn.attend(*named, tokens=self.tokens)
+      elif relative is None:
         y = dot_product_attention(query, key, value)
       else:
         y = relative_attention(query, key, value, relative)
@@ -259,6 +266,30 @@ class Attention(nn.Module):
     return out(y), weights
 
 
+def takes_cudnn(implementation: str, channels: int, dtype: jnp.dtype) -> bool:
+  """Returns whether attention without relative positions is cuDNN's.
+
+  Args:
+    implementation: one of `IMPLEMENTATIONS`.
+    channels: of a head.
+    dtype: of queries, keys and values.
+
+  Raises:
+    UserError: `implementation` is 'kernel', and cuDNN does not apply.
+  """
+  if implementation == 'xla' or not sharding.on_gpu():
+    return False
+  applies = cudnn.applies(channels, dtype)
+  if implementation == 'kernel' and not applies:
+    raise UserError(
+      f"model.attention='kernel' is cuDNN's attention on a GPU, which does not "
+      f'support heads of {channels} channels in {jnp.dtype(dtype).name}; it '
+      'supports multiples of 8 up to 128 in bfloat16. Set '
+      "model.attention='auto' to use XLA where cuDNN does not apply."
+    )
+  return applies
+
+
 def takes_kernels(
   implementation: str, tokens: int, width: int, num_heads: int
 ) -> bool:
@@ -267,7 +298,7 @@ def takes_kernels(
   Raises:
     UserError: they are asked for, and do not apply.
   """
-  if implementation == 'xla':
+  if implementation == 'xla' or sharding.on_gpu():
     return False
   applies = tpu.applies(tokens, width, num_heads)
   if implementation == 'kernel' and not applies:

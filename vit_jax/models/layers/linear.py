@@ -34,6 +34,10 @@ class Linear(nn.Module):
   def __call__(self, x: Float[Array, '...']) -> Float[Array, '...']:
     """`x` ends with the axes `inputs`, or with one that stands for them."""
     y, bias = self.product(x)
+    if sharding.on_gpu() and len(self.features) > 1:
+      # As a matrix, so that cuBLAS adds the bias to the product as it makes it.
+      flat = y.reshape(*y.shape[: -len(self.features)], -1) + bias.reshape(-1)
+      return flat.reshape(y.shape)
     return y + bias
 
   @nn.compact

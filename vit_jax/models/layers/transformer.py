@@ -65,7 +65,18 @@ class Mlp(nn.Module):
 
 
 def gelu(x: Float[Array, '...'], kind: str) -> Float[Array, '...']:
-  """GELU: 'exact', or approximated by 'tanh' or by a sigmoid ('quick')."""
+  """Computes GELU: 'exact', or approximated by 'tanh' or a sigmoid ('quick').
+
+  On a GPU the backward pass computes it again from `x`, which is kept in any
+  case. Otherwise XLA writes a second array of this size to memory in the
+  forward pass and reads it in the backward pass.
+  """
+  if sharding.on_gpu():
+    return _gelu_of_input(x, kind)
+  return _gelu(x, kind)
+
+
+def _gelu(x: Float[Array, '...'], kind: str) -> Float[Array, '...']:
   if kind == 'quick':
     return x * jax.nn.sigmoid(1.702 * x)
   if kind == 'exact' and x.dtype == jnp.bfloat16:
@@ -74,6 +85,26 @@ def gelu(x: Float[Array, '...'], kind: str) -> Float[Array, '...']:
     wide = x.astype(jnp.float32)
     return (wide * (0.5 + 0.5 * jax.lax.erf(wide * 0.5**0.5))).astype(x.dtype)
   return jax.nn.gelu(x, approximate=kind == 'tanh')
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _gelu_of_input(x: Float[Array, '...'], kind: str) -> Float[Array, '...']:
+  return _gelu(x, kind)
+
+
+def _gelu_forward(x: Array, kind: str) -> tuple[Array, Array]:
+  return _gelu(x, kind), x
+
+
+def _gelu_backward(kind: str, x: Array, dy: Array) -> tuple[Array]:
+  # Without the barrier, XLA recognizes the same expression in both passes.
+  wide = jax.lax.optimization_barrier(x).astype(jnp.float32)
+  _, pull = jax.vjp(functools.partial(_gelu, kind=kind), wide)
+  (dx,) = pull(dy.astype(jnp.float32))
+  return (dx.astype(x.dtype),)
+
+
+_gelu_of_input.defvjp(_gelu_forward, _gelu_backward)
 
 
 class Block(nn.Module):
@@ -99,6 +130,7 @@ class Block(nn.Module):
   grid: tuple[int, int] | None = None  # of patches, for these
   want: tuple[str, ...] = ()  # of 'layers' and 'attention'
   joint_start: bool = False  # see `multi_head.Attention`
+  tokens: int | None = None  # see `multi_head.Attention`
 
   @nn.compact
   def __call__(
@@ -131,6 +163,7 @@ class Block(nn.Module):
       self.qk_norm,
       self.epsilon,
       self.joint_start,
+      self.tokens,
       name='attention',
     )
     y, weights = attend(
@@ -235,6 +268,11 @@ class Encoder(nn.Module):
       grid = places.grid
       common = {} if places.kept is None else {'kept': places.kept}
     options = {name: getattr(self, name) for name in _PASSED_ON}
+    tokens = x.shape[1]
+    if self._pads(x, want, common):
+      # Once for all layers: each would otherwise copy its queries, keys, values
+      # and outputs to pad them.
+      x, options['tokens'] = jnp.pad(x, ((0, 0), (0, 1), (0, 0))), tokens
     per_layer_and_common: Any = (0, nn.broadcast)
     layers = nn.scan(
       block,
@@ -251,7 +289,22 @@ class Encoder(nn.Module):
         rates = self.drop_path_first, self.drop_path
         per_layer['rate'] = jnp.linspace(*rates, self.depth)
     x, wanted = layers(x, per_layer, common)
+    x = x[:, :tokens]
     wanted = {name: leaf.swapaxes(0, 1) for name, leaf in wanted.items()}
     if self.last_norm:
       x = LayerNorm(self.dtype, self.epsilon, name='norm')(x)
     return x, wanted
+
+  def _pads(
+    self, x: Float[Array, 'n t d'], want: tuple[str, ...], common: dict
+  ) -> bool:
+    """Returns whether the layers compute one token of padding.
+
+    cuDNN's attention needs an even number of tokens. Positions and outputs of
+    single layers are of the tokens themselves, so with them nothing is padded
+    here.
+    """
+    channels = x.shape[-1] // self.num_heads
+    by_cudnn = multi_head.takes_cudnn(self.attention, channels, self.dtype)
+    plain = not want and not common and self.scheme is None
+    return by_cudnn and plain and x.shape[1] % 2 == 1

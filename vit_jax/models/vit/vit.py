@@ -119,10 +119,17 @@ class ViT(Network):
   @property
   def kernels(self) -> Kernels | None:
     """Those of attention, where they may be used."""
-    wanted = self.attention == 'kernel'
-    if not wanted and not (self.attention == 'auto' and sharding.on_tpu()):
+    accelerated = sharding.on_tpu() or sharding.on_gpu()
+    if self.attention != 'kernel' and not (
+      self.attention == 'auto' and accelerated
+    ):
       return None
     if self.beyond_kernels:
+      return None
+    channels = self.width // self.num_heads
+    if sharding.on_gpu() and not multi_head.takes_cudnn(
+      self.attention, channels, self.dtype
+    ):
       return None
     # The second layer lets the first one's results for every token count.
     probe: Any = self.clone(depth=min(self.depth, 2), unroll=1)
@@ -135,6 +142,10 @@ class ViT(Network):
     if self.beyond_kernels:
       options = ' and '.join(self.beyond_kernels)
       return f'attention by XLA: kernels know nothing of {options}'
+    if sharding.on_gpu():
+      channels = self.width // self.num_heads
+      by_cudnn = multi_head.takes_cudnn(self.attention, channels, self.dtype)
+      return f'attention by {"cuDNN" if by_cudnn else "XLA"}'
     tokens = self.scheme.prefix + rows * columns
     sizes = tokens, self.width, self.num_heads
     kernels = multi_head.takes_kernels(self.attention, *sizes)
@@ -143,9 +154,13 @@ class ViT(Network):
   @property
   def beyond_kernels(self) -> tuple[str, ...]:
     """Options that change attention, which its kernels do not have."""
+    in_attention = self.scheme.in_attention
+    if sharding.on_gpu():  # cuDNN gets normalized and rotated queries and keys
+      relative = self.position == 'relative'
+      return ("position='relative'",) if relative else ()
     options = {
       'qk_norm': self.qk_norm,
-      f'position={self.position!r}': self.scheme.in_attention,
+      f'position={self.position!r}': in_attention,
     }
     return tuple(name for name, used in options.items() if used)
 

@@ -1,0 +1,116 @@
+"""Attention by cuDNN: the padded path on a CPU, and when a GPU uses it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.gpus import gpu as gpu
+from tests.models.test_attention import inputs, plain, with_gradients
+from vit_jax.arrays import sharding
+from vit_jax.errors import UserError
+from vit_jax.models.attention import cudnn
+from vit_jax.models.vit import Model
+
+SIZES = dict(patch_size=4, width=32, depth=3, mlp_dim=48, num_heads=4)
+
+
+@pytest.mark.parametrize('tokens', [(7, 7), (8, 8), (1, 51), (197, 197)])
+def test_odd_numbers_of_tokens_are_padded_and_masked(tokens):
+  """Values and gradients are those of the formula in float64."""
+  arrays = inputs((2, *tokens, 2, 16))
+  with jax.enable_x64(True):
+    exact = with_gradients(plain, *[x.astype('float64') for x in arrays])
+  for ours, theirs in zip(
+    with_gradients(cudnn.attend, *arrays), exact, strict=True
+  ):
+    np.testing.assert_allclose(ours, theirs, atol=4e-6 * abs(theirs).max())
+
+
+def test_padding_of_the_caller_is_masked():
+  """Whatever the padding contains, the tokens' values are those without it."""
+  query, key, value, _ = inputs((2, 7, 7, 2, 16))
+  expected = cudnn.attend(query, key, value)
+  padded = [
+    jnp.pad(x, ((0, 0), (0, 1), (0, 0), (0, 0)), constant_values=9.0)
+    for x in (query, key, value)
+  ]
+  actual = cudnn.attend(*padded, tokens=7)
+  np.testing.assert_allclose(actual[:, :7], expected, atol=1e-6)
+  assert actual.shape[1] == 8
+
+
+@pytest.mark.parametrize(
+  'options',
+  [
+    {},
+    {'pool': 'gap'},  # 16 tokens: an even number
+    {'qk_norm': True, 'gelu': 'exact'},
+    {'position': 'rope2d', 'gelu': 'quick'},
+    {'remat': 'dots'},
+    {'layer_scale': 0.1, 'distilled': True, 'unroll': 3},
+  ],
+)
+def test_a_model_computes_the_same_on_a_gpu(gpu, monkeypatch, options):
+  """Logits and gradients agree with the CPU's to bfloat16's rounding."""
+  model = Model(5, **SIZES, **options)
+  images = jnp.asarray(np.random.default_rng(0).normal(size=(2, 16, 16, 3)))
+  params = model.init(jax.random.key(0), images)['params']
+  params = jax.tree.map(
+    lambda x: x + 0.1 * jax.random.normal(jax.random.key(1), x.shape), params
+  )
+
+  def loss(params):
+    logits = model.apply({'params': params}, images)
+    return jnp.square(logits).sum(), logits
+
+  gpu.clear()
+  (_, ours), our_gradients = jax.value_and_grad(loss, has_aux=True)(params)
+  assert gpu and 'cuDNN' in model.computed_by((16, 16))
+  monkeypatch.setattr(sharding, 'on_gpu', lambda: False)
+  (_, plain), gradients = jax.value_and_grad(loss, has_aux=True)(params)
+  np.testing.assert_allclose(ours, plain, atol=0.03 * abs(plain).max())
+  for a, b in zip(
+    jax.tree.leaves(our_gradients), jax.tree.leaves(gradients), strict=True
+  ):
+    scale = max(np.linalg.norm(b), 0.05 * np.sqrt(b.size))
+    assert np.linalg.norm(a - b) / scale < 0.1
+
+
+def test_layers_share_one_token_of_padding(gpu):
+  """Seventeen tokens are padded once; each layer gets eighteen."""
+  images = jnp.zeros((2, 16, 16, 3))
+  model = Model(5, **SIZES, unroll=3)
+  model.init(jax.random.key(0), images)
+  assert {shape[1] for shape in gpu} == {18}
+  gpu.clear()
+  model.init(jax.random.key(0), images, want=('layers',), method='predict')
+  assert {shape[1] for shape in gpu} == {17}
+
+
+@pytest.mark.parametrize(
+  'options, used',
+  [
+    ({}, True),
+    ({'qk_norm': True}, True),
+    ({'position': 'rope2d'}, True),
+    ({'position': 'relative'}, False),
+    ({'dtype': 'float32'}, False),
+    ({'num_heads': 8}, False),  # four channels
+    ({'attention': 'xla'}, False),
+  ],
+)
+def test_when_cudnn_is_used(gpu, options, used):
+  """XLA computes what cuDNN does not support, and the log says so."""
+  model = Model(5, **(SIZES | options))
+  assert (model.kernels is not None) == used
+  assert ('cuDNN' in model.computed_by((16, 16))) == used
+  model.init(jax.random.key(0), jnp.zeros((1, 16, 16, 3)))
+  assert bool(gpu) == used
+
+
+def test_kernels_that_do_not_apply_are_refused(gpu):
+  """The message names the key, the heads and the dtype."""
+  model = Model(5, **SIZES, attention='kernel', dtype='float32')
+  with pytest.raises(UserError, match=r"attention='kernel'.*8 .*float32"):
+    model.init(jax.random.key(0), jnp.zeros((1, 16, 16, 3)))
