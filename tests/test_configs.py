@@ -410,7 +410,7 @@ def test_cifar10_without_labels():
   for model in ('vit', 'hybrid', 'resnet'):
     config = loading.load(f'configs/cifar10.py:objective=dino,model={model}')
     assert config.num_classes == 0 and config.objective.name == 'dino'
-    spec = Experiment.build(config, jax.devices()).augment().spec
+    spec = Experiment.build(config, jax.devices()).augment.spec
     assert [shape for shape, _ in spec.values()] == [
       *((2, 32, 32, 3), (4, 16, 16, 3))
     ]

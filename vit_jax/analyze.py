@@ -194,7 +194,7 @@ def _pictures(workdir: epath.Path) -> None:
     experiment = Experiment.build(config, jax.devices())
     with jax.set_mesh(experiment.mesh):
       source = data.open_train(config)
-      setting = data.setting(experiment, source.class_names)
+      setting = data.evaluation_setting(experiment, source.class_names)
       params = weights.weights(experiment.mesh)['']
       step = int(weights.path.rpartition('/')[2])
       reporting.write(workdir, experiment, setting, params, source, step)

@@ -33,9 +33,9 @@ from vit_jax.config.sections import build_section
 from vit_jax.data import matching
 from vit_jax.data.pipeline import stream
 from vit_jax.errors import UserError, check_range, closest
-from vit_jax.evaluators.contract import judged
 from vit_jax.files import atomic, jsonl, paths
 from vit_jax.processes import runtime
+from vit_jax.training.figures import Figures
 from vit_jax.weights import pretrained
 
 log = logging.getLogger('vit_jax')
@@ -130,7 +130,7 @@ def run(
     'preprocess': preprocessing_flags.described(weights, config),
   }
   with jax.set_mesh(mesh):
-    for ending, params in judged(built, weights.weights(mesh)).items():
+    for ending, params in weights.weights(mesh).items():
       prefix = f'{ending.lstrip("_")}/' if ending else ''
       scores = built.run(params)
       result |= {prefix + key: value for key, value in scores.items()}
@@ -152,6 +152,12 @@ def _build(
   setting = data_flags.setting(weights, config, opened, mesh, batch_size)
   section = config.evals[name]
   kind = plugins.resolve(EVALS, section.name)
+  if kind is Figures:
+    raise UserError(
+      f'the evaluator {section.name!r} draws into the workdir of a training. '
+      '`python -m vit_jax.analyze --checkpoint=PATH` draws figures of any '
+      'weights.'
+    )
   if getattr(kind, 'own_classes', False) and section.source is None:
     section = {**section, 'source': config.source.to_dict()}
   return plugins.build(kind, section, setting)
@@ -164,7 +170,7 @@ def _evaluator_section(
   evals = about.get('config', {}).get('evals', {})
 
   def judges(name: str) -> bool:
-    return getattr(plugins.resolve(EVALS, evals[name]['name']), 'judges', True)
+    return plugins.resolve(EVALS, evals[name]['name']) is not Figures
 
   name = wanted or next(filter(judges, evals), _UNSAID['name'])
   if name in evals:

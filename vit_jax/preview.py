@@ -59,7 +59,7 @@ def run(config: Config, images: int, start_step: int) -> np.ndarray:
     *(source.name, f'{len(source):,}', source.num_classes),
     *(len(source) / config.batch_size, f'{experiment.total_steps:,}'),
   )
-  require(experiment.augment().spec, 'image', 'label', who='preview')
+  require(experiment.augment.spec, 'image', 'label', who='preview')
   augment = jax.jit(experiment.setting.mix)
   key, step, tiles = experiment.key(), start_step, []
   with data.train_batches(experiment, source, start_step) as batches:
@@ -99,7 +99,7 @@ def run_evaluation(config: Config, name: str, images: int) -> np.ndarray:
   reader, mesh = build_section(config, 'reader'), experiment.mesh
   tiles: list[np.ndarray] = []
   with stream.eval_batches(
-    source, experiment.preprocess(), config.batch_size, mesh, reader=reader
+    source, experiment.preprocess, config.batch_size, mesh, reader=reader
   ) as batches:
     for batch in map(jax.device_get, batches):
       for row in np.flatnonzero(batch['mask']):

@@ -22,7 +22,7 @@ RUN = {
   'total': '4 steps',
   'schedule.warmup': '1 steps',
   'evals.val.every': '4 steps',
-  'checkpoint.every': '4 steps',
+  'checkpoint.every': '2 steps',
 }
 
 
@@ -87,6 +87,25 @@ def test_other_data_are_not_resumed_on(tmp_path, trained, change, message):
   _, err = runs.run(again, code=2)
   assert message in err and 'Traceback' not in err
   assert runs.records(workdir) == runs.records(trained / 'run')
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('item', ['about', 'manifest'])
+def test_the_step_that_is_restored_is_compared(tmp_path, trained, item):
+  """Falling back to an older step does not skip the comparison of the data.
+
+  The newest step cannot be compared, because the item that describes it is
+  damaged. The older step that is restored instead has the right description.
+  """
+  workdir, pets = _copy(trained, tmp_path)
+  (workdir / 'config.json').unlink()  # it would be compared as well
+  (workdir / f'checkpoints/4/{item}/metadata').write_text('{"damaged": 1}')
+  _rename_class(pets)
+  injected('a damaged description and other data')
+  _, err = runs.run(_train(workdir, pets), code=2)
+  assert "1 only there ('cat'), 1 only now ('zcat')" in err
+  assert 'step 2' in err and 'Traceback' not in err
+  assert not (workdir / 'config.json').exists()  # of the refused run
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ LOADED = """
 import sys
 import jax
 if sys.argv[1] == 'hidden':
-  from vit_jax.run import backends
+  from vit_jax.processes import backends
   backends.hide_unused_libtpu()
 jax.devices()
 print('libtpu.so' in open('/proc/self/maps').read())

@@ -2,7 +2,6 @@
 
 import contextlib
 import copy
-import importlib
 import json
 
 import jax
@@ -44,13 +43,11 @@ def _constructors():
   """Everything that a section can name in this package."""
   patterns = [*config_lib.SECTIONS.values(), config_lib.EVALS]
   for pattern in patterns:
-    module, symbol = pattern.split(':')
     if '{name}' not in pattern:
       yield plugins.resolve(pattern)
       continue
     for name in plugins.names(pattern):
-      path = module.format(name=name)
-      yield getattr(importlib.import_module(path), symbol.format(name=name))
+      yield plugins.resolve(pattern, name)
   yield config_lib.top_level
 
 

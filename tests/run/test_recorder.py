@@ -11,6 +11,7 @@ from etils import epath
 from vit_jax.data.pipeline.bad_record_limit import BadShare
 from vit_jax.errors import UserError
 from vit_jax.processes.watchdog import Watchdog
+from vit_jax.run import interval
 from vit_jax.run import recorder as recorder_lib
 from vit_jax.run.ledger import Ledger
 from vit_jax.run.limits import Limits
@@ -50,14 +51,15 @@ def metrics(step, skipped=0, loss=None, **more):
 
 
 def test_lines_come_when_due_and_at_the_end(made):
-  """Each with its own step's numbers; the epoch is in whole data sets."""
+  """Each has the means since the line before; the epoch is in data sets."""
   recorder, lines = made
   for step in range(1, 19):
     recorder.append(step, metrics(step))
   recorder.drain()
   assert [line['step'] for line in lines()] == [5, 10, 15, 18]
-  for line in lines():
-    assert line['loss'] == pytest.approx(line['step'] / 10)
+  means = [0.3, 0.8, 1.3, 1.7]
+  for line, mean in zip(lines(), means, strict=True):
+    assert line['loss'] == pytest.approx(mean)
     assert line['epoch'] == line['step'] / 4
     assert line['img_per_sec'] > 0 and 0 <= line['data_wait']
     # 1e6 FLOPs an image on two chips of 1e12
@@ -87,7 +89,39 @@ def test_bad_steps_have_a_line_each_and_too_many_end_it(made):
     recorder.drain()
   assert (error.value.step, error.value.streak) == (7, 3)
   assert [line['step'] for line in lines()] == [2, 3, 5, 6, 7]
-  assert all(line['loss'] is None for line in lines())
+  losses = {line['step']: line['loss'] for line in lines()}
+  # The line that was due has the mean of the good steps, 1 and 4.
+  assert losses == {2: None, 3: None, 5: pytest.approx(0.25), 6: None, 7: None}
+  assert [line['skipped'] for line in lines()] == [1, 2, 1, 2, 3]
+
+
+def test_an_interval_of_bad_steps_only(made):
+  """There is no mean; the line has the values of its own step."""
+  recorder, lines = made
+  for step in range(1, 6):
+    recorder.append(step, metrics(step, step % 3 or 1, np.nan))
+  recorder.drain()
+  assert [line['loss'] for line in lines()] == [None] * 5
+
+
+def test_an_interval_goes_on_after_a_restart(made):
+  """Its line is the same as that of a run that was not interrupted."""
+  recorder, lines = made
+  for step in range(1, 11):
+    recorder.append(step, metrics(step, loss=0.1 * step, bad_records=step))
+  recorder.drain()
+  first = lines()
+  for step in range(1, 8):
+    recorder.append(step, metrics(step, loss=0.1 * step, bad_records=step))
+  recorder.drain()
+  stored = json.loads(json.dumps(recorder.interval()))
+  recorder._interval = interval.Interval(stored)
+  for step in range(8, 11):
+    recorder.append(step, metrics(step, loss=0.1 * step, bad_records=step))
+  recorder.drain()
+  assert lines()[-1]['step'] == 10
+  for key in ('loss', 'grad_norm', 'lr', 'bad_records', 'skipped'):
+    assert lines()[-1][key] == first[-1][key]
 
 
 def test_bad_records_are_summed_between_lines(made):

@@ -7,124 +7,104 @@ import pytest
 from etils import epath
 
 from vit_jax.errors import PreemptedError, UserError
-from vit_jax.processes.preemption import StopRequested
 from vit_jax.run.profiling import Profile
 from vit_jax.training import loop
+from vit_jax.training.evaluations import Schedule
 from vit_jax.training.session import Session
 
 
 class Recorded(Session):
-  """A session without devices and files; `log` holds what was asked for."""
+  """What the loop uses of a session; `log` holds the calls in their order.
+
+  Schedules are real. Steps, evaluators and checkpoints only record that they
+  were asked for, and check which state they get.
+  """
 
   def __init__(
     self, total, evals=2, save=3, stop_at=None, stop_in_eval=None, best=None
   ):
     self.log, self.workdir = [], epath.Path('nowhere')
     self.stop_at, self.stop_in_eval, self.stopped = stop_at, stop_in_eval, False
-    self.config = SimpleNamespace(
-      evals={'val': SimpleNamespace(every=f'{evals} steps')},
-      checkpoint=SimpleNamespace(every=f'{save} steps', best=best),
-      log=SimpleNamespace(report=False),
-    )
+    self.best, self.completed, self.fixed = best, 0, ('key',)
     self.experiment = SimpleNamespace(
-      total_steps=total, steps=lambda duration: int(duration.split()[0])
+      total_steps=total, log=SimpleNamespace(report=False)
+    )
+    evals, save = Schedule(evals, total), Schedule(save, total)
+    self.evaluations = SimpleNamespace(
+      due=lambda step: ['val'] if evals.due(step) else [], run=self._evaluate
+    )
+    self.saving = SimpleNamespace(
+      due=save.due,
+      needs=lambda results: best in results,
+      save=self._save,
+      finish=lambda step, state: self.log.append(f'finish {step}'),
     )
     self.preemption = SimpleNamespace(reached=self._reached)
-    self.evaluators = {'val': SimpleNamespace(run=self._evaluate)}
     self.ledger = SimpleNamespace(
       span=lambda kind: contextlib.nullcontext(),
       flush=lambda step: self.log.append(f'flush {step}'),
     )
-    self.completed, self.fixed = 0, ('key',)
     self.hosts = SimpleNamespace(waiting=contextlib.nullcontext)
     self.replay = SimpleNamespace(run=self._replay, compare=self._compare)
+    self.recorder = SimpleNamespace(
+      drain=lambda: self.log.append('drain'),
+      append=lambda step, metrics: self.log.append(f'metrics {step}'),
+      evaluations=self._write,
+      summary=lambda steps, results: f'{steps} steps',
+    )
 
   def _replay(self, state, batch, step):
-    assert step == self.completed + 1 and state.params == f'params {step - 1}'
+    assert step == self.completed + 1 and state == f'params {step - 1}'
     return f'replayed {step}'
 
   def _compare(self, replayed, state, step):
-    assert (replayed, state.params) == (f'replayed {step}', f'params {step}')
+    assert (replayed, state) == (f'replayed {step}', f'params {step}')
 
   def _reached(self):
     self.stopped |= self.stop_at is not None and self.completed >= self.stop_at
     return self.stopped
 
-  def _evaluate(self, params):
-    if self.completed == self.stop_in_eval:
+  def _evaluate(self, names, state, step):
+    assert names == ['val'] and state == f'params {step}'
+    if step == self.stop_in_eval:
       self.stopped = True
-      raise StopRequested
-    self.log.append(f'evaluate {params}')
-    return {'accuracy': float(params.split()[1])}
+      return None
+    self.log.append(f'evaluate {step}')
+    return {'val/accuracy': float(step)}
 
-  def recorder(self):
-    def evaluations(step, results):
-      if results:
-        self.log.append(f'write {step} {sorted(results.items())}')
+  def _write(self, step, results):
+    if results:
+      self.log.append(f'write {step} {results}')
 
-    return SimpleNamespace(
-      drain=lambda: self.log.append('drain'),
-      append=lambda step, metrics: self.log.append(f'metrics {step}'),
-      evaluations=evaluations,
-      summary=lambda steps, results: f'{steps} steps',
-    )
+  def _save(self, step, state, results=None):
+    assert state == f'params {step}'
+    self.log.append(f'save {step} {sorted(results or {})}')
 
   @contextlib.contextmanager
   def train_batches(self, step):
     yield (f'batch {number}' for number in range(step, 100))
 
-  def doing(self, kind):
-    return contextlib.nullcontext()
-
-  def weights(self, state):
-    return {'': state.params, '_ema': state.average.mean}
-
-  def save_is_due(self, step):
-    return False
-
-  def events(self):
-    return []
-
-  def train_step(self, state, batch, key):
+  def compiled_step(self, state, batch, key):
     step = self.completed
-    assert batch == f'batch {step}' and state.params == f'params {step}'
-    assert key == 'key'
+    assert (state, batch, key) == (f'params {step}', f'batch {step}', 'key')
     self.completed = step + 1
-    return state_after(step + 1), {}
-
-  def save(self, step, state, results=None):
-    assert state.params == f'params {step}'
-    self.log.append(f'save {step} {sorted(results or {})}')
-
-  def finish_saving(self, step, state):
-    self.log.append(f'finish {step}')
-
-
-def state_after(step):
-  average = SimpleNamespace(mean=f'average {step}.5')
-  return SimpleNamespace(params=f'params {step}', average=average)
+    return f'params {step + 1}', {}
 
 
 def train(session, step=0):
   session.completed = step
   profile = Profile(None, session.workdir)
-  return loop._train(session, state_after(step), step, profile)
+  return loop._train(session, f'params {step}', step, profile)
 
 
-NAMES = "['val/accuracy', 'val_ema/accuracy']"
+NAMES = "['val/accuracy']"
 
 
 def evaluation(step, saved=False):
-  """Metrics are fetched and judged first; then it is saved, if that is due.
-
-  Both kinds of weights are judged.
-  """
-  values = [('val/accuracy', step), ('val_ema/accuracy', step + 0.5)]
-  values = [(name, float(value)) for name, value in values]
+  """Metrics are fetched and checked first; then it is saved, if that is due."""
   return [
     *('drain', *([f'save {step} []'] if saved else [])),
-    *(f'evaluate params {step}', f'evaluate average {step}.5'),
-    f'write {step} {values}',
+    *(f'evaluate {step}', f"write {step} {{'val/accuracy': {float(step)}}}"),
   ]
 
 
@@ -138,7 +118,7 @@ def test_what_is_due_comes_in_this_order():
     *(*evaluation(6), 'metrics 7'),
     *(*evaluation(7, saved=True), 'finish 7', 'flush 7'),
   ]
-  assert results == {'val/accuracy': 7.0, 'val_ema/accuracy': 7.5}
+  assert results == {'val/accuracy': 7.0}
 
 
 def test_saving_without_an_evaluation():
@@ -152,12 +132,12 @@ def test_a_resumed_run_does_again_what_was_due():
   """What a crash may have lost: the step's evaluation and its save."""
   session = Recorded(total=5, evals=2, save=2)
   train(session, step=2)
-  assert session.log[:6] == [*evaluation(2, saved=True), 'metrics 3']
+  assert session.log[:5] == [*evaluation(2, saved=True), 'metrics 3']
 
 
 def test_the_best_step_is_told_by_every_evaluation():
   """Also where no save is due; where one is, only the metric is added."""
-  session = Recorded(total=4, evals=2, save=4, best='val_ema/accuracy')
+  session = Recorded(total=4, evals=2, save=4, best='val/accuracy')
   train(session)
   assert session.log == [
     *('metrics 1', 'metrics 2', *evaluation(2), f'save 2 {NAMES}'),
@@ -170,10 +150,10 @@ def test_an_evaluator_that_fails():
   """What was due to be saved is; its error ends the run."""
   session = Recorded(total=4, evals=2, save=2)
 
-  def fails(params):
+  def fails(names, state, step):
     raise UserError('too few examples')
 
-  session.evaluators['val'].run = fails
+  session.evaluations.run = fails
   with pytest.raises(UserError, match='too few'):
     train(session)
   assert session.log == ['metrics 1', 'metrics 2', 'drain', 'save 2 []']

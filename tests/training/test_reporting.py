@@ -11,9 +11,8 @@ from etils import epath
 from minimal_config import completed
 
 from vit_jax.analysis.report import parts
-from vit_jax.evaluators import predictions
 from vit_jax.processes.preemption import StopRequested
-from vit_jax.training import data, reporting
+from vit_jax.training import data, predictions, reporting
 from vit_jax.training.experiment import Experiment
 
 SOURCE = {'name': 'synthetic', 'num_examples': 64, 'num_classes': 10}
@@ -70,8 +69,8 @@ def test_what_goes_wrong_ends_no_run(error, tmp_path, monkeypatch, caplog):
     raise error
 
   experiment, source = built()
-  setting = data.setting(experiment, source.class_names)
-  monkeypatch.setattr(predictions, 'judge', fail)
+  setting = data.evaluation_setting(experiment, source.class_names)
+  monkeypatch.setattr(predictions, 'predict_examples', fail)
   caplog.set_level('INFO', 'vit_jax')
   path = epath.Path(tmp_path)
   reporting.write(path, experiment, setting, {}, source, 5)

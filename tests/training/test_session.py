@@ -1,7 +1,7 @@
 """What a session makes of its config, without a run."""
 
 import contextlib
-from types import SimpleNamespace
+from contextlib import nullcontext
 from unittest import mock
 
 import jax
@@ -10,8 +10,12 @@ from etils import epath
 from minimal_config import completed
 
 from vit_jax import finetune
+from vit_jax.checkpoint import Checkpointer
 from vit_jax.run import lock
+from vit_jax.run.ledger import Ledger
+from vit_jax.training import saving
 from vit_jax.training import session as session_lib
+from vit_jax.training.experiment import Experiment
 
 
 @pytest.mark.parametrize(
@@ -27,13 +31,15 @@ def test_a_checkpoint_is_due_by_the_clock(
   monkeypatch, minutes, step, saved_s_ago, due
 ):
   """Once `checkpoint.every_minutes` are over, at the next log line."""
-  session = session_lib.Session.__new__(session_lib.Session)
-  session.config = completed(**{'checkpoint.every_minutes': minutes})
-  session.experiment = SimpleNamespace(steps=lambda duration: 5)
-  session._log = session.config.log
-  monkeypatch.setattr(session_lib.time, 'monotonic', lambda: 1e7)
-  session._saved_at = 1e7 - saved_s_ago
-  assert session.save_is_due(step) is due
+  config = completed(**{'checkpoint.every_minutes': minutes})
+  config.checkpoint.every, config.log.every = '0 steps', '5 steps'
+  config.total = '100 steps'
+  experiment = Experiment.build(config, jax.devices()[:1])
+  monkeypatch.setattr(saving.time, 'monotonic', lambda: 1e7 - saved_s_ago)
+  others = (mock.Mock(spec=Checkpointer), mock.Mock(spec=Ledger))
+  made = saving.Saving(experiment, *others, nullcontext, dict)
+  monkeypatch.setattr(saving.time, 'monotonic', lambda: 1e7)
+  assert made.due(step) is due
 
 
 def test_the_watchdog_gets_its_limits(tmp_path, monkeypatch):

@@ -10,6 +10,7 @@ class.
 
 from vit_jax.checkpoint.items import FORMAT, READABLE, check_shapes
 from vit_jax.checkpoint.manager import Checkpointer
+from vit_jax.checkpoint.steps import latest as latest_step
 from vit_jax.checkpoint.weights import (
   export_params,
   held_items,
@@ -27,6 +28,7 @@ __all__ = (
   'check_shapes',
   'export_params',
   'held_items',
+  'latest_step',
   'load_about',
   'load_average',
   'load_extra',

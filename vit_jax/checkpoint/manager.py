@@ -21,7 +21,7 @@ from vit_jax.checkpoint import (
   steps,
 )
 from vit_jax.config import durations, plugins
-from vit_jax.errors import StorageError, UserError, check_range
+from vit_jax.errors import UserError, check_range
 from vit_jax.files import paths
 
 log = logging.getLogger('vit_jax')
@@ -108,15 +108,12 @@ class Checkpointer:
     )
 
   def latest_step(self) -> int | None:
-    """The newest step that is committed, None if there is none.
+    """Returns the newest step that is committed; None if there is none.
 
     Raises:
       StorageError: the directory cannot be listed.
     """
-    try:
-      return max(steps.committed(self._root), default=None)
-    except OSError as error:
-      raise StorageError(f'{self._root} cannot be listed: {error}.') from error
+    return steps.latest(self._root)
 
   def is_committed(self, step: int) -> bool:
     """Whether the directory holds this step, by the main process's eyes."""

@@ -9,7 +9,7 @@ import re
 from etils import epath
 
 from vit_jax.checkpoint import items
-from vit_jax.errors import UserError
+from vit_jax.errors import StorageError, UserError
 from vit_jax.files.paths import is_remote
 
 _STEP = r'(?:0|[1-9][0-9]{0,8})'  # as `save` writes it; a step is an int32
@@ -79,6 +79,18 @@ def committed(root: epath.Path) -> list[int]:
   return sorted(
     step for step in named if step is not None and is_step(root / str(step))
   )
+
+
+def latest(root: epath.Path) -> int | None:
+  """Returns the newest step in a directory; None if there is none.
+
+  Raises:
+    StorageError: the directory cannot be listed.
+  """
+  try:
+    return max(committed(root), default=None)
+  except OSError as error:
+    raise StorageError(f'{root} cannot be listed: {error}.') from error
 
 
 def strangers(root: epath.Path) -> list[str]:

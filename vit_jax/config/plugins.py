@@ -23,6 +23,10 @@ from ml_collections import ConfigDict
 from vit_jax.errors import UserError, closest
 
 T = TypeVar('T')
+# Symbols that a config still names by the place where they were once.
+MOVED = {
+  'vit_jax.evaluators.figures:Evaluator': 'vit_jax.training.figures:Figures'
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +75,8 @@ def resolve(pattern: str, name: str = '') -> Callable[..., Any]:
   module_name, symbol = pattern.split(':')
   if '.' in name:
     module_name = name
-  path, symbol = module_name.format(name=name), symbol.format(name=name)
+  place = f'{module_name}:{symbol}'.format(name=name)
+  path, symbol = MOVED.get(place, place).split(':')
   try:
     module = importlib.import_module(path)
     if hasattr(module, symbol):
@@ -112,7 +117,8 @@ def names(pattern: str) -> list[str]:
     except ImportError:  # an optional package is absent
       defines = True
     found += [info.name.rpartition('.')[2]] if defines else []
-  return found
+  moved = (place for place in MOVED if place.startswith(package.__name__ + '.'))
+  return found + [place.partition(':')[0].rpartition('.')[2] for place in moved]
 
 
 def keys(constructor: Callable[..., Any]) -> dict[str, inspect.Parameter]:

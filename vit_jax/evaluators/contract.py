@@ -6,7 +6,6 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
-from etils import epath
 from jax.sharding import Mesh
 
 from vit_jax.arrays import sharding
@@ -14,8 +13,6 @@ from vit_jax.config import sections
 from vit_jax.data import progress
 from vit_jax.data.pipeline import stream
 from vit_jax.evaluators.bad_record_count import Share
-from vit_jax.models.contract import Model
-from vit_jax.objectives.contract import Objective
 
 PyTree = Any
 Batch = dict[str, jax.Array]
@@ -31,9 +28,7 @@ class Evaluator(Protocol):
   `higher_is_better` names the metrics that `checkpoint.best` may choose by; an
   evaluator without it offers none. One with `own_classes = True` needs no head:
   the command `evaluate` gives it the data, whatever their classes, as its own
-  section `source`. One with an attribute `ending` is given only the weights of
-  that name in `Objective.weights` ('' or '_ema', …), not all. One with
-  `judges = False` has no metrics; `evaluate` takes it only by name.
+  section `source`.
   """
 
   def run(self, weights: PyTree) -> dict[str, float]:
@@ -60,11 +55,6 @@ class Setting(NamedTuple):
     reader: workers, prefetching, and what to do about bad records.
     report: takes note of bad records.
     check: called with every batch on every process; raises to end early.
-    model: that is trained; None where weights are judged apart from a run, and
-      likewise below.
-    objective: that it is trained by.
-    workdir: of the run.
-    judging: says which weights are judged: 'step 600', 'step 600, _ema'.
   """
 
   open_source: Callable[[str], stream.Source]
@@ -76,10 +66,6 @@ class Setting(NamedTuple):
   reader: stream.Reader
   report: stream.Report = None
   check: Callable[[], None] = lambda: None
-  model: Model | None = None
-  objective: Objective | None = None
-  workdir: epath.Path | None = None
-  judging: Callable[[], str] = lambda: ''
 
   def open_other(self, section: Mapping[str, Any], split: str) -> stream.Source:
     """A split of any source, by a section like `config.source`.
@@ -146,15 +132,6 @@ class Setting(NamedTuple):
           yield share.judged(*pending.popleft())
     while pending:
       yield share.judged(*pending.popleft())
-
-
-def judged(evaluator: Any, weights: dict[str, PyTree]) -> dict[str, PyTree]:
-  """Those of `Objective.weights` that it is given; see `Evaluator`."""
-  return {
-    ending: params
-    for ending, params in weights.items()
-    if getattr(evaluator, 'ending', ending) == ending
-  }
 
 
 def total(results: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:

@@ -10,6 +10,7 @@ import jax
 
 from vit_jax.data.pipeline.bad_record_limit import BadShare
 from vit_jax.processes.watchdog import Watchdog
+from vit_jax.run.interval import Interval
 from vit_jax.run.ledger import Ledger
 from vit_jax.run.limits import Limits
 from vit_jax.run.metrics import Writer
@@ -21,7 +22,12 @@ _IN_FLIGHT = 2  # steps dispatched beyond the one whose metrics are fetched
 
 
 class Meter:
-  """Throughput between two log lines, leaving out evaluation and saving."""
+  """Measures throughput between two log lines, without evaluation and saving.
+
+  Attributes:
+    batch_size: examples in a global batch.
+    num_devices: number of devices of the run.
+  """
 
   def __init__(
     self,
@@ -31,6 +37,15 @@ class Meter:
     train_flops_per_image: float,
     peak_flops: float | None,
   ):
+    """Starts measuring.
+
+    Args:
+      ledger: account of time; its spans other than data_wait do not count.
+      batch_size: examples in a global batch.
+      num_devices: number of devices of the run.
+      train_flops_per_image: FLOPs of forward and backward pass.
+      peak_flops: FLOP/s of one device; None if it is not known.
+    """
     self._ledger = ledger
     self.batch_size = batch_size
     self.num_devices = num_devices
@@ -39,17 +54,22 @@ class Meter:
     self.reset()
 
   def reset(self) -> None:
-    """Starts a new window, now."""
+    """Starts a new window now."""
     self._start = time.perf_counter()
     self._before = dict(self._ledger.totals)
     self._steps = 0
 
   def step(self) -> None:
-    """One more step has finished."""
+    """Counts one more step that has finished."""
     self._steps += 1
 
   def read(self) -> dict[str, float]:
-    """img_per_sec, data_wait and, where the peak is known, mfu; then resets."""
+    """Computes the throughput of the window, and starts a new one.
+
+    Returns:
+      img_per_sec, data_wait (fraction of the time) and, if the peak is known,
+      mfu.
+    """
     spent = {
       kind: total - self._before.get(kind, 0.0)
       for kind, total in self._ledger.totals.items()
@@ -67,11 +87,12 @@ class Meter:
 
 
 class Recorder:
-  """Takes each step's metrics late, judges them, and reports them.
+  """Fetches each step's metrics a few steps late, checks and reports them.
 
-  Fetching a step's metrics waits for that step; so the loop stays a few steps
-  ahead of the device, and no further. Order: fetch, judge, write; `drain`
-  finishes all three before a checkpoint is saved.
+  Fetching a step's metrics waits for that step, so the loop stays a few steps
+  ahead of the devices, and no further. Each step's metrics are fetched, checked
+  and written, in this order; `drain` finishes all three for every step, so that
+  a checkpoint is never saved after a bad step that was not noticed.
   """
 
   def __init__(
@@ -81,44 +102,79 @@ class Recorder:
     ledger: Ledger,
     watchdog: Watchdog,
     hosts: HostTimes,
-    bad_share: BadShare,
+    bad_record_limit: BadShare,
     limits: Limits,
     *,
     max_skipped: int,
     every_steps: int,
     total_steps: int,
     steps_per_epoch: float,
+    interval: Mapping[str, Any] | None = None,
   ):
+    """Fetches nothing yet.
+
+    Args:
+      writer: destination of lines.
+      meter: measurement of throughput.
+      ledger: account of time, flushed with every line.
+      watchdog: watchdog that is notified of every step.
+      hosts: measurement of this host's own time.
+      bad_record_limit: check of how many records may be bad.
+      limits: bounds of metrics.
+      max_skipped: number of bad steps in a row that are only skipped.
+      every_steps: interval between two log lines.
+      total_steps: number of updates in the whole training.
+      steps_per_epoch: updates in an epoch; need not be whole.
+      interval: metrics since the last line, from the checkpoint that the run
+        resumes from.
+    """
     self._writer = writer
     self._meter = meter
     self._ledger = ledger
     self._watchdog = watchdog
     self._hosts = hosts
-    self._bad_share = bad_share
+    self._bad_record_limit = bad_record_limit
     self._limits = limits
     self._max_skipped = max_skipped
     self._every_steps = every_steps
     self._total_steps = total_steps
     self._steps_per_epoch = steps_per_epoch
+    self._interval = Interval(interval)
     self._pending: collections.deque[tuple[int, Any]] = collections.deque()
-    self._bad_records = 0
 
   def append(self, step: int, values: Mapping[str, jax.Array]) -> None:
-    """Takes the metrics of the step that completed `step` updates."""
+    """Takes the metrics of the step that completed `step` updates.
+
+    Args:
+      step: number of updates completed.
+      values: scalars on the devices, not necessarily computed yet.
+
+    Raises:
+      RollbackError: an earlier step was one bad step in a row too many.
+    """
     self._pending.append((step, values))
     while len(self._pending) > _IN_FLIGHT:
-      self._take()
+      self._fetch()
 
   def drain(self) -> None:
-    """Waits for every step so far; its metrics are on disk after that."""
+    """Waits for every step so far, and makes sure its metrics are on disk.
+
+    Raises:
+      RollbackError: there were too many bad steps in a row.
+    """
     while self._pending:
-      self._take()
+      self._fetch()
     self._writer.flush()
 
-  def _take(self) -> None:
-    step, values = self._pending.popleft()
+  def interval(self) -> dict[str, Any]:
+    """Returns the metrics since the last line, to be stored in a checkpoint."""
+    return self._interval.to_json()
+
+  def _fetch(self) -> None:
+    """Fetches the metrics of the oldest pending step, and checks them."""
+    step, arrays = self._pending.popleft()
     with self._hosts.waiting():
-      values = {k: v.item() for k, v in jax.device_get(values).items()}
+      values = {k: v.item() for k, v in jax.device_get(arrays).items()}
     self._meter.step()
     self._watchdog.step()
     self._hosts.step(step)
@@ -131,15 +187,16 @@ class Recorder:
         values['grad_norm'],
         values['skipped'],
       )
-    if 'bad_records' in values:  # replaced since the last line
-      self._bad_share.add(values['bad_records'], self._meter.batch_size)
-      self._bad_records += values['bad_records']
-      values['bad_records'] = self._bad_records
-    due = step % self._every_steps == 0 or step == self._total_steps
+    if 'bad_records' in values:
+      self._bad_record_limit.add(values['bad_records'], self._meter.batch_size)
+    self._interval.add(values)
     values['epoch'] = step / self._steps_per_epoch
-    if due:
+    if 'bad_records' in values:  # since the last line
+      values['bad_records'] = self._interval.bad_records
+    if step % self._every_steps == 0 or step == self._total_steps:
       self._report(step, values)
     elif values['skipped']:
+      # A bad step gets a line of its own, with its own metrics.
       self._writer.write(step, values)
     if not values['skipped']:
       self._limits.step(step, values)
@@ -147,16 +204,21 @@ class Recorder:
       self._writer.flush()
       raise RollbackError(step, values['skipped'])
 
-  def _report(self, step: int, values: dict[str, float]) -> None:
-    """Writes and shows one line of training metrics."""
-    self._bad_records = 0
-    values |= self._meter.read()
-    self._writer.write(step, values)
+  def _report(self, step: int, values: Mapping[str, float]) -> None:
+    """Writes and logs one line of training metrics."""
+    line = self._interval.summary(values) | self._meter.read()
+    self._interval = Interval()
+    self._writer.write(step, line)
     self._ledger.flush(step)
-    log.info('%s', console_line(step, self._total_steps, values, self._meter))
+    log.info('%s', console_line(step, self._total_steps, line, self._meter))
 
   def evaluations(self, step: int, results: Mapping[str, float]) -> None:
-    """Writes one line of evaluation results."""
+    """Writes one line of evaluation results; nothing if there are none.
+
+    Args:
+      step: number of updates completed.
+      results: metrics by name.
+    """
     if results:
       self._writer.write(step, results)
       self._writer.flush()
@@ -164,7 +226,12 @@ class Recorder:
       log.info('step %d  %s', step, '  '.join(shown))
 
   def summary(self, steps: int, results: Mapping[str, float]) -> str:
-    """The line at the end of a run that made `steps` updates."""
+    """Returns the log line at the end of a run.
+
+    Args:
+      steps: number of updates that this start of the run made.
+      results: last metrics of each evaluator, by name.
+    """
     shown = [f'{key} {value:.6g}' for key, value in results.items()]
     return (
       f'finished at step {self._total_steps}: {steps} steps in '
@@ -175,7 +242,14 @@ class Recorder:
 def console_line(
   step: int, total: int, values: Mapping[str, float], meter: Meter
 ) -> str:
-  """The progress line of one log step."""
+  """Returns the progress line of one log step.
+
+  Args:
+    step: number of updates completed.
+    total: number of updates in the whole training.
+    values: metrics of the line.
+    meter: batch size and number of devices.
+  """
   rate = values['img_per_sec']
   parts = [
     f'step {step}/{total} ({100 * step / total:.1f}%)',
@@ -194,7 +268,7 @@ def console_line(
 
 
 def duration(seconds: float) -> str:
-  """'2d03h', '3h05m', '4m10s' or '9s'."""
+  """Formats seconds by their two largest units: '2d03h', '4m10s' or '9s'."""
   seconds = round(seconds)
   for big, small, name in (
     (86400, 3600, 'dh'),

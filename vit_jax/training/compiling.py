@@ -1,6 +1,7 @@
 """Compiles the training step ahead of time, and says what is about to run."""
 
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -15,11 +16,17 @@ _ROOM = 0.9  # share of a device's memory that is planned with
 PyTree = Any
 
 
-def compile_step(experiment: Experiment) -> jax.stages.Compiled:
+def compile_step(
+  experiment: Experiment, compiler_options: Mapping[str, Any] | None = None
+) -> jax.stages.Compiled:
   """Compiles `Trainer.train_step` for the experiment's mesh, ahead of time.
 
   The state is donated. A compiled step accepts only these shapes and
   shardings, so it is never recompiled unnoticed.
+
+  Args:
+    experiment: what is trained, and the mesh of its devices.
+    compiler_options: options of XLA in addition to the model's.
   """
   state = experiment.abstract_state()
   everywhere = sharding.replicated(experiment.mesh)
@@ -30,7 +37,8 @@ def compile_step(experiment: Experiment) -> jax.stages.Compiled:
     out_shardings=(jax.tree.map(lambda leaf: leaf.sharding, state), everywhere),
     compiler_options=experiment.model.compiler_options(
       devices[0].platform, len(devices)
-    ),
+    )
+    | dict(compiler_options or {}),
   )
   key = jax.eval_shape(lambda: jax.random.key(0)).update(sharding=everywhere)
   fixed = key, frozen.abstract(experiment.frozen, experiment.mesh)

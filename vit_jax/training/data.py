@@ -1,9 +1,7 @@
-"""The data of a run: what is trained on, and what evaluators look at."""
+"""The data of a run: the training examples and what evaluators get."""
 
 import functools
 from collections.abc import Callable, Sequence
-
-from etils import epath
 
 from vit_jax.config import sections
 from vit_jax.config.completion import Config
@@ -24,19 +22,20 @@ def open_source(
   """Opens a split of the config's source.
 
   Args:
-    config: completed.
-    split: in the TFDS way.
-    class_names: of the training data, to which labels are matched.
+    config: completed config.
+    split: split in TFDS syntax, such as 'train[:90%]'.
+    class_names: names of the training classes; if given, the labels of the
+      split are matched with them.
 
   Raises:
-    UserError: it has more classes than the head, or others than those of
-      the training data; what the source raises.
+    UserError: the split has more classes than the head, or other classes than
+      the training data; or the source cannot be opened.
   """
   source = build_section(config, 'source', split)
   if 0 < config.num_classes < source.num_classes:
     raise UserError(
-      f'{source.name} has {source.num_classes} classes and the head '
-      f'{config.num_classes}: set --config.num_classes='
+      f'{source.name} has {source.num_classes} classes, but config.num_classes '
+      f'is {config.num_classes}: set --config.num_classes='
       f'{source.num_classes}.'
     )
   if class_names is None:
@@ -44,8 +43,8 @@ def open_source(
   return matching.matched(source, class_names, 'the training data')
 
 
-def bad_share(config: Config) -> BadShare:
-  """What judges the bad records of a training, from its start."""
+def bad_record_limit(config: Config) -> BadShare:
+  """Returns the check of how many training records may be bad."""
   train = config.train
   return BadShare(
     config.reader.max_bad_share, train.num_examples, train.repeats
@@ -55,16 +54,19 @@ def bad_share(config: Config) -> BadShare:
 def open_train(config: Config) -> stream.Source:
   """Opens the training split and checks its size.
 
+  Args:
+    config: completed config.
+
   Raises:
-    UserError: its size is not `train.num_examples`.
+    UserError: the size is not `train.num_examples`.
   """
   train = config.train
   source = open_source(config, train.split)
   if len(source) != train.num_examples:
     raise UserError(
-      f'{source.name} has {len(source)} examples, and config.train.'
-      f'num_examples is {train.num_examples}, of which epochs and the '
-      f'schedule are made: set --config.train.num_examples={len(source)}.'
+      f'{source.name} has {len(source)} examples, but config.train.'
+      f'num_examples, which defines the length of an epoch, is '
+      f'{train.num_examples}: set --config.train.num_examples={len(source)}.'
     )
   return source
 
@@ -76,15 +78,23 @@ def train_batches(
   ledger: Ledger | None = None,
   skipped: tuple[int, ...] = (),
 ) -> stream.Stream:
-  """The stream of training batches after `start_step` updates."""
+  """Opens the stream of training batches after `start_step` updates.
+
+  Args:
+    experiment: experiment of the run.
+    source: source of the training examples.
+    start_step: number of updates completed.
+    ledger: destination of events about bad records.
+    skipped: indices of batches to leave out, ascending.
+  """
   return stream.train_batches(
     source,
-    experiment.augment(),
+    experiment.augment,
     experiment.config.batch_size,
     experiment.config.seed,
     start_step,
     experiment.mesh,
-    reader=build_section(experiment.config, 'reader'),
+    reader=experiment.reader,
     skipped=skipped,
     repeats=experiment.config.train.repeats,
     report=bad_records.report_to(ledger),
@@ -97,51 +107,44 @@ def evaluator(
   """Builds one of the config's evaluators; see `evaluators.contract`.
 
   Args:
-    experiment: of the run.
-    name: in `config.evals`.
-    setting: from `setting`.
+    experiment: experiment of the run.
+    name: name of the evaluator in `config.evals`.
+    setting: result of `evaluation_setting`.
 
   Raises:
-    UserError: what the evaluator raises, with its name.
+    UserError: the evaluator cannot be built; the message contains its name.
   """
   try:
     return sections.build('evals', experiment.config.evals[name], setting)
-  except UserError as error:  # an evaluator does not know its name
+  except UserError as error:  # an evaluator does not know its own name
     raise UserError(f'config.evals.{name}: {error}') from error
 
 
-def setting(
+def evaluation_setting(
   experiment: Experiment,
   class_names: Sequence[str],
   ledger: Ledger | None = None,
   check: Callable[[], None] = lambda: None,
-  workdir: epath.Path | None = None,
-  judging: Callable[[], str] = lambda: '',
 ) -> contract.Setting:
-  """What every evaluator of a run gets.
+  """Returns what every evaluator of a run gets.
 
   Args:
-    experiment: of the run.
-    class_names: of the training data; labels are matched with them.
-    ledger: where bad records are listed.
-    check: called with every batch.
-    workdir: of the run.
-    judging: says which weights are judged.
+    experiment: experiment of the run.
+    class_names: class names of the training data, with which labels are
+      matched.
+    ledger: destination of events about bad records.
+    check: function called with every batch.
   """
   return contract.Setting(
     open_source=functools.partial(
       open_source, experiment.config, class_names=class_names
     ),
-    transform=experiment.preprocess(),
+    transform=experiment.preprocess,
     predict=experiment.objective.predict,
     num_classes=experiment.config.num_classes,
     mesh=experiment.mesh,
     batch_size=experiment.config.batch_size,
-    reader=build_section(experiment.config, 'reader'),
+    reader=experiment.reader,
     report=bad_records.report_to(ledger),
     check=check,
-    model=experiment.model,
-    objective=experiment.objective,
-    workdir=workdir,
-    judging=judging,
   )

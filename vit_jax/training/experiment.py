@@ -1,6 +1,6 @@
-"""Builds what a config describes: model, optimizer, mesh and data.
+"""Builds what a config describes: model, optimizer, mesh and data transforms.
 
-`Experiment.build` touches no data, so a plan or an evaluation can use it too.
+`Experiment.build` opens no data, so plans and evaluations can use it too.
 """
 
 import dataclasses
@@ -28,6 +28,8 @@ from vit_jax.models.contract import Model
 from vit_jax.models.layers import positions
 from vit_jax.objectives.contract import Frozen, Objective, Setting
 from vit_jax.run import identity
+from vit_jax.run.metrics import Log
+from vit_jax.run.recovery import Recovery
 from vit_jax.training import frozen
 from vit_jax.training.step import Trainer
 
@@ -36,14 +38,19 @@ PyTree = Any
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Experiment:
-  """Everything that a config describes, apart from its data.
+  """Everything that a config describes, except its data.
 
   Attributes:
-    config: completed.
-    mesh: of the devices.
-    trainer: objective, optimizer, schedule.
-    setting: what the objective was built with.
-    total_steps: updates in the whole training.
+    config: completed config.
+    mesh: mesh of the devices.
+    trainer: objective, optimizer and learning rate schedule.
+    setting: arguments that the objective was built with.
+    total_steps: number of updates in the whole training.
+    augment: transform of training examples, run on the host.
+    preprocess: transform of evaluation examples.
+    reader: workers, prefetching and the policy for bad records.
+    recovery: reactions to bad steps, slow hosts and lost processes.
+    log: cadence and destinations of metrics.
   """
 
   config: Config
@@ -51,57 +58,88 @@ class Experiment:
   trainer: Trainer
   setting: Setting
   total_steps: int
+  augment: Transform
+  preprocess: Preprocess
+  reader: stream.Reader
+  recovery: Recovery
+  log: Log
 
   @classmethod
   def build(cls, config: Config, devices: Sequence[Any]) -> 'Experiment':
-    """Builds it for some devices.
+    """Builds the experiment of a config.
+
+    Every section is built once and kept, so an invalid value is reported
+    before any data is opened.
+
+    Args:
+      config: completed config.
+      devices: devices of the mesh, present or described by a topology.
 
     Raises:
-      UserError: an invalid value in the config; see each constructor.
+      UserError: a value in the config is invalid; see each constructor.
     """
     plugins.build(config_lib.top_level, config)
     positions.check_method(config.position_resize)
     mesh = build_section(config, 'mesh', devices)
     _check_batch(config, mesh)
+    build_section(config, 'train')  # only checks its values
     image_size = square(config.image_size)
-    for section in ('train', 'reader', 'recovery', 'log'):
-      build_section(config, section)
-    for section in ('augment', 'preprocess'):
-      build_section(config, section, image_size)
+    augment = build_section(config, 'augment', image_size)
+    recovery = build_section(config, 'recovery')
+
     model = build_section(config, 'model', config.num_classes)
     model.check(image_size)
-    size = dict(
+    # What converts '90 epochs' to steps. The total comes first, because other
+    # durations may be percentages of it.
+    lengths = dict(
       batch_size=config.batch_size, num_examples=config.train.num_examples
     )
-    total = durations.to_steps(config.total, **size)
-    warmup = durations.to_steps(
-      config.schedule.warmup, total_steps=total, **size
-    )
-    schedule = build_section(config, 'schedule', total, warmup)
+    total = durations.to_steps(config.total, **lengths)
     setting = Setting(
       model=model,
       image_size=image_size,
       mix=build_section(config, 'mix', config.num_classes),
-      steps=functools.partial(durations.to_steps, total_steps=total, **size),
+      steps=functools.partial(durations.to_steps, total_steps=total, **lengths),
       open_frozen=frozen.open_frozen,
     )
+    warmup = setting.steps(config.schedule.warmup)
+    schedule = build_section(config, 'schedule', total, warmup)
     trainer = Trainer(
       objective=build_section(config, 'objective', setting),
       optimizer=build_section(config, 'optimizer', schedule, setting.steps),
       schedule=schedule,
       micro_batches=config.micro_batches,
       average_decay=config.average_decay,
-      spike_factor=config.recovery.spike_factor,
+      spike_factor=recovery.spike_factor,
     )
-    experiment = cls(config, mesh, trainer, setting, total)
-    experiment.objective.check(experiment.augment().spec)
-    timed = [config.checkpoint, config.log, *config.evals.values()]
-    for section in timed:  # raises if one is no duration
-      experiment.steps(section.every)
-    if config.checkpoint.best is not None:
-      state = experiment.abstract_state()
-      best.check(config, jax.eval_shape(trainer.weights, state))
+    experiment = cls(
+      config,
+      mesh,
+      trainer,
+      setting,
+      total,
+      augment,
+      preprocess=build_section(config, 'preprocess', image_size),
+      reader=build_section(config, 'reader'),
+      recovery=recovery,
+      log=build_section(config, 'log'),
+    )
+    experiment._check()
     return experiment
+
+  def _check(self) -> None:
+    """Checks what several sections must agree on.
+
+    Raises:
+      UserError: two sections do not fit together.
+    """
+    config = self.config
+    self.objective.check(self.augment.spec)
+    for section in (config.checkpoint, config.log, *config.evals.values()):
+      self.steps(section.every)  # raises if it is not a duration
+    if config.checkpoint.best is not None:
+      state = self.abstract_state()
+      best.check(config, jax.eval_shape(self.trainer.weights, state))
 
   @property
   def model(self) -> Model:
@@ -110,24 +148,24 @@ class Experiment:
 
   @property
   def objective(self) -> Objective:
-    """What is trained, and by what loss."""
+    """The objective: what is trained, and by which loss."""
     return self.trainer.objective
 
   @property
   def image_size(self) -> tuple[int, int]:
-    """(height, width), pixels."""
+    """Height and width of the training images, in pixels."""
     return self.setting.image_size
 
   def steps(self, duration: str) -> int:
-    """A duration of this training, in updates."""
+    """Converts a duration ('5 epochs') to updates of this training."""
     return self.setting.steps(duration)
 
   @functools.cached_property
   def image_flops(self) -> float:
-    """FLOPs of a training step for each image, see `flops.of_training`.
+    """FLOPs of a training step per image; see `flops.of_training`.
 
     They are counted with the model's `reference`, so that FLOPs of kernels,
-    rematerialisation or padding do not count as useful.
+    rematerialization or padding do not count as useful.
     """
     plain = self.setting._replace(model=self.model.reference)
     objective = build_section(self.config, 'objective', plain)
@@ -135,16 +173,15 @@ class Experiment:
     batch = {key: leaf.update(sharding=None) for key, leaf in batch.items()}
     key = jax.eval_shape(lambda: jax.random.key(0))
     state = jax.eval_shape(objective.init, key, batch)
-    taught = frozen.abstract(self.frozen, self.mesh)
+    frozen_params = frozen.abstract(self.frozen, self.mesh)
     loss = lambda *arguments: objective.loss(*arguments)[0]  # noqa: E731
     step = jax.ShapeDtypeStruct((), jnp.int32)
-    total = flops.of_training(loss, *state, batch, key, step, taught)
+    total = flops.of_training(loss, *state, batch, key, step, frozen_params)
     return total / self.config.batch_size
 
   def abstract_batch(self) -> dict[str, jax.ShapeDtypeStruct]:
-    """Shapes and shardings of a training batch."""
-    on_bad_record = self.config.reader.on_bad_record
-    spec = contract.train_spec(self.augment(), on_bad_record)
+    """Returns the shapes and shardings of a training batch."""
+    spec = contract.train_spec(self.augment, self.reader.on_bad_record)
     split = sharding.batch_sharding(self.mesh)
     entries = contract.layout(spec, self.config.batch_size).items()
     return {
@@ -154,20 +191,25 @@ class Experiment:
 
   @functools.cached_property
   def frozen(self) -> dict[str, Frozen]:
-    """Models that the objective uses and does not train."""
+    """Models that the objective uses and does not train, by name."""
     return self.objective.frozen()
 
   def init_state(self, key: jax.Array) -> PyTree:
-    """The initial training state; a pure function, to be traced."""
+    """Computes the initial training state; a pure function, to be traced.
+
+    Args:
+      key: random key of the run.
+    """
     return self.trainer.init_state(key, self.abstract_batch())
 
   def abstract_state(self) -> PyTree:
-    """Shapes and shardings of the whole training state."""
+    """Returns the shapes and shardings of the whole training state."""
     return self._abstract_state
 
   @functools.cached_property
   def _abstract_state(self) -> PyTree:
-    key = jax.eval_shape(lambda: jax.random.key(0))  # nothing runs: see plan
+    # Only shapes are computed: `plan` has no devices to run anything on.
+    key = jax.eval_shape(lambda: jax.random.key(0))
     shapes = jax.eval_shape(self.init_state, key)
     rules = self.objective.sharding_rules
     return sharding.with_shardings(
@@ -175,27 +217,22 @@ class Experiment:
     )
 
   def key(self) -> jax.Array:
-    """The run's random key, on every device."""
+    """Returns the random key of the run, replicated on every device."""
     make = jax.jit(
       lambda: jax.random.key(self.config.seed),
       out_shardings=sharding.replicated(self.mesh),
     )
     return make()
 
-  def augment(self) -> Transform:
-    """What training does to examples, on the host."""
-    return build_section(self.config, 'augment', self.image_size)
-
-  def preprocess(self) -> Preprocess:
-    """What evaluation does to examples."""
-    return build_section(self.config, 'preprocess', self.image_size)
-
   def about(self, source: stream.Source, models: PyTree) -> dict[str, Any]:
-    """What a checkpoint stores so that it can be used without its workdir.
+    """Returns what makes a checkpoint usable without its workdir.
 
     Args:
-      source: of the training.
-      models: parameters of `frozen`.
+      source: source of the training examples.
+      models: parameters of the models in `frozen`, by name.
+
+    Returns:
+      The JSON item `about` of a checkpoint.
     """
     config = self.config.to_dict()
     keys = ('model', 'objective', 'preprocess', 'source', 'num_classes')
@@ -209,9 +246,14 @@ class Experiment:
     }
 
 
-def batch_parts(batch_size: int, shares: int) -> list[int]:
-  """Numbers of micro-batches that divide a device's share, ascending."""
-  images = batch_size // shares
+def batch_parts(batch_size: int, devices: int) -> list[int]:
+  """Returns the possible numbers of micro-batches, ascending.
+
+  Args:
+    batch_size: examples in a global batch.
+    devices: number of devices that a batch is split over.
+  """
+  images = batch_size // devices
   return [k for k in range(1, images + 1) if images % k == 0]
 
 
@@ -220,7 +262,8 @@ def _check_batch(config: Config, mesh: Mesh) -> None:
   parts = config.micro_batches
   if parts < 1 or config.batch_size % (split * parts):
     raise UserError(
-      f'batch_size {config.batch_size} is not divisible by data x fsdp x '
-      f'micro_batches = {mesh.shape["data"]} x {mesh.shape["fsdp"]} x {parts}: '
-      f'take a multiple of {split * max(parts, 1)}.'
+      f'batch_size is {config.batch_size}; it must be divisible by data x fsdp '
+      f'x micro_batches = {mesh.shape["data"]} x {mesh.shape["fsdp"]} x '
+      f'{parts}. Set --config.batch_size to a multiple of '
+      f'{split * max(parts, 1)}.'
     )

@@ -1,4 +1,4 @@
-"""Frozen models of an objective: opened, placed, and known again."""
+"""Frozen models of an objective: opens, places and identifies them."""
 
 import hashlib
 import json
@@ -21,10 +21,13 @@ PyTree = Any
 
 
 def open_frozen(path: str) -> Frozen:
-  """Looks at weights in any format; see `objectives.contract.Frozen`.
+  """Opens weights in any format; see `objectives.contract.Frozen`.
+
+  Args:
+    path: workdir, checkpoint step directory or weight file.
 
   Raises:
-    UserError: there are none.
+    UserError: there are no weights that can be read.
   """
   source = pretrained.find(path)
 
@@ -36,36 +39,41 @@ def open_frozen(path: str) -> Frozen:
 
 
 def check_classes(models: dict[str, Frozen], source: Source) -> None:
-  """Raises UserError if a teacher's classes are not those of the training.
+  """Checks that teachers have the classes of the training data.
 
   Args:
-    models: of an objective.
-    source: of the training.
+    models: frozen models of an objective, by name.
+    source: source of the training examples.
+
+  Raises:
+    UserError: a model whose logits are compared with labels has other classes.
   """
   for name, each in models.items():
     if not each.judges_labels:
       continue
-    own, known = list(source.class_names), list(each.class_names)
-    if not known or matching.numbered(own) or matching.numbered(known):
+    data_names, model_names = list(source.class_names), list(each.class_names)
+    unnamed = matching.numbered(data_names) or matching.numbered(model_names)
+    if not model_names or unnamed:
       log.info(
         'the class names of the frozen model %r cannot be compared with those '
-        'of %s: one of both has none; its classes are taken to be the same, '
-        'in the same order',
+        'of %s, because one of them has none; the classes are assumed to be '
+        'the same, in the same order',
         name,
         source.name,
       )
-    elif own != known[: len(own)]:
+    elif data_names != model_names[: len(data_names)]:
       raise UserError(
         f'the frozen model {name!r} has other classes than {source.name}, or '
-        f'the same in another order: {matching.names_differ(known, own)}. Its '
-        "logits would be held against the wrong labels: rename the data's "
-        'classes (source.class_map names them for most sources), or fine-tune '
-        'the model on these data first.'
+        'the same in another order: '
+        f'{matching.names_differ(model_names, data_names)}. Its logits would '
+        "be compared with the wrong labels: rename the data's classes "
+        '(source.class_map renames them for most sources), or fine-tune the '
+        'model on these data first.'
       )
 
 
 def abstract(models: dict[str, Frozen], mesh: Mesh) -> dict[str, PyTree]:
-  """Shapes and shardings of their parameters."""
+  """Returns the shapes and shardings of the models' parameters, by name."""
   return {
     name: sharding.with_shardings(
       abstract_params(each.model, each.image_size),
@@ -77,24 +85,31 @@ def abstract(models: dict[str, Frozen], mesh: Mesh) -> dict[str, PyTree]:
 
 
 def load(models: dict[str, Frozen], mesh: Mesh) -> dict[str, PyTree]:
-  """Their parameters, on the devices.
+  """Loads the models' parameters onto the devices, by name.
 
   Raises:
-    UserError: they cannot be read, or are others than the model's.
+    UserError: they cannot be read, or are those of another model.
   """
-  places = abstract(models, mesh)
+  shapes = abstract(models, mesh)
   return {
     name: jax.tree.map(
-      lambda leaf, place: jax.device_put(leaf, place.sharding),
+      lambda leaf, shape: jax.device_put(leaf, shape.sharding),
       each.load(mesh),
-      places[name],
+      shapes[name],
     )
     for name, each in models.items()
   }
 
 
 def digests(params: dict[str, PyTree]) -> dict[str, str]:
-  """By what each of them is known again, on any mesh."""
+  """Computes a digest of each model's parameters, independent of the mesh.
+
+  Args:
+    params: parameters by the name of the model.
+
+  Returns:
+    16 hexadecimal digits by the name of the model.
+  """
   found = {}
   for name, each in params.items():
     mesh = jax.tree.leaves(each)[0].sharding.mesh

@@ -1,4 +1,7 @@
-"""What a workdir tells of the run so far, the same to every process."""
+"""Compares a run with what its workdir holds of the starts before.
+
+Every function is called by all processes and returns the same on each.
+"""
 
 import logging
 from typing import Any
@@ -15,91 +18,200 @@ from vit_jax.run.identity import Note
 from vit_jax.training.experiment import Experiment
 
 log = logging.getLogger('vit_jax')
+Json = dict[str, Any]
 
 
-def events(workdir: epath.Path) -> list[dict[str, Any]]:
-  """What events.jsonl holds so far."""
+def events(workdir: epath.Path) -> list[Json]:
+  """Reads the events of the run so far."""
   return consensus.from_main(lambda: ledger.read(workdir / 'events.jsonl'))
 
 
-def about(workdir: epath.Path, step: int | None) -> dict[str, Any]:
-  """What was saved beside the state of a step; nothing if it is not there.
+def newest_step(workdir: epath.Path) -> int | None:
+  """Returns the step of the newest checkpoint, or None if there is none.
 
-  Where it cannot be read it is said, and the restore judges the state itself.
+  Raises:
+    StorageError: the directory cannot be listed.
+  """
+  return consensus.from_main(
+    lambda: checkpoint.latest_step(workdir / 'checkpoints')
+  )
+
+
+def about(workdir: epath.Path, step: int) -> Json:
+  """Reads what was saved next to the state of a step.
+
+  Args:
+    workdir: directory of the run.
+    step: step of a checkpoint; 0 for a run that has none.
+
+  Returns:
+    The item `about`; empty for step 0.
+
+  Raises:
+    UserError: it is damaged or may not be read.
+    StorageError: it cannot be read, however often this is tried.
   """
   if not step:
     return {}
-  try:  # all processes together: they agree on how reading went
-    return checkpoint.load_about(workdir / 'checkpoints' / str(step))
-  except UserError as error:
-    log.warning('%s What it says of the run cannot be compared.', error)
-    return {}
+  # All processes read it, and agree on whether all of them could.
+  return checkpoint.load_about(workdir / 'checkpoints' / str(step))
 
 
 def check_end(
   workdir: epath.Path, step: int | None, experiment: Experiment
 ) -> None:
-  """Raises UserError if the newest checkpoint is beyond the run's end."""
+  """Checks that the newest checkpoint is not beyond the end of the run.
+
+  Args:
+    workdir: directory of the run.
+    step: step of the newest checkpoint; None if there is none.
+    experiment: experiment of the run.
+
+  Raises:
+    UserError: it is.
+  """
   total = experiment.total_steps
   if step is not None and step > total:
     raise UserError(
       f'{workdir} is at step {step}, beyond the {total} steps of config.total='
       f'{experiment.config.total!r}: give a longer total, or another --workdir '
-      'to train anew.'
+      'to train from the start.'
+    )
+  if step == total:
+    log.info(
+      '%s has finished: its newest checkpoint is that of step %d of %d. No '
+      'step is trained; the evaluators run again.',
+      workdir,
+      step,
+      total,
     )
 
 
-def compare(
-  workdir: epath.Path,
-  step: int | None,
-  now: dict[str, Any],
-  config: Config,
-  *,
-  allow_changes: bool,
+class Comparison:
+  """Compares this start of a run with the checkpoint that it resumes from.
+
+  A run whose data, config or software settings changed would go on with other
+  numbers, and with other class folders even with other labels. The newest
+  checkpoint is compared first, before anything is compiled. If another one is
+  restored in the end, because the newest is damaged, that one is compared too.
+  """
+
+  def __init__(
+    self,
+    workdir: epath.Path,
+    now: Json,
+    config: Config,
+    *,
+    allow_changes: bool,
+  ):
+    """Compares nothing yet.
+
+    Args:
+      workdir: directory of the run.
+      now: item `about` of this start.
+      config: completed config of this start.
+      allow_changes: whether to go on although it is another run.
+    """
+    self._workdir, self._now, self._config = workdir, now, config
+    self._allow_changes = allow_changes
+    self._compared: int | None = None  # step of a checkpoint
+
+  @property
+  def record(self) -> Json:
+    """What the numbers of this start depend on, besides its config."""
+    return self._now['record']
+
+  def check_processes(self) -> None:
+    """Checks that all processes are about to run the same.
+
+    Raises:
+      UserError: one of them is not.
+    """
+    consistency.check(self._now, self._config)
+
+  def check_newest(self, step: int | None) -> list[Note]:
+    """Compares the newest checkpoint, so that a refusal comes early.
+
+    Args:
+      step: step of the newest checkpoint; None if there is none.
+
+    Returns:
+      Notes for the log and events.jsonl. None of them is about a checkpoint
+      whose description is damaged: restoring decides what to do with it.
+
+    Raises:
+      UserError: it belongs to another run.
+    """
+    try:
+      before = about(self._workdir, step or 0)
+    except UserError as error:
+      log.warning('%s The step that is restored is compared instead.', error)
+      return []
+    return self._check(step or 0, before)
+
+  def check_restored(self, step: int, before: Json) -> list[Note]:
+    """Compares the checkpoint that was restored, unless it was the newest.
+
+    Args:
+      step: step of the checkpoint; 0 for a new run.
+      before: its item `about`.
+
+    Returns:
+      Notes for the log and events.jsonl.
+
+    Raises:
+      UserError: it belongs to another run.
+    """
+    return [] if step == self._compared else self._check(step, before)
+
+  def _check(self, step: int, before: Json) -> list[Note]:
+    notes = []
+    if before:
+      notes = identity.check(
+        before,
+        self._now,
+        self._config,
+        events(self._workdir),
+        where=f'{self._workdir} (its checkpoint of step {step})',
+        allow_changes=self._allow_changes,
+      )
+    self._compared = step
+    return [
+      note._replace(fields={'step': step} | note.fields) for note in notes
+    ]
+
+
+def evaluator_changes(
+  workdir: epath.Path, step: int, before: Json, config: Config
 ) -> list[Note]:
-  """Compares a run's processes, its newest checkpoint and its last start.
+  """Compares the evaluators with those of the last start.
 
   Args:
-    workdir: of the run.
-    step: of the newest checkpoint, if there is one.
-    now: `about` of this run.
-    config: of this run, completed.
-    allow_changes: go on although it is another run.
+    workdir: directory of the run.
+    step: step that the run resumes at.
+    before: item `about` of the checkpoint of that step; empty for step 0.
+    config: completed config of this start.
 
   Returns:
-    What is to be said.
-
-  Raises:
-    UserError: it is another run, or one process's is.
+    Notes for the log and events.jsonl.
   """
-  consistency.check(now, config)
-  before = about(workdir, step)
   last = consensus.from_main(lambda: workdir_lib.last_config(workdir))
-  notes = []
-  if before:
-    notes = identity.check(
-      before,
-      now,
-      config,
-      events(workdir),
-      where=f'{workdir} (its checkpoint of step {step})',
-      allow_changes=allow_changes,
-    )
-    last = last or before['config']
-  notes += identity.evaluator_changes(last or {}, config)
-  at = {'step': step or 0}
-  return [note._replace(fields=at | note.fields) for note in notes]
+  last = last or before.get('config', {})
+  notes = identity.evaluator_changes(last, config)
+  return [note._replace(fields={'step': step} | note.fields) for note in notes]
 
 
 def rollbacks(
-  workdir: epath.Path, step: int, before: dict[str, Any]
+  workdir: epath.Path, step: int, before: Json
 ) -> list[recovery.Rollback]:
-  """All rollbacks of a run that resumes; says which events.jsonl lacks.
+  """Returns all rollbacks of a run that resumes, in order.
+
+  Rollbacks that events.jsonl lacks are logged.
 
   Args:
-    workdir: of the run.
-    step: of the checkpoint it resumes from.
-    before: `about` of that checkpoint.
+    workdir: directory of the run.
+    step: step of the checkpoint that the run resumes from.
+    before: item `about` of that checkpoint.
   """
   saved = before.get('rollbacks', [])
   known, missing = recovery.rollbacks(saved, events(workdir))

@@ -70,7 +70,7 @@ def checked(experiment: Experiment, ledger: Ledger) -> Experiment:
 def _judge(experiment: Experiment) -> tuple[str | None, dict[str, Any]]:
   """What is wrong with the kernels, if anything; and the event's fields."""
   key, found = experiment.key(), {}
-  spec = experiment.augment().spec
+  spec = experiment.augment.spec
   others = experiment.objective.other_passes(spec)
   passes = ((experiment.model, experiment.image_size), *others)
   for kernels, size in dict.fromkeys((m.kernels, size) for m, size in passes):

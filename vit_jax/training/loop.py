@@ -1,4 +1,4 @@
-"""The training loop: restore or start; then step, log, evaluate, save."""
+"""The training loop: restore or start; then step, log, save and evaluate."""
 
 import contextlib
 import logging
@@ -11,18 +11,15 @@ from vit_jax.analysis import curves
 from vit_jax.analysis.report import page
 from vit_jax.config.completion import Config
 from vit_jax.errors import PreemptedError
-from vit_jax.evaluators.contract import judged
 from vit_jax.processes import runtime
-from vit_jax.processes.preemption import StopRequested
 from vit_jax.run import ledger
 from vit_jax.run.profiling import Profile
 from vit_jax.run.recovery import RollbackError
-from vit_jax.training import reporting
+from vit_jax.training.evaluations import Results
 from vit_jax.training.session import InitialParams, Session, open_session
 
 log = logging.getLogger('vit_jax')
 PyTree = Any
-Results = dict[str, float]
 
 
 def run(
@@ -33,37 +30,40 @@ def run(
   profile: tuple[int, int] | None = None,
   allow_changes: bool = False,
 ) -> Results:
-  """Trains to the end, from the newest whole checkpoint if there is one.
+  """Trains to the end, from the newest intact checkpoint if there is one.
 
   Args:
-    config: completed.
-    workdir: of this run.
-    initial_params: makes the parameters that a new run starts from
-      (fine-tuning); by default they are fresh.
-    profile: trace the steps in [start, stop).
-    allow_changes: resume although the checkpoint is of another run.
+    config: completed config.
+    workdir: directory of the run.
+    initial_params: function that returns the parameters from which a new run
+      starts (fine-tuning); by default they are initialized randomly.
+    profile: first step to trace and the step to stop at.
+    allow_changes: whether to resume although the checkpoint belongs to another
+      run.
 
   Returns:
-    The last results of the evaluators.
+    The last metrics of each evaluator, by name.
 
   Raises:
     UserError: something in the config, the data or the workdir is invalid.
-    PreemptedError: a signal came; the state is saved.
-    StorageError: the last step could not be saved, or the newest not be read.
+    PreemptedError: a signal arrived; the state is saved.
+    StorageError: the last step could not be saved, or the newest one could not
+      be read.
     DivergedError: rolling back did not help.
   """
   with (
     open_session(config, workdir, allow_changes) as session,
-    contextlib.closing(Profile(profile, workdir)) as traced,
+    contextlib.closing(Profile(profile, workdir)) as trace,
   ):
     results = None
     while results is None:
       state, step = session.start(initial_params)
       session.ledger.event('start', step=step)
       try:
-        results = _train(session, state, step, traced)
+        results = _train(session, state, step, trace)
       except RollbackError as error:
-        del state  # makes room for the one that is restored
+        # The state that is restored next needs the memory of this one.
+        del state
         session.roll_back(error)
   if config.log.report and runtime.is_main():
     page.write(workdir)
@@ -73,109 +73,114 @@ def run(
 
 
 def _train(
-  session: Session,
-  state: PyTree,
-  step: int,
-  profile: Profile,
+  session: Session, state: PyTree, step: int, trace: Profile
 ) -> Results:
-  """Steps from `step` updates completed to the end.
+  """Trains from a restored or initial state to the end of the run.
 
-  What is due follows from `step` alone, so a resumed run repeats what was
-  missed. The order makes crashes harmless: metrics are fetched, judged and on
-  disk before anything is saved, and it is saved before evaluators, which may
-  fail, look at it; the metric that the best step is told by is added later.
+  Args:
+    session: resources of the run.
+    state: state after `step` updates.
+    step: number of updates completed.
+    trace: profiler of a range of steps.
+
+  Returns:
+    The last metrics of each evaluator, by name.
+
+  Raises:
+    PreemptedError: a signal arrived; the state is saved.
+    RollbackError: there were too many bad steps in a row.
   """
-  total, recorder = session.experiment.total_steps, session.recorder()
+  total, recorder = session.experiment.total_steps, session.recorder
   first_step, results = step, {}
   with session.train_batches(step) as batches:
-    while True:
-      due_evals, due_save = _due(session, step)
-      stop = session.preemption.reached()
-      if due_evals or due_save or stop:
-        recorder.drain()
-        saved = due_save or stop
-        if saved:
-          session.save(step, state)
-        fresh = {} if stop else _evaluate(session, due_evals, state, step)
-        stop = session.preemption.reached()  # perhaps in the evaluation
-        recorder.evaluations(step, fresh)
-        results |= fresh
-        if session.config.checkpoint.best in fresh or stop and not saved:
-          session.save(step, state, fresh)
-        if fresh and step < total:
-          _report(session)
-      profile.at(step)
-      if stop or step == total:
-        session.finish_saving(step, state)
-        if not stop:
-          _report(session, state)
-        session.ledger.flush(step)
-        if stop and (step < total or due_evals and not fresh):
-          raise PreemptedError(f'stopped at step {step} of {total}; saved')
-        break
+    # A kill may have come between a save and the evaluation of its step. What
+    # is due depends on the step only, so it is repeated here.
+    fresh, stop = _between_steps(session, state, step)
+    results |= fresh or {}
+    while step < total and not stop:
+      trace.at(step)
       with session.ledger.span('data_wait'):
         batch = next(batches)
       step += 1
-      replayed = session.replay.run(state, batch, step)
-      # Blocks where the devices' queue is full.
+      # A replay computes some steps twice; it must run before the real step,
+      # which donates the state.
+      expected = session.replay.run(state, batch, step)
+      # Dispatches the step. This blocks only while the queue of the devices
+      # is full. An implicit transfer here would be a mistake in the pipeline.
       with session.hosts.waiting(), jax.transfer_guard('disallow'):
-        state, step_metrics = session.train_step(state, batch, *session.fixed)
-      session.replay.compare(replayed, state, step)
-      recorder.append(step, step_metrics)
+        state, metrics = session.compiled_step(state, batch, *session.fixed)
+      session.replay.compare(expected, state, step)
+      # Fetches the metrics of an earlier step, so that the host stays ahead.
+      recorder.append(step, metrics)
+      fresh, stop = _between_steps(session, state, step)
+      results |= fresh or {}
+  trace.at(step)
+  # From here on nothing is computed that a restart would have to repeat.
+  session.saving.finish(step, state)
+  if not stop:
+    _write_report(session, state)
+  session.ledger.flush(step)
+  if stop and (step < total or fresh is None):
+    raise PreemptedError(f'stopped at step {step} of {total}; saved')
   log.info('%s', recorder.summary(step - first_step, results))
   events = ledger.read(session.workdir / 'events.jsonl')
   log.info('%s', ledger.summarise(events).line())
   return results
 
 
-def _report(session: Session, state: PyTree = None) -> None:
-  """Makes the run's page anew; of the last state, the pictures for it."""
-  if not session.config.log.report:
+def _between_steps(
+  session: Session, state: PyTree, step: int
+) -> tuple[Results | None, bool]:
+  """Does what is due after `step` updates, in an order that survives crashes.
+
+  Args:
+    session: resources of the run.
+    state: state after `step` updates.
+    step: number of updates completed.
+
+  Returns:
+    Metrics of the evaluators that were due, or None if a signal prevented some
+    of them; and whether the run must stop here because of a signal.
+  """
+  recorder, saving = session.recorder, session.saving
+  evals, save_is_due = session.evaluations.due(step), saving.due(step)
+  # All processes call `reached` equally often: they agree on one of the calls.
+  stop = session.preemption.reached()
+  if not (evals or save_is_due or stop):
+    return {}, False
+  # 1. All metrics so far are fetched, checked and on disk. Bad steps raise
+  # RollbackError here, so no checkpoint ever holds a state after them.
+  recorder.drain()
+  # 2. The state is saved before it is evaluated, because evaluators may fail.
+  saved = save_is_due or stop
+  if saved:
+    saving.save(step, state)
+  # 3. Evaluators run, unless the machine is about to go away.
+  fresh = {} if not evals else None
+  if evals and not stop:
+    fresh = session.evaluations.run(evals, state, step)
+  stop = session.preemption.reached()  # a signal may have ended the evaluation
+  recorder.evaluations(step, fresh or {})
+  # 4. The metric that selects the best step is added to the saved step.
+  if (fresh and saving.needs(fresh)) or (stop and not saved):
+    saving.save(step, state, fresh)
+  if fresh and step < session.experiment.total_steps:
+    _write_report(session)
+  return fresh, stop
+
+
+def _write_report(session: Session, state: PyTree = None) -> None:
+  """Writes the HTML report.
+
+  Args:
+    session: resources of the run.
+    state: final state, if it is known; the report then gets pictures and
+      predictions of its weights.
+  """
+  if not session.experiment.log.report:
     return
   with session.doing('report'):
     if state is not None:
-      weights = session.weights(state)['']
-      known = session.setting, weights, session.source
-      reporting.write(
-        session.workdir,
-        session.experiment,
-        *known,
-        step=session.experiment.total_steps,
-      )
+      session.write_pictures(state)
     elif runtime.is_main():
       page.write(session.workdir)
-
-
-def _due(session: Session, step: int) -> tuple[list[str], bool]:
-  """The evaluators due after `step` updates, and whether to save."""
-  config, experiment = session.config, session.experiment
-
-  def due(every: str) -> bool:
-    interval = experiment.steps(every)
-    last = step == experiment.total_steps
-    return step > 0 and (last or interval > 0 and step % interval == 0)
-
-  evals = [name for name in config.evals if due(config.evals[name].every)]
-  save = due(config.checkpoint.every) or session.save_is_due(step)
-  return evals, save
-
-
-def _evaluate(
-  session: Session, due: list[str], state: PyTree, step: int
-) -> Results:
-  """Runs evaluators on all weights that are worth it; see `Trainer.weights`.
-
-  A signal ends it without results; the resumed run evaluates again.
-  """
-  results = {}
-  for name in due:
-    evaluator = session.evaluators[name]
-    for suffix, params in judged(evaluator, session.weights(state)).items():
-      session.judging = f'step {step:,}' + (f', {suffix}' if suffix else '')
-      with session.doing('eval'):
-        try:
-          scores = evaluator.run(params)
-        except StopRequested:
-          return {}
-      results |= {f'{name}{suffix}/{key}': v for key, v in scores.items()}
-  return results

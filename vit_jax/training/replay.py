@@ -1,4 +1,4 @@
-"""Silent data corruption: a step computed twice must give the same bits."""
+"""Detects silent data corruption by computing a step twice."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,51 +14,63 @@ Step = Callable[..., tuple[PyTree, PyTree]]
 
 
 class Replay:
-  """Computes a step twice now and then, and compares the states after it."""
+  """Computes some steps twice and compares the states after them."""
 
   def __init__(
     self,
-    train_step: Step,
+    compiled_step: Step,
     fixed: tuple[Any, ...],
     ledger: Ledger,
     every_steps: int,
   ):
-    """Nothing is computed yet.
+    """Computes nothing yet.
 
     Args:
-      train_step: (state, batch, *fixed) → (new state, metrics); donates the
-        state.
-      fixed: what all steps have in common.
-      ledger: where a difference is written down.
-      every_steps: steps from one replay to the next; 0 for none at all.
+      compiled_step: function (state, batch, *fixed) → (new state, metrics)
+        that donates the state.
+      fixed: arguments that all steps have in common.
+      ledger: destination of the event `sdc`.
+      every_steps: interval between two replays; 0 for none.
     """
-    self._train_step, self._fixed = train_step, fixed
+    self._compiled_step, self._fixed = compiled_step, fixed
     self._ledger, self._every_steps = ledger, every_steps
 
   def run(
     self, state: PyTree, batch: PyTree, step: int
   ) -> dict[str, int] | None:
-    """Checksums of the state after the update that makes it `step`.
+    """Computes the update on a copy of the state, if a replay is due.
 
-    The update is done on a copy. Where no replay is due, None.
+    Args:
+      state: state before the update.
+      batch: batch of the update.
+      step: number of updates completed after it.
+
+    Returns:
+      Checksums of the state after the update, by path; None if no replay is
+      due.
     """
     if not self._every_steps or step % self._every_steps:
       return None
-    copy = jax.tree.map(jnp.copy, state)
-    return _checksums(self._train_step(copy, batch, *self._fixed)[0])
+    copy = jax.tree.map(jnp.copy, state)  # the step donates its state
+    return _checksums(self._compiled_step(copy, batch, *self._fixed)[0])
 
   def compare(
     self, expected: dict[str, int] | None, state: PyTree, step: int
   ) -> None:
-    """Compares the state after `step` updates with what `run` returned.
+    """Compares a state with the replay of the same update.
+
+    Args:
+      expected: result of `run`.
+      state: state after the update.
+      step: number of updates completed.
 
     Raises:
-      RuntimeError: other bits.
+      RuntimeError: the bits differ.
     """
     if expected is None:
       return
-    found = _checksums(state)
-    leaves = [path for path in found if found[path] != expected[path]]
+    actual = _checksums(state)
+    leaves = [path for path in actual if actual[path] != expected[path]]
     if leaves:
       self._ledger.event('sdc', step=step, leaves=leaves)
       raise RuntimeError(
@@ -69,6 +81,5 @@ class Replay:
 
 
 def _checksums(state: PyTree) -> dict[str, int]:
-  """Of every leaf, by path."""
   mesh = jax.tree.leaves(state)[0].sharding.mesh
   return checksum.checksums(state, sharding.replicated(mesh))

@@ -1,4 +1,4 @@
-"""What a run shows of itself: its pictures for report.html."""
+"""Pictures of a run for report.html: training images and predictions."""
 
 import contextlib
 import logging
@@ -11,15 +11,14 @@ from etils import epath
 from jax.sharding import Mesh
 
 from vit_jax.analysis.report import parts
-from vit_jax.config.sections import build_section
 from vit_jax.data.pipeline import stream
-from vit_jax.evaluators import predictions
-from vit_jax.evaluators.alone import on_main
 from vit_jax.evaluators.contract import Setting
 from vit_jax.evaluators.spread import own_splits
 from vit_jax.processes.consensus import from_main
 from vit_jax.processes.preemption import StopRequested
+from vit_jax.training import predictions
 from vit_jax.training.experiment import Experiment
+from vit_jax.training.main_process import gather_to_main
 
 log = logging.getLogger('vit_jax')
 PyTree = Any
@@ -34,57 +33,60 @@ def write(
   source: stream.Source,
   step: int,
 ) -> None:
-  """Makes the pictures of report.html; what goes wrong ends no run.
+  """Writes the pictures of report.html; a failure is logged and ends no run.
 
-  Of several processes the main one looks at images, alone, and the others
-  wait for it.
+  With several processes, the main one reads and classifies images, and the
+  others wait for it.
 
   Args:
-    workdir: of the run.
-    experiment: of the run.
-    setting: of its evaluators.
-    weights: to be judged.
-    source: of the training.
-    step: of these weights.
+    workdir: directory of the run.
+    experiment: experiment of the run.
+    setting: setting of its evaluators.
+    weights: weights whose predictions are shown.
+    source: source of the training examples.
+    step: number of updates that these weights have seen.
   """
-  setting, weights = on_main(setting, weights)
+  setting, weights = gather_to_main(setting, weights)
 
   def make() -> None:
     values: dict[str, Any] = {'step': step, 'training': []}
-    with _carefully('training images'):
+    with _failures_logged('training images'):
       values['training'] = training_images(experiment, source, setting.mesh)
     splits = own_splits(experiment.config.evals)
     if splits and experiment.config.num_classes:
-      with _carefully('predictions'), jax.set_mesh(setting.mesh):
-        values['judged'] = predictions.judge(setting, weights, splits[0])
-    with _carefully('pictures'):
+      with _failures_logged('predictions'), jax.set_mesh(setting.mesh):
+        values['judged'] = predictions.predict_examples(
+          setting, weights, splits[0]
+        )
+    with _failures_logged('pictures'):
       parts.write(workdir, values)
 
   from_main(make)
 
 
 @contextlib.contextmanager
-def _carefully(what: str) -> Iterator[None]:
+def _failures_logged(part: str) -> Iterator[None]:
+  """Logs what goes wrong with a part of the report, instead of raising it."""
   try:
     yield
   except StopRequested:
-    log.info('report.html is left without %s: a signal came', what)
-  except Exception as error:  # noqa: BLE001 (a page is not worth a run)
-    log.warning('report.html has no %s: %s', what, error)
+    log.info('report.html is written without %s: a signal arrived', part)
+  except Exception as error:  # noqa: BLE001 (a report must not end a run)
+    log.warning('report.html has no %s: %s', part, error)
 
 
 def training_images(
   experiment: Experiment, source: stream.Source, mesh: Mesh
 ) -> list[dict[str, Any]]:
-  """The first images of the training as the step gets them.
+  """Returns pictures of the first training images as the step gets them.
 
-  They are those of the first batch; where images are mixed, each is mixed with
+  They are those of the first batch. Where images are mixed, each is mixed with
   another one of these, not of the whole batch.
 
   Args:
-    experiment: of the run.
-    source: of the training.
-    mesh: devices of this process.
+    experiment: experiment of the run.
+    source: source of the training examples.
+    mesh: mesh of the devices of this process.
   """
   config = experiment.config
   split = mesh.shape['data'] * mesh.shape['fsdp']
@@ -92,19 +94,20 @@ def training_images(
   mix = jax.jit(experiment.setting.mix)
   with stream.train_batches(
     source,
-    experiment.augment(),
+    experiment.augment,
     batch_size,
     config.seed,
     0,
     mesh,
-    reader=build_section(config, 'reader'),
+    reader=experiment.reader,
   ) as batches:
     batch = next(batches)
-    if not {'image', 'label'} <= batch.keys():  # of an objective of its own
+    if not {'image', 'label'} <= batch.keys():  # the objective has its own
       return _unlabelled(jax.device_get(batch))
     with jax.set_mesh(mesh):
       key = jax.random.fold_in(jax.random.key(config.seed), 0)
       images, targets = jax.device_get(mix(batch, key))
+  # The step gets pixels in [-1, 1].
   pixels = np.clip(np.round(images * 127.5 + 127.5), 0, 255).astype(np.uint8)
   return [
     parts.picture(image, caption(target, source.class_names))
@@ -113,7 +116,11 @@ def training_images(
 
 
 def _unlabelled(batch: dict[str, np.ndarray]) -> list[dict[str, Any]]:
-  """All images of the first examples, several crops of each perhaps."""
+  """Returns pictures of all images of the first examples.
+
+  An example may have several crops, so arrays of images are those of uint8
+  with four or more dimensions, `[n, …, y, x, 3]`.
+  """
   entries = []
   for key, array in batch.items():
     if array.dtype == np.uint8 and array.ndim >= 4 and array.shape[-1] == 3:
@@ -123,7 +130,12 @@ def _unlabelled(batch: dict[str, np.ndarray]) -> list[dict[str, Any]]:
 
 
 def caption(target: np.ndarray | np.integer, names: Sequence[str]) -> list[str]:
-  """['cat'], or ['cat 0.70', 'dog 0.30'] where labels are mixed."""
+  """Returns ['cat'], or ['cat 0.70', 'dog 0.30'] where labels are mixed.
+
+  Args:
+    target: label, or probabilities of the classes `[classes]`.
+    names: names of the classes.
+  """
   if target.ndim == 0:
     return [names[int(target)]]
   largest = np.argsort(-target, kind='stable')[:2]

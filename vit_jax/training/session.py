@@ -1,34 +1,43 @@
-"""A run's open resources: lock, ledger, watchdog, checkpoints, step."""
+"""Opens and closes what a run needs: lock, ledger, data, checkpoints, step."""
 
 import contextlib
+import functools
 import logging
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
-import numpy as np
 from etils import epath
 from jax.experimental import multihost_utils
 
+from vit_jax import checkpoint
 from vit_jax.arrays import chips
 from vit_jax.config.completion import Config, flatten
 from vit_jax.config.sections import build_section
-from vit_jax.errors import StorageError
+from vit_jax.data.pipeline import stream
 from vit_jax.files import paths
 from vit_jax.processes import peers, runtime
-from vit_jax.processes.consensus import from_main
 from vit_jax.processes.preemption import Preemption
 from vit_jax.processes.watchdog import Watchdog
 from vit_jax.run import limits, lock, metrics, recovery
 from vit_jax.run import workdir as workdir_lib
+from vit_jax.run.identity import Note
 from vit_jax.run.ledger import Ledger
 from vit_jax.run.recorder import Meter, Recorder
 from vit_jax.run.stragglers import HostTimes
 from vit_jax.run.tracking import Run as TrackedRun
-from vit_jax.training import compiling, data, frozen, history, kernel_check
+from vit_jax.training import (
+  compiling,
+  data,
+  frozen,
+  history,
+  kernel_check,
+  reporting,
+)
+from vit_jax.training.evaluations import Evaluations
 from vit_jax.training.experiment import Experiment
 from vit_jax.training.replay import Replay
+from vit_jax.training.saving import Saving
 
 log = logging.getLogger('vit_jax')
 PyTree = Any
@@ -36,9 +45,22 @@ InitialParams = Callable[[Experiment], PyTree] | None
 
 
 class Session:
-  """One process's part in a run, from its start to its end."""
+  """One process's part in a run, from its start to its end.
 
-  judging = ''  # which weights evaluators look at, in words
+  Attributes:
+    workdir: directory of the run.
+    experiment: experiment of the run.
+    ledger: events of the run and the account of its time.
+    preemption: signals that ask the run to end.
+    hosts: measurement of this host's own time.
+    evaluations: evaluators and figures.
+    checkpoints: checkpoints of the run.
+    saving: schedule of the checkpoints.
+    fixed: arguments of the compiled step besides state and batch.
+    recorder: destination of each step's metrics; a new one after each `start`.
+  """
+
+  recorder: Recorder
 
   def __init__(
     self,
@@ -49,125 +71,189 @@ class Session:
   ):
     """Opens everything; `stack` closes it.
 
+    Args:
+      config: completed config.
+      workdir: directory of the run.
+      stack: stack that gets a callback for each opened resource.
+      allow_changes: whether to go on although the checkpoint belongs to
+        another run.
+
     Raises:
-      UserError: config or data are invalid.
+      UserError: config or data are invalid, or the workdir is another run's.
+      StorageError: the workdir cannot be read or written.
     """
-    self.config, self.workdir = config, workdir
+    self.workdir = workdir
     self.experiment = Experiment.build(config, jax.devices())
     stack.enter_context(jax.set_mesh(self.experiment.mesh))
+    # The lock comes before anything is written, so that two runs on one
+    # workdir never mix their files.
     if runtime.is_main():
       paths.try_out(workdir)
       stack.enter_context(lock.hold(workdir))
     self.ledger = Ledger(runtime.process_file(workdir / 'events.jsonl'))
-    self.recovery = build_section(config, 'recovery')
-    self.watchdog = Watchdog(
+    settings = self.experiment.recovery
+    self._watchdog = Watchdog(
       runtime.process_file(workdir / 'stacks.txt'),
-      factor=self.recovery.watchdog_factor,
-      min_s=self.recovery.watchdog_min_s,
-      pause_s=self.recovery.watchdog_pause_s,
+      factor=settings.watchdog_factor,
+      min_s=settings.watchdog_min_s,
+      pause_s=settings.watchdog_pause_s,
     )
-    stack.callback(self.watchdog.close)
-    self.hosts = self._host_times()
+    stack.callback(self._watchdog.close)
+    self.hosts = HostTimes(
+      self.ledger, self.experiment.steps(settings.slow_hosts_every)
+    )
     self.preemption = Preemption()
     stack.callback(self.preemption.close)
     with self.doing('init'):
-      self.experiment = kernel_check.checked(self.experiment, self.ledger)
-      self._open_data()
-      frozen.check_classes(self.experiment.frozen, self.source)
-      models = frozen.load(self.experiment.frozen, self.experiment.mesh)
-      about = self.experiment.about(self.source, models)
-      self.checkpoints = build_section(
-        config, 'checkpoint', workdir / 'checkpoints', about
-      )
-      stack.callback(self.checkpoints.close)
-      newest = from_main(self.checkpoints.latest_step)
-      history.check_end(workdir, newest, self.experiment)
-      notes = history.compare(
-        workdir, newest, about, config, allow_changes=allow_changes
-      )
-      self.key = self.experiment.key()
-      self.fixed = self.key, models  # what every step takes
-      self.abstract_state = self.experiment.abstract_state()
-      compiling.describe(self.experiment, self.abstract_state)
-    with self.doing('compile'):
-      self.train_step = compiling.compile_to_run(self.experiment)
-    self.replay = self._replay()
-    self._log = build_section(config, 'log')
-    told = TrackedRun.of(workdir, flatten(config))
-    self.writer = metrics.opened(self._log, told, runtime.is_main())
-    stack.callback(self.writer.close)
-    self._saved_at, self._results = time.monotonic(), {}  # of the last save
-    self.rollbacks: list[recovery.Rollback] = []
-    if runtime.is_main():
-      self._record(about, notes)
+      newest = self._open_run(config, stack, allow_changes)
+    # Compiled before the state is restored: compiling may need much memory.
+    # A run that has finished needs no step.
+    if newest is None or newest < self.experiment.total_steps:
+      _ = self.compiled_step
+    tracked = TrackedRun.of(workdir, flatten(config))
+    self._writer = metrics.opened(
+      self.experiment.log, tracked, runtime.is_main()
+    )
+    stack.callback(self._writer.close)
 
-  def _host_times(self) -> HostTimes:
-    every = self.experiment.steps(self.recovery.slow_hosts_every)
-    return HostTimes(self.ledger, every)
+  def _open_run(
+    self, config: Config, stack: contextlib.ExitStack, allow_changes: bool
+  ) -> int | None:
+    """Opens data and checkpoints, and compares them with the last start.
 
-  def _replay(self) -> Replay:
-    every = self.experiment.steps(self.recovery.sdc_every)
-    return Replay(self.train_step, self.fixed, self.ledger, every)
-
-  def _open_data(self) -> None:
-    self.source = data.open_train(self.config)
-    self.setting = data.setting(
+    Returns:
+      The step of the newest checkpoint, or None.
+    """
+    # First what needs nothing but a listing of the directory: a run that has
+    # finished, or that is longer than its config, says so at once.
+    newest = history.newest_step(self.workdir)
+    history.check_end(self.workdir, newest, self.experiment)
+    self.experiment = kernel_check.checked(self.experiment, self.ledger)
+    self._source = data.open_train(config)
+    self._setting = data.evaluation_setting(
       self.experiment,
-      self.source.class_names,
+      self._source.class_names,
       self.ledger,
       self._check_in_evaluation,
-      self.workdir,
-      lambda: self.judging,
     )
-    self.evaluators = {
-      name: data.evaluator(self.experiment, name, self.setting)
-      for name in self.config.evals
-    }
+    self.evaluations = Evaluations(
+      self.experiment, self._setting, self.workdir, self.doing
+    )
+    frozen.check_classes(self.experiment.frozen, self._source)
+    models = frozen.load(self.experiment.frozen, self.experiment.mesh)
+    about = self.experiment.about(self._source, models)
+    self.checkpoints: checkpoint.Checkpointer = build_section(
+      config, 'checkpoint', self.workdir / 'checkpoints', about
+    )
+    stack.callback(self.checkpoints.close)
+    self.saving = Saving(
+      self.experiment, self.checkpoints, self.ledger, self.doing, self._history
+    )
+    self._comparison = history.Comparison(
+      self.workdir, about, config, allow_changes=allow_changes
+    )
+    self._comparison.check_processes()
+    self._notes = self._comparison.check_newest(newest)
+    self._is_recorded = False
+    self._rollbacks: list[recovery.Rollback] = []
+    self.fixed = self.experiment.key(), models
+    compiling.describe(self.experiment, self.experiment.abstract_state())
+    return newest
 
-  def _record(self, about: dict[str, Any], notes: list[history.Note]) -> None:
-    """Records what runs, and what has changed since the last start."""
-    run = runtime.describe_run() | about['record']
-    run['train_flops_per_image'] = self.experiment.image_flops
-    workdir_lib.record(self.workdir, self.config, run)
-    for note in notes:
-      log.warning('%s', note.text)
-      self.ledger.event(note.kind, **note.fields)
+  @functools.cached_property
+  def compiled_step(self) -> jax.stages.Compiled:
+    """The compiled training step; compiled when it is first used."""
+    with self.doing('compile'):
+      return compiling.compile_to_run(self.experiment)
+
+  @functools.cached_property
+  def replay(self) -> Replay:
+    """The detection of silent data corruption."""
+    every = self.experiment.steps(self.experiment.recovery.sdc_every)
+    return Replay(self.compiled_step, self.fixed, self.ledger, every)
 
   @contextlib.contextmanager
   def doing(self, kind: str) -> Iterator[None]:
-    """Around work that is not a step: it is timed, and the watchdog waits."""
-    seconds = self.recovery.watchdog_eval_s if kind == 'eval' else None
-    with self.ledger.span(kind), self.watchdog.pause(seconds):
+    """Surrounds work that is not a step: it is timed, and may take longer.
+
+    Args:
+      kind: kind of the span in the ledger: 'eval', 'save', …
+    """
+    # An evaluation restarts its limit with every batch, so it can be shorter.
+    is_eval = kind == 'eval'
+    limit_s = self.experiment.recovery.watchdog_eval_s if is_eval else None
+    with self.ledger.span(kind), self._watchdog.pause(limit_s):
       yield
 
   def _check_in_evaluation(self) -> None:
-    """Called with every batch of an evaluation."""
-    self.watchdog.alive()
+    """Is called with every batch of an evaluation, on every process."""
+    self._watchdog.alive()
     self.preemption.check()
 
   def start(self, initial_params: InitialParams) -> tuple[PyTree, int]:
-    """The newest intact state, or a new one, and its number of updates.
+    """Restores the newest intact state, or initializes a new one.
 
-    Lines of metrics.jsonl beyond that step are set aside.
+    Lines of metrics.jsonl beyond that step are quarantined.
+
+    Args:
+      initial_params: function that returns the parameters of a new run; None
+        for randomly initialized ones.
+
+    Returns:
+      The state, and the number of updates that it has seen.
+
+    Raises:
+      UserError: the checkpoint belongs to another run, or none is intact.
+      StorageError: the checkpoint cannot be read.
     """
     with self.doing('restore'):
-      restored = self.checkpoints.restore_latest(self.abstract_state)
+      restored = self.checkpoints.restore_latest(
+        self.experiment.abstract_state()
+      )
       if restored is None:
         restored = self._new_state(initial_params), 0
       else:
         log.info('resuming at step %d', restored[1])
       step = restored[1]
       before = history.about(self.workdir, step)
-      self.rollbacks = history.rollbacks(self.workdir, step, before)
+      # The newest step was compared before; it may have been damaged.
+      self._notes += self._comparison.check_restored(step, before)
+      self._record_start(step, before)
+      self._rollbacks = history.rollbacks(self.workdir, step, before)
       if runtime.is_main():
-        self.writer.rewind(step, before.get('training_lines', 0))
+        self._writer.rewind(step, before.get('training_lines', 0))
+      self.recorder = self._new_recorder(before.get('interval'))
     return restored
 
+  def _record_start(self, step: int, before: dict[str, Any]) -> None:
+    """Writes config.json and run.json, once it is clear that the run starts.
+
+    Args:
+      step: step that the run starts at.
+      before: item `about` of the checkpoint of that step.
+    """
+    config = self.experiment.config
+    if not self._is_recorded:  # else this start only goes back after a rollback
+      self._notes += history.evaluator_changes(
+        self.workdir, step, before, config
+      )
+    if runtime.is_main():
+      if not self._is_recorded:
+        run = runtime.describe_run() | self._comparison.record
+        run['train_flops_per_image'] = self.experiment.image_flops
+        workdir_lib.record(self.workdir, config, run)
+      for note in self._notes:
+        log.warning('%s', note.text)
+        self.ledger.event(note.kind, **note.fields)
+    self._is_recorded, self._notes = True, list[Note]()
+
   def _new_state(self, initial_params: InitialParams) -> PyTree:
-    shardings = jax.tree.map(lambda leaf: leaf.sharding, self.abstract_state)
-    experiment = self.experiment
+    experiment, key = self.experiment, self.fixed[0]
+    shardings = jax.tree.map(
+      lambda leaf: leaf.sharding, experiment.abstract_state()
+    )
     if initial_params is None:
-      return jax.jit(experiment.init_state, out_shardings=shardings)(self.key)
+      return jax.jit(experiment.init_state, out_shardings=shardings)(key)
 
     def from_params(params: PyTree, key: jax.Array) -> PyTree:
       objective, batch = experiment.objective, experiment.abstract_batch()
@@ -175,108 +261,92 @@ class Session:
       return experiment.trainer.state_of(params, extra)
 
     init = jax.jit(from_params, donate_argnums=0, out_shardings=shardings)
-    return init(initial_params(experiment), self.key)
+    return init(initial_params(experiment), key)
 
-  def weights(self, state: PyTree) -> dict[str, PyTree]:
-    """What evaluators judge; see `Trainer.weights`."""
-    return self.experiment.trainer.weights(state)
+  def _new_recorder(self, interval: dict[str, Any] | None) -> Recorder:
+    """Returns a recorder of the steps to come.
 
-  def recorder(self) -> Recorder:
-    """Takes the metrics of the steps to come."""
-    config, devices = self.config, self.experiment.mesh.devices
+    Args:
+      interval: metrics since the last line, as a checkpoint stores them.
+    """
+    experiment, config = self.experiment, self.experiment.config
+    devices, settings = experiment.mesh.devices, experiment.recovery
     meter = Meter(
       self.ledger,
       config.batch_size,
       devices.size,
-      self.experiment.image_flops,
+      experiment.image_flops,
       chips.peak_flops(devices.flat[0].device_kind),
     )
     return Recorder(
-      self.writer,
+      self._writer,
       meter,
       self.ledger,
-      self.watchdog,
+      self._watchdog,
       self.hosts,
-      data.bad_share(config),
+      data.bad_record_limit(config),
       limits.Limits(
-        limits.build(self.recovery.limits), self.experiment.steps, self.ledger
+        limits.build(settings.limits), experiment.steps, self.ledger
       ),
-      max_skipped=self.recovery.max_skipped,
-      every_steps=self.experiment.steps(self._log.every),
-      total_steps=self.experiment.total_steps,
+      max_skipped=settings.max_skipped,
+      every_steps=experiment.steps(experiment.log.every),
+      total_steps=experiment.total_steps,
       steps_per_epoch=config.train.num_examples / config.batch_size,
+      interval=interval,
     )
 
-  def train_batches(self, step: int) -> Any:
-    """The batches after `step` updates, without those on the skip list."""
+  def train_batches(self, step: int) -> stream.Stream:
+    """Opens the stream of batches after `step` updates.
+
+    Batches on the skip list are left out.
+    """
     return data.train_batches(
       self.experiment,
-      self.source,
+      self._source,
       step,
       self.ledger,
-      recovery.skip_list(self.rollbacks),
+      recovery.skip_list(self._rollbacks),
     )
 
-  def save_is_due(self, step: int) -> bool:
-    """Whether `checkpoint.every_minutes` are over, by the main process."""
-    minutes = self.config.checkpoint.every_minutes
-    if minutes is None or step % self.experiment.steps(self._log.every):
-      return False
-    due = time.monotonic() - self._saved_at >= 60 * minutes
-    if jax.process_count() > 1:
-      due = bool(multihost_utils.broadcast_one_to_all(np.array(due)))
-    return due
-
-  def save(
-    self, step: int, state: PyTree, results: dict[str, float] | None = None
-  ) -> None:
-    """Begins to save, or adds results; what fails does not end the run."""
-    self._results = results = results or {}
-    with self.doing('save'):
-      if not self.checkpoints.save(step, state, results, self._history()):
-        self.ledger.event('save_failed', step=step)
-    self._saved_at = time.monotonic()
-
   def _history(self) -> dict[str, Any]:
-    """What a checkpoint holds beside the state, to be compared later."""
+    """Returns what a checkpoint stores about the run up to its step."""
     return {
-      'rollbacks': self.rollbacks,
-      'training_lines': self.writer.training_lines,
+      'rollbacks': self._rollbacks,
+      'training_lines': self._writer.training_lines,
+      'interval': self.recorder.interval(),
     }
 
-  def finish_saving(self, step: int, state: PyTree) -> None:
-    """Waits for the last save; tries once more if it is not on disk.
-
-    Raises:
-      StorageError: it failed again.
-    """
-    with self.doing('save'):
-      self.checkpoints.settle()
-      if self.checkpoints.is_committed(step):
-        return
-      self.checkpoints.save(step, state, self._results, self._history())
-      self.checkpoints.settle()
-      if not self.checkpoints.is_committed(step):
-        raise StorageError(
-          f'step {step} could not be saved; {self.checkpoints.safe()}. Make '
-          'room, or mend what the log above names, and run the same command '
-          'again.'
-        )
+  def write_pictures(self, state: PyTree) -> None:
+    """Writes the HTML report's pictures and predictions of a final state."""
+    reporting.write(
+      self.workdir,
+      self.experiment,
+      self._setting,
+      self.experiment.trainer.weights(state)[''],
+      self._source,
+      step=self.experiment.total_steps,
+    )
 
   def roll_back(self, error: recovery.RollbackError) -> None:
-    """Writes the rollback down; the next `start` carries it out.
+    """Records a rollback; the next `start` carries it out.
+
+    Args:
+      error: the bad steps.
 
     Raises:
       DivergedError: no more rollbacks are allowed.
     """
     log.warning('%s: rolling back to the last checkpoint', error)
-    with self.doing('save'):
-      self.checkpoints.settle()
+    self.saving.settle()
     fields = recovery.rollback(
-      error, self.rollbacks, self.checkpoints.latest_step() or 0, self.recovery
+      error,
+      self._rollbacks,
+      self.checkpoints.latest_step() or 0,
+      self.experiment.recovery,
     )
     if runtime.is_main():
       self.ledger.event('rollback', **fields)
+    # Other processes read the event in `start`: it must be there by then.
     if jax.process_count() > 1:
       multihost_utils.sync_global_devices('rollback is written')
 
@@ -288,13 +358,15 @@ def open_session(
   """Opens a run in its workdir, and closes everything in the end.
 
   Args:
-    config: completed.
-    workdir: of the run.
-    allow_changes: go on although its checkpoint is of another run.
+    config: completed config.
+    workdir: directory of the run.
+    allow_changes: whether to go on although the checkpoint belongs to another
+      run.
   """
   with contextlib.ExitStack() as stack:
     try:
       yield Session(config, workdir, stack, allow_changes)
     except Exception as error:
+      # Before anything is closed, because closing may wait for other processes.
       peers.announce(error)
       raise

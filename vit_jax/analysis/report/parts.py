@@ -110,7 +110,7 @@ def write(workdir: epath.Path, values: dict[str, Any]) -> None:
   Args:
     workdir: of the run.
     values: `step`, `training` (pictures) and `judged`, from
-      `evaluators.predictions.judge`.
+      `training.predictions.predict_examples`.
 
   Raises:
     OSError: they cannot be written.

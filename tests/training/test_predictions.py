@@ -9,8 +9,9 @@ from vit_jax.arrays import sharding
 from vit_jax.data.augment.transforms import EvalTransform
 from vit_jax.data.pipeline.stream import Reader
 from vit_jax.errors import UserError
-from vit_jax.evaluators import predictions, spread
+from vit_jax.evaluators import spread
 from vit_jax.evaluators.contract import Setting
+from vit_jax.training import predictions
 
 
 class Colours:
@@ -54,7 +55,7 @@ def setting():
 
 
 def test_predictions_and_the_surest_mistakes_first(setting):
-  found = predictions.judge(setting, jnp.float32(1), 'test')
+  found = predictions.predict_examples(setting, jnp.float32(1), 'test')
   assert (found['count'], found['total']) == (50, 50)
   assert found['accuracy'] == pytest.approx(0.9)
   wrong = [4, 14, 24, 34, 44]
@@ -66,7 +67,7 @@ def test_predictions_and_the_surest_mistakes_first(setting):
 
 
 def test_examples_of_a_large_split_are_spread_over_it(setting):
-  found = predictions.judge(setting, jnp.float32(1), 'test', count=5)
+  found = predictions.predict_examples(setting, jnp.float32(1), 'test', count=5)
   titles = [entry['caption'][2] for entry in found['examples']]
   assert titles == ['<0>.png', '<12>.png', '<24>.png', '<37>.png', '<49>.png']
   assert (found['count'], found['total']) == (5, 50)
@@ -81,7 +82,9 @@ def test_examples_of_large_files_have_their_number():
 
 def test_a_model_without_a_head(setting):
   with pytest.raises(UserError, match='no head'):
-    predictions.judge(setting._replace(num_classes=0), jnp.float32(1), 'test')
+    predictions.predict_examples(
+      setting._replace(num_classes=0), jnp.float32(1), 'test'
+    )
 
 
 def test_splits_of_the_runs_own_data():

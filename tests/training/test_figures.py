@@ -1,7 +1,8 @@
-"""The evaluator `figures`: what it draws, of which weights, and failures."""
+"""Figures drawn during a run: of which weights, and what a failure does."""
 
 import functools
 import json
+from contextlib import nullcontext
 
 import jax
 import numpy as np
@@ -11,10 +12,11 @@ from minimal_config import completed
 
 from vit_jax.analysis import figures as findings
 from vit_jax.analysis import gallery
-from vit_jax.errors import UserError
-from vit_jax.evaluators import contract, figures, spread
+from vit_jax.evaluators import spread
 from vit_jax.training import data
+from vit_jax.training.evaluations import Evaluations
 from vit_jax.training.experiment import Experiment
+from vit_jax.training.figures import Figures
 
 SOURCE = {'name': 'synthetic', 'num_examples': 64, 'num_classes': 10}
 DECODER = dict(width=8, depth=1, num_heads=2, mlp_dim=8, dtype='float32')
@@ -27,29 +29,31 @@ def plain():
 
 
 def built(tmp_path, **changes):
-  """An experiment with figures among its evaluators, and its parameters."""
+  """Returns an experiment, a setting, parameters and its evaluations."""
   experiment, setting, params = started(**changes) if changes else plain()
-  return experiment, setting._replace(workdir=epath.Path(tmp_path)), params
+  evaluations = Evaluations(
+    experiment, setting, epath.Path(tmp_path), lambda kind: nullcontext()
+  )
+  return experiment, setting, params, evaluations
 
 
 def started(**changes):
-  """The same, in no workdir."""
+  """Returns the same without a workdir."""
   changes |= {'evals': {'figures': FIGURES}, 'model.dtype': 'float32'}
   config = completed(source=SOURCE, **changes)
   experiment = Experiment.build(config, jax.devices()[:2])
   source = data.open_train(config)
-  setting = data.setting(
-    experiment, source.class_names, judging=lambda: 'step 7'
-  )
+  setting = data.evaluation_setting(experiment, source.class_names)
   state = jax.jit(experiment.init_state)(jax.random.key(0))
-  return experiment, setting, state.params
+  return experiment, setting, state
 
 
 def test_the_figures_of_a_run(tmp_path):
-  """What `examine` finds of five images of the split; no metrics."""
-  experiment, setting, params = built(tmp_path)
-  evaluator = data.evaluator(experiment, 'figures', setting)
-  assert evaluator.run(params) == {}
+  """Five images of the split are examined, and there are no metrics."""
+  experiment, setting, state, evaluations = built(tmp_path)
+  last = experiment.total_steps
+  assert evaluations.due(last) == ['figures']
+  assert evaluations.run(['figures'], state, 7) == {}
   folder = tmp_path / gallery.FOLDER
   about = json.loads((folder / 'figures.json').read_text())
   assert about == {
@@ -63,7 +67,7 @@ def test_the_figures_of_a_run(tmp_path):
     assert (folder / f'{name}.png').read_bytes().startswith(b'\x89PNG')
   source = spread.Spread(setting.open_source('test'), 5)
   images = source.images(setting.transform)
-  expected = findings.examine(experiment.model, params, images)
+  expected = findings.examine(experiment.model, state.params, images)
   saved = np.load(folder / 'figures.npz')
   for name, array in expected.arrays.items():
     np.testing.assert_allclose(saved[name], array, atol=1e-6)
@@ -71,15 +75,15 @@ def test_the_figures_of_a_run(tmp_path):
 
 @pytest.mark.slow
 def test_reconstructions_of_a_masked_training(tmp_path):
-  """Grey where hidden; the picture says what was predicted."""
+  """Hidden patches are grey, and the picture names what was predicted."""
   objective = dict(name='mae', mask_ratio=0.5, decoder=DECODER)
-  experiment, setting, params = built(
+  experiment, _, state, evaluations = built(
     tmp_path, objective=objective, num_classes=0
   )
-  data.evaluator(experiment, 'figures', setting).run(params)
+  evaluations.run(['figures'], state, 7)
   about = gallery.about(epath.Path(tmp_path) / gallery.FOLDER)
   assert 'reconstructions' in about['figures']
-  assert 'mean and deviation of each patch' in experiment.objective.reconstructs
+  assert 'each patch' in experiment.objective.reconstructs
   saved = np.load(tmp_path / gallery.FOLDER / 'figures.npz')
   images, seen = saved['images'] / 255, saved['seen']
   hidden = (seen == 0.5).all(-1)
@@ -90,28 +94,35 @@ def test_reconstructions_of_a_masked_training(tmp_path):
   )
 
 
-def test_weights_by_their_ending(tmp_path):
-  _, setting, _ = built(tmp_path)
-  weights = {'': 1, '_ema': 2, '_teacher': 3}
-  plain = figures.Evaluator(setting, split='test')
-  average = figures.Evaluator(setting, split='test', weights='_ema')
-  assert contract.judged(plain, weights) == {'': 1}
-  assert contract.judged(average, weights) == {'_ema': 2}
-  assert contract.judged(lambda: None, weights) == weights
-
-
-def test_outside_of_a_run(tmp_path):
-  _, setting, _ = built(tmp_path)
-  with pytest.raises(UserError, match='vit_jax.analyze --checkpoint=PATH'):
-    figures.Evaluator(setting._replace(workdir=None), split='test')
+@pytest.mark.parametrize('suffix, title', [('', 'step 7'), ('_ema', '_ema')])
+def test_the_weights_that_the_config_names(
+  tmp_path, monkeypatch, suffix, title
+):
+  """Figures of one set of weights are not overwritten by those of the next."""
+  experiment, setting, _, _ = built(tmp_path)
+  drawn = []
+  monkeypatch.setattr(
+    Figures,
+    '_draw_safely',
+    lambda self, setting, params, title: drawn.append((params, title)),
+  )
+  figures = Figures(
+    experiment, setting, epath.Path(tmp_path), split='test', weights=suffix
+  )
+  weights = {'': 'params ', '_ema': 'params _ema'}
+  figures.draw(weights, 'step 7')
+  [(params, shown)] = drawn
+  assert params == f'params {suffix}' and shown.endswith(title)
+  figures.draw({'_teacher': 'params'}, 'step 7')
+  assert len(drawn) == 1
 
 
 def test_what_cannot_be_drawn_ends_nothing(tmp_path, monkeypatch, caplog):
-  _, setting, params = built(tmp_path)
+  _, _, state, evaluations = built(tmp_path)
 
   def fail(*arguments):
     raise OSError('no room')
 
   monkeypatch.setattr(gallery, 'save', fail)
-  assert figures.Evaluator(setting, split='test').run(params) == {}
-  assert 'no figures: OSError: no room' in caplog.text
+  assert evaluations.run(['figures'], state, 7) == {}
+  assert 'OSError: no room' in caplog.text

@@ -1,0 +1,131 @@
+"""Evaluates and draws during a run, whenever an interval is over."""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from etils import epath
+
+from vit_jax.config import sections
+from vit_jax.config.plugins import build
+from vit_jax.errors import UserError
+from vit_jax.evaluators.contract import Evaluator, Setting
+from vit_jax.processes.preemption import StopRequested
+from vit_jax.training import data
+from vit_jax.training.experiment import Experiment
+from vit_jax.training.figures import Figures
+
+PyTree = Any
+Results = dict[str, float]
+Timed = Callable[[str], contextlib.AbstractContextManager[None]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+  """The steps after which something is due.
+
+  Attributes:
+    every_steps: interval between two of them; 0 for the last step only.
+    total_steps: number of updates in the whole training.
+  """
+
+  every_steps: int
+  total_steps: int
+
+  def due(self, step: int) -> bool:
+    """Returns whether it is due after `step` updates.
+
+    This depends on nothing but the step, so a resumed run repeats what was
+    due at the step that it was restored at.
+    """
+    if step == self.total_steps:
+      return step > 0
+    return step > 0 and self.every_steps > 0 and step % self.every_steps == 0
+
+
+class Evaluations:
+  """The evaluators and figures of a run, each on its own schedule."""
+
+  def __init__(
+    self,
+    experiment: Experiment,
+    setting: Setting,
+    workdir: epath.Path,
+    timed: Timed,
+  ):
+    """Builds all of `config.evals` and opens their data.
+
+    Args:
+      experiment: experiment of the run.
+      setting: setting of its evaluators.
+      workdir: directory of the run; figures are written there.
+      timed: context manager for work of some kind, see `Session.doing`.
+
+    Raises:
+      UserError: one of them cannot be built; the message contains its name.
+    """
+    self._timed = timed
+    self._weights = experiment.trainer.weights
+    self._entries: dict[str, tuple[Schedule, Evaluator | Figures]] = {}
+    for name, section in experiment.config.evals.items():
+      schedule = Schedule(
+        experiment.steps(section.every), experiment.total_steps
+      )
+      if is_figures(section):
+        built = _figures(experiment, setting, workdir, name)
+      else:
+        built = data.evaluator(experiment, name, setting)
+      self._entries[name] = schedule, built
+
+  def due(self, step: int) -> list[str]:
+    """Returns the names of what is due after `step` updates."""
+    return [
+      name
+      for name, (schedule, _) in self._entries.items()
+      if schedule.due(step)
+    ]
+
+  def run(self, names: list[str], state: PyTree, step: int) -> Results | None:
+    """Runs evaluators on every set of weights, and draws figures.
+
+    Args:
+      names: result of `due`.
+      state: state after `step` updates.
+      step: number of updates completed.
+
+    Returns:
+      Metrics by name: 'val/accuracy', and 'val_ema/accuracy' of the average of
+      parameters. None if a signal ended the evaluation: a resumed run then
+      evaluates again.
+    """
+    results: Results = {}
+    for name in names:
+      runner, weights = self._entries[name][1], self._weights(state)
+      try:
+        if isinstance(runner, Figures):
+          with self._timed('eval'):
+            runner.draw(weights, f'step {step:,}')
+          continue
+        for suffix, params in weights.items():
+          with self._timed('eval'):
+            scores = runner.run(params)
+          results |= {f'{name}{suffix}/{key}': v for key, v in scores.items()}
+      except StopRequested:
+        return None
+    return results
+
+
+def is_figures(section: Any) -> bool:
+  """Returns whether a section of `config.evals` draws figures."""
+  return sections.constructor('evals', section) is Figures
+
+
+def _figures(
+  experiment: Experiment, setting: Setting, workdir: epath.Path, name: str
+) -> Figures:
+  section = experiment.config.evals[name]
+  try:
+    return build(Figures, section, experiment, setting, workdir)
+  except UserError as error:  # the figures do not know their own name
+    raise UserError(f'config.evals.{name}: {error}') from error

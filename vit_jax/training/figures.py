@@ -1,0 +1,108 @@
+"""The paper's figures of what a training has learnt, drawn while it runs.
+
+They are the figures of `python -m vit_jax.analyze`. They are written to
+WORKDIR/figures and shown in the HTML report. A section of `config.evals` with
+`name='figures'` asks for them; it computes no metrics.
+"""
+
+import functools
+import logging
+from typing import Any
+
+import jax
+from etils import epath
+
+from vit_jax.analysis import gallery
+from vit_jax.analysis.figures import Masked, examine
+from vit_jax.arrays.tree import PyTree
+from vit_jax.config import durations, plugins
+from vit_jax.errors import check_range
+from vit_jax.evaluators.contract import Setting
+from vit_jax.evaluators.spread import Spread
+from vit_jax.processes.consensus import from_main
+from vit_jax.training.experiment import Experiment
+from vit_jax.training.main_process import gather_to_main
+
+log = logging.getLogger('vit_jax')
+
+
+@plugins.operational('split', 'weights', 'num_images', 'every')
+class Figures:
+  """Draws the figures of one set of weights; see `analysis.figures`."""
+
+  higher_is_better = ()  # `checkpoint.best` cannot name a metric of it
+
+  def __init__(
+    self,
+    experiment: Experiment,
+    setting: Setting,
+    workdir: epath.Path,
+    /,
+    *,
+    split: str,
+    weights: str = '',
+    num_images: int = 32,
+    every: str = '0 steps',
+  ):
+    """Opens the split.
+
+    Args:
+      experiment: experiment of the run.
+      setting: setting of the run's evaluators.
+      workdir: directory of the run.
+      split: split of the run's source from which the images are taken.
+      weights: '' for the trained weights, or the suffix of other weights that
+        the run evaluates: '_ema', '_teacher'.
+      num_images: number of images over which the attention distance is
+        averaged; the paper's Figure 11 uses 128.
+      every: duration between two drawings; '0 steps' draws only at the end.
+
+    Raises:
+      UserError: the split does not exist, or a value is out of range.
+    """
+    durations.check('every', every)
+    check_range('num_images', num_images, at_least=1)
+    self._experiment, self._setting = experiment, setting
+    self._workdir, self._suffix = workdir, weights
+    self._source = Spread(setting.open_source(split), num_images)
+
+  def draw(self, weights: dict[str, PyTree], title: str) -> None:
+    """Draws the figures of one of several sets of weights.
+
+    All processes must call it. A failure is logged and does not end the run.
+
+    Args:
+      weights: weights by suffix, see `Trainer.weights`. Nothing is drawn if
+        the suffix of this object is missing.
+      title: description of the moment: 'step 600'.
+    """
+    # Only one set of weights: the next one would overwrite its figures.
+    if self._suffix not in weights:
+      return
+    if self._suffix:
+      title = f'{title}, {self._suffix}'
+    setting, params = gather_to_main(self._setting, weights[self._suffix])
+    from_main(functools.partial(self._draw_safely, setting, params, title))
+
+  def _draw_safely(self, setting: Setting, params: PyTree, title: str) -> None:
+    try:
+      with jax.set_mesh(setting.mesh):
+        self._draw(setting, params, title)
+    except Exception as error:  # noqa: BLE001 (figures must not end a run)
+      log.warning('no figures: %s: %s', type(error).__name__, error)
+
+  def _draw(self, setting: Setting, params: PyTree, title: str) -> None:
+    transform: Any = setting.transform
+    images = self._source.images(transform)
+    objective = self._experiment.objective
+    found = examine(
+      self._experiment.model,
+      objective.backbone(params),
+      images,
+      masked=Masked.of(objective, params),
+    )
+    about = {
+      'weights': title,
+      'images': f'{len(images)} of {self._source.name}',
+    }
+    gallery.save(self._workdir / gallery.FOLDER, found, about)

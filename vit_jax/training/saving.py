@@ -1,0 +1,118 @@
+"""Decides when a run is saved, and saves it."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from vit_jax.checkpoint import Checkpointer
+from vit_jax.errors import StorageError
+from vit_jax.run.ledger import Ledger
+from vit_jax.training.evaluations import Results, Schedule, Timed
+from vit_jax.training.experiment import Experiment
+
+PyTree = Any
+
+
+class Saving:
+  """The checkpoints of a run, and the schedule on which they are saved."""
+
+  def __init__(
+    self,
+    experiment: Experiment,
+    checkpoints: Checkpointer,
+    ledger: Ledger,
+    timed: Timed,
+    history: Callable[[], dict[str, Any]],
+  ):
+    """Starts the clock of `checkpoint.every_minutes`.
+
+    Args:
+      experiment: experiment of the run.
+      checkpoints: checkpoints of the run.
+      ledger: destination of the event `save_failed`.
+      timed: context manager for work of some kind, see `Session.doing`.
+      history: function that returns what a checkpoint stores next to the
+        state, JSON-able.
+    """
+    config = experiment.config
+    self._schedule = Schedule(
+      experiment.steps(config.checkpoint.every), experiment.total_steps
+    )
+    self._every_minutes = config.checkpoint.every_minutes
+    self._log_steps = experiment.steps(experiment.log.every)
+    self._best = config.checkpoint.best
+    self._checkpoints, self._ledger = checkpoints, ledger
+    self._timed, self._history = timed, history
+    self._saved_at = time.monotonic()
+    self._results: Results = {}  # those of the last save
+
+  def due(self, step: int) -> bool:
+    """Returns whether a checkpoint is due after `step` updates.
+
+    All processes must call it: the main process decides by its clock whether
+    `checkpoint.every_minutes` are over.
+    """
+    return self._schedule.due(step) or self._minutes_are_over(step)
+
+  def _minutes_are_over(self, step: int) -> bool:
+    # Only at log lines, because agreeing takes a message to every process.
+    if self._every_minutes is None or step % self._log_steps:
+      return False
+    due = time.monotonic() - self._saved_at >= 60 * self._every_minutes
+    if jax.process_count() > 1:
+      due = bool(multihost_utils.broadcast_one_to_all(np.array(due)))
+    return due
+
+  def needs(self, results: Results) -> bool:
+    """Returns whether results hold the metric of `checkpoint.best`."""
+    return self._best in results
+
+  def save(
+    self, step: int, state: PyTree, results: Results | None = None
+  ) -> None:
+    """Begins to save a step, or adds results to a step that was saved.
+
+    A failure is logged and does not end the run: the next save may succeed.
+
+    Args:
+      step: number of updates completed.
+      state: state after these updates.
+      results: metrics of the evaluation after these updates.
+    """
+    self._results = results = results or {}
+    with self._timed('save'):
+      if not self._checkpoints.save(step, state, results, self._history()):
+        self._ledger.event('save_failed', step=step)
+    self._saved_at = time.monotonic()
+
+  def finish(self, step: int, state: PyTree) -> None:
+    """Waits for the last save, and repeats it if the step is not on disk.
+
+    Args:
+      step: number of updates completed.
+      state: state after these updates.
+
+    Raises:
+      StorageError: the step could not be saved.
+    """
+    with self._timed('save'):
+      self._checkpoints.settle()
+      if self._checkpoints.is_committed(step):
+        return
+      self._checkpoints.save(step, state, self._results, self._history())
+      self._checkpoints.settle()
+      if not self._checkpoints.is_committed(step):
+        raise StorageError(
+          f'step {step} could not be saved; {self._checkpoints.safe()}. Make '
+          'room, or fix the cause named in the log above, and run the same '
+          'command again.'
+        )
+
+  def settle(self) -> None:
+    """Waits until the save that was begun has succeeded or failed."""
+    with self._timed('save'):
+      self._checkpoints.settle()
