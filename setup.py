@@ -44,7 +44,9 @@ setuptools.setup(
   extras_require={
     'tpu': ['jax[tpu]'],
     'gpu': ['jax[cuda13]'],
+    # XLA's compilers for TPUs and GPUs that are not there.
     'plan': ['libtpu'],
+    'plan-gpu': ['jax[cuda12-local]', 'nvidia-cudnn-cu12>=9.8'],
     'huggingface': ['pyarrow>=17'],
     # Faster JPEG where the system has no libturbojpeg 3: one person's package.
     'turbojpeg': ['turbojpeg>=0.0.2'],

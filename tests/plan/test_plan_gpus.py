@@ -1,14 +1,24 @@
-"""What is known of GPUs without one: bytes that stay, and FLOPs."""
+"""Plans for GPUs, without their compiler and with it."""
 
+import json
 import math
+import subprocess
+import sys
 
 import jax
 import pytest
 
+from tests import runs
 from vit_jax.config import loading
 from vit_jax.errors import UserError
 from vit_jax.plan import environment, evaluate, gpus, topology
 from vit_jax.plan.report import summary
+
+
+@pytest.fixture(autouse=True)
+def no_compiler(monkeypatch):
+  """The CUDA plug-in is not installed, even where it is."""
+  monkeypatch.setattr(gpus, 'has_compiler', lambda: False)
 
 
 def config(**mesh):
@@ -23,7 +33,7 @@ def test_state_is_counted_by_device_and_time_at_the_peak():
   assert len(target.devices) == 8 and not target.compiles
   whole = evaluate.plan(config(), target).result
   split = evaluate.plan(config(data=1, fsdp=-1), target).result
-  assert whole['fits'] and whole['hbm_bytes_per_device'] == 80 * 2**30
+  assert whole['fits'] and whole['hbm_bytes_per_device'] == 78 * 2**30
   assert whole['bytes']['parameters'] == 4 * whole['parameters']
   assert split['bytes']['parameters'] < whole['bytes']['parameters'] / 2
   assert whole['peak_bytes_per_device'] == sum(whole['bytes'].values())
@@ -35,7 +45,7 @@ def test_state_is_counted_by_device_and_time_at_the_peak():
 
 
 def test_what_does_not_fit_is_said(monkeypatch):
-  small = gpus.chips.Gpu('NVIDIA H100', 10**4)
+  small = gpus.chips.Gpu('NVIDIA H100', 2 * 2**30 + 10**4)
   monkeypatch.setitem(gpus.chips.GPUS, 'h100', small)
   made = evaluate.plan(config(), topology.find('h100:1x8'))
   assert not made.fits
@@ -55,7 +65,7 @@ def test_another_form_is_refused(name):
 
 
 def test_gpus_are_of_one_slice_and_known():
-  with pytest.raises(UserError, match='is no slice; --slices is 2'):
+  with pytest.raises(UserError, match='slices is 2.*h100:1x8'):
     topology.find('h100:1x8', 2)
   with pytest.raises(UserError, match="did you mean 'h100'"):
     topology.find('h10:1x8')
@@ -75,3 +85,51 @@ def test_slices_need_none():
   assert environment._gpus(['plan', '--topology=v3:4x4']) == 0
   assert environment._gpus(['plan', '--topology=h100:x']) == 0
   assert jax.device_count() == 8  # of tests/conftest.py
+
+
+@pytest.fixture(scope='module')
+def compiler(tmp_path_factory):
+  """A directory with JAX's CUDA plug-in; skips where it cannot be installed."""
+  place = tmp_path_factory.mktemp('compiler')
+  version = jax.__version__
+  packages = [f'jax-cuda12-{part}=={version}' for part in ('plugin', 'pjrt')]
+  command = [sys.executable, '-m', 'pip', 'install', '--quiet', '--no-deps']
+  done = subprocess.run(
+    [*command, f'--target={place}', *packages, 'nvidia-cudnn-cu12>=9.8'],
+    capture_output=True,
+    text=True,
+  )
+  if done.returncode:
+    pytest.skip(f'no CUDA plug-in: {done.stderr.strip().splitlines()[-1]}')
+  return place
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize('name', ['h100:1x8', 'a100-80gb:2x8'])
+def test_a_step_is_compiled_for_gpus_that_are_not_there(
+  name, compiler, monkeypatch
+):
+  """A small ViT: attention by cuDNN, exchanges, and a range of times."""
+  monkeypatch.setenv('PYTHONPATH', str(compiler))
+  sizes = dict(width=128, num_heads=2, dtype='bfloat16', depth=2)
+  changes = [f'--config.model.{key}={value}' for key, value in sizes.items()]
+  out, _ = runs.run(
+    [
+      *runs.command('plan', '--config=configs/quickstart.py'),
+      f'--topology={name}',
+      '--json',
+      *changes,
+    ]
+  )
+  result = json.loads(out.splitlines()[-1])
+  assert result['fits'] and result['devices'] in (8, 16)
+  assert result['computed_by'] == 'attention by cuDNN'
+  assert result['kernels']['attention']['count'] == 2 * 2  # both passes
+  low, high = result['predicted_step_seconds_range']
+  assert 0 < low < result['predicted_step_seconds'] < high
+  assert 0 < result['predicted_mfu'] < 1
+  # Gradients are exchanged in bfloat16 or float32.
+  exchanged = result['collective_bytes']['all-reduce']
+  assert 2 <= exchanged / result['parameters'] < 4.5
+  assert result['peak_bytes_per_device'] < result['hbm_bytes_per_device']

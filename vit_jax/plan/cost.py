@@ -186,7 +186,7 @@ def _add_collective(
   entry.bytes += size * times
   if target.chip is None:
     return
-  members = _group_size(op, len(target.devices))
+  members = group_size(op, len(target.devices))
   passes = 2 if op.opcode.startswith('all-reduce') else 1
   wire = passes * size * (members - 1) / members
   seconds = wire / target.chip.link_bytes_per_s
@@ -199,8 +199,8 @@ def _add_collective(
     entry.exposed_seconds += seconds * times
 
 
-def _group_size(op: Op, devices: int) -> int:
-  """Devices that exchange with each other."""
+def group_size(op: Op, devices: int) -> int:
+  """Returns the number of devices that exchange data with each other."""
   attributes = op.attributes
   if match := re.search(r'replica_groups=\[(\d+),(\d+)\]', attributes):
     return max(int(match[2]), 1)

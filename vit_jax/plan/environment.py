@@ -19,6 +19,8 @@ _WITHOUT_TPU = {
   'TPU_ACCELERATOR_TYPE': 'v3-8',
   'TPU_MIN_LOG_LEVEL': '3',
   'TPU_STDERR_LOG_LEVEL': '3',
+  # JAX's CUDA plug-in checks the versions of libraries that only a GPU needs.
+  'JAX_SKIP_CUDA_CONSTRAINTS_CHECK': '1',
 }
 
 
@@ -45,4 +47,4 @@ def _gpus(argv: Sequence[str]) -> int:
     parsed = gpus.parse(given[1]) if given else None
   except UserError:  # said where the flag is used
     return 0
-  return parsed[1] if parsed else 0
+  return parsed[1] * parsed[2] if parsed else 0

@@ -10,7 +10,7 @@ import jax
 from vit_jax.arrays import memory, tree
 from vit_jax.config import durations
 from vit_jax.config.completion import Config
-from vit_jax.plan import cost, gpus, hlo
+from vit_jax.plan import cost, gpu_cost, gpus, hlo
 from vit_jax.plan.topology import Target
 from vit_jax.training import compiling
 from vit_jax.training.experiment import Experiment
@@ -69,7 +69,8 @@ def plan(config: Config, target: Target) -> Plan:
     if not target.compiles:
       return Plan(config, result | _at_least(experiment, result, target), None)
     try:
-      compiled = compiling.compile_step(experiment)
+      options = gpus.COMPILER_OPTIONS if target.cluster else {}
+      compiled = compiling.compile_step(experiment, options)
     except jax.errors.JaxRuntimeError as error:
       needed = memory.needed_bytes(str(error))
       if 'RESOURCE_EXHAUSTED' not in str(error) or needed is None:
@@ -85,6 +86,9 @@ def plan(config: Config, target: Target) -> Plan:
     result['bytes'] |= program
   limit, peak = target.hbm_bytes, result['peak_bytes_per_device']
   result['fits'] = limit is None or peak is None or peak <= limit
+  if target.cluster is not None:
+    modelled = _modelled(experiment, hlo.parse(text), target.cluster)
+    return Plan(config, result | modelled, None, text)
   total = cost.of_program(hlo.parse(text), target)
   result |= _measures(total) | _predictions(experiment, total, target)
   return Plan(config, result, total, text)
@@ -131,6 +135,7 @@ def _about(experiment: Experiment, state: Any, target: Target) -> dict:
     'flops_per_device': None,
     'model_flops_per_image': experiment.image_flops,
     'predicted_step_seconds': None,
+    'predicted_step_seconds_range': None,
     'predicted_mfu': None,
     'predicted_images_per_second': None,
     'total_steps': experiment.total_steps,
@@ -142,6 +147,7 @@ def _about(experiment: Experiment, state: Any, target: Target) -> dict:
     'estimated_cycles': None,
     'uncounted_cycles': None,
     'uncounted': {},
+    'kernels': {},
     'predicted_days': None,
     'least_days': None,
     'paper_core_days': config.paper_core_days,
@@ -171,16 +177,49 @@ def _at_least(
   }
 
 
+def _modelled(
+  experiment: Experiment, module: hlo.Module, cluster: gpus.Cluster
+) -> dict[str, Any]:
+  """Returns the costs of a program for GPUs, whose time is modelled."""
+  total = gpu_cost.of_program(module, cluster)
+  low, high = (
+    gpu_cost.of_program(module, cluster, rates).total
+    for rates in (gpu_cost.OPTIMISTIC, gpu_cost.PESSIMISTIC)
+  )
+  batch = experiment.config.batch_size
+  flops = experiment.image_flops * batch / cluster.devices
+  days = total.total * experiment.total_steps / SECONDS_PER_DAY
+  return _exchanged(total.collectives) | {
+    'flops_per_device': total.matrix_flops,
+    'kernels': {
+      kind: dataclasses.asdict(part) for kind, part in total.parts.items()
+    },
+    'exposed_collective_seconds': total.exposed_seconds,
+    'predicted_step_seconds': total.total,
+    'predicted_step_seconds_range': [low, high],
+    'predicted_images_per_second': batch / total.total,
+    'predicted_mfu': flops / total.total / cluster.gpu.peak_flops,
+    'predicted_days': days,
+    'predicted_core_days': days * cluster.devices,
+  }
+
+
+def _exchanged(collectives: dict[str, cost.Collective]) -> dict[str, Any]:
+  """Returns the collectives of a step, by kind."""
+  return {
+    'collectives': {k: v.count for k, v in sorted(collectives.items())},
+    'collective_bytes': {k: v.bytes for k, v in collectives.items()},
+    'collective_seconds': {
+      k: dataclasses.asdict(v) for k, v in collectives.items()
+    },
+  }
+
+
 def _measures(total: cost.Cost) -> dict[str, Any]:
   """What the program contains; needs no chip's clock or bandwidth."""
-  return {
+  return _exchanged(total.collectives) | {
     'estimated_cycles': total.estimated_cycles or None,
     'flops_per_device': total.matrix_flops,
-    'collectives': {k: v.count for k, v in sorted(total.collectives.items())},
-    'collective_bytes': {k: v.bytes for k, v in total.collectives.items()},
-    'collective_seconds': {
-      k: dataclasses.asdict(v) for k, v in total.collectives.items()
-    },
     'uncounted_cycles': round(total.uncounted_cycles),
     'uncounted': {
       k: dataclasses.asdict(v) | {'cycles': round(v.cycles)}

@@ -1,21 +1,114 @@
-"""GPU clusters by name: h100:4x8 is 4 nodes of 8. No compiler is asked.
+"""GPU clusters by name, h100:4x8 for 4 nodes of 8, and XLA's compiler for them.
 
-There is none for a GPU where there is no GPU. What is known without one are
-the bytes that stay (the training state, sharded, and a batch) and the FLOPs:
-limits below which neither memory nor time can be.
+XLA compiles for a GPU that is not there if it is given a description of it (a
+`GpuTargetConfigProto`). The compiler is part of JAX's CUDA plug-in, an optional
+extra. Without it, a plan is limited to the bytes of the training state and to
+the time at the peak rate.
 """
 
+import dataclasses
+import importlib.util
 import re
+from typing import Any, NamedTuple
 
 from vit_jax.arrays import chips
 from vit_jax.errors import UserError
 
+EXTRA = "pip install 'vit_jax[plan-gpu]'"
+# Without a GPU nothing can be timed, so no kernels can be chosen by trial; the
+# products stay calls of cuBLAS. Triton's need that choice.
+COMPILER_OPTIONS = {
+  'xla_gpu_autotune_level': '0',
+  'xla_gpu_enable_triton_gemm': False,
+}
+# The CUDA context and cuDNN's workspaces take this much of each GPU's memory.
+_RESERVED_BYTES = 2 * 2**30
 
-def parse(name: str) -> tuple[chips.Gpu, int] | None:
-  """The kind of h100:4x8 and the number of GPUs; None: no such name at all.
+
+@dataclasses.dataclass(frozen=True)
+class Gpu:
+  """What one GPU can do; the vendor's figures.
+
+  Attributes:
+    peak_flops: dense bfloat16 FLOP/s.
+    bytes_per_s: memory bandwidth.
+    link_bytes_per_s: NVLink to the other GPUs of the node, one direction.
+    network_bytes_per_s: network adapter of each GPU in the vendor's 8-GPU
+      systems, one direction.
+    capability: CUDA compute capability, (major, minor).
+    processors: streaming multiprocessors.
+    clock_ghz: boost clock.
+    l2_bytes: level-2 cache.
+    shared_bytes: shared memory of a multiprocessor.
+  """
+
+  peak_flops: float
+  bytes_per_s: float
+  link_bytes_per_s: float
+  network_bytes_per_s: float
+  capability: tuple[int, int]
+  processors: int
+  clock_ghz: float
+  l2_bytes: int
+  shared_bytes: int
+
+
+class Cluster(NamedTuple):
+  """GPUs of one kind.
+
+  Attributes:
+    gpu: each of them.
+    per_node: GPUs of a node, joined by NVLink.
+    devices: GPUs in all.
+  """
+
+  gpu: Gpu
+  per_node: int
+  devices: int
+
+
+# NVIDIA's data sheets and architecture white papers of A100, H100 (SXM), H200
+# and B200 (HGX): bfloat16 rates without sparsity; NVLink 3, 4 and 5 with 600,
+# 900 and 1,800 GB/s in both directions; networks of the DGX systems, 200 Gbit/s
+# (A100) and 400 Gbit/s for each GPU.
+_A100 = Gpu(
+  peak_flops=312e12,
+  bytes_per_s=1.555e12,
+  link_bytes_per_s=300e9,
+  network_bytes_per_s=25e9,
+  capability=(8, 0),
+  processors=108,
+  clock_ghz=1.41,
+  l2_bytes=40 * 2**20,
+  shared_bytes=164 * 2**10,
+)
+_H100 = Gpu(
+  peak_flops=989e12,
+  bytes_per_s=3.352e12,
+  link_bytes_per_s=450e9,
+  network_bytes_per_s=50e9,
+  capability=(9, 0),
+  processors=132,
+  clock_ghz=1.98,
+  l2_bytes=50 * 2**20,
+  shared_bytes=228 * 2**10,
+)
+GPUS = {
+  'a100-40gb': _A100,
+  'a100-80gb': dataclasses.replace(_A100, bytes_per_s=2.039e12),
+  'h100': _H100,
+  'h200': dataclasses.replace(_H100, bytes_per_s=4.8e12),
+}
+
+
+def parse(name: str) -> tuple[str, int, int] | None:
+  """Splits a name such as h100:4x8.
+
+  Returns:
+    Kind, nodes, and GPUs of a node; None if no GPU has this name.
 
   Raises:
-    UserError: a GPU's name, and another form than NODESxGPUS after it.
+    UserError: the kind is a GPU, and what follows is not NODESxGPUS.
   """
   kind, _, shape = name.partition(':')
   if kind not in chips.GPUS:
@@ -26,14 +119,82 @@ def parse(name: str) -> tuple[chips.Gpu, int] | None:
       f'--topology is {name!r}; give {kind}:NODESxGPUS, such as {kind}:4x8 for '
       '4 nodes of 8 GPUs.'
     )
-  return chips.GPUS[kind], int(sides[1]) * int(sides[2])
+  return kind, int(sides[1]), int(sides[2])
+
+
+def has_compiler() -> bool:
+  """Returns whether JAX's CUDA plug-in is installed."""
+  return any(
+    importlib.util.find_spec(f'jax_cuda{version}_plugin') is not None
+    for version in (12, 13)
+  )
+
+
+def described_devices(kind: str, nodes: int, per_node: int) -> list[Any]:
+  """Returns devices of a cluster that is not there, to compile for.
+
+  Raises:
+    UserError: the compiler refuses the description.
+  """
+  # Not at the top: `environment` sets variables before JAX is imported.
+  from jax.experimental import topologies
+
+  try:
+    described = topologies.get_topology_desc(
+      platform='cuda',
+      topology_name=kind,
+      topology=f'1x{nodes}x{per_node}',  # slices, hosts, GPUs of a host
+      target_config=target_config(kind),
+    )
+  except Exception as error:  # of several types, by version of the plug-in
+    first_line = str(error).splitlines()[0]
+    raise UserError(
+      f"JAX's CUDA plug-in cannot describe {kind}: {first_line}. Install the "
+      f'version that belongs to the installed JAX: {EXTRA}.'
+    ) from error
+  return list(described.devices)
+
+
+def usable_bytes(kind: str) -> int:
+  """Returns the memory of a GPU that a program may use."""
+  return chips.GPUS[kind].memory_bytes - _RESERVED_BYTES
+
+
+def target_config(kind: str) -> str:
+  """Returns XLA's description of a GPU, a GpuTargetConfigProto as text."""
+  gpu, known = GPUS[kind], chips.GPUS[kind]
+  major, minor = gpu.capability
+  return f"""
+    gpu_device_info {{
+      threads_per_block_limit: 1024
+      threads_per_warp: 32
+      shared_memory_per_block: 49152
+      shared_memory_per_core: {gpu.shared_bytes}
+      threads_per_core_limit: 2048
+      core_count: {gpu.processors}
+      fpus_per_core: {128 if major >= 9 else 64}
+      block_dim_limit_x: 2147483647
+      block_dim_limit_y: 65535
+      block_dim_limit_z: 65535
+      memory_bandwidth: {gpu.bytes_per_s:.0f}
+      l2_cache_size: {gpu.l2_bytes}
+      clock_rate_ghz: {gpu.clock_ghz}
+      device_memory_size: {known.memory_bytes}
+      shared_memory_per_block_optin: {gpu.shared_bytes - 1024}
+      cuda_compute_capability {{ major: {major} minor: {minor} }}
+      registers_per_core_limit: 65536
+      registers_per_block_limit: 65536
+    }}
+    platform_name: "CUDA"
+    dnn_version_info {{ major: 9 minor: 8 }}
+    device_description_str: "{known.device_kind}"
+  """
 
 
 def least_seconds(image_flops: float, batch_size: int, name: str) -> float:
-  """Time of a step at the peak of all GPUs, which no program reaches."""
+  """Returns the time of a step at the peak rate of all GPUs."""
   parsed = parse(name)
   assert parsed is not None
-  gpu, devices = parsed
-  peak = chips.peak_flops(gpu.device_kind)
-  assert peak is not None
-  return image_flops * batch_size / devices / peak
+  kind, nodes, per_node = parsed
+  flops = image_flops * batch_size / (nodes * per_node)
+  return flops / GPUS[kind].peak_flops

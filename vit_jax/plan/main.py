@@ -13,7 +13,7 @@ from absl import flags
 from vit_jax.cli import entry
 from vit_jax.config import overrides
 from vit_jax.errors import UserError
-from vit_jax.plan import report, search, topology
+from vit_jax.plan import gpus, report, search, topology
 from vit_jax.plan.evaluate import Plan, plan
 
 
@@ -22,8 +22,8 @@ def define_flags() -> None:
   flags.DEFINE_string(
     'topology',
     None,
-    'v3:4x4 and the like, in chips; h100:4x8, nodes and GPUs (limits only); '
-    "'local': this machine.",
+    'TPU slice in chips, such as v3:4x4; GPUs as NODESxGPUS, such as h100:4x8; '
+    "or 'local' for this machine.",
   )
   flags.DEFINE_integer('slices', 1, 'Slices, joined by the slower network.')
   flags.DEFINE_bool('json', False, 'Print one JSON object.')
@@ -49,8 +49,8 @@ def main(arguments: list[str]) -> None:
   target = topology.find(values.topology, values.slices)
   if values.search and not target.compiles:
     raise UserError(
-      f'--search compiles, and nothing does for {target.name} here: leave it '
-      'out.'
+      f'--search compiles programs, and no compiler for {target.name} is '
+      f'installed: {gpus.EXTRA}, or leave --search out.'
     )
   made = plan(values.config, target)
   result, tables = dict(made.result), []

@@ -17,6 +17,8 @@ def summary(plan: Plan) -> str:
   parts = [align([*_setting(result), *_memory(result)])]
   if plan.cost is not None:
     parts += [align(_time(result)), _exchanges(result), _uncounted(result)]
+  elif result['kernels']:
+    parts += [align(_modelled(result)), _kernels(result), _exchanges(result)]
   return '\n\n'.join(part for part in parts if part)
 
 
@@ -88,6 +90,52 @@ def _time(result: dict[str, Any]) -> list[tuple[str, str]]:
     ('training', f'{result["total_steps"]:,} steps, {days:.2f} days'),
     ('core-days', f'{result["predicted_core_days"]:,.1f}{beside}'),
   ]
+
+
+def _modelled(result: dict[str, Any]) -> list[tuple[str, str]]:
+  """Returns rows about the time on GPUs, which is modelled."""
+  low, high = result['predicted_step_seconds_range']
+  paper = result['paper_core_days']
+  beside = f' (paper, TPUv3 core-days: {paper:,.0f})' if paper else ''
+  exposed = result['exposed_collective_seconds']
+  return [
+    ('model', f'{result["model_flops_per_image"] / 1e9:.1f} GFLOPs per image'),
+    ('matrix FLOPs', f'{result["flops_per_device"] / 1e12:.3f} T per GPU'),
+    ('exchanges', f'{exposed * 1e3:.1f} ms that no kernel hides'),
+    (
+      'step',
+      f'{result["predicted_step_seconds"]:.4f} s (modelled, not measured; '
+      f'{low:.4f} to {high:.4f} s)',
+    ),
+    ('images/s', f'{result["predicted_images_per_second"]:,.0f}'),
+    ('MFU', f'{result["predicted_mfu"]:.1%}'),
+    (
+      'training',
+      f'{result["total_steps"]:,} steps, {result["predicted_days"]:.2f} days',
+    ),
+    ('GPU-days', f'{result["predicted_core_days"]:,.1f}{beside}'),
+  ]
+
+
+def _kernels(result: dict[str, Any]) -> str:
+  """Returns the table of the modelled kernels."""
+  names = {
+    'product': 'products and convolutions',
+    'attention': "cuDNN's attention",
+    'memory': 'all other kernels',
+  }
+  rows = [('modelled', 'count', 'TFLOPs', 'bytes', 'ms')]
+  for kind, each in result['kernels'].items():
+    rows.append(
+      (
+        names[kind],
+        str(each['count']),
+        f'{each["flops"] / 1e12:.2f}',
+        memory.text(each['bytes']),
+        f'{each["seconds"] * 1e3:.1f}',
+      )
+    )
+  return align(rows, right=(1, 2, 3, 4))
 
 
 def _exchanges(result: dict[str, Any]) -> str:

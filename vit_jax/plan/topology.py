@@ -103,7 +103,8 @@ class Target:
     chip: None for the local backend, whose compiler gives no estimates.
     hbm_bytes: memory of a device; None where it is not known.
     slow_bytes_per_s: of a device, between slices.
-    compiles: whether there is a compiler for them here; none for GPUs.
+    compiles: whether a compiler for them is installed.
+    cluster: the rates of GPUs; None for other devices.
   """
 
   name: str
@@ -113,6 +114,7 @@ class Target:
   hbm_bytes: int | None
   slow_bytes_per_s: float = SLOW_BYTES_PER_S_OTHER
   compiles: bool = True
+  cluster: gpus.Cluster | None = None
 
 
 def parse(name: str) -> tuple[str, tuple[int, ...]]:
@@ -130,7 +132,7 @@ def parse(name: str) -> tuple[str, tuple[int, ...]]:
       f'{", ".join(CHIPS)}.'
     )
   if match[1] not in CHIPS:
-    known = [*CHIPS, *chips.GPUS]
+    known = [*CHIPS, *gpus.GPUS]
     raise UserError(
       f'no TPU or GPU is called {match[1]!r}; {closest(match[1], known)}.'
     )
@@ -193,12 +195,28 @@ def _local(slices: int) -> Target:
 
 
 def _gpus(name: str, slices: int) -> Target:
-  """GPUs; devices of the CPU stand for them."""
+  """Returns GPUs, or devices of the CPU in their place without a compiler."""
   parsed = gpus.parse(name)
   assert parsed is not None
-  gpu, number = parsed
+  kind, nodes, per_node = parsed
+  number = nodes * per_node
   if slices != 1:
-    raise UserError(f'--topology={name} is no slice; --slices is {slices}.')
-  devices = tuple(jax.devices('cpu')[:number])
+    raise UserError(
+      f'--slices is {slices}, and --topology={name} is not a TPU slice: give '
+      'the number of nodes instead, NODESxGPUS.'
+    )
+  compiles = gpus.has_compiler()
+  if compiles:
+    devices = gpus.described_devices(kind, nodes, per_node)
+  else:
+    devices = jax.devices('cpu')[:number]
   assert len(devices) == number, 'see environment.prepare'
-  return Target(name, devices, 1, None, gpu.memory_bytes, compiles=False)
+  return Target(
+    name,
+    tuple(devices),
+    slices=1,
+    chip=None,
+    hbm_bytes=gpus.usable_bytes(kind),
+    compiles=compiles,
+    cluster=gpus.Cluster(gpus.GPUS[kind], per_node, number),
+  )

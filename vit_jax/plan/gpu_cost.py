@@ -1,0 +1,353 @@
+"""Predicts the time of a step from a program that XLA compiled for a GPU.
+
+Without a GPU, XLA cannot time its kernels, and its own estimates are not usable
+for library calls. The time is therefore modelled instruction by instruction:
+
+- A matrix product or convolution takes the longer of its FLOPs over a fraction
+  of the peak rate and its bytes over a fraction of the memory bandwidth.
+- A call of cuDNN's fused attention does the same with a lower fraction of the
+  peak rate, since the products are small and alternate with exponentials.
+- Every other kernel takes its bytes over a fraction of the bandwidth.
+- No kernel is faster than its launch.
+- A collective is a ring over NVLink and, between nodes, over the network. The
+  part of it that other kernels can hide is hidden.
+
+The fractions are assumptions with a range (`Rates`), so that a plan prints a
+range of times as well as one number.
+"""
+
+import collections
+import dataclasses
+import math
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from vit_jax.plan import arithmetic, cost, loops
+from vit_jax.plan.cost import Collective
+from vit_jax.plan.gpus import Cluster, Gpu
+from vit_jax.plan.hlo import Computation, Module, Op, Shape
+
+_FREE = {
+  *('parameter', 'constant', 'tuple', 'get-tuple-element', 'bitcast'),
+  *('while', 'call', 'conditional', 'after-all', 'add-dependency'),
+  *('partition-id', 'replica-id', 'opt-barrier', 'async-done', 'async-update'),
+}
+_SLICES = ('dynamic-slice', 'slice', 'gather')
+
+
+class Rates(NamedTuple):
+  """Which fractions of a GPU's peak rates kernels reach.
+
+  Attributes:
+    product: fraction of the peak FLOP/s in matrix products.
+    attention: fraction of the peak FLOP/s in fused attention.
+    memory: fraction of the memory bandwidth.
+    link: fraction of the rate of NVLink and of the network.
+    launch_s: shortest time of a kernel, seconds.
+  """
+
+  product: float
+  attention: float
+  memory: float
+  link: float
+  launch_s: float
+
+
+# Assumptions, to be replaced by measurements. cuBLAS commonly reaches 60 to
+# 80 % of the peak on products as large as a ViT's. For fused attention, the abstract
+# of arXiv 2407.08608 states 35 % on an H100 (FlashAttention-2, long sequences);
+# the short sequences of a ViT do not fill the tiles.
+EXPECTED = Rates(0.70, 0.30, 0.90, 0.80, 2.0e-6)
+OPTIMISTIC = Rates(0.80, 0.45, 0.93, 0.90, 1.0e-6)
+PESSIMISTIC = Rates(0.60, 0.15, 0.80, 0.60, 4.0e-6)
+
+
+class Kernel(NamedTuple):
+  """One instruction that runs on the GPU.
+
+  Attributes:
+    kind: 'product', 'attention' or 'memory'.
+    flops: per execution.
+    bytes: read and written per execution.
+  """
+
+  kind: str
+  flops: int
+  bytes: int
+
+  def seconds(self, gpu: Gpu, rates: Rates) -> float:
+    """Returns the modelled time of one execution."""
+    fraction = rates.attention if self.kind == 'attention' else rates.product
+    return max(
+      self.flops / (fraction * gpu.peak_flops),
+      self.bytes / (rates.memory * gpu.bytes_per_s),
+      rates.launch_s,
+    )
+
+
+@dataclasses.dataclass
+class Part:
+  """Sums over the kernels of one kind in a step.
+
+  Attributes:
+    count: executions.
+    flops: of products.
+    bytes: read and written.
+    seconds: modelled time.
+  """
+
+  count: int = 0
+  flops: int = 0
+  bytes: int = 0
+  seconds: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class GpuCost:
+  """Sums over one step on one GPU.
+
+  Attributes:
+    seconds: modelled time of the kernels, without collectives.
+    exposed_seconds: time of collectives that no kernel hides.
+    matrix_flops: FLOPs of products, convolutions and fused attention.
+    parts: sums by kind of kernel.
+    collectives: by kind.
+    groups: modelled seconds by (place in the model, direction).
+  """
+
+  seconds: float
+  exposed_seconds: float
+  matrix_flops: int
+  parts: dict[str, Part]
+  collectives: dict[str, Collective]
+  groups: dict[tuple[str, str], float]
+
+  @property
+  def total(self) -> float:
+    """Predicted time of a step, seconds."""
+    return self.seconds + self.exposed_seconds
+
+
+def of_program(
+  module: Module, cluster: Cluster, rates: Rates = EXPECTED
+) -> GpuCost:
+  """Adds up the modelled time of a program.
+
+  Args:
+    module: the optimized program.
+    cluster: the GPUs that run it.
+    rates: fractions of the peak rates.
+
+  Raises:
+    UserError: the program has a loop without a readable trip count.
+  """
+  parts = collections.defaultdict(Part)
+  groups: dict[tuple[str, str], float] = collections.defaultdict(float)
+  for op, computation, times in loops.executions(module):
+    if op.opcode in _FREE or _collective(op):
+      continue
+    kernel = _kernel(module, op, computation)
+    seconds = kernel.seconds(cluster.gpu, rates) * times
+    part = parts[kernel.kind]
+    part.count += times
+    part.flops += kernel.flops * times
+    part.bytes += kernel.bytes * times
+    part.seconds += seconds
+    groups[cost.group(op.path)] += seconds
+  collectives, exposed = _exchanges(module, cluster, rates)
+  return GpuCost(
+    seconds=sum(part.seconds for part in parts.values()),
+    exposed_seconds=exposed,
+    matrix_flops=sum(part.flops for part in parts.values()),
+    parts=dict(parts),
+    collectives=collectives,
+    groups=dict(groups),
+  )
+
+
+def _kernel(module: Module, op: Op, computation: Computation) -> Kernel:
+  """Returns the work of an instruction."""
+  if op.opcode == 'custom-call':
+    return _library_call(op, computation)
+  if op.opcode != 'fusion':
+    flops = arithmetic.matrix_flops(op, computation)
+    kind = 'product' if flops else 'memory'
+    return Kernel(kind, flops, arithmetic.bytes_moved(op, computation))
+  inner = module.computations[op.calls('calls')[0]]
+  flops = sum(
+    arithmetic.matrix_flops(each, inner) for each in inner.ops.values()
+  )
+  kind = 'product' if flops else 'memory'
+  return Kernel(kind, flops, _fusion_bytes(op, computation, inner))
+
+
+def _fusion_bytes(op: Op, computation: Computation, inner: Computation) -> int:
+  """Returns the bytes that a fusion reads and writes.
+
+  Of an operand that is only sliced, the slices count; an update in place
+  counts the update alone. Both occur with the stacked layers of a scan.
+  """
+  users = collections.defaultdict(list)
+  for each in inner.ops.values():
+    for operand in each.operands:
+      users[operand].append(each)
+  root = inner.ops[inner.root]
+  written = [root]
+  if root.opcode == 'tuple':
+    written = [inner.ops[name] for name in root.operands]
+  updates = {each.name: each for each in written if _is_update(each)}
+  total = 0
+  for name, each in inner.ops.items():
+    if each.opcode != 'parameter':
+      continue
+    readers = users[name]
+    is_sliced = [r.opcode in _SLICES and r.operands[0] == name for r in readers]
+    if readers and all(is_sliced):
+      total += sum(arithmetic.num_bytes(r.shapes) for r in readers)
+    elif any(r.name in updates and r.operands[0] == name for r in readers):
+      continue  # updated in place
+    else:
+      total += arithmetic.num_bytes(each.shapes)
+  for each in written:
+    shapes = each.shapes
+    if each.name in updates:
+      shapes = inner.ops[each.operands[1]].shapes
+    total += arithmetic.num_bytes(shapes)
+  return total
+
+
+def _is_update(op: Op) -> bool:
+  return op.opcode == 'dynamic-update-slice'
+
+
+def _library_call(op: Op, computation: Computation) -> Kernel:
+  """Returns the work of a call of cuBLAS or cuDNN, or of another kernel."""
+  target = re.search(r'custom_call_target="([^"]*)"', op.attributes)
+  name = target[1] if target else ''
+  operands = arithmetic.operand_shapes(op, computation)
+  results = [s for s in op.shapes if s.dtype not in ('s8', 'u8')]  # workspaces
+  moved = arithmetic.num_bytes((*operands, *results))
+  if name.startswith('__cublas'):
+    return Kernel('product', _product_flops(op, operands, results), moved)
+  if name.startswith('__cudnn$conv'):
+    flops = _convolution_flops(op, name, operands, results)
+    return Kernel('product', flops, moved)
+  if name.startswith('__cudnn$fmha'):
+    return Kernel('attention', _attention_flops(name, operands), moved)
+  return Kernel('memory', 0, moved)
+
+
+def _product_flops(op: Op, operands: list[Shape], results: list[Shape]) -> int:
+  """Returns 2 m n k, from the result and the contracted dimensions."""
+  match = re.search(r'"lhs_contracting_dimensions":\[([^\]]*)\]', op.attributes)
+  axes = [int(axis) for axis in re.findall(r'\d+', match[1])] if match else []
+  contracted = math.prod(operands[0].dims[axis] for axis in axes)
+  return 2 * math.prod(results[0].dims) * contracted
+
+
+def _convolution_flops(
+  op: Op, name: str, operands: list[Shape], results: list[Shape]
+) -> int:
+  """Returns the FLOPs of a convolution or of one of its two gradients.
+
+  Each output element takes one multiply-add per element of the filters of its
+  channel; products with padding are included.
+  """
+  kernel, output = operands[1], results[0]
+  if name.startswith('__cudnn$convBackwardInput'):
+    output = operands[0]
+  elif name.startswith('__cudnn$convBackwardFilter'):
+    kernel, output = results[0], operands[1]
+  labels = re.search(r'dim_labels=\w+_(\w+)->', op.attributes)
+  assert labels is not None, op.attributes[:200]
+  features = kernel.dims[labels[1].index('o')]
+  return 2 * math.prod(output.dims) * math.prod(kernel.dims) // features
+
+
+def _attention_flops(name: str, operands: list[Shape]) -> int:
+  """Returns the FLOPs of fused attention on `[n, tokens, heads, channels]`.
+
+  Two products forward, and five backward, where the weights are computed again.
+  """
+  query, key = operands[:2]
+  product = 2 * math.prod(query.dims) * key.dims[1]
+  return (5 if 'Backward' in name else 2) * product
+
+
+def _collective(op: Op) -> str:
+  """Returns the kind of a collective, '' for other instructions."""
+  kind = op.opcode
+  for ending in ('-start', '-done', '-update'):
+    kind = kind.removesuffix(ending)
+  return kind if kind in cost.COLLECTIVES else ''
+
+
+def _exchanges(
+  module: Module, cluster: Cluster, rates: Rates
+) -> tuple[dict[str, Collective], float]:
+  """Returns the collectives by kind, and the seconds that nothing hides.
+
+  An asynchronous collective is hidden by the kernels that are scheduled between
+  its start and its end; one collective runs at a time.
+  """
+  found = collections.defaultdict(Collective)
+  exposed = 0.0
+  for computation, times in _computations(module):
+    running: dict[str, float] = {}  # seconds left of those that have started
+    for op in computation.ops.values():
+      kind = _collective(op)
+      if op.opcode.endswith('-done'):
+        for name in op.operands:
+          exposed += running.pop(name, 0.0) * times
+      elif kind:
+        seconds, size = _ring(op, computation, cluster, rates)
+        entry = found[kind]
+        entry.count += times
+        entry.bytes += size * times
+        entry.seconds += seconds * times
+        if op.opcode.endswith('-start'):
+          running[op.name] = seconds
+        else:
+          exposed += seconds * times
+      elif running and op.opcode not in _FREE:
+        first = next(iter(running))
+        free = _kernel(module, op, computation).seconds(cluster.gpu, rates)
+        running[first] = max(0.0, running[first] - free)
+  return dict(found), exposed
+
+
+def _computations(module: Module) -> Iterator[tuple[Computation, int]]:
+  """Yields each computation that a step executes, with how often."""
+  times = {
+    execution.computation.name: execution.times
+    for execution in loops.executions(module)
+  }
+  for name, number in times.items():
+    yield module.computations[name], number
+
+
+def _ring(
+  op: Op, computation: Computation, cluster: Cluster, rates: Rates
+) -> tuple[float, int]:
+  """Returns the seconds and the bytes of a collective.
+
+  Within a node the ring runs over NVLink. Between nodes, each GPU exchanges its
+  part of the node's sum with the other nodes over its own network adapter.
+  """
+  read = arithmetic.num_bytes(tuple(arithmetic.operand_shapes(op, computation)))
+  written = arithmetic.num_bytes(op.shapes)
+  if op.opcode.endswith('-start') and op.type.startswith('('):
+    written = max(written - read, 0)  # its result holds the operands too
+  size = max(read, written)
+  members = cost.group_size(op, cluster.devices)
+  inside, gpu = min(members, cluster.per_node), cluster.gpu
+  passes = 2 if op.opcode.startswith('all-reduce') else 1
+  seconds = (
+    passes * size * (inside - 1) / inside / (rates.link * gpu.link_bytes_per_s)
+  )
+  nodes = members // inside
+  if nodes > 1:
+    wire = passes * size / inside * (nodes - 1) / nodes
+    seconds += wire / (rates.link * gpu.network_bytes_per_s)
+  return max(seconds, rates.launch_s), size
