@@ -1,32 +1,39 @@
 """DeiT on ImageNet-1k: configs/deit.py:model=B, or :model=S,teacher=PATH.
 
-Arguments: model (Ti, S, B), and teacher, the path of trained weights in any
-format (a workdir, a `.npz`, timm's or Hugging Face's files), with which a
-distillation token learns the teacher's labels. The recipe of "Training
-data-efficient image transformers & distillation through attention" (arXiv
-2012.12877, Table 9) as the authors' code has it: AdamW β1 .9 β2 .999, 300
-epochs, batch 1024, lr 5e-4 for each 512 images, 5 epochs of warm-up, cosine
-decay to 1e-5, weight decay .05 on kernels alone, no clipping, drop path .1,
-RandAugment of 2 operations at magnitude 9, random erasing .25, mixup .8 or
-cutmix 1, label smoothing .1, repeated augmentation of 3 copies. Hard
-distillation with λ 1/2.
+Arguments:
+  model: Ti, S or B.
+  teacher: path of trained weights in any format (a workdir, a `.npz` file, a
+    file of timm or Hugging Face). A distillation token then learns the
+    teacher's labels.
+
+Source: "Training data-efficient image transformers & distillation through
+attention" (arXiv 2012.12877, Table 9) with the authors' code: AdamW with β1
+0.9 and β2 0.999, 300 epochs, batch size 1024, learning rate 5e-4 per 512
+images, 5 epochs of warm-up, cosine decay to 1e-5, weight decay 0.05 on kernels
+only, no clipping, drop path 0.1, torchvision's random resized crop,
+RandAugment with two operations of magnitude 9, random erasing 0.25, mixup 0.8
+or cutmix 1, label smoothing 0.1, repeated augmentation with 3 copies. Hard
+distillation with λ = 1/2.
 
 Expected ImageNet top-1 at 224 px (the authors' figures):
 
-| model | accuracy | with a RegNetY-16GF teacher (82.9) | parameters |
-| Ti    | 72.2     | 74.5                               | 5.7 M      |
-| S     | 79.9     | 81.2                               | 22 M       |
-| B     | 81.8     | 83.4                               | 86 M       |
+| model | top-1 | with a RegNetY-16GF teacher (82.9) | parameters |
+| Ti    | 72.2  | 74.5                               | 5.7 M      |
+| S     | 79.9  | 81.2                               | 22 M       |
+| B     | 81.8  | 83.4                               | 86 M       |
 
-The authors' RegNet cannot be loaded here; a teacher is any model of this
-project or one that `load_pretrained` reads. Others found B brittle: 78.8 at
-batch 512, 79.2 with 10 epochs of warm-up.
+The authors' RegNet cannot be loaded here. A teacher is any model of this
+project, or one that `load_pretrained` reads. B is sensitive to the recipe:
+others report 78.8 at batch size 512 and 79.2 with 10 epochs of warm-up (issues
+of the authors' repository).
 
-Deviations: warm-up starts from 0, the authors' from 1e-6. Examples of a batch
-are mixed by pairs, each with its own share (`objectives/mixing.py`). Pixels are
-scaled to [-1, 1], not by ImageNet's mean and deviation. Of repeated
-augmentation see `data/pipeline/order.py`. The authors' average of weights
-(.99996) is left out: their figures are of the weights themselves.
+Differences: the warm-up starts at 0, the authors' at 1e-6. The schedule
+changes at every step, theirs once per epoch and one epoch late. Mixup and
+cutmix draw a ratio for each pair of examples (objectives/mixing.py). Pixels
+are scaled to [-1, 1], not by ImageNet's mean and standard deviation. See
+data/pipeline/order.py for repeated augmentation. The authors' average of
+weights (0.99996) is omitted, since their figures are those of the weights
+themselves.
 """
 
 from ml_collections import ConfigDict
@@ -52,7 +59,7 @@ def get_config(argument: str | None = None) -> ConfigDict:
   config.source = dict(name='tfds', dataset='imagenet2012')
   config.train = dict(split='train', num_examples=1_281_167, repeats=3)
   config.augment = dict(
-    crop='inception',
+    crop='torchvision',
     min_area=0.08,
     interpolation='bicubic',
     flip=True,

@@ -3,27 +3,34 @@
   python -m vit_jax.finetune --config=configs/finetune_mae.py:model=L
     --config.init_from=runs/mae:model=L
 
-Arguments: model (B, L, H), as pre-trained by configs/mae.py; or the authors'
-released weights, a .pth file. arXiv 2111.06377, appendix A.1 with Table 9, and
-where the authors' FINETUNE.md differs (on purpose, as they say in issues 7 and
-130 of their repository) that file: batch 1024, AdamW β1 .9 β2 .999, weight
-decay .05, 5 epochs of warm-up, cosine to 1e-6, crops of 8 % of the area or more
-and flips, RandAugment (9, .5), erasing .25, mixup .8 or cutmix 1, label
-smoothing .1; the mean of the patches' tokens, a new LayerNorm, a new head. And
-by model (lr for each 256 images of a batch), with the top-1 expected:
+Argument:
+  model: B, L or H, as pre-trained by configs/mae.py; or the authors' released
+    weights, a .pth file.
 
-| model | epochs | lr   | layer decay | drop path | accuracy (Table 3) |
-| B     | 100    | 5e-4 | .65         | .1        | 83.6 (± .08)       |
-| L     | 50     | 1e-3 | .75         | .2        | 85.9               |
-| H     | 50     | 1e-3 | .75         | .3        | 86.9               |
+Source: arXiv 2111.06377, appendix A.1 and Table 9, and the authors'
+FINETUNE.md where it differs (on purpose, according to issues 7 and 130 of
+their repository): batch size 1024, AdamW with β1 0.9 and β2 0.999, weight
+decay 0.05, 5 epochs of warm-up, cosine decay to 1e-6, torchvision's random
+resized crop of 8 % of the area or more, flips, RandAugment (9, 0.5), random
+erasing 0.25, mixup 0.8 or cutmix 1, label smoothing 0.1. The head reads the
+mean of the patch tokens after a new LayerNorm. The following depend on the
+model (learning rate per 256 images):
 
-The layer decay d makes the rate of layer i of n, counted from 1, d^(n + 1 − i)
-of the head's, and that of class token, positions and patches d^(n + 1).
+| model | epochs | lr   | layer decay | drop path | top-1 (Table 3) |
+| B     | 100    | 5e-4 | .65         | .1        | 83.6 (± .08)    |
+| L     | 50     | 1e-3 | .75         | .2        | 85.9            |
+| H     | 50     | 1e-3 | .75         | .3        | 86.9            |
 
-Deviations: the head starts at 0, the authors' at N(0, 2e-5). Positions of our
-own pre-training stay fixed sines and cosines; the authors train them from there
-on (those in their files are learned here, too). Examples of a batch are mixed
-by pairs, each with its own share (`objectives/mixing.py`).
+Layer decay d multiplies the learning rate of layer i of n, counted from 1, by
+d^(n + 1 − i), and that of the class token, positions and patch embedding by
+d^(n + 1).
+
+Differences: the head starts at 0, the authors' at N(0, 2e-5). The sine-cosine
+positions of our own pre-training stay fixed; the authors train them from there
+(those in their files are trained here, too). Mixup and cutmix draw a ratio for
+each pair of examples (objectives/mixing.py). Pixels are scaled to [-1, 1], not
+by ImageNet's mean and standard deviation; for the authors' files, the patch
+embedding is rescaled accordingly.
 """
 
 from typing import Any, NamedTuple
@@ -35,7 +42,7 @@ from vit_jax.errors import UserError, closest
 
 
 class Row(NamedTuple):
-  """What the models differ in; `lr` for each 256 images of a batch."""
+  """Settings of one model; `lr` is the learning rate per 256 images."""
 
   depth: int
   epochs: int
@@ -53,10 +60,10 @@ MODELS = {
 
 
 def layer_decay(depth: int, decay: float) -> tuple[Any, ...]:
-  """Rules of an optimizer: rates by layer, and no decay of vectors.
+  """Returns optimizer rules: rates by layer, and no weight decay of vectors.
 
-  The class token and positions do not decay either: timm's ViT says so, and
-  the authors' code asks it in fine-tuning.
+  The class token and the positions do not decay either, as in timm's ViT, which
+  the authors' fine-tuning uses.
   """
   first = decay ** (depth + 1)
   layers = tuple(decay ** (depth - i) for i in range(depth))
@@ -86,7 +93,7 @@ def get_config(argument: str | None = None) -> ConfigDict:
   config.source = dict(name='tfds', dataset='imagenet2012')
   config.train = dict(split='train', num_examples=1_281_167)
   config.augment = dict(
-    crop='inception',
+    crop='torchvision',
     min_area=0.08,
     interpolation='bicubic',
     flip=True,

@@ -1,25 +1,30 @@
 """Swin Transformers on ImageNet-1k: --config=configs/swin_i1k.py:variant=T.
 
-Arguments: variant (T, S, B). The recipe of "Swin Transformer" (arXiv
-2103.14030, appendix A2.1) as the authors' code has it: AdamW β1 .9 β2 .999,
-300 epochs, batch 1024, 20 epochs of warm-up, base lr 1e-3, cosine decay to
-1e-5, weight decay .05 on kernels alone, clipping at global norm 5, drop path
-.2, .3 and .5, RandAugment of 2 operations at magnitude 9, random erasing .25,
-mixup .8 or cutmix 1, label smoothing .1; no averaging of weights.
+Argument:
+  variant: T, S or B.
+
+Source: "Swin Transformer" (arXiv 2103.14030, appendix A2.1) with the authors'
+code: AdamW with β1 0.9 and β2 0.999, 300 epochs, batch size 1024, 20 epochs of
+warm-up, base learning rate 1e-3, cosine decay to 1e-5, weight decay 0.05 on
+kernels only, gradients clipped at global norm 5, drop path 0.2, 0.3 and 0.5,
+torchvision's random resized crop, RandAugment with two operations of magnitude
+9, random erasing 0.25, mixup 0.8 or cutmix 1, label smoothing 0.1, no average
+of weights.
 
 Expected ImageNet top-1 at 224 px, parameters and multiply-adds (Table 1):
 
-| variant | accuracy | parameters | multiply-adds |
-| T       | 81.2     | 28.3 M     | 4.5 G         |
-| S       | 83.2     | 49.6 M     | 8.7 G         |
-| B       | 83.5     | 87.8 M     | 15.4 G        |
+| variant | top-1 | parameters | multiply-adds |
+| T       | 81.2  | 28.3 M     | 4.5 G         |
+| S       | 83.2  | 49.6 M     | 8.7 G         |
+| B       | 83.5  | 87.8 M     | 15.4 G        |
 
-The paper gives no cost of a training.
+The paper does not state the cost of training.
 
-Deviations: warm-up starts from 0, the authors' from 5e-7·batch/512. Examples of
-a batch are mixed by pairs, each with its own share (`objectives/mixing.py`).
-The authors' colour jitter is left out: their library drops it beside
-RandAugment.
+Differences: the warm-up starts at 0, the authors' at 5e-7 per 512 images.
+Mixup and cutmix draw a ratio for each pair of examples (objectives/mixing.py).
+Pixels are scaled to [-1, 1], not by ImageNet's mean and standard deviation.
+The authors' colour jitter has no effect, because timm ignores it when
+RandAugment is used; it is omitted here.
 """
 
 from ml_collections import ConfigDict
@@ -46,7 +51,7 @@ def get_config(argument: str | None = None) -> ConfigDict:
   config.source = dict(name='tfds', dataset='imagenet2012')
   config.train = dict(split='train', num_examples=1_281_167)
   config.augment = dict(
-    crop='inception',
+    crop='torchvision',
     min_area=0.08,
     interpolation='bicubic',
     flip=True,

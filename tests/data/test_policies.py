@@ -59,16 +59,19 @@ def test_every_operation_at_every_level(policy, name):
   np.testing.assert_array_equal(IMAGE, before)
 
 
-def both(operation, argument):
-  return [operation(IMAGE, argument), operation(IMAGE, -argument)]
+def both(operation, argument, **options):
+  return [operation(IMAGE, sign * argument, **options) for sign in (1, -1)]
+
+
+TIMMS = dict(bicubic=True, fill=(124, 116, 104))
 
 
 # (policy, operation, level): what it may come to, each equally likely
 MEANINGS = [
-  ('timm', 'rotate', 0.5, both(ops.rotate, 15)),
-  ('timm', 'shear_x', 1.0, both(ops.shear_x, 0.3)),
-  ('timm', 'translate_x', 1.0, both(ops.translate_x, 13.5)),
-  ('timm', 'translate_y', 1.0, both(ops.translate_y, 9)),
+  ('timm', 'rotate', 0.5, both(ops.rotate, 15, **TIMMS)),
+  ('timm', 'shear_x', 1.0, both(ops.shear_x, 0.3, **TIMMS)),
+  ('timm', 'translate_x', 1.0, both(ops.translate_x, 13.5, **TIMMS)),
+  ('timm', 'translate_y', 1.0, both(ops.translate_y, 9, **TIMMS)),
   ('timm', 'color', 0.5, [ops.color(IMAGE, f) for f in (1.45, 0.55)]),
   ('timm', 'contrast', 1.0, [ops.contrast(IMAGE, f) for f in (1.9, 0.1)]),
   ('timm', 'posterize', 0.9, [ops.posterize(IMAGE, 1)]),
@@ -185,3 +188,13 @@ def test_color_jitter_stays_in_its_range():
   flat = np.full((4, 4, 3), 100, np.uint8)  # only brightness shows
   values = [policies.color_jitter(flat, 0.3, rng)[0, 0, 0] for _ in range(300)]
   assert 69 <= min(values) < 75 and 125 < max(values) <= 131
+
+
+@pytest.mark.parametrize('name', ['rotate', 'shear_x', 'translate_y'])
+def test_empty_pixels(name):
+  """timm fills with ImageNet's mean, the authors with grey."""
+  image = np.full((20, 30, 3), (255, 0, 255), np.uint8)
+  for policy, colour in (('timm', (124, 116, 104)), ('authors', (128,) * 3)):
+    operation = policies.POLICIES[policy][name]
+    changed = operation(image, 1.0, np.random.default_rng(0))
+    assert (changed == colour).all(axis=-1).any(), policy

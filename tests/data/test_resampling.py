@@ -31,6 +31,23 @@ def test_area_averages():
   assert np.abs(resized - means).max() <= 0.5
 
 
+@pytest.mark.parametrize('height, width', [(30, 40), (5, 40), (30, 7)])
+def test_area_enlarges_smoothly(height, width):
+  """An enlarged axis is bilinear, a shrunken one averaged: no mosaic."""
+  image = noise(10, 13)
+  resized = resize(image, height, width, 'area').astype(float)
+  bilinear = cv2.resize(image, (width, height)).astype(float)
+  if height > 10 and width > 13:
+    np.testing.assert_array_equal(resized, bilinear)
+  blocks = cv2.resize(image, (width, height), interpolation=cv2.INTER_NEAREST)
+  for axis, (size, before) in enumerate(
+    zip((height, width), (10, 13), strict=True)
+  ):
+    if size > before:
+      steps = np.abs(np.diff(resized, axis=axis)).max()
+      assert steps < np.abs(np.diff(blocks.astype(float), axis=axis)).max()
+
+
 def test_bilinear_takes_four_neighbours():
   """By four, it is the mean of the middle 2 x 2 of each 4 x 4: aliasing."""
   image = noise(12, 20)

@@ -56,7 +56,11 @@ def shorter_side(
 
 
 def random_box(
-  height: int, width: int, area: tuple[float, ...], rng: np.random.Generator
+  height: int,
+  width: int,
+  area: tuple[float, ...],
+  rng: np.random.Generator,
+  aspect_range: tuple[float, float] = _ASPECT,
 ) -> Box:
   """A random part of an image, as torchvision's `RandomResizedCrop` draws it.
 
@@ -67,9 +71,10 @@ def random_box(
     height: of the image, pixels.
     width: of the image, pixels.
     area: smallest and largest share of the image's area.
-    rng: what is drawn from.
+    rng: source of randomness.
+    aspect_range: smallest and largest width / height of the box.
   """
-  low, high = _ASPECT
+  low, high = aspect_range
   for _ in range(_ATTEMPTS):
     wanted = height * width * rng.uniform(area[0], area[1])
     aspect = math.exp(rng.uniform(math.log(low), math.log(high)))

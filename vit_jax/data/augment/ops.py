@@ -1,9 +1,11 @@
 """Changes of colour and geometry of one uint8 image, as Pillow defines them.
 
-Nothing is random here; `policies` draws. Colours follow Pillow's ImageOps and
-ImageEnhance (within two grey levels where OpenCV rounds otherwise). Geometry is
-bilinear, and what comes from outside the image is grey, 128.
+Nothing is random here; `policies` draws the arguments. Colours follow Pillow's
+ImageOps and ImageEnhance (within two grey levels where OpenCV rounds
+differently).
 """
+
+from typing import Any
 
 import cv2
 import numpy as np
@@ -12,7 +14,7 @@ from jaxtyping import Int, UInt8
 from PIL import ImageFilter
 
 Image = UInt8[np.ndarray, 'y x 3']
-_GREY = (128, 128, 128)
+GREY = (128, 128, 128)
 _VALUES = np.arange(256)
 
 
@@ -133,15 +135,32 @@ def soften(image: Image, sigma: float) -> Image:
   return np.array(softened)
 
 
-def affine(image: Image, matrix: list[list[float]]) -> Image:
-  """Geometry: where each pixel of the result comes from.
+def affine(
+  image: Image,
+  matrix: list[list[float]],
+  bicubic: bool = False,
+  fill: tuple[int, ...] = GREY,
+) -> Image:
+  """Maps the image by an affine transformation of its coordinates.
 
   Args:
-    image: the image.
-    matrix: 2 x 3, maps (x, y, 1) of the result to (x, y) of the image, pixels,
-      with the origin at the upper left corner (not at a pixel's centre).
+    image: RGB, `[y, x, 3]`.
+    matrix: `[2, 3]`, maps (x, y, 1) of the result to (x, y) of the image,
+      pixels, with the origin at the upper left corner (not at a pixel's
+      centre).
+    bicubic: use Pillow's bicubic filter in place of bilinear interpolation.
+    fill: colour of pixels that come from outside the image.
   """
   (a, b, c), (d, e, f) = matrix
+  if bicubic:
+    changed = PIL.Image.fromarray(image).transform(
+      image.shape[1::-1],
+      PIL.Image.Transform.AFFINE,
+      (a, b, c, d, e, f),
+      resample=PIL.Image.Resampling.BICUBIC,
+      fillcolor=fill,
+    )
+    return np.array(changed)
   centered = np.array(
     [[a, b, c + (a + b - 1) / 2], [d, e, f + (d + e - 1) / 2]]
   )
@@ -150,43 +169,44 @@ def affine(image: Image, matrix: list[list[float]]) -> Image:
     centered,
     (image.shape[1], image.shape[0]),
     flags=cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP,
-    borderValue=_GREY,
+    borderValue=fill,
   )
 
 
-def rotate(image: Image, degrees: float) -> Image:
-  """Rotates counter-clockwise about the centre."""
+def rotate(image: Image, degrees: float, **options: Any) -> Image:
+  """Rotates counter-clockwise about the centre; options as in `affine`."""
   cos, sin = np.cos(np.radians(degrees)), np.sin(np.radians(degrees))
   y, x = image.shape[0] / 2, image.shape[1] / 2
-  return affine(
-    image,
-    [[cos, -sin, x - cos * x + sin * y], [sin, cos, y - sin * x - cos * y]],
-  )
+  matrix = [
+    [cos, -sin, x - cos * x + sin * y],
+    [sin, cos, y - sin * x - cos * y],
+  ]
+  return affine(image, matrix, **options)
 
 
-def shear_x(image: Image, slope: float) -> Image:
-  """Row y is taken `slope` · y further right."""
-  return affine(image, [[1, slope, 0], [0, 1, 0]])
+def shear_x(image: Image, slope: float, **options: Any) -> Image:
+  """Reads row y from `slope` · y further right; options as in `affine`."""
+  return affine(image, [[1, slope, 0], [0, 1, 0]], **options)
 
 
-def shear_y(image: Image, slope: float) -> Image:
-  """Column x is taken `slope` · x further down."""
-  return affine(image, [[1, 0, 0], [slope, 1, 0]])
+def shear_y(image: Image, slope: float, **options: Any) -> Image:
+  """Reads column x from `slope` · x further down; options as in `affine`."""
+  return affine(image, [[1, 0, 0], [slope, 1, 0]], **options)
 
 
-def translate_x(image: Image, pixels: float) -> Image:
-  """Everything is taken that much further right."""
-  return affine(image, [[1, 0, pixels], [0, 1, 0]])
+def translate_x(image: Image, pixels: float, **options: Any) -> Image:
+  """Reads every pixel from further right; options as in `affine`."""
+  return affine(image, [[1, 0, pixels], [0, 1, 0]], **options)
 
 
-def translate_y(image: Image, pixels: float) -> Image:
-  """Everything is taken that much further down."""
-  return affine(image, [[1, 0, 0], [0, 1, pixels]])
+def translate_y(image: Image, pixels: float, **options: Any) -> Image:
+  """Reads every pixel from further down; options as in `affine`."""
+  return affine(image, [[1, 0, 0], [0, 1, pixels]], **options)
 
 
 def cut_out(image: Image, y: int, x: int, radius: int) -> Image:
   """A grey square about (y, x), cut off at the border."""
   image = image.copy()
   top, left = max(y - radius, 0), max(x - radius, 0)
-  image[top : y + radius, left : x + radius] = _GREY
+  image[top : y + radius, left : x + radius] = GREY
   return image

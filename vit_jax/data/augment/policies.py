@@ -1,6 +1,7 @@
 """Random changes of training images: RandAugment, 3-Augment, colour jitter."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,7 @@ Op = Callable[[Image, float, np.random.Generator], Image]
 _MAX_LEVEL = 10.0
 _LEVEL_NOISE = 0.5  # of timm's magnitudes, standard deviation
 _AUTHORS_SIDE = 224  # pixels of the images that their code was written for
+_IMAGENET_MEAN = (124, 116, 104)  # RGB, timm's colour for what is empty
 _JITTER = (ops.brightness, ops.contrast, ops.color)
 
 
@@ -60,17 +62,43 @@ def _cut_out(image: Image, level: float, rng: np.random.Generator) -> Image:
   return ops.cut_out(image, int(y), int(x), int(radius))
 
 
-_SHARED: dict[str, Op] = {
+_COLOURS: dict[str, Op] = {
   'auto_contrast': _plain(ops.auto_contrast),
   'equalize': _plain(ops.equalize),
   'invert': _plain(ops.invert),
-  'rotate': _signed(ops.rotate, 30.0),  # degrees
   'solarize_add': lambda image, level, rng: ops.solarize_add(
     image, int(110 * level)
   ),
-  'shear_x': _signed(ops.shear_x, 0.3),
-  'shear_y': _signed(ops.shear_y, 0.3),
 }
+
+
+def _geometry(shift_x: float, shift_y: float, **options: Any) -> dict[str, Op]:
+  """Returns the geometric operations.
+
+  Args:
+    shift_x: largest translation, fraction of the width.
+    shift_y: largest translation, fraction of the height.
+    **options: of `ops.affine`.
+  """
+  rotate, shear_x, shear_y, translate_x, translate_y = (
+    functools.partial(op, **options)
+    for op in (
+      ops.rotate,
+      ops.shear_x,
+      ops.shear_y,
+      ops.translate_x,
+      ops.translate_y,
+    )
+  )
+  return {
+    'rotate': _signed(rotate, 30.0),  # degrees
+    'shear_x': _signed(shear_x, 0.3),
+    'shear_y': _signed(shear_y, 0.3),
+    'translate_x': _relative(translate_x, 1, shift_x),
+    'translate_y': _relative(translate_y, 0, shift_y),
+  }
+
+
 _ENHANCE = {
   'color': ops.color,
   'contrast': ops.contrast,
@@ -78,9 +106,11 @@ _ENHANCE = {
   'sharpness': ops.sharpness,
 }
 # 15 operations, all of them stronger at higher magnitudes: what timm calls
-# `rand-mM-mstd0.5-inc1`, DeiT's policy.
+# `rand-mM-mstd0.5-inc1`, with bicubic geometry on ImageNet's mean colour. This
+# is the policy of DeiT, DeiT-III, Swin and MAE's fine-tuning.
 TIMM: dict[str, Op] = {
-  **_SHARED,
+  **_COLOURS,
+  **_geometry(0.45, 0.45, bicubic=True, fill=_IMAGENET_MEAN),
   **{name: _around_one(op) for name, op in _ENHANCE.items()},
   'posterize': lambda image, level, rng: ops.posterize(
     image, 4 - int(4 * level)
@@ -88,8 +118,6 @@ TIMM: dict[str, Op] = {
   'solarize': lambda image, level, rng: ops.solarize(
     image, 256 - int(256 * level)
   ),
-  'translate_x': _relative(ops.translate_x, 1, 0.45),
-  'translate_y': _relative(ops.translate_y, 0, 0.45),
 }
 # 16 operations of the RandAugment authors' code. There higher magnitudes make
 # posterize and solarize weaker and brighten rather than darken; that is theirs.
@@ -97,7 +125,8 @@ TIMM: dict[str, Op] = {
 # and images of 32 pixels often end up all grey. Here both are shares of the
 # size, equal to theirs at 224 pixels.
 AUTHORS: dict[str, Op] = {
-  **_SHARED,
+  **_COLOURS,
+  **_geometry(100 / _AUTHORS_SIDE, 100 / _AUTHORS_SIDE),
   **{name: _rising(op) for name, op in _ENHANCE.items()},
   'posterize': lambda image, level, rng: ops.posterize(
     image, min(8, int(4 * level))
@@ -105,8 +134,6 @@ AUTHORS: dict[str, Op] = {
   'solarize': lambda image, level, rng: ops.solarize(
     image, min(256, int(256 * level))
   ),
-  'translate_x': _relative(ops.translate_x, 1, 100 / _AUTHORS_SIDE),
-  'translate_y': _relative(ops.translate_y, 0, 100 / _AUTHORS_SIDE),
   'cut_out': _cut_out,
 }
 
@@ -124,10 +151,10 @@ class RandAugment:
       and adds noise of standard deviation .5 to the magnitude; the authors'
       always applies it, at that magnitude.
 
-  Deviations: geometry is bilinear (timm draws bilinear or bicubic, the authors
-  take the nearest pixel); the authors' contrast fades to a constant that by an
-  oversight depends on the number of pixels, here to the mean grey; their
-  translations and cut-outs are in pixels, here in shares of the size.
+  Differences: the authors' geometry uses the nearest pixel, here it is
+  bilinear. The authors' contrast fades to a constant that by an oversight
+  depends on the number of pixels, here to the mean grey. Their translations and
+  cut-outs are in pixels, here they are fractions of the image size.
 
   Reference: Cubuk et al., arXiv 1909.13719.
   """

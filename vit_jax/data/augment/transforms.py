@@ -12,7 +12,7 @@ import cv2
 import numpy as np
 
 from vit_jax.data.augment import policies
-from vit_jax.data.augment.cutting import cover, shorter_side
+from vit_jax.data.augment.cutting import cover, random_box, shorter_side
 from vit_jax.data.contract import Example, Spec
 from vit_jax.data.images.decode import MAX_PIXELS, Image, decode, decode_box
 from vit_jax.data.images.headers import (
@@ -22,7 +22,7 @@ from vit_jax.data.images.resampling import INTERPOLATIONS, resize
 from vit_jax.errors import UserError, check_range
 
 _CROP_ATTEMPTS = 10
-_CROPS = ('inception', 'pad', 'none')
+_CROPS = ('inception', 'torchvision', 'squash', 'pad', 'none')
 _RESIZES = ('squash', 'central', 'squash_central', 'torchvision')
 
 
@@ -85,14 +85,22 @@ class TrainTransform(_ImageAndLabel):
 
   Attributes:
     image_size: (height, width) of the result, pixels.
-    crop: 'inception' (a random part of random aspect, resized), 'pad' (resized,
-      aspect kept, until it covers the result; padded by reflection; a random
-      part of it) or 'none' (squashed).
-    min_area: smallest share of the image's area that an inception crop covers.
-    max_area: largest share.
-    min_aspect: smallest width / height of an inception crop.
-    max_aspect: largest.
-    pad: with crop 'pad', pixels added at each side.
+    crop: which part of the image is used. 'inception' and 'torchvision' resize
+      a part of random area and aspect ratio: 'inception' draws it as
+      TensorFlow's `sample_distorted_bounding_box` does, 'torchvision' as
+      torchvision's `RandomResizedCrop` does (area uniform, aspect ratio
+      log-uniform). 'squash' resizes the image to `enlarge` times the result,
+      without keeping the aspect ratio, and cuts out a random part, as BiT does
+      (arXiv 1912.11370). 'pad' resizes the image to cover the result with its
+      aspect ratio kept, pads it by reflection and cuts out a random part.
+      'none' resizes the whole image without keeping the aspect ratio.
+    min_area: smallest fraction of the image's area that a crop covers.
+    max_area: largest fraction.
+    min_aspect: smallest width / height of a crop.
+    max_aspect: largest width / height of a crop.
+    enlarge: with crop 'squash', side of the resized image as a multiple of the
+      result's; 7/6 is 448 pixels for 384.
+    pad: with crop 'pad', pixels added on each side.
     interpolation: see `resampling.resize`.
     flip: mirror left and right half of the time.
     randaugment_layers: operations of RandAugment for each image; 0 for none.
@@ -110,6 +118,7 @@ class TrainTransform(_ImageAndLabel):
   max_area: float = 1.0
   min_aspect: float = 3 / 4
   max_aspect: float = 4 / 3
+  enlarge: float = 7 / 6
   pad: int = 4
   interpolation: str = 'bilinear'
   flip: bool = True
@@ -136,6 +145,7 @@ class TrainTransform(_ImageAndLabel):
       at_most=policies.MAX_MAGNITUDE[self.randaugment_policy],
     )
     check_range('augment.max_aspect', self.max_aspect, above=0)
+    check_range('augment.enlarge', self.enlarge, at_least=1, at_most=4)
     if not 0 < self.min_area <= self.max_area <= 1:
       raise UserError(
         f'augment.min_area {self.min_area} and max_area {self.max_area} must '
@@ -164,12 +174,23 @@ class TrainTransform(_ImageAndLabel):
     if self.crop == 'inception':
       pixels = decode_box(image, lambda y, x: self._inception_box(y, x, rng))
       return resize(pixels, height, width, self.interpolation)
+    if self.crop == 'torchvision':
+      area = self.min_area, self.max_area
+      aspect = self.min_aspect, self.max_aspect
+      pixels = decode_box(
+        image, lambda y, x: random_box(y, x, area, rng, aspect)
+      )
+      return resize(pixels, height, width, self.interpolation)
     if self.crop == 'none':
       return resize(decode(image), height, width, self.interpolation)
-    pixels = cover(decode(image), height, width, self.interpolation)
-    pixels = cv2.copyMakeBorder(
-      pixels, self.pad, self.pad, self.pad, self.pad, cv2.BORDER_REFLECT_101
-    )
+    if self.crop == 'squash':
+      larger = round(height * self.enlarge), round(width * self.enlarge)
+      pixels = resize(decode(image), *larger, self.interpolation)
+    else:
+      pixels = cover(decode(image), height, width, self.interpolation)
+      pixels = cv2.copyMakeBorder(
+        pixels, self.pad, self.pad, self.pad, self.pad, cv2.BORDER_REFLECT_101
+      )
     y = int(rng.integers(0, pixels.shape[0] - height, endpoint=True))
     x = int(rng.integers(0, pixels.shape[1] - width, endpoint=True))
     return pixels[y : y + height, x : x + width]
