@@ -27,7 +27,8 @@ BUCKET = 'bucket'
 class Store:
   """A running server; `environment` points commands to it."""
 
-  def __init__(self, port: int):
+  def __init__(self, port: int, process: subprocess.Popen):
+    self._process = process
     self._address = f'http://127.0.0.1:{port}'
     self.environment = {
       'STORAGE_EMULATOR_HOST': self._address,  # gcsfs, google-cloud-storage
@@ -35,6 +36,11 @@ class Store:
       'GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT': 'false',  # asks Google, not this
       'NO_GCE_CHECK': 'true',
     }
+
+  def stop(self) -> None:
+    """Ends the server at once, as an outage does."""
+    self._process.kill()
+    self._process.wait()
 
   def is_up(self) -> bool:
     try:
@@ -73,7 +79,7 @@ def serve() -> Iterator[Store]:
     stderr=subprocess.DEVNULL,
   )
   try:
-    store, deadline = Store(port), time.monotonic() + 60
+    store, deadline = Store(port, process), time.monotonic() + 60
     while not store.is_up():
       assert process.poll() is None and time.monotonic() < deadline
       time.sleep(0.05)

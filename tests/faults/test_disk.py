@@ -76,6 +76,38 @@ def test_a_disk_that_fills(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_disk_that_stays_full(tmp_path):
+  """One message at the end, and a code after which launchers start again."""
+  disk = tmp_path / 'disk'
+  with _tmpfs(disk, 'size=8m'):
+    flags = runs.flags(
+      'configs/l16_i21k.py',
+      disk / 'run',
+      runs.SMALL_L16
+      | {
+        'total': '100000 steps',
+        'evals.val.every': '100000 steps',
+        'checkpoint.every': '20 steps',
+        'log.tensorboard': 'true',
+      },
+    )
+    process = runs.start(runs.command('train', *flags))
+    deadline = time.monotonic() + 200
+    while not (disk / 'run/checkpoints/20').exists():
+      assert process.poll() is None and time.monotonic() < deadline
+      time.sleep(0.02)
+    injected('a disk that stays full')
+    with contextlib.suppress(OSError), (disk / 'filler').open('wb') as file:
+      while True:  # to the last byte
+        file.write(b'x' * 65536)
+        file.flush()
+    _, err = runs.finish(process, code=1)
+  assert 'Traceback' not in err and len(err.splitlines()) < 20_000
+  (last,) = [line for line in err.splitlines() if 'storage failed: ' in line]
+  assert 'No space left' in last and err.rstrip().endswith(last)
+
+
+@pytest.mark.slow
 def test_a_read_only_workdir(tmp_path):
   """One message, exit code 2."""
   disk = tmp_path / 'disk'

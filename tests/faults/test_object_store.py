@@ -91,14 +91,39 @@ def test_a_run_in_a_bucket(store, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('bucket', ['absent-bucket', 'nowhere'])
-def test_a_bucket_that_cannot_be_used(store, monkeypatch, bucket):
-  """Tried before anything is computed: one message, exit code 2."""
+@pytest.mark.parametrize(
+  'bucket, code, kind',
+  [('absent-bucket', 2, 'error'), ('nowhere', 1, 'storage failed')],
+)
+def test_a_bucket_that_cannot_be_used(store, monkeypatch, bucket, code, kind):
+  """Found before anything is computed, with one message.
+
+  A bucket that does not exist is the user's error. A server that does not
+  answer is an outage: launchers start the run again after its exit code.
+  """
   if bucket == 'nowhere':  # no server at all
     address = f'http://127.0.0.1:{runs.free_port()}'
     monkeypatch.setenv('STORAGE_EMULATOR_HOST', address)
   flags = runs.flags(CONFIG, f'gs://{bucket}/run', CHANGES)
-  _, err = runs.run(runs.command('train', *flags), code=2)
-  assert err.count('error: ') == 1 and 'Traceback' not in err
-  assert f'the workdir gs://{bucket}/run cannot be used' in err
+  _, err = runs.run(runs.command('train', *flags), code=code)
+  assert err.count(f'{kind}: ') == 1 and 'Traceback' not in err
+  assert f'gs://{bucket}/run' in err and 'cannot' in err
   assert 'compiling' not in err
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_store_that_goes_away(store):
+  """One message and a code after which launchers start the run again.
+
+  What was saved stays there; nothing is printed by the client's own threads.
+  """
+  flags = runs.flags(CONFIG, WORKDIR, CHANGES | {'total': '100000 steps'})
+  process = runs.start(runs.command('train', *flags))
+  _wait_for_step(store, 3, process)
+  store.stop()
+  injected('an object store that goes away')
+  _, err = runs.finish(process, code=1, timeout_s=800)
+  assert err.count('storage failed: ') == 1, err[-5000:]
+  assert err.rstrip().splitlines()[-1].startswith('storage failed: ')
+  assert 'Traceback' not in err and 'Trying again in' in err

@@ -5,7 +5,7 @@ import json
 import pytest
 from etils import epath
 
-from vit_jax.errors import UserError
+from vit_jax.errors import StorageError, UserError
 from vit_jax.run import ledger
 
 
@@ -119,5 +119,5 @@ def test_a_full_disk(tmp_path):
   """One message that names file and cause."""
   book = ledger.Ledger(epath.Path(tmp_path) / 'events.jsonl')
   (tmp_path / 'events.jsonl').symlink_to('/dev/full')
-  with pytest.raises(UserError, match='events.jsonl .*No space left'):
+  with pytest.raises(StorageError, match='events.jsonl .*No space left'):
     book.event('start', step=0)

@@ -7,7 +7,7 @@ from etils import epath
 from minimal_config import completed
 
 from vit_jax.config import completion as config_lib
-from vit_jax.errors import UserError
+from vit_jax.errors import StorageError, UserError
 from vit_jax.run import workdir
 
 DAMAGED = [b'', b'{"seed": 0', b'[]', b'3', b'\xff\x00', b'\x00' * 100]
@@ -46,7 +46,7 @@ def test_an_end_while_it_is_written(tmp_path, monkeypatch):
     raise OSError(28, 'No space left on device')
 
   monkeypatch.setattr('os.replace', fail)
-  with pytest.raises(UserError, match='cannot be written'):
+  with pytest.raises(StorageError, match='config.json.*No space left'):
     workdir.record(path, completed(seed=1), {})
   assert (tmp_path / 'config.json').read_text() == before
 

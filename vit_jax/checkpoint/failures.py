@@ -7,8 +7,8 @@ import re
 
 from vit_jax.checkpoint.items import CorruptError
 from vit_jax.errors import UserError
+from vit_jax.files.outages import PAUSES_S as PAUSES_S
 
-PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0)  # between attempts to read a step
 _DAMAGE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EINVAL}
 _DENIED = {errno.EACCES, errno.EPERM}
 # TensorStore raises ValueError for everything, with a status before the text.

@@ -1,6 +1,5 @@
 """Files of JSON lines, as crashes, full disks and people leave them behind."""
 
-import contextlib
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -8,99 +7,113 @@ from typing import Any
 
 from etils import epath
 
-from vit_jax.errors import UserError
-from vit_jax.files import atomic, paths
+from vit_jax.files import atomic
+from vit_jax.files.outages import access as access
+from vit_jax.files.outages import persistently
 
 Record = dict[str, Any]
 
 
 def parse(line: bytes) -> Record | None:
-  """The object that a line holds, or None if it holds none."""
+  """Returns the JSON object in a line; None if the line holds none."""
   try:
     record = json.loads(line)
-  except (ValueError, RecursionError):  # no UTF-8 is a ValueError too
+  except (ValueError, RecursionError):  # invalid UTF-8 is a ValueError too
     return None
   return record if isinstance(record, dict) else None
 
 
+def _bytes(path: epath.Path) -> bytes:
+  """Reads a file; returns b'' if there is none."""
+  return persistently(
+    lambda: path.read_bytes() if path.exists() else b'', path, 'read'
+  )
+
+
 def read_object(path: epath.Path) -> Record:
-  """The object that a whole file holds; {} where there is none, or damage.
+  """Reads a file that holds one JSON object.
+
+  Returns:
+    The object; {} if the file is missing or damaged.
 
   Raises:
-    UserError: it is there and cannot be read.
+    UserError: it exists and may not be read.
+    StorageError: it exists and cannot be read.
   """
-  with access(path, 'read'):
-    return (parse(path.read_bytes()) or {}) if path.exists() else {}
+  return parse(_bytes(path)) or {}
 
 
 def read(path: epath.Path) -> Iterator[tuple[bytes, Record | None]]:
-  """Each line with its end, and its object; nothing where there is no file.
+  """Reads a file line by line; a missing file has no lines.
+
+  Yields:
+    Each line with its end, and its object, or None if it holds none.
 
   Raises:
-    UserError: it is there and cannot be read.
+    UserError: it exists and may not be read.
+    StorageError: it exists and cannot be read.
   """
-  with access(path, 'read'):
-    data = path.read_bytes() if path.exists() else b''
-  for line in data.splitlines(keepends=True):
+  for line in _bytes(path).splitlines(keepends=True):
     if line.strip():
       yield line, parse(line)
 
 
-def keep(path: epath.Path, stays: Callable[[Record], bool]) -> list[bytes]:
-  """Leaves the lines whose object stays, and moves all others aside.
+def append(path: epath.Path, line: str) -> None:
+  """Appends one line to a local file, again if the storage fails.
 
-  They are added to <name>_set_aside.jsonl first, so none is ever lost. A last
-  line without its end gets one, so that what is appended begins a new line.
+  Args:
+    path: path of the file, which is created if it does not exist.
+    line: text that ends with a newline.
+
+  Raises:
+    UserError: the directory is gone, or may not be written.
+    StorageError: the storage is full or keeps failing.
+  """
+
+  def write() -> None:
+    # Unbuffered: a buffer would write its rest, once more, when it is closed.
+    with open(path, 'a+b', buffering=0) as file:
+      size = os.fstat(file.fileno()).st_size
+      data = line.encode()
+      # A failed attempt may have left a part of the line.
+      if size and os.pread(file.fileno(), 1, size - 1) != b'\n':
+        data = b'\n' + data
+      while data:
+        data = data[file.write(data) :]
+
+  persistently(write, path, 'written')
+
+
+def keep(path: epath.Path, stays: Callable[[Record], bool]) -> list[bytes]:
+  """Keeps the lines whose object passes a test, and quarantines all others.
+
+  The others are added to <name>_set_aside.jsonl first, so none is ever lost. A
+  last line without its newline gets one, so that what is appended begins a new
+  line.
+
+  Args:
+    path: path of the file.
+    stays: function that returns whether the line of an object is kept.
 
   Returns:
     The lines that were moved.
 
   Raises:
-    UserError: the files cannot be read or written.
+    UserError: the files may not be read or written.
+    StorageError: the storage is full or keeps failing.
   """
   kept, gone = [], []
   for line, record in read(path):
     (kept if record is not None and stays(record) else gone).append(line)
   if not gone and (not kept or kept[-1].endswith(b'\n')):
     return []
-  with access(path, 'written'):
-    if gone:
-      aside = path.with_name(f'{path.stem}_set_aside.jsonl')
-      before = aside.read_bytes() if aside.exists() else b''
-      atomic.write(aside, before + _joined(gone))
-    atomic.write(path, _joined(kept))
+  if gone:
+    aside = path.with_name(f'{path.stem}_set_aside.jsonl')
+    content = _bytes(aside) + _joined(gone)
+    persistently(lambda: atomic.write(aside, content), aside, 'written')
+  persistently(lambda: atomic.write(path, _joined(kept)), path, 'written')
   return gone
 
 
 def _joined(lines: list[bytes]) -> bytes:
   return b''.join(line.rstrip(b'\r\n') + b'\n' for line in lines)
-
-
-@contextlib.contextmanager
-def access(path: epath.Path, doing: str) -> Iterator[None]:
-  """Around reading or writing a file of a run: failures become a message.
-
-  Args:
-    path: of the file.
-    doing: 'read' or 'written'.
-
-  Raises:
-    UserError: what the file system, or an object store, raised inside.
-  """
-  try:
-    yield
-  except FileNotFoundError as error:
-    raise UserError(
-      f'{path} cannot be {doing}: its directory was removed or moved while the '
-      'run was going on. What is left of its checkpoints can be resumed where '
-      'it is now.'
-    ) from error
-  except Exception as error:
-    if not isinstance(error, OSError) and not paths.is_remote(path):
-      raise  # an object store has errors of its own
-    number = getattr(error, 'errno', None)
-    reason = os.strerror(number) if isinstance(number, int) else str(error)
-    raise UserError(
-      f'{path} cannot be {doing}: {reason}. Make room or mend the place, and '
-      'run the same command again: it resumes from the newest whole checkpoint.'
-    ) from error

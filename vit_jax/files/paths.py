@@ -1,17 +1,15 @@
-"""Where files lie: local paths and objects, 'gs://bucket/…'.
+"""Paths of local files and of objects, 'gs://bucket/…'.
 
-Objects are read and written through gcsfs (`etils.epath` would take TensorFlow
-where it is installed, which cannot be tested against a server of one's own and
-takes seconds to load). An object cannot be appended to: what grows is kept in
-memory and written whole at each flush.
+Objects are read and written through gcsfs. (`etils.epath` would use TensorFlow
+if it is installed. TensorFlow cannot be tested against a local server and takes
+seconds to load.) An object cannot be appended to: files that grow are kept in
+memory and written as a whole at each flush.
 """
 
-import contextlib
 import difflib
 import os
 import re
 import traceback
-import uuid
 
 import fsspec.config
 from etils import epath
@@ -19,24 +17,27 @@ from etils import epath
 from vit_jax.errors import StorageError, UserError
 
 os.environ.setdefault('EPATH_USE_TF', '0')
-# Else gcsfs would believe listings that another process has changed since.
+# Otherwise gcsfs would return listings that another process has changed since.
 fsspec.config.conf.setdefault('gcs', {}).setdefault('use_listings_cache', False)
 _SCHEME = re.compile(r'([A-Za-z][A-Za-z0-9+.-]*):/')
-# Files of what speaks to an object store, and of what it speaks through.
+# Source files of clients of object stores, and of the libraries below them.
 _STORE = re.compile(r'[\\/](gcsfs|google[\\/](auth|cloud|api_core))[\\/]')
 _THROUGH = re.compile(r'[\\/](fsspec|aiohttp|requests)[\\/]')
 
 
 def is_remote(path: str | epath.PathLike) -> bool:
-  """Whether a path is an object's address, 'gs://bucket/…'."""
+  """Returns whether a path is the address of an object, 'gs://bucket/…'."""
   return '://' in os.fspath(path)
 
 
 def locate(path: str | epath.PathLike) -> epath.Path:
-  """The absolute path: local with ~ expanded, or an object's as it is.
+  """Returns the absolute path of a local file, or an object's address as it is.
+
+  Args:
+    path: local path, in which ~ is expanded, or 'gs://BUCKET/…'.
 
   Raises:
-    UserError: an address that is neither local nor gs://BUCKET.
+    UserError: it is an address of another kind.
   """
   text = os.fspath(path)
   scheme = _SCHEME.match(text)
@@ -44,7 +45,7 @@ def locate(path: str | epath.PathLike) -> epath.Path:
     return epath.Path(text).expanduser().absolute()
   if not re.match(r'gs://[^/]', text):
     raise UserError(
-      f'{text} is no path that can be used; allowed: a local path, or '
+      f'{text} cannot be used as a path; allowed are local paths and '
       'gs://BUCKET/PATH. Mount other stores as a directory (a local directory '
       f'of that name is ./{text}).'
     )
@@ -52,7 +53,7 @@ def locate(path: str | epath.PathLike) -> epath.Path:
 
 
 def entries(folder: epath.Path) -> list[epath.Path]:
-  """What is in a folder; nothing if there is none (object stores know none)."""
+  """Lists a folder; a missing folder is empty, as in object stores."""
   try:
     return list(folder.iterdir())
   except FileNotFoundError:
@@ -60,46 +61,20 @@ def entries(folder: epath.Path) -> list[epath.Path]:
 
 
 def nearest(path: str | epath.PathLike) -> str:
-  """' Did you mean X?' for a path that is not there, or nothing.
+  """Returns ' Did you mean X?' for a path that does not exist, or ''.
 
-  Only a local folder is looked into: a bucket's may be long.
+  Only local folders are searched, because listing a bucket may take long.
   """
   parent, name = os.path.split(os.fspath(path).rstrip('/'))
   if is_remote(path):
     return ''
-  there = {entry.name for entry in entries(locate(parent))} - {name}
-  near = difflib.get_close_matches(name, sorted(there), n=1)
+  names = {entry.name for entry in entries(locate(parent))} - {name}
+  near = difflib.get_close_matches(name, sorted(names), n=1)
   return f' Did you mean {os.path.join(parent, near[0])}?' if near else ''
 
 
-def try_out(folder: epath.Path) -> None:
-  """Writes a small file in a folder, reads it back and deletes it.
-
-  Raises:
-    UserError: one of the three fails.
-  """
-  content = uuid.uuid4().hex
-  file, doing = folder / f'.vit_jax_try_{content}', 'written'
-  try:
-    folder.mkdir(parents=True, exist_ok=True)
-    file.write_text(content)
-    doing = 'read back'
-    if file.read_text() != content:
-      raise OSError('what is read is not what was written')
-    doing = 'deleted'
-    file.unlink()
-  except Exception as error:  # noqa: BLE001 (each store has errors of its own)
-    with contextlib.suppress(Exception):
-      file.unlink(missing_ok=True)
-    raise UserError(
-      f'the workdir {folder} cannot be used: a file in it cannot be {doing}: '
-      f'{reason(error)}. Check its name and your permissions (for gs://, '
-      '`gcloud auth application-default login`), or give another --workdir.'
-    ) from error
-
-
 def reason(error: BaseException) -> str:
-  """An error in one line, with its kind where the text alone says little."""
+  """Returns an error in one line, with its type if the text says too little."""
   text = ' '.join(str(error).split())[:300]
   if isinstance(error, OSError) and text:
     return text
@@ -107,19 +82,25 @@ def reason(error: BaseException) -> str:
 
 
 def of_a_store(error: BaseException) -> StorageError | None:
-  """What to say of an object store's error that nobody caught; else None.
+  """Returns the message for an object store's error that nothing caught.
 
-  Its client raises errors of many kinds, OSError and ValueError among them:
-  they are known by where they come from.
+  Clients of object stores raise errors of many types, OSError and ValueError
+  among them. They are recognized by the source file that raised them.
+
+  Args:
+    error: any error that ends a command.
+
+  Returns:
+    The error to report; None if it does not come from an object store.
   """
   files = [each.filename for each in traceback.extract_tb(error.__traceback__)]
   if not any(_STORE.search(file) for file in files):
-    return None  # another's connection
+    return None  # a connection to something else
   if not (_STORE.search(files[-1]) or _THROUGH.search(files[-1])):
     return None
   return StorageError(
-    f'the object store was asked in vain: {reason(error)}. Check the address '
-    '(gs://BUCKET/PATH), the network, and your permissions (`gcloud auth '
-    'application-default login`). What is saved there stays, and the same '
-    'command goes on from it.'
+    f'the object store does not answer as expected: {reason(error)}. Check the '
+    'address (gs://BUCKET/PATH), the network, and your permissions (`gcloud '
+    'auth application-default login`). What is saved there stays, and the same '
+    'command resumes from it.'
   )

@@ -2,6 +2,7 @@
 
 import ctypes
 import datetime
+import functools
 import logging
 import math
 import os
@@ -9,6 +10,7 @@ import pathlib
 import platform
 import re
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -168,9 +170,31 @@ def start_logging() -> None:
   log.handlers[:] = [handler]
   log.propagate = False
   log.setLevel(logging.INFO)
-  absl_logging.set_verbosity(absl_logging.ERROR)  # Orbax tells too much
-  # Its errors come as exceptions too, and its retries are no news.
-  logging.getLogger('gcsfs').setLevel(logging.CRITICAL)
+  # Orbax logs through absl, gcsfs through its own logger. Their errors are
+  # raised as exceptions too, and reported once. A full disk would otherwise
+  # bury that message in thousands of lines.
+  absl_logging.set_verbosity(absl_logging.FATAL)
+  for name in ('gcsfs', 'asyncio', 'fsspec'):
+    logging.getLogger(name).setLevel(logging.CRITICAL)
+  sys.excepthook = functools.partial(_report_uncaught, sys.excepthook)
+
+
+def _report_uncaught(
+  report: Callable[..., None], kind: type[BaseException], *error: Any
+) -> None:
+  """Reports an uncaught error, except those of TensorStore's failed writes.
+
+  After a failed save, each of its many futures reports to an event loop that
+  Orbax has closed. The failure itself was raised and logged.
+
+  Args:
+    report: the hook that was installed before.
+    kind: type of the error.
+    *error: the error and its traceback.
+  """
+  if kind is RuntimeError and str(error[0]) == 'Event loop is closed':
+    return
+  report(kind, *error)
 
 
 def describe_run() -> dict[str, Any]:

@@ -1,11 +1,15 @@
-"""Bad records in events.jsonl: each of them once, over all restarts."""
+"""Writes bad records to events.jsonl, each of them once over all restarts."""
 
 from vit_jax.data.pipeline import stream
 from vit_jax.run.ledger import Ledger, read
 
 
 def report_to(ledger: Ledger | None) -> stream.Report:
-  """A function that writes each bad record once; None without a ledger."""
+  """Returns a function that writes an event for each new bad record.
+
+  Args:
+    ledger: destination of the events; None for no report.
+  """
   if ledger is None:
     return None
   listed = {

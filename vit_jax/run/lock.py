@@ -1,9 +1,9 @@
-"""One run per workdir: a second one is refused.
+"""Locks a workdir: a second run on it is refused.
 
-On a local (or POSIX network) file system the lock is the kernel's and ends with
-the process, SIGKILL included. On object stores it is a lease that a thread
-renews; a run that was killed there blocks the next for at most its length, and
-not at all where the next starts on the same machine.
+On local and POSIX network file systems the kernel holds the lock, which ends
+with the process, even with SIGKILL. On object stores it is a lease that a
+thread renews. A run that was killed there blocks the next one until the lease
+expires, or not at all if the next one starts on the same machine.
 """
 
 import contextlib
@@ -20,17 +20,21 @@ from collections.abc import Iterator
 from etils import epath
 
 from vit_jax.errors import UserError
-from vit_jax.files import paths
+from vit_jax.files import outages, paths
 
-LEASE_S = 120.0  # a lease that was not renewed for this long has expired
+LEASE_S = 120.0  # time after which a lease that was not renewed has expired
 
 
 @contextlib.contextmanager
 def hold(workdir: epath.Path) -> Iterator[None]:
   """Holds the workdir's lock.
 
+  Args:
+    workdir: directory of the run.
+
   Raises:
-    UserError: another run holds it, or the workdir is not writable.
+    UserError: another run holds it, or the workdir may not be written.
+    StorageError: the storage is full or does not answer.
   """
   holder = {
     'host': platform.node(),
@@ -46,16 +50,15 @@ def hold(workdir: epath.Path) -> Iterator[None]:
         stack.enter_context(_file_lock(workdir / '.lock', holder))
     except UserError:
       raise
-    except Exception as error:  # noqa: BLE001 (each store has its own errors)
-      raise UserError(
-        f'the workdir {workdir} cannot be locked: {paths.reason(error)}. '
-        'Give another --workdir.'
-      ) from error
+    except Exception as error:
+      raise outages.workdir_error(workdir, 'it cannot be locked', error) from (
+        error
+      )
     yield
 
 
 def _machine() -> str | None:
-  """This boot of this machine, and the numbering of its processes."""
+  """Identifies this boot of this machine, and its namespace of processes."""
   try:
     boot = pathlib.Path('/proc/sys/kernel/random/boot_id').read_text().strip()
     return f'{boot} {os.readlink("/proc/self/ns/pid")}'
@@ -64,7 +67,7 @@ def _machine() -> str | None:
 
 
 def _has_ended(holder: dict[str, object]) -> bool:
-  """Whether the holder was a process of this machine that is no more."""
+  """Returns whether the holder was a process of this machine and has ended."""
   machine, pid = _machine(), holder.get('pid')
   if machine is None or holder.get('machine') != machine:
     return False
@@ -98,13 +101,19 @@ def _file_lock(path: epath.Path, holder: dict[str, object]) -> Iterator[None]:
 def _lease(
   path: epath.Path, holder: dict[str, object], lease_s: float = LEASE_S
 ) -> Iterator[None]:
-  """Writes (owner, expiry) and keeps renewing it; ends by removing it."""
+  """Writes a file with owner and expiry, renews it, and removes it at the end.
+
+  Args:
+    path: path of the file.
+    holder: description of this process.
+    lease_s: seconds until the lease expires, unless it is renewed.
+  """
   owner = uuid.uuid4().hex
 
   def current() -> dict[str, object]:
     try:
       return json.loads(path.read_text())
-    except (FileNotFoundError, ValueError):  # none, or none that can be read
+    except (FileNotFoundError, ValueError):  # no lease, or a damaged one
       return {}
 
   def renew() -> None:
@@ -119,7 +128,9 @@ def _lease(
   if valid(current()):
     raise _refusal(path.parent, json.dumps(current()))
   renew()
-  time.sleep(min(1.0, lease_s / 10))  # another may have written just then
+  # Object stores have no exclusive creation: another run may have written its
+  # lease at the same time. The one that was written last stays.
+  time.sleep(min(1.0, lease_s / 10))
   if current().get('owner') != owner:
     raise _refusal(path.parent, json.dumps(current()))
   ended = threading.Event()
@@ -136,5 +147,5 @@ def _lease(
   finally:
     ended.set()
     thread.join()
-    with contextlib.suppress(Exception):  # then it ends by itself
+    with contextlib.suppress(Exception):  # otherwise it expires by itself
       path.unlink()

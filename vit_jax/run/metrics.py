@@ -1,4 +1,4 @@
-"""Where a run's numbers go: metrics.jsonl, TensorBoard and trackers."""
+"""Writes a run's metrics: metrics.jsonl, TensorBoard and trackers."""
 
 import contextlib
 import dataclasses
@@ -10,14 +10,15 @@ import os
 import pathlib
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import IO, Annotated, Any
+from typing import Annotated, Any
 
 from etils import epath
 
 from vit_jax.config import durations, plugins
 from vit_jax.config.plugins import Section
-from vit_jax.errors import UserError
-from vit_jax.files import jsonl, paths
+from vit_jax.errors import StorageError, UserError
+from vit_jax.files import jsonl, outages, paths
+from vit_jax.files.outages import persistently
 from vit_jax.run import tracking
 
 log = logging.getLogger('vit_jax')
@@ -29,18 +30,19 @@ log = logging.getLogger('vit_jax')
 )
 @dataclasses.dataclass(frozen=True)
 class Log:
-  """Cadence of reporting.
+  """Cadence and destinations of metrics.
 
   Attributes:
-    every: duration between two lines of training metrics, above 0.
-    tensorboard: also write TensorBoard events (needs TensorFlow).
-    parameters: log the table of parameters at the start although none of them
-      is split.
-    curves: draw WORKDIR/curves.png at the end (needs Matplotlib).
-    report: make WORKDIR/report.html at every evaluation, and at the end with
-      images and predictions.
-    trackers: {name of your choice: section} of further places for the numbers,
-      see `tracking`.
+    every: duration between two lines of training metrics, above 0. Each line
+      has the means over the steps since the line before.
+    tensorboard: whether to write TensorBoard events (needs TensorFlow).
+    parameters: whether to log the table of parameters at the start even if
+      none of them is sharded.
+    curves: whether to draw WORKDIR/curves.png at the end (needs Matplotlib).
+    report: whether to write WORKDIR/report.html at every evaluation, and at
+      the end with images and predictions.
+    trackers: {name of your choice: section} of experiment trackers, see
+      `tracking`.
   """
 
   every: str = dataclasses.field(default='50 steps', kw_only=True)
@@ -57,10 +59,13 @@ class Log:
 
 
 class Writer:
-  """Writes metrics.jsonl, and TensorBoard's events through CLU.
+  """Writes metrics.jsonl, and TensorBoard events through CLU.
 
-  One JSON object a line: {"step": 100, "loss": …}. A number that is not finite
-  is null. Only the process with `active` writes.
+  One JSON object per line: {"step": 100, "loss": …}. A number that is not
+  finite is null. Only the process with `active` writes.
+
+  Attributes:
+    training_lines: number of lines of training metrics in the file.
   """
 
   def __init__(
@@ -70,11 +75,19 @@ class Writer:
     active: bool,
     trackers: Sequence[tracking.Tracker] = (),
   ):
+    """Opens the file.
+
+    Args:
+      workdir: directory of the run.
+      tensorboard: whether to write TensorBoard events, too.
+      active: whether this is the main process.
+      trackers: further destinations.
+    """
     self._workdir, self._trackers = workdir, trackers
     self._path = workdir / 'metrics.jsonl'
     self._remote = paths.is_remote(workdir)
     self._lines: list[str] = []
-    self._file: IO[str] | None = None
+    self._opened: os.stat_result | None = None  # identifies a local file
     self._active = active
     self._board: Any = None
     self.training_lines = 0
@@ -83,55 +96,59 @@ class Writer:
       self._open()
 
   def _open(self) -> None:
-    with self._trouble():
-      if not self._remote:
-        self._file = open(self._path, 'a', buffering=1)  # whole lines
-      elif self._path.exists():  # objects there cannot be appended to
-        self._lines = self._path.read_text().splitlines(keepends=True)
+    with self._stops_at_errors():
+      if self._remote:  # objects cannot be appended to
+        lines = jsonl.read(self._path)
+        self._lines = [line.decode() for line, _ in lines]
+        return
+
+      def touch() -> os.stat_result:
+        self._path.touch()
+        return os.stat(self._path)
+
+      self._opened = persistently(touch, self._path, 'written')
 
   @contextlib.contextmanager
-  def _trouble(self) -> Iterator[None]:
-    """On a UserError, stops all further writing to the file."""
+  def _stops_at_errors(self) -> Iterator[None]:
+    """Stops all further writing after an error, so that it is raised once."""
     try:
-      with jsonl.access(self._path, 'written'):
-        yield
-    except UserError:
+      yield
+    except (UserError, StorageError):
       self._active = False
-      file, self._file = self._file, None
-      with contextlib.suppress(OSError):  # of what it could not write
-        if file:
-          file.close()
       raise
 
   def rewind(self, step: int, expected: int = 0) -> None:
     """Makes metrics.jsonl agree with a state restored at `step`.
 
     Args:
-      step: of the state.
-      expected: training lines up to it that were there when it was saved; what
-        is missing is said.
+      step: number of updates that the state has seen.
+      expected: number of training lines up to it that were there when it was
+        saved; missing ones are logged.
     """
-    if self._file:
-      self._file.close()
-      self._file = None
-    self.training_lines = rewind(self._workdir, step)
+    with self._stops_at_errors():
+      self.training_lines = rewind(self._workdir, step)
     if self.training_lines < expected:
       log.warning(
         '%s has %d of the %d training lines up to step %d: the others were '
-        'lost or damaged after the checkpoint was made. The training itself is '
-        'not touched by it; curves have a gap',
+        'lost or damaged after the checkpoint was saved. The training is not '
+        'affected; curves have a gap',
         self._path,
         self.training_lines,
         expected,
         step,
       )
-    self._open()
+    self._open()  # rewinding may have replaced the file
 
   def write(self, step: int, values: Mapping[str, float]) -> None:
-    """Writes one line; `step` is the number of updates completed.
+    """Writes one line.
+
+    Args:
+      step: number of updates completed.
+      values: metrics by name.
 
     Raises:
-      UserError: the disk is full, or the workdir gone.
+      UserError: the workdir is gone, or may not be written.
+      StorageError: the storage is full or keeps failing.
     """
     if not self._active:
       return
@@ -140,56 +157,82 @@ class Writer:
       for key, value in values.items()
     }
     line = json.dumps({'step': step, **finite}) + '\n'
-    with self._trouble():
-      if self._file:
-        self._file.write(line)
-      else:
+    with self._stops_at_errors():
+      if self._remote:
         self._lines.append(line)
+      else:
+        self._check_place()
+        jsonl.append(self._path, line)
     self.training_lines += 'loss' in values
-    if self._board:
-      self._board.write_scalars(step, dict(values))
+    self._to_board('write_scalars', step, dict(values))
     for tracker in self._trackers:
       tracker.write(step, dict(values))
+
+  def _check_place(self) -> None:
+    """Checks that the path still leads to the file that was opened.
+
+    Raises:
+      UserError: the workdir was removed, or replaced by another one.
+    """
+    assert self._opened is not None
+    with outages.access(self._path, 'written'):
+      if not os.path.samestat(os.stat(self._path), self._opened):
+        raise FileNotFoundError(errno.ENOENT, 'replaced', str(self._path))
 
   def flush(self) -> None:
     """Makes sure that everything written is on disk.
 
     Raises:
-      UserError: it cannot be, or the file is no longer where it was.
+      UserError: the workdir is gone, or may not be written.
+      StorageError: the storage is full or keeps failing.
     """
     if not self._active:
       return
-    with self._trouble():
-      if self._file:
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        there = os.stat(self._path)  # raises if the workdir was removed
-        if not os.path.samestat(there, os.fstat(self._file.fileno())):
-          raise FileNotFoundError(errno.ENOENT, 'replaced', str(self._path))
-      elif self._remote:
-        self._path.write_text(''.join(self._lines))
-    if self._board:
-      self._board.flush()
+    with self._stops_at_errors():
+      if self._remote:
+        text = ''.join(self._lines)
+        persistently(lambda: self._path.write_text(text), self._path, 'written')
+      else:
+        self._check_place()
+        persistently(self._sync, self._path, 'written')
+    self._to_board('flush')
+
+  def _to_board(self, method: str, *arguments: Any) -> None:
+    """Calls a method of TensorBoard's writer, and gives it up if it fails.
+
+    metrics.jsonl has all values, so a run does not end for it.
+    """
+    if not (self._active and self._board):
+      return
+    try:
+      getattr(self._board, method)(*arguments)
+    except Exception as error:  # noqa: BLE001 (TensorFlow raises its own kinds)
+      self._board = None
+      log.warning(
+        'TensorBoard events cannot be written from here on (%s); metrics.jsonl '
+        'has all values',
+        paths.reason(error),
+      )
+
+  def _sync(self) -> None:
+    with open(self._path, 'rb') as file:
+      os.fsync(file.fileno())
 
   def close(self) -> None:
     """Flushes and closes; does nothing after an error, which was raised."""
     self.flush()
-    if self._file:
-      self._file.close()
-      self._file = None
-    if self._active and self._board:
-      self._board.close()
+    self._to_board('close')
     for tracker in self._trackers if self._active else ():
       tracker.close()
     self._active = False
 
 
 def opened(settings: Log, run: tracking.Run, active: bool) -> Writer:
-  """Where a run's numbers go.
+  """Opens the destinations of a run's metrics.
 
   Args:
-    settings: which places.
-    run: whose.
+    settings: section `log` of the config.
+    run: description of the run for trackers.
     active: whether this is the main process.
   """
   trackers = tracking.opened(settings.trackers, run, active)
@@ -197,9 +240,10 @@ def opened(settings: Log, run: tracking.Run, active: bool) -> Writer:
 
 
 class _ObjectBoard:
-  """TensorBoard's events of a workdir in an object store.
+  """TensorBoard events of a workdir in an object store.
 
-  TensorFlow writes them to a local directory, and each flush copies them whole.
+  TensorFlow writes them to a local directory, and each flush copies the whole
+  files.
   """
 
   def __init__(self, workdir: epath.Path, open_board: Callable[[str], Any]):
@@ -208,19 +252,28 @@ class _ObjectBoard:
     self._board = open_board(self._local.name)
 
   def write_scalars(self, step: int, values: Mapping[str, float]) -> None:
+    """Writes values by name."""
     self._board.write_scalars(step, values)
 
   def flush(self) -> None:
+    """Copies the events so far to the object store."""
     self._board.flush()
     for file in pathlib.Path(self._local.name).iterdir():
-      (self._workdir / file.name).write_bytes(file.read_bytes())
+      target = self._workdir / file.name
+      persistently(
+        lambda target=target, file=file: target.write_bytes(file.read_bytes()),
+        target,
+        'written',
+      )
 
   def close(self) -> None:
+    """Closes the events and removes the local directory."""
     self._board.close()
     self._local.cleanup()
 
 
 def _tensorboard(workdir: epath.Path) -> Any:
+  """Opens TensorBoard events; returns None where CLU is not installed."""
   try:
     from clu import metric_writers
 
@@ -229,7 +282,8 @@ def _tensorboard(workdir: epath.Path) -> Any:
     return metric_writers.SummaryWriter(str(workdir))
   except ImportError as error:
     log.info(
-      'no TensorBoard events (%s is not installed); metrics.jsonl has it all',
+      'no TensorBoard events (%s is not installed); metrics.jsonl has all of '
+      'the values',
       error.name,
     )
     return None
@@ -238,12 +292,16 @@ def _tensorboard(workdir: epath.Path) -> Any:
 def rewind(workdir: epath.Path, step: int) -> int:
   """Makes metrics.jsonl agree with a state restored at `step`.
 
-  Training lines up to the step stay, and evaluations before it (those at the
-  step run again); all others, damaged ones among them, are moved to
+  Training lines up to the step are kept, and evaluations before it; those at
+  the step run again. All others, and damaged lines, are moved to
   metrics_set_aside.jsonl.
 
+  Args:
+    workdir: directory of the run.
+    step: number of updates that the state has seen.
+
   Returns:
-    The training lines that stay.
+    The number of training lines that are kept.
   """
   path, lines = workdir / 'metrics.jsonl', 0
 

@@ -9,15 +9,23 @@ from etils import epath
 
 from vit_jax.config import completion as config_lib
 from vit_jax.config.completion import Config
-from vit_jax.errors import UserError
-from vit_jax.files import atomic, jsonl, paths
+from vit_jax.errors import StorageError, UserError
+from vit_jax.files import atomic, jsonl, outages, paths
 from vit_jax.run import identity
 
 log = logging.getLogger('vit_jax')
 
 
 def default(config_path: str) -> str:
-  """runs/<config name, with its arguments>; a config.json's own workdir."""
+  """Returns the workdir of a run for which none is given.
+
+  Args:
+    config_path: path of a config file, perhaps with arguments after a colon.
+
+  Returns:
+    'runs/<name of the config, with its arguments>'; for a run's config.json,
+    the directory of that run.
+  """
   folder, _, file = config_path.rpartition('/')
   if file == 'config.json':
     return folder or '.'
@@ -29,22 +37,26 @@ def default(config_path: str) -> str:
 
 
 def check(workdir: str, config: Config, *, allow_changes: bool) -> epath.Path:
-  """The directory as a path, if it is new or belongs to the same run.
+  """Checks that a workdir is new or belongs to the same run.
 
   Args:
-    workdir: local or gs:// path.
-    config: resolved.
-    allow_changes: go on although identity keys differ.
+    workdir: local path, or gs:// address.
+    config: completed config.
+    allow_changes: whether to go on although the config differs.
+
+  Returns:
+    The workdir as a path.
 
   Raises:
-    UserError: identity keys differ from config.json's, or it cannot be read.
+    UserError: config.json belongs to another run, or may not be read.
+    StorageError: config.json cannot be read.
   """
   path = paths.locate(workdir)
   before = last_config(path)
   if before and not {'model', 'batch_size', 'total'} & before.keys():
     raise UserError(
-      f'the workdir {workdir} holds a config.json that is no run of this '
-      'program: give another --workdir.'
+      f'the workdir {workdir} holds a config.json that does not belong to a '
+      'run of this program: give another --workdir.'
     )
   if before is not None and not allow_changes:
     changes = identity.config_changes(before, config)
@@ -54,26 +66,32 @@ def check(workdir: str, config: Config, *, allow_changes: bool) -> epath.Path:
 
 
 def last_config(path: epath.Path) -> dict[str, Any] | None:
-  """The config of the last start; None where there is none, or a damaged one.
+  """Reads the config of the last start.
+
+  Args:
+    path: workdir.
+
+  Returns:
+    The config; None if the file is missing or damaged.
 
   Raises:
-    UserError: it is there and cannot be read.
+    UserError: the file exists and may not be read.
+    StorageError: the file exists and cannot be read.
   """
   file = path / 'config.json'
   try:
-    content = file.read_bytes() if file.exists() else None
-  except Exception as error:  # noqa: BLE001 (each store has its own errors)
-    raise UserError(
-      f'the workdir {path} cannot be used: {paths.reason(error)}. Check '
-      'its name and your permissions, or give another --workdir.'
-    ) from error
+    content = outages.persistently(
+      lambda: file.read_bytes() if file.exists() else None, file, 'read'
+    )
+  except (UserError, StorageError) as error:
+    raise type(error)(f'the workdir {path} cannot be used: {error}') from error
   if content is None:
     return None
   config = jsonl.parse(content)
   if config is None:
     log.warning(
-      '%s is damaged (no JSON object) and is set aside; the config that the '
-      'checkpoints hold is compared in its place',
+      '%s is damaged (it holds no JSON object); the config stored in the '
+      'checkpoints is compared instead',
       file,
     )
   return config
@@ -82,17 +100,22 @@ def last_config(path: epath.Path) -> dict[str, Any] | None:
 def record(path: epath.Path, config: Config, run: dict[str, Any]) -> None:
   """Writes config.json and run.json, once it is clear that a run can start.
 
+  Args:
+    path: workdir.
+    config: completed config.
+    run: content of run.json.
+
   Raises:
-    UserError: the directory is not writable.
+    UserError: the directory may not be written.
+    StorageError: the storage is full or keeps failing.
   """
-  try:
+  file = path / 'config.json'
+
+  def write() -> None:
     path.mkdir(parents=True, exist_ok=True)
-    file = path / 'config.json'
     if file.exists() and jsonl.parse(file.read_bytes()) is None:
       file.rename(path / 'config.json.bad')
     atomic.write(file, config_lib.to_json(config))
     atomic.write(path / 'run.json', json.dumps(run, indent=2) + '\n')
-  except OSError as error:
-    raise UserError(
-      f'the workdir {path} cannot be written: {error}. Give another --workdir.'
-    ) from error
+
+  outages.persistently(write, file, 'written')

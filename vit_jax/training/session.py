@@ -15,7 +15,7 @@ from vit_jax.arrays import chips
 from vit_jax.config.completion import Config, flatten
 from vit_jax.config.sections import build_section
 from vit_jax.data.pipeline import stream
-from vit_jax.files import paths
+from vit_jax.files import outages
 from vit_jax.processes import peers, runtime
 from vit_jax.processes.preemption import Preemption
 from vit_jax.processes.watchdog import Watchdog
@@ -88,7 +88,7 @@ class Session:
     # The lock comes before anything is written, so that two runs on one
     # workdir never mix their files.
     if runtime.is_main():
-      paths.try_out(workdir)
+      outages.try_out(workdir)
       stack.enter_context(lock.hold(workdir))
     self.ledger = Ledger(runtime.process_file(workdir / 'events.jsonl'))
     settings = self.experiment.recovery
@@ -222,7 +222,8 @@ class Session:
       self._rollbacks = history.rollbacks(self.workdir, step, before)
       if runtime.is_main():
         self._writer.rewind(step, before.get('training_lines', 0))
-      self.recorder = self._new_recorder(before.get('interval'))
+    # Not within the span: the first throughput counts from here.
+    self.recorder = self._new_recorder(before.get('interval'))
     return restored
 
   def _record_start(self, step: int, before: dict[str, Any]) -> None:

@@ -1,0 +1,138 @@
+"""Errors of file systems and object stores: whose they are, and retries."""
+
+import errno
+import json
+import os
+
+import pytest
+from etils import epath
+
+from vit_jax.errors import StorageError, UserError
+from vit_jax.files import jsonl, outages
+
+PAUSES = [1.0, 2.0, 4.0, 8.0, 16.0]
+
+
+class HttpError(Exception):
+  """Stands for the error of gcsfs, which has a status as its code."""
+
+  def __init__(self, code):
+    super().__init__(f'status {code}')
+    self.code = code
+
+
+def failing(error, times):
+  """A function that raises an error some times, then returns 'done'."""
+  left = [times]
+
+  def function():
+    left[0] -= 1
+    if left[0] >= 0:
+      raise error
+    return 'done'
+
+  return function
+
+
+@pytest.mark.parametrize(
+  'error, cause',
+  [
+    (OSError(errno.ENOSPC, 'full'), 'FULL'),
+    (OSError(errno.EDQUOT, 'full'), 'FULL'),
+    (OSError(errno.EROFS, 'read-only'), 'USER'),
+    (PermissionError(errno.EACCES, 'denied'), 'USER'),
+    (FileNotFoundError(errno.ENOENT, 'gone'), 'USER'),
+    (HttpError(404), 'USER'),
+    (HttpError(403), 'USER'),
+    (OSError('Forbidden: https://…'), 'USER'),
+    (HttpError(503), 'OUTAGE'),
+    (HttpError(429), 'OUTAGE'),
+    (OSError(errno.EIO, 'broken'), 'OUTAGE'),
+    (OSError(errno.ESTALE, 'stale'), 'OUTAGE'),
+    (ConnectionRefusedError(errno.ECONNREFUSED, 'refused'), 'OUTAGE'),
+    (TimeoutError(), 'OUTAGE'),
+  ],
+)
+def test_the_cause_of_an_error(error, cause):
+  assert outages.cause(error).name == cause
+
+
+@pytest.mark.parametrize('times', [0, 1, 5])
+def test_an_outage_that_passes_is_not_noticed(times):
+  slept = []
+  function = failing(OSError(errno.EIO, 'broken'), times)
+  found = outages.persistently(
+    function, epath.Path('x'), 'written', slept.append
+  )
+  assert found == 'done' and slept == PAUSES[:times]
+
+
+def test_an_outage_that_stays_is_one_message():
+  slept = []
+  function = failing(OSError(errno.EIO, 'broken'), 99)
+  with pytest.raises(StorageError, match='x.jsonl.*Input/output error'):
+    outages.persistently(
+      function, epath.Path('x.jsonl'), 'written', slept.append
+    )
+  assert slept == PAUSES
+
+
+@pytest.mark.parametrize(
+  'number, kind',
+  [(errno.ENOSPC, StorageError), (errno.EROFS, UserError)],
+)
+def test_what_will_not_pass_is_raised_at_once(number, kind):
+  function = failing(OSError(number, 'text'), 1)
+  with pytest.raises(kind, match=os.strerror(number)):
+    outages.persistently(function, epath.Path('x'), 'written', pytest.fail)
+
+
+def test_slow_failures_are_not_repeated_for_ever(monkeypatch):
+  """A client that tries for 43 s by itself gets a second attempt, no third."""
+  now = [0.0]
+  monkeypatch.setattr(outages.time, 'monotonic', lambda: now[0])
+  attempts = []
+
+  def fail():
+    attempts.append(now[0])
+    now[0] += 43
+    raise HttpError(503)
+
+  path = epath.Path('gs://bucket/x')
+  with pytest.raises(StorageError, match='status 503'):
+    outages.persistently(fail, path, 'written', lambda pause_s: None)
+  assert attempts == [0, 43]
+
+
+def test_a_mistake_in_the_program_stays_one():
+  with pytest.raises(ZeroDivisionError):
+    outages.persistently(lambda: 1 // 0, epath.Path('x'), 'read', pytest.fail)
+
+
+def test_a_line_after_a_partial_one(tmp_path):
+  """A failed attempt may leave a part; the next line is whole all the same."""
+  path = epath.Path(tmp_path) / 'x.jsonl'
+  jsonl.append(path, '{"step": 1}\n')
+  with path.open('a') as file:
+    file.write('{"st')
+  jsonl.append(path, '{"step": 2}\n')
+  objects = [record for _, record in jsonl.read(path)]
+  assert objects == [{'step': 1}, None, {'step': 2}]
+
+
+def test_an_append_is_tried_again(tmp_path, monkeypatch):
+  """Once written, whatever failed before."""
+  real, path, slept = open, epath.Path(tmp_path) / 'x.jsonl', []
+  fails = [OSError(errno.ESTALE, 'stale'), OSError(errno.EIO, 'broken')]
+
+  def unreliable(*args, **kwargs):
+    if fails:
+      raise fails.pop()
+    return real(*args, **kwargs)
+
+  monkeypatch.setattr('builtins.open', unreliable)
+  monkeypatch.setattr(outages.time, 'sleep', slept.append)
+  jsonl.append(path, '{"step": 1}\n')
+  monkeypatch.undo()
+  assert json.loads(path.read_text()) == {'step': 1}
+  assert slept == PAUSES[:2]
