@@ -1,24 +1,63 @@
-"""Pre-training of Vision Transformers (arXiv 2010.11929) in JAX."""
+"""Pre-training of Vision Transformers (arXiv 2010.11929) in JAX.
 
+Trained weights of many projects are loaded in one line:
+
+>>> from vit_jax import load_pretrained
+>>> model, params = load_pretrained('B_16.npz', image_size=384)
+>>> logits = model.apply({'params': params}, images)  # [n, 384, 384, 3]
+
+Images are floats in [-1, 1]. The result also has the preprocessing and the
+class names of the weights:
+
+>>> loaded = load_pretrained('runs/quickstart')
+>>> image = loaded.preprocess(open('digit.png', 'rb').read())
+
+`python -m vit_jax` lists the commands, such as `python -m vit_jax.train`. All
+errors that a user can correct are `vit_jax.UserError`.
+"""
+
+import importlib
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from vit_jax.processes import (
-  interruption as interruption,  # before slower imports
-)
+if TYPE_CHECKING:
+  from vit_jax.errors import UserError
+  from vit_jax.weights.pretrained import find as find_pretrained
+  from vit_jax.weights.pretrained import load_pretrained
+  from vit_jax.weights.pretrained import save as save_pretrained
 
 __version__ = '0.1.0'
+__all__ = [
+  'UserError',
+  'find_pretrained',
+  'load_pretrained',
+  'save_pretrained',
+]
+# {public name: (its module, its name there)}
+_PUBLIC = {
+  'UserError': ('vit_jax.errors', 'UserError'),
+  'find_pretrained': ('vit_jax.weights.pretrained', 'find'),
+  'load_pretrained': ('vit_jax.weights.pretrained', 'load_pretrained'),
+  'save_pretrained': ('vit_jax.weights.pretrained', 'save'),
+}
 
-if sys.argv[:1] == ['-m']:  # `python -m vit_jax.NAME`, before NAME is sought
-  from vit_jax.cli import commands
+# `python -m vit_jax.NAME` imports this package before it looks for NAME: the
+# only moment at which signals can be handled early and an unknown NAME can be
+# explained. For programs that import the library, nothing happens here.
+if '-m' in sys.orig_argv:
+  from vit_jax.cli import startup
 
-  commands.refuse_unknown(sys.orig_argv)
+  startup.begin(sys.orig_argv)
 
 
 def __getattr__(name: str) -> Any:
-  """Imports the public functions when they are first asked for."""
-  if name == 'load_pretrained':
-    from vit_jax.weights.pretrained import load_pretrained
+  """Imports a public name when it is first used, because JAX takes seconds."""
+  if name not in _PUBLIC:
+    raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+  module, attribute = _PUBLIC[name]
+  return getattr(importlib.import_module(module), attribute)
 
-    return load_pretrained
-  raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+
+def __dir__() -> list[str]:
+  """Returns all names, those not imported yet included."""
+  return sorted({*globals(), *__all__})

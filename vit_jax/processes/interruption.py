@@ -6,7 +6,6 @@ takes over (`preemption`), nothing has been done that could be lost, and a
 signal ends the process with exit code 42.
 """
 
-import itertools
 import os
 import signal
 import sys
@@ -94,13 +93,3 @@ def _noticed_by_the_thread(number: int, frame: object) -> None:
 
 
 HERE = Interruptions()
-
-
-def _is_command() -> bool:
-  """Whether this is `python -m vit_jax.…`, not a library or a test."""
-  words = itertools.pairwise(sys.orig_argv)
-  return any(a == '-m' and b.startswith('vit_jax.') for a, b in words)
-
-
-if _is_command():
-  HERE.install()  # when imported: importing JAX takes seconds
