@@ -1,20 +1,24 @@
 """ViT-L/16 on ImageNet-21k, 90 epochs: Table 3, row "ViT-L/{16,32}, i21k".
 
-Paper: Adam β1 .9 β2 .999, batch 4096, 10k warm-up steps, base lr 1e-3, linear
-decay, weight decay .03, dropout .1, 224 px.
-Expected: 85.15 % ImageNet top-1 after fine-tuning at 384 px (Table 5), 85.30 %
-at 512 px with Polyak averaging (Table 2); 49.90 % upstream validation top-1.
-Cost: 0.23k TPUv3-core-days (Table 2); vit_jax.plan predicts 129 on a v3-32,
-the intended slice, for the public data set's 14.1 M images.
+Paper: Adam with β1 0.9 and β2 0.999, batch size 4096, 10,000 warm-up steps,
+base learning rate 1e-3, linear decay, weight decay 0.03, dropout 0.1, 224 px.
 
-From the authors' code and later remarks, not the paper: sigmoid cross-entropy
-with head bias -10, inception crop and flip, linear decay ending at 1e-5. How
-the weight decay acts is decided in vit_jax/optim/common.py.
+Expected: 85.15 % ImageNet top-1 after fine-tuning at 384 px (Table 5), 85.30 %
+at 512 px with Polyak averaging (Table 2). Validation top-1 on ImageNet-21k:
+49.90 % (a remark of an author, google-research/vision_transformer issue 62).
+
+Cost: 0.23k TPUv3 core-days (Table 2). vit_jax.plan predicts 129 on a v3-32,
+the intended slice, for the 14.1 M images of the public dataset.
+
+From the authors' code and later remarks, not from the paper: sigmoid
+cross-entropy with the bias of the head at -10, inception crop and flip, and
+linear decay that ends at 1e-5. vit_jax/optim/common.py describes how the
+weight decay acts.
 
 Data: the public fall-2011 archive has 14,197,122 images in 21,841 synsets (the
-head keeps the customary 21,843 outputs); the first 51,200 are held out for
-validation. The authors' copy had 12.4 M images, so their 90 epochs were 13 %
-fewer steps.
+head keeps the customary 21,843 outputs). The first 51,200 images are held out
+for validation. The authors' copy had 12.4 M images, so their 90 epochs were 13
+% fewer steps.
 """
 
 from ml_collections import ConfigDict

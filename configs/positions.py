@@ -1,10 +1,14 @@
 """Table 8, kinds of positions: --config=configs/positions.py:kind=2d,at=shared.
 
-ViT-B/16 as in Table 3's row on JFT-300M: 7 epochs, Adam β1 .9 β2 .999, batch
-4096, 10k warm-up steps, base lr 8e-4, linear decay, weight decay .1, 224 px
-(the table names neither data nor schedule; see l16_i21k.py for what is not in
-the paper). Arguments: kind (none, learned, 2d, relative) and at (stem, layers,
-shared), where the kind has a choice.
+Arguments:
+  kind: none, learned, 2d or relative.
+  at: stem, layers or shared (the same for all layers), where the kind has a
+    choice.
+
+Source: ViT-B/16 as in Table 3's row on JFT-300M: 7 epochs, Adam with β1 0.9
+and β2 0.999, batch size 4096, 10,000 warm-up steps, base learning rate 8e-4,
+linear decay, weight decay 0.1, 224 px. Table 8 states neither data nor
+schedule; see l16_i21k.py for what is not in the paper.
 
 Expected (Table 8): ImageNet 5-shot linear accuracy.
 
@@ -12,13 +16,15 @@ Expected (Table 8): ImageNet 5-shot linear accuracy.
 | none     | .61382  |           |         |
 | learned  | .64206  | .63964    | .64292  |
 | 2d       | .64001  | .64046    | .64022  |
-| relative |         | .64032    |         |
+| relative | .64032  |           |         |
 
-The paper has one figure for relative positions, which act in the attention of
-every layer; whether layers shared them it does not say. Cost: 224 exaFLOPs
-(Table 6, learned at the stem). Relative positions leave attention to XLA.
+The table prints its one figure for relative positions in the first column and
+"N/A" in the others. Appendix D.4 describes them as attention between offsets
+in every layer, and does not state whether layers share them; here they are
+at=layers or at=shared. Cost: 224 exaFLOPs (Table 6, learned at the stem). With
+relative positions, attention is computed by XLA.
 
-JFT-300M is not public: take your own data by --config.source.dataset.
+JFT-300M is not public: use your own data with --config.source.dataset.
 """
 
 from ml_collections import ConfigDict

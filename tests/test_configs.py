@@ -8,6 +8,7 @@ import pytest
 
 from vit_jax.config import loading
 from vit_jax.errors import UserError
+from vit_jax.study import contents
 from vit_jax.training.experiment import Experiment
 
 # variant, data, epochs, base lr, decay, weight decay, dropout, clip (Table 3)
@@ -365,7 +366,7 @@ AUGREG = [
   ('S/16', 'i21k', 0.0, 0.0, 0.0, 0.03),
   ('B/32', 'i21k', 0.0, 0.0, 0.0, 0.1),
   ('B/16', 'i21k', 15.0, 0.2, 0.0, 0.1),
-  ('L/16', 'i21k', 15.0, 0.2, 0.1, 0.1),
+  ('L/16', 'i21k', 20.0, 0.5, 0.0, 0.1),
   ('B/16', 'i1k', 15.0, 0.5, 0.0, 0.1),
 ]
 
@@ -537,3 +538,63 @@ def test_better_plain_baseline():
   assert (config.optimizer.weight_decay, config.optimizer.clip_norm) == (0.1, 1)
   assert config.mix.mixup == 0.2
   assert config.augment.randaugment_magnitude == 10
+
+
+@pytest.mark.parametrize(
+  'name', ['deit.py', 'deit3.py', 'swin_i1k.py', 'finetune_mae.py']
+)
+def test_torchvisions_crop(name):
+  """Recipes of PyTorch code draw crops as torchvision does."""
+  assert loading.load(f'configs/{name}').augment.crop == 'torchvision'
+
+
+def test_deit3_second_stage_keeps_its_rate():
+  """The authors' --lr 1e-5 and --min-lr 1e-5; bicubic positions."""
+  config = loading.load('configs/deit3.py:model=L,tune=1')
+  assert config.schedule.base_lr == config.schedule.end_lr == 1e-5
+  assert config.position_resize == 'bicubic'
+
+
+@pytest.mark.parametrize('name', ['s16_i1k.py', 'augreg.py'])
+def test_evaluation_of_big_vision(name):
+  """The smaller side to 256 by area, then the central 224 pixels."""
+  keys = loading.load(f'configs/{name}').preprocess
+  assert (keys.resize, keys.interpolation) == ('central', 'area')
+  assert keys.central_fraction == 224 / 256
+
+
+@pytest.mark.parametrize(
+  'config', ['finetune.py:data=cifar10', 'finetune_imagenet.py:table=4']
+)
+def test_crops_of_fine_tuning(config):
+  """The public code's by default; BiT's (section 4.1) by crop=bit."""
+  default = loading.load(f'configs/{config}').augment
+  assert (default.crop, default.min_area) == ('inception', 0.05)
+  bits = loading.load(f'configs/{config},crop=bit').augment
+  assert bits.crop == 'squash' and round(384 * bits.enlarge) == 448
+  with pytest.raises(UserError, match="crop='bat'.*bit"):
+    loading.load(f'configs/{config},crop=bat')
+
+
+def test_noisy_students_length():
+  """350 epochs of labelled images: 109,474 steps of 4,096 (authors' code)."""
+  teacher = loading.load('configs/noisy_student.py')
+  assert teacher.total == '109474 steps'
+
+
+def test_cifar10_chooses_by_held_out_images():
+  """The test split does not choose the best checkpoint."""
+  for objective in ('supervised', 'dino', 'mae', 'masked_patch'):
+    config = loading.load(f'configs/cifar10.py:objective={objective}')
+    evaluator = config.checkpoint.best.partition('/')[0]
+    section = config.evals[evaluator.removesuffix('_teacher')]
+    assert section.split == 'train[98%:]'
+    assert config.train.split == 'train[:98%]'
+    assert config.train.num_examples == 49_000
+
+
+def test_table_5_from_jft():
+  """H/14's numbers are Table 5's own, not Table 6's."""
+  rows = contents.load('configs/studies/finetuned.py:table=5').rows
+  numbers = rows['H/14 jft'].paper
+  assert (numbers['ImageNet'], numbers['CIFAR-100']) == (88.04, 94.55)

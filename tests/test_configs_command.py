@@ -31,7 +31,7 @@ def test_the_header_of_one(capsys, name):
   configs.main([name])
   out = capsys.readouterr().out
   assert out.startswith('configs/deit.py\n\nDeiT on ImageNet-1k')
-  assert 'Deviations: warm-up starts from 0' in out
+  assert 'Differences: the warm-up starts at 0' in out
   with pytest.raises(UserError, match="no config 'diet'; did you mean 'deit'"):
     configs.main(['diet'])
 

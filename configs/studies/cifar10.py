@@ -72,6 +72,9 @@ def _row(name: str, size: int, seeds: range) -> Row:
     'schedule.warmup': '10 %',
     'evals.test.split': _JUDGED,
     'evals.test.every': total,
+    # What the config holds out of the training split is trained on here.
+    'evals.dev.split': _JUDGED,
+    'evals.dev.every': total,
     'checkpoint.every': '50 %',
   }
   pretrain = Stage(

@@ -49,7 +49,7 @@ _CROPS = {'augment.local_size': '(8,)', 'augment.blur': '(0.3, 0.1, 0.1)'}
 WITHOUT_LABELS = {
   'masked patch': ('masked_patch', 'test/20nn', '', {}),
   'MAE': ('mae', 'test/20nn', '', {}),
-  'DINO': ('dino', 'knn_teacher/20nn', 'teacher/', _CROPS),
+  'DINO': ('dino', 'test_teacher/20nn', 'teacher/', _CROPS),
 }
 
 
@@ -63,7 +63,13 @@ def get_study(argument: str | None = None) -> Study:
     **_COMMON,
     **_SIZES,
   }
-  judged = {'evals.test.every': '100 %'}
+  # What the config holds out of the training split is trained on here.
+  length |= {'train.split': 'train', 'train.num_examples': IMAGES}
+  judged = {
+    'evals.test.every': '100 %',
+    'evals.dev.split': 'test',
+    'evals.dev.every': '100 %',
+  }
   tenth = {'train.split': 'train[:10%]', 'train.num_examples': TENTH}
 
   def supervised(flags: dict[str, Any]) -> Row:
@@ -78,7 +84,13 @@ def get_study(argument: str | None = None) -> Study:
   }
   for name, (objective, metric, ending, keys) in WITHOUT_LABELS.items():
     evaluation = metric.partition('/')[0].removesuffix('_teacher')
-    flags = length | {f'evals.{evaluation}.every': '100 %'} | keys
+    held_out = 'knn' if name == 'DINO' else 'dev'
+    evals = {
+      f'evals.{evaluation}.every': '100 %',
+      f'evals.{held_out}.split': 'test',
+      f'evals.{held_out}.every': '100 %',
+    }
+    flags = length | evals | keys
     config = f'configs/cifar10.py:objective={objective}'
     rows[name] = Row(
       pretrain=Stage(config, metric, flags, seeds), transfers=_transfers(ending)
@@ -95,7 +107,12 @@ def get_study(argument: str | None = None) -> Study:
   if arg.labels:
     student = f'configs/noisy_student.py:data=cifar10,labels={arg.labels}'
     rows['Noisy Student, 10 %'] = Row(
-      pretrain=Stage(student, 'val_ema/accuracy', length, seeds)
+      pretrain=Stage(
+        student,
+        'val_ema/accuracy',
+        {k: v for k, v in length.items() if not k.startswith('train.')},
+        seeds,
+      )
     )
   return Study(
     title='Toy: CIFAR-10 with few labels or none',

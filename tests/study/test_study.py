@@ -16,7 +16,8 @@ from done import finish
 from vit_jax.config import loading
 from vit_jax.config.completion import flatten
 from vit_jax.errors import UserError
-from vit_jax.study import chains, command, contents, picture, tables
+from vit_jax.study import __main__ as command
+from vit_jax.study import chains, contents, picture, tables
 from vit_jax.study.chains import Given
 from vit_jax.study.contents import Figure, Judging, Row, Study
 from vit_jax.sweeps import grid, jobs

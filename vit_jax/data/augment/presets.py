@@ -88,6 +88,28 @@ def find(name: str) -> Preset:
   return PRESETS[name]
 
 
+# Training crops of a fine-tuning: the authors' public code's, and BiT's, which
+# section 4.1 of the paper follows.
+_FINE_TUNING: dict[str, dict[str, Any]] = {
+  'inception': dict(crop='inception', min_area=0.05, flip=True),
+  'bit': dict(crop='squash', enlarge=7 / 6, flip=True),
+}
+
+
+def fine_tuning_crop(name: str) -> dict[str, Any]:
+  """Returns the keys of a config's `augment` for fine-tuning.
+
+  Args:
+    name: 'inception' or 'bit'.
+
+  Raises:
+    UserError: there is no crop of that name.
+  """
+  if name not in _FINE_TUNING:
+    raise UserError(f'crop={name!r}; {closest(name, _FINE_TUNING)}.')
+  return _FINE_TUNING[name]
+
+
 def section(
   name: str, image_size: tuple[int, ...], **keys: Any
 ) -> dict[str, Any]:
