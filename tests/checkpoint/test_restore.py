@@ -156,7 +156,7 @@ def test_a_foreign_step(saved, tmp_path):
 def test_another_seed_is_said(saved, caplog):
   """Whether it may change is for the config's own check to say."""
   assert restore(saved, about=ABOUT | {'config': {'seed': 8}})[1] == 2
-  assert 'was written with seed 7, and the config has 8' in caplog.text
+  assert 'was written with seed 7, but the config has 8' in caplog.text
   caplog.clear()
   assert restore(saved)[1] == 2
   assert not caplog.text

@@ -42,7 +42,7 @@ def test_damaged_metrics_stop_nothing(tmp_path, damage, caplog):
   with caplog.at_level('WARNING', logger='vit_jax'):
     _save(tmp_path, (3, 0.2), (4, 0.3), (5, 0.25))
   assert _steps(tmp_path) == [2, 4, 5]
-  assert f'{tmp_path / "2"} stays, best or not: ' in caplog.text
+  assert f'{tmp_path / "2"} is kept' in caplog.text
   assert restore(tmp_path)[1] == 5
   assert not list(tmp_path.glob('*.bad'))
 

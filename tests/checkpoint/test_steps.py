@@ -27,7 +27,7 @@ def test_strange_entries(tmp_path, caplog):
   with caplog.at_level('WARNING', logger='vit_jax'):
     assert restore(tmp_path)[1] == 2
   for name in before[:3]:
-    assert f'{tmp_path / name} is no checkpoint of this program' in caplog.text
+    assert f'{tmp_path / name} is not a checkpoint' in caplog.text
   assert checkpoint.step_directory(str(tmp_path)).name == '2'
   save(tmp_path, 3)
   left = {p.name for p in tmp_path.iterdir()}
@@ -84,7 +84,7 @@ def test_something_in_the_way_of_a_save(tmp_path, caplog):
   checkpoints = Checkpointer(tmp_path, ABOUT)
   assert not checkpoints.save(2, state(2), {})
   assert 'SAVING STEP 2 FAILED (1 failure(s) so far)' in caplog.text
-  assert f'{tmp_path / "2"} is in the way' in caplog.text
+  assert f'{tmp_path / "2"} is not a checkpoint' in caplog.text
   assert not checkpoints.is_committed(2) and (tmp_path / '2/mine').exists()
   assert checkpoints.save(3, state(3), {}) and checkpoints.settle()
   assert checkpoints.is_committed(3) and checkpoints.latest_step() == 3
@@ -94,10 +94,10 @@ def test_something_in_the_way_of_a_save(tmp_path, caplog):
 @pytest.mark.parametrize('name', ['a[1]', 'a*', 'a?b'])
 def test_patterns_in_a_path(tmp_path, name):
   """Orbax would find no parts to put together: refused before anything."""
-  with pytest.raises(UserError, match='would take it for a pattern'):
+  with pytest.raises(UserError, match=r'lose parts|without \['):
     Checkpointer(tmp_path / name / 'checkpoints', ABOUT)
   assert not (tmp_path / name).exists()
-  with pytest.raises(UserError, match='would take it for a pattern'):
+  with pytest.raises(UserError, match=r'lose parts|without \['):
     checkpoint.export_params(tmp_path / name, state(1).params, ABOUT)
 
 

@@ -104,7 +104,7 @@ def test_nothing_is_left_of_the_newest_step(saved, replace, caplog):
   injected('checkpoint: nothing left of a step')
   with caplog.at_level('WARNING', logger='vit_jax'):
     assert restore(saved)[1] == 1
-  assert 'checkpoints/2 is no checkpoint of this program' in caplog.text
+  assert 'checkpoints/2 is not a checkpoint' in caplog.text
   assert _names(saved) == ['1', '2']
 
 

@@ -1,11 +1,11 @@
-"""Checkpoints by Orbax; the only room that imports it.
+"""Checkpoints, written with Orbax; the only package that imports it.
 
-A step directory holds these items: `params`; `average` (of the parameters,
-where one is kept); `training` (all else of the state); `about` (JSON: resolved
-config, class names, preprocessing); `manifest` (JSON: shape, dtype and checksum
-of every leaf, and whose step it is); `metrics` (JSON, where `best` is set).
-Trees are written as nested dicts by path, so the files depend on no Python
-class.
+A step directory holds these items: `params`; `average` (the average of the
+parameters, if one is kept); `extra` (the objective's own state); `training`
+(the rest of the state); `about` (JSON: completed config, class names,
+preprocessing); `manifest` (JSON: shape, dtype and checksum of every leaf, and
+which run wrote the step); `metrics` (JSON, if `checkpoint.best` is set). Trees
+are written as nested dicts by path, so the files depend on no Python class.
 """
 
 from vit_jax.checkpoint.items import FORMAT, READABLE, check_shapes

@@ -1,8 +1,8 @@
-"""What the processes of a run do together with a directory.
+"""Agreement between the processes of a run about a directory.
 
-Each sees it with its own eyes, and an error on one alone must not leave the
-others waiting. So they tell each other how it went, and go on together or not
-at all. Every call is made by all processes, in the same order.
+Each process reads the directory by itself. An error on only one of them must
+not leave the others waiting, so the processes exchange how it went, and either
+all of them go on or none. All processes make every call, in the same order.
 """
 
 import logging
@@ -23,24 +23,29 @@ Sleep = Callable[[float], None]
 
 
 def everyone(value: int) -> list[int]:
-  """The values that the processes gave, by their number; below 2^31."""
+  """Gathers an integer below 2^31 from each process, by process index."""
   if jax.process_count() == 1:
     return [int(value)]
   return multihost_utils.process_allgather(np.int32(value)).tolist()
 
 
 def anyone(value: bool) -> bool:
-  """Whether it is so on some process."""
+  """Returns whether the value is true on any process."""
   return any(everyone(int(value)))
 
 
 def from_main(value: int) -> int:
-  """The main process's value."""
+  """Returns the value of the main process."""
   return everyone(value)[0]
 
 
 class FailedError(Exception):
-  """Some process could not do what all of them tried."""
+  """At least one process could not do what all of them tried.
+
+  Attributes:
+    verdict: the worst verdict of all processes.
+    own: the error of this process; None if it succeeded.
+  """
 
   def __init__(self, verdict: Verdict, own: Exception | None, where: list[int]):
     if own is None:
@@ -54,22 +59,40 @@ class FailedError(Exception):
 
 
 def on_main(function: Callable[..., Any], *arguments: Any) -> Any:
-  """Calls a function on the main process; None on others."""
+  """Calls a function on the main process only.
+
+  Args:
+    function: function to call.
+    *arguments: its arguments.
+
+  Returns:
+    What the function returns; None on other processes.
+
+  Raises:
+    FailedError: on all processes, if the function raises.
+  """
   is_main = jax.process_index() == 0
   return together(lambda: function(*arguments) if is_main else None)
 
 
 def together(function: Callable[..., Any], *arguments: Any) -> Any:
-  """What a function returns, if it raises on no process.
+  """Calls a function on every process; either all succeed or all raise.
+
+  Args:
+    function: function to call.
+    *arguments: its arguments.
+
+  Returns:
+    What the function returns on this process.
 
   Raises:
-    FailedError: on all processes, with the worst verdict.
+    FailedError: on all processes, if the function raises on any of them.
   """
   value, own = None, None
   try:
     value = function(*arguments)
   except jax.errors.JaxRuntimeError:
-    raise  # the devices, or a lost peer: no word about the step
+    raise  # from the devices or a lost peer: says nothing about the step
   except Exception as error:  # noqa: BLE001 (damage raises anything)
     own = error
   verdicts = everyone(Verdict.WHOLE if own is None else judge(own))
@@ -81,12 +104,21 @@ def together(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def persistently(attempt: Callable[[], Any], what: str, sleep: Sleep) -> Any:
-  """Attempts something again after failures that may pass.
+  """Tries to read something, again after failures that may pass.
+
+  Args:
+    attempt: function that reads; raises FailedError on all processes.
+    what: name of what is read, for messages.
+    sleep: function that waits for some seconds.
+
+  Returns:
+    What the attempt returns.
 
   Raises:
-    CorruptError: it was damaged twice.
-    UserError: it is not for this run, or may not be read.
-    StorageError: it cannot be read, however often it is tried.
+    CorruptError: it was damaged in two attempts. (Some file systems return
+      damaged data once, while a cache is stale.)
+    UserError: it does not belong to this run, or may not be read.
+    StorageError: it cannot be read, however often this is tried.
   """
   damaged = 0
   for pause_s in (*PAUSES_S, None):
@@ -106,11 +138,11 @@ def persistently(attempt: Callable[[], Any], what: str, sleep: Sleep) -> Any:
       sleep(pause_s)
   if failure.verdict is Verdict.DENIED:
     raise UserError(
-      f'{what} may not be read: {failure}. Nothing was renamed; give this '
-      'user the right to read and write it, and start again.'
+      f'{what} may not be read: {failure}. Nothing was renamed. Give this '
+      'user permission to read and write it, and start again.'
     )
   raise StorageError(
     f'{what} cannot be read, tried {len(PAUSES_S) + 1} times: {failure}. '
-    'Nothing was renamed. Mend the storage and start again; or, to go on from '
-    'an older step, rename this one to <step>.bad yourself.'
+    'Nothing was renamed. Start again when the storage answers; or, to go on '
+    'from an older step, rename this one to <step>.bad yourself.'
   )

@@ -1,4 +1,4 @@
-"""What went wrong with reading a step: damage, the storage, or the user."""
+"""Classifies errors from reading a step: damage, storage or permission."""
 
 import builtins
 import enum
@@ -22,17 +22,17 @@ _DENIED_STATUS = {'PERMISSION_DENIED', 'UNAUTHENTICATED'}
 
 
 class Verdict(enum.IntEnum):
-  """What a process says of a step, or all of them together: the highest."""
+  """What an error says about a step; the highest of all processes counts."""
 
   WHOLE = 0
-  DAMAGED = 1  # it was read, and is not what was written
+  DAMAGED = 1  # it was read, but is not what was written
   UNREADABLE = 2  # the storage failed, perhaps for a moment
   DENIED = 3  # it may not be read
-  REFUSED = 4  # it is whole, and not what this run can go on from
+  REFUSED = 4  # it is intact, but this run cannot go on from it
 
 
 def judge(error: Exception) -> Verdict:
-  """What an exception from reading a step says of it."""
+  """Returns what an exception from reading a step says about the step."""
   if isinstance(error, UserError):
     return Verdict.REFUSED
   root: BaseException = error
@@ -41,13 +41,14 @@ def judge(error: Exception) -> Verdict:
   if isinstance(root, CorruptError):
     return Verdict.DAMAGED
   if isinstance(root, FileNotFoundError | NotADirectoryError):
-    return Verdict.DAMAGED  # also where Orbax gives no number
+    return Verdict.DAMAGED  # Orbax raises some of these without an errno
   if isinstance(root, OSError):
     return _by_number(root.errno)
   by_status = _by_status(str(root))
   if by_status is not None:
     return by_status
-  # Parsers raise Python's own errors; clients of object stores have theirs.
+  # Parsers of damaged files raise Python's own errors. Clients of object stores
+  # define their own, which mean an outage.
   own = getattr(builtins, type(root).__name__, None) is type(root)
   parses = own or isinstance(root, ValueError)
   is_memory = isinstance(root, MemoryError)
@@ -55,6 +56,7 @@ def judge(error: Exception) -> Verdict:
 
 
 def _by_status(text: str) -> Verdict | None:
+  """Classifies the text of a TensorStore error; None if it is not one."""
   number, status = _OS_ERROR.search(text), _STATUS.match(text)
   if number is not None:
     return _by_number(int(number[1]))
@@ -67,6 +69,7 @@ def _by_status(text: str) -> Verdict | None:
 
 
 def _by_number(number: int | None) -> Verdict:
+  """Classifies an errno."""
   if number in _DENIED:
     return Verdict.DENIED
   return Verdict.DAMAGED if number in _DAMAGE else Verdict.UNREADABLE

@@ -1,4 +1,4 @@
-"""What a step directory is made of, and how it checks itself."""
+"""The items of a step directory: splitting a state, reading, comparing."""
 
 import contextlib
 import json
@@ -12,10 +12,11 @@ from vit_jax.arrays import tree
 from vit_jax.errors import UserError
 
 PyTree = Any
-FORMAT = 3  # of a step directory; changes when old readers would fail
+# Version of a step directory; changes whenever old readers would fail.
+FORMAT = 3
 READABLE = (2, 3)
 NAMES = ('params', 'average', 'extra', 'training', 'about', 'manifest')
-_APART = ('params', 'average', 'extra')  # read alone by evaluations
+_SEPARATE = ('params', 'average', 'extra')  # evaluations read only these
 
 
 class CorruptError(Exception):
@@ -23,14 +24,19 @@ class CorruptError(Exception):
 
 
 def split(state: PyTree) -> dict[str, dict[str, Any]]:
-  """A state's leaves by path, in the items that they are written to."""
+  """Splits a state into items, each a nested dict of leaves by path."""
   nested = tree.unflatten(tree.flatten(state))
-  items = {name: nested.pop(name) for name in _APART if name in nested}
+  items = {name: nested.pop(name) for name in _SEPARATE if name in nested}
   return items | {'training': nested}
 
 
 def join(items: dict[str, Any], like: PyTree) -> PyTree:
-  """The inverse of `split`, with the structure of `like`."""
+  """Inverts `split`.
+
+  Args:
+    items: nested dicts of leaves by the name of the item.
+    like: tree with the structure of the result.
+  """
   flat: dict[str, Any] = {}
   for name, item in items.items():
     prefix = '' if name == 'training' else f'{name}/'
@@ -42,8 +48,12 @@ def join(items: dict[str, Any], like: PyTree) -> PyTree:
 def read_json(path: epath.Path, filename: str = 'metadata') -> dict[str, Any]:
   """Reads a JSON item, without waiting for other processes.
 
+  Args:
+    path: directory of the item.
+    filename: name of its file.
+
   Raises:
-    CorruptError: absent, or no JSON object.
+    CorruptError: it is missing, or does not hold a JSON object.
     OSError: it cannot be read.
   """
   try:
@@ -55,21 +65,28 @@ def read_json(path: epath.Path, filename: str = 'metadata') -> dict[str, Any]:
       f'the item {path.name} is unreadable: {error}'
     ) from error
   if not isinstance(content, dict):
-    raise CorruptError(f'the item {path.name} is no JSON object')
+    raise CorruptError(f'the item {path.name} is not a JSON object')
   return content
 
 
 def read_arrays(path: epath.Path, abstract: PyTree) -> PyTree:
   """Reads an item of arrays, without waiting for other processes.
 
-  Each reads what its own devices hold. What is damaged raises anything.
+  Each process reads what its own devices hold.
+
+  Args:
+    path: directory of the item.
+    abstract: shapes, dtypes and shardings of its arrays.
+
+  Raises:
+    Exception: it is damaged; the type depends on the damage.
   """
   with contextlib.closing(ocp.StandardCheckpointHandler()) as handler:
     return handler.restore(path, args=ocp.args.StandardRestore(abstract))
 
 
 def root_cause(error: BaseException) -> str:
-  """The innermost cause of an exception, in one line."""
+  """Returns the innermost cause of an exception, in one line."""
   while error.__cause__ is not None:
     error = error.__cause__
   text = str(error).strip().splitlines()
@@ -77,27 +94,34 @@ def root_cause(error: BaseException) -> str:
 
 
 def check_shapes(
-  path: str, came: dict[str, tuple], wanted: dict[str, tuple]
+  path: str, actual: dict[str, tuple], expected: dict[str, tuple]
 ) -> None:
-  """Compares shapes by path.
+  """Compares the shapes in a file with those of a model.
+
+  Args:
+    path: path of the file, for messages.
+    actual: shapes in the file, by the path of the leaf.
+    expected: shapes of the model's leaves, by path.
 
   Raises:
-    UserError: names up to five leaves that are missing, too many or different.
+    UserError: they differ; names up to five missing, unknown or different
+      leaves.
   """
   differing = [
-    f'{key}: file {came.get(key, "none")}, model {wanted.get(key, "none")}'
-    for key in sorted({*came, *wanted})
-    if came.get(key) != wanted.get(key)
+    f'{key}: file {actual.get(key, "none")}, model {expected.get(key, "none")}'
+    for key in sorted({*actual, *expected})
+    if actual.get(key) != expected.get(key)
   ]
   if differing:
     more = f' and {len(differing) - 5} more' if len(differing) > 5 else ''
     raise UserError(
       f'{path} holds other parameters than the model: '
-      f'{"; ".join(differing[:5])}{more}. Give the model keys '
-      '(config.model.*, config.num_classes) that the file was made with.'
+      f'{"; ".join(differing[:5])}{more}. Set the model keys '
+      '(config.model.*, config.num_classes) to the values that the file was '
+      'written with.'
     )
 
 
 def shapes(state: PyTree) -> dict[str, tuple]:
-  """{path: shape}."""
+  """Returns the shapes of a state's leaves, by path."""
   return {key: tuple(leaf.shape) for key, leaf in tree.flatten(state).items()}

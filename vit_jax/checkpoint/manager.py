@@ -21,8 +21,9 @@ from vit_jax.checkpoint import (
   steps,
 )
 from vit_jax.config import durations, plugins
-from vit_jax.errors import UserError, check_range
-from vit_jax.files import paths
+from vit_jax.errors import StorageError, UserError, check_range
+from vit_jax.files import outages, paths
+from vit_jax.files.outages import Cause
 
 log = logging.getLogger('vit_jax')
 PyTree = Any
@@ -30,7 +31,11 @@ PyTree = Any
 
 @plugins.operational('every', 'every_minutes', 'keep', 'best')
 class Checkpointer:
-  """Steps in `directory/<step>/`, each verified when it is restored."""
+  """Saves steps in `directory/<step>/`, and verifies them when restoring.
+
+  Attributes:
+    failures: number of saves that failed.
+  """
 
   def __init__(
     self,
@@ -43,28 +48,28 @@ class Checkpointer:
     keep: int = 2,
     best: str | None = None,
   ):
-    """Opens (or makes) a directory of checkpoints.
+    """Opens a directory of checkpoints, and creates it if necessary.
 
     Args:
-      directory: usually WORKDIR/checkpoints; local or gs://.
-      about: JSON-able, written with every step.
-      every: duration between two saves, of which the loop takes care.
-      every_minutes: save too when so much time has passed (looked at with
-        every log line).
-      keep: newest steps kept, at least 2.
-      best: name of a metric ('val/accuracy', higher is better) whose best
-        step is kept besides; each evaluation that tells it is saved.
+      directory: usually WORKDIR/checkpoints; a local path or gs:// address.
+      about: JSON-able item that is written with every step.
+      every: duration between two saves.
+      every_minutes: minutes after which a save is due, too; checked at every
+        log line.
+      keep: number of newest steps to keep, at least 2.
+      best: name of a metric ('val/accuracy', higher is better) whose best step
+        is kept, too. Every evaluation that computes it is saved.
 
     Raises:
-      UserError: keep < 2, no duration or minutes to wait for, or the directory
-        cannot be made.
+      UserError: a value is out of range, or the directory may not be written.
+      StorageError: the storage fails.
     """
     durations.check('checkpoint.every', every)
     check_range('checkpoint.every_minutes', every_minutes, above=0)
     if keep < 2:
       raise UserError(
-        f'checkpoint.keep is {keep}; at least 2, so that a damaged newest one '
-        'does not end a run.'
+        f'checkpoint.keep is {keep}; it must be at least 2, so that damage to '
+        'the newest step does not end a run.'
       )
     self._root = paths.locate(directory)
     self._about, self._best, self._keep = about, best, keep
@@ -74,8 +79,10 @@ class Checkpointer:
       agreement.on_main(self._open_directory)
       self._run = run_id.find(self._root)
     except agreement.FailedError as error:
-      raise UserError(
-        f'checkpoints cannot be written to {directory}: {error}. Give another '
+      kind = outages.cause(error.own or error)
+      raise (UserError if kind is Cause.USER else StorageError)(
+        f'checkpoints cannot be written to {directory}: {error}. Start again '
+        'when there is space and the storage answers, or give another '
         '--workdir.'
       ) from error
     self._seed = about.get('config', {}).get('seed')
@@ -86,15 +93,19 @@ class Checkpointer:
   def _open_directory(self) -> None:
     self._root.mkdir(parents=True, exist_ok=True)
     steps.remove_unfinished(self._root)
-    for name in steps.strangers(self._root):
+    for name in steps.lookalikes(self._root):
       log.warning(
-        '%s is no checkpoint of this program: it is left alone, and a step of '
-        'that name cannot be saved.',
+        '%s is not a checkpoint of this program: it is not changed, and a step '
+        'of that name cannot be saved.',
         self._root / name,
       )
 
   def _open_writer(self) -> ocp.AsyncCheckpointer:
-    """Writes steps; after a failure, with barriers of other names."""
+    """Opens a writer of steps.
+
+    After a failure a new one is opened, whose barriers have other names:
+    processes may have left those of the failed save at different points.
+    """
     metrics = ocp.JsonCheckpointHandler(filename='metrics')
     together: Any = ocp.options.MultiprocessingOptions(
       barrier_sync_key_prefix=f'saving_{self.failures}'
@@ -116,7 +127,7 @@ class Checkpointer:
     return steps.latest(self._root)
 
   def is_committed(self, step: int) -> bool:
-    """Whether the directory holds this step, by the main process's eyes."""
+    """Returns whether the directory holds a step; the main process looks."""
     here = False
     if jax.process_index() == 0:
       try:
@@ -134,16 +145,17 @@ class Checkpointer:
   ) -> bool:
     """Starts writing a step in the background.
 
-    The state may be donated as soon as this returns: its arrays are copied to
-    the host first. A write that fails is reported and counted, and leaves what
-    was saved before as it is.
+    The state may be donated as soon as this returns, because its arrays are
+    copied to the host first. A failure is logged and counted, and does not
+    affect the steps that were saved before.
 
     Args:
-      step: updates completed.
+      step: number of updates completed.
       state: a TrainState.
-      metrics: of the evaluation at this step, for `best`; a step saved before
-        without them gets them now.
-      history: of the run up to this step, JSON-able; written into `about`.
+      metrics: metrics of the evaluation at this step, for `best`. A step that
+        was saved without them gets them now.
+      history: JSON-able history of the run up to this step; written into
+        `about`.
 
     Returns:
       Whether the step is being written.
@@ -171,7 +183,7 @@ class Checkpointer:
   def _attempt(
     self, step: int, function: Callable[..., None], *arguments: Any
   ) -> bool:
-    """Calls a part of a save; whether it failed on no process."""
+    """Calls a part of a save; returns whether all processes succeeded."""
     own = None
     try:
       function(*arguments)
@@ -183,18 +195,20 @@ class Checkpointer:
     return False
 
   def _make_room(self, step: int) -> None:
+    """Checks that the step can be written, and writes the id of the run."""
     if jax.process_index() == 0:
       steps.make_room(self._root, step)
       run_id.record(self._root, self._run)
 
   def _begin(self, step: int, args: dict[str, Any]) -> None:
+    """Copies the arrays to the host, and starts writing them."""
     composite = ocp.args.Composite(**args)
     self._writer.save(self._root / str(step), args=composite)
     finished = self._thread.submit(self._finish, self._writer)
     self._pending = step, finished
 
   def _finish(self, writer: ocp.AsyncCheckpointer) -> None:
-    """Waits until a step is committed; then removes those it replaces."""
+    """Waits until a step is committed; then removes old steps."""
     writer.wait_until_finished()
     if jax.process_index() == 0:
       retention.apply(self._root, self._run, self._keep, self._best)
@@ -204,16 +218,19 @@ class Checkpointer:
       retention.add_metrics(self._root / str(step), step, best)
 
   def settle(self) -> bool:
-    """Waits until what was begun is on disk; False if that failed.
+    """Waits until the step that was begun is on disk.
 
-    All processes call it together.
+    All processes must call it together.
+
+    Returns:
+      Whether it succeeded; True if no step was begun.
     """
     if self._pending is None:
       return True
     (step, finished), self._pending = self._pending, None
     if self._attempt(step, finished.result):
       return True
-    if jax.process_index() == 0:  # its room is needed; no process writes now
+    if jax.process_index() == 0:  # frees its space; no process writes now
       with contextlib.suppress(OSError):
         steps.remove_unfinished(self._root)
     return False
@@ -228,13 +245,17 @@ class Checkpointer:
       self.failures,
       cause,
     )
-    self._pending = None  # and nothing else of a half-written step
+    # A failed writer cannot be used again.
+    self._pending = None
     self._writer = self._open_writer()
     self._thread = concurrent.futures.ThreadPoolExecutor(1)
 
   def safe(self) -> str:
-    """What is saved and where, for messages."""
-    latest = self.latest_step()
+    """Returns what is saved and where, for messages."""
+    try:
+      latest = self.latest_step()
+    except StorageError as error:
+      return str(error).rstrip('.')
     if latest is None:
       return f'{self._root} holds no step'
     return f'the newest step that is saved is {self._root / str(latest)}'
@@ -242,25 +263,24 @@ class Checkpointer:
   def restore_latest(
     self, abstract: PyTree, sleep: Callable[[float], None] = time.sleep
   ) -> tuple[PyTree, int] | None:
-    """The newest step that is whole, on the shardings that `abstract` carries.
+    """Restores the newest intact step.
 
-    A step that is damaged is set aside (renamed, never deleted) with its cause
-    in the log, and the next older one is tried. Storage that fails is tried
-    again, after longer and longer pauses.
+    A damaged step is renamed, never deleted; its cause is logged, and the next
+    older step is tried. Storage that fails is tried again after growing pauses.
 
     Args:
       abstract: a TrainState of jax.ShapeDtypeStruct with shardings; the steps
         may have been written on another mesh.
-      sleep: takes the seconds of a pause.
+      sleep: function that waits for some seconds.
 
     Returns:
-      (state, step), or None where nothing was ever committed.
+      (state, step), or None if no step was ever committed.
 
     Raises:
       UserError: every step is damaged; or the newest holds other parameters
-        than the config's model, is another run's or another step than its
-        name says, or may not be read (nothing is set aside then).
-      StorageError: the newest cannot be read, however often it is tried.
+        than the config's model, belongs to another run, is not the step of its
+        name, or may not be read. In these cases it is not renamed.
+      StorageError: the newest cannot be read, however often this is tried.
     """
     whose = restore.Whose(self._run, self._seed)
     return restore.newest(self._root, abstract, whose, sleep)

@@ -1,9 +1,9 @@
-"""What a step's manifest says, and whether the step is what it says.
+"""A step's manifest: written with the step, and compared when it is read.
 
 A manifest is JSON: `leaves` (shape, dtype and checksum of every array by path),
-`sums` (checksums of the other JSON items), `step`, `run` and `seed` (whose step
-it is), and `checksum`, its own. Before format 3 it was `leaves` alone; what
-such a manifest does not say is not checked.
+`sums` (checksums of the other JSON items), `step`, `run` and `seed` (of the run
+that wrote it), and `checksum`, its own. Before format 3 it held only the
+content of `leaves`; the rest is not checked then.
 """
 
 import dataclasses
@@ -24,14 +24,15 @@ _OWN = 'checksum'
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-  """A manifest that is what was written.
+  """A manifest whose checksum is right.
 
   Attributes:
     leaves: {path: [shape, dtype, checksum]}.
-    sums: {item: checksum}; empty before format 3, as all below are None.
-    step: updates completed.
-    run: the id of the run that wrote it; None in exported weights too.
-    seed: the run's at that step.
+    sums: {item: checksum}; empty before format 3.
+    step: number of updates completed; None before format 3.
+    run: id of the run that wrote it; None before format 3 and in exported
+      weights.
+    seed: seed of the run at that step; None before format 3.
   """
 
   leaves: dict[str, Any]
@@ -42,26 +43,30 @@ class Manifest:
 
 
 def json_checksum(value: Any) -> int:
-  """CRC-32 of what a JSON value means, however it is written."""
-  meant = json.loads(json.dumps(value))
-  return zlib.crc32(json.dumps(meant, sort_keys=True).encode())
+  """Computes the CRC-32 of a JSON value, independent of its formatting."""
+  plain = json.loads(json.dumps(value))  # tuples become lists
+  return zlib.crc32(json.dumps(plain, sort_keys=True).encode())
 
 
 def sealed(content: dict[str, Any]) -> dict[str, Any]:
-  """JSON with a checksum of its own."""
+  """Returns a JSON object with its own checksum added."""
   return {**content, _OWN: json_checksum(content)}
 
 
 def sealed_text(content: dict[str, Any]) -> str:
-  """A small file's text: `sealed`, as JSON."""
+  """Returns the text of a file that holds `sealed(content)`."""
   return json.dumps(sealed(content)) + '\n'
 
 
 def unsealed(content: dict[str, Any], name: str) -> dict[str, Any]:
-  """The inverse of `sealed`.
+  """Inverts `sealed`.
+
+  Args:
+    content: JSON object with a checksum.
+    name: name of the object, for messages.
 
   Raises:
-    CorruptError: the checksum is missing or another.
+    CorruptError: the checksum is missing or wrong.
   """
   inner = {k: v for k, v in content.items() if k != _OWN}
   if content.get(_OWN) != json_checksum(inner):
@@ -70,7 +75,13 @@ def unsealed(content: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def leaves(state: PyTree) -> dict[str, Any]:
-  """Shape, dtype and checksum of every leaf, by path; on all processes."""
+  """Computes shape, dtype and checksum of every leaf, by path.
+
+  All processes must call it.
+
+  Args:
+    state: arrays, sharded in any way.
+  """
   flat = tree.flatten(state)
   mesh = next(iter(flat.values())).sharding.mesh
   sums = checksum.checksums(state, sharding.replicated(mesh))
@@ -81,22 +92,25 @@ def leaves(state: PyTree) -> dict[str, Any]:
 
 
 def make(state: PyTree, about: dict[str, Any], **whose: Any) -> dict[str, Any]:
-  """The manifest of a state and what travels with it, to be written.
+  """Returns the manifest of a state and its item `about`.
 
   Args:
-    state: arrays.
-    about: the item of that name.
-    **whose: `step`, `run` and `seed`, of a step of a run.
+    state: arrays, sharded in any way.
+    about: content of the item `about`.
+    **whose: `step`, `run` and `seed`, for a step of a run.
   """
   sums = {'about': json_checksum(about)}
   return sealed({'leaves': leaves(state), 'sums': sums, **whose})
 
 
 def read(step_dir: epath.Path) -> Manifest:
-  """A step's manifest.
+  """Reads a step's manifest.
+
+  Args:
+    step_dir: step directory.
 
   Raises:
-    CorruptError: it is missing, or not what was written.
+    CorruptError: it is missing, or its checksum is wrong.
     OSError: it cannot be read.
   """
   content = items.read_json(step_dir / 'manifest')
@@ -108,6 +122,7 @@ def read(step_dir: epath.Path) -> Manifest:
 
 
 def _is_leaf(entry: Any) -> bool:
+  """Returns whether a JSON value is [shape, dtype, checksum]."""
   return (
     isinstance(entry, list)
     and [type(part) for part in entry] == [list, str, int]
@@ -116,10 +131,14 @@ def _is_leaf(entry: Any) -> bool:
 
 
 def read_about(step_dir: epath.Path, written: Manifest) -> dict[str, Any]:
-  """The item `about`, compared with its checksum.
+  """Reads the item `about`, and compares it with its checksum.
+
+  Args:
+    step_dir: step directory.
+    written: manifest of the step.
 
   Raises:
-    CorruptError: it is missing, or not what was written.
+    CorruptError: it is missing, or its checksum is wrong.
     OSError: it cannot be read.
   """
   about = items.read_json(step_dir / 'about')
@@ -131,30 +150,39 @@ def read_about(step_dir: epath.Path, written: Manifest) -> dict[str, Any]:
 def check_leaves(
   step_dir: epath.Path, written: dict[str, Any], wanted: PyTree
 ) -> None:
-  """Compares shapes and types with what is to be restored.
+  """Compares the shapes and dtypes in a manifest with those to be restored.
+
+  Args:
+    step_dir: step directory, for messages.
+    written: `leaves` of its manifest.
+    wanted: tree of arrays or abstract arrays.
 
   Raises:
-    UserError: they differ: they belong to another model, or JAX has been told
-      to use other types.
+    UserError: they differ, because they belong to another model or because
+      JAX is configured to use other dtypes.
   """
   shapes = {path: tuple(entry[0]) for path, entry in written.items()}
   items.check_shapes(str(step_dir), shapes, items.shapes(wanted))
   for path, leaf in tree.flatten(wanted).items():
     if str(leaf.dtype) != written[path][1]:
       raise UserError(
-        f'{step_dir} holds {path} as {written[path][1]}, and this process '
-        f'would make it {leaf.dtype}: start it as the run was started '
+        f'{step_dir} holds {path} as {written[path][1]}, but this process '
+        f'expects {leaf.dtype}: start it as the run was started '
         '(JAX_ENABLE_X64 unset, the same version).'
       )
 
 
-def compare(now: dict[str, Any], written: dict[str, Any]) -> None:
-  """Compares `leaves` of what was restored with what was saved.
+def compare(actual: dict[str, Any], written: dict[str, Any]) -> None:
+  """Compares `leaves` of a restored state with those of the manifest.
+
+  Args:
+    actual: result of `leaves` for the restored state.
+    written: `leaves` of the manifest.
 
   Raises:
-    CorruptError: names up to three leaves that differ.
+    CorruptError: they differ; names up to three leaves.
   """
-  differing = [path for path in now if now[path] != written.get(path)]
+  differing = [path for path in actual if actual[path] != written.get(path)]
   if differing:
     more = f' and {len(differing) - 3} more' if len(differing) > 3 else ''
     raise CorruptError(

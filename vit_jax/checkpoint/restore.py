@@ -1,7 +1,8 @@
-"""Restores the newest whole step, as all processes agree on it.
+"""Restores the newest intact step, agreed on by all processes.
 
-Each process reads a step, and all of them judge it together before it is used
-or set aside: an error on one alone would leave the others waiting.
+Each process reads its part of a step. All of them compare how it went before
+the step is used or renamed: an error on only one process would leave the others
+waiting.
 """
 
 import dataclasses
@@ -22,16 +23,16 @@ from vit_jax.errors import UserError
 
 log = logging.getLogger('vit_jax')
 PyTree = Any
-_NONE = -1
+_NONE = -1  # stands for None where processes exchange integers
 
 
 @dataclasses.dataclass(frozen=True)
 class Whose:
-  """The run that wants to go on.
+  """The run that resumes.
 
   Attributes:
-    run: its id; a step with another is refused.
-    seed: of its config; a step with another is said and used.
+    run: id of the run; a step with another id is refused.
+    seed: seed of its config; a step with another seed is used and logged.
   """
 
   run: str
@@ -41,7 +42,7 @@ class Whose:
 def newest(
   root: epath.Path, abstract: PyTree, whose: Whose, sleep: Sleep = time.sleep
 ) -> tuple[PyTree, int] | None:
-  """The newest step that is whole; see `Checkpointer.restore_latest`."""
+  """Restores the newest intact step; see `Checkpointer.restore_latest`."""
   below = None
   while (step := _newest_step(root, below, sleep)) != _NONE:
     path = root / str(step)
@@ -51,7 +52,7 @@ def newest(
       log.error('checkpoint %s is set aside: %s', path, error)
       agreement.persistently(
         lambda step=step: agreement.on_main(steps.set_aside, root, step),
-        f'setting {path} aside',
+        f'renaming {path}',
         sleep,
       )
     below = step
@@ -60,13 +61,24 @@ def newest(
     raise UserError(
       f'no checkpoint in {root} is whole: it holds '
       f'{", ".join(sorted(names))}, of which none can be used; the log has '
-      'the causes of those set aside (.bad). Mend one and rename it to its '
-      'step, or take another --workdir to start anew.'
+      'the causes of those that were renamed (.bad). Repair one and rename it '
+      'to its step, or give another --workdir to start from step 0.'
     )
   return None
 
 
 def _newest_step(root: epath.Path, below: int | None, sleep: Sleep) -> int:
+  """Returns the newest step below another one, as the main process sees it.
+
+  Args:
+    root: directory of checkpoints.
+    below: step that was tried before; None for none.
+    sleep: function that waits for some seconds.
+
+  Returns:
+    The step, or _NONE.
+  """
+
   def look(root: epath.Path) -> int:
     found = steps.committed(root)
     return max((s for s in found if below is None or s < below), default=_NONE)
@@ -80,20 +92,21 @@ def _newest_step(root: epath.Path, below: int | None, sleep: Sleep) -> int:
 def _restore(
   path: epath.Path, step: int, abstract: PyTree, whose: Whose, sleep: Sleep
 ) -> PyTree:
-  """One step's state.
+  """Restores one step.
 
   Raises:
-    CorruptError: it is damaged, for one process at least.
+    CorruptError: it is damaged, at least for one process.
     UserError, StorageError: see `agreement.persistently`.
   """
 
   def attempt() -> PyTree:
     written, state = agreement.together(_read, path, step, abstract, whose)
-    now = manifest.leaves(state)  # on all devices
-    agreement.together(_compare, path, step, state, now, written)
+    # A collective on all devices: every process has read its part by now.
+    actual = manifest.leaves(state)
+    agreement.together(_compare, path, step, state, actual, written)
     if written.seed is not None and written.seed != whose.seed:
       log.warning(
-        '%s was written with seed %s, and the config has %s: batches and '
+        '%s was written with seed %s, but the config has %s: batches and '
         'dropout from here on are those of the new seed.',
         path,
         written.seed,
@@ -107,17 +120,17 @@ def _restore(
 def _read(
   path: epath.Path, step: int, abstract: PyTree, whose: Whose
 ) -> tuple[Manifest, PyTree]:
-  """This process's part of a step, of which the arrays are not yet verified.
+  """Reads this process's part of a step; its arrays are not verified yet.
 
   Raises:
-    UserError: it is another run's or another step, or of another model.
+    UserError: it belongs to another run, another step or another model.
     Exception: it is damaged, or cannot be read.
   """
   if not steps.listing(path):
     raise OSError(
       errno.ESTALE,
-      'the main process sees it and this one does not (do all processes have '
-      'the same file system?)',
+      'it exists for the main process but not for this one (do all processes '
+      'have the same file system?)',
       str(path),
     )
   written = manifest.read(path)
@@ -126,7 +139,7 @@ def _read(
   if written.run not in (None, whose.run):
     raise UserError(
       f'{path} was written by another run (id {written.run}, seed '
-      f'{written.seed}) than the one of this directory (id {whose.run}, seed '
+      f'{written.seed}) than that of this directory (id {whose.run}, seed '
       f'{whose.seed}). Move it away; or, to go on from it, remove '
       f'{path.parent / run_id.FILE} and the other steps.'
     )
@@ -143,10 +156,11 @@ def _compare(
   path: epath.Path,
   step: int,
   state: PyTree,
-  now: dict[str, Any],
+  actual: dict[str, Any],
   written: Manifest,
 ) -> None:
-  manifest.compare(now, written.leaves)
+  """Compares a restored state with its manifest and its directory's name."""
+  manifest.compare(actual, written.leaves)
   leaf = tree.flatten(state).get('step')
   if leaf is not None and int(jax.device_get(leaf)) != step:
     raise _renamed(path, step, int(jax.device_get(leaf)))

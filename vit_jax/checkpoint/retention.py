@@ -1,7 +1,7 @@
-"""Which steps of a run stay: the newest, and the best by a metric.
+"""Removes old steps of a run; keeps the newest, and the best by a metric.
 
-A step's metric is an item of its own, which may be written later than the step:
-`metrics/metrics`, JSON with a checksum of its own.
+A step's metrics are an item of their own, `metrics/metrics`, which may be
+written later than the step: JSON with its own checksum.
 """
 
 import logging
@@ -18,7 +18,7 @@ _ITEM = _FILE = 'metrics'
 
 
 def metrics_item(step: int, metrics: dict[str, float]) -> dict[str, Any]:
-  """What is written of a step's metrics."""
+  """Returns the content of the item `metrics` of a step."""
   return manifest.sealed({'step': step, **metrics})
 
 
@@ -27,6 +27,11 @@ def add_metrics(
 ) -> None:
   """Writes the metrics of a step that was saved before it was evaluated.
 
+  Args:
+    step_dir: step directory.
+    step: number of updates completed.
+    metrics: metrics by name.
+
   Raises:
     OSError: they cannot be written.
   """
@@ -34,16 +39,22 @@ def add_metrics(
   if _FILE in steps.listing(folder):
     return
   folder.mkdir(exist_ok=True)
-  beside = folder / f'{_FILE}.new'
-  beside.write_text(manifest.sealed_text({'step': step, **metrics}))
-  beside.replace(folder / _FILE)
+  temporary = folder / f'{_FILE}.new'
+  temporary.write_text(manifest.sealed_text({'step': step, **metrics}))
+  temporary.replace(folder / _FILE)
 
 
 def apply(root: epath.Path, run: str, keep: int, best: str | None) -> None:
-  """Removes the run's steps that are neither new nor the best.
+  """Removes the run's steps that are neither among the newest nor the best.
 
-  A step that cannot be judged stays. Nothing here fails a save: it is
-  committed by now.
+  A step whose manifest or metrics cannot be read is kept. A failure is only
+  logged, because the step that was just saved is committed.
+
+  Args:
+    root: directory of checkpoints.
+    run: id of the run; steps of other runs are kept.
+    keep: number of newest steps to keep.
+    best: name of the metric whose best step is kept, too.
   """
   try:
     ours = [s for s in steps.committed(root) if _is_ours(root / str(s), run)]
@@ -60,22 +71,22 @@ def apply(root: epath.Path, run: str, keep: int, best: str | None) -> None:
 
 
 def _is_ours(step_dir: epath.Path, run: str) -> bool:
-  """Whether this run wrote a step, as far as its manifest says."""
+  """Returns whether this run wrote a step, according to its manifest."""
   try:
     return manifest.read(step_dir).run in (None, run)
   except CorruptError as error:
-    log.warning('%s stays, whose manifest is damaged: %s', step_dir, error)
+    log.warning('%s is kept; its manifest is damaged: %s', step_dir, error)
     return False
 
 
 def _best(root: epath.Path, ours: list[int], name: str) -> set[int]:
-  """The step of the highest metric, and those of which it is unreadable."""
+  """Returns the best step, and all steps whose metrics are unreadable."""
   values, unknown = [], set()
   for step in ours:
     try:
       value = metrics(root / str(step)).get(name)
     except CorruptError as error:
-      log.warning('%s stays, best or not: %s', root / str(step), error)
+      log.warning('%s is kept, best or not: %s', root / str(step), error)
       unknown.add(step)
       continue
     if isinstance(value, int | float) and math.isfinite(value):
@@ -84,10 +95,13 @@ def _best(root: epath.Path, ours: list[int], name: str) -> set[int]:
 
 
 def metrics(step_dir: epath.Path) -> dict[str, Any]:
-  """A step's metrics; none if it was not evaluated.
+  """Reads a step's metrics; {} if it was not evaluated.
+
+  Args:
+    step_dir: step directory.
 
   Raises:
-    CorruptError: they are not what was written.
+    CorruptError: their checksum is wrong.
   """
   if _FILE not in steps.listing(step_dir / _ITEM):
     return {}

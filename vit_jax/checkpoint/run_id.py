@@ -1,6 +1,7 @@
-"""Whose steps a directory holds: an id that a run keeps from start to start.
+"""The id of the run whose steps a directory holds, kept over restarts.
 
-Every manifest has it, so that a step from elsewhere is not taken for the run's.
+Every manifest contains it, so that a step that was copied from another run is
+recognized.
 """
 
 import logging
@@ -14,11 +15,18 @@ from vit_jax.checkpoint.items import CorruptError
 
 log = logging.getLogger('vit_jax')
 FILE = 'run_id.json'
-_WORDS = 8  # of 16 bits each, in an id of 32 hexadecimal digits
+# An id has 32 hexadecimal digits. Processes exchange it in words of 16 bits,
+# because they exchange integers below 2^31.
+_WORDS = 8
 
 
 def find(root: epath.Path) -> str:
-  """The id of a directory's run, new if there is none; on all processes.
+  """Returns the id of a directory's run, a new one if it has none.
+
+  All processes must call it; all of them get the same id.
+
+  Args:
+    root: directory of checkpoints.
 
   Raises:
     agreement.FailedError: the directory cannot be read.
@@ -33,19 +41,20 @@ def find(root: epath.Path) -> str:
 
 
 def _recorded(root: epath.Path) -> str | None:
+  """Reads the id from its file; None if it is missing or damaged."""
   if FILE not in steps.listing(root):
     return None
   try:
     content = items.read_json(root, FILE)
     run = manifest.unsealed(content, FILE).get('run', '')
   except CorruptError as error:
-    log.warning('%s: %s; the newest step says whose it is.', root, error)
+    log.warning('%s: %s; the id is read from the newest step.', root, error)
     return None
   return run if re.fullmatch('[0-9a-f]{32}', run) else None
 
 
 def _of_newest(root: epath.Path) -> str | None:
-  """What the newest step with an id says."""
+  """Reads the id from the manifest of the newest step that has one."""
   for step in reversed(steps.committed(root)):
     try:
       run = manifest.read(root / str(step)).run
@@ -57,10 +66,15 @@ def _of_newest(root: epath.Path) -> str | None:
 
 
 def record(root: epath.Path, run: str) -> None:
-  """Writes the id, before the first step that has it."""
+  """Writes the id; must precede the first step that contains it.
+
+  Args:
+    root: directory of checkpoints.
+    run: the id.
+  """
   path = root / FILE
   if _recorded(root) == run:
     return
-  beside = path.with_name(f'{FILE}.new')
-  beside.write_text(manifest.sealed_text({'run': run}))
-  beside.replace(path)
+  temporary = path.with_name(f'{FILE}.new')
+  temporary.write_text(manifest.sealed_text({'run': run}))
+  temporary.replace(path)

@@ -1,6 +1,6 @@
-"""Which entries of a directory are steps, and which of them this program wrote.
+"""Recognizes the step directories of this program, and renames or removes them.
 
-Everything else in the directory is the user's, and stays as it is.
+Everything else in the directory belongs to the user and is never changed.
 """
 
 import os
@@ -12,44 +12,47 @@ from vit_jax.checkpoint import items
 from vit_jax.errors import StorageError, UserError
 from vit_jax.files.paths import is_remote
 
-_STEP = r'(?:0|[1-9][0-9]{0,8})'  # as `save` writes it; a step is an int32
-_COMMITTED = 'commit_success.txt'  # what Orbax writes last on object stores
-_UNFINISHED = '.orbax-checkpoint-tmp'  # what it names a step before it is one
+_STEP = r'(?:0|[1-9][0-9]{0,8})'  # no leading zeros; a step is an int32
+_COMMITTED = 'commit_success.txt'  # written last by Orbax on object stores
+_UNFINISHED = '.orbax-checkpoint-tmp'  # suffix before a step is committed
 
 
 def number(name: str) -> int | None:
-  """The step that an entry is named for; None for '000120', '²', 'notes'."""
+  """Returns the step of a directory name; None for '000120', '²', 'notes'."""
   return int(name) if re.fullmatch(_STEP, name) else None
 
 
 def was_step(name: str) -> bool:
-  """Whether a name is a step's, or one's that was set aside."""
+  """Returns whether a name is that of a step or of a renamed damaged step."""
   return re.fullmatch(rf'{_STEP}(\.bad[0-9]*)?', name) is not None
 
 
 def check_path(path: epath.Path) -> None:
-  """Refuses names that Orbax would take for patterns.
+  """Refuses paths that Orbax would interpret as glob patterns.
 
-  It looks for the parts of a checkpoint by a pattern with the whole path in
-  it; where that finds nothing, a save succeeds and cannot be read again.
+  Orbax finds the parts of a checkpoint by a pattern that contains the whole
+  path. If it finds nothing, a save succeeds but cannot be restored.
+
+  Args:
+    path: directory of checkpoints.
 
   Raises:
-    UserError: there is such a character in the path.
+    UserError: the path contains such a character.
   """
   found = sorted(set('[*?') & set(str(path)))
   if found:
     raise UserError(
       f'{path} has {" ".join(found)} in its name: Orbax, which writes the '
-      'checkpoints, would take it for a pattern and lose parts of them. Give '
-      'a path without [, * and ?.'
+      'checkpoints, would interpret it as a pattern and lose parts of them. '
+      'Give a path without [, * and ?.'
     )
 
 
 def listing(path: epath.Path) -> set[str]:
-  """The names in a directory; none if it is no directory.
+  """Returns the names in a directory; none if it is not a directory.
 
   Raises:
-    OSError: it may be one and cannot be listed.
+    OSError: it cannot be listed.
   """
   try:
     return {entry.name for entry in path.iterdir()}
@@ -58,10 +61,16 @@ def listing(path: epath.Path) -> set[str]:
 
 
 def is_step(path: epath.Path) -> bool:
-  """Whether a directory holds a step that was written to its end.
+  """Returns whether a directory holds a step that was completely written.
 
-  Damage may have taken some of its items; two of them are enough to tell it
-  from a directory of the user's.
+  Two of the items of a step are enough to distinguish it from a directory of
+  the user's: damage may have removed some of them.
+
+  Args:
+    path: directory.
+
+  Raises:
+    OSError: it cannot be listed.
   """
   names = listing(path)
   return len(names & set(items.NAMES)) >= 2 and (
@@ -70,7 +79,10 @@ def is_step(path: epath.Path) -> bool:
 
 
 def committed(root: epath.Path) -> list[int]:
-  """The steps in a directory, ascending.
+  """Returns the steps in a directory, ascending.
+
+  Args:
+    root: directory of checkpoints.
 
   Raises:
     OSError: it cannot be listed.
@@ -93,8 +105,8 @@ def latest(root: epath.Path) -> int | None:
     raise StorageError(f'{root} cannot be listed: {error}.') from error
 
 
-def strangers(root: epath.Path) -> list[str]:
-  """Entries that look like steps and are none: '7' with notes, '000120'."""
+def lookalikes(root: epath.Path) -> list[str]:
+  """Returns names that look like steps but are not, such as '000120'."""
   steps = {str(step) for step in committed(root)}
   return sorted(
     name for name in listing(root) - steps if name.strip().isnumeric()
@@ -102,23 +114,37 @@ def strangers(root: epath.Path) -> list[str]:
 
 
 def remove_unfinished(root: epath.Path) -> None:
-  """Removes what saves that were killed have left behind."""
+  """Removes what is left of saves that were killed or failed.
+
+  Args:
+    root: directory of checkpoints.
+
+  Raises:
+    OSError: something cannot be listed or removed.
+  """
   for name in listing(root):
     path, is_ours = root / name, False
     if re.fullmatch(f'{_STEP}{re.escape(_UNFINISHED)}.*', name):
       is_ours = path.is_dir() and not os.path.islink(path)
     elif is_remote(root) and number(name) is not None:
-      names = listing(path)  # written in place
+      names = listing(path)  # object stores: written under its final name
       is_ours = '_CHECKPOINT_METADATA' in names and _COMMITTED not in names
     if is_ours:
       path.rmtree()
 
 
 def make_room(root: epath.Path, step: int) -> None:
-  """Checks that a step can be written, on the process that creates it.
+  """Checks that a step can be written.
+
+  A full or read-only disk is found here, with one error, and not by the many
+  threads that write arrays.
+
+  Args:
+    root: directory of checkpoints.
+    step: number of updates completed.
 
   Raises:
-    OSError: something is in the way, or nothing can be written.
+    OSError: its name is taken, or nothing can be written.
   """
   path = root / str(step)
   if is_remote(root):
@@ -140,12 +166,19 @@ def make_room(root: epath.Path, step: int) -> None:
 
 def _in_the_way(path: epath.Path) -> OSError:
   return FileExistsError(
-    f'{path} is in the way and no checkpoint of this program; move it away'
+    f'{path} is not a checkpoint of this program, but has the name of the step '
+    'to be saved; move it away'
   )
 
 
 def remove(root: epath.Path, step: int) -> None:
-  """Deletes a step; what a kill leaves of it is no step any more."""
+  """Deletes a step; after a kill, the rest is not taken for a step.
+
+  Args:
+    root: directory of checkpoints.
+    step: the step.
+  """
+  # The mark of a step goes first: its commit file, or its name.
   path = root / str(step)
   if is_remote(root):
     (path / _COMMITTED).unlink()
@@ -155,7 +188,15 @@ def remove(root: epath.Path, step: int) -> None:
 
 
 def set_aside(root: epath.Path, step: int) -> epath.Path:
-  """Renames a step to `<step>.bad`, where no restore looks for it."""
+  """Renames a damaged step to `<step>.bad`, which is never restored.
+
+  Args:
+    root: directory of checkpoints.
+    step: the step.
+
+  Returns:
+    The new path; `<step>.bad1` and so on if the name is taken.
+  """
   target, attempt = root / f'{step}.bad', 1
   while target.exists():
     target, attempt = root / f'{step}.bad{attempt}', attempt + 1

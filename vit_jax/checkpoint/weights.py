@@ -1,4 +1,4 @@
-"""Weights alone, from a step directory and into one."""
+"""Reads and writes only the weights of a step directory."""
 
 import time
 from collections.abc import Callable
@@ -18,10 +18,13 @@ PyTree = Any
 
 
 def step_directory(path: str) -> epath.Path:
-  """The step directory that a path means: itself, or a workdir's newest.
+  """Returns a step directory: the path itself, or the newest of a workdir.
+
+  Args:
+    path: workdir, directory of checkpoints or step directory.
 
   Raises:
-    UserError: neither a workdir with a checkpoint nor a step directory.
+    UserError: it is none of these, or holds no checkpoint.
   """
   root = paths.locate(path)
   try:
@@ -42,11 +45,17 @@ def step_directory(path: str) -> epath.Path:
 
 
 def load_about(step_dir: epath.Path) -> dict[str, Any]:
-  """Config, class names and preprocessing of a step directory.
+  """Reads config, class names and preprocessing of a step directory.
+
+  Args:
+    step_dir: step directory.
+
+  Returns:
+    The item `about`.
 
   Raises:
     UserError: it is damaged, or may not be read.
-    StorageError: it cannot be read, however often it is tried.
+    StorageError: it cannot be read, however often this is tried.
   """
 
   def about() -> dict[str, Any]:
@@ -56,7 +65,7 @@ def load_about(step_dir: epath.Path) -> dict[str, Any]:
 
 
 def held_items(step_dir: epath.Path) -> set[str]:
-  """What a step directory holds: 'params', and perhaps 'average', 'extra'.
+  """Returns the items of a step directory: 'params', 'average', 'training', ….
 
   Raises:
     UserError, StorageError: as `load_about`.
@@ -66,7 +75,11 @@ def held_items(step_dir: epath.Path) -> set[str]:
 
 
 def load_params(step_dir: epath.Path, abstract: PyTree) -> PyTree:
-  """Parameters only, verified, onto the shardings of `abstract`.
+  """Loads the parameters of a step, and verifies their checksums.
+
+  Args:
+    step_dir: step directory.
+    abstract: shapes, dtypes and shardings of the result.
 
   Raises:
     UserError: the file holds other parameters, or is damaged.
@@ -75,11 +88,7 @@ def load_params(step_dir: epath.Path, abstract: PyTree) -> PyTree:
 
 
 def load_average(step_dir: epath.Path, abstract: PyTree) -> PyTree:
-  """The average of parameters, verified.
-
-  Raises:
-    UserError: as `load_params`.
-  """
+  """Loads the average of the parameters; see `load_params`."""
   mesh = jax.tree.leaves(abstract)[0].sharding.mesh
   count = jax.ShapeDtypeStruct(
     (), jnp.int32, sharding=sharding.replicated(mesh)
@@ -89,15 +98,12 @@ def load_average(step_dir: epath.Path, abstract: PyTree) -> PyTree:
 
 
 def load_extra(step_dir: epath.Path, abstract: PyTree) -> PyTree:
-  """The objective's own state, verified.
-
-  Raises:
-    UserError: as `load_params`.
-  """
+  """Loads the objective's own state; see `load_params`."""
   return _load_item(step_dir, 'extra', abstract)
 
 
 def _load_item(step_dir: epath.Path, name: str, abstract: PyTree) -> PyTree:
+  """Loads an item of arrays, and verifies their checksums."""
   wanted = {name: abstract}
 
   def read() -> tuple[dict[str, Any], PyTree]:
@@ -121,12 +127,16 @@ def _reading(
   read: Callable[[], Any],
   then: Callable[[Any], Any] = lambda value: value,
 ) -> Any:
-  """What `read` returns on each process, with pauses where storage fails.
+  """Reads something of a step, again after pauses if the storage fails.
 
   Args:
-    step_dir: for messages.
-    read: called by each process alone.
-    then: called with the result by all of them together, if all could read.
+    step_dir: step directory, for messages.
+    read: function that each process calls by itself.
+    then: function that all processes call with the result of `read`, if all of
+      them could read.
+
+  Returns:
+    The result of `then`.
   """
   try:
     return agreement.persistently(
@@ -134,7 +144,7 @@ def _reading(
     )
   except items.CorruptError as error:
     raise UserError(
-      f'{step_dir} is damaged: {error}. Give another step directory of that '
+      f'{step_dir} is damaged: {error}. Give another step directory of this '
       'run.'
     ) from error
 
@@ -142,7 +152,12 @@ def _reading(
 def export_params(
   directory: epath.PathLike, params: PyTree, about: dict[str, Any]
 ) -> None:
-  """Writes parameters alone, as a step directory that loads like any other.
+  """Writes only parameters, as a step directory that loads like any other.
+
+  Args:
+    directory: step directory to create.
+    params: parameters, sharded in any way.
+    about: content of the item `about`.
 
   Raises:
     UserError: the directory exists.
