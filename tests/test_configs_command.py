@@ -1,5 +1,6 @@
 """The list of configs, in a checkout and installed from a wheel."""
 
+import inspect
 import json
 import pathlib
 import shutil
@@ -10,10 +11,13 @@ import zipfile
 import pytest
 
 from vit_jax import configs
-from vit_jax.config import loading, predicted, shipped
+from vit_jax.config import loading, plugins, predicted, shipped
 from vit_jax.errors import UserError
 
 ROOT = pathlib.Path(__file__).parents[1]
+
+
+STALE = 'the config has changed since it was planned; run plan'
 
 
 def test_all_of_them_are_listed(capsys):
@@ -65,26 +69,67 @@ def test_predicted_costs_stand_beside(capsys, monkeypatch, tmp_path):
   configs.main(['deit'])
   shown = capsys.readouterr().out.partition('predicted:\n')[2].splitlines()
   assert shown == [
-    '  model=S on v3:4x4: 1,234 core-days, 46% MFU, 9,876 images/s, 7.2 GiB a '
-    'device (2026-01-02, libtpu 0.0.1)',
-    '  model=S on v3:4x4: planned for an older config, ask plan again',
+    '  model=S on v3:4x4: 1,234 core-days, 46% MFU, 9,876 images/s, 7.2 GiB '
+    'per device (2026-01-02, libtpu 0.0.1)',
+    f'  model=S on v3:4x4: {STALE}',
     '  model=S on v3:4x4: does not fit',
-    '  model=X on v3:4x4: planned for an older config, ask plan again',
+    f'  model=X on v3:4x4: {STALE}',
   ]
   configs.main([])
   out = capsys.readouterr().out
   assert out.count('predicted:') == 1 and '1,234 core-days' in out
-  config = loading.load(name)
-  config.model.dropout = 0.5
+
+
+@pytest.mark.parametrize(
+  'key, value, same',
+  [
+    ('model.dropout', 0.5, False),
+    ('batch_size', 2048, False),
+    ('train.num_examples', 5, False),
+    ('optimizer.weight_decay', 0.0, False),
+    ('augment.min_area', 0.5, True),
+    ('train.split', 'train[:5]', True),
+    ('evals.val.every', '1 steps', True),
+    ('checkpoint.keep', 9, True),
+    ('log.every', '7 steps', True),
+    ('seed', 3, True),
+  ],
+)
+def test_what_a_predicted_cost_depends_on(key, value, same):
+  """The compiled step and its number, not data, logging or evaluation."""
+  config = loading.load('configs/deit.py:model=S')
+  known = predicted.fingerprint(config)
+  config.update_from_flattened_dict({key: value})
+  assert (predicted.fingerprint(config) == known) == same
+
+
+def test_a_new_key_makes_no_prediction_stale(monkeypatch):
+  """A constructor that gets a key with a default has the same program."""
+  config = loading.load('configs/deit.py:model=S')
+  known = predicted.fingerprint(config)
+  keys = plugins.keys
+
+  def with_new_key(constructor):
+    new = inspect.Parameter(
+      'brand_new', inspect.Parameter.KEYWORD_ONLY, default=1.5
+    )
+    return keys(constructor) | {'brand_new': new}
+
+  monkeypatch.setattr(plugins, 'keys', with_new_key)
+  with config.unlocked():
+    config.model.brand_new = 1.5
+  assert predicted.fingerprint(config) == known
+  config.model.brand_new = 2.5
   assert predicted.fingerprint(config) != known
 
 
-def test_the_shipped_predictions_are_of_shipped_configs():
-  """Each says by what it was made; a stale one is shown as such, not here."""
-  for row in predicted.read():
-    assert loading.load(row['config']).batch_size > 0
+def test_no_shipped_prediction_is_stale():
+  """Plan a row again where this fails: benchmarks/plan_configs.py."""
+  rows = predicted.read()
+  assert rows
+  for row in rows:
+    assert predicted.is_current(row), (row['config'], row['topology'])
     assert {'topology', 'hash', 'commit', 'jax', 'libtpu', 'date'} <= row.keys()
-  assert predicted.read()
 
 
 @pytest.mark.slow

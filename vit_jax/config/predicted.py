@@ -1,50 +1,101 @@
-"""What `plan` predicted for configs that come along, with what it was made of.
+"""Costs that `plan` predicted for the shipped configs.
 
-`benchmarks/plan_configs.py` writes the table, predicted.json of the configs: a
-row takes minutes to compile. It holds for the config that it was made for, and
-says so by a hash of the resolved config.
+`benchmarks/plan_configs.py` writes the table, configs/predicted.json; compiling
+a row takes minutes. A row holds for the config that it was made for, which is
+recognized by a hash of what the compiled program and its cost depend on.
 """
 
 import hashlib
 import json
+from collections.abc import Callable
 from typing import Any
 
-from vit_jax.config import loading, shipped
-from vit_jax.config.completion import Config, to_json
+from vit_jax.config import loading, plugins, sections, shipped
+from vit_jax.config.completion import Config
 from vit_jax.errors import UserError
 
 NAME = 'predicted.json'
+# Neither data, evaluation, logging nor checkpoints are part of the program of a
+# step; of the augmentation, only the number and the sizes of crops.
+_KEYS = (
+  'total',
+  'batch_size',
+  'micro_batches',
+  'image_size',
+  'num_classes',
+  'average_decay',
+)
+_SECTIONS = ('mix', 'model', 'objective', 'optimizer', 'schedule', 'mesh')
+_PARTS = {
+  'train': ('num_examples', 'repeats'),
+  'augment': ('local_crops', 'local_size'),
+}
 
 
 def fingerprint(config: Config) -> str:
-  """Twelve digits that change with any value of a resolved config."""
-  return hashlib.sha256(to_json(config).encode()).hexdigest()[:12]
+  """Returns twelve digits that identify the program and the cost of a config.
+
+  Keys at their default are left out, so that a new key does not make older rows
+  stale.
+
+  Args:
+    config: completed.
+  """
+  values = {key: config[key] for key in _KEYS}
+  for section in _SECTIONS:
+    constructor = sections.constructor(section, config[section])
+    values[section] = _not_default(config[section], constructor)
+  for section, keys in _PARTS.items():
+    values[section] = {key: config[section].get(key) for key in keys}
+  text = json.dumps(values, sort_keys=True, default=_plain)
+  return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _not_default(
+  section: Config, constructor: Callable[..., Any]
+) -> dict[str, Any]:
+  """Returns the keys of a section whose values are not their defaults."""
+  defaults = plugins.keys(constructor)
+  return {
+    key: value
+    for key, value in section.items()
+    if key not in defaults or _plain(value) != _plain(defaults[key].default)
+  }
+
+
+def _plain(value: Any) -> Any:
+  """Returns a value as JSON has it: tuples as lists, sections as dicts."""
+  if isinstance(value, tuple | list):
+    return [_plain(each) for each in value]
+  if hasattr(value, 'to_dict'):
+    return {key: _plain(each) for key, each in value.to_dict().items()}
+  return value
 
 
 def read() -> list[dict[str, Any]]:
-  """The table's rows, [] where there is none; see `plan_configs.py`."""
+  """Returns the rows of the table; [] if there is none."""
   file = shipped.directory() / NAME
   return json.loads(file.read_text()) if file.exists() else []
 
 
 def line(row: dict[str, Any]) -> str:
-  """Of text: what was planned, where, at which cost."""
+  """Returns a row as text: config, topology and cost."""
   arguments = row['config'].partition(':')[2]
   what = f'{arguments} on {row["topology"]}' if arguments else row['topology']
-  if not _current(row):
-    return f'  {what}: planned for an older config, ask plan again'
+  if not is_current(row):
+    return f'  {what}: the config has changed since it was planned; run plan'
   if row['core_days'] is None:
     return f'  {what}: does not fit'
   return (
     f'  {what}: {row["core_days"]:,.0f} core-days, {row["mfu"]:.0%} MFU, '
-    f'{row["images_per_second"]:,.0f} images/s, {row["gib"]:.1f} GiB a device '
-    f'({row["date"]}, libtpu {row["libtpu"]})'
+    f'{row["images_per_second"]:,.0f} images/s, {row["gib"]:.1f} GiB per '
+    f'device ({row["date"]}, libtpu {row["libtpu"]})'
   )
 
 
-def _current(row: dict[str, Any]) -> bool:
-  """Whether the config is the one that was planned."""
+def is_current(row: dict[str, Any]) -> bool:
+  """Returns whether the row's config still has the program that was planned."""
   try:
     return fingerprint(loading.load(row['config'])) == row['hash']
-  except UserError:  # such a config is no longer there
+  except UserError:  # the config no longer exists
     return False
