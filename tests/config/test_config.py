@@ -10,8 +10,8 @@ from ml_collections import ConfigDict
 from vit_jax.config import completion as config_lib
 from vit_jax.config import loading, plugins
 from vit_jax.config.completion import complete, parse_arg
+from vit_jax.config.identity import identity
 from vit_jax.errors import UserError
-from vit_jax.run.identity import identity
 
 ROOT = pathlib.Path(__file__).parents[2]
 

@@ -8,7 +8,7 @@ from minimal_config import completed
 
 from vit_jax.config import canonical
 from vit_jax.config import completion as config_lib
-from vit_jax.run.identity import identity
+from vit_jax.config.identity import identity
 
 
 @pytest.mark.parametrize(

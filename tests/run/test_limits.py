@@ -9,8 +9,8 @@ from etils import epath
 from minimal_config import completed
 
 from vit_jax.config import completion as config_lib
+from vit_jax.config import identity
 from vit_jax.errors import DivergedError, UserError
-from vit_jax.run import identity
 from vit_jax.run.ledger import Ledger
 from vit_jax.run.limits import Limit, Limits
 from vit_jax.run.recovery import Recovery

@@ -1,4 +1,4 @@
-"""Whether all processes of a start are about to run the same."""
+"""Checks that all processes of a run are about to run the same."""
 
 import fnmatch
 import json
@@ -6,12 +6,12 @@ from typing import Any
 
 import jax
 
-from vit_jax.config import canonical
+from vit_jax.config import canonical, identity
 from vit_jax.config import completion as config_lib
 from vit_jax.config.completion import Config
 from vit_jax.errors import UserError
 from vit_jax.processes import consensus
-from vit_jax.run import identity
+from vit_jax.run import comparison
 
 _COMMIT = 'versions: vit_jax'
 
@@ -19,26 +19,28 @@ _COMMIT = 'versions: vit_jax'
 def check(about: dict[str, Any], config: Config) -> None:
   """Compares what all processes of a run are about to do.
 
-  What one machine may have for itself is left out: how data is reached and read
-  (operational keys of `source` and `reader`), and a commit that is not known.
+  What may differ between machines is left out: how data are reached and read
+  (operational keys of `source` and `reader`), and an unknown commit.
 
   Args:
-    about: what each would write with a checkpoint.
-    config: completed.
+    about: item `about` that this process would write with a checkpoint.
+    config: completed config.
 
   Raises:
-    UserError: on all of them, if one would do something else than the first.
+    UserError: on all processes, if one of them would run something else than
+      process 0.
   """
   if jax.process_count() == 1:
     return
-  own = json.loads(json.dumps(_shared(about, config)))
+  # As JSON, because the values of process 0 arrive as JSON.
+  own = json.loads(json.dumps(_common_values(about, config)))
   first = consensus.from_main(lambda: own)
   changes = identity.differences(first, own)
-  if None in changes.get(_COMMIT, ()):  # one of them cannot know
+  if None in changes.get(_COMMIT, ()):  # one of them cannot know its commit
     del changes[_COMMIT]
   where = 'on process 0', f'on process {jax.process_index()}'
-  told = consensus.of_each(identity.listed(changes, *where))
-  for process, text in enumerate(told):
+  texts = consensus.of_each(comparison.listed(changes, *where))
+  for process, text in enumerate(texts):
     if text:
       raise UserError(
         f'process {process} would run something else than process 0:{text}\n'
@@ -46,9 +48,9 @@ def check(about: dict[str, Any], config: Config) -> None:
       )
 
 
-def _shared(about: dict[str, Any], config: Config) -> dict[str, Any]:
-  """What has to be the same on all processes, flat."""
-  own = [
+def _common_values(about: dict[str, Any], config: Config) -> dict[str, Any]:
+  """Returns the values that must be the same on all processes, flat."""
+  local = [
     pattern
     for pattern in identity.operational(config)
     if pattern.startswith(('source.', 'reader.'))
@@ -56,7 +58,7 @@ def _shared(about: dict[str, Any], config: Config) -> dict[str, Any]:
   values = {
     key: canonical.one(key, value)
     for key, value in config_lib.flatten(config).items()
-    if not any(fnmatch.fnmatchcase(key, pattern) for pattern in own)
+    if not any(fnmatch.fnmatchcase(key, pattern) for pattern in local)
   }
   for kind, found in about['record'].items():
     values |= {f'{kind}: {key}': value for key, value in found.items()}

@@ -8,10 +8,11 @@ from typing import Any
 from etils import epath
 
 from vit_jax.config import completion as config_lib
+from vit_jax.config import identity
 from vit_jax.config.completion import Config
 from vit_jax.errors import StorageError, UserError
 from vit_jax.files import atomic, jsonl, outages, paths
-from vit_jax.run import identity
+from vit_jax.run import comparison
 
 log = logging.getLogger('vit_jax')
 
@@ -61,7 +62,7 @@ def check(workdir: str, config: Config, *, allow_changes: bool) -> epath.Path:
   if before is not None and not allow_changes:
     changes = identity.config_changes(before, config)
     if changes:
-      raise identity.refusal(workdir, changes)
+      raise comparison.refusal(workdir, changes)
   return path
 
 

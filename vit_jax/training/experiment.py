@@ -27,7 +27,7 @@ from vit_jax.evaluators import best
 from vit_jax.models.contract import Model
 from vit_jax.models.layers import positions
 from vit_jax.objectives.contract import Frozen, Objective, Setting
-from vit_jax.run import identity
+from vit_jax.run import comparison
 from vit_jax.run.metrics import Log
 from vit_jax.run.recovery import Recovery
 from vit_jax.training import frozen
@@ -235,13 +235,14 @@ class Experiment:
       The JSON item `about` of a checkpoint.
     """
     config = self.config.to_dict()
+    record = comparison.record(fingerprint.of(source), frozen.digests(models))
     keys = ('model', 'objective', 'preprocess', 'source', 'num_classes')
     return {
       'format': FORMAT,
       **{key: config[key] for key in keys},
       'image_size': list(self.image_size),
       'class_names': list(source.class_names),
-      'record': identity.record(fingerprint.of(source), frozen.digests(models)),
+      'record': record,
       'config': config,
     }
 

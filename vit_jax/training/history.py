@@ -12,9 +12,9 @@ from vit_jax import checkpoint
 from vit_jax.config.completion import Config
 from vit_jax.errors import UserError
 from vit_jax.processes import consensus
-from vit_jax.run import consistency, identity, ledger, recovery
+from vit_jax.run import comparison, consistency, ledger, recovery
 from vit_jax.run import workdir as workdir_lib
-from vit_jax.run.identity import Note
+from vit_jax.run.comparison import Note
 from vit_jax.training.experiment import Experiment
 
 log = logging.getLogger('vit_jax')
@@ -167,7 +167,7 @@ class Comparison:
   def _check(self, step: int, before: Json) -> list[Note]:
     notes = []
     if before:
-      notes = identity.check(
+      notes = comparison.check(
         before,
         self._now,
         self._config,
@@ -197,7 +197,7 @@ def evaluator_changes(
   """
   last = consensus.from_main(lambda: workdir_lib.last_config(workdir))
   last = last or before.get('config', {})
-  notes = identity.evaluator_changes(last, config)
+  notes = comparison.evaluator_notes(last, config)
   return [note._replace(fields={'step': step} | note.fields) for note in notes]
 
 

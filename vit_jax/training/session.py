@@ -21,7 +21,7 @@ from vit_jax.processes.preemption import Preemption
 from vit_jax.processes.watchdog import Watchdog
 from vit_jax.run import limits, lock, metrics, recovery
 from vit_jax.run import workdir as workdir_lib
-from vit_jax.run.identity import Note
+from vit_jax.run.comparison import Note
 from vit_jax.run.ledger import Ledger
 from vit_jax.run.recorder import Meter, Recorder
 from vit_jax.run.stragglers import HostTimes

@@ -10,10 +10,10 @@ from minimal_config import completed
 from ml_collections import ConfigDict
 
 from vit_jax.config import completion as config_lib
-from vit_jax.config import plugins
+from vit_jax.config import identity, plugins
 from vit_jax.errors import UserError
 from vit_jax.processes import consensus, versions
-from vit_jax.run import consistency, identity
+from vit_jax.run import comparison, consistency
 
 PRINT = {'size': 64, 'class_names': ['cat', 'dog'], 'listing': 'abc'}
 
@@ -22,14 +22,14 @@ def _about(config=None, **fingerprint):
   about = {
     'config': (config or completed()).to_dict(),
     'class_names': PRINT['class_names'],
-    'record': identity.record(PRINT | fingerprint, {}),
+    'record': comparison.record(PRINT | fingerprint, {}),
   }
   return json.loads(json.dumps(about))  # as it comes out of a checkpoint
 
 
 def _check(before, now=None, events=(), allow=False, config=None):
   config = config or completed()
-  return identity.check(
+  return comparison.check(
     before,
     now or _about(config),
     config,
@@ -131,7 +131,7 @@ def test_another_config_is_refused():
     _check(_about(completed(seed=3)))
 
 
-@pytest.mark.parametrize('flag', identity._FLAGS)
+@pytest.mark.parametrize('flag', comparison._FLAGS)
 def test_another_setting_of_jax_is_refused(flag):
   """Those on which initialisation, dropout or products depend."""
   assert hasattr(jax.config, flag)
@@ -177,16 +177,16 @@ def test_what_an_older_version_did_not_record_is_not_compared():
 def test_another_evaluator_under_the_same_name():
   """Its split or loss; not its cadence, and not a new name."""
   old = completed().to_dict()
-  assert identity.evaluator_changes(old, completed()) == []
-  assert identity.evaluator_changes({}, completed()) == []
+  assert comparison.evaluator_notes(old, completed()) == []
+  assert comparison.evaluator_notes({}, completed()) == []
   harmless = {'evals.test.every': '3 steps', 'evals.test.batch_size': 2}
-  assert identity.evaluator_changes(old, completed(**harmless)) == []
+  assert comparison.evaluator_notes(old, completed(**harmless)) == []
   changed = copy.deepcopy(old)
   changed['evals']['other'] = dict(name='classification', split='train')
-  assert identity.evaluator_changes(old, _completed(changed)) == []
+  assert comparison.evaluator_notes(old, _completed(changed)) == []
   changed['evals']['test']['split'] = 'train'
   changed['evals']['test']['cross_entropy'] = 'sigmoid'
-  (note,) = identity.evaluator_changes(old, _completed(changed))
+  (note,) = comparison.evaluator_notes(old, _completed(changed))
   assert note.kind == 'evaluator_change' and note.fields == {
     'name': 'test',
     'changes': {
@@ -205,7 +205,7 @@ def _completed(values):
 def compare(monkeypatch):
   """Compares this process, the second, with the first, which runs `PRINT`."""
   monkeypatch.setattr(versions, 'commit', lambda: 'a')
-  first = consistency._shared(_about(), completed())
+  first = consistency._common_values(_about(), completed())
   monkeypatch.setattr(jax, 'process_count', lambda: 2)
   monkeypatch.setattr(jax, 'process_index', lambda: 1)
   monkeypatch.setattr(consensus, 'from_main', lambda answer: first)
