@@ -3,8 +3,10 @@
 SRC: a workdir, a checkpoint step directory, or weights of another project: an
 official or big_vision's .npz, timm's .safetensors or .pth, a Hugging Face
 directory. DST: a file ending in .npz (official names) or .safetensors (timm's
-names), huggingface:DIR for a directory of theirs, big_vision:FILE.npz, or a new
-directory (parameters only, which loads like a checkpoint step).
+names), huggingface:DIR for a Hugging Face directory, big_vision:FILE.npz, or a
+new directory (parameters only, which loads like a checkpoint step). Next to an
+.npz file, FILE.npz.json contains the class names and the preprocessing. An
+existing file is replaced only with --overwrite.
 """
 
 import logging
@@ -15,27 +17,42 @@ from absl import flags
 from vit_jax.arrays import sharding
 from vit_jax.cli import process, weights_flags
 from vit_jax.errors import UserError
+from vit_jax.files import paths
 from vit_jax.weights import pretrained
 
 log = logging.getLogger('vit_jax')
 
 
 def define_flags() -> None:
-  """The flags of this command."""
+  """Defines the flags of this command."""
   weights_flags.define_choice()
+  flags.DEFINE_bool('overwrite', False, 'Replaces DST if it is a file.')
 
 
-def run(source_path: str, target_path: str, weights: str = 'params') -> None:
+def run(
+  source_path: str,
+  target_path: str,
+  weights: str = 'params',
+  overwrite: bool = False,
+) -> None:
   """Loads weights and writes them in the target's format.
 
   Args:
-    source_path: what `pretrained.find` takes.
-    target_path: what `pretrained.save` takes.
-    weights: which of a checkpoint, see `Pretrained.chosen`.
+    source_path: path of the weights, see `pretrained.find`.
+    target_path: path to write, see `pretrained.save`.
+    weights: set of weights of a checkpoint, see `Pretrained.chosen`.
+    overwrite: whether an existing file is replaced.
 
   Raises:
-    UserError: cannot be read, written, or has no such weights.
+    UserError: the weights cannot be read or written, there is no such set, or
+      the target exists.
   """
+  _, place = pretrained.format_of(target_path)
+  if paths.locate(place).exists() and not overwrite:
+    raise UserError(
+      f'{place} exists, perhaps with other weights: give another path, or '
+      '--overwrite for a file that is to be replaced.'
+    )
   source = pretrained.find(source_path, weights)
   mesh = sharding.make_mesh(jax.local_devices()[:1])
   params = source.load(source.abstract_params(mesh))
@@ -44,13 +61,18 @@ def run(source_path: str, target_path: str, weights: str = 'params') -> None:
 
 
 def main(arguments: list[str]) -> None:
-  """Converts SRC to DST."""
+  """Converts SRC to DST.
+
+  Args:
+    arguments: [SRC, DST].
+  """
   if len(arguments) != 2:
     raise UserError(
       'usage: python -m vit_jax.convert SRC DST; got '
       f'{len(arguments)} argument(s).'
     )
-  run(arguments[0], arguments[1], flags.FLAGS.weights)
+  values = flags.FLAGS
+  run(*arguments, values.weights, values.overwrite)
 
 
 if __name__ == '__main__':

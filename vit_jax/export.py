@@ -1,9 +1,9 @@
 """Exports a model for serving: python -m vit_jax.export --checkpoint=PATH …
 
---out=DIR is a new directory; --to=stablehlo is a program for `jax.export`, for
-any runtime of StableHLO, --to=savedmodel one for TensorFlow. Both take any
-number of uint8 images at once; DIR/description.json says how they are made of
-photographs, and what the classes are called.
+--out=DIR is a new directory. --to=stablehlo writes a program for `jax.export`
+and other runtimes of StableHLO, --to=savedmodel one for TensorFlow. Both take
+any number of uint8 images at once. DIR/description.json contains the
+preprocessing of photographs and the class names.
 """
 
 import logging
@@ -18,9 +18,9 @@ log = logging.getLogger('vit_jax')
 
 
 def define_flags() -> None:
-  """The flags of this command."""
+  """Defines the flags of this command."""
   weights_flags.define_flags()
-  flags.DEFINE_string('out', None, 'The directory to write, a new one.')
+  flags.DEFINE_string('out', None, 'Directory to write, which must not exist.')
   flags.DEFINE_string('to', 'stablehlo', ' or '.join(artefacts.KINDS) + '.')
 
 
@@ -28,25 +28,30 @@ def run(checkpoint: str, out: str, kind: str, weights: str = 'params') -> None:
   """Writes an artefact with its description.
 
   Args:
-    checkpoint: what `pretrained.find` takes.
-    out: directory, which must not exist.
-    kind: of `artefacts.KINDS`.
-    weights: which of the checkpoint, see `Pretrained.chosen`.
+    checkpoint: path of the weights, see `pretrained.find`.
+    out: directory to write, which must not exist.
+    kind: a key of `artefacts.KINDS`.
+    weights: set of weights of a checkpoint, see `Pretrained.chosen`.
 
   Raises:
-    UserError: no such weights or kind, or the directory exists.
+    UserError: there are no such weights, there is no such kind, or the
+      directory exists.
   """
   if kind == 'onnx':
     raise UserError(
-      '--to=onnx is not written: no well-kept converter takes these programs. '
-      'Take --to=savedmodel or --to=stablehlo.'
+      '--to=onnx is not supported: no maintained converter takes these '
+      'programs. Use --to=savedmodel or --to=stablehlo.'
     )
   artefacts.write(pretrained.find(checkpoint, weights), out, kind)
   log.info('wrote %s', out)
 
 
 def main(arguments: list[str]) -> None:
-  """Exports what the flags say."""
+  """Exports the checkpoint that the flags specify.
+
+  Args:
+    arguments: arguments that are not flags; there must be none.
+  """
   values = flags.FLAGS
   if arguments or not values.checkpoint or not values.out:
     raise UserError(

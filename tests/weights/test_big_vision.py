@@ -145,7 +145,7 @@ def test_fixed_positions(tmp_path, pool):
   np.testing.assert_allclose(logits(model, params), expected, atol=1e-5)
   source = pretrained.find(path)
   assert source.image_size == (224, 224)
-  with pytest.raises(UserError, match="learned, and this model 'sincos2d'"):
+  with pytest.raises(UserError, match="learned.*'sincos2d'"):
     pretrained.save(f'{tmp_path}/c.safetensors', params, source.about)
   pretrained.save(f'big_vision:{tmp_path}/c.npz', params, source.about)
   with np.load(tmp_path / 'c.npz') as written:
@@ -172,5 +172,5 @@ def test_damaged_arrays(tmp_path):
   assert not big_vision.matches(str(tmp_path / 'b.npz'))
   assert not big_vision.matches(str(tmp_path / 'absent.npz'))
   np.savez(tmp_path / 'c.npz', **{f'params/{BLOCK}/x': np.zeros(2)})
-  with pytest.raises(UserError, match='lacks embedding/kernel; it has Trans'):
+  with pytest.raises(UserError, match='embedding/kernel.*Trans'):
     load_pretrained(str(tmp_path / 'c.npz'))

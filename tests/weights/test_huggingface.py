@@ -75,7 +75,7 @@ def test_it_is_opened_there(tmp_path, gelu):
   again = pretrained.find(str(out)).about
   assert again['model'] == about['model']
   assert again['class_names'] == names
-  with pytest.raises(UserError, match='exists: give a new'):
+  with pytest.raises(UserError, match='exists'):
     pretrained.save(f'huggingface:{out}', params, about)
 
 
@@ -175,6 +175,54 @@ def test_preprocessing(tmp_path, given, resize):
     assert again[key] == (list(value) if isinstance(value, tuple) else value)
 
 
+@pytest.mark.parametrize('name', ['area', 'bilinear', 'bicubic'])
+def test_a_filter_that_the_library_lacks(tmp_path, caplog, name):
+  """Here it comes back; that the library resizes otherwise is said."""
+  path = written(tmp_path / 'a', huggingface())
+  _, params = load_pretrained(path)
+  section = {'resize': 'central', 'central_fraction': 0.875}
+  about = pretrained.find(path).about
+  about['preprocess'] = section | {'interpolation': name}
+  if name == 'bicubic':
+    about['preprocess']['resize'] = 'torchvision'
+  pretrained.save(f'huggingface:{tmp_path}/b', params, about)
+  again = pretrained.find(f'{tmp_path}/b').about['preprocess']
+  assert again['interpolation'] == name
+  assert (repr(name) in caplog.text) == (name != 'bicubic')
+  if name != 'bicubic':
+    assert again == about['preprocess']
+
+
+def test_a_crop_larger_than_the_image(tmp_path):
+  """The fraction of the image that is used is never above 1."""
+  path = written(tmp_path, huggingface())
+  said = dict(do_center_crop=True, size={'shortest_edge': 12}, crop_size=16)
+  (tmp_path / 'preprocessor_config.json').write_text(json.dumps(said))
+  source = pretrained.find(path)
+  assert source.about['preprocess']['central_fraction'] == 1
+  source.preprocess()
+
+
+def test_deit_comes_back_as_deit(tmp_path):
+  """Its distillation token is a register here, and itself again there."""
+  reference = huggingface('DeiT')
+  path = written(tmp_path / 'a', reference)
+  _, params = load_pretrained(path)
+  source = pretrained.find(path)
+  pretrained.save(f'huggingface:{tmp_path}/b', params, source.about)
+  config = json.loads((tmp_path / 'b' / 'config.json').read_text())
+  assert config['model_type'] == 'deit'
+  assert config['architectures'] == ['DeiTForImageClassification']
+  auto = transformers.AutoModelForImageClassification
+  opened = auto.from_pretrained(tmp_path / 'b', local_files_only=True).eval()
+  mean, std = IMAGENET
+  x = references.images()
+  ours, theirs = (
+    references.run(each, x, mean, std)[0] for each in (opened, reference)
+  )
+  np.testing.assert_allclose(ours, theirs, atol=1e-5)
+
+
 @pytest.mark.parametrize(
   'kind, head, changes',
   [
@@ -216,22 +264,22 @@ def test_what_cannot_be(tmp_path):
   config = tmp_path / 'a' / 'config.json'
   good = config.read_text()
   config.write_text(good.replace('"vit"', '"beit"'))
-  with pytest.raises(UserError, match="type 'beit'; read are vit, deit"):
+  with pytest.raises(UserError, match="'beit'.*vit, deit"):
     load_pretrained(path)
   config.write_text(good.replace('"gelu"', '"relu"'))
-  with pytest.raises(UserError, match="activation 'relu'"):
+  with pytest.raises(UserError, match="'relu'"):
     load_pretrained(path)
   config.write_text(good)
   _, params = load_pretrained(path)
   index = {'weight_map': {'lost': 'model.safetensors'}}
   file = tmp_path / 'a' / 'model.safetensors.index.json'
   file.write_text(json.dumps(index))
-  with pytest.raises(UserError, match='do not hold: lost'):
+  with pytest.raises(UserError, match='lost'):
     load_pretrained(path)
   file.unlink()
   about = pretrained.find(path).about
   other = about | {'model': about['model'] | {'pool': 'gap'}}
-  with pytest.raises(UserError, match="no pool 'gap', and this model"):
+  with pytest.raises(UserError, match="pool 'gap'"):
     pretrained.save(f'huggingface:{tmp_path}/b', params, other)
 
 
@@ -291,7 +339,7 @@ def test_options_are_written(tmp_path, name):
     (dict(gated=True, mlp_dim=40), 'MLP of 40 units for a width of 32'),
     (dict(layer_scale=1.0, mlp_dim=40), 'MLP of 40 units for a width of 32'),
     (dict(distilled=True, registers=1), 'DeiT has no registers'),
-    (dict(position='none'), "of the kind learned, and this model 'none'"),
+    (dict(position='none'), "learned.*'none'"),
   ],
 )
 def test_options_that_none_there_has(tmp_path, keys, words):

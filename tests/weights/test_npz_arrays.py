@@ -2,6 +2,7 @@
 
 import io
 import tracemalloc
+import warnings
 import zipfile
 
 import jax.numpy as jnp
@@ -109,6 +110,37 @@ def test_a_flipped_bit(tmp_path):
   path.write_bytes(content)
   with pytest.raises(UserError, match='CRC'):
     npz_arrays.read(str(path))
+
+
+def test_a_member_twice(tmp_path):
+  """Which of the two is meant cannot be known."""
+  injected('an .npz with one member twice')
+  path = tmp_path / 'a.npz'
+  with zipfile.ZipFile(path, 'w') as written:
+    for byte in (b'\0', b'\1'):
+      with warnings.catch_warnings():
+        warnings.simplefilter('ignore')  # zipfile's own, of the name
+        written.writestr('cls.npy', member((4,), data=byte * 16))
+  with pytest.raises(UserError, match=r'cls\.npy'):
+    npz_arrays.read(str(path))
+
+
+def test_an_archive_that_unpacks_to_much_more(tmp_path):
+  """It is refused by its directory, before anything is unpacked."""
+  injected('an .npz that unpacks to a thousand times its size')
+  path, size = tmp_path / 'a.npz', 2**27
+  with zipfile.ZipFile(path, 'w', zipfile.ZIP_DEFLATED) as written:
+    with written.open('cls.npy', 'w') as file:
+      file.write(member((size // 4,), data=b''))
+      for _ in range(size // 2**20):
+        file.write(bytes(2**20))
+  assert path.stat().st_size < 2**18
+  tracemalloc.start()
+  with pytest.raises(UserError, match='unpack to 134,217'):
+    npz_arrays.read(str(path))
+  peak = tracemalloc.get_traced_memory()[1]
+  tracemalloc.stop()
+  assert peak < 2**24
 
 
 def test_what_is_no_zip_file(tmp_path):

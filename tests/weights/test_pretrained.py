@@ -96,7 +96,5 @@ def test_an_average_that_is_not_finite(tmp_path):
 def test_a_file_of_another_kind(tmp_path, name):
   """Any other file is told what is read."""
   (tmp_path / name).write_bytes(b'weights')
-  with pytest.raises(
-    UserError, match=r'is a file.*of files \.npz, \.safetensors'
-  ):
+  with pytest.raises(UserError, match=r'\.npz, \.safetensors'):
     load_pretrained(str(tmp_path / name))

@@ -144,7 +144,7 @@ def damaged(state, kind):
       r'(.*\n)*.*norm_other.weight: \[3\] in the file, none in the model',
     ),
     ('table', r'blocks.\{0,1\}.norm1.bias: missing in the file, \[32\]'),
-    ('foreign', "no Vision Transformer under timm's names.*conv1.weight"),
+    ('foreign', 'patch_embed.proj.weight.*conv1.weight'),
     ('rank', 'pos_embed must have 3 dimensions'),
     ('integers', r'head.bias \(int64\)'),
     ('nan', r'NaN or infinite: head/bias \(7 of 7\)'),
@@ -170,14 +170,65 @@ def test_damaged_files(tmp_path):
   torch.save([1, 2], tmp_path / 'list.pth')
   for name, words in (
     ('absent.safetensors', 'does not exist'),
-    ('cut.safetensors', 'no .safetensors file'),
-    ('text.safetensors', 'no .safetensors file'),
-    ('text.pth', 'cannot be read as PyTorch weights'),
-    ('list.pth', 'no weights by name'),
+    ('cut.safetensors', r'\.safetensors'),
+    ('text.safetensors', r'\.safetensors'),
+    ('text.pth', 'text.pth'),
+    ('list.pth', 'model, state_dict, teacher, student'),
   ):
     with pytest.raises(UserError, match=words) as error:
       load_pretrained(str(tmp_path / name))
     assert name in str(error.value)
+
+
+def bytes_changed(content, count):
+  """Yields copies of a file's content with one byte changed each."""
+  rng = np.random.default_rng(0)
+  for place in rng.choice(len(content), count, replace=False):
+    changed = bytearray(content)
+    changed[place] ^= 1 << rng.integers(8)
+    yield bytes(changed)
+
+
+@pytest.mark.parametrize('ending', ['pth', 'safetensors'])
+def test_no_changed_byte_is_another_weight(tmp_path, ending):
+  """PyTorch's archives have checksums, and so has what is written here."""
+  injected('a flipped bit in weights')
+  state = references.state(timm_vit())
+  path = tmp_path / f'a.{ending}'
+  if ending == 'pth':
+    torch.save({k: torch.from_numpy(v) for k, v in state.items()}, path)
+  else:
+    tensors.write(str(path), state, {'a note': 'text'})
+  content, refused = path.read_bytes(), 0
+  for changed in bytes_changed(content, 60):
+    path.write_bytes(changed)
+    try:
+      found = tensors.read(str(path))
+    except UserError as error:
+      refused += 1
+      assert str(path) in str(error)
+      continue
+    assert found.keys() == state.keys()  # a byte that nobody reads
+    for name, array in state.items():
+      np.testing.assert_array_equal(found[name], array)
+  assert refused > 50
+
+
+def test_files_that_expand(tmp_path):
+  """Tensors that repeat one number would take any amount of memory."""
+  injected('a .pth that expands')
+  path = str(tmp_path / 'a.pth')
+  torch.save({'w': torch.zeros(1).expand(2**30)}, path)
+  with pytest.raises(UserError, match=f'{2**32:,}'):
+    tensors.read(path)
+
+
+def test_the_teacher_of_dino(tmp_path):
+  """DINO's own checkpoints hold both; the authors evaluate the teacher."""
+  path = str(tmp_path / 'checkpoint.pth')
+  both = {'student': torch.zeros(2), 'teacher': torch.ones(2)}
+  torch.save({k: {'w': v} for k, v in both.items()}, path)
+  np.testing.assert_array_equal(tensors.read(path)['w'], np.ones(2))
 
 
 def test_names_of_their_own_repositories(tmp_path):

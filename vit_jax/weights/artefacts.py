@@ -1,8 +1,8 @@
-"""A model with its weights as one artefact, for servers without this package.
+"""Export of a model with its weights, for servers without this package.
 
-What goes in are `images`, uint8 `[n, height, width, 3]`, any number at once, as
-the evaluation's transform makes them; `description.json` says how. What comes
-out are logits `[n, num_classes]`, float32 (features where there is no head).
+The input is `images`, uint8 `[n, height, width, 3]` with a free batch size, as
+the evaluation's transform returns them; `description.json` describes it. The
+output is logits `[n, num_classes]`, float32 (features if there is no head).
 """
 
 import json
@@ -23,16 +23,20 @@ from vit_jax.files import paths
 from vit_jax.objectives.contract import Setting
 from vit_jax.weights.contract import Pretrained
 
-# Programs run where they were made for.
+# Platforms that a program is compiled for; it runs on no others.
 _PLATFORMS = ('cpu', 'cuda', 'tpu')
 Predict = Callable[[UInt8[Array, 'n y x 3']], Float[Array, 'n k']]
 
 
 def predictor(source: Pretrained) -> Predict:
-  """The function that is exported: by plain operations, with its weights."""
+  """Returns the function to export, which contains the weights.
+
+  Args:
+    source: description of the weights.
+  """
   mesh = sharding.make_mesh(jax.local_devices()[:1])
   params = source.load(source.abstract_params(mesh))
-  params = jax.tree.map(jnp.asarray, jax.device_get(params))  # on no mesh
+  params = jax.tree.map(jnp.asarray, jax.device_get(params))  # without mesh
   setting = Setting(source.model().reference, source.image_size)
   objective = sections.build('objective', source.about['objective'], setting)
 
@@ -45,7 +49,13 @@ def predictor(source: Pretrained) -> Predict:
 def stablehlo(
   predict: Predict, image_size: tuple[int, int], folder: epath.Path
 ) -> None:
-  """Writes `model.stablehlo`, for `jax.export.deserialize`."""
+  """Writes `model.stablehlo`, for `jax.export.deserialize`.
+
+  Args:
+    predict: function to export.
+    image_size: (height, width) of its images, pixels.
+    folder: directory to write.
+  """
   (batch,) = jax.export.symbolic_shape('n')
   images = jax.ShapeDtypeStruct((batch, *image_size, 3), jnp.uint8)
   exported = jax.export.export(jax.jit(predict), platforms=_PLATFORMS)(images)
@@ -56,10 +66,15 @@ def stablehlo(
 def saved_model(
   predict: Predict, image_size: tuple[int, int], folder: epath.Path
 ) -> None:
-  """Writes a SavedModel, whose signature takes `images` and gives `logits`.
+  """Writes a SavedModel whose signature maps `images` to `logits`.
+
+  Args:
+    predict: function to export.
+    image_size: (height, width) of its images, pixels.
+    folder: directory to write.
 
   Raises:
-    UserError: TensorFlow is not installed, or too old for this JAX.
+    UserError: TensorFlow is not installed or is too old for this JAX.
   """
   try:
     import tensorflow as tf
@@ -82,12 +97,13 @@ def saved_model(
     input_signature=[spec],
     autograph=False,
   )
+  # A program that is too new for TensorFlow would fail only on the server.
   try:
     module.serve(tf.zeros((1, *image_size, 3), tf.uint8))
   except tf.errors.InvalidArgumentError as error:
     raise UserError(
       f'TensorFlow {tf.__version__} cannot run what JAX {jax.__version__} '
-      'writes: take a newer TensorFlow or an older JAX, or export '
+      'writes: use a newer TensorFlow or an older JAX, or export '
       '--to=stablehlo.'
     ) from error
   signatures = {'serving_default': module.serve}
@@ -98,7 +114,11 @@ KINDS = {'stablehlo': stablehlo, 'savedmodel': saved_model}
 
 
 def description(source: Pretrained) -> dict[str, Any]:
-  """What a server has to know: preprocessing and the classes' names."""
+  """Returns what a server needs: input, output, preprocessing, class names.
+
+  Args:
+    source: description of the weights.
+  """
   section = {'name': 'transforms', **source.about['preprocess']}
   defaults = {
     key: parameter.default
@@ -124,17 +144,17 @@ def write(source: Pretrained, folder_path: str, kind: str) -> None:
   """Writes an artefact and its `description.json` into a new directory.
 
   Args:
-    source: of the weights.
-    folder_path: local or gs://; a SavedModel's must be local.
-    kind: of `KINDS`.
+    source: description of the weights.
+    folder_path: directory to write, local or gs:// (local for a SavedModel).
+    kind: a key of `KINDS`.
 
   Raises:
-    UserError: another kind, a directory that exists, or weights that cannot be
-      loaded.
+    UserError: there is no such kind, the directory exists, or the weights
+      cannot be loaded.
   """
   if kind not in KINDS:
     raise UserError(
-      f'--to={kind} is no kind of artefact; {closest(kind, KINDS)}'
+      f'--to={kind} is not a format of export; {closest(kind, KINDS)}'
     )
   folder = paths.locate(folder_path)
   if folder.exists():

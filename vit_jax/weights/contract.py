@@ -1,4 +1,4 @@
-"""Trained weights, and what is asked of a format that holds them."""
+"""Trained weights, and the interface of a format that stores them."""
 
 import dataclasses
 from collections.abc import Callable
@@ -21,18 +21,23 @@ PyTree = Any
 
 @dataclasses.dataclass(frozen=True)
 class Pretrained:
-  """Weights that can be loaded, and what is known about them.
+  """Weights that can be loaded, and their description.
 
   Attributes:
-    path: where they come from.
-    about: model and objective (config sections), num_classes, image_size,
-      preprocess (config section), class_names; for a checkpoint also the whole
-      config; for weights of another project `normalization`, the mean and std
-      of pixels in [0, 1] that are folded into the patch embedding.
+    path: where the weights come from.
+    about: description: model and objective (config sections), num_classes,
+      image_size, preprocess (config section), class_names; for a checkpoint
+      also the whole config; for weights of another project `normalization`,
+      the mean and std of pixels in [0, 1] that are folded into the patch
+      embedding.
     load: (shapes with shardings) → parameters.
-    load_average: the same for the average of parameters; None: none was kept.
-    load_extra: the same for the objective's own state (a teacher, say); None:
-      there are parameters alone.
+    load_average: the same function for the average of the parameters; None if
+      the weights contain no average.
+    load_extra: the same function for the objective's own state, such as a
+      teacher; None if the weights contain only parameters.
+    check_image_size: raises UserError for (height, width) at which the source
+      of the weights computes something else than the model here; None if there
+      is no such size.
   """
 
   path: str
@@ -40,6 +45,7 @@ class Pretrained:
   load: Callable[[PyTree], PyTree]
   load_average: Callable[[PyTree], PyTree] | None = None
   load_extra: Callable[[PyTree], PyTree] | None = None
+  check_image_size: Callable[[tuple[int, int]], None] | None = None
 
   @property
   def image_size(self) -> tuple[int, int]:
@@ -47,7 +53,10 @@ class Pretrained:
     return square(tuple(self.about['image_size']))
 
   def changed(self, **changes: Any) -> 'Pretrained':
-    """The same weights, with changes to the model's section.
+    """Returns the same weights with changes to the model's section.
+
+    Args:
+      **changes: keys of the section and their new values.
 
     Raises:
       UserError: the model has no such key.
@@ -63,7 +72,7 @@ class Pretrained:
     return dataclasses.replace(self, about={**self.about, 'model': section})
 
   def model(self, **changes: Any) -> Any:
-    """The model the weights belong to, with changes to its section."""
+    """Builds the model of the weights, with changes to its section."""
     section = self.changed(**changes).about['model']
     constructor = sections.constructor('model', section)
     return plugins.build(constructor, section, self.about['num_classes'])
@@ -71,41 +80,41 @@ class Pretrained:
   def objective(
     self, image_size: tuple[int, int] | None = None, **changes: Any
   ) -> Any:
-    """The objective with its model, for `predict`.
+    """Builds the objective with its model, for `predict`.
 
     Args:
-      image_size: (height, width), pixels; by default the weights' own.
-      **changes: to the model's section.
+      image_size: (height, width), pixels; defaults to that of the weights.
+      **changes: changes to the model's section.
     """
     section = self.about['objective']
     setting = Setting(self.model(**changes), image_size or self.image_size)
     return sections.build('objective', section, setting)
 
   def backbone(self, params: PyTree) -> PyTree:
-    """The model's own parameters among the objective's."""
+    """Returns the model's own parameters among those of the objective."""
     return self.objective().backbone(params)
 
   def preprocess(self) -> Preprocess:
-    """What evaluation does to examples."""
+    """Builds the transform that evaluation applies to examples."""
     return sections.build(
       'preprocess', self.about['preprocess'], self.image_size
     )
 
   def abstract_params(self, mesh: Mesh) -> PyTree:
-    """Shapes and shardings of the parameters on a mesh."""
+    """Returns shapes and shardings of the parameters on a mesh."""
     return self._abstract(mesh)[0]
 
   def _abstract(self, mesh: Mesh) -> tuple[PyTree, PyTree]:
-    """Shapes and shardings of the parameters and of the extra state."""
+    """Returns shapes and shardings of the parameters and the extra state."""
     objective, batch = self.objective(), self._abstract_batch()
     key = jax.eval_shape(lambda: jax.random.key(0))
     state = jax.eval_shape(objective.init, key, batch)
     return sharding.with_shardings(state, mesh, objective.sharding_rules)
 
   def _abstract_batch(self) -> dict[str, jax.ShapeDtypeStruct]:
-    """One example's shapes, as the transform of the training declares them."""
+    """Returns the shapes of one example, as the training's transform has it."""
     augment = self.about.get('config', {}).get('augment')
-    if augment is None:  # weights alone, of a classification
+    if augment is None:  # no checkpoint: weights of a classifier
       spec = {'image': ((*self.image_size, 3), np.dtype(np.uint8))}
     else:
       spec = contract.check_spec(
@@ -117,9 +126,12 @@ class Pretrained:
     }
 
   def weights(self, mesh: Mesh) -> dict[str, PyTree]:
-    """All that is worth evaluating, by the names of `Trainer.weights`.
+    """Loads all sets of weights, by the names of `Trainer.weights`.
 
-    Weights alone, without the objective's own state, are one set: ''.
+    Weights without the objective's own state are a single set, named ''.
+
+    Args:
+      mesh: mesh of the devices.
     """
     abstract, extra = self._abstract(mesh)
     params = self.load(abstract)
@@ -131,21 +143,21 @@ class Pretrained:
   def _named(
     self, params: PyTree, extra: PyTree | None, average: PyTree | None
   ) -> dict[str, PyTree]:
-    """What `weights` returns; None is what is not there."""
+    """Returns the sets of weights by name, without those that are None."""
     found = {'': params}
     if extra is not None:
       found = self.objective().weights(params, extra)
     return found if average is None else found | {'_ema': average}
 
   def chosen(self, name: str) -> 'Pretrained':
-    """The same with other weights of the training as its parameters.
+    """Returns the same training with another set of weights as parameters.
 
     Args:
       name: 'params' for the parameters themselves, 'ema' for their average, or
         another name of `Objective.weights` without its underscore ('teacher').
 
     Raises:
-      UserError: there are none of that name.
+      UserError: there is no set of that name.
     """
     if name == 'params':
       return self
@@ -154,7 +166,7 @@ class Pretrained:
       shown = ', '.join(ending.lstrip('_') or 'params' for ending in names)
       raise UserError(
         f'{self.path} holds no weights {name!r}; it has {shown}: give one of '
-        'them.'
+        'these.'
       )
 
     def load(abstract: PyTree) -> PyTree:
@@ -164,7 +176,7 @@ class Pretrained:
     return dataclasses.replace(self, load=load)
 
   def _names(self) -> list[str]:
-    """The names of `weights`, without loading any."""
+    """Returns the names of `weights` without loading any."""
     params, extra = self._abstract(sharding.make_mesh(jax.local_devices()[:1]))
     if jax.tree.leaves(extra) and self.load_extra is None:
       extra = None
@@ -180,12 +192,13 @@ class Format(NamedTuple):
 
   Attributes:
     matches: (path) → whether the path, which need not exist, is of this format.
-    load: (path) → what is known about the weights there; their arrays may be
-      read now or when they are asked for. Raises UserError: no such path,
-      another format, damage.
-    save: (path, parameters, about) writes weights: those of the objective that
-      `about` names (see `Pretrained.about`), in this package's layout. Raises
-      UserError: the format cannot hold them, or cannot be written.
+    load: (path) → description of the weights there. Their arrays may be read
+      at once or when they are loaded. Raises UserError if there is no such
+      path, or it is of another format or damaged.
+    save: (path, parameters, about) writes weights: the parameters of the
+      objective that `about` specifies (see `Pretrained.about`), in this
+      package's layout. Raises UserError if the format cannot hold them, or
+      they cannot be written.
   """
 
   matches: Callable[[str], bool]
@@ -194,5 +207,5 @@ class Format(NamedTuple):
 
   @classmethod
   def of(cls, module: Any) -> 'Format':
-    """The format that a module defines."""
+    """Returns the format that a module defines."""
     return cls(module.matches, module.load, module.save)

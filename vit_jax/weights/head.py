@@ -1,4 +1,4 @@
-"""Another head on trained weights."""
+"""Replacement of the head of trained weights."""
 
 import logging
 from typing import Any
@@ -18,22 +18,23 @@ PyTree = Any
 def replace_head(
   params: PyTree, model: Model, image_size: Size, mesh: Mesh
 ) -> PyTree:
-  """Parameters with a fresh head; says which are fresh.
+  """Returns parameters with a newly initialized head; logs which are new.
 
   Args:
-    params: of a model with another head, for images of that size.
-    model: wanted.
-    image_size: pixels.
-    mesh: of the devices.
+    params: parameters of a model with another head.
+    model: model with the new head.
+    image_size: (height, width) of the images of both, pixels.
+    mesh: mesh of the devices.
 
   Raises:
-    UserError: they differ in more than what the model calls `fresh`.
+    UserError: the models differ in more than the parameters that `model.fresh`
+      lists.
   """
-  wanted = tree.flatten(abstract_params(model, image_size))
+  expected = tree.flatten(abstract_params(model, image_size))
   flat = tree.flatten(params)
   fresh = [
     path
-    for path, leaf in wanted.items()
+    for path, leaf in expected.items()
     if path.startswith(model.fresh)
     and (path not in flat or flat[path].shape != leaf.shape)
   ]
@@ -41,25 +42,26 @@ def replace_head(
     path: leaf
     for path, leaf in flat.items()
     if path not in fresh
-    and (path in wanted or not path.startswith(model.fresh))
+    and (path in expected or not path.startswith(model.fresh))
   }
   checkpoint.check_shapes(
     'the weights',
     {path: leaf.shape for path, leaf in kept.items()},
-    {path: leaf.shape for path, leaf in wanted.items() if path not in fresh},
+    {path: leaf.shape for path, leaf in expected.items() if path not in fresh},
   )
 
   def init(key: jax.Array) -> dict[str, jax.Array]:
     images = jnp.zeros((1, *image_size, 3))
-    made = tree.flatten(model.init(key, images)['params'])
-    return {path: made[path] for path in fresh}
+    initial = tree.flatten(model.init(key, images)['params'])
+    return {path: initial[path] for path in fresh}
 
-  shapes = {path: wanted[path] for path in fresh}
+  shapes = {path: expected[path] for path in fresh}
   placed = sharding.with_shardings(shapes, mesh, model.sharding_rules)
-  places = {path: leaf.sharding for path, leaf in placed.items()}
-  made = jax.jit(init, out_shardings=places)(jax.random.key(0))
+  shardings = {path: leaf.sharding for path, leaf in placed.items()}
+  initial = jax.jit(init, out_shardings=shardings)(jax.random.key(0))
   log.info(
     'head for %d classes; fresh: %s',
-    *(model.num_classes, ', '.join(fresh) or 'nothing'),
+    model.num_classes,
+    ', '.join(fresh) or 'nothing',
   )
-  return tree.unflatten(kept | made)
+  return tree.unflatten(kept | initial)

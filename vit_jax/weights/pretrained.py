@@ -1,4 +1,4 @@
-"""Trained weights from anywhere and to anywhere; formats know the rest."""
+"""Loading and saving of trained weights in any format."""
 
 import dataclasses
 import importlib
@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float, UInt8
 
 from vit_jax.arrays import sharding, tree
 from vit_jax.data.augment.transforms import square
@@ -26,7 +27,7 @@ from vit_jax.weights.head import replace_head
 from vit_jax.weights.transfer import adapt
 
 PyTree = Any
-# The first that matches counts; the last always matches.
+# The first format that matches a path is taken; the last one always matches.
 FORMATS = {
   'big_vision': Format.of(big_vision),
   'npz': Format.of(npz),
@@ -36,15 +37,60 @@ FORMATS = {
 }
 
 
+class LoadedModel(tuple[Any, PyTree]):
+  """A model and its parameters, with the preprocessing that they need.
+
+  It unpacks to the two: `model, params = load_pretrained(path)`.
+
+  Attributes:
+    model: the model, see `models.contract.Model`.
+    params: parameters, float32.
+    class_names: a name for each output of the head.
+    image_size: (height, width) of the images, pixels.
+  """
+
+  def __new__(cls, model: Any, params: PyTree, source: Pretrained):
+    """Creates the pair.
+
+    Args:
+      model: the model.
+      params: its parameters.
+      source: description of the weights, for the image size of `params`.
+    """
+    pair = super().__new__(cls, (model, params))
+    pair.model, pair.params = model, params
+    pair.class_names = list(source.about.get('class_names', ()))
+    pair.image_size = source.image_size
+    pair._preprocess = source.preprocess
+    return pair
+
+  def preprocess(
+    self, image: bytes | UInt8[np.ndarray, 'y x 3']
+  ) -> Float[np.ndarray, 'height width 3']:
+    """Returns an image as the model expects it, in [-1, 1].
+
+    It is resized and cropped as the weights were evaluated. Stack several for
+    a batch.
+
+    Args:
+      image: content of an image file, or pixels in RGB.
+
+    Raises:
+      DecodeError: the bytes are not an image that can be read.
+    """
+    pixels = self._preprocess().pixels(image)
+    return np.asarray(pixels, np.float32) / 127.5 - 1
+
+
 def format_of(path: str) -> tuple[Format, str]:
-  """The format of a path, and the path without the format's name.
+  """Returns the format of a path, and the path without the format's name.
 
   Args:
-    path: alone, or after the name of a format: 'huggingface:DIR', or of a
-      module of your own, 'my_lab.my_format:PATH'.
+    path: a path, alone or after the name of a format ('huggingface:DIR') or of
+      a module of your own ('my_lab.my_format:PATH').
 
   Raises:
-    UserError: a module is named and there is none, or it is no format.
+    UserError: the module cannot be imported or does not define a format.
   """
   name, _, rest = path.partition(':')
   if name in FORMATS and rest:
@@ -58,43 +104,48 @@ def format_of(path: str) -> tuple[Format, str]:
     raise UserError(
       f'{path} names the format {named[1]}, and {error.name!r} cannot be '
       'imported; give MODULE:PATH with a module on the Python path, or a path '
-      'alone.'
+      'only.'
     ) from error
   missing = [name for name in Format._fields if not hasattr(module, name)]
   if missing:
     raise UserError(
-      f'{named[1]} is no format of weights: it lacks {", ".join(missing)}; see '
-      'vit_jax.weights.contract.Format.'
+      f'{named[1]} is not a format of weights: it lacks {", ".join(missing)}; '
+      'see vit_jax.weights.contract.Format.'
     )
   return Format.of(module), named[2]
 
 
 def find(path: str, weights: str = 'params') -> Pretrained:
-  """Looks at weights without loading them.
+  """Describes weights without loading them.
 
   Args:
-    path: of any format.
-    weights: which of a checkpoint, see `Pretrained.chosen`.
+    path: path of any format, see `format_of`.
+    weights: set of weights of a checkpoint, see `Pretrained.chosen`.
 
   Raises:
-    UserError: there is nothing there that can be loaded, or no such weights.
+    UserError: there is nothing that can be loaded, or no such weights.
   """
   form, place = format_of(path)
   return _checked(form.load(place).chosen(weights))
 
 
 def save(path: str, params: PyTree, about: dict[str, Any]) -> None:
-  """Writes weights in the format of the path.
+  """Writes weights in the format of a path.
+
+  Args:
+    path: path of any format, see `format_of`.
+    params: parameters of the objective that `about` specifies.
+    about: description of the weights, see `Pretrained.about`.
 
   Raises:
-    UserError: the format cannot hold them, or cannot be written.
+    UserError: the format cannot hold them, or they cannot be written.
   """
   form, place = format_of(path)
   form.save(place, params, about)
 
 
 def _checked(source: Pretrained) -> Pretrained:
-  """The same, refusing to load weights that are not finite numbers."""
+  """Returns the same weights, whose loaders refuse NaN and infinities."""
 
   def checked(load: Callable[[PyTree], Any]) -> Callable[[PyTree], Any]:
     def load_and_check(abstract: PyTree) -> Any:
@@ -112,10 +163,11 @@ def _checked(source: Pretrained) -> Pretrained:
 
 
 def _check_finite(path: str, params: PyTree) -> None:
-  """Raises UserError for NaN and infinities, naming their leaves."""
+  """Raises UserError for NaN and infinities; lists their leaves."""
   flat = tree.flatten(params)
   mesh = next(iter(flat.values())).sharding.mesh
-  count = jax.jit(  # on the devices, where other processes have their part
+  # Counted on the devices, because other processes may hold parts of a leaf.
+  count = jax.jit(
     lambda flat: {k: jnp.sum(~jnp.isfinite(leaf)) for k, leaf in flat.items()},
     out_shardings=sharding.replicated(mesh),
   )
@@ -140,67 +192,78 @@ def load_pretrained(
   mean: Sequence[float] | None = None,
   std: Sequence[float] | None = None,
   **model: Any,
-) -> tuple[Any, PyTree]:
-  """Loads a model and its parameters; the architecture follows from the file.
+) -> LoadedModel:
+  """Loads a model and its parameters; the file determines the architecture.
 
   Examples:
     >>> model, params = load_pretrained('B_16.npz', image_size=384)
     >>> logits = model.apply({'params': params}, images)  # in [-1, 1], NHWC
 
+    With the preprocessing and class names of the weights:
+
+    >>> loaded = load_pretrained('runs/quickstart')
+    >>> image = loaded.preprocess(open('digit.png', 'rb').read())
+    >>> logits = loaded.model.apply({'params': loaded.params}, image[None])
+    >>> loaded.class_names[logits[0].argmax()]
+
   Args:
-    path: weights of any format (see `FORMATS`): an official or big_vision's
-      .npz, timm's .safetensors or .pth, a Hugging Face directory, a workdir or
-      a checkpoint step directory.
-    weights: of a checkpoint, 'params', 'ema' for the average of parameters that
-      was kept, or what its objective has besides ('teacher', of DINO).
-    image_size: pixels, one number or (height, width); by default what the
-      weights were made for. Position embeddings are interpolated to it.
-    num_classes: outputs wanted; if the head has others it is replaced by a
-      fresh one, by none for 0.
-    dtype: of computation, 'float32' or 'bfloat16'.
+    path: path of weights in any format (see `FORMATS`): an official or
+      big_vision's .npz, timm's .safetensors or .pth (also
+      timm:ARCHITECTURE:PATH), a Hugging Face directory, a workdir or a
+      checkpoint step directory.
+    weights: set of weights of a checkpoint: 'params', 'ema' for the average of
+      the parameters, or a name that its objective defines ('teacher' of DINO).
+    image_size: pixels, one number or (height, width); defaults to the size that
+      the weights were made for. Position embeddings are interpolated to it.
+    num_classes: number of outputs; a head with another number is replaced by a
+      newly initialized one, or by none for 0.
+    dtype: type of computation, 'float32' or 'bfloat16'.
     position_resize: 'aligned' or 'bicubic', see `positions.resize`.
-    mean: of pixels in [0, 1] that the weights were trained with, where what is
-      known of them is wrong; three numbers.
-    std: their deviation, likewise.
+    mean: mean of pixels in [0, 1] in the training of the weights, three
+      numbers; for files whose settings are missing or wrong.
+    std: standard deviation of the same pixels, three numbers.
     **model: other keys of the model's config section, such as gelu='exact'.
 
   Returns:
-    The model and its parameters (float32); see `models.contract.Model`. Images
-    are in [-1, 1] whatever the weights were trained with.
+    The model and its parameters (float32), which can be unpacked; also their
+    preprocessing and class names. Images are in [-1, 1] whatever the weights
+    were trained with.
 
   Raises:
-    UserError: the file cannot be loaded, or the size does not fit the patch.
+    UserError: the file cannot be loaded, or the image size does not fit.
   """
   source = find(path, weights).changed(dtype=dtype, **model)
-  built = source.model()
-  mesh = sharding.make_mesh(jax.local_devices()[:1])
-  params = source.backbone(source.load(source.abstract_params(mesh)))
-  if mean is not None or std is not None:
-    params = _normalized_otherwise(source, params, mean, std)
   size = source.image_size
   if image_size is not None:
     sides = (image_size,) if isinstance(image_size, int) else image_size
     size = square(sides)
-    params = adapt(
-      params, built, source.image_size, size, position_resize, mesh
-    )
+    if source.check_image_size:
+      source.check_image_size(size)
+  built = source.model()
+  mesh = sharding.make_mesh(jax.local_devices()[:1])
+  params = source.backbone(source.load(source.abstract_params(mesh)))
+  if mean is not None or std is not None:
+    params = _normalized(source, params, mean, std)
+  about = source.about | {'image_size': list(size)}
+  params = adapt(params, built, source.image_size, size, position_resize, mesh)
   if num_classes not in (None, source.about['num_classes']):
-    about = source.about | {'num_classes': num_classes}
+    names = [f'class {i}' for i in range(num_classes)]
+    about |= {'num_classes': num_classes, 'class_names': names}
     built = dataclasses.replace(source, about=about).model()
     params = replace_head(params, built, size, mesh)
-  return built, params
+  return LoadedModel(built, params, dataclasses.replace(source, about=about))
 
 
-def _normalized_otherwise(
+def _normalized(
   source: Pretrained,
   params: PyTree,
   mean: Sequence[float] | None,
   std: Sequence[float] | None,
 ) -> PyTree:
-  """Parameters for pixels of another mean and deviation than the format says.
+  """Returns parameters for pixels of another mean and std than was assumed.
 
   Raises:
-    UserError: the format, which is ours or an official one, leaves no doubt.
+    UserError: the weights are ours or official ones, whose pixels are known.
   """
   if 'normalization' not in source.about:
     raise UserError(
@@ -214,10 +277,9 @@ def _normalized_otherwise(
   arrays = normalization.fold(
     arrays, mean or known['mean'], std or known['std']
   )
-  places = {path: leaf.sharding for path, leaf in flat.items()}
   return tree.unflatten(
     {
-      path: jax.device_put(array, places[path])
+      path: jax.device_put(array, flat[path].sharding)
       for path, array in arrays.items()
     }
   )

@@ -1,4 +1,4 @@
-"""Weights for another image size, and for another training."""
+"""Adaptation of weights to another image size and to another training."""
 
 import logging
 from typing import Any, Protocol
@@ -19,7 +19,7 @@ PyTree = Any
 
 
 class Target(Protocol):
-  """What a transfer asks of the training that it is for."""
+  """The training that receives weights."""
 
   @property
   def mesh(self) -> Mesh: ...
@@ -34,15 +34,15 @@ class Target(Protocol):
   def objective(self) -> Objective: ...
 
   def abstract_state(self) -> Any:
-    """Its state's shapes and shardings; `params` among them."""
+    """Returns shapes and shardings of its state, `params` among them."""
     ...
 
   def init_state(self, key: jax.Array) -> Any:
-    """Its first state, as a function to be traced."""
+    """Returns its initial state; traced by JAX."""
     ...
 
   def key(self) -> jax.Array:
-    """The run's key."""
+    """Returns the key of the run."""
     ...
 
 
@@ -54,15 +54,15 @@ def adapt(
   method: str,
   mesh: Mesh,
 ) -> PyTree:
-  """Parameters for images of another size, see `Model.adapt`; says which.
+  """Returns parameters for images of another size; logs which are resized.
 
   Args:
-    params: of the model, on the mesh.
-    model: built for the new size.
-    old_size: (height, width) that the parameters are for, pixels.
-    new_size: wanted.
-    method: of resizing, such as 'aligned'.
-    mesh: of the devices.
+    params: parameters of the model, on the mesh.
+    model: model for the new size, whose `adapt` resizes.
+    old_size: (height, width) that the parameters are made for, pixels.
+    new_size: (height, width) of the images, pixels.
+    method: method of resizing, such as 'aligned'.
+    mesh: mesh of the devices.
   """
   if tuple(old_size) == tuple(new_size):
     return params
@@ -76,79 +76,94 @@ def adapt(
   for path, array in adapted.items():
     log.info(
       '%s interpolated (%s) from %dx%d to %dx%d pixels, %s to %s',
-      *(path, method, *old_size, *new_size),
-      *('x'.join(map(str, a.shape)) for a in (sized[path], array)),
+      path,
+      method,
+      *old_size,
+      *new_size,
+      'x'.join(map(str, sized[path].shape)),
+      'x'.join(map(str, array.shape)),
     )
   shapes = {
     path: jax.ShapeDtypeStruct(array.shape, flat[path].dtype)
     for path, array in adapted.items()
   }
-  places = sharding.with_shardings(shapes, mesh, model.sharding_rules)
-  placed = {path: place(a, places[path]) for path, a in adapted.items()}
+  shardings = sharding.with_shardings(shapes, mesh, model.sharding_rules)
+  placed = {path: place(a, shardings[path]) for path, a in adapted.items()}
   return tree.unflatten(flat | placed)
 
 
 def transfer(source: Pretrained, target: Target, method: str) -> PyTree:
-  """Parameters for fine-tuning: the source's body, a fresh head.
+  """Returns parameters for fine-tuning: the source's body with a new head.
 
   Args:
-    source: of the weights.
-    target: the fine-tuning; what its model calls `fresh` is initialised.
-    method: of resizing what depends on the image size.
+    source: description of the weights.
+    target: the fine-tuning; parameters that its model calls `fresh` are
+      initialized.
+    method: method of resizing what depends on the image size.
 
   Raises:
     UserError: the body does not fit the target's model.
   """
-  wanted, came = _wanted(target), _came(source, target, method)
+  expected = _model_shapes(target)
+  actual = _model_params(source, target, method)
   fresh = target.model.fresh
-  body = {k: v for k, v in came.items() if not k.startswith(fresh)}
-  of_model = {k: v for k, v in wanted.items() if not k.startswith(fresh)}
+  body = {k: v for k, v in actual.items() if not k.startswith(fresh)}
+  of_model = {k: v for k, v in expected.items() if not k.startswith(fresh)}
   checkpoint.check_shapes(source.path, _shapes(body), _shapes(of_model))
-  return _started(body, target)
+  return _initialized(body, target)
 
 
 def start(source: Pretrained, target: Target, method: str) -> PyTree:
-  """Parameters for a training that starts from weights: all that fits.
+  """Returns initial parameters that contain all fitting ones of the source.
 
   Args:
-    source: of the weights.
-    target: the training; what the weights lack, or hold in another shape, is
-      initialised.
-    method: of resizing what depends on the image size.
+    source: description of the weights.
+    target: the training; parameters that the weights lack, or hold in another
+      shape, are initialized.
+    method: method of resizing what depends on the image size.
 
   Raises:
-    UserError: nothing fits.
+    UserError: no parameter fits.
   """
-  wanted, came = _wanted(target), _came(source, target, method)
-  shapes = _shapes(wanted)
-  fitting = {k: v for k, v in came.items() if shapes.get(k) == v.shape}
+  expected = _model_shapes(target)
+  actual = _model_params(source, target, method)
+  shapes = _shapes(expected)
+  fitting = {k: v for k, v in actual.items() if shapes.get(k) == v.shape}
   if not fitting:
     raise UserError(
       f'nothing of {source.path} fits the model: it holds '
-      f'{", ".join(sorted(came)[:3])}, …, and the model takes '
-      f'{", ".join(sorted(wanted)[:3])}, …. Give weights of such a model as '
+      f'{", ".join(sorted(actual)[:3])}, …, and the model has '
+      f'{", ".join(sorted(expected)[:3])}, …. Give weights of such a model as '
       'config.init_from.'
     )
   left = [
     f'{k} {leaf.shape} (here {shapes.get(k, "none")})'
-    for k, leaf in came.items()
+    for k, leaf in actual.items()
     if k not in fitting
   ]
   if left:
     log.warning('not taken over from %s: %s', source.path, ', '.join(left))
-  return _started(fitting, target)
+  return _initialized(fitting, target)
 
 
-def _came(source: Pretrained, target: Target, method: str) -> dict[str, Any]:
-  """The model's parameters in a source by path, for the target's images."""
+def _model_params(
+  source: Pretrained, target: Target, method: str
+) -> dict[str, Any]:
+  """Returns a source's model parameters by path, for the target's images."""
   mesh = target.mesh
+  if source.check_image_size:
+    try:
+      source.check_image_size(tuple(target.image_size))
+    except UserError as error:
+      # Training adapts the weights; only the first steps differ.
+      log.warning('%s', error)
   params = source.backbone(source.load(source.abstract_params(mesh)))
   sizes = source.image_size, target.image_size
   return tree.flatten(adapt(params, target.model, *sizes, method, mesh))
 
 
-def _wanted(target: Target) -> dict[str, Any]:
-  """Shapes of the model's parameters in the target, by path."""
+def _model_shapes(target: Target) -> dict[str, Any]:
+  """Returns the shapes of the target's model parameters by path."""
   params = target.abstract_state().params
   return tree.flatten(jax.eval_shape(target.objective.backbone, params))
 
@@ -157,8 +172,13 @@ def _shapes(flat: dict[str, Any]) -> dict[str, tuple[int, ...]]:
   return {path: tuple(leaf.shape) for path, leaf in flat.items()}
 
 
-def _started(taken: dict[str, jax.Array], target: Target) -> PyTree:
-  """The objective's parameters: fresh, with those of the model taken over."""
+def _initialized(taken: dict[str, jax.Array], target: Target) -> PyTree:
+  """Returns the objective's initial parameters with some replaced.
+
+  Args:
+    taken: the model's parameters that are taken over, by path.
+    target: the training.
+  """
   objective = target.objective
 
   def init(taken: dict[str, jax.Array], key: jax.Array) -> PyTree:
@@ -166,13 +186,14 @@ def _started(taken: dict[str, jax.Array], target: Target) -> PyTree:
     model = tree.flatten(objective.backbone(params)) | taken
     return objective.start_params(params, tree.unflatten(model))
 
-  fresh = [path for path in _wanted(target) if path not in taken]
+  fresh = [path for path in _model_shapes(target) if path not in taken]
   log.info(
     'weights taken over: %s; fresh: %s',
     f'{tree.size(taken):,}',
     ', '.join(fresh) or 'none',
   )
   state = target.abstract_state().params
-  places = jax.tree.map(lambda leaf: leaf.sharding, state)
-  started = jax.jit(init, donate_argnums=0, out_shardings=places)
+  shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
+  # Donated, so that a large model is not held twice.
+  started = jax.jit(init, donate_argnums=0, out_shardings=shardings)
   return started(taken, target.key())

@@ -1,86 +1,68 @@
 """Weights of big_vision's plain ViTs: `.npz` under its own names.
 
-Arrays are those of the official files (`npz`), with these differences: a prefix
-`params/`; the position embedding at the root, added before the class token is
-prepended, or none (sincos2d); layers that were scanned are stacked; attention
-pooling; bfloat16. Files with `opt/target/` before their names carry the
-official ones. What else a training kept beside its weights is left out.
+The arrays are those of the official files (`npz`), with these differences: a
+prefix `params/`; the position embedding at the root, added before the class
+token is prepended, or none (sincos2d); scanned layers, which are stacked;
+attention pooling; bfloat16. Files whose names begin with `opt/target/` contain
+the official names. Other arrays that a training stored are left out.
 """
 
 import logging
 import re
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from vit_jax.arrays import tree
-from vit_jax.errors import UserError
 from vit_jax.files import paths
 from vit_jax.models.layers import positions
 from vit_jax.weights.contract import Pretrained
-from vit_jax.weights.formats import foreign, npz_arrays
+from vit_jax.weights.formats import (
+  foreign,
+  npz,
+  npz_arrays,
+  npz_notes,
+  npz_vit,
+)
 from vit_jax.weights.formats import naming as naming_lib
-from vit_jax.weights.formats.foreign import Described, Unseen
+from vit_jax.weights.formats.foreign import Described
 from vit_jax.weights.formats.naming import Naming
 
 log = logging.getLogger('vit_jax')
 PyTree = Any
 _PREFIX = re.compile(r'(params|opt/target)/')
 _POSITION = 'pos_embedding'
-_OFFICIAL_POSITION = f'Transformer/posembed_input/{_POSITION}'
-_BLOCK = 'Transformer/encoderblock'
-_ATTENTION = 'MultiHeadDotProductAttention_0'
+_PROBE = 'MAPHead_0/probe'
+_SCANNED = f'{npz_vit.BLOCK}/LayerNorm_0/scale'
 _MAP = {
-  'map/probe': 'MAPHead_0/probe',
+  'map/probe': _PROBE,
   'map/norm': 'MAPHead_0/LayerNorm_0',
   'map/mlp/fc1': 'MAPHead_0/MlpBlock_0/Dense_0',
   'map/mlp/fc2': 'MAPHead_0/MlpBlock_0/Dense_1',
   **{
-    f'map/attention/{part}': f'MAPHead_0/{_ATTENTION}/{part}'
+    f'map/attention/{part}': f'MAPHead_0/MultiHeadDotProductAttention_0/{part}'
     for part in ('query', 'key', 'value', 'out')
   },
 }
-_LATER = ('LayerNorm_1', _ATTENTION, 'MlpBlock_0')
-_ORIGINAL = ('LayerNorm_2', 'MultiHeadDotProductAttention_1', 'MlpBlock_3')
-# Weights without a position embedding do not show a size.
+# Weights without a position embedding do not show an image size.
 _DEFAULT_SIZE = 224
 
 
-def naming(block: str, numbering: tuple[str, str, str] = _LATER) -> Naming:
-  """The names of a plain ViT.
+def naming(block: str, numbering: npz_vit.Numbering = npz_vit.LATER) -> Naming:
+  """Returns the names of a plain ViT.
 
   Args:
-    block: of a layer, with `{i}`, or of all, stacked.
-    numbering: of a layer's second norm, attention and MLP.
+    block: name of a layer, with `{i}`, or of all layers, stacked.
+    numbering: names of a layer's second norm, attention and MLP.
   """
-  norm, attention, mlp = numbering
-  layers = {
-    'norm1': 'LayerNorm_0',
-    'norm2': norm,
-    'mlp/fc1': f'{mlp}/Dense_0',
-    'mlp/fc2': f'{mlp}/Dense_1',
-    **{
-      f'attention/{part}': f'{attention}/{part}'
-      for part in ('query', 'key', 'value', 'out')
-    },
-  }
-  names = {
-    'cls': 'cls',
-    'position/embedding': _POSITION,
-    'embedding': 'embedding',
-    'encoder/norm': 'Transformer/encoder_norm',
-    'pre_logits': 'pre_logits',
-    'head': 'head',
-    **_MAP,
-    **{f'encoder/layers/{k}': f'{block}/{v}' for k, v in layers.items()},
-  }
-  return Naming(names, torch=False)
+  names = npz_vit.names(block, numbering, _POSITION)
+  return Naming(names | _MAP, torch=False)
 
 
 def matches(path: str) -> bool:
-  """An .npz file that is there and whose names are big_vision's."""
+  """Returns whether a path is an .npz file that contains big_vision's names."""
   if not path.endswith('.npz'):
     return False
   try:
@@ -90,50 +72,38 @@ def matches(path: str) -> bool:
     ):
       names = [name.removesuffix('.npy') for name in archive.namelist()]
   except (OSError, ValueError, zipfile.BadZipFile):
-    return False  # the other format says what is wrong
-  if not any(_BLOCK in name for name in names):
+    return False  # the format `npz` reports what is wrong
+  if not any(npz_vit.BLOCK in name for name in names):
     return False
-  own = (_POSITION, 'MAPHead_0/probe', f'{_BLOCK}/LayerNorm_0/scale')
   prefixed = any(_PREFIX.match(name) for name in names)
-  positionless = _OFFICIAL_POSITION not in names
-  return prefixed or positionless or any(name in names for name in own)
+  positionless = npz_vit.OFFICIAL_POSITION not in names
+  own = any(name in names for name in (_POSITION, _PROBE, _SCANNED))
+  return prefixed or positionless or own
 
 
 def load(path: str) -> Pretrained:
-  """Looks at a file.
+  """Describes the weights in a file.
+
+  Args:
+    path: path of the file, local or gs://.
 
   Raises:
-    UserError: unreadable, or not a plain ViT's arrays.
+    UserError: the file is unreadable, or its arrays are not a plain ViT's.
   """
   arrays = _own(path, npz_arrays.read(path))
-  block, depth = f'{_BLOCK}_{{i}}', _depth(arrays)
-  if f'{_BLOCK}/LayerNorm_0/scale' in arrays:
-    block = _BLOCK
-    depth = arrays[f'{_BLOCK}/LayerNorm_0/scale'].shape[0]
-  original = any(f'/{_ORIGINAL[1]}/' in name for name in arrays)
-  table = naming(block, _ORIGINAL if original else _LATER)
-  first = block.replace('{i}', '0')
-  attention = _ORIGINAL[1] if original else _ATTENTION
-  kernel = _shape(path, arrays, 'embedding/kernel')
-  heads = _shape(path, arrays, f'{first}/{attention}/query/bias')
-  mlp = (_ORIGINAL if original else _LATER)[2]
-  keys: dict[str, Any] = dict(
-    patch_size=kernel[0],
-    width=kernel[-1],
-    depth=depth,
-    mlp_dim=_shape(path, arrays, f'{first}/{mlp}/Dense_0/bias')[-1],
-    num_heads=heads[-2] if len(heads) > 1 else 1,
-    pool=_pool(arrays),
-    pre_logits='pre_logits/kernel' in arrays,
-  )
+  numbering = npz_vit.numbering(arrays)
+  scanned = _SCANNED in arrays
+  block = npz_vit.BLOCK if scanned else npz_vit.NUMBERED_BLOCK
+  keys = npz_vit.keys(path, arrays, numbering)
+  keys['pool'] = _pool(arrays)
   arrays, grid = _with_positions(arrays, keys)
   size = grid[0] * keys['patch_size'], grid[1] * keys['patch_size']
-  unseen = Unseen("big_vision's defaults", gelu='tanh')
-  return foreign.pretrained(path, Described(arrays, table, keys, size), unseen)
+  found = Described(arrays, naming(block, numbering), keys, size)
+  return npz.pretrained(path, found, "big_vision's defaults")
 
 
 def _own(path: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-  """The weights without their prefix."""
+  """Returns the weights without their prefix."""
   prefixed = [name for name in arrays if _PREFIX.match(name)]
   if not prefixed:
     return dict(arrays)
@@ -143,36 +113,21 @@ def _own(path: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
   return {_PREFIX.sub('', name, count=1): arrays[name] for name in prefixed}
 
 
-def _depth(names: Iterable[str]) -> int:
-  found = (re.match(rf'{_BLOCK}_(\d+)/', name) for name in names)
-  return max((int(match[1]) + 1 for match in found if match), default=0)
-
-
-def _pool(names: Iterable[str]) -> str:
-  if 'cls' in names:
+def _pool(arrays: Mapping[str, np.ndarray]) -> str:
+  """Returns the kind of pooling."""
+  if 'cls' in arrays:
     return 'token'
-  return 'map' if 'MAPHead_0/probe' in names else 'gap'
-
-
-def _shape(
-  path: str, arrays: Mapping[str, np.ndarray], name: str
-) -> tuple[int, ...]:
-  if name not in arrays or not arrays[name].shape:
-    raise UserError(
-      f"{path} holds no plain Vision Transformer of big_vision's: it lacks "
-      f'{name}; it has {", ".join(sorted(arrays)[:3])} …'
-    )
-  return arrays[name].shape
+  return 'map' if _PROBE in arrays else 'gap'
 
 
 def _with_positions(
   arrays: dict[str, np.ndarray],
   keys: dict[str, Any],
 ) -> tuple[dict[str, np.ndarray], tuple[int, int]]:
-  """The arrays with one embedding for all tokens; the grid of patches."""
+  """Returns the arrays with one position embedding, and the grid of patches."""
   extra = int(keys['pool'] == 'token')
-  if _OFFICIAL_POSITION in arrays:
-    table = arrays.pop(_OFFICIAL_POSITION)
+  if npz_vit.OFFICIAL_POSITION in arrays:
+    table = arrays.pop(npz_vit.OFFICIAL_POSITION)
     grid = positions.square_grid(table.shape[1] - extra)
     return arrays | {_POSITION: table}, grid
   if _POSITION not in arrays:
@@ -181,34 +136,41 @@ def _with_positions(
     return arrays, (side, side)
   table = arrays[_POSITION]
   grid = positions.square_grid(table.shape[1])
-  if extra:  # positions are added before the class token comes
+  if extra:  # positions are added before the class token is prepended
     first = np.zeros((1, 1, table.shape[2]), table.dtype)
     table = np.concatenate([first, table], axis=1)
   return arrays | {_POSITION: table}, grid
 
 
 def _slots(model: Any) -> bool:
-  """Whether tokens before those of patches have learned positions."""
+  """Returns whether tokens before those of patches have learned positions."""
   learned = getattr(model, 'position', 'learned') == 'learned'
   return learned and getattr(model, 'prefix_positions', True)
 
 
 def save(path: str, params: PyTree, about: dict[str, Any]) -> None:
-  """Writes a file with the prefix `params/`, layers apart.
+  """Writes a file with the prefix `params/` and unstacked layers.
+
+  Args:
+    path: path of the file, local or gs://.
+    params: parameters of the objective that `about` specifies.
+    about: description of the weights, see `Pretrained.about`.
 
   Raises:
-    UserError: big_vision has no names for them, or it cannot be written.
+    UserError: big_vision has no names for them, or they cannot be written.
   """
   source = Pretrained('', about, lambda abstract: None)
   flat = tree.flatten(source.backbone(params))
   arrays = {name: np.asarray(leaf) for name, leaf in flat.items()}
   model = source.model()
   foreign.check_positions(model, ('learned', 'sincos2d'))
-  foreign.warn_of_unsaid(path, model)
-  if model.pool == 'token' and _slots(model):  # which gets no position there
+  foreign.warn_of_defaults(path, model)
+  if model.pool == 'token' and _slots(model):
+    # There the class token has no position: it becomes a part of the token.
     table = arrays['position/embedding']
     arrays['cls'] = arrays['cls'] + table[:, :1]
     arrays['position/embedding'] = table[:, 1:]
-  table = naming(f'{_BLOCK}_{{i}}')
-  named = {f'params/{k}': v for k, v in naming_lib.export(arrays, table)}
+  names = naming(npz_vit.NUMBERED_BLOCK)
+  named = {f'params/{k}': v for k, v in naming_lib.export(arrays, names)}
   npz_arrays.write(path, named)
+  npz_notes.write(path, model, about)

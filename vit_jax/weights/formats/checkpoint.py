@@ -1,4 +1,4 @@
-"""This package's own: workdirs and step directories of checkpoints."""
+"""This package's own format: workdirs and step directories of checkpoints."""
 
 import functools
 import logging
@@ -13,35 +13,39 @@ log = logging.getLogger('vit_jax')
 PyTree = Any
 
 
-# Of other programs' weights and models: none of them is a directory's name.
+# Endings of other programs' files, which nobody means as a directory's name.
 _NOT_WRITTEN = ('.onnx', '.h5', '.hdf5', '.keras', '.msgpack', '.ckpt', '.pb')
 _NOT_WRITTEN += ('.tflite', '.npy', '.pkl', '.pickle', '.gguf', '.mlmodel')
 
 
 def matches(path: str) -> bool:
-  """Any path: what no other format takes is a directory of ours, or nothing."""
+  """Returns True: this is the format of all paths that no other one matches."""
   del path
   return True
 
 
 def load(path: str) -> Pretrained:
-  """Looks at a step directory, or at a workdir's newest step.
+  """Describes the weights in a step directory or in a workdir's newest step.
+
+  Args:
+    path: path of the directory, local or gs://.
 
   Raises:
-    UserError: no such directory, another format, damage.
+    UserError: there is no such directory, or it is damaged or of an unknown
+      format.
   """
   if paths.locate(path).is_file():
     raise UserError(
-      f'{path} is a file, and of files .npz, .safetensors, .pth, .pt and .bin '
-      'are read: give one, a Hugging Face directory, a workdir or a checkpoint '
-      'step directory.'
+      f'{path} is a file of an unknown kind. Supported: .npz, .safetensors, '
+      '.pth, .pt and .bin files, Hugging Face directories, workdirs and '
+      'checkpoint step directories.'
     )
   step_dir = checkpoint.step_directory(path)
   about = checkpoint.load_about(step_dir)
   if about.get('format') not in checkpoint.READABLE:
     raise UserError(
-      f'{step_dir} has the format {about.get("format")!r}, and this version '
-      f'reads {checkpoint.READABLE}: use the version of vit_jax that wrote it.'
+      f'{step_dir} has the format {about.get("format")!r}; this version reads '
+      f'{checkpoint.READABLE}: use the version of vit_jax that wrote it.'
     )
   log.info('weights from %s', step_dir)
   items = checkpoint.held_items(step_dir)
@@ -59,15 +63,20 @@ def load(path: str) -> Pretrained:
 
 
 def save(path: str, params: PyTree, about: dict[str, Any]) -> None:
-  """Writes a step directory of parameters alone.
+  """Writes a step directory that contains only parameters.
+
+  Args:
+    path: path of the directory, which must not exist.
+    params: parameters of the objective that `about` specifies.
+    about: description of the weights, see `Pretrained.about`.
 
   Raises:
-    UserError: the directory exists, or cannot be written, or the path's
-      ending promises a format that is not written.
+    UserError: the directory exists or cannot be written, or the path has the
+      ending of a format that is not supported.
   """
   if path.endswith(_NOT_WRITTEN):
     raise UserError(
-      f'{path}: weights are not written as such a file; allowed: .npz, '
+      f'{path}: this format is not supported; allowed: .npz, '
       '.safetensors, huggingface:DIR, big_vision:FILE.npz, or a directory '
       'without such an ending. For servers: python -m vit_jax.export.'
     )

@@ -1,4 +1,4 @@
-"""What weights were evaluated with, where nothing but their family tells."""
+"""Evaluation settings of weights that only their family determines."""
 
 import logging
 import math
@@ -17,12 +17,13 @@ log = logging.getLogger('vit_jax')
 
 
 class Family(NamedTuple):
-  """What a family of weights was evaluated with.
+  """Signs by which weights of a family are recognized, and their evaluation.
 
   Attributes:
-    pattern: in the name of a file or of timm's architecture.
-    array: in the names of arrays, where no other name tells.
-    preset: of the evaluation.
+    pattern: regular expression for the name of a file.
+    array: regular expression for the names of arrays, used if no family's
+      pattern matches the file's name.
+    preset: settings of the evaluation.
   """
 
   pattern: str
@@ -30,15 +31,15 @@ class Family(NamedTuple):
   preset: Preset
 
 
-def _timm(crop_share: float, normalization: Any) -> Preset:
-  """timm's evaluation, with other numbers."""
-  changes = dict(normalization=normalization, larger=share(crop_share))
+def _timm(crop_fraction: float, normalization: Any) -> Preset:
+  """Returns timm's evaluation with another crop and other statistics."""
+  changes = dict(normalization=normalization, larger=share(crop_fraction))
   return PRESETS['timm']._replace(**changes)
 
 
-# The first that is found; the shares are those of the repositories' own
-# evaluation (224 of 256 pixels), for `swin`, `clip` and `vit`
-# timm's.
+# The first family that matches is taken, so that those with the more specific
+# signs stand first. The crops are those of the repositories' own evaluation
+# (224 of 256 pixels); `swin`, `clip` and `vit` are evaluated as in timm.
 FAMILIES = {
   'swin': Family(
     r'swin', r'relative_position_bias_table$', _timm(0.9, IMAGENET)
@@ -56,58 +57,65 @@ FAMILIES = {
 def unseen(
   path: str, arrays: Mapping[str, np.ndarray], image_size: tuple[int, int]
 ) -> Unseen:
-  """The defaults of the family that a file's name or its arrays tell.
+  """Returns the defaults of the family that a file seems to belong to.
 
   Args:
-    path: of the file.
-    arrays: under the names that they have in it.
+    path: path of the file.
+    arrays: arrays under their names in the file.
     image_size: (height, width) of the model, pixels.
   """
   stem = os.path.basename(path).lower()
-  named = (
-    k for k, v in FAMILIES.items() if v.pattern and re.search(v.pattern, stem)
+  by_name = (
+    name
+    for name, family in FAMILIES.items()
+    if family.pattern and re.search(family.pattern, stem)
   )
-  told = (
-    k
-    for k, v in FAMILIES.items()
-    if any(re.search(v.array, name) for name in arrays)
+  by_array = (
+    name
+    for name, family in FAMILIES.items()
+    if any(re.search(family.array, array) for array in arrays)
   )
-  family = next(named, None) or next(told, 'vit')
-  preset = FAMILIES[family].preset
+  named = next(by_name, None)
+  found = named or next(by_array, 'vit')
+  preset = FAMILIES[found].preset
   mean, std = preset.normalization
   return Unseen(
-    known_from=f'the defaults of the family {family}',
+    known_from=f'the defaults of the family {found}',
     gelu='quick' if 'quickgelu' in stem else 'exact',
     mean=mean,
     std=std,
     preprocess=preset.section(image_size),
+    # An array is a weak sign: LayerScale, say, occurs outside DeiT-III.
+    assumed=named is None,
   )
 
 
 def preprocess(
   image_size: tuple[int, int],
-  crop_share: float,
+  crop_fraction: float,
   interpolation: str = 'bicubic',
   crop_mode: str = 'center',
 ) -> dict[str, Any]:
-  """A config section that does what timm does in evaluation.
+  """Returns a config section that preprocesses as timm's evaluation does.
 
   Args:
     image_size: (height, width), pixels.
-    crop_share: timm's `crop_pct`.
-    interpolation: 'bicubic' or 'bilinear'; for any other 'bicubic' is taken.
-    crop_mode: 'center' keeps the aspect, 'squash' does not.
+    crop_fraction: timm's `crop_pct`, in (0, 1].
+    interpolation: 'bicubic' or 'bilinear'; any other is replaced by 'bicubic',
+      with a warning.
+    crop_mode: 'center', which keeps the aspect ratio, or 'squash'.
   """
   size = max(image_size)
-  share = size / math.floor(size / crop_share)
+  # timm rounds the larger side down to whole pixels.
+  fraction = size / math.floor(size / crop_fraction)
   known = {'bilinear': 'bilinear_antialias'}
   if interpolation not in ('bicubic', *known):
     log.warning('images are resized by bicubic, not %s', interpolation)
   resize = 'torchvision'
   if crop_mode == 'squash':
-    resize = 'squash' if share == 1 else 'squash_central'
+    resize = 'squash' if fraction == 1 else 'squash_central'
   return {
     'resize': resize,
-    'central_fraction': share,
+    'central_fraction': fraction,
     'interpolation': known.get(interpolation, 'bicubic'),
   }

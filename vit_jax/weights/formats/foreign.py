@@ -1,8 +1,8 @@
-"""Weights of another project, as `weights.contract.Pretrained` and back."""
+"""Weights of other projects as `weights.contract.Pretrained`, and back."""
 
 import dataclasses
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -22,7 +22,7 @@ from vit_jax.weights.formats.naming import Naming
 
 log = logging.getLogger('vit_jax')
 PyTree = Any
-# What files of many kinds call the two forms of GELU.
+# Names of the activation in configs of other projects, and ours.
 GELUS = {
   'gelu': 'exact',
   'gelu_new': 'tanh',
@@ -34,16 +34,18 @@ GELUS = {
 
 @dataclasses.dataclass(frozen=True)
 class Unseen:
-  """What no array shows.
+  """Properties of a model that no array shows.
 
   Attributes:
-    known_from: where this was learned, for people.
+    known_from: source of these values, for the log.
     gelu: 'exact', 'tanh' or 'quick'.
-    epsilon: of LayerNorm; None for `Described.epsilon`.
-    mean: of each channel of pixels in [0, 1].
-    std: their deviation.
+    epsilon: epsilon of LayerNorm; None for `Described.epsilon`.
+    mean: mean of each channel of pixels in [0, 1].
+    std: standard deviation of each channel of pixels in [0, 1].
     preprocess: config section of the evaluation's transform.
-    class_names: in the order of the head's outputs; empty if they are unknown.
+    class_names: names in the order of the head's outputs; empty if unknown.
+    assumed: whether the values are assumptions, which the log then shows as a
+      warning.
   """
 
   known_from: str
@@ -53,20 +55,23 @@ class Unseen:
   std: Sequence[float] = normalization.NONE[1]
   preprocess: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   class_names: Sequence[str] = ()
+  assumed: bool = False
 
 
 class Described(NamedTuple):
-  """What a file shows of its model.
+  """The properties of a model that the arrays of a file show.
 
   Attributes:
-    arrays: {name: array}, all that the file has for the model.
-    naming: of the project.
-    keys: of the config's `model` section; options only where they are not the
-      model's defaults.
+    arrays: all arrays of the model, {name: array}.
+    naming: names of the parameters in the other project.
+    keys: keys of the config's `model` section; options only where they differ
+      from the model's defaults.
     image_size: (height, width) that the weights are made for, pixels.
-    computed: what the model computes by unless its section says otherwise, of
-      `gelu` and `norm_eps`.
-    epsilon: of LayerNorm in all published models of the kind.
+    computed: values of `gelu` and `norm_eps` that the model uses unless its
+      section sets others.
+    epsilon: epsilon of LayerNorm in all published models of the kind.
+    check_image_size: raises UserError for (height, width) at which the source
+      of the weights computes something else than the model here.
   """
 
   arrays: dict[str, np.ndarray]
@@ -75,45 +80,48 @@ class Described(NamedTuple):
   image_size: tuple[int, int]
   computed: Mapping[str, Any] = {'norm_eps': EPSILON}
   epsilon: float = EPSILON
+  check_image_size: Callable[[tuple[int, int]], None] | None = None
 
 
 def gelu(path: str, name: str) -> str:
-  """Which form, by the name that a config has for it.
+  """Returns our name of an activation.
+
+  Args:
+    path: path of the weights, for messages.
+    name: name in the config of the other project, a key of `GELUS`.
 
   Raises:
-    UserError: it is none of them.
+    UserError: the name is another one.
   """
   if name not in GELUS:
     raise UserError(
-      f'{path} computes with the activation {name!r}; the model vit has '
-      f'{", ".join(GELUS)} only.'
+      f'{path} uses the activation {name!r}; the model vit supports '
+      f'{", ".join(GELUS)}.'
     )
   return GELUS[name]
 
 
 def pretrained(path: str, found: Described, unseen: Unseen) -> Pretrained:
-  """A model's weights under another project's names.
+  """Returns weights that are stored under another project's names.
 
   Args:
-    path: for messages.
-    found: what the arrays tell.
-    unseen: what they do not; logged.
+    path: path of the weights, for messages.
+    found: properties that the arrays show.
+    unseen: the other properties; they are logged.
 
   Raises:
-    UserError: parameters that are missing, too many, of another shape or kind,
-      or a kind of model that none here can be.
+    UserError: parameters are missing, unknown, or of another shape or type, or
+      no model here has these options.
   """
   arrays, naming, image_size = found.arrays, found.naming, found.image_size
   if unseen.epsilon is None:
     unseen = dataclasses.replace(unseen, epsilon=found.epsilon)
   naming_lib.check_floats(path, arrays)
-  came = {name: array.shape for name, array in arrays.items()}
+  actual = {name: array.shape for name, array in arrays.items()}
   head = naming.part('head/kernel')
   assert head is not None
-  outputs = came.get(head.name) or (0,)
+  outputs = actual.get(head.name) or (0,)
   num_classes = outputs[0 if naming.torch else -1]
-  names = list(unseen.class_names) if num_classes else []
-  names = names or [f'class {i}' for i in range(num_classes)]
   about = {
     'format': checkpoint.FORMAT,
     'model': _section(path, found, unseen),
@@ -121,37 +129,68 @@ def pretrained(path: str, found: Described, unseen: Unseen) -> Pretrained:
     'num_classes': num_classes,
     'image_size': list(image_size),
     'preprocess': dict(unseen.preprocess),
-    'class_names': names,
+    'class_names': class_names(path, unseen.class_names, num_classes),
     'normalization': {'mean': list(unseen.mean), 'std': list(unseen.std)},
   }
 
   def put(abstract: PyTree) -> PyTree:
-    wanted = {k: v.shape for k, v in tree.flatten(abstract).items()}
-    naming_lib.check(path, came, naming_lib.shapes(wanted, naming))
-    flat = naming_lib.native(arrays, wanted, naming)
+    expected = {k: v.shape for k, v in tree.flatten(abstract).items()}
+    naming_lib.check(path, actual, naming_lib.shapes(expected, naming))
+    flat = naming_lib.native(arrays, expected, naming)
     flat = normalization.fold(flat, unseen.mean, unseen.std)
     return jax.tree.map(place, tree.unflatten(flat), abstract)
 
-  source = Pretrained(path, about, put)
+  source = Pretrained(path, about, put, check_image_size=found.check_image_size)
+  # All shapes are compared here as well as in `put`, so that a file that does
+  # not fit is refused before anything is allocated on a device.
   shapes = tree.flatten(abstract_params(source.model(), image_size))
-  wanted = {k: v.shape for k, v in shapes.items()}
-  naming_lib.check(path, came, naming_lib.shapes(wanted, naming))
-  _say(path, unseen)
+  expected = {k: v.shape for k, v in shapes.items()}
+  naming_lib.check(path, actual, naming_lib.shapes(expected, naming))
+  if found.check_image_size:
+    found.check_image_size(image_size)
+  _log(path, unseen)
   return source
 
 
+def class_names(path: str, given: Sequence[str], num_classes: int) -> list[str]:
+  """Returns a name for each output of the head.
+
+  Names of another number of classes, which would be wrong, are left out.
+
+  Args:
+    path: path of the weights, for messages.
+    given: names that belong to the weights; empty if unknown.
+    num_classes: number of outputs, 0 without a head.
+  """
+  if given and num_classes and len(given) != num_classes:
+    log.warning(
+      '%s: left out its %d class names, because its head has %d outputs',
+      path,
+      len(given),
+      num_classes,
+    )
+    given = ()
+  if not given or not num_classes:
+    return [f'class {i}' for i in range(num_classes)]
+  return list(given)
+
+
 def _section(path: str, found: Described, unseen: Unseen) -> dict[str, Any]:
-  """The `model` section; raises UserError where the model lacks an option."""
-  said = {'gelu': unseen.gelu, 'norm_eps': unseen.epsilon}
-  said = {k: v for k, v in said.items() if v != found.computed.get(k)}
-  section = {'name': 'vit', 'dtype': 'float32', **said, **found.keys}
+  """Returns the `model` section.
+
+  Raises:
+    UserError: the model does not have one of the options.
+  """
+  options = {'gelu': unseen.gelu, 'norm_eps': unseen.epsilon}
+  options = {k: v for k, v in options.items() if v != found.computed.get(k)}
+  section = {'name': 'vit', 'dtype': 'float32', **options, **found.keys}
   known = {'name', *plugins.keys(sections.constructor('model', section))}
   unknown = {k: v for k, v in section.items() if k not in known}
   if unknown:
     shown = ', '.join(f'{key}={value}' for key, value in unknown.items())
     raise UserError(
-      f'{path} holds a model with {shown}, which the model '
-      f'{section["name"]} does not have.'
+      f'{path} holds a model with {shown}; the model {section["name"]} does '
+      'not support this.'
     )
   return section
 
@@ -159,10 +198,10 @@ def _section(path: str, found: Described, unseen: Unseen) -> dict[str, Any]:
 def without_class_position(
   arrays: dict[str, np.ndarray], cls: str, table: str
 ) -> dict[str, np.ndarray]:
-  """The class token with its position, and the positions of patches alone.
+  """Adds the class token's position to the token and removes it.
 
   Args:
-    arrays: {name: array}.
+    arrays: arrays of a model, {name: array}.
     cls: name of the class token `[1, 1, d]`.
     table: name of the position embedding `[1, 1 + patches, d]`.
   """
@@ -170,28 +209,35 @@ def without_class_position(
   return arrays | {cls: arrays[cls] + first, table: patches}
 
 
-def _say(path: str, unseen: Unseen) -> None:
-  log.info(
+def _log(path: str, unseen: Unseen) -> None:
+  log.log(
+    logging.WARNING if unseen.assumed else logging.INFO,
     '%s: what its arrays do not show is taken from %s: gelu %s, LayerNorm ε '
-    '%g, mean %s, std %s, preprocess %s; say otherwise by load_pretrained(…, '
+    '%g, mean %s, std %s, preprocess %s; override it by load_pretrained(…, '
     'gelu=…, mean=…, std=…) and --config.preprocess.KEY=…',
-    *(path, unseen.known_from, unseen.gelu, unseen.epsilon),
-    *(tuple(unseen.mean), tuple(unseen.std), dict(unseen.preprocess) or '{}'),
+    path,
+    unseen.known_from,
+    unseen.gelu,
+    unseen.epsilon,
+    tuple(unseen.mean),
+    tuple(unseen.std),
+    dict(unseen.preprocess) or '{}',
   )
 
 
 def exported(
   params: PyTree, about: dict[str, Any], naming: Naming
 ) -> dict[str, np.ndarray]:
-  """A model's parameters under another project's names.
+  """Returns a model's parameters under another project's names.
 
   Args:
-    params: of the objective that `about` names.
-    about: see `Pretrained.about`; its mean and deviation are unfolded.
-    naming: of the project.
+    params: parameters of the objective that `about` specifies.
+    about: description of the weights, see `Pretrained.about`; its mean and
+      standard deviation are unfolded from the patch embedding.
+    naming: names in the other project.
 
   Raises:
-    UserError: some have no name there.
+    UserError: some parameters have no name there.
   """
   source = Pretrained('', about, lambda abstract: None)
   check_positions(source.model(), ('learned',))
@@ -203,39 +249,49 @@ def exported(
 
 
 def check_positions(model: Any, known: tuple[str, ...]) -> None:
-  """Raises UserError where a format cannot say how positions are told."""
+  """Checks that a format can express the kind of positions of a model.
+
+  Args:
+    model: model whose parameters are written.
+    known: kinds that a reader of the format assumes.
+
+  Raises:
+    UserError: the model has positions of another kind.
+  """
   position = getattr(model, 'position', 'learned')
   if position not in known:
     raise UserError(
       f'this format has positions of the kind {" or ".join(known)}, and this '
-      f'model {position!r}, which its parameters do not show: write a '
+      f'model has {position!r}, which its parameters do not show: write a '
       'directory instead.'
     )
 
 
-def warn_of_unsaid(path: str, model: Any) -> None:
-  """Warns of what a file without notes cannot say: readers take JAX's own.
+def warn_of_defaults(path: str, model: Any) -> None:
+  """Warns if readers of a file without notes would use other constants.
 
   Args:
-    path: of the file that is written.
-    model: whose GELU and ε are compared with the official JAX models'.
+    path: path of the file that is written.
+    model: model whose GELU and epsilon are compared with those of the official
+      JAX models, which readers assume.
   """
-  said = {'gelu': 'tanh', 'norm_eps': EPSILON}
+  defaults = {'gelu': 'tanh', 'norm_eps': EPSILON}
   other = [
     f'{key}={getattr(model, key)!r} (and not {value!r})'
-    for key, value in said.items()
+    for key, value in defaults.items()
     if getattr(model, key, value) != value
   ]
   if other:
     log.warning(
-      '%s has no place for what this model computes with: say %s to whatever '
-      'reads it',
-      *(path, ' and '.join(other)),
+      '%s cannot hold the settings of this model; give %s to other programs '
+      'that read it',
+      path,
+      ' and '.join(other),
     )
 
 
 def mean_and_std(about: dict[str, Any]) -> tuple[list[float], list[float]]:
-  """What pixels in [0, 1] are normalised by before weights are exported."""
+  """Returns mean and std of pixels in [0, 1] that exported weights take."""
   mean, std = normalization.NONE
   found = about.get('normalization', {'mean': mean, 'std': std})
   return list(found['mean']), list(found['std'])

@@ -1,6 +1,6 @@
 """Hugging Face directories: `config.json` and `.safetensors`.
 
-What is inside is told by the module of its type of model (`_TYPES`).
+A module for each type of model (`_TYPES`) describes the contents.
 """
 
 import json
@@ -14,7 +14,7 @@ from vit_jax.arrays import tree
 from vit_jax.errors import UserError
 from vit_jax.files import paths
 from vit_jax.weights.contract import Pretrained
-from vit_jax.weights.formats import foreign, tensors, timm_swin
+from vit_jax.weights.formats import foreign, settings, tensors, timm_swin
 from vit_jax.weights.formats import huggingface_processor as processor
 from vit_jax.weights.formats import huggingface_swin as swin
 from vit_jax.weights.formats import huggingface_vit as vit
@@ -26,56 +26,84 @@ _TYPES: dict[str, Any] = {
   **dict.fromkeys(vit.CLASSES, vit),
   **dict.fromkeys(swin.CLASSES, swin),
 }
+_CONFIG: settings.Rules = {
+  'model_type': settings.TEXT,
+  'hidden_act': settings.TEXT,
+  'layer_norm_eps': settings.number(0, 1),
+  'id2label': settings.Rule(
+    lambda value: (
+      isinstance(value, dict)
+      and all(str(key).isdecimal() for key in value)
+      and all(isinstance(name, str) for name in value.values())
+    ),
+    'an object of class names, whose keys are numbers',
+  ),
+}
+_INDEX: settings.Rules = {'weight_map': settings.mapping(settings.TEXT)}
 
 
 def matches(path: str) -> bool:
-  """A directory whose config.json names a type of model, or its weights."""
+  """Returns whether a path is a directory of the library's, or its weights."""
   folder = paths.locate(path)
   if path.endswith('.safetensors'):
     folder = folder.parent
   file = folder / 'config.json'
-  return file.exists() and 'model_type' in tensors.read_json(file)
+  return file.exists() and 'model_type' in settings.read(file)
 
 
 def load(path: str) -> Pretrained:
-  """Looks at a directory, with one file of weights or several.
+  """Describes the weights in a directory, in one file or in several.
+
+  Args:
+    path: path of the directory, or of model.safetensors in it.
 
   Raises:
-    UserError: unreadable, another type of model, or damaged.
+    UserError: the directory is unreadable or damaged, or holds another type of
+      model.
   """
   folder = paths.locate(path)
   if path.endswith('.safetensors'):
     folder = folder.parent
-  config = tensors.read_json(folder / 'config.json')
+  file = folder / 'config.json'
+  config = settings.validated(file, settings.read(file), _CONFIG)
   kind = config.get('model_type')
   if kind not in _TYPES:
     raise UserError(
-      f'{path} holds a model of the type {kind!r}; read are '
+      f'{path} holds a model of the type {kind!r}; supported types: '
       f'{", ".join(_TYPES)}.'
     )
+  config = settings.validated(file, config, _TYPES[kind].RULES)
+  settings.require(file, config, _TYPES[kind].REQUIRED)
   found = _TYPES[kind].describe(path, _read(folder), config)
   return foreign.pretrained(path, found, _unseen(path, folder, config))
 
 
 def _read(folder: Any) -> dict[str, np.ndarray]:
-  """All arrays, of one file or of those that an index names."""
+  """Reads all arrays, from one file or from those that an index lists."""
   index = folder / 'model.safetensors.index.json'
   if not index.exists():
     return tensors.read(os.fspath(folder / 'model.safetensors'))
-  placed = tensors.read_json(index).get('weight_map', {})
+  content = settings.validated(index, settings.read(index), _INDEX)
+  placed = content.get('weight_map', {})
   arrays = {}
   for name in sorted(set(placed.values())):
+    if name != os.path.basename(name):
+      raise UserError(
+        f'{index} lists {name!r}; its files must be in the same directory.'
+      )
     arrays |= tensors.read(os.fspath(folder / name))
   lost = sorted(set(placed) - set(arrays))
   if lost:
     raise UserError(
-      f'{index} names arrays that its files do not hold: {", ".join(lost)}.'
+      f'{index} lists arrays that its files do not hold: {", ".join(lost)}.'
     )
   return arrays
 
 
 def _unseen(path: str, folder: Any, config: Mapping[str, Any]) -> Unseen:
-  found = tensors.read_json(folder / 'preprocessor_config.json')
+  """Returns the settings of a directory that no array shows."""
+  file = folder / 'preprocessor_config.json'
+  found = settings.validated(file, settings.read(file), processor.RULES)
   given = found or processor.DEFAULTS[config['model_type']]
   names = config.get('id2label', {})
   mean, std = given.get('image_mean', NONE[0]), given.get('image_std', NONE[1])
@@ -96,8 +124,14 @@ def _unseen(path: str, folder: Any, config: Mapping[str, Any]) -> Unseen:
 def save(path: str, params: PyTree, about: dict[str, Any]) -> None:
   """Writes a directory that the library opens offline.
 
+  Args:
+    path: path of the directory, which must not exist.
+    params: parameters of the objective that `about` specifies.
+    about: description of the weights, see `Pretrained.about`.
+
   Raises:
-    UserError: it exists, or none of the library's models can be that model.
+    UserError: the directory exists, or none of the library's models computes
+      what this model does.
   """
   folder = paths.locate(path)
   if folder.exists():
@@ -124,6 +158,7 @@ def save(path: str, params: PyTree, about: dict[str, Any]) -> None:
 def _config(
   model: Any, family: Any, about: Mapping[str, Any]
 ) -> dict[str, Any]:
+  """Returns the content of config.json."""
   kind, (height, width) = family.kind(model), about['image_size']
   ending = 'ForImageClassification' if model.num_classes else 'Model'
   if getattr(model, 'distilled', False):

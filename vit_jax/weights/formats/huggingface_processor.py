@@ -1,14 +1,41 @@
-"""Hugging Face's preprocessor_config.json, read and written."""
+"""Hugging Face's preprocessor_config.json: reading and writing."""
 
 import logging
 from collections.abc import Mapping
 from typing import Any
 
-from vit_jax.weights.formats import foreign
+from vit_jax.weights.formats import foreign, settings
 from vit_jax.weights.formats.normalization import IMAGENET, NONE
 
 log = logging.getLogger('vit_jax')
-# Where preprocessor_config.json is missing: what the library does by default.
+# A number, a list or an object, as `pair` reads them.
+SIZE = settings.either(
+  settings.SIDE,
+  settings.several(settings.SIDE, 1, 2),
+  settings.mapping(settings.SIDE, 'height', 'width'),
+)
+# Our own section, which a file written here contains next to the library's
+# keys: the library does not have all of our filters.
+_OWN = 'vit_jax_preprocess'
+RULES: settings.Rules = {
+  'do_normalize': settings.FLAG,
+  'do_center_crop': settings.FLAG,
+  'image_mean': settings.MEAN,
+  'image_std': settings.STD,
+  'resample': settings.integer(0, 5),
+  'size': settings.either(
+    SIZE,
+    settings.mapping(settings.SIDE, 'shortest_edge'),
+    settings.mapping(settings.SIDE, 'shortest_edge', 'longest_edge'),
+  ),
+  'crop_size': SIZE,
+  _OWN: {
+    'resize': settings.TEXT,
+    'interpolation': settings.TEXT,
+    'central_fraction': settings.number(0.01, 1),
+  },
+}
+# Defaults of the library for directories without preprocessor_config.json.
 DEFAULTS: dict[str, dict[str, Any]] = {
   'vit': dict(
     size={'height': 224, 'width': 224},
@@ -30,13 +57,13 @@ DEFAULTS['dinov2_with_registers'] = DEFAULTS['dinov2']
 DEFAULTS['swin'] = DEFAULTS['vit'] | dict(
   resample=3, image_mean=IMAGENET[0], image_std=IMAGENET[1]
 )
-# Pillow's numbers of filters.
+# Pillow's numbers of filters, which antialias when an image shrinks.
 _FILTERS = {2: 'bilinear_antialias', 3: 'bicubic'}
-_NUMBERS = {'bilinear': 2, 'area': 2, 'bilinear_antialias': 2, 'bicubic': 3}
+_NUMBERS = {name: number for number, name in _FILTERS.items()}
 
 
 def pair(size: Any) -> tuple[int, int]:
-  """(height, width) of a number, a list or a dict of the library."""
+  """Returns (height, width) of a number, a list or an object."""
   if isinstance(size, Mapping):
     return size['height'], size['width']
   sides = [size] if isinstance(size, int) else list(size)
@@ -44,7 +71,13 @@ def pair(size: Any) -> tuple[int, int]:
 
 
 def read(given: Mapping[str, Any]) -> dict[str, Any]:
-  """A config section that does what the library's processor does."""
+  """Returns a config section that does what the library's processor does.
+
+  Args:
+    given: content of preprocessor_config.json, validated by `RULES`.
+  """
+  if _OWN in given:
+    return dict(given[_OWN])
   number = given.get('resample', 2)
   if number not in _FILTERS:
     log.warning("images are resized by bicubic, not Pillow's filter %s", number)
@@ -55,13 +88,18 @@ def read(given: Mapping[str, Any]) -> dict[str, Any]:
   if not cropped:
     return section | {'resize': 'squash'}
   larger = shorter or pair(size)[0]
-  share = pair(given.get('crop_size', larger))[0] / larger
+  # A crop that is larger than the image is padded there; here it is the image.
+  fraction = min(pair(given.get('crop_size', larger))[0] / larger, 1.0)
   resize = 'torchvision' if shorter else 'squash_central'
-  return section | {'resize': resize, 'central_fraction': min(share, 1.0)}
+  return section | {'resize': resize, 'central_fraction': fraction}
 
 
 def written(about: Mapping[str, Any]) -> dict[str, Any]:
-  """The library's settings for what `about` says of preprocessing."""
+  """Returns the library's settings for the preprocessing of weights.
+
+  Args:
+    about: description of the weights, see `Pretrained.about`.
+  """
   height, width = about['image_size']
   section = {'resize': 'squash', 'central_fraction': 0.875}
   section |= {'interpolation': 'bilinear', **about['preprocess']}
@@ -70,23 +108,33 @@ def written(about: Mapping[str, Any]) -> dict[str, Any]:
     image_processor_type='ViTImageProcessor',
     do_resize=True,
     size={'height': height, 'width': width},
-    resample=_NUMBERS[section['interpolation']],
+    resample=_NUMBERS.get(section['interpolation'], 2),
     do_rescale=True,
     rescale_factor=1 / 255,
     do_normalize=True,
     image_mean=mean,
     image_std=std,
   )
+  if section['interpolation'] not in _NUMBERS:
+    log.warning(
+      'Hugging Face has no interpolation %r: its library will resize images by '
+      'bilinear with antialiasing, and vit_jax by %r as before',
+      section['interpolation'],
+      section['interpolation'],
+    )
+    config[_OWN] = dict(about['preprocess'])
   if section['resize'] == 'squash':
     return config
-  share = section['central_fraction']
-  larger = {'height': round(height / share), 'width': round(width / share)}
+  fraction = section['central_fraction']
+  larger = {
+    'height': round(height / fraction),
+    'width': round(width / fraction),
+  }
   if section['resize'] != 'squash_central':
-    larger = {'shortest_edge': round(max(height, width) / share)}
+    larger = {'shortest_edge': round(max(height, width) / fraction)}
+  kind = 'Bit' if section['resize'] != 'squash_central' else 'DeiT'
   return config | dict(
-    image_processor_type='DeiTImageProcessor'
-    if section['resize'] == 'squash_central'
-    else 'BitImageProcessor',
+    image_processor_type=f'{kind}ImageProcessor',
     size=larger,
     do_center_crop=True,
     crop_size={'height': height, 'width': width},

@@ -1,7 +1,7 @@
 """Swin Transformers in Hugging Face's directories.
 
-In memory the newer majors of the library have other names than in files: both
-are read; written is what is in files.
+Newer major versions of the library use other names in memory than in files.
+Both are read; the names in files are written.
 """
 
 import re
@@ -13,7 +13,7 @@ import numpy as np
 from vit_jax.errors import UserError
 from vit_jax.models.swin import relative, sizes
 from vit_jax.weights.formats import huggingface_processor as processor
-from vit_jax.weights.formats import timm_swin
+from vit_jax.weights.formats import settings, timm_swin
 from vit_jax.weights.formats.foreign import Described
 from vit_jax.weights.formats.naming import Naming
 
@@ -43,7 +43,7 @@ _BLOCK = {
   'mlp/fc1': 'intermediate.dense',
   'mlp/fc2': 'output.dense',
 }
-# What the model computes by: what else a config says is refused.
+# Constants of the model; configs with other values are refused.
 _FIXED = {
   'patch_size': sizes.PATCH_SIZE,
   'mlp_ratio': float(sizes.MLP_RATIO),
@@ -52,22 +52,38 @@ _FIXED = {
 }
 
 
+RULES: settings.Rules = {
+  'embed_dim': settings.integer(1, 2**15),
+  'depths': settings.several(settings.integer(1, 1000), 1, 8),
+  'num_heads': settings.several(settings.integer(1, 4096), 1, 8),
+  'window_size': settings.integer(1, 4096),
+  'image_size': processor.SIZE,
+}
+REQUIRED = tuple(RULES)
+
+
 def describe(
   path: str, arrays: Mapping[str, np.ndarray], config: Mapping[str, Any]
 ) -> Described:
-  """What a directory's arrays and config tell of the model.
+  """Returns what a directory's arrays and config specify of the model.
+
+  Args:
+    path: path of the directory, for messages.
+    arrays: all arrays in it.
+    config: content of config.json, validated by `RULES`.
 
   Raises:
-    UserError: the config lacks a size, or describes what no Swin here can be.
+    UserError: the config describes a Swin that the model here cannot be.
   """
-  needed = ('embed_dim', 'depths', 'num_heads', 'window_size', 'image_size')
-  lacking = [name for name in needed if name not in config]
-  if lacking:
-    raise UserError(f'config.json of {path} lacks {", ".join(lacking)}.')
   heads = list(config['num_heads'])
   doubled = [heads[0] * 2**i for i in range(len(heads))]
   other = {k: v for k, v in _FIXED.items() if config.get(k, v) != v}
   other |= {} if heads == doubled else {'num_heads': doubled}
+  if len(config['depths']) != len(heads):
+    raise UserError(
+      f'{path}: depths are {config["depths"]} and num_heads {heads}; they must '
+      'have one element for each stage.'
+    )
   if other:
     raise UserError(
       f'{path} holds a Swin with '
@@ -95,13 +111,13 @@ def describe(
 
 
 def kind(model: Any) -> str:
-  """The library's type of a model."""
+  """Returns the library's type of a model."""
   del model
   return 'swin'
 
 
 def naming(model: Any) -> Naming:
-  """How the parameters of a model are called in files."""
+  """Returns the names of a model's parameters in files."""
   return _naming(len(model.depths))
 
 
@@ -126,11 +142,11 @@ def _naming(stages: int) -> Naming:
 def completed(
   model: Any, arrays: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-  """The arrays, which are all that files have.
+  """Returns the arrays unchanged: files contain no others.
 
   Raises:
-    UserError: windows are smaller than the config says, in stages whose maps
-      are: the library's tables have one size.
+    UserError: some windows are smaller than the config's, in stages with small
+      maps; the library's tables all have one size.
   """
   for name, array in arrays.items():
     if name.endswith('relative_position_bias_table'):
@@ -139,13 +155,13 @@ def completed(
         raise UserError(
           f"Hugging Face's Swin has windows of {model.window_size} tokens in "
           f'all stages, and this model {window} in {name}: it cannot be '
-          "written as such a directory; timm's .safetensors may do."
+          "written as such a directory; write timm's .safetensors instead."
         )
   return arrays
 
 
 def written(model: Any) -> dict[str, Any]:
-  """The sizes and options in a config.json."""
+  """Returns the sizes and options in a config.json."""
   return _FIXED | dict(
     embed_dim=model.width,
     depths=list(model.depths),

@@ -1,7 +1,7 @@
 """Vision Transformers in Hugging Face's directories.
 
 ViT, DeiT, DINOv2 and DINOv2 with registers, under the names that the library's
-majors before and since 5 have in memory; on disk both write the older ones.
+major versions before and since 5 use in memory; files contain the older ones.
 """
 
 import logging
@@ -13,13 +13,13 @@ import numpy as np
 
 from vit_jax.errors import UserError
 from vit_jax.models.vit.vit import ViT
-from vit_jax.weights.formats import foreign
+from vit_jax.weights.formats import foreign, settings
 from vit_jax.weights.formats import huggingface_processor as processor
 from vit_jax.weights.formats.foreign import Described
 from vit_jax.weights.formats.naming import Naming
 
 log = logging.getLogger('vit_jax')
-# What the library calls each type's classes.
+# Prefixes of the library's class names, by type of model.
 CLASSES = {
   'vit': 'ViT',
   'deit': 'DeiT',
@@ -50,7 +50,7 @@ NAMES = {
   'head': 'classifier',
 }
 NAMING = Naming(NAMES, torch=True)
-# DINOv2 calls some otherwise; of the last two the second where MLPs are gated.
+# Names in DINOv2 that differ: without and with gated MLPs.
 _DINOV2 = {
   'norm1': ('norm1', 'norm1'),
   'norm2': ('norm2', 'norm2'),
@@ -62,7 +62,7 @@ _ACTIVATIONS = {
   'tanh': 'gelu_pytorch_tanh',
   'quick': 'quick_gelu',
 }
-_LAYER_SCALE = 1e-5  # a start value, which weights do not need
+_LAYER_SCALE = 1e-5  # an initial value, which loaded weights replace
 _ALIASES = (
   (r'^(vit|deit|dinov2|dinov2_with_registers)\.', ''),
   (r'^(encoder\.)?layers?\.', 'encoder.layer.'),
@@ -77,24 +77,52 @@ _ALIASES = (
   (r'^cls_classifier\.', 'classifier.'),
 )
 
+RULES: settings.Rules = {
+  'patch_size': settings.integer(1, 2**12),
+  'hidden_size': settings.integer(1, 2**15),
+  'num_hidden_layers': settings.integer(1, 1000),
+  'num_attention_heads': settings.integer(1, 4096),
+  'intermediate_size': settings.integer(1, 2**18),
+  'mlp_ratio': settings.number(0.01, 64),
+  'image_size': processor.SIZE,
+}
+REQUIRED = (
+  'patch_size',
+  'hidden_size',
+  'num_hidden_layers',
+  'num_attention_heads',
+  'image_size',
+)
+
 
 def describe(
   path: str, arrays: Mapping[str, np.ndarray], config: Mapping[str, Any]
 ) -> Described:
-  """What a directory's arrays and config tell of the model.
+  """Returns what a directory's arrays and config specify of the model.
+
+  Args:
+    path: path of the directory, for messages.
+    arrays: all arrays in it.
+    config: content of config.json, validated by `RULES`.
 
   Raises:
-    UserError: the config lacks a size.
+    UserError: the sizes in the config contradict each other.
   """
   arrays, options = _options(_renamed(path, arrays))
   keys = _keys(path, config) | options
-  return Described(arrays, NAMING, keys, processor.pair(config['image_size']))
+  size = processor.pair(config['image_size'])
+  if min(size) < keys['patch_size']:
+    raise UserError(
+      f'config.json of {path}: image_size is {config["image_size"]}; it must '
+      f'be at least patch_size, {keys["patch_size"]}.'
+    )
+  return Described(arrays, NAMING, keys, size)
 
 
 def _renamed(
   path: str, arrays: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-  """Arrays under one set of names, without what a ViT has no use for."""
+  """Returns arrays under one set of names, without those a ViT does not use."""
   renamed = {}
   for name, array in arrays.items():
     for pattern, replacement in _ALIASES:
@@ -105,7 +133,7 @@ def _renamed(
   width = renamed.get('layernorm.weight', np.zeros(0)).shape[0]
   head = renamed.get('classifier.weight')
   if head is not None and head.shape[-1] == 2 * width:
-    if not np.any(head[:, width:]):  # as written here
+    if not np.any(head[:, width:]):  # as `completed` writes it
       return renamed | {'classifier.weight': head[:, :width]}
     for leaf in ('weight', 'bias'):
       renamed.pop(f'classifier.{leaf}', None)
@@ -118,27 +146,31 @@ def _renamed(
 
 
 def _keys(path: str, config: Mapping[str, Any]) -> dict[str, Any]:
-  """The model's sizes; raises UserError where the config lacks one."""
-  names = dict(
-    patch_size='patch_size',
-    width='hidden_size',
-    depth='num_hidden_layers',
-    num_heads='num_attention_heads',
+  """Returns the model's sizes.
+
+  Raises:
+    UserError: the width is not a multiple of the number of heads.
+  """
+  width, num_heads = config['hidden_size'], config['num_attention_heads']
+  if width % num_heads:
+    raise UserError(
+      f'config.json of {path}: hidden_size is {width}; it must be a multiple '
+      f'of num_attention_heads, {num_heads}.'
+    )
+  mlp_dim = int(config.get('mlp_ratio', 4) * width)
+  return dict(
+    patch_size=config['patch_size'],
+    width=width,
+    depth=config['num_hidden_layers'],
+    num_heads=num_heads,
+    mlp_dim=config.get('intermediate_size', max(mlp_dim, 1)),
   )
-  lacking = [n for n in (*names.values(), 'image_size') if n not in config]
-  if lacking:
-    raise UserError(f'config.json of {path} lacks {", ".join(lacking)}.')
-  keys = {here: config[there] for here, there in names.items()}
-  mlp_dim = config.get('intermediate_size')
-  if mlp_dim is None:
-    mlp_dim = int(config.get('mlp_ratio', 4) * keys['width'])
-  return keys | {'mlp_dim': mlp_dim}
 
 
 def _options(
   arrays: dict[str, np.ndarray],
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-  """What the arrays tell of the model, and the arrays under its names."""
+  """Returns the arrays with tokens as here, and the options they show."""
   options: dict[str, Any] = {
     'pool': 'token',
     'pre_logits': 'pooler.dense.weight' in arrays,
@@ -146,10 +178,10 @@ def _options(
   names = NAMES['distillation'], NAMES['registers']
   if names[0] in arrays and 'distillation_classifier.weight' in arrays:
     options['distilled'] = True
-  elif names[0] in arrays:  # nothing is read from it
+  elif names[0] in arrays:  # its output is not used: a register
     arrays = {names[1] if k == names[0] else k: v for k, v in arrays.items()}
     options['registers'] = 1
-  elif names[1] in arrays:  # which have no positions, other than class tokens
+  elif names[1] in arrays:  # registers without positions
     names_of_both = NAMES['cls'], NAMES['position/embedding']
     options['registers'] = arrays[names[1]].shape[1]
     options['prefix_positions'] = False
@@ -164,10 +196,10 @@ def _options(
 
 
 def kind(model: Any) -> str:
-  """The library's type of a model.
+  """Returns the library's type of a model.
 
   Raises:
-    UserError: it has none that can be this model; says why.
+    UserError: none of its types computes what this model does; lists why.
   """
   if not isinstance(model, ViT):
     raise UserError(
@@ -176,6 +208,8 @@ def kind(model: Any) -> str:
     )
   if model.distilled:
     found, known = 'deit', ('distilled',)
+  elif _is_deit(model):
+    found, known = 'deit', ('registers',)
   elif model.registers:
     found, known = (
       'dinov2_with_registers',
@@ -196,7 +230,7 @@ def kind(model: Any) -> str:
     special.append(f'pool {model.pool!r}')
   if model.has_pre_logits and (model.num_classes or found != 'vit'):
     special.append('pre-logits before the head')
-  if found == 'deit' and not model.num_classes:
+  if model.distilled and not model.num_classes:
     special.append('distillation token without a head')
   if found.startswith('dinov2') and _mlp_ratio(model) is None:
     special.append(f'MLP of {model.mlp_dim} units for a width of {model.width}')
@@ -209,28 +243,49 @@ def kind(model: Any) -> str:
   return found
 
 
+def _is_deit(model: Any) -> bool:
+  """Returns whether a model is a DeiT whose distillation token is not used.
+
+  That token is a register with a position; Dinov2WithRegisters' have none.
+  """
+  return (
+    model.registers == 1
+    and model.prefix_positions
+    and model.layer_scale is None
+    and not model.gated
+    and not model.distilled
+  )
+
+
 def naming(model: Any) -> Naming:
-  """How the parameters of a model are called in files of its type."""
+  """Returns the names of a model's parameters in files of its type."""
   names = dict(NAMES)
   if kind(model).startswith('dinov2'):
     for path, each in _DINOV2.items():
       names[_LAYER + path] = _THERE + each[model.gated]
   if model.distilled:
     names['head'] = 'cls_classifier'
+  elif _is_deit(model):
+    names['registers'] = NAMES['distillation']
   return Naming(names, torch=True)
 
 
 def completed(
   model: Any, arrays: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-  """A model's arrays with all that its type has besides, to the same effect."""
+  """Returns a model's arrays with those that only its type has.
+
+  The additional arrays (positions, LayerScale, half of a head) are zeros or
+  ones, with which the library's model computes the same.
+  """
   table, scale = NAMES['position/embedding'], _THERE + 'layer_scale{j}.lambda1'
   type_, width = kind(model), model.width
   slots = np.asarray(arrays[table])
-  if not model.prefix_positions:  # where the class token has one
+  if not model.prefix_positions:  # there the class token has a position
     prefix = 1 + model.distilled
     slots = np.pad(slots, ((0, 0), (prefix, 0), (0, 0)))
-  elif model.registers:  # which have none there
+  elif model.registers and not _is_deit(model):
+    # Registers have no positions there: add them to the tokens themselves.
     last = 1 + model.registers
     registers = NAMES['registers']
     arrays = arrays | {registers: arrays[registers] + slots[:, 1:last]}
@@ -243,14 +298,14 @@ def completed(
     for j in (1, 2):
       name = scale.format(i=i, j=j)
       arrays[name] = np.ones(width, np.float32)
-  if model.num_classes:  # the head there takes the patches' mean, too
+  if model.num_classes:  # the head there also takes the mean of the patches
     head = arrays['classifier.weight']
     arrays['classifier.weight'] = np.pad(head, ((0, 0), (0, width)))
   return arrays
 
 
 def written(model: Any) -> dict[str, Any]:
-  """The sizes and options in a config.json of the model's type."""
+  """Returns the sizes and options in a config.json of the model's type."""
   config = dict(
     patch_size=model.patch_size,
     hidden_size=model.width,
@@ -276,10 +331,10 @@ def written(model: Any) -> dict[str, Any]:
 
 
 def _mlp_ratio(model: Any) -> int | None:
-  """What the hidden units are DINOv2's function of; None if there is none."""
+  """Returns DINOv2's `mlp_ratio` for the hidden units; None if none fits."""
   gated = model.gated
   ratio = round(model.mlp_dim * (1.5 if gated else 1) / model.width)
   units = ratio * model.width
-  if gated:  # two thirds, to the next multiple of 8
+  if gated:  # two thirds, rounded up to a multiple of 8
     units = (units * 2 // 3 + 7) // 8 * 8
   return ratio if units == model.mlp_dim else None

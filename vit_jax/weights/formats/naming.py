@@ -1,10 +1,11 @@
-"""Parameters of one architecture under the names of another project.
+"""Parameters of an architecture under the names of another project.
 
-A table `{path here: name there}` says it all: a path is a leaf's, or that of a
+A naming is a table `{path here: name there}`. A path is that of a leaf, or of a
 module whose leaves keep their kinds ('kernel' is 'weight' in PyTorch). A name
-with `{i}` stands for one array a layer, which are stacked here, with `{2i}` or
-`{2i+1}` for one of every other layer; `Part` for one of several that are joined
-there along the first axis (query, key and value).
+with `{i}` stands for one array per layer, which are stacked here; `{2i}` and
+`{2i+1}` number every other layer, `{i+2:02}` counts from 2 in two digits.
+`Part` is one of several arrays that are joined there along the first axis
+(query, key and value).
 """
 
 import re
@@ -16,12 +17,20 @@ import numpy as np
 
 from vit_jax.errors import UserError
 
-_NUMBER = re.compile(r'\{(?P<step>\d*)i(?:\+(?P<first>\d+))?\}')
+_NUMBER = re.compile(
+  r'\{(?P<step>\d*)i(?:\+(?P<first>\d+))?(?::0(?P<digits>\d))?\}'
+)
 _TORCH_LEAVES = {'kernel': 'weight', 'scale': 'weight', 'bias': 'bias'}
 
 
 class Part(NamedTuple):
-  """One of several arrays that are joined under one name."""
+  """One of several arrays that are joined under one name.
+
+  Attributes:
+    name: name of the joined array.
+    index: index of this array among the joined ones.
+    count: number of joined arrays.
+  """
 
   name: str
   index: int
@@ -29,19 +38,19 @@ class Part(NamedTuple):
 
 
 class Naming(NamedTuple):
-  """How a project calls the parameters.
+  """Names of the parameters in a project.
 
   Attributes:
     names: {path of a leaf or a module: its name there}.
     torch: whether matrices are `[outputs, inputs]` and leaves have PyTorch's
-      names; otherwise arrays are as here, and names as paths.
+      names; otherwise arrays have the layout used here, and names are paths.
   """
 
   names: Mapping[str, str | Part]
   torch: bool
 
   def part(self, path: str) -> Part | None:
-    """What a leaf is called; None if there is no name for it."""
+    """Returns the name of a leaf; None if it has no name."""
     module, _, leaf = path.rpartition('/')
     ending = ''
     if path in self.names:
@@ -58,14 +67,14 @@ class Naming(NamedTuple):
 def export(
   flat: Mapping[str, np.ndarray], naming: Naming
 ) -> Iterator[tuple[str, np.ndarray]]:
-  """Parameters under the names of another project, one after the other.
+  """Yields parameters under the names of another project.
 
   Args:
-    flat: {path: array} of all parameters.
-    naming: of the project.
+    flat: all parameters, {path: array}.
+    naming: names in the project.
 
   Raises:
-    UserError: some have no name there; lists them.
+    UserError: some parameters have no name there; lists them.
   """
   joined: dict[str, dict[int, str]] = {}
   nameless = []
@@ -94,38 +103,51 @@ def export(
 
 
 def _numbered(name: str, i: int) -> str:
-  """The name of array `i` of a stack."""
+  """Returns the name of array `i` of a stack."""
 
   def number(found: re.Match[str]) -> str:
-    return str(int(found['step'] or 1) * i + int(found['first'] or 0))
+    value = int(found['step'] or 1) * i + int(found['first'] or 0)
+    return str(value).zfill(int(found['digits'] or 0))
 
   return _NUMBER.sub(number, name)
 
 
 def shapes(
-  wanted: Mapping[str, tuple[int, ...]], naming: Naming
+  expected: Mapping[str, tuple[int, ...]], naming: Naming
 ) -> dict[str, tuple[int, ...]]:
-  """{name there: shape there} of parameters with these shapes here."""
+  """Returns {name there: shape there} for parameters of these shapes here.
+
+  Args:
+    expected: shapes here, {path: shape}.
+    naming: names in the project.
+  """
+  # Arrays with strides of 0 occupy no memory, whatever their shape.
   zeros = {
-    path: np.broadcast_to(np.int8(0), shape) for path, shape in wanted.items()
+    path: np.broadcast_to(np.int8(0), shape) for path, shape in expected.items()
   }
   return {name: array.shape for name, array in export(zeros, naming)}
 
 
 def check(
   path: str,
-  came: Mapping[str, tuple[int, ...]],
-  wanted: Mapping[str, tuple[int, ...]],
+  actual: Mapping[str, tuple[int, ...]],
+  expected: Mapping[str, tuple[int, ...]],
 ) -> None:
-  """Compares shapes by name.
+  """Compares the shapes of arrays by name.
+
+  Args:
+    path: path of the file, for messages.
+    actual: shapes in the file.
+    expected: shapes that the model has.
 
   Raises:
-    UserError: a table of all that is missing, too many or of another shape.
+    UserError: arrays are missing, unknown or of another shape; lists all.
   """
   rows: dict[tuple[str, Any, Any], list[int]] = {}
-  for name in sorted({*came, *wanted}):
-    pair = came.get(name), wanted.get(name)
+  for name in sorted({*actual, *expected}):
+    pair = actual.get(name), expected.get(name)
     if pair[0] != pair[1]:
+      # Arrays that differ only in the layer's number share a line.
       layer = re.search(r'(?<=[._/])\d+(?=[./])', name)
       at = int(layer[0]) if layer else -1
       if layer:
@@ -135,17 +157,19 @@ def check(
     return
   lines = [
     f'  {_with_layers(name, layers)}: '
-    f'{_shown(has, "missing")} in the file, {_shown(want, "none")} in the model'
-    for (name, has, want), layers in rows.items()
+    f'{_shown(found, "missing")} in the file, '
+    f'{_shown(wanted, "none")} in the model'
+    for (name, found, wanted), layers in rows.items()
   ]
   raise UserError(
     f'{path} does not hold the parameters of the model that its arrays '
-    'describe:\n' + '\n'.join(lines) + '\nIt may be damaged, or of a model '
-    'that is not known here.'
+    'describe:\n' + '\n'.join(lines) + '\nIt may be damaged, or its model may '
+    'not be supported.'
   )
 
 
 def _with_layers(name: str, layers: list[int]) -> str:
+  """Returns a name with '*' replaced by the numbers of layers."""
   if layers == [-1]:
     return name
   layers = sorted(layers)
@@ -162,19 +186,19 @@ def _shown(shape: tuple[int, ...] | None, absent: str) -> str:
 
 def native(
   arrays: Mapping[str, np.ndarray],
-  wanted: Mapping[str, tuple[int, ...]],
+  expected: Mapping[str, tuple[int, ...]],
   naming: Naming,
 ) -> dict[str, np.ndarray]:
-  """Parameters under their paths here, float32.
+  """Returns parameters under their paths here, as float32.
 
   Args:
-    arrays: {name there: array}, of the shapes that `shapes` gives.
-    wanted: {path: shape} of all parameters of the model.
-    naming: of the project.
+    arrays: arrays {name there: array} of the shapes that `shapes` returns.
+    expected: shapes {path: shape} of all parameters of the model.
+    naming: names in the project.
   """
   return {
     path: _native_leaf(arrays, path, shape, naming)
-    for path, shape in wanted.items()
+    for path, shape in expected.items()
   }
 
 
@@ -185,7 +209,7 @@ def _native_leaf(
   naming: Naming,
 ) -> np.ndarray:
   part = naming.part(path)
-  assert part is not None, path  # `shapes` has named them all
+  assert part is not None, path  # or `shapes` would have raised
 
   def take(name: str, shape: tuple[int, ...]) -> np.ndarray:
     array = np.split(arrays[name], part.count)[part.index]
@@ -200,7 +224,7 @@ def _native_leaf(
 
 
 def _there(path: str, array: np.ndarray, naming: Naming) -> np.ndarray:
-  """An array of one layer as the other project keeps it."""
+  """Returns an array of one layer in the other project's layout."""
   if not naming.torch:
     return array
   if path == 'embedding/kernel':  # [p, p, c, d] to [d, c, p, p]
@@ -217,7 +241,7 @@ def _there(path: str, array: np.ndarray, naming: Naming) -> np.ndarray:
 def _here(
   path: str, array: np.ndarray, shape: tuple[int, ...], naming: Naming
 ) -> np.ndarray:
-  """The inverse of `_there`."""
+  """Returns an array in the layout used here; the inverse of `_there`."""
   if not naming.torch:
     return array
   if path == 'embedding/kernel':
@@ -226,7 +250,15 @@ def _here(
 
 
 def check_floats(path: str, arrays: Mapping[str, np.ndarray]) -> None:
-  """Raises UserError for arrays that are no floating-point numbers."""
+  """Checks that arrays are floating-point numbers.
+
+  Args:
+    path: path of the file, for messages.
+    arrays: arrays of the file by name.
+
+  Raises:
+    UserError: some are not; lists them.
+  """
   others = {
     name: array.dtype
     for name, array in arrays.items()
@@ -234,7 +266,7 @@ def check_floats(path: str, arrays: Mapping[str, np.ndarray]) -> None:
   }
   if others:
     raise UserError(
-      f'{path} holds arrays that are no floating-point numbers: '
+      f'{path} holds arrays that are not floating-point numbers: '
       + ', '.join(f'{name} ({dtype})' for name, dtype in others.items())
-      + '. Weights that were quantised cannot be read: take the originals.'
+      + '. Quantized weights cannot be read: take the original ones.'
     )

@@ -1,8 +1,8 @@
-"""Mean and deviation of pixels, folded into a patch embedding and out of it.
+"""Folding of the pixels' mean and standard deviation into a patch embedding.
 
 Other projects give their models (u - mean) / std, where u in [0, 1] are pixels;
-ours get x = 2 u - 1. A patch embedding is linear and pads nothing, so another
-kernel and bias make up for the difference exactly, but for rounding.
+models here take x = 2 u - 1. A patch embedding is linear and pads nothing, so
+that another kernel and bias compensate the difference exactly, up to rounding.
 """
 
 from collections.abc import Sequence
@@ -22,12 +22,13 @@ CLIP = (
 def fold(
   flat: dict[str, np.ndarray], mean: Sequence[float], std: Sequence[float]
 ) -> dict[str, np.ndarray]:
-  """Parameters for x, from those for (u - mean) / std.
+  """Returns parameters for x, given those for (u - mean) / std.
 
   Args:
-    flat: {path: array}, a kernel `[p, p, c, d]` and its bias `[d]` among them.
-    mean: of each channel of u.
-    std: its deviation.
+    flat: parameters by path, among them the kernel `[p, p, c, d]` and bias
+      `[d]` of the patch embedding.
+    mean: mean of each channel of u.
+    std: standard deviation of each channel of u.
   """
   return _scaled(flat, mean, std, inverse=False)
 
@@ -35,7 +36,7 @@ def fold(
 def unfold(
   flat: dict[str, np.ndarray], mean: Sequence[float], std: Sequence[float]
 ) -> dict[str, np.ndarray]:
-  """Parameters for (u - mean) / std, from those for x."""
+  """Returns parameters for (u - mean) / std, given those for x."""
   return _scaled(flat, mean, std, inverse=True)
 
 
@@ -45,13 +46,14 @@ def _scaled(
   std: Sequence[float],
   inverse: bool,
 ) -> dict[str, np.ndarray]:
-  """(u - mean) / std is x · slope + shift, with a slope for each channel."""
+  """Substitutes (u - mean) / std = x · slope + shift, channel by channel."""
   if (tuple(mean), tuple(std)) == NONE:
-    return flat  # nothing to fold: bit for bit
+    return flat  # x itself: parameters stay equal bit for bit
   slope = 0.5 / np.asarray(std, np.float64)
   shift = (0.5 - np.asarray(mean, np.float64)) / np.asarray(std, np.float64)
   if inverse:
     slope, shift = 1 / slope, -shift / slope
+  # In float64, so that folding and unfolding add no error beyond float32's.
   kernel = np.asarray(flat[KERNEL], np.float64)
   bias = flat[BIAS] + np.einsum('yxcd,c->d', kernel, shift)
   kernel = kernel * slope[:, None]

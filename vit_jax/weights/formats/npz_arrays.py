@@ -1,12 +1,12 @@
 """Reading the arrays of an `.npz` file without trusting it.
 
-NumPy's own reader allocates what an array's header asks for, whatever the file
-holds, and leaves formats that it does not know (bfloat16) as raw bytes.
+NumPy's own reader allocates the memory that an array's header specifies,
+whatever the file contains, and returns types that it does not have (bfloat16)
+as raw bytes.
 """
 
 import math
 import zipfile
-from collections.abc import Iterable
 from typing import IO, Any
 
 import jax.numpy as jnp
@@ -16,27 +16,29 @@ from numpy.lib import format as npy
 
 from vit_jax.errors import UserError
 from vit_jax.files import paths
+from vit_jax.weights.formats import archives
 
 _HEADERS = {
   (1, 0): npy.read_array_header_1_0,
   (2, 0): npy.read_array_header_2_0,
 }
-# A byte of a deflated member stands for so many at most.
+# Largest number of bytes that one byte of a deflated member can expand to.
 _DEFLATED_BYTES = 1032
-_BFLOAT16 = np.dtype('V2')  # what NumPy writes for it
+_BFLOAT16 = np.dtype('V2')  # as NumPy writes it
 
 
 def read(path: str) -> dict[str, np.ndarray]:
   """Reads all arrays of an .npz file; never unpickles.
 
   Args:
-    path: local or gs://.
+    path: path of the file, local or gs://.
 
   Returns:
-    {name: array}; two raw bytes an element are read as bfloat16.
+    The arrays by name; two raw bytes per element are read as bfloat16.
 
   Raises:
-    UserError: no such file, no .npz, damaged, or not of plain arrays.
+    UserError: there is no such file, or it is not an intact .npz file of plain
+      arrays.
   """
   file = epath.Path(path).expanduser()
   try:
@@ -46,8 +48,9 @@ def read(path: str) -> dict[str, np.ndarray]:
         f'{paths.nearest(path)}'
       )
     if file.is_dir():
-      raise UserError(f'{path} is a directory, no .npz file.')
+      raise UserError(f'{path} is a directory, not an .npz file.')
     with file.open('rb') as opened, zipfile.ZipFile(opened) as archive:
+      archives.check_sizes(archive, file.stat().length)
       return {
         member.filename.removesuffix('.npy'): _read_member(archive, member)
         for member in archive.infolist()
@@ -66,8 +69,12 @@ def read(path: str) -> dict[str, np.ndarray]:
 def write(path: str, arrays: dict[str, np.ndarray]) -> None:
   """Writes an .npz file.
 
+  Args:
+    path: path of the file, local or gs://.
+    arrays: arrays by name.
+
   Raises:
-    UserError: it cannot be written.
+    UserError: the file cannot be written.
   """
   try:
     with epath.Path(path).expanduser().open('wb') as file:
@@ -77,19 +84,20 @@ def write(path: str, arrays: dict[str, np.ndarray]) -> None:
 
 
 def _read_member(archive: Any, member: zipfile.ZipInfo) -> np.ndarray:
-  """One array; raises anything if it is none or is damaged."""
+  """Reads one array; raises anything if the member is damaged."""
   with archive.open(member) as file:
     shape, fortran, dtype = _header(file, member.filename)
-    room = member.compress_size
+    most = member.compress_size
     if member.compress_type != zipfile.ZIP_STORED:
-      room *= _DEFLATED_BYTES
+      most *= _DEFLATED_BYTES
     size = math.prod(shape) * dtype.itemsize
-    if size > room:
+    if size > most:
       raise ValueError(
-        f'{member.filename} says that it has the shape {shape}, {size:,} '
-        'bytes, and the file has no room for them'
+        f'{member.filename} specifies the shape {shape}, {size:,} bytes, and '
+        'the file has no room for them'
       )
-    data = file.read(size + 1)  # beyond its end: compares its checksum too
+    # Reading beyond the end makes zipfile compare the checksum.
+    data = file.read(size + 1)
   if len(data) != size:
     raise ValueError(f'{member.filename} does not hold {size:,} bytes')
   flat = np.frombuffer(bytearray(data), dtype)
@@ -98,7 +106,7 @@ def _read_member(archive: Any, member: zipfile.ZipInfo) -> np.ndarray:
 
 
 def _header(file: IO[bytes], name: str) -> tuple[tuple[int, ...], bool, Any]:
-  """(shape, whether in Fortran's order, dtype) of an array."""
+  """Reads (shape, whether the order is Fortran's, dtype) of an array."""
   version = npy.read_magic(file)
   if version not in _HEADERS:
     raise ValueError(f'{name} has the version {version} of records with fields')
@@ -108,37 +116,3 @@ def _header(file: IO[bytes], name: str) -> tuple[tuple[int, ...], bool, Any]:
   if any(side < 0 for side in shape):
     raise ValueError(f'{name} has the shape {shape}')
   return shape, fortran, dtype
-
-
-def floats(path: str, name: str, array: np.ndarray, rank: int) -> np.ndarray:
-  """An array as float32, if it can be weights.
-
-  Args:
-    path: of the file, for messages.
-    name: in the file.
-    array: of any type.
-    rank: how many dimensions it must have.
-
-  Raises:
-    UserError: no floating-point numbers, or another rank.
-  """
-  if not jnp.issubdtype(array.dtype, jnp.floating):
-    raise UserError(
-      f'{path}: {name} is of type {array.dtype}; weights are floating-point '
-      'numbers.'
-    )
-  if array.ndim != rank or 0 in array.shape:
-    raise UserError(
-      f'{path}: {name} has the shape {array.shape}; it must have {rank} '
-      'dimension(s), none of them 0.'
-    )
-  with np.errstate(over='ignore'):  # to infinity, which is refused later
-    return np.asarray(array, np.float32)
-
-
-def no_place(path: str, names: Iterable[str], model: str) -> str:
-  """What is said of arrays that a model has no place for."""
-  return (
-    f'{path} holds arrays that {model} has no place for: '
-    f'{", ".join(sorted(names)[:5])}.'
-  )

@@ -1,20 +1,23 @@
-"""ResNets in official `.npz` files: units one by one there, stacked here.
+"""Names of ResNets in official `.npz` files: hybrids' stems and BiT's models.
 
-The first unit of a stage stands alone in both; the others, which are alike, are
-`layers/…` with a leading axis here (`models.layers.residual`).
+The first unit of a stage is stored separately in both layouts; the others,
+which have equal shapes, are stacked here as `layers/…` (`models.layers.
+residual`), and numbered from 2 in the files.
 """
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import numpy as np
 
 from vit_jax.errors import UserError
-from vit_jax.weights.formats import npz_arrays
+from vit_jax.weights.formats.naming import Naming
 
-# {path in this package's layout: official name, or those of a stack}
-Names = dict[str, str | list[str]]
-UNIT = tuple(
+ROOT = 'conv_root/kernel'  # of a hybrid's stem
+BIT_ROOT = 'resnet/root_block/standardized_conv2d/kernel'
+_BIT_HEAD = 'resnet/head/conv2d/kernel'
+_UNIT = tuple(
   f'{layer}/{leaf}'
   for i in (1, 2, 3)
   for layer, leaf in (
@@ -23,121 +26,161 @@ UNIT = tuple(
     (f'gn{i}', 'bias'),
   )
 )
-WIDTH = 64  # channels of the root at width factor 1
+# Leaves that only the first unit of a stage has.
+_PROJECTION = ('conv_proj/kernel', 'gn_proj/scale', 'gn_proj/bias')
+_WIDTH = 64  # channels of the root at width factor 1
+_BIT_LAYERS = {'1': 'a', '2': 'b', '3': 'c'}
+_BIT_LEAVES = {
+  'kernel': 'standardized_conv2d/kernel',
+  'scale': 'group_norm/gamma',
+  'bias': 'group_norm/beta',
+}
 
 
-def depths(path: str, arrays: Iterable[str], pattern: str) -> tuple[int, ...]:
-  """Units in each stage.
+def stem_names(depths: tuple[int, ...]) -> dict[str, str]:
+  """Returns the names of a hybrid's stem, {path: name}.
 
   Args:
-    path: of the file, for messages.
-    arrays: names.
-    pattern: a regular expression with a group for the stage's number and one
-      for the unit's, both from 1.
+    depths: number of units in each stage.
+  """
+  root = {f'stem/{leaf}': leaf for leaf in (ROOT, 'gn_root/scale')}
+  root['stem/gn_root/bias'] = 'gn_root/bias'
+  return root | _unit_names(
+    'stem/',
+    depths,
+    _PROJECTION,
+    lambda stage, unit, leaf: f'block{stage}/unit{unit}/{leaf}',
+  )
+
+
+def bit_naming(depths: tuple[int, ...]) -> Naming:
+  """Returns the names of a BiT ResNet.
+
+  Args:
+    depths: number of units in each stage.
+  """
+
+  def name(stage: int, unit: str, leaf: str) -> str:
+    layer, _, last = leaf.partition('/')
+    place = 'a/proj' if layer == 'conv_proj' else _BIT_LAYERS[layer[-1]]
+    # BiT numbers units with two digits.
+    unit = f'0{unit}' if unit == '1' else unit.replace('}', ':02}')
+    return f'resnet/block{stage}/unit{unit}/{place}/{_BIT_LEAVES[last]}'
+
+  names = {
+    'conv_root/kernel': BIT_ROOT,
+    'norm/scale': f'resnet/{_BIT_LEAVES["scale"]}',
+    'norm/bias': f'resnet/{_BIT_LEAVES["bias"]}',
+    'head/kernel': _BIT_HEAD,
+    'head/bias': 'resnet/head/conv2d/bias',
+    **_unit_names('', depths, ('conv_proj/kernel',), name),
+  }
+  return Naming(names, torch=False)
+
+
+def _unit_names(
+  prefix: str,
+  depths: tuple[int, ...],
+  first: tuple[str, ...],
+  name: Callable[[int, str, str], str],
+) -> dict[str, str]:
+  """Returns the names of all units.
+
+  Args:
+    prefix: prefix of the paths here.
+    depths: number of units in each stage.
+    first: leaves that only a stage's first unit has.
+    name: (stage, number of the unit, leaf) → name.
+  """
+  names = {}
+  for stage, depth in enumerate(depths, start=1):
+    for leaf in (*_UNIT, *first):
+      names[f'{prefix}block{stage}/unit1/{leaf}'] = name(stage, '1', leaf)
+    for leaf in _UNIT if depth > 1 else ():
+      path = f'{prefix}block{stage}/layers/{leaf}'
+      names[path] = name(stage, '{i+2}', leaf)
+  return names
+
+
+def section(
+  path: str, arrays: Mapping[str, np.ndarray], root: str
+) -> dict[str, Any]:
+  """Returns the config section of a ResNet, whose sizes its arrays show.
+
+  Args:
+    path: path of the file, for messages.
+    arrays: arrays of the file.
+    root: name of the first convolution, `ROOT` or `BIT_ROOT`.
 
   Raises:
-    UserError: a stage is left out. (A unit that is shows as a missing array.)
+    UserError: a stage is missing, or no width factor has that many channels.
+  """
+  channels = arrays[root].shape[-1] if arrays[root].ndim else 0
+  factor, rest = divmod(channels, _WIDTH)
+  if rest or not factor:
+    raise UserError(
+      f'{path} holds a ResNet whose root has {channels} channels; they must be '
+      f'a multiple of {_WIDTH}.'
+    )
+  return dict(name='resnet', depths=_depths(path, arrays), width_factor=factor)
+
+
+def _depths(path: str, names: Iterable[str]) -> tuple[int, ...]:
+  """Returns the number of units in each stage.
+
+  Raises:
+    UserError: a stage is missing. (A missing unit shows as a missing array.)
   """
   found: dict[int, int] = {}
-  for match in filter(None, (re.match(pattern, name) for name in arrays)):
+  pattern = r'(?:resnet/)?block(\d+)/unit(\d+)/'
+  for match in filter(None, (re.match(pattern, name) for name in names)):
     stage, unit = int(match[1]), int(match[2])
     found[stage] = max(found.get(stage, 0), unit)
   if sorted(found) != list(range(1, len(found) + 1)):
     raise UserError(
-      f'{path} holds the stages {sorted(found)} of a ResNet; they are numbered '
-      'from 1 without gaps.'
+      f'{path} holds the stages {sorted(found)} of a ResNet; they must be '
+      'numbered from 1 without gaps.'
     )
   return tuple(found[stage] for stage in sorted(found))
 
 
-def unit_names(
-  depths: tuple[int, ...],
-  first: tuple[str, ...],
-  official: Callable[[int, int, str], str],
-) -> Names:
-  """Names of all units.
+def stacked_depths(flat: Mapping[str, Any], prefix: str) -> tuple[int, ...]:
+  """Returns the number of units in each stage of parameters here.
 
   Args:
-    depths: units in each stage.
-    first: paths that only a stage's first unit has, as in `UNIT`.
-    official: (stage, unit, path within it) → name, numbers from 1.
+    flat: parameters by path.
+    prefix: prefix of the ResNet's paths, 'stem/' or ''.
   """
-  names: Names = {}
-  for stage, depth in enumerate(depths, start=1):
-    for leaf in (*UNIT, *first):
-      names[f'block{stage}/unit1/{leaf}'] = official(stage, 1, leaf)
-    for leaf in UNIT if depth > 1 else ():
-      names[f'block{stage}/layers/{leaf}'] = [
-        official(stage, unit, leaf) for unit in range(2, depth + 1)
-      ]
-  return names
-
-
-def take(
-  path: str, arrays: dict[str, np.ndarray], names: Names
-) -> dict[str, np.ndarray]:
-  """Takes arrays out of a file's, in this package's layout.
-
-  Norms may be stored with leading dimensions of 1.
-
-  Raises:
-    UserError: an array is missing, is no weights, or does not stack.
-  """
-
-  def one(native: str, name: str) -> np.ndarray:
-    if name not in arrays:
-      raise UserError(f'{path} lacks the array {name!r}.')
-    array = arrays.pop(name)
-    if not native.endswith('kernel') and array.shape[:-1] == (1, 1, 1):
-      array = array.reshape(-1)
-    rank = 4 if native.endswith('kernel') else 1
-    return npz_arrays.floats(path, name, array, rank)
-
-  def stack(native: str, several: list[str]) -> np.ndarray:
-    parts = [one(native, name) for name in several]
-    shapes = {part.shape for part in parts}
-    if len(shapes) > 1:
-      raise UserError(
-        f'{path} has units of different shapes: {several[0]} and those after '
-        f'it are {sorted(shapes)}.'
-      )
-    return np.stack(parts)
-
-  return {
-    native: one(native, name) if isinstance(name, str) else stack(native, name)
-    for native, name in names.items()
-  }
-
-
-def give(flat: dict[str, np.ndarray], names: Names) -> dict[str, np.ndarray]:
-  """Takes leaves out of a flat tree; {official name: array}."""
-  arrays = {}
-  for native, name in names.items():
-    leaf = flat.pop(native)
-    if isinstance(name, str):
-      arrays[name] = leaf
-    else:
-      arrays |= zip(name, leaf, strict=True)
-  return arrays
-
-
-def stacked_depths(flat: dict[str, np.ndarray]) -> tuple[int, ...]:
-  """Units in each stage of a flat tree in this package's layout."""
-  count = sum(path.endswith('/unit1/conv1/kernel') for path in flat)
-  rest = [flat.get(f'block{i + 1}/layers/conv1/kernel') for i in range(count)]
+  starts = [path for path in flat if path.startswith(prefix)]
+  count = sum(path.endswith('/unit1/conv1/kernel') for path in starts)
+  rest = [
+    flat.get(f'{prefix}block{i + 1}/layers/conv1/kernel') for i in range(count)
+  ]
   return tuple(1 if leaf is None else 1 + len(leaf) for leaf in rest)
 
 
-def width_factor(path: str, root: np.ndarray) -> int:
-  """The width factor that a root convolution has.
+def flattened(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+  """Returns a file's arrays without the dimensions of 1 that ResNets' have.
 
-  Raises:
-    UserError: it has none.
+  Group norms may be `[1, 1, 1, channels]`; BiT's head is a 1x1 convolution.
   """
-  factor, rest = divmod(root.shape[-1], WIDTH)
-  if rest or not factor:
-    raise UserError(
-      f'{path} holds a ResNet whose root has {root.shape[-1]} channels; it '
-      f'must be a multiple of {WIDTH}.'
-    )
-  return factor
+
+  def flat(name: str, array: np.ndarray) -> np.ndarray:
+    if array.ndim == 4 and array.shape[:3] == (1, 1, 1) and '/gn' in f'/{name}':
+      return array.reshape(-1)
+    if name == _BIT_HEAD and array.ndim == 4 and array.shape[:2] == (1, 1):
+      return array[0, 0]
+    return array
+
+  return {name: flat(name, array) for name, array in arrays.items()}
+
+
+def unflattened(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+  """Returns arrays with the dimensions of 1 that official files have."""
+
+  def full(name: str, array: np.ndarray) -> np.ndarray:
+    if array.ndim == 1 and '/gn' in f'/{name}':
+      return array.reshape(1, 1, 1, -1)
+    return array[None, None] if name == _BIT_HEAD else array
+
+  return {name: full(name, array) for name, array in arrays.items()}

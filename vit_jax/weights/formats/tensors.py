@@ -1,6 +1,7 @@
-"""Reading PyTorch's tensors: `.safetensors`, and pickles that run nothing."""
+"""Reading and writing of PyTorch's tensors, without running pickled code."""
 
 import argparse
+import hashlib
 import json
 import logging
 import os
@@ -15,12 +16,15 @@ import safetensors.numpy
 
 from vit_jax.errors import UserError
 from vit_jax.files import paths
+from vit_jax.weights.formats import archives
 
 log = logging.getLogger('vit_jax')
 PICKLES = ('.pth', '.pt', '.bin')
-# Where a training's checkpoint keeps its weights; the first that is there.
-_PLACES = ('model', 'state_dict', 'teacher', 'student')
-# Types that NumPy has not, or by another name.
+# Keys under which training checkpoints store weights; the first one that is
+# there is taken. DINO's contain 'student' and 'teacher', of which its authors
+# evaluate the teacher.
+_KEYS = ('model', 'state_dict', 'teacher', 'student')
+# safetensors' types that NumPy lacks or names otherwise.
 _TYPES = {
   'BOOL': bool,
   'BF16': jnp.bfloat16,
@@ -28,20 +32,22 @@ _TYPES = {
   'F8_E5M2': jnp.float8_e5m2,
 }
 _MAX_HEADER = 100_000_000  # bytes, the format's own limit
+_CHECKSUM = 'vit_jax_sha256'  # key in the metadata of files written here
 
 
 def read(path: str) -> dict[str, np.ndarray]:
   """Reads all tensors of a file.
 
   Args:
-    path: of a .safetensors, local or gs://, or a pickle (.pth, .pt, .bin),
-      local, which only `torch.load(weights_only=True)` sees.
+    path: path of a .safetensors file, local or gs://, or of a pickle (.pth,
+      .pt, .bin), local, which only `torch.load(weights_only=True)` opens.
 
   Returns:
-    {name: array}, bfloat16 included.
+    The arrays by name, bfloat16 included.
 
   Raises:
-    UserError: no such file, damaged, another kind, or code in a pickle.
+    UserError: there is no such file, it is damaged or of another kind, or it
+      holds pickled code.
   """
   file = paths.locate(path)
   if not file.exists():
@@ -52,24 +58,29 @@ def read(path: str) -> dict[str, np.ndarray]:
   if path.endswith(PICKLES):
     return _read_pickle(path)
   try:
-    found = safetensors.deserialize(file.read_bytes())
-    return {
+    data = file.read_bytes()
+    arrays = {
       name: np.frombuffer(tensor['data'], _dtype(tensor['dtype'])).reshape(
         tensor['shape']
       )
-      for name, tensor in found
+      for name, tensor in safetensors.deserialize(data)
     }
+    notes = _metadata_of(data)
+    # Files of other projects have no checksum that could be verified.
+    if _CHECKSUM in notes and notes.pop(_CHECKSUM) != _checksum(arrays, notes):
+      raise ValueError('its contents differ from the checksum in its metadata')
+    return arrays
   except OSError as error:
     raise UserError(f'{path} cannot be read: {error}.') from error
   except Exception as error:  # noqa: BLE001 (damage raises anything)
     raise UserError(
-      f'{path} is no .safetensors file ({paths.reason(error)}); it may be '
-      'damaged: fetch it again.'
+      f'{path} is not an intact .safetensors file ({paths.reason(error)}); it '
+      'may be damaged: fetch it again.'
     ) from error
 
 
 def _dtype(name: str) -> np.dtype:
-  """Of safetensors' name of it, 'F32' or 'I64'."""
+  """Returns the type that safetensors calls, for example, 'F32' or 'I64'."""
   if name in _TYPES:
     return np.dtype(_TYPES[name])
   kinds = {'F': 'f', 'I': 'i', 'U': 'u'}
@@ -77,19 +88,53 @@ def _dtype(name: str) -> np.dtype:
 
 
 def metadata(path: str) -> dict[str, str]:
-  """The notes in a .safetensors file; {} if there are none."""
+  """Returns the metadata of a .safetensors file; {} if there is none.
+
+  Args:
+    path: path of the file; that of a pickle has no metadata.
+  """
   if path.endswith(PICKLES):
     return {}
   try:
     with paths.locate(path).open('rb') as file:
-      (length,) = struct.unpack('<Q', file.read(8))
-      header = json.loads(file.read(min(length, _MAX_HEADER)))
-    return dict(header.get('__metadata__', {}))
-  except (OSError, ValueError, struct.error, AttributeError):
-    return {}  # `read` says what is wrong
+      length = file.read(8)
+      (size,) = struct.unpack('<Q', length)
+      return _metadata_of(length + file.read(min(size, _MAX_HEADER)))
+  except (OSError, ValueError, struct.error):
+    return {}  # `read` reports the damage
+
+
+def _metadata_of(data: bytes) -> dict[str, str]:
+  """Returns the metadata in the first bytes of a file, which hold its header.
+
+  Raises:
+    ValueError: the header is not JSON, or its metadata are not texts.
+  """
+  (size,) = struct.unpack('<Q', data[:8])
+  header = json.loads(data[8 : 8 + size])
+  found = header.get('__metadata__') if isinstance(header, dict) else None
+  notes = {} if found is None else found
+  if not isinstance(notes, dict) or not all(
+    isinstance(each, str) for each in notes.values()
+  ):
+    raise ValueError('its metadata are not an object of texts')
+  return dict(notes)
+
+
+def _checksum(
+  arrays: Mapping[str, np.ndarray], notes: Mapping[str, str]
+) -> str:
+  """Returns a SHA-256 of arrays with their names, types, shapes and notes."""
+  digest = hashlib.sha256(json.dumps(dict(notes), sort_keys=True).encode())
+  for name in sorted(arrays):
+    array = np.ascontiguousarray(arrays[name])
+    digest.update(f'{name} {array.dtype} {arrays[name].shape}'.encode())
+    digest.update(array.reshape(-1).view(np.uint8).data)
+  return digest.hexdigest()
 
 
 def _read_pickle(path: str) -> dict[str, np.ndarray]:
+  """Reads the weights in a file of PyTorch's; see `read`."""
   try:
     import torch
   except ImportError as error:
@@ -97,43 +142,67 @@ def _read_pickle(path: str) -> dict[str, np.ndarray]:
       f'{path} is a PyTorch file, which needs torch to be read: pip install '
       'torch, or take the .safetensors file of the same weights.'
     ) from error
+  file = paths.locate(path)
   try:
-    # Trainings keep their arguments beside the weights: plain attributes.
+    size = file.stat().length
+    # torch.load does not compare the checksums of its zip archives, so that a
+    # flipped bit would silently be another weight.
+    with file.open('rb') as opened:
+      archives.check_contents(opened, size)
+    # Training checkpoints contain their arguments, which are plain attributes.
     with torch.serialization.safe_globals([argparse.Namespace]):
-      content = torch.load(
-        paths.locate(path), map_location='cpu', weights_only=True
-      )
+      content = torch.load(file, map_location='cpu', weights_only=True)
+    tensors = _weights(path, content)
+    _check_expanded(tensors, size)
+  except UserError:
+    raise
   except Exception as error:  # noqa: BLE001 (damage raises anything)
     raise UserError(
-      f'{path} cannot be read as PyTorch weights ({paths.reason(error)}). '
-      'Pickled code is never run: if it is not damaged, save its state_dict '
-      'as .safetensors where you trust it.'
+      f'{path} cannot be read as PyTorch weights ({paths.reason(error)}). If '
+      'it is not damaged, save its state_dict as .safetensors where you trust '
+      'it: pickled code is never run.'
     ) from error
-  tensors = _weights(path, content)
   return {name: _array(torch, tensor) for name, tensor in tensors.items()}
 
 
 def _weights(path: str, content: Any) -> dict[str, Any]:
-  """The tensors of a training's checkpoint, or of weights alone."""
+  """Returns the tensors of a training checkpoint or of bare weights.
+
+  Raises:
+    UserError: there are no tensors by name.
+  """
   while isinstance(content, Mapping):
-    place = next(
-      (key for key in _PLACES if isinstance(content.get(key), Mapping)), None
+    key = next(
+      (key for key in _KEYS if isinstance(content.get(key), Mapping)), None
     )
-    if place is None:
+    if key is None:
       break
-    log.info('%s: weights are taken from its %r', path, place)
-    content = content[place]
+    log.info('%s: weights are taken from its %r', path, key)
+    content = content[key]
   found = content if isinstance(content, Mapping) else {}
   tensors = {str(k): v for k, v in found.items() if hasattr(v, 'numpy')}
   if not tensors:
     raise UserError(
-      f'{path} holds no weights by name; looked for tensors at its top and '
-      f'under {", ".join(_PLACES)}.'
+      f'{path} holds no weights by name: there are no tensors at its top level '
+      f'or under {", ".join(_KEYS)}.'
     )
   return tensors
 
 
+def _check_expanded(tensors: Mapping[str, Any], file_bytes: int) -> None:
+  """Raises ValueError for tensors that repeat a few stored numbers.
+
+  Strides of 0 let a small file describe tensors of any size.
+  """
+  total = sum(each.numel() * each.element_size() for each in tensors.values())
+  if total > max(2**26, 100 * file_bytes):
+    raise ValueError(
+      f'its {file_bytes:,} bytes describe tensors of {total:,} bytes'
+    )
+
+
 def _array(torch: Any, tensor: Any) -> np.ndarray:
+  """Returns a tensor as an array; NumPy has no bfloat16 of its own."""
   tensor = tensor.detach()
   if tensor.dtype == torch.bfloat16:
     return tensor.view(torch.int16).numpy().view(jnp.bfloat16)
@@ -141,33 +210,26 @@ def _array(torch: Any, tensor: Any) -> np.ndarray:
 
 
 def write(
-  path: str, arrays: Mapping[str, np.ndarray], notes: Mapping[str, str]
+  path: str | os.PathLike,
+  arrays: Mapping[str, np.ndarray],
+  notes: Mapping[str, str],
 ) -> None:
-  """Writes a .safetensors file with notes in its head.
+  """Writes a .safetensors file.
+
+  A checksum in its metadata makes `read` notice any damage.
+
+  Args:
+    path: path of the file, local or gs://.
+    arrays: arrays by name.
+    notes: texts for the metadata of the file's header.
 
   Raises:
-    UserError: it cannot be written.
+    UserError: the file cannot be written.
   """
-  data = safetensors.numpy.save(dict(arrays), {'format': 'pt', **notes})
+  notes = {'format': 'pt', **notes}
+  notes[_CHECKSUM] = _checksum(arrays, notes)
+  data = safetensors.numpy.save(dict(arrays), notes)
   try:
     paths.locate(path).write_bytes(data)
   except OSError as error:
     raise UserError(f'{path} cannot be written: {error}.') from error
-
-
-def read_json(path: str | os.PathLike) -> dict[str, Any]:
-  """A JSON object; {} if there is no such file.
-
-  Raises:
-    UserError: it is something else.
-  """
-  file = paths.locate(path)
-  if not file.exists():
-    return {}
-  try:
-    found = json.loads(file.read_text())
-  except (OSError, ValueError) as error:
-    raise UserError(f'{path} is no JSON that can be read: {error}.') from error
-  if not isinstance(found, dict):
-    raise UserError(f'{path} holds no JSON object.')
-  return found

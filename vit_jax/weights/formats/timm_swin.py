@@ -1,10 +1,15 @@
 """Swin Transformers under the names of timm and of the authors' repository.
 
-The two differ in the numbers of what merges patches (timm counts it as the
-beginning of a stage, the authors as the end of the one before) and in the
-head's name. Both are read; written is what timm has now.
+The two differ in the index of the layers that merge patches (in timm the first
+layer of a stage, in the authors' code the last layer of the stage before) and
+in the name of the head. Both are read; timm's current names are written.
+
+They also differ in what they compute on maps that windows do not fill: timm
+shifts before it pads, the authors (and Hugging Face, and the model here) pad
+before they shift. Weights from timm are refused at such sizes.
 """
 
+import functools
 import re
 from collections.abc import Container, Mapping
 from typing import Any
@@ -15,12 +20,13 @@ from vit_jax.errors import UserError
 from vit_jax.models.swin import relative, sizes, stage
 from vit_jax.weights.formats.foreign import Described
 from vit_jax.weights.formats.naming import Naming, Part
+from vit_jax.weights.formats.timm_models import Architecture
 
-# What the model computes by; its config section has no keys for it.
+# Constants of the model; its config section has no keys for them.
 COMPUTED = {'gelu': 'exact', 'norm_eps': stage.LN_EPSILON}
 _TABLE = 'layers.0.blocks.0.attn.relative_position_bias_table'
 _MASK = 'layers.0.blocks.1.attn_mask'
-# What follows from the sizes, and may be in files all the same.
+# Arrays that follow from the sizes; some files contain them all the same.
 _DERIVED = r'.*\.(relative_position_index|attn_mask)'
 _BLOCK: dict[str, str | Part] = {
   **{name: name for name in ('norm1', 'norm2')},
@@ -36,12 +42,12 @@ _BLOCK: dict[str, str | Part] = {
 
 
 def holds(names: Container[str]) -> bool:
-  """Whether these are a Swin's arrays, or its parameters."""
+  """Returns whether names are those of a Swin's arrays or parameters."""
   return _TABLE in names or 'stage1/layers/plain/norm1/scale' in names
 
 
 def naming(model: Any) -> Naming:
-  """How the parameters of a model are called by timm."""
+  """Returns timm's names of a model's parameters."""
   return _naming(len(model.depths))
 
 
@@ -63,12 +69,12 @@ def _naming(stages: int) -> Naming:
 def blocks(
   stage: int, prefix: str, names: Mapping[str, str | Part]
 ) -> dict[str, str | Part]:
-  """How the blocks of a stage are called; here they are stacked by pairs.
+  """Returns the names of a stage's blocks, which are stacked in pairs here.
 
   Args:
-    stage: counted from 0.
-    prefix: of a block there, with '{stage}' and '{number}'.
-    names: {path in a block: name after the prefix}.
+    stage: index of the stage, from 0.
+    prefix: prefix of a block's names there, with '{stage}' and '{number}'.
+    names: names after the prefix, {path in a block: name}.
   """
   found: dict[str, str | Part] = {}
   for kind, number in (('plain', '{2i}'), ('shifted', '{2i+1}')):
@@ -85,55 +91,113 @@ def blocks(
 def completed(
   model: Any, arrays: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-  """A model's arrays, which are all that timm's own has."""
+  """Returns the arrays unchanged: timm's own model has no others."""
   del model
   return arrays
 
 
 def unshown(model: Any) -> dict[str, Any]:
-  """What no array shows of a model's sizes."""
+  """Returns the sizes of a model that no array shows."""
   return {'window_size': model.window_size}
 
 
 def describe(
-  path: str, arrays: Mapping[str, np.ndarray], config: Mapping[str, Any]
+  path: str,
+  arrays: Mapping[str, np.ndarray],
+  config: Mapping[str, Any],
+  architecture: Architecture | None = None,
 ) -> Described:
-  """What a file's arrays and the config beside it tell of the model.
+  """Returns what a file's arrays and the settings next to it show of a model.
 
-  The size of images is the config's; else what the masks tell, which the
-  authors' files hold; else what makes the last map one window, as in all
-  published models and in those of smaller images.
+  The image size is that of the config; otherwise the one that the attention
+  masks imply, which the authors' files contain; otherwise the one whose last
+  map is a single window, as in all published models.
+
+  Args:
+    path: path of the file, for messages.
+    arrays: all arrays of the file.
+    config: timm's config.json; {} if there is none.
+    architecture: architecture that the config, the user or the name of the
+      file specifies; not needed, because the arrays show all sizes.
 
   Raises:
-    UserError: they are no Swin's.
+    UserError: the arrays are not those of a Swin, or contradict the settings.
   """
-  every, arrays = arrays, _renamed(arrays)
+  del architecture
+  original, arrays = arrays, _renamed(arrays)
   keys = _keys(path, arrays)
-  # Of images smaller than a window the tables tell too little.
-  keys |= {
-    key: config['model_args'][key]
-    for key in ('window_size',)
-    if key in config.get('model_args', {})
-  }
+  # The tables of images smaller than a window show only the smaller one.
+  if 'window_size' in config.get('model_args', {}):
+    keys['window_size'] = config['model_args']['window_size']
   size = config.get('pretrained_cfg', {}).get('input_size', (3, 0, 0))[1:]
   if not any(size):
     last = len(keys['depths']) - 1
     table = arrays.get(
-      _TABLE.replace('layers.0', f'layers.{last}'), every[_TABLE]
+      _TABLE.replace('layers.0', f'layers.{last}'), original[_TABLE]
     )
     side = _window(table) * sizes.PATCH_SIZE * 2**last
-    if _MASK in every:
-      windows = round(len(every[_MASK]) ** 0.5)
+    if _MASK in original:
+      windows = round(len(original[_MASK]) ** 0.5)
       side = windows * keys['window_size'] * sizes.PATCH_SIZE
     size = side, side
-  found = _naming(len(keys['depths']))
-  epsilon = stage.LN_EPSILON
-  return Described(arrays, found, keys, tuple(size), COMPUTED, epsilon)
+  names = _naming(len(keys['depths']))
+  check = None
+  if not _of_authors(original):
+    check = functools.partial(_check_windows, path, keys)
+  return Described(
+    arrays, names, keys, tuple(size), COMPUTED, stage.LN_EPSILON, check
+  )
+
+
+def assumptions(
+  found: Described,
+  config: Mapping[str, Any],
+  architecture: Architecture | None,
+  gelu: str,
+) -> list[str]:
+  """Returns an empty list: a Swin's arrays show its heads and windows."""
+  del found, config, architecture, gelu
+  return []
+
+
+def _check_windows(
+  path: str, keys: Mapping[str, Any], image_size: tuple[int, int]
+) -> None:
+  """Checks that padding before or after a shift makes no difference.
+
+  It makes none for maps that windows fill or that are smaller than a window,
+  and if the remainder of an even window is the shift: then the last window
+  holds the same tokens and padding in another order, and they are masked from
+  each other.
+
+  Raises:
+    UserError: it makes a difference in a stage of the model.
+  """
+  window = keys['window_size']
+  for number in range(len(keys['depths'])):
+    scale = sizes.PATCH_SIZE * 2**number
+    for side in image_size:
+      tokens = -(-side // scale)
+      same = (0, window // 2) if window % 2 == 0 else (0,)
+      if tokens > window and tokens % window not in same:
+        unit = sizes.PATCH_SIZE * 2 ** (len(keys['depths']) - 1) * window
+        raise UserError(
+          f'{path} has windows of {window} tokens, and for image_size '
+          f'{image_size} stage {number + 1} has {tokens} tokens a side: there '
+          'timm shifts windows before it pads, the model swin pads first, and '
+          f'results differ by up to .1. Use multiples of {unit} pixels, or '
+          "weights from the authors' repository or Hugging Face."
+        )
+
+
+def _of_authors(names: Container[str]) -> bool:
+  """Returns whether names are those of the authors' repository."""
+  return 'layers.0.downsample.reduction.weight' in names
 
 
 def _renamed(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-  """Arrays under timm's names, without what follows from the sizes."""
-  ends_stages = 'layers.0.downsample.reduction.weight' in arrays
+  """Returns arrays under timm's names, without derived ones."""
+  ends_stages = _of_authors(arrays)
   renamed = {}
   for name, array in arrays.items():
     if re.fullmatch(_DERIVED, name):
@@ -149,7 +213,11 @@ def _next_stage(found: re.Match[str]) -> str:
 
 
 def _keys(path: str, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
-  """Sizes by names and shapes."""
+  """Returns the model's sizes.
+
+  Raises:
+    UserError: the patches or the numbers of blocks are not those of a Swin.
+  """
   found = [re.match(r'layers\.(\d+)\.blocks\.(\d+)\.', k) for k in arrays]
   numbers = {(int(each[1]), int(each[2])) for each in found if each}
   stages = 1 + max(stage for stage, _ in numbers)
@@ -158,9 +226,9 @@ def _keys(path: str, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
   square = (3, sizes.PATCH_SIZE, sizes.PATCH_SIZE)
   if patches.shape[1:] != square or any(d < 2 or d % 2 for d in depths):
     raise UserError(
-      f'{path} holds no Swin Transformer: it has {list(square)[1:]} patches of '
-      '3 channels in patch_embed.proj.weight and an even number of blocks in '
-      f'each stage; here patches are {list(patches.shape)} and blocks '
+      f'{path} does not hold a Swin Transformer, which has patches of '
+      f'{list(square)} in patch_embed.proj.weight and an even number of blocks '
+      f'in each stage: patches are {list(patches.shape)} and blocks '
       f'{list(depths)}.'
     )
   table = arrays[_TABLE]
@@ -174,5 +242,5 @@ def _keys(path: str, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
 
 
 def _window(table: np.ndarray) -> int:
-  """Side of the windows that a bias table is for, tokens."""
+  """Returns the side of the windows that a bias table is for, in tokens."""
   return relative.window_of(len(table) if table.ndim else 1)

@@ -3,10 +3,11 @@
 The repositories of DeiT, MAE and DINO use these names too, or older ones.
 """
 
+import collections
 import logging
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,10 @@ import numpy as np
 from vit_jax.errors import UserError
 from vit_jax.models.layers.norm import EPSILON
 from vit_jax.models.vit import sizes as sizes_lib
-from vit_jax.weights.formats import foreign
+from vit_jax.weights.formats import foreign, timm_models
 from vit_jax.weights.formats.foreign import Described
 from vit_jax.weights.formats.naming import Naming, Part
+from vit_jax.weights.formats.timm_models import Architecture
 
 log = logging.getLogger('vit_jax')
 _LAYER = 'encoder/layers/'
@@ -56,15 +58,16 @@ NAMES: dict[str, str | Part] = {
   'head': 'head',
 }
 NAMING = Naming(NAMES, torch=True)
-# Heads have 64 channels, except where a width says otherwise.
+# Heads of weights that no architecture of timm's matches. Heads have 64
+# channels, except where a published width says otherwise.
 _NUM_HEADS = {
   size['width']: size['num_heads'] for size in sizes_lib.SIZES.values()
 } | {1152: 16}  # SigLIP's So400m
-_LAYER_SCALE = 1e-4  # a start value, which weights do not need
+_LAYER_SCALE = 1e-4  # an initial value, which loaded weights replace
 _CLIP_EPSILON = 1e-5  # PyTorch's default
 _PATCH_BIAS = 'patch_embed.proj.bias'
 _POOLS = {'token': 'token', 'avg': 'gap', 'map': 'map'}
-# Names of the repositories that timm's were made of.
+# Names in the repositories that timm's were derived from.
 ALIASES = (
   (r'(module\.|backbone\.)+', ''),
   (r'(blocks\.\d+\.)gamma_([12])$', r'\1ls\2.gamma'),
@@ -72,7 +75,7 @@ ALIASES = (
   (r'(blocks\.\d+\.mlp\.)w12\.', r'\1fc1.'),
   (r'(blocks\.\d+\.mlp\.)w3\.', r'\1fc2.'),
 )
-# What an encoder has no use for.
+# Arrays that an encoder does not use.
 LEFT_OUT = {
   "a decoder and its mask token (MAE's)": r'decoder_|mask_token',
   "a projection head (DINO's)": r'(\w+_)?head\.(mlp|last_layer)\b',
@@ -80,29 +83,143 @@ LEFT_OUT = {
 
 
 def describe(
-  path: str, arrays: Mapping[str, np.ndarray], config: Mapping[str, Any]
+  path: str,
+  arrays: Mapping[str, np.ndarray],
+  config: Mapping[str, Any],
+  architecture: Architecture | None = None,
 ) -> Described:
-  """What a file's arrays and the config beside it tell of the model.
+  """Returns what a file's arrays and the settings next to it show of a model.
+
+  Args:
+    path: path of the file, for messages.
+    arrays: all arrays of the file.
+    config: timm's config.json; {} if there is none.
+    architecture: architecture that the config, the user or the name of the
+      file specifies.
 
   Raises:
-    UserError: they are no Vision Transformer's, or contradict each other.
+    UserError: the arrays are not those of a Vision Transformer, or contradict
+      the settings.
   """
   arrays = renamed(path, arrays)
   if 'norm_pre.weight' in arrays:  # CLIP's patch embedding has no bias
     width = arrays['norm_pre.weight'].shape
     arrays.setdefault(_PATCH_BIAS, np.zeros(width, np.float32))
   keys = _keys(path, arrays)
-  _check_pool(path, 'gap' if 'fc_norm' in keys else keys['pool'], config)
-  keys['num_heads'] = config.get('model_args', {}).get(
-    'num_heads', _num_heads(keys['width'], arrays)
+  pool = 'gap' if 'fc_norm' in keys else keys['pool']
+  args = config.get('model_args', {})
+  specified = args.get('global_pool') or config.get('global_pool')
+  if specified is None and _fits(architecture, keys):
+    assert architecture is not None
+    specified = architecture.pool
+  _check_pool(path, pool, specified)
+  keys['num_heads'] = args.get('num_heads') or _num_heads(
+    keys, arrays, architecture
   )
+  if keys['width'] % keys['num_heads']:
+    raise UserError(
+      f'{path} has the width {keys["width"]}, which is not a multiple of '
+      f'num_heads, {keys["num_heads"]}: correct the settings next to it.'
+    )
   arrays, image_size = _with_positions(path, arrays, keys, config)
-  epsilon = _CLIP_EPSILON if keys.get('pre_norm') else EPSILON
-  return Described(arrays, NAMING, keys, image_size, epsilon=epsilon)
+  return Described(arrays, NAMING, keys, image_size, epsilon=_epsilon(keys))
+
+
+def _epsilon(keys: Mapping[str, Any]) -> float:
+  """Returns the epsilon of LayerNorm in published models of a kind."""
+  return _CLIP_EPSILON if keys.get('pre_norm') else EPSILON
+
+
+def _fits(architecture: Architecture | None, keys: Mapping[str, Any]) -> bool:
+  """Returns whether a model has the size of an architecture.
+
+  Configs name an architecture also for models of another size.
+  """
+  return architecture is not None and (
+    (architecture.width, architecture.depth) == (keys['width'], keys['depth'])
+  )
+
+
+def _candidates(keys: Mapping[str, Any]) -> list[Architecture]:
+  """Returns timm's architectures that have the same sizes."""
+  pools = {ours: name for name, ours in _POOLS.items()}
+  pool = 'avg' if 'fc_norm' in keys else pools[keys['pool']]
+  found = timm_models.candidates(
+    keys['width'], keys['depth'], keys['patch_size'], pool
+  )
+  return [each for each in found if each.norm_eps == _epsilon(keys)]
+
+
+def _num_heads(
+  keys: Mapping[str, Any],
+  arrays: Mapping[str, np.ndarray],
+  architecture: Architecture | None,
+) -> int:
+  """Returns the number of attention heads, which settings do not contain."""
+  norm = arrays.get('blocks.0.attn.q_norm.weight')
+  if norm is not None:  # one scale for each channel of a head
+    return keys['width'] // max(norm.size, 1)
+  if _fits(architecture, keys):
+    assert architecture is not None
+    return architecture.num_heads
+  same = collections.Counter(each.num_heads for each in _candidates(keys))
+  if same:
+    return same.most_common(1)[0][0]
+  return _NUM_HEADS.get(keys['width'], max(keys['width'] // 64, 1))
+
+
+def assumptions(
+  found: Described,
+  config: Mapping[str, Any],
+  architecture: Architecture | None,
+  gelu: str,
+) -> list[str]:
+  """Returns the values of a model that may be wrong, each with its reason.
+
+  A value is certain if an array, the settings or an architecture of the same
+  size contains it, or if all of timm's architectures of the size agree on it.
+
+  Args:
+    found: model as `describe` returned it.
+    config: timm's config.json; {} if there is none.
+    architecture: architecture that is specified.
+    gelu: kind of GELU that was chosen.
+  """
+  keys, args = found.keys, config.get('model_args', {})
+  same, uncertain = _candidates(keys), []
+  size = f'width {keys["width"]} and depth {keys["depth"]}'
+
+  def compare(key: str, chosen: Any, value: Callable[[Any], Any]) -> None:
+    others = {value(each): each.name for each in same if value(each) != chosen}
+    if others:
+      shown = ', '.join(f'{v} in {name}' for v, name in others.items())
+      uncertain.append(f'{key} {chosen} (for {size} timm also has {shown})')
+    elif not same:
+      uncertain.append(f'{key} {chosen} (timm has no architecture of {size})')
+
+  shown = 'num_heads' in args or 'qk_norm' in keys
+  if not shown and not _fits(architecture, keys):
+    compare('num_heads', keys['num_heads'], lambda each: each.num_heads)
+  if architecture is None:
+    if 'act_layer' not in args and 'gated' not in keys:
+      compare('gelu', gelu, lambda each: each.gelu)
+    if 'layer_scale' in keys and keys['pool'] == 'token':
+      rotary = [
+        each.name
+        for each in timm_models.table().values()
+        if 'rope_ape' in each.name
+        and (each.width, each.depth) == (keys['width'], keys['depth'])
+      ]
+      if rotary:
+        uncertain.append(
+          'no rotary position embeddings (their arrays are those of '
+          f'{rotary[0]} too, which is not supported)'
+        )
+  return uncertain
 
 
 def naming(model: Any) -> Naming:
-  """How the parameters of a model are called there."""
+  """Returns the names of a model's parameters."""
   del model
   return NAMING
 
@@ -110,9 +227,10 @@ def naming(model: Any) -> Naming:
 def completed(
   model: Any, arrays: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-  """A model's arrays as timm's own has them.
+  """Returns the arrays that timm's own model has.
 
-  A bias before CLIP's first norm that is zero but for rounding is left out.
+  CLIP's patch embedding has no bias there. One that is zero up to rounding,
+  which folding and unfolding of the pixels' mean leave, is removed.
   """
   if model.pre_norm and np.abs(arrays[_PATCH_BIAS]).max() < 1e-6:
     del arrays[_PATCH_BIAS]
@@ -120,40 +238,49 @@ def completed(
 
 
 def unshown(model: Any) -> dict[str, Any]:
-  """What no array shows of a model's sizes."""
+  """Returns the sizes of a model that no array shows."""
   return {'num_heads': model.num_heads}
 
 
 def renamed(
   path: str, arrays: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-  """Arrays under timm's names, without what an encoder has no use for."""
+  """Returns arrays under timm's names, without those an encoder does not use.
+
+  Args:
+    path: path of the file, for the log.
+    arrays: arrays under timm's names or older ones.
+  """
   found, left_out = {}, dict.fromkeys(LEFT_OUT, 0)
   for name, array in arrays.items():
     for pattern, replacement in ALIASES:
       name = re.sub(f'^{pattern}', replacement, name)
-    for what, pattern in LEFT_OUT.items():
+    for group, pattern in LEFT_OUT.items():
       if re.match(pattern, name):
-        left_out[what] += 1
+        left_out[group] += 1
         break
     else:
       found[name] = array
-  for what, count in left_out.items():
+  for group, count in left_out.items():
     if count:
-      log.info('%s: left out %s, %d arrays', path, what, count)
+      log.info('%s: left out %s, %d arrays', path, group, count)
   return found
 
 
 def _keys(path: str, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
-  """What the arrays tell of the model, but for positions and heads."""
+  """Returns the keys of the model, except for positions and heads.
+
+  Raises:
+    UserError: an array that every Vision Transformer has is missing.
+  """
 
   def shape(name: str, rank: int) -> tuple[int, ...]:
     found = arrays[name].shape if name in arrays else None
     if found is None or len(found) != rank or 0 in found:
-      what = 'no such array' if found is None else f'the shape {list(found)}'
+      actual = 'it is missing' if found is None else f'it is {list(found)}'
       raise UserError(
-        f"{path} holds no Vision Transformer under timm's names: {name} must "
-        f'have {rank} dimensions, and there is {what}; it has '
+        f"{path} does not hold a Vision Transformer under timm's names: {name} "
+        f'must have {rank} dimensions, and {actual}; the file has '
         f'{", ".join(sorted(arrays)[:3])} …'
       )
     return found
@@ -172,7 +299,7 @@ def _keys(path: str, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
   )
   if 'attn_pool.latent' in arrays:
     keys['pool'] = 'map'
-  if units == 2 * mlp_dim:
+  if units == 2 * mlp_dim:  # value and gate, joined
     keys['gated'] = True
   if 'reg_token' in arrays:
     keys['registers'] = shape('reg_token', 3)[1]
@@ -195,30 +322,31 @@ def _with_positions(
   keys: dict[str, Any],
   config: Mapping[str, Any],
 ) -> tuple[dict[str, np.ndarray], tuple[int, int]]:
-  """Which tokens have positions, and (height, width) of images, pixels.
+  """Returns the arrays with positions as here, and (height, width) in pixels.
 
-  All, patches alone, or (in DINOv2's repository) those and the class token,
-  whose position is then part of itself.
+  Three sets of tokens have positions, depending on the source: all tokens,
+  only the patches, or (in DINOv2's repository) the patches and the class
+  token, to which its position is then added.
 
   Raises:
-    UserError: the number of positions is none of these for a square of patches,
-      nor for the images of the config.
+    UserError: the number of positions fits none of these for a square of
+      patches or for the image size of the config.
   """
   slots, patch_size = arrays['pos_embed'].shape[1], keys['patch_size']
   cls, registers = int('cls_token' in arrays), keys.get('registers', 0)
   prefix = cls + keys.get('distilled', 0) + registers
   size = config.get('pretrained_cfg', {}).get('input_size', (3, 0, 0))[1:]
-  said = (size[0] // patch_size, size[1] // patch_size)
+  given = (size[0] // patch_size, size[1] // patch_size)
   for without in dict.fromkeys((prefix, 0, cls)):
     side = math.isqrt(max(slots - without, 0))
-    grid = said if math.prod(said) == slots - without else (side, side)
+    grid = given if math.prod(given) == slots - without else (side, side)
     if side and math.prod(grid) == slots - without:
       break
   else:
     raise UserError(
-      f'{path}: {slots} positions are no square of patches, with or without '
-      f'{prefix} other tokens; other grids need the input_size in the '
-      'config.json beside it.'
+      f'{path}: {slots} positions do not form a square of patches, with or '
+      f'without {prefix} other tokens; other grids need the input_size in a '
+      'config.json next to the file.'
     )
   if without != prefix:
     keys['prefix_positions'] = False
@@ -228,19 +356,10 @@ def _with_positions(
   return arrays, (grid[0] * patch_size, grid[1] * patch_size)
 
 
-def _check_pool(path: str, pool: str, config: Mapping[str, Any]) -> None:
-  """Raises UserError where the config pools otherwise than arrays tell."""
-  said = config.get('model_args', {}).get('global_pool')
-  said = said or config.get('global_pool')
-  if said and _POOLS.get(said) != pool:
+def _check_pool(path: str, pool: str, specified: str | None) -> None:
+  """Raises UserError if the settings pool otherwise than the arrays show."""
+  if specified and _POOLS.get(specified) != pool:
     raise UserError(
-      f'the config.json beside {path} pools by {said!r}, and its arrays are '
-      f'those of the pooling {pool!r}: the model vit cannot be both.'
+      f'the settings of {path} pool by {specified!r}, and its arrays are those '
+      f'of the pooling {pool!r}: the model vit cannot compute this.'
     )
-
-
-def _num_heads(width: int, arrays: Mapping[str, np.ndarray]) -> int:
-  norm = arrays.get('blocks.0.attn.q_norm.weight')
-  if norm is not None:  # of the channels of a head
-    return width // max(norm.size, 1)
-  return _NUM_HEADS.get(width, max(width // 64, 1))

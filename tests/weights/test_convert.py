@@ -1,0 +1,87 @@
+"""Converted weights keep their class names and preprocessing."""
+
+import numpy as np
+import pytest
+import tiny_vit
+
+from vit_jax import convert, load_pretrained, save_pretrained
+from vit_jax.errors import UserError
+from vit_jax.models.vit import Model
+from vit_jax.weights import pretrained
+
+NAMES = ['ant', 'bee', 'cat', 'dog', 'eel']
+PREPROCESS = {
+  'resize': 'central',
+  'central_fraction': 0.5,
+  'interpolation': 'area',
+}
+
+
+@pytest.fixture
+def source(tmp_path):
+  """Returns the path of weights with names and preprocessing of their own."""
+  params = tiny_vit.noise_params(Model(5, **tiny_vit.SIZES), (8, 8))
+  path = str(tmp_path / 'source.npz')
+  save_pretrained(path, params, {})
+  about = pretrained.find(path).about
+  about['class_names'], about['preprocess'] = NAMES, PREPROCESS
+  about['model'] |= {'gelu': 'exact', 'norm_eps': 1e-5}
+  save_pretrained(path, params, about)
+  return path
+
+
+@pytest.mark.parametrize(
+  'target', ['a.npz', 'a.safetensors', 'big_vision:a.npz', 'a', 'huggingface:a']
+)
+def test_nothing_is_dropped(tmp_path, source, target):
+  """By every format, and back to the first."""
+  form, _, name = target.rpartition(':')
+  path = f'{tmp_path}/{name}'
+  convert.run(source, f'{form}:{path}' if form else path)
+  convert.run(path, f'{tmp_path}/back.npz')
+  for each in (path, f'{tmp_path}/back.npz'):
+    about = pretrained.find(each).about
+    assert about['class_names'] == NAMES
+    assert about['preprocess'] == PREPROCESS
+    assert about['model']['gelu'] == 'exact'
+    assert about['model']['norm_eps'] == 1e-5
+
+
+def test_an_existing_file_is_kept(tmp_path, source):
+  """Another model's weights are not replaced unasked."""
+  target = tmp_path / 'a.npz'
+  target.write_bytes(b'of another model')
+  for path in (target, f'big_vision:{target}'):
+    with pytest.raises(UserError, match=r'a\.npz exists.*--overwrite'):
+      convert.run(source, str(path))
+  assert target.read_bytes() == b'of another model'
+  convert.run(source, str(target), overwrite=True)
+  assert pretrained.find(str(target)).about['class_names'] == NAMES
+
+
+def test_notes_of_other_weights(tmp_path, source, caplog):
+  """Notes that lie next to other arrays are not believed."""
+  with np.load(source) as arrays:
+    changed = {name: array + 1 for name, array in arrays.items()}
+  np.savez(source, **changed)
+  about = pretrained.find(source).about
+  assert about['class_names'] == [f'class {i}' for i in range(5)]
+  assert 'source.npz.json' in caplog.text
+
+
+def test_what_comes_with_a_model(source):
+  """Preprocessing and names; it still unpacks to two."""
+  loaded = load_pretrained(source)
+  model, params = loaded
+  assert loaded.model is model and loaded.params is params
+  assert loaded.class_names == NAMES and loaded.image_size == (8, 8)
+  pixels = np.random.default_rng(0).integers(0, 256, (20, 30, 3), np.uint8)
+  image = loaded.preprocess(pixels)
+  assert image.shape == (8, 8, 3) and image.dtype == np.float32
+  assert -1 <= image.min() < image.max() <= 1
+  expected = pretrained.find(source).preprocess().pixels(pixels)
+  np.testing.assert_array_equal(np.round((image + 1) * 127.5), expected)
+  assert model.apply({'params': params}, image[None]).shape == (1, 5)
+  other = load_pretrained(source, num_classes=2, image_size=12)
+  assert len(other.class_names) == 2
+  assert other.preprocess(pixels).shape == (12, 12, 3)

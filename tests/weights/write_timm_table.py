@@ -1,0 +1,108 @@
+"""Writes the table of timm's architectures from the timm that is installed.
+
+Usage: python tests/weights/write_timm_table.py
+
+Run it after an update of timm and commit the result,
+vit_jax/weights/formats/timm_table.py.
+"""
+
+import pathlib
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+TARGET = ROOT / 'vit_jax/weights/formats/timm_table.py'
+# The modules of timm whose array names `vit_jax.weights.formats.timm` reads.
+# Eva's are listed to be refused: their rotary embeddings are in no array.
+MODULES = ('vision_transformer', 'deit', 'eva', 'swin_transformer')
+GELUS = {'GELU': 'exact', 'GELUTanh': 'tanh', 'QuickGELU': 'quick'}
+PIXELS = {
+  ((0.5,) * 3, (0.5,) * 3): 'half',
+  ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)): 'imagenet',
+  (
+    (0.48145466, 0.4578275, 0.40821073),
+    (0.26862954, 0.26130258, 0.27577711),
+  ): 'clip',
+  ((0.0,) * 3, (1.0,) * 3): 'unit',
+}
+HEADER = '''"""What no array shows of timm's architectures, one in each line.
+
+Written by tests/weights/write_timm_table.py; not to be edited.
+
+The columns of ARCHITECTURES are those of `timm_models.Architecture`. A line
+with a dot in its name is a set of weights that is evaluated otherwise than the
+first set of its architecture. The table is read in `timm_models`.
+"""
+# ruff: noqa: E501
+
+TIMM_VERSION = '{version}'
+ARCHITECTURES = """
+{lines}
+"""
+'''
+
+
+def evaluation(cfg):
+  """The columns on pixels and resizing of a set of weights."""
+  pixels = PIXELS.get((tuple(cfg.mean), tuple(cfg.std)), 'other')
+  return f'{pixels} {cfg.crop_pct} {cfg.interpolation} {cfg.crop_mode}'
+
+
+def describe(model):
+  """The columns on a model, which may be on the device `meta`."""
+  kind = type(model).__name__
+  if kind == 'SwinTransformer':
+    block = model.layers[0].blocks[0]
+    window = block.window_size[0]
+    depths = [len(stage.blocks) for stage in model.layers]
+    heads = [stage.blocks[0].attn.num_heads for stage in model.layers]
+    regular = heads == [heads[0] * 2**i for i in range(len(heads))]
+    windows = {stage.blocks[0].window_size[0] for stage in model.layers[:-1]}
+    name = 'Swin' if regular and len(windows) == 1 else 'SwinOfOtherSizes'
+    return (
+      f'{name} {model.embed_dim} {sum(depths)} {heads[0]} exact '
+      f'{block.norm1.eps} avg {window}'
+    )
+  block = model.blocks[0]
+  name = type(block).__name__
+  attention = getattr(block, 'attn', None)
+  norm = getattr(block, 'norm1', None)
+  heads = getattr(attention, 'num_heads', 0)
+  if type(norm).__name__ != 'LayerNorm' and name == 'Block':
+    name = type(norm).__name__ + name
+  # Gated units have a sigmoid of their own: there the GELU is not used.
+  mlp = getattr(block, 'mlp', None)
+  activation = type(getattr(mlp, 'act', None)).__name__
+  gelu = GELUS.get(activation, 'exact' if activation == 'SiLU' else 'none')
+  return (
+    f'{name} {model.embed_dim} {len(model.blocks)} {heads} {gelu} '
+    f'{getattr(norm, "eps", 0)} {model.global_pool or "none"} 0'
+  )
+
+
+def lines(timm, torch):
+  """The lines of the table, in the order of their names."""
+  for module in MODULES:
+    for name in timm.list_models(module=module):
+      with torch.device('meta'):  # shapes without memory or time
+        model = timm.create_model(name)
+      first = evaluation(timm.get_pretrained_cfg(name))
+      yield f'{name} {describe(model)} {first}'
+      for tagged in timm.list_models(f'{name}.*', pretrained=True):
+        other = evaluation(timm.get_pretrained_cfg(tagged))
+        if other != first:
+          yield f'{tagged} {describe(model)} {other}'
+
+
+def text(timm, torch):
+  """The module's text for the timm that is installed."""
+  found = '\n'.join(sorted(set(lines(timm, torch))))
+  return HEADER.format(version=timm.__version__, lines=found)
+
+
+if __name__ == '__main__':
+  sys.path.insert(0, str(ROOT))
+  import torch
+
+  from benchmarks import peers
+
+  TARGET.write_text(text(peers.import_timm(), torch))

@@ -1,0 +1,203 @@
+"""Validation of the JSON settings that other projects store with weights.
+
+Settings come from files that anyone may have written. A table of rules says
+what each key may be; everything else in the package can then rely on it.
+"""
+
+import json
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from vit_jax.errors import UserError
+from vit_jax.files import paths
+
+
+class Rule(NamedTuple):
+  """Condition for the value of one key.
+
+  Attributes:
+    holds: (value) → whether the value is allowed.
+    allowed: description of the allowed values, after "it must be".
+  """
+
+  holds: Callable[[Any], bool]
+  allowed: str
+
+
+# {key: Rule, or the Rules of an object's keys}
+Rules = Mapping[str, Any]
+
+
+def _is_number(value: Any) -> bool:
+  is_number = isinstance(value, int | float) and not isinstance(value, bool)
+  return is_number and math.isfinite(value)
+
+
+def _is_integer(value: Any) -> bool:
+  return isinstance(value, int) and not isinstance(value, bool)
+
+
+def integer(low: int, high: int) -> Rule:
+  """Returns a rule for integers in [low, high]."""
+  return Rule(
+    lambda value: _is_integer(value) and low <= value <= high,
+    f'an integer from {low} to {high}',
+  )
+
+
+def number(low: float, high: float) -> Rule:
+  """Returns a rule for finite numbers in [low, high]."""
+  return Rule(
+    lambda value: _is_number(value) and low <= value <= high,
+    f'a number from {low:g} to {high:g}',
+  )
+
+
+def several(rule: Rule, low: int, high: int) -> Rule:
+  """Returns a rule for lists of low to high elements that obey a rule."""
+  length = f'{low}' if low == high else f'{low} to {high}'
+  return Rule(
+    lambda value: (
+      isinstance(value, list | tuple)
+      and low <= len(value) <= high
+      and all(map(rule.holds, value))
+    ),
+    f'a list of {length} elements, each {rule.allowed}',
+  )
+
+
+def either(*rules: Rule) -> Rule:
+  """Returns a rule for values that obey one of several rules."""
+  return Rule(
+    lambda value: any(rule.holds(value) for rule in rules),
+    ' or '.join(rule.allowed for rule in rules),
+  )
+
+
+def mapping(rule: Rule, *keys: str) -> Rule:
+  """Returns a rule for objects whose values obey a rule.
+
+  Args:
+    rule: condition for each value.
+    *keys: keys that the object must have, and no others; any if none is given.
+  """
+  return Rule(
+    lambda value: (
+      isinstance(value, Mapping)
+      and (not keys or set(value) == set(keys))
+      and all(map(rule.holds, value.values()))
+    ),
+    f'an object{" of " if keys else ""}{" and ".join(keys)}, each value '
+    f'{rule.allowed}',
+  )
+
+
+TEXT = Rule(lambda value: isinstance(value, str), 'a string')
+FLAG = Rule(lambda value: isinstance(value, bool), 'true or false')
+# No image and no model is larger; a value beyond would only cost memory.
+SIDE = integer(1, 2**15)
+MEAN = several(number(-10, 10), 3, 3)
+STD = several(number(1e-3, 10), 3, 3)
+NAMES = several(TEXT, 0, 10**6)
+
+
+def validated(
+  path: str | os.PathLike, values: Mapping[str, Any], rules: Rules
+) -> dict[str, Any]:
+  """Returns settings that obey the rules, without keys whose value is null.
+
+  Args:
+    path: path of the file, for messages.
+    values: settings; keys without a rule are returned as they are.
+    rules: a condition for each key that is used.
+
+  Raises:
+    UserError: a value is not allowed.
+  """
+  return _validated(path, values, rules, '')
+
+
+def _validated(
+  path: str | os.PathLike, values: Any, rules: Rules, prefix: str
+) -> dict[str, Any]:
+  if not isinstance(values, Mapping):
+    raise UserError(
+      f'{path}: {prefix.rstrip(".") or "the content"} is '
+      f'{_shown(values)}; it must be an object.'
+    )
+  found = {key: value for key, value in values.items() if value is not None}
+  for key, rule in rules.items():
+    if key not in found:
+      continue
+    value = found[key]
+    if not isinstance(rule, Rule):
+      found[key] = _validated(path, value, rule, f'{prefix}{key}.')
+    elif not rule.holds(value):
+      raise UserError(
+        f'{path}: {prefix}{key} is {_shown(value)}; it must be {rule.allowed}. '
+        'Correct the file, or fetch it again.'
+      )
+  return found
+
+
+def _shown(value: Any) -> str:
+  text = repr(value)
+  return text if len(text) <= 60 else f'{text[:57]}...'
+
+
+def require(
+  path: str | os.PathLike, values: Mapping[str, Any], keys: Sequence[str]
+) -> None:
+  """Checks that settings have all of several keys.
+
+  Args:
+    path: path of the file, for messages.
+    values: settings.
+    keys: keys that must be there.
+
+  Raises:
+    UserError: some are missing; lists them.
+  """
+  missing = [key for key in keys if key not in values]
+  if missing:
+    raise UserError(f'{path} lacks {", ".join(missing)}.')
+
+
+def parse(path: str | os.PathLike, text: str) -> dict[str, Any]:
+  """Returns the JSON object in a text.
+
+  Args:
+    path: path of the file that holds the text, for messages.
+    text: JSON.
+
+  Raises:
+    UserError: the text is not a JSON object.
+  """
+  try:
+    found = json.loads(text)
+  except (ValueError, RecursionError) as error:
+    raise UserError(f'{path} is not valid JSON: {error}.') from error
+  if not isinstance(found, dict):
+    raise UserError(f'{path} does not hold a JSON object.')
+  return found
+
+
+def read(path: str | os.PathLike) -> dict[str, Any]:
+  """Returns the JSON object in a file; {} if there is no such file.
+
+  Args:
+    path: path of the file, local or gs://.
+
+  Raises:
+    UserError: the file cannot be read or holds something else.
+  """
+  file = paths.locate(path)
+  if not file.exists():
+    return {}
+  try:
+    text = file.read_text()
+  except (OSError, ValueError) as error:  # ValueError: not UTF-8
+    raise UserError(f'{path} cannot be read: {error}.') from error
+  return parse(path, text)

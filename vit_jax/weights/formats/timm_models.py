@@ -1,0 +1,113 @@
+"""timm's architectures: the properties that no array of a file shows.
+
+The values are in `timm_table`, which is generated from an installation of timm.
+"""
+
+import functools
+import os
+from typing import NamedTuple
+
+from vit_jax.data.augment.presets import IMAGENET, NONE
+from vit_jax.weights.formats.normalization import CLIP
+from vit_jax.weights.formats.timm_table import ARCHITECTURES, TIMM_VERSION
+
+# The blocks that the models here compute.
+SUPPORTED = ('Block', 'Swin')
+_STATISTICS = {
+  'half': NONE,
+  'imagenet': IMAGENET,
+  'clip': CLIP,
+  'unit': ((0.0,) * 3, (1.0,) * 3),
+}
+
+
+class Architecture(NamedTuple):
+  """One of timm's architectures, or one set of its weights.
+
+  Attributes:
+    name: timm's name, such as 'vit_base_patch16_224.augreg_in21k'.
+    block: class name of the blocks; only `SUPPORTED` ones can be loaded.
+    width: embedding dimension.
+    depth: number of blocks.
+    num_heads: attention heads (of a Swin, in its first stage).
+    gelu: 'exact', 'tanh' or 'quick'; 'none' for unsupported blocks.
+    norm_eps: epsilon of LayerNorm.
+    pool: timm's `global_pool`: 'token', 'avg' or 'map'.
+    window_size: side of a Swin's windows, tokens; 0 for other models.
+    pixels: name of the mean and standard deviation in `_STATISTICS`.
+    crop_pct: side of the center crop divided by the side of the resized image.
+    interpolation: filter by which images are resized.
+    crop_mode: 'center' or 'squash'.
+  """
+
+  name: str
+  block: str
+  width: int
+  depth: int
+  num_heads: int
+  gelu: str
+  norm_eps: float
+  pool: str
+  window_size: int
+  pixels: str
+  crop_pct: float
+  interpolation: str
+  crop_mode: str
+
+  @property
+  def statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of the channels of pixels in [0, 1]."""
+    return _STATISTICS.get(self.pixels, NONE)
+
+
+@functools.cache
+def table() -> dict[str, Architecture]:
+  """Returns all rows of the table by name."""
+  types = Architecture.__annotations__.values()
+  rows = (line.split() for line in ARCHITECTURES.split('\n') if line)
+  found = (
+    Architecture(*(of(cell) for of, cell in zip(types, row, strict=True)))
+    for row in rows
+  )
+  return {each.name: each for each in found}
+
+
+def find(name: str) -> Architecture | None:
+  """Returns the architecture of a name; None if the table does not have it.
+
+  Args:
+    name: timm's name, with or without a tag: weights of an unknown tag are
+      described by their architecture.
+  """
+  rows = table()
+  return rows.get(name) or rows.get(name.partition('.')[0])
+
+
+def of_file(path: str) -> Architecture | None:
+  """Returns the architecture that is the name of a file, or None."""
+  return find(os.path.splitext(os.path.basename(path))[0])
+
+
+def candidates(
+  width: int, depth: int, patch_size: int, pool: str
+) -> list[Architecture]:
+  """Returns the supported architectures of these sizes.
+
+  Args:
+    width: embedding dimension.
+    depth: number of blocks.
+    patch_size: side of a patch, pixels; timm's names contain it.
+    pool: timm's `global_pool`.
+  """
+  return [
+    each
+    for each in table().values()
+    if each.block == 'Block'
+    and (each.width, each.depth, each.pool) == (width, depth, pool)
+    and (f'patch{patch_size}_' in each.name or 'patch' not in each.name)
+  ]
+
+
+def source() -> str:
+  """Returns the name of the table for messages."""
+  return f'the table of timm {TIMM_VERSION}'
