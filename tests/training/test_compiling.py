@@ -59,7 +59,7 @@ def test_a_step_too_large_for_memory_is_refused(devices, monkeypatch):
   parts = int(re.search(r'--config.micro_batches=(\d+) ', text)[1])
   assert 1 < parts and peak(parts) <= limit < peak(parts // 4)
   monkeypatch.setattr(memory, 'of_device', lambda device: 1000)
-  with pytest.raises(UserError, match='Take a smaller batch_size'):
+  with pytest.raises(UserError, match='Set a smaller batch_size'):
     compiling.compile_to_run(experiment)
 
 
@@ -70,8 +70,8 @@ def test_a_compiler_that_finds_no_room(monkeypatch):
   failing = mock.Mock(side_effect=jax.errors.JaxRuntimeError(said))
   monkeypatch.setattr(compiling, 'compile_step', failing)
   monkeypatch.setattr(memory, 'of_device', lambda device: int(15.48 * 2**30))
-  told = 'needs 17.21 GiB of each device, and it has 15.48 GiB. With '
-  with pytest.raises(UserError, match=told + '--config.micro_batches=2 '):
+  told = '17.21 GiB.*15.48 GiB.*--config.micro_batches=2 '
+  with pytest.raises(UserError, match=told):
     compiling.compile_to_run(experiment)
   failing.side_effect = jax.errors.JaxRuntimeError('INTERNAL: something')
   with pytest.raises(jax.errors.JaxRuntimeError, match='something'):

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, whatever ends the process."""
+"""Writes files that are complete or absent, whatever ends the process."""
 
 import contextlib
 import os
@@ -11,18 +11,23 @@ from vit_jax.files import paths
 
 
 def write(path: epath.Path, content: str | bytes) -> None:
-  """Writes a file aside, makes sure of it on disk, and puts it in place.
+  """Writes a temporary file, syncs it to disk, and renames it.
 
-  An object store does so by itself: an object appears when it is complete.
+  In an object store this is not necessary: an object appears when it is
+  complete.
+
+  Args:
+    path: path of the file.
+    content: its new content.
 
   Raises:
-    OSError: it cannot be written; what was there before is as it was.
+    OSError: it cannot be written; the old content is unchanged.
   """
   data = content.encode() if isinstance(content, str) else content
   if paths.is_remote(path):
     path.write_bytes(data)
     return
-  with replacing(path) as aside, open(aside, 'wb') as file:
+  with replacing(path) as temporary, open(temporary, 'wb') as file:
     file.write(data)
 
 
@@ -30,25 +35,28 @@ def write(path: epath.Path, content: str | bytes) -> None:
 def replacing(
   path: epath.Path, folder: epath.Path | None = None
 ) -> Iterator[str]:
-  """The path of an empty file that takes the place of a local one at the end.
+  """Yields the path of an empty file that replaces a local one at the end.
 
   Args:
-    path: of the local one.
-    folder: where it is written until then; by default beside it.
+    path: path of the local file.
+    folder: directory of the file until then; by default that of `path`. It must
+      be on the same file system.
 
   Raises:
-    OSError: as in `write`.
+    OSError: see `write`.
   """
   own, name = os.path.split(os.fspath(path))
-  handle, aside = tempfile.mkstemp(dir=folder or own, prefix=f'.{name}.')
+  handle, temporary = tempfile.mkstemp(dir=folder or own, prefix=f'.{name}.')
   try:
-    os.fchmod(handle, 0o644)  # as others may read it
-    yield aside
+    os.fchmod(handle, 0o644)  # mkstemp lets nobody else read it
+    yield temporary
+    # The content must be on disk before the name is: after a power failure the
+    # file would be empty otherwise.
     os.fsync(handle)
-    os.replace(aside, path)
+    os.replace(temporary, path)
   except BaseException:
     with contextlib.suppress(OSError):
-      os.unlink(aside)
+      os.unlink(temporary)
     raise
   finally:
     os.close(handle)
@@ -56,8 +64,8 @@ def replacing(
 
 
 def _sync_folder(folder: str) -> None:
-  """Makes sure that the new name is on disk too."""
-  with contextlib.suppress(OSError):  # some network file systems cannot
+  """Makes sure that the new name is on disk, too."""
+  with contextlib.suppress(OSError):  # not possible on some network systems
     handle = os.open(folder, os.O_RDONLY)
     try:
       os.fsync(handle)

@@ -1,4 +1,4 @@
-"""What this machine gives a process, by the files in which Linux tells it."""
+"""Memory available to this process, as Linux reports it."""
 
 import os
 import pathlib
@@ -8,9 +8,13 @@ _GROUPS = pathlib.Path('/sys/fs/cgroup')
 
 
 def memory_bytes() -> int | None:
-  """Memory that this process may use; None where nothing tells.
+  """Returns the bytes of memory that this process may use.
 
-  The machine's, or less where a container or a batch system limits it.
+  It is the machine's memory, or less if a container or a batch system limits
+  it.
+
+  Returns:
+    The number of bytes; None if the system does not report it.
   """
   if not hasattr(os, 'sysconf'):  # Windows
     return None
@@ -19,7 +23,7 @@ def memory_bytes() -> int | None:
 
 
 def _limits() -> list[int]:
-  """Limits of the process's control group and of all above it."""
+  """Returns the limits of the process's control group and of all above it."""
   try:
     groups = _OWN_GROUPS.read_text().splitlines()
   except OSError:
@@ -37,7 +41,7 @@ def _limits() -> list[int]:
     for depth in range(len(parts) + 1):
       try:
         text = root.joinpath(*parts[:depth], name).read_text().strip()
-      except OSError:  # a container sees its own group at the root alone
+      except OSError:  # a container sees only its own group, at the root
         continue
       if text.isdecimal():  # 'max' is no limit
         found.append(int(text))

@@ -1,10 +1,9 @@
-"""Bounds of training metrics that a config names, and what to do beyond them.
+"""Bounds of training metrics, and what to do when a metric exceeds them.
 
-They see the metrics of every good step: those of the objective (a teacher's
-entropy, say) and of the loop (loss, grad_norm). The judgement follows from the
-metrics alone, which are the same on every process, so all come to it at the
-same step. What a run has counted so far it forgets when it is restarted, and
-a warning comes again.
+The metrics of every good step are checked: those of the objective (such as a
+teacher's entropy) and of the loop (loss, grad_norm). The result depends only on
+the metrics, which are the same on every process, so all processes react at the
+same step. Counts are lost when a run is restarted; a warning is then repeated.
 """
 
 import dataclasses
@@ -24,14 +23,14 @@ class Limit:
   """Bounds of one metric.
 
   Attributes:
-    metric: its name in metrics.jsonl.
-    at_least: the smallest value that is well; None for no such bound.
-    at_most: the largest.
-    during: the duration that it must be beyond them without a break before
-      anything is done.
-    start: the duration from the start of the training that does not count.
-    stop: whether the run then ends, with exit code 43, after a warning; its
-      last checkpoint stays.
+    metric: name of the metric in metrics.jsonl.
+    at_least: smallest allowed value; None for no lower bound.
+    at_most: largest allowed value; None for no upper bound.
+    during: duration that the metric must be out of bounds without a break
+      before a warning is logged.
+    start: duration from the start of the training that is not checked.
+    stop: whether the run ends after the warning, with exit code 43; its last
+      checkpoint is kept.
   """
 
   metric: str = dataclasses.field(kw_only=True)
@@ -51,7 +50,7 @@ class Limit:
       raise UserError(f'{where} has no bound: give at_least, at_most or both.')
 
   def keeps(self, value: float) -> bool:
-    """Whether a value is within the bounds; NaN is not."""
+    """Returns whether a value is within the bounds; NaN is not."""
     above = self.at_least is None or value >= self.at_least
     return above and (self.at_most is None or value <= self.at_most)
 
@@ -65,10 +64,13 @@ LIMITS = plugins.Nested('vit_jax.run.limits:Limit', many=True)
 
 
 def build(sections: Mapping[str, Any] | None) -> dict[str, Limit]:
-  """The limits of a config, by their names.
+  """Builds the limits of a config, by name.
+
+  Args:
+    sections: `config.recovery.limits`.
 
   Raises:
-    UserError: one cannot be.
+    UserError: a value of one of them is invalid.
   """
   return {
     name: plugins.build(LIMITS.constructor(''), section)
@@ -77,7 +79,7 @@ def build(sections: Mapping[str, Any] | None) -> dict[str, Limit]:
 
 
 class Limits:
-  """Watches metrics, step by step."""
+  """Checks the metrics of every step."""
 
   def __init__(
     self,
@@ -85,27 +87,32 @@ class Limits:
     steps: Callable[[str], int],
     ledger: Ledger,
   ):
-    """Looks at nothing yet.
+    """Checks nothing yet.
 
     Args:
-      limits: by name, as warnings and events call them.
-      steps: a duration of the training in updates.
-      ledger: where it is noted when one is passed.
+      limits: limits by the name that warnings and events use.
+      steps: function that converts a duration to updates.
+      ledger: destination of the event `limit`.
     """
     self._limits, self._steps, self._ledger = limits, steps, ledger
-    self._beyond = dict.fromkeys(limits, 0)  # steps in a row
+    self._beyond = dict.fromkeys(limits, 0)  # steps in a row out of bounds
 
   def step(self, step: int, values: Mapping[str, float]) -> None:
-    """Judges the metrics of the step that completed `step` updates.
+    """Checks the metrics of one step.
+
+    Args:
+      step: number of updates completed.
+      values: metrics of the step, by name.
 
     Raises:
-      DivergedError: a limit that stops the run has been passed for long enough.
-      UserError: there is no such metric.
+      DivergedError: a metric was out of the bounds of a limit that stops the
+        run for long enough.
+      UserError: a limit names a metric that does not exist.
     """
     for name, limit in self._limits.items():
       if limit.metric not in values:
         raise UserError(
-          f'config.recovery.limits.{name}.metric is {limit.metric!r}, and this '
+          f'config.recovery.limits.{name}.metric is {limit.metric!r}, but this '
           f'training has no such metric; {closest(limit.metric, values)}.'
         )
       value = values[limit.metric]
@@ -117,7 +124,7 @@ class Limits:
         self._passed(name, limit, step, value)
 
   def _passed(self, name: str, limit: Limit, step: int, value: float) -> None:
-    """Says so, once for each time that it happens."""
+    """Reports that a metric has been out of bounds for long enough."""
     text = (
       f'{name}: {limit.metric} is {value:.6g} at step {step} and has been '
       f'beyond its limit ({limit}) for {limit.during}'
@@ -128,7 +135,7 @@ class Limits:
     )
     if limit.stop:
       raise DivergedError(
-        f'{text}. The run stops, as config.recovery.limits.{name}.stop says; '
-        'its last checkpoint stays. Look at metrics.jsonl for what changed '
+        f'{text}. The run stops because of config.recovery.limits.{name}.stop; '
+        'its last checkpoint is kept. Look at metrics.jsonl for what changed '
         'before, go back to an earlier checkpoint or change the settings.'
       )

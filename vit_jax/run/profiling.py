@@ -1,4 +1,4 @@
-"""A trace of some steps, by JAX's profiler: --profile=START:STOP."""
+"""Traces some steps with JAX's profiler: --profile=START:STOP."""
 
 import logging
 
@@ -9,25 +9,29 @@ log = logging.getLogger('vit_jax')
 
 
 class Profile:
-  """Traces the steps from START to STOP, or what of them there is.
+  """Traces the steps from START to STOP, or those of them that run.
 
-  A run that begins between the two traces from there on; one that ends between
-  them, or goes back to an earlier step, keeps what was traced.
+  A run that begins between the two is traced from there on. If it ends between
+  them, or goes back to an earlier step, the steps so far are written.
   """
 
   def __init__(self, span: tuple[int, int] | None, workdir: epath.Path):
     """Traces nothing yet.
 
     Args:
-      span: [START, STOP) in updates; None for no trace.
-      workdir: of the run; the trace goes into its directory `profile`.
+      span: (START, STOP), in updates; None for no trace.
+      workdir: directory of the run; the trace is written to `profile` in it.
     """
     self._span, self._folder = span, workdir / 'profile'
     self._first = self._last = 0
     self._active = False
 
   def at(self, step: int) -> None:
-    """Called before each step, with the number of those done."""
+    """Starts or ends the trace if it is due; must be called before each step.
+
+    Args:
+      step: number of updates completed.
+    """
     if self._span is None:
       return
     start, stop = self._span
@@ -41,10 +45,10 @@ class Profile:
       self._active, self._first, self._last = True, step, step
 
   def close(self) -> None:
-    """Writes what was traced, if something is being traced."""
+    """Ends the trace and writes it, if one is running."""
     if not self._active:
       return
-    self._active, self._span = False, None  # one trace is enough
+    self._active, self._span = False, None  # only one trace per start
     jax.profiler.stop_trace()
     log.info(
       'wrote the trace of steps %d to %d to %s',

@@ -1,11 +1,11 @@
-"""Bad steps: when to roll back, and which batches to skip from then on.
+"""Decides about rollbacks after bad steps, and which batches to skip then.
 
-The decisions follow from each step's metrics alone, which are the same on every
-process, and from the rollbacks so far. Each is written to `events.jsonl` before
-it is carried out, and stored in every checkpoint saved after it; so a run that
-is killed in between repeats it. A damaged line changes nothing either: before
-the next checkpoint the same steps turn out bad again, and after it the rollback
-is read from the checkpoint.
+The decisions depend only on each step's metrics, which are the same on every
+process, and on the rollbacks so far. A rollback is written to `events.jsonl`
+before it is carried out, and stored in every checkpoint saved after it, so a
+run that is killed in between repeats it. A damaged line does not matter: before
+the next checkpoint the same steps are bad again, and after it the rollback is
+read from the checkpoint.
 """
 
 import dataclasses
@@ -17,7 +17,8 @@ from vit_jax.data.pipeline.order import batch_index
 from vit_jax.errors import DivergedError, check_range
 from vit_jax.run import limits as limits_lib
 
-Rollback = dict[str, Any]  # from and back to which step, batches to skip
+# {from: step of the last bad step, step: restored step, skip: batches}
+Rollback = dict[str, Any]
 
 
 @plugins.operational(
@@ -26,26 +27,29 @@ Rollback = dict[str, Any]  # from and back to which step, batches to skip
 )
 @dataclasses.dataclass(frozen=True)
 class Recovery:
-  """What a run does about bad steps.
+  """Reactions of a run to bad steps, slow hosts and lost processes.
 
   A bad step (loss or gradient not finite, or a spike) never changes parameters;
   see `step.Trainer.train_step`.
 
   Attributes:
-    max_skipped: bad steps in a row that are only skipped; one more rolls back.
-    spike_factor: a loss above this many times the mean of recent ones is bad.
-    max_rollbacks: in the whole run; one more ends it with exit code 43.
-    sdc_every: duration between replays of a step that look for silent data
+    max_skipped: number of bad steps in a row that are only skipped; one more
+      rolls the run back to the last checkpoint.
+    spike_factor: a loss above this many times the mean of recent ones is bad;
+      None for no such limit.
+    max_rollbacks: number of rollbacks in the whole run; one more ends it with
+      exit code 43.
+    sdc_every: duration between two replays of a step, which detect silent data
       corruption; '0 steps' for none.
     slow_hosts_every: duration between comparisons of the hosts' own times;
       '0 steps' for none.
     watchdog_factor: longest time of a step, in medians of recent steps.
-    watchdog_min_s: seconds that a step may take even if that is more.
-    watchdog_eval_s: seconds that a batch of an evaluation may take, the first
-      with opening the data and compiling.
+    watchdog_min_s: seconds that a step may take in any case.
+    watchdog_eval_s: seconds that a batch of an evaluation may take; that of the
+      first batch includes opening the data and compiling.
     watchdog_pause_s: seconds that anything else may take.
-    limits: {name of your choice: bounds of a metric, and what to do when it is
-      beyond them for long}; see `run.limits.Limit`.
+    limits: {name of your choice: bounds of a metric, and the reaction when it
+      exceeds them}; see `run.limits.Limit`.
   """
 
   max_skipped: int = dataclasses.field(default=3, kw_only=True)
@@ -74,11 +78,11 @@ class Recovery:
 
 
 class RollbackError(Exception):
-  """Too many bad steps in a row: back to the last checkpoint.
+  """There were too many bad steps in a row; the run must be rolled back.
 
   Attributes:
-    step: updates completed at the last of them.
-    streak: how many there were.
+    step: number of updates completed at the last bad step.
+    streak: number of bad steps in a row.
   """
 
   def __init__(self, step: int, streak: int):
@@ -89,15 +93,15 @@ class RollbackError(Exception):
 def rollbacks(
   saved: list[Rollback], events: list[dict[str, Any]]
 ) -> tuple[list[Rollback], list[Rollback]]:
-  """All rollbacks of a run that resumes, in their order.
+  """Returns all rollbacks of a run that resumes, in order.
 
   Args:
-    saved: with the checkpoint.
-    events: of events.jsonl, without damaged lines.
+    saved: rollbacks stored in the checkpoint.
+    events: events of the run, without damaged lines.
 
   Returns:
-    Those of the checkpoint, and after them what only events.jsonl has; and
-    those of the checkpoint that events.jsonl lacks.
+    The rollbacks of the checkpoint, followed by those that only events.jsonl
+    has; and those of the checkpoint that events.jsonl lacks.
   """
   written = [
     {key: event[key] for key in ('from', 'step', 'skip')}
@@ -109,7 +113,7 @@ def rollbacks(
 
 
 def skip_list(known: list[Rollback]) -> tuple[int, ...]:
-  """Batches to skip: those of all rollbacks so far, in order."""
+  """Returns the batches to skip, those of all rollbacks so far, ascending."""
   return tuple(sorted({b for rollback in known for b in rollback['skip']}))
 
 
@@ -119,20 +123,21 @@ def rollback(
   restored_step: int,
   recovery: Recovery,
 ) -> Rollback:
-  """The record of a rollback, for events.jsonl and every later checkpoint.
+  """Returns the record of a rollback, for events.jsonl and later checkpoints.
 
   Args:
     error: the bad steps.
     known: rollbacks so far.
-    restored_step: of the checkpoint that the run goes back to.
-    recovery: its limits.
+    restored_step: step of the checkpoint that the run goes back to.
+    recovery: section `recovery` of the config.
 
   Raises:
     DivergedError: there were as many rollbacks as allowed.
   """
   skipped = skip_list(known)
   # The step that completed `s` updates drew the batch after s - 1 updates.
-  # Batches before the checkpoint are over: skipping them shifts those to come.
+  # Batches before the checkpoint are not drawn again. Skipping them would only
+  # shift the batches to come.
   first = max(error.step - error.streak, restored_step)
   batches = [batch_index(step, skipped) for step in range(first, error.step)]
   if len(known) >= recovery.max_rollbacks:

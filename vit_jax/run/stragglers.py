@@ -1,9 +1,9 @@
-"""Slow hosts: each host's own time, gathered from all and compared.
+"""Finds slow hosts: measures each host's own time and compares all of them.
 
 All hosts of a run finish a step at the same time, so step times do not differ
-between them. A host's own time does: the part of a step in which it does not
-wait for its devices, but for data or for its own Python code. While one host is
-busy with that, all others wait for it.
+between them. A host's own time does: the part of a step in which it waits for
+data or runs Python code, and not for its devices. All other hosts wait for it
+in the meantime.
 """
 
 import contextlib
@@ -20,41 +20,41 @@ from vit_jax.run.ledger import Ledger
 
 log = logging.getLogger('vit_jax')
 # A host is slow if its own time is at least _FACTOR times that of the median
-# host, and the difference is at least _SHARE of a step's time.
+# host, and the difference is at least _FRACTION of a step's time.
 _FACTOR = 2.0
-_SHARE = 0.1
+_FRACTION = 0.1
 
 
 def slow_hosts(own_s: Sequence[float], step_s: float) -> list[int]:
-  """The processes whose own time per step stands out.
+  """Returns the processes whose own time per step stands out.
 
   Args:
-    own_s: for each process, seconds per step not spent waiting for devices.
+    own_s: seconds per step not spent waiting for devices, by process index.
     step_s: seconds per step.
 
   Returns:
-    Numbers of the processes whose own time is at least twice that of the
+    Indices of the processes whose own time is at least twice that of the
     median process and a tenth of a step longer, the slowest first.
   """
   middle = statistics.median_low(own_s)
   slow = [
     i
     for i, own in enumerate(own_s)
-    if own >= _FACTOR * middle and own - middle >= _SHARE * step_s
+    if own >= _FACTOR * middle and own - middle >= _FRACTION * step_s
   ]
   return sorted(slow, key=lambda i: -own_s[i])
 
 
 class HostTimes:
-  """Measures this process, and names the slow ones from time to time."""
+  """Measures this process, and periodically compares all processes."""
 
   def __init__(self, ledger: Ledger, every_steps: int):
-    """Begins to measure.
+    """Starts measuring.
 
     Args:
-      ledger: its spans other than data_wait are subtracted from the time of
-        steps; gets the event `slow_hosts`.
-      every_steps: between two comparisons; 0 for none.
+      ledger: account of time, whose spans other than data_wait are subtracted
+        from the time of steps; destination of the event `slow_hosts`.
+      every_steps: interval between two comparisons; 0 for none.
     """
     self._ledger, self._every_steps = ledger, every_steps
     self._active = every_steps > 0 and jax.process_count() > 1
@@ -70,13 +70,19 @@ class HostTimes:
 
   @contextlib.contextmanager
   def waiting(self) -> Iterator[None]:
-    """To be entered while this process waits for its devices."""
+    """Surrounds code in which this process waits for its devices."""
     start = time.perf_counter()
     yield
     self._waited_s += time.perf_counter() - start
 
   def step(self, step: int) -> None:
-    """`step` updates have finished; must be called on every process."""
+    """Counts a step, and compares the processes if that is due.
+
+    All processes must call it after every step.
+
+    Args:
+      step: number of updates completed.
+    """
     self._steps += 1
     if not self._active or step % self._every_steps:
       return
@@ -90,7 +96,7 @@ class HostTimes:
     if slow and jax.process_index() == 0:
       named = [f'process {i} ({1000 * own[i]:.0f} ms a step)' for i in slow]
       log.warning(
-        'slow host(s) up to step %d: %s in waiting for data and host work; the '
+        'slow host(s) up to step %d: %s for data and work on the host; the '
         'median process takes %.0f ms of the %.0f ms of a step',
         step,
         ', '.join(named),

@@ -1,9 +1,9 @@
-"""Trackers: experiment trackers beside metrics.jsonl, each a plug-in.
+"""Experiment trackers, written in addition to metrics.jsonl; each a plug-in.
 
-`vit_jax.run.trackers.NAME` (or any module of your own) defines
+`vit_jax.run.trackers.NAME`, or any module of your own, defines
 `Tracker(run, /, *, …)`, whose keyword-only parameters are the keys of a section
-of `config.log.trackers`, {name of your choice: section}; none by default. What
-a tracker raises while a run goes on is one warning and never the run's end.
+of `config.log.trackers`, {name of your choice: section}; none by default. The
+first error of a tracker is logged as a warning; no error of it ends a run.
 """
 
 import contextlib
@@ -22,13 +22,13 @@ TRACKERS = Nested('vit_jax.run.trackers.{name}:Tracker', many=True)
 
 
 class Run(NamedTuple):
-  """What a tracker is told of a run.
+  """Description of a run for trackers.
 
   Attributes:
-    name: of its workdir.
-    identity: the same whenever a run of this workdir resumes.
-    workdir: of the run.
-    config: completed; {'model.depth': 12, …}.
+    name: name of its workdir.
+    identity: id that is the same whenever the run of this workdir resumes.
+    workdir: directory of the run.
+    config: completed config, flat: {'model.depth': 12, …}.
   """
 
   name: str
@@ -38,39 +38,44 @@ class Run(NamedTuple):
 
   @classmethod
   def of(cls, workdir: epath.Path, config: dict[str, Any]) -> 'Run':
-    """The run of a workdir."""
+    """Describes the run of a workdir.
+
+    Args:
+      workdir: directory of the run.
+      config: completed config, flat.
+    """
     identity = hashlib.sha256(str(workdir).encode()).hexdigest()[:16]
     return cls(workdir.name, identity, workdir, config)
 
 
 class Tracker(Protocol):
-  """Takes a run's numbers; only the main process has one."""
+  """Receives a run's metrics; only the main process has one."""
 
   def write(self, step: int, values: Mapping[str, float]) -> None:
-    """Takes what a line of metrics.jsonl holds.
+    """Receives the content of a line of metrics.jsonl.
 
     Args:
-      step: updates completed. A run that resumes repeats those after its last
-        checkpoint.
-      values: by name; may not be finite.
+      step: number of updates completed. A run that resumes repeats the steps
+        after its last checkpoint.
+      values: metrics by name; they may not be finite.
     """
     ...
 
   def close(self) -> None:
-    """Called once, at the end of the process's part in the run."""
+    """Is called once, at the end of the process's part in the run."""
     ...
 
 
 class Guarded:
-  """A tracker whose errors are told once and end nothing."""
+  """Wraps a tracker: its first error is logged, and none ends the run."""
 
   def __init__(self, name: str, section: Mapping[str, Any], run: Run):
-    """Builds it; without it the run goes on where that fails.
+    """Builds the tracker; if that fails, the run goes on without it.
 
     Args:
-      name: in `config.log.trackers`.
-      section: of it, completed.
-      run: of which it is told.
+      name: name of the tracker in `config.log.trackers`.
+      section: its completed section.
+      run: description of the run.
     """
     self._name, self._warned = name, False
     self._tracker: Tracker | None = None
@@ -79,13 +84,13 @@ class Guarded:
       self._tracker = plugins.build(constructor, section, run)
 
   def write(self, step: int, values: Mapping[str, float]) -> None:
-    """Hands a line on."""
+    """Passes a line on; see `Tracker.write`."""
     with self._guard():
       if self._tracker:
         self._tracker.write(step, values)
 
   def close(self) -> None:
-    """Closes it."""
+    """Closes the tracker."""
     with self._guard():
       if self._tracker:
         self._tracker.close()
@@ -98,8 +103,10 @@ class Guarded:
       if not self._warned:
         log.warning(
           'the tracker config.log.trackers.%s failed (%s: %s); the run goes on '
-          'and metrics.jsonl has everything; further errors of it are not said',
-          *(self._name, type(error).__name__, ' '.join(str(error).split())),
+          'and metrics.jsonl has all values; its further errors are not logged',
+          self._name,
+          type(error).__name__,
+          ' '.join(str(error).split()),
         )
       self._warned = True
 
@@ -107,12 +114,12 @@ class Guarded:
 def opened(
   sections: Mapping[str, Any] | None, run: Run, active: bool
 ) -> list[Guarded]:
-  """The trackers of a config.
+  """Builds the trackers of a config.
 
   Args:
-    sections: {name: section}, completed.
-    run: of which they are told.
-    active: whether this is the main process; others have none.
+    sections: completed sections by name.
+    run: description of the run.
+    active: whether this is the main process; others have no trackers.
   """
   if not active:
     return []

@@ -1,4 +1,4 @@
-"""Compiles the training step ahead of time, and says what is about to run."""
+"""Compiles the training step ahead of time, and logs what is about to run."""
 
 import logging
 from collections.abc import Mapping
@@ -7,12 +7,13 @@ from typing import Any
 import jax
 
 from vit_jax.arrays import memory, sharding
+from vit_jax.config import durations
 from vit_jax.errors import UserError
 from vit_jax.training import frozen
 from vit_jax.training.experiment import Experiment, batch_parts
 
 log = logging.getLogger('vit_jax')
-_ROOM = 0.9  # share of a device's memory that is planned with
+_USABLE = 0.9  # fraction of a device's memory that advice counts on
 PyTree = Any
 
 
@@ -29,28 +30,31 @@ def compile_step(
     compiler_options: options of XLA in addition to the model's.
   """
   state = experiment.abstract_state()
-  everywhere = sharding.replicated(experiment.mesh)
+  replicated = sharding.replicated(experiment.mesh)
   devices = experiment.mesh.devices.flatten()
   step = jax.jit(
     experiment.trainer.train_step,
     donate_argnums=0,
-    out_shardings=(jax.tree.map(lambda leaf: leaf.sharding, state), everywhere),
+    out_shardings=(jax.tree.map(lambda leaf: leaf.sharding, state), replicated),
     compiler_options=experiment.model.compiler_options(
       devices[0].platform, len(devices)
     )
     | dict(compiler_options or {}),
   )
-  key = jax.eval_shape(lambda: jax.random.key(0)).update(sharding=everywhere)
+  key = jax.eval_shape(lambda: jax.random.key(0)).update(sharding=replicated)
   fixed = key, frozen.abstract(experiment.frozen, experiment.mesh)
   log.info('compiling the training step')
   return step.lower(state, experiment.abstract_batch(), *fixed).compile()
 
 
 def compile_to_run(experiment: Experiment) -> jax.stages.Compiled:
-  """`compile_step` for devices that are there.
+  """Compiles the training step for devices that are present.
+
+  Args:
+    experiment: experiment about to run.
 
   Raises:
-    UserError: the step needs more memory than they have.
+    UserError: the step needs more memory than the devices have.
   """
   limit = memory.of_device(experiment.mesh.local_devices[0])
   try:
@@ -69,24 +73,27 @@ def compile_to_run(experiment: Experiment) -> jax.stages.Compiled:
 def _too_large(
   experiment: Experiment, needed: int | None, limit: int | None
 ) -> UserError:
-  """What is needed, and the fewest parts of a batch that would fit."""
+  """Returns the error of a step that does not fit, with a batch that would."""
   has = 'less' if limit is None else memory.text(limit)
-  advice = 'Take'
+  advice = 'Set'
   for parts, left in _parts_that_fit(experiment, needed, limit)[:1]:
     advice = (
-      f'With --config.micro_batches={parts} the batch is computed in parts, '
-      f'with some {memory.text(left)}. Or take'
+      f'With --config.micro_batches={parts} the batch is computed in parts and '
+      f'needs about {memory.text(left)}. Or set'
     )
   return UserError(
-    f'The training step needs {memory.text(needed)} of each device, and it has '
-    f'{has}. {advice} a smaller batch_size, image_size or model.'
+    f'The training step needs {memory.text(needed)} of memory per device, and '
+    f'a device has {has}. {advice} a smaller batch_size, image_size or model.'
   )
 
 
 def _parts_that_fit(
   experiment: Experiment, needed: int | None, limit: int | None
 ) -> list[tuple[int, float]]:
-  """(micro-batches, bytes) of what would fit, the fewest first."""
+  """Returns (number of micro-batches, bytes) that would fit, ascending.
+
+  Only the part of the memory that is not the state depends on the batch.
+  """
   if needed is None or limit is None:
     return []
   now, shape = experiment.config.micro_batches, experiment.mesh.shape
@@ -98,13 +105,18 @@ def _parts_that_fit(
     )
     if parts > now
   }
-  return [item for item in left.items() if item[1] <= _ROOM * limit]
+  return [item for item in left.items() if item[1] <= _USABLE * limit]
 
 
 def describe(experiment: Experiment, abstract: PyTree) -> None:
   """Logs what is about to run.
 
-  The table of parameters only where one is split or `log.parameters` is set.
+  The table of parameters is logged only if one of them is sharded or
+  `log.parameters` is set.
+
+  Args:
+    experiment: experiment about to run.
+    abstract: shapes and shardings of the training state.
   """
   config, mesh = experiment.config, experiment.mesh
   devices = mesh.devices
@@ -118,11 +130,14 @@ def describe(experiment: Experiment, abstract: PyTree) -> None:
     devices.flat[0].device_kind,
     jax.process_count(),
   )
+  # '90 epochs' is worth saying besides the steps; '300 steps' is not.
+  unit = durations.parse(config.total)[1]
+  length = '' if unit == 'steps' else f' ({config.total})'
   log.info(
-    '%d steps (%s) of batch %d, %d examples an epoch, %dx%d pixels, %s; '
-    '%.3g GFLOPs an image (forward and backward), %s',
+    '%d steps%s of batch %d, %d examples per epoch, %dx%d pixels, %s; '
+    '%.3g GFLOPs per image (forward and backward), %s',
     experiment.total_steps,
-    config.total,
+    length,
     config.batch_size,
     config.train.num_examples,
     *experiment.image_size,

@@ -147,4 +147,5 @@ def evaluation_setting(
     reader=experiment.reader,
     report=bad_records.report_to(ledger),
     check=check,
+    train_split=experiment.config.train.split,
   )

@@ -1,9 +1,8 @@
 """Compares a model's own kernels with plain XLA operations before a run.
 
-A kernel that computes something else would train a worse model without a sign.
-So the first thing that a run does with its devices is to pass a few random
-images through both, of every size that the model sees in training, and to leave
-the kernels out if results differ.
+A wrong kernel would train a worse model without any error. So a run first
+passes a few random images of every size that occurs in training through both
+implementations, and does not use the kernels if the results differ.
 """
 
 import dataclasses
@@ -26,26 +25,27 @@ from vit_jax.training.experiment import Experiment
 log = logging.getLogger('vit_jax')
 PyTree = Any
 
-EXAMPLES = 2  # a device
-# Sixteen times the rounding of bfloat16, in which a TPU multiplies float32 too.
-# Interpreted on a CPU, two layers in bfloat16 differed by a quarter of it.
+EXAMPLES = 2  # per device
+# Sixteen times the rounding error of bfloat16, which TPUs use for products of
+# float32, too. Interpreted on a CPU, two layers in bfloat16 differed by a
+# quarter of it.
 TOLERANCE = 2**-4
-# Gradients this much smaller than the largest are compared on that scale: some
-# are zero but for rounding (those of the biases of attention's keys).
+# Gradients below this fraction of the largest are compared on that scale: some
+# are zero except for rounding (those of the biases of attention keys).
 _NEGLIGIBLE = 0.05
-_NOISE = 0.3  # standard deviation, added to parameters that start constant
+_NOISE = 0.3  # std of the noise added to parameters that start constant
 
 
 def checked(experiment: Experiment, ledger: Ledger) -> Experiment:
-  """The experiment, without its model's kernels if they are wrong.
+  """Returns the experiment, without its model's kernels if they are wrong.
 
-  To be called inside `jax.set_mesh`. All processes come to the same answer,
-  because each sees the same numbers. Does nothing for a model that uses no
-  kernels on these devices.
+  It must be called inside `jax.set_mesh`. All processes come to the same
+  result, because the compared numbers are replicated. Nothing is done for a
+  model that uses no kernels on these devices.
 
   Args:
-    experiment: about to be run.
-    ledger: gets an event `kernel_check` with the largest difference.
+    experiment: experiment about to run.
+    ledger: destination of the event `kernel_check` with the largest difference.
 
   Raises:
     UserError: the model cannot be built for this mesh.
@@ -53,22 +53,26 @@ def checked(experiment: Experiment, ledger: Ledger) -> Experiment:
   kernels = experiment.model.kernels
   if kernels is None:
     return experiment
-  problem, fields = _judge(experiment)
+  problem, fields = _check(experiment)
   ledger.event('kernel_check', passed=problem is None, **fields)
   if problem is None:
     return experiment
   log.error(
     "KERNEL CHECK FAILED: the model's kernels do not compute on %s what XLA "
-    'does: %s. This run goes on without them, slower and correct. Please '
-    'report this line.',
+    'does: %s. This run goes on without them, which is slower but correct. '
+    'Please report this line.',
     experiment.mesh.devices.flat[0].device_kind,
     problem,
   )
   return with_model(experiment, kernels.plain)
 
 
-def _judge(experiment: Experiment) -> tuple[str | None, dict[str, Any]]:
-  """What is wrong with the kernels, if anything; and the event's fields."""
+def _check(experiment: Experiment) -> tuple[str | None, dict[str, Any]]:
+  """Compares the kernels of all passes of the objective.
+
+  Returns:
+    A description of what is wrong, or None; and the fields of the event.
+  """
   key, found = experiment.key(), {}
   spec = experiment.augment.spec
   others = experiment.objective.other_passes(spec)
@@ -80,14 +84,14 @@ def _judge(experiment: Experiment) -> tuple[str | None, dict[str, Any]]:
       compiled = compare(kernels.probe, size, experiment.mesh, key)
     except UserError:
       raise
-    # The compilers of kernels raise errors of many types. One that has nothing
-    # to do with kernels comes again when the training step is compiled.
+    # Compilers of kernels raise errors of many types. An error that has nothing
+    # to do with kernels is raised again when the training step is compiled.
     except Exception as error:
       text = f'{type(error).__name__}: {error}'[:500]
       return f'they do not compile: {text}', {'error': text}
     of_size = compiled(key).items()
     found |= {(name, size): float(x) for name, x in of_size}
-  # NaN is worse than any number.
+  # NaN counts as worse than any number.
   worst = max(found, key=lambda key: (math.isnan(found[key]), found[key]))
   name, size = worst
   value = found[worst]
@@ -99,15 +103,20 @@ def _judge(experiment: Experiment) -> tuple[str | None, dict[str, Any]]:
   }
   if value <= TOLERANCE:
     return None, fields
-  what = name if name == 'output' else f'the gradient of {name}'
+  subject = name if name == 'output' else f'the gradient of {name}'
   return (
-    f'{what}, of images of {size[0]}x{size[1]}, differs by {value:.3g} of its '
-    f'size, more than {TOLERANCE:.3g}'
+    f'{subject}, of images of {size[0]}x{size[1]}, differs by {value:.3g} of '
+    f'its size, more than {TOLERANCE:.3g}'
   ), fields
 
 
 def with_model(experiment: Experiment, model: Model) -> Experiment:
-  """The same experiment with another model of the same parameters."""
+  """Returns the experiment with another model of the same parameters.
+
+  Args:
+    experiment: experiment about to run.
+    model: model that replaces that of the experiment.
+  """
   setting = experiment.setting._replace(model=model)
   objective = build_section(experiment.config, 'objective', setting)
   trainer = dataclasses.replace(experiment.trainer, objective=objective)
@@ -120,15 +129,15 @@ def compare(
   """Compiles a function of `key` that compares a model with its `reference`.
 
   Args:
-    model: with kernels.
-    image_size: pixels.
-    mesh: of the devices; each gets `EXAMPLES` images.
-    key: of images and parameters, on all devices.
+    model: model with kernels.
+    image_size: height and width in pixels.
+    mesh: mesh of the devices; each device gets `EXAMPLES` images.
+    key: random key of images and parameters, on all devices.
 
   Returns:
-    key → {'output', or the path of a parameter: root mean square of the
-    difference in the logits, or in that parameter's gradient, divided by that
-    of the reference's value}.
+    A function of `key` that returns relative differences: the root mean square
+    of the difference divided by that of the reference's value, of the logits
+    ('output') and of each parameter's gradient (by path).
   """
   n = EXAMPLES * mesh.shape['data'] * mesh.shape['fsdp']
 
@@ -153,7 +162,7 @@ def compare(
 
 
 def _with_noise(params: PyTree, key: Key[Array, '']) -> PyTree:
-  """Leaves that start constant, made random: zeros would hide errors."""
+  """Adds noise to leaves that start constant, because zeros hide errors."""
   leaves, structure = jax.tree.flatten(params)
   keys = jax.random.split(key, len(leaves))
   noisy = [
@@ -170,7 +179,11 @@ def _output_and_gradients(
   images: Float[Array, 'n y x c'],
   key: Key[Array, ''],
 ) -> dict[str, Array]:
-  """Logits, and gradients of a random weighted sum of them, by path."""
+  """Computes logits, and gradients of a random weighted sum of them.
+
+  Returns:
+    The logits as 'output', and the gradients by the path of the parameter.
+  """
 
   def logits(params: PyTree) -> Float[Array, 'n k']:
     return model.apply({'params': params}, images)
@@ -181,5 +194,5 @@ def _output_and_gradients(
 
 
 def _rms(x: Float[Array, '...']) -> Float[Array, '']:
-  """Root mean square."""
+  """Computes the root mean square."""
   return jnp.sqrt(jnp.mean(jnp.square(x.astype(jnp.float32))))

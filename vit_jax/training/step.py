@@ -16,18 +16,18 @@ from vit_jax.optim import average as average_lib
 
 PyTree = Any
 Metrics = dict[str, Array]
-LOSS_DECAY = 0.99  # of the mean that spikes are told from
+LOSS_DECAY = 0.99  # of the moving average that a spike is compared with
 SPIKE_WARMUP_STEPS = 20  # good steps before anything counts as a spike
 
 
 class Guard(NamedTuple):
-  """Statistics that bad steps are detected by; part of the training state.
+  """Statistics that detect bad steps; part of the training state.
 
   Attributes:
-    skipped: steps whose update was left out, int32.
-    streak: how many of them came last, int32.
-    loss_mean: moving average of good losses, float32.
-    good: steps that it has seen, int32.
+    skipped: number of steps whose update was left out, int32.
+    streak: number of bad steps in a row up to the last step, int32.
+    loss_mean: moving average of the losses of good steps, float32.
+    good: number of good steps, int32.
   """
 
   skipped: Int[Array, '']
@@ -42,12 +42,12 @@ class TrainState:
   """Everything that training changes.
 
   Attributes:
-    step: updates completed, int32; like every leaf an array, or its shape and
-      sharding where nothing has been computed yet.
-    params: the model's parameters, float32.
-    opt_state: optax's state.
-    extra: the objective's own state (a teacher, say).
-    average: an `average.Average`, or None where none is kept.
+    step: number of updates completed, int32. Like every leaf, an array, or its
+      shape and sharding if nothing has been computed yet.
+    params: parameters of the model, float32.
+    opt_state: state of the optimizer.
+    extra: the objective's own state, such as a teacher.
+    average: an `average.Average`; None if no average is kept.
     guard: a `Guard` of the steps so far.
   """
 
@@ -61,16 +61,16 @@ class TrainState:
 
 @dataclasses.dataclass(frozen=True)
 class Trainer:
-  """What a step is made of.
+  """The parts of a training step.
 
   Attributes:
-    objective: what is trained, and by what loss.
-    optimizer: an optax chain that ends with the learning rate.
-    schedule: the learning rate, for the log.
-    micro_batches: parts of a batch whose gradients are averaged.
-    average_decay: of the average of parameters; None keeps none.
+    objective: objective, which holds the model and the loss.
+    optimizer: optax chain that ends with the learning rate.
+    schedule: learning rate by the number of updates, for the log.
+    micro_batches: number of parts of a batch whose gradients are averaged.
+    average_decay: decay of the average of the parameters; None keeps none.
     spike_factor: a loss above this many times the mean of recent good losses
-      is as bad as one that is not finite; None for no such limit.
+      is treated like one that is not finite; None for no such limit.
   """
 
   objective: Objective
@@ -81,11 +81,21 @@ class Trainer:
   spike_factor: float | None = None
 
   def init_state(self, key: Key[Array, ''], batch: PyTree) -> TrainState:
-    """The state before the first step, for batches of that shape."""
+    """Computes the state before the first step.
+
+    Args:
+      key: random key of the initialization.
+      batch: shapes and dtypes of a training batch.
+    """
     return self.state_of(*self.objective.init(key, batch))
 
   def state_of(self, params: PyTree, extra: PyTree) -> TrainState:
-    """The state before the first step, from given parameters."""
+    """Returns the state before the first step, from given parameters.
+
+    Args:
+      params: parameters of the model.
+      extra: the objective's own state.
+    """
     return TrainState(
       step=jnp.zeros((), jnp.int32),
       params=params,
@@ -101,9 +111,12 @@ class Trainer:
     )
 
   def weights(self, state: TrainState) -> dict[str, PyTree]:
-    """All that is worth evaluating, by the ending that its metrics get.
+    """Returns all sets of weights to evaluate, by the suffix of their metrics.
 
-    What the objective says, and under '_ema' the average where one is kept.
+    They are those of the objective and, if an average is kept, '_ema'.
+
+    Args:
+      state: training state.
     """
     weights = self.objective.weights(state.params, state.extra)
     if state.average is not None:
@@ -114,24 +127,25 @@ class Trainer:
   def train_step(
     self, state: TrainState, batch: PyTree, key: Key[Array, ''], frozen: PyTree
   ) -> tuple[TrainState, Metrics]:
-    """One update.
+    """Computes one update.
 
-    A step whose loss or gradient is not finite (or whose loss is a spike)
+    A step whose loss or gradient is not finite, or whose loss is a spike,
     changes nothing but `step` and `guard`.
 
     Args:
-      state: before it.
-      batch: as the transform declares it.
-      key: of the run; the step's own is `key` folded with `state.step`.
+      state: state before the update.
+      batch: batch with the entries that the transform declares.
+      key: random key of the run; that of the step is `key` folded with
+        `state.step`, so it does not depend on where a run was resumed.
       frozen: parameters of the objective's frozen models, by name.
 
     Returns:
       The new state, and scalars: loss, grad_norm (before clipping), lr, skipped
-      (how many bad steps came last) and what the objective adds.
+      (number of bad steps in a row) and the metrics of the objective.
     """
     key = jax.random.fold_in(key, state.step)
     loss, added, carry, grads = self._gradients(state, batch, key, frozen)
-    # Left to itself, the partitioner splits products by the optimizer's state.
+    # Otherwise the partitioner would split products like the optimizer's state.
     grads = sharding.constrain_leaves(grads, self.objective.sharding_rules)
     grad_norm = optax.tree.norm(grads)
     guard, ok = self._judge(state.guard, loss, grad_norm)
@@ -144,7 +158,7 @@ class Trainer:
       average = average_lib.update(average, params, self.average_decay)
     step = state.step + 1
     extra = self.objective.update_extra(params, state.extra, carry, step)
-    # A bad step changes none of these, the optimizer's count included.
+    # A bad step changes none of these, not even the optimizer's count.
     params, opt_state, average, extra = jax.tree.map(
       lambda new, old: jnp.where(ok, new, old),
       (params, opt_state, average, extra),
@@ -165,7 +179,7 @@ class Trainer:
   def _gradients(
     self, state: TrainState, batch: PyTree, key: Key[Array, ''], frozen: PyTree
   ) -> tuple[Float[Array, ''], Metrics, PyTree, PyTree]:
-    """Means over micro-batches of loss, metrics, carry and gradients."""
+    """Averages loss, metrics, carry and gradients over micro-batches."""
     loss_fn = jax.value_and_grad(self.objective.loss, has_aux=True)
 
     apart = self.objective.apart if self.micro_batches > 1 else ()
@@ -185,13 +199,23 @@ class Trainer:
   def _judge(
     self, guard: Guard, loss: Array, grad_norm: Array
   ) -> tuple[Guard, Bool[Array, '']]:
-    """Whether a step is good, and the guard after it."""
+    """Decides whether a step is good.
+
+    Args:
+      guard: statistics of the steps before.
+      loss: loss of the step.
+      grad_norm: norm of its gradient.
+
+    Returns:
+      The statistics after the step, and whether it is good.
+    """
     ok = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
     if self.spike_factor is not None:
       settled = guard.good >= SPIKE_WARMUP_STEPS
       ok &= ~settled | (loss <= self.spike_factor * guard.loss_mean)
-    share = jnp.maximum(1 - LOSS_DECAY, 1 / (guard.good + 1.0))
-    mean = guard.loss_mean + share * (loss - guard.loss_mean)
+    # A plain mean of the first hundred losses, then a moving average.
+    weight = jnp.maximum(1 - LOSS_DECAY, 1 / (guard.good + 1.0))
+    mean = guard.loss_mean + weight * (loss - guard.loss_mean)
     bad = jnp.where(ok, 0, 1)
     return Guard(
       skipped=guard.skipped + bad,
@@ -207,10 +231,19 @@ def accumulate(
   key: Key[Array, ''],
   parts: int,
 ) -> PyTree:
-  """Mean of `function(part of the batch, key of the part)` over the parts.
+  """Averages a function over the parts of a batch.
 
-  Part i holds the examples i, i + parts, …: every device keeps its own
-  examples (contiguous parts would move all of them).
+  Part i holds the examples i, i + parts, …, so every device keeps its own
+  examples. Contiguous parts would move all of them between devices.
+
+  Args:
+    function: function (part of the batch, key of the part) → tree of arrays.
+    batch: batch, `[n, …]` each.
+    key: random key; each part gets its own.
+    parts: number of parts.
+
+  Returns:
+    The mean of the results.
 
   Raises:
     UserError: the batch is not divisible.
@@ -220,11 +253,12 @@ def accumulate(
   size = jax.tree.leaves(batch)[0].shape[0]
   if size % parts:
     raise UserError(
-      f'a batch of {size} is not divisible into {parts} micro_batches.'
+      f'a batch of {size} examples is not divisible into micro_batches='
+      f'{parts} parts: set --config.micro_batches to a divisor.'
     )
   split = jax.tree.map(
     lambda x: x.reshape(size // parts, parts, *x.shape[1:]).swapaxes(0, 1),
-    batch,
+    batch,  # [n, …] → [parts, n / parts, …]
   )
   keys = jax.random.split(key, parts)
   shapes = jax.eval_shape(
