@@ -44,7 +44,7 @@ def run(
     overwrite: whether an existing file is replaced.
 
   Raises:
-    UserError: the weights cannot be read or written, there is no such set, or
+    UserError: the weights cannot be read or written, the set does not exist, or
       the target exists.
   """
   _, place = pretrained.format_of(target_path)
@@ -72,7 +72,7 @@ def main(arguments: list[str]) -> None:
       f'{len(arguments)} argument(s).'
     )
   values = flags.FLAGS
-  run(*arguments, values.weights, values.overwrite)
+  run(arguments[0], arguments[1], values.weights, values.overwrite)
 
 
 if __name__ == '__main__':

@@ -34,8 +34,7 @@ def run(checkpoint: str, out: str, kind: str, weights: str = 'params') -> None:
     weights: set of weights of a checkpoint, see `Pretrained.chosen`.
 
   Raises:
-    UserError: there are no such weights, there is no such kind, or the
-      directory exists.
+    UserError: the weights or the kind do not exist, or the directory does.
   """
   if kind == 'onnx':
     raise UserError(

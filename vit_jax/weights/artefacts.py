@@ -2,7 +2,7 @@
 
 The input is `images`, uint8 `[n, height, width, 3]` with a free batch size, as
 the evaluation's transform returns them; `description.json` describes it. The
-output is logits `[n, num_classes]`, float32 (features if there is no head).
+output is logits `[n, num_classes]`, float32 (features if the model has no head).
 """
 
 import json
@@ -149,8 +149,8 @@ def write(source: Pretrained, folder_path: str, kind: str) -> None:
     kind: a key of `KINDS`.
 
   Raises:
-    UserError: there is no such kind, the directory exists, or the weights
-      cannot be loaded.
+    UserError: the kind is unknown, the directory exists, or the weights cannot
+      be loaded.
   """
   if kind not in KINDS:
     raise UserError(

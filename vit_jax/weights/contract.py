@@ -36,8 +36,8 @@ class Pretrained:
     load_extra: the same function for the objective's own state, such as a
       teacher; None if the weights contain only parameters.
     check_image_size: raises UserError for (height, width) at which the source
-      of the weights computes something else than the model here; None if there
-      is no such size.
+      of the weights computes something else than the model here; None if they
+      agree at all sizes.
   """
 
   path: str
@@ -143,7 +143,7 @@ class Pretrained:
   def _named(
     self, params: PyTree, extra: PyTree | None, average: PyTree | None
   ) -> dict[str, PyTree]:
-    """Returns the sets of weights by name, without those that are None."""
+    """Returns the sets of weights that are not None, by name."""
     found = {'': params}
     if extra is not None:
       found = self.objective().weights(params, extra)
@@ -157,7 +157,7 @@ class Pretrained:
         another name of `Objective.weights` without its underscore ('teacher').
 
     Raises:
-      UserError: there is no set of that name.
+      UserError: the weights contain no set of that name.
     """
     if name == 'params':
       return self
@@ -193,8 +193,8 @@ class Format(NamedTuple):
   Attributes:
     matches: (path) → whether the path, which need not exist, is of this format.
     load: (path) → description of the weights there. Their arrays may be read
-      at once or when they are loaded. Raises UserError if there is no such
-      path, or it is of another format or damaged.
+      at once or when they are loaded. Raises UserError if the path
+      does not exist, is of another format or is damaged.
     save: (path, parameters, about) writes weights: the parameters of the
       objective that `about` specifies (see `Pretrained.about`), in this
       package's layout. Raises UserError if the format cannot hold them, or

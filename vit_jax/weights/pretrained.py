@@ -13,6 +13,7 @@ from jaxtyping import Float, UInt8
 
 from vit_jax.arrays import sharding, tree
 from vit_jax.data.augment.transforms import square
+from vit_jax.data.contract import Preprocess
 from vit_jax.errors import UserError
 from vit_jax.weights.contract import Format, Pretrained
 from vit_jax.weights.formats import (
@@ -48,6 +49,12 @@ class LoadedModel(tuple[Any, PyTree]):
     class_names: a name for each output of the head.
     image_size: (height, width) of the images, pixels.
   """
+
+  model: Any
+  params: PyTree
+  class_names: list[str]
+  image_size: tuple[int, int]
+  _preprocess: Callable[[], Preprocess]
 
   def __new__(cls, model: Any, params: PyTree, source: Pretrained):
     """Creates the pair.

@@ -153,7 +153,8 @@ def _model_params(
   mesh = target.mesh
   if source.check_image_size:
     try:
-      source.check_image_size(tuple(target.image_size))
+      height, width = target.image_size
+      source.check_image_size((height, width))
     except UserError as error:
       # Training adapts the weights; only the first steps differ.
       log.warning('%s', error)

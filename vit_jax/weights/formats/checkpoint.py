@@ -31,7 +31,7 @@ def load(path: str) -> Pretrained:
     path: path of the directory, local or gs://.
 
   Raises:
-    UserError: there is no such directory, or it is damaged or of an unknown
+    UserError: the directory does not exist, is damaged or is of an unknown
       format.
   """
   if paths.locate(path).is_file():

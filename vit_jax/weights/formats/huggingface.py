@@ -79,7 +79,7 @@ def load(path: str) -> Pretrained:
 
 
 def _read(folder: Any) -> dict[str, np.ndarray]:
-  """Reads all arrays, from one file or from those that an index lists."""
+  """Reads all arrays, from one file or from the files in an index."""
   index = folder / 'model.safetensors.index.json'
   if not index.exists():
     return tensors.read(os.fspath(folder / 'model.safetensors'))

@@ -273,7 +273,7 @@ def naming(model: Any) -> Naming:
 def completed(
   model: Any, arrays: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-  """Returns a model's arrays with those that only its type has.
+  """Returns a model's arrays and the additional ones of its type.
 
   The additional arrays (positions, LayerScale, half of a head) are zeros or
   ones, with which the library's model computes the same.

@@ -37,7 +37,7 @@ def read(path: str) -> dict[str, np.ndarray]:
     The arrays by name; two raw bytes per element are read as bfloat16.
 
   Raises:
-    UserError: there is no such file, or it is not an intact .npz file of plain
+    UserError: the file does not exist, or is not an intact .npz file of plain
       arrays.
   """
   file = epath.Path(path).expanduser()

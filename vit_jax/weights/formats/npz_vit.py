@@ -83,7 +83,7 @@ def shape(
     rank: number of its dimensions.
 
   Raises:
-    UserError: there is no such array, or it has another rank.
+    UserError: the array is missing or has another rank.
   """
   found = arrays[name].shape if name in arrays else None
   if found is None or len(found) != rank or 0 in found:

@@ -185,7 +185,7 @@ def parse(path: str | os.PathLike, text: str) -> dict[str, Any]:
 
 
 def read(path: str | os.PathLike) -> dict[str, Any]:
-  """Returns the JSON object in a file; {} if there is no such file.
+  """Returns the JSON object in a file; {} if the file does not exist.
 
   Args:
     path: path of the file, local or gs://.

@@ -46,8 +46,8 @@ def read(path: str) -> dict[str, np.ndarray]:
     The arrays by name, bfloat16 included.
 
   Raises:
-    UserError: there is no such file, it is damaged or of another kind, or it
-      holds pickled code.
+    UserError: the file does not exist, is damaged or of another kind, or holds
+      pickled code.
   """
   file = paths.locate(path)
   if not file.exists():

@@ -165,7 +165,8 @@ def _num_heads(
   same = collections.Counter(each.num_heads for each in _candidates(keys))
   if same:
     return same.most_common(1)[0][0]
-  return _NUM_HEADS.get(keys['width'], max(keys['width'] // 64, 1))
+  width: int = keys['width']
+  return _NUM_HEADS.get(width) or max(width // 64, 1)
 
 
 def assumptions(
