@@ -116,10 +116,28 @@ def test_another_evaluator(trained):
   assert kind['count'] == 2
   sigmoid = _run(trained, '--config.evals.val.cross_entropy=sigmoid')
   assert sigmoid['loss'] != _run(trained)['loss']
-  with pytest.raises(UserError, match='--split is missing'):
-    _run(trained, evaluator='classification')
+  # Another kind is evaluated on the split of the run's own evaluators.
+  assert _run(trained, evaluator='classification')['data'].endswith('/val')
   with pytest.raises(UserError, match='agian is no evaluator.*again'):
     _run(trained, evaluator='agian')
+
+
+def test_frozen_features_are_fitted_on_the_training_split(weights, tmp_path):
+  """A folder of which a part is held out: no image is in both parts."""
+  photos = _write(tmp_path / 'photos', 10)
+  path = weights(
+    'held_out',
+    {'name': 'folder', 'path': str(photos)},
+    train={'split': 'train[:50%]'},
+    evals={'val': {'name': 'classification', 'split': 'train[50%:]'}},
+  )
+  few = '--config.evals.neighbours.ks=(3,)'
+  result = _run(path, few, evaluator='neighbours')
+  assert result['data'].endswith('/train[50%:]')
+  assert 0 <= result['3nn'] <= 1
+  whole = '--config.evals.neighbours.train_split=train'
+  with pytest.raises(UserError, match=r"10 of the 10.*train_split='train'"):
+    _run(path, few, whole, evaluator='neighbours')
 
 
 def test_data_of_any_source(trained, weights, tmp_path):
@@ -154,17 +172,19 @@ def test_what_needs_no_head_takes_any_classes(trained, tmp_path):
   rng = np.random.default_rng(0)
   for number, name in enumerate(('ant', 'bee', 'crow')):
     (other / 'train' / name).mkdir(parents=True)
-    for each in range(3):
+    for each in range(6):
       pixels = rng.integers(80 * number, 80 * number + 30, (8, 8, 3), np.uint8)
-      cv2.imwrite(str(other / 'train' / name / f'{each}.png'), pixels)
-  given = dict(dataset='folder', data_dir=str(other), split='train')
+      folder = other / ('train' if each < 3 else 'val') / name
+      folder.mkdir(parents=True, exist_ok=True)
+      cv2.imwrite(str(folder / f'{each}.png'), pixels)
+  given = dict(dataset='folder', data_dir=str(other), split='val')
   few = (
     '--config.evals.fewshot.train_split=train',
     '--config.evals.fewshot.shots=(3,)',
   )
   found = _run(trained, *few, evaluator='fewshot', **given)
-  assert found['3shot'] == 1  # of what it was fitted to
-  assert found['data'] == f'{other}/train'
+  assert found['3shot'] == 1  # the classes differ in brightness alone
+  assert found['data'] == f'{other}/val'
   with pytest.raises(UserError, match='3 classes and the head 2'):
     _run(trained, **given)
 

@@ -160,6 +160,10 @@ def _build(
     )
   if getattr(kind, 'own_classes', False) and section.source is None:
     section = {**section, 'source': config.source.to_dict()}
+    if section.get('train_split', '') is None and _is_own_data(
+      config, weights.about
+    ):
+      section['train_split'] = _train_split(weights.about)
   return plugins.build(kind, section, setting)
 
 
@@ -192,19 +196,35 @@ def _choose_split(
   section = config.evals[name]
   if 'split' not in section:  # an evaluator of one's own, perhaps
     return 'all'
-  own = about.get('config', {}).get('evals', {}).get(name, {}).get('split', '')
-  before, now = flatten(about.get('source', {})), flatten(config.source)
-  which = [
-    k for k in now if k.rpartition('.')[2] in ('name', 'dataset', 'path')
-  ]
-  other = any(now[key] != before.get(key) for key in which)
-  if not section.split or (other and not given and section.split == own):
+  evals = about.get('config', {}).get('evals', {})
+  own = evals.get(name, {}).get('split', '')
+  is_own = _is_own_data(config, about)
+  if not section.split and is_own:
+    # Another kind of evaluator than the run's: the split that the run's use.
+    splits = (each.get('split', '') for each in evals.values())
+    section.split = next(filter(None, splits), '')
+  if not section.split or (not is_own and not given and section.split == own):
     hint = f" (on its own data the run's {name} takes {own!r})" if own else ''
     raise UserError(
       '--split is missing: which split to evaluate on, as in --split=test'
       f'{hint}.'
     )
   return section.split
+
+
+def _is_own_data(config: Config, about: dict[str, Any]) -> bool:
+  """Returns whether the source is that of the run."""
+  before, now = flatten(about.get('source', {})), flatten(config.source)
+  return all(
+    now[key] == before.get(key)
+    for key in now
+    if key.rpartition('.')[2] in ('name', 'dataset', 'path')
+  )
+
+
+def _train_split(about: dict[str, Any]) -> str:
+  """Returns the training split of a run; 'train' for foreign weights."""
+  return about.get('config', {}).get('train', {}).get('split', 'train')
 
 
 def _open(

@@ -9,7 +9,7 @@ from sklearn.neighbors import KNeighborsClassifier
 
 from vit_jax.errors import UserError
 from vit_jax.evaluators import features as features_lib
-from vit_jax.evaluators import fewshot, neighbours
+from vit_jax.evaluators import fewshot, linear_probe, neighbours
 
 
 @pytest.mark.parametrize('shots', [1, 3, 10])
@@ -18,6 +18,7 @@ def test_the_regression_is_scikit_learns(shots):
   x, y = features_of(TRAIN)
   rows = fewshot.draw(y, shots, 0)
   found = fewshot.fit(features_lib.Labelled(x[rows], y[rows]), CLASSES, 1024.0)
+  x = x.astype(np.float64)
   mean, deviation = x[rows].mean(0), x[rows].std(0) + 1e-5
 
   def inputs(x):
@@ -26,9 +27,10 @@ def test_the_regression_is_scikit_learns(shots):
   ridge = Ridge(alpha=1024.0, fit_intercept=False, solver='svd')
   ridge.fit(inputs(x[rows]), np.where(y[rows, None] == range(CLASSES), 1, -1))
   test, _ = features_of(TEST)
-  wanted = ridge.predict(inputs(test)).argmax(1)
-  np.testing.assert_array_equal(found(test), wanted)
-  assert len(set(wanted.tolist())) > 2
+  expected = ridge.predict(inputs(test))
+  # Scores, not only the best class: they show the constant and the penalty.
+  np.testing.assert_allclose(found(test), expected, rtol=1e-5, atol=1e-7)
+  assert len(set(expected.argmax(1).tolist())) > 2
 
 
 def test_a_draw_takes_as_many_of_each_class():
@@ -53,15 +55,17 @@ def test_few_shot_accuracy(devices, batch_size):
   x, y = features_of(TRAIN)
   test, labels = features_of(TEST)
   found = evaluator.run(jnp.array(WEIGHTS))
-  assert list(found) == ['1shot', '5shot']
+  assert list(found) == ['1shot', '1shot_std', '5shot', '5shot_std']
   for shots in (1, 5):
     scores = []
     for number in (0, 1):
       rows = fewshot.draw(y, shots, number)
       few = features_lib.Labelled(x[rows], y[rows])
-      answer = fewshot.fit(few, CLASSES, 1024.0)(test)
+      answer = fewshot.fit(few, CLASSES, 1024.0)(test).argmax(axis=1)
       scores.append((answer == labels).mean())
     assert found[f'{shots}shot'] == pytest.approx(np.mean(scores), abs=1e-9)
+    spread = np.std(scores, ddof=1)
+    assert found[f'{shots}shot_std'] == pytest.approx(spread, abs=1e-9)
   assert found['5shot'] > 0.5 > 1 / CLASSES
 
 
@@ -111,3 +115,77 @@ def test_messages():
   for wrong in (dict(l2=0.0), dict(shots=(0,)), dict(num_draws=0)):
     with pytest.raises(UserError, match='at least 1|above 0'):
       fewshot.Evaluator(setting(), split='test', **wrong)
+
+
+class Split:
+  """A part of the coloured noise that knows its examples."""
+
+  num_classes, class_names = CLASSES, list('abcde')
+
+  def __init__(self, name, positions):
+    self.name, self.positions = name, np.asarray(positions)
+
+  def __len__(self):
+    return len(self.positions)
+
+  def __getitem__(self, index):
+    return TRAIN[int(self.positions[index])]
+
+  def rows(self):
+    yield 'train', self.positions
+
+
+SPLITS = {
+  'train': range(203),
+  'train[0%:90%]': range(180),
+  'train[90%:]': range(180, 203),
+}
+
+
+def split_setting(train_split='train'):
+  """A run on a folder: one listing, of which a part is held out."""
+  found = setting()._replace(train_split=train_split)
+  return found._replace(open_source=lambda s: Split(s, SPLITS[s]))
+
+
+KINDS = [
+  (neighbours, dict(ks=(3,))),
+  (fewshot, dict(shots=(1,))),
+  (linear_probe, dict(l2=(0.1,))),
+]
+
+
+@pytest.mark.parametrize('kind, options', KINDS)
+def test_the_training_split_of_the_run_is_fitted(kind, options):
+  """By default nothing is fitted that is evaluated afterwards."""
+  evaluator = kind.Evaluator(
+    split_setting('train[0%:90%]'), split='train[90%:]', **options
+  )
+  assert len(evaluator._train) == 180 and len(evaluator._test) == 23
+
+
+@pytest.mark.parametrize('kind, options', KINDS)
+def test_an_overlap_is_refused(kind, options):
+  """The message names both splits and how many examples they share."""
+  with pytest.raises(
+    UserError, match=r"23 of the 23.*'train\[90%:\]'.*'train'"
+  ):
+    kind.Evaluator(
+      split_setting(), split='train[90%:]', train_split='train', **options
+    )
+
+
+def test_other_data_is_fitted_on_its_training_split():
+  """The run's split says nothing about another source."""
+  opened = []
+  found = split_setting('train[51200:]')._replace()
+
+  class Setting(type(found)):
+    def open_other(self, section, split):
+      opened.append(split)
+      return Split(split, SPLITS.get(split, range(203, 210)))
+
+  neighbours.Evaluator(
+    Setting(*found), split='test', source={'name': 'other'}, ks=(3,)
+  )
+  assert opened == ['train', 'test']

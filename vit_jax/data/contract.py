@@ -30,9 +30,11 @@ class Source(Protocol):
   `vit_jax.data.sources.NAME` (or any module of your own) defines
   `Source(split, /, *, …)`, whose keyword-only parameters are the keys of the
   config's `source` section. It must survive pickling: worker processes get a
-  copy. A method `where(index)`, if there is one, names the file of an example
-  for messages; `with_labels(key)` gives the same source whose examples have
-  besides, under that key, a list of labels: all that are right, perhaps none.
+  copy. Three methods are optional. `where(index)` returns the file of an
+  example, for messages. `rows()` yields the examples as (part, positions in
+  it), so that two splits of the same data can be compared. `with_labels(key)`
+  returns the same source whose examples also contain, under that key, a list of
+  all labels that are correct, which may be empty.
 
   Attributes:
     name: for messages.

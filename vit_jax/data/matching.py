@@ -3,8 +3,11 @@
 import copy
 import logging
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, cast
+
+import numpy as np
+from jaxtyping import Int
 
 from vit_jax.data.contract import Source
 from vit_jax.data.images.headers import DecodeError
@@ -54,6 +57,10 @@ class Relabelled:
     if hasattr(self._source, 'with_labels'):
       found._source = cast(Any, self._source).with_labels(key)
     return found
+
+  def rows(self) -> Iterator[tuple[str, Int[np.ndarray, ' n']]]:
+    """Yields the source's examples, if it knows them; see `data.contract`."""
+    yield from getattr(self._source, 'rows', tuple)()
 
   def where(self, index: int) -> str:
     """Where the source has an example, if it knows."""

@@ -55,6 +55,8 @@ class Setting(NamedTuple):
     reader: workers, prefetching, and what to do about bad records.
     report: takes note of bad records.
     check: called with every batch on every process; raises to end early.
+    train_split: split that an evaluator fits something to, if its section does
+      not name one: the training split of the run.
   """
 
   open_source: Callable[[str], stream.Source]
@@ -66,6 +68,7 @@ class Setting(NamedTuple):
   reader: stream.Reader
   report: stream.Report = None
   check: Callable[[], None] = lambda: None
+  train_split: str = 'train'
 
   def open_other(self, section: Mapping[str, Any], split: str) -> stream.Source:
     """A split of any source, by a section like `config.source`.

@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float, Int
 
 from vit_jax.config.plugins import Nested, Section
 from vit_jax.config.sections import SECTIONS
+from vit_jax.data import overlap
 from vit_jax.data.contract import require
 from vit_jax.data.pipeline import stream
 from vit_jax.errors import UserError
@@ -23,6 +24,41 @@ class Labelled(NamedTuple):
 
   features: Float[np.ndarray, 'n d']
   labels: Int[np.ndarray, ' n']
+
+
+def open_pair(
+  setting: contract.Setting,
+  split: str,
+  train_split: str | None,
+  section: Section | None,
+) -> tuple[stream.Source, stream.Source]:
+  """Opens the split to fit something to, and the split to evaluate on.
+
+  Args:
+    setting: the run's.
+    split: split to evaluate on.
+    train_split: split to fit to; None for the training split of the run, or
+      for 'train' of other data.
+    section: section of other data than the run's own.
+
+  Raises:
+    UserError: there are no such data or splits, or examples are in both: the
+      accuracy would be that of examples that were fitted.
+  """
+  wanted = train_split
+  if wanted is None:
+    wanted = setting.train_split if section is None else 'train'
+  train = open_split(setting, wanted, section)
+  test = open_split(setting, split, section)
+  common = overlap.count(train, test)
+  if common:
+    raise UserError(
+      f'{common:,} of the {len(test):,} examples of the split {split!r} are in '
+      f'train_split={wanted!r} too, so that they would be evaluated after they '
+      'were fitted: give a train_split without them, such as '
+      "--config.evals.NAME.train_split='train[:90%]'."
+    )
+  return train, test
 
 
 def open_split(

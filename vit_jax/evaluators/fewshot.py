@@ -14,7 +14,7 @@ from vit_jax.evaluators.features import (
   Extractor,
   Labelled,
   OtherSource,
-  open_split,
+  open_pair,
 )
 
 PyTree = Any
@@ -41,7 +41,7 @@ class Evaluator:
     /,
     *,
     split: str,
-    train_split: str = 'train',
+    train_split: str | None = None,
     source: OtherSource = None,
     shots: tuple[int, ...] = (1, 5, 10, 25),
     num_draws: int = 3,
@@ -54,8 +54,8 @@ class Evaluator:
     Args:
       setting: of the run.
       split: that is judged.
-      train_split: whose examples are drawn from ('train[:65000]' for ImageNet);
-        features are computed of all of them.
+      train_split: split to draw examples from ('train[:65000]' for ImageNet);
+        by default the run's own. Features of all of its examples are computed.
       source: section of other data than the run's own.
       shots: examples of each class.
       num_draws: random choices of them, by which accuracies are averaged.
@@ -73,12 +73,13 @@ class Evaluator:
     for each in shots:
       check_range('shots', each, at_least=1)
     self._shots, self._num_draws, self._l2 = shots, num_draws, l2
-    self._train = open_split(setting, train_split, source)
-    self._test = open_split(setting, split, source)
+    self._train, self._test = open_pair(setting, split, train_split, source)
     self._extract = Extractor(setting, batch_size, 'few-shot evaluation').run
 
   def run(self, weights: PyTree) -> dict[str, float]:
-    """The accuracy in [0, 1] for each number of shots: '5shot', ….
+    """Returns the accuracy for each number of shots, in [0, 1].
+
+    '5shot' is the mean over the draws, '5shot_std' their standard deviation.
 
     Raises:
       UserError: a class has fewer examples than shots; a bad record, as the
@@ -94,9 +95,12 @@ class Evaluator:
       for number in range(self._num_draws):
         rows = draw(train.labels, shots, number)
         few = Labelled(train.features[rows], train.labels[rows])
-        predict = fit(few, num_classes, self._l2)
-        scores.append((predict(test.features) == test.labels).mean())
+        scores_of = fit(few, num_classes, self._l2)
+        predicted = scores_of(test.features).argmax(axis=1)
+        scores.append((predicted == test.labels).mean())
       found[f'{shots}shot'] = float(np.mean(scores))
+      if self._num_draws > 1:
+        found[f'{shots}shot_std'] = float(np.std(scores, ddof=1))
     return found
 
   def _check_enough(self, train: Labelled) -> None:
@@ -136,7 +140,7 @@ def fit(few: Labelled, num_classes: int, l2: float) -> Any:
     l2: regularisation.
 
   Returns:
-    A function from features `[n, d]` to classes `[n]`.
+    A function from features `[n, d]` to scores of classes `[n, num_classes]`.
   """
   features = few.features.astype(np.float64)
   mean, deviation = features.mean(0), features.std(0) + _EPSILON
@@ -155,7 +159,7 @@ def fit(few: Labelled, num_classes: int, l2: float) -> Any:
     gram = x @ x.T + l2 * np.eye(n)
     kernel = x.T @ scipy.linalg.solve(gram, targets, assume_a='pos')
 
-  def predict(features: Float[np.ndarray, 'n d']) -> Int[np.ndarray, ' n']:
-    return (inputs(features) @ kernel).argmax(axis=1)
+  def scores(features: Float[np.ndarray, 'n d']) -> Float[np.ndarray, 'n k']:
+    return inputs(features) @ kernel
 
-  return predict
+  return scores

@@ -12,7 +12,7 @@ from vit_jax.evaluators.features import (
   Extractor,
   Labelled,
   OtherSource,
-  open_split,
+  open_pair,
 )
 
 PyTree = Any
@@ -60,7 +60,7 @@ class Evaluator:
     /,
     *,
     split: str,
-    train_split: str = 'train',
+    train_split: str | None = None,
     source: OtherSource = None,
     solver: str = 'lbfgs',
     l2: tuple[float, ...] = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5),
@@ -78,7 +78,7 @@ class Evaluator:
     Args:
       setting: of the run.
       split: that is judged, and not looked at before.
-      train_split: that is trained on.
+      train_split: split to train on; by default the run's own.
       source: section of other data than the run's own.
       solver: 'lbfgs', 'sgd' (DINO's, momentum .9) or 'lars' (MAE's); both of
         these without decay.
@@ -110,8 +110,7 @@ class Evaluator:
     if not grid:
       raise UserError(f'{self._key} is empty: give one value or several.')
     self._grid, self._held_out, self._setting = grid, held_out, setting
-    self._train = open_split(setting, train_split, source)
-    self._test = open_split(setting, split, source)
+    self._train, self._test = open_pair(setting, split, train_split, source)
     self._extract = Extractor(setting, batch_size, 'a linear probe').run
 
   def run(self, weights: PyTree) -> dict[str, float]:

@@ -13,7 +13,7 @@ from vit_jax.evaluators.features import (
   Extractor,
   Labelled,
   OtherSource,
-  open_split,
+  open_pair,
 )
 
 PyTree = Any
@@ -37,7 +37,7 @@ class Evaluator:
     /,
     *,
     split: str,
-    train_split: str = 'train',
+    train_split: str | None = None,
     source: OtherSource = None,
     ks: tuple[int, ...] = (10, 20, 100, 200),
     temperature: float = 0.07,
@@ -49,7 +49,7 @@ class Evaluator:
     Args:
       setting: of the run.
       split: that is judged.
-      train_split: of the neighbours.
+      train_split: split of the neighbours; by default the run's own.
       source: section of other data than the run's own.
       ks: numbers of neighbours.
       temperature: of the votes, above 0.
@@ -65,8 +65,7 @@ class Evaluator:
     for each in ks:
       check_range('ks', each, at_least=1)
     self._ks, self._temperature = ks, temperature
-    self._train = open_split(setting, train_split, source)
-    self._test = open_split(setting, split, source)
+    self._train, self._test = open_pair(setting, split, train_split, source)
     self._extract = Extractor(setting, batch_size, 'nearest neighbours').run
 
   def run(self, weights: PyTree) -> dict[str, float]:

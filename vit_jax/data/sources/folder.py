@@ -7,9 +7,11 @@ which is asked by `prepare folder` too.
 """
 
 import os
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
+from jaxtyping import Int
 
 from vit_jax.config import plugins
 from vit_jax.data import fingerprint
@@ -83,6 +85,10 @@ class Source:
 
   def __len__(self) -> int:
     return len(self._selection)
+
+  def rows(self) -> Iterator[tuple[str, Int[np.ndarray, ' n']]]:
+    """Yields the examples as (split, positions in it); see `data.contract`."""
+    yield from self._selection.rows()
 
   def __getitem__(self, index: int) -> dict[str, Any]:
     root, path = self._find(index)

@@ -10,11 +10,13 @@ import bisect
 import itertools
 import json
 import os
+from collections.abc import Iterator
 from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute
+from jaxtyping import Int
 
 from vit_jax.config import plugins
 from vit_jax.data import fingerprint, progress
@@ -85,6 +87,10 @@ class Source:
 
   def __len__(self) -> int:
     return len(self._selection)
+
+  def rows(self) -> Iterator[tuple[str, Int[np.ndarray, ' n']]]:
+    """Yields the examples as (split, positions in it); see `data.contract`."""
+    yield from self._selection.rows()
 
   def __getitem__(self, index: int) -> dict[str, Any]:
     split, position = self._selection[index]

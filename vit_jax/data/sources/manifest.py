@@ -7,9 +7,11 @@ Blanks around fields do not count; other dirt is refused (`data/listing.py`).
 """
 
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+from jaxtyping import Int
 
 from vit_jax.config import plugins
 from vit_jax.data import fingerprint
@@ -65,6 +67,10 @@ class Source:
 
   def __len__(self) -> int:
     return len(self._selection)
+
+  def rows(self) -> Iterator[tuple[str, Int[np.ndarray, ' n']]]:
+    """Yields the examples as (split, positions in it); see `data.contract`."""
+    yield from self._selection.rows()
 
   def __getitem__(self, index: int) -> dict[str, Any]:
     image, label, _ = self._row(index)

@@ -9,7 +9,7 @@ position costs the same, and nothing is stored.
 """
 
 import bisect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
 import numpy as np
@@ -87,6 +87,12 @@ class Source:
 
   def __len__(self) -> int:
     return self._starts[-1]
+
+  def rows(self) -> Iterator[tuple[str, Int[np.ndarray, ' n']]]:
+    """Yields the examples of members that know theirs; see `data.contract`."""
+    for number, member in enumerate(self._members):
+      for part, rows in getattr(member, 'rows', tuple)():
+        yield f'{number}/{part}', rows
 
   def __getitem__(self, index: int) -> dict[str, Any]:
     member, row = self._find(index)

@@ -7,9 +7,11 @@ must be the same.
 """
 
 import json
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import numpy as np
+from jaxtyping import Int
 
 from vit_jax.config import plugins, sections
 from vit_jax.config.plugins import Nested, Section
@@ -74,6 +76,12 @@ class Source:
 
   def __len__(self) -> int:
     return len(self._selection)
+
+  def rows(self) -> Iterator[tuple[str, Int[np.ndarray, ' n']]]:
+    """Yields the examples as (split, positions in it); see `data.contract`."""
+    [[_, chosen]] = self._selection.rows()
+    # Copies of an image are one example.
+    yield self._about['split'], np.unique(self._places[self._rows[chosen]])
 
   def __getitem__(self, index: int) -> dict[str, Any]:
     row = self._row(index)

@@ -9,10 +9,12 @@ where no shard has one, everything is 'train'.
 import glob
 import os
 import re
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 from etils import epath
+from jaxtyping import Int
 
 from vit_jax.config import plugins
 from vit_jax.data import fingerprint
@@ -104,6 +106,10 @@ class Source:
 
   def __len__(self) -> int:
     return len(self._selection)
+
+  def rows(self) -> Iterator[tuple[str, Int[np.ndarray, ' n']]]:
+    """Yields the examples as (split, positions in it); see `data.contract`."""
+    yield from self._selection.rows()
 
   def __getitem__(self, index: int) -> dict[str, Any]:
     found, row = self._row(index)

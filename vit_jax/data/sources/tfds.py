@@ -8,11 +8,14 @@ are TFDS's own in both.
 import copy
 import os
 import re
+from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import tensorflow_datasets as tfds
 from etils import epath
 from google.protobuf.json_format import ParseError
+from jaxtyping import Int
 
 from vit_jax.config import plugins
 from vit_jax.data import fingerprint
@@ -77,9 +80,15 @@ class Source:
     self._full_name = info.full_name
     self._keys = (image_key, label_key)
     self._records = _open(info, dataset, split, on_bad_shard)
+    self._parts = info.splits[split].file_instructions
 
   def __len__(self) -> int:
     return len(self._records)
+
+  def rows(self) -> Iterator[tuple[str, Int[np.ndarray, ' n']]]:
+    """Yields the examples as (file, positions in it); see `data.contract`."""
+    for part in self._parts:
+      yield part.filename, np.arange(part.skip, part.skip + part.take)
 
   def __getitem__(self, index: int) -> dict[str, Any]:
     if not 0 <= index < len(self):

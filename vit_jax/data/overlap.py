@@ -1,0 +1,31 @@
+"""Examples that two splits of the same data have in common."""
+
+import numpy as np
+
+from vit_jax.data.contract import Source
+
+
+def count(first: Source, second: Source) -> int:
+  """Returns the number of examples that are in both splits.
+
+  Args:
+    first: one split.
+    second: another split of the same data.
+
+  Returns:
+    0 as well where a source does not know its examples (no method `rows`).
+  """
+  ours, theirs = _rows(first), _rows(second)
+  return sum(
+    len(np.intersect1d(rows, theirs[part]))
+    for part, rows in ours.items()
+    if part in theirs
+  )
+
+
+def _rows(source: Source) -> dict[str, np.ndarray]:
+  """Returns the positions of a source's examples in each part of the data."""
+  found: dict[str, list[np.ndarray]] = {}
+  for part, rows in getattr(source, 'rows', tuple)():
+    found.setdefault(part, []).append(rows)
+  return {part: np.concatenate(rows) for part, rows in found.items()}
