@@ -1,9 +1,10 @@
 """Fine-tunes: python -m vit_jax.finetune --config=… --config.init_from=PATH.
 
 PATH is a workdir, a checkpoint step directory or weights of another project (an
-official .npz, timm's .safetensors, a Hugging Face directory, …). The body is
-taken over, pre-logits and head are dropped, one zero linear head is attached,
-and position embeddings are interpolated to the new image size (section 3.2).
+official .npz, timm's .safetensors, a Hugging Face directory, …). The backbone
+is loaded, pre-logits and head are dropped, a linear head initialized with zeros
+is attached, and position embeddings are interpolated to the new image size
+(section 3.2 of the paper).
 """
 
 import functools
@@ -27,42 +28,46 @@ log = logging.getLogger('vit_jax')
 
 
 def adopt_architecture(config: Config, source: Pretrained) -> Config:
-  """The config with the architecture of the weights it starts from.
+  """Returns the config with the architecture of the weights it starts from.
+
+  Args:
+    config: completed config.
+    source: weights that the run starts from.
 
   Raises:
     UserError: the config names another model or another architecture.
   """
-  section, theirs = config.model, source.model()
+  section, loaded = config.model, source.model()
   name = source.about['model'].get('name', 'vit')
   if section.name != name:
     raise UserError(
-      f'{source.path} holds a model {name!r} and config.model.name is '
+      f'{source.path} holds a model {name!r}, but config.model.name is '
       f'{section.name!r}: set --config.model.name={name}.'
     )
   constructor = sections.constructor('model', section)
-  # What may be left out is what the weights decide.
+  # Keys that may be left out are determined by the weights.
   open_keys = [
     key
     for key, parameter in plugins.keys(constructor).items()
     if parameter.default is None
   ]
   if any(section[key] is not None for key in open_keys):
-    ours = plugins.build(constructor, section, config.num_classes)
+    named = plugins.build(constructor, section, config.num_classes)
     differing = [
-      f'{key}: {value} there, {ours.architecture[key]} in the config'
-      for key, value in theirs.architecture.items()
-      if key in open_keys and ours.architecture[key] != value
+      f'{key}: {value} there, {named.architecture[key]} in the config'
+      for key, value in loaded.architecture.items()
+      if key in open_keys and named.architecture[key] != value
     ]
     if differing:
-      named = next(key for key in open_keys if section[key] is not None)
+      given = next(key for key in open_keys if section[key] is not None)
       raise UserError(
-        f'{source.path} is another model than config.model: '
-        f'{"; ".join(differing)}. Leave config.model.{named} out to take the '
+        f'{source.path} has another architecture than config.model: '
+        f'{"; ".join(differing)}. Leave config.model.{given} out to use the '
         'architecture of the weights.'
       )
   adopted = config.copy_and_resolve_references()
   with adopted.unlocked():
-    for key, value in theirs.architecture.items():
+    for key, value in loaded.architecture.items():
       adopted.model[key] = value
   return adopted
 
@@ -81,7 +86,7 @@ def main(arguments: list[str]) -> None:
   try:
     source = pretrained.find(config.init_from, config.init_weights)
   except UserError as error:
-    config, initial_params = _begun(config, error)
+    config, initial_params = _resumed(config, error)
   else:
     config = adopt_architecture(config, source)
     initial_params = functools.partial(
@@ -91,32 +96,35 @@ def main(arguments: list[str]) -> None:
   loop.run(config, initial_params=initial_params, **options)
 
 
-def _begun(config: Config, error: UserError) -> tuple[Config, InitialParams]:
-  """What a run that resumes goes on with: it needs its weights no more.
+def _resumed(config: Config, error: UserError) -> tuple[Config, InitialParams]:
+  """Returns what a run that resumes needs although its weights are gone.
 
   Args:
-    config: resolved.
-    error: why the weights cannot be used.
+    config: completed config.
+    error: reason why the weights cannot be used.
+
+  Returns:
+    The config with the architecture of the last start, and a function that
+    raises the error if there is no checkpoint after all.
 
   Raises:
-    UserError: that one, if the workdir holds no run; else the second result
-      raises it, where there is no checkpoint.
+    UserError: the workdir holds no run; this is the given error.
   """
   file = paths.locate(entry.chosen_workdir()) / 'config.json'
   if not file.exists():
     raise error
   before = loading.load(str(file)).model
-  begun = config.copy_and_resolve_references()
-  with begun.unlocked():
+  resumed = config.copy_and_resolve_references()
+  with resumed.unlocked():
     for key, value in before.items():
-      if key not in begun.model or begun.model[key] is None:
-        begun.model[key] = value
+      if key not in resumed.model or resumed.model[key] is None:
+        resumed.model[key] = value
 
   def unavailable(experiment: Experiment) -> object:
     raise error
 
-  log.warning('%s Only a run that starts needs it.', error)
-  return begun, unavailable
+  log.warning('%s Only a new run needs it; this one resumes.', error)
+  return resumed, unavailable
 
 
 if __name__ == '__main__':

@@ -1,4 +1,4 @@
-"""Where a run's time went: python -m vit_jax.goodput WORKDIR."""
+"""Shows where the time of a run went: python -m vit_jax.goodput WORKDIR."""
 
 import json
 
@@ -11,12 +11,12 @@ from vit_jax.run import ledger
 
 
 def define_flags() -> None:
-  """The flags of this command."""
+  """Defines the flags of this command."""
   flags.DEFINE_bool('json', False, 'Print one JSON object.')
 
 
 def main(arguments: list[str]) -> None:
-  """Prints the summary of events.jsonl."""
+  """Prints a summary of events.jsonl."""
   if len(arguments) != 1:
     raise UserError(
       f'usage: python -m vit_jax.goodput WORKDIR; got {arguments}.'

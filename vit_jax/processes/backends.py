@@ -1,4 +1,4 @@
-"""Devices that this machine has not: what JAX is to say of them, and we."""
+"""Error messages for JAX platforms that are not available on this machine."""
 
 import os
 import pathlib
@@ -8,22 +8,22 @@ from typing import Any
 
 from vit_jax.errors import UserError
 
-# Where Linux shows devices of a platform, if there are any.
+# Files in /dev by which Linux shows devices of a platform.
 _DEVICES = {
   'tpu': ('accel*', 'vfio/[0-9]*'),
   'cuda': ('nvidia[0-9]*', 'dxg'),
   'gpu': ('nvidia[0-9]*', 'dxg', 'kfd'),
 }
-_GOOGLE = '0x1ae0'  # PCI's number for the maker
+_GOOGLE = '0x1ae0'  # PCI vendor id
 
 
 def hide_unused_libtpu() -> None:
-  """Keeps JAX from loading a libtpu that is here for `plan` alone.
+  """Prevents JAX from loading a libtpu that is installed only for `plan`.
 
-  Where there is no TPU it complains in several lines of every command, and
-  JAX's profiler crashes if its version is not the one that JAX was made for.
-  Must come before JAX looks for devices. Does nothing where JAX_PLATFORMS says
-  what to look for, or where something of Google's is on the bus.
+  Without a TPU, libtpu prints several lines in every command, and JAX's
+  profiler crashes if the version of libtpu does not match. It must be called
+  before JAX looks for devices. It does nothing if JAX_PLATFORMS is set, or if a
+  device made by Google is on the bus.
   """
   if os.environ.get('JAX_PLATFORMS') or _has_devices('tpu') or _has_googles():
     return
@@ -33,46 +33,52 @@ def hide_unused_libtpu() -> None:
 
 
 def absent(error: Exception) -> UserError | None:
-  """The user's error behind JAX's, if there is one.
+  """Returns the user's mistake behind an error of JAX, if there is one.
 
-  Where the devices exist and do not start there is none: another process may
-  hold them, or the machine is broken, and a later try may go well.
+  If the devices exist but do not start, it is not the user's mistake: another
+  process may hold them, or the machine is broken; starting again may help.
 
   Args:
-    error: any.
+    error: any error that ends a command.
+
+  Returns:
+    The error to report; None if the user's settings did not cause it.
   """
-  wanted = os.environ.get('JAX_PLATFORMS', '')
-  if not wanted or not _of_a_backend(error):
+  platforms = os.environ.get('JAX_PLATFORMS', '')
+  if not platforms or not _of_a_backend(error):
     return None
-  first = wanted.partition(',')[0]
+  first = platforms.partition(',')[0]
   if _has_devices(first):
     return None
   extra = 'tpu' if first == 'tpu' else 'gpu'
   return UserError(
-    f'JAX_PLATFORMS={wanted}, and there is no such device here, or no JAX for '
-    'it. Unset it, and JAX takes what there is; JAX_PLATFORMS=cpu is always '
-    f"there; on a machine that has one, pip install 'vit_jax[{extra}]'."
+    f'JAX_PLATFORMS={platforms}, but there is no such device here, or no JAX '
+    'for it. Unset it to use the devices that exist, or set JAX_PLATFORMS=cpu; '
+    f"on a machine with such a device, pip install 'vit_jax[{extra}]'."
   )
 
 
 def _has_devices(platform: str) -> bool:
-  """Whether the machine shows devices of a platform; False for others."""
+  """Returns whether the machine has devices of a platform."""
   folder, patterns = pathlib.Path('/dev'), _DEVICES.get(platform, ())
   return any(next(folder.glob(pattern), None) for pattern in patterns)
 
 
 def _has_googles() -> bool:
-  """Whether a device made by Google is on the PCI bus: a TPU, or a network."""
+  """Returns whether a device made by Google is on the PCI bus.
+
+  It may be a TPU, or the network card of a virtual machine.
+  """
   vendors = pathlib.Path('/sys/bus/pci/devices').glob('*/vendor')
   return any(vendor.read_text().strip() == _GOOGLE for vendor in vendors)
 
 
 def _of_a_backend(error: Exception) -> bool:
-  """Whether JAX raised it as it looked for devices."""
+  """Returns whether JAX raised an error while it looked for devices."""
   if isinstance(error, RuntimeError):
     return str(error).startswith(('Unable to init', 'Unknown backend'))
   frames = traceback.extract_tb(error.__traceback__)
-  # With no plug-in for a platform that is known, JAX asserts.
+  # Without a plug-in for a known platform, an assertion in JAX fails.
   return isinstance(error, AssertionError) and (
     frames[-1].filename.endswith('xla_bridge.py')
   )

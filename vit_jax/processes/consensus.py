@@ -1,4 +1,4 @@
-"""One answer for all processes of a run."""
+"""Exchanges text and JSON values between the processes of a run."""
 
 import json
 from collections.abc import Callable
@@ -10,30 +10,41 @@ from jax.experimental import multihost_utils
 
 
 def of_each(text: str) -> list[str]:
-  """What each process says, on every process, by their numbers."""
+  """Gathers a text from each process.
+
+  All processes must call it.
+
+  Args:
+    text: text of this process.
+
+  Returns:
+    The texts of all processes, by process index, on every process.
+  """
   if jax.process_count() == 1:
     return [text]
   own = np.frombuffer(text.encode(), np.uint8)
   sizes = multihost_utils.process_allgather(np.array(len(own), np.int32))
   padded = np.zeros(int(sizes.max()), np.uint8)
   padded[: len(own)] = own
+  # Arrays of equal shape can be gathered, so all are padded to the longest.
   rows = multihost_utils.process_allgather(padded)
   return [
     row[:size].tobytes().decode() for row, size in zip(rows, sizes, strict=True)
   ]
 
 
-def from_main(answer: Callable[[], Any]) -> Any:
-  """What the main process answers, on every process.
+def from_main(function: Callable[[], Any]) -> Any:
+  """Calls a function on the main process; returns its value on every process.
 
-  Files of the workdir are read so: others may see them later, or otherwise.
+  All processes must call it. Files of a workdir are read this way, because
+  other processes may see an older version of them.
 
   Args:
-    answer: called on the main process alone; JSON-able.
+    function: function that returns a JSON-able value.
   """
   if jax.process_count() == 1:
-    return answer()
-  text = json.dumps(answer()).encode() if jax.process_index() == 0 else b''
+    return function()
+  text = json.dumps(function()).encode() if jax.process_index() == 0 else b''
   size = multihost_utils.broadcast_one_to_all(np.array(len(text), np.int32))
   data = np.zeros(int(size), np.uint8)
   data[: len(text)] = np.frombuffer(text, np.uint8)

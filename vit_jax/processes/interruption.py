@@ -1,9 +1,9 @@
-"""SIGTERM, SIGINT and SIGHUP, from a command's first import to its last line.
+"""Handles SIGTERM, SIGINT and SIGHUP during a whole command.
 
-A thread reads the numbers of signals that came, so that one is noticed at once
-while the main thread is within a compilation or another long call. Until a run
-takes over (`preemption`), nothing has been done that could be lost, and a
-signal ends the process with exit code 42.
+A thread reads the numbers of signals that arrive, so that a signal is noticed
+at once even while the main thread compiles or makes another long call. Until a
+run takes over (`preemption`), there is nothing to save, and a signal ends the
+process with exit code 42.
 """
 
 import os
@@ -19,13 +19,17 @@ Reaction = Callable[[int], None]
 
 
 def leave_early(number: int) -> None:
-  """The reaction while there is nothing to save."""
+  """Ends the process; the reaction while there is nothing to save."""
   print(early_message(number), file=sys.stderr, flush=True)
   os._exit(EXIT_PREEMPTED)
 
 
 def early_message(number: int) -> str:
-  """What a process says that has nothing to save."""
+  """Returns the message of a process that has nothing to save.
+
+  Args:
+    number: number of the signal.
+  """
   name = signal.Signals(number).name
   return (
     f'preempted: {name} before the first step; nothing is lost, the same '
@@ -34,10 +38,10 @@ def early_message(number: int) -> str:
 
 
 class Interruptions:
-  """What this process does about signals; there is one, `HERE`.
+  """Reaction of this process to signals; the only instance is `HERE`.
 
   Attributes:
-    react: called in a thread with the number of each signal.
+    react: function that is called in a thread with the number of each signal.
   """
 
   def __init__(self):
@@ -45,7 +49,7 @@ class Interruptions:
     self._pipe: tuple[int, int] | None = None
 
   def install(self) -> None:
-    """Takes the signals; must be called from the main thread."""
+    """Installs the handlers; must be called from the main thread."""
     if self._pipe is None:
       self._pipe = os.pipe()
       for end in self._pipe:
@@ -60,25 +64,25 @@ class Interruptions:
       signal.signal(number, _noticed_by_the_thread)
 
   def release(self) -> None:
-    """Gives the signals back to Python's defaults."""
+    """Restores Python's default handlers."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in (signal.SIGTERM, signal.SIGHUP):
       signal.signal(number, signal.SIG_DFL)
 
   def ignore(self) -> None:
-    """At the end of a command: whatever comes, its exit code stands."""
+    """Ignores signals, so that they cannot change a command's exit code."""
     for number in SIGNALS:
       signal.signal(number, signal.SIG_IGN)
 
   @property
   def installed(self) -> bool:
-    """Whether signals come here."""
+    """Whether the handlers are installed."""
     return signal.getsignal(signal.SIGTERM) is _noticed_by_the_thread
 
   def _forked(self) -> None:
     if self.installed:
-      self.release()  # a worker process ends as others do
+      self.release()  # worker processes have the usual handlers
 
   def _listen(self) -> None:
     assert self._pipe is not None
@@ -89,7 +93,7 @@ class Interruptions:
 
 
 def _noticed_by_the_thread(number: int, frame: object) -> None:
-  """Signals need some handler, or they would end the process."""
+  """Does nothing; without a handler, a signal would end the process."""
 
 
 HERE = Interruptions()

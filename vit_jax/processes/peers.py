@@ -1,9 +1,9 @@
-"""The processes of a run: the end of one is the end of all, within seconds.
+"""Ends all processes of a run within seconds when one of them ends.
 
-Left alone, JAX lets the others wait: for an exchange that never comes, or 300
-seconds at its shutdown barrier. So a process that must end early says so in the
-key-value store of JAX's coordination service, and a thread of each process
-looks there and ends it with the same exit code.
+JAX by itself would let the others wait for an exchange that never comes, or 300
+seconds at its shutdown barrier. So a process that must end early writes a
+message to the key-value store of JAX's coordination service. A thread of each
+process polls the store and ends its process with the same exit code.
 """
 
 import contextlib
@@ -36,31 +36,32 @@ from vit_jax.errors import (
 from vit_jax.processes import interruption
 
 log = logging.getLogger('vit_jax')
-HEARTBEAT_S = 30  # without a sign of life for so long, a process is lost
+HEARTBEAT_S = 30  # time without a heartbeat after which a process is lost
 _SAID = 'vit_jax/said/'
 _END, _STOP, _HEARD = f'{_SAID}end', f'{_SAID}stop', 'vit_jax/heard/'
 _LEAVING = threading.Lock()
 _POLL_S = 0.5
-_LEAVE_S = 10.0  # for the others to hear of an end, and for cleaning up
+_LEAVE_S = 10.0  # time for other processes to read a message, and to clean up
 
 
 def client() -> Any:
-  """JAX's coordination client; None where this process is alone."""
+  """Returns JAX's coordination client; None if there is only one process."""
   state = distributed.global_state
   return state.client if state.num_processes > 1 else None
 
 
 def index() -> int:
-  """The number of this process; unlike JAX's, it needs no devices."""
+  """Returns the index of this process, without initializing devices."""
   return distributed.global_state.process_id
 
 
 @contextlib.contextmanager
 def losses_reported() -> Iterator[None]:
-  """Around `jax.distributed.initialize`: a lost peer ends this process with 45.
+  """Surrounds `jax.distributed.initialize`: a lost peer ends this process (45).
 
-  JAX's own client aborts the process (134) when the coordination service tells
-  it so, or no longer answers; there is no public way to be told instead.
+  JAX's own client aborts the process (134) when the coordination service
+  reports a loss or no longer answers. There is no public way to get a callback
+  instead, so the constructor of the client is replaced in the meantime.
   """
   make = _jax.get_distributed_runtime_client
 
@@ -80,45 +81,60 @@ def _lost(status: object) -> None:
 
 
 def end_on_loss(reason: str) -> None:
-  """Ends this process, and the others that still hear it, with 45."""
+  """Ends this process, and the others that can be reached, with code 45.
+
+  Args:
+    reason: error of the coordination service or of an exchange.
+  """
   with contextlib.suppress(Exception):
     found = heard()
-    if found is not None:  # the peer said why it ended
+    if found is not None:  # the peer wrote why it ended
       leave(found['code'], _of_peer(found))
   line = (reason.splitlines() or [''])[0][:300]
   message = (
-    f'peer lost: {line}. What was saved is whole; start all processes again, '
-    'on as many hosts as there are.'
+    f'peer lost: {line}. What was saved is intact; start all processes again, '
+    'on as many hosts as are available.'
   )
   say_end(EXIT_PEER_LOST, message)
   leave(EXIT_PEER_LOST, message)
 
 
 def heard() -> dict[str, Any] | None:
-  """What another process that ended early has said, if one has."""
+  """Returns the message of a process that ended early, if there is one."""
   try:
     said = json.loads(client().key_value_try_get(_END))
-  except Exception:  # noqa: BLE001 (none, or the service is gone)
+  except Exception:  # noqa: BLE001 (no message, or the service is gone)
     return None
   return None if said['process'] == index() else said
 
 
 def say_end(code: int, message: str) -> None:
-  """Tells the other processes that this one ends, and why."""
+  """Writes a message that this process ends.
+
+  Args:
+    code: its exit code.
+    message: its reason.
+  """
   text = json.dumps({'code': code, 'message': message, 'process': index()})
-  with contextlib.suppress(Exception):  # another was first; or all is over
+  # Fails if another process was first, or if the service is gone.
+  with contextlib.suppress(Exception):
     client().key_value_set(_END, text)
 
 
 def say_stop() -> None:
-  """Asks all processes to agree on a step and stop there."""
+  """Writes a message that all processes must agree on a step and stop there."""
   client().key_value_set(_STOP, str(index()), allow_overwrite=True)
 
 
 def leave(code: int, message: str | None = None) -> None:
   """Ends this process at once, without JAX's shutdown barrier.
 
-  The process that hosts the coordination service stays until all have heard.
+  The process that hosts the coordination service waits until the others have
+  read the message.
+
+  Args:
+    code: exit code.
+    message: message to print.
   """
   if not _LEAVING.acquire(blocking=False):  # another thread is leaving
     threading.Event().wait()
@@ -137,7 +153,7 @@ def leave(code: int, message: str | None = None) -> None:
 
 
 def is_lost_peer(error: BaseException) -> bool:
-  """Whether an exchange between processes failed because one is gone."""
+  """Returns whether an exchange failed because another process is gone."""
   broken = re.search(
     r'Connection (reset|closed|refused)|Socket closed|Broken pipe'
     r'|heartbeat timeout|UNAVAILABLE',
@@ -147,7 +163,7 @@ def is_lost_peer(error: BaseException) -> bool:
 
 
 def ending(error: BaseException) -> tuple[int, str] | None:
-  """The exit code and the message of an error; None if it is a crash."""
+  """Returns exit code and message of an error; None if it is a crash."""
   for kind, code, word in (
     (UserError, EXIT_USER_ERROR, 'error'),
     (PreemptedError, EXIT_PREEMPTED, 'preempted'),
@@ -160,12 +176,17 @@ def ending(error: BaseException) -> tuple[int, str] | None:
 
 
 def announce(error: Exception) -> None:
-  """Tells the others of an error that only this process may have.
+  """Reports an error that only this process may have to the others.
 
-  Must come before anything is closed: that may wait for the others.
+  It must be called before anything is closed, because closing may wait for the
+  others.
+
+  Args:
+    error: the error.
   """
+  # All processes raise the two others at the same step.
   if client() is None or isinstance(error, (PreemptedError, DivergedError)):
-    return  # these come to all processes at one step
+    return
   if ending(error) is None and (heard() or is_lost_peer(error)):
     end_on_loss(str(error))
   code, message = ending(error) or (
@@ -177,45 +198,54 @@ def announce(error: Exception) -> None:
 
 
 def part() -> None:
-  """The orderly end of a process that has done all: meets the others."""
+  """Waits for the other processes; the orderly end of a process."""
   if client() is not None:
     distributed.global_state.shutdown()
 
 
 def leave_soon(code: int) -> None:
-  """Ends this process after a while, in case cleaning up waits for a peer."""
+  """Ends this process after some seconds, in case closing waits for a peer."""
 
   def wait() -> None:
     time.sleep(_LEAVE_S)
-    leave(code, 'cleaning up takes too long: exiting')
+    leave(code, 'closing takes too long: exiting')
 
   threading.Thread(target=wait, daemon=True, name='leave').start()
 
 
 def leave_interrupted(number: int) -> None:
-  """The reaction of several processes to a signal before the first step."""
+  """Ends all processes; the reaction to a signal before the first step."""
   message = interruption.early_message(number)
   say_end(EXIT_PREEMPTED, message)
   leave(EXIT_PREEMPTED, message)
 
 
 def _of_peer(said: dict[str, Any]) -> str:
+  """Returns a peer's message with the index of the peer."""
   kind, colon, rest = said['message'].partition(': ')
   return f'{kind}{colon}process {said["process"]}: {rest}'
 
 
 class _Listener:
-  """The thread of this process that listens to the others; one, `_LISTENER`."""
+  """Thread that polls the messages of other processes.
+
+  The only instance is `_LISTENER`.
+
+  Attributes:
+    on_stop: function that is called once, when a process asks all to stop.
+  """
 
   def __init__(self):
     self.on_stop: Callable[[], None] | None = None
     self._stopped = False
 
   def start(self) -> None:
+    """Starts the thread."""
     threading.Thread(target=self._listen, daemon=True, name='peers').start()
 
   def _listen(self) -> None:
     failures = 0
+    # Many processes ask less often, so that the service answers all of them.
     interval = max(_POLL_S, distributed.global_state.num_processes / 100)
     while (service := client()) is not None:
       try:
@@ -231,7 +261,7 @@ class _Listener:
   def _obey(self, said: dict[str, str]) -> None:
     if _END in said:
       found = json.loads(said[_END])
-      if found['process'] != index():  # else it is leaving by itself
+      if found['process'] != index():  # otherwise it is leaving by itself
         if found['code'] == EXIT_STUCK:
           faulthandler.dump_traceback(sys.stderr)
         leave(found['code'], _of_peer(found))
@@ -239,7 +269,7 @@ class _Listener:
       self._stopped = True
       try:
         self.on_stop()
-      except Exception as error:  # noqa: BLE001 (a peer has left in between)
+      except Exception as error:  # noqa: BLE001 (a peer has ended in between)
         log.warning('no agreement on a step to stop at: %s', error)
 
 
@@ -247,11 +277,15 @@ _LISTENER = _Listener()
 
 
 def listen() -> None:
-  """Starts to listen to the other processes, where there are others."""
+  """Starts polling the messages of other processes, if there are others."""
   if client() is not None:
     _LISTENER.start()
 
 
 def on_stop(agree: Callable[[], None]) -> None:
-  """What to do, once, after `say_stop` of any process."""
+  """Sets the function to call, once, after `say_stop` of any process.
+
+  Args:
+    agree: the function.
+  """
   _LISTENER.on_stop = agree

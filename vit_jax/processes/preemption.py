@@ -1,10 +1,10 @@
-"""SIGTERM, SIGINT or SIGHUP to any process: all stop at one step, saved.
+"""Stops all processes at the same step after a signal to any of them.
 
-With several processes, each counts its calls of `reached`. When one has got a
-signal, each publishes its count and waits for those of the others; all stop at
-the call after the highest count. (JAX's own agreement has one counter per
-process, which Orbax asks at saves too; with it one signal of 23 in evaluations
-had no effect. That this was the cause is a guess.)
+With several processes, each counts its calls of `reached`. When one of them
+gets a signal, each publishes its count and waits for those of the others; all
+stop at the call after the highest count. (JAX's own agreement has one counter
+per process, which Orbax also uses when it saves; with it, 1 of 23 signals
+during evaluations had no effect. That this was the cause is an assumption.)
 """
 
 import logging
@@ -18,16 +18,16 @@ from vit_jax.processes.interruption import HERE
 
 log = logging.getLogger('vit_jax')
 __all__ = ('EXIT_PREEMPTED', 'Preemption', 'StopRequested')
-_AGREE_S = 120  # limit for all processes to publish their counts, s
+_AGREE_S = 120  # time limit for all processes to publish their counts
 _ASKED, _AGREED = 'vit_jax/asked/', 'vit_jax/agreed'
 
 
 class StopRequested(Exception):  # noqa: N818 (nothing went wrong)
-  """All processes have agreed to stop; what is going on is to be left."""
+  """All processes have agreed to stop; the current work must be abandoned."""
 
 
 class Preemption:
-  """Notices that the run is to end; make it once, before the loop."""
+  """Notices signals that ask the run to end; created once, before the loop."""
 
   def __init__(self):
     self._signal: int | None = None
@@ -43,10 +43,11 @@ class Preemption:
       peers.on_stop(self._agree)
 
   def reached(self) -> bool:
-    """Whether all processes stop here.
+    """Returns whether all processes stop here.
 
-    They agree on one of these calls, so all must make the same ones: at every
-    step, and at every batch of an evaluation. Once True it stays True.
+    They agree on one of these calls, so all must make the same calls: one at
+    every step, and one at every batch of an evaluation. Once True, it stays
+    True.
     """
     if self._alone:
       return self._signal is not None
@@ -60,30 +61,31 @@ class Preemption:
       raise StopRequested
 
   def close(self) -> None:
-    """The run has ended: signals have no effect any more."""
+    """Ends the reaction to signals, because the run has ended."""
     self._is_over = True
     if self._took:
       HERE.release()
       HERE.react = interruption.leave_early
 
   def _react(self, number: int) -> None:
-    """In the thread that gets signals."""
+    """Reacts to a signal; runs in the thread that reads signals."""
     name = signal.Signals(number).name
     if self._signal is not None:
       log.warning('%s again: exiting at once, nothing more is saved', name)
       os._exit(128 + number)
     self._signal = number
     if self._is_over:
-      log.warning('%s: the run has ended already; again to exit at once', name)
+      log.warning('%s: the run has ended; repeat it to exit at once', name)
       return
-    log.warning('%s: stopping and saving; again to exit at once', name)
+    log.warning('%s: stopping and saving; repeat it to exit at once', name)
     if not self._alone:
       peers.say_stop()
 
   def _agree(self) -> None:
-    """In the thread that listens to the other processes."""
+    """Agrees on a call; runs in the thread that listens to other processes."""
     service = peers.client()
-    with self._counting:  # `reached` waits for the others meanwhile
+    # `reached` waits for the lock, so no count changes until all are known.
+    with self._counting:
       service.key_value_set(f'{_ASKED}{peers.index()}', str(self._asked))
       service.wait_at_barrier(_AGREED, _AGREE_S * 1000)
       counts = service.key_value_dir_get(_ASKED)

@@ -1,4 +1,4 @@
-"""The processes of a run: how they find each other, what they run on."""
+"""Starts the processes of a run and describes what they run on."""
 
 import ctypes
 import datetime
@@ -33,13 +33,18 @@ def start_distributed(
   num_processes: int | None = None,
   process_id: int | None = None,
 ) -> None:
-  """Joins the processes of a run, where there are several.
+  """Joins the processes of a run, if there are several.
 
-  With flags, by them; under SLURM with several tasks, or on Cloud TPU, by what
-  JAX finds there; else this process is alone.
+  Flags determine them if they are given. Under SLURM with several tasks, and on
+  Cloud TPU, JAX finds them. Otherwise this is the only process.
+
+  Args:
+    coordinator_address: 'HOST:PORT' of process 0.
+    num_processes: number of processes.
+    process_id: index of this process.
 
   Raises:
-    UserError: flags that name no process of a run.
+    UserError: the flags are inconsistent.
   """
   _check_processes(coordinator_address, num_processes, process_id)
   joined = join(coordinator_address, num_processes, process_id)
@@ -53,7 +58,17 @@ def join(
   process_id: int | None,
   timeout_s: int = 300,
 ) -> bool:
-  """Meets the other processes, and listens to them; False if there are none."""
+  """Connects to the other processes, and starts polling their messages.
+
+  Args:
+    coordinator_address: 'HOST:PORT' of process 0; None to let JAX find it.
+    num_processes: number of processes.
+    process_id: index of this process.
+    timeout_s: time for the other processes to start.
+
+  Returns:
+    Whether there are other processes.
+  """
   if coordinator_address is None and not _found_by_jax():
     return False
   with peers.losses_reported():
@@ -65,7 +80,7 @@ def join(
       heartbeat_timeout_seconds=peers.HEARTBEAT_S,
     )
   if HERE.installed or peers.client() is not None:
-    HERE.install()  # JAX has put a handler of its own in the place of SIGTERM's
+    HERE.install()  # JAX has replaced the handler of SIGTERM
     HERE.react = peers.leave_interrupted
   peers.listen()
   return True
@@ -76,7 +91,7 @@ def _check_processes(
   num_processes: int | None,
   process_id: int | None,
 ) -> None:
-  """Refuses what JAX would pass over, or end with a traceback for."""
+  """Refuses flags that JAX would ignore or answer with a traceback."""
   check_range('--num_processes', num_processes, at_least=1)
   last = math.inf if num_processes is None else num_processes - 1
   check_range('--process_id', process_id, at_least=0, at_most=last)
@@ -85,7 +100,7 @@ def _check_processes(
       raise UserError(
         f'--num_processes={num_processes} --process_id={process_id} without '
         '--coordinator_address: give all three, with the same HOST:PORT of '
-        'process 0 on all processes, or none where this process is alone.'
+        'process 0 on all processes, or none to run only one process.'
       )
     return
   if not re.fullmatch(r'.+:\d+', coordinator_address):
@@ -96,20 +111,21 @@ def _check_processes(
   if not _found_by_jax() and None in (num_processes, process_id):
     raise UserError(
       '--coordinator_address needs --num_processes=N and --process_id=I '
-      f'(0 to N - 1) beside it; got {num_processes} and {process_id}.'
+      f'(0 to N - 1), too; got {num_processes} and {process_id}.'
     )
 
 
 def _found_by_jax() -> bool:
+  """Returns whether JAX finds the processes of this run by itself."""
   return int(os.environ.get('SLURM_NTASKS', '1')) > 1 or _on_tpu()
 
 
 def cache_compilations() -> None:
   """Keeps compiled programs on disk, so that a restart compiles nothing.
 
-  In $JAX_COMPILATION_CACHE_DIR, else ~/.cache/vit_jax/compiled. Not on a CPU,
-  whose programs are for one machine's instructions; and
-  JAX_ENABLE_COMPILATION_CACHE=false turns it off.
+  They are kept in $JAX_COMPILATION_CACHE_DIR, or in ~/.cache/vit_jax/compiled.
+  Programs for CPUs are not kept, because they contain instructions of one
+  machine. JAX_ENABLE_COMPILATION_CACHE=false turns the cache off.
   """
   config: Any = jax.config
   if jax.default_backend() != 'cpu' and not config.jax_compilation_cache_dir:
@@ -118,14 +134,13 @@ def cache_compilations() -> None:
 
 
 def keep_host_memory() -> None:
-  """Where there is only a CPU, keeps freed memory for the next step.
+  """Keeps freed memory for the next step, if there is only a CPU.
 
-  XLA's CPU backend allocates a step's buffers anew each time. glibc gives such
-  large ones back to the system, which then has to clear every page of them
-  again: a third of all processor time in a small model's step. Must come
-  before any thread of JAX's is started. Compilation, which allocates from many
-  threads at once, is slower for it. Does nothing where the user has set glibc's
-  MALLOC_ variables.
+  XLA's CPU backend allocates the buffers of every step again. glibc returns
+  such large buffers to the system, which then has to clear every page of them:
+  a third of all processor time in the step of a small model. It must be called
+  before JAX starts any thread. Compiling, which allocates from many threads,
+  becomes slower. Nothing is done if the user has set glibc's MALLOC_ variables.
   """
   accelerator = _on_tpu() or pathlib.Path('/dev/nvidia0').exists()
   given = any(name.startswith('MALLOC_') for name in os.environ)
@@ -133,7 +148,7 @@ def keep_host_memory() -> None:
     return
   mallopt = ctypes.CDLL(None).mallopt
   for option, value in (
-    (-8, 1),  # M_ARENA_MAX: all threads share the one that can grow
+    (-8, 1),  # M_ARENA_MAX: all threads use the one arena that can grow
     (-4, 0),  # M_MMAP_MAX
     (-1, -1),  # M_TRIM_THRESHOLD: never
     (-2, 64 * 2**20),  # M_TOP_PAD
@@ -142,7 +157,7 @@ def keep_host_memory() -> None:
 
 
 def _on_tpu() -> bool:
-  """Whether this machine has TPU chips that JAX will use."""
+  """Returns whether this machine has TPU chips that JAX will use."""
   if os.environ.get('JAX_PLATFORMS', 'tpu').split(',')[0] != 'tpu':
     return False
   chips = any(
@@ -152,19 +167,26 @@ def _on_tpu() -> bool:
 
 
 def is_main() -> bool:
-  """Whether this process writes the run's files and log."""
+  """Returns whether this process writes the run's files and log."""
   return jax.process_index() == 0
 
 
 def process_file(path: epath.Path) -> epath.Path:
-  """The path for the main process; for others, with their number in it."""
+  """Returns the path of a file that every process has for itself.
+
+  Args:
+    path: path for the main process.
+
+  Returns:
+    The path; on other processes, with their index before the suffix.
+  """
   if is_main():
     return path
   return path.with_suffix(f'.{jax.process_index()}{path.suffix}')
 
 
 def start_logging() -> None:
-  """Sends this package's log to stderr; other processes' warnings only."""
+  """Sends this package's log to stderr, and silences noisy libraries."""
   handler = logging.StreamHandler(sys.stderr)
   handler.setFormatter(logging.Formatter('%(asctime)s %(message)s', '%H:%M:%S'))
   log.handlers[:] = [handler]
@@ -198,7 +220,7 @@ def _report_uncaught(
 
 
 def describe_run() -> dict[str, Any]:
-  """What `run.json` records: versions, commit, devices, command, time."""
+  """Returns the content of `run.json`: versions, devices, command, time."""
   devices = jax.devices()
   return {
     'time': datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds'),

@@ -1,4 +1,4 @@
-"""Which code runs: this package's commit, and the versions of others."""
+"""Versions of the code that runs: this package and those it uses."""
 
 import functools
 import importlib.metadata
@@ -9,7 +9,7 @@ _ROOT = pathlib.Path(__file__).parents[1]
 
 
 def of_package(name: str) -> str | None:
-  """Its version; None where it is not installed."""
+  """Returns the version of a package; None if it is not installed."""
   try:
     return importlib.metadata.version(name)
   except importlib.metadata.PackageNotFoundError:
@@ -18,9 +18,10 @@ def of_package(name: str) -> str | None:
 
 @functools.cache
 def commit() -> str | None:
-  """The commit of the code that runs, with '+' if files were changed.
+  """Returns the commit of the code that runs, with '+' if files were changed.
 
-  None where neither git nor `git archive` tells.
+  Returns:
+    The commit; None if neither git nor `git archive` provides it.
   """
 
   def git(*arguments: str) -> str:

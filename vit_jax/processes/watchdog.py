@@ -1,4 +1,4 @@
-"""Ends a process that no longer makes progress, and writes its stacks."""
+"""Ends a process that makes no progress, and writes its stack traces."""
 
 import contextlib
 import faulthandler
@@ -17,23 +17,32 @@ from vit_jax.errors import EXIT_STUCK
 from vit_jax.processes import peers
 
 log = logging.getLogger('vit_jax')
-_WRITE_S = 30.0  # limit for writing the stacks, s
-_KEPT = 100  # recent step times, of which the median is taken
+_WRITE_S = 30.0  # time limit for writing the stack traces
+_KEPT = 100  # number of recent step times whose median is used
 
 
 class Watchdog:
-  """A thread that expects a sign of life in time.
+  """A thread that ends the process if nothing is reported for too long.
 
   Between two steps it allows `factor` times the median of recent steps, but at
-  least `min_s`; for everything else, and before the first steps, `pause_s`, or
-  the limit given to `pause`. When the time is up it writes the stacks of all
-  threads to stderr and to a file and ends the process with exit code 44. The
-  watchdogs of all processes that wait for the same peer do so.
+  least `min_s`. For everything else, and before the first steps, it allows
+  `pause_s` or the limit given to `pause`. When the time is over, it writes the
+  stack traces of all threads to stderr and to a file, and ends the process with
+  exit code 44. If processes wait for the same peer, the watchdogs of all of
+  them do so.
   """
 
   def __init__(
     self, stacks: epath.Path, *, factor: float, min_s: float, pause_s: float
   ):
+    """Starts watching.
+
+    Args:
+      stacks: file for stack traces.
+      factor: longest time of a step, in medians of recent steps.
+      min_s: seconds that a step may take in any case.
+      pause_s: seconds that anything else may take.
+    """
     self._stacks = stacks
     self._factor, self._min_s, self._pause_s = factor, min_s, pause_s
     self._times: deque[float] = deque(maxlen=_KEPT)
@@ -47,7 +56,7 @@ class Watchdog:
     self._thread.start()
 
   def step(self) -> None:
-    """A step has finished."""
+    """Reports that a step has finished."""
     now = time.monotonic()
     if self._last_step is not None:
       self._times.append(now - self._last_step)
@@ -56,10 +65,10 @@ class Watchdog:
 
   @contextlib.contextmanager
   def pause(self, seconds: float | None = None) -> Iterator[None]:
-    """Around work that is not a step: evaluation, saving, restoring.
+    """Surrounds work that is not a step: evaluating, saving, restoring.
 
     Args:
-      seconds: limit, counted anew after each `alive`.
+      seconds: time limit, which each `alive` restarts; by default `pause_s`.
     """
     self._allow(seconds or self._pause_s)
     yield
@@ -91,8 +100,8 @@ class Watchdog:
 
   def _give_up(self) -> None:
     message = (
-      f'no sign of life within {self._limit_s:.1f} s: this process or a peer '
-      f'that it waits for is stuck. Stacks of all threads are in '
+      f'no progress within {self._limit_s:.1f} s: this process or a peer that '
+      f'it waits for is stuck. Stack traces of all threads are in '
       f'{self._stacks}; exit code {EXIT_STUCK}.'
     )
     print(f'stuck: {message}', file=sys.stderr, flush=True)
@@ -101,7 +110,7 @@ class Watchdog:
       target=self._write_stacks, args=(message,), daemon=True
     )
     writing.start()
-    writing.join(_WRITE_S)  # the file system may be what is stuck
+    writing.join(_WRITE_S)  # the file system itself may be stuck
     peers.say_end(EXIT_STUCK, f'stuck: {message}')
     peers.leave(EXIT_STUCK)
 

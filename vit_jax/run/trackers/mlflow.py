@@ -1,6 +1,6 @@
 """MLflow: config.log.trackers = dict(ml=dict(name='mlflow', uri='…')).
 
-A run that resumes goes on in the same run there, found by a tag.
+A run that resumes continues the same MLflow run, which is found by a tag.
 """
 
 import importlib
@@ -12,12 +12,12 @@ from vit_jax.run import tracking
 
 mlflow: Any = importlib.import_module('mlflow')  # this module has its name
 _TAG = 'vit_jax.run'
-_PARAMETERS = 100  # that a request may hold
-_LENGTH = 500  # characters of a value that every store takes
+_PARAMETERS = 100  # per request
+_LENGTH = 500  # characters of a value that every store accepts
 
 
 class Tracker:
-  """Writes to a run of an experiment."""
+  """Writes to a run of an MLflow experiment."""
 
   def __init__(
     self,
@@ -27,13 +27,13 @@ class Tracker:
     uri: str | None = None,
     experiment: str = 'vit_jax',
   ):
-    """Starts the run there, or goes on with it.
+    """Starts the MLflow run, or continues it.
 
     Args:
-      run: of which it is told.
-      uri: of the tracking server, or of a local store ('sqlite:///runs.db'); by
-        default MLflow's own, by $MLFLOW_TRACKING_URI.
-      experiment: that the run belongs to; made if it is not there.
+      run: description of the run.
+      uri: address of the tracking server or of a local store
+        ('sqlite:///runs.db'); by default that of $MLFLOW_TRACKING_URI.
+      experiment: name of the experiment, which is created if necessary.
     """
     self._client: Any = mlflow.MlflowClient(tracking_uri=uri)
     known = self._client.get_experiment_by_name(experiment)
@@ -61,7 +61,7 @@ class Tracker:
       self._client.log_batch(self._id, params=part)
 
   def write(self, step: int, values: Mapping[str, float]) -> None:
-    """Logs a line."""
+    """Logs a line; see `tracking.Tracker`."""
     now = int(1000 * time.time())
     metrics = [
       mlflow.entities.Metric(key, float(value), now, step)
@@ -70,5 +70,5 @@ class Tracker:
     self._client.log_batch(self._id, metrics=metrics)
 
   def close(self) -> None:
-    """Says that it has ended."""
+    """Marks the run as ended."""
     self._client.set_terminated(self._id)

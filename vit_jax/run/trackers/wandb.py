@@ -1,6 +1,6 @@
 """Weights & Biases: config.log.trackers = dict(wb=dict(name='wandb')).
 
-A run that resumes goes on in the same run there, which keeps the first value of
+A run that resumes continues the same W&B run, which keeps the first value of
 steps that are repeated.
 """
 
@@ -15,7 +15,7 @@ wandb: Any = importlib.import_module('wandb')  # this module has its name
 
 
 class Tracker:
-  """Writes to a run of a project."""
+  """Writes to a run of a W&B project."""
 
   def __init__(
     self,
@@ -26,13 +26,13 @@ class Tracker:
     entity: str | None = None,
     mode: str = 'online',
   ):
-    """Starts the run there, or goes on with it.
+    """Starts the W&B run, or continues it.
 
     Args:
-      run: of which it is told.
-      project: that the run belongs to.
-      entity: user or team; by default the user's own.
-      mode: 'online', 'offline' (to be sent by `wandb sync`) or 'disabled'.
+      run: description of the run.
+      project: name of the project.
+      entity: user or team; by default the user's default entity.
+      mode: 'online', 'offline' (sent later by `wandb sync`) or 'disabled'.
     """
     local = not paths.is_remote(run.workdir)
     self._run = wandb.init(
