@@ -130,7 +130,7 @@ def test_a_round_through_all_formats(tmp_path):
     _, again = load_pretrained(before)
     for place, leaf in tree.flatten(params).items():
       np.testing.assert_array_equal(leaf, tree.flatten(again)[place])
-    assert pretrained.find(before).about['model']['gelu'] == 'tanh'
+    assert pretrained.find(before).about['model']['gelu'] == 'exact'
 
 
 PROCESSORS = [

@@ -1,5 +1,7 @@
 """Heads, GELU and preprocessing that no array of timm's files shows."""
 
+import functools
+
 import numpy as np
 import pytest
 import references
@@ -17,13 +19,17 @@ def opened(monkeypatch, caplog):
   """Returns (description, log) of an architecture's arrays under a path."""
   caplog.set_level('INFO', 'vit_jax')
 
-  def load(name, path):
+  @functools.lru_cache(maxsize=1)
+  def arrays_of(name):
     with torch.device('meta'):
       model = references.timm.create_model(name)
-    arrays = {
+    return {
       name: np.broadcast_to(np.float32(0), tuple(tensor.shape))
       for name, tensor in model.state_dict().items()
     }
+
+  def load(name, path):
+    arrays = arrays_of(name)
     monkeypatch.setattr(tensors, 'read', lambda path: arrays)
     caplog.clear()
     return timm.load(path).about, caplog
