@@ -171,7 +171,11 @@ def wait_for_step(
 
 
 def kill_when(
-  arguments: list[str], seen: Callable[[], bool], what: str, timeout_s: float
+  arguments: list[str],
+  seen: Callable[[], bool],
+  what: str,
+  timeout_s: float,
+  with_children: bool = True,
 ) -> None:
   """Starts a command; kills it and its runs when something is to be seen.
 
@@ -180,6 +184,7 @@ def kill_when(
     seen: whether it is to be seen.
     what: is killed, for the count of faults.
     timeout_s: that it may take to be seen.
+    with_children: whether the processes that it started are killed too.
   """
   process = start(arguments)
   deadline = time.monotonic() + timeout_s
@@ -188,7 +193,8 @@ def kill_when(
     assert time.monotonic() < deadline
     time.sleep(0.005)
   children = pathlib.Path(f'/proc/{process.pid}/task/{process.pid}/children')
-  for each in [process.pid, *map(int, children.read_text().split())]:
+  killed = map(int, children.read_text().split() if with_children else [])
+  for each in [process.pid, *killed]:
     os.kill(each, signal.SIGKILL)
   process.communicate()
   injected(f'SIGKILL of {what}')

@@ -52,13 +52,15 @@ def run(
     PreemptedError: a signal came.
   """
   scores: Scores = {}
+  total = sum(task.num_runs for task in sweep.tasks.values())
   for name, task in sweep.tasks.items():
     while True:
       now = stages.of_task(name, task, workdir, given)
       jobs.check_same(workdir, now.runs)
       if print_jobs or not now.ready:
         break
-      jobs.finish(now.ready)
+      done = len(now.scores) + sum(map(len, scores.values()))
+      jobs.finish(now.ready, done=done, total=total)
     for each in now.ready:
       print(jobs.line(each))
     scores[name] = now.scores

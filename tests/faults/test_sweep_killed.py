@@ -67,3 +67,27 @@ def test_killed_twice(tmp_path):
   assert out == ''  # nothing is left to be done
   for path, changed in before.items():
     assert path.stat().st_mtime_ns == changed
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_sweep_is_killed_and_its_run_is_not(tmp_path):
+  """The run ends too, with its state saved; the same command continues it."""
+  arguments = runs.command('sweep', *ARGUMENTS, f'--workdir={tmp_path}')
+  first = tmp_path / 'digits/dev/schedule.base_lr=1e-05,seed=0'
+  runs.kill_when(
+    arguments,
+    (first / 'checkpoints/8').exists,
+    'a sweep alone',
+    120,
+    with_children=False,
+  )
+  runs.run(arguments)
+  assert list(runs.losses(first)) == list(range(1, 25))
+  lines = (first / 'events.jsonl').read_text().splitlines()
+  starts = [
+    event['step']
+    for event in map(json.loads, lines)
+    if event['event'] == 'start'
+  ]
+  assert len(starts) == 2 and starts[1] >= 8

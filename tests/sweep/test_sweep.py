@@ -1,6 +1,8 @@
 """Grids, what is left to be done, what is chosen and what tables say."""
 
+import contextlib
 import csv
+import json
 import math
 import pathlib
 import shlex
@@ -8,10 +10,12 @@ import sys
 
 import pytest
 from done import finish
+from etils import epath
 
 from vit_jax import sweep as command
 from vit_jax.config import loading
 from vit_jax.errors import PreemptedError, UserError
+from vit_jax.run import lock
 from vit_jax.sweeps import frame, grid, jobs, results
 from vit_jax.sweeps.grid import Stage, Sweep, Task
 
@@ -129,7 +133,7 @@ def test_means_of_groups(tmp_path):
 @pytest.mark.parametrize(
   'code, error, message',
   [
-    (2, UserError, 'ended with exit code 2.*said so.*Mend it'),
+    (2, UserError, 'ended with exit code 2.*said so.*same command again'),
     (42, PreemptedError, 'stopped in t/dev'),
   ],
 )
@@ -214,3 +218,72 @@ def test_the_shipped_sweeps():
     grid.load(CONFIG)
   place = frame.default_workdir('sweeps', 'configs/sweeps/vtab.py:tasks=dtd')
   assert place == 'runs/sweeps/vtab-tasks=dtd'
+
+
+def finished_run(tmp_path, **options):
+  """The first run of the dev stage, finished."""
+  (run, *_) = grid.runs('t', task(), 'dev', str(tmp_path), [])
+  finish(run, 0.5, **options)
+  return run
+
+
+def test_a_run_that_was_stopped_in_its_last_evaluation_is_not_finished(
+  tmp_path, capsys
+):
+  """Its last step is saved, and its metric is not written yet."""
+  run = finished_run(tmp_path)
+  assert jobs.value(run) == 0.5
+  metrics = pathlib.Path(run.workdir) / 'metrics.jsonl'
+  metrics.write_text('{"step": 3, "loss": 1.5}\n')
+  assert jobs.value(run) is None
+  command.run(Sweep('s', {'t': task()}), str(tmp_path), print_jobs=True)
+  assert jobs.line(run) in capsys.readouterr().out
+
+
+def test_a_metric_of_zero_is_a_metric(tmp_path):
+  """All steps with a value are compared, 0.0 among them."""
+  run = finished_run(tmp_path)
+  metrics = pathlib.Path(run.workdir) / 'metrics.jsonl'
+  metrics.write_text(json.dumps({'step': 3, run.metric: 0.0}) + '\n')
+  assert jobs.value(run) == 0.0
+  assert jobs.best_step(run) == 3
+
+
+def test_the_split_of_a_metric(tmp_path):
+  """The log and the table name the split, of averages too."""
+  run = finished_run(tmp_path)
+  file = pathlib.Path(run.workdir) / 'config.json'
+  config = json.loads(file.read_text())
+  evaluator = run.metric.partition('/')[0]
+  config['evals'] = {evaluator: {'split': 'train[90%:]'}, 'other': {}}
+  file.write_text(json.dumps(config))
+  assert jobs.split(run) == 'train[90%:]'
+  assert jobs.split(run._replace(metric=f'{evaluator}_ema/x')) == 'train[90%:]'
+  assert jobs.split(run._replace(metric='unknown/x')) == ''
+  evaluation = run._replace(command='evaluate', flags=['--split=test[5:]'])
+  assert jobs.split(evaluation) == 'test[5:]'
+
+
+def test_a_locked_workdir_is_waited_for(tmp_path, monkeypatch):
+  """A killed sweep's run may still be saving; then the message names it."""
+  run = finished_run(tmp_path)
+  workdir = epath.Path(run.workdir)
+  pauses = []
+
+  def release(seconds):
+    pauses.append(seconds)
+    held.close()
+
+  held = contextlib.ExitStack()
+  held.enter_context(lock.hold(workdir))
+  monkeypatch.setattr(jobs.time, 'sleep', release)
+  jobs._wait_for_lock(run)
+  assert len(pauses) == 1
+  monkeypatch.setattr(jobs, '_LOCK_TIMEOUT_S', -1.0)
+  with lock.hold(workdir), pytest.raises(UserError, match='another run works'):
+    jobs._wait_for_lock(run)
+
+
+def test_progress_counts_the_whole_sweep():
+  """Both stages: four settings of two seeds, and three final runs."""
+  assert task().num_runs == 4 * 2 + 3

@@ -18,7 +18,13 @@ from vit_jax.errors import (
   UserError,
 )
 from vit_jax.files import paths
-from vit_jax.processes import backends, interruption, peers, runtime
+from vit_jax.processes import (
+  backends,
+  interruption,
+  parent,
+  peers,
+  runtime,
+)
 
 _LATE_S = 60  # that the others may take to come
 
@@ -40,6 +46,7 @@ def run(body: Callable[[list[str]], None], define: Callable[[], None]) -> None:
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
   os.environ.setdefault('TF_ENABLE_ONEDNN_OPTS', '0')
   backends.hide_unused_libtpu()
+  parent.end_with_parent()
 
   def parse(argv: list[str]) -> list[str]:
     try:

@@ -105,7 +105,11 @@ def run(
       break
     name, job = next(iter(ready.values()))
     try:
-      jobs.finish([job])
+      jobs.finish(
+        [job],
+        done=sum(len(each.scores) for each in known),
+        total=sum(len(each.runs) for each in known),
+      )
     except UserError as error:
       log.warning('the row %s is left: %s', name, error)
       failed[name] = error

@@ -75,6 +75,12 @@ class Task:
       for values in itertools.product(*self.grid.values())
     ]
 
+  @property
+  def num_runs(self) -> int:
+    """Number of runs of both stages."""
+    dev = self.dev.seeds if self.dev is not None else ()
+    return len(self.settings) * len(dev) + len(self.final.seeds)
+
 
 @dataclasses.dataclass(frozen=True)
 class Sweep:

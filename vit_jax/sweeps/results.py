@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from vit_jax.sweeps import jobs
 from vit_jax.sweeps.grid import DEV, FINAL, Run, Sweep, Task
 
 
@@ -134,12 +135,13 @@ def _text(setting: Mapping[str, Any]) -> str:
 def rows(
   scores: Mapping[str, Sequence[Score]], tasks: Mapping[str, Task]
 ) -> str:
-  """CSV: a line for each run."""
+  """Returns CSV with one line per run, and the split of its metric."""
   keys = list(
     dict.fromkeys(key for task in tasks.values() for key in task.grid)
   )
   out = io.StringIO()
-  head = ['task', 'group', 'stage', *keys, 'seed', 'metric', 'value', 'workdir']
+  head = ['task', 'group', 'stage', *keys, 'seed']
+  head += ['metric', 'split', 'value', 'workdir']
   writer = csv.writer(out, lineterminator='\n')
   writer.writerow(head)
   for name, each in scores.items():
@@ -147,6 +149,6 @@ def rows(
       setting = [run.setting.get(key, '') for key in keys]
       writer.writerow(
         [name, tasks[name].group, run.stage, *setting, run.seed]
-        + [run.metric, value, run.workdir]
+        + [run.metric, jobs.split(run), value, run.workdir]
       )
   return out.getvalue()
