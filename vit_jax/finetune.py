@@ -105,7 +105,7 @@ def _resumed(config: Config, error: UserError) -> tuple[Config, InitialParams]:
 
   Returns:
     The config with the architecture of the last start, and a function that
-    raises the error if there is no checkpoint after all.
+    raises the error if there turns out to be no checkpoint.
 
   Raises:
     UserError: the workdir holds no run; this is the given error.

@@ -43,6 +43,6 @@ def _limits() -> list[int]:
         text = root.joinpath(*parts[:depth], name).read_text().strip()
       except OSError:  # a container sees only its own group, at the root
         continue
-      if text.isdecimal():  # 'max' is no limit
+      if text.isdecimal():  # 'max' means no limit
         found.append(int(text))
   return found

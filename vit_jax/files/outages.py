@@ -143,7 +143,7 @@ def persistently(
   for pause_s in PAUSES_S:
     try:
       return function()
-    except Exception as error:  # noqa: BLE001 (`access` judges it at the end)
+    except Exception as error:  # noqa: BLE001 (`access` reports it at the end)
       temporary = _is_storages(error, path) and cause(error) is Cause.OUTAGE
       if not temporary or time.monotonic() - start > _PATIENCE_S:
         with access(path, doing):

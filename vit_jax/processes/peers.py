@@ -60,7 +60,7 @@ def losses_reported() -> Iterator[None]:
   """Surrounds `jax.distributed.initialize`: a lost peer ends this process (45).
 
   JAX's own client aborts the process (134) when the coordination service
-  reports a loss or no longer answers. There is no public way to get a callback
+  reports a loss or no longer answers. JAX has no public way to set a callback
   instead, so the constructor of the client is replaced in the meantime.
   """
   make = _jax.get_distributed_runtime_client

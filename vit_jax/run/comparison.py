@@ -53,7 +53,7 @@ class Note(NamedTuple):
 def record(
   fingerprint: dict[str, Any], frozen: dict[str, str]
 ) -> dict[str, Any]:
-  """Returns what the numbers of a run depend on besides its config, JSON-able.
+  """Returns what the numbers of a run depend on in addition to its config.
 
   Args:
     fingerprint: fingerprint of the training data, see `data.fingerprint`.

@@ -130,7 +130,7 @@ def describe(experiment: Experiment, abstract: PyTree) -> None:
     devices.flat[0].device_kind,
     jax.process_count(),
   )
-  # '90 epochs' is worth saying besides the steps; '300 steps' is not.
+  # '90 epochs' adds something to the number of steps; '300 steps' does not.
   unit = durations.parse(config.total)[1]
   length = '' if unit == 'steps' else f' ({config.total})'
   log.info(

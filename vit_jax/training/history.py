@@ -118,7 +118,7 @@ class Comparison:
 
   @property
   def record(self) -> Json:
-    """What the numbers of this start depend on, besides its config."""
+    """Record of data, weights, settings and versions of this start."""
     return self._now['record']
 
   def check_processes(self) -> None:

@@ -24,7 +24,7 @@ _SHOWN = 24  # images of each kind in the report
 def predict_examples(
   setting: Setting, weights: PyTree, split: str, count: int = MAX_EXAMPLES
 ) -> dict[str, Any]:
-  """Classifies examples of a split and selects those that the report shows.
+  """Classifies examples of a split and selects examples for the report.
 
   Args:
     setting: setting of the run's evaluators.

@@ -56,7 +56,7 @@ class Session:
     evaluations: evaluators and figures.
     checkpoints: checkpoints of the run.
     saving: schedule of the checkpoints.
-    fixed: arguments of the compiled step besides state and batch.
+    fixed: arguments of the compiled step after state and batch.
     recorder: destination of each step's metrics; a new one after each `start`.
   """
 

@@ -1,0 +1,67 @@
+"""A run that is started again: what it repeats, and what it does not."""
+
+import json
+import logging
+import shutil
+
+import pytest
+from etils import epath
+from minimal_config import completed
+
+from vit_jax.training import compiling, loop
+
+CHANGES = {
+  'source': {'name': 'synthetic', 'num_examples': 64, 'num_classes': 10},
+  'train.split': 'train[:64]',
+  'total': '6 steps',
+  'checkpoint.every': '3 steps',
+  'log': {'every': '4 steps'},
+  'log.tensorboard': False,
+  'log.curves': False,
+  'log.report': False,
+  'evals': {},
+}
+
+
+@pytest.fixture
+def workdir(tmp_path):
+  """A workdir after a whole run of six steps."""
+  folder = epath.Path(tmp_path) / 'run'
+  loop.run(completed(**CHANGES), folder)
+  return folder
+
+
+def lines(workdir):
+  """Lines of metrics.jsonl by step and kind, without what a clock measures."""
+  found = {}
+  for text in (workdir / 'metrics.jsonl').read_text().splitlines():
+    line = json.loads(text)
+    for key in ('img_per_sec', 'data_wait', 'mfu'):
+      line.pop(key, None)
+    found[line['step'], 'loss' in line] = line
+  return found
+
+
+def test_an_interval_of_the_log_goes_on_after_a_restart(workdir):
+  """Step 4 is logged with the mean of steps 1 to 4, though 1 to 3 were before.
+
+  The run is restored at step 3, in the middle of the interval.
+  """
+  before = lines(workdir)
+  shutil.rmtree(workdir / 'checkpoints/6')
+  loop.run(completed(**CHANGES), workdir)
+  assert {step for step, _ in before} == {4, 6}
+  assert lines(workdir) == before
+
+
+def test_a_finished_run_compiles_nothing(workdir, monkeypatch, caplog):
+  """It says so before anything else, and leaves its metrics as they are."""
+  before = lines(workdir)
+  caplog.set_level(logging.INFO, 'vit_jax')
+  monkeypatch.setattr(compiling, 'compile_to_run', pytest.fail)
+  loop.run(completed(**CHANGES), workdir)
+  first = next(m for m in caplog.messages if 'finished' in m)
+  assert f'{workdir}' in first and 'step 6 of 6' in first
+  described = next(m for m in caplog.messages if 'parameters' in m)
+  assert caplog.messages.index(first) < caplog.messages.index(described)
+  assert lines(workdir) == before
