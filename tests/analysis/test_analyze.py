@@ -10,7 +10,7 @@ from tiny_vit import SIZES, noise_params
 from vit_jax import analyze
 from vit_jax.analysis import embeddings
 from vit_jax.errors import UserError
-from vit_jax.models.vit.model import Model
+from vit_jax.models.vit import Model
 from vit_jax.weights.formats import npz
 
 

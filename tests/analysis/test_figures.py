@@ -11,8 +11,8 @@ from tiny_vit import SIZES, images_of, noise_params
 
 from vit_jax.analysis import draw, figures
 from vit_jax.arrays import sharding
-from vit_jax.models.resnet import model as resnet
-from vit_jax.models.vit.model import Model as vit_model
+from vit_jax.models import resnet
+from vit_jax.models.vit import Model as vit_model
 
 SIZE = (8, 12)  # 2x3 patches
 

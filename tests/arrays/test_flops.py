@@ -26,7 +26,7 @@ def vit_forward(model, size):
   width, mlp_dim = model.width, model.mlp_dim
   layer = 4 * tokens * width**2 + 2 * tokens**2 * width
   layer += 2 * tokens * width * mlp_dim
-  top = width * model.num_classes + width**2 * model.has_pre_logits
+  top = width * model.num_classes + width**2 * model.pre_logits
   if model.pool == 'map':  # keys and values of all; one query, output and MLP
     top += 2 * tokens * width**2 + 2 * width**2
     top += 2 * tokens * width + 2 * width * mlp_dim

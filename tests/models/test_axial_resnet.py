@@ -9,6 +9,7 @@ from tiny_vit import KEY, abstract, images_of, noise_params
 from vit_jax.arrays import tree
 from vit_jax.errors import UserError
 from vit_jax.models.axial_resnet import Model
+from vit_jax.models.layers import axial
 from vit_jax.models.layers.axial import AxialAttention
 
 TINY = dict(depths=(1, 2), num_heads=2, dtype='float32')
@@ -138,7 +139,7 @@ def test_embeddings_follow_the_image():
   [
     (dict(variant='R26'), "'R26'; allowed: R50"),
     (dict(), 'lacks depths'),
-    (TINY | dict(num_heads=3), 'twice that must divide 64'),
+    (TINY | dict(num_heads=3), 'num_heads is 3;'),
     (TINY | dict(remat='some'), "'dots'"),
   ],
 )
@@ -156,3 +157,37 @@ def test_what_it_has_not():
       Model(5, **TINY).apply(
         {}, images_of(1, 8, 8), want=(name,), method='predict'
       )
+
+
+def test_epsilon_of_all_norms():
+  """1e-4 as in the authors' code, which matters for small activations."""
+  model = Model(0, depths=(1,), dtype='float32')
+  params = noise_params(model, (16, 16))
+  assert axial.EPSILON == 1e-4
+  params['conv_root']['kernel'] = jnp.zeros_like(params['conv_root']['kernel'])
+  kernel = np.zeros((7, 7, 3, 64), np.float32)
+  kernel[3, 3, 0] = 1  # every output is the same multiple of one pixel
+  params['conv_root']['kernel'] = jnp.asarray(kernel)
+  images = 1e-4 * images_of(1, 16, 16)
+  outputs = model.apply(
+    {'params': params},
+    images,
+    method='predict',
+    capture_intermediates=lambda module, _: module.name == 'gn_root',
+  )[1]['intermediates']['gn_root']['__call__'][0]
+  standardized = (kernel - kernel.mean((0, 1, 2))) / (
+    kernel.std((0, 1, 2)) + 1e-5
+  )
+  x = jax.lax.conv_general_dilated(
+    images,
+    standardized,
+    (2, 2),
+    'SAME',
+    dimension_numbers=('NHWC', 'HWIO', 'NHWC'),
+  )
+  groups = np.asarray(x).reshape(1, 8, 8, 32, 2)
+  groups = groups - groups.mean((1, 2, 4), keepdims=True)
+  groups /= np.sqrt((groups**2).mean((1, 2, 4), keepdims=True) + 1e-4)
+  norm = params['gn_root']
+  expected = groups.reshape(x.shape) * norm['scale'] + norm['bias']
+  np.testing.assert_allclose(outputs, expected, rtol=1e-3, atol=1e-4)

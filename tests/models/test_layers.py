@@ -10,8 +10,11 @@ from scipy import special
 from tiny_vit import KEY, images_of
 
 from vit_jax.arrays import tree
-from vit_jax.models.layers import noise, transformer
+from vit_jax.models.layers import mlp as mlp_lib
+from vit_jax.models.layers import noise
 from vit_jax.models.layers import norm as norm_lib
+from vit_jax.models.vit.config import Config
+from vit_jax.models.vit.encoder import Encoder
 
 
 def test_norm_of_values_far_from_zero():
@@ -208,13 +211,8 @@ def masks(place, **rates):
   for a hidden unit gets through to the output, if that keeps it too.
   """
   depth, count = 4, 2000
-  encoder = transformer.Encoder(
-    **dict(depth=depth, num_heads=1, mlp_dim=4, gelu='tanh') | rates,
-    dtype=jnp.dtype('float32'),
-    attention='auto',
-    remat='none',
-    unroll=1,
-  )
+  sizes = dict(patch_size=1, width=4, depth=depth, mlp_dim=4, num_heads=1)
+  encoder = Encoder(Config(**sizes, **rates, dtype='float32'))
   x = jnp.zeros((count, 1, 4))
   zeros = jax.eval_shape(encoder.init, KEY, x, None)['params']
   zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), zeros)
@@ -278,7 +276,7 @@ def test_exact_gelu_of_bfloat16():
   x = jnp.array(steps[np.abs(steps.astype(np.float32)) <= 8])
   exact = np.float64(x)
   share = special.ndtr(exact)
-  y, pull = jax.vjp(lambda x: transformer.gelu(x, 'exact'), x)
+  y, pull = jax.vjp(lambda x: mlp_lib.gelu(x, 'exact'), x)
   assert y.dtype == jnp.bfloat16
   np.testing.assert_allclose(np.float64(y), exact * share, 2**-8, atol=1e-6)
   (slope,) = pull(jnp.ones_like(y))
@@ -294,7 +292,7 @@ def test_the_mlp_drops_what_gelu_gives(gelu):
   width, rate = 64, 0.25
   identity = {'kernel': jnp.eye(width), 'bias': jnp.zeros(width)}
   params = {'fc1': identity, 'fc2': identity}
-  mlp = transformer.Mlp(width, rate, gelu, jnp.dtype('float32'))
+  mlp = mlp_lib.Mlp(width, rate, gelu, jnp.dtype('float32'))
   x = jax.random.normal(jax.random.key(1), (50, 7, width))
   wide = np.asarray(x, np.float64)
   inner = np.sqrt(2 / np.pi) * (wide + 0.044715 * wide**3)

@@ -9,7 +9,7 @@ from tiny_vit import KEY, abstract, images_of, noise_params
 from vit_jax.arrays import tree
 from vit_jax.errors import UserError
 from vit_jax.models import resnet, vit
-from vit_jax.models.layers import convolution
+from vit_jax.models.layers import convolution, residual
 from vit_jax.models.layers.group_norm import GroupNorm
 
 TINY = dict(depths=(3,), width_factor=1, dtype='float32')
@@ -126,7 +126,7 @@ def test_group_norm(dtype, tolerance):
 
 
 @pytest.mark.parametrize(
-  'standardize', [convolution.by_variance, convolution.by_deviation]
+  'standardize', [convolution.by_variance, convolution.by_std]
 )
 def test_standardised_kernels(standardize):
   """Mean 0, deviation 1 of each output, whatever was added or multiplied."""
@@ -138,6 +138,43 @@ def test_standardised_kernels(standardize):
   np.testing.assert_allclose(again, standard, rtol=1e-3, atol=1e-4)
   constant = jax.grad(lambda k: standardize(k).sum())(jnp.ones((1, 1, 8, 5)))
   assert np.all(np.isfinite(constant))
+
+
+@pytest.mark.parametrize(
+  'activation, epsilon', [('before', 1e-5), ('after', 1e-6)]
+)
+def test_epsilon_of_the_official_codes(activation, epsilon):
+  """BiT's GroupNorm has 1e-5, the hybrids' has 1e-6.
+
+  The variance of the inputs is about 1e-6: ordinary ones hide the difference.
+  """
+  x = 1e-3 * jax.random.normal(KEY, (1, 4, 4, 32))
+  params = dict(scale=jnp.ones(32), bias=jnp.zeros(32))
+  norm = residual.code(activation, jnp.dtype('float32')).norm()
+  y = norm.apply({'params': params}, x)
+  centered = x - x.mean((1, 2), keepdims=True)  # groups of a single channel
+  variance = jnp.square(centered).mean((1, 2), keepdims=True)
+  np.testing.assert_allclose(
+    y, centered / jnp.sqrt(variance + epsilon), rtol=1e-3, atol=1e-5
+  )
+
+
+@pytest.mark.parametrize('activation', ['before', 'after'])
+def test_weight_standardization_of_the_official_codes(activation):
+  """√(variance + 1e-10) in BiT, std + 1e-5 in the hybrids.
+
+  The standard deviation of the kernel is about 1e-5, where they differ.
+  """
+  kernel = 1e-5 * jax.random.normal(KEY, (1, 1, 8, 4))
+  conv = residual.code(activation, jnp.dtype('float32')).conv(4)
+  y = conv.apply({'params': {'kernel': kernel}}, jnp.eye(8)[None, :, None])
+  centered = kernel[0, 0] - kernel[0, 0].mean(0)
+  variance = jnp.square(centered).mean(0)
+  divisor = {
+    'before': jnp.sqrt(variance + 1e-10),
+    'after': jnp.sqrt(variance) + 1e-5,
+  }[activation]
+  np.testing.assert_allclose(y[0, :, 0], centered / divisor, rtol=1e-3)
 
 
 def test_max_pooling_of_bit_sees_zeros():
@@ -183,7 +220,7 @@ def test_what_is_inside():
   )
   np.testing.assert_array_equal(out['features'], out['logits'])
   for want in ('layers', 'attention'):
-    with pytest.raises(UserError, match=f"no {want} .*'maps'"):
+    with pytest.raises(UserError, match=f"no {want}.*'maps'"):
       predict(want)
 
 

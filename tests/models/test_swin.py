@@ -135,20 +135,28 @@ def test_windows_are_put_back(grid, shifted):
     assert windows.mask() is None
 
 
-@pytest.mark.parametrize('grid', [(8, 8), (7, 9)])
-def test_the_mask_keeps_to_windows_of_the_unrolled_map(grid):
-  """Tokens see each other where shifted windows, cut at the edges, hold both.
+@pytest.mark.parametrize(
+  'grid, size', [((8, 8), 4), ((7, 9), 4), ((6, 9), 3), ((14, 21), 7)]
+)
+def test_the_mask_keeps_to_windows_of_the_unrolled_map(grid, size):
+  """Tokens attend to each other if one shifted window contains both.
 
-  The windows' edges lie at shift, shift + size, … of the padded map; the first
-  and the last window of a row are what is left.
+  The edges of the windows lie at ⌊size / 2⌋, ⌊size / 2⌋ + size, … of the padded
+  map; the first and the last window of a row are smaller. Odd sizes, such as
+  the published 7, divide a window into unequal parts.
   """
-  windows = Windows.of(grid, 4, shifted=True)
+  windows = Windows.of(grid, size, shifted=True)
+  assert windows.shift == size // 2
   rows, columns = windows.padded
   full = windows._replace(rows=rows, columns=columns)
   places = jnp.arange(rows * columns, dtype=jnp.float32).reshape(1, -1, 1)
   cut = np.asarray(full.cut(places))[0, :, :, 0].astype(int)
   window_of = np.stack(
-    [(cut // columns + 2) // 4, (cut % columns + 2) // 4], axis=-1
+    [
+      (cut // columns + size - size // 2) // size,
+      (cut % columns + size - size // 2) // size,
+    ],
+    axis=-1,
   )
   same = (window_of[:, :, None] == window_of[:, None, :]).all(-1)
   np.testing.assert_array_equal(windows.mask(), np.where(same, 0, -100))
@@ -183,6 +191,24 @@ def test_tables_follow_the_windows():
     assert table.shape == wanted[path].shape, path
   with pytest.raises(UserError, match="position_resize='bicubic'"):
     large.adapt(sized, (16, 16), (24, 24), 'aligned')
+
+
+def test_epsilon_of_all_norms():
+  """PyTorch's 1e-5, which matters for tokens whose variance is as small."""
+  model = Model(0, **TINY)
+  params = noise_params(model, (16, 16))
+  assert model.norm_eps == 1e-5
+  images = images_of(2, 16, 16)
+  small = jax.tree.map(lambda x: x, params)
+  small['embedding'] = jax.tree.map(lambda x: 1e-3 * x, params['embedding'])
+  out = model.apply({'params': small}, images, method='_embed')
+  x = np.asarray(images).reshape(2, 4, 4, 4, 4, 3).swapaxes(2, 3)
+  x = np.einsum('nrcyxi,yxid->nrcd', x, small['embedding']['kernel'])
+  x = (x + small['embedding']['bias']).reshape(2, 16, -1)
+  x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1)[..., None] + 1e-5)
+  norm = params['embedding_norm']
+  expected = x * norm['scale'] + norm['bias']
+  np.testing.assert_allclose(out, expected, rtol=1e-3, atol=1e-4)
 
 
 # Drop path

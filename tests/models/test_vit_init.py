@@ -77,3 +77,45 @@ def test_standard_deviations(initial, path, deviation):
   # The relative error of a deviation from n values is 1 / √(2 n).
   tolerance = 5 / np.sqrt(2 * values.size)
   assert values.std() == pytest.approx(deviation, rel=tolerance)
+
+
+def test_truncated_normal():
+  """DeiT: N(0, .02) for all matrices and tokens, zeros for all biases.
+
+  The patch embedding is uniform within ±1 / √inputs, as PyTorch initializes a
+  convolution.
+  """
+  model = Model(
+    100,
+    **SIZES | dict(width=64, mlp_dim=128, num_heads=4),
+    distilled=True,
+    start_values='trunc_normal',
+  )
+  init = jax.jit(model.init)
+  params = tree.flatten(init(KEY, jnp.zeros((1, 32, 32, 3)))['params'])
+  bound = 1 / np.sqrt(4 * 4 * 3)
+  for path, leaf in params.items():
+    values = np.asarray(leaf)
+    if path.startswith('embedding/'):
+      assert 0.9 * bound < np.abs(values).max() <= bound, path
+    elif path.endswith('/bias'):
+      assert not np.any(values), path
+    elif not path.endswith('/scale'):
+      # The relative error of a standard deviation from n values is 1 / √(2 n).
+      tolerance = 5 / np.sqrt(2 * values.size)
+      assert values.std() == pytest.approx(0.02, rel=tolerance), path
+
+
+def test_truncated_normal_of_attention_pooling():
+  """The initialization applies to all matrices of the pooling head too."""
+  sizes = SIZES | dict(width=64, mlp_dim=128, num_heads=4, depth=1)
+  model = Model(0, **sizes, pool='map', start_values='trunc_normal')
+  init = jax.jit(model.init)
+  params = tree.flatten(init(KEY, jnp.zeros((1, 8, 8, 3)))['params'])
+  for path in (
+    'attention/query/kernel',
+    'attention/out/kernel',
+    'mlp/fc2/kernel',
+  ):
+    assert np.std(params[f'map/{path}']) == pytest.approx(0.02, rel=0.1), path
+  assert not np.any(params['map/mlp/fc1/bias'])

@@ -194,7 +194,7 @@ def test_a_distilled_model_without_a_head():
     (dict(norm_eps=0.0), 'norm_eps'),
     (dict(registers=-1), 'registers'),
     (dict(layer_scale=float('nan')), 'layer_scale'),
-    (dict(attention='kernel', qk_norm=True), 'know nothing of qk_norm'),
+    (dict(attention='kernel', qk_norm=True), 'do not support qk_norm'),
   ],
 )
 def test_impossible_options(options, words):

@@ -87,7 +87,7 @@ def test_broken_kernels_are_left_out(
   assert (
     'KERNEL CHECK FAILED' in line.message and event['worst'] in line.message
   )
-  assert after.model == experiment.model.clone(attention='xla')
+  assert after.model == experiment.model.replace(attention='xla')
   assert after.trainer.objective.setting.model == after.model
   assert after.model.remat == 'dots'
 
@@ -236,9 +236,9 @@ def test_on_a_tpu_auto_means_kernels(monkeypatch):
   """They are compared at the shapes of the run, in two layers at most."""
   monkeypatch.setattr(sharding, 'on_tpu', lambda: True)
   model = build(**{'model.attention': 'auto', 'model.depth': 9}).model
-  assert model.kernels.plain == model.clone(attention='xla')
-  assert model.kernels.probe == model.clone(depth=2)
-  assert model.clone(attention='xla').kernels is None
+  assert model.kernels.plain == model.replace(attention='xla')
+  assert model.kernels.probe == model.replace(depth=2)
+  assert model.replace(attention='xla').kernels is None
 
 
 def train(workdir, attention):

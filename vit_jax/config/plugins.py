@@ -148,6 +148,31 @@ def operational(*names: str) -> Callable[[T], T]:
   return mark
 
 
+def keyed_by(config: type) -> Callable[[T], T]:
+  """Makes the fields of a keyword-only dataclass the keys of a constructor.
+
+  The constructor has positional parameters and `**keys`, which it passes to the
+  dataclass. Its signature lists the fields, so they are documented and
+  validated in one place, and the constructor has the operational keys of the
+  dataclass.
+  """
+
+  def mark(constructor: T) -> T:
+    marked: Any = constructor
+    runtime = [
+      parameter
+      for parameter in inspect.signature(marked).parameters.values()
+      if parameter.kind is not inspect.Parameter.VAR_KEYWORD
+    ]
+    fields = [*keys(config).values()]
+    marked.__signature__ = inspect.Signature([*runtime, *fields])
+    marked.__annotations__ |= {x.name: x.annotation for x in fields}
+    marked.OPERATIONAL = operational_keys(config)
+    return constructor
+
+  return mark
+
+
 def operational_keys(constructor: Callable[..., Any]) -> tuple[str, ...]:
   """The names that `operational` (or an attribute OPERATIONAL) marks."""
   return tuple(getattr(constructor, 'OPERATIONAL', ()))

@@ -1,4 +1,4 @@
-"""What the framework asks of a model, whatever is inside it."""
+"""Interface between the framework and its models."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
@@ -12,17 +12,17 @@ from vit_jax.errors import UserError
 PyTree = Any
 Size = tuple[int, int]  # (height, width) of images, pixels
 
-# What `predict` returns beside features and logits where `want` names it.
+# Names that the argument `want` of `predict` may contain.
 WANTED = ('tokens', 'layers', 'attention', 'heads')
 
 
 class Places(NamedTuple):
-  """Where tokens are in their image.
+  """Positions of tokens in their image.
 
   Attributes:
     grid: rows and columns of all patches of the image.
-    kept: int `[n, kept]`, which patch each token is of, counted row by row as
-      `embed` returns them; None for all patches in that order.
+    kept: index of the patch of each token, int `[n, kept]`, counted row by row
+      as `embed` returns the patches; None for all patches in this order.
   """
 
   grid: tuple[int, int]
@@ -30,53 +30,56 @@ class Places(NamedTuple):
 
 
 class Model(Protocol):
-  """A model: state in, state out.
+  """A model as pure functions of its parameters.
 
-  `vit_jax.models.NAME` (or any module of your own) defines
-  `Model(num_classes, /, *, …)`, which returns one of these; its keyword-only
-  parameters are the keys of the config's `model` section. `num_classes=0` is a
-  model without a head, whose logits are its features.
+  `vit_jax.models.NAME` (or a module of your own) defines
+  `Model(num_classes, /, *, …)`, which returns an object with this interface.
+  The keyword-only parameters are the keys of the config's `model` section. With
+  `num_classes=0` a model has no head, and its logits are its features.
 
-  A Flax Linen module has `init` and `apply` already. The methods that `apply`
-  reaches by `method='predict'` (`'embed'`, …) see the parameters they are
-  applied to:
+  A Flax Linen module already has `init` and `apply`. `apply` calls the
+  following methods by name (`method='predict'`), with access to the parameters:
 
-  - `predict(images, key=None, want=())` → `features` `[n, width]` and `logits`
-    `[n, num_classes]`, float32. A key turns on what is random in training.
-    What `want` names comes besides: `tokens` `[n, t, d]` after the last norm,
-    `layers` `[n, layers, t, d]` after every block, `attention`
-    `[n, layers, heads, q, k]`, `heads` `[n, heads, num_classes]` the logits of
-    each head (of a distilled model: of its labels and of its teacher, `logits`
-    being their mean). A model raises UserError for what it has not.
-  - `embed(images)` → tokens of patches, what is added before the first layer
-    included; `encode(tokens, key, places=None)` → all tokens after the last
-    norm; `readout(tokens)` → features and logits. Only models of tokens have
-    these three; self-supervision is built on them. Tokens may be left out in
-    between; `places` then says which are there, as
-    `Places(model.grid(image_size), kept)`, because positions may act in every
-    layer. A model whose positions do so raises UserError without it.
-  - `grid(image_size)` → rows and columns of patches, and `patch_pixels`, the
-    side of a patch in the image: of models of tokens, and asked of the model
-    itself, not by `apply`. The last tokens are those of patches, in rows. Where
-    a token is read out it is the first, and its parameter is `cls`.
+  - `predict(images, key=None, want=())` returns `features` `[n, width]` and
+    `logits` `[n, num_classes]`, float32. The key turns on dropout and the like.
+    The result also contains what `want` names: `tokens` `[n, t, d]` after the
+    last norm, `layers` `[n, layers, t, d]` after every block, `attention`
+    `[n, layers, heads, q, k]`, and `heads` `[n, heads, num_classes]`, the
+    logits of each head (a distilled model has one head for labels and one for
+    its teacher, and `logits` is their mean). A model raises UserError if it
+    does not have what `want` names.
+  - `embed(images)` returns the patch tokens, including what is added before the
+    first layer; `encode(tokens, key, places=None)` returns all tokens after the
+    last norm; `readout(tokens)` returns features and logits. Only models of
+    tokens have these three methods, on which self-supervised objectives are
+    built. Tokens may be left out between `embed` and `encode`. Since positions
+    may act in every layer, `places` then specifies the remaining tokens:
+    `Places(model.grid(image_size), kept)`. A model with such positions raises
+    UserError without it.
+  - `grid(image_size)` returns rows and columns of patches, and `patch_pixels`
+    is the side of a patch in the image. Only models of tokens have them; they
+    are used on the model itself, not through `apply`. Patch tokens are the last
+    tokens, row by row. If a token is read out, it is the first one, and its
+    parameter is `cls`.
 
   Images are float `[n, y, x, 3]` in [-1, 1].
 
   Attributes:
-    num_classes: outputs of the head; 0 for none.
-    fresh: starts of the paths of parameters that fine-tuning begins anew.
-    sized: starts of the paths of parameters that depend on the image size.
-    sharding_rules: (end of a parameter's path, its dimension that the mesh's
-      axis `model` splits); a regular expression and a number.
-    apart: ends of the paths of stacked parameters whose gradients are best
-      summed over micro-batches layer by layer.
+    num_classes: number of outputs of the head; 0 for no head.
+    fresh: path prefixes of parameters that fine-tuning initializes from
+      scratch.
+    sized: path prefixes of parameters that depend on the image size.
+    sharding_rules: pairs of a regular expression for the end of a parameter's
+      path and the dimension that the mesh axis `model` splits.
+    apart: path suffixes of stacked parameters whose gradients are best summed
+      over micro-batches layer by layer.
     architecture: keys of the config's `model` section that the parameters
-      decide, with their values; a fine-tuning takes them over. A config says
-      one of them itself where it is not None, and must then agree.
-    reference: the same function of the same parameters by plain XLA operations
-      alone. FLOPs are counted from it, and kernels compared with it.
-    kernels: `Kernels`; None if it uses none of its own on the devices of the
-      surrounding mesh.
+      determine, with their values. Fine-tuning takes them over; a config that
+      sets one of them must agree.
+    reference: model that computes the same function by plain XLA operations.
+      FLOPs are counted on it, and kernels are compared with it.
+    kernels: models for the comparison of kernels; None if the model uses no
+      kernels of its own on the devices of the current mesh.
   """
 
   @property
@@ -104,7 +107,7 @@ class Model(Protocol):
   def kernels(self) -> 'Kernels | None': ...
 
   def init(self, key: Key[Array, ''], images: Any) -> dict[str, PyTree]:
-    """`{'params': fresh parameters}` for images of that shape."""
+    """Returns `{'params': initial parameters}` for images of this shape."""
     ...
 
   def apply(
@@ -114,11 +117,11 @@ class Model(Protocol):
     method: str | Callable[..., Any] | None = None,
     **kwargs: Any,
   ) -> Any:
-    """Logits of `(images, key=None)`, or what another method returns."""
+    """Returns the logits of `(images, key=None)`, or the result of a method."""
     ...
 
   def check(self, image_size: Size) -> None:
-    """Raises UserError if images cannot have that size."""
+    """Raises UserError if images cannot have this size."""
     ...
 
   def adapt(
@@ -128,53 +131,68 @@ class Model(Protocol):
     new_size: Size,
     method: str,
   ) -> dict[str, Float[np.ndarray, '...']]:
-    """What `sized` names, for images of another size.
+    """Returns the parameters that `sized` names, for images of another size.
 
     Args:
-      leaves: {path: array} for images of `old_size`, on the host.
-      old_size: pixels.
-      new_size: pixels.
-      method: of `config.position_resize`.
+      leaves: parameters by path for images of `old_size`, on the host.
+      old_size: (height, width), pixels.
+      new_size: (height, width), pixels.
+      method: value of `config.position_resize`.
     """
     ...
 
   def at_sizes(self, made_for: Size, offset: float = 0.0) -> 'Model':
-    """The same model for images of any size; parameters stay for `made_for`.
+    """Returns the same model for images of any size.
 
-    What depends on the size is interpolated where it is used, in the program,
-    with gradients; `adapt` makes other parameters, once. `offset` is that of
-    `positions.resizing.cubic`. Raises UserError if it cannot be.
+    Its parameters remain those for `made_for`; the program interpolates them
+    where they are used, with gradients. `adapt`, in contrast, changes the
+    parameters once.
+
+    Args:
+      made_for: (height, width) that the parameters are for, pixels.
+      offset: offset of the interpolation; see `positions.resizing.cubic`.
+
+    Raises:
+      UserError: the model does not support images of several sizes.
     """
     ...
 
   def computed_by(self, image_size: Size) -> str:
-    """What computes it on the devices of the surrounding mesh, in a few words.
+    """Returns the implementation on the devices of the current mesh.
 
-    For the log and for `plan`: which of several ways is taken.
+    The log and `plan` print it.
+
+    Args:
+      image_size: (height, width), pixels.
     """
     ...
 
   def compiler_options(
     self, platform: str, num_devices: int
   ) -> dict[str, str | int]:
-    """What XLA is asked for when a step of this model is compiled."""
+    """Returns XLA options for the compilation of a step of this model.
+
+    Args:
+      platform: JAX platform, such as 'tpu'.
+      num_devices: number of devices of the mesh.
+    """
     ...
 
 
 class Stem(Protocol):
-  """What images of a Vision Transformer may go through before its patches.
+  """Layers of a Vision Transformer between the images and the patches.
 
-  `vit_jax.models.stems.NAME` (or any module of your own) defines
-  `Stem(dtype, remat, unroll, /, *, …)`, which returns one of these, a Flax
-  module; its keyword-only parameters are the keys of the section `model.stem`.
-  The other three are the model's own settings.
+  `vit_jax.models.stems.NAME` (or a module of your own) defines
+  `Stem(dtype, remat, unroll, /, *, …)`, which returns a Flax module with this
+  interface. Its keyword-only parameters are the keys of the section
+  `model.stem`; the positional ones are the values of the model.
 
   Attributes:
-    stride: pixels for one place of the map.
-    section: the config section that it is built from, its name and whatever
-      decides about parameters.
-    sharding_rules: as a model's.
-    reference: as a model's.
+    stride: pixels per position of the map.
+    section: config section of the stem: its name and the keys that determine
+      the parameters.
+    sharding_rules: pairs as in `Model.sharding_rules`.
+    reference: stem without rematerialization and unrolling.
   """
 
   @property
@@ -192,19 +210,18 @@ class Stem(Protocol):
   def __call__(
     self, images: Float[Array, 'n y x 3']
   ) -> Float[Array, 'n rows columns c']:
-    """Maps of ⌈y / stride⌉ rows and ⌈x / stride⌉ columns."""
+    """Computes maps of ⌈y / stride⌉ rows and ⌈x / stride⌉ columns."""
     ...
 
 
 class Kernels(NamedTuple):
-  """What a model with kernels of its own says about them.
+  """Models for the comparison of kernels with plain XLA operations.
 
   Attributes:
-    probe: a model that is compiled in seconds and gives its kernels the shapes
-      and types that they have in this model (two layers of it, say). It is
+    probe: model that compiles in seconds and whose kernels have the same shapes
+      and dtypes as in this model, for example its first two layers. It is
       compared with its `reference` before a run.
-    plain: this model without kernels, otherwise unchanged; used for the run if
-      the comparison fails.
+    plain: this model without kernels, used for the run if the comparison fails.
   """
 
   probe: Model
@@ -212,7 +229,7 @@ class Kernels(NamedTuple):
 
 
 class Defaults:
-  """Answers for a model that has nothing to say; a base class, if you like."""
+  """Base class with default values of the optional parts of `Model`."""
 
   fresh: tuple[str, ...] = ('head/',)
   sized: tuple[str, ...] = ()
@@ -222,16 +239,16 @@ class Defaults:
 
   @property
   def architecture(self) -> dict[str, Any]:
-    """The config says it all."""
+    """No key: the config determines the model."""
     return {}
 
   @property
   def reference(self) -> Any:
-    """Itself: it has no kernels."""
+    """The model itself, which has no kernels."""
     return self
 
   def check(self, image_size: Size) -> None:
-    """Images may have any size."""
+    """Accepts images of any size."""
     del image_size
 
   def adapt(
@@ -241,59 +258,67 @@ class Defaults:
     new_size: Size,
     method: str,
   ) -> dict[str, Any]:
-    """Nothing depends on the size."""
+    """Returns the parameters as they are: none depends on the size."""
     del old_size, new_size, method
     return leaves
 
   def at_sizes(self, made_for: Size, offset: float = 0.0) -> Any:
-    """Itself, if no parameter depends on the size."""
+    """Returns the model itself if no parameter depends on the size."""
     del offset
     if self.sized:
       raise UserError(
-        f'{", ".join(self.sized)} of this model are for {made_for[0]}x'
-        f'{made_for[1]} pixels alone, and images of several sizes are to go '
-        "through it: take model.name='vit', and no relative positions."
+        f'the parameters {", ".join(self.sized)} of this model fit only images '
+        f'of {made_for[0]}x{made_for[1]} pixels, and this training has images '
+        "of several sizes: set model.name='vit', without relative positions."
       )
     return self
 
   def computed_by(self, image_size: Size) -> str:
-    """There is one way only."""
+    """Returns 'XLA'."""
     del image_size
     return 'XLA'
 
   def compiler_options(
     self, platform: str, num_devices: int
   ) -> dict[str, str | int]:
-    """Nothing is asked for."""
+    """Returns no options."""
     del platform, num_devices
     return {}
 
 
-def refuse_others(
-  want: tuple[str, ...], known: tuple[str, ...], who: str, method: str = ''
+def check_wanted(
+  want: tuple[str, ...], available: tuple[str, ...], who: str, method: str = ''
 ) -> None:
-  """Raises UserError where `predict` is asked for what a model has not.
+  """Checks that a model has the results that `predict` shall return.
 
   Args:
-    want: what it is asked for, of `WANTED`.
-    known: what it has.
-    who: the model, for people.
-    method: of the model, which gives the maps of all its stages.
+    want: argument of `predict`.
+    available: names of the results that the model has.
+    who: name of the model in the message.
+    method: name of the model's method that returns the maps of all stages.
+
+  Raises:
+    UserError: the model does not have one of the results.
   """
-  refused = [name for name in want if name not in known]
-  if refused:
+  missing = [name for name in want if name not in available]
+  if missing:
     stages = (
-      f", and by the method {method!r} its stages' maps, whose shapes differ "
-      'and do not stack'
+      f' The method {method!r} returns the maps of its stages, whose shapes '
+      'differ.'
     )
     raise UserError(
-      f'{who} has no {" or ".join(refused)} to give; it has '
-      f'{", ".join(known)}{stages if method else ""}.'
+      f'{who} has no {" or ".join(missing)}; allowed in want: '
+      f'{", ".join(available)}.{stages if method else ""}'
     )
 
 
 def abstract_params(model: Model, image_size: Size) -> PyTree:
-  """Shapes of a model's parameters for images of that size."""
+  """Returns the shapes of a model's parameters without computing anything.
+
+  Args:
+    model: model.
+    image_size: (height, width), pixels.
+  """
   images = jax.ShapeDtypeStruct((1, *image_size, 3), np.float32)
-  key = jax.eval_shape(lambda: jax.random.key(0))  # nothing runs
+  key = jax.eval_shape(lambda: jax.random.key(0))  # no device is used
   return jax.eval_shape(model.init, key, images)['params']

@@ -7,22 +7,31 @@ from jaxtyping import Array, Float
 
 from vit_jax.arrays import sharding
 from vit_jax.errors import UserError, check_range
-from vit_jax.models.layers.linear import Initializer, Linear
-from vit_jax.models.layers.transformer import gelu
+from vit_jax.models.backbone import DTYPES
+from vit_jax.models.layers import initializers
+from vit_jax.models.layers.linear import Linear
+from vit_jax.models.layers.mlp import gelu
 
-_DTYPES = ('bfloat16', 'float32')
-_EPSILON = 1e-12  # smallest length that is divided by
+_EPSILON = 1e-12  # smallest length that vectors are divided by
 
 
 class Projection(nn.Module):
-  """From features to logits of prototypes.
+  """Computes logits of prototypes from features.
 
-  Dense layers with GELU (the exact one) between them, the last of which is the
-  bottleneck; its output scaled to length 1; and its products with prototypes
-  of length 1, the columns of `last/kernel`, or of length `last/gain`.
+  Dense layers with exact GELU between them end in a bottleneck. Its output is
+  scaled to length 1 and multiplied with prototypes of length 1, the columns of
+  `last/kernel`, or of the learned lengths `last/gain`.
 
   Parameters: `fc1/{kernel,bias}`, …, `last/kernel` `[bottleneck, outputs]` and,
-  unless `norm_last_layer`, `last/gain` `[1, outputs]`.
+  unless `norm_last_layer` is set, `last/gain` `[1, outputs]`.
+
+  Attributes:
+    outputs: number of prototypes.
+    layers: number of dense layers up to the bottleneck.
+    hidden: units of the dense layers before the bottleneck.
+    bottleneck: units of the bottleneck.
+    norm_last_layer: whether prototypes keep length 1.
+    dtype: dtype of the products.
   """
 
   outputs: int
@@ -36,7 +45,11 @@ class Projection(nn.Module):
 
   @nn.compact
   def __call__(self, features: Float[Array, 'n d']) -> Float[Array, 'n k']:
-    """Logits, float32; within [-1, 1] where prototypes have length 1."""
+    """Computes logits, float32, in [-1, 1] if prototypes have length 1.
+
+    Args:
+      features: features of the backbone.
+    """
     x = features
     widths = [self.hidden] * (self.layers - 1) + [self.bottleneck]
     for number, width in enumerate(widths, 1):
@@ -44,8 +57,7 @@ class Projection(nn.Module):
         x = gelu(x, 'exact')
       x = Linear(
         (width,),
-        # The authors' normal distribution is cut off at 100 deviations.
-        kernel_init=nn.initializers.normal(0.02),
+        kernel_init=initializers.NORMAL,
         dtype=self.dtype,
         name=f'fc{number}',
       )(x)
@@ -55,10 +67,15 @@ class Projection(nn.Module):
 
 
 class Prototypes(nn.Module):
-  """A dense layer without bias whose columns have length 1, or a learnt one.
+  """A dense layer without bias whose columns have length 1 or a learned one.
 
-  Weight normalisation (arXiv 1602.07868): the length of `kernel`'s columns
-  does not matter, and their gradients are at right angles to them.
+  With this weight normalization (arXiv 1602.07868) the length of the columns of
+  `kernel` has no effect, and their gradients are orthogonal to them.
+
+  Attributes:
+    outputs: number of prototypes.
+    fixed_length: whether all columns have length 1.
+    dtype: dtype of the product.
   """
 
   outputs: int
@@ -68,32 +85,33 @@ class Prototypes(nn.Module):
   @nn.compact
   def __call__(self, x: Float[Array, 'n d']) -> Float[Array, 'n k']:
     shape = x.shape[-1], self.outputs
-    # As torch starts every dense layer: uniform within 1 / √inputs.
-    start = _within(shape[0] ** -0.5)
+    # PyTorch's default initialization of a dense layer: ±1 / √inputs.
+    _, start = initializers.torch_convolution(shape[0])
     kernel = unit(self.param('kernel', start, shape), axis=0)
     if not self.fixed_length:
-      # Two axes, as in the authors' code, by which it decays.
+      # Two axes as in the authors' code, so that weight decay applies to it.
       ones = nn.initializers.ones
       kernel *= self.param('gain', ones, (1, self.outputs))
     kernel = sharding.constrain(kernel.astype(self.dtype), None, 'model')
     logits = jax.lax.dot_general(
-      *(x.astype(self.dtype), kernel, (((1,), (0,)), ((), ()))),
+      x.astype(self.dtype),
+      kernel,
+      (((1,), (0,)), ((), ())),
       preferred_element_type=jnp.float32,
     )
     return sharding.constrain(logits, sharding.BATCH, 'model')
 
 
 def unit(x: Float[Array, '...'], axis: int) -> Float[Array, '...']:
-  """Scaled to length 1 along an axis; float32."""
+  """Scales vectors to length 1, in float32.
+
+  Args:
+    x: array of vectors.
+    axis: axis of the vectors.
+  """
   x = x.astype(jnp.float32)
   square = jnp.sum(jnp.square(x), axis=axis, keepdims=True)
   return x * jax.lax.rsqrt(jnp.maximum(square, _EPSILON**2))
-
-
-def _within(limit: float) -> Initializer:
-  return lambda key, shape: jax.random.uniform(
-    key, shape, minval=-limit, maxval=limit
-  )
 
 
 def Head(  # noqa: N802 (the fixed symbol that a section resolves to)
@@ -105,28 +123,28 @@ def Head(  # noqa: N802 (the fixed symbol that a section resolves to)
   norm_last_layer: bool = True,
   dtype: str = 'bfloat16',
 ) -> Projection:
-  """Builds the head from the keys of a section.
+  """Builds the projection head.
 
   Args:
-    outputs: prototypes, K in the paper.
-    layers: dense layers up to the bottleneck, 1 or more.
-    hidden: units of those before the last of them.
-    bottleneck: units of the last.
-    norm_last_layer: prototypes keep length 1. Learnt lengths are better for a
-      small model and unstable for a large one, by the authors.
-    dtype: of products; parameters, lengths and logits are float32.
+    outputs: number of prototypes, K in the paper.
+    layers: number of dense layers up to the bottleneck, at least 1.
+    hidden: units of the dense layers before the bottleneck.
+    bottleneck: units of the bottleneck.
+    norm_last_layer: whether prototypes keep length 1. According to the authors,
+      learned lengths are better for small models and unstable for large ones.
+    dtype: dtype of products, 'bfloat16' or 'float32'; parameters, lengths and
+      logits are float32.
 
   Raises:
-    UserError: a value outside its range.
+    UserError: a value is not allowed.
   """
-  for key, value in (
-    *(('outputs', outputs), ('layers', layers)),
-    *(('hidden', hidden), ('bottleneck', bottleneck)),
-  ):
+  for key, value in dict(
+    outputs=outputs, layers=layers, hidden=hidden, bottleneck=bottleneck
+  ).items():
     check_range(f'objective.head.{key}', value, at_least=1)
-  if dtype not in _DTYPES:
+  if dtype not in DTYPES:
     raise UserError(
-      f'objective.head.dtype is {dtype!r}; allowed: {", ".join(_DTYPES)}.'
+      f'objective.head.dtype is {dtype!r}; allowed: {", ".join(DTYPES)}.'
     )
   return Projection(
     outputs=outputs,

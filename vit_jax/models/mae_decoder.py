@@ -6,22 +6,34 @@ from jaxtyping import Array, Float, Int
 
 from vit_jax.config import plugins
 from vit_jax.errors import UserError, check_range
-from vit_jax.models.layers import transformer
+from vit_jax.models.backbone import DTYPES
 from vit_jax.models.layers.linear import Linear
 from vit_jax.models.layers.positions import fixed
-from vit_jax.models.vit import Model
+from vit_jax.models.layers.remat import REMAT
+from vit_jax.models.vit.config import Config
+from vit_jax.models.vit.encoder import Encoder
 from vit_jax.models.vit.vit import ViT
-
-_DTYPES = ('bfloat16', 'float32')
 
 
 class MaskedDecoder(nn.Module):
-  """From the tokens of visible patches to a prediction for every patch.
+  """Predicts every patch from the tokens of the visible patches.
 
   Parameters: `embedding/{kernel,bias}`, `mask` `[1, 1, width]`,
-  `blocks/{layers/…,norm/…}`, `prediction/{kernel,bias}`. All matrices start
-  Xavier-uniform (query, key and value as one), `mask` N(0, .02), and biases 0
-  but for N(0, 1e-6) in the MLPs, which start with 0 in the authors' code.
+  `blocks/{layers/…,norm/…}`, `prediction/{kernel,bias}`. All matrices are
+  initialized by Xavier's uniform distribution (query, key and value as one
+  matrix), `mask` by N(0, .02) and biases by 0. The MLP biases are initialized
+  by N(0, 1e-6); in the authors' code they are 0.
+
+  Attributes:
+    outputs: number of values predicted for each patch.
+    width: channels of the decoder's tokens.
+    depth: number of layers.
+    num_heads: number of attention heads.
+    mlp_dim: hidden units of an MLP.
+    dtype: dtype of the computation.
+    remat: 'none', 'full' or 'dots'; see `vit.Config`.
+    unroll: number of layers that are unrolled in each step of the scan.
+    attention: implementation of attention, from `multi_head.IMPLEMENTATIONS`.
   """
 
   outputs: int
@@ -32,7 +44,7 @@ class MaskedDecoder(nn.Module):
   dtype: jnp.dtype
   remat: str
   unroll: int
-  attention: str = 'auto'  # of `multi_head.IMPLEMENTATIONS`
+  attention: str = 'auto'
 
   sharding_rules = (
     (r'attention/(query|key|value)/(kernel|bias)', -2),
@@ -45,19 +57,25 @@ class MaskedDecoder(nn.Module):
   def like(self) -> ViT:
     """A Vision Transformer with the layers of this decoder.
 
-    For images of a pixel a patch: its kernels are compared in place of the
-    decoder's.
+    Its patches are single pixels. It is used to compare kernels with plain XLA
+    operations.
     """
-    return Model(
-      0,
+    return ViT(0, self._config)
+
+  @property
+  def _config(self) -> Config:
+    return Config(
       patch_size=1,
       width=self.width,
       depth=self.depth,
       mlp_dim=self.mlp_dim,
       num_heads=self.num_heads,
       gelu='exact',
+      start_values='mae',
       dtype=str(jnp.dtype(self.dtype)),
       attention=self.attention,
+      remat=self.remat,
+      unroll=self.unroll,
     )
 
   @nn.compact
@@ -68,13 +86,14 @@ class MaskedDecoder(nn.Module):
     grid: tuple[int, int],
     num_visible: int,
   ) -> Float[Array, 'n patches outputs']:
-    """Predictions for all patches, in rows; float32.
+    """Predicts all patches, row by row; float32.
 
     Args:
-      tokens: from the encoder; the visible patches' are the last.
-      order: all patches of each image, the visible ones first, as in `tokens`.
+      tokens: tokens from the encoder; those of visible patches are the last.
+      order: indices of all patches of each image, the visible ones first, in
+        the order of `tokens`.
       grid: rows and columns of patches.
-      num_visible: how many patches are visible.
+      num_visible: number of visible patches.
     """
     x = Linear((self.width,), dtype=self.dtype, name='embedding')(tokens)
     mask = self.param('mask', nn.initializers.normal(0.02), (1, 1, self.width))
@@ -82,26 +101,13 @@ class MaskedDecoder(nn.Module):
     num_hidden = order.shape[1] - num_visible
     hidden = jnp.broadcast_to(mask.astype(x.dtype), (n, num_hidden, self.width))
     patches = jnp.concatenate([x[:, prefix:], hidden], axis=1)
-    places = jnp.argsort(order, axis=1)  # where each patch of a row stands
-    patches = jnp.take_along_axis(patches, places[..., None], axis=1)
+    # argsort inverts the permutation: it holds the index of each patch.
+    inverse = jnp.argsort(order, axis=1)
+    patches = jnp.take_along_axis(patches, inverse[..., None], axis=1)
     table = fixed.sincos2d(grid, self.width, last_included=False)
     patches += jnp.asarray(table, x.dtype)
     x = jnp.concatenate([x[:, :prefix], patches], axis=1)
-    blocks = transformer.Encoder(
-      depth=self.depth,
-      num_heads=self.num_heads,
-      mlp_dim=self.mlp_dim,
-      dropout=0.0,
-      drop_path=0.0,
-      gelu='exact',
-      dtype=self.dtype,
-      attention=self.attention,
-      remat=self.remat,
-      unroll=self.unroll,
-      joint_start=True,
-      name='blocks',
-    )
-    x, _ = blocks(x, None)
+    x, _ = Encoder(self._config, name='blocks')(x, None)
     predict = Linear(
       (self.outputs,),
       dtype=self.dtype,
@@ -124,20 +130,24 @@ def Decoder(  # noqa: N802 (the fixed symbol that the section resolves to)
   remat: str = 'none',
   unroll: int = 1,
 ) -> MaskedDecoder:
-  """Builds a decoder; the authors' by default, for every size of encoder.
+  """Builds a decoder.
+
+  The defaults are the authors' for encoders of every size.
 
   Args:
-    outputs: numbers to be predicted for each patch.
-    width: of its tokens; a multiple of 4, for the positions.
-    depth: layers.
-    num_heads: of attention; it divides the width.
-    mlp_dim: hidden units.
-    dtype: of computation, 'bfloat16' or 'float32'; predictions are float32.
-    remat: as the key of the model vit.
-    unroll: likewise.
+    outputs: number of values predicted for each patch.
+    width: channels of the tokens; a multiple of 4, for the positions.
+    depth: number of layers.
+    num_heads: number of attention heads; it divides the width.
+    mlp_dim: hidden units of an MLP.
+    dtype: dtype of the computation, 'bfloat16' or 'float32'; predictions are
+      float32.
+    remat: activations that the backward pass recomputes: 'none', 'full' or
+      'dots'; see `vit.Config`.
+    unroll: number of layers that are unrolled in each step of the scan.
 
   Raises:
-    UserError: a number outside its range, an unknown choice.
+    UserError: a number is out of range, or a choice is unknown.
   """
   sizes = dict(width=width, depth=depth, num_heads=num_heads, mlp_dim=mlp_dim)
   where = 'objective.decoder'
@@ -145,13 +155,12 @@ def Decoder(  # noqa: N802 (the fixed symbol that the section resolves to)
     check_range(f'{where}.{key}', size, at_least=1)
   if width % num_heads or width % 4:
     raise UserError(
-      f'{where} has the width {width} and {num_heads} heads: num_heads and 4 '
-      'must divide width.'
+      f'{where}.width is {width} and {where}.num_heads is {num_heads}: '
+      'num_heads and 4 must divide width.'
     )
-  policies = tuple(transformer.REMAT_POLICIES)
   for key, value, allowed in (
-    ('dtype', dtype, _DTYPES),
-    ('remat', remat, policies),
+    ('dtype', dtype, DTYPES),
+    ('remat', remat, REMAT),
   ):
     if value not in allowed:
       raise UserError(f'{where}.{key} is {value!r}; allowed: {allowed}.')

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from vit_jax.config.completion import Config
 from vit_jax.errors import UserError
-from vit_jax.models.layers.transformer import REMAT_POLICIES
+from vit_jax.models.layers.remat import REMAT
 from vit_jax.plan.evaluate import Plan, changed, plan
 from vit_jax.plan.topology import Target
 from vit_jax.training.experiment import batch_parts
@@ -179,7 +179,7 @@ def _remats(config: Config) -> list[dict[str, str]]:
   """Every policy that the model offers; one empty change if it has none."""
   if 'remat' not in config.model:
     return [{}]
-  return [{'model__remat': name} for name in REMAT_POLICIES]
+  return [{'model__remat': name} for name in REMAT]
 
 
 def _cheapest_splits(

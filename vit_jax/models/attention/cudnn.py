@@ -11,8 +11,8 @@ from jaxtyping import Array, Float
 
 from vit_jax.arrays import sharding
 
-_MULTIPLE = 8  # channels of a head
-_MAX_CHANNELS = 128  # of a head; 256 on some GPUs
+_MULTIPLE = 8  # of the number of channels of a head
+_MAX_CHANNELS = 128  # per head; 256 on some GPUs
 
 
 def applies(channels: int, dtype: jnp.dtype) -> bool:

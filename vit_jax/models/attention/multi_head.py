@@ -1,11 +1,12 @@
-"""Multi-head attention, and what its backward pass keeps and computes again.
+"""Multi-head attention with a backward pass that recomputes the weights.
 
 The weights `[n, h, q, k]` are the largest arrays of a Vision Transformer. None
-is kept for the backward pass: it makes them again from queries, keys and each
-row's log-sum-exp, in one fusion with the product, and stores them and the
-gradients of the logits once, in the dtype of computation. Left to autodiff, XLA
-keeps float32 logits and passes over them many times; on a TPU v3 this form
-takes a tenth off the whole step (benchmarks/RESULTS.md).
+of them is kept for the backward pass: it recomputes them from queries, keys and
+the log-sum-exp of each row, in one fusion with the product, and stores them and
+the gradients of the logits once, in the dtype of the computation. With plain
+automatic differentiation, XLA keeps float32 logits and reads them many times.
+This form reduces the time of a whole step on a TPU v3 by a tenth
+(benchmarks/RESULTS.md).
 """
 
 import functools
@@ -22,19 +23,17 @@ from jaxtyping import Array, Float
 from vit_jax.arrays import sharding
 from vit_jax.errors import UserError
 from vit_jax.models.attention import cudnn, tpu
+from vit_jax.models.layers import initializers
 from vit_jax.models.layers.linear import Linear
 from vit_jax.models.layers.norm import EPSILON, LayerNorm
 from vit_jax.models.layers.positions import fixed
 
-# Names of what the backward pass needs, for rematerialisation policies.
+# Names of the arrays that the backward pass needs, for rematerialization.
 SAVED = (*tpu.SAVED, 'log_sum_exp')
 # 'auto' uses the kernels of the device where they apply: Pallas kernels on a
 # TPU, cuDNN on a GPU. On a CPU, 'kernel' interprets the TPU's, for tests.
 IMPLEMENTATIONS = ('auto', 'kernel', 'xla')
-_XAVIER = nn.initializers.xavier_uniform()
-# Xavier's of one matrix [d, 3 d]: 2 / (d + 3 d) is half of 2 / (d + d).
-_JOINT_XAVIER = nn.initializers.variance_scaling(0.5, 'fan_avg', 'uniform')
-_NOWHERE: Mapping[str, Any] = types.MappingProxyType({})
+_NO_POSITIONS: Mapping[str, Any] = types.MappingProxyType({})
 _Residuals = tuple[Array, Array, Array, Array, Array]
 
 
@@ -43,12 +42,20 @@ def dot_product_attention(
   key: Float[Array, 'n k h c'],
   value: Float[Array, 'n k h c'],
 ) -> Float[Array, 'n q h c']:
-  """softmax(q·k / √c) v, with logits and soft-max in float32.
+  """Computes softmax(q·k / √c) v, with logits and softmax in float32.
 
-  Weights are rounded to the dtype of the values before they multiply them.
-  Differentiable once, in reverse mode.
+  Weights are rounded to the dtype of the values before the product with the
+  values. The function is differentiable once, in reverse mode.
 
-  Reference: equations 5–7 of the paper's appendix A.
+  Args:
+    query: queries of all heads.
+    key: keys of all heads.
+    value: values of all heads.
+
+  Returns:
+    The output for each query, in the dtype of the values.
+
+  Reference: equations 5 to 7 of appendix A.
   """
   return _attend(_scaled(query), key, value)
 
@@ -66,7 +73,7 @@ def _logits(
 
 
 def _per_query(x: Float[Array, 'n h q']) -> Float[Array, 'n q h 1']:
-  """To be multiplied with outputs `[n, q, h, c]`."""
+  """Brings the axes into the order of outputs `[n, q, h, c]`."""
   return x.swapaxes(1, 2)[..., None]
 
 
@@ -75,11 +82,12 @@ def _soft_max(
   key: Float[Array, 'n k h c'],
   value: Float[Array, 'n k h c'],
 ) -> tuple[Float[Array, 'n q h c'], Float[Array, 'n h q']]:
-  """The output, and the logarithm of each row's sum of exponentials."""
+  """Computes the output, and the log-sum-exp of each row of logits."""
   logits = _logits(query, key)
   largest = logits.max(axis=-1)
   if value.dtype.itemsize < 4:
-    # The product is cheaper made twice than stored in float32 in between.
+    # Computing the product twice is cheaper than storing it in float32. The
+    # barrier keeps XLA from merging the two computations.
     query, largest = jax.lax.optimization_barrier((query, largest))
     logits = _logits(query, key)
   weights = jnp.exp(logits - largest[..., None])
@@ -96,7 +104,7 @@ def _soft_max(
 
 @jax.custom_vjp
 def _attend(query: Array, key: Array, value: Array) -> Array:
-  """Attention with scaled queries."""
+  """Computes attention from queries that are scaled already."""
   return _soft_max(query, key, value)[0]
 
 
@@ -119,7 +127,8 @@ def _attend_backward(
 ) -> tuple[Array, Array, Array]:
   query, key, value, y, log_sum_exp = residuals
   dtype, wide = value.dtype, jnp.float32
-  # Σ_k weight · d(weight), by y = Σ_k weight · value
+  # mean = Σ_k weight · d(weight). Since y = Σ_k weight · value, it is the dot
+  # product of y and its gradient.
   mean = (dy.astype(wide) * y.astype(wide)).sum(axis=-1).swapaxes(1, 2)
   weights = jnp.exp(_logits(query, key) - log_sum_exp[..., None])
   weights = weights.astype(dtype)
@@ -141,17 +150,21 @@ def relative_attention(
   value: Float[Array, 'n k h c'],
   relative: Float[Array, '... q k c'],
 ) -> Float[Array, 'n q h c']:
-  """softmax(q·(k + r) / √c) v: relative embeddings act as further keys.
+  """Computes softmax(q·(k + r) / √c) v with relative position embeddings r.
 
-  The backward pass computes all but its inputs again.
+  The backward pass recomputes everything except the inputs.
 
   Args:
-    query: of all heads.
-    key: likewise.
-    value: likewise.
-    relative: of every pair of query and key, `[q, k, c]` or `[n, q, k, c]`.
+    query: queries of all heads.
+    key: keys of all heads.
+    value: values of all heads.
+    relative: embedding of each pair of query and key, `[q, k, c]` or
+      `[n, q, k, c]`.
 
-  Reference: the paper's appendix D.4.
+  Returns:
+    The output for each query, in the dtype of the values.
+
+  Reference: appendix D.4.
   """
   inputs = map(checkpoint_name, (query, key, value), SAVED[:3])
   return checkpoint_name(_relative_attention(*inputs, relative), SAVED[3])
@@ -173,7 +186,7 @@ def _weights(
   key: Float[Array, 'n k h c'],
   relative: Float[Array, '... q k c'] | None,
 ) -> Float[Array, 'n h q k']:
-  """Attention weights, float32."""
+  """Computes the attention weights, float32."""
   query = _scaled(query)
   logits = _logits(query, key)
   if relative is not None:
@@ -187,19 +200,26 @@ def _weights(
 
 
 class Attention(nn.Module):
-  """Multi-head attention from `x` to `context` (itself by default).
+  """Multi-head attention from `x` to `context` (`x` itself by default).
 
-  With `qk_norm` queries and keys pass a LayerNorm over the channels of a
-  head, which all heads share (arXiv 2302.05442, section 2).
+  Attributes:
+    num_heads: number of heads.
+    dtype: dtype of the computation.
+    implementation: one of `IMPLEMENTATIONS`.
+    qk_norm: whether queries and keys pass a LayerNorm over the channels of a
+      head, shared by all heads (arXiv 2302.05442, section 2).
+    epsilon: epsilon of these LayerNorms.
+    start_values: initialization; see `vit.Config`.
+    tokens: number of tokens that are not padding; None if all are tokens.
   """
 
   num_heads: int
   dtype: jnp.dtype
-  implementation: str = 'auto'  # of `IMPLEMENTATIONS`
+  implementation: str = 'auto'
   qk_norm: bool = False
-  epsilon: float = EPSILON  # of these norms
-  joint_start: bool = False  # query, key and value start as one matrix
-  tokens: int | None = None  # that are not padding; None for all
+  epsilon: float = EPSILON
+  start_values: str = 'authors'
+  tokens: int | None = None
 
   @nn.compact
   def __call__(
@@ -207,15 +227,18 @@ class Attention(nn.Module):
     x: Float[Array, 'n t d'],
     context: Float[Array, 'n s d'] | None = None,
     want_weights: bool = False,
-    positions: Mapping[str, Any] = _NOWHERE,
+    positions: Mapping[str, Any] = _NO_POSITIONS,
   ) -> tuple[Float[Array, 'n t d'], Float[Array, 'n h t s'] | None]:
-    """The output, and where they are wanted the weights (without kernels).
+    """Computes attention.
 
     Args:
-      x: asks.
-      context: answers.
-      want_weights: see above.
-      positions: `rotation` or `relative` of `positions.Positions`, if any.
+      x: query tokens.
+      context: key and value tokens; None for `x`.
+      want_weights: whether to return the weights. No TPU kernel is used then.
+      positions: `rotation` or `relative` from `positions.Positions`, or none.
+
+    Returns:
+      The output tokens, and the weights (None unless they are wanted).
     """
     width = x.shape[-1]
     heads = (self.num_heads, width // self.num_heads)
@@ -235,11 +258,13 @@ class Attention(nn.Module):
       model_dim=-2,
       flat=fused,
       dtype=self.dtype,
-      kernel_init=_JOINT_XAVIER if self.joint_start else _XAVIER,
+      kernel_init=initializers.query_key_value(self.start_values),
     )
     layers = [project(name=name) for name in ('query', 'key', 'value')]
     weights = None
     if fused:
+      # The kernel adds the biases itself and sums their gradients from blocks
+      # that it holds already.
       products = [layer.product(x) for layer in layers]
       projections, biases = zip(*products, strict=True)
       y = tpu.attend(projections, biases, self.num_heads)
@@ -261,18 +286,23 @@ class Attention(nn.Module):
       if want_weights:
         weights = _weights(query, key, relative)
     out = Linear(
-      (width,), inputs=heads, model_dim=-3, dtype=self.dtype, name='out'
+      (width,),
+      inputs=heads,
+      model_dim=-3,
+      dtype=self.dtype,
+      kernel_init=initializers.matrix(self.start_values),
+      name='out',
     )
     return out(y), weights
 
 
 def takes_cudnn(implementation: str, channels: int, dtype: jnp.dtype) -> bool:
-  """Returns whether attention without relative positions is cuDNN's.
+  """Returns whether cuDNN computes attention without relative positions.
 
   Args:
     implementation: one of `IMPLEMENTATIONS`.
-    channels: of a head.
-    dtype: of queries, keys and values.
+    channels: channels of a head.
+    dtype: dtype of queries, keys and values.
 
   Raises:
     UserError: `implementation` is 'kernel', and cuDNN does not apply.
@@ -282,9 +312,9 @@ def takes_cudnn(implementation: str, channels: int, dtype: jnp.dtype) -> bool:
   applies = cudnn.applies(channels, dtype)
   if implementation == 'kernel' and not applies:
     raise UserError(
-      f"model.attention='kernel' is cuDNN's attention on a GPU, which does not "
-      f'support heads of {channels} channels in {jnp.dtype(dtype).name}; it '
-      'supports multiples of 8 up to 128 in bfloat16. Set '
+      "model.attention='kernel' selects cuDNN's attention on a GPU, which does "
+      f'not support heads of {channels} channels in {jnp.dtype(dtype).name}. '
+      'It supports multiples of 8 up to 128 in bfloat16. Set '
       "model.attention='auto' to use XLA where cuDNN does not apply."
     )
   return applies
@@ -293,20 +323,27 @@ def takes_cudnn(implementation: str, channels: int, dtype: jnp.dtype) -> bool:
 def takes_kernels(
   implementation: str, tokens: int, width: int, num_heads: int
 ) -> bool:
-  """Whether attention without further options takes the TPU's kernels.
+  """Returns whether TPU kernels compute attention without further options.
+
+  Args:
+    implementation: one of `IMPLEMENTATIONS`.
+    tokens: number of tokens.
+    width: channels of all heads.
+    num_heads: number of heads.
 
   Raises:
-    UserError: they are asked for, and do not apply.
+    UserError: `implementation` is 'kernel', and the kernels do not apply.
   """
   if implementation == 'xla' or sharding.on_gpu():
     return False
   applies = tpu.applies(tokens, width, num_heads)
   if implementation == 'kernel' and not applies:
     raise UserError(
-      f"model.attention='kernel' does not take {tokens} tokens, width "
-      f'{width}, {num_heads} heads and this mesh: heads of '
-      f'{", ".join(map(str, tpu.MAX_TOKENS))} channels and at most '
-      f'{", ".join(map(str, tpu.MAX_TOKENS.values()))} tokens, a width that '
-      f"fills registers of {tpu.LANES} on every device; 'auto' decides."
+      f"model.attention='kernel' does not support {tokens} tokens, width "
+      f'{width} and {num_heads} heads on this mesh. It supports heads of '
+      f'{", ".join(map(str, tpu.MAX_TOKENS))} channels with at most '
+      f'{", ".join(map(str, tpu.MAX_TOKENS.values()))} tokens, and a width '
+      f'that is a multiple of {tpu.LANES} on every device. Set '
+      "model.attention='auto' to use XLA where kernels do not apply."
     )
   return applies and (implementation == 'kernel' or sharding.on_tpu())

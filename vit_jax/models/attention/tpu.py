@@ -1,10 +1,10 @@
-"""Attention on TPUs, one kernel per direction; weights never leave the core.
+"""Attention on TPUs by two Pallas kernels, forward and backward.
 
-XLA writes logits `[n, h, q, k]` to memory and reads them for every pass; here
-the heads of an example that share 128 lanes (two of 64 channels) stay in the
-core's own memory from the logits to the result. Inputs and results are
-`[n, t, d]`, heads side by side in the last axis, so no array has to be
-transposed.
+XLA writes logits `[n, h, q, k]` to memory and reads them in every pass. In
+these kernels, the logits and weights of the heads of an example that share 128
+lanes (two heads of 64 channels) stay in the memory of the core. Inputs and
+results are `[n, t, d]`, with the heads side by side in the last axis, so that
+no array has to be transposed.
 
 The backward pass recomputes the weights from queries and keys.
 """
@@ -25,15 +25,22 @@ from vit_jax.arrays import sharding
 from vit_jax.models.attention.tpu_kernels import LANES, Ref, backward, forward
 
 _SUBLANES = 8
-_BLOCK_ROWS = 256  # tokens that a kernel takes at once, if examples have fewer
-# {channels of a head: most tokens}: beyond them the scores of the heads that
-# share 128 lanes do not fit the core's memory (16 MiB on v2 to v4).
+_BLOCK_ROWS = 256  # tokens per block, if examples are shorter
+# {channels of a head: largest number of tokens}. With more tokens, the scores
+# of the heads that share 128 lanes do not fit into the memory of the core (16
+# MiB on v2 to v4).
 MAX_TOKENS = {32: 320, 64: 640, 128: 640}
 SAVED = ('query', 'key', 'value', 'attended')
 
 
 def applies(tokens: int, width: int, num_heads: int) -> bool:
-  """Whether `attend` takes such inputs, on the mesh that is traced for."""
+  """Returns whether `attend` supports these sizes on the mesh in use.
+
+  Args:
+    tokens: number of tokens.
+    width: channels of all heads.
+    num_heads: number of heads.
+  """
   return (
     tokens <= MAX_TOKENS.get(width // num_heads, 0)
     and width % (LANES * sharding.axis_size('model')) == 0
@@ -45,19 +52,23 @@ def attend(
   biases: tuple[Float[Array, ' d'], ...],
   num_heads: int,
 ) -> Float[Array, 'n t d']:
-  """softmax(q·k / √c) v of every head; logits and soft-max in float32.
+  """Computes softmax(q·k / √c) v of every head, with a float32 softmax.
 
-  Weights are rounded to the dtype of the values before they multiply them, and
-  results divided by the weights' sum after. Differentiable once, in reverse
-  mode.
+  Exponentials are rounded to the dtype of the values before the product with
+  the values; the result is divided by their sum afterwards. The function is
+  differentiable once, in reverse mode.
 
   Args:
-    projections: of queries, keys and values, biases not added.
-    biases: of the three; added inside the kernel, which then sums their
-      gradients from blocks that it holds already.
-    num_heads: side by side in the last axis; c = d / num_heads divides 128.
+    projections: queries, keys and values without biases.
+    biases: their three biases. The kernel adds them, and sums their gradients
+      from blocks that it holds already.
+    num_heads: number of heads, side by side in the last axis; c = d / num_heads
+      divides 128.
 
-  Reference: equations 5–7 of the paper's appendix A.
+  Returns:
+    The output tokens, in the dtype of the projections.
+
+  Reference: equations 5 to 7 of appendix A.
   """
   return _attend(projections, biases, num_heads)
 
@@ -96,7 +107,7 @@ def _run(
   """Runs a kernel on each device's examples and heads, a group at a time."""
   head = operands[0].shape[-1] // num_heads
   dtype = operands[0].dtype
-  # Versions 2 and 3 multiply float32 only, rounding it to bfloat16 themselves.
+  # Versions 2 and 3 multiply float32 only, and round it to bfloat16 themselves.
   old = sharding.device().device_kind in ('TPU v2', 'TPU v3')
   operand = jnp.dtype(jnp.float32) if old else dtype
 
@@ -138,21 +149,28 @@ def _run(
 
 
 def examples_at_once(n: int, tokens: int) -> int:
-  """Examples per block: several short ones, to overlap their latencies."""
+  """Returns the number of examples per block.
+
+  A block has several examples if they are short, to overlap their latencies.
+
+  Args:
+    n: number of examples on a device.
+    tokens: number of tokens of an example.
+  """
   return math.gcd(n, max(_BLOCK_ROWS // _padded(tokens, _SUBLANES), 1))
 
 
 def cost(
   gradients: bool, shape: tuple[int, ...], itemsize: int, head: int
 ) -> pl.CostEstimate:
-  """The work of the hardware, padding of tokens and channels included.
+  """Returns the work of the hardware, including padding.
 
-  To latch 128 rows takes the matrix unit as long as to multiply as many.
+  Loading 128 rows into the matrix unit takes as long as multiplying 128 rows.
 
   Args:
     gradients: True for the kernel of the backward pass.
-    shape: of the queries, `[n, t, d]`.
-    itemsize: of them, bytes.
+    shape: shape of the queries, `[n, t, d]`.
+    itemsize: bytes per entry of the queries.
     head: channels of a head.
   """
   products, arrays = (5, 7) if gradients else (2, 4)

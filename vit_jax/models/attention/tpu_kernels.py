@@ -1,10 +1,10 @@
 """The bodies of the attention kernels: one example, one group of heads.
 
-Scores are kept transposed, `[keys, queries]`: the soft-max then reduces over
+Scores are transposed, `[keys, queries]`: the softmax then reduces over
 sublanes, which is cheap, and the gradients of keys and values are plain
-products. The heads of a group are stacked on the rows of one operand, each with
-the other's channels zeroed, so that they share what is latched in the matrix
-unit; a head of 64 channels fills half of its 128 rows either way.
+products. The heads of a group are stacked along the rows of one operand, with
+the channels of the other heads zeroed, so that they share the other operand in
+the matrix unit. A head of 64 channels fills half of its 128 rows in any case.
 """
 
 from typing import Any
@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-LANES = 128  # of a vector register, and sides of a matrix unit
-_HIDDEN = -1e30  # the logit of a row that only fills a register
+LANES = 128  # lanes of a vector register, and side of a matrix unit
+_MASKED = -1e30  # logit of a row of padding
 
 Block = Float[Array, 'rows lanes']
 Ref = Any
@@ -31,7 +31,18 @@ def forward(
   tokens: int,
   operand: jnp.dtype,
 ) -> None:
-  """A group of heads of one example."""
+  """Computes the output for a group of heads of one example.
+
+  Args:
+    query: queries without bias, `[rows, lanes]`.
+    key: keys without bias.
+    value: values without bias.
+    bias: biases of the three, `[3, lanes]`.
+    y: output.
+    heads: number of heads that share the lanes.
+    tokens: number of tokens; further rows are padding.
+    operand: dtype of the operands of products.
+  """
   q, k, v = _load(query, key, value, bias, heads, tokens, operand)
   outputs = []
   for scores, values in zip(
@@ -57,7 +68,22 @@ def backward(
   tokens: int,
   operand: jnp.dtype,
 ) -> None:
-  """The gradients of a group of heads of one example."""
+  """Computes the gradients for a group of heads of one example.
+
+  Args:
+    query: queries without bias, `[rows, lanes]`.
+    key: keys without bias.
+    value: values without bias.
+    dy: gradient of the output.
+    bias: biases of the three, `[3, lanes]`.
+    d_query: gradient of the queries, an output.
+    d_key: gradient of the keys, an output.
+    d_value: gradient of the values, an output.
+    d_bias: gradients of the biases, an output, `[3, lanes]`.
+    heads: number of heads that share the lanes.
+    tokens: number of tokens; further rows are padding.
+    operand: dtype of the operands of products.
+  """
   q, k, v = _load(query, key, value, bias, heads, tokens, operand)
   d_out = _tokens_only(dy[:], tokens).astype(operand)
   weights, d_scores, d_queries = [], [], []
@@ -86,7 +112,7 @@ def backward(
 
 
 def _scale(heads: int) -> float:
-  """The factor 1/√c of the scores; `heads` of them share 128 channels."""
+  """Returns the factor 1/√c of the scores; `heads` heads have 128 channels."""
   return (LANES // heads) ** -0.5
 
 
@@ -99,7 +125,7 @@ def _load(
   tokens: int,
   operand: jnp.dtype,
 ) -> list[Block]:
-  """Scaled queries, keys and values, biases added."""
+  """Loads scaled queries, keys and values, with their biases added."""
   refs, scales = (query, key, value), (_scale(heads), 1.0, 1.0)
   blocks = [ref[:].astype(jnp.float32) + bias[i] for i, ref in enumerate(refs)]
   return [
@@ -109,7 +135,7 @@ def _load(
 
 
 def _tokens_only(x: Block, tokens: int) -> Block:
-  """Zeroes the rows after the last token: that memory is not initialised."""
+  """Zeroes the rows of padding, whose memory is not initialized."""
   return jnp.where(_row(x) < tokens, x, 0)
 
 
@@ -120,13 +146,13 @@ def _row(x: Block) -> Int[Array, 'rows 1']:
 def _per_head(
   a: Block, b: Block, heads: int
 ) -> list[Float[Array, 'rows rows']]:
-  """a bᵀ of every head."""
+  """Computes a bᵀ for every head."""
   stacked = jnp.concatenate([_only(a, i, heads) for i in range(heads)])
   return jnp.split(_dot(stacked, b, 1, 1), heads)
 
 
 def _side_by_side(weights: list[Float[Array, 'rows rows']], x: Block) -> Block:
-  """weights · x of every head."""
+  """Computes weights · x for every head, with the heads side by side."""
   heads = len(weights)
   y, *others = jnp.split(_dot(jnp.concatenate(weights), x, 1, 0), heads)
   for i, other in enumerate(others, start=1):
@@ -135,12 +161,12 @@ def _side_by_side(weights: list[Float[Array, 'rows rows']], x: Block) -> Block:
 
 
 def _only(x: Block, i: int, heads: int) -> Block:
-  """Zeroes the channels of all heads but one."""
+  """Zeroes the channels of all heads except head `i`."""
   return jnp.where(_owner(heads) == i, x, 0)
 
 
 def _owner(heads: int) -> Int[Array, '1 lanes']:
-  """The head of each channel."""
+  """Returns the index of the head of each channel."""
   lane = jax.lax.broadcasted_iota(jnp.int32, (1, LANES), 1)
   return lane // (LANES // heads)
 
@@ -148,13 +174,13 @@ def _owner(heads: int) -> Int[Array, '1 lanes']:
 def _soft_max(
   scores: Float[Array, 'keys queries'], tokens: int
 ) -> tuple[Float[Array, 'keys queries'], Float[Array, '1 queries']]:
-  """Exponentials of the scores of keys, and their sum for each query."""
-  scores = jnp.where(_row(scores) < tokens, scores, _HIDDEN)
+  """Computes exponentials of the scores, and their sum for each query."""
+  scores = jnp.where(_row(scores) < tokens, scores, _MASKED)
   weights = jnp.exp(scores - scores.max(axis=0, keepdims=True))
   return weights, weights.sum(axis=0, keepdims=True)
 
 
 def _dot(a: Array, b: Array, a_axis: int, b_axis: int) -> Array:
-  """A product that sums over an axis of each, accumulated in float32."""
+  """Computes a product over one axis of each operand, in float32."""
   axes = (((a_axis,), (b_axis,)), ((), ()))
   return jax.lax.dot_general(a, b, axes, preferred_element_type=jnp.float32)

@@ -1,7 +1,7 @@
-"""Attention along one axis of a map, in the place of a convolution.
+"""Attention along one axis of a map, used instead of a convolution.
 
-Reference: "Axial-DeepLab" (arXiv 2003.07853), section 3.2, with GroupNorm in
-place of BatchNorm as in the public code of the ViT paper's authors.
+Reference: "Axial-DeepLab" (arXiv 2003.07853), section 3.2, with GroupNorm
+instead of BatchNorm as in the public code of the ViT paper's authors.
 """
 
 import flax.linen as nn
@@ -13,23 +13,32 @@ from jaxtyping import Array, Float, Int
 
 from vit_jax.arrays import sharding
 from vit_jax.models.layers.group_norm import GroupNorm
+from vit_jax.models.layers.sized_parameter import sized_parameter
 
 EPSILON = 1e-4  # of all GroupNorms of an AxialResNet
-SAVED = ('qkv', 'attended')
+SAVED = ('qkv', 'attended')  # arrays that `remat='dots'` keeps
 Maps = Float[Array, 'n y x c']
 
 
 class AxialAttention(nn.Module):
-  """Position-sensitive attention of each place to those of its row or column.
+  """Position-sensitive attention within each row or each column of a map.
 
-  The map keeps its shape; its channels are a multiple of 32 and of twice the
-  heads. Queries and keys have half as many channels as values. Parameters:
-  `qkv` `[c, heads, 2 c / heads]`, `relative` `[2 c / heads, 2 L − 1]` (of the
-  offsets in a line of L places, shared by the heads), `gn_qkv`, `gn_out`; the
-  norms' statistics are of a line each.
+  The map keeps its shape; its number of channels is a multiple of 32 and of
+  twice the number of heads. Queries and keys have half as many channels as
+  values.
+
+  Parameters: `qkv` `[c, heads, 2 c / heads]`, `relative`
+  `[2 c / heads, 2 L − 1]` (one column per offset in a line of L positions,
+  shared by the heads), `gn_qkv` and `gn_out`. The norms take their statistics
+  over one line.
+
+  Attributes:
+    axis: 'row' or 'column', the lines within which positions attend.
+    num_heads: number of attention heads.
+    dtype: dtype of the computation.
   """
 
-  axis: str  # 'row' or 'column': what attends to each other
+  axis: str
   num_heads: int
   dtype: jnp.dtype
 
@@ -43,7 +52,9 @@ class AxialAttention(nn.Module):
     shape = (channels, self.num_heads, each)
     kernel = jnp.asarray(self.param('qkv', init(1 / channels), shape))
     shape = (each, 2 * length - 1)
-    relative = jnp.asarray(self.param('relative', init(2 / each), shape))
+    relative = jnp.asarray(
+      sized_parameter(self, 'relative', init(2 / each), shape)
+    )
     kernel = sharding.constrain(kernel.astype(self.dtype), None, None, None)
     relative = sharding.constrain(relative.astype(self.dtype), None, None)
     y = x.reshape(n * lines, length, 1, channels).astype(self.dtype)
@@ -61,25 +72,36 @@ class AxialAttention(nn.Module):
 
 
 def offsets(length: int) -> Int[np.ndarray, 'q k']:
-  """Columns of `relative`, L − 1 + place of the key − place of the query."""
-  places = np.arange(length)
-  return places[None, :] - places[:, None] + length - 1
+  """Returns the column of `relative` for each pair of query and key.
+
+  It is L − 1 + position of the key − position of the query.
+
+  Args:
+    length: number of positions L of a line.
+  """
+  positions = np.arange(length)
+  return positions[None, :] - positions[:, None] + length - 1
 
 
-@jax.checkpoint  # the weights are made again
+@jax.checkpoint  # the backward pass recomputes the weights
 def _attend(
   qkv: Float[Array, 'n t h _'], relative: Float[Array, '_ t t']
 ) -> Float[Array, 'n t h _']:
-  """Equation 4: softmax(q·k + q·r_q + k·r_k) (v + r_v); r is of k's offset."""
+  """Computes softmax(q·k + q·r_q + k·r_k) (v + r_v), equation 4.
+
+  Each r belongs to the offset between query and key.
+  """
   each = qkv.shape[-1]
   parts = each // 4, each // 2
   query, key, value = jnp.split(qkv, parts, axis=-1)
-  of_query, of_key, of_value = jnp.split(relative, parts, axis=0)
+  relative_query, relative_key, relative_value = jnp.split(
+    relative, parts, axis=0
+  )
   wide = dict(preferred_element_type=jnp.float32)
   logits = jnp.einsum('nqhc,nkhc->nhqk', query, key, **wide)
-  logits += jnp.einsum('nqhc,cqk->nhqk', query, of_query, **wide)
-  logits += jnp.einsum('nkhc,cqk->nhqk', key, of_key, **wide)
+  logits += jnp.einsum('nqhc,cqk->nhqk', query, relative_query, **wide)
+  logits += jnp.einsum('nkhc,cqk->nhqk', key, relative_key, **wide)
   weights = jax.nn.softmax(logits).astype(value.dtype)
   y = jnp.einsum('nhqk,nkhc->nqhc', weights, value, **wide)
-  y += jnp.einsum('nhqk,cqk->nqhc', weights, of_value, **wide)
+  y += jnp.einsum('nhqk,cqk->nqhc', weights, relative_value, **wide)
   return y.astype(value.dtype)

@@ -1,4 +1,4 @@
-"""Convolutions whose weights are standardised, and the ResNet's max-pooling.
+"""Convolutions with weight standardization, and the max-pooling of ResNets.
 
 Reference: "Micro-Batch Training with Batch-Channel Normalization and Weight
 Standardization" (arXiv 1903.10520), section 2.
@@ -16,41 +16,50 @@ from vit_jax.arrays import sharding
 
 Kernel = Float[Array, 'h w i o']
 Padding = str | tuple[tuple[int, int], tuple[int, int]]
-PADDINGS = ('same', 'fixed')
 
 
-def by_deviation(kernel: Kernel) -> Kernel:
-  """(w − mean) / (deviation + 1e-5) of each output: the hybrids' code."""
-  centred = kernel - kernel.mean((0, 1, 2), keepdims=True)
-  return centred / (_deviation(centred, 0.0) + 1e-5)
+def by_std(kernel: Kernel) -> Kernel:
+  """Computes (w − mean) / (std + 1e-5) of each output, as in the hybrids."""
+  centered = kernel - kernel.mean((0, 1, 2), keepdims=True)
+  return centered / (_std(centered, 0.0) + 1e-5)
 
 
 def by_variance(kernel: Kernel) -> Kernel:
-  """(w − mean) / √(variance + 1e-10) of each output: BiT's code."""
-  centred = kernel - kernel.mean((0, 1, 2), keepdims=True)
-  return centred / _deviation(centred, 1e-10)
+  """Computes (w − mean) / √(variance + 1e-10) of each output, as in BiT."""
+  centered = kernel - kernel.mean((0, 1, 2), keepdims=True)
+  return centered / _std(centered, 1e-10)
 
 
-def _deviation(centred: Kernel, epsilon: float) -> Float[Array, '1 1 1 o']:
-  """√(mean square + ε); where that is 0 its gradient is 0, not infinite."""
-  variance = jnp.square(centred).mean((0, 1, 2), keepdims=True) + epsilon
+def _std(centered: Kernel, epsilon: float) -> Float[Array, '1 1 1 o']:
+  """Computes √(mean square + ε) with a gradient of 0, not ∞, where it is 0."""
+  variance = jnp.square(centered).mean((0, 1, 2), keepdims=True) + epsilon
   positive = variance > 0
   return jnp.where(positive, jnp.sqrt(jnp.where(positive, variance, 1)), 0)
 
 
 class StdConv(nn.Module):
-  """A convolution without bias; its kernel is standardised in float32.
+  """A convolution without bias whose kernel is standardized in float32.
 
-  Kernel `[size, size, in, features]`, LeCun normal as in the official code. It
-  is gathered over `fsdp` at its use; `model_dim` of it (negative) stays split
-  over the mesh's `model` axis.
+  The kernel `[size, size, in, features]` is initialized by LeCun's normal
+  distribution, as in the official code. It is gathered over the mesh axis
+  `fsdp` where it is used.
+
+  Attributes:
+    features: output channels.
+    standardize: `by_variance` or `by_std`.
+    size: side of the kernel.
+    stride: stride of the convolution.
+    padding: 'same' or 'fixed'; see `pads`.
+    model_dim: axis of the kernel (negative) that stays split over the mesh axis
+      `model`; None for none.
+    dtype: dtype of the computation.
   """
 
   features: int
   standardize: Callable[[Kernel], Kernel]
   size: int = 1
   stride: int = 1
-  padding: str = 'same'  # see `pads`
+  padding: str = 'same'
   model_dim: int | None = None
   dtype: jnp.dtype = jnp.float32
 
@@ -61,6 +70,7 @@ class StdConv(nn.Module):
     spec: list[str | None] = [None] * 4
     if self.model_dim is not None:
       spec[self.model_dim] = 'model'
+    # Float32 statistics: bfloat16 would lose most of a small kernel's mean.
     kernel = self.standardize(jnp.asarray(kernel)).astype(self.dtype)
     y = jax.lax.conv_general_dilated(
       x.astype(self.dtype),
@@ -74,13 +84,13 @@ class StdConv(nn.Module):
 
 
 def pads(size: int, padding: str) -> Padding:
-  """What is added around a map.
+  """Returns the padding around a map.
 
   Args:
     size: side of the kernel.
     padding: 'same', as little as needed for ⌈side / stride⌉ results, more of it
-      below and to the right (the hybrids' code); or 'fixed', the same on all
-      sides, whatever the stride (BiT's code).
+      below and on the right (the hybrids' code); or 'fixed', the same on all
+      sides, independent of the stride (BiT's code).
   """
   if padding == 'same':
     return 'SAME'
@@ -92,14 +102,15 @@ def pads(size: int, padding: str) -> Padding:
 def max_pool(
   x: Float[Array, 'n y x c'], padding: str
 ) -> Float[Array, 'n r s c']:
-  """The maximum over 3x3 places at stride 2.
+  """Computes the maximum over windows of 3x3 positions with stride 2.
 
   Args:
-    x: activations, of any sign.
-    padding: see `pads`. What 'fixed' adds are zeros, and a maximum may be one
-      of them: BiT's code has it so, and pools before any rectifier.
+    x: activations, positive or negative.
+    padding: 'same' or 'fixed'; see `pads`. 'fixed' adds zeros, which may be the
+      maximum of a window. This is so in BiT's code, where no ReLU precedes the
+      pooling.
   """
   if padding == 'fixed':
     x = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
-  around = 'VALID' if padding == 'fixed' else 'SAME'
-  return nn.max_pool(x, (3, 3), (2, 2), around)
+  mode = 'VALID' if padding == 'fixed' else 'SAME'
+  return nn.max_pool(x, (3, 3), (2, 2), mode)

@@ -1,4 +1,4 @@
-"""Group normalisation (arXiv 1803.08494)."""
+"""Group normalization (arXiv 1803.08494)."""
 
 from collections.abc import Callable
 
@@ -8,15 +8,16 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
-GROUPS = 32  # BiT's, and the paper's
+GROUPS = 32  # in BiT and in the paper
 
 
 class GroupNorm(nn.Module):
-  """Normalisation over all places and one of 32 groups of channels each.
+  """Normalization over all positions and each of 32 groups of channels.
 
-  Statistics are float32: of float32 inputs in two passes, of others in one, for
-  the reason that `transformer.LayerNorm` gives. Sums are taken over places
-  first, then over the few channels of a group, so that no map is reshaped.
+  Statistics are float32, computed in two passes for float32 inputs and in one
+  pass for others; `norm.LayerNorm` gives the reason. Sums are taken over
+  positions first and then over the few channels of a group, so that no map is
+  reshaped.
   """
 
   epsilon: float
@@ -29,19 +30,20 @@ class GroupNorm(nn.Module):
     scale = self.param('scale', self.scale_init, size)
     bias = self.param('bias', nn.initializers.zeros_init(), size)
     wide = x.astype(jnp.float32)
-    mean = checkpoint_name(_of_groups(wide), 'statistics')
+    mean = checkpoint_name(_group_means(wide), 'statistics')
     if x.dtype == jnp.float32:
-      variance = _of_groups(jnp.square(wide - mean))
+      variance = _group_means(jnp.square(wide - mean))
     else:
-      variance = _of_groups(jnp.square(wide)) - jnp.square(mean)
+      variance = _group_means(jnp.square(wide)) - jnp.square(mean)
+    # One pass may round a variance of zero to a negative number.
     variance = checkpoint_name(jnp.maximum(variance, 0), 'statistics')
     factor = jax.lax.rsqrt(variance + self.epsilon)
     return ((wide - mean) * (factor * scale) + bias).astype(self.dtype)
 
 
-def _of_groups(x: Float[Array, 'n y x c']) -> Float[Array, 'n 1 1 c']:
-  """The mean over places and a group, said for each of its channels."""
+def _group_means(x: Float[Array, 'n y x c']) -> Float[Array, 'n 1 1 c']:
+  """Computes the mean of each group, repeated for each of its channels."""
   n, *_, channels = x.shape
   means = x.mean((1, 2)).reshape(n, GROUPS, -1).mean(-1, keepdims=True)
-  spread = jnp.broadcast_to(means, (n, GROUPS, channels // GROUPS))
-  return spread.reshape(n, 1, 1, channels)
+  means = jnp.broadcast_to(means, (n, GROUPS, channels // GROUPS))
+  return means.reshape(n, 1, 1, channels)

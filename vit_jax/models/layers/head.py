@@ -1,9 +1,10 @@
-"""The last layer of a classifier, the same in all models."""
+"""The classification head of all models."""
 
 import flax.linen as nn
 import jax.numpy as jnp
 
-from vit_jax.models.layers.linear import Initializer, Linear
+from vit_jax.models.layers.initializers import Initializer
+from vit_jax.models.layers.linear import Linear
 
 
 def head(
@@ -13,15 +14,16 @@ def head(
   bias: float = 0.0,
   kernel_init: Initializer = nn.initializers.zeros,
 ) -> Linear:
-  """Logits from features: products in `dtype`, the sum in float32.
+  """Returns the layer that computes logits from features.
 
-  Near a bias of -10 bfloat16 has steps of 1/16.
+  Operands of the product have `dtype`; the sum with the bias is float32,
+  because steps of bfloat16 near a bias of -10 are 1/16.
 
   Args:
-    num_classes: outputs; split over the mesh's axis `model`.
-    dtype: of computation.
-    bias: start value.
-    kernel_init: start values of the matrix.
+    num_classes: number of outputs, split over the mesh axis `model`.
+    dtype: dtype of the operands.
+    bias: initial value of the bias.
+    kernel_init: initializer of the matrix.
   """
   return Linear(
     (num_classes,),

@@ -1,38 +1,51 @@
-"""Dense layers over any axes, with explicit shardings."""
+"""Dense layers over any number of axes, with explicit shardings."""
 
 import math
-from collections.abc import Callable
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from vit_jax.arrays import sharding
-
-Initializer = Callable[..., Array]
+from vit_jax.models.layers.initializers import Initializer
 
 
 class Linear(nn.Module):
-  """A dense layer from the last axes to `features` new ones.
+  """A dense layer from the last axes of its input to the axes `features`.
 
-  Kernel `[*inputs, *features]`, initialised as the flattened matrix would be.
-  The kernel is gathered over `fsdp` at its use; axis `model_dim` of it
-  (negative) stays split over the mesh's `model` axis.
+  The kernel `[*inputs, *features]` is initialized like the flattened matrix. It
+  is gathered over the mesh axis `fsdp` where it is used.
+
+  Attributes:
+    features: sizes of the new axes.
+    inputs: sizes of the axes that are contracted; None for the last
+      `input_axes` axes of the input.
+    input_axes: number of axes that are contracted, if `inputs` is None.
+    flat: whether the new axes are returned as one.
+    model_dim: axis of the kernel (negative) that stays split over the mesh axis
+      `model`; None for none.
+    kernel_init: initializer of the flattened kernel.
+    bias_init: initializer of the bias.
+    dtype: dtype of the computation.
+    out_dtype: dtype of the result; None for `dtype`.
   """
 
   features: tuple[int, ...]
-  inputs: tuple[int, ...] | None = None  # None for the last axes
-  input_axes: int = 1  # how many, where `inputs` does not say
-  flat: bool = False  # whether the new axes come as one
+  inputs: tuple[int, ...] | None = None
+  input_axes: int = 1
+  flat: bool = False
   model_dim: int | None = None
   kernel_init: Initializer = nn.initializers.xavier_uniform()
   bias_init: Initializer = nn.initializers.zeros_init()
-  dtype: jnp.dtype = jnp.float32
-  out_dtype: jnp.dtype | None = None  # of the result, `dtype` if None
+  dtype: jax.typing.DTypeLike = 'float32'
+  out_dtype: jax.typing.DTypeLike | None = None
 
   def __call__(self, x: Float[Array, '...']) -> Float[Array, '...']:
-    """`x` ends with the axes `inputs`, or with one that stands for them."""
+    """Applies the layer.
+
+    Args:
+      x: array whose last axes are `inputs`, or one axis of their product.
+    """
     y, bias = self.product(x)
     if sharding.on_gpu() and len(self.features) > 1:
       # As a matrix, so that cuBLAS adds the bias to the product as it makes it.
@@ -44,7 +57,7 @@ class Linear(nn.Module):
   def product(
     self, x: Float[Array, '...']
   ) -> tuple[Float[Array, '...'], Float[Array, '...']]:
-    """The product with the kernel, and the bias, which is yet to be added."""
+    """Returns the product with the kernel, and the bias, not yet added."""
     inputs = self.inputs or x.shape[-self.input_axes :]
     matrix = math.prod(inputs), math.prod(self.features)
 
@@ -56,6 +69,7 @@ class Linear(nn.Module):
     spec: list[str | None] = [None] * kernel.ndim
     if self.model_dim is not None:
       spec[self.model_dim] = 'model'
+    # The cast comes first, so that `fsdp` gathers half as many bytes.
     kernel = sharding.constrain(kernel.astype(self.dtype), *spec)
     out_spec = spec[len(inputs) :]
     out_dtype = self.out_dtype or self.dtype
@@ -84,5 +98,5 @@ class Linear(nn.Module):
 
 
 def _reshaped(kernel: Array, *shape: int) -> Array:
-  """The kernel in this shape; the barrier gives its gradient the same shape."""
+  """Reshapes a kernel; the barrier gives its gradient the new shape too."""
   return jax.lax.optimization_barrier(kernel.reshape(shape))

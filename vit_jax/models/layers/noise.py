@@ -1,4 +1,4 @@
-"""Dropout and drop path, functions of explicit keys."""
+"""Dropout and drop path as functions of explicit keys."""
 
 from typing import Any
 
@@ -13,12 +13,12 @@ _FIRST, _SECOND = np.uint32(0x7FEB352D), np.uint32(0x846CA68B)
 def dropout(
   x: Float[Array, '...'], rate: float, key: Key[Array, ''] | None
 ) -> Float[Array, '...']:
-  """Zeroes a share `rate` of the entries and scales the others up.
+  """Zeroes a fraction `rate` of the entries and scales up the others.
 
   Args:
     x: activations.
-    rate: share to drop, in [0, 1).
-    key: None at evaluation, when nothing is dropped.
+    rate: fraction of entries to drop, in [0, 1).
+    key: random key; None for evaluation, when nothing is dropped.
   """
   if key is None or rate == 0:
     return x
@@ -30,21 +30,25 @@ def dropout(
 def random_words(
   key: Key[Array, ''], shape: tuple[int, ...]
 ) -> UInt32[Array, '...']:
-  """32 random bits for each entry: a hash of its place and the key.
+  """Returns 32 random bits per entry: a hash of its indices and the key.
 
-  Good enough for dropout, which uses the high bits, but not for more: there are
-  only 2^32 different rows of words. Keys have to come from `split` or
-  `fold_in`, which hash them: two keys with the same last word, whose first
-  words differ by d (xor), give the same rows in another order: row i of one is
-  row i ^ d of the other.
+  They are good enough for dropout, which uses the high bits, but not for more:
+  there are only 2^32 different rows of words. Keys must come from `split` or
+  `fold_in`, which hash them. Two keys with the same last word, whose first
+  words differ by d (xor), give the same rows in another order: row i for one
+  key is row i ^ d for the other.
 
-  XLA fuses it with what uses it: no mask is stored, every device computes its
-  own part, and it costs a fraction of JAX's generators, which would take longer
-  than the layer itself.
+  XLA fuses this function with its user: no mask is stored, every device
+  computes its own part, and the cost is a fraction of that of JAX's generators,
+  which would take longer than the layer itself.
 
-  Reference: the multipliers and shifts are those of lowbias32, found by C.
-  Wellons' search for integer hashes of low bias; the last round for a column
-  leaves out what the high bits do not need.
+  Reference: the multipliers and shifts are those of lowbias32, from C. Wellons'
+  search for integer hashes of low bias. The last round for a column leaves out
+  what the high bits do not need.
+
+  Args:
+    key: random key.
+    shape: shape of the result.
   """
   words = jax.random.key_data(key).astype(jnp.uint32)
   rows = jnp.zeros(shape[:-1], jnp.uint32)
@@ -58,14 +62,17 @@ def random_words(
 
 
 def _mix(x: UInt32[Array, '...']) -> UInt32[Array, '...']:
-  """A bijection in which every bit depends on every other."""
+  """Applies a bijection in which every bit depends on every other bit."""
   x = (x ^ (x >> 16)) * _FIRST
   x = (x ^ (x >> 15)) * _SECOND
   return x ^ (x >> 16)
 
 
 def scaled(x: Array, factor: Any) -> Array:
-  """x · factor; rounded to x's dtype after, not before, or it is biased."""
+  """Returns x · factor in the dtype of x.
+
+  The product is rounded, not the factor: a rounded factor would be a bias.
+  """
   return (x.astype(jnp.float32) * factor).astype(x.dtype)
 
 
@@ -74,7 +81,12 @@ def drop_path(
   rate: Float[Array, ''],
   key: Key[Array, ''] | None,
 ) -> Float[Array, 'n t d']:
-  """Zeroes the whole branch for a share `rate` of the examples.
+  """Zeroes a whole residual branch for a fraction `rate` of the examples.
+
+  Args:
+    x: result of the branch.
+    rate: fraction of examples, in [0, 1).
+    key: random key; None for evaluation, when nothing is dropped.
 
   Reference: stochastic depth, Huang et al., arXiv 1603.09382.
   """

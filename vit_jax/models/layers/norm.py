@@ -1,4 +1,4 @@
-"""LayerNorm, and what its backward pass keeps."""
+"""LayerNorm, with the statistics kept for the backward pass."""
 
 import functools
 
@@ -10,16 +10,16 @@ from jaxtyping import Array, Float
 
 from vit_jax.arrays import sharding
 
-EPSILON = 1e-6  # the official JAX models'
+EPSILON = 1e-6  # of the official JAX models
 
 
 class LayerNorm(nn.Module):
-  """Normalisation of the last axis, statistics in float32.
+  """Normalization of the last axis with float32 statistics.
 
-  The variance of float32 inputs is taken in two passes. For bfloat16 it is
-  E[x²] − E[x]², one pass: that loses half of float32's 24 bits only where the
-  mean is 64 times the deviation, and there the inputs' own 8 bits leave nothing
-  to lose. The statistics are kept for the backward pass (`SAVED`).
+  The variance of float32 inputs is computed in two passes. For bfloat16 inputs
+  it is E[x²] − E[x]², in one pass. This loses half of float32's 24 bits only if
+  the mean is 64 times the standard deviation, and then the 8 bits of the inputs
+  are too few anyway. The statistics are kept for the backward pass.
   """
 
   dtype: jnp.dtype
@@ -42,23 +42,23 @@ class LayerNorm(nn.Module):
     else:
       variance = jnp.square(wide).mean(axis=-1, keepdims=True)
       variance -= jnp.square(mean)
-    factor = _inverse_deviation(variance, self.epsilon)
+    factor = _inverse_std(variance, self.epsilon)
     y = ((wide - mean) * (factor * scale) + bias).astype(self.dtype)
     return y.reshape(shape)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
-def _inverse_deviation(
+def _inverse_std(
   variance: Float[Array, '...'], epsilon: float
 ) -> Float[Array, '...']:
-  """1 / √(variance + ε); its derivative is computed from the result alone."""
+  """Computes 1 / √(variance + ε); its derivative needs only this result."""
   factor = jax.lax.rsqrt(jnp.maximum(variance, 0) + epsilon)
   return checkpoint_name(factor, 'statistics')
 
 
-@_inverse_deviation.defjvp
+@_inverse_std.defjvp
 def _(
   epsilon: float, primals: tuple[Array], tangents: tuple[Array]
 ) -> tuple[Array, Array]:
-  factor = _inverse_deviation(*primals, epsilon)
+  factor = _inverse_std(*primals, epsilon)
   return factor, -0.5 * factor**3 * tangents[0]

@@ -1,20 +1,19 @@
-"""Bottleneck units of ResNets, and stages of them.
+"""Bottleneck units of ResNets, and stages of units.
 
-Two official codes, which differ in more than the place of the activation:
+The two official codes differ in more than the order of the activation:
 
 | | before (BiT, arXiv 1912.11370) | after (the hybrids' stem) |
 |---|---|---|
-| GroupNorm's ε | 1e-5 | 1e-6 |
-| standardised by | √(variance + 1e-10) | deviation + 1e-5 |
+| epsilon of GroupNorm | 1e-5 | 1e-6 |
+| kernels are divided by | √(variance + 1e-10) | std + 1e-5 |
 | padding | the same on all sides | SAME |
-| starts as the identity | no | yes: gn3's scale is 0 |
+| initialized as the identity | no | yes: the scale of gn3 is 0 |
 """
 
 import functools
 from typing import Any, NamedTuple
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -23,28 +22,28 @@ from vit_jax.errors import check_range
 from vit_jax.models.layers import convolution
 from vit_jax.models.layers.convolution import StdConv
 from vit_jax.models.layers.group_norm import GroupNorm
+from vit_jax.models.layers.remat import rematerialized
 
 Maps = Float[Array, 'n y x c']
 Results = Float[Array, 'n r s o']
-EXPANSION = 4  # channels of a unit for each channel inside it
-# The pair conv1, conv2 is split by channels inside; gn2's statistics are of
-# groups that stay whole.
+EXPANSION = 4  # output channels of a unit per inner channel
+# conv1 and conv2 are split by the inner channels. The mesh splits them into
+# whole groups, so the statistics of gn2 need no communication.
 SHARDING_RULES = (
   (r'unit1/conv1/kernel', -1),
   (r'unit1/conv2/kernel', -2),
   (r'layers/conv1/kernel', -1),
   (r'layers/conv2/kernel', -2),
 )
-SAVED = ('convolution', 'statistics')
-REMAT = ('none', 'full', 'dots')
+SAVED = ('convolution', 'statistics')  # arrays that `remat='dots'` keeps
 
 
 class Code(NamedTuple):
-  """What differs between the official codes, see above.
+  """Layers of one official code; the module's docstring has the differences.
 
   Attributes:
-    norm: GroupNorm with its ε.
-    conv: a standardised convolution with its padding.
+    norm: constructor of a GroupNorm.
+    conv: constructor of a convolution.
   """
 
   norm: Any
@@ -52,10 +51,15 @@ class Code(NamedTuple):
 
 
 def code(activation: str, dtype: jnp.dtype) -> Code:
-  """The layers of one official code, 'before' or 'after'."""
+  """Returns the layers of one official code.
+
+  Args:
+    activation: order of activation and convolution, 'before' or 'after'.
+    dtype: dtype of the computation.
+  """
   before = activation == 'before'
   padding = 'fixed' if before else 'same'
-  standardize = convolution.by_variance if before else convolution.by_deviation
+  standardize = convolution.by_variance if before else convolution.by_std
   return Code(
     functools.partial(GroupNorm, 1e-5 if before else 1e-6, dtype),
     functools.partial(
@@ -65,16 +69,17 @@ def code(activation: str, dtype: jnp.dtype) -> Code:
 
 
 class Unit(nn.Module):
-  """One bottleneck: 1x1, 3x3 (which takes the stride) and 1x1; as a scan's.
+  """One bottleneck unit, with the signature of a scan.
 
-  Parameters: `conv{1,2,3}/kernel`, `gn{1,2,3}/{scale,bias}`, where the shape
-  changes `conv_proj/kernel` and, with activation after, `gn_proj/…`.
+  It has a 1x1, a 3x3 (with the stride) and a 1x1 convolution. Parameters:
+  `conv{1,2,3}/kernel`, `gn{1,2,3}/{scale,bias}`; if the unit changes the shape,
+  also `conv_proj/kernel` and, with activation after, `gn_proj/…`.
 
   Attributes:
-    channels: inside; four times as many come out.
+    channels: inner channels; the unit has four times as many outputs.
     activation: 'before' or 'after'.
-    stride: of the unit.
-    dtype: of computation.
+    stride: stride of the unit.
+    dtype: dtype of the computation.
   """
 
   channels: int
@@ -98,6 +103,8 @@ class Unit(nn.Module):
       layers.conv(outer, name='conv3'),
     ]
     x = sharding.constrain(x, sharding.BATCH, None, None, None)
+    # ResNet v2 (before) normalizes the inputs of each convolution, and projects
+    # the normalized input; v1 (after) normalizes the outputs.
     if self.activation == 'before':
       y = nn.relu(layers.norm(name='gn1')(x))
       x = project()(y) if changes else x
@@ -106,6 +113,7 @@ class Unit(nn.Module):
       return x + convs[2](y), None
     y = nn.relu(layers.norm(name='gn1')(convs[0](x)))
     y = nn.relu(layers.norm(name='gn2')(convs[1](y)))
+    # With a scale of 0 the unit is initialized as the identity.
     zeros = nn.initializers.zeros_init()
     y = layers.norm(scale_init=zeros, name='gn3')(convs[2](y))
     x = layers.norm(name='gn_proj')(project()(x)) if changes else x
@@ -113,20 +121,21 @@ class Unit(nn.Module):
 
 
 class Stage(nn.Module):
-  """`depth` units; the first, `unit1`, may halve the map.
+  """A stage of `depth` units; the first unit, `unit1`, may halve the map.
 
-  The others are alike, and under one scan: `layers/conv1/kernel` is
+  The other units have equal shapes and are scanned: `layers/conv1/kernel` is
   `[depth - 1, 1, 1, 4 · channels, channels]`.
 
   Attributes:
-    unit: its class; built with the settings, a stride and the dtype.
-    settings: of every unit.
+    unit: class of the units; its arguments are the settings, a stride and the
+      dtype.
+    settings: first arguments of every unit.
     depth: number of units.
-    stride: of the first unit.
-    dtype: of computation.
-    remat: of `REMAT`.
-    unroll: units unrolled in each step of the scan.
-    saved: names of what `remat='dots'` keeps.
+    stride: stride of the first unit.
+    dtype: dtype of the computation.
+    remat: 'none', 'full' or 'dots'.
+    unroll: number of units that are unrolled in each step of the scan.
+    saved: names of the arrays that `remat='dots'` keeps.
   """
 
   unit: type[nn.Module]
@@ -140,14 +149,10 @@ class Stage(nn.Module):
 
   @nn.compact
   def __call__(self, x: Maps) -> Results:
-    first = rest = self.unit
-    if self.remat != 'none':
-      policies = jax.checkpoint_policies
-      policy = policies.nothing_saveable
-      if self.remat == 'dots':
-        policy = policies.save_only_these_names(*self.saved)
-      first = nn.remat(self.unit, policy=policy)
-      rest = nn.remat(self.unit, prevent_cse=False, policy=policy)
+    first, rest = (
+      rematerialized(self.unit, self.remat, self.saved, prevent_cse=prevent_cse)
+      for prevent_cse in (True, False)  # outside and inside the scan
+    )
     x, _ = first(*self.settings, self.stride, self.dtype, name='unit1')(x)
     if self.depth == 1:
       return x
@@ -164,16 +169,18 @@ class Stage(nn.Module):
 def stages(
   depths: tuple[int, ...], width: int, *, activation: str, **others: Any
 ) -> dict[str, Stage]:
-  """Stages by name: each but the first halves the map and doubles the width.
+  """Returns stages by name.
+
+  Each stage except the first halves the map and doubles the width.
 
   Args:
-    depths: units in each.
-    width: channels inside the first stage's units.
+    depths: number of units in each stage.
+    width: inner channels of the units of the first stage.
     activation: 'before' or 'after'.
-    **others: dtype, remat and unroll of `Stage`.
+    **others: dtype, remat and unroll of each `Stage`.
 
   Returns:
-    `{'block1': …}`, for attributes of a module's `setup`.
+    `{'block1': …}`, to be assigned to attributes in a module's `setup`.
   """
   return {
     f'block{i + 1}': Stage(
@@ -188,12 +195,15 @@ def stages(
 
 
 def check_depths(key: str, depths: tuple[int, ...], *, at_least: int) -> None:
-  """Raises UserError unless each of some stages has units.
+  """Checks that each stage has at least one unit.
 
   Args:
-    key: as the user writes it.
-    depths: units in each stage.
-    at_least: stages.
+    key: path of the config key.
+    depths: number of units in each stage.
+    at_least: smallest number of stages.
+
+  Raises:
+    UserError: there are too few stages, more than 8, or one without a unit.
   """
   check_range(f'the number of {key}', len(depths), at_least=at_least, at_most=8)
   for i, depth in enumerate(depths):

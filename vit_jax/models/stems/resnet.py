@@ -1,7 +1,8 @@
-"""The hybrids' stem: a ResNet's root and first stages (section 3.1).
+"""Stem of the hybrids: root and first stages of a ResNet (section 3.1).
 
-As the official code has it, not the paper's text alone: activation after each
-unit, GroupNorm, standardised convolutions, SAME padding.
+As in the official code, whose details the paper leaves open, the activation
+follows each unit, and there are GroupNorm, weight standardization and SAME
+padding.
 """
 
 from collections.abc import Sequence
@@ -15,20 +16,33 @@ from vit_jax.errors import check_range
 from vit_jax.models.layers import residual
 from vit_jax.models.layers.convolution import max_pool
 
-_WIDTH = 64  # channels inside the first stage's units at width factor 1
+_WIDTH = 64  # inner channels of the first stage's units at width factor 1
 _MAX_WIDTH_FACTOR = 1024
 
 
 def stride_of(depths: Sequence[int]) -> int:
-  """Pixels for one place of the map: 4 after the root and the first stage."""
+  """Returns pixels per position of the map.
+
+  Root and first stage have a stride of 4; each further stage doubles it.
+
+  Args:
+    depths: number of units in each stage.
+  """
   return 4 * 2 ** max(len(depths) - 1, 0)
 
 
 class ResNetStem(nn.Module):
-  """Images to maps; keeps `models.contract.Stem`.
+  """A stem that computes maps of images; satisfies `models.contract.Stem`.
 
   Parameters: `conv_root/kernel`, `gn_root/{scale,bias}`, and `block{1…}` as in
   `residual.Stage`.
+
+  Attributes:
+    depths: number of units in each stage.
+    width_factor: factor of all channels.
+    dtype: dtype of the computation.
+    remat: 'none', 'full' or 'dots'.
+    unroll: number of units that are unrolled in each step of a scan.
   """
 
   depths: tuple[int, ...]
@@ -66,18 +80,18 @@ class ResNetStem(nn.Module):
 
   @property
   def stride(self) -> int:
-    """Pixels for one place of the map."""
+    """Pixels per position of the map."""
     return stride_of(self.depths)
 
   @property
   def section(self) -> dict[str, Any]:
-    """The config section that it is built from."""
+    """Config section of the stem."""
     sizes = dict(depths=self.depths, width_factor=self.width_factor)
     return {'name': 'resnet'} | sizes
 
   @property
   def reference(self) -> 'ResNetStem':
-    """Without rematerialisation or unrolling."""
+    """The same stem without rematerialization or unrolling."""
     return self.clone(remat='none', unroll=1)
 
 
@@ -93,14 +107,16 @@ def Stem(  # noqa: N802 (the fixed symbol that a section's name resolves to)
   """Builds a stem.
 
   Args:
-    dtype: of computation.
-    remat: the model's: 'none', 'full' or 'dots' (all but convolutions).
-    unroll: the model's, of units.
-    depths: units in each stage; none at all for the root alone (R+Ti/16).
-    width_factor: of all channels.
+    dtype: dtype of the computation, from the model.
+    remat: activations that the backward pass recomputes, from the model:
+      'none', 'full' or 'dots' (all but convolutions).
+    unroll: number of units that are unrolled in each step of a scan, from the
+      model.
+    depths: number of units in each stage; () for the root only (R+Ti/16).
+    width_factor: factor of all channels.
 
   Raises:
-    UserError: a number outside its range.
+    UserError: a number is out of range.
   """
   residual.check_depths('model.stem.depths', depths, at_least=0)
   check_range(

@@ -1,4 +1,4 @@
-"""The Swin Transformer; a config's `name='swin'` stands for `Model` here."""
+"""The Swin Transformer; `name='swin'` in a config selects `Model`."""
 
-from vit_jax.models.swin.model import Model as Model
-from vit_jax.models.swin.module import Swin as Swin
+from vit_jax.models.swin.swin import Model as Model
+from vit_jax.models.swin.swin import Swin as Swin

@@ -9,22 +9,25 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
 from vit_jax.models.attention import multi_head
+from vit_jax.models.layers.initializers import NORMAL
 from vit_jax.models.layers.linear import Linear
+from vit_jax.models.layers.sized_parameter import sized_parameter
 from vit_jax.models.swin import relative
 from vit_jax.models.swin.windows import Windows
 
-# Of all dense layers and tables. The authors truncate at ±2, a hundred
-# deviations: a normal distribution.
-INIT = nn.initializers.normal(0.02)
-
 
 class WindowAttention(nn.Module):
-  """Multi-head attention of each token to those of its window.
+  """Multi-head attention of each token to the tokens of its window.
 
   Parameters: `{query,key,value,out}/{kernel,bias}` and `bias_table`
-  `[(2W − 1)², heads]`, whose rows `relative.index` chooses.
+  `[(2W − 1)², heads]`, whose rows `relative.index` selects.
 
   Reference: section 3.2, equations 3 and 4.
+
+  Attributes:
+    num_heads: number of attention heads.
+    windows: windows of the block.
+    dtype: dtype of the computation.
   """
 
   num_heads: int
@@ -36,14 +39,14 @@ class WindowAttention(nn.Module):
     width, side = x.shape[-1], self.windows.size
     heads = (self.num_heads, width // self.num_heads)
     x = self.windows.cut(x)  # [n, w, s, d]
-    dense = functools.partial(Linear, kernel_init=INIT, dtype=self.dtype)
+    dense = functools.partial(Linear, kernel_init=NORMAL, dtype=self.dtype)
     inputs = [
       checkpoint_name(dense(heads, model_dim=-2, name=part)(x), part)
       for part in ('query', 'key', 'value')
     ]
-    rows = (2 * side - 1) ** 2
-    table = self.param('bias_table', INIT, (rows, self.num_heads))
-    bias = jnp.asarray(table)[relative.index(side)].transpose(2, 0, 1)[None]
+    shape = (2 * side - 1) ** 2, self.num_heads
+    table = jnp.asarray(sized_parameter(self, 'bias_table', NORMAL, shape))
+    bias = table[relative.index(side)].transpose(2, 0, 1)[None]  # [1, h, s, s]
     mask = self.windows.mask()
     if mask is not None:
       bias = bias + mask[:, None]  # [w, h, s, s]
@@ -52,14 +55,14 @@ class WindowAttention(nn.Module):
     return self.windows.join(y)
 
 
-@jax.checkpoint  # the weights are the largest arrays, and are made again
+@jax.checkpoint  # the weights are the largest arrays, and are recomputed
 def _attend(
   query: Float[Array, 'n w q h c'],
   key: Float[Array, 'n w k h c'],
   value: Float[Array, 'n w k h c'],
   bias: Float[Array, '#w h q k'],
 ) -> Float[Array, 'n w q h c']:
-  """softmax(q·k / √c + bias) v, logits and soft-max in float32."""
+  """Computes softmax(q·k / √c + bias) v, with logits and softmax in float32."""
   query = query * jnp.asarray(query.shape[-1] ** -0.5, query.dtype)
   wide = dict(preferred_element_type=jnp.float32)
   logits = jnp.einsum('nwqhc,nwkhc->nwhqk', query, key, **wide)

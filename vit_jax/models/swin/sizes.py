@@ -1,13 +1,13 @@
-"""Sizes of Swin Transformers by name (arXiv 2103.14030, section 3.3)."""
+"""Sizes of Swin Transformers by variant (arXiv 2103.14030, section 3.3)."""
 
 from typing import Any
 
 from vit_jax.errors import UserError, closest
 
 PATCH_SIZE = 4  # pixels, in all variants
-MLP_RATIO = 4  # hidden units of an MLP for each of its inputs
-# Of the first stage; each stage has twice the width and heads of the one before
-# it, so that all heads have 32 channels.
+MLP_RATIO = 4  # hidden units of an MLP per input
+# Width and heads of the first stage. Each further stage has twice as many, so
+# all heads have 32 channels.
 SIZES = {
   'T': dict(width=96, depths=(2, 2, 6, 2), num_heads=3),
   'S': dict(width=96, depths=(2, 2, 18, 2), num_heads=3),
@@ -17,20 +17,14 @@ SIZES = {
 NAMES = ('width', 'depths', 'num_heads')
 
 
-def of(variant: str | None, explicit: tuple[Any, ...]) -> dict[str, Any]:
-  """The sizes of a variant, and those given explicitly in their place.
-
-  Args:
-    variant: of `SIZES`; None if all sizes are given.
-    explicit: in the order of `NAMES`; None where the variant decides.
+def of_variant(variant: str | None) -> dict[str, Any]:
+  """Returns the sizes of a variant, or {} for None.
 
   Raises:
-    UserError: unknown variant.
+    UserError: the variant is unknown.
   """
-  if variant is not None and variant not in SIZES:
-    raise UserError(
-      f'no Swin is called {variant!r}; {closest(variant, SIZES)}.'
-    )
-  given = dict(zip(NAMES, explicit, strict=True))
-  chosen = {name: size for name, size in given.items() if size is not None}
-  return ({} if variant is None else SIZES[variant]) | chosen
+  if variant is None:
+    return {}
+  if variant not in SIZES:
+    raise UserError(f'model.variant is {variant!r}; {closest(variant, SIZES)}.')
+  return SIZES[variant]

@@ -1,4 +1,4 @@
-"""A stage: pairs of blocks under one scan, and what halves the map."""
+"""A stage of pairs of blocks under one scan, and patch merging."""
 
 import functools
 
@@ -10,20 +10,31 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Shaped
 
 from vit_jax.arrays import sharding
-from vit_jax.models.layers import transformer
+from vit_jax.models.layers import norm
+from vit_jax.models.layers.initializers import NORMAL
+from vit_jax.models.layers.mlp import Mlp
+from vit_jax.models.layers.noise import drop_path
+from vit_jax.models.layers.remat import rematerialized
 from vit_jax.models.swin import sizes
-from vit_jax.models.swin.attention import INIT, WindowAttention
+from vit_jax.models.swin.attention import WindowAttention
 from vit_jax.models.swin.windows import Windows
+from vit_jax.models.vit.encoder import SAVED
 
 LN_EPSILON = 1e-5  # PyTorch's default; a ViT has 1e-6
-LayerNorm = functools.partial(transformer.LayerNorm, epsilon=LN_EPSILON)
+LayerNorm = functools.partial(norm.LayerNorm, epsilon=LN_EPSILON)
 PerLayer = dict[str, Shaped[Array, '...']]
 
 
 class Block(nn.Module):
-  """Attention in windows, then an MLP, both pre-norm (equation 3).
+  """Attention in windows and an MLP, both pre-norm (equation 3).
 
-  `per_layer` holds {} at evaluation, else `key` and the drop-path `rate`.
+  `per_layer` contains `key` and the drop-path `rate`, or nothing for
+  evaluation.
+
+  Attributes:
+    num_heads: number of attention heads.
+    windows: windows of the block.
+    dtype: dtype of the computation.
   """
 
   num_heads: int
@@ -39,7 +50,7 @@ class Block(nn.Module):
       keys = list(jax.random.split(per_layer['key'], 2))
 
     def branch(y: Array, key: Array | None):
-      return y if rate is None else transformer.drop_path(y, rate, key)
+      return y if rate is None else drop_path(y, rate, key)
 
     x = sharding.constrain(x, sharding.BATCH, None, None)
     y = LayerNorm(self.dtype, name='norm1')(x)
@@ -48,12 +59,12 @@ class Block(nn.Module):
     )
     x = checkpoint_name(x + branch(attend(y), keys[0]), 'middle')
     y = LayerNorm(self.dtype, name='norm2')(x)
-    mlp = transformer.Mlp(
+    mlp = Mlp(
       mlp_dim=sizes.MLP_RATIO * x.shape[-1],
       dropout=0.0,
       gelu='exact',
       dtype=self.dtype,
-      kernel_init=INIT,
+      kernel_init=NORMAL,
       bias_init=nn.initializers.zeros_init(),
       name='mlp',
     )
@@ -62,9 +73,14 @@ class Block(nn.Module):
 
 
 class Pair(nn.Module):
-  """A block with plain windows and one with shifted ones; a scan's step.
+  """A block with plain windows and one with shifted windows, for a scan.
 
-  Returns the tokens, and with `want_layers` those after both blocks too.
+  Attributes:
+    num_heads: number of attention heads.
+    grid: rows and columns of tokens.
+    window_size: side of a window in tokens.
+    dtype: dtype of the computation.
+    want_layers: whether to return the tokens after both blocks too.
   """
 
   num_heads: int
@@ -91,6 +107,15 @@ class Stage(nn.Module):
 
   Parameters are stacked by pairs: `layers/{plain,shifted}/mlp/fc1/kernel` is
   `[depth / 2, d, 4 d]`.
+
+  Attributes:
+    depth: number of blocks.
+    num_heads: number of attention heads.
+    grid: rows and columns of tokens.
+    window_size: side of a window in tokens.
+    dtype: dtype of the computation.
+    remat: 'none', 'full' or 'dots'.
+    unroll: number of pairs that are unrolled in each step of the scan.
   """
 
   depth: int
@@ -105,13 +130,19 @@ class Stage(nn.Module):
   def __call__(
     self, x: Float[Array, 'n t d'], per_layer: PerLayer, want_layers: bool
   ) -> tuple[Float[Array, 'n t d'], Float[Array, 'depth n t d'] | None]:
-    """The tokens, and where they are wanted those after every block."""
-    pair, pairs = Pair, self.depth // 2
-    if self.remat != 'none':
-      policy = transformer.REMAT_POLICIES[self.remat]
-      pair = nn.remat(Pair, prevent_cse=False, policy=policy)
+    """Applies all blocks.
+
+    Args:
+      x: tokens of the map, row by row.
+      per_layer: keys and drop-path rates of the blocks; {} for evaluation.
+      want_layers: whether to return the tokens after every block.
+
+    Returns:
+      The tokens, and those after every block, or None.
+    """
+    pairs = self.depth // 2
     layers = nn.scan(
-      pair,
+      rematerialized(Pair, self.remat, SAVED),
       variable_axes={'params': 0},
       split_rngs={'params': True},
       in_axes=0,
@@ -133,12 +164,16 @@ class Stage(nn.Module):
 
 
 class Merge(nn.Module):
-  """Four neighbours become one token of twice the width.
+  """Patch merging: four neighbors become one token of twice the width.
 
-  Their order is (row, column) (0, 0), (1, 0), (0, 1), (1, 1). A map of an odd
-  size is padded with zeros below and on the right.
+  Their order is (row, column) (0, 0), (1, 0), (0, 1), (1, 1). A map of odd size
+  is padded with zeros below and on the right.
 
-  Reference: section 3.1, "patch merging".
+  Reference: section 3.1.
+
+  Attributes:
+    grid: rows and columns of tokens before merging.
+    dtype: dtype of the computation.
   """
 
   grid: tuple[int, int]
@@ -154,12 +189,16 @@ class Merge(nn.Module):
     x = x.reshape(n, rows, 2, columns, 2, d)
     x = x.transpose(0, 1, 3, 4, 2, 5)  # [n, rows, columns, 2 (x), 2 (y), d]
     x = LayerNorm(self.dtype, name='norm')(x.reshape(n, rows * columns, 4 * d))
-    kernel = jnp.asarray(self.param('kernel', INIT, (4 * d, 2 * d)))
+    kernel = jnp.asarray(self.param('kernel', NORMAL, (4 * d, 2 * d)))
     kernel = sharding.constrain(kernel.astype(self.dtype), None, None)
     return sharding.constrain(jnp.dot(x, kernel), sharding.BATCH, None, None)
 
 
 def halved(grid: tuple[int, int]) -> tuple[int, int]:
-  """Rows and columns after a `Merge`."""
+  """Returns rows and columns after patch merging.
+
+  Args:
+    grid: rows and columns before.
+  """
   rows, columns = np.add(grid, 1) // 2
   return int(rows), int(columns)

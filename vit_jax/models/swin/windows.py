@@ -1,8 +1,8 @@
-"""Windows on a map of tokens: how large, how far shifted, cut and put back.
+"""Windows of a Swin block: their size and shift, cutting and joining.
 
 A map that windows do not fill is padded with zeros below and on the right
-before it is shifted; the padding takes part in attention, as in the authors'
-code for detection (their code for classification refuses such maps).
+before it is shifted. The padding takes part in attention, as in the authors'
+code for detection (their code for classification rejects such maps).
 """
 
 import math
@@ -12,17 +12,17 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-_MASKED = -100.0  # added to logits between tokens that are no neighbours
+_MASKED = -100.0  # added to logits of tokens from opposite edges of the map
 
 
 class Windows(NamedTuple):
   """The windows of one block.
 
   Attributes:
-    rows: of the map of tokens.
-    columns: of the map.
-    size: side of a window, tokens.
-    shift: how far the windows lie below and right of the plain ones.
+    rows: rows of the map of tokens.
+    columns: columns of the map.
+    size: side of a window in tokens.
+    shift: number of tokens by which the windows are moved down and right.
   """
 
   rows: int
@@ -32,12 +32,15 @@ class Windows(NamedTuple):
 
   @classmethod
   def of(cls, grid: tuple[int, int], size: int, shifted: bool) -> 'Windows':
-    """Those of a block: no larger than the map, and then not shifted.
+    """Returns the windows of a block.
+
+    Windows are not larger than the map. A window that fills a side of the map
+    is not shifted.
 
     Args:
       grid: rows and columns of tokens.
-      size: wanted side of a window.
-      shifted: whether the block is one of those that shift, by ⌊size / 2⌋.
+      size: side of a window in tokens.
+      shifted: whether windows are shifted, by ⌊size / 2⌋.
     """
     if min(grid) <= size:
       return cls(*grid, size=min(grid), shift=0)
@@ -45,7 +48,7 @@ class Windows(NamedTuple):
 
   @property
   def padded(self) -> tuple[int, int]:
-    """Rows and columns with the padding: multiples of the size."""
+    """Rows and columns including the padding: multiples of the window size."""
     rows, columns = (
       math.ceil(side / self.size) * self.size
       for side in (self.rows, self.columns)
@@ -53,12 +56,19 @@ class Windows(NamedTuple):
     return rows, columns
 
   def cut(self, x: Float[Array, 'n t d']) -> Float[Array, 'n w s d']:
-    """The tokens of a map, in rows, by windows; the windows are in rows too."""
+    """Cuts a map into windows.
+
+    Args:
+      x: tokens of the map, row by row.
+
+    Returns:
+      The tokens of each window; windows and tokens are in rows.
+    """
     n, _, width = x.shape
     x = x.reshape(n, self.rows, self.columns, width)
-    more = [p - s for p, s in zip(self.padded, x.shape[1:3], strict=True)]
-    if any(more):
-      x = jnp.pad(x, ((0, 0), (0, more[0]), (0, more[1]), (0, 0)))
+    padding = [p - s for p, s in zip(self.padded, x.shape[1:3], strict=True)]
+    if any(padding):
+      x = jnp.pad(x, ((0, 0), (0, padding[0]), (0, padding[1]), (0, 0)))
     if self.shift:
       x = jnp.roll(x, (-self.shift, -self.shift), axis=(1, 2))
     return self._windows(x)
@@ -70,7 +80,11 @@ class Windows(NamedTuple):
     return x.reshape(n, -1, self.size**2, width)
 
   def join(self, windows: Float[Array, 'n w s d']) -> Float[Array, 'n t d']:
-    """The inverse of `cut`."""
+    """Joins windows to a map; the inverse of `cut`.
+
+    Args:
+      windows: tokens of each window.
+    """
     n, _, _, width = windows.shape
     rows, columns = self.padded
     x = windows.reshape(
@@ -83,10 +97,10 @@ class Windows(NamedTuple):
     return x.reshape(n, -1, width)
 
   def mask(self) -> Float[np.ndarray, 'w s s'] | None:
-    """What is added to the logits of each window; None without a shift.
+    """Returns the mask that is added to the logits; None without a shift.
 
-    Shifting brings opposite edges of the map together; tokens attend to those
-    of their own side only.
+    A shift brings opposite edges of the map together. The mask keeps tokens
+    from attending to tokens of the opposite edge.
 
     Reference: section 3.2, "Efficient batch computation for shifted
     configuration".
@@ -95,9 +109,11 @@ class Windows(NamedTuple):
       return None
     sides = []
     for length in self.padded:
-      place = np.arange(length)
-      last = length - self.size, length - self.shift
-      sides.append(sum((place >= edge).astype(np.int32) for edge in last))
+      position = np.arange(length)
+      # After the shift, the last `shift` tokens are those of the opposite edge.
+      # The window with these tokens is the last one, from `length - size`.
+      edges = length - self.size, length - self.shift
+      sides.append(sum((position >= edge).astype(np.int32) for edge in edges))
     regions = 3 * sides[0][:, None] + sides[1][None, :]
     rows, columns = (length // self.size for length in self.padded)
     regions = regions.reshape(rows, self.size, columns, self.size)

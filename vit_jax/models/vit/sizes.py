@@ -1,11 +1,11 @@
-"""Sizes of Vision Transformers by name, as their papers' tables give them."""
+"""Sizes of Vision Transformers by variant name, as in the papers' tables."""
 
 from typing import Any
 
 from vit_jax.errors import UserError
 
-# Table 1 (B, L, H); Ti and S: DeiT (arXiv 2012.12877) and its successors;
-# g: "Scaling Vision Transformers" (arXiv 2106.04560), Table 2.
+# B, L, H: Table 1. Ti, S: DeiT (arXiv 2012.12877) and its successors. g:
+# "Scaling Vision Transformers" (arXiv 2106.04560), Table 2.
 SIZES = {
   'Ti': dict(width=192, depth=12, mlp_dim=768, num_heads=3),
   'S': dict(width=384, depth=12, mlp_dim=1536, num_heads=6),
@@ -15,9 +15,9 @@ SIZES = {
   'g': dict(width=1408, depth=40, mlp_dim=6144, num_heads=16),
 }
 PATCH_SIZES = (8, 14, 16, 32)
-# Hybrids by what stands before "+" and after "/": units in each stage of the
-# stem, and the patch's side on its map. The official code's; its R+Ti/16 has
-# patches of 8x8 on a map of stride 4, which makes 32 pixels.
+# Hybrids by the parts of the name before "+" and after "/": units of each stage
+# of the stem, and side of a patch on its map. As in the official code, R+Ti/16
+# has patches of 8x8 on a map of stride 4, which makes 32 pixels.
 STEMS = {
   ('R50', '16'): ((3, 4, 9), 1),
   ('R50', '32'): ((3, 4, 6, 3), 1),
@@ -28,12 +28,12 @@ NAMES = ('patch_size', 'width', 'depth', 'mlp_dim', 'num_heads')
 
 
 def of_variant(variant: str | None) -> dict[str, int]:
-  """The sizes that a name such as 'L/16' stands for; none for None.
+  """Returns the sizes of a variant such as 'L/16', or {} for None.
 
-  Of a hybrid's, such as 'R50+B/16', the patch is that of its stem's map.
+  The patch size of a hybrid such as 'R50+B/16' refers to the stem's map.
 
   Raises:
-    UserError: unknown name.
+    UserError: the variant is unknown.
   """
   if variant is None:
     return {}
@@ -42,7 +42,7 @@ def of_variant(variant: str | None) -> dict[str, int]:
   if size not in SIZES or not known:
     hybrids = ', '.join(f'{stem}+…/{patch}' for stem, patch in STEMS)
     raise UserError(
-      f'no model is called {variant!r}; allowed: one of {"|".join(SIZES)}, a '
+      f'model.variant is {variant!r}; allowed: one of {"|".join(SIZES)}, a '
       f'slash and one of {"|".join(map(str, PATCH_SIZES))}, such as L/16; or '
       f'a hybrid, {hybrids}, such as R50+B/16.'
     )
@@ -51,10 +51,10 @@ def of_variant(variant: str | None) -> dict[str, int]:
 
 
 def stem_of(variant: str | None) -> dict[str, Any] | None:
-  """The section of the stem that a name stands for; None without one.
+  """Returns the config section of a variant's stem; None without a stem.
 
   Args:
-    variant: see `of_variant`.
+    variant: name of a variant, or None.
   """
   stem, _, patch = _parts(variant or '')
   if (stem, patch) not in STEMS:
@@ -63,19 +63,7 @@ def stem_of(variant: str | None) -> dict[str, Any] | None:
 
 
 def _parts(variant: str) -> tuple[str, str, str]:
-  """('R50', 'B', '16') of 'R50+B/16'; the first is empty without a stem."""
+  """Splits 'R50+B/16' into ('R50', 'B', '16'); 'R50' is '' without a stem."""
   body, _, patch = variant.partition('/')
   stem, _, size = body.rpartition('+')
   return stem, size, patch
-
-
-def of(variant: str | None, explicit: tuple[int | None, ...]) -> dict[str, int]:
-  """The sizes of a variant, and those given explicitly in their place.
-
-  Args:
-    variant: see `of_variant`, also for what it raises.
-    explicit: in the order of `NAMES`; None where the variant decides.
-  """
-  given = dict(zip(NAMES, explicit, strict=True))
-  chosen = {name: size for name, size in given.items() if size is not None}
-  return of_variant(variant) | chosen

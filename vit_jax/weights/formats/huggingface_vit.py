@@ -228,7 +228,7 @@ def kind(model: Any) -> str:
   ]
   if model.pool != 'token':
     special.append(f'pool {model.pool!r}')
-  if model.has_pre_logits and (model.num_classes or found != 'vit'):
+  if model.pre_logits and (model.num_classes or found != 'vit'):
     special.append('pre-logits before the head')
   if model.distilled and not model.num_classes:
     special.append('distillation token without a head')

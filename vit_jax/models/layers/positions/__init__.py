@@ -1,4 +1,4 @@
-"""Where tokens are in their image, told to a Transformer in several ways."""
+"""Position embeddings of a Transformer, and their interpolation."""
 
 from vit_jax.models.layers.positions.embeddings import KINDS as KINDS
 from vit_jax.models.layers.positions.embeddings import Positions as Positions

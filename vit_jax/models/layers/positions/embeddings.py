@@ -1,4 +1,4 @@
-"""The kinds of positions, and where each of them acts."""
+"""Position embeddings: their kinds, and the layers where each kind acts."""
 
 import dataclasses
 from typing import Any
@@ -11,10 +11,11 @@ from jaxtyping import Array, Float
 from vit_jax.arrays import sharding
 from vit_jax.models.contract import Places
 from vit_jax.models.layers.positions import fixed, resizing
+from vit_jax.models.layers.sized_parameter import sized_parameter
 
-# Where each kind may act: once before the first layer, in every layer with
-# parameters of its own, or in every layer with the same. The first is the
-# default; kinds without a choice have none.
+# Values of `position_at` for each kind, the default first: once before the
+# first layer, in every layer with its own parameters, or in every layer with
+# the same parameters. Kinds without a choice have none.
 KINDS = {
   'learned': ('stem', 'layers', 'shared'),
   '2d': ('stem', 'layers', 'shared'),
@@ -25,22 +26,21 @@ KINDS = {
   'none': (),
 }
 Table = Float[Array | np.ndarray, '#n t d']
-Given = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
 class Scheme:
-  """How positions are told.
+  """Kind of position embeddings and the tokens that have them.
 
   Attributes:
-    kind: of `KINDS`.
-    at: of the kind's places; None where there is no choice.
-    prefix: tokens before those of patches.
-    slots: how many of them have positions of their own ('learned'): all, or
-      none, and nothing is added to them.
-    made_for: grid of patches that parameters are for; None for the images' own.
-      On another grid they are interpolated, see `resizing.cubic`.
-    offset: of that interpolation.
+    kind: key of `KINDS`.
+    at: one of the kind's values in `KINDS`; None for kinds without a choice.
+    prefix: number of tokens that precede the patch tokens.
+    slots: number of these tokens with learned positions, all or none. Nothing
+      is added to tokens without a position.
+    made_for: grid of patches that the parameters were learned for; None for the
+      grid of the images. Another grid is interpolated by `resizing.cubic`.
+    offset: offset of this interpolation.
   """
 
   kind: str
@@ -52,43 +52,64 @@ class Scheme:
 
   @property
   def in_attention(self) -> bool:
-    """Whether they change attention, and not the tokens."""
+    """Whether positions change attention instead of the tokens."""
     return self.kind in ('relative', 'rope2d')
 
   @property
   def shared(self) -> bool:
-    """Whether all layers get the same."""
+    """Whether all layers use the same positions."""
     return self.at == 'shared' or self.kind == 'rope2d'
+
+  def channels(self, config: Any) -> int:
+    """Returns the channels of a position: those of a head or of a token.
+
+    Args:
+      config: `vit.Config` of the model.
+    """
+    return config.head_dim if self.in_attention else config.width
 
 
 class Positions(nn.Module):
-  """What tokens or attention are told about positions.
+  """Computes the positions of tokens, for the tokens or for attention.
 
-  Parameters by kind: 'learned' `embedding` `[1, slots + patches, d]`; '2d'
-  `rows` `[rows, d/2]` and `columns` `[columns, d/2]`; 'relative' `offsets`
-  `[2t − 1, c]`, c channels of a head, which all heads share. All N(0, 0.02).
+  Parameters by kind: 'learned' has `embedding` `[1, slots + patches, d]`; '2d'
+  has `rows` `[rows, d/2]` and `columns` `[columns, d/2]`; 'relative' has
+  `offsets` `[2t − 1, c]` with c channels of a head, shared by the heads. All of
+  them are initialized by N(0, 0.02).
 
-  Reference: the paper's section 3.1, and appendix D.4 with Table 8, which does
-  not say what the class token gets in two dimensions, nor whether heads share
-  relative embeddings.
+  Reference: section 3.1, and appendix D.4 with Table 8. The paper does not say
+  what the class token gets in two dimensions, nor whether heads share relative
+  embeddings.
+
+  Attributes:
+    scheme: kind of the positions.
+    width: channels of a token, or of a head if positions act in attention.
   """
 
   scheme: Scheme
-  width: int  # of tokens, or of a head where positions act in attention
+  width: int
 
   @nn.compact
-  def __call__(self, places: Places) -> Given:
-    """For all tokens, those before the patches first, one of these.
+  def __call__(self, places: Places) -> dict[str, Any]:
+    """Computes the positions of all tokens, prefix tokens first.
 
-    `added` `[n or 1, t, d]`, to be added to tokens; `relative` `[q, k, c]` or
-    `[n, q, k, c]`, whose products with queries are added to logits; `rotation`,
-    (sines, cosines) `[n or 1, t, c]`.
+    Args:
+      places: positions of the tokens in the image.
+
+    Returns:
+      One of: `added` `[n or 1, t, d]`, to be added to the tokens; `relative`
+      `[q, k, c]` or `[n, q, k, c]`, whose products with queries are added to
+      the logits; `rotation`, (sines, cosines), each `[n or 1, t, c]`.
     """
     kind, grid = self.scheme.kind, places.grid
     made_for = self.scheme.made_for or grid
     if kind == 'rope2d':
       sines, cosines = fixed.rotations2d(grid, self.width)
-      rotation = self._all(sines, places, 0), self._all(cosines, places, 1)
+      # An angle of 0, with sine 0 and cosine 1, leaves prefix tokens unchanged.
+      rotation = (
+        self._with_prefix(sines, places, 0),
+        self._with_prefix(cosines, places, 1),
+      )
       return {'rotation': rotation}
     if kind == 'relative':
       return {'relative': self._relative(places)}
@@ -100,44 +121,59 @@ class Positions(nn.Module):
         return {'added': table}
       first, patches = jnp.split(table, [self.scheme.slots], axis=1)
       if made_for != grid:
-        between = made_for, grid, self.scheme.offset
-        patches = resizing.stretched_grid(patches[0], *between)[None]
-      return {'added': self._all(patches[0], places, 0, first)}
+        patches = resizing.stretched_grid(
+          patches[0], made_for, grid, self.scheme.offset
+        )[None]
+      return {'added': self._with_prefix(patches[0], places, 0, first)}
     if kind == '2d':
       rows = self._axis('rows', made_for[0], grid[0])
       columns = self._axis('columns', made_for[1], grid[1])
       rows = jnp.broadcast_to(rows[:, None], (*grid, self.width // 2))
       columns = jnp.broadcast_to(columns, rows.shape)
-      patches = jnp.concatenate([rows, columns], axis=-1)
-      return {'added': self._all(patches.reshape(-1, self.width), places, 0)}
+      patches = jnp.concatenate([rows, columns], axis=-1)  # [rows, columns, d]
+      patches = patches.reshape(-1, self.width)
+      return {'added': self._with_prefix(patches, places, 0)}
     patches = fixed.sincos2d(grid, self.width, kind == 'sincos2d')
-    return {'added': self._all(patches, places, 0)}
+    return {'added': self._with_prefix(patches, places, 0)}
 
   def first(self, slots: int) -> Table:
-    """Embeddings of the first slots; does not need the number of all slots."""
+    """Returns the embeddings of the first tokens of the sequence.
+
+    Args:
+      slots: number of embeddings. The number of all embeddings, which depends
+        on the image, is not needed.
+    """
     return self.get_variable('params', 'embedding')[:, :slots]
 
-  def _axis(self, name: str, made_for: int, wanted: int) -> Any:
-    """Positions along one axis of the grid, `[wanted, d/2]`."""
+  def _axis(self, name: str, made_for: int, count: int) -> Any:
+    """Returns the positions along one axis of the grid, `[count, d/2]`."""
     table = self._table(name, made_for, self.width // 2)
-    if made_for == wanted:
+    if made_for == count:
       return table
-    return resizing.stretched(table, wanted, self.scheme.offset)
+    return resizing.stretched(table, count, self.scheme.offset)
 
   def _table(self, name: str, *shape: int) -> Any:
-    table = self.param(name, nn.initializers.normal(0.02), shape)
+    table = sized_parameter(self, name, nn.initializers.normal(0.02), shape)
     if self.scheme.at == 'stem':
       return table
-    return sharding.constrain(table, *[None] * len(shape))  # in every layer
+    # Gathered over the mesh axis `fsdp` once per layer.
+    return sharding.constrain(table, *[None] * len(shape))
 
-  def _all(
+  def _with_prefix(
     self,
     patches: Float[Array | np.ndarray, 'p d'],
     places: Places,
     fill: float,
     first: Any = None,
   ) -> Table:
-    """Those of the tokens there are, after `first` or `fill` for the others."""
+    """Selects the positions of the kept patches and prepends the prefix's.
+
+    Args:
+      patches: positions of all patches.
+      places: positions of the tokens in the image.
+      fill: value of the prefix tokens' positions, if `first` has none.
+      first: positions of the prefix tokens.
+    """
     kept = places.kept
     table = jnp.asarray(patches)
     table = table[None] if kept is None else table[kept]
@@ -148,7 +184,10 @@ class Positions(nn.Module):
     return jnp.concatenate([first, table], axis=1)
 
   def _relative(self, places: Places) -> Float[Array, '... q k c']:
-    """Of every query and key, numbered as one sequence: that of q − k."""
+    """Returns the embedding of q − k for all pairs of tokens.
+
+    All tokens, including the prefix, are numbered as one sequence.
+    """
     prefix, (rows, columns) = self.scheme.prefix, places.grid
     count = prefix + rows * columns
     offsets = self._table('offsets', 2 * count - 1, self.width)
@@ -158,5 +197,5 @@ class Positions(nn.Module):
         jnp.arange(prefix), (places.kept.shape[0], prefix)
       )
       number = jnp.concatenate([first, prefix + places.kept], axis=1)
-    between = number[..., :, None] - number[..., None, :] + count - 1
-    return offsets[between]
+    difference = number[..., :, None] - number[..., None, :] + count - 1
+    return offsets[difference]

@@ -1,4 +1,4 @@
-"""How learned positions change resolution."""
+"""Interpolation of learned positions for images of another size."""
 
 import math
 
@@ -14,7 +14,7 @@ _AXES = {'rows': 0, 'columns': 1}
 
 
 def _aligned_matrix(old: int, new: int) -> np.ndarray:
-  """[new, old] linear interpolation weights with the end points aligned."""
+  """Returns weights of linear interpolation with aligned end points."""
   at = np.linspace(0, old - 1, new) if new > 1 else np.zeros(1)
   distance = np.abs(at[:, None] - np.arange(old)[None, :])
   return np.maximum(0, 1 - distance)
@@ -23,18 +23,21 @@ def _aligned_matrix(old: int, new: int) -> np.ndarray:
 def cubic(
   old: int, new: int, offset: float = 0.0
 ) -> Float[np.ndarray, 'new old']:
-  """Weights of cubic interpolation without antialiasing; rows sum to 1.
+  """Returns weights of cubic interpolation without antialiasing.
 
-  Keys' kernel with a = -3/4 over the four nearest slots; those beyond an end
-  repeat the last one. Slot i of the result lies at (i + 1/2) · old / (new +
-  offset) - 1/2: with an offset the ends are not quite reached. DINO's code has
-  .1, so that the floating-point ratio of sizes gives the wanted number, and its
-  released weights learnt with it.
+  The kernel is Keys' with a = -3/4 over the four nearest entries; the last
+  entry is repeated beyond an end. Entry i of the result lies at (i + 1/2) ·
+  old / (new + offset) - 1/2. With an offset, the ends are not quite reached.
+  The code of DINO has an offset of .1, to be safe from rounding of the ratio of
+  sizes, and its released weights were trained with it.
 
   Args:
-    old: slots there are.
-    new: slots wanted.
-    offset: see above; 0 spans the whole axis.
+    old: number of entries.
+    new: number of entries of the result.
+    offset: addition to the new size; 0 spans the whole axis.
+
+  Returns:
+    The matrix `[new, old]`, float32, whose rows sum to 1.
 
   Reference: `torch.nn.functional.interpolate(mode='bicubic')` with
   `scale_factor=(new + offset) / old` is this matrix for rows and for columns.
@@ -52,7 +55,13 @@ def cubic(
 def stretched(
   table: Float[Array, 'old d'], new: int, offset: float
 ) -> Float[Array, 'new d']:
-  """Interpolates slots along one axis by `cubic`, within a program."""
+  """Interpolates entries along one axis by `cubic`, inside a program.
+
+  Args:
+    table: one embedding per entry.
+    new: number of entries of the result.
+    offset: offset of `cubic`.
+  """
   weights = cubic(table.shape[0], new, offset)
   return jnp.einsum('no,od->nd', weights, table, precision='highest')
 
@@ -63,7 +72,14 @@ def stretched_grid(
   new_grid: tuple[int, int],
   offset: float,
 ) -> Float[Array, 'new d']:
-  """The same for slots of a grid's patches, row by row, on both axes."""
+  """Interpolates the entries of a grid by `cubic`, inside a program.
+
+  Args:
+    table: one embedding per patch, row by row.
+    old_grid: (rows, columns) of the table.
+    new_grid: (rows, columns) of the result.
+    offset: offset of `cubic`.
+  """
   rows, columns = (
     cubic(old, new, offset) for old, new in zip(old_grid, new_grid, strict=True)
   )
@@ -73,11 +89,10 @@ def stretched_grid(
 
 
 def check_method(method: str) -> None:
-  """Raises UserError unless `resize` knows the method."""
+  """Raises UserError unless the method is one of `METHODS`."""
   if method not in METHODS:
     raise UserError(
-      f'position embeddings are resized by one of {METHODS} '
-      f'(position_resize); got {method!r}.'
+      f'position_resize is {method!r}; allowed: {", ".join(METHODS)}.'
     )
 
 
@@ -87,21 +102,24 @@ def resize(
   new_grid: tuple[int, int],
   method: str = 'aligned',
 ) -> Float[np.ndarray, '1 s d']:
-  """Interpolates the grid part of a position embedding; keeps class slots.
+  """Interpolates the patches' part of a position embedding.
+
+  The embeddings of prefix tokens do not change.
 
   Args:
-    embedding: `[1, prefix + old_h · old_w, d]`, prefix ≥ 0 slots first.
-    old_grid: (rows, columns) of patches it was made for.
-    new_grid: (rows, columns) wanted, square or not.
-    method: 'aligned', linear with aligned corners as in the authors' code
-      (SciPy's `zoom(order=1)`), or 'bicubic', antialiased with half-pixel
-      centres as in timm.
+    embedding: position embedding, `[1, prefix + old_h · old_w, d]`.
+    old_grid: (rows, columns) of patches of the embedding.
+    new_grid: (rows, columns) of patches of the result.
+    method: 'aligned' (linear with aligned corners, as SciPy's `zoom(order=1)`
+      in the authors' code) or 'bicubic' (antialiased with half-pixel centers,
+      as in timm).
 
   Returns:
     `[1, prefix + new_h · new_w, d]`, float32.
 
   Raises:
-    UserError: the embedding does not hold that grid; unknown method.
+    UserError: the embedding is too small for the grid, or the method is
+      unknown.
 
   Reference: section 3.2 of the paper, "2D interpolation".
   """
@@ -109,8 +127,9 @@ def resize(
   prefix = embedding.shape[1] - old_grid[0] * old_grid[1]
   if prefix < 0:
     raise UserError(
-      f'a position embedding of {embedding.shape[1]} slots cannot hold a '
-      f'{old_grid[0]}x{old_grid[1]} grid of patches.'
+      f'a position embedding has {embedding.shape[1]} entries, too few for a '
+      f'{old_grid[0]}x{old_grid[1]} grid of patches: check the image size and '
+      'the patch size that belong to the weights.'
     )
   if tuple(old_grid) == tuple(new_grid):
     return np.asarray(embedding, np.float32)
@@ -131,12 +150,12 @@ def resize(
 def resize_axis(
   table: Float[Array | np.ndarray, '... old d'], new: int, method: str
 ) -> Float[np.ndarray, '... new d']:
-  """Interpolates the last axis but one of a table; float32.
+  """Interpolates the second-to-last axis of a table; float32.
 
   Args:
-    table: one embedding a row of patches, a column, or an offset.
-    new: how many are wanted.
-    method: as in `resize`.
+    table: one embedding per row of patches, per column, or per offset.
+    new: number of embeddings of the result.
+    method: 'aligned' or 'bicubic'; see `resize`.
   """
   check_method(method)
   old, wide = table.shape[-2], np.asarray(table, np.float32)
@@ -157,20 +176,21 @@ def resize_leaf(
   new_grid: tuple[int, int],
   method: str,
 ) -> Float[np.ndarray, '...']:
-  """A parameter of `Positions` for another grid; layers may be stacked.
+  """Interpolates a parameter of `Positions`; layers may be stacked.
 
   Args:
     name: last part of the path: 'embedding' `[…, 1, t, d]`, 'rows' or 'columns'
-      `[…, n, d/2]`, or 'offsets' `[…, 2t − 1, c]`. Offsets are stretched as
-      one axis, so that a distance of a row becomes one of as many rows as cover
-      the same share of the image.
-    leaf: made for `old_grid`.
+      `[…, n, d/2]`, or 'offsets' `[…, 2t − 1, c]`. Offsets are interpolated as
+      one axis, so that a distance of some rows becomes a distance that covers
+      the same fraction of the image.
+    leaf: parameter for `old_grid`.
     old_grid: (rows, columns) of patches.
-    new_grid: wanted.
-    method: as in `resize`.
+    new_grid: (rows, columns) of patches of the result.
+    method: 'aligned' or 'bicubic'; see `resize`.
 
   Raises:
-    UserError: the leaf does not hold that grid; unknown method.
+    UserError: the parameter does not belong to `old_grid`, or the method is
+      unknown.
   """
   if name == 'embedding':
     stacked = leaf.reshape(-1, *leaf.shape[-3:])
@@ -186,22 +206,23 @@ def resize_leaf(
     holds = tokens >= old_count
   if not holds:
     raise UserError(
-      f'position {name} of the shape {leaf.shape} cannot be those of a '
-      f'{old_grid[0]}x{old_grid[1]} grid of patches.'
+      f'the positions {name!r} have the shape {list(leaf.shape)}, which does '
+      f'not belong to a {old_grid[0]}x{old_grid[1]} grid of patches: check the '
+      'image size and the patch size that belong to the weights.'
     )
   return resize_axis(leaf, new, method)
 
 
 def square_grid(num_patches: int) -> tuple[int, int]:
-  """The square grid of that many patches.
+  """Returns the square grid with the given number of patches.
 
   Raises:
-    UserError: it is no square number, so the grid must be told.
+    UserError: the number is not a square.
   """
   side = round(num_patches**0.5)
   if side * side != num_patches:
     raise UserError(
-      f'{num_patches} position slots are no square grid: say the image size '
+      f'{num_patches} positions do not form a square grid: give the image size '
       'that the weights were made for.'
     )
   return side, side

@@ -1,0 +1,97 @@
+"""Images of a wrong dtype, shape or size: one message each, while tracing."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import pytest
+from tiny_vit import KEY, SIZES, abstract
+
+from vit_jax.errors import UserError
+from vit_jax.models import axial_resnet, axial_vit, resnet, swin, vit
+
+SWIN = dict(width=8, depths=(2, 2), num_heads=2, window_size=4)
+MODELS = {
+  'vit': vit.Model(3, **SIZES),
+  'positions in layers': vit.Model(3, **SIZES, position_at='layers'),
+  'rows and columns': vit.Model(3, **SIZES, position='2d'),
+  'relative': vit.Model(3, **SIZES, position='relative'),
+  'swin': swin.Model(3, **SWIN),
+  'resnet': resnet.Model(3, depths=(1,), width_factor=1),
+  'axial_vit': axial_vit.Model(3, **SIZES),
+  'axial_resnet': axial_resnet.Model(3, depths=(1, 1)),
+}
+
+
+@functools.cache
+def params_of(name, size):
+  return abstract(MODELS[name], size)
+
+
+def trace(name, images, method='__call__', size=(16, 16)):
+  """Traces a method of a model, without computing anything."""
+
+  def apply(params, images):
+    return MODELS[name].apply({'params': params}, images, method=method)
+
+  return jax.eval_shape(apply, params_of(name, size), images)
+
+
+def images(*shape, dtype=jnp.float32):
+  return jax.ShapeDtypeStruct(shape, dtype)
+
+
+@pytest.mark.parametrize('name', MODELS)
+@pytest.mark.parametrize('dtype', ['uint8', 'int32', 'bool'])
+def test_images_must_be_floats(name, dtype):
+  """The message contains the dtype and a way to convert pixels."""
+  with pytest.raises(UserError, match=f'{dtype}.*127.5'):
+    trace(name, images(2, 16, 16, 3, dtype=dtype))
+
+
+@pytest.mark.parametrize('name', MODELS)
+@pytest.mark.parametrize(
+  'shape', [(16, 16, 3), (2, 16, 16, 4), (2, 3, 16, 16), (1, 2, 16, 16, 3)]
+)
+def test_images_must_be_a_batch_of_colors(name, shape):
+  """The message contains the shape that was given and the one expected."""
+  given = str(list(shape)).replace('[', r'\[')
+  with pytest.raises(UserError, match=rf'{given}.*\[n, height, width, 3\]'):
+    trace(name, images(*shape))
+
+
+@pytest.mark.parametrize('name', [x for x in MODELS if x != 'resnet'])
+def test_parameters_for_images_of_another_size(name):
+  """The message names a parameter and its shape; a ResNet takes any size."""
+  with pytest.raises(UserError, match=r'has the shape \[.*image_size'):
+    trace(name, images(2, 32, 32, 3))
+
+
+@pytest.mark.parametrize('method', ['embed', 'predict'])
+def test_other_methods_check_too(method):
+  """`embed`, the entry of self-supervised objectives, checks images too."""
+  with pytest.raises(UserError, match='uint8'):
+    trace('vit', images(2, 16, 16, 3, dtype='uint8'), method)
+  with pytest.raises(UserError, match='position/embedding'):
+    trace('vit', images(2, 32, 32, 3), method)
+
+
+@pytest.mark.parametrize('method', ['maps', 'stages'])
+def test_maps_of_stages_check_too(method):
+  name = 'swin' if method == 'stages' else 'resnet'
+  with pytest.raises(UserError, match='uint8'):
+    trace(name, images(2, 16, 16, 3, dtype='uint8'), method)
+
+
+@pytest.mark.parametrize('dtype', ['bfloat16', 'float16'])
+def test_all_floats_are_allowed(dtype):
+  """Images of every floating-point dtype give float32 logits."""
+  given = images(2, 16, 16, 3, dtype=dtype)
+  logits = trace('vit', given, size=(16, 16))
+  assert (logits.shape, logits.dtype) == ((2, 3), jnp.float32)
+
+
+def test_initialization_takes_no_other_images_either():
+  """`init` runs the same checks."""
+  with pytest.raises(UserError, match='uint8'):
+    MODELS['vit'].init(KEY, jnp.zeros((1, 8, 8, 3), jnp.uint8))

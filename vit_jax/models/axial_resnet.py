@@ -1,0 +1,246 @@
+"""The ResNet with axial attention (appendix D.6 of the ViT paper)."""
+
+import dataclasses
+import functools
+import itertools
+from typing import Any
+
+import flax.linen as nn
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Key
+
+from vit_jax.arrays import sharding
+from vit_jax.config import plugins
+from vit_jax.errors import UserError, check_range
+from vit_jax.models import backbone
+from vit_jax.models.backbone import (
+  Backbone,
+  BackboneConfig,
+  Images,
+  UncheckedImages,
+  check_images,
+)
+from vit_jax.models.layers import axial, residual
+from vit_jax.models.layers.convolution import StdConv, by_std, max_pool
+from vit_jax.models.layers.group_norm import GroupNorm
+from vit_jax.models.layers.head import head
+from vit_jax.models.layers.positions import resize
+
+Size = tuple[int, int]
+Maps = Float[Array, 'n y x c']
+DEPTHS = {'R50': (3, 4, 6, 3)}  # the only size in appendix D.6
+WIDTH = 64  # inner channels of the first stage's units
+SAVED = (*residual.SAVED, *axial.SAVED)  # arrays that `remat='dots'` keeps
+
+
+@plugins.operational('remat', 'unroll')
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(BackboneConfig):
+  """Keys of the config's `model` section for an AxialResNet.
+
+  `remat='dots'` recomputes everything but convolutions, statistics, and inputs
+  and outputs of attention.
+
+  Attributes:
+    variant: 'R50'. Depths that are set explicitly take precedence.
+    depths: number of units in each stage.
+    num_heads: attention heads in all stages, 8 as in "Axial-DeepLab".
+    head_bias: initial value of the head's bias (-10 for a sigmoid loss).
+
+  Raises:
+    UserError: a variant or choice is unknown, there are no depths, or a number
+      is out of range.
+  """
+
+  variant: str | None = None
+  depths: backbone.Sizes = backbone.OF_VARIANT
+  num_heads: int = 8
+  head_bias: float = 0.0
+
+  def __post_init__(self):
+    super().__post_init__()
+    if self.variant is not None and self.variant not in DEPTHS:
+      raise UserError(
+        f'model.variant is {self.variant!r}; allowed: {", ".join(DEPTHS)}.'
+      )
+    sizes = {'depths': DEPTHS[self.variant]} if self.variant else {}
+    self.complete(sizes, 'R50')
+    object.__setattr__(self, 'depths', tuple(self.depths))
+    residual.check_depths('model.depths', self.depths, at_least=1)
+    heads = self.num_heads
+    check_range('model.num_heads', heads, at_least=1, at_most=WIDTH // 2)
+    if WIDTH % (2 * heads):
+      raise UserError(
+        f'model.num_heads is {heads}; twice this number must divide {WIDTH}.'
+      )
+    check_range('model.head_bias', self.head_bias)
+
+  @classmethod
+  def size_keys(cls) -> tuple[str, ...]:
+    """Keys that the variant determines if they are None."""
+    return ('depths',)
+
+
+class Unit(nn.Module):
+  """A bottleneck unit with axial attention instead of the 3x3 convolution.
+
+  It has a 1x1 convolution, attention along rows, attention along columns,
+  average pooling if there is a stride, and a 1x1 convolution. Activations
+  follow the norms; the scale of the last norm is initialized by 0. Parameters:
+  `conv{1,3}/kernel`, `gn{1,3}/…`, `{row,column}/…` (see `layers.axial`); if the
+  unit changes the shape, also `conv_proj/kernel` and `gn_proj/…`.
+
+  Attributes:
+    channels: inner channels; the unit has four times as many outputs.
+    num_heads: number of attention heads.
+    stride: stride of the unit.
+    dtype: dtype of the computation.
+  """
+
+  channels: int
+  num_heads: int
+  stride: int
+  dtype: jnp.dtype
+
+  @nn.compact
+  def __call__(self, x: Maps, _: None = None) -> tuple[Array, None]:
+    outer = residual.EXPANSION * self.channels
+    conv = functools.partial(StdConv, standardize=by_std, dtype=self.dtype)
+    norm = functools.partial(GroupNorm, axial.EPSILON, self.dtype)
+    x = sharding.constrain(x, sharding.BATCH, None, None, None)
+    y = nn.relu(norm(name='gn1')(conv(self.channels, name='conv1')(x)))
+    for axis in ('row', 'column'):
+      attend = axial.AxialAttention(axis, self.num_heads, self.dtype, name=axis)
+      y = attend(y)
+    if self.stride > 1:
+      strides = (self.stride, self.stride)
+      y = nn.avg_pool(y, strides, strides, 'SAME')
+    y = conv(outer, name='conv3')(nn.relu(y))
+    # With a scale of 0 the unit is initialized as the identity.
+    zeros = nn.initializers.zeros_init()
+    y = norm(scale_init=zeros, name='gn3')(y)
+    if x.shape[-1] != outer or self.stride > 1:
+      x = conv(outer, stride=self.stride, name='conv_proj')(x)
+      x = norm(name='gn_proj')(x)
+    return nn.relu(x + y), None
+
+
+class AxialResNet(Backbone):
+  """A ResNet with axial attention; nothing in it is random.
+
+  Parameters: `conv_root/kernel`, `gn_root/…`, `block{1…}/{unit1,layers}/…`,
+  `head/{kernel,bias}`.
+  """
+
+  config: Config
+
+  stages_method = 'maps'
+  title = 'An AxialResNet'
+  sharding_rules = ((r'head/(kernel|bias)', -1),)
+
+  def setup(self):
+    if self.num_classes:
+      self.head = head(
+        self.num_classes, self.config.compute_dtype, bias=self.config.head_bias
+      )
+
+  @nn.compact
+  def _maps(self, images: Images) -> list[Float[Array, 'n _ _ _']]:
+    config, dtype = self.config, self.config.compute_dtype
+    x = StdConv(WIDTH, by_std, size=7, stride=2, dtype=dtype, name='conv_root')(
+      jnp.asarray(images, dtype)
+    )
+    x = nn.relu(GroupNorm(axial.EPSILON, dtype, name='gn_root')(x))
+    x, maps = max_pool(x, 'same'), []
+    for i, depth in enumerate(config.depths):
+      stage = residual.Stage(
+        Unit,
+        (WIDTH * 2**i, config.num_heads),
+        depth=depth,
+        stride=min(i + 1, 2),
+        dtype=dtype,
+        remat=config.remat,
+        saved=SAVED,
+        unroll=config.unroll,
+        name=f'block{i + 1}',
+      )
+      x = stage(x)
+      maps.append(x)
+    return maps
+
+  def _predict(
+    self, images: Images, key: Key[Array, ''] | None, want: tuple[str, ...]
+  ) -> dict[str, Array]:
+    del key, want
+    x = self._maps(images)[-1].astype(jnp.float32)
+    features = x.mean((1, 2))
+    return {
+      'features': features,
+      'logits': self.head(features) if self.num_classes else features,
+      'tokens': x.reshape(len(x), -1, x.shape[-1]),
+    }
+
+  def maps(self, images: UncheckedImages) -> list[Float[Array, 'n _ _ _']]:
+    """Computes the map of each stage, `[n, rows, columns, channels]`, float32.
+
+    Args:
+      images: float images in [-1, 1], `[n, height, width, 3]`.
+    """
+    check_images(images)
+    return [x.astype(jnp.float32) for x in self._maps(images)]
+
+  @property
+  def sized(self) -> tuple[str, ...]:
+    """Path prefixes of the embeddings of offsets along a row or a column."""
+    parts = itertools.product(
+      range(1, len(self.config.depths) + 1),
+      ('unit1', 'layers'),
+      ('row', 'column'),
+    )
+    return tuple(f'block{i}/{unit}/{a}/relative' for i, unit, a in parts)
+
+  @nn.nowrap
+  def adapt(
+    self,
+    leaves: dict[str, np.ndarray],
+    old_size: Size,
+    new_size: Size,
+    method: str,
+  ) -> dict[str, np.ndarray]:
+    """Interpolates the embeddings of offsets; see `positions.resize`."""
+    del old_size  # the shape of a parameter determines it
+    adapted = {}
+    for path, leaf in leaves.items():
+      block, unit, axis, _ = path.split('/')
+      # Root and pooling halve the image twice, and each further stage halves it
+      # once more. The attention of a first unit precedes its pooling, so it has
+      # the map of the stage before it.
+      halvings = int(block.removeprefix('block')) + 1
+      halvings -= unit == 'unit1' and halvings > 2
+      side = -(-new_size[axis == 'row'] // 2**halvings)
+      flat = leaf.reshape(-1, leaf.shape[-1]).T[None]  # [1, offsets, others]
+      flat = resize(flat, (leaf.shape[-1], 1), (2 * side - 1, 1), method)
+      adapted[path] = flat[0].T.reshape(*leaf.shape[:-1], -1)
+    return adapted
+
+  @property
+  def architecture(self) -> dict[str, Any]:
+    """Sizes of the model."""
+    return {'depths': self.config.depths, 'num_heads': self.config.num_heads}
+
+
+@plugins.keyed_by(Config)
+def Model(  # noqa: N802 (the fixed symbol that a config's name resolves to)
+  num_classes: int, /, **keys: Any
+) -> AxialResNet:
+  """Builds an AxialResNet.
+
+  Args:
+    num_classes: number of outputs of the head; 0 for a model without a head.
+    **keys: fields of `Config`.
+
+  Raises:
+    UserError: see `Config`.
+  """
+  return AxialResNet(num_classes, Config(**keys))

@@ -1,0 +1,217 @@
+"""Base class and base config of the backbones in this package."""
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import flax.linen as nn
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Key
+
+from vit_jax.errors import UserError, check_range
+from vit_jax.models.contract import Defaults, check_wanted
+from vit_jax.models.layers.remat import REMAT
+
+Images = Float[Array | np.ndarray, 'n y x c']
+# Images that may be wrong; `check_images` has a message for each mistake, which
+# a run-time type checker would preempt.
+UncheckedImages = Any
+# Type of a config key for a size that may be None if there is a variant. A
+# checker sees the type without None, which `BackboneConfig.complete` replaces.
+if TYPE_CHECKING:
+  Size = int
+  Sizes = tuple[int, ...]
+else:
+  Size = int | None
+  Sizes = tuple[int, ...] | None
+OF_VARIANT: Any = None
+DTYPES = ('bfloat16', 'float32')
+MAX_SIZE = 2**31 - 1  # the largest dimension of an XLA array
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BackboneConfig:
+  """Keys that every backbone has; a subclass adds its own.
+
+  Attributes:
+    dtype: dtype of the computation, 'bfloat16' or 'float32'; parameters are
+      always float32.
+    remat: activations that the backward pass recomputes: 'none', 'full' (all)
+      or 'dots' (all but the products of weight matrices). Attention weights
+      are recomputed in any case.
+    unroll: number of layers that are unrolled in each step of a scan; all
+      layers if there are fewer.
+
+  Raises:
+    UserError: a value is not allowed.
+  """
+
+  dtype: str = 'bfloat16'
+  remat: str = 'none'
+  unroll: int = 1
+
+  def __post_init__(self):
+    self.check_choices(dtype=DTYPES, remat=REMAT)
+    check_range('model.unroll', self.unroll, at_least=1, at_most=MAX_SIZE)
+
+  def check_choices(self, **choices: Iterable[str]) -> None:
+    """Checks that the given keys have one of their allowed values.
+
+    Args:
+      **choices: allowed values of each key.
+
+    Raises:
+      UserError: a key has another value.
+    """
+    for key, allowed in choices.items():
+      value = getattr(self, key)
+      if value not in tuple(allowed):
+        raise UserError(f'model.{key} is {value!r}; allowed: {tuple(allowed)}.')
+
+  def complete(self, sizes: Mapping[str, Any], example: str) -> None:
+    """Replaces sizes that are None by the sizes of the variant.
+
+    Args:
+      sizes: sizes of the variant by key, or {} without a variant.
+      example: name of a variant, for the error message.
+
+    Raises:
+      UserError: a size is neither given nor determined by the variant.
+    """
+    missing = []
+    for key in self.size_keys():
+      value = getattr(self, key)
+      if value is None:
+        value = sizes.get(key)
+      if value is None:
+        missing.append(key)
+      # A frozen dataclass is assigned to in this way while it is initialized.
+      object.__setattr__(self, key, value)
+    if missing:
+      raise UserError(
+        f'the model lacks {", ".join(missing)}: set model.variant (for '
+        f'example {example!r}) or set these sizes. Fine-tuning takes them from '
+        'the weights that it starts from: python -m vit_jax.finetune.'
+      )
+
+  @classmethod
+  def size_keys(cls) -> tuple[str, ...]:
+    """Keys that `complete` fills in."""
+    return ()
+
+  @property
+  def compute_dtype(self) -> Any:
+    """The dtype of the computation as a NumPy dtype."""
+    return jnp.dtype(self.dtype)
+
+
+class Backbone(nn.Module, Defaults):
+  """Base class of the backbones; satisfies `models.contract.Model`.
+
+  A subclass defines `_predict` and, where the names differ, `outputs`,
+  `stages_method` and `title`. The keys of its config are readable as attributes
+  of the model: `model.width` is `model.config.width`.
+
+  Attributes:
+    num_classes: number of outputs of the head; 0 for a model without a head.
+    config: keys of the config's `model` section, validated.
+  """
+
+  num_classes: int
+  config: Any
+
+  # Names that `want` may contain; the method that returns the maps of all
+  # stages, whose shapes differ; the name of the model in error messages.
+  outputs = ('tokens',)
+  stages_method = ''
+  title = 'This model'
+
+  def __getattr__(self, name: str) -> Any:
+    # Python calls this method only for names that are not found otherwise.
+    config = self.__dict__.get('config')
+    if not name.startswith('_') and hasattr(config, name):
+      return getattr(config, name)
+    parent: Any = super()
+    return parent.__getattr__(name)
+
+  def __call__(
+    self, images: UncheckedImages, key: Key[Array, ''] | None = None
+  ) -> Float[Array, 'n k']:
+    """Computes the logits of images, float32.
+
+    Args:
+      images: float images in [-1, 1], `[n, height, width, 3]`.
+      key: random key of dropout and drop path; None for evaluation.
+    """
+    return self.predict(images, key)['logits']
+
+  def predict(
+    self,
+    images: UncheckedImages,
+    key: Key[Array, ''] | None = None,
+    want: tuple[str, ...] = (),
+  ) -> dict[str, Float[Array, 'n ...']]:
+    """Computes features, logits and, on request, intermediate results.
+
+    Args:
+      images: float images in [-1, 1], `[n, height, width, 3]`.
+      key: random key of dropout and drop path; None for evaluation.
+      want: names of further results, from `models.contract.WANTED`.
+
+    Returns:
+      `features` `[n, width]`, `logits` `[n, num_classes]` (equal to the
+      features if `num_classes` is 0) and the results named in `want`; float32.
+
+    Raises:
+      UserError: the images have a wrong dtype, shape or size, or the model
+        does not have a result named in `want`.
+    """
+    check_wanted(want, self.outputs, self.title, self.stages_method)
+    check_images(images)
+    found = self._predict(images, key, want)
+    return {
+      name: found[name].astype(jnp.float32)
+      for name in ('features', 'logits', *want)
+    }
+
+  def _predict(
+    self, images: Images, key: Key[Array, ''] | None, want: tuple[str, ...]
+  ) -> dict[str, Array]:
+    """Computes what `predict` returns, in any dtype."""
+    raise NotImplementedError
+
+  @nn.nowrap
+  def replace(self, **options: Any) -> Any:
+    """Returns the same model with other values of some config keys."""
+    return self.clone(config=dataclasses.replace(self.config, **options))
+
+  @property
+  def reference(self) -> Any:
+    """The same model without rematerialization or unrolling."""
+    return self.replace(remat='none', unroll=1)
+
+
+def check_images(images: Any) -> None:
+  """Checks dtype and shape of images while a model is traced.
+
+  Raises:
+    UserError: the images are not floating-point numbers `[n, y, x, 3]`.
+  """
+  shape, dtype = tuple(np.shape(images)), jnp.result_type(images)
+  if not jnp.issubdtype(dtype, jnp.floating):
+    raise UserError(
+      f'the images have the dtype {dtype}; a model takes floating-point images '
+      'in [-1, 1]. Convert pixels from 0 to 255 by images / 127.5 - 1, or as '
+      'the preprocessing of the weights specifies.'
+    )
+  if len(shape) == 3 and shape[-1] == 3:
+    raise UserError(
+      f'the images have the shape {list(shape)}; a model takes a batch '
+      '[n, height, width, 3]. Add the batch dimension: images[None].'
+    )
+  if len(shape) != 4 or shape[-1] != 3:
+    raise UserError(
+      f'the images have the shape {list(shape)}; a model takes '
+      '[n, height, width, 3], with the three color channels last.'
+    )

@@ -1,0 +1,97 @@
+"""The MLP of a Transformer layer, and its GELU."""
+
+import functools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+from jaxtyping import Array, Float, Key
+
+from vit_jax.arrays import sharding
+from vit_jax.models.layers.linear import Initializer, Linear
+from vit_jax.models.layers.noise import dropout
+
+SAVED = 'hidden'  # name of the hidden units, for rematerialization policies
+
+
+class Mlp(nn.Module):
+  """Two dense layers with GELU and dropout between them.
+
+  With `gated` (SwiGLU, arXiv 2002.05202) the first layer has two outputs for
+  each hidden unit, `[d, 2, mlp_dim]`. The product of one output and the SiLU of
+  the other replaces the GELU.
+  """
+
+  mlp_dim: int
+  dropout: float
+  gelu: str
+  dtype: jnp.dtype
+  kernel_init: Initializer = nn.initializers.xavier_uniform()
+  bias_init: Initializer = nn.initializers.normal(1e-6)
+  gated: bool = False
+
+  @nn.compact
+  def __call__(
+    self, x: Float[Array, 'n t d'], key: Key[Array, ''] | None
+  ) -> Float[Array, 'n t d']:
+    dense = functools.partial(
+      Linear,
+      kernel_init=self.kernel_init,
+      bias_init=self.bias_init,
+      dtype=self.dtype,
+    )
+    units = (2, self.mlp_dim) if self.gated else (self.mlp_dim,)
+    # The hidden units are split over the mesh axis `model`: the first product
+    # needs no communication, the second one a single sum.
+    y = dense(features=units, model_dim=-1, name='fc1')(x)
+    y = checkpoint_name(y, SAVED)
+    if self.gated:
+      y = jax.nn.silu(y[:, :, 0]) * y[:, :, 1]
+    else:
+      y = gelu(y, self.gelu)
+    y = dropout(y, self.dropout, key)
+    return dense(features=(x.shape[-1],), model_dim=-2, name='fc2')(y)
+
+
+def gelu(x: Float[Array, '...'], kind: str) -> Float[Array, '...']:
+  """Computes GELU: 'exact', or approximated by 'tanh' or a sigmoid ('quick').
+
+  On a GPU the backward pass computes it again from `x`, which is kept in any
+  case. Otherwise XLA writes a second array of this size to memory in the
+  forward pass and reads it in the backward pass.
+  """
+  if sharding.on_gpu():
+    return _gelu_of_input(x, kind)
+  return _gelu(x, kind)
+
+
+def _gelu(x: Float[Array, '...'], kind: str) -> Float[Array, '...']:
+  if kind == 'quick':
+    return x * jax.nn.sigmoid(1.702 * x)
+  if kind == 'exact' and x.dtype == jnp.bfloat16:
+    # `jax.nn.gelu` rounds intermediate results, with errors of up to 5 % for
+    # negative values, and uses erfc, which is slower than erf on a TPU.
+    wide = x.astype(jnp.float32)
+    return (wide * (0.5 + 0.5 * jax.lax.erf(wide * 0.5**0.5))).astype(x.dtype)
+  return jax.nn.gelu(x, approximate=kind == 'tanh')
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _gelu_of_input(x: Float[Array, '...'], kind: str) -> Float[Array, '...']:
+  return _gelu(x, kind)
+
+
+def _gelu_forward(x: Array, kind: str) -> tuple[Array, Array]:
+  return _gelu(x, kind), x
+
+
+def _gelu_backward(kind: str, x: Array, dy: Array) -> tuple[Array]:
+  # Without the barrier, XLA recognizes the same expression in both passes.
+  wide = jax.lax.optimization_barrier(x).astype(jnp.float32)
+  _, pull = jax.vjp(functools.partial(_gelu, kind=kind), wide)
+  (dx,) = pull(dy.astype(jnp.float32))
+  return (dx.astype(x.dtype),)
+
+
+_gelu_of_input.defvjp(_gelu_forward, _gelu_backward)

@@ -1,0 +1,174 @@
+"""The ResNet of "Big Transfer" (BiT, arXiv 1912.11370, section 3.1)."""
+
+import dataclasses
+import re
+from typing import Any
+
+import flax.linen as nn
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Key
+
+from vit_jax.config import plugins
+from vit_jax.errors import UserError, check_range
+from vit_jax.models import backbone
+from vit_jax.models.backbone import (
+  Backbone,
+  BackboneConfig,
+  Images,
+  UncheckedImages,
+  check_images,
+)
+from vit_jax.models.layers import residual
+from vit_jax.models.layers.convolution import max_pool
+from vit_jax.models.layers.head import head
+
+# Units in each stage ("Deep Residual Learning", arXiv 1512.03385, Table 1).
+DEPTHS = {
+  50: (3, 4, 6, 3),
+  101: (3, 4, 23, 3),
+  152: (3, 8, 36, 3),
+  200: (3, 24, 36, 3),  # "Identity Mappings", arXiv 1603.05027, appendix
+}
+WIDTH = 64  # inner channels of the first stage's units at width factor 1
+_MAX_WIDTH_FACTOR = 1024
+
+
+@plugins.operational('remat', 'unroll')
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(BackboneConfig):
+  """Keys of the config's `model` section for a ResNet.
+
+  `remat='dots'` recomputes everything but convolutions and statistics.
+
+  Attributes:
+    variant: name such as 'R50x1': R50, R101, R152 or R200, and a width factor
+      of 1 to 4 (Table 3). Sizes that are set explicitly take precedence.
+    depths: number of units in each stage.
+    width_factor: factor of all channels; with 1, units have 64 to 2048.
+    head_bias: initial value of the head's bias (-10 for a sigmoid loss).
+
+  Raises:
+    UserError: a variant or choice is unknown, a size is missing, or a number is
+      out of range.
+  """
+
+  variant: str | None = None
+  depths: backbone.Sizes = backbone.OF_VARIANT
+  width_factor: backbone.Size = backbone.OF_VARIANT
+  head_bias: float = 0.0
+
+  def __post_init__(self):
+    super().__post_init__()
+    self.complete(_of_variant(self.variant), 'R50x1')
+    object.__setattr__(self, 'depths', tuple(self.depths))
+    residual.check_depths('model.depths', self.depths, at_least=1)
+    check_range(
+      'model.width_factor',
+      self.width_factor,
+      at_least=1,
+      at_most=_MAX_WIDTH_FACTOR,
+    )
+    check_range('model.head_bias', self.head_bias)
+
+  @classmethod
+  def size_keys(cls) -> tuple[str, ...]:
+    """Keys that the variant determines if they are None."""
+    return ('depths', 'width_factor')
+
+
+class ResNet(Backbone):
+  """A ResNet v2 (arXiv 1603.05027), with the activation first in each unit.
+
+  It has GroupNorm instead of BatchNorm, and weight standardization. Images may
+  have any size. Nothing in it is random. Parameters: `conv_root/kernel`,
+  `block{1…}/unit1/…`, `block{1…}/layers/…` (stacked; see `residual`),
+  `norm/{scale,bias}`, `head/{kernel,bias}`.
+  """
+
+  config: Config
+
+  stages_method = 'maps'
+  title = 'A ResNet'
+  sharding_rules = (*residual.SHARDING_RULES, (r'head/(kernel|bias)', -1))
+
+  def setup(self):
+    config, dtype = self.config, self.config.compute_dtype
+    layers = residual.code('before', dtype)
+    width = WIDTH * config.width_factor
+    self.conv_root = layers.conv(width, size=7, stride=2)
+    stages = residual.stages(
+      config.depths,
+      width,
+      activation='before',
+      dtype=dtype,
+      remat=config.remat,
+      unroll=config.unroll,
+    )
+    for name, stage in stages.items():
+      setattr(self, name, stage)
+    self.norm = layers.norm()
+    if self.num_classes:
+      self.head = head(self.num_classes, dtype, bias=config.head_bias)
+
+  def _predict(
+    self, images: Images, key: Key[Array, ''] | None, want: tuple[str, ...]
+  ) -> dict[str, Array]:
+    del key, want
+    x = nn.relu(self.norm(self.maps(images)[-1])).astype(jnp.float32)
+    features = x.mean((1, 2))
+    return {
+      'features': features,
+      'logits': self.head(features) if self.num_classes else features,
+      'tokens': x.reshape(len(x), -1, x.shape[-1]),
+    }
+
+  def maps(self, images: UncheckedImages) -> list[Float[Array, 'n _ _ _']]:
+    """Computes the map of each stage, `[n, rows, columns, channels]`.
+
+    Args:
+      images: float images in [-1, 1], `[n, height, width, 3]`.
+    """
+    check_images(images)
+    x = jnp.asarray(images, self.config.compute_dtype)
+    # No ReLU: with activation first, each unit begins with one.
+    x = max_pool(self.conv_root(x), 'fixed')
+    maps = []
+    for i in range(len(self.config.depths)):
+      x = getattr(self, f'block{i + 1}')(x)
+      maps.append(x)
+    return maps
+
+  @property
+  def architecture(self) -> dict[str, Any]:
+    """Sizes of the model."""
+    return {k: getattr(self.config, k) for k in self.config.size_keys()}
+
+
+@plugins.keyed_by(Config)
+def Model(  # noqa: N802 (the fixed symbol that a config's name resolves to)
+  num_classes: int, /, **keys: Any
+) -> ResNet:
+  """Builds a ResNet.
+
+  Args:
+    num_classes: number of outputs of the head; 0 for a model without a head.
+    **keys: fields of `Config`.
+
+  Raises:
+    UserError: see `Config`.
+  """
+  return ResNet(num_classes, Config(**keys))
+
+
+def _of_variant(variant: str | None) -> dict[str, Any]:
+  """Returns depths and width factor of a variant, or {} for None."""
+  if variant is None:
+    return {}
+  match = re.fullmatch(r'R(\d+)x([1-4])', variant)
+  if match is None or int(match[1]) not in DEPTHS:
+    raise UserError(
+      f'model.variant is {variant!r}; allowed: one of '
+      f'{"|".join(f"R{depth}" for depth in DEPTHS)}, x and a width factor of 1 '
+      'to 4, such as R50x1.'
+    )
+  return dict(depths=DEPTHS[int(match[1])], width_factor=int(match[2]))

@@ -1,0 +1,66 @@
+"""Config of the Swin Transformer."""
+
+import dataclasses
+
+from vit_jax.config import plugins
+from vit_jax.errors import UserError, check_range
+from vit_jax.models import backbone
+from vit_jax.models.backbone import MAX_SIZE, BackboneConfig
+from vit_jax.models.swin import sizes
+
+
+@plugins.operational('remat', 'unroll')
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(BackboneConfig):
+  """Keys of the config's `model` section for a Swin Transformer.
+
+  `unroll` applies to pairs of blocks.
+
+  Attributes:
+    variant: 'T', 'S', 'B' or 'L' (section 3.3). Sizes that are set explicitly
+      take precedence.
+    width: channels of the first stage; they double from stage to stage.
+    depths: number of blocks of each stage, even numbers: blocks with plain and
+      with shifted windows alternate.
+    num_heads: attention heads of the first stage; they double from stage to
+      stage.
+    window_size: side of a window in tokens; smaller if the map is smaller.
+    drop_path: drop-path rate of the last block; it grows linearly from 0 at the
+      first block.
+
+  Raises:
+    UserError: a variant or choice is unknown, a size is missing, or a number is
+      out of range.
+  """
+
+  variant: str | None = None
+  width: backbone.Size = backbone.OF_VARIANT
+  depths: backbone.Sizes = backbone.OF_VARIANT
+  num_heads: backbone.Size = backbone.OF_VARIANT
+  window_size: int = 7
+  drop_path: float = 0.0
+
+  def __post_init__(self):
+    super().__post_init__()
+    self.complete(sizes.of_variant(self.variant), 'T')
+    object.__setattr__(self, 'depths', tuple(self.depths))
+    for key in ('width', 'num_heads', 'window_size'):
+      size = getattr(self, key)
+      check_range(f'model.{key}', size, at_least=1, at_most=MAX_SIZE)
+    check_range('model.drop_path', self.drop_path, at_least=0, below=1)
+    if self.width % self.num_heads:
+      raise UserError(
+        f'model.width is {self.width} and model.num_heads is {self.num_heads}: '
+        'num_heads must divide width.'
+      )
+    if not self.depths or any(d < 2 or d % 2 for d in self.depths):
+      raise UserError(
+        f'model.depths is {self.depths}; each stage needs an even number of '
+        'blocks, 2 or more: half of them have plain windows and half shifted '
+        'ones.'
+      )
+
+  @classmethod
+  def size_keys(cls) -> tuple[str, ...]:
+    """Keys that the variant determines if they are None."""
+    return sizes.NAMES

@@ -1,0 +1,247 @@
+"""The Swin Transformer (arXiv 2103.14030)."""
+
+import itertools
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Key
+
+from vit_jax.config import plugins
+from vit_jax.errors import UserError
+from vit_jax.models.backbone import (
+  Backbone,
+  Images,
+  UncheckedImages,
+  check_images,
+)
+from vit_jax.models.layers import initializers
+from vit_jax.models.layers.head import head
+from vit_jax.models.layers.linear import Linear
+from vit_jax.models.swin import relative, sizes
+from vit_jax.models.swin.config import Config
+from vit_jax.models.swin.stage import (
+  LN_EPSILON,
+  LayerNorm,
+  Merge,
+  Stage,
+  halved,
+)
+from vit_jax.models.swin.windows import Windows
+
+Grid = tuple[int, int]
+_TABLE = 'attention/bias_table'
+
+
+class Swin(Backbone):
+  """A Swin Transformer.
+
+  There are no methods `embed` and `encode`, because no token of a map can be
+  left out. Parameters: `embedding/{kernel,bias}`, `embedding_norm/…`,
+  `stage{1…}/layers/{plain,shifted}/…` (pairs of blocks stacked),
+  `merge{1…}/{norm/…,kernel}`, `norm/…`, `head/{kernel,bias}`.
+  """
+
+  config: Config
+
+  stages_method = 'stages'
+  title = 'A Swin'
+  gelu, norm_eps = 'exact', LN_EPSILON  # as published; not options
+  sharding_rules = (
+    (r'attention/(query|key|value)/kernel', -2),
+    (r'attention/(query|key|value)/bias', -2),
+    (r'attention/out/kernel', -3),
+    (r'attention/bias_table', -1),
+    (r'mlp/fc1/(kernel|bias)', -1),
+    (r'mlp/fc2/kernel', -2),
+    (r'head/(kernel|bias)', -1),
+  )
+
+  def setup(self):
+    dtype = self.config.compute_dtype
+    # The authors leave this layer as PyTorch initializes a convolution.
+    kernel_init, bias_init = initializers.torch_convolution(
+      3 * sizes.PATCH_SIZE**2
+    )
+    self.embedding = Linear(
+      (self.config.width,),
+      input_axes=3,
+      kernel_init=kernel_init,
+      bias_init=bias_init,
+      dtype=dtype,
+    )
+    self.embedding_norm = LayerNorm(dtype)
+    self.norm = LayerNorm(dtype)
+    if self.num_classes:
+      self.head = head(self.num_classes, dtype, kernel_init=initializers.NORMAL)
+
+  def _predict(
+    self, images: Images, key: Key[Array, ''] | None, want: tuple[str, ...]
+  ) -> dict[str, Array]:
+    del want
+    tokens, _ = self._transform(images, key, want_layers=False)
+    features = tokens.mean(axis=1)
+    return {
+      'features': features,
+      'logits': self.head(features) if self.num_classes else features,
+      'tokens': tokens,
+    }
+
+  def stages(
+    self, images: UncheckedImages, key: Key[Array, ''] | None = None
+  ) -> list[Float[Array, 'n _ _ _']]:
+    """Computes the tokens after every block, by stages.
+
+    Args:
+      images: float images in [-1, 1], `[n, height, width, 3]`.
+      key: random key of drop path; None for evaluation.
+
+    Returns:
+      An array `[n, depth, t, d]` for each stage, float32.
+    """
+    check_images(images)
+    _, after = self._transform(images, key, want_layers=True)
+    return [
+      x.swapaxes(0, 1).astype(jnp.float32) for x in after if x is not None
+    ]
+
+  @nn.compact
+  def _transform(
+    self, images: Images, key: Key[Array, ''] | None, want_layers: bool
+  ) -> tuple[Float[Array, 'n t d'], list[Array | None]]:
+    """Returns the normalized tokens of the last map.
+
+    With `want_layers` it also returns the tokens after every block, by stages.
+    """
+    config = self.config
+    _, height, width, _ = images.shape
+    grids = self.grids((height, width))
+    x, after, first = self._embed(images), [], 0
+    per_layer = self._per_layer(key)
+    for i, (depth, grid) in enumerate(zip(config.depths, grids, strict=True)):
+      stage = Stage(
+        depth=depth,
+        num_heads=config.num_heads * 2**i,
+        grid=grid,
+        window_size=config.window_size,
+        dtype=config.compute_dtype,
+        remat=config.remat,
+        unroll=config.unroll,
+        name=f'stage{i + 1}',
+      )
+      own = {k: leaf[first : first + depth] for k, leaf in per_layer.items()}
+      x, layers = stage(x, own, want_layers)
+      after.append(layers)
+      first += depth
+      if i + 1 < len(grids):
+        x = Merge(grid, config.compute_dtype, name=f'merge{i + 1}')(x)
+    return self.norm(x), after
+
+  def _embed(self, images: Images) -> Float[Array, 'n t d']:
+    """Returns the normalized tokens of patches.
+
+    The embedding is a convolution whose stride is its size.
+    """
+    x = jnp.asarray(images, self.config.compute_dtype)
+    n, height, width, channels = x.shape
+    p = sizes.PATCH_SIZE
+    x = x.reshape(n, height // p, p, width // p, p, channels)
+    x = x.swapaxes(2, 3).reshape(n, -1, p, p, channels)
+    return self.embedding_norm(self.embedding(x))
+
+  def _per_layer(self, key: Key[Array, ''] | None) -> dict[str, Array]:
+    """Returns keys and drop-path rates of all blocks; {} for evaluation."""
+    if key is None or not self.config.drop_path:
+      return {}
+    depth = sum(self.config.depths)
+    rates = jnp.linspace(0.0, self.config.drop_path, depth)  # over all stages
+    return {'key': jax.random.split(key, depth), 'rate': rates}
+
+  @nn.nowrap
+  def grids(self, image_size: Grid) -> list[Grid]:
+    """Returns rows and columns of the map of each stage.
+
+    Args:
+      image_size: (height, width), pixels.
+
+    Raises:
+      UserError: the patch size does not divide the image.
+    """
+    p = sizes.PATCH_SIZE
+    if any(side % p or side < p for side in image_size):
+      height, width = image_size
+      raise UserError(
+        f'an image of {height}x{width} pixels is not divisible by the patch '
+        f'size {p} of a Swin: take multiples of {p}.'
+      )
+    grids = [(image_size[0] // p, image_size[1] // p)]
+    for _ in self.config.depths[1:]:
+      grids.append(halved(grids[-1]))
+    return grids
+
+  @nn.nowrap
+  def check(self, image_size: Grid) -> None:
+    """Raises UserError if images cannot have this size; see `grids`."""
+    self.grids(image_size)
+
+  @property
+  def sized(self) -> tuple[str, ...]:
+    """Path prefixes of the bias tables.
+
+    A window is not larger than its map, so their shapes depend on the image.
+    """
+    kinds = itertools.product(
+      range(len(self.config.depths)), ('plain', 'shifted')
+    )
+    return tuple(f'stage{i + 1}/layers/{kind}/{_TABLE}' for i, kind in kinds)
+
+  @nn.nowrap
+  def adapt(
+    self,
+    leaves: dict[str, np.ndarray],
+    old_size: Grid,
+    new_size: Grid,
+    method: str,
+  ) -> dict[str, np.ndarray]:
+    """Interpolates bias tables to this model's windows; see `relative.resize`.
+
+    Raises:
+      UserError: a table changes, and the method is not 'bicubic'.
+    """
+    del old_size  # the shape of a table determines its windows
+    grids, adapted = self.grids(new_size), {}
+    for path, table in leaves.items():
+      grid = grids[int(path[len('stage') : path.index('/')]) - 1]
+      size = Windows.of(grid, self.config.window_size, shifted=False).size
+      if relative.window_of(table.shape[1]) != size and method != 'bicubic':
+        raise UserError(
+          f'position_resize is {method!r}, and the relative position biases of '
+          'this Swin have to be resized from windows of '
+          f'{relative.window_of(table.shape[1])} to {size} tokens: set '
+          "position_resize='bicubic', the only method for Swin."
+        )
+      adapted[path] = relative.resize(table, size)
+    return adapted
+
+  @property
+  def architecture(self) -> dict[str, Any]:
+    """Sizes except the window size: fine-tuning may use larger windows."""
+    return {key: getattr(self.config, key) for key in sizes.NAMES}
+
+
+@plugins.keyed_by(Config)
+def Model(  # noqa: N802 (the fixed symbol that a config's name resolves to)
+  num_classes: int, /, **keys: Any
+) -> Swin:
+  """Builds a Swin Transformer.
+
+  Args:
+    num_classes: number of outputs of the head; 0 for a model without a head.
+    **keys: fields of `Config`.
+
+  Raises:
+    UserError: see `Config`.
+  """
+  return Swin(num_classes, Config(**keys))

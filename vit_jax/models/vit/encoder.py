@@ -1,0 +1,221 @@
+"""Encoder of the Vision Transformer: its layers under one scan.
+
+Parameters are float32. Matrix products and the residual stream have the dtype
+of the config (bfloat16 on accelerators); products accumulate in float32.
+LayerNorm statistics and softmax are float32.
+
+Each layer receives its random key as a scanned input, so random values depend
+neither on unrolling nor on rematerialization.
+"""
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+from jaxtyping import Array, Float, Key, Shaped
+
+from vit_jax.arrays import sharding
+from vit_jax.models.attention import multi_head
+from vit_jax.models.contract import Places
+from vit_jax.models.layers import initializers, mlp
+from vit_jax.models.layers.mlp import Mlp
+from vit_jax.models.layers.noise import drop_path, dropout, scaled
+from vit_jax.models.layers.norm import LayerNorm
+from vit_jax.models.layers.positions import Positions, Scheme
+from vit_jax.models.layers.remat import rematerialized
+from vit_jax.models.vit.config import Config
+
+# Names of the arrays that `remat='dots'` keeps.
+SAVED = (*multi_head.SAVED, 'statistics', 'middle', mlp.SAVED)
+
+
+class Block(nn.Module):
+  """One pre-norm layer (equations 2 and 3), with the signature of a scan.
+
+  Attributes:
+    config: config of the model.
+    scheme: positions that this layer has of its own; None for none.
+    grid: rows and columns of patches, for these positions.
+    want: results to return, of 'layers' and 'attention'.
+    tokens: number of tokens that are not padding; None if all are tokens.
+  """
+
+  config: Config
+  scheme: Scheme | None = None
+  grid: tuple[int, int] | None = None
+  want: tuple[str, ...] = ()
+  tokens: int | None = None
+
+  @nn.compact
+  def __call__(
+    self,
+    x: Float[Array, 'n t d'],
+    per_layer: dict[str, Shaped[Array, '']],
+    common: dict[str, Any],
+  ) -> tuple[Float[Array, 'n t d'], dict[str, Array]]:
+    """Applies the layer.
+
+    Args:
+      x: tokens.
+      per_layer: values that differ between layers: `key` and the drop-path
+        `rate` in training, nothing for evaluation.
+      common: values that all layers share: the result of `Positions`, or `kept`
+        if every layer has positions of its own.
+
+    Returns:
+      The tokens after the layer, and the results named in `want`.
+    """
+    config, dtype = self.config, self.config.compute_dtype
+    keys, rate = [None] * 5, per_layer.get('rate')
+    if 'key' in per_layer:
+      keys = list(jax.random.split(per_layer['key'], 5))
+    norm = functools.partial(LayerNorm, dtype, config.norm_eps)
+
+    def branch(name: str, y: Array, drop_key: Any, path_key: Any) -> Array:
+      y = dropout(y, config.dropout, drop_key)
+      if config.layer_scale is not None:
+        init = nn.initializers.constant(config.layer_scale)
+        y = scaled(y, self.param(name, init, y.shape[-1:]))
+      return y if rate is None else drop_path(y, rate, path_key)
+
+    # Attention
+    x = sharding.constrain(x, sharding.BATCH, None, None)
+    positions = self._positions(common)
+    if 'added' in positions:
+      x = x + positions['added'].astype(x.dtype)
+    y, weights = multi_head.Attention(
+      config.num_heads,
+      dtype,
+      config.attention,
+      config.qk_norm,
+      config.norm_eps,
+      config.start_values,
+      self.tokens,
+      name='attention',
+    )(
+      norm(name='norm1')(x),
+      want_weights='attention' in self.want,
+      positions=positions,
+    )
+    wanted = {} if weights is None else {'attention': weights}
+    x = checkpoint_name(x + branch('scale1', y, *keys[:2]), 'middle')
+
+    # MLP
+    y = Mlp(
+      config.mlp_dim,
+      config.dropout,
+      config.gelu,
+      dtype,
+      initializers.matrix(config.start_values),
+      initializers.mlp_bias(config.start_values),
+      config.gated,
+      name='mlp',
+    )(norm(name='norm2')(x), keys[2])
+    x = x + branch('scale2', y, keys[3], keys[4])
+    x = sharding.constrain(x, sharding.BATCH, None, None)
+    if 'layers' in self.want:
+      wanted['layers'] = x
+    return x, wanted
+
+  def _positions(self, common: dict[str, Any]) -> dict[str, Any]:
+    """Returns the positions that act in this layer."""
+    if self.scheme is None:
+      return common
+    assert self.grid is not None
+    places = Places(self.grid, common.get('kept'))
+    return Positions(
+      self.scheme, self.scheme.channels(self.config), name='position'
+    )(places)
+
+
+class Encoder(nn.Module):
+  """Layers under one scan, then a LayerNorm (`norm`) unless `fc_norm` is set.
+
+  Parameters are stacked: `layers/mlp/fc1/kernel` is `[depth, d, mlp_dim]`.
+
+  Attributes:
+    config: config of the model.
+    scheme: positions that every layer has of its own; None for none.
+  """
+
+  config: Config
+  scheme: Scheme | None = None
+
+  @nn.compact
+  def __call__(
+    self,
+    x: Float[Array, 'n t d'],
+    key: Key[Array, ''] | None,
+    want: tuple[str, ...] = (),
+    positions: Mapping[str, Any] | None = None,
+    places: Places | None = None,
+  ) -> tuple[Float[Array, 'n t d'], dict[str, Array]]:
+    """Applies all layers.
+
+    Args:
+      x: tokens.
+      key: random key of dropout and drop path; None for evaluation.
+      want: results of each layer to return, of 'layers' and 'attention'.
+      positions: result of `Positions` that all layers share.
+      places: positions of the tokens in the image, for layers with positions of
+        their own.
+
+    Returns:
+      The tokens, and the results named in `want`, `[n, depth, …]`.
+    """
+    config = self.config
+    common, grid = dict(positions or {}), None
+    if self.scheme is not None:
+      assert places is not None
+      grid = places.grid
+      common = {} if places.kept is None else {'kept': places.kept}
+
+    tokens, unpadded = x.shape[1], None
+    if self._pads(x, want, common):
+      # One padding for all layers: otherwise each layer would copy its queries,
+      # keys, values and outputs to pad them.
+      x, unpadded = jnp.pad(x, ((0, 0), (0, 1), (0, 0))), tokens
+
+    per_layer_and_common: Any = (0, nn.broadcast)
+    layers = nn.scan(
+      rematerialized(Block, config.remat, SAVED),
+      variable_axes={'params': 0},
+      split_rngs={'params': True},
+      in_axes=per_layer_and_common,
+      length=config.depth,
+      unroll=config.unroll,
+    )(config, self.scheme, grid, want, unpadded, name='layers')
+    per_layer = {}
+    if key is not None:
+      per_layer['key'] = jax.random.split(key, config.depth)
+      if config.drop_path:  # changes linearly with depth
+        rates = config.drop_path_first, config.drop_path
+        per_layer['rate'] = jnp.linspace(*rates, config.depth)
+    x, wanted = layers(x, per_layer, common)
+
+    x = x[:, :tokens]
+    # A scan stacks results along a new first axis.
+    wanted = {name: leaf.swapaxes(0, 1) for name, leaf in wanted.items()}
+    if not config.fc_norm:
+      x = LayerNorm(config.compute_dtype, config.norm_eps, name='norm')(x)
+    return x, wanted
+
+  def _pads(
+    self, x: Float[Array, 'n t d'], want: tuple[str, ...], common: dict
+  ) -> bool:
+    """Returns whether the layers process one token of padding.
+
+    The attention of cuDNN needs an even number of tokens. Positions and results
+    of single layers are those of the tokens, so nothing is padded here if there
+    are any.
+    """
+    config = self.config
+    by_cudnn = multi_head.takes_cudnn(
+      config.attention, config.head_dim, config.compute_dtype
+    )
+    plain = not want and not common and self.scheme is None
+    return by_cudnn and plain and x.shape[1] % 2 == 1
