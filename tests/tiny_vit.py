@@ -1,4 +1,4 @@
-"""A Vision Transformer small enough to be compiled many times."""
+"""Sizes, images and parameters of a Vision Transformer that compiles fast."""
 
 import jax
 import jax.numpy as jnp
@@ -14,17 +14,18 @@ KEY = jax.random.key(0)
 
 
 def abstract(model, image_size=(224, 224)):
-  """Shapes of the parameters, for images of that size."""
+  """Returns the shapes of the parameters for images of this size."""
   images = jax.ShapeDtypeStruct((1, *image_size, 3), jnp.float32)
   return jax.eval_shape(model.init, KEY, images)['params']
 
 
 def images_of(*shape, seed=0):
+  """Returns random images in [-1, 1], `[*shape, 3]`."""
   return jax.random.uniform(jax.random.key(seed), (*shape, 3), minval=-1.0)
 
 
 def noise_params(model, image_size, scale=0.3):
-  """Random numbers for every parameter: nothing is zero or alike."""
+  """Returns random numbers for every parameter, so that none is zero."""
   shapes = abstract(model, image_size)
   rng = np.random.default_rng(0)
   return jax.tree.map(

@@ -130,7 +130,7 @@ class Backbone(nn.Module, Defaults):
   def __getattr__(self, name: str) -> Any:
     # Python calls this method only for names that are not found otherwise.
     config = self.__dict__.get('config')
-    if not name.startswith('_') and hasattr(config, name):
+    if name in getattr(config, '__dataclass_fields__', ()):
       return getattr(config, name)
     parent: Any = super()
     return parent.__getattr__(name)

@@ -25,7 +25,7 @@ from vit_jax.errors import UserError
 from vit_jax.models.attention import cudnn, tpu
 from vit_jax.models.layers import initializers
 from vit_jax.models.layers.linear import Linear
-from vit_jax.models.layers.norm import EPSILON, LayerNorm
+from vit_jax.models.layers.norm import LayerNorm
 from vit_jax.models.layers.positions import fixed
 
 # Names of the arrays that the backward pass needs, for rematerialization.
@@ -206,9 +206,9 @@ class Attention(nn.Module):
     num_heads: number of heads.
     dtype: dtype of the computation.
     implementation: one of `IMPLEMENTATIONS`.
-    qk_norm: whether queries and keys pass a LayerNorm over the channels of a
-      head, shared by all heads (arXiv 2302.05442, section 2).
-    epsilon: epsilon of these LayerNorms.
+    norm_epsilon: epsilon of a LayerNorm of queries and of keys over the
+      channels of a head, shared by all heads (arXiv 2302.05442, section 2);
+      None for no such LayerNorms.
     start_values: initialization; see `vit.Config`.
     tokens: number of tokens that are not padding; None if all are tokens.
   """
@@ -216,8 +216,7 @@ class Attention(nn.Module):
   num_heads: int
   dtype: jnp.dtype
   implementation: str = 'auto'
-  qk_norm: bool = False
-  epsilon: float = EPSILON
+  norm_epsilon: float | None = None
   start_values: str = 'authors'
   tokens: int | None = None
 
@@ -243,7 +242,9 @@ class Attention(nn.Module):
     width = x.shape[-1]
     heads = (self.num_heads, width // self.num_heads)
     rotation, relative = positions.get('rotation'), positions.get('relative')
-    as_usual = not self.qk_norm and rotation is None and relative is None
+    as_usual = (
+      self.norm_epsilon is None and rotation is None and relative is None
+    )
     plain = context is not None or want_weights or not as_usual
     fused = not plain and takes_kernels(
       self.implementation, x.shape[1], width, self.num_heads
@@ -271,9 +272,10 @@ class Attention(nn.Module):
     else:
       inputs = zip(layers, (x, context, context), strict=True)
       query, key, value = (layer(z) for layer, z in inputs)
-      if self.qk_norm:
-        query = LayerNorm(self.dtype, self.epsilon, name='query_norm')(query)
-        key = LayerNorm(self.dtype, self.epsilon, name='key_norm')(key)
+      if self.norm_epsilon is not None:
+        norm = functools.partial(LayerNorm, self.dtype, self.norm_epsilon)
+        query = norm(name='query_norm')(query)
+        key = norm(name='key_norm')(key)
       if rotation is not None:
         query, key = (fixed.rotate(z, *rotation) for z in (query, key))
       if by_cudnn:

@@ -16,20 +16,27 @@ SAVED = 'hidden'  # name of the hidden units, for rematerialization policies
 
 
 class Mlp(nn.Module):
-  """Two dense layers with GELU and dropout between them.
+  """Two dense layers with an activation and dropout between them.
 
-  With `gated` (SwiGLU, arXiv 2002.05202) the first layer has two outputs for
-  each hidden unit, `[d, 2, mlp_dim]`. The product of one output and the SiLU of
-  the other replaces the GELU.
+  With 'swiglu' (arXiv 2002.05202) the first layer has two outputs for each
+  hidden unit, `[d, 2, mlp_dim]`. The activation is the product of one output
+  and the SiLU of the other.
+
+  Attributes:
+    mlp_dim: number of hidden units.
+    dropout: dropout rate of the hidden units.
+    activation: a kind of `gelu` ('tanh', 'exact' or 'quick') or 'swiglu'.
+    dtype: dtype of the computation.
+    kernel_init: initializer of both matrices.
+    bias_init: initializer of both biases.
   """
 
   mlp_dim: int
   dropout: float
-  gelu: str
+  activation: str
   dtype: jnp.dtype
   kernel_init: Initializer = nn.initializers.xavier_uniform()
   bias_init: Initializer = nn.initializers.normal(1e-6)
-  gated: bool = False
 
   @nn.compact
   def __call__(
@@ -41,15 +48,16 @@ class Mlp(nn.Module):
       bias_init=self.bias_init,
       dtype=self.dtype,
     )
-    units = (2, self.mlp_dim) if self.gated else (self.mlp_dim,)
+    has_gate = self.activation == 'swiglu'
+    units = (2, self.mlp_dim) if has_gate else (self.mlp_dim,)
     # The hidden units are split over the mesh axis `model`: the first product
     # needs no communication, the second one a single sum.
     y = dense(features=units, model_dim=-1, name='fc1')(x)
     y = checkpoint_name(y, SAVED)
-    if self.gated:
+    if has_gate:
       y = jax.nn.silu(y[:, :, 0]) * y[:, :, 1]
     else:
-      y = gelu(y, self.gelu)
+      y = gelu(y, self.activation)
     y = dropout(y, self.dropout, key)
     return dense(features=(x.shape[-1],), model_dim=-2, name='fc2')(y)
 

@@ -62,7 +62,7 @@ class Block(nn.Module):
     mlp = Mlp(
       mlp_dim=sizes.MLP_RATIO * x.shape[-1],
       dropout=0.0,
-      gelu='exact',
+      activation='exact',
       dtype=self.dtype,
       kernel_init=NORMAL,
       bias_init=nn.initializers.zeros_init(),

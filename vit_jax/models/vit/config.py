@@ -162,6 +162,11 @@ class Config(BackboneConfig):
     return (self.pool == 'token') + self.distilled + self.registers
 
   @property
+  def activation(self) -> str:
+    """Activation of the MLPs of the layers."""
+    return 'swiglu' if self.gated else self.gelu
+
+  @property
   def head_dim(self) -> int:
     """Channels of an attention head."""
     return self.width // self.num_heads

@@ -91,8 +91,7 @@ class Block(nn.Module):
       config.num_heads,
       dtype,
       config.attention,
-      config.qk_norm,
-      config.norm_eps,
+      config.norm_eps if config.qk_norm else None,
       config.start_values,
       self.tokens,
       name='attention',
@@ -108,11 +107,10 @@ class Block(nn.Module):
     y = Mlp(
       config.mlp_dim,
       config.dropout,
-      config.gelu,
+      config.activation,
       dtype,
       initializers.matrix(config.start_values),
       initializers.mlp_bias(config.start_values),
-      config.gated,
       name='mlp',
     )(norm(name='norm2')(x), keys[2])
     x = x + branch('scale2', y, keys[3], keys[4])

@@ -491,7 +491,7 @@ class ViT(Backbone):
       num_devices: number of devices that exchange gradients.
 
     Returns:
-      XLA options, except those that the user has set in $LIBTPU_INIT_ARGS.
+      XLA options; options that the user sets in $LIBTPU_INIT_ARGS are left out.
     """
     if platform != 'tpu' or self.config.unroll == 1:
       return {}

@@ -52,12 +52,12 @@ class Scheme:
 
   @property
   def in_attention(self) -> bool:
-    """Whether positions change attention instead of the tokens."""
+    """True if positions change attention instead of the tokens."""
     return self.kind in ('relative', 'rope2d')
 
   @property
   def shared(self) -> bool:
-    """Whether all layers use the same positions."""
+    """True if all layers use the same positions."""
     return self.at == 'shared' or self.kind == 'rope2d'
 
   def channels(self, config: Any) -> int:
