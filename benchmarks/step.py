@@ -60,6 +60,7 @@ class Ours:
     with mesh:
       self._step = compiling.compile_step(self._experiment)
       self._key = self._experiment.key()
+      self._frozen: dict[str, Any] = {}  # no weights beside the model's
       shardings = jax.tree.map(
         lambda leaf: leaf.sharding, self._experiment.abstract_state()
       )
@@ -74,7 +75,9 @@ class Ours:
 
   def train(self) -> None:
     with jax.set_mesh(self._experiment.mesh):
-      self._state, self._out = self._step(self._state, self._batch, self._key)
+      self._state, self._out = self._step(
+        self._state, self._batch, self._key, self._frozen
+      )
 
   def infer(self) -> None:
     with jax.set_mesh(self._experiment.mesh):

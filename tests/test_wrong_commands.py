@@ -18,8 +18,8 @@ from vit_jax.processes import backends
 
 QUICK = ('train', '--config=configs/quickstart.py')
 TUNE = ('finetune', '--config=configs/finetune_imagenet.py')
-PLAN = ('plan.command', '--config=configs/l16_i21k.py')
-PREPARE = 'prepare.command'
+PLAN = ('plan.main', '--config=configs/l16_i21k.py')
+PREPARE = 'prepare.__main__'
 
 # (command and arguments, what the message must say); the working directory has
 # tiny.npz, text.npz, paper.pdf, another/config.json and photos/cat, empty.
@@ -161,7 +161,7 @@ def test_devices_that_do_not_start_are_no_mistake(monkeypatch):
   assert backends.absent(error) is None
 
 
-@pytest.mark.parametrize('name', ['train', 'plan.command', 'evaluate'])
+@pytest.mark.parametrize('name', ['train', 'plan.main', 'evaluate'])
 def test_help(name, monkeypatch):
   """The module's header with its example, and the flags, wherever defined."""
   module = importlib.import_module(f'vit_jax.{name}')

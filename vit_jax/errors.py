@@ -34,12 +34,31 @@ class PreemptedError(Exception):
   """A signal came and the state is saved: exit code 42."""
 
 
+_SHOWN_ALL, _SHOWN_NEAR = 40, 5  # names in a message
+
+
 def closest(name: str, allowed: Iterable[str]) -> str:
-  """Returns `allowed` as text, the nearest spelling to `name` first."""
+  """Returns text about what is allowed in place of a name.
+
+  A short list is returned whole, with the nearest spelling first. Of a long
+  list, only the nearest spellings are of use.
+
+  Args:
+    name: name that the user gave.
+    allowed: names that exist.
+  """
   allowed = sorted(allowed)
-  near = difflib.get_close_matches(name, allowed, n=1, cutoff=0.5)
+  near = difflib.get_close_matches(name, allowed, n=_SHOWN_NEAR, cutoff=0.5)
   hint = f'did you mean {near[0]!r}? ' if near else ''
-  return f'{hint}allowed: {", ".join(allowed) or "nothing"}'
+  if len(allowed) <= _SHOWN_ALL:
+    return f'{hint}allowed: {", ".join(allowed) or "nothing"}'
+  # The last part of a dotted key decides when the whole is unlike any.
+  last = name.rpartition('.')[2]
+  parts = {each: each.rpartition('.')[2] for each in allowed}
+  alike = difflib.get_close_matches(last, parts.values(), n=_SHOWN_NEAR)
+  near += [each for each in allowed if parts[each] in alike]
+  nearest = list(dict.fromkeys(near))[:_SHOWN_NEAR] or allowed[:_SHOWN_NEAR]
+  return f'{hint}nearest of {len(allowed)}: {", ".join(nearest)}'
 
 
 def check_range(

@@ -1,6 +1,7 @@
 """Configs on the command line: every key a flag, every mistake a message."""
 
 import math
+import os
 import pathlib
 import subprocess
 import sys
@@ -336,3 +337,44 @@ def test_exit_code_of_a_users_error(argument, words):
   assert done.returncode == 2, done.stderr
   assert 'Traceback' not in done.stderr
   assert words in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+  'flag, meant',
+  [
+    ('--lr=0.1', 'config.schedule.base_lr'),
+    ('--epochs=5', 'config.total'),
+    ('--batch_size=64', 'config.batch_size'),
+    ('--num_workers=4', 'config.reader.threads'),
+    ('--config.optimizer.lr=0.1', 'config.schedule.base_lr'),
+    ('--config.schedule.lr=0.1', 'config.schedule.base_lr'),
+  ],
+)
+def test_what_people_write_instead_of_a_key(flag, meant):
+  """The message names the key that they mean."""
+  out = subprocess.run(
+    [
+      *(sys.executable, '-m', 'vit_jax.train'),
+      '--config=configs/quickstart.py',
+      flag,
+    ],
+    capture_output=True,
+    text=True,
+    env=os.environ | {'JAX_PLATFORMS': 'cpu'},
+  )
+  assert out.returncode == 2
+  assert f'did you mean --{meant}?' in out.stderr
+  assert 'Traceback' not in out.stderr
+
+
+def test_an_evaluator_is_not_removed_by_a_flag(command_line):
+  with pytest.raises(UserError, match=r'evals.test=None.*every=100%'):
+    command_line('--config=configs/quickstart.py', '--config.evals.test=None')
+
+
+def test_of_many_keys_the_nearest_are_shown(command_line):
+  """Five of more than a hundred, and those with the same last part."""
+  with pytest.raises(UserError) as error:
+    command_line('--config=configs/quickstart.py', '--config.optimzer.b1=3')
+  shown = str(error.value).partition(': ')[2].split(', ')
+  assert len(shown) <= 5 and 'nearest of 1' in str(error.value)

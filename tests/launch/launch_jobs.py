@@ -73,6 +73,7 @@ JOBS = {
     topology=topology.gpus('h100:4x8'),
     partition='gpu',
     account='vision',
+    submit_flags=('--qos=high',),
     trainer_flags=('--profile=100:110',),
     **_COMMON,
   ),

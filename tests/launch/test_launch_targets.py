@@ -285,3 +285,17 @@ def test_the_script_of_a_dry_run_is_one(tmp_path):
   shown = launch_jobs.dry_run(job).replace('bash ', 'git ')  # recorded, too
   words = understood(shown, tmp_path)
   assert len(words) == 6
+
+
+@pytest.mark.parametrize('target', ['queued', 'gke', 'slurm'])
+def test_further_flags_of_the_submitting_command(target):
+  """They stand in the one command that submits the job."""
+  job = launch_jobs.changed(target, submit_flags=('--a=1', '--b'))
+  lines = launch_jobs.dry_run(job).splitlines()
+  submitting = {
+    'queued': 'queued-resources create',
+    'gke': 'kubectl apply',
+    'slurm': 'sbatch ',
+  }[target]
+  with_flags = [line for line in lines if '--a=1 --b' in line]
+  assert len(with_flags) == 1 and submitting in with_flags[0]

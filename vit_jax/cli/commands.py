@@ -1,4 +1,4 @@
-"""Which commands there are, and what to say where one is mistyped."""
+"""The list of commands, and the message for a mistyped one."""
 
 import ast
 import pathlib
@@ -12,10 +12,12 @@ _PACKAGE = pathlib.Path(vit_jax.__file__).parent
 
 
 def described() -> dict[str, str]:
-  """{name: first line of its help} of all commands."""
+  """Returns {name: first line of its help} of all commands."""
   files = {path.stem: path for path in _PACKAGE.glob('[!_]*.py')}
   for path in _PACKAGE.glob('*/__main__.py'):
-    files[path.parent.name] = path.with_name('command.py')
+    # plan sets the environment before it imports its flags from main.py.
+    main = path.with_name('main.py')
+    files[path.parent.name] = main if main.exists() else path
   found = {}
   for name, path in sorted(files.items()):
     text = path.read_text()
@@ -26,9 +28,9 @@ def described() -> dict[str, str]:
 
 
 def refuse_unknown(command: Sequence[str]) -> None:
-  """Ends a `python -m vit_jax.NAME` of which there is no module, with 2.
+  """Ends the process with code 2 if there is no module `vit_jax.NAME`.
 
-  Python's own message neither says what there is nor ends with that code.
+  Python's own message does not name the commands, and its exit code is 1.
 
   Args:
     command: `sys.orig_argv`.

@@ -99,6 +99,12 @@ def _check_keys(argv: list[str], config: Config) -> None:
       continue
     if match[1] in keys or any(key.startswith(match[1] + '.') for key in keys):
       first = [*_section_keys(match[1], keys), f'{match[1]}.name'][0]
+      if match[1].startswith('evals.') and match[2] in ('None', '', '{}'):
+        raise UserError(
+          f'config.{match[1]}={match[2]}: an evaluator cannot be removed by a '
+          f'flag; --config.{match[1]}.every=100% runs it once, at the end. A '
+          'config file of your own can delete it.'
+        )
       raise UserError(
         f'config.{match[1]} is a section: set its keys, as in '
         f'--config.{first}=….'
@@ -110,8 +116,11 @@ def _check_keys(argv: list[str], config: Config) -> None:
         f'--config.{section}.name=….'
       )
     allowed = _section_keys(section, keys) or keys
+    meant = _MEANT.get(match[1].rpartition('.')[2], ())
+    hints = [f'did you mean --{each}? ' for each in meant]
     raise UserError(
-      f'config.{match[1]} is no key; {closest(match[1], allowed)}.'
+      f'config.{match[1]} is no key; {"".join(hints[:1])}'
+      f'{closest(match[1], allowed)}.'
     )
 
 
@@ -240,6 +249,21 @@ def apply(sections: dict[str, dict[str, Any]], args: list[str]) -> Config:
   return own.config
 
 
+# What people write, and the keys that they mean.
+_MEANT = {
+  'lr': ('config.schedule.base_lr',),
+  'learning_rate': ('config.schedule.base_lr',),
+  'epochs': ('config.total',),
+  'num_epochs': ('config.total',),
+  'steps': ('config.total',),
+  'wd': ('config.optimizer.weight_decay',),
+  'workers': ('config.reader.threads',),
+  'num_workers': ('config.reader.threads',),
+  'output_dir': ('workdir',),
+  'resume': ('workdir',),
+}
+
+
 def unknown_flag_message(error: flags.Error) -> str:
   """What to say about a flag that absl did not like."""
   text = str(error)
@@ -250,7 +274,9 @@ def unknown_flag_message(error: flags.Error) -> str:
   known = [*flags.FLAGS]
   if 'config_path' in known:  # only keys that were given are flags by now
     known += [f'config.{key}' for key in flatten(flags.FLAGS['config'].default)]
-  near = [flag for flag in known if flag.rpartition('.')[2] == match[1]]
+  meant = _MEANT.get(match[1].rpartition('.')[2], ())
+  near = [flag for flag in meant if flag in known]
+  near += [flag for flag in known if flag.rpartition('.')[2] == match[1]]
   near += difflib.get_close_matches(match[1], known, n=1, cutoff=0.5)
   hint = f'did you mean --{near[0]}? ' if near else ''
   return f'there is no flag --{match[1]}; {hint}--help lists all of them.'

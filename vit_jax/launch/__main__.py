@@ -76,6 +76,12 @@ def define_flags() -> None:
   flags.DEFINE_string('partition', None, 'Of SLURM.')
   flags.DEFINE_string('account', None, 'Of SLURM.')
   flags.DEFINE_string('time_limit', None, 'Of one SLURM job; default 24:00:00.')
+  flags.DEFINE_multi_string(
+    'submit_flags',
+    [],
+    'A further flag of the command that submits: sbatch (slurm), gcloud '
+    '(queued) or kubectl apply (gke); --submit_flags=--qos=high. Repeatable.',
+  )
   flags.DEFINE_integer('slices', 1, 'Of TPUs (queued, gke).')
   flags.DEFINE_bool('spot', False, 'Cheaper, may be taken away (all TPUs).')
   flags.DEFINE_integer('max_restarts', 20, 'After failures.')
@@ -147,6 +153,11 @@ def start(
   return TARGETS[job.target](job, shell, planning.grace_s(result, per_host))
 
 
+def _value(value: Any) -> Any:
+  """Returns the value of a flag, repeated ones as a tuple."""
+  return tuple(value) if isinstance(value, list) else value
+
+
 def job_of(values: Any, arguments: tuple[str, ...], root: pathlib.Path) -> Job:
   """The job that the flags describe.
 
@@ -197,7 +208,7 @@ def job_of(values: Any, arguments: tuple[str, ...], root: pathlib.Path) -> Job:
     topology=find(values.topology),
     overrides=tuple(values.overrides),
     trainer_flags=arguments,
-    **{key: values[key].value for key in allowed},
+    **{key: _value(values[key].value) for key in allowed},
   )
   job_lib.check(job)
   return job

@@ -197,7 +197,7 @@ def start(job: Job, shell: Shell, grace_s: int) -> int:
   shell.check('docker', 'push', tagged(job))
   if name:
     shell.check('kubectl', 'delete', 'jobset', job.name, '--wait')
-  shell.check('kubectl', 'apply', f'--filename={manifest}')
+  shell.check('kubectl', 'apply', f'--filename={manifest}', *job.submit_flags)
   _tell(job, shell)
   return 0
 

@@ -29,6 +29,8 @@ class Job:
     image: of the container, without a tag.
     service_account: of Kubernetes, which may read and write the buckets.
     partition, account, time_limit: of SLURM.
+    submit_flags: further flags of the command that submits the job: sbatch,
+      gcloud (the creation of a queued resource) or kubectl apply.
   """
 
   target: str
@@ -51,6 +53,7 @@ class Job:
   partition: str | None = None
   account: str | None = None
   time_limit: str | None = None
+  submit_flags: tuple[str, ...] = ()
 
   @property
   def trainer_arguments(self) -> tuple[str, ...]:
@@ -68,9 +71,18 @@ class Job:
 _COMMON = ('data_dir', 'max_restarts')
 FLAGS = {
   'tpu-vm': (('zone', 'project'), (*_COMMON, 'spot', 'version')),
-  'queued': (('zone', 'project'), (*_COMMON, 'spot', 'version', 'slices')),
-  'gke': (('image',), (*_COMMON, 'spot', 'slices', 'service_account')),
-  'slurm': ((), (*_COMMON, 'partition', 'account', 'time_limit')),
+  'queued': (
+    ('zone', 'project'),
+    (*_COMMON, 'spot', 'version', 'slices', 'submit_flags'),
+  ),
+  'gke': (
+    ('image',),
+    (*_COMMON, 'spot', 'slices', 'service_account', 'submit_flags'),
+  ),
+  'slurm': (
+    (),
+    (*_COMMON, 'partition', 'account', 'time_limit', 'submit_flags'),
+  ),
 }
 EXAMPLES = {
   'zone': 'europe-west4-a',

@@ -53,7 +53,8 @@ def create(job: Job) -> list[str]:
     named = [f'--node-count={job.slices}', f'--node-prefix={job.name}']
   spot = ['--spot'] if job.spot else []
   options = [f'--accelerator-type={kind}', f'--runtime-version={image}']
-  return _gcloud(job, 'create', *named, *options, *spot)
+  more = job.submit_flags
+  return _gcloud(job, 'create', *named, *options, *spot, *more)
 
 
 def describe(job: Job) -> list[str]:

@@ -18,6 +18,8 @@ def _directives(job: Job, grace_s: int) -> list[str]:
     f'ntasks-per-node={topology.per_host}',
     f'gpus-per-node={topology.per_host}',
     'exclusive',
+    # All of the node's memory: --exclusive alone leaves the default of a job.
+    'mem=0',
     f'time={job.time_limit or _TIME_LIMIT}',
     # To the trainers, not to this script, so long before the time is up.
     f'signal=TERM@{grace_s}',
@@ -119,7 +121,7 @@ def start(
   install = ['install', '--quiet', f'--constraint={code}/constraints.txt']
   shell.check(its_python, '-m', 'pip', *install, f'--editable={code}[gpu]')
   shell.write(f'{folder}/job.sbatch', script(job, grace_s))
-  shell.check('sbatch', f'{folder}/job.sbatch')
+  shell.check('sbatch', *job.submit_flags, f'{folder}/job.sbatch')
   shell.note(
     f'log:  {folder}/log\n'
     f'stop: touch {folder}/stop && scancel --signal=TERM --name={job.name}  '

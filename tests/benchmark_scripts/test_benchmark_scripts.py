@@ -1,0 +1,72 @@
+"""Every script in benchmarks/ runs at its smallest size."""
+
+import subprocess
+import sys
+
+import cv2
+import numpy as np
+import pytest
+
+from tests import runs
+
+
+def write(path, seed):
+  pixels = np.random.default_rng(seed).integers(0, 256, (40, 50, 3), np.uint8)
+  path.parent.mkdir(exist_ok=True)
+  cv2.imwrite(str(path), pixels)
+
+
+def run(*arguments, **options):
+  """The output of a script, which must end with 0."""
+  done = subprocess.run(
+    [sys.executable, *arguments],
+    cwd=runs.ROOT,
+    env=runs.environment() | options,
+    capture_output=True,
+    text=True,
+  )
+  assert done.returncode == 0, done.stderr[-3000:]
+  return done.stdout
+
+
+@pytest.mark.slow
+def test_step():
+  """Training and inference, ours and plain Flax."""
+  sizes = ('--variants=Ti/16', '--batch=2', '--steps=1', '--rounds=1')
+  out = run('benchmarks/step.py', *sizes)
+  rows = [line for line in out.splitlines() if line.startswith('| Ti/16')]
+  assert [row.split('|')[2].strip() for row in rows] == [
+    *('train', 'train', 'infer', 'infer')
+  ]
+
+
+@pytest.mark.slow
+def test_input(tmp_path):
+  """Ours and tf.data over a few images."""
+  for i in range(8):
+    write(tmp_path / 'ab'[i % 2] / f'{i}.jpg', i)
+  out = run(
+    *('benchmarks/input.py', f'--images={tmp_path}', '--records=64'),
+    *('--measured=32', '--batch=16', '--rounds=1', '--threads=1'),
+    '--readers=vit_jax folder,tf.data folder',
+  )
+  assert 'vit_jax folder' in out and 'tf.data folder' in out
+
+
+@pytest.mark.slow
+def test_preprocessing(tmp_path):
+  write(tmp_path / 'a' / '1.png', 1)
+  assert run('-m', 'benchmarks.preprocessing', str(tmp_path))
+
+
+@pytest.mark.parametrize('name', ['plan_all', 'plan_configs'])
+def test_lists_of_plans(name):
+  """Every row names a config; planning them takes minutes each."""
+  assert 'configs/' in run(f'benchmarks/{name}.py', '--list')
+
+
+@pytest.mark.parametrize('name', ['scaling', 'compile_time', 'kernels'])
+def test_scripts_that_compile_for_minutes_start(name):
+  """Their imports and flags; what they compile has tests in tests/plan."""
+  out = run('-c', f'import runpy; runpy.run_path("benchmarks/{name}.py")')
+  assert out == ''
