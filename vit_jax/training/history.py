@@ -11,10 +11,12 @@ from etils import epath
 from vit_jax import checkpoint
 from vit_jax.config.completion import Config
 from vit_jax.errors import UserError
-from vit_jax.processes import consensus
-from vit_jax.run import comparison, consistency, ledger, recovery
+from vit_jax.processes import consensus, runtime
+from vit_jax.run import comparison, consistency, recovery
+from vit_jax.run import ledger as ledger_lib
 from vit_jax.run import workdir as workdir_lib
 from vit_jax.run.comparison import Note
+from vit_jax.run.ledger import Ledger
 from vit_jax.training.experiment import Experiment
 
 log = logging.getLogger('vit_jax')
@@ -23,7 +25,7 @@ Json = dict[str, Any]
 
 def events(workdir: epath.Path) -> list[Json]:
   """Reads the events of the run so far."""
-  return consensus.from_main(lambda: ledger.read(workdir / 'events.jsonl'))
+  return consensus.from_main(lambda: ledger_lib.read(workdir / 'events.jsonl'))
 
 
 def newest_step(workdir: epath.Path) -> int | None:
@@ -115,11 +117,8 @@ class Comparison:
     self._workdir, self._now, self._config = workdir, now, config
     self._allow_changes = allow_changes
     self._compared: int | None = None  # step of a checkpoint
-
-  @property
-  def record(self) -> Json:
-    """Record of data, weights, settings and versions of this start."""
-    return self._now['record']
+    self._notes: list[Note] = []  # for the log and events.jsonl
+    self._is_recorded = False
 
   def check_processes(self) -> None:
     """Checks that all processes are about to run the same.
@@ -129,15 +128,14 @@ class Comparison:
     """
     consistency.check(self._now, self._config)
 
-  def check_newest(self, step: int | None) -> list[Note]:
+  def check_newest(self, step: int | None) -> None:
     """Compares the newest checkpoint, so that a refusal comes early.
+
+    A checkpoint whose description is damaged is not compared: restoring decides
+    what to do with it.
 
     Args:
       step: step of the newest checkpoint; None if there is none.
-
-    Returns:
-      Notes for the log and events.jsonl. None of them is about a checkpoint
-      whose description is damaged: restoring decides what to do with it.
 
     Raises:
       UserError: it belongs to another run.
@@ -146,26 +144,23 @@ class Comparison:
       before = about(self._workdir, step or 0)
     except UserError as error:
       log.warning('%s The step that is restored is compared instead.', error)
-      return []
-    return self._check(step or 0, before)
+      return
+    self._check(step or 0, before)
 
-  def check_restored(self, step: int, before: Json) -> list[Note]:
+  def check_restored(self, step: int, before: Json) -> None:
     """Compares the checkpoint that was restored, unless it was the newest.
 
     Args:
       step: step of the checkpoint; 0 for a new run.
       before: its item `about`.
 
-    Returns:
-      Notes for the log and events.jsonl.
-
     Raises:
       UserError: it belongs to another run.
     """
-    return [] if step == self._compared else self._check(step, before)
+    if step != self._compared:
+      self._check(step, before)
 
-  def _check(self, step: int, before: Json) -> list[Note]:
-    notes = []
+  def _check(self, step: int, before: Json) -> None:
     if before:
       notes = comparison.check(
         before,
@@ -175,30 +170,42 @@ class Comparison:
         where=f'{self._workdir} (its checkpoint of step {step})',
         allow_changes=self._allow_changes,
       )
+      self._add(step, notes)
     self._compared = step
-    return [
+
+  def _add(self, step: int, notes: list[Note]) -> None:
+    self._notes += [
       note._replace(fields={'step': step} | note.fields) for note in notes
     ]
 
+  def record_start(
+    self, step: int, before: Json, ledger: Ledger, flops_per_image: float
+  ) -> None:
+    """Writes config.json, run.json and the notes, once the run can start.
 
-def evaluator_changes(
-  workdir: epath.Path, step: int, before: Json, config: Config
-) -> list[Note]:
-  """Compares the evaluators with those of the last start.
+    A run that was refused leaves these files as they were. After a rollback
+    only new notes are written.
 
-  Args:
-    workdir: directory of the run.
-    step: step that the run resumes at.
-    before: item `about` of the checkpoint of that step; empty for step 0.
-    config: completed config of this start.
-
-  Returns:
-    Notes for the log and events.jsonl.
-  """
-  last = consensus.from_main(lambda: workdir_lib.last_config(workdir))
-  last = last or before.get('config', {})
-  notes = comparison.evaluator_notes(last, config)
-  return [note._replace(fields={'step': step} | note.fields) for note in notes]
+    Args:
+      step: step that the run starts at.
+      before: item `about` of the checkpoint of that step; empty for step 0.
+      ledger: events of the run.
+      flops_per_image: FLOPs of a training step per image.
+    """
+    if not self._is_recorded:
+      # Must be read before config.json is replaced by that of this start.
+      last = consensus.from_main(lambda: workdir_lib.last_config(self._workdir))
+      last = last or before.get('config', {})
+      self._add(step, comparison.evaluator_notes(last, self._config))
+      if runtime.is_main():
+        run = runtime.describe_run() | self._now['record']
+        run['train_flops_per_image'] = flops_per_image
+        workdir_lib.record(self._workdir, self._config, run)
+    if runtime.is_main():
+      for note in self._notes:
+        log.warning('%s', note.text)
+        ledger.event(note.kind, **note.fields)
+    self._is_recorded, self._notes = True, []
 
 
 def rollbacks(

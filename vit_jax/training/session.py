@@ -20,8 +20,6 @@ from vit_jax.processes import peers, runtime
 from vit_jax.processes.preemption import Preemption
 from vit_jax.processes.watchdog import Watchdog
 from vit_jax.run import limits, lock, metrics, recovery
-from vit_jax.run import workdir as workdir_lib
-from vit_jax.run.comparison import Note
 from vit_jax.run.ledger import Ledger
 from vit_jax.run.recorder import Meter, Recorder
 from vit_jax.run.stragglers import HostTimes
@@ -153,8 +151,7 @@ class Session:
       self.workdir, about, config, allow_changes=allow_changes
     )
     self._comparison.check_processes()
-    self._notes = self._comparison.check_newest(newest)
-    self._is_recorded = False
+    self._comparison.check_newest(newest)
     self._rollbacks: list[recovery.Rollback] = []
     self.fixed = self.experiment.key(), models
     compiling.describe(self.experiment, self.experiment.abstract_state())
@@ -217,36 +214,16 @@ class Session:
       step = restored[1]
       before = history.about(self.workdir, step)
       # The newest step was compared before; it may have been damaged.
-      self._notes += self._comparison.check_restored(step, before)
-      self._record_start(step, before)
+      self._comparison.check_restored(step, before)
+      self._comparison.record_start(
+        step, before, self.ledger, self.experiment.image_flops
+      )
       self._rollbacks = history.rollbacks(self.workdir, step, before)
       if runtime.is_main():
         self._writer.rewind(step, before.get('training_lines', 0))
     # Not within the span: the first throughput counts from here.
     self.recorder = self._new_recorder(before.get('interval'))
     return restored
-
-  def _record_start(self, step: int, before: dict[str, Any]) -> None:
-    """Writes config.json and run.json, once it is clear that the run starts.
-
-    Args:
-      step: step that the run starts at.
-      before: item `about` of the checkpoint of that step.
-    """
-    config = self.experiment.config
-    if not self._is_recorded:  # else this start only goes back after a rollback
-      self._notes += history.evaluator_changes(
-        self.workdir, step, before, config
-      )
-    if runtime.is_main():
-      if not self._is_recorded:
-        run = runtime.describe_run() | self._comparison.record
-        run['train_flops_per_image'] = self.experiment.image_flops
-        workdir_lib.record(self.workdir, config, run)
-      for note in self._notes:
-        log.warning('%s', note.text)
-        self.ledger.event(note.kind, **note.fields)
-    self._is_recorded, self._notes = True, list[Note]()
 
   def _new_state(self, initial_params: InitialParams) -> PyTree:
     experiment, key = self.experiment, self.fixed[0]
