@@ -124,6 +124,7 @@ class Pair(nn.Module):
     layers, (rows, columns) = [], self.grid
     for i, name in enumerate(('row', 'column')):
       block = encoder.Block(self.config.block, name=name)
+      # Lines become examples of the block.
       own = jax.tree.map(lambda leaf, i=i: leaf[i], per_layer)
       n, t, d = x.shape
       if name == 'row':
@@ -179,6 +180,7 @@ class Encoder(nn.Module):
     )(config, grid, want_layers, name='layers')
     per_layer = {}
     if key is not None:
+      # A key for each of the two blocks of a pair.
       per_layer['key'] = jax.random.split(key, (config.depth, 2))
     x, after = layers(x, per_layer)
     if after is not None:  # [depth, 2, n, t, d]

@@ -53,7 +53,7 @@ class Projection(nn.Module):
     x = features
     widths = [self.hidden] * (self.layers - 1) + [self.bottleneck]
     for number, width in enumerate(widths, 1):
-      if number > 1:
+      if number > 1:  # between layers only, not after the bottleneck
         x = gelu(x, 'exact')
       x = Linear(
         (width,),

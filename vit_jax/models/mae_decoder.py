@@ -96,6 +96,7 @@ class MaskedDecoder(nn.Module):
       num_visible: number of visible patches.
     """
     x = Linear((self.width,), dtype=self.dtype, name='embedding')(tokens)
+    # One learned token stands for every hidden patch.
     mask = self.param('mask', nn.initializers.normal(0.02), (1, 1, self.width))
     n, prefix = len(x), x.shape[1] - num_visible
     num_hidden = order.shape[1] - num_visible
@@ -105,6 +106,7 @@ class MaskedDecoder(nn.Module):
     inverse = jnp.argsort(order, axis=1)
     patches = jnp.take_along_axis(patches, inverse[..., None], axis=1)
     table = fixed.sincos2d(grid, self.width, last_included=False)
+    # Positions come after the reordering; the mask tokens are equal otherwise.
     patches += jnp.asarray(table, x.dtype)
     x = jnp.concatenate([x[:, :prefix], patches], axis=1)
     x, _ = Encoder(self._config, name='blocks')(x, None)

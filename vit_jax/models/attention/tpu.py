@@ -113,6 +113,7 @@ def _run(
 
   def local(*arrays: Array) -> tuple[Array, ...]:
     n, tokens, width = arrays[0].shape
+    # Blocks have whole registers; their rows after the last token are padding.
     rows = _padded(tokens, _SUBLANES)
     examples = examples_at_once(n, tokens)
     block = pl.BlockSpec((examples, rows, LANES), lambda i, j: (i, 0, j))
@@ -121,11 +122,13 @@ def _run(
     like = jax.ShapeDtypeStruct(arrays[0].shape, dtype)
     out_shape, out_specs = (like,), (block,)
     if kernel is backward:
+      # Three gradients like the inputs, and those of the biases per example.
       d_biases = jax.ShapeDtypeStruct((n, 3, width), jnp.float32)
       out_shape, out_specs = (like,) * 3 + (d_biases,), (block,) * 3 + (d_bias,)
 
     def of_block(*refs: Ref) -> None:
       for i in range(examples):
+        # The biases have one row for all examples.
         own = [ref.at[min(i, ref.shape[0] - 1)] for ref in refs]
         kernel(*own, heads=LANES // head, tokens=tokens, operand=operand)
 

@@ -45,6 +45,8 @@ def forward(
   """
   q, k, v = _load(query, key, value, bias, heads, tokens, operand)
   outputs = []
+  # Dividing the result by the sum of the exponentials is cheaper than dividing
+  # the weights, of which there are more.
   for scores, values in zip(
     _per_head(k, q, heads), jnp.split(v.T, heads), strict=True
   ):
@@ -95,6 +97,7 @@ def backward(
   ):
     weight, total = _soft_max(scores, tokens)
     weight /= total
+    # The gradient of softmax: the mean over keys is subtracted.
     mean = (weight * d_weight).sum(axis=0, keepdims=True)
     d_score = (weight * (d_weight - mean)).astype(operand)
     weights.append(weight.astype(operand))
@@ -105,6 +108,7 @@ def backward(
     _side_by_side(d_scores, q),
     _side_by_side(weights, d_out),
   )
+  # The sums over tokens are the gradients of the biases.
   refs = (d_query, d_key, d_value)
   for i, (ref, gradient) in enumerate(zip(refs, gradients, strict=True)):
     ref[:] = gradient.astype(ref.dtype)

@@ -44,6 +44,7 @@ class AxialAttention(nn.Module):
 
   @nn.compact
   def __call__(self, x: Maps) -> Maps:
+    # Columns become rows, so that the lines are always along the second axis.
     if self.axis == 'column':
       x = x.swapaxes(1, 2)
     n, lines, length, channels = x.shape
@@ -99,6 +100,8 @@ def _attend(
   )
   wide = dict(preferred_element_type=jnp.float32)
   logits = jnp.einsum('nqhc,nkhc->nhqk', query, key, **wide)
+  # Unlike in ViT, logits are not divided by √c: the norm of q, k and v sets
+  # their scale.
   logits += jnp.einsum('nqhc,cqk->nhqk', query, relative_query, **wide)
   logits += jnp.einsum('nkhc,cqk->nhqk', key, relative_key, **wide)
   weights = jax.nn.softmax(logits).astype(value.dtype)

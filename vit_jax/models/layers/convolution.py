@@ -32,6 +32,8 @@ def by_variance(kernel: Kernel) -> Kernel:
 
 def _std(centered: Kernel, epsilon: float) -> Float[Array, '1 1 1 o']:
   """Computes √(mean square + ε) with a gradient of 0, not ∞, where it is 0."""
+  # Both branches of `where` are differentiated, so the inner one keeps the root
+  # from 0, where its derivative is infinite.
   variance = jnp.square(centered).mean((0, 1, 2), keepdims=True) + epsilon
   positive = variance > 0
   return jnp.where(positive, jnp.sqrt(jnp.where(positive, variance, 1)), 0)

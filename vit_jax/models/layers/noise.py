@@ -22,6 +22,7 @@ def dropout(
   """
   if key is None or rate == 0:
     return x
+  # 32-bit integers are compared, without a conversion to floats.
   threshold = min(round(rate * 2**32), 2**32 - 1)
   keep = random_words(key, x.shape) >= jnp.uint32(threshold)
   return jnp.where(keep, scaled(x, 1 / (1 - rate)), 0)
@@ -55,6 +56,7 @@ def random_words(
   for axis, size in enumerate(shape[:-1]):
     index = jax.lax.broadcasted_iota(jnp.uint32, shape[:-1], axis)
     rows = rows * jnp.uint32(size) + index
+  # The key enters between two rounds, once per row; a column costs one round.
   rows = _mix(_mix(rows ^ words[0]) + words[-1])
   columns = jnp.arange(shape[-1], dtype=jnp.uint32) * jnp.uint32(0x9E3779B9)
   x = (rows[..., None] ^ columns) * _FIRST
@@ -92,6 +94,7 @@ def drop_path(
   """
   if key is None:
     return x
+  # One number per example: all its tokens are kept or dropped together.
   keep = 1 - rate
   kept = jax.random.uniform(key, (x.shape[0], 1, 1)) < keep
   return jnp.where(kept, scaled(x, 1 / keep), 0)

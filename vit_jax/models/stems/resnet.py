@@ -73,7 +73,7 @@ class ResNetStem(nn.Module):
     self, images: Float[Array, 'n y x 3']
   ) -> Float[Array, 'n r s c']:
     x = nn.relu(self.gn_root(self.conv_root(images)))
-    x = max_pool(x, 'same')
+    x = max_pool(x, 'same')  # root and pooling: a stride of 4
     for i in range(len(self.depths)):
       x = getattr(self, f'block{i + 1}')(x)
     return x

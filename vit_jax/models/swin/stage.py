@@ -156,6 +156,7 @@ class Stage(nn.Module):
       want_layers=want_layers,
       name='layers',
     )
+    # The scan steps over pairs, so keys and rates are grouped in twos.
     by_pairs = jax.tree.map(
       lambda leaf: leaf.reshape(pairs, 2, *leaf.shape[1:]), per_layer
     )

@@ -131,6 +131,7 @@ class Swin(Backbone):
         unroll=config.unroll,
         name=f'stage{i + 1}',
       )
+      # Keys and rates of the blocks of this stage.
       own = {k: leaf[first : first + depth] for k, leaf in per_layer.items()}
       x, layers = stage(x, own, want_layers)
       after.append(layers)
@@ -156,7 +157,8 @@ class Swin(Backbone):
     if key is None or not self.config.drop_path:
       return {}
     depth = sum(self.config.depths)
-    rates = jnp.linspace(0.0, self.config.drop_path, depth)  # over all stages
+    # Rates grow over the blocks of all stages, not within each stage.
+    rates = jnp.linspace(0.0, self.config.drop_path, depth)
     return {'key': jax.random.split(key, depth), 'rate': rates}
 
   @nn.nowrap

@@ -69,6 +69,7 @@ class Windows(NamedTuple):
     padding = [p - s for p, s in zip(self.padded, x.shape[1:3], strict=True)]
     if any(padding):
       x = jnp.pad(x, ((0, 0), (0, padding[0]), (0, padding[1]), (0, 0)))
+    # Rolling the map up and left moves the windows down and right.
     if self.shift:
       x = jnp.roll(x, (-self.shift, -self.shift), axis=(1, 2))
     return self._windows(x)
@@ -93,6 +94,7 @@ class Windows(NamedTuple):
     x = x.swapaxes(2, 3).reshape(n, rows, columns, width)
     if self.shift:
       x = jnp.roll(x, (self.shift, self.shift), axis=(1, 2))
+    # The padding is removed last, as it was added before the shift.
     x = x[:, : self.rows, : self.columns]
     return x.reshape(n, -1, width)
 
@@ -114,6 +116,7 @@ class Windows(NamedTuple):
       # The window with these tokens is the last one, from `length - size`.
       edges = length - self.size, length - self.shift
       sides.append(sum((position >= edge).astype(np.int32) for edge in edges))
+    # Each of 3 x 3 regions has a number; tokens of one region are neighbors.
     regions = 3 * sides[0][:, None] + sides[1][None, :]
     rows, columns = (length // self.size for length in self.padded)
     regions = regions.reshape(rows, self.size, columns, self.size)

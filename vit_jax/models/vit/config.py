@@ -149,6 +149,7 @@ class Config(BackboneConfig):
     self._check_positions()
     if self.position_at is None and KINDS[self.position]:
       object.__setattr__(self, 'position_at', KINDS[self.position][0])
+    # A scan cannot unroll more layers than there are.
     object.__setattr__(self, 'unroll', min(self.unroll, self.depth))
 
   @classmethod

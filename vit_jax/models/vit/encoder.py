@@ -83,6 +83,8 @@ class Block(nn.Module):
       return y if rate is None else drop_path(y, rate, path_key)
 
     # Attention
+    # The batch is split, tokens and channels are whole: without this constraint
+    # XLA may choose another layout for the residual stream.
     x = sharding.constrain(x, sharding.BATCH, None, None)
     positions = self._positions(common)
     if 'added' in positions:

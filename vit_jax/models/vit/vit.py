@@ -175,6 +175,7 @@ class ViT(Backbone):
     x = x.reshape(n, rows, p, columns, p, channels)
     x = x.transpose(0, 1, 3, 2, 4, 5)  # [n, rows, columns, p, p, c]
     x = self.embedding(x.reshape(n, rows * columns, p, p, channels))
+    # Prefix tokens come before the positions, which they may have too.
     x = self._with_prefix(x)
     if self.scheme.at == 'stem':
       added = self.positions(Places((rows, columns)))['added']
@@ -227,6 +228,7 @@ class ViT(Backbone):
     places: Places,
     want: tuple[str, ...],
   ) -> tuple[Tokens, dict[str, Array]]:
+    # Dropout of the embedding has a key of its own, independent of the layers.
     embed_key, encoder_key = (None, None)
     if key is not None:
       embed_key, encoder_key = jax.random.split(key)

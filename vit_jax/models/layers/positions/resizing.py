@@ -131,6 +131,7 @@ def resize(
       f'{old_grid[0]}x{old_grid[1]} grid of patches: check the image size and '
       'the patch size that belong to the weights.'
     )
+  # Interpolation to the same grid would change values by rounding.
   if tuple(old_grid) == tuple(new_grid):
     return np.asarray(embedding, np.float32)
   width = embedding.shape[-1]
@@ -141,6 +142,7 @@ def resize(
     columns = _aligned_matrix(old_grid[1], new_grid[1])
     grid = np.einsum('yi,xj,ijd->yxd', rows, columns, grid)
   else:
+    # The host has float32 products; a TPU would round them to bfloat16.
     with jax.default_device(jax.local_devices(backend='cpu')[0]):
       grid = jax.image.resize(jnp.asarray(grid), (*new_grid, width), 'cubic')
   grid = np.asarray(grid, np.float32).reshape(1, -1, width)
@@ -200,7 +202,7 @@ def resize_leaf(
   if name in _AXES:
     old, new = old_grid[_AXES[name]], new_grid[_AXES[name]]
     holds = leaf.shape[-2] == old
-  else:
+  else:  # offsets, numbered along the sequence with the prefix tokens
     tokens = (leaf.shape[-2] + 1) // 2
     new = 2 * (tokens - old_count + new_count) - 1
     holds = tokens >= old_count
