@@ -100,8 +100,8 @@ def rollbacks(
     events: events of the run, without damaged lines.
 
   Returns:
-    The rollbacks of the checkpoint, followed by those that only events.jsonl
-    has; and those of the checkpoint that events.jsonl lacks.
+    The rollbacks of the checkpoint, followed by rollbacks found only in
+    events.jsonl; and the rollbacks of the checkpoint that events.jsonl lacks.
   """
   written = [
     {key: event[key] for key in ('from', 'step', 'skip')}
