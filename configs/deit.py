@@ -79,6 +79,7 @@ def get_config(argument: str | None = None) -> ConfigDict:
     distilled=bool(arg.teacher),
     drop_path=0.1,
     gelu='exact',
+    start_values='trunc_normal',
     dtype='bfloat16',
     remat='dots' if arg.model == 'B' else 'none',
     unroll=12,

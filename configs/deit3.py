@@ -91,6 +91,7 @@ def get_config(argument: str | None = None) -> ConfigDict:
     # The patches without the class token have positions.
     prefix_positions=False,
     gelu='exact',
+    start_values='trunc_normal',
     # Of 160 px 11x11 patches of 14, and 6 pixels are dropped.
     remainder='drop' if arg.model == 'H' else 'error',
     dtype='bfloat16',

@@ -207,3 +207,10 @@ def test_a_file_that_is_gone(tmp_path):
   with pytest.raises(DecodeError, match='No such file'):
     source[0]
   assert source[1]['label'] == 0
+
+
+def test_one_class_is_no_classification(tmp_path):
+  """A folder inside a folder, often: the message names the class."""
+  fill(tmp_path, *(f'photos/{i:02d}.jpg' for i in range(20)))
+  with pytest.raises(UserError, match="one class, 'photos'"):
+    folder.divide(str(tmp_path))

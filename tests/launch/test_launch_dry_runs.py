@@ -120,8 +120,8 @@ def test_yaml_reads_the_manifest():
   [
     (42, 'RestartJobSetAndIgnoreMaxRestarts'),
     (jobset_controller.DISRUPTED, 'RestartJobSetAndIgnoreMaxRestarts'),
-    *[(code, 'RestartJobSet') for code in (1, 45, 134, 137, 143)],
-    *[(code, 'FailJobSet') for code in (2, 43, 44)],
+    *[(code, 'RestartJobSet') for code in (1, 44, 45, 134, 137, 143)],
+    *[(code, 'FailJobSet') for code in (2, 43)],
   ],
 )
 def test_what_the_cluster_does_after_a_failure(failure, then):
@@ -190,8 +190,8 @@ _REQUEUED = [['scontrol', 'requeue', '7']]
   [
     (0, 0, []),
     (42, 0, _REQUEUED),
-    *[(code, 0, _REQUEUED) for code in (1, 45, 134, 137)],
-    *[(code, code, []) for code in (2, 43, 44)],
+    *[(code, 0, _REQUEUED) for code in (1, 44, 45, 134, 137)],
+    *[(code, code, []) for code in (2, 43)],
   ],
 )
 def test_what_the_batch_script_does_after_a_code(tmp_path, code, ends, then):

@@ -191,3 +191,28 @@ def test_a_signal_at_the_very_end():
   session = Recorded(total=3, evals=0, save=2, stop_at=3)
   with pytest.raises(PreemptedError, match='step 3 of 3'):
     train(session)
+
+
+@pytest.mark.parametrize(
+  'every, total, due',
+  [
+    # Half of 225 is rounded to 112; 224 would be one step before the end.
+    (112, 225, [112, 225]),
+    (781, 4688, [781, 1562, 2343, 3124, 3905, 4688]),
+    (100, 1000, [*range(100, 1001, 100)]),
+    (5, 12, [5, 10, 12]),
+    (1, 4, [1, 2, 3, 4]),
+    (0, 9, [9]),
+  ],
+)
+def test_a_rounded_interval_does_not_end_just_before_the_run(every, total, due):
+  """The last multiple is left out where rounding alone put it there."""
+  schedule = Schedule(every, total, is_rounded=True)
+  assert [step for step in range(total + 1) if schedule.due(step)] == due
+
+
+def test_exact_intervals_keep_all_their_steps():
+  """Two steps asked for as steps are two steps."""
+  schedule = Schedule(112, 225)
+  due = [step for step in range(226) if schedule.due(step)]
+  assert due == [112, 224, 225]

@@ -26,6 +26,8 @@ _KEYS = (
   'average_decay',
 )
 _SECTIONS = ('mix', 'model', 'objective', 'optimizer', 'schedule', 'mesh')
+# Initial values of parameters do not change the step.
+_INITIAL = ('start_values', 'head_bias')
 _PARTS = {
   'train': ('num_examples', 'repeats'),
   'augment': ('local_crops', 'local_size'),
@@ -59,7 +61,8 @@ def _not_default(
   return {
     key: value
     for key, value in section.items()
-    if key not in defaults or _plain(value) != _plain(defaults[key].default)
+    if key not in _INITIAL
+    and (key not in defaults or _plain(value) != _plain(defaults[key].default))
   }
 
 

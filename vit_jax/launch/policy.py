@@ -6,7 +6,6 @@ from collections.abc import Callable
 from vit_jax.errors import (
   EXIT_DIVERGED,
   EXIT_PREEMPTED,
-  EXIT_STUCK,
   EXIT_USER_ERROR,
 )
 
@@ -14,10 +13,10 @@ from vit_jax.errors import (
 STOP = {
   EXIT_USER_ERROR: 'an error of the user, said above',
   EXIT_DIVERGED: 'diverged: rolling back did not help',
-  EXIT_STUCK: 'stuck: the stacks of all processes are in the workdir',
 }
-# Starts again without being counted: the state is saved. All other codes (a
-# crash, storage, a lost peer, a killed process or connection) are counted.
+# Started again without being counted: the state is saved. All other codes (a
+# crash, storage, a stuck or lost process, a lost connection) are counted. A
+# hang is usually one of the network or of a host, so it is started again, too.
 RESUME = EXIT_PREEMPTED
 PAUSE_S = 60
 

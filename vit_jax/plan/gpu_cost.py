@@ -55,9 +55,9 @@ class Rates(NamedTuple):
 
 
 # Assumptions, to be replaced by measurements. cuBLAS commonly reaches 60 to
-# 80 % of the peak on products as large as a ViT's. For fused attention, the abstract
-# of arXiv 2407.08608 states 35 % on an H100 (FlashAttention-2, long sequences);
-# the short sequences of a ViT do not fill the tiles.
+# 80 % of the peak on products as large as a ViT's. For fused attention, the
+# abstract of arXiv 2407.08608 states 35 % on an H100 (FlashAttention-2, long
+# sequences); the short sequences of a ViT do not fill the tiles.
 EXPECTED = Rates(0.70, 0.30, 0.90, 0.80, 2.0e-6)
 OPTIMISTIC = Rates(0.80, 0.45, 0.93, 0.90, 1.0e-6)
 PESSIMISTIC = Rates(0.60, 0.15, 0.80, 0.60, 4.0e-6)

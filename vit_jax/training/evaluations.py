@@ -7,7 +7,7 @@ from typing import Any
 
 from etils import epath
 
-from vit_jax.config import sections
+from vit_jax.config import durations, sections
 from vit_jax.config.plugins import build
 from vit_jax.errors import UserError
 from vit_jax.evaluators.contract import Evaluator, Setting
@@ -28,10 +28,22 @@ class Schedule:
   Attributes:
     every_steps: interval between two of them; 0 for the last step only.
     total_steps: number of updates in the whole training.
+    is_rounded: whether the interval was rounded to steps. Then the last
+      multiple can miss the end by a few steps, and is left out.
   """
 
   every_steps: int
   total_steps: int
+  is_rounded: bool = False
+
+  @classmethod
+  def of(cls, every: str, experiment: Experiment) -> 'Schedule':
+    """Returns the schedule of a duration such as '10 %' in a training."""
+    return cls(
+      experiment.steps(every),
+      experiment.total_steps,
+      is_rounded=durations.parse(every)[1] != 'steps',
+    )
 
   def due(self, step: int) -> bool:
     """Returns whether it is due after `step` updates.
@@ -41,7 +53,12 @@ class Schedule:
     """
     if step == self.total_steps:
       return step > 0
-    return step > 0 and self.every_steps > 0 and step % self.every_steps == 0
+    if step <= 0 or self.every_steps == 0 or step % self.every_steps:
+      return False
+    left = self.total_steps - step
+    # Each interval was rounded by at most half a step.
+    slack = step / self.every_steps / 2 if self.is_rounded else 0
+    return left > min(slack, self.every_steps / 2)
 
 
 class Evaluations:
@@ -69,9 +86,7 @@ class Evaluations:
     self._weights = experiment.trainer.weights
     self._entries: dict[str, tuple[Schedule, Evaluator | Figures]] = {}
     for name, section in experiment.config.evals.items():
-      schedule = Schedule(
-        experiment.steps(section.every), experiment.total_steps
-      )
+      schedule = Schedule.of(section.every, experiment)
       if is_figures(section):
         built = _figures(experiment, setting, workdir, name)
       else:

@@ -39,9 +39,7 @@ class Saving:
         state, JSON-able.
     """
     config = experiment.config
-    self._schedule = Schedule(
-      experiment.steps(config.checkpoint.every), experiment.total_steps
-    )
+    self._schedule = Schedule.of(config.checkpoint.every, experiment)
     self._every_minutes = config.checkpoint.every_minutes
     self._log_steps = experiment.steps(experiment.log.every)
     self._best = config.checkpoint.best

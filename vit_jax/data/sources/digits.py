@@ -10,6 +10,7 @@ UCI machine learning repository (its test set).
 
 import contextlib
 import fcntl
+import os
 from collections.abc import Iterator
 
 import numpy as np
@@ -21,6 +22,18 @@ from vit_jax.files import paths
 NAME = 'digits'
 _VERSION = '1.0.0'
 NUM_TRAIN, NUM_TEST = 1_438, 359
+
+
+def cache_dir(data_dir: epath.Path) -> epath.Path:
+  """Returns the directory of the dataset if the user names none.
+
+  Args:
+    data_dir: the TFDS directory, which is used if the dataset is in it already.
+  """
+  if (data_dir / NAME / _VERSION / 'dataset_info.json').exists():
+    return data_dir
+  cache = os.environ.get('XDG_CACHE_HOME') or '~/.cache'
+  return paths.locate(f'{cache}/vit_jax/tfds')
 
 
 def prepare(data_dir: epath.Path) -> None:
@@ -38,12 +51,21 @@ def prepare(data_dir: epath.Path) -> None:
     data_dir.mkdir(parents=True, exist_ok=True)
     with _lock(data_dir / f'.{NAME}.lock'):
       if not done.exists():
-        _builder(data_dir).download_and_prepare(file_format='array_record')
+        builder = _builder(data_dir)
+        _disable_progress_bar()
+        builder.download_and_prepare(file_format='array_record')
   except OSError as error:
     raise UserError(
       f'the embedded data set {NAME!r} cannot be written to {data_dir}: '
       f'{error}. Give another --config.source.data_dir or TFDS_DATA_DIR.'
     ) from error
+
+
+def _disable_progress_bar() -> None:
+  """Keeps TFDS from drawing progress bars into the log."""
+  import tensorflow_datasets as tfds
+
+  tfds.disable_progress_bar()
 
 
 @contextlib.contextmanager

@@ -177,6 +177,11 @@ def divide(path: str) -> Division:
   splits.named('train', there)
   found = class_folders.listing(there['train'])
   images, num_classes = len(found.paths), len(found.classes)
+  if num_classes < 2:
+    raise UserError(
+      f'{found.root} holds one class, {found.classes[0]!r}: a classifier needs '
+      'two or more. Give each class a folder of its own, next to this one.'
+    )
   if 'val' in there:
     return Division('train', 'val', images, num_classes)
   # Not 'train[:90%]': so wrote workdirs of the time when parts were cut from

@@ -70,6 +70,8 @@ class Source:
     """
     root = default_data_dir(data_dir and files.place(data_dir, _PLACE))
     if dataset == digits.NAME:
+      # Users' own directories are not written to unless they are named.
+      root = root if data_dir else digits.cache_dir(root)
       digits.prepare(root)
     self._folder = _version_dir(root, dataset)
     info = _info(self._folder)
