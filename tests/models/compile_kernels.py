@@ -19,7 +19,7 @@ SHAPES = (
 
 
 def main():
-  """One line for each version and shape."""
+  """Prints one line for each TPU version and shape."""
   environment.prepare(sys.argv)
   import jax
   import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Attention with a backward pass of its own, against plain autodiff."""
+"""Attention with a custom backward pass, compared with automatic gradients."""
 
 import flax.linen as nn
 import jax
@@ -16,7 +16,7 @@ SHAPES = [  # n, queries, keys, heads, width of a head
 
 
 def plain(query, key, value):
-  """The formula, in the dtype of its inputs."""
+  """Computes the formula in the dtype of its inputs."""
   logits = jnp.einsum('nqhc,nkhc->nhqk', query, key) / query.shape[-1] ** 0.5
   return jnp.einsum('nhqk,nkhc->nqhc', jax.nn.softmax(logits, axis=-1), value)
 
@@ -88,7 +88,7 @@ def test_huge_logits_do_not_overflow(dtype):
 
 
 def test_nothing_of_the_size_of_the_weights_is_kept():
-  """Residuals are inputs, output and one number a row."""
+  """Residuals are the inputs, the output and one number per row."""
   query, key, value, _ = inputs((2, 33, 33, 2, 8))
   _, pull = jax.vjp(dot_product_attention, query, key, value)
   largest = max(x.size for x in jax.tree.leaves(pull))

@@ -31,7 +31,7 @@ NAMES = (
 
 
 def inputs(shape, dtype='float32', size=1.0):
-  """(projections, biases), and the gradient of the output."""
+  """Returns (projections, biases) and a gradient of the output."""
   n, tokens, heads, channels = shape
   rng = np.random.default_rng(0)
 
@@ -44,7 +44,7 @@ def inputs(shape, dtype='float32', size=1.0):
 
 
 def formula(projections, biases, heads):
-  """Attention as the paper writes it."""
+  """Computes attention as in the paper."""
   x = [p + b for p, b in zip(projections, biases, strict=True)]
   q, k, v = (z.reshape(*z.shape[:2], heads, -1) for z in x)
   logits = jnp.einsum('nqhc,nkhc->nhqk', q, k) / q.shape[-1] ** 0.5
@@ -53,14 +53,14 @@ def formula(projections, biases, heads):
 
 
 def through_xla(projections, biases, heads):
-  """This package's other implementation."""
+  """Computes attention by the package's implementation for XLA."""
   x = [p + b for p, b in zip(projections, biases, strict=True)]
   y = dot_product_attention(*[z.reshape(*z.shape[:2], heads, -1) for z in x])
   return y.reshape(x[0].shape)
 
 
 def with_gradients(function, arrays, dy, heads):
-  """Output and gradients in the order of `NAMES`, float64."""
+  """Returns output and gradients in the order of `NAMES`, float64."""
   y, pull = jax.vjp(lambda p, b: function(p, b, heads), *arrays)
   leaves = jax.tree.leaves((y, pull(dy.astype(y.dtype))))
   return dict(
@@ -69,14 +69,14 @@ def with_gradients(function, arrays, dy, heads):
 
 
 def exactly(arrays, dy, heads):
-  """The same of the formula, in float64."""
+  """Returns output and gradients of the formula, float64."""
   with jax.enable_x64(True):
     wide = jax.tree.map(lambda x: x.astype('float64'), (arrays, dy))
     return with_gradients(formula, *wide, heads)
 
 
 def error(ours, exact, name):
-  """Relative, by norms; the key bias's gradient is zero but for rounding."""
+  """Returns relative errors of norms; the key bias has a gradient of zero."""
   scale = exact['d_query_bias' if name == 'd_key_bias' else name]
   return np.linalg.norm(ours[name] - exact[name]) / np.linalg.norm(scale)
 
@@ -112,7 +112,7 @@ def test_huge_logits():
 
 
 def test_on_a_mesh():
-  """Every device does its own examples and heads; nothing changes."""
+  """The result does not change if devices share examples and heads."""
   arrays, dy = inputs((8, 9, 4, 64))
   alone = with_gradients(tpu.attend, arrays, dy, 4)
   mesh = sharding.make_mesh(jax.devices(), data=2, fsdp=2, model=2)
@@ -129,7 +129,7 @@ def test_on_a_mesh():
 
 
 def test_the_module_gives_the_same():
-  """`Attention` has one tree of parameters, whatever computes it."""
+  """`Attention` has the same parameters for every implementation."""
   x = jax.random.normal(jax.random.key(0), (2, 13, 128))
   xla, kernel = (
     Attention(2, jnp.dtype('float32'), implementation)
@@ -159,7 +159,7 @@ def test_the_module_gives_the_same():
   [(641, 128, 2), (321, 128, 4), (9, 192, 3), (9, 160, 2), (9, 128, 8)],
 )
 def test_what_the_kernels_do_not_take(tokens, width, heads):
-  """Too many tokens, lanes left over, narrow heads: told, or left to XLA."""
+  """Unsupported sizes raise an error with 'kernel' and use XLA with 'auto'."""
   x = jnp.zeros((1, tokens, width))
   with pytest.raises(UserError, match='does not take'):
     Attention(heads, jnp.dtype('float32'), 'kernel').init(jax.random.key(0), x)
@@ -169,7 +169,7 @@ def test_what_the_kernels_do_not_take(tokens, width, heads):
 @needs_libtpu
 @pytest.mark.slow
 def test_every_tpu_compiles_them():
-  """Both kernels, by the compiler of each version."""
+  """The compiler of each TPU version compiles both kernels."""
   done = subprocess.run(
     [sys.executable, compile_kernels.__file__],
     env=runs.environment(level=3) | {'PYTHONPATH': str(runs.ROOT)},

@@ -1,4 +1,4 @@
-"""Axial attention in the place of a convolution, and the ResNet with it."""
+"""Axial attention instead of a convolution, and the ResNet with it."""
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ def layer(axis):
 
 
 def random_map(rows, columns):
-  """A map, and parameters for attention along its rows."""
+  """Returns a map, and parameters of attention along its rows."""
   rng = np.random.default_rng(0)
   x = rng.normal(size=(2, rows, columns, 32)).astype(np.float32)
   shapes = jax.eval_shape(layer('row').init, KEY, jnp.asarray(x))
@@ -30,7 +30,7 @@ def random_map(rows, columns):
 
 
 def group_norm(x, p):
-  """Of one line, [places, channels]; 32 groups."""
+  """Normalizes one line, [positions, channels], over 32 groups."""
   groups = x.reshape(len(x), 32, -1)
   groups = groups - groups.mean((0, 2), keepdims=True)
   groups = groups / np.sqrt((groups**2).mean((0, 2), keepdims=True) + 1e-4)
@@ -38,7 +38,7 @@ def group_norm(x, p):
 
 
 def test_attention_against_numpy():
-  """One line after the other, one pair of places after the other."""
+  """Loops over lines and pairs of positions give the same result."""
   x, variables = random_map(3, 5)
   p = variables['params']
   expected = np.zeros_like(x)
@@ -67,7 +67,7 @@ def test_attention_against_numpy():
 
 
 def test_columns_are_rows_of_the_transposed_map():
-  """The same parameters, the other axis."""
+  """Attention along columns is attention along rows of the transposed map."""
   x, variables = random_map(3, 5)
   x = jnp.asarray(x)
   along_rows = layer('row').apply(variables, x)
@@ -78,7 +78,7 @@ def test_columns_are_rows_of_the_transposed_map():
 
 
 def test_parameter_count():
-  """Of the 50 layers, counted unit by unit."""
+  """The model has the parameters that its 50 layers add up to."""
   expected = 7 * 7 * 3 * 64 + 2 * 64
   before, side = 64, 56
   for i, depth in enumerate((3, 4, 6, 3)):
@@ -97,7 +97,7 @@ def test_parameter_count():
 
 @pytest.mark.slow
 def test_remat_and_unrolling_change_nothing():
-  """Same logits and gradients; images need not be square."""
+  """Logits and gradients are the same; images need not be square."""
   sizes = TINY | dict(depths=(3,))
   params = noise_params(Model(5, **sizes), (8, 12), 0.1)
   images = images_of(2, 8, 12)
@@ -119,7 +119,7 @@ def test_remat_and_unrolling_change_nothing():
 
 
 def test_embeddings_follow_the_image():
-  """All of another size's shapes, in units with a stride too."""
+  """Resized parameters have the shapes of a model of the new size."""
   model = Model(0, **TINY | dict(depths=(2, 2, 1)))
   flat = tree.flatten(noise_params(model, (40, 64)))
   sized = {
@@ -144,14 +144,14 @@ def test_embeddings_follow_the_image():
   ],
 )
 def test_impossible_models(settings, words):
-  """Each mistake says what came and what is allowed."""
+  """Each message contains the value that was given and what is allowed."""
   with pytest.raises(UserError) as error:
     Model(10, **settings)
   assert words in str(error.value)
 
 
 def test_what_it_has_not():
-  """No stack of layers or of attention."""
+  """There is no stack of layers or of attention."""
   for name in ('layers', 'attention'):
     with pytest.raises(UserError, match=f'no {name}'):
       Model(5, **TINY).apply(

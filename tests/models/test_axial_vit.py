@@ -15,7 +15,7 @@ TINY = SIZES | dict(depth=2)
 
 
 def run(model, params, images, *inputs):
-  """`predict`, compiled, with what is inside."""
+  """Runs `predict`, compiled, with all intermediate results."""
   want = ('tokens', 'layers')
   predict = jax.jit(
     lambda *args: model.apply(
@@ -27,7 +27,7 @@ def run(model, params, images, *inputs):
 
 @pytest.mark.parametrize('variant, patch', [('B/16', 16), ('B/32', 32)])
 def test_parameter_counts(variant, patch):
-  """Twice the ViT's encoder; positions of rows and columns; no class token."""
+  """It has two encoders' parameters, axial positions and no class token."""
   layer = 4 * (768 * 768 + 768) + 2 * 768 * 3072 + 3072 + 768 + 4 * 768
   embedding = 3 * patch**2 * 768 + 768
   positions = 2 * (224 // patch) * 384
@@ -43,7 +43,7 @@ def norm(x, p):
 
 
 def attend(x, p):
-  """Multi-head attention among the tokens of one line, [tokens, d]."""
+  """Computes multi-head attention of the tokens of a line, [tokens, d]."""
   parts = {
     name: np.einsum('td,dhc->htc', x, p[name]['kernel'])
     + p[name]['bias'][:, None]
@@ -63,7 +63,7 @@ def mlp(x, p):
 
 
 def test_against_numpy():
-  """Every block: tokens of one row, then of one column, see each other."""
+  """Tokens attend to those of their row, then to those of their column."""
   model = Model(5, **TINY)
   params, images = noise_params(model, (8, 12)), images_of(2, 8, 12)
   out = jax.device_get(run(model, params, images))
@@ -99,7 +99,7 @@ def test_against_numpy():
 
 @pytest.mark.parametrize('kind, size', [('row', (4, 12)), ('column', (12, 4))])
 def test_on_one_axis_it_is_full_attention(kind, size):
-  """On a single row (column), with idle other blocks, it is a ViT."""
+  """On a single row or column, without the other blocks, it is a ViT."""
   model, vit = Model(5, **TINY), ViT(5, **TINY, pool='gap')
   params, images = noise_params(model, size), images_of(2, *size)
   other = 'column' if kind == 'row' else 'row'
@@ -127,7 +127,7 @@ def test_on_one_axis_it_is_full_attention(kind, size):
 
 @pytest.mark.slow
 def test_remat_and_unrolling_change_nothing():
-  """Same loss and gradients in training, hence the same dropout masks."""
+  """Loss and gradients are the same, so dropout masks are too."""
   params, images = noise_params(Model(5, **TINY), (8, 12)), images_of(2, 8, 12)
 
   def gradient(**settings):
@@ -147,7 +147,7 @@ def test_remat_and_unrolling_change_nothing():
 
 
 def test_positions_follow_the_image():
-  """Rows and columns are interpolated apart, the ends kept ('aligned')."""
+  """Rows and columns are interpolated separately, with aligned ends."""
   model = Model(0, **TINY)
   flat = tree.flatten(noise_params(model, (8, 12)))
   sized = {
@@ -173,14 +173,14 @@ def test_positions_follow_the_image():
   ],
 )
 def test_impossible_models(settings, words):
-  """Each mistake says what came and what is allowed."""
+  """Each message contains the value that was given and what is allowed."""
   with pytest.raises(UserError) as error:
     Model(10, **settings)
   assert words in str(error.value)
 
 
 def test_what_it_has_not():
-  """No stack of attention; no image that patches do not fill."""
+  """It rejects `attention` and images that patches do not fill."""
   model = Model(5, **TINY)
   with pytest.raises(UserError, match='no attention'):
     model.apply({}, images_of(1, 8, 8), want=('attention',), method='predict')

@@ -1,4 +1,4 @@
-"""What the compiler is asked for."""
+"""Compiler options of a model."""
 
 from vit_jax.models.vit import Model
 
@@ -7,13 +7,13 @@ PART = 'xla_jf_crs_combiner_threshold_in_bytes'
 
 
 def options_of(platform, unroll, num_devices):
-  """Of a model with that many layers unrolled."""
+  """Returns the options of a model with this number of unrolled layers."""
   model = Model(0, variant='L/16', unroll=unroll)
   return model.compiler_options(platform, num_devices)
 
 
 def test_options_on_tpus_alone():
-  """Other backends would refuse libtpu's options, and a scan needs none."""
+  """There are none for other backends, which reject them, or for a scan."""
   assert options_of('cpu', 24, 32) == {}
   assert options_of('tpu', 1, 32) == {}
   options = options_of('tpu', 24, 32)
@@ -21,7 +21,7 @@ def test_options_on_tpus_alone():
 
 
 def test_exchanges_grow_with_the_slice():
-  """Up to what libtpu does by itself."""
+  """The size grows with the devices up to libtpu's default."""
   parts = [options_of('tpu', 2, n)[PART] for n in (8, 128, 2048)]
   assert parts == [2**20, 16 * 2**20, 120 * 2**20]
 

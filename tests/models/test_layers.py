@@ -51,7 +51,7 @@ def five_sigma(share, count):
 @pytest.mark.parametrize('rate', [0.1, 0.5, 0.9])
 @pytest.mark.parametrize('width', [64, 63])
 def test_dropout_statistics(rate, width):
-  """The share kept is the rate's, and the mean stays the mean."""
+  """The kept fraction is 1 − rate, and the mean does not change."""
   x = jnp.ones((20_000, width))
   y = np.asarray(noise.dropout(x, rate, KEY))
   assert (y == 0).mean() == pytest.approx(rate, abs=five_sigma(rate, x.size))
@@ -61,7 +61,7 @@ def test_dropout_statistics(rate, width):
   assert y.mean() == pytest.approx(1, abs=tolerance)
 
 
-# What a layer asks for at two steps, and neighbouring keys.
+# What a layer asks for at two steps, and neighboring keys.
 KEYS = [jax.random.fold_in(KEY, step) for step in range(2)] + [
   jax.random.wrap_key_data(jnp.array([7, word], jnp.uint32)) for word in (1, 2)
 ]
@@ -69,14 +69,14 @@ SHAPE = (64, 50, 256)
 
 
 def dropped(key, rate=0.1):
-  """Standardised decisions: mean 0 and variance 1 if all is well."""
+  """Returns standardized decisions, with mean 0 and variance 1."""
   y = np.asarray(noise.dropout(jnp.ones(SHAPE), rate, key)) == 0
   return (y - rate) / np.sqrt(rate * (1 - rate))
 
 
 @pytest.mark.parametrize('axis', [0, 1, 2])
 @pytest.mark.parametrize('shift', [1, 2, 3, 4, 8, 16, 32])
-def test_neighbours_are_dropped_independently(axis, shift):
+def test_neighbors_are_dropped_independently(axis, shift):
   """No correlation along examples, tokens or channels."""
   for key in KEYS:
     y = np.moveaxis(dropped(key), axis, 0)
@@ -92,13 +92,13 @@ def test_keys_are_independent():
 
 
 def rows_of(key, count=3200):
-  """The words of each row, as one value a row."""
+  """Returns the words of each row as one value per row."""
   words = np.asarray(noise.random_words(key, (count, 4)))
   return np.ascontiguousarray(words).view('V16')[:, 0]
 
 
 def test_keys_with_one_second_word_share_their_rows():
-  """Why keys are made by `split` and `fold_in` alone: theirs are unrelated."""
+  """Keys from `split` and `fold_in` give unrelated words, others may not."""
   six, seven = (
     rows_of(jax.random.wrap_key_data(jnp.array([word, 1], jnp.uint32)))
     for word in (6, 7)
@@ -123,7 +123,7 @@ def test_dropped_counts_are_binomial(axis):
 
 
 def test_pairs_of_channels_and_of_tokens_are_uncorrelated():
-  """All pairs, not neighbours only: as in a random matrix, none stands out."""
+  """All pairs, not neighbors only: as in a random matrix, none stands out."""
   for key in KEYS:
     y = dropped(key, rate=0.5)
     for rows in (y.reshape(-1, SHAPE[-1]), y.reshape(-1, SHAPE[-1]).T):
@@ -135,7 +135,7 @@ def test_pairs_of_channels_and_of_tokens_are_uncorrelated():
 
 
 def test_every_bit_of_a_word_is_fair():
-  """All 32, and no two of them go together."""
+  """All 32 bits are balanced, and no two of them are correlated."""
   for key in KEYS:
     words = np.asarray(noise.random_words(key, SHAPE)).reshape(-1, 1)
     bits = ((words >> np.arange(32, dtype=np.uint32)) & 1) * 2.0 - 1
@@ -145,7 +145,7 @@ def test_every_bit_of_a_word_is_fair():
 
 
 def test_words_do_not_depend_on_the_mesh():
-  """Each device makes its part of the one array that a single device makes."""
+  """Each device computes its part of the array of a single device."""
   mesh = jax.make_mesh(
     (4, 2), ('a', 'b'), axis_types=(jax.sharding.AxisType.Auto,) * 2
   )
@@ -181,7 +181,7 @@ def test_dropout_without_key_or_rate_is_the_identity():
 
 @pytest.mark.parametrize('rate', [0.0, 0.1, 0.5])
 def test_drop_path_statistics(rate):
-  """Whole examples go, in the rate's share, and the mean stays the mean."""
+  """Whole examples are dropped at the given rate; the mean does not change."""
   count = 20_000
   x = jnp.ones((count, 2, 3))
   y = np.asarray(noise.drop_path(x, jnp.float32(rate), KEY))
@@ -243,7 +243,7 @@ HIDDEN, FC2 = 'layers/mlp/fc1/bias', 'layers/mlp/fc2/kernel'
   ],
 )
 def test_drop_path_grows_linearly(branch, first, shares):
-  """From the rate of the first layer (none, as a rule) to that of the last."""
+  """Rates change linearly from that of the first to that of the last layer."""
   rates = dict(drop_path=0.6, drop_path_first=first)
   kept = masks(branch, dropout=0.0, **rates)
   for share, expected in zip(kept.mean(axis=1), shares, strict=True):
@@ -253,7 +253,7 @@ def test_drop_path_grows_linearly(branch, first, shares):
 
 
 def test_every_dropout_has_its_own_mask():
-  """No two layers, and no two places within one, decide alike."""
+  """Decisions of layers, and of the two branches of a layer, are unrelated."""
   attention, mlp, both = (
     masks(place, dropout=0.5, drop_path=0.0)
     for place in (ATTENTION, MLP, HIDDEN)
@@ -271,7 +271,7 @@ def test_every_dropout_has_its_own_mask():
 
 
 def test_exact_gelu_of_bfloat16():
-  """Of every value within 8: rounded once, and so is its derivative."""
+  """Values within ±8 and their derivatives are rounded only once."""
   steps = np.arange(2**16, dtype=np.uint16).view(jnp.bfloat16)
   x = jnp.array(steps[np.abs(steps.astype(np.float32)) <= 8])
   exact = np.float64(x)
@@ -288,7 +288,7 @@ def test_exact_gelu_of_bfloat16():
 
 @pytest.mark.parametrize('gelu', ['tanh', 'exact'])
 def test_the_mlp_drops_what_gelu_gives(gelu):
-  """Dense, GELU, dropout, dense; with identities for the matrices."""
+  """The order is dense, GELU, dropout, dense; matrices are identities."""
   width, rate = 64, 0.25
   identity = {'kernel': jnp.eye(width), 'bias': jnp.zeros(width)}
   params = {'fc1': identity, 'fc2': identity}

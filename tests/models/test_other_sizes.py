@@ -30,7 +30,7 @@ def model_of(kind, at, **options):
 
 
 def interpolated(table, old, new, offset):
-  """Torch's bicubic of slots `[…, old rows · columns, d]`, by a ratio."""
+  """Interpolates embeddings `[…, patches, d]` by torch's bicubic method."""
   width = table.shape[-1]
   maps = table.reshape(-1, *old, width).permute(0, 3, 1, 2)
   more = np.broadcast_to(offset, 2)
@@ -42,7 +42,7 @@ def interpolated(table, old, new, offset):
 
 
 def for_other(params, offset):
-  """Parameters for a plain model of `OTHER`, every position made by torch."""
+  """Returns parameters for a plain model of size `OTHER`, made by torch."""
   flat = dict(tree.flatten(params))
   for path, leaf in flat.items():
     name, table = path.rpartition('/')[2], torch.tensor(np.asarray(leaf))
@@ -79,7 +79,7 @@ def test_learned_positions_are_interpolated_as_dino_does(
 
 @pytest.mark.parametrize('offset', [0.0, 0.1])
 def test_gradients_come_back_through_the_interpolation(offset):
-  """Of a weighted sum, by each slot of the embedding, smaller and larger."""
+  """Gradients of the embedding are torch's, for smaller and larger images."""
   rng = np.random.default_rng(0)
   table = rng.normal(size=(49, 6)).astype(np.float32)
   for new in ((3, 5), (12, 9)):
@@ -100,7 +100,7 @@ def test_gradients_come_back_through_the_interpolation(offset):
 
 @pytest.mark.parametrize('kind', ['sincos2d', 'sincos2d_mae', 'rope2d', 'none'])
 def test_positions_without_parameters_are_computed_for_the_grid(kind):
-  """Nothing depends on what the parameters were made for."""
+  """Positions without parameters do not depend on `made_for`."""
   model = model_of(kind, None)
   params, images = noise_params(model, MADE_FOR), images_of(2, *OTHER)
   ours = model.at_sizes(MADE_FOR, 0.1).apply({'params': params}, images)
@@ -109,7 +109,7 @@ def test_positions_without_parameters_are_computed_for_the_grid(kind):
 
 @pytest.mark.parametrize('kind, at, options', CASES)
 def test_at_its_own_size_nothing_changes(kind, at, options):
-  """The same bits; parameters do not depend on the images at all."""
+  """Results are bit-equal; parameters do not depend on the images."""
   model = model_of(kind, at, **options)
   params, images = noise_params(model, MADE_FOR), images_of(2, *MADE_FOR)
   free = model.at_sizes(MADE_FOR, 0.1)
@@ -134,7 +134,7 @@ def test_parts_of_a_model_agree_on_another_size():
 
 
 def test_who_cannot_says_so():
-  """Relative offsets and windows' tables; a ResNet has nothing to change."""
+  """Relative offsets and Swin raise errors; a ResNet does not change."""
   with pytest.raises(UserError, match="'relative'.*28x28"):
     model_of('relative', 'shared').at_sizes(MADE_FOR)
   windows = swin.Model(5, variant='T')

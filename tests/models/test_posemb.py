@@ -20,7 +20,7 @@ GRIDS = [
 
 
 def embedding(grid, prefix=1, width=6):
-  """Random slots: `prefix` of them, then those of the grid."""
+  """Returns random embeddings of `prefix` tokens and of a grid."""
   shape = (1, prefix + grid[0] * grid[1], width)
   return np.random.default_rng(0).normal(size=shape).astype(np.float32)
 
@@ -41,7 +41,7 @@ def test_aligned_is_scipys_zoom(old, new):
 
 @pytest.mark.parametrize('old, new', [(o, n) for o, n in GRIDS if o != n])
 def test_bicubic_is_torchs(old, new):
-  """Antialiased, with half-pixel centres, as timm does it."""
+  """Antialiased, with half-pixel centers, as timm does it."""
   slots = embedding(old)
   result = positions.resize(slots, old, new, 'bicubic')
   grid = torch.tensor(slots[:, 1:]).reshape(1, *old, -1).permute(0, 3, 1, 2)
@@ -55,7 +55,7 @@ def test_bicubic_is_torchs(old, new):
 @pytest.mark.parametrize('method', positions.METHODS)
 @pytest.mark.parametrize('prefix', [0, 1, 2])
 def test_class_slots_are_kept(method, prefix):
-  """Whatever stands before the grid goes through untouched."""
+  """Embeddings of prefix tokens do not change."""
   slots = embedding((4, 6), prefix)
   result = positions.resize(slots, (4, 6), (5, 5), method)
   assert result.shape == (1, prefix + 25, 6) and result.dtype == np.float32
@@ -64,7 +64,7 @@ def test_class_slots_are_kept(method, prefix):
 
 @pytest.mark.parametrize('method', positions.METHODS)
 def test_the_same_grid_changes_nothing(method):
-  """Bit for bit."""
+  """The same grid returns the same bits."""
   slots = embedding((4, 6))
   np.testing.assert_array_equal(
     positions.resize(slots, (4, 6), (4, 6), method), slots
@@ -87,7 +87,7 @@ def test_rows_and_columns_are_not_exchanged():
 
 
 def test_errors():
-  """A grid that the slots cannot hold; a method that there is not."""
+  """A grid that is too large and an unknown method raise errors."""
   with pytest.raises(UserError, match='4x7 grid'):
     positions.resize(embedding((4, 6)), (4, 7), (2, 2))
   with pytest.raises(UserError, match='aligned'):

@@ -34,7 +34,7 @@ IN_LAYERS = [each for each in KINDS if each[1] != 'stem' and each[0] != 'none']
 
 
 def model_of(kind, at, **options):
-  """With a class token and a register, so that patches begin at 2."""
+  """Returns a model with a class token and a register: patches begin at 2."""
   return Model(
     5, **SIZES, position=kind, position_at=at, registers=1, **options
   )
@@ -44,7 +44,7 @@ def model_of(kind, at, **options):
 
 
 def sincos(kind, width):
-  """Written out: [sin, cos] of the column, then of the row."""
+  """Computes [sin, cos] of the column, then of the row."""
   quarter = width // 4
   n = quarter if kind == 'sincos2d_mae' else quarter - 1
   table = np.zeros((GRID[0] * GRID[1], width))
@@ -76,7 +76,7 @@ def added(kind, parameters, prefix, width):
 
 
 def turned(x, prefix):
-  """Complex planes (i, i + c/2), turned by row and column."""
+  """Rotates complex planes (i, i + c/2) by row and column."""
   half = x.shape[-1] // 2
   planes = torch.complex(x[..., :half], x[..., half:])
   angles = torch.zeros(prefix + GRID[0] * GRID[1], half, dtype=torch.float64)
@@ -100,7 +100,7 @@ def below(p, start):
 
 
 def reference(model, p, images, kept):
-  """Every layer's tokens and the logits, of the patches `kept` [n, t]."""
+  """Returns tokens of all layers and logits for the patches `kept` [n, t]."""
   kind, at, d = model.position, model.position_at, model.width
   n, size = len(images), model.patch_size
   x = torch.tensor(np.asarray(images, np.float64))
@@ -166,7 +166,7 @@ WEIGHTS = np.cos(np.arange(10.0)).reshape(2, 5)
 
 
 def results(model, params, images):
-  """Logits, every layer, and the gradient of weighted logits."""
+  """Returns logits, all layers and the gradient of weighted logits."""
 
   def run(params):
     variables = {'params': params}
@@ -179,7 +179,7 @@ def results(model, params, images):
 
 @pytest.mark.parametrize('kind, at', LEARNT)
 def test_against_torch(kind, at):
-  """Every layer's output, logits and the gradients of what is learnt."""
+  """Outputs of all layers, logits and gradients of parameters agree."""
   model, images = model_of(kind, at), images_of(2, *SIZE)
   params = noise_params(model, SIZE)
   logits, layers, gradients = results(model, params, images)
@@ -197,7 +197,7 @@ def test_against_torch(kind, at):
 
 @pytest.mark.parametrize('kind', ['sincos2d', 'sincos2d_mae', 'none'])
 def test_without_parameters_against_torch(kind):
-  """Logits; the table of each kind, and none."""
+  """Logits agree for the tables of each kind."""
   model = model_of(kind, None)
   params, images = noise_params(model, SIZE), images_of(2, *SIZE)
   kept = np.tile(np.arange(6), (2, 1))
@@ -209,7 +209,7 @@ def test_without_parameters_against_torch(kind):
 
 @pytest.mark.parametrize('kind, at', IN_LAYERS)
 def test_tokens_left_out(kind, at):
-  """Those kept know their places: in each image others are there."""
+  """Kept tokens have the positions of their patches in each image."""
   model, images = model_of(kind, at), images_of(2, *SIZE)
   params = noise_params(model, SIZE)
   kept = np.array([[0, 2, 5], [4, 3, 1]])
@@ -246,7 +246,7 @@ def test_nothing_before_the_patches(kind, at):
 
 
 def test_tokens_whose_places_nobody_knows():
-  """An error that says what is missing."""
+  """The message names `Places`."""
   model = model_of('learned', 'shared')
   params, tokens = noise_params(model, SIZE), jnp.zeros((1, 3, 32))
   with pytest.raises(UserError, match=r'encode.*Places'):
@@ -298,7 +298,7 @@ def test_another_size(kind, at, method):
 
 @pytest.mark.parametrize('method', positions.METHODS)
 def test_layers_are_resized_alike(method):
-  """A stack of layers is each layer by itself."""
+  """A stack of layers is resized layer by layer."""
   rng = np.random.default_rng(0)
   for name, shape in (('embedding', (1, 8, 4)), ('offsets', (15, 4))):
     stack = rng.normal(size=(3, *shape)).astype(np.float32)
@@ -330,7 +330,7 @@ def test_axes_are_stretched():
 
 
 def test_tables_of_another_grid():
-  """The error names what came."""
+  """The message contains the value that was given."""
   for name, length in (('rows', 4), ('offsets', 9)):
     with pytest.raises(UserError, match='2x3 grid'):
       positions.resize_leaf(
@@ -348,7 +348,7 @@ HARDEST = [('relative', 'layers'), ('rope2d', None)]
 @pytest.mark.slow
 @pytest.mark.parametrize('kind, at', HARDEST)
 def test_programs_agree(kind, at, monkeypatch):
-  """Unrolled with rematerialisation, on eight devices and on one."""
+  """Programs with unrolling and rematerialization agree on eight devices."""
   monkeypatch.setattr(sharding, 'MIN_FSDP_SIZE', 1)  # split even these
   images = images_of(8, *SIZE)
   model = model_of(kind, at, **EVERYTHING)
@@ -378,7 +378,7 @@ def test_programs_agree(kind, at, monkeypatch):
 
 
 def test_flops_of_relative_positions():
-  """A product of queries with an embedding for each query and key."""
+  """Logits contain the product of queries and relative embeddings."""
 
   def count(model):
     params = abstract(model, SIZE)
@@ -409,7 +409,7 @@ def pallas_calls(model, monkeypatch):
   ],
 )
 def test_kernels_where_they_compute_the_same(options, kernels, monkeypatch):
-  """Options that change attention take XLA's path on a TPU, and say so."""
+  """Options that kernels do not support use XLA on a TPU; the log says so."""
   sizes = SIZES | dict(width=128)
   model = Model(5, **sizes, **options)
   assert pallas_calls(model, monkeypatch) == kernels
@@ -436,13 +436,13 @@ def test_kernels_where_they_compute_the_same(options, kernels, monkeypatch):
   ],
 )
 def test_impossible_positions(options, words):
-  """Each says what is allowed."""
+  """Each message contains the allowed values."""
   with pytest.raises(UserError, match=words):
     Model(5, **SIZES | options)
 
 
 def test_relative_weights_are_those_that_are_used():
-  """What `want=('attention',)` gives multiplies the values."""
+  """The weights of `want=('attention',)` multiply the values."""
   rng = np.random.default_rng(0)
   query, key, value = rng.normal(size=(3, 2, 4, 2, 8)).astype(np.float32)
   relative = rng.normal(size=(4, 4, 8)).astype(np.float32)

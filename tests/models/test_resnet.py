@@ -1,4 +1,4 @@
-"""BiT's ResNet and the hybrids' stem: sizes, layers, what is refused."""
+"""BiT's ResNet and the hybrids' stem: sizes, layers, errors."""
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,7 @@ SIZES = dict(width=64, depth=1, mlp_dim=64, num_heads=2, dtype='float32')
   ],
 )
 def test_parameter_counts(variant, expected):
-  """Those of the public models, without a head."""
+  """Counts are those of the public models, without a head."""
   build = vit.Model if '/' in variant else resnet.Model
   assert tree.size(abstract(build(0, variant=variant))) == expected
 
@@ -43,7 +43,7 @@ def test_parameter_counts(variant, expected):
   ],
 )
 def test_grids_of_hybrids(variant, size, grid):
-  """Places of the stem's map, in patches; a position embedding for each."""
+  """Each patch of the stem's map has a position embedding."""
   model = vit.Model(0, variant=variant)
   model.check(size)
   assert model.grid(size) == grid
@@ -52,7 +52,7 @@ def test_grids_of_hybrids(variant, size, grid):
 
 
 def test_a_map_that_the_patch_does_not_divide():
-  """The error speaks of the map; dropping the remainder is allowed."""
+  """The message gives the size of the map; the remainder may be dropped."""
   with pytest.raises(
     UserError, match='map of 57x56 places, of an image of 225'
   ):
@@ -97,7 +97,7 @@ def test_a_hybrid_changes_resolution():
   ],
 )
 def test_impossible_models(build, settings, words):
-  """Each mistake says what came and what is allowed."""
+  """Each message contains the value that was given and what is allowed."""
   with pytest.raises(UserError) as error:
     build(10, **settings)
   assert words in str(error.value)
@@ -110,7 +110,7 @@ def test_impossible_models(build, settings, words):
   'dtype, tolerance', [('float32', 1e-5), ('bfloat16', 0.02)]
 )
 def test_group_norm(dtype, tolerance):
-  """Each group of neighbouring channels: mean 0 and deviation 1 over all."""
+  """Each group of neighboring channels: mean 0 and std 1 over all."""
   rng = np.random.default_rng(0)
   x = rng.normal(3, 5, (2, 3, 4, 96)).astype(dtype)
   layer = GroupNorm(1e-5, jnp.dtype(dtype))
@@ -129,7 +129,7 @@ def test_group_norm(dtype, tolerance):
   'standardize', [convolution.by_variance, convolution.by_std]
 )
 def test_standardised_kernels(standardize):
-  """Mean 0, deviation 1 of each output, whatever was added or multiplied."""
+  """Mean 0, std 1 of each output, whatever was added or multiplied."""
   kernel = jax.random.normal(KEY, (3, 3, 8, 5))
   standard = standardize(kernel)
   np.testing.assert_allclose(standard.mean((0, 1, 2)), np.zeros(5), atol=1e-6)
@@ -178,7 +178,7 @@ def test_weight_standardization_of_the_official_codes(activation):
 
 
 def test_max_pooling_of_bit_sees_zeros():
-  """Its code pads with zeros, the hybrids' with nothing."""
+  """BiT's code pads with zeros, the hybrids' code does not."""
   negative = jnp.full((1, 4, 4, 1), -2.0)
   fixed = convolution.max_pool(negative, 'fixed')[0, ..., 0]
   np.testing.assert_array_equal(fixed, [[0, 0], [0, -2]])
@@ -187,7 +187,7 @@ def test_max_pooling_of_bit_sees_zeros():
 
 
 def test_start_values():
-  """A fresh head answers its bias; units of a stem start as the identity."""
+  """Heads start at their bias; units of a stem start as the identity."""
   model = resnet.Model(7, **TINY, head_bias=-10.0)
   params = jax.jit(model.init)(KEY, jnp.zeros((1, 16, 16, 3)))['params']
   assert not np.any(params['head']['kernel'])
@@ -205,7 +205,7 @@ def test_start_values():
 
 
 def test_what_is_inside():
-  """Tokens are the last map; other wishes are refused with one message."""
+  """Tokens are the last map; other results raise an error."""
   model = resnet.Model(0, **TINY | dict(depths=(1,)))
   params, images = noise_params(model, (16, 12)), images_of(2, 16, 12)
 
@@ -226,7 +226,7 @@ def test_what_is_inside():
 
 @pytest.mark.parametrize('remat', ['full', 'dots'])
 def test_the_reference_is_the_same_function(remat):
-  """Gradients do not depend on unrolling and rematerialisation."""
+  """Gradients do not depend on unrolling and rematerialization."""
   model = resnet.Model(3, **TINY, remat=remat, unroll=9)
   params, images = noise_params(model, (16, 16)), images_of(2, 16, 16)
   plain = model.reference

@@ -16,7 +16,7 @@ TINY = dict(width=8, depths=(2, 2), num_heads=2, window_size=2, dtype='float32')
 
 
 def run(model, params, *inputs, **settings):
-  """`model.apply`, compiled."""
+  """Runs `model.apply`, compiled."""
   apply = jax.jit(
     lambda p, *inputs: model.apply({'params': p}, *inputs, **settings)
   )
@@ -36,7 +36,7 @@ def run(model, params, *inputs, **settings):
   ],
 )
 def test_parameter_counts(variant, expected):
-  """Those of the authors' models, at 224 pixels and 1000 classes."""
+  """Counts are those of the authors' models with 1000 classes."""
   assert tree.size(abstract(Model(1000, variant=variant))) == expected
 
 
@@ -66,14 +66,14 @@ def test_operations_of_the_smallest():
   ],
 )
 def test_impossible_models(settings, words):
-  """Each mistake says what came and what is allowed."""
+  """Each message contains the value that was given and what is allowed."""
   with pytest.raises(UserError) as error:
     Model(10, **settings)
   assert words in str(error.value)
 
 
 def test_what_it_has_not():
-  """No stack of layers or attention; no image that patches do not fill."""
+  """It rejects `layers`, `attention` and images that patches do not fill."""
   model = Model(5, **TINY)
   params, images = noise_params(model, (8, 8)), images_of(1, 8, 8)
   for name in ('layers', 'attention'):
@@ -84,7 +84,7 @@ def test_what_it_has_not():
 
 
 def test_what_is_inside():
-  """The mean of the tokens are the features, which the head reads."""
+  """Features are the mean of the tokens, and the input of the head."""
   model = Model(5, **TINY)
   params, images = noise_params(model, (16, 24)), images_of(2, 16, 24)
   out = run(model, params, images, want=('tokens',), method='predict')
@@ -124,7 +124,7 @@ def test_start_values():
 @pytest.mark.parametrize('shifted', [False, True])
 @pytest.mark.parametrize('grid', [(8, 8), (4, 12), (7, 9), (3, 8)])
 def test_windows_are_put_back(grid, shifted):
-  """`join` undoes `cut`; windows hold neighbours, shifted or not."""
+  """`join` undoes `cut`; windows hold neighbors, shifted or not."""
   windows = Windows.of(grid, 4, shifted)
   x = jnp.arange(2 * grid[0] * grid[1] * 3.0).reshape(2, -1, 3)
   cut = windows.cut(x)
@@ -176,7 +176,7 @@ def test_index_of_relative_positions():
 
 
 def test_tables_follow_the_windows():
-  """Resized where the window changes, which only 'bicubic' may do."""
+  """Tables are resized if the window changes, only by 'bicubic'."""
   small, large = Model(0, **TINY), Model(0, **TINY | dict(window_size=4))
   before = tree.flatten(noise_params(small, (16, 16)))
   sized = {
@@ -250,7 +250,7 @@ def test_the_law_of_drop_path():
 
 
 def value_and_gradient(params, images, **settings):
-  """Loss and gradient in training, jitted, of a model with that setting."""
+  """Returns loss and gradient in training with these options."""
   model = Model(5, **TINY | dict(depths=(4,)), drop_path=0.3, **settings)
 
   def loss(params):
@@ -262,7 +262,7 @@ def value_and_gradient(params, images, **settings):
 
 @pytest.mark.slow
 def test_remat_and_unrolling_change_nothing():
-  """Same loss and gradients, hence the same paths dropped."""
+  """Loss and gradients are the same, so the same paths are dropped."""
   params = noise_params(Model(5, **TINY | dict(depths=(4,))), (12, 12))
   images = images_of(4, 12, 12)  # a map of 3: padded and shifted
   jax.tree.map(
@@ -274,7 +274,7 @@ def test_remat_and_unrolling_change_nothing():
 
 
 def three_steps(model, params, images, mesh):
-  """Parameters after three steps of SGD on a mesh."""
+  """Returns the parameters after three steps of SGD on a mesh."""
   places = sharding.shardings(params, mesh, model.sharding_rules)
 
   def step(params, images):
@@ -296,7 +296,7 @@ def three_steps(model, params, images, mesh):
 
 @pytest.mark.slow
 def test_eight_devices_are_one():
-  """Batch, parameters and heads split: the same parameters after training."""
+  """Splitting batch, parameters and heads does not change the training."""
   sizes = dict(width=32, depths=(2, 2), num_heads=2, window_size=4)
   model = Model(8, **sizes, dtype='float32')
   params, images = noise_params(model, (24, 24), 0.1), images_of(8, 24, 24)

@@ -43,7 +43,7 @@ def test_parameter_counts(variant, classes, pre_logits, side, expected):
 
 
 def test_explicit_sizes_win_over_the_variant():
-  """A size given besides a variant replaces the variant's."""
+  """A size that is set explicitly replaces that of the variant."""
   model = Model(0, variant='B/16', depth=2, mlp_dim=100)
   shapes = tree.flatten(abstract(model))
   assert shapes['encoder/layers/mlp/fc1/kernel'].shape == (2, 768, 100)
@@ -66,7 +66,7 @@ def test_explicit_sizes_win_over_the_variant():
   ],
 )
 def test_impossible_models(settings, words):
-  """Each mistake says what came and what is allowed."""
+  """Each message contains the value that was given and what is allowed."""
   with pytest.raises(UserError) as error:
     Model(10, **settings)
   assert words in str(error.value)
@@ -77,7 +77,7 @@ def test_impossible_models(settings, words):
 
 @pytest.mark.parametrize('pool', ['token', 'gap', 'map'])
 def test_pooling_kinds(pool):
-  """Shapes, the parameters each kind has, and logits that are features."""
+  """Each kind has its parameters, and logits are the head's."""
   model = Model(5, **SIZES, pool=pool, pre_logits=True)
   shapes = tree.flatten(abstract(model, (8, 12)))
   assert ('cls' in shapes) == (pool == 'token')
@@ -96,7 +96,7 @@ def test_pooling_kinds(pool):
 
 
 def test_without_a_head_logits_are_features():
-  """Zero classes: the model is a feature extractor."""
+  """With zero classes the model is a feature extractor."""
   model = Model(0, **SIZES)
   params = noise_params(model, (8, 8))
   out = model.apply(
@@ -179,7 +179,7 @@ def test_an_image_that_the_patch_does_not_divide():
 
 
 def test_remainder_drop():
-  """H/14 at 384 px is 27 x 27 patches; the last 6 pixels are not looked at."""
+  """H/14 at 384 px is 27 x 27 patches; the last 6 pixels have no effect."""
   model = Model(0, variant='H/14', remainder='drop')
   assert model.grid((384, 384)) == (27, 27)
   shapes = tree.flatten(abstract(model, (384, 384)))
@@ -234,7 +234,7 @@ def test_encode_takes_some_of_the_patches():
 
 @pytest.mark.parametrize('attention', ['xla', 'kernel'])
 def test_what_is_inside(attention):
-  """Tokens, layers and attention, against the layers' own parameters."""
+  """Tokens, layers and attention agree with a computation from parameters."""
   sizes = SIZES | dict(width=128, num_heads=2)
   model = Model(5, **sizes, attention=attention)
   params, images = noise_params(model, (8, 8), 0.1), images_of(2, 8, 8)

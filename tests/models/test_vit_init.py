@@ -1,4 +1,4 @@
-"""Start values, as in the official code."""
+"""Initialization, as in the official codes."""
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ from vit_jax.models.vit import Model
 
 @pytest.fixture(scope='module')
 def initial():
-  """The parameters of a fresh model, with all parts, by path."""
+  """Returns the initial parameters of a model with all parts, by path."""
   model = Model(
     7,
     **SIZES | dict(width=64, mlp_dim=128, num_heads=4),
@@ -24,7 +24,7 @@ def initial():
 
 
 def test_head_starts_at_its_bias():
-  """A fresh model answers the head's bias to every image."""
+  """An untrained model returns the head's bias for every image."""
   model = Model(7, **SIZES | dict(dtype='bfloat16'), head_bias=-10.0)
   params = jax.jit(model.init)(KEY, jnp.zeros((1, 8, 8, 3)))
   logits = model.apply(params, images_of(3, 8, 8))

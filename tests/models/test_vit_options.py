@@ -87,7 +87,7 @@ CASES = {
 
 
 def their_results(model, images):
-  """Logits, blocks' outputs and parameters with gradients, of random ones."""
+  """Returns logits, outputs of blocks and gradients for random parameters."""
   generator = torch.Generator().manual_seed(0)
   with torch.no_grad():
     for parameter in model.parameters():
@@ -109,7 +109,7 @@ def their_results(model, images):
 
 @pytest.mark.parametrize('case', CASES)
 def test_against_timm(case):
-  """Logits, every layer's output and all gradients."""
+  """Logits, outputs of all layers and all gradients agree."""
   make, options = CASES[case]
   images = images_of(2, *SIZE)
   logits, layers, values, gradients = their_results(
@@ -166,7 +166,7 @@ def test_against_timm(case):
   ],
 )
 def test_parameter_counts(expected, variant, options):
-  """Those of the public models of these kinds."""
+  """Counts are those of the public models."""
   dinov2 = 'gated' in options
   model = Model(0 if dinov2 else 1000, variant=variant, **options)
   side = 518 if dinov2 else 224
@@ -174,7 +174,7 @@ def test_parameter_counts(expected, variant, options):
 
 
 def test_a_distilled_model_without_a_head():
-  """Its logits are its features: the mean of both tokens."""
+  """Without a head, logits are features: the mean of both tokens."""
   model = Model(0, **SIZES, distilled=True)
   params = jax.eval_shape(model.init, jax.random.key(0), images_of(1, *SIZE))
   out = jax.eval_shape(
@@ -198,13 +198,13 @@ def test_a_distilled_model_without_a_head():
   ],
 )
 def test_impossible_options(options, words):
-  """Each says what is wrong."""
+  """Each message names the key."""
   with pytest.raises(UserError, match=words):
     Model(5, **SIZES, **options)
 
 
 def test_the_architecture_builds_the_same_model():
-  """What a fine-tuning takes over names every option."""
+  """`architecture` contains every option that fine-tuning takes over."""
   options = dict(registers=2, layer_scale=0.1, qk_norm=True, norm_eps=1e-5)
   options |= dict(gated=True, distilled=True, gelu='exact')
   options |= dict(position='2d', position_at='layers')

@@ -1,4 +1,4 @@
-"""One model, many programs: rematerialisation, unrolling, noise on or off."""
+"""One model as several programs: rematerialization, unrolling, noise."""
 
 import itertools
 

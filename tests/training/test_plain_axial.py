@@ -27,7 +27,7 @@ EPSILON = 1e-4  # of the AxialResNet's norms
 
 
 def vit_loss(params, image, label):
-  """Attention along rows, then along columns, line by line."""
+  """Computes attention along rows, then along columns, line by line."""
   x = plain.patches(normalize(jnp.asarray(image)), 4)
   x = plain.dense(x, params['embedding'], axes=3)  # [n, rows, columns, d]
   rows, columns = (params['position'][name] for name in ('rows', 'columns'))
@@ -47,7 +47,7 @@ def vit_loss(params, image, label):
 
 
 def attend(x, p):
-  """Position-sensitive attention within lines `[n, places, channels]`."""
+  """Computes attention within lines `[n, positions, channels]`."""
   n, places, channels = x.shape
 
   def norm(x, name):
@@ -74,7 +74,7 @@ def attend(x, p):
 
 
 def unit(x, p, stride=1):
-  """A bottleneck; attention along rows and along columns for the 3x3."""
+  """Computes a bottleneck unit with axial attention instead of the 3x3."""
   relu = jax.nn.relu
   y = relu(plain.group_norm(plain.conv(x, p['conv1']), p['gn1'], EPSILON))
   for axis, name in ((1, 'row'), (2, 'column')):
@@ -100,7 +100,7 @@ def resnet_loss(params, image, label):
 @pytest.mark.slow
 @pytest.mark.parametrize('kind', KINDS)
 def test_steps_equal_the_plain_path(kind):
-  """On data=2, fsdp=2, model=2 with two micro-batches."""
+  """The mesh is data=2, fsdp=2, model=2, with two micro-batches."""
   path, more = KINDS[kind]
   size = dict(image_size=(8, 16))
   experiment = plain_steps.build(path, **(more | size | plain_steps.MESH))

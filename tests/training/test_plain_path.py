@@ -1,7 +1,7 @@
-"""Twenty training steps against a plain ViT written with jax.numpy alone.
+"""Twenty training steps against a plain ViT written with jax.numpy only.
 
-No scan, no rematerialisation, no kernel, no derivative by hand, no sharding;
-Adam as its paper has it. Both start from the same parameters.
+No scan, no rematerialization, no kernel, no derivative by hand, no sharding;
+Adam is that of its paper. Both start from the same parameters.
 """
 
 import functools
@@ -53,7 +53,7 @@ WAYS = {
 
 
 def plain_loss(params, image, label):
-  """Equations 1 to 4 of the paper and the sigmoid cross-entropy."""
+  """Computes equations 1 to 4 of the paper and the sigmoid cross-entropy."""
   x = plain.patches(normalize(jnp.asarray(image)), 8)
   x = plain.dense(x.reshape(-1, 16, 8, 8, 3), params['embedding'], axes=3)
   cls = jnp.broadcast_to(params['cls'], (len(x), 1, x.shape[-1]))
@@ -71,13 +71,13 @@ def build(**more):
 
 @functools.cache
 def start_params():
-  """What every way starts from, on the host."""
+  """Returns the initial parameters of all ways, on the host."""
   return plain_steps.start_of(build(**WAYS['float32'][0]))
 
 
 @functools.cache
 def plain_losses():
-  """Losses of the plain path."""
+  """Returns the losses of the plain path."""
   experiment = build(**WAYS['float32'][0])
   gradient = jax.jit(jax.value_and_grad(plain_loss))
   return plain_steps.plainly(experiment, start_params(), gradient).losses
@@ -97,7 +97,7 @@ def test_losses_equal_the_plain_path(way):
 
 
 def test_the_plain_path_uses_every_parameter():
-  """Its gradient of each leaf is not zero."""
+  """The gradient of each parameter of the plain path is not zero."""
   moved = jax.tree.map(lambda p: p + 0.01, start_params())
   batch = next(plain_steps.batches(build().config))
   grads = jax.jit(jax.grad(plain_loss))(moved, batch['image'], batch['label'])

@@ -1,6 +1,6 @@
 """Twenty training steps of a ResNet and a hybrid against plain jax.numpy.
 
-As in test_plain_path: no scan, no rematerialisation, no sharding there. Ours
+As in test_plain_path: no scan, no rematerialization, no sharding there. Ours
 run on eight devices with every axis of the mesh, and in micro-batches.
 """
 
@@ -30,7 +30,7 @@ KINDS = {
 
 
 def unit(x, p, before):
-  """A bottleneck at stride 1."""
+  """Computes a bottleneck unit with stride 1."""
   epsilon = 1e-5 if before else 1e-6
   norms, convs = (
     [functools.partial(function, p=p[f'{name}{i}']) for i in (1, 2, 3)]
@@ -57,7 +57,7 @@ def unit(x, p, before):
 
 
 def stage(x, p, before):
-  """Two units."""
+  """Computes two units."""
   return unit(unit(x, p['unit1'], before), plain.layer(p['layers'], 0), before)
 
 
@@ -89,7 +89,7 @@ def hybrid_loss(params, image, label):
 @pytest.mark.slow
 @pytest.mark.parametrize('kind', KINDS)
 def test_steps_equal_the_plain_path(kind):
-  """On data=2, fsdp=2, model=2 with two micro-batches."""
+  """The mesh is data=2, fsdp=2, model=2, with two micro-batches."""
   path, more = KINDS[kind]
   size = dict(image_size=(8, 16))
   experiment = plain_steps.build(path, **(more | size | plain_steps.MESH))

@@ -27,7 +27,7 @@ SIZES = dict(
 
 
 def peer():
-  """timm's; maps are 8x8 and 4x4, so that windows shift on both."""
+  """Returns timm's model; its maps are 8x8 and 4x4, with shifted windows."""
   return timm.models.swin_transformer.SwinTransformer(
     img_size=32,
     patch_size=4,
@@ -41,7 +41,7 @@ def peer():
 
 
 def gradient_of(theirs, names):
-  """(our parameters, images, labels) → (loss, its gradient in our layout)."""
+  """Returns a function from parameters and a batch to loss and gradient."""
 
   def gradient(params, image, label):
     flat = tree.flatten(jax.device_get(params))
@@ -62,7 +62,7 @@ def gradient_of(theirs, names):
 
 @pytest.mark.slow
 def test_steps_equal_timms():
-  """On data=2, fsdp=2, model=2 with two micro-batches."""
+  """The mesh is data=2, fsdp=2, model=2, with two micro-batches."""
   experiment = plain_steps.build(
     'configs/swin_i1k.py', image_size=(32, 32), **SIZES, **plain_steps.MESH
   )
