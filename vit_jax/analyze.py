@@ -266,7 +266,7 @@ def main(arguments: list[str]) -> None:
     )
   out = _place(values.checkpoint, values.out)
   run(
-    values.checkpoint,
+    weights_flags.path(values),
     out,
     values.images,
     values.num_images,

@@ -25,6 +25,7 @@ log = logging.getLogger('vit_jax')
 
 def define_flags() -> None:
   """Defines the flags of this command."""
+  weights_flags.define_step()
   weights_flags.define_choice()
   flags.DEFINE_bool('overwrite', False, 'Replaces DST if it is a file.')
 
@@ -72,7 +73,8 @@ def main(arguments: list[str]) -> None:
       f'{len(arguments)} argument(s).'
     )
   values = flags.FLAGS
-  run(arguments[0], arguments[1], values.weights, values.overwrite)
+  source = weights_flags.path(values, arguments[0])
+  run(source, arguments[1], values.weights, values.overwrite)
 
 
 if __name__ == '__main__':

@@ -21,7 +21,7 @@ from absl import flags
 from etils import epath
 
 from vit_jax.arrays import sharding
-from vit_jax.cli import data_flags, preprocessing_flags, process
+from vit_jax.cli import data_flags, preprocessing_flags, process, weights_flags
 from vit_jax.config import overrides, plugins
 from vit_jax.config.completion import (
   EVALS,
@@ -62,6 +62,7 @@ def define_flags() -> None:
   flags.DEFINE_string(
     'data_dir', None, 'The TFDS directory, or the path of another source.'
   )
+  weights_flags.define_step()
   preprocessing_flags.define_flag()
   flags.DEFINE_integer('batch_size', 128, 'Images at once, on all devices.')
   flags.DEFINE_bool('json', False, 'Print one JSON object.')
@@ -259,7 +260,7 @@ def main(arguments: list[str]) -> None:
     )
   process.start_process()
   result = run(
-    values.checkpoint,
+    weights_flags.path(values),
     evaluator=values.evaluator,
     dataset=values.dataset,
     split=values.split,

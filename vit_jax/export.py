@@ -59,7 +59,7 @@ def main(arguments: list[str]) -> None:
       f'{values.checkpoint!r}, out {values.out!r}, {len(arguments)} '
       'argument(s).'
     )
-  run(values.checkpoint, values.out, values.to, values.weights)
+  run(weights_flags.path(values), values.out, values.to, values.weights)
 
 
 if __name__ == '__main__':

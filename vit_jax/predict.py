@@ -116,7 +116,7 @@ def main(arguments: list[str]) -> None:
       f'image(s), top {values.top}.'
     )
   results = run(
-    *(values.checkpoint, arguments, values.top, values.overrides),
+    *(weights_flags.path(values), arguments, values.top, values.overrides),
     preprocess=values.preprocess,
     weights=values.weights,
   )

@@ -4,7 +4,7 @@ import pytest
 
 from tests.checkpoint.states import ABOUT, restore, save, state
 from vit_jax import checkpoint
-from vit_jax.checkpoint import Checkpointer, steps
+from vit_jax.checkpoint import Checkpointer, retention, steps, weights
 from vit_jax.errors import UserError
 
 
@@ -107,3 +107,37 @@ def test_a_step_can_be_read_from_such_a_path(tmp_path):
   (tmp_path / 'c').rename(tmp_path / 'a[1]')
   step_dir = checkpoint.step_directory(str(tmp_path / 'a[1]'))
   assert checkpoint.load_about(step_dir) == ABOUT
+
+
+def test_steps_of_a_workdir_by_name(tmp_path, monkeypatch):
+  """WORKDIR is its newest step, WORKDIR@best the best, WORKDIR@8 step 8."""
+  values = {4: 0.5, 8: 0.9, 12: 0.7}
+  for step in values:
+    for item in ('params', 'about'):
+      (tmp_path / 'checkpoints' / str(step) / item).mkdir(parents=True)
+  section: dict = {'best': 'val/accuracy'}
+  monkeypatch.setattr(
+    weights, 'load_about', lambda step_dir: {'config': {'checkpoint': section}}
+  )
+  monkeypatch.setattr(
+    retention,
+    'metrics',
+    lambda step_dir: {'val/accuracy': values[int(step_dir.name)]},
+  )
+
+  def chosen(ending):
+    return weights.step_directory(f'{tmp_path}{ending}').name
+
+  assert [chosen(e) for e in ('', '@8', '@best')] == ['12', '8', '8']
+  for ending, message in (
+    ('@9', '@9: .*4, 8, 12'),
+    ('@bets', '@bets: .*best or one of'),
+  ):
+    with pytest.raises(UserError, match=message):
+      chosen(ending)
+  values.update(dict.fromkeys(values, float('nan')))
+  with pytest.raises(UserError, match="4, 8, 12 has the metric 'val/accuracy'"):
+    chosen('@best')
+  section['best'] = None
+  with pytest.raises(UserError, match='checkpoint.best of this run is not set'):
+    chosen('@best')

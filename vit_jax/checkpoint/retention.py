@@ -4,6 +4,7 @@ A step's metrics are an item of their own, `metrics/metrics`, which may be
 written later than the step: JSON with its own checksum.
 """
 
+import contextlib
 import logging
 import math
 from typing import Any
@@ -77,6 +78,23 @@ def _is_ours(step_dir: epath.Path, run: str) -> bool:
   except CorruptError as error:
     log.warning('%s is kept; its manifest is damaged: %s', step_dir, error)
     return False
+
+
+def best(root: epath.Path, there: list[int], name: str) -> int | None:
+  """Returns the step whose metric is highest; None if no step has it.
+
+  Args:
+    root: directory of checkpoints.
+    there: steps to choose from.
+    name: name of the metric.
+  """
+  values = []
+  for step in there:
+    with contextlib.suppress(CorruptError):
+      value = metrics(root / str(step)).get(name)
+      if isinstance(value, int | float) and math.isfinite(value):
+        values.append((value, step))
+  return max(values)[1] if values else None
 
 
 def _best(root: epath.Path, ours: list[int], name: str) -> set[int]:

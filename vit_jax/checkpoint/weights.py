@@ -10,7 +10,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from vit_jax.arrays import sharding, tree
-from vit_jax.checkpoint import agreement, items, manifest, steps
+from vit_jax.checkpoint import agreement, items, manifest, retention, steps
 from vit_jax.errors import UserError
 from vit_jax.files import paths
 
@@ -18,15 +18,20 @@ PyTree = Any
 
 
 def step_directory(path: str) -> epath.Path:
-  """Returns a step directory: the path itself, or the newest of a workdir.
+  """Returns a step directory: the path itself, or one of a workdir.
 
   Args:
-    path: workdir, directory of checkpoints or step directory.
+    path: workdir, directory of checkpoints or step directory. A workdir stands
+      for its newest step; WORKDIR@best for the one with the best metric of
+      `checkpoint.best`, WORKDIR@1200 for step 1200.
 
   Raises:
-    UserError: it is none of these, or holds no checkpoint.
+    UserError: it is none of these, or holds no such checkpoint.
   """
   root = paths.locate(path)
+  workdir, at, step = path.rpartition('@')
+  if at and not root.exists():
+    return _chosen(workdir, step)
   try:
     if {'params', 'about'} <= steps.listing(root):
       return root
@@ -42,6 +47,38 @@ def step_directory(path: str) -> epath.Path:
     'directory, or a file or directory of weights (see README).'
     f'{"" if root.exists() else paths.nearest(path)}'
   )
+
+
+def _chosen(workdir: str, step: str) -> epath.Path:
+  """Returns the directory of a step that is given by number or as 'best'."""
+  newest = step_directory(workdir)
+  folder = newest.parent
+  there = steps.committed(folder)
+  if step == 'best':
+    metric = load_about(newest).get('config', {}).get('checkpoint', {})
+    metric = metric.get('best')
+    if metric is None:
+      raise UserError(
+        f'{workdir}@best: config.checkpoint.best of this run is not set, so no '
+        f'checkpoint is the best; its steps are {_listed(there)}.'
+      )
+    found = retention.best(folder, there, metric)
+    if found is None:
+      raise UserError(
+        f'{workdir}@best: none of the checkpoints {_listed(there)} has the '
+        f'metric {metric!r} yet.'
+      )
+    return folder / str(found)
+  if not step.isdigit() or int(step) not in there:
+    raise UserError(
+      f'{workdir}@{step}: there is no such checkpoint; give best or one of the '
+      f'steps {_listed(there)}.'
+    )
+  return folder / step
+
+
+def _listed(there: list[int]) -> str:
+  return ', '.join(map(str, there))
 
 
 def load_about(step_dir: epath.Path) -> dict[str, Any]:

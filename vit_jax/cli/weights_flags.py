@@ -1,14 +1,29 @@
-"""Which trained weights a command takes, by flags."""
+"""Flags that select trained weights, for the commands that use them."""
+
+from typing import Any
 
 from absl import flags
 
+from vit_jax.errors import UserError
+
 
 def define_flags() -> None:
-  """Defines --checkpoint, and --weights among those that it holds."""
+  """Defines --checkpoint, --step and --weights."""
   flags.DEFINE_string(
     'checkpoint', None, 'Workdir, checkpoint step directory or weight file.'
   )
+  define_step()
   define_choice()
+
+
+def define_step() -> None:
+  """Defines --step; see `path`."""
+  flags.DEFINE_string(
+    'step',
+    None,
+    'Checkpoint of a workdir: its number, or best for that of '
+    'config.checkpoint.best; default: the newest.',
+  )
 
 
 def define_choice() -> None:
@@ -16,6 +31,26 @@ def define_choice() -> None:
   flags.DEFINE_string(
     'weights',
     'params',
-    'Which weights of a checkpoint: params, ema (their average), or what its '
-    'objective has besides (teacher, say).',
+    'Which weights of a checkpoint: params, ema (their average), or another '
+    'set that its objective keeps (teacher, for example).',
   )
+
+
+def path(values: Any, given: str | None = None) -> str:
+  """Returns the path of the weights, with the step if --step is given.
+
+  Args:
+    values: parsed flags.
+    given: path of the weights; that of --checkpoint by default.
+
+  Raises:
+    UserError: both the path and --step name a step.
+  """
+  checkpoint = values.checkpoint if given is None else given
+  if values.step is None:
+    return checkpoint
+  if '@' in checkpoint.rpartition('/')[2]:
+    raise UserError(
+      f'{checkpoint} names a step already: leave out --step={values.step}.'
+    )
+  return f'{checkpoint}@{values.step}'

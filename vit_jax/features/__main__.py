@@ -21,6 +21,7 @@ from vit_jax.cli import (
   preprocessing_flags,
   process,
   weights_and_data,
+  weights_flags,
 )
 from vit_jax.cli.output_parts import finished
 from vit_jax.config import overrides
@@ -118,7 +119,7 @@ def main(arguments: list[str]) -> None:
     )
   process.start_process()
   request = Request.of_flags(images=arguments)
-  result = run(values.checkpoint, values.out, request)
+  result = run(weights_flags.path(values), values.out, request)
   weights_and_data.tell(values.out, result, ('count', 'width'))
 
 

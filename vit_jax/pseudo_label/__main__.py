@@ -23,6 +23,7 @@ from vit_jax.cli import (
   preprocessing_flags,
   process,
   weights_and_data,
+  weights_flags,
 )
 from vit_jax.cli.output_parts import finished
 from vit_jax.data import fingerprint
@@ -154,7 +155,7 @@ def main(arguments: list[str]) -> None:
       'argument(s).'
     )
   process.start_process()
-  result = run(values.checkpoint, values.out, Request.of_flags())
+  result = run(weights_flags.path(values), values.out, Request.of_flags())
   shown = ('seen', 'confident', 'distinct', 'count')
   weights_and_data.tell(values.out, result, shown)
 

@@ -2,7 +2,7 @@
 
 The input is `images`, uint8 `[n, height, width, 3]` with a free batch size, as
 the evaluation's transform returns them; `description.json` describes it. The
-output is logits `[n, num_classes]`, float32 (features if the model has no head).
+output is logits `[n, num_classes]`, float32 (features if there is no head).
 """
 
 import json
