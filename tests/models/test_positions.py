@@ -429,9 +429,12 @@ def test_kernels_where_they_compute_the_same(options, kernels, monkeypatch):
   [
     (dict(position='3d'), 'learned, 2d'),
     (dict(position='relative', position_at='stem'), 'allowed: layers, shared'),
-    (dict(position='none', position_at='stem'), 'leave it out'),
-    (dict(position='2d', prefix_positions=False), "position='learned'"),
-    (dict(position='sincos2d', width=30), '4 divides; it is 30'),
+    (
+      dict(position='none', position_at='stem'),
+      "position_at is 'stem'.*'none'",
+    ),
+    (dict(position='2d', prefix_positions=False), "prefix_positions.*'2d'"),
+    (dict(position='sincos2d', width=30), 'sincos2d.*4; it is 30'),
     (dict(position='rope2d', num_heads=16), 'width of a head'),
   ],
 )

@@ -188,8 +188,8 @@ def test_a_distilled_model_without_a_head():
   [
     (dict(distilled=True, pool='gap'), "model.pool='token'"),
     (dict(distilled=True, pre_logits=True), 'pre_logits=False'),
-    (dict(distilled=True, fc_norm=True), 'mean of the patches'),
-    (dict(pool='map', fc_norm=True), 'mean of the patches'),
+    (dict(distilled=True, fc_norm=True), 'model.fc_norm.*model.pool'),
+    (dict(pool='map', fc_norm=True), 'model.fc_norm.*model.pool'),
     (dict(start_values='timm'), 'authors'),
     (dict(norm_eps=0.0), 'norm_eps'),
     (dict(registers=-1), 'registers'),
