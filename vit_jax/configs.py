@@ -42,7 +42,11 @@ def read(directory: pathlib.Path) -> dict[str, str]:
 
 
 def summary(name: str, header: str, rows: list[dict[str, Any]]) -> str:
-  """Its path and first line, its header's table, and predicted costs."""
+  """Returns the summary of a config.
+
+  It consists of its path and title, the table of its header and predicted
+  costs.
+  """
   title = header.partition('\n')[0]
   table = [line for line in header.splitlines() if line.startswith('|')]
   lines = [*table, *costs(name, rows)]
@@ -50,7 +54,7 @@ def summary(name: str, header: str, rows: list[dict[str, Any]]) -> str:
 
 
 def costs(name: str, rows: list[dict[str, Any]]) -> list[str]:
-  """A line for each prediction of a config, under a heading."""
+  """Returns the predictions of a config, one per line, under a heading."""
   path = f'configs/{name}.py'
   own = [row for row in rows if row['config'].partition(':')[0] == path]
   return ['predicted:', *map(predicted.line, own)] if own else []

@@ -13,16 +13,16 @@ EXIT_PEER_LOST = 45
 
 
 class UserError(Exception):
-  """Something the user can mend: printed without a traceback, exit code 2.
+  """An error that the user can fix: one message, no traceback, exit code 2.
 
-  The message says what came, what is allowed and what to do.
+  The message states what was given, what is allowed and what to do.
   """
 
 
 class StorageError(Exception):
-  """The storage failed, and no config mends that: one message, exit code 1.
+  """Failing storage, which no config can fix: one message, exit code 1.
 
-  The message says what is safe and where.
+  The message states which state is saved, and where.
   """
 
 

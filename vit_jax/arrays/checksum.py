@@ -52,7 +52,7 @@ def _jitted(sharding: Any) -> Any:
 
 
 def checksums(state: PyTree, everywhere: Any) -> dict[str, int]:
-  """A checksum for every leaf, by path.
+  """Computes a checksum for every leaf, by path.
 
   Args:
     state: global arrays.

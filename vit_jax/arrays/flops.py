@@ -87,7 +87,10 @@ def _literal(variable: Any) -> bool:
 
 
 def _inner(equation: Any) -> list[core.Jaxpr]:
-  """The jaxprs inside an equation; of a custom derivative, the primal one."""
+  """Returns the jaxprs inside an equation.
+
+  For a custom derivative, only the primal one is returned.
+  """
   values = equation.params
   found = [
     values[k] for k in ('jaxpr', 'call_jaxpr', 'fun_jaxpr') if k in values
@@ -122,7 +125,7 @@ def _count_inner(equation: Any, flags: list[bool]) -> tuple[int, list[bool]]:
 
 
 def _scanned(values: dict[str, Any]) -> tuple[int, int]:
-  """The number of a scan's constants, and of what it carries."""
+  """Returns the number of constants and of carried values of a scan."""
   if 'num_consts' in values:
     return values['num_consts'], values['num_carry']
   consts, carry, _ = values['ft_in'].unpack()  # since JAX 0.11
@@ -137,10 +140,11 @@ def _dot_general(equation: Any) -> int:
 
 
 def _convolution(equation: Any) -> int:
-  """Of what is there: products with padding are left out.
+  """Counts the FLOPs of a convolution without products with padding.
 
-  So XLA's cost analysis has it, and the paper: with them the ResNets of Table 6
-  take 3.5 to 5 % more than it says, without them -0.7 to 1.4 %.
+  XLA's cost analysis and the paper count in the same way. With the padding, the
+  ResNets of Table 6 take 3.5 to 5 % more than it states; without, -0.7 to 1.4
+  %.
   """
   image, kernel = (each.aval.shape for each in equation.invars)
   out = equation.outvars[0].aval.shape

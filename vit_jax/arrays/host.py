@@ -16,6 +16,6 @@ def place(array: np.ndarray, leaf: jax.ShapeDtypeStruct) -> jax.Array:
 
 
 def to_host(array: jax.Array, mesh: Mesh) -> np.ndarray:
-  """The whole of a global array, on every process."""
+  """Returns the whole of a global array, on every process."""
   gather = jax.jit(lambda x: x, out_shardings=sharding.replicated(mesh))
   return np.asarray(gather(array))

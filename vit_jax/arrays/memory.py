@@ -66,7 +66,7 @@ def needed_bytes(message: str) -> int | None:
 
 
 def text(size: float | None) -> str:
-  """A size as people read it: '11.02 GiB'."""
+  """Formats a number of bytes for people: '11.02 GiB'."""
   if size is None:
     return 'unknown'
   for unit, divisor in (('GiB', 2**30), ('MiB', 2**20), ('KiB', 2**10)):

@@ -45,19 +45,20 @@ def make_mesh(
   model: int = 1,
   zero1: bool = False,
 ) -> Mesh:
-  """Lays devices out in a (data, fsdp, model) mesh.
+  """Arranges devices in a (data, fsdp, model) mesh.
 
-  Of several slices each takes a contiguous part of the data axis, so that only
-  the sum of gradients crosses the slow network.
+  With several slices, each takes a contiguous part of the data axis, so that
+  only the sum of gradients crosses the slow network.
 
   Args:
     devices: all devices of the run.
-    data: devices along this axis; -1 for all that the other axes leave.
-    fsdp: likewise.
-    model: likewise.
+    data: number of devices along the axis `data`; -1 for all that the other
+      axes leave.
+    fsdp: number of devices along the axis `fsdp`; -1 as for `data`.
+    model: number of devices along the axis `model`; -1 as for `data`.
     zero1: split the optimizer's state and averages over `data` too (ZeRO-1,
-      arXiv 1910.02054): each device updates its share and gathers the others'
-      parameters. It does not change the mesh: `shardings` applies it.
+      arXiv 1910.02054): each device updates its part and gathers the parameters
+      of the others. It does not change the mesh: `shardings` applies it.
 
   Raises:
     UserError: the sizes do not multiply to the number of devices, or the data
@@ -95,7 +96,7 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-  """The whole array on every device."""
+  """Returns the sharding of an array that is whole on every device."""
   return NamedSharding(mesh, PartitionSpec())
 
 
@@ -106,15 +107,18 @@ def leaf_spec(
   rules: Rules,
   axes: tuple[str, ...] = ('fsdp',),
 ) -> PartitionSpec:
-  """Where one leaf lives: `model` by rule, `axes` on the largest dimensions.
+  """Returns the partitioning of one leaf.
+
+  The axis `model` follows the rules; the other axes split the largest
+  dimensions.
 
   Args:
-    path: the leaf's path; only its end matters, so moments and averages of a
+    path: path of the leaf; only its end matters, so moments and averages of a
       parameter are treated like the parameter.
-    shape: of the whole leaf.
-    mesh: from `make_mesh`.
-    rules: for the axis `model`.
-    axes: of the mesh, each given to the largest dimension that is free.
+    shape: shape of the whole leaf.
+    mesh: result of `make_mesh`.
+    rules: rules of the axis `model`.
+    axes: axes of the mesh, each given to the largest dimension that is free.
   """
   spec: list[str | None] = [None] * len(shape)
   parts = mesh.shape['model']
@@ -139,7 +143,10 @@ def leaf_spec(
 def shardings(
   abstract: tree.PyTree, mesh: Mesh, rules: Rules, zero1: bool = False
 ) -> tree.PyTree:
-  """A NamedSharding for every leaf of a tree of shapes; see `make_mesh`."""
+  """Returns a NamedSharding for every leaf of a tree of shapes.
+
+  See `make_mesh`.
+  """
 
   def place(path: str, leaf: Any) -> NamedSharding:
     split = zero1 and re.match(r'(opt_state|average)/', path) is not None
@@ -179,7 +186,7 @@ def constrain(array: jax.Array, *spec: Any) -> jax.Array:
 def _fitting(
   shape: tuple[int, ...], spec: tuple[Any, ...], mesh: AbstractMesh
 ) -> PartitionSpec:
-  """The spec, without axes that do not divide their dimension."""
+  """Removes the axes from a spec that do not divide their dimension."""
 
   def fitting(size: int, axes: Any) -> Any:
     names = (axes,) if isinstance(axes, str) else axes or ()
@@ -247,7 +254,10 @@ def on_gpu() -> bool:
 
 
 def table(abstract: tree.PyTree) -> str:
-  """One line a leaf: path, shape, type, parameters, sharding; then the sum."""
+  """Formats the leaves as a table, and their sum.
+
+  A line contains path, shape, dtype, number of parameters and sharding.
+  """
   rows = [
     (
       path,
@@ -263,11 +273,11 @@ def table(abstract: tree.PyTree) -> str:
 
 
 def total(abstract: tree.PyTree) -> str:
-  """The number of parameters, as one line."""
+  """Formats the number of parameters as one line."""
   return f'total {tree.size(abstract):,} parameters'
 
 
 def is_split(abstract: tree.PyTree) -> bool:
-  """Whether any leaf is split, and not whole on every device."""
+  """Returns whether any leaf is split over devices."""
   leaves = jax.tree.leaves(abstract)
   return not all(leaf.sharding.is_fully_replicated for leaf in leaves)

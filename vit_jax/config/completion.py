@@ -41,28 +41,28 @@ def top_level(
   position_resize: str = 'aligned',
   paper_core_days: float | None = None,
 ) -> None:
-  """The keys of a config outside its sections.
+  """Declares and checks the keys of a config outside its sections.
 
   Args:
-    seed: of initialisation, order, augmentation and dropout; 32 bits.
-    total: length of the training, a duration ('90 epochs'), above 0.
-    batch_size: examples in a global batch.
-    micro_batches: parts of a batch whose gradients are averaged.
+    seed: seed of initialization, order, augmentation and dropout; 32 bits.
+    total: length of the training, a duration ('90 epochs') above 0.
+    batch_size: number of examples in a global batch.
+    micro_batches: number of parts of a batch whose gradients are averaged.
     image_size: (height, width), or one number for both; pixels.
     num_classes: outputs of the head; 0 for a model without one.
-    average_decay: of the average of parameters evaluated beside them, between
-      0 and 1; none is kept without it.
+    average_decay: decay of the moving average of parameters, which is evaluated
+      next to them, between 0 and 1; None for no average.
     init_from: weights that the training starts from: a workdir, a checkpoint
-      step directory or a file of any known format. A pre-training takes over
-      what fits, a fine-tuning all but the head.
-    init_weights: which of that checkpoint: 'params', 'ema' for the average of
-      parameters that was kept, or another name that its objective gives to
-      weights ('teacher', of DINO).
+      step directory or a file of any known format. A pre-training uses all that
+      fits, a fine-tuning all but the head.
+    init_weights: set of weights of that checkpoint: 'params', 'ema' for the
+      moving average, or another name of its objective ('teacher' for DINO).
     position_resize: 'aligned' or 'bicubic', see `positions.resize`.
-    paper_core_days: TPUv3-core-days the paper reports, for comparison.
+    paper_core_days: TPUv3 core-days that the paper reports, for comparison.
 
   Raises:
-    UserError: a number outside its range; of the others see their users.
+    UserError: a number is outside its range. The other keys are checked where
+      they are used.
   """
   del image_size, init_from, init_weights, position_resize
   check_range('seed', seed, at_least=0, at_most=2**32 - 1)
@@ -75,17 +75,18 @@ def top_level(
 
 
 def train_data(*, split: str, num_examples: int, repeats: int = 1) -> None:
-  """What is trained on.
+  """Declares and checks the keys of the training data.
 
   Args:
-    split: of the source, in the TFDS way.
-    num_examples: its size, checked against the source; epochs are made of it.
+    split: split of the source, written as in TFDS.
+    num_examples: number of examples of the split, checked against the source;
+      it defines the length of an epoch.
     repeats: copies of each example in a batch, each augmented by itself
       (repeated augmentation: 3 in DeiT). An epoch is as many images as before,
       of which only one in `repeats` is another example.
 
   Raises:
-    UserError: no examples, or no copies.
+    UserError: there are no examples, or no copies.
   """
   del split
   check_range('train.num_examples', num_examples, at_least=1, at_most=2**62)
@@ -140,15 +141,15 @@ def _is_section(key: str) -> bool:
 def complete_section(
   section: str, mark: Nested, values: Mapping[str, Any]
 ) -> ConfigDict:
-  """One section, every key filled in; `complete` does this with all.
+  """Completes one section with all of its keys; `complete` does this with all.
 
   Args:
-    section: its path, for messages.
-    mark: what constructors its name chooses from.
-    values: given.
+    section: path of the section, for messages.
+    mark: mark of the constructors that its name chooses from.
+    values: values that are given.
 
   Raises:
-    UserError: as `complete`.
+    UserError: as in `complete`.
   """
   named = '{name}' in mark.pattern
   if named:
@@ -164,15 +165,15 @@ def complete_section(
 
 
 def complete_nested(where: str, mark: Nested, values: Any) -> ConfigDict:
-  """The value of a nested key, completed.
+  """Completes the value of a nested key.
 
   Args:
     where: path of the section, for messages.
-    mark: of the key.
-    values: given.
+    mark: mark of the key.
+    values: values that are given.
 
   Raises:
-    UserError: as `complete`.
+    UserError: as in `complete`.
   """
   if not isinstance(values, Mapping | ConfigDict):
     raise UserError(
@@ -194,7 +195,10 @@ def complete_nested(where: str, mark: Nested, values: Any) -> ConfigDict:
 def _section(
   prefix: str, allowed: dict[str, Any], values: Mapping[str, Any]
 ) -> dict[str, Any]:
-  """The keys of one section, values or defaults, None as placeholders."""
+  """Returns the keys of one section:
+
+  values or defaults, None as placeholders.
+  """
   wrong = [key for key in values if key not in allowed]
   if wrong:
     sections = [*SECTIONS, 'evals'] if not prefix else []
@@ -223,16 +227,16 @@ def _section(
 
 
 def typed(key: str, value: Any, kind: type, member: type = object) -> Any:
-  """The value as its type: an int may stand for a float or a 1-tuple.
+  """Converts a value to its type: an int may stand for a float or a 1-tuple.
 
   Args:
-    key: for the message.
-    value: of a config.
+    key: key, for the message.
+    value: value in a config.
     kind: plain type that it must have.
-    member: of what a tuple holds.
+    member: type of the members of a tuple.
 
   Raises:
-    UserError: it is of another type.
+    UserError: the value is of another type.
   """
   if kind is tuple:
     values = tuple(value) if isinstance(value, list | tuple) else (value,)
@@ -266,13 +270,13 @@ def _with_lists(value: Any) -> Any:
 
 
 def to_json(config: Config) -> str:
-  """The resolved config as indented JSON."""
+  """Returns the resolved config as indented JSON."""
   return json.dumps(config.to_dict(), indent=2) + '\n'
 
 
 def from_dict(values: dict[str, Any]) -> Config:
-  """A completed config from what `to_json` wrote.
+  """Returns a completed config from the values that `to_json` wrote.
 
-  Keys that this version does not know any more are refused by `complete`.
+  `complete` refuses keys that this version does not have any more.
   """
   return complete(ConfigDict(values))

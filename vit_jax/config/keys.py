@@ -14,32 +14,41 @@ Keys = dict[str, inspect.Parameter]
 
 
 def value_type(config: Config, path: str) -> tuple[type | None, bool]:
-  """(plain type of a key, whether it may be None); no type if it is no key."""
+  """Returns the plain type of a key and whether it may be None.
+
+  The type is None if there is no such key.
+  """
   found = _parameter(config, path)
   return plugins.value_type(found.annotation) if found else (None, False)
 
 
 def member_type(config: Config, path: str) -> type:
-  """Of what a key's tuple holds; `object` where no annotation says."""
+  """Returns the type of the members of a key's tuple.
+
+  It is `object` if no annotation specifies it.
+  """
   found = _parameter(config, path)
   return plugins.member_type(found.annotation) if found else object
 
 
 def _parameter(config: Config, path: str) -> inspect.Parameter | None:
-  """Which of a constructor's a key is; None if it is no key."""
+  """Returns the constructor's parameter of a key.
+
+  The result is None if there is no such key.
+  """
   section, _, leaf = path.rpartition('.')
   return of_section(config, section).get(leaf)
 
 
 def of_section(config: Config, path: str) -> Keys:
-  """The keys that a section may have, as `plugins.keys` returns them.
+  """Returns the keys that a section may have, as `plugins.keys` does.
 
   Args:
-    config: completed.
-    path: of the section; '' for the top level.
+    config: completed config.
+    path: path of the section; '' for the top level.
 
   Returns:
-    Nothing where no section is.
+    The keys; none if there is no such section.
   """
   if not path:
     return plugins.keys(top_level)
@@ -50,9 +59,9 @@ def of_section(config: Config, path: str) -> Keys:
 
 
 def mark(config: Config, path: str) -> Nested | None:
-  """What constructors the section at a path chooses from; None if it is none.
+  """Returns the mark of the section at a path; None if it is not a section.
 
-  The section itself may be absent (None), if its parent is not.
+  The section itself may be absent (None) if its parent is present.
   """
   parent, _, last = path.rpartition('.')
   if not parent:
@@ -76,7 +85,7 @@ def _nested(keys: Keys, key: str) -> Nested | None:
 
 
 def _at(config: Config, path: str) -> Any:
-  """The section at a path; None if there is none."""
+  """Returns the section at a path; None if there is none."""
   values: Any = config
   for part in path.split('.'):
     values = values.get(part)

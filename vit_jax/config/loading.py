@@ -22,15 +22,15 @@ T = TypeVar('T')
 
 
 def load(path_and_arg: str) -> Config:
-  """The completed config of a file.
+  """Loads and completes the config of a file.
 
   Args:
     path_and_arg: a Python file with `get_config`, and its argument
       ('configs/vit.py:variant=B/16'), or a run's config.json, local or remote.
 
   Raises:
-    UserError: no such file, none that holds a config, a bad argument, or what
-      `config.complete` raises.
+    UserError: there is no such file, it does not define a config, the argument
+      is wrong, or `config.complete` raises.
   """
   if path_and_arg.endswith('.json'):
     values, what = _resolved(path_and_arg), path_and_arg
@@ -51,7 +51,7 @@ def load(path_and_arg: str) -> Config:
 
 
 def _resolved(path: str) -> Any:
-  """What a JSON file holds."""
+  """Returns the content of a JSON file."""
   try:
     return json.loads(epath.Path(path).expanduser().read_text())
   except (OSError, ValueError) as error:
@@ -59,10 +59,10 @@ def _resolved(path: str) -> Any:
 
 
 def held(path_and_arg: str, function: str, kind: type[T], example: str) -> T:
-  """What a function of a Python file returns: one of a kind, as in an example.
+  """Calls a function of a Python file and checks the type of its result.
 
   Raises:
-    UserError: it is of another kind, or what `call` raises.
+    UserError: the result is of another type, or `call` raises.
   """
   found = call(path_and_arg, function)
   if not isinstance(found, kind):
@@ -74,14 +74,14 @@ def held(path_and_arg: str, function: str, kind: type[T], example: str) -> T:
 
 
 def call(path_and_arg: str, function: str = 'get_config') -> Any:
-  """What a function of a Python file returns.
+  """Calls a function of a Python file and returns its result.
 
   Args:
-    path_and_arg: of the file, and the function's argument after a colon.
-    function: its name.
+    path_and_arg: path of the file, and the function's argument after a colon.
+    function: name of the function.
 
   Raises:
-    UserError: no such file or function, or an error in it.
+    UserError: there is no such file or function, or it fails.
   """
   path, _, arg = path_and_arg.partition(':')
   file = shipped.find(path)

@@ -34,11 +34,11 @@ _MEMBERS = {
 def define_flag(argv: list[str]) -> None:
   """Defines `--config` with every key of the config that argv names.
 
-  A section whose `name` is overridden is completed anew for that name, keeping
-  the keys that both have.
+  A section whose `name` is overridden is completed again for that name; keys
+  that both have keep their values.
 
   Raises:
-    UserError: no config, or what `load` raises.
+    UserError: there is no config, or `load` raises.
   """
   given = [arg for arg in argv if re.match(r'--?config(=|$)', arg)]
   if any(re.match(r'--?help|-h$', arg) for arg in argv):
@@ -68,7 +68,7 @@ def define_flag(argv: list[str]) -> None:
 
 
 def _meant_config(argv: list[str]) -> str:
-  """A hint, where an argument looks like a config without its flag."""
+  """Returns a hint if an argument looks like a config without its flag."""
   for arg in argv[1:]:
     path = re.fullmatch(r'(?:--?\w+=)?([^-=].*\.(?:py|json)(?::.*)?)', arg)
     if path:
@@ -85,7 +85,7 @@ def _join_values(argv: list[str]) -> None:
 
 
 def _check_keys(argv: list[str], config: Config) -> None:
-  """Raises UserError for an override of something that is no key."""
+  """Raises UserError for an override of a key that does not exist."""
   values = flatten(config)
   keys = list(values)
   for arg in argv:
@@ -158,9 +158,9 @@ def _take_nones(argv: list[str], config: Config) -> None:
 def _renamed(
   config: Config, section: str, name: str, argv: list[str]
 ) -> Config:
-  """The config with another plug-in in one section.
+  """Returns the config with another plug-in in one section.
 
-  Keys without a default are looked for in argv, where they must be given.
+  Keys without a default are looked up in argv, where they must be given.
   """
   mark = keys_lib.mark(config, section)
   if mark is None or '{name}' not in mark.pattern:
@@ -176,7 +176,10 @@ def _renamed(
 def _with_name(
   values: dict[str, Any], mark: Nested, section: str, name: str, argv: list[str]
 ) -> dict[str, Any]:
-  """A section's values that the plug-in `name` takes, and what it must have."""
+  """Returns a section's values that a plug-in accepts.
+
+  Keys without a default are taken from argv.
+  """
   allowed = mark.keys(name)
   kept = {k: v for k, v in values.items() if k in allowed}
   for arg in argv:
@@ -190,7 +193,7 @@ def _with_name(
 
 
 def _literal(text: str) -> Any:
-  """The number or the tuple that a flag gives; its text if it is neither."""
+  """Parses the number or tuple of a flag; returns its text if it is neither."""
   try:
     return ast.literal_eval(text)
   except (SyntaxError, ValueError):
@@ -265,7 +268,7 @@ _MEANT = {
 
 
 def unknown_flag_message(error: flags.Error) -> str:
-  """What to say about a flag that absl did not like."""
+  """Returns the message for a flag that absl does not accept."""
   text = str(error)
   match = re.search(r"Unknown command line flag '(.+?)'", text)
   if not match:

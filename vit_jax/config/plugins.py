@@ -31,18 +31,18 @@ MOVED = {
 
 @dataclasses.dataclass(frozen=True)
 class Nested:
-  """Marks a key whose value is a section itself.
+  """Marks a key whose value is a section.
 
   `stem: Annotated[Section | None, Nested('vit_jax.models.stems.{name}:Stem')]`
-  is completed, checked and overridable by flags as any other section. The
-  constructor gets the completed values and builds what they describe: with
+  is completed, checked and overridable by flags like any other section. The
+  constructor gets the completed values and builds what they describe, with
   `build(mark.constructor(values['name']), values, …)`.
 
   Attributes:
-    pattern: of the constructors that the section's `name` chooses from.
-    many: the value is {name of your choice: section}.
-    beside: a function whose keyword-only parameters are keys of the section
-      besides the constructor's.
+    pattern: pattern of the constructors that the section's `name` chooses from.
+    many: whether the value is {name of your choice: section}.
+    beside: function whose keyword-only parameters are further keys of the
+      section.
   """
 
   pattern: str
@@ -50,14 +50,14 @@ class Nested:
   beside: Callable[..., None] | None = None
 
   def constructor(self, name: str) -> Callable[..., Any]:
-    """The constructor of a section of that name; see `resolve`."""
+    """Returns the constructor of a section of that name; see `resolve`."""
     return resolve(self.pattern, name)
 
   def keys(self, name: str) -> dict[str, inspect.Parameter]:
-    """The keys of a section of that name.
+    """Returns the keys of a section of that name.
 
     Raises:
-      UserError: the name stands for nothing.
+      UserError: there is no such constructor.
     """
     beside = keys(self.beside) if self.beside else {}
     return keys(self.constructor(name)) | beside
@@ -95,7 +95,7 @@ def resolve(pattern: str, name: str = '') -> Callable[..., Any]:
 
 
 def names(pattern: str) -> list[str]:
-  """The names that a pattern allows within this package."""
+  """Returns the names that a pattern allows within this package."""
   module_pattern, symbol = pattern.split(':')
   if '{name}' not in module_pattern:
     module = importlib.import_module(module_pattern)
@@ -122,7 +122,7 @@ def names(pattern: str) -> list[str]:
 
 
 def keys(constructor: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-  """The config keys of a constructor: its keyword-only parameters."""
+  """Returns the config keys of a constructor: its keyword-only parameters."""
   hints = typing.get_type_hints(
     constructor.__init__ if inspect.isclass(constructor) else constructor,
     include_extras=True,
@@ -174,12 +174,15 @@ def keyed_by(config: type) -> Callable[[T], T]:
 
 
 def operational_keys(constructor: Callable[..., Any]) -> tuple[str, ...]:
-  """The names that `operational` (or an attribute OPERATIONAL) marks."""
+  """Returns the names that `operational` (or OPERATIONAL) marks."""
   return tuple(getattr(constructor, 'OPERATIONAL', ()))
 
 
 def nested(annotation: Any) -> Nested | None:
-  """The mark of a key that is a section itself, if it has one."""
+  """Returns the mark of a key that is a section.
+
+  The result is None if it is not a section.
+  """
   if typing.get_origin(annotation) is not typing.Annotated:
     return None
   marks = typing.get_args(annotation)[1:]
@@ -193,12 +196,18 @@ def value_type(annotation: Any) -> tuple[type, bool]:
 
 
 def member_type(annotation: Any) -> type:
-  """Of what a tuple holds; `object` where the annotation does not say."""
+  """Returns the type of the members of a tuple.
+
+  It is `object` if the annotation does not specify it.
+  """
   return next(iter(typing.get_args(_plain(annotation)[0])), object)
 
 
 def _plain(annotation: Any) -> tuple[Any, bool]:
-  """The annotation without marks and None, and whether it had that."""
+  """Returns the annotation without marks and None.
+
+  The second result is whether it allowed None.
+  """
   if typing.get_origin(annotation) is typing.Annotated:
     annotation = typing.get_args(annotation)[0]
   if typing.get_origin(annotation) in (types.UnionType, typing.Union):

@@ -27,15 +27,15 @@ EVALS = 'vit_jax.evaluators.{name}:Evaluator'
 
 
 def constructor(section: str, values: Any) -> Callable[..., Any]:
-  """The constructor of a section's values, a dict or a config of them.
+  """Returns the constructor of a section's values, a dict or a config of them.
 
   Args:
-    section: its name in a config; 'evals' for one of the evaluators.
-    values: perhaps written by an older version, without a name that is optional
-      now.
+    section: name of the section in a config; 'evals' for an evaluator.
+    values: values, possibly written by an older version without a name that is
+      optional now.
 
   Raises:
-    UserError: the name stands for nothing.
+    UserError: there is no such constructor.
   """
   pattern = EVALS if section == 'evals' else SECTIONS[section]
   if '{name}' not in pattern:

@@ -8,15 +8,15 @@ _PACKAGE = pathlib.Path(vit_jax.__file__).parent
 
 
 def directory() -> pathlib.Path:
-  """Where they are: beside the package in a checkout, else within it."""
+  """Returns the directory of the configs, in a checkout or in the package."""
   installed = _PACKAGE / 'shipped' / 'configs'  # put there by setup.py
   return installed if installed.is_dir() else _PACKAGE.parent / 'configs'
 
 
 def find(path: str) -> pathlib.Path:
-  """The file of a config's path; `configs/…` also where no checkout is.
+  """Returns the file of a config's path; `configs/…` works without a checkout.
 
-  What lies in the working directory comes first.
+  Files in the working directory come first.
   """
   given = pathlib.Path(path).expanduser()
   if given.exists() or given.parts[:1] != ('configs',):
@@ -26,7 +26,7 @@ def find(path: str) -> pathlib.Path:
 
 
 def paths() -> list[str]:
-  """Of all that come along, as `find` takes them."""
+  """Returns the paths of all shipped configs, as `find` accepts them."""
   root = directory()
   return [
     f'configs/{file.relative_to(root).as_posix()}'

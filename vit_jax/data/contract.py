@@ -49,11 +49,11 @@ class Source(Protocol):
   def __len__(self) -> int: ...
 
   def __getitem__(self, index: int) -> Example:
-    """One example, for the transform.
+    """Returns one example for the transform.
 
     Returns:
       `image`, encoded bytes or uint8 `[y, x, 3]`; `label`, int, unless the
-      source has no labels; and whatever a transform of your own wants besides.
+      source has no labels; and further values for a transform of your own.
 
     Raises:
       DecodeError: the record cannot be used (see `reader.on_bad_record`).
@@ -104,15 +104,15 @@ class Preprocess(Transform, Protocol):
   """A transform for evaluation: its keys are `image` and `label`."""
 
   def pixels(self, image: bytes | np.ndarray) -> UInt8[np.ndarray, 'y x 3']:
-    """The same `image` of a bare image, for prediction without labels."""
+    """Returns `image` for an image without a label, for prediction."""
     ...
 
 
 def check_spec(transform: Transform) -> Spec:
-  """The spec of a transform.
+  """Returns the spec of a transform, checked.
 
   Raises:
-    UserError: an entry that no batch can have.
+    UserError: it has an entry that no batch can have.
   """
   spec, who = transform.spec, _name(transform)
   for key, (shape, dtype) in spec.items():
@@ -136,18 +136,19 @@ def check_spec(transform: Transform) -> Spec:
 
 
 def train_spec(transform: Transform, on_bad_record: str) -> Spec:
-  """What a training batch holds of each example.
+  """Returns the content of a training batch per example.
 
-  The transform's keys; under 'skip' also replaced: bad records met.
+  It has the transform's keys; under 'skip' also `replaced`, the number of bad
+  records that were met.
   """
   added = REPLACED if on_bad_record == 'skip' else {}
   return check_spec(transform) | added
 
 
 def eval_spec(transform: Transform) -> Spec:
-  """What an evaluation's batch holds of each example.
+  """Returns the content of an evaluation batch per example.
 
-  The transform's keys, and mask: False on padding.
+  It has the transform's keys, and `mask`, which is False on padding.
   """
   return check_spec(transform) | MASK
 

@@ -16,28 +16,28 @@ _SAMPLES = 8  # examples that are read
 
 
 def of(source: Any) -> dict[str, Any]:
-  """The fingerprint of any source.
+  """Returns the fingerprint of any source.
 
-  It is the source's own (`source.fingerprint`), or, of a plug-in without one,
-  what can be told of every source.
+  It is the source's own (`source.fingerprint`), or values that every source
+  has.
 
   Returns:
-    Values that JSON keeps as they are, among them `size` (examples) and
-    `class_names`. Two are equal if and only if, as far as this can be told, the
-    sources hold the same examples in the same order.
+    Values that JSON preserves, among them `size` (number of examples) and
+    `class_names`. Two fingerprints are equal if and only if, as far as this can
+    be determined, the sources hold the same examples in the same order.
   """
   own = getattr(source, 'fingerprint', None)
   return sampled(source) if own is None else own
 
 
 def sampled(source: Any, *listing: np.ndarray, **more: Any) -> dict[str, Any]:
-  """Size, classes, a checksum of the listing, and a few records.
+  """Returns size, classes, a checksum of the listing, and a few records.
 
   Args:
-    source: any.
-    *listing: arrays that tell the examples apart without reading them, in the
-      source's order: names of files, say, or offsets and sizes.
-    **more: other values to keep.
+    source: any source.
+    *listing: arrays that identify the examples without reading them, in the
+      source's order: names of files, for example, or offsets and sizes.
+    **more: further values to keep.
 
   Returns:
     {size, class_names, listing: a checksum in hex or None, records: [bytes of
@@ -56,7 +56,7 @@ def sampled(source: Any, *listing: np.ndarray, **more: Any) -> dict[str, Any]:
 
 
 def checksum(*arrays: np.ndarray) -> str:
-  """A checksum of shapes, types and content, in hex."""
+  """Computes a checksum of shapes, dtypes and content, in hex."""
   digest = hashlib.blake2b(digest_size=16)
   for array in arrays:
     digest.update(f'{array.dtype.str} {array.shape}\n'.encode())

@@ -29,14 +29,14 @@ _BAD = -1  # in place of the label of a record that cannot be used
 
 
 class Found(NamedTuple):
-  """What a split holds.
+  """Content of a split.
 
   Attributes:
-    labels: -1 where the record cannot be used.
-    heights: of the upright image, pixels.
-    widths: likewise.
+    labels: labels; -1 where the record cannot be used.
+    heights: heights of the upright images, pixels.
+    widths: widths of the upright images, pixels.
     contents: checksums of the decoded pixels.
-    bad: the records that cannot be used.
+    bad: records that cannot be used.
   """
 
   labels: Int[np.ndarray, ' n']
@@ -110,9 +110,10 @@ def _ahead(
 
 
 def _known(source: Source, split: str, path: epath.Path) -> dict[int, Found]:
-  """What is known of a split, by its start; begins it if that is nothing.
+  """Returns the results for a split so far, by their first example.
 
-  A line that was cut short by the end of the process is moved aside.
+  It begins the file if there are none. A line that was cut short by the end of
+  the process is quarantined.
   """
   jsonl.keep(path, lambda line: True)
   lines = [
@@ -136,7 +137,7 @@ def _append(path: epath.Path, line: dict[str, Any]) -> None:
 
 
 def _chunk(source: Source, split: str, start: int) -> dict[str, Any]:
-  """The line about some examples."""
+  """Returns the line about some examples."""
   rows, bad = [], []
   for index in range(start, min(start + _CHUNK, len(source))):
     try:

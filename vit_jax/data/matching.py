@@ -51,7 +51,7 @@ class Relabelled:
     return found
 
   def with_labels(self, key: str) -> 'Relabelled':
-    """The same with a field of several labels, which are mapped too."""
+    """Returns the same source with a field of several labels, mapped too."""
     found = copy.copy(self)
     found._several = key
     if hasattr(self._source, 'with_labels'):
@@ -63,7 +63,7 @@ class Relabelled:
     yield from getattr(self._source, 'rows', tuple)()
 
   def where(self, index: int) -> str:
-    """Where the source has an example, if it knows."""
+    """Returns the location of an example, if the source provides it."""
     return getattr(self._source, 'where', lambda _: '')(index)
 
   def _mapped(self, label: Any) -> int:
@@ -74,20 +74,20 @@ class Relabelled:
 
 
 def matched(source: Source, class_names: Sequence[str], head: str) -> Source:
-  """The source with the labels that a head knows its classes by.
+  """Maps the labels of a source to those of a head, by the names of classes.
 
   Args:
-    source: what the head is evaluated on.
-    class_names: of the head, in the order of its outputs; it may have more
-      outputs than names.
-    head: whose names they are, for messages.
+    source: source that the head is evaluated on.
+    class_names: class names of the head, in the order of its outputs; it may
+      have more outputs than names.
+    head: name of the head, for messages.
 
   Returns:
-    The source itself where its labels are the head's, or where one of both has
-    numbers in place of names; else its labels mapped by name.
+    The source itself if its labels are the head's, or if one of both has
+    numbers in place of names; otherwise a source with labels mapped by name.
 
   Raises:
-    UserError: the source has a class that the head does not know.
+    UserError: the source has a class that the head does not have.
   """
   own, known = list(source.class_names), list(class_names)
   if own == known[: len(own)]:
@@ -120,7 +120,7 @@ def matched(source: Source, class_names: Sequence[str], head: str) -> Source:
 
 
 def numbered(class_names: Sequence[str]) -> bool:
-  """Whether the names say no more than the labels: '3' or 'class 3'."""
+  """Returns whether the names are numbers only: '3' or 'class 3'."""
   return all(
     re.fullmatch(rf'(class[ _]?)?0*{i}', name, re.IGNORECASE)
     for i, name in enumerate(class_names)
@@ -128,7 +128,7 @@ def numbered(class_names: Sequence[str]) -> bool:
 
 
 def names_differ(old: Iterable[str], new: Iterable[str]) -> str:
-  """What is another in two lists of class names, in a line."""
+  """Describes the differences of two lists of class names in one line."""
   old, new = list(old), list(new)
   parts = [
     f'{len(only)} only {place} ({_some(only)})'

@@ -23,6 +23,6 @@ class Rest:
     return {'label': UNLABELLED, **self._source[self._start + index]}
 
   def where(self, index: int) -> str:
-    """Where the source has an example, if it knows."""
+    """Returns the location of an example, if the source provides it."""
     index += self._start
     return getattr(self._source, 'where', lambda _: '')(index)

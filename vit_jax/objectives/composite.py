@@ -28,13 +28,16 @@ class AroundModel(Defaults):
     return self.setting.model.apart
 
   def predict(self, params: PyTree, batch: Batch) -> dict[str, Array]:
-    """The model's outputs for whole images, nothing random; float32."""
+    """Returns the model's outputs for whole images, without randomness.
+
+    They are float32.
+    """
     return self.setting.model.apply(
       {'params': params['model']}, normalize(batch['image']), method='predict'
     )
 
   def backbone(self, params: PyTree) -> PyTree:
-    """The model's own, without the others."""
+    """Returns the model's own parameters."""
     return params['model']
 
   def start_params(self, params: PyTree, model: PyTree) -> PyTree:

@@ -84,13 +84,13 @@ class Objective(Protocol):
   `vit_jax.objectives.NAME` (or any module of your own) defines
   `Objective(setting, /, *, …)`, whose keyword-only parameters are the keys of
   the config's `objective` section. Not every objective has labels or a head:
-  what a batch holds is declared by the transforms.
+  the transforms declare the content of a batch.
 
   Attributes:
     sharding_rules: as in `models.contract.Model`, for all of its parameters.
-    apart: likewise.
-    reconstructs: what the predictions of `reconstruct` are, in words; '' where
-      nothing is hidden, so that nothing can be reconstructed.
+    apart: as in `models.contract.Model`, for all of its parameters.
+    reconstructs: description of the predictions of `reconstruct`, in words; ''
+      if nothing is hidden, so that nothing can be reconstructed.
   """
 
   @property
@@ -121,11 +121,11 @@ class Objective(Protocol):
     ...
 
   def other_passes(self, spec: Spec) -> tuple[tuple[Model, Size], ...]:
-    """Models, and sizes of images, that a training step computes as well.
+    """Returns further models, and sizes of images, of a training step.
 
-    Beside the model at the run's image size: local crops, a decoder. Kernels
-    are compared with XLA for each of them before a run, and where one differs
-    the objective is built anew on a model without kernels.
+    Examples are local crops and a decoder. Kernels are compared with XLA for
+    each of them before a run; if one differs, the objective is built again on a
+    model without kernels.
 
     Args:
       spec: as in `check`.
@@ -150,45 +150,45 @@ class Objective(Protocol):
     step: Int[Array, ''],
     frozen: dict[str, PyTree],
   ) -> tuple[Float[Array, ''], tuple[Metrics, PyTree]]:
-    """The mean loss of a batch (or of a micro-batch).
+    """Computes the mean loss of a batch, or of a micro-batch.
 
     Args:
-      params: what the gradient is taken of.
-      extra: the extra state before this step.
-      batch: on the devices, as the input pipeline left it.
-      key: of this batch alone; drives augmentation and dropout.
-      step: updates completed.
-      frozen: the parameters of each of `frozen()`.
+      params: parameters that the gradient is computed for.
+      extra: extra state before this step.
+      batch: batch on the devices, as the input pipeline returned it.
+      key: random key of this batch; drives augmentation and dropout.
+      step: number of updates completed.
+      frozen: parameters of each of `frozen()`.
 
     Returns:
-      The loss, and (scalars for the log, what `update_extra` needs). Both are
-      averaged over micro-batches. A config may set bounds to any of the
-      scalars, and say what to do beyond them: `recovery.limits`. So what tells
-      of a collapse belongs among them.
+      The loss, and (scalars for the log, values that `update_extra` needs).
+      Both are averaged over micro-batches. A config may set bounds to any of
+      the scalars (`recovery.limits`), so metrics that show a collapse belong
+      among them.
     """
     ...
 
   def update_extra(
     self, params: PyTree, extra: PyTree, carry: PyTree, step: Int[Array, '']
   ) -> PyTree:
-    """The extra state after a step.
+    """Returns the extra state after a step.
 
     Args:
-      params: after the update.
-      extra: before the step.
-      carry: what `loss` returned beside the metrics.
-      step: updates completed, this one included.
+      params: parameters after the update.
+      extra: extra state before the step.
+      carry: values that `loss` returned next to the metrics.
+      step: number of updates completed, this one included.
     """
     ...
 
   def start_extra(self, params: PyTree, extra: PyTree) -> PyTree:
-    """The extra state of a training that starts from given parameters.
+    """Returns the extra state of a training that starts from given parameters.
 
-    Fine-tuning asks for it, so that a teacher begins with what was taken over.
+    Fine-tuning uses it, so that a teacher starts from the loaded parameters.
 
     Args:
-      params: that the training starts from.
-      extra: what `init` returned beside fresh parameters.
+      params: parameters that the training starts from.
+      extra: extra state that `init` returned.
     """
     ...
 
@@ -202,15 +202,15 @@ class Objective(Protocol):
     ...
 
   def backbone(self, params: PyTree) -> PyTree:
-    """The model's own parameters: what fine-tuning takes over."""
+    """Returns the model's own parameters, which fine-tuning uses."""
     ...
 
   def start_params(self, params: PyTree, model: PyTree) -> PyTree:
-    """The parameters of a training that starts from given ones of the model.
+    """Returns parameters for a training that starts from those of a model.
 
     Args:
-      params: what `init` returned.
-      model: the model's own, as `backbone` returns them.
+      params: parameters that `init` returned.
+      model: parameters of the model, as `backbone` returns them.
     """
     ...
 
@@ -229,9 +229,9 @@ class Objective(Protocol):
     ...
 
   def weights(self, params: PyTree, extra: PyTree) -> dict[str, PyTree]:
-    """All that is worth evaluating, by the ending that its metrics get.
+    """Returns all weights worth evaluating, by the ending of their metrics.
 
-    `{'': params}`, and `{'_teacher': …}` where there is one.
+    `{'': params}`, and `{'_teacher': …}` if there is a teacher.
     """
     ...
 
@@ -272,7 +272,7 @@ class Defaults:
     return extra
 
   def backbone(self, params: PyTree) -> PyTree:
-    """All parameters are the model's."""
+    """Returns all parameters, which are the model's."""
     return params
 
   def start_params(self, params: PyTree, model: PyTree) -> PyTree:
@@ -295,6 +295,6 @@ class Defaults:
     )
 
   def weights(self, params: PyTree, extra: PyTree) -> dict[str, PyTree]:
-    """The parameters alone."""
+    """Returns the parameters only."""
     del extra
     return {'': params}

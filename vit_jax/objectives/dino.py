@@ -64,25 +64,26 @@ class Objective(AroundModel):
     """Builds the head.
 
     Args:
-      setting: of the run; `model` has no head of its own.
-      student_temperature: its logits are divided by it, above 0.
-      teacher_temperature: likewise, after the warm-up; above .07 often too
-        much.
-      warmup_temperature: of the teacher in the first epoch of the warm-up.
-      temperature_warmup: duration of it; the temperature rises by equal steps
-        and reaches `teacher_temperature` in its last epoch.
-      temperature_every: the duration for which a temperature holds.
-      momentum: what the teacher keeps of itself at the first update; by half a
-        cosine it becomes 1 at the end. For batches of 256 the authors advise
-        .9995.
-      centre_momentum: what the centre keeps of itself; 1 for no centring, which
-        collapses (the paper's Figure 7).
-      position_offset: of interpolated positions, see `Model.at_sizes`; the
-        authors' code has .1.
+      setting: setting of the run; `model` does not have a head of its own.
+      student_temperature: divisor of the student's logits, above 0.
+      teacher_temperature: divisor of the teacher's logits after the warm-up;
+        values above .07 are often too large.
+      warmup_temperature: the teacher's temperature in the first epoch of the
+        warm-up.
+      temperature_warmup: duration of the warm-up; the temperature rises by
+        equal steps and reaches `teacher_temperature` in its last epoch.
+      temperature_every: duration for which a temperature holds.
+      momentum: fraction of itself that the teacher keeps at the first update;
+        it rises to 1 by half a cosine. The authors advise .9995 for batches of
+        256.
+      centre_momentum: fraction of itself that the centre keeps; 1 for no
+        centring, which collapses (the paper's Figure 7).
+      position_offset: offset of interpolated positions, see `Model.at_sizes`;
+        the authors' code has .1.
       head: section of the head.
 
     Raises:
-      UserError: a value outside its range.
+      UserError: a value is outside its range.
     """
     check_range('objective.momentum', momentum, at_least=0, at_most=1)
     key = 'objective.centre_momentum'
@@ -113,11 +114,11 @@ class Objective(AroundModel):
     return (*self.setting.model.sharding_rules, *head, ('centre', -1))
 
   def check(self, spec: Spec) -> None:
-    """Two global crops of the run's size, and a model for all sizes.
+    """Checks the crops, and that the model takes images of all their sizes.
 
     Raises:
-      UserError: there are none; the model has a head, or cannot take the local
-        crops.
+      UserError: there are none, the model has a head, or it does not take the
+        local crops.
     """
     require(spec, 'global', who="the objective 'dino'")
     size, wanted = spec['global'][0], (_GLOBAL, *self.setting.image_size, 3)
@@ -138,14 +139,14 @@ class Objective(AroundModel):
       self._free()
 
   def other_passes(self, spec: Spec) -> tuple[tuple[Model, Size], ...]:
-    """The local crops', if there are any."""
+    """Returns the pass over local crops, if there are any."""
     if 'local' not in spec:
       return ()
     height, width = spec['local'][0][1:3]
     return ((self.setting.model, (height, width)),)
 
   def _free(self) -> Any:
-    """The model for images of any size."""
+    """Returns the model for images of any size."""
     return self.setting.model.at_sizes(self.setting.image_size, self.offset)
 
   def init(self, key: Key[Array, ''], batch: Any) -> tuple[PyTree, PyTree]:
@@ -160,7 +161,7 @@ class Objective(AroundModel):
     return params, self.start_extra(params, {})
 
   def start_extra(self, params: PyTree, extra: PyTree) -> PyTree:
-    """The teacher begins as its student."""
+    """Returns a teacher that equals its student, and a centre of zeros."""
     del extra
     centre = jnp.zeros(self.head.outputs)
     return {'teacher': params, 'centre': centre}
@@ -246,7 +247,7 @@ class Objective(AroundModel):
     return table[jnp.minimum(step // self._every, last)]
 
   def student_share(self, step: Int[Array, '']) -> Float[Array, '']:
-    """What the teacher takes at the update that completes `step` of them."""
+    """Returns how far the teacher moves to the student in a step, 0 to 1."""
     done = jnp.minimum((step - 1) / self._total, 1.0)
     return 0.5 * (1 - self.momentum) * (1 + jnp.cos(jnp.pi * done))
 
@@ -262,7 +263,7 @@ class Objective(AroundModel):
     return {'teacher': teacher, 'centre': centre}
 
   def weights(self, params: PyTree, extra: PyTree) -> dict[str, PyTree]:
-    """The student, and the teacher, which is the better of the two."""
+    """Returns the student and the teacher, which is the better of the two."""
     return {'': params, '_teacher': extra['teacher']}
 
 

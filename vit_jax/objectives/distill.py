@@ -66,7 +66,7 @@ class Objective(supervised.Objective):
     return open_frozen(self.teacher)._replace(judges_labels=True)
 
   def frozen(self) -> dict[str, Frozen]:
-    """The teacher; its classes must be the run's."""
+    """Returns the teacher; checks that its classes are the run's."""
     classes = self._teacher.model.num_classes
     if classes != self.setting.model.num_classes:
       raise UserError(
@@ -77,7 +77,7 @@ class Objective(supervised.Objective):
     return {'teacher': self._teacher}
 
   def check(self, spec: Spec) -> None:
-    """As for classification; refuses a second head that learns nothing."""
+    """Checks the labels, and that the teacher has a weight above 0."""
     super().check(spec)
     if not self.teacher_weight:
       raise UserError(
@@ -119,7 +119,7 @@ class Objective(supervised.Objective):
   def _logits(
     self, params: PyTree, images: Float[Array, 'n y x 3'], key: Key[Array, '']
   ) -> tuple[Float[Array, 'n k'], Float[Array, 'n k']]:
-    """What learns by labels, and what learns by the teacher."""
+    """Returns the logits for the labels, and those for the teacher."""
     model = self.setting.model
     if not model.architecture.get('distilled'):
       logits = model.apply({'params': params}, images, key)
@@ -133,7 +133,7 @@ class Objective(supervised.Objective):
   def _opinion(
     self, teacher: PyTree, images: Float[Array, 'n y x 3']
   ) -> Float[Array, 'n k']:
-    """The teacher's logits, computed by plain XLA operations."""
+    """Computes the teacher's logits by plain XLA operations."""
     size = (*self._teacher.image_size, 3)
     if images.shape[1:] != size:
       images = jax.image.resize(images, (len(images), *size), 'bilinear')
@@ -144,7 +144,7 @@ class Objective(supervised.Objective):
   def _distance(
     self, logits: Float[Array, 'n k'], taught: Float[Array, 'n k']
   ) -> Float[Array, ' n']:
-    """How far each image's logits are from the teacher's."""
+    """Computes the distillation loss of each image."""
     if self.kind == 'hard':
       return softmax_cross_entropy(logits, taught.argmax(-1))
     own = jax.nn.log_softmax(logits.astype(jnp.float32) / self.temperature)

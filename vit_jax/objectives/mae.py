@@ -92,10 +92,10 @@ class Objective(AroundModel):
     patches.check_headless(self.setting, 'mae')
 
   def other_passes(self, spec: Spec) -> tuple[tuple[Model, Size], ...]:
-    """The encoder on visible patches, and the decoder.
+    """Returns the passes of the encoder on visible patches, and of the decoder.
 
-    The first is an image of one row of so many patches, the second a Vision
-    Transformer of the decoder's sizes on as many tokens.
+    The first is described as an image with one row of that many patches, the
+    second as a Vision Transformer of the decoder's sizes on as many tokens.
     """
     del spec
     model: Any = self.setting.model  # of tokens: it has patches
@@ -180,7 +180,7 @@ class Objective(AroundModel):
     )
 
   def _order(self, batch: Batch, key: Key[Array, '']) -> Int[Array, 'n p']:
-    """The patches of each image, those that stay visible first."""
+    """Returns the order of the patches of each image, visible ones first."""
     key = jax.random.fold_in(key, _STREAM)
     return patches.shuffled(key, len(batch['image']), self.grid)
 
@@ -211,7 +211,7 @@ class Objective(AroundModel):
     return model.apply(variables, tokens, key, places, method='encode')
 
   def _decoder(self) -> Any:
-    """The decoder, with kernels where the model takes them too."""
+    """Returns the decoder, with kernels if the model uses them."""
     if self.setting.model.kernels is None:
       return self.decoder.clone(attention='xla')
     return self.decoder
@@ -230,7 +230,12 @@ class Objective(AroundModel):
     )
 
   def _target(self, images: Any) -> tuple[Any, tuple[Any, Any]]:
-    """What patches should be, and (mean, deviation) that were taken out."""
+    """Computes the targets of all patches.
+
+    Returns:
+      The targets, and the (mean, standard deviation) that were removed from
+      them.
+    """
     pixels = images.astype(jnp.float32) / 255
     pixels = (pixels - jnp.array(MEAN)) / jnp.array(DEVIATION)
     pixels = patches.cut(pixels, self.grid)

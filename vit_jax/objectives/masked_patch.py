@@ -174,7 +174,7 @@ class Objective(AroundModel):
   def _tokens(
     self, params: PyTree, hidden: Any, seen: Any, key: Any
   ) -> Float[Array, 'n p d']:
-    """What the model makes of patches, some of them hidden."""
+    """Returns the encoded tokens of patches, some of them hidden."""
     variables, model = {'params': params['model']}, self.setting.model
     tokens = model.apply(variables, seen, method='embed')
     mask = params['mask'].astype(tokens.dtype)
@@ -212,11 +212,15 @@ class Objective(AroundModel):
   def _corrupted(
     self, images: UInt8[Array, 'n y x 3'], key: Key[Array, '']
   ) -> tuple[Int[Array, 'n k'], Bool[Array, 'n p'], Float[Array, 'n y x 3']]:
-    """Which patches are, which of all are hidden, and images as they are seen.
+    """Chooses the corrupted patches, and corrupts images accordingly.
 
-    The paper does not say of which image the other patch is. It is one of the
-    same image that is left as it is: so nothing hidden comes back elsewhere,
-    and no image depends on its batch.
+    The paper does not state from which image a replacement patch is taken. Here
+    it is an uncorrupted patch of the same image, so nothing hidden is visible
+    elsewhere, and no image depends on its batch.
+
+    Returns:
+      Indices of the corrupted patches, which of all patches are hidden, and the
+      images as the model sees them.
     """
     order_key, kind_key, other_key = jax.random.split(
       jax.random.fold_in(key, _STREAM), 3
@@ -246,7 +250,7 @@ class Objective(AroundModel):
     images: UInt8[Array, 'n y x 3'],
     places: Int[Array, 'n k'],
   ) -> Float[Array, '...']:
-    """The terms of the loss, each alike."""
+    """Computes the terms of the loss, which all have the same weight."""
     if self.target == 'pixels':
       target = patches.take(patches.cut(normalize(images), self.grid), places)
       return jnp.square(predicted - target)

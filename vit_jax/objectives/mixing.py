@@ -45,22 +45,24 @@ def normalize(
 
 @dataclasses.dataclass(frozen=True)
 class DeviceAugment:
-  """Random erasing, then mixup or cutmix, then normalisation.
+  """Random erasing, then mixup or cutmix, then normalization.
 
-  Mixing pairs each example with the one before it (the first with the last; of
-  a micro-batch, if there are several) and draws λ for each pair. With mixup and
-  cutmix both on, each batch takes one of them, with probability 1/2.
+  Mixing pairs each example with the one before it (the first with the last of
+  its micro-batch) and draws λ for each pair. With mixup and cutmix both on,
+  each batch uses one of them, with probability 1/2.
 
   Attributes:
     num_classes: width of mixed targets.
-    mixup: α of λ ~ Beta(α, α), the share of an example's own pixel values; 0
-      for none.
-    cutmix: α of λ ~ Beta(α, α), the share of its own pixels; 0 for none.
+    mixup: α of λ ~ Beta(α, α), the weight of an example's own pixel values; 0
+      for no mixup.
+    cutmix: α of λ ~ Beta(α, α), the fraction of its own pixels; 0 for no
+      cutmix.
     erasing: probability that a rectangle of an image becomes noise.
 
   References: mixup, Zhang et al., arXiv 1710.09412; cutmix, Yun et al., arXiv
   1905.04899; random erasing, Zhong et al., arXiv 1708.04896. The papers' code
-  draws one λ for a whole batch (here: each pair); timm alternates likewise.
+  draws one λ for a whole batch, here each pair has its own; timm alternates
+  between mixup and cutmix in the same way.
   """
 
   num_classes: int
@@ -104,7 +106,7 @@ class DeviceAugment:
     return normalize(mixed), targets
 
   def _shares(self, labels: Labels) -> Float[Array, 'n k']:
-    """Of the classes; soft labels are such already."""
+    """Returns labels as probabilities of the classes."""
     if labels.ndim == 2:
       return labels
     return jax.nn.one_hot(labels, self.num_classes)
@@ -112,7 +114,11 @@ class DeviceAugment:
   def _weights(
     self, shape: tuple[int, ...], key: Key[Array, '']
   ) -> tuple[Float[Array, 'n _ _ 1'], Float[Array, ' n']]:
-    """What an example keeps of its own: of each pixel, and of its label."""
+    """Draws the weights of an example and of its partner.
+
+    Returns:
+      The weight of each of its own pixels, and of its own label.
+    """
     choice_key, mixup_key, cutmix_key = jax.random.split(key, 3)
     if not self.cutmix:
       return mixup_weights(shape, self.mixup, mixup_key)

@@ -82,7 +82,7 @@ def join(
 def spread(
   chosen: Bool[Array, 'n p'], grid: Grid, image_size: tuple[int, int]
 ) -> Bool[Array, 'n y x 1']:
-  """Whether each pixel is of a chosen patch."""
+  """Returns for each pixel whether it is in a chosen patch."""
   (rows, columns), (height, width) = grid, image_size
   places = chosen.reshape(-1, rows, 1, columns, 1)
   sides = (len(chosen), rows, height // rows, columns, width // columns)
@@ -90,11 +90,11 @@ def spread(
 
 
 def shuffled(key: Key[Array, ''], n: int, grid: Grid) -> Int[Array, 'n p']:
-  """A random order of the patches of each image, by sorting noise.
+  """Returns a random order of the patches of each image, by sorting noise.
 
-  Every order is equally likely, so of its first k places each patch is one with
-  probability k / p, and there are always k of them. Numbers are drawn by their
-  place in the global batch: they are the same on every mesh.
+  Every order is equally likely, so each patch is among the first k with
+  probability k / p, and there are always k of them. Random numbers depend on
+  the position in the global batch, so they are the same on every mesh.
   """
   noise = jax.random.uniform(key, (n, math.prod(grid)))
   noise = sharding.constrain(noise, sharding.BATCH, None)
@@ -104,5 +104,5 @@ def shuffled(key: Key[Array, ''], n: int, grid: Grid) -> Int[Array, 'n p']:
 def take(
   patches: Num[Array, 'n p d'], places: Int[Array, 'n k']
 ) -> Num[Array, 'n k d']:
-  """Those at some places, of each image its own."""
+  """Selects the patches at some indices, different ones for each image."""
   return jnp.take_along_axis(patches, places[..., None], axis=1)

@@ -85,7 +85,7 @@ class Objective(Defaults):
       )
 
   def init(self, key: Key[Array, ''], batch: Any) -> tuple[PyTree, PyTree]:
-    """The model's fresh parameters, and no extra state."""
+    """Returns the model's initial parameters, and no extra state."""
     del batch
     image = jnp.zeros((1, *self.setting.image_size, 3))
     return self.setting.model.init(key, image)['params'], {}
@@ -108,7 +108,7 @@ class Objective(Defaults):
   def _label_loss(
     self, logits: Float[Array, 'n k'], targets: Labels
   ) -> Float[Array, ' n']:
-    """The loss of each image, by the config's cross-entropy."""
+    """Computes the loss of each image by the config's cross-entropy."""
     if self.multi_hot and targets.ndim == logits.ndim:
       targets = (targets > 0).astype(jnp.float32)
     loss = LOSSES[self.cross_entropy]

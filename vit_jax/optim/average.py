@@ -24,7 +24,7 @@ class Average(NamedTuple):
 
 
 def init(params: PyTree) -> Average:
-  """An average that has seen nothing."""
+  """Returns an average over no parameters yet."""
   zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params)
   return Average(zeros, jnp.zeros((), jnp.int32))
 

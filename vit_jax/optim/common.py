@@ -31,9 +31,9 @@ Adapt = Callable[[Decays], optax.GradientTransformation]
 
 
 def _is_tensor(path: str, leaf: Any) -> bool:
-  """Whether it has two axes or more, as most codes keep it.
+  """Returns whether a leaf has two axes or more in most other codes.
 
-  A stack of layers has one more here, and biases have those of the heads.
+  A stack of layers has one more axis here, and biases have those of the heads.
   """
   axes = len(leaf.shape) - (sharding.STACKED in path)
   return axes > 1 and path.rpartition('/')[2] != 'bias'

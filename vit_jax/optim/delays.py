@@ -39,9 +39,10 @@ def delayed(
   steps: Callable[[str], int],
   transformation: optax.GradientTransformation,
 ) -> optax.GradientTransformation:
-  """The transformation of what is not frozen, begun after its `Rule.after`.
+  """Applies a transformation to leaves that are not frozen, after `Rule.after`.
 
-  Parameters of one delay share a state, which does not change until then.
+  Parameters with the same delay share a state, which does not change until
+  then.
   """
 
   def of_delay(start: int) -> optax.GradientTransformation:

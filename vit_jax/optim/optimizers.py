@@ -124,30 +124,30 @@ def lamb(
   rules: tuple = (),
   trust_joined: tuple[str, ...] = (),
 ) -> optax.GradientTransformation:
-  """LAMB: Adam whose steps are in proportion to the weights (1904.00962).
+  """LAMB: Adam with steps in proportion to the weights (arXiv 1904.00962).
 
   The direction of each tensor that decays, decay included, is multiplied by
-  |parameter| / |direction| (1 where either is 0); others are Adam's. A stack of
-  layers has a ratio for each layer. So does the code that DeiT-III was trained
-  with; the paper (algorithm 2) adapts all tensors.
+  |parameter| / |direction| (1 where either is 0); other tensors follow Adam.
+  Each layer of a stack has a ratio of its own. The code that DeiT-III was
+  trained with does the same; the paper (algorithm 2) adapts all tensors.
 
   Args:
     schedule: learning rate by number of updates.
-    steps: a duration of the training ('1 epochs') in updates.
+    steps: function that converts a duration ('1 epochs') to updates.
     b1: decay of the first moment, in [0, 1).
     b2: decay of the second moment, in [0, 1).
-    eps: added to the root of the second moment, above 0.
-    clip_norm: as in `adam`, and so are those that follow.
+    eps: value added to the root of the second moment, above 0.
+    clip_norm: largest norm of the gradient; None for no clipping.
     clip: 'global' or 'tensor'.
     clip_joined: leaves that are one tensor in clipping.
-    weight_decay: decoupled.
-    weight_decay_end: of its cosine.
-    decay_mask: the leaves that decay, see `common.DECAY_MASKS`.
-    rules: factors of rate and decay by path, frozen ones, see `rules`.
+    weight_decay: decoupled weight decay.
+    weight_decay_end: last value of its cosine.
+    decay_mask: leaves that decay, see `common.DECAY_MASKS`.
+    rules: factors of rate and decay by path, and frozen leaves, see `rules`.
     trust_joined: leaves that have one ratio, see `tensors.naming`.
 
   Raises:
-    UserError: a value outside its range, or an unknown mask.
+    UserError: a value is outside its range, or the mask is unknown.
   """
   clipping = clip_norm, clip, clip_joined
   decay = weight_decay, weight_decay_end, decay_mask

@@ -41,12 +41,11 @@ def directions(
 
 
 def dimension_numbers(params: PyTree) -> PyTree:
-  """Which axes of each matrix are its rows and which its columns.
+  """Returns which axes of each matrix are its rows and which its columns.
 
-  A kernel may have several axes for heads: they are divided at the place that
-  makes the matrix most nearly square, `[d, heads, d/heads]` after the first
-  and `[heads, d/heads, d]` before the last. Layers in a stack are matrices of
-  their own.
+  A kernel may have several axes for heads. They are divided where the matrix is
+  most nearly square: `[d, heads, d/heads]` after the first axis and `[heads,
+  d/heads, d]` before the last. Layers in a stack are separate matrices.
   """
 
   def numbers(path: str, leaf: Any) -> contrib.MuonDimensionNumbers | None:
@@ -70,7 +69,7 @@ def _are_matrices(params: PyTree) -> PyTree:
 
 
 def _divided(path: str, leaf: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-  """The axes of rows and of columns."""
+  """Returns the axes of rows and the axes of columns."""
   first, last = int(sharding.STACKED in path), len(leaf.shape)
 
   def size(axes: range) -> int:

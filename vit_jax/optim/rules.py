@@ -103,11 +103,11 @@ def _parse_one(rule: Any) -> tuple[str, Rule]:
 
 
 def apply(table: Table, params: PyTree) -> PyTree:
-  """A tree of `Rule`s, one for each parameter.
+  """Returns a tree of `Rule`s, one for each parameter.
 
   Raises:
-    UserError: a pattern that is the first match of no parameter, or of one that
-      has not as many layers as the rule.
+    UserError: a pattern is the first match of no parameter, or of one with
+      another number of layers than the rule.
   """
   used = set()
 
@@ -203,7 +203,10 @@ def add_decayed(
 def of_moving(
   table: Table, transformation: optax.GradientTransformation
 ) -> optax.GradientTransformation:
-  """The transformation of what is not frozen: no moments for the rest."""
+  """Applies a transformation to leaves that are not frozen.
+
+  Others have no state.
+  """
 
   def moves(params: PyTree) -> PyTree:
     rules = apply(table, params)

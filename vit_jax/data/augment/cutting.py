@@ -62,15 +62,16 @@ def random_box(
   rng: np.random.Generator,
   aspect_range: tuple[float, float] = _ASPECT,
 ) -> Box:
-  """A random part of an image, as torchvision's `RandomResizedCrop` draws it.
+  """Draws a random part of an image as torchvision's `RandomResizedCrop` does.
 
-  The share of the area is uniform, the aspect log-uniform in 3/4 to 4/3; where
-  ten draws do not fit, the largest box of an allowed aspect in the centre.
+  The fraction of the area is uniform, the aspect ratio log-uniform. If ten
+  draws do not fit, the box is the largest one of an allowed aspect ratio in the
+  centre.
 
   Args:
-    height: of the image, pixels.
-    width: of the image, pixels.
-    area: smallest and largest share of the image's area.
+    height: height of the image, pixels.
+    width: width of the image, pixels.
+    area: smallest and largest fraction of the image's area.
     rng: source of randomness.
     aspect_range: smallest and largest width / height of the box.
   """

@@ -104,12 +104,12 @@ class TrainTransform:
   def view(
     self, pixels: Image, index: int, rng: np.random.Generator
   ) -> UInt8[np.ndarray, 'height width 3']:
-    """One view of an image.
+    """Makes one view of an image.
 
     Args:
-      pixels: of the whole image.
+      pixels: pixels of the whole image.
       index: 0 and 1 for the global crops, then the local ones.
-      rng: of the example; views are drawn one after the other.
+      rng: generator of the example; views are drawn one after another.
     """
     is_global = index < _GLOBAL
     area = self.global_area if is_global else self.local_area

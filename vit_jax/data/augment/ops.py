@@ -205,7 +205,7 @@ def translate_y(image: Image, pixels: float, **options: Any) -> Image:
 
 
 def cut_out(image: Image, y: int, x: int, radius: int) -> Image:
-  """A grey square about (y, x), cut off at the border."""
+  """Draws a grey square about (y, x), cut off at the border."""
   image = image.copy()
   top, left = max(y - radius, 0), max(x - radius, 0)
   image[top : y + radius, left : x + radius] = GREY

@@ -45,14 +45,14 @@ def _relative(
 
 
 def _around_one(op: Callable[[Image, float], Image]) -> Op:
-  """A factor of 1 ± .9 at most: the farther from 1, the stronger."""
+  """Returns an operation with a factor of 1 ± .9 at the highest level."""
   return lambda image, level, rng: op(
     image, max(0.1, 1 + _sign(rng) * 0.9 * level)
   )
 
 
 def _rising(op: Callable[[Image, float], Image]) -> Op:
-  """A factor that rises from .1 to 1.9."""
+  """Returns an operation with a factor that rises from .1 to 1.9."""
   return lambda image, level, rng: op(image, 0.1 + 1.8 * level)
 
 
@@ -182,7 +182,7 @@ MAX_MAGNITUDE = {'timm': 10.0, 'authors': 30.0}
 
 
 def three_augment(image: Image, rng: np.random.Generator) -> Image:
-  """One of greyscale, solarisation and blur (sigma .1 to 2 pixels).
+  """Applies greyscale, solarization or blur (sigma .1 to 2 pixels).
 
   Reference: Touvron et al., arXiv 2204.07118, section 3.2.
   """

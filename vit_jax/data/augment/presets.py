@@ -1,13 +1,13 @@
-"""How the weights of each family of projects are evaluated, by name.
+"""Evaluation preprocessing of each family of projects, by name.
 
-A preset is keyword arguments of `transforms.EvalTransform`, and the mean and
-deviation that pixels were normalised by. A config names one, and what it says
-besides stands above it:
+A preset consists of keyword arguments of `transforms.EvalTransform`, and of the
+mean and standard deviation that pixels were normalized by. A config names a
+preset, and may override single keys:
 
   config.preprocess = presets.section('mae', (224, 224), interpolation='area')
 
-So configs and checkpoints hold the keys themselves and never the name: what a
-name stands for may be mended later, and no run changes.
+Configs and checkpoints therefore contain the keys and never the name. The
+meaning of a name may be corrected later without changing any run.
 """
 
 import math
@@ -38,7 +38,7 @@ class Preset(NamedTuple):
   larger: Callable[[int], int]
 
   def section(self, image_size: tuple[int, ...]) -> dict[str, Any]:
-    """The keys of a config's `preprocess` for a size of (height, width)."""
+    """Returns the keys of a config's `preprocess` for images of a size."""
     keys: dict[str, Any] = dict(
       resize=self.resize, interpolation=self.interpolation
     )
@@ -49,7 +49,10 @@ class Preset(NamedTuple):
 
 
 def share(of_larger: float) -> Callable[[int], int]:
-  """The larger side of which a result is some share, as timm rounds it."""
+  """Returns a function that computes the larger side from a result's side.
+
+  It rounds as timm does.
+  """
   return lambda side: math.floor(side / of_larger)
 
 
@@ -76,10 +79,10 @@ PRESETS = {
 
 
 def find(name: str) -> Preset:
-  """A preset by its name.
+  """Returns a preset by its name.
 
   Raises:
-    UserError: there is none of that name.
+    UserError: there is no preset of that name.
   """
   if name not in PRESETS:
     raise UserError(
@@ -113,12 +116,12 @@ def fine_tuning_crop(name: str) -> dict[str, Any]:
 def section(
   name: str, image_size: tuple[int, ...], **keys: Any
 ) -> dict[str, Any]:
-  """A config's `preprocess` by a preset.
+  """Returns a config's `preprocess` section according to a preset.
 
   Args:
-    name: of `PRESETS`.
+    name: name of a preset, a key of `PRESETS`.
     image_size: (height, width) of the result, pixels.
-    **keys: of `EvalTransform`, which stand above the preset's.
+    **keys: keys of `EvalTransform` that override the preset's.
 
   Raises:
     UserError: there is no preset of that name.

@@ -54,7 +54,7 @@ class _ImageAndLabel(abc.ABC):
   def pixels(
     self, image: bytes | np.ndarray, rng: np.random.Generator | None
   ) -> Image:
-    """The image alone."""
+    """Returns the pixels of the image only."""
 
   @property
   def spec(self) -> Spec:
@@ -169,7 +169,7 @@ class TrainTransform(_ImageAndLabel):
     return pixels
 
   def _crop(self, image: Any, rng: np.random.Generator) -> Image:
-    """The part of the image that is taken, of the wanted size."""
+    """Returns the part of the image that is used, in the size of the result."""
     height, width = self.image_size
     if self.crop == 'inception':
       pixels = decode_box(image, lambda y, x: self._inception_box(y, x, rng))
@@ -212,11 +212,12 @@ class TrainTransform(_ImageAndLabel):
   def _inception_box(
     self, height: int, width: int, rng: np.random.Generator
   ) -> tuple[int, int, int, int]:
-    """A crop as TensorFlow's `sample_distorted_bounding_box` draws it.
+    """Draws a crop as TensorFlow's `sample_distorted_bounding_box` does.
 
-    Aspect uniform in its range, then height uniform among those whose area is
-    in its range and that fit; the whole image if ten draws fail. Unlike there,
-    the box may touch the lower and the right edge.
+    The aspect ratio is uniform in its range, then the height is uniform among
+    those whose area is in its range and that fit. If ten draws fail, the box is
+    the whole image. Unlike TensorFlow's, the box may touch the lower and the
+    right edge.
 
     Returns:
       (y, x, height, width), pixels.
@@ -248,21 +249,24 @@ class TrainTransform(_ImageAndLabel):
 
 @dataclasses.dataclass(frozen=True)
 class EvalTransform(_ImageAndLabel):
-  """Deterministic resizing for evaluation; travels with a checkpoint.
+  """Deterministic resizing for evaluation, stored with every checkpoint.
 
-  Pixels are not quite those that the official weights saw; see data/decode.py.
+  Pixels differ slightly from those that the official weights were trained on;
+  see data/images/decode.py.
 
   Attributes:
     image_size: (height, width) of the result, pixels.
-    resize: 'squash' (the whole image, aspect not kept: the authors' fine-tuning
-      evaluation), 'central' (the smaller side resized, aspect kept, then the
-      centre cut out), 'squash_central' (squashed, then the centre cut out:
-      big_vision's few-shot evaluation) or 'torchvision' (as 'central', to the
-      bit what torchvision's Resize and CenterCrop do with one number each, and
-      so timm: the larger side's remainder of a pixel is cut off).
-    central_fraction: of the resized image's side that the centre takes: 0.875
-      is 224 of 256. With 1, 'central' takes the largest centre there is.
-    interpolation: see `resampling.resize`.
+    resize: 'squash' resizes the whole image without keeping the aspect ratio
+      (the authors' fine-tuning evaluation). 'central' resizes the smaller side
+      with the aspect ratio kept, then cuts out the centre. 'squash_central'
+      resizes without keeping the aspect ratio, then cuts out the centre
+      (big_vision's few-shot evaluation). 'torchvision' is like 'central' and
+      equals torchvision's Resize and CenterCrop, and hence timm's, to the bit:
+      the fraction of a pixel of the larger side is cut off.
+    central_fraction: fraction of the resized image's side that the centre
+      takes: 0.875 is 224 of 256. With 1, 'central' takes the largest centre
+      there is.
+    interpolation: filter, see `resampling.resize`.
   """
 
   image_size: tuple[int, int]

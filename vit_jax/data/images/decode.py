@@ -58,14 +58,14 @@ def decode(image: bytes | np.ndarray) -> Image:
 def decode_box(
   image: bytes | np.ndarray, box_of: Callable[[int, int], Box]
 ) -> Image:
-  """The part of an image that `box_of(height, width)` asks for.
+  """Decodes the part of an image that `box_of(height, width)` returns.
 
   Args:
     image: see `decode`.
-    box_of: gets the size of the upright image, pixels; returns the box.
+    box_of: function from the size of the upright image, pixels, to the box.
 
   Returns:
-    The pixels that `decode(image)` has in the box.
+    The pixels of `decode(image)` in the box.
 
   Raises:
     DecodeError: as `decode`.

@@ -45,7 +45,7 @@ class Jpeg(NamedTuple):
 
 
 def is_jpeg(data: bytes) -> bool:
-  """Whether it starts like one."""
+  """Returns whether the data starts with a JPEG signature."""
   return data[:2] == b'\xff\xd8'
 
 
@@ -93,7 +93,10 @@ def jpeg(data: bytes) -> Jpeg:
 
 
 def without_applications(data: bytes) -> bytes:
-  """A JPEG without what applications wrote, which decoders may warn of."""
+  """Returns a JPEG without application segments.
+
+  Decoders may emit warnings about these.
+  """
   parts, at = [data[:2]], 2
   while at + 4 <= len(data) and data[at] == 0xFF and data[at + 1] != _SCAN:
     stop = at + 2 + int.from_bytes(data[at + 2 : at + 4], 'big')
@@ -104,13 +107,13 @@ def without_applications(data: bytes) -> bytes:
 
 
 def exif_orientation(tiff: bytes) -> int:
-  """The orientation in EXIF's TIFF structure: 1 to 8, 1 if not stated."""
+  """Returns the orientation in EXIF's TIFF structure: 1 to 8; 1 if absent."""
   value = _tiff_tags(tiff).get(_ORIENTATION, 1)
   return value if 1 <= value <= 8 else 1
 
 
 def _tiff_tags(tiff: bytes) -> dict[int, int]:
-  """The first directory of a TIFF or BigTIFF: first value of each tag."""
+  """Reads the first directory of a TIFF or BigTIFF: first value of each tag."""
   if tiff[:2] not in (b'II', b'MM'):
     return {}
 
@@ -159,7 +162,7 @@ def stated_size(data: bytes) -> tuple[int, int]:
 
 
 def _webp_size(data: bytes) -> tuple[int, int]:
-  """By kind: with features, lossless, lossy."""
+  """Reads the size of a WebP image: extended, lossless or lossy."""
   if data[15:16] == b'X':
     width, height = data[24:27], data[27:30]
     return (

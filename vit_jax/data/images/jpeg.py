@@ -1,11 +1,11 @@
-"""Boxes of JPEG files, by the fastest library that is here, and their damage.
+"""Boxes of JPEG files, decoded by the fastest library available, and damage.
 
-Three ways lead to the same pixels, libjpeg's accurate transform with smooth
-chroma upsampling: libjpeg-turbo 3 decodes the box alone (`data/turbojpeg.py`),
-simplejpeg stops below it, OpenCV decodes what neither knows. The first two get
-the same bytes: of a file of one scan what is above the box's lower edge, so
-that they agree on which records are damaged. What lies below is judged by
-neither, and matters to no pixel.
+Three ways lead to the same pixels, those of libjpeg's accurate transform with
+smooth chroma upsampling: libjpeg-turbo 3 decodes the box only (`turbojpeg.py`),
+simplejpeg stops below it, and OpenCV decodes what neither supports. The first
+two get the same bytes, for a file of one scan those above the box's lower edge,
+so that they agree on which records are damaged. Damage below the box is not
+detected, and no pixel depends on it.
 """
 
 import cv2
@@ -58,7 +58,7 @@ def decode_box(
 
 
 def opencv(data: bytes, flags: int) -> UInt8[np.ndarray, 'y x 3']:
-  """A whole image by OpenCV.
+  """Decodes a whole image with OpenCV.
 
   Raises:
     DecodeError: it cannot be decoded.
@@ -80,9 +80,9 @@ def _judge(warning: str) -> None:
 def _shortened(
   data: bytes, header: headers.Jpeg, bottom: int
 ) -> tuple[bytes, int]:
-  """A file whose header says that the image ends below `bottom`, and its rows.
+  """Returns a file whose header ends the image below `bottom`, and its rows.
 
-  Decoders stop there, and warn of nothing that follows but bytes too many.
+  Decoders stop there, and emit no warning other than about surplus bytes.
   """
   end, block = bottom + _ROWS_BESIDE, header.block_height
   end = (end + block - 1) // block * block
@@ -95,7 +95,7 @@ def _shortened(
 def _simplejpeg(
   data: bytes, height: int, width: int, box: Box
 ) -> turbojpeg.Decoded | None:
-  """As `turbojpeg.decode_box`, from a decoding of all rows and columns."""
+  """Decodes all rows and columns, with the result of `turbojpeg.decode_box`."""
   pixels, warning = np.empty((height, width, 3), np.uint8), ''
   try:
     size = simplejpeg.decode_jpeg(data, 'RGB', buffer=pixels).shape[:2]
@@ -109,7 +109,10 @@ def _simplejpeg(
 
 
 def _size_despite(data: bytes, message: str) -> tuple[int, int] | None:
-  """The size decoded, None where the message tells that nothing was."""
+  """Returns the decoded size.
+
+  None if the message means that nothing was decoded.
+  """
   if not any(words in message.lower() for words in (*_DAMAGE, _HARMLESS)):
     return None
   try:
@@ -120,9 +123,9 @@ def _size_despite(data: bytes, message: str) -> tuple[int, int] | None:
 
 
 def _warning(data: bytes) -> str:
-  """What libjpeg says of a file whose pixels OpenCV is to make, '' for nothing.
+  """Returns libjpeg's warning about a file that OpenCV decodes; '' for none.
 
-  Where simplejpeg does not know the sampling, nothing is found out.
+  If simplejpeg does not support the sampling, the result is ''.
   """
   try:
     simplejpeg.decode_jpeg(headers.without_applications(data))

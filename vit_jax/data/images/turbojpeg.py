@@ -44,17 +44,17 @@ class Decoded(NamedTuple):
 def decode_box(
   data: bytes, height: int, width: int, box: tuple[int, int, int, int]
 ) -> Decoded | None:
-  """RGB pixels of a box of a baseline or progressive JPEG.
+  """Decodes a box of a baseline or progressive JPEG to RGB.
 
   Args:
-    data: the file.
-    height: as its header states it.
-    width: likewise.
+    data: content of the file.
+    height: height in its header.
+    width: width in its header.
     box: (y, x, height, width), pixels.
 
   Returns:
-    What decoding all of it and cutting gives; None where the library is absent
-    or gives up.
+    The pixels of the box as in a decoding of the whole image; None if the
+    library is absent or gives up.
   """
   library = _library()
   if library is None:
@@ -88,7 +88,7 @@ def decode_box(
 
 @functools.cache
 def _library() -> Any:
-  """The functions used here, None where no library has them."""
+  """Returns the functions used here; None if no library has them."""
   for path in _paths():
     try:
       library = ctypes.CDLL(path)

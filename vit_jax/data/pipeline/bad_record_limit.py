@@ -4,10 +4,10 @@ from vit_jax.errors import UserError
 
 
 class BadShare:
-  """Judges how much of a training's data is bad, over all processes.
+  """Limit on the fraction of bad training records, over all processes.
 
-  Every process counts what the step summed over the global batch, so all come
-  to the same end at the same step.
+  Every process counts what the step summed over the global batch, so all reach
+  the limit at the same step.
   """
 
   def __init__(self, max_share: float, num_examples: int, repeats: int = 1):

@@ -164,7 +164,7 @@ class Loader:
     return None
 
   def _check_label(self, values: dict[str, Any]) -> None:
-    """Raises DecodeError if there is a label and it is no class."""
+    """Raises DecodeError if there is a label and it is out of range."""
     if 'label' not in self.spec or self.spec['label'][1].kind not in 'iu':
       return  # none, or shares of the classes
     label, last = np.asarray(values['label']), self.source.num_classes - 1

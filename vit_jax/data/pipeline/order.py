@@ -57,7 +57,10 @@ def _permute(
   key: UInt64[np.ndarray, ' n'],
   num_examples: int,
 ) -> UInt64[np.ndarray, ' n']:
-  """A keyed permutation of [0, 4^b), b = half the bits of num_examples − 1."""
+  """Applies a keyed permutation of [0, 4^b), a Feistel network.
+
+  Here b is half the number of bits of `num_examples` − 1, rounded up.
+  """
   half = np.uint64(max(1, ((num_examples - 1).bit_length() + 1) // 2))
   mask = (np.uint64(1) << half) - np.uint64(1)
   left, right = index >> half, index & mask
@@ -70,23 +73,23 @@ def _permute(
 def repeated(
   positions: Int[np.ndarray, ' n'], batch_size: int, repeats: int
 ) -> Int[np.ndarray, ' n']:
-  """Which of the examples drawn each position holds: each `repeats` times.
+  """Returns which drawn example each position holds: each one `repeats` times.
 
-  Copies of an example are in one batch (or, where it is not divisible, in two
-  that follow each other), and never next to each other: neighbours are mixed,
-  and neighbours may be on one device.
+  Copies of an example are in one batch (or, if it is not divisible, in two that
+  follow each other), and never next to each other: neighbours are mixed, and
+  may be on one device.
 
   Args:
-    positions: int64, counted from the start of the training.
-    batch_size: of the global batch.
+    positions: int64 positions, counted from the start of the training.
+    batch_size: size of the global batch.
     repeats: copies of each example, ≥ 1.
 
   Returns:
-    int64, to be given to `shuffled` in place of the positions.
+    int64 positions, to be given to `shuffled` in place of the others.
 
-  Reference: repeated augmentation, Hoffer et al., arXiv 1901.09335. Unlike
-  DeiT's sampler, which draws a third of the examples anew in each epoch, this
-  one goes through all of them in `repeats` epochs.
+  Reference: repeated augmentation, Hoffer et al., arXiv 1901.09335. DeiT's
+  sampler draws a third of the examples in each epoch; this function goes
+  through all of them in `repeats` epochs.
   """
   if repeats == 1:
     return positions
@@ -100,16 +103,16 @@ def repeated(
 def replacement(
   position: int, attempt: int, num_examples: int, seed: int
 ) -> int:
-  """The index that stands in for a bad record at a position.
+  """Returns the index that replaces a bad record at a position.
 
-  A function of its arguments alone, so every host and every resumed run takes
-  the same one; uniform over the data set.
+  It depends on the arguments only, so every host and every resumed run uses the
+  same one. It is uniform over the dataset.
 
   Args:
-    position: counted from the start of the training.
-    attempt: 1 for the first replacement, 2 if that is bad too, …
-    num_examples: examples in the data set.
-    seed: of the run.
+    position: position counted from the start of the training.
+    attempt: 1 for the first replacement, 2 if that one is bad too, …
+    num_examples: examples in the dataset.
+    seed: seed of the run.
   """
   hashed = np.zeros(1, np.uint64)
   with np.errstate(over='ignore'):
@@ -119,7 +122,7 @@ def replacement(
 
 
 def batch_index(step: int, skipped: tuple[int, ...] = ()) -> int:
-  """The index of the batch that the step after `step` updates takes.
+  """Returns the index of the batch that follows `step` updates.
 
   It is the `step`-th natural number that is not on the skip list.
   """

@@ -66,7 +66,7 @@ class Reader:
       )
 
   def loader(self, source: Any, transform: Any, seed: int) -> Loader:
-    """What loads examples of a source under this reader's policy."""
+    """Returns a loader of a source's examples under this reader's policy."""
     return Loader(source, transform, seed, self.on_bad_record)
 
   def workers(self, loader: Loader, rows: int) -> workers.Workers:
@@ -117,16 +117,16 @@ def _free_bytes() -> int | None:
 def check_share(
   bad: int, source: Any, max_share: float, where: str = 'events.jsonl'
 ) -> None:
-  """Judges how much of a data set is bad, each record counted once.
+  """Checks how much of a dataset is bad, each record counted once.
 
   Args:
-    bad: records that could not be used so far.
-    source: of which they are.
-    max_share: of its records that may be bad; one record always may.
-    where: they are listed.
+    bad: number of records that could not be used so far.
+    source: source of the records.
+    max_share: fraction of its records that may be bad; one record always may.
+    where: name of the place where they are listed.
 
   Raises:
-    UserError: more are.
+    UserError: more are bad.
   """
   if bad > max(max_share * len(source), 1):
     raise UserError(

@@ -36,11 +36,11 @@ class Workers(Protocol):
     ...
 
   def collect(self, batch: Any) -> HostBatch:
-    """The filled arrays, once every future is done."""
+    """Returns the filled arrays once every future is done."""
     ...
 
   def close(self) -> None:
-    """Stops; what has not begun is dropped."""
+    """Stops the workers; work that has not begun is dropped."""
     ...
 
 

@@ -80,7 +80,7 @@ def _lock(path: epath.Path) -> Iterator[None]:
 
 
 def _builder(data_dir: epath.Path):
-  """The TFDS builder; made here because preparing needs TensorFlow."""
+  """Returns the TFDS builder; preparing needs TensorFlow."""
   try:
     import tensorflow  # noqa: F401
   except ModuleNotFoundError as error:

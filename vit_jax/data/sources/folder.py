@@ -98,18 +98,21 @@ class Source:
 
   @property
   def fingerprint(self) -> dict[str, Any]:
-    """By what the data set is known again; see `data.fingerprint`."""
+    """Dataset fingerprint, compared when a run is resumed.
+
+    See `data.fingerprint`.
+    """
     return fingerprint.sampled(
       self,
       *(self._listings[s].paths[rows] for s, rows in self._selection.rows()),
     )
 
   def where(self, index: int) -> str:
-    """The file of an example."""
+    """Returns the file of an example."""
     return '/'.join(self._find(index))
 
   def ignored(self) -> list[str]:
-    """The files beside its images that are no examples."""
+    """Returns the files below the directory that are not examples."""
     return [
       path
       for found in self._listings.values()
@@ -117,7 +120,7 @@ class Source:
     ]
 
   def _find(self, index: int) -> tuple[str, str]:
-    """The split's directory, and the path in it."""
+    """Returns the split's directory, and the path in it."""
     split, position = self._selection[index]
     found = self._listings[split]
     return found.root, os.fsdecode(found.paths[position])

@@ -98,7 +98,10 @@ class Source:
 
   @property
   def fingerprint(self) -> dict[str, Any]:
-    """By what the data set is known again; see `data.fingerprint`."""
+    """Dataset fingerprint, compared when a run is resumed.
+
+    See `data.fingerprint`.
+    """
     parts = [
       [len(self._tables[split]), *rows[[0, -1]].tolist()]
       for split, rows in self._selection.rows()
@@ -106,7 +109,7 @@ class Source:
     return fingerprint.sampled(self, parts=parts)
 
   def where(self, index: int) -> str:
-    """The file of an example and its row."""
+    """Returns the file of an example and its row."""
     split, position = self._selection[index]
     return self._tables[split].where(position)
 
@@ -152,16 +155,20 @@ class _Table:
     return f'{self._paths[number]}, row {row}'
 
   def cut_order(self) -> np.ndarray:
-    """By rows alone: what Parquet is converted to is named for its place."""
+    """Returns the order in which the table is cut, by rows only.
+
+    Files that Parquet is converted to are named for their position, so names do
+    not help.
+    """
     rows = np.arange(len(self))
     return hash_order.by_place([''], np.zeros_like(rows), rows)
 
   def class_names(self) -> list[str]:
-    """Of the label, if the data set knows them."""
+    """Returns the names of the label's classes, if the dataset has them."""
     return _names(self._schema, self._keys[1])
 
   def labels(self) -> set[int]:
-    """All different ones; rows without one have None or -1."""
+    """Returns all distinct labels; rows without one have None or -1."""
     found = (
       pyarrow.compute.call_function('unique', [labels]).to_pylist()
       for _, labels in self._batches
@@ -178,7 +185,7 @@ def _names(schema: pa.Schema, key: str) -> list[str]:
 
 
 def _classes(tables: list[_Table], path: str) -> classes.Classes:
-  """Of all splits that are read, which must agree on them."""
+  """Returns the classes of all splits that are read, which must agree."""
   names = tables[0].class_names()
   if any(table.class_names() != names for table in tables):
     raise UserError(
@@ -233,7 +240,7 @@ def _check_columns(
 
 
 def _with_random_access(paths: list[str], keys: tuple[str, str]) -> list[str]:
-  """The files, or what Parquet ones were converted to."""
+  """Returns the files, or those that Parquet files were converted to."""
   stamp = index.stamps(paths)
   if not paths[0].endswith('.parquet'):
     return paths
@@ -246,7 +253,10 @@ def _with_random_access(paths: list[str], keys: tuple[str, str]) -> list[str]:
 
 
 def _mark(place: str) -> bytes | None:
-  """What a converted file was made of; None if it is damaged."""
+  """Returns the stamp of the files that a converted file was made from.
+
+  It is None if the file is damaged.
+  """
   try:
     return (arrow.read(place).schema.metadata or {}).get(_STAMP)
   except UserError:

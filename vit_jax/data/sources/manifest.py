@@ -29,21 +29,21 @@ class Source:
   """
 
   def __init__(self, split: str, /, *, path: str, class_map: str | None = None):
-    """Reads the list; images are read when they are asked for.
+    """Reads the list; images are read when they are needed.
 
     Args:
-      split: in the TFDS way: 'train', 'train[:99%]', 'train+validation'.
-      path: of the manifest, ending in .csv or .jsonl. Images' paths are
+      split: split as in TFDS: 'train', 'train[:99%]', 'train+validation'.
+      path: path of the manifest, ending in .csv or .jsonl. Paths of images are
         relative to its folder, absolute, or gs:// addresses.
-      class_map: a text file with a label on each line, a name or a number as
-        the manifest has it, in the order of the classes, and after a tab its
-        name for people if there is one. Of names alone, numbers in the
-        manifest are the places, from 0. By default classes are the sorted
-        names in the manifest, or the numbers up to the largest.
+      class_map: text file with a label on each line, a name or a number as in
+        the manifest, in the order of the classes; a display name may follow
+        after a tab. If it contains names only, numbers in the manifest are
+        positions in it, from 0. By default, classes are the sorted names in the
+        manifest, or the numbers up to the largest.
 
     Raises:
-      UserError: no such file or split, a line that is no image with a label,
-        or labels that leave open which classes there are (`classes.number`).
+      UserError: there is no such file or split, a line is not an image with a
+        label, or the labels do not determine the classes (`classes.number`).
     """
     path = files.place(path, 'source.path')
     rows = listing.read(path)
@@ -78,7 +78,10 @@ class Source:
 
   @property
   def fingerprint(self) -> dict[str, Any]:
-    """By what the data set is known again; see `data.fingerprint`."""
+    """Dataset fingerprint, compared when a run is resumed.
+
+    See `data.fingerprint`.
+    """
     chosen = []
     for split, rows in self._selection.rows():
       images, labels, _ = self._columns[split]
@@ -86,7 +89,7 @@ class Source:
     return fingerprint.sampled(self, *chosen)
 
   def where(self, index: int) -> str:
-    """The file of an example, and the line that names it."""
+    """Returns the file of an example, and the line that names it."""
     image, _, line = self._row(index)
     return f'{image} ({self._path}, line {line})'
 
@@ -100,7 +103,7 @@ class Source:
 def _number(
   path: str, rows: list[listing.Row], class_map: str | None
 ) -> tuple[classes.Classes, np.ndarray]:
-  """The classes, and the label of each line."""
+  """Returns the classes, and the label of each line."""
   known = classes.load(class_map) if class_map else None
 
   def where(label: str) -> str:

@@ -27,10 +27,11 @@ SLOTS = 1000
 
 
 def _beside(*, weight: float) -> None:
-  """What a member's section holds beside its source's keys.
+  """Declares the keys of a member in addition to those of its source.
 
   Args:
-    weight: above 0; its share of a batch is its weight over their sum.
+    weight: weight above 0; the member's fraction of a batch is its weight
+      divided by the sum of all.
   """
   del weight
 
@@ -100,7 +101,10 @@ class Source:
 
   @property
   def fingerprint(self) -> dict[str, Any]:
-    """By what the data set is known again; see `data.fingerprint`."""
+    """Dataset fingerprint, compared when a run is resumed.
+
+    See `data.fingerprint`.
+    """
     return {
       'size': len(self),
       'class_names': list(self.class_names),
@@ -108,7 +112,7 @@ class Source:
     }
 
   def where(self, index: int) -> str:
-    """Where its member has an example."""
+    """Returns the location of an example in its member."""
     member, row = self._find(index)
     return member.where(row)
 

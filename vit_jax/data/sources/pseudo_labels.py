@@ -91,7 +91,10 @@ class Source:
 
   @property
   def fingerprint(self) -> dict[str, Any]:
-    """By what the data set is known again; see `data.fingerprint`."""
+    """Dataset fingerprint, compared when a run is resumed.
+
+    See `data.fingerprint`.
+    """
     [[_, chosen]] = self._selection.rows()
     return fingerprint.sampled(
       self,
@@ -101,7 +104,7 @@ class Source:
     )
 
   def where(self, index: int) -> str:
-    """Where the source of the images has an example, if it knows."""
+    """Returns the location of an image, if its source provides it."""
     place = int(self._places[self._row(index)])
     return getattr(self._images, 'where', lambda _: '')(place)
 
@@ -134,10 +137,10 @@ class Source:
 
 
 def about_of(path: str) -> dict[str, Any]:
-  """What a file says of itself: `count`, `class_names`, `source`, ….
+  """Returns a file's description: `count`, `class_names`, `source`, ….
 
   Raises:
-    UserError: it is no file of `vit_jax.pseudo_label`.
+    UserError: the file was not written by `vit_jax.pseudo_label`.
   """
   try:
     with np.load(path) as held:

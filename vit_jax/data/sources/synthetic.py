@@ -48,7 +48,10 @@ class Source:
 
   @property
   def fingerprint(self) -> dict[str, Any]:
-    """By what the data set is known again; see `data.fingerprint`."""
+    """Dataset fingerprint, compared when a run is resumed.
+
+    See `data.fingerprint`.
+    """
     return {
       'size': len(self),
       'class_names': list(self.class_names),
@@ -57,5 +60,8 @@ class Source:
     }
 
   def where(self, index: int) -> str:
-    """There is no file: pixels follow from split and index."""
+    """Returns split and index, from which the pixels follow.
+
+    There is no file.
+    """
     return f'{self.name}, example {index}'

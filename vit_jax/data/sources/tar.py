@@ -120,7 +120,10 @@ class Source:
 
   @property
   def fingerprint(self) -> dict[str, Any]:
-    """By what the data set is known again; see `data.fingerprint`."""
+    """Dataset fingerprint, compared when a run is resumed.
+
+    See `data.fingerprint`.
+    """
     chosen = []
     for split, rows in self._selection.rows():
       found = self._splits[split]
@@ -130,7 +133,7 @@ class Source:
     return fingerprint.sampled(self, *chosen)
 
   def where(self, index: int) -> str:
-    """The shard of an example and the image's offset there."""
+    """Returns the shard of an example and the image's offset in it."""
     found, row = self._row(index)
     return f'{found.files.paths[found.shard[row]]} @ {found.offset[row]}'
 
@@ -140,7 +143,7 @@ class Source:
 
 
 def _expand(pattern: str) -> list[str]:
-  """The shards that a directory or a pattern stands for."""
+  """Returns the shards of a directory or a pattern."""
   pattern = files.place(pattern, 'source.path')
   braces = _BRACES.search(pattern)
   if braces:
@@ -180,7 +183,7 @@ def _sorted(found: list[str], pattern: str) -> list[str]:
 
 
 def _fitting(pattern: str) -> list[str]:
-  """The shards that a pattern with * or ? stands for, in their order."""
+  """Returns the shards that match a pattern with * or ?, in their order."""
   if files.is_remote(pattern):
     fixed = _JOKER.split(pattern, maxsplit=1)[0]
     root = fixed[: fixed.rindex('/')]
@@ -242,7 +245,7 @@ def _open(paths: list[str], label_key: str, on_bad_shard: str) -> _Split:
 def _number(
   found: dict[str, _Split], known: classes.Classes | None
 ) -> tuple[classes.Classes, dict[str, _Split]]:
-  """The classes, and the splits with numbers as labels."""
+  """Returns the classes, and the splits with numbers as labels."""
   unique = {
     name: np.unique(each.label, return_inverse=True)
     for name, each in found.items()

@@ -98,10 +98,10 @@ class Source:
     return tfrecord.example(self._records.read(index), *self._keys)
 
   def with_labels(self, key: str) -> 'Source':
-    """The same with a feature of several labels in each example, a list.
+    """Returns the same source with a feature of several labels per example.
 
     Raises:
-      UserError: there is no such feature, or it is of other classes.
+      UserError: there is no such feature, or it has other classes.
     """
     features = _info(self._folder).features
     fit = [k for k in features if self._is_several(features[k])]
@@ -125,22 +125,28 @@ class Source:
 
   @property
   def fingerprint(self) -> dict[str, Any]:
-    """By what the data set is known again; see `data.fingerprint`."""
+    """Dataset fingerprint, compared when a run is resumed.
+
+    See `data.fingerprint`.
+    """
     return fingerprint.sampled(self, dataset=self._full_name)
 
   def where(self, index: int) -> str:
-    """The file of an example and its place there."""
+    """Returns the file of an example and its position in it."""
     return self._records.where(index)
 
 
 def default_data_dir(data_dir: str | None) -> epath.Path:
-  """The TFDS directory: as given, or $TFDS_DATA_DIR, or the home's."""
+  """Returns the TFDS directory.
+
+  It is the given one, or $TFDS_DATA_DIR, or ~/tensorflow_datasets.
+  """
   default = os.environ.get('TFDS_DATA_DIR', '~/tensorflow_datasets')
   return paths.locate(data_dir or default)
 
 
 def _info(folder: epath.Path) -> Any:
-  """What TFDS noted about a version of a data set."""
+  """Reads TFDS's description of a version of a dataset."""
   try:
     return tfds.builder_from_directory(folder).info
   except (OSError, ValueError, KeyError, ParseError) as error:
@@ -154,7 +160,7 @@ def _info(folder: epath.Path) -> Any:
 def _check_features(
   features: Any, dataset: str, image_key: str, label_key: str
 ) -> tfds.features.ClassLabel:
-  """The label's feature, if both are what they should be."""
+  """Checks the image's and the label's feature, and returns the latter."""
   wanted = {image_key: tfds.features.Image, label_key: tfds.features.ClassLabel}
   for key, kind in wanted.items():
     if key not in features:
@@ -173,7 +179,11 @@ def _check_features(
 
 
 def _open(info: Any, dataset: str, split: str, on_bad_shard: str) -> Any:
-  """The records of a split: `len`, `read(index)` and `where(index)`."""
+  """Opens the records of a split.
+
+  Returns:
+    An object with `len`, `read(index)` and `where(index)`.
+  """
   formats = {found.value for found in info.available_file_formats()}
   chosen = next((f for f in ('array_record', 'tfrecord') if f in formats), None)
   if chosen is None:
@@ -203,7 +213,7 @@ def _open(info: Any, dataset: str, split: str, on_bad_shard: str) -> Any:
 
 
 def _version_dir(root: epath.Path, dataset: str) -> epath.Path:
-  """The directory of the newest (or the named) version under root."""
+  """Returns the directory of the newest (or the named) version under root."""
   name, _, version = dataset.partition(':')
   folder = root / name
   found = _versions(folder)
@@ -228,7 +238,7 @@ def _versions(folder: epath.Path) -> list[str]:
 
 
 def _absent(name: str, root: epath.Path) -> str:
-  """What to do about a data set that is not there."""
+  """Returns the message for a dataset that does not exist."""
   folder = root / name
   came = f'the data set {name!r} is not prepared: {folder} holds no version.'
   prepare = f'python -m vit_jax.prepare {name} --data_dir={root}'

@@ -24,14 +24,14 @@ _END = b'\xff\xff\xff\xff\0\0\0\0'  # of an Arrow stream
 
 
 def shards(path: str) -> dict[str, list[str]]:
-  """Arrow or Parquet files of each split, {'train': [path, …]}.
+  """Returns the Arrow or Parquet files of each split, {'train': [path, …]}.
 
   Args:
-    path: of the data set, a local directory.
+    path: local directory of the dataset.
 
   Raises:
-    UserError: it is no data set, one with several configurations, or one of
-      whose Parquet files some are missing.
+    UserError: it is not a dataset, it has several configurations, or Parquet
+      files of it are missing.
   """
   about = f'{path}/dataset_dict.json'
   if os.path.isfile(about):
@@ -60,7 +60,7 @@ def _saved(folder: str) -> list[str]:
 
 
 def _listed(about: str, key: str) -> list[Any]:
-  """A list in a JSON file that `save_to_disk` wrote."""
+  """Reads a list in a JSON file that `save_to_disk` wrote."""
   try:
     found = json.loads(files.read_text(about, 'source.path'))[key]
   except (ValueError, KeyError, TypeError) as error:
@@ -170,10 +170,10 @@ def read(path: str) -> pa.Table:
 
 
 def schema(path: str) -> pa.Schema:
-  """Of a Parquet file.
+  """Reads the schema of a Parquet file.
 
   Raises:
-    UserError: it is none, or cut short.
+    UserError: it is not a Parquet file, or cut short.
   """
   try:
     return pyarrow.parquet.read_schema(path)

@@ -42,19 +42,19 @@ class Listing(NamedTuple):
 
 
 def roots(path: str, key: str) -> dict[str, str]:
-  """The directory of each split: {'train': 'photos/train', …}.
+  """Returns the directory of each split: {'train': 'photos/train', …}.
 
   Folders named for a split (train or training, val, validation, valid or dev,
-  test or testing, in any case) are splits if they hold folders themselves.
-  Without any, the path itself is the split 'train'.
+  test or testing, in any case) are splits if they contain folders. Without any,
+  the path itself is the split 'train'.
 
   Args:
-    path: of the directory.
-    key: what gives it, for the message: 'source.path'.
+    path: path of the directory.
+    key: name of the key that holds it, for the message: 'source.path'.
 
   Raises:
-    UserError: no such directory, one that cannot be read, or folders beside
-      the splits that may be classes or splits.
+    UserError: there is no such directory, it cannot be read, or there are
+      folders next to the splits that may be classes or splits.
   """
   if not os.path.isdir(path):  # also if it is too long or has a zero in it
     raise UserError(
@@ -87,7 +87,7 @@ def roots(path: str, key: str) -> dict[str, str]:
 
 
 def names(root: str) -> list[str]:
-  """The class folders of a directory, sorted.
+  """Returns the class folders of a directory, sorted.
 
   Raises:
     UserError: there is none, or the directory cannot be read.
@@ -160,7 +160,7 @@ def report(found: Listing) -> None:
 
 
 def ignored(found: Listing) -> Iterator[str]:
-  """The files below the root of a listing that are not in it, full paths."""
+  """Yields the full paths of files below the root that a listing leaves out."""
   taken = set(found.paths.tolist())
   for folder, inside, names in os.walk(found.root):
     inside.sort()
@@ -233,13 +233,16 @@ def _holds_image(folder: str) -> bool:
 
 
 def _share_a_class(folders: list[str]) -> bool:
-  """Whether a class stands in two of them: then they are splits for certain."""
+  """Returns whether a class is in two of the folders.
+
+  They are then splits for certain.
+  """
   names = [name for folder in folders for name in _folders(folder)]
   return len(set(names)) < len(names)
 
 
 def _sort(name: str, kind: str) -> str:
-  """What a file is counted as that is left out."""
+  """Returns the kind under which an ignored file is counted."""
   if kind in (_HIDDEN, _NOTHING):
     return kind
   ending = os.path.splitext(name)[1].lower()

@@ -34,14 +34,14 @@ class Classes:
     self._index = {key: i for i, key in enumerate(self.keys)}
 
   def label(self, key: str, where: str) -> int:
-    """The label of a class.
+    """Returns the label of a class.
 
     Args:
-      key: what the data set calls it.
+      key: name of the class in the dataset.
       where: file, and line if there is one, for the message.
 
     Raises:
-      UserError: no such class.
+      UserError: there is no such class.
     """
     if key not in self._index:
       raise UserError(
@@ -94,7 +94,7 @@ def _is_json(text: str) -> bool:
 
 
 def text_of(value: Any) -> str | None:
-  """A label as a list or a JSON file has it, as text.
+  """Returns a label in a list or a JSON file as text.
 
   Args:
     value: a whole number, or a name; blanks around it do not count.
@@ -115,26 +115,28 @@ def number(
   whole: bool,
   remedy: str = _REMEDY,
 ) -> tuple[Classes, dict[str, int]]:
-  """The classes of a data set, and which of them each of its labels means.
+  """Returns the classes of a dataset, and the class of each of its labels.
 
-  With a list of classes, labels are what its lines begin with, be they names or
-  numbers; if it has names alone and the labels are numbers, they are places in
-  it, from 0. Without a list, numbers are classes 0 to the largest, and names
-  are numbered in sorted order.
+  With a list of classes, labels are what its lines begin with, names or
+  numbers. If the list has names only and the labels are numbers, they are
+  positions in it, from 0. Without a list, numbers are classes 0 to the largest,
+  and names are numbered in sorted order.
 
   Args:
-    texts: the different labels.
-    where: file, and line if there is one, of a label, for messages.
+    texts: distinct labels.
+    where: function from a label to its file, and line if there is one, for
+      messages.
     known: the list, if there is one.
-    whole: these are all labels of the data set: then names can be numbered, and
-      at least half of the numbers up to the largest must occur.
-    remedy: of labels that are not 0 to K-1, for messages.
+    whole: whether these are all labels of the dataset: then names can be
+      numbered, and at least half of the numbers up to the largest must occur.
+    remedy: advice about labels that are not 0 to K-1, for messages.
 
   Returns:
     The classes and {label: number of its class}.
 
   Raises:
-    UserError: a label not in the list; without one, labels that fix no list.
+    UserError: a label is not in the list; or there is no list, and the labels
+      do not determine one.
   """
   names = sorted(text for text in texts if not text.isdecimal())
   values = {t: _value(t) for t in sorted(texts) if t.isdecimal()}
@@ -218,7 +220,7 @@ def _check_places(known: Classes, largest: int, came: str) -> None:
 
 
 def _value(text: str) -> int:
-  """Of a decimal number; of one beyond int64, the largest int64."""
+  """Returns a decimal number, limited to the largest int64."""
   digits = text.lstrip('0')
   return int(text) if len(digits) < 19 else 2**63 - 1
 

@@ -27,10 +27,10 @@ _NO_PATH = (errno.ENAMETOOLONG, errno.ELOOP)
 
 
 def place(path: str, key: str) -> str:
-  """The path with ~ expanded, if it is local or on gs://.
+  """Returns a path with ~ expanded, if it is local or on gs://.
 
   Raises:
-    UserError: it is an address of another kind, or no path at all.
+    UserError: it is an address of another kind, or not a path.
   """
   remote = is_remote(path)
   if '\0' in path or (remote and not path.startswith('gs://')):
@@ -42,7 +42,7 @@ def place(path: str, key: str) -> str:
 
 
 def local(path: str, what: str) -> str:
-  """The path with ~ expanded.
+  """Returns a local path with ~ expanded.
 
   Raises:
     UserError: it is remote, and `what` needs a file system.
@@ -57,14 +57,17 @@ def local(path: str, what: str) -> str:
 
 
 def join(folder: str, path: str) -> str:
-  """A path relative to a folder; remote and absolute paths stay as they are."""
+  """Joins a folder and a path relative to it.
+
+  Remote and absolute paths are returned unchanged.
+  """
   if is_remote(path) or os.path.isabs(path):
     return path
   return f'{folder.rstrip("/")}/{path}' if folder else path
 
 
 def read(path: str) -> bytes:
-  """A whole file.
+  """Reads a whole file.
 
   Raises:
     OSError: it cannot be read.
@@ -76,7 +79,7 @@ def read(path: str) -> bytes:
 
 
 def read_image(path: str) -> bytes:
-  """A whole image file.
+  """Reads a whole image file.
 
   Raises:
     DecodeError: there is none, or it may not be read.
@@ -93,7 +96,7 @@ def read_image(path: str) -> bytes:
 
 
 def read_text(path: str, key: str) -> str:
-  """A text file that a config key names; a byte order mark is dropped.
+  """Reads a text file that a config key names; drops a byte order mark.
 
   Raises:
     UserError: it cannot be read, or is not UTF-8.

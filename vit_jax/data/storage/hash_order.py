@@ -18,7 +18,7 @@ _CHUNK = 1 << 20  # names hashed at once
 
 
 def by_name(names: np.ndarray) -> Int[np.ndarray, ' n']:
-  """The order of the hashes of names.
+  """Returns the order of examples by the hashes of their names.
 
   Args:
     names: bytes `[n]`, without zeros in them.
@@ -32,17 +32,17 @@ def by_name(names: np.ndarray) -> Int[np.ndarray, ' n']:
 def by_class(
   names: np.ndarray, classes: Int[np.ndarray, ' n']
 ) -> Int[np.ndarray, ' n']:
-  """An order of which every part has about its share of each class.
+  """Returns an order in which every part has its fraction of each class.
 
   The r-th of the n images of a class (r from 0, in the order of their hashes)
-  stands at r / n of the whole. So `[:90%]` and `[90%:]` divide each class in
-  this proportion, to within one image, and a part from the start takes one
-  image of every class before a second of any: where a class is too small to be
-  divided, it is the part from the start that has it.
+  is at r / n of the whole. So `[:90%]` and `[90%:]` divide each class in this
+  proportion, to within one image, and a part from the start takes one image of
+  every class before a second of any: if a class is too small to be divided, the
+  part from the start has it.
 
   Args:
     names: bytes `[n]`, without zeros in them.
-    classes: of each.
+    classes: class of each example, `[n]`.
 
   Returns:
     A permutation of 0 to n - 1.
@@ -63,12 +63,12 @@ def by_place(
   file: Int[np.ndarray, ' n'],
   place: Int[np.ndarray, ' n'],
 ) -> Int[np.ndarray, ' n']:
-  """The order of the hashes of examples that have no names but their places.
+  """Returns the order by the hashes of examples without names.
 
   Args:
-    paths: of files; only the last part of each counts.
-    file: which of them holds each example.
-    place: in that file, a row or an offset.
+    paths: paths of files; only the last part of each counts.
+    file: index of the file of each example.
+    place: position in that file, a row or an offset.
 
   Returns:
     A permutation of 0 to n - 1.
@@ -79,12 +79,15 @@ def by_place(
 
 
 def base_names(paths: Sequence[str]) -> np.ndarray:
-  """The last part of each path, as bytes."""
+  """Returns the last part of each path, as bytes."""
   return np.array([os.fsencode(p.rpartition('/')[2]) for p in paths], np.bytes_)
 
 
 def hashes(names: np.ndarray) -> UInt64[np.ndarray, ' n']:
-  """A hash of each name: of its bytes, whatever the array's width."""
+  """Computes a hash of each name.
+
+  It depends on the name's bytes, not on the width of the array.
+  """
   if len(names) > _CHUNK:
     parts = np.array_split(names, -(-len(names) // _CHUNK))
     return np.concatenate([hashes(part) for part in parts])

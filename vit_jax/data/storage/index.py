@@ -1,9 +1,9 @@
-"""Where each record of a sharded data set begins: found once, then cached.
+"""Offsets of the records of a sharded dataset: found once, then cached.
 
-A shard format gives a `scan` of one shard. Shards are scanned by several
-threads; what they find is kept in one .npz beside the data, or, where that may
-not be written, in $XDG_CACHE_HOME/vit_jax (~/.cache/vit_jax). It holds sizes
-and times of the shards and is made anew when one of them has changed.
+A shard format provides a `scan` of one shard. Several threads scan the shards.
+The result is kept in one .npz next to the data, or, if that cannot be written,
+in $XDG_CACHE_HOME/vit_jax (~/.cache/vit_jax). It contains sizes and times of
+the shards, and is created again when one of them has changed.
 """
 
 import contextlib
@@ -141,10 +141,12 @@ def _unreadable(path: str, error: Exception) -> UserError:
 
 
 def cache_places(paths: Sequence[str], name: str) -> list[str]:
-  """Where something made of files may be cached: beside them, then at home.
+  """Returns the paths where data derived from files may be cached.
+
+  The first is next to the files; the others are under the user's home.
 
   Args:
-    paths: of the files it is made of.
+    paths: paths of the files.
     name: ending of the cached file's name.
   """
   folder = os.path.dirname(paths[0])
@@ -225,7 +227,7 @@ def _write(file: IO[bytes], index: Index, stamp: np.ndarray) -> None:
 
 
 def _cached(place: str, stamp: np.ndarray) -> Index | None:
-  """The index kept at a place, if it is there, whole and of these files."""
+  """Returns the cached index if it is whole and of these files."""
   try:
     with epath.Path(place).open('rb') as file:
       with np.load(io.BytesIO(file.read()), allow_pickle=False) as arrays:

@@ -40,12 +40,12 @@ def read(path: str) -> list[Row]:
   """Reads a list; blanks around fields, blank lines and a BOM do not count.
 
   Args:
-    path: ending in .csv or .jsonl, local or remote.
+    path: path ending in .csv or .jsonl, local or remote.
 
   Raises:
-    UserError: no such file, another form, no image, a line that is no image
-      with a label, one without a split among others that have one, or an image
-      that a split lists with two labels.
+    UserError: there is no such file, it has another form or no image, a line is
+      not an image with a label, a line has no split and others have one, or a
+      split lists an image with two labels.
   """
   readers = {'.csv': _csv, '.jsonl': _jsonl}
   reader = readers.get(os.path.splitext(path)[1].lower())
@@ -172,7 +172,10 @@ def _check_image(path: str, row: Row) -> None:
 
 
 def _with_splits(path: str, rows: list[Row]) -> list[Row]:
-  """All 'train' if no line has a split; else every line must have one."""
+  """Returns the rows with their splits.
+
+  All are 'train' if no line has a split; otherwise every line must have one.
+  """
   names = sorted({row.split for row in rows})
   if names == ['']:
     return [row._replace(split='train') for row in rows]
@@ -193,7 +196,10 @@ def _with_splits(path: str, rows: list[Row]) -> list[Row]:
 
 
 def _check_repeats(path: str, rows: list[Row]) -> None:
-  """An image may come again, as one that weighs more, with the same label."""
+  """Checks that images that occur several times have the same label.
+
+  Such an image has more weight.
+  """
   if len({row.image for row in rows}) == len(rows):
     return
   first: dict[tuple[str, str], Row] = {}

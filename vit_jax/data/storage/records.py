@@ -65,7 +65,7 @@ class ArrayRecords:
     return len(self._source)
 
   def read(self, index: int) -> bytes:
-    """One record; the format checks its hash.
+    """Reads one record; the format checks its hash.
 
     Raises:
       DecodeError: it cannot be read.
@@ -76,7 +76,7 @@ class ArrayRecords:
       raise DecodeError(f'the record cannot be read: {error}') from error
 
   def where(self, index: int) -> str:
-    """Its file and number there."""
+    """Returns the file of a record and its number in it."""
     number = bisect.bisect_right(self._ends, index)
     path, skip = self._parts[number]
     before = self._ends[number - 1] if number else 0
@@ -148,7 +148,7 @@ class TFRecords:
     return self._ends[-1]
 
   def read(self, index: int) -> bytes:
-    """One record, checked.
+    """Reads one record and checks it.
 
     Raises:
       DecodeError: its checksum does not match.
@@ -158,7 +158,7 @@ class TFRecords:
     return tfrecord.payload(self._files.read(number, begin, length))
 
   def where(self, index: int) -> str:
-    """Its file and offset there."""
+    """Returns the file of a record and its offset in it."""
     number, offset, _ = self._find(index)
     return f'{self._files.paths[number]} @ {offset}'
 

@@ -96,10 +96,10 @@ class _Length(NamedTuple):
 
 
 def named(spec: str, there: Collection[str]) -> list[str]:
-  """The splits that a spec reads, so that only those need to be listed.
+  """Returns the splits that a spec reads, so that only those need to be listed.
 
   Args:
-    spec: in the TFDS way, 'train[:10%]+test[5:7]'.
+    spec: split as in TFDS, 'train[:10%]+test[5:7]'.
     there: names of the splits that exist.
 
   Raises:
@@ -123,7 +123,10 @@ def named(spec: str, there: Collection[str]) -> list[str]:
 
 
 def kind(name: str) -> str | None:
-  """What a name commonly stands for: 'train', 'validation', 'test' or None."""
+  """Returns the usual meaning of a name:
+
+  'train', 'validation', 'test' or None.
+  """
   for meant, names in KINDS.items():
     if name.lower() in names:
       return meant
@@ -187,7 +190,7 @@ def resolve(spec: str, lengths: Mapping[str, int]) -> list[Part]:
 def bad_spec(
   spec: str, lengths: Mapping[str, int], trouble: str = 'cannot be had'
 ) -> UserError:
-  """What to say about a spec that cannot be resolved."""
+  """Returns the error for a spec that cannot be resolved."""
   sizes = [f'{name} ({n} examples)' for name, n in lengths.items()]
   return UserError(
     f'the split {spec!r} {trouble}; there are {", ".join(sizes)}, and parts '

@@ -70,7 +70,7 @@ def scan(path: str, label_key: str) -> index.Scan:
 
 
 def _ends(file: Any) -> bool:
-  """Whether a block of zeros comes now, and nothing else up to the end.
+  """Returns whether only blocks of zeros follow up to the end.
 
   tarfile takes the first such block for the end, also where shards were joined
   (`cat a.tar b.tar`) or a disk has left a hole.

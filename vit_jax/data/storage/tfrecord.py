@@ -73,7 +73,7 @@ def _scan(read: Any, file_size: int) -> index.Scan:
 
 
 def _size(header: bytes) -> int | None:
-  """The length that a header states, None if it is cut short or damaged."""
+  """Returns the length in a header; None if it is cut short or damaged."""
   if len(header) < _HEADER.size:
     return None
   size, checksum = _HEADER.unpack(header)
@@ -81,16 +81,16 @@ def _size(header: bytes) -> int | None:
 
 
 def _masked(data: bytes) -> int:
-  """The CRC-32C of some bytes, rotated and shifted as the format wants it."""
+  """Computes a CRC-32C, rotated and shifted as the format requires."""
   crc = google_crc32c.value(data)
   return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def payload(record: bytes) -> bytes:
-  """What a whole record holds.
+  """Returns the payload of a whole record.
 
   Args:
-    record: from its length to its last checksum.
+    record: bytes from its length to its last checksum.
 
   Raises:
     DecodeError: a checksum does not match.
@@ -105,12 +105,12 @@ def payload(record: bytes) -> bytes:
 def example(
   record: bytes, image_key: str, label_key: str, several_key: str = ''
 ) -> dict[str, Any]:
-  """{'image': encoded bytes, 'label': int} of a serialized tf.train.Example.
+  """Parses {'image': encoded bytes, 'label': int} of a tf.train.Example.
 
-  With a `several_key` also, under it, a list of labels.
+  With a `several_key`, the result has a list of labels under it, too.
 
   Raises:
-    DecodeError: it is no Example, or lacks one of the two.
+    DecodeError: it is not an Example, or lacks one of the two.
   """
   try:
     features = _PROTO.Example.FromString(record).features.feature
