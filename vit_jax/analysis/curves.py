@@ -19,7 +19,10 @@ def read(workdir: epath.Path) -> Series:
 
 
 def read_all(workdir: epath.Path) -> tuple[Series, list[tuple[int, str]]]:
-  """The same, and (step, metric) of every null: a number that is not finite."""
+  """Reads all series.
+
+  Also returns the (step, metric) of every value that is not finite.
+  """
   series: Series = {}
   nulls: list[tuple[int, str]] = []
   for _, record in jsonl.read(workdir / 'metrics.jsonl'):

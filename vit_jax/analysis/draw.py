@@ -19,7 +19,7 @@ _ROWS = 4  # images drawn
 
 
 def new_figure(width: float, height: float) -> Any:
-  """A figure of that many inches.
+  """Creates a figure whose size is given in inches.
 
   Raises:
     UserError: Matplotlib is not installed.
@@ -38,7 +38,7 @@ def new_figure(width: float, height: float) -> Any:
 
 
 def png(figure: Any) -> bytes:
-  """The picture's file."""
+  """Returns the figure as the bytes of a PNG file."""
   file = io.BytesIO()
   figure.savefig(file, format='png', dpi=_DPI)
   return file.getvalue()
@@ -185,7 +185,10 @@ def heads(found: Findings) -> bytes:
 
 
 def reconstructions(found: Findings) -> bytes:
-  """As in arXiv 2111.06377, Figure 2; what was predicted is said."""
+  """Draws images, visible patches and predictions.
+
+  Reference: arXiv 2111.06377, Figure 2.
+  """
   columns = {
     'image': 'images',
     'what the model sees': 'seen',
@@ -205,7 +208,10 @@ def reconstructions(found: Findings) -> bytes:
 def _sheet(
   rows: int, columns: int, title: str, titles: Sequence[str]
 ) -> tuple[Any, Callable[[int, int], Any]]:
-  """A figure of pictures, and what gives the axes of a row and a column."""
+  """Creates a grid of pictures.
+
+  Also returns a function that finds the axes of a cell.
+  """
   side = 1.5 if columns <= 5 else 1.05
   height = (side + 0.1) * rows + 0.6 + 0.16 * title.count('\n')
   figure = new_figure(side * columns + 0.2, height)

@@ -48,13 +48,14 @@ def components(
 def first_kernel(
   leaves: Mapping[str, Any],
 ) -> Float[np.ndarray, 'y x 3 d'] | None:
-  """The filters that look at RGB pixels: a patch embedding's, or a stem's.
+  """Finds the filters that are applied to RGB pixels (patch embedding or stem).
 
   Args:
     leaves: parameters by path.
 
   Returns:
-    None where no kernel `[y, x, 3, d]` wider than a pixel is found.
+    The kernel `[y, x, 3, d]`, or None if there is no such kernel wider than one
+    pixel.
   """
   for path in sorted(leaves, key=lambda path: path.count('/')):
     shape = leaves[path].shape

@@ -42,13 +42,13 @@ def save(
 
 
 def about(folder: epath.Path) -> dict[str, Any]:
-  """What `save` was told, and the names of the `figures`; {} if unknown."""
+  """Returns the description that `save` wrote, or {} if there is none."""
   found = jsonl.read_object(folder / _ABOUT)
   return found if isinstance(found.get('figures'), list) else {}
 
 
 def archive(arrays: dict[str, np.ndarray]) -> bytes:
-  """The content of an .npz file."""
+  """Returns the content of an .npz file with these arrays."""
   file = io.BytesIO()
   np.savez_compressed(file, **arrays)  # pyright: ignore[reportArgumentType]
   return file.getvalue()

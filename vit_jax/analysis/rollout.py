@@ -10,18 +10,18 @@ Grid = tuple[int, int]
 def rollout(
   attention: Float[np.ndarray, 'n l h t t'], residual: bool = True
 ) -> Float[np.ndarray, 'n t t']:
-  """The product of all layers' attention, the last layer's on the left.
+  """Multiplies the attention of all layers, the last layer on the left.
 
   Args:
     attention: weights by image, layer, head, query and key; rows sum to 1.
-    residual: each layer's mean over heads plus the identity, renormalised,
-      which stands for the residual connections; else the mean alone.
+    residual: add the identity, which stands for the residual connections, to
+      each layer's mean over heads, and renormalise.
 
   Returns:
-    By image, token after the last layer, token before the first; rows sum to 1.
+    Weights by image, token after the last layer and input token; rows sum to 1.
 
   Reference: arXiv 2010.11929, appendix D.8 (Figures 6 and 14), after arXiv
-  2005.00928; the paper does not mention the identity, its authors do.
+  2005.00928. The paper does not mention the identity; its authors do.
   """
   layers = attention.mean(axis=2, dtype=np.float64)  # [n, l, t, t]
   if residual:
@@ -36,13 +36,13 @@ def rollout(
 def on_patches(
   weights: Float[np.ndarray, '*n t t'], grid: Grid, by_token: bool
 ) -> Float[np.ndarray, '*n r c']:
-  """What the read-out token, or the mean of all patches, takes of each patch.
+  """Returns the attention of the class token, or the mean, to the patches.
 
   Args:
-    weights: by query and key; tokens of patches come last, in rows.
+    weights: weights by query and key; the tokens of patches come last, in rows.
     grid: rows and columns of patches.
-    by_token: whether the first token is read out (a class token); else the
-      patches are, and the mean over their queries is taken.
+    by_token: use the first token (a class token) as the query; otherwise the
+      mean over the queries of all patches.
   """
   prefix = weights.shape[-1] - grid[0] * grid[1]
   queries = weights[..., :1, :] if by_token else weights[..., prefix:, :]
@@ -53,17 +53,18 @@ def on_patches(
 def mask(
   weights: Float[np.ndarray, 'r c'], size: Grid
 ) -> Float[np.ndarray, 'y x']:
-  """A map of patches as a smooth mask of an image, from 0 to 1.
+  """Resizes a map of patches to a smooth mask of the image, from 0 to 1.
 
-  Divided by its maximum, resized by Lanczos, blurred by a Gaussian whose σ is
-  the side of a patch, and stretched to [0, 1]; where all is equal, ones.
+  The map is divided by its maximum, resized by Lanczos, blurred by a Gaussian
+  whose σ is the side of a patch, and stretched to [0, 1]. A constant map gives
+  ones.
 
   Args:
-    weights: of patches, at least 0.
-    size: (height, width) of the image, pixels.
+    weights: weights of the patches, at least 0.
+    size: (height, width) of the image in pixels.
 
-  Reference: google-research/vision_transformer, issue 27: how the authors drew
-  Figure 6.
+  Reference: google-research/vision_transformer, issue 27, where the authors
+  describe how they drew Figure 6.
   """
   height, width = size
   scaled = weights / max(float(weights.max()), 1e-30)

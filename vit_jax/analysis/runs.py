@@ -29,12 +29,14 @@ class Run(NamedTuple):
   """The curves of a workdir.
 
   Attributes:
-    name: of the directory.
+    name: name of the directory.
     series: (steps, values) of each metric.
-    scales: by axis of `AXES`, (steps, values) between which it is linear; an
-      axis that the workdir does not tell is left out.
-    examples: of the training data; None where config.json does not say.
-    model: its section of the config; {} likewise.
+    scales: for each axis of `AXES`, the (steps, values) between which it is
+      interpolated linearly. Axes that the workdir does not determine are left
+      out.
+    examples: number of training examples; None if config.json does not contain
+      it.
+    model: the section `model` of the config; {} if config.json is missing.
   """
 
   name: str
@@ -44,7 +46,7 @@ class Run(NamedTuple):
   model: Mapping[str, Any] = types.MappingProxyType({})
 
   def over(self, axis: str, metric: str) -> Float[np.ndarray, '2 n']:
-    """A metric's points: places on the axis, and values."""
+    """Returns a metric's points: positions on the axis, and values."""
     steps, values = self.series[metric]
     places = np.interp(steps, *self.scales[axis])
     return np.array([places, values], np.float64)
@@ -89,10 +91,10 @@ def read(workdir: epath.Path) -> Run:
 
 
 def names(workdirs: Sequence[epath.Path]) -> list[str]:
-  """Of several workdirs: their paths, without what all have in common.
+  """Returns short names of several workdirs: paths without their common parts.
 
-  'study/A/final' and 'study/B/final' are 'A' and 'B'; one alone has the name
-  of its directory.
+  The names of 'study/A/final' and 'study/B/final' are 'A' and 'B'. The name of
+  a single workdir is that of its directory.
   """
   if len(workdirs) < 2:
     return [workdir.name for workdir in workdirs]
@@ -105,7 +107,7 @@ def names(workdirs: Sequence[epath.Path]) -> list[str]:
 
 
 def panels(runs: Sequence[Run]) -> tuple[list[str], list[str]]:
-  """The metrics, and the axes, that some of the runs have."""
+  """Returns the metrics and the axes that at least one of the runs has."""
   names = {name for run in runs for name in run.series}
   results = [name for name in sorted(names) if is_result(name)]
   losses = [n for n in ('loss', *results) if _is_loss(n) and n in names]
@@ -114,7 +116,7 @@ def panels(runs: Sequence[Run]) -> tuple[list[str], list[str]]:
 
 
 def is_result(name: str) -> bool:
-  """Whether it is a value of an evaluator, and no number of examples."""
+  """Tells whether a metric is a value of an evaluator other than a count."""
   return '/' in name and not name.endswith('/count')
 
 

@@ -16,14 +16,14 @@ Points = Float[np.ndarray, '2 n']  # training examples, last values
 
 
 def lines(runs: Sequence[Run]) -> dict[str, dict[str, Points]]:
-  """Points of each line by result and label, in the order of data sizes.
+  """Returns the points of each line by result and label, ordered by data size.
 
-  Runs of one model are a line; those of one model and size, several points of
-  it. A label has the model's name and, where names are not enough, the keys of
-  its section in which the models differ.
+  Runs of the same model form one line; if several of them have the same data
+  size, the line has several points there. A label is the model's name and, if
+  names are not enough, the keys in which the models differ.
 
   Args:
-    runs: those that do not tell model or examples, or have no results, are
+    runs: the runs; those without a model, a number of examples or results are
       left out.
   """
   told = [run for run in runs if run.examples and run.model.get('name')]
@@ -44,7 +44,7 @@ def lines(runs: Sequence[Run]) -> dict[str, dict[str, Points]]:
 
 
 def _labels(models: Sequence[Mapping[str, Any]]) -> list[str]:
-  """Of each model: its name, and the keys in which others of it differ."""
+  """Labels each model by its name and by keys that tell models apart."""
   labels = []
   for mine in models:
     alike = [other for other in models if other['name'] == mine['name']]
@@ -58,13 +58,13 @@ def _labels(models: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def compare(runs: Sequence[Run]) -> tuple[bytes, dict[str, np.ndarray]]:
-  """A panel for every result: all runs' points, lines through their means.
+  """Draws one panel per result: all runs as points, lines through means.
 
   Returns:
     The picture, and its points `[2, n]` by 'label/metric'.
 
   Raises:
-    UserError: there is nothing to draw.
+    UserError: no run has a model, a number of examples and a result.
 
   Reference: arXiv 2010.11929, Figures 3 and 4 (the form).
   """
@@ -114,7 +114,7 @@ def compare(runs: Sequence[Run]) -> tuple[bytes, dict[str, np.ndarray]]:
 
 
 def _ticks(found: dict[str, Points]) -> tuple[list[float], list[str]]:
-  """The sizes themselves, '2.5k'."""
+  """Returns the data sizes and their labels, for example '2.5k'."""
   sizes = np.unique(np.concatenate([points[0] for points in found.values()]))
   labels = [
     f'{size / 1e6:.3g}M'

@@ -30,7 +30,7 @@ def described() -> dict[str, str]:
 def refuse_unknown(command: Sequence[str]) -> None:
   """Ends the process with code 2 if there is no module `vit_jax.NAME`.
 
-  Python's own message does not name the commands, and its exit code is 1.
+  Python's own message does not list the commands, and its exit code is 1.
 
   Args:
     command: `sys.orig_argv`.

@@ -19,7 +19,7 @@ _POLICY = ('on_bad_record', 'max_bad_share')  # the rest is up to the machine
 def source_section(
   about: dict[str, Any], dataset: str | None, data_dir: str | None
 ) -> dict[str, Any]:
-  """The config section of the data to evaluate on."""
+  """Returns the config section of the data to evaluate on."""
   section = dict(about.get('source', {'name': 'tfds'}))
   if dataset and _is_source(dataset):
     section = section if dataset == section['name'] else {'name': dataset}
@@ -43,18 +43,18 @@ def source_section(
 
 
 def _is_source(name: str) -> bool:
-  """Whether it is a kind of source, and no data set of TFDS."""
+  """Tells whether a name is a kind of source rather than a TFDS data set."""
   return '.' in name or name in plugins.names(SECTIONS['source'])
 
 
 def reader_section(about: dict[str, Any]) -> dict[str, Any]:
-  """What the run did about bad records."""
+  """Returns the run's settings for bad records."""
   reader = about.get('config', {}).get('reader', {})
   return {key: reader[key] for key in _POLICY if key in reader}
 
 
 def title(source: Any) -> str:
-  """What data a completed config section of a source names, for people."""
+  """Returns a readable name of the data of a source section."""
   return source.get('dataset') or source.get('path') or source.name
 
 
@@ -65,14 +65,15 @@ def setting(
   mesh: Mesh,
   batch_size: int,
 ) -> Setting:
-  """What applies a model to every example of a source.
+  """Returns the `Setting` that applies a model to every example of a source.
 
   Args:
-    weights: of the model.
-    config: with the sections preprocess and reader.
-    open_source: (split) → its data.
+    weights: the model and its parameters.
+    config: config with the sections preprocess and reader.
+    open_source: function that opens a split.
     mesh: the devices.
-    batch_size: rounded up to a multiple of their number.
+    batch_size: images per batch; rounded up to a multiple of the number of
+      devices.
   """
   return Setting(
     open_source=open_source,

@@ -17,7 +17,7 @@ log = logging.getLogger('vit_jax')
 
 
 def define_flags() -> None:
-  """The flags of train and finetune."""
+  """Defines the flags of train and finetune."""
   flags.DEFINE_string(
     'workdir', None, 'Directory of the run; default runs/<config name>.'
   )
@@ -32,10 +32,10 @@ def define_flags() -> None:
 
 
 def run_options(config: Config) -> dict[str, Any]:
-  """What the flags say to `loop.run` beside the config.
+  """Returns the arguments of `loop.run` that come from flags, not the config.
 
   Raises:
-    UserError: the workdir is another run's; see `profile_span` too.
+    UserError: the workdir belongs to another run; see also `profile_span`.
   """
   values = flags.FLAGS
   profile = profile_span(values.profile)
@@ -55,7 +55,7 @@ def run_options(config: Config) -> dict[str, Any]:
 
 
 def chosen_workdir() -> str:
-  """Of --workdir, or the config's own."""
+  """Returns --workdir, or the default workdir of the config."""
   values = flags.FLAGS
   return values.workdir or workdir.default(values.config_path)
 
@@ -78,7 +78,7 @@ def profile_span(text: str | None) -> tuple[int, int] | None:
 
 
 def refuse_arguments(arguments: list[str]) -> None:
-  """Raises UserError if something on the command line is no flag."""
+  """Raises UserError if an argument is not a flag."""
   if arguments:
     raise UserError(
       f'{arguments[0]!r} is no flag: all arguments start with --.'

@@ -14,16 +14,16 @@ _SET_ELSEWHERE = 'Set by '  # the help of flags that are no user's
 
 
 def asked(argv: Sequence[str]) -> bool:
-  """Whether a command line asks for help."""
+  """Tells whether a command line asks for help."""
   return any(word in WORDS for word in argv[1:])
 
 
 def text(header: str, values: flags.FlagValues) -> str:
-  """The help of a command.
+  """Returns the help of a command.
 
   Args:
     header: docstring of its module, with an example.
-    values: where its flags are defined.
+    values: the `FlagValues` in which its flags are defined.
   """
   own = [
     flag
@@ -39,7 +39,7 @@ def text(header: str, values: flags.FlagValues) -> str:
 
 
 def _line(flag: flags.Flag) -> str:
-  """Its name, default and help, wrapped."""
+  """Formats a flag: its name, default and help."""
   name = f'[no]{flag.name}' if flag.boolean else flag.name
   default = '' if flag.default in (None, False, '', []) else f'={flag.default}'
   return textwrap.fill(

@@ -64,10 +64,10 @@ class Parts:
       atomic.write(self._path(number), content.getvalue())
 
   def read(self, number: int) -> Arrays:
-    """One part.
+    """Reads one part.
 
     Raises:
-      UserError: it is damaged.
+      UserError: the file is damaged.
     """
     path = self._path(number)
     try:
@@ -81,10 +81,10 @@ class Parts:
 
   @contextlib.contextmanager
   def joining(self) -> Iterator[str]:
-    """Where to write the whole result, which then takes the place of parts.
+    """Yields the path for the whole result, which then replaces the parts.
 
     Raises:
-      UserError: it cannot be written.
+      UserError: the file cannot be written.
     """
     with (
       jsonl.access(self._out, 'written'),
@@ -107,14 +107,15 @@ def resume(
   """Computes the parts that are missing; all processes call it.
 
   Args:
-    out: of the whole result.
-    about: see `Parts`; with `examples` and `batch_size`.
-    size: batches of a part.
-    batches: (start) → columns of each batch of `batch_size` examples from that
-      example on, without those that cannot be used.
+    out: path of the whole result.
+    about: see `Parts`; it contains `examples` and `batch_size`.
+    size: batches per part.
+    batches: function that takes the first example and yields the columns of
+      each batch of `batch_size` examples from there on, without examples that
+      cannot be used.
 
   Returns:
-    The parts (on the main process alone), and their number.
+    The parts (on the main process only), and their number.
   """
   parts = Parts(out, about) if runtime.is_main() else None
   number = from_main(lambda: parts.count() if parts else 0)
@@ -144,18 +145,18 @@ def finished(
   read: Callable[[str], dict[str, Any]],
   results: Collection[str],
 ) -> dict[str, Any]:
-  """What a whole result that is there already says; {} where there is none.
+  """Returns the description of an existing whole result, or {}.
 
   All processes call it.
 
   Args:
-    out: of the result.
+    out: path of the result.
     about: see `Parts`.
-    read: (path) → what a file says of itself.
-    results: keys of that which are not known before the end.
+    read: function that reads the description in a file.
+    results: keys of the description that are known only at the end.
 
   Raises:
-    UserError: it is of something else.
+    UserError: the file is the result of other weights, data or settings.
   """
 
   def on_main() -> dict[str, Any]:

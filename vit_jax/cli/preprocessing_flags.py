@@ -30,14 +30,14 @@ def define_flag() -> None:
 
 
 def by_preset(source: Pretrained, name: str | None) -> Pretrained:
-  """The same weights, to be evaluated as a preset says.
+  """Returns the same weights with the preprocessing of a preset.
 
-  Mean and deviation change for weights of another project alone: what was
-  trained here took pixels in [-1, 1].
+  Mean and standard deviation change only for weights of another project:
+  models trained here take pixels in [-1, 1].
 
   Args:
     source: the weights.
-    name: of `presets.PRESETS`; None for their own preprocessing.
+    name: key of `presets.PRESETS`; None for the weights' own preprocessing.
 
   Raises:
     UserError: there is no preset of that name.
@@ -88,7 +88,7 @@ def _refolded(
 
 
 def mean_and_std(source: Pretrained) -> tuple[Any, Any]:
-  """Of each channel of pixels in [0, 1], as the weights take them."""
+  """Returns the mean and deviation of each channel of pixels in [0, 1]."""
   said = source.about.get('normalization')
   if said is None:
     return presets.NONE
@@ -96,11 +96,11 @@ def mean_and_std(source: Pretrained) -> tuple[Any, Any]:
 
 
 def described(source: Pretrained, config: Config) -> dict[str, Any]:
-  """All that happens to an image before the model, for a result.
+  """Describes everything that is done to an image before the model.
 
   Args:
     source: the weights.
-    config: with the completed section `preprocess`.
+    config: config with the completed section `preprocess`.
   """
   mean, std = mean_and_std(source)
   return {
@@ -112,7 +112,7 @@ def described(source: Pretrained, config: Config) -> dict[str, Any]:
 
 
 def line(description: dict[str, Any]) -> str:
-  """A description in one line: 'resize=squash image_size=224,224 …'."""
+  """Formats a description as one line: 'resize=squash image_size=224,224 …'."""
 
   def text(value: Any) -> str:
     if isinstance(value, list | tuple):

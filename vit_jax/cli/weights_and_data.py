@@ -21,18 +21,19 @@ from vit_jax.weights.contract import Pretrained
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Request:
-  """Which weights, which data, and in which portions.
+  """The weights, the data and the batch sizes that a command was given.
 
   Attributes:
-    config: a config file whose data it is.
-    dataset: TFDS name, or a source; by default the checkpoint's.
-    split: of the data; by default what the config trains on.
+    config: config file whose data is used.
+    dataset: TFDS name or kind of source; by default that of the checkpoint.
+    split: split of the data; by default the one that the config trains on.
     data_dir: the TFDS directory, or the path of another source.
-    weights: which of the checkpoint, see `Pretrained.chosen`.
+    weights: which weights of the checkpoint, see `Pretrained.chosen`.
     preprocess: a preset; by default the preprocessing of the weights.
-    batch_size: images at once, on all devices.
-    part_examples: written at once; rounded up to whole batches.
-    settings: '--config.source.KEY=value', reader and preprocess likewise.
+    batch_size: images per batch, on all devices together.
+    part_examples: examples per written part; rounded up to whole batches.
+    settings: overrides such as '--config.source.KEY=value', also for reader and
+      preprocess.
   """
 
   config: str | None = None
@@ -52,7 +53,7 @@ class Request:
 
   @classmethod
   def of_flags(cls, **more: Any) -> Self:
-    """As the flags say that are called like attributes; more of the latter."""
+    """Creates a request from `more` and the flags named like its attributes."""
     values = flags.FLAGS
     keys = [f.name for f in dataclasses.fields(cls) if f.name in values]
     taken = {key: getattr(values, key) for key in keys}
@@ -60,7 +61,7 @@ class Request:
 
 
 def define_flags(endings: str) -> None:
-  """The flags that such commands share."""
+  """Defines the flags that these commands share."""
   weights_flags.define_flags()
   flags.DEFINE_string('config', None, 'A config, whose data is taken.')
   flags.DEFINE_string(
@@ -85,7 +86,7 @@ def define_flags(endings: str) -> None:
 
 
 def sections(weights: Pretrained) -> dict[str, Any]:
-  """How images are read and preprocessed, as the weights say."""
+  """Returns the reader and preprocess sections that belong to the weights."""
   return {
     'reader': data_flags.reader_section(weights.about),
     'preprocess': {'name': 'transforms', **weights.about['preprocess']},
@@ -95,10 +96,10 @@ def sections(weights: Pretrained) -> dict[str, Any]:
 def open_data(
   weights: Pretrained, request: Request
 ) -> tuple[Config, Source, str]:
-  """The completed sections, the data, and its split.
+  """Opens the data; returns the completed sections, the data and its split.
 
   Raises:
-    UserError: no such data, no split, or nothing in it.
+    UserError: there is no such data or split, or it is empty.
   """
   about, split = weights.about, request.split
   if request.config is not None:
@@ -121,10 +122,10 @@ def open_data(
 
 
 def open_weights(checkpoint: str, request: Request) -> Pretrained:
-  """The weights that are wanted, with their preprocessing.
+  """Loads the requested weights with their preprocessing.
 
   Raises:
-    UserError: there are none, or no such preset.
+    UserError: there are no such weights, or no such preset.
   """
   found = pretrained.find(checkpoint, request.weights)
   return preprocessing_flags.by_preset(found, request.preprocess)

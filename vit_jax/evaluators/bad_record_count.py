@@ -46,11 +46,11 @@ class Share:
     return self._count(batch['mask']) if self._count else None
 
   def judged(self, result: PyTree, examples: Int[Array, ''] | None) -> PyTree:
-    """The result of a batch, on the host.
+    """Returns the result of a batch on the host, and counts its bad records.
 
     Args:
-      result: on the devices.
-      examples: of the same batch, from `count`.
+      result: the result, on the devices.
+      examples: examples of the same batch, from `count`.
 
     Raises:
       UserError: more records are bad than `reader.max_bad_share` allows.

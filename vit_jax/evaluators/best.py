@@ -8,17 +8,17 @@ from vit_jax.errors import UserError, closest
 
 
 def check(config: Config, endings: Iterable[str]) -> None:
-  """Checks that the run will have the metric that its best step is told by.
+  """Checks that the run computes the metric that selects its best checkpoint.
 
-  An evaluator names the values of which higher is better in its attribute
-  `higher_is_better`; of one without it any value may be named.
+  An evaluator lists in its attribute `higher_is_better` the metrics that can
+  be used; for an evaluator without it, any metric may be named.
 
   Args:
-    config: completed.
-    endings: of the weights that are evaluated, see `Objective.weights`.
+    config: the completed config.
+    endings: names of the evaluated weights, see `Objective.weights`.
 
   Raises:
-    UserError: no evaluator of the config gives it.
+    UserError: no evaluator of the config computes the metric.
   """
   best = config.checkpoint.best
   if best is None:

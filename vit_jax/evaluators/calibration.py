@@ -57,22 +57,23 @@ class Evaluator:
     """Opens the split.
 
     Args:
-      setting: of the run.
-      split: that is judged.
-      source: section of other data than the run's own; its labels are taken to
-        be those of the head, as numbers.
-      top: the k of the accuracies; 1 there is always.
-      bins: of equal width in [0, 1], for the calibration error.
-      among: the classes that compete: 'all', or 'present', those that are a
-        label of an example of the split (ImageNet-A and -R: 200 of 1,000).
-      labels: 'label', or the field of a source with several labels for each
-        image ('real_label' of the TFDS set imagenet2012_real).
-      every: duration between evaluations, of which the loop takes care.
-      batch_size: of the global batch; by default that of training.
+      setting: setting of the run.
+      split: the evaluated split.
+      source: section of another source; its labels must be numbers of the
+        head's classes. By default the run's own source.
+      top: each k of the top-k accuracies; accuracy (k = 1) is always reported.
+      bins: number of bins of equal width in [0, 1], for the calibration error.
+      among: the classes that the prediction may take: 'all', or 'present',
+        those that are a label of some example of the split (ImageNet-A and -R:
+        200 of 1,000).
+      labels: 'label', or the field of a source with several labels per image
+        ('real_label' of the TFDS set imagenet2012_real).
+      every: duration between evaluations, used by the training loop.
+      batch_size: global batch size; by default that of training.
 
     Raises:
-      UserError: no head; no such data or field, or none; more classes than the
-        head has; a value out of range.
+      UserError: the model has no head; there is no such data or field; the data
+        has more classes than the head; or a value is out of range.
     """
     durations.check('every', every)
     check_range('batch_size', batch_size, at_least=1, at_most=MAX_BATCH_SIZE)
@@ -99,16 +100,16 @@ class Evaluator:
     )
 
   def run(self, params: PyTree) -> dict[str, float]:
-    """The figures of the split.
+    """Computes the metrics of the split.
 
     Returns:
-      accuracy and `top5` and so on, in [0, 1]; nll in nats, unless there are
-      several labels; ece in [0, 1]; count of the examples judged; left_out, the
+      accuracy, top5 and so on in [0, 1]; nll in nats (not with several labels);
+      ece in [0, 1]; count, the number of examples used; left_out, the number of
       images without labels.
 
     Raises:
-      UserError: a bad record, as the reader's policy has it; no example at all
-        could be judged.
+      UserError: a bad record, subject to the reader's policy; or no example
+        could be used.
     """
     if self._competing is None:
       self._competing = self._present()
@@ -132,7 +133,7 @@ class Evaluator:
     return scores | {'count': count, 'left_out': int(good.sum()) - count}
 
   def _present(self) -> Bool[np.ndarray, ' k']:
-    """The classes that are a label of some example: one pass, no model."""
+    """Finds the classes that are a label of some example, without the model."""
 
     def of_batch(_: None, batch: contract.Batch) -> Bool[Array, ' k']:
       right = _right(batch[self._labels], self._setting.num_classes)
@@ -191,7 +192,7 @@ def calibration_error(
 
 
 def _right(labels: Array, num_classes: int) -> Bool[Array, 'n k']:
-  """Which classes are right, from a label each or from a row of booleans."""
+  """Returns the correct classes, given one label per row or a boolean row."""
   if labels.ndim == 2:
     return labels
   return labels[:, None] == jnp.arange(num_classes)
@@ -232,7 +233,7 @@ def _judge(
 
 
 def _joined(results: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-  """The rows of all batches."""
+  """Concatenates the rows of all batches."""
   return {
     key: np.concatenate([result[key] for result in results])
     for key in results[0]
@@ -240,18 +241,19 @@ def _joined(results: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
 
 
 def _with_labels(source: Any, key: str) -> stream.Source:
-  """The source with a field of several labels; see `data.contract.Source`."""
+  """Returns the source with a field of several labels."""
   return source.with_labels(key) if hasattr(source, 'with_labels') else source
 
 
 @dataclasses.dataclass(frozen=True)
 class _Several:
-  """A transform whose batches hold besides which classes are labels.
+  """A transform whose batches also contain several labels per image.
 
   Attributes:
-    transform: of the run.
-    key: of the labels: a list in an example, bool `[num_classes]` in a batch.
-    num_classes: of the head.
+    transform: transform of the run.
+    key: name of the labels: a list in an example, bool `[num_classes]` in a
+      batch.
+    num_classes: number of the head's classes.
   """
 
   transform: stream.Transform

@@ -39,16 +39,16 @@ class Evaluator:
     """Opens the split.
 
     Args:
-      setting: of the run.
-      split: of the config's source, in the TFDS way.
-      every: duration between evaluations, of which the loop takes care; there
-        is one at the end besides.
-      batch_size: of the global batch; by default that of training.
-      cross_entropy: kind of the loss reported, 'softmax' or 'sigmoid'.
+      setting: setting of the run.
+      split: split of the config's source, in TFDS notation.
+      every: duration between evaluations, used by the training loop, which also
+        evaluates at the end.
+      batch_size: global batch size; by default that of training.
+      cross_entropy: kind of the reported loss, 'softmax' or 'sigmoid'.
 
     Raises:
-      UserError: no head; no such split, or an empty one; unknown kind; no
-        duration or batch size.
+      UserError: the model has no head; there is no such split, or it is empty;
+        or a value is out of range.
     """
     durations.check('every', every)
     check_range('batch_size', batch_size, at_least=1, at_most=MAX_BATCH_SIZE)

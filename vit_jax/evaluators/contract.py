@@ -20,19 +20,19 @@ _IN_FLIGHT = 2  # batches dispatched ahead of the one waited for
 
 
 class Evaluator(Protocol):
-  """Judges weights.
+  """Evaluates weights.
 
   `vit_jax.evaluators.NAME` (or any module of your own) defines
   `Evaluator(setting, /, *, split, every, …)`, whose keyword-only parameters are
-  the keys of a section of `config.evals`; of `every` the loop takes care.
-  `higher_is_better` names the metrics that `checkpoint.best` may choose by; an
-  evaluator without it offers none. One with `own_classes = True` needs no head:
-  the command `evaluate` gives it the data, whatever their classes, as its own
-  section `source`.
+  the keys of a section of `config.evals`; the training loop uses `every`.
+  `higher_is_better` lists the metrics that `checkpoint.best` may name; an
+  evaluator without it accepts any of its metrics. An evaluator with
+  `own_classes = True` needs no head: the command `evaluate` passes it the data,
+  whatever its classes, as its own section `source`.
   """
 
   def run(self, weights: PyTree) -> dict[str, float]:
-    """Metrics by name.
+    """Computes metrics by name.
 
     Args:
       weights: one of those that `Objective.weights` returns.
@@ -71,19 +71,19 @@ class Setting(NamedTuple):
   train_split: str = 'train'
 
   def open_other(self, section: Mapping[str, Any], split: str) -> stream.Source:
-    """A split of any source, by a section like `config.source`.
+    """Opens a split of any source, given by a section like `config.source`.
 
-    Its labels are its own: nothing is matched.
+    Its labels are its own: they are not matched with the classes of the run.
 
     Raises:
-      UserError: no such source or split.
+      UserError: there is no such source or split.
     """
     return sections.build('source', section, split)
 
   def compiled(
     self, function: Callable[[PyTree, Batch], PyTree]
   ) -> Callable[[PyTree, Batch], PyTree]:
-    """A function for `sweep`: jitted, its result whole on every device."""
+    """Jits a function for `sweep`; its result is replicated on every device."""
     return jax.jit(function, out_shardings=sharding.replicated(self.mesh))  # pyright: ignore[reportReturnType]
 
   def sweep(
@@ -138,7 +138,7 @@ class Setting(NamedTuple):
 
 
 def total(results: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:
-  """The sums of a sweep's scalars."""
+  """Adds up the scalars of a sweep."""
   sums: dict[str, float] = collections.defaultdict(int)
   for result in results:
     for key, value in result.items():

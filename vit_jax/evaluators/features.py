@@ -20,7 +20,7 @@ OtherSource = Annotated[Section | None, Nested(SECTIONS['source'])]
 
 
 class Labelled(NamedTuple):
-  """Features and labels of examples; those that cannot be used are left out."""
+  """Features and labels of examples, without those that cannot be used."""
 
   features: Float[np.ndarray, 'n d']
   labels: Int[np.ndarray, ' n']
@@ -64,10 +64,10 @@ def open_pair(
 def open_split(
   setting: contract.Setting, split: str, section: Section | None
 ) -> stream.Source:
-  """A split of the run's source, or of the one that a section describes.
+  """Opens a split of the run's source, or of the source of a section.
 
   Raises:
-    UserError: no such source or split, or it is empty.
+    UserError: there is no such source or split, or it is empty.
   """
   if section is None:
     source = setting.open_source(split)
@@ -125,11 +125,11 @@ class Extractor:
   def batches(
     self, weights: PyTree, source: stream.Source
   ) -> Iterator[tuple[Labelled, Bool[np.ndarray, ' n']]]:
-    """All rows of each batch, and which of them are examples that can be used.
+    """Yields all rows of each batch, and which of them are usable examples.
 
     Raises:
-      UserError: a bad record, as the reader's policy has it; features that are
-        not finite.
+      UserError: a bad record, subject to the reader's policy; or features that
+        are not finite.
     """
     results = self._setting.sweep(
       weights, source, self._function, self._batch_size

@@ -52,19 +52,21 @@ class Evaluator:
     """Opens both splits.
 
     Args:
-      setting: of the run.
-      split: that is judged.
+      setting: setting of the run.
+      split: the evaluated split.
       train_split: split to draw examples from ('train[:65000]' for ImageNet);
-        by default the run's own. Features of all of its examples are computed.
-      source: section of other data than the run's own.
-      shots: examples of each class.
-      num_draws: random choices of them, by which accuracies are averaged.
+        by default the run's own. The features of all of its examples are
+        computed.
+      source: section of another source; by default the run's own.
+      shots: numbers of examples per class.
+      num_draws: number of random choices over which the accuracies are
+        averaged.
       l2: regularisation, above 0.
-      every: duration between evaluations, of which the loop takes care.
-      batch_size: of the global batch; by default that of training.
+      every: duration between evaluations, used by the training loop.
+      batch_size: global batch size; by default that of training.
 
     Raises:
-      UserError: no such data, or a value out of range.
+      UserError: there is no such data, or a value is out of range.
     """
     durations.check('every', every)
     check_range('batch_size', batch_size, at_least=1, at_most=MAX_BATCH_SIZE)

@@ -114,27 +114,30 @@ def fit(
 
 
 def initial(d: int, k: int, seed: int) -> list[np.ndarray]:
-  """The first `State`: a kernel of deviation .01; mean 0 and variance 1."""
+  """Returns the first `State`:
+
+  kernel with deviation .01, mean 0, variance 1.
+  """
   kernel = np.random.default_rng(seed).normal(0, _DEVIATION, (d, k))
   zeros, bias = np.zeros((d, k)), np.zeros(k)
   return [kernel, bias, zeros, bias, np.zeros(d), np.ones(d)]
 
 
 def order_of(n: int, number: int, seed: int) -> Int[np.ndarray, ' n']:
-  """The order of the examples in an epoch."""
+  """Returns the order of the examples in an epoch."""
   return np.random.default_rng([seed, number]).permutation(n)
 
 
 def learning_rates(
   recipe: Recipe, number: int, steps: int, size: int
 ) -> Float[np.ndarray, ' steps']:
-  """The rate of each step of an epoch.
+  """Returns the learning rate of each step of an epoch.
 
   Args:
-    recipe: of the training.
-    number: epochs before this one.
-    steps: of an epoch.
-    size: of a batch.
+    recipe: recipe of the training.
+    number: number of epochs before this one.
+    steps: steps per epoch.
+    size: batch size.
   """
   highest = recipe.lr * size / _REFERENCE
   if recipe.solver == 'sgd':
@@ -156,16 +159,16 @@ def epoch(
   order: Int[Array, 'steps b'],
   rates: Float[Array, ' steps'],
 ) -> State:
-  """One pass over the examples.
+  """Makes one pass over the examples.
 
   Args:
     lars: scale the kernel's gradient by the trust ratio.
-    batch_norm: normalise each feature by the batch.
-    state: before.
-    features: of all examples.
-    labels: from 0 to k - 1.
+    batch_norm: normalise each feature over the batch.
+    state: state before the epoch.
+    features: features of all examples.
+    labels: labels from 0 to k - 1.
     order: rows of each batch.
-    rates: of each step.
+    rates: learning rate of each step.
   """
 
   def step(state: State, inputs: Any) -> tuple[State, None]:
@@ -205,7 +208,7 @@ def trust_ratio(
 def _gradients(
   state: State, x: Float[Array, 'b d'], labels: Int[Array, ' b']
 ) -> tuple[Float[Array, 'd k'], Float[Array, ' k']]:
-  """Of the mean cross-entropy, in full precision on any device."""
+  """Computes the gradients of the mean cross-entropy, in full precision."""
   matmul = functools.partial(jnp.matmul, precision='highest')
   share = jax.nn.softmax(matmul(x, state.kernel) + state.bias)
   error = share - (labels[:, None] == jnp.arange(share.shape[-1]))
@@ -216,7 +219,10 @@ def _gradients(
 def _normalised(
   x: Float[Array, 'b d'], state: State
 ) -> tuple[Float[Array, 'b d'], State]:
-  """By the batch's mean and biased variance; running ones are unbiased."""
+  """Normalises by the batch's mean and biased variance.
+
+  The running variance is unbiased.
+  """
   size, mean, variance = len(x), x.mean(axis=0), x.var(axis=0)
   unbiased = variance * (size / max(size - 1, 1))
   state = state._replace(

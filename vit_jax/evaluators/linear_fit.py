@@ -17,7 +17,7 @@ _EPSILON = 1e-5  # added to the standard deviation of a feature
 _BLOCK = 16_384  # examples that are computed on at once, in float64
 _GRADIENT = 1e-8  # largest entry at the end, in the coordinates of the descent
 _ITERATIONS = 10_000
-_STEPS = 50  # after which coordinates are chosen anew
+_STEPS = 50  # after which coordinates are chosen again
 
 
 class Classifier(NamedTuple):
@@ -34,10 +34,10 @@ class Classifier(NamedTuple):
     return (features.astype(np.float64) - self.mean) / self.scale
 
   def accuracy(self, data: Labelled) -> float:
-    """The share in [0, 1] of examples that have the highest score.
+    """Returns the share of examples whose label has the highest score.
 
-    Of equal scores the class with the lowest number has it; a class that the
-    classifier has never met is never predicted.
+    Of equal scores, the class with the lowest number is predicted. A class that
+    the training data did not contain is never predicted.
     """
     right = 0
     for rows in _blocks(len(data.labels)):
@@ -163,7 +163,7 @@ def _curvature_root(
 def _cross_entropy(
   logits: Float[np.ndarray, 'n k'], labels: Int[np.ndarray, ' n']
 ) -> tuple[float, Float[np.ndarray, 'n k']]:
-  """The sum of the losses, and its derivative."""
+  """Returns the sum of the losses and its derivative."""
   rows = np.arange(len(labels))
   total = np.asarray(scipy.special.logsumexp(logits, axis=1))
   value = float((total - logits[rows, labels]).sum())

@@ -39,13 +39,14 @@ _NORMS = ('standard', 'batch', 'none')
 class Evaluator:
   """Accuracy of a linear classifier trained on features of the train split.
 
-  Features are computed once, of images preprocessed for evaluation; DINO and
-  MAE train on random crops, so figures are not quite theirs. Of several values
-  of `l2` (or `lr`) the one is taken that, trained on the rest, judges a
-  held-out part of the train split best (the first of equal ones); with it the
-  classifier is trained on the whole of it. One value needs no held-out part.
+  Features are computed once, from images preprocessed for evaluation. DINO and
+  MAE train on random crops, so the results are not exactly comparable with
+  theirs. If `l2` (or `lr`) has several values, each is trained on one part of
+  the train split and evaluated on the held-out rest; the classifier is then
+  trained on the whole split with the best value (the first of equal ones). A
+  single value needs no held-out part.
 
-  `lbfgs` computes in float64 on the host; for data as large as ImageNet take
+  `lbfgs` computes in float64 on the host. For data as large as ImageNet, use
   `sgd` or `lars`, which keep all features on each device. The time of one fit
   by `lbfgs`, or of one epoch, must be below `recovery.watchdog_eval_s`.
   """
@@ -76,26 +77,30 @@ class Evaluator:
     """Opens both splits.
 
     Args:
-      setting: of the run.
-      split: that is judged, and not looked at before.
+      setting: setting of the run.
+      split: the evaluated split, which is used for nothing else.
       train_split: split to train on; by default the run's own.
-      source: section of other data than the run's own.
-      solver: 'lbfgs', 'sgd' (DINO's, momentum .9) or 'lars' (MAE's); both of
-        these without decay.
-      l2: of 'lbfgs', above 0; see `linear_fit.fit`.
-      lr: of the others, for a batch of 256; by default .001 and .1.
-      epochs: of the others; by default 100 and 90.
-      probe_batch_size: of the others; by default 1,024 and 16,384.
+      source: section of another source; by default the run's own.
+      solver: 'lbfgs', 'sgd' (as in DINO, momentum .9) or 'lars' (as in MAE);
+        the last two have no weight decay.
+      l2: regularisation of 'lbfgs', above 0; see `linear_fit.fit`.
+      lr: learning rate of 'sgd' and 'lars' for a batch of 256; by default .001
+        and .1.
+      epochs: epochs of 'sgd' and 'lars'; by default 100 and 90.
+      probe_batch_size: batch size of 'sgd' and 'lars'; by default 1,024 and
+        16,384.
       norm: 'standard' (mean 0 and deviation 1 over the train split), 'batch'
-        (batch norm without scale and shift; not for 'lbfgs') or 'none'; by
-        default 'standard', 'none' and 'batch', in the order of the solvers.
-      held_out: share of the train split that chooses among several values.
-      seed: of the held-out part, first weights and order.
-      every: duration between evaluations, of which the loop takes care.
-      batch_size: of features; by default that of training.
+        (batch norm without scale and shift; not with 'lbfgs') or 'none'. The
+        default is 'standard' for 'lbfgs', 'none' for 'sgd' and 'batch' for
+        'lars'.
+      held_out: share of the train split that is used to choose among several
+        values.
+      seed: seed of the held-out part, the initial weights and the order.
+      every: duration between evaluations, used by the training loop.
+      batch_size: batch size of the features; by default that of training.
 
     Raises:
-      UserError: no such data, or a value out of range.
+      UserError: there is no such data, or a value is out of range.
     """
     durations.check('every', every)
     check_range('batch_size', batch_size, at_least=1, at_most=MAX_BATCH_SIZE)
@@ -133,7 +138,7 @@ class Evaluator:
     }
 
   def _chosen(self, train: Labelled) -> float:
-    """The value of the grid that is best on the held-out part."""
+    """Returns the value of the grid with the best held-out accuracy."""
     n = len(train.labels)
     count = round(n * self._held_out)
     if not 0 < count < n:
@@ -149,7 +154,7 @@ class Evaluator:
     return self._grid[int(np.argmax(scores))]
 
   def _fit(self, data: Labelled, value: float) -> linear_fit.Classifier:
-    """A classifier of some examples."""
+    """Trains a classifier on some examples."""
     recipe, check = self._recipe, self._setting.check
     if recipe.solver == 'lbfgs':
       check()
@@ -165,10 +170,10 @@ def _recipe(
   batch_size: int | None,
   seed: int,
 ) -> linear_descent.Recipe:
-  """All but the rate, with the solver's own for what is None.
+  """Completes the recipe, except its rate, with the defaults of the solver.
 
   Raises:
-    UserError: a value that cannot be.
+    UserError: a value is out of range.
   """
   if solver not in _SOLVERS:
     raise UserError(f'solver is {solver!r}; allowed: {", ".join(_SOLVERS)}.')

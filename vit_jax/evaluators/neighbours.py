@@ -47,17 +47,17 @@ class Evaluator:
     """Opens both splits.
 
     Args:
-      setting: of the run.
-      split: that is judged.
+      setting: setting of the run.
+      split: the evaluated split.
       train_split: split of the neighbours; by default the run's own.
-      source: section of other data than the run's own.
+      source: section of another source; by default the run's own.
       ks: numbers of neighbours.
-      temperature: of the votes, above 0.
-      every: duration between evaluations, of which the loop takes care.
-      batch_size: of the global batch; by default that of training.
+      temperature: temperature of the votes, above 0.
+      every: duration between evaluations, used by the training loop.
+      batch_size: global batch size; by default that of training.
 
     Raises:
-      UserError: no such data, or a value out of range.
+      UserError: there is no such data, or a value is out of range.
     """
     durations.check('every', every)
     check_range('batch_size', batch_size, at_least=1, at_most=MAX_BATCH_SIZE)
@@ -69,11 +69,11 @@ class Evaluator:
     self._extract = Extractor(setting, batch_size, 'nearest neighbours').run
 
   def run(self, weights: PyTree) -> dict[str, float]:
-    """The accuracy in [0, 1] for each number of neighbours: '20nn', ….
+    """Computes the accuracy in [0, 1] for each number of neighbours.
 
     Raises:
-      UserError: fewer training examples than neighbours; a bad record, as the
-        reader's policy has it.
+      UserError: there are fewer training examples than neighbours; or a bad
+        record, subject to the reader's policy.
     """
     train = self._extract(weights, self._train)
     test = self._extract(weights, self._test)
@@ -116,7 +116,7 @@ def elected(
   votes: Float[np.ndarray, 'n k'],
   num_classes: int,
 ) -> Int[np.ndarray, ' n']:
-  """The class with the most votes for each row."""
+  """Returns the class with the most votes for each row."""
   totals = np.zeros((len(labels), num_classes))
   np.add.at(totals, (np.arange(len(labels))[:, None], labels), votes)
   return totals.argmax(axis=1)

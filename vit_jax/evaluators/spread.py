@@ -43,7 +43,7 @@ class Spread:
     return self.source[self.indices[index]]
 
   def title(self, index: int) -> str:
-    """The name of an example's own file, or its number."""
+    """Returns the name of an example's own file, or its number."""
     number = self.indices[index]
     where = getattr(self.source, 'where', lambda _: '')
     name = os.path.basename(str(where(number)))
@@ -52,10 +52,10 @@ class Spread:
     return name[:_TITLE]
 
   def images(self, transform: Preprocess) -> UInt8[np.ndarray, 'n y x 3']:
-    """All of them, preprocessed; what cannot be decoded is left out.
+    """Preprocesses all images; those that cannot be decoded are left out.
 
     Raises:
-      UserError: nothing is left.
+      UserError: no image is left.
     """
     images = []
     for index in range(len(self)):

@@ -43,7 +43,7 @@ class Request(weights_and_data.Request):
 
 
 def define_flags() -> None:
-  """The flags of this command."""
+  """Defines the flags of this command."""
   weights_and_data.define_flags('.npz or .parquet')
 
 
@@ -93,10 +93,10 @@ def run(checkpoint: str, out_path: str, request: Request) -> dict[str, Any]:
 def _data(
   weights: pretrained.Pretrained, request: Request
 ) -> tuple[Config, Source]:
-  """The completed sections, and the data: files, or a split.
+  """Opens the files or the split; returns the completed sections and the data.
 
   Raises:
-    UserError: no such data, no split, or nothing in it.
+    UserError: there is no such data or split, or it is empty.
   """
   if request.images:
     sections = weights_and_data.sections(weights)

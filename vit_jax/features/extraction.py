@@ -22,7 +22,7 @@ PyTree = Any
 
 
 def described(config: Config, source: Source) -> dict[str, Any]:
-  """What the data is, as far as it says so without being read."""
+  """Describes the data, as far as this is possible without reading it."""
   if isinstance(source, image_files.Images):
     text = '\n'.join(source.paths).encode()
     known: dict[str, Any] = {'paths': hashlib.sha256(text).hexdigest()[:16]}
@@ -73,7 +73,7 @@ def extract(
 def _columns(
   source: Source, found: Any, index: np.ndarray, kept: np.ndarray
 ) -> dict[str, np.ndarray]:
-  """The rows of a batch that are examples, by the names of columns."""
+  """Returns the rows of a batch that are examples, by column name."""
   index = index[kept]
   columns = {'features': found.features[kept], 'index': index}
   if source.num_classes:
@@ -86,7 +86,7 @@ def _columns(
 def _join(
   parts: Parts, number: int, out: epath.Path, about: dict[str, Any]
 ) -> dict[str, Any]:
-  """One file of all parts, which are removed; what it says of itself."""
+  """Joins all parts into one file and removes them; returns its description."""
   shapes = [parts.read(n)['features'].shape for n in range(number)]
   whole = about | {'count': sum(n for n, _ in shapes), 'width': shapes[0][1]}
   if not whole['count']:

@@ -1,4 +1,4 @@
-"""What features may be computed of besides a source: image files."""
+"""A source of image files, the alternative to the splits of other sources."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -23,5 +23,5 @@ class Images:
     return {'image': files.read_image(self.paths[index])}
 
   def where(self, index: int) -> str:
-    """The file."""
+    """Returns the path of the file."""
     return self.paths[index]

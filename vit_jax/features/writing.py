@@ -23,7 +23,7 @@ Writer = Callable[[str, Parts, int, dict[str, Any]], None]
 
 
 def about_of(path: str) -> dict[str, Any]:
-  """What a file of `FORMATS` says of itself; {} for any other.
+  """Returns the description in a file of `FORMATS`; {} for any other file.
 
   Raises:
     UserError: a package is missing.
@@ -105,7 +105,7 @@ def _table(pa: Any, arrays: Arrays) -> Any:
 
 
 def _pyarrow(module: str = '') -> Any:
-  """The package, or a module of it.
+  """Imports a module of pyarrow.
 
   Raises:
     UserError: it is not installed.

@@ -58,7 +58,7 @@ class Request(weights_and_data.Request):
 
 
 def define_flags() -> None:
-  """The flags of this command."""
+  """Defines the flags of this command."""
   weights_and_data.define_flags('.npz')
   flags.DEFINE_float(
     'min_confidence', 0.3, 'Least probability of the most likely class.'
@@ -117,7 +117,7 @@ def run(checkpoint: str, out_path: str, request: Request) -> dict[str, Any]:
 def _described(
   weights: pretrained.Pretrained, source: Source, request: Request
 ) -> dict[str, Any]:
-  """Whose labels they are, and what is kept of them."""
+  """Describes the teacher and the settings of the choice."""
   keys = ('weights', 'min_confidence', 'per_class', 'seed')
   return {
     'checkpoint': weights.path,
@@ -127,7 +127,7 @@ def _described(
 
 
 def _class_names(weights: pretrained.Pretrained, source: Source) -> list[str]:
-  """Those of the teacher; of weights without names, the data's or numbers.
+  """Returns the teacher's class names, or the data's, or numbers.
 
   Raises:
     UserError: the teacher has no head.

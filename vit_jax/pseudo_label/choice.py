@@ -24,21 +24,22 @@ def balanced(
   per_class: int,
   seed: int,
 ) -> Choice:
-  """As many examples of each class.
+  """Chooses the same number of examples of each class.
 
-  Of a class with more images the most confident are taken; equal ones in the
-  order given. Of a class with fewer, every image has so many whole copies as
-  fit, and a random part of them one more.
+  For a class with more images, the most confident ones are taken (of equally
+  confident ones, the first). For a class with fewer, every image is copied as
+  often as a whole number of copies fits, and a random part of the images once
+  more.
 
   Args:
     labels: class of each image.
-    confidence: in that class.
-    per_class: examples of each class; 0 for every image once.
-    seed: of the random part.
+    confidence: probability of that class.
+    per_class: examples of each class; 0 takes every image once.
+    seed: seed of the random part.
 
-  Reference: Noisy Student, Xie et al., arXiv 1911.04252, section 3.1: 130K a
-  class, duplicated at random. Its code draws for each image by itself whether
-  it has one copy more; here sums are exact.
+  Reference: Noisy Student, Xie et al., arXiv 1911.04252, section 3.1: 130K
+  images per class, duplicated at random. Its code decides for each image
+  independently whether it is copied once more; here the totals are exact.
   """
   copies = np.ones(len(labels), np.int64)
   if per_class:

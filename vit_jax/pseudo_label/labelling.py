@@ -61,7 +61,7 @@ def label(
 def _confident(
   soft: np.ndarray, mask: np.ndarray, start: int, least: np.float32
 ) -> Arrays:
-  """The rows of a batch that are sure enough, and how many examples it had."""
+  """Keeps the confident rows of a batch, and counts all of its examples."""
   kept = mask & (soft.max(axis=-1) >= least)
   index = start + np.arange(len(mask), dtype=np.int64)
   seen = np.array([mask.sum()], np.int64)
@@ -71,10 +71,10 @@ def _confident(
 def _finish(
   parts: Parts, number: int, out: epath.Path, about: dict[str, Any]
 ) -> dict[str, Any]:
-  """One file of what is chosen of all parts, which are removed.
+  """Joins the chosen examples of all parts into one file and removes the parts.
 
   Raises:
-    UserError: nothing is confident enough.
+    UserError: no label is confident enough.
   """
   held = [_judged(parts.read(n)) for n in range(number)]
   labels, confidence = (
@@ -104,7 +104,7 @@ def _finish(
 
 
 def _judged(part: Arrays) -> Arrays:
-  """What the choice needs of a part: not the probabilities themselves."""
+  """Reduces a part to the values that the choice needs."""
   soft = part['soft']
   return {
     'label': soft.argmax(axis=-1),
@@ -116,7 +116,7 @@ def _judged(part: Arrays) -> Arrays:
 def _write(
   parts: Parts, number: int, choice: Choice, about: dict[str, Any]
 ) -> None:
-  """The file of what is chosen; the parts vanish."""
+  """Writes the file of the chosen examples and removes the parts."""
   count, classes = len(choice.rows), len(about['class_names'])
   int64, float32 = np.dtype(np.int64), np.dtype(np.float32)
   columns = {
@@ -135,7 +135,7 @@ def _write(
 def _chosen(
   parts: Parts, number: int, choice: Choice, key: str
 ) -> Iterator[np.ndarray]:
-  """The chosen rows of a column, part after part."""
+  """Yields the chosen rows of a column, part by part."""
   start = 0
   for n in range(number):
     column = parts.read(n)[key]

@@ -33,13 +33,13 @@ def lines(
   x_label: str = 'step',
   marks: Sequence[float] = (),
 ) -> Html:
-  """A line for each series; points that are no numbers are left out.
+  """Draws one line for each series, without points that are not finite.
 
   Args:
-    title: of the chart.
+    title: title of the chart.
     series: (x, y) by name; x ascends.
-    x_label: of the axis.
-    marks: places on it that get a vertical line.
+    x_label: label of the x axis.
+    marks: x values that are marked by a vertical line.
   """
   kept = {name: _finite(*points) for name, points in series.items()}
   kept = {name: points for name, points in kept.items() if points}
@@ -139,7 +139,7 @@ def _finite(xs: Sequence[float], ys: Sequence[float]) -> list[Any]:
 
 
 def _thin(points: list[Any]) -> list[Any]:
-  """At most two points a bucket: the lowest and the highest."""
+  """Keeps at most two points per bucket: the lowest and the highest."""
   if len(points) <= 2 * _BUCKETS:
     return points
   kept = []
@@ -182,7 +182,7 @@ def tick(value: float) -> str:
 
 
 def shares(parts: Mapping[str, float]) -> Html:
-  """A bar of parts of a whole, with their names, shares and values.
+  """Draws a bar of the parts of a total, with their names, shares and values.
 
   Args:
     parts: seconds by kind, at least 0.
@@ -210,7 +210,10 @@ def shares(parts: Mapping[str, float]) -> Html:
 
 
 def matrix(counts: Sequence[Sequence[int]], names: Sequence[str]) -> Html:
-  """A confusion matrix: a row for each true class, coloured by its shares."""
+  """Draws a confusion matrix:
+
+  one row per true class, coloured by its shares.
+  """
   head = [tag('th', 'true \\ predicted'), *(tag('th', n[:12]) for n in names)]
   rows = []
   for name, row in zip(names, counts, strict=True):

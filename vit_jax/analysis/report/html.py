@@ -50,13 +50,14 @@ class Html(str):
 
 
 def tag(name: str, /, *children: Any, **attributes: Any) -> Html:
-  """An element: `tag('td', text, class_='number')`.
+  """Creates an element, for example `tag('td', text, class_='number')`.
 
   Args:
-    name: of the element.
-    *children: `Html` as it is, all else as text, escaped.
-    **attributes: escaped; 'class_' is 'class', 'stroke_width' 'stroke-width',
-      and None leaves one out.
+    name: name of the element.
+    *children: its content; anything that is not `Html` is escaped.
+    **attributes: its attributes, which are escaped. 'class_' stands for 'class'
+      and 'stroke_width' for 'stroke-width'; attributes that are None are left
+      out.
   """
   given = ''.join(
     f' {key.rstrip("_").replace("_", "-")}="{escape(value)}"'
@@ -69,7 +70,7 @@ def tag(name: str, /, *children: Any, **attributes: Any) -> Html:
 
 
 def escape(value: Any) -> Html:
-  """A value as text that is safe in an element and in an attribute."""
+  """Escapes a value so that it is safe in an element and in an attribute."""
   return value if isinstance(value, Html) else Html(html.escape(str(value)))
 
 
@@ -81,12 +82,12 @@ def join(children: Iterable[Any]) -> Html:
 def table(
   head: Sequence[Any], rows: Iterable[Sequence[Any]], numbers: int = 0
 ) -> Html:
-  """A table that scrolls by itself where it is too wide.
+  """Creates a table that scrolls sideways if it is too wide for the page.
 
   Args:
-    head: of the columns.
-    rows: of cells.
-    numbers: how many of the last columns are set to the right.
+    head: column headings.
+    rows: rows of cells.
+    numbers: how many of the last columns are aligned to the right.
   """
   first = len(head) - numbers
 
@@ -102,7 +103,7 @@ def table(
 
 
 def page(title: str, *body: Any) -> str:
-  """A whole page, that needs nothing beside itself."""
+  """Returns a complete page that needs no other file."""
   head = join(
     [
       tag('meta', charset='utf-8'),
@@ -118,7 +119,7 @@ def page(title: str, *body: Any) -> str:
 
 
 def number(value: Any, digits: int = 5) -> str:
-  """A number for people: '0.5713', '1.2e-05', '12,345'."""
+  """Formats a number for people: '0.5713', '1.2e-05', '12,345'."""
   if isinstance(value, bool) or not isinstance(value, int | float):
     return str(value)
   if float(value).is_integer() and abs(value) < 1e15:

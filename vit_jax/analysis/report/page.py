@@ -17,7 +17,7 @@ _COMPARED = ('loss', 'lr', 'img_per_sec', 'grad_norm')
 
 
 def render(run: Record) -> str:
-  """The page of a run; a page that is too large does without its pictures."""
+  """Renders the page of a run, without pictures if it would be too large."""
   text = _render(run)
   if len(text.encode()) > MAX_BYTES:
     text = _render(run._replace(figures={}))
@@ -52,7 +52,10 @@ def _headed(title: str, content: Html) -> list[Html]:
 
 
 def render_comparison(several: Sequence[Record]) -> str:
-  """One page of several runs: curves over each other, results, differences."""
+  """Renders one page for several runs:
+
+  curves, results and config differences.
+  """
   runs = [
     run._replace(name=f'{index}: {run.name}')
     for index, run in enumerate(several, 1)
@@ -81,7 +84,10 @@ def render_comparison(several: Sequence[Record]) -> str:
 
 
 def write(workdir: epath.Path) -> None:
-  """Makes WORKDIR/report.html anew; what goes wrong ends no run."""
+  """Writes WORKDIR/report.html.
+
+  Errors are logged and never end the run.
+  """
   try:
     atomic.write(workdir / NAME, render(record.read(workdir)))
   except Exception as error:  # noqa: BLE001 (a page is not worth a run)

@@ -26,7 +26,7 @@ _NAME = 60  # characters of a caption's line
 def picture(
   pixels: UInt8[np.ndarray, 'y x 3'], caption: list[str]
 ) -> dict[str, Any]:
-  """An image for the page: `src`, a data URI, and `caption`, lines of text."""
+  """Encodes an image for the page: `src` (a data URI) and `caption` (lines)."""
   scale = _SIDE / max(pixels.shape[:2])
   if scale < 1:
     size = [max(1, round(side * scale)) for side in pixels.shape[1::-1]]
@@ -43,12 +43,12 @@ def confusion(
   predicted: Int[np.ndarray, ' n'],
   names: Sequence[str],
 ) -> dict[str, Any]:
-  """What is taken for what.
+  """Counts how often each class is predicted as another one.
 
   Returns:
-    `names` and `matrix` (rows: true classes) where there are few classes, else
-    both empty; `confused`, the most frequent mistakes; `worst`, the classes of
-    the lowest accuracy, where there are many.
+    `names` and `matrix` (rows: true classes), both empty if there are many
+    classes; `confused`, the most frequent mistakes; and `worst`, the classes
+    with the lowest accuracy, if there are many.
   """
   size = 1 + int(max(labels.max(), predicted.max(), len(names) - 1))
   pairs, counts = np.unique(
@@ -99,16 +99,16 @@ def _worst(
 
 
 def name(names: Sequence[str], index: int) -> str:
-  """Of a class, not too long."""
+  """Returns the name of a class, shortened if it is long."""
   known = names[index] if index < len(names) else f'class {index}'
   return known if len(known) <= _NAME else f'{known[: _NAME - 1]}…'
 
 
 def write(workdir: epath.Path, values: dict[str, Any]) -> None:
-  """Keeps them for this page and the next ones.
+  """Saves the values for this page and for later ones.
 
   Args:
-    workdir: of the run.
+    workdir: the workdir of the run.
     values: `step`, `training` (pictures) and `judged`, from
       `training.predictions.predict_examples`.
 

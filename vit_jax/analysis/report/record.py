@@ -23,18 +23,19 @@ class Record(NamedTuple):
   """A run as its workdir shows it.
 
   Attributes:
-    name: of the workdir.
-    config: of config.json; {} where it is missing or damaged, and likewise
-      below.
-    run: of run.json.
+    name: name of the workdir.
+    config: content of config.json; {} if the file is missing or damaged.
+    run: content of run.json; {} if the file is missing or damaged.
     series: (steps, values) of each metric.
-    nulls: (step, metric) that were not finite.
-    events: of events.jsonl.
+    nulls: (step, metric) of every value that was not finite.
+    events: lines of events.jsonl.
     parts: pictures and predictions, see `parts.make`.
     figures: PNG files of the workdir's folder, by name.
-    figures_of: `weights` and `images` that they are of, in words.
-    total_steps: of the whole training; None where the config does not say.
-    expected: what the header of the run's config file expects; '' if unknown.
+    figures_of: the `weights` and `images` from which the figures were made.
+    total_steps: length of the whole training; None if the config does not
+      contain it.
+    expected: the paragraph 'Expected: …' of the config file's header; '' if it
+      is not known.
   """
 
   name: str
@@ -56,7 +57,7 @@ class Record(NamedTuple):
 
   @property
   def command(self) -> list[str]:
-    """Of the last start."""
+    """Returns the command line of the last start."""
     command = self.run.get('command', [])
     return [str(word) for word in command] if isinstance(command, list) else []
 
@@ -67,7 +68,7 @@ class Record(NamedTuple):
 
 
 def read(workdir: epath.Path) -> Record:
-  """Reads a workdir; what is missing or damaged is left out.
+  """Reads a workdir; missing or damaged parts are left out.
 
   Raises:
     UserError: it is no workdir, or a file cannot be read.
@@ -97,7 +98,7 @@ def read(workdir: epath.Path) -> Record:
 
 
 def _figures(folder: epath.Path) -> dict[str, bytes]:
-  """Those that were drawn last, of the same weights."""
+  """Reads the figures of the last drawing, which all show the same weights."""
   drawn, found = gallery.about(folder).get('figures', FIGURES), {}
   for name in FIGURES:
     if name not in drawn:
@@ -121,7 +122,7 @@ def _total_steps(config: dict[str, Any]) -> int | None:
 
 
 def flag(command: list[str], name: str) -> str | None:
-  """The value of --name=VALUE, or --name VALUE, in a command."""
+  """Returns the value of --name=VALUE, or --name VALUE, in a command line."""
   for index, word in enumerate(command):
     if word.startswith(f'--{name}='):
       return word.partition('=')[2]
@@ -131,7 +132,10 @@ def flag(command: list[str], name: str) -> str | None:
 
 
 def changes(command: list[str]) -> dict[str, str]:
-  """What flags changed of the config file: {'batch_size': '1024'}."""
+  """Returns the config keys that flags changed, for example {'batch_size':
+
+  '1024'}.
+  """
   found = {}
   for word in command:
     match = re.match(r'--config\.([\w.]+)=(.*)', word, flags=re.DOTALL)
@@ -141,7 +145,7 @@ def changes(command: list[str]) -> dict[str, str]:
 
 
 def _expected(command: list[str]) -> str:
-  """The paragraph 'Expected: …' of the config file's header.
+  """Returns the paragraph 'Expected: …' of the config file's header.
 
   The file is parsed, not run. It is looked for where the command was given.
   """

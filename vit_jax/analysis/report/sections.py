@@ -28,7 +28,7 @@ _QUIET = ('spans',)  # events that the bar of time shows
 
 
 def overview(run: Record) -> Html:
-  """How far it is, and its last numbers."""
+  """Shows the progress of the run and its latest values."""
   total = run.total_steps
   progress = f'{run.step:,}' + (f' of {total:,}' if total else '')
   tiles = [('step', progress)]
@@ -109,7 +109,7 @@ def curves(run: Record) -> Html:
 
 
 def results(run: Record) -> Html:
-  """The last and the best of every evaluation, and what was expected."""
+  """Shows the last, best and expected values of each evaluation."""
   expected = Html('')
   if run.expected:
     changed = len(record.changes(run.command))
@@ -135,7 +135,7 @@ def results(run: Record) -> Html:
 
 
 def events(run: Record) -> Html:
-  """Where time went, and what happened: restarts, rollbacks, bad records."""
+  """Shows where time was spent, and restarts, rollbacks and bad records."""
   parts = [chart.shares(ledger.summarise(run.events).seconds)]
   if run.nulls:
     steps = sorted({step for step, _ in run.nulls})
@@ -164,7 +164,7 @@ def events(run: Record) -> Html:
 
 
 def figures(run: Record) -> Html:
-  """What was drawn of weights, and of which."""
+  """Shows the figures, and the weights from which they were drawn."""
   drawn = []
   for name, content in run.figures.items():
     data = base64.b64encode(content).decode()
@@ -195,7 +195,7 @@ def pictures(entries: list[dict[str, Any]]) -> Html:
 
 
 def predictions(parts: dict[str, Any]) -> Html:
-  """Of an evaluation's examples, and the most confident mistakes."""
+  """Shows predictions for examples of an evaluation and confident mistakes."""
   judged = parts.get('judged')
   if not judged:
     return Html('')
