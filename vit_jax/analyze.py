@@ -44,7 +44,7 @@ _COMPARED = {'curves': runs.compare, 'sizes': sizes.compare}
 
 
 def define_flags() -> None:
-  """The flags of this command."""
+  """Defines the flags of this command."""
   weights_flags.define_flags()
   flags.DEFINE_list(
     'images', [], "Image files; default: the run's evaluation's."
@@ -164,10 +164,10 @@ def write(path: epath.Path, content: str | bytes) -> None:
 
 
 def _report(workdirs: list[str], out: str | None, pictures: bool) -> None:
-  """Makes the pages of runs, and one that compares them.
+  """Writes the pages of runs, and one that compares them.
 
   Raises:
-    UserError: a path is no workdir, or nothing can be written there.
+    UserError: a path is not a workdir, or cannot be written.
   """
   if not workdirs:
     raise UserError('usage: python -m vit_jax.analyze report WORKDIR… [--out].')
@@ -187,7 +187,7 @@ def _report(workdirs: list[str], out: str | None, pictures: bool) -> None:
 
 
 def _pictures(workdir: epath.Path) -> None:
-  """Judges the newest weights of a run on this machine's devices."""
+  """Evaluates the newest weights of a run on this machine's devices."""
   try:
     weights = pretrained.find(str(workdir))
     config = loading.load(str(workdir / 'config.json'))
@@ -220,7 +220,7 @@ def _compare(kind: str, workdirs: list[str], out: str | None) -> None:
 
 
 def _begun(places: list[epath.Path]) -> list[epath.Path]:
-  """Those with metrics, as runs/* has others too; all if none has any."""
+  """Returns the workdirs with metrics (runs/* also matches others), or all."""
   begun = []
   for place in places:
     if (place / 'metrics.jsonl').exists():
@@ -233,10 +233,10 @@ def _begun(places: list[epath.Path]) -> list[epath.Path]:
 
 
 def _place(checkpoint: str, out: str | None) -> epath.Path:
-  """Where figures are written.
+  """Returns the directory for figures.
 
   Raises:
-    UserError: nothing is said, and the weights are no workdir, or not there.
+    UserError: --out is missing, and the weights are not in a local workdir.
   """
   if out is not None:
     return paths.locate(out)

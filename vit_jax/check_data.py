@@ -1,11 +1,12 @@
-"""All of a config's data, looked at: python -m vit_jax.check_data --config=….
+"""Checks all data of a config: python -m vit_jax.check_data --config=….
 
 python -m vit_jax.check_data --config=configs/folder.py:path=photos
 
 Decodes every example of the splits for training and evaluation; prints classes,
-counts, sizes, duplicates (also between training and evaluation) and what cannot
-be used, and leaves in --out: summary.json, bad.jsonl, duplicates.jsonl and
-ignored.txt. Interrupted, the same command goes on; finished, it begins anew.
+counts, sizes, duplicates (also between training and evaluation) and unusable
+examples; and writes summary.json, bad.jsonl, duplicates.jsonl and ignored.txt
+to --out. After an interruption, the same command continues; after it has
+finished, it starts from the beginning.
 """
 
 import json
@@ -33,7 +34,7 @@ _UNFINISHED = 'unfinished.jsonl'
 
 
 def define_flags() -> None:
-  """The flags of this command."""
+  """Defines the flags of this command."""
   flags.DEFINE_string('out', 'data_check', 'Directory for what is found.')
   overrides.define_flag(sys.argv)
 
@@ -100,7 +101,7 @@ def run(config: Config, out: str) -> dict[str, Any]:
 
 
 def _progress(name: str, size: int) -> Any:
-  """What says every few seconds how far the inspection is."""
+  """Returns a function that logs the progress every few seconds."""
   start = last = time.monotonic()
   first = None
 
@@ -137,7 +138,7 @@ def _ignored(source: Any) -> list[str]:
 
 
 def _leaks(group: list[dict[str, Any]], train: str) -> bool:
-  """Whether it is in the training data and elsewhere."""
+  """Tells whether an image is both in the training data and elsewhere."""
   splits = {example['split'] for example in group}
   return train in splits and len(splits) > 1
 
@@ -164,7 +165,7 @@ def _write(path: epath.Path, lines: Any) -> None:
 
 
 def _lines(summary: dict[str, Any], out: str) -> list[str]:
-  """The summary for people."""
+  """Formats the summary for people."""
   lines = []
   for split, part in summary['splits'].items():
     counts = sorted(part['classes'].items(), key=lambda item: item[1])

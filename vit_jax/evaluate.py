@@ -43,7 +43,7 @@ _UNSAID = {'name': 'classification', 'split': ''}
 
 
 def define_flags() -> None:
-  """The flags of this command."""
+  """Defines the flags of this command."""
   flags.DEFINE_string(
     'checkpoint', None, 'Workdir, checkpoint step directory or weight file.'
   )
@@ -91,23 +91,25 @@ def run(
 
   Args:
     checkpoint: workdir, step directory or weights of any format.
-    evaluator: in the run's `config.evals`, or a kind; by default the first
-      that judges.
-    dataset: TFDS name or name of a source; the checkpoint's own data by
-      default.
-    split: of the data set; by default the evaluator's.
+    evaluator: name in the run's `config.evals`, or a kind; by default the first
+      one that evaluates weights.
+    dataset: TFDS name or kind of source; by default the checkpoint's own data.
+    split: split of the data set; by default the evaluator's.
     data_dir: the TFDS directory, or the path of another source.
-    batch_size: rounded up to a multiple of the number of devices.
+    batch_size: images per batch; rounded up to a multiple of the number of
+      devices.
     preprocess: a preset; by default the preprocessing of the weights.
-    settings: '--config.source.KEY=value' and likewise for the reader (which
-      has the run's policy for bad records), preprocessing and the evaluator.
+    settings: overrides such as '--config.source.KEY=value', also for the reader
+      (by default, the run's settings for bad records apply), preprocessing and
+      the evaluator.
 
   Returns:
-    checkpoint, data, preprocess, accuracy, loss, count; with an average kept,
-    ema/accuracy and so on, and likewise for other weights (teacher/accuracy).
+    checkpoint, data, preprocess, accuracy, loss and count; if an average of the
+    weights is stored, also ema/accuracy and so on, and similarly for other
+    weights (teacher/accuracy).
 
   Raises:
-    UserError: no such checkpoint or data, or nothing that can be evaluated.
+    UserError: there is no such checkpoint or data, or no evaluator applies.
   """
   check_range('--batch_size', batch_size, at_least=1, at_most=MAX_BATCH_SIZE)
   found = pretrained.find(checkpoint)
@@ -145,9 +147,10 @@ def _build(
   mesh: Any,
   batch_size: int,
 ) -> Any:
-  """The evaluator on its data.
+  """Builds the evaluator on its data.
 
-  What needs no head, few-shot regression say, keeps the classes of the data.
+  An evaluator that needs no head, such as few-shot regression, uses the classes
+  of the data.
   """
   opened = functools.partial(_open, config, weights)
   setting = data_flags.setting(weights, config, opened, mesh, batch_size)
@@ -171,7 +174,7 @@ def _build(
 def _evaluator_section(
   about: dict[str, Any], wanted: str | None
 ) -> tuple[str, dict[str, Any]]:
-  """The name and the section of the evaluator."""
+  """Returns the name and the section of the evaluator."""
   evals = about.get('config', {}).get('evals', {})
 
   def judges(name: str) -> bool:
@@ -193,7 +196,10 @@ def _evaluator_section(
 def _choose_split(
   config: Config, name: str, about: dict[str, Any], given: str | None
 ) -> str:
-  """The split; the run's own is taken for the run's own data alone."""
+  """Returns the split.
+
+  The run's own split is used only with the run's own data.
+  """
   section = config.evals[name]
   if 'split' not in section:  # an evaluator of one's own, perhaps
     return 'all'
@@ -231,7 +237,7 @@ def _train_split(about: dict[str, Any]) -> str:
 def _open(
   config: Config, weights: pretrained.Pretrained, split: str
 ) -> stream.Source:
-  """The data, with the labels that the head knows its classes by."""
+  """Opens the data, with labels that are numbers of the head's classes."""
   num_classes = weights.about['num_classes']
   source = build_section(config, 'source', split)
   if 0 < num_classes < source.num_classes:

@@ -28,7 +28,7 @@ _BATCH_SIZE = 32
 
 
 def define_flags() -> None:
-  """The flags of this command."""
+  """Defines the flags of this command."""
   weights_flags.define_flags()
   flags.DEFINE_integer('top', 5, 'Classes to print for each image.')
   preprocessing_flags.define_flag()
@@ -46,21 +46,22 @@ def run(
   preprocess: str | None = None,
   weights: str = 'params',
 ) -> list[list[tuple[str, float]]]:
-  """The most likely classes of image files.
+  """Predicts the most likely classes of image files.
 
   Args:
     checkpoint: workdir, step directory or weights of any format.
     paths: image files.
-    top: classes of each.
-    settings: '--config.preprocess.KEY=value'.
-    preprocess: a preset; by default the preprocessing of the weights, logged.
-    weights: which of the checkpoint, see `Pretrained.chosen`.
+    top: number of classes per image.
+    settings: overrides such as '--config.preprocess.KEY=value'.
+    preprocess: a preset; by default the preprocessing of the weights, which is
+      logged.
+    weights: which weights of the checkpoint, see `Pretrained.chosen`.
 
   Returns:
-    For each file (class name, probability by soft-max), most likely first.
+    For each file its (class name, softmax probability), most likely first.
 
   Raises:
-    UserError: no such checkpoint, or a file that is no image; names it.
+    UserError: there is no such checkpoint, or a file is not an image.
   """
   found = pretrained.find(checkpoint, weights)
   source = preprocessing_flags.by_preset(found, preprocess)

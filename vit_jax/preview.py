@@ -31,7 +31,7 @@ _MIN_SIDE = 128  # smaller images are enlarged to this
 
 
 def define_flags() -> None:
-  """The flags of this command."""
+  """Defines the flags of this command."""
   flags.DEFINE_string('out', 'grid.png', 'The picture to write.')
   flags.DEFINE_integer('images', 32, 'Images to show.')
   flags.DEFINE_string(
@@ -131,7 +131,7 @@ def _caption(target: np.ndarray, names: list[str], room: int) -> list[str]:
 def _tile(
   image: Float[np.ndarray, 'y x 3'], target: np.ndarray, names: list[str]
 ) -> UInt8[np.ndarray, 'h w 3']:
-  """One image in [-1, 1] as pixels, with its label above."""
+  """Converts an image in [-1, 1] to pixels, with its label above."""
   pixels = np.clip(np.round(image * 127.5 + 127.5), 0, 255).astype(np.uint8)
   scale = max(1, -(-_MIN_SIDE // min(pixels.shape[:2])))
   pixels = pixels.repeat(scale, axis=0).repeat(scale, axis=1)

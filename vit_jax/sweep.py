@@ -1,15 +1,15 @@
 """Grids with seeds: python -m vit_jax.sweep --config=configs/sweeps/digits.py.
 
-Of each task of the sweep every setting is trained on a part of the data and
-judged on the rest (the dev stage); the setting that is best by the mean over
-seeds is trained on everything and judged on the test split (the final stage).
-Runs follow each other on this machine; the same command again goes on where it
-stopped. --config.KEY=value goes to all runs. WORKDIR gets results.csv,
-results.md and a workdir for each run.
+For each task of the sweep, every setting is trained on a part of the data and
+evaluated on the rest (the dev stage). The setting with the best mean over seeds
+is then trained on all training data and evaluated on the test split (the final
+stage). The runs are executed one after another on this machine; the same
+command resumes where it stopped. --config.KEY=value applies to all runs.
+WORKDIR contains results.csv, results.md and a workdir for each run.
 
---print_jobs prints the commands of the runs that are still to be done and can
-be started now, a line each, for a cluster: those of the dev stage at first;
-when they are done, the same command again prints those of the final stage.
+--print_jobs prints the commands of the unfinished runs that can start now, one
+per line, for a cluster: first those of the dev stage; when they are done, the
+same command prints those of the final stage.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ Scores = dict[str, list[Score]]
 
 
 def define_flags() -> None:
-  """The flags of this command."""
+  """Defines the flags of this command."""
   frame.define_flags('sweep', 'sweeps')
 
 
@@ -36,20 +36,20 @@ def run(
   given: Sequence[str] = (),
   print_jobs: bool = False,
 ) -> Scores:
-  """Carries a sweep out, or prints what is to be done.
+  """Runs a sweep, or prints the commands of its runs.
 
   Args:
-    sweep: of a config.
-    workdir: of all runs, local.
+    sweep: the sweep of a config.
+    workdir: local directory of all runs.
     given: '--config.KEY=value' for all runs.
-    print_jobs: print the commands in place of running them.
+    print_jobs: print the commands instead of running them.
 
   Returns:
-    The finished runs of each task with what they were judged by.
+    The finished runs of each task, with their scores.
 
   Raises:
-    UserError: a run failed, or another sweep is in the workdir.
-    PreemptedError: a signal came.
+    UserError: a run failed, or the workdir belongs to another sweep.
+    PreemptedError: a signal arrived.
   """
   scores: Scores = {}
   total = sum(task.num_runs for task in sweep.tasks.values())
@@ -71,7 +71,7 @@ def run(
 
 
 def _write(sweep: Sweep, workdir: str, scores: Scores) -> None:
-  """The tables of what is finished."""
+  """Writes the tables of the finished runs."""
   folder = paths.locate(workdir)
   with jsonl.access(folder / 'results.csv', 'written'):
     atomic.write(folder / 'results.csv', results.rows(scores, sweep.tasks))

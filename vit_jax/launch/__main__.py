@@ -46,7 +46,7 @@ _OPTIONAL = sorted({key for _, keys in job_lib.FLAGS.values() for key in keys})
 
 
 def define_flags() -> None:
-  """The flags of this command."""
+  """Defines the flags of this command."""
   flags.DEFINE_string('target', None, f'One of {", ".join(TARGETS)}.')
   flags.DEFINE_string(
     'topology', None, 'v3:4x4, in chips; for slurm h100:4x8, NODESxGPUS.'
@@ -93,10 +93,10 @@ def define_flags() -> None:
 
 
 def main(arguments: list[str]) -> None:
-  """Checks, plans, starts; ends with the run's exit code where it follows it.
+  """Checks, plans and starts the job; follows it and returns its exit code.
 
   Raises:
-    UserError: something is to be mended first.
+    UserError: the job cannot be started as it is.
   """
   job = job_of(flags.FLAGS, tuple(arguments), ROOT)
   values = flags.FLAGS
@@ -159,15 +159,15 @@ def _value(value: Any) -> Any:
 
 
 def job_of(values: Any, arguments: tuple[str, ...], root: pathlib.Path) -> Job:
-  """The job that the flags describe.
+  """Returns the job that the flags describe.
 
   Args:
     values: parsed flags.
-    arguments: what came after --.
+    arguments: arguments after --.
     root: the checkout that is launched from.
 
   Raises:
-    UserError: a flag is missing, wrong, or of no use to the target.
+    UserError: a flag is missing, wrong, or not used by the target.
   """
   target = values.target
   if target not in TARGETS:

@@ -10,7 +10,7 @@ _SCRIPT = 'launch/tpu_vm.sh'  # no package has it
 
 
 def _git(root: pathlib.Path, *arguments: str) -> str | None:
-  """What git prints; None where it fails or is not there."""
+  """Returns the output of git, or None if git fails or is not installed."""
   command = ['git', '-C', str(root), *arguments]
   try:
     done = subprocess.run(command, capture_output=True, text=True)
@@ -20,10 +20,10 @@ def _git(root: pathlib.Path, *arguments: str) -> str | None:
 
 
 def commit(root: pathlib.Path) -> str:
-  """The newest commit; says so if there are changes beside it.
+  """Returns the newest commit, and logs whether there are uncommitted changes.
 
   Raises:
-    UserError: this is no checkout.
+    UserError: the directory is not a git checkout.
   """
   found = _git(root, 'rev-parse', 'HEAD')
   if found is None or not (root / _SCRIPT).is_file():

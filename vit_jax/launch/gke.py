@@ -19,16 +19,16 @@ _SPOT = 'cloud.google.com/gke-spot'
 
 
 def tagged(job: Job) -> str:
-  """The image that holds this commit."""
+  """Returns the name of the image that contains this commit."""
   return f'{job.image}:{job.commit[:12]}'
 
 
 def jobset(job: Job, grace_s: int) -> dict[str, Any]:
-  """The manifest: a Job a slice, all started again together.
+  """Returns the manifest: one Job per slice, all restarted together.
 
   Args:
-    job: on GKE.
-    grace_s: from SIGTERM to SIGKILL.
+    job: a job whose target is GKE.
+    grace_s: seconds from SIGTERM to SIGKILL.
   """
   return {
     'apiVersion': 'jobset.x-k8s.io/v1alpha2',
@@ -58,10 +58,12 @@ def jobset(job: Job, grace_s: int) -> dict[str, Any]:
 
 
 def _failure_policy(job: Job) -> dict[str, Any]:
-  """What follows from the failure of a slice; the first rule that matches.
+  """Returns the action after the failure of a slice.
 
-  No rule matches what no pod rule does (a crash, a lost peer, no memory): the
-  JobSet is started again and that is counted.
+  The first matching rule wins.
+
+  Other failures (a crash, a lost peer, lack of memory) match no rule: the
+  JobSet is restarted, and the restart counts.
   """
   rules = [
     ('stop-and-tell', 'FailJobSet', 0),
@@ -83,7 +85,7 @@ def _failure_policy(job: Job) -> dict[str, Any]:
 
 
 def _pod_rules() -> list[dict[str, Any]]:
-  """The rules that `_failure_policy` names by their places."""
+  """Returns the pod rules to which `_failure_policy` refers by index."""
 
   def on_codes(*codes: int) -> dict[str, Any]:
     values = sorted(codes)

@@ -57,13 +57,13 @@ class Job:
 
   @property
   def trainer_arguments(self) -> tuple[str, ...]:
-    """What follows `python -m vit_jax.train`."""
+    """Returns the arguments of `python -m vit_jax.train`."""
     own = (f'--config={self.config}', f'--workdir={self.workdir}')
     return (*own, *self.overrides, *self.trainer_flags)
 
   @property
   def folder(self) -> str:
-    """Of the checkout: what is made for this job."""
+    """Returns the folder in the checkout for files made for this job."""
     return f'build/{self.name}'
 
 

@@ -17,10 +17,10 @@ _SAVE_BYTES_PER_S = 100e6
 
 
 def ask(job: Job) -> dict[str, Any]:
-  """What `python -m vit_jax.plan --json` says of this job.
+  """Returns the output of `python -m vit_jax.plan --json` for this job.
 
   Raises:
-    UserError: it cannot be planned; its message stands above.
+    UserError: the job cannot be planned; the planner has printed the reason.
   """
   command = [
     *(sys.executable, '-m', 'vit_jax.plan', '--json'),
@@ -37,7 +37,7 @@ def ask(job: Job) -> dict[str, Any]:
 
 
 def summary(result: dict[str, Any]) -> str:
-  """Whether it fits, how long it takes, what it costs; a few lines."""
+  """Describes whether the job fits, its duration and its cost."""
   peak, limit = result['peak_bytes_per_device'], result['hbm_bytes_per_device']
   verdict = 'fits' if result['fits'] else 'DOES NOT FIT'
   least = result['least_days']

@@ -38,14 +38,14 @@ def _gcloud(job: Job, command: str, *arguments: str) -> list[str]:
 
 
 def nodes(job: Job) -> list[str]:
-  """The slices' names, as Cloud TPU makes them of a prefix."""
+  """Returns the names of the slices, which Cloud TPU derives from a prefix."""
   if job.slices == 1:
     return [job.name]
   return [f'{job.name}-{number}' for number in range(job.slices)]
 
 
 def create(job: Job) -> list[str]:
-  """The command that asks for the slices."""
+  """Returns the command that requests the slices."""
   kind = job.topology.accelerator_type
   image = job.version or _IMAGES[kind.partition('-')[0]]
   named = [f'--node-id={job.name}']
@@ -58,20 +58,22 @@ def create(job: Job) -> list[str]:
 
 
 def describe(job: Job) -> list[str]:
-  """The command that tells the request's state."""
+  """Returns the command that prints the state of the request."""
   return _gcloud(job, 'describe', '--format=value(state.state)')
 
 
 def remove(job: Job) -> list[str]:
-  """The command that deletes the request and its slices."""
+  """Returns the command that deletes the request and its slices."""
   return _gcloud(job, 'delete', '--force', '--quiet')
 
 
 def _wait(job: Job, shell: Shell, pause: Callable[[float], None]) -> None:
-  """Returns when the slices are there; asks for them, and anew, as needed.
+  """Waits until the slices exist.
+
+  They are requested, and requested again if needed.
 
   Raises:
-    UserError: a state that is not known, or gcloud fails again and again.
+    UserError: the state is unknown, or gcloud fails repeatedly.
   """
   silent = 0
   while True:

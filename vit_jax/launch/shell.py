@@ -9,7 +9,7 @@ from vit_jax.errors import UserError
 
 
 def quote(words: Sequence[str]) -> str:
-  """One line that any POSIX shell splits into these words again."""
+  """Joins words to one line that any POSIX shell splits into the same words."""
   return shlex.join(words)
 
 
@@ -32,7 +32,7 @@ class Shell:
     self.root, self.dry_run, self.say = root, dry_run, say
 
   def note(self, text: str) -> None:
-    """Says something that is no command."""
+    """Prints text that is not a command."""
     self.say('\n'.join(f'# {line}'.rstrip() for line in text.splitlines()))
 
   def run(self, *words: str, stdin: str | None = None) -> int:
@@ -77,14 +77,18 @@ class Shell:
     return next(filter(None, codes), 0)
 
   def ask(self, *words: str, absent: str = 'NOT_FOUND') -> str | None:
-    """A command's output; '' where there is nothing, as in a dry run.
+    """Returns a command's output.
+
+    It is '' if the object does not exist, and in a dry run.
 
     Args:
       words: program and arguments.
-      absent: in its error where it fails because there is nothing.
+      absent: text in the error message that shows that the object does not
+        exist.
 
     Returns:
-      The output without white space around it; None if it failed otherwise.
+      The output without surrounding white space; None if the command failed for
+      another reason.
     """
     self.say(quote(words))
     if self.dry_run:
@@ -122,6 +126,9 @@ class Shell:
 
 
 def _reaped(process: subprocess.Popen) -> int:
-  """The exit code as a shell has it: 128 and the number of a signal."""
+  """Waits for a process.
+
+  The exit code of a signal is 128 plus its number.
+  """
   code = process.wait()
   return code if code >= 0 else 128 - code

@@ -33,11 +33,11 @@ def _directives(job: Job, grace_s: int) -> list[str]:
 
 
 def script(job: Job, grace_s: int) -> str:
-  """The batch script.
+  """Returns the batch script.
 
   Args:
-    job: on SLURM.
-    grace_s: between the signal and the end of the time limit.
+    job: a job whose target is SLURM.
+    grace_s: seconds between the signal and the end of the time limit.
   """
   stop = '|'.join(map(str, policy.STOP))
   python = f'{job.folder}/venv/bin/python'

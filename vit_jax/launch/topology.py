@@ -81,10 +81,10 @@ class Topology:
 
   @property
   def accelerator_type(self) -> str:
-    """What gcloud calls it: v3-32 for v3:4x4.
+    """Returns the accelerator type in gcloud's notation: v3-32 for v3:4x4.
 
     Raises:
-      UserError: Cloud TPU's own API does not have it.
+      UserError: the Cloud TPU API does not offer it.
     """
     if self.tpu is None or self.tpu.accelerator is None:
       raise UserError(
@@ -95,7 +95,7 @@ class Topology:
 
 
 def tpu(name: str) -> Topology:
-  """A slice by its name, as in `plan`: v3:4x4.
+  """Finds a slice by its name, as in `plan`: v3:4x4.
 
   Raises:
     UserError: there is no such slice.
@@ -123,10 +123,10 @@ def tpu(name: str) -> Topology:
 
 
 def gpus(name: str) -> Topology:
-  """A GPU cluster by its name, KIND:NODESxGPUS: h100:4x8.
+  """Finds a GPU cluster by its name, KIND:NODESxGPUS: h100:4x8.
 
   Raises:
-    UserError: another form, or an unknown kind.
+    UserError: the name has another form, or the kind is unknown.
   """
   kind, _, shape = name.partition(':')
   sides = re.fullmatch(r'([1-9]\d*)x([1-9]\d*)', shape)

@@ -1,4 +1,7 @@
-"""One Cloud TPU VM slice, by launch/tpu_vm.sh; made anew if preempted."""
+"""One Cloud TPU VM slice, by launch/tpu_vm.sh.
+
+The slice is created again after a preemption.
+"""
 
 import time
 from collections.abc import Callable
@@ -12,14 +15,14 @@ SCRIPT = 'launch/tpu_vm.sh'
 
 
 def on_slice(job: Job, command: str, name: str) -> list[str]:
-  """A command of launch/tpu_vm.sh for one slice."""
+  """Returns a command of launch/tpu_vm.sh for one slice."""
   assert job.zone is not None and job.project is not None
   place = (f'--name={name}', f'--zone={job.zone}', f'--project={job.project}')
   return ['bash', SCRIPT, command, *place]
 
 
 def of_run(job: Job) -> list[str]:
-  """The options that say what is trained; the last ones of a command."""
+  """Returns the options that describe the run; they come last in a command."""
   data = [f'--data_dir={job.data_dir}'] if job.data_dir else []
   more = [*job.overrides, *job.trainer_flags]
   run = [f'--workdir={job.workdir}', f'--config={job.config}', *data]
@@ -27,7 +30,7 @@ def of_run(job: Job) -> list[str]:
 
 
 def up(job: Job) -> list[str]:
-  """The command that makes, installs, trains and follows."""
+  """Returns the command that creates, installs, trains and follows."""
   options = [f'--type={job.topology.accelerator_type}']
   options += [f'--version={job.version}'] if job.version else []
   options += ['--spot'] if job.spot else []
@@ -35,7 +38,7 @@ def up(job: Job) -> list[str]:
 
 
 def _is_gone(job: Job, shell: Shell) -> bool:
-  """Whether the slice was taken away."""
+  """Tells whether the slice was preempted."""
   command = ['gcloud', 'compute', 'tpus', 'tpu-vm', 'describe', job.name]
   place = [f'--zone={job.zone}', f'--project={job.project}']
   state = shell.ask(*command, '--format=value(state)', *place)
@@ -83,7 +86,7 @@ def start(
 
 
 def rule(job: Job) -> str:
-  """What is done after it has ended."""
+  """Describes when the run is started again."""
   stop = ', '.join(map(str, policy.STOP))
   return (
     f'and again after a preemption or exit code {policy.RESUME}; after other '

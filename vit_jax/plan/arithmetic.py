@@ -23,7 +23,7 @@ def _element_bits(dtype: str) -> int:
 
 
 def operand_shapes(op: Op, computation: Computation) -> list[Shape]:
-  """The arrays that an instruction reads."""
+  """Returns the shapes of the arrays that an instruction reads."""
   known = computation.ops
   return [
     s for name in op.operands if name in known for s in known[name].shapes

@@ -161,7 +161,7 @@ def _add_uncounted(
 
 
 def _declared(op: Op) -> dict[str, int]:
-  """The cost estimate that a kernel declares."""
+  """Returns the cost estimate that a kernel declares."""
   found = re.findall(
     r'\\?"(flops|transcendentals|bytes_accessed)\\?":\s*\\?"?(\d+)',
     op.attributes,

@@ -41,7 +41,7 @@ def prepare(argv: Sequence[str]) -> None:
 
 
 def _gpus(argv: Sequence[str]) -> int:
-  """The number of GPUs in `--topology=h100:4x8`; 0 if it names none."""
+  """Returns the number of GPUs in `--topology=h100:4x8`; 0 if it names none."""
   given = re.search(r'--?topology[= ](\S+)', ' '.join(argv))
   try:
     parsed = gpus.parse(given[1]) if given else None

@@ -37,17 +37,17 @@ class Plan:
 
   @property
   def fits(self) -> bool:
-    """Whether a device's memory holds it."""
+    """Whether the program fits in a device's memory."""
     return self.result['fits']
 
   @property
   def seconds(self) -> float:
-    """Predicted time of a step; infinite where there is no prediction."""
+    """The predicted time of a step; infinite if there is no prediction."""
     return self.result['predicted_step_seconds'] or float('inf')
 
 
 def changed(config: Config, **changes: Any) -> Config:
-  """A copy of a config; keys have '__' for '.'."""
+  """Returns a changed copy of a config; '__' in a keyword stands for '.'."""
   copy = config.copy_and_resolve_references()
   flat = {key.replace('__', '.'): value for key, value in changes.items()}
   copy.update_from_flattened_dict(flat)
@@ -95,10 +95,10 @@ def plan(config: Config, target: Target) -> Plan:
 
 
 def _with_warmup_that_fits(config: Config) -> Config:
-  """The config, without its warm-up if a huge batch leaves no steps for it.
+  """Returns the config, without warm-up if a huge batch leaves no steps for it.
 
-  The step that is compiled is the same but for one scalar, and the answer
-  should be about memory.
+  The compiled step is the same except for one scalar, and the plan should be
+  about memory.
   """
   size = dict(
     batch_size=config.batch_size, num_examples=config.train.num_examples
@@ -116,7 +116,10 @@ def _with_warmup_that_fits(config: Config) -> Config:
 
 
 def _about(experiment: Experiment, state: Any, target: Target) -> dict:
-  """What is known before compiling. It sets the order of all keys, too."""
+  """Returns what is known before compiling.
+
+  It also determines the order of all keys.
+  """
   config = experiment.config
   sizes = {
     'parameters': memory.tree_bytes(state.params),
@@ -165,7 +168,7 @@ def _about(experiment: Experiment, state: Any, target: Target) -> dict:
 def _at_least(
   experiment: Experiment, result: dict[str, Any], target: Target
 ) -> dict[str, Any]:
-  """What no program can do without, where none is compiled."""
+  """Returns lower bounds for targets for which no program is compiled."""
   assert target.hbm_bytes is not None
   kept = sum(result['bytes'].values())
   batch = experiment.config.batch_size
@@ -216,7 +219,7 @@ def _exchanged(collectives: dict[str, cost.Collective]) -> dict[str, Any]:
 
 
 def _measures(total: cost.Cost) -> dict[str, Any]:
-  """What the program contains; needs no chip's clock or bandwidth."""
+  """Returns properties of the program that do not depend on the chip."""
   return _exchanged(total.collectives) | {
     'estimated_cycles': total.estimated_cycles or None,
     'flops_per_device': total.matrix_flops,

@@ -65,7 +65,7 @@ class Op:
     return _REFERENCE.findall(match[1]) if match else []
 
   def number(self, attribute: str, default: int = 0) -> int:
-    """An attribute that is a number ('index')."""
+    """Returns a numeric attribute ('index', for example)."""
     match = re.search(rf'\b{attribute}=(\d+)', self.attributes)
     return int(match[1]) if match else default
 
@@ -88,7 +88,7 @@ class Module:
 
 
 def shapes(text: str) -> tuple[Shape, ...]:
-  """The arrays named in a type such as `(bf16[8,128]{1,0}, s32[])`."""
+  """Parses the arrays in a type such as `(bf16[8,128]{1,0}, s32[])`."""
   return tuple(
     Shape(dtype, tuple(int(d.lstrip('<=')) for d in dims.split(',') if d))
     for dtype, dims in _SHAPE.findall(text)
@@ -106,7 +106,7 @@ def _closing(text: str, start: int) -> int:
 
 
 def _parse_op(line: str) -> tuple[Op, bool] | None:
-  """The instruction of a line and whether it is the root; None if none is."""
+  """Parses the instruction of a line, and whether it is the root."""
   head = _NAME.match(line)
   if not head:
     return None

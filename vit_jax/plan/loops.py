@@ -43,7 +43,7 @@ class Scope(NamedTuple):
 
 
 def resolve(module: Module, scope: Scope, name: str) -> int | Carried | None:
-  """A scalar as a number, or as a loop's element plus a number, if it is so."""
+  """Returns a scalar as a number, or as an element of a loop plus a number."""
   op = scope.computation.ops.get(name)
   if op is None:
     return None
@@ -71,7 +71,7 @@ def _inlined(module: Module, scope: Scope, op: Op) -> Scope:
 
 
 def _element(module: Module, scope: Scope, op: Op) -> int | Carried | None:
-  """One element of a tuple that is made here, by a fusion or by a loop."""
+  """Resolves an element of a tuple made here, by a fusion or by a loop."""
   index = op.number('index')
   source = scope.computation.ops[op.operands[0]]
   if source.opcode == 'fusion':
@@ -97,10 +97,10 @@ def _sum(
 
 
 def trip_count(module: Module, computation: Computation, loop: Op) -> int:
-  """How often a `while` runs its body.
+  """Returns how often a `while` runs its body.
 
   Raises:
-    UserError: it is no loop over a counter with a known start, step and end.
+    UserError: the loop has no counter with a known start, step and end.
   """
   known = re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.attributes)
   if known:  # CPU and GPU compilers write it down
@@ -130,7 +130,7 @@ def trip_count(module: Module, computation: Computation, loop: Op) -> int:
 def _element_of(
   module: Module, scope: Scope, holder: str, index: int
 ) -> int | Carried | None:
-  """One element of a loop's state, where that is put together."""
+  """Resolves an element of a loop's state where the state is put together."""
   made = scope.computation.ops[holder]
   if made.opcode != 'tuple':
     return None
@@ -138,7 +138,7 @@ def _element_of(
 
 
 def _step(module: Module, loop: Op, index: int) -> int | None:
-  """What an iteration adds to an element of the state; None if unknown."""
+  """Returns how much an iteration adds to an element of the state, if known."""
   body = Scope(module.computations[loop.calls('body')[0]])
   after = _element_of(module, body, body.computation.root, index)
   if not isinstance(after, Carried) or after.index != index:
@@ -152,7 +152,7 @@ def _start(
   loop: Op,
   value: int | Carried | None,
 ) -> int | None:
-  """A value that no iteration changes, as a number; None if there is none."""
+  """Returns a value that no iteration changes as a number, or None."""
   if not isinstance(value, Carried):
     return value
   if _step(module, loop, value.index) != 0:
@@ -164,7 +164,7 @@ def _start(
 def _comparisons(
   module: Module, condition: Scope
 ) -> list[tuple[int | Carried | None, int | Carried | None, str]]:
-  """A loop's condition as (counter, limit, direction), read both ways."""
+  """Returns a loop's condition as (counter, limit, direction), both ways."""
   scope = condition
   op = scope.computation.ops[scope.computation.root]
   while op.opcode == 'fusion':
@@ -226,7 +226,7 @@ def _run(
 
 
 def _costliest(module: Module, op: Op) -> str:
-  """The branch of a conditional with most estimated cycles."""
+  """Returns the branch of a conditional with the most estimated cycles."""
   branches = op.calls('branch_computations') or [
     *op.calls('true_computation'),
     *op.calls('false_computation'),

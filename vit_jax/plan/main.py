@@ -18,7 +18,7 @@ from vit_jax.plan.evaluate import Plan, plan
 
 
 def define_flags() -> None:
-  """The flags of this command."""
+  """Defines the flags of this command."""
   flags.DEFINE_string(
     'topology',
     None,
@@ -74,7 +74,10 @@ def main(arguments: list[str]) -> None:
 def _searched(
   made: Plan, target: topology.Target, tables: list[str]
 ) -> dict[str, Any]:
-  """What `--search` adds to the result; its table goes to `tables`."""
+  """Returns the values that `--search` adds.
+
+  Also appends its table to `tables`.
+  """
   found = search.search(made.config, target)
   best = found[0]
   largest = search.largest_batch(best.config, target)

@@ -175,7 +175,7 @@ def _uncounted(result: dict[str, Any]) -> str:
 
 
 def costliest(plan: Plan) -> list[dict[str, Any]]:
-  """The groups of instructions with most estimated cycles."""
+  """Returns the groups of instructions with the most estimated cycles."""
   if plan.cost is None:
     return []
   whole = plan.cost.estimated_cycles or 1
@@ -187,7 +187,7 @@ def costliest(plan: Plan) -> list[dict[str, Any]]:
 
 
 def breakdown(plan: Plan) -> str:
-  """The table of `costliest`."""
+  """Formats the groups of `costliest` as a table."""
   rows = [('costliest operations', 'pass', 'M cycles', 'share')]
   for each in costliest(plan):
     rows.append(
@@ -202,7 +202,7 @@ def breakdown(plan: Plan) -> str:
 
 
 def choices(plans: Sequence[Plan]) -> str:
-  """One line for each way that fits, cheapest first."""
+  """Formats one line for each choice that fits, cheapest first."""
   rows = [('remat', 'unroll', 'micro-batches', 'mesh', 'memory', 'step', 'MFU')]
   for each in plans:
     result = each.result

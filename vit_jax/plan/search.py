@@ -22,7 +22,7 @@ GRANULARITY = 1 / 16  # of the largest batch found
 
 
 def _split(config: Config, target: Target) -> int:
-  """The number of devices that a batch is split over."""
+  """Returns the number of devices over which a batch is split."""
   model = config.mesh.model
   return len(target.devices) // model if model > 0 else 1
 
@@ -46,15 +46,15 @@ def _attempt(config: Config, target: Target) -> Plan:
 def largest_batch(
   config: Config, target: Target, refused: Plan | None = None
 ) -> Plan | None:
-  """The largest batch that fits, all else unchanged, within `GRANULARITY`.
+  """Finds the largest batch that fits, to within `GRANULARITY`.
 
   Args:
-    config: as given.
+    config: the config.
     target: devices.
-    refused: the plan of this config, if it was found too large.
+    refused: the plan of this config, if it was too large.
 
   Returns:
-    The plan of that batch; None where not even one image a device and
+    The plan of that batch; None if not even one image per device and
     micro-batch fits.
   """
   unit = _split(config, target) * config.micro_batches
@@ -80,7 +80,7 @@ def largest_batch(
 
 
 def _guess(last: Plan, low: int, high: int, size: int) -> int:
-  """The next size to try: by the bytes needed, or the middle of the bounds."""
+  """Returns the next size to try, between `low` and `high`."""
   middle = (low + high) // 2
   needed, limit = (
     last.result['peak_bytes_per_device'],
@@ -96,17 +96,17 @@ def _guess(last: Plan, low: int, high: int, size: int) -> int:
 
 
 def what_fits(config: Config, target: Target, refused: Plan) -> dict:
-  """For a config too large: the largest batch, and what makes it fit.
+  """Finds the largest batch, and changes that make a config fit.
 
   Args:
-    config: as given.
+    config: a config that is too large.
     target: devices.
     refused: its plan.
 
   Returns:
-    largest_batch_size (None if none), and changes ({key: value}) with which
-    the batch asked for fits, if some number of micro-batches or full
-    rematerialisation does it.
+    largest_batch_size (or None), and changes ({key: value}) with which the
+    requested batch fits, if a number of micro-batches or full rematerialisation
+    achieves it.
   """
   largest = largest_batch(config, target, refused)
   answer = {
@@ -134,11 +134,11 @@ def _splits(config: Config, target: Target) -> list[int]:
 
 
 def search(config: Config, target: Target) -> list[Plan]:
-  """The ways to run a config's batch, cheapest first; those that fit.
+  """Finds the ways to run a config's batch that fit, cheapest first.
 
-  For each mesh and each rematerialisation: the fewest micro-batches that fit,
-  and up to `MAX_SPLITS - 1` finer ones, for as long as they are cheaper. Then
-  the cheapest with its layers unrolled, or scanned if they were not.
+  For each mesh and each rematerialisation: the smallest number of micro-batches
+  that fits, and up to `MAX_SPLITS - 1` larger ones while they are cheaper. Then
+  the cheapest with its layers unrolled, or scanned if they were unrolled.
 
   Raises:
     UserError: nothing fits.
@@ -167,7 +167,7 @@ def search(config: Config, target: Target) -> list[Plan]:
 
 
 def _meshes(config: Config) -> list[dict[str, int]]:
-  """The config's own mesh, and parameters split over all that split a batch."""
+  """Returns the config's mesh and one that shards the parameters."""
   own = {f'mesh__{axis}': size for axis, size in config.mesh.items()}
   other = {'mesh__data': 1, 'mesh__fsdp': -1}
   if config.mesh.fsdp == -1:
@@ -185,7 +185,7 @@ def _remats(config: Config) -> list[dict[str, str]]:
 def _cheapest_splits(
   attempt: Callable[[int], Plan], splits: list[int]
 ) -> list[Plan]:
-  """The first that fits, and finer ones while they are cheaper."""
+  """Plans the first split that fits, and finer ones while they are cheaper."""
   found: list[Plan] = []
   for parts in splits:
     made = attempt(parts)

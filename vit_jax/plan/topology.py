@@ -42,7 +42,7 @@ class Chip:
   options: tuple[tuple[str, Any], ...] = ()
 
   def kernel_cycles(self, flops: float, exponentials: float) -> float:
-    """What a custom kernel computes, in cycles; memory left out."""
+    """Returns the compute cycles of a custom kernel."""
     products = flops / self.peak_flops * self.clock_hz
     return products + exponentials / self.exponentials_per_cycle
 
@@ -140,14 +140,14 @@ def parse(name: str) -> tuple[str, tuple[int, ...]]:
 
 
 def find(name: str, slices: int = 1) -> Target:
-  """The devices that a topology's name stands for.
+  """Returns the devices that a topology's name stands for.
 
   Args:
-    name: 'v3:4x4' and the like, 'h100:4x8' (nodes, GPUs), or 'local'.
-    slices: how many of them.
+    name: a name such as 'v3:4x4', 'h100:4x8' (nodes, GPUs), or 'local'.
+    slices: number of slices.
 
   Raises:
-    UserError: no such topology, or no libtpu to compile with.
+    UserError: there is no such topology, or libtpu is not installed.
   """
   if name == LOCAL:
     return _local(slices)
@@ -187,7 +187,7 @@ def find(name: str, slices: int = 1) -> Target:
 
 
 def _local(slices: int) -> Target:
-  """This machine's devices, with the memory that training holds them to."""
+  """Returns this machine's devices, with training's memory limit."""
   if slices != 1:
     raise UserError(f'--topology={LOCAL} is one slice; --slices is {slices}.')
   devices = tuple(jax.local_devices())

@@ -34,7 +34,7 @@ _OWN = (digits.NAME, imagenet21k.NAME, folder.NAME)
 
 
 def define_flags() -> None:
-  """The flags of this command."""
+  """Defines the flags of this command."""
   flags.DEFINE_string(
     'source', None, 'An archive, a folder of images, or a TFDS directory.'
   )
@@ -57,18 +57,18 @@ def run(
   class_list: str | None = None,
   workers: int = 0,
 ) -> None:
-  """Prepares one data set; says so if it is prepared already.
+  """Prepares one data set, unless it is prepared already.
 
   Args:
-    name: of the data set, or 'folder'.
+    name: name of the data set, or 'folder'.
     data_dir: the TFDS directory; see `sources.tfds.default_data_dir`.
     source: archive, folder or other TFDS directory.
-    set_name: what a data set made of a folder is called.
+    set_name: name of a data set made from a folder.
     class_list: file of synsets in the order of labels, for imagenet21k.
-    workers: processes; 0 for one a core, as far as memory goes.
+    workers: number of processes; 0 for one per core, limited by memory.
 
   Raises:
-    UserError: whatever a person can mend.
+    UserError: a flag, the source or the disk has to be changed.
   """
   root = default_data_dir(data_dir)
   own = (set_name or '') if name == folder.NAME else name
@@ -131,7 +131,7 @@ def _check_flags(
 
 
 def _path(source: str | None, wanted: str) -> pathlib.Path:
-  """The path that --source names."""
+  """Returns the local path that --source names."""
   if source is None:
     raise UserError(f'--source=PATH is missing: {wanted}.')
   if files.is_remote(source):
@@ -142,7 +142,7 @@ def _path(source: str | None, wanted: str) -> pathlib.Path:
 
 
 def _message(error: OSError, place: pathlib.Path) -> str:
-  """What a failed operation on a file means to the user."""
+  """Explains to the user why an operation on a file failed."""
   if error.errno in (errno.ENOSPC, errno.EDQUOT):
     return (
       f'the disk of {place} is full: make room (or give a --data_dir on a '

@@ -47,7 +47,7 @@ class Synset:
   data: bytes | None = dataclasses.field(default=None, repr=False)
 
   def read(self) -> bytes:
-    """The tar's bytes.
+    """Reads the bytes of the tar file.
 
     Raises:
       OSError: the file cannot be read.
@@ -74,10 +74,10 @@ class Skipped(NamedTuple):
 
 
 def synsets(source: pathlib.Path) -> Iterator[Synset]:
-  """The synsets of a source, in its order.
+  """Yields the synsets of a source, in its order.
 
   Raises:
-    UserError: no such file, not such an archive, or one that is cut short.
+    UserError: the file does not exist, is another archive, or is cut short.
   """
   if not source.exists():
     raise UserError(
@@ -105,7 +105,7 @@ def synsets(source: pathlib.Path) -> Iterator[Synset]:
 
 
 def num_bytes(source: pathlib.Path) -> int:
-  """The size of a source."""
+  """Returns the size of a source."""
   return sum(size for _, size, _ in stamp(source))
 
 
@@ -150,7 +150,7 @@ def _plain(source: pathlib.Path) -> Iterator[Synset]:
 
 
 def _compressed(source: pathlib.Path) -> Iterator[Synset]:
-  """An archive that can only be read in order, with its synsets' bytes."""
+  """Yields the synsets of an archive that can only be read in order."""
   total = source.stat().st_size
   with (
     source.open('rb') as file,
@@ -169,7 +169,7 @@ def _compressed(source: pathlib.Path) -> Iterator[Synset]:
 
 
 def _wnid(member: tarfile.TarInfo) -> str | None:
-  """The synset of a member of the archive, if it is one."""
+  """Returns the synset of a member of the archive, if it is one."""
   match = _SYNSET.fullmatch(member.name)
   if not (match and member.isreg()) or member.issparse():
     return None
@@ -186,9 +186,9 @@ def _check_end(file, offset: int) -> None:
 
 
 def pictures(synset: Synset) -> Iterator[Picture | Skipped]:
-  """What the tar of a synset holds, in its order.
+  """Yields the images in the tar file of a synset, in its order.
 
-  A tar that is damaged gives what comes before the damage.
+  A damaged tar file yields the images before the damage.
   """
   file, count = io.BytesIO(synset.read()), 0
   try:

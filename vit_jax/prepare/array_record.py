@@ -26,7 +26,7 @@ _INFO = 'dataset_info.json'
 
 
 def formats(version_dir: pathlib.Path) -> list[str]:
-  """The formats of a prepared data set, the first one first."""
+  """Returns the formats of a prepared data set, the main one first."""
   info = json.loads((version_dir / _INFO).read_text())
   return [
     info.get('fileFormat', 'tfrecord'),

@@ -90,7 +90,7 @@ _OTHERS = {
 
 
 def listing() -> str:
-  """What can be prepared, a line each."""
+  """Lists the data sets that can be prepared, one per line."""
   groups = {
     'Pre-training': PRE_TRAINING,
     'Transfer': TRANSFER,

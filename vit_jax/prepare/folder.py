@@ -1,10 +1,11 @@
 """A TFDS data set from a folder of images: DIR/CLASS/IMAGE, or with splits.
 
-DIR/train/CLASS/IMAGE, DIR/val/CLASS/IMAGE and the like give splits of these
-names; without such directories everything becomes `train`. Files are those that
-the source `folder` takes (`data/class_folders.py`). Classes are the
-directories' names, sorted; all splits share them. Order, checks and format are
-those of `imagenet21k`; the images lie on the disk already, so one pass does.
+DIR/train/CLASS/IMAGE, DIR/val/CLASS/IMAGE and similar give splits of these
+names; without such directories, all images belong to `train`. The files are
+those that the source `folder` accepts (`data/class_folders.py`). Classes are
+the sorted names of the directories and are shared by all splits. Order, checks
+and format are those of `imagenet21k`; one pass is enough because the images are
+already on the disk.
 """
 
 import dataclasses
@@ -112,7 +113,10 @@ def check_name(name: str) -> None:
 
 
 def _listings(source: str) -> dict[str, class_folders.Listing]:
-  """What each split holds; splits are named 'train', 'test', 'val', …"""
+  """Lists the images of each split.
+
+  Splits are named 'train', 'test', 'val', ….
+  """
   found = {}
   for folder, root in class_folders.roots(source, '--source').items():
     split = _SPLITS.get(folder.lower(), folder.lower())
@@ -127,7 +131,7 @@ def _listings(source: str) -> dict[str, class_folders.Listing]:
 
 
 def _files(found: class_folders.Listing) -> list[_File]:
-  """The images of a split, in order of the hash of their names."""
+  """Returns the images of a split, ordered by the hash of their names."""
   for name in found.classes:
     if not name.isprintable():
       raise UserError(f'{found.root}/{name!r} cannot name a class: rename it.')

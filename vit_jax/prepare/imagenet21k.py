@@ -103,17 +103,17 @@ class _Part:
 
   @property
   def members(self) -> list[list[Any]]:
-    """What tells this part from another."""
+    """Returns values that distinguish this part from others."""
     return [[s.wnid, s.offset, s.size] for s in self.synsets]
 
 
 def _read(
   source: pathlib.Path, work: pathlib.Path, part_bytes: int, workers: int
 ) -> list[dict[str, Any]]:
-  """The first pass; returns what went into each run.
+  """Makes the first pass; returns a description of each run.
 
-  A compressed archive has to be read again from its beginning after an
-  interruption, so it is noted when the whole pass is done.
+  A compressed archive has to be read from its beginning after an interruption,
+  so its note is written only after the whole pass.
   """
   folder, note = work / 'runs', work / 'read.json'
   folder.mkdir(exist_ok=True)
@@ -199,7 +199,7 @@ def _write(
   shard_bytes: int,
   workers: int,
 ) -> tuple[shards.Split, pathlib.Path]:
-  """The second pass; returns what was written, and where."""
+  """Makes the second pass; returns the split that was written, and its path."""
   total = sum(part['images'] for part in parts)
   if not total:
     raise UserError('not one of the images of the archive can be decoded.')
@@ -246,10 +246,10 @@ def _class_names(
 
 
 def _class_list(path: pathlib.Path) -> list[str]:
-  """The synsets that begin the lines of a file.
+  """Returns the synsets at the beginnings of the lines of a file.
 
   Raises:
-    UserError: it is not such a file.
+    UserError: the file has another form.
   """
   try:
     lines = path.read_text().splitlines()

@@ -5,10 +5,10 @@ from vit_jax.data.images.headers import DecodeError
 
 
 def problem(data: bytes) -> str | None:
-  """Why an encoded image cannot be used; None if it can.
+  """Explains why an encoded image cannot be used; None if it can.
 
-  The format is told by the content (a PNG file named .JPEG is a PNG file), and
-  a picture that is too large is refused before it is decoded.
+  The format is determined from the content (a PNG file named .JPEG is a PNG
+  file), and an image that is too large is refused before it is decoded.
   """
   try:
     decode(data)

@@ -146,7 +146,7 @@ def _elsewhere(
 
 
 def _newest(folder: pathlib.Path, version: str) -> pathlib.Path | None:
-  """The newest (or the named) version that is prepared in a folder."""
+  """Returns the newest (or the given) version that is prepared in a folder."""
   found = [
     path
     for path in (folder.iterdir() if folder.is_dir() else [])

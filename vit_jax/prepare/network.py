@@ -60,7 +60,7 @@ def require(builder: Any, data_dir: pathlib.Path) -> None:
 def _is_there(
   url: str, info: Any, builder: Any, data_dir: pathlib.Path
 ) -> bool:
-  """Whether TFDS finds the file in the places where it looks first."""
+  """Tells whether TFDS finds the file in the places where it looks first."""
   name = resource.get_dl_fname(url, info.checksum)
   downloads = data_dir / 'downloads'
   places = [downloads / name, downloads / builder.name / name]

@@ -23,7 +23,7 @@ Result = TypeVar('Result')
 
 
 def default_workers() -> int:
-  """One a core, as far as memory goes."""
+  """Returns one worker per core, limited by memory."""
   cores = (
     len(os.sched_getaffinity(0))
     if hasattr(os, 'sched_getaffinity')
@@ -94,14 +94,14 @@ class Progress:
   """Says on stderr, every ten seconds, how far a long task is."""
 
   def __init__(self, what: str):
-    """`what` is done, for the message: 'reading fall11_whole.tar'."""
+    """Starts; `what` describes the work: 'reading fall11_whole.tar'."""
     self._what = what
     self._share = self._base = 0.0
     self._images = 0
     self._begin = self._said = time.monotonic()
 
   def skip(self, share: float) -> None:
-    """What an earlier process did, up to this share of the whole."""
+    """Counts work of an earlier process, up to this share of the total."""
     self._share = self._base = max(self._share, share)
     self._begin = time.monotonic()
 

@@ -40,7 +40,7 @@ class Record(NamedTuple):
 
 
 def key(name: str) -> int:
-  """Where an image of this name stands, 0 … 2^64 - 1, as if at random."""
+  """Returns a pseudo-random sort key of a name, from 0 to 2^64 - 1."""
   encoded = name.encode('utf-8', 'surrogateescape')
   digest = hashlib.blake2b(encoded, digest_size=8, person=b'vit_jax order')
   return int.from_bytes(digest.digest(), 'big')
@@ -70,7 +70,7 @@ def write(
 
 
 def about(folder: pathlib.Path, number: int) -> dict[str, Any] | None:
-  """What went into a run; None if it is not whole."""
+  """Returns the description of a run; None if the run is incomplete."""
   return read_json(_path(folder, number, 'json'))
 
 
@@ -143,7 +143,7 @@ def write_json(path: pathlib.Path, value: Any) -> None:
 
 
 def read_json(path: pathlib.Path) -> Any:
-  """What `write_json` wrote; None if it is not there."""
+  """Reads a file that `write_json` wrote; None if it does not exist."""
   try:
     return json.loads(path.read_text())
   except FileNotFoundError:

@@ -69,11 +69,11 @@ class Split(NamedTuple):
 
 
 def prepared_result(work: pathlib.Path, plan: Any) -> pathlib.Path:
-  """The directory for the result, emptied if it was begun by another plan.
+  """Returns the directory of the result, emptied if another plan began it.
 
   Args:
     work: the working directory.
-    plan: all that the result depends on, as JSON has it.
+    plan: everything on which the result depends, as JSON values.
   """
   result = work / 'result'
   if runs.read_json(work / 'plan.json') != plan:
@@ -216,7 +216,7 @@ def write_metadata(
 
 
 def _serialized(example: Example) -> bytes:
-  """A tf.train.Example, the same bytes in every process."""
+  """Serializes a tf.train.Example to the same bytes in every process."""
   proto = tf_example_pb2.Example()  # pyright: ignore (made at import)
   features = proto.features.feature
   features['image'].bytes_list.value.append(example.image)

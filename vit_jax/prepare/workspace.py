@@ -19,7 +19,7 @@ _FOLDER = '.prepare'
 
 
 def is_prepared(data_dir: pathlib.Path, name: str) -> bool:
-  """Whether a data set that this package builds is there."""
+  """Tells whether a data set that this package builds exists."""
   return (data_dir / name / VERSION / 'dataset_info.json').exists()
 
 
@@ -32,11 +32,11 @@ def clean(data_dir: pathlib.Path, name: str) -> None:
 
 @contextlib.contextmanager
 def locked(data_dir: pathlib.Path, name: str) -> Iterator[pathlib.Path]:
-  """The working directory of a data set; yields its path.
+  """Locks the working directory of a data set and yields its path.
 
   Raises:
-    UserError: another process is at work there.
-    OSError: it cannot be written.
+    UserError: another process is working there.
+    OSError: the directory cannot be written.
   """
   root = data_dir / _FOLDER
   root.mkdir(parents=True, exist_ok=True)

@@ -1,20 +1,20 @@
 """Tables and figures: python -m vit_jax.study --config=configs/studies/….py.
 
-A study has rows; each pre-trains, and transfers its weights: fine-tunes them,
-chooses a learning rate first where the paper does, or judges them as they are.
-A transfer starts when its pre-training is finished. Runs follow each other on
-this machine; the same command again goes on where it stopped, and nothing is
-run twice. If a run fails, its row is left, the others go on, and the command
-ends with what is to be mended.
+A study has rows. Each row pre-trains a model and transfers its weights: it
+fine-tunes them (after choosing a learning rate where the paper does), or
+evaluates them as they are. A transfer starts when its pre-training is finished.
+The runs are executed one after another on this machine. The same command
+resumes where it stopped and repeats nothing. If a run fails, its row is
+skipped, the other rows continue, and the command ends with the list of errors.
 
---weights=ROW=PATH takes weights for a row in place of training them.
---config.KEY=value goes to all runs (to evaluations what concerns source and
-reader), --pretrain.KEY=value to pre-trainings alone.
---print_jobs prints the commands of the runs that can be started now, a line
-each, for a cluster; when they are done, the same command again prints the next.
+--weights=ROW=PATH uses these weights for a row instead of training them.
+--config.KEY=value applies to all runs (source and reader keys also to
+evaluations), --pretrain.KEY=value to pre-trainings only.
+--print_jobs prints the commands of the runs that can start now, one per line,
+for a cluster; when they are done, the same command prints the next ones.
 
-WORKDIR gets results.csv, results.md (each value beside the paper's), figure.png
-and figure.npz where the study has one, and a workdir for each run.
+WORKDIR contains results.csv, results.md (each value next to the paper's),
+figure.png and figure.npz if the study has a figure, and a workdir per run.
 """
 
 import io
@@ -38,7 +38,7 @@ log = logging.getLogger('vit_jax')
 
 
 def define_flags() -> None:
-  """The flags of this command."""
+  """Defines the flags of this command."""
   frame.define_flags('study', 'studies')
   flags.DEFINE_multi_string(
     'weights', [], 'ROW=PATH: weights in place of pre-training; repeatable.'

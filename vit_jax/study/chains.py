@@ -41,11 +41,11 @@ class Chain(NamedTuple):
 
   @property
   def standings(self) -> list[Standing]:
-    """All of them, in order."""
+    """Returns the progress of the pre-training and of each transfer."""
     return [self.pretrain, *self.transfers.values()]
 
   def spread(self, column: str) -> Spread | None:
-    """The column's value, or None while something of it is left to be done."""
+    """Returns the column's value, or None if a run is not finished."""
     if column == UPSTREAM:
       found = [self.pretrain]
     else:
@@ -70,14 +70,14 @@ class Chain(NamedTuple):
 def of_row(
   name: str, row: Row, workdir: str, given: Given, weights: str | None = None
 ) -> Chain:
-  """Where a row stands.
+  """Returns the progress of a row.
 
   Args:
-    name: of the row.
+    name: name of the row.
     row: the row.
-    workdir: of the study.
-    given: for all rows.
-    weights: path of some that take the place of the pre-trainings.
+    workdir: workdir of the study.
+    given: flags for all rows.
+    weights: path of weights that replace the pre-trainings.
   """
   place = grid.directory(name)
   if weights is not None:
@@ -106,7 +106,7 @@ def of_row(
 
 
 def _start(run: Run, early_stopping: bool) -> str:
-  """What transfers of a finished pre-training start from."""
+  """Returns the path of the weights that a finished pre-training transfers."""
   if not early_stopping:
     return run.workdir
   return f'{run.workdir}/checkpoints/{jobs.best_step(run)}'
@@ -128,7 +128,7 @@ def _transfer(
   flags: Sequence[str],
   path: str,
 ) -> Standing:
-  """Where a transfer from the weights of a path stands."""
+  """Returns the progress of a transfer from the weights of a path."""
   if isinstance(what, Task):
     own = [*flags, f'--config.init_from={path}']
     return stages.of_task(f'{start}/{grid.directory(key)}', what, workdir, own)
@@ -138,7 +138,7 @@ def _transfer(
 def _evaluation(
   name: str, what: Judging, workdir: str, given: Sequence[str], path: str
 ) -> Run:
-  """The command that judges the weights of a path."""
+  """Returns the run that evaluates the weights of a path."""
   asked = json.dumps(what._replace(metric=''), default=str).encode()
   name += f'/{what.evaluator}-{zlib.crc32(asked):08x}'
   place = f'{workdir}/{name}'

@@ -22,14 +22,14 @@ AXES = {
 
 
 class Judging(NamedTuple):
-  """Weights judged as they are, by the command `evaluate`.
+  """An evaluation of weights as they are, by the command `evaluate`.
 
   Attributes:
-    evaluator: its kind: 'fewshot'.
-    metric: of its result; of weights that are kept beside others
-      'ema/5shot'. Columns that differ in it alone share one evaluation.
-    split: that is judged.
-    dataset: TFDS name; None for that of the pre-training.
+    evaluator: kind of the evaluator: 'fewshot'.
+    metric: metric of its result; 'ema/5shot' for averaged weights. Columns that
+      differ only in the metric share one evaluation.
+    split: the evaluated split.
+    dataset: TFDS name; None for the data of the pre-training.
     flags: {'evals.fewshot.train_split': …}, keys with other values.
   """
 
@@ -75,7 +75,7 @@ class Row:
 
   @property
   def columns(self) -> list[str]:
-    """Of the table, in order."""
+    """The columns of the table, in order."""
     names = (key.partition('/')[0] for key in self.transfers)
     return [UPSTREAM, *dict.fromkeys(names)]
 
@@ -111,13 +111,13 @@ class Study:
 
   @property
   def columns(self) -> list[str]:
-    """Of the table: of all rows, in order."""
+    """The columns of all rows of the table, in order."""
     return [
       *dict.fromkeys(c for row in self.rows.values() for c in row.columns)
     ]
 
 
 def load(path_and_argument: str) -> Study:
-  """The study of a file; see `loading.held`."""
+  """Loads the study of a file; see `loading.held`."""
   example = 'configs/studies/cifar10.py'
   return loading.held(path_and_argument, 'get_study', Study, example)

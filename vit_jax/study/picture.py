@@ -19,12 +19,12 @@ _MARKERS = 'osD^vP'
 
 
 def arrays(study: Study, chains: Chains) -> Arrays:
-  """What is drawn.
+  """Returns the data of the figure.
 
   Returns:
-    By 'column/line' `[3, n]`, places on the x axis, values in % and sample
-    deviations (0 for one run alone), in the order of x; the published numbers,
-    without deviations, by 'column/line/paper'.
+    By 'column/line' `[3, n]`: positions on the x axis, values in % and sample
+    deviations (0 for a single run), ordered by x. By 'column/line/paper' the
+    published values, without deviations.
   """
   assert study.figure is not None
   if study.figure.x == 'epochs':
@@ -45,7 +45,7 @@ def arrays(study: Study, chains: Chains) -> Arrays:
 
 
 def place(x: str, row: Row, chain: Chain) -> float | None:
-  """Where a row stands on the x axis: what its pre-training cost, say."""
+  """Returns a row's position on the x axis, such as its pre-training cost."""
   if x == 'images' or not chain.pretrain.runs:
     return row.place
   if not chain.pretrain.complete:
@@ -82,7 +82,7 @@ def _courses(study: Study, chains: Chains) -> Arrays:
 
 
 def figure(study: Study, found: Arrays) -> bytes:
-  """The picture: a panel for each column, a colour for each line."""
+  """Draws one panel for each column and one colour for each line."""
   assert study.figure is not None
   columns = study.figure.columns
   lines = list(
@@ -122,7 +122,7 @@ def figure(study: Study, found: Arrays) -> bytes:
 
 
 def _logarithmic(axes: Any, study: Study) -> None:
-  """The x axis, with a tick for each size of the data, or at 1, 2 and 5."""
+  """Makes the x axis logarithmic and sets its ticks."""
   from matplotlib import ticker
 
   axes.set_xscale('log')
@@ -147,7 +147,10 @@ def _line(
   label: str,
   published: bool = False,
 ) -> None:
-  """One model's points; published ones are hollow, their line dotted."""
+  """Draws the points of one model.
+
+  Published points are hollow and their line is dotted.
+  """
   colour = COLOURS[number % len(COLOURS)]
   axes.errorbar(
     *points[:2],

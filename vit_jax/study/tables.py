@@ -13,7 +13,7 @@ Chains = Mapping[str, Chain]
 
 
 def markdown(study: Study, chains: Chains) -> str:
-  """The study's table: what was measured, and the paper's number beside it."""
+  """Formats the study's table: measured values next to the paper's."""
   columns = _told(study, chains)
   head = ['row', *columns]
   lines = [f'# {study.title}', '']
@@ -38,7 +38,7 @@ def markdown(study: Study, chains: Chains) -> str:
 
 
 def _told(study: Study, chains: Chains) -> list[str]:
-  """The columns; that of pre-trainings where there are some, or numbers."""
+  """Returns the columns, without pre-training if it has no values."""
   some = any(chain.pretrain.runs for chain in chains.values())
   some = some or any(UPSTREAM in row.paper for row in study.rows.values())
   return study.columns if some else study.columns[1:]

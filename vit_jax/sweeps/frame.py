@@ -18,7 +18,10 @@ T = TypeVar('T')
 
 
 def define_flags(kind: str, folder: str) -> None:
-  """The flags of every such command: of kind 'study', folder 'studies', say."""
+  """Defines the flags of such a command:
+
+  kind 'study', folder 'studies', say.
+  """
   flags.DEFINE_string('config', None, f'File of a {kind}, with its argument.')
   flags.DEFINE_string(
     'workdir', None, f'Of all its runs; default runs/{folder}/NAME.'
@@ -32,10 +35,10 @@ def define_flags(kind: str, folder: str) -> None:
 def opened(
   arguments: list[str], folder: str, load: Callable[[str], T]
 ) -> tuple[T, str]:
-  """What the config holds, by `load`, and the workdir of its runs.
+  """Loads the config with `load`; returns its content and the runs' workdir.
 
   Raises:
-    UserError: arguments, no config, or a workdir that is not local.
+    UserError: there are arguments, no config, or the workdir is not local.
   """
   values = flags.FLAGS
   if arguments or not values.config:

@@ -17,13 +17,14 @@ COMMANDS = ('train', 'finetune')
 
 
 class Stage(NamedTuple):
-  """Runs that are alike but for the setting and the seed.
+  """Runs that differ only in the setting and the seed.
 
   Attributes:
-    config: file, with its argument: 'configs/finetune.py:data=dtd,dev=1'.
-    metric: by which they are judged, at their last step; higher is better.
+    config: config file, with its argument:
+      'configs/finetune.py:data=dtd,dev=1'.
+    metric: metric that is compared, at the last step; higher is better.
     flags: {'train.split': …}, keys of the config with other values.
-    seeds: one run each.
+    seeds: seeds, one run each.
   """
 
   config: str
@@ -34,15 +35,16 @@ class Stage(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Task:
-  """A data set, say, and the settings to choose from for it.
+  """A task, for example a data set, and the settings to choose from for it.
 
   Attributes:
     command: 'train' or 'finetune'.
-    final: trained on everything, and judged on the test split.
-    dev: trained on a part, and judged on the rest of it; not needed where the
-      grid has one setting.
-    grid: {'schedule.base_lr': (.001, .003), …}: a setting is one of each.
-    group: tasks with the same are averaged.
+    final: trained on the whole train split, evaluated on the test split.
+    dev: trained on a part of it, evaluated on the rest; not needed if the grid
+      has one setting.
+    grid: {'schedule.base_lr': (.001, .003), …}: a setting has one value of
+      each.
+    group: tasks of the same group are averaged.
   """
 
   command: str
@@ -69,7 +71,10 @@ class Task:
 
   @property
   def settings(self) -> list[dict[str, Any]]:
-    """All of the grid, in order; one empty setting for no grid."""
+    """Returns all settings of the grid, in order.
+
+    Without a grid, there is one empty setting.
+    """
     return [
       dict(zip(self.grid, values, strict=True))
       for values in itertools.product(*self.grid.values())
@@ -91,17 +96,17 @@ class Sweep:
 
 
 class Run(NamedTuple):
-  """One training, or one evaluation.
+  """One training or one evaluation.
 
   Attributes:
-    task: its name.
+    task: name of its task.
     stage: 'dev' or 'final'.
-    setting: of the grid.
-    seed: of the training.
+    setting: its setting of the grid.
+    seed: seed of the training.
     command: 'train', 'finetune' or 'evaluate'.
-    flags: of the command, workdir and all.
-    metric: by which it is judged.
-    workdir: its own.
+    flags: all flags of the command, including the workdir.
+    metric: metric that is compared.
+    workdir: its workdir.
   """
 
   task: str
@@ -115,7 +120,7 @@ class Run(NamedTuple):
 
   @property
   def name(self) -> str:
-    """By what people know it."""
+    """The name in messages and tables."""
     return f'{self.task}/{self.stage}/{label(self.setting, self.seed)}'
 
 
@@ -126,7 +131,7 @@ def label(setting: Mapping[str, Any], seed: int) -> str:
 
 
 def directory(name: str) -> str:
-  """The name of a directory, which needs no quotes in a shell."""
+  """Returns a directory name that needs no quotes in a shell."""
   return name.translate(str.maketrans({sign: '-' for sign in '/[]*?() '}))
 
 
@@ -138,15 +143,15 @@ def runs(
   given: Sequence[str],
   chosen: Mapping[str, Any] | None = None,
 ) -> list[Run]:
-  """The runs of a stage of a task.
+  """Returns the runs of a stage of a task.
 
   Args:
-    name: of the task.
+    name: name of the task.
     task: the task.
     stage: 'dev' or 'final'.
-    workdir: of the sweep.
-    given: '--config.KEY=value' for all of its runs.
-    chosen: the setting of the final runs; None for all settings.
+    workdir: workdir of the sweep.
+    given: '--config.KEY=value' for all runs of the task.
+    chosen: setting of the final runs; None for all settings.
   """
   what = task.dev if stage == DEV else task.final
   assert what is not None
@@ -167,6 +172,6 @@ def runs(
 
 
 def load(path_and_argument: str) -> Sweep:
-  """The sweep of a file; see `loading.held`."""
+  """Loads the sweep of a file; see `loading.held`."""
   example = 'configs/sweeps/digits.py'
   return loading.held(path_and_argument, 'get_sweep', Sweep, example)

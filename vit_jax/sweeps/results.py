@@ -12,7 +12,7 @@ from vit_jax.sweeps.grid import DEV, FINAL, Run, Sweep, Task
 
 
 class Score(NamedTuple):
-  """A run and what it was judged by, in [0, 1]; -inf if it diverged."""
+  """A run and its metric in [0, 1]; -inf if the run diverged."""
 
   run: Run
   value: float
@@ -27,14 +27,14 @@ class Spread(NamedTuple):
 
   @classmethod
   def of(cls, values: Sequence[float]) -> 'Spread':
-    """Of one value or more, -inf among them if one run diverged."""
+    """Summarises one value or more; -inf stands for a run that diverged."""
     mean = math.fsum(values) / len(values)
     if len(values) < 2 or not math.isfinite(mean):
       return cls(mean, math.nan, len(values))
     return cls(mean, statistics.stdev(values), len(values))
 
   def __str__(self) -> str:
-    """In percent: '97.12 ± 0.31'."""
+    """Formats the spread in percent: '97.12 ± 0.31'."""
     if not math.isfinite(self.mean):
       return 'diverged'
     if math.isnan(self.deviation):
@@ -55,7 +55,7 @@ def by_setting(scores: Sequence[Score]) -> list[tuple[dict, Spread]]:
 
 
 def best(scores: Sequence[Score]) -> dict[str, Any]:
-  """The setting with the highest mean over seeds; the first of equal ones."""
+  """Returns the setting with the highest mean over seeds."""
   return max(by_setting(scores), key=lambda pair: pair[1].mean)[0]
 
 
@@ -90,7 +90,7 @@ def _values(scores: Sequence[Score], stage: str) -> list[float]:
 
 
 def _row(name: str, scores: Sequence[Score]) -> str:
-  """A task's line in the table."""
+  """Formats a task's line of the table."""
   final = [score for score in scores if score.run.stage == FINAL]
   if not final:
     return f'| {name} | | | not finished | |'
@@ -120,7 +120,7 @@ def _groups(
 
 
 def _tried(name: str, scores: Sequence[Score]) -> list[str]:
-  """All settings of a task that were compared."""
+  """Formats all settings of a task that were compared."""
   dev = by_setting([score for score in scores if score.run.stage == DEV])
   if not dev:
     return []

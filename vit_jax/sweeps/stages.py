@@ -1,4 +1,4 @@
-"""Where a task stands: its stages follow each other, told by workdirs alone."""
+"""The progress of tasks and their stages, as the workdirs show it."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -9,13 +9,13 @@ from vit_jax.sweeps.results import Score
 
 
 class Standing(NamedTuple):
-  """What is known of some runs that belong together.
+  """The progress of runs that belong together.
 
   Attributes:
-    runs: all that can be named already; those of a final stage once the dev
-      stage has chosen.
-    scores: of those that are finished.
-    complete: whether nothing is left to be done.
+    runs: all runs that can be named already; those of a final stage are known
+      once the dev stage has chosen a setting.
+    scores: scores of the finished runs.
+    complete: whether all runs are finished.
   """
 
   runs: list[Run]
@@ -24,13 +24,13 @@ class Standing(NamedTuple):
 
   @property
   def ready(self) -> list[Run]:
-    """What can be started now, or resumed."""
+    """Returns the runs that can be started or resumed now."""
     finished = {score.run.workdir for score in self.scores}
     return [run for run in self.runs if run.workdir not in finished]
 
 
 def of_runs(runs: Sequence[Run]) -> Standing:
-  """Of runs that need nothing of each other."""
+  """Returns the progress of runs that do not depend on each other."""
   values = [(run, jobs.value(run)) for run in runs]
   scores = [Score(run, value) for run, value in values if value is not None]
   return Standing([*runs], scores, len(scores) == len(runs))
@@ -39,13 +39,13 @@ def of_runs(runs: Sequence[Run]) -> Standing:
 def of_task(
   name: str, task: Task, workdir: str, given: Sequence[str]
 ) -> Standing:
-  """Of a task: the dev stage where it has one, then the final one.
+  """Returns the progress of a task: its dev stage, if any, then the final one.
 
   Args:
-    name: of the task.
+    name: name of the task.
     task: the task.
-    workdir: that of all.
-    given: '--config.KEY=value' for all of its runs.
+    workdir: workdir of the sweep.
+    given: '--config.KEY=value' for all runs of the task.
   """
   if task.dev is None:
     chosen = task.settings[0]

@@ -111,7 +111,7 @@ def _simplejpeg(
 def _size_despite(data: bytes, message: str) -> tuple[int, int] | None:
   """Returns the decoded size.
 
-  None if the message means that nothing was decoded.
+  The result is None if the message means that nothing was decoded.
   """
   if not any(words in message.lower() for words in (*_DAMAGE, _HARMLESS)):
     return None
