@@ -1,4 +1,4 @@
-"""Worker processes end with the trainer; a killed one is one message."""
+"""Worker processes end with the trainer, and are restarted if killed."""
 
 import multiprocessing
 import os
@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import jax
+import numpy as np
 import pytest
 
 from vit_jax.arrays import sharding
@@ -32,8 +33,8 @@ if __name__ == '__main__':
   loader = Loader(source, TrainTransform((8, 8)), 0, 'error')
   pool = Processes(loader, 2, 8, 2)
   share = Share(np.arange(8), np.arange(8))
-  for future in [pool.fill(0, share, 0) for _ in range(8)]:
-    pool.result(future)
+  for task in [pool.fill(0, share, 0) for _ in range(8)]:
+    pool.result(task)
   maps = [line for line in open('/proc/self/maps') if '/pym-' in line]
   assert maps and all('(deleted)' in line for line in maps), maps
   print(*[child.pid for child in multiprocessing.active_children()], flush=True)
@@ -75,19 +76,47 @@ def test_a_killed_trainer_leaves_nothing(tmp_path):
     _gone(pid)  # the test's time limit is the assertion
 
 
-@pytest.mark.slow
-def test_a_killed_worker_is_one_message():
-  """What a person can do about it, and no traceback of a pool."""
-  source = synthetic.Source('train', num_examples=64, height=8, width=8)
+def _batches(source, reader, number, kill_at=None):
+  """The first batches, as images; kills a worker after `kill_at` of them."""
   mesh = sharding.make_mesh(jax.devices()[:1])
-  reader = Reader(processes=1)
+  transform = TrainTransform((8, 8))
   with stream.train_batches(
-    *(source, TrainTransform((8, 8)), 8, 0, 0, mesh), reader=reader
+    source, transform, 8, 0, 0, mesh, reader=reader
   ) as batches:
-    next(batches)
-    [worker] = multiprocessing.active_children()
-    assert worker.pid is not None
-    os.kill(worker.pid, signal.SIGKILL)
-    with pytest.raises(UserError, match='a reader process was killed'):
-      while True:
-        next(batches)
+    found = []
+    for step in range(number):
+      if step == kill_at:
+        worker = multiprocessing.active_children()[0]
+        assert worker.pid is not None
+        os.kill(worker.pid, signal.SIGKILL)
+      found.append(np.asarray(next(batches)['image']))
+  return np.stack(found)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_the_same_batches_after_a_worker_is_killed(caplog):
+  """Workers are started again, and no example is lost or repeated."""
+  source = synthetic.Source('train', num_examples=640, height=8, width=8)
+  expected = _batches(source, Reader(), 40)
+  found = _batches(source, Reader(processes=2), 40, kill_at=3)
+  np.testing.assert_array_equal(found, expected)
+  assert 'a reader process was killed' in caplog.text
+
+
+class Deadly(synthetic.Source):
+  """Kills each worker process that reads its example 5."""
+
+  def __getitem__(self, index):
+    if index == 5:
+      os.kill(os.getpid(), signal.SIGKILL)
+    return super().__getitem__(index)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_workers_that_are_always_killed_end_the_run():
+  """One message with the keys to change, and no endless restarts."""
+  source = Deadly('train', num_examples=16, height=8, width=8)
+  with pytest.raises(UserError, match=r'reader\.processes'):
+    _batches(source, Reader(processes=1), 10)

@@ -7,7 +7,6 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import Future
 from typing import Any
 
 import cv2
@@ -183,19 +182,19 @@ def host_batches(
   """Loads shares in order with all workers, `prefetch` of them ahead."""
   pool = reader.workers(loader, rows)
 
-  def submit(share: Share) -> tuple[Any, list[Future]]:
+  def submit(share: Share) -> tuple[Any, list[Any]]:
     batch, n = pool.buffers(rows), len(share.indices)
     starts = range(0, n, _CHUNK)
     return batch, [
       pool.fill(batch, share.part(i, min(i + _CHUNK, n)), i) for i in starts
     ]
 
-  def finish(batch: Any, futures: list[Future]) -> HostBatch:
-    for future in futures:
-      bad.add(pool.result(future))
+  def finish(batch: Any, tasks: list[Any]) -> HostBatch:
+    for task in tasks:
+      bad.add(pool.result(task))
     return pool.collect(batch)
 
-  pending: collections.deque[tuple[Any, list[Future]]] = collections.deque()
+  pending: collections.deque[tuple[Any, list[Any]]] = collections.deque()
   try:
     for share in shares:
       pending.append(submit(share))

@@ -1,5 +1,7 @@
-"""Who loads examples: threads of this process, or processes beside it."""
+"""Workers that load examples: threads of this process, or child processes."""
 
+import dataclasses
+import logging
 import multiprocessing
 import os
 import threading
@@ -13,25 +15,32 @@ from vit_jax.data import contract
 from vit_jax.data.pipeline.loader import BadRecord, HostBatch, Loader, Share
 from vit_jax.errors import UserError
 
+log = logging.getLogger('vit_jax')
+
+_MAX_RESTARTS = 3  # while the same examples are loaded
+
 
 class Workers(Protocol):
   """Fills buffers in the background."""
 
   def buffers(self, rows: int) -> Any:
-    """Something that a share can be filled into."""
+    """Returns a buffer into which a share can be loaded."""
     ...
 
-  def fill(
-    self, batch: Any, share: Share, first: int
-  ) -> 'Future[list[BadRecord]]':
-    """Starts loading a share into the rows from `first` on."""
+  def fill(self, batch: Any, share: Share, first: int) -> Any:
+    """Starts loading a share into the rows from `first` on.
+
+    Returns:
+      A task, the argument of `result`.
+    """
     ...
 
-  def result(self, future: 'Future[list[BadRecord]]') -> list[BadRecord]:
-    """Waits for what `fill` started.
+  def result(self, task: Any) -> list[BadRecord]:
+    """Waits for a task and returns the bad records that it met.
 
     Raises:
-      UserError: what the loader raises; a worker process was killed.
+      UserError: the loader raised it, or worker processes are killed again
+        and again.
     """
     ...
 
@@ -57,8 +66,8 @@ class Threads:
   def fill(self, batch: HostBatch, share: Share, first: int) -> Future:
     return self._pool.submit(self._loader.fill, batch, share, first)
 
-  def result(self, future: Future) -> list[BadRecord]:
-    return future.result()
+  def result(self, task: Future) -> list[BadRecord]:
+    return task.result()
 
   def collect(self, batch: HostBatch) -> HostBatch:
     return batch
@@ -67,27 +76,47 @@ class Threads:
     self._pool.shutdown(wait=True, cancel_futures=True)
 
 
+@dataclasses.dataclass
+class _Task:
+  """A share that worker processes load.
+
+  Attributes:
+    arguments: arguments of `_fill`.
+    pool: the pool to which the share was submitted.
+    future: its result.
+  """
+
+  arguments: tuple[int, Share, int]
+  pool: ProcessPoolExecutor
+  future: Future
+
+
 class Processes:
   """Processes that write into shared memory, reused from batch to batch.
 
-  Started afresh ('spawn'), since a forked copy of a process that runs JAX may
-  hang; the loader is sent to each of them once. The memory has no name that
-  could outlive its users, and the workers end with this process, even where it
-  is killed.
+  They are spawned, because a forked copy of a process that runs JAX may hang;
+  the loader is sent to each of them once. The memory has no name that could
+  outlive its users, and the workers end with this process, even if it is
+  killed. If a worker is killed, all are started again, and the shares that are
+  not finished are loaded again: a share always gives the same rows.
   """
 
   def __init__(self, loader: Loader, number: int, rows: int, batches: int):
+    self._loader, self._number = loader, number
     self._layout = loader.layout(rows)
     size = contract.num_bytes(self._layout)
-    context = multiprocessing.get_context('spawn')
+    self._context = multiprocessing.get_context('spawn')
     # Unlinked as soon as it is made; workers inherit it when they start.
-    self._memory = [context.RawArray('B', size) for _ in range(batches)]
+    self._memory = [self._context.RawArray('B', size) for _ in range(batches)]
     self._free = list(range(batches))
-    self._pool = ProcessPoolExecutor(
-      number,
-      context,
+    self._pool = self._started()
+
+  def _started(self) -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(
+      self._number,
+      self._context,
       initializer=_start_worker,
-      initargs=(loader, self._memory, self._layout),
+      initargs=(self._loader, self._memory, self._layout),
     )
 
   def buffers(self, rows: int) -> int:
@@ -97,23 +126,44 @@ class Processes:
       array[...] = 0
     return slot
 
-  def fill(self, batch: int, share: Share, first: int) -> Future:
+  def fill(self, batch: int, share: Share, first: int) -> _Task:
+    arguments = (batch, share, first)
+    return _Task(arguments, self._pool, self._submit(arguments))
+
+  def _submit(self, arguments: tuple[int, Share, int]) -> Future:
     try:
-      return self._pool.submit(_fill, batch, share, first)
+      return self._pool.submit(_fill, *arguments)
     except BrokenProcessPool as error:
       failed = Future()
       failed.set_exception(error)
       return failed
 
-  def result(self, future: Future) -> list[BadRecord]:
-    try:
-      return future.result()
-    except BrokenProcessPool as error:
-      raise UserError(
-        'a reader process was killed, most often for want of memory (dmesg '
-        'says so): lower reader.processes or reader.prefetch, or take threads '
-        'with --config.reader.processes=0.'
-      ) from error
+  def result(self, task: _Task) -> list[BadRecord]:
+    restarts = 0
+    while True:
+      try:
+        return task.future.result()
+      except BrokenProcessPool as error:
+        if restarts == _MAX_RESTARTS:
+          raise UserError(
+            f'reader processes were killed {restarts + 1} times while the same '
+            'examples were loaded, usually for lack of memory (see dmesg): '
+            'lower reader.processes or reader.prefetch, or use threads with '
+            '--config.reader.processes=0.'
+          ) from error
+      restarts += 1
+      self._load_again(task)
+
+  def _load_again(self, task: _Task) -> None:
+    """Submits a task again, to new workers if this has not happened yet."""
+    if task.pool is self._pool:
+      log.warning(
+        'a reader process was killed, usually for lack of memory (see dmesg); '
+        'all reader processes are started again.'
+      )
+      self._pool.shutdown(wait=True)  # no old worker writes from here on
+      self._pool = self._started()
+    task.pool, task.future = self._pool, self._submit(task.arguments)
 
   def collect(self, batch: int) -> HostBatch:
     # A copy: a CPU device would go on reading the memory that is reused.
@@ -127,7 +177,7 @@ class Processes:
 
 
 def _views(memory: Any, layout: Any) -> HostBatch:
-  """Arrays that lie one behind another in shared memory."""
+  """Returns the arrays of a layout, which are contiguous in shared memory."""
   views, offset = {}, 0
   for key, (shape, dtype) in layout.items():
     views[key] = np.ndarray(shape, dtype, memory, offset)
