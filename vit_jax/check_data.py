@@ -112,13 +112,11 @@ def _progress(name: str, size: int) -> Any:
     if now - last < _EVERY_S and done < size:
       return
     last = now
+    text = f'{name}: {done:,} of {size:,} ({done / size:.0%}), {bad:,} bad'
     rate = (done - first) / max(now - start, 1e-3)
-    left = f', {(size - done) / rate / 60:.0f} min left' if rate else ''
-    log.info(
-      '%s: %s of %s (%.0f %%), %s bad, %.0f/s%s',
-      *(name, f'{done:,}', f'{size:,}', 100 * done / size, f'{bad:,}'),
-      *(rate, left if done < size else ''),
-    )
+    if rate and done < size:
+      text += f', {rate:.0f}/s, {(size - done) / rate / 60:.0f} min left'
+    log.info(text)
 
   return progress
 
@@ -186,7 +184,7 @@ def _lines(summary: dict[str, Any], out: str) -> list[str]:
       shown = [*shown[:half], '…', *shown[-half:]]
     lines.append(f'  examples of a class: {", ".join(shown)}')
   lines.append(
-    f'duplicates: {summary["duplicates"]:,} groups of the same pixels; '
+    f'groups of images with the same pixels: {summary["duplicates"]:,}; '
     f'{summary["leaks"]:,} both in training and in evaluation, '
     f'{summary["other_label"]:,} with different labels'
   )

@@ -67,7 +67,7 @@ class Job:
     return f'build/{self.name}'
 
 
-# The flags that a target needs, and those that it takes besides.
+# The flags that a target needs, and those that it also accepts.
 _COMMON = ('data_dir', 'max_restarts')
 FLAGS = {
   'tpu-vm': (('zone', 'project'), (*_COMMON, 'spot', 'version')),

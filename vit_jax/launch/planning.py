@@ -11,7 +11,7 @@ from vit_jax.launch.job import Job
 
 _GIB = 2**30
 # For a save after a signal: the processes agree (at most 120 s) at the end of a
-# step, then each host writes its share. So slow is no bucket known to us.
+# step, then each host writes its share. No known bucket is slower.
 _AGREE_S = 180
 _SAVE_BYTES_PER_S = 100e6
 

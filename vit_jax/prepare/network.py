@@ -44,7 +44,7 @@ def require(builder: Any, data_dir: pathlib.Path) -> None:
   for server, url in servers.items():
     try:
       with requests.get(url, stream=True, timeout=_PATIENCE_S):
-        return  # what it answers is for TFDS to judge
+        return  # TFDS handles the answer
     except requests.RequestException as error:
       errors[server] = type(error).__name__
   if errors:

@@ -12,7 +12,7 @@ from vit_jax.config import loading
 from vit_jax.errors import UserError, closest
 from vit_jax.sweeps.grid import Stage, Task
 
-UPSTREAM = 'pre-training'  # the column of what pre-trainings are judged by
+UPSTREAM = 'pre-training'  # the column of pre-trainings' own metric
 AXES = {
   'images': 'images of the pre-training set',
   'epochs': 'epochs of pre-training',

@@ -70,7 +70,7 @@ def decode_box(
   left = max(x - _COLUMNS_BESIDE, 0) // block * block
   right = min(x + columns + _COLUMNS_BESIDE, width)
   top = max(y - _ROWS_BESIDE, 0)
-  # To the end, or libjpeg would not judge what is there.
+  # To the end; otherwise libjpeg would not check the rest.
   region = _Region(left, top, right - left, height - top)
   if library.tj3SetCroppingRegion(handle, region):
     return None

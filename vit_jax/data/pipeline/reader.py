@@ -88,7 +88,7 @@ class Reader:
   def memory_bytes(self, loader: Loader, rows: int) -> int:
     """Host memory of the batches in preparation, at most."""
     batches = self.prefetch + 1 + _READY + 1
-    if self.processes:  # shared buffers besides
+    if self.processes:  # and the shared buffers
       batches += self.prefetch + 1
     return batches * contract.num_bytes(loader.layout(rows))
 

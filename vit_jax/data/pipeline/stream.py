@@ -18,7 +18,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Int
 
-from vit_jax.arrays import sharding
+from vit_jax.arrays import memory, sharding
 from vit_jax.data import contract
 from vit_jax.data.contract import Source, Spec, Transform
 from vit_jax.data.pipeline import order
@@ -85,7 +85,7 @@ def train_batches(
       yield Share(indices, positions)
 
   need = reader.memory_bytes(loader, len(rows.rows))
-  log.info('reading takes up to %.2f GiB of host memory', need / 2**30)
+  log.info('reading takes up to %s of host memory', memory.text(need))
   spec = contract.train_spec(transform, reader.on_bad_record)
   return _stream(shares(), loader, reader, rows, spec, report)
 
@@ -124,7 +124,7 @@ def _stream(
 ) -> Stream:
   local = len(rows.rows)
   reader.check_memory(loader, local)
-  # Several processes are judged together (`BadShare`, and an evaluation's
+  # Several processes are checked together (`BadShare`, and an evaluation's
   # `sweep`): one that ends alone would leave the others waiting.
   alone = jax.process_count() == 1
   bad = BadRecords(

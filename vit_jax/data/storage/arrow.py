@@ -97,7 +97,7 @@ def _here(folder: str) -> dict[str, list[str]]:
   for sub in _folders(folder):
     name, inside = os.path.basename(sub), _files(sub)
     if name == 'data' or not inside:
-      continue  # data/ is no split, whatever its files are called
+      continue  # data/ is not a split, whatever its files are called
     if name in splits.NAMES or not any(map(_split_of, inside)):
       below[name] = inside
   return _merged([found, below])

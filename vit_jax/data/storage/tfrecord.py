@@ -24,7 +24,7 @@ _PROTO: Any = tf_example_pb2  # made by protoc, unknown to type checkers
 _HEADER = struct.Struct('<QI')
 _FOOTER = struct.Struct('<I')
 BEFORE = _HEADER.size  # bytes in front of a payload
-AROUND = BEFORE + _FOOTER.size  # bytes of a record besides its payload
+AROUND = BEFORE + _FOOTER.size  # bytes of a record around its payload
 
 
 def scan(path: str) -> index.Scan:
