@@ -1,15 +1,15 @@
 """Axial models of appendix D.6: --config=configs/axial.py:variant=B/16.
 
-Arguments: variant (B/16, B/32, R50). In an Axial-ViT each block of the ViT
-becomes two, one that attends along rows and one along columns, each with its
-MLP; in the AxialResNet-50 two such attentions take the place of a 3x3
-convolution. Pre-trained on JFT; the paper gives no hyper-parameters for them,
-so they take Table 3's of ViT-B and of ResNet50 on JFT: Adam β1 .9 β2 .999, 7
+Arguments: variant (B/16, B/32, R50). In an Axial-ViT each block of the ViT is
+replaced by two, one with attention along rows and one along columns, each with
+its MLP. In AxialResNet-50 two such attentions replace a 3x3 convolution. The
+models are pre-trained on JFT. The paper gives no hyper-parameters for them;
+they use those of ViT-B and of ResNet50 on JFT in Table 3: Adam β1 .9 β2 .999, 7
 epochs, batch 4096, 10k warm-up steps, base lr 8e-4 (R50: 1e-3), linear decay,
-weight decay .1, no dropout, 224 px (configs/vit.py says what of it is not in
-the paper).
+weight decay .1, no dropout, 224 px (configs/vit.py lists what is not in the
+paper).
 
-Expected: the paper has curves (Figure 13), no numbers: linear 5-shot ImageNet
+Expected: the paper shows curves (Figure 13), no numbers: linear 5-shot ImageNet
 accuracy above that of ViT-B with the same patches, for more compute. Cost: not
 in the paper.
 """

@@ -1,40 +1,43 @@
 """DINO on ImageNet-1k (arXiv 2104.14294): configs/dino.py:variant=S/16.
 
 Arguments: recipe (vanilla, boost or released), variant (S/16, S/8, B/16, B/8).
-The three recipes are published side by side and differ; they are kept apart:
+The authors published three recipes, which differ and are kept apart here:
 
 |                      | vanilla        | boost            | released S/16    |
 | epochs, batch        | 100, 512       | 300, 1024        | 800, 1024        |
 | teacher temperature  | .04            | .04 to .07, 30 ep| .04 to .07, 30 ep|
-| prototypes' lengths  | 1              | learnt (B: 1)    | learnt           |
+| norm of prototypes   | 1              | learned (B: 1)   | learned          |
 | 2 global crops' area | .4 to 1        | .4 to 1          | .25 to 1         |
 | local crops of 96 px | 8              | 8                | 10               |
 | their area           | .05 to .4      | .05 to .4        | .05 to .25       |
 | clipping, last rate  | 3, 1e-6        | 3, 1e-6          | none, 1e-5       |
 | S/16: kNN, linear    | 69.3, 74.0     | 73.3, 76.0       | 74.5, 77.0       |
 
-Each of the released weights has a recipe of its own, by its args.txt (as others
-quote it; RELEASED below). S/8: 800 epochs of 1024, 10 local crops, areas as in
-vanilla. B/16: 400 epochs of 1024, rate 7.5e-4 per 256, clipping .3, 50 epochs
-of rising temperature, prototypes of length 1 that do not move in 3 epochs. B/8:
-300 epochs of 1056, temperature from .03. All were in full precision:
-model.dtype=float32 and objective.head.dtype=float32.
+Each of the released weights has its own recipe, according to its args.txt (as
+quoted by others; RELEASED below). S/8: 800 epochs of batch 1024, 10 local
+crops, areas as in vanilla. B/16: 400 epochs of batch 1024, rate 7.5e-4 per 256,
+clipping .3, 50 epochs of rising temperature, prototypes with norm 1 that are
+frozen for 3 epochs. B/8: 300 epochs of batch 1056, temperature from .03. All
+were trained in full precision: model.dtype=float32 and
+objective.head.dtype=float32.
 
-Expected (the authors' numbers, ImageNet top-1 of frozen features, the
-teacher's): S/16 as above; released weights of the others S/8 78.3 and 79.7,
-B/16 76.1 and 78.2, B/8 77.4 and 80.1. The authors' cost of S/16: vanilla 1.75
-days on 8 GPUs, boost 2.6 days on 16.
+Expected (the authors' numbers, ImageNet top-1 of the teacher's frozen
+features): S/16 as above; released weights of the others S/8 78.3 and 79.7, B/16
+76.1 and 78.2, B/8 77.4 and 80.1. The authors' cost of S/16: vanilla 1.75 days
+on 8 GPUs, boost 2.6 days on 16.
 
-Common: AdamW .9 .999, learning rate 5e-4 · batch / 256, warm-up of 10 epochs,
-cosine to 1e-6; decay .04 to .4 by a cosine, none on biases and all of one axis;
-gradients clipped to 3 tensor by tensor; the last layer does not move in the
-first epoch; drop path .1 in the student; teacher .996 to 1 by a cosine; 65,536
-prototypes. For a batch of 256 the authors advise objective.momentum=.9995, for
-patches of 8 px full precision.
-Deviations: images are in [-1, 1], not in ImageNet's mean and deviation; a ViT
-starts as the official JAX models do, theirs from N(0, .02); the warm-up reaches
-its peak one step later; an epoch is 1/epochs of all steps, where theirs drops
-the last part of a batch.
+Common: AdamW .9 .999, learning rate 5e-4 · batch / 256, 10 epochs of warm-up,
+cosine to 1e-6; weight decay .04 to .4 by a cosine, none for biases and other
+one-dimensional parameters; gradients of each tensor clipped to 3; the last
+layer is frozen in the first epoch; drop path .1 in the student; teacher
+momentum .996 to 1 by a cosine; 65,536 prototypes. For a batch of 256 the
+authors recommend objective.momentum=.9995, and for patches of 8 px full
+precision.
+
+Deviations: images are in [-1, 1], not normalized by ImageNet's mean and
+deviation; the ViT is initialized like the official JAX models, the authors'
+from N(0, .02); the warm-up reaches its peak one step later; an epoch is
+1/epochs of all steps, whereas theirs drops the last partial batch.
 """
 
 from typing import Any, NamedTuple

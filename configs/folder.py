@@ -1,18 +1,18 @@
 """Any folder of photographs: --config=configs/folder.py:path=photos.
 
-Not in the paper. `photos/cat/1.jpg`; or `photos/train/cat/1.jpg`, `photos/val`;
-without a val folder a tenth of each class is held out, always the same images
-(a class of one image is trained on). Classes and sizes are counted when the
-config is read. Arguments: path, variant (S/16), tune=1 for fine-tuning (Table
-4's recipe for small sets) from --config.init_from at 384 px in place of
-training from scratch at 224 px. From scratch a few thousand photographs teach
-little: fine-tune where you can.
+Not in the paper. The folder contains `cat/1.jpg`, or `train/cat/1.jpg` and
+`val/…`. Without a val folder, a tenth of each class is held out, always the
+same images (the image of a class with a single image is used for training).
+Classes and sizes are counted when the config is loaded. Arguments: path,
+variant (S/16), tune=1 for fine-tuning from --config.init_from at 384 px (Table
+4's recipe for small sets) instead of training from scratch at 224 px. A few
+thousand photographs are too few for training from scratch: fine-tune if you
+can.
 
-Images are averaged when they shrink (`area`): photographs are large, and of
-plain bilinear resizing, which the paper's configs have, small sizes show
-jagged edges and patterns that are not there. bilinear_antialias and bicubic
-are Pillow's filters, many times slower than the decoding of a 12-megapixel
-file.
+Images are averaged when they shrink (`area`): photographs are large, and plain
+bilinear resizing, which the paper's configs use, causes aliasing at small
+sizes. bilinear_antialias and bicubic are Pillow's filters, which take many
+times as long as decoding for a 12-megapixel file.
 """
 
 from ml_collections import ConfigDict

@@ -1,34 +1,35 @@
 """Masked autoencoders on ImageNet-1k: --config=configs/mae.py:model=L.
 
 Arguments: model (B, L, H: B/16, L/16, H/14) and epochs (800, the default of the
-paper's text and code; 1600, its Table 3 and the released weights). "Masked
-Autoencoders Are Scalable Vision Learners" (arXiv 2111.06377), appendix A.1 with
-Table 8: batch 4096, AdamW β1 .9 β2 .95, weight decay .05, base lr 1.5e-4 for
-each 256 images of a batch, 40 epochs of warm-up, half a cosine to 0, random
-crops of 20 % of the area or more and flips, 75 % of the patches hidden; decoder
-of 8 layers of width 512. Nothing decays that has one dimension (biases, norms);
-the class and the mask token do.
+paper's text and code; 1600 in its Table 3 and for the released weights).
+"Masked Autoencoders Are Scalable Vision Learners" (arXiv 2111.06377), appendix
+A.1 with Table 8: batch 4096, AdamW β1 .9 β2 .95, weight decay .05, base lr
+1.5e-4 per 256 images of a batch, 40 epochs of warm-up, cosine decay to 0,
+random crops with at least 20 % of the area, flips, 75 % of the patches hidden;
+decoder with 8 layers of width 512. One-dimensional parameters (biases, norms)
+have no weight decay; the class token and the mask token have.
 
-Expected ImageNet top-1 after configs/finetune_mae.py at 224 px, of 1600 epochs
-(Table 3; and of another's pre-training by the authors' code, issue 91 of their
-repository), and of a linear probe on the class token:
+Expected ImageNet top-1 after configs/finetune_mae.py at 224 px, for 1600 epochs
+(Table 3; "repeated" is a pre-training by another group with the authors' code,
+issue 91 of their repository), and of a linear probe on the class token:
 
-| model | fine-tuned | again | linear probe | cost                     |
-| B     | 83.6       | 83.45 | 68.0         |                          |
-| L     | 85.9       | 85.64 | 75.8         | 42 h on 64 V100 (800 ep) |
-| H     | 86.9       | 86.88 | 76.6         |                          |
+| model | fine-tuned | repeated | linear probe | cost                     |
+| B     | 83.6       | 83.45    | 68.0         |                          |
+| L     | 85.9       | 85.64    | 75.8         | 42 h on 64 V100 (800 ep) |
+| H     | 86.9       | 86.88    | 76.6         |                          |
 
-L after 800 epochs has 85.4, and 84.9 with `norm_pixels=False` (Table 1d); B
-after 400 epochs some 82.4 (issue 30).
+After 800 epochs L has 85.4, and 84.9 with `norm_pixels=False` (Table 1d); after
+400 epochs B has about 82.4 (issue 30).
 
 vit_jax.plan predicts 45 core-days for L's 800 epochs on a v3-32: 8,500 images a
 second, 9.9 GiB of each core's 15.5.
 
-Deviations: crops are of TensorFlow's kind (aspect uniform, torchvision's
-log-uniform; see `transforms.TrainTransform`), decoded as there and resized with
-Pillow's bicubic filter to the bit. The encoder sees pixels in [-1, 1], which
-its patch embedding can undo; the target is in the authors' units. Biases of
-MLPs start N(0, 1e-6), not 0; all else as theirs (`model.start_values`).
+Deviations: crops follow TensorFlow's law (uniform aspect ratio; torchvision's
+is log-uniform, see `transforms.TrainTransform`); decoding is that of the
+authors, and resizing equals Pillow's bicubic filter to the bit. The encoder
+sees pixels in [-1, 1], which its patch embedding can compensate; the target is
+in the authors' units. MLP biases are initialized from N(0, 1e-6) instead of 0;
+all other initial values are the authors' (`model.start_values`).
 """
 
 from ml_collections import ConfigDict

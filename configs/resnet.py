@@ -1,9 +1,9 @@
 """Table 3's ResNets (BiT): --config=configs/resnet.py:variant=R50x1.
 
 Arguments: variant (R50x1, R50x2, R101x1, R152x1, R152x2, R200x3), and epochs
-for R152x2 (7 or 14). Pre-trained on JFT with Adam β1 .9 β2 .999, as section 4.1
-says of the ResNets too: batch 4096, 10k warm-up steps, linear decay, weight
-decay .1, 224 px.
+for R152x2 (7 or 14). Pre-trained on JFT with Adam β1 .9 β2 .999, also for the
+ResNets (section 4.1): batch 4096, 10k warm-up steps, linear decay, weight decay
+.1, 224 px.
 
 Expected ImageNet top-1 after fine-tuning at 384 px, and cost (Table 6):
 
@@ -16,10 +16,11 @@ Expected ImageNet top-1 after fine-tuning at 384 px, and cost (Table 6):
 | R152x2  | 14     | 6e-4    | 85.56    | 1126     |
 | R200x3  | 14     | 6e-4    | 87.22    | 3306     |
 
-R200x3 is in Table 6, but Table 3 gives no hyper-parameters for it; it takes the
-row of R152 here. Not in the paper, and as in vit.py: sigmoid cross-entropy with
-head bias -10, the crops, and linear decay ending at 1e-5. JFT-300M is not
-public; the config serves `plan`, and your own data by --config.source.dataset.
+R200x3 is in Table 6, but Table 3 has no hyper-parameters for it; it uses those
+of R152 here. Not in the paper, and the same as in vit.py: sigmoid cross-entropy
+with head bias -10, the crops, and linear decay ending at 1e-5. JFT-300M is not
+public; the config is for `plan`, and for your own data with
+--config.source.dataset.
 
 To fine-tune: configs/finetune.py and configs/finetune_imagenet.py, with
 --config.model.name=resnet.

@@ -1,23 +1,23 @@
-"""Figures 3 and 4 as a toy: CIFAR-10, three small models, three subsets.
+"""Figures 3 and 4 at small scale: CIFAR-10, three small models, three subsets.
 
 python -m vit_jax.study --config=configs/studies/cifar10.py
 
-A toy, and not the paper's experiment. A ViT, a hybrid and a ResNet of some
+This is not the paper's experiment. A ViT, a hybrid and a ResNet with a few
 hundred thousand parameters are pre-trained on 2,500, 10,000 and 50,000 images
 of 16 px, and transferred: by 5-shot and 10-shot regression from their features,
 and by fine-tuning at 24 px on 2,500 labelled images. The paper asks whether
-ViTs overtake ResNets as the data of pre-training grow from 9 M to 300 M images.
+ViTs overtake ResNets when the pre-training data grow from 9 M to 300 M images.
 
-Pre-training and transfer have the same ten classes here. Their images differ:
-pre-training sees CIFAR-10's training split alone; transfer learns from the
-first half of the test split and is judged on the second, 5,000 images (so a
-standard deviation of .7 % at 50 % comes from the sample alone). Larger subsets
-are seen for more steps: 16, 6 and 3 epochs. One seed for each point, a second
-one by `:seeds=2`.
+Pre-training and transfer have the same ten classes here, but different images:
+pre-training uses CIFAR-10's training split only; transfer uses the first half
+of the test split for training and the second half, 5,000 images, for
+evaluation (so the sample alone causes a standard deviation of .7 % at 50 %).
+Larger subsets are used for more steps: 16, 6 and 3 epochs. Each point has one
+seed; `:seeds=2` adds a second one.
 
-The paper has no values at this scale. As it came out (benchmarks/RESULTS.md),
-5-shot and fine-tuned, from 50,000 images: ViT 39.4, 51.2, hybrid 44.6, 53.6,
-ResNet 49.0, 54.8 %; no crossover. 41 minutes of processor time.
+The paper has no values at this scale. Results (benchmarks/RESULTS.md), 5-shot
+and fine-tuned, from 50,000 images: ViT 39.4, 51.2, hybrid 44.6, 53.6, ResNet
+49.0, 54.8 %; no crossover. 41 minutes of processor time.
 """
 
 from vit_jax.config import parse_arg

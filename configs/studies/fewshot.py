@@ -1,4 +1,4 @@
-"""Table 8, Figures 4, 8 and 9: ImageNet's 5-shot accuracy of the pre-trained.
+"""Table 8, Figures 4, 8 and 9: ImageNet 5-shot accuracy of pre-trained models.
 
 python -m vit_jax.study --config=configs/studies/fewshot.py:table=8
 
@@ -8,25 +8,25 @@ python -m vit_jax.study --config=configs/studies/fewshot.py:table=8
 | figure=8 | depth, width, MLP or patch scaled alone      | over exaFLOPs |
 | figure=9 | class token, or mean at two learning rates   | over epochs   |
 
-Section 4.1's regression from frozen features of five images of each class,
-drawn from train[:65000] as in the authors' public code, judged on the
-validation split. Table 8's numbers are the paper's; its figures print none.
-JFT-300M is not public: give your own data by --pretrain.source.dataset=… and
---pretrain.train.num_examples=….
+The accuracy is that of section 4.1's regression from frozen features of five
+images per class, drawn from train[:65000] as in the authors' public code, on
+the validation split. The values of Table 8 are the paper's; the figures contain
+no values. JFT-300M is not public: use your own data with
+--pretrain.source.dataset=… and --pretrain.train.num_examples=….
 
-Figure 4: every model is trained as on all of JFT (as many steps) and judged at
-its best validation accuracy, the paper's early stopping. b/32 is B/32 with all
-hidden sizes halved, here with 6 heads of 64 channels. Which six models the
-figure has is from memory.
+Figure 4: every model is trained for as many steps as on all of JFT, and
+evaluated at its best validation accuracy (the paper's early stopping). b/32 is
+B/32 with all hidden sizes halved, here with 6 heads of 64 channels. The choice
+of the six models is from memory.
 
-Figure 8: base of 8 layers, width 1024, MLP 2048, patch 32; how far each is
-scaled is chosen here (the paper goes to 64 layers, from memory), and so is the
-recipe, Table 3's row L/32. Heads keep 64 channels. The line that scales all
-together is not here.
+Figure 8: the base has 8 layers, width 1024, MLP 2048 and patch 32. The scaling
+factors are chosen here (the paper has up to 64 layers, from memory), and so is
+the recipe, Table 3's row L/32. Heads have 64 channels. The line that scales all
+dimensions together is not implemented.
 
 Figure 9: class token with 8e-4, mean of the patches with 8e-4 and with 3e-4, 7
-epochs; the model, B/16, is chosen here. It is judged after every epoch by an
-evaluator within the training, so weights cannot take its place.
+epochs; the model, B/16, is chosen here. It is evaluated after every epoch
+within the training, so existing weights cannot replace its pre-training.
 """
 
 from typing import Any

@@ -7,20 +7,22 @@ python -m vit_jax.study --config=configs/studies/finetuned.py:table=5
 | table=5  | ViTs by pre-training set (i1k, i21k, JFT) | Figure 3           |
 | table=6  | ViTs, hybrids and ResNets from JFT        | Figure 5, exaFLOPs |
 
-A row pre-trains by configs/vit.py or configs/resnet.py (Table 3), chooses the
-rate of each data set as configs/sweeps/table4.py does, and fine-tunes three
-times. Table 2's ImageNet (512 px L/16, 518 px H/14, averaged weights) and
-VTAB-1k (its means over 19 tasks) have one rate. Weights that are there already:
---weights='B/16 i21k=B_16.npz'. `rows=B/16` takes the rows whose names hold it.
+A row pre-trains with configs/vit.py or configs/resnet.py (Table 3), chooses the
+learning rate of each data set like configs/sweeps/table4.py, and fine-tunes
+three times. Table 2's ImageNet (512 px L/16, 518 px H/14, averaged weights) and
+VTAB-1k (means over 19 tasks) have a single rate. To use existing weights:
+--weights='B/16 i21k=B_16.npz'. `rows=B/16` selects the rows whose names contain
+it.
 
-The paper's numbers stand beside the measured ones; none has been repeated here.
-Table 5's from JFT are Table 6's, except H/14's, which differ. JFT-300M is not
-public: give your own data by --pretrain.source.dataset=….
+The paper's values are shown next to the measured ones; none has been repeated
+here. Table 5's values from JFT are those of Table 6, except for H/14, where
+they differ. JFT-300M is not public: use your own data with
+--pretrain.source.dataset=….
 
-Not here: ImageNet's ReaL labels; Figure 3's band of BiT ResNets, whose recipes
-for ImageNet-1k and -21k Table 3 does not have; H/14 from i1k, not in Table 5.
-The paper's Figure 3 tunes weight decay, dropout and label smoothing of each;
-these are Table 3's.
+Not implemented: ImageNet's ReaL labels; Figure 3's band of BiT ResNets, for
+which Table 3 has no recipes on ImageNet-1k and -21k; H/14 from i1k, which is
+not in Table 5. The paper's Figure 3 tunes weight decay, dropout and label
+smoothing for each data set; here they are Table 3's.
 """
 
 import dataclasses

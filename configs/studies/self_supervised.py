@@ -1,4 +1,4 @@
-"""Ways to learn from CIFAR-10 with few labels or none, side by side: a toy.
+"""Learning from CIFAR-10 with few labels or none: a small-scale comparison.
 
 python -m vit_jax.study --config=configs/studies/self_supervised.py:seeds=3
 
@@ -10,23 +10,24 @@ python -m vit_jax.study --config=configs/studies/self_supervised.py:seeds=3
 | DeiT                   | all, and a better teacher's          |
 | Noisy Student, 10 %    | a tenth, and a teacher's of the rest |
 
-All are one ViT of 16 tokens (16 px, 4 layers of width 64, 139 thousand
-parameters), with the same number of steps for all pre-trainings. Those without
-labels are judged by 20 neighbours, a linear probe (`linear_probe`), and fine-
-tuned with 10 % and with 100 % of the labels; their column `pre-training` is the
-accuracy of 20 neighbours too, of the others' the accuracy itself. Of DINO the
-teacher is judged, and the student fine-tuned.
+All rows use one ViT with 16 tokens (16 px, 4 layers of width 64, 139 thousand
+parameters) and the same number of pre-training steps. Models trained without
+labels are evaluated by 20 nearest neighbours and a linear probe
+(`linear_probe`), and fine-tuned with 10 % and with 100 % of the labels; their
+column `pre-training` is the accuracy of 20 neighbours, that of the other rows
+the test accuracy itself. For DINO the teacher is evaluated and the student
+fine-tuned.
 
-Arguments: seeds (3), epochs (2; of 50,000 images), teacher, the path of trained
-weights, without which there is no row DeiT, and labels, a file of
-`vit_jax.pseudo_label`, without which there is no row Noisy Student. One teacher
-and one file serve all seeds. The labels' teacher and file are made by the first
-commands of configs/noisy_student.py with `--config.image_size=16`, and with the
-width, depth and mlp_dim of this study.
+Arguments: seeds (3), epochs (2; of 50,000 images), teacher (path of trained
+weights; without it there is no row DeiT), and labels (file of
+`vit_jax.pseudo_label`; without it there is no row Noisy Student). All seeds
+share one teacher and one file. The teacher and the file of the labels are made
+by the first commands of configs/noisy_student.py with
+`--config.image_size=16`, and with the width, depth and mlp_dim of this study.
 
-No paper has this table; what came of it is in docs/self_supervised.md.
-Nothing here was tuned, and MAE and DINO are known to need far longer
-training, larger models and more data.
+No paper has this table; the results are in docs/self_supervised.md. Nothing was
+tuned, and MAE and DINO are known to need much longer training, larger models
+and more data.
 """
 
 from typing import Any

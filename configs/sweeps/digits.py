@@ -1,10 +1,10 @@
-"""quickstart.py on `digits`: two learning rates, two seeds; a toy sweep.
+"""quickstart.py on `digits`: two learning rates, two seeds; a small sweep.
 
 python -m vit_jax.sweep --config=configs/sweeps/digits.py
 
 Not in the paper. The rate is chosen on a tenth of the training split; three
-runs on all of it are judged on the test split. Expected: about 97 %. Seven runs
-of one to two minutes on two CPU cores.
+runs on the whole training split are evaluated on the test split. Expected:
+about 97 %. Seven runs of one to two minutes on two CPU cores.
 """
 
 from vit_jax.sweeps.grid import Stage, Sweep, Task
