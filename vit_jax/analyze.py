@@ -73,11 +73,11 @@ def run(
 
   Args:
     checkpoint: workdir, step directory or weights of any format.
-    out: where PNG files and figures.npz are written.
+    out: directory for PNG files and figures.npz.
     files: images; the run's own if there are none.
-    num_images: of the run's own.
+    num_images: number of the run's own images.
     image_size: pixels; positions are interpolated to it.
-    weights: which of the checkpoint, see `Pretrained.chosen`.
+    weights: which weights of the checkpoint, see `Pretrained.chosen`.
 
   Raises:
     UserError: no such weights or images.

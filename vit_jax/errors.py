@@ -76,8 +76,8 @@ def check_range(
 
   Args:
     key: as the user writes it.
-    value: to be finite and within all limits given; None (of a key that may
-      be None) always is.
+    value: value that must be finite and within all limits; None (for a key that
+      may be None) always is.
     at_least: smallest value allowed.
     above: largest value that is too small.
     at_most: largest value allowed.

@@ -46,7 +46,7 @@ def run(config: Config, images: int, start_step: int) -> np.ndarray:
 
   Args:
     config: completed.
-    images: how many.
+    images: number of images.
     start_step: the batch after that many updates comes first.
 
   Returns:
@@ -79,7 +79,7 @@ def run_evaluation(config: Config, name: str, images: int) -> np.ndarray:
   Args:
     config: completed.
     name: in `config.evals`.
-    images: how many, if there are as many.
+    images: largest number of images.
 
   Returns:
     The picture, uint8 `[height, width, 3]`, RGB.

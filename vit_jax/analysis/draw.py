@@ -112,7 +112,7 @@ def distances(values: Float[np.ndarray, 'n l h'], size: Sequence[int]) -> bytes:
   """Figures 7, right, and 11: a dot for each head of each layer.
 
   Args:
-    values: by image, layer and head, in pixels.
+    values: distances by image, layer and head, in pixels.
     size: (height, width) of the images.
   """
   mean = values.mean(axis=0)

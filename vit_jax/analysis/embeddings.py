@@ -14,8 +14,9 @@ class Components(NamedTuple):
   """Principal components of filters, the largest first.
 
   Attributes:
-    filters: of length 1; the entry of largest size is positive.
-    shares: of the variance.
+    filters: filters of norm 1; the entry with the largest magnitude is
+      positive.
+    shares: shares of the variance.
   """
 
   filters: Float[np.ndarray, 'n y x 3']
@@ -28,8 +29,8 @@ def components(
   """Principal components of d filters of RGB pixels, about their mean.
 
   Args:
-    kernel: of the first layer.
-    count: how many, where there are as many.
+    kernel: kernel of the first layer.
+    count: largest number of filters.
 
   Reference: arXiv 2010.11929, Figure 7 (left).
   """

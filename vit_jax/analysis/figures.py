@@ -67,7 +67,7 @@ def examine(
 
   Args:
     model: see `models.contract.Model`.
-    params: its own.
+    params: its parameters.
     images: preprocessed as for evaluation; attention distance is of all.
     shown: of them rollout, the maps of single heads and reconstructions are
       kept.

@@ -22,8 +22,8 @@ def save(
 
   Args:
     folder: made if it is not there.
-    found: of some weights.
-    about: of which `weights` and `images`, in words.
+    found: the figures.
+    about: description of the `weights` and `images`.
 
   Raises:
     OSError: it cannot be written.

@@ -7,7 +7,7 @@ def align(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
   """Pads cells so that columns line up, two spaces apart.
 
   Args:
-    rows: of cells; all rows have the same number of them.
+    rows: rows of cells; all rows have the same length.
     right: numbers of the columns that are aligned to the right.
   """
   widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

@@ -28,7 +28,7 @@ def of_training(loss: Callable[..., Any], params: PyTree, *others: Any) -> int:
 
   Args:
     loss: a function of parameters and others; only it is traced.
-    params: what the gradient is taken of: arrays or their shapes.
+    params: argument of the gradient: arrays or their shapes.
     *others: its other arguments.
   """
   closed = jax.make_jaxpr(loss)(params, *others)

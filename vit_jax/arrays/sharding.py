@@ -215,7 +215,7 @@ def per_device(
   """Runs a function on every device's own parts, inside jit.
 
   Args:
-    function: of arrays; its results are split like the first of them.
+    function: function of arrays; its results are split like the first of them.
     arrays: each split by as much of the spec as divides it.
     spec: as in `constrain`.
   """

@@ -33,8 +33,8 @@ class Parts:
     """Opens the folder, or makes it.
 
     Args:
-      out: of the whole result.
-      about: what is computed, of what; as JSON has it.
+      out: path of the whole result.
+      about: description of the computation, as JSON values.
 
     Raises:
       UserError: parts of something else are there, or nothing can be written.
@@ -178,8 +178,8 @@ def _check_same(
 
   Args:
     where: its path.
-    found: what it says of itself.
-    about: what is asked for.
+    found: the description in it.
+    about: the requested description.
   """
   found, wanted = flatten(found), flatten(about)
   other = [

@@ -136,7 +136,7 @@ def tell(out: str, result: dict[str, Any], shown: Sequence[str]) -> None:
 
   Args:
     out: the file.
-    result: what it says.
+    result: its description.
     shown: keys of the result, where JSON was not asked for.
   """
   if not runtime.is_main():

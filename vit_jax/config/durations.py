@@ -75,7 +75,7 @@ def check(key: str, duration: str, *, positive: bool = False) -> None:
 
   Args:
     key: as the user writes it.
-    duration: to be a number and a unit.
+    duration: text that must be a number and a unit.
     positive: refuse 0 too, where it does not mean "never".
 
   Raises:

@@ -58,8 +58,8 @@ def inspect(
   Args:
     source: its examples.
     split: its name in the file.
-    path: of the file of what is known; lines are added.
-    threads: that decode at once.
+    path: path of the file of known results; lines are appended.
+    threads: number of decoding threads.
     progress: called with (examples done, bad ones among them).
 
   Raises:
@@ -186,7 +186,7 @@ def duplicates(found: dict[str, Found]) -> Iterator[list[tuple[str, int]]]:
   """Groups of examples with the same pixels: (split, index) of each.
 
   Args:
-    found: of each split.
+    found: result of each split.
   """
   names = list(found)
   usable = [np.flatnonzero(found[name].labels != _BAD) for name in names]

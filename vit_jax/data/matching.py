@@ -22,7 +22,7 @@ class Relabelled:
 
   Attributes:
     name: the source's.
-    num_classes: of the other names.
+    num_classes: number of the other names.
     class_names: the other names.
   """
 

@@ -16,9 +16,9 @@ def shown(items: Iterator[T], total: int, label: str) -> Iterator[T]:
   """Passes items on; says on stderr how many came, if it takes long.
 
   Args:
-    items: to be passed on.
-    total: how many there are.
-    label: what is done.
+    items: the items.
+    total: number of items.
+    label: description of the work.
   """
   begin = time.monotonic()
   said, terminal, spoke = begin, sys.stderr.isatty(), False

@@ -29,10 +29,10 @@ class Share:
     """Begins to count.
 
     Args:
-      source: of the evaluation.
+      source: source of the evaluation.
       settings: with the policy for bad records.
       mesh: the devices.
-      batch_size: of the global batch.
+      batch_size: size of the global batch.
     """
     self._source, self._settings = source, settings
     self._batch_size, self._left, self._bad = batch_size, len(source), 0

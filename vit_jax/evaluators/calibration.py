@@ -204,8 +204,8 @@ def _judge(
   """Figures of each example of a batch.
 
   Args:
-    predict: of the setting.
-    key: of the labels.
+    predict: function of the setting.
+    key: key of the labels.
     weights: the model's, and which classes compete, bool `[k]`.
     batch: with mask.
 

@@ -51,7 +51,7 @@ class Setting(NamedTuple):
     num_classes: outputs of the head; 0 where there is none, and logits are
       features.
     mesh: the devices.
-    batch_size: of training.
+    batch_size: batch size of training.
     reader: workers, prefetching, and what to do about bad records.
     report: takes note of bad records.
     check: called with every batch on every process; raises to end early.
@@ -102,8 +102,8 @@ class Setting(NamedTuple):
     Args:
       weights: the function's first argument.
       source: whose examples are taken.
-      function: of weights and a batch, from `compiled`.
-      batch_size: of the global batch; by default that of training. It is
+      function: function of weights and a batch, from `compiled`.
+      batch_size: size of the global batch; by default that of training. It is
         rounded up to a multiple of the devices.
 
     Yields:

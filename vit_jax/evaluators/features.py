@@ -87,8 +87,8 @@ class Extractor:
     """Compiles nothing yet.
 
     Args:
-      setting: of the run.
-      batch_size: of the global batch; by default that of training.
+      setting: setting of the run.
+      batch_size: size of the global batch; by default that of training.
       who: needs the labels, for messages.
     """
     require(setting.transform.spec, 'image', 'label', who=who)

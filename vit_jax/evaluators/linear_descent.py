@@ -40,7 +40,7 @@ class Recipe(NamedTuple):
     epochs: passes over the features.
     batch_size: lowered to the number of examples; what does not fill the last
       batch of an epoch is left out of it.
-    seed: of the kernel and of the order.
+    seed: seed of the kernel and of the order.
   """
 
   solver: str

@@ -63,7 +63,7 @@ def untrained(data: Labelled, standardise: bool) -> Classifier:
 
   Args:
     data: the examples.
-    standardise: by their mean and deviation; else features stay as they are.
+    standardise: normalize features by their mean and deviation.
   """
   classes, (n, d) = np.unique(data.labels), data.features.shape
   mean, scale = np.zeros(d), np.ones(d)

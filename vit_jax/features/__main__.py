@@ -52,7 +52,7 @@ def run(checkpoint: str, out_path: str, request: Request) -> dict[str, Any]:
 
   Args:
     checkpoint: workdir, step directory or weights of any format.
-    out_path: of the file, local.
+    out_path: path of the file, local.
     request: the rest.
 
   Returns:

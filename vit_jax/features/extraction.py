@@ -51,11 +51,11 @@ def extract(
   """Computes what is missing, part by part, and joins them.
 
   Args:
-    extractor: of the features.
+    extractor: extractor of the features.
     params: whose.
-    source: of the examples.
+    source: source of the examples.
     out: the file.
-    about: what the file says of itself.
+    about: description that is stored in the file.
     size: batches of a part.
   """
 

@@ -195,7 +195,7 @@ def workdir_error(
 
   Args:
     folder: the workdir.
-    problem: what is not possible, a sentence without its period.
+    problem: description of the problem, a sentence without its period.
     error: the error of the file system or object store.
   """
   message = (

@@ -126,7 +126,7 @@ def start(
     job: checked.
     shell: to run it in.
     force: whatever the plan says, and if it says nothing.
-    plan: what to ask.
+    plan: function that asks `plan`.
 
   Returns:
     The exit code of the run where the launch follows it; else 0.

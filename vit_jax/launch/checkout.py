@@ -41,7 +41,7 @@ def check_config(root: pathlib.Path, commit: str, config: str) -> None:
 
   Args:
     root: the checkout.
-    commit: that is installed.
+    commit: the commit to install.
     config: as for train, perhaps with an argument after a colon.
 
   Raises:

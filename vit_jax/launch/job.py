@@ -14,20 +14,21 @@ class Job:
 
   Attributes:
     target: 'tpu-vm', 'queued', 'gke' or 'slurm'.
-    name: of the slice, the JobSet or the SLURM job.
-    commit: that is installed.
+    name: name of the slice, the JobSet or the SLURM job.
+    commit: the commit to install.
     config: as for train.
     overrides: --config.KEY=VALUE.
     trainer_flags: other flags of train.
-    workdir: of the run, seen by all hosts.
-    data_dir: of TFDS; None for the hosts' own default.
-    topology: of one slice.
-    slices: how many.
+    workdir: workdir of the run, seen by all hosts.
+    data_dir: TFDS directory; None for the hosts' own default.
+    topology: topology of one slice.
+    slices: number of slices.
     spot: cheaper machines that may be taken away.
     max_restarts: after failures; preemptions are not counted.
     zone, project, version: of Cloud TPU (version: the runtime image).
-    image: of the container, without a tag.
-    service_account: of Kubernetes, which may read and write the buckets.
+    image: name of the container, without a tag.
+    service_account: Kubernetes service account that may read and write the
+      buckets.
     partition, account, time_limit: of SLURM.
     submit_flags: further flags of the command that submits the job: sbatch,
       gcloud (the creation of a queued resource) or kubectl apply.

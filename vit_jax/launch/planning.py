@@ -85,7 +85,7 @@ def grace_s(result: dict[str, Any] | None, per_host: int) -> int:
   """Seconds that the trainer needs from a signal to its end, generously.
 
   Args:
-    result: of `ask`; None where nothing was planned.
+    result: result of `ask`; None if nothing was planned.
     per_host: devices of one host.
   """
   sizes = (result or {}).get('bytes', {})

@@ -99,7 +99,7 @@ def start(
     job: on SLURM.
     shell: to run it in, on a machine whose checkout all nodes see.
     grace_s: between the signal and the end of the time limit.
-    python: that the environment is made with.
+    python: interpreter that creates the environment.
 
   Returns:
     0: SLURM has it, and queues it again as it must.

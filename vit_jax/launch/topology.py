@@ -19,8 +19,8 @@ class Version:
   """One version of the TPU, by Google Cloud's tables of configurations.
 
   Attributes:
-    shapes: of its slices, in chips.
-    accelerator: what `--accelerator-type` begins with; None: not as TPU VM.
+    shapes: shapes of its slices, in chips.
+    accelerator: beginning of `--accelerator-type`; None if there is no TPU VM.
     counts_cores: whether the number after it counts cores (two a chip).
     cores: JAX devices in a chip.
     one_host: chips up to which a slice is one machine; larger ones have four

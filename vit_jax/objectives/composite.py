@@ -17,7 +17,7 @@ class AroundModel(Defaults):
   decoder, a head. `init` and `loss` are yet to be defined.
 
   Attributes:
-    setting: of the run.
+    setting: setting of the run.
   """
 
   setting: Setting

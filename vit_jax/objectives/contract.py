@@ -23,10 +23,11 @@ class Frozen(NamedTuple):
   once, not donated, and no part of checkpoints, which hold their checksum.
 
   Attributes:
-    model: what they are parameters of.
+    model: the model of the parameters.
     image_size: (height, width) that they are for, pixels.
     load: (mesh) → the model's parameters, on its devices.
-    class_names: of its head, in the order of its logits; () if unknown.
+    class_names: names of its classes, in the order of its logits; () if
+      unknown.
     judges_labels: whether its logits are held against the run's labels: then
       its classes must have the names, and the order, of the training data's.
   """
@@ -65,7 +66,7 @@ class Pictures(NamedTuple):
 
   Attributes:
     image: as it was.
-    seen: what the model gets; hidden patches are grey.
+    seen: input of the model; hidden patches are grey.
     predicted: the prediction of every patch, not only of hidden ones. Those
       that are seen have no loss, and look worse (as in arXiv 2111.06377,
       Figure 2).
@@ -116,7 +117,7 @@ class Objective(Protocol):
     """Raises UserError if it cannot be trained on what batches hold.
 
     Args:
-      spec: what the transform of the training declares.
+      spec: the spec that the training transform declares.
     """
     ...
 
@@ -136,7 +137,7 @@ class Objective(Protocol):
     """Fresh parameters and extra state (a teacher, a centre; {} for none).
 
     Args:
-      key: of the run.
+      key: random key of the run.
       batch: a training batch, or the shapes of one.
     """
     ...
@@ -197,7 +198,7 @@ class Objective(Protocol):
 
     Args:
       params: any of those in `weights`.
-      batch: of an evaluation: `image` uint8 `[n, y, x, 3]`.
+      batch: batch of an evaluation: `image` uint8 `[n, y, x, 3]`.
     """
     ...
 
@@ -223,8 +224,8 @@ class Objective(Protocol):
 
     Args:
       params: any of those in `weights`.
-      batch: of an evaluation: `image` uint8 `[n, y, x, 3]`.
-      key: of the step.
+      batch: batch of an evaluation: `image` uint8 `[n, y, x, 3]`.
+      key: random key of the step.
     """
     ...
 

@@ -52,7 +52,7 @@ class Objective(AroundModel):
     [-1, 1] like every model here, which the patch embedding can undo.
 
     Args:
-      setting: of the run.
+      setting: setting of the run.
       mask_ratio: share of the patches that is hidden, in [0, 1); of p patches
         ⌊p · (1 − mask_ratio)⌋ are visible, at least one.
       norm_pixels: the target is of each patch less its mean, divided by the

@@ -62,7 +62,7 @@ class Objective(AroundModel):
     of the regression: here they are averaged, and pixels are in [-1, 1].
 
     Args:
-      setting: of the run.
+      setting: setting of the run.
       target: 'mean_color' (3 bits a channel: 512 classes), 'small_patch' (the
         same of each cell of the patch made 4x4: 16 times 512 classes) or
         'pixels' (all of them, by squared errors). The paper finds all to work

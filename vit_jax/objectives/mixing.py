@@ -84,7 +84,7 @@ class DeviceAugment:
     Args:
       batch: image: uint8 `[n, y, x, 3]`; label: int32 `[n]`, or float32 `[n,
         num_classes]` (soft labels).
-      key: of the step.
+      key: random key of the step.
 
     Returns:
       Images in [-1, 1], float32, and targets: the labels as they are, or

@@ -19,7 +19,7 @@ def grid_of(setting: Setting, who: str) -> Grid:
   """Rows and columns of patches of the run's images.
 
   Args:
-    setting: of the run.
+    setting: setting of the run.
     who: the objective, for messages.
 
   Raises:

@@ -23,7 +23,7 @@ class Objective(Defaults):
   labels, float32 `[n, num_classes]`.
 
   Attributes:
-    setting: of the run.
+    setting: setting of the run.
     cross_entropy: 'softmax' or 'sigmoid', see `losses`.
     label_smoothing: α of that loss, in [0, 1); with 'sigmoid' below .5, from
       where on a label would count against its class.

@@ -50,15 +50,16 @@ def adam(
     b2: decay of the second moment, in [0, 1).
     eps: added to the root of the second moment, above 0.
     clip_norm: largest norm of the gradient; None or 0 for no clipping.
-    clip: what has that norm: 'global', all gradients together, or 'tensor',
-      each tensor (and layer) by itself.
+    clip: the object of that norm: 'global', all gradients together, or
+      'tensor', each tensor (and layer) by itself.
     clip_joined: leaves that are one tensor, see `clipping.by_tensor`.
     weight_decay: multiplied by the learning rate when applied.
-    weight_decay_end: what it becomes over the training, by half a cosine; None
-      for the same throughout.
+    weight_decay_end: its value at the end of the training, after half a cosine;
+      None for the same throughout.
     decay_mask: the leaves that decay, see `DECAY_MASKS`.
     rules: factors of rate and decay by path, frozen ones, see `rules`.
-    moment_dtype: of the first moment, 'float32' or 'bfloat16' (saves memory).
+    moment_dtype: dtype of the first moment, 'float32' or 'bfloat16' (saves
+      memory).
 
   Raises:
     UserError: a value outside its range, an unknown mask or dtype.
@@ -93,7 +94,7 @@ def sgd(
     clip: 'global' or 'tensor'.
     clip_joined: leaves that are one tensor.
     weight_decay: decoupled, multiplied by the learning rate.
-    weight_decay_end: of its cosine.
+    weight_decay_end: last value of its cosine schedule.
     decay_mask: the leaves that decay, see `DECAY_MASKS`.
     rules: factors of rate and decay by path, frozen ones, see `rules`.
 
@@ -189,7 +190,7 @@ def muon(
     clip: 'global' or 'tensor'.
     clip_joined: leaves that are one tensor in clipping.
     weight_decay: decoupled.
-    weight_decay_end: of its cosine.
+    weight_decay_end: last value of its cosine schedule.
     decay_mask: the leaves that decay, see `common.DECAY_MASKS`.
     rules: factors of rate and decay by path, frozen ones, see `rules`.
 

@@ -26,7 +26,7 @@ def directions(
 
   Args:
     momentum: in [0, 1).
-    others: what the other leaves get.
+    others: transformation of the other leaves.
 
   References: Jordan et al., "Muon" (2024); Liu et al., arXiv 2502.16982,
   section 2.2, for the factor.

@@ -17,7 +17,7 @@ def naming(key: str, joined: tuple[str, ...]) -> Callable[[str], str]:
   """(path) → the name of the tensor that a leaf is of.
 
   Args:
-    key: of the config, for messages.
+    key: key of the config, for messages.
     joined: patterns of parts of a path. Leaves whose paths differ in nothing
       else are one tensor: with 'query|key|value' those three, which most codes
       keep in one matrix.

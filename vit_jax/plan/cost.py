@@ -40,7 +40,7 @@ class Uncounted:
     times: executions in a step.
     bytes: read and written in a step.
     flops: declared or counted.
-    cycles: by bandwidth and throughput of the chip.
+    cycles: cycles that follow from bandwidth and throughput of the chip.
     overlapped: whether it runs beside other work (asynchronous copies), so
       its cycles are shown and not added.
   """
@@ -69,8 +69,8 @@ class Cost:
   Attributes:
     estimated_cycles: the compiler's own.
     uncounted: instructions without its estimate, by kind.
-    collectives: by kind.
-    matrix_flops: of products and convolutions, recomputed ones included.
+    collectives: totals by kind.
+    matrix_flops: FLOPs of products and convolutions, including recomputed ones.
     groups: estimated cycles by (path in the program, direction).
   """
 

@@ -24,7 +24,7 @@ class Plan:
   """What the compiled program of one config takes.
 
   Attributes:
-    config: that was compiled.
+    config: the compiled config.
     result: the object that `--json` prints.
     cost: None where the program does not fit.
     text: the optimised HLO, '' where the program does not fit.

@@ -92,7 +92,7 @@ class Part:
 
   Attributes:
     count: executions.
-    flops: of products.
+    flops: FLOPs of products.
     bytes: read and written.
     seconds: modelled time.
   """
@@ -112,7 +112,7 @@ class GpuCost:
     exposed_seconds: time of collectives that no kernel hides.
     matrix_flops: FLOPs of products, convolutions and fused attention.
     parts: sums by kind of kernel.
-    collectives: by kind.
+    collectives: totals by kind.
     groups: modelled seconds by (place in the model, direction).
   """
 

@@ -26,7 +26,7 @@ class Op:
   Attributes:
     name: unique in its computation.
     opcode: 'fusion', 'while', …
-    type: of its result, as text.
+    type: type of its result, as text.
     operands: names of its operands.
     literal: the text between its brackets (a constant's value).
     attributes: everything behind them, as text.

@@ -21,15 +21,16 @@ class Chip:
   """What one JAX device can do; a device is a core on v2, v3 and tpu7x.
 
   Attributes:
-    clock_hz: of the cores; the compiler's cycles are counted in it.
+    clock_hz: clock of the cores, the unit of the compiler's cycles.
     peak_flops: dense bf16 FLOP/s.
-    hbm_bytes: that a program may use, as the compiler's own message says it.
+    hbm_bytes: memory that a program may use, according to the compiler's
+      message.
     hbm_bytes_per_s: published bandwidth.
     link_bytes_per_s: to other chips of the slice, all links, one direction.
-    exponentials_per_cycle: of a custom kernel, with the vector work that goes
-      with each.
+    exponentials_per_cycle: rate of a custom kernel, with the vector work that
+      goes with each.
     cores: TensorCores in the device, for core-days.
-    options: of `get_topology_desc`.
+    options: options of `get_topology_desc`.
   """
 
   clock_hz: float
@@ -98,11 +99,11 @@ class Target:
 
   Attributes:
     name: as the user wrote it, with the number of slices if several.
-    devices: of all slices.
+    devices: devices of all slices.
     slices: joined by the data-centre network.
     chip: None for the local backend, whose compiler gives no estimates.
     hbm_bytes: memory of a device; None where it is not known.
-    slow_bytes_per_s: of a device, between slices.
+    slow_bytes_per_s: bandwidth of a device between slices.
     compiles: whether a compiler for them is installed.
     cluster: the rates of GPUs; None for other devices.
   """

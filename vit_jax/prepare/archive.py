@@ -33,10 +33,10 @@ class Synset:
   Attributes:
     wnid: WordNet's name of the class, 'n00004475'.
     path: the file that holds it.
-    offset: where it begins there, bytes.
+    offset: its position there, bytes.
     size: its length, bytes.
-    share: how much of the source was read with it, 0…1.
-    data: its bytes where the source is compressed and cannot be read again.
+    share: fraction of the source that has been read with it, 0…1.
+    data: its bytes, if the source is compressed and cannot be read again.
   """
 
   wnid: str

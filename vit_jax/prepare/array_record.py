@@ -67,7 +67,7 @@ def copy(
   Args:
     version_dir: DIR/NAME/VERSION, of what was prepared; only read.
     work: the working directory.
-    target: of the result.
+    target: path of the result.
     workers: processes.
 
   Raises:

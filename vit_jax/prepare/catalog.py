@@ -17,7 +17,7 @@ class Manual(NamedTuple):
 
   Attributes:
     files: names in the manual directory.
-    steps: where they come from.
+    steps: source of the numbers of steps.
   """
 
   files: tuple[str, ...]
@@ -109,7 +109,7 @@ def require_manual_files(builder: Any, data_dir: pathlib.Path) -> None:
   """Checks that what a person has to fetch is there.
 
   Args:
-    builder: of TFDS.
+    builder: builder of TFDS.
     data_dir: the TFDS directory.
 
   Raises:

@@ -49,9 +49,9 @@ def prepare(
   Args:
     source: the folder.
     data_dir: the TFDS directory.
-    name: of the data set.
+    name: name of the data set.
     workers: processes.
-    shard_bytes: of one shard of the result, about.
+    shard_bytes: approximate size of one shard of the result.
 
   Raises:
     UserError: a folder, a name or a disk that will not do.

@@ -57,8 +57,8 @@ def prepare(
     data_dir: the TFDS directory.
     class_list: a file of synsets in the order of labels.
     workers: processes.
-    part_bytes: of the archive in one run.
-    shard_bytes: of one shard of the result, about.
+    part_bytes: bytes of the archive per run.
+    shard_bytes: approximate size of one shard of the result.
 
   Raises:
     UserError: a source, a class list or a disk that will not do.

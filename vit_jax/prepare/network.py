@@ -24,7 +24,7 @@ def require(builder: Any, data_dir: pathlib.Path) -> None:
   a data set whose files people fetch by hand.
 
   Args:
-    builder: of TFDS.
+    builder: builder of TFDS.
     data_dir: the TFDS directory.
 
   Raises:

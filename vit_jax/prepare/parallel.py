@@ -41,8 +41,8 @@ def unordered(
   """Results of a function, as they come; few tasks are drawn ahead.
 
   Args:
-    function: of a module; raises what is raised here.
-    tasks: what it is called with; can be pickled.
+    function: function of a module; its exceptions are raised here.
+    tasks: its arguments; can be pickled.
     workers: processes; 1 for none beside this one.
 
   Raises:

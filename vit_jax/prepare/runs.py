@@ -85,8 +85,8 @@ def cut(
   """Divides runs into shards of equal numbers of images, in order of keys.
 
   Args:
-    folder: of the runs.
-    count: of the runs, numbered from 0.
+    folder: folder of the runs.
+    count: number of the runs, numbered from 0.
     shards: wanted, no more than there are images.
 
   Returns:
@@ -108,7 +108,7 @@ def read(
   The pieces are held in memory.
 
   Args:
-    folder: of the runs.
+    folder: folder of the runs.
     pieces: first entry of each run, and the one after the last.
   """
   found = []

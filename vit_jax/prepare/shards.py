@@ -59,8 +59,8 @@ class Split(NamedTuple):
 
   Attributes:
     lengths: images of each shard.
-    num_bytes: of all records.
-    skipped: what was left out.
+    num_bytes: size of all records.
+    skipped: records that were left out.
   """
 
   lengths: list[int]
@@ -96,9 +96,9 @@ def write_split(
 
   Args:
     work: the working directory; shards go to its result/, notes to its notes/.
-    name: of the data set.
+    name: name of the data set.
     split: its name.
-    sources: what each shard holds; can be pickled.
+    sources: content of each shard; can be pickled.
     workers: processes.
 
   Raises:

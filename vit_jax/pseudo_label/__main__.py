@@ -41,9 +41,10 @@ class Request(weights_and_data.Request):
   """What is to be labelled, and what of it kept.
 
   Attributes:
-    min_confidence: of the most likely class, in [0, 1]; the paper's is .3.
+    min_confidence: least probability of the most likely class, in [0, 1]; the
+      paper's is .3.
     per_class: examples of each class; 0 for no balance. The paper's is 130,000.
-    seed: of the images that have one copy more than others.
+    seed: seed of the choice of images that are copied once more.
   """
 
   min_confidence: float = 0.3
@@ -74,7 +75,7 @@ def run(checkpoint: str, out_path: str, request: Request) -> dict[str, Any]:
 
   Args:
     checkpoint: the teacher: workdir, step directory or weights of any format.
-    out_path: of the file, local.
+    out_path: path of the file, local.
     request: the rest.
 
   Returns:

@@ -10,8 +10,8 @@ class Choice(NamedTuple):
   """Images that were chosen.
 
   Attributes:
-    rows: of those given, each once, rising.
-    copies: of each of them, at least 1.
+    rows: indices of the chosen examples, each once, ascending.
+    copies: number of copies of each of them, at least 1.
   """
 
   rows: Int[np.ndarray, ' m']

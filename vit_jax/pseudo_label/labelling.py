@@ -35,11 +35,11 @@ def label(
   """Labels what is not labelled yet, chooses, and writes the file.
 
   Args:
-    setting: that applies the teacher.
+    setting: setting that applies the teacher.
     params: the teacher's.
-    source: of the images.
+    source: source of the images.
     out: the file.
-    about: what the file says of itself.
+    about: description that is stored in the file.
     size: batches of a part.
   """
   least = np.float32(about['min_confidence'])

@@ -65,9 +65,9 @@ def run(
   """Carries a study out, or prints what is to be done.
 
   Args:
-    study: of a config.
-    workdir: of all runs, local.
-    given: what the command line adds to the runs.
+    study: the study of a config.
+    workdir: workdir of all runs, local.
+    given: flags that the command line adds to the runs.
     weights: paths by row, in place of pre-trainings.
     print_jobs: print the commands in place of running them.
 

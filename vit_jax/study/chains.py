@@ -32,8 +32,9 @@ class Chain(NamedTuple):
   """Where a row stands.
 
   Attributes:
-    pretrain: its pre-trainings; none where weights are taken.
-    transfers: by their names in `Row.transfers`, from all pre-trainings.
+    pretrain: its pre-trainings; none if weights are given.
+    transfers: transfers from all pre-trainings, by their names in
+      `Row.transfers`.
   """
 
   pretrain: Standing

@@ -49,7 +49,8 @@ class Row:
     transfers: by column. Several of one column, 'VTAB-1k/dtd' and so on, are
       averaged.
     paper: the published number of a column, in %.
-    lines: of the figure, which join rows; one of its own by default.
+    lines: lines of the figure, which join rows; each row has its own by
+      default.
     place: on the figure's x axis: how many images, or the published cost, which
       serves where weights are taken in place of training.
     early_stopping: transfers start from the checkpoint that the pre-training's
@@ -84,7 +85,7 @@ class Figure(NamedTuple):
   """What is drawn: a panel for each column, a line for each model.
 
   Attributes:
-    x: of `AXES`. Over 'epochs' the course of pre-trainings is drawn.
+    x: key of `AXES`. Over 'epochs' the course of pre-trainings is drawn.
     columns: the y axes; over 'epochs' metrics of pre-trainings.
   """
 

@@ -64,7 +64,7 @@ def table(sweep: Sweep, scores: Mapping[str, Sequence[Score]]) -> str:
 
   Args:
     sweep: the sweep.
-    scores: of the runs of each task that are finished.
+    scores: scores of the finished runs of each task.
   """
   lines = [
     f'# {sweep.title}',

@@ -26,7 +26,7 @@ def compile_step(
   shardings, so it is never recompiled unnoticed.
 
   Args:
-    experiment: what is trained, and the mesh of its devices.
+    experiment: the trained objects and the mesh of devices.
     compiler_options: options of XLA in addition to the model's.
   """
   state = experiment.abstract_state()

@@ -24,7 +24,7 @@ class Pretrained:
   """Weights that can be loaded, and their description.
 
   Attributes:
-    path: where the weights come from.
+    path: path of the weights.
     about: description: model and objective (config sections), num_classes,
       image_size, preprocess (config section), class_names; for a checkpoint
       also the whole config; for weights of another project `normalization`,

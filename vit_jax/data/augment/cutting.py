@@ -35,11 +35,11 @@ def shorter_side(
   of a pixel is cut off, and half a pixel goes to the even number.
 
   Args:
-    pixels: of the whole image.
-    height: of the result, pixels.
-    width: of the result, pixels.
+    pixels: pixels of the whole image.
+    height: height of the result, pixels.
+    width: width of the result, pixels.
     interpolation: see `resampling.resize`.
-    share: that the result's longer side takes of the resized shorter one.
+    share: ratio of the result's longer side to the resized shorter one.
 
   Raises:
     DecodeError: the image is too long and thin.

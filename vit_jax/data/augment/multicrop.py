@@ -31,14 +31,14 @@ class TrainTransform:
   Attributes:
     image_size: (height, width) of a global crop, pixels.
     global_area: smallest and largest share of the image's area.
-    local_crops: how many; 0 for none.
+    local_crops: number of local crops; 0 for none.
     local_size: (height, width) of them, or one number for both, pixels.
     local_area: as `global_area`.
     color_jitter: strengths, see `policies.jitter`.
-    blur: how often the first global crop, the second and a local one are
+    blur: probability that the first global crop, the second and a local one are
       blurred, with a deviation uniform in .1 to 2 pixels.
-    solarize: how often the second global crop is inverted from the value 128
-      on.
+    solarize: probability that the second global crop is inverted from the value
+      128 on.
 
   Reference: DINO (arXiv 2104.14294), section 3.2 and appendix; multi-crop is
   that of SwAV (arXiv 2006.09882), colours are those of BYOL (arXiv 2006.07733).

@@ -78,7 +78,7 @@ def _geometry(shift_x: float, shift_y: float, **options: Any) -> dict[str, Op]:
   Args:
     shift_x: largest translation, fraction of the width.
     shift_y: largest translation, fraction of the height.
-    **options: of `ops.affine`.
+    **options: keyword arguments of `ops.affine`.
   """
   rotate, shear_x, shear_y, translate_x, translate_y = (
     functools.partial(op, **options)
@@ -202,7 +202,7 @@ def color_jitter(
   Args:
     image: the image.
     strength: each factor is uniform in 1 ± strength (0 at least).
-    rng: what is drawn from.
+    rng: random generator.
   """
   for index in rng.permutation(len(_JITTER)):
     factor = rng.uniform(max(0.0, 1 - strength), 1 + strength)
@@ -217,10 +217,10 @@ def jitter(
 
   Args:
     image: the image.
-    strengths: of these four, 0 or more. The first three factors are uniform in
-      1 ± strength (0 at least); the hue turns by up to ± strength of the whole
-      circle, which is at most 1/2.
-    rng: what is drawn from.
+    strengths: strengths of these four, 0 or more. The first three factors are
+      uniform in 1 ± strength (0 at least); the hue turns by up to ± strength of
+      the whole circle, which is at most 1/2.
+    rng: random generator.
 
   Reference: torchvision's `ColorJitter`.
   """

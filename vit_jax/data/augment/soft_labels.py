@@ -19,7 +19,7 @@ class TrainTransform(transforms.TrainTransform):
   else all of it is the label's class, less what smoothing gives to all.
 
   Attributes:
-    num_classes: of the data.
+    num_classes: number of classes of the data.
     label_smoothing: α of examples without soft labels, in [0, 1): 1 − α at the
       label and α / num_classes everywhere.
 

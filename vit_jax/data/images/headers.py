@@ -28,10 +28,10 @@ class Jpeg(NamedTuple):
   Attributes:
     height: as stored, pixels.
     width: as stored, pixels.
-    height_at: where the file states its height (two bytes).
+    height_at: position of the height in the file (two bytes).
     ordinary: Huffman-coded 8-bit greyscale or three colours.
     one_scan: all colours come together, from the top down.
-    block_height: of the coded blocks that belong together, pixels.
+    block_height: height of the coded blocks that belong together, pixels.
     orientation: EXIF's, 1 (upright) to 8; from 5 on the sides are swapped.
   """
 

@@ -37,7 +37,7 @@ def decode_box(
 
   Args:
     data: the file.
-    header: what `headers.jpeg` says of it.
+    header: result of `headers.jpeg`.
     box: within its size.
 
   Raises:

@@ -14,8 +14,8 @@ class BadShare:
     """Nothing is read yet.
 
     Args:
-      max_share: of the data that may be bad.
-      num_examples: of an epoch.
+      max_share: share of the data that may be bad.
+      num_examples: number of examples per epoch.
       repeats: rows that each example has, one after the other.
     """
     self._max = max_share

@@ -25,7 +25,7 @@ class BadRecord(NamedTuple):
   Attributes:
     index: in its source.
     where: file (and offset) if the source knows it.
-    reason: what is wrong with it.
+    reason: description of the problem.
   """
 
   index: int
@@ -38,8 +38,9 @@ class Share(NamedTuple):
 
   Attributes:
     indices: example of each row.
-    positions: of each row in the training; None in evaluation, where nothing
-      is random and an index beyond the source's end leaves its row to padding.
+    positions: position of each row in the training; None in evaluation, where
+      nothing is random and an index beyond the source's end leaves its row to
+      padding.
   """
 
   indices: Int[np.ndarray, ' local']
@@ -61,7 +62,7 @@ class Loader:
   Attributes:
     source: random access to examples.
     transform: makes of an example what a batch holds.
-    seed: of the run.
+    seed: seed of the run.
     on_bad_record: 'error', or 'skip' (training takes a replacement that is a
       function of seed, position and attempt; evaluation leaves the row out).
   """

@@ -34,7 +34,7 @@ def shuffled(
   Args:
     positions: int64, ≥ 0; any number of epochs.
     num_examples: examples in the data set, ≥ 1.
-    seed: of the run.
+    seed: seed of the run.
 
   Returns:
     int64 indices in [0, num_examples); over each epoch every index once.

@@ -43,7 +43,7 @@ class Reader:
     prefetch: batches in preparation on the host.
     on_bad_record: 'error' ends the run, naming file and index; 'skip' takes
       another record, counts it and lists it once in events.jsonl.
-    max_bad_share: of the data set that may be bad before a run ends.
+    max_bad_share: share of the data set that may be bad before a run ends.
   """
 
   threads: int = dataclasses.field(default=0, kw_only=True)

@@ -53,8 +53,8 @@ def train_batches(
   Args:
     source: random access to examples.
     transform: makes of an example, with a generator, what a batch holds.
-    batch_size: of the global batch.
-    seed: of the run.
+    batch_size: size of the global batch.
+    seed: seed of the run.
     start_step: updates completed.
     mesh: devices; the batch is split over its `data` and `fsdp` axes.
     skipped: indices of batches never to be drawn.
@@ -141,7 +141,7 @@ class _Rows:
   """The rows of a global batch that this process holds.
 
   Attributes:
-    sharding: of a global batch over its leading axis.
+    sharding: sharding of a global batch over its leading axis.
     batch_size: rows of the global batch.
     rows: ascending row numbers held here.
   """

@@ -51,7 +51,7 @@ class Source:
 
     Args:
       split: in the TFDS way: 'train', 'train[:99%]', 'train+validation'.
-      path: of the folder.
+      path: path of the folder.
       class_map: a text file with a class folder on each line, in the order of
         the labels, and after a tab its name for people if there is one. By
         default labels follow the sorted names of the folders of 'train'.
@@ -159,8 +159,8 @@ class Division(NamedTuple):
   Attributes:
     train: a split.
     held_out: another one.
-    num_examples: of `train`.
-    num_classes: of both.
+    num_examples: number of examples of `train`.
+    num_classes: number of classes of both.
   """
 
   train: str

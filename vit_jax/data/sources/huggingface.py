@@ -41,7 +41,7 @@ class Source:
 
   Attributes:
     name: for messages, 'pets/train'.
-    num_classes: of the label.
+    num_classes: number of classes of the label.
     class_names: one for each class.
   """
 

@@ -24,7 +24,8 @@ class Source:
 
   Attributes:
     name: for messages, 'pets.csv/train'.
-    num_classes: of the whole manifest, whatever the split, or of `class_map`.
+    num_classes: number of classes of the whole manifest, whatever the split, or
+      of `class_map`.
     class_names: in the order of the labels.
   """
 

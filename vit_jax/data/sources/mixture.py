@@ -44,16 +44,16 @@ class Source:
 
   Attributes:
     name: for messages, 'mixture of imagenet/train, pets/train'.
-    num_classes: of each member.
-    class_names: of each member.
+    num_classes: number of classes of each member.
+    class_names: class names of each member.
   """
 
   def __init__(self, split: str, /, *, members: Annotated[Section, _MEMBERS]):
     """Opens the members.
 
     Args:
-      split: of every member ('train[:99%]'), or of some of them, each with its
-        own: 'web/train,pets/train+validation', or 'pets/test' alone.
+      split: split of every member ('train[:99%]'), or of some of them, each
+        with its own: 'web/train,pets/train+validation', or 'pets/test' alone.
       members: {name of your choice: section of a source, with its `name` and a
         `weight`}. Weights are positive; a share is a weight over their sum.
 
@@ -126,7 +126,7 @@ class Source:
 
     Args:
       positions: int64, ≥ 0.
-      seed: of the run.
+      seed: seed of the run.
 
     Returns:
       int64 indices in [0, len(self)).

@@ -34,7 +34,7 @@ class Source:
 
   Attributes:
     name: for messages, 'labels.npz/train'.
-    num_classes: of the teacher.
+    num_classes: number of classes of the teacher.
     class_names: the teacher's.
   """
 
@@ -50,7 +50,7 @@ class Source:
 
     Args:
       split: 'train', the only one, or a part of it ('train[:1000]').
-      path: of the file, local.
+      path: path of the file, local.
       images: a section of the source of the images, if they have moved since;
         by default as the file has it.
 

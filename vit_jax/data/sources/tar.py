@@ -74,16 +74,17 @@ class Source:
 
     Args:
       split: in the TFDS way: 'train', 'train[:99%]', 'train+validation'.
-      path: of the shards: a directory, whose .tar files are taken (also those
-        in train/, val/ and test/ in it), or a pattern: 'train-{000..009}.tar',
-        '{train,val}-{00..09}.tar', 'train-*.tar'.
+      path: path of the shards: a directory, whose .tar files are taken (also
+        those in train/, val/ and test/ in it), or a pattern:
+        'train-{000..009}.tar', '{train,val}-{00..09}.tar', 'train-*.tar'.
       class_map: a text file with a label on each line, a name or a number as
         the shards have it, in the order of the classes, and after a tab its
         name for people if there is one. Of names alone, numbers in the shards
         are the places, from 0. Needed where labels are names.
-      label_key: of the label in `.json` members; `.cls` members hold it alone.
-      on_bad_shard: of shards that were cut short: 'error', or 'skip' to take
-        the complete examples before the cut.
+      label_key: key of the label in `.json` members; `.cls` members hold it
+        alone.
+      on_bad_shard: treatment of shards that were cut short: 'error', or 'skip'
+        to take the complete examples before the cut.
 
     Raises:
       UserError: no shards, compressed ones, shards cut short, an example

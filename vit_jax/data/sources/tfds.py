@@ -34,7 +34,7 @@ class Source:
 
   Attributes:
     name: for messages, 'cifar10/train'.
-    num_classes: of the label.
+    num_classes: number of classes of the label.
     class_names: one for each class.
   """
 
@@ -53,16 +53,15 @@ class Source:
 
     Args:
       split: in the TFDS way: 'train', 'train[:99%]', 'train[1000:]'.
-      dataset: TFDS name, with a config where there are several
-        ('name/config') and a version where another than the newest is meant
-        ('name:1.0.0').
+      dataset: TFDS name, with a config where there are several ('name/config')
+        and a version where another than the newest is meant ('name:1.0.0').
       data_dir: the TFDS directory; by default $TFDS_DATA_DIR, else
         ~/tensorflow_datasets.
       image_key: name of the image feature.
       label_key: name of the label feature.
-      on_bad_shard: of files that were cut short: 'error', or 'skip' to take the
-        complete records before the cut (tfrecord) or none of the file
-        (array_record, whose index is at its end).
+      on_bad_shard: treatment of files that were cut short: 'error', or 'skip'
+        to take the complete records before the cut (tfrecord) or none of the
+        file (array_record, whose index is at its end).
 
     Raises:
       UserError: not prepared, no such split or feature, another format, or

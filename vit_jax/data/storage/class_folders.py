@@ -113,7 +113,7 @@ def listing(
   Args:
     root: the directory of the class folders.
     allow_empty: take class folders without images.
-    option: what to set for that, for the message.
+    option: the option to set for that, for the message.
 
   Raises:
     UserError: no class folder, an empty one, a link to nothing where an image

@@ -24,7 +24,7 @@ class Classes:
   """The classes of a data set, in the order of their labels.
 
   Attributes:
-    keys: what the data set calls them (folders, or labels in a file).
+    keys: their names in the data set (folders, or labels in a file).
     names: for people.
   """
 

@@ -129,7 +129,7 @@ class Files:
   Safe for threads and for forks (reading has no position), and can be pickled.
 
   Attributes:
-    paths: of the files, local or remote.
+    paths: paths of the files, local or remote.
   """
 
   def __init__(self, paths: Sequence[str]):

@@ -68,12 +68,12 @@ def load(
   """Loads the index of some shards, or builds and caches it.
 
   Args:
-    paths: of the shards, local or remote.
+    paths: paths of the shards, local or remote.
     kind: names the format, and whatever else the columns depend on.
-    scan: of one shard; returns the same columns for each.
+    scan: function that scans one shard and returns the same columns for each.
     on_bad_shard: 'error', or 'skip' to take the complete records before the
       place where a shard was cut short.
-    remedy: what to do about one that was, for the message.
+    remedy: advice about such a shard, for the message.
 
   Raises:
     UserError: no such shard, one that cannot be read or was cut short, a wrong

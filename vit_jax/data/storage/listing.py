@@ -24,10 +24,10 @@ class Row(NamedTuple):
   """One image of a list.
 
   Attributes:
-    image: its path, as the list has it.
+    image: its path as it is in the list.
     label: a whole number or a name, as text.
     split: 'train' where the list has none.
-    line: of the list, from 1.
+    line: line number in the list, from 1.
   """
 
   image: str

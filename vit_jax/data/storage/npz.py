@@ -15,8 +15,8 @@ class Column(NamedTuple):
   """An array that is never whole in memory.
 
   Attributes:
-    shape: of all.
-    dtype: that its parts are converted to.
+    shape: shape of the whole column.
+    dtype: dtype to which its parts are converted.
     parts: along the first axis, in order.
   """
 
@@ -31,8 +31,8 @@ def write(
   """Writes a file without compression.
 
   Args:
-    path: of the file; written in place.
-    columns: by name.
+    path: path of the file; written in place.
+    columns: columns by name.
     texts: strings, or lists of them, by name.
   """
   with zipfile.ZipFile(path, 'w') as archive:
@@ -61,7 +61,7 @@ class Mapped:
     """Maps the column.
 
     Args:
-      path: of the file, local.
+      path: path of the file, local.
       key: name of the column.
     """
     self._place = path, key

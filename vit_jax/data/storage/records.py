@@ -26,8 +26,9 @@ class ArrayRecords:
     """Opens every file once, to see that it is whole.
 
     Args:
-      instructions: of TFDS: file name, records to skip, to take, and in all.
-      on_bad_shard: of files without their end, 'error' or 'skip'.
+      instructions: read instructions of TFDS: file name, records to skip, to
+        take, and in total.
+      on_bad_shard: treatment of files without their end, 'error' or 'skip'.
 
     Raises:
       UserError: a file is missing, cut short under 'error', or another one; or
@@ -117,7 +118,8 @@ class TFRecords:
     """Indexes every split of which something is wanted.
 
     Args:
-      instructions: of TFDS: file name, records to skip and to take.
+      instructions: read instructions of TFDS: file name, records to skip and to
+        take.
       shards: files of each split.
       counts: records of each file, as TFDS noted them.
       on_bad_shard: see `index.load`.

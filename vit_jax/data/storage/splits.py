@@ -141,7 +141,7 @@ def with_alias(found: dict[str, T], spec: str) -> dict[str, T]:
 
   Args:
     found: {split: anything}.
-    spec: what is asked for; only a name in it is added.
+    spec: the requested split; only a name in it is added.
   """
   added = {}
   for name in re.findall(r'[A-Za-z]\w*', spec):

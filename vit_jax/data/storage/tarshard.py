@@ -24,8 +24,8 @@ def scan(path: str, label_key: str) -> index.Scan:
   """Finds image and label of each example of a shard.
 
   Args:
-    path: of the shard.
-    label_key: of the label in `.json` members.
+    path: path of the shard.
+    label_key: key of the label in `.json` members.
 
   Returns:
     Columns offset (int64) and size (uint32) of the image, bytes, and the label
