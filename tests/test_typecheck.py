@@ -5,10 +5,8 @@ import jax.numpy as jnp
 import jaxtyping
 import pytest
 
-from vit_jax.models import vit
+from vit_jax.models.layers.mlp import Mlp
 from vit_jax.objectives import losses
-
-SIZES = dict(patch_size=2, width=4, depth=1, mlp_dim=4, num_heads=1)
 
 
 def test_eight_devices():
@@ -23,7 +21,7 @@ def test_plain_functions_check_shapes():
 
 
 def test_flax_modules_check_shapes():
-  """A model called without the batch dimension is refused by annotation."""
-  model = vit.Model(3, **SIZES)
-  with pytest.raises(jaxtyping.TypeCheckError, match='images'):
-    model.init(jax.random.key(0), jnp.zeros((4, 4, 3)))
+  """A layer called without the batch dimension is refused by annotation."""
+  layer = Mlp(8, 0.0, 'tanh', jnp.dtype('float32'))
+  with pytest.raises(jaxtyping.TypeCheckError, match='x'):
+    layer.init(jax.random.key(0), jnp.zeros((3, 4)), None)

@@ -43,7 +43,7 @@ def test_attention_times_values_gives_the_layers(small):
   images = images_of(2, *SIZE)
   want = ('attention', 'layers')
   got = model.apply({'params': params}, images, method='predict', want=want)
-  first = model.apply({'params': params}, images, method='_tokens')
+  first = model.apply({'params': params}, images, method='_embed')
   layers = jax.tree.map(np.asarray, params['encoder']['layers'])
   x = np.asarray(first)
   for index in range(3):
@@ -125,7 +125,7 @@ def test_a_resnet_has_its_filters_and_says_what_it_lacks():
     'position similarity',
     'rollout, heads and attention distance',
   ]
-  assert 'a ResNet has no attention' in found.missing[1]
+  assert 'ResNet has no attention' in found.missing[1]
 
 
 def test_a_model_that_does_not_say_where_its_tokens_are(small):

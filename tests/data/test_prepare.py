@@ -7,7 +7,8 @@ import pytest
 
 from tests import archives, runs
 from vit_jax.errors import UserError
-from vit_jax.prepare import catalog, command, imagenet21k, shards, workspace
+from vit_jax.prepare import __main__ as prepare
+from vit_jax.prepare import catalog, imagenet21k, shards, workspace
 
 
 @pytest.fixture
@@ -68,18 +69,18 @@ def test_without_a_name_it_lists():
 def test_digits(tmp_path):
   """The embedded data set, and again."""
   for _ in range(2):
-    command.run('digits', data_dir=str(tmp_path))
+    prepare.run('digits', data_dir=str(tmp_path))
   assert (tmp_path / 'digits/1.0.0/dataset_info.json').exists()
 
 
 def test_left_over_work_is_removed(tmp_path, source):
   """Killed between publishing and cleaning: the second try cleans."""
   arguments = dict(data_dir=str(tmp_path / 'tfds'), workers=1)
-  command.run('imagenet21k', source=str(source), **arguments)
+  prepare.run('imagenet21k', source=str(source), **arguments)
   with workspace.locked(tmp_path / 'tfds', 'imagenet21k') as work:
     (work / 'runs').mkdir()
     (work / 'runs/00000.data').write_bytes(bytes(1000))
-  command.run('imagenet21k', **arguments)
+  prepare.run('imagenet21k', **arguments)
   assert not work.exists()
 
 
@@ -90,9 +91,9 @@ def test_what_is_in_the_way_stays(tmp_path, source):
   (target / 'precious').write_text('')
   arguments = dict(source=str(source), data_dir=str(tmp_path / 'tfds'))
   with pytest.raises(UserError, match='is in the way'):
-    command.run('imagenet21k', workers=1, **arguments)
+    prepare.run('imagenet21k', workers=1, **arguments)
   (target / 'precious').rename(tmp_path / 'precious')
-  command.run('imagenet21k', workers=1, **arguments)
+  prepare.run('imagenet21k', workers=1, **arguments)
   assert workspace.is_prepared(tmp_path / 'tfds', 'imagenet21k')
 
 
@@ -126,7 +127,7 @@ def test_one_message(arguments, message, tmp_path):
     (tmp_path / 'in/cat/1.jpg').write_bytes(archives.photograph(1))
     flags['source'] = str(tmp_path / 'in')
   with pytest.raises(UserError, match=message):
-    command.run(arguments[0], **flags)
+    prepare.run(arguments[0], **flags)
 
 
 def test_exit_codes(tmp_path):
@@ -148,4 +149,4 @@ def test_a_full_disk(tmp_path, source, monkeypatch):
 
   monkeypatch.setattr(imagenet21k, 'prepare', full)
   with pytest.raises(UserError, match='is full: make room'):
-    command.run('imagenet21k', source=str(source), data_dir=str(tmp_path))
+    prepare.run('imagenet21k', source=str(source), data_dir=str(tmp_path))

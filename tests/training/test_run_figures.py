@@ -1,0 +1,128 @@
+"""Figures drawn during a run: of which weights, and what a failure does."""
+
+import functools
+import json
+from contextlib import nullcontext
+
+import jax
+import numpy as np
+import pytest
+from etils import epath
+from minimal_config import completed
+
+from vit_jax.analysis import figures as findings
+from vit_jax.analysis import gallery
+from vit_jax.evaluators import spread
+from vit_jax.training import data
+from vit_jax.training.evaluations import Evaluations
+from vit_jax.training.experiment import Experiment
+from vit_jax.training.figures import Figures
+
+SOURCE = {'name': 'synthetic', 'num_examples': 64, 'num_classes': 10}
+DECODER = dict(width=8, depth=1, num_heads=2, mlp_dim=8, dtype='float32')
+FIGURES = dict(name='figures', split='test', num_images=5)
+
+
+@functools.cache
+def plain():
+  return started()
+
+
+def built(tmp_path, **changes):
+  """Returns an experiment, a setting, parameters and its evaluations."""
+  experiment, setting, params = started(**changes) if changes else plain()
+  evaluations = Evaluations(
+    experiment, setting, epath.Path(tmp_path), lambda kind: nullcontext()
+  )
+  return experiment, setting, params, evaluations
+
+
+def started(**changes):
+  """Returns the same without a workdir."""
+  changes |= {'evals': {'figures': FIGURES}, 'model.dtype': 'float32'}
+  config = completed(source=SOURCE, **changes)
+  experiment = Experiment.build(config, jax.devices()[:2])
+  source = data.open_train(config)
+  setting = data.evaluation_setting(experiment, source.class_names)
+  state = jax.jit(experiment.init_state)(jax.random.key(0))
+  return experiment, setting, state
+
+
+def test_the_figures_of_a_run(tmp_path):
+  """Five images of the split are examined, and there are no metrics."""
+  experiment, setting, state, evaluations = built(tmp_path)
+  last = experiment.total_steps
+  assert evaluations.due(last) == ['figures']
+  assert evaluations.run(['figures'], state, 7) == {}
+  folder = tmp_path / gallery.FOLDER
+  about = json.loads((folder / 'figures.json').read_text())
+  assert about == {
+    'weights': 'step 7',
+    'images': f'5 of {setting.open_source("test").name}',
+    'figures': [
+      *('attention_distance', 'filters', 'heads', 'positions', 'rollout'),
+    ],
+  }
+  for name in about['figures']:
+    assert (folder / f'{name}.png').read_bytes().startswith(b'\x89PNG')
+  source = spread.Spread(setting.open_source('test'), 5)
+  images = source.images(setting.transform)
+  expected = findings.examine(experiment.model, state.params, images)
+  saved = np.load(folder / 'figures.npz')
+  for name, array in expected.arrays.items():
+    np.testing.assert_allclose(saved[name], array, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_reconstructions_of_a_masked_training(tmp_path):
+  """Hidden patches are grey, and the picture names what was predicted."""
+  objective = dict(name='mae', mask_ratio=0.5, decoder=DECODER)
+  experiment, _, state, evaluations = built(
+    tmp_path, objective=objective, num_classes=0
+  )
+  evaluations.run(['figures'], state, 7)
+  about = gallery.about(epath.Path(tmp_path) / gallery.FOLDER)
+  assert 'reconstructions' in about['figures']
+  assert 'each patch' in experiment.objective.reconstructs
+  saved = np.load(tmp_path / gallery.FOLDER / 'figures.npz')
+  images, seen = saved['images'] / 255, saved['seen']
+  hidden = (seen == 0.5).all(-1)
+  assert hidden.mean() == 0.5  # two of four patches of each image
+  np.testing.assert_allclose(seen[~hidden], images[~hidden], atol=1e-6)
+  np.testing.assert_allclose(
+    saved['completed'][hidden], saved['predicted'][hidden], atol=1e-6
+  )
+
+
+@pytest.mark.parametrize('suffix, title', [('', 'step 7'), ('_ema', '_ema')])
+def test_the_weights_that_the_config_names(
+  tmp_path, monkeypatch, suffix, title
+):
+  """Figures of one set of weights are not overwritten by those of the next."""
+  experiment, setting, _, _ = built(tmp_path)
+  drawn = []
+  monkeypatch.setattr(
+    Figures,
+    '_draw_safely',
+    lambda self, setting, params, title: drawn.append((params, title)),
+  )
+  figures = Figures(
+    experiment, setting, epath.Path(tmp_path), split='test', weights=suffix
+  )
+  weights = {'': 'params ', '_ema': 'params _ema'}
+  figures.draw(weights, 'step 7')
+  [(params, shown)] = drawn
+  assert params == f'params {suffix}' and shown.endswith(title)
+  figures.draw({'_teacher': 'params'}, 'step 7')
+  assert len(drawn) == 1
+
+
+def test_what_cannot_be_drawn_ends_nothing(tmp_path, monkeypatch, caplog):
+  _, _, state, evaluations = built(tmp_path)
+
+  def fail(*arguments):
+    raise OSError('no room')
+
+  monkeypatch.setattr(gallery, 'save', fail)
+  assert evaluations.run(['figures'], state, 7) == {}
+  assert 'OSError: no room' in caplog.text
