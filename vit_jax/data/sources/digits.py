@@ -90,7 +90,8 @@ def _builder(data_dir: epath.Path):
     ) from error
   import tensorflow_datasets as tfds
 
-  class Digits(tfds.core.GeneratorBasedBuilder):
+  # Not registered: a process may write the data set to two directories.
+  class Digits(tfds.core.GeneratorBasedBuilder, skip_registration=True):
     """1,797 handwritten digits of 8x8 pixels."""
 
     name = NAME
