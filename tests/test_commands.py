@@ -10,6 +10,7 @@ import pytest
 import scipy.ndimage
 
 from tests import runs, tiny_vit
+from vit_jax.config import completion, loading
 from vit_jax.processes import versions
 
 
@@ -50,7 +51,7 @@ WRONG_CONFIGS = [
   ('--config.optimizer.name=adm', "did you mean 'adam'"),
   ('--profile=5', 'START:STOP'),
   ('--wrokdir=x', 'did you mean --workdir'),
-  ('stray', 'is no flag'),
+  ('stray', 'is not a flag'),
 ]
 
 
@@ -74,6 +75,26 @@ def test_wrong_config_is_one_message(tmp_path):
       assert 'Traceback' not in err, (flag, err)
       assert err.count('error:') == 1, (flag, err)
   assert not list(tmp_path.glob('run*/config.json'))
+
+
+@pytest.mark.slow
+def test_print_config(tmp_path):
+  """The resolved config, usable as a config, and nothing runs."""
+  out, _ = runs.run(
+    runs.command(
+      'train',
+      '--config=configs/quickstart.py',
+      '--config.batch_size=32',
+      f'--workdir={tmp_path / "run"}',
+      '--print_config',
+    )
+  )
+  assert not (tmp_path / 'run').exists()
+  file = tmp_path / 'config.json'
+  file.write_text(out)
+  config = loading.load(str(file))
+  assert config.batch_size == 32 and config.checkpoint.keep
+  assert completion.to_json(config) == out
 
 
 @pytest.mark.slow

@@ -35,6 +35,7 @@ ROWS = [
   (('train', '--config=configs/finetune.py'), '-m vit_jax.finetune'),
   ((*QUICK, '--batch_size=64'), 'did you mean --config.batch_size'),
   ((*QUICK, '--base_lr=0.1'), 'did you mean --config.schedule.base_lr'),
+  ((*QUICK, '--config.optimizer.lr=1'), 'mean --config.schedule.base_lr?'),
   ((*QUICK, '--config.schedule.base_lr=1e-3x'), 'give a number'),
   ((*QUICK, '--config.batch_size=0'), 'at least 1'),
   ((*QUICK, '--config.source.data_dir=text.npz'), 'cannot be written to'),
@@ -116,6 +117,12 @@ def test_the_answer(say, typed, answer):
   assert answer in message and len(message) < 1_200
 
 
+def test_one_answer_to_a_key_of_another_project(say):
+  """No second suggestion from the section that the key was looked for in."""
+  message = say(*QUICK, '--config.optimizer.lr=1')
+  assert message.count('did you mean') == 1 and 'clip' not in message
+
+
 def test_a_mistyped_command(capsys):
   """Python finds no such module; the package says which there are."""
   commands.refuse_unknown(['python', '-m', 'vit_jax.train', '--config=x'])
@@ -126,6 +133,24 @@ def test_a_mistyped_command(capsys):
     commands.refuse_unknown(['python', '-X', 'dev', '-m', 'vit_jax.trian'])
   assert ended.value.code == 2
   assert "did you mean 'train'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+  ('typed', 'answer'),
+  [('train', 'python -m vit_jax.train'), ('trian', "did you mean 'train'")],
+)
+def test_a_space_instead_of_a_dot(typed, answer, capsys):
+  """`python -m vit_jax train …` must not exit with 0."""
+  with pytest.raises(SystemExit) as ended:
+    commands.refuse_arguments([typed, '--config=x'])
+  assert ended.value.code == 2
+  assert answer in capsys.readouterr().err
+
+
+def test_the_list_of_commands_takes_help():
+  """Neither nothing nor --help is refused."""
+  commands.refuse_arguments([])
+  commands.refuse_arguments(['--help'])
 
 
 def test_all_commands_are_described():

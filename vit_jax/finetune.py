@@ -92,6 +92,8 @@ def main(arguments: list[str]) -> None:
     initial_params = functools.partial(
       transfer, source, method=config.position_resize
     )
+  if entry.prints_config(config):
+    return
   options = entry.run_options(config)
   loop.run(config, initial_params=initial_params, **options)
 

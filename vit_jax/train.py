@@ -19,8 +19,10 @@ from vit_jax.weights import pretrained, transfer
 def main(arguments: list[str]) -> None:
   """Starts a pre-training."""
   entry.refuse_arguments(arguments)
-  process.start_process()
   config: Config = flags.FLAGS.config
+  if entry.prints_config(config):
+    return
+  process.start_process()
   options = entry.run_options(config)
   loop.run(config, initial_params=_initial_params(config), **options)
 

@@ -127,6 +127,20 @@ def test_the_best_of_each_result(tmp_path):
   assert '90 at' not in text
 
 
+def test_the_headline_names_the_best_checkpoint(tmp_path):
+  """The later of two equal values, as `checkpoint.best` keeps it."""
+  lines = [
+    {'step': 1, 'val/accuracy': 0.5},
+    {'step': 2, 'val/accuracy': 0.75},
+    {'step': 3, 'val/accuracy': 0.75},
+    {'step': 4, 'val/accuracy': 0.625},
+  ]
+  config = {'checkpoint': {'best': 'val/accuracy'}}
+  _, text = rendered(workdir(tmp_path / 'run', lines, config=config))
+  assert 'best val/accuracy, at step 3 (--step=best)' in text
+  assert '0.7500' in text
+
+
 def test_figures_say_of_which_weights_they_are(tmp_path):
   """Those of another time, which were not drawn with them, are not shown."""
   folder = workdir(tmp_path / 'run')

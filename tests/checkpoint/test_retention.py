@@ -61,6 +61,27 @@ def test_what_is_not_a_number_is_not_the_best(tmp_path):
   assert _steps(tmp_path) == [2, 4, 5]
 
 
+def test_the_best_step_is_named(tmp_path):
+  """The later of two equal steps, its metric and its directory."""
+  _save(tmp_path, (1, 0.25), (2, 0.75), (3, 0.75), (4, 0.5))
+  with contextlib.closing(
+    Checkpointer(tmp_path, ABOUT, best=NAME)
+  ) as checkpoints:
+    line = checkpoints.best_line()
+  assert line and f'{NAME} 0.75 at step 3' in line
+  assert str(tmp_path / '3') in line and '--step=best' in line
+
+
+def test_without_a_metric_no_step_is_named(tmp_path):
+  """Neither without `checkpoint.best` nor before an evaluation."""
+  save(tmp_path, 3)
+  for best in (None, NAME):
+    with contextlib.closing(
+      Checkpointer(tmp_path, ABOUT, best=best)
+    ) as checkpoints:
+      assert checkpoints.best_line() is None
+
+
 def test_only_the_runs_own_steps_are_removed(tmp_path):
   """Not a user's directory, and not a step of another run."""
   save(tmp_path / 'other', 3)

@@ -141,7 +141,7 @@ def test_a_flag_removes_a_section(overridden):
   [
     ('--config.model.stem=conv', ['is a section', 'config.model.stem.name=']),
     ('--config.model.stem.bia=1', ['model.stem.bia', "mean 'model.stem.bias'"]),
-    ('--config.model.heads.c.weight=1', ['model.heads.c.weight is no key']),
+    ('--config.model.heads.c.weight=1', ['model.heads.c.weight is not a key']),
     ('--config.model.heads=None', ['is a section']),
   ],
 )

@@ -38,6 +38,7 @@ class Recorded(Session):
       needs=lambda results: best in results,
       save=self._save,
       finish=lambda step, state: self.log.append(f'finish {step}'),
+      best_line=lambda: f'best step of {self.completed}' if best else None,
     )
     self.preemption = SimpleNamespace(reached=self._reached)
     self.ledger = SimpleNamespace(
@@ -135,10 +136,12 @@ def test_a_resumed_run_does_again_what_was_due():
   assert session.log[:5] == [*evaluation(2, saved=True), 'metrics 3']
 
 
-def test_the_best_step_is_told_by_every_evaluation():
+def test_every_evaluation_updates_the_best_step(caplog):
   """Also where no save is due; where one is, only the metric is added."""
   session = Recorded(total=4, evals=2, save=4, best='val/accuracy')
-  train(session)
+  with caplog.at_level('INFO', logger='vit_jax'):
+    train(session)
+  assert caplog.messages[-1] == 'best step of 4'
   assert session.log == [
     *('metrics 1', 'metrics 2', *evaluation(2), f'save 2 {NAMES}'),
     *('metrics 3', 'metrics 4', *evaluation(4, saved=True)),

@@ -250,6 +250,24 @@ class Checkpointer:
     self._writer = self._open_writer()
     self._thread = concurrent.futures.ThreadPoolExecutor(1)
 
+  def best_line(self) -> str | None:
+    """Returns a log line about the best step; None if no step is the best."""
+    if self._best is None:
+      return None
+    try:
+      there = steps.committed(self._root)
+      found = retention.best(self._root, there, self._best)
+    except (OSError, StorageError) as error:  # a line is not worth a run
+      log.warning('the best step cannot be determined: %s', error)
+      return None
+    if found is None:
+      return None
+    step, value = found
+    return (
+      f'best {self._best} {value:.6g} at step {step}, kept in '
+      f'{self._root / str(step)}; other commands take it by --step=best'
+    )
+
   def safe(self) -> str:
     """Returns what is saved and where, for messages."""
     try:

@@ -80,13 +80,19 @@ def _is_ours(step_dir: epath.Path, run: str) -> bool:
     return False
 
 
-def best(root: epath.Path, there: list[int], name: str) -> int | None:
-  """Returns the step whose metric is highest; None if no step has it.
+def best(
+  root: epath.Path, there: list[int], name: str
+) -> tuple[int, float] | None:
+  """Returns the step whose metric is highest, and the metric.
 
   Args:
     root: directory of checkpoints.
     there: steps to choose from.
     name: name of the metric.
+
+  Returns:
+    The step and its metric, the later step of two with equal metrics; None if
+    no step has the metric.
   """
   values = []
   for step in there:
@@ -94,7 +100,10 @@ def best(root: epath.Path, there: list[int], name: str) -> int | None:
       value = metrics(root / str(step)).get(name)
       if isinstance(value, int | float) and math.isfinite(value):
         values.append((value, step))
-  return max(values)[1] if values else None
+  if not values:
+    return None
+  value, step = max(values)
+  return step, value
 
 
 def _best(root: epath.Path, ours: list[int], name: str) -> set[int]:

@@ -68,7 +68,7 @@ def _chosen(workdir: str, step: str) -> epath.Path:
         f'{workdir}@best: none of the checkpoints {_listed(there)} has the '
         f'metric {metric!r} yet.'
       )
-    return folder / str(found)
+    return folder / str(found[0])
   if not step.isdigit() or int(step) not in there:
     raise UserError(
       f'{workdir}@{step}: there is no such checkpoint; give best or one of the '

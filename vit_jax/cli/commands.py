@@ -27,6 +27,30 @@ def described() -> dict[str, str]:
   return found
 
 
+def refuse_arguments(arguments: Sequence[str]) -> None:
+  """Ends the process with code 2 if `python -m vit_jax` has arguments.
+
+  `python -m vit_jax train …` would otherwise print the list of commands and
+  exit with 0, as if it had trained.
+
+  Args:
+    arguments: arguments after `vit_jax`; --help is allowed.
+  """
+  if not arguments or arguments[0] in ('--help', '-h', '--helpfull'):
+    return
+  name, known = arguments[0], described()
+  hint = (
+    f'write python -m vit_jax.{name} (with a dot)'
+    if name in known
+    else f'{closest(name, known)}; write python -m vit_jax.COMMAND'
+  )
+  print(
+    f'error: python -m vit_jax takes no arguments, but got {name!r}; {hint}.',
+    file=sys.stderr,
+  )
+  sys.exit(EXIT_USER_ERROR)
+
+
 def refuse_unknown(command: Sequence[str]) -> None:
   """Ends the process with code 2 if there is no module `vit_jax.NAME`.
 

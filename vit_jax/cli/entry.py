@@ -8,7 +8,7 @@ from absl import flags
 
 from vit_jax.cli import process
 from vit_jax.config import overrides
-from vit_jax.config.completion import Config
+from vit_jax.config.completion import Config, to_json
 from vit_jax.errors import UserError
 from vit_jax.processes import runtime
 from vit_jax.run import workdir
@@ -26,9 +26,25 @@ def define_flags() -> None:
     False,
     'Resume a workdir although its config had other values.',
   )
+  flags.DEFINE_bool(
+    'print_config', False, 'Print the resolved config as JSON, and exit.'
+  )
   flags.DEFINE_string('profile', None, 'START:STOP, steps to trace.')
   process.define_distributed_flags()
   overrides.define_flag(sys.argv)
+
+
+def prints_config(config: Config) -> bool:
+  """Prints the config if --print_config is given; returns whether it is.
+
+  The output can be saved as FILE.json and used again by --config=FILE.json.
+
+  Args:
+    config: completed config.
+  """
+  if flags.FLAGS.print_config:
+    print(to_json(config), end='')
+  return flags.FLAGS.print_config
 
 
 def run_options(config: Config) -> dict[str, Any]:
@@ -81,5 +97,5 @@ def refuse_arguments(arguments: list[str]) -> None:
   """Raises UserError if an argument is not a flag."""
   if arguments:
     raise UserError(
-      f'{arguments[0]!r} is no flag: all arguments start with --.'
+      f'{arguments[0]!r} is not a flag: all arguments start with --.'
     )

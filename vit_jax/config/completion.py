@@ -203,7 +203,7 @@ def _section(
   if wrong:
     sections = [*SECTIONS, 'evals'] if not prefix else []
     raise UserError(
-      f'config.{prefix}{wrong[0]} is no key; '
+      f'config.{prefix}{wrong[0]} is not a key; '
       f'{closest(str(wrong[0]), [*allowed, *sections])}.'
     )
   result = {}

@@ -115,13 +115,12 @@ def _check_keys(argv: list[str], config: Config) -> None:
         f'config.{match[1]}: there is no {section} yet; say which by '
         f'--config.{section}.name=….'
       )
-    allowed = _section_keys(section, keys) or keys
-    meant = _MEANT.get(match[1].rpartition('.')[2], ())
-    hints = [f'did you mean --{each}? ' for each in meant]
-    raise UserError(
-      f'config.{match[1]} is no key; {"".join(hints[:1])}'
-      f'{closest(match[1], allowed)}.'
-    )
+    meant = _MEANT.get(match[1].rpartition('.')[2])
+    if meant:  # a nearer spelling in this section would mislead
+      answer = f'did you mean --{meant}?'
+    else:
+      answer = f'{closest(match[1], _section_keys(section, keys) or keys)}.'
+    raise UserError(f'config.{match[1]} is not a key; {answer}')
 
 
 def _check_members(key: str, text: str, kind: type) -> None:
@@ -254,16 +253,16 @@ def apply(sections: dict[str, dict[str, Any]], args: list[str]) -> Config:
 
 # What people write, and the keys that they mean.
 _MEANT = {
-  'lr': ('config.schedule.base_lr',),
-  'learning_rate': ('config.schedule.base_lr',),
-  'epochs': ('config.total',),
-  'num_epochs': ('config.total',),
-  'steps': ('config.total',),
-  'wd': ('config.optimizer.weight_decay',),
-  'workers': ('config.reader.threads',),
-  'num_workers': ('config.reader.threads',),
-  'output_dir': ('workdir',),
-  'resume': ('workdir',),
+  'lr': 'config.schedule.base_lr',
+  'learning_rate': 'config.schedule.base_lr',
+  'epochs': 'config.total',
+  'num_epochs': 'config.total',
+  'steps': 'config.total',
+  'wd': 'config.optimizer.weight_decay',
+  'workers': 'config.reader.threads',
+  'num_workers': 'config.reader.threads',
+  'output_dir': 'workdir',
+  'resume': 'workdir',
 }
 
 
@@ -277,8 +276,8 @@ def unknown_flag_message(error: flags.Error) -> str:
   known = [*flags.FLAGS]
   if 'config_path' in known:  # only keys that were given are flags by now
     known += [f'config.{key}' for key in flatten(flags.FLAGS['config'].default)]
-  meant = _MEANT.get(match[1].rpartition('.')[2], ())
-  near = [flag for flag in meant if flag in known]
+  meant = _MEANT.get(match[1].rpartition('.')[2])
+  near = [meant] if meant in known else []
   near += [flag for flag in known if flag.rpartition('.')[2] == match[1]]
   near += difflib.get_close_matches(match[1], known, n=1, cutoff=0.5)
   hint = f'did you mean --{near[0]}? ' if near else ''

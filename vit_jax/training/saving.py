@@ -110,6 +110,10 @@ class Saving:
           'command again.'
         )
 
+  def best_line(self) -> str | None:
+    """Returns a log line about the best step; None if no step is the best."""
+    return self._checkpoints.best_line()
+
   def settle(self) -> None:
     """Waits until the save that was begun has succeeded or failed."""
     with self._timed('save'):

@@ -35,6 +35,13 @@ def overview(run: Record) -> Html:
   for name in run.evaluations:
     if name.endswith('/accuracy'):
       tiles.append((name, f'{100 * run.series[name][1][-1]:.2f} %'))
+  best = run.config.get('checkpoint', {}).get('best')
+  if best in run.evaluations:
+    # The later of two equal values, as `checkpoint.best` chooses.
+    steps, values = run.series[best]
+    value, step = max(zip(values, steps, strict=True))
+    text = f'best {best}, at step {step:,} (--step=best)'
+    tiles.append((text, f'{value:.4f}'))
   for name, label in (
     ('loss', 'training loss, last logged batch'),
     ('img_per_sec', 'images/s, since the line before'),
