@@ -55,9 +55,7 @@ def define_flags() -> None:
   flags.DEFINE_integer(
     'image_size', None, 'Pixels; default: what the weights were made for.'
   )
-  flags.DEFINE_bool(
-    'predictions', True, 'Whether `report` looks at images anew.'
-  )
+  flags.DEFINE_bool('predictions', True, 'Let `report` predict images again.')
   flags.DEFINE_string('out', None, 'Directory; default WORKDIR/figures.')
 
 

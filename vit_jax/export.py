@@ -1,8 +1,8 @@
-"""Exports a model for serving: python -m vit_jax.export --checkpoint=PATH …
+"""Exports a model for serving: python -m vit_jax.export --checkpoint=P --out=D.
 
---out=DIR is a new directory. --to=stablehlo writes a program for `jax.export`
+D is a new directory. --to=stablehlo writes a program for `jax.export`
 and other runtimes of StableHLO, --to=savedmodel one for TensorFlow. Both take
-any number of uint8 images at once. DIR/description.json contains the
+any number of uint8 images at once. D/description.json contains the
 preprocessing of photographs and the class names.
 """
 

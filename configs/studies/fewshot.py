@@ -169,7 +169,7 @@ def _pretraining(config: str, flags: dict[str, Any] | None = None) -> Stage:
 
 
 def get_config(argument: str | None = None) -> ConfigDict:
-  """Figure 9's pre-training, judged after every epoch."""
+  """Figure 9's pre-training, evaluated after every epoch."""
   arg = parse_arg(argument, pool='token')
   config = loading.load('configs/vit.py:variant=B/16,data=jft').to_dict()
   config['model']['pool'] = arg.pool

@@ -46,7 +46,7 @@ _COMMON = {
   'log.report': 'false',
 }
 _CROPS = {'augment.local_size': '(8,)', 'augment.blur': '(0.3, 0.1, 0.1)'}
-# row: (objective, metric of 20 neighbours, ending of the weights judged, keys)
+# row: (objective, metric of 20 neighbours, suffix of the evaluated weights, keys)
 WITHOUT_LABELS = {
   'masked patch': ('masked_patch', 'test/20nn', '', {}),
   'MAE': ('mae', 'test/20nn', '', {}),
@@ -66,7 +66,7 @@ def get_study(argument: str | None = None) -> Study:
   }
   # What the config holds out of the training split is trained on here.
   length |= {'train.split': 'train', 'train.num_examples': IMAGES}
-  judged = {
+  evaluated = {
     'evals.test.every': '100 %',
     'evals.dev.split': 'test',
     'evals.dev.every': '100 %',
@@ -74,7 +74,7 @@ def get_study(argument: str | None = None) -> Study:
   tenth = {'train.split': 'train[:10%]', 'train.num_examples': TENTH}
 
   def supervised(flags: dict[str, Any]) -> Row:
-    keys = length | judged | flags
+    keys = length | evaluated | flags
     return Row(
       pretrain=Stage('configs/cifar10.py', 'test/accuracy', keys, seeds)
     )

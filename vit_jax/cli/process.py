@@ -41,7 +41,6 @@ def run(body: Callable[[list[str]], None], define: Callable[[], None]) -> None:
     body: called with the arguments that are no flags.
     define: defines the command's flags; it may look at and shorten `sys.argv`.
   """
-
   # TensorFlow only writes events and prepares data sets here: no greetings.
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
   os.environ.setdefault('TF_ENABLE_ONEDNN_OPTS', '0')

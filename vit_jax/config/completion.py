@@ -195,10 +195,7 @@ def complete_nested(where: str, mark: Nested, values: Any) -> ConfigDict:
 def _section(
   prefix: str, allowed: dict[str, Any], values: Mapping[str, Any]
 ) -> dict[str, Any]:
-  """Returns the keys of one section:
-
-  values or defaults, None as placeholders.
-  """
+  """Returns the values of one section, or defaults, or None as placeholders."""
   wrong = [key for key in values if key not in allowed]
   if wrong:
     sections = [*SECTIONS, 'evals'] if not prefix else []

@@ -72,7 +72,7 @@ class Evaluator:
     )
 
   def run(self, params: PyTree) -> dict[str, float]:
-    """accuracy in [0, 1], loss in nats, count of examples.
+    """Returns accuracy in [0, 1], loss in nats and count of examples.
 
     Raises:
       UserError: a bad record, as the reader's policy has it; no example at all

@@ -114,9 +114,9 @@ def fit(
 
 
 def initial(d: int, k: int, seed: int) -> list[np.ndarray]:
-  """Returns the first `State`:
+  """Returns the initial `State`.
 
-  kernel with deviation .01, mean 0, variance 1.
+  The kernel has standard deviation .01; the mean is 0 and the variance 1.
   """
   kernel = np.random.default_rng(seed).normal(0, _DEVIATION, (d, k))
   zeros, bias = np.zeros((d, k)), np.zeros(k)

@@ -119,7 +119,7 @@ class Evaluator:
     self._extract = Extractor(setting, batch_size, 'a linear probe').run
 
   def run(self, weights: PyTree) -> dict[str, float]:
-    """accuracy and train_accuracy in [0, 1], and the l2 or lr taken.
+    """Returns accuracy and train_accuracy in [0, 1], and the l2 or lr chosen.
 
     Raises:
       UserError: too few examples to hold out some; a bad record, as the

@@ -146,7 +146,7 @@ class Objective(AroundModel):
 
   @property
   def reconstructs(self) -> str:
-    """In the units of the target."""
+    """Description of what is predicted, in the units of the target."""
     if self.target == 'pixels':
       return 'predicted are the pixels, drawn as they are'
     cells = CELLS[self.target]

@@ -216,4 +216,5 @@ def of_moving(
 
 
 def is_rule(node: Any) -> bool:
+  """Returns whether a node of a tree is a rule."""
   return isinstance(node, Rule)

@@ -18,9 +18,11 @@ T = TypeVar('T')
 
 
 def define_flags(kind: str, folder: str) -> None:
-  """Defines the flags of such a command:
+  """Defines the flags of `sweep` and `study`.
 
-  kind 'study', folder 'studies', say.
+  Args:
+    kind: 'sweep' or 'study'.
+    folder: folder of the configs, 'sweeps' or 'studies'.
   """
   flags.DEFINE_string('config', None, f'File of a {kind}, with its argument.')
   flags.DEFINE_string(

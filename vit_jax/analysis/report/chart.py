@@ -210,9 +210,9 @@ def shares(parts: Mapping[str, float]) -> Html:
 
 
 def matrix(counts: Sequence[Sequence[int]], names: Sequence[str]) -> Html:
-  """Draws a confusion matrix:
+  """Draws a confusion matrix, with one row per true class.
 
-  one row per true class, coloured by its shares.
+  Cells are coloured by the fraction of their row.
   """
   head = [tag('th', 'true \\ predicted'), *(tag('th', n[:12]) for n in names)]
   rows = []

@@ -52,10 +52,7 @@ def _headed(title: str, content: Html) -> list[Html]:
 
 
 def render_comparison(several: Sequence[Record]) -> str:
-  """Renders one page for several runs:
-
-  curves, results and config differences.
-  """
+  """Renders curves, results and config differences of several runs."""
   runs = [
     run._replace(name=f'{index}: {run.name}')
     for index, run in enumerate(several, 1)

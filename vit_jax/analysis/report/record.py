@@ -63,7 +63,7 @@ class Record(NamedTuple):
 
   @property
   def evaluations(self) -> list[str]:
-    """Metrics of evaluators: 'test/accuracy', 'test_ema/loss', …"""
+    """Metrics of evaluators, such as 'test/accuracy' and 'test_ema/loss'."""
     return sorted(name for name in self.series if '/' in name)
 
 
@@ -132,10 +132,7 @@ def flag(command: list[str], name: str) -> str | None:
 
 
 def changes(command: list[str]) -> dict[str, str]:
-  """Returns the config keys that flags changed, for example {'batch_size':
-
-  '1024'}.
-  """
+  """Returns the config keys that flags changed, such as {'seed': '1'}."""
   found = {}
   for word in command:
     match = re.match(r'--config\.([\w.]+)=(.*)', word, flags=re.DOTALL)

@@ -74,7 +74,7 @@ class Loader:
 
   @functools.cached_property
   def spec(self) -> Spec:
-    """What the transform makes of one example."""
+    """Shapes and dtypes of one transformed example."""
     return contract.check_spec(self.transform)
 
   def layout(self, rows: int) -> Spec:

@@ -123,10 +123,7 @@ def named(spec: str, there: Collection[str]) -> list[str]:
 
 
 def kind(name: str) -> str | None:
-  """Returns the usual meaning of a name:
-
-  'train', 'validation', 'test' or None.
-  """
+  """Returns 'train', 'validation' or 'test' for a usual name, or None."""
   for meant, names in KINDS.items():
     if name.lower() in names:
       return meant
