@@ -1,6 +1,6 @@
-"""A job for each target, the plan that stands in for `plan`, recorded calls.
+"""A job for each target, a substitute for `plan`, and recorded calls.
 
-python tests/launch/launch_jobs.py writes the golden files anew.
+python tests/launch/launch_jobs.py writes the golden files again.
 """
 
 import dataclasses
@@ -9,7 +9,7 @@ import pathlib
 import sys
 
 from vit_jax.launch import __main__ as command
-from vit_jax.launch import topology
+from vit_jax.launch import clusters
 from vit_jax.launch.job import Job
 from vit_jax.launch.shell import Shell
 
@@ -49,11 +49,11 @@ _COMMON = dict(
 _CLOUD = dict(zone='europe-west4-a', project='my-project')
 JOBS = {
   'tpu-vm': Job(
-    target='tpu-vm', topology=topology.tpu('v3:4x4'), **_COMMON, **_CLOUD
+    target='tpu-vm', topology=clusters.tpu('v3:4x4'), **_COMMON, **_CLOUD
   ),
   'queued': Job(
     target='queued',
-    topology=topology.tpu('v5e:4x8'),
+    topology=clusters.tpu('v5e:4x8'),
     slices=2,
     spot=True,
     **_COMMON,
@@ -61,7 +61,7 @@ JOBS = {
   ),
   'gke': Job(
     target='gke',
-    topology=topology.tpu('v6e:4x4'),
+    topology=clusters.tpu('v6e:4x4'),
     slices=2,
     spot=True,
     image='europe-docker.pkg.dev/my-project/images/vit_jax',
@@ -70,7 +70,7 @@ JOBS = {
   ),
   'slurm': Job(
     target='slurm',
-    topology=topology.gpus('h100:4x8'),
+    topology=clusters.gpus('h100:4x8'),
     partition='gpu',
     account='vision',
     submit_flags=('--qos=high',),
@@ -81,30 +81,30 @@ JOBS = {
 
 
 def plan(job):
-  """In the place of `planning.ask`, which compiles for a minute."""
+  """Substitute for `planning.predict`, which compiles for a minute."""
   return _GPU_PLAN if job.target == 'slurm' else PLAN
 
 
 def dry_run(job, plan=plan, **options):
-  """What a dry run prints."""
+  """Returns the output of a dry run."""
   lines = []
-  shell = Shell(ROOT, dry_run=True, say=lines.append)
+  shell = Shell(ROOT, dry_run=True, echo=lines.append)
   assert command.start(job, shell, plan=plan, **options) == 0
   return '\n'.join(lines).replace(sys.executable, 'PYTHON') + '\n'
 
 
 def changed(target, **changes):
-  """The job of a target with other values."""
+  """Returns the job of a target with other values."""
   return dataclasses.replace(JOBS[target], **changes)
 
 
 def script_of(printed, path):
-  """The text of a file that a dry run shows as a here-document."""
+  """Returns a file that a dry run prints as a here-document."""
   start = f"cat >{path} <<'END_OF_FILE'\n"
   return printed.partition(start)[2].partition('\nEND_OF_FILE\n')[0]
 
 
-# Writes its name and arguments down; says and ends as a file tells it.
+# Records its arguments; its output and exit code are given by a file.
 PROGRAM = """#!{python}
 import json, os, pathlib, sys
 here = pathlib.Path(__file__).parent
@@ -126,7 +126,7 @@ for row in rows:
 
 
 class Programs:
-  """Stand-ins on a PATH of their own."""
+  """Substitutes for programs, in a directory for PATH."""
 
   def __init__(self, folder, *names):
     self.folder = folder
@@ -137,9 +137,9 @@ class Programs:
       path.chmod(0o755)
 
   def answer(self, name, has, *turns):
-    """Lets a program with the argument `has` give (text, code, error)s.
+    """Sets the (text, code, error) of calls with the argument `has`.
 
-    Each call takes the next; the last one stays.
+    Each call uses the next item; the last one is repeated.
     """
     file = self.folder / f'{name}.answers'
     rows = json.loads(file.read_text()) if file.exists() else []

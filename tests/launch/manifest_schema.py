@@ -1,8 +1,9 @@
-"""A JSON schema of the fields of a JobSet that a launch may write.
+"""JSON schema of the fields of a JobSet that a launch may write.
 
 From the public API references: kubernetes.io (batch/v1 Job, core/v1 PodSpec),
-jobset.sigs.k8s.io (jobset.x-k8s.io/v1alpha2). An unknown field is an error, as
-for `kubectl apply`, and so is a misspelt value.
+jobset.sigs.k8s.io (jobset.x-k8s.io/v1alpha2). Unknown fields and values are
+errors, as they are for `kubectl apply`; a golden file would record a misspelt
+field as correct, and covers only one job.
 """
 
 _NAME = {'type': 'string', 'pattern': r'^[a-z]([a-z0-9-]{0,61}[a-z0-9])?$'}
@@ -48,7 +49,7 @@ _CONTAINER = _object(
 )
 _POD = _object(
   'containers restartPolicy',
-  restartPolicy=_one_of('Never'),  # as podFailurePolicy demands
+  restartPolicy=_one_of('Never'),  # required by podFailurePolicy
   terminationGracePeriodSeconds=_COUNT,
   serviceAccountName=_NAME,
   nodeSelector={'type': 'object', 'values': _STRING},

@@ -1,4 +1,4 @@
-"""As much of JSON Schema as the manifests' needs; objects are closed."""
+"""The part of JSON Schema that the manifests need; objects are closed."""
 
 import re
 
@@ -6,7 +6,7 @@ _TYPES = {'object': dict, 'array': list, 'string': str, 'integer': int}
 
 
 def errors(value, schema, path=''):
-  """What is wrong with a value, a line each; none if it is as it should be."""
+  """Returns the errors of a value, one line each."""
   if type(value) is not _TYPES[schema['type']]:
     return [f'{path}: {value!r} is no {schema["type"]}']
   found = []

@@ -1,4 +1,4 @@
-"""What a dry run prints, and what it means to a shell and to Kubernetes."""
+"""Dry runs, and their interpretation by a shell, Kubernetes and SLURM."""
 
 import json
 import os
@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 
-import jobset_controller
+import failure_policy
 import launch_jobs
 import pytest
 import schema_check
@@ -17,14 +17,14 @@ from fake_cloud import NASTY
 from manifest_schema import JOBSET
 
 from vit_jax.errors import UserError
-from vit_jax.launch import gke, planning, slurm, topology
+from vit_jax.launch import clusters, gke, planning, slurm
 
 ROOT = launch_jobs.ROOT
 
 
 @pytest.mark.parametrize('target', launch_jobs.JOBS)
 def test_golden(target):
-  """`python tests/launch/launch_jobs.py` writes them anew."""
+  """`python tests/launch/launch_jobs.py` writes the golden files again."""
   printed = launch_jobs.dry_run(launch_jobs.JOBS[target])
   assert printed == (launch_jobs.GOLDEN / f'{target}.txt').read_text()
 
@@ -71,8 +71,8 @@ def test_kubernetes_reads_the_words_that_were_given(text):
   job = launch_jobs.changed('gke', overrides=(text,), data_dir=f'gs://{text}')
   manifest = json.loads(json.dumps(gke.jobset(job, 300)))
   (container,) = _pod(manifest)['containers']
-  assert jobset_controller.expanded(container['command'][-1]) == text
-  value = jobset_controller.expanded(container['env'][0]['value'])
+  assert failure_policy.expanded(container['command'][-1]) == text
+  value = failure_policy.expanded(container['env'][0]['value'])
   assert value == f'gs://{text}'
 
 
@@ -86,7 +86,7 @@ def _pod(manifest):
 )
 def test_manifests_have_the_fields_of_the_api(name):
   for changes in ({}, {'spot': False, 'service_account': None}):
-    where = topology.tpu(name)
+    where = clusters.tpu(name)
     manifest = gke.jobset(
       launch_jobs.changed('gke', topology=where, **changes), 300
     )
@@ -119,18 +119,18 @@ def test_yaml_reads_the_manifest():
   'failure, then',
   [
     (42, 'RestartJobSetAndIgnoreMaxRestarts'),
-    (jobset_controller.DISRUPTED, 'RestartJobSetAndIgnoreMaxRestarts'),
+    (failure_policy.DISRUPTED, 'RestartJobSetAndIgnoreMaxRestarts'),
     *[(code, 'RestartJobSet') for code in (1, 44, 45, 134, 137, 143)],
     *[(code, 'FailJobSet') for code in (2, 43)],
   ],
 )
 def test_what_the_cluster_does_after_a_failure(failure, then):
   manifest = gke.jobset(launch_jobs.JOBS['gke'], 300)
-  assert jobset_controller.action(manifest, failure) == then
+  assert failure_policy.action(manifest, failure) == then
 
 
 def test_the_grace_period_is_long_enough_to_save():
-  """Ten GB on each host at 100 MB/s, after 180 s in which they agree."""
+  """10 GB per chip and 4 chips per host at 100 MB/s, after 180 s."""
   sizes = {'parameters': 2e9, 'optimizer': 4e9, 'average': 4e9, 'batch': 9e9}
   grace_s = planning.grace_s({'bytes': sizes}, per_host=4)
   assert 180 + 4 * 10e9 / 100e6 <= grace_s < 180 + 4 * 10e9 / 100e6 + 60
@@ -141,7 +141,7 @@ def test_the_grace_period_is_long_enough_to_save():
   assert f'#SBATCH --signal=TERM@{grace_s}\n' in script
 
 
-# Says how it was called; ends as the next line of a file says.
+# Records its arguments; ends with the next exit code in a file.
 _SRUN = """#!{python}
 import json, os, pathlib, sys
 here = pathlib.Path(__file__).parent
@@ -157,7 +157,7 @@ if name == 'srun':
 
 
 def _run_script(tmp_path, script, codes):
-  """One start of a batch script; what it called."""
+  """Starts a batch script once; returns its end and the commands it ran."""
   folder = tmp_path / 'bin'
   folder.mkdir(exist_ok=True)
   for name in ('srun', 'scontrol'):
@@ -207,7 +207,7 @@ def test_the_batch_script_counts_failures_and_no_preemptions(tmp_path):
   ended = [_run_script(tmp_path, script, [code]) for code in codes]
   assert [bool(calls[1:]) for _, calls, _ in ended] == [True] * 6 + [False]
   assert ended[-1][0].returncode == 1
-  assert 'after 2 restarts; given up' in ended[-1][0].stderr
+  assert 'after 2 restarts' in ended[-1][0].stderr
 
 
 def test_the_batch_script_stops_when_asked(tmp_path):
@@ -224,7 +224,7 @@ def test_what_does_not_fit_is_not_started():
     return launch_jobs.plan(job) | {'fits': False} | answer
 
   for target, job in launch_jobs.JOBS.items():
-    with pytest.raises(UserError, match='does not fit.*or give --force'):
+    with pytest.raises(UserError, match='--topology.*--force'):
       launch_jobs.dry_run(job, plan=too_large)
     printed = launch_jobs.dry_run(job, plan=too_large, force=True)
     assert 'DOES NOT FIT' in printed
@@ -240,11 +240,13 @@ def test_force_starts_without_a_plan():
   with pytest.raises(UserError, match='libtpu'):
     launch_jobs.dry_run(launch_jobs.JOBS['gke'], plan=none)
   printed = launch_jobs.dry_run(launch_jobs.JOBS['gke'], plan=none, force=True)
-  assert '--force, although libtpu is not installed' in printed
+  assert (
+    'because of --force' in printed and 'libtpu is not installed' in printed
+  )
 
 
 def test_plan_is_asked_about_what_will_run(monkeypatch):
-  """All that changes the program goes to it, and its last line is read."""
+  """The plan gets all flags of the program; its last line is the result."""
 
   def run(command, **options):
     assert command[1:] == [
@@ -255,10 +257,10 @@ def test_plan_is_asked_about_what_will_run(monkeypatch):
 
   monkeypatch.setattr(subprocess, 'run', run)
   code = 0
-  assert planning.ask(launch_jobs.JOBS['gke']) == {'fits': True}
+  assert planning.predict(launch_jobs.JOBS['gke']) == {'fits': True}
   code = 2
-  with pytest.raises(UserError, match='Nothing was started'):
-    planning.ask(launch_jobs.JOBS['gke'])
+  with pytest.raises(UserError, match='exit code 2.*--force'):
+    planning.predict(launch_jobs.JOBS['gke'])
 
 
 @pytest.mark.parametrize('file', ['tpu', 'cuda'])
@@ -276,7 +278,7 @@ def test_containers_are_made_of_what_a_commit_has(file):
   constraints = (ROOT / 'constraints.txt').read_text().splitlines()
   (version,) = re.findall(r'^FROM python:([\d.]+)-slim$', text, re.MULTILINE)
   assert f'(Python {version}, CPU)' in constraints[0]
-  # A pin of the compiler would keep pip from the one that this JAX asks for.
+  # A pinned compiler would conflict with the version that JAX requires.
   pinned = [line for line in constraints if re.match('libtpu|nvidia', line)]
   assert not pinned
 
@@ -292,7 +294,7 @@ def test_shellcheck_has_nothing_to_say(tmp_path):
     'slurm', data_dir='/data/$x', overrides=tuple(NASTY)
   )
   (tmp_path / 'job.sbatch').write_text(slurm.script(job, 300))
-  # What is quoted here looks as if it was to be expanded, or escaped.
+  # The quoted text looks as if it should be expanded or escaped.
   own = ['--exclude=SC2016,SC1003', str(tmp_path / 'job.sbatch')]
   for files in (own, sorted(map(str, (ROOT / 'launch').glob('*.sh')))):
     done = subprocess.run(

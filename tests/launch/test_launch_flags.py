@@ -1,4 +1,4 @@
-"""The flags of `launch`: each wrong one is one message that says what to do."""
+"""Flags of `launch`, and the message for each wrong one."""
 
 import shutil
 import subprocess
@@ -10,7 +10,7 @@ from absl import flags
 
 from vit_jax.errors import UserError
 from vit_jax.launch import __main__ as command
-from vit_jax.launch import job, topology
+from vit_jax.launch import clusters, job
 
 CLOUD = ['--zone=z', '--project=p']
 GS = '--workdir=gs://bucket/run'
@@ -21,7 +21,7 @@ SLURM = ['--target=slurm', '--topology=h100:4x8', '--workdir=/shared/run']
 
 @pytest.fixture
 def checkout(tmp_path):
-  """A commit with a config, and a config beside it."""
+  """Returns a checkout with a committed and an uncommitted config."""
   for name in ('configs/quickstart.py', 'launch/tpu_vm.sh'):
     (tmp_path / name).parent.mkdir()
     shutil.copy(launch_jobs.ROOT / name, tmp_path / name)
@@ -36,7 +36,7 @@ def checkout(tmp_path):
 
 @pytest.fixture
 def job_of(checkout, monkeypatch):
-  """(arguments) → the job; flags vanish after the test."""
+  """Returns a function from arguments to a job; removes its flags later."""
   before = set(flags.FLAGS)
   monkeypatch.chdir(checkout)
 
@@ -67,7 +67,7 @@ def test_flags_become_a_job(job_of, checkout):
     commit=commit,
     config='configs/quickstart.py',
     workdir='gs://bucket/run',
-    topology=topology.tpu('v6e:4x4'),
+    topology=clusters.tpu('v6e:4x4'),
     overrides=('--config.batch_size=64', '--config.checkpoint.best=None'),
     trainer_flags=('--profile=10:15',),
     slices=2,
@@ -82,53 +82,65 @@ def test_flags_become_a_job(job_of, checkout):
     ([], '--target is not given; allowed: gke, queued, slurm, tpu-vm'),
     (['--target=tpuvm'], "'tpuvm'; did you mean 'tpu-vm'"),
     (['--target=slrum'], "did you mean 'slurm'"),
-    (TPU_VM[:-1], 'needs --project and it did not come; add --project='),
+    (TPU_VM[:-1], 'add --project='),
     (['--target=gke', *TPU_VM[1:3]], 'add --image=europe-docker.pkg.dev/'),
     ([TPU_VM[0], *TPU_VM[2:]], 'add --topology=v3:4x4'),
     ([SLURM[0], *SLURM[2:]], 'add --topology=h100:4x8'),
     ([*TPU_VM[:2], *CLOUD], 'add --workdir=gs://BUCKET/DIRECTORY'),
-    ([*SLURM, '--zone=z'], '--zone is of no use to --target=slurm'),
-    ([*TPU_VM, '--slices=2'], '--slices is of no use to --target=tpu-vm'),
-    ([*GKE, '--partition=p'], 'takes data_dir, image, max_restarts, '),
-    ([*TPU_VM, 'extra'], "'extra' is no flag"),
+    ([*SLURM, '--zone=z'], '--zone has no effect with --target=slurm'),
+    ([*TPU_VM, '--slices=2'], '--slices has no effect with --target=tpu-vm'),
+    ([*GKE, '--partition=p'], 'allowed: data_dir, image, max_restarts, '),
+    ([*TPU_VM, 'extra'], "'extra'"),
     ([*TPU_VM, '--name=../x'], "--name is '../x'; allowed: a lower-case"),
-    ([*TPU_VM, '--name=' + 'x' * 41], '40 in all'),
+    ([*TPU_VM, '--name=' + 'x' * 41], 'at most 40'),
     ([*TPU_VM, '--max_restarts=-1'], '--max_restarts is -1; it must be at'),
     ([*GKE, '--slices=0'], '--slices is 0; it must be at least 1'),
     ([*TPU_VM, '--topology=v3:44'], "did you mean 'v3:4x4'? allowed: v3:"),
     ([*TPU_VM, '--topology=v9:4x4'], "is 'v9:4x4'; did you mean 'v"),
     ([*TPU_VM, '--topology=h100:4x8'], 'Versions: v2, v3, v4'),
-    ([*TPU_VM, '--topology=tpu7x:2x2x1'], 'is no TPU VM; take --target=gke'),
-    ([*GKE, '--topology=v2:4x4'], 'GKE has no v2'),
-    ([*GKE, '--topology=v3:4x4', '--slices=2'], 'v4 and later work together'),
-    ([*SLURM, '--topology=h10:4x8'], "KIND 'h10': did you mean 'h100'?"),
+    (
+      [*TPU_VM, '--topology=tpu7x:2x2x1'],
+      'tpu7x:2x2x1, which is not offered as a TPU VM',
+    ),
+    ([*GKE, '--topology=v2:4x4'], 'GKE does not offer v2'),
+    (
+      [*GKE, '--topology=v3:4x4', '--slices=2'],
+      '--slices is 2, and --topology is v3:4x4',
+    ),
+    ([*SLURM, '--topology=h10:4x8'], "KIND is 'h10'; did you mean 'h100'?"),
     ([*SLURM, '--topology=h100:4'], 'give h100:NODESxGPUS'),
-    ([*SLURM, '--workdir=runs/x'], 'or an absolute one that all nodes see'),
+    ([*SLURM, '--workdir=runs/x'], "--workdir is 'runs/x'"),
     ([*SLURM, '--data_dir=data'], "--data_dir is 'data'; it must be a path"),
-    ([*GKE, '--workdir=/tmp/x'], 'must be a path on gs://, which outlives'),
+    (
+      [*GKE, '--workdir=/tmp/x'],
+      "--workdir is '/tmp/x'; it must be a path on gs://",
+    ),
     ([*GKE, '--image=vit_jax'], '--image is'),
     ([*GKE, '--image=host/vit_jax:tag;x'], '--image is'),
     ([*GKE, '--service_account=A B'], "--service_account is 'A B'"),
     ([*SLURM, '--partition=a b'], "--partition is 'a b'"),
-    ([*SLURM, '--time_limit=a day'], 'give one such as 2-00:00:00'),
-    ([*TPU_VM, '--config=configs/uncommitted.py'], 'commit it first'),
+    ([*SLURM, '--time_limit=a day'], 'such as 2-00:00:00'),
+    (
+      [*TPU_VM, '--config=configs/uncommitted.py'],
+      "'configs/uncommitted.py', which is not in commit",
+    ),
     ([*TPU_VM, '--config.batch_sice=3'], "did you mean 'batch_size'"),
   ],
 )
-def test_what_is_wrong_is_said_with_what_is_allowed(job_of, arguments, message):
+def test_errors_state_the_value_and_what_is_allowed(job_of, arguments, message):
   with pytest.raises(UserError) as caught:
     job_of(*arguments)
   assert message in str(caught.value)
 
 
-def test_a_config_outside_of_the_checkout_does_not_travel(job_of, tmp_path):
-  with pytest.raises(UserError, match='committed files of this checkout'):
+def test_a_config_outside_of_the_checkout_is_refused(job_of, tmp_path):
+  with pytest.raises(UserError, match='--config is .*quickstart.py'):
     job_of(*TPU_VM, f'--config={tmp_path}/configs/quickstart.py')
 
 
-def test_a_package_without_its_repository_launches_nothing(job_of, checkout):
+def test_a_package_without_its_repository_is_refused(job_of, checkout):
   (checkout / 'launch/tpu_vm.sh').unlink()
-  with pytest.raises(UserError, match='is no git checkout of this project'):
+  with pytest.raises(UserError, match='not a git checkout'):
     job_of(*TPU_VM)
 
 
@@ -151,13 +163,13 @@ def test_the_command_ends_with_the_code_of_the_run(
   assert ended.value.code == 43
 
 
-def test_who_interrupts_is_told_that_the_run_goes_on(
+def test_an_interrupted_launch_leaves_the_run_alone(
   job_of, checkout, monkeypatch
 ):
   def interrupted(job, shell, *, force):
     raise KeyboardInterrupt
 
-  with pytest.raises(UserError, match='what was started runs on'):
+  with pytest.raises(UserError, match='interrupted'):
     _main(job_of, checkout, monkeypatch, interrupted)
 
 
@@ -184,11 +196,11 @@ def test_names_come_from_configs():
 def test_slices_have_the_sizes_of_google_clouds_tables(
   name, kind, hosts, per_host, devices
 ):
-  made = topology.tpu(name)
+  made = clusters.tpu(name)
   assert made.accelerator_type == kind
   assert (made.hosts, made.per_host, made.devices) == (hosts, per_host, devices)
 
 
 def test_gpus_are_nodes_and_gpus_of_each():
-  made = topology.gpus('a100-80gb:2x4')
+  made = clusters.gpus('a100-80gb:2x4')
   assert (made.hosts, made.per_host, made.devices) == (2, 4, 8)

@@ -1,4 +1,4 @@
-"""What a launch really runs: programs on a PATH of their own write it down."""
+"""The commands that a launch executes, recorded by substitutes on PATH."""
 
 import dataclasses
 import json
@@ -20,7 +20,7 @@ NO_PAUSE = dict(pause=lambda seconds: None)
 
 @pytest.fixture
 def programs(tmp_path, monkeypatch):
-  """Everything that a launch may call, recorded; nothing else is found."""
+  """Returns recording substitutes for all programs that a launch runs."""
   made = launch_jobs.Programs(
     tmp_path / 'bin',
     *('bash', 'docker', 'gcloud', 'git', 'kubectl', 'mkdir', 'python'),
@@ -38,14 +38,14 @@ def checkout(tmp_path):
 
 
 def shell_of(checkout, lines=None):
-  """A shell of a checkout; what it shows goes to `lines`."""
+  """Returns a shell of a checkout that prints to `lines`."""
   return Shell(
-    checkout, dry_run=False, say=[].append if lines is None else lines.append
+    checkout, dry_run=False, echo=[].append if lines is None else lines.append
   )
 
 
 def expected(target):
-  """The commands of a dry run, as a shell splits them."""
+  """Returns the commands of a dry run, without comments and files."""
   printed = launch_jobs.dry_run(launch_jobs.JOBS[target])
   commands = [
     line
@@ -67,8 +67,8 @@ def _outside_of_documents(printed):
       yield line
 
 
-def said(calls):
-  """Recorded calls in the form of `expected`."""
+def quoted(calls):
+  """Returns recorded calls in the form of `expected`."""
   return [quote(call) for call in calls]
 
 
@@ -78,7 +78,7 @@ def test_gke_builds_pushes_and_applies_what_a_dry_run_prints(
   (checkout / 'build/l16-i21k').mkdir(parents=True)
   (checkout / 'build/l16-i21k/code.tar').touch()  # git is a stand-in
   assert gke.start(launch_jobs.JOBS['gke'], shell_of(checkout), 300) == 0
-  assert said(programs.calls()) == expected('gke')
+  assert quoted(programs.calls()) == expected('gke')
   applied = json.loads((checkout / 'build/l16-i21k/jobset.json').read_text())
   assert applied == gke.jobset(launch_jobs.JOBS['gke'], 300)
 
@@ -104,21 +104,21 @@ def test_gke_leaves_what_runs_and_replaces_what_failed(
 
 def test_gke_says_that_there_is_no_cluster(programs, checkout):
   programs.answer('kubectl', 'get', ('', 1, 'connection refused'))
-  with pytest.raises(UserError, match='cannot ask the cluster'):
+  with pytest.raises(UserError, match='get-credentials'):
     gke.start(launch_jobs.JOBS['gke'], shell_of(checkout), 300)
   assert len(programs.calls()) == 1
 
 
 def test_a_step_that_fails_ends_the_launch(programs, checkout):
   programs.answer('git', 'archive', ('', 3, ''))
-  with pytest.raises(UserError, match='`git archive.*exit code 3'):
+  with pytest.raises(UserError, match='git archive.*exit code 3'):
     gke.start(launch_jobs.JOBS['gke'], shell_of(checkout), 300)
   assert [call[0] for call in programs.calls()] == ['kubectl', 'git']
 
 
 def test_a_program_that_is_missing_is_named(programs, checkout):
   (programs.folder / 'kubectl').unlink()
-  with pytest.raises(UserError, match='kubectl is not installed here'):
+  with pytest.raises(UserError, match='kubectl is not installed'):
     gke.start(launch_jobs.JOBS['gke'], shell_of(checkout), 300)
 
 
@@ -130,7 +130,7 @@ def test_slurm_installs_and_submits_what_a_dry_run_prints(programs, checkout):
   assert slurm.start(job, shell_of(checkout), 300, python='python') == 0
   first = [call for call in programs.calls() if 'pip' not in call]
   wanted = expected('slurm')
-  assert said(first) == [
+  assert quoted(first) == [
     line.replace('PYTHON', 'python') for line in wanted if ' pip ' not in line
   ]
   script = (checkout / 'build/l16-i21k/job.sbatch').read_text()
@@ -143,7 +143,7 @@ def test_slurm_leaves_a_job_that_is_queued(programs, checkout):
   shell = shell_of(checkout, lines)
   assert slurm.start(launch_jobs.JOBS['slurm'], shell, 300) == 0
   assert [call[0] for call in programs.calls()] == ['squeue']
-  assert 'queued already, as 4711' in lines[-1]
+  assert '4711' in lines[-1]
 
 
 def _queue(programs, *states):
@@ -155,7 +155,7 @@ def _queue(programs, *states):
 
 
 def _verbs(programs):
-  """What was asked of the queue and of slices, in order."""
+  """Returns the commands for the queue and the slices, in order."""
   return [
     f'{call[2]} {call[3]}' if call[0] == 'bash' else call[4]
     for call in programs.calls()
@@ -163,8 +163,8 @@ def _verbs(programs):
   ]
 
 
-def test_queued_waits_restarts_and_asks_anew(programs, checkout):
-  """Taken away in the middle: deleted, asked for again, on to the end."""
+def test_queued_waits_restarts_and_requests_again(programs, checkout):
+  """A preempted request is deleted, made again, and the run finished."""
   _queue(
     programs,
     *('', 'WAITING_FOR_RESOURCES', 'PROVISIONING', 'ACTIVE'),
@@ -187,7 +187,7 @@ def test_queued_waits_restarts_and_asks_anew(programs, checkout):
 def test_queued_runs_what_a_dry_run_prints(programs, checkout):
   _queue(programs, '', 'ACTIVE')
   queued.start(launch_jobs.JOBS['queued'], shell_of(checkout), 300, **NO_PAUSE)
-  calls = said(programs.calls())
+  calls = quoted(programs.calls())
   wanted = expected('queued')
   assert sorted(calls) == sorted(wanted)
   assert calls[:3] == wanted[:3] and calls[-1] == wanted[-1]
@@ -202,15 +202,15 @@ def test_queued_does_not_start_again_what_cannot_work(programs, checkout, code):
   assert _verbs(programs).count('log --name=l16-i21k-0') == 1
 
 
-def test_queued_says_a_state_that_is_not_known(programs, checkout):
+def test_queued_refuses_an_unknown_state(programs, checkout):
   _queue(programs, 'ODD')
   job, shell = launch_jobs.JOBS['queued'], shell_of(checkout)
-  with pytest.raises(UserError, match="is 'ODD', which is not known"):
+  with pytest.raises(UserError, match="l16-i21k.*'ODD'"):
     queued.start(job, shell, 300, **NO_PAUSE)
 
 
-def test_queued_asks_for_nothing_where_gcloud_fails(programs, checkout):
-  """A network that is down is no queue that is empty."""
+def test_queued_requests_nothing_while_gcloud_fails(programs, checkout):
+  """A failing network is different from a missing request."""
   programs.answer('gcloud', 'describe', ('', 1, 'no connection'))
   job, shell = launch_jobs.JOBS['queued'], shell_of(checkout)
   with pytest.raises(UserError, match='gcloud failed 20 times'):
@@ -224,13 +224,13 @@ def test_one_queued_slice_has_the_name_of_its_request():
   assert '--node-id=l16-i21k' in queued.create(job)
 
 
-def test_a_tpu_vm_is_trained_on_until_the_run_is_finished(
-  tmp_path, monkeypatch
-):
-  """Through launch/tpu_vm.sh and its worker script: saved, again, finished."""
+def test_a_tpu_vm_is_used_until_the_run_is_finished(tmp_path, monkeypatch):
+  """Preempted once, then finished, with the commit of the launch."""
   cloud = Cloud(tmp_path)
   monkeypatch.setenv('PATH', f'{cloud.root}/bin:{os.environ["PATH"]}')
-  job = launch_jobs.changed('tpu-vm', config='configs/small.py')
+  job = launch_jobs.changed(
+    'tpu-vm', config='configs/small.py', commit=cloud.commit()
+  )
   lines, codes, again = [], [], threading.Event()
 
   def pause(seconds):
@@ -245,15 +245,17 @@ def test_a_tpu_vm_is_trained_on_until_the_run_is_finished(
   thread.start()
   try:
     cloud.wait_for_runs(1)
+    cloud.commit_file('newer.txt')
     cloud.end_jobs(42)
     again.set()
     cloud.wait_for_runs(2)
+    assert not list(cloud.root.glob('worker*/**/newer.txt'))
   finally:
     cloud.end_jobs(0)
     again.set()
     thread.join(60)
   assert codes == [0], lines
-  assert any('preempted, state saved; starting again' in x for x in lines)
+  assert any('preempted' in line for line in lines)
   (first, second), (third, fourth) = cloud.runs()
   assert first == second == third == fourth
 
@@ -265,14 +267,14 @@ def test_restarts_are_counted_unless_preempted():
   assert (ended, codes) == (0, [])
   assert said.count(policy.PAUSE_S) == 5
   assert policy.until_done(lambda: 45, 2, said.append, said.append) == 45
-  assert said[-1] == 'exit code 45 after 2 restarts; given up'
+  assert '45' in said[-1] and '2 restarts' in said[-1]
 
 
 @pytest.mark.parametrize('code', [2, 43])
-def test_what_would_end_alike_is_not_tried_again(code):
+def test_user_errors_and_divergence_are_not_restarted(code):
   said = []
   assert policy.until_done(lambda: code, 9, said.append, said.append) == code
-  assert len(said) == 1 and 'not started again' in said[0]
+  assert len(said) == 1 and 'not restarted' in said[0]
 
 
 def test_every_target_has_its_flags():
@@ -280,22 +282,23 @@ def test_every_target_has_its_flags():
 
 
 def test_the_script_of_a_dry_run_is_one(tmp_path):
-  """A shell reads all of it; nothing but commands that are stood in for."""
+  """A shell can parse and execute the whole output."""
   job = launch_jobs.JOBS['queued']
   shown = launch_jobs.dry_run(job).replace('bash ', 'git ')  # recorded, too
   words = understood(shown, tmp_path)
   assert len(words) == 6
 
 
-@pytest.mark.parametrize('target', ['queued', 'gke', 'slurm'])
+@pytest.mark.parametrize('target', launch_jobs.JOBS)
 def test_further_flags_of_the_submitting_command(target):
-  """They stand in the one command that submits the job."""
+  """--submit_flags are added to the command that requests machines."""
   job = launch_jobs.changed(target, submit_flags=('--a=1', '--b'))
   lines = launch_jobs.dry_run(job).splitlines()
   submitting = {
+    'tpu-vm': 'tpu-vm create ',
     'queued': 'queued-resources create',
     'gke': 'kubectl apply',
     'slurm': 'sbatch ',
   }[target]
-  with_flags = [line for line in lines if '--a=1 --b' in line]
+  with_flags = [line for line in lines if ' --a=1 --b' in line]
   assert len(with_flags) == 1 and submitting in with_flags[0]

@@ -1,12 +1,13 @@
-r"""Runs on a cluster until done: python -m vit_jax.launch --target=tpu-vm ….
+r"""Starts a run on a cluster: python -m vit_jax.launch --target=tpu-vm ….
 
   python -m vit_jax.launch --target=tpu-vm --config=configs/l16_i21k.py \
     --topology=v3:4x4 --workdir=gs://BUCKET/l16 --data_dir=gs://BUCKET/tfds \
     --zone=europe-west4-a --project=PROJECT_ID --dry_run
 
-`plan` is asked first, and what does not fit is not started. The same line again
-goes on with what is there. Every key of the config is a flag; other flags of
-train go after --.
+The command first asks `plan` whether the config fits, and refuses a config that
+does not. The run is restarted until it is finished; the same command continues
+with what already exists. Every key of the config is a flag. Other flags of
+train follow after --.
 """
 
 import functools
@@ -23,11 +24,11 @@ from vit_jax.config import overrides
 from vit_jax.errors import UserError, closest
 from vit_jax.launch import (
   checkout,
+  clusters,
   gke,
   planning,
   queued,
   slurm,
-  topology,
   tpu_vm,
 )
 from vit_jax.launch import job as job_lib
@@ -49,65 +50,86 @@ def define_flags() -> None:
   """Defines the flags of this command."""
   flags.DEFINE_string('target', None, f'One of {", ".join(TARGETS)}.')
   flags.DEFINE_string(
-    'topology', None, 'v3:4x4, in chips; for slurm h100:4x8, NODESxGPUS.'
+    'topology',
+    None,
+    'TPU slice in chips, such as v3:4x4; for slurm h100:4x8, NODESxGPUS.',
   )
   flags.DEFINE_string(
-    'workdir', None, 'Of the run, on gs:// (slurm: or a shared path).'
+    'workdir', None, 'Workdir on gs:// (for slurm also a shared path).'
   )
   flags.DEFINE_string(
-    'data_dir', None, 'TFDS directory; default: that of the hosts.'
+    'data_dir',
+    None,
+    'TFDS directory; default: ~/tensorflow_datasets of the hosts.',
   )
   flags.DEFINE_string(
-    'name', None, 'Of slice, JobSet or job; default: that of the config.'
+    'name', None, 'Name of the slice, JobSet or job; default: from --config.'
   )
   flags.DEFINE_string(
-    'zone', None, 'Of Cloud TPU, such as europe-west4-a (tpu-vm, queued).'
+    'zone', None, 'Google Cloud zone, such as europe-west4-a (tpu-vm, queued).'
   )
   flags.DEFINE_string('project', None, 'Google Cloud project (tpu-vm, queued).')
   flags.DEFINE_string(
-    'version', None, 'Runtime image, if not that of the type (same).'
+    'version',
+    None,
+    'Runtime image; default: that of the accelerator type (tpu-vm, queued).',
   )
   flags.DEFINE_string(
-    'image', None, 'Where the container goes, without a tag (gke).'
+    'image', None, 'Name of the container image, without a tag (gke).'
   )
   flags.DEFINE_string(
-    'service_account', None, "Kubernetes', for the buckets (gke)."
+    'service_account',
+    None,
+    'Kubernetes service account that may use the buckets (gke).',
   )
-  flags.DEFINE_string('partition', None, 'Of SLURM.')
-  flags.DEFINE_string('account', None, 'Of SLURM.')
-  flags.DEFINE_string('time_limit', None, 'Of one SLURM job; default 24:00:00.')
+  flags.DEFINE_string('partition', None, 'SLURM partition (slurm).')
+  flags.DEFINE_string('account', None, 'SLURM account (slurm).')
+  flags.DEFINE_string(
+    'time_limit', None, 'Time limit of the SLURM job (slurm); default 24:00:00.'
+  )
   flags.DEFINE_multi_string(
     'submit_flags',
     [],
-    'A further flag of the command that submits: sbatch (slurm), gcloud '
-    '(queued) or kubectl apply (gke); --submit_flags=--qos=high. Repeatable.',
+    'Further flag of the command that requests the machines: gcloud … create '
+    '(tpu-vm, queued), kubectl apply (gke) or sbatch (slurm), for example '
+    '--submit_flags=--qos=high. May be repeated.',
   )
-  flags.DEFINE_integer('slices', 1, 'Of TPUs (queued, gke).')
-  flags.DEFINE_bool('spot', False, 'Cheaper, may be taken away (all TPUs).')
-  flags.DEFINE_integer('max_restarts', 20, 'After failures.')
-  flags.DEFINE_bool('force', False, 'Start whatever plan says.')
-  flags.DEFINE_bool('dry_run', False, 'Print what would be run, and end.')
+  flags.DEFINE_integer('slices', 1, 'Number of TPU slices (queued, gke).')
+  flags.DEFINE_bool(
+    'spot', False, 'Use preemptible machines (tpu-vm, queued, gke).'
+  )
+  flags.DEFINE_integer(
+    'max_restarts', 20, 'Largest number of restarts after failures.'
+  )
+  flags.DEFINE_bool(
+    'force', False, 'Start even if plan reports that it does not fit.'
+  )
+  flags.DEFINE_bool(
+    'dry_run', False, 'Print the commands and files, and start nothing.'
+  )
   given = overrides.take([*sys.argv])
   overrides.define_flag(sys.argv)
   flags.DEFINE_multi_string('overrides', given, 'Set by --config.KEY=VALUE.')
 
 
 def main(arguments: list[str]) -> None:
-  """Checks, plans and starts the job; follows it and returns its exit code.
+  """Checks, plans and starts the job; exits with its exit code.
 
   Raises:
-    UserError: the job cannot be started as it is.
+    UserError: the job cannot be started.
   """
   job = job_of(flags.FLAGS, tuple(arguments), ROOT)
   values = flags.FLAGS
-  say = functools.partial(print, flush=True)  # in order with the commands'
-  shell = Shell(ROOT, dry_run=values.dry_run, say=say)
-  interruption.HERE.release()  # there is nothing to save here
+  # Flushed, so that the lines appear before the output of the commands.
+  echo = functools.partial(print, flush=True)
+  shell = Shell(ROOT, dry_run=values.dry_run, echo=echo)
+  interruption.HERE.release()  # this process has no state to save
   try:
     code = start(job, shell, force=values.force)
   except KeyboardInterrupt:
     raise UserError(
-      'interrupted: what was started runs on; the same launch goes on with it.'
+      'interrupted; the job that was started continues. The same command '
+      'follows it again.'
     ) from None
   if code:
     sys.exit(code)
@@ -118,31 +140,32 @@ def start(
   shell: Shell,
   *,
   force: bool = False,
-  plan: Callable[[Job], dict[str, Any]] = planning.ask,
+  plan: Callable[[Job], dict[str, Any]] = planning.predict,
 ) -> int:
-  """Asks for a plan, then starts the job on its target.
+  """Plans the job, then starts it on its target.
 
   Args:
-    job: checked.
-    shell: to run it in.
-    force: whatever the plan says, and if it says nothing.
-    plan: function that asks `plan`.
+    job: job whose values are valid.
+    shell: shell that runs the commands.
+    force: whether to start the job even if it does not fit or cannot be
+      planned.
+    plan: function that returns the plan of a job.
 
   Returns:
-    The exit code of the run where the launch follows it; else 0.
+    The exit code of the run if the launch follows it, else 0.
 
   Raises:
-    UserError: the plan says that it does not fit.
+    UserError: the job does not fit.
   """
   result = None
   try:
     result = plan(job)
     shell.note(planning.summary(result))
-    planning.refuse_what_does_not_fit(result)
+    planning.check_fit(result)
   except UserError as error:
     if not force:
       raise
-    shell.note(f'--force, although {error}')
+    shell.note(f'started because of --force, although: {error}')
   hosts = job.topology.hosts * job.slices
   kind = 'chips' if job.topology.tpu else 'GPUs'
   shell.note(
@@ -162,17 +185,17 @@ def job_of(values: Any, arguments: tuple[str, ...], root: pathlib.Path) -> Job:
   """Returns the job that the flags describe.
 
   Args:
-    values: parsed flags.
+    values: parsed flags of this command.
     arguments: arguments after --.
-    root: the checkout that is launched from.
+    root: directory of the checkout to launch from.
 
   Raises:
-    UserError: a flag is missing, wrong, or not used by the target.
+    UserError: a flag is missing, invalid, or not used by the target.
   """
   target = values.target
   if target not in TARGETS:
-    came = f'{target!r}' if target else 'not given'
-    raise UserError(f'--target is {came}; {closest(target or "", TARGETS)}.')
+    given = f'{target!r}' if target else 'not given'
+    raise UserError(f'--target is {given}; {closest(target or "", TARGETS)}.')
   needed, taken = job_lib.FLAGS[target]
   for key in (*needed, 'topology', 'workdir'):
     if not values[key].value:
@@ -180,25 +203,24 @@ def job_of(values: Any, arguments: tuple[str, ...], root: pathlib.Path) -> Job:
       if target == 'slurm' and key == 'topology':
         example = 'h100:4x8'
       raise UserError(
-        f'--target={target} needs --{key} and it did not come; add '
-        f'--{key}={example}.'
+        f'--target={target} needs --{key}; add --{key}={example}.'
       )
   allowed = sorted((*needed, *taken))
   for key in sorted({*_OPTIONAL, 'zone', 'project', 'image'} - {*allowed}):
     if values[key].value != values[key].default:
       raise UserError(
-        f'--{key} is of no use to --target={target}, which takes '
-        f'{", ".join(allowed)}. Leave it out.'
+        f'--{key} has no effect with --target={target}. Remove it; allowed: '
+        f'{", ".join(allowed)}.'
       )
   stray = [text for text in arguments if not text.startswith('--')]
   if stray:
     raise UserError(
-      f'{stray[0]!r} is no flag; flags of train go after --, as in '
-      '-- --profile=10:15.'
+      f'got the argument {stray[0]!r}; only flags are allowed. Flags of train '
+      'follow after --, as in: -- --profile=10:15.'
     )
   commit = checkout.commit(root)
   checkout.check_config(root, commit, values.config_path)
-  find = topology.gpus if target == 'slurm' else topology.tpu
+  find = clusters.gpus if target == 'slurm' else clusters.tpu
   job = Job(
     target=target,
     name=values.name or job_lib.default_name(values.config_path),

@@ -6,7 +6,7 @@ import sys
 
 from vit_jax.errors import UserError
 
-_SCRIPT = 'launch/tpu_vm.sh'  # no package has it
+_SCRIPT = 'launch/tpu_vm.sh'  # only a checkout has it, not a package
 
 
 def _git(root: pathlib.Path, *arguments: str) -> str | None:
@@ -28,33 +28,33 @@ def commit(root: pathlib.Path) -> str:
   found = _git(root, 'rev-parse', 'HEAD')
   if found is None or not (root / _SCRIPT).is_file():
     raise UserError(
-      f'{root} is no git checkout of this project, and a launch installs a '
-      'commit: clone the repository and launch from there.'
+      f'{root} is not a git checkout of this project. A launch installs a '
+      'commit: clone the repository and launch from the clone.'
     )
   if _git(root, 'status', '--porcelain', '--untracked-files=no'):
-    print('note: changes that are not committed do not travel', file=sys.stderr)
+    print('note: uncommitted changes are not installed', file=sys.stderr)
   return found
 
 
 def check_config(root: pathlib.Path, commit: str, config: str) -> None:
-  """Refuses a config that the hosts will not have.
+  """Checks that the hosts will have the config.
 
   Args:
     root: the checkout.
     commit: the commit to install.
-    config: as for train, perhaps with an argument after a colon.
+    config: value of --config, with or without an argument after a colon.
 
   Raises:
-    UserError: it is not in the commit.
+    UserError: the config is not in the commit.
   """
   file = pathlib.PurePath(config.partition(':')[0])
   if file.is_absolute() or not (root / file).is_file():
     raise UserError(
       f'--config is {config!r}; the hosts get the committed files of this '
-      f'checkout, {root}: give a path within it, such as configs/l16_i21k.py.'
+      f'checkout, {root}. Give a path inside it, such as configs/l16_i21k.py.'
     )
   if _git(root, 'cat-file', '-e', f'{commit}:{file.as_posix()}') is None:
     raise UserError(
-      f'--config is {config!r}, which is not committed, and the hosts get the '
-      f'commit {commit[:12]}: commit it first.'
+      f'--config is {config!r}, which is not in commit {commit[:12]}, the one '
+      'that the hosts get: commit it first.'
     )

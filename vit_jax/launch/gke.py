@@ -1,8 +1,9 @@
-"""TPU slices of a GKE cluster, as a JobSet; the cluster starts it again.
+"""Target gke: TPU slices of a GKE cluster as a JobSet, which restarts itself.
 
-Fields and values as in the API documentation of Kubernetes (batch/v1 Job, from
-1.31), of JobSet (jobset.x-k8s.io/v1alpha2, from 0.10: it tells one rule of a
-Job from another by the Job's message) and of GKE (TPU node labels, spot).
+Fields and values follow the API documentation of Kubernetes (batch/v1 Job, 1.31
+or newer), of JobSet (jobset.x-k8s.io/v1alpha2, 0.10 or newer, which can match a
+rule of the failure policy against the message of a Job) and of GKE (node labels
+for TPUs and spot machines).
 """
 
 import json
@@ -36,8 +37,8 @@ def jobset(job: Job, grace_s: int) -> dict[str, Any]:
     'metadata': {
       'name': job.name,
       'labels': {'vit-jax/commit': job.commit},
-      # A slice's pods have a node pool for themselves; GKE tells the slices of
-      # each other by it, too.
+      # The pods of a slice get a node pool of their own. GKE uses the pool to
+      # connect the slices, too.
       'annotations': {
         'alpha.jobset.sigs.k8s.io/exclusive-topology': (
           'cloud.google.com/gke-nodepool'
@@ -58,15 +59,13 @@ def jobset(job: Job, grace_s: int) -> dict[str, Any]:
 
 
 def _failure_policy(job: Job) -> dict[str, Any]:
-  """Returns the action after the failure of a slice.
+  """Returns the actions after the failure of a slice.
 
-  The first matching rule wins.
-
-  Other failures (a crash, a lost peer, lack of memory) match no rule: the
-  JobSet is restarted, and the restart counts.
+  The first matching rule applies. Other failures (a crash, a lost peer, lack of
+  memory) match no rule: the JobSet is restarted, and the restart is counted.
   """
   rules = [
-    ('stop-and-tell', 'FailJobSet', 0),
+    ('stop', 'FailJobSet', 0),
     ('preempted', 'RestartJobSetAndIgnoreMaxRestarts', 1),
     ('disrupted', 'RestartJobSetAndIgnoreMaxRestarts', 2),
   ]
@@ -106,7 +105,7 @@ def _job(job: Job, grace_s: int) -> dict[str, Any]:
     'parallelism': hosts,
     'completions': hosts,
     'completionMode': 'Indexed',
-    'backoffLimit': 0,  # one pod alone is never started again
+    'backoffLimit': 0,  # a single pod is never restarted
     'podFailurePolicy': {'rules': _pod_rules()},
     'template': {'spec': _pod(job, grace_s)},
   }
@@ -120,7 +119,7 @@ def _pod(job: Job, grace_s: int) -> dict[str, Any]:
     'cloud.google.com/gke-tpu-topology': job.topology.shape,
   }
   pod: dict[str, Any] = {
-    'restartPolicy': 'Never',  # as a podFailurePolicy demands
+    'restartPolicy': 'Never',  # required by podFailurePolicy
     'terminationGracePeriodSeconds': grace_s,
     'nodeSelector': selector,
     'containers': [
@@ -158,7 +157,7 @@ def _environment(job: Job) -> list[dict[str, str]]:
 
 
 def _literal(text: str) -> str:
-  """Text in which Kubernetes expands no $(VARIABLE)."""
+  """Returns text in which Kubernetes does not expand $(VARIABLE)."""
   return text.replace('$', '$$')
 
 
@@ -166,25 +165,26 @@ def start(job: Job, shell: Shell, grace_s: int) -> int:
   """Builds the image of this commit and applies the manifest.
 
   Args:
-    job: on GKE.
-    shell: to run it in.
-    grace_s: from SIGTERM to SIGKILL.
+    job: job whose target is GKE.
+    shell: shell that runs the commands.
+    grace_s: seconds from SIGTERM to SIGKILL.
 
   Returns:
-    0: the cluster has it, and starts it again as it must.
+    0, because the cluster starts and restarts the job from now on.
   """
-  state = shell.ask(
+  state = shell.query(
     *('kubectl', 'get', 'jobset', job.name, '--ignore-not-found'),
     '--output=jsonpath={.metadata.name}={.status.terminalState}',
   )
   if state is None:
     raise UserError(
-      'kubectl cannot ask the cluster (see above): choose one by `gcloud '
-      'container clusters get-credentials`; it needs JobSet 0.10 or newer.'
+      'kubectl cannot reach the cluster (see above). Select a cluster with '
+      '`gcloud container clusters get-credentials`; it needs JobSet 0.10 or '
+      'newer.'
     )
   name, _, ended = state.partition('=')
   if name and ended != 'Failed':
-    shell.note(f'{ended or "running"} already; not started a second time')
+    shell.note(f'already {ended or "running"}; not started a second time')
     return 0
   archive, manifest = f'{job.folder}/code.tar', f'{job.folder}/jobset.json'
   text = json.dumps(jobset(job, grace_s), indent=2, ensure_ascii=False)
@@ -200,20 +200,20 @@ def start(job: Job, shell: Shell, grace_s: int) -> int:
   if name:
     shell.check('kubectl', 'delete', 'jobset', job.name, '--wait')
   shell.check('kubectl', 'apply', f'--filename={manifest}', *job.submit_flags)
-  _tell(job, shell)
+  _print_hints(job, shell)
   return 0
 
 
-def _tell(job: Job, shell: Shell) -> None:
+def _print_hints(job: Job, shell: Shell) -> None:
   stop = ', '.join(map(str, policy.STOP))
   pods = f'jobset.sigs.k8s.io/jobset-name={job.name}'
   shell.note(
-    f'The cluster starts it again after a preemption or exit code '
-    f'{policy.RESUME}; after other\nfailures {job.max_restarts} times at most; '
-    f'never after {stop}.\n'
+    f'The cluster restarts the job after a preemption or exit code '
+    f'{policy.RESUME}; after other\nfailures at most {job.max_restarts} times; '
+    f'never after exit code {stop}.\n'
     f'state: kubectl describe jobset {job.name}\n'
     f'log:   kubectl logs --follow --selector={pods},'
     'batch.kubernetes.io/job-completion-index=0\n'
-    f'stop:  kubectl delete jobset {job.name}  (saves, and resumes by the same '
-    'launch)'
+    f'stop:  kubectl delete jobset {job.name}  (saves the state; the same '
+    'command resumes it)'
   )

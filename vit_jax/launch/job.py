@@ -1,11 +1,11 @@
-"""What is to run, and where: the flags of a launch, checked."""
+"""The run that a launch starts, and the machines for it."""
 
 import dataclasses
 import pathlib
 import re
 
 from vit_jax.errors import UserError, check_range
-from vit_jax.launch.topology import Topology
+from vit_jax.launch.clusters import Topology
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,23 +15,25 @@ class Job:
   Attributes:
     target: 'tpu-vm', 'queued', 'gke' or 'slurm'.
     name: name of the slice, the JobSet or the SLURM job.
-    commit: the commit to install.
-    config: as for train.
-    overrides: --config.KEY=VALUE.
+    commit: commit to install.
+    config: value of --config of train.
+    workdir: workdir of the run, visible to all hosts.
+    topology: topology of one slice, or of the GPU cluster.
+    overrides: flags of the form --config.KEY=VALUE.
     trainer_flags: other flags of train.
-    workdir: workdir of the run, seen by all hosts.
-    data_dir: TFDS directory; None for the hosts' own default.
-    topology: topology of one slice.
+    data_dir: TFDS directory; None for the default of the hosts.
     slices: number of slices.
-    spot: cheaper machines that may be taken away.
-    max_restarts: after failures; preemptions are not counted.
-    zone, project, version: of Cloud TPU (version: the runtime image).
-    image: name of the container, without a tag.
+    spot: whether to use preemptible machines.
+    max_restarts: largest number of restarts after failures; restarts after
+      preemptions are not counted.
+    zone, project: Google Cloud zone and project.
+    version: runtime image of the TPU VMs.
+    image: name of the container image, without a tag.
     service_account: Kubernetes service account that may read and write the
       buckets.
-    partition, account, time_limit: of SLURM.
-    submit_flags: further flags of the command that submits the job: sbatch,
-      gcloud (the creation of a queued resource) or kubectl apply.
+    partition, account, time_limit: options of the SLURM job.
+    submit_flags: further flags of the command that requests the machines:
+      gcloud … create, kubectl apply or sbatch.
   """
 
   target: str
@@ -68,10 +70,13 @@ class Job:
     return f'build/{self.name}'
 
 
-# The flags that a target needs, and those that it also accepts.
+# Required and optional flags of each target.
 _COMMON = ('data_dir', 'max_restarts')
 FLAGS = {
-  'tpu-vm': (('zone', 'project'), (*_COMMON, 'spot', 'version')),
+  'tpu-vm': (
+    ('zone', 'project'),
+    (*_COMMON, 'spot', 'version', 'submit_flags'),
+  ),
   'queued': (
     ('zone', 'project'),
     (*_COMMON, 'spot', 'version', 'slices', 'submit_flags'),
@@ -96,11 +101,11 @@ _NAME = r'[a-z]([a-z0-9-]*[a-z0-9])?'
 _SLURM_WORD = r'[A-Za-z0-9_][\w.,-]*'
 _TIME = r'(\d+-)?\d+(:\d\d){0,2}'
 _IMAGE = r'[a-z0-9][a-z0-9._/:-]*/[a-z0-9][a-z0-9._-]*'
-_NAME_LENGTH = 40  # names of pods end with numbers of slice, host and a hash
+_NAME_LENGTH = 40  # Kubernetes appends slice, host and a hash to pod names
 
 
 def default_name(config: str) -> str:
-  """'l16-i21k' of configs/l16_i21k.py."""
+  """Returns the name for a config: 'l16-i21k' for configs/l16_i21k.py."""
   path, _, argument = config.partition(':')
   words = f'{pathlib.PurePath(path).stem} {argument}'.lower()
   name = re.sub('[^a-z0-9]+', '-', words).strip('-')[:_NAME_LENGTH].strip('-')
@@ -108,32 +113,33 @@ def default_name(config: str) -> str:
 
 
 def check(job: Job) -> None:
-  """Refuses a job that cannot be, before anything is started.
+  """Checks the values of a job before anything is started.
 
   Raises:
-    UserError: says what came and what is allowed.
+    UserError: a value is not allowed.
   """
   if not re.fullmatch(_NAME, job.name) or len(job.name) > _NAME_LENGTH:
     raise UserError(
       f'--name is {job.name!r}; allowed: a lower-case letter, then lower-case '
-      f'letters, digits and hyphens, {_NAME_LENGTH} in all. Take a name such '
-      'as vit-l16.'
+      f'letters, digits and hyphens, at most {_NAME_LENGTH} characters. Choose '
+      'a name such as vit-l16.'
     )
   check_range('--slices', job.slices, at_least=1)
   check_range('--max_restarts', job.max_restarts, at_least=0)
   if job.slices > 1 and not (job.topology.tpu and job.topology.tpu.multislice):
     raise UserError(
-      f'--slices is {job.slices}, and {job.topology.name} can only be one: v4 '
-      'and later work together. Take another --topology, or --slices=1.'
+      f'--slices is {job.slices}, and --topology is {job.topology.name}; only '
+      'slices of v4 and later can train together. Give another --topology, '
+      'or --slices=1.'
     )
   if job.target in ('tpu-vm', 'queued'):
-    _ = job.topology.accelerator_type  # raises where there is none
+    _ = job.topology.accelerator_type  # raises for other machines
   if job.target == 'gke' and job.topology.tpu and not job.topology.tpu.gke:
     raise UserError(
-      f'--topology is {job.topology.name}, and GKE has no '
-      f'{job.topology.name.partition(":")[0]}: take --target=tpu-vm.'
+      f'--topology is {job.topology.name}; GKE does not offer '
+      f'{job.topology.name.partition(":")[0]}. Use --target=tpu-vm.'
     )
-  _check_places(job)
+  _check_paths(job)
   for key, pattern in (
     ('image', _IMAGE),
     ('service_account', _NAME),
@@ -145,21 +151,21 @@ def check(job: Job) -> None:
     if value is not None and not re.fullmatch(pattern, value, re.ASCII):
       example = {'image': EXAMPLES['image'], 'time_limit': '2-00:00:00'}
       raise UserError(
-        f'--{key} is {value!r}; give one such as {example.get(key, "vit")}.'
+        f'--{key} is {value!r}; give a value such as {example.get(key, "vit")}.'
       )
 
 
-def _check_places(job: Job) -> None:
-  """Workdir and data are where every host sees them."""
+def _check_paths(job: Job) -> None:
+  """Checks that every host can reach the workdir and the data."""
   shared = 'a path on gs://'
   if job.target == 'slurm':
-    shared = 'a path on gs://, or an absolute one that all nodes see'
-  for key, place in (('workdir', job.workdir), ('data_dir', job.data_dir)):
-    if place is None or re.fullmatch(r'gs://[^/].*', place, re.DOTALL):
+    shared = 'a path on gs://, or an absolute path that all nodes share'
+  for key, path in (('workdir', job.workdir), ('data_dir', job.data_dir)):
+    if path is None or re.fullmatch(r'gs://[^/].*', path, re.DOTALL):
       continue
-    if job.target == 'slurm' and place.startswith('/'):
+    if job.target == 'slurm' and path.startswith('/'):
       continue
     raise UserError(
-      f'--{key} is {place!r}; it must be {shared}, which outlives the machines.'
-      f' Give --{key}=gs://BUCKET/DIRECTORY.'
+      f'--{key} is {path!r}; it must be {shared}, which outlives the machines. '
+      f'Give --{key}=gs://BUCKET/DIRECTORY.'
     )

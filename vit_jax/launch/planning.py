@@ -1,4 +1,4 @@
-"""Asks `plan` before anything is paid for."""
+"""Runs `plan` before any machine is requested."""
 
 import json
 import math
@@ -10,13 +10,14 @@ from vit_jax.errors import UserError
 from vit_jax.launch.job import Job
 
 _GIB = 2**30
-# For a save after a signal: the processes agree (at most 120 s) at the end of a
-# step, then each host writes its share. No known bucket is slower.
+# Duration of a save after a signal: the processes agree on a step (in at most
+# 120 s) at its end, then each host writes its part of the state. The slowest
+# known bucket is faster than this.
 _AGREE_S = 180
 _SAVE_BYTES_PER_S = 100e6
 
 
-def ask(job: Job) -> dict[str, Any]:
+def predict(job: Job) -> dict[str, Any]:
   """Returns the output of `python -m vit_jax.plan --json` for this job.
 
   Raises:
@@ -30,7 +31,7 @@ def ask(job: Job) -> dict[str, Any]:
   done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
   if done.returncode:
     raise UserError(
-      f'plan ended with exit code {done.returncode}; its message is above. '
+      f'plan failed with exit code {done.returncode} (see its message above). '
       'Nothing was started; --force starts without a plan.'
     )
   return json.loads(done.stdout.splitlines()[-1])
@@ -42,29 +43,31 @@ def summary(result: dict[str, Any]) -> str:
   verdict = 'fits' if result['fits'] else 'DOES NOT FIT'
   least = result['least_days']
   if least is not None and result['fits']:
-    verdict = 'state and batch fit (nothing compiles for GPUs here)'
+    verdict = 'state and batch fit (without compiling for GPUs)'
   lines = [
     f'plan: {verdict} on {result["topology"]}, {result["devices"]} devices: '
-    f'{_size(peak)} of {_size(limit)} a device'
+    f'{_size(peak)} of {_size(limit)} per device'
   ]
   seconds, days = result['predicted_step_seconds'], result['predicted_days']
   if seconds is not None:
     paper = result['paper_core_days']
-    beside = f' (the paper paid {paper:,.0f})' if paper else ''
+    reference = f' (paper: {paper:,.0f})' if paper else ''
     lines.append(
       f'plan: {result["total_steps"]:,} steps of {seconds:.3f} s at '
       f'{result["predicted_mfu"]:.0%} MFU: {days:,.1f} days, '
-      f'{result["predicted_core_days"]:,.0f} core-days{beside}'
+      f'{result["predicted_core_days"]:,.0f} core-days{reference}'
     )
   if least is not None:
     lines.append(
-      f'plan: {result["total_steps"]:,} steps in {least:,.1f} days at least, '
-      'at the peak of all GPUs; expect two or three times that'
+      f'plan: {result["total_steps"]:,} steps in at least {least:,.1f} days, '
+      'at the peak rate of all GPUs; expect two or three times as many'
     )
   for key, value in (result.get('changes_that_fit') or {}).items():
     lines.append(f'plan: it fits with --config.{key}={value}')
   if result.get('largest_batch_size'):
-    lines.append(f'plan: the largest batch is {result["largest_batch_size"]}')
+    lines.append(
+      f'plan: the largest batch size is {result["largest_batch_size"]}'
+    )
   return '\n'.join(lines)
 
 
@@ -72,21 +75,25 @@ def _size(number: int | None) -> str:
   return 'unknown' if number is None else f'{number / _GIB:.1f} GiB'
 
 
-def refuse_what_does_not_fit(result: dict[str, Any]) -> None:
-  """Raises UserError where the plan says that a device is too small."""
+def check_fit(result: dict[str, Any]) -> None:
+  """Checks that the job fits.
+
+  Raises:
+    UserError: the devices do not have enough memory.
+  """
   if not result['fits']:
     raise UserError(
-      'the plan says that it does not fit (see above), so nothing was started. '
-      'Change the config or --topology, or give --force.'
+      'the run does not fit into the memory of the devices (see above), so '
+      'nothing was started. Change the config or --topology, or give --force.'
     )
 
 
 def grace_s(result: dict[str, Any] | None, per_host: int) -> int:
-  """Seconds that the trainer needs from a signal to its end, generously.
+  """Returns a generous time in seconds for the trainer to save and end.
 
   Args:
-    result: result of `ask`; None if nothing was planned.
-    per_host: devices of one host.
+    result: result of `predict`; None if nothing was planned.
+    per_host: devices per host.
   """
   sizes = (result or {}).get('bytes', {})
   state = sum(sizes.get(k, 0) for k in ('parameters', 'optimizer', 'average'))

@@ -1,4 +1,7 @@
-"""What follows from the exit code of a trainer; one rule for all targets."""
+"""Reaction of the launchers to the exit code of a trainer, for all targets.
+
+The tables of exit codes in the documents are tested against this module.
+"""
 
 import time
 from collections.abc import Callable
@@ -9,14 +12,15 @@ from vit_jax.errors import (
   EXIT_USER_ERROR,
 )
 
-# Starting again would end the same way, or hide what a person should see.
+# Not restarted: the run would end in the same way, or a person has to look.
 STOP = {
-  EXIT_USER_ERROR: 'an error of the user, said above',
+  EXIT_USER_ERROR: 'an error that the user has to fix (see above)',
   EXIT_DIVERGED: 'diverged: rolling back did not help',
 }
-# Started again without being counted: the state is saved. All other codes (a
-# crash, storage, a stuck or lost process, a lost connection) are counted. A
-# hang is usually one of the network or of a host, so it is started again, too.
+# Restarted without a limit, because the state is saved. The number of restarts
+# after other codes (a crash, a storage error, a stuck or lost process, a lost
+# connection) is limited. A process is usually stuck because of the network or a
+# host, so restarting helps.
 RESUME = EXIT_PREEMPTED
 PAUSE_S = 60
 
@@ -24,35 +28,37 @@ PAUSE_S = 60
 def until_done(
   attempt: Callable[[], int],
   max_restarts: int,
-  say: Callable[[str], None],
+  report: Callable[[str], None],
   pause: Callable[[float], None] = time.sleep,
 ) -> int:
-  """Tries until the run is finished, or a person has to look at it.
+  """Restarts a run until it is finished or a person has to look at it.
 
   Args:
-    attempt: starts or resumes the run, waits for its end; returns its code.
-    max_restarts: after failures; those after a preemption are not counted.
-    say: gets a line after each try.
-    pause: waits for some seconds before the next.
+    attempt: function that starts or resumes the run, waits for its end, and
+      returns its exit code.
+    max_restarts: largest number of restarts after failures; restarts after
+      preemptions are not counted.
+    report: function that is called with a line of text after each attempt.
+    pause: function that waits for the given number of seconds.
 
   Returns:
-    The exit code of the last try.
+    The exit code of the last attempt.
   """
   failures = 0
   while True:
     code = attempt()
     if code == 0:
-      say('finished')
+      report('finished')
       return code
     if code in STOP:
-      say(f'exit code {code}: {STOP[code]}; not started again')
+      report(f'exit code {code}: {STOP[code]}; not restarted')
       return code
     if code == RESUME:
-      say('preempted, state saved; starting again')
+      report('preempted, state saved; restarting')
     elif failures < max_restarts:
       failures += 1
-      say(f'exit code {code}; starting again ({failures} of {max_restarts})')
+      report(f'exit code {code}; restarting ({failures} of {max_restarts})')
     else:
-      say(f'exit code {code} after {failures} restarts; given up')
+      report(f'exit code {code} after {failures} restarts; giving up')
       return code
     pause(PAUSE_S)

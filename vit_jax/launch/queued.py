@@ -1,6 +1,7 @@
-"""Cloud TPU slices by a queued resource: it waits, and comes back if preempted.
+"""Target queued: Cloud TPU slices that are requested as a queued resource.
 
-The one way to several slices on Cloud TPU VMs.
+A queued resource waits for capacity, and is requested again after a preemption.
+Only this target runs several slices on Cloud TPU VMs.
 """
 
 import time
@@ -12,15 +13,15 @@ from vit_jax.launch.job import Job
 from vit_jax.launch.shell import Shell
 
 POLL_S = 30
-_MAX_SILENT = 20  # failures in a row, of a network perhaps
+_MAX_FAILURES = 20  # of gcloud in a row, for example without a network
 _READY = 'ACTIVE'
 _WAITING = (
   *('ACCEPTED', 'PROVISIONING', 'WAITING_FOR_RESOURCES', 'CREATING'),
   *('SUSPENDING', 'DELETING'),
 )
-_ENDED = ('SUSPENDED', 'FAILED')  # such a request cannot be used again
+_ENDED = ('SUSPENDED', 'FAILED')  # requests that cannot be used again
 
-# The images of launch/tpu_vm.sh, for what --topology gives.
+# The default images of launch/tpu_vm.sh, by accelerator type.
 _IMAGES = {
   'v2': 'tpu-ubuntu2204-base',
   'v3': 'tpu-ubuntu2204-base',
@@ -32,13 +33,13 @@ _IMAGES = {
 
 
 def _gcloud(job: Job, command: str, *arguments: str) -> list[str]:
-  """gcloud compute tpus queued-resources COMMAND NAME …"""
+  """Returns `gcloud compute tpus queued-resources COMMAND NAME` with flags."""
   start = ['gcloud', 'compute', 'tpus', 'queued-resources', command, job.name]
   return [*start, *arguments, f'--zone={job.zone}', f'--project={job.project}']
 
 
 def nodes(job: Job) -> list[str]:
-  """Returns the names of the slices, which Cloud TPU derives from a prefix."""
+  """Returns the names of the slices, derived by Cloud TPU from the prefix."""
   if job.slices == 1:
     return [job.name]
   return [f'{job.name}-{number}' for number in range(job.slices)]
@@ -53,8 +54,7 @@ def create(job: Job) -> list[str]:
     named = [f'--node-count={job.slices}', f'--node-prefix={job.name}']
   spot = ['--spot'] if job.spot else []
   options = [f'--accelerator-type={kind}', f'--runtime-version={image}']
-  more = job.submit_flags
-  return _gcloud(job, 'create', *named, *options, *spot, *more)
+  return _gcloud(job, 'create', *named, *options, *spot, *job.submit_flags)
 
 
 def describe(job: Job) -> list[str]:
@@ -68,16 +68,14 @@ def remove(job: Job) -> list[str]:
 
 
 def _wait(job: Job, shell: Shell, pause: Callable[[float], None]) -> None:
-  """Waits until the slices exist.
-
-  They are requested, and requested again if needed.
+  """Requests the slices, again if needed, and waits until they exist.
 
   Raises:
     UserError: the state is unknown, or gcloud fails repeatedly.
   """
-  silent = 0
+  failures = 0
   while True:
-    state = shell.ask(*describe(job))
+    state = shell.query(*describe(job))
     if state == _READY:
       return
     if state in _ENDED:
@@ -86,18 +84,19 @@ def _wait(job: Job, shell: Shell, pause: Callable[[float], None]) -> None:
     if state == '':
       shell.check(*create(job))
       if shell.dry_run:
-        shell.note(f'asked every {POLL_S} s until it says {_READY}:')
-        shell.ask(*describe(job))
+        shell.note(f'Repeated every {POLL_S} s until the state is {_READY}:')
+        shell.query(*describe(job))
         return
     elif state is not None and state not in _WAITING:
       raise UserError(
-        f'the queued resource {job.name} is {state!r}, which is not known '
-        'here; look at it, or delete it, then launch again.'
+        f'the queued resource {job.name} is in the unknown state {state!r}. '
+        'Inspect or delete it, then launch again.'
       )
-    silent = silent + 1 if state is None else 0
-    if silent == _MAX_SILENT:
+    failures = failures + 1 if state is None else 0
+    if failures == _MAX_FAILURES:
       raise UserError(
-        f'gcloud failed {silent} times, see above; the same launch goes on.'
+        f'gcloud failed {failures} times (see above). Fix the cause; the same '
+        'command continues.'
       )
     pause(POLL_S)
 
@@ -108,33 +107,34 @@ def start(
   grace_s: int,
   pause: Callable[[float], None] = time.sleep,
 ) -> int:
-  """Runs it until it is done; returns the trainer's exit code.
+  """Runs the job until it is done; returns the exit code of the trainer.
 
   Args:
-    job: one slice or several.
-    shell: to run it in.
-    grace_s: not asked for: Google's own notice cannot be made longer.
-    pause: waits for some seconds.
+    job: job on one or several slices.
+    shell: shell that runs the commands.
+    grace_s: ignored, because Google's notice before a preemption is fixed.
+    pause: function that waits for the given number of seconds.
   """
   del grace_s
   slices = nodes(job)
 
   def attempt() -> int:
     _wait(job, shell, pause)
-    each = [
-      [*tpu_vm.on_slice(job, 'start', name), *tpu_vm.of_run(job)]
+    commands = [
+      [*tpu_vm.on_slice(job, 'start', name), *tpu_vm.run_options(job)]
       for name in slices
     ]
-    code = shell.run_together(each)  # at once: the processes await each other
+    # Concurrently, because the processes of all slices wait for each other.
+    code = shell.run_together(commands)
     if code == 0:
       code = shell.run(*tpu_vm.on_slice(job, 'log', slices[0]))
     if code in (0, *policy.STOP) or shell.dry_run:
       return code
-    gone = shell.ask(*describe(job)) not in (_READY, None)
-    return policy.RESUME if gone else code
+    is_gone = shell.query(*describe(job)) not in (_READY, None)
+    return policy.RESUME if is_gone else code
 
   if shell.dry_run:
     attempt()
-    shell.note(tpu_vm.rule(job))
+    shell.note(tpu_vm.restart_rule(job))
     return 0
   return policy.until_done(attempt, job.max_restarts, shell.note, pause)

@@ -1,4 +1,4 @@
-"""Runs commands and shows them first; a dry run only shows them."""
+"""Prints commands and runs them; a dry run only prints them."""
 
 import pathlib
 import shlex
@@ -17,9 +17,10 @@ class Shell:
   """Runs commands in a checkout.
 
   Attributes:
-    root: the checkout, where they run.
-    dry_run: show only.
-    say: gets each command as a line of a script, and comments.
+    root: directory of the checkout, in which the commands run.
+    dry_run: whether the commands are only printed.
+    echo: function that prints a line: a command in the syntax of a shell, or a
+      comment.
   """
 
   def __init__(
@@ -27,22 +28,22 @@ class Shell:
     root: pathlib.Path,
     *,
     dry_run: bool,
-    say: Callable[[str], None] = print,
+    echo: Callable[[str], None] = print,
   ):
-    self.root, self.dry_run, self.say = root, dry_run, say
+    self.root, self.dry_run, self.echo = root, dry_run, echo
 
   def note(self, text: str) -> None:
-    """Prints text that is not a command."""
-    self.say('\n'.join(f'# {line}'.rstrip() for line in text.splitlines()))
+    """Prints text as a comment of the script."""
+    self.echo('\n'.join(f'# {line}'.rstrip() for line in text.splitlines()))
 
   def run(self, *words: str, stdin: str | None = None) -> int:
     """Runs a command; returns its exit code.
 
     Args:
       words: program and arguments.
-      stdin: a file of the checkout to read from.
+      stdin: path of the input file, relative to the checkout.
     """
-    self.say(quote(words) + (f' <{quote([stdin])}' if stdin else ''))
+    self.echo(quote(words) + (f' <{quote([stdin])}' if stdin else ''))
     if self.dry_run:
       return 0
     if stdin is None:
@@ -51,23 +52,23 @@ class Shell:
       return _reaped(self._start(words, stdin=file))
 
   def check(self, *words: str, stdin: str | None = None) -> None:
-    """Runs a command that has to succeed.
+    """Runs a command and checks that it succeeds.
 
     Raises:
-      UserError: it did not.
+      UserError: the command failed.
     """
     if code := self.run(*words, stdin=stdin):
       raise UserError(
-        f'`{quote(words)}` ended with exit code {code}; its message is above. '
-        'Mend that; the same launch goes on.'
+        f'`{quote(words)}` failed with exit code {code} (see its message '
+        'above). Fix the cause and launch again: finished steps are skipped.'
       )
 
   def run_together(self, commands: Sequence[Sequence[str]]) -> int:
-    """Runs commands side by side; returns the first exit code that is not 0."""
+    """Runs commands concurrently; returns the first exit code that is not 0."""
     for words in commands:
-      self.say(quote(words) + (' &' if len(commands) > 1 else ''))
+      self.echo(quote(words) + (' &' if len(commands) > 1 else ''))
     if len(commands) > 1:
-      self.say('wait')
+      self.echo('wait')
     if self.dry_run:
       return 0
     started = [
@@ -76,21 +77,19 @@ class Shell:
     codes = [_reaped(process) for process in started]
     return next(filter(None, codes), 0)
 
-  def ask(self, *words: str, absent: str = 'NOT_FOUND') -> str | None:
-    """Returns a command's output.
-
-    It is '' if the object does not exist, and in a dry run.
+  def query(self, *words: str, absent: str = 'NOT_FOUND') -> str | None:
+    """Returns the output of a command.
 
     Args:
       words: program and arguments.
-      absent: text in the error message that shows that the object does not
-        exist.
+      absent: part of the error message by which the command reports that the
+        object does not exist.
 
     Returns:
-      The output without surrounding white space; None if the command failed for
-      another reason.
+      The output without surrounding white space; '' if the object does not
+      exist, and in a dry run; None if the command failed for another reason.
     """
-    self.say(quote(words))
+    self.echo(quote(words))
     if self.dry_run:
       return ''
     pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -104,13 +103,13 @@ class Shell:
     return None
 
   def write(self, path: str, text: str) -> None:
-    """Writes a file of the checkout; shown whole, as a here-document."""
+    """Writes a file of the checkout; prints it as a here-document."""
     folder = str(pathlib.PurePath(path).parent)
-    self.say(f'mkdir -p {quote([folder])}')
+    self.echo(f'mkdir -p {quote([folder])}')
     end = 'END_OF_FILE'
     assert end not in text.splitlines()
     body = text if text.endswith('\n') else text + '\n'
-    self.say(f"cat >{quote([path])} <<'{end}'\n{body}{end}")
+    self.echo(f"cat >{quote([path])} <<'{end}'\n{body}{end}")
     if not self.dry_run:
       (self.root / folder).mkdir(parents=True, exist_ok=True)
       (self.root / path).write_text(body)
@@ -120,15 +119,15 @@ class Shell:
       return subprocess.Popen(words, cwd=self.root, **streams)
     except FileNotFoundError as error:
       raise UserError(
-        f'{words[0]} is not installed here; install it, or see the commands '
-        'with --dry_run.'
+        f'{words[0]} is not installed; install it, or print the commands with '
+        '--dry_run.'
       ) from error
 
 
 def _reaped(process: subprocess.Popen) -> int:
-  """Waits for a process.
+  """Waits for a process and returns its exit code.
 
-  The exit code of a signal is 128 plus its number.
+  The code of a process that was ended by a signal is 128 plus its number.
   """
   code = process.wait()
   return code if code >= 0 else 128 - code

@@ -1,4 +1,4 @@
-"""GPU nodes of a SLURM cluster, by a batch script that requeues itself."""
+"""Target slurm: GPU nodes, with a batch script that requeues itself."""
 
 import sys
 
@@ -14,14 +14,14 @@ def _directives(job: Job, grace_s: int) -> list[str]:
   options = [
     f'job-name={job.name}',
     f'nodes={topology.hosts}',
-    # JAX takes one process a GPU under SLURM.
+    # Under SLURM, JAX expects one process per GPU.
     f'ntasks-per-node={topology.per_host}',
     f'gpus-per-node={topology.per_host}',
     'exclusive',
-    # All of the node's memory: --exclusive alone leaves the default of a job.
+    # All memory of the node: with only --exclusive, a job gets its default.
     'mem=0',
     f'time={job.time_limit or _TIME_LIMIT}',
-    # To the trainers, not to this script, so long before the time is up.
+    # Sent to the trainers, not to this script, early enough to save.
     f'signal=TERM@{grace_s}',
     'requeue',
     'open-mode=append',
@@ -43,8 +43,8 @@ def script(job: Job, grace_s: int) -> str:
   python = f'{job.folder}/venv/bin/python'
   step = quote(
     [
-      # Each task ends by itself when it has saved: the first must not take the
-      # others with it. All tasks see all processors and GPUs of their node.
+      # Each task ends by itself when it has saved, so the end of the first must
+      # not kill the others. All tasks use all processors and GPUs of the node.
       *('srun', '--kill-on-bad-exit=0', f'--wait={grace_s}'),
       *('--cpu-bind=none', python, '-m', 'vit_jax.train'),
       *job.trainer_arguments,
@@ -54,10 +54,10 @@ def script(job: Job, grace_s: int) -> str:
   return f"""#!/usr/bin/env bash
 {chr(10).join(_directives(job, grace_s))}
 #
-# Trains commit {job.commit}, and queues itself again until done.
+# Trains commit {job.commit}; requeues itself until the run is done.
 set -uo pipefail
 cd "${{SLURM_SUBMIT_DIR:?started by sbatch}}" || exit 1
-trap : TERM # where it comes to this script too: the trainers act on it
+trap : TERM # the trainers handle the signal if this script receives it, too
 {data if job.data_dir else ''}
 code=0
 {step} || code=$?
@@ -69,21 +69,21 @@ case $code in
     exit 0
     ;;
   {stop})
-    echo "exit code $code: look at the log; not queued again" >&2
+    echo "exit code $code: see the log; not requeued" >&2
     exit "$code"
     ;;
   {policy.RESUME}) echo 'preempted, state saved' ;;
   *)
     if ((failures >= {job.max_restarts})); then
-      echo "exit code $code after $failures restarts; given up" >&2
+      echo "exit code $code after $failures restarts; giving up" >&2
       exit "$code"
     fi
     echo "$((failures + 1))" >{job.folder}/failures
-    echo "exit code $code; queued again" >&2
+    echo "exit code $code; requeued" >&2
     ;;
 esac
 if [[ -e {job.folder}/stop ]]; then
-  echo 'stopped by the file {job.folder}/stop'
+  echo 'stopped because the file {job.folder}/stop exists'
   exit "$code"
 fi
 scontrol requeue "$SLURM_JOB_ID"
@@ -93,23 +93,23 @@ scontrol requeue "$SLURM_JOB_ID"
 def start(
   job: Job, shell: Shell, grace_s: int, python: str = sys.executable
 ) -> int:
-  """Installs this commit in the checkout's build/ and submits the script.
+  """Installs the commit in build/ of the checkout and submits the script.
 
   Args:
-    job: on SLURM.
-    shell: to run it in, on a machine whose checkout all nodes see.
-    grace_s: between the signal and the end of the time limit.
+    job: job whose target is SLURM.
+    shell: shell that runs the commands, in a checkout that all nodes share.
+    grace_s: seconds between the signal and the end of the time limit.
     python: interpreter that creates the environment.
 
   Returns:
-    0: SLURM has it, and queues it again as it must.
+    0, because SLURM starts and restarts the job from now on.
   """
   names = [f'--name={job.name}', '--me', '--noheader', '--format=%i']
-  if queued := shell.ask('squeue', *names):
-    shell.note(f'queued already, as {queued}; not started a second time')
+  if queued := shell.query('squeue', *names):
+    shell.note(f'already queued as {queued}; not started a second time')
     return 0
   folder = job.folder
-  code, its_python = f'{folder}/code', f'{folder}/venv/bin/python'
+  code, job_python = f'{folder}/code', f'{folder}/venv/bin/python'
   shell.check('rm', '-rf', code, f'{folder}/failures', f'{folder}/stop')
   shell.check('mkdir', '-p', code)
   archive = f'{folder}/code.tar'
@@ -119,12 +119,12 @@ def start(
   shell.check('tar', '-xf', archive, '-C', code)
   shell.check(python, '-m', 'venv', f'{folder}/venv')
   install = ['install', '--quiet', f'--constraint={code}/constraints.txt']
-  shell.check(its_python, '-m', 'pip', *install, f'--editable={code}[gpu]')
+  shell.check(job_python, '-m', 'pip', *install, f'--editable={code}[gpu]')
   shell.write(f'{folder}/job.sbatch', script(job, grace_s))
   shell.check('sbatch', *job.submit_flags, f'{folder}/job.sbatch')
   shell.note(
     f'log:  {folder}/log\n'
     f'stop: touch {folder}/stop && scancel --signal=TERM --name={job.name}  '
-    '(saves, and resumes by the same launch)'
+    '(saves the state; the same command resumes it)'
   )
   return 0

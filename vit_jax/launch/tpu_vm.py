@@ -1,4 +1,4 @@
-"""One Cloud TPU VM slice, by launch/tpu_vm.sh.
+"""Target tpu-vm: one Cloud TPU VM slice, controlled by launch/tpu_vm.sh.
 
 The slice is created again after a preemption.
 """
@@ -17,16 +17,17 @@ SCRIPT = 'launch/tpu_vm.sh'
 def on_slice(job: Job, command: str, name: str) -> list[str]:
   """Returns a command of launch/tpu_vm.sh for one slice."""
   assert job.zone is not None and job.project is not None
-  place = (f'--name={name}', f'--zone={job.zone}', f'--project={job.project}')
-  return ['bash', SCRIPT, command, *place]
+  where = (f'--name={name}', f'--zone={job.zone}', f'--project={job.project}')
+  return ['bash', SCRIPT, command, *where]
 
 
-def of_run(job: Job) -> list[str]:
+def run_options(job: Job) -> list[str]:
   """Returns the options that describe the run; they come last in a command."""
   data = [f'--data_dir={job.data_dir}'] if job.data_dir else []
-  more = [*job.overrides, *job.trainer_flags]
-  run = [f'--workdir={job.workdir}', f'--config={job.config}', *data]
-  return [*run, *(['--', *more] if more else [])]
+  trainer = [*job.overrides, *job.trainer_flags]
+  run = [f'--commit={job.commit}', f'--workdir={job.workdir}']
+  run += [f'--config={job.config}', *data]
+  return [*run, *(['--', *trainer] if trainer else [])]
 
 
 def up(job: Job) -> list[str]:
@@ -34,15 +35,16 @@ def up(job: Job) -> list[str]:
   options = [f'--type={job.topology.accelerator_type}']
   options += [f'--version={job.version}'] if job.version else []
   options += ['--spot'] if job.spot else []
-  return [*on_slice(job, 'up', job.name), *options, *of_run(job)]
+  options += [f'--create_flag={flag}' for flag in job.submit_flags]
+  return [*on_slice(job, 'up', job.name), *options, *run_options(job)]
 
 
 def _is_gone(job: Job, shell: Shell) -> bool:
-  """Tells whether the slice was preempted."""
+  """Returns whether the slice was preempted."""
   command = ['gcloud', 'compute', 'tpus', 'tpu-vm', 'describe', job.name]
-  place = [f'--zone={job.zone}', f'--project={job.project}']
-  state = shell.ask(*command, '--format=value(state)', *place)
-  return state not in ('READY', None)  # None: it cannot be known
+  where = [f'--zone={job.zone}', f'--project={job.project}']
+  state = shell.query(*command, '--format=value(state)', *where)
+  return state not in ('READY', None)  # None: gcloud failed
 
 
 def start(
@@ -51,29 +53,29 @@ def start(
   grace_s: int,
   pause: Callable[[float], None] = time.sleep,
 ) -> int:
-  """Runs it until it is done; returns the trainer's exit code.
+  """Runs the job until it is done; returns the exit code of the trainer.
 
   Args:
-    job: one slice.
-    shell: to run it in.
-    grace_s: not asked for: Google's own notice cannot be made longer.
-    pause: waits for some seconds.
+    job: job on one slice.
+    shell: shell that runs the commands.
+    grace_s: ignored, because Google's notice before a preemption is fixed.
+    pause: function that waits for the given number of seconds.
   """
   del grace_s
   command = up(job)
   if shell.dry_run:
     shell.run(*command)
-    shell.note('which runs:')
+    shell.note('The script runs:')
     at = command.index('--') if '--' in command else len(command)
-    commands = Shell(shell.root, dry_run=False, say=lambda line: None).ask(
+    commands = Shell(shell.root, dry_run=False, echo=lambda line: None).query(
       *command[:at], '--dry_run', *command[at:]
     )
     if commands is None:
       raise UserError(
-        f'`{quote(command)}` refuses this; run it by hand to see why.'
+        f'`{quote(command)}` failed; run it by hand to see its message.'
       )
-    shell.say(commands)
-    shell.note(rule(job))
+    shell.echo(commands)
+    shell.note(restart_rule(job))
     return 0
 
   def attempt() -> int:
@@ -85,10 +87,10 @@ def start(
   return policy.until_done(attempt, job.max_restarts, shell.note, pause)
 
 
-def rule(job: Job) -> str:
-  """Describes when the run is started again."""
+def restart_rule(job: Job) -> str:
+  """Describes when the run is restarted."""
   stop = ', '.join(map(str, policy.STOP))
   return (
-    f'and again after a preemption or exit code {policy.RESUME}; after other '
-    f'failures {job.max_restarts} times at most; never after {stop}'
+    f'restarted after a preemption or exit code {policy.RESUME}; after other '
+    f'failures at most {job.max_restarts} times; never after exit code {stop}'
   )

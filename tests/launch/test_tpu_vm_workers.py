@@ -1,4 +1,4 @@
-"""launch/tpu_vm.sh and what it starts on workers, from creation to resuming."""
+"""launch/tpu_vm.sh and its workers, from creation to resuming."""
 
 import os
 import shutil
@@ -29,7 +29,7 @@ def cloud(tmp_path):
   simulated.end_jobs(0)
 
 
-def test_a_real_run_calls_gcloud_with_what_a_dry_run_prints(cloud):
+def test_a_real_run_executes_the_commands_of_a_dry_run(cloud):
   trainer_arguments = [f'--config.x={text}' for text in NASTY]
   up = [*UP, '--spot', '--', *trainer_arguments]
   code, script = cloud('up', '--dry_run', *up[1:])
@@ -74,7 +74,7 @@ def test_the_same_command_again_starts_once_and_later_resumes(cloud):
   code, output = cloud('train', *UP[1:])
   assert (code, 'already running' in output) == (0, True)
   code, output = cloud('install', *SLICE)
-  assert (code, 'stop it first' in output) == (1, True)
+  assert (code, 'the job is running' in output) == (1, True)
   _, output = cloud('status', *SLICE)
   assert output.count(': running') == 2
   cloud.end_jobs(134)
@@ -105,7 +105,7 @@ def test_the_job_outlives_the_connection(cloud):
 
 
 def test_a_worker_refuses_a_second_job_and_new_code(cloud):
-  """Two launches may both have seen an idle slice: the lock decides."""
+  """The lock decides if two launches found the slice idle."""
   process = cloud.start(*UP)
   cloud.wait_for_runs(1)
   worker = 'vit_jax_job/code/launch/tpu_vm_worker.sh'
@@ -133,7 +133,7 @@ def test_a_job_on_some_workers_only_is_not_joined(cloud):
   cloud.wait_for_runs(1)
   cloud.end_jobs(1, workers=(1,))
   code, output = cloud('train', *UP[1:])
-  assert (code, 'on some of the workers only' in output) == (1, True)
+  assert (code, 'only on some of the workers' in output) == (1, True)
   assert [len(runs) for runs in cloud.runs()] == [1, 1]
   cloud.end_jobs(0)
   process.communicate(timeout=60)
@@ -147,7 +147,7 @@ def test_a_job_on_some_workers_only_is_not_joined(cloud):
     (None, ['describe', 'create']),
   ],
 )
-def test_create_makes_what_is_missing(cloud, state, verbs):
+def test_create_makes_missing_slices(cloud, state, verbs):
   if state:
     (cloud.root / 'state').write_text(state)
   assert cloud('create', *SLICE, '--type=v5p-32')[0] == 0
@@ -155,7 +155,7 @@ def test_create_makes_what_is_missing(cloud, state, verbs):
   assert (cloud.root / 'state').read_text() == 'READY'
 
 
-def test_a_slice_in_between_is_left_alone(cloud):
+def test_a_slice_in_transition_is_left_alone(cloud):
   (cloud.root / 'state').write_text('CREATING')
   code, output = cloud('up', *UP[1:])
   assert (code, 'slice vit is CREATING' in output) == (1, True)

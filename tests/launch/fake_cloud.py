@@ -1,4 +1,4 @@
-"""A gcloud for the tests of launch/, with a slice of two workers on disk."""
+"""Substitute for gcloud, with a slice of two workers as directories."""
 
 import json
 import os
@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 
-ROOT = pathlib.Path(__file__).parents[1]
+ROOT = pathlib.Path(__file__).parents[2]
 LAUNCH = ROOT / 'launch'
 SLICE = ['--name=vit', '--zone=europe-west4-a', '--project=my-project']
 WORKDIR = 'gs://bucket/run'
@@ -29,7 +29,7 @@ NASTY = [
   '&& touch pwned #',
 ]
 
-# Answers as gcloud does, over directories worker0 and worker1 beside it.
+# Acts like gcloud on the directories worker0 and worker1 next to it.
 GCLOUD = """
 import json, os, pathlib, shutil, subprocess, sys
 here = pathlib.Path(__file__).parent
@@ -58,7 +58,7 @@ for home in [here / f'worker{i}' for i in chosen]:
 sys.exit(failed)
 """
 
-# In the place of a worker's python3: the only thing asked of it is to fetch uv.
+# Replaces python3 of a worker, which is only used to install uv.
 PYTHON3 = """#!/bin/bash
 echo "python3 $*" >>"$HOME/installed"
 mkdir -p "$7/bin"
@@ -73,7 +73,7 @@ if [[ $1 == venv ]]; then
 fi
 """
 
-# Says how it was called, and ends when a file tells it the exit code.
+# Records its arguments, and ends with the exit code in a file once it exists.
 TRAINER = """
 import json, os, pathlib, signal, sys, time
 if __name__ == '__main__':
@@ -97,13 +97,13 @@ def write_program(path: pathlib.Path, text: str) -> None:
 
 
 def lines(path: pathlib.Path) -> list[list[str]]:
-  """The lists of a JSONL file, none if there is no file."""
+  """Returns the lists in a JSONL file; none if the file does not exist."""
   text = path.read_text() if path.exists() else ''
   return [json.loads(line) for line in text.splitlines()]
 
 
 def understood(script: str, folder: pathlib.Path) -> list[list[str]]:
-  """The commands of a printed script, as `sh` splits them into words."""
+  """Returns the commands of a printed script, split into words by `sh`."""
   recorders, record = folder / 'recorders', folder / 'record.jsonl'
   for name in ('gcloud', 'git', 'mkdir'):
     write_program(
@@ -128,7 +128,7 @@ def understood(script: str, folder: pathlib.Path) -> list[list[str]]:
 def wait_until(condition: Callable[[], bool], timeout_s: float = 20) -> None:
   deadline = time.monotonic() + timeout_s
   while not condition():
-    assert time.monotonic() < deadline, 'waited in vain'
+    assert time.monotonic() < deadline, 'timed out'
     time.sleep(0.02)
 
 
@@ -157,13 +157,19 @@ class Cloud:
     }.items():
       (self.checkout / name).parent.mkdir(exist_ok=True)
       (self.checkout / name).write_text(text)
-    git = ['git', '-c', 'user.name=a', '-c', 'user.email=a@example.com']
-    for command in (
-      ['init', '--quiet'],
-      ['add', '.'],
-      ['commit', '--quiet', '--no-verify', '--no-gpg-sign', '--message=x'],
-    ):
-      subprocess.run([*git, *command], cwd=self.checkout, check=True)
+    self._git('init', '--quiet')
+    self.commit_file('.gitignore')
+
+  def _git(self, *arguments: str) -> None:
+    name = ['-c', 'user.name=a', '-c', 'user.email=a@example.com']
+    subprocess.run(['git', *name, *arguments], cwd=self.checkout, check=True)
+
+  def commit_file(self, name: str) -> None:
+    """Commits a new file, and all other changes of the checkout."""
+    (self.checkout / name).touch()
+    self._git('add', '.')
+    quiet = ['--quiet', '--no-verify', '--no-gpg-sign']
+    self._git('commit', *quiet, '--message=x')
 
   def start(self, *arguments: str) -> subprocess.Popen:
     return subprocess.Popen(
@@ -176,23 +182,30 @@ class Cloud:
     )
 
   def __call__(self, *arguments: str) -> tuple[int, str]:
-    """Exit code and output of a launch."""
+    """Runs a launch; returns its exit code and output."""
     process = self.start(*arguments)
     output, _ = process.communicate(timeout=60)
     return process.returncode, output
+
+  def commit(self) -> str:
+    """Returns the newest commit of the checkout."""
+    command = ['git', 'rev-parse', 'HEAD']
+    return subprocess.check_output(
+      command, cwd=self.checkout, text=True
+    ).strip()
 
   def calls(self) -> list[list[str]]:
     return lines(self.root / 'calls.jsonl')
 
   def runs(self) -> list[list[list[str]]]:
-    """For each worker, data directory and arguments of the jobs it ran."""
+    """Returns data directory and arguments of each job of each worker."""
     return [lines(home / 'runs.jsonl') for home in self.homes]
 
   def wait_for_runs(self, number: int) -> None:
     wait_until(lambda: all(len(runs) == number for runs in self.runs()))
 
   def end_jobs(self, code: int, workers: tuple[int, ...] = (0, 1)) -> None:
-    """Lets the workers' jobs exit, and waits until they have."""
+    """Ends the jobs of the workers with a code, and waits for their end."""
     for home in [self.homes[worker] for worker in workers]:
       (home / 'ending').write_text(str(code))
       (home / 'ending').rename(home / 'end')

@@ -1,7 +1,4 @@
-"""The command line of launch/tpu_vm.sh: what a dry run prints, what it refuses.
-
-test_launch_workers.py holds what the commands then do.
-"""
+"""Command line of launch/tpu_vm.sh: dry runs and refused arguments."""
 
 import importlib.metadata
 import pathlib
@@ -16,7 +13,7 @@ from packaging.utils import canonicalize_name
 
 
 def launch(*arguments: str, path: pathlib.Path) -> subprocess.CompletedProcess:
-  """Runs tpu_vm.sh where only the programs of one directory can be found."""
+  """Runs tpu_vm.sh with only the programs of one directory."""
   return subprocess.run(
     [str(shutil.which('bash')), LAUNCH / 'tpu_vm.sh', *arguments],
     env={'PATH': str(path)},
@@ -28,7 +25,7 @@ def launch(*arguments: str, path: pathlib.Path) -> subprocess.CompletedProcess:
 
 @pytest.fixture
 def bare_path(tmp_path):
-  """A directory with `dirname` and `cat`: no gcloud, no git, nothing else."""
+  """Returns a directory that contains only `dirname` and `cat`."""
   folder = tmp_path / 'bare'
   folder.mkdir()
   for name in ('dirname', 'cat'):
@@ -38,7 +35,7 @@ def bare_path(tmp_path):
 
 @pytest.fixture
 def dry_run(tmp_path, bare_path):
-  """The commands that a dry run prints, with nothing to run them with."""
+  """Returns a function that lists the commands of a dry run."""
 
   def run(command: str, *arguments: str) -> list[list[str]]:
     result = launch(command, '--dry_run', *arguments, path=bare_path)
@@ -53,7 +50,7 @@ def test_scripts_parse(script):
   subprocess.run(['bash', '-n', LAUNCH / script], check=True)
 
 
-def test_help_is_no_error(bare_path):
+def test_help_exits_with_0(bare_path):
   result = launch('--help', path=bare_path)
   assert result.returncode == 0
   assert 'Usage: launch/tpu_vm.sh' in result.stdout
@@ -65,7 +62,7 @@ def test_up_prints_every_step_in_order(dry_run):
   assert [step[:5] if step[0] == 'gcloud' else step for step in steps] == [
     ['gcloud', 'compute', 'tpus', 'tpu-vm', 'describe'],
     ['gcloud', 'compute', 'tpus', 'tpu-vm', 'create'],
-    ['gcloud', 'compute', 'tpus', 'tpu-vm', 'ssh'],  # does a job run?
+    ['gcloud', 'compute', 'tpus', 'tpu-vm', 'ssh'],  # is a job running?
     ['mkdir', '-p', 'build'],
     ['git', 'archive', '--format=tar.gz', '--output=build/vit.tar.gz', 'HEAD'],
     ['gcloud', 'compute', 'tpus', 'tpu-vm', 'scp'],
@@ -86,6 +83,18 @@ def test_up_prints_every_step_in_order(dry_run):
     'vit_jax_job/code/launch/tpu_vm_worker.sh start '
     f'--config=configs/quickstart.py --workdir={WORKDIR}'
   )
+
+
+def test_create_flags_and_commit_stand_in_their_commands(dry_run):
+  flags = ['--network=n', '--labels=a=b c']
+  given = [f'--create_flag={flag}' for flag in flags]
+  config = '--config=configs/quickstart.py'
+  steps = dry_run(*UP, config, *given, '--commit=abc123')
+  (create,) = [step for step in steps if 'create' in step]
+  assert create[8:10] == flags
+  assert [step for step in steps if set(flags) & set(step)] == [create]
+  (archive,) = [step for step in steps if step[:2] == ['git', 'archive']]
+  assert archive[-1] == 'abc123'
 
 
 @pytest.mark.parametrize('text', NASTY)
@@ -114,37 +123,37 @@ def test_no_argument_is_read_as_shell_code(dry_run, text):
     (['create', *SLICE], 'add --type=v3-32'),
     (['train', *SLICE], 'add --workdir=gs://BUCKET/DIRECTORY'),
     (['up', *SLICE, '--type=v3-8'], 'needs --workdir'),
-    (['log', '--name'], '--name came without a value'),
-    (['log', '--name='], '--name came without a value'),
-    (['log', '--name', '--zone=z'], '--name came without a value'),
+    (['log', '--name'], '--name has no value'),
+    (['log', '--name='], '--name has no value'),
+    (['log', '--name', '--zone=z'], '--name has no value'),
     (['log', *SLICE, '--steps=3'], "got '--steps=3'; allowed: --name"),
     (['log', *SLICE, 'extra'], "got 'extra'; allowed: --name"),
     (['log', *SLICE, '--name=../x'], "--name is '../x'; allowed"),
-    (['create', *SLICE, '--type=h100'], "--type is 'h100'; an image is known"),
+    (['create', *SLICE, '--type=h100'], "--type is 'h100'"),
     (['train', *SLICE, '--workdir=/tmp/x'], 'it must be on gs://'),
     (
       ['train', *SLICE, f'--workdir={WORKDIR}', '--config=configs/none.py'],
-      'no file of this checkout; give one of configs/',
+      "'configs/none.py'",
     ),
+    (['up', *UP[1:], '--commit=;x'], "--commit is ';x'"),
+    (['up', *UP[1:], '--create_flag='], "got '--create_flag='"),
     (['log', *SLICE], 'gcloud is not installed'),
   ],
 )
-def test_a_users_error_exits_2_and_says_what_to_do(
-  bare_path, arguments, message
-):
+def test_user_errors_exit_with_2_and_one_message(bare_path, arguments, message):
   result = launch(*arguments, path=bare_path)
   assert (result.returncode, result.stdout) == (2, '')
   assert result.stderr.startswith('error: ')
   assert message in result.stderr
 
 
-def test_delete_asks_nothing(dry_run):
+def test_delete_is_quiet(dry_run):
   (command,) = dry_run('delete', *SLICE)
   assert command[4:7] == ['delete', 'vit', '--quiet']
 
 
 def test_constraints_allow_what_jax_needs_on_a_tpu():
-  """Else every installation on a slice fails, and only there."""
+  """Otherwise the installation fails, but only on a slice."""
   lines = (ROOT / 'constraints.txt').read_text().splitlines()
   pins = [Requirement(line) for line in lines if line and line[0] not in '#-']
   versions = {
@@ -152,7 +161,7 @@ def test_constraints_allow_what_jax_needs_on_a_tpu():
     for pin in pins
   }
   if importlib.metadata.version('jax') != versions['jax']:
-    pytest.skip('another JAX is installed, with other needs')
+    pytest.skip('another version of JAX is installed')
   for text in importlib.metadata.requires('jax') or []:
     needed = Requirement(text)
     version = versions.get(canonicalize_name(needed.name))
@@ -161,8 +170,8 @@ def test_constraints_allow_what_jax_needs_on_a_tpu():
       assert needed.specifier.contains(version, prereleases=True), text
 
 
-def test_packages_that_cannot_be_had_are_one_message(tmp_path):
-  """No way to an index: pip's reason, then what to do; it is tried again."""
+def test_unavailable_packages_give_one_message(tmp_path):
+  """Prints the reason of pip and the remedy, also when it is run again."""
   python = tmp_path / 'python'
   python.write_text(
     '#!/usr/bin/env bash\n'

@@ -1,4 +1,4 @@
-"""Slices and GPU clusters by name: how many hosts, chips and devices."""
+"""TPU slices and GPU clusters by name: numbers of hosts, chips and devices."""
 
 import dataclasses
 import math
@@ -16,17 +16,19 @@ _SIDE_3D = (
 
 @dataclasses.dataclass(frozen=True)
 class Version:
-  """One version of the TPU, by Google Cloud's tables of configurations.
+  """TPU version, from Google Cloud's tables of configurations.
 
   Attributes:
-    shapes: shapes of its slices, in chips.
-    accelerator: beginning of `--accelerator-type`; None if there is no TPU VM.
-    counts_cores: whether the number after it counts cores (two a chip).
-    cores: JAX devices in a chip.
-    one_host: chips up to which a slice is one machine; larger ones have four
-      a machine.
-    gke: the label of its nodes on GKE; None: not there.
-    multislice: whether several slices can work together.
+    shapes: shapes of the slices, in chips.
+    accelerator: prefix of `--accelerator-type`; None for versions without
+      Cloud TPU VMs.
+    counts_cores: whether the number in the accelerator type counts cores (two
+      per chip) instead of chips.
+    cores: JAX devices per chip.
+    one_host: largest number of chips on a single host; the hosts of larger
+      slices have four chips each.
+    gke: node label on GKE; None if GKE does not offer the version.
+    multislice: whether several slices can train together.
   """
 
   shapes: tuple[str, ...]
@@ -58,14 +60,14 @@ VERSIONS = {
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-  """Where one slice, or a whole GPU cluster, stands.
+  """Size of a TPU slice or a GPU cluster.
 
   Attributes:
-    name: as the user gave it.
-    hosts: machines.
-    per_host: chips (GPUs) in each.
-    devices: JAX devices in all of them.
-    tpu: its version; None for GPUs.
+    name: name given by the user.
+    hosts: number of hosts.
+    per_host: chips (or GPUs) per host.
+    devices: JAX devices on all hosts.
+    tpu: TPU version; None for GPUs.
   """
 
   name: str
@@ -76,7 +78,7 @@ class Topology:
 
   @property
   def shape(self) -> str:
-    """'4x4' of 'v3:4x4'."""
+    """Returns the part of the name after the colon: '4x4' for 'v3:4x4'."""
     return self.name.partition(':')[2]
 
   @property
@@ -88,17 +90,18 @@ class Topology:
     """
     if self.tpu is None or self.tpu.accelerator is None:
       raise UserError(
-        f'--topology={self.name} is no TPU VM; take --target=gke for it.'
+        f'--topology is {self.name}, which is not offered as a TPU VM; use '
+        '--target=gke.'
       )
     chips = self.hosts * self.per_host
     return f'{self.tpu.accelerator}-{chips * (1 + self.tpu.counts_cores)}'
 
 
 def tpu(name: str) -> Topology:
-  """Finds a slice by its name, as in `plan`: v3:4x4.
+  """Returns a TPU slice by its name, VERSION:SHAPE, as in `plan`: v3:4x4.
 
   Raises:
-    UserError: there is no such slice.
+    UserError: the version or the shape is unknown.
   """
   version, _, shape = name.partition(':')
   if version not in VERSIONS:
@@ -113,7 +116,7 @@ def tpu(name: str) -> Topology:
   if shape not in made.shapes:
     allowed = [f'{version}:{s}' for s in made.shapes]
     raise UserError(
-      f'--topology is {name!r}, which is no slice; {closest(name, allowed)}.'
+      f'--topology is {name!r}, which is not a slice; {closest(name, allowed)}.'
     )
   chips = math.prod(int(side) for side in shape.split('x'))
   per_host = chips if chips <= made.one_host else 4
@@ -123,7 +126,7 @@ def tpu(name: str) -> Topology:
 
 
 def gpus(name: str) -> Topology:
-  """Finds a GPU cluster by its name, KIND:NODESxGPUS: h100:4x8.
+  """Returns a GPU cluster by its name, KIND:NODESxGPUS: h100:4x8.
 
   Raises:
     UserError: the name has another form, or the kind is unknown.
@@ -133,12 +136,12 @@ def gpus(name: str) -> Topology:
   if kind not in GPUS:
     raise UserError(
       f'--topology is {name!r}; give KIND:NODESxGPUS, such as h100:4x8 for 4 '
-      f'nodes of 8 GPUs. KIND {kind!r}: {closest(kind, GPUS)}.'
+      f'nodes with 8 GPUs each. KIND is {kind!r}; {closest(kind, GPUS)}.'
     )
   if not sides:
     raise UserError(
       f'--topology is {name!r}; give {kind}:NODESxGPUS, such as {kind}:4x8 '
-      'for 4 nodes of 8 GPUs.'
+      'for 4 nodes with 8 GPUs each.'
     )
   nodes, each = int(sides[1]), int(sides[2])
   return Topology(name, nodes, each, nodes * each)
