@@ -85,7 +85,7 @@ def _run(path, *settings, **keywords):
 
 def test_the_run_s_own_policy_for_bad_records(trained):
   """They are left out as in training, unless a flag says otherwise."""
-  result = _run(trained)
+  result = _run(trained, evaluator='val')
   assert result['count'] == 8 and result['data'].endswith('/val')
   with pytest.raises(UserError, match=r'val/.*/(1|3)\.png'):
     _run(trained, '--config.reader.on_bad_record=error')
@@ -114,12 +114,49 @@ def test_another_evaluator(trained):
   assert _run(trained, evaluator='again')['count'] == 4
   kind = _run(trained, evaluator='classification', split='train[:50%]')
   assert kind['count'] == 2
-  sigmoid = _run(trained, '--config.evals.val.cross_entropy=sigmoid')
-  assert sigmoid['loss'] != _run(trained)['loss']
+  setting = '--config.evals.val.cross_entropy=sigmoid'
+  sigmoid = _run(trained, setting, evaluator='val')
+  assert sigmoid['loss'] != _run(trained, evaluator='val')['loss']
   # Another kind is evaluated on the split of the run's own evaluators.
   assert _run(trained, evaluator='classification')['data'].endswith('/val')
-  with pytest.raises(UserError, match='agian is no evaluator.*again'):
+  with pytest.raises(UserError, match='agian.*again'):
     _run(trained, evaluator='agian')
+
+
+def test_all_evaluators_of_the_run(trained):
+  """Each on its own split, with the names that metrics.jsonl has."""
+  result = _run(trained)
+  assert result['val/count'] == 8 and result['val/data'].endswith('/val')
+  assert result['again/count'] == 4
+  assert result['again/data'].endswith('/train')
+  for name in ('val', 'again'):
+    one = _run(trained, evaluator=name)
+    assert result[f'{name}/loss'] == one['loss']
+  assert not {'count', 'loss', 'data'} & result.keys()
+
+
+def test_evaluators_that_differ_only_in_their_split(trained, tmp_path):
+  """--split takes its place, so one of them is enough."""
+  assert _run(trained, split='train[:50%]')['count'] == 2
+  setting = '--config.evals.val.cross_entropy=sigmoid'
+  both = _run(trained, setting, split='train[:50%]')
+  assert both['val/count'] == both['again/count'] == 2
+  assert both['val/loss'] != both['again/loss']
+
+
+def test_only_classification_is_evaluated_on_other_data(weights, tmp_path):
+  """Neighbours would be looked for in the training split of the run."""
+  path = weights(
+    'two_kinds',
+    {'name': 'folder', 'path': str(_write(tmp_path / 'own', 4))},
+    evals={
+      'knn': {'name': 'neighbours', 'split': 'train', 'ks': (3,)},
+      'val': {'name': 'classification', 'split': 'train'},
+    },
+  )
+  other = str(_write(tmp_path / 'other', 3))
+  result = _run(path, data_dir=other, split='train')
+  assert result['count'] == 6 and '3nn' not in result
 
 
 def test_frozen_features_are_fitted_on_the_training_split(weights, tmp_path):
@@ -143,7 +180,7 @@ def test_frozen_features_are_fitted_on_the_training_split(weights, tmp_path):
 def test_data_of_any_source(trained, weights, tmp_path):
   """A folder, a list or a data set of TFDS's; none takes another's split."""
   other = _write(tmp_path / 'other', 3)
-  with pytest.raises(UserError, match="--split is missing.*val takes 'val'"):
+  with pytest.raises(UserError, match="--split is missing.*'train' for again"):
     _run(trained, data_dir=str(other))
   assert _run(trained, data_dir=str(other), split='train')['count'] == 6
   lines = [
@@ -185,25 +222,30 @@ def test_what_needs_no_head_takes_any_classes(trained, tmp_path):
   found = _run(trained, *few, evaluator='fewshot', **given)
   assert found['3shot'] == 1  # the classes differ in brightness alone
   assert found['data'] == f'{other}/val'
-  with pytest.raises(UserError, match='3 classes and the head 2'):
+  with pytest.raises(UserError, match='3 classes.*head has 2'):
     _run(trained, **given)
 
 
 @pytest.mark.slow
 def test_preprocessing_by_flags(trained, tmp_path):
   """It is the weights' unless a flag says otherwise; `predict` likewise."""
-  plain = _run(trained)
-  same = _run(trained, '--config.preprocess.resize=squash')
+  val = {'evaluator': 'val'}
+  plain = _run(trained, **val)
+  same = _run(trained, '--config.preprocess.resize=squash', **val)
   other = _run(
     trained,
     '--config.preprocess.resize=central',
     '--config.preprocess.central_fraction=0.5',
+    **val,
   )
   assert plain == same
   assert plain['loss'] != other['loss']
   assert plain['preprocess']['interpolation'] == 'bilinear'
   preset = _run(
-    trained, '--config.preprocess.central_fraction=.5', preprocess='mae'
+    trained,
+    '--config.preprocess.central_fraction=.5',
+    preprocess='mae',
+    **val,
   )
   assert preset['loss'] not in (plain['loss'], other['loss'])
   assert preset['preprocess'] == {
@@ -233,13 +275,15 @@ def test_flags_of_the_config_are_taken_aside():
   assert argv == ['evaluate', '--checkpoint=x', '--json']
 
 
-def test_by_default_the_first_that_judges():
-  """Not the figures, though their name comes first."""
+def test_by_default_all_that_measure():
+  """Not the figures."""
   evals = {
     'figures': {'name': 'figures', 'split': 'test'},
+    'dev': {'name': 'classification', 'split': 'train[98%:]'},
     'test': {'name': 'classification', 'split': 'test'},
   }
-  name, section = evaluate._evaluator_section(
-    {'config': {'evals': evals}}, None
-  )
-  assert name == 'test' and section['name'] == 'classification'
+  about = {'config': {'evals': evals}}
+  sections = evaluate._evaluator_sections(about, None)
+  assert list(sections) == ['dev', 'test']
+  assert sections['dev']['split'] == 'train[98%:]'
+  assert list(evaluate._evaluator_sections({}, None)) == ['classification']

@@ -1,12 +1,13 @@
 """Evaluates a checkpoint exactly: python -m vit_jax.evaluate --checkpoint=PATH.
 
-Preprocessing, data, class count and what to do about bad records come from the
-checkpoint. Other data: --dataset=NAME (of TFDS), or --dataset=folder
---data_dir=photos --split=train, or any other source; further keys of the source
-and the reader as in training: --config.source.class_map=names.txt
---config.reader.on_bad_record=skip. Preprocessing of another family of weights:
---preprocess=mae, or --config.preprocess.KEY=…; the result says which it was.
-Where an average of weights was kept, or a teacher, it is evaluated too.
+All evaluators of the run are used, or one: --evaluator=NAME. Preprocessing,
+data, number of classes and the policy for bad records are those of the
+checkpoint. To evaluate on other data, give --dataset=NAME (of TFDS), or
+--dataset=folder --data_dir=photos --split=train, or any other source. Keys of
+the source and the reader are set as in training:
+--config.source.class_map=names.txt --config.reader.on_bad_record=skip.
+--preprocess=mae or --config.preprocess.KEY=… changes the preprocessing, which
+the result names. An average of the weights or a teacher is evaluated as well.
 """
 
 import functools
@@ -50,23 +51,23 @@ def define_flags() -> None:
   flags.DEFINE_string(
     'evaluator',
     None,
-    "One of the run's evaluators by its name in config.evals, or a kind of "
-    "evaluator; default: the run's first.",
+    "Name of one of the run's evaluators in config.evals, or a kind of "
+    "evaluator; default: all of the run's evaluators.",
   )
   flags.DEFINE_string(
     'dataset',
     None,
-    "TFDS name, or a source (folder, tar, …); default: the checkpoint's.",
+    "TFDS name, or a source (folder, tar, …); default: the run's own data.",
   )
   flags.DEFINE_string('split', None, "Split; default: the evaluator's.")
   flags.DEFINE_string(
-    'data_dir', None, 'The TFDS directory, or the path of another source.'
+    'data_dir', None, 'TFDS directory, or path of another source.'
   )
   weights_flags.define_step()
   preprocessing_flags.define_flag()
-  flags.DEFINE_integer('batch_size', 128, 'Images at once, on all devices.')
+  flags.DEFINE_integer('batch_size', 128, 'Images per batch, over all devices.')
   flags.DEFINE_bool('json', False, 'Print one JSON object.')
-  flags.DEFINE_string('out', None, 'File for the same object, written whole.')
+  flags.DEFINE_string('out', None, 'File to which the JSON object is written.')
   flags.DEFINE_multi_string(
     'overrides',
     overrides.take(sys.argv),
@@ -91,8 +92,8 @@ def run(
 
   Args:
     checkpoint: workdir, step directory or weights of any format.
-    evaluator: name in the run's `config.evals`, or a kind; by default the first
-      one that evaluates weights.
+    evaluator: name in the run's `config.evals`, or a kind; by default all of
+      the run's, see `_applicable`.
     dataset: TFDS name or kind of source; by default the checkpoint's own data.
     split: split of the data set; by default the evaluator's.
     data_dir: the TFDS directory, or the path of another source.
@@ -106,7 +107,8 @@ def run(
   Returns:
     checkpoint, data, preprocess, accuracy, loss and count; if an average of the
     weights is stored, also ema/accuracy and so on, and similarly for other
-    weights (teacher/accuracy).
+    weights (teacher/accuracy). Results of several evaluators have their names
+    as in metrics.jsonl: val/data, val/accuracy, val_ema/accuracy.
 
   Raises:
     UserError: there is no such checkpoint or data, or no evaluator applies.
@@ -115,29 +117,63 @@ def run(
   found = pretrained.find(checkpoint)
   weights = preprocessing_flags.by_preset(found, preprocess)
   about = weights.about
-  name, section = _evaluator_section(about, evaluator)
+  candidates = _evaluator_sections(about, evaluator)
+  given = {'split': split} if split else {}
   sections = {
     'source': data_flags.source_section(about, dataset, data_dir),
     'reader': data_flags.reader_section(about),
     'preprocess': {'name': 'transforms', **about['preprocess']},
-    f'evals.{name}': section | ({'split': split} if split else {}),
+    **{f'evals.{n}': section | given for n, section in candidates.items()},
   }
   config = overrides.apply(sections, list(settings))
-  chosen = _choose_split(config, name, about, split)
+  names = _applicable(config, about, split)
+  chosen = {name: _choose_split(config, name, about, split) for name in names}
   mesh = sharding.make_mesh(jax.devices())
-  built = _build(weights, config, name, mesh, batch_size)
-  source = config.source
-  result: dict[str, Any] = {
-    'checkpoint': weights.path,
-    'data': f'{data_flags.title(source)}/{chosen}',
-    'preprocess': preprocessing_flags.described(weights, config),
+  built = {
+    name: _build(weights, config, name, mesh, batch_size) for name in names
   }
+  several = len(names) > 1
+  head = {'checkpoint': weights.path}
+  described = {'preprocess': preprocessing_flags.described(weights, config)}
+  result: dict[str, Any] = {}
   with jax.set_mesh(mesh):
-    for ending, params in weights.weights(mesh).items():
-      prefix = f'{ending.lstrip("_")}/' if ending else ''
-      scores = built.run(params)
-      result |= {prefix + key: value for key, value in scores.items()}
-  return result
+    for name in names:
+      source = config.evals[name].get('source') or config.source
+      data = f'{data_flags.title(source)}/{chosen[name]}'
+      result[f'{name}/data' if several else 'data'] = data
+      for suffix, params in weights.weights(mesh).items():
+        if several:
+          prefix = f'{name}{suffix}/'
+        else:
+          prefix = f'{suffix.lstrip("_")}/' if suffix else ''
+        scores = built[name].run(params)
+        result |= {prefix + key: value for key, value in scores.items()}
+  return head | described | result
+
+
+def _applicable(
+  config: Config, about: dict[str, Any], split: str | None
+) -> list[str]:
+  """Returns the names of the evaluators in the config that are run.
+
+  On the run's own data and splits all of them are. On other data, only
+  classification is, if the run has it, because the others may depend on the
+  run's training data. Evaluators that differ only in their splits, of which
+  --split takes the place, are run once.
+  """
+  names = list(config.evals)
+  is_own = _is_own_data(config, about)
+  if not is_own:
+    kinds = [n for n in names if config.evals[n].name == _UNSAID['name']]
+    names = kinds or names
+  if is_own and not split:
+    return names
+  distinct: dict[str, str] = {}
+  for name in names:
+    section = config.evals[name].to_dict()
+    keys = {k: v for k, v in section.items() if k not in ('split', 'every')}
+    distinct.setdefault(repr(keys), name)
+  return list(distinct.values())
 
 
 def _build(
@@ -171,16 +207,28 @@ def _build(
   return plugins.build(kind, section, setting)
 
 
-def _evaluator_section(
+def _evaluator_sections(
   about: dict[str, Any], wanted: str | None
-) -> tuple[str, dict[str, Any]]:
-  """Returns the name and the section of the evaluator."""
+) -> dict[str, dict[str, Any]]:
+  """Returns {name: section} of one evaluator, or of all that the run has."""
   evals = about.get('config', {}).get('evals', {})
+  names = [wanted] if wanted else _measuring(evals) or [_UNSAID['name']]
+  return dict(_evaluator_section(evals, name) for name in names)
 
-  def judges(name: str) -> bool:
-    return plugins.resolve(EVALS, evals[name]['name']) is not Figures
 
-  name = wanted or next(filter(judges, evals), _UNSAID['name'])
+def _measuring(evals: dict[str, Any]) -> list[str]:
+  """Returns the names of the evaluators that are not figures."""
+  return [
+    name
+    for name, section in evals.items()
+    if plugins.resolve(EVALS, section['name']) is not Figures
+  ]
+
+
+def _evaluator_section(
+  evals: dict[str, Any], name: str
+) -> tuple[str, dict[str, Any]]:
+  """Returns the name and the section of an evaluator, by its name or kind."""
   if name in evals:
     section = dict(evals[name])
   elif '.' in name or name in plugins.names(EVALS):
@@ -188,8 +236,8 @@ def _evaluator_section(
     name = name.rpartition('.')[2]
   else:
     near = closest(name, [*evals, *plugins.names(EVALS)])
-    raise UserError(f'--evaluator={name} is no evaluator; {near}.')
-  section.pop('batch_size', None)  # of the run's devices
+    raise UserError(f'--evaluator={name} is not an evaluator; {near}.')
+  section.pop('batch_size', None)  # it belongs to the devices of the run
   return name, _UNSAID | section
 
 
@@ -201,7 +249,7 @@ def _choose_split(
   The run's own split is used only with the run's own data.
   """
   section = config.evals[name]
-  if 'split' not in section:  # an evaluator of one's own, perhaps
+  if 'split' not in section:  # a plug-in, perhaps
     return 'all'
   evals = about.get('config', {}).get('evals', {})
   own = evals.get(name, {}).get('split', '')
@@ -211,9 +259,9 @@ def _choose_split(
     splits = (each.get('split', '') for each in evals.values())
     section.split = next(filter(None, splits), '')
   if not section.split or (not is_own and not given and section.split == own):
-    hint = f" (on its own data the run's {name} takes {own!r})" if own else ''
+    hint = f' (on its own data, the run uses {own!r} for {name})' if own else ''
     raise UserError(
-      '--split is missing: which split to evaluate on, as in --split=test'
+      '--split is missing: give the split to evaluate on, as in --split=test'
       f'{hint}.'
     )
   return section.split
@@ -242,8 +290,8 @@ def _open(
   source = build_section(config, 'source', split)
   if 0 < num_classes < source.num_classes:
     raise UserError(
-      f'{source.name} has {source.num_classes} classes and the head '
-      f'{num_classes}: fine-tune on it first.'
+      f'{source.name} has {source.num_classes} classes, but the head has '
+      f'{num_classes}: fine-tune on these data first.'
     )
   names = weights.about['class_names']
   return matching.matched(source, names, weights.path)
@@ -261,8 +309,8 @@ def main(arguments: list[str]) -> None:
   if arguments or not values.checkpoint:
     raise UserError(
       'usage: python -m vit_jax.evaluate --checkpoint=PATH [--evaluator=NAME '
-      '--dataset=NAME --split=S --json]: flags only; got checkpoint '
-      f'{values.checkpoint!r}, besides {arguments}.'
+      '--dataset=NAME --split=S --json], without other arguments; got '
+      f'--checkpoint={values.checkpoint} and {arguments}.'
     )
   process.start_process()
   result = run(
