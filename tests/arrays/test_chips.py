@@ -18,6 +18,11 @@ from vit_jax.arrays import chips
     ('NVIDIA H100 PCIe', 756),
     ('NVIDIA H100 PCIe MIG 7g.80gb', 756),
     ('NVIDIA H200', 989),
+    ('NVIDIA B200', 2250),
+    ('NVIDIA L4', 121),
+    ('NVIDIA L40', 181),
+    ('NVIDIA L40S', 362),
+    ('NVIDIA GeForce RTX 4090', 165.2),
   ],
 )
 def test_peaks(kind, teraflops):

@@ -55,3 +55,23 @@ def test_it_is_hidden_from_machines_without_a_tpu_alone(there, monkeypatch):
   backends.hide_unused_libtpu()
   assert (sys.modules['libtpu'] is before) == (there is not None)
   assert ('TPU_LIBRARY_PATH' in os.environ) == (there is not None)
+
+
+@pytest.mark.parametrize(
+  'variable, value, device, expected',
+  [
+    ('XLA_CLIENT_MEM_FRACTION', '', True, '0.9'),
+    ('XLA_CLIENT_MEM_FRACTION', '0.5', True, '0.5'),
+    ('XLA_PYTHON_CLIENT_MEM_FRACTION', '0.5', True, None),
+    ('XLA_CLIENT_MEM_FRACTION', '', False, ''),
+  ],
+)
+def test_gpu_memory_fraction(monkeypatch, variable, value, device, expected):
+  """It is set only on machines with a GPU, and a user's value is kept."""
+  made = {variable: value}
+  monkeypatch.setattr(backends.os, 'environ', made)
+  devices = ('null',) if device else ('no_such_device*',)
+  monkeypatch.setattr(backends, '_DEVICES', {'cuda': devices})
+  backends.use_gpu_memory()
+  assert made.get('XLA_CLIENT_MEM_FRACTION') == expected
+  assert made[variable] == expected or expected is None

@@ -20,6 +20,11 @@ _PEAK_FLOPS = {
   'NVIDIA H100 PCIe': 756e12,
   'NVIDIA H100': 989e12,
   'NVIDIA H200': 989e12,
+  'NVIDIA B200': 2250e12,
+  'NVIDIA L4': 121e12,
+  'NVIDIA L40': 181e12,
+  'NVIDIA L40S': 362e12,
+  'NVIDIA GeForce RTX 4090': 165.2e12,
 }
 
 
@@ -41,6 +46,9 @@ GPUS = {
   'a100-80gb': Gpu('NVIDIA A100', 80 * 2**30),
   'h100': Gpu('NVIDIA H100', 80 * 2**30),
   'h200': Gpu('NVIDIA H200', 141 * 10**9),
+  'b200': Gpu('NVIDIA B200', 180 * 10**9),
+  'l4': Gpu('NVIDIA L4', 24 * 10**9),
+  'rtx4090': Gpu('NVIDIA GeForce RTX 4090', 24 * 2**30),
 }
 
 

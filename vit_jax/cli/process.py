@@ -45,6 +45,7 @@ def run(body: Callable[[list[str]], None], define: Callable[[], None]) -> None:
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
   os.environ.setdefault('TF_ENABLE_ONEDNN_OPTS', '0')
   backends.hide_unused_libtpu()
+  backends.use_gpu_memory()
   parent.end_with_parent()
 
   def parse(argv: list[str]) -> list[str]:

@@ -3,6 +3,7 @@
 import dataclasses
 import logging
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -54,8 +55,17 @@ def changed(config: Config, **changes: Any) -> Config:
   return copy
 
 
-def plan(config: Config, target: Target) -> Plan:
-  """Compiles the training step that the loop would run, and reads the result.
+def plan(
+  config: Config,
+  target: Target,
+  compiler_options: Mapping[str, Any] | None = None,
+) -> Plan:
+  """Compiles the training step that the loop would run, and analyses it.
+
+  Args:
+    config: config of the training.
+    target: devices to compile for.
+    compiler_options: options of XLA in addition to those of the training.
 
   Raises:
     UserError: the config is invalid, or a loop's trip count cannot be read.
@@ -69,7 +79,8 @@ def plan(config: Config, target: Target) -> Plan:
     if not target.compiles:
       return Plan(config, result | _at_least(experiment, result, target), None)
     try:
-      options = gpus.COMPILER_OPTIONS if target.cluster else {}
+      options = dict(gpus.COMPILER_OPTIONS if target.cluster else {})
+      options |= compiler_options or {}
       compiled = compiling.compile_step(experiment, options)
     except jax.errors.JaxRuntimeError as error:
       needed = memory.needed_bytes(str(error))

@@ -1,9 +1,9 @@
-"""GPU clusters by name, h100:4x8 for 4 nodes of 8, and XLA's compiler for them.
+"""GPU clusters by name, such as h100:4x8 for 4 nodes with 8 GPUs each.
 
-XLA compiles for a GPU that is not there if it is given a description of it (a
-`GpuTargetConfigProto`). The compiler is part of JAX's CUDA plug-in, an optional
-extra. Without it, a plan is limited to the bytes of the training state and to
-the time at the peak rate.
+XLA compiles for GPUs that this machine does not have if it gets a description
+of them (a `GpuTargetConfigProto`). The compiler is part of JAX's CUDA plug-in,
+an optional extra. Without it, a plan contains only the bytes of the training
+state and the time at the peak rate.
 """
 
 import dataclasses
@@ -13,26 +13,27 @@ from typing import Any, NamedTuple
 
 from vit_jax.arrays import chips
 from vit_jax.errors import UserError
+from vit_jax.processes import backends
 
 EXTRA = "pip install 'vit_jax[plan-gpu]'"
-# Without a GPU nothing can be timed, so no kernels can be chosen by trial; the
-# products stay calls of cuBLAS. Triton's need that choice.
+# Without a GPU, XLA cannot time kernels to choose among them. It therefore must
+# not use Triton's matrix products, which need tile sizes; cuBLAS chooses by
+# itself.
 COMPILER_OPTIONS = {
   'xla_gpu_autotune_level': '0',
   'xla_gpu_enable_triton_gemm': False,
 }
-# The CUDA context and cuDNN's workspaces take this much of each GPU's memory.
-_RESERVED_BYTES = 2 * 2**30
 
 
 @dataclasses.dataclass(frozen=True)
 class Gpu:
-  """What one GPU can do; the vendor's figures.
+  """Rates and sizes of one GPU, from the vendor's data sheets.
 
   Attributes:
     peak_flops: dense bfloat16 FLOP/s.
     bytes_per_s: memory bandwidth.
-    link_bytes_per_s: NVLink to the other GPUs of the node, one direction.
+    link_bytes_per_s: NVLink (or PCIe) to the other GPUs of the node, one
+      direction.
     network_bytes_per_s: network adapter of each GPU in the vendor's 8-GPU
       systems, one direction.
     capability: CUDA compute capability, (major, minor).
@@ -54,12 +55,12 @@ class Gpu:
 
 
 class Cluster(NamedTuple):
-  """GPUs of one kind.
+  """Nodes with GPUs of one kind.
 
   Attributes:
-    gpu: each of them.
-    per_node: GPUs of a node, joined by NVLink.
-    devices: GPUs in all.
+    gpu: rates and sizes of each GPU.
+    per_node: GPUs of a node, which NVLink or PCIe connects.
+    devices: GPUs of all nodes.
   """
 
   gpu: Gpu
@@ -67,10 +68,12 @@ class Cluster(NamedTuple):
   devices: int
 
 
-# NVIDIA's data sheets and architecture white papers of A100, H100 (SXM), H200
-# and B200 (HGX): bfloat16 rates without sparsity; NVLink 3, 4 and 5 with 600,
-# 900 and 1,800 GB/s in both directions; networks of the DGX systems, 200 Gbit/s
-# (A100) and 400 Gbit/s for each GPU.
+# NVIDIA's data sheets and architecture white papers of A100, H100 (SXM), H200,
+# B200 (HGX), L4 and GeForce RTX 4090: bfloat16 rates without sparsity, with
+# accumulation in float32. NVLink 3, 4 and 5 have 600, 900 and 1,800 GB/s in
+# both directions; L4 and RTX 4090 exchange over PCIe 4.0 x16, 64 GB/s in both
+# directions. Networks of the DGX systems: 200 Gbit/s (A100) and 400 Gbit/s for
+# each GPU; for L4 and RTX 4090 25 Gbit/s for each GPU are assumed.
 _A100 = Gpu(
   peak_flops=312e12,
   bytes_per_s=1.555e12,
@@ -93,11 +96,42 @@ _H100 = Gpu(
   l2_bytes=50 * 2**20,
   shared_bytes=228 * 2**10,
 )
+_L4 = Gpu(
+  peak_flops=121e12,
+  bytes_per_s=300e9,
+  link_bytes_per_s=32e9,
+  network_bytes_per_s=25e9 / 8,
+  capability=(8, 9),
+  processors=58,
+  clock_ghz=2.04,
+  l2_bytes=48 * 2**20,
+  shared_bytes=100 * 2**10,
+)
 GPUS = {
   'a100-40gb': _A100,
   'a100-80gb': dataclasses.replace(_A100, bytes_per_s=2.039e12),
   'h100': _H100,
   'h200': dataclasses.replace(_H100, bytes_per_s=4.8e12),
+  'b200': Gpu(
+    peak_flops=2250e12,
+    bytes_per_s=8.0e12,
+    link_bytes_per_s=900e9,
+    network_bytes_per_s=50e9,
+    capability=(10, 0),
+    processors=148,
+    clock_ghz=1.965,
+    l2_bytes=126 * 2**20,
+    shared_bytes=228 * 2**10,
+  ),
+  'l4': _L4,
+  'rtx4090': dataclasses.replace(
+    _L4,
+    peak_flops=165.2e12,
+    bytes_per_s=1.008e12,
+    processors=128,
+    clock_ghz=2.52,
+    l2_bytes=72 * 2**20,
+  ),
 }
 
 
@@ -108,7 +142,7 @@ def parse(name: str) -> tuple[str, int, int] | None:
     Kind, nodes, and GPUs of a node; None if no GPU has this name.
 
   Raises:
-    UserError: the kind is a GPU, and what follows is not NODESxGPUS.
+    UserError: the kind is a GPU, but the rest is not NODESxGPUS.
   """
   kind, _, shape = name.partition(':')
   if kind not in chips.GPUS:
@@ -131,12 +165,12 @@ def has_compiler() -> bool:
 
 
 def described_devices(kind: str, nodes: int, per_node: int) -> list[Any]:
-  """Returns devices of a cluster that is not there, to compile for.
+  """Returns devices to compile for, without the GPUs themselves.
 
   Raises:
     UserError: the compiler refuses the description.
   """
-  # Not at the top: `environment` sets variables before JAX is imported.
+  # Imported here because `environment` sets variables before JAX is imported.
   from jax.experimental import topologies
 
   try:
@@ -156,8 +190,8 @@ def described_devices(kind: str, nodes: int, per_node: int) -> list[Any]:
 
 
 def usable_bytes(kind: str) -> int:
-  """Returns the memory of a GPU that a program may use."""
-  return chips.GPUS[kind].memory_bytes - _RESERVED_BYTES
+  """Returns the memory of a GPU that training lets JAX use."""
+  return int(chips.GPUS[kind].memory_bytes * backends.GPU_MEMORY_FRACTION)
 
 
 def target_config(kind: str) -> str:
@@ -170,9 +204,9 @@ def target_config(kind: str) -> str:
       threads_per_warp: 32
       shared_memory_per_block: 49152
       shared_memory_per_core: {gpu.shared_bytes}
-      threads_per_core_limit: 2048
+      threads_per_core_limit: {1536 if gpu.capability == (8, 9) else 2048}
       core_count: {gpu.processors}
-      fpus_per_core: {128 if major >= 9 else 64}
+      fpus_per_core: {64 if gpu.capability == (8, 0) else 128}
       block_dim_limit_x: 2147483647
       block_dim_limit_y: 65535
       block_dim_limit_z: 65535

@@ -1,4 +1,4 @@
-"""Error messages for JAX platforms that are not available on this machine."""
+"""Settings and error messages that depend on the devices of this machine."""
 
 import os
 import pathlib
@@ -15,6 +15,11 @@ _DEVICES = {
   'gpu': ('nvidia[0-9]*', 'dxg', 'kfd'),
 }
 _GOOGLE = '0x1ae0'  # PCI vendor id
+# Fraction of a GPU's memory that JAX may use. The remainder is for the CUDA
+# context, cuDNN and NCCL. NVIDIA's documentation recommends 0.8 to 0.9.
+GPU_MEMORY_FRACTION = 0.9
+_FRACTION = 'XLA_CLIENT_MEM_FRACTION'
+_OLD_FRACTION = 'XLA_PYTHON_CLIENT_MEM_FRACTION'
 
 
 def hide_unused_libtpu() -> None:
@@ -30,6 +35,17 @@ def hide_unused_libtpu() -> None:
   modules: dict[str, Any] = sys.modules
   modules['libtpu'] = None  # importing it fails
   os.environ.pop('TPU_LIBRARY_PATH', None)  # set as JAX was imported
+
+
+def use_gpu_memory() -> None:
+  """Lets JAX use 90 % of each GPU's memory instead of its default of 75 %.
+
+  It must be called before JAX looks for devices. It does nothing if the user
+  has set one of the two variables that JAX reads, or if there is no GPU.
+  """
+  given = os.environ.get(_FRACTION) or os.environ.get(_OLD_FRACTION)
+  if not given and _has_devices('cuda'):
+    os.environ[_FRACTION] = str(GPU_MEMORY_FRACTION)
 
 
 def absent(error: Exception) -> UserError | None:
