@@ -75,7 +75,7 @@ def test_what_is_found(photos, tmp_path):
   ]
   text = '\n'.join(check_data._lines(summary, str(out)))
   assert '8 examples, 1 bad, 2 classes' in text and 'cat 3, dog 4' in text
-  assert 'least 7x9, median 7x9, most 30x20' in text
+  assert 'smallest 7x9, median 7x9, largest 30x20' in text
 
 
 def test_an_interrupted_check_goes_on(photos, tmp_path, monkeypatch):

@@ -123,7 +123,7 @@ def test_wrong_paths_are_one_message(tmp_path, trained):
     (('evaluate',), 'usage: python -m vit_jax.evaluate'),
     (
       ('predict', f'--checkpoint={trained}', f'{tmp_path}/text.jpg'),
-      'text.jpg is no image',
+      'text.jpg is not an image',
     ),
     (
       ('predict', f'--checkpoint={trained}', f'{tmp_path}/absent.jpg'),

@@ -52,7 +52,7 @@ ROWS = [
   ),
   (('evaluate', '--checkpoint=tiny.npz'), 'Give a TFDS name'),
   (('predict', '--checkpoint=tiny.npz', 'photos'), 'such as its *.jpg'),
-  (('predict', '--checkpoint=tiny.npz', 'paper.pdf'), 'is no image'),
+  (('predict', '--checkpoint=tiny.npz', 'paper.pdf'), 'is not an image'),
   (('predict', '--checkpoint=tiny.npz', 'papr.pdf'), 'mean paper.pdf?'),
   (('predict', '--checkpoint=tiny.npz', '--topk=3'), 'did you mean --top'),
   (('convert', 'tiny.npz', 'model.onnx'), 'python -m vit_jax.export'),

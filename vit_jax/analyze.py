@@ -1,17 +1,17 @@
-"""Shows what was learnt: python -m vit_jax.analyze --checkpoint=P --out=DIR.
+"""Draws figures of weights: python -m vit_jax.analyze --checkpoint=P --out=DIR.
 
-Draws the paper's figures of any weights that load: filters, similarity of
-positions, attention distance, rollout, single heads, as PNG, and their arrays
-as .npz. Images are preprocessed as the weights were evaluated; they are those
-of --images=FILE,… or the run's own evaluation's. Without --out they go into
-the workdir, and onto its page.
+The figures are those of the paper: filters, similarity of position embeddings,
+attention distance, attention rollout and single heads. They are written as PNG,
+and their arrays as .npz. The images are --images=FILE,… or images of the run's
+evaluation split, preprocessed as in the evaluation. Without --out, the figures
+are written to the workdir and shown in its HTML report.
 
 `python -m vit_jax.analyze curves WORKDIR… --out=DIR` draws the curves of
-several runs over steps, epochs, images, core-days and exaFLOPs; `sizes` in
-place of `curves` draws their last results over the examples trained on;
-`python -m vit_jax.analyze report WORKDIR…` makes report.html of each, with
-images and predictions (--nopredictions: without), and with --out=DIR one page
-that compares them.
+several runs over steps, epochs, images, core-days and exaFLOPs. `sizes` instead
+of `curves` draws their last results over the number of training examples.
+`python -m vit_jax.analyze report WORKDIR…` writes report.html of each run with
+images and predictions (--nopredictions leaves them out), and with --out=DIR one
+HTML page that compares the runs.
 """
 
 import contextlib
@@ -47,13 +47,15 @@ def define_flags() -> None:
   """Defines the flags of this command."""
   weights_flags.define_flags()
   flags.DEFINE_list(
-    'images', [], "Image files; default: the run's evaluation's."
+    'images', [], "Image files; default: images of the run's evaluation split."
   )
   flags.DEFINE_integer(
-    'num_images', 32, "Of the run's evaluation; Figure 11 has 128."
+    'num_images',
+    32,
+    "Number of images from the run's evaluation split; Figure 11 uses 128.",
   )
   flags.DEFINE_integer(
-    'image_size', None, 'Pixels; default: what the weights were made for.'
+    'image_size', None, 'Image size in pixels; default: that of the weights.'
   )
   flags.DEFINE_bool('predictions', True, 'Let `report` predict images again.')
   flags.DEFINE_string('out', None, 'Directory; default WORKDIR/figures.')
@@ -109,7 +111,7 @@ def run(
 
 
 def _read(files: list[str], transform: Preprocess) -> np.ndarray:
-  """Image files, preprocessed."""
+  """Reads and preprocesses image files."""
   images = []
   for file in files:
     try:
@@ -125,12 +127,12 @@ def _read(files: list[str], transform: Preprocess) -> np.ndarray:
 def _own(
   source: Pretrained, transform: Preprocess, count: int
 ) -> tuple[np.ndarray, str]:
-  """Images of the run's evaluation, spread evenly over its split; its name."""
+  """Returns images spread evenly over an evaluation split, and its name."""
   evals = source.about.get('config', {}).get('evals', {})
   splits = own_splits(evals)
   if 'source' not in source.about or not splits:
     raise UserError(
-      f'{source.path} does not say what it was evaluated on: give '
+      f'{source.path} does not contain the data it was evaluated on: give '
       '--images=FILE,….'
     )
   check_range('--num_images', count, at_least=1)
@@ -140,7 +142,7 @@ def _own(
 
 @contextlib.contextmanager
 def _writing(place: epath.Path) -> Iterator[None]:
-  """Makes of what cannot be written a message."""
+  """Turns an OSError while writing into a UserError."""
   try:
     yield
   except OSError as error:
@@ -150,7 +152,7 @@ def _writing(place: epath.Path) -> Iterator[None]:
 
 
 def write(path: epath.Path, content: str | bytes) -> None:
-  """Writes a file, its directory too.
+  """Writes a file and creates its directory.
 
   Raises:
     UserError: it cannot be written.
@@ -162,7 +164,7 @@ def write(path: epath.Path, content: str | bytes) -> None:
 
 
 def _report(workdirs: list[str], out: str | None, pictures: bool) -> None:
-  """Writes the pages of runs, and one that compares them.
+  """Writes the HTML report of each run, and one that compares them.
 
   Raises:
     UserError: a path is not a workdir, or cannot be written.
@@ -242,7 +244,8 @@ def _place(checkpoint: str, out: str | None) -> epath.Path:
   if not (workdir / 'config.json').exists():
     pretrained.find(checkpoint)  # raises if nothing is there
     raise UserError(
-      f'--out=DIR is missing: {checkpoint} is no workdir to draw into.'
+      f'--out=DIR is missing: {checkpoint} is not a workdir, so figures have '
+      'no default directory.'
     )
   return workdir / gallery.FOLDER
 

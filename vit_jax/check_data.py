@@ -35,7 +35,7 @@ _UNFINISHED = 'unfinished.jsonl'
 
 def define_flags() -> None:
   """Defines the flags of this command."""
-  flags.DEFINE_string('out', 'data_check', 'Directory for what is found.')
+  flags.DEFINE_string('out', 'data_check', 'Directory for the results.')
   overrides.define_flag(sys.argv)
 
 
@@ -131,12 +131,12 @@ def _example(
 
 
 def _ignored(source: Any) -> list[str]:
-  """Files that a source leaves out, if it knows them."""
+  """Returns the files that a source leaves out, if it lists them."""
   return getattr(source, 'ignored', list)()
 
 
 def _leaks(group: list[dict[str, Any]], train: str) -> bool:
-  """Tells whether an image is both in the training data and elsewhere."""
+  """Returns whether an image is in the training data and in another split."""
   splits = {example['split'] for example in group}
   return train in splits and len(splits) > 1
 
@@ -176,13 +176,13 @@ def _lines(summary: dict[str, Any], out: str) -> list[str]:
         f'{x}x{y}' for y, x in zip(part['heights'], part['widths'], strict=True)
       )
       lines.append(
-        f'  pixels (width x height): least {low}, median {middle}, most {high}'
+        f'  width x height: smallest {low}, median {middle}, largest {high}'
       )
     shown = [f'{name} {count:,}' for name, count in counts]
     if len(shown) > _SHOWN:
       half = _SHOWN // 2
       shown = [*shown[:half], '…', *shown[-half:]]
-    lines.append(f'  examples of a class: {", ".join(shown)}')
+    lines.append(f'  examples per class: {", ".join(shown)}')
   lines.append(
     f'groups of images with the same pixels: {summary["duplicates"]:,}; '
     f'{summary["leaks"]:,} both in training and in evaluation, '

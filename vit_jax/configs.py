@@ -1,8 +1,9 @@
-"""Lists the configs that come along: python -m vit_jax.configs [NAME].
+"""Lists the shipped configs: python -m vit_jax.configs [NAME].
 
-Each with its first line, its table of the source's numbers and what `plan`
-predicted (the TPU compiler's word, of no run); the header of one, with what is
-the paper's and what is not, by its NAME.
+The list contains the title of each config, its table of published results and
+the costs predicted by `plan` (from the TPU compiler; nothing was measured).
+NAME prints the whole header of one config, with every difference from its
+source.
 """
 
 import ast
@@ -16,7 +17,7 @@ from vit_jax.errors import UserError, closest
 
 
 def main(arguments: list[str]) -> None:
-  """Prints all of them, or the header of those named."""
+  """Prints all configs, or the headers of the named ones."""
   headers = read(shipped.directory())
   rows = predicted.read()
   for name in arguments:
@@ -32,7 +33,7 @@ def main(arguments: list[str]) -> None:
 
 
 def read(directory: pathlib.Path) -> dict[str, str]:
-  """{name: docstring} of the configs in a directory, and in those within."""
+  """Returns {name: docstring} of the configs in a directory tree."""
   return {
     file.relative_to(directory).with_suffix('').as_posix(): (
       ast.get_docstring(ast.parse(file.read_text())) or ''

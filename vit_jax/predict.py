@@ -1,7 +1,7 @@
-"""Names what images show: python -m vit_jax.predict --checkpoint=P IMAGE...
+"""Predicts classes of images: python -m vit_jax.predict --checkpoint=P IMAGE...
 
-Images are preprocessed as the weights were evaluated; --preprocess=mae (or
-another family's name) and --config.preprocess.KEY=… say otherwise.
+Images are preprocessed as in the evaluation of the weights; --preprocess=mae
+(or another preset) and --config.preprocess.KEY=… change this.
 """
 
 import json
@@ -30,9 +30,9 @@ _BATCH_SIZE = 32
 def define_flags() -> None:
   """Defines the flags of this command."""
   weights_flags.define_flags()
-  flags.DEFINE_integer('top', 5, 'Classes to print for each image.')
+  flags.DEFINE_integer('top', 5, 'Number of classes to print per image.')
   preprocessing_flags.define_flag()
-  flags.DEFINE_bool('json', False, 'Print one JSON object a line.')
+  flags.DEFINE_bool('json', False, 'Print one JSON object per line.')
   flags.DEFINE_multi_string(
     'overrides', overrides.take(sys.argv), 'Set by --config.preprocess.KEY=….'
   )
@@ -67,7 +67,7 @@ def run(
   source = preprocessing_flags.by_preset(found, preprocess)
   names = source.about['class_names']
   if not source.about['num_classes']:
-    raise UserError(f'{checkpoint} has no head: it names no classes.')
+    raise UserError(f'{checkpoint} has no head, so it cannot predict classes.')
   section = {'name': 'transforms', **source.about['preprocess']}
   config = overrides.apply({'preprocess': section}, list(settings))
   described = preprocessing_flags.described(source, config)
@@ -102,7 +102,7 @@ def _read(path: str, transform: Preprocess) -> np.ndarray:
     ) from error
   except DecodeError as error:
     raise UserError(
-      f'{path} is no image that can be decoded: {error}. Give JPEG or PNG '
+      f'{path} is not an image that can be decoded: {error}. Give JPEG or PNG '
       'files.'
     ) from error
 

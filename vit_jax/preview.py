@@ -1,7 +1,8 @@
-"""First batches as the model sees them: python -m vit_jax.preview --config=….
+"""Draws the first batches of a config: python -m vit_jax.preview --config=….
 
-python -m vit_jax.preview --config=configs/l16_i21k.py --out=grid.png
-shows training; --evaluator=val what that evaluation sees.
+python -m vit_jax.preview --config=configs/l16_i21k.py --out=grid.png draws
+training images after augmentation; --evaluator=val draws preprocessed images of
+that evaluation.
 """
 
 import logging
@@ -32,17 +33,21 @@ _MIN_SIDE = 128  # smaller images are enlarged to this
 
 def define_flags() -> None:
   """Defines the flags of this command."""
-  flags.DEFINE_string('out', 'grid.png', 'The picture to write.')
-  flags.DEFINE_integer('images', 32, 'Images to show.')
+  flags.DEFINE_string('out', 'grid.png', 'Image file to write.')
+  flags.DEFINE_integer('images', 32, 'Number of images.')
   flags.DEFINE_string(
-    'evaluator', None, 'Its images, by a name in config.evals, not training.'
+    'evaluator',
+    None,
+    'Name in config.evals; draws its images instead of training images.',
   )
-  flags.DEFINE_integer('start_step', 0, 'Updates completed before the first.')
+  flags.DEFINE_integer(
+    'start_step', 0, 'Number of updates before the first batch drawn.'
+  )
   overrides.define_flag(sys.argv)
 
 
 def run(config: Config, images: int, start_step: int) -> np.ndarray:
-  """Draws the images that the training step gets, labels above them.
+  """Draws images of the training step with their labels.
 
   Args:
     config: completed.
@@ -55,7 +60,7 @@ def run(config: Config, images: int, start_step: int) -> np.ndarray:
   experiment = Experiment.build(config, jax.devices())
   source = data.open_train(config)
   log.info(
-    'training: %s, %s examples, %d classes, %.1f steps an epoch, %s steps',
+    'training: %s, %s examples, %d classes, %.1f steps per epoch, %s steps',
     *(source.name, f'{len(source):,}', source.num_classes),
     *(len(source) / config.batch_size, f'{experiment.total_steps:,}'),
   )
@@ -74,7 +79,7 @@ def run(config: Config, images: int, start_step: int) -> np.ndarray:
 
 
 def run_evaluation(config: Config, name: str, images: int) -> np.ndarray:
-  """Draws the first images of an evaluation, labels above them.
+  """Draws the first images of an evaluation with their labels.
 
   Args:
     config: completed.
@@ -114,7 +119,7 @@ def run_evaluation(config: Config, name: str, images: int) -> np.ndarray:
 
 
 def _caption(target: np.ndarray, names: list[str], room: int) -> list[str]:
-  """['cat'], or ['cat 0.70', 'dog 0.30'] where labels are mixed.
+  """Returns ['cat'], or ['cat 0.70', 'dog 0.30'] for mixed labels.
 
   Names are cut to `room` characters a line, shares never.
   """
@@ -146,7 +151,7 @@ def _tile(
 
 
 def _grid(tiles: list[np.ndarray]) -> np.ndarray:
-  """Tiles in rows, about as wide as high."""
+  """Arranges tiles in a grid that is about square."""
   columns = max(1, round(len(tiles) ** 0.5))
   rows = -(-len(tiles) // columns)
   blank = np.full_like(tiles[0], 255)
@@ -160,15 +165,15 @@ def _grid(tiles: list[np.ndarray]) -> np.ndarray:
 
 
 def _check_place(path: str) -> None:
-  """Raises UserError if no picture can be written there, before it is made."""
+  """Checks that an image can be written to a path, before it is drawn."""
   if not cv2.haveImageWriter(path):
     raise UserError(
       f'--out={path} ends in {os.path.splitext(path)[1] or "nothing"!r}, which '
-      'is no kind of picture: give a name that ends in .png or .jpg.'
+      'is not an image format: give a name that ends in .png or .jpg.'
     )
   folder = os.path.dirname(path) or '.'
   if not os.path.isdir(folder):
-    raise UserError(f'--out={path}: there is no directory {folder}; make it.')
+    raise UserError(f'--out={path}: there is no directory {folder}; create it.')
 
 
 def main(arguments: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""Grids with seeds: python -m vit_jax.sweep --config=configs/sweeps/digits.py.
+"""Searches a grid: python -m vit_jax.sweep --config=configs/sweeps/digits.py.
 
 For each task of the sweep, every setting is trained on a part of the data and
 evaluated on the rest (the dev stage). The setting with the best mean over seeds
@@ -41,7 +41,7 @@ def run(
   Args:
     sweep: the sweep of a config.
     workdir: local directory of all runs.
-    given: '--config.KEY=value' for all runs.
+    given: flags '--config.KEY=value' for all runs.
     print_jobs: print the commands instead of running them.
 
   Returns:
@@ -55,16 +55,16 @@ def run(
   total = sum(task.num_runs for task in sweep.tasks.values())
   for name, task in sweep.tasks.items():
     while True:
-      now = stages.of_task(name, task, workdir, given)
-      jobs.check_same(workdir, now.runs)
-      if print_jobs or not now.ready:
+      progress = stages.of_task(name, task, workdir, given)
+      jobs.check_same(workdir, progress.runs)
+      if print_jobs or not progress.ready:
         break
-      done = len(now.scores) + sum(map(len, scores.values()))
-      jobs.finish(now.ready, done=done, total=total)
-    for each in now.ready:
+      done = len(progress.scores) + sum(map(len, scores.values()))
+      jobs.finish(progress.ready, done=done, total=total)
+    for each in progress.ready:
       print(jobs.line(each))
-    scores[name] = now.scores
-    if now.complete:
+    scores[name] = progress.scores
+    if progress.complete:
       _write(sweep, workdir, scores)
   _write(sweep, workdir, scores)
   return scores
@@ -79,11 +79,11 @@ def _write(sweep: Sweep, workdir: str, scores: Scores) -> None:
 
 
 def main(arguments: list[str]) -> None:
-  """Carries a sweep out and prints its table."""
+  """Executes a sweep and prints its table."""
   values = flags.FLAGS
-  sweep, workdir = frame.opened(arguments, 'sweeps', grid.load)
+  sweep, workdir = frame.load_config(arguments, 'sweeps', grid.load)
   run(sweep, workdir, values.overrides, values.print_jobs)
-  frame.tell(workdir)
+  frame.print_table(workdir)
 
 
 if __name__ == '__main__':

@@ -184,7 +184,7 @@ def test_wrong_numbers_on_the_command_line(tmp_path, parse):
 @pytest.mark.parametrize('count', [0, 2])
 def test_config_is_needed_once(parse, count):
   """No config, or two, is an error that says so."""
-  with pytest.raises(UserError, match=f'came {count} times'):
+  with pytest.raises(UserError, match=f'--config=FILE.py.*{count} times'):
     parse(*[f'--config={parse.file}'] * count, config=None)
 
 

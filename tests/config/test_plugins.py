@@ -64,7 +64,7 @@ def test_only_plug_ins_are_offered():
 
 def test_only_optimizers_are_offered():
   """Other functions of `vit_jax.optim` are no optimizers."""
-  with pytest.raises(UserError, match='allowed: adam, lamb, muon, sgd;'):
+  with pytest.raises(UserError, match='allowed: adam, lamb, lars, muon, sgd;'):
     plugins.resolve(SECTIONS['optimizer'], 'nothing')
 
 

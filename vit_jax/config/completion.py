@@ -156,7 +156,7 @@ def complete_section(
     values = {'name': DEFAULT_NAMES.get(section), **values}
     if not isinstance(values['name'], str):
       raise UserError(
-        f'config.{section} needs a name: which {section} to take.'
+        f'config.{section} needs a name, which selects the {section}.'
       )
   keys = mark.keys(values.get('name', ''))
   given = {key: v for key, v in values.items() if not (named and key == 'name')}

@@ -55,7 +55,7 @@ def parse(duration: str) -> tuple[float, str]:
   units = f'one of {", ".join(_UNITS)}'
   if match is None:
     raise UserError(
-      f'{duration!r} is no duration: write a number and {units}, '
+      f'{duration!r} is not a duration: write a number and {units}, '
       "for example '90 epochs'."
     )
   number, unit = float(match[1].replace('_', '')), match[2]

@@ -46,9 +46,9 @@ def define_flag(argv: list[str]) -> None:
     return
   if len(given) != 1:
     raise UserError(
-      f'--config=FILE.py is needed, once; it came {len(given)} times.'
+      f'--config=FILE.py must be given once; it was given {len(given)} times.'
       f'{_meant_config(argv) if not given else ""} `python -m vit_jax.configs` '
-      'lists those that come along.'
+      'lists the shipped ones.'
     )
   at = argv.index(given[0])
   path = given[0].partition('=')[2]
@@ -112,7 +112,7 @@ def _check_keys(argv: list[str], config: Config) -> None:
     section = match[1].rpartition('.')[0]
     if keys_lib.mark(config, section) and values.get(section, '') is None:
       raise UserError(
-        f'config.{match[1]}: there is no {section} yet; say which by '
+        f'config.{match[1]}: {section} is not set; choose one by '
         f'--config.{section}.name=….'
       )
     meant = _MEANT.get(match[1].rpartition('.')[2])

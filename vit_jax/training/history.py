@@ -224,8 +224,8 @@ def rollbacks(
   known, missing = recovery.rollbacks(saved, events(workdir))
   if missing:
     log.warning(
-      'events.jsonl lacks rollbacks that the checkpoint of step %d holds; the '
-      'run goes on by the checkpoint: %s',
+      'events.jsonl lacks rollbacks that the checkpoint of step %d '
+      'contains; those of the checkpoint are used: %s',
       step,
       missing,
     )

@@ -58,9 +58,9 @@ def checked(experiment: Experiment, ledger: Ledger) -> Experiment:
   if problem is None:
     return experiment
   log.error(
-    "KERNEL CHECK FAILED: the model's kernels do not compute on %s what XLA "
-    'does: %s. This run goes on without them, which is slower but correct. '
-    'Please report this line.',
+    "KERNEL CHECK FAILED: results of the model's kernels on %s differ from "
+    'those of XLA: %s. This run goes on without the kernels, which is slower '
+    'but correct. Please report this line.',
     experiment.mesh.devices.flat[0].device_kind,
     problem,
   )
