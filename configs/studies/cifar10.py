@@ -21,7 +21,7 @@ and fine-tuned, from 50,000 images: ViT 39.4, 51.2, hybrid 44.6, 53.6, ResNet
 """
 
 from vit_jax.config import parse_arg
-from vit_jax.study.contents import Figure, Judging, Row, Study
+from vit_jax.study.contents import Evaluation, Figure, Row, Study
 from vit_jax.sweeps.grid import Stage, Task
 
 EPOCHS = {2_500: 16, 10_000: 6, 50_000: 3}
@@ -90,8 +90,8 @@ def _row(name: str, size: int, seeds: range) -> Row:
   return Row(
     pretrain=pretrain,
     transfers={
-      '5-shot': Judging('fewshot', '5shot', _JUDGED, flags=few),
-      '10-shot': Judging('fewshot', '10shot', _JUDGED, flags=few),
+      '5-shot': Evaluation('fewshot', '5shot', _JUDGED, flags=few),
+      '10-shot': Evaluation('fewshot', '10shot', _JUDGED, flags=few),
       'fine-tuned': Task(command='finetune', final=_finetuning(name)),
     },
     lines=(name,),

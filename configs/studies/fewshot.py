@@ -35,11 +35,11 @@ from ml_collections import ConfigDict
 
 from vit_jax.config import complete, loading, parse_arg
 from vit_jax.errors import UserError, closest
-from vit_jax.study.contents import Figure, Judging, Row, Study
+from vit_jax.study.contents import Evaluation, Figure, Row, Study
 from vit_jax.sweeps.grid import Stage
 
 _TRAIN = 'train[:65000]'
-FEW = Judging(
+FEW = Evaluation(
   'fewshot',
   '5shot',
   'validation',

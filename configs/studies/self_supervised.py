@@ -33,7 +33,7 @@ and more data.
 from typing import Any
 
 from vit_jax.config import parse_arg
-from vit_jax.study.contents import Judging, Row, Study
+from vit_jax.study.contents import Evaluation, Row, Study
 from vit_jax.sweeps.grid import Stage, Task
 
 IMAGES, TENTH = 50_000, 5_000
@@ -46,7 +46,7 @@ _COMMON = {
   'log.report': 'false',
 }
 _CROPS = {'augment.local_size': '(8,)', 'augment.blur': '(0.3, 0.1, 0.1)'}
-# row: (objective, metric of 20 neighbours, suffix of the evaluated weights, keys)
+# row: (objective, metric of 20 neighbours, suffix of evaluated weights, keys)
 WITHOUT_LABELS = {
   'masked patch': ('masked_patch', 'test/20nn', '', {}),
   'MAE': ('mae', 'test/20nn', '', {}),
@@ -122,11 +122,11 @@ def get_study(argument: str | None = None) -> Study:
   )
 
 
-def _transfers(ending: str) -> dict[str, Judging | Task]:
+def _transfers(ending: str) -> dict[str, Evaluation | Task]:
   """What becomes of weights that were trained without labels."""
   return {
-    'neighbours': Judging('neighbours', f'{ending}20nn', 'test'),
-    'linear probe': Judging('linear_probe', f'{ending}accuracy', 'test'),
+    'neighbours': Evaluation('neighbours', f'{ending}20nn', 'test'),
+    'linear probe': Evaluation('linear_probe', f'{ending}accuracy', 'test'),
     '10 % labels': _finetuning('train[:10%]', TENTH),
     '100 % labels': _finetuning('train', IMAGES),
   }

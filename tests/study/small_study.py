@@ -1,6 +1,6 @@
-"""Two tiny models on digits, judged few-shot, one of them fine-tuned."""
+"""Two tiny models on digits, evaluated few-shot; one is fine-tuned."""
 
-from vit_jax.study.contents import Figure, Judging, Row, Study
+from vit_jax.study.contents import Evaluation, Figure, Row, Study
 from vit_jax.sweeps.grid import Stage, Task
 
 _QUIET = {
@@ -20,7 +20,7 @@ _FEW = {'evals.fewshot.train_split': 'train', 'evals.fewshot.shots': '(1,5)'}
 
 
 def get_study() -> Study:
-  few = Judging('fewshot', '5shot', 'test', flags=_FEW)
+  few = Evaluation('fewshot', '5shot', 'test', flags=_FEW)
   tuning = {
     'total': '4 steps',
     'image_size': '(16, 16)',

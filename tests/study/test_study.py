@@ -1,4 +1,4 @@
-"""Chains of runs, what takes their place, tables and figures."""
+"""Chains of runs, given weights, tables and figures of studies."""
 
 import csv
 import io
@@ -19,12 +19,12 @@ from vit_jax.errors import UserError
 from vit_jax.study import __main__ as command
 from vit_jax.study import chains, contents, picture, tables
 from vit_jax.study.chains import Given
-from vit_jax.study.contents import Figure, Judging, Row, Study
+from vit_jax.study.contents import Evaluation, Figure, Row, Study
 from vit_jax.sweeps import grid, jobs
 from vit_jax.sweeps.grid import Stage, Task
 
 CONFIG, TUNING = 'configs/quickstart.py', 'configs/finetune_quickstart.py'
-FEW = Judging(
+FEW = Evaluation(
   *('fewshot', '5shot', 'test[50%:]', 'digits'),
   flags={'evals.fewshot.shots': '(5,10)'},
 )
@@ -37,7 +37,7 @@ TUNED = Task(
 
 
 def row(seeds=(0,), **more):
-  """A row with two columns of one evaluation, and a fine-tuning."""
+  """Returns a row with an evaluation of two columns and a fine-tuning."""
   return Row(
     pretrain=Stage(CONFIG, 'test/accuracy', seeds=seeds),
     transfers={
@@ -54,13 +54,13 @@ def study(**rows):
 
 
 def all_ready(chain):
-  """What can be started, an evaluation of several columns once."""
-  ready = [run for each in chain.standings for run in each.ready]
+  """Returns the runs that can start; shared evaluations occur once."""
+  ready = [run for each in chain.progress for run in each.ready]
   return list({run.workdir: run for run in ready}.values())
 
 
 def test_a_transfer_waits_for_its_pretraining(tmp_path, capsys):
-  """Pre-trainings, what starts from one, what the dev stage chose, the end."""
+  """Pre-training, its transfers, the chosen setting, then nothing."""
   given = Given(['--config.total=2 steps'], ['--config.source.data_dir=d'])
   one = study(r=row(seeds=(0, 1), paper={'tuned': 84.15}))
 
@@ -124,12 +124,12 @@ def test_a_transfer_waits_for_its_pretraining(tmp_path, capsys):
     *(('tuned', 'final', 0.7), ('tuned', 'final', 0.8)),
     ('tuned', 'paper', 0.8415),
   ]
-  with pytest.raises(UserError, match='begun otherwise'):
+  with pytest.raises(UserError, match='--config'):
     command.run(one, str(tmp_path), Given(), print_jobs=True)
 
 
 def test_weights_take_the_place_of_a_pretraining(tmp_path):
-  """Nothing is trained for that row; a path of no row is refused."""
+  """Nothing is trained for the row; weights of an unknown row are refused."""
   two = study(a=row(), b=row())
   found = command.run(
     *(two, str(tmp_path), None, {'a': 'x/B_16.npz'}), print_jobs=True
@@ -141,7 +141,7 @@ def test_weights_take_the_place_of_a_pretraining(tmp_path):
       *run.flags
     }
   assert [run.command for run in all_ready(found['b'])] == ['train']
-  with pytest.raises(UserError, match="no such row.*'a'|no such row.*a, b"):
+  with pytest.raises(UserError, match='--weights.*(allowed|mean)'):
     command.run(two, str(tmp_path), None, {'c': 'x'}, print_jobs=True)
   for text in ('a', 'a='):
     with pytest.raises(UserError, match='ROW=PATH'):
@@ -153,7 +153,7 @@ def test_weights_take_the_place_of_a_pretraining(tmp_path):
 
 
 def test_a_column_of_several_tasks(tmp_path):
-  """Their mean, when all are there; each weighs the same."""
+  """The mean has equal weights and appears when all are finished."""
   final = Stage(TUNING, 'test/accuracy', seeds=(0, 1))
   task = Task(command='finetune', final=final)
   several = Row(
@@ -177,7 +177,7 @@ def test_a_column_of_several_tasks(tmp_path):
 
 
 def test_early_stopping(tmp_path):
-  """Transfers start from the best checkpoint that is there."""
+  """Transfers start from the best checkpoint that exists."""
   early = row(early_stopping=True)
 
   def now():
@@ -197,7 +197,7 @@ def test_early_stopping(tmp_path):
 
 
 def test_a_row_that_fails_is_left(tmp_path, monkeypatch):
-  """The others go on; the end says what is to be mended, and where."""
+  """The other rows continue; the final message lists the errors."""
   script = tmp_path / 'python'
   script.write_text(f'#!/bin/sh\necho "$4" >> {tmp_path}/all\necho why\nexit 2')
   script.chmod(0o755)
@@ -211,7 +211,7 @@ def test_a_row_that_fails_is_left(tmp_path, monkeypatch):
 
 
 def _trained(run, value, flops):
-  """A finished pre-training that tells what it cost."""
+  """Writes a finished pre-training with its cost."""
   finish(run, value)
   workdir = pathlib.Path(run.workdir)
   told = {'train_flops_per_image': flops, 'num_devices': 1}
@@ -219,7 +219,7 @@ def _trained(run, value, flops):
 
 
 def test_figures(tmp_path):
-  """Points by line in the order of x, published ones apart, and a picture."""
+  """Points are ordered by x, with published ones in arrays of their own."""
   pretrain = Stage(CONFIG, 'test/accuracy')
   rows = {
     'big': Row(
@@ -271,11 +271,14 @@ def test_figures(tmp_path):
 
 
 def test_wrong_studies():
-  """Each mistake is one message."""
+  """Each error names the value and what is allowed."""
   for make, message in [
     (lambda: row(paper={'tund': 1}), "did you mean 'tuned'"),
     (lambda: Study(title='s', rows={}), 'has no rows'),
-    (lambda: Study(title='s', rows={'a': row()}, figure=Figure('x')), 'x='),
+    (
+      lambda: Study(title='s', rows={'a': row()}, figure=Figure('x')),
+      "'x'; allowed",
+    ),
     (lambda: contents.load(CONFIG), r'defines no get_study\(\)'),
     (lambda: contents.load('configs/studies/finetuned.py:table=4'), '2, 5 and'),
     (lambda: contents.load('configs/studies/finetuned.py:rows=Q'), 'rows=Q'),
@@ -301,7 +304,7 @@ SHIPPED = [
 
 @pytest.mark.parametrize('name, count, numbers', SHIPPED, ids=lambda x: str(x))
 def test_the_shipped_studies(name, count, numbers, tmp_path):
-  """Every run's config is there, with all keys that are set and its metric."""
+  """All configs exist, with the keys that are set and the metric."""
   found = contents.load(f'configs/studies/{name}')
   assert len(found.rows) == count
   for each, columns in numbers.items():
@@ -310,7 +313,7 @@ def test_the_shipped_studies(name, count, numbers, tmp_path):
   known = {}
   for each in found.rows.values():
     for what in [each.pretrain, *each.transfers.values()]:
-      if isinstance(what, Judging):
+      if isinstance(what, Evaluation):
         continue
       stages = [what] if isinstance(what, Stage) else [what.dev, what.final]
       for stage in filter(None, stages):

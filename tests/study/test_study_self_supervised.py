@@ -1,4 +1,4 @@
-"""The study of ways to learn with few labels: its rows, and what is given."""
+"""Rows and arguments of the study of learning with few labels."""
 
 import json
 
@@ -13,7 +13,7 @@ ALWAYS = ['from scratch', 'from scratch, 10 %', 'masked patch', 'MAE', 'DINO']
 
 
 def test_rows(tmp_path):
-  """Three seeds; a teacher and a file of labels add a row each."""
+  """It has three seeds; a teacher and a file of labels add a row each."""
   config = 'configs/studies/self_supervised.py'
   study = contents.load(config)
   assert [*study.rows] == ALWAYS

@@ -1,4 +1,4 @@
-"""Grids, what is left to be done, what is chosen and what tables say."""
+"""Grids, unfinished runs, choices and tables of sweeps."""
 
 import contextlib
 import csv
@@ -6,6 +6,8 @@ import json
 import math
 import pathlib
 import shlex
+import signal
+import subprocess
 import sys
 
 import pytest
@@ -15,6 +17,7 @@ from etils import epath
 from vit_jax import sweep as command
 from vit_jax.config import loading
 from vit_jax.errors import PreemptedError, UserError
+from vit_jax.processes import interruption
 from vit_jax.run import lock
 from vit_jax.sweeps import frame, grid, jobs, results
 from vit_jax.sweeps.grid import Stage, Sweep, Task
@@ -33,7 +36,7 @@ def task(group='', seeds=(0, 1), **grid_of):
 
 
 def test_a_grid():
-  """Every combination with every seed, in order, each with its flags."""
+  """Each combination occurs with each seed, in order, with its flags."""
   found = grid.runs('t', task(), 'dev', '/w', ['--config.init_from=a b'])
   assert [(run.setting, run.seed) for run in found] == [
     ({'schedule.base_lr': lr, 'model.depth': depth}, seed)
@@ -54,8 +57,8 @@ def test_a_grid():
   assert Task(**settings).settings == [{}]
   for more, message in [
     (dict(command='tune'), "command is 'tune'"),
-    (dict(grid={'a': (1, 2)}), 'no dev stage to choose by'),
-    (dict(grid={'a': ()}), 'give values for each key'),
+    (dict(grid={'a': (1, 2)}), 'dev is None'),
+    (dict(grid={'a': ()}), 'grid is .*one value for each key'),
     (dict(final=Stage(CONFIG, 'm', seeds=())), 'seeds is empty'),
   ]:
     with pytest.raises(UserError, match=message):
@@ -63,7 +66,7 @@ def test_a_grid():
 
 
 def test_jobs_are_printed_for_a_cluster(tmp_path, capsys):
-  """The dev stage, what is left of it, then the final one, then nothing."""
+  """First the dev stage, then its unfinished run, the final stage, nothing."""
   sweep = Sweep('s', {'t': task()})
 
   def printed():
@@ -97,17 +100,17 @@ def test_jobs_are_printed_for_a_cluster(tmp_path, capsys):
   assert [row['value'] for row in rows][4:6] == ['0.8', '-inf']
   other = Sweep('s', {'t': task(seeds=(0, 1), **{'schedule.base_lr': (0.1,)})})
   command.run(other, str(tmp_path / 'other'), print_jobs=True)
-  with pytest.raises(UserError, match=r'begun otherwise.*--config.mix.mixup=1'):
+  with pytest.raises(UserError, match=r't/dev/.*--config.mix.mixup=1'):
     command.run(sweep, str(tmp_path), ['--config.mix.mixup=1'], True)
   wrong = tmp_path / 'wrong'
   (run, *_) = grid.runs('t', task(), 'dev', str(wrong), [])
   finish(run, 0.5, metric='val/accuracy')
-  with pytest.raises(UserError, match="no metric 'dev/accuracy'.*val/accuracy"):
+  with pytest.raises(UserError, match="'dev/accuracy'.*val/accuracy"):
     command.run(sweep, str(wrong), print_jobs=True)
 
 
 def test_means_of_groups(tmp_path):
-  """Over tasks, where all of a group are there; each task weighs the same."""
+  """Means are over the tasks of complete groups, with equal weights."""
   values = {'a': (0.5, 0.7, 0.6), 'b': (0.2, 0.2, 0.2), 'c': (0.9, 1.0, 0.8)}
   groups = {'a': 'X', 'b': 'Y', 'c': 'X', 'd': 'Y'}
   final = Stage(CONFIG, 'test/accuracy', seeds=(0, 1, 2))
@@ -140,7 +143,7 @@ def test_means_of_groups(tmp_path):
 def test_a_run_that_does_not_finish(
   tmp_path, monkeypatch, code, error, message
 ):
-  """The sweep ends, and says why; its log is kept."""
+  """The sweep ends with the output of the run, which its log keeps."""
   script = tmp_path / 'python'
   script.write_text(f'#!/bin/sh\necho said so\nexit {code}\n')
   script.chmod(0o755)
@@ -152,7 +155,7 @@ def test_a_run_that_does_not_finish(
 
 
 def test_a_setting_that_diverges_is_not_chosen(tmp_path, monkeypatch):
-  """It is not tried again, and the others go on."""
+  """The setting is not run again, and the others continue."""
   script = tmp_path / 'python'
   script.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/all\nexit 43\n')
   script.chmod(0o755)
@@ -173,18 +176,18 @@ def test_a_setting_that_diverges_is_not_chosen(tmp_path, monkeypatch):
 
 
 def test_which_runs_are_the_same(tmp_path):
-  """Those whose flags have the same last values, in whatever order."""
+  """Runs are the same if the last values of all flags are the same."""
   (run, *_) = grid.runs('t', task(), 'dev', str(tmp_path), ['--a=1', '--a=2'])
   jobs.check_same(str(tmp_path), [run])
   jobs.check_same(str(tmp_path), [run._replace(flags=['--a=2', *run.flags])])
   for flags in (['--a=2', '--a=1'], ['--b=1', '--a=2']):
     other = run._replace(flags=[*run.flags[:-2], *flags])
-    with pytest.raises(UserError, match='begun otherwise .*(--a=1|--b=1)'):
+    with pytest.raises(UserError, match='(--a=1|--b=1)'):
       jobs.check_same(str(tmp_path), [other])
 
 
 def test_the_shipped_sweeps():
-  """Every run's config is there, and its stages differ in their data."""
+  """All configs exist, and their stages use different data."""
   table = grid.load('configs/sweeps/table4.py')
   rates = [0.003, 0.01, 0.03]
   assert list(table.tasks['imagenet'].grid['schedule.base_lr']) == rates
@@ -221,7 +224,7 @@ def test_the_shipped_sweeps():
 
 
 def finished_run(tmp_path, **options):
-  """The first run of the dev stage, finished."""
+  """Returns the first run of the dev stage, finished."""
   (run, *_) = grid.runs('t', task(), 'dev', str(tmp_path), [])
   finish(run, 0.5, **options)
   return run
@@ -230,7 +233,7 @@ def finished_run(tmp_path, **options):
 def test_a_run_that_was_stopped_in_its_last_evaluation_is_not_finished(
   tmp_path, capsys
 ):
-  """Its last step is saved, and its metric is not written yet."""
+  """Its last step is saved, but its metric is not written."""
   run = finished_run(tmp_path)
   assert jobs.value(run) == 0.5
   metrics = pathlib.Path(run.workdir) / 'metrics.jsonl'
@@ -241,7 +244,7 @@ def test_a_run_that_was_stopped_in_its_last_evaluation_is_not_finished(
 
 
 def test_a_metric_of_zero_is_a_metric(tmp_path):
-  """All steps with a value are compared, 0.0 among them."""
+  """A value of 0.0 is compared like any other."""
   run = finished_run(tmp_path)
   metrics = pathlib.Path(run.workdir) / 'metrics.jsonl'
   metrics.write_text(json.dumps({'step': 3, run.metric: 0.0}) + '\n')
@@ -250,7 +253,7 @@ def test_a_metric_of_zero_is_a_metric(tmp_path):
 
 
 def test_the_split_of_a_metric(tmp_path):
-  """The log and the table name the split, of averages too."""
+  """The split is found for the metrics of averages, too."""
   run = finished_run(tmp_path)
   file = pathlib.Path(run.workdir) / 'config.json'
   config = json.loads(file.read_text())
@@ -265,7 +268,7 @@ def test_the_split_of_a_metric(tmp_path):
 
 
 def test_a_locked_workdir_is_waited_for(tmp_path, monkeypatch):
-  """A killed sweep's run may still be saving; then the message names it."""
+  """The run of a killed sweep may still save; the log names it."""
   run = finished_run(tmp_path)
   workdir = epath.Path(run.workdir)
   pauses = []
@@ -287,3 +290,31 @@ def test_a_locked_workdir_is_waited_for(tmp_path, monkeypatch):
 def test_progress_counts_the_whole_sweep():
   """Both stages: four settings of two seeds, and three final runs."""
   assert task().num_runs == 4 * 2 + 3
+
+
+def test_a_signal_at_the_end_of_a_run_stops_the_sweep(tmp_path, monkeypatch):
+  """A run that ignores it, because its results are written, is the last one."""
+  sweep = Sweep('s', {'t': task()})
+  started = []
+
+  class Process(subprocess.Popen):
+    """Finishes its run, and receives a signal when it can no longer stop."""
+
+    def __init__(self, words, **options):
+      dev = grid.runs('t', sweep.tasks['t'], 'dev', str(tmp_path), [])
+      self.run = dev[len(started)]
+      started.append(words)
+
+    def wait(self):
+      finish(self.run, 0.5)
+      if len(started) == 2:
+        interruption.HERE.react(signal.SIGTERM)
+      return 0
+
+    def send_signal(self, number):
+      assert number == signal.SIGTERM
+
+  monkeypatch.setattr(subprocess, 'Popen', Process)
+  with pytest.raises(PreemptedError, match='t/dev'):
+    command.run(sweep, str(tmp_path))
+  assert len(started) == 2

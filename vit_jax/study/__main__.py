@@ -62,27 +62,27 @@ def run(
   weights: Mapping[str, str] | None = None,
   print_jobs: bool = False,
 ) -> dict[str, Chain]:
-  """Carries a study out, or prints what is to be done.
+  """Executes a study, or prints the commands of its runs.
 
   Args:
     study: the study of a config.
-    workdir: workdir of all runs, local.
-    given: flags that the command line adds to the runs.
-    weights: paths by row, in place of pre-trainings.
-    print_jobs: print the commands in place of running them.
+    workdir: local directory of all runs.
+    given: flags of the command line, added to the runs.
+    weights: paths of weights by row, instead of pre-trainings.
+    print_jobs: print the commands instead of running them.
 
   Returns:
-    Where each row stands at the end.
+    The progress of each row at the end.
 
   Raises:
-    UserError: runs failed, or another study is in the workdir.
-    PreemptedError: a signal came.
+    UserError: runs failed, or the workdir belongs to another study.
+    PreemptedError: a signal arrived.
   """
   weights = weights or {}
   for name in weights:
     if name not in study.rows:
       near = closest(name, study.rows)
-      raise UserError(f'--weights={name}=…: there is no such row; {near}.')
+      raise UserError(f'--weights is {name}=…, which is not a row; {near}.')
   failed: dict[str, UserError] = {}
   while True:
     found = {
@@ -91,14 +91,14 @@ def run(
       )
       for name, row in study.rows.items()
     }
-    known = [each for chain in found.values() for each in chain.standings]
+    known = [each for chain in found.values() for each in chain.progress]
     jobs.check_same(workdir, [run for each in known for run in each.runs])
     _write(study, workdir, found)
     ready = {
       job.workdir: (name, job)
       for name, chain in found.items()
       if name not in failed
-      for each in chain.standings
+      for each in chain.progress
       for job in each.ready
     }
     if print_jobs or not ready:
@@ -111,7 +111,7 @@ def run(
         total=sum(len(each.runs) for each in known),
       )
     except UserError as error:
-      log.warning('the row %s is left: %s', name, error)
+      log.warning('the row %s is skipped: %s', name, error)
       failed[name] = error
   if print_jobs:
     for _, job in ready.values():
@@ -122,7 +122,7 @@ def run(
 
 
 def _write(study: Study, workdir: str, found: Mapping[str, Chain]) -> None:
-  """Tables and figure of what is finished."""
+  """Writes tables and figure of the finished runs."""
   folder = paths.locate(workdir)
   with jsonl.access(folder / 'results.csv', 'written'):
     atomic.write(folder / 'results.csv', tables.rows(study, found))
@@ -139,22 +139,22 @@ def _write(study: Study, workdir: str, found: Mapping[str, Chain]) -> None:
 
 
 def _weights(given: Sequence[str]) -> dict[str, str]:
-  """Paths by row, from 'ROW=PATH'."""
+  """Returns the paths of 'ROW=PATH' by row."""
   pairs = [each.partition('=') for each in given]
   for row, _, path in pairs:
     if not path:
-      raise UserError(f'--weights={row} must be ROW=PATH.')
+      raise UserError(f'--weights is {row!r}; give ROW=PATH.')
   return {row: path for row, _, path in pairs}
 
 
 def main(arguments: list[str]) -> None:
-  """Carries a study out and prints its table."""
+  """Executes a study and prints its table."""
   values = flags.FLAGS
-  study, workdir = frame.opened(arguments, 'studies', contents.load)
+  study, workdir = frame.load_config(arguments, 'studies', contents.load)
   given = Given(values.pretrain, values.overrides)
   weights = _weights(values.weights)
   run(study, workdir, given, weights, values.print_jobs)
-  frame.tell(workdir)
+  frame.print_table(workdir)
 
 
 if __name__ == '__main__':

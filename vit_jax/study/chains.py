@@ -1,4 +1,4 @@
-"""A row's runs: a transfer starts when its pre-training is finished."""
+"""The runs of a row: a transfer starts when its pre-training is finished."""
 
 import json
 import math
@@ -7,21 +7,22 @@ import zlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from vit_jax.study.contents import UPSTREAM, Judging, Row
+from vit_jax.study.contents import UPSTREAM, Evaluation, Row
 from vit_jax.sweeps import grid, jobs, stages
 from vit_jax.sweeps.grid import FINAL, Run, Task
 from vit_jax.sweeps.results import Spread
-from vit_jax.sweeps.stages import Standing
+from vit_jax.sweeps.stages import Progress
 
-_EVALUATED = re.compile(r'--?config\.(source|reader)\.')  # what evaluate takes
+_EVALUATED = re.compile(r'--?config\.(source|reader)\.')  # flags of evaluate
 
 
 class Given(NamedTuple):
-  """What the command line adds to the runs.
+  """Flags of the command line that are added to the runs.
 
   Attributes:
-    pretrain: '--config.KEY=value' for pre-trainings alone.
-    all: the same for all runs; for evaluations those of source and reader.
+    pretrain: flags '--config.KEY=value' for pre-trainings only.
+    all: flags '--config.KEY=value' for all runs; evaluations get only those of
+      source and reader.
   """
 
   pretrain: Sequence[str] = ()
@@ -29,19 +30,19 @@ class Given(NamedTuple):
 
 
 class Chain(NamedTuple):
-  """Where a row stands.
+  """Progress of a row.
 
   Attributes:
-    pretrain: its pre-trainings; none if weights are given.
-    transfers: transfers from all pre-trainings, by their names in
-      `Row.transfers`.
+    pretrain: progress of the pre-trainings; without runs if weights are given.
+    transfers: progress of the transfers from all pre-trainings, by their names
+      in `Row.transfers`.
   """
 
-  pretrain: Standing
-  transfers: dict[str, Standing]
+  pretrain: Progress
+  transfers: dict[str, Progress]
 
   @property
-  def standings(self) -> list[Standing]:
+  def progress(self) -> list[Progress]:
     """Returns the progress of the pre-training and of each transfer."""
     return [self.pretrain, *self.transfers.values()]
 
@@ -80,23 +81,23 @@ def of_row(
     given: flags for all rows.
     weights: path of weights that replace the pre-trainings.
   """
-  place = grid.directory(name)
+  folder = grid.directory(name)
   if weights is not None:
     starts = {'given': weights}
-    pretrain = Standing([], [], True)
+    pretrain = Progress([], [], True)
   else:
     task = Task(command='train', final=row.pretrain)
     flags = [*given.all, *given.pretrain]
-    pretrain = stages.of_task(f'{place}/pretrain', task, workdir, flags)
+    pretrain = stages.of_task(f'{folder}/pretrain', task, workdir, flags)
     starts = {
       f'from-seed={run.seed}': _start(run, row.early_stopping)
       for run, value in pretrain.scores
-      if math.isfinite(value)  # nothing starts from one that diverged
+      if math.isfinite(value)  # no transfer starts from a diverged run
     }
   transfers = {
     key: _joined(
       [
-        _transfer(f'{place}/{start}', key, each, workdir, given.all, path)
+        _transfer(f'{folder}/{start}', key, each, workdir, given.all, path)
         for start, path in starts.items()
       ],
       pretrain.complete,
@@ -113,39 +114,52 @@ def _start(run: Run, early_stopping: bool) -> str:
   return f'{run.workdir}/checkpoints/{jobs.best_step(run)}'
 
 
-def _joined(parts: Sequence[Standing], complete: bool) -> Standing:
-  """Several as one; complete says whether there will be no more of them."""
+def _joined(parts: Sequence[Progress], complete: bool) -> Progress:
+  """Joins the progress of several parts.
+
+  Args:
+    parts: progress of the parts.
+    complete: whether no more parts will be added.
+  """
   runs = [run for part in parts for run in part.runs]
   scores = [score for part in parts for score in part.scores]
   done = complete and all(part.complete for part in parts)
-  return Standing(runs, scores, done)
+  return Progress(runs, scores, done)
 
 
 def _transfer(
   start: str,
   key: str,
-  what: Task | Judging,
+  transfer: Task | Evaluation,
   workdir: str,
   flags: Sequence[str],
   path: str,
-) -> Standing:
+) -> Progress:
   """Returns the progress of a transfer from the weights of a path."""
-  if isinstance(what, Task):
+  if isinstance(transfer, Task):
     own = [*flags, f'--config.init_from={path}']
-    return stages.of_task(f'{start}/{grid.directory(key)}', what, workdir, own)
-  return stages.of_runs([_evaluation(start, what, workdir, flags, path)])
+    return stages.of_task(
+      f'{start}/{grid.directory(key)}', transfer, workdir, own
+    )
+  return stages.of_runs([_evaluation(start, transfer, workdir, flags, path)])
 
 
 def _evaluation(
-  name: str, what: Judging, workdir: str, given: Sequence[str], path: str
+  name: str,
+  evaluation: Evaluation,
+  workdir: str,
+  given: Sequence[str],
+  path: str,
 ) -> Run:
   """Returns the run that evaluates the weights of a path."""
-  asked = json.dumps(what._replace(metric=''), default=str).encode()
-  name += f'/{what.evaluator}-{zlib.crc32(asked):08x}'
-  place = f'{workdir}/{name}'
-  flags = [f'--checkpoint={path}', f'--evaluator={what.evaluator}']
-  flags += [f'--dataset={what.dataset}'] if what.dataset else []
-  flags += [f'--split={what.split}', f'--out={jobs.result_file(place)}']
-  flags += [f'--config.{key}={value}' for key, value in what.flags.items()]
+  content = json.dumps(evaluation._replace(metric=''), default=str).encode()
+  name += f'/{evaluation.evaluator}-{zlib.crc32(content):08x}'
+  run_dir = f'{workdir}/{name}'
+  flags = [f'--checkpoint={path}', f'--evaluator={evaluation.evaluator}']
+  flags += [f'--dataset={evaluation.dataset}'] if evaluation.dataset else []
+  flags += [f'--split={evaluation.split}', f'--out={jobs.result_file(run_dir)}']
+  flags += [
+    f'--config.{key}={value}' for key, value in evaluation.flags.items()
+  ]
   flags += [flag for flag in given if _EVALUATED.match(flag)]
-  return Run(name, FINAL, {}, 0, 'evaluate', flags, what.metric, place)
+  return Run(name, FINAL, {}, 0, 'evaluate', flags, evaluation.metric, run_dir)

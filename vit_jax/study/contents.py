@@ -1,7 +1,7 @@
-"""What a study is made of.
+"""Definition of a study.
 
-A study's file, `configs/studies/NAME.py`, defines `get_study(argument)`, which
-returns a `Study`; an argument comes after a colon as in other configs.
+The file of a study, `configs/studies/NAME.py`, defines `get_study(argument)`,
+which returns a `Study`. The argument follows after a colon, as in any config.
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ from vit_jax.config import loading
 from vit_jax.errors import UserError, closest
 from vit_jax.sweeps.grid import Stage, Task
 
-UPSTREAM = 'pre-training'  # the column of pre-trainings' own metric
+UPSTREAM = 'pre-training'  # column of the metric of the pre-trainings
 AXES = {
   'images': 'images of the pre-training set',
   'epochs': 'epochs of pre-training',
@@ -21,16 +21,18 @@ AXES = {
 }
 
 
-class Judging(NamedTuple):
-  """An evaluation of weights as they are, by the command `evaluate`.
+class Evaluation(NamedTuple):
+  """An evaluation of weights without further training, by `evaluate`.
 
   Attributes:
-    evaluator: kind of the evaluator: 'fewshot'.
-    metric: metric of its result; 'ema/5shot' for averaged weights. Columns that
-      differ only in the metric share one evaluation.
-    split: the evaluated split.
+    evaluator: kind of the evaluator, for example 'fewshot'.
+    metric: metric of the result, for example '5shot', or 'ema/5shot' for
+      averaged weights. Columns that differ only in the metric share one
+      evaluation.
+    split: split that is evaluated.
     dataset: TFDS name; None for the data of the pre-training.
-    flags: {'evals.fewshot.train_split': …}, keys with other values.
+    flags: values that replace those of the config, by key:
+      {'evals.fewshot.train_split': …}.
   """
 
   evaluator: str
@@ -42,23 +44,24 @@ class Judging(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Row:
-  """A pre-training, and what becomes of its weights.
+  """A pre-training, and the transfers of its weights.
 
   Attributes:
-    pretrain: config and seeds; its metric is the column `UPSTREAM`.
-    transfers: by column. Several of one column, 'VTAB-1k/dtd' and so on, are
-      averaged.
-    paper: the published number of a column, in %.
-    lines: lines of the figure, which join rows; each row has its own by
-      default.
-    place: on the figure's x axis: how many images, or the published cost, which
-      serves where weights are taken in place of training.
-    early_stopping: transfers start from the checkpoint that the pre-training's
-      metric is best at, in place of the last.
+    pretrain: config and seeds of the pre-training; its metric is the column
+      `UPSTREAM`.
+    transfers: transfers by column. Transfers of the same column, for example
+      'VTAB-1k/dtd' and 'VTAB-1k/svhn', are averaged.
+    paper: published numbers by column, in %.
+    lines: lines of the figure that the row belongs to; by default, a line of
+      its own.
+    place: position on the x axis of the figure: the number of images, or the
+      published cost, which is used if weights are given instead of trained.
+    early_stopping: whether transfers start from the checkpoint with the best
+      metric of the pre-training instead of the last one.
   """
 
   pretrain: Stage
-  transfers: Mapping[str, Task | Judging] = dataclasses.field(
+  transfers: Mapping[str, Task | Evaluation] = dataclasses.field(
     default_factory=dict
   )
   paper: Mapping[str, float] = dataclasses.field(default_factory=dict)
@@ -70,23 +73,23 @@ class Row:
     for name in self.paper:
       if name not in self.columns:
         raise UserError(
-          f'paper has a number of {name!r}, and no transfer is called so; '
+          f'paper has a number for {name!r}, which is not a column; '
           f'{closest(name, self.columns)}.'
         )
 
   @property
   def columns(self) -> list[str]:
-    """The columns of the table, in order."""
+    """Returns the columns of the table, in order."""
     names = (key.partition('/')[0] for key in self.transfers)
     return [UPSTREAM, *dict.fromkeys(names)]
 
 
 class Figure(NamedTuple):
-  """What is drawn: a panel for each column, a line for each model.
+  """Figure with a panel for each column and a line for each model.
 
   Attributes:
-    x: key of `AXES`. Over 'epochs' the course of pre-trainings is drawn.
-    columns: the y axes; over 'epochs' metrics of pre-trainings.
+    x: key of `AXES`. With 'epochs', the curves of pre-trainings are drawn.
+    columns: columns of the y axes; with 'epochs', metrics of pre-trainings.
   """
 
   x: str
@@ -95,7 +98,7 @@ class Figure(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Study:
-  """Rows by name, what their table is headed by, and its figure."""
+  """Rows by name, title and note of the table, and the figure."""
 
   title: str
   rows: Mapping[str, Row]
@@ -104,15 +107,18 @@ class Study:
 
   def __post_init__(self):
     if not self.rows:
-      raise UserError(f'the study {self.title!r} has no rows: give some.')
+      raise UserError(
+        f'the study {self.title!r} has no rows; give at least one.'
+      )
     if self.figure is not None and self.figure.x not in AXES:
       raise UserError(
-        f'the figure has x={self.figure.x!r}; {closest(self.figure.x, AXES)}.'
+        f'the x axis of the figure is {self.figure.x!r}; '
+        f'{closest(self.figure.x, AXES)}.'
       )
 
   @property
   def columns(self) -> list[str]:
-    """The columns of all rows of the table, in order."""
+    """Returns the columns of all rows of the table, in order."""
     return [
       *dict.fromkeys(c for row in self.rows.values() for c in row.columns)
     ]

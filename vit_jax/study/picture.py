@@ -1,4 +1,4 @@
-"""The figure of a study: measured points, and published ones beside them."""
+"""The figure of a study, with measured and published points."""
 
 from typing import Any
 
@@ -22,13 +22,13 @@ def arrays(study: Study, chains: Chains) -> Arrays:
   """Returns the data of the figure.
 
   Returns:
-    By 'column/line' `[3, n]`: positions on the x axis, values in % and sample
-    deviations (0 for a single run), ordered by x. By 'column/line/paper' the
-    published values, without deviations.
+    Arrays `[3, n]` by 'column/line', ordered by x: positions on the x axis,
+    values in %, and sample standard deviations (0 for a single run). Published
+    values have the key 'column/line/paper' and standard deviations of 0.
   """
   assert study.figure is not None
   if study.figure.x == 'epochs':
-    return _courses(study, chains)
+    return _curves(study, chains)
   found: dict[str, list[tuple[float, float, float]]] = {}
   for name, row in study.rows.items():
     x = place(study.figure.x, row, chains[name])
@@ -58,8 +58,8 @@ def place(x: str, row: Row, chain: Chain) -> float | None:
   return float(np.mean(costs)) if costs else None
 
 
-def _courses(study: Study, chains: Chains) -> Arrays:
-  """Metrics of pre-trainings over epochs, mean and deviation over seeds."""
+def _curves(study: Study, chains: Chains) -> Arrays:
+  """Returns mean and std over seeds of pre-training metrics over epochs."""
   assert study.figure is not None
   found = {}
   for name in study.rows:
@@ -75,8 +75,8 @@ def _courses(study: Study, chains: Chains) -> Arrays:
       ]
       if each and all(e.shape == each[0].shape for e in each):
         values = 100 * np.stack([e[1] for e in each])
-        deviation = values.std(0, ddof=1) if len(each) > 1 else 0 * values[0]
-        stacked = np.stack([each[0][0], values.mean(0), deviation])
+        std = values.std(0, ddof=1) if len(each) > 1 else 0 * values[0]
+        stacked = np.stack([each[0][0], values.mean(0), std])
         found[f'{metric}/{name}'] = stacked
   return found
 
@@ -136,7 +136,7 @@ def _logarithmic(axes: Any, study: Study) -> None:
 
 
 def _count(images: float) -> str:
-  """'2,500' or '14.1 M'."""
+  """Formats a number of images: '2,500' or '14.1 M'."""
   return f'{images / 1e6:.3g} M' if images >= 1e6 else f'{images:,.0f}'
 
 

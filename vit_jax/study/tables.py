@@ -1,4 +1,4 @@
-"""The tables of what came out, beside the published numbers."""
+"""The tables of a study: its results and the published numbers."""
 
 import csv
 import io
@@ -14,13 +14,13 @@ Chains = Mapping[str, Chain]
 
 def markdown(study: Study, chains: Chains) -> str:
   """Formats the study's table: measured values next to the paper's."""
-  columns = _told(study, chains)
+  columns = _columns(study, chains)
   head = ['row', *columns]
   lines = [f'# {study.title}', '']
   lines += [study.note, ''] if study.note else []
-  legend = '%; mean ± sample deviation over runs.'
+  legend = '%; mean ± sample standard deviation over runs.'
   if any(row.paper for row in study.rows.values()):
-    legend += ' In parentheses the published number, which was not run here.'
+    legend += ' Published numbers are in parentheses.'
   lines += [legend, '', f'| {" | ".join(head)} |', '|---' * len(head) + '|']
   for name, row in study.rows.items():
     cells = [
@@ -30,14 +30,14 @@ def markdown(study: Study, chains: Chains) -> str:
       for column in columns
     ]
     lines.append(f'| {" | ".join([name, *cells])} |')
-  known = [each for c in chains.values() for each in c.standings]
+  known = [each for c in chains.values() for each in c.progress]
   left = sum(len(each.ready) for each in known)
   if left or not all(each.complete for each in known):
     lines += ['', f'Not finished: {left} runs can be started now.']
   return '\n'.join([*lines, ''])
 
 
-def _told(study: Study, chains: Chains) -> list[str]:
+def _columns(study: Study, chains: Chains) -> list[str]:
   """Returns the columns, without pre-training if it has no values."""
   some = any(chain.pretrain.runs for chain in chains.values())
   some = some or any(UPSTREAM in row.paper for row in study.rows.values())
@@ -45,15 +45,15 @@ def _told(study: Study, chains: Chains) -> list[str]:
 
 
 def _cell(spread: Spread | None, published: float | None) -> str:
-  """'84.01 ± 0.12 (84.15)'."""
+  """Formats a value and the published number: '84.01 ± 0.12 (84.15)'."""
   own = '–' if spread is None else str(spread)
   return own if published is None else f'{own} ({published:g})'
 
 
 def rows(study: Study, chains: Chains) -> str:
-  """CSV: a line for each finished run, values in [0, 1].
+  """Returns CSV with one line per finished run, with values in [0, 1].
 
-  A published number, in [0, 1] too, has a line of its own, without a workdir.
+  Published numbers, also in [0, 1], have lines of their own without a workdir.
   """
   out = io.StringIO()
   head = ['row', 'column', 'transfer', 'stage', 'setting', 'seed', 'metric']
@@ -65,8 +65,8 @@ def rows(study: Study, chains: Chains) -> str:
       column = key.partition('/')[0]
       for run, value in each.scores:
         setting = ' '.join(f'{k}={v}' for k, v in run.setting.items())
-        what = [run.stage, setting, run.seed, run.metric]
-        writer.writerow([name, column, key, *what, value, run.workdir])
+        cells = [run.stage, setting, run.seed, run.metric]
+        writer.writerow([name, column, key, *cells, value, run.workdir])
     for column, published in row.paper.items():
       value = round(published / 100, 7)
       writer.writerow([name, column, '', 'paper', '', '', '', value, ''])
@@ -74,9 +74,12 @@ def rows(study: Study, chains: Chains) -> str:
 
 
 def points(column: str, chain: Chain) -> tuple[float, float] | None:
-  """Value and deviation of a column in %, 0 for one run alone, or None."""
+  """Returns mean and standard deviation of a column in %, or None.
+
+  The standard deviation of a single run is 0.
+  """
   spread = chain.spread(column)
   if spread is None or not math.isfinite(spread.mean):
     return None
-  deviation = 0.0 if math.isnan(spread.deviation) else spread.deviation
-  return 100 * spread.mean, 100 * deviation
+  std = 0.0 if math.isnan(spread.std) else spread.std
+  return 100 * spread.mean, 100 * std

@@ -1,4 +1,4 @@
-"""The frame of a command that carries out many runs: its flags, and its end."""
+"""Flags, config and tables of the commands that execute many runs."""
 
 import logging
 import pathlib
@@ -24,39 +24,43 @@ def define_flags(kind: str, folder: str) -> None:
     kind: 'sweep' or 'study'.
     folder: folder of the configs, 'sweeps' or 'studies'.
   """
-  flags.DEFINE_string('config', None, f'File of a {kind}, with its argument.')
+  flags.DEFINE_string('config', None, f'Path of the {kind}, with its argument.')
   flags.DEFINE_string(
-    'workdir', None, f'Of all its runs; default runs/{folder}/NAME.'
+    'workdir', None, f'Directory of all runs; default runs/{folder}/NAME.'
   )
-  flags.DEFINE_bool('print_jobs', False, 'Print commands and run nothing.')
+  flags.DEFINE_bool(
+    'print_jobs', False, 'Print the commands instead of running them.'
+  )
   flags.DEFINE_multi_string(
     'overrides', overrides.take(sys.argv), 'Set by --config.KEY=….'
   )
 
 
-def opened(
+def load_config(
   arguments: list[str], folder: str, load: Callable[[str], T]
 ) -> tuple[T, str]:
-  """Loads the config with `load`; returns its content and the runs' workdir.
+  """Loads the config with `load`; returns its content and the workdir.
 
   Raises:
-    UserError: there are arguments, no config, or the workdir is not local.
+    UserError: arguments or no config were given, or the workdir is remote.
   """
   values = flags.FLAGS
   if arguments or not values.config:
     raise UserError(
-      f'--config=configs/{folder}/NAME.py is needed, and flags only; got '
-      f'{arguments or "no config"}.'
+      f'got {arguments or "no config"}; give --config=configs/{folder}/NAME.py '
+      'and only flags.'
     )
   found = load(values.config)
   workdir = values.workdir or default_workdir(folder, values.config)
   if paths.is_remote(workdir):
-    raise UserError(f'--workdir={workdir} must be local.')
+    raise UserError(
+      f'--workdir is {workdir!r}; give a directory of this machine.'
+    )
   return found, workdir
 
 
 def default_workdir(folder: str, path: str) -> str:
-  """runs/FOLDER/NAME, with the argument of the file where the path has one."""
+  """Returns runs/FOLDER/NAME, with the argument of the config if it has one."""
   file, _, argument = path.partition(':')
   name = pathlib.Path(file).stem
   if argument:
@@ -64,8 +68,8 @@ def default_workdir(folder: str, path: str) -> str:
   return f'runs/{folder}/{name}'
 
 
-def tell(workdir: str) -> None:
-  """Prints the table, unless commands were to be printed."""
+def print_table(workdir: str) -> None:
+  """Prints the table, except with --print_jobs."""
   if not flags.FLAGS.print_jobs:
     print((paths.locate(workdir) / 'results.md').read_text())
   log.info('tables in %s', workdir)

@@ -1,7 +1,7 @@
-"""What a sweep is made of, and the runs that follow from it.
+"""Definition of a sweep, and the runs that it consists of.
 
-A sweep's file, `configs/sweeps/NAME.py`, defines `get_sweep(argument)`, which
-returns a `Sweep`; an argument comes after a colon as in other configs.
+The file of a sweep, `configs/sweeps/NAME.py`, defines `get_sweep(argument)`,
+which returns a `Sweep`. The argument follows after a colon, as in any config.
 """
 
 import dataclasses
@@ -20,11 +20,12 @@ class Stage(NamedTuple):
   """Runs that differ only in the setting and the seed.
 
   Attributes:
-    config: config file, with its argument:
+    config: path of the config, with its argument, for example
       'configs/finetune.py:data=dtd,dev=1'.
-    metric: metric that is compared, at the last step; higher is better.
-    flags: {'train.split': …}, keys of the config with other values.
-    seeds: seeds, one run each.
+    metric: metric of the last step that is compared; higher is better.
+    flags: values that replace those of the config, by key:
+      {'train.split': …}.
+    seeds: seeds of the runs.
   """
 
   config: str
@@ -35,16 +36,17 @@ class Stage(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Task:
-  """A task, for example a data set, and the settings to choose from for it.
+  """A task, for example a data set, and the settings to choose from.
 
   Attributes:
     command: 'train' or 'finetune'.
-    final: trained on the whole train split, evaluated on the test split.
-    dev: trained on a part of it, evaluated on the rest; not needed if the grid
-      has one setting.
-    grid: {'schedule.base_lr': (.001, .003), …}: a setting has one value of
-      each.
-    group: tasks of the same group are averaged.
+    final: final stage: training on the whole train split, evaluation on the
+      test split.
+    dev: dev stage: training on a part of the train split, evaluation on the
+      rest; None if the grid has only one setting.
+    grid: values by key: {'schedule.base_lr': (.001, .003), …}; a setting has
+      one value for each key.
+    group: group of tasks that are averaged.
   """
 
   command: str
@@ -59,22 +61,23 @@ class Task:
         f'command is {self.command!r}; allowed: {", ".join(COMMANDS)}.'
       )
     if not all(len(values) for values in self.grid.values()):
-      raise UserError(f'grid is {dict(self.grid)}: give values for each key.')
+      raise UserError(
+        f'grid is {dict(self.grid)}; give at least one value for each key.'
+      )
     if self.dev is None and len(self.settings) > 1:
       raise UserError(
-        f'grid has {len(self.settings)} settings and there is no dev stage to '
-        'choose by: give one, or one setting.'
+        f'grid has {len(self.settings)} settings, but dev is None, so that '
+        'nothing can be chosen. Give a dev stage, or only one setting.'
       )
     for stage in filter(None, (self.dev, self.final)):
       if not stage.seeds:
-        raise UserError(f'{stage.config}: seeds is empty: give one or more.')
+        raise UserError(
+          f'{stage.config}: seeds is empty; give one seed or more.'
+        )
 
   @property
   def settings(self) -> list[dict[str, Any]]:
-    """Returns all settings of the grid, in order.
-
-    Without a grid, there is one empty setting.
-    """
+    """Returns all settings in order; without a grid, one empty setting."""
     return [
       dict(zip(self.grid, values, strict=True))
       for values in itertools.product(*self.grid.values())
@@ -89,7 +92,7 @@ class Task:
 
 @dataclasses.dataclass(frozen=True)
 class Sweep:
-  """Tasks by name, and what their table is headed by."""
+  """Tasks by name, and the title of their table."""
 
   title: str
   tasks: Mapping[str, Task]
@@ -99,14 +102,14 @@ class Run(NamedTuple):
   """One training or one evaluation.
 
   Attributes:
-    task: name of its task.
+    task: name of the task.
     stage: 'dev' or 'final'.
-    setting: its setting of the grid.
+    setting: setting of the grid.
     seed: seed of the training.
     command: 'train', 'finetune' or 'evaluate'.
     flags: all flags of the command, including the workdir.
     metric: metric that is compared.
-    workdir: its workdir.
+    workdir: workdir of the run.
   """
 
   task: str
@@ -120,12 +123,12 @@ class Run(NamedTuple):
 
   @property
   def name(self) -> str:
-    """The name in messages and tables."""
+    """Returns the name for messages and tables."""
     return f'{self.task}/{self.stage}/{label(self.setting, self.seed)}'
 
 
 def label(setting: Mapping[str, Any], seed: int) -> str:
-  """'schedule.base_lr=0.003,seed=0'; the name of a directory."""
+  """Returns the name of a directory: 'schedule.base_lr=0.003,seed=0'."""
   parts = [f'{key}={value}' for key, value in {**setting, 'seed': seed}.items()]
   return directory(','.join(parts))
 
@@ -153,19 +156,25 @@ def runs(
     given: '--config.KEY=value' for all runs of the task.
     chosen: setting of the final runs; None for all settings.
   """
-  what = task.dev if stage == DEV else task.final
-  assert what is not None
+  chosen_stage = task.dev if stage == DEV else task.final
+  assert chosen_stage is not None
   found = []
   for setting in task.settings if chosen is None else [dict(chosen)]:
-    for seed in what.seeds:
-      place = f'{workdir}/{name}/{stage}/{label(setting, seed)}'
-      keys = {**what.flags, **setting, 'seed': seed}
-      flags = [f'--config={what.config}', f'--workdir={place}']
+    for seed in chosen_stage.seeds:
+      run_dir = f'{workdir}/{name}/{stage}/{label(setting, seed)}'
+      keys = {**chosen_stage.flags, **setting, 'seed': seed}
+      flags = [f'--config={chosen_stage.config}', f'--workdir={run_dir}']
       flags += [f'--config.{key}={value}' for key, value in keys.items()]
       found.append(
         Run(
-          *(name, stage, setting, seed, task.command),
-          *([*flags, *given], what.metric, place),
+          task=name,
+          stage=stage,
+          setting=setting,
+          seed=seed,
+          command=task.command,
+          flags=[*flags, *given],
+          metric=chosen_stage.metric,
+          workdir=run_dir,
         )
       )
   return found

@@ -1,4 +1,4 @@
-"""Carries out runs on this machine, one after another, each once."""
+"""Executes runs on this machine, one after another, each once."""
 
 import json
 import logging
@@ -27,25 +27,27 @@ from vit_jax.run import lock
 from vit_jax.sweeps.grid import Run
 
 log = logging.getLogger('vit_jax')
-_NEVER = float('-inf')  # the value of a run that diverged: chosen last
+_DIVERGED = float('-inf')  # the value of a run that diverged: chosen last
 _LOCK_TIMEOUT_S, _LOCK_PAUSE_S = 300.0, 1.0
 
 
 def value(run: Run) -> float | None:
-  """Returns the metric of a finished run, as its workdir has it.
+  """Returns the metric of a finished run from its workdir.
 
-  A training is finished when the metric and the checkpoint of its last step
-  are there; an evaluation when its result is. A training that was stopped
-  during the last evaluation is not finished: resuming it evaluates again.
+  A training is finished when its workdir contains the metric and the checkpoint
+  of its last step, an evaluation when its workdir contains the result. A
+  training that was stopped during the last evaluation is not finished: resuming
+  it evaluates again.
 
   Returns:
-    None for a run that is not finished; minus infinity for one that diverged.
+    The metric; None for a run that is not finished, minus infinity for a run
+    that diverged.
 
   Raises:
-    UserError: the run is finished and does not have the metric.
+    UserError: the run is finished, but its workdir does not contain the metric.
   """
   if _diverged(paths.locate(run.workdir)).exists():
-    return _NEVER
+    return _DIVERGED
   if run.command == 'evaluate':
     found = _json(result_file(run.workdir))
   else:
@@ -54,15 +56,16 @@ def value(run: Run) -> float | None:
     return None
   if run.metric not in found:
     raise UserError(
-      f'{run.workdir} is finished, and has no metric {run.metric!r}; it has '
-      f'{", ".join(sorted(found))}. Correct the metric in the config.'
+      f'{run.workdir} is finished, but does not contain the metric '
+      f'{run.metric!r}. Correct the metric in the config; available: '
+      f'{", ".join(sorted(found))}.'
     )
   score = found[run.metric]
-  return _NEVER if score is None else float(score)  # None: not finite
+  return _DIVERGED if score is None else float(score)  # None: not finite
 
 
 def split(run: Run) -> str:
-  """Returns the split that a run's metric was computed on; '' if unknown."""
+  """Returns the split of a run's metric; '' if it is unknown."""
   if run.command == 'evaluate':
     flag = '--split='
     given = [f.removeprefix(flag) for f in run.flags if f.startswith(flag)]
@@ -139,7 +142,7 @@ def check_same(workdir: str, runs: Sequence[Run]) -> None:
   """Records the flags of each run, and compares them with those recorded.
 
   Raises:
-    UserError: a run was begun with other flags.
+    UserError: a run was started with other flags before.
   """
   file = paths.locate(workdir) / 'jobs.json'
   known = _json(file) or {}
@@ -148,8 +151,8 @@ def check_same(workdir: str, runs: Sequence[Run]) -> None:
     other = sorted(_effective(before) ^ _effective(run.flags))
     if other:
       raise UserError(
-        f'{workdir} holds other runs: {run.name} was begun otherwise '
-        f'({" ".join(other)}). Give another --workdir.'
+        f'{workdir} contains {run.name} with other flags '
+        f'({" ".join(other)}). Give the same flags, or another --workdir.'
       )
   with jsonl.access(file, 'written'):
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -157,40 +160,41 @@ def check_same(workdir: str, runs: Sequence[Run]) -> None:
 
 
 def _effective(flags: Sequence[str]) -> set[str]:
-  """Returns the flags that take effect: of repeated ones the last."""
+  """Returns the last flag of each name, which overrides the others."""
   return {*{flag.partition('=')[0]: flag for flag in flags}.values()}
 
 
 def finish(runs: Sequence[Run], *, done: int = 0, total: int = 0) -> None:
-  """Carries out the runs that are not finished, and resumes those that began.
+  """Executes the runs that are not finished; resumes those that were started.
 
   Args:
-    runs: runs to carry out, in order.
-    done: number of runs of the sweep or study that were finished before.
-    total: number of all runs that are known; 0 for these alone.
+    runs: runs to execute, in order.
+    done: number of other runs of the sweep or study that are finished.
+    total: number of all known runs of the sweep or study; 0 if there are only
+      these.
 
   Raises:
-    PreemptedError: a signal arrived; the run in progress is saved.
-    UserError: a run ended with an error, which its log contains.
+    PreemptedError: a signal arrived; the state of the current run is saved.
+    UserError: a run ended with an error; its log contains the message.
   """
   for number, run in enumerate(runs, done + 1):
     if value(run) is None:
       log.info('%d of %d: %s', number, total or len(runs), run.name)
-      _carry_out(run)
+      _execute(run)
     where = split(run)
     log.info(
       '%s: %s%s %s', run.name, run.metric, where and f' on {where}', value(run)
     )
 
 
-def _carry_out(run: Run) -> None:
-  """Carries out a run in a process of its own; its output goes to a log."""
+def _execute(run: Run) -> None:
+  """Executes a run in its own process; writes its output to a log file."""
   words = [sys.executable, '-m', f'vit_jax.{run.command}', *run.flags]
   output = run.workdir + '.log'
   os.makedirs(os.path.dirname(output), exist_ok=True)
   _wait_for_lock(run)
   with open(output, 'ab') as file:
-    begin = file.tell()  # what earlier starts wrote is not of interest
+    begin = file.tell()  # the end of the output of earlier starts
     process = subprocess.Popen(
       words,
       stdout=file,
@@ -198,18 +202,17 @@ def _carry_out(run: Run) -> None:
       start_new_session=True,
       env=os.environ | {parent.VARIABLE: str(os.getpid())},
     )
-    code = _wait(process)
+    code, signalled = _wait(process)
   if code == EXIT_PREEMPTED:
     raise PreemptedError(
       f'stopped in {run.name}; the same command continues it'
     )
   if code == EXIT_DIVERGED:
-    log.warning('%s diverged: it will not be chosen', run.name)
+    log.warning('%s diverged and will not be chosen', run.name)
     note = _diverged(paths.locate(run.workdir))
     note.parent.mkdir(parents=True, exist_ok=True)
     atomic.write(note, json.dumps({'exit': code}))
-    return
-  if code or value(run) is None:
+  elif code or value(run) is None:
     with open(output, 'rb') as file:
       file.seek(begin)
       last = file.read()[-1500:].decode(errors='replace').strip()
@@ -217,12 +220,17 @@ def _carry_out(run: Run) -> None:
       f'{run.name} ended with exit code {code}. The end of {output}:\n{last}\n'
       'Fix the cause and run the same command again: finished runs are kept.'
     )
+  if signalled:
+    # A run that has already written its results ignores the signal.
+    raise PreemptedError(
+      f'stopped after {run.name}; the same command continues with the next run'
+    )
 
 
 def _wait_for_lock(run: Run) -> None:
-  """Waits until an earlier start of a run has released its workdir.
+  """Waits until an earlier process of a run has released its workdir.
 
-  After a sweep was killed, its run may still be saving its state.
+  After a sweep was killed, the process of its run may still save its state.
 
   Raises:
     UserError: the workdir is still locked after some minutes.
@@ -238,16 +246,26 @@ def _wait_for_lock(run: Run) -> None:
     except UserError as error:
       if time.monotonic() > deadline:
         raise
-      log.info('waiting for an earlier start of %s: %s', run.name, error)
+      log.info('waiting for an earlier process of %s: %s', run.name, error)
     time.sleep(_LOCK_PAUSE_S)
 
 
-def _wait(process: subprocess.Popen) -> int:
-  """Waits for a run; passes signals on to it, so that it saves its state."""
+def _wait(process: subprocess.Popen) -> tuple[int, bool]:
+  """Waits for a run, and forwards signals to it so that it saves its state.
+
+  Returns:
+    The exit code, and whether a signal arrived.
+  """
+  received = []
+
+  def forward(number: int) -> None:
+    received.append(number)
+    process.send_signal(signal.SIGTERM)
+
   before = interruption.HERE.react
-  interruption.HERE.react = lambda number: process.send_signal(signal.SIGTERM)
+  interruption.HERE.react = forward
   try:
-    return process.wait()
+    return process.wait(), bool(received)
   except BaseException:
     process.terminate()
     process.wait()

@@ -1,4 +1,4 @@
-"""Which setting is best, and the tables of what came out."""
+"""The best setting of a sweep, and the tables of its results."""
 
 import csv
 import io
@@ -19,10 +19,10 @@ class Score(NamedTuple):
 
 
 class Spread(NamedTuple):
-  """Mean and sample deviation of some values; the latter NaN for one alone."""
+  """Mean and sample standard deviation; the latter is NaN for one value."""
 
   mean: float
-  deviation: float
+  std: float
   count: int
 
   @classmethod
@@ -37,13 +37,13 @@ class Spread(NamedTuple):
     """Formats the spread in percent: '97.12 ± 0.31'."""
     if not math.isfinite(self.mean):
       return 'diverged'
-    if math.isnan(self.deviation):
+    if math.isnan(self.std):
       return f'{100 * self.mean:.2f}'
-    return f'{100 * self.mean:.2f} ± {100 * self.deviation:.2f}'
+    return f'{100 * self.mean:.2f} ± {100 * self.std:.2f}'
 
 
 def by_setting(scores: Sequence[Score]) -> list[tuple[dict, Spread]]:
-  """Each setting and its values over the seeds, in the order of the grid."""
+  """Returns each setting and its values over seeds, in grid order."""
   found: list[tuple[dict, list[float]]] = []
   for score in scores:
     at = next((v for s, v in found if s == score.run.setting), None)
@@ -60,7 +60,7 @@ def best(scores: Sequence[Score]) -> dict[str, Any]:
 
 
 def table(sweep: Sweep, scores: Mapping[str, Sequence[Score]]) -> str:
-  """Markdown: the settings tried, what was chosen, and the final result.
+  """Formats settings, choices and final results as Markdown.
 
   Args:
     sweep: the sweep.
@@ -69,7 +69,7 @@ def table(sweep: Sweep, scores: Mapping[str, Sequence[Score]]) -> str:
   lines = [
     f'# {sweep.title}',
     '',
-    'Mean ± sample deviation over seeds, %.',
+    'Mean ± sample standard deviation over seeds, %.',
     '',
     '| task | chosen | dev | test | runs |',
     '|---|---|---|---|---|',
@@ -96,15 +96,15 @@ def _row(name: str, scores: Sequence[Score]) -> str:
     return f'| {name} | | | not finished | |'
   setting = final[0].run.setting
   dev = [s for s in scores if s.run.stage == DEV and s.run.setting == setting]
-  judged = Spread.of(_values(dev, DEV)) if dev else ''
+  dev_spread = Spread.of(_values(dev, DEV)) if dev else ''
   test = Spread.of(_values(final, FINAL))
-  return f'| {name} | {_text(setting)} | {judged} | {test} | {test.count} |'
+  return f'| {name} | {_text(setting)} | {dev_spread} | {test} | {test.count} |'
 
 
 def _groups(
   tasks: Mapping[str, Task], means: Mapping[str, list[float]]
 ) -> list[str]:
-  """Means over tasks, of each group that is complete, and over all of them."""
+  """Formats the means over tasks: of each complete group, and of all tasks."""
   groups = dict.fromkeys(task.group for task in tasks.values())
   rows = []
   for group in groups if len(groups) > 1 else ():

@@ -1,4 +1,4 @@
-"""The progress of tasks and their stages, as the workdirs show it."""
+"""The progress of tasks and their stages, read from the workdirs."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -8,12 +8,12 @@ from vit_jax.sweeps.grid import DEV, FINAL, Run, Task
 from vit_jax.sweeps.results import Score
 
 
-class Standing(NamedTuple):
+class Progress(NamedTuple):
   """The progress of runs that belong together.
 
   Attributes:
-    runs: all runs that can be named already; those of a final stage are known
-      once the dev stage has chosen a setting.
+    runs: all runs that are known; the runs of a final stage are known once the
+      dev stage has chosen a setting.
     scores: scores of the finished runs.
     complete: whether all runs are finished.
   """
@@ -29,16 +29,16 @@ class Standing(NamedTuple):
     return [run for run in self.runs if run.workdir not in finished]
 
 
-def of_runs(runs: Sequence[Run]) -> Standing:
+def of_runs(runs: Sequence[Run]) -> Progress:
   """Returns the progress of runs that do not depend on each other."""
   values = [(run, jobs.value(run)) for run in runs]
   scores = [Score(run, value) for run, value in values if value is not None]
-  return Standing([*runs], scores, len(scores) == len(runs))
+  return Progress([*runs], scores, len(scores) == len(runs))
 
 
 def of_task(
   name: str, task: Task, workdir: str, given: Sequence[str]
-) -> Standing:
+) -> Progress:
   """Returns the progress of a task: its dev stage, if any, then the final one.
 
   Args:
@@ -55,6 +55,6 @@ def of_task(
     return dev
   chosen = results.best(dev.scores)
   final = of_runs(grid.runs(name, task, FINAL, workdir, given, chosen))
-  return Standing(
+  return Progress(
     dev.runs + final.runs, dev.scores + final.scores, final.complete
   )
