@@ -1,0 +1,33 @@
+"""The embedded digits: where they are written, and what is logged."""
+
+import pytest
+
+from vit_jax.data.sources import digits, tfds
+
+
+@pytest.fixture
+def user_directory(tmp_path, monkeypatch):
+  """Sets $TFDS_DATA_DIR to an empty directory; the cache lies next to it."""
+  monkeypatch.setenv('TFDS_DATA_DIR', str(tmp_path / 'tfds'))
+  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
+  (tmp_path / 'tfds').mkdir()
+  return tmp_path / 'tfds'
+
+
+def test_the_users_directory_is_not_written_to(user_directory, capfd):
+  """Without `data_dir` the cache is; no progress bar reaches the log."""
+  source = tfds.Source('train', dataset='digits')
+  assert len(source) == digits.NUM_TRAIN
+  assert not list(user_directory.iterdir())
+  cache = user_directory.parent / 'cache/vit_jax/tfds/digits/1.0.0'
+  assert (cache / 'dataset_info.json').exists()
+  printed = capfd.readouterr()
+  assert '%|' not in printed.out + printed.err
+
+
+def test_digits_in_the_users_directory_are_used(user_directory):
+  """Where an earlier version wrote them."""
+  given = tfds.Source('test', dataset='digits', data_dir=str(user_directory))
+  assert len(given) == digits.NUM_TEST
+  assert len(tfds.Source('test', dataset='digits')) == digits.NUM_TEST
+  assert not (user_directory.parent / 'cache').exists()
