@@ -1,7 +1,7 @@
 """What a newcomer mistypes, and the one message that answers it.
 
 In the test's own process: a command's flags and its body, without the process
-around them, whose exit code 2 tests/test_commands.py sees.
+around them, whose exit code 2 tests/commands/test_commands.py sees.
 """
 
 import importlib

@@ -14,7 +14,7 @@ from vit_jax import configs
 from vit_jax.config import loading, plugins, predicted, shipped
 from vit_jax.errors import UserError
 
-ROOT = pathlib.Path(__file__).parents[1]
+ROOT = pathlib.Path(__file__).parents[2]
 
 
 STALE = 'the config has changed since it was planned; run plan'
