@@ -1,7 +1,10 @@
 """Masked autoencoders on ImageNet-1k: --config=configs/mae.py:model=L.
 
-Arguments: model (B, L, H: B/16, L/16, H/14) and epochs (800, the default of the
-paper's text and code; 1600 in its Table 3 and for the released weights).
+Arguments: model (B, L, H: B/16, L/16, H/14), epochs (800, the default of the
+paper's text and code; 1600 in its Table 3 and for the released weights), and
+gpu (24, 40 or 80: memory in GB of each of 8 GPUs of one machine; without it,
+the settings are those for 32 TPU v3 cores).
+
 "Masked Autoencoders Are Scalable Vision Learners" (arXiv 2111.06377), appendix
 A.1 with Table 8: batch 4096, AdamW β1 .9 β2 .95, weight decay .05, base lr
 1.5e-4 per 256 images of a batch, 40 epochs of warm-up, cosine decay to 0,
@@ -40,10 +43,16 @@ from vit_jax.errors import UserError, closest
 # model: (variant, layers, micro_batches on 32 v3 cores)
 MODELS = {'B': ('B/16', 12, 1), 'L': ('L/16', 24, 1), 'H': ('H/14', 32, 2)}
 EPOCHS = (800, 1600)
+# model: {GB of a GPU: micro_batches} for 8 GPUs (docs/gpus.md)
+GPUS = {
+  'B': {24: 2, 40: 1, 80: 1},
+  'L': {24: 4, 40: 1, 80: 1},
+  'H': {24: 8, 40: 2, 80: 1},
+}
 
 
 def get_config(argument: str | None = None) -> ConfigDict:
-  arg = parse_arg(argument, model='L', epochs=800)
+  arg = parse_arg(argument, model='L', epochs=800, gpu=0)
   if arg.model not in MODELS:
     raise UserError(
       f'model={arg.model} is no row of the paper; {closest(arg.model, MODELS)}.'
@@ -54,6 +63,16 @@ def get_config(argument: str | None = None) -> ConfigDict:
       'another length by --config.total.'
     )
   variant, depth, micro_batches = MODELS[arg.model]
+  unrolled, remat = arg.model != 'H', 'dots'
+  if arg.gpu:
+    if arg.gpu not in GPUS[arg.model]:
+      raise UserError(
+        f'gpu={arg.gpu}: micro_batches are known for 24, 40 or 80 GB; set '
+        'another number by --config.micro_batches.'
+      )
+    micro_batches = GPUS[arg.model][arg.gpu]
+    # On GPUs, recomputation is slower and saves next to nothing.
+    unrolled, remat = True, 'none'
   config = ConfigDict()
   config.total = f'{arg.epochs} epochs'
   config.batch_size = 4096
@@ -78,8 +97,8 @@ def get_config(argument: str | None = None) -> ConfigDict:
     gelu='exact',
     start_values='mae',
     dtype='bfloat16',
-    remat='dots',
-    unroll=depth if arg.model != 'H' else 1,
+    remat=remat,
+    unroll=depth if unrolled else 1,
   )
   config.objective = dict(
     name='mae',
@@ -90,8 +109,8 @@ def get_config(argument: str | None = None) -> ConfigDict:
       depth=8,
       num_heads=16,
       mlp_dim=2048,
-      remat='dots',
-      unroll=8 if arg.model != 'H' else 1,
+      remat=remat,
+      unroll=8 if unrolled else 1,
     ),
   )
   config.optimizer = dict(

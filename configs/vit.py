@@ -6,6 +6,8 @@ Arguments:
   data: jft, i21k or i1k (hybrids: jft).
   epochs: where Table 3 or Table 6 lists several (L/16 and R50+L/16 on JFT: 7
     or 14; L on i21k: 30 or 90).
+  gpu: memory of a GPU in GB (24, 40 or 80), for 8 GPUs of one machine (B/16,
+    L/16 and H/14); without it, the settings are those for 32 TPU v3 cores.
 
 The rows of the ResNets are in resnet.py. All rows: Adam with β1 0.9 and β2
 0.999, batch size 4096, 10,000 warm-up steps, 224 px, sigmoid cross-entropy
@@ -113,6 +115,13 @@ SPEED = {
   'R50+L/16': ('dots', 4, 24),
   'R50+L/32': ('dots', 2, 24),
 }
+# variant: {GB of a GPU: micro_batches} for 8 GPUs (docs/gpus.md)
+GPUS = {
+  'B/16': {24: 2, 40: 1, 80: 1},
+  'L/16': {24: 8, 40: 4, 80: 2},
+  'H/14': {24: 16, 40: 8, 80: 4},
+}
+LAYERS = {'B/16': 12, 'L/16': 24, 'H/14': 32}
 # TPUv3-core-days that Table 2 reports
 CORE_DAYS = {
   ('L/16', 'i21k', 90): 230.0,
@@ -122,7 +131,7 @@ CORE_DAYS = {
 
 
 def get_config(argument: str | None = None) -> ConfigDict:
-  arg = parse_arg(argument, variant='B/16', data='i21k', epochs=0)
+  arg = parse_arg(argument, variant='B/16', data='i21k', epochs=0, gpu=0)
   if (arg.variant, arg.data) not in TABLE_3:
     rows = [f'variant={v},data={d}' for v, d in TABLE_3]
     came = f'variant={arg.variant},data={arg.data}'
@@ -136,6 +145,16 @@ def get_config(argument: str | None = None) -> ConfigDict:
   length = arg.epochs or epochs[0]
   recipe, data = RECIPE[arg.data], DATA[arg.data]
   remat, micro_batches, unroll = SPEED[arg.variant]
+  if arg.gpu:
+    if arg.gpu not in GPUS.get(arg.variant, {}):
+      raise UserError(
+        f'gpu={arg.gpu} with variant={arg.variant}: micro_batches are known '
+        f'for variants {tuple(GPUS)} and 24, 40 or 80 GB; set other numbers by '
+        '--config.micro_batches.'
+      )
+    micro_batches = GPUS[arg.variant][arg.gpu]
+    # On GPUs, recomputation is slower and saves next to nothing.
+    remat, unroll = 'none', LAYERS[arg.variant]
 
   config = ConfigDict()
   config.total = f'{length} epochs'

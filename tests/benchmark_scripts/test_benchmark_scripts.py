@@ -59,13 +59,15 @@ def test_preprocessing(tmp_path):
   assert run('-m', 'benchmarks.preprocessing', str(tmp_path))
 
 
-@pytest.mark.parametrize('name', ['plan_all', 'plan_configs'])
+@pytest.mark.parametrize('name', ['plan_all', 'plan_configs', 'gpu_plans'])
 def test_lists_of_plans(name):
   """Every row names a config; planning them takes minutes each."""
   assert 'configs/' in run(f'benchmarks/{name}.py', '--list')
 
 
-@pytest.mark.parametrize('name', ['scaling', 'compile_time', 'kernels'])
+@pytest.mark.parametrize(
+  'name', ['scaling', 'compile_time', 'kernels', 'gpu_flags']
+)
 def test_scripts_that_compile_for_minutes_start(name):
   """Their imports and flags; what they compile has tests in tests/plan."""
   out = run('-c', f'import runpy; runpy.run_path("benchmarks/{name}.py")')

@@ -133,3 +133,28 @@ def test_a_step_is_compiled_for_gpus_that_are_not_there(
   exchanged = result['collective_bytes']['all-reduce']
   assert 2 <= exchanged / result['parameters'] < 4.5
   assert result['peak_bytes_per_device'] < result['hbm_bytes_per_device']
+
+
+@pytest.mark.parametrize(
+  'name', ['vit.py:variant=L/16,data=i21k', 'mae.py:model=L', 'mae.py:model=H']
+)
+def test_configs_for_8_gpus(name):
+  """Less memory takes more micro-batches, and the training stays the same."""
+  plain = loading.load(f'configs/{name}')
+  parts = []
+  for gigabytes in (24, 40, 80):
+    made = loading.load(f'configs/{name},gpu={gigabytes}')
+    parts.append(made.micro_batches)
+    assert made.model.remat == 'none' and made.model.unroll > 1
+    for key in ('batch_size', 'total', 'schedule', 'optimizer', 'augment'):
+      assert made[key] == plain[key], key
+    assert made.batch_size % (8 * made.micro_batches) == 0
+  assert parts == sorted(parts, reverse=True) and parts[0] > parts[-1]
+
+
+@pytest.mark.parametrize(
+  'name, value', [('vit.py:gpu=16', 16), ('mae.py:gpu=16', 16)]
+)
+def test_other_memory_sizes_are_refused(name, value):
+  with pytest.raises(UserError, match=f'gpu={value}.*24, 40 or 80'):
+    loading.load(f'configs/{name}')

@@ -1,0 +1,253 @@
+"""Predicted figures on GPUs: python benchmarks/gpu_plans.py [PATTERN].
+
+Compiles each row's training step for GPUs that are not there (the extra
+`plan-gpu`; 10 to 60 seconds per row) and prints a Markdown table for
+benchmarks/RESULTS.md. All times are modelled (vit_jax/plan/gpu_cost.py), not
+measured. PATTERN is a regular expression that a row's name must contain; --list
+shows the names.
+
+--tree=PATH compiles the step of another working tree of this project with that
+tree's code and configs, and models its time with this tree's model:
+
+  git worktree add ../before 9d49ed8
+  python benchmarks/gpu_plans.py --tree=../before
+"""
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from typing import Any, NamedTuple
+
+from vit_jax.plan import environment
+
+# Arguments of configs that other trees do not have are left out for them.
+OURS = re.compile(r',gpu=\d+')
+REMAT = {'model.remat': 'none'}
+VIT = 'configs/vit.py:variant='
+H100 = 'h100:1x1'
+NODES = ('h100:1x8', 'a100-80gb:1x8')
+
+
+class Row(NamedTuple):
+  """One line of the table.
+
+  Attributes:
+    name: name of the model.
+    topology: for `--topology`.
+    config: config file with its arguments.
+    overrides: changed keys of the config.
+    ours: changed keys of the config in this tree only.
+  """
+
+  name: str
+  topology: str
+  config: str
+  overrides: dict[str, Any] = {}
+  ours: dict[str, Any] = {}
+
+
+def _single(batch_size: int, **overrides: Any) -> dict[str, Any]:
+  """Returns the overrides of a row for one GPU without dropout."""
+  return {'batch_size': batch_size, 'micro_batches': 1} | overrides
+
+
+CONFIGS = {
+  'B/16': f'{VIT}B/16,data=i21k,gpu=80',
+  'L/16': f'{VIT}L/16,data=i21k,gpu=80',
+  'H/14': f'{VIT}H/14,data=jft,gpu=80',
+  'S/16': 'configs/s16_i1k.py:epochs=90',
+  'MAE L/16': 'configs/mae.py:model=L,gpu=80',
+  'DINO S/16': 'configs/dino.py:recipe=vanilla,variant=S/16',
+}
+PLAIN = {'model.dropout': 0.0}
+ROWS = [
+  *(
+    Row(
+      f'{name}, no dropout', H100, CONFIGS[name], _single(batch_size, **PLAIN)
+    )
+    for name, batch_size in (
+      *(('B/16', 256), ('B/16', 512), ('L/16', 128), ('L/16', 256)),
+      ('H/14', 128),
+    )
+  ),
+  Row('S/16', H100, CONFIGS['S/16'], _single(512)),
+  Row('MAE L/16', H100, CONFIGS['MAE L/16'], _single(512)),
+  Row('DINO S/16', H100, CONFIGS['DINO S/16'], _single(128), REMAT),
+  *(
+    Row(
+      f'{name}, recipe',
+      topology,
+      config,
+      {},
+      REMAT if name == 'DINO S/16' else {},
+    )
+    for topology in NODES
+    for name, config in CONFIGS.items()
+  ),
+]
+HEAD = (
+  'model',
+  'GPUs',
+  'images per GPU (micro-batches)',
+  'fits',
+  'peak GB',
+  'predicted step, ms (range)',
+  'MFU %',
+  'images/s',
+  'GPU-days',
+)
+# Runs in the other tree: reads a JSON object, writes HLO, prints figures.
+STEP_OF_TREE = """
+import json, sys
+import jax
+from jax.experimental import topologies
+from vit_jax.arrays import memory
+from vit_jax.config import loading
+from vit_jax.plan import evaluate
+from vit_jax.training import compiling
+from vit_jax.training.experiment import Experiment
+
+job = json.loads(sys.argv[1])
+described = topologies.get_topology_desc(
+  platform='cuda', topology_name='gpu', topology=job['shape'],
+  target_config=job['target_config'],
+)
+config = evaluate.changed(loading.load(job['config']), **job['overrides'])
+experiment = Experiment.build(config, described.devices)
+compile_it = jax.stages.Lowered.compile
+jax.stages.Lowered.compile = lambda self: compile_it(self, job['options'])
+with jax.set_mesh(experiment.mesh):
+  compiled = compiling.compile_step(experiment)
+with open(job['out'], 'w') as file:
+  file.write(compiled.as_text())
+print(json.dumps(dict(
+  peak=memory.program_bytes(compiled)['peak'],
+  image_flops=experiment.image_flops,
+  total_steps=experiment.total_steps,
+  batch_size=config.batch_size,
+  micro_batches=config.micro_batches,
+)))
+"""
+
+
+def plan_here(row: Row) -> dict[str, Any]:
+  """Returns the plan of a row with this tree's code."""
+  from vit_jax.config import loading
+  from vit_jax.plan import evaluate, topology
+
+  changes = row.overrides | row.ours
+  config = evaluate.changed(
+    loading.load(row.config),
+    **{key.replace('.', '__'): value for key, value in changes.items()},
+  )
+  return evaluate.plan(config, topology.find(row.topology)).result
+
+
+def plan_there(row: Row, tree: str) -> dict[str, Any]:
+  """Returns the plan of a row whose step another tree's code defines."""
+  from vit_jax.plan import evaluate, gpu_cost, gpus, hlo, topology
+
+  parsed = gpus.parse(row.topology)
+  assert parsed is not None
+  kind, nodes, per_node = parsed
+  cluster = gpus.Cluster(gpus.GPUS[kind], per_node, nodes * per_node)
+  overrides = {k.replace('.', '__'): v for k, v in row.overrides.items()}
+  with tempfile.NamedTemporaryFile('r', suffix='.hlo') as file:
+    job = {
+      'shape': f'1x{nodes}x{per_node}',
+      'target_config': gpus.target_config(kind),
+      'config': OURS.sub('', row.config),
+      'overrides': overrides,
+      'options': gpus.COMPILER_OPTIONS,
+      'out': file.name,
+    }
+    done = subprocess.run(
+      [sys.executable, '-c', STEP_OF_TREE, json.dumps(job)],
+      cwd=tree,
+      env=os.environ | {'PYTHONPATH': '.'},
+      stdout=subprocess.PIPE,
+      text=True,
+      check=True,
+    )
+    module = hlo.parse(file.read())
+  made = json.loads(done.stdout.splitlines()[-1])
+  middle, low, high = (
+    gpu_cost.of_program(module, cluster, rates).total
+    for rates in (
+      gpu_cost.EXPECTED,
+      gpu_cost.OPTIMISTIC,
+      gpu_cost.PESSIMISTIC,
+    )
+  )
+  rate = made['batch_size'] / middle
+  peak_flops = cluster.gpu.peak_flops * cluster.devices
+  days = middle * made['total_steps'] / evaluate.SECONDS_PER_DAY
+  return {
+    'images_per_device': made['batch_size'] / cluster.devices,
+    'micro_batches': made['micro_batches'],
+    'peak_bytes_per_device': made['peak'],
+    'fits': made['peak'] <= topology.find(row.topology).hbm_bytes,
+    'predicted_step_seconds': middle,
+    'predicted_step_seconds_range': [low, high],
+    'predicted_mfu': made['image_flops'] * rate / peak_flops,
+    'predicted_images_per_second': rate,
+    'predicted_core_days': days * cluster.devices,
+  }
+
+
+def line(row: Row, result: dict[str, Any]) -> str:
+  """Returns a row of the Markdown table."""
+  low, high = result['predicted_step_seconds_range']
+  cells = (
+    row.name,
+    row.topology,
+    f'{result["images_per_device"]:g} ({result["micro_batches"]})',
+    'yes' if result['fits'] else 'no',
+    f'{result["peak_bytes_per_device"] / 1e9:.1f}',
+    f'{result["predicted_step_seconds"] * 1e3:.1f} '
+    f'({low * 1e3:.1f} to {high * 1e3:.1f})',
+    f'{result["predicted_mfu"] * 100:.1f}',
+    f'{result["predicted_images_per_second"]:,.0f}',
+    f'{result["predicted_core_days"]:,.1f}',
+  )
+  return f'| {" | ".join(cells)} |'
+
+
+def main() -> None:
+  """Plans the rows whose names contain the pattern."""
+  parser = argparse.ArgumentParser(
+    description=(__doc__ or '').partition('\n')[0]
+  )
+  parser.add_argument('pattern', nargs='?', default='')
+  parser.add_argument('--list', action='store_true')
+  parser.add_argument('--tree', help='working tree whose steps are compiled')
+  parser.add_argument('--out', help='append a JSON object per row to this file')
+  arguments = parser.parse_args()
+  rows = [
+    row
+    for row in ROWS
+    if re.search(arguments.pattern, f'{row.name} {row.topology}')
+  ]
+  if arguments.list:
+    for row in rows:
+      print(row.name, row.topology, row.config, row.overrides | row.ours)
+    return
+  print(f'| {" | ".join(HEAD)} |\n|{"---|" * len(HEAD)}', flush=True)
+  for row in rows:
+    if arguments.tree:
+      result = plan_there(row, arguments.tree)
+    else:
+      result = plan_here(row)
+    print(line(row, result), flush=True)
+    if arguments.out:
+      with open(arguments.out, 'a') as file:
+        file.write(json.dumps({'name': row.name} | result) + '\n')
+
+
+if __name__ == '__main__':
+  environment.prepare(sys.argv)
+  main()
