@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+import scipy.ndimage
+from PIL import Image
 
 from vit_jax.analysis import rollout
 
@@ -73,6 +75,27 @@ def test_mask_is_brightest_where_the_weight_is():
   assert (mask.min(), mask.max()) == (0, 1)
   y, x = np.argwhere(mask == 1).mean(0)
   assert abs(y - 11.5) < 1 and abs(x - 35.5) < 1  # the middle of that patch
+
+
+@pytest.mark.parametrize('grid, side', [((8, 8), 8), ((6, 8), 16)])
+def test_mask_is_blurred_by_the_side_of_a_patch(grid, side):
+  """Compared with SciPy's exact Gaussian filter; Pillow approximates one."""
+  weights = np.zeros(grid)
+  weights[2:4, 3:5] = 1
+  height, width = grid[0] * side, grid[1] * side
+  picture = Image.fromarray((255 * weights).astype(np.float32))
+  sharp = np.asarray(picture.resize((width, height), Image.Resampling.LANCZOS))
+
+  def blurred(sigma):
+    smooth = scipy.ndimage.gaussian_filter(
+      np.clip(sharp, 0, 255), sigma, mode='nearest'
+    )
+    return (smooth - smooth.min()) / (smooth.max() - smooth.min())
+
+  mask = rollout.mask(weights, (height, width))
+  assert np.abs(mask - blurred(side)).max() < 0.06
+  for wrong in (side / 2, 0.75 * side, 1.5 * side):
+    assert np.abs(mask - blurred(wrong)).max() > 0.12
 
 
 def test_mask_of_equal_weights_hides_nothing():

@@ -232,6 +232,31 @@ def test_the_probe_chooses_on_what_is_held_out(devices, batch_size):
   assert found['accuracy'] > 0.5
 
 
+@pytest.mark.parametrize('grid', [(0.01, 0.010001), (0.010001, 0.01)])
+def test_the_first_of_equally_good_values_is_chosen(grid):
+  """Values so close that they give the same predictions."""
+  evaluator = Evaluator(setting(), split='test', l2=grid, held_out=0.2)
+  data = Labelled(*features_of(TRAIN))
+  kept = np.random.default_rng(0).permutation(203)
+  fitted = Labelled(data.features[kept[41:]], data.labels[kept[41:]])
+  held_out = Labelled(data.features[kept[:41]], data.labels[kept[:41]])
+  scores = {linear_fit.fit(fitted, l2).accuracy(held_out) for l2 in grid}
+  assert len(scores) == 1
+  assert evaluator.run(jnp.array(WEIGHTS))['l2'] == grid[0]
+
+
+def test_the_lowest_of_equally_likely_classes_is_predicted():
+  """Classes 2 and 5 have equal scores for every example, above class 7."""
+  kernel, bias = np.zeros((3, 3)), np.array([1.0, 1.0, 0.0])
+  classes = np.array([2, 5, 7])
+  fitted = linear_fit.Classifier(np.zeros(3), np.ones(3), kernel, bias, classes)
+  features = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
+  labels = np.array([2, 5, 2, 7], np.int32)
+  assert fitted.accuracy(Labelled(features, labels)) == 0.5
+  labels = np.array([5, 5, 5, 2], np.int32)
+  assert fitted.accuracy(Labelled(features, labels)) == 0.25
+
+
 @pytest.mark.parametrize(
   'more, key',
   [

@@ -315,6 +315,24 @@ def test_drop_path_is_the_students_alone():
   assert one[1][0]['teacher_entropy'] == two[1][0]['teacher_entropy']
 
 
+def test_global_and_local_crops_drop_different_paths(monkeypatch):
+  """Equal crops of equal size have different features in the two passes."""
+  of = objective(Model(0, **MODEL, drop_path=0.5))
+  (params, extra), crops = state(), batch_of(0)['global']
+  compute, passes = of._features, []
+
+  def recorded(weights, images, key):
+    passes.append((key, compute(weights, images, key)))
+    return passes[-1][1]
+
+  monkeypatch.setattr(of, '_features', recorded)
+  batch = {'global': crops, 'local': crops}
+  of.loss(params, extra, batch, jax.random.key(0), jnp.array(0), {})
+  (teacher_key, _), (_, of_global), (_, of_local) = passes
+  assert teacher_key is None
+  assert np.abs(of_global - of_local).max() > 1e-2
+
+
 def test_prediction_gives_the_models_features():
   """Of the weights that are given; the head is for training alone."""
   of, (params, extra) = objective(), state()

@@ -113,6 +113,23 @@ def test_loss_and_gradients_are_torchs(kind, share, tau, smoothing):
   assert all(not leaf.any() for leaf in jax.tree.leaves(of_teacher))
 
 
+def test_agreement_is_that_of_the_teachers_head():
+  """The two heads of the student agree with the teacher at different rates."""
+  made = objective(mix=DeviceAugment(CLASSES))
+  _, (metrics, _) = jax.jit(made.loss)(
+    *(PARAMS, {}, examples(), KEY, jnp.array(0), {'teacher': TAUGHT})
+  )
+  images, _ = made.setting.mix(examples(), KEY)
+  heads = STUDENT.apply(
+    {'params': PARAMS}, images, method='predict', want=('heads',)
+  )['heads']
+  large = jax.image.resize(images, (6, 16, 16, 3), 'bilinear')
+  teacher = TEACHER.apply({'params': TAUGHT}, large).argmax(-1)
+  label_head, teacher_head = (heads.argmax(-1) == teacher[:, None]).mean(0)
+  assert label_head != teacher_head
+  assert float(metrics['agreement']) == pytest.approx(float(teacher_head))
+
+
 def test_one_head_learns_from_both():
   """A model without a distillation token, as in Noisy Student or FunMatch."""
   plain = Model(CLASSES, **SIZES)

@@ -24,6 +24,7 @@ from vit_jax.arrays import flops, sharding, tree
 from vit_jax.errors import UserError
 from vit_jax.models import swin
 from vit_jax.models.vit import Model
+from vit_jax.objectives import patches
 from vit_jax.objectives.contract import Setting
 from vit_jax.objectives.mae import Objective
 from vit_jax.optim import optimizers
@@ -139,6 +140,38 @@ def test_exactly_three_quarters_are_hidden_without_favour():
   again = order_of(of, batch(8))
   np.testing.assert_array_equal(again, order_of(of, batch(8)))
   assert (again != order_of(of, batch(8), jax.random.key(6))).any()
+
+
+@pytest.mark.parametrize(
+  'mask_ratio, visible', [(0.6, 9), (0.7, 7), (0.77, 5), (0.9, 2)]
+)
+def test_the_number_of_visible_patches_is_rounded_down(mask_ratio, visible):
+  """Of 24 patches, as the authors' `int(L * (1 - mask_ratio))`."""
+  of = objective(mask_ratio=mask_ratio)
+  assert of.num_visible == visible == int(COUNT * (1 - mask_ratio))
+  hidden = of._is_hidden(of._order(batch(), KEY))
+  assert (hidden.sum(axis=1) == COUNT - visible).all()
+
+
+def test_masks_and_dropout_have_different_keys(monkeypatch):
+  """Otherwise hidden patches and dropped paths would be correlated."""
+  of, examples, keys = normed(), batch(), {}
+  params = noisy(of, examples)
+  shuffled, encode = patches.shuffled, Objective._encode
+
+  def record_masks(key, *args):
+    keys['masks'] = jax.random.key_data(key).tolist()
+    return shuffled(key, *args)
+
+  def record_dropout(self, params, images, order, key):
+    keys['dropout'] = jax.random.key_data(key).tolist()
+    return encode(self, params, images, order, key)
+
+  monkeypatch.setattr(patches, 'shuffled', record_masks)
+  monkeypatch.setattr(Objective, '_encode', record_dropout)
+  loss_of(of, params, examples, KEY)
+  assert keys['masks'] != keys['dropout']
+  assert keys['dropout'] == jax.random.key_data(KEY).tolist()
 
 
 def test_hidden_pixels_reach_no_prediction():
