@@ -193,7 +193,7 @@ def test_identity_keys():
   operational = {
     *('mesh.fsdp', 'reader.threads', 'checkpoint.keep', 'checkpoint.every'),
     *('log.every', 'evals.test.every', 'model.remat', 'model.unroll'),
-    'source.data_dir',
+    *('source.data_dir', 'recovery.watchdog_eval_s'),
   }
   ours = {
     *('seed', 'total', 'batch_size', 'image_size', 'num_classes'),

@@ -91,7 +91,7 @@ def test_a_run_stops_if_asked(watched):
     ({}, 'no bound'),
     (dict(at_least=np.nan), 'finite'),
     (dict(at_least=0.1, during='0 steps'), 'above 0'),
-    (dict(at_least=0.1, start='soon'), 'no duration'),
+    (dict(at_least=0.1, start='soon'), 'not a duration'),
   ],
 )
 def test_impossible_limits(settings, message):
