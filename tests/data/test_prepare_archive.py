@@ -108,7 +108,7 @@ def test_truncated_archive_is_told(tmp_path, kind):
   """A partial download is found, not taken for a smaller data set."""
   path = as_source(tmp_path, kind)
   os.truncate(path, path.stat().st_size * 2 // 3)
-  with pytest.raises(UserError, match='partial download'):
+  with pytest.raises(UserError, match='not a complete tar archive'):
     list(archive.synsets(path))
 
 
@@ -119,7 +119,7 @@ def test_damaged_header_is_told(tmp_path):
   data = bytearray(path.read_bytes())
   data[second.offset - 512 : second.offset] = b'x' * 512
   path.write_bytes(data)
-  with pytest.raises(UserError, match='no header at byte'):
+  with pytest.raises(UserError, match=r'byte [\d,]+ is not'):
     list(archive.synsets(path))
 
 
@@ -131,9 +131,9 @@ def test_sources_that_will_not_do(tmp_path):
   other.write_bytes(archives.tar({'cat/1.jpg': b'x', 'notes.txt': b'y'}))
   for path, message in (
     (tmp_path / 'nowhere', 'does not exist'),
-    (text, 'no whole tar'),
-    (other, 'holds no nXXXXXXXX.tar'),
-    (pathlib.Path(tmp_path), 'holds no nXXXXXXXX.tar'),
+    (text, 'not a complete tar'),
+    (other, 'contains no nXXXXXXXX.tar'),
+    (pathlib.Path(tmp_path), 'contains no nXXXXXXXX.tar'),
   ):
     with pytest.raises(UserError, match=message):
       list(archive.synsets(path))

@@ -110,7 +110,7 @@ def test_folders_that_will_not_do(tmp_path):
   for name, message in (
     ('mixed', 'beside them bus'),
     ('undecodable', 'no image of the split'),
-    ('newline', 'cannot name a class'),
+    ('newline', 'as a class name'),
     ('empty', 'holds no folder'),
     ('dead', 'a/gone.jpg is a link to nothing'),
     ('nothing', '/b holds no image'),
@@ -120,5 +120,5 @@ def test_folders_that_will_not_do(tmp_path):
     with pytest.raises(UserError, match=message):
       folder.prepare(tmp_path / name, tmp_path / 'out', 'my_set')
   for name in ('My', '../x', 'a-b', '', '1a'):
-    with pytest.raises(UserError, match='cannot name a data set'):
+    with pytest.raises(UserError, match='--name is'):
       folder.prepare(tmp_path / 'mixed', tmp_path / 'out', name)

@@ -151,5 +151,5 @@ def test_nothing_usable(tmp_path):
   source = archives.write(
     tmp_path / 'fall11_whole.tar', {'n00000001': archives.BAD}
   )
-  with pytest.raises(UserError, match='not one of the images'):
+  with pytest.raises(UserError, match='none of the images'):
     imagenet21k.prepare(source, tmp_path / 'tfds')

@@ -99,9 +99,9 @@ def test_what_an_own_builder_prepared_is_converted(tmp_path):
     named.prepare('mine', target, source=source)
     assert array_record.formats(target / 'mine/1.0.0') == ['array_record']
     assert contents(target, 'train', 'mine') == wanted
-  with pytest.raises(UserError, match="holds the data set 'mine', not 'min'"):
+  with pytest.raises(UserError, match="--source.*'mine', not 'min'"):
     named.prepare('min', tmp_path / 'new', source=version)
-  with pytest.raises(UserError, match='holds no prepared min'):
+  with pytest.raises(UserError, match='--source.* min'):
     named.prepare('min', tmp_path / 'new', source=version.parents[1])
   named.prepare('mine', tmp_path / 'tfds')
   assert array_record.formats(version) == ['tfrecord', 'array_record']
@@ -125,7 +125,7 @@ def test_damaged_tfrecord_is_told(tmp_path, as_tfrecord):
   length = int.from_bytes(whole[:8], 'little')
   for content, message in (
     (bytes(flipped), 'damaged or missing'),
-    (whole[: length + 16], 'records where'),
+    (whole[: length + 16], r'has \d+ records'),
     (None, 'damaged or missing'),
   ):
     shard.write_bytes(content) if content else shard.unlink()
@@ -142,7 +142,7 @@ def test_imagenet2012_from_archives_by_hand(tmp_path):
   """What is missing is named; with it the data set is prepared and read."""
   manual = tmp_path / 'downloads/manual'
   message = 'ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar'
-  with pytest.raises(UserError, match=f'{manual} lacks {message}.*image-net'):
+  with pytest.raises(UserError, match=f'{manual}: {message}.*image-net'):
     named.prepare('imagenet2012', tmp_path)
   assert not manual.exists()
   manual.mkdir(parents=True)
@@ -151,7 +151,7 @@ def test_imagenet2012_from_archives_by_hand(tmp_path):
     for seed, wnid in enumerate(['n01440764', 'n01443537'])
   }
   archives.write(manual / 'ILSVRC2012_img_train.tar', train)
-  with pytest.raises(UserError, match='lacks ILSVRC2012_img_val.tar'):
+  with pytest.raises(UserError, match='manual: ILSVRC2012_img_val.tar'):
     named.prepare('imagenet2012', tmp_path)
   images = {
     f'ILSVRC2012_val_{i:08d}.JPEG': archives.photograph(i) for i in (1, 2)
@@ -174,14 +174,14 @@ def test_imagenet2012_from_archives_by_hand(tmp_path):
     ('cifr10', 'Did you mean cifar10'),
     ('imagnet21k', 'Did you mean imagenet21k'),
     ('jft300m', 'not public'),
-    ('huggingface:mnist', 'no data set that is known'),
-    ('../cifar10', 'no data set that is known'),
+    ('huggingface:mnist', 'is not a known data set'),
+    ('../cifar10', 'is not a known data set'),
     ('cifar10:9.9.9', 'only: 3.0.2'),
     ('sun397/small', 'has the configs tfds, standard-part1'),
-    ('imagenet2012_real', 'lacks ILSVRC2012_img_val.tar'),
+    ('imagenet2012_real', 'manual: ILSVRC2012_img_val.tar'),
     ('resisc45', 'NWPU-RESISC45.rar'),
     ('diabetic_retinopathy_detection/btgraham-300', 'kaggle.com'),
-    ('imagenet_lt', 'lacks what TFDS asks for'),
+    ('imagenet_lt', 'manual: the files that TFDS requires'),
   ],
 )
 def test_one_message(tmp_path, name, message):
@@ -205,7 +205,7 @@ def test_without_a_network(tmp_path, unreachable, monkeypatch):
   """One message before TFDS begins to try; not if a file is there already."""
   started = []
   monkeypatch.setattr(named, '_download', lambda *args: started.append(args))
-  message = r'no way to www\.cs\.toronto\.edu \(ProxyError\)'
+  message = r'www\.cs\.toronto\.edu \(ProxyError\)'
   with pytest.raises(UserError, match=message):
     named.prepare('cifar10', tmp_path)
   assert not started and not os.listdir(tmp_path)
@@ -252,4 +252,4 @@ def test_without_tensorflow(tmp_path):
     text=True,
   )
   assert done.returncode == 0, done.stderr[-3000:]
-  assert done.stdout.count('needs TensorFlow once: pip install') == 2
+  assert done.stdout.count('pip install tensorflow-cpu') == 2

@@ -1,10 +1,13 @@
 """Prepares data sets: python -m vit_jax.prepare NAME [--source=PATH].
 
-NAME is imagenet21k (--source: its archive), folder (--source: a folder of
-images by class, --name: of the data set), digits, or any data set of TFDS,
-which is downloaded or, if it is there as tfrecord, converted to array_record;
-so is what your own TFDS builder has prepared (--source: its TFDS directory).
-Without NAME: lists what is known.
+NAME is one of:
+  imagenet21k      made from the public archive (--source)
+  folder           made from a folder of images by class (--source, --name)
+  digits           the handwritten digits of scikit-learn
+  any data set of TFDS, which is downloaded, or converted from tfrecord to
+  array_record if it exists; --source names the TFDS directory of a data set
+  that your own builder has prepared
+Without NAME, the command lists the known data sets.
 """
 
 import errno
@@ -36,16 +39,16 @@ _OWN = (digits.NAME, imagenet21k.NAME, folder.NAME)
 def define_flags() -> None:
   """Defines the flags of this command."""
   flags.DEFINE_string(
-    'source', None, 'An archive, a folder of images, or a TFDS directory.'
+    'source', None, 'Archive, folder of images, or TFDS directory.'
   )
   flags.DEFINE_string(
-    'data_dir', None, 'The TFDS directory; default $TFDS_DATA_DIR.'
+    'data_dir', None, 'TFDS directory; default $TFDS_DATA_DIR.'
   )
-  flags.DEFINE_string('name', None, 'Name of the data set made of a folder.')
+  flags.DEFINE_string('name', None, 'Name of a data set made from a folder.')
   flags.DEFINE_string(
     'class_list', None, 'File of synsets in the order of labels (imagenet21k).'
   )
-  flags.DEFINE_integer('workers', 0, 'Processes; 0 for one a core.')
+  flags.DEFINE_integer('workers', 0, 'Number of processes; 0 for one per core.')
 
 
 def run(
@@ -61,47 +64,48 @@ def run(
 
   Args:
     name: name of the data set, or 'folder'.
-    data_dir: the TFDS directory; see `sources.tfds.default_data_dir`.
+    data_dir: TFDS directory; see `sources.tfds.default_data_dir`.
     source: archive, folder or other TFDS directory.
     set_name: name of a data set made from a folder.
     class_list: file of synsets in the order of labels, for imagenet21k.
     workers: number of processes; 0 for one per core, limited by memory.
 
   Raises:
-    UserError: a flag, the source or the disk has to be changed.
+    UserError: a flag is invalid, the source cannot be used, or the disk is
+      full.
   """
   root = default_data_dir(data_dir)
   own = (set_name or '') if name == folder.NAME else name
   _check_flags(name, own, source, set_name, class_list, workers)
   if paths.is_remote(root):
     raise UserError(
-      f'--data_dir={root} is remote: prepare on a disk of this machine, then '
-      f'copy: gcloud storage cp -r DIR/{own} {root}/'
+      f'--data_dir is {root!r}, which is remote; give a directory DIR of this '
+      f'machine, then run: gcloud storage cp -r DIR/{own} {root}/'
     )
-  place = pathlib.Path(root)
+  directory = pathlib.Path(root)
   workers = workers or parallel.default_workers()
   try:
-    if name in _OWN and workspace.is_prepared(place, own):
-      workspace.clean(place, own)
-      log.info('%s is prepared already: %s', own, place / own)
+    if name in _OWN and workspace.is_prepared(directory, own):
+      workspace.clean(directory, own)
+      log.info('%s is already prepared: %s', own, directory / own)
     elif name == digits.NAME:
       digits.prepare(root)
-      log.info('%s is prepared: %s', name, place / name)
+      log.info('%s is prepared: %s', name, directory / name)
     elif name == imagenet21k.NAME:
       imagenet21k.prepare(
         _path(source, 'fall11_whole.tar or winter21_whole.tar.gz'),
-        place,
+        directory,
         class_list=pathlib.Path(class_list) if class_list else None,
         workers=workers,
       )
     elif name == folder.NAME:
-      images = _path(source, 'a folder that holds CLASS/IMAGE')
-      folder.prepare(images, place, own, workers=workers)
+      images = _path(source, 'a folder that contains CLASS/IMAGE')
+      folder.prepare(images, directory, own, workers=workers)
     else:
-      from_there = _path(source, '') if source else None
-      named.prepare(name, place, source=from_there, workers=workers)
+      other = _path(source, '') if source else None
+      named.prepare(name, directory, source=other, workers=workers)
   except OSError as error:
-    raise UserError(_message(error, place)) from error
+    raise UserError(_message(error, directory)) from error
 
 
 def _check_flags(
@@ -112,50 +116,60 @@ def _check_flags(
   class_list: str | None,
   workers: int,
 ) -> None:
-  """Refuses flags that would be ignored."""
+  """Checks that no flag would be ignored."""
   if name == folder.NAME and not own:
     raise UserError(
-      'a data set made of a folder needs a name: --name=my_set, by which '
-      '--config.source.dataset will find it.'
+      '--name is missing: give the data set a name, such as --name=my_set, '
+      'which is later the value of --config.source.dataset.'
     )
   if name == folder.NAME:
     folder.check_name(own)
   elif set_name is not None:
-    raise UserError(f'--name={set_name} is for NAME folder, not {name}.')
+    raise UserError(
+      f'--name={set_name} has no effect for {name}; remove it (it names a data '
+      'set made from a folder).'
+    )
   if class_list is not None and name != imagenet21k.NAME:
-    raise UserError(f'--class_list is for imagenet21k, not {name}.')
+    raise UserError(
+      f'--class_list has no effect for {name}, only for imagenet21k; remove it.'
+    )
   if source is not None and name == digits.NAME:
-    raise UserError('digits comes with scikit-learn; it takes no --source.')
+    raise UserError(
+      '--source has no effect for digits, which are part of scikit-learn; '
+      'remove it.'
+    )
   if workers < 0:
-    raise UserError(f'--workers={workers}: give 1 or more, or 0 for all cores.')
+    raise UserError(
+      f'--workers is {workers}; give 1 or more, or 0 for one per core.'
+    )
 
 
 def _path(source: str | None, wanted: str) -> pathlib.Path:
-  """Returns the local path that --source names."""
+  """Returns the local path given by --source."""
   if source is None:
-    raise UserError(f'--source=PATH is missing: {wanted}.')
+    raise UserError(f'--source is missing; give --source=PATH: {wanted}.')
   if files.is_remote(source):
     raise UserError(
-      f'--source={source} is remote: copy it to a disk of this machine first.'
+      f'--source is {source!r}, which is remote; copy it to this machine first.'
     )
   return pathlib.Path(source).expanduser()
 
 
-def _message(error: OSError, place: pathlib.Path) -> str:
-  """Explains to the user why an operation on a file failed."""
+def _message(error: OSError, directory: pathlib.Path) -> str:
+  """Returns the message for a failed operation on a file."""
   if error.errno in (errno.ENOSPC, errno.EDQUOT):
     return (
-      f'the disk of {place} is full: make room (or give a --data_dir on a '
-      'larger disk); the same command goes on.'
+      f'the disk of {directory} is full. Free some space and run the same '
+      'command again, which continues; or give a --data_dir on a larger disk.'
     )
   return (
-    f'{error.filename or place} cannot be read or written: '
+    f'{error.filename or directory} cannot be read or written: '
     f'{error.strerror or error}.'
   )
 
 
 def main(arguments: list[str]) -> None:
-  """Prepares the data set that is named; lists what is known without."""
+  """Prepares a data set; without arguments, lists the known data sets."""
   values = flags.FLAGS
   if not arguments:
     print(catalog.listing())
@@ -165,7 +179,7 @@ def main(arguments: list[str]) -> None:
       'usage: python -m vit_jax.prepare NAME [--source=PATH] [--data_dir=DIR]; '
       f'got {len(arguments)} names: {" ".join(arguments)}.'
     )
-  interruption.HERE.release()  # what is interrupted cleans up
+  interruption.HERE.release()  # KeyboardInterrupt cleans up
   try:
     run(
       arguments[0],
@@ -176,7 +190,7 @@ def main(arguments: list[str]) -> None:
       workers=values.workers,
     )
   except KeyboardInterrupt:
-    raise UserError('interrupted; the same command goes on.') from None
+    raise UserError('interrupted; the same command continues.') from None
 
 
 if __name__ == '__main__':

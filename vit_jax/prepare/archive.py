@@ -1,11 +1,11 @@
-"""The public ImageNet-21k archives: a tar of one tar for each synset.
+"""Reads the public ImageNet-21k archives: a tar file of one tar per synset.
 
-`fall11_whole.tar` holds n00004475.tar, n00005787.tar, …;
-`winter21_whole.tar.gz` holds winter21_whole/n00005787.tar, …; a directory of
-such tars will do as well. Each of them holds n00004475_15899.JPEG, ….
+`fall11_whole.tar` contains n00004475.tar, n00005787.tar, …, and
+`winter21_whole.tar.gz` contains winter21_whole/n00005787.tar, …; a directory of
+such tar files is accepted, too. Each of them contains n00004475_15899.JPEG, ….
 
-Nothing is ever extracted: members are read into memory, and their names only
-tell the class and become a text feature.
+No file is extracted: members are read into memory. Their names are used only to
+determine the class, and as a text feature.
 """
 
 import dataclasses
@@ -21,22 +21,22 @@ from typing import Any, NamedTuple
 from vit_jax.errors import UserError
 
 _SYNSET = re.compile(r'(?:[^/]*/)*(n\d{8})\.tar')
-_MAX_SYNSET_BYTES = 2**32  # the largest real one has less than a tenth of it
+_MAX_SYNSET_BYTES = 2**32  # more than ten times the largest real one
 _MAX_NAME = 1_000
-_BLOCK = 512  # of the tar format, bytes
+_BLOCK = 512  # bytes of a block of the tar format
 
 
 @dataclasses.dataclass(frozen=True)
 class Synset:
-  """The tar of one synset: a part of a file, or its bytes.
+  """The tar file of one synset: a part of a file, or bytes in memory.
 
   Attributes:
-    wnid: WordNet's name of the class, 'n00004475'.
-    path: the file that holds it.
-    offset: its position there, bytes.
-    size: its length, bytes.
-    share: fraction of the source that has been read with it, 0…1.
-    data: its bytes, if the source is compressed and cannot be read again.
+    wnid: WordNet name of the class, for example 'n00004475'.
+    path: path of the file that contains it.
+    offset: position in that file, in bytes.
+    size: length in bytes.
+    share: fraction of the source up to the end of this synset, in [0, 1].
+    data: content, if the source is compressed and cannot be read again.
   """
 
   wnid: str
@@ -60,14 +60,14 @@ class Synset:
 
 
 class Picture(NamedTuple):
-  """An image file of a synset; `name` is what its tar calls it."""
+  """An image file of a synset; `name` is its name in the tar file."""
 
   name: str
   data: bytes
 
 
 class Skipped(NamedTuple):
-  """Something of the source that is left out, and why."""
+  """A part of the source that is left out, and the reason."""
 
   name: str
   reason: str
@@ -77,11 +77,11 @@ def synsets(source: pathlib.Path) -> Iterator[Synset]:
   """Yields the synsets of a source, in its order.
 
   Raises:
-    UserError: the file does not exist, is another archive, or is cut short.
+    UserError: the file does not exist, is another archive, or is truncated.
   """
   if not source.exists():
     raise UserError(
-      f'--source={source} does not exist. Give fall11_whole.tar or '
+      f'--source is {source}, which does not exist. Give fall11_whole.tar or '
       'winter21_whole.tar.gz from image-net.org, or a directory of its '
       'nXXXXXXXX.tar files.'
     )
@@ -92,15 +92,15 @@ def synsets(source: pathlib.Path) -> Iterator[Synset]:
       yield synset
   except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
     raise UserError(
-      f'{source} is no whole tar archive ({error}); {found} synsets were read '
-      'up to there. Is it a partial download? With the whole file the same '
-      'command goes on.'
+      f'{source} is not a complete tar archive ({error}); {found} synsets were '
+      'read. If the download is incomplete, finish it and run the same command '
+      'again, which continues.'
     ) from error
   if not found:
     raise UserError(
-      f'{source} holds no nXXXXXXXX.tar. Give fall11_whole.tar or '
-      'winter21_whole.tar.gz as they come from image-net.org; a folder of '
-      'images by class is made a data set by: python -m vit_jax.prepare folder'
+      f'{source} contains no nXXXXXXXX.tar. Give fall11_whole.tar or '
+      'winter21_whole.tar.gz as downloaded from image-net.org. For a folder of '
+      'images by class, use: python -m vit_jax.prepare folder'
     )
 
 
@@ -110,7 +110,7 @@ def num_bytes(source: pathlib.Path) -> int:
 
 
 def stamp(source: pathlib.Path) -> list[list[Any]]:
-  """[path, size, time of the last change] of each file of a source."""
+  """Returns [path, size, time of the last change] of each file of a source."""
   paths = _tars(source) if source.is_dir() else [source]
   stats = [(path, path.stat()) for path in paths]
   return [[str(path), s.st_size, s.st_mtime_ns] for path, s in stats]
@@ -137,7 +137,7 @@ def _tars(source: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _plain(source: pathlib.Path) -> Iterator[Synset]:
-  """Parts of an uncompressed archive; only headers are read here."""
+  """Yields the synsets of an uncompressed archive; reads only the headers."""
   total = source.stat().st_size
   with source.open('rb') as file, tarfile.open(fileobj=file, mode='r:') as tar:
     for member in tar:
@@ -164,7 +164,7 @@ def _compressed(source: pathlib.Path) -> Iterator[Synset]:
         data = content.read()
         share = file.tell() / total
         yield Synset(wnid, str(source), 0, member.size, share, data)
-    while stream.read(2**20):  # to the end, where the checksum is compared
+    while stream.read(2**20):  # the checksum is compared at the end
       pass
 
 
@@ -174,15 +174,23 @@ def _wnid(member: tarfile.TarInfo) -> str | None:
   if not (match and member.isreg()) or member.issparse():
     return None
   if member.size > _MAX_SYNSET_BYTES:
-    raise tarfile.ReadError(f'{member.name} claims {member.size:,} bytes')
+    raise tarfile.ReadError(
+      f'the size of {member.name} is given as {member.size:,} bytes'
+    )
   return match[1]
 
 
 def _check_end(file, offset: int) -> None:
-  """Python's tarfile takes a damaged header for the end; this does not."""
+  """Checks that the archive ends here.
+
+  Python's tarfile regards a damaged header as the end of the archive.
+
+  Raises:
+    tarfile.ReadError: there are other data at the offset.
+  """
   file.seek(offset)
   if file.read(_BLOCK).strip(b'\0'):
-    raise tarfile.ReadError(f'no header at byte {offset:,}')
+    raise tarfile.ReadError(f'byte {offset:,} is not the start of a header')
 
 
 def pictures(synset: Synset) -> Iterator[Picture | Skipped]:
@@ -198,7 +206,7 @@ def pictures(synset: Synset) -> Iterator[Picture | Skipped]:
           count += 1
           yield _picture(tar, member)
       _check_end(file, tar.offset)
-  except Exception as error:  # noqa: BLE001 (hostile headers raise many kinds)
+  except Exception as error:  # noqa: BLE001 (damaged headers raise many kinds)
     yield Skipped(
       f'{synset.wnid}.tar', f'damaged after {count} members: {error}'
     )
@@ -209,7 +217,7 @@ def _picture(
 ) -> Picture | Skipped:
   name = member.name.removeprefix('./')
   if any(part in ('', '.', '..') for part in name.split('/')):
-    return Skipped(member.name, 'a name that leaves its directory')
+    return Skipped(member.name, 'the name leads out of the directory')
   if len(name) > _MAX_NAME:
     return Skipped(name[:_MAX_NAME], f'a name of {len(name):,} characters')
   if not member.isreg() or member.issparse():

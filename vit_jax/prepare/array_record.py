@@ -1,8 +1,8 @@
-"""Prepared tfrecord data sets made readable at random: as array_record.
+"""Converts tfrecord data sets to array_record, which allows random access.
 
-Records are copied as they are, a shard to a shard, checksums verified. In its
-own directory a data set gets array_record as a further format, in the way of
-TFDS: the tfrecord files stay and remain the first format.
+Records are copied unchanged, shard by shard, and their checksums are verified.
+In the directory of the data set, array_record becomes an alternative format of
+TFDS; the tfrecord files remain the main format.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from vit_jax.prepare import parallel, shards, workspace
 
 log = logging.getLogger('vit_jax')
 FORMAT = 'array_record'
-_OPTIONS = 'group_size:1'  # as TFDS writes it
+_OPTIONS = 'group_size:1'  # as in TFDS
 _INFO = 'dataset_info.json'
 
 
@@ -38,8 +38,8 @@ def add(version_dir: pathlib.Path, workers: int) -> None:
   """Adds array_record files to a tfrecord data set.
 
   Args:
-    version_dir: DIR/NAME/VERSION, of what was prepared.
-    workers: processes.
+    version_dir: DIR/NAME/VERSION of the prepared data set.
+    workers: number of processes.
 
   Raises:
     UserError: a shard is damaged or missing, or the disk is full.
@@ -53,7 +53,9 @@ def add(version_dir: pathlib.Path, workers: int) -> None:
   temporary.write_text(json.dumps(info, indent=2))
   shutil.copymode(path, temporary)
   os.replace(temporary, path)
-  log.info('%s now holds array_record files beside its tfrecord', version_dir)
+  log.info(
+    '%s now contains array_record files next to its tfrecord files', version_dir
+  )
 
 
 def copy(
@@ -62,16 +64,18 @@ def copy(
   target: pathlib.Path,
   workers: int,
 ) -> None:
-  """Makes an array_record data set of a tfrecord one.
+  """Writes an array_record copy of a tfrecord data set.
 
   Args:
-    version_dir: DIR/NAME/VERSION, of what was prepared; only read.
-    work: the working directory.
+    version_dir: DIR/NAME/VERSION of the prepared data set, which stays
+      unchanged.
+    work: working directory.
     target: path of the result.
-    workers: processes.
+    workers: number of processes.
 
   Raises:
-    UserError: as for `add`, or something is in the target's place.
+    UserError: a shard is damaged or missing, the disk is full, or the target
+      exists.
     OSError: a directory cannot be written.
   """
   plan = [str(version_dir.absolute()), (version_dir / _INFO).read_text()]
@@ -85,12 +89,12 @@ def copy(
   info['fileFormat'] = FORMAT
   (result / _INFO).write_text(json.dumps(info, indent=2))
   workspace.publish(work, result, target)
-  log.info('%s: made of %s', target, version_dir)
+  log.info('%s: converted from %s', target, version_dir)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Shard:
-  """A shard to convert; it holds `length` records."""
+  """A shard of `length` records to convert."""
 
   source: pathlib.Path
   target: pathlib.Path
@@ -100,7 +104,7 @@ class _Shard:
 def _convert(
   version_dir: pathlib.Path, target: pathlib.Path, workers: int
 ) -> None:
-  """Converts the shards that are not there yet."""
+  """Converts the shards that are still missing."""
   tasks = [s for s in _shards(version_dir, target) if not s.target.exists()]
   total = max(sum(task.length for task in tasks), 1)
   progress = parallel.Progress(f'converting {version_dir}')
@@ -117,7 +121,7 @@ def _shards(
   builder = tfds.builder_from_directory(version_dir)
   for split in builder.info.splits.values():
     there = split.filename_template
-    assert there is not None  # TFDS sets it for what it reads
+    assert there is not None  # set by TFDS for splits that it has read
     here = there.replace(data_dir=target, filetype_suffix=FORMAT)
     count = len(split.shard_lengths)
     for i, length in enumerate(split.shard_lengths):
@@ -130,7 +134,7 @@ def _shards(
 
 
 def _convert_shard(shard: _Shard) -> int:
-  """Converts one shard; returns its records."""
+  """Converts one shard; returns its number of records."""
   import tensorflow as tf
 
   count = 0
@@ -143,8 +147,8 @@ def _convert_shard(shard: _Shard) -> int:
       yield record
     if count != shard.length:
       raise UserError(
-        f'{shard.source} has {count} records where {shard.length} are '
-        'announced: copy or prepare the data set again.'
+        f'{shard.source} has {count} records, but dataset_info.json states '
+        f'{shard.length}. Copy or prepare the data set again.'
       )
 
   try:

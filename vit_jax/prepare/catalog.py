@@ -1,7 +1,7 @@
-"""Data sets of the paper by their TFDS names, and what a person has to do.
+"""Data sets of the paper by their TFDS names, and their manual downloads.
 
-Where a licence asks for it, archives are fetched by hand and put, as they are,
-into DATA_DIR/downloads/manual.
+If a licence requires it, archives are downloaded by hand and put unchanged into
+DATA_DIR/downloads/manual.
 """
 
 import pathlib
@@ -13,11 +13,11 @@ MANUAL = 'downloads/manual'
 
 
 class Manual(NamedTuple):
-  """Files that a person has to fetch.
+  """Files that have to be downloaded by hand.
 
   Attributes:
-    files: names in the manual directory.
-    steps: source of the numbers of steps.
+    files: names of the files in the manual directory.
+    steps: instructions.
   """
 
   files: tuple[str, ...]
@@ -26,7 +26,7 @@ class Manual(NamedTuple):
 
 _IMAGE_NET = (
   'Register at https://image-net.org/download-images, accept its terms and '
-  'fetch'
+  'download'
 )
 BY_HAND = {
   'imagenet2012': Manual(
@@ -41,22 +41,22 @@ BY_HAND = {
   ),
   'resisc45': Manual(
     ('NWPU-RESISC45',),
-    'Fetch NWPU-RESISC45.rar from https://1drv.ms/u/s!AmgKYzARBl5ca3HNaHIlzp_'
+    'Download NWPU-RESISC45.rar from https://1drv.ms/u/s!AmgKYzARBl5ca3HNaHIlzp_'
     'IXjs and unpack it there.',
   ),
   'diabetic_retinopathy_detection': Manual(
     ('trainLabels.csv', 'train', 'test'),
     'Accept the rules of '
-    'https://www.kaggle.com/c/diabetic-retinopathy-detection/data, fetch its '
-    'files and unpack there: the images of train.zip.* to train/, of '
+    'https://www.kaggle.com/c/diabetic-retinopathy-detection/data, download '
+    'its files and unpack there: the images of train.zip.* to train/, of '
     'test.zip.* to test/, and trainLabels.csv.zip.',
   ),
 }
 
-# What `prepare` lists: name, and what to know of it.
+# The list that `prepare` prints: names and remarks.
 PRE_TRAINING = {
   'imagenet21k': 'Table 3: from the public archive, --source',
-  'imagenet2012': 'Tables 2, 3, 5: archives fetched by hand',
+  'imagenet2012': 'Tables 2, 3, 5: archives downloaded by hand',
   'imagenet2012_real': 'ReaL labels: validation archive by hand',
 }
 TRANSFER = {
@@ -84,8 +84,8 @@ VTAB = {
   'smallnorb': 'structured: label_azimuth, label_elevation',
 }
 _OTHERS = {
-  'digits': 'comes with scikit-learn; made when it is needed',
-  'folder': 'your CLASS/IMAGE: --source=DIR --name=my_set',
+  'digits': 'part of scikit-learn; prepared when it is needed',
+  'folder': 'your own CLASS/IMAGE: --source=DIR --name=my_set',
 }
 
 
@@ -101,19 +101,19 @@ def listing() -> str:
   for title, entries in groups.items():
     lines += ['', f'{title}:']
     lines += [f'  {name:<28} {note}' for name, note in entries.items()]
-  lines += ['', 'and every other data set of TFDS by its name.']
+  lines += ['', 'and every other data set of TFDS by its name']
   return '\n'.join(lines)
 
 
 def require_manual_files(builder: Any, data_dir: pathlib.Path) -> None:
-  """Checks that what a person has to fetch is there.
+  """Checks that the files of manual downloads exist.
 
   Args:
     builder: builder of TFDS.
-    data_dir: the TFDS directory.
+    data_dir: TFDS directory.
 
   Raises:
-    UserError: it is not; says which files are wanted from where.
+    UserError: files are missing; the message states which, and their source.
   """
   instructions = builder.MANUAL_DOWNLOAD_INSTRUCTIONS
   if not instructions:
@@ -124,10 +124,10 @@ def require_manual_files(builder: Any, data_dir: pathlib.Path) -> None:
     missing = [f for f in manual.files if not (folder / f).exists()]
   else:
     empty = not (folder.is_dir() and any(folder.iterdir()))
-    missing = ['what TFDS asks for'] if empty else []
+    missing = ['the files that TFDS requires'] if empty else []
   if missing:
     raise UserError(
-      f'{builder.name} cannot be downloaded by a program: {folder} lacks '
+      f'{builder.name} has to be downloaded by hand; missing in {folder}: '
       f'{" and ".join(missing)}. {manual.steps} Then run the same command '
       'again.'
     )

@@ -1,4 +1,4 @@
-"""A TFDS data set from a folder of images: DIR/CLASS/IMAGE, or with splits.
+"""Builds a TFDS data set from a folder: DIR/CLASS/IMAGE, or with splits.
 
 DIR/train/CLASS/IMAGE, DIR/val/CLASS/IMAGE and similar give splits of these
 names; without such directories, all images belong to `train`. The files are
@@ -22,13 +22,13 @@ from vit_jax.prepare.archive import Skipped
 
 log = logging.getLogger('vit_jax')
 NAME = 'folder'
-_SPLITS = {'training': 'train', 'testing': 'test'}  # others keep their names
+_SPLITS = {'training': 'train', 'testing': 'test'}  # other names stay
 _NAME = re.compile(r'[a-z][a-z0-9_]*')
 
 
 @dataclasses.dataclass(frozen=True)
 class _File:
-  """An image file; `name` is relative to its split's directory."""
+  """An image file; `name` is relative to the directory of the split."""
 
   path: str
   name: str
@@ -44,17 +44,17 @@ def prepare(
   workers: int = 1,
   shard_bytes: int = shards.SHARD_BYTES,
 ) -> None:
-  """Builds the data set in data_dir/name/1.0.0, or goes on with it.
+  """Builds the data set in data_dir/name/1.0.0, or continues to build it.
 
   Args:
-    source: the folder.
-    data_dir: the TFDS directory.
+    source: folder of images.
+    data_dir: TFDS directory.
     name: name of the data set.
-    workers: processes.
+    workers: number of processes.
     shard_bytes: approximate size of one shard of the result.
 
   Raises:
-    UserError: a folder, a name or a disk that will not do.
+    UserError: the folder or a name cannot be used, or the disk is too small.
     OSError: a file cannot be read or written.
   """
   check_name(name)
@@ -87,7 +87,7 @@ def prepare(
     workspace.publish(work, result, target)
   counts = [f'{sum(w.lengths):,} {split}' for split, w in written.items()]
   log.info(
-    '%s: %s images in %d classes; %d left out, see undecodable.txt there',
+    '%s: %s images in %d classes; %d left out, listed in undecodable.txt',
     target,
     ', '.join(counts),
     len(classes),
@@ -104,11 +104,15 @@ def _skipped(written: dict[str, shards.Split]) -> list[Skipped]:
 
 
 def check_name(name: str) -> None:
-  """Raises UserError unless it can be the name of a data set."""
+  """Checks the name of a data set.
+
+  Raises:
+    UserError: the name is not allowed.
+  """
   if not _NAME.fullmatch(name):
     raise UserError(
-      f'--name={name!r} cannot name a data set: small letters, digits and _, '
-      'a letter first, as in --name=my_set.'
+      f'--name is {name!r}; allowed are lower-case letters, digits and _, '
+      'starting with a letter, as in --name=my_set.'
     )
 
 
@@ -122,8 +126,8 @@ def _listings(source: str) -> dict[str, class_folders.Listing]:
     split = _SPLITS.get(folder.lower(), folder.lower())
     if split in found:
       raise UserError(
-        f'{root} and {found[split].root} are both the split {split!r}: rename '
-        'one, or put one into the other.'
+        f'{root} and {found[split].root} are both the split {split!r}; rename '
+        'or merge them.'
       )
     found[split] = class_folders.listing(root)
     class_folders.report(found[split])
@@ -134,7 +138,9 @@ def _files(found: class_folders.Listing) -> list[_File]:
   """Returns the images of a split, ordered by the hash of their names."""
   for name in found.classes:
     if not name.isprintable():
-      raise UserError(f'{found.root}/{name!r} cannot name a class: rename it.')
+      raise UserError(
+        f'{found.root}/{name!r} is not allowed as a class name; rename it.'
+      )
   taken = []
   for name in map(os.fsdecode, found.paths):
     path = f'{found.root}/{name}'
@@ -147,7 +153,7 @@ def _files(found: class_folders.Listing) -> list[_File]:
 def _shards(
   files: list[_File], labels: dict[str, int], shard_bytes: int
 ) -> list['_Examples']:
-  """Consecutive files, in equal numbers."""
+  """Splits files into consecutive parts of nearly equal size."""
   size = sum(file.size for file in files)
   count = min(1 + size // shard_bytes, len(files))
   bounds = [i * len(files) // count for i in range(count + 1)]
@@ -159,7 +165,7 @@ def _shards(
 
 @dataclasses.dataclass(frozen=True)
 class _Examples:
-  """The examples of one shard: files and their labels."""
+  """Yields the examples of one shard: files and their labels."""
 
   files: tuple[tuple[_File, int], ...]
 

@@ -1,20 +1,20 @@
 """`imagenet21k`: the public ImageNet-21k archives as a TFDS data set.
 
-TFDS has none. One split, `train`, in an order that a hash of the file names
-gives, so that any part of it is a random sample: `train[:51200]` to validate.
-Files are kept as they are; what training could not decode is left out and
-listed in undecodable.txt.
+TFDS does not provide it. There is one split, `train`, ordered by a hash of the
+file names, so that every part of it is a random sample; `train[:51200]` is used
+for validation. Files are kept unchanged. Files that training could not decode
+are left out and listed in undecodable.txt.
 
 Classes are synsets in the order of their WordNet names: label k is the k-th
-synset of the archive. The 21,843 outputs of the customary head are the fall
-2011 archive's 21,841 synsets and two more, in the same order; without a class
-list its last outputs stay unused. A class list (a line for each output, which
-begins with the synset) gives the labels of an official head instead.
+synset of the archive. The usual head has 21,843 outputs: the 21,841 synsets of
+the fall 2011 archive and two more, in the same order. Without a class list, its
+last outputs stay unused. A class list (one line per output, which starts with
+the synset) gives the labels of an official head instead.
 
-Two passes, each of independent parts that are not done twice: read every
-synset, check every image and write sorted runs; then write every shard from its
-pieces of the runs. Beside the archive that takes twice its size on the disk,
-half of which is free again at the end.
+Both passes consist of independent parts; finished parts are not repeated. The
+first pass reads every synset, checks every image and writes sorted runs. The
+second pass writes every shard from its pieces of the runs. In addition to the
+archive, this takes twice its size on the disk, half of it only temporarily.
 """
 
 import collections
@@ -33,8 +33,8 @@ from vit_jax.prepare.archive import Skipped, Synset
 
 log = logging.getLogger('vit_jax')
 NAME = 'imagenet21k'
-PART_BYTES = 2**29  # of the archive, held in memory by the worker that reads it
-_VALIDATION = 51_200  # what configs/l16_i21k.py holds out
+PART_BYTES = 2**29  # of the archive, in the memory of the reading worker
+_VALIDATION = 51_200  # images held out by configs/l16_i21k.py
 _DESCRIPTION = (
   'ImageNet-21k: every image of the public archive that can be decoded, by '
   'synset, in random order.'
@@ -50,22 +50,23 @@ def prepare(
   part_bytes: int = PART_BYTES,
   shard_bytes: int = shards.SHARD_BYTES,
 ) -> None:
-  """Builds the data set in data_dir/imagenet21k/1.0.0, or goes on with it.
+  """Builds the data set in data_dir/imagenet21k/1.0.0, or continues it.
 
   Args:
-    source: the archive; see `archive`.
-    data_dir: the TFDS directory.
-    class_list: a file of synsets in the order of labels.
-    workers: processes.
+    source: path of the archive; see `archive`.
+    data_dir: TFDS directory.
+    class_list: file of synsets in the order of labels.
+    workers: number of processes.
     part_bytes: bytes of the archive per run.
     shard_bytes: approximate size of one shard of the result.
 
   Raises:
-    UserError: a source, a class list or a disk that will not do.
+    UserError: the source or the class list cannot be used, or the disk is too
+      small.
     OSError: a file cannot be read or written.
   """
   wanted = _class_list(class_list) if class_list else None
-  next(archive.synsets(source))  # raises if it will not do
+  next(archive.synsets(source))  # raises if the source cannot be used
   with workspace.locked(data_dir, NAME) as work:
     workspace.require_space(work, 2 * archive.num_bytes(source))
     parts = _read(source, work, part_bytes, workers)
@@ -78,7 +79,7 @@ def prepare(
     workspace.publish(work, result, target)
   images_left = sum(split.lengths)
   log.info(
-    '%s: %s images in %s classes; %s left out, see undecodable.txt there',
+    '%s: %s images in %s classes; %s left out, listed in undecodable.txt',
     target,
     f'{images_left:,}',
     f'{len(names):,}',
@@ -95,7 +96,7 @@ def prepare(
 
 @dataclasses.dataclass(frozen=True)
 class _Part:
-  """Some synsets that become one run."""
+  """Synsets that are written as one run."""
 
   folder: pathlib.Path
   number: int
@@ -128,7 +129,7 @@ def _read(
 def _read_parts(
   source: pathlib.Path, folder: pathlib.Path, part_bytes: int, workers: int
 ) -> int:
-  """Writes the runs that are not there yet; returns the number of all."""
+  """Writes the missing runs; returns the number of all runs."""
   progress = parallel.Progress(f'reading {source.name}')
   count = 0
 
@@ -151,7 +152,7 @@ def _read_parts(
 def _groups(
   source: pathlib.Path, part_bytes: int
 ) -> Iterator[tuple[Synset, ...]]:
-  """Consecutive synsets of about `part_bytes`."""
+  """Groups consecutive synsets into parts of about `part_bytes`."""
   group, size = [], 0
   for synset in archive.synsets(source):
     group.append(synset)
@@ -167,7 +168,8 @@ def _read_part(part: _Part) -> tuple[float, int]:
   """Checks the images of a part and writes its run.
 
   Returns:
-    The share of the source that was read with it, and its images.
+    The fraction of the source up to the end of the part, and its number of
+    images.
   """
   records, skipped = [], []
   for synset in part.synsets:
@@ -202,7 +204,7 @@ def _write(
   """Makes the second pass; returns the split that was written, and its path."""
   total = sum(part['images'] for part in parts)
   if not total:
-    raise UserError('not one of the images of the archive can be decoded.')
+    raise UserError('none of the images of the archive can be decoded.')
   num_bytes = sum(part['num_bytes'] for part in parts)
   count = min(1 + num_bytes // shard_bytes, total)
   plan = {'parts': parts, 'names': names, 'shards': count}
@@ -217,7 +219,7 @@ def _write(
 
 @dataclasses.dataclass(frozen=True)
 class _Pieces:
-  """The examples of one shard: a piece of each run."""
+  """Yields the examples of one shard, from a piece of each run."""
 
   folder: pathlib.Path
   pieces: np.ndarray
@@ -231,22 +233,22 @@ class _Pieces:
 def _class_names(
   parts: Iterable[dict[str, Any]], wanted: list[str] | None
 ) -> list[str]:
-  """Synsets in the order of labels."""
+  """Returns the synsets in the order of labels."""
   found = sorted({wnid for part in parts for wnid, *_ in part['members']})
   if wanted is None:
     return found
   unknown = sorted(set(found) - set(wanted))
   if unknown:
     raise UserError(
-      f'the class list lacks {len(unknown):,} of the {len(found):,} synsets of '
-      f'the archive: {", ".join(unknown[:3])}, … Give a complete one, or leave '
-      '--class_list out: then synsets are numbered in their own order.'
+      f'--class_list lacks {len(unknown):,} of the {len(found):,} synsets of '
+      f'the archive: {", ".join(unknown[:3])}, … Give a complete list, or '
+      'remove --class_list to number the synsets by their names.'
     )
   return wanted
 
 
 def _class_list(path: pathlib.Path) -> list[str]:
-  """Returns the synsets at the beginnings of the lines of a file.
+  """Returns the synsets at the starts of the lines of a file.
 
   Raises:
     UserError: the file has another form.
@@ -259,9 +261,9 @@ def _class_list(path: pathlib.Path) -> list[str]:
   for name, count in collections.Counter(names).items():
     if count > 1 or not re.fullmatch(r'n\d{8}', name):
       raise UserError(
-        f'--class_list={path} has {name!r} {count} time(s): each line must '
-        "begin with a synset ('n00004475'), and none may come twice."
+        f'--class_list={path} has {name!r} {count} time(s); each line must '
+        "start with a different synset, such as 'n00004475'."
       )
   if not names:
-    raise UserError(f'--class_list={path} is empty.')
+    raise UserError(f'--class_list={path} is empty; give one synset per line.')
   return names

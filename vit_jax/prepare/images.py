@@ -1,4 +1,4 @@
-"""Whether an image can be used: decoded with the very code of training."""
+"""Checks images by decoding them with the code that training uses."""
 
 from vit_jax.data.images.decode import decode
 from vit_jax.data.images.headers import DecodeError

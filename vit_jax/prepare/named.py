@@ -1,4 +1,4 @@
-"""Data sets that TFDS knows by name: downloaded, prepared, or converted."""
+"""Downloads, prepares or converts data sets of TFDS."""
 
 import difflib
 import importlib.util
@@ -24,22 +24,23 @@ def prepare(
   source: pathlib.Path | None = None,
   workers: int = 1,
 ) -> None:
-  """Makes a TFDS data set readable at random, as array_record.
+  """Prepares a TFDS data set as array_record, which allows random access.
 
-  What is prepared as tfrecord is converted, beside the old files; with
-  `source`, a data set prepared elsewhere is converted into `data_dir`. What is
-  not prepared is downloaded.
+  A data set that exists as tfrecord is converted, and the old files stay. With
+  `source`, a data set in another directory is converted into `data_dir`. A data
+  set that does not exist is downloaded.
 
   Args:
-    name: 'cifar10', 'sun397/tfds', 'imagenet2012:5.1.0'; or of a data set that
-      a builder of one's own has prepared, in `source` or in `data_dir`.
-    data_dir: the TFDS directory.
+    name: name such as 'cifar10', 'sun397/tfds' or 'imagenet2012:5.1.0', or the
+      name of a data set in `source` or `data_dir` that the user's own builder
+      has prepared.
+    data_dir: TFDS directory.
     source: another TFDS directory, or DIR/NAME/VERSION in it.
-    workers: processes that convert.
+    workers: number of processes that convert.
 
   Raises:
-    UserError: an unknown name, files that a person has to fetch, no network, no
-      TensorFlow, a damaged or missing file.
+    UserError: the name is unknown, files have to be downloaded by hand, network
+      or TensorFlow is missing, or a file is damaged or missing.
     OSError: a file cannot be read or written.
   """
   version = name.partition(':')[2]
@@ -50,12 +51,12 @@ def prepare(
     folder = pathlib.Path(builder.data_dir).parent
   there = _newest(folder, version)
   if there and array_record.FORMAT in array_record.formats(there):
-    log.info('%s is prepared already: %s', name, there)
+    log.info('%s is already prepared: %s', name, there)
     return
   inner = folder.relative_to(data_dir)
   old = there if source is None else _elsewhere(source, inner, version)
   if old is None:
-    assert builder is not None  # of what is one's own, something is there
+    assert builder is not None  # the user's own data sets exist already
     catalog.require_manual_files(builder, data_dir)
     _require_tensorflow(name)
     network.require(builder, data_dir)
@@ -66,8 +67,8 @@ def prepare(
   first = array_record.formats(old)[0]
   if first != 'tfrecord':
     raise UserError(
-      f'{old} is prepared as {first}, and only tfrecord can be converted: '
-      f'prepare {name} in another --data_dir.'
+      f'{old} has the format {first}; only tfrecord can be converted. Prepare '
+      f'{name} in another --data_dir.'
     )
   with workspace.locked(data_dir, str(inner).replace('/', '-')) as work:
     if old == there:
@@ -78,12 +79,15 @@ def prepare(
 
 
 def _builder(name: str, data_dir: pathlib.Path) -> Any:
-  """TFDS's own builders only: community ones are code from elsewhere."""
+  """Returns a builder of TFDS itself.
+
+  Community builders are not used, because they run code from other sources.
+  """
   known = tfds.list_builders(with_community_datasets=False)
   plain = re.split('[/:]', name)[0]
   if plain.startswith('jft'):
     raise UserError(
-      f'{name}: JFT-300M is not public. Take imagenet21k, or make your own '
+      f'{name}: JFT-300M is not public. Use imagenet21k, or build your own '
       'data set: python -m vit_jax.prepare folder --source=DIR --name=my_set'
     )
   if plain not in known:
@@ -91,8 +95,8 @@ def _builder(name: str, data_dir: pathlib.Path) -> Any:
     near = difflib.get_close_matches(plain, own, n=3, cutoff=0.6)
     hint = f'Did you mean {" or ".join(near)}? ' if near else ''
     raise UserError(
-      f'{plain!r} is no data set that is known. {hint}Without a name, python '
-      '-m vit_jax.prepare lists what is.'
+      f'{plain!r} is not a known data set. {hint}Without a name, python -m '
+      'vit_jax.prepare lists the known ones.'
     )
   try:
     return tfds.builder(name, data_dir=data_dir, file_format='array_record')
@@ -101,7 +105,7 @@ def _builder(name: str, data_dir: pathlib.Path) -> Any:
     there = f'the configs {", ".join(configs)}' if configs else 'no configs'
     text = str(error).rpartition('}": ')[2].split(' Here are')[0].rstrip('.')
     raise UserError(
-      f'{name!r} names no data set: {text}. Allowed are NAME, NAME/CONFIG and '
+      f'{name!r} is not a data set: {text}. Allowed are NAME, NAME/CONFIG and '
       f'NAME:VERSION; {plain} has {there}.'
     ) from error
 
@@ -109,9 +113,10 @@ def _builder(name: str, data_dir: pathlib.Path) -> Any:
 def _of_own(
   name: str, data_dir: pathlib.Path, source: pathlib.Path | None
 ) -> pathlib.Path | None:
-  """DATA_DIR/NAME of what a builder of one's own has prepared.
+  """Returns DATA_DIR/NAME of a data set prepared by the user's own builder.
 
-  None if TFDS knows the name, or nothing of that name is prepared.
+  Returns:
+    The path; None if the name is one of TFDS, or the data set does not exist.
   """
   plain = name.partition(':')[0]
   known = tfds.list_builders(with_community_datasets=False)
@@ -123,7 +128,7 @@ def _of_own(
     own = json.loads(info.read_text()).get('name') if info.exists() else None
     if own is not None and own != plain.split('/')[0]:
       raise UserError(
-        f'--source={source} holds the data set {own!r}, not {plain!r}: '
+        f'--source={source} contains the data set {own!r}, not {plain!r}. Use: '
         f'python -m vit_jax.prepare {own} --source={source}'
       )
     return folder
@@ -133,14 +138,14 @@ def _of_own(
 def _elsewhere(
   source: pathlib.Path, inner: pathlib.Path, version: str
 ) -> pathlib.Path:
-  """DIR/NAME/VERSION of what --source names: itself, or inside."""
+  """Returns DIR/NAME/VERSION for --source: the path itself, or inside it."""
   if (source / 'dataset_info.json').exists():
     return source
   found = _newest(source / inner, version)
   if found is None:
     raise UserError(
-      f'--source={source} holds no prepared {inner}: neither it nor '
-      f'{source / inner}/VERSION has a dataset_info.json.'
+      f'--source={source} does not contain a prepared {inner}; neither this '
+      f'directory nor {source / inner}/VERSION contains dataset_info.json.'
     )
   return found
 
@@ -161,13 +166,13 @@ def _newest(folder: pathlib.Path, version: str) -> pathlib.Path | None:
 def _require_tensorflow(name: str) -> None:
   if importlib.util.find_spec('tensorflow') is None:
     raise UserError(
-      f'preparing {name!r} needs TensorFlow once: pip install tensorflow-cpu '
-      '(reading it does not).'
+      f'preparing {name!r} needs TensorFlow: pip install tensorflow-cpu. '
+      '(Reading the prepared data set does not need it.)'
     )
 
 
 def _download(builder: Any, name: str) -> None:
-  """Downloads and prepares; what is not a bug becomes a UserError."""
+  """Downloads and prepares a data set; expected errors become UserErrors."""
   import tensorflow as tf
   from tensorflow_datasets.core.download import (
     download_manager,
@@ -185,14 +190,13 @@ def _download(builder: Any, name: str) -> None:
     builder.download_and_prepare(download_config=config)
   except expected as error:
     raise UserError(
-      f'{name} cannot be prepared: {type(error).__name__}: {error}. Files that '
-      'were downloaded stay; once the cause is mended, the same command goes '
-      'on.'
+      f'{name} cannot be prepared: {type(error).__name__}: {error}. Downloaded '
+      'files are kept. Fix the cause and run the same command again.'
     ) from error
-  except RuntimeError as error:  # of the array_record writer
+  except RuntimeError as error:  # raised by the array_record writer
     if 'No space left' not in str(error):
       raise
     raise UserError(
-      f'{name} cannot be prepared, the disk is full: {error}. Make room, or '
-      'give a --data_dir on a larger disk.'
+      f'{name} cannot be prepared because the disk is full: {error}. Free some '
+      'space, or give a --data_dir on a larger disk.'
     ) from error

@@ -1,7 +1,7 @@
-"""Whether what a data set is downloaded from can be reached, asked quickly.
+"""Checks quickly that the servers of a data set can be reached.
 
-TFDS tries each file ten times with growing pauses: without a network it takes
-three and a half minutes to give up.
+TFDS tries each file ten times with growing pauses, which takes three and a half
+minutes without a network.
 """
 
 import pathlib
@@ -14,21 +14,21 @@ from tensorflow_datasets.core.download import resource
 from vit_jax.errors import UserError
 from vit_jax.prepare import catalog
 
-_PATIENCE_S = 10  # for a connection and for the answer's first bytes
+_TIMEOUT_S = 10  # for the connection and the first bytes of the answer
 
 
 def require(builder: Any, data_dir: pathlib.Path) -> None:
-  """Checks that one of a data set's servers answers, if it has any.
+  """Checks that one of the servers of a data set answers, if it has any.
 
-  Nothing is asked where a file is on the disk already (perhaps all are), nor of
-  a data set whose files people fetch by hand.
+  Nothing is checked if a file of the data set is on the disk already (perhaps
+  all files are), or if the files have to be downloaded by hand.
 
   Args:
     builder: builder of TFDS.
-    data_dir: the TFDS directory.
+    data_dir: TFDS directory.
 
   Raises:
-    UserError: none can be reached.
+    UserError: no server can be reached.
   """
   if builder.MANUAL_DOWNLOAD_INSTRUCTIONS:
     return
@@ -43,24 +43,24 @@ def require(builder: Any, data_dir: pathlib.Path) -> None:
   errors = {}
   for server, url in servers.items():
     try:
-      with requests.get(url, stream=True, timeout=_PATIENCE_S):
-        return  # TFDS handles the answer
+      with requests.get(url, stream=True, timeout=_TIMEOUT_S):
+        return  # TFDS handles errors in the answer
     except requests.RequestException as error:
       errors[server] = type(error).__name__
   if errors:
     failed = ', '.join(f'{name} ({why})' for name, why in errors.items())
     raise UserError(
-      f'{builder.name} cannot be downloaded: no way to {failed}. Check '
-      'the network and, if there is one, the proxy (HTTPS_PROXY); or prepare '
-      'it on another machine and copy DATA_DIR/'
-      f'{builder.name} to {data_dir}. The same command goes on.'
+      f'{builder.name} cannot be downloaded: {failed} cannot be reached. Check '
+      'the network and, if there is one, the proxy (HTTPS_PROXY), then run the '
+      'same command again. Or prepare the data set on another machine and copy '
+      f'DATA_DIR/{builder.name} to {data_dir}.'
     )
 
 
 def _is_there(
   url: str, info: Any, builder: Any, data_dir: pathlib.Path
 ) -> bool:
-  """Tells whether TFDS finds the file in the places where it looks first."""
+  """Returns whether TFDS would find the file on the disk."""
   name = resource.get_dl_fname(url, info.checksum)
   downloads = data_dir / 'downloads'
   places = [downloads / name, downloads / builder.name / name]

@@ -1,4 +1,4 @@
-"""Many independent tasks by several processes, and how far they are."""
+"""Executes independent tasks in several processes and logs their progress."""
 
 import datetime
 import logging
@@ -16,7 +16,7 @@ from vit_jax.errors import UserError
 from vit_jax.files import machine
 
 log = logging.getLogger('vit_jax')
-_WORKER_BYTES = 2**31  # what a worker may need, parts and shards in memory
+_WORKER_BYTES = 2**31  # memory of a worker, including parts and shards
 _EVERY_S = 10.0
 Task = TypeVar('Task')
 Result = TypeVar('Result')
@@ -38,12 +38,14 @@ def default_workers() -> int:
 def unordered(
   function: Callable[[Task], Result], tasks: Iterable[Task], workers: int
 ) -> Iterator[Result]:
-  """Results of a function, as they come; few tasks are drawn ahead.
+  """Yields the results of a function in the order of completion.
+
+  Only a few tasks are drawn in advance.
 
   Args:
     function: function of a module; its exceptions are raised here.
-    tasks: its arguments; can be pickled.
-    workers: processes; 1 for none beside this one.
+    tasks: arguments of the calls; they must be picklable.
+    workers: number of processes; with 1, tasks run in this process.
 
   Raises:
     UserError: a process was killed.
@@ -70,16 +72,16 @@ def unordered(
       yield future.result()
   except BrokenProcessPool as error:
     raise UserError(
-      'a worker process was killed, most likely for want of memory: the same '
-      f'command with fewer --workers (now {workers}) goes on.'
+      'a worker process was killed, probably because of too little memory. '
+      f'Run the same command with fewer --workers than {workers}; it continues.'
     ) from error
   finally:
     pool.shutdown(wait=True, cancel_futures=True)
 
 
 def _start_worker() -> None:
-  """Lets a worker end with its parent, however that ends."""
-  signal.signal(signal.SIGINT, signal.SIG_DFL)  # without a traceback of each
+  """Makes a worker process end when its parent ends."""
+  signal.signal(signal.SIGINT, signal.SIG_DFL)  # avoids tracebacks of workers
 
   def watch() -> None:
     parent = multiprocessing.parent_process()
@@ -91,22 +93,26 @@ def _start_worker() -> None:
 
 
 class Progress:
-  """Says on stderr, every ten seconds, how far a long task is."""
+  """Logs the progress of a long task every ten seconds."""
 
   def __init__(self, what: str):
-    """Starts; `what` describes the work: 'reading fall11_whole.tar'."""
+    """Starts the clock.
+
+    Args:
+      what: description of the work, such as 'reading fall11_whole.tar'.
+    """
     self._what = what
     self._share = self._base = 0.0
     self._images = 0
     self._begin = self._said = time.monotonic()
 
   def skip(self, share: float) -> None:
-    """Counts work of an earlier process, up to this share of the total."""
+    """Sets the fraction of the work that an earlier process has done."""
     self._share = self._base = max(self._share, share)
     self._begin = time.monotonic()
 
   def add(self, share: float, images: int) -> None:
-    """Some more images, with which this share of the whole is done."""
+    """Adds images, and sets the fraction of the work that is done."""
     self._share = max(self._share, share)
     self._images += images
     now = time.monotonic()

@@ -1,12 +1,13 @@
-"""External sorting: images too many for memory, put into a random order.
+"""External sorting: shuffles more images than fit into memory.
 
-Each image has a key, a hash of its name. Parts of the data set that fit into
-memory are sorted by key and written as *runs*; then a shard of the result,
-which is an interval of keys, is one contiguous piece of every run. So the order
-depends on names alone, not on the parts, the workers or an interruption.
+Each image has a key, the hash of its name. Parts of the data set that fit into
+memory are sorted by key and written as *runs*. A shard of the result is an
+interval of keys, and therefore one contiguous piece of every run. So the order
+depends only on the names, not on parts, workers or interruptions.
 
-A run is three files: NNNNN.data (names and images, end to end), NNNNN.npy (an
-entry for each) and, once they are whole, NNNNN.json (what went into it).
+A run consists of three files: NNNNN.data (names and images, concatenated),
+NNNNN.npy (one entry per image) and, when these are complete, NNNNN.json (a
+description of the content).
 """
 
 import hashlib
@@ -31,7 +32,7 @@ _ENTRY = np.dtype(
 
 
 class Record(NamedTuple):
-  """One image: order, a number that stands for its class, name, content."""
+  """An image: sort key, number of its class, name and content."""
 
   key: int
   code: int
@@ -52,7 +53,15 @@ def write(
   records: list[Record],
   about: dict[str, Any],
 ) -> None:
-  """Writes a run; `about` is what `about` gives back once it is whole."""
+  """Writes a run.
+
+  Args:
+    folder: folder of the runs.
+    number: number of the run.
+    records: records in any order.
+    about: description of the run, which the function `about` returns when the
+      run is complete.
+  """
   records.sort(key=lambda record: record.key)  # stable: equal keys keep order
   entries = np.zeros(len(records), _ENTRY)
   offset = 0
@@ -75,7 +84,7 @@ def about(folder: pathlib.Path, number: int) -> dict[str, Any] | None:
 
 
 def forget(folder: pathlib.Path, number: int) -> None:
-  """Declares a run to be not whole."""
+  """Marks a run as incomplete."""
   _path(folder, number, 'json').unlink(missing_ok=True)
 
 
@@ -87,10 +96,11 @@ def cut(
   Args:
     folder: folder of the runs.
     count: number of the runs, numbered from 0.
-    shards: wanted, no more than there are images.
+    shards: number of shards, at most the number of images.
 
   Returns:
-    Shard s has the entries [bounds[r, s], bounds[r, s + 1]) of run r.
+    Bounds such that shard s has the entries [bounds[r, s], bounds[r, s + 1]) of
+    run r.
   """
   keys = [np.load(_path(folder, n, 'npy'))['key'].copy() for n in range(count)]
   ordered = np.sort(np.concatenate(keys))
@@ -103,13 +113,13 @@ def cut(
 def read(
   folder: pathlib.Path, pieces: Int[np.ndarray, 'runs 2']
 ) -> Iterator[tuple[int, str, bytes]]:
-  """(code, name, image) of a piece of each run, in order of keys.
+  """Yields (code, name, image) of a piece of each run, in order of keys.
 
   The pieces are held in memory.
 
   Args:
     folder: folder of the runs.
-    pieces: first entry of each run, and the one after the last.
+    pieces: for each run, the first entry and the end (exclusive).
   """
   found = []
   for number, (start, stop) in enumerate(pieces.tolist()):
@@ -133,7 +143,7 @@ def read(
 
 
 def write_json(path: pathlib.Path, value: Any) -> None:
-  """Writes a file at once or not at all."""
+  """Writes a JSON file atomically."""
   temporary = path.with_name(f'{path.name}.tmp')
   with open(temporary, 'w') as file:
     json.dump(value, file)

@@ -1,8 +1,8 @@
-"""array_record shards and metadata of a TFDS data set, without TensorFlow.
+"""Writes array_record shards and metadata of a TFDS data set.
 
-Features: image (the file's own bytes, never encoded again), label, file_name.
-Each shard is written by one task, and a note of what it holds is left when it
-is whole; what has a note is not written again.
+TensorFlow is not needed. The features are image (the unchanged bytes of the
+file), label and file_name. Each shard is written by one task, followed by a
+note about its content. A shard with a note is not written again.
 """
 
 import dataclasses
@@ -25,14 +25,15 @@ from vit_jax.errors import UserError
 from vit_jax.prepare import parallel, runs, workspace
 from vit_jax.prepare.archive import Skipped
 
-SHARD_BYTES = 2**29  # held in memory by the worker that writes it
+SHARD_BYTES = 2**29  # in the memory of the writing worker
 _FORMAT = 'array_record'
-# One record a group, as TFDS does, for random access. JPEGs do not get smaller.
+# One record per group, as in TFDS, for random access. Compression does not make
+# JPEGs smaller.
 _OPTIONS = 'group_size:1,uncompressed'
 
 
 class Example(NamedTuple):
-  """One image of the result."""
+  """An image of the result."""
 
   name: str
   label: int
@@ -44,9 +45,9 @@ class Shard:
   """A shard to write.
 
   Attributes:
-    path: the file.
-    note: the note of what it holds.
-    examples: yields what goes into it, and what is left out.
+    path: path of the shard.
+    note: path of the note about its content.
+    examples: function that yields the examples, and the items left out.
   """
 
   path: pathlib.Path
@@ -55,11 +56,11 @@ class Shard:
 
 
 class Split(NamedTuple):
-  """What the shards of a split hold.
+  """Content of the shards of a split.
 
   Attributes:
-    lengths: images of each shard.
-    num_bytes: size of all records.
+    lengths: number of images in each shard.
+    num_bytes: total size of the records.
     skipped: records that were left out.
   """
 
@@ -69,11 +70,11 @@ class Split(NamedTuple):
 
 
 def prepared_result(work: pathlib.Path, plan: Any) -> pathlib.Path:
-  """Returns the directory of the result, emptied if another plan began it.
+  """Returns the directory of the result; empties it if the plan has changed.
 
   Args:
-    work: the working directory.
-    plan: everything on which the result depends, as JSON values.
+    work: working directory.
+    plan: everything that the result depends on, as JSON values.
   """
   result = work / 'result'
   if runs.read_json(work / 'plan.json') != plan:
@@ -92,14 +93,15 @@ def write_split(
   sources: Sequence[Callable[[], Iterator[Example | Skipped]]],
   workers: int,
 ) -> Split:
-  """Writes the shards of a split that are not there yet.
+  """Writes the missing shards of a split.
 
   Args:
-    work: the working directory; shards go to its result/, notes to its notes/.
+    work: working directory; shards are written to result/ in it, notes to
+      notes/.
     name: name of the data set.
-    split: its name.
-    sources: content of each shard; can be pickled.
-    workers: processes.
+    split: name of the split.
+    sources: functions that yield the content of each shard; picklable.
+    workers: number of processes.
 
   Raises:
     UserError: the disk is full, or a worker was killed.
@@ -127,7 +129,7 @@ def write_split(
 
 
 def _write(shard: Shard) -> int:
-  """Writes one shard; returns its images."""
+  """Writes one shard; returns its number of images."""
   count, num_bytes, skipped = 0, 0, []
 
   def records() -> Iterator[bytes]:
@@ -149,10 +151,10 @@ def _write(shard: Shard) -> int:
 def write_records(
   path: pathlib.Path, records: Iterable[bytes], options: str
 ) -> None:
-  """Writes an array_record file at once or not at all.
+  """Writes an array_record file atomically.
 
   Raises:
-    UserError: it cannot be written, the disk being full, say.
+    UserError: the file cannot be written, for example because the disk is full.
   """
   temporary = path.with_name(f'{path.name}.tmp')
   try:
@@ -160,10 +162,10 @@ def write_records(
     for record in records:
       writer.write(record)
     writer.close()
-  except RuntimeError as error:  # what the writer makes of any trouble
+  except RuntimeError as error:  # raised by the writer for all errors
     raise UserError(
-      f'{path} cannot be written: {error}. Once that is mended, the same '
-      'command goes on.'
+      f'{path} cannot be written: {error}. Fix the cause and run the same '
+      'command again, which continues.'
     ) from error
   os.replace(temporary, path)
 
@@ -175,7 +177,7 @@ def write_metadata(
   class_names: Sequence[str],
   description: str,
 ) -> None:
-  """Writes what TFDS needs beside the shards: names, sizes, features."""
+  """Writes the metadata that TFDS needs: names, sizes, features."""
   features = {
     'image': tfds.features.Image(),
     'label': tfds.features.ClassLabel(names=list(class_names)),
@@ -217,7 +219,7 @@ def write_metadata(
 
 def _serialized(example: Example) -> bytes:
   """Serializes a tf.train.Example to the same bytes in every process."""
-  proto = tf_example_pb2.Example()  # pyright: ignore (made at import)
+  proto = tf_example_pb2.Example()  # pyright: ignore (created at import)
   features = proto.features.feature
   features['image'].bytes_list.value.append(example.image)
   features['label'].int64_list.value.append(example.label)
@@ -226,7 +228,7 @@ def _serialized(example: Example) -> bytes:
 
 
 def write_list(path: pathlib.Path, skipped: Iterable[Skipped]) -> None:
-  """Writes what was left out, sorted, a line each: name, tab, reason."""
+  """Writes the skipped items, sorted, one per line: name, tab, reason."""
   lines = sorted(
     '\t'.join(part.encode('unicode_escape').decode() for part in item) + '\n'
     for item in skipped

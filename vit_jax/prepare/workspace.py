@@ -1,8 +1,8 @@
-"""Where a preparation works until its result is whole, and then appears.
+"""Working directory of a preparation, and publication of its result.
 
-DATA_DIR/.prepare/NAME is this user's alone, is locked while a preparation is at
-work and stays after an interruption, for the same command to go on. The result
-is renamed into place: a data set is there wholly or not at all.
+DATA_DIR/.prepare/NAME belongs to one user and is locked during a preparation.
+It stays after an interruption, so that the same command can continue. The
+complete result is renamed to its final path: a data set never exists partially.
 """
 
 import contextlib
@@ -19,12 +19,12 @@ _FOLDER = '.prepare'
 
 
 def is_prepared(data_dir: pathlib.Path, name: str) -> bool:
-  """Tells whether a data set that this package builds exists."""
+  """Returns whether a data set that this package builds exists."""
   return (data_dir / name / VERSION / 'dataset_info.json').exists()
 
 
 def clean(data_dir: pathlib.Path, name: str) -> None:
-  """Removes the work on a data set that is there: it may be large."""
+  """Removes the working directory of a finished data set; it may be large."""
   if (data_dir / _FOLDER / name).exists():
     with locked(data_dir, name) as work:
       shutil.rmtree(work)
@@ -35,7 +35,7 @@ def locked(data_dir: pathlib.Path, name: str) -> Iterator[pathlib.Path]:
   """Locks the working directory of a data set and yields its path.
 
   Raises:
-    UserError: another process is working there.
+    UserError: another process has locked the directory.
     OSError: the directory cannot be written.
   """
   root = data_dir / _FOLDER
@@ -47,46 +47,46 @@ def locked(data_dir: pathlib.Path, name: str) -> Iterator[pathlib.Path]:
       fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
       raise UserError(
-        f'another process is preparing {name} in {data_dir}: wait for it, or '
-        'end it; the same command goes on where it stopped.'
+        f'another process is preparing {name} in {data_dir}; wait for it, or '
+        'end it and run the same command again, which continues.'
       ) from error
     work.mkdir(mode=0o700, exist_ok=True)
     if work.lstat().st_uid != os.getuid():
       raise UserError(
-        f'{work} belongs to another user, who began to prepare {name} there: '
+        f'{work} belongs to another user, who has started to prepare {name}; '
         'let them finish, remove it, or give another --data_dir.'
       )
     yield work
 
 
 def require_space(work: pathlib.Path, num_bytes: int) -> None:
-  """Checks that the disk has room, counting what is there already.
+  """Checks that the disk has enough space, including existing work.
 
   Raises:
-    UserError: not enough; says how much is needed.
+    UserError: the disk is too full; the message states the space needed.
   """
-  there = sum(p.stat().st_size for p in work.rglob('*') if p.is_file())
+  existing = sum(p.stat().st_size for p in work.rglob('*') if p.is_file())
   free = shutil.disk_usage(work).free
-  if free < num_bytes - there:
+  if free < num_bytes - existing:
     raise UserError(
       f'the disk of {work.parent.parent} has {free / 1e9:,.1f} GB free; '
-      f'{(num_bytes - there) / 1e9:,.1f} GB are needed. Make room, or give a '
-      '--data_dir on a larger disk.'
+      f'{(num_bytes - existing) / 1e9:,.1f} GB are needed. Free some space, or '
+      'give a --data_dir on a larger disk.'
     )
 
 
 def publish(work: pathlib.Path, result: pathlib.Path, target: pathlib.Path):
-  """Moves a whole result into its place and removes the working directory.
+  """Moves the result to its final path and removes the working directory.
 
   Raises:
-    UserError: something else is in that place.
+    UserError: the target exists.
   """
   target.parent.mkdir(parents=True, exist_ok=True)
   try:
     os.rename(result, target)
   except OSError as error:
     raise UserError(
-      f'{target} is in the way and is no whole data set: move it elsewhere, '
+      f'{target} exists and is not a complete data set; move it elsewhere, '
       'then run the same command again.'
     ) from error
   shutil.rmtree(work)
