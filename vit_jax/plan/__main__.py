@@ -1,4 +1,4 @@
-"""python -m vit_jax.plan --config=FILE.py --topology=v3:4x4; see `command`."""
+"""python -m vit_jax.plan --config=FILE.py --topology=v3:4x4; see `main`."""
 
 import sys
 

@@ -11,7 +11,7 @@ _WIDTH = {'pred': 1, 'token': 0, 'opaque': 0, 'tuple': 0}
 
 
 def num_bytes(shapes: tuple[Shape, ...]) -> int:
-  """Bytes of arrays, without the padding of their layout."""
+  """Returns the bytes of arrays, without the padding of their layout."""
   return sum(_element_bits(s.dtype) * math.prod(s.dims) // 8 for s in shapes)
 
 
@@ -31,9 +31,10 @@ def operand_shapes(op: Op, computation: Computation) -> list[Shape]:
 
 
 def bytes_moved(op: Op, computation: Computation) -> int:
-  """Bytes that an instruction reads and writes; what it updates in place once.
+  """Returns the bytes that an instruction reads and writes.
 
-  An upper bound where the compiler keeps an operand on the chip.
+  Arrays that are updated in place are counted once. If the compiler keeps an
+  operand on the chip, the result is an upper bound.
   """
   read = operand_shapes(op, computation)
   if op.opcode == 'dynamic-update-slice':
@@ -44,7 +45,7 @@ def bytes_moved(op: Op, computation: Computation) -> int:
 
 
 def matrix_flops(op: Op, computation: Computation) -> int:
-  """FLOPs of a product or convolution (2 a multiply-add); 0 for all else."""
+  """Returns the FLOPs of a product or convolution; 0 for other instructions."""
   if op.opcode == 'dot':
     return _dot(op, computation)
   if op.opcode == 'convolution':
@@ -61,10 +62,10 @@ def _dot(op: Op, computation: Computation) -> int:
 
 
 def _convolution(op: Op, computation: Computation) -> int:
-  """Multiply-adds with an input element; those with padding are not counted.
+  """Returns the FLOPs of a convolution without those on padding.
 
-  TPU compilers write every product as a convolution, batch dimensions as
-  windows with dilation, so most positions of such a window meet padding.
+  TPU compilers represent every product as a convolution, with batch dimensions
+  as dilated windows; most positions of such a window are padding.
   """
   images, kernel = operand_shapes(op, computation)[:2]
   labels = re.search(r'dim_labels=(\w+)_(\w+)->(\w+)', op.attributes)
@@ -83,13 +84,13 @@ def _convolution(op: Op, computation: Computation) -> int:
       {key: values[at] for key, values in window.items()},
     )
   groups = op.number('batch_group_count', 1)
-  # The kernel's input features are those of one feature group.
+  # The input features of the kernel are those of one feature group.
   channels = kernel_dims['i'] * out_dims['f'] * image_dims['b'] // groups
   return 2 * channels * valid
 
 
 def _window(op: Op, rank: int) -> dict[str, list[int]]:
-  """Stride, padding and dilations of a convolution, for each dimension."""
+  """Returns stride, padding and dilations of a convolution by dimension."""
   match = re.search(r'window=\{([^}]*)\}', op.attributes)
   text = match[1] if match else ''
 
@@ -112,10 +113,11 @@ def _window(op: Op, rank: int) -> dict[str, list[int]]:
 def _valid_positions(
   size: int, kernel: int, out: int, window: dict[str, int]
 ) -> int:
-  """Pairs of output position and kernel position that meet an input element.
+  """Counts pairs of output and kernel positions that read an input element.
 
-  Output o and kernel k meet input (o·stride + k·dilation - low) / base, if that
-  is whole and within the size: for each k every `period`-th o of a range.
+  Output position o and kernel position k read the input at
+  (o·stride + k·dilation - low) / base if this is an integer within the size.
+  For each k, this holds for every `period`-th o of a range.
   """
   stride, base = window['stride'], window['base']
   offset = np.arange(kernel) * window['dilation'] - window['low']

@@ -1,4 +1,4 @@
-"""What a step of a compiled program costs: cycles, FLOPs, collectives."""
+"""Costs of one step of a compiled program: cycles, FLOPs, collectives."""
 
 import collections
 import dataclasses
@@ -24,25 +24,25 @@ _FREE = {
   *('while', 'call', 'conditional', 'after-all', 'add-dependency'),
   *('partition-id', 'replica-id', 'opt-barrier', 'domain'),
 }
-# Kernels that name a place in memory: a buffer, or slices side by side in it.
+# Kernels that only name memory: a buffer, or adjacent slices of it.
 _FREE_KERNELS = ('AllocateBuffer', 'ConcatBitcast')
-# A random bit generator (ten rounds of Philox, about a hundred integer
-# operations a word) on a vector unit of 1024 lanes with about three slots:
-# an assumption, since the compiler gives no estimate.
+# Assumption for random bit generators, for which the compiler has no estimate:
+# ten rounds of Philox, about a hundred integer operations per word, on a vector
+# unit of 1024 lanes with about three slots.
 _RNG_CYCLES_PER_WORD = 32 / 1024
 
 
 @dataclasses.dataclass
 class Uncounted:
-  """Our estimate for instructions of one kind without the compiler's.
+  """Estimate for instructions of one kind that the compiler does not estimate.
 
   Attributes:
     times: executions in a step.
     bytes: read and written in a step.
     flops: declared or counted.
     cycles: cycles that follow from bandwidth and throughput of the chip.
-    overlapped: whether it runs beside other work (asynchronous copies), so
-      its cycles are shown and not added.
+    overlapped: whether other work runs at the same time (asynchronous
+      copies), so that its cycles are shown but not added.
   """
 
   times: int = 0
@@ -54,7 +54,7 @@ class Uncounted:
 
 @dataclasses.dataclass
 class Collective:
-  """Collectives of one kind in a step: how many, their bytes and seconds."""
+  """Number, bytes and seconds of the collectives of one kind in a step."""
 
   count: int = 0
   bytes: int = 0
@@ -67,8 +67,8 @@ class Cost:
   """Sums over one step on one device.
 
   Attributes:
-    estimated_cycles: the compiler's own.
-    uncounted: instructions without its estimate, by kind.
+    estimated_cycles: sum of the compiler's estimates.
+    uncounted: instructions without an estimate of the compiler, by kind.
     collectives: totals by kind.
     matrix_flops: FLOPs of products and convolutions, including recomputed ones.
     groups: estimated cycles by (path in the program, direction).
@@ -92,10 +92,10 @@ class Cost:
 
 
 def of_program(module: Module, target: Target) -> Cost:
-  """Adds up a program.
+  """Adds up the costs of a program.
 
   Raises:
-    UserError: a loop without a readable trip count.
+    UserError: the number of iterations of a loop is unknown.
   """
   cycles, groups = 0, collections.Counter()
   uncounted = collections.defaultdict(Uncounted)
@@ -176,11 +176,11 @@ def _add_collective(
   times: int,
   target: Target,
 ) -> None:
-  """Counts a collective; its time is that of rings over all links at once."""
+  """Counts a collective, which runs as rings over all links."""
   read = arithmetic.num_bytes(tuple(arithmetic.operand_shapes(op, computation)))
   written = arithmetic.num_bytes(op.shapes)
   if op.opcode.endswith('-start') and op.type.startswith('('):
-    written = max(written - read, 0)  # its result holds the operands too
+    written = max(written - read, 0)  # its result contains the operands
   size = max(read, written)
   entry.count += times
   entry.bytes += size * times
@@ -191,7 +191,7 @@ def _add_collective(
   wire = passes * size * (members - 1) / members
   seconds = wire / target.chip.link_bytes_per_s
   if target.slices > 1 and members > len(target.devices) // target.slices:
-    # Each device exchanges its share of the slice's sum over the slow network.
+    # Each device exchanges its part of the slice's sum over the slow network.
     inside = members // target.slices
     seconds += passes * size / inside / target.slow_bytes_per_s
   entry.seconds += seconds * times
@@ -218,7 +218,7 @@ def group_size(op: Op, devices: int) -> int:
 
 
 def group(path: str) -> tuple[str, str]:
-  """(place in the model, direction) of an instruction's `op_name`.
+  """Returns the module and the direction in an instruction's `op_name`.
 
   'jit(train_step)/transpose(jvp(ViT))/ViT.predict/encoder/while/body/
   closed_call/layers/mlp/fc1/dot_general' → ('encoder/layers/mlp/fc1',
@@ -246,5 +246,5 @@ def group(path: str) -> tuple[str, str]:
 
 
 def as_dict(value: Any) -> Any:
-  """Dataclasses as dicts, for JSON."""
+  """Returns dataclasses as dicts, for JSON."""
   return {k: dataclasses.asdict(v) for k, v in value.items()}

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from vit_jax.errors import UserError
 from vit_jax.plan import gpus
 
-LOCAL = 'local'  # the topology that stands for this machine's own backend
+LOCAL = 'local'  # topology of the devices of this machine
 
-# libtpu looks for the machine it expects to run on; the last four keep it from
-# asking a metadata server and from complaining about what it does not find.
+# Without these variables, libtpu looks for a TPU machine, queries a metadata
+# server, and logs errors because it finds neither.
 _WITHOUT_TPU = {
   'JAX_PLATFORMS': 'cpu',
   'TPU_SKIP_MDS_QUERY': '1',
@@ -28,14 +28,14 @@ def prepare(argv: Sequence[str]) -> None:
   """Sets the variables that jax reads when it is imported.
 
   Args:
-    argv: the command line; `--topology=local` leaves the platform alone.
+    argv: command line; with `--topology=local` the platform is not changed.
   """
-  # A program for absent devices cannot be loaded from the cache again.
+  # Programs for devices that do not exist cannot be loaded from the cache.
   os.environ['JAX_ENABLE_COMPILATION_CACHE'] = 'false'
   local = re.compile(rf'--?topology[= ]{LOCAL}')
   if not local.search(' '.join(argv)):
     os.environ.update(_WITHOUT_TPU)
-  if devices := _gpus(argv):  # stood for by as many devices of the CPU
+  if devices := _gpus(argv):  # devices of the CPU in their place
     count = f'--xla_force_host_platform_device_count={devices}'
     os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} {count}'
 
@@ -45,6 +45,6 @@ def _gpus(argv: Sequence[str]) -> int:
   given = re.search(r'--?topology[= ](\S+)', ' '.join(argv))
   try:
     parsed = gpus.parse(given[1]) if given else None
-  except UserError:  # said where the flag is used
+  except UserError:  # raised again where the flag is used
     return 0
   return parsed[1] * parsed[2] if parsed else 0

@@ -22,13 +22,14 @@ SECONDS_PER_DAY = 86_400
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-  """What the compiled program of one config takes.
+  """Costs of the compiled program of one config.
 
   Attributes:
     config: the compiled config.
     result: the object that `--json` prints.
-    cost: None where the program does not fit.
-    text: the optimised HLO, '' where the program does not fit.
+    cost: costs on TPUs; None for other devices, and if the program does not
+      fit.
+    text: optimized HLO; '' if the program does not fit.
   """
 
   config: Config
@@ -43,7 +44,7 @@ class Plan:
 
   @property
   def seconds(self) -> float:
-    """The predicted time of a step; infinite if there is no prediction."""
+    """Predicted time of a step, infinite if unknown."""
     return self.result['predicted_step_seconds'] or float('inf')
 
 
@@ -119,7 +120,8 @@ def _with_warmup_that_fits(config: Config) -> Config:
   if warmup < total:
     return config
   log.warning(
-    'a warm-up of %s does not fit %d steps: planned without it',
+    'schedule.warmup is %s, but the training has only %d steps; planning '
+    'without warm-up',
     config.schedule.warmup,
     total,
   )
@@ -127,9 +129,9 @@ def _with_warmup_that_fits(config: Config) -> Config:
 
 
 def _about(experiment: Experiment, state: Any, target: Target) -> dict:
-  """Returns what is known before compiling.
+  """Returns the figures that do not need a compiled program.
 
-  It also determines the order of all keys.
+  The result contains all keys, in the order of the report.
   """
   config = experiment.config
   sizes = {
@@ -247,7 +249,7 @@ def _measures(total: cost.Cost) -> dict[str, Any]:
 def _predictions(
   experiment: Experiment, total: cost.Cost, target: Target
 ) -> dict[str, Any]:
-  """Time and cost, where the compiler estimates cycles."""
+  """Returns time and cost if the compiler estimates cycles."""
   chip, devices = target.chip, len(target.devices)
   if chip is None or not total.estimated_cycles:
     return {}

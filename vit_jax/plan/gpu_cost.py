@@ -140,7 +140,7 @@ def of_program(
     rates: fractions of the peak rates.
 
   Raises:
-    UserError: the program has a loop without a readable trip count.
+    UserError: the number of iterations of a loop is unknown.
   """
   parts = collections.defaultdict(Part)
   groups: dict[tuple[str, str], float] = collections.defaultdict(float)
@@ -185,8 +185,8 @@ def _kernel(module: Module, op: Op, computation: Computation) -> Kernel:
 def _fusion_bytes(op: Op, computation: Computation, inner: Computation) -> int:
   """Returns the bytes that a fusion reads and writes.
 
-  Of an operand that is only sliced, the slices count; an update in place
-  counts the update alone. Both occur with the stacked layers of a scan.
+  If an operand is only sliced, its slices count. If it is updated in place,
+  only the update counts. Both occur with the stacked layers of a scan.
   """
   users = collections.defaultdict(list)
   for each in inner.ops.values():
@@ -294,7 +294,7 @@ def _exchanges(
   found = collections.defaultdict(Collective)
   exposed = 0.0
   for computation, times in _computations(module):
-    running: dict[str, float] = {}  # seconds left of those that have started
+    running: dict[str, float] = {}  # remaining seconds of running collectives
     for op in computation.ops.values():
       kind = _collective(op)
       if op.opcode.endswith('-done'):
@@ -338,7 +338,7 @@ def _ring(
   read = arithmetic.num_bytes(tuple(arithmetic.operand_shapes(op, computation)))
   written = arithmetic.num_bytes(op.shapes)
   if op.opcode.endswith('-start') and op.type.startswith('('):
-    written = max(written - read, 0)  # its result holds the operands too
+    written = max(written - read, 0)  # its result contains the operands
   size = max(read, written)
   members = cost.group_size(op, cluster.devices)
   inside, gpu = min(members, cluster.per_node), cluster.gpu

@@ -1,4 +1,4 @@
-"""Reads the compiler's optimised HLO text, as far as a plan needs it."""
+"""Parses the parts of the compiler's optimized HLO text that plans use."""
 
 import dataclasses
 import functools
@@ -28,8 +28,8 @@ class Op:
     opcode: 'fusion', 'while', …
     type: type of its result, as text.
     operands: names of its operands.
-    literal: the text between its brackets (a constant's value).
-    attributes: everything behind them, as text.
+    literal: text between its parentheses (the value of a constant).
+    attributes: text after the parentheses.
   """
 
   name: str
@@ -46,19 +46,19 @@ class Op:
 
   @functools.cached_property
   def estimated_cycles(self) -> int | None:
-    """The compiler's own estimate of one execution, if it gives one."""
+    """The compiler's estimate for one execution; None without an estimate."""
     match = re.search(r'"estimated_cycles":"?(-?\d+)', self.attributes)
     valid = match is not None and 0 <= int(match[1]) < 2**62
     return int(match[1]) if match and valid else None
 
   @property
   def path(self) -> str:
-    """The name under which the program made it (`op_name`)."""
+    """The operation of the traced program that it comes from (`op_name`)."""
     match = re.search(r'op_name="((?:[^"\\]|\\.)*)"', self.attributes)
     return match[1] if match else ''
 
   def calls(self, attribute: str) -> list[str]:
-    """Names of the computations in an attribute ('body', 'calls', …)."""
+    """Returns the names of the computations in an attribute, such as 'body'."""
     match = re.search(
       rf'\b{attribute}=(\{{[^}}]*\}}|%?[\w.\-]+)', self.attributes
     )
@@ -72,7 +72,7 @@ class Op:
 
 @dataclasses.dataclass(frozen=True)
 class Computation:
-  """Instructions by name, and the one whose result is returned."""
+  """Instructions by name, and the name of the returned one."""
 
   name: str
   ops: dict[str, Op]
@@ -130,7 +130,7 @@ def _parse_op(line: str) -> tuple[Op, bool] | None:
 
 
 def parse(text: str) -> Module:
-  """Reads what `compiled.as_text()` prints."""
+  """Parses the text that `compiled.as_text()` returns."""
   computations, entry = {}, ''
   name, ops, root = '', {}, ''
   for line in text.splitlines():

@@ -1,8 +1,8 @@
 """How often a program executes each instruction.
 
-Loops carry no trip count on a TPU: it is read from the loop's condition, start
-and step. A loop where that fails is an error, because a wrong count would make
-every sum wrong.
+TPU programs do not state how often a loop runs; the number follows from the
+loop's condition, start and step. If it cannot be determined, planning fails,
+because all sums would be wrong.
 """
 
 import re
@@ -16,7 +16,7 @@ _PASSED_ON = ('copy', 'bitcast', 'convert', 'reshape')
 
 
 class Execution(NamedTuple):
-  """An instruction, where it stands, and how often a step executes it."""
+  """An instruction, its computation, and how often a step executes it."""
 
   op: Op
   computation: Computation
@@ -24,17 +24,17 @@ class Execution(NamedTuple):
 
 
 class Carried(NamedTuple):
-  """The value of a loop's element at an iteration's start, plus `offset`."""
+  """An element of a loop's state as an iteration starts, plus `offset`."""
 
   index: int
   offset: int = 0
 
 
 class Scope(NamedTuple):
-  """A computation, and what its parameters are if it is inlined.
+  """A computation, and the values of its parameters if it is inlined.
 
   Attributes:
-    computation: whose names are meant.
+    computation: computation in which names are resolved.
     arguments: (scope, name) of each operand of the fusion; None in a loop.
   """
 
@@ -71,7 +71,7 @@ def _inlined(module: Module, scope: Scope, op: Op) -> Scope:
 
 
 def _element(module: Module, scope: Scope, op: Op) -> int | Carried | None:
-  """Resolves an element of a tuple made here, by a fusion or by a loop."""
+  """Resolves an element of a tuple."""
   index = op.number('index')
   source = scope.computation.ops[op.operands[0]]
   if source.opcode == 'fusion':
@@ -103,7 +103,7 @@ def trip_count(module: Module, computation: Computation, loop: Op) -> int:
     UserError: the loop has no counter with a known start, step and end.
   """
   known = re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.attributes)
-  if known:  # CPU and GPU compilers write it down
+  if known:  # CPU and GPU compilers state it
     return int(known[1])
   condition = Scope(module.computations[loop.calls('condition')[0]])
   count = None
@@ -120,9 +120,10 @@ def trip_count(module: Module, computation: Computation, loop: Op) -> int:
       count = _iterations(distance, step, direction)
   if count is None:
     raise UserError(
-      f'the loop {loop.name} ({loop.path or "no name"}) has no trip count that '
-      'can be read from its condition; without it no sum over the program is '
-      'right. Loops must have a fixed number of iterations.'
+      f'The number of iterations of the loop {loop.name} '
+      f'({loop.path or "no name"}) does not follow from its condition, so the '
+      'cost of the program is unknown. Use only loops with a fixed number of '
+      'iterations.'
     )
   return count
 
@@ -130,7 +131,7 @@ def trip_count(module: Module, computation: Computation, loop: Op) -> int:
 def _element_of(
   module: Module, scope: Scope, holder: str, index: int
 ) -> int | Carried | None:
-  """Resolves an element of a loop's state where the state is put together."""
+  """Resolves an element of a loop's state in the tuple that makes the state."""
   made = scope.computation.ops[holder]
   if made.opcode != 'tuple':
     return None
@@ -179,7 +180,7 @@ def _comparisons(
 
 
 def _iterations(distance: int, step: int, direction: str) -> int | None:
-  """Iterations of `for (i = 0; i <direction> distance; i += step)`."""
+  """Counts iterations of `for (i = 0; i <direction> distance; i += step)`."""
   if direction in ('GT', 'GE'):
     distance, step = -distance, -step
   if direction in ('LE', 'GE'):
@@ -194,13 +195,14 @@ def _iterations(distance: int, step: int, direction: str) -> int | None:
 def executions(
   module: Module, *, inside_fusions: bool = False
 ) -> list[Execution]:
-  """Every instruction that a step executes, with how often.
+  """Returns every instruction of a step and how often the step executes it.
 
-  Of a conditional's branches the one with most estimated cycles is taken.
+  Conditionals are counted as the branch with the most estimated cycles.
 
   Args:
     module: the program.
-    inside_fusions: also what fusions are made of (they carry no estimates).
+    inside_fusions: whether instructions inside fusions, which have no
+      estimates, are included.
   """
   return list(_run(module, module.entry, 1, inside_fusions))
 

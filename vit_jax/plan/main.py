@@ -1,7 +1,7 @@
-"""Before paying: python -m vit_jax.plan --config=FILE.py --topology=v3:4x4.
+"""Predicts cost: python -m vit_jax.plan --config=FILE.py --topology=v3:4x4.
 
-Compiles the training step of a config for a TPU slice on a machine without a
-TPU, and tells memory, time and cost. Every key of the config is a flag.
+Compiles the training step of a config for TPUs or GPUs on a machine without
+them, and prints memory, time and cost. Every key of the config is a flag.
 """
 
 import json
@@ -25,32 +25,33 @@ def define_flags() -> None:
     'TPU slice in chips, such as v3:4x4; GPUs as NODESxGPUS, such as h100:4x8; '
     "or 'local' for this machine.",
   )
-  flags.DEFINE_integer('slices', 1, 'Slices, joined by the slower network.')
+  flags.DEFINE_integer('slices', 1, 'Number of TPU slices.')
   flags.DEFINE_bool('json', False, 'Print one JSON object.')
-  flags.DEFINE_bool('breakdown', False, 'The ten costliest groups, too.')
+  flags.DEFINE_bool('breakdown', False, 'Also print the ten costliest groups.')
   flags.DEFINE_bool(
     'search',
     False,
-    'Also find the cheapest mesh, rematerialisation and micro-batches for this '
-    'batch, and the largest batch. Compiles a dozen programs or two.',
+    'Also find the cheapest mesh, rematerialization and micro-batches for this '
+    'batch, and the largest batch. Compiles 12 to 24 programs.',
   )
-  flags.DEFINE_string('hlo', None, 'Write the optimised HLO to this file.')
+  flags.DEFINE_string('hlo', None, 'Write the optimized HLO to this file.')
   overrides.define_flag(sys.argv)
 
 
 def main(arguments: list[str]) -> None:
-  """Compiles, and prints an object or tables."""
+  """Compiles the step and prints a JSON object or tables."""
   values = flags.FLAGS
   entry.refuse_arguments(arguments)
   if not values.topology:
     raise UserError(
-      '--topology is needed: v3:4x4 and the like (chips), or local.'
+      '--topology is needed: give a TPU slice in chips such as v3:4x4, GPUs '
+      'such as h100:1x8, or local.'
     )
   target = topology.find(values.topology, values.slices)
   if values.search and not target.compiles:
     raise UserError(
-      f'--search compiles programs, and no compiler for {target.name} is '
-      f'installed: {gpus.EXTRA}, or leave --search out.'
+      f'--search needs a compiler for {target.name}, which is not installed. '
+      f'Install it by {gpus.EXTRA}, or omit --search.'
     )
   made = plan(values.config, target)
   result, tables = dict(made.result), []
@@ -83,7 +84,7 @@ def _searched(
   largest = search.largest_batch(best.config, target)
   keys = ('remat', 'unroll', 'micro_batches', 'mesh', 'peak_bytes_per_device')
   keys += ('predicted_step_seconds', 'predicted_mfu', 'estimated_cycles')
-  tables.append('ways that fit, cheapest first\n' + report.choices(found))
+  tables.append('choices that fit, cheapest first\n' + report.choices(found))
   answer: dict[str, Any] = {
     'choices': [{key: each.result[key] for key in keys} for each in found]
   }
@@ -92,7 +93,7 @@ def _searched(
     answer['largest_batch_size'] = size
     answer['largest_images_per_device'] = size / len(target.devices)
     tables.append(
-      f'largest batch with the first of them: {size} images, '
-      f'{size / len(target.devices):g} a device'
+      f'largest batch with the first choice: {size} images, '
+      f'{size / len(target.devices):g} per device'
     )
   return answer

@@ -7,12 +7,12 @@ from vit_jax.arrays import memory
 from vit_jax.arrays.columns import align
 from vit_jax.plan.evaluate import Plan
 
-SHOWN_CYCLES = 1e-3  # smallest share of all cycles that gets a line
+SHOWN_CYCLES = 1e-3  # smallest fraction of all cycles that is shown
 COSTLIEST = 10
 
 
 def summary(plan: Plan) -> str:
-  """Everything that a user should know before paying."""
+  """Returns the tables for a person who decides whether to train."""
   result = plan.result
   parts = [align([*_setting(result), *_memory(result)])]
   if plan.cost is not None:
@@ -25,7 +25,7 @@ def summary(plan: Plan) -> str:
 def _setting(result: dict[str, Any]) -> list[tuple[str, str]]:
   mesh = ' '.join(f'{axis}={n}' for axis, n in result['mesh'].items())
   batch = (
-    f'{result["batch_size"]} images: {result["images_per_device"]:g} a device'
+    f'{result["batch_size"]} images: {result["images_per_device"]:g} per device'
     f' in {result["micro_batches"]} micro-batch(es), remat {result["remat"]}'
   )
   return [
@@ -45,15 +45,15 @@ def _memory(result: dict[str, Any]) -> list[tuple[str, str]]:
   peak, limit = result['peak_bytes_per_device'], result['hbm_bytes_per_device']
   least = result['least_days']
   if least is not None and result['fits']:
-    verdict = 'state and batch fit, the rest is not known'
-  rows = [('memory', f'{verdict}: {size(peak)} of {size(limit)} a device')]
+    verdict = 'state and batch fit, temporaries are unknown'
+  rows = [('memory', f'{verdict}: {size(peak)} of {size(limit)} per device')]
   if least is not None:
-    rows.append(('time', f'{least:.1f} days at least, at the peak of all'))
-  rows.append(('  of it', parts))
+    rows.append(('time', f'{least:.1f} days at least, at the peak rate'))
+  rows.append(('  of which', parts))
   if 'largest_batch_size' in result:
     largest = result['largest_batch_size']
     rows.append(
-      ('  largest batch', str(largest or 'none: even one is too many'))
+      ('  largest batch', str(largest or 'none: one image does not fit'))
     )
   if 'changes_that_fit' in result:
     changes = result['changes_that_fit'] or {}
@@ -63,16 +63,19 @@ def _memory(result: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _time(result: dict[str, Any]) -> list[tuple[str, str]]:
-  """Rows about time; predictions only where there are estimates."""
+  """Returns rows about time; predictions only if the compiler estimates it."""
   rows = [
-    ('model', f'{result["model_flops_per_image"] / 1e9:.1f} GFLOPs an image'),
-    ('matrix FLOPs', f'{result["flops_per_device"] / 1e12:.3f} T a device'),
+    ('model', f'{result["model_flops_per_image"] / 1e9:.1f} GFLOPs per image'),
+    ('matrix FLOPs', f'{result["flops_per_device"] / 1e12:.3f} T per device'),
   ]
   seconds = result['predicted_step_seconds']
   if seconds is None:
-    return [*rows, ('time', 'this compiler estimates none: no prediction')]
+    return [
+      *rows,
+      ('time', 'not predicted: this compiler does not estimate it'),
+    ]
   paper = result['paper_core_days']
-  beside = f' (paper: {paper:,.0f})' if paper else ''
+  in_paper = f' (paper: {paper:,.0f})' if paper else ''
   added = result['uncounted_cycles'] / 1e6
   exposed = result['exposed_collective_seconds']
   cycles = (
@@ -83,12 +86,12 @@ def _time(result: dict[str, Any]) -> list[tuple[str, str]]:
   return [
     *rows,
     ('cycles', cycles),
-    ('exchanges', f'{exposed * 1e3:.1f} ms with nothing beside them'),
+    ('exchanges', f'{exposed * 1e3:.1f} ms that no other work hides'),
     ('step', f'{seconds:.4f} s'),
     ('images/s', f'{result["predicted_images_per_second"]:,.0f}'),
     ('MFU', f'{result["predicted_mfu"]:.1%}'),
     ('training', f'{result["total_steps"]:,} steps, {days:.2f} days'),
-    ('core-days', f'{result["predicted_core_days"]:,.1f}{beside}'),
+    ('core-days', f'{result["predicted_core_days"]:,.1f}{in_paper}'),
   ]
 
 
@@ -96,7 +99,7 @@ def _modelled(result: dict[str, Any]) -> list[tuple[str, str]]:
   """Returns rows about the time on GPUs, which is modelled."""
   low, high = result['predicted_step_seconds_range']
   paper = result['paper_core_days']
-  beside = f' (paper, TPUv3 core-days: {paper:,.0f})' if paper else ''
+  in_paper = f' (paper, TPUv3 core-days: {paper:,.0f})' if paper else ''
   exposed = result['exposed_collective_seconds']
   return [
     ('model', f'{result["model_flops_per_image"] / 1e9:.1f} GFLOPs per image'),
@@ -113,7 +116,7 @@ def _modelled(result: dict[str, Any]) -> list[tuple[str, str]]:
       'training',
       f'{result["total_steps"]:,} steps, {result["predicted_days"]:.2f} days',
     ),
-    ('GPU-days', f'{result["predicted_core_days"]:,.1f}{beside}'),
+    ('GPU-days', f'{result["predicted_core_days"]:,.1f}{in_paper}'),
   ]
 
 
@@ -155,12 +158,12 @@ def _exchanges(result: dict[str, Any]) -> str:
 
 
 def _uncounted(result: dict[str, Any]) -> str:
-  """Instructions without an estimate that are worth a line."""
+  """Returns the table of instructions without an estimate."""
   least = SHOWN_CYCLES * (result['estimated_cycles'] or 0)
   rows = [('without an estimate', 'times', 'bytes', 'FLOPs', 'M cycles', '')]
   for kind, each in result['uncounted'].items():
     if each['cycles'] >= least:
-      note = 'beside other work, not added' if each['overlapped'] else ''
+      note = 'overlaps with other work, not added' if each['overlapped'] else ''
       rows.append(
         (
           kind,
@@ -188,7 +191,7 @@ def costliest(plan: Plan) -> list[dict[str, Any]]:
 
 def breakdown(plan: Plan) -> str:
   """Formats the groups of `costliest` as a table."""
-  rows = [('costliest operations', 'pass', 'M cycles', 'share')]
+  rows = [('costliest operations', 'pass', 'M cycles', 'fraction')]
   for each in costliest(plan):
     rows.append(
       (

@@ -1,7 +1,8 @@
-"""Searches for what fits (mesh, batch, micro-batches, remat) by compiling.
+"""Searches for a mesh, batch, micro-batches and remat that fit, by compiling.
 
-A program too large is refused within seconds, one that fits takes a minute, so
-the searches try the larger program first and guess by the bytes refused.
+The TPU compiler refuses a program that is too large within seconds, but takes a
+minute for one that fits. The searches therefore try larger programs first and
+use the bytes in the error to choose the next size.
 """
 
 import logging
@@ -16,9 +17,9 @@ from vit_jax.training.experiment import batch_parts
 
 log = logging.getLogger('vit_jax')
 MAX_TRIES = 8  # compilations to find the largest batch
-MAX_SPLITS = 3  # of micro-batches tried for each rematerialisation that fits
-ALL_LAYERS = 1000  # of any model: it takes as many as it has
-GRANULARITY = 1 / 16  # of the largest batch found
+MAX_SPLITS = 3  # numbers of micro-batches that are tried per remat policy
+ALL_LAYERS = 1000  # more than any model has; models use at most all layers
+GRANULARITY = 1 / 16  # accuracy of the largest batch, relative
 
 
 def _split(config: Config, target: Target) -> int:
@@ -38,7 +39,7 @@ def _attempt(config: Config, target: Target) -> Plan:
     result['remat'],
     result['unroll'],
     result['mesh'],
-    f'{made.seconds:.4g} s a step' if made.fits else 'does not fit',
+    f'{made.seconds:.4g} s per step' if made.fits else 'does not fit',
   )
   return made
 
@@ -60,7 +61,7 @@ def largest_batch(
   unit = _split(config, target) * config.micro_batches
   best: Plan | None = None
   too_many: int | None = None
-  size = max(config.batch_size // unit, 1)  # images a device and micro-batch
+  size = max(config.batch_size // unit, 1)  # images per device and micro-batch
   last = refused
   for _ in range(MAX_TRIES):
     if last is None:
@@ -89,8 +90,8 @@ def _guess(last: Plan, low: int, high: int, size: int) -> int:
   if not last.fits and needed and limit and low == 0:
     sizes = last.result['bytes']
     kept = sizes['parameters'] + sizes['optimizer'] + sizes['average']
-    share = max(limit - kept, 0) / needed
-    middle = min(int(size * share * 1.05), high - 1)
+    fraction = max(limit - kept, 0) / needed
+    middle = min(int(size * fraction * 1.05), high - 1)
   rounded = middle // 8 * 8 if middle >= 64 else middle
   return min(max(rounded, low + 1), high - 1)
 
@@ -129,7 +130,7 @@ def what_fits(config: Config, target: Target, refused: Plan) -> dict:
 
 
 def _splits(config: Config, target: Target) -> list[int]:
-  """Numbers of micro-batches that divide a device's images, ascending."""
+  """Returns the numbers of micro-batches that divide a device's images."""
   return batch_parts(config.batch_size, _split(config, target))
 
 
@@ -154,9 +155,9 @@ def search(config: Config, target: Target) -> list[Plan]:
       )
   if not found:
     raise UserError(
-      f'no mesh, rematerialisation or number of micro-batches fits a batch of '
-      f'{config.batch_size} on {target.name}: take a smaller batch or more '
-      'devices.'
+      f'A batch of {config.batch_size} does not fit on {target.name} with any '
+      'mesh, rematerialization or number of micro-batches. Use a smaller '
+      'batch_size or more devices.'
     )
   best = min(found, key=lambda each: each.seconds)
   if 'unroll' in config.model:
@@ -176,7 +177,7 @@ def _meshes(config: Config) -> list[dict[str, int]]:
 
 
 def _remats(config: Config) -> list[dict[str, str]]:
-  """Every policy that the model offers; one empty change if it has none."""
+  """Returns a change per remat policy; one empty change without policies."""
   if 'remat' not in config.model:
     return [{}]
   return [{'model__remat': name} for name in REMAT]

@@ -1,4 +1,4 @@
-"""TPU slices by name: their devices, and what a chip of them can do."""
+"""TPU slices by name: their devices, and the rates of their chips."""
 
 import dataclasses
 import importlib.util
@@ -18,7 +18,7 @@ GIB = 2**30
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-  """What one JAX device can do; a device is a core on v2, v3 and tpu7x.
+  """Rates of one JAX device, which is a core on v2, v3 and tpu7x.
 
   Attributes:
     clock_hz: clock of the cores, the unit of the compiler's cycles.
@@ -26,10 +26,11 @@ class Chip:
     hbm_bytes: memory that a program may use, according to the compiler's
       message.
     hbm_bytes_per_s: published bandwidth.
-    link_bytes_per_s: to other chips of the slice, all links, one direction.
-    exponentials_per_cycle: rate of a custom kernel, with the vector work that
-      goes with each.
-    cores: TensorCores in the device, for core-days.
+    link_bytes_per_s: bandwidth to other chips of the slice, sum of all links,
+      one direction.
+    exponentials_per_cycle: rate of a custom kernel, including the vector
+      operations that belong to each exponential.
+    cores: TensorCores of the device, for core-days.
     options: options of `get_topology_desc`.
   """
 
@@ -55,21 +56,22 @@ def _chip(kind: str, clock, hbm_gib, hbm, link, exps, **rest: Any) -> Chip:
 
 
 # Device kind, clock, usable HBM (GiB), HBM and link bandwidth (bytes/s),
-# exponentials a cycle.
+# exponentials per cycle.
 #
 # v2, v3: "A Domain-Specific Supercomputer for Training Deep Neural Networks",
 #   CACM 63(7), 2020, Table 3: 700 and 940 MHz, 46 and 123 TFLOP/s, 700 and 900
-#   GB/s a chip of two cores; four links of 496 and 656 Gbit/s.
+#   GB/s per chip of two cores; four links of 496 and 656 Gbit/s.
 # v4: "TPU v4: An Optically Reconfigurable Supercomputer", ISCA 2023, Table 4:
 #   1050 MHz, 275 TFLOP/s, 1200 GB/s, six links of 50 GB/s.
 # v5e, v5p, v6e, tpu7x: Google Cloud's pages of each version for FLOP/s, HBM and
 #   interconnect (given for both directions: halved here). Clocks follow from
 #   peak FLOP/s and the matrix units: v5e 4 and v5p 8 of 128x128, v6e and a
-#   tpu7x core 4 of 256x256, two FLOPs each a cycle; the compiler's estimate of
+#   tpu7x core 4 of 256x256, two FLOPs per cycle; the compiler's estimate of
 #   a large product reaches 70 to 97 % of the peak at these clocks on each.
-# Exponentials a cycle: such that the attention kernels at 197 tokens cost what
-#   the compiler schedules for them (benchmarks/kernels.py).
-# Usable HBM: "exceeds available HBM" of a program too large (libtpu 0.0.51).
+# Exponentials per cycle: chosen so that the attention kernels at 197 tokens
+#   cost the cycles that the compiler schedules (benchmarks/kernels.py).
+# Usable HBM: from the error message for a program that is too large (libtpu
+#   0.0.51).
 CHIPS = {
   'v2': _chip('TPU v2', 0.70e9, 7.48, 350e9, 124e9, 1900),
   'v3': _chip('TPU v3', 0.94e9, 15.48, 450e9, 164e9, 80),
@@ -80,7 +82,7 @@ CHIPS = {
     1200e9,
     300e9,
     264,
-    cores=2,  # one device a chip, its two cores working as one
+    cores=2,  # one device per chip, whose two cores work as one
     options=(('chip_config_name', 'megacore'),),
   ),
   'v5e': _chip('TPU v5e', 1.50e9, 15.75, 819e9, 200e9, 242),
@@ -88,7 +90,7 @@ CHIPS = {
   'v6e': _chip('TPU v6e', 1.75e9, 31.24, 1640e9, 400e9, 130),
   'tpu7x': _chip('TPU7x', 2.20e9, 94.74, 3690e9, 300e9, 130),
 }
-# Between slices, one direction: 100 Gbit/s for each four chips of a host.
+# Bandwidth between slices, one direction: 100 Gbit/s per host of four chips.
 SLOW_BYTES_PER_S = {'v2': 12.5e9 / 8, 'v3': 12.5e9 / 8, 'tpu7x': 12.5e9 / 8}
 SLOW_BYTES_PER_S_OTHER = 12.5e9 / 4
 
@@ -98,14 +100,15 @@ class Target:
   """Devices to compile for.
 
   Attributes:
-    name: as the user wrote it, with the number of slices if several.
+    name: name that the user gave, with the number of slices if there are
+      several.
     devices: devices of all slices.
-    slices: joined by the data-centre network.
-    chip: None for the local backend, whose compiler gives no estimates.
-    hbm_bytes: memory of a device; None where it is not known.
+    slices: number of slices, which the data-center network connects.
+    chip: rates of a TPU; None for GPUs and for the local backend.
+    hbm_bytes: memory of a device that programs may use; None if unknown.
     slow_bytes_per_s: bandwidth of a device between slices.
     compiles: whether a compiler for them is installed.
-    cluster: the rates of GPUs; None for other devices.
+    cluster: rates of GPUs; None for other devices.
   """
 
   name: str
@@ -119,10 +122,10 @@ class Target:
 
 
 def parse(name: str) -> tuple[str, tuple[int, ...]]:
-  """('v3', (4, 4)) of 'v3:4x4'.
+  """Splits a name: 'v3:4x4' becomes ('v3', (4, 4)).
 
   Raises:
-    UserError: another form, or an unknown version.
+    UserError: the name has another form, or the version is unknown.
   """
   match = re.fullmatch(r'(\w+):(\d+(?:x\d+){1,2})', name)
   if not match:
@@ -135,7 +138,8 @@ def parse(name: str) -> tuple[str, tuple[int, ...]]:
   if match[1] not in CHIPS:
     known = [*CHIPS, *gpus.GPUS]
     raise UserError(
-      f'no TPU or GPU is called {match[1]!r}; {closest(match[1], known)}.'
+      f'--topology is {name!r}, but {match[1]!r} is not a TPU or GPU that plan '
+      f'knows; {closest(match[1], known)}.'
     )
   return match[1], tuple(int(side) for side in match[2].split('x'))
 
@@ -148,7 +152,7 @@ def find(name: str, slices: int = 1) -> Target:
     slices: number of slices.
 
   Raises:
-    UserError: there is no such topology, or libtpu is not installed.
+    UserError: the topology does not exist, or libtpu is not installed.
   """
   if name == LOCAL:
     return _local(slices)
@@ -159,9 +163,9 @@ def find(name: str, slices: int = 1) -> Target:
     raise UserError(f'--slices is {slices}; it must be at least 1.')
   if importlib.util.find_spec('libtpu') is None:
     raise UserError(
-      'planning for a TPU needs its compiler, libtpu, which is not installed: '
-      'pip install "vit_jax[plan]", or pip install libtpu. '
-      f'(--topology={LOCAL} plans for this machine without it.)'
+      f'--topology={name} needs the TPU compiler, libtpu, which is not '
+      'installed. Install it by pip install "vit_jax[plan]" or pip install '
+      f'libtpu, or plan for this machine by --topology={LOCAL}.'
     )
   chip = CHIPS[version]
   options = dict(chip.options)
@@ -174,8 +178,8 @@ def find(name: str, slices: int = 1) -> Target:
   except (jax.errors.JaxRuntimeError, ValueError) as error:
     first_line = str(error).splitlines()[0]
     raise UserError(
-      f'the TPU compiler knows no topology {name}: {first_line}. '
-      'Shapes are in chips, as in v3:4x4 or v4:2x2x2.'
+      f'The TPU compiler does not know the topology {name}: {first_line}. Give '
+      'the shape in chips, such as v3:4x4 or v4:2x2x2.'
     ) from error
   return Target(
     name=f'{slices} slices of {name}' if slices > 1 else name,
