@@ -122,7 +122,10 @@ def test_flags_give_what_has_no_default(overridden, depths):
   [
     ([STEM], 'model.stem.depths is missing'),
     ([STEM, '--config.model.stem.depths=many'], 'stem.depths is .many.; it'),
-    (['--config.model.stem.depths=1'], 'model.stem is not set; .*model.stem.name='),
+    (
+      ['--config.model.stem.depths=1'],
+      'model.stem is not set;.*model.stem.name=',
+    ),
   ],
 )
 def test_what_has_no_default_is_asked_for(overridden, args, words):
