@@ -199,7 +199,7 @@ def test_data_of_any_source(trained, weights, tmp_path):
     assert _run(path, *flags, **given)['data'] == f'{other}/train'
   with pytest.raises(UserError, match='config.source.path is missing'):
     _run(digits, dataset='folder', split='train')
-  with pytest.raises(UserError, match='has no place of its own.*members'):
+  with pytest.raises(UserError, match='--data_dir=.*members'):
     _run(digits, dataset='mixture', data_dir='x')
 
 

@@ -11,7 +11,7 @@ import pytest
 import tiny_vit
 
 from tests import runs
-from vit_jax.data.remaining import Rest
+from vit_jax.data.remaining import Remaining
 from vit_jax.data.sources import tfds
 from vit_jax.errors import UserError
 from vit_jax.features import __main__ as command
@@ -115,7 +115,7 @@ def test_an_interruption_changes_nothing(weights, tmp_path, monkeypatch):
   request = Request(**DATA, settings=SETTINGS, part_examples=16)
   command.run(weights, str(tmp_path / 'whole.npz'), request)
   out, read = str(tmp_path / 'f.npz'), []
-  once = Rest.__getitem__
+  once = Remaining.__getitem__
 
   def failing(self, index):
     read.append(self._start + index)
@@ -123,18 +123,16 @@ def test_an_interruption_changes_nothing(weights, tmp_path, monkeypatch):
       raise OSError('the disk is gone')
     return once(self, index)
 
-  monkeypatch.setattr(Rest, '__getitem__', failing)
+  monkeypatch.setattr(Remaining, '__getitem__', failing)
   with pytest.raises(OSError, match='the disk is gone'):
     command.run(weights, out, request)
   parts = sorted(os.listdir(tmp_path / 'f.npz.parts'))
   assert parts[0] == '00000.npz' and parts[-1] == 'about.json'
-  with pytest.raises(
-    UserError, match='f.npz.parts is of another command.*preprocess.resize'
-  ):
+  with pytest.raises(UserError, match='f.npz.parts .*preprocess.resize'):
     command.run(weights, out, dataclasses.replace(request, preprocess='dino'))
   read.clear()
   monkeypatch.setattr(
-    Rest,
+    Remaining,
     '__getitem__',
     lambda self, index: read.append(self._start + index) or once(self, index),
   )
@@ -146,7 +144,7 @@ def test_an_interruption_changes_nothing(weights, tmp_path, monkeypatch):
   ).read_bytes()
   read.clear()
   assert command.run(weights, out, request)['count'] == 42 and not read
-  with pytest.raises(UserError, match='f.npz is of another command.*split'):
+  with pytest.raises(UserError, match='f.npz .*split'):
     command.run(weights, out, dataclasses.replace(request, split='test'))
 
 

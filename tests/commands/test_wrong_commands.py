@@ -50,7 +50,7 @@ ROWS = [
     ('evaluate', '--checkpoint=tiny.npz', '--evaluator=fewshoot'),
     "did you mean 'fewshot'? allowed: calibration, classification, fewshot",
   ),
-  (('evaluate', '--checkpoint=tiny.npz'), 'Give a TFDS name'),
+  (('evaluate', '--checkpoint=tiny.npz'), 'Give --dataset=NAME'),
   (('predict', '--checkpoint=tiny.npz', 'photos'), 'such as its *.jpg'),
   (('predict', '--checkpoint=tiny.npz', 'paper.pdf'), 'is not an image'),
   (('predict', '--checkpoint=tiny.npz', 'papr.pdf'), 'mean paper.pdf?'),

@@ -32,7 +32,7 @@ def test_killed(tmp_path):
   before = len([*parts.glob('*.npz')])
   assert not killed.exists() and 3 <= before < 200
   _, log = runs.run(again)
-  assert f'going on after {8 * before} of 1600 examples' in log
+  assert f'after {8 * before} of 1600 examples' in log
   with np.load(plain) as expected, np.load(killed) as found:
     assert [*found] == [*expected] and len(expected['index'])
     for key in found:

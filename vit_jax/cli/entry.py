@@ -1,4 +1,4 @@
-"""What starting a pre-training and a fine-tuning have in common."""
+"""Flags and arguments that train and finetune share."""
 
 import logging
 import sys
@@ -24,12 +24,12 @@ def define_flags() -> None:
   flags.DEFINE_bool(
     'allow_config_change',
     False,
-    'Resume a workdir although its config had other values.',
+    'Resume a workdir even if its config has other values.',
   )
   flags.DEFINE_bool(
     'print_config', False, 'Print the resolved config as JSON, and exit.'
   )
-  flags.DEFINE_string('profile', None, 'START:STOP, steps to trace.')
+  flags.DEFINE_string('profile', None, 'Steps to trace, START:STOP.')
   process.define_distributed_flags()
   overrides.define_flag(sys.argv)
 
@@ -77,10 +77,10 @@ def chosen_workdir() -> str:
 
 
 def profile_span(text: str | None) -> tuple[int, int] | None:
-  """(start, stop) of '--profile=START:STOP'.
+  """Returns (start, stop) for --profile=START:STOP.
 
   Raises:
-    UserError: not two ascending numbers.
+    UserError: the value does not consist of two ascending numbers.
   """
   if text is None:
     return None
@@ -88,7 +88,7 @@ def profile_span(text: str | None) -> tuple[int, int] | None:
   if not (first.isdigit() and last.isdigit() and int(first) < int(last)):
     raise UserError(
       f'--profile is {text!r}; give START:STOP, the first step to trace and '
-      'the step to stop at, such as 10:15.'
+      'the first step that is not traced, such as 10:15.'
     )
   return int(first), int(last)
 

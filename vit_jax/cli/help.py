@@ -1,7 +1,7 @@
-"""What `--help` prints: what a command is for, an example, its own flags.
+"""The output of `--help`: purpose of a command, an example, its flags.
 
-absl's prints nothing of the flags that are defined in another module than the
-one that runs, and ends with 1.
+The help of absl omits flags that are defined in another module than the one
+that runs, and exits with 1.
 """
 
 import textwrap
@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from absl import flags
 
 WORDS = ('-h', '-help', '--help')
-_SET_ELSEWHERE = 'Set by '  # the help of flags that are no user's
+_SET_ELSEWHERE = 'Set by '  # help of flags that users do not set directly
 
 
 def asked(argv: Sequence[str]) -> bool:
-  """Tells whether a command line asks for help."""
+  """Returns whether a command line contains --help or the like."""
   return any(word in WORDS for word in argv[1:])
 
 
@@ -22,8 +22,8 @@ def text(header: str, values: flags.FlagValues) -> str:
   """Returns the help of a command.
 
   Args:
-    header: docstring of its module, with an example.
-    values: the `FlagValues` in which its flags are defined.
+    header: docstring of the module, with an example.
+    values: `FlagValues` in which the flags are defined.
   """
   own = [
     flag

@@ -1,7 +1,7 @@
-"""Parts of a result, each on disk whole or not at all, until they are joined.
+"""Parts of a result, each written atomically, until they are joined.
 
-They lie in OUT.parts/: what they belong to in about.json, then 00000.npz and so
-on, in order. A part that is there is never computed again.
+OUT.parts/ contains about.json, which describes the result, and the parts
+00000.npz and so on, in order. An existing part is never computed again.
 """
 
 import contextlib
@@ -30,14 +30,15 @@ class Parts:
   """The parts of one result."""
 
   def __init__(self, out: epath.Path, about: dict[str, Any]):
-    """Opens the folder, or makes it.
+    """Opens or creates the folder.
 
     Args:
       out: path of the whole result.
       about: description of the computation, as JSON values.
 
     Raises:
-      UserError: parts of something else are there, or nothing can be written.
+      UserError: the folder contains parts of another result, or cannot be
+        written.
     """
     self.folder, self._out = out.with_name(out.name + '.parts'), out
     file = self.folder / 'about.json'
@@ -49,14 +50,14 @@ class Parts:
     _check_same(str(self.folder), found or {}, about)
 
   def count(self) -> int:
-    """Parts that are there, from the first one without a gap."""
+    """Returns the number of existing parts before the first gap."""
     return next(n for n in itertools.count() if not self._path(n).exists())
 
   def write(self, number: int, arrays: Arrays) -> None:
     """Writes one part.
 
     Raises:
-      UserError: it cannot be written.
+      UserError: the part cannot be written.
     """
     content = io.BytesIO()
     np.savez(content, allow_pickle=False, **arrays)
@@ -75,8 +76,8 @@ class Parts:
         return dict(held)
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
       raise UserError(
-        f'{path} is damaged ({error}): delete it and those after it, and run '
-        'the same command again.'
+        f'{path} is damaged ({error}). Delete this part and all later ones, '
+        'and run the same command again.'
       ) from error
 
   @contextlib.contextmanager
@@ -104,11 +105,11 @@ def resume(
   size: int,
   batches: Callable[[int], Iterator[Arrays]],
 ) -> tuple[Parts | None, int]:
-  """Computes the parts that are missing; all processes call it.
+  """Computes the missing parts; all processes must call it.
 
   Args:
     out: path of the whole result.
-    about: see `Parts`; it contains `examples` and `batch_size`.
+    about: description, see `Parts`; contains `examples` and `batch_size`.
     size: batches per part.
     batches: function that takes the first example and yields the columns of
       each batch of `batch_size` examples from there on, without examples that
@@ -122,7 +123,7 @@ def resume(
   rows, examples = about['batch_size'], about['examples']
   start = min(number * size * rows, examples)
   if start:
-    log.info('going on after %d of %d examples', start, examples)
+    log.info('continuing after %d of %d examples', start, examples)
   held: list[Arrays] = []
   if start < examples:
     for columns in batches(start):
@@ -147,16 +148,16 @@ def finished(
 ) -> dict[str, Any]:
   """Returns the description of an existing whole result, or {}.
 
-  All processes call it.
+  All processes must call it.
 
   Args:
     out: path of the result.
-    about: see `Parts`.
+    about: description, see `Parts`.
     read: function that reads the description in a file.
     results: keys of the description that are known only at the end.
 
   Raises:
-    UserError: the file is the result of other weights, data or settings.
+    UserError: the file is a result of other weights, data or settings.
   """
 
   def on_main() -> dict[str, Any]:
@@ -165,7 +166,7 @@ def finished(
     found = read(str(out))
     told = {key: found[key] for key in found if key not in results}
     _check_same(str(out), told, about)
-    log.info('%s is there already', out)
+    log.info('%s exists already', out)
     return found
 
   return from_main(on_main)
@@ -174,12 +175,15 @@ def finished(
 def _check_same(
   where: str, found: dict[str, Any], about: dict[str, Any]
 ) -> None:
-  """Raises UserError where something there belongs to another command.
+  """Checks that an existing file or folder belongs to the same command.
 
   Args:
-    where: its path.
-    found: the description in it.
-    about: the requested description.
+    where: path of the file or folder.
+    found: description that it contains.
+    about: description of this command.
+
+  Raises:
+    UserError: the descriptions differ.
   """
   found, wanted = flatten(found), flatten(about)
   other = [
@@ -189,6 +193,6 @@ def _check_same(
   ]
   if other:
     raise UserError(
-      f'{where} is of another command ({"; ".join(other)}): give another '
-      '--out, or delete it.'
+      f'{where} is the result of another command ({"; ".join(other)}). Give '
+      'another --out, or delete it.'
     )

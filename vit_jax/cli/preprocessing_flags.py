@@ -1,4 +1,4 @@
-"""What weights see of an image, by themselves or by a preset."""
+"""Preprocessing of images: that of the weights, or a preset."""
 
 import dataclasses
 import logging
@@ -23,9 +23,9 @@ def define_flag() -> None:
   flags.DEFINE_string(
     'preprocess',
     None,
-    'Evaluate as weights of a family are: '
-    f"{', '.join(presets.PRESETS)}; default: the weights' own. "
-    '--config.preprocess.KEY=… stands above it.',
+    'Preprocessing of a family of weights: '
+    f'{", ".join(presets.PRESETS)}; default: that of the weights. '
+    '--config.preprocess.KEY=… overrides it.',
   )
 
 
@@ -33,14 +33,14 @@ def by_preset(source: Pretrained, name: str | None) -> Pretrained:
   """Returns the same weights with the preprocessing of a preset.
 
   Mean and standard deviation change only for weights of another project:
-  models trained here take pixels in [-1, 1].
+  models trained here expect pixels in [-1, 1].
 
   Args:
     source: the weights.
     name: key of `presets.PRESETS`; None for the weights' own preprocessing.
 
   Raises:
-    UserError: there is no preset of that name.
+    UserError: the preset is unknown.
   """
   if name is None:
     return source
@@ -54,7 +54,7 @@ def by_preset(source: Pretrained, name: str | None) -> Pretrained:
     return source
   if 'normalization' not in source.about:
     log.warning(
-      '%s takes pixels in [-1, 1]; of the preset %s only the resizing is taken',
+      '%s expects pixels in [-1, 1]; the preset %s only sets the resizing',
       *(source.path, name),
     )
     return source
@@ -72,7 +72,7 @@ def by_preset(source: Pretrained, name: str | None) -> Pretrained:
 def _refolded(
   load: Callable[[PyTree], PyTree], known: Any, wanted: Any
 ) -> Callable[[PyTree], PyTree]:
-  """Loads parameters for pixels that are normalised otherwise."""
+  """Loads parameters for pixels with another normalisation."""
 
   def load_and_fold(abstract: PyTree) -> PyTree:
     params = load(abstract)
@@ -88,7 +88,7 @@ def _refolded(
 
 
 def mean_and_std(source: Pretrained) -> tuple[Any, Any]:
-  """Returns the mean and deviation of each channel of pixels in [0, 1]."""
+  """Returns mean and standard deviation per channel of pixels in [0, 1]."""
   said = source.about.get('normalization')
   if said is None:
     return presets.NONE

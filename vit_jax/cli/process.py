@@ -1,4 +1,4 @@
-"""What every command shares: flags, messages, exit codes."""
+"""Runs a command: flags, error messages and exit codes."""
 
 import os
 import sys
@@ -26,22 +26,23 @@ from vit_jax.processes import (
   runtime,
 )
 
-_LATE_S = 60  # that the others may take to come
+_LATE_S = 60  # time limit for the other processes to connect
 
 
 def run(body: Callable[[list[str]], None], define: Callable[[], None]) -> None:
   """Runs a command and exits with its code.
 
-  0: finished; 2: a user's error, one message and no traceback; 42: preempted,
-  state saved; 43: diverged; 44: stuck (see watchdog.py); 45: a peer was lost;
-  1: a crash, with its traceback, or storage that failed, with a message that
-  says what is saved. What ends one of several processes ends all.
+  The codes are 0 (finished), 1 (a crash, with its traceback, or a storage
+  error, with a message that states what is saved), 2 (an error of the user,
+  with one message and no traceback), 42 (preempted, state saved), 43
+  (diverged), 44 (stuck, see watchdog.py) and 45 (another process was lost). If
+  one of several processes ends, all end.
 
   Args:
-    body: called with the arguments that are no flags.
-    define: defines the command's flags; it may look at and shorten `sys.argv`.
+    body: function of the arguments that are not flags.
+    define: function that defines the flags; it may change `sys.argv`.
   """
-  # TensorFlow only writes events and prepares data sets here: no greetings.
+  # TensorFlow only writes events and prepares data sets: hide its log.
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
   os.environ.setdefault('TF_ENABLE_ONEDNN_OPTS', '0')
   backends.hide_unused_libtpu()
@@ -73,7 +74,7 @@ def run(body: Callable[[list[str]], None], define: Callable[[], None]) -> None:
 
 
 def _part() -> None:
-  """Orderly end: meets the others; from then on signals change nothing."""
+  """Waits for the other processes; from then on, signals are ignored."""
   peers.part()
   if interruption.HERE.installed:
     interruption.HERE.ignore()
@@ -105,15 +106,21 @@ def _end(error: Exception) -> None:
   print(message, file=sys.stderr, flush=True)
   if code != EXIT_USER_ERROR:
     sys.exit(code)
-  if peers.client() is None and _tell_late():
+  if peers.client() is None and _join_late():
     peers.announce(error)
   if peers.client() is not None:
     peers.leave(code)
   sys.exit(code)
 
 
-def _tell_late() -> bool:
-  """Joins the others although this process ends: they wait for it to come."""
+def _join_late() -> bool:
+  """Joins the other processes to tell them the error.
+
+  They wait for this process, although it is about to end.
+
+  Returns:
+    Whether there are other processes.
+  """
   if 'coordinator_address' not in flags.FLAGS:
     return False
   own = flags.FlagValues()
@@ -123,28 +130,28 @@ def _tell_late() -> bool:
     return runtime.join(
       own.coordinator_address, own.num_processes, own.process_id, _LATE_S
     )
-  except Exception:  # noqa: BLE001 (the message is out; nobody else to tell)
+  except Exception:  # noqa: BLE001 (the message has been printed anyway)
     return False
 
 
 def define_distributed_flags(into: flags.FlagValues = flags.FLAGS) -> None:
-  """Flags that name the processes of a run where JAX cannot find them."""
+  """Defines the flags for runs whose processes JAX cannot find."""
   flags.DEFINE_string(
     'coordinator_address',
     None,
-    'host:port of process 0, the same for all.',
+    'HOST:PORT of process 0, the same for all processes.',
     flag_values=into,
   )
   flags.DEFINE_integer(
-    'num_processes', None, 'Processes in the run.', flag_values=into
+    'num_processes', None, 'Number of processes.', flag_values=into
   )
   flags.DEFINE_integer(
-    'process_id', None, 'Number of this process, from 0.', flag_values=into
+    'process_id', None, 'Index of this process, from 0.', flag_values=into
   )
 
 
 def start_process() -> None:
-  """Readies this process for steps; joins the others, by flags or JAX."""
+  """Prepares this process for training; joins the other processes."""
   runtime.keep_host_memory()
   values = flags.FLAGS
   runtime.start_distributed(

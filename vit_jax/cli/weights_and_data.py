@@ -1,4 +1,4 @@
-"""What a sweep with weights over a split is asked for by flags."""
+"""Weights, data and batch sizes of commands, given by flags."""
 
 import dataclasses
 import json
@@ -21,16 +21,16 @@ from vit_jax.weights.contract import Pretrained
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Request:
-  """The weights, the data and the batch sizes that a command was given.
+  """Weights, data and batch sizes of a command.
 
   Attributes:
     config: config file whose data is used.
     dataset: TFDS name or kind of source; by default that of the checkpoint.
     split: split of the data; by default the one that the config trains on.
-    data_dir: the TFDS directory, or the path of another source.
-    weights: which weights of the checkpoint, see `Pretrained.chosen`.
-    preprocess: a preset; by default the preprocessing of the weights.
-    batch_size: images per batch, on all devices together.
+    data_dir: TFDS directory, or the path of another source.
+    weights: set of weights of the checkpoint, see `Pretrained.chosen`.
+    preprocess: name of a preset; by default the preprocessing of the weights.
+    batch_size: images per batch on all devices.
     part_examples: examples per written part; rounded up to whole batches.
     settings: overrides such as '--config.source.KEY=value', also for reader and
       preprocess.
@@ -63,18 +63,22 @@ class Request:
 def define_flags(endings: str) -> None:
   """Defines the flags that these commands share."""
   weights_flags.define_flags()
-  flags.DEFINE_string('config', None, 'A config, whose data is taken.')
+  flags.DEFINE_string('config', None, 'Config whose data is used.')
   flags.DEFINE_string(
-    'dataset', None, "TFDS name, or a source; default: the checkpoint's."
+    'dataset',
+    None,
+    'TFDS name or kind of source; default: that of the checkpoint.',
   )
-  flags.DEFINE_string('split', None, "Split; default: a config's for training.")
   flags.DEFINE_string(
-    'data_dir', None, 'The TFDS directory, or the path of another source.'
+    'split', None, 'Split; default: the training split of --config.'
+  )
+  flags.DEFINE_string(
+    'data_dir', None, 'TFDS directory, or the path of another source.'
   )
   preprocessing_flags.define_flag()
-  flags.DEFINE_integer('batch_size', 128, 'Images at once, on all devices.')
-  flags.DEFINE_integer('part_examples', 8192, 'Images written at once.')
-  flags.DEFINE_string('out', None, f'File to be written: {endings}.')
+  flags.DEFINE_integer('batch_size', 128, 'Images per batch on all devices.')
+  flags.DEFINE_integer('part_examples', 8192, 'Images per written part.')
+  flags.DEFINE_string('out', None, f'Path of the result: {endings}.')
   flags.DEFINE_bool('json', False, 'Print one JSON object.')
   flags.DEFINE_multi_string(
     'overrides',
@@ -99,7 +103,7 @@ def open_data(
   """Opens the data; returns the completed sections, the data and its split.
 
   Raises:
-    UserError: there is no such data or split, or it is empty.
+    UserError: the data or the split does not exist, or is empty.
   """
   about, split = weights.about, request.split
   if request.config is not None:
@@ -108,8 +112,8 @@ def open_data(
     split = split or whole.train.split
   if split is None:
     raise UserError(
-      '--split is missing: which split to take. Or give --config=FILE.py for '
-      'what it trains on.'
+      '--split is missing; give the split to use, or --config=FILE.py to use '
+      'its training split.'
     )
   source = data_flags.source_section(about, request.dataset, request.data_dir)
   completed = overrides.apply(
@@ -117,7 +121,9 @@ def open_data(
   )
   opened = build_section(completed, 'source', split)
   if not len(opened):
-    raise UserError(f'{opened.name} is empty: there is nothing to do.')
+    raise UserError(
+      f'{opened.name} is empty; give another --split or --dataset.'
+    )
   return completed, opened, split
 
 
@@ -125,19 +131,19 @@ def open_weights(checkpoint: str, request: Request) -> Pretrained:
   """Loads the requested weights with their preprocessing.
 
   Raises:
-    UserError: there are no such weights, or no such preset.
+    UserError: the weights do not exist, or the preset is unknown.
   """
   found = pretrained.find(checkpoint, request.weights)
   return preprocessing_flags.by_preset(found, request.preprocess)
 
 
 def tell(out: str, result: dict[str, Any], shown: Sequence[str]) -> None:
-  """Prints what a file says of itself, on the main process alone.
+  """Prints the description of a result, on the main process only.
 
   Args:
-    out: the file.
-    result: its description.
-    shown: keys of the result, where JSON was not asked for.
+    out: path of the result.
+    result: description of the result.
+    shown: keys of the description that are printed without --json.
   """
   if not runtime.is_main():
     return

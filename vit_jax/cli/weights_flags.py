@@ -31,8 +31,8 @@ def define_choice() -> None:
   flags.DEFINE_string(
     'weights',
     'params',
-    'Which weights of a checkpoint: params, ema (their average), or another '
-    'set that its objective keeps (teacher, for example).',
+    'Weights of the checkpoint: params, ema (their average), or another set '
+    'that the objective keeps, for example teacher.',
   )
 
 
@@ -51,6 +51,6 @@ def path(values: Any, given: str | None = None) -> str:
     return checkpoint
   if '@' in checkpoint.rpartition('/')[2]:
     raise UserError(
-      f'{checkpoint} names a step already: leave out --step={values.step}.'
+      f'{checkpoint} already contains a step; remove --step={values.step}.'
     )
   return f'{checkpoint}@{values.step}'
