@@ -1,4 +1,4 @@
-"""Data that weights are applied to, as flags of a command name it."""
+"""Flags of commands that select the data that weights are applied to."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +13,7 @@ from vit_jax.errors import UserError
 from vit_jax.evaluators.contract import Setting
 from vit_jax.weights.contract import Pretrained
 
-_POLICY = ('on_bad_record', 'max_bad_share')  # the rest is up to the machine
+_POLICY = ('on_bad_record', 'max_bad_share')  # other keys depend on the machine
 
 
 def source_section(
@@ -30,20 +30,22 @@ def source_section(
     place = next((key for key in ('data_dir', 'path') if key in keys), None)
     if place is None:
       raise UserError(
-        f'--data_dir={data_dir}: the source {section["name"]} has no place of '
-        f'its own; set its keys: {", ".join(keys)} (--config.source.KEY=…).'
+        f'--data_dir={data_dir} has no effect for the source '
+        f'{section["name"]}; give --config.source.KEY=…, with KEY one of '
+        f'{", ".join(keys)}.'
       )
     section[place] = data_dir
   if section['name'] == 'tfds' and not section.get('dataset'):
     raise UserError(
-      '--dataset is missing: these weights do not say what to evaluate on. '
-      'Give a TFDS name (and --split), or folder and --data_dir=DIR.'
+      '--dataset is missing, because these weights do not contain the data '
+      'to evaluate on. Give --dataset=NAME of TFDS (and --split), or '
+      '--dataset=folder and --data_dir=DIR.'
     )
   return section
 
 
 def _is_source(name: str) -> bool:
-  """Tells whether a name is a kind of source rather than a TFDS data set."""
+  """Returns whether a name is a kind of source, not a TFDS data set."""
   return '.' in name or name in plugins.names(SECTIONS['source'])
 
 
@@ -71,7 +73,7 @@ def setting(
     weights: the model and its parameters.
     config: config with the sections preprocess and reader.
     open_source: function that opens a split.
-    mesh: the devices.
+    mesh: mesh of the devices.
     batch_size: images per batch; rounded up to a multiple of the number of
       devices.
   """
