@@ -1,8 +1,8 @@
 # shellcheck shell=bash
-# Sourced by the other scripts: the Python environment that they run in.
+# Functions for the Python environment of the other scripts, which source it.
 
-# Makes (once) and activates a virtual environment with the tested versions.
-# Arguments: requirements files besides requirements.txt.
+# Creates (once) and activates a virtual environment with the tested versions.
+# Arguments: requirements files in addition to requirements.txt.
 make_environment() {
   local venv="${VIT_JAX_VENV:-.venv}"
   local python
@@ -19,21 +19,21 @@ make_environment() {
   then
     echo "installing into $venv (once)"
     "$python" -m venv "$venv"
-    # pip's warnings (of mirrors that do not answer, say) are shown if it fails.
+    # The output of pip is shown only if it fails.
     if ! "$venv/bin/python" -m pip install --quiet --no-compile \
       --disable-pip-version-check -c constraints.txt "${files[@]}" --editable . \
       >"$venv/pip.log" 2>&1
     then
       cat "$venv/pip.log" >&2
-      echo "error: the packages could not be installed into $venv; pip says" \
-        "above why. Without a way to a package index, set HTTPS_PROXY or" \
-        "PIP_INDEX_URL; then run the same line again." >&2
+      echo "error: the packages could not be installed into $venv; see the" \
+        "output of pip above. If the package index cannot be reached, set" \
+        "HTTPS_PROXY or PIP_INDEX_URL; then run the same command again." >&2
       exit 2
     fi
-    # Of 12,000 modules the commands need a third: these are compiled now.
+    # Compiles only the modules that the commands need, a third of 12,000.
     env -u PYTHONDONTWRITEBYTECODE "$venv/bin/python" -c \
       'import clu.metric_writers, tensorflow_datasets, vit_jax.finetune' \
-      >/dev/null 2>&1 || true # what is wrong shows in what is run next
+      >/dev/null 2>&1 || true # the next command reports errors
     echo "$wanted" >"$venv/installed"
   fi
   # shellcheck disable=SC1091
@@ -53,7 +53,7 @@ find_python() {
   return 1
 }
 
-# Whether a workdir holds a committed checkpoint.
+# Succeeds if a workdir contains a committed checkpoint.
 has_checkpoint() {
   local directory
   for directory in "$1"/checkpoints/*/; do

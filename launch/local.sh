@@ -1,31 +1,31 @@
 #!/usr/bin/env bash
-# The first five minutes: makes an environment, pre-trains a small ViT on the
-# embedded digits, resumes it on purpose, fine-tunes it at twice the resolution,
-# evaluates, predicts, and draws what it learned. Nothing is downloaded but
-# packages. The same command again only says where everything is.
+# Quickstart: creates an environment, pre-trains a small ViT on the digits of
+# scikit-learn, kills and resumes the run, fine-tunes it at twice the
+# resolution, evaluates it, predicts an image, and draws figures. Only packages
+# are downloaded. If everything exists, the same command only prints the paths.
 #
 # Usage: bash launch/local.sh
-#   VIT_JAX_VENV   the environment's directory (default .venv)
-#   VIT_JAX_RUNS   where the runs go           (default runs)
+#   VIT_JAX_VENV   directory of the environment (default .venv)
+#   VIT_JAX_RUNS   directory of the runs        (default runs)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source launch/environment.sh
-# shellcheck disable=SC2119 # no requirements but the common ones
+# shellcheck disable=SC2119 # no additional requirements
 make_environment
-export JAX_PLATFORMS="${JAX_PLATFORMS-}" # as the user has it; JAX chooses
+export JAX_PLATFORMS="${JAX_PLATFORMS-}" # by default, JAX chooses
 
 runs="${VIT_JAX_RUNS:-runs}"
 pretrained="$runs/quickstart"
 finetuned="$runs/finetune_quickstart"
 
-# What one command compiles, the next one loads.
+# Programs that one command compiles are loaded by the next.
 export JAX_COMPILATION_CACHE_DIR="${JAX_COMPILATION_CACHE_DIR:-$runs/.compiled}"
 export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0
 
 step() { printf '\n=== %s\n' "$*"; }
 
 train_and_evaluate() {
-  step "Pre-training, stopped after a third (as if the machine had been lost)"
+  step "Pre-training, killed after a third, as if the machine was lost"
   python -m vit_jax.train --config=configs/quickstart.py \
     --workdir="$pretrained" &
   trainer=$!
@@ -38,11 +38,11 @@ train_and_evaluate() {
   step "The same command again: it resumes from its checkpoint"
   python -m vit_jax.train --config=configs/quickstart.py --workdir="$pretrained"
 
-  step "Fine-tuning at 32x32 pixels in place of 16x16"
+  step "Fine-tuning at 32x32 pixels instead of 16x16"
   python -m vit_jax.finetune --config=configs/finetune_quickstart.py \
     --config.init_from="$pretrained" --workdir="$finetuned"
 
-  step "Evaluating the fine-tuned model exactly"
+  step "Evaluating the fine-tuned model"
   python -m vit_jax.evaluate --checkpoint="$finetuned" --json |
     tee "$finetuned/evaluation.json"
 
@@ -60,9 +60,9 @@ PY
     "$finetuned/digit.png"
 }
 
-finished="$finetuned/local.finished" # written when all of it is there
+finished="$finetuned/local.finished" # written at the end
 if [[ -f "$finished" ]]; then
-  step "All of it is in $runs already; without that directory it runs again"
+  step "Everything exists in $runs; remove that directory to run it again"
 else
   train_and_evaluate
   touch "$finished"
@@ -78,8 +78,8 @@ if accuracy < 0.95:
   sys.exit('expected at least 95 %')
 PY
 
-step "What it learned, drawn at the end of each run"
+step "Figures, drawn at the end of each run"
 ls "$finetuned/figures/rollout.png" >/dev/null
 echo "curves: $pretrained/curves.png and $finetuned/curves.png"
 echo "rollout of attention: $finetuned/figures/rollout.png"
-echo "one page each: $pretrained/report.html and $finetuned/report.html"
+echo "reports: $pretrained/report.html and $finetuned/report.html"

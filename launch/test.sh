@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Makes an environment and runs the tests in it (CPU only).
+# Creates an environment and runs the tests in it (CPU only).
 #
 # Usage: bash launch/test.sh [--long | --all] [pytest arguments]
-#   bash launch/test.sh          all but the slow ones: 3,900 in ten minutes
-#   bash launch/test.sh --long   the slow ones too, among them those that start,
-#     kill and resume commands: 40 minutes, as in CI
-#   bash launch/test.sh --all    and each fault injected as often as stated
+#   bash launch/test.sh          all tests except the slow ones, in ten minutes
+#   bash launch/test.sh --long   also the slow tests, for example those that
+#     start, kill and resume commands: 40 minutes, as in CI
+#   bash launch/test.sh --all    also injects each fault as often as stated
 #   bash launch/test.sh --mutants [--jobs=N] [NAME...]
-#     breaks the code in many places instead, one after another, and lists those
-#     that no test notices (tests/mutants); takes longer than the suite
+#     instead changes the code in many ways, one after another, and lists the
+#     changes that no test notices (tests/mutants); takes longer than the tests
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source launch/environment.sh
@@ -25,6 +25,6 @@ if [[ "${1-}" == --all || "${1-}" == --long ]]; then
   chosen=()
   shift
 fi
-# Two processes: most tests wait half of their time for another's single thread.
+# Two processes, because most tests use a single thread half of the time.
 python -m pytest -n 2 --dist=loadfile --no-loadscope-reorder \
   ${chosen[@]+"${chosen[@]}"} "$@"

@@ -1,37 +1,37 @@
 #!/usr/bin/env bash
 # The part of launch/tpu_vm.sh that runs on every worker of a slice.
 #
-# All of a worker's state is in one directory, this script's grandparent:
-#   code/      what `git archive` packed     lock       held while a job runs
-#   venv/      Python 3.11 and packages      log        of all jobs, appended
-#   pid        of the trainer                exit_code  of the last job
-# The lock, and no process number, says whether a job runs: the kernel frees it
-# however the job ends, a reboot included, and two starts cannot both take it.
+# The state of a worker is in one directory, the grandparent of this script:
+#   code/   the installed commit             lock       held while a job runs
+#   venv/   Python 3.11 and packages         log        output of all jobs
+#   pid     process number of the trainer    exit_code  of the last job
+# The lock, not the process number, determines whether a job is running: the
+# kernel releases it however the job ends, and two starts cannot both take it.
 
 set -euo pipefail
 
 job=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 
-# Succeeds where a job (or an installation) holds the lock.
+# Succeeds if a job or an installation holds the lock.
 is_running() {
   ! flock --shared --nonblock "$job/lock" true
 }
 
-# Takes the lock on descriptor 9, for this process and those that inherit it.
+# Takes the lock on descriptor 9 for this process and its children.
 take_lock() {
   exec 9>"$job/lock"
   flock --nonblock 9
 }
 
-# Puts the code that was unpacked to code.new in place, and its packages.
+# Installs the code that was unpacked to code.new, and its packages.
 #
-# Stock images carry Python 3.10 and JAX needs 3.11. uv brings a standalone
-# build of it: no root, and no apt, whose lock a fresh machine's automatic
-# updates hold for minutes. uv itself comes by the image's own pip, into a
-# directory of its own, which works where the system's Python refuses installs.
+# The images contain Python 3.10, but JAX needs 3.11. uv installs a standalone
+# build without root and without apt, which automatic updates lock for minutes
+# on a new machine. uv itself is installed by the pip of the image into its own
+# directory, which works even if the system's Python refuses installations.
 install() {
   if ! take_lock; then
-    echo "$(hostname): a job is running; its code and packages stay." >&2
+    echo "$(hostname): a job is running; its code is not changed." >&2
     exit 1
   fi
   rm -rf "$job/code"
@@ -44,7 +44,7 @@ install() {
   fi
   "$uv" pip install --quiet --python "$job/venv/bin/python" \
     --constraints constraints.txt --editable '.[tpu]'
-  # An import that fails is better seen now than in the log of a pod.
+  # A failing import should be reported now, not in the log of the job.
   "$job/venv/bin/python" -c 'import vit_jax.train'
   echo "$(hostname): installed"
 }
@@ -56,17 +56,17 @@ start() {
     return
   fi
   rm -f "$job/exit_code" "$job/pid"
-  # A session of its own outlives the connection; it inherits the lock.
+  # A new session outlives the connection; it inherits the lock.
   setsid bash "${BASH_SOURCE[0]}" run "$@" </dev/null >>"$job/log" 2>&1 &
   echo "$(hostname): started"
 }
 
-# The detached process: the trainer, then its exit code.
+# Runs the trainer in the detached process and records its exit code.
 run() {
   local code=0
   cd "$job/code"
   echo "=== $(date -u +%FT%TZ) python -m vit_jax.train $*"
-  # Without the lock, which a straggling child of the trainer would keep.
+  # Without descriptor 9: a surviving child of the trainer would hold the lock.
   "$job/venv/bin/python" -m vit_jax.train "$@" 9>&- &
   echo $! >"$job/pid"
   wait $! || code=$?
@@ -74,7 +74,7 @@ run() {
   echo "=== $(date -u +%FT%TZ) exit code $code"
 }
 
-# What became of the last job, in words.
+# Prints the state of the last job.
 outcome() {
   if is_running; then
     echo 'running'
@@ -105,7 +105,7 @@ follow() {
   return 1
 }
 
-# Says in what state the job is, with the last lines of its log.
+# Prints the state of the job and the last lines of its log.
 status() {
   echo "$(hostname): $(outcome)"
   if [[ -e $job/log ]]; then
@@ -113,7 +113,7 @@ status() {
   fi
 }
 
-# Asks the trainer to save and end, and waits until it has.
+# Sends SIGTERM to the trainer, which saves its state, and waits for its end.
 stop() {
   if is_running && [[ -s $job/pid ]]; then
     kill -TERM "$(<"$job/pid")" || true # it may have ended just now
@@ -126,7 +126,7 @@ case ${1:-} in
   install | start | run | follow | status | stop) "$@" ;;
   *)
     echo "error: got '${1:-}'; allowed: install, start, follow, status, stop." \
-      'launch/tpu_vm.sh calls this script; run that one.' >&2
+      'launch/tpu_vm.sh calls this script; run launch/tpu_vm.sh instead.' >&2
     exit 2
     ;;
 esac

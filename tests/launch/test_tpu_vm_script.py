@@ -194,5 +194,5 @@ def test_unavailable_packages_give_one_message(tmp_path):
     assert ran.returncode == 2, ran.stderr
     reason, message = ran.stderr.splitlines()
     assert reason == 'ERROR: no matching distribution'
-    assert 'PIP_INDEX_URL; then run the same line again' in message
+    assert 'PIP_INDEX_URL' in message
   assert not (tmp_path / 'runs').exists()
