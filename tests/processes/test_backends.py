@@ -30,7 +30,7 @@ without_tpu = pytest.mark.skipif(
 @without_tpu
 @pytest.mark.parametrize('hidden', [True, False])
 def test_jax_does_not_load_it(hidden):
-  """And so it says nothing; otherwise JAX does, or does not even start."""
+  """Importing JAX without a TPU prints nothing and succeeds."""
   environment = os.environ | {'PYTHONPATH': str(runs.ROOT)}
   environment.pop('JAX_PLATFORMS', None)
   done = subprocess.run(
@@ -67,7 +67,7 @@ def test_it_is_hidden_from_machines_without_a_tpu_alone(there, monkeypatch):
   ],
 )
 def test_gpu_memory_fraction(monkeypatch, variable, value, device, expected):
-  """It is set only on machines with a GPU, and a user's value is kept."""
+  """The fraction is set only with a GPU; the user's value is kept."""
   made = {variable: value}
   monkeypatch.setattr(backends.os, 'environ', made)
   devices = ('null',) if device else ('no_such_device*',)

@@ -1,4 +1,4 @@
-"""What a process sets up before it runs."""
+"""Settings of a process before training."""
 
 import jax
 import pytest
@@ -25,7 +25,7 @@ def cache_dir():
   ],
 )
 def test_compilation_cache(monkeypatch, cache_dir, backend, given, expected):
-  """On by default on accelerators, where the user says if the user says."""
+  """The cache is used on accelerators; the user can choose its directory."""
   monkeypatch.setattr(jax, 'default_backend', lambda: backend)
   jax.config.update('jax_compilation_cache_dir', given)
   runtime.cache_compilations()
@@ -51,7 +51,7 @@ def test_compilation_cache(monkeypatch, cache_dir, backend, given, expected):
   ],
 )
 def test_flags_that_name_no_process(monkeypatch, flags, words):
-  """Each would run alone unsaid, wait for nobody, or end in a traceback."""
+  """JAX would run alone silently, wait for ever, or raise a traceback."""
   monkeypatch.setattr(jax.distributed, 'initialize', _never)
   with pytest.raises(UserError) as error:
     runtime.start_distributed(*flags)
@@ -60,13 +60,13 @@ def test_flags_that_name_no_process(monkeypatch, flags, words):
 
 @pytest.mark.parametrize('flags', [(), (None, 1, 0), (None, None, 0)])
 def test_a_process_alone(monkeypatch, flags):
-  """No flags, or those of the only process."""
+  """Without flags, or with those of the only process, nothing is joined."""
   monkeypatch.setattr(jax.distributed, 'initialize', _never)
   runtime.start_distributed(*flags)
 
 
 def test_flags_that_name_a_process(monkeypatch):
-  """All three reach JAX as they are; under SLURM it finds the others."""
+  """JAX gets all three flags unchanged; under SLURM it finds the processes."""
   calls = []
   monkeypatch.setattr(
     jax.distributed, 'initialize', lambda *given, **_: calls.append(given)

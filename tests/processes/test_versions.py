@@ -1,4 +1,4 @@
-"""Which code runs."""
+"""Versions of the code that runs."""
 
 import pathlib
 import re
@@ -27,7 +27,7 @@ def _git(*arguments, folder=ROOT):
 
 
 def test_the_commit_of_this_tree():
-  """What git says, and a sign that files were changed."""
+  """The commit is git's, with a mark for changed files."""
   try:
     head = _git('rev-parse', 'HEAD')
   except subprocess.CalledProcessError:
@@ -36,7 +36,7 @@ def test_the_commit_of_this_tree():
 
 
 def test_a_changed_file_and_an_archive(tmp_path, monkeypatch):
-  """'+' for what is not committed; an archive says what it was made of."""
+  """'+' marks uncommitted changes; an archive contains its commit."""
   package = tmp_path / 'vit_jax'
   package.mkdir()
   monkeypatch.setattr(versions, '_ROOT', package)
@@ -56,7 +56,7 @@ def test_a_changed_file_and_an_archive(tmp_path, monkeypatch):
 
 
 def test_nothing_is_known(tmp_path, monkeypatch):
-  """An installed package has no commit; a missing package no version."""
+  """An installed package has no commit; a missing one has no version."""
   monkeypatch.setattr(versions, '_ROOT', tmp_path)
   assert versions.commit() is None
   assert versions.of_package('no-such-package') is None

@@ -1,4 +1,4 @@
-"""What a resumed run is compared with, and what is said or refused."""
+"""Comparison of a resumed run: what is logged, and what is refused."""
 
 import contextlib
 import copy
@@ -40,7 +40,7 @@ def _check(before, now=None, events=(), allow=False, config=None):
 
 
 def _constructors():
-  """Everything that a section can name in this package."""
+  """Returns every class that a section can name in this package."""
   patterns = [*config_lib.SECTIONS.values(), config_lib.EVALS]
   for pattern in patterns:
     if '{name}' not in pattern:
@@ -52,7 +52,7 @@ def _constructors():
 
 
 def test_marked_keys_are_keys():
-  """A mark that is misspelt would protect nothing."""
+  """A misspelt mark would not protect anything."""
   marked = 0
   for constructor in _constructors():
     keys = plugins.keys(constructor)
@@ -63,7 +63,7 @@ def test_marked_keys_are_keys():
 
 
 def test_a_plug_in_marks_its_own_keys(tmp_path, monkeypatch):
-  """Found as the constructor is, by its dotted name."""
+  """The keys are found by the dotted name, like the constructor."""
   (tmp_path / 'my_marked_lab').mkdir()
   (tmp_path / 'my_marked_lab/model.py').write_text(
     'from vit_jax.config import plugins\n'
@@ -78,7 +78,7 @@ def test_a_plug_in_marks_its_own_keys(tmp_path, monkeypatch):
 
 
 def test_members_of_a_mixture_may_move():
-  """The places of its members, not what they are."""
+  """The paths of the members do not count, only their content."""
   members = {
     'a': {'name': 'folder', 'path': 'x', 'weight': 1.0},
     'b': {'name': 'tfds', 'dataset': 'd', 'data_dir': 'y', 'weight': 1.0},
@@ -95,7 +95,7 @@ def test_members_of_a_mixture_may_move():
 
 
 def test_the_same_run_says_nothing():
-  """Nor does one whose NaN is the same NaN, or whose readers are others."""
+  """Equal NaNs and other readers are no difference, either."""
   assert _check(_about()) == []
   config = completed(**{'mix.mixup': float('nan')})
   assert _check(_about(config), config=config) == []
@@ -116,7 +116,7 @@ def test_the_same_run_says_nothing():
   ],
 )
 def test_other_data_are_refused(change, words):
-  """Whatever the config says; unless it is allowed."""
+  """Other data are refused, whatever the config contains."""
   with pytest.raises(UserError) as error:
     _check(_about(**change))
   assert words in str(error.value) and 'runs/x' in str(error.value)
@@ -126,14 +126,14 @@ def test_other_data_are_refused(change, words):
 
 
 def test_another_config_is_refused():
-  """The checkpoint is a witness where config.json is gone."""
+  """The checkpoint is compared if config.json is missing."""
   with pytest.raises(UserError, match='seed: 3 there, 0 now'):
     _check(_about(completed(seed=3)))
 
 
 @pytest.mark.parametrize('flag', comparison._FLAGS)
 def test_another_setting_of_jax_is_refused(flag):
-  """Those on which initialisation, dropout or products depend."""
+  """Initialisation, dropout or products depend on these settings."""
   assert hasattr(jax.config, flag)
   before = _about()
   before['record']['flags'][flag] = 'other'
@@ -142,7 +142,7 @@ def test_another_setting_of_jax_is_refused(flag):
 
 
 def test_an_allowed_change_is_allowed_once_and_for_all():
-  """Until the next checkpoint is written; no other change is."""
+  """It stays allowed until the next checkpoint; other changes are refused."""
   before, config = _about(), completed(seed=3)
   (note,) = _check(before, config=config, allow=True)
   event = json.loads(json.dumps({'event': note.kind, **note.fields}))
@@ -152,7 +152,7 @@ def test_an_allowed_change_is_allowed_once_and_for_all():
 
 
 def test_other_versions_are_said():
-  """They may differ in the last bits; the run goes on."""
+  """Other versions may change the last bits; the run continues."""
   before = _about()
   before['record']['versions']['jax'] = '0.1'
   (note,) = _check(before)
@@ -161,7 +161,7 @@ def test_other_versions_are_said():
 
 
 def test_what_an_older_version_did_not_record_is_not_compared():
-  """Class names always were."""
+  """Class names have always been recorded."""
   before, now = _about(), _about()
   before['record']['fingerprint'].pop('listing')
   before['record']['flags'].pop('jax_enable_x64')
@@ -175,7 +175,7 @@ def test_what_an_older_version_did_not_record_is_not_compared():
 
 
 def test_another_evaluator_under_the_same_name():
-  """Its split or loss; not its cadence, and not a new name."""
+  """Another split or loss is noted, another cadence or name is not."""
   old = completed().to_dict()
   assert comparison.evaluator_notes(old, completed()) == []
   assert comparison.evaluator_notes({}, completed()) == []
@@ -203,7 +203,7 @@ def _completed(values):
 
 @pytest.fixture
 def compare(monkeypatch):
-  """Compares this process, the second, with the first, which runs `PRINT`."""
+  """Compares this process with process 0, which runs `PRINT`."""
   monkeypatch.setattr(versions, 'commit', lambda: 'a')
   first = consistency._common_values(_about(), completed())
   monkeypatch.setattr(jax, 'process_count', lambda: 2)
@@ -216,7 +216,7 @@ def compare(monkeypatch):
 
 
 def test_a_process_of_another_run(compare):
-  """Everything counts but how a machine reads its data."""
+  """Everything is compared except how a machine reads its data."""
   compare()
   compare(reader=dict(threads=3))
   for changes in (dict(seed=5), dict(log=dict(every='7 steps'))):
@@ -230,7 +230,7 @@ def test_a_process_of_another_run(compare):
 
 @pytest.mark.parametrize(('commit', 'refused'), [('b', True), (None, False)])
 def test_a_process_of_another_commit(compare, commit, refused):
-  """Refused, unless it cannot know."""
+  """Another commit is refused, an unknown one is not."""
   about = _about()
   about['record']['versions']['vit_jax'] = commit
   with pytest.raises(UserError) if refused else contextlib.nullcontext():

@@ -1,4 +1,4 @@
-"""Where the time of a run went, over restarts and rollbacks."""
+"""The time of a run, over restarts and rollbacks."""
 
 import json
 
@@ -41,7 +41,7 @@ def test_lost_and_down_time():
 
 
 def test_spans_add_up_to_the_elapsed_time(tmp_path):
-  """What is in no span is training; nothing is counted twice."""
+  """Time outside of spans is training; nothing is counted twice."""
   book = ledger.Ledger(epath.Path(tmp_path) / 'events.jsonl')
   book.event('start', step=0)
   with book.span('eval'):
@@ -57,7 +57,7 @@ def test_spans_add_up_to_the_elapsed_time(tmp_path):
 
 
 def test_a_line_cut_short_is_left_out(tmp_path):
-  """A killed process may leave half a line."""
+  """A killed process may leave an incomplete line."""
   first = _event(0, 'a')
   text = json.dumps(first) + '\n' + json.dumps(_event(1, 'b'))[:20]
   (tmp_path / 'events.jsonl').write_text(text)
@@ -65,7 +65,7 @@ def test_a_line_cut_short_is_left_out(tmp_path):
 
 
 def test_damaged_lines_are_set_aside_at_the_start(tmp_path):
-  """The next event begins a line of its own, and nothing is lost."""
+  """The next event begins a new line, and no event is lost."""
   path = epath.Path(tmp_path) / 'events.jsonl'
   good = [_event(0, 'start', step=0), _event(1, 'note', anything=[1])]
   bad = [
@@ -92,7 +92,7 @@ def test_damaged_lines_are_set_aside_at_the_start(tmp_path):
 
 
 def test_a_changed_digit_of_a_rollback_is_damage(tmp_path):
-  """Still JSON, still whole to look at, and yet other batches."""
+  """It is valid JSON, but would skip other batches."""
   path = epath.Path(tmp_path) / 'events.jsonl'
   fields = {'from': 7, 'step': 4, 'skip': [5, 6]}
   ledger.Ledger(path).event('rollback', **fields)
@@ -104,7 +104,7 @@ def test_a_changed_digit_of_a_rollback_is_damage(tmp_path):
 
 
 def test_a_workdir_that_is_gone(tmp_path):
-  """It is not made again in silence."""
+  """A removed workdir is not created again silently."""
   folder = tmp_path / 'run'
   book = ledger.Ledger(epath.Path(folder) / 'events.jsonl')
   book.event('start', step=0)
@@ -116,7 +116,7 @@ def test_a_workdir_that_is_gone(tmp_path):
 
 
 def test_a_full_disk(tmp_path):
-  """One message that names file and cause."""
+  """The message names the file and the cause."""
   book = ledger.Ledger(epath.Path(tmp_path) / 'events.jsonl')
   (tmp_path / 'events.jsonl').symlink_to('/dev/full')
   with pytest.raises(StorageError, match='events.jsonl .*No space left'):

@@ -1,4 +1,4 @@
-"""Bounds of metrics: when something is said, and when a run stops."""
+"""Bounds of metrics: warnings, and the end of a run."""
 
 import json
 import logging
@@ -23,7 +23,7 @@ def steps(duration):
 
 @pytest.fixture
 def watched(tmp_path):
-  """Feeds a sequence of values; returns the events that it makes."""
+  """Checks a sequence of values; returns the events."""
   path = epath.Path(tmp_path) / 'events.jsonl'
 
   def feed(limit, values, first=1):
@@ -37,7 +37,7 @@ def watched(tmp_path):
 
 
 def test_it_is_said_once_and_loudly(watched, caplog):
-  """In the third step in a row beyond the bound, and not again."""
+  """There is one warning, in the third step in a row out of bounds."""
   limit = Limit(metric='entropy', at_least=0.5, during='3 steps')
   with caplog.at_level(logging.WARNING, 'vit_jax'):
     events = watched(limit, [1, 0.4, 0.4, 0.5, 0.1, 0.2, 0.3, 0.1, 0.1])
@@ -49,27 +49,27 @@ def test_it_is_said_once_and_loudly(watched, caplog):
 
 
 def test_after_it_was_well_it_is_said_again(watched):
-  """Each time counts from anew."""
+  """Each interval is counted from its start."""
   limit = Limit(metric='entropy', at_most=2.0, during='2 steps')
   events = watched(limit, [3, 3, 3, 2, 3, 1, 3, 3])
   assert [event['step'] for event in events] == [2, 8]
 
 
 def test_a_healthy_run_is_left_alone(watched):
-  """Both bounds belong to what is well, and short lapses do not count."""
+  """Values on a bound and short intervals beyond it are allowed."""
   limit = Limit(metric='entropy', at_least=0.0, at_most=1.0, during='2 steps')
   assert watched(limit, [0, 1, 1.1, 0.5, -0.1, 0, 1, 2, 1] * 5) == []
 
 
 def test_not_a_number_is_beyond_every_bound(watched):
-  """A comparison with NaN is false, whichever it is."""
+  """Comparisons with NaN are false."""
   for bound in (dict(at_least=0.0), dict(at_most=9.0)):
     limit = Limit(metric='entropy', during='1 steps', **bound)
     assert watched(limit, [np.nan])
 
 
 def test_the_start_does_not_count(watched):
-  """From the first step after it on."""
+  """Steps after the start are checked."""
   limit = Limit(
     metric='entropy', at_least=0.5, during='2 steps', start='1 epochs'
   )
@@ -78,7 +78,7 @@ def test_the_start_does_not_count(watched):
 
 
 def test_a_run_stops_if_asked(watched):
-  """With the exit code of a divergence, after the warning and the event."""
+  """The exit code is that of a divergence; the warning and event come first."""
   limit = Limit(metric='entropy', at_least=0.5, during='2 steps', stop=True)
   with pytest.raises(DivergedError, match='alarm: entropy is 0.2 at step 3'):
     watched(limit, [1, 0.1, 0.2, 0.3])
@@ -95,20 +95,20 @@ def test_a_run_stops_if_asked(watched):
   ],
 )
 def test_impossible_limits(settings, message):
-  """Refused where recovery is built, before anything runs."""
+  """Wrong limits are refused when recovery is built."""
   with pytest.raises(UserError, match=message):
     Recovery(limits={'alarm': dict(metric='entropy', **settings)})
 
 
 def test_a_metric_that_there_is_not(watched):
-  """Named at the first step, with those there are."""
+  """The first step names the metric and the existing ones."""
   limit = Limit(metric='entropi', at_least=0.5)
   with pytest.raises(UserError, match="limits.alarm.*did you mean 'entropy'"):
     watched(limit, [1.0])
 
 
 def test_limits_are_keys_that_a_resumed_run_may_change():
-  """Added, changed and left out: what is computed is the same."""
+  """Limits can be added, changed and removed on resuming."""
   limit = dict(metric='loss', at_most=9.0)
   without, one, other = (
     completed(**changes)

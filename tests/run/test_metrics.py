@@ -1,4 +1,4 @@
-"""metrics.jsonl: after restarts, damage, full disks."""
+"""metrics.jsonl after restarts, damage and full disks."""
 
 import json
 import logging
@@ -14,7 +14,7 @@ from vit_jax.run import metrics
 
 @pytest.fixture
 def said(caplog):
-  """The log's text; the package's logger may not propagate in a test run."""
+  """Returns the log's text; the package's logger may not propagate."""
   logger = logging.getLogger('vit_jax')
   before, logger.propagate = logger.propagate, True
   caplog.set_level(logging.INFO)
@@ -40,7 +40,7 @@ def _written(folder, steps):
 
 
 def test_rewinding_sets_damage_aside(tmp_path, said):
-  """Foreign lines are moved and named; the training lines stay."""
+  """Damaged lines are moved and logged; training lines stay."""
   _written(tmp_path, [1, 2, 3]).close()
   path = tmp_path / 'metrics.jsonl'
   foreign = ['[]', '{"loss": 1}', '{"step": "2"}', '{"step": true}', '{"st']
@@ -57,7 +57,7 @@ def test_rewinding_sets_damage_aside(tmp_path, said):
 
 
 def test_lost_training_lines_are_said(tmp_path, said):
-  """The checkpoint knows how many there were."""
+  """The checkpoint contains the number of lines."""
   writer = _written(tmp_path, [10, 20, 30])
   writer.write(30, {'val/accuracy': 0.5})  # an evaluation is none of them
   assert writer.training_lines == 3
@@ -71,7 +71,7 @@ def test_lost_training_lines_are_said(tmp_path, said):
 
 
 def test_a_full_disk_is_one_message(tmp_path):
-  """It names file and cause, and closing afterwards hides neither."""
+  """The error names file and cause; closing does not hide it."""
   (tmp_path / 'metrics.jsonl').symlink_to('/dev/full')
   writer = _writer(tmp_path)
   with pytest.raises(StorageError, match='jsonl .*No space left') as error:
@@ -84,7 +84,7 @@ def test_a_full_disk_is_one_message(tmp_path):
 
 
 def test_closing_after_a_failed_rewind(tmp_path):
-  """The cause is what is raised, not that the file is closed."""
+  """The cause is raised, not the closed file."""
   writer = _written(tmp_path, [1])
   (tmp_path / 'metrics.jsonl').unlink()
   (tmp_path / 'metrics.jsonl').mkdir()
@@ -95,7 +95,7 @@ def test_closing_after_a_failed_rewind(tmp_path):
 
 @pytest.mark.parametrize('moved', [False, True])
 def test_a_workdir_that_is_gone_is_noticed(tmp_path, moved):
-  """At the next line, which is not written into the file of another run."""
+  """The next line is not written into the file of another run."""
   folder = tmp_path / 'run'
   folder.mkdir()
   writer = _written(folder, [1])
@@ -112,7 +112,7 @@ def test_a_workdir_that_is_gone_is_noticed(tmp_path, moved):
 
 
 def test_curves_of_a_damaged_file(tmp_path):
-  """Lines and values that are none are left out of the picture."""
+  """Lines and values that are not metrics are ignored."""
   (tmp_path / 'metrics.jsonl').write_bytes(
     b'{"step": 1, "loss": 2.5}\n[]\n{"loss": 1}\n\xff\n'
     b'{"step": 2, "loss": "x", "lr": null}\n{"step": 3, "loss": 2}\n'

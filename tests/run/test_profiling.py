@@ -1,4 +1,4 @@
-"""When a trace begins and ends."""
+"""Begin and end of a trace."""
 
 import jax
 import pytest
@@ -9,7 +9,7 @@ from vit_jax.run.profiling import Profile
 
 @pytest.fixture
 def calls(monkeypatch):
-  """What is asked of JAX's profiler, which refuses a second start or stop."""
+  """Records the calls of JAX's profiler, which refuses a second start."""
   found = []
 
   def start(folder):
@@ -37,7 +37,7 @@ def calls(monkeypatch):
   ],
 )
 def test_one_trace(calls, steps, traced):
-  """Of what there is of the span, wherever a run begins, goes back or ends."""
+  """The part of the span that is trained is traced once."""
   profile = Profile((3, 5), epath.Path('nowhere'))
   for step in steps:
     profile.at(step)
@@ -47,7 +47,7 @@ def test_one_trace(calls, steps, traced):
 
 
 def test_it_is_traced_before_and_not_after(calls):
-  """START is the first step traced, STOP the first that is not."""
+  """START is the first traced step, STOP the first that is not."""
   profile = Profile((3, 5), epath.Path('nowhere'))
   seen = []
   for step in range(7):
@@ -57,7 +57,7 @@ def test_it_is_traced_before_and_not_after(calls):
 
 
 def test_none_is_wanted(calls):
-  """Without the flag nothing happens."""
+  """Without the flag, nothing is traced."""
   profile = Profile(None, epath.Path('nowhere'))
   profile.at(3)
   profile.close()

@@ -1,4 +1,4 @@
-"""Rollbacks: which batches are never drawn again, and how that is known."""
+"""Rollbacks: the batches that are skipped, and their record."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from vit_jax.run.recovery import Recovery, RollbackError
 
 
 def _train(bad, saves, total, limits):
-  """The batches that a run draws at each step, in the end; all rollbacks.
+  """Returns the batches drawn at each step, and all rollbacks.
 
   Args:
     bad: batches whose step is bad.
@@ -38,7 +38,7 @@ def _train(bad, saves, total, limits):
 @pytest.mark.parametrize('save', range(9))
 @pytest.mark.parametrize('bad', [{4, 5}, {3, 4, 5, 6}, {0, 1, 2}])
 def test_no_good_batch_is_skipped(save, bad):
-  """Wherever the checkpoint lies in a bad streak, before or behind it."""
+  """The checkpoint may lie anywhere in the bad steps, or behind them."""
   limits = Recovery(max_skipped=1, max_rollbacks=9)
   drawn, known = _train(bad, {save}, 12, limits)
   assert known
@@ -48,7 +48,7 @@ def test_no_good_batch_is_skipped(save, bad):
 
 
 def test_a_streak_that_began_before_the_checkpoint():
-  """Only what would be drawn again is named."""
+  """Only batches that would be drawn again are skipped."""
   limits = Recovery(max_skipped=3)
   made = recovery.rollback(RollbackError(7, 4), [], 4, limits)
   assert made == {'from': 7, 'step': 4, 'skip': [4, 5, 6]}
@@ -56,7 +56,7 @@ def test_a_streak_that_began_before_the_checkpoint():
 
 
 def test_the_limit_counts_what_the_checkpoint_knows():
-  """Lost lines of events.jsonl allow no further rollbacks."""
+  """Lost lines of events.jsonl do not allow further rollbacks."""
   known = [{'from': 7, 'step': 4, 'skip': [5, 6]}]
   with pytest.raises(DivergedError, match='after 1 rollback'):
     recovery.rollback(RollbackError(9, 2), known, 4, Recovery(max_rollbacks=1))
@@ -83,5 +83,5 @@ SECOND = {'from': 19, 'step': 12, 'skip': [20]}
   ],
 )
 def test_the_checkpoint_and_the_file_together(saved, written, known, missing):
-  """Whichever of both has lost something."""
+  """Either of the two records may be incomplete."""
   assert recovery.rollbacks(saved, _events(written)) == (known, missing)

@@ -1,4 +1,4 @@
-"""Trackers: what they are told, what becomes of their errors."""
+"""Trackers: the values they receive, and their errors."""
 
 import importlib
 import sys
@@ -25,7 +25,7 @@ def opened(folder, config, active=True):
 
 @pytest.fixture
 def fake(monkeypatch):
-  """(name, module) → installs a package for one test."""
+  """Returns a function that installs a package for one test."""
 
   def install(name, module):
     monkeypatch.setitem(sys.modules, name, module)
@@ -44,7 +44,7 @@ def test_none_by_default():
 
 @pytest.mark.parametrize('name', ['wandb', 'mlflow'])
 def test_a_package_that_is_missing(name, monkeypatch):
-  """One message when the config is read."""
+  """The message comes when the config is read."""
   monkeypatch.setitem(sys.modules, name, None)
   monkeypatch.delitem(
     sys.modules, f'vit_jax.run.trackers.{name}', raising=False
@@ -56,7 +56,7 @@ def test_a_package_that_is_missing(name, monkeypatch):
 
 
 def test_weights_and_biases(tmp_path, fake):
-  """Its documented calls, in order; the main process alone makes them."""
+  """The documented calls are made in order, by the main process only."""
   calls = []
 
   class Run:
@@ -90,7 +90,7 @@ def test_weights_and_biases(tmp_path, fake):
 
 
 class Store:
-  """What MLflow's client keeps."""
+  """Substitute for MLflow's client."""
 
   def __init__(self):
     self.tags, self.parameters, self.metrics, self.ended = {}, {}, [], 0
@@ -137,7 +137,7 @@ class Store:
 
 
 def test_mlflow_resumes_its_run(tmp_path, fake):
-  """Found again by its tag; parameters are told once, all of them."""
+  """The run is found by its tag; all parameters are logged once."""
   store = Store()
   entities = types.SimpleNamespace(
     Param=lambda key, value: types.SimpleNamespace(key=key, value=value),
@@ -161,7 +161,7 @@ def test_mlflow_resumes_its_run(tmp_path, fake):
 
 
 def test_errors_are_said_once(tmp_path, caplog, fake):
-  """Of the start too; the file has everything."""
+  """Errors at the start count, too; metrics.jsonl is complete."""
 
   def init(**_):
     raise RuntimeError('no key')

@@ -1,4 +1,4 @@
-"""config.json: compared, damaged, set aside."""
+"""config.json: compared, damaged, quarantined."""
 
 import json
 
@@ -15,7 +15,7 @@ DAMAGED = [b'', b'{"seed": 0', b'[]', b'3', b'\xff\x00', b'\x00' * 100]
 
 @pytest.mark.parametrize('content', DAMAGED)
 def test_a_damaged_config_refuses_no_workdir(tmp_path, content):
-  """It is set aside and written anew; the checkpoint is the other witness."""
+  """It is quarantined and written again; the checkpoint is compared."""
   (tmp_path / 'config.json').write_bytes(content)
   path = workdir.check(str(tmp_path), completed(), allow_changes=False)
   assert (tmp_path / 'config.json').read_bytes() == content  # not yet locked
@@ -26,7 +26,7 @@ def test_a_damaged_config_refuses_no_workdir(tmp_path, content):
 
 
 def test_another_config_is_refused(tmp_path):
-  """With the keys that differ; changes may be allowed."""
+  """The message lists the differing keys; changes may be allowed."""
   path = epath.Path(tmp_path)
   workdir.record(path, completed(), {})
   other = completed(seed=1, **{'source.data_dir': 'elsewhere'})
@@ -37,7 +37,7 @@ def test_another_config_is_refused(tmp_path):
 
 
 def test_an_end_while_it_is_written(tmp_path, monkeypatch):
-  """The config before is still there, so the next start compares with it."""
+  """The previous config stays, so the next start compares with it."""
   path = epath.Path(tmp_path)
   workdir.record(path, completed(), {})
   before = (tmp_path / 'config.json').read_text()
@@ -52,7 +52,7 @@ def test_an_end_while_it_is_written(tmp_path, monkeypatch):
 
 
 def test_what_is_no_file_is_a_message(tmp_path):
-  """A directory of that name."""
+  """config.json may be a directory."""
   (tmp_path / 'config.json').mkdir()
   with pytest.raises(UserError, match='cannot be used'):
     workdir.check(str(tmp_path), completed(), allow_changes=False)
@@ -70,12 +70,12 @@ def test_what_is_no_file_is_a_message(tmp_path):
   ],
 )
 def test_default(config_path, expected):
-  """The config's name; a run's own config.json means that run."""
+  """The name comes from the config, or from the run's config.json."""
   assert workdir.default(config_path) == expected
 
 
 def test_another_length(tmp_path):
-  """A longer total is refused with what it needs and what it does."""
+  """The message states that a longer total changes the learning rate."""
   before = completed(total='20 steps')
   (tmp_path / 'config.json').write_text(config_lib.to_json(before))
   again = completed(total='20 step')
