@@ -52,7 +52,7 @@ def refuse_arguments(arguments: Sequence[str]) -> None:
 
 
 def refuse_unknown(command: Sequence[str]) -> None:
-  """Ends the process with code 2 if there is no module `vit_jax.NAME`.
+  """Ends the process with code 2 if the module `vit_jax.NAME` does not exist.
 
   Python's own message does not list the commands, and its exit code is 1.
 
@@ -65,5 +65,5 @@ def refuse_unknown(command: Sequence[str]) -> None:
   if package != 'vit_jax' or path.is_dir() or path.with_suffix('.py').exists():
     return
   near = closest(name, described())
-  print(f'error: there is no command vit_jax.{name}; {near}.', file=sys.stderr)
+  print(f'error: vit_jax.{name} is not a command; {near}.', file=sys.stderr)
   sys.exit(EXIT_USER_ERROR)

@@ -1,8 +1,8 @@
 """Builds a TFDS data set from a folder: DIR/CLASS/IMAGE, or with splits.
 
 DIR/train/CLASS/IMAGE, DIR/val/CLASS/IMAGE and similar give splits of these
-names; without such directories, all images belong to `train`. The files are
-those that the source `folder` accepts (`data/class_folders.py`). Classes are
+names; without such directories, all images belong to `train`. The
+source `folder` accepts the same files (`data/class_folders.py`). Classes are
 the sorted names of the directories and are shared by all splits. Order, checks
 and format are those of `imagenet21k`; one pass is enough because the images are
 already on the disk.

@@ -41,7 +41,7 @@ def use_gpu_memory() -> None:
   """Lets JAX use 90 % of each GPU's memory instead of its default of 75 %.
 
   It must be called before JAX looks for devices. It does nothing if the user
-  has set one of the two variables that JAX reads, or if there is no GPU.
+  has set one of the two variables that JAX reads, or without a GPU.
   """
   given = os.environ.get(_FRACTION) or os.environ.get(_OLD_FRACTION)
   if not given and _has_devices('cuda'):

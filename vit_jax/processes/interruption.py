@@ -77,7 +77,7 @@ class Interruptions:
 
   @property
   def installed(self) -> bool:
-    """Whether the handlers are installed."""
+    """Returns whether the handlers are installed."""
     return signal.getsignal(signal.SIGTERM) is _noticed_by_the_thread
 
   def _forked(self) -> None:
