@@ -61,6 +61,24 @@ def closest(name: str, allowed: Iterable[str]) -> str:
   return f'{hint}nearest of {len(allowed)}: {", ".join(nearest)}'
 
 
+def check_choice(key: str, value: object, choices: Iterable[str]) -> None:
+  """Checks that a value is one of several names.
+
+  >>> check_choice('optimizer.clip', clip, ('global', 'tensor'))
+
+  Args:
+    key: as the user writes it.
+    value: value to check.
+    choices: names that are allowed.
+
+  Raises:
+    UserError: it is none of them; says which are allowed.
+  """
+  choices = list(choices)
+  if value not in choices:
+    raise UserError(f'{key} is {value!r}; {closest(str(value), choices)}.')
+
+
 def check_range(
   key: str,
   value: float | None,

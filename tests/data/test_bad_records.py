@@ -94,11 +94,29 @@ def test_too_many_end_the_run():
 
 
 def test_one_of_several_processes_does_not_end_alone(monkeypatch):
-  """There the step's sum over all of them judges; see `reader.BadShare`."""
+  """There the step's sum over all of them judges; see `BadRecordLimit`."""
   monkeypatch.setattr(jax, 'process_count', lambda: 2)
   reader = stream.Reader(on_bad_record='skip', max_bad_share=0.02)
   batches = _batches(Damaged(), 0, N // BATCH, reader=reader)
   assert sum((batch['replaced'] > 0).sum() for batch in batches) == len(BAD)
+
+
+def test_replacements_are_those_of_earlier_versions():
+  """Without a mixture, a resumed run of an older version sees the same data."""
+  batch = _batches(
+    *(Damaged(), 0, N // BATCH),
+    reader=stream.Reader(on_bad_record='skip', max_bad_share=0.2),
+  )
+  labels = np.concatenate([each['label'] for each in batch])
+  replaced = np.concatenate([each['replaced'] for each in batch])
+  positions = np.flatnonzero(replaced)
+  indices = [
+    order.replacement(int(p), int(replaced[p]), N, 5) for p in positions
+  ]
+  source = synthetic.Source('train', num_examples=N, height=8, width=8)
+  expected = [source[index]['label'] for index in indices]
+  assert labels[positions].tolist() == expected
+  assert len(positions) == len(BAD)
 
 
 @pytest.mark.slow

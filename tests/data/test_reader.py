@@ -1,15 +1,18 @@
 """Reading ahead: errors in their place, and no thread that outlives it."""
 
+import json
 import threading
 import time
+from unittest import mock
 
 import jax
 import numpy as np
 import pytest
 from numbered import AUGMENT, PLAIN, Numbered, assert_same, mesh_of, train
 
-from vit_jax.data.pipeline import stream
-from vit_jax.data.pipeline.bad_record_limit import BadShare
+from vit_jax.data.pipeline import bad_record_limit, stream
+from vit_jax.data.pipeline.bad_record_limit import BadRecordLimit
+from vit_jax.data.pipeline.loader import BadRecord
 from vit_jax.data.pipeline.reader import Reader
 from vit_jax.errors import UserError
 
@@ -103,49 +106,73 @@ def test_reading_ahead_is_bounded():
   assert 8 <= count <= 8 * (2 + 1 + 3)
 
 
-def counts(bad, rows, hosts):
-  """What the step sums over hosts with every `bad`-th of their rows bad."""
-  return sum(sum(i % bad == 0 for i in range(rows)) for _ in range(hosts))
+@pytest.fixture
+def hosts(monkeypatch):
+  """Returns a function that makes the limits of several processes."""
+
+  def make(number, *arguments):
+    limits = [BadRecordLimit(*arguments) for _ in range(number)]
+    monkeypatch.setattr(
+      bad_record_limit.consensus,
+      'of_each',
+      lambda text: [json.dumps(list(limit._own)) for limit in limits],
+    )
+    return limits
+
+  return make
 
 
-@pytest.mark.parametrize('hosts', [1, 4])
-def test_the_bad_share_is_of_all_processes(hosts):
-  """However many share the rows, the run ends at the same number."""
-  share, met = BadShare(0.05, 1000), 0
-  rows = 40 // hosts
-  with pytest.raises(UserError, match='max_bad_share=0.05 allows') as error:
-    for _ in range(100):
-      bad = counts(10, rows, hosts)
-      met += bad
-      share.add(bad, 40)
-  assert 50 < met <= 50 + 8 and f'{met} times' in str(error.value)
+def read_bad(limits, indices):
+  """Process i reads the bad records `indices[i]` in one step."""
+  for limit, own in zip(limits, indices, strict=True):
+    noted = limit.reporting(None)
+    for index in own:
+      noted('data', BadRecord(index, '', 'broken'))
+  for limit in limits:
+    limit.add(sum(map(len, indices)))
 
 
-def test_the_bad_share_of_many_epochs():
-  """A record that is bad is met in each; that makes no more of them."""
-  share = BadShare(0.1, 100)
+@pytest.mark.parametrize('number', [1, 4])
+def test_bad_records_are_counted_over_all_processes(hosts, number):
+  """All processes reach the limit at the same step, whatever their number."""
+  limits = hosts(number, 0.05, 1000, 'pets')
+  for step in range(12):
+    records = range(4 * step, 4 * step + 4)
+    read_bad(limits, [records[i::number] for i in range(number)])
+  for limit in limits:
+    limit._own |= {100, 101, 102}
+    with pytest.raises(UserError, match='51 of the 1000 records of pets'):
+      limit.add(3)
+
+
+def test_a_bad_record_counts_once(hosts):
+  """It does not matter how often it is read, nor by which process."""
+  limits = hosts(2, 0.02, 100)
   for _ in range(200):
-    share.add(5, 50)
-  with pytest.raises(UserError):
-    for _ in range(200):
-      share.add(10, 50)
-  one = BadShare(0.001, 100)  # less than one record: one is let pass
-  for epoch in range(20):
-    one.add(epoch % 2, 50)
-    one.add(1 - epoch % 2, 50)
-  with pytest.raises(UserError):
-    one.add(2, 50)
-  BadShare(1.0, 10).add(1000, 10)
+    read_bad(limits, [[7, 8], [8]])
+  with pytest.raises(UserError, match='3 of the 100 records'):
+    read_bad(limits, [[7], [9]])
 
 
-def test_a_bad_record_that_is_repeated():
-  """All of its copies come at once, and are one record still."""
-  share = BadShare(0.001, 100, repeats=3)
+def test_one_bad_record_is_always_allowed(hosts):
+  """One record may be more than the allowed fraction of a small dataset."""
+  limits = hosts(1, 0.001, 100)
+  read_bad(limits, [[5, 5, 5]])
+  with pytest.raises(UserError, match='2 of the 100 records'):
+    read_bad(limits, [[6]])
+
+
+def test_processes_compare_records_only_near_the_limit(hosts, monkeypatch):
+  """Reads are an upper bound of new records, so most steps need no exchange."""
+  (limit,) = hosts(1, 0.1, 100)
+  exchange = mock.Mock(side_effect=bad_record_limit.consensus.of_each)
+  monkeypatch.setattr(bad_record_limit.consensus, 'of_each', exchange)
   for _ in range(10):
-    share.add(3, 100)
-    share.add(0, 200)
-  with pytest.raises(UserError, match='4 times'):
-    BadShare(0.001, 100, repeats=3).add(4, 100)
+    read_bad([limit], [[3]])
+  assert exchange.call_count == 0
+  for _ in range(20):  # then one record is known, so ten more reads are allowed
+    read_bad([limit], [[3]])
+  assert exchange.call_count == 2
 
 
 @pytest.mark.parametrize('share', [-0.1, 1.01, 40, float('nan')])

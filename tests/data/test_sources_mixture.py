@@ -144,6 +144,41 @@ def test_a_training_stream():
   assert sum(labels(2, 2), []) == expected[16:]
 
 
+def with_damaged_member():
+  """A mixture whose member 'b' has 10 examples, of which 0 and 5 are bad."""
+  damaged = member(10, 1.0) | dict(name='tests.multiprocess.damaged')
+  return mixture.Source('train', members=dict(a=member(490, 1.0), b=damaged))
+
+
+def test_bad_records_are_replaced_within_their_member():
+  """Every row holds an example of the member that the pattern names.
+
+  A bad record counts once, although it is read every few steps.
+  """
+  source, seen = with_damaged_member(), []
+  mesh = sharding.make_mesh(jax.devices()[:1], data=1, fsdp=1, model=1)
+  reader = stream.Reader(on_bad_record='skip', max_bad_share=2 / 500)
+  steps, batch_size = 25, 8
+  with stream.train_batches(
+    *(source, EvalTransform((32, 32)), batch_size, 5, 0, mesh),
+    reader=reader,
+    report=lambda _, record: seen.append(record.index),
+  ) as batches:
+    found = [jax.device_get(next(batches)) for _ in range(steps)]
+  assert sorted(seen) == [490, 495]
+  indices = source.locate(np.arange(steps * batch_size), 5)
+  images = np.concatenate([batch['image'] for batch in found])
+  replaced = np.concatenate([batch['replaced'] for batch in found])
+  assert replaced.astype(bool).tolist() == np.isin(indices, [490, 495]).tolist()
+  assert replaced.sum() > 10
+  good = {i: source[i]['image'] for i in range(490, 500) if i % 5}
+  for index, image, times in zip(indices, images, replaced, strict=True):
+    if not times:
+      np.testing.assert_array_equal(image, source[int(index)]['image'])
+    else:
+      assert any(np.array_equal(image, other) for other in good.values())
+
+
 def test_splits(tmp_path):
   """One for all members, or one for each of some."""
   for name, count in (('x', 6), ('y', 4)):

@@ -1,4 +1,4 @@
-"""Bad records of an evaluation are counted over all processes."""
+"""Bad records are counted over all processes."""
 
 import json
 
@@ -56,3 +56,43 @@ def test_each_process_meets_half_of_them(tmp_path):
   assert [line['count'] for line in lines] == [EXAMPLES * 4 // 5] * 2
   assert lines[0]['accuracy'] == lines[1]['accuracy']
   assert lines[0]['loss'] == pytest.approx(lines[1]['loss'], rel=1e-6)
+
+
+@pytest.mark.slow
+def test_a_small_member_of_a_mixture(tmp_path):
+  """Its two bad records count once each, although they are read many times."""
+  source = {
+    'source.name': 'tests.multiprocess.damaged_mixture',
+    'train.split': 'train',
+    'train.num_examples': 500,
+    'reader.on_bad_record': 'skip',
+  }
+  settings = {
+    key: value
+    for key, value in runs.SMALL_L16.items()
+    if not key.startswith('source.')
+  }
+  settings |= source | {'evals.val.split': 'train', 'model.depth': 1}
+  for share, code in ((2 / 500, 0), (1 / 500, 2)):
+    settings['reader.max_bad_share'] = share
+    workdir, port = tmp_path / str(code), runs.free_port()
+    arguments = runs.flags('configs/l16_i21k.py', workdir, settings)
+    processes = [
+      runs.start(
+        runs.command(
+          'train',
+          *arguments,
+          f'--coordinator_address=127.0.0.1:{port}',
+          '--num_processes=2',
+          f'--process_id={number}',
+        )
+      )
+      for number in range(2)
+    ]
+    for process in processes:
+      _, err = runs.finish(process, code=code)
+      if code:
+        assert '2 of the 500 records of mixture of' in err
+    if not code:
+      read = sum(line.get('bad_records', 0) for line in runs.records(workdir))
+      assert read > 10

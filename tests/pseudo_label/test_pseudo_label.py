@@ -13,7 +13,7 @@ from minimal_config import completed
 from tests import runs
 from tests.multiprocess import damaged
 from vit_jax import load_pretrained
-from vit_jax.data.remaining import Rest
+from vit_jax.data.remaining import Remaining
 from vit_jax.data.sources import mixture, pseudo_labels
 from vit_jax.errors import UserError
 from vit_jax.models.vit import Model
@@ -157,14 +157,14 @@ def test_an_interruption_changes_nothing(
   """The same bytes; what is labelled is not labelled again."""
   out, read = str(tmp_path / 'f.npz'), []
   request = dataclasses.replace(REQUEST, min_confidence=threshold)
-  once = Rest.__getitem__
+  once = Remaining.__getitem__
 
   def failing(self, index):
     if self._start + index == 41 and not read:
       raise OSError('the disk is gone')
     return once(self, index)
 
-  monkeypatch.setattr(Rest, '__getitem__', failing)
+  monkeypatch.setattr(Remaining, '__getitem__', failing)
   with pytest.raises(OSError, match='the disk is gone'):
     command.run(weights, out, request)
   parts = len(os.listdir(tmp_path / 'f.npz.parts')) - 1
@@ -172,7 +172,7 @@ def test_an_interruption_changes_nothing(
   with pytest.raises(UserError, match='of another command.*min_confidence'):
     command.run(weights, out, dataclasses.replace(request, min_confidence=0.0))
   monkeypatch.setattr(
-    Rest,
+    Remaining,
     '__getitem__',
     lambda self, index: read.append(self._start + index) or once(self, index),
   )

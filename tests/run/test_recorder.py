@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from etils import epath
 
-from vit_jax.data.pipeline.bad_record_limit import BadShare
+from vit_jax.data.pipeline.bad_record_limit import BadRecordLimit
+from vit_jax.data.pipeline.loader import BadRecord
 from vit_jax.errors import UserError
 from vit_jax.processes.watchdog import Watchdog
 from vit_jax.run import interval
@@ -29,7 +30,7 @@ def made(tmp_path):
   meter = recorder_lib.Meter(ledger, 8, 2, 1e6, 1e12)
   recorder = recorder_lib.Recorder(
     *(writer, meter, ledger, mock.Mock(spec=Watchdog)),
-    *(mock.MagicMock(spec=HostTimes), BadShare(1.0, 64)),
+    *(mock.MagicMock(spec=HostTimes), BadRecordLimit(1.0, 64)),
     Limits({}, len, ledger),
     **dict(max_skipped=2, every_steps=5, total_steps=18, steps_per_epoch=4.0),
   )
@@ -153,7 +154,7 @@ def test_duration(seconds, text):
   assert recorder_lib.duration(seconds) == text
 
 
-def silent(bad_share):
+def silent(limit):
   """A recorder that reports to nobody."""
   meter = mock.Mock(spec=recorder_lib.Meter, batch_size=8)
   meter.read.return_value = {}
@@ -161,7 +162,7 @@ def silent(bad_share):
   writer, ledger, watchdog = others
   hosts = mock.MagicMock(spec=HostTimes)
   return recorder_lib.Recorder(
-    *(writer, meter, ledger, watchdog, hosts, bad_share),
+    *(writer, meter, ledger, watchdog, hosts, limit),
     Limits({}, len, ledger),
     max_skipped=3,
     every_steps=100,
@@ -173,15 +174,17 @@ def silent(bad_share):
 def test_too_many_bad_records_end_the_run():
   """By what the step summed over all processes, before anything is saved."""
   values = {'skipped': jnp.array(0), 'bad_records': jnp.array(1)}
-  taken = silent(BadShare(0.05, 64))
-  for step in range(1, 4):
+  limits = [BadRecordLimit(fraction, 64) for fraction in (0.05, 0.1)]
+  for limit in limits:
+    noted = limit.reporting(None)
+    for index in range(4):
+      noted('data', BadRecord(index, '', 'broken'))
+  taken, allowed = map(silent, limits)
+  for step in range(1, 5):  # the last call fetches the second step
     taken.append(step, values)
-  taken.append(4, values)  # fetches the second: 3 of 64 are allowed
-  with pytest.raises(UserError, match='4 times in 32 rows'):
-    taken.drain()
-  allowed = silent(BadShare(0.1, 64))
-  for step in range(1, 5):
     allowed.append(step, values)
+  with pytest.raises(UserError, match='4 of the 64 records'):
+    taken.drain()  # 3 are allowed
   allowed.drain()
 
 

@@ -30,11 +30,18 @@ class Source(Protocol):
   `vit_jax.data.sources.NAME` (or any module of your own) defines
   `Source(split, /, *, …)`, whose keyword-only parameters are the keys of the
   config's `source` section. It must survive pickling: worker processes get a
-  copy. Three methods are optional. `where(index)` returns the file of an
-  example, for messages. `rows()` yields the examples as (part, positions in
-  it), so that two splits of the same data can be compared. `with_labels(key)`
-  returns the same source whose examples also contain, under that key, a list of
-  all labels that are correct, which may be empty.
+  copy. The following methods are optional:
+
+  - `where(index)` returns the file of an example, for messages.
+  - `rows()` yields the examples as (part, positions in it), so that two splits
+    of the same data can be compared.
+  - `with_labels(key)` returns the same source whose examples also contain,
+    under that key, a list of all correct labels, which may be empty.
+  - `locate(positions, seed)` returns the indices of the examples at positions
+    counted from the start of the training, in place of the usual order (a new
+    random order of all examples in each epoch).
+  - `replacements(index)` returns the range of indices from which a bad record
+    is replaced, by default those of all examples.
 
   Attributes:
     name: for messages.

@@ -1,37 +1,62 @@
-"""How far long work is: a bar on a terminal, plain lines in a log."""
+"""Progress of long work: a bar on a terminal, plain lines in a log."""
 
+import contextlib
+import contextvars
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 T = TypeVar('T')
-_QUIET_S = 1.0  # nothing is said of what takes no longer
-_LINE_S = 10.0  # between two lines of a log
-_DRAW_S = 0.2  # between two drawings of a bar
+_QUIET_S = 1.0  # shorter work is not shown
+_LINE_S = 10.0  # interval between two lines of a log
+_DRAW_S = 0.2  # interval between two drawings of a bar
 _WIDTH = 24  # characters of a bar
+_LISTENER: contextvars.ContextVar[Callable[[], None]] = contextvars.ContextVar(
+  'listener', default=lambda: None
+)
+
+
+@contextlib.contextmanager
+def reported_to(listener: Callable[[], None]) -> Iterator[None]:
+  """Surrounds work; `listener` is called whenever a part of it is done.
+
+  Args:
+    listener: function that is called in the thread that does the work.
+  """
+  token = _LISTENER.set(listener)
+  try:
+    yield
+  finally:
+    _LISTENER.reset(token)
+
+
+def made() -> None:
+  """Reports that a part of some long work is done."""
+  _LISTENER.get()()
 
 
 def shown(items: Iterator[T], total: int, label: str) -> Iterator[T]:
-  """Passes items on; says on stderr how many came, if it takes long.
+  """Yields the items; shows on stderr how many are done, if it takes long.
 
   Args:
-    items: the items.
+    items: items to yield.
     total: number of items.
     label: description of the work.
   """
   begin = time.monotonic()
-  said, terminal, spoke = begin, sys.stderr.isatty(), False
+  shown_at, terminal, was_shown = begin, sys.stderr.isatty(), False
   start, end, pause_s = ('\r', '', _DRAW_S) if terminal else ('', '\n', _LINE_S)
   for count, item in enumerate(items, 1):
     yield item
+    made()
     now = time.monotonic()
-    last = count == total and spoke
-    if last or (now - begin > _QUIET_S and now - said > pause_s):
-      share = count / total
-      bar = f'[{"#" * int(_WIDTH * share):<{_WIDTH}}] ' if terminal else ''
-      text = f'{start}{label}: {bar}{share:4.0%}, {now - begin:.0f} s'
+    last = count == total and was_shown
+    if last or (now - begin > _QUIET_S and now - shown_at > pause_s):
+      fraction = count / total
+      bar = f'[{"#" * int(_WIDTH * fraction):<{_WIDTH}}] ' if terminal else ''
+      text = f'{start}{label}: {bar}{fraction:4.0%}, {now - begin:.0f} s'
       print(
         text, end='\n' if count == total else end, file=sys.stderr, flush=True
       )
-      said, spoke = now, True
+      shown_at, was_shown = now, True

@@ -1,17 +1,22 @@
-"""A source from an example on, for a sweep that is resumed."""
+"""The examples of a source from an index on, for a pass that is resumed."""
 
 from typing import Any
 
 from vit_jax.data.contract import Source
 
-UNLABELLED = 0  # for the transform, which wants a label
+UNLABELLED = 0  # label of examples without one, because transforms need a label
 
 
-class Rest:
+class Remaining:
   """The examples of a source from `start` on."""
 
   def __init__(self, source: Source, start: int):
-    """Reads nothing yet."""
+    """Wraps a source.
+
+    Args:
+      source: source of all examples.
+      start: index of the first example.
+    """
     self._source, self._start = source, start
     self.name, self.num_classes = source.name, source.num_classes or 1
     self.class_names = source.class_names

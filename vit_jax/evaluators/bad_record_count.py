@@ -61,5 +61,5 @@ class Share:
     if examples is not None:
       self._bad += rows - int(examples)
       share = self._settings.max_bad_share
-      reader.check_share(self._bad, self._source, share)
+      reader.check_share(self._bad, len(self._source), self._source.name, share)
     return result

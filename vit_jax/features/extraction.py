@@ -12,7 +12,7 @@ from vit_jax.cli.output_parts import Arrays, Parts, resume
 from vit_jax.config.completion import Config
 from vit_jax.data import fingerprint
 from vit_jax.data.contract import Source
-from vit_jax.data.remaining import Rest
+from vit_jax.data.remaining import Remaining
 from vit_jax.errors import UserError
 from vit_jax.evaluators.features import Extractor
 from vit_jax.features import image_files, writing
@@ -60,7 +60,7 @@ def extract(
   """
 
   def batches(start: int) -> Iterator[Arrays]:
-    rest = Rest(source, start)
+    rest = Remaining(source, start)
     for found, kept in extractor.batches(params, rest):
       index = start + np.arange(len(kept), dtype=np.int64)
       yield _columns(source, found, index, kept)

@@ -7,10 +7,12 @@ per process, which Orbax also uses when it saves; with it, 1 of 23 signals
 during evaluations had no effect. That this was the cause is an assumption.)
 """
 
+import contextlib
 import logging
 import os
 import signal
 import threading
+from collections.abc import Iterator
 
 from vit_jax.errors import EXIT_PREEMPTED
 from vit_jax.processes import interruption, peers
@@ -38,6 +40,7 @@ class Preemption:
     self._took = not HERE.installed
     if self._took:  # not within one of the commands
       HERE.install()
+    self._earlier = HERE.react
     HERE.react = self._react
     if not self._alone:
       peers.on_stop(self._agree)
@@ -59,6 +62,21 @@ class Preemption:
     """Raises StopRequested where `reached` is True."""
     if self.reached():
       raise StopRequested
+
+  @contextlib.contextmanager
+  def nothing_to_save(self) -> Iterator[None]:
+    """Surrounds work before the first step: a signal ends the process at once.
+
+    Such work may never end, and would then never look whether a signal came.
+    Within a program that is not one of the commands nothing changes, because
+    the end of a run must not end that program.
+    """
+    if not self._took:
+      HERE.react = self._earlier
+    try:
+      yield
+    finally:
+      HERE.react = self._react
 
   def close(self) -> None:
     """Ends the reaction to signals, because the run has ended."""

@@ -48,7 +48,7 @@ class Watchdog:
     self._times: deque[float] = deque(maxlen=_KEPT)
     self._last_step: float | None = None
     self._deadline = time.monotonic() + pause_s
-    self._limit_s = pause_s
+    self._limit_s, self._doing = pause_s, ''
     self._ended = threading.Event()
     self._thread = threading.Thread(
       target=self._watch, daemon=True, name='watchdog'
@@ -64,15 +64,19 @@ class Watchdog:
     self._allow(self._step_limit())
 
   @contextlib.contextmanager
-  def pause(self, seconds: float | None = None) -> Iterator[None]:
+  def pause(
+    self, seconds: float | None = None, doing: str = ''
+  ) -> Iterator[None]:
     """Surrounds work that is not a step: evaluating, saving, restoring.
 
     Args:
       seconds: time limit, which each `alive` restarts; by default `pause_s`.
+      doing: description of the work and of usual causes, for the message.
     """
+    self._doing = doing
     self._allow(seconds or self._pause_s)
     yield
-    self._last_step = None
+    self._last_step, self._doing = None, ''
     self._allow(self._step_limit())
 
   def alive(self) -> None:
@@ -100,7 +104,8 @@ class Watchdog:
 
   def _give_up(self) -> None:
     message = (
-      f'no progress within {self._limit_s:.1f} s: this process or a peer that '
+      f'no progress within {self._limit_s:.1f} s'
+      f'{self._doing and f" while {self._doing}"}: this process or a peer that '
       f'it waits for is stuck. Stack traces of all threads are in '
       f'{self._stacks}; exit code {EXIT_STUCK}.'
     )

@@ -12,7 +12,7 @@ from etils import epath
 
 from vit_jax.cli.output_parts import Arrays, Parts, resume
 from vit_jax.data.contract import Source
-from vit_jax.data.remaining import Rest
+from vit_jax.data.remaining import Remaining
 from vit_jax.data.storage import npz
 from vit_jax.errors import UserError
 from vit_jax.evaluators.contract import Batch, Setting
@@ -50,7 +50,7 @@ def label(
 
   def batches(start: int) -> Iterator[Arrays]:
     function = setting.compiled(of_batch)
-    for found in setting.sweep(params, Rest(source, start), function):
+    for found in setting.sweep(params, Remaining(source, start), function):
       yield _confident(found['soft'], found['mask'], start, least)
       start += len(found['mask'])
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from vit_jax.data.pipeline.bad_record_limit import BadShare
+from vit_jax.data.pipeline.bad_record_limit import BadRecordLimit
 from vit_jax.processes.watchdog import Watchdog
 from vit_jax.run.interval import Interval
 from vit_jax.run.ledger import Ledger
@@ -102,7 +102,7 @@ class Recorder:
     ledger: Ledger,
     watchdog: Watchdog,
     hosts: HostTimes,
-    bad_record_limit: BadShare,
+    bad_record_limit: BadRecordLimit,
     limits: Limits,
     *,
     max_skipped: int,
@@ -188,7 +188,7 @@ class Recorder:
         values['skipped'],
       )
     if 'bad_records' in values:
-      self._bad_record_limit.add(values['bad_records'], self._meter.batch_size)
+      self._bad_record_limit.add(values['bad_records'])
     self._interval.add(values)
     values['epoch'] = step / self._steps_per_epoch
     if 'bad_records' in values:  # since the last line

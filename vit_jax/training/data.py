@@ -1,19 +1,46 @@
 """The data of a run: the training examples and what evaluators get."""
 
+import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from vit_jax.config import sections
 from vit_jax.config.completion import Config
 from vit_jax.config.sections import build_section
-from vit_jax.data import matching
+from vit_jax.data import matching, progress
 from vit_jax.data.pipeline import stream
-from vit_jax.data.pipeline.bad_record_limit import BadShare
+from vit_jax.data.pipeline.bad_record_limit import BadRecordLimit
 from vit_jax.errors import UserError
 from vit_jax.evaluators import contract
+from vit_jax.processes.watchdog import Watchdog
 from vit_jax.run import bad_records
 from vit_jax.run.ledger import Ledger
+from vit_jax.run.recovery import Recovery
 from vit_jax.training.experiment import Experiment
+
+# Time without progress while the data are opened. Listing and indexing report
+# progress for each folder or file, so a large dataset may take longer in all.
+_OPENING_S = 900.0
+
+
+@contextlib.contextmanager
+def opening(watchdog: Watchdog, recovery: Recovery) -> Iterator[None]:
+  """Surrounds the opening of the data; ends the process if it hangs.
+
+  A file system that does not answer makes system calls hang, and the native
+  reader of array_record hangs if it cannot start threads.
+
+  Args:
+    watchdog: watchdog of the run.
+    recovery: settings of the run, whose `watchdog_pause_s` may be shorter.
+  """
+  limit_s = min(_OPENING_S, recovery.watchdog_pause_s)
+  doing = (
+    'opening the data (the storage does not answer, or a limit on memory or '
+    'threads, see ulimit -v and -u, is too low)'
+  )
+  with watchdog.pause(limit_s, doing), progress.reported_to(watchdog.alive):
+    yield
 
 
 def open_source(
@@ -32,23 +59,29 @@ def open_source(
       the training data; or the source cannot be opened.
   """
   source = build_section(config, 'source', split)
-  if 0 < config.num_classes < source.num_classes:
+  key, outputs = 'num_classes', config.num_classes
+  if not outputs and 'num_classes' in config.objective:  # its own linear layer
+    key = 'objective.num_classes'
+    outputs = config.objective.num_classes
+  if 0 < outputs < source.num_classes:
     raise UserError(
-      f'{source.name} has {source.num_classes} classes, but config.num_classes '
-      f'is {config.num_classes}: set --config.num_classes='
-      f'{source.num_classes}.'
+      f'{source.name} has {source.num_classes} classes, but config.{key} is '
+      f'{outputs}: set --config.{key}={source.num_classes}.'
     )
   if class_names is None:
     return source
   return matching.matched(source, class_names, 'the training data')
 
 
-def bad_record_limit(config: Config) -> BadShare:
-  """Returns the check of how many training records may be bad."""
-  train = config.train
-  return BadShare(
-    config.reader.max_bad_share, train.num_examples, train.repeats
-  )
+def bad_record_limit(config: Config, source: stream.Source) -> BadRecordLimit:
+  """Returns the check of how many training records may be bad.
+
+  Args:
+    config: completed config.
+    source: source of the training examples.
+  """
+  share = config.reader.max_bad_share
+  return BadRecordLimit(share, len(source), source.name)
 
 
 def open_train(config: Config) -> stream.Source:
@@ -77,6 +110,7 @@ def train_batches(
   start_step: int,
   ledger: Ledger | None = None,
   skipped: tuple[int, ...] = (),
+  limit: BadRecordLimit | None = None,
 ) -> stream.Stream:
   """Opens the stream of training batches after `start_step` updates.
 
@@ -86,7 +120,9 @@ def train_batches(
     start_step: number of updates completed.
     ledger: destination of events about bad records.
     skipped: indices of batches to leave out, ascending.
+    limit: limit on bad records, which takes note of them.
   """
+  report = bad_records.report_to(ledger)
   return stream.train_batches(
     source,
     experiment.augment,
@@ -97,7 +133,7 @@ def train_batches(
     reader=experiment.reader,
     skipped=skipped,
     repeats=experiment.config.train.repeats,
-    report=bad_records.report_to(ledger),
+    report=limit.reporting(report) if limit else report,
   )
 
 
@@ -141,7 +177,7 @@ def evaluation_setting(
     ),
     transform=experiment.preprocess,
     predict=experiment.objective.predict,
-    num_classes=experiment.config.num_classes,
+    num_classes=experiment.objective.num_classes,
     mesh=experiment.mesh,
     batch_size=experiment.config.batch_size,
     reader=experiment.reader,

@@ -102,7 +102,7 @@ class Session:
     )
     self.preemption = Preemption()
     stack.callback(self.preemption.close)
-    with self.doing('init'):
+    with self.doing('init'), self.preemption.nothing_to_save():
       newest = self._open_run(config, stack, allow_changes)
     # Compiled before the state is restored: compiling may need much memory.
     # A run that has finished needs no step.
@@ -127,16 +127,18 @@ class Session:
     newest = history.newest_step(self.workdir)
     history.check_end(self.workdir, newest, self.experiment)
     self.experiment = kernel_check.checked(self.experiment, self.ledger)
-    self._source = data.open_train(config)
-    self._setting = data.evaluation_setting(
-      self.experiment,
-      self._source.class_names,
-      self.ledger,
-      self._check_in_evaluation,
-    )
-    self.evaluations = Evaluations(
-      self.experiment, self._setting, self.workdir, self.doing
-    )
+    with data.opening(self._watchdog, self.experiment.recovery):
+      self._source = data.open_train(config)
+      self._bad_record_limit = data.bad_record_limit(config, self._source)
+      self._setting = data.evaluation_setting(
+        self.experiment,
+        self._source.class_names,
+        self.ledger,
+        self._check_in_evaluation,
+      )
+      self.evaluations = Evaluations(
+        self.experiment, self._setting, self.workdir, self.doing
+      )
     frozen.check_classes(self.experiment.frozen, self._source)
     models = frozen.load(self.experiment.frozen, self.experiment.mesh)
     about = self.experiment.about(self._source, models)
@@ -262,7 +264,7 @@ class Session:
       self.ledger,
       self._watchdog,
       self.hosts,
-      data.bad_record_limit(config),
+      self._bad_record_limit,
       limits.Limits(
         limits.build(settings.limits), experiment.steps, self.ledger
       ),
@@ -284,6 +286,7 @@ class Session:
       step,
       self.ledger,
       recovery.skip_list(self._rollbacks),
+      self._bad_record_limit,
     )
 
   def _history(self) -> dict[str, Any]:

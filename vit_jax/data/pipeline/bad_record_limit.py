@@ -1,44 +1,70 @@
-"""How much of a training's data may be bad."""
+"""Limit on the number of bad training records, over all processes."""
 
-from vit_jax.errors import UserError
+import json
+
+from vit_jax.data.pipeline import reader
+from vit_jax.data.pipeline.loader import BadRecord
+from vit_jax.data.pipeline.stream import Report
+from vit_jax.processes import consensus
 
 
-class BadShare:
-  """Limit on the fraction of bad training records, over all processes.
+class BadRecordLimit:
+  """Ends a run in which too many different training records are bad.
 
-  Every process counts what the step summed over the global batch, so all reach
-  the limit at the same step.
+  A record counts once, however often it is drawn: a small member of a mixture
+  is read many times in one epoch. Each process knows which bad records it has
+  read itself. The step only sums how often a bad record was read on all
+  processes, which is an upper bound of the number of new ones. The processes
+  therefore compare their records only when this bound exceeds the limit, and
+  all of them do so at the same step.
   """
 
-  def __init__(self, max_share: float, num_examples: int, repeats: int = 1):
-    """Nothing is read yet.
+  def __init__(
+    self, max_share: float, num_examples: int, name: str = 'the training data'
+  ):
+    """Starts with no bad records.
 
     Args:
-      max_share: share of the data that may be bad.
-      num_examples: number of examples per epoch.
-      repeats: rows that each example has, one after the other.
+      max_share: fraction of the records that may be bad.
+      num_examples: number of records.
+      name: name of the data, for messages.
     """
-    self._max = max_share
-    self._examples, self._repeats = num_examples, repeats
-    self._bad = self._rows = 0
+    self._max_share, self._num_examples = max_share, num_examples
+    self._name = name
+    self._own: set[int] = set()  # also filled by the thread that reads ahead
+    self._counted = self._since = 0
 
-  def add(self, bad: int, rows: int) -> None:
-    """Takes in a batch: bad records met, and rows.
+  def reporting(self, report: Report) -> Report:
+    """Returns a function that takes note of bad records, then reports them.
+
+    Args:
+      report: see `stream.train_batches`.
+    """
+
+    def noted(source: str, record: BadRecord) -> None:
+      self._own.add(record.index)
+      if report:
+        report(source, record)
+
+    return noted
+
+  def add(self, reads: int) -> None:
+    """Adds the bad records of a step; all processes must call it.
+
+    Args:
+      reads: how often a bad record was read, summed over all processes.
 
     Raises:
-      UserError: more than the allowed share, of the whole data set in the
-        first epoch and of what was read after it; one an epoch is let pass,
-        in all its copies.
+      UserError: more records are bad than allowed.
     """
-    self._bad, self._rows = self._bad + bad, self._rows + rows
-    epochs = -(-self._rows // self._examples)
-    # Each bad record met is one more that was read: it got a replacement.
-    read = epochs * self._examples + self._bad
-    copies = -(-epochs // self._repeats) * self._repeats
-    if self._bad > max(self._max * read, copies):
-      raise UserError(
-        f'{self._bad} times in {self._rows} rows a record of the training data '
-        'could not be used (on all processes together, since the start), more '
-        f'than reader.max_bad_share={self._max} allows of '
-        f'{self._examples} examples. events.jsonl lists them.'
+    self._since += reads
+    if self._exceeded_by(self._counted + self._since):
+      everywhere = consensus.of_each(json.dumps(list(self._own)))
+      self._counted = len(set().union(*map(json.loads, everywhere)))
+      self._since = 0
+      reader.check_share(
+        self._counted, self._num_examples, self._name, self._max_share
       )
+
+  def _exceeded_by(self, bad: int) -> bool:
+    return bad > reader.allowed_bad(self._max_share, self._num_examples)

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import itertools
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from jaxtyping import Int
@@ -130,9 +130,17 @@ class Loader:
           f'{self.source.name}: {_MAX_ATTEMPTS} records in a row cannot be '
           f'used, the last at index {index}: {record.reason}. Look at the data.'
         )
-      index = order.replacement(
-        position, attempt + 1, len(self.source), self.seed
+      allowed = self._replacements(index)
+      number = order.replacement(
+        position, attempt + 1, len(allowed), self.seed
       )
+      index = allowed[number]
+
+  def _replacements(self, index: int) -> range:
+    """Returns the indices from which a bad record is replaced."""
+    if hasattr(self.source, 'replacements'):
+      return cast(Any, self.source).replacements(index)
+    return range(len(self.source))
 
   def _fill_eval(
     self, batch: HostBatch, row: int, index: int, bad: list[BadRecord]

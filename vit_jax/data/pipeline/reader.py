@@ -113,25 +113,35 @@ def _free_bytes() -> int | None:
     return None
 
 
+def allowed_bad(max_share: float, num_examples: int) -> float:
+  """Returns how many records of a dataset may be bad; one always may."""
+  return max(max_share * num_examples, 1)
+
+
 def check_share(
-  bad: int, source: Any, max_share: float, where: str = 'events.jsonl'
+  bad: int,
+  num_examples: int,
+  name: str,
+  max_share: float,
+  where: str = 'events.jsonl',
 ) -> None:
   """Checks how much of a dataset is bad, each record counted once.
 
   Args:
     bad: number of records that could not be used so far.
-    source: source of the records.
+    num_examples: number of records of the dataset.
+    name: name of the dataset, for the message.
     max_share: fraction of its records that may be bad; one record always may.
     where: name of the place where they are listed.
 
   Raises:
     UserError: more are bad.
   """
-  if bad > max(max_share * len(source), 1):
+  if bad > allowed_bad(max_share, num_examples):
     raise UserError(
-      f'{bad} of the {len(source)} records of {source.name} cannot be used, '
+      f'{bad} of the {num_examples} records of {name} cannot be used, '
       f'more than reader.max_bad_share allows ({max_share:.3%}). {where} lists '
-      'them.'
+      'them: repair or remove them, or raise reader.max_bad_share.'
     )
 
 
@@ -169,7 +179,8 @@ class BadRecords:
       if self._report:
         self._report(self._source.name, record)
     where = 'events.jsonl' if self._report else 'The log'
-    check_share(len(self._seen), self._source, self._max, where)
+    source = self._source
+    check_share(len(self._seen), len(source), source.name, self._max, where)
 
 
 def host_batches(

@@ -124,7 +124,7 @@ def _stream(
 ) -> Stream:
   local = len(rows.rows)
   reader.check_memory(loader, local)
-  # Several processes are checked together (`BadShare`, and an evaluation's
+  # Several processes are checked together (`BadRecordLimit`, and an evaluation's
   # `sweep`): one that ends alone would leave the others waiting.
   alone = jax.process_count() == 1
   bad = BadRecords(

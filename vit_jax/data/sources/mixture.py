@@ -116,6 +116,15 @@ class Source:
     member, row = self._find(index)
     return member.where(row)
 
+  def replacements(self, index: int) -> range:
+    """Returns the indices of all examples of the same member.
+
+    A bad record is replaced by an example of its own member, so that every
+    member keeps its fraction of the batches.
+    """
+    number, _ = self._find_member(index)
+    return range(self._starts[number], self._starts[number + 1])
+
   def locate(
     self, positions: Int[np.ndarray, ' n'], seed: int
   ) -> Int[np.ndarray, ' n']:
@@ -146,10 +155,16 @@ class Source:
     return indices
 
   def _find(self, index: int) -> tuple[Any, int]:
+    """Returns the member of an example, and its index in the member."""
+    number, row = self._find_member(index)
+    return self._members[number], row
+
+  def _find_member(self, index: int) -> tuple[int, int]:
+    """Returns the number of the member of an example, and its index there."""
     if not 0 <= index < len(self):
       raise IndexError(f'{self.name} has no example {index}')
     number = bisect.bisect_right(self._starts, index) - 1
-    return self._members[number], index - self._starts[number]
+    return number, index - self._starts[number]
 
 
 def slot_counts(weights: Mapping[str, float]) -> list[int]:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int
 
+from vit_jax.data import progress
 from vit_jax.data.storage import files, splits
 from vit_jax.errors import UserError
 
@@ -207,6 +208,7 @@ def _images(
   here = _identity(f'{root}/{folder}')
   if here in above:
     return
+  progress.made()
   for name, kind in _entries(f'{root}/{folder}'):
     path = f'{folder}/{name}'
     if kind == _FOLDER:

@@ -7,6 +7,7 @@ the shards, and is created again when one of them has changed.
 """
 
 import contextlib
+import contextvars
 import hashlib
 import io
 import os
@@ -23,7 +24,7 @@ from jaxtyping import Int
 
 from vit_jax.data import progress
 from vit_jax.data.storage import files
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, check_choice
 
 FOLDER = '.vit_jax_index'
 WHOLE = -1
@@ -101,10 +102,7 @@ def load(
 
 def check_policy(on_bad_shard: str) -> None:
   """Raises UserError unless it is 'error' or 'skip'."""
-  if on_bad_shard not in ('error', 'skip'):
-    raise UserError(
-      f"source.on_bad_shard is {on_bad_shard!r}; allowed: 'error', 'skip'."
-    )
+  check_choice('source.on_bad_shard', on_bad_shard, ('error', 'skip'))
 
 
 def stamps(paths: Sequence[str]) -> Int[np.ndarray, 'shards 2']:
@@ -250,7 +248,11 @@ def _build(
 ) -> Index:
   label = f'indexing {len(paths)} {kind} shards of {os.path.dirname(paths[0])}'
   with ThreadPoolExecutor(_THREADS) as pool:
-    futures = [pool.submit(_scan, scan, path) for path in paths]
+    # A copy of the context for each, so that scans can report their progress.
+    futures = [
+      pool.submit(contextvars.copy_context().run, _scan, scan, path)
+      for path in paths
+    ]
     try:
       for done in progress.shown(as_completed(futures), len(futures), label):
         done.result()  # raises at once what went wrong

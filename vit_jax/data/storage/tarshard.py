@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from etils import epath
 
+from vit_jax.data import progress
 from vit_jax.data.storage import classes, files, index
 from vit_jax.errors import UserError
 
@@ -46,6 +47,7 @@ def scan(path: str, label_key: str) -> index.Scan:
     try:
       with tarfile.open(fileobj=file, mode='r:') as tar:
         for member in iter(tar.next, None):
+          progress.made()
           tar.members = []  # pyright: ignore[reportAttributeAccessIssue]
           if member.isdir() or _name(member).startswith('.'):
             continue

@@ -17,6 +17,7 @@ from etils import epath
 from google.protobuf.message import DecodeError as ProtoError
 from tensorflow_datasets.proto import tf_example_pb2
 
+from vit_jax.data import progress
 from vit_jax.data.images.headers import DecodeError
 from vit_jax.data.storage import files, index
 
@@ -65,6 +66,7 @@ def _scan(read: Any, file_size: int) -> index.Scan:
     offsets.append(payload)
     sizes.append(size)
     start = stop
+    progress.made()
   columns = {
     'offset': np.array(offsets, np.int64),
     'size': np.array(sizes, np.uint32),

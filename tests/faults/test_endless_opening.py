@@ -1,0 +1,74 @@
+"""Data that never open: the run ends after a time limit, or by a signal."""
+
+import signal
+import time
+
+import pytest
+
+from tests import runs
+from tests.faults.counts import injected
+from vit_jax.data import progress
+from vit_jax.data.storage import index
+from vit_jax.errors import EXIT_PREEMPTED, EXIT_STUCK
+
+
+def _command(tmp_path, **changes):
+  settings = {
+    key: value
+    for key, value in runs.SMALL_L16.items()
+    if not key.startswith('source.')
+  }
+  settings |= {
+    'source.name': 'tests.faults.endless_opening',
+    'source.mark': str(tmp_path / 'mark'),
+  }
+  flags = runs.flags(
+    'configs/l16_i21k.py', tmp_path / 'run', settings | changes
+  )
+  injected('data that never open')
+  return runs.command('train', *flags)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_time_limit(tmp_path):
+  """One message says what was done and why it may hang; stacks are kept."""
+  limit = {'recovery.watchdog_pause_s': 10}
+  _, err = runs.run(_command(tmp_path, **limit), code=EXIT_STUCK)
+  assert 'within 10.0 s while opening the data' in err
+  assert 'endless_opening.py' in (tmp_path / 'run/stacks.txt').read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
+def test_a_signal(tmp_path, number):
+  """It ends the process at once: nothing has been computed yet."""
+  process = runs.start(_command(tmp_path))
+  try:
+    deadline = time.monotonic() + 200
+    while not (tmp_path / 'mark').exists():
+      assert process.poll() is None, process.communicate()[1][-3000:]
+      assert time.monotonic() < deadline
+      time.sleep(0.05)
+    process.send_signal(number)
+    _, err = runs.finish(process, code=EXIT_PREEMPTED)
+  finally:
+    process.kill()
+  assert f'{number.name} before the first step' in err
+
+
+def test_scans_report_progress(tmp_path):
+  """Opening large data may take longer in all, so its parts are reported."""
+
+  def scan(path):
+    progress.made()
+    return index.Scan({}, index.WHOLE)
+
+  paths = [str(tmp_path / name) for name in 'abc']
+  calls = []
+  with progress.reported_to(lambda: calls.append(1)):
+    index._build(paths, 'test', scan)
+  assert len(calls) == 2 * len(paths)  # by each scan, and after it
+  progress.made()  # without a listener nothing happens
+  assert len(calls) == 2 * len(paths)
