@@ -5,10 +5,12 @@ import os
 
 import contract
 import pytest
+from ml_collections import ConfigDict
 
 from vit_jax.data.images.headers import DecodeError
 from vit_jax.data.sources import folder
 from vit_jax.errors import UserError
+from vit_jax.training import data
 
 
 def fill(root, *paths):
@@ -214,3 +216,22 @@ def test_one_class_is_no_classification(tmp_path):
   fill(tmp_path, *(f'photos/{i:02d}.jpg' for i in range(20)))
   with pytest.raises(UserError, match="one class, 'photos'"):
     folder.divide(str(tmp_path))
+
+
+@pytest.mark.parametrize('objective', ['supervised', 'mae'])
+def test_one_class_is_refused_where_labels_are_learned(tmp_path, objective):
+  """MAE and DINO need no labels, so a single folder is enough for them."""
+  fill(tmp_path, *(f'photos/{i}.jpg' for i in range(4)))
+  config = ConfigDict(
+    dict(
+      source=dict(name='folder', path=str(tmp_path)),
+      train=dict(split='train', num_examples=4),
+      objective=dict(name=objective),
+      num_classes=int(objective == 'supervised'),
+    )
+  )
+  if objective == 'mae':
+    assert len(data.open_train(config)) == 4
+    return
+  with pytest.raises(UserError, match="one class, 'photos'"):
+    data.open_train(config)

@@ -10,6 +10,7 @@ from vit_jax.config.sections import build_section
 from vit_jax.data import matching, progress
 from vit_jax.data.pipeline import stream
 from vit_jax.data.pipeline.bad_record_limit import BadRecordLimit
+from vit_jax.data.sources import folder
 from vit_jax.errors import UserError
 from vit_jax.evaluators import contract
 from vit_jax.processes.watchdog import Watchdog
@@ -91,10 +92,15 @@ def open_train(config: Config) -> stream.Source:
     config: completed config.
 
   Raises:
-    UserError: the size is not `train.num_examples`.
+    UserError: the size is not `train.num_examples`, or labels of a folder with
+      a single class were to be learned.
   """
   train = config.train
   source = open_source(config, train.split)
+  # MAE and DINO have no outputs for classes, so one class is enough for them.
+  outputs = config.num_classes or config.objective.get('num_classes', 0)
+  if outputs and config.source.name == 'folder':
+    folder.check_classes(source.class_names, source.name)
   if len(source) != train.num_examples:
     raise UserError(
       f'{source.name} has {len(source)} examples, but config.train.'

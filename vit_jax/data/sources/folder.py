@@ -7,7 +7,7 @@ which is asked by `prepare folder` too.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -153,6 +153,23 @@ class Source:
       )
 
 
+def check_classes(class_names: Sequence[str], where: str) -> None:
+  """Checks that a classifier can be trained on a folder.
+
+  Args:
+    class_names: names of the classes.
+    where: folder or split, for the message.
+
+  Raises:
+    UserError: there is only one class.
+  """
+  if len(class_names) == 1:
+    raise UserError(
+      f'{where} holds one class, {class_names[0]!r}: a classifier needs two or '
+      'more. Give each class a folder of its own, next to this one.'
+    )
+
+
 class Division(NamedTuple):
   """What of a folder is trained on, and what is held out.
 
@@ -180,11 +197,7 @@ def divide(path: str) -> Division:
   splits.named('train', there)
   found = class_folders.listing(there['train'])
   images, num_classes = len(found.paths), len(found.classes)
-  if num_classes < 2:
-    raise UserError(
-      f'{found.root} holds one class, {found.classes[0]!r}: a classifier needs '
-      'two or more. Give each class a folder of its own, next to this one.'
-    )
+  check_classes(found.classes, found.root)
   if 'val' in there:
     return Division('train', 'val', images, num_classes)
   # Not 'train[:90%]': so wrote workdirs of the time when parts were cut from
