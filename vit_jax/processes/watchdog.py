@@ -114,8 +114,10 @@ class Watchdog:
     writing = threading.Thread(
       target=self._write_stacks, args=(message,), daemon=True
     )
-    writing.start()
-    writing.join(_WRITE_S)  # the file system itself may be stuck
+    # Without memory for a thread, the stack traces on stderr must suffice.
+    with contextlib.suppress(RuntimeError):
+      writing.start()
+      writing.join(_WRITE_S)  # the file system itself may be stuck
     peers.say_end(EXIT_STUCK, f'stuck: {message}')
     peers.leave(EXIT_STUCK)
 
