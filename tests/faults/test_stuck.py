@@ -3,12 +3,14 @@
 import json
 import signal
 import time
+from unittest import mock
 
 import pytest
 from etils import epath
 
 from tests import runs
 from tests.faults.counts import injected
+from vit_jax.processes import watchdog as watchdog_lib
 from vit_jax.processes.watchdog import EXIT_STUCK, Watchdog
 from vit_jax.run import stragglers
 
@@ -117,6 +119,20 @@ def test_each_batch_of_an_evaluation_is_a_sign_of_life(tmp_path):
     assert watchdog._limit_s == 50 and watchdog._deadline > first
   assert watchdog._limit_s == 60
   watchdog.close()
+
+
+def test_a_process_that_cannot_start_threads_ends(tmp_path, monkeypatch):
+  """With little memory the stack traces are written to stderr only."""
+  watchdog = Watchdog(
+    epath.Path(tmp_path) / 'stacks.txt', factor=1000, min_s=60, pause_s=60
+  )
+  watchdog.close()
+  leave, start = mock.Mock(), mock.Mock(side_effect=RuntimeError('no thread'))
+  monkeypatch.setattr(watchdog_lib.peers, 'leave', leave)
+  monkeypatch.setattr(watchdog_lib.faulthandler, 'dump_traceback', mock.Mock())
+  monkeypatch.setattr(watchdog_lib.threading.Thread, 'start', start)
+  watchdog._give_up()
+  leave.assert_called_once_with(EXIT_STUCK)
 
 
 def test_watchdog_is_patient_while_paused(tmp_path):
