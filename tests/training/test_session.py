@@ -70,6 +70,7 @@ def test_fine_tuning_resizes_positions_as_the_config_says(monkeypatch, method):
   )
   parts |= dict(pretrained=mock.Mock(), entry=mock.Mock())
   parts['entry'].run_options.return_value = {}
+  parts['entry'].prints_config.return_value = False
   parts['adopt_architecture'] = lambda config, source: config
   for name, part in parts.items():
     monkeypatch.setattr(finetune, name, part)
