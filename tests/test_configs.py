@@ -399,7 +399,9 @@ def test_every_config_builds():
     if file.stem == 'folder':  # needs a folder, see test_folder_config
       continue
     config = loading.load(str(file))
-    if config.init_from is not None or file.stem.startswith('finetune'):
+    if config.init_from is not None or file.stem.startswith(
+      ('finetune', 'linear_')
+    ):
       with config.unlocked():  # a fine-tuning takes this from the weights
         config.model.variant = 'B/16'
         config.image_size = (32, 32)

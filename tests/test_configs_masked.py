@@ -125,8 +125,50 @@ def test_what_cannot_be():
     ('mae.py:model=S', 'no row of the paper'),
     ('mae.py:epochs=300', 'for 800 or 1600'),
     ('finetune_mae.py:model=S', 'no row of the paper'),
+    ('linear_mae.py:model=S', 'model=S'),
+    ('linear_dino.py:model=L', 'model=L'),
     ('masked_patch.py:data=i1k', "did you mean 'i21k'|allowed"),
     ('cifar10.py:objective=made', "did you mean 'mae'"),
   ):
     with pytest.raises(UserError, match=words):
       loading.load(f'configs/{argument}')
+
+
+@pytest.mark.parametrize('model, epochs', [('B', 90), ('L', 50), ('H', 50)])
+def test_linear_probe_of_mae(model, epochs):
+  """The linear-probing table of arXiv 2111.06377, appendix A.1."""
+  config = loading.load(f'configs/linear_mae.py:model={model}')
+  assert (config.total, config.batch_size) == (f'{epochs} epochs', 16_384)
+  optimizer, schedule = config.optimizer, config.schedule
+  assert (optimizer.name, optimizer.momentum) == ('lars', 0.9)
+  assert schedule.base_lr == pytest.approx(6.4)
+  assert (schedule.warmup, schedule.decay) == ('10 epochs', 'cosine')
+  augment, objective = config.augment, config.objective
+  assert (augment.crop, augment.min_area) == ('torchvision', 0.08)
+  assert augment.flip and augment.interpolation == 'bicubic'
+  assert not augment.randaugment_layers and not augment.color_jitter
+  assert objective.batch_norm and not objective.patch_mean
+  assert (objective.num_classes, objective.last_blocks) == (1_000, 1)
+  assert config.num_classes == 0 and config.model.variant is None
+
+
+@pytest.mark.parametrize(
+  'model, last_blocks, patch_mean', [('S', 4, False), ('B', 1, True)]
+)
+def test_linear_probe_of_dino(model, last_blocks, patch_mean):
+  """The authors' eval_linear.py and their options for S and B."""
+  config = loading.load(f'configs/linear_dino.py:model={model}')
+  assert (config.total, config.batch_size) == ('100 epochs', 1024)
+  optimizer, schedule = config.optimizer, config.schedule
+  assert (optimizer.name, optimizer.momentum) == ('sgd', 0.9)
+  assert optimizer.weight_decay == 0 and optimizer.clip_norm is None
+  assert schedule.base_lr == pytest.approx(0.004)
+  assert (schedule.warmup, schedule.decay) == ('0 steps', 'cosine')
+  augment, objective = config.augment, config.objective
+  assert (augment.crop, augment.min_area) == ('torchvision', 0.08)
+  assert augment.flip and augment.interpolation == 'bilinear_antialias'
+  assert (objective.last_blocks, objective.patch_mean) == (
+    last_blocks,
+    patch_mean,
+  )
+  assert not objective.batch_norm and config.num_classes == 0

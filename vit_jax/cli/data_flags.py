@@ -77,11 +77,12 @@ def setting(
     batch_size: images per batch; rounded up to a multiple of the number of
       devices.
   """
+  objective = weights.objective()
   return Setting(
     open_source=open_source,
     transform=build_section(config, 'preprocess', weights.image_size),
-    predict=weights.objective().predict,
-    num_classes=weights.about['num_classes'],
+    predict=objective.predict,
+    num_classes=objective.num_classes,
     mesh=mesh,
     batch_size=-(-batch_size // mesh.size) * mesh.size,
     reader=build_section(config, 'reader'),

@@ -90,9 +90,13 @@ class Objective(Protocol):
   Attributes:
     sharding_rules: as in `models.contract.Model`, for all of its parameters.
     apart: as in `models.contract.Model`, for all of its parameters.
+    num_classes: number of logits that `predict` returns; 0 if there is no head.
     reconstructs: description of the predictions of `reconstruct`, in words; ''
       if nothing is hidden, so that nothing can be reconstructed.
   """
+
+  @property
+  def num_classes(self) -> int: ...
 
   @property
   def sharding_rules(self) -> tuple[tuple[str, int], ...]: ...
@@ -246,6 +250,12 @@ class Defaults:
   sharding_rules: tuple[tuple[str, int], ...] = ()
   apart: tuple[str, ...] = ()
   reconstructs: str = ''
+  setting: Setting
+
+  @property
+  def num_classes(self) -> int:
+    """The outputs of the model's head."""
+    return self.setting.model.num_classes
 
   def frozen(self) -> dict[str, Frozen]:
     """None are needed."""

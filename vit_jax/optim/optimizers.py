@@ -5,9 +5,10 @@ import functools
 import jax.numpy as jnp
 import optax
 
+from vit_jax.arrays import tree
 from vit_jax.errors import UserError, check_range
 from vit_jax.optim import orthogonal, trust
-from vit_jax.optim.common import Common, Steps
+from vit_jax.optim.common import DECAY_MASKS, Common, Steps
 
 
 def _adam(
@@ -156,6 +157,49 @@ def lamb(
   return Common(*clipping, *decay, rules).chain(
     _adam(b1, b2, eps), schedule, steps, adapt
   )
+
+
+def lars(
+  schedule: optax.Schedule,
+  steps: Steps = lambda duration: 0,
+  /,
+  *,
+  momentum: float = 0.9,
+  rules: tuple = (),
+) -> optax.GradientTransformation:
+  """LARS: SGD with momentum and a trust ratio of each matrix.
+
+  The gradient of each tensor of two axes or more is multiplied by .001 ·
+  |parameter| / |gradient| (1 where either is 0) before it enters the momentum;
+  each layer of a stack has a ratio of its own. There is no weight decay. MAE
+  trains linear classifiers by it, with very large batches.
+
+  Args:
+    schedule: learning rate by number of updates.
+    steps: function that converts a duration ('1 epochs') to updates.
+    momentum: decay of the trace of gradients, in [0, 1).
+    rules: factors of the rate by path, and frozen leaves, see `rules`.
+
+  Raises:
+    UserError: a value is outside its range.
+
+  Reference: You et al., arXiv 1708.03888, equation 6.
+  """
+  check_range('optimizer.momentum', momentum, at_least=0, below=1)
+  matrices = functools.partial(tree.map_with_path, DECAY_MASKS['tensors'])
+  scale = optax.chain(
+    trust.ratios((), matrices, coefficient=1e-3), optax.trace(decay=momentum)
+  )
+  common = Common(
+    clip_norm=None,
+    clip='global',
+    clip_joined=(),
+    weight_decay=0.0,
+    weight_decay_end=None,
+    decay_mask='tensors',
+    rules=rules,
+  )
+  return common.chain(scale, schedule, steps)
 
 
 def muon(

@@ -1,4 +1,4 @@
-"""LAMB's trust ratios."""
+"""Trust ratios of LAMB and LARS."""
 
 from typing import Any
 
@@ -14,18 +14,20 @@ PyTree = Any
 
 
 def ratios(
-  joined: tuple[str, ...], decays: Decays
+  joined: tuple[str, ...], decays: Decays, coefficient: float = 1.0
 ) -> optax.GradientTransformation:
-  """Multiplies directions by |parameter| / |direction| of their tensor.
+  """Multiplies directions by c · |parameter| / |direction| of their tensor.
 
   Args:
     joined: leaves that are one tensor, see `tensors.naming`.
     decays: (parameters) → which leaves are adapted; others stay as they are.
+    coefficient: c; 1 for LAMB, .001 for LARS.
 
   Raises:
     UserError: no regular expression.
 
-  Reference: You et al., arXiv 1904.00962, algorithm 2.
+  References: You et al., arXiv 1904.00962, algorithm 2 (LAMB), and arXiv
+  1708.03888, equation 6 (LARS).
   """
   name = tensors.naming('optimizer.trust_joined', joined)
 
@@ -36,7 +38,7 @@ def ratios(
     def scaled(path: str, leaf: Array) -> Array:
       if not chosen[path]:
         return leaf
-      return leaf * _ratio(weights[path], steps[path])
+      return leaf * _ratio(coefficient * weights[path], steps[path])
 
     return tree.map_with_path(scaled, updates)
 

@@ -53,7 +53,7 @@ def write(
     with _failures_logged('training images'):
       values['training'] = training_images(experiment, source, setting.mesh)
     splits = own_splits(experiment.config.evals)
-    if splits and experiment.config.num_classes:
+    if splits and experiment.objective.num_classes:
       with _failures_logged('predictions'), jax.set_mesh(setting.mesh):
         values['judged'] = predictions.predict_examples(
           setting, weights, splits[0]

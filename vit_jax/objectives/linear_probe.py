@@ -1,0 +1,233 @@
+"""Linear probing: a linear classifier of a frozen backbone's features.
+
+Unlike the evaluator `linear_probe`, which computes the features once, this
+objective sees other random crops in every epoch, as published linear probes do.
+"""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, Key
+
+from vit_jax.data.contract import Spec, require
+from vit_jax.errors import UserError, check_range
+from vit_jax.models.layers.norm import LayerNorm
+from vit_jax.objectives.composite import AroundModel
+from vit_jax.objectives.contract import Batch, Setting
+from vit_jax.objectives.losses import softmax_cross_entropy
+from vit_jax.objectives.mixing import normalize
+
+PyTree = Any
+_EPSILON = 1e-6  # added to the variance of a feature, as in MAE's code
+_RUNNING = 0.1  # weight of a batch in the running statistics
+_DEVIATION = 0.01  # standard deviation of the initial kernel
+
+
+class Objective(AroundModel):
+  """Softmax cross-entropy of a linear layer on frozen features.
+
+  It implements `objectives.contract.Objective`. Parameters: `model/…`, which
+  get no gradient and which `optimizer.rules` should freeze, and
+  `head/{kernel,bias}`. Extra state: with `batch_norm` the running `mean` and
+  `variance` of each feature. The weights that are evaluated contain this state
+  as `statistics/…`. A batch holds `image`, uint8 `[n, y, x, 3]`, and `label`,
+  int32 `[n]`.
+
+  The model is used without dropout and drop path. The config's `num_classes` is
+  0, because the model itself has no head: `predict`, `convert` and `export` use
+  the backbone only.
+
+  References: DINO, arXiv 2104.14294, appendix F.2 and eval_linear.py; MAE,
+  arXiv 2111.06377, appendix A.1 and main_linprobe.py.
+  """
+
+  def __init__(
+    self,
+    setting: Setting,
+    /,
+    *,
+    num_classes: int,
+    last_blocks: int = 1,
+    patch_mean: bool = False,
+    batch_norm: bool = False,
+  ):
+    """Checks the values.
+
+    Args:
+      setting: setting of the run; `model` does not have a head.
+      num_classes: number of outputs of the linear layer.
+      last_blocks: number of last blocks whose class tokens are the features,
+        each after the last LayerNorm (4 for DINO's S models). With 1, and
+        without `patch_mean`, the features are those of the model.
+      patch_mean: whether the mean of the last block's patch tokens is appended
+        to the class tokens (DINO's B models).
+      batch_norm: whether features pass a batch normalization without scale and
+        shift (MAE). In training its statistics are those of a micro-batch over
+        all devices; PyTorch uses those of each device.
+
+    Raises:
+      UserError: a value is outside its range.
+    """
+    check_range('objective.num_classes', num_classes, at_least=1)
+    check_range('objective.last_blocks', last_blocks, at_least=1)
+    self.setting = setting
+    self._num_classes = num_classes
+    self.last_blocks, self.patch_mean = last_blocks, patch_mean
+    self.batch_norm = batch_norm
+
+  @property
+  def num_classes(self) -> int:
+    """The outputs of the linear layer, not of the model."""
+    return self._num_classes
+
+  @property
+  def sharding_rules(self) -> tuple[tuple[str, int], ...]:
+    """The model's, and the classes of the linear layer."""
+    return (*self.setting.model.sharding_rules, (r'head/(kernel|bias)', -1))
+
+  def check(self, spec: Spec) -> None:
+    """Checks the labels, and that the model has the features.
+
+    Raises:
+      UserError: batches have no class labels; the model has a head, or no
+        class token although `last_blocks` or `patch_mean` needs one.
+    """
+    require(spec, 'image', 'label', who="the objective 'linear_probe'")
+    shape, _ = spec['label']
+    if shape:
+      raise UserError(
+        f'augment produces labels of the shape {shape}, and the objective '
+        "'linear_probe' needs one class per image: set "
+        '--config.augment.name=transforms.'
+      )
+    model: Any = self.setting.model
+    if model.num_classes:
+      raise UserError(
+        f'config.num_classes is {model.num_classes}, and the objective '
+        "'linear_probe' has a linear layer of its own: set "
+        '--config.num_classes=0 and --config.objective.num_classes='
+        f'{model.num_classes}.'
+      )
+    if self.last_blocks == 1 and not self.patch_mean:
+      return
+    keys = f'last_blocks={self.last_blocks}, patch_mean={self.patch_mean}'
+    if getattr(model, 'pool', None) != 'token' or model.fc_norm:
+      raise UserError(
+        f"the objective 'linear_probe' with {keys} needs a Vision Transformer "
+        "with a class token (model.name='vit', pool='token', fc_norm=False): "
+        'set last_blocks=1 and patch_mean=False to use the features of '
+        f'{type(model).__name__}.'
+      )
+    if self.last_blocks > model.depth:
+      raise UserError(
+        f'objective.last_blocks is {self.last_blocks}, and the model has '
+        f'{model.depth} blocks: set it to {model.depth} or less.'
+      )
+
+  def init(self, key: Key[Array, ''], batch: Any) -> tuple[PyTree, PyTree]:
+    """Returns initial parameters, and running statistics if there are any."""
+    del batch
+    model_key, head_key = jax.random.split(key)
+    images = jnp.zeros((1, *self.setting.image_size, 3))
+    params = self.setting.model.init(model_key, images)['params']
+    features = jax.eval_shape(self._features, params, images)
+    width = features.shape[-1]
+    kernel = jax.random.normal(head_key, (width, self.num_classes))
+    head = {
+      'kernel': _DEVIATION * kernel,
+      'bias': jnp.zeros(self.num_classes),
+    }
+    extra = {}
+    if self.batch_norm:
+      extra = {'mean': jnp.zeros(width), 'variance': jnp.ones(width)}
+    return {'model': params, 'head': head}, extra
+
+  def loss(
+    self,
+    params: PyTree,
+    extra: PyTree,
+    batch: Batch,
+    key: Key[Array, ''],
+    step: Int[Array, ''],
+    frozen: dict[str, PyTree],
+  ) -> tuple[Float[Array, ''], tuple[dict[str, Array], PyTree]]:
+    """Computes the mean loss of a batch; its metric is `accuracy`."""
+    del extra, key, step, frozen
+    # Nothing of the backbone is kept for a backward pass.
+    model = jax.lax.stop_gradient(params['model'])
+    x = self._features(model, normalize(batch['image']))
+    carry = {}
+    if self.batch_norm:
+      mean, variance = x.mean(axis=0), x.var(axis=0)
+      x = (x - mean) / jnp.sqrt(variance + _EPSILON)
+      # The running variance is unbiased, as in PyTorch.
+      unbiased = variance * (len(x) / max(len(x) - 1, 1))
+      carry = {'mean': mean, 'variance': unbiased}
+    logits = _linear(params['head'], x)
+    loss = softmax_cross_entropy(logits, batch['label']).mean()
+    accuracy = (logits.argmax(axis=-1) == batch['label']).mean()
+    return loss, ({'accuracy': accuracy}, carry)
+
+  def update_extra(
+    self, params: PyTree, extra: PyTree, carry: PyTree, step: Int[Array, '']
+  ) -> PyTree:
+    """Returns the running statistics after a step."""
+    del params, step
+    return jax.tree.map(
+      lambda old, new: old + _RUNNING * (new - old), extra, carry
+    )
+
+  def weights(self, params: PyTree, extra: PyTree) -> dict[str, PyTree]:
+    """Returns the parameters together with the running statistics."""
+    return {'': params | ({'statistics': extra} if self.batch_norm else {})}
+
+  def predict(self, params: PyTree, batch: Batch) -> dict[str, Array]:
+    """Returns features (before the normalization) and logits, float32.
+
+    Parameters that were loaded without the running statistics, which `features`
+    does, have no logits.
+    """
+    features = self._features(params['model'], normalize(batch['image']))
+    x = features
+    if self.batch_norm:
+      running = params.get('statistics')
+      if running is None:
+        return {'features': features}
+      x = (x - running['mean']) / jnp.sqrt(running['variance'] + _EPSILON)
+    return {'features': features, 'logits': _linear(params['head'], x)}
+
+  def _features(
+    self, params: PyTree, images: Float[Array, 'n y x 3']
+  ) -> Float[Array, 'n f']:
+    """Computes the features that the linear layer gets.
+
+    Args:
+      params: parameters of the model.
+      images: images in [-1, 1].
+    """
+    model: Any = self.setting.model
+    if self.last_blocks == 1 and not self.patch_mean:
+      found = model.apply({'params': params}, images, method='predict')
+      return found['features']
+    want = ('layers', 'tokens') if self.last_blocks > 1 else ('tokens',)
+    found = model.apply({'params': params}, images, method='predict', want=want)
+    tokens = found['tokens']  # [n, t, d], after the last LayerNorm
+    parts = [tokens[:, 0]]
+    if self.last_blocks > 1:
+      # The last LayerNorm is applied to the earlier blocks too.
+      norm = LayerNorm(jnp.dtype('float32'), model.norm_eps)
+      weights = {'params': params['encoder']['norm']}
+      layers = found['layers'][:, -self.last_blocks : -1, 0]  # [n, k - 1, d]
+      normed: Any = norm.apply(weights, layers)
+      parts = [normed.reshape(len(images), -1), *parts]
+    if self.patch_mean:
+      patches = math.prod(model.grid(images.shape[1:3]))
+      parts.append(tokens[:, -patches:].mean(axis=1))
+    return jnp.concatenate(parts, axis=-1)
+
+
+def _linear(head: PyTree, x: Float[Array, 'n f']) -> Float[Array, 'n k']:
+  """Applies the linear layer in full precision."""
+  return jnp.matmul(x, head['kernel'], precision='highest') + head['bias']
