@@ -12,7 +12,7 @@ from vit_jax.config import plugins
 from vit_jax.config.completion import EVALS, SECTIONS
 from vit_jax.data.augment.transforms import EvalTransform
 from vit_jax.data.pipeline import stream
-from vit_jax.errors import UserError, check_range
+from vit_jax.errors import UserError, check_choice, check_range
 from vit_jax.evaluators.classification import Evaluator
 from vit_jax.evaluators.contract import Setting
 from vit_jax.training.experiment import Experiment
@@ -205,3 +205,15 @@ def test_an_evaluator_that_does_not_say(tmp_path, monkeypatch):
   build(tmp_path, 'total', '1 epochs', **{'checkpoint.best': 'test/recall'})
   with pytest.raises(UserError, match='checkpoint.best'):
     build(tmp_path, 'total', '1 epochs', **{'checkpoint.best': 'val/recall'})
+
+
+def test_a_choice_names_what_is_allowed():
+  """With the nearest spelling first; a number is not a name."""
+  check_choice('optimizer.clip', 'global', ('global', 'tensor'))
+  with pytest.raises(UserError) as caught:
+    check_choice('optimizer.clip', 'tensors', ('global', 'tensor'))
+  message = str(caught.value)
+  assert "optimizer.clip is 'tensors'" in message
+  assert "did you mean 'tensor'? allowed: global, tensor" in message
+  with pytest.raises(UserError, match='optimizer.clip is 3; .*global'):
+    check_choice('optimizer.clip', 3, ('global', 'tensor'))

@@ -146,11 +146,11 @@ def test_a_class_that_is_a_dead_link(tmp_path):
   """It would move the labels of all classes behind it."""
   fill(tmp_path, 'a/1.jpg', 'c/1.jpg')
   (tmp_path / 'b').symlink_to(tmp_path / 'gone')
-  with pytest.raises(UserError, match='/b is a link to nothing'):
+  with pytest.raises(UserError, match='/b is a broken link'):
     open_folder(tmp_path)
   (tmp_path / 'b').unlink()
   (tmp_path / 'a' / '2.jpg').symlink_to(tmp_path / 'a' / '2.jpg')  # to itself
-  with pytest.raises(UserError, match='a/2.jpg is a link to nothing'):
+  with pytest.raises(UserError, match='a/2.jpg is a broken link'):
     open_folder(tmp_path)
 
 

@@ -49,10 +49,10 @@ def test_labels_of_a_list(tmp_path, text, labels):
 @pytest.mark.parametrize(
   'text, labels, words',
   [
-    (COCO, ['0'], ["line of 0 is of the class '0'", 'allowed: 1, 2, 44']),
-    (COCO, ['1', '3'], ["'3'", 'not among the 3 classes']),
+    (COCO, ['0'], ["line of 0 has the class '0'", 'allowed: 1, 2, 44']),
+    (COCO, ['1', '3'], ["'3'", 'the 3 classes']),
     (COCO, ['1', 'person'], ["'person'"]),
-    ('cat\n7\n', ['0'], ["'0'", 'not among']),
+    ('cat\n7\n', ['0'], ["'0'", '2 classes']),
     ('cat\ndog\n', ['2'], ['label 2', '2 classes, 0 to 1', 'tab']),
     ('cat\ndog\n', [str(10**20)], ['line of 100000000', '2 classes']),
     (

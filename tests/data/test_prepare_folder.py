@@ -112,7 +112,7 @@ def test_folders_that_will_not_do(tmp_path):
     ('undecodable', 'no image of the split'),
     ('newline', 'as a class name'),
     ('empty', 'holds no folder'),
-    ('dead', 'a/gone.jpg is a link to nothing'),
+    ('dead', 'a/gone.jpg is a broken link'),
     ('nothing', '/b holds no image'),
     ('file', '--source is .* no such directory'),
     ('absent', '--source is .* no such directory'),

@@ -129,7 +129,7 @@ def test_links(tmp_path):
   expected = ['cat/1.jpg', 'cat/4.jpg', 'dog/2.jpg', 'dog/x/3.jpg']
   assert paths_of(open_folder(root), root) == expected
   (root / 'dog' / '5.jpg').symlink_to(tmp_path / 'nowhere')
-  with pytest.raises(UserError, match='dog/5.jpg is a link to nothing'):
+  with pytest.raises(UserError, match='dog/5.jpg is a broken link'):
     open_folder(root)
 
 
@@ -159,7 +159,7 @@ def test_class_map_and_folders_differ(tmp_path):
   del settings['allow_empty']
   assert len(open_folder(tmp_path / 'data', 'test', **settings)) == 1
   listed.write_text('a\nc\n')
-  with pytest.raises(UserError, match="'b', which is not among the 2 classes"):
+  with pytest.raises(UserError, match="'b', which is not one of the 2 classes"):
     open_folder(tmp_path / 'data', 'test', **settings)
   for content, words in (('', 'lists no class'), ('a\nb\na\n', 'lists a more')):
     listed.write_text(content)

@@ -121,7 +121,7 @@ def test_sparse_numbers(tmp_path, images):
   assert source.class_names == ['person', 'bicycle', 'bottle']
   assert source.num_classes == 3
   path = write_jsonl(tmp_path, [{'image': p, 'label': 3} for p in paths])
-  with pytest.raises(UserError, match="line 1, is of the class '3', which is"):
+  with pytest.raises(UserError, match="line 1, has the class '3', which is"):
     manifest.Source('train', path=path, class_map=str(listed))
 
 

@@ -133,7 +133,7 @@ def test_a_signal_is_asked_for_with_every_batch():
 
 def test_wrong_settings():
   """An unknown loss and an empty split."""
-  with pytest.raises(UserError, match='softmax, sigmoid'):
+  with pytest.raises(UserError, match="cross_entropy is 'hinge'.*softmax"):
     Evaluator(setting(Numbered(3)), split='test', cross_entropy='hinge')
   with pytest.raises(UserError, match='no head'):
     Evaluator(setting(Numbered(3), num_classes=0), split='test')

@@ -306,7 +306,7 @@ def test_recipes():
 def test_probe_messages():
   """What is wrong, and what is allowed."""
   wrong = {
-    'lbfgs, sgd, lars': dict(solver='adam'),
+    "solver is 'adam'.*lbfgs": dict(solver='adam'),
     'allowed with lbfgs: standard, none': dict(norm='batch'),
     'l2 is empty': dict(l2=()),
     'l2 is 0.0': dict(l2=(0.0,)),

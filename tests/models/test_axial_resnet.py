@@ -140,7 +140,7 @@ def test_embeddings_follow_the_image():
     (dict(variant='R26'), "'R26'; allowed: R50"),
     (dict(), 'lacks depths'),
     (TINY | dict(num_heads=3), 'num_heads is 3;'),
-    (TINY | dict(remat='some'), "'dots'"),
+    (TINY | dict(remat='some'), "model.remat is 'some'"),
   ],
 )
 def test_impossible_models(settings, words):

@@ -168,7 +168,7 @@ def test_positions_follow_the_image():
   [
     (dict(), 'patch_size, width'),
     (TINY | dict(width=15, num_heads=3), '2 must divide width'),
-    (TINY | dict(remat='some'), "'dots'"),
+    (TINY | dict(remat='some'), "model.remat is 'some'"),
     (TINY | dict(dropout=1.0), 'model.dropout'),
   ],
 )

@@ -427,7 +427,7 @@ def test_kernels_where_they_compute_the_same(options, kernels, monkeypatch):
 @pytest.mark.parametrize(
   'options, words',
   [
-    (dict(position='3d'), 'learned, 2d'),
+    (dict(position='3d'), "model.position is '3d'.*learned"),
     (dict(position='relative', position_at='stem'), 'allowed: layers, shared'),
     (
       dict(position='none', position_at='stem'),

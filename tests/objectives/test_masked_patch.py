@@ -292,7 +292,7 @@ def test_what_cannot_be():
   odd = Model(0, **SIZES | dict(patch_size=6))
   for make, words in (
     (lambda: objective(axial), 'has no embed.*take one of tokens'),
-    (lambda: objective(target='colour'), 'mean_color, small_patch, pixels'),
+    (lambda: objective(target='colour'), "target is 'colour'.*mean_color"),
     (lambda: objective(corrupted=0.0), 'corrupted'),
     (lambda: objective(corrupted=0.99), 'leaves none of 24'),
     (

@@ -107,7 +107,7 @@ def test_fresh_parameters_follow_the_key():
 
 def test_an_unknown_loss():
   """The message names those there are."""
-  with pytest.raises(UserError, match='softmax, sigmoid'):
+  with pytest.raises(UserError, match="cross_entropy is 'hinge'.*softmax"):
     Objective(SETTING, cross_entropy='hinge')
 
 

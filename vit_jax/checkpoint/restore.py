@@ -49,7 +49,7 @@ def newest(
     try:
       return _restore(path, step, abstract, whose, sleep), step
     except CorruptError as error:
-      log.error('checkpoint %s is set aside: %s', path, error)
+      log.error('checkpoint %s is damaged and moved to *.bad: %s', path, error)
       agreement.persistently(
         lambda step=step: agreement.on_main(steps.set_aside, root, step),
         f'renaming {path}',

@@ -14,7 +14,7 @@ from vit_jax.config.completion import MAX_BATCH_SIZE
 from vit_jax.data.contract import Example, Spec, require
 from vit_jax.data.images.headers import DecodeError
 from vit_jax.data.pipeline import stream
-from vit_jax.errors import UserError, check_range
+from vit_jax.errors import UserError, check_choice, check_range
 from vit_jax.evaluators import contract
 from vit_jax.evaluators.features import OtherSource, open_split
 
@@ -80,8 +80,7 @@ class Evaluator:
     check_range('bins', bins, at_least=1)
     for each in top:
       check_range('top', each, at_least=1)
-    if among not in _AMONG:
-      raise UserError(f'among is {among!r}; allowed: {", ".join(_AMONG)}.')
+    check_choice('among', among, _AMONG)
     self._source = open_split(setting, split, source)
     num_classes = setting.num_classes
     _check_head(num_classes, self._source)

@@ -9,7 +9,7 @@ from jaxtyping import Array
 from vit_jax.config import durations, plugins
 from vit_jax.config.completion import MAX_BATCH_SIZE
 from vit_jax.data.contract import require
-from vit_jax.errors import UserError, check_range
+from vit_jax.errors import UserError, check_choice, check_range
 from vit_jax.evaluators import contract
 from vit_jax.objectives.losses import LOSSES
 
@@ -52,10 +52,7 @@ class Evaluator:
     """
     durations.check('every', every)
     check_range('batch_size', batch_size, at_least=1, at_most=MAX_BATCH_SIZE)
-    if cross_entropy not in LOSSES:
-      raise UserError(
-        f'cross_entropy is {cross_entropy!r}; allowed: {", ".join(LOSSES)}.'
-      )
+    check_choice('cross_entropy', cross_entropy, LOSSES)
     if not setting.num_classes:
       raise UserError(
         'the model has no head (num_classes is 0), so it names no classes: '
@@ -86,7 +83,7 @@ class Evaluator:
       raise UserError(
         f'{self._source.name}: none of its {len(self._source)} examples could '
         'be used, so there is no accuracy; each is named in a message before '
-        'this one. Mend the data, or evaluate on another split.'
+        'this one. Repair the data, or evaluate on another split.'
       )
     return {
       'accuracy': sums['correct'] / sums['count'],

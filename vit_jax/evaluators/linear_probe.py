@@ -6,7 +6,7 @@ import numpy as np
 
 from vit_jax.config import durations, plugins
 from vit_jax.config.completion import MAX_BATCH_SIZE
-from vit_jax.errors import UserError, check_range
+from vit_jax.errors import UserError, check_choice, check_range
 from vit_jax.evaluators import contract, linear_descent, linear_fit
 from vit_jax.evaluators.features import (
   Extractor,
@@ -175,8 +175,7 @@ def _recipe(
   Raises:
     UserError: a value is out of range.
   """
-  if solver not in _SOLVERS:
-    raise UserError(f'solver is {solver!r}; allowed: {", ".join(_SOLVERS)}.')
+  check_choice('solver', solver, _SOLVERS)
   check_range('epochs', epochs, at_least=1)
   check_range('probe_batch_size', batch_size, at_least=1)
   own = _SOLVERS[solver]

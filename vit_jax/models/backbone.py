@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Key
 
-from vit_jax.errors import UserError, check_range
+from vit_jax.errors import UserError, check_choice, check_range
 from vit_jax.models.contract import Defaults, check_wanted
 from vit_jax.models.layers.remat import REMAT
 
@@ -65,9 +65,7 @@ class BackboneConfig:
       UserError: a key has another value.
     """
     for key, allowed in choices.items():
-      value = getattr(self, key)
-      if value not in tuple(allowed):
-        raise UserError(f'model.{key} is {value!r}; allowed: {tuple(allowed)}.')
+      check_choice(f'model.{key}', getattr(self, key), allowed)
 
   def complete(self, sizes: Mapping[str, Any], example: str) -> None:
     """Replaces sizes that are None by the sizes of the variant.

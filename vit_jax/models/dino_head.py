@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from vit_jax.arrays import sharding
-from vit_jax.errors import UserError, check_range
+from vit_jax.errors import check_choice, check_range
 from vit_jax.models.backbone import DTYPES
 from vit_jax.models.layers import initializers
 from vit_jax.models.layers.linear import Linear
@@ -142,10 +142,7 @@ def Head(  # noqa: N802 (the fixed symbol that a section resolves to)
     outputs=outputs, layers=layers, hidden=hidden, bottleneck=bottleneck
   ).items():
     check_range(f'objective.head.{key}', value, at_least=1)
-  if dtype not in DTYPES:
-    raise UserError(
-      f'objective.head.dtype is {dtype!r}; allowed: {", ".join(DTYPES)}.'
-    )
+  check_choice('objective.head.dtype', dtype, DTYPES)
   return Projection(
     outputs=outputs,
     layers=layers,

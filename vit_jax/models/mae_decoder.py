@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from vit_jax.config import plugins
-from vit_jax.errors import UserError, check_range
+from vit_jax.errors import UserError, check_choice, check_range
 from vit_jax.models.backbone import DTYPES
 from vit_jax.models.layers.linear import Linear
 from vit_jax.models.layers.positions import fixed
@@ -164,8 +164,7 @@ def Decoder(  # noqa: N802 (the fixed symbol that the section resolves to)
     ('dtype', dtype, DTYPES),
     ('remat', remat, REMAT),
   ):
-    if value not in allowed:
-      raise UserError(f'{where}.{key} is {value!r}; allowed: {allowed}.')
+    check_choice(f'{where}.{key}', value, allowed)
   return MaskedDecoder(
     outputs=outputs,
     width=width,

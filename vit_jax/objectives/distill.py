@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
 from vit_jax.data.contract import Spec
-from vit_jax.errors import UserError, check_range
+from vit_jax.errors import UserError, check_choice, check_range
 from vit_jax.objectives import supervised
 from vit_jax.objectives.contract import Batch, Frozen
 from vit_jax.objectives.losses import softmax_cross_entropy
@@ -49,10 +49,7 @@ class Objective(supervised.Objective):
 
   def __post_init__(self):
     super().__post_init__()
-    if self.kind not in KINDS:
-      raise UserError(
-        f'objective.kind is {self.kind!r}; allowed: {", ".join(KINDS)}.'
-      )
+    check_choice('objective.kind', self.kind, KINDS)
     check_range(
       'objective.teacher_weight', self.teacher_weight, at_least=0, at_most=1
     )

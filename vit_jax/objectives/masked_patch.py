@@ -22,7 +22,7 @@ from jaxtyping import Array, Bool, Float, Int, Key, Num, UInt8
 
 from vit_jax.arrays import sharding
 from vit_jax.data.contract import Spec, require
-from vit_jax.errors import UserError, check_range
+from vit_jax.errors import UserError, check_choice, check_range
 from vit_jax.models.contract import Places
 from vit_jax.models.layers.head import head
 from vit_jax.objectives import patches
@@ -75,10 +75,7 @@ class Objective(AroundModel):
         target, a share outside its range, patches without 4x4 equal cells.
     """
     check_range('objective.corrupted', corrupted, above=0, below=1)
-    if target not in TARGETS:
-      raise UserError(
-        f'objective.target is {target!r}; allowed: {", ".join(TARGETS)}.'
-      )
+    check_choice('objective.target', target, TARGETS)
     self.setting = setting
     self.target = target
     self.grid = patches.grid_of(setting, 'masked_patch')

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
 from vit_jax.data.contract import Spec, require
-from vit_jax.errors import UserError, check_range
+from vit_jax.errors import UserError, check_choice, check_range
 from vit_jax.objectives.contract import Batch, Defaults, Setting
 from vit_jax.objectives.losses import LOSSES, Labels
 from vit_jax.objectives.mixing import normalize
@@ -37,11 +37,7 @@ class Objective(Defaults):
   multi_hot: bool = dataclasses.field(default=False, kw_only=True)
 
   def __post_init__(self):
-    if self.cross_entropy not in LOSSES:
-      raise UserError(
-        f'objective.cross_entropy is {self.cross_entropy!r}; allowed: '
-        f'{", ".join(LOSSES)}.'
-      )
+    check_choice('objective.cross_entropy', self.cross_entropy, LOSSES)
     if self.multi_hot and self.cross_entropy != 'sigmoid':
       raise UserError(
         'objective.multi_hot gives an example several labels in full, and '

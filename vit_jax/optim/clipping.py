@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import optax
 
 from vit_jax.arrays import tree
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, check_choice
 from vit_jax.optim import tensors
 
 PyTree = Any
@@ -27,8 +27,7 @@ def transformation(
   Raises:
     UserError: unknown kind, no regular expression, or one that is not used.
   """
-  if kind not in KINDS:
-    raise UserError(f'optimizer.clip is {kind!r}; allowed: {", ".join(KINDS)}.')
+  check_choice('optimizer.clip', kind, KINDS)
   if kind == 'tensor':
     return by_tensor(limit, joined)
   if joined:

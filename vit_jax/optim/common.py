@@ -10,7 +10,7 @@ import jax
 import optax
 
 from vit_jax.arrays import sharding, tree
-from vit_jax.errors import UserError, check_range
+from vit_jax.errors import check_choice, check_range
 from vit_jax.optim import clipping, delays
 from vit_jax.optim import rules as rules_lib
 from vit_jax.optim.schedule import cosine
@@ -40,11 +40,7 @@ def _is_tensor(path: str, leaf: Any) -> bool:
 
 
 def _decay_mask(decay_mask: str):
-  if decay_mask not in DECAY_MASKS:
-    raise UserError(
-      f'optimizer.decay_mask is {decay_mask!r}; allowed: '
-      f'{", ".join(DECAY_MASKS)}.'
-    )
+  check_choice('optimizer.decay_mask', decay_mask, DECAY_MASKS)
   return functools.partial(tree.map_with_path, DECAY_MASKS[decay_mask])
 
 

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float
 
-from vit_jax.errors import UserError, check_range
+from vit_jax.errors import UserError, check_choice, check_range
 
 
 def make_schedule(
@@ -48,10 +48,7 @@ def make_schedule(
     ),
     'constant': optax.constant_schedule(base_lr),
   }
-  if decay not in shapes:
-    raise UserError(
-      f'schedule.decay is {decay!r}; allowed: {", ".join(shapes)}.'
-    )
+  check_choice('schedule.decay', decay, shapes)
   if warmup_steps == 0:
     return shapes[decay]
   ramp = optax.linear_schedule(0.0, base_lr, warmup_steps)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from vit_jax.config import loading
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, check_choice
 
 DEV, FINAL = 'dev', 'final'
 COMMANDS = ('train', 'finetune')
@@ -56,10 +56,7 @@ class Task:
   group: str = ''
 
   def __post_init__(self):
-    if self.command not in COMMANDS:
-      raise UserError(
-        f'command is {self.command!r}; allowed: {", ".join(COMMANDS)}.'
-      )
+    check_choice('command', self.command, COMMANDS)
     if not all(len(values) for values in self.grid.values()):
       raise UserError(
         f'grid is {dict(self.grid)}; give at least one value for each key.'

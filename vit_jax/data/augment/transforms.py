@@ -19,7 +19,7 @@ from vit_jax.data.images.headers import (
   DecodeError as DecodeError,  # for callers
 )
 from vit_jax.data.images.resampling import INTERPOLATIONS, resize
-from vit_jax.errors import UserError, check_range
+from vit_jax.errors import UserError, check_choice, check_range
 
 _CROP_ATTEMPTS = 10
 _CROPS = ('inception', 'torchvision', 'squash', 'pad', 'none')
@@ -38,11 +38,6 @@ def square(image_size: tuple[int, ...]) -> tuple[int, int]:
     'height x width of image_size', height * width, at_most=MAX_PIXELS
   )
   return height, width
-
-
-def _check_choice(key: str, value: str, allowed: tuple[str, ...]) -> None:
-  if value not in allowed:
-    raise UserError(f'{key} is {value!r}; allowed: {", ".join(allowed)}.')
 
 
 class _ImageAndLabel(abc.ABC):
@@ -129,9 +124,9 @@ class TrainTransform(_ImageAndLabel):
   color_jitter: float = 0.0
 
   def __post_init__(self):
-    _check_choice('augment.crop', self.crop, _CROPS)
-    _check_choice('augment.interpolation', self.interpolation, INTERPOLATIONS)
-    _check_choice(
+    check_choice('augment.crop', self.crop, _CROPS)
+    check_choice('augment.interpolation', self.interpolation, INTERPOLATIONS)
+    check_choice(
       'augment.randaugment_policy',
       self.randaugment_policy,
       tuple(policies.POLICIES),
@@ -276,10 +271,8 @@ class EvalTransform(_ImageAndLabel):
   interpolation: str = 'bilinear'
 
   def __post_init__(self):
-    _check_choice('preprocess.resize', self.resize, _RESIZES)
-    _check_choice(
-      'preprocess.interpolation', self.interpolation, INTERPOLATIONS
-    )
+    check_choice('preprocess.resize', self.resize, _RESIZES)
+    check_choice('preprocess.interpolation', self.interpolation, INTERPOLATIONS)
     height, width = self.image_size
     check_range(  # of the whole image, the pixels must be few enough
       'preprocess.central_fraction',

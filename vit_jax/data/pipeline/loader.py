@@ -131,9 +131,7 @@ class Loader:
           f'used, the last at index {index}: {record.reason}. Look at the data.'
         )
       allowed = self._replacements(index)
-      number = order.replacement(
-        position, attempt + 1, len(allowed), self.seed
-      )
+      number = order.replacement(position, attempt + 1, len(allowed), self.seed)
       index = allowed[number]
 
   def _replacements(self, index: int) -> range:
@@ -163,7 +161,7 @@ class Loader:
         place = f' ({where})' if where else ''
         raise UserError(
           f'example {index} of {self.source.name}{place} cannot be used: '
-          f'{error}. Mend or remove it, or set --config.reader.on_bad_record='
+          f'{error}. Repair or remove it, or set --config.reader.on_bad_record='
           'skip.'
         ) from error
       return BadRecord(index, where, str(error))

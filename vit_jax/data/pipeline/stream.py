@@ -124,8 +124,8 @@ def _stream(
 ) -> Stream:
   local = len(rows.rows)
   reader.check_memory(loader, local)
-  # Several processes are checked together (`BadRecordLimit`, and an evaluation's
-  # `sweep`): one that ends alone would leave the others waiting.
+  # Several processes are checked together (`BadRecordLimit`, and `sweep` of an
+  # evaluation), because one that ends alone would leave the others waiting.
   alone = jax.process_count() == 1
   bad = BadRecords(
     loader.source, reader.max_bad_share if alone else 1.0, report

@@ -148,7 +148,7 @@ class Source:
     if absent:
       raise UserError(
         f'{class_map} lists the class {absent[0]!r} and {len(absent) - 1} '
-        f'others without a folder in {found.root}: mend the list, or set '
+        f'others without a folder in {found.root}: correct the list, or set '
         '--config.source.allow_empty.'
       )
 

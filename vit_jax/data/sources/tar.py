@@ -230,7 +230,7 @@ def _open(paths: list[str], label_key: str, on_bad_shard: str) -> _Split:
     kind,
     lambda path: tarshard.scan(path, label_key),
     on_bad_shard=on_bad_shard,
-    remedy='Copy it again, or, if it was joined of several, pack it anew,',
+    remedy='Copy it again (or pack it again if several files were joined),',
   )
   counts = [len(columns['offset']) for columns in found.shards]
   return _Split(

@@ -272,7 +272,7 @@ def _but(left_out: Mapping[str, int]) -> str:
 
 
 def _dead_link(path: str) -> str:
-  return f'{path} is a link to nothing, or no file: mend or remove it.'
+  return f'{path} is a broken link, or not a file: repair or remove it.'
 
 
 def _some(names: list[str]) -> str:

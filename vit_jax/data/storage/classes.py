@@ -45,8 +45,8 @@ class Classes:
     """
     if key not in self._index:
       raise UserError(
-        f'{where} is of the class {key!r}, which is not among the '
-        f'{len(self.keys)} classes; {_nearest(key, self.keys)}. Mend it, or '
+        f'{where} has the class {key!r}, which is not one of the '
+        f'{len(self.keys)} classes; {_nearest(key, self.keys)}. Correct it, or '
         'the list of classes.'
       )
     return self._index[key]
@@ -206,8 +206,8 @@ def _check_places(known: Classes, largest: int, came: str) -> None:
   if largest >= len(known.keys):
     raise UserError(
       f'{came} {largest}, and source.class_map lists {len(known.keys)} '
-      f'classes, 0 to {len(known.keys) - 1}: mend one, or begin each line of '
-      'the list with a label and a tab.'
+      f'classes, 0 to {len(known.keys) - 1}: correct one of them, or begin '
+      'each line of the list with a label and a tab.'
     )
   begins = [_SPACED.match(key) for key in known.keys]
   if all(begins) and any(

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from vit_jax.config import plugins
 from vit_jax.config.plugins import Nested, Section
-from vit_jax.errors import UserError, check_range
+from vit_jax.errors import UserError, check_choice, check_range
 from vit_jax.models import backbone
 from vit_jax.models.attention.multi_head import IMPLEMENTATIONS
 from vit_jax.models.backbone import MAX_SIZE, BackboneConfig
@@ -196,10 +196,7 @@ class Config(BackboneConfig):
 
   def _check_positions(self) -> None:
     kind, at = self.position, self.position_at
-    if kind not in KINDS:
-      raise UserError(
-        f'model.position is {kind!r}; allowed: {", ".join(KINDS)}.'
-      )
+    check_choice('model.position', kind, KINDS)
     if at is not None and at not in KINDS[kind]:
       allowed = f'allowed: {", ".join(KINDS[kind])}'
       raise UserError(

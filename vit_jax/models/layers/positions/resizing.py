@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, check_choice
 
 METHODS = ('aligned', 'bicubic')
 _AXES = {'rows': 0, 'columns': 1}
@@ -90,10 +90,7 @@ def stretched_grid(
 
 def check_method(method: str) -> None:
   """Raises UserError unless the method is one of `METHODS`."""
-  if method not in METHODS:
-    raise UserError(
-      f'position_resize is {method!r}; allowed: {", ".join(METHODS)}.'
-    )
+  check_choice('position_resize', method, METHODS)
 
 
 def resize(

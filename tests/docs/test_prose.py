@@ -1,0 +1,61 @@
+"""The prose of the package: verbs first, and the field's words."""
+
+import ast
+import pathlib
+import re
+
+import vit_jax
+
+ROOT = pathlib.Path(vit_jax.__file__).parent.parent
+# Words with which a description in place of a verb begins.
+NO_VERB = {
+  *('a', 'all', 'an', 'by', 'for', 'from', 'how', 'if', 'in', 'its', 'of'),
+  *('that', 'the', 'their', 'this', 'those', 'to', 'what', 'when', 'where'),
+  *('whether', 'which', 'who', 'whose', 'with'),
+}
+# Words that the documentation of JAX would not use in this sense.
+FOREIGN = re.compile(
+  r'\b(anew|mend(s|ed|ing)?|likewise|(is|are) told|told by|strangers?|'
+  r'set aside|that which)\b',
+  re.IGNORECASE,
+)
+
+
+def _functions(tree):
+  """Yields (name, docstring) of functions; a property may be a noun."""
+  for node in ast.walk(tree):
+    if isinstance(node, ast.FunctionDef) and (text := ast.get_docstring(node)):
+      decorators = ' '.join(ast.unparse(d) for d in node.decorator_list)
+      if 'property' not in decorators:
+        yield node.name, text
+
+
+def test_docstrings_of_functions_start_with_a_verb():
+  """At least not with an article, a preposition or a relative word."""
+  wrong, count = [], 0
+  for path in sorted((ROOT / 'vit_jax').rglob('*.py')):
+    for name, text in _functions(ast.parse(path.read_text())):
+      count += 1
+      first = re.match(r'\W*(\w*)', text)
+      assert first
+      if first[1].lower() in NO_VERB:
+        wrong.append(f'{path.relative_to(ROOT)} {name}: {text.splitlines()[0]}')
+  assert count > 1_000 and not wrong
+
+
+def test_words_of_the_field():
+  """No word of the list in docstrings, comments, messages and documents."""
+  pages = [*ROOT.glob('docs/*.md'), ROOT / 'README.md']
+  pages += [ROOT / 'ARCHITECTURE.md', ROOT / 'CONTRIBUTING.md']
+  files = [
+    path
+    for top in ('vit_jax', 'configs')
+    for path in (ROOT / top).rglob('*.py')
+  ]
+  found = [
+    f'{path.relative_to(ROOT)}:{number}: {line.strip()}'
+    for path in sorted([*pages, *files])
+    for number, line in enumerate(path.read_text().splitlines(), 1)
+    if FOREIGN.search(line)
+  ]
+  assert len(files) > 200 and not found
