@@ -1,4 +1,4 @@
-"""Imports point downwards only; flax and Orbax stay in their rooms."""
+"""Imports point downwards only; Flax and Orbax stay in their packages."""
 
 import ast
 import graphlib
@@ -9,15 +9,15 @@ import pytest
 
 PACKAGE = pathlib.Path(__file__).parents[1] / 'vit_jax'
 
-# The rooms, from the top down: a room imports only those below it. A command is
-# a file beside them; commands do not import each other.
+# Packages from the top down: each imports only packages below it. A command is
+# a file next to them; commands do not import each other.
 COMMANDS = (
   'analyze',
   *('train', 'finetune', 'evaluate', 'predict', 'convert', 'preview'),
   *('goodput', 'check_data', 'plan', 'prepare', 'export', 'features'),
   *('pseudo_label', 'sweep', 'study', 'configs', 'launch', '__main__'),
 )
-ROOMS = (
+PACKAGES = (
   *('cli', 'sweeps', 'training', 'evaluators', 'weights', 'analysis'),
   'checkpoint',
   *('run', 'objectives', 'optim', 'models', 'data', 'arrays', 'config'),
@@ -30,7 +30,7 @@ MODULES = {
 }
 
 
-def room(module):
+def package(module):
   """'models' of 'vit_jax.models.vit'."""
   return module.split('.')[1]
 
@@ -65,41 +65,41 @@ def outside(package):
   }
 
 
-def test_every_module_has_a_room():
-  """A new room needs its place, here and in ARCHITECTURE.md."""
-  assert {room(module) for module in MODULES} <= {*ROOMS, *COMMANDS}
+def test_every_module_has_a_package():
+  """A new package needs its place, here and in ARCHITECTURE.md."""
+  assert {package(module) for module in MODULES} <= {*PACKAGES, *COMMANDS}
 
 
 @pytest.mark.parametrize('module', sorted(MODULES))
 def test_imports_point_downwards(module):
-  """Nobody imports a room above its own; no command imports another."""
-  here = room(module)
-  for other in set(map(room, internal(MODULES[module]))) - {here}:
+  """No module imports a package above its own; no command imports another."""
+  here = package(module)
+  for other in set(map(package, internal(MODULES[module]))) - {here}:
     assert other not in COMMANDS, f'{module} imports the command {other}'
-    if here in ROOMS:
-      below = ROOMS[ROOMS.index(here) + 1 :]
+    if here in PACKAGES:
+      below = PACKAGES[PACKAGES.index(here) + 1 :]
       assert other in below, f'{module} imports {other}, which is above it'
 
 
 def test_the_table_of_architecture_is_this_list():
-  """Its rows name the rooms, in this order."""
+  """Its rows name the packages, in this order."""
   text = (PACKAGE.parent / 'ARCHITECTURE.md').read_text()
-  table = text.partition('## Rooms')[2].partition('\n## ')[0]
+  table = text.partition('## Packages')[2].partition('\n## ')[0]
   rows = re.findall(r'^\| `(\w+)(?:/|\.py)` \|', table, flags=re.MULTILINE)
-  assert tuple(rows) == ROOMS
+  assert tuple(rows) == PACKAGES
 
 
 def test_no_cycles():
-  """Within a room, too, there is an order."""
+  """Modules within a package have an order, too."""
   graph = {module: set(internal(path)) for module, path in MODULES.items()}
   graphlib.TopologicalSorter(graph).prepare()  # raises CycleError
 
 
 def test_only_models_import_flax():
   """Everyone else sees plain trees of arrays."""
-  assert {room(module) for module in outside('flax')} == {'models'}
+  assert {package(module) for module in outside('flax')} == {'models'}
 
 
 def test_only_checkpoint_imports_orbax():
-  """Orbax can be replaced in one room."""
-  assert {room(module) for module in outside('orbax')} == {'checkpoint'}
+  """Orbax can be replaced in one package."""
+  assert {package(module) for module in outside('orbax')} == {'checkpoint'}
