@@ -62,6 +62,23 @@ def test_each_leaf_is_trained_by_its_own_rule(name, params):
     np.testing.assert_allclose(ours[path], expected[path], rtol=1e-6)
 
 
+def test_a_pattern_matches_the_whole_path(params):
+  """'blocks/0' is not a rule for 'blocks/0/kernel' and 'blocks/0/bias'."""
+  table = rules.parse((('blocks/0', dict(frozen=True)),))
+  with pytest.raises(UserError, match='blocks/0.*whole path'):
+    rules.apply(table, params)
+  table = rules.parse((('blocks/0/b', dict(lr=2.0)), ('.*', dict(lr=3.0))))
+  with pytest.raises(UserError, match='blocks/0/b'):
+    rules.apply(table, params)
+  table = rules.parse((('blocks/0/bias', dict(lr=2.0)),))
+  rates = tree.flatten(
+    jax.tree.map(
+      lambda r: r.lr, rules.apply(table, params), is_leaf=rules.is_rule
+    )
+  )
+  assert rates['blocks/0/bias'] == 2 and rates['blocks/0/kernel'] == 1
+
+
 def test_each_layer_has_its_rate():
   """A stack moves as its layers would alone; others need no such rule."""
   rng = np.random.default_rng(0)
