@@ -204,7 +204,7 @@ def test_data_sets_of_old_tfds(damaged):
     (dict(image_key='imag'), ["no feature 'imag'", "did you mean 'image'"]),
     (dict(image_key='file_name'), ['Text, not a Image', 'allowed: image']),
     (dict(label_key='file_name'), ['Text', 'allowed: coarse, label']),
-    (dict(on_bad_shard='x'), ["'error', 'skip'"]),
+    (dict(on_bad_shard='x'), ['error, skip']),
   ],
 )
 def test_wrong_settings(prepared, settings, words):
