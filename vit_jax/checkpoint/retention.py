@@ -4,7 +4,6 @@ A step's metrics are an item of their own, `metrics/metrics`, which may be
 written later than the step: JSON with its own checksum.
 """
 
-import contextlib
 import logging
 import math
 from typing import Any
@@ -61,7 +60,11 @@ def apply(root: epath.Path, run: str, keep: int, best: str | None) -> None:
     ours = [s for s in steps.committed(root) if _is_ours(root / str(s), run)]
     stay = set(ours[-keep:])
     if best is not None:
-      stay |= _best(root, ours, best)
+      found, unreadable = _best(root, ours, best)
+      stay |= {found[0]} if found else set()
+      for step, error in unreadable.items():
+        log.warning('%s is kept, best or not: %s', root / str(step), error)
+        stay.add(step)
     for step in ours:
       if step not in stay:
         steps.remove(root, step)
@@ -94,31 +97,27 @@ def best(
     The step and its metric, the later step of two with equal metrics; None if
     no step has the metric.
   """
-  values = []
+  found, _ = _best(root, there, name)
+  return found
+
+
+def _best(
+  root: epath.Path, there: list[int], name: str
+) -> tuple[tuple[int, float] | None, dict[int, CorruptError]]:
+  """Returns `best`, and the errors of steps whose metrics are unreadable."""
+  values, unreadable = [], {}
   for step in there:
-    with contextlib.suppress(CorruptError):
-      value = metrics(root / str(step)).get(name)
-      if isinstance(value, int | float) and math.isfinite(value):
-        values.append((value, step))
-  if not values:
-    return None
-  value, step = max(values)
-  return step, value
-
-
-def _best(root: epath.Path, ours: list[int], name: str) -> set[int]:
-  """Returns the best step, and all steps whose metrics are unreadable."""
-  values, unknown = [], set()
-  for step in ours:
     try:
       value = metrics(root / str(step)).get(name)
     except CorruptError as error:
-      log.warning('%s is kept, best or not: %s', root / str(step), error)
-      unknown.add(step)
+      unreadable[step] = error
       continue
     if isinstance(value, int | float) and math.isfinite(value):
       values.append((value, step))
-  return unknown | ({max(values)[1]} if values else set())
+  if not values:
+    return None, unreadable
+  value, step = max(values)
+  return (step, value), unreadable
 
 
 def metrics(step_dir: epath.Path) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import ast
 import pathlib
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 import vit_jax
 from vit_jax.errors import EXIT_USER_ERROR, closest
@@ -44,11 +45,7 @@ def refuse_arguments(arguments: Sequence[str]) -> None:
     if name in known
     else f'{closest(name, known)}; write python -m vit_jax.COMMAND'
   )
-  print(
-    f'error: python -m vit_jax takes no arguments, but got {name!r}; {hint}.',
-    file=sys.stderr,
-  )
-  sys.exit(EXIT_USER_ERROR)
+  _refuse(f'python -m vit_jax takes no arguments, but got {name!r}; {hint}.')
 
 
 def refuse_unknown(command: Sequence[str]) -> None:
@@ -65,5 +62,10 @@ def refuse_unknown(command: Sequence[str]) -> None:
   if package != 'vit_jax' or path.is_dir() or path.with_suffix('.py').exists():
     return
   near = closest(name, described())
-  print(f'error: vit_jax.{name} is not a command; {near}.', file=sys.stderr)
+  _refuse(f'vit_jax.{name} is not a command; {near}.')
+
+
+def _refuse(message: str) -> NoReturn:
+  """Ends the process with code 2; no command has started yet."""
+  print(f'error: {message}', file=sys.stderr)
   sys.exit(EXIT_USER_ERROR)

@@ -161,7 +161,7 @@ class Objective(AroundModel):
     carry = {}
     if self.batch_norm:
       mean, variance = x.mean(axis=0), x.var(axis=0)
-      x = (x - mean) / jnp.sqrt(variance + _EPSILON)
+      x = _standardized(x, mean, variance)
       # The running variance is unbiased, as in PyTorch.
       unbiased = variance * (len(x) / max(len(x) - 1, 1))
       carry = {'mean': mean, 'variance': unbiased}
@@ -195,7 +195,7 @@ class Objective(AroundModel):
       running = params.get('statistics')
       if running is None:
         return {'features': features}
-      x = (x - running['mean']) / jnp.sqrt(running['variance'] + _EPSILON)
+      x = _standardized(x, running['mean'], running['variance'])
     return {'features': features, 'logits': _linear(params['head'], x)}
 
   def _features(
@@ -226,6 +226,13 @@ class Objective(AroundModel):
       patches = math.prod(model.grid(images.shape[1:3]))
       parts.append(tokens[:, -patches:].mean(axis=1))
     return jnp.concatenate(parts, axis=-1)
+
+
+def _standardized(
+  x: Float[Array, 'n f'], mean: Float[Array, ' f'], variance: Float[Array, ' f']
+) -> Float[Array, 'n f']:
+  """Applies the batch normalization without scale and shift."""
+  return (x - mean) / jnp.sqrt(variance + _EPSILON)
 
 
 def _linear(head: PyTree, x: Float[Array, 'n f']) -> Float[Array, 'n k']:

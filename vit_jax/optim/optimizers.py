@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import optax
 
 from vit_jax.arrays import tree
-from vit_jax.errors import UserError, check_range
+from vit_jax.errors import check_choice, check_range
 from vit_jax.optim import orthogonal, trust
 from vit_jax.optim.common import DECAY_MASKS, Common, Steps
 
@@ -18,10 +18,7 @@ def _adam(
   check_range('optimizer.b1', b1, at_least=0, below=1)
   check_range('optimizer.b2', b2, at_least=0, below=1)
   check_range('optimizer.eps', eps, above=0)
-  if moment_dtype not in ('float32', 'bfloat16'):
-    raise UserError(
-      f'optimizer.moment_dtype is {moment_dtype!r}; allowed: float32, bfloat16.'
-    )
+  check_choice('optimizer.moment_dtype', moment_dtype, ('float32', 'bfloat16'))
   return optax.scale_by_adam(b1, b2, eps, mu_dtype=jnp.dtype(moment_dtype))
 
 

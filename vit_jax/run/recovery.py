@@ -22,9 +22,14 @@ Rollback = dict[str, Any]
 
 
 @plugins.operational(
-  *('max_rollbacks', 'sdc_every', 'slow_hosts_every'),
-  *('watchdog_factor', 'watchdog_min_s', 'watchdog_eval_s'),
-  *('watchdog_pause_s', 'limits'),
+  'max_rollbacks',
+  'sdc_every',
+  'slow_hosts_every',
+  'watchdog_factor',
+  'watchdog_min_s',
+  'watchdog_eval_s',
+  'watchdog_pause_s',
+  'limits',
 )
 @dataclasses.dataclass(frozen=True)
 class Recovery:

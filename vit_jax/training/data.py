@@ -60,10 +60,7 @@ def open_source(
       the training data; or the source cannot be opened.
   """
   source = build_section(config, 'source', split)
-  key, outputs = 'num_classes', config.num_classes
-  if not outputs and 'num_classes' in config.objective:  # its own linear layer
-    key = 'objective.num_classes'
-    outputs = config.objective.num_classes
+  key, outputs = _outputs(config)
   if 0 < outputs < source.num_classes:
     raise UserError(
       f'{source.name} has {source.num_classes} classes, but config.{key} is '
@@ -72,6 +69,14 @@ def open_source(
   if class_names is None:
     return source
   return matching.matched(source, class_names, 'the training data')
+
+
+def _outputs(config: Config) -> tuple[str, int]:
+  """Returns the key that sets the number of trained classes, and its value."""
+  if not config.num_classes and 'num_classes' in config.objective:
+    # The objective has a linear layer of its own.
+    return 'objective.num_classes', config.objective.num_classes
+  return 'num_classes', config.num_classes
 
 
 def bad_record_limit(config: Config, source: stream.Source) -> BadRecordLimit:
@@ -98,7 +103,7 @@ def open_train(config: Config) -> stream.Source:
   train = config.train
   source = open_source(config, train.split)
   # MAE and DINO have no outputs for classes, so one class is enough for them.
-  outputs = config.num_classes or config.objective.get('num_classes', 0)
+  _, outputs = _outputs(config)
   if outputs and config.source.name == 'folder':
     folder.check_classes(source.class_names, source.name)
   if len(source) != train.num_examples:

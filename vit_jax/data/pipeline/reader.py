@@ -22,7 +22,7 @@ from vit_jax.data.pipeline.loader import (
   Loader,
   Share,
 )
-from vit_jax.errors import UserError, check_range
+from vit_jax.errors import UserError, check_choice, check_range
 
 log = logging.getLogger('vit_jax')
 Batch = dict[str, jax.Array]
@@ -59,10 +59,7 @@ class Reader:
     check_range(
       'reader.max_bad_share', self.max_bad_share, at_least=0, at_most=1
     )
-    if self.on_bad_record not in POLICIES:
-      raise UserError(
-        f'reader.on_bad_record is {self.on_bad_record!r}; allowed: {POLICIES}.'
-      )
+    check_choice('reader.on_bad_record', self.on_bad_record, POLICIES)
 
   def loader(self, source: Any, transform: Any, seed: int) -> Loader:
     """Returns a loader of a source's examples under this reader's policy."""
