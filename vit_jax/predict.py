@@ -117,7 +117,10 @@ def main(arguments: list[str]) -> None:
       f'image(s), top {values.top}.'
     )
   results = run(
-    *(weights_flags.path(values), arguments, values.top, values.overrides),
+    weights_flags.path(values),
+    arguments,
+    values.top,
+    values.overrides,
     preprocess=values.preprocess,
     weights=values.weights,
   )

@@ -61,8 +61,11 @@ def run(config: Config, images: int, start_step: int) -> np.ndarray:
   source = data.open_train(config)
   log.info(
     'training: %s, %s examples, %d classes, %.1f steps per epoch, %s steps',
-    *(source.name, f'{len(source):,}', source.num_classes),
-    *(len(source) / config.batch_size, f'{experiment.total_steps:,}'),
+    source.name,
+    f'{len(source):,}',
+    source.num_classes,
+    len(source) / config.batch_size,
+    f'{experiment.total_steps:,}',
   )
   require(experiment.augment.spec, 'image', 'label', who='preview')
   augment = jax.jit(experiment.setting.mix)
@@ -99,7 +102,10 @@ def run_evaluation(config: Config, name: str, images: int) -> np.ndarray:
   source = data.open_source(config, config.evals[name].split, names)
   log.info(
     'evaluation %s: %s, %s examples, %d classes',
-    *(name, source.name, f'{len(source):,}', source.num_classes),
+    name,
+    source.name,
+    f'{len(source):,}',
+    source.num_classes,
   )
   reader, mesh = build_section(config, 'reader'), experiment.mesh
   tiles: list[np.ndarray] = []

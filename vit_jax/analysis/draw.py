@@ -121,7 +121,8 @@ def distances(values: Float[np.ndarray, 'n l h'], size: Sequence[int]) -> bytes:
   axes = figure.add_subplot()
   for head in range(heads):
     axes.plot(
-      *(np.arange(1, depth + 1), mean[:, head]),
+      np.arange(1, depth + 1),
+      mean[:, head],
       linestyle='',
       marker='o',
       markersize=5,

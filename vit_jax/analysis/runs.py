@@ -173,7 +173,8 @@ def compare(runs: Sequence[Run]) -> tuple[bytes, dict[str, np.ndarray]]:
     handles |= {h.get_label(): h for h in axes.get_lines()}
   if len(runs) > 1:
     figure.legend(
-      *(list(handles.values()), list(handles)),
+      list(handles.values()),
+      list(handles),
       loc='outside upper center',
       fontsize=8,
       ncols=min(4, len(handles)),

@@ -100,7 +100,8 @@ def compare(runs: Sequence[Run]) -> tuple[bytes, dict[str, np.ndarray]]:
     known = zip(*axes.get_legend_handles_labels(), strict=True)
     handles |= {label: handle for handle, label in known}
   figure.legend(
-    *([handles[name] for name in names], names),
+    [handles[name] for name in names],
+    names,
     loc='outside upper center',
     fontsize=8,
     ncols=min(3, len(names)),

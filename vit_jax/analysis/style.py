@@ -2,8 +2,14 @@
 
 # Okabe and Ito's colours, told apart by colour-blind people.
 COLOURS = (
-  *('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9'),
-  *('#000000', '#F0E442'),
+  '#0072B2',
+  '#D55E00',
+  '#009E73',
+  '#CC79A7',
+  '#E69F00',
+  '#56B4E9',
+  '#000000',
+  '#F0E442',
 )
 # The files that are drawn of weights, and what they show.
 FIGURES = {

@@ -55,7 +55,8 @@ def by_preset(source: Pretrained, name: str | None) -> Pretrained:
   if 'normalization' not in source.about:
     log.warning(
       '%s expects pixels in [-1, 1]; the preset %s only sets the resizing',
-      *(source.path, name),
+      source.path,
+      name,
     )
     return source
   mean, std = wanted

@@ -139,7 +139,7 @@ class Evaluator:
       return (right & batch['mask'][:, None]).any(axis=0)
 
     found = self._setting.sweep(
-      *(None, self._source, self._setting.compiled(of_batch)), self._batch_size
+      None, self._source, self._setting.compiled(of_batch), self._batch_size
     )
     present = np.any(list(found), axis=0)
     if not present.any():

@@ -102,7 +102,8 @@ def fit(
     order = order_of(len(labels), number, recipe.seed)[: steps * size]
     rates = learning_rates(recipe, number, steps, size)
     state = run(
-      *(state, *placed),
+      state,
+      *placed,
       order.reshape(steps, size).astype(np.int32),
       rates.astype(np.float32),
     )

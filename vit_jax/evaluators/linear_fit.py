@@ -96,7 +96,9 @@ def fit(data: Labelled, l2: float, standardise: bool = True) -> Classifier:
     log.warning(
       'logistic regression with l2=%g did not converge: after %d iterations '
       'its gradient has an entry of %.1e; take a larger l2',
-      *(l2, steps, left),
+      l2,
+      steps,
+      left,
     )
   return found
 
@@ -130,7 +132,8 @@ def _descend(
 
   weights = np.concatenate([start.kernel, start.bias[None]])
   found = scipy.optimize.minimize(
-    *(loss, (root.T @ weights).ravel()),
+    loss,
+    (root.T @ weights).ravel(),
     jac=True,
     method='L-BFGS-B',
     options=dict(maxiter=_STEPS, gtol=_GRADIENT, ftol=0),

@@ -29,8 +29,16 @@ PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0)  # between attempts
 _PATIENCE_S = 60.0
 
 _USERS = {
-  *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR),
-  *(errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL, errno.EEXIST),
+  errno.EACCES,
+  errno.EPERM,
+  errno.EROFS,
+  errno.ENOENT,
+  errno.ENOTDIR,
+  errno.EISDIR,
+  errno.ENAMETOOLONG,
+  errno.ELOOP,
+  errno.EINVAL,
+  errno.EEXIST,
 }
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 # HTTP: a wrong request, no or wrong credentials, no permission, not found.

@@ -9,8 +9,20 @@ from vit_jax.errors import UserError, closest
 
 _SIDE_2D = ('2x2', '2x4', '4x4', '4x8', '8x8', '8x16', '16x16')
 _SIDE_3D = (
-  *('2x2x1', '2x2x2', '2x2x4', '2x4x4', '4x4x4', '4x4x8', '4x8x8', '8x8x8'),
-  *('8x8x12', '8x8x16', '8x16x16', '12x16x16', '16x16x16', '16x16x24'),
+  '2x2x1',
+  '2x2x2',
+  '2x2x4',
+  '2x4x4',
+  '4x4x4',
+  '4x4x8',
+  '4x8x8',
+  '8x8x8',
+  '8x8x12',
+  '8x8x16',
+  '8x16x16',
+  '12x16x16',
+  '16x16x16',
+  '16x16x24',
 )
 
 
@@ -44,7 +56,9 @@ VERSIONS = {
   'v2': Version(_SIDE_2D, 'v2', True, 2, multislice=False),
   'v3': Version(
     (*_SIDE_2D, '16x32', '32x32'),
-    *('v3', True, 2),
+    'v3',
+    True,
+    2,
     gke='tpu-v3-slice',
     multislice=False,
   ),

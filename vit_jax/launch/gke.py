@@ -173,7 +173,11 @@ def start(job: Job, shell: Shell, grace_s: int) -> int:
     0, because the cluster starts and restarts the job from now on.
   """
   state = shell.query(
-    *('kubectl', 'get', 'jobset', job.name, '--ignore-not-found'),
+    'kubectl',
+    'get',
+    'jobset',
+    job.name,
+    '--ignore-not-found',
     '--output=jsonpath={.metadata.name}={.status.terminalState}',
   )
   if state is None:

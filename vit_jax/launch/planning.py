@@ -24,9 +24,14 @@ def predict(job: Job) -> dict[str, Any]:
     UserError: the job cannot be planned; the planner has printed the reason.
   """
   command = [
-    *(sys.executable, '-m', 'vit_jax.plan', '--json'),
-    *(f'--config={job.config}', *job.overrides),
-    *(f'--topology={job.topology.name}', f'--slices={job.slices}'),
+    sys.executable,
+    '-m',
+    'vit_jax.plan',
+    '--json',
+    f'--config={job.config}',
+    *job.overrides,
+    f'--topology={job.topology.name}',
+    f'--slices={job.slices}',
   ]
   done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
   if done.returncode:

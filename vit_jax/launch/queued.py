@@ -16,8 +16,12 @@ POLL_S = 30
 _MAX_FAILURES = 20  # of gcloud in a row, for example without a network
 _READY = 'ACTIVE'
 _WAITING = (
-  *('ACCEPTED', 'PROVISIONING', 'WAITING_FOR_RESOURCES', 'CREATING'),
-  *('SUSPENDING', 'DELETING'),
+  'ACCEPTED',
+  'PROVISIONING',
+  'WAITING_FOR_RESOURCES',
+  'CREATING',
+  'SUSPENDING',
+  'DELETING',
 )
 _ENDED = ('SUSPENDED', 'FAILED')  # requests that cannot be used again
 

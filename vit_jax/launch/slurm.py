@@ -45,8 +45,13 @@ def script(job: Job, grace_s: int) -> str:
     [
       # Each task ends by itself when it has saved, so the end of the first must
       # not kill the others. All tasks use all processors and GPUs of the node.
-      *('srun', '--kill-on-bad-exit=0', f'--wait={grace_s}'),
-      *('--cpu-bind=none', python, '-m', 'vit_jax.train'),
+      'srun',
+      '--kill-on-bad-exit=0',
+      f'--wait={grace_s}',
+      '--cpu-bind=none',
+      python,
+      '-m',
+      'vit_jax.train',
       *job.trainer_arguments,
     ]
   )

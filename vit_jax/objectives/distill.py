@@ -122,7 +122,7 @@ class Objective(supervised.Objective):
       logits = model.apply({'params': params}, images, key)
       return logits, logits
     found = model.apply(
-      *({'params': params}, images, key), method='predict', want=('heads',)
+      {'params': params}, images, key, method='predict', want=('heads',)
     )
     heads = found['heads']
     return heads[:, 0], heads[:, 1]

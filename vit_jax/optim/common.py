@@ -105,7 +105,8 @@ class Common:
       return functools.partial(jax.tree.map, lambda _: False)
     return lambda params: jax.tree.map(
       lambda decays, rule: bool(decays and rule.decay),
-      *(mask(params), rules_lib.apply(table, params)),
+      mask(params),
+      rules_lib.apply(table, params),
     )
 
   def _decay(

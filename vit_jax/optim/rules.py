@@ -185,7 +185,10 @@ def add_decayed(
       lambda u, p, rule, decays: (
         u + by * rule.decay * p if decays and rule.decay else u
       ),
-      *(updates, params, apply(table, params), mask(params)),
+      updates,
+      params,
+      apply(table, params),
+      mask(params),
     )
 
   if not callable(weight_decay):

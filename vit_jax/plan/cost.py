@@ -20,9 +20,20 @@ COLLECTIVES = (
 )
 # Instructions that cost nothing, or whose cost is counted elsewhere.
 _FREE = {
-  *('parameter', 'constant', 'tuple', 'get-tuple-element', 'bitcast'),
-  *('while', 'call', 'conditional', 'after-all', 'add-dependency'),
-  *('partition-id', 'replica-id', 'opt-barrier', 'domain'),
+  'parameter',
+  'constant',
+  'tuple',
+  'get-tuple-element',
+  'bitcast',
+  'while',
+  'call',
+  'conditional',
+  'after-all',
+  'add-dependency',
+  'partition-id',
+  'replica-id',
+  'opt-barrier',
+  'domain',
 }
 # Kernels that only name memory: a buffer, or adjacent slices of it.
 _FREE_KERNELS = ('AllocateBuffer', 'ConcatBitcast')

@@ -29,9 +29,21 @@ from vit_jax.plan.gpus import Cluster, Gpu
 from vit_jax.plan.hlo import Computation, Module, Op, Shape
 
 _FREE = {
-  *('parameter', 'constant', 'tuple', 'get-tuple-element', 'bitcast'),
-  *('while', 'call', 'conditional', 'after-all', 'add-dependency'),
-  *('partition-id', 'replica-id', 'opt-barrier', 'async-done', 'async-update'),
+  'parameter',
+  'constant',
+  'tuple',
+  'get-tuple-element',
+  'bitcast',
+  'while',
+  'call',
+  'conditional',
+  'after-all',
+  'add-dependency',
+  'partition-id',
+  'replica-id',
+  'opt-barrier',
+  'async-done',
+  'async-update',
 }
 _SLICES = ('dynamic-slice', 'slice', 'gather')
 

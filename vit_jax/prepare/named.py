@@ -182,9 +182,14 @@ def _download(builder: Any, name: str) -> None:
 
   config = tfds.download.DownloadConfig(try_download_gcs=False)
   expected = (
-    *(OSError, ImportError, AssertionError, tf.errors.OpError),
-    *(download_manager.NonMatchingChecksumError, util.DownloadError),
-    *(extractor.ExtractError, extractor.UnsafeArchiveError),
+    OSError,
+    ImportError,
+    AssertionError,
+    tf.errors.OpError,
+    download_manager.NonMatchingChecksumError,
+    util.DownloadError,
+    extractor.ExtractError,
+    extractor.UnsafeArchiveError,
   )
   try:
     builder.download_and_prepare(download_config=config)

@@ -23,8 +23,16 @@ from vit_jax.processes.interruption import HERE
 
 log = logging.getLogger('vit_jax')
 _PACKAGES = (
-  *('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'libtpu'),
-  *('tensorflow-datasets', 'ml-collections', 'clu', 'numpy'),
+  'jax',
+  'jaxlib',
+  'flax',
+  'optax',
+  'orbax-checkpoint',
+  'libtpu',
+  'tensorflow-datasets',
+  'ml-collections',
+  'clu',
+  'numpy',
 )
 
 

@@ -150,5 +150,7 @@ def _warn_of_empty(class_names: list[str], of_class: np.ndarray) -> None:
     log.warning(
       'of %d of the %d classes there is no image that the teacher is sure of, '
       '%r for example: the student learns them from labels alone',
-      *(len(empty), len(class_names), empty[0]),
+      len(empty),
+      len(class_names),
+      empty[0],
     )

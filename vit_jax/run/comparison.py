@@ -27,11 +27,18 @@ _LENGTH = (
 
 # Settings of JAX that affect initialization, dropout or every product.
 _FLAGS = (
-  *('jax_threefry_partitionable', 'jax_default_prng_impl'),
-  *('jax_enable_x64', 'jax_default_matmul_precision'),
+  'jax_threefry_partitionable',
+  'jax_default_prng_impl',
+  'jax_enable_x64',
+  'jax_default_matmul_precision',
 )
 _PACKAGES = (
-  *('jax', 'jaxlib', 'libtpu', 'flax', 'optax', 'numpy'),
+  'jax',
+  'jaxlib',
+  'libtpu',
+  'flax',
+  'optax',
+  'numpy',
   'opencv-python-headless',
 )
 

@@ -25,8 +25,13 @@ log = logging.getLogger('vit_jax')
 
 
 @plugins.operational(
-  *('every', 'tensorboard', 'parameters', 'curves', 'report'),
-  *('trackers', 'trackers.*'),
+  'every',
+  'tensorboard',
+  'parameters',
+  'curves',
+  'report',
+  'trackers',
+  'trackers.*',
 )
 @dataclasses.dataclass(frozen=True)
 class Log:

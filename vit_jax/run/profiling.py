@@ -52,5 +52,7 @@ class Profile:
     jax.profiler.stop_trace()
     log.info(
       'wrote the trace of steps %d to %d to %s',
-      *(self._first, self._last, self._folder),
+      self._first,
+      self._last,
+      self._folder,
     )

@@ -113,7 +113,8 @@ def figure(study: Study, found: Arrays) -> bytes:
   }
   if handles:
     picture.legend(
-      *(list(handles.values()), list(handles)),
+      list(handles.values()),
+      list(handles),
       loc='outside lower center',
       fontsize=8,
       ncols=max(3, 2 * len(columns)),

@@ -58,7 +58,8 @@ def lines(
   for number, points in enumerate(kept.values()):
     parts.append(_line([(x_of(x), y_of(y)) for x, y in _thin(points)], number))
   drawing = tag(
-    *('svg', *parts),
+    'svg',
+    *parts,
     viewBox=f'0 0 {_SIZE[0]} {_SIZE[1]}',
     role='img',
     aria_label=title,

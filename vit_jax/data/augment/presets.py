@@ -66,13 +66,17 @@ def share(of_larger: float) -> Callable[[int], int]:
 PRESETS = {
   'vit': Preset('squash', 'bilinear', NONE, share(1)),
   'big_vision': Preset(
-    *('central', 'area', NONE),
+    'central',
+    'area',
+    NONE,
     lambda side: 448 if side == 384 else round(side / 0.875),
   ),
   'timm': Preset('torchvision', 'bicubic', NONE, share(0.9)),
   'dino': Preset('torchvision', 'bicubic', IMAGENET, share(0.875)),
   'mae': Preset(
-    *('torchvision', 'bicubic', IMAGENET),
+    'torchvision',
+    'bicubic',
+    IMAGENET,
     lambda side: side if side > 224 else math.floor(side / 0.875),
   ),
 }
