@@ -1,4 +1,4 @@
-"""python -m vit_jax.analyze on a weight file, at another resolution."""
+"""Tests of python -m vit_jax.analyze on a weight file, at any resolution."""
 
 import cv2
 import numpy as np
@@ -16,7 +16,7 @@ from vit_jax.weights.formats import npz
 
 @pytest.fixture(scope='module')
 def weights(tmp_path_factory):
-  """An official .npz for images of 12 px, and two image files."""
+  """Writes an .npz in the official format for 12 px images, and two images."""
   folder = tmp_path_factory.mktemp('analyze')
   model = Model(5, **SIZES | dict(num_heads=1), pool='token')
   params = noise_params(model, (12, 12))
@@ -47,17 +47,17 @@ def test_a_weight_file_at_another_resolution(weights, tmp_path):
   assert len(list(out.glob('*.png'))) == 5
 
 
-def test_what_cannot_be_drawn_is_one_message(weights, tmp_path):
+def test_messages_of_invalid_requests(weights, tmp_path):
   folder, _ = weights
   path, out = str(folder / 'small.npz'), epath.Path(tmp_path)
-  with pytest.raises(UserError, match='give --images=FILE'):
+  with pytest.raises(UserError, match='--images'):
     analyze.run(path, out, [])
-  with pytest.raises(UserError, match='c.png cannot be read'):
+  with pytest.raises(UserError, match='c.png'):
     analyze.run(path, out, [str(folder / 'c.png')])
-  with pytest.raises(UserError, match='not divisible by the patch size 4'):
+  with pytest.raises(UserError, match='18.*patch size 4'):
     analyze.run(path, out, [str(folder / 'a.png')], image_size=18)
-  with pytest.raises(UserError, match='--out=DIR is missing'):
+  with pytest.raises(UserError, match='--out'):
     analyze._place(path, None)
   assert list(out.iterdir()) == []
-  with pytest.raises(UserError, match='none.npz does not exist'):
+  with pytest.raises(UserError, match='none.npz'):
     analyze._place(str(folder / 'none.npz'), None)

@@ -1,4 +1,4 @@
-"""The page in headless Chromium: nothing to complain of, nothing asked for."""
+"""Opens HTML reports in headless Chromium; checks console and requests."""
 
 import html
 import json
@@ -15,9 +15,11 @@ from vit_jax.analysis.report import page, parts, record
 CHROMIUM = next(
   filter(None, map(shutil.which, ('chromium', 'chromium-browser'))), None
 )
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason='there is no Chromium')
+pytestmark = pytest.mark.skipif(
+  CHROMIUM is None, reason='Chromium not installed'
+)
 WIDTHS = (400, 1400)
-# Of each frame: how wide it is and needs to be, and where it went.
+# Reports the width, the needed width and the requests of each frame.
 PROBE = """<pre id="probe"></pre><script>
 onload = () => {
   const frames = [...document.querySelectorAll('iframe')];
@@ -26,7 +28,7 @@ onload = () => {
       name: f.name,
       has: f.contentWindow.innerWidth,
       needs: f.contentDocument.documentElement.scrollWidth,
-      asked: f.contentWindow.performance.getEntriesByType('resource')
+      requests: f.contentWindow.performance.getEntriesByType('resource')
         .map(e => e.name).filter(name => !name.startsWith('data:')),
       broken: [...f.contentDocument.images]
         .filter(i => i.complete && !i.naturalWidth).length,
@@ -36,7 +38,7 @@ onload = () => {
 
 
 def probed(folder, pages):
-  """What the probe says of pages at each width, and lines of the console."""
+  """Returns the probe's results for pages at each width, and console lines."""
   frames = [
     f'<iframe name="{name} {width}" width="{width}" height="800" '
     f'style="border:0" srcdoc="{html.escape(text)}"></iframe>'
@@ -56,14 +58,14 @@ def probed(folder, pages):
     text=True,
     timeout=200,
   )
-  said = re.search('<pre id="probe">(.*?)</pre>', done.stdout, re.S)
-  assert said, done.stderr[-2000:]
+  result = re.search('<pre id="probe">(.*?)</pre>', done.stdout, re.S)
+  assert result, done.stderr[-2000:]
   console = [x for x in done.stderr.splitlines() if 'CONSOLE' in x]
-  return json.loads(html.unescape(said[1])), console
+  return json.loads(html.unescape(result[1])), console
 
 
-def pages_of_every_fate(folder):
-  """NaN and no evaluation; 1,000 classes; names that are HTML."""
+def unusual_pages(folder):
+  """Returns reports with NaN, with 1,000 classes, and with HTML in names."""
   metrics = [{'step': s, 'loss': None if s == 3 else 1.0} for s in range(1, 6)]
   events = [
     {'event': 'start', 'step': 0},
@@ -90,24 +92,24 @@ def pages_of_every_fate(folder):
 
 
 @pytest.mark.slow
-def test_pages_of_every_fate_at_two_widths(tmp_path):
-  """No line in the console, no request, no image broken, nothing cut off."""
-  found, console = probed(tmp_path, pages_of_every_fate(tmp_path))
+def test_unusual_pages_at_two_widths(tmp_path):
+  """No console output, request, broken image or horizontal overflow."""
+  found, console = probed(tmp_path, unusual_pages(tmp_path))
   assert len(found) == 8
   assert console == []
   for frame in found:
-    assert frame['asked'] == [] and frame['broken'] == 0, frame
+    assert frame['requests'] == [] and frame['broken'] == 0, frame
     assert frame['needs'] <= frame['has'] in WIDTHS, frame
 
 
-def test_the_probe_notices(tmp_path):
-  """Requests, errors, broken images and what is too wide."""
+def test_the_probe_detects_faults(tmp_path):
+  """Faults are requests, errors, broken images and elements too wide."""
   page_of_faults = (
     '<body><div style="width:2000px">x</div><img src="http://127.0.0.1:9/a.png">'
     '<img src="data:image/png;base64,AAAA"><script>lost()</script></body>'
   )
   found, console = probed(tmp_path, {'faults': page_of_faults})
   for frame in found:
-    assert frame['asked'] == ['http://127.0.0.1:9/a.png']
+    assert frame['requests'] == ['http://127.0.0.1:9/a.png']
     assert frame['broken'] == 2 and frame['needs'] > frame['has']
   assert any('lost is not defined' in line for line in console)

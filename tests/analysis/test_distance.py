@@ -1,12 +1,18 @@
-"""Attention distance, by hand and for heads that look a fixed way."""
+"""Tests of attention distance against values by hand."""
 
 import numpy as np
 
 from vit_jax.analysis import distance
 
 
-def looking(grid, offset, prefix=0):
-  """A head whose every patch looks `offset` (rows, columns) on, cyclically."""
+def shifted(grid, offset, prefix=0):
+  """Returns a head whose patches attend to the patch at a cyclic offset.
+
+  Args:
+    grid: rows and columns of patches.
+    offset: rows and columns from the query to the key.
+    prefix: number of tokens that precede the patches.
+  """
   rows, columns = grid
   count = rows * columns
   weights = np.zeros((prefix + count, prefix + count))
@@ -31,32 +37,32 @@ def test_distances_of_a_grid_by_hand():
 
 
 def test_a_wide_grid_has_rows_first():
-  """Patches 0 and 3 of 2x3: one below the other."""
+  """In a grid of 2x3, patch 3 is below patch 0."""
   assert distance.between((2, 3), 4)[0].tolist() == [
     *(0, 4, 8),
     *(4, 32**0.5, 80**0.5),
   ]
 
 
-def test_heads_that_look_a_fixed_way():
-  """3x3 patches of 8 px: to oneself, a row on (the last goes back two)."""
-  heads = [looking((3, 3), offset) for offset in ((0, 0), (1, 0), (0, 2))]
+def test_heads_with_a_constant_offset():
+  """With 3x3 patches, a cyclic offset of one row is two rows for the last."""
+  heads = [shifted((3, 3), offset) for offset in ((0, 0), (1, 0), (0, 2))]
   attention = np.array(heads)[None, None]
   result = distance.of_heads(attention, (3, 3), 8)
-  row_on = (8 + 8 + 16) / 3
-  two_columns_on = (16 + 8 + 8) / 3
-  np.testing.assert_allclose(result[0, 0], [0, row_on, two_columns_on])
+  one_row = (8 + 8 + 16) / 3
+  two_columns = (16 + 8 + 8) / 3
+  np.testing.assert_allclose(result[0, 0], [0, one_row, two_columns])
 
 
-def test_equal_attention_is_the_mean_of_all_distances():
+def test_uniform_attention_gives_the_mean_of_all_distances():
   attention = np.full((2, 1, 1, 9, 9), 1 / 9)
   result = distance.of_heads(attention, (3, 3), 8)
   np.testing.assert_allclose(result, distance.between((3, 3), 8).mean())
 
 
 def test_tokens_before_the_patches_are_left_out():
-  """As queries and as keys; what patches give to them is no distance."""
-  weights = looking((3, 3), (1, 0), prefix=2)
+  """They are not queries, and attention to them counts as distance 0."""
+  weights = shifted((3, 3), (1, 0), prefix=2)
   weights[2:] /= 2
   weights[2:, 0] = 0.5
   result = distance.of_heads(weights[None, None, None], (3, 3), 8)

@@ -1,4 +1,4 @@
-"""Principal components of filters and similarity of positions."""
+"""Tests of principal components of filters and similarity of positions."""
 
 import numpy as np
 from sklearn.decomposition import PCA
@@ -22,7 +22,7 @@ def test_components_are_those_of_scikit_learn():
 
 
 def test_one_pattern_by_hand():
-  """Filters that are a pattern times −1, 0 and 1, beside a common mean."""
+  """The filters are a common mean plus a pattern times −1, 0 and 1."""
   pattern = np.zeros((2, 2, 3))
   pattern[0, 1] = 3, 0, -4
   kernel = 7 + pattern[..., None] * [-1, 0, 1]
@@ -31,8 +31,8 @@ def test_one_pattern_by_hand():
   np.testing.assert_allclose(found.shares, [1])
 
 
-def test_the_kernel_that_sees_pixels():
-  """The patch embedding; of a hybrid the stem's first convolution."""
+def test_the_first_kernel_is_that_of_rgb_pixels():
+  """It is the patch embedding, or a hybrid's first convolution in the stem."""
   leaves = {
     'encoder/layers/attention/query/kernel': np.zeros((5, 48, 3, 16)),
     'embedding/kernel': np.zeros((4, 4, 3, 48)),
@@ -45,7 +45,7 @@ def test_the_kernel_that_sees_pixels():
 
 
 def test_similarity_by_hand():
-  """Four positions: alike, opposite, at a right angle, at 60 degrees."""
+  """The positions are at angles of 0, 180, 90 and 60 degrees to the first."""
   table = np.array([[1, 0], [-3, 0], [0, 2], [0.5, 0.75**0.5]])
   found = embeddings.similarity(table, (2, 2))
   np.testing.assert_allclose(found[0, 0], [[1, -1], [0, 0.5]], atol=1e-12)

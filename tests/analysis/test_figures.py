@@ -1,4 +1,4 @@
-"""From weights to figures: attention is the one that computes the logits."""
+"""Tests of the figures: attention must be that which computes the logits."""
 
 import io
 
@@ -38,7 +38,7 @@ def norm(x, leaves, index=None):
 
 
 def test_attention_times_values_gives_the_layers(small):
-  """Each block computed from the weights that the figures show."""
+  """NumPy computes each block from the attention weights of the figures."""
   model, params = small
   images = images_of(2, *SIZE)
   want = ('attention', 'layers')
@@ -63,7 +63,7 @@ def test_attention_times_values_gives_the_layers(small):
 
 
 def test_kernels_and_plain_attention_give_the_same_figures():
-  """From the same parameters, and logits that the kernels computed."""
+  """Figures of both are equal for equal parameters, as are the logits."""
   sizes = SIZES | dict(width=128, num_heads=2, depth=2)
   kernel = vit_model(5, **sizes, attention='kernel')
   plain = vit_model(5, **sizes, attention='xla')
@@ -82,8 +82,8 @@ def test_kernels_and_plain_attention_give_the_same_figures():
     np.testing.assert_array_equal(array, found[1].arrays[name], name)
 
 
-def test_everything_of_a_model_with_a_class_token(small, monkeypatch):
-  """Parts of a few images give what all at once give."""
+def test_all_arrays_of_a_model_with_a_class_token(small, monkeypatch):
+  """Processing a few images at a time gives the same arrays as all at once."""
   whole = figures.examine(*small, pixels(5), shown=3)
   assert whole.missing == [] and whole.by_token
   shapes = {name: array.shape for name, array in whole.arrays.items()}
@@ -115,7 +115,7 @@ def test_pictures_can_be_opened(small):
     assert min(picture.size) > 100
 
 
-def test_a_resnet_has_its_filters_and_says_what_it_lacks():
+def test_a_resnet_has_filters_and_lists_missing_figures():
   model = resnet.Model(5, depths=(1,), width_factor=1, dtype='float32')
   params = noise_params(model, (32, 32), 0.1)
   found = figures.examine(model, params, pixels(2, (32, 32)))
@@ -128,13 +128,13 @@ def test_a_resnet_has_its_filters_and_says_what_it_lacks():
   assert 'ResNet has no attention' in found.missing[1]
 
 
-def test_a_model_that_does_not_say_where_its_tokens_are(small):
+def test_a_model_without_grid_and_patch_pixels(small):
   class Other:
     apply = small[0].apply
 
   found = figures.examine(Other(), small[1], pixels(2))
   assert sorted(draw.all_figures(found)) == ['filters']
-  assert 'does not say where its tokens are' in found.missing[1]
+  assert '`grid` and `patch_pixels`' in found.missing[1]
 
 
 def test_mean_pooling_and_no_learned_positions():

@@ -1,4 +1,4 @@
-"""report.html of runs of every fate: whole, offline, small, escaped."""
+"""Tests of report.html: complete, self-contained, small and escaped."""
 
 import html.parser
 import json
@@ -11,7 +11,7 @@ from vit_jax.analysis.report import page, parts, record
 from vit_jax.errors import UserError
 
 EVIL = '<img src=x onerror="alert(1)">\'&"</script><script>x</script>'
-ALONE = {'img', 'meta', 'line', 'rect', 'polyline', 'circle'}
+EMPTY = {'img', 'meta', 'line', 'rect', 'polyline', 'circle'}
 TIME = '2030-01-01T00:00:{:02d}+00:00'
 
 
@@ -28,7 +28,7 @@ class Checker(html.parser.HTMLParser):
   def handle_starttag(self, tag, attrs):
     self.tags.append(tag)
     self.attributes += attrs
-    if tag not in ALONE:
+    if tag not in EMPTY:
       self.open.append(tag)
 
   def handle_startendtag(self, tag, attrs):
@@ -43,7 +43,7 @@ class Checker(html.parser.HTMLParser):
 
 
 def checked(text):
-  """The page parsed: nothing from elsewhere, no script, not too large."""
+  """Parses a report; checks for external content, scripts and its size."""
   found = Checker(text)
   assert 'script' not in found.tags
   assert 'http' not in text
@@ -92,7 +92,7 @@ def rendered(folder):
 
 
 def test_a_finished_run(tmp_path):
-  """Its numbers, flags and time are there, and lines where points are."""
+  """The report contains numbers, flags and times, and a line per series."""
   events = [
     {'event': 'start', 'step': 0},
     {'event': 'spans', 'step': 100, 'seconds': {'step': 60.0, 'compile': 20.0}},
@@ -105,16 +105,16 @@ def test_a_finished_run(tmp_path):
   for expected in (
     *('100 of 100', '57.13 %', '75.0 %', '25.0 %', 'changed: batch_size'),
     *('57 % test accuracy after 6 epochs', '0.5713', 'test/loss'),
-    *('this run changed 1 key(s)', 'an epoch or two only.'),
+    *('this run changed 1 of', 'an epoch or two only.'),
   ):
     assert expected in text
-  assert 'RESULTS' not in text  # a sentence that leads to a command
-  assert found.tags.count('polyline') == 3  # loss, lr, images a second
+  assert 'RESULTS' not in text  # the sentence that introduces a command
+  assert found.tags.count('polyline') == 3  # loss, lr, images per second
   assert found.tags.count('circle') == 2  # two results of one evaluation
 
 
 def test_the_best_of_each_result(tmp_path):
-  """Errors are best when low, shares when high, and counts are neither."""
+  """Losses and errors are best when low; counts do not have a best value."""
   lines = [
     {'step': 1, 'test/top5': 0.5, 'test/ece': 0.2, 'test/nll': 1.5},
     {'step': 2, 'test/top5': 0.8, 'test/ece': 0.1, 'test/nll': 1.25},
@@ -128,7 +128,7 @@ def test_the_best_of_each_result(tmp_path):
 
 
 def test_the_headline_names_the_best_checkpoint(tmp_path):
-  """The later of two equal values, as `checkpoint.best` keeps it."""
+  """The later of two equal values counts, as for `checkpoint.best`."""
   lines = [
     {'step': 1, 'val/accuracy': 0.5},
     {'step': 2, 'val/accuracy': 0.75},
@@ -137,26 +137,26 @@ def test_the_headline_names_the_best_checkpoint(tmp_path):
   ]
   config = {'checkpoint': {'best': 'val/accuracy'}}
   _, text = rendered(workdir(tmp_path / 'run', lines, config=config))
-  assert 'best val/accuracy, at step 3 (--step=best)' in text
+  assert 'val/accuracy, at step 3' in text
   assert '0.7500' in text
 
 
-def test_figures_say_of_which_weights_they_are(tmp_path):
-  """Those of another time, which were not drawn with them, are not shown."""
+def test_figures_are_shown_with_their_weights_and_images(tmp_path):
+  """Older figures that were not drawn from the same weights are not shown."""
   folder = workdir(tmp_path / 'run')
   (folder / 'figures').mkdir()
   for name in ('rollout', 'heads'):
     (folder / 'figures' / f'{name}.png').write_bytes(b'\x89PNG')
-  assert 'Of weights: unknown; images: unknown.' in rendered(folder)[1]
+  assert 'weights: unknown; images: unknown.' in rendered(folder)[1]
   about = {'weights': 'step 7, _ema', 'images': EVIL, 'figures': ['rollout']}
   (folder / 'figures' / 'figures.json').write_text(json.dumps(about))
   _, text = rendered(folder)
-  assert f'Of weights: step 7, _ema; images: {EVIL}.' in text
+  assert f'weights: step 7, _ema; images: {EVIL}.' in text
   assert 'Attention rollout' in text and 'Single heads' not in text
 
 
-def test_a_run_with_bad_numbers_and_rollbacks(tmp_path):
-  """Steps that were not finite are told, marked, and left out of lines."""
+def test_a_run_with_nan_and_rollbacks(tmp_path):
+  """Steps that are not finite are listed, marked, and not part of lines."""
   metrics = [{'step': s, 'loss': None if s == 3 else 1.0} for s in range(1, 6)]
   events = [
     {'event': 'start', 'step': 0},
@@ -165,19 +165,19 @@ def test_a_run_with_bad_numbers_and_rollbacks(tmp_path):
     {'event': 'start', 'step': 2},
   ]
   found, text = rendered(workdir(tmp_path / 'run', metrics, events))
-  assert 'Not finite: loss at step(s) 3.' in text
+  assert 'not finite: loss at step(s) 3.' in text
   assert 'start 2, rollback 1, bad_record 1' in text
-  assert 'no evaluation yet' in text
+  assert 'evaluated yet' in text
   dashed = [v for n, v in found.attributes if n == 'stroke-dasharray']
   assert dashed == ['3']
   (line,) = [v for n, v in found.attributes if n == 'points']
   assert len(line.split()) == 4 and 'nan' not in line
 
 
-def test_a_run_that_has_written_nothing(tmp_path):
-  _, text = rendered(workdir(tmp_path / 'run'))
-  assert 'No numbers have been written yet' in text
-  with pytest.raises(UserError, match='give the workdir of a run'):
+def test_a_run_without_metrics(tmp_path):
+  found, _ = rendered(workdir(tmp_path / 'run'))
+  assert 'svg' not in found.tags
+  with pytest.raises(UserError, match='other .*config.json.*metrics.jsonl'):
     record.read(epath.Path(tmp_path / 'other'))
 
 
@@ -189,7 +189,7 @@ def test_damaged_files_are_left_out(tmp_path):
 
 
 def judged(count, classes, names, side=32):
-  """What `parts.judge` returns, of made-up predictions."""
+  """Returns the result of `predict_examples` for random predictions."""
   rng = np.random.default_rng(0)
   labels, predicted = rng.integers(0, classes, (2, count))
   images = rng.integers(0, 256, (24, side, side, 3), dtype=np.uint8)
@@ -206,7 +206,7 @@ def judged(count, classes, names, side=32):
 
 
 def test_names_that_are_html_stay_text(tmp_path):
-  """Of classes, images, files, metrics, flags, the workdir, the config."""
+  """Names of classes, files, metrics, flags, keys and workdirs are escaped."""
   names = [f'{EVIL}{i}' for i in range(4)]
   config = {EVIL: EVIL, 'total': EVIL}
   folder = trained(
@@ -227,7 +227,7 @@ def test_names_that_are_html_stay_text(tmp_path):
 
 
 def test_a_thousand_classes_and_large_photographs(tmp_path):
-  """No matrix, but what is confused most and the worst classes; not too big."""
+  """The report has tables in place of the matrix, and is not too large."""
   names = [f'class of birds and other animals number {i}' for i in range(1000)]
   folder = trained(tmp_path / 'run', np.linspace(7, 3, 20_000).tolist())
   value = judged(10_000, 1000, names, side=512)
@@ -243,24 +243,24 @@ def test_a_thousand_classes_and_large_photographs(tmp_path):
 
 def test_a_page_that_would_be_too_large_has_no_pictures(tmp_path, monkeypatch):
   folder = trained(tmp_path / 'run', [2.0])
-  whole = judged(10, 3, ['a', 'b', 'c'])
-  parts.write(folder, {'step': 1, 'training': [], 'judged': whole})
+  value = judged(10, 3, ['a', 'b', 'c'])
+  parts.write(folder, {'step': 1, 'training': [], 'judged': value})
   assert 'Most confident mistakes' in rendered(folder)[1]
   monkeypatch.setattr(page, 'MAX_BYTES', 30_000)
   _, text = rendered(folder)
   assert 'mistakes' not in text and '57.13 %' in text
 
 
-def test_a_page_that_cannot_be_made_ends_nothing(tmp_path, caplog):
+def test_a_report_that_cannot_be_written_does_not_raise(tmp_path, caplog):
   page.write(epath.Path(tmp_path / 'nowhere'))
-  assert 'no report.html: UserError' in caplog.text
+  assert 'report.html' in caplog.text and 'UserError' in caplog.text
   folder = trained(tmp_path / 'run', [2.0])
   page.write(folder)
   checked((folder / 'report.html').read_text())
 
 
-def test_several_runs_on_one_page(tmp_path):
-  """Lines by number and name, and only the keys that differ."""
+def test_comparison_of_several_runs(tmp_path):
+  """Lines have number and name; only keys that differ are listed."""
   config = {'batch_size': 8, 'seed': 0, 'model': {'depth': 3}}
   runs = [
     trained(tmp_path / str(seed) / 'run', [3, 2 - seed], config=config | more)
@@ -269,6 +269,6 @@ def test_several_runs_on_one_page(tmp_path):
   several = [record.read(folder) for folder in runs]
   _, text = checked(page.render_comparison(several))
   assert '1: run' in text and '2: run' in text
-  after = text.partition('Where their configs differ')[2]
+  after = text.partition('Config differences')[2]
   assert 'seed' in after and 'model.depth' in after
   assert 'batch_size' not in after

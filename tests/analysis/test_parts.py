@@ -1,4 +1,4 @@
-"""Pictures of the page, and what is confused."""
+"""Tests of the pictures and the confusion matrix of an HTML report."""
 
 import base64
 
@@ -19,14 +19,14 @@ def test_confusion_is_that_of_scikit_learn():
   wrong = expected - np.diag(np.diag(expected))
   counts = [row[2] for row in found['confused']]
   assert counts == sorted(wrong[wrong > 0].tolist(), reverse=True)[:20]
-  true, taken, count, share = found['confused'][0]
+  true, guessed, count, fraction = found['confused'][0]
   row = expected['abcdef'.index(true)]
-  assert row['abcdef'.index(taken)] == count
-  assert share == f'{100 * count / row.sum():.1f} %'
+  assert row['abcdef'.index(guessed)] == count
+  assert fraction == f'{100 * count / row.sum():.1f} %'
 
 
-def test_many_classes_have_tables_alone():
-  """Class 7 is always wrong, class 5 half of the time."""
+def test_many_classes_give_tables_and_no_matrix():
+  """Predictions of class 7 are always wrong, of class 5 half of the time."""
   labels = np.array([5, 5, 7, 7, 7, 39])
   predicted = np.array([5, 6, 8, 8, 9, 39])
   found = parts.confusion(labels, predicted, [])
@@ -62,13 +62,13 @@ def test_ticks_are_round():
   ]
 
 
-def test_places_of_points():
-  """The first and last point lie in the corners of the axes."""
+def test_coordinates_of_points():
+  """The first point and the extreme values are at the ends of the axes."""
   drawing = chart.lines('x', {'a': ([0, 5, 10], [1.0, 3.0, 2.0])})
   (points,) = [p for p in drawing.split('"') if p.count(',') == 3]
-  places = [tuple(map(float, p.split(','))) for p in points.split()]
-  assert places == [(58, 214), (244, 26), (430, 120)]
+  drawn = [tuple(map(float, p.split(','))) for p in points.split()]
+  assert drawn == [(58, 214), (244, 26), (430, 120)]
 
 
-def test_nothing_but_nan_is_no_chart():
+def test_a_series_of_nan_gives_no_chart():
   assert chart.lines('x', {'a': ([1, 2], [float('nan')] * 2)}) == ''

@@ -1,4 +1,4 @@
-"""Rollout of attention, by hand and by a plain product."""
+"""Tests of attention rollout against values by hand and a plain product."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ def test_two_tokens_by_hand():
 
 
 def test_two_layers_by_hand():
-  """The last layer's matrix stands on the left."""
+  """The matrix of the last layer is the left factor."""
   first, last = [[0.0, 1], [0, 1]], [[1.0, 0], [1, 0]]
   attention = np.array([first, last])[None, :, None]
   # halves: first [[.5 .5], [0 1]], last [[1 0], [.5 .5]]
@@ -33,7 +33,7 @@ def test_two_layers_by_hand():
 
 
 @pytest.mark.parametrize('residual', [True, False])
-def test_attention_to_oneself_is_rolled_out_to_oneself(residual):
+def test_identity_attention_gives_an_identity_rollout(residual):
   attention = np.broadcast_to(np.eye(5), (2, 4, 3, 5, 5))
   rolled = rollout.rollout(attention, residual)
   np.testing.assert_allclose(rolled, np.broadcast_to(np.eye(5), (2, 5, 5)))
@@ -51,8 +51,8 @@ def test_rows_sum_to_one_and_loops_agree():
     np.testing.assert_allclose(rolled[image], joint)
 
 
-def test_the_class_token_or_the_mean_of_patches_is_read():
-  """Two tokens before a grid of 1x2; sums of rows tell which are taken."""
+def test_query_is_the_class_token_or_the_mean_of_patches():
+  """Two tokens precede a grid of 1x2; the values identify the rows used."""
   weights = np.arange(16.0).reshape(1, 4, 4)
   token = rollout.on_patches(weights, (1, 2), by_token=True)
   assert token.tolist() == [[[2, 3]]]
@@ -60,11 +60,11 @@ def test_the_class_token_or_the_mean_of_patches_is_read():
   assert patches.tolist() == [[[12, 13]]]  # rows 2 and 3: (10 + 14) / 2, …
 
 
-def test_places_of_the_grid_are_rows_first():
+def test_patches_are_numbered_row_by_row():
   weights = np.zeros((7, 7))
   weights[0, 1 + 5] = 1
-  seen = rollout.on_patches(weights, (2, 3), by_token=True)
-  assert np.argwhere(seen).tolist() == [[1, 2]]
+  patches = rollout.on_patches(weights, (2, 3), by_token=True)
+  assert np.argwhere(patches).tolist() == [[1, 2]]
 
 
 def test_mask_is_brightest_where_the_weight_is():
@@ -74,12 +74,12 @@ def test_mask_is_brightest_where_the_weight_is():
   assert mask.shape == (32, 48)
   assert (mask.min(), mask.max()) == (0, 1)
   y, x = np.argwhere(mask == 1).mean(0)
-  assert abs(y - 11.5) < 1 and abs(x - 35.5) < 1  # the middle of that patch
+  assert abs(y - 11.5) < 1 and abs(x - 35.5) < 1  # the centre of that patch
 
 
 @pytest.mark.parametrize('grid, side', [((8, 8), 8), ((6, 8), 16)])
 def test_mask_is_blurred_by_the_side_of_a_patch(grid, side):
-  """Compared with SciPy's exact Gaussian filter; Pillow approximates one."""
+  """Pillow approximates the Gaussian filter of SciPy, the reference."""
   weights = np.zeros(grid)
   weights[2:4, 3:5] = 1
   height, width = grid[0] * side, grid[1] * side

@@ -1,4 +1,4 @@
-"""Last results of several runs over the examples that they were trained on."""
+"""Tests of plots of the last results over the number of training examples."""
 
 import io
 import json
@@ -46,7 +46,7 @@ def several(tmp_path):
 
 
 def test_the_last_result_of_each_run_at_its_data_size(several):
-  """Models by name, and by the key in which two of a name differ."""
+  """Labels are model names, and keys in which models of one name differ."""
   found = sizes.lines(several)
   assert list(found) == ['test/accuracy']  # no count, no training loss
   points = {k: v.T.tolist() for k, v in found['test/accuracy'].items()}
@@ -57,30 +57,30 @@ def test_the_last_result_of_each_run_at_its_data_size(several):
   }
 
 
-def test_the_picture_has_its_points_beside_it(several):
+def test_the_points_of_the_picture_are_returned(several):
   picture, arrays = sizes.compare(several)
   Image.open(io.BytesIO(picture)).load()
   assert arrays['resnet/test/accuracy'].tolist() == [[50_000], [0.6]]
   assert len(arrays) == 3
 
 
-def test_no_run_that_tells_enough(several):
-  with pytest.raises(UserError, match='none of these runs tells its model'):
+def test_no_run_with_model_examples_and_result(several):
+  with pytest.raises(UserError, match='model.*num_examples.*config.json'):
     sizes.compare(several[-1:])
 
 
-def test_what_has_begun_nothing_is_left_out(several, tmp_path, caplog):
-  """Of runs/*: a start that was refused leaves a directory."""
+def test_workdirs_without_metrics_are_left_out(several, tmp_path, caplog):
+  """A run that was refused at its start leaves an empty directory."""
   del several
   out, empty = str(tmp_path / 'out'), tmp_path / 'refused'
   empty.mkdir()
-  places = [str(tmp_path / name) for name in ('0', 'refused', '1')]
+  paths = [str(tmp_path / name) for name in ('0', 'refused', '1')]
   with caplog.at_level('WARNING', 'vit_jax'):
-    analyze._compare('sizes', places, out)
-  assert f'{empty} is left out: it has no metrics.jsonl' in caplog.text
+    analyze._compare('sizes', paths, out)
+  assert str(empty) in caplog.text and 'metrics.jsonl' in caplog.text
   assert np.load(f'{out}/sizes.npz')['vit/test/accuracy'].shape == (2, 2)
-  for wrong in ([*places, str(tmp_path / '9')], [str(empty)]):
-    with pytest.raises(UserError, match='give the workdir of a run'):
+  for wrong in ([*paths, str(tmp_path / '9')], [str(empty)]):
+    with pytest.raises(UserError, match='refused.*metrics.jsonl'):
       analyze._compare('sizes', wrong, out)
 
 

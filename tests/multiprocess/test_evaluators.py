@@ -93,6 +93,6 @@ def _same_pictures(one, two):
         arrays[1][name], arrays[0][name], rtol=1e-3, atol=1e-5, err_msg=name
       )
   page = (two / 'report.html').read_text()
-  for title in ('What it learned', 'Training images', 'Predictions'):
+  for title in ('Attention rollout', 'Training images', 'Predictions'):
     assert title in page
   assert 'weights: step 2;' in page

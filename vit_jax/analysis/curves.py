@@ -1,4 +1,4 @@
-"""curves.png: loss, learning rate and accuracy of a run, from metrics.jsonl."""
+"""Training curves of a run, read from metrics.jsonl and drawn to curves.png."""
 
 import io
 import logging
@@ -14,7 +14,7 @@ Series = dict[str, tuple[list[int], list[float]]]
 
 
 def read(workdir: epath.Path) -> Series:
-  """Every metric's (steps, values) in order; nulls are left out."""
+  """Returns the (steps, values) of each metric in order, without nulls."""
   return read_all(workdir)[0]
 
 
@@ -28,7 +28,7 @@ def read_all(workdir: epath.Path) -> tuple[Series, list[tuple[int, str]]]:
   for _, record in jsonl.read(workdir / 'metrics.jsonl'):
     step = record.pop('step', None) if record else None
     if record is None or type(step) is not int:
-      continue  # a damaged line
+      continue  # the line is damaged
     for name, value in record.items():
       if value is None:
         nulls.append((step, name))
@@ -40,12 +40,15 @@ def read_all(workdir: epath.Path) -> tuple[Series, list[tuple[int, str]]]:
 
 
 def draw(workdir: epath.Path) -> None:
-  """Writes WORKDIR/curves.png; does without where matplotlib is absent."""
+  """Writes WORKDIR/curves.png, or nothing if Matplotlib is not installed."""
   try:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
   except ImportError:
-    log.info('no curves.png: pip install matplotlib draws it')
+    log.info(
+      'curves.png is not drawn because Matplotlib is not installed: '
+      'pip install matplotlib.'
+    )
     return
   series = read(workdir)
   accuracies = sorted(name for name in series if name.endswith('/accuracy'))
@@ -73,4 +76,4 @@ def draw(workdir: epath.Path) -> None:
   try:
     atomic.write(workdir / 'curves.png', picture.getvalue())
   except OSError as error:
-    log.warning('no curves.png: %s', error)
+    log.warning('curves.png could not be written: %s', error)

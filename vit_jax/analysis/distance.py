@@ -1,4 +1,4 @@
-"""Attention distance: how far heads look, in pixels of the image."""
+"""Mean attention distance of each head, in pixels of the image."""
 
 import numpy as np
 from jaxtyping import Float
@@ -7,7 +7,14 @@ Grid = tuple[int, int]
 
 
 def between(grid: Grid, patch_pixels: int) -> Float[np.ndarray, 'p p']:
-  """Distances of the centres of all patches, in rows, in pixels."""
+  """Returns the distances between the centres of all patches, in pixels.
+
+  Patches are numbered row by row.
+
+  Args:
+    grid: rows and columns of patches.
+    patch_pixels: side length of a patch, pixels.
+  """
   rows, columns = np.divmod(np.arange(grid[0] * grid[1]), grid[1])
   return patch_pixels * np.hypot(
     rows[:, None] - rows, columns[:, None] - columns
@@ -17,16 +24,17 @@ def between(grid: Grid, patch_pixels: int) -> Float[np.ndarray, 'p p']:
 def of_heads(
   attention: Float[np.ndarray, 'n l h t t'], grid: Grid, patch_pixels: int
 ) -> Float[np.ndarray, 'n l h']:
-  """Σ_j A_ij · distance(i, j), the mean over queries i, of every head.
+  """Returns the mean over queries i of Σ_j A_ij · distance(i, j) per head.
 
-  Tokens before those of patches (a class token) are left out, as queries and
-  as keys. What a patch gives to them counts as no distance: rows are not
-  renormalised; the paper does not say whether its authors did.
+  Tokens that precede the patch tokens (a class token) are ignored, both as
+  queries and as keys. The rows are not renormalised afterwards, so attention to
+  such tokens contributes a distance of 0. The paper does not state whether its
+  authors renormalised.
 
   Args:
     attention: weights by image, layer, head, query and key.
     grid: rows and columns of patches, whose tokens come last.
-    patch_pixels: side of a patch.
+    patch_pixels: side length of a patch, pixels.
 
   Reference: arXiv 2010.11929, section 4.5, Figures 7 (right) and 11.
   """

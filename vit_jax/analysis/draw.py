@@ -14,8 +14,8 @@ from vit_jax.analysis.style import COLOURS
 from vit_jax.errors import UserError
 
 _DPI = 110
-_HEADS = 12  # drawn of one layer
-_ROWS = 4  # images drawn
+_HEADS = 12  # maximum number of heads drawn for a layer
+_ROWS = 4  # maximum number of images drawn
 
 
 def new_figure(width: float, height: float) -> Any:
@@ -29,7 +29,7 @@ def new_figure(width: float, height: float) -> Any:
     from matplotlib.figure import Figure
   except ImportError as error:
     raise UserError(
-      'figures are drawn by Matplotlib, which is not installed: '
+      'figures are drawn with Matplotlib, which is not installed: '
       'pip install matplotlib.'
     ) from error
   figure = Figure(figsize=(width, height), layout='constrained')
@@ -45,15 +45,20 @@ def png(figure: Any) -> bytes:
 
 
 def filters(
-  components: Float[np.ndarray, 'n y x 3'], shares: Float[np.ndarray, ' n']
+  components: Float[np.ndarray, 'n y x 3'], fractions: Float[np.ndarray, ' n']
 ) -> bytes:
-  """Figure 7, left: each filter stretched to its own range."""
+  """Draws filters, each scaled to its own range (Figure 7, left).
+
+  Args:
+    components: principal components of the filters.
+    fractions: fraction of the variance that each component explains.
+  """
   columns = min(7, len(components))
   rows = -(-len(components) // columns)
   figure = new_figure(0.85 * columns + 0.4, 0.98 * rows + 0.8)
   figure.suptitle(
     'Filters of the first layer: principal components\n'
-    f'(of RGB, each scaled by itself; {100 * shares.sum():.0f} % of the '
+    f'(RGB, each scaled separately; {100 * fractions.sum():.0f} % of the '
     'variance)',
     fontsize=9,
   )
@@ -61,34 +66,35 @@ def filters(
     axes = figure.add_subplot(rows, columns, index + 1)
     size = max(float(np.abs(component).max()), 1e-30)
     axes.imshow(component / size / 2 + 0.5)
-    axes.set_title(f'{100 * shares[index]:.1f} %', fontsize=7, pad=2)
+    axes.set_title(f'{100 * fractions[index]:.1f} %', fontsize=7, pad=2)
     axes.set_axis_off()
   return png(figure)
 
 
 def similarity(values: Float[np.ndarray, 'r c r c']) -> bytes:
-  """Figure 7, centre: a map for the position of each patch.
+  """Draws a similarity map for the position of each patch (Figure 7, centre).
 
-  Of a grid finer than 16 patches a side every second, third, … is shown.
+  If the grid has more than 16 patches per side, only every second (third, …)
+  patch is shown.
   """
   rows, columns = values.shape[:2]
   step = -(-max(rows, columns) // 16)
   shown = values[::step, ::step]  # [r, c, rows, columns]
   gap = max(1, round(max(rows, columns) / 10))
-  apart = np.pad(
+  padded = np.pad(
     shown, ((0, 0), (0, 0), (0, gap), (0, gap)), constant_values=np.nan
   )
-  height, width = (apart.shape[i] * apart.shape[i + 2] for i in (0, 1))
-  sheet = apart.transpose(0, 2, 1, 3).reshape(height, width)
+  height, width = (padded.shape[i] * padded.shape[i + 2] for i in (0, 1))
+  sheet = padded.transpose(0, 2, 1, 3).reshape(height, width)
   figure = new_figure(6.2, 5.4 * height / width + 0.8)
   axes = figure.add_subplot()
   picture = axes.imshow(
     sheet[:-gap, :-gap], vmax=1, cmap='viridis', interpolation='nearest'
   )
-  left_out = '' if step == 1 else f', one patch of {step} each way'
+  subsampled = '' if step == 1 else f', 1 of {step} rows and columns'
   axes.set_title(
-    f'Similarity of position embeddings{left_out}\n'
-    '(one map a patch, at its row and column of the image)',
+    f'Similarity of position embeddings{subsampled}\n'
+    '(one map per patch, placed at the row and column of the patch)',
     fontsize=9,
   )
   axes.set_xlabel('column of the input patch', fontsize=8)
@@ -97,11 +103,11 @@ def similarity(values: Float[np.ndarray, 'r c r c']) -> bytes:
     (axes.xaxis, columns, shown.shape[1]),
     (axes.yaxis, rows, shown.shape[0]),
   ):
-    middles = np.arange(count) * (side + gap) + (side - 1) / 2
-    axis.set_ticks(middles, (1 + step * np.arange(count)).tolist())
+    centres = np.arange(count) * (side + gap) + (side - 1) / 2
+    axis.set_ticks(centres, (1 + step * np.arange(count)).tolist())
   axes.tick_params(labelsize=7, length=0)
-  for edge in axes.spines.values():
-    edge.set_visible(False)
+  for spine in axes.spines.values():
+    spine.set_visible(False)
   bar = figure.colorbar(picture, shrink=0.6, pad=0.02)
   bar.set_label('cosine similarity', fontsize=8)
   bar.ax.tick_params(labelsize=7)
@@ -109,7 +115,7 @@ def similarity(values: Float[np.ndarray, 'r c r c']) -> bytes:
 
 
 def distances(values: Float[np.ndarray, 'n l h'], size: Sequence[int]) -> bytes:
-  """Figures 7, right, and 11: a dot for each head of each layer.
+  """Draws a dot for each head of each layer (Figures 7, right, and 11).
 
   Args:
     values: distances by image, layer and head, in pixels.
@@ -146,12 +152,12 @@ def distances(values: Float[np.ndarray, 'n l h'], size: Sequence[int]) -> bytes:
 
 
 def rollouts(found: Findings) -> bytes:
-  """Figures 6 and 14: images, what is attended to, and the maps themselves."""
-  titles = ('image', 'attended to', 'rollout', 'without identity')
+  """Draws images, masked images and rollout maps (Figures 6 and 14)."""
+  titles = ('image', 'masked image', 'rollout', 'without identity')
   rows = min(_ROWS, len(found.arrays['images']))
-  who = 'the class token' if found.by_token else 'the mean of all patches'
+  query = 'the class token' if found.by_token else 'the mean of all patches'
   figure, axes_of = _sheet(
-    rows, len(titles), f'Attention rollout, from {who}', titles
+    rows, len(titles), f'Attention rollout, from {query}', titles
   )
   for row in range(rows):
     image = found.arrays['images'][row]
@@ -162,21 +168,27 @@ def rollouts(found: Findings) -> bytes:
     for column, name in ((2, 'rollout'), (3, 'rollout_plain')):
       weights = found.arrays[name][row]
       axes_of(row, column).imshow(weights, vmin=0, cmap='viridis')
-      share = 100 * float(weights.max())
-      axes_of(row, column).set_xlabel(f'at most {share:.1f} %', fontsize=7)
+      percent = 100 * float(weights.max())
+      axes_of(row, column).set_xlabel(f'maximum {percent:.1f} %', fontsize=7)
   return png(figure)
 
 
 def heads(found: Findings) -> bytes:
-  """Attention of the last layer's heads, as in DINO's Figure 1 and 3."""
+  """Draws the attention of the last layer's heads.
+
+  Reference: DINO, arXiv 2104.14294, Figures 1 and 3.
+  """
   maps, images = found.arrays['heads'], found.arrays['images']
   rows, count = min(_ROWS, len(images)), min(_HEADS, maps.shape[1])
-  who = 'the class token' if found.by_token else 'the mean of all patches'
+  query = 'the class token' if found.by_token else 'the mean of all patches'
   shown = (
     '' if count == maps.shape[1] else f', {count} of {maps.shape[1]} heads'
   )
   titles = ('image', *(f'head {head + 1}' for head in range(count)))
-  title = f'Attention of {who} in the last layer{shown}\n(each map by itself)'
+  title = (
+    f'Attention of {query} in the last layer{shown}\n'
+    '(each map scaled separately)'
+  )
   figure, axes_of = _sheet(rows, 1 + count, title, titles)
   for row in range(rows):
     axes_of(row, 0).imshow(images[row])
@@ -192,13 +204,13 @@ def reconstructions(found: Findings) -> bytes:
   """
   columns = {
     'image': 'images',
-    'what the model sees': 'seen',
+    'visible patches': 'seen',
     'prediction': 'predicted',
-    'prediction where hidden': 'completed',
+    'visible and predicted': 'completed',
   }
   rows = min(_ROWS, len(found.arrays['images']))
   lines = textwrap.wrap(f'({found.reconstructs})', 62)
-  title = '\n'.join(['Hidden patches and what is predicted of them', *lines])
+  title = '\n'.join(['Masked patches and their predictions', *lines])
   figure, axes_of = _sheet(rows, len(columns), title, list(columns))
   for column, name in enumerate(columns.values()):
     for row in range(rows):
@@ -209,9 +221,10 @@ def reconstructions(found: Findings) -> bytes:
 def _sheet(
   rows: int, columns: int, title: str, titles: Sequence[str]
 ) -> tuple[Any, Callable[[int, int], Any]]:
-  """Creates a grid of pictures.
+  """Creates a figure with a grid of pictures.
 
-  Also returns a function that finds the axes of a cell.
+  Returns:
+    The figure, and a function that returns the axes of a (row, column).
   """
   side = 1.5 if columns <= 5 else 1.05
   height = (side + 0.1) * rows + 0.6 + 0.16 * title.count('\n')
@@ -226,7 +239,7 @@ def _sheet(
 
 
 def all_figures(found: Findings) -> dict[str, bytes]:
-  """PNG files by name, of everything that was found."""
+  """Draws every figure for which arrays exist; returns PNG files by name."""
   arrays, pictures = found.arrays, {}
   if 'filters' in arrays:
     pictures['filters'] = filters(arrays['filters'], arrays['filter_shares'])

@@ -1,4 +1,4 @@
-"""What the first layer has learnt: filters of patches, and positions."""
+"""Analysis of the first layer: patch filters and position embeddings."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -11,12 +11,12 @@ FILTERS = 28  # principal components in Figure 7
 
 
 class Components(NamedTuple):
-  """Principal components of filters, the largest first.
+  """Principal components of filters, in descending order of variance.
 
   Attributes:
     filters: filters of norm 1; the entry with the largest magnitude is
       positive.
-    shares: shares of the variance.
+    shares: fraction of the variance that each component explains.
   """
 
   filters: Float[np.ndarray, 'n y x 3']
@@ -26,11 +26,11 @@ class Components(NamedTuple):
 def components(
   kernel: Float[np.ndarray, 'y x 3 d'], count: int = FILTERS
 ) -> Components:
-  """Principal components of d filters of RGB pixels, about their mean.
+  """Computes the principal components of d centred filters of RGB pixels.
 
   Args:
     kernel: kernel of the first layer.
-    count: largest number of filters.
+    count: maximum number of components.
 
   Reference: arXiv 2010.11929, Figure 7 (left).
   """
@@ -55,8 +55,8 @@ def first_kernel(
     leaves: parameters by path.
 
   Returns:
-    The kernel `[y, x, 3, d]`, or None if there is no such kernel wider than one
-    pixel.
+    The kernel `[y, x, 3, d]`, or None if the model does not have one that is
+    larger than 1 x 1 pixel.
   """
   for path in sorted(leaves, key=lambda path: path.count('/')):
     shape = leaves[path].shape
@@ -69,13 +69,16 @@ def first_kernel(
 def positions(
   leaves: Mapping[str, Any], grid: Grid
 ) -> Float[np.ndarray, 'p d'] | None:
-  """Learned position embeddings of patches, in rows; None if there are none.
+  """Returns the learned position embeddings of the patches, row by row.
 
-  Where every layer has its own, the first layer's.
+  If every layer has its own embeddings, those of the first layer are returned.
 
   Args:
     leaves: parameters by path.
     grid: rows and columns of patches.
+
+  Returns:
+    The embeddings, or None if the model does not learn any.
   """
   count = grid[0] * grid[1]
   for start in ('position', 'encoder/layers/position'):
@@ -99,11 +102,11 @@ def positions(
 def similarity(
   table: Float[np.ndarray, 'p d'], grid: Grid
 ) -> Float[np.ndarray, 'r c r c']:
-  """Cosine similarity of the positions of all patches.
+  """Computes the cosine similarity of the positions of all patches.
 
   Args:
-    table: in rows.
-    grid: rows and columns.
+    table: position embeddings, patches numbered row by row.
+    grid: rows and columns of patches.
 
   Reference: arXiv 2010.11929, Figure 7 (centre).
   """

@@ -1,4 +1,4 @@
-"""What weights have learnt, as arrays: the numbers behind the figures."""
+"""Computes the arrays from which the figures of trained weights are drawn."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -15,24 +15,27 @@ from vit_jax.errors import UserError
 from vit_jax.objectives.contract import Objective
 
 PyTree = Any
-_BYTES = 2**29  # of attention that is held at once
+_BYTES = 2**29  # maximum size of the attention weights in memory
 
 
 class Findings(NamedTuple):
-  """What could be seen, and why the rest could not.
+  """Arrays of the figures, and the reasons why some figures are missing.
 
   Attributes:
-    arrays: `images` uint8 `[n, y, x, 3]`, and what there is of
-      `filters` `[k, y, x, 3]`, principal components of the first layer, with
-      `filter_shares` `[k]` of the variance; `similarity` `[r, c, r, c]`, cosine
-      of learned positions; `distance` `[n, layers, heads]`, in pixels;
-      `rollout` and, without the identity, `rollout_plain` `[n, r, c]`, and
-      `heads` `[n, heads, r, c]` of the last layer, on patches.
-    missing: one line for each figure that the model cannot have.
-    by_token: whether attention is that of the class token; else the mean over
-      all patches, which are what is read out.
-    reconstructs: what was predicted of hidden patches, in words; with it go the
-      arrays `seen`, `predicted` and `completed` `[n, y, x, 3]`, 0 to 1.
+    arrays: `images` uint8 `[n, y, x, 3]`, and those of the following that the
+      model supports: `filters` `[k, y, x, 3]`, principal components of the
+      first layer, and `filter_shares` `[k]`, their fractions of the variance;
+      `similarity` `[r, c, r, c]`, cosine similarity of the learned position
+      embeddings; `distance` `[n, layers, heads]`, attention distance in pixels;
+      `rollout` and `rollout_plain` `[n, r, c]`, attention rollout with and
+      without the identity; and `heads` `[n, heads, r, c]`, attention of the
+      last layer's heads to the patches.
+    missing: one line for each figure that this model does not support.
+    by_token: whether the query of the attention maps is the class token;
+      otherwise they are means over the queries of all patches.
+    reconstructs: description of the target that a masked objective predicts
+      for hidden patches; '' without one. If it is not empty, `arrays` also
+      contains `seen`, `predicted` and `completed` `[n, y, x, 3]`, in [0, 1].
   """
 
   arrays: dict[str, np.ndarray]
@@ -49,7 +52,7 @@ class Masked(NamedTuple):
 
   @classmethod
   def of(cls, objective: Objective, params: PyTree) -> 'Masked | None':
-    """None where an objective hides nothing."""
+    """Returns the pair, or None if the objective does not hide patches."""
     return cls(objective, params) if objective.reconstructs else None
 
 
@@ -60,24 +63,24 @@ def examine(
   shown: int = 8,
   masked: Masked | None = None,
 ) -> Findings:
-  """Everything that the figures of the paper are drawn from.
+  """Computes the arrays from which the figures of the paper are drawn.
 
-  Attention is computed beside the kernels, from the same parameters
-  (`models.contract.Model`).
+  Fused attention kernels do not return attention weights; these are computed
+  separately from the same parameters (`models.contract.Model`).
 
   Args:
     model: see `models.contract.Model`.
-    params: its parameters.
-    images: preprocessed as for evaluation; attention distance is of all.
-    shown: of them rollout, the maps of single heads and reconstructions are
-      kept.
-    masked: what the model is trained by, if it hides patches; for images of
-      this size.
+    params: parameters of the model.
+    images: images preprocessed as for evaluation; attention distance is
+      computed for all of them.
+    shown: number of images for which rollout, maps of single heads and
+      reconstructions are kept.
+    masked: training objective for images of this size, if it hides patches.
   """
   leaves = tree.flatten(params)
   size = images.shape[1:3]
-  said = masked.objective.reconstructs if masked else ''
-  found = Findings({'images': images[:shown]}, [], 'cls' in leaves, said)
+  target = masked.objective.reconstructs if masked else ''
+  found = Findings({'images': images[:shown]}, [], 'cls' in leaves, target)
   _filters(found, leaves)
   grid = None
   if hasattr(model, 'grid'):
@@ -85,8 +88,8 @@ def examine(
     _similarity(found, leaves, grid)
   else:
     found.missing.append(
-      'position similarity: this model has no tokens with positions of their '
-      'own'
+      'position similarity: the tokens of this model do not have fixed '
+      'positions in a grid'
     )
   _attention(found, model, params, images, grid, shown)
   if masked:
@@ -97,20 +100,26 @@ def examine(
 def reconstructed(
   masked: Masked, images: UInt8[np.ndarray, 'n y x 3']
 ) -> dict[str, Float[np.ndarray, 'n y x 3']]:
-  """See `objectives.contract.Pictures`; always the same patches are hidden."""
+  """Predicts hidden patches; the same patches are hidden in every call.
+
+  Returns:
+    The arrays of `objectives.contract.Pictures` other than `image`.
+  """
   key = jax.random.key(0)
   pictures = jax.jit(masked.objective.reconstruct)(
     masked.params, {'image': jnp.asarray(images)}, key
   )
   arrays = {k: np.asarray(v) for k, v in pictures._asdict().items()}
-  del arrays['image']  # those of `images`
+  del arrays['image']  # the same as `images`
   return arrays
 
 
 def _filters(found: Findings, leaves: Mapping[str, Any]) -> None:
   kernel = embeddings.first_kernel(leaves)
   if kernel is None:
-    found.missing.append('filters: no layer of this model looks at RGB pixels')
+    found.missing.append(
+      'filters: this model does not have a convolution of RGB pixels'
+    )
     return
   result = embeddings.components(kernel)
   found.arrays['filters'] = result.filters
@@ -137,7 +146,7 @@ def _attention(
   grid: tuple[int, int] | None,
   shown: int,
 ) -> None:
-  """Rollout, single heads and distances, a few images at a time."""
+  """Adds rollout, maps of heads and distances, a few images at a time."""
   attend = attention_of(model)
   try:
     one = jax.eval_shape(attend, params, images[:1])
@@ -146,8 +155,9 @@ def _attention(
     return
   if grid is None or not hasattr(model, 'patch_pixels'):
     found.missing.append(
-      'rollout, heads and attention distance: this model does not say where '
-      'its tokens are; see `grid` and `patch_pixels` of models.contract.Model'
+      'rollout, heads and attention distance: the positions of the tokens of '
+      'this model are not known; see `grid` and `patch_pixels` of '
+      'models.contract.Model'
     )
     return
   size = max(1, min(len(images), _BYTES // (4 * one.size)))
@@ -171,7 +181,7 @@ def _maps(
   grid: tuple[int, int],
   by_token: bool,
 ) -> dict[str, np.ndarray]:
-  """Rollout with and without the identity, and the last layer's heads."""
+  """Computes rollout with and without the identity, and maps of heads."""
   on_patches = functools.partial(
     rollout.on_patches, grid=grid, by_token=by_token
   )
@@ -185,7 +195,12 @@ def _maps(
 def attention_of(
   model: Any,
 ) -> Callable[[PyTree, Any], Float[Array, 'n l h t t']]:
-  """(params, uint8 images) → attention of every layer and head, float32."""
+  """Returns a function that computes the attention weights of a model.
+
+  Returns:
+    Function from (params, uint8 images) to the attention of every layer and
+    head, float32.
+  """
 
   def attend(params: PyTree, images: Any) -> Float[Array, 'n l h t t']:
     pixels = jnp.asarray(images, jnp.float32) / 127.5 - 1

@@ -1,4 +1,4 @@
-"""A folder of figures: PNG files, their arrays, and what they are of."""
+"""A folder with figures as PNG files, their arrays and a description."""
 
 import io
 import json
@@ -11,22 +11,22 @@ from vit_jax.analysis import draw
 from vit_jax.analysis.figures import Findings
 from vit_jax.files import atomic, jsonl
 
-FOLDER = 'figures'  # of a workdir
+FOLDER = 'figures'  # name of the folder in a workdir
 _ABOUT = 'figures.json'
 
 
 def save(
   folder: epath.Path, found: Findings, about: dict[str, str]
 ) -> list[epath.Path]:
-  """Draws all that was found; returns the files, in the order of writing.
+  """Draws the figures; returns the files in the order of writing.
 
   Args:
-    folder: made if it is not there.
-    found: the figures.
+    folder: folder of the files, which is created if it does not exist.
+    found: arrays of the figures.
     about: description of the `weights` and `images`.
 
   Raises:
-    OSError: it cannot be written.
+    OSError: a file cannot be written.
     UserError: Matplotlib is not installed.
   """
   pictures = draw.all_figures(found)

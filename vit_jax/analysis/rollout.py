@@ -1,4 +1,4 @@
-"""Attention rollout: how much of each patch reaches what is read out."""
+"""Attention rollout: contribution of each patch to the output of the model."""
 
 import numpy as np
 from jaxtyping import Float
@@ -14,7 +14,7 @@ def rollout(
 
   Args:
     attention: weights by image, layer, head, query and key; rows sum to 1.
-    residual: add the identity, which stands for the residual connections, to
+    residual: add the identity, which represents the residual connections, to
       each layer's mean over heads, and renormalise.
 
   Returns:
@@ -46,8 +46,8 @@ def on_patches(
   """
   prefix = weights.shape[-1] - grid[0] * grid[1]
   queries = weights[..., :1, :] if by_token else weights[..., prefix:, :]
-  seen = queries.mean(axis=-2)[..., prefix:]
-  return seen.reshape(*seen.shape[:-1], *grid)
+  patches = queries.mean(axis=-2)[..., prefix:]
+  return patches.reshape(*patches.shape[:-1], *grid)
 
 
 def mask(

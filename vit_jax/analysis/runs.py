@@ -1,4 +1,4 @@
-"""Several runs beside each other: their curves over what training cost."""
+"""Comparison of several runs: metrics over steps, time and compute."""
 
 import os
 import types
@@ -15,7 +15,7 @@ from vit_jax.errors import UserError
 from vit_jax.files import jsonl
 from vit_jax.run import ledger
 
-# What curves are drawn over, and how the axis is called.
+# Labels of the x axes over which the metrics are drawn.
 AXES = {
   'steps': 'steps',
   'epochs': 'epochs',
@@ -48,19 +48,20 @@ class Run(NamedTuple):
   def over(self, axis: str, metric: str) -> Float[np.ndarray, '2 n']:
     """Returns a metric's points: positions on the axis, and values."""
     steps, values = self.series[metric]
-    places = np.interp(steps, *self.scales[axis])
-    return np.array([places, values], np.float64)
+    positions = np.interp(steps, *self.scales[axis])
+    return np.array([positions, values], np.float64)
 
 
 def read(workdir: epath.Path) -> Run:
   """Reads metrics.jsonl, events.jsonl, config.json and run.json.
 
   Raises:
-    UserError: there is no metrics.jsonl, or a file cannot be read.
+    UserError: the workdir does not contain metrics.jsonl, or a file cannot be
+      read.
   """
   if not (workdir / 'metrics.jsonl').exists():
     raise UserError(
-      f'{workdir} has no metrics.jsonl: give the workdir of a run.'
+      f'{workdir} does not contain metrics.jsonl: give the workdir of a run.'
     )
   series = curves.read(workdir)
   config = jsonl.read_object(workdir / 'config.json')
@@ -99,11 +100,11 @@ def names(workdirs: Sequence[epath.Path]) -> list[str]:
   if len(workdirs) < 2:
     return [workdir.name for workdir in workdirs]
   parts = [os.fspath(workdir).rstrip('/').split('/') for workdir in workdirs]
-  for place in (0, -1):
-    while min(map(len, parts)) > 1 and len({p[place] for p in parts}) == 1:
-      for each in parts:
-        del each[place]
-  return ['/'.join(each) for each in parts]
+  for end in (0, -1):
+    while min(map(len, parts)) > 1 and len({path[end] for path in parts}) == 1:
+      for path in parts:
+        del path[end]
+  return ['/'.join(path) for path in parts]
 
 
 def panels(runs: Sequence[Run]) -> tuple[list[str], list[str]]:
@@ -116,7 +117,7 @@ def panels(runs: Sequence[Run]) -> tuple[list[str], list[str]]:
 
 
 def is_result(name: str) -> bool:
-  """Tells whether a metric is a value of an evaluator other than a count."""
+  """Returns whether a metric is an evaluator's result other than a count."""
   return '/' in name and not name.endswith('/count')
 
 
@@ -125,21 +126,21 @@ def _is_loss(name: str) -> bool:
 
 
 def compare(runs: Sequence[Run]) -> tuple[bytes, dict[str, np.ndarray]]:
-  """Every metric over every axis, one line a run.
+  """Draws every metric over every axis, with one line per run.
 
   Args:
-    runs: with at least one loss or result among them.
+    runs: runs, at least one of which has a loss or a result.
 
   Returns:
     The picture, and its arrays `[2, n]` by 'run/metric/axis'.
 
   Raises:
-    UserError: there is nothing to draw.
+    UserError: none of the runs has a loss or a result.
   """
   metrics, axes_names = panels(runs)
   if not metrics:
     raise UserError(
-      'none of these runs has written a loss or a result yet: '
+      'none of these runs has logged a loss or a result yet: '
       f'{", ".join(run.name for run in runs)}.'
     )
   arrays: dict[str, np.ndarray] = {}

@@ -1,4 +1,4 @@
-"""What more data is worth: last results of several runs over examples."""
+"""Results of several runs over the number of their training examples."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -26,12 +26,12 @@ def lines(runs: Sequence[Run]) -> dict[str, dict[str, Points]]:
     runs: the runs; those without a model, a number of examples or results are
       left out.
   """
-  told = [run for run in runs if run.examples and run.model.get('name')]
-  labels = _labels([run.model for run in told])
+  complete = [run for run in runs if run.examples and run.model.get('name')]
+  labels = _labels([run.model for run in complete])
   found: dict[str, dict[str, list[Any]]] = defaultdict(
     lambda: defaultdict(list)
   )
-  for run, label in zip(told, labels, strict=True):
+  for run, label in zip(complete, labels, strict=True):
     for metric in filter(is_result, run.series):
       found[metric][label].append((run.examples, run.series[metric][1][-1]))
   return {
@@ -44,16 +44,16 @@ def lines(runs: Sequence[Run]) -> dict[str, dict[str, Points]]:
 
 
 def _labels(models: Sequence[Mapping[str, Any]]) -> list[str]:
-  """Labels each model by its name and by keys that tell models apart."""
+  """Labels each model by its name and the keys in which such models differ."""
   labels = []
-  for mine in models:
-    alike = [other for other in models if other['name'] == mine['name']]
+  for model in models:
+    same_name = [other for other in models if other['name'] == model['name']]
     differing = [
       f' {key}={value.get("name", value) if isinstance(value, dict) else value}'
-      for key, value in sorted(mine.items())
-      if value is not None and any(o.get(key) != value for o in alike)
+      for key, value in sorted(model.items())
+      if value is not None and any(o.get(key) != value for o in same_name)
     ]
-    labels.append(''.join([str(mine['name']), *differing]))
+    labels.append(''.join([str(model['name']), *differing]))
   return labels
 
 
@@ -71,8 +71,9 @@ def compare(runs: Sequence[Run]) -> tuple[bytes, dict[str, np.ndarray]]:
   results = lines(runs)
   if not results:
     raise UserError(
-      'none of these runs tells its model, its examples (config.json) and a '
-      f'result: {", ".join(run.name for run in runs)}.'
+      'none of these runs has all of model and train.num_examples in '
+      'config.json and a result in metrics.jsonl: '
+      f'{", ".join(run.name for run in runs)}.'
     )
   columns = min(3, len(results))
   rows = -(-len(results) // columns)
@@ -90,7 +91,7 @@ def compare(runs: Sequence[Run]) -> tuple[bytes, dict[str, np.ndarray]]:
     axes.set_xticks(*_ticks(found))
     axes.minorticks_off()
     axes.set_xlabel('training examples', fontsize=8)
-    axes.set_ylabel(f'{metric}, last of each run', fontsize=8)
+    axes.set_ylabel(f'{metric}, last value of each run', fontsize=8)
     axes.tick_params(labelsize=7)
     axes.grid(alpha=0.3)
   for axes in panels[len(results) :]:

@@ -1,6 +1,6 @@
-"""What all figures and pages have in common."""
+"""Colours, names and captions shared by all figures and HTML reports."""
 
-# Okabe and Ito's colours, told apart by colour-blind people.
+# The palette of Okabe and Ito, which colour-blind people can distinguish.
 COLOURS = (
   '#0072B2',
   '#D55E00',
@@ -11,12 +11,12 @@ COLOURS = (
   '#000000',
   '#F0E442',
 )
-# The files that are drawn of weights, and what they show.
+# Captions of the figures of trained weights, by file name.
 FIGURES = {
   'filters': 'Filters of the first layer (the paper’s Figure 7, left)',
   'positions': 'Similarity of position embeddings (Figure 7, centre)',
   'attention_distance': 'Attention distance (Figures 7, right, and 11)',
   'rollout': 'Attention rollout (Figures 6 and 14)',
   'heads': 'Single heads of the last layer',
-  'reconstructions': 'Hidden patches and what is predicted of them',
+  'reconstructions': 'Masked patches and their predictions',
 }

@@ -1,4 +1,4 @@
-"""Charts as SVG within the page: no library, a few kilobytes each."""
+"""Charts of an HTML report as inline SVG of a few kilobytes each."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -9,20 +9,20 @@ from vit_jax.analysis.report.html import Html, tag
 from vit_jax.analysis.style import COLOURS
 
 Points = tuple[Sequence[float], Sequence[float]]
-_SIZE = (440, 250)  # user units; text is 11
+_SIZE = (440, 250)  # SVG user units; the font size is 11
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 10, 26, 36
-_BUCKETS = 200  # of a line: each keeps its lowest and highest point
-_SPENT = {  # spans of the ledger, for people
-  'step': 'training that was kept',
-  'lost': 'training that a restart repeated',
-  'down': 'between two starts',
+_BUCKETS = 200  # buckets per line; each keeps its lowest and highest point
+_SPAN_LABELS = {  # descriptions of the spans of the ledger
+  'step': 'training steps that were kept',
+  'lost': 'training steps repeated after a restart',
+  'down': 'time between two starts',
   'data_wait': 'waiting for data',
-  'eval': 'evaluating',
+  'eval': 'evaluation',
   'save': 'saving checkpoints',
-  'restore': 'restoring, or fresh weights',
-  'compile': 'compiling',
+  'restore': 'restoring or initializing weights',
+  'compile': 'compilation',
   'init': 'opening data and weights',
-  'report': 'making this page',
+  'report': 'writing this report',
 }
 _DASHES = (None, '6 3', '2 3')
 
@@ -50,9 +50,9 @@ def lines(
   x_of = _scale(*_limits(xs), _LEFT, _SIZE[0] - _RIGHT)
   y_of = _scale(*_limits(ys), _SIZE[1] - _BOTTOM, _TOP)
   parts = [_axes(title, x_label, xs, ys, x_of, y_of)]
-  for place in marks:
-    if min(xs) <= place <= max(xs):
-      x = f'{x_of(place):.1f}'
+  for position in marks:
+    if min(xs) <= position <= max(xs):
+      x = f'{x_of(position):.1f}'
       mark = dict(x1=x, x2=x, y1=_TOP, y2=_SIZE[1] - _BOTTOM)
       parts.append(tag('line', **mark, stroke='#D55E00', stroke_dasharray='3'))
   for number, points in enumerate(kept.values()):
@@ -83,7 +83,7 @@ def _line(points: list[tuple[float, float]], number: int) -> Html:
 
 
 def _legend(names: list[str]) -> Html:
-  """Names with their colours, below a chart of several lines."""
+  """Creates the legend, which lists the names and colours of the lines."""
   if len(names) < 2:
     return tag('figcaption', *names)
   keys = []
@@ -118,10 +118,10 @@ def _axes(
       ),
     ]
   end = dict(x1=_LEFT, x2=width - _RIGHT, y1=bottom, y2=bottom)
-  middle = (_LEFT + width - _RIGHT) / 2
+  centre = (_LEFT + width - _RIGHT) / 2
   parts += [
     tag('line', **end, stroke='#5b6470'),
-    tag('text', x_label, x=middle, y=height - 4, text_anchor='middle', **text),
+    tag('text', x_label, x=centre, y=height - 4, text_anchor='middle', **text),
     tag(
       'text',
       title,
@@ -156,8 +156,8 @@ def _limits(values: Sequence[float]) -> tuple[float, float]:
   low, high = min(values), max(values)
   if high > low:
     return low, high
-  room = abs(low) / 10 or 1.0
-  return low - room, high + room
+  margin = abs(low) / 10 or 1.0
+  return low - margin, high + margin
 
 
 def _scale(low: float, high: float, start: float, stop: float) -> Any:
@@ -165,7 +165,7 @@ def _scale(low: float, high: float, start: float, stop: float) -> Any:
 
 
 def ticks(low: float, high: float, most: int = 5) -> list[float]:
-  """Round numbers between two limits: multiples of 1, 2 or 5 times 10^n."""
+  """Returns multiples of 1, 2 or 5 times 10^n between two limits."""
   rough = (high - low) / most
   power = 10.0 ** math.floor(math.log10(rough))
   step = next(m * power for m in (1, 2, 5, 10) if m * power >= rough * 0.999)
@@ -175,7 +175,7 @@ def ticks(low: float, high: float, most: int = 5) -> list[float]:
 
 
 def tick(value: float) -> str:
-  """'20k', '1.5M', '0.001', '1e-05'."""
+  """Formats the label of a tick: '20k', '1.5M', '0.001', '1e-05'."""
   for size, letter in ((1e9, 'G'), (1e6, 'M'), (1e4, 'k')):
     if abs(value) >= size:
       return f'{value / min(size, 1e3 if letter == "k" else size):.4g}{letter}'
@@ -183,7 +183,7 @@ def tick(value: float) -> str:
 
 
 def shares(parts: Mapping[str, float]) -> Html:
-  """Draws a bar of the parts of a total, with their names, shares and values.
+  """Draws a bar of the parts of a total, and a table of their values.
 
   Args:
     parts: seconds by kind, at least 0.
@@ -201,12 +201,16 @@ def shares(parts: Mapping[str, float]) -> Html:
     percent = 100 * value / total
     style = f'width:{percent:.3f}%;background:{colour}'
     pieces.append(
-      tag('div', style=style, title=f'{_SPENT.get(name, name)} {percent:.1f} %')
+      tag(
+        'div',
+        style=style,
+        title=f'{_SPAN_LABELS.get(name, name)} {percent:.1f} %',
+      )
     )
     key = tag('span', class_='key', style=f'background:{colour}')
-    label = tag('span', key, _SPENT.get(name, name))
+    label = tag('span', key, _SPAN_LABELS.get(name, name))
     rows.append((label, f'{percent:.1f} %', f'{value:,.1f} s'))
-  table = html.table(('', 'share', 'time'), rows, numbers=2)
+  table = html.table(('', 'fraction', 'time'), rows, numbers=2)
   return html.join([tag('div', *pieces, class_='bar'), table])
 
 
@@ -220,11 +224,11 @@ def matrix(counts: Sequence[Sequence[int]], names: Sequence[str]) -> Html:
   for name, row in zip(names, counts, strict=True):
     total, cells = max(sum(row), 1), []
     for column, count in enumerate(row):
-      share = count / total
-      dark = 'color:#fff;' if share > 0.6 else ''
-      style = f'{dark}background:rgba(0,80,140,{share:.3f})'
-      title = f'{name} taken for {names[column]}: {count} of {sum(row)}'
+      fraction = count / total
+      dark = 'color:#fff;' if fraction > 0.6 else ''
+      style = f'{dark}background:rgba(0,80,140,{fraction:.3f})'
+      title = f'{name} predicted as {names[column]}: {count} of {sum(row)}'
       cells.append(tag('td', count or '·', style=style, title=title))
     rows.append(tag('tr', tag('th', name), *cells))
-  whole = tag('table', tag('thead', tag('tr', *head)), tag('tbody', *rows))
-  return tag('div', whole, class_='scroll matrix')
+  table = tag('table', tag('thead', tag('tr', *head)), tag('tbody', *rows))
+  return tag('div', table, class_='scroll matrix')

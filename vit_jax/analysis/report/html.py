@@ -1,10 +1,11 @@
-"""HTML in which nothing that came from outside can become a tag."""
+"""HTML elements whose text and attributes are escaped."""
 
 import html
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-_ALONE = ('img', 'meta', 'line', 'rect', 'polyline', 'circle')  # no content
+# Elements that are written without content and closing tag.
+_EMPTY = ('img', 'meta', 'line', 'rect', 'polyline', 'circle')
 STYLE = """
 :root { color-scheme: light; --line: #d5d9de; --soft: #5b6470; }
 * { box-sizing: border-box; }
@@ -46,7 +47,7 @@ td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; }
 
 
 class Html(str):
-  """Text that is HTML already; any other text is escaped."""
+  """String that contains HTML; strings of other types are escaped."""
 
 
 def tag(name: str, /, *children: Any, **attributes: Any) -> Html:
@@ -59,14 +60,14 @@ def tag(name: str, /, *children: Any, **attributes: Any) -> Html:
       and 'stroke_width' for 'stroke-width'; attributes that are None are left
       out.
   """
-  given = ''.join(
+  written = ''.join(
     f' {key.rstrip("_").replace("_", "-")}="{escape(value)}"'
     for key, value in attributes.items()
     if value is not None
   )
-  if name in _ALONE:
-    return Html(f'<{name}{given}/>')
-  return Html(f'<{name}{given}>{join(children)}</{name}>')
+  if name in _EMPTY:
+    return Html(f'<{name}{written}/>')
+  return Html(f'<{name}{written}>{join(children)}</{name}>')
 
 
 def escape(value: Any) -> Html:
@@ -75,7 +76,7 @@ def escape(value: Any) -> Html:
 
 
 def join(children: Iterable[Any]) -> Html:
-  """Children one after the other."""
+  """Concatenates elements and text, which is escaped."""
   return Html(''.join(escape(child) for child in children))
 
 
@@ -87,7 +88,7 @@ def table(
   Args:
     head: column headings.
     rows: rows of cells.
-    numbers: how many of the last columns are aligned to the right.
+    numbers: number of columns, counted from the right, that are right-aligned.
   """
   first = len(head) - numbers
 
@@ -103,7 +104,7 @@ def table(
 
 
 def page(title: str, *body: Any) -> str:
-  """Returns a complete page that needs no other file."""
+  """Returns a complete page that does not depend on other files."""
   head = join(
     [
       tag('meta', charset='utf-8'),
@@ -114,12 +115,12 @@ def page(title: str, *body: Any) -> str:
       tag('style', Html(STYLE)),
     ]
   )
-  whole = tag('html', tag('head', head), tag('body', *body), lang='en')
-  return f'<!DOCTYPE html>\n{whole}\n'
+  root = tag('html', tag('head', head), tag('body', *body), lang='en')
+  return f'<!DOCTYPE html>\n{root}\n'
 
 
 def number(value: Any, digits: int = 5) -> str:
-  """Formats a number for people: '0.5713', '1.2e-05', '12,345'."""
+  """Formats a number for reading: '0.5713', '1.2e-05', '12,345'."""
   if isinstance(value, bool) or not isinstance(value, int | float):
     return str(value)
   if float(value).is_integer() and abs(value) < 1e15:

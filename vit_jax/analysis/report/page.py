@@ -1,4 +1,4 @@
-"""report.html: one file that shows a run, and one that compares several."""
+"""HTML reports: report.html of one run, and a comparison of several runs."""
 
 import logging
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ _COMPARED = ('loss', 'lr', 'img_per_sec', 'grad_norm')
 
 
 def render(run: Record) -> str:
-  """Renders the page of a run, without pictures if it would be too large."""
+  """Renders the HTML report of a run, without pictures if it is too large."""
   text = _render(run)
   if len(text.encode()) > MAX_BYTES:
     text = _render(run._replace(figures={}))
@@ -32,14 +32,14 @@ def _render(run: Record) -> str:
     sections.overview(run),
     *_headed('Curves', sections.curves(run)),
     *_headed('Results', sections.results(run)),
-    *_headed('What ran', sections.what_ran(run)),
+    *_headed('Configuration', sections.what_ran(run)),
     *_headed('Time and events', sections.events(run)),
-    *_headed('What it learned', sections.figures(run)),
+    *_headed('Figures', sections.figures(run)),
   ]
   if run.parts.get('training'):
     note = (
-      'The first images of the training as its step gets them: augmented, and '
-      'mixed if the config mixes.'
+      'The first images of the training, as they are passed to the model: '
+      'augmented and, if the config enables it, mixed.'
     )
     shown = sections.pictures(run.parts['training'])
     body += [tag('h2', 'Training images'), tag('p', note, class_='soft'), shown]
@@ -61,8 +61,8 @@ def render_comparison(several: Sequence[Record]) -> str:
   shown = [n for n in sorted(metrics) if not n.endswith('/count')]
   charts = []
   for name in (*_COMPARED, *shown):
-    having = {run.name: run.series[name] for run in runs if name in run.series}
-    charts.append(chart.lines(sections.TITLES.get(name, name), having))
+    series = {run.name: run.series[name] for run in runs if name in run.series}
+    charts.append(chart.lines(sections.TITLES.get(name, name), series))
   rows = []
   for name in ('loss', *shown):
     values = [
@@ -76,7 +76,7 @@ def render_comparison(several: Sequence[Record]) -> str:
     tag('h1', f'{len(runs)} runs'),
     tag('div', *charts, class_='charts'),
     *_headed('Results', html.table(head, rows, numbers=len(runs))),
-    *_headed('Where their configs differ', sections.config_differences(runs)),
+    *_headed('Config differences', sections.config_differences(runs)),
   )
 
 
@@ -87,5 +87,7 @@ def write(workdir: epath.Path) -> None:
   """
   try:
     atomic.write(workdir / NAME, render(record.read(workdir)))
-  except Exception as error:  # noqa: BLE001 (a page is not worth a run)
-    log.warning('no %s: %s: %s', NAME, type(error).__name__, error)
+  except Exception as error:  # noqa: BLE001 (a report must not end the run)
+    log.warning(
+      '%s could not be written: %s: %s', NAME, type(error).__name__, error
+    )

@@ -1,6 +1,7 @@
-"""The parts of a page that are made of images: pictures, what is confused.
+"""Parts of an HTML report that require images: pictures and confusion matrix.
 
-They are kept in WORKDIR/report.json, so that each page after it has them too.
+They are stored in WORKDIR/report.json, so that reports that are written later
+contain them as well.
 """
 
 import base64
@@ -16,11 +17,11 @@ from jaxtyping import Float, Int, UInt8
 from vit_jax.analysis.report.record import PARTS
 from vit_jax.files import atomic
 
-_CLASSES = 30  # a matrix of more cannot be read
-_ROWS = 20  # of a table
-_SIDE = 160  # pixels, of larger images
-_LOSSLESS = 64  # pixels, up to which JPEG's blocks would be seen
-_NAME = 60  # characters of a caption's line
+_CLASSES = 30  # maximum number of classes of a readable confusion matrix
+_ROWS = 20  # maximum number of rows of a table
+_SIDE = 160  # larger images are shrunk to this side length, pixels
+_LOSSLESS = 64  # up to this side length JPEG blocks would be visible, pixels
+_NAME = 60  # maximum number of characters of a line of a caption
 
 
 def picture(
@@ -43,35 +44,35 @@ def confusion(
   predicted: Int[np.ndarray, ' n'],
   names: Sequence[str],
 ) -> dict[str, Any]:
-  """Counts how often each class is predicted as another one.
+  """Counts how often each class is predicted as another class.
 
   Returns:
-    `names` and `matrix` (rows: true classes), both empty if there are many
-    classes; `confused`, the most frequent mistakes; and `worst`, the classes
-    with the lowest accuracy, if there are many.
+    `names` and `matrix` (rows: true classes), which are empty if there are more
+    than 30 classes; `confused`, the most frequent errors; and `worst`, the
+    classes with the lowest accuracy, which is empty if there are at most 30.
   """
   size = 1 + int(max(labels.max(), predicted.max(), len(names) - 1))
   pairs, counts = np.unique(
     labels.astype(np.int64) * size + predicted, return_counts=True
   )
-  true, taken = np.divmod(pairs, size)
+  true, guessed = np.divmod(pairs, size)
   per_class = np.bincount(labels, minlength=size)
   right = np.bincount(labels[labels == predicted], minlength=size)
-  order = np.argsort(-np.where(true == taken, 0, counts), kind='stable')
+  order = np.argsort(-np.where(true == guessed, 0, counts), kind='stable')
   confused = [
     [
       name(names, int(true[i])),
-      name(names, int(taken[i])),
+      name(names, int(guessed[i])),
       int(counts[i]),
       f'{100 * counts[i] / per_class[true[i]]:.1f} %',
     ]
     for i in order[:_ROWS]
-    if true[i] != taken[i]
+    if true[i] != guessed[i]
   ]
   few = size <= _CLASSES
   matrix = np.zeros((size, size), int) if few else np.zeros((0, 0), int)
   if few:
-    matrix[true, taken] = counts
+    matrix[true, guessed] = counts
   return {
     'names': [name(names, i) for i in range(size)] if few else [],
     'matrix': matrix.tolist(),
@@ -85,9 +86,9 @@ def _worst(
   per_class: Int[np.ndarray, ' k'],
   names: Sequence[str],
 ) -> list[list[Any]]:
-  there = np.flatnonzero(per_class)
-  shares: Float[np.ndarray, ' k'] = right[there] / per_class[there]
-  chosen = there[np.argsort(shares, kind='stable')[:_ROWS]]
+  present = np.flatnonzero(per_class)
+  accuracy: Float[np.ndarray, ' k'] = right[present] / per_class[present]
+  chosen = present[np.argsort(accuracy, kind='stable')[:_ROWS]]
   return [
     [
       name(names, int(i)),
@@ -105,7 +106,7 @@ def name(names: Sequence[str], index: int) -> str:
 
 
 def write(workdir: epath.Path, values: dict[str, Any]) -> None:
-  """Saves the values for this page and for later ones.
+  """Saves the values for this report and for later ones.
 
   Args:
     workdir: the workdir of the run.
@@ -113,6 +114,6 @@ def write(workdir: epath.Path, values: dict[str, Any]) -> None:
       `training.predictions.predict_examples`.
 
   Raises:
-    OSError: they cannot be written.
+    OSError: the file cannot be written.
   """
   atomic.write(workdir / PARTS, json.dumps(values))

@@ -1,4 +1,4 @@
-"""All that a workdir says about its run, for the page."""
+"""Reads the data of an HTML report from the workdir of a run."""
 
 import ast
 import os
@@ -15,23 +15,23 @@ from vit_jax.errors import UserError
 from vit_jax.files import jsonl
 from vit_jax.run import ledger
 
-PARTS = 'report.json'  # pictures of the last end, or of the command
+PARTS = 'report.json'  # written when a run ends and by the command `report`
 _FIGURE_BYTES = 2**19
 
 
 class Record(NamedTuple):
-  """A run as its workdir shows it.
+  """Content of the workdir of a run.
 
   Attributes:
     name: name of the workdir.
     config: content of config.json; {} if the file is missing or damaged.
     run: content of run.json; {} if the file is missing or damaged.
     series: (steps, values) of each metric.
-    nulls: (step, metric) of every value that was not finite.
+    nulls: (step, metric) of each value that was not finite.
     events: lines of events.jsonl.
     parts: pictures and predictions, see `parts.make`.
-    figures: PNG files of the workdir's folder, by name.
-    figures_of: the `weights` and `images` from which the figures were made.
+    figures: PNG files of the folder of figures, by name.
+    figures_of: `weights` and `images` from which the figures were drawn.
     total_steps: length of the whole training; None if the config does not
       contain it.
     expected: the paragraph 'Expected: …' of the config file's header; '' if it
@@ -52,33 +52,33 @@ class Record(NamedTuple):
 
   @property
   def step(self) -> int:
-    """The last of which there is a number."""
+    """Last step at which a metric was logged."""
     return max((steps[-1] for steps, _ in self.series.values()), default=0)
 
   @property
   def command(self) -> list[str]:
-    """Returns the command line of the last start."""
+    """Command line of the last start."""
     command = self.run.get('command', [])
     return [str(word) for word in command] if isinstance(command, list) else []
 
   @property
   def evaluations(self) -> list[str]:
-    """Metrics of evaluators, such as 'test/accuracy' and 'test_ema/loss'."""
+    """Names of evaluators' metrics, for example 'test/accuracy'."""
     return sorted(name for name in self.series if '/' in name)
 
 
 def read(workdir: epath.Path) -> Record:
-  """Reads a workdir; missing or damaged parts are left out.
+  """Reads a workdir; missing or damaged parts are omitted.
 
   Raises:
-    UserError: it is no workdir, or a file cannot be read.
+    UserError: it is not a workdir, or a file cannot be read.
   """
   config = jsonl.read_object(workdir / 'config.json')
   run = jsonl.read_object(workdir / 'run.json')
   if not config and not (workdir / 'metrics.jsonl').exists():
     raise UserError(
-      f'{workdir} has neither config.json nor metrics.jsonl: give the workdir '
-      'of a run.'
+      f'{workdir} contains neither config.json nor metrics.jsonl: give the '
+      'workdir of a run.'
     )
   series, nulls = curves.read_all(workdir)
   record = Record(
@@ -98,7 +98,7 @@ def read(workdir: epath.Path) -> Record:
 
 
 def _figures(folder: epath.Path) -> dict[str, bytes]:
-  """Reads the figures of the last drawing, which all show the same weights."""
+  """Reads the figures that were drawn last, all from the same weights."""
   drawn, found = gallery.about(folder).get('figures', FIGURES), {}
   for name in FIGURES:
     if name not in drawn:
@@ -144,7 +144,8 @@ def changes(command: list[str]) -> dict[str, str]:
 def _expected(command: list[str]) -> str:
   """Returns the paragraph 'Expected: …' of the config file's header.
 
-  The file is parsed, not run. It is looked for where the command was given.
+  The file is parsed, not executed. A relative path refers to the current
+  directory.
   """
   path = (flag(command, 'config') or '').partition(':')[0]
   if not path.endswith('.py') or '://' in path:
@@ -159,6 +160,6 @@ def _expected(command: list[str]) -> str:
   )
   text = ' '.join(match[1].split()) if match else ''
   sentences = re.split(r'(?<=\.)\s+', text)
-  if sentences[-1].endswith(':'):  # it leads to a command
+  if sentences[-1].endswith(':'):  # the sentence introduces a command
     sentences.pop()
   return ' '.join(sentences)

@@ -1,4 +1,4 @@
-"""The sections of a run's page, made of what its workdir holds."""
+"""Sections of the HTML report of a run."""
 
 import base64
 import json
@@ -12,19 +12,19 @@ from vit_jax.analysis.style import FIGURES
 from vit_jax.config.completion import flatten
 from vit_jax.run import ledger
 
-_EVENTS = 40  # shown, the last ones
-_LOWER = ('loss', 'nll', 'ece')  # results of which the lowest is the best
-_NEITHER = ('count', 'left_out', 'lr', 'l2')  # no better and no worse
-_FIELD = 300  # characters shown of one event or value
-_OF = ('weights', 'images')  # what figures may differ in
-TITLES = {  # of charts of training metrics
+_EVENTS = 40  # maximum number of events shown
+_LOWER = ('loss', 'nll', 'ece')  # results for which lower values are better
+_NEITHER = ('count', 'left_out', 'lr', 'l2')  # values without a best one
+_FIELD = 300  # maximum number of characters shown of an event or a value
+_OF = ('weights', 'images')  # description of the figures
+TITLES = {  # titles of the charts of training metrics
   'lr': 'learning rate',
   'img_per_sec': 'images per second',
-  'data_wait': 'share of time waiting for data',
-  'grad_norm': 'norm of the gradient',
+  'data_wait': 'fraction of time waiting for data',
+  'grad_norm': 'gradient norm',
   'mfu': 'model FLOPs utilisation',
 }
-_QUIET = ('spans',)  # events that the bar of time shows
+_QUIET = ('spans',)  # events that the bar of times already represents
 
 
 def overview(run: Record) -> Html:
@@ -44,7 +44,7 @@ def overview(run: Record) -> Html:
     tiles.append((text, f'{value:.4f}'))
   for name, label in (
     ('loss', 'training loss, last logged batch'),
-    ('img_per_sec', 'images/s, since the line before'),
+    ('img_per_sec', 'images/s, last logged interval'),
   ):
     if name in run.series:
       tiles.append((label, number(run.series[name][1][-1], 4)))
@@ -56,7 +56,7 @@ def overview(run: Record) -> Html:
   if isinstance(devices, int) and summary.seconds:
     days = summary.seconds.get(ledger.PRODUCTIVE, 0.0) * devices / 86400
     label = 'device-days of training'
-    label += f' (paper: {number(paper)} TPUv3-core-days)' if paper else ''
+    label += f' (paper: {number(paper)} TPUv3 core-days)' if paper else ''
     tiles.append((label, number(days, 3)))
   return tag(
     'div',
@@ -68,7 +68,7 @@ def overview(run: Record) -> Html:
 
 
 def what_ran(run: Record) -> Html:
-  """Config file and flags, code, machine; the whole config folded away."""
+  """Shows the config file, flags, code version, machine and full config."""
   about, packages = run.run, run.run.get('packages')
   rows = [('config', record.flag(run.command, 'config') or 'unknown')]
   for key, value in record.changes(run.command).items():
@@ -86,16 +86,16 @@ def what_ran(run: Record) -> Html:
     rows.append(
       ('devices', f'{devices}, {about.get("num_processes")} process(es)')
     )
-  rows += [('last start', about['time'])] if about.get('time') else []
+  rows += [('last started', about['time'])] if about.get('time') else []
   if run.command:
     rows.append(('command', tag('code', ' '.join(run.command)[:2000])))
   text = json.dumps(run.config, indent=1, ensure_ascii=False)
-  folded = tag('details', tag('summary', 'the whole config'), tag('pre', text))
+  folded = tag('details', tag('summary', 'full config'), tag('pre', text))
   return html.join([html.table(('', ''), rows), folded])
 
 
 def curves(run: Record) -> Html:
-  """Losses, other results, learning rate, speed, gradient."""
+  """Draws losses, other results, learning rate, speed and gradient norm."""
   series = run.series
   groups: dict[str, list[str]] = {'loss': ['loss']}
   for name in run.evaluations:
@@ -111,7 +111,7 @@ def curves(run: Record) -> Html:
     for title, names in groups.items()
   ]
   if not any(drawn):
-    return tag('p', 'No numbers have been written yet.', class_='soft')
+    return tag('p', 'No metrics have been logged yet.', class_='soft')
   return tag('div', *drawn, class_='charts')
 
 
@@ -120,14 +120,12 @@ def results(run: Record) -> Html:
   expected = Html('')
   if run.expected:
     changed = len(record.changes(run.command))
-    of = (
-      f' (as it stands; this run changed {changed} key(s))' if changed else ''
-    )
-    text = f'The config’s header expects{of}: '
+    note = f' (this run changed {changed} of its keys)' if changed else ''
+    text = f'Expected according to the config file{note}: '
     expected = tag('p', text, tag('b', run.expected))
   if not run.evaluations:
     return html.join(
-      [tag('p', 'There was no evaluation yet.', class_='soft'), expected]
+      [tag('p', 'The run has not been evaluated yet.', class_='soft'), expected]
     )
   rows = []
   for name in run.evaluations:
@@ -149,22 +147,23 @@ def events(run: Record) -> Html:
     names = ', '.join(sorted({name for _, name in run.nulls}))
     shown = ', '.join(f'{step:,}' for step in steps[:20])
     more = f' and {len(steps) - 20} more' if len(steps) > 20 else ''
-    text = f'Not finite: {names} at step(s) {shown}{more}.'
+    text = f'Values that are not finite: {names} at step(s) {shown}{more}.'
     parts.append(tag('p', text, class_='bad'))
-  told = [e for e in run.events if e['event'] not in _QUIET]
-  counts = Counter(event['event'] for event in told)
+  listed = [e for e in run.events if e['event'] not in _QUIET]
+  counts = Counter(event['event'] for event in listed)
   if counts:
     text = ', '.join(
       f'{kind} {count:,}' for kind, count in counts.most_common()
     )
     parts.append(tag('p', f'Events: {text}.'))
   rows = []
-  for event in told[-_EVENTS:]:
-    rest = {k: v for k, v in event.items() if k not in ('time', 'event', 'crc')}
-    fields = json.dumps(rest, ensure_ascii=False)[:_FIELD]
-    rows.append((event['time'], event['event'], fields))
-  if len(told) > _EVENTS:
-    parts.append(tag('p', f'The last {_EVENTS}:', class_='soft'))
+  for event in listed[-_EVENTS:]:
+    hidden = ('time', 'event', 'crc')
+    fields = {k: v for k, v in event.items() if k not in hidden}
+    text = json.dumps(fields, ensure_ascii=False)[:_FIELD]
+    rows.append((event['time'], event['event'], text))
+  if len(listed) > _EVENTS:
+    parts.append(tag('p', f'The last {_EVENTS} events:', class_='soft'))
   if rows:
     parts.append(html.table(('time', 'event', ''), rows))
   return html.join(parts)
@@ -182,15 +181,15 @@ def figures(run: Record) -> Html:
     return Html('')
   about = [f'{k}: {run.figures_of.get(k) or "unknown"}' for k in _OF]
   note = (
-    f'Of {"; ".join(about)}. Attention distance is the mean of them all, the '
-    'others show the first few.'
+    f'Drawn from {"; ".join(about)}. The attention distance is a mean over all '
+    'images; the other figures show the first few.'
   )
   shown = tag('div', *drawn, class_='figures')
   return html.join([tag('p', note, class_='soft'), shown])
 
 
 def pictures(entries: list[dict[str, Any]]) -> Html:
-  """Images with their captions; see `parts.picture`."""
+  """Shows images with their captions; see `parts.picture`."""
   shown = []
   for entry in entries:
     lines = [tag('div', line) for line in entry['caption']]
@@ -202,35 +201,35 @@ def pictures(entries: list[dict[str, Any]]) -> Html:
 
 
 def predictions(parts: dict[str, Any]) -> Html:
-  """Shows predictions for examples of an evaluation and confident mistakes."""
-  judged = parts.get('judged')
-  if not judged:
+  """Shows predictions for evaluated examples, errors and confusions."""
+  found = parts.get('judged')
+  if not found:
     return Html('')
-  of = f'{judged["count"]:,} of {judged["total"]:,}'
+  examples = f'{found["count"]:,} of {found["total"]:,} examples'
   note = (
-    f'{of} examples of {judged["source"]} at step {parts["step"]:,}: '
-    f'{100 * judged["accuracy"]:.2f} % right, by the weights themselves (no '
-    'average, no teacher). Confidence is the largest probability by soft-max.'
+    f'{examples} of {found["source"]} at step {parts["step"]:,}: accuracy '
+    f'{100 * found["accuracy"]:.2f} %, with the trained weights (not their '
+    'average or a teacher). Confidence is the largest softmax probability.'
   )
   body = [tag('h2', 'Predictions'), tag('p', note, class_='soft')]
-  body.append(pictures(judged['examples']))
-  if judged['mistakes']:
-    body += [tag('h2', 'Most confident mistakes'), pictures(judged['mistakes'])]
-  body += [tag('h2', 'What is taken for what')]
-  if judged['matrix']:
-    body.append(chart.matrix(judged['matrix'], judged['names']))
-  if judged['confused']:
-    head = ('true', 'predicted', 'examples', 'of that class')
-    body.append(html.table(head, judged['confused'], numbers=2))
-  if judged['worst']:
+  body.append(pictures(found['examples']))
+  if found['mistakes']:
+    body += [tag('h2', 'Most confident mistakes'), pictures(found['mistakes'])]
+  body += [tag('h2', 'Confusion of classes')]
+  if found['matrix']:
+    body.append(chart.matrix(found['matrix'], found['names']))
+  if found['confused']:
+    head = ('true class', 'predicted class', 'examples', 'fraction of class')
+    body.append(html.table(head, found['confused'], numbers=2))
+  if found['worst']:
     body.append(tag('p', 'Classes with the lowest accuracy:', class_='soft'))
-    head = ('class', 'right', 'examples')
-    body.append(html.table(head, judged['worst'], numbers=2))
+    head = ('class', 'accuracy', 'examples')
+    body.append(html.table(head, found['worst'], numbers=2))
   return html.join(body)
 
 
 def config_differences(several: list[Record]) -> Html:
-  """Keys in which the configs of several runs differ."""
+  """Shows the keys in which the configs of several runs differ."""
   flat = [flatten(run.config) for run in several]
   keys = sorted(set().union(*flat))
   absent = object()
@@ -241,5 +240,5 @@ def config_differences(several: list[Record]) -> Html:
       shown = ['–' if v is absent else str(v)[:_FIELD] for v in values]
       rows.append((key, *shown))
   if not rows:
-    return tag('p', 'Their configs are the same.', class_='soft')
+    return tag('p', 'The configs are identical.', class_='soft')
   return html.table(('key', *(run.name for run in several)), rows)
