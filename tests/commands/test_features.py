@@ -182,7 +182,7 @@ def test_what_is_wrong_is_said(weights, tmp_path, monkeypatch):
     ('gs://a/f.npz', {}, 'must be a local file'),
     (out, dict(split=None), '--split is missing'),
     (out, dict(weights='ema'), "no weights 'ema'; it has params"),
-    (out, dict(preprocess='moe'), "'moe' is no preset"),
+    (out, dict(preprocess='moe'), "'moe'.*preset"),
     (out, dict(batch_size=0), '--batch_size is 0'),
   ]:
     with pytest.raises(UserError, match=message):

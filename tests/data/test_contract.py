@@ -189,7 +189,7 @@ def test_soft_labels_are_no_classes():
 
 def test_a_source_without_labels_for_a_transform_with():
   """A message in place of a KeyError."""
-  with pytest.raises(UserError, match='gives no label .*augment.name'):
+  with pytest.raises(UserError, match='label.*augment.name'):
     train(unlabelled.Source('train'), 8, 1, transform=PLAIN)
 
 

@@ -1,4 +1,4 @@
-"""Resizing that keeps the aspect, and what is cut out of the result."""
+"""Crops: resizing with the aspect ratio kept, centre crops, random boxes."""
 
 import math
 
@@ -14,41 +14,59 @@ _ASPECT = (3 / 4, 4 / 3)  # width / height of a random box
 
 
 def cover(
-  pixels: Image, height: int, width: int, interpolation: str, share: float = 1.0
+  pixels: Image,
+  height: int,
+  width: int,
+  interpolation: str,
+  fraction: float = 1.0,
 ) -> UInt8[np.ndarray, 'height2 width2 3']:
-  """Resizes, the aspect kept, so that a box is that share of one side."""
-  scale = max(height / pixels.shape[0], width / pixels.shape[1]) / share
+  """Resizes an image with its aspect ratio kept, so that it covers a box.
+
+  Args:
+    pixels: pixels of the whole image.
+    height: height of the box, pixels.
+    width: width of the box, pixels.
+    interpolation: see `resampling.resize`.
+    fraction: fraction of one side of the result that the box takes.
+
+  Raises:
+    DecodeError: the result would be too large.
+  """
+  scale = max(height / pixels.shape[0], width / pixels.shape[1]) / fraction
   y, x = (round(side * scale) for side in pixels.shape[:2])
   if y * x > MAX_PIXELS:
     raise DecodeError(
-      f'{pixels.shape[1]} x {pixels.shape[0]} pixels are too long and thin'
+      f'{pixels.shape[1]} x {pixels.shape[0]} pixels: the aspect ratio is too '
+      'extreme to resize the image'
     )
   return resize(pixels, max(y, height), max(x, width), interpolation)
 
 
 def shorter_side(
-  pixels: Image, height: int, width: int, interpolation: str, share: float
+  pixels: Image, height: int, width: int, interpolation: str, fraction: float
 ) -> UInt8[np.ndarray, 'height width 3']:
-  """Resizes so that the shorter side has a length; takes the centre.
+  """Resizes the shorter side to a length, then takes the centre.
 
-  Rounded as torchvision's Resize and CenterCrop do: the longer side's fraction
-  of a pixel is cut off, and half a pixel goes to the even number.
+  Sizes are rounded as in torchvision's Resize and CenterCrop: the longer side
+  is rounded down, and half pixels are rounded to the even number.
 
   Args:
     pixels: pixels of the whole image.
     height: height of the result, pixels.
     width: width of the result, pixels.
     interpolation: see `resampling.resize`.
-    share: ratio of the result's longer side to the resized shorter one.
+    fraction: ratio of the result's longer side to the resized shorter side.
 
   Raises:
-    DecodeError: the image is too long and thin.
+    DecodeError: the resized image would be too large.
   """
   y, x = pixels.shape[:2]
-  short = round(max(height, width) / share)
+  short = round(max(height, width) / fraction)
   long = short * max(y, x) // min(y, x)
   if short * long > MAX_PIXELS:
-    raise DecodeError(f'{x} x {y} pixels are too long and thin')
+    raise DecodeError(
+      f'{x} x {y} pixels: the aspect ratio is too extreme to resize the image'
+    )
   y, x = (short, long) if y <= x else (long, short)
   pixels = resize(pixels, y, x, interpolation)
   top, left = round((y - height) / 2), round((x - width) / 2)
@@ -64,9 +82,9 @@ def random_box(
 ) -> Box:
   """Draws a random part of an image as torchvision's `RandomResizedCrop` does.
 
-  The fraction of the area is uniform, the aspect ratio log-uniform. If ten
-  draws do not fit, the box is the largest one of an allowed aspect ratio in the
-  centre.
+  The fraction of the area is uniform, and the aspect ratio is log-uniform. If
+  ten draws do not fit, the result is the largest centred box of an allowed
+  aspect ratio.
 
   Args:
     height: height of the image, pixels.
@@ -77,9 +95,9 @@ def random_box(
   """
   low, high = aspect_range
   for _ in range(_ATTEMPTS):
-    wanted = height * width * rng.uniform(area[0], area[1])
+    target = height * width * rng.uniform(area[0], area[1])
     aspect = math.exp(rng.uniform(math.log(low), math.log(high)))
-    h, w = round(math.sqrt(wanted / aspect)), round(math.sqrt(wanted * aspect))
+    h, w = round(math.sqrt(target / aspect)), round(math.sqrt(target * aspect))
     if 0 < h <= height and 0 < w <= width:
       y = int(rng.integers(0, height - h, endpoint=True))
       x = int(rng.integers(0, width - w, endpoint=True))

@@ -1,4 +1,4 @@
-"""Several crops of one image, large and small, for self-supervision."""
+"""Multi-crop augmentation for self-supervised training."""
 
 import dataclasses
 
@@ -14,34 +14,38 @@ from vit_jax.data.images.decode import Image, decode
 from vit_jax.data.images.resampling import resize
 from vit_jax.errors import UserError, check_range
 
-_GLOBAL = 2  # crops that a teacher sees
-_JITTER = 0.8  # how often colours are changed
-_GREY = 0.2
+_GLOBAL = 2  # number of global crops, the inputs of the teacher
+_JITTER = 0.8  # probability of colour jitter
+_GREY = 0.2  # probability of greyscale
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainTransform:
-  """Two global crops and some local ones, each flipped and recoloured.
+  """Two global crops and several local crops, each flipped and recoloured.
 
-  Each view is a random part, resized (bicubic, antialiased: Pillow's), mirrored
-  half of the time; then in this order: brightness, contrast, saturation and hue
-  changed (.8 of the time), greyscale (.2), blur, and for the second global crop
-  solarisation.
+  Each crop is a random part of the image, resized by Pillow's antialiased
+  bicubic filter and flipped with probability .5. Then follow, in this order:
+  jitter of brightness, contrast, saturation and hue (with probability .8),
+  greyscale (.2), blur, and solarization of the second global crop.
 
   Attributes:
     image_size: (height, width) of a global crop, pixels.
-    global_area: smallest and largest share of the image's area.
+    global_area: smallest and largest fraction of the image's area that a global
+      crop covers.
     local_crops: number of local crops; 0 for none.
-    local_size: (height, width) of them, or one number for both, pixels.
-    local_area: as `global_area`.
+    local_size: (height, width) of a local crop, or one number for both, pixels.
+    local_area: smallest and largest fraction of the image's area that a local
+      crop covers.
     color_jitter: strengths, see `policies.jitter`.
-    blur: probability that the first global crop, the second and a local one are
-      blurred, with a deviation uniform in .1 to 2 pixels.
-    solarize: probability that the second global crop is inverted from the value
-      128 on.
+    blur: probabilities of blurring the first global crop, the second global
+      crop and each local crop. The standard deviation is uniform in .1 to 2
+      pixels.
+    solarize: probability that the second global crop is solarized, with
+      threshold 128.
 
-  Reference: DINO (arXiv 2104.14294), section 3.2 and appendix; multi-crop is
-  that of SwAV (arXiv 2006.09882), colours are those of BYOL (arXiv 2006.07733).
+  Reference: DINO (arXiv 2104.14294), section 3.2 and appendix. Multi-crop was
+  introduced by SwAV (arXiv 2006.09882), and the colour changes by BYOL (arXiv
+  2006.07733).
   """
 
   image_size: tuple[int, int]
@@ -62,8 +66,8 @@ class TrainTransform:
       area = getattr(self, key)
       if len(area) != 2 or not 0 < area[0] <= area[1] <= 1:
         raise UserError(
-          f'augment.{key} is {area}: give the smallest and the largest share '
-          'of the image, 0 < smallest <= largest <= 1.'
+          f'augment.{key} is {area}: give the smallest and the largest '
+          'fraction of the image area, 0 < smallest <= largest <= 1.'
         )
     for key, count in (('color_jitter', 4), ('blur', 3)):
       values = getattr(self, key)
@@ -74,12 +78,12 @@ class TrainTransform:
     for value in self.blur:
       check_range('augment.blur', value, at_most=1)
     check_range(
-      'the hue of augment.color_jitter', self.color_jitter[3], at_most=0.5
+      'augment.color_jitter[3] (hue)', self.color_jitter[3], at_most=0.5
     )
 
   @property
   def spec(self) -> Spec:
-    """`global` uint8 `[2, y, x, 3]` and, if any, `local` `[n, y', x', 3]`."""
+    """Spec of `global`, uint8 `[2, y, x, 3]`, and `local` `[n, y', x', 3]`."""
     views = {
       'global': (_GLOBAL, *self.image_size, 3),
       'local': (self.local_crops, *square(self.local_size), 3),
@@ -94,12 +98,12 @@ class TrainTransform:
     self, example: Example, rng: np.random.Generator
   ) -> dict[str, np.ndarray]:
     """Returns the crops; raises DecodeError."""
-    # The boxes of all views together leave out next to nothing of the image.
+    # The whole image is decoded, because the crops together cover most of it.
     pixels = decode(example['image'])
     count = _GLOBAL + self.local_crops
     views = [self.view(pixels, index, rng) for index in range(count)]
     crops = {'global': views[:_GLOBAL], 'local': views[_GLOBAL:]}
-    return {name: np.stack(each) for name, each in crops.items() if each}
+    return {name: np.stack(views) for name, views in crops.items() if views}
 
   def view(
     self, pixels: Image, index: int, rng: np.random.Generator
@@ -108,8 +112,8 @@ class TrainTransform:
 
     Args:
       pixels: pixels of the whole image.
-      index: 0 and 1 for the global crops, then the local ones.
-      rng: generator of the example; views are drawn one after another.
+      index: 0 and 1 for the global crops, larger for the local crops.
+      rng: random generator of the example, used by all views in order.
     """
     is_global = index < _GLOBAL
     area = self.global_area if is_global else self.local_area

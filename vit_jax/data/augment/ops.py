@@ -1,8 +1,8 @@
-"""Changes of colour and geometry of one uint8 image, as Pillow defines them.
+"""Deterministic colour and geometry operations on uint8 images.
 
-Nothing is random here; `policies` draws the arguments. Colours follow Pillow's
-ImageOps and ImageEnhance (within two grey levels where OpenCV rounds
-differently).
+The arguments are drawn by `policies`. Colour operations give the results of
+Pillow's ImageOps and ImageEnhance, up to two grey levels where OpenCV rounds
+differently.
 """
 
 from typing import Any
@@ -19,7 +19,7 @@ _VALUES = np.arange(256)
 
 
 def _look_up(image: Image, table: np.ndarray) -> Image:
-  """Replaces each value; a table `[256]`, or `[256, 3]` for each channel."""
+  """Replaces values by a table `[256]`, or `[256, 3]` with one per channel."""
   table = np.clip(table, 0, 255).astype(np.uint8)
   if table.ndim == 2:
     table = table[None]
@@ -27,54 +27,57 @@ def _look_up(image: Image, table: np.ndarray) -> Image:
 
 
 def _histogram(image: Image) -> Int[np.ndarray, '256 3']:
-  """Pixels of each value, by channel."""
+  """Counts the pixels of each value in each channel."""
   channels = image.reshape(-1, 3).T
   return np.stack([np.bincount(c, minlength=256) for c in channels], axis=1)
 
 
 def invert(image: Image) -> Image:
-  """255 − v."""
+  """Inverts the image: 255 − v."""
   return 255 - image
 
 
 def posterize(image: Image, bits: int) -> Image:
-  """Keeps the upper bits, 0 to 8."""
+  """Keeps the given number of upper bits, 0 to 8."""
   return _look_up(image, _VALUES & ~(2 ** (8 - bits) - 1))
 
 
 def solarize(image: Image, threshold: int = 128) -> Image:
-  """Inverts values from the threshold on, 0 to 256."""
+  """Inverts values that are at least the threshold, 0 to 256."""
   return _look_up(image, np.where(_VALUES < threshold, _VALUES, 255 - _VALUES))
 
 
 def solarize_add(image: Image, amount: int) -> Image:
-  """Makes values below 128 brighter by the amount."""
+  """Adds an amount to values below 128."""
   return _look_up(image, np.where(_VALUES < 128, _VALUES + amount, _VALUES))
 
 
 def brightness(image: Image, factor: float) -> Image:
-  """Factor 0 is black, 1 the image."""
+  """Changes the brightness: factor 0 gives black, 1 the image."""
   return _look_up(image, factor * _VALUES)
 
 
 def contrast(image: Image, factor: float) -> Image:
-  """Factor 0 is the mean grey, 1 the image."""
+  """Changes the contrast: factor 0 gives the mean grey, 1 the image."""
   mean = int(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY).mean() + 0.5)
   return _look_up(image, mean + factor * (_VALUES - mean))
 
 
 def greyscale(image: Image) -> Image:
-  """Luma (ITU-R 601) in all three channels."""
+  """Converts to greyscale: luma (ITU-R 601) in all three channels."""
   return cv2.merge([cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)] * 3)
 
 
 def color(image: Image, factor: float) -> Image:
-  """Saturation: factor 0 is grey, 1 the image."""
+  """Changes the saturation: factor 0 gives greyscale, 1 the image."""
   return cv2.addWeighted(image, factor, greyscale(image), 1 - factor, 0)
 
 
 def sharpness(image: Image, factor: float) -> Image:
-  """Factor 0 is smoothed (but for the border), 1 the image, 2 sharpened."""
+  """Changes the sharpness: factor 0 smooths, 1 gives the image, 2 sharpens.
+
+  Pixels at the border do not change.
+  """
   kernel = np.array([[1, 1, 1], [1, 5, 1], [1, 1, 1]], np.float32) / 13
   smooth = image.copy()
   smooth[1:-1, 1:-1] = cv2.filter2D(image, -1, kernel)[1:-1, 1:-1]
@@ -82,7 +85,7 @@ def sharpness(image: Image, factor: float) -> Image:
 
 
 def auto_contrast(image: Image) -> Image:
-  """Stretches each channel to 0…255."""
+  """Stretches each channel to the range 0 to 255."""
   low = image.min(axis=(0, 1)).astype(float)
   high = image.max(axis=(0, 1)).astype(float)
   scale = np.where(high > low, 255 / np.maximum(high - low, 1), 1)
@@ -91,7 +94,7 @@ def auto_contrast(image: Image) -> Image:
 
 
 def equalize(image: Image) -> Image:
-  """Flattens each channel's histogram."""
+  """Equalizes the histogram of each channel."""
   counts = _histogram(image)
   last = 255 - np.argmax(counts[::-1] > 0, axis=0)
   step = (counts.sum(axis=0) - counts[last, np.arange(3)]) // 255
@@ -101,7 +104,7 @@ def equalize(image: Image) -> Image:
 
 
 def blur(image: Image, sigma: float) -> Image:
-  """Gaussian blur.
+  """Applies a Gaussian blur.
 
   Args:
     image: the image.
@@ -111,21 +114,21 @@ def blur(image: Image, sigma: float) -> Image:
 
 
 def hue(image: Image, turn: float) -> Image:
-  """Turns the hue, in the 8 bits that Pillow gives each of H, S and V.
+  """Rotates the hue in Pillow's HSV representation of 8 bits per channel.
 
   Args:
     image: the image.
-    turn: share of the whole circle, -1/2 to 1/2; cut off to 1/255 of it, as by
-      torchvision.
+    turn: fraction of the full circle, -1/2 to 1/2; truncated to a multiple of
+      1/255, as in torchvision.
   """
   hsv = np.array(PIL.Image.fromarray(image).convert('HSV'))
-  hsv[..., 0] += np.uint8(int(turn * 255) % 256)  # beyond 255 from 0 again
+  hsv[..., 0] += np.uint8(int(turn * 255) % 256)  # wraps around at 256
   turned = PIL.Image.frombytes('HSV', image.shape[1::-1], hsv.tobytes())
   return np.array(turned.convert('RGB'))
 
 
 def soften(image: Image, sigma: float) -> Image:
-  """Gaussian blur as Pillow approximates it: three means over boxes.
+  """Applies Pillow's approximate Gaussian blur, three successive box means.
 
   Args:
     image: the image.
@@ -141,15 +144,15 @@ def affine(
   bicubic: bool = False,
   fill: tuple[int, ...] = GREY,
 ) -> Image:
-  """Maps the image by an affine transformation of its coordinates.
+  """Applies an affine transformation of the coordinates.
 
   Args:
     image: RGB, `[y, x, 3]`.
-    matrix: `[2, 3]`, maps (x, y, 1) of the result to (x, y) of the image,
-      pixels, with the origin at the upper left corner (not at a pixel's
-      centre).
+    matrix: matrix `[2, 3]` that maps (x, y, 1) of the result to (x, y) of the
+      image, in pixels. The origin is the upper left corner of the image, not
+      the centre of a pixel.
     bicubic: use Pillow's bicubic filter in place of bilinear interpolation.
-    fill: colour of pixels that come from outside the image.
+    fill: colour of pixels that are mapped from outside the image.
   """
   (a, b, c), (d, e, f) = matrix
   if bicubic:
@@ -185,27 +188,27 @@ def rotate(image: Image, degrees: float, **options: Any) -> Image:
 
 
 def shear_x(image: Image, slope: float, **options: Any) -> Image:
-  """Reads row y from `slope` · y further right; options as in `affine`."""
+  """Moves row y to the left by `slope` · y; options as in `affine`."""
   return affine(image, [[1, slope, 0], [0, 1, 0]], **options)
 
 
 def shear_y(image: Image, slope: float, **options: Any) -> Image:
-  """Reads column x from `slope` · x further down; options as in `affine`."""
+  """Moves column x up by `slope` · x; options as in `affine`."""
   return affine(image, [[1, 0, 0], [slope, 1, 0]], **options)
 
 
 def translate_x(image: Image, pixels: float, **options: Any) -> Image:
-  """Reads every pixel from further right; options as in `affine`."""
+  """Moves the image to the left; options as in `affine`."""
   return affine(image, [[1, 0, pixels], [0, 1, 0]], **options)
 
 
 def translate_y(image: Image, pixels: float, **options: Any) -> Image:
-  """Reads every pixel from further down; options as in `affine`."""
+  """Moves the image up; options as in `affine`."""
   return affine(image, [[1, 0, 0], [0, 1, pixels]], **options)
 
 
 def cut_out(image: Image, y: int, x: int, radius: int) -> Image:
-  """Draws a grey square about (y, x), cut off at the border."""
+  """Draws a grey square centred at (y, x), clipped at the border."""
   image = image.copy()
   top, left = max(y - radius, 0), max(x - radius, 0)
   image[top : y + radius, left : x + radius] = GREY

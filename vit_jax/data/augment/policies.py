@@ -1,4 +1,4 @@
-"""Random changes of training images: RandAugment, 3-Augment, colour jitter."""
+"""Random augmentation: RandAugment, 3-Augment and colour jitter."""
 
 import dataclasses
 import functools
@@ -11,14 +11,14 @@ from jaxtyping import UInt8
 from vit_jax.data.augment import ops
 
 Image = UInt8[np.ndarray, 'y x 3']
-# An operation at a level of 0 to 1 (the authors' up to 3), with its own random
-# draws.
+# A function of image, level (0 to 1, or to 3 in the authors' policy) and random
+# generator.
 Op = Callable[[Image, float, np.random.Generator], Image]
 
 _MAX_LEVEL = 10.0
-_LEVEL_NOISE = 0.5  # of timm's magnitudes, standard deviation
-_AUTHORS_SIDE = 224  # pixels of the images that their code was written for
-_IMAGENET_MEAN = (124, 116, 104)  # RGB, timm's colour for what is empty
+_LEVEL_NOISE = 0.5  # standard deviation of timm's magnitudes
+_AUTHORS_SIDE = 224  # side of the images for which their code was written, px
+_IMAGENET_MEAN = (124, 116, 104)  # RGB fill colour of timm's policy
 _JITTER = (ops.brightness, ops.contrast, ops.color)
 
 
@@ -31,14 +31,14 @@ def _plain(op: Callable[[Image], Image]) -> Op:
 
 
 def _signed(op: Callable[[Image, float], Image], largest: float) -> Op:
-  """Up to ±`largest`."""
+  """Returns an operation whose argument is up to ±`largest`."""
   return lambda image, level, rng: op(image, _sign(rng) * level * largest)
 
 
 def _relative(
   op: Callable[[Image, float], Image], axis: int, largest: float
 ) -> Op:
-  """Up to ±`largest` of the image's length along an axis."""
+  """Returns an operation whose argument is up to ±`largest` times a side."""
   return lambda image, level, rng: op(
     image, _sign(rng) * level * largest * image.shape[axis]
   )
@@ -105,9 +105,9 @@ _ENHANCE = {
   'brightness': ops.brightness,
   'sharpness': ops.sharpness,
 }
-# 15 operations, all of them stronger at higher magnitudes: what timm calls
-# `rand-mM-mstd0.5-inc1`, with bicubic geometry on ImageNet's mean colour. This
-# is the policy of DeiT, DeiT-III, Swin and MAE's fine-tuning.
+# 15 operations, which all become stronger with the magnitude. This is timm's
+# policy `rand-mM-mstd0.5-inc1` with bicubic interpolation and ImageNet's mean
+# as fill colour, used by DeiT, DeiT-III, Swin and the fine-tuning of MAE.
 TIMM: dict[str, Op] = {
   **_COLOURS,
   **_geometry(0.45, 0.45, bicubic=True, fill=_IMAGENET_MEAN),
@@ -119,11 +119,12 @@ TIMM: dict[str, Op] = {
     image, 256 - int(256 * level)
   ),
 }
-# 16 operations of the RandAugment authors' code. There higher magnitudes make
-# posterize and solarize weaker and brighten rather than darken; that is theirs.
-# Not theirs: they move by up to 100 pixels and cut out 80, whatever the size,
-# and images of 32 pixels often end up all grey. Here both are shares of the
-# size, equal to theirs at 224 pixels.
+# 16 operations of the RandAugment authors' code. As in that code, higher
+# magnitudes make posterize and solarize weaker, and enhancement factors rise
+# from below 1 to above 1. Difference: that code translates by up to 100 pixels
+# and cuts out up to 80 at every image size, so that images of 32 pixels often
+# become entirely grey. Here both are proportional to the image size and equal
+# to the authors' values at 224 pixels.
 AUTHORS: dict[str, Op] = {
   **_COLOURS,
   **_geometry(100 / _AUTHORS_SIDE, 100 / _AUTHORS_SIDE),
@@ -140,21 +141,24 @@ AUTHORS: dict[str, Op] = {
 
 @dataclasses.dataclass(frozen=True)
 class RandAugment:
-  """Applies random operations, all at one magnitude.
+  """Applies several random operations at the same magnitude.
 
   Attributes:
-    layers: operations for each image, drawn with replacement (N in the paper).
-    magnitude: 0 to 10, with the authors' policy to 30, M in the paper; see the
-      tables above for what it means. Beyond 10 their posterize and solarize
-      change less and less, and nothing in the end.
-    policy: 'timm' or 'authors'. timm's applies each operation half of the time
-      and adds noise of standard deviation .5 to the magnitude; the authors'
-      always applies it, at that magnitude.
+    layers: number of operations per image, drawn with replacement (N in the
+      paper).
+    magnitude: strength of the operations (M in the paper), 0 to 10, or to 30
+      with the authors' policy; `TIMM` and `AUTHORS` define its meaning. With
+      the authors' policy, posterize and solarize become weaker as the magnitude
+      increases, and stop having an effect above 10.
+    policy: 'timm' or 'authors'. 'timm' applies each operation with probability
+      .5 and adds noise of standard deviation .5 to the magnitude. 'authors'
+      always applies each operation at exactly this magnitude.
 
-  Differences: the authors' geometry uses the nearest pixel, here it is
-  bilinear. The authors' contrast fades to a constant that by an oversight
-  depends on the number of pixels, here to the mean grey. Their translations and
-  cut-outs are in pixels, here they are fractions of the image size.
+  Differences from the authors' code: geometric operations interpolate
+  bilinearly in place of taking the nearest pixel. Contrast blends with the mean
+  grey; the authors' code blends with a constant that, by mistake, depends on
+  the number of pixels. Translations and cut-outs are fractions of the image
+  size in place of pixels.
 
   Reference: Cubuk et al., arXiv 1909.13719.
   """
@@ -182,7 +186,7 @@ MAX_MAGNITUDE = {'timm': 10.0, 'authors': 30.0}
 
 
 def three_augment(image: Image, rng: np.random.Generator) -> Image:
-  """Applies greyscale, solarization or blur (sigma .1 to 2 pixels).
+  """Applies one of greyscale, solarization and blur (σ of .1 to 2 pixels).
 
   Reference: Touvron et al., arXiv 2204.07118, section 3.2.
   """
@@ -197,11 +201,12 @@ def three_augment(image: Image, rng: np.random.Generator) -> Image:
 def color_jitter(
   image: Image, strength: float, rng: np.random.Generator
 ) -> Image:
-  """Brightness, contrast and saturation in random order.
+  """Changes brightness, contrast and saturation in random order.
 
   Args:
     image: the image.
-    strength: each factor is uniform in 1 ± strength (0 at least).
+    strength: half-width of the range 1 ± strength of each uniform factor;
+      negative factors are replaced by 0.
     rng: random generator.
   """
   for index in rng.permutation(len(_JITTER)):
@@ -213,13 +218,13 @@ def color_jitter(
 def jitter(
   image: Image, strengths: tuple[float, ...], rng: np.random.Generator
 ) -> Image:
-  """Brightness, contrast, saturation and hue in random order.
+  """Changes brightness, contrast, saturation and hue in random order.
 
   Args:
     image: the image.
-    strengths: strengths of these four, 0 or more. The first three factors are
-      uniform in 1 ± strength (0 at least); the hue turns by up to ± strength of
-      the whole circle, which is at most 1/2.
+    strengths: strengths of these four operations, at least 0. The first three
+      factors are uniform in 1 ± strength, with a lower limit of 0; the hue is
+      rotated by up to ± strength, at most 1/2, of the full circle.
     rng: random generator.
 
   Reference: torchvision's `ColorJitter`.

@@ -1,13 +1,14 @@
-"""Evaluation preprocessing of each family of projects, by name.
+"""Presets of evaluation preprocessing, one for each family of projects.
 
 A preset consists of keyword arguments of `transforms.EvalTransform`, and of the
-mean and standard deviation that pixels were normalized by. A config names a
-preset, and may override single keys:
+mean and standard deviation (std) by which pixels are normalized. A config can
+use a preset and override single keys:
 
   config.preprocess = presets.section('mae', (224, 224), interpolation='area')
 
-Configs and checkpoints therefore contain the keys and never the name. The
-meaning of a name may be corrected later without changing any run.
+The config and its checkpoints then contain the resulting keys, not the name of
+the preset. A preset can therefore be corrected later without changing the
+preprocessing of existing runs.
 """
 
 import math
@@ -17,19 +18,20 @@ from typing import Any, NamedTuple
 from vit_jax.errors import UserError, closest
 
 Channels = tuple[float, ...]
-# (mean, deviation) of each channel of pixels in [0, 1].
-NONE = ((0.5,) * 3, (0.5,) * 3)  # what makes [-1, 1] of them
+# (mean, std) of each channel of pixels in [0, 1].
+NONE = ((0.5,) * 3, (0.5,) * 3)  # normalizes pixels to [-1, 1]
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
 class Preset(NamedTuple):
-  """What a family does with an image in evaluation.
+  """Evaluation preprocessing of a family of projects.
 
   Attributes:
     resize: see `EvalTransform`.
     interpolation: see `resampling.resize`.
-    normalization: mean and deviation of pixels in [0, 1].
-    larger: (side of the result) → that of the resized image; pixels.
+    normalization: mean and std of pixels in [0, 1].
+    larger: function from the side of the result to the side of the resized
+      image, pixels.
   """
 
   resize: str
@@ -48,31 +50,35 @@ class Preset(NamedTuple):
     return keys
 
 
-def share(of_larger: float) -> Callable[[int], int]:
-  """Returns a function that computes the larger side from a result's side.
+def cropped(fraction: float) -> Callable[[int], int]:
+  """Returns a function from the side of a crop to the side of the whole.
 
-  It rounds as timm does.
+  The whole side is rounded down, as in timm.
+
+  Args:
+    fraction: fraction of the whole side that the crop takes.
   """
-  return lambda side: math.floor(side / of_larger)
+  return lambda side: math.floor(side / fraction)
 
 
-# vit: google-research/vision_transformer, `input_pipeline`: the whole image,
-#   tf.image.resize without antialiasing.
-# big_vision: resize_small, by area, and central_crop: 224 of 256, 384 of 448
-#   (configs/transfer.py).
-# timm: what its ViTs say, `vit_*` with crop_pct .9.
-# dino: eval_knn.py and eval_linear.py: Resize(256, bicubic), CenterCrop(224).
-# mae: util/datasets.py: the same; all of the smaller side above 224 pixels.
+# vit: `input_pipeline` of google-research/vision_transformer, which resizes the
+#   whole image by tf.image.resize without antialiasing.
+# big_vision: resize_small by area, then central_crop of 224 of 256 or 384 of
+#   448 pixels (configs/transfer.py).
+# timm: the default config of its models `vit_*`, crop_pct .9.
+# dino: Resize(256, bicubic) and CenterCrop(224) in eval_knn.py, eval_linear.py.
+# mae: the same in util/datasets.py, but without cropping the shorter side if
+#   the image size is above 224 pixels.
 PRESETS = {
-  'vit': Preset('squash', 'bilinear', NONE, share(1)),
+  'vit': Preset('squash', 'bilinear', NONE, cropped(1)),
   'big_vision': Preset(
     'central',
     'area',
     NONE,
     lambda side: 448 if side == 384 else round(side / 0.875),
   ),
-  'timm': Preset('torchvision', 'bicubic', NONE, share(0.9)),
-  'dino': Preset('torchvision', 'bicubic', IMAGENET, share(0.875)),
+  'timm': Preset('torchvision', 'bicubic', NONE, cropped(0.9)),
+  'dino': Preset('torchvision', 'bicubic', IMAGENET, cropped(0.875)),
   'mae': Preset(
     'torchvision',
     'bicubic',
@@ -86,17 +92,17 @@ def find(name: str) -> Preset:
   """Returns a preset by its name.
 
   Raises:
-    UserError: there is no preset of that name.
+    UserError: a preset of that name does not exist.
   """
   if name not in PRESETS:
     raise UserError(
-      f'{name!r} is no preset of preprocessing; {closest(name, PRESETS)}.'
+      f'{name!r} is not a preset of preprocessing; {closest(name, PRESETS)}.'
     )
   return PRESETS[name]
 
 
-# Training crops of a fine-tuning: the authors' public code's, and BiT's, which
-# section 4.1 of the paper follows.
+# Training crops for fine-tuning: 'inception' as in the authors' public code,
+# 'bit' as in BiT, which section 4.1 of the paper follows.
 _FINE_TUNING: dict[str, dict[str, Any]] = {
   'inception': dict(crop='inception', min_area=0.05, flip=True),
   'bit': dict(crop='squash', enlarge=7 / 6, flip=True),
@@ -110,10 +116,12 @@ def fine_tuning_crop(name: str) -> dict[str, Any]:
     name: 'inception' or 'bit'.
 
   Raises:
-    UserError: there is no crop of that name.
+    UserError: a crop of that name does not exist.
   """
   if name not in _FINE_TUNING:
-    raise UserError(f'crop={name!r}; {closest(name, _FINE_TUNING)}.')
+    raise UserError(
+      f'{name!r} is not a crop for fine-tuning; {closest(name, _FINE_TUNING)}.'
+    )
   return _FINE_TUNING[name]
 
 
@@ -128,6 +136,6 @@ def section(
     **keys: keys of `EvalTransform` that override the preset's.
 
   Raises:
-    UserError: there is no preset of that name.
+    UserError: a preset of that name does not exist.
   """
   return find(name).section(image_size) | keys

@@ -1,4 +1,4 @@
-"""Labels as shares of the classes, for data of which some are soft."""
+"""Training transform for data that contains soft labels."""
 
 import dataclasses
 
@@ -13,18 +13,18 @@ from vit_jax.errors import UserError, check_range
 
 @dataclasses.dataclass(frozen=True)
 class TrainTransform(transforms.TrainTransform):
-  """`transforms.TrainTransform`, with `label` float32 `[num_classes]`.
+  """`transforms.TrainTransform` whose `label` is float32 `[num_classes]`.
 
-  It is an example's `soft` where there is one (`sources/pseudo_labels.py`);
-  else all of it is the label's class, less what smoothing gives to all.
+  The label is the example's `soft` if it has one (`sources/pseudo_labels.py`);
+  otherwise it is the one-hot vector of the integer label, with label smoothing.
 
   Attributes:
     num_classes: number of classes of the data.
-    label_smoothing: α of examples without soft labels, in [0, 1): 1 − α at the
-      label and α / num_classes everywhere.
+    label_smoothing: α in [0, 1) for examples without soft labels: 1 − α is
+      added at the label and α / num_classes at every class.
 
-  Reference: Noisy Student, Xie et al., arXiv 1911.04252, whose code smooths
-  labels of people and leaves the teacher's as they are.
+  Reference: Noisy Student, Xie et al., arXiv 1911.04252. As in its code, human
+  labels are smoothed and the teacher's labels are not.
   """
 
   num_classes: int = dataclasses.field(kw_only=True)
@@ -39,7 +39,7 @@ class TrainTransform(transforms.TrainTransform):
 
   @property
   def spec(self) -> Spec:
-    """`image`, uint8 `[height, width, 3]`, and `label`, float32 `[classes]`."""
+    """Spec of `image`, uint8 `[y, x, 3]`, and `label`, float32 `[classes]`."""
     label = ((self.num_classes,), np.dtype(np.float32))
     return super().spec | {'label': label}
 
@@ -53,8 +53,9 @@ class TrainTransform(transforms.TrainTransform):
     soft: np.ndarray = np.asarray(example[SOFT], np.float32)
     if soft.shape != (self.num_classes,):
       raise UserError(
-        f'soft labels are of {len(soft)} classes, and augment.num_classes is '
-        f'{self.num_classes}: set it to the number of classes of the data.'
+        f'the shape of soft labels is {list(soft.shape)}, but '
+        f'augment.num_classes is {self.num_classes}: set it to the number of '
+        'classes of the data.'
       )
     return found | {'label': soft}
 
@@ -62,6 +63,6 @@ class TrainTransform(transforms.TrainTransform):
     if not 0 <= label < self.num_classes:
       raise DecodeError(f'label {label}; allowed: 0 to {self.num_classes - 1}')
     spread = self.label_smoothing / self.num_classes
-    shares = np.full(self.num_classes, spread, np.float32)
-    shares[label] += 1 - self.label_smoothing
-    return shares
+    smoothed = np.full(self.num_classes, spread, np.float32)
+    smoothed[label] += 1 - self.label_smoothing
+    return smoothed

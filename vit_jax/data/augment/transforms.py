@@ -1,6 +1,7 @@
-"""From an encoded image to uint8 pixels of the wanted size, on the host.
+"""Transforms from encoded images to uint8 pixels of a given size, on the host.
 
-Two transforms as in `data.contract`; both make `image` and `label`.
+`TrainTransform` and `EvalTransform` implement `data.contract.Transform`; both
+return `image` and `label`.
 """
 
 import abc
@@ -27,11 +28,17 @@ _RESIZES = ('squash', 'central', 'squash_central', 'torchvision')
 
 
 def square(image_size: tuple[int, ...]) -> tuple[int, int]:
-  """(s,) stands for (s, s), so that `--config.image_size=384` works."""
+  """Returns (height, width); (s,) is a short form of (s, s).
+
+  The flag `--config.image_size=384` gives such a tuple.
+
+  Raises:
+    UserError: the size is not one or two positive numbers, or is too large.
+  """
   if len(image_size) not in (1, 2) or min(image_size) < 1:
     raise UserError(
-      f'image_size is {image_size}: give one number or (height, width), '
-      'pixels, positive.'
+      f'image_size is {image_size}: give one positive number or (height, '
+      'width), in pixels.'
     )
   height, width = image_size[0], image_size[-1]
   check_range(
@@ -41,7 +48,7 @@ def square(image_size: tuple[int, ...]) -> tuple[int, int]:
 
 
 class _ImageAndLabel(abc.ABC):
-  """A transform whose batches hold an image and its label."""
+  """Base class of transforms that return an image and its label."""
 
   image_size: tuple[int, int]
 
@@ -49,11 +56,11 @@ class _ImageAndLabel(abc.ABC):
   def pixels(
     self, image: bytes | np.ndarray, rng: np.random.Generator | None
   ) -> Image:
-    """Returns the pixels of the image only."""
+    """Transforms the image without its label."""
 
   @property
   def spec(self) -> Spec:
-    """`image`, uint8 `[height, width, 3]`, and `label`, int32."""
+    """Spec of `image`, uint8 `[height, width, 3]`, and `label`, int32."""
     return {
       'image': ((*self.image_size, 3), np.dtype(np.uint8)),
       'label': ((), np.dtype(np.int32)),
@@ -65,9 +72,9 @@ class _ImageAndLabel(abc.ABC):
     """Returns image and label; raises DecodeError."""
     if 'label' not in example:
       raise UserError(
-        f'the source gives no label with its images ({", ".join(example)}), '
-        'and this transform makes batches of image and label: take a source '
-        'with labels, or name a transform that declares none, as in '
+        f'the examples of the source contain {", ".join(example)}, but not '
+        'label, which this transform requires: use a source with labels, or a '
+        'transform that does not declare label, for example with '
         '--config.augment.name=my_lab.my_transform.'
       )
     pixels = self.pixels(example['image'], rng)
@@ -76,34 +83,37 @@ class _ImageAndLabel(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class TrainTransform(_ImageAndLabel):
-  """Random crop, flip and colours, driven by the example's own generator.
+  """Random crop, flip and colour operations for training.
+
+  All random numbers come from the generator of the example.
 
   Attributes:
     image_size: (height, width) of the result, pixels.
-    crop: which part of the image is used. 'inception' and 'torchvision' resize
-      a part of random area and aspect ratio: 'inception' draws it as
-      TensorFlow's `sample_distorted_bounding_box` does, 'torchvision' as
-      torchvision's `RandomResizedCrop` does (area uniform, aspect ratio
-      log-uniform). 'squash' resizes the image to `enlarge` times the result,
-      without keeping the aspect ratio, and cuts out a random part, as BiT does
-      (arXiv 1912.11370). 'pad' resizes the image to cover the result with its
-      aspect ratio kept, pads it by reflection and cuts out a random part.
-      'none' resizes the whole image without keeping the aspect ratio.
+    crop: method that selects the part of the image. 'inception' and
+      'torchvision' resize a part of random area and aspect ratio, drawn as in
+      TensorFlow's `sample_distorted_bounding_box` or as in torchvision's
+      `RandomResizedCrop` (uniform area, log-uniform aspect ratio). 'squash'
+      resizes the image to `enlarge` times the result without keeping the aspect
+      ratio, and cuts out a random part, as in BiT (arXiv 1912.11370). 'pad'
+      resizes the image to cover the result with its aspect ratio kept, pads it
+      by reflection and cuts out a random part. 'none' resizes the whole image
+      without keeping the aspect ratio.
     min_area: smallest fraction of the image's area that a crop covers.
-    max_area: largest fraction.
+    max_area: largest fraction of the image's area that a crop covers.
     min_aspect: smallest width / height of a crop.
     max_aspect: largest width / height of a crop.
-    enlarge: with crop 'squash', side of the resized image as a multiple of the
-      result's; 7/6 is 448 pixels for 384.
-    pad: with crop 'pad', pixels added on each side.
-    interpolation: see `resampling.resize`.
-    flip: mirror left and right half of the time.
-    randaugment_layers: operations of RandAugment for each image; 0 for none.
-    randaugment_magnitude: 0 to 10; to 30 with the authors' policy.
+    enlarge: side of the resized image as a multiple of the result's, for crop
+      'squash'; 7/6 is 448 pixels for 384.
+    pad: number of pixels added on each side, for crop 'pad'.
+    interpolation: filter, see `resampling.resize`.
+    flip: flip horizontally with probability .5.
+    randaugment_layers: number of RandAugment operations per image; 0 for none.
+    randaugment_magnitude: magnitude of RandAugment, 0 to 10, or to 30 with the
+      authors' policy.
     randaugment_policy: 'timm' or 'authors', see `policies.RandAugment`.
-    three_augment: apply one of greyscale, solarisation and blur.
-    color_jitter: brightness, contrast and saturation are changed by up to this
-      share; 0 for none.
+    three_augment: apply one of greyscale, solarization and blur.
+    color_jitter: strength of random changes of brightness, contrast and
+      saturation, see `policies.color_jitter`; 0 for none.
   """
 
   image_size: tuple[int, int]
@@ -143,13 +153,13 @@ class TrainTransform(_ImageAndLabel):
     check_range('augment.enlarge', self.enlarge, at_least=1, at_most=4)
     if not 0 < self.min_area <= self.max_area <= 1:
       raise UserError(
-        f'augment.min_area {self.min_area} and max_area {self.max_area} must '
-        'be shares: 0 < min_area <= max_area <= 1.'
+        f'augment.min_area is {self.min_area} and augment.max_area is '
+        f'{self.max_area}; required: 0 < min_area <= max_area <= 1.'
       )
     if not 0 < self.min_aspect <= self.max_aspect:
       raise UserError(
-        f'augment.min_aspect {self.min_aspect} and max_aspect '
-        f'{self.max_aspect} must be positive and in this order.'
+        f'augment.min_aspect is {self.min_aspect} and augment.max_aspect is '
+        f'{self.max_aspect}; required: 0 < min_aspect <= max_aspect.'
       )
 
   def pixels(
@@ -158,13 +168,13 @@ class TrainTransform(_ImageAndLabel):
     """Returns uint8 `[height, width, 3]`; raises DecodeError."""
     pixels = self._crop(image, rng)
     if self.flip and rng.random() < 0.5:
-      pixels = cv2.flip(pixels, 1)  # NumPy takes ten times as long
+      pixels = cv2.flip(pixels, 1)  # ten times as fast as NumPy
     if self.randaugment_layers or self.three_augment or self.color_jitter:
       pixels = self._recolor(np.ascontiguousarray(pixels), rng)
     return pixels
 
   def _crop(self, image: Any, rng: np.random.Generator) -> Image:
-    """Returns the part of the image that is used, in the size of the result."""
+    """Returns a crop of the image, in the size of the result."""
     height, width = self.image_size
     if self.crop == 'inception':
       pixels = decode_box(image, lambda y, x: self._inception_box(y, x, rng))
@@ -209,10 +219,10 @@ class TrainTransform(_ImageAndLabel):
   ) -> tuple[int, int, int, int]:
     """Draws a crop as TensorFlow's `sample_distorted_bounding_box` does.
 
-    The aspect ratio is uniform in its range, then the height is uniform among
-    those whose area is in its range and that fit. If ten draws fail, the box is
-    the whole image. Unlike TensorFlow's, the box may touch the lower and the
-    right edge.
+    The aspect ratio is uniform in its range. The height is uniform among the
+    heights for which the box fits and its area is in range. If ten draws fail,
+    the result is the whole image. In contrast to TensorFlow's function, the box
+    may touch the lower and the right edge.
 
     Returns:
       (y, x, height, width), pixels.
@@ -226,7 +236,8 @@ class TrainTransform(_ImageAndLabel):
       high = round(math.sqrt(self.max_area * area / aspect))
       high = min(high, height, int((width + 0.5 - 1e-7) / aspect))
       h = int(rng.integers(low, high, endpoint=True)) if low < high else high
-      if h * round(h * aspect) < self.min_area * area:  # by rounding, perhaps
+      # Rounding can move the area out of its range.
+      if h * round(h * aspect) < self.min_area * area:
         h += 1
       if h * round(h * aspect) > self.max_area * area:
         h -= 1
@@ -246,7 +257,7 @@ class TrainTransform(_ImageAndLabel):
 class EvalTransform(_ImageAndLabel):
   """Deterministic resizing for evaluation, stored with every checkpoint.
 
-  Pixels differ slightly from those that the official weights were trained on;
+  Official weights were trained with a slightly different decoding of images;
   see data/images/decode.py.
 
   Attributes:
@@ -255,12 +266,12 @@ class EvalTransform(_ImageAndLabel):
       (the authors' fine-tuning evaluation). 'central' resizes the smaller side
       with the aspect ratio kept, then cuts out the centre. 'squash_central'
       resizes without keeping the aspect ratio, then cuts out the centre
-      (big_vision's few-shot evaluation). 'torchvision' is like 'central' and
-      equals torchvision's Resize and CenterCrop, and hence timm's, to the bit:
-      the fraction of a pixel of the larger side is cut off.
-    central_fraction: fraction of the resized image's side that the centre
-      takes: 0.875 is 224 of 256. With 1, 'central' takes the largest centre
-      there is.
+      (big_vision's few-shot evaluation). 'torchvision' is similar to 'central',
+      with results that are bitwise equal to those of torchvision's Resize and
+      CenterCrop, and hence of timm: the larger side is rounded down.
+    central_fraction: side of the centre as a fraction of the resized image's
+      side: 0.875 is 224 of 256. With 1, 'central' takes the largest possible
+      centre.
     interpolation: filter, see `resampling.resize`.
   """
 
@@ -274,7 +285,7 @@ class EvalTransform(_ImageAndLabel):
     check_choice('preprocess.resize', self.resize, _RESIZES)
     check_choice('preprocess.interpolation', self.interpolation, INTERPOLATIONS)
     height, width = self.image_size
-    check_range(  # of the whole image, the pixels must be few enough
+    check_range(  # the resized image must not exceed MAX_PIXELS
       'preprocess.central_fraction',
       self.central_fraction,
       at_least=math.sqrt(height * width / MAX_PIXELS),
@@ -290,13 +301,13 @@ class EvalTransform(_ImageAndLabel):
     height, width = self.image_size
     if self.resize == 'squash':
       return resize(pixels, height, width, self.interpolation)
-    share = self.central_fraction
+    fraction = self.central_fraction
     if self.resize == 'torchvision':
-      return shorter_side(pixels, height, width, self.interpolation, share)
+      return shorter_side(pixels, height, width, self.interpolation, fraction)
     if self.resize == 'central':
-      pixels = cover(pixels, height, width, self.interpolation, share)
+      pixels = cover(pixels, height, width, self.interpolation, fraction)
     else:
-      larger = round(height / share), round(width / share)
+      larger = round(height / fraction), round(width / fraction)
       pixels = resize(pixels, *larger, self.interpolation)
     y = (pixels.shape[0] - height) // 2
     x = (pixels.shape[1] - width) // 2

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vit_jax.data.augment.presets import PRESETS, Preset, share
+from vit_jax.data.augment.presets import PRESETS, Preset, cropped
 from vit_jax.weights.formats.foreign import Unseen
 from vit_jax.weights.formats.normalization import CLIP, IMAGENET
 
@@ -33,7 +33,7 @@ class Family(NamedTuple):
 
 def _timm(crop_fraction: float, normalization: Any) -> Preset:
   """Returns timm's evaluation with another crop and other statistics."""
-  changes = dict(normalization=normalization, larger=share(crop_fraction))
+  changes = dict(normalization=normalization, larger=cropped(crop_fraction))
   return PRESETS['timm']._replace(**changes)
 
 
