@@ -1,26 +1,28 @@
-"""From encoded files to RGB pixels: no bombs, no half images, few rows.
+"""Decodes image files, or boxes of them, to RGB pixels.
 
-Reads JPEG, PNG, GIF (first frame), BMP, WebP and TIFF (first page). The size is
-read from the header before anything is decoded, so that a small file cannot
-claim all memory. Other formats are refused: their size would not be known.
+Supported formats are JPEG, PNG, GIF (first frame), BMP, WebP and TIFF (first
+page). The size is read from the header before the image is decoded, so that a
+small file cannot exhaust the memory (a decompression bomb). Other formats are
+rejected, because their size is not known before decoding.
 
-Of a JPEG only the wanted box is decoded, or all above it (`data/jpeg.py`);
-everything else goes to OpenCV. These are the pixels of full decoding, not an
-approximation. What OpenCV lets pass it does not tell: of damage within a BMP, a
-WebP or a TIFF some stays unseen.
+For JPEG, only the box or the rows above its lower edge are decoded
+(`images/jpeg.py`); other formats are decoded by OpenCV as a whole. The pixels
+are always those of full decoding, not an approximation. Damage within a BMP,
+WebP or TIFF file is not always detected, because OpenCV does not report it.
 
-Two differences from TensorFlow's `decode_jpeg`, by which the authors' weights
-were trained: an EXIF orientation is applied here and ignored there, and JPEG is
-decoded with the accurate integer DCT here, with the fast one there, by which
-images are some .7 of a grey level darker.
+There are two differences from TensorFlow's `decode_jpeg`, with which the
+authors' weights were trained. This module applies the EXIF orientation, which
+TensorFlow ignores. It decodes JPEG with the accurate integer DCT; TensorFlow
+uses the fast one, which makes images about .7 of a grey level darker.
 
-Measured on 250 ImageNet photographs (most 500x375), inception crop to 224
-pixels, CPU time of decoding: all of it by OpenCV takes 1.2 to 1.3 times as long
-as decoding the box (libjpeg-turbo 3), all above the box's lower edge
-(simplejpeg) 1.09 to 1.15 times. Decoding at 1/2, 1/4 or 1/8 where a crop is
-that much too large is left out: it concerns 3 % of the crops, would make all
-together another 1.025 times as fast, and change those by 4.6 grey levels on
-average.
+CPU time of decoding for inception crops to 224 pixels, measured on 250 ImageNet
+photographs (most of 500x375 pixels): decoding the whole image by OpenCV takes
+1.2 to 1.3 times as long as decoding the box (libjpeg-turbo 3), and decoding the
+rows above the box's lower edge (simplejpeg) 1.09 to 1.15 times. Decoding at
+1/2, 1/4 or 1/8 of the size, if a crop is larger by that factor, is not
+implemented: it would apply to 3 % of the crops and change them by 4.6 grey
+levels on average, while decoding all crops would become only 1.025 times as
+fast.
 """
 
 from collections.abc import Callable
@@ -35,22 +37,24 @@ from vit_jax.data.images.headers import DecodeError
 Image = UInt8[np.ndarray, 'y x 3']
 Box = tuple[int, int, int, int]  # y, x, height, width; pixels
 
-MAX_PIXELS = 2**27  # 134 million, 400 MB; the largest cameras make 102 million
+# 134 million pixels or 400 MB; the largest cameras have 102 million pixels.
+MAX_PIXELS = 2**27
 
 
 def decode(image: bytes | np.ndarray) -> Image:
   """Decodes a whole image to RGB, upright.
 
-  Greyscale becomes three equal channels; 16 bits keep the upper 8; a palette is
-  looked up; transparency is dropped, the colours staying as stored; CMYK is
-  converted without its profile; an EXIF orientation is applied.
+  Greyscale is converted to three equal channels; the upper 8 of 16 bits are
+  kept; palettes are looked up; transparency is dropped, and the colours remain
+  as stored; CMYK is converted without its profile; the EXIF orientation is
+  applied.
 
   Args:
     image: an encoded file, or pixels: uint8 `[y, x]`, `[y, x, 1]`, `[y, x, 3]`.
 
   Raises:
-    DecodeError: no file of a known format, damaged or cut short, larger than
-      MAX_PIXELS, or not uint8.
+    DecodeError: the format is not supported, the file is damaged or truncated,
+      or the pixels are more than MAX_PIXELS or not uint8.
   """
   return decode_box(image, lambda height, width: (0, 0, height, width))
 
@@ -68,7 +72,7 @@ def decode_box(
     The pixels of `decode(image)` in the box.
 
   Raises:
-    DecodeError: as `decode`.
+    DecodeError: the image cannot be decoded, see `decode`.
   """
   if isinstance(image, np.ndarray):
     return _cut(_rgb(image), box_of)
@@ -88,18 +92,18 @@ def _cut(
 def _check_size(height: int, width: int) -> None:
   if min(height, width) < 1 or height * width > MAX_PIXELS:
     raise DecodeError(
-      f'{width} x {height} pixels; allowed: {MAX_PIXELS} in all'
+      f'{width} x {height} pixels; allowed: 1 to {MAX_PIXELS} in total'
     )
 
 
 def _rgb(pixels: np.ndarray) -> Image:
   if pixels.ndim == 2:
     pixels = pixels[:, :, None]
-  known = pixels.ndim == 3 and pixels.shape[2] in (1, 3)
-  if pixels.dtype != np.uint8 or not known or not pixels.size:
+  supported = pixels.ndim == 3 and pixels.shape[2] in (1, 3)
+  if pixels.dtype != np.uint8 or not supported or not pixels.size:
     raise DecodeError(
-      f'pixels of {pixels.dtype} {pixels.shape}; allowed: uint8, [y, x], '
-      '[y, x, 1] or [y, x, 3]'
+      f'pixels are {pixels.dtype} {list(pixels.shape)}; allowed: uint8 '
+      '[y, x], [y, x, 1] or [y, x, 3], not empty'
     )
   return np.broadcast_to(pixels, (*pixels.shape[:2], 3))
 
@@ -119,7 +123,7 @@ def _jpeg_box(data: bytes, box_of: Callable[[int, int], Box]) -> Image:
 def _upright(
   pixels: Image, orientation: int
 ) -> UInt8[np.ndarray, 'height width 3']:
-  """Undoes an EXIF orientation: transposed from 5 on, and then mirrored."""
+  """Applies an EXIF orientation: transposes from 5 on, and then flips."""
   if orientation >= 5:
     pixels = pixels.transpose(1, 0, 2)
   if orientation in (3, 4, 7, 8):

@@ -1,11 +1,12 @@
-"""Boxes of JPEG files, decoded by the fastest library available, and damage.
+"""Decodes boxes of JPEG files with the fastest library that is available.
 
-Three ways lead to the same pixels, those of libjpeg's accurate transform with
-smooth chroma upsampling: libjpeg-turbo 3 decodes the box only (`turbojpeg.py`),
-simplejpeg stops below it, and OpenCV decodes what neither supports. The first
-two get the same bytes, for a file of one scan those above the box's lower edge,
-so that they agree on which records are damaged. Damage below the box is not
-detected, and no pixel depends on it.
+Three decoders return the same pixels, those of libjpeg's accurate DCT with
+smooth chroma upsampling: libjpeg-turbo 3 decodes only the box
+(`turbojpeg.py`), simplejpeg decodes all rows down to the box's lower edge, and
+OpenCV decodes the files that neither of them supports. The first two are given
+the same bytes (for a file of one scan, those of the rows above the box's lower
+edge), so that they detect the same damage. Damage below the box is not
+detected, and does not affect any pixel of the box.
 """
 
 import cv2
@@ -17,10 +18,10 @@ from vit_jax.data.images import headers, turbojpeg
 from vit_jax.data.images.headers import DecodeError
 
 Box = tuple[int, int, int, int]  # y, x, height, width; pixels
-_ROWS_BESIDE = 2  # colours are smoothed over the neighbours
-# Of libjpeg's warnings, those after which pixels are grey or noise. The others
-# are about bytes too many, or about applications' headers; only the first
-# warning of a file is known.
+_EXTRA_ROWS = 2  # chroma upsampling interpolates between neighbouring rows
+# The libjpeg warnings after which pixels are grey or noise. Other warnings are
+# about surplus bytes or application segments. Only the first warning of a file
+# is known.
 _DAMAGE = (
   'premature end',
   'bad huffman code',
@@ -33,15 +34,15 @@ _HARMLESS = 'extraneous bytes'
 def decode_box(
   data: bytes, header: headers.Jpeg, box: Box
 ) -> UInt8[np.ndarray, 'y x 3']:
-  """RGB pixels of a box of a JPEG as it is stored.
+  """Decodes a box of a JPEG to RGB, without applying the EXIF orientation.
 
   Args:
-    data: the file.
+    data: content of the file.
     header: result of `headers.jpeg`.
-    box: within its size.
+    box: box within the size in the header.
 
   Raises:
-    DecodeError: damaged, or of a kind that nothing here decodes.
+    DecodeError: the file is damaged, or none of the decoders supports it.
   """
   y, x, height, width = box
   if header.ordinary:
@@ -50,9 +51,9 @@ def decode_box(
     if found is None:
       found = _simplejpeg(part, rows, header.width, box)
     if found is not None:
-      _judge(found.warning)
+      _check_warning(found.warning)
       return found.pixels
-  _judge(_warning(data))
+  _check_warning(_warning(data))
   flags = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION
   return opencv(data, flags)[y : y + height, x : x + width]
 
@@ -61,30 +62,30 @@ def opencv(data: bytes, flags: int) -> UInt8[np.ndarray, 'y x 3']:
   """Decodes a whole image with OpenCV.
 
   Raises:
-    DecodeError: it cannot be decoded.
+    DecodeError: the image cannot be decoded.
   """
   try:
     pixels = cv2.imdecode(np.frombuffer(data, np.uint8), flags)
   except cv2.error as error:
     raise DecodeError(str(error)) from error
   if pixels is None:
-    raise DecodeError('damaged or cut short')
+    raise DecodeError('the file is damaged or truncated')
   return pixels
 
 
-def _judge(warning: str) -> None:
+def _check_warning(warning: str) -> None:
   if any(words in warning.lower() for words in _DAMAGE):
-    raise DecodeError(f'damaged or cut short: {warning}')
+    raise DecodeError(f'the file is damaged or truncated: {warning}')
 
 
 def _shortened(
   data: bytes, header: headers.Jpeg, bottom: int
 ) -> tuple[bytes, int]:
-  """Returns a file whose header ends the image below `bottom`, and its rows.
+  """Returns the file with a reduced height in its header, and that height.
 
-  Decoders stop there, and emit no warning other than about surplus bytes.
+  Decoders stop below `bottom`, and do not warn of anything but surplus bytes.
   """
-  end, block = bottom + _ROWS_BESIDE, header.block_height
+  end, block = bottom + _EXTRA_ROWS, header.block_height
   end = (end + block - 1) // block * block
   if not header.one_scan or end >= header.height:
     return data, header.height
@@ -95,21 +96,21 @@ def _shortened(
 def _simplejpeg(
   data: bytes, height: int, width: int, box: Box
 ) -> turbojpeg.Decoded | None:
-  """Decodes all rows and columns, with the result of `turbojpeg.decode_box`."""
+  """Decodes all rows; the result is that of `turbojpeg.decode_box`."""
   pixels, warning = np.empty((height, width, 3), np.uint8), ''
   try:
     size = simplejpeg.decode_jpeg(data, 'RGB', buffer=pixels).shape[:2]
   except ValueError as error:
     warning = str(error)
-    size = _size_despite(data, warning)
+    size = _decoded_size(data, warning)
   if size != (height, width):
     return None
   y, x, rows, columns = box
   return turbojpeg.Decoded(pixels[y : y + rows, x : x + columns], warning)
 
 
-def _size_despite(data: bytes, message: str) -> tuple[int, int] | None:
-  """Returns the decoded size.
+def _decoded_size(data: bytes, message: str) -> tuple[int, int] | None:
+  """Returns the decoded size despite a warning.
 
   The result is None if the message means that nothing was decoded.
   """
@@ -123,9 +124,10 @@ def _size_despite(data: bytes, message: str) -> tuple[int, int] | None:
 
 
 def _warning(data: bytes) -> str:
-  """Returns libjpeg's warning about a file that OpenCV decodes; '' for none.
+  """Returns libjpeg's first warning about a file, or ''.
 
-  If simplejpeg does not support the sampling, the result is ''.
+  OpenCV does not report warnings, so simplejpeg decodes the file for them. If
+  simplejpeg does not support the chroma subsampling, the result is ''.
   """
   try:
     simplejpeg.decode_jpeg(headers.without_applications(data))

@@ -1,4 +1,4 @@
-"""Resizing of images on the host, by the filter that a recipe names."""
+"""Resizing of images on the host with the filter given in a config."""
 
 import cv2
 import numpy as np
@@ -19,20 +19,20 @@ def resize(
   width: int,
   interpolation: str = 'bilinear',
 ) -> UInt8[np.ndarray, 'height width 3']:
-  """Resizes with half-pixel centres.
+  """Resizes an image, with pixel centres at half-integer coordinates.
 
   Args:
-    image: at least one pixel.
-    height: wanted, pixels.
-    width: wanted, pixels.
-    interpolation: 'bilinear' interpolates between the four nearest pixels and
-      aliases when shrinking (the authors' code, TensorFlow's `resize`). 'area'
-      averages over the area of each result pixel where it shrinks an axis, and
-      is bilinear where it enlarges one. 'bilinear_antialias' and 'bicubic'
-      (a = -1/2) widen their filter when shrinking; they equal Pillow's, and
-      hence timm's, to the last bit (Pillow 13 exchanges its two passes where
-      the height shrinks much more than the width; here the columns are always
-      first).
+    image: image of at least one pixel.
+    height: height of the result, pixels.
+    width: width of the result, pixels.
+    interpolation: 'bilinear' interpolates between the four nearest pixels, and
+      aliases when shrinking (TensorFlow's `resize`, used in the authors' code).
+      'area' averages over the area of each result pixel along axes that shrink,
+      and is bilinear along axes that grow. 'bilinear_antialias' and 'bicubic'
+      (a = -1/2) widen their filter when shrinking; their results are bitwise
+      equal to Pillow's, and hence timm's. (Pillow 13 swaps its two passes if
+      the height shrinks much more than the width; here the width is always
+      resized first.)
   """
   if image.shape[:2] == (height, width):
     return image
@@ -41,7 +41,7 @@ def resize(
   if interpolation in _OPENCV:
     flag = _OPENCV[interpolation]
     return cv2.resize(image, (width, height), interpolation=flag)
-  # One axis at a time: no version of Pillow swaps the two.
+  # Resizing one axis at a time gives the same result in all Pillow versions.
   method = _PILLOW[interpolation]
   columns = PIL.Image.fromarray(image).resize((width, len(image)), method)
   return np.array(columns.resize((width, height), method))

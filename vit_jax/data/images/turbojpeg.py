@@ -1,8 +1,8 @@
-"""Boxes of JPEG files, decoded without the rest, by libjpeg-turbo 3.
+"""Decodes only a box of a JPEG file, by libjpeg-turbo 3.
 
-The library is the system's, or the one that the package `turbojpeg` brings
-along. It is optional: without it `data/jpeg.py` decodes everything above the
-box as well, to the same pixels in more time.
+The library is that of the system or that of the package `turbojpeg`. It is
+optional: without it, `images/jpeg.py` also decodes the rows above the box,
+which gives the same pixels but takes longer.
 """
 
 import ctypes
@@ -17,12 +17,12 @@ import numpy as np
 from jaxtyping import UInt8
 
 # Constants of turbojpeg.h: TJINIT_DECOMPRESS, TJPARAM_SUBSAMP, TJPF_RGB,
-# TJERR_FATAL; and the width of a coded block for each kind of subsampling.
+# TJERR_FATAL; and the width of a coded block for each chroma subsampling.
 _DECOMPRESS, _SUBSAMPLING, _RGB, _FATAL = 1, 4, 0, 1
 _BLOCK_WIDTHS = (8, 16, 16, 8, 8, 32, 8)
-# Colours are smoothed over the neighbours: without these the pixels at a box's
-# borders would not be those of the whole image.
-_COLUMNS_BESIDE, _ROWS_BESIDE = 4, 2
+# Chroma upsampling interpolates between neighbours. Without these columns and
+# rows, pixels at the edges of a box would differ from those of the whole image.
+_EXTRA_COLUMNS, _EXTRA_ROWS = 4, 2
 
 
 class _Region(ctypes.Structure):
@@ -30,11 +30,11 @@ class _Region(ctypes.Structure):
 
 
 class Decoded(NamedTuple):
-  """What a library makes of a box.
+  """Decoded box of a JPEG file.
 
   Attributes:
-    pixels: RGB.
-    warning: libjpeg's first, '' if there is none.
+    pixels: RGB pixels of the box.
+    warning: first warning of libjpeg, or ''.
   """
 
   pixels: UInt8[np.ndarray, 'y x 3']
@@ -53,8 +53,8 @@ def decode_box(
     box: (y, x, height, width), pixels.
 
   Returns:
-    The pixels of the box as in a decoding of the whole image; None if the
-    library is absent or gives up.
+    The pixels of the box, equal to those of the decoded whole image; None if
+    the library is not installed or cannot decode the file.
   """
   library = _library()
   if library is None:
@@ -67,10 +67,10 @@ def decode_box(
     return None
   y, x, rows, columns = box
   block = _BLOCK_WIDTHS[subsampling]
-  left = max(x - _COLUMNS_BESIDE, 0) // block * block
-  right = min(x + columns + _COLUMNS_BESIDE, width)
-  top = max(y - _ROWS_BESIDE, 0)
-  # To the end; otherwise libjpeg would not check the rest.
+  left = max(x - _EXTRA_COLUMNS, 0) // block * block
+  right = min(x + columns + _EXTRA_COLUMNS, width)
+  top = max(y - _EXTRA_ROWS, 0)
+  # The region extends to the last row, so that libjpeg checks all of the data.
   region = _Region(left, top, right - left, height - top)
   if library.tj3SetCroppingRegion(handle, region):
     return None
@@ -88,7 +88,7 @@ def decode_box(
 
 @functools.cache
 def _library() -> Any:
-  """Returns the functions used here; None if no library has them."""
+  """Loads the library; returns None if no suitable version is installed."""
   for path in _paths():
     try:
       library = ctypes.CDLL(path)
@@ -114,7 +114,7 @@ def _library() -> Any:
         getattr(library, name).argtypes = arguments
       library.tj3GetErrorStr.restype = ctypes.c_char_p
       return library
-    except (OSError, AttributeError):  # none, or an older version
+    except (OSError, AttributeError):  # not a library, or an older version
       continue
   return None
 
@@ -129,11 +129,11 @@ def _paths() -> list[str]:
   return paths
 
 
-_local = threading.local()  # a decompressor is for one thread
+_local = threading.local()  # a decompressor must not be shared by threads
 
 
 class _Decompressor:
-  """Frees the library's memory with its thread."""
+  """A decompressor, whose memory is freed when its thread ends."""
 
   def __init__(self, library: Any):
     self._destroy = library.tj3Destroy
