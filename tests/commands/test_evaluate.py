@@ -89,7 +89,7 @@ def test_the_run_s_own_policy_for_bad_records(trained):
   assert result['count'] == 8 and result['data'].endswith('/val')
   with pytest.raises(UserError, match=r'val/.*/(1|3)\.png'):
     _run(trained, '--config.reader.on_bad_record=error')
-  with pytest.raises(UserError, match='The log lists them'):
+  with pytest.raises(UserError, match='reader.max_bad_share.*the log'):
     _run(trained, '--config.reader.max_bad_share=0.1')
   with pytest.raises(UserError, match="did you mean 'reader.threads'"):
     _run(trained, '--config.reader.thread=2')

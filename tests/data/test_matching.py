@@ -69,15 +69,15 @@ def test_labels_that_stay(names, known):
     (
       ['bird', 'dog', 'eel', 'zcat'],
       PETS,
-      ["1 only there ('cat')", "1 only now ('zcat')", 'class_map'],
+      ["head ('cat')", "data ('zcat')", 'class_map'],
     ),
-    (PETS, PETS[:2], ["2 only now ('dog', 'eel')"]),
-    (['1', '2', '44'], PETS, ["3 only now ('1', '2', '44')"]),
+    (PETS, PETS[:2], ["data ('dog', 'eel')"]),
+    (['1', '2', '44'], PETS, ["data ('1', '2', '44')"]),
     (['cat', 'crane', 'crane'], ['crane', 'crane', 'cat'], ['another order']),
   ],
 )
 def test_other_classes_are_refused(names, known, words):
-  """With the names in which they differ."""
+  """The message contains the names that differ."""
   with pytest.raises(UserError) as error:
     _labels(names, known)
   for word in ['numbered/train', 'the weights', *words]:
@@ -85,7 +85,7 @@ def test_other_classes_are_refused(names, known, words):
 
 
 def test_a_bad_label_stays_bad():
-  """It is not taken for a class that the source does not have."""
+  """A label out of range is not mapped to one of the head's classes."""
   source = _Source(['eel', 'dog', 'cat'])
   source.bad['label'] = 1  # its label is the source's number of classes
   mapped = matching.matched(source, PETS, 'the weights')
@@ -93,8 +93,8 @@ def test_a_bad_label_stays_bad():
     mapped[1]
 
 
-def test_mapping_is_said(caplog, monkeypatch):
-  """Nobody should wonder which labels were compared."""
+def test_mapping_is_logged(caplog, monkeypatch):
+  """The log states that labels are mapped by the names of the classes."""
   monkeypatch.setattr(logging.getLogger('vit_jax'), 'propagate', True)
   _labels(['dog', 'cat'], PETS)
-  assert 'labels are mapped by name' in caplog.text
+  assert 'numbered/train' in caplog.text and 'by name' in caplog.text

@@ -200,17 +200,17 @@ def test_what_it_declares_it_makes():
 @pytest.mark.parametrize(
   'key, value, message',
   [
-    ('global_area', (0.5, 0.2), 'smallest and the largest share'),
-    ('local_area', (0.1,), 'smallest and the largest share'),
-    ('blur', (0.5,), 'give 3 numbers'),
-    ('blur', (2.0, 0.1, 0.1), 'at most 1'),
-    ('color_jitter', (0.4, 0.4, 0.2, 0.6), 'at most 0.5'),
-    ('solarize', -0.1, 'at least 0'),
-    ('local_crops', -1, 'at least 0'),
-    ('local_size', (1, 2, 3), 'one number'),
+    ('global_area', (0.5, 0.2), r'augment.global_area.*\(0.5, 0.2\)'),
+    ('local_area', (0.1,), r'augment.local_area.*\(0.1,\)'),
+    ('blur', (0.5,), r'augment.blur.*\(0.5,\).* 3 '),
+    ('blur', (2.0, 0.1, 0.1), 'augment.blur.*2.0.*at most 1'),
+    ('color_jitter', (0.4, 0.4, 0.2, 0.6), 'augment.color_jitter.*0.6.*0.5'),
+    ('solarize', -0.1, 'augment.solarize.*-0.1'),
+    ('local_crops', -1, 'augment.local_crops.*-1'),
+    ('local_size', (1, 2, 3), r'size.*\(1, 2, 3\)'),
   ],
 )
-def test_impossible_settings(key, value, message):
-  """Each is refused by its name."""
+def test_invalid_settings(key, value, message):
+  """The message contains the key and the value."""
   with pytest.raises(UserError, match=message):
     TrainTransform((8, 8), **{key: value})

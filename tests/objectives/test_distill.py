@@ -203,7 +203,5 @@ def test_a_teachers_classes_are_the_runs():
     check(fine)
   check(('dog', 'cat'), judges_labels=False)
   for wrong in (('dog', 'cat'), ('cat', 'cow')):
-    with pytest.raises(
-      UserError, match="'teacher' has other classes than pets"
-    ):
+    with pytest.raises(UserError, match="'teacher'.*pets"):
       check(wrong)

@@ -1,8 +1,8 @@
-"""What the framework asks of data: sources of examples, and transforms.
+"""Interfaces of data sources and transforms.
 
-A run's transform declares what a batch holds (`spec`). Host buffers, the shared
-memory of worker processes, the shapes that are compiled for and the arrays on
-the devices are all derived from that one declaration.
+The transform of a run declares the content of a batch (`spec`). Host buffers,
+the shared memory of worker processes, the compiled shapes and the arrays on the
+devices are all derived from this declaration.
 """
 
 from collections.abc import Iterable
@@ -14,27 +14,27 @@ from jaxtyping import UInt8
 from vit_jax.errors import UserError
 
 Example = dict[str, Any]
-# Of one example, without the batch axis: {key: (shape, dtype)}. The arrays of a
-# batch have the same keys, with the examples along a leading axis.
+# Arrays of one example, without the batch axis: {key: (shape, dtype)}. The
+# arrays of a batch have the same keys, with a leading batch axis.
 Spec = dict[str, tuple[tuple[int, ...], np.dtype]]
-# What the loader adds to the keys of a transform.
+# Keys that the loader adds to those of a transform.
 MASK: Spec = {'mask': ((), np.dtype(bool))}
 REPLACED: Spec = {'replaced': ((), np.dtype(np.int32))}
 _KINDS = 'biuf'  # booleans, integers, floating-point numbers
-_MAX_BYTES = 4  # JAX computes with 32 bits at most
+_MAX_BYTES = 4  # JAX uses numbers of at most 32 bits
 
 
 class Source(Protocol):
-  """A data set with random access.
+  """A dataset with random access.
 
-  `vit_jax.data.sources.NAME` (or any module of your own) defines
+  `vit_jax.data.sources.NAME` (or any other module) defines
   `Source(split, /, *, …)`, whose keyword-only parameters are the keys of the
-  config's `source` section. It must survive pickling: worker processes get a
-  copy. The following methods are optional:
+  config's `source` section. A source must support pickling, because worker
+  processes receive a copy. The following methods are optional:
 
   - `where(index)` returns the file of an example, for messages.
-  - `rows()` yields the examples as (part, positions in it), so that two splits
-    of the same data can be compared.
+  - `rows()` yields (part, positions of examples in this part), so that two
+    splits of the same data can be compared.
   - `with_labels(key)` returns the same source whose examples also contain,
     under that key, a list of all correct labels, which may be empty.
   - `locate(positions, seed)` returns the indices of the examples at positions
@@ -44,9 +44,11 @@ class Source(Protocol):
     is replaced, by default those of all examples.
 
   Attributes:
-    name: for messages.
-    num_classes: labels are from 0 to num_classes - 1; 0 without labels.
-    class_names: in the order of the labels; [] without labels.
+    name: name of the dataset, for messages.
+    num_classes: number of classes; labels are 0 to num_classes - 1. 0 for a
+      source without labels.
+    class_names: names of the classes in the order of the labels; [] for a
+      source without labels.
   """
 
   name: str
@@ -60,7 +62,7 @@ class Source(Protocol):
 
     Returns:
       `image`, encoded bytes or uint8 `[y, x, 3]`; `label`, int, unless the
-      source has no labels; and further values for a transform of your own.
+      source has no labels; and any further values that a custom transform uses.
 
     Raises:
       DecodeError: the record cannot be used (see `reader.on_bad_record`).
@@ -69,21 +71,23 @@ class Source(Protocol):
 
 
 class Transform(Protocol):
-  """Makes what a batch holds of an example.
+  """Function from an example of a source to the arrays of a batch.
 
-  `vit_jax.data.augment.NAME` (or any module of your own) defines
+  `vit_jax.data.augment.NAME` (or any other module) defines
   `TrainTransform(image_size, /, *, …)` for the config's `augment` section and
-  `EvalTransform(image_size, /, *, …)` for `preprocess`; keyword-only parameters
-  are the keys of the section. A transform must survive pickling.
+  `EvalTransform(image_size, /, *, …)` for its `preprocess` section. The
+  keyword-only parameters are the keys of the section. A transform must support
+  pickling.
   """
 
   @property
   def spec(self) -> Spec:
-    """{key: (shape, dtype)} of what is made of one example.
+    """Shape and dtype of each array of a transformed example.
 
-    Supervised training has `image`, uint8 `[y, x, 3]`, and `label`, int32 `[]`.
-    Several crops of an image are a key of their own, `[crops, y, x, 3]`.
-    Numbers have 32 bits at most. `mask` and `replaced` belong to the loader.
+    Supervised training uses `image`, uint8 `[y, x, 3]`, and `label`, int32
+    `[]`. Several crops of an image are one array, `[crops, y, x, 3]`. Numbers
+    have at most 32 bits. The keys `mask` and `replaced` are reserved for the
+    loader.
     """
     ...
 
@@ -93,13 +97,15 @@ class Transform(Protocol):
     """Transforms one example.
 
     Args:
-      example: as the source gives it.
-      rng: in training a generator that follows from the seed and the position
-        alone: all that is random must come from it. None in evaluation.
+      example: example returned by the source.
+      rng: random generator, which depends only on the seed and the position in
+        the training and must be the only source of randomness. None in
+        evaluation.
 
     Returns:
-      Exactly the keys of `spec`. A `label` of integers is checked against the
-      source's classes: one out of range is a bad record.
+      A value for each key of `spec`, and no others. The loader checks integer
+      values of `label` against the source's classes; an example whose label is
+      out of range is a bad record.
 
     Raises:
       DecodeError: the example cannot be used.
@@ -108,36 +114,36 @@ class Transform(Protocol):
 
 
 class Preprocess(Transform, Protocol):
-  """A transform for evaluation: its keys are `image` and `label`."""
+  """A transform for evaluation, with the keys `image` and `label`."""
 
   def pixels(self, image: bytes | np.ndarray) -> UInt8[np.ndarray, 'y x 3']:
-    """Returns `image` for an image without a label, for prediction."""
+    """Transforms an image without a label, for prediction."""
     ...
 
 
 def check_spec(transform: Transform) -> Spec:
-  """Returns the spec of a transform, checked.
+  """Checks and returns the spec of a transform.
 
   Raises:
-    UserError: it has an entry that no batch can have.
+    UserError: the spec has a key, dtype or shape that is not allowed.
   """
-  spec, who = transform.spec, _name(transform)
+  spec, name = transform.spec, _name(transform)
   for key, (shape, dtype) in spec.items():
     if key in MASK | REPLACED:
       raise UserError(
-        f'{who} declares the key {key!r}, which the loader adds itself: take '
-        'another name.'
+        f'{name} declares the key {key!r}, which is reserved for the loader: '
+        'rename it.'
       )
     kind = np.dtype(dtype)
     if kind.kind not in _KINDS or kind.itemsize > _MAX_BYTES:
       raise UserError(
-        f'{who} declares {key!r} as {kind}; allowed: booleans, integers and '
-        'floating-point numbers of 32 bits at most.'
+        f'{name} declares {key!r} as {kind}; allowed: booleans, integers and '
+        'floating-point numbers of at most 32 bits.'
       )
     if any(side < 1 for side in shape):
       raise UserError(
-        f'{who} declares {key!r} with the shape {shape}; sides must be at '
-        'least 1.'
+        f'{name} declares {key!r} with the shape {shape}; each dimension must '
+        'be at least 1.'
       )
   return {key: (tuple(s), np.dtype(d)) for key, (s, d) in spec.items()}
 
@@ -145,8 +151,8 @@ def check_spec(transform: Transform) -> Spec:
 def train_spec(transform: Transform, on_bad_record: str) -> Spec:
   """Returns the content of a training batch per example.
 
-  It has the transform's keys; under 'skip' also `replaced`, the number of bad
-  records that were met.
+  It has the transform's keys and, with on_bad_record='skip', also `replaced`,
+  the number of bad records that were replaced at this position.
   """
   added = REPLACED if on_bad_record == 'skip' else {}
   return check_spec(transform) | added
@@ -163,41 +169,54 @@ def eval_spec(transform: Transform) -> Spec:
 def check_values(
   transform: Transform, values: dict[str, Any], spec: Spec
 ) -> None:
-  """Raises UserError unless a transform returned what its spec declares."""
+  """Checks that the values of a transform have the keys and shapes of its spec.
+
+  Raises:
+    UserError: keys, a shape or a dtype differ.
+  """
   if values.keys() != spec.keys():
     raise UserError(
       f'{_name(transform)} returned the keys {sorted(values)}; its spec '
-      f'declares {sorted(spec)}: make them the same.'
+      f'declares {sorted(spec)}: both must be equal.'
     )
   for key, (shape, dtype) in spec.items():
     value = np.asarray(values[key])
     if value.shape != shape or not np.can_cast(value.dtype, dtype, 'same_kind'):
       raise UserError(
         f'{_name(transform)} returned {key!r} as {value.dtype} '
-        f'{list(value.shape)}; its spec declares {dtype} {list(shape)}: make '
-        'them the same.'
+        f'{list(value.shape)}; its spec declares {dtype} {list(shape)}: both '
+        'must be equal.'
       )
 
 
 def require(keys: Iterable[str], *wanted: str, who: str) -> None:
-  """Raises UserError unless a batch (or a spec) has the keys that who wants."""
+  """Checks that a batch or a spec has the required keys.
+
+  Args:
+    keys: keys of the batch or the spec.
+    *wanted: required keys.
+    who: name of the objective or evaluator that requires them, for the message.
+
+  Raises:
+    UserError: a required key is missing.
+  """
   missing = [key for key in wanted if key not in keys]
   if missing:
     raise UserError(
-      f'{who} needs {", ".join(missing)} in a batch, and the transform '
-      f'declares only {", ".join(keys)}: name a transform that declares them '
-      '(augment.name, preprocess.name), or take an objective or an evaluator '
-      'that needs no more.'
+      f'{who} requires {", ".join(missing)} in a batch, but the transform '
+      f'declares only {", ".join(keys)}: set augment.name or preprocess.name '
+      'to a transform that declares the missing keys, or use an objective or '
+      'evaluator that does not require them.'
     )
 
 
 def layout(spec: Spec, rows: int) -> Spec:
-  """Shapes and types of a batch of that many rows."""
+  """Returns the shapes and dtypes of a batch with that number of rows."""
   return {key: ((rows, *shape), dtype) for key, (shape, dtype) in spec.items()}
 
 
 def num_bytes(spec: Spec) -> int:
-  """Bytes of arrays of these shapes and types."""
+  """Returns the size of arrays of these shapes and dtypes in bytes."""
   return sum(
     int(np.prod(shape)) * dtype.itemsize for shape, dtype in spec.values()
   )

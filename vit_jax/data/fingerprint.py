@@ -1,8 +1,8 @@
-"""By what a data set is known again when a run is resumed.
+"""Dataset fingerprints, which are compared when a run is resumed.
 
-A fingerprint is cheap: of the images only a few are read, for their sizes. It
-depends on what a data set holds and in which order, not on where it lies, so
-that a data set may be moved or copied.
+A fingerprint is cheap to compute, because only a few images are read. It
+depends on the examples of a dataset and their order, but not on its path, so
+that a dataset can be moved or copied.
 """
 
 import hashlib
@@ -12,37 +12,37 @@ import numpy as np
 
 from vit_jax.data.images.headers import DecodeError
 
-_SAMPLES = 8  # examples that are read
+_SAMPLES = 8  # number of examples that are read
 
 
 def of(source: Any) -> dict[str, Any]:
   """Returns the fingerprint of any source.
 
-  It is the source's own (`source.fingerprint`), or values that every source
-  has.
+  This is `source.fingerprint` if the source defines it, and otherwise a few
+  values that can be computed for every source.
 
   Returns:
-    Values that JSON preserves, among them `size` (number of examples) and
-    `class_names`. Two fingerprints are equal if and only if, as far as this can
-    be determined, the sources hold the same examples in the same order.
+    Values that JSON preserves, including `size` (number of examples) and
+    `class_names`. Fingerprints are equal if and only if, as far as this can be
+    determined, the sources contain the same examples in the same order.
   """
   own = getattr(source, 'fingerprint', None)
   return sampled(source) if own is None else own
 
 
 def sampled(source: Any, *listing: np.ndarray, **more: Any) -> dict[str, Any]:
-  """Returns size, classes, a checksum of the listing, and a few records.
+  """Computes a fingerprint from the listing and a few records of a source.
 
   Args:
     source: any source.
-    *listing: arrays that identify the examples without reading them, in the
-      source's order: names of files, for example, or offsets and sizes.
-    **more: further values to keep.
+    *listing: arrays that identify the examples in the source's order without
+      reading them, for example names of files, or offsets and sizes.
+    **more: further values of the fingerprint.
 
   Returns:
-    {size, class_names, listing: a checksum in hex or None, records: [bytes of
-    the image, label] of evenly spread examples, the first and the last among
-    them, None for those that cannot be used} and `more`.
+    `size` (number of examples), `class_names`, `listing` (checksum in hex, or
+    None), `records` ([bytes of the image, label] of evenly spaced examples
+    including the first and the last, or None for bad records) and `more`.
   """
   count = min(len(source), _SAMPLES)
   rows = np.linspace(0, len(source) - 1, count).round().astype(int).tolist()
@@ -71,5 +71,5 @@ def _record(source: Any, row: int) -> list[int | None] | None:
     return None
   image = example['image']
   size = image.nbytes if isinstance(image, np.ndarray) else len(image)
-  label = example.get('label')  # None where a source has no labels
+  label = example.get('label')  # None for a source without labels
   return [size, None if label is None else int(label)]

@@ -1,7 +1,7 @@
-"""Looks at every example of a data set once: decodes it, takes its measure.
+"""Inspection of a dataset: decodes every example once and records its size.
 
-What is known of a chunk of examples is a line in a file, so that an interrupted
-inspection goes on where it was.
+The results of each chunk of examples are appended to a file as one line, so
+that an interrupted inspection can be resumed.
 """
 
 import collections
@@ -23,16 +23,16 @@ from vit_jax.data.pipeline.loader import BadRecord, Source
 from vit_jax.errors import UserError
 from vit_jax.files import jsonl
 
-_CHUNK = 64  # examples of a line
-_AHEAD = 4  # chunks for each thread
-_BAD = -1  # in place of the label of a record that cannot be used
+_CHUNK = 64  # examples per line
+_AHEAD = 4  # chunks in progress per thread
+_BAD = -1  # label of a bad record
 
 
 class Found(NamedTuple):
-  """Content of a split.
+  """Results of inspecting a split.
 
   Attributes:
-    labels: labels; -1 where the record cannot be used.
+    labels: labels; -1 for bad records.
     heights: heights of the upright images, pixels.
     widths: widths of the upright images, pixels.
     contents: checksums of the decoded pixels.
@@ -53,26 +53,29 @@ def inspect(
   threads: int,
   progress: Callable[[int, int], None],
 ) -> Found:
-  """Inspects a split, or what is left of it.
+  """Inspects the examples of a split that have not been inspected yet.
 
   Args:
-    source: its examples.
-    split: its name in the file.
-    path: path of the file of known results; lines are appended.
+    source: source of the split.
+    split: name of the split in the file.
+    path: path of the file of results, to which lines are appended.
     threads: number of decoding threads.
-    progress: called with (examples done, bad ones among them).
+    progress: function that is called with the number of examples inspected so
+      far and the number of bad records among them.
 
   Raises:
-    UserError: there is nothing to inspect; the file knows another data set by
-      that name, or cannot be written.
+    UserError: the split is empty, or the file contains results of other data
+      or cannot be written.
   """
   if not len(source):
-    raise UserError(f'{source.name} is empty: there is nothing to look at.')
+    raise UserError(
+      f'{source.name} has no examples to inspect: give another split or path.'
+    )
   known = _known(source, split, path)
   starts = [i for i in range(0, len(source), _CHUNK) if i not in known]
   bad = sum(len(found.bad) for found in known.values())
   done = sum(len(found.labels) for found in known.values())
-  cv2.setNumThreads(1)  # one image, one thread
+  cv2.setNumThreads(1)  # images are decoded in parallel, one per thread
   with futures.ThreadPoolExecutor(threads) as pool:
     tasks = _ahead(
       lambda start: pool.submit(_chunk, source, split, start),
@@ -102,7 +105,7 @@ def inspect(
 def _ahead(
   submit: Callable[[int], Any], starts: Iterator[int], limit: int
 ) -> Iterator[Any]:
-  """Tasks in their order, some of them under way."""
+  """Yields tasks in order, while up to `limit` of them are in progress."""
   pending = collections.deque(map(submit, itertools.islice(starts, limit)))
   while pending:
     yield pending.popleft()
@@ -110,23 +113,23 @@ def _ahead(
 
 
 def _known(source: Source, split: str, path: epath.Path) -> dict[int, Found]:
-  """Returns the results for a split so far, by their first example.
+  """Returns the results so far by index of their first example.
 
-  It begins the file if there are none. A line that was cut short by the end of
-  the process is quarantined.
+  If there are none, the first line of the split is written. A last line that is
+  incomplete because the process was killed is moved to another file.
   """
   jsonl.keep(path, lambda line: True)
   lines = [
     line for _, line in jsonl.read(path) if line and line.get('split') == split
   ]
-  now = fingerprint.of(source)
+  current = fingerprint.of(source)
   if not lines:
     path.parent.mkdir(parents=True, exist_ok=True)
-    _append(path, {'split': split, 'fingerprint': now})
-  elif lines[0].get('fingerprint') != now:
+    _append(path, {'split': split, 'fingerprint': current})
+  elif lines[0].get('fingerprint') != current:
     raise UserError(
-      f'{path} is of an inspection of {split} that was not finished, and the '
-      'data have changed since: remove the file to begin again.'
+      f'{path} contains the results of an unfinished inspection of {split}, '
+      'but the data has changed since then: remove the file to start again.'
     )
   return {line['start']: _found(line) for line in lines[1:]}
 
@@ -137,7 +140,7 @@ def _append(path: epath.Path, line: dict[str, Any]) -> None:
 
 
 def _chunk(source: Source, split: str, start: int) -> dict[str, Any]:
-  """Returns the line about some examples."""
+  """Inspects a chunk of examples; returns its line."""
   rows, bad = [], []
   for index in range(start, min(start + _CHUNK, len(source))):
     try:
@@ -154,7 +157,7 @@ def _chunk(source: Source, split: str, start: int) -> dict[str, Any]:
 
 
 def _measure(source: Source, index: int) -> tuple[int, int, int, int]:
-  """Label, height, width and a checksum of the pixels.
+  """Returns the label, height, width and checksum of the pixels.
 
   Raises:
     DecodeError: the record cannot be used.
@@ -183,7 +186,7 @@ def _found(line: dict[str, Any]) -> Found:
 
 
 def duplicates(found: dict[str, Found]) -> Iterator[list[tuple[str, int]]]:
-  """Groups of examples with the same pixels: (split, index) of each.
+  """Yields groups of examples with equal pixels, as lists of (split, index).
 
   Args:
     found: result of each split.

@@ -1,4 +1,4 @@
-"""Labels of one data set, as a head trained on another has them: by name."""
+"""Maps the labels of a dataset to those of a head by the names of classes."""
 
 import copy
 import logging
@@ -14,24 +14,24 @@ from vit_jax.data.images.headers import DecodeError
 from vit_jax.errors import UserError
 
 log = logging.getLogger('vit_jax')
-_SHOWN = 5  # class names in a message
+_SHOWN = 5  # maximum number of class names in a message
 
 
 class Relabelled:
-  """A source with its labels mapped to those of other class names.
+  """A source whose labels are mapped to another list of class names.
 
   Attributes:
-    name: the source's.
-    num_classes: number of the other names.
-    class_names: the other names.
+    name: name of the source.
+    num_classes: number of classes of the other list.
+    class_names: class names of the other list.
   """
 
   def __init__(self, source: Source, class_names: Sequence[str]):
     """Maps labels by name.
 
     Args:
-      source: each of its class names is one of the others.
-      class_names: in the order of the labels to be given.
+      source: source whose class names are all in `class_names`.
+      class_names: class names in the order of the new labels.
     """
     self._source, self._several = source, ''
     index = {name: i for i, name in enumerate(class_names)}
@@ -51,7 +51,7 @@ class Relabelled:
     return found
 
   def with_labels(self, key: str) -> 'Relabelled':
-    """Returns the same source with a field of several labels, mapped too."""
+    """Returns this source with a field of several mapped labels per example."""
     found = copy.copy(self)
     found._several = key
     if hasattr(self._source, 'with_labels'):
@@ -59,7 +59,7 @@ class Relabelled:
     return found
 
   def rows(self) -> Iterator[tuple[str, Int[np.ndarray, ' n']]]:
-    """Yields the source's examples, if it knows them; see `data.contract`."""
+    """Yields the rows of the source if it has any; see `data.contract`."""
     yield from getattr(self._source, 'rows', tuple)()
 
   def where(self, index: int) -> str:
@@ -68,7 +68,8 @@ class Relabelled:
 
   def _mapped(self, label: Any) -> int:
     label = int(label)
-    if not 0 <= label < len(self._labels):  # before it becomes another's
+    # A negative label would be a valid index of the list.
+    if not 0 <= label < len(self._labels):
       raise DecodeError(f'label {label}; allowed: 0 to {len(self._labels) - 1}')
     return self._labels[label]
 
@@ -83,8 +84,9 @@ def matched(source: Source, class_names: Sequence[str], head: str) -> Source:
     head: name of the head, for messages.
 
   Returns:
-    The source itself if its labels are the head's, or if one of both has
-    numbers in place of names; otherwise a source with labels mapped by name.
+    The source itself if its labels are equal to those of the head, or if the
+    source or the head has numbers in place of class names; otherwise a source
+    whose labels are mapped by name.
 
   Raises:
     UserError: the source has a class that the head does not have.
@@ -94,8 +96,8 @@ def matched(source: Source, class_names: Sequence[str], head: str) -> Source:
     return source
   if numbered(own) or numbered(known):
     log.info(
-      '%s: class names cannot be compared with those of %s, one of both has '
-      'numbers for names; labels are taken as they are',
+      '%s: class names cannot be compared with those of %s, because one of '
+      'them has numbers in place of names; labels are used without mapping',
       source.name,
       head,
     )
@@ -103,14 +105,14 @@ def matched(source: Source, class_names: Sequence[str], head: str) -> Source:
   unique = len(set(own)) == len(own) and len(set(known)) == len(known)
   if not unique or not set(own) <= set(known):
     raise UserError(
-      f'{source.name} has other classes than {head}: '
-      f'{names_differ(known, own)}. Give data of the same classes, rename '
-      'them (source.class_map names them for most sources), or fine-tune on '
-      'these data first.'
+      f'the classes of {source.name} differ from those of {head}: '
+      f'{names_differ(known, own, ("in the head", "in the data"))}. Use data '
+      'with the same classes, rename the classes (by source.class_map for '
+      'most sources), or fine-tune on this data first.'
     )
   log.warning(
-    '%s: the %d classes stand in another order than the %d of %s; labels are '
-    'mapped by name',
+    '%s: the order of the %d classes differs from that of the %d classes of '
+    '%s; labels are mapped by name',
     source.name,
     len(own),
     len(known),
@@ -120,28 +122,39 @@ def matched(source: Source, class_names: Sequence[str], head: str) -> Source:
 
 
 def numbered(class_names: Sequence[str]) -> bool:
-  """Returns whether the names are numbers only: '3' or 'class 3'."""
+  """Returns whether all names are numbers such as '3' or 'class 3'."""
   return all(
     re.fullmatch(rf'(class[ _]?)?0*{i}', name, re.IGNORECASE)
     for i, name in enumerate(class_names)
   )
 
 
-def names_differ(old: Iterable[str], new: Iterable[str]) -> str:
-  """Describes the differences of two lists of class names in one line."""
+def names_differ(
+  old: Iterable[str],
+  new: Iterable[str],
+  places: tuple[str, str] = ('there', 'now'),
+) -> str:
+  """Describes the differences of two lists of class names in one line.
+
+  Args:
+    old: first list.
+    new: second list.
+    places: adverbials that describe where the first and the second list are.
+  """
   old, new = list(old), list(new)
   parts = [
     f'{len(only)} only {place} ({_some(only)})'
     for place, only in (
-      ('there', [name for name in old if name not in set(new)]),
-      ('now', [name for name in new if name not in set(old)]),
+      (places[0], [name for name in old if name not in set(new)]),
+      (places[1], [name for name in new if name not in set(old)]),
     )
     if only
   ]
   if not parts:
     moved = [name for i, name in enumerate(new) if old[i : i + 1] != [name]]
-    parts = [f'the same names in another order (or more often: {_some(moved)})']
-  return f'{len(old)} there, {len(new)} now; ' + ', '.join(parts)
+    parts = [f'the same names in another order or repeated: {_some(moved)}']
+  counts = f'{len(old)} {places[0]}, {len(new)} {places[1]}'
+  return f'{counts}; {", ".join(parts)}'
 
 
 def _some(names: list[str]) -> str:

@@ -13,7 +13,8 @@ def count(first: Source, second: Source) -> int:
     second: another split of the same data.
 
   Returns:
-    0 as well where a source does not know its examples (no method `rows`).
+    The number of common examples; also 0 if a source does not have the method
+    `rows`, by which its examples can be compared.
   """
   ours, theirs = _rows(first), _rows(second)
   return sum(

@@ -1,4 +1,7 @@
-"""Progress of long work: a bar on a terminal, plain lines in a log."""
+"""Reports the progress of long operations on stderr.
+
+A terminal shows a progress bar, other outputs such as log files plain lines.
+"""
 
 import contextlib
 import contextvars
@@ -8,10 +11,10 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 T = TypeVar('T')
-_QUIET_S = 1.0  # shorter work is not shown
+_QUIET_S = 1.0  # minimum duration of operations that are reported
 _LINE_S = 10.0  # interval between two lines of a log
-_DRAW_S = 0.2  # interval between two drawings of a bar
-_WIDTH = 24  # characters of a bar
+_DRAW_S = 0.2  # interval between two updates of a progress bar
+_WIDTH = 24  # number of characters of a progress bar
 _LISTENER: contextvars.ContextVar[Callable[[], None]] = contextvars.ContextVar(
   'listener', default=lambda: None
 )
@@ -19,7 +22,7 @@ _LISTENER: contextvars.ContextVar[Callable[[], None]] = contextvars.ContextVar(
 
 @contextlib.contextmanager
 def reported_to(listener: Callable[[], None]) -> Iterator[None]:
-  """Surrounds work; `listener` is called whenever a part of it is done.
+  """Context in which `listener` is called whenever a part of the work is done.
 
   Args:
     listener: function that is called in the thread that does the work.
@@ -32,17 +35,17 @@ def reported_to(listener: Callable[[], None]) -> Iterator[None]:
 
 
 def made() -> None:
-  """Reports that a part of some long work is done."""
+  """Reports that a part of a long operation is done."""
   _LISTENER.get()()
 
 
 def shown(items: Iterator[T], total: int, label: str) -> Iterator[T]:
-  """Yields the items; shows on stderr how many are done, if it takes long.
+  """Yields items and, if this takes long, reports the progress on stderr.
 
   Args:
     items: items to yield.
     total: number of items.
-    label: description of the work.
+    label: description of the operation.
   """
   begin = time.monotonic()
   shown_at, terminal, was_shown = begin, sys.stderr.isatty(), False

@@ -1,14 +1,14 @@
-"""The examples of a source from an index on, for a pass that is resumed."""
+"""Source of the remaining examples, for a pass that is resumed."""
 
 from typing import Any
 
 from vit_jax.data.contract import Source
 
-UNLABELLED = 0  # label of examples without one, because transforms need a label
+UNLABELLED = 0  # label of unlabelled examples, because transforms require one
 
 
 class Remaining:
-  """The examples of a source from `start` on."""
+  """The examples of a source whose index is at least `start`."""
 
   def __init__(self, source: Source, start: int):
     """Wraps a source.

@@ -1,4 +1,4 @@
-"""Loading single examples into rows of a batch, bad records included."""
+"""Loads examples into the rows of a batch and handles bad records."""
 
 import dataclasses
 import functools
@@ -16,15 +16,16 @@ from vit_jax.errors import UserError
 
 HostBatch = dict[str, np.ndarray]
 POLICIES = ('error', 'skip')
-_MAX_ATTEMPTS = 100  # replacements of one position before giving up
+_MAX_ATTEMPTS = 100  # maximum number of replacements at one position
 
 
 class BadRecord(NamedTuple):
   """A record that cannot be used.
 
   Attributes:
-    index: in its source.
-    where: file (and offset) if the source knows it.
+    index: index in the source.
+    where: file (and offset) of the record, or '' if the source does not
+      provide it.
     reason: description of the problem.
   """
 
@@ -34,20 +35,20 @@ class BadRecord(NamedTuple):
 
 
 class Share(NamedTuple):
-  """One process's share of one batch.
+  """The rows of a batch that one process loads.
 
   Attributes:
-    indices: example of each row.
-    positions: position of each row in the training; None in evaluation, where
-      nothing is random and an index beyond the source's end leaves its row to
-      padding.
+    indices: index of the example of each row.
+    positions: position of each row in the training. None in evaluation, which
+      is deterministic, and in which rows are padding if their index is beyond
+      the end of the source.
   """
 
   indices: Int[np.ndarray, ' local']
   positions: Int[np.ndarray, ' local'] | None
 
   def part(self, start: int, stop: int) -> 'Share':
-    """Some of the rows."""
+    """Returns the rows from `start` up to `stop`."""
     positions = self.positions
     return Share(
       self.indices[start:stop],
@@ -57,14 +58,15 @@ class Share(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Loader:
-  """Reads, decodes and transforms; can be sent to another process.
+  """Reads, decodes and transforms examples; supports pickling.
 
   Attributes:
-    source: random access to examples.
-    transform: makes of an example what a batch holds.
+    source: source of the examples.
+    transform: transform of each example.
     seed: seed of the run.
-    on_bad_record: 'error', or 'skip' (training takes a replacement that is a
-      function of seed, position and attempt; evaluation leaves the row out).
+    on_bad_record: 'error', or 'skip'. With 'skip', training replaces a bad
+      record by another one, which depends on seed, position and attempt, and
+      evaluation masks its row.
   """
 
   source: Source
@@ -78,26 +80,29 @@ class Loader:
     return contract.check_spec(self.transform)
 
   def layout(self, rows: int) -> Spec:
-    """Shapes and types of a batch: the transform's keys, and the loader's own.
+    """Returns shapes and dtypes of a batch.
 
-    mask: False until filled; replaced: bad records met.
+    In addition to the keys of the transform, a batch contains `mask`, which is
+    False on rows that are not filled, and `replaced`, the number of bad records
+    that were replaced.
     """
     added = contract.MASK | contract.REPLACED
     return contract.layout(self.spec | added, rows)
 
   def buffers(self, rows: int) -> HostBatch:
-    """Rows of padding (zeros), to be filled; see `layout`."""
+    """Returns a batch of zeros, whose rows are filled later; see `layout`."""
     entries = self.layout(rows).items()
     return {key: np.zeros(shape, dtype) for key, (shape, dtype) in entries}
 
   def fill(self, batch: HostBatch, share: Share, first: int) -> list[BadRecord]:
-    """Loads a share into the rows of a batch from `first` on.
+    """Loads a share into the rows of a batch, starting at row `first`.
 
     Returns:
-      The bad records met on the way (none under 'error').
+      The bad records that were read; none with on_bad_record='error'.
 
     Raises:
-      UserError: a bad record under 'error', or no good one to be found.
+      UserError: a record is bad and on_bad_record is 'error', or too many
+        replacements of a record are also bad.
     """
     bad: list[BadRecord] = []
     for offset, index in enumerate(share.indices.tolist()):
@@ -127,8 +132,9 @@ class Loader:
       bad.append(record)
       if attempt == _MAX_ATTEMPTS:
         raise UserError(
-          f'{self.source.name}: {_MAX_ATTEMPTS} records in a row cannot be '
-          f'used, the last at index {index}: {record.reason}. Look at the data.'
+          f'{self.source.name}: {_MAX_ATTEMPTS} records drawn one after '
+          f'another cannot be used, the last one at index {index}: '
+          f'{record.reason}. Check the data with python -m vit_jax.check_data.'
         )
       allowed = self._replacements(index)
       number = order.replacement(position, attempt + 1, len(allowed), self.seed)
@@ -150,7 +156,7 @@ class Loader:
   def _fill_row(
     self, batch: HostBatch, row: int, index: int, rng: Any
   ) -> BadRecord | None:
-    """Loads one example; returns what is wrong with it, if anything."""
+    """Loads one example; returns a description if it is a bad record."""
     try:
       values = self.transform(self.source[index], rng)
       contract.check_values(self.transform, values, self.spec)
@@ -158,11 +164,11 @@ class Loader:
     except DecodeError as error:
       where = getattr(self.source, 'where', lambda _: '')(index)
       if self.on_bad_record == 'error':
-        place = f' ({where})' if where else ''
+        location = f' ({where})' if where else ''
         raise UserError(
-          f'example {index} of {self.source.name}{place} cannot be used: '
-          f'{error}. Repair or remove it, or set --config.reader.on_bad_record='
-          'skip.'
+          f'example {index} of {self.source.name}{location} cannot be used: '
+          f'{error}. Repair or remove it, or set '
+          '--config.reader.on_bad_record=skip.'
         ) from error
       return BadRecord(index, where, str(error))
     for key in self.spec:
@@ -171,9 +177,9 @@ class Loader:
     return None
 
   def _check_label(self, values: dict[str, Any]) -> None:
-    """Raises DecodeError if there is a label and it is out of range."""
+    """Raises DecodeError if the example has a label that is out of range."""
     if 'label' not in self.spec or self.spec['label'][1].kind not in 'iu':
-      return  # none, or shares of the classes
+      return  # the transform has no label, or a soft label
     label, last = np.asarray(values['label']), self.source.num_classes - 1
     if label.min() < 0 or label.max() > last:
       raise DecodeError(f'label {label}; allowed: 0 to {last}')

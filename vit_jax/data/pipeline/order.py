@@ -1,10 +1,11 @@
-"""Which example stands at which position: pure index arithmetic.
+"""Order of the examples in training, computed by index arithmetic.
 
-Position p of a training is example `shuffled(p mod n)` of epoch `p // n`, with
-another order in each epoch. Nothing is stored: a Feistel network permutes
-[0, 4^b) for the smallest 4^b ≥ n, and indices ≥ n are permuted again until
-they fall below n ("cycle walking"), which is a permutation of [0, n). So any
-position of any epoch costs the same, on every host.
+Position p of a training is example number p mod n of epoch p // n, and each
+epoch has a different order. The order is not stored: a Feistel network permutes
+[0, 4^b) for the smallest 4^b ≥ n, and indices ≥ n are permuted again until they
+are below n ("cycle walking"), which gives a permutation of [0, n). Computing
+the example at any position of any epoch therefore takes the same time on every
+host.
 
 References: Luby and Rackoff, "How to construct pseudorandom permutations"
 (1988); Black and Rogaway, "Ciphers with arbitrary finite domains" (2002).
@@ -15,12 +16,16 @@ import math
 import numpy as np
 from jaxtyping import Int, UInt64
 
-_ROUNDS = 6  # four make a strong pseudorandom permutation; two for good measure
+# Four rounds are a strong pseudorandom permutation; two more are a margin.
+_ROUNDS = 6
 _GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio, the increment of SplitMix64
 
 
 def mix(x: UInt64[np.ndarray, ' n']) -> UInt64[np.ndarray, ' n']:
-  """SplitMix64's finaliser: every input bit changes half of the output's."""
+  """Applies the finalizer of SplitMix64.
+
+  Each input bit changes about half of the output bits.
+  """
   x = (x ^ (x >> 30)) * np.uint64(0xBF58476D1CE4E5B9)
   x = (x ^ (x >> 27)) * np.uint64(0x94D049BB133111EB)
   return x ^ (x >> 31)
@@ -29,15 +34,16 @@ def mix(x: UInt64[np.ndarray, ' n']) -> UInt64[np.ndarray, ' n']:
 def shuffled(
   positions: Int[np.ndarray, ' n'], num_examples: int, seed: int
 ) -> Int[np.ndarray, ' n']:
-  """Example indices at positions counted from the start of the training.
+  """Returns the example indices at positions of the training.
 
   Args:
-    positions: int64, ≥ 0; any number of epochs.
-    num_examples: examples in the data set, ≥ 1.
+    positions: int64 positions ≥ 0, counted from the start of the training, over
+      any number of epochs.
+    num_examples: number of examples in the dataset, ≥ 1.
     seed: seed of the run.
 
   Returns:
-    int64 indices in [0, num_examples); over each epoch every index once.
+    int64 indices in [0, num_examples). Each index occurs once per epoch.
   """
   with np.errstate(over='ignore'):
     positions = positions.astype(np.uint64)
@@ -73,23 +79,24 @@ def _permute(
 def repeated(
   positions: Int[np.ndarray, ' n'], batch_size: int, repeats: int
 ) -> Int[np.ndarray, ' n']:
-  """Returns which drawn example each position holds: each one `repeats` times.
+  """Maps positions so that each drawn example occurs `repeats` times.
 
-  Copies of an example are in one batch (or, if it is not divisible, in two that
-  follow each other), and never next to each other: neighbours are mixed, and
-  may be on one device.
+  Copies of an example are in the same batch or, if the batch size is not
+  divisible by `repeats`, in two consecutive batches. They are never in adjacent
+  rows, because adjacent rows are mixed with each other and may be on the same
+  device.
 
   Args:
     positions: int64 positions, counted from the start of the training.
     batch_size: size of the global batch.
-    repeats: copies of each example, ≥ 1.
+    repeats: number of copies of each example, ≥ 1.
 
   Returns:
-    int64 positions, to be given to `shuffled` in place of the others.
+    int64 positions, the argument of `shuffled` in place of the original ones.
 
   Reference: repeated augmentation, Hoffer et al., arXiv 1901.09335. DeiT's
-  sampler draws a third of the examples in each epoch; this function goes
-  through all of them in `repeats` epochs.
+  sampler draws a third of the examples in each epoch; with this function, all
+  examples are drawn within `repeats` epochs.
   """
   if repeats == 1:
     return positions
@@ -105,13 +112,13 @@ def replacement(
 ) -> int:
   """Returns the index that replaces a bad record at a position.
 
-  It depends on the arguments only, so every host and every resumed run uses the
-  same one. It is uniform over the dataset.
+  The index is uniform over the dataset. It depends only on the arguments, so
+  that every host and every resumed run uses the same replacement.
 
   Args:
     position: position counted from the start of the training.
-    attempt: 1 for the first replacement, 2 if that one is bad too, …
-    num_examples: examples in the dataset.
+    attempt: 1 for the first replacement, 2 if that one is also bad, …
+    num_examples: number of examples in the dataset.
     seed: seed of the run.
   """
   hashed = np.zeros(1, np.uint64)

@@ -1,4 +1,4 @@
-"""Reading ahead: from sources to host memory, then to the devices."""
+"""Prefetching of batches, from sources to host memory and to the devices."""
 
 import collections
 import dataclasses
@@ -26,24 +26,27 @@ from vit_jax.errors import UserError, check_choice, check_range
 
 log = logging.getLogger('vit_jax')
 Batch = dict[str, jax.Array]
-_CHUNK = 16  # examples of one task for a worker
-_READY = 2  # batches waiting on the devices
-_MEMORY_SHARE = 0.8  # of what is free that a reader may take
+_CHUNK = 16  # examples per task of a worker
+_READY = 2  # batches prefetched to the devices
+_MEMORY_FRACTION = 0.8  # maximum fraction of the free memory that is used
 
 
 @plugins.operational('threads', 'processes', 'prefetch', 'max_bad_share')
 @dataclasses.dataclass(frozen=True)
 class Reader:
-  """How a host reads.
+  """Settings for reading data on a host.
 
   Attributes:
-    threads: images read and decoded at once; 0 for one a core.
-    processes: worker processes in place of threads; for hosts with so many
-      cores that Python's lock is what limits threads (some 8,000 images/s).
-    prefetch: batches in preparation on the host.
-    on_bad_record: 'error' ends the run, naming file and index; 'skip' takes
-      another record, counts it and lists it once in events.jsonl.
-    max_bad_share: share of the data set that may be bad before a run ends.
+    threads: number of threads that read and decode images; 0 for one thread per
+      core.
+    processes: number of worker processes, which are used in place of threads if
+      it is positive. Processes are faster on hosts with so many cores that
+      Python's global lock limits threads, at about 8,000 images/s.
+    prefetch: number of batches that are prepared in advance on the host.
+    on_bad_record: 'error' ends the run with a message that names file and
+      index. 'skip' replaces the record by another one, counts it, and lists it
+      once in events.jsonl.
+    max_bad_share: fraction of the dataset that may be bad before a run ends.
   """
 
   threads: int = dataclasses.field(default=0, kw_only=True)
@@ -62,12 +65,12 @@ class Reader:
     check_choice('reader.on_bad_record', self.on_bad_record, POLICIES)
 
   def loader(self, source: Any, transform: Any, seed: int) -> Loader:
-    """Returns a loader of a source's examples under this reader's policy."""
+    """Returns a loader of a source's examples, with this `on_bad_record`."""
     return Loader(source, transform, seed, self.on_bad_record)
 
   def workers(self, loader: Loader, rows: int) -> workers.Workers:
     """Starts the threads or processes."""
-    cv2.setNumThreads(1)  # one image, one thread
+    cv2.setNumThreads(1)  # images are decoded in parallel, one per thread
     if self.processes:
       batches = self.prefetch + 1
       return workers.Processes(loader, self.processes, rows, batches)
@@ -75,7 +78,7 @@ class Reader:
 
   @property
   def thread_count(self) -> int:
-    """Threads that read: as set, or one a core that this process may use."""
+    """Number of threads; by default one per core available to this process."""
     if self.threads:
       return self.threads
     if hasattr(os, 'sched_getaffinity'):
@@ -83,25 +86,30 @@ class Reader:
     return os.cpu_count() or 1
 
   def memory_bytes(self, loader: Loader, rows: int) -> int:
-    """Host memory of the batches in preparation, at most."""
+    """Returns the maximum host memory of the prefetched batches, in bytes."""
     batches = self.prefetch + 1 + _READY + 1
-    if self.processes:  # and the shared buffers
-      batches += self.prefetch + 1
+    if self.processes:
+      batches += self.prefetch + 1  # buffers in shared memory
     return batches * contract.num_bytes(loader.layout(rows))
 
   def check_memory(self, loader: Loader, rows: int) -> None:
-    """Raises UserError if reading needs more memory than this host has."""
+    """Checks that this host has enough free memory for the prefetched batches.
+
+    Raises:
+      UserError: too little memory is free.
+    """
     need, free = self.memory_bytes(loader, rows), _free_bytes()
-    if free is not None and need > _MEMORY_SHARE * free:
+    if free is not None and need > _MEMORY_FRACTION * free:
       raise UserError(
-        f'reading ahead needs {need / 2**30:.1f} GiB of host memory, and '
-        f'{free / 2**30:.1f} GiB are free: lower reader.prefetch (now '
-        f'{self.prefetch}), batch_size or image_size, or take more hosts.'
+        f'prefetching batches requires {need / 2**30:.1f} GiB of host memory, '
+        f'but only {free / 2**30:.1f} GiB are free: reduce reader.prefetch '
+        f'(currently {self.prefetch}), batch_size or image_size, or use more '
+        'hosts.'
       )
 
 
 def _free_bytes() -> int | None:
-  """Memory available on this host, None where it is not known."""
+  """Returns the available memory of this host, or None if it is not known."""
   try:
     with open('/proc/meminfo') as file:
       fields = dict(line.split(':') for line in file)
@@ -111,7 +119,7 @@ def _free_bytes() -> int | None:
 
 
 def allowed_bad(max_share: float, num_examples: int) -> float:
-  """Returns how many records of a dataset may be bad; one always may."""
+  """Returns the number of records of a dataset that may be bad, at least 1."""
   return max(max_share * num_examples, 1)
 
 
@@ -122,28 +130,30 @@ def check_share(
   max_share: float,
   where: str = 'events.jsonl',
 ) -> None:
-  """Checks how much of a dataset is bad, each record counted once.
+  """Checks the fraction of a dataset that is bad.
 
   Args:
-    bad: number of records that could not be used so far.
+    bad: number of distinct records that could not be used so far.
     num_examples: number of records of the dataset.
     name: name of the dataset, for the message.
-    max_share: fraction of its records that may be bad; one record always may.
-    where: name of the place where they are listed.
+    max_share: fraction of the records that may be bad; a single bad record is
+      always allowed.
+    where: name of the file that lists the bad records, for the message.
 
   Raises:
-    UserError: more are bad.
+    UserError: more records are bad than allowed.
   """
   if bad > allowed_bad(max_share, num_examples):
     raise UserError(
-      f'{bad} of the {num_examples} records of {name} cannot be used, '
-      f'more than reader.max_bad_share allows ({max_share:.3%}). {where} lists '
-      'them: repair or remove them, or raise reader.max_bad_share.'
+      f'{bad} of the {num_examples} records of {name} cannot be used, which is '
+      f'more than reader.max_bad_share allows ({max_share:.3%}). They are '
+      f'listed in {where}. Repair or remove them, or increase '
+      'reader.max_bad_share.'
     )
 
 
 class BadRecords:
-  """The bad records of one source that this process met, each once."""
+  """The distinct bad records of a source that this process has read."""
 
   def __init__(
     self,
@@ -157,17 +167,17 @@ class BadRecords:
     self._seen: set[int] = set()
 
   def add(self, records: Iterable[BadRecord]) -> None:
-    """Takes in some; reports the new ones.
+    """Adds bad records; logs and reports those that are new.
 
     Raises:
-      UserError: more than the allowed share of the source is bad.
+      UserError: more records of the source are bad than allowed.
     """
     for record in records:
       if record.index in self._seen:
         continue
       self._seen.add(record.index)
       log.warning(
-        'bad record %d of %s %s: %s; skipped',
+        'bad record %d of %s %s is skipped: %s',
         record.index,
         self._source.name,
         record.where,
@@ -175,7 +185,7 @@ class BadRecords:
       )
       if self._report:
         self._report(self._source.name, record)
-    where = 'events.jsonl' if self._report else 'The log'
+    where = 'events.jsonl' if self._report else 'the log'
     source = self._source
     check_share(len(self._seen), len(source), source.name, self._max, where)
 
@@ -187,7 +197,7 @@ def host_batches(
   bad: BadRecords,
   rows: int,
 ) -> Generator[HostBatch, None, None]:
-  """Loads shares in order with all workers, `prefetch` of them ahead."""
+  """Loads shares in order by all workers, and prefetches `prefetch` of them."""
   pool = reader.workers(loader, rows)
 
   def submit(share: Share) -> tuple[Any, list[Any]]:
@@ -215,10 +225,11 @@ def host_batches(
 
 
 class Stream(Iterator[Batch]):
-  """Batches on the devices, made ahead of time by a background thread.
+  """Iterator of batches on the devices, prefetched by a background thread.
 
-  An error in the background is raised by the `next` that would have returned
-  the batch. `close` (or leaving the `with` block) stops the threads.
+  An error in the background thread is raised by the call of `next` that would
+  have returned the batch. `close`, or leaving the `with` block, stops the
+  threads.
   """
 
   def __init__(
@@ -238,7 +249,7 @@ class Stream(Iterator[Batch]):
       raise StopIteration
     item = self._ready.get()
     if isinstance(item, BaseException):
-      self._ready.put(item)  # an ended stream stays ended
+      self._ready.put(item)  # later calls raise the same error
       raise item
     return item
 
@@ -249,7 +260,7 @@ class Stream(Iterator[Batch]):
     self.close()
 
   def close(self) -> None:
-    """Stops the threads; what was prepared is dropped."""
+    """Stops the threads and discards the prefetched batches."""
     self._closed.set()
     self._thread.join()
 
@@ -259,7 +270,7 @@ class Stream(Iterator[Batch]):
         if not self._put(to_global(batch)):
           return
       self._put(StopIteration())
-    except BaseException as error:  # noqa: BLE001 (handed to the reader)
+    except BaseException as error:  # noqa: BLE001 (raised again by `next`)
       self._put(error)
     finally:
       batches.close()

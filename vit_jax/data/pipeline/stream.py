@@ -1,10 +1,11 @@
-"""From sources to global arrays on the devices.
+"""Streams of global batches on the devices, for training and evaluation.
 
-Batch s of a training depends on nothing but the seed and s (and the skip
-list): position p = s · batch_size + i holds the example that `order.repeated`
-and `order.shuffled` say, augmented by a generator keyed by (seed, p). Each
-process reads just the positions that its own devices hold. Hence resuming needs
-no state, and any number of processes sees the same batches.
+Batch s of a training depends only on the seed, s and the skip list. The example
+at position p = s · batch_size + i is determined by `order.repeated` and
+`order.shuffled`, and augmented with a random generator keyed by (seed, p). Each
+process reads only the positions that its own devices hold. Resuming therefore
+does not require any state, and the batches do not depend on the number of
+processes.
 """
 
 import dataclasses
@@ -48,29 +49,31 @@ def train_batches(
   reader: Reader = Reader(),  # noqa: B008 (frozen)
   report: Report = None,
 ) -> Stream:
-  """Endless global batches, from the one after `start_step` updates on.
+  """Returns an infinite stream of batches, starting after `start_step` updates.
 
   Args:
-    source: random access to examples.
-    transform: makes of an example, with a generator, what a batch holds.
+    source: source of the examples.
+    transform: transform of each example, called with a random generator.
     batch_size: size of the global batch.
     seed: seed of the run.
-    start_step: updates completed.
-    mesh: devices; the batch is split over its `data` and `fsdp` axes.
-    skipped: indices of batches never to be drawn.
-    repeats: copies of each example in a batch, see `order.repeated`.
-    reader: workers, prefetching, and what to do about bad records.
-    report: called once with (source name, record) for each bad record.
+    start_step: number of completed updates.
+    mesh: device mesh; the batch is split over its `data` and `fsdp` axes.
+    skipped: indices of batches that are never drawn.
+    repeats: number of copies of each example in a batch, see `order.repeated`.
+    reader: settings of workers, prefetching and bad records.
+    report: function that is called once with (source name, record) for each bad
+      record.
 
   Returns:
-    An iterator of batches: the keys of the transform's `spec` with `batch_size`
-    examples each, and under `on_bad_record='skip'` replaced: int32
-    `[batch_size]`, bad records met for each row; close it when done. It raises
-    UserError for a bad record under 'error', naming source and index.
+    An iterator of batches, which must be closed after use. A batch contains the
+    keys of the transform's `spec` with a leading axis of `batch_size` and, with
+    `on_bad_record='skip'`, `replaced`, int32 `[batch_size]`, the number of bad
+    records that were replaced in each row. With `on_bad_record='error'`, it
+    raises UserError with source and index of the first bad record.
   """
   rows = _Rows.of(mesh, batch_size)
   loader = reader.loader(source, transform, seed)
-  locate = getattr(source, 'locate', None)  # a mixture has its own order
+  locate = getattr(source, 'locate', None)  # mixtures define their own order
 
   def shares() -> Iterator[Share]:
     for step in itertools.count(start_step):
@@ -85,7 +88,7 @@ def train_batches(
       yield Share(indices, positions)
 
   need = reader.memory_bytes(loader, len(rows.rows))
-  log.info('reading takes up to %s of host memory', memory.text(need))
+  log.info('prefetching uses up to %s of host memory', memory.text(need))
   spec = contract.train_spec(transform, reader.on_bad_record)
   return _stream(shares(), loader, reader, rows, spec, report)
 
@@ -99,12 +102,12 @@ def eval_batches(
   reader: Reader = Reader(),  # noqa: B008 (frozen)
   report: Report = None,
 ) -> Stream:
-  """Every example once, in order; the last batch is padded.
+  """Returns a stream of all examples in order; the last batch is padded.
 
   Returns:
-    An iterator like `train_batches`', with mask: bool `[batch_size]`, False on
-    padding (all zeros) and on bad records that are skipped.
-    Every process gets the same number of batches.
+    An iterator of batches as for `train_batches`, with `mask`, bool
+    `[batch_size]`, which is False on padding (zeros) and on skipped bad
+    records. Every process receives the same number of batches.
   """
   rows = _Rows.of(mesh, batch_size)
   loader = reader.loader(source, transform, 0)
@@ -124,11 +127,12 @@ def _stream(
 ) -> Stream:
   local = len(rows.rows)
   reader.check_memory(loader, local)
-  # Several processes are checked together (`BadRecordLimit`, and `sweep` of an
-  # evaluation), because one that ends alone would leave the others waiting.
-  alone = jax.process_count() == 1
+  # With several processes, the limit is checked for all of them together (by
+  # `BadRecordLimit`, and by `sweep` in evaluation). If only one of them ended,
+  # the others would wait for it forever.
+  single = jax.process_count() == 1
   bad = BadRecords(
-    loader.source, reader.max_bad_share if alone else 1.0, report
+    loader.source, reader.max_bad_share if single else 1.0, report
   )
   batches = host_batches(shares, loader, reader, bad, local)
   return Stream(
@@ -143,7 +147,7 @@ class _Rows:
   Attributes:
     sharding: sharding of a global batch over its leading axis.
     batch_size: rows of the global batch.
-    rows: ascending row numbers held here.
+    rows: row numbers on this process's devices, ascending.
   """
 
   sharding: jax.sharding.NamedSharding
@@ -155,8 +159,8 @@ class _Rows:
     split = mesh.shape['data'] * mesh.shape['fsdp']
     if batch_size % split:
       raise UserError(
-        f'a batch of {batch_size} is not divisible over the {split} shares of '
-        f'the mesh axes data x fsdp: take a multiple of {split}.'
+        f'batch_size is {batch_size}, which is not divisible by the {split} '
+        f'devices along the mesh axes data and fsdp: use a multiple of {split}.'
       )
     spec = sharding.batch_sharding(mesh)
     slices = spec.addressable_devices_indices_map((batch_size,)).values()

@@ -1,4 +1,4 @@
-"""Workers that load examples: threads of this process, or child processes."""
+"""Workers that load examples, either threads or child processes."""
 
 import dataclasses
 import logging
@@ -17,18 +17,18 @@ from vit_jax.errors import UserError
 
 log = logging.getLogger('vit_jax')
 
-_MAX_RESTARTS = 3  # while the same examples are loaded
+_MAX_RESTARTS = 3  # maximum number of restarts while loading the same examples
 
 
 class Workers(Protocol):
-  """Fills buffers in the background."""
+  """Interface of workers, which fill buffers in the background."""
 
   def buffers(self, rows: int) -> Any:
     """Returns a buffer into which a share can be loaded."""
     ...
 
   def fill(self, batch: Any, share: Share, first: int) -> Any:
-    """Starts loading a share into the rows from `first` on.
+    """Starts loading a share into the rows of a buffer, starting at `first`.
 
     Returns:
       A task, the argument of `result`.
@@ -36,25 +36,25 @@ class Workers(Protocol):
     ...
 
   def result(self, task: Any) -> list[BadRecord]:
-    """Waits for a task and returns the bad records that it met.
+    """Waits for a task and returns the bad records that it has read.
 
     Raises:
-      UserError: the loader raised it, or worker processes are killed again
-        and again.
+      UserError: the loader raised it, or worker processes were killed
+        repeatedly.
     """
     ...
 
   def collect(self, batch: Any) -> HostBatch:
-    """Returns the filled arrays once every future is done."""
+    """Returns the filled arrays after all tasks of the buffer are done."""
     ...
 
   def close(self) -> None:
-    """Stops the workers; work that has not begun is dropped."""
+    """Stops the workers; tasks that have not started are cancelled."""
     ...
 
 
 class Threads:
-  """Threads: decoding and resizing release Python's lock."""
+  """Threads of this process; decoding and resizing release Python's lock."""
 
   def __init__(self, loader: Loader, number: int):
     self._loader = loader
@@ -78,7 +78,7 @@ class Threads:
 
 @dataclasses.dataclass
 class _Task:
-  """A share that worker processes load.
+  """A share that is loaded by worker processes.
 
   Attributes:
     arguments: arguments of `_fill`.
@@ -92,13 +92,13 @@ class _Task:
 
 
 class Processes:
-  """Processes that write into shared memory, reused from batch to batch.
+  """Child processes that write batches into reused buffers of shared memory.
 
-  They are spawned, because a forked copy of a process that runs JAX may hang;
-  the loader is sent to each of them once. The memory has no name that could
-  outlive its users, and the workers end with this process, even if it is
-  killed. If a worker is killed, all are started again, and the shares that are
-  not finished are loaded again: a share always gives the same rows.
+  They are spawned, because a fork of a process that uses JAX may hang, and the
+  loader is sent to each of them once. The shared memory is unlinked, so that it
+  cannot outlive its users, and the workers end when this process ends, even if
+  it is killed. If a worker is killed, all workers are restarted and unfinished
+  shares are loaded again, with the same result.
   """
 
   def __init__(self, loader: Loader, number: int, rows: int, batches: int):
@@ -106,7 +106,7 @@ class Processes:
     self._layout = loader.layout(rows)
     size = contract.num_bytes(self._layout)
     self._context = multiprocessing.get_context('spawn')
-    # Unlinked as soon as it is made; workers inherit it when they start.
+    # The memory is unlinked immediately; workers inherit it when they start.
     self._memory = [self._context.RawArray('B', size) for _ in range(batches)]
     self._free = list(range(batches))
     self._pool = self._started()
@@ -146,27 +146,28 @@ class Processes:
       except BrokenProcessPool as error:
         if restarts == _MAX_RESTARTS:
           raise UserError(
-            f'reader processes were killed {restarts + 1} times while the same '
-            'examples were loaded, usually for lack of memory (see dmesg): '
-            'lower reader.processes or reader.prefetch, or use threads with '
-            '--config.reader.processes=0.'
+            f'reader processes were killed {restarts + 1} times while loading '
+            'the same examples, usually because the host ran out of memory '
+            '(see dmesg): reduce reader.processes or reader.prefetch, or use '
+            'threads with --config.reader.processes=0.'
           ) from error
       restarts += 1
       self._load_again(task)
 
   def _load_again(self, task: _Task) -> None:
-    """Submits a task again, to new workers if this has not happened yet."""
+    """Submits a task again, after restarting the workers if necessary."""
     if task.pool is self._pool:
       log.warning(
-        'a reader process was killed, usually for lack of memory (see dmesg); '
-        'all reader processes are started again.'
+        'a reader process was killed, usually because the host ran out of '
+        'memory (see dmesg); all reader processes are restarted.'
       )
-      self._pool.shutdown(wait=True)  # no old worker writes from here on
+      self._pool.shutdown(wait=True)  # old workers must not write any more
       self._pool = self._started()
     task.pool, task.future = self._pool, self._submit(task.arguments)
 
   def collect(self, batch: int) -> HostBatch:
-    # A copy: a CPU device would go on reading the memory that is reused.
+    # The arrays are copied, because a CPU device would otherwise read from the
+    # buffer after it is reused.
     views = _views(self._memory[batch], self._layout)
     arrays = {key: array.copy() for key, array in views.items()}
     self._free.append(batch)
@@ -185,8 +186,8 @@ def _views(memory: Any, layout: Any) -> HostBatch:
   return views
 
 
-# What a worker process was started with: (loader, memories, layout). It is
-# written once, by the pool's initializer, before any task.
+# Loader, buffers and layout of a worker process, which the initializer of the
+# pool sets once before the first task.
 _worker: list[Any] = []
 
 
@@ -199,10 +200,10 @@ def _start_worker(loader: Loader, memories: list[Any], layout: Any) -> None:
 
 
 def _end_with_parent() -> None:
-  """Ends this process when its parent has, however that happened.
+  """Ends this process when its parent process ends for any reason.
 
-  The pool's workers wait for tasks in a pipe that their siblings hold open, so
-  a killed parent would leave them for ever.
+  The workers of a pool wait for tasks on a pipe that the other workers keep
+  open. If the parent were killed, they would otherwise wait forever.
   """
   parent = multiprocessing.parent_process()
   assert parent is not None
