@@ -172,7 +172,7 @@ def test_evaluation_goes_by_the_names(tmp_path, trained):
     assert 'mapped by name' in err and json.loads(out)['count'] == 4
     (pets / 'val/dog').rename(pets / 'val/wolf')
     _, err = runs.run(evaluate, code=2)
-    assert "1 only now ('wolf')" in err and 'Traceback' not in err
+    assert "'wolf'" in err and 'Traceback' not in err
   finally:
     (trained / 'pets').unlink()
     (trained / 'pets.old').rename(trained / 'pets')

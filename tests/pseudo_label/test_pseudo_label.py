@@ -1,4 +1,4 @@
-"""A teacher's labels: exact, resumable, read again by an ordinary source."""
+"""Tests of the command `pseudo_label` and of the source that reads its file."""
 
 import dataclasses
 import os
@@ -40,7 +40,7 @@ REQUEST = Request(
 
 @pytest.fixture(scope='module')
 def weights(tmp_path_factory):
-  """A small model with random weights that has opinions."""
+  """Path of the weights of a small teacher with random parameters."""
   path = str(tmp_path_factory.mktemp('weights') / 'small.npz')
   params = tiny_vit.noise_params(Model(CLASSES, **tiny_vit.SIZES), SIZE)
   npz.save(path, params, {})
@@ -49,7 +49,7 @@ def weights(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def plain(weights):
-  """(images that can be used, probabilities), by NumPy from the logits."""
+  """Indices of good images, and probabilities computed by NumPy from logits."""
   source = damaged.Source('train', **SOURCE)
   good = [i for i in range(EXAMPLES) if i % 5]
   model, params = load_pretrained(weights)
@@ -64,19 +64,19 @@ def plain(weights):
 
 @pytest.fixture(scope='module')
 def threshold(plain):
-  """Between two images' confidences, about a third of the way up."""
+  """A value between two confidences, at about a third of their ranking."""
   ranked = np.sort(plain[1].max(axis=1))
   return float(ranked[13:15].mean())
 
 
 @pytest.fixture(scope='module')
 def file(weights, threshold, tmp_path_factory):
-  """A file, and what the command said of it."""
+  """Path of a file, and the result of the command that wrote it."""
   path = str(tmp_path_factory.mktemp('labels') / 'labels.npz')
-  said = command.run(
+  result = command.run(
     weights, path, dataclasses.replace(REQUEST, min_confidence=threshold)
   )
-  return path, said
+  return path, result
 
 
 def opened(path, **images):
@@ -84,15 +84,15 @@ def opened(path, **images):
 
 
 def test_labels_are_the_teachers(file, plain, threshold):
-  """Of 42 good images of 53, those that are sure, balanced; every count."""
-  path, said = file
+  """42 of 53 images are good; the confident ones are balanced and counted."""
+  path, result = file
   good, soft = plain
   sure = [n for n in range(len(good)) if soft[n].max() >= threshold]
-  assert said['seen'] == len(good) == 42 and said['confident'] == len(sure)
+  assert result['seen'] == len(good) == 42 and result['confident'] == len(sure)
   assert len(sure) == 42 - 14
   counts = np.bincount(soft[sure].argmax(axis=1), minlength=CLASSES)
-  assert said['of_class'] == counts.tolist()
-  assert said['count'] == 9 * (counts > 0).sum()
+  assert result['of_class'] == counts.tolist()
+  assert result['count'] == 9 * (counts > 0).sum()
   with np.load(path) as held:
     columns = {key: held[key] for key in ('index', 'soft', 'copies')}
   rows = [good.index(i) for i in columns['index']]
@@ -109,10 +109,10 @@ def test_labels_are_the_teachers(file, plain, threshold):
 
 
 def test_the_source_gives_images_and_labels(file):
-  """Each as often as it was chosen; also in another process, and in parts."""
-  path, said = file
+  """Examples occur once per copy, also after pickling and in sub-splits."""
+  path, result = file
   source = opened(path)
-  assert len(source) == said['count'] and source.num_classes == CLASSES
+  assert len(source) == result['count'] and source.num_classes == CLASSES
   images = damaged.Source('train', **SOURCE)
   assert source.class_names == images.class_names
   with np.load(path) as held:
@@ -138,7 +138,7 @@ def test_the_source_gives_images_and_labels(file):
 
 
 def test_other_images_are_refused(file, tmp_path):
-  """Labels belong to the images that the teacher saw; they may move."""
+  """The images must be those of the teacher, but their path may differ."""
   path, _ = file
   same = dict(name='tests.multiprocess.damaged', **SOURCE)
   assert len(opened(path, images=same)) == len(opened(path))
@@ -154,7 +154,7 @@ def test_other_images_are_refused(file, tmp_path):
 def test_an_interruption_changes_nothing(
   weights, threshold, file, tmp_path, monkeypatch
 ):
-  """The same bytes; what is labelled is not labelled again."""
+  """The file has the same bytes, and labelled parts are not read again."""
   out, read = str(tmp_path / 'f.npz'), []
   request = dataclasses.replace(REQUEST, min_confidence=threshold)
   once = Remaining.__getitem__
@@ -186,14 +186,14 @@ def test_an_interruption_changes_nothing(
 @pytest.mark.parametrize(
   'changes, message',
   [
-    (dict(min_confidence=1.0), 'none has a label'),
+    (dict(min_confidence=1.0), r'1\.0.*--min_confidence'),
     (dict(min_confidence=1.5), '--min_confidence'),
     (dict(per_class=-1), '--per_class'),
     (dict(split=None), '--split is missing'),
-    (dict(weights='ema'), "no weights 'ema'"),
+    (dict(weights='ema'), "'ema'"),
   ],
 )
-def test_what_is_refused(changes, message, weights, tmp_path):
+def test_messages_of_invalid_requests(changes, message, weights, tmp_path):
   with pytest.raises(UserError, match=message):
     out = str(tmp_path / 'f.npz')
     command.run(weights, out, dataclasses.replace(REQUEST, **changes))
@@ -203,12 +203,12 @@ def test_a_teacher_needs_a_head(tmp_path):
   path = str(tmp_path / 'headless.npz')
   params = tiny_vit.noise_params(Model(0, **tiny_vit.SIZES), SIZE)
   npz.save(path, params, {})
-  with pytest.raises(UserError, match='no head'):
+  with pytest.raises(UserError, match='headless.*head.*teacher'):
     command.run(path, str(tmp_path / 'f.npz'), REQUEST)
 
 
 def members(path):
-  """Labelled images and pseudo-labelled ones, as configs/noisy_student.py."""
+  """Returns the members of a mixture as in configs/noisy_student.py."""
   labelled = dict(name='synthetic', weight=1.0) | SOURCE
   unlabelled = dict(name='pseudo_labels', path=path, weight=3.0)
   return dict(labelled=labelled, unlabelled=unlabelled)
@@ -216,14 +216,14 @@ def members(path):
 
 @pytest.mark.slow
 def test_a_student_is_trained(file, tmp_path):
-  """Labels of both kinds in a batch; the loss is finite and falls."""
-  path, said = file
+  """With both kinds of labels in a batch, the loss is finite and decreases."""
+  path, result = file
   config = completed(
     **{
       'num_classes': CLASSES,
       'source': dict(name='mixture', members=members(path)),
       'train.split': 'labelled/train,unlabelled/train',
-      'train.num_examples': EXAMPLES + said['count'],
+      'train.num_examples': EXAMPLES + result['count'],
       'augment': dict(name='soft_labels', num_classes=CLASSES, crop='none'),
       'mix': dict(mixup=0.2),
       'total': '12 steps',
@@ -241,7 +241,7 @@ def test_a_student_is_trained(file, tmp_path):
 
 
 def test_a_mixture_compares_the_classes(file):
-  """A teacher of other classes is refused by name."""
+  """Members with different numbers of classes are refused."""
   wrong = members(file[0])
   wrong['labelled']['num_classes'] = 4
   with pytest.raises(UserError, match='must agree'):

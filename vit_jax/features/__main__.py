@@ -1,11 +1,15 @@
 """Frozen features: python -m vit_jax.features --checkpoint=PATH … --out=F.npz.
 
-Of a split, named as `evaluate` takes it: --dataset=NAME --split=S, --data_dir=D
-and --config.source.KEY=…, or by a config: --config=configs/cifar10.py, whose
-training split it is unless --split says otherwise; or of files: IMAGE…. The
-output is an .npz or a .parquet file of features, labels and indices or paths;
-class names and preprocessing stand beside. If it is interrupted, the same
-command goes on where it stopped and gives the same file.
+Computes the features of one of the following:
+- a split, with the flags of `evaluate`: --dataset=NAME --split=S, --data_dir=D
+  and --config.source.KEY=…
+- the training split of a config, or another one with --split:
+  --config=configs/cifar10.py
+- image files: IMAGE…
+
+The output is an .npz or .parquet file of features, labels, and indices or
+paths. It also contains class names and the preprocessing. After an
+interruption, the same command continues and gives the same file.
 """
 
 import dataclasses
@@ -37,7 +41,11 @@ from vit_jax.weights import pretrained
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Request(weights_and_data.Request):
-  """What features are wanted of: image files if there are any, or a split."""
+  """Settings of the command.
+
+  Attributes:
+    images: paths of image files; if empty, features of a split are computed.
+  """
 
   images: Sequence[str] = ()
 
@@ -53,17 +61,20 @@ def run(checkpoint: str, out_path: str, request: Request) -> dict[str, Any]:
   Args:
     checkpoint: workdir, step directory or weights of any format.
     out_path: path of the file, local.
-    request: the rest.
+    request: data and further settings.
 
   Returns:
-    What the file says of itself: checkpoint, data, count, width, preprocess, ….
+    Description that is stored in the file: checkpoint, data, count, width,
+    preprocess and further keys.
 
   Raises:
-    UserError: no such checkpoint or data, a bad record, or a file that is there
-      and of something else.
+    UserError: the checkpoint or the data does not exist, a record is bad, or
+      the file exists already and was written by another command.
   """
   if paths.is_remote(out_path):
-    raise UserError(f'--out={out_path} must be a local file.')
+    raise UserError(
+      f'--out={out_path} is remote: give the path of a local file.'
+    )
   out = paths.locate(out_path)
   writing.check(out)
   weights = weights_and_data.open_weights(checkpoint, request)
@@ -93,10 +104,10 @@ def run(checkpoint: str, out_path: str, request: Request) -> dict[str, Any]:
 def _data(
   weights: pretrained.Pretrained, request: Request
 ) -> tuple[Config, Source]:
-  """Opens the files or the split; returns the completed sections and the data.
+  """Opens the files or the split; returns the completed config and the source.
 
   Raises:
-    UserError: there is no such data or split, or it is empty.
+    UserError: the data or the split does not exist or is empty.
   """
   if request.images:
     sections = weights_and_data.sections(weights)
@@ -107,15 +118,15 @@ def _data(
 
 
 def main(arguments: list[str]) -> None:
-  """Writes the file and says what is in it."""
+  """Writes the file and prints a summary of its content."""
   values = flags.FLAGS
   named = values.dataset or values.config or values.split or values.data_dir
   if not values.checkpoint or not values.out or (arguments and named):
     raise UserError(
-      'usage: python -m vit_jax.features --checkpoint=PATH --out=F.npz, and '
-      '--dataset=NAME --split=S, or --config=FILE.py, or IMAGE…; got '
-      f'checkpoint {values.checkpoint!r}, out {values.out!r}, '
-      f'{len(arguments)} image(s), data {named!r}.'
+      'usage: python -m vit_jax.features --checkpoint=PATH --out=F.npz with '
+      'either --dataset=NAME --split=S, or --config=FILE.py, or IMAGE…; got '
+      f'--checkpoint={values.checkpoint}, --out={values.out}, '
+      f'{len(arguments)} image(s) and data {named!r}.'
     )
   process.start_process()
   request = Request.of_flags(images=arguments)

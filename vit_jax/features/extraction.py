@@ -1,4 +1,4 @@
-"""Features of a source's examples, part by part, and what is said of them."""
+"""Computes the features of a source's examples, part by part."""
 
 import hashlib
 import json
@@ -48,20 +48,23 @@ def extract(
   about: dict[str, Any],
   size: int,
 ) -> dict[str, Any]:
-  """Computes what is missing, part by part, and joins them.
+  """Computes the parts that are missing, then joins all parts.
 
   Args:
     extractor: extractor of the features.
-    params: whose.
+    params: parameters of the model.
     source: source of the examples.
-    out: the file.
+    out: path of the file.
     about: description that is stored in the file.
-    size: batches of a part.
+    size: number of batches per part.
+
+  Returns:
+    The description, with the number and the width of the features.
   """
 
   def batches(start: int) -> Iterator[Arrays]:
-    rest = Remaining(source, start)
-    for found, kept in extractor.batches(params, rest):
+    remaining = Remaining(source, start)
+    for found, kept in extractor.batches(params, remaining):
       index = start + np.arange(len(kept), dtype=np.int64)
       yield _columns(source, found, index, kept)
       start += len(kept)
@@ -73,7 +76,7 @@ def extract(
 def _columns(
   source: Source, found: Any, index: np.ndarray, kept: np.ndarray
 ) -> dict[str, np.ndarray]:
-  """Returns the rows of a batch that are examples, by column name."""
+  """Returns the rows of a batch that are not padding, by column name."""
   index = index[kept]
   columns = {'features': found.features[kept], 'index': index}
   if source.num_classes:
@@ -86,16 +89,23 @@ def _columns(
 def _join(
   parts: Parts, number: int, out: epath.Path, about: dict[str, Any]
 ) -> dict[str, Any]:
-  """Joins all parts into one file and removes them; returns its description."""
+  """Joins all parts into one file and removes them; returns its description.
+
+  Raises:
+    UserError: all examples are bad records.
+  """
   shapes = [parts.read(n)['features'].shape for n in range(number)]
-  whole = about | {'count': sum(n for n, _ in shapes), 'width': shapes[0][1]}
-  if not whole['count']:
+  description = about | {
+    'count': sum(count for count, _ in shapes),
+    'width': shapes[0][1],
+  }
+  if not description['count']:
     raise UserError(
-      f'{about["data"]}: none of its {about["examples"]} examples could be '
-      'used; each is named in a message before this one.'
+      f'{about["data"]}: none of the {about["examples"]} examples could be '
+      'used. The log lists the reason for each of them.'
     )
-  with parts.joining() as aside:
+  with parts.joining() as temporary:
     writing.FORMATS[out.suffix](
-      aside, parts, number, json.loads(json.dumps(whole))
+      temporary, parts, number, json.loads(json.dumps(description))
     )
-  return whole
+  return description

@@ -1,4 +1,4 @@
-"""A source of image files, the alternative to the splits of other sources."""
+"""A source of single image files without labels."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,13 +7,13 @@ from vit_jax.data.storage import files
 
 
 class Images:
-  """Image files, in the order given."""
+  """Image files in a given order."""
 
   name, num_classes = 'the images', 0
   class_names: list[str] = []
 
   def __init__(self, paths: Sequence[str]):
-    """Opens nothing yet."""
+    """Stores the paths; the files are opened when they are read."""
     self.paths = [*paths]
 
   def __len__(self) -> int:

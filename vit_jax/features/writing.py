@@ -1,9 +1,10 @@
-"""Parts joined into one file: NumPy's .npz, or Parquet.
+"""Joins the parts of the features into one .npz or Parquet file.
 
-Both hold columns of one length: `features` float32 `[n, d]`, `index` (among all
-examples given, of which bad ones may be left out), `label` where there are
-labels, `path` of files; and beside them, as JSON, `about`. Parts are read one
-after the other; the whole need not fit the memory.
+Both formats contain columns of equal length: `features` float32 `[n, d]`,
+`index` (index in the source, from which bad records may be missing), `label` if
+the source has labels, and `path` for image files. They also contain `about`, a
+description as JSON. Parts are read one after another, so that the result may be
+larger than the memory.
 """
 
 import importlib
@@ -26,7 +27,7 @@ def about_of(path: str) -> dict[str, Any]:
   """Returns the description in a file of `FORMATS`; {} for any other file.
 
   Raises:
-    UserError: a package is missing.
+    UserError: pyarrow is required but not installed.
   """
   try:
     if path.endswith('.npz'):
@@ -39,10 +40,16 @@ def about_of(path: str) -> dict[str, Any]:
 
 
 def check(out: epath.Path) -> None:
-  """Raises UserError for an ending that stands for no format, or is missing."""
+  """Checks that the format of the output file is supported.
+
+  Raises:
+    UserError: the file name extension is unknown, or pyarrow is required but
+      not installed.
+  """
   if out.suffix not in FORMATS:
     raise UserError(
-      f'--out={out} ends in {out.suffix!r}; allowed: {", ".join(FORMATS)}.'
+      f'the extension of --out={out} is {out.suffix!r}; allowed: '
+      f'{", ".join(FORMATS)}.'
     )
   if out.suffix == '.parquet':
     _pyarrow('parquet')
@@ -72,7 +79,7 @@ def _rows(parts: Parts, number: int) -> np.ndarray:
 
 
 def _widest(parts: Parts, key: str, count: int) -> np.dtype:
-  """Texts of the parts differ in their length."""
+  """Returns the common dtype of a column, as text lengths of parts differ."""
   kinds = [parts.read(n)[key].dtype for n in range(count)]
   return np.result_type(*set(kinds))
 
@@ -93,7 +100,7 @@ def _parquet(
 
 
 def _table(pa: Any, arrays: Arrays) -> Any:
-  """Rows of a part; features are lists of one length."""
+  """Creates a table of a part, with features as lists of a fixed size."""
   columns = {}
   for key, array in arrays.items():
     columns[key] = pa.array(array.reshape(-1))
@@ -108,14 +115,14 @@ def _pyarrow(module: str = '') -> Any:
   """Imports a module of pyarrow.
 
   Raises:
-    UserError: it is not installed.
+    UserError: pyarrow is not installed.
   """
   try:
     return importlib.import_module(f'pyarrow.{module}'.rstrip('.'))
   except ImportError as error:
     raise UserError(
-      'Parquet is written by the package pyarrow, which is not installed: pip '
-      'install pyarrow, or give --out=FILE.npz.'
+      'Parquet files require the package pyarrow, which is not installed: pip '
+      'install pyarrow, or use --out=FILE.npz.'
     ) from error
 
 

@@ -1,11 +1,12 @@
-"""A teacher's labels: python -m vit_jax.pseudo_label --checkpoint=P --out=FILE.
+"""Pseudo-labels: python -m vit_jax.pseudo_label --checkpoint=PATH --out=F.npz.
 
-Of a split, named as `evaluate` takes it: --dataset=NAME --split=S, --data_dir=D
-and --config.source.KEY=…, or by a config: --config=configs/cifar10.py. Labels
-that the data has are not looked at. Images are preprocessed as the teacher's
-weights say. The file is read by the source `pseudo_labels`, and an ordinary
-config trains on it: configs/noisy_student.py. If it is interrupted, the same
-command goes on where it stopped and writes the same file.
+Labels a split with the predictions of a teacher. The split is given with the
+flags of `evaluate`: --dataset=NAME --split=S, --data_dir=D and
+--config.source.KEY=…, or by a config: --config=configs/cifar10.py. Labels of
+the data are not used. Images are preprocessed as for the teacher. The source
+`pseudo_labels` reads the file, so that any config can train on it, for example
+configs/noisy_student.py. After an interruption, the same command continues and
+writes the same file.
 
 Reference: "Self-training with Noisy Student improves ImageNet classification",
 Xie et al., arXiv 1911.04252.
@@ -38,13 +39,14 @@ from vit_jax.weights import pretrained
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Request(weights_and_data.Request):
-  """What is to be labelled, and what of it kept.
+  """Data to be labelled, and settings of the selection of examples.
 
   Attributes:
-    min_confidence: least probability of the most likely class, in [0, 1]; the
-      paper's is .3.
-    per_class: examples of each class; 0 for no balance. The paper's is 130,000.
-    seed: seed of the choice of images that are copied once more.
+    min_confidence: smallest probability of the most likely class, in [0, 1]; .3
+      in the paper.
+    per_class: number of examples of each class, 130,000 in the paper; 0 for no
+      balancing.
+    seed: seed of the random choice of images that get an additional copy.
   """
 
   min_confidence: float = 0.3
@@ -62,31 +64,41 @@ def define_flags() -> None:
   """Defines the flags of this command."""
   weights_and_data.define_flags('.npz')
   flags.DEFINE_float(
-    'min_confidence', 0.3, 'Least probability of the most likely class.'
+    'min_confidence', 0.3, 'Smallest probability of the most likely class.'
   )
   flags.DEFINE_integer(
-    'per_class', 0, 'Examples of each class, copies among them; 0: no balance.'
+    'per_class',
+    0,
+    'Number of examples of each class, including copies; 0 for no balancing.',
   )
-  flags.DEFINE_integer('seed', 0, 'Of the images that are copied once more.')
+  flags.DEFINE_integer(
+    'seed',
+    0,
+    'Seed of the random choice of images that get an additional copy.',
+  )
 
 
 def run(checkpoint: str, out_path: str, request: Request) -> dict[str, Any]:
   """Labels images and writes the file.
 
   Args:
-    checkpoint: the teacher: workdir, step directory or weights of any format.
+    checkpoint: workdir, step directory or weights of any format of the teacher.
     out_path: path of the file, local.
-    request: the rest.
+    request: data and further settings.
 
   Returns:
-    What the file says of itself: checkpoint, data, seen, confident, count, ….
+    Description that is stored in the file: checkpoint, data, seen, confident,
+    count and further keys.
 
   Raises:
-    UserError: no such checkpoint or data, a teacher without a head, a bad
-      record, or a file that is there and of something else.
+    UserError: the checkpoint or the data does not exist, the teacher does not
+      have a head, a record is bad, or the file exists already and was written
+      by another command.
   """
   if paths.is_remote(out_path) or not out_path.endswith('.npz'):
-    raise UserError(f'--out={out_path} must be a local file that ends in .npz.')
+    raise UserError(
+      f'--out={out_path} is not allowed: give the path of a local .npz file.'
+    )
   out = paths.locate(out_path)
   weights = weights_and_data.open_weights(checkpoint, request)
   config, source, split = weights_and_data.open_data(weights, request)
@@ -118,7 +130,7 @@ def run(checkpoint: str, out_path: str, request: Request) -> dict[str, Any]:
 def _described(
   weights: pretrained.Pretrained, source: Source, request: Request
 ) -> dict[str, Any]:
-  """Describes the teacher and the settings of the choice."""
+  """Describes the teacher and the settings of the selection."""
   keys = ('weights', 'min_confidence', 'per_class', 'seed')
   return {
     'checkpoint': weights.path,
@@ -128,16 +140,16 @@ def _described(
 
 
 def _class_names(weights: pretrained.Pretrained, source: Source) -> list[str]:
-  """Returns the teacher's class names, or the data's, or numbers.
+  """Returns the class names of the teacher, those of the data, or numbers.
 
   Raises:
-    UserError: the teacher has no head.
+    UserError: the teacher does not have a head.
   """
   outputs = weights.about['num_classes']
   if not outputs:
     raise UserError(
-      f'{weights.path} has no head, and so no opinion of classes: take a '
-      'teacher that was trained or fine-tuned with labels.'
+      f'the model in {weights.path} does not have a head and cannot predict '
+      'classes: use a teacher that was trained or fine-tuned with labels.'
     )
   for names in (weights.about.get('class_names') or (), source.class_names):
     if len(names) == outputs:
@@ -146,14 +158,14 @@ def _class_names(weights: pretrained.Pretrained, source: Source) -> list[str]:
 
 
 def main(arguments: list[str]) -> None:
-  """Writes the file and says what is in it."""
+  """Writes the file and prints a summary of its content."""
   values = flags.FLAGS
   if not values.checkpoint or not values.out or arguments:
     raise UserError(
-      'usage: python -m vit_jax.pseudo_label --checkpoint=PATH --out=F.npz, '
-      'and --dataset=NAME --split=S, or --config=FILE.py; got checkpoint '
-      f'{values.checkpoint!r}, out {values.out!r}, {len(arguments)} other '
-      'argument(s).'
+      'usage: python -m vit_jax.pseudo_label --checkpoint=PATH --out=F.npz '
+      'with either --dataset=NAME --split=S or --config=FILE.py; got '
+      f'--checkpoint={values.checkpoint}, --out={values.out} and '
+      f'{len(arguments)} other argument(s).'
     )
   process.start_process()
   result = run(weights_flags.path(values), values.out, Request.of_flags())

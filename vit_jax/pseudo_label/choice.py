@@ -1,4 +1,4 @@
-"""Which images are learned from, and how often: confident ones, balanced."""
+"""Selects confident images for training, balanced over the classes."""
 
 from typing import NamedTuple
 
@@ -7,11 +7,11 @@ from jaxtyping import Float, Int
 
 
 class Choice(NamedTuple):
-  """Images that were chosen.
+  """Selected images.
 
   Attributes:
-    rows: indices of the chosen examples, each once, ascending.
-    copies: number of copies of each of them, at least 1.
+    rows: distinct indices of the selected examples, ascending.
+    copies: number of copies of each example, at least 1.
   """
 
   rows: Int[np.ndarray, ' m']
@@ -24,22 +24,23 @@ def balanced(
   per_class: int,
   seed: int,
 ) -> Choice:
-  """Chooses the same number of examples of each class.
+  """Selects the same number of examples of each class.
 
-  For a class with more images, the most confident ones are taken (of equally
-  confident ones, the first). For a class with fewer, every image is copied as
-  often as a whole number of copies fits, and a random part of the images once
-  more.
+  If a class has more images than that, the most confident ones are selected;
+  ties are resolved by the order of the images. If it has fewer, all images get
+  the same number of copies, and randomly chosen ones get an additional copy to
+  reach the exact number.
 
   Args:
     labels: class of each image.
     confidence: probability of that class.
-    per_class: examples of each class; 0 takes every image once.
-    seed: seed of the random part.
+    per_class: number of examples of each class; 0 selects every image once.
+    seed: seed of the choice of images that get an additional copy.
 
   Reference: Noisy Student, Xie et al., arXiv 1911.04252, section 3.1: 130K
-  images per class, duplicated at random. Its code decides for each image
-  independently whether it is copied once more; here the totals are exact.
+  images per class, duplicated at random. Difference: its code draws for each
+  image independently whether it gets an additional copy; here the number of
+  examples per class is exact.
   """
   copies = np.ones(len(labels), np.int64)
   if per_class:
@@ -47,9 +48,9 @@ def balanced(
     for label in np.unique(labels):
       rows = np.flatnonzero(labels == label)
       rows = rows[np.argsort(-confidence[rows], kind='stable')][:per_class]
-      whole, rest = divmod(per_class, len(rows))
-      copies[rows] = whole
+      quotient, remainder = divmod(per_class, len(rows))
+      copies[rows] = quotient
       rng = np.random.default_rng([seed, int(label)])
-      copies[rng.permutation(rows)[:rest]] += 1
+      copies[rng.permutation(rows)[:remainder]] += 1
   rows = np.flatnonzero(copies)
   return Choice(rows, copies[rows])

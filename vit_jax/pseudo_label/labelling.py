@@ -1,4 +1,4 @@
-"""A teacher's probabilities of every image, part by part; then the choice."""
+"""Labels images by a teacher's probabilities, then selects confident ones."""
 
 import json
 import logging
@@ -32,15 +32,18 @@ def label(
   about: dict[str, Any],
   size: int,
 ) -> dict[str, Any]:
-  """Labels what is not labelled yet, chooses, and writes the file.
+  """Labels the images that are not labelled yet, selects, and writes the file.
 
   Args:
     setting: setting that applies the teacher.
-    params: the teacher's.
+    params: parameters of the teacher.
     source: source of the images.
-    out: the file.
+    out: path of the file.
     about: description that is stored in the file.
-    size: batches of a part.
+    size: number of batches per part.
+
+  Returns:
+    The description, with the numbers of images.
   """
   least = np.float32(about['min_confidence'])
 
@@ -61,7 +64,7 @@ def label(
 def _confident(
   soft: np.ndarray, mask: np.ndarray, start: int, least: np.float32
 ) -> Arrays:
-  """Keeps the confident rows of a batch, and counts all of its examples."""
+  """Returns the confident rows of a batch and the number of its examples."""
   kept = mask & (soft.max(axis=-1) >= least)
   index = start + np.arange(len(mask), dtype=np.int64)
   seen = np.array([mask.sum()], np.int64)
@@ -71,40 +74,40 @@ def _confident(
 def _finish(
   parts: Parts, number: int, out: epath.Path, about: dict[str, Any]
 ) -> dict[str, Any]:
-  """Joins the chosen examples of all parts into one file and removes the parts.
+  """Joins the selected examples of all parts into one file.
 
   Raises:
-    UserError: no label is confident enough.
+    UserError: no prediction is confident enough.
   """
-  held = [_judged(parts.read(n)) for n in range(number)]
+  summaries = [_summary(parts.read(n)) for n in range(number)]
   labels, confidence = (
-    np.concatenate([part[key] for part in held])
+    np.concatenate([part[key] for part in summaries])
     for key in ('label', 'confidence')
   )
-  seen = sum(int(part['seen'].sum()) for part in held)
+  seen = sum(int(part['seen'].sum()) for part in summaries)
   if not len(labels):
     raise UserError(
-      f'{about["data"]}: of {seen} images none has a label that the teacher is '
-      f'sure of by {about["min_confidence"]} or more: lower '
-      '--min_confidence, or train the teacher for longer.'
+      f'{about["data"]}: the teacher does not assign a probability of at least '
+      f'{about["min_confidence"]} to any class for any of the {seen} images: '
+      'reduce --min_confidence, or train the teacher for longer.'
     )
   choice = balanced(labels, confidence, about['per_class'], about['seed'])
   of_class = np.bincount(labels, minlength=len(about['class_names']))
   _warn_of_empty(about['class_names'], of_class)
-  whole = about | {
+  description = about | {
     'count': int(choice.copies.sum()),
     'distinct': len(choice.rows),
     'seen': seen,
     'confident': len(labels),
     'of_class': of_class.tolist(),
   }
-  whole = json.loads(json.dumps(whole))
-  _write(parts, number, choice, whole)
-  return whole
+  description = json.loads(json.dumps(description))
+  _write(parts, number, choice, description)
+  return description
 
 
-def _judged(part: Arrays) -> Arrays:
-  """Reduces a part to the values that the choice needs."""
+def _summary(part: Arrays) -> Arrays:
+  """Reduces a part to the values that the selection requires."""
   soft = part['soft']
   return {
     'label': soft.argmax(axis=-1),
@@ -116,7 +119,7 @@ def _judged(part: Arrays) -> Arrays:
 def _write(
   parts: Parts, number: int, choice: Choice, about: dict[str, Any]
 ) -> None:
-  """Writes the file of the chosen examples and removes the parts."""
+  """Writes the file of the selected examples and removes the parts."""
   count, classes = len(choice.rows), len(about['class_names'])
   int64, float32 = np.dtype(np.int64), np.dtype(np.float32)
   columns = {
@@ -128,14 +131,14 @@ def _write(
     ),
     'copies': npz.Column((count,), int64, [choice.copies]),
   }
-  with parts.joining() as aside:
-    npz.write(aside, columns, {'about': json.dumps(about)})
+  with parts.joining() as temporary:
+    npz.write(temporary, columns, {'about': json.dumps(about)})
 
 
 def _chosen(
   parts: Parts, number: int, choice: Choice, key: str
 ) -> Iterator[np.ndarray]:
-  """Yields the chosen rows of a column, part by part."""
+  """Yields the selected rows of a column, part by part."""
   start = 0
   for n in range(number):
     column = parts.read(n)[key]
@@ -148,8 +151,9 @@ def _warn_of_empty(class_names: list[str], of_class: np.ndarray) -> None:
   empty = [class_names[i] for i in np.flatnonzero(of_class == 0)]
   if empty:
     log.warning(
-      'of %d of the %d classes there is no image that the teacher is sure of, '
-      '%r for example: the student learns them from labels alone',
+      '%d of the %d classes, for example %r, do not have any image with a '
+      'confident prediction of the teacher; the student learns these classes '
+      'only from labelled images',
       len(empty),
       len(class_names),
       empty[0],
