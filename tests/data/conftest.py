@@ -1,4 +1,4 @@
-"""Data sets and places that several tests of sources share."""
+"""Datasets and directories shared by several tests of sources."""
 
 import pytest
 from bucket import Bucket
@@ -7,7 +7,7 @@ from etils.epath import gpath
 
 @pytest.fixture(scope='session')
 def prepared(tmp_path_factory):
-  """A TFDS directory for each format, written by TFDS: {format: folder}."""
+  """Writes a TFDS dataset in each format: {format: folder}."""
   import tensorflow_datasets as tfds_lib
   from twin import Twin
 
@@ -22,7 +22,7 @@ def prepared(tmp_path_factory):
 
 @pytest.fixture
 def bucket(tmp_path, monkeypatch):
-  """The local folder behind gs://bucket."""
+  """Creates the local folder that gs://bucket refers to."""
   root = tmp_path / 'bucket'
   root.mkdir()
   monkeypatch.setattr(gpath, '_is_tf_installed', lambda: False)

@@ -1,4 +1,4 @@
-"""What every source promises, checked on whatever a test built."""
+"""Checks of the interface that every source must implement."""
 
 import json
 import pickle
@@ -12,13 +12,13 @@ from vit_jax.data import fingerprint
 
 
 def png(number):
-  """A small image, another one for each number."""
+  """Returns a small PNG image that is different for each number."""
   pixels = np.random.default_rng(number).integers(0, 256, (3, 4, 3), np.uint8)
   return cv2.imencode('.png', pixels)[1].tobytes()
 
 
 def check_parts(open_split, at):
-  """A split is cut at random: not where its list is, and always alike.
+  """Checks that a split is divided randomly and reproducibly.
 
   Args:
     open_split: split → source; `where` tells its examples apart.
@@ -42,7 +42,7 @@ def check_parts(open_split, at):
 
 
 def check(source, expected, places):
-  """Everything a reader relies on.
+  """Checks all properties of a source on which the reader relies.
 
   Args:
     source: to be checked.
@@ -63,7 +63,7 @@ def check(source, expected, places):
   wanted = [expected[i] for i in order]
   with ThreadPoolExecutor(8) as pool:
     assert list(pool.map(source.__getitem__, order)) == wanted
-  copy = pickle.loads(pickle.dumps(source))  # as a worker process gets it
+  copy = pickle.loads(pickle.dumps(source))  # as in a worker process
   assert [copy[i] for i in order[:20]] == wanted[:20]
   assert (copy.name, copy.class_names) == (source.name, source.class_names)
   print_of = fingerprint.of(source)

@@ -1,11 +1,11 @@
-"""What Pillow computes, in NumPy: hue, blur by boxes, antialiased resizing."""
+"""NumPy versions of Pillow's hue, box blur and antialiased resizing."""
 
 import cv2
 import numpy as np
 
-_BOXES = 3  # one after the other come close to a Gaussian
+_BOXES = 3  # successive box means that approximate a Gaussian
 _ONE = 2.0**24
-_BITS = 22  # of the fraction of a weight; a sum of products fits 32 bits
+_BITS = 22  # fraction bits of a weight; sums of products fit 32 bits
 
 
 def _triangle(x):
@@ -25,7 +25,7 @@ _FILTERS = {'bilinear_antialias': (_triangle, 1), 'bicubic': (_cubic, 2)}
 
 
 def hue(image, turn):
-  """In the 8 bits that Pillow gives each of H, S and V."""
+  """Rotates the hue, with 8 bits for each of H, S and V."""
   h, s, v = _hsv(image)
   h = (h + int(turn * 255)) % 256
   place = h * np.float32(6 / 255)
@@ -43,7 +43,7 @@ def hue(image, turn):
 
 
 def _hsv(image):
-  """H, S and V of each pixel, 0 to 255, cut off to integers as Pillow does."""
+  """Returns H, S and V, 0 to 255, truncated to integers as in Pillow."""
   # Each step in the precision that Pillow takes it in: a hair's breadth more
   # or less is a whole level of H, up to six of a colour.
   single, double = np.float32, np.float64
@@ -64,14 +64,14 @@ def _hsv(image):
 
 
 def soften(image, sigma):
-  """Three means over boxes.
+  """Computes three successive box means.
 
   Reference: Gwosdek et al., "Theoretical Foundations of Gaussian Convolution by
   Extended Box Filtering" (SSVM 2011), equations for the box's length and the
   weight of its ends.
   """
   variance = np.float32(sigma) ** 2 / np.float32(_BOXES)  # as Pillow's
-  reach = int((np.sqrt(12 * variance + 1) - 1) / 2)  # whole pixels to each side
+  reach = int((np.sqrt(12 * variance + 1) - 1) / 2)  # whole pixels on each side
   ends = (2 * reach + 1) * (reach * (reach + 1) - 3 * variance)
   ends /= 6 * (variance - (reach + 1) ** 2)
   # Weights of 24 bits, in double precision without any rounding.
@@ -88,7 +88,7 @@ def soften(image, sigma):
 
 
 def resize(image, height, width, interpolation):
-  """Columns first, and rounded in between."""
+  """Resizes the columns first, with rounding in between."""
   columns = _filter_rows(cv2.transpose(image), width, interpolation)
   return _filter_rows(cv2.transpose(columns), height, interpolation)
 
@@ -110,7 +110,7 @@ def _filter_rows(image, length, interpolation):
 
 
 def _taps(length, wanted, interpolation):
-  """Which rows each wanted row is made of, and their weights times 2^22.
+  """Returns the source rows of each result row, and weights times 2^22.
 
   Rows beyond the image's edge have no weight; the others share it.
   """

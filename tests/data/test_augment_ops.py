@@ -1,4 +1,4 @@
-"""Colours and geometry against Pillow's."""
+"""Tests of colour and geometry operations against Pillow."""
 
 import cv2
 import numpy as np
@@ -13,7 +13,7 @@ GREY = (128, 128, 128)
 
 
 def photograph():
-  """Something with edges, shades and unequal channels, uint8 [60, 80, 3]."""
+  """Returns an image with edges and shades, uint8 [60, 80, 3]."""
   shapes = cv2.resize(noise(6, 8), (80, 60), interpolation=cv2.INTER_CUBIC)
   shapes[10:30, 20:50] = (250, 30, 90)
   scale = np.array([0.5, 0.8, 0.3])
@@ -35,7 +35,7 @@ def pillow(function, image, *arguments):
 
 @pytest.mark.parametrize('image', IMAGES.values(), ids=IMAGES)
 def test_exact_colours(image):
-  """Operations on single values are Pillow's to the last bit."""
+  """Operations on single values are bitwise equal to Pillow's."""
   pairs = [
     (ops.invert(image), pillow(ImageOps.invert, image)),
     (ops.auto_contrast(image), pillow(ImageOps.autocontrast, image)),
@@ -59,7 +59,7 @@ def test_exact_colours(image):
   'name', ['brightness', 'contrast', 'color', 'sharpness']
 )
 def test_enhancements(image, factor, name):
-  """Within two levels: OpenCV rounds where Pillow cuts off, twice."""
+  """Results differ by up to two levels: Pillow truncates, OpenCV rounds."""
   enhancer = getattr(ImageEnhance, name.capitalize())
   expected = pillow(lambda x: enhancer(x).enhance(factor), image)
   ours = getattr(ops, name)(image, factor)
@@ -69,7 +69,7 @@ def test_enhancements(image, factor, name):
 
 
 def test_no_bits_and_solarize_add():
-  """What Pillow has no function for."""
+  """Operations that Pillow does not provide are compared with formulas."""
   image = noise(5, 5)
   assert not ops.posterize(image, 0).any()
   expected = np.where(image < 128, np.minimum(image + 110.0, 255), image)
@@ -77,7 +77,7 @@ def test_no_bits_and_solarize_add():
 
 
 def test_greyscale():
-  """ITU-R 601 luma, as Pillow's, within a level."""
+  """ITU-R 601 luma differs from Pillow's by at most one level."""
   image = photograph()
   expected = pillow(lambda x: x.convert('L').convert('RGB'), image)
   assert np.abs(ops.greyscale(image) - expected).max() <= 1
@@ -85,7 +85,7 @@ def test_greyscale():
 
 @pytest.mark.parametrize('sigma', [0.1, 0.5, 1.0, 2.0])
 def test_blur(sigma):
-  """Pillow's is an approximation by boxes, so only close on average."""
+  """Pillow approximates the blur by boxes, so only means are compared."""
   image = photograph()
   expected = pillow(lambda x: x.filter(ImageFilter.GaussianBlur(sigma)), image)
   assert np.abs(ops.blur(image, sigma) - expected).mean() < 0.5
@@ -130,7 +130,7 @@ def test_geometry(share):
 
 
 def test_whole_pixels_are_moved_exactly():
-  """Translation by whole pixels interpolates nothing."""
+  """Translation by whole pixels does not interpolate."""
   image = photograph()
   moved = ops.translate_x(image, 7)
   np.testing.assert_array_equal(moved[:, :-7], image[:, 7:])
@@ -142,7 +142,7 @@ def test_whole_pixels_are_moved_exactly():
 
 @pytest.mark.parametrize('y, x', [(0, 0), (3, 7), (8, 9)])
 def test_cut_out(y, x):
-  """Grey within the radius, untouched outside; the argument stays."""
+  """Only pixels within the radius become grey; the argument is not modified."""
   image = noise(9, 10)
   before = image.copy()
   rows, columns = np.mgrid[:9, :10]
@@ -154,7 +154,7 @@ def test_cut_out(y, x):
 
 
 def test_bicubic_geometry_is_pillows():
-  """To the bit, as timm calls it, with a colour for what is empty."""
+  """Results are bitwise equal to timm's call of Pillow with a fill colour."""
   image, mean = noise(20, 30), (124, 116, 104)
   method = Image.Resampling.BICUBIC
   for degrees in (-30.0, 7.5):

@@ -1,4 +1,4 @@
-"""One folder with every kind of image that data sets are known to hold."""
+"""Tests of a folder with all kinds of images that occur in datasets."""
 
 import json
 import pathlib
@@ -44,7 +44,7 @@ BAD = {
 
 @pytest.fixture
 def photographs(tmp_path):
-  """A folder of classes: 'bad', 'good' and 'usable'."""
+  """Creates a folder with the classes 'bad', 'good' and 'usable'."""
   plain = {f'{i}.jpg': WHOLE_JPEG for i in range(10)}
   kinds = {'bad': BAD, 'good': plain, 'usable': USABLE}
   for name, contents in kinds.items():
@@ -55,7 +55,7 @@ def photographs(tmp_path):
 
 
 def _epoch(source, on_bad_record='skip', report=None):
-  """(label, replaced) of each example of one epoch, 8 a batch."""
+  """Returns (label, replaced) of each example of an epoch, in batches of 8."""
   reader = Reader(on_bad_record=on_bad_record, max_bad_share=0.5)
   rows = []
   transform = TrainTransform((16, 16))
@@ -75,7 +75,7 @@ def _epoch(source, on_bad_record='skip', report=None):
 
 
 def test_skip_replaces_the_bad_and_takes_the_others(photographs):
-  """Exactly the bad ones are reported, each with its file and a reason."""
+  """Exactly the bad records are reported, each with its file and a reason."""
   source, seen = folder.Source('train', path=str(photographs)), []
   rows = _epoch(source, report=lambda _, record: seen.append(record))
   named = {pathlib.Path(record.where).name: record for record in seen}
@@ -90,7 +90,7 @@ def test_skip_replaces_the_bad_and_takes_the_others(photographs):
 
 @pytest.mark.parametrize('name', BAD)
 def test_error_names_the_file(photographs, name):
-  """Every kind alone ends the run under 'error', with file and index."""
+  """With 'error', each kind ends the run with a message of file and index."""
   for other in BAD:
     if other != name:
       (photographs / 'bad' / other).unlink()
@@ -100,7 +100,7 @@ def test_error_names_the_file(photographs, name):
 
 
 def test_a_label_out_of_range(photographs):
-  """A list of labels that goes beyond its classes is refused at once."""
+  """A list with labels beyond its classes is refused when it is opened."""
   classes = photographs / 'classes.txt'
   classes.write_text('cat\ndog\n')
   lines = [{'image': f'good/{i}.jpg', 'label': i % 3} for i in range(10)]
@@ -111,7 +111,7 @@ def test_a_label_out_of_range(photographs):
 
 
 class _Mislabelled(folder.Source):
-  """As a data set would be whose records hold labels that it does not have."""
+  """A dataset whose records contain labels out of range."""
 
   def __getitem__(self, index):
     example = super().__getitem__(index)
@@ -120,7 +120,7 @@ class _Mislabelled(folder.Source):
 
 @pytest.mark.parametrize('policy', ['error', 'skip'])
 def test_a_label_out_of_range_in_a_record(photographs, policy):
-  """Found when it is read; a bad record like the others."""
+  """The record is a bad record, detected when it is read."""
   for file in (photographs / 'bad').iterdir():
     file.write_bytes(WHOLE_JPEG)
   source, seen = _Mislabelled('train', path=str(photographs)), []
@@ -134,7 +134,7 @@ def test_a_label_out_of_range_in_a_record(photographs, policy):
 
 
 def test_an_empty_class(photographs):
-  """Refused, unless it is meant."""
+  """An empty class is refused unless the settings allow it."""
   (photographs / 'nothing').mkdir()
   with pytest.raises(UserError, match='nothing holds no image'):
     folder.Source('train', path=str(photographs))

@@ -1,4 +1,4 @@
-"""Bad records: an error that names them, or a replacement that is exact."""
+"""Tests of bad records: error messages and deterministic replacement."""
 
 import itertools
 import json
@@ -20,7 +20,7 @@ TRANSFORM = TrainTransform((8, 8))
 
 
 class Damaged(synthetic.Source):
-  """Synthetic records of which some cannot be decoded."""
+  """Synthetic records, some of which cannot be decoded."""
 
   def __init__(self):
     super().__init__('train', num_examples=N, height=8, width=8)
@@ -57,13 +57,13 @@ def _same(ours, theirs) -> None:
 
 
 def test_error_names_file_and_index():
-  """By default a run ends at the first one."""
+  """By default, a run ends at the first bad record."""
   with pytest.raises(UserError, match=r'example \d+ of .*\(file\d+\)'):
     _batches(Damaged(), 0, N // BATCH, reader=stream.Reader())
 
 
 def test_skip_is_a_function_of_the_position():
-  """The same on any mesh and after any restart; each is reported once."""
+  """Replacements do not depend on mesh or restarts; each is reported once."""
   reader = stream.Reader(on_bad_record='skip', max_bad_share=0.2)
   seen = []
   straight = _batches(
@@ -87,14 +87,14 @@ def test_skip_is_a_function_of_the_position():
 
 
 def test_too_many_end_the_run():
-  """Above the stated share skipping stops."""
+  """The run ends if more records are bad than allowed."""
   reader = stream.Reader(on_bad_record='skip', max_bad_share=0.02)
   with pytest.raises(UserError, match='max_bad_share'):
     _batches(Damaged(), 0, N // BATCH, reader=reader)
 
 
-def test_one_of_several_processes_does_not_end_alone(monkeypatch):
-  """There the step's sum over all of them judges; see `BadRecordLimit`."""
+def test_a_single_process_of_several_does_not_end(monkeypatch):
+  """With several processes, `BadRecordLimit` checks the sum over all."""
   monkeypatch.setattr(jax, 'process_count', lambda: 2)
   reader = stream.Reader(on_bad_record='skip', max_bad_share=0.02)
   batches = _batches(Damaged(), 0, N // BATCH, reader=reader)
@@ -102,7 +102,7 @@ def test_one_of_several_processes_does_not_end_alone(monkeypatch):
 
 
 def test_replacements_are_those_of_earlier_versions():
-  """Without a mixture, a resumed run of an older version sees the same data."""
+  """Resumed runs of older versions get the same data (except mixtures)."""
   batch = _batches(
     *(Damaged(), 0, N // BATCH),
     reader=stream.Reader(on_bad_record='skip', max_bad_share=0.2),
@@ -121,7 +121,7 @@ def test_replacements_are_those_of_earlier_versions():
 
 @pytest.mark.slow
 def test_worker_processes_give_the_same_batches():
-  """Threads, two processes, and processes from the middle: equal."""
+  """Batches of threads, of processes, and of a resumed stream are equal."""
   source = synthetic.Source('train', num_examples=N, height=8, width=8)
   threads = _batches(source, 0, 20, reader=stream.Reader())
   processes = stream.Reader(processes=2)
@@ -131,7 +131,7 @@ def test_worker_processes_give_the_same_batches():
 
 @pytest.mark.slow
 def test_counted_in_metrics_and_listed_once(tmp_path):
-  """A whole run over a folder with one broken file, resumed once."""
+  """A run over a folder with one broken file is trained and resumed."""
   import cv2
 
   for name in ('cat', 'dog'):

@@ -1,4 +1,4 @@
-"""What a transform declares is what buffers, shapes and batches are made of."""
+"""Tests that buffers, shapes and batches follow from a transform's spec."""
 
 import dataclasses
 
@@ -30,7 +30,7 @@ IMAGES = {
 
 @dataclasses.dataclass(frozen=True)
 class Made:
-  """Gives whatever a test wants, under the spec that it wants."""
+  """A transform that returns given values under a given spec."""
 
   spec: contract.Spec
   values: dict
@@ -49,7 +49,7 @@ def declared(key, shape=(), dtype=np.int32):
 
 @pytest.mark.parametrize('processes', [0, 1])
 def test_two_crops_without_a_label(processes):
-  """Row i holds the crops that its position's generator draws of its image."""
+  """Row i contains the crops drawn by the generator of its position."""
   source = unlabelled.Source('train', num_examples=16)
   reader = Reader(processes=processes)
   batches = train(source, 16, 2, transform=CROPS, reader=reader)
@@ -65,7 +65,7 @@ def test_two_crops_without_a_label(processes):
 
 
 def test_a_step_without_labels():
-  """What is compiled for is what comes; the loss falls on eight devices."""
+  """Batches have the compiled shapes; the loss decreases on eight devices."""
   changes = IMAGES | {'reader.on_bad_record': 'skip', 'schedule.base_lr': 0.01}
   experiment = Experiment.build(completed(**changes), jax.devices())
   abstract = experiment.abstract_batch()
@@ -90,23 +90,23 @@ def test_a_step_without_labels():
   assert 0 < losses[-1] < losses[0]
 
 
-# One declaration
+# Uses of the spec
 
 
 @pytest.mark.parametrize('transform', [PLAIN, CROPS])
 def test_memory_is_counted_from_the_spec(transform):
-  """Of a batch: all that a transform declares, mask, replaced."""
+  """A batch contains the transform's keys, `mask` and `replaced`."""
   loader = Loader(unlabelled.Source('train'), transform, 0, 'error')
   buffers = loader.buffers(5)
   need = sum(array.nbytes for array in buffers.values())
-  reader = Reader(prefetch=2)  # 3 on the host, 3 on the way
+  reader = Reader(prefetch=2)  # 3 on the host, 3 in transfer
   assert reader.memory_bytes(loader, 5) == 6 * need
   image = next(iter(transform.spec))
   assert buffers[image].nbytes == 5 * np.prod(transform.spec[image][0])
 
 
 def test_padding_of_other_keys():
-  """Evaluation pads every key with zeros, and mask says where."""
+  """Evaluation pads every key with zeros; `mask` is False there."""
   source = unlabelled.Source('test', num_examples=3)
   transform = Made(
     declared('shares', (4,), np.float32) | declared('place'),
@@ -121,7 +121,7 @@ def test_padding_of_other_keys():
 
 
 def test_image_and_label_are_what_the_transforms_declare():
-  """Supervised batches: uint8 pixels and an int32 label."""
+  """Supervised batches consist of uint8 pixels and int32 labels."""
   for transform in (TrainTransform((9, 7)), EvalTransform((9, 7))):
     values = transform(Numbered(3)[2], np.random.default_rng(0))
     contract.check_values(transform, values, transform.spec)
@@ -201,7 +201,7 @@ def test_an_objective_without_its_keys():
 
 
 def test_sections_without_a_name():
-  """A config, or a checkpoint, of an older version means ours."""
+  """Older configs and checkpoints without a name use the default transform."""
   config = completed()
   assert (config.augment.name, config.preprocess.name) == ('transforms',) * 2
   old = config.to_dict()

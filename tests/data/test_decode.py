@@ -1,4 +1,4 @@
-"""Decoding: each format against Pillow, and what is no image."""
+"""Tests of decoding each format against Pillow, and of invalid data."""
 
 import io
 
@@ -15,13 +15,13 @@ from vit_jax.data.storage import files
 
 
 def test_png_is_lossless_and_rgb():
-  """PNG comes back exactly, red first."""
+  """PNG is decoded exactly, with channels in RGB order."""
   pixels = noise(13, 17)
   np.testing.assert_array_equal(decode(encode(pixels, '.png')), pixels)
 
 
 def test_jpeg_is_close():
-  """JPEG comes back but for its losses, red first."""
+  """JPEG is decoded up to compression losses, in RGB order."""
   pixels = smooth(40, 60)
   decoded = decode(encode(pixels, '.jpg')).astype(int)
   assert np.abs(decoded - pixels).mean() < 2
@@ -29,7 +29,7 @@ def test_jpeg_is_close():
 
 @pytest.mark.parametrize('kind', ['.png', '.jpg'])
 def test_greyscale_files_become_three_equal_channels(kind):
-  """Grey images are RGB with equal channels."""
+  """Greyscale images are decoded to RGB with equal channels."""
   grey = smooth(20, 30)[:, :, 0]
   decoded = decode(encode(grey, kind))
   assert decoded.shape == (20, 30, 3) and decoded.dtype == np.uint8
@@ -40,7 +40,7 @@ def test_greyscale_files_become_three_equal_channels(kind):
 
 @pytest.mark.parametrize('channels', [None, 1, 3])
 def test_arrays_pass_through(channels):
-  """Pixels that are decoded already only get their three channels."""
+  """Decoded pixels are only broadcast to three channels."""
   pixels = noise(5, 6, channels)
   decoded = decode(pixels)
   expected = pixels if pixels.ndim == 3 else pixels[:, :, None]
@@ -58,14 +58,14 @@ def test_arrays_pass_through(channels):
   ],
 )
 def test_wrong_arrays(pixels):
-  """Other types, ranks and numbers of channels are no images."""
+  """Other dtypes, ranks and numbers of channels are refused."""
   with pytest.raises(DecodeError):
     decode(pixels)
 
 
 @pytest.mark.parametrize('data', [b'', b'not an image', b'\xff\xd8\xff\xe0'])
 def test_wrong_bytes(data):
-  """Bytes that are no image raise, and do not return black pixels."""
+  """Bytes that are not an image raise an error."""
   with pytest.raises(DecodeError):
     decode(data)
 
@@ -73,7 +73,7 @@ def test_wrong_bytes(data):
 @pytest.mark.parametrize('kind', ['.jpg', '.png'])
 @pytest.mark.parametrize('share', [0.05, 0.2, 0.5, 0.8, 0.95])
 def test_truncated_bytes(kind, share):
-  """A file cut short raises; half an image is not trained on."""
+  """A truncated file raises an error in place of returning half an image."""
   data = encode(noise(64, 64), kind)
   with pytest.raises(DecodeError):
     decode(data[: int(share * len(data))])
@@ -107,14 +107,14 @@ EXACT = {
 
 @pytest.mark.parametrize('name', EXACT)
 def test_pillow_reads_the_same(name):
-  """Each format gives Pillow's pixels."""
+  """The pixels of each format are equal to Pillow's."""
   image, kind, settings = EXACT[name]
   data = saved(image, kind, **settings)
   np.testing.assert_array_equal(decode(data), opened(data))
 
 
 def test_cmyk_jpeg():
-  """Inks become light; the two roundings differ by at most two levels."""
+  """CMYK is converted to RGB; the difference is at most two levels."""
   y, x = np.mgrid[:40, :60]
   inks = np.stack([2 * x, 2 * y, 100 + x, 3 * y], -1).astype(np.uint8)
   data = saved(Image.fromarray(inks, 'CMYK'), 'JPEG', quality=95)
@@ -125,11 +125,11 @@ def test_cmyk_jpeg():
 @pytest.mark.parametrize('kind', ['.png', '.tiff'])
 @pytest.mark.parametrize('shape', [(9, 7), (9, 7, 3)])
 def test_sixteen_bits_keep_the_upper_eight(shape, kind):
-  """65535 is 255, 255 is 0."""
+  """The value 65535 becomes 255, and 255 becomes 0."""
   pixels = np.random.default_rng(0).integers(0, 2**16, shape).astype(np.uint16)
   expected = (pixels if pixels.ndim == 3 else pixels[:, :, None]) >> 8
   expected = np.broadcast_to(expected, (9, 7, 3))
-  # libtiff rounds what it makes of three channels.
+  # libtiff rounds the values of three channels.
   atol = 1 if kind == '.tiff' else 0
   decoded = decode(encode(pixels, kind)).astype(int)
   np.testing.assert_allclose(decoded, expected, rtol=0, atol=atol)
@@ -137,7 +137,7 @@ def test_sixteen_bits_keep_the_upper_eight(shape, kind):
 
 @pytest.mark.parametrize('kind', ['PNG', 'WEBP'])
 def test_transparency_is_dropped(kind):
-  """Colours stay as they are stored, whatever the opacity."""
+  """Colours remain as stored, whatever the opacity."""
   colors, opacity = noise(9, 7), noise(9, 7, 1)
   image = Image.fromarray(np.concatenate([colors, opacity], -1), 'RGBA')
   settings = {'lossless': True, 'exact': True} if kind == 'WEBP' else {}
@@ -147,7 +147,7 @@ def test_transparency_is_dropped(kind):
 
 @pytest.mark.parametrize('kind', ['GIF', 'WEBP', 'PNG'])
 def test_animations_show_their_first_frame(kind):
-  """Later frames are not looked at."""
+  """Later frames are ignored."""
   frames = [Image.fromarray(np.full((5, 6, 3), v, np.uint8)) for v in (9, 200)]
   data = saved(frames[0], kind, save_all=True, append_images=frames[1:])
   np.testing.assert_allclose(decode(data), 9, atol=1)
@@ -156,13 +156,13 @@ def test_animations_show_their_first_frame(kind):
 @pytest.mark.parametrize('kind', ['JPEG', 'PNG', 'WEBP', 'TIFF'])
 @pytest.mark.parametrize('orientation', range(1, 9))
 def test_images_are_upright(kind, orientation):
-  """All eight EXIF orientations are undone."""
+  """All eight EXIF orientations are applied."""
   data = turned(kind, orientation)
   np.testing.assert_array_equal(decode(data), opened(data))
 
 
 def test_unknown_formats_are_refused():
-  """What cannot be sized beforehand is not decoded."""
+  """Formats whose size cannot be read beforehand are not decoded."""
   data = saved(PLAIN, 'PPM')
   assert cv2.imdecode(np.frombuffer(data, np.uint8), 1) is not None
   with pytest.raises(DecodeError, match='JPEG, PNG, GIF, BMP, WebP or TIFF'):
@@ -170,8 +170,8 @@ def test_unknown_formats_are_refused():
 
 
 @pytest.mark.parametrize('ending', files.IMAGES)
-def test_what_is_listed_is_decoded(ending):
-  """Every ending that sources look for is of a format that is read."""
+def test_listed_extensions_are_decoded(ending):
+  """All file name extensions that sources list belong to supported formats."""
   file = io.BytesIO()
   PLAIN.save(file, Image.registered_extensions()[ending])
   assert decode(file.getvalue()).shape == (40, 60, 3)

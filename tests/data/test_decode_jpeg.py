@@ -1,4 +1,4 @@
-"""JPEG: boxes against the whole, damage, and no need for libjpeg-turbo."""
+"""Tests of JPEG boxes and damage, with and without libjpeg-turbo 3."""
 
 import cv2
 import numpy as np
@@ -15,7 +15,7 @@ from vit_jax.data.images.headers import DecodeError
 
 @pytest.fixture
 def no_turbojpeg(monkeypatch):
-  """As if it were not installed."""
+  """Hides the library libjpeg-turbo 3."""
   monkeypatch.setattr(turbojpeg, '_library', lambda: None)
 
 
@@ -23,7 +23,7 @@ def no_turbojpeg(monkeypatch):
 
 
 def jpegs(height, width):
-  """Files of each kind of sampling, progressive and with restarts."""
+  """Returns files with each chroma subsampling, progressive, with restarts."""
   image = Image.fromarray(cv2.GaussianBlur(noise(height, width), (3, 3), 1))
   for subsampling in ('4:4:4', '4:2:2', '4:2:0', '4:1:1'):
     for progressive in (False, True):
@@ -43,7 +43,7 @@ def jpegs(height, width):
 @pytest.mark.parametrize('height, width', [(1, 1), (17, 9), (50, 70)])
 @pytest.mark.parametrize('library', ['libjpeg-turbo', 'simplejpeg'])
 def test_a_box_is_cut_from_the_whole(height, width, library, monkeypatch):
-  """Decoding no more than the box changes no pixel in it."""
+  """Decoding only a box gives the same pixels as decoding the whole image."""
   assert turbojpeg._library() is not None
   if library == 'simplejpeg':
     monkeypatch.setattr(turbojpeg, '_library', lambda: None)
@@ -63,7 +63,7 @@ def test_a_box_is_cut_from_the_whole(height, width, library, monkeypatch):
 
 
 def test_only_the_box_is_decoded(monkeypatch):
-  """Pixels are asked for to the next coded block, and not beyond."""
+  """The decoded region extends only to the next coded block."""
   library, asked = turbojpeg._library(), []
 
   class Spy:
@@ -79,12 +79,12 @@ def test_only_the_box_is_decoded(monkeypatch):
   part = decode_box(data, lambda y, x: (20, 40, 30, 50))
   assert part.shape == (30, 50, 3)
   assert decode(data).shape == (80, 120, 3)
-  # To the end of the blocks that hold row 52, where the file is made to end.
+  # To the end of the blocks of row 52, where the shortened file ends.
   assert asked == [(18, 32, 64 - 18, 62), (0, 0, 80, 120)]
 
 
 def test_simplejpeg_stops_below_the_box(no_turbojpeg, monkeypatch):
-  """Rows are decoded to the end of the box's blocks, and not beyond."""
+  """Rows are decoded only to the end of the box's blocks."""
   shapes, decode_jpeg = [], simplejpeg.decode_jpeg
 
   def spy(data, colors, buffer):
@@ -103,7 +103,7 @@ def test_simplejpeg_stops_below_the_box(no_turbojpeg, monkeypatch):
 
 @pytest.mark.parametrize('orientation', [3, 6])
 def test_boxes_are_of_the_upright_image(orientation):
-  """The size given, and the box taken, are those a person would see."""
+  """Size and box refer to the image after the orientation is applied."""
   data = turned('JPEG', orientation)
   sizes = []
 
@@ -118,7 +118,7 @@ def test_boxes_are_of_the_upright_image(orientation):
 
 @pytest.mark.parametrize('orientation', [1, 3, 6])
 def test_orientation_without_turbojpeg(no_turbojpeg, orientation):
-  """simplejpeg does the same, and nothing is turned twice."""
+  """With simplejpeg, the orientation is also applied once."""
   data = turned('JPEG', orientation)
   np.testing.assert_array_equal(decode(data), opened(data))
 
@@ -128,8 +128,8 @@ def test_orientation_without_turbojpeg(no_turbojpeg, orientation):
 
 @pytest.mark.parametrize('kind', ['JPEG', 'PNG', 'GIF', 'BMP', 'WEBP'])
 @pytest.mark.parametrize('less', [2, 10, 100, 1000])
-def test_files_without_their_end(kind, less):
-  """Even a few bytes less are noticed, with any reader."""
+def test_truncated_files(kind, less):
+  """Even a few missing bytes are detected in every format."""
   image = Image.fromarray(noise(40, 50))
   data = saved(image.quantize(64) if kind == 'GIF' else image, kind)
   decode(data)
@@ -138,26 +138,26 @@ def test_files_without_their_end(kind, less):
 
 
 def test_a_jpeg_cut_short_without_turbojpeg(no_turbojpeg):
-  """Our own check finds it, before OpenCV could fill it with grey."""
+  """The check of the end marker detects truncation before OpenCV decodes."""
   data = encode(noise(40, 50), '.jpg')
   with pytest.raises(DecodeError, match='truncated'):
     decode(data[:-2])
 
 
 def test_bytes_after_the_end_do_not_matter():
-  """Cameras append previews and padding."""
+  """Cameras append previews and padding, which are ignored."""
   data = encode(noise(40, 50), '.jpg')
   np.testing.assert_array_equal(decode(data + bytes(100)), decode(data))
 
 
 def cut(data, share):
-  """A JPEG cut short by a program that closes what it writes."""
+  """Truncates a JPEG and appends the end marker, as some programs do."""
   return data[: int(share * len(data))] + b'\xff\xd9'
 
 
 @pytest.fixture(params=['libjpeg-turbo', 'simplejpeg'])
 def library(request, monkeypatch):
-  """With libjpeg-turbo's own library, and without."""
+  """Runs a test with libjpeg-turbo 3 and without it."""
   if request.param == 'simplejpeg':
     monkeypatch.setattr(turbojpeg, '_library', lambda: None)
 
@@ -172,7 +172,7 @@ KINDS = {
 
 @pytest.mark.parametrize('kind', KINDS)
 def test_a_cut_jpeg_with_its_end_marker(library, kind):
-  """What libjpeg would paint grey is a bad record, in every decoder."""
+  """A file that libjpeg would fill with grey is bad with every decoder."""
   image, settings = KINDS[kind]
   data = saved(image, 'JPEG', **settings)
   decode(data)
@@ -182,7 +182,7 @@ def test_a_cut_jpeg_with_its_end_marker(library, kind):
 
 
 def test_a_box_above_the_cut(library):
-  """Its pixels are right: it is used, whatever decodes it; others are not."""
+  """A box above the damage is decoded; other boxes raise an error."""
   data = encode(noise(80, 64), '.jpg')
   damaged = cut(data, 0.6)
   part = decode_box(damaged, lambda y, x: (3, 5, 20, 30))
@@ -192,8 +192,8 @@ def test_a_box_above_the_cut(library):
 
 
 @pytest.mark.parametrize('kind', KINDS)
-def test_bytes_too_many_do_no_harm(library, kind):
-  """libjpeg warns of them as well, and skips them: cameras pad their files."""
+def test_surplus_bytes_are_ignored(library, kind):
+  """libjpeg warns of surplus bytes, with which cameras pad their files."""
   image, settings = KINDS[kind]
   data = saved(image, 'JPEG', **settings)
   padded = data[:-2] + bytes(9) + data[-2:]
@@ -201,8 +201,8 @@ def test_bytes_too_many_do_no_harm(library, kind):
 
 
 @pytest.mark.parametrize('kind', ['JPEG', 'TIFF'])
-def test_no_damaged_header_is_a_traceback(library, kind):
-  """Any byte of it may be anything: an image comes, or a DecodeError."""
+def test_damaged_headers_raise_decode_errors(library, kind):
+  """With any changed byte, the result is an image or a DecodeError."""
   good = saved(Image.fromarray(smooth(20, 20)), kind)
   end = good.index(b'\xff\xda') + 12 if kind == 'JPEG' else len(good)
   for place in range(2, end, 1 if kind == 'JPEG' else 7):
@@ -218,7 +218,7 @@ def test_no_damaged_header_is_a_traceback(library, kind):
 
 
 def test_a_lost_restart_marker(library):
-  """Blocks between two markers are lost; libjpeg says so and goes on."""
+  """If blocks between two markers are missing, libjpeg only warns."""
   image = Image.fromarray(noise(80, 64))
   data = saved(image, 'JPEG', restart_marker_blocks=3)
   at = data.index(b'\xff\xd1')
@@ -226,8 +226,8 @@ def test_a_lost_restart_marker(library):
     decode(data[:at] + data[data.index(b'\xff\xd3') :])
 
 
-def test_damage_is_judged_alike_with_turbojpeg_and_without(monkeypatch):
-  """Which records are bad does not depend on an optional package.
+def test_the_same_files_are_bad_without_turbojpeg(monkeypatch):
+  """The set of bad records does not depend on an optional package.
 
   A box is judged down to its lower edge, and all of a damaged file is.
   """

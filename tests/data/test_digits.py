@@ -1,4 +1,4 @@
-"""The embedded digits: where they are written, and what is logged."""
+"""Tests of the directory and the log of the embedded digits."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from vit_jax.data.sources import digits, tfds
 
 @pytest.fixture
 def user_directory(tmp_path, monkeypatch):
-  """Sets $TFDS_DATA_DIR to an empty directory; the cache lies next to it."""
+  """Sets $TFDS_DATA_DIR to an empty directory next to the cache."""
   monkeypatch.setenv('TFDS_DATA_DIR', str(tmp_path / 'tfds'))
   monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
   (tmp_path / 'tfds').mkdir()
@@ -15,7 +15,7 @@ def user_directory(tmp_path, monkeypatch):
 
 
 def test_the_users_directory_is_not_written_to(user_directory, capfd):
-  """Without `data_dir` the cache is; no progress bar reaches the log."""
+  """Digits are written to the cache, without progress bars in the log."""
   source = tfds.Source('train', dataset='digits')
   assert len(source) == digits.NUM_TRAIN
   assert not list(user_directory.iterdir())
@@ -26,7 +26,7 @@ def test_the_users_directory_is_not_written_to(user_directory, capfd):
 
 
 def test_digits_in_the_users_directory_are_used(user_directory):
-  """Where an earlier version wrote them."""
+  """Digits written there by an earlier version are still used."""
   given = tfds.Source('test', dataset='digits', data_dir=str(user_directory))
   assert len(given) == digits.NUM_TEST
   assert len(tfds.Source('test', dataset='digits')) == digits.NUM_TEST

@@ -1,4 +1,4 @@
-"""Fingerprints: equal for equal data wherever it lies, else different."""
+"""Tests that fingerprints are equal if and only if the data is equal."""
 
 import shutil
 
@@ -13,7 +13,7 @@ from vit_jax.data.sources import folder, manifest, mixture, synthetic, tfds
 
 @pytest.fixture
 def photos(tmp_path):
-  """Two classes of three images."""
+  """Creates a folder with two classes of three images."""
   for number in range(6):
     path = tmp_path / 'photos' / 'ab'[number // 3] / f'{number}.png'
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -26,7 +26,7 @@ def of_folder(path, split='train'):
 
 
 def test_a_folder_that_is_moved_and_changed(photos, tmp_path):
-  """Moving changes nothing; another name, size, class or part does."""
+  """Names, sizes, classes and parts change a fingerprint; paths do not."""
   before = of_folder(photos)
   assert before == of_folder(photos) and before['size'] == 6
   moved = shutil.copytree(photos, tmp_path / 'elsewhere' / 'data')
@@ -46,7 +46,7 @@ def test_a_folder_that_is_moved_and_changed(photos, tmp_path):
 
 
 def test_a_manifest_whose_labels_change(tmp_path):
-  """The images are the same, and one in the middle has another class."""
+  """The class of one image in the middle changes the fingerprint."""
   rows = [f'{i}.png,{i % 2}' for i in range(100)]
   for number in range(100):
     (tmp_path / f'{number}.png').write_bytes(contract.png(number))
@@ -61,7 +61,7 @@ def test_a_manifest_whose_labels_change(tmp_path):
 
 
 def test_both_formats_of_a_tfds_set(prepared):
-  """They hold the same examples in the same order."""
+  """Both formats contain the same examples in the same order."""
   first, second = (
     tfds.Source('train', dataset='twin', data_dir=str(path)).fingerprint
     for path in prepared.values()
@@ -71,7 +71,7 @@ def test_both_formats_of_a_tfds_set(prepared):
 
 
 def test_members_of_a_mixture():
-  """Each has its own; one that is changed changes the whole."""
+  """A change of one member changes the fingerprint of the mixture."""
 
   def of_mixture(size):
     members = {
@@ -86,8 +86,8 @@ def test_members_of_a_mixture():
   assert of_mixture(32) != of_mixture(31)
 
 
-def test_a_plug_in_without_one():
-  """Size, classes and a few records are told of any."""
+def test_a_plug_in_without_a_fingerprint():
+  """The fingerprint then consists of size, classes and a few records."""
   source = numbered.Numbered(100)
   found = fingerprint.of(source)
   assert found['size'] == 100 and found['class_names'] == source.class_names
@@ -98,15 +98,15 @@ def test_a_plug_in_without_one():
 
 
 def test_a_record_that_cannot_be_used(photos):
-  """It has no size, which is a fact about the data set as any other."""
+  """Bad records are represented by None."""
   source = folder.Source('train', path=str(photos))
   before = source.fingerprint['records']
   (photos / 'a' / '0.png').unlink()
   assert source.fingerprint['records'] == [None, *before[1:]]
 
 
-def test_a_checksum_is_of_bounds_too():
-  """Two arrays are not one of the same bytes."""
+def test_a_checksum_depends_on_array_bounds():
+  """Two arrays differ from one array with the same bytes."""
   values = np.arange(6)
   assert fingerprint.checksum(values) != fingerprint.checksum(
     values[:3], values[3:]

@@ -1,4 +1,4 @@
-"""Sizes and orientations before decoding; bombs never reach a decoder."""
+"""Tests of sizes and orientations in headers, and decompression bombs."""
 
 import io
 import struct
@@ -38,7 +38,7 @@ SIZES = [(1, 1), (3, 700), (300, 2)]
   ],
 )
 def test_stated_size(kind, settings, height, width):
-  """Heights and widths are read right, one pixel included."""
+  """Heights and widths are read correctly, also for one pixel."""
   data = saved(kind, height, width, **settings)
   assert headers.stated_size(data) == (height, width)
   assert decode(data).shape == (height, width, 3)
@@ -46,7 +46,7 @@ def test_stated_size(kind, settings, height, width):
 
 @pytest.mark.parametrize('height, width', SIZES)
 def test_jpeg_header(height, width):
-  """Size and kind, whatever comes before the frame."""
+  """Size and kind are read whatever segments precede the frame."""
   data = saved('JPEG', height, width, comment=b'\xff\xd9\xff\xc0' * 9)
   header = headers.jpeg(data)
   assert (header.height, header.width) == (height, width)
@@ -56,7 +56,7 @@ def test_jpeg_header(height, width):
 
 
 def png_bomb(side):
-  """A few bytes that claim side x side pixels."""
+  """Returns a few bytes whose header states side x side pixels."""
   data = bytearray(saved('PNG', 1, 1))
   data[16:24] = struct.pack('>II', side, side)
   return bytes(data)
@@ -77,7 +77,7 @@ def gif_bomb(side):
 
 def bmp_bomb(side):
   data = bytearray(saved('BMP', 1, 1))
-  data[18:26] = struct.pack('<ii', side, -side)  # stored from the top down
+  data[18:26] = struct.pack('<ii', side, -side)  # stored top-down
   return bytes(data)
 
 
@@ -95,8 +95,8 @@ BOMBS = [png_bomb, jpeg_bomb, gif_bomb, bmp_bomb, webp_bomb, tiff_bomb]
 
 
 @pytest.mark.parametrize('bomb', BOMBS)
-def test_bombs_reach_no_decoder(bomb, monkeypatch):
-  """A small file that claims 60,000 x 60,000 pixels is refused unread."""
+def test_bombs_are_not_decoded(bomb, monkeypatch):
+  """A small file that states 60,000 x 60,000 pixels is not decoded."""
 
   def explode(*_, **__):
     raise AssertionError('decoded')
@@ -111,7 +111,7 @@ def test_bombs_reach_no_decoder(bomb, monkeypatch):
 
 @pytest.mark.parametrize('kind', ['.png', '.jpg'])
 def test_the_limit_is_exact(kind, monkeypatch):
-  """That many pixels pass, one more does not."""
+  """MAX_PIXELS pixels are decoded, one pixel more is refused."""
   data = encode(noise(10, 20), kind)
   monkeypatch.setattr(decoding, 'MAX_PIXELS', 200)
   assert decode(data).shape == (10, 20, 3)
@@ -121,7 +121,7 @@ def test_the_limit_is_exact(kind, monkeypatch):
 
 
 def tiff(order, *entries):
-  """EXIF's structure with entries (tag, value)."""
+  """Returns EXIF's TIFF structure with entries (tag, value)."""
   mark = b'II*\0' if order == '<' else b'MM\0*'
   data = mark + struct.pack(order + 'IH', 8, len(entries))
   for tag, value in entries:
@@ -131,7 +131,7 @@ def tiff(order, *entries):
 
 @pytest.mark.parametrize('order', ['<', '>'])
 def test_exif_orientation(order):
-  """Both byte orders, wherever the entry stands."""
+  """The orientation is read in both byte orders, at any position."""
   for value in range(1, 9):
     data = tiff(order, (0x0100, 7), (0x0112, value), (0x0131, 3))
     assert headers.exif_orientation(data) == value
@@ -148,7 +148,7 @@ def test_exif_orientation(order):
   ],
 )
 def test_broken_exif_is_upright(data):
-  """Without a valid orientation nothing is turned, and nothing raised."""
+  """Without a valid orientation, the image is upright."""
   assert headers.exif_orientation(data) == 1
 
 
@@ -164,7 +164,7 @@ def test_broken_exif_is_upright(data):
     b'\xff\xd8\xff\xc0\0\x02\xff\xda',
   ],
 )
-def test_no_jpeg_at_all(data):
-  """Headers of nothing end in an error, and soon."""
+def test_bytes_that_are_not_a_jpeg(data):
+  """Parsing such a header ends with an error."""
   with pytest.raises(DecodeError):
     headers.jpeg(data)

@@ -1,4 +1,4 @@
-"""Labels by name, where a head was trained on other data."""
+"""Tests of mapping labels by name for a head trained on other data."""
 
 import logging
 
@@ -13,7 +13,7 @@ PETS = ['bird', 'cat', 'dog', 'eel']
 
 
 class _Source(Numbered):
-  """Examples whose label is their index, with names of the test's."""
+  """Examples whose label is their index, with given class names."""
 
   def __init__(self, names):
     super().__init__(len(names), bad_label=7)
@@ -37,7 +37,7 @@ def _labels(names, known):
   ],
 )
 def test_labels_follow_the_names(names, labels):
-  """Another order, or some classes only."""
+  """Labels are mapped for another order and for a subset of the classes."""
   found, source = _labels(names, PETS)
   assert found == labels
   assert source.class_names == PETS and source.num_classes == len(PETS)
@@ -57,7 +57,7 @@ def test_labels_follow_the_names(names, labels):
   ],
 )
 def test_labels_that_stay(names, known):
-  """The same names, or numbers in place of names on one side."""
+  """Equal names, or numbers in place of names, are not mapped."""
   found, source = _labels(names, known)
   assert found == list(range(len(names)))
   assert isinstance(source, _Source)

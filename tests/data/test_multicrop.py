@@ -1,4 +1,4 @@
-"""Several crops of an image, against torchvision and Pillow."""
+"""Tests of multi-crop augmentation against torchvision and Pillow."""
 
 import copy
 import math
@@ -34,7 +34,7 @@ def numbers(picture):
 
 @pytest.mark.parametrize('image', IMAGES.values(), ids=IMAGES)
 def test_hue_is_torchvisions(image):
-  """To the bit: the same 8 bits of hue, saturation and value."""
+  """Results are bitwise equal, with 8 bits of hue, saturation and value."""
   for turn in (-0.5, -0.1, -0.034, 0.0, 0.07, 0.1, 0.5):
     expected = numbers(TF.adjust_hue(Image.fromarray(image), turn))
     np.testing.assert_array_equal(ops.hue(image, turn), expected)
@@ -44,14 +44,14 @@ def test_hue_is_torchvisions(image):
 
 @pytest.mark.parametrize('image', IMAGES.values(), ids=IMAGES)
 def test_blur_is_three_boxes(image):
-  """To the bit: the same three boxes of the same weights."""
+  """Results are bitwise equal to three box means of the same weights."""
   for sigma in (0.1, 0.37, 0.5, 1.0, 1.234, 2.0, 4.5):
     expected = pillow_arithmetic.soften(image, sigma)
     np.testing.assert_array_equal(ops.soften(image, sigma), expected)
 
 
 def test_jitter_is_torchvisions():
-  """The same factors in the same order: within the levels of its parts."""
+  """With equal factors and order, only the rounding of each part differs."""
   strengths, functions = (
     (0.4, 0.4, 0.2, 0.1),
     (
@@ -70,13 +70,13 @@ def test_jitter_is_torchvisions():
       picture = functions[index](picture, factor)
     orders.add(tuple(order))
     gap = np.abs(ours - numbers(picture))
-    # Each of the first three is within two levels; the hue makes more of it.
+    # Each of the first three differs by up to two levels; hue amplifies this.
     assert np.mean(gap) < 1 and np.mean(gap <= 4) > 0.99
   assert len(orders) > 10
 
 
-def test_boxes_follow_torchvisions_law():
-  """Shares, aspects and places of many boxes, and what long images give."""
+def test_distribution_of_boxes_is_torchvisions():
+  """Areas, aspect ratios and positions of many boxes have equal quantiles."""
   import torch
 
   torch.manual_seed(0)
@@ -106,7 +106,7 @@ def test_boxes_follow_torchvisions_law():
 
 
 def by_pillow(picture, size, area, rng, *, blur, solarize):
-  """One view in the original's order, with our draws; colours unchanged."""
+  """Computes a view in the order of DINO's code, without colour jitter."""
   y, x, height, width = cutting.random_box(*picture.size[::-1], area, rng)
   view = TF.resized_crop(
     *(picture, y, x, height, width, list(size)),
@@ -127,7 +127,7 @@ def by_pillow(picture, size, area, rng, *, blur, solarize):
 
 
 def test_every_view_is_pillows():
-  """Crop, flip, grey, blur, solarisation: in this order, of one generator."""
+  """Operations are applied in order, with draws of a single generator."""
   transform = TrainTransform(
     (32, 24), local_crops=3, local_size=(16,), color_jitter=(0, 0, 0, 0)
   )
@@ -142,7 +142,7 @@ def test_every_view_is_pillows():
         blur=(1.0, 0.1)[index],
         solarize=index == 1,
       )
-      # Luma is within one level, and blurred after that
+      # Luma differs by up to one level, and is blurred afterwards
       assert np.abs(crops['global'][index] - expected).max() <= 2
     for crop in crops['local']:
       expected = by_pillow(
@@ -151,8 +151,8 @@ def test_every_view_is_pillows():
       assert np.abs(crop - expected).max() <= 2
 
 
-def test_how_often_each_change_is_made(monkeypatch):
-  """Five sigmas about the published shares, for each kind of view."""
+def test_probabilities_of_the_operations(monkeypatch):
+  """Frequencies are within five σ of the published probabilities."""
   transform, calls = TrainTransform((8, 8), local_size=(8,)), []
   monkeypatch.setattr(cv2, 'flip', lambda x, axis: calls.append('flip') or x)
   for module, name in (
@@ -178,8 +178,8 @@ def test_how_often_each_change_is_made(monkeypatch):
       assert abs(calls.count(name) / count - share) <= 5 * sigma, (index, name)
 
 
-def test_what_it_declares_it_makes():
-  """Shapes by the settings, and nothing but the generator decides."""
+def test_crops_have_the_declared_shapes():
+  """Crops depend on settings and generator only."""
   file = {'image': encode(PHOTOGRAPH, '.png')}
   transform = TrainTransform((24, 32), local_crops=10, local_size=(12, 8))
   spec = transform.spec

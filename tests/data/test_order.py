@@ -1,4 +1,4 @@
-"""The order of examples: a permutation each epoch, and a random one."""
+"""Tests that each epoch is a pseudorandom permutation of the examples."""
 
 import numpy as np
 import pytest
@@ -7,19 +7,19 @@ import scipy.stats
 from vit_jax.data.pipeline import order
 
 IMAGENET_21K = 14_197_122
-# A chi-square statistic above this share of its distribution is no accident:
+# Chi-square statistics must be below this quantile of their distribution;
 # the seeds are fixed, so the tests either pass always or fail always.
 UNLIKELY = 1 - 1e-4
 
 
 def epoch(number, n, seed):
-  """The whole order of one epoch."""
+  """Returns the order of one epoch."""
   positions = np.arange(number * n, (number + 1) * n)
   return order.shuffled(positions, n, seed)
 
 
 def chi_square(values, bins):
-  """Pearson's statistic of integers that should be uniform in [0, bins)."""
+  """Returns Pearson's statistic of integers, for uniform in [0, bins)."""
   counts = np.bincount(values, minlength=bins)
   return scipy.stats.chisquare(counts).statistic
 
@@ -29,7 +29,7 @@ def chi_square(values, bins):
   [*range(1, 40), 63, 64, 65, 255, 256, 257, 1000, 1023, 1024, 1025, 50_000],
 )
 def test_every_epoch_is_a_permutation(n):
-  """Each index comes once in each epoch, for any size and seed."""
+  """Each index occurs once per epoch, for any size and seed."""
   for seed in (0, 1, 2**32 - 1):
     for number in (0, 1, 1000):
       indices = epoch(number, n, seed)
@@ -38,14 +38,14 @@ def test_every_epoch_is_a_permutation(n):
 
 
 def test_a_large_epoch_has_no_repetition():
-  """A million positions of ImageNet-21k's size are a million examples."""
+  """A million positions have distinct examples at ImageNet-21k's size."""
   indices = order.shuffled(np.arange(1_000_000), IMAGENET_21K, 0)
   assert len(np.unique(indices)) == 1_000_000
   assert 0 <= indices.min() and indices.max() < IMAGENET_21K
 
 
 def test_a_position_does_not_depend_on_the_others():
-  """Any subset, in any order, across epochs, gives the same indices."""
+  """Any subset of positions, in any order, gives the same indices."""
   n = 1000
   positions = np.arange(3 * n)
   whole = order.shuffled(positions, n, 5)
@@ -53,8 +53,8 @@ def test_a_position_does_not_depend_on_the_others():
   np.testing.assert_array_equal(order.shuffled(some, n, 5), whole[some])
 
 
-def test_far_positions():
-  """Positions beyond 2^32 are as good as near ones."""
+def test_large_positions():
+  """Positions beyond 2^32 also give permutations."""
   n, start = 1000, 5_000_000_000
   indices = order.shuffled(np.arange(start, start + n), n, 0)
   np.testing.assert_array_equal(np.sort(indices), np.arange(n))
@@ -62,7 +62,7 @@ def test_far_positions():
 
 @pytest.mark.parametrize('n', [100, 50_000])
 def test_epochs_and_seeds_differ(n):
-  """Two epochs, or two seeds, agree as seldom as two random orders."""
+  """Two epochs or seeds agree as rarely as two random orders."""
   orders = [
     epoch(number, n, seed) for number in (0, 1, 2) for seed in (0, 1, 7)
   ]
@@ -75,7 +75,7 @@ def test_epochs_and_seeds_differ(n):
 
 @pytest.mark.parametrize('seed', range(5))
 def test_the_first_examples_are_uniform(seed):
-  """The first 10,000 indices spread over the whole data set."""
+  """The first 10,000 indices are uniform over the dataset."""
   indices = order.shuffled(np.arange(10_000), IMAGENET_21K, seed)
   bins = 100
   limit = scipy.stats.chi2.ppf(UNLIKELY, bins - 1)
@@ -85,7 +85,7 @@ def test_the_first_examples_are_uniform(seed):
 
 @pytest.mark.parametrize('seed', range(5))
 def test_neighbours_are_unrelated(seed):
-  """The distance from one example to the next is uniform, too."""
+  """The distances between consecutive examples are uniform."""
   indices = order.shuffled(np.arange(10_001), IMAGENET_21K, seed)
   bins = 100
   distance = np.diff(indices) % IMAGENET_21K
@@ -95,7 +95,7 @@ def test_neighbours_are_unrelated(seed):
 
 @pytest.mark.parametrize('n', [3, 10, 100])
 def test_every_example_comes_first_equally_often(n):
-  """Over seeds, and over epochs, the first index is uniform."""
+  """The first index is uniform over seeds and over epochs."""
   limit = scipy.stats.chi2.ppf(UNLIKELY, n - 1)
   start = np.zeros(1, np.int64)
   by_seed = [order.shuffled(start, n, seed)[0] for seed in range(1000)]
@@ -108,15 +108,15 @@ def test_every_example_comes_first_equally_often(n):
   'skipped', [(), (0,), (3,), (0, 1, 2), (2, 5, 6, 20), (6, 2, 5, 2), (100,)]
 )
 def test_batch_index_counts_what_is_not_skipped(skipped):
-  """The s-th batch is the s-th natural number off the skip list."""
+  """The s-th batch is the s-th natural number not on the skip list."""
   allowed = [index for index in range(60) if index not in skipped]
   for step in range(30):
     assert order.batch_index(step, skipped) == allowed[step]
 
 
 @pytest.mark.parametrize('varied', ['position', 'attempt', 'seed'])
-def test_replacements_follow_all_that_names_them(varied):
-  """Another position, attempt or seed: another example, any alike likely."""
+def test_replacements_depend_on_each_argument(varied):
+  """Replacements are uniform over positions, attempts and seeds."""
   n, bins = 1_000_000, 100
   names = dict(position=5, attempt=1, seed=0)
   found = np.array(
@@ -126,14 +126,14 @@ def test_replacements_follow_all_that_names_them(varied):
     ]
   )
   assert 0 <= found.min() and found.max() < n
-  assert len(np.unique(found)) > 4900  # by chance a dozen pairs are alike
+  assert len(np.unique(found)) > 4900  # about a dozen pairs are equal by chance
   limit = scipy.stats.chi2.ppf(UNLIKELY, bins - 1)
   assert chi_square(found * bins // n, bins) < limit
 
 
 @pytest.mark.parametrize('batch_size, repeats', [(1024, 3), (96, 3), (10, 2)])
 def test_repeated(batch_size, repeats):
-  """Each example stands `repeats` times, in order, and never beside itself."""
+  """Each example occurs `repeats` times, in order, not in adjacent rows."""
   batches = 7
   positions = np.arange(batches * batch_size)
   drawn = order.repeated(positions, batch_size, repeats)
@@ -141,8 +141,8 @@ def test_repeated(batch_size, repeats):
   counts = np.bincount(drawn)
   assert (counts[:-1] == repeats).all() and counts[-1] <= repeats
   for batch in drawn.reshape(batches, batch_size):
-    # Mixed with the left neighbour, the first with the last; in micro-batches
-    # with the one `parts` before.
+    # Rows are mixed with the left neighbour (the first with the last), or in
+    # micro-batches with the row `parts` before.
     for parts in (1, 2):
       for part in batch.reshape(-1, parts).T:
         assert (part != np.roll(part, 1)).all()

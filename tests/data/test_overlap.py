@@ -1,4 +1,4 @@
-"""Examples in common are found in every source that selects by splits."""
+"""Tests that common examples of two splits are counted for every source."""
 
 import contract
 import numpy as np
@@ -11,7 +11,7 @@ from vit_jax.data.sources import folder, manifest, mixture, tfds
 
 @pytest.fixture(scope='module')
 def root(tmp_path_factory):
-  """Sixty images of two classes, as a folder and as a manifest."""
+  """Creates sixty images of two classes as a folder and as a manifest."""
   root = tmp_path_factory.mktemp('images')
   lines = ['image,label']
   for i in range(60):
@@ -24,7 +24,7 @@ def root(tmp_path_factory):
 
 
 def sources(root):
-  """Functions that open a split of each kind of source."""
+  """Returns functions that open a split of each kind of source."""
   photos = f'{root}/photos'
   digits = dict(dataset='digits', data_dir=f'{root}/tfds')
   listed = dict(path=f'{root}/list.csv')
@@ -42,7 +42,7 @@ def sources(root):
 
 @pytest.mark.parametrize('name', sources('').keys())
 def test_parts_of_a_split(root, name):
-  """Disjoint parts share nothing, overlapping parts what they share."""
+  """The count is 0 for disjoint parts and exact for overlapping parts."""
   open_split = sources(root)[name]
   whole, first, last = map(open_split, ('train', 'train[:50%]', 'train[50%:]'))
   assert overlap.count(first, last) == 0
@@ -53,7 +53,7 @@ def test_parts_of_a_split(root, name):
   assert shared == len(middle)
 
 
-def test_sources_that_do_not_know_their_examples():
+def test_sources_without_rows():
   class Unknown:
     name, num_classes, class_names = 'unknown', 1, ['a']
 

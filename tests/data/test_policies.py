@@ -1,4 +1,4 @@
-"""What is drawn at random, and how often."""
+"""Tests of the random draws of augmentation policies."""
 
 import collections
 
@@ -17,7 +17,7 @@ NAMES = {
 
 
 class Recorder:
-  """Stands in for the operations; keeps the arguments of their calls."""
+  """Replaces the operations and records the arguments of their calls."""
 
   def __init__(self, monkeypatch):
     self.calls = collections.defaultdict(list)
@@ -37,7 +37,7 @@ class Recorder:
 
 
 def test_operations():
-  """The published sets: 15 of timm, and the authors' with cutout."""
+  """timm has 15 published operations, and the authors' policy has 16."""
   assert policies.TIMM.keys() == NAMES
   assert policies.AUTHORS.keys() == NAMES | {'cut_out'}
 
@@ -50,7 +50,7 @@ def test_operations():
   ],
 )
 def test_every_operation_at_every_level(policy, name):
-  """Shape and type stay, and the argument is not written to."""
+  """Shape and dtype are kept, and the argument is not modified."""
   operation = policies.POLICIES[policy][name]
   before, rng = IMAGE.copy(), np.random.default_rng(0)
   for level in (0.0, 0.3, 1.0):
@@ -66,7 +66,7 @@ def both(operation, argument, **options):
 TIMMS = dict(bicubic=True, fill=(124, 116, 104))
 
 
-# (policy, operation, level): what it may come to, each equally likely
+# (policy, operation, level, possible results of equal probability)
 MEANINGS = [
   ('timm', 'rotate', 0.5, both(ops.rotate, 15, **TIMMS)),
   ('timm', 'shear_x', 1.0, both(ops.shear_x, 0.3, **TIMMS)),
@@ -83,7 +83,7 @@ MEANINGS = [
   ('authors', 'brightness', 1.0, [ops.brightness(IMAGE, 1.9)]),
   ('authors', 'posterize', 0.5, [ops.posterize(IMAGE, 2)]),
   ('authors', 'solarize', 1.0, [IMAGE]),
-  ('authors', 'solarize', 2.0, [IMAGE]),  # beyond 10 they only fade
+  ('authors', 'solarize', 2.0, [IMAGE]),  # weaker beyond 10
   ('authors', 'posterize', 1.5, [ops.posterize(IMAGE, 6)]),
   ('authors', 'posterize', 2.7, [IMAGE]),
   ('authors', 'rotate', 1.5, both(ops.rotate, 45)),
@@ -92,7 +92,7 @@ MEANINGS = [
 
 @pytest.mark.parametrize('policy, name, level, results', MEANINGS)
 def test_meaning_of_levels(policy, name, level, results):
-  """Level → argument as in the code each policy is named for."""
+  """Arguments at a level are those of timm's or the authors' code."""
   rng, operation = np.random.default_rng(0), policies.POLICIES[policy][name]
   counts = [0] * len(results)
   for _ in range(60):
@@ -104,8 +104,8 @@ def test_meaning_of_levels(policy, name, level, results):
 
 
 @pytest.mark.parametrize('side', [32, 64, 224])
-def test_authors_leave_something_of_small_images(side):
-  """What is grey afterwards is a share of the image, not of 224 pixels."""
+def test_cut_outs_are_proportional_to_the_image(side):
+  """The grey part is a fraction of the image, not of 224 pixels."""
   image = np.full((side, side, 3), 255, np.uint8)
   rng, grey = np.random.default_rng(0), (128, 128, 128)
   for name in ('translate_x', 'translate_y', 'cut_out'):
@@ -118,7 +118,7 @@ def test_authors_leave_something_of_small_images(side):
 
 
 def test_authors_at_their_own_size():
-  """At 224 pixels the numbers are those of their code."""
+  """At 224 pixels, the numbers are those of the authors' code."""
   image, rng = noise(224, 224), np.random.default_rng(0)
   moved = policies.AUTHORS['translate_x'](image, 1.0, rng)
   assert any(
@@ -131,7 +131,7 @@ def test_authors_at_their_own_size():
 
 
 def test_authors_apply_every_operation(monkeypatch):
-  """N operations an image, uniformly drawn, all at magnitude M."""
+  """N operations per image are drawn uniformly, all at magnitude M."""
   recorder, rng = Recorder(monkeypatch), np.random.default_rng(0)
   policy = policies.RandAugment(2, 7.0, 'authors')
   for _ in range(800):
@@ -143,7 +143,7 @@ def test_authors_apply_every_operation(monkeypatch):
 
 
 def test_timm_applies_half_of_them(monkeypatch):
-  """Each with probability 1/2, at a magnitude with deviation .5."""
+  """Each has probability 1/2, and the std of its magnitude is .5."""
   recorder, rng = Recorder(monkeypatch), np.random.default_rng(0)
   policy = policies.RandAugment(2, 5.0, 'timm')
   for _ in range(1000):
@@ -155,7 +155,7 @@ def test_timm_applies_half_of_them(monkeypatch):
 
 
 def test_magnitudes_stay_in_range(monkeypatch):
-  """Noise leads to no level beyond 0 and 1."""
+  """Levels with noise stay within 0 and 1."""
   recorder, rng = Recorder(monkeypatch), np.random.default_rng(0)
   for magnitude in (0.0, 10.0):
     policy = policies.RandAugment(4, magnitude, 'timm')
@@ -165,7 +165,7 @@ def test_magnitudes_stay_in_range(monkeypatch):
 
 
 def test_three_augment_takes_one_of_three():
-  """Greyscale, solarised or blurred, a third each."""
+  """Greyscale, solarization and blur have probability 1/3 each."""
   rng, counts = np.random.default_rng(0), collections.Counter()
   grey, solar = ops.greyscale(IMAGE), ops.solarize(IMAGE)
   for _ in range(600):
@@ -182,17 +182,17 @@ def test_three_augment_takes_one_of_three():
 
 
 def test_color_jitter_stays_in_its_range():
-  """Factors are uniform in 1 ± strength; without strength nothing happens."""
+  """Factors are uniform in 1 ± strength; strength 0 has no effect."""
   rng = np.random.default_rng(0)
   np.testing.assert_array_equal(policies.color_jitter(IMAGE, 0.0, rng), IMAGE)
-  flat = np.full((4, 4, 3), 100, np.uint8)  # only brightness shows
+  flat = np.full((4, 4, 3), 100, np.uint8)  # only brightness has an effect
   values = [policies.color_jitter(flat, 0.3, rng)[0, 0, 0] for _ in range(300)]
   assert 69 <= min(values) < 75 and 125 < max(values) <= 131
 
 
 @pytest.mark.parametrize('name', ['rotate', 'shear_x', 'translate_y'])
 def test_empty_pixels(name):
-  """timm fills with ImageNet's mean, the authors with grey."""
+  """timm fills with ImageNet's mean, the authors' code with grey."""
   image = np.full((20, 30, 3), (255, 0, 255), np.uint8)
   for policy, colour in (('timm', (124, 116, 104)), ('authors', (128,) * 3)):
     operation = policies.POLICIES[policy][name]

@@ -1,4 +1,4 @@
-"""Presets of preprocessing against the projects that they are named for."""
+"""Tests of preprocessing presets against the code of their projects."""
 
 import numpy as np
 import pytest
@@ -10,12 +10,12 @@ from vit_jax.data.augment import presets
 from vit_jax.data.augment.transforms import EvalTransform
 from vit_jax.errors import UserError
 
-# Grey levels: OpenCV rounds in fixed point, big_vision cuts fractions off.
+# Tolerances in grey levels: OpenCV rounds in fixed point, big_vision truncates.
 LARGEST = {'vit': 0.85, 'big_vision': 1.1, 'timm': 0, 'dino': 0, 'mae': 0}
 
 
 def picture(height, width):
-  """Waves of all lengths, some of which alias, and noise."""
+  """Returns an image of noise and waves, some of which alias."""
   y, x = np.mgrid[:height, :width]
   waves = [np.sin(x * y / 500), np.sin((x + y) / 3), np.cos(y / 40)]
   return np.uint8(np.stack(waves, -1) * 90 + 128 + noise(height, width) / 8)
@@ -23,8 +23,8 @@ def picture(height, width):
 
 @pytest.mark.parametrize('size', [224, 384])
 @pytest.mark.parametrize('name', presets.PRESETS)
-def test_each_does_what_its_project_does(name, size):
-  """Normalised pixels, told in grey levels; of wide and of high images."""
+def test_each_preset_equals_its_project(name, size):
+  """Normalized pixels of wide and tall images agree, in grey levels."""
   for shape in [(480, 641), (707, 455), (449, 449)]:
     levels = originals.difference(name, picture(*shape), size)
     assert levels.max() <= LARGEST[name] + 1e-3, shape
@@ -36,7 +36,7 @@ def test_each_does_what_its_project_does(name, size):
 
 
 def test_files_that_pillow_decodes():
-  """From the encoded file too: Pillow's decoder and ours give one image."""
+  """Preprocessing an encoded file gives the same pixels as with Pillow."""
   from pillow_files import saved
 
   data = saved(originals.pillow_image(picture(300, 401)), 'JPEG', quality=85)
@@ -44,8 +44,8 @@ def test_files_that_pillow_decodes():
     assert originals.difference(name, data, 224).max() < 1e-3
 
 
-def test_a_config_names_one():
-  """It holds the keys themselves; what is given besides stands above them."""
+def test_a_config_uses_a_preset():
+  """The config contains the keys of the preset; given keys override them."""
   section = presets.section('mae', (8, 8), interpolation='area')
   config = completed(preprocess=section)
   assert config.preprocess.to_dict() == {

@@ -1,4 +1,4 @@
-"""What is said of long work, on a terminal and in a log."""
+"""Tests of progress reports on a terminal and in a log."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from vit_jax.data import progress
 
 @pytest.fixture
 def said(monkeypatch, capsys):
-  """(terminal, seconds an item) → what stands on stderr after four items."""
+  """Returns a function: (terminal, seconds per item) → stderr of four items."""
 
   def work(terminal, seconds):
     clock = iter(range(0, 1000, seconds)) if seconds else iter([0.0] * 9)
@@ -20,12 +20,12 @@ def said(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize('terminal', [False, True])
-def test_quick_work_is_silent(said, terminal):
+def test_short_operations_are_not_reported(said, terminal):
   assert said(terminal, 0) == ''
 
 
 def test_lines_in_a_log(said):
-  """Not more than one in ten seconds, and the end."""
+  """There is at most one line in ten seconds, and a last line."""
   assert said(False, 8).splitlines() == [
     'indexing:  50%, 16 s',
     'indexing: 100%, 32 s',
@@ -33,7 +33,7 @@ def test_lines_in_a_log(said):
 
 
 def test_a_bar_on_a_terminal(said):
-  """One line, drawn over and over; only its end begins another."""
+  """A single line is overwritten, and ends with a line feed."""
   drawn = said(True, 2)
   assert drawn.count('\n') == 1 and drawn.endswith('100%, 8 s\n')
   first, *_, last = drawn.strip().split('\r')

@@ -1,4 +1,4 @@
-"""Reading ahead: errors in their place, and no thread that outlives it."""
+"""Tests of prefetching: order of errors, memory bounds, end of threads."""
 
 import json
 import threading
@@ -19,7 +19,7 @@ from vit_jax.errors import UserError
 
 @pytest.fixture(autouse=True)
 def no_thread_is_left():
-  """After each test, whatever happened in it, all its threads are gone."""
+  """Checks after each test that all its threads have ended."""
   before = set(threading.enumerate())
   yield
   deadline = time.monotonic() + 5
@@ -39,7 +39,7 @@ def no_thread_is_left():
   ],
 )
 def test_bad_records_are_named(damage, words):
-  """The `next` of that batch raises, not an earlier one, and says which."""
+  """The `next` of the batch raises, and the message names the record."""
   source = Numbered(40, **damage)
   batches = stream.eval_batches(source, PLAIN, 8, mesh_of())
   with batches:
@@ -54,7 +54,7 @@ def test_bad_records_are_named(damage, words):
 
 
 def test_bad_records_in_training():
-  """Training goes on until the batch that holds the bad record."""
+  """Training continues up to the batch with the bad record."""
   good = train(Numbered(40), 8, 5, transform=PLAIN)
   [step] = [s for s, batch in enumerate(good) if 17 in batch['label']]
   with stream.train_batches(
@@ -67,8 +67,8 @@ def test_bad_records_in_training():
       next(batches)
 
 
-def test_other_errors_come_through():
-  """What a source raises is raised by `next`, as it is."""
+def test_other_errors_are_raised_unchanged():
+  """Errors of a source are raised by `next` unchanged."""
   source = Numbered(40, missing=3)
   with stream.eval_batches(source, PLAIN, 8, mesh_of()) as batches:
     with pytest.raises(OSError, match='disk is gone'):
@@ -76,39 +76,39 @@ def test_other_errors_come_through():
 
 
 @pytest.mark.parametrize('taken', [0, 1, 5])
-def test_closing_in_the_middle(taken):
-  """An endless stream ends at once, however much of it was taken."""
+def test_closing_before_the_end(taken):
+  """An infinite stream ends at once, after any number of batches."""
   batches = stream.train_batches(Numbered(20), AUGMENT, 8, 0, 0, mesh_of())
   for _ in range(taken):
     next(batches)
   batches.close()
   assert not batches._thread.is_alive()
   assert not [t for t in threading.enumerate() if t.name.startswith('reader')]
-  batches.close()  # twice does no harm
+  batches.close()  # a second call has no effect
 
 
 def test_an_exception_closes():
-  """Leaving the block by an exception stops the threads, too."""
+  """Leaving the block by an exception stops the threads."""
   with pytest.raises(KeyError):
     with stream.train_batches(Numbered(20), AUGMENT, 8, 0, 0, mesh_of()):
       raise KeyError
 
 
 def test_reading_ahead_is_bounded():
-  """A stream that nobody reads does not load the data set."""
+  """A stream that is not read prefetches a limited number of examples."""
   source = Numbered(1000)
   reader = Reader(threads=2, prefetch=2)
   with stream.train_batches(source, PLAIN, 8, 0, 0, mesh_of(), reader=reader):
     count = -1
     while count != (count := sum(source.read.values())):
       time.sleep(0.3)
-  # Two on the devices, one waiting to get there, prefetch + 1 on the host.
+  # Two on the devices, one in transfer, prefetch + 1 on the host.
   assert 8 <= count <= 8 * (2 + 1 + 3)
 
 
 @pytest.fixture
 def hosts(monkeypatch):
-  """Returns a function that makes the limits of several processes."""
+  """Returns a function that creates the limits of several processes."""
 
   def make(number, *arguments):
     limits = [BadRecordLimit(*arguments) for _ in range(number)]
@@ -123,7 +123,7 @@ def hosts(monkeypatch):
 
 
 def read_bad(limits, indices):
-  """Process i reads the bad records `indices[i]` in one step."""
+  """Lets process i read the bad records `indices[i]` in one step."""
   for limit, own in zip(limits, indices, strict=True):
     noted = limit.reporting(None)
     for index in own:
@@ -177,7 +177,7 @@ def test_processes_compare_records_only_near_the_limit(hosts, monkeypatch):
 
 @pytest.mark.parametrize('share', [-0.1, 1.01, 40, float('nan')])
 def test_impossible_shares(share):
-  """A share is not a number of records, nor per cent."""
+  """Fractions must be in [0, 1], in contrast to counts and percentages."""
   with pytest.raises(
     UserError, match='max_bad_share is .*at least 0 and at most 1'
   ):
@@ -186,6 +186,6 @@ def test_impossible_shares(share):
 
 @pytest.mark.parametrize('settings', [dict(threads=-1), dict(prefetch=0)])
 def test_impossible_readers(settings):
-  """Numbers that cannot be are refused when built."""
+  """Invalid numbers are refused when the reader is created."""
   with pytest.raises(UserError, match='reader'):
     Reader(**settings)

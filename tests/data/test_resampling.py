@@ -1,4 +1,4 @@
-"""Resizing against the filters' mathematics, means over areas, and OpenCV."""
+"""Tests of resizing against formulas of the filters and OpenCV."""
 
 import cv2
 import numpy as np
@@ -14,7 +14,7 @@ PILLOW = ('bicubic', 'bilinear_antialias')
 @pytest.mark.parametrize('interpolation', PILLOW)
 @pytest.mark.parametrize('seed', range(25))
 def test_the_filters_of_pillow(interpolation, seed):
-  """To the bit, shrinking, enlarging and both at once, from and to any size."""
+  """Results are bitwise equal for shrinking, enlarging and both at once."""
   y, x, height, width = np.random.default_rng(seed).integers(1, 90, 4).tolist()
   image = noise(y, x)
   np.testing.assert_array_equal(
@@ -24,7 +24,7 @@ def test_the_filters_of_pillow(interpolation, seed):
 
 
 def test_area_averages():
-  """By a whole factor, each pixel is the mean of those it covers."""
+  """For integer factors, each pixel is the mean of the pixels it covers."""
   image = noise(12, 20)
   means = image.reshape(3, 4, 5, 4, 3).mean(axis=(1, 3))
   resized = resize(image, 3, 5, 'area')
@@ -33,7 +33,7 @@ def test_area_averages():
 
 @pytest.mark.parametrize('height, width', [(30, 40), (5, 40), (30, 7)])
 def test_area_enlarges_smoothly(height, width):
-  """An enlarged axis is bilinear, a shrunken one averaged: no mosaic."""
+  """Growing axes are bilinear, without blocks; shrinking axes are averaged."""
   image = noise(10, 13)
   resized = resize(image, height, width, 'area').astype(float)
   bilinear = cv2.resize(image, (width, height)).astype(float)
@@ -49,7 +49,7 @@ def test_area_enlarges_smoothly(height, width):
 
 
 def test_bilinear_takes_four_neighbours():
-  """By four, it is the mean of the middle 2 x 2 of each 4 x 4: aliasing."""
+  """For factor 4, the result is the mean of the centre 2 x 2 of each 4 x 4."""
   image = noise(12, 20)
   middle = image.reshape(3, 4, 5, 4, 3)[:, 1:3, :, 1:3]
   resized = resize(image, 3, 5)
@@ -58,8 +58,8 @@ def test_bilinear_takes_four_neighbours():
 
 
 @pytest.mark.parametrize('interpolation', INTERPOLATIONS)
-def test_constants_and_sizes_stay(interpolation):
-  """A flat image stays flat, an image of the wanted size as it is."""
+def test_constants_and_sizes_are_preserved(interpolation):
+  """Constant images stay constant; images of the same size are unchanged."""
   flat = np.full((7, 31, 3), (0, 100, 255), np.uint8)
   for height, width in [(1, 1), (3, 64), (50, 5)]:
     resized = resize(flat, height, width, interpolation)

@@ -1,4 +1,4 @@
-"""Labels as shares of the classes, and the losses that take them."""
+"""Tests of soft labels and of the losses that accept them."""
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ def transform(**keys):
 
 
 def test_hard_labels_are_smoothed_and_soft_ones_are_not():
-  """As torch smooths: 1 - α at the label, α over all classes."""
+  """Smoothing is PyTorch's: 1 - α at the label, α spread over all classes."""
   rng = np.random.default_rng
   found = transform(label_smoothing=0.1)({'image': IMAGE, 'label': 3}, rng(0))
   expected = np.full(CLASSES, 0.1 / CLASSES, np.float32)
@@ -38,8 +38,8 @@ def test_hard_labels_are_smoothed_and_soft_ones_are_not():
   assert transform().spec['label'] == ((CLASSES,), np.dtype(np.float32))
 
 
-def test_labels_that_cannot_be():
-  """A class that is none is a bad record; other widths are a user's error."""
+def test_invalid_labels():
+  """A label out of range is a bad record; a wrong shape is a UserError."""
   rng = np.random.default_rng(0)
   with pytest.raises(DecodeError, match='label 5'):
     transform()({'image': IMAGE, 'label': 5}, rng)
@@ -55,7 +55,7 @@ def drawn(n=CLASSES):
 
 
 def test_the_loss_and_its_gradient_are_torchs():
-  """Cross-entropy with probabilities as targets."""
+  """Both equal PyTorch's cross-entropy with probabilities as targets."""
   logits, soft = drawn()
   x = torch.tensor(logits, dtype=torch.float64, requires_grad=True)
   wanted = torch.nn.functional.cross_entropy(
@@ -73,9 +73,9 @@ def test_the_loss_and_its_gradient_are_torchs():
 
 @pytest.mark.parametrize('keys', [dict(mixup=0.2), dict(cutmix=1.0), {}])
 def test_soft_labels_are_mixed_as_hard_ones(keys):
-  """Written as shares, hard labels give the same; soft ones stay shares."""
+  """One-hot labels are mixed as hard labels; soft labels still sum to 1."""
   images = np.random.default_rng(2).integers(0, 256, (5, 8, 8, 3), np.uint8)
-  labels = np.arange(CLASSES, dtype=np.int32)  # partners differ
+  labels = np.arange(CLASSES, dtype=np.int32)  # all labels differ
   mix, key = DeviceAugment(CLASSES, **keys), jax.random.key(0)
   hard = {'image': jnp.asarray(images), 'label': jnp.asarray(labels)}
   shares = np.eye(CLASSES, dtype=np.float32)[labels]
@@ -87,7 +87,7 @@ def test_soft_labels_are_mixed_as_hard_ones(keys):
   _, soft = drawn()
   _, mixed = mix(hard | {'label': jnp.asarray(soft)}, key)
   np.testing.assert_allclose(np.sum(mixed, axis=1), 1, atol=1e-6)
-  # Of each row so much of its own as of the hard label.
+  # Each row keeps the same fraction of its label as for hard labels.
   if keys:
     own = np.asarray(targets)[labels, labels]
     wanted = own[:, None] * soft + (1 - own)[:, None] * np.roll(soft, 1, 0)

@@ -1,4 +1,4 @@
-"""Batches as a pure function of seed and step, exactly counted."""
+"""Tests that batches are a pure function of seed and step."""
 
 import collections
 
@@ -17,8 +17,8 @@ from vit_jax.errors import UserError
 
 
 @pytest.mark.parametrize('size, batch_size', [(24, 8), (20, 8), (7, 16)])
-def test_every_example_once_an_epoch(size, batch_size):
-  """Over whole epochs each example comes exactly once in each."""
+def test_every_example_once_per_epoch(size, batch_size):
+  """Each example occurs exactly once in each epoch."""
   epochs = 2 * batch_size  # a whole number of batches
   steps = epochs * size // batch_size
   batches = train(Numbered(size), batch_size, steps, transform=PLAIN)
@@ -28,7 +28,7 @@ def test_every_example_once_an_epoch(size, batch_size):
 
 
 def test_images_belong_to_their_labels():
-  """Row i holds the pixels and the label of one record."""
+  """Row i contains pixels and label of the same record."""
   source = Numbered(24)
   [batch] = train(source, 16, 1, transform=PLAIN)
   for image, label in zip(batch['image'], batch['label'], strict=True):
@@ -43,14 +43,14 @@ MESHES = [
 
 @pytest.mark.parametrize('sizes', MESHES)
 def test_the_mesh_does_not_matter(sizes):
-  """Any arrangement of devices gets the same batches, crops included."""
+  """Any device mesh gets the same batches, including random crops."""
   expected = train(Numbered(20), 16, 3)
   assert_same(train(Numbered(20), 16, 3, mesh=mesh_of(**sizes)), expected)
 
 
 @pytest.mark.parametrize('sizes', MESHES)
 def test_batches_are_sharded_arrays(sizes):
-  """Types and shapes are as promised, rows split over data and fsdp."""
+  """Dtypes and shapes follow the spec; rows are split over data and fsdp."""
   mesh = mesh_of(**sizes)
   with stream.train_batches(Numbered(20), AUGMENT, 16, 0, 0, mesh) as batches:
     batch = next(batches)
@@ -62,21 +62,21 @@ def test_batches_are_sharded_arrays(sizes):
 
 @pytest.mark.parametrize('start', [1, 3, 7])
 def test_starting_in_the_middle(start):
-  """A run that starts at step s sees what an unbroken one sees from there."""
+  """A run that starts at step s gets the batches of an uninterrupted run."""
   whole = train(Numbered(20), 8, start + 3)
   assert_same(train(Numbered(20), 8, 3, start=start), whole[start:])
 
 
 @pytest.mark.parametrize('threads, prefetch', [(1, 1), (3, 1), (5, 4)])
 def test_threads_do_not_matter(threads, prefetch):
-  """How a host reads does not change what it reads."""
+  """The settings of the reader do not change the batches."""
   reader = Reader(threads=threads, prefetch=prefetch)
   expected = train(Numbered(50), 40, 4)
   assert_same(train(Numbered(50), 40, 4, reader=reader), expected)
 
 
-def test_seeds_and_epochs_crop_anew():
-  """Order and crops follow from the seed; an image's crops differ in time."""
+def test_crops_differ_between_seeds_and_epochs():
+  """Order and crops depend on the seed; crops differ between epochs."""
   labels = [train(Numbered(64), 64, 1, seed=seed)[0] for seed in (0, 1)]
   assert (labels[0]['label'] != labels[1]['label']).any()
   first, second = train(Numbered(8), 8, 2)
@@ -86,14 +86,14 @@ def test_seeds_and_epochs_crop_anew():
 
 
 def test_every_position_has_its_own_crop():
-  """The same image at other positions is cropped in other ways."""
+  """The same image is cropped differently at different positions."""
   batches = train(Numbered(1), 8, 3, transform=TrainTransform((9, 9)))
   crops = [image.tobytes() for batch in batches for image in batch['image']]
   assert len(set(crops)) == 24
 
 
 def test_the_batch_size_only_cuts_the_sequence():
-  """Position p holds the same crop whatever the batches it is cut into."""
+  """Position p has the same crop for any batch size."""
 
   def sequence(batch_size, steps):
     batches = train(Numbered(20), batch_size, steps)
@@ -105,8 +105,8 @@ def test_the_batch_size_only_cuts_the_sequence():
   assert_same([sequence(8, 6)], [sequence(24, 2)])
 
 
-def test_the_skip_list_takes_batches_out():
-  """Skipped batches are left out; the others are what they were."""
+def test_the_skip_list_removes_batches():
+  """Skipped batches are left out; other batches do not change."""
   whole = train(Numbered(20), 8, 9)
   skipped = train(Numbered(20), 8, 5, skipped=(1, 4))
   assert_same(skipped, [whole[i] for i in (0, 2, 3, 5, 6)])
@@ -116,7 +116,7 @@ def test_the_skip_list_takes_batches_out():
 
 @pytest.mark.parametrize('make', [stream.train_batches, stream.eval_batches])
 def test_a_batch_must_be_divisible(make):
-  """The error says by how much."""
+  """The message contains the required divisor."""
   extra = (0, 0) if make is stream.train_batches else ()
   with pytest.raises(UserError, match='multiple of 8'):
     make(Numbered(20), PLAIN, 12, *extra, mesh_of(data=2, fsdp=4))
@@ -128,7 +128,7 @@ def test_a_batch_must_be_divisible(make):
 @pytest.mark.parametrize('size', [1, 15, 16, 17, 40])
 @pytest.mark.parametrize('batch_size', [8, 16, 24])
 def test_eval_counts_every_example_once(size, batch_size):
-  """The mask is true once for each example, in order, whatever the batch."""
+  """`mask` is True once per example, in order, for any batch size."""
   with stream.eval_batches(
     Numbered(size), PLAIN, batch_size, mesh_of(data=4, fsdp=2)
   ) as stream_:
@@ -145,7 +145,7 @@ def test_eval_counts_every_example_once(size, batch_size):
 
 @pytest.mark.parametrize('sizes', MESHES)
 def test_eval_does_not_depend_on_the_mesh(sizes):
-  """Any arrangement of devices gets the same batches and padding."""
+  """Any device mesh gets the same batches and padding."""
 
   def batches(mesh):
     with stream.eval_batches(Numbered(21), PLAIN, 16, mesh) as stream_:
@@ -155,7 +155,7 @@ def test_eval_does_not_depend_on_the_mesh(sizes):
 
 
 def test_nothing_is_read_twice():
-  """An evaluation opens each record once."""
+  """An evaluation reads each record once."""
   source = Numbered(21)
   with stream.eval_batches(source, PLAIN, 8, mesh_of()) as batches:
     assert len(list(batches)) == 3

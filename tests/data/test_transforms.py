@@ -1,4 +1,4 @@
-"""Crops and resizing, against closed forms of the geometry."""
+"""Tests of training crops against closed forms of the geometry."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ AREAS = dict(min_area=0.2, max_area=0.7, min_aspect=0.6, max_aspect=1.5)
 )
 @pytest.mark.parametrize('ranges', [dict(), AREAS])
 def test_inception_boxes_are_in_their_ranges(height, width, ranges):
-  """Area and aspect are in range, and the box inside the image."""
+  """Area and aspect ratio are in range, and the box is inside the image."""
   transform = TrainTransform((8, 8), **ranges)
   rng = np.random.default_rng(0)
   area = height * width
@@ -29,7 +29,7 @@ def test_inception_boxes_are_in_their_ranges(height, width, ranges):
       whole += 1  # ten draws failed
       continue
     assert transform.min_area <= h * w / area <= transform.max_area
-    # The width is rounded: up to half a pixel off the aspect drawn.
+    # The width is rounded, so it differs by up to half a pixel.
     assert w + 0.5 >= transform.min_aspect * h
     assert w - 0.5 <= transform.max_aspect * h
     shares += h * w / area
@@ -37,27 +37,27 @@ def test_inception_boxes_are_in_their_ranges(height, width, ranges):
 
 
 def test_inception_boxes_use_their_ranges():
-  """Small and large, flat and upright boxes all occur, at all places."""
+  """Small, large, wide and tall boxes occur at all positions."""
   rng, transform = np.random.default_rng(0), TrainTransform((8, 8))
   boxes = [transform._inception_box(300, 300, rng) for _ in range(4000)]
   y, x, h, w = np.array(boxes).T
   share, aspect = h * w / 90_000, w / h
   assert share.min() < 0.06 and share.max() > 0.9
   assert aspect.min() < 0.77 and aspect.max() > 1.3
-  # Left over on either side alike.
+  # Margins on both sides have the same distribution.
   assert np.mean(y) == pytest.approx(np.mean(300 - h - y), rel=0.1)
   assert np.mean(x) == pytest.approx(np.mean(300 - w - x), rel=0.1)
 
 
-def test_an_image_too_narrow_for_any_box_is_taken_whole():
-  """After ten failed draws the crop is the image."""
+def test_an_image_too_narrow_for_any_box_is_not_cropped():
+  """After ten failed draws, the crop is the whole image."""
   rng = np.random.default_rng(0)
   box = TrainTransform((8, 8), min_area=0.5)._inception_box(4, 1000, rng)
   assert box == (0, 0, 4, 1000)
 
 
 def test_a_pixel_can_be_cropped():
-  """The smallest image works, too."""
+  """An image of one pixel is cropped without error."""
   rng = np.random.default_rng(0)
   transform = TrainTransform((4, 6))
   for _ in range(20):
@@ -65,7 +65,7 @@ def test_a_pixel_can_be_cropped():
 
 
 def test_train_transform_follows_its_generator():
-  """The same seed gives the same pixels; another seed others."""
+  """Equal seeds give equal pixels, and different seeds different pixels."""
   image, transform = encode(noise(50, 70), '.png'), TrainTransform((16, 24))
 
   def pixels(seed):
@@ -77,7 +77,7 @@ def test_train_transform_follows_its_generator():
 
 
 def test_the_crop_is_the_box():
-  """What is cut is what `_inception_box` says, before any resizing."""
+  """The crop is the box of `_inception_box` before resizing."""
   image = coordinates(60, 80)
   transform = TrainTransform((1, 1), flip=False)
   for seed in range(20):
@@ -89,7 +89,7 @@ def test_the_crop_is_the_box():
 
 
 def test_flip_mirrors_half_of_the_time():
-  """Left and right change places in half of the draws, never without flip."""
+  """Half of the draws are mirrored, and none with flip=False."""
   image, rng = coordinates(8, 8), np.random.default_rng(0)
   transform = TrainTransform((8, 8), crop='none')
   flipped = 0
@@ -106,7 +106,7 @@ def test_flip_mirrors_half_of_the_time():
 
 
 def test_a_padded_crop_covers_the_border():
-  """Of an image of the result's size: all offsets, reflected beyond it."""
+  """Crops of an image of the same size have all offsets, with reflection."""
   image, rng = coordinates(32, 32), np.random.default_rng(0)
   transform = TrainTransform((32, 32), crop='pad', pad=4, flip=False)
   offsets = set()
@@ -123,7 +123,7 @@ def test_a_padded_crop_covers_the_border():
 
 @pytest.mark.parametrize('size', [(64, 96), (100, 40), (17, 17)])
 def test_a_padded_crop_keeps_the_aspect(size):
-  """The smaller side is resized to fit first; DeiT-III's simple random crop."""
+  """The smaller side is resized first, as in DeiT-III's simple random crop."""
   image, rng = coordinates(*size), np.random.default_rng(0)
   transform = TrainTransform((32, 32), crop='pad', pad=0, flip=False)
   scale = min(size) / 32
@@ -144,8 +144,8 @@ def test_a_padded_crop_keeps_the_aspect(size):
     dict(crop='pad', three_augment=True, color_jitter=0.3),
   ],
 )
-def test_colours_change_what_is_cropped(settings):
-  """They follow the generator, after the same crop and flip as without."""
+def test_colours_are_changed_after_cropping(settings):
+  """Crop and flip are the same with and without colour operations."""
   image, changed = encode(smooth(60, 50), '.png'), 0
   plain = TrainTransform((24, 24), crop=settings.get('crop', 'inception'))
   transform = TrainTransform((24, 24), **settings)
@@ -175,14 +175,14 @@ def test_colours_change_what_is_cropped(settings):
     *(dict(randaugment_policy='mine'), dict(color_jitter=-0.1)),
   ],
 )
-def test_impossible_crops(settings):
-  """Names and ranges that cannot be are refused when built."""
+def test_invalid_crops(settings):
+  """Invalid names and ranges are refused when a transform is created."""
   with pytest.raises(UserError, match=f'augment.*{next(iter(settings))}'):
     TrainTransform((8, 8), **settings)
 
 
 def test_square():
-  """One number stands for both sides; nothing else does."""
+  """One number stands for both sides; other lengths are refused."""
   assert square((384,)) == (384, 384)
   assert square((384, 256)) == (384, 256)
   for wrong in ((), (1, 2, 3), (0,), (8, -8)):

@@ -1,4 +1,4 @@
-"""Resizing for evaluation, against closed forms of the geometry and Pillow."""
+"""Tests of evaluation resizing against closed forms and Pillow."""
 
 import cv2
 import numpy as np
@@ -13,13 +13,13 @@ from vit_jax.errors import UserError
 
 
 def sampled(length, out, start=0.0, scale=None):
-  """Coordinates that `out` pixels sample of `length`, half-pixel centres."""
+  """Returns the source coordinates of `out` pixels, half-pixel centres."""
   scale = length / out if scale is None else scale
   return np.clip(start + (np.arange(out) + 0.5) * scale - 0.5, 0, length - 1)
 
 
 def assert_geometry(pixels, rows, columns, tolerance):
-  """`coordinates` pixels were sampled at these rows and columns."""
+  """Checks that pixels were sampled at these rows and columns."""
   expected = np.broadcast_to(rows[:, None], pixels.shape[:2])
   assert np.abs(pixels[:, :, 0] - expected).max() <= tolerance
   expected = np.broadcast_to(columns[None, :], pixels.shape[:2])
@@ -36,16 +36,16 @@ def assert_geometry(pixels, rows, columns, tolerance):
     ((17, 256), (16, 16)),
   ],
 )
-def test_squash_takes_the_whole_image(size, image_size):
-  """Bilinear, half-pixel centres, each axis by its own scale."""
+def test_squash_uses_the_whole_image(size, image_size):
+  """Each axis has its own scale, with half-pixel centres."""
   pixels = EvalTransform(image_size).pixels(coordinates(*size))
   assert pixels.shape == (*image_size, 3)
   rows, columns = (
     sampled(size[0], image_size[0]),
     sampled(size[1], image_size[1]),
   )
-  # OpenCV's fixed point at times truncates where it should round: less than
-  # one grey level, which is one source pixel here.
+  # OpenCV's fixed-point numbers are sometimes truncated in place of rounded:
+  # an error below one grey level, which is one source pixel here.
   assert_geometry(pixels, rows, columns, tolerance=0.99)
 
 
@@ -60,24 +60,24 @@ def test_squash_takes_the_whole_image(size, image_size):
   ],
 )
 def test_central_keeps_the_aspect(size, image_size, fraction):
-  """One scale for both axes, and as much left out on either side."""
+  """Both axes have the same scale and equal margins on both sides."""
   transform = EvalTransform(
     image_size, resize='central', central_fraction=fraction
   )
   pixels = transform.pixels(coordinates(*size))
   assert pixels.shape == (*image_size, 3)
-  # Source pixels for each pixel of the result: the binding side decides.
+  # Source pixels per result pixel, determined by the smaller side.
   scale = fraction * min(size[0] / image_size[0], size[1] / image_size[1])
   starts = [(s - scale * i) / 2 for s, i in zip(size, image_size, strict=True)]
   rows = sampled(size[0], image_size[0], starts[0], scale)
   columns = sampled(size[1], image_size[1], starts[1], scale)
-  # The resized sides and the offset are whole pixels: up to half of one each,
-  # besides the rounding of values (see above).
+  # The resized sides and the offset are rounded to whole pixels, in addition to
+  # the rounding of values (see above).
   assert_geometry(pixels, rows, columns, tolerance=scale + 0.99)
 
 
 def test_central_224_of_256():
-  """The usual case: smaller side 256, centre 224, to the pixel."""
+  """The smaller side is resized to 256, and the centre has 224 pixels."""
   image = smooth(96, 64)
   resized = cv2.resize(image, (256, 384), interpolation=cv2.INTER_LINEAR)
   expected = resized[80 : 80 + 224, 16 : 16 + 224]
@@ -86,7 +86,7 @@ def test_central_224_of_256():
 
 
 def test_squash_central():
-  """big_vision's few-shot evaluation: 256 x 256, then the centre 224."""
+  """Images are resized to 256 x 256, and the centre has 224 pixels."""
   image = smooth(96, 64)
   resized = cv2.resize(image, (256, 256), interpolation=cv2.INTER_LINEAR)
   transform = EvalTransform((224, 224), resize='squash_central')
@@ -96,7 +96,7 @@ def test_squash_central():
 
 
 def test_timm_evaluation():
-  """Smaller side 256, bicubic, centre 224: Pillow's pixels."""
+  """A smaller side of 256, bicubic, and centre 224 give Pillow's pixels."""
   image = noise(300, 400)
   resized = Image.fromarray(image).resize((341, 256), Image.Resampling.BICUBIC)
   expected = np.array(resized)[16:240, 58:282]
@@ -107,7 +107,7 @@ def test_timm_evaluation():
 
 
 def test_interpolation_of_crops():
-  """Named for training as for evaluation."""
+  """Training crops support the filters of evaluation."""
   image = noise(90, 70)
   for interpolation in INTERPOLATIONS:
     settings = dict(interpolation=interpolation)
@@ -132,7 +132,7 @@ TRANSFORMS = [
 
 @pytest.mark.parametrize('kind, settings', TRANSFORMS)
 def test_fine_stripes_become_grey(kind, settings):
-  """With averaging, whatever the transform; plain bilinear makes patterns."""
+  """Stripes are averaged by all filters but plain bilinear, which aliases."""
   image = np.repeat(STRIPES, 3, axis=-1)
   spread = {}
   for name in INTERPOLATIONS:
@@ -143,8 +143,8 @@ def test_fine_stripes_become_grey(kind, settings):
   assert max(spread.values()) < 25, spread
 
 
-def test_a_thread_of_an_image_is_no_image():
-  """Its smaller side enlarged, it would fill the memory."""
+def test_extreme_aspect_ratios_are_refused():
+  """Enlarging the smaller side would require too much memory."""
   image = np.zeros((1, 10_000, 3), np.uint8)
   for transform in (
     EvalTransform((224, 224), resize='central'),
@@ -156,7 +156,7 @@ def test_a_thread_of_an_image_is_no_image():
 
 
 def test_eval_transform_needs_no_generator():
-  """It is deterministic, and nothing happens to an image that fits."""
+  """It is deterministic, and images of the result's size are unchanged."""
   image = noise(16, 24)
   np.testing.assert_array_equal(EvalTransform((16, 24)).pixels(image), image)
   rng = np.random.default_rng(0)
@@ -172,7 +172,7 @@ def test_eval_transform_needs_no_generator():
     *(dict(central_fraction=1.5), dict(interpolation='nearest')),
   ],
 )
-def test_impossible_preprocessing(settings):
-  """Names and shares that cannot be are refused when built."""
+def test_invalid_preprocessing(settings):
+  """Invalid names and fractions are refused when a transform is created."""
   with pytest.raises(UserError, match=f'preprocess.*{next(iter(settings))}'):
     EvalTransform((8, 8), **settings)

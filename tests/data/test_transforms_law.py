@@ -1,4 +1,4 @@
-"""The law of training crops: TensorFlow's own, drawn beside ours."""
+"""Tests of the distribution of crops against TensorFlow's function."""
 
 import numpy as np
 import pytest
@@ -9,27 +9,27 @@ from vit_jax.data.augment import transforms
 from vit_jax.data.augment.transforms import TrainTransform
 
 DRAWS = 20_000
-# Seeds are fixed: a test passes always or fails always.
+# Seeds are fixed, so the tests are deterministic.
 UNLIKELY = 1e-4
 
 SETTINGS = [
   ((300, 400), dict()),
   ((640, 427), dict()),
   ((333, 333), dict(min_area=0.3, max_area=0.7, min_aspect=0.5)),
-  ((64, 300), dict(min_area=0.2, max_aspect=2.0)),  # at times taken whole
+  ((64, 300), dict(min_area=0.2, max_aspect=2.0)),  # sometimes not cropped
   ((32, 32), dict()),
 ]
 
 
 def tensorflows(height, width, transform):
-  """Boxes (y, x, height, width) of `sample_distorted_bounding_box`."""
+  """Draws boxes by TensorFlow: (y, x, height, width)."""
 
   def draw(number):
     begin, size, _ = tf.image.stateless_sample_distorted_bounding_box(
       (height, width, 3),
       bounding_boxes=tf.zeros([1, 0, 4]),
       seed=tf.stack([0, tf.cast(number, tf.int32)]),
-      min_object_covered=0.0,  # there is no object
+      min_object_covered=0.0,  # without objects
       aspect_ratio_range=(transform.min_aspect, transform.max_aspect),
       area_range=(transform.min_area, transform.max_area),
       max_attempts=10,
@@ -48,14 +48,14 @@ def ours(height, width, transform):
 
 
 def place(start, length, whole, rng, slack):
-  """A box's place in the room it has, uniform in [0, 1) if all are alike."""
+  """Returns a box's relative position, which should be uniform in [0, 1)."""
   room = np.maximum(whole - length + slack, 1)
   return (start + rng.random(len(start))) / room
 
 
 @pytest.mark.parametrize('size, settings', SETTINGS)
-def test_boxes_have_tensorflows_law(size, settings):
-  """Sizes, places, and how they go together, by Kolmogorov and Smirnov.
+def test_boxes_have_tensorflows_distribution(size, settings):
+  """Compares sizes, positions and their combinations (Kolmogorov-Smirnov).
 
   Of `whole - length + 1` places TensorFlow leaves out the last.
   """
@@ -81,7 +81,7 @@ def test_boxes_have_tensorflows_law(size, settings):
 
 
 def torchvisions(height, width, area, aspect, number):
-  """Boxes by the text of torchvision's `RandomResizedCrop.get_params`."""
+  """Draws boxes by a copy of `RandomResizedCrop.get_params`."""
   rng = np.random.default_rng(1)
   boxes = []
   for _ in range(number):
@@ -100,8 +100,8 @@ def torchvisions(height, width, area, aspect, number):
   return np.array(boxes)
 
 
-def test_torchvisions_boxes_have_its_law(monkeypatch):
-  """The transform draws areas uniformly, aspect ratios log-uniformly."""
+def test_boxes_have_torchvisions_distribution(monkeypatch):
+  """Areas are uniform, and aspect ratios are log-uniform."""
   boxes = []
 
   def record(image, choose):

@@ -19,7 +19,7 @@ from vit_jax.data.sources import synthetic
 from vit_jax.errors import UserError
 
 ROOT = pathlib.Path(__file__).parents[2]
-# Says what it mapped and which workers it started, then waits to be killed.
+# Prints its memory maps and its workers, then waits to be killed.
 TRAINER = """
 import multiprocessing, sys
 import numpy as np
@@ -43,7 +43,7 @@ if __name__ == '__main__':
 
 
 def _gone(pid):
-  """Waits until a process has ended; a zombie has."""
+  """Waits until a process has ended; a zombie counts as ended."""
   status = pathlib.Path(f'/proc/{pid}/status')
   while True:
     try:
@@ -56,8 +56,8 @@ def _gone(pid):
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.skipif(sys.platform != 'linux', reason='looks into /proc')
-def test_a_killed_trainer_leaves_nothing(tmp_path):
-  """After kill -9 its workers end; their memory had lost its name before."""
+def test_workers_of_a_killed_trainer_end(tmp_path):
+  """After kill -9, the workers end, and the shared memory has no name."""
   script = tmp_path / 'trainer.py'
   script.write_text(TRAINER)
   trainer = subprocess.Popen(
@@ -73,11 +73,11 @@ def test_a_killed_trainer_leaves_nothing(tmp_path):
     assert workers
     trainer.kill()
   for pid in workers:
-    _gone(pid)  # the test's time limit is the assertion
+    _gone(pid)  # fails by the time limit of the test
 
 
 def _batches(source, reader, number, kill_at=None):
-  """The first batches, as images; kills a worker after `kill_at` of them."""
+  """Returns the first batches; kills a worker after `kill_at` of them."""
   mesh = sharding.make_mesh(jax.devices()[:1])
   transform = TrainTransform((8, 8))
   with stream.train_batches(
@@ -96,7 +96,7 @@ def _batches(source, reader, number, kill_at=None):
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_the_same_batches_after_a_worker_is_killed(caplog):
-  """Workers are started again, and no example is lost or repeated."""
+  """Workers are restarted, and examples are not lost or repeated."""
   source = synthetic.Source('train', num_examples=640, height=8, width=8)
   expected = _batches(source, Reader(), 40)
   found = _batches(source, Reader(processes=2), 40, kill_at=3)
@@ -115,8 +115,8 @@ class Deadly(synthetic.Source):
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-def test_workers_that_are_always_killed_end_the_run():
-  """One message with the keys to change, and no endless restarts."""
+def test_repeatedly_killed_workers_end_the_run():
+  """The run ends with a message that names the keys to change."""
   source = Deadly('train', num_examples=16, height=8, width=8)
   with pytest.raises(UserError, match=r'reader\.processes'):
     _batches(source, Reader(processes=1), 10)

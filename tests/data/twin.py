@@ -1,11 +1,11 @@
-"""A small TFDS data set, to be prepared in several formats."""
+"""A small TFDS dataset, prepared in several formats."""
 
 import numpy as np
 import tensorflow_datasets as tfds_lib
 
 
 class Twin(tfds_lib.core.GeneratorBasedBuilder):
-  """A small data set with more features than are read."""
+  """A small dataset with more features than the source reads."""
 
   VERSION = tfds_lib.core.Version('1.0.0')
 

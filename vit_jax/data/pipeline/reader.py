@@ -167,7 +167,7 @@ class BadRecords:
     self._seen: set[int] = set()
 
   def add(self, records: Iterable[BadRecord]) -> None:
-    """Adds bad records; logs and reports those that are new.
+    """Adds bad records; logs and reports new ones.
 
     Raises:
       UserError: more records of the source are bad than allowed.
