@@ -15,7 +15,7 @@ def test_components_are_those_of_scikit_learn():
   cosines = np.abs((ours * reference.components_).sum(1))
   np.testing.assert_allclose(cosines, 1, atol=1e-5)
   np.testing.assert_allclose(
-    found.shares, reference.explained_variance_ratio_, rtol=1e-5
+    found.fractions, reference.explained_variance_ratio_, rtol=1e-5
   )
   peaks = ours[np.arange(28), np.abs(ours).argmax(1)]
   assert (peaks > 0).all()
@@ -28,7 +28,7 @@ def test_one_pattern_by_hand():
   kernel = 7 + pattern[..., None] * [-1, 0, 1]
   found = embeddings.components(kernel.astype(np.float32), 1)
   np.testing.assert_allclose(found.filters[0], -pattern / 5, atol=1e-6)
-  np.testing.assert_allclose(found.shares, [1])
+  np.testing.assert_allclose(found.fractions, [1])
 
 
 def test_the_first_kernel_is_that_of_rgb_pixels():

@@ -361,7 +361,7 @@ def test_what_cannot_be():
       ),
       'num_classes=0',
     ),
-    (lambda: objective().check({}), "'mae' needs image"),
+    (lambda: objective().check({}), "'mae'.*image"),
   ):
     with pytest.raises(UserError, match=words):
       make()

@@ -16,11 +16,11 @@ class Components(NamedTuple):
   Attributes:
     filters: filters of norm 1; the entry with the largest magnitude is
       positive.
-    shares: fraction of the variance that each component explains.
+    fractions: fraction of the variance that each component explains.
   """
 
   filters: Float[np.ndarray, 'n y x 3']
-  shares: Float[np.ndarray, ' n']
+  fractions: Float[np.ndarray, ' n']
 
 
 def components(
@@ -40,9 +40,9 @@ def components(
   vectors, variances = vectors[:count], sizes**2
   largest = np.abs(vectors).argmax(axis=1)
   signs = np.sign(vectors[np.arange(len(vectors)), largest])
-  shares = variances / max(variances.sum(), 1e-300)
+  fractions = variances / max(variances.sum(), 1e-300)
   return Components(
-    (vectors * signs[:, None]).reshape(-1, *shape), shares[: len(vectors)]
+    (vectors * signs[:, None]).reshape(-1, *shape), fractions[: len(vectors)]
   )
 
 

@@ -123,7 +123,7 @@ def _filters(found: Findings, leaves: Mapping[str, Any]) -> None:
     return
   result = embeddings.components(kernel)
   found.arrays['filters'] = result.filters
-  found.arrays['filter_shares'] = result.shares
+  found.arrays['filter_shares'] = result.fractions
 
 
 def _similarity(

@@ -189,18 +189,18 @@ def check_values(
       )
 
 
-def require(keys: Iterable[str], *wanted: str, who: str) -> None:
+def require(keys: Iterable[str], *required: str, who: str) -> None:
   """Checks that a batch or a spec has the required keys.
 
   Args:
     keys: keys of the batch or the spec.
-    *wanted: required keys.
+    *required: required keys.
     who: name of the objective or evaluator that requires them, for the message.
 
   Raises:
     UserError: a required key is missing.
   """
-  missing = [key for key in wanted if key not in keys]
+  missing = [key for key in required if key not in keys]
   if missing:
     raise UserError(
       f'{who} requires {", ".join(missing)} in a batch, but the transform '

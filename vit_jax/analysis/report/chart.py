@@ -182,7 +182,7 @@ def tick(value: float) -> str:
   return f'{value:.4g}'
 
 
-def shares(parts: Mapping[str, float]) -> Html:
+def fractions(parts: Mapping[str, float]) -> Html:
   """Draws a bar of the parts of a total, and a table of their values.
 
   Args:

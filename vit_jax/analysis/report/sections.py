@@ -141,7 +141,7 @@ def results(run: Record) -> Html:
 
 def events(run: Record) -> Html:
   """Shows where time was spent, and restarts, rollbacks and bad records."""
-  parts = [chart.shares(ledger.summarise(run.events).seconds)]
+  parts = [chart.fractions(ledger.summarise(run.events).seconds)]
   if run.nulls:
     steps = sorted({step for step, _ in run.nulls})
     names = ', '.join(sorted({name for _, name in run.nulls}))
