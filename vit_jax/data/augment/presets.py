@@ -120,7 +120,8 @@ def fine_tuning_crop(name: str) -> dict[str, Any]:
   """
   if name not in _FINE_TUNING:
     raise UserError(
-      f'{name!r} is not a crop for fine-tuning; {closest(name, _FINE_TUNING)}.'
+      f'crop={name!r} is not a crop for fine-tuning; '
+      f'{closest(name, _FINE_TUNING)}.'
     )
   return _FINE_TUNING[name]
 
