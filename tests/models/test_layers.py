@@ -9,7 +9,7 @@ import pytest
 from scipy import special
 from tiny_vit import KEY, images_of
 
-from vit_jax.arrays import tree
+from vit_jax.arrays import sharding, tree
 from vit_jax.models.layers import mlp as mlp_lib
 from vit_jax.models.layers import noise
 from vit_jax.models.layers import norm as norm_lib
@@ -170,6 +170,15 @@ def test_dropout_is_unbiased_in_bfloat16(rate):
 def test_dropout_of_nearly_everything():
   """Every rate that `Model` allows can be run."""
   noise.dropout(jnp.ones((4, 4)), 0.999, KEY)
+
+
+@pytest.mark.parametrize('shape', [(3, 5, 8), (2, 3, 2, 4, 8), (6, 8)])
+def test_dropout_is_the_same_on_gpus(shape, monkeypatch):
+  """The path with a flat axis of rows draws the same words for each entry."""
+  x = jax.random.normal(jax.random.key(1), shape)
+  expected = noise.dropout(x, 0.4, KEY)
+  monkeypatch.setattr(sharding, 'on_gpu', lambda: True)
+  np.testing.assert_array_equal(noise.dropout(x, 0.4, KEY), expected)
 
 
 def test_dropout_without_key_or_rate_is_the_identity():

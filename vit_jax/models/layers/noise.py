@@ -7,6 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Key, UInt32
 
+from vit_jax.arrays import sharding
+
 _FIRST, _SECOND = np.uint32(0x7FEB352D), np.uint32(0x846CA68B)
 
 
@@ -24,8 +26,13 @@ def dropout(
     return x
   # 32-bit integers are compared, without a conversion to floats.
   threshold = min(round(rate * 2**32), 2**32 - 1)
+  shape = x.shape
+  if sharding.on_gpu():
+    # The words are the same for one flat axis of rows. With several axes, XLA
+    # on GPUs transposes the residual stream: B/16's step would take 9 % longer.
+    x = x.reshape(-1, shape[-1])
   keep = random_words(key, x.shape) >= jnp.uint32(threshold)
-  return jnp.where(keep, scaled(x, 1 / (1 - rate)), 0)
+  return jnp.where(keep, scaled(x, 1 / (1 - rate)), 0).reshape(shape)
 
 
 def random_words(
