@@ -1,5 +1,7 @@
 """Swin Transformers: sizes, windows, drop path, programs."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -60,6 +62,7 @@ def test_operations_of_the_smallest():
     (TINY | dict(depths=()), 'even number'),
     (TINY | dict(width=9), 'num_heads must divide'),
     (TINY | dict(window_size=0), 'model.window_size'),
+    (TINY | dict(window_rule='tim'), "window_rule is 'tim'"),
     (TINY | dict(drop_path=1.0), 'model.drop_path'),
     (TINY | dict(remat='some'), "model.remat is 'some'"),
     (TINY | dict(dtype='float16'), 'bfloat16'),
@@ -81,6 +84,14 @@ def test_what_it_has_not():
       model.apply({'params': params}, images, None, (name,), method='predict')
   with pytest.raises(UserError, match='30x32 .*multiples of 4'):
     model.check((30, 32))
+
+
+def test_rectangular_windows_are_refused():
+  """timm uses them for maps with one side smaller than a window."""
+  sizes = TINY | dict(window_size=4)
+  with pytest.raises(UserError, match="window_rule='timm'.*3x8 .*3x4 tokens"):
+    Model(5, **sizes, window_rule='timm').check((12, 32))
+  Model(5, **sizes).check((12, 32))
 
 
 def test_what_is_inside():
@@ -122,16 +133,23 @@ def test_start_values():
 
 
 @pytest.mark.parametrize('shifted', [False, True])
-@pytest.mark.parametrize('grid', [(8, 8), (4, 12), (7, 9), (3, 8)])
-def test_windows_are_put_back(grid, shifted):
+@pytest.mark.parametrize(
+  'grid, rule',
+  [
+    *itertools.product([(8, 8), (4, 12), (7, 9), (3, 8)], ['authors']),
+    *itertools.product([(8, 8), (4, 11), (7, 9), (3, 3)], ['timm']),
+  ],
+)
+def test_windows_are_put_back(grid, rule, shifted):
   """`join` undoes `cut`; windows hold neighbors, shifted or not."""
-  windows = Windows.of(grid, 4, shifted)
+  windows = Windows.of(grid, 4, shifted, rule)
   x = jnp.arange(2 * grid[0] * grid[1] * 3.0).reshape(2, -1, 3)
   cut = windows.cut(x)
   assert cut.shape[2:] == (windows.size**2, 3)
   np.testing.assert_array_equal(windows.join(cut), x)
-  if min(grid) <= 4:  # the window is as large as the map: not shifted
-    assert (windows.size, windows.shift) == (min(grid), 0)
+  if max(grid) <= 4 or (min(grid) <= 4 and rule == 'authors'):
+    # The window is as large as the map: it is not shifted.
+    assert (windows.size, windows.shift) == (min(grid), (0, 0))
     assert windows.mask() is None
 
 
@@ -146,7 +164,7 @@ def test_the_mask_keeps_to_windows_of_the_unrolled_map(grid, size):
   the published 7, divide a window into unequal parts.
   """
   windows = Windows.of(grid, size, shifted=True)
-  assert windows.shift == size // 2
+  assert windows.shift == (size // 2, size // 2)
   rows, columns = windows.padded
   full = windows._replace(rows=rows, columns=columns)
   places = jnp.arange(rows * columns, dtype=jnp.float32).reshape(1, -1, 1)

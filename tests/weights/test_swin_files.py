@@ -19,6 +19,8 @@ from vit_jax.weights.formats import naming, timm_swin
 from vit_jax.weights.formats.normalization import IMAGENET
 
 SIZES = dict(width=24, depths=(2, 2, 2), num_heads=2, window_size=4)
+AUTHORS = dict(name='swin', dtype='float32', **SIZES)
+TIMM = AUTHORS | dict(window_rule='timm')
 HEADS = [2, 4, 8]
 # By atol alone: activations are of order one to ten.
 CLOSE = dict(rtol=0, atol=1e-4)
@@ -115,45 +117,54 @@ def check_all(model, params, images, logits, outputs):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('size', [48, 24])
+@pytest.mark.parametrize('size', [(48, 48), (24, 24), (68, 68), (76, 92)])
 def test_timm(tmp_path, size):
   """Logits and blocks; maps that windows fill, do not fill, and small ones.
 
   At 48 pixels the second map is 6x6, padded to 8x8; at 24 the second is 3x3,
-  smaller than a window, and the third 2x2, from an odd map. (timm pads after
-  it has shifted, which is the same only for some sizes, this one among them.)
+  smaller than a window, and the third 2x2, from an odd map. At 68 and at 76x92
+  it matters that timm pads after it has shifted.
   """
   theirs = timm_swin_transformer(size)
   config = dict(
     architecture='swin_tiny',
-    pretrained_cfg=dict(input_size=(3, size, size), **PLAIN),
+    pretrained_cfg=dict(input_size=(3, *size), **PLAIN),
   )
   source = pretrained.find(timm_file(tmp_path, theirs, config))
-  assert source.about['model'] == dict(name='swin', dtype='float32', **SIZES)
-  assert source.image_size == (size, size)
+  assert source.about['model'] == TIMM
+  assert source.image_size == size
   model, params = load_pretrained(source.path)
-  images = images_of(size, size)
+  images = images_of(*size)
   blocks = [block for stage in theirs.layers for block in stage.blocks]
   check_all(model, params, images, *after_blocks(blocks, theirs, images))
 
 
-def test_sizes_that_timm_pads_otherwise(tmp_path):
-  """timm shifts before it pads: such sizes are refused for its files only."""
+def test_the_rule_for_windows_is_kept(tmp_path):
+  """timm's rule survives conversion; other files follow the authors' rule."""
   theirs = timm_swin_transformer(64)
-  path = timm_file(tmp_path / 'a', theirs)
   size = 68  # 17 tokens a side, in windows of four
-  with pytest.raises(UserError, match=r'image_size \(68, 68\).*17 tokens'):
-    load_pretrained(path, image_size=size)
   large = timm_swin_transformer(size)
   large.load_state_dict(theirs.state_dict())
-  model, params = load_pretrained(path, **PLAIN)
   images = images_of(size, size)
   with torch.no_grad():
     logits = large(torch.tensor(images).permute(0, 3, 1, 2)).numpy()
-  ours = model.apply({'params': params}, images)
-  assert np.abs(ours - logits).max() > 0.01  # or it need not be refused
+
+  def close(path, **settings):
+    model, params = load_pretrained(path, image_size=size, **settings)
+    ours = model.apply({'params': params}, images)
+    return np.abs(ours - logits).max() < 1e-4
+
+  path = timm_file(tmp_path / 'a', theirs)
+  assert close(path, **PLAIN)
+  assert not close(path, **PLAIN, window_rule='authors')
+  source = pretrained.find(path)
+  _, params = load_pretrained(path, **PLAIN)
+  other = str(tmp_path / 'again.safetensors')
+  pretrained.save(other, params, source.about | dict(normalization=PLAIN))
+  assert pretrained.find(other).about['model'] == TIMM
+  assert close(other)
   other = saved_there(tmp_path / 'b', hugging_face_swin(64))
-  load_pretrained(other, image_size=size)
+  assert 'window_rule' not in pretrained.find(other).about['model']
 
 
 @pytest.mark.slow
@@ -288,7 +299,8 @@ def test_names_of_the_authors(tmp_path):
   torch.save({'model': {k: torch.tensor(v) for k, v in renamed.items()}}, path)
   other = pretrained.find(str(path))
   assert other.image_size == (112, 112)
-  assert other.about['model'] == source.about['model']
+  assert source.about['model'] == TIMM
+  assert other.about['model'] == AUTHORS
   assert other.about['normalization']['mean'] == list(IMAGENET[0])
   (_, first), (_, again) = (
     load_pretrained(each) for each in (source.path, str(path))

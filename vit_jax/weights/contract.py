@@ -35,9 +35,6 @@ class Pretrained:
       the weights contain no average.
     load_extra: the same function for the objective's own state, such as a
       teacher; None if the weights contain only parameters.
-    check_image_size: raises UserError for (height, width) at which the source
-      of the weights computes something else than the model here; None if they
-      agree at all sizes.
   """
 
   path: str
@@ -45,7 +42,6 @@ class Pretrained:
   load: Callable[[PyTree], PyTree]
   load_average: Callable[[PyTree], PyTree] | None = None
   load_extra: Callable[[PyTree], PyTree] | None = None
-  check_image_size: Callable[[tuple[int, int]], None] | None = None
 
   @property
   def image_size(self) -> tuple[int, int]:

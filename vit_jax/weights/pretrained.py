@@ -244,8 +244,6 @@ def load_pretrained(
   if image_size is not None:
     sides = (image_size,) if isinstance(image_size, int) else image_size
     size = square(sides)
-    if source.check_image_size:
-      source.check_image_size(size)
   built = source.model()
   mesh = sharding.make_mesh(jax.local_devices()[:1])
   params = source.backbone(source.load(source.abstract_params(mesh)))

@@ -151,13 +151,6 @@ def _model_params(
 ) -> dict[str, Any]:
   """Returns a source's model parameters by path, for the target's images."""
   mesh = target.mesh
-  if source.check_image_size:
-    try:
-      height, width = target.image_size
-      source.check_image_size((height, width))
-    except UserError as error:
-      # Training adapts the weights; only the first steps differ.
-      log.warning('%s', error)
   params = source.backbone(source.load(source.abstract_params(mesh)))
   sizes = source.image_size, target.image_size
   return tree.flatten(adapt(params, target.model, *sizes, method, mesh))

@@ -6,7 +6,7 @@ from vit_jax.config import plugins
 from vit_jax.errors import UserError, check_range
 from vit_jax.models import backbone
 from vit_jax.models.backbone import MAX_SIZE, BackboneConfig
-from vit_jax.models.swin import sizes
+from vit_jax.models.swin import sizes, windows
 
 
 @plugins.operational('remat', 'unroll')
@@ -25,6 +25,11 @@ class Config(BackboneConfig):
     num_heads: attention heads of the first stage; they double from stage to
       stage.
     window_size: side of a window in tokens; smaller if the map is smaller.
+    window_rule: treatment of maps that windows do not fill. 'authors': the map
+      is padded and then shifted, and is not shifted at all if one of its sides
+      is at most a window (the authors' detection code, Hugging Face). 'timm':
+      the map is shifted and then padded, and every side is shifted that is
+      larger than a window. Weights need the rule that they were trained with.
     drop_path: drop-path rate of the last block; it grows linearly from 0 at the
       first block.
 
@@ -38,6 +43,7 @@ class Config(BackboneConfig):
   depths: backbone.Sizes = backbone.OF_VARIANT
   num_heads: backbone.Size = backbone.OF_VARIANT
   window_size: int = 7
+  window_rule: str = 'authors'
   drop_path: float = 0.0
 
   def __post_init__(self):
@@ -47,6 +53,7 @@ class Config(BackboneConfig):
     for key in ('width', 'num_heads', 'window_size'):
       size = getattr(self, key)
       check_range(f'model.{key}', size, at_least=1, at_most=MAX_SIZE)
+    self.check_choices(window_rule=windows.RULES)
     check_range('model.drop_path', self.drop_path, at_least=0, below=1)
     if self.width % self.num_heads:
       raise UserError(

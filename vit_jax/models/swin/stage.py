@@ -79,6 +79,7 @@ class Pair(nn.Module):
     num_heads: number of attention heads.
     grid: rows and columns of tokens.
     window_size: side of a window in tokens.
+    window_rule: 'authors' or 'timm', see `Config`.
     dtype: dtype of the computation.
     want_layers: whether to return the tokens after both blocks too.
   """
@@ -86,6 +87,7 @@ class Pair(nn.Module):
   num_heads: int
   grid: tuple[int, int]
   window_size: int
+  window_rule: str
   dtype: jnp.dtype
   want_layers: bool
 
@@ -95,7 +97,9 @@ class Pair(nn.Module):
   ) -> tuple[Float[Array, 'n t d'], Float[Array, '2 n t d'] | None]:
     layers = []
     for i, name in enumerate(('plain', 'shifted')):
-      windows = Windows.of(self.grid, self.window_size, shifted=i == 1)
+      windows = Windows.of(
+        self.grid, self.window_size, i == 1, self.window_rule
+      )
       block = Block(self.num_heads, windows, self.dtype, name=name)
       x = block(x, jax.tree.map(lambda leaf, i=i: leaf[i], per_layer))
       layers.append(x)
@@ -113,6 +117,7 @@ class Stage(nn.Module):
     num_heads: number of attention heads.
     grid: rows and columns of tokens.
     window_size: side of a window in tokens.
+    window_rule: 'authors' or 'timm', see `Config`.
     dtype: dtype of the computation.
     remat: 'none', 'full' or 'dots'.
     unroll: number of pairs that are unrolled in each step of the scan.
@@ -122,6 +127,7 @@ class Stage(nn.Module):
   num_heads: int
   grid: tuple[int, int]
   window_size: int
+  window_rule: str
   dtype: jnp.dtype
   remat: str
   unroll: int
@@ -152,6 +158,7 @@ class Stage(nn.Module):
       num_heads=self.num_heads,
       grid=self.grid,
       window_size=self.window_size,
+      window_rule=self.window_rule,
       dtype=self.dtype,
       want_layers=want_layers,
       name='layers',

@@ -126,6 +126,7 @@ class Swin(Backbone):
         num_heads=config.num_heads * 2**i,
         grid=grid,
         window_size=config.window_size,
+        window_rule=config.window_rule,
         dtype=config.compute_dtype,
         remat=config.remat,
         unroll=config.unroll,
@@ -185,8 +186,12 @@ class Swin(Backbone):
 
   @nn.nowrap
   def check(self, image_size: Grid) -> None:
-    """Raises UserError if images cannot have this size; see `grids`."""
-    self.grids(image_size)
+    """Raises UserError if images cannot have this size.
+
+    See `grids` and `Windows.of`.
+    """
+    for grid in self.grids(image_size):
+      Windows.of(grid, self.config.window_size, True, self.config.window_rule)
 
   @property
   def sized(self) -> tuple[str, ...]:
@@ -216,7 +221,7 @@ class Swin(Backbone):
     grids, adapted = self.grids(new_size), {}
     for path, table in leaves.items():
       grid = grids[int(path[len('stage') : path.index('/')]) - 1]
-      size = Windows.of(grid, self.config.window_size, shifted=False).size
+      size = min(self.config.window_size, *grid)
       if relative.window_of(table.shape[1]) != size and method != 'bicubic':
         raise UserError(
           f'position_resize is {method!r}, and the relative position biases of '
@@ -229,8 +234,9 @@ class Swin(Backbone):
 
   @property
   def architecture(self) -> dict[str, Any]:
-    """Sizes except the window size: fine-tuning may use larger windows."""
-    return {key: getattr(self.config, key) for key in sizes.NAMES}
+    """Sizes and rule except the window size: fine-tuning may enlarge it."""
+    keys = (*sizes.NAMES, 'window_rule')
+    return {key: getattr(self.config, key) for key in keys}
 
 
 @plugins.keyed_by(Config)

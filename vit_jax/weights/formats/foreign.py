@@ -2,7 +2,7 @@
 
 import dataclasses
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -70,8 +70,6 @@ class Described(NamedTuple):
     computed: values of `gelu` and `norm_eps` that the model uses unless its
       section sets others.
     epsilon: epsilon of LayerNorm in all published models of the kind.
-    check_image_size: raises UserError for (height, width) at which the source
-      of the weights computes something else than the model here.
   """
 
   arrays: dict[str, np.ndarray]
@@ -80,7 +78,6 @@ class Described(NamedTuple):
   image_size: tuple[int, int]
   computed: Mapping[str, Any] = {'norm_eps': EPSILON}
   epsilon: float = EPSILON
-  check_image_size: Callable[[tuple[int, int]], None] | None = None
 
 
 def gelu(path: str, name: str) -> str:
@@ -140,14 +137,12 @@ def pretrained(path: str, found: Described, unseen: Unseen) -> Pretrained:
     flat = normalization.fold(flat, unseen.mean, unseen.std)
     return jax.tree.map(place, tree.unflatten(flat), abstract)
 
-  source = Pretrained(path, about, put, check_image_size=found.check_image_size)
+  source = Pretrained(path, about, put)
   # All shapes are compared here as well as in `put`, so that a file that does
   # not fit is refused before anything is allocated on a device.
   shapes = tree.flatten(abstract_params(source.model(), image_size))
   expected = {k: v.shape for k, v in shapes.items()}
   naming_lib.check(path, actual, naming_lib.shapes(expected, naming))
-  if found.check_image_size:
-    found.check_image_size(image_size)
   _log(path, unseen)
   return source
 

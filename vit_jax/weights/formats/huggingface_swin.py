@@ -4,6 +4,7 @@ Newer major versions of the library use other names in memory than in files.
 Both are read; the names in files are written.
 """
 
+import logging
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -17,6 +18,7 @@ from vit_jax.weights.formats import settings, timm_swin
 from vit_jax.weights.formats.foreign import Described
 from vit_jax.weights.formats.naming import Naming
 
+log = logging.getLogger('vit_jax')
 CLASSES = {'swin': 'Swin'}
 _DERIVED = r'.*\.relative_position_index'
 # (in memory, in files)
@@ -157,6 +159,12 @@ def completed(
           f'all stages, and this model {window} in {name}: it cannot be '
           "written as such a directory; write timm's .safetensors instead."
         )
+  if model.window_rule != 'authors':
+    log.warning(
+      "model.window_rule=%r is not stored: Hugging Face's Swin uses the rule "
+      "'authors', with other results at image sizes that windows do not fill",
+      model.window_rule,
+    )
   return arrays
 
 

@@ -17,6 +17,7 @@ from typing import Any
 from vit_jax.arrays import tree
 from vit_jax.errors import UserError, closest
 from vit_jax.files import paths
+from vit_jax.models.swin import windows
 from vit_jax.weights.contract import Pretrained
 from vit_jax.weights.formats import (
   families,
@@ -37,6 +38,9 @@ _NOTES = 'vit_jax'  # key of our notes in the metadata of a file
 _MODEL_ARGS: settings.Rules = {
   'num_heads': settings.integer(1, 4096),
   'window_size': settings.integer(1, 4096),
+  'window_rule': settings.Rule(
+    lambda value: value in windows.RULES, ' or '.join(windows.RULES)
+  ),
   'act_layer': settings.TEXT,
   'global_pool': settings.TEXT,
 }
@@ -113,13 +117,13 @@ def load(path: str) -> Pretrained:
     )
     architecture = None  # the notes are complete
   family = _family(arrays)
+  if notes:
+    config['model_args'] = {**family.UNNOTED, **config['model_args']}
   if architecture:
     _check_supported(path, architecture)
   found = family.describe(path, arrays, config, architecture)
   if notes:
     unseen = Unseen(known_from="the file's own notes", **notes)
-    # What was written here was computed here, at any size.
-    found = found._replace(check_image_size=None)
   elif named or architecture:
     unseen = _unseen(path, config, architecture, found.image_size)
   else:

@@ -4,12 +4,10 @@ The two differ in the index of the layers that merge patches (in timm the first
 layer of a stage, in the authors' code the last layer of the stage before) and
 in the name of the head. Both are read; timm's current names are written.
 
-They also differ in what they compute on maps that windows do not fill: timm
-shifts before it pads, the authors (and Hugging Face, and the model here) pad
-before they shift. Weights from timm are refused at such sizes.
+They also differ in what they compute on maps that windows do not fill. The key
+`window_rule` of the model is set to the rule of the file's source.
 """
 
-import functools
 import re
 from collections.abc import Container, Mapping
 from typing import Any
@@ -24,6 +22,8 @@ from vit_jax.weights.formats.timm_models import Architecture
 
 # Constants of the model; its config section has no keys for them.
 COMPUTED = {'gelu': 'exact', 'norm_eps': stage.LN_EPSILON}
+# Values of the keys that the notes of older files do not contain.
+UNNOTED = {'window_rule': 'authors'}
 _TABLE = 'layers.0.blocks.0.attn.relative_position_bias_table'
 _MASK = 'layers.0.blocks.1.attn_mask'
 # Arrays that follow from the sizes; some files contain them all the same.
@@ -97,8 +97,8 @@ def completed(
 
 
 def unshown(model: Any) -> dict[str, Any]:
-  """Returns the sizes of a model that no array shows."""
-  return {'window_size': model.window_size}
+  """Returns the keys of a model that no array shows."""
+  return {'window_size': model.window_size, 'window_rule': model.window_rule}
 
 
 def describe(
@@ -127,8 +127,11 @@ def describe(
   original, arrays = arrays, _renamed(arrays)
   keys = _keys(path, arrays)
   # The tables of images smaller than a window show only the smaller one.
-  if 'window_size' in config.get('model_args', {}):
-    keys['window_size'] = config['model_args']['window_size']
+  args = config.get('model_args', {})
+  keys['window_size'] = args.get('window_size', keys['window_size'])
+  rule = 'authors' if _of_authors(original) else 'timm'
+  if args.get('window_rule', rule) == 'timm':
+    keys['window_rule'] = 'timm'
   size = config.get('pretrained_cfg', {}).get('input_size', (3, 0, 0))[1:]
   if not any(size):
     last = len(keys['depths']) - 1
@@ -141,12 +144,7 @@ def describe(
       side = windows * keys['window_size'] * sizes.PATCH_SIZE
     size = side, side
   names = _naming(len(keys['depths']))
-  check = None
-  if not _of_authors(original):
-    check = functools.partial(_check_windows, path, keys)
-  return Described(
-    arrays, names, keys, tuple(size), COMPUTED, stage.LN_EPSILON, check
-  )
+  return Described(arrays, names, keys, tuple(size), COMPUTED, stage.LN_EPSILON)
 
 
 def assumptions(
@@ -158,36 +156,6 @@ def assumptions(
   """Returns an empty list: a Swin's arrays show its heads and windows."""
   del found, config, architecture, gelu
   return []
-
-
-def _check_windows(
-  path: str, keys: Mapping[str, Any], image_size: tuple[int, int]
-) -> None:
-  """Checks that padding before or after a shift makes no difference.
-
-  It makes none for maps that windows fill or that are smaller than a window,
-  and if the remainder of an even window is the shift: then the last window
-  holds the same tokens and padding in another order, and they are masked from
-  each other.
-
-  Raises:
-    UserError: it makes a difference in a stage of the model.
-  """
-  window = keys['window_size']
-  for number in range(len(keys['depths'])):
-    scale = sizes.PATCH_SIZE * 2**number
-    for side in image_size:
-      tokens = -(-side // scale)
-      same = (0, window // 2) if window % 2 == 0 else (0,)
-      if tokens > window and tokens % window not in same:
-        unit = sizes.PATCH_SIZE * 2 ** (len(keys['depths']) - 1) * window
-        raise UserError(
-          f'{path} has windows of {window} tokens, and for image_size '
-          f'{image_size} stage {number + 1} has {tokens} tokens a side: there '
-          'timm shifts windows before it pads, the model swin pads first, and '
-          f'results differ by up to .1. Use multiples of {unit} pixels, or '
-          "weights from the authors' repository or Hugging Face."
-        )
 
 
 def _of_authors(names: Container[str]) -> bool:

@@ -22,6 +22,8 @@ from vit_jax.weights.formats.timm_models import Architecture
 
 log = logging.getLogger('vit_jax')
 _LAYER = 'encoder/layers/'
+# Values of the keys that the notes of older files do not contain.
+UNNOTED: dict[str, Any] = {}
 NAMES: dict[str, str | Part] = {
   'cls': 'cls_token',
   'position/embedding': 'pos_embed',
