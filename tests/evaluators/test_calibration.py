@@ -206,10 +206,10 @@ def test_calibration_messages():
       Evaluator(setting(source), split='test', **wrong)
   with pytest.raises(UserError, match='no head'):
     Evaluator(setting(source, num_classes=0), split='test')
-  with pytest.raises(UserError, match='9 classes and the head 5'):
+  with pytest.raises(UserError, match='9 classes, .*head .*5'):
     Evaluator(setting(source, num_classes=5), split='test')
   evaluator = Evaluator(setting(source), split='test', labels='real')
-  with pytest.raises(UserError, match="gives no 'real' with its images"):
+  with pytest.raises(UserError, match="no field 'real'"):
     evaluator.run(jnp.asarray(table(9)))
   bare, odd = copy.copy(source), copy.copy(source)
   bare.several, odd.several = [[]] * 9, [[CLASSES]] * 9

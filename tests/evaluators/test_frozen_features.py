@@ -105,12 +105,12 @@ def test_bad_records_are_left_out():
 def test_messages():
   """What is missing, and what to change."""
   evaluator = fewshot.Evaluator(setting(), split='test', shots=(1, 60))
-  with pytest.raises(UserError, match="of the class '.', and 60 are wanted"):
+  with pytest.raises(UserError, match="of the class '.', .*shots=60"):
     evaluator.run(jnp.array(WEIGHTS))
   evaluator = neighbours.Evaluator(setting(), split='test', ks=(500,))
-  with pytest.raises(UserError, match='203 usable examples, and 500'):
+  with pytest.raises(UserError, match='203 usable examples, .*ks .*500'):
     evaluator.run(jnp.array(WEIGHTS))
-  with pytest.raises(UserError, match='not finite: these weights have div'):
+  with pytest.raises(UserError, match='features of .*not finite.*model.dtype'):
     evaluator.run(jnp.full_like(WEIGHTS, jnp.nan))
   for wrong in (dict(l2=0.0), dict(shots=(0,)), dict(num_draws=0)):
     with pytest.raises(UserError, match='at least 1|above 0'):

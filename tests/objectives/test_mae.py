@@ -342,7 +342,7 @@ def test_what_cannot_be():
   for make, words in (
     (
       lambda: objective(swin.Model(0, **small, dtype='float32'), (8, 8)),
-      'has no embed, encode.*take one of tokens',
+      'has no embed, encode.*model.name=.vit',
     ),
     (lambda: objective(mask_ratio=1.0), 'mask_ratio'),
     (lambda: objective(mask_ratio=0.99), 'hides 24 of 24'),

@@ -291,13 +291,13 @@ def test_what_cannot_be():
   spec = {'image': ((*SIZE, 3), np.dtype(np.uint8))}
   odd = Model(0, **SIZES | dict(patch_size=6))
   for make, words in (
-    (lambda: objective(axial), 'has no embed.*take one of tokens'),
+    (lambda: objective(axial), 'has no embed.*model.name=.vit'),
     (lambda: objective(target='colour'), "target is 'colour'.*mean_color"),
     (lambda: objective(corrupted=0.0), 'corrupted'),
-    (lambda: objective(corrupted=0.99), 'leaves none of 24'),
+    (lambda: objective(corrupted=0.99), r'objective\.corrupted 0\.99 .*24'),
     (
       lambda: objective(odd, (12, 12), target='small_patch'),
-      'patches that 4 divides',
+      'small_patch.*divisible by 4.*6 pixels',
     ),
     (lambda: objective(Model(5, **SIZES)).check(spec), 'num_classes=0'),
     (lambda: objective().check({}), "'masked_patch'.*image"),

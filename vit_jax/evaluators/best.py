@@ -34,6 +34,6 @@ def check(config: Config, endings: Iterable[str]) -> None:
   ]
   if best not in allowed:
     raise UserError(
-      f'checkpoint.best is {best!r}; {closest(best, allowed)}. Name a value of '
-      'one of config.evals of which higher is better, or None.'
+      f'checkpoint.best is {best!r}; {closest(best, allowed)}. Set it to a '
+      'metric of config.evals whose higher values are better, or to None.'
     )

@@ -149,21 +149,21 @@ class Evaluator:
   def _nothing(self) -> UserError:
     return UserError(
       f'{self._source.name}: none of its {len(self._source)} examples could be '
-      'judged, so there is no accuracy: records that cannot be used are named '
-      'in messages before this one, the others have no labels.'
+      'evaluated: earlier messages name the records that cannot be used, and '
+      'the others have no labels.'
     )
 
 
 def _check_head(num_classes: int, source: stream.Source) -> None:
   if not num_classes:
     raise UserError(
-      'the model has no head (num_classes is 0), so it names no classes: '
-      'take another evaluator, or fine-tune it first.'
+      'the model has no head (num_classes is 0), so it predicts no '
+      'classes: use another evaluator, or fine-tune the model first.'
     )
   if source.num_classes > num_classes:
     raise UserError(
-      f'{source.name} has {source.num_classes} classes and the head '
-      f'{num_classes}: give data of the classes of the head.'
+      f'{source.name} has {source.num_classes} classes, but the head '
+      f'has {num_classes}: use data with the classes of the head.'
     )
 
 
@@ -271,8 +271,8 @@ class _Several:
     """Returns both; raises DecodeError."""
     if self.key not in example:
       raise UserError(
-        f'the source gives no {self.key!r} with its images '
-        f'({", ".join(example)}): name a field of labels that it has.'
+        f'the source has no field {self.key!r} with labels; its fields are '
+        f'{", ".join(example)}: set the key to one of them.'
       )
     labels = np.asarray(example[self.key], np.int64).reshape(-1)
     last = self.num_classes - 1

@@ -55,13 +55,13 @@ class Evaluator:
     check_choice('cross_entropy', cross_entropy, LOSSES)
     if not setting.num_classes:
       raise UserError(
-        'the model has no head (num_classes is 0), so it names no classes: '
-        'take another evaluator, or fine-tune it first.'
+        'the model has no head (num_classes is 0), so it predicts no '
+        'classes: use another evaluator, or fine-tune the model first.'
       )
     require(setting.transform.spec, 'image', 'label', who='classification')
     self._source = setting.open_source(split)
     if len(self._source) == 0:
-      raise UserError(f'{self._source.name} is empty: nothing to evaluate on.')
+      raise UserError(f'{self._source.name} is empty: it has no example.')
     self._setting = setting
     self._batch_size = batch_size
     self._count = setting.compiled(
@@ -82,8 +82,8 @@ class Evaluator:
     if not sums['count']:
       raise UserError(
         f'{self._source.name}: none of its {len(self._source)} examples could '
-        'be used, so there is no accuracy; each is named in a message before '
-        'this one. Repair the data, or evaluate on another split.'
+        'be used; earlier messages name them. Repair the '
+        'data, or evaluate on another split.'
       )
     return {
       'accuracy': sums['correct'] / sums['count'],

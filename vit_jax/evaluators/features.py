@@ -53,9 +53,9 @@ def open_pair(
   common = overlap.count(train, test)
   if common:
     raise UserError(
-      f'{common:,} of the {len(test):,} examples of the split {split!r} are in '
-      f'train_split={wanted!r} too, so that they would be evaluated after they '
-      'were fitted: give a train_split without them, such as '
+      f'{common:,} of the {len(test):,} examples of the split {split!r} are '
+      f'also in train_split={wanted!r}, so that the evaluation would use '
+      'examples that were fitted: set a train_split without them, such as '
       "--config.evals.NAME.train_split='train[:90%]'."
     )
   return train, test
@@ -74,7 +74,7 @@ def open_split(
   else:
     source = setting.open_other(section, split)
   if len(source) == 0:
-    raise UserError(f'{source.name} is empty: nothing to evaluate on.')
+    raise UserError(f'{source.name} is empty: it has no example.')
   return source
 
 
@@ -118,7 +118,7 @@ class Extractor:
     if not len(found.labels):
       raise UserError(
         f'{source.name}: none of its {len(source)} examples could be used; '
-        'each is named in a message before this one.'
+        'earlier messages name them.'
       )
     return found
 
@@ -138,8 +138,8 @@ class Extractor:
       rows = Labelled(result['features'], result['label'])
       if not np.isfinite(rows.features[result['mask']]).all():
         raise UserError(
-          f'features of {source.name} are not finite: these weights have '
-          'diverged, or their values are too large for model.dtype. Take an '
+          f'the features of {source.name} are not finite: the weights have '
+          'diverged, or their values are too large for model.dtype. Use an '
           'earlier checkpoint, or --config.model.dtype=float32.'
         )
       yield rows, result['mask']

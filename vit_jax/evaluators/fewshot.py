@@ -111,8 +111,8 @@ class Evaluator:
       name = self._train.class_names[classes[counts.argmin()]]
       raise UserError(
         f'{self._train.name} has {counts.min()} example(s) of the class '
-        f'{name!r}, and {max(self._shots)} are wanted of each: lower shots, or '
-        'give a larger train_split.'
+        f'{name!r}, but shots={max(self._shots)} requires as many of each '
+        'class: lower shots, or use a larger train_split.'
       )
 
 

@@ -95,7 +95,7 @@ def fit(data: Labelled, l2: float, standardise: bool = True) -> Classifier:
   if left > 10 * _GRADIENT:
     log.warning(
       'logistic regression with l2=%g did not converge: after %d iterations '
-      'its gradient has an entry of %.1e; take a larger l2',
+      'its gradient has an entry of %.1e; use a larger l2',
       l2,
       steps,
       left,

@@ -113,7 +113,7 @@ class Evaluator:
     for each in grid:
       check_range(self._key, each, above=0)
     if not grid:
-      raise UserError(f'{self._key} is empty: give one value or several.')
+      raise UserError(f'{self._key} is empty: give at least one value.')
     self._grid, self._held_out, self._setting = grid, held_out, setting
     self._train, self._test = open_pair(setting, split, train_split, source)
     self._extract = Extractor(setting, batch_size, 'a linear probe').run
@@ -143,8 +143,8 @@ class Evaluator:
     count = round(n * self._held_out)
     if not 0 < count < n:
       raise UserError(
-        f'{self._train.name} has {n} usable examples, and held_out is '
-        f'{self._held_out}: give more, or one {self._key} alone.'
+        f'{self._train.name} has {n} usable examples, but held_out is '
+        f'{self._held_out}: use more examples, or a single {self._key}.'
       )
     order = np.random.default_rng(self._recipe.seed).permutation(n)
     rest, held_out = np.sort(order[count:]), np.sort(order[:count])

@@ -79,8 +79,8 @@ class Evaluator:
     test = self._extract(weights, self._test)
     if max(self._ks) > len(train.labels):
       raise UserError(
-        f'{self._train.name} has {len(train.labels)} usable examples, and '
-        f'{max(self._ks)} neighbours are wanted: lower ks.'
+        f'{self._train.name} has {len(train.labels)} usable examples, but '
+        f'ks contains {max(self._ks)}: lower ks.'
       )
     num_classes = max(self._train.num_classes, self._test.num_classes)
     correct = dict.fromkeys(self._ks, 0)

@@ -64,5 +64,5 @@ class Spread:
       except DecodeError as error:
         log.warning('%s is left out: %s', self.title(index), error)
     if not images:
-      raise UserError(f'{self.name} has no image that can be used.')
+      raise UserError(f'{self.name} has no usable image.')
     return np.stack(images)

@@ -301,8 +301,8 @@ class Defaults:
     """
     del params, batch, key
     raise UserError(
-      f'the objective {type(self).__module__.rpartition(".")[2]!r} hides '
-      'nothing that could be reconstructed: take mae or masked_patch.'
+      f'the objective {type(self).__module__.rpartition(".")[2]!r} does '
+      "not reconstruct images: use objective.name='mae' or 'masked_patch'."
     )
 
   def weights(self, params: PyTree, extra: PyTree) -> dict[str, PyTree]:

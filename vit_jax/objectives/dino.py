@@ -124,14 +124,13 @@ class Objective(AroundModel):
     size, wanted = spec['global'][0], (_GLOBAL, *self.setting.image_size, 3)
     if size != wanted:
       raise UserError(
-        f"the objective 'dino' needs global crops {list(wanted)}, and the "
-        f'transform declares {list(size)}.'
+        f"the objective 'dino' expects global crops of the shape "
+        f'{list(wanted)}, but the transform produces {list(size)}.'
       )
     if self.setting.model.num_classes:
       raise UserError(
-        f'config.num_classes is {self.setting.model.num_classes}, and the '
-        "objective 'dino' trains features, with a head of its own: set "
-        '--config.num_classes=0.'
+        f'config.num_classes is {self.setting.model.num_classes}, but the '
+        "objective 'dino' has a head of its own: set --config.num_classes=0."
       )
     if 'local' in spec:
       height, width = spec['local'][0][1:3]

@@ -67,8 +67,8 @@ class Objective(supervised.Objective):
     classes = self._teacher.model.num_classes
     if classes != self.setting.model.num_classes:
       raise UserError(
-        f'objective.teacher: {self.teacher} knows {classes} classes, and this '
-        f"run's data have {self.setting.model.num_classes}; take a teacher "
+        f'objective.teacher: {self.teacher} has {classes} classes, but this '
+        f"run's data have {self.setting.model.num_classes}: use a teacher "
         'that was trained or fine-tuned on the same classes.'
       )
     return {'teacher': self._teacher}
@@ -78,8 +78,8 @@ class Objective(supervised.Objective):
     super().check(spec)
     if not self.teacher_weight:
       raise UserError(
-        'objective.teacher_weight is 0, so the teacher would teach nothing; '
-        "give a share above 0, or take objective.name='supervised'."
+        'objective.teacher_weight is 0, so the teacher would not be used: '
+        "set it above 0, or set objective.name='supervised'."
       )
 
   def loss(

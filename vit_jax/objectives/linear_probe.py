@@ -98,14 +98,14 @@ class Objective(AroundModel):
     shape, _ = spec['label']
     if shape:
       raise UserError(
-        f'augment produces labels of the shape {shape}, and the objective '
-        "'linear_probe' needs one class per image: set "
+        f'augment produces labels of the shape {shape}, but the objective '
+        "'linear_probe' expects one class per image: set "
         '--config.augment.name=transforms.'
       )
     model: Any = self.setting.model
     if model.num_classes:
       raise UserError(
-        f'config.num_classes is {model.num_classes}, and the objective '
+        f'config.num_classes is {model.num_classes}, but the objective '
         "'linear_probe' has a linear layer of its own: set "
         '--config.num_classes=0 and --config.objective.num_classes='
         f'{model.num_classes}.'
@@ -115,14 +115,14 @@ class Objective(AroundModel):
     keys = f'last_blocks={self.last_blocks}, patch_mean={self.patch_mean}'
     if getattr(model, 'pool', None) != 'token' or model.fc_norm:
       raise UserError(
-        f"the objective 'linear_probe' with {keys} needs a Vision Transformer "
-        "with a class token (model.name='vit', pool='token', fc_norm=False): "
-        'set last_blocks=1 and patch_mean=False to use the features of '
+        f"the objective 'linear_probe' with {keys} requires a Vision "
+        "Transformer with a class token (model.name='vit', pool='token', "
+        'fc_norm=False): set last_blocks=1 and patch_mean=False to use the features of '
         f'{type(model).__name__}.'
       )
     if self.last_blocks > model.depth:
       raise UserError(
-        f'objective.last_blocks is {self.last_blocks}, and the model has '
+        f'objective.last_blocks is {self.last_blocks}, but the model has '
         f'{model.depth} blocks: set it to {model.depth} or less.'
       )
 

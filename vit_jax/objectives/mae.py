@@ -74,7 +74,7 @@ class Objective(AroundModel):
     if not 0 < self.num_visible < count:
       raise UserError(
         f'objective.mask_ratio {mask_ratio} hides {count - self.num_visible} '
-        f'of {count} patches: at least one must be hidden and one be visible.'
+        f'of {count} patches: at least one must be hidden and one visible.'
       )
     height, width = setting.image_size
     self.decoder = plugins.build(
@@ -149,10 +149,11 @@ class Objective(AroundModel):
     """Pixels; normalised ones hold no mean and no contrast of their patch."""
     if self.norm_pixels:
       return (
-        'predicted are pixels normalised within their patch; drawn with the '
-        "image's own mean and deviation of each patch"
+        'the model predicts pixels that are normalised within each patch; '
+        'they are drawn with the mean and standard deviation of the patch in '
+        'the image'
       )
-    return 'predicted are the pixels, drawn as they are'
+    return 'the model predicts pixels, which are drawn unchanged'
 
   def reconstruct(
     self, params: PyTree, batch: Batch, key: Key[Array, '']

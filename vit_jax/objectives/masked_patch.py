@@ -83,14 +83,15 @@ class Objective(AroundModel):
     self.num_corrupted = max(round(count * corrupted), 1)
     if self.num_corrupted >= count:
       raise UserError(
-        f'objective.corrupted {corrupted} leaves none of {count} patches: make '
-        'it smaller, or the image larger.'
+        f'objective.corrupted {corrupted} corrupts all {count} patches: use a '
+        'smaller fraction or a larger image.'
       )
     side, cells = setting.image_size[0] // self.grid[0], CELLS.get(target, 1)
     if side % cells:
       raise UserError(
-        f'objective.target {target!r} needs patches that {cells} divides, and '
-        f'they have {side} pixels: take mean_color or pixels.'
+        f'objective.target {target!r} requires a patch size that is '
+        f'divisible by {cells}, but patches have {side} pixels: use '
+        "'mean_color' or 'pixels'."
       )
     outputs = 3 * side**2 if target == 'pixels' else cells**2 * _COLORS
     self._outputs = outputs
@@ -145,12 +146,12 @@ class Objective(AroundModel):
   def reconstructs(self) -> str:
     """Description of what is predicted, in the units of the target."""
     if self.target == 'pixels':
-      return 'predicted are the pixels, drawn as they are'
+      return 'the model predicts pixels, which are drawn unchanged'
     cells = CELLS[self.target]
     what = 'the patch' if cells == 1 else f'each of its {cells}x{cells} cells'
     return (
-      f'predicted is the mean colour of {what}, one of {_COLORS}; a tenth of '
-      'what is corrupted shows another patch, a tenth itself'
+      f'the model predicts the mean colour of {what}, one of {_COLORS}; '
+      'of the corrupted patches, 10 % show another patch and 10 % are unchanged'
     )
 
   def reconstruct(

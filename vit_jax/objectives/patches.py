@@ -30,9 +30,9 @@ def grid_of(setting: Setting, who: str) -> Grid:
   missing = [name for name in _PARTS if not hasattr(model, name)]
   if missing:
     raise UserError(
-      f"the objective '{who}' hides patches, and the model "
+      f"the objective '{who}' masks patches, but the model "
       f'{type(model).__name__} has no {", ".join(missing)} (see '
-      "models/contract.py): take one of tokens, config.model.name='vit'."
+      "models/contract.py): use config.model.name='vit'."
     )
   tokens: Any = model
   rows, columns = tokens.grid(setting.image_size)
@@ -40,9 +40,9 @@ def grid_of(setting: Setting, who: str) -> Grid:
   if (rows * side, columns * side) != tuple(setting.image_size):
     height, width = setting.image_size
     raise UserError(
-      f"the objective '{who}' needs an image of whole patches, and {height}x"
-      f'{width} pixels are not {rows}x{columns} patches of {side}: set '
-      f'--config.image_size={max(rows, 1) * side},{max(columns, 1) * side}.'
+      f"the objective '{who}' requires images of whole patches, but "
+      f'{height}x{width} pixels are not {rows}x{columns} patches of {side}: '
+      f'set --config.image_size={max(rows, 1) * side},{max(columns, 1) * side}.'
     )
   return rows, columns
 
@@ -51,9 +51,9 @@ def check_headless(setting: Setting, who: str) -> None:
   """Raises UserError if the model has a head, which would not be trained."""
   if setting.model.num_classes:
     raise UserError(
-      f'config.num_classes is {setting.model.num_classes}, and the objective '
-      f"'{who}' trains no head: set --config.num_classes=0 (a fine-tuning "
-      'adds its own).'
+      f'config.num_classes is {setting.model.num_classes}, but the objective '
+      f"'{who}' trains no head: set --config.num_classes=0 (fine-tuning adds a "
+      'head).'
     )
 
 

@@ -40,9 +40,9 @@ class Objective(Defaults):
     check_choice('objective.cross_entropy', self.cross_entropy, LOSSES)
     if self.multi_hot and self.cross_entropy != 'sigmoid':
       raise UserError(
-        'objective.multi_hot gives an example several labels in full, and '
-        f'objective.cross_entropy={self.cross_entropy!r} takes shares of one: '
-        "set it to 'sigmoid'."
+        'objective.multi_hot gives each label of an example the weight 1, but '
+        f'objective.cross_entropy={self.cross_entropy!r} requires weights '
+        "whose sum is 1: set it to 'sigmoid'."
       )
     limit = 0.5 if self.cross_entropy == 'sigmoid' else 1
     check_range(
@@ -65,19 +65,19 @@ class Objective(Defaults):
     shape, _ = spec['label']
     if shape and shape != (self.setting.model.num_classes,):
       raise UserError(
-        f'soft labels have the shape {shape} (augment.num_classes), and '
+        f'soft labels have the shape {shape} (augment.num_classes), but '
         f'config.num_classes is {self.setting.model.num_classes}: make them '
-        'the same.'
+        'equal.'
       )
     if shape and self.multi_hot:
       raise UserError(
-        'objective.multi_hot would count every class of a soft label in full '
-        f'(augment.name, label {shape}): set it to False.'
+        'objective.multi_hot would give every class of a soft label the weight '
+        f'1 (augment.name, label {shape}): set it to False.'
       )
     if not self.setting.model.num_classes:
       raise UserError(
-        "config.num_classes is 0, and the objective 'supervised' trains a "
-        'head: give the number of classes.'
+        "config.num_classes is 0, but the objective 'supervised' trains a "
+        'head: set it to the number of classes.'
       )
 
   def init(self, key: Key[Array, ''], batch: Any) -> tuple[PyTree, PyTree]:
