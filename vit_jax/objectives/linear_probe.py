@@ -117,8 +117,8 @@ class Objective(AroundModel):
       raise UserError(
         f"the objective 'linear_probe' with {keys} requires a Vision "
         "Transformer with a class token (model.name='vit', pool='token', "
-        'fc_norm=False): set last_blocks=1 and patch_mean=False to use the features of '
-        f'{type(model).__name__}.'
+        'fc_norm=False): set last_blocks=1 and patch_mean=False to use the '
+        f'features of {type(model).__name__}.'
       )
     if self.last_blocks > model.depth:
       raise UserError(
