@@ -474,7 +474,7 @@ def test_bad_arguments_are_user_errors():
     ('augreg.py:reg=0.2', 'reg=0.2'),
     ('augreg.py:model=H/14', 'no model here'),
     ('noisy_student.py:data=cifar', "did you mean 'cifar10'"),
-    ('noisy_student.py:labels=none.npz', 'no file of pseudo-labels'),
+    ('noisy_student.py:labels=none.npz', 'not a file of pseudo-labels'),
     ('dino.py:recipe=boosted', "did you mean 'boost'"),
     ('cifar10.py:objective=dinos', "did you mean 'dino'"),
     ('nothing.py', 'no config file'),

@@ -93,9 +93,9 @@ def test_without_a_list():
     (['0', str(10**20)], False, [str(10**20)]),
     (['cat', '0'], True, ['line of cat', "'cat'", "'0'", 'class_map']),
     (['cat'], False, ["'cat'", 'class_map']),
-    (['1.0', '2'], True, ['line of 1.0', '1.0', 'a whole number']),
-    (['-1', '0'], True, ['-1', 'a whole number from 0']),
-    (['1e3'], True, ['1e3', 'a whole number']),
+    (['1.0', '2'], True, ['line of 1.0', '1.0', 'an integer']),
+    (['-1', '0'], True, ['-1', 'an integer of at least 0']),
+    (['1e3'], True, ['1e3', 'an integer']),
   ],
 )
 def test_labels_that_need_a_list(labels, whole, words):

@@ -108,14 +108,14 @@ def test_folders_that_will_not_do(tmp_path):
   (tmp_path / 'empty').mkdir()
   (tmp_path / 'file').write_text('')
   for name, message in (
-    ('mixed', 'beside them bus'),
+    ('mixed', 'and also bus'),
     ('undecodable', 'no image of the split'),
     ('newline', 'as a class name'),
-    ('empty', 'holds no folder'),
+    ('empty', 'contains no folders'),
     ('dead', 'a/gone.jpg is a broken link'),
     ('nothing', '/b holds no image'),
-    ('file', '--source is .* no such directory'),
-    ('absent', '--source is .* no such directory'),
+    ('file', '--source is .* not a directory'),
+    ('absent', '--source is .* not a directory'),
   ):
     with pytest.raises(UserError, match=message):
       folder.prepare(tmp_path / name, tmp_path / 'out', 'my_set')

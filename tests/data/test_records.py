@@ -144,7 +144,7 @@ def test_array_record_shards_left_out(copy, damage, caplog):
   assert found == whole[:13] + whole[27:]
   assert str(shard) in caplog.text
   assert source.where(13).endswith('00002-of-00003, record 0')
-  with pytest.raises(UserError, match='no file is whole'):
+  with pytest.raises(UserError, match='every file is damaged'):
     open_twin(folder, 'train[14:20]', on_bad_shard='skip')
 
 

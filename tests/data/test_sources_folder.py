@@ -190,8 +190,8 @@ def test_wrong_places(tmp_path):
   """What is no such folder is refused with what to do."""
   fill(tmp_path, '1.jpg')
   for path, words in (
-    (tmp_path / 'absent', 'no such directory'),
-    (tmp_path, 'take the source manifest'),
+    (tmp_path / 'absent', 'not a directory'),
+    (tmp_path, "source.name='manifest'"),
     ('gs://bucket/data', 'gcsfuse'),
   ):
     with pytest.raises(UserError, match=words):

@@ -28,7 +28,7 @@ def test_tar(bucket):
   assert len(list((bucket / 'set' / index.FOLDER).iterdir())) == 2
   source = tar.Source('train', path=f'{path}/train-*.tar')
   contract.check(source, images(0, 7), [f'{path}/train-0.tar @ '])
-  with pytest.raises(UserError, match='no .tar file'):
+  with pytest.raises(UserError, match='no .tar file matches'):
     tar.Source('train', path=f'{NAME}/other')
 
 

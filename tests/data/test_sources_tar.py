@@ -87,7 +87,7 @@ def test_patterns(shards, pattern, expected):
       tar.Source('train', path=f'{shards}/{pattern}')
     return
   if not expected:  # [ is an ordinary character
-    with pytest.raises(UserError, match='no .tar file is found'):
+    with pytest.raises(UserError, match='no .tar file matches'):
       tar.Source('train', path=f'{shards}/{pattern}')
     return
   source = tar.Source('train', path=f'{shards}/{pattern}')
@@ -129,7 +129,7 @@ def test_splits_by_folder(tmp_path):
   write_tar(plain / 'constrain-1.tar', samples(5, 7))
   contract.check(tar.Source('train', path=str(plain)), images(5, 7), [])
   write_tar(plain / 'test-1.tar', samples(5, 7))
-  with pytest.raises(UserError, match='constrain-1.tar names no split'):
+  with pytest.raises(UserError, match='constrain-1.tar has no split'):
     tar.Source('test', path=str(plain))
 
 
@@ -273,5 +273,5 @@ def test_compressed_shards(tmp_path):
 @pytest.mark.parametrize('braces', ['{3..1}', '{a..b}', '{1}', '{}'])
 def test_bad_patterns(tmp_path, braces):
   """Braces that mean nothing are shown."""
-  with pytest.raises(UserError, match='is no range'):
+  with pytest.raises(UserError, match='is not a range'):
     tar.Source('train', path=f'{tmp_path}/x-{braces}.tar')

@@ -147,7 +147,7 @@ def test_other_images_are_refused(file, tmp_path):
   other = tmp_path / 'other.npz'
   np.savez(other, features=np.zeros(3))
   for wrong in (other, tmp_path / 'none.npz'):
-    with pytest.raises(UserError, match='no file of pseudo-labels'):
+    with pytest.raises(UserError, match='not a file of pseudo-labels'):
       opened(str(wrong))
 
 

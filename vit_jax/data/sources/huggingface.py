@@ -196,7 +196,7 @@ def _classes(tables: list[_Table], path: str) -> classes.Classes:
     return classes.Classes(names)
   labels = {str(label) for table in tables for label in table.labels()}
   if not labels:
-    raise UserError(f'{path} has no label in any row: take a labelled split.')
+    raise UserError(f'{path} has no label in any row: use a labelled split.')
   known, _ = classes.number(
     labels,
     lambda label: path,
@@ -234,8 +234,8 @@ def _check_columns(
       )
     if _names(schema, keys[1]) != _names(schemas[0], keys[1]):
       raise UserError(
-        f'{path} and {paths[0]} have different lists of classes: they are not '
-        'of one data set. Save it again.'
+        f'{path} and {paths[0]} have different lists of classes: they belong '
+        'to different data sets. Save it again.'
       )
 
 

@@ -129,8 +129,8 @@ class Source:
         if found.get(key) != self._about['fingerprint'].get(key)
       ]
       raise UserError(
-        f'{path} holds labels of other images than those of '
-        f'{self._images.name}: {", ".join(other)} differ. Give their source '
+        f'{path} contains labels of other images than {self._images.name}: '
+        f'{", ".join(other)} differ. Give their source '
         'as source.images, or label these with python -m '
         'vit_jax.pseudo_label.'
       )
@@ -151,6 +151,6 @@ def about_of(path: str) -> dict[str, Any]:
   except (OSError, ValueError, KeyError, EOFError) as error:
     problem = str(error)
   raise UserError(
-    f'{path} is no file of pseudo-labels ({problem}): python -m '
+    f'{path} is not a file of pseudo-labels ({problem}): python -m '
     'vit_jax.pseudo_label writes one.'
   )

@@ -175,10 +175,10 @@ def _sorted(found: list[str], pattern: str) -> list[str]:
   ]
   if not shards:
     raise UserError(
-      f'source.path is {pattern!r}, where no .tar file is found: give a '
-      'directory of shards or a pattern such as train-{000..009}.tar or '
-      'train-*.tar. Compressed shards (.tar.gz) have no random access: gunzip '
-      'them.'
+      f'source.path is {pattern!r}, but no .tar file matches it: set it '
+      'to a directory of shards or a pattern such as train-{000..009}.tar or '
+      'train-*.tar. Compressed shards (.tar.gz) cannot be read at random: '
+      'gunzip them.'
     )
   return shards
 
@@ -202,7 +202,7 @@ def _choices(text: str, pattern: str) -> list[str]:
   if ',' in text:
     return text.split(',')
   raise UserError(
-    f'source.path is {pattern!r}, and {{{text}}} is no range: allowed are '
+    f'source.path is {pattern!r}, and {{{text}}} is not a range: allowed are '
     '{000..009}, the smaller number first, and {train,val}.'
   )
 
@@ -217,8 +217,8 @@ def _by_split(paths: list[str]) -> dict[str, list[str]]:
     found.setdefault(words[0] if words else '', []).append(path)
   if '' in found and len(found) > 1:
     raise UserError(
-      f'the shard {found[""][0]} names no split, and others do: put train, '
-      'validation or test into all names, or into none.'
+      f'the shard {found[""][0]} has no split in its name, but others have: '
+      'put train, validation or test into all names, or into none.'
     )
   return {name or 'train': shards for name, shards in found.items()}
 

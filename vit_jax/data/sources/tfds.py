@@ -243,7 +243,7 @@ def _absent(name: str, root: epath.Path) -> str:
   prepare = f'python -m vit_jax.prepare {name} --data_dir={root}'
   if name.startswith('jft'):
     return (
-      f'{came} JFT-300M is not public: take configs/l16_i21k.py, or set '
+      f'{came} JFT-300M is not public: use configs/l16_i21k.py, or set '
       '--config.source.dataset to your own data set.'
     )
   if name == 'imagenet21k':

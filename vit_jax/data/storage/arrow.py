@@ -42,9 +42,10 @@ def shards(path: str) -> dict[str, list[str]]:
   found = _parquet(path)
   if not found:
     raise UserError(
-      f'source.path is {path!r}, which is no data set that `save_to_disk` '
-      'wrote (no dataset_dict.json or state.json), and no directory of Parquet '
-      'files: save it with datasets.load_dataset(…).save_to_disk(path).'
+      f'source.path is {path!r}, which is neither a data set '
+      'written by `save_to_disk` (dataset_dict.json or state.json is missing) '
+      'nor a directory of Parquet files: save it with '
+      'datasets.load_dataset(…).save_to_disk(path).'
     )
   for paths in found.values():
     _check_all_there(paths)

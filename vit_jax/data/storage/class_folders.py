@@ -59,8 +59,8 @@ def roots(path: str, key: str) -> dict[str, str]:
   """
   if not os.path.isdir(path):  # also if it is too long or has a zero in it
     raise UserError(
-      f'{key} is {path!r}, and there is no such directory: give one with a '
-      'folder for each class, or with train/ and val/ of such folders.'
+      f'{key} is {path!r}, which is not a directory: set it to one with '
+      'a folder for each class, or with such folders in train/ and val/.'
     )
   inside = _folders(path)
   found = [n for n in inside if splits.kind(n) and _folders(f'{path}/{n}')]
@@ -74,11 +74,11 @@ def roots(path: str, key: str) -> dict[str, str]:
   ]
   if full and not _share_a_class([f'{path}/{name}' for name in found]):
     raise UserError(
-      f'{path} holds {", ".join(found)}, of folders as a split is, and beside '
-      f'them {_some(full)} with images: are these classes or splits? Splits '
-      'are named train, val (validation, valid, dev) and test: rename a split '
-      'that has another name, or a class that has one of these, or give '
-      f'{path}/{found[0]} in place of {path}.'
+      f'{path} holds {", ".join(found)} like a split, and also '
+      f'{_some(full)} with images: are these classes or splits? Splits are '
+      'named train, val (validation, valid, dev) and test: rename a split that '
+      'has another name, or a class that has one of these names, or replace '
+      f'{path} by {path}/{found[0]}.'
     )
   if others:
     log.info('%s: beside its splits, left out: %s', path, _some(others))
@@ -96,8 +96,8 @@ def names(root: str) -> list[str]:
   found = _folders(root)
   if not found:
     raise UserError(
-      f'{root} holds no folder: each class needs one with its images. For '
-      'images with a list of labels, take the source manifest.'
+      f'{root} contains no folders: each class needs one with its images. For '
+      "images with a list of labels, use config.source.name='manifest'."
     )
   return found
 
@@ -153,8 +153,8 @@ def report(found: Listing) -> None:
     log.info('%s: left out: %s', found.root, _kinds(found.left_out))
   if len(found.classes) == 1:
     log.info(
-      '%s holds one class only, %r: with nothing to tell it from, nothing is '
-      'learnt. Each class needs its own folder there.',
+      '%s contains a single class, %r, so that nothing can be learnt. Each '
+      'class needs its own folder in it.',
       found.root,
       found.classes[0],
     )

@@ -15,8 +15,8 @@ _MOST = 1_000_000  # classes that labels of a part of a data set may speak of
 _NUMBER = re.compile(r'[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?', re.IGNORECASE)
 _SPACED = re.compile(r'(\d+)[\s,;:]+\S')
 _REMEDY = (
-  'Number them so, or list them in --config.source.class_map: one a line, the '
-  'label, a tab, a name.'
+  'Number them so, or list them in --config.source.class_map, one per line: '
+  'the label, a tab, a name.'
 )
 
 
@@ -64,8 +64,8 @@ def load(path: str) -> Classes:
   text = files.read_text(os.path.expanduser(path), 'source.class_map')
   if _is_json(text):
     raise UserError(
-      f'{path} is JSON: write plain text, one class a line, in the order of '
-      'their labels, and after a tab its name for people.'
+      f'{path} is JSON: write plain text with one class per line, in the '
+      'order of the labels; a display name may follow after a tab.'
     )
   rows = [
     [part.strip() for part in line.split('\t', 1)]
@@ -78,8 +78,8 @@ def load(path: str) -> Classes:
   if not keys or twice:
     came = f'{", ".join(twice)} more than once' if twice else 'no class'
     raise UserError(
-      f'{path} lists {came}: give one class a line, in the order of their '
-      'labels.'
+      f'{path} lists {came}: give one class per line, in the '
+      'order of the labels.'
     )
   return Classes(keys, [row[-1] for row in rows])
 
@@ -159,8 +159,8 @@ def number(
   if values:
     raise UserError(
       f'{where(names[0])} has a name as label ({names[0]!r}), and '
-      f'{where(largest)} a number ({largest!r}): take one kind, or list all '
-      'in --config.source.class_map.'
+      f'{where(largest)} a number ({largest!r}): use one kind, or list all in '
+      '--config.source.class_map.'
     )
   if not whole:
     raise UserError(
@@ -178,8 +178,8 @@ def _check_names(
   for name in names:
     if _NUMBER.fullmatch(name):
       raise UserError(
-        f'{where(name)} has the label {_short(name)}: a label is a whole '
-        f'number from 0 on, or a name. {remedy}'
+        f'{where(name)} has the label {_short(name)}: a label is a name or an '
+        f'integer of at least 0. {remedy}'
       )
 
 

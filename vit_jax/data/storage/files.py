@@ -105,11 +105,11 @@ def read_text(path: str, key: str) -> str:
     return read(place(path, key)).decode('utf-8-sig')
   except OSError as error:
     raise UserError(
-      f'{path} cannot be read ({error.strerror or error}): it is what '
-      f'--config.{key} names.'
+      f'{path} cannot be read ({error.strerror or error}); --config.{key} '
+      'refers to it.'
     ) from error
   except UnicodeDecodeError as error:
-    raise UserError(f'{path} is no text in UTF-8: {error}.') from error
+    raise UserError(f'{path} is not UTF-8 text: {error}.') from error
 
 
 class _Descriptor:

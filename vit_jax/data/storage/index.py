@@ -133,7 +133,7 @@ def stamps(paths: Sequence[str]) -> Int[np.ndarray, 'shards 2']:
 def _unreadable(path: str, error: Exception) -> UserError:
   reason = getattr(error, 'strerror', None) or error
   return UserError(
-    f'the shard {path!r} cannot be read ({reason}): see to its path and its '
+    f'the shard {path!r} cannot be read ({reason}): check its path and '
     'permissions, or copy the data set again.'
   )
 
@@ -188,7 +188,7 @@ def save(places: Sequence[str], write: Callable[[IO[bytes]], None]) -> str:
         raise
       reasons.append(f'{place}: {error}')
   raise UserError(
-    f'what was found in the data set cannot be kept ({"; ".join(reasons)}): '
+    f'the index of the data set cannot be stored ({"; ".join(reasons)}): '
     'set XDG_CACHE_HOME to a directory that can be written.'
   )
 

@@ -56,7 +56,7 @@ def read(path: str) -> list[Row]:
   text = files.read_text(path, 'source.path')
   rows = [_row(path, line, found) for line, found in reader(path, text)]
   if not rows:
-    raise UserError(f'{path} lists no image: give one a line.')
+    raise UserError(f'{path} lists no image: list one per line.')
   rows = _with_splits(path, rows)
   _check_repeats(path, rows)
   return rows
@@ -80,13 +80,14 @@ def _csv(path: str, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
         )
       if [field.strip() for field in fields] == header:
         raise UserError(
-          f'{path}, line {line}, repeats the header: of lists that were '
-          'joined, keep the first alone.'
+          f'{path}, line {line}, repeats the header: if lists were joined, '
+          'keep only the first header.'
         )
       yield line, dict(zip(header, fields, strict=True))
   except csv.Error as error:
     raise UserError(
-      f'{path}, line {reader.line_num}, is no CSV ({error}): see to its quotes.'
+      f'{path}, line {reader.line_num}, is not valid CSV ({error}): check its '
+      'quotes.'
     ) from error
 
 
@@ -108,7 +109,7 @@ def _jsonl(path: str, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
         row = json.loads(line, object_pairs_hook=_once)
       except (ValueError, RecursionError) as error:
         raise UserError(
-          f'{path}, line {number}, is no JSON: {error}.'
+          f'{path}, line {number}, is not JSON: {error}.'
         ) from error
       if not isinstance(row, dict):
         raise UserError(
@@ -140,7 +141,8 @@ def _row(path: str, line: int, found: dict[str, Any]) -> Row:
   if not isinstance(image, str) or not image or text is None:
     raise UserError(
       f'{path}, line {line}, has image {_short(repr(image))} and label '
-      f'{_short(repr(label))}: give both, a path and a whole number or a name.'
+      f'{_short(repr(label))}: both are required, a path and a name or '
+      'an integer.'
     )
   if not isinstance(split, str | None):
     raise UserError(
@@ -151,7 +153,7 @@ def _row(path: str, line: int, found: dict[str, Any]) -> Row:
   if any(map(_BROKEN.search, row[:3])):
     raise UserError(
       f'{path}, line {line}, has control characters or line ends in '
-      f'{_short(str(row[:3]))}: see to its quotes and escapes.'
+      f'{_short(str(row[:3]))}: check its quotes and escapes.'
     )
   _check_image(path, row)
   return row
@@ -183,14 +185,14 @@ def _with_splits(path: str, rows: list[Row]) -> list[Row]:
     line = next(row.line for row in rows if not row.split)
     raise UserError(
       f'{path}, line {line}, has no split, and others have one '
-      f'({", ".join(names[1:4])}): give each line its split, or none.'
+      f'({", ".join(names[1:4])}): give every line a split, or no line.'
     )
   alike = {name.lower(): name for name in names}
   for name in names:
     if alike[name.lower()] != name:
       raise UserError(
-        f'{path} has the splits {name!r} and {alike[name.lower()]!r}: write '
-        'them alike.'
+        f'{path} has the splits {name!r} and {alike[name.lower()]!r}: use one '
+        'spelling.'
       )
   return rows
 

@@ -45,7 +45,7 @@ class ArrayRecords:
       if on_bad_shard == 'error':
         raise UserError(
           f'{path} is cut short or damaged ({fault}). Copy or prepare it '
-          'again, or set --config.source.on_bad_shard=skip to do without it.'
+          'again, or set --config.source.on_bad_shard=skip to leave it out.'
         )
       log.warning('%s is cut short or damaged and left out: %s', path, fault)
     kept = [
@@ -55,8 +55,8 @@ class ArrayRecords:
     ]
     if not kept:
       raise UserError(
-        f'no file is whole ({paths[0]}: {faults[0]}): copy or prepare the data '
-        'set again.'
+        f'every file is damaged ({paths[0]}: {faults[0]}): copy or prepare '
+        'the data set again.'
       )
     self._source = array_record_data_source.ArrayRecordDataSource(kept)
     self._parts = [(part.filename, part.skip) for part in kept]
@@ -176,5 +176,6 @@ def _check_count(path: str, found: int, expected: int, cut: int) -> None:
   if found > expected or (found < expected and cut == index.WHOLE):
     raise UserError(
       f'{path} holds {found} records and dataset_info.json says {expected}: '
-      'they are not of one preparation. Prepare or copy the data set again.'
+      'they come from different preparations. Prepare or copy the data set '
+      'again.'
     )

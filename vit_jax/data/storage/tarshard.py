@@ -41,7 +41,7 @@ def scan(path: str, label_key: str) -> index.Scan:
   with epath.Path(path).open('rb') as file:
     if file.read(2) == b'\x1f\x8b':
       raise UserError(
-        f'{path} is compressed, which leaves no random access: gunzip it.'
+        f'{path} is compressed and cannot be read at random: gunzip it.'
       )
     file.seek(0)
     try:
@@ -105,8 +105,8 @@ def _example(
     if end in parts:
       raise UserError(
         f'{path}: the example {_key(member)!r} has {end} twice, at offset '
-        f'{parts[end].offset} and at {member.offset}: one key is one example. '
-        'Pack the shard again.'
+        f'{parts[end].offset} and at {member.offset}: keys must '
+        'be unique. Pack the shard again.'
       )
     if not member.isreg() or member.issparse():
       raise UserError(
