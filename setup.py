@@ -47,7 +47,7 @@ setuptools.setup(
     # XLA's compilers for TPUs and GPUs that are not there.
     'plan': ['libtpu'],
     'plan-gpu': ['jax[cuda12-local]', 'nvidia-cudnn-cu12>=9.8'],
-    'huggingface': ['pyarrow>=17'],
+    'huggingface': ['pyarrow>=17', 'huggingface_hub>=0.34'],
     # Faster JPEG where the system has no libturbojpeg 3: one person's package.
     'turbojpeg': ['turbojpeg>=0.0.2'],
     'test': requirements('requirements-test.txt'),

@@ -15,6 +15,7 @@ from vit_jax.arrays import sharding, tree
 from vit_jax.data.augment.transforms import square
 from vit_jax.data.contract import Preprocess
 from vit_jax.errors import UserError
+from vit_jax.weights import download
 from vit_jax.weights.contract import Format, Pretrained
 from vit_jax.weights.formats import (
   big_vision,
@@ -126,13 +127,14 @@ def find(path: str, weights: str = 'params') -> Pretrained:
   """Describes weights without loading them.
 
   Args:
-    path: path of any format, see `format_of`.
+    path: path of any format, see `format_of`, or an address, see `download`.
     weights: set of weights of a checkpoint, see `Pretrained.chosen`.
 
   Raises:
     UserError: there is nothing that can be loaded, or no such weights.
+    StorageError: a download failed.
   """
-  form, place = format_of(path)
+  form, place = format_of(download.local_copy(path))
   return _checked(form.load(place).chosen(weights))
 
 
