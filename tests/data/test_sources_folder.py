@@ -235,3 +235,7 @@ def test_one_class_is_refused_where_labels_are_learned(tmp_path, objective):
     return
   with pytest.raises(UserError, match="one class, 'photos'"):
     data.open_train(config)
+  member = dict(config.source.to_dict(), weight=1.0)
+  config.source = dict(name='mixture', members={'a': member})
+  with pytest.raises(UserError, match="one class, 'photos'"):
+    data.open_train(config)

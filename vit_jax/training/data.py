@@ -97,14 +97,14 @@ def open_train(config: Config) -> stream.Source:
     config: completed config.
 
   Raises:
-    UserError: the size is not `train.num_examples`, or labels of a folder with
-      a single class were to be learned.
+    UserError: the size is not `train.num_examples`, or labels of a folder (or a
+      mixture of folders) with a single class were to be learned.
   """
   train = config.train
   source = open_source(config, train.split)
   # MAE and DINO have no outputs for classes, so one class is enough for them.
   _, outputs = _outputs(config)
-  if outputs and config.source.name == 'folder':
+  if outputs and config.source.name in ('folder', 'mixture'):
     folder.check_classes(source.class_names, source.name)
   if len(source) != train.num_examples:
     raise UserError(
