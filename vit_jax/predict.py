@@ -1,13 +1,23 @@
 """Predicts classes of images: python -m vit_jax.predict --checkpoint=P IMAGE...
 
+IMAGE is a file, a directory, whose images are found at any depth, or a pattern
+such as 'photos/*.jpg'. --json prints one JSON object per image, --csv one row
+per class. A file that cannot be decoded is reported, and the others are
+predicted; the exit code is then 2.
+
 Images are preprocessed as in the evaluation of the weights; --preprocess=mae
 (or another preset) and --config.preprocess.KEY=… change this.
 """
 
+import concurrent.futures
+import csv
+import glob
 import json
 import logging
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -19,6 +29,7 @@ from vit_jax.config import overrides
 from vit_jax.config.sections import build_section
 from vit_jax.data.contract import Preprocess
 from vit_jax.data.images.headers import DecodeError
+from vit_jax.data.storage.files import IMAGES
 from vit_jax.errors import UserError
 from vit_jax.files import paths
 from vit_jax.weights import pretrained
@@ -27,41 +38,87 @@ log = logging.getLogger('vit_jax')
 _BATCH_SIZE = 32
 
 
+class Prediction(NamedTuple):
+  """The classes of one image.
+
+  Attributes:
+    image: path of the image.
+    top: (class name, softmax probability), most likely first.
+    error: why the image cannot be used, to follow its path; '' if it can.
+  """
+
+  image: str
+  top: list[tuple[str, float]]
+  error: str = ''
+
+
 def define_flags() -> None:
   """Defines the flags of this command."""
   weights_flags.define_flags()
   flags.DEFINE_integer('top', 5, 'Number of classes to print per image.')
   preprocessing_flags.define_flag()
   flags.DEFINE_bool('json', False, 'Print one JSON object per line.')
+  flags.DEFINE_bool('csv', False, 'Print rows of image, class, probability.')
   flags.DEFINE_multi_string(
     'overrides', overrides.take(sys.argv), 'Set by --config.preprocess.KEY=….'
   )
 
 
+def images_of(arguments: Sequence[str]) -> list[str]:
+  """Returns the paths of image files.
+
+  Args:
+    arguments: files, local directories, and local patterns.
+
+  Raises:
+    UserError: a directory holds no images, or a pattern matches nothing.
+  """
+  found = []
+  for argument in arguments:
+    if os.path.isdir(argument):
+      files = sorted(
+        os.path.join(folder, name)
+        for folder, _, names in os.walk(argument)
+        for name in names
+        if name.lower().endswith(IMAGES)
+      )
+    elif glob.has_magic(argument) and not os.path.exists(argument):
+      files = sorted(glob.glob(argument, recursive=True))
+    else:
+      files = [argument]
+    if not files:
+      raise UserError(
+        f'{argument} matches no image; give image files, a directory with '
+        f'files that end in {", ".join(IMAGES)}, or a pattern.'
+      )
+    found += files
+  return found
+
+
 def run(
   checkpoint: str,
-  paths: list[str],
+  images: Sequence[str],
   top: int = 5,
   settings: Sequence[str] = (),
   preprocess: str | None = None,
   weights: str = 'params',
-) -> list[list[tuple[str, float]]]:
+) -> Iterator[Prediction]:
   """Predicts the most likely classes of image files.
 
   Args:
     checkpoint: workdir, step directory or weights of any format.
-    paths: image files.
+    images: image files.
     top: number of classes per image.
     settings: overrides such as '--config.preprocess.KEY=value'.
     preprocess: a preset; by default the preprocessing of the weights, which is
       logged.
     weights: which weights of the checkpoint, see `Pretrained.chosen`.
 
-  Returns:
-    For each file its (class name, softmax probability), most likely first.
+  Yields:
+    The prediction for each file, in order.
 
   Raises:
-    UserError: there is no such checkpoint, or a file is not an image.
+    UserError: there is no such checkpoint, or a setting is wrong.
   """
   found = pretrained.find(checkpoint, weights)
   source = preprocessing_flags.by_preset(found, preprocess)
@@ -73,65 +130,88 @@ def run(
   described = preprocessing_flags.described(source, config)
   log.info('preprocessing: %s', preprocessing_flags.line(described))
   transform = build_section(config, 'preprocess', source.image_size)
-  images = [_read(path, transform) for path in paths]
   mesh = sharding.make_mesh(jax.local_devices()[:1])
   params = source.load(source.abstract_params(mesh))
   predict = jax.jit(source.objective().predict)
-  results = []
-  for start in range(0, len(images), _BATCH_SIZE):
-    batch = np.zeros((_BATCH_SIZE, *images[0].shape), np.uint8)
-    part = images[start : start + _BATCH_SIZE]
-    batch[: len(part)] = part
-    logits = predict(params, {'image': batch})['logits']
-    shares = np.asarray(jax.nn.softmax(logits))[: len(part)]
-    for row in shares:
-      best = np.argsort(-row, kind='stable')[:top]
-      named = [names[i] if i < len(names) else f'class {i}' for i in best]
-      results.append(list(zip(named, row[best].tolist(), strict=True)))
-  return results
+
+  def classes(row: np.ndarray) -> list[tuple[str, float]]:
+    best = np.argsort(-row, kind='stable')[:top]
+    named = [names[i] if i < len(names) else f'class {i}' for i in best]
+    return list(zip(named, row[best].tolist(), strict=True))
+
+  with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+    for start in range(0, len(images), _BATCH_SIZE):
+      part = images[start : start + _BATCH_SIZE]
+      read = list(pool.map(lambda path: _read(path, transform), part))
+      pixels = [each for each in read if isinstance(each, np.ndarray)]
+      rows = iter(())
+      if pixels:
+        batch = np.zeros((_BATCH_SIZE, *pixels[0].shape), np.uint8)
+        batch[: len(pixels)] = pixels
+        logits = predict(params, {'image': batch})['logits']
+        rows = iter(np.asarray(jax.nn.softmax(logits)))
+      for path, each in zip(part, read, strict=True):
+        if isinstance(each, str):
+          yield Prediction(path, [], each)
+        else:
+          yield Prediction(path, classes(next(rows)))
 
 
-def _read(path: str, transform: Preprocess) -> np.ndarray:
+def _read(path: str, transform: Preprocess) -> np.ndarray | str:
+  """Returns the pixels of an image, or the reason why there are none."""
   try:
     return transform.pixels(paths.locate(path).read_bytes())
   except OSError as error:
-    files = ', such as its *.jpg' if paths.locate(path).is_dir() else ''
-    raise UserError(
-      f'the image {path} cannot be read: {error}. Give image files{files}.'
-      f'{paths.nearest(path)}'
-    ) from error
+    return f'cannot be read: {error}.{paths.nearest(path)}'
   except DecodeError as error:
-    raise UserError(
-      f'{path} is not an image that can be decoded: {error}. Give JPEG or PNG '
-      'files.'
-    ) from error
+    return f'is not an image that can be decoded: {error}.'
 
 
 def main(arguments: list[str]) -> None:
   """Prints the top classes of each image."""
   values = flags.FLAGS
-  if not values.checkpoint or not arguments or values.top < 1:
+  if (
+    not values.checkpoint
+    or not arguments
+    or values.top < 1
+    or (values.json and values.csv)
+  ):
     raise UserError(
-      'usage: python -m vit_jax.predict --checkpoint=PATH [--top=5] [--json] '
-      f'IMAGE...; got checkpoint {values.checkpoint!r}, {len(arguments)} '
-      f'image(s), top {values.top}.'
+      'usage: python -m vit_jax.predict --checkpoint=PATH [--top=5] '
+      f'[--json|--csv] IMAGE...; got checkpoint {values.checkpoint!r}, '
+      f'{len(arguments)} image(s), top {values.top}.'
     )
-  results = run(
+  images = images_of(arguments)
+  table = csv.writer(sys.stdout, lineterminator='\n')
+  if values.csv:
+    table.writerow(('image', 'class', 'probability'))
+  failed = []
+  for each in run(
     weights_flags.path(values),
-    arguments,
+    images,
     values.top,
     values.overrides,
     preprocess=values.preprocess,
     weights=values.weights,
-  )
-  for path, classes in zip(arguments, results, strict=True):
-    if values.json:
-      top = [{'class': name, 'probability': p} for name, p in classes]
-      print(json.dumps({'image': path, 'top': top}))
+  ):
+    if each.error:
+      failed.append(each)
+      if len(images) > 1:
+        log.warning('%s %s', each.image, each.error)
+    elif values.csv:
+      table.writerows((each.image, *pair) for pair in each.top)
+    elif values.json:
+      top = [{'class': name, 'probability': p} for name, p in each.top]
+      print(json.dumps({'image': each.image, 'top': top}))
     else:
-      print(path)
-      for name, probability in classes:
+      print(each.image)
+      for name, probability in each.top:
         print(f'  {100 * probability:5.1f}%  {name}')
+  if failed:
+    number = f'{len(failed)} of {len(images)} images cannot be used. '
+    raise UserError(
+      f'{number if len(images) > 1 else ""}{failed[0].image} {failed[0].error}'
+    )
 
 
 if __name__ == '__main__':

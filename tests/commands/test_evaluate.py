@@ -265,7 +265,9 @@ def test_preprocessing_by_flags(trained, tmp_path):
   (third,) = predict.run(trained, [image], preprocess='dino')
   assert third not in (first, second)
   with pytest.raises(UserError, match="did you mean 'preprocess.resize'"):
-    predict.run(trained, [image], settings=['--config.preprocess.resiz=1'])
+    list(
+      predict.run(trained, [image], settings=['--config.preprocess.resiz=1'])
+    )
 
 
 def test_flags_of_the_config_are_taken_aside():

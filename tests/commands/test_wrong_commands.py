@@ -51,7 +51,7 @@ ROWS = [
     "did you mean 'fewshot'? allowed: calibration, classification, fewshot",
   ),
   (('evaluate', '--checkpoint=tiny.npz'), 'Give --dataset=NAME'),
-  (('predict', '--checkpoint=tiny.npz', 'photos'), 'such as its *.jpg'),
+  (('predict', '--checkpoint=tiny.npz', 'photos'), 'photos matches no image'),
   (('predict', '--checkpoint=tiny.npz', 'paper.pdf'), 'is not an image'),
   (('predict', '--checkpoint=tiny.npz', 'papr.pdf'), 'mean paper.pdf?'),
   (('predict', '--checkpoint=tiny.npz', '--topk=3'), 'did you mean --top'),

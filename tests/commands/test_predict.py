@@ -1,0 +1,97 @@
+"""Classes of files, directories and patterns, as text, JSON and CSV."""
+
+import csv
+import io
+import json
+
+import numpy as np
+import pytest
+from absl import flags
+from PIL import Image
+from tiny_vit import save_classifier
+
+from vit_jax import predict
+from vit_jax.errors import UserError
+
+
+@pytest.fixture
+def photos(tmp_path):
+  """Forty images in two directories, one of which is damaged."""
+  rng = np.random.default_rng(0)
+  for i in range(40):
+    file = tmp_path / 'photos' / 'ab'[i % 2] / f'{i:02d}.PNG'
+    file.parent.mkdir(parents=True, exist_ok=True)
+    pixels = rng.integers(0, 256, (20, 24, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(file)
+  (tmp_path / 'photos' / 'a' / '38.PNG').write_bytes(b'not an image')
+  (tmp_path / 'photos' / 'notes.txt').write_text('')
+  return tmp_path / 'photos'
+
+
+@pytest.fixture
+def command(tmp_path, capsys):
+  """(arguments…) → what is printed, and the error; flags vanish afterwards."""
+  path = str(tmp_path / 'tiny.npz')
+  save_classifier(path)
+  before = set(flags.FLAGS)
+  predict.define_flags()
+
+  def run(*arguments):
+    rest = flags.FLAGS(['predict', f'--checkpoint={path}', *arguments])[1:]
+    error = ''
+    try:
+      predict.main(rest)
+    except UserError as raised:
+      error = str(raised)
+    return capsys.readouterr().out, error
+
+  yield run
+  flags.FLAGS.unparse_flags()
+  for name in set(flags.FLAGS) - before:
+    delattr(flags.FLAGS, name)
+
+
+def test_files_directories_and_patterns(photos):
+  """Sorted within each argument; other files and other endings are left out."""
+  everything = predict.images_of([str(photos)])
+  assert len(everything) == 40 and everything == sorted(everything)
+  pattern = f'{photos}/b/0*'
+  assert predict.images_of([pattern]) == [
+    f'{photos}/b/{i:02d}.PNG' for i in (1, 3, 5, 7, 9)
+  ]
+  odd = photos / 'x[1].png'
+  odd.write_bytes(b'')
+  assert predict.images_of([str(odd), 'gs://b/y.png']) == [
+    str(odd),
+    'gs://b/y.png',
+  ]
+  with pytest.raises(UserError, match=r'\*\.jpg matches no image'):
+    predict.images_of([f'{photos}/*.jpg'])
+
+
+def test_goes_on_after_a_bad_file(photos, command):
+  """All others are printed in order, with the values that they have alone."""
+  out, error = command('--json', '--top=2', str(photos))
+  lines = [json.loads(line) for line in out.splitlines()]
+  bad = f'{photos}/a/38.PNG'
+  wanted = [path for path in predict.images_of([str(photos)]) if path != bad]
+  assert [line['image'] for line in lines] == wanted
+  assert '1 of 40 images' in error and f'{bad} is not an image' in error
+  for i in (0, 17, 38):
+    alone, error = command('--json', '--top=2', wanted[i])
+    found = json.loads(alone)
+    assert not error and found['image'] == wanted[i]
+    for one, other in zip(found['top'], lines[i]['top'], strict=True):
+      assert one['class'] == other['class']
+      np.testing.assert_allclose(one['probability'], other['probability'], 1e-5)
+
+
+def test_a_table(photos, command):
+  """One row per image and class, with a header."""
+  out, error = command('--csv', '--top=3', f'{photos}/b/*1.PNG')
+  rows = list(csv.DictReader(io.StringIO(out)))
+  assert not error and len(rows) == 3 * 4
+  assert list(rows[0]) == ['image', 'class', 'probability']
+  assert all(0 <= float(row['probability']) <= 1 for row in rows)
+  _, error = command('--csv', '--json', str(photos))
+  assert 'usage' in error
