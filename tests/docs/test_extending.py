@@ -1,0 +1,54 @@
+"""The example of docs/extending.md works as it is printed there."""
+
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def run(folder, *arguments):
+  """Runs a command with the folder on the Python path; returns its output."""
+  path = os.pathsep.join((str(folder), str(ROOT)))
+  done = subprocess.run(
+    [sys.executable, '-m', *arguments],
+    env=os.environ | {'PYTHONPATH': path},
+    cwd=folder,
+    capture_output=True,
+    text=True,
+    timeout=300,
+  )
+  assert done.returncode == 0, done.stderr
+  return done.stdout
+
+
+@pytest.mark.slow
+def test_the_teacher_trains_and_is_evaluated(tmp_path):
+  """All files of the page are written down, and two commands are run."""
+  page = (ROOT / 'docs' / 'extending.md').read_text()
+  files = re.findall(r'```python\n# (my_lab/\w+\.py)\n(.*?)```', page, re.S)
+  assert len(files) == 3
+  for name, text in files:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text(text)
+  workdir = tmp_path / 'run'
+  run(
+    tmp_path,
+    'vit_jax.train',
+    '--config=my_lab/config.py',
+    f'--workdir={workdir}',
+    '--config.total=4 steps',
+    '--config.schedule.warmup=1 steps',
+    '--config.evals.knn.every=4 steps',
+  )
+  lines = (workdir / 'metrics.jsonl').read_text().splitlines()
+  last = {k: v for line in lines for k, v in json.loads(line).items()}
+  out = run(tmp_path, 'vit_jax.evaluate', f'--checkpoint={workdir}', '--json')
+  found = json.loads(out.splitlines()[-1])
+  assert found['10nn'] == last['knn/10nn']
+  assert found['teacher/10nn'] == last['knn_teacher/10nn']
