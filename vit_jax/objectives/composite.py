@@ -1,4 +1,4 @@
-"""A base class of objectives that train more than the model."""
+"""Base class for objectives that train more than the model."""
 
 from typing import Any
 
@@ -11,10 +11,10 @@ PyTree = Any
 
 
 class AroundModel(Defaults):
-  """Answers for an objective that trains more than the model; a base class.
+  """Base class for objectives that train more than the model.
 
-  Its parameters are `model/…`, the model's own, and others beside them: a
-  decoder, a head. `init` and `loss` are yet to be defined.
+  Parameters are `model/…`, those of the model, and others next to them, for
+  example those of a decoder or a head. A subclass defines `init` and `loss`.
 
   Attributes:
     setting: setting of the run.
@@ -24,14 +24,11 @@ class AroundModel(Defaults):
 
   @property
   def apart(self) -> tuple[str, ...]:
-    """The model's."""
+    """Path suffixes of the model; see `models.contract.Model`."""
     return self.setting.model.apart
 
   def predict(self, params: PyTree, batch: Batch) -> dict[str, Array]:
-    """Returns the model's outputs for whole images, without randomness.
-
-    They are float32.
-    """
+    """Returns the model's outputs for whole images, float32."""
     return self.setting.model.apply(
       {'params': params['model']}, normalize(batch['image']), method='predict'
     )
@@ -41,5 +38,5 @@ class AroundModel(Defaults):
     return params['model']
 
   def start_params(self, params: PyTree, model: PyTree) -> PyTree:
-    """Given ones of the model, the others fresh."""
+    """Returns the given parameters of the model; the others stay initial."""
     return params | {'model': model}

@@ -1,4 +1,4 @@
-"""What the framework asks of an objective."""
+"""Interface between the framework and its objectives."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
@@ -17,19 +17,18 @@ Metrics = dict[str, Array]
 
 
 class Frozen(NamedTuple):
-  """Weights that a training uses and does not change: a teacher, say.
+  """Weights that a training uses without changing them, such as a teacher's.
 
-  They are an argument of the training step of their own: placed on the devices
-  once, not donated, and no part of checkpoints, which hold their checksum.
+  They are a separate argument of the training step: placed on the devices once,
+  not donated, and not part of checkpoints, which contain only their checksum.
 
   Attributes:
-    model: the model of the parameters.
-    image_size: (height, width) that they are for, pixels.
-    load: (mesh) → the model's parameters, on its devices.
-    class_names: names of its classes, in the order of its logits; () if
-      unknown.
-    judges_labels: whether its logits are held against the run's labels: then
-      its classes must have the names, and the order, of the training data's.
+    model: model of the parameters.
+    image_size: (height, width) that the weights are made for, pixels.
+    load: (mesh) → the parameters of the model, on the devices of the mesh.
+    class_names: names of the classes in the order of the logits; () if unknown.
+    judges_labels: whether the logits are compared with the labels of the run.
+      Its classes must then be those of the training data, in the same order.
   """
 
   model: Model
@@ -40,16 +39,16 @@ class Frozen(NamedTuple):
 
 
 class Setting(NamedTuple):
-  """What an objective gets of the run it belongs to.
+  """Properties of a run that its objective may use.
 
   Attributes:
     model: see `models.contract.Model`.
     image_size: (height, width), pixels.
-    mix: mixing and erasing of training batches, on the device.
-    steps: a duration of this training ('10 epochs') in updates; zero where
-      nothing is trained.
-    open_frozen: looks at the weights at a path, in any format, without loading
-      them. Raises UserError: there are none.
+    mix: mixup, cutmix and erasing of training batches, on the device.
+    steps: converts a duration of this training ('10 epochs') to a number of
+      updates; returns 0 if nothing is trained.
+    open_frozen: returns the weights at a path, in any format, without loading
+      them yet. Raises UserError if there are none.
   """
 
   model: Model
@@ -60,17 +59,17 @@ class Setting(NamedTuple):
 
 
 class Pictures(NamedTuple):
-  """What an objective that hides patches sees and makes of images.
+  """Input and output of an objective that masks patches, for drawing.
 
   RGB from 0 to 1.
 
   Attributes:
-    image: as it was.
-    seen: input of the model; hidden patches are grey.
-    predicted: the prediction of every patch, not only of hidden ones. Those
-      that are seen have no loss, and look worse (as in arXiv 2111.06377,
-      Figure 2).
-    completed: predictions where the loss is, the image elsewhere.
+    image: original images.
+    seen: input of the model; masked patches are grey.
+    predicted: the prediction of every patch, not only of masked ones. Visible
+      patches have no loss, so that their predictions look worse (as in arXiv
+      2111.06377, Figure 2).
+    completed: the prediction where there is a loss, the image elsewhere.
   """
 
   image: Float[Array, 'n y x 3']
@@ -108,20 +107,20 @@ class Objective(Protocol):
   def reconstructs(self) -> str: ...
 
   def frozen(self) -> dict[str, Frozen]:
-    """Weights that the loss needs and does not change, by name.
+    """Returns the frozen weights that the loss uses, by name.
 
-    Asked for where a step is built; an evaluation does without them.
+    They are needed to build a training step, but not for evaluation.
 
     Raises:
-      UserError: they are not there, or do not fit the run.
+      UserError: the weights do not exist, or do not fit the run.
     """
     ...
 
   def check(self, spec: Spec) -> None:
-    """Raises UserError if it cannot be trained on what batches hold.
+    """Raises UserError if the objective cannot be trained on these batches.
 
     Args:
-      spec: the spec that the training transform declares.
+      spec: spec of the training transform.
     """
     ...
 
@@ -138,7 +137,10 @@ class Objective(Protocol):
     ...
 
   def init(self, key: Key[Array, ''], batch: Any) -> tuple[PyTree, PyTree]:
-    """Fresh parameters and extra state (a teacher, a centre; {} for none).
+    """Returns initial parameters and initial extra state.
+
+    The extra state is what training changes without gradients, for example a
+    teacher; {} for none.
 
     Args:
       key: random key of the run.
@@ -198,10 +200,10 @@ class Objective(Protocol):
     ...
 
   def predict(self, params: PyTree, batch: Batch) -> dict[str, Array]:
-    """`features` and `logits` of a batch's `image`, nothing random; float32.
+    """Computes `features` and `logits` of a batch without randomness; float32.
 
     Args:
-      params: any of those in `weights`.
+      params: any of the values of `weights`.
       batch: batch of an evaluation: `image` uint8 `[n, y, x, 3]`.
     """
     ...
@@ -222,29 +224,29 @@ class Objective(Protocol):
   def reconstruct(
     self, params: PyTree, batch: Batch, key: Key[Array, '']
   ) -> Pictures:
-    """Pictures of images, hiding what a step with that key would hide.
+    """Draws images, masked as a step with this key would mask them.
 
-    Asked for only where `reconstructs` says something.
+    It is called only if `reconstructs` is not ''.
 
     Args:
-      params: any of those in `weights`.
+      params: any of the values of `weights`.
       batch: batch of an evaluation: `image` uint8 `[n, y, x, 3]`.
       key: random key of the step.
     """
     ...
 
   def weights(self, params: PyTree, extra: PyTree) -> dict[str, PyTree]:
-    """Returns all weights worth evaluating, by the ending of their metrics.
+    """Returns all sets of weights to evaluate, by the suffix of their metrics.
 
-    `{'': params}`, and `{'_teacher': …}` if there is a teacher.
+    `{'': params}`, and also `{'_teacher': …}` if there is a teacher.
     """
     ...
 
 
 class Defaults:
-  """Answers for an objective that has nothing to say; a base class.
+  """Base class for objectives whose parameters are those of the model.
 
-  `init`, `loss` and `predict` are yet to be defined.
+  A subclass defines `init`, `loss` and `predict`.
   """
 
   sharding_rules: tuple[tuple[str, int], ...] = ()
@@ -254,31 +256,31 @@ class Defaults:
 
   @property
   def num_classes(self) -> int:
-    """The outputs of the model's head."""
+    """Number of outputs of the model's head."""
     return self.setting.model.num_classes
 
   def frozen(self) -> dict[str, Frozen]:
-    """None are needed."""
+    """Returns {}: no frozen weights are used."""
     return {}
 
   def check(self, spec: Spec) -> None:
-    """Batches may hold anything."""
+    """Accepts all batches."""
     del spec
 
   def other_passes(self, spec: Spec) -> tuple[tuple[Model, Size], ...]:
-    """There are none."""
+    """Returns no further passes."""
     del spec
     return ()
 
   def update_extra(
     self, params: PyTree, extra: PyTree, carry: PyTree, step: Int[Array, '']
   ) -> PyTree:
-    """Nothing changes."""
+    """Returns the extra state unchanged."""
     del params, carry, step
     return extra
 
   def start_extra(self, params: PyTree, extra: PyTree) -> PyTree:
-    """It does not depend on the parameters."""
+    """Returns the extra state unchanged."""
     del params
     return extra
 
@@ -287,18 +289,14 @@ class Defaults:
     return params
 
   def start_params(self, params: PyTree, model: PyTree) -> PyTree:
-    """There are no others."""
+    """Returns the model's parameters: there are no others."""
     del params
     return model
 
   def reconstruct(
     self, params: PyTree, batch: Batch, key: Key[Array, '']
   ) -> Pictures:
-    """Nothing is hidden.
-
-    Raises:
-      UserError: always.
-    """
+    """Raises UserError: the objective does not mask patches."""
     del params, batch, key
     raise UserError(
       f'the objective {type(self).__module__.rpartition(".")[2]!r} does '

@@ -1,9 +1,9 @@
-"""Self-distillation without labels: two large crops teach all the others.
+"""DINO: self-distillation without labels.
 
 "Emerging Properties in Self-Supervised Vision Transformers", arXiv 2104.14294,
-Algorithm 1 and section 3. A teacher, the moving average of its student, sees
-two global crops; the student is to say of every other crop of an image what the
-teacher says of them.
+Algorithm 1 and section 3. A teacher, the moving average of the student, sees
+two global crops of an image. For every other crop of the image, the student
+learns to predict the teacher's output.
 """
 
 import types
@@ -31,18 +31,18 @@ _STREAM = 0x64696E6F  # folded into the step's key
 
 
 class Objective(AroundModel):
-  """Cross-entropy between a teacher's and a student's views of an image.
+  """Cross-entropy between teacher and student for crops of the same image.
 
-  It keeps `objectives.contract.Objective`. Parameters: `model/…`, `head/…` (see
-  `models.dino_head`). Extra state: `teacher`, which has the same leaves and
-  follows them, and `centre` `[k]`. A batch holds `global`, uint8
-  `[n, 2, y, x, 3]`, and perhaps `local`, uint8 `[n, crops, y', x', 3]`.
+  It implements `objectives.contract.Objective`. Parameters: `model/…`, `head/…`
+  (see `models.dino_head`). Extra state: `teacher`, which has the same leaves
+  and is their moving average, and `centre` `[k]`. A batch holds `global`, uint8
+  `[n, 2, y, x, 3]`, and optionally `local`, uint8 `[n, crops, y', x', 3]`.
 
-  The centre is moved by the mean of the teacher's logits over the whole batch,
-  whatever the number of devices and of micro-batches: `update_extra` gets the
-  mean over all of them, which are of one size. Loss and gradients are those of
-  the whole batch too, since all of its parts see the centre as it was before
-  the step. Of the metrics `feature_deviation` alone is taken in each
+  The centre is updated with the mean of the teacher's logits over the whole
+  batch, whatever the number of devices and micro-batches: `update_extra` gets
+  the mean over all micro-batches, which have equal sizes. Loss and gradients
+  are those of the whole batch too, since all micro-batches use the centre from
+  before the step. Only the metric `feature_deviation` is computed for each
   micro-batch and averaged.
   """
 
@@ -109,16 +109,16 @@ class Objective(AroundModel):
 
   @property
   def sharding_rules(self) -> tuple[tuple[str, int], ...]:
-    """The model's, the head's, and the centre's like the head's outputs."""
+    """Rules of the model, the head and the centre (split as the outputs)."""
     head = ((f'head/{end}', dim) for end, dim in self.head.sharding_rules)
     return (*self.setting.model.sharding_rules, *head, ('centre', -1))
 
   def check(self, spec: Spec) -> None:
-    """Checks the crops, and that the model takes images of all their sizes.
+    """Checks the crops, and that the model accepts images of all their sizes.
 
     Raises:
-      UserError: there are none, the model has a head, or it does not take the
-        local crops.
+      UserError: crops are missing, the model has a head, or it does not accept
+        the local crops.
     """
     require(spec, 'global', who="the objective 'dino'")
     size, wanted = spec['global'][0], (_GLOBAL, *self.setting.image_size, 3)
@@ -149,7 +149,7 @@ class Objective(AroundModel):
     return self.setting.model.at_sizes(self.setting.image_size, self.offset)
 
   def init(self, key: Key[Array, ''], batch: Any) -> tuple[PyTree, PyTree]:
-    """Fresh parameters, a teacher that equals them, and a centre of zeros."""
+    """Returns initial parameters, an equal teacher, and a centre of zeros."""
     del batch
     model, (first, second) = self.setting.model, jax.random.split(key)
     images = jnp.zeros((1, *self.setting.image_size, 3))
@@ -174,15 +174,20 @@ class Objective(AroundModel):
     step: Int[Array, ''],
     frozen: dict[str, PyTree],
   ) -> tuple[Float[Array, ''], tuple[Metrics, PyTree]]:
-    """Mean cross-entropy of all pairs of a teacher's and another view.
+    """Computes the mean cross-entropy over all pairs of different views.
 
-    Drop path and dropout are the student's alone. The metrics are
-    `teacher_entropy`, in nats; `entropy_share`, that of the largest possible,
-    ln k; `teacher_kl`, the divergence between teacher and student, nats;
-    `feature_deviation` of the teacher's features, scaled to length 1, over the
-    global crops: 1 where they point everywhere, 0 where all are alike. Collapse
-    to one answer for all images drives `teacher_kl` to 0, and the entropy to 0
-    or to ln k (the paper's Figure 7).
+    A pair is a global crop for the teacher and any other crop for the student.
+    Drop path and dropout apply to the student only. Metrics:
+
+    - `teacher_entropy`, in nats.
+    - `entropy_share`: the same as a fraction of the largest possible entropy,
+      ln k.
+    - `teacher_kl`: divergence between teacher and student, nats.
+    - `feature_deviation` of the teacher's features of global crops, scaled to
+      length 1: 1 if they point in all directions, 0 if all are equal.
+
+    If the outputs collapse to the same one for all images, `teacher_kl` tends
+    to 0 and the entropy to 0 or ln k (the paper's Figure 7).
     """
     del frozen
     n, views = batch['global'].shape[0], self._views(batch)
@@ -213,9 +218,9 @@ class Objective(AroundModel):
     return loss, (metrics, {'centre': logits.mean(axis=0)})
 
   def _views(self, batch: Batch) -> dict[str, Float[Array, 'm y x 3']]:
-    """Images of each size, the crops of an example one after the other.
+    """Returns the images of each size; the crops of an example are adjacent.
 
-    In that order every device keeps its own examples.
+    In this order, every device keeps its own examples.
     """
     return {
       name: normalize(batch[name].reshape(-1, *batch[name].shape[2:]))
@@ -240,20 +245,20 @@ class Objective(AroundModel):
     return self.head.apply({'params': params['head']}, features)
 
   def teacher_temperature(self, step: Int[Array, '']) -> Float[Array, '']:
-    """After so many updates: the same throughout an epoch."""
+    """Returns the temperature after `step` updates; constant in each epoch."""
     last = len(self._temperatures) - 1
     table = jnp.asarray(self._temperatures, jnp.float32)
     return table[jnp.minimum(step // self._every, last)]
 
   def student_share(self, step: Int[Array, '']) -> Float[Array, '']:
-    """Returns how far the teacher moves to the student in a step, 0 to 1."""
+    """Returns the weight of the student in the teacher's update, in [0, 1]."""
     done = jnp.minimum((step - 1) / self._total, 1.0)
     return 0.5 * (1 - self.momentum) * (1 + jnp.cos(jnp.pi * done))
 
   def update_extra(
     self, params: PyTree, extra: PyTree, carry: PyTree, step: Int[Array, '']
   ) -> PyTree:
-    """Teacher and centre follow, the head included."""
+    """Updates the moving averages: teacher (with its head) and centre."""
     share, of_batch = self.student_share(step), 1 - self.centre_momentum
     teacher = jax.tree.map(
       lambda old, new: old + share * (new - old), extra['teacher'], params
@@ -262,23 +267,23 @@ class Objective(AroundModel):
     return {'teacher': teacher, 'centre': centre}
 
   def weights(self, params: PyTree, extra: PyTree) -> dict[str, PyTree]:
-    """Returns the student and the teacher, which is the better of the two."""
+    """Returns the student and the teacher; the teacher is usually better."""
     return {'': params, '_teacher': extra['teacher']}
 
 
 def cross_entropies(
   told: Float[Array, 'n t k'], said: Float[Array, 'n v k']
 ) -> Float[Array, 'n t v']:
-  """−Σ p log softmax(z) of every pair of views of an example, nats.
+  """Computes −Σ p log softmax(z) of every pair of views of an example, in nats.
 
   Args:
     told: probabilities.
-    said: logits. As probabilities sum to 1, it is logsumexp(z) − Σ p z.
+    said: logits. As probabilities sum to 1, the result is logsumexp(z) − Σ p z.
   """
   products = jnp.einsum('ntk,nvk->ntv', told, said, precision='highest')
   return jax.nn.logsumexp(said, axis=-1)[:, None] - products
 
 
 def _deviation(features: Float[Array, 'm d']) -> Float[Array, '']:
-  """Root of the summed variances of features of length 1, in [0, 1]."""
+  """Returns the root of the summed variances of unit features, in [0, 1]."""
   return jnp.sqrt(jnp.var(unit(features, axis=-1), axis=0).sum())

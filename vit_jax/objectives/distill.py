@@ -1,4 +1,4 @@
-"""Distillation: labels, and a frozen teacher's opinion of the same images."""
+"""Distillation: classification with labels and a frozen teacher."""
 
 import dataclasses
 import functools
@@ -20,26 +20,26 @@ KINDS = ('hard', 'soft')
 
 @dataclasses.dataclass(frozen=True)
 class Objective(supervised.Objective):
-  """Classification taught by labels and by a teacher.
+  """Classification with a loss for the labels and a loss for a teacher.
 
-  The loss is (1 − λ) · L(labels) + λ · D(teacher): with 'hard' D is the
-  cross-entropy with the teacher's most likely class, with 'soft' τ² times the
-  Kullback-Leibler divergence of the two soft-maxes at temperature τ. The
-  teacher sees each image as the student does: cropped, mixed and erased, and
-  resized if it is for another size. A model with a distillation token
-  (`model.distilled`) learns labels by its class token and the teacher by the
-  other; any other model learns both by its one head.
+  The loss is (1 − λ) · L(labels) + λ · D(teacher). With 'hard', D is the
+  cross-entropy with the teacher's most likely class; with 'soft', it is τ²
+  times the Kullback-Leibler divergence of the two softmax outputs at
+  temperature τ. The teacher sees the same augmented images as the student,
+  resized if it was trained at another size. A model with a distillation token
+  (`model.distilled`) learns labels with its class token and the teacher with
+  the distillation token; any other model learns both with its only head.
 
   Attributes:
     teacher: path of its weights, in any format that `load_pretrained` reads.
-      They are no part of checkpoints; an evaluation does without them.
+      They are not part of checkpoints, and evaluation does not need them.
     kind: 'hard' or 'soft'.
-    teacher_weight: λ, in [0, 1]; with 1 labels count for nothing.
+    teacher_weight: λ, in [0, 1]; with 1, labels are not used.
     temperature: τ of 'soft', above 0.
 
   Reference: DeiT, Touvron et al., arXiv 2012.12877, equations 2 (soft) and 3
-  (hard). Its public code divides the soft divergence by the number of classes
-  too; here, as in the paper, it is summed over classes.
+  (hard). Its public code also divides the soft divergence by the number of
+  classes; here, as in the paper, it is summed over classes.
   """
 
   teacher: str = dataclasses.field(kw_only=True)
@@ -63,7 +63,7 @@ class Objective(supervised.Objective):
     return open_frozen(self.teacher)._replace(judges_labels=True)
 
   def frozen(self) -> dict[str, Frozen]:
-    """Returns the teacher; checks that its classes are the run's."""
+    """Returns the teacher; checks that its classes are those of the run."""
     classes = self._teacher.model.num_classes
     if classes != self.setting.model.num_classes:
       raise UserError(
@@ -91,11 +91,11 @@ class Objective(supervised.Objective):
     step: Int[Array, ''],
     frozen: dict[str, PyTree],
   ) -> tuple[Float[Array, ''], tuple[dict[str, Array], PyTree]]:
-    """Mean loss of a batch; the key drives augmentation and dropout.
+    """Computes the mean loss; the key drives augmentation and dropout.
 
-    Metrics: `label_loss` and `teacher_loss`, before they are weighed, and
-    `agreement`: the share of images for which what is taught by the teacher
-    thinks most likely what the teacher does.
+    Metrics: `label_loss` and `teacher_loss`, without their weights, and
+    `agreement`, the fraction of images for which student and teacher have the
+    same most likely class (of the head that learns from the teacher).
     """
     del extra, step
     images, targets = self.setting.mix(batch, key)

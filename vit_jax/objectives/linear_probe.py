@@ -1,7 +1,7 @@
-"""Linear probing: a linear classifier of a frozen backbone's features.
+"""Linear probing: training of a linear classifier on a frozen backbone.
 
 Unlike the evaluator `linear_probe`, which computes the features once, this
-objective sees other random crops in every epoch, as published linear probes do.
+objective uses new random crops in every epoch, as published linear probes do.
 """
 
 import math
@@ -84,7 +84,7 @@ class Objective(AroundModel):
 
   @property
   def sharding_rules(self) -> tuple[tuple[str, int], ...]:
-    """The model's, and the classes of the linear layer."""
+    """Rules of the model; the linear layer is split along its classes."""
     return (*self.setting.model.sharding_rules, (r'head/(kernel|bias)', -1))
 
   def check(self, spec: Spec) -> None:

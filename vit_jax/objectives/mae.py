@@ -1,9 +1,9 @@
-"""Masked autoencoders: pixels of hidden patches from the visible ones.
+"""Masked autoencoders: masked patches are predicted from visible ones.
 
 "Masked Autoencoders Are Scalable Vision Learners", arXiv 2111.06377. The
-encoder, which is the model, sees the visible patches and its class token and no
-mask tokens; a small decoder gets its tokens, and one learnt token for each
-hidden patch. Both know where a patch is.
+encoder, which is the model, processes only the visible patches and its class
+token, without mask tokens. A small decoder gets the encoded tokens and one
+learned token for each masked patch, all with position embeddings.
 """
 
 import types
@@ -30,10 +30,11 @@ _STREAM = 0x6D6165  # folded into the step's key, which drives dropout too
 
 
 class Objective(AroundModel):
-  """Mean squared error of hidden patches.
+  """Mean squared error of masked patches.
 
-  It keeps `objectives.contract.Objective`. Parameters: `model/…`, `decoder/…`
-  (see `models.mae_decoder`). A batch holds `image`, uint8 `[n, y, x, 3]`.
+  It implements `objectives.contract.Objective`. Parameters: `model/…`,
+  `decoder/…` (see `models.mae_decoder`). A batch holds `image`, uint8 `[n, y,
+  x, 3]`.
   """
 
   def __init__(
@@ -45,25 +46,25 @@ class Objective(AroundModel):
     norm_pixels: bool = True,
     decoder: Annotated[Section, _DECODER] = types.MappingProxyType({}),
   ):
-    """Looks at the model, and builds the decoder.
+    """Checks the model and builds the decoder.
 
-    The target is made of pixels in ImageNet's units, (value / 255 − mean) /
-    deviation of each channel, as in the authors' code; the encoder sees them in
-    [-1, 1] like every model here, which the patch embedding can undo.
+    The target consists of pixels in ImageNet's units, (value / 255 − mean) /
+    std of each channel, as in the authors' code. The encoder gets pixels in
+    [-1, 1] like every model here; this is a linear map that the patch embedding
+    can learn.
 
     Args:
       setting: setting of the run.
-      mask_ratio: share of the patches that is hidden, in [0, 1); of p patches
-        ⌊p · (1 − mask_ratio)⌋ are visible, at least one.
-      norm_pixels: the target is of each patch less its mean, divided by the
-        root of its variance (of all its pixels and channels, divided by their
-        number less one) + 1e-6; otherwise the pixels themselves, in ImageNet's
-        units.
+      mask_ratio: fraction of the patches that is masked, in [0, 1); of p
+        patches, ⌊p · (1 − mask_ratio)⌋ are visible, at least one.
+      norm_pixels: whether each patch of the target is normalized by its own
+        mean and by the root of (its variance + 1e-6). The variance is that of
+        all its pixels and channels, with Bessel's correction.
       decoder: section of the decoder.
 
     Raises:
-      UserError: a model without tokens that could be left out, a value outside
-        its range.
+      UserError: the model has no tokens that could be left out, or a value is
+        out of range.
     """
     check_range('objective.mask_ratio', mask_ratio, at_least=0, below=1)
     self.setting = setting
@@ -83,11 +84,11 @@ class Objective(AroundModel):
 
   @property
   def sharding_rules(self) -> tuple[tuple[str, int], ...]:
-    """The model's and the decoder's."""
+    """Rules of the model and of the decoder."""
     return (*self.setting.model.sharding_rules, *self.decoder.sharding_rules)
 
   def check(self, spec: Spec) -> None:
-    """It needs images, and no head."""
+    """Checks that batches have images, and that the model has no head."""
     require(spec, 'image', who="the objective 'mae'")
     patches.check_headless(self.setting, 'mae')
 
@@ -104,7 +105,7 @@ class Objective(AroundModel):
     return (model, visible), (self._decoder().like, self.grid)
 
   def init(self, key: Key[Array, ''], batch: Any) -> tuple[PyTree, PyTree]:
-    """Fresh parameters of model and decoder, and no extra state."""
+    """Returns initial parameters of model and decoder, and no extra state."""
     del batch
     model, size = self.setting.model, self.setting.image_size
     model_key, decoder_key = jax.random.split(key)
@@ -135,7 +136,7 @@ class Objective(AroundModel):
     step: Int[Array, ''],
     frozen: dict[str, PyTree],
   ) -> tuple[Float[Array, ''], tuple[dict[str, Array], PyTree]]:
-    """Mean over the pixels of a patch, then over hidden patches."""
+    """Computes the mean error over the pixels of all masked patches."""
     del extra, step, frozen
     images, order = batch['image'], self._order(batch, key)
     predicted = self._predict_patches(params, images, order, key)
@@ -146,7 +147,7 @@ class Objective(AroundModel):
 
   @property
   def reconstructs(self) -> str:
-    """Pixels; normalised ones hold no mean and no contrast of their patch."""
+    """Description of the predictions, which may be normalized by patch."""
     if self.norm_pixels:
       return (
         'the model predicts pixels that are normalised within each patch; '
@@ -158,10 +159,10 @@ class Objective(AroundModel):
   def reconstruct(
     self, params: PyTree, batch: Batch, key: Key[Array, '']
   ) -> Pictures:
-    """Pictures of a batch, hiding what a step with that key would hide.
+    """Draws a batch, masked as a step with this key would mask it.
 
-    With `norm_pixels` each patch is given back its own mean and deviation,
-    which the prediction does not hold.
+    With `norm_pixels`, each patch is drawn with its own mean and standard
+    deviation, which the prediction does not contain.
     """
     images, order = batch['image'], self._order(batch, key)
     predicted = self._predict_patches(params, images, order, None)
@@ -199,10 +200,10 @@ class Objective(AroundModel):
     order: Int[Array, 'n p'],
     key: Key[Array, ''] | None,
   ) -> Float[Array, 'n s d']:
-    """Tokens of the visible patches, after those of the prefix.
+    """Returns the encoded tokens: those of the prefix, then of visible patches.
 
-    Hidden pixels become 0 first: a patch's own projection sees none of the
-    others anyway, but the convolutions of a stem would.
+    Masked pixels are set to 0 first. For a linear patch embedding this makes no
+    difference, but the convolutions of a stem would see neighbouring patches.
     """
     model, variables = self.setting.model, {'params': params}
     images = jnp.where(self._hidden_pixels(order), 0, images)
@@ -220,7 +221,7 @@ class Objective(AroundModel):
   def _predict_patches(
     self, params: PyTree, images: Any, order: Any, key: Any
   ) -> Float[Array, 'n p d']:
-    """Predictions for all patches, in the units of the target."""
+    """Returns the predictions for all patches, in the units of the target."""
     tokens = self._encode(params['model'], normalize(images), order, key)
     return self._decoder().apply(
       {'params': params['decoder']},

@@ -1,16 +1,15 @@
-"""Masked patch prediction, the paper's own (arXiv 2010.11929, appendix B.1.2).
+"""Masked patch prediction of the ViT paper (arXiv 2010.11929, appendix B.1.2).
 
-Half of the patches are corrupted: 80 % of these become a learnable [mask], 10 %
-another patch, 10 % stay; what they looked like is predicted from the outputs of
-the model at their places.
+Half of the patches are corrupted: 80 % of these are replaced by a learnable
+[mask] embedding, 10 % by another patch, and 10 % are unchanged. The model's
+outputs at their positions predict their original appearance.
 
-All of it happens around the model, to pixels and to embeddings. The pixels of a
-hidden patch are set to 0, then a learnt vector v is added to its embedding.
-Where patches are embedded by x E + b, with the position p, that is
-0 E + b + p + v: exactly the embedding [mask] + p, [mask] = b + v, for every
-kind of position; and as v is free, so is [mask]. The patch's own pixels are not
-in it, nor in what others see, even where a stem's convolutions reach over its
-border.
+This needs no change in the model. The pixels of a masked patch are set to 0,
+and a learned vector v is added to its embedding. With the patch embedding x E +
+b and the position p, the result is 0 E + b + p + v, which equals [mask] + p
+with [mask] = b + v, for every kind of position embedding. As v is free, so is
+[mask]. The pixels of a masked patch influence neither its own embedding nor
+that of others, even if the convolutions of a stem overlap.
 """
 
 import math
@@ -42,7 +41,7 @@ _HIDDEN, _REPLACED = 0.8, 0.1  # of the corrupted patches
 
 
 class Objective(AroundModel):
-  """Prediction of corrupted patches; keeps `objectives.contract.Objective`.
+  """Prediction of corrupted patches; an `objectives.contract.Objective`.
 
   Parameters: `model/…`, `mask` `[d]` (v, see above), `head/{kernel,bias}`. A
   batch holds `image`, uint8 `[n, y, x, 3]`.
@@ -56,23 +55,25 @@ class Objective(AroundModel):
     target: str = 'mean_color',
     corrupted: float = 0.5,
   ):
-    """Looks at the model.
+    """Checks the model and the values.
 
-    The paper does not say how terms of a patch are put together, nor the units
-    of the regression: here they are averaged, and pixels are in [-1, 1].
+    The paper does not specify how the terms of a patch are combined, nor the
+    units of the regression: here, terms are averaged, and pixels are in [-1,
+    1].
 
     Args:
       setting: setting of the run.
-      target: 'mean_color' (3 bits a channel: 512 classes), 'small_patch' (the
-        same of each cell of the patch made 4x4: 16 times 512 classes) or
-        'pixels' (all of them, by squared errors). The paper finds all to work
-        well, the last slightly worse.
-      corrupted: share of the patches, in (0, 1); of p patches it is the nearest
-        whole number, at least one, and one is left intact.
+      target: 'mean_color' (3 bits per channel: 512 classes), 'small_patch' (the
+        same for each cell of the patch reduced to 4x4: 16 times 512 classes) or
+        'pixels' (all of them, squared errors). According to the paper all work
+        well, the last one slightly worse.
+      corrupted: fraction of the patches, in (0, 1). Of p patches, the nearest
+        integer is corrupted, at least one, and at least one is left intact.
 
     Raises:
-      UserError: a model without tokens that could be left out, an unknown
-        target, a share outside its range, patches without 4x4 equal cells.
+      UserError: the model has no tokens that could be left out, the target is
+        unknown, a fraction is out of range, or patches do not have 4x4 equal
+        cells.
     """
     check_range('objective.corrupted', corrupted, above=0, below=1)
     check_choice('objective.target', target, TARGETS)
@@ -98,16 +99,16 @@ class Objective(AroundModel):
 
   @property
   def sharding_rules(self) -> tuple[tuple[str, int], ...]:
-    """The model's, and of its own head."""
+    """Rules of the model and of the objective's own head."""
     return (*self.setting.model.sharding_rules, (r'head/(kernel|bias)', -1))
 
   def check(self, spec: Spec) -> None:
-    """It needs images, and no head for classes."""
+    """Checks that batches have images, and that the model has no head."""
     require(spec, 'image', who="the objective 'masked_patch'")
     patches.check_headless(self.setting, 'masked_patch')
 
   def init(self, key: Key[Array, ''], batch: Any) -> tuple[PyTree, PyTree]:
-    """Fresh parameters, and no extra state: v is N(0, .02), the head zero."""
+    """Returns initial parameters (v: N(0, .02), head: 0), no extra state."""
     del batch
     model, size = self.setting.model, self.setting.image_size
     keys = jax.random.split(key, 3)
@@ -134,7 +135,7 @@ class Objective(AroundModel):
     step: Int[Array, ''],
     frozen: dict[str, PyTree],
   ) -> tuple[Float[Array, ''], tuple[dict[str, Array], PyTree]]:
-    """Mean over the terms of a patch, then over the corrupted patches."""
+    """Computes the mean over the terms of all corrupted patches."""
     del extra, step, frozen
     images = batch['image']
     places, hidden, seen = self._corrupted(images, key)
@@ -157,7 +158,7 @@ class Objective(AroundModel):
   def reconstruct(
     self, params: PyTree, batch: Batch, key: Key[Array, '']
   ) -> Pictures:
-    """Pictures of a batch, corrupting what a step with that key would."""
+    """Draws a batch with the patches corrupted that a step would corrupt."""
     images = batch['image']
     places, hidden, seen = self._corrupted(images, key)
     tokens = self._tokens(params, hidden, seen, None)
@@ -172,7 +173,7 @@ class Objective(AroundModel):
   def _tokens(
     self, params: PyTree, hidden: Any, seen: Any, key: Any
   ) -> Float[Array, 'n p d']:
-    """Returns the encoded tokens of patches, some of them hidden."""
+    """Returns the encoded tokens of patches, some of which are masked."""
     variables, model = {'params': params['model']}, self.setting.model
     tokens = model.apply(variables, seen, method='embed')
     mask = params['mask'].astype(tokens.dtype)
@@ -191,7 +192,7 @@ class Objective(AroundModel):
   def _drawn(
     self, predicted: Float[Array, 'n p outputs']
   ) -> Float[Array, 'n y x 3']:
-    """Predictions as images: pixels, or the middle of the likeliest colour."""
+    """Returns predictions as images: pixels, or the likeliest colours."""
     size = self.setting.image_size
     if self.target == 'pixels':
       pixels = patches.join(predicted, self.grid, size)
@@ -261,10 +262,11 @@ class Objective(AroundModel):
 def colors(
   images: Num[Array, 'n y x 3'], grid: patches.Grid, cells: int
 ) -> Int[Array, 'n p cells']:
-  """Mean colours of cells of patches, 3 bits a channel, as one of 512 classes.
+  """Returns mean colours of cells as 512 classes, 3 bits per channel.
 
-  A channel's mean in [0, 256) is cut to its 3 highest bits; red counts 64,
-  green 8. Sums are of whole numbers, so no rounding decides about a class.
+  The mean of a channel, in [0, 256), is reduced to its 3 highest bits; red has
+  the factor 64 and green 8. Sums are integers, so that rounding never changes a
+  class.
 
   Args:
     images: uint8.

@@ -1,9 +1,10 @@
-"""What happens to a batch on the device, where uint8 images arrive.
+"""Augmentation of batches on the device: mixup, cutmix and random erasing.
 
-All of it is a function of the global batch and a key: a mesh changes nothing.
-Random bits are numbered by their place in the global array (JAX's partitionable
-threefry), and an example's partner is its left neighbour in the batch, so that
-mixing moves one example from each device to the next.
+All functions depend only on the global batch and a key, so that results are the
+same on every mesh. Random bits are numbered by their position in the global
+array (JAX's partitionable threefry), and the partner of an example is its left
+neighbour in the batch, so that mixing moves one example from each device to the
+next.
 """
 
 import dataclasses
@@ -133,10 +134,10 @@ class DeviceAugment:
 
 
 def _beta(alpha: float, n: int, key: Key[Array, '']) -> Float[Array, ' n']:
-  """Draws from Beta(α, α), by its quantiles.
+  """Draws from Beta(α, α) by a table of its quantiles.
 
-  JAX's own sampler rejects in loops, at each turn of which the devices wait for
-  one another; a table also gives the same draws on every kind of device.
+  JAX's sampler rejects in loops, and in every iteration the devices wait for
+  one another. A table also gives the same draws on every kind of device.
   """
   ranks = (np.arange(_QUANTILES) + 0.5) / _QUANTILES
   table = np.round(betaincinv(alpha, alpha, ranks) * _SHARE_STEPS)
@@ -147,7 +148,7 @@ def _beta(alpha: float, n: int, key: Key[Array, '']) -> Float[Array, ' n']:
 def mixup_weights(
   shape: tuple[int, ...], alpha: float, key: Key[Array, '']
 ) -> tuple[Float[Array, 'n 1 1 1'], Float[Array, ' n']]:
-  """λ ~ Beta(α, α) of each pair, for all pixels and the label alike."""
+  """Returns λ ~ Beta(α, α) of each pair, for all pixels and the label."""
   share = _beta(alpha, shape[0], key)
   return share[:, None, None, None], share
 
@@ -155,10 +156,10 @@ def mixup_weights(
 def cutmix_weights(
   shape: tuple[int, ...], alpha: float, key: Key[Array, '']
 ) -> tuple[Float[Array, 'n y x 1'], Float[Array, ' n']]:
-  """0 in a box of the image's aspect about a random centre, 1 outside.
+  """Returns 0 in a box with the image's aspect and a random centre, 1 outside.
 
-  The box covers 1 − λ of the image before the border cuts it off; the label's
-  share is that of the pixels that are left, exactly.
+  The box covers 1 − λ of the image before it is clipped at the border. The
+  weight of the label is exactly the fraction of pixels outside the clipped box.
   """
   n, *sides, _ = shape
   beta_key, *center_keys = jax.random.split(key, 3)
@@ -181,9 +182,9 @@ def erase(
   """Fills a random rectangle of some images with noise.
 
   Its area is uniform in 2 % to a third of the image, its aspect log-uniform in
-  .3 to 1/.3; ten attempts to fit. Noise is normal for each pixel and channel
-  with ImageNet's mean and deviation, which is what timm's mode 'pixel' comes to
-  in these units, but cut off at black and white.
+  .3 to 1/.3; up to ten attempts are made to fit it into the image. The noise is
+  normal for each pixel and channel with ImageNet's mean and standard deviation,
+  which corresponds to timm's mode 'pixel', but is clipped to [0, 255].
   """
   n, height, width, _ = images.shape
   keys = jax.random.split(key, 6)

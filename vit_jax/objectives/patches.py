@@ -1,4 +1,4 @@
-"""Images as patches, and the patches that self-supervision hides."""
+"""Images as patches, and the choice of patches to mask."""
 
 import math
 from typing import Any
@@ -16,15 +16,15 @@ _PARTS = ('embed', 'encode', 'grid', 'patch_pixels')
 
 
 def grid_of(setting: Setting, who: str) -> Grid:
-  """Rows and columns of patches of the run's images.
+  """Returns rows and columns of patches of the run's images.
 
   Args:
     setting: setting of the run.
-    who: the objective, for messages.
+    who: name of the objective, for messages.
 
   Raises:
-    UserError: the model has no tokens that could be left out, or no patch of
-      its own for some of the pixels.
+    UserError: the model has no tokens that could be left out, or patches do not
+      cover all pixels.
   """
   model = setting.model
   missing = [name for name in _PARTS if not hasattr(model, name)]
@@ -58,7 +58,7 @@ def check_headless(setting: Setting, who: str) -> None:
 
 
 def cut(images: Num[Array, 'n y x c'], grid: Grid) -> Num[Array, 'n p d']:
-  """Patches in rows; the pixels of each as (row, column, channel)."""
+  """Cuts images into patches; the pixels of each are (row, column, channel)."""
   n, height, width, channels = images.shape
   rows, columns = grid
   sides = height // rows, width // columns
@@ -70,7 +70,7 @@ def cut(images: Num[Array, 'n y x c'], grid: Grid) -> Num[Array, 'n p d']:
 def join(
   patches: Num[Array, 'n p d'], grid: Grid, image_size: tuple[int, int]
 ) -> Num[Array, 'n y x c']:
-  """Images of patches; undoes `cut`."""
+  """Joins patches to images; the inverse of `cut`."""
   (rows, columns), (height, width) = grid, image_size
   y, x = height // rows, width // columns
   parts = patches.reshape(len(patches), rows, columns, y, x, -1)

@@ -1,4 +1,4 @@
-"""Supervised classification: images and labels in, cross-entropy out."""
+"""Supervised classification with cross-entropy."""
 
 import dataclasses
 from typing import Any
@@ -17,7 +17,7 @@ PyTree = Any
 
 @dataclasses.dataclass(frozen=True)
 class Objective(Defaults):
-  """Classification of labelled images; keeps `objectives.contract.Objective`.
+  """Classification of images; an `objectives.contract.Objective`.
 
   A batch holds `image`, uint8 `[n, y, x, 3]`, and `label`, int32 `[n]`, or soft
   labels, float32 `[n, num_classes]`.
@@ -25,10 +25,10 @@ class Objective(Defaults):
   Attributes:
     setting: setting of the run.
     cross_entropy: 'softmax' or 'sigmoid', see `losses`.
-    label_smoothing: α of that loss, in [0, 1); with 'sigmoid' below .5, from
-      where on a label would count against its class.
-    multi_hot: whether all classes that an example is mixed of count as its
-      labels in full, whatever their shares; for 'sigmoid' (DeiT-III).
+    label_smoothing: α of that loss, in [0, 1); with 'sigmoid' below .5, because
+      a larger value would make a label count against its class.
+    multi_hot: whether all classes of a mixed example have the target 1,
+      whatever their fractions; for 'sigmoid' (DeiT-III).
   """
 
   setting: Setting
@@ -51,16 +51,16 @@ class Objective(Defaults):
 
   @property
   def sharding_rules(self) -> tuple[tuple[str, int], ...]:
-    """The model's."""
+    """Rules of the model."""
     return self.setting.model.sharding_rules
 
   @property
   def apart(self) -> tuple[str, ...]:
-    """The model's."""
+    """Path suffixes of the model; see `models.contract.Model`."""
     return self.setting.model.apart
 
   def check(self, spec: Spec) -> None:
-    """It needs labelled images, and a head; several labels are not soft."""
+    """Checks that batches have labels and that the model has a head."""
     require(spec, 'image', 'label', who="the objective 'supervised'")
     shape, _ = spec['label']
     if shape and shape != (self.setting.model.num_classes,):
@@ -95,7 +95,7 @@ class Objective(Defaults):
     step: Int[Array, ''],
     frozen: dict[str, PyTree],
   ) -> tuple[Float[Array, ''], tuple[dict[str, Array], PyTree]]:
-    """Mean loss of a batch; the key drives augmentation and dropout."""
+    """Computes the mean loss; the key drives augmentation and dropout."""
     del extra, step, frozen
     images, targets = self.setting.mix(batch, key)
     logits = self.setting.model.apply({'params': params}, images, key)
@@ -111,7 +111,7 @@ class Objective(Defaults):
     return loss(logits, targets, self.label_smoothing)
 
   def predict(self, params: PyTree, batch: Batch) -> dict[str, Array]:
-    """Features and logits of a batch, nothing random; float32."""
+    """Returns features and logits of a batch, float32, without randomness."""
     images = normalize(batch['image'])
     return self.setting.model.apply(
       {'params': params}, images, method='predict'
