@@ -1,4 +1,4 @@
-"""How much of what is evaluated is bad, over all processes."""
+"""Fraction of bad records in an evaluation, over all processes."""
 
 from typing import Any
 
@@ -15,8 +15,8 @@ PyTree = Any
 class Share:
   """Counts the bad records of one sweep over a source.
 
-  A process alone counts its own as it reads. Several of them count the rows
-  that the global mask leaves out, so all come to the same end at one batch.
+  A single process counts them while it reads. Several processes count the rows
+  that the global mask leaves out, so that all of them stop at the same batch.
   """
 
   def __init__(
@@ -26,11 +26,11 @@ class Share:
     mesh: Mesh,
     batch_size: int,
   ):
-    """Begins to count.
+    """Starts at zero.
 
     Args:
       source: source of the evaluation.
-      settings: with the policy for bad records.
+      settings: reader settings with the policy for bad records.
       mesh: the devices.
       batch_size: size of the global batch.
     """
@@ -42,7 +42,7 @@ class Share:
       self._count = jax.jit(lambda mask: mask.sum(), out_shardings=everywhere)
 
   def count(self, batch: dict[str, Array]) -> Int[Array, ''] | None:
-    """Rows of a batch that are examples, if they are to be counted."""
+    """Returns the number of examples in a batch, if bad records are counted."""
     return self._count(batch['mask']) if self._count else None
 
   def judged(self, result: PyTree, examples: Int[Array, ''] | None) -> PyTree:

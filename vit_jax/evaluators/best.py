@@ -1,4 +1,4 @@
-"""Which metrics `checkpoint.best` can name."""
+"""Metrics that `checkpoint.best` may name."""
 
 from collections.abc import Iterable
 

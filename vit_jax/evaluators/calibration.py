@@ -1,4 +1,4 @@
-"""Accuracy among the first k, likelihood and calibration over a split."""
+"""Top-k accuracy, likelihood and calibration over a split."""
 
 import dataclasses
 import functools
@@ -24,18 +24,19 @@ _AMONG = ('all', 'present')
 
 @plugins.operational('every', 'batch_size')
 class Evaluator:
-  """Top-k accuracies, negative log likelihood and expected calibration error.
+  """Top-k accuracies, negative log-likelihood and expected calibration error.
 
-  A prediction of k classes is right if one of them is among the labels of the
-  image. Of classes with equal logits the first comes first, as in argmax; of
-  logits that are NaN none is right. Probabilities are those of a soft-max over
-  the classes that compete. Figures of each example are summed on the host in
-  float64, so the result does not depend on the batch size, padding, or the
-  number of devices or processes.
+  A top-k prediction is correct if one of its k classes is among the labels of
+  the image. Classes with equal logits are ordered as by argmax; if a logit is
+  NaN, no prediction is correct. Probabilities are those of a softmax over the
+  classes that may be predicted (`among`). The values of all examples are summed
+  on the host in float64, so that the result does not depend on the batch size,
+  the padding, or the number of devices or processes.
 
-  With several labels for each image (ImageNet's reassessed labels: Beyer et
-  al., arXiv 2006.07159) there is no `nll`, which needs one; calibration is that
-  of the first class being right. Images without any label are left out.
+  With several labels per image (ImageNet's reassessed labels: Beyer et al.,
+  arXiv 2006.07159) there is no `nll`, which needs a single label, and the
+  calibration is that of the top-1 prediction. Images without labels are left
+  out.
   """
 
   higher_is_better = ('accuracy', 'top5')  # what `checkpoint.best` may name
@@ -172,15 +173,15 @@ def calibration_error(
   correct: Bool[np.ndarray, ' n'],
   bins: int,
 ) -> float:
-  """Expected calibration error, over bins of equal width.
+  """Computes the expected calibration error over bins of equal width.
 
-  The sum over bins of |B|/n · |accuracy(B) - mean confidence(B)|, where bin m
-  of M holds what is in ((m-1)/M, m/M].
+  It is the sum over bins of |B|/n · |accuracy(B) - mean confidence(B)|; bin m
+  of M contains the confidences in ((m-1)/M, m/M].
 
   Args:
-    confidence: the probability of the predicted class, float64 in [0, 1].
-    correct: whether it is right.
-    bins: their number.
+    confidence: probability of the predicted class, float64 in [0, 1].
+    correct: whether the prediction is correct.
+    bins: number of bins.
 
   Reference: Guo et al., arXiv 1706.04599, equation 3.
   """
@@ -200,17 +201,20 @@ def _right(labels: Array, num_classes: int) -> Bool[Array, 'n k']:
 def _judge(
   predict: Any, key: str, weights: PyTree, batch: PyTree
 ) -> dict[str, Array]:
-  """Figures of each example of a batch.
+  """Computes the values of each example of a batch.
 
   Args:
     predict: function of the setting.
     key: key of the labels.
-    weights: the model's, and which classes compete, bool `[k]`.
-    batch: with mask.
+    weights: weights of the model, and the classes that may be predicted, bool
+      `[k]`.
+    batch: batch with a mask.
 
   Returns:
-    rank: classes before the first right one; confidence: probability of the
-    first class; nll: of the first right one; labelled; mask; all `[n]`.
+    rank: number of classes before the first correct one; confidence:
+      probability
+    of the first class; nll: that of the first correct class; labelled; mask;
+    all `[n]`.
   """
   params, competing = weights
   logits = predict(params, batch)['logits'].astype(jnp.float32)
@@ -261,7 +265,7 @@ class _Several:
 
   @property
   def spec(self) -> Spec:
-    """The transform's, and the labels."""
+    """The transform's spec, and the labels."""
     entry = ((self.num_classes,), np.dtype(bool))
     return {**self.transform.spec, self.key: entry}
 

@@ -69,11 +69,11 @@ class Evaluator:
     )
 
   def run(self, params: PyTree) -> dict[str, float]:
-    """Returns accuracy in [0, 1], loss in nats and count of examples.
+    """Returns accuracy in [0, 1], loss in nats and the number of examples.
 
     Raises:
-      UserError: a bad record, as the reader's policy has it; no example at all
-        could be used.
+      UserError: there is a bad record and the reader's policy is to stop, or no
+        example could be used.
     """
     results = self._setting.sweep(
       params, self._source, self._count, self._batch_size
@@ -93,7 +93,7 @@ class Evaluator:
 
 
 def _count(predict, loss, params: PyTree, batch: PyTree) -> dict[str, Array]:
-  """Sums over the examples of one batch that are no padding."""
+  """Computes sums over the examples of a batch, without padding."""
   logits = predict(params, batch)['logits']
   label, mask = batch['label'], batch['mask']
   correct = (logits.argmax(axis=-1) == label) & mask

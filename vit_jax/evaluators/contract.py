@@ -1,4 +1,4 @@
-"""What the framework asks of an evaluator, and gives it."""
+"""Interface between the framework and its evaluators."""
 
 import collections
 from collections.abc import Callable, Iterator, Mapping
@@ -41,22 +41,23 @@ class Evaluator(Protocol):
 
 
 class Setting(NamedTuple):
-  """What an evaluator gets of the run it belongs to.
+  """Properties of a run that its evaluators may use.
 
   Attributes:
     open_source: (split) → that split of the run's source; its labels are
-      matched with those of the training data by the names of classes.
+      matched with those of the training data by the names of the classes.
     transform: preprocessing of images.
     predict: (params, batch) → {'features', 'logits'}, see `Objective.predict`.
-    num_classes: outputs of the head; 0 where there is none, and logits are
-      features.
+    num_classes: number of outputs of the head; 0 if there is none, and logits
+      are then the features.
     mesh: the devices.
     batch_size: batch size of training.
-    reader: workers, prefetching, and what to do about bad records.
-    report: takes note of bad records.
-    check: called with every batch on every process; raises to end early.
-    train_split: split that an evaluator fits something to, if its section does
-      not name one: the training split of the run.
+    reader: workers, prefetching and the policy for bad records.
+    report: is called with bad records.
+    check: is called with every batch on every process; it may raise to end the
+      evaluation early.
+    train_split: split that an evaluator fits on if its section does not name
+      one: the training split of the run.
   """
 
   open_source: Callable[[str], stream.Source]
@@ -71,19 +72,19 @@ class Setting(NamedTuple):
   train_split: str = 'train'
 
   def open_other(self, section: Mapping[str, Any], split: str) -> stream.Source:
-    """Opens a split of any source, given by a section like `config.source`.
+    """Opens a split of any source, given a section like `config.source`.
 
-    Its labels are its own: they are not matched with the classes of the run.
+    Its labels are not matched with the classes of the run.
 
     Raises:
-      UserError: there is no such source or split.
+      UserError: the source or the split does not exist.
     """
     return sections.build('source', section, split)
 
   def compiled(
     self, function: Callable[[PyTree, Batch], PyTree]
   ) -> Callable[[PyTree, Batch], PyTree]:
-    """Jits a function for `sweep`; its result is replicated on every device."""
+    """Jits a function for `sweep`, with a result that is replicated."""
     return jax.jit(function, out_shardings=sharding.replicated(self.mesh))  # pyright: ignore[reportReturnType]
 
   def sweep(
@@ -95,22 +96,22 @@ class Setting(NamedTuple):
   ) -> Iterator[PyTree]:
     """Applies a function to every example of a source once, in order.
 
-    The last batch is padded, and `batch['mask']` is False on padding and on bad
-    records that are skipped. Sums over the mask, added up over the batches, do
-    not depend on the batch size or the number of devices or processes.
+    The last batch is padded, and `batch['mask']` is False for padding and for
+    bad records that are skipped. Sums over the mask, added up over the batches,
+    do not depend on the batch size or the number of devices or processes.
 
     Args:
-      weights: the function's first argument.
-      source: whose examples are taken.
+      weights: first argument of the function.
+      source: source of the examples.
       function: function of weights and a batch, from `compiled`.
       batch_size: size of the global batch; by default that of training. It is
-        rounded up to a multiple of the devices.
+        rounded up to a multiple of the number of devices.
 
     Yields:
-      What the function returns for each batch, on the host.
+      The result of the function for each batch, on the host.
 
     Raises:
-      UserError: a bad record, as the reader's policy has it.
+      UserError: there is a bad record, and the reader's policy is to stop.
     """
     size = batch_size or self.batch_size
     size = -(-size // self.mesh.size) * self.mesh.size

@@ -32,18 +32,18 @@ def open_pair(
   train_split: str | None,
   section: Section | None,
 ) -> tuple[stream.Source, stream.Source]:
-  """Opens the split to fit something to, and the split to evaluate on.
+  """Opens the split to fit on and the split to evaluate.
 
   Args:
-    setting: the run's.
-    split: split to evaluate on.
-    train_split: split to fit to; None for the training split of the run, or
-      for 'train' of other data.
-    section: section of other data than the run's own.
+    setting: setting of the run.
+    split: split to evaluate.
+    train_split: split to fit on; None for the training split of the run, or for
+      'train' of other data.
+    section: section of data other than those of the run.
 
   Raises:
-    UserError: there are no such data or splits, or examples are in both: the
-      accuracy would be that of examples that were fitted.
+    UserError: the data or a split do not exist, or both splits share examples,
+      so that the accuracy would be that of examples that were fitted.
   """
   wanted = train_split
   if wanted is None:
@@ -67,7 +67,7 @@ def open_split(
   """Opens a split of the run's source, or of the source of a section.
 
   Raises:
-    UserError: there is no such source or split, or it is empty.
+    UserError: the source or the split does not exist, or it is empty.
   """
   if section is None:
     source = setting.open_source(split)
@@ -79,17 +79,17 @@ def open_split(
 
 
 class Extractor:
-  """Computes features with weights, nothing random, by one program."""
+  """Computes features, without randomness, by one compiled program."""
 
   def __init__(
     self, setting: contract.Setting, batch_size: int | None, who: str
   ):
-    """Compiles nothing yet.
+    """Keeps the settings; the program is compiled when it is first used.
 
     Args:
       setting: setting of the run.
       batch_size: size of the global batch; by default that of training.
-      who: needs the labels, for messages.
+      who: name of the user of the labels, for messages.
     """
     require(setting.transform.spec, 'image', 'label', who=who)
     self._setting, self._batch_size = setting, batch_size
@@ -104,11 +104,11 @@ class Extractor:
     }
 
   def run(self, weights: PyTree, source: stream.Source) -> Labelled:
-    """Features of every example, in the order of the source.
+    """Returns the features of every example, in the order of the source.
 
     Raises:
-      UserError: a bad record, as the reader's policy has it; none could be
-        used.
+      UserError: there is a bad record and the reader's policy is to stop, or no
+        example could be used.
     """
     features, labels = [], []
     for rows, kept in self.batches(weights, source):

@@ -1,4 +1,4 @@
-"""Few-shot accuracy: ridge regression from frozen features (section 4.1)."""
+"""Few-shot accuracy: ridge regression on frozen features (section 4.1)."""
 
 from typing import Any
 
@@ -24,13 +24,13 @@ _CONSTANT = 100.0  # the value of the feature that is the same for all
 
 @plugins.operational('every', 'batch_size')
 class Evaluator:
-  """Accuracy of regularised least squares from few examples of each class.
+  """Accuracy of regularized least squares on few examples of each class.
 
-  Targets are -1 and 1 for each class (the paper's section 4.1, "Metrics").
-  What the paper does not say is done as in the public big_vision: features are
-  standardised by the few examples' mean and deviation, a constant feature of
-  100 stands for the bias, the regularisation is 2^10, and the accuracy is the
-  mean over draws of the examples.
+  Targets are -1 and 1 for each class (the paper's section 4.1, "Metrics"). What
+  the paper does not specify is done as in the public big_vision: features are
+  standardized with the mean and standard deviation of the few examples, a
+  constant feature of 100 serves as the bias, the regularization is 2^10, and
+  the accuracy is the mean over random draws of the examples.
   """
 
   own_classes = True
@@ -84,8 +84,8 @@ class Evaluator:
     '5shot' is the mean over the draws, '5shot_std' their standard deviation.
 
     Raises:
-      UserError: a class has fewer examples than shots; a bad record, as the
-        reader's policy has it.
+      UserError: a class has fewer examples than shots, or there is a bad record
+        and the reader's policy is to stop.
     """
     train = self._extract(weights, self._train)
     test = self._extract(weights, self._test)
@@ -119,9 +119,9 @@ class Evaluator:
 def draw(
   labels: Int[np.ndarray, ' n'], shots: int, number: int
 ) -> Int[np.ndarray, ' few']:
-  """Rows of `shots` examples of each class, ascending.
+  """Draws the rows of `shots` examples of each class, in ascending order.
 
-  Draws of more shots hold those of fewer with the same number.
+  A draw with more shots contains the draw of the same number with fewer shots.
   """
   order = np.random.default_rng(number).permutation(len(labels))
   by_class = order[np.argsort(labels[order], kind='stable')]
@@ -131,15 +131,16 @@ def draw(
 
 
 def fit(few: Labelled, num_classes: int, l2: float) -> Any:
-  """Regularised least squares, solved exactly in float64.
+  """Fits regularized least squares, exactly, in float64.
 
-  Minimises |X·W - T|² + l2·|W|², where X are the standardised features and the
-  constant one, and T is 1 for an example's class and -1 for all others.
+  Minimizes |X·W - T|² + l2·|W|², where X are the standardized features and the
+  constant feature, and T is 1 for the class of an example and -1 for all
+  others.
 
   Args:
     few: examples.
-    num_classes: outputs.
-    l2: regularisation.
+    num_classes: number of outputs.
+    l2: regularization.
 
   Returns:
     A function from features `[n, d]` to scores of classes `[n, num_classes]`.

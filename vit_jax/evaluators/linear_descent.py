@@ -1,7 +1,8 @@
-"""A linear classifier of frozen features, by the descents of DINO and of MAE.
+"""Linear classifiers of frozen features, trained as by DINO or by MAE.
 
-Both take random batches of all features, which are whole on every device; every
-device computes the same, so that the result does not depend on their number.
+Both use random batches of the features. All features are on every device, and
+every device computes the same, so that the result does not depend on the number
+of devices.
 """
 
 import functools
@@ -28,18 +29,18 @@ _REFERENCE = 256  # the batch size that learning rates are given for
 
 
 class Recipe(NamedTuple):
-  """How it is trained.
+  """Recipe of the training.
 
   Attributes:
-    solver: 'sgd' (DINO: cosine decay from epoch to epoch) or 'lars' (MAE: the
-      kernel's steps are scaled by a trust ratio; linear warm-up for 10 epochs,
-      or half of all if there are fewer than 20, then cosine decay, from step to
-      step).
+    solver: 'sgd' (DINO: cosine decay from epoch to epoch) or 'lars' (MAE:
+      updates of the kernel are scaled by a trust ratio; linear warm-up for 10
+      epochs, or for half of the epochs if there are fewer than 20, then cosine
+      decay from step to step).
     norm: 'batch', without scale and shift; 'standard' or 'none'.
-    lr: for a batch of 256; the rate grows with the batch.
-    epochs: passes over the features.
-    batch_size: lowered to the number of examples; what does not fill the last
-      batch of an epoch is left out of it.
+    lr: learning rate for a batch of 256; it is scaled with the batch size.
+    epochs: number of passes over the features.
+    batch_size: at most the number of examples; the examples that do not fill
+      the last batch of an epoch are left out of that epoch.
     seed: seed of the kernel and of the order.
   """
 
@@ -52,7 +53,7 @@ class Recipe(NamedTuple):
 
 
 class State(NamedTuple):
-  """What a step changes; the running statistics only with batch norm."""
+  """State that a step changes; running statistics only with batch norm."""
 
   kernel: Float[Array, 'd k']
   bias: Float[Array, ' k']
@@ -71,10 +72,10 @@ def fit(
   """Trains from a random kernel.
 
   Args:
-    data: examples; of classes that do not occur among them nothing is learnt.
-    recipe: the rest.
+    data: examples; classes without examples are not learned.
+    recipe: recipe of the training.
     mesh: devices.
-    check: called before every epoch; raises to end early.
+    check: is called before every epoch; it may raise to end the training early.
   """
   empty = untrained(data, recipe.norm == 'standard')
   labels = np.searchsorted(empty.classes, data.labels)
@@ -196,10 +197,10 @@ def epoch(
 def trust_ratio(
   kernel: Float[Array, 'd k'], gradient: Float[Array, 'd k']
 ) -> Float[Array, '']:
-  """.001 · |W| / |gradient|, or 1 where one of both is 0.
+  """Returns .001 · |W| / |gradient|, or 1 if one of the two norms is 0.
 
-  Reference: You et al., arXiv 1708.03888, equation 6, without decay; biases
-  have none.
+  Reference: You et al., arXiv 1708.03888, equation 6, without weight decay;
+  biases are not scaled.
   """
   weight, update = jnp.linalg.norm(kernel), jnp.linalg.norm(gradient)
   both = (weight > 0) & (update > 0)
@@ -220,7 +221,7 @@ def _gradients(
 def _normalised(
   x: Float[Array, 'b d'], state: State
 ) -> tuple[Float[Array, 'b d'], State]:
-  """Normalises by the batch's mean and biased variance.
+  """Normalizes by the batch's mean and biased variance.
 
   The running variance is unbiased.
   """

@@ -21,7 +21,7 @@ _STEPS = 50  # after which coordinates are chosen again
 
 
 class Classifier(NamedTuple):
-  """Class scores that are linear in features: ((x - mean) / scale)·W + b."""
+  """A linear classifier with scores ((x - mean) / scale)·W + b."""
 
   mean: Float[np.ndarray, ' d']
   scale: Float[np.ndarray, ' d']
@@ -30,14 +30,14 @@ class Classifier(NamedTuple):
   classes: Int[np.ndarray, ' k']
 
   def inputs(self, features: Float[np.ndarray, 'n d']) -> np.ndarray:
-    """Normalised features, float64."""
+    """Returns the normalized features, float64."""
     return (features.astype(np.float64) - self.mean) / self.scale
 
   def accuracy(self, data: Labelled) -> float:
-    """Returns the share of examples whose label has the highest score.
+    """Returns the fraction of examples whose label has the highest score.
 
-    Of equal scores, the class with the lowest number is predicted. A class that
-    the training data did not contain is never predicted.
+    If scores are equal, the class with the lowest number is predicted. A class
+    without training examples is never predicted.
     """
     right = 0
     for rows in _blocks(len(data.labels)):
@@ -50,7 +50,7 @@ class Classifier(NamedTuple):
 def standardisation(
   features: Float[np.ndarray, 'n d'],
 ) -> tuple[Float[np.ndarray, ' d'], Float[np.ndarray, ' d']]:
-  """Mean, and standard deviation with a little added, of each feature."""
+  """Returns mean and standard deviation (plus epsilon) of each feature."""
   mean = features.mean(axis=0, dtype=np.float64)
   squares = np.zeros(features.shape[1])
   for rows in _blocks(len(features)):
@@ -59,11 +59,11 @@ def standardisation(
 
 
 def untrained(data: Labelled, standardise: bool) -> Classifier:
-  """Zeros for the classes that occur in some examples.
+  """Returns a classifier of zeros for the classes that occur in the examples.
 
   Args:
-    data: the examples.
-    standardise: normalize features by their mean and deviation.
+    data: examples.
+    standardise: whether features are normalized by mean and standard deviation.
   """
   classes, (n, d) = np.unique(data.labels), data.features.shape
   mean, scale = np.zeros(d), np.ones(d)
@@ -74,17 +74,18 @@ def untrained(data: Labelled, standardise: bool) -> Classifier:
 
 
 def fit(data: Labelled, l2: float, standardise: bool = True) -> Classifier:
-  """Minimises mean cross-entropy + l2/2 · |W|² by L-BFGS, in float64.
+  """Minimizes mean cross-entropy + l2/2 · |W|² by L-BFGS, in float64.
 
-  The bias is not regularised. With n examples it is what others call
-  C = 1 / (n · l2). Every now and then coordinates change to such in which
-  curvature is about 1 in all directions: features of networks are correlated,
-  and without that thousands of steps would be needed where l2 is small.
+  The bias is not regularized. With n examples, l2 corresponds to C = 1 / (n ·
+  l2) of other libraries. The features of networks are correlated, so that
+  L-BFGS would need thousands of steps for a small l2. Therefore, the
+  coordinates are changed at intervals to ones in which the curvature is about 1
+  in all directions.
 
   Args:
-    data: examples; of classes that do not occur among them nothing is learnt.
-    l2: above 0, so that there is one solution.
-    standardise: features by their mean and deviation.
+    data: examples; classes without examples are not learned.
+    l2: regularization, above 0, so that the solution is unique.
+    standardise: whether features are normalized by mean and standard deviation.
   """
   found, left, steps = untrained(data, standardise), np.inf, 0
   while left > _GRADIENT and steps < _ITERATIONS:
@@ -106,13 +107,17 @@ def fit(data: Labelled, l2: float, standardise: bool = True) -> Classifier:
 def _descend(
   start: Classifier, data: Labelled, l2: float
 ) -> tuple[Classifier, float, int]:
-  """Some steps: the classifier then, its gradient's largest entry, how many."""
+  """Takes some steps.
+
+  Returns:
+    The classifier, the largest entry of its gradient, and the number of steps.
+  """
   d, k = start.kernel.shape
   labels = np.searchsorted(start.classes, data.labels)
   root = _curvature_root(start, data.features, l2)
 
   def to_weights(flat: np.ndarray) -> np.ndarray:
-    """Kernel, and the bias as its last row."""
+    """Returns the kernel with the bias as its last row."""
     return scipy.linalg.solve_triangular(root.T, flat.reshape(d + 1, k))
 
   def loss(flat: np.ndarray) -> tuple[float, np.ndarray]:
@@ -146,9 +151,9 @@ def _descend(
 def _curvature_root(
   start: Classifier, features: Float[np.ndarray, 'n d'], l2: float
 ) -> Float[np.ndarray, 'e e']:
-  """L of L·Lᵀ, the loss's curvature in a class's weights, of classes the mean.
+  """Returns L of L·Lᵀ, the curvature in the weights of an average class.
 
-  That is E[(1 - Σp²) · x·xᵀ] / k + l2, where 1 is the last entry of x.
+  It is E[(1 - Σp²) · x·xᵀ] / k + l2, where 1 is the last entry of x.
   """
   d, k = start.kernel.shape
   total = np.zeros((d + 1, d + 1))

@@ -1,4 +1,4 @@
-"""Linear classifiers of frozen features: logistic regression, DINO's, MAE's."""
+"""Linear classifiers of frozen features: logistic regression, DINO, MAE."""
 
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ PyTree = Any
 
 
 class _Defaults(NamedTuple):
-  """Of a solver: arXiv 2104.14294 (sgd) and 2111.06377, table 10 (lars)."""
+  """Defaults of a solver: arXiv 2104.14294 (sgd), 2111.06377 (lars)."""
 
   norm: str
   lr: tuple[float, ...] = ()

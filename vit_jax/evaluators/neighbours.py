@@ -1,4 +1,4 @@
-"""k nearest neighbours among frozen features, weighted as DINO does."""
+"""k nearest neighbours of frozen features, weighted as in DINO."""
 
 from typing import Any
 
@@ -24,9 +24,9 @@ _BLOCK = 256  # examples that are compared at once with all of the training
 class Evaluator:
   """Accuracy of a weighted vote of the nearest training examples.
 
-  Features are scaled to length 1; each of the k neighbours of the highest
-  cosine similarity s votes for its class with exp(s / temperature) (arXiv
-  2104.14294, section 4.1, and its code).
+  Features are scaled to length 1. Each of the k neighbours with the highest
+  cosine similarity s votes for its class with the weight exp(s / temperature)
+  (arXiv 2104.14294, section 4.1, and its code).
   """
 
   own_classes = True
@@ -101,7 +101,7 @@ def nearest(
   k: int,
   temperature: float,
 ) -> tuple[Int[np.ndarray, 'm k'], Float[np.ndarray, 'm k']]:
-  """Labels and votes of the k nearest of each, the nearest first."""
+  """Returns labels and votes of the k nearest of each, the nearest first."""
   similarity = _unit(features) @ _unit(train.features).T  # [n, train]
   rows = np.argpartition(-similarity, k - 1, axis=1)[:, :k]
   near = np.take_along_axis(similarity, rows, axis=1)
@@ -123,6 +123,6 @@ def elected(
 
 
 def _unit(features: Float[np.ndarray, 'n d']) -> Float[np.ndarray, 'n d']:
-  """Scaled to length 1; zeros stay."""
+  """Scales features to length 1; zeros stay zeros."""
   lengths = np.linalg.norm(features, axis=1, keepdims=True)
   return features / np.maximum(lengths, 1e-12)

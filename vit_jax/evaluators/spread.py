@@ -1,4 +1,4 @@
-"""A few examples of a source, spread evenly over it, to be looked at."""
+"""A few examples of a source, spread evenly over it, for figures."""
 
 import logging
 import os
@@ -16,7 +16,7 @@ _TITLE = 60  # characters
 
 
 def own_splits(evals: Any) -> list[str]:
-  """Splits of the run's own source that its evaluators look at, in order.
+  """Returns the splits of the run's source that its evaluators use, in order.
 
   Args:
     evals: the sections of `config.evals` by name.
@@ -26,7 +26,7 @@ def own_splits(evals: Any) -> list[str]:
 
 
 class Spread:
-  """Examples of a source, spread evenly over it; itself a source."""
+  """A source with a few examples of another source, spread evenly over it."""
 
   def __init__(self, source: Source, count: int):
     """Chooses at most `count` examples, in order."""
