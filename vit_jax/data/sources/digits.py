@@ -1,8 +1,9 @@
-"""`digits`: scikit-learn's 1,797 handwritten digits as a TFDS data set.
+"""`digits`: scikit-learn's 1,797 handwritten digits as a TFDS dataset.
 
-The embedded default, so that a first run needs no download. 8x8 grey pixels of
-0…16, written as PNG of 0…255 in three equal channels. The last of every five
-images is the test split: 1,438 to train on, 359 to test.
+It is included in the package, so that a first run needs no download. 8x8 grey
+pixels of 0…16 are stored as PNG with three equal channels of 0…255. The last of
+every five images belongs to the test split: 1,438 examples for training, 359
+for testing.
 
 Source: E. Alpaydin and C. Kaynak, "Optical Recognition of Handwritten Digits",
 UCI machine learning repository (its test set).

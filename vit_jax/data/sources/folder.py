@@ -1,9 +1,8 @@
-"""A folder for each class: `cat/1.jpg`, or `train/cat/1.jpg`, `val/cat/2.jpg`.
+"""One folder per class: `cat/1.jpg`, or `train/cat/1.jpg`, `val/cat/2.jpg`.
 
-Folders named for splits are splits, if they hold folders; without any,
-everything is one split, 'train'. The first level below is the class; what lies
-deeper belongs to it. What else is taken and left out: `data/class_folders.py`,
-which is asked by `prepare folder` too.
+Folders with the name of a split are splits if they contain folders; otherwise,
+everything is one split, 'train'. The first level below is the class, at any
+depth. `data/storage/class_folders.py` decides which files are images.
 """
 
 import os
@@ -30,9 +29,9 @@ class Source:
   """One split of a folder of classes; a local path.
 
   Attributes:
-    name: for messages, 'pets/train'.
-    num_classes: folders at the class level, or lines of `class_map`.
-    class_names: folders' names in order, or as `class_map` has them.
+    name: name for messages, 'pets/train'.
+    num_classes: number of class folders, or lines of `class_map`.
+    class_names: names of the folders in order, or those of `class_map`.
   """
 
   def __init__(
@@ -171,11 +170,11 @@ def check_classes(class_names: Sequence[str], where: str) -> None:
 
 
 class Division(NamedTuple):
-  """What of a folder is trained on, and what is held out.
+  """Splits of a folder for training and for evaluation.
 
   Attributes:
-    train: a split.
-    held_out: another one.
+    train: split to train on.
+    held_out: split to evaluate on.
     num_examples: number of examples of `train`.
     num_classes: number of classes of both.
   """

@@ -1,9 +1,10 @@
-"""Hugging Face data sets on disk: `save_to_disk`, or Parquet files.
+"""Hugging Face datasets on disk: `save_to_disk`, or Parquet files.
 
-Arrow files are mapped into memory and have random access. Parquet has none
-(its rows come in compressed groups), so its images and labels are once written
-to an Arrow file, beside the data or in $XDG_CACHE_HOME/vit_jax: as large as the
-images again. Needs pyarrow, not the package `datasets`.
+Arrow files are mapped into memory and have random access. Parquet files do not,
+because their rows are stored in compressed groups. Their images and labels are
+therefore written to an Arrow file once, next to the data or in
+$XDG_CACHE_HOME/vit_jax; it needs as much space as the images. pyarrow is
+required, the package `datasets` is not.
 """
 
 import bisect
@@ -37,12 +38,12 @@ _ROWS = 100  # of a record batch: reading it touches the pages of one row only
 
 @plugins.operational('path')
 class Source:
-  """One split of a data set of `datasets`; a local path.
+  """One split of a dataset of the package `datasets`; a local path.
 
   Attributes:
-    name: for messages, 'pets/train'.
+    name: name for messages, 'pets/train'.
     num_classes: number of classes of the label.
-    class_names: one for each class.
+    class_names: names of the classes, in the order of the labels.
   """
 
   def __init__(
@@ -178,7 +179,7 @@ class _Table:
 
 
 def _names(schema: pa.Schema, key: str) -> list[str]:
-  """Class names that the package `datasets` has noted in a schema."""
+  """Returns the class names that the package `datasets` stores in a schema."""
   about = json.loads((schema.metadata or {}).get(b'huggingface', b'{}'))
   features = about.get('info', {}).get('features', {})
   return features.get(key, {}).get('names') or []

@@ -1,9 +1,9 @@
 """A list of images and labels: CSV or JSON lines.
 
-CSV has the header `image,label` and may have the column `split`, and others,
-which are not read; each line of JSONL is an object with the same keys. Without
-splits everything is 'train'. Labels are whole numbers, or names of classes.
-Blanks around fields do not count; other dirt is refused (`data/listing.py`).
+CSV has the header `image,label` and optionally the column `split`; other
+columns are ignored. Each line of JSONL is an object with the same keys. Without
+splits, everything is 'train'. Labels are integers or class names. Blanks around
+fields are ignored; other deviations are refused (`data/storage/listing.py`).
 """
 
 import os
@@ -23,10 +23,10 @@ class Source:
   """One split of a manifest; images may be local or on gs://.
 
   Attributes:
-    name: for messages, 'pets.csv/train'.
-    num_classes: number of classes of the whole manifest, whatever the split, or
-      of `class_map`.
-    class_names: in the order of the labels.
+    name: name for messages, 'pets.csv/train'.
+    num_classes: number of classes of the whole manifest, not only of the split,
+      or of `class_map`.
+    class_names: names of the classes, in the order of the labels.
   """
 
   def __init__(self, split: str, /, *, path: str, class_map: str | None = None):

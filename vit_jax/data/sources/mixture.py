@@ -1,11 +1,11 @@
-"""Several sources at once, each with its share of every batch.
+"""Several sources at once; each has a fixed fraction of every batch.
 
-Which member stands at a position is read off a pattern of 1,000 slots: a member
-of weight w has w·1000 of them (rounded), at places shuffled by the seed, and
-the pattern repeats. How many earlier positions a member has had is then plain
-arithmetic, and its n-th position holds what position n of a training on it
-alone would hold: whole epochs in a new order each, at its own pace. So any
-position costs the same, and nothing is stored.
+A pattern of 1,000 slots, which repeats, determines the member at each position.
+A member of weight w has w · 1000 slots (rounded), shuffled by the seed. The
+number of earlier positions of a member therefore follows from arithmetic, and
+its n-th position holds the example of position n in a training on that member
+alone: every member is read in whole epochs, each in a new order. The cost is
+the same for every position, and no state is stored.
 """
 
 import bisect
@@ -40,10 +40,10 @@ _MEMBERS = Nested(SECTIONS['source'], many=True, beside=_beside)
 
 
 class Source:
-  """The members' examples one after another; `locate` mixes them.
+  """The examples of all members, concatenated; `locate` mixes them.
 
   Attributes:
-    name: for messages, 'mixture of imagenet/train, pets/train'.
+    name: name for messages, 'mixture of imagenet/train, pets/train'.
     num_classes: number of classes of each member.
     class_names: class names of each member.
   """
@@ -168,10 +168,10 @@ class Source:
 
 
 def slot_counts(weights: Mapping[str, float]) -> list[int]:
-  """Slots of each member, by the method of largest remainders.
+  """Returns the slots of each member, by the method of largest remainders.
 
   Raises:
-    UserError: a weight too small for one slot.
+    UserError: a weight is too small for one slot.
   """
   exact = np.array(list(weights.values())) / sum(weights.values()) * SLOTS
   counts = np.floor(exact).astype(int)
@@ -187,7 +187,7 @@ def slot_counts(weights: Mapping[str, float]) -> list[int]:
 
 
 def _chosen(split: str, names: list[str]) -> dict[str, str]:
-  """{member: split} in the order of the members."""
+  """Returns {member: split} in the order of the members."""
   if not names:
     raise UserError(
       'source.members is empty: give {name: dict(name=…, weight=…, …)}.'

@@ -1,9 +1,9 @@
-"""Images with a teacher's labels, from a file of `vit_jax.pseudo_label`.
+"""Images with the labels of a teacher, from a file of `vit_jax.pseudo_label`.
 
-The file holds no images: for each one that was chosen its place in the source
-they were read from, how many copies of it the balancing asked for, and the
-teacher's probabilities. The source is opened again as the file names it, and
-must be the same.
+The file contains no images. For each selected image it has the index in the
+source, the number of copies that balancing requires, and the probabilities of
+the teacher. The source is opened again as the file describes it; its contents
+must be unchanged.
 """
 
 import json
@@ -26,16 +26,16 @@ SOFT = 'soft'  # key of an example: the teacher's probabilities
 
 @plugins.operational('path')
 class Source:
-  """The chosen images, each as often as it was chosen.
+  """The selected images, each as often as the file states.
 
-  An example has, beside `image`, `label`, the teacher's most likely class, and
-  `soft`, float32 `[classes]`, its probabilities: a transform takes the one or
-  the other (`augment.name='soft_labels'`).
+  An example has `image`, `label`, the teacher's most likely class, and `soft`,
+  float32 `[classes]`, its probabilities. A transform uses one of the two
+  (`augment.name='soft_labels'`).
 
   Attributes:
-    name: for messages, 'labels.npz/train'.
+    name: name for messages, 'labels.npz/train'.
     num_classes: number of classes of the teacher.
-    class_names: the teacher's.
+    class_names: class names of the teacher.
   """
 
   def __init__(

@@ -1,4 +1,4 @@
-"""Seeded noise with a faint class pattern: for benchmarks and dry runs."""
+"""Seeded noise with a faint pattern per class, for benchmarks and dry runs."""
 
 from typing import Any
 
@@ -8,9 +8,9 @@ from vit_jax.errors import check_range
 
 
 class Source:
-  """As many examples as asked for; pixels follow from index and split.
+  """Any number of examples, whose pixels depend only on index and split.
 
-  Each class has its own mean colour, so a model can learn a little.
+  Each class has its own mean colour, so that a model can learn a little.
   """
 
   def __init__(

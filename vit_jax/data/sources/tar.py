@@ -1,9 +1,10 @@
-"""Tar shards in the WebDataset way: `key.jpg` with `key.cls` or `key.json`.
+"""Tar shards in WebDataset's format: `key.jpg` with `key.cls` or `key.json`.
 
-Where the members of each example are (`data/tarshard.py`) is found once and
-cached (`data/index.py`). A shard's split is the word train, validation, val or
-test in its name or its folder's ('imagenet-train-000123.tar', 'val/000.tar');
-where no shard has one, everything is 'train'.
+The positions of the members of each example (`data/storage/tarshard.py`) are
+found once and cached (`data/storage/index.py`). The split of a shard is the
+word train, validation, val or test in its name or in that of its folder
+('imagenet-train-000123.tar', 'val/000.tar'); if no shard has one, everything is
+'train'.
 """
 
 import glob
@@ -36,7 +37,7 @@ _JOKER = re.compile(r'[*?]')
 class _Split(NamedTuple):
   """The examples of a split: a shard, a byte range and a label for each.
 
-  Labels are bytes, as the shards have them, until `_number` numbers them.
+  Labels are bytes, as stored in the shards, until `_number` numbers them.
   """
 
   files: files.Files

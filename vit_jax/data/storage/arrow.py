@@ -1,9 +1,9 @@
-"""Files of Hugging Face data sets: those of each split, and what is in them.
+"""Files of Hugging Face datasets: the files of each split, and their contents.
 
-On the hub and on disk a split's Parquet files are named for it
-(`train-00000-of-00002.parquet`), or lie in a folder that is
-(`train/0000.parquet`), at the top, in `data/`, or in a folder for the data
-set's configuration (`default/train/0000.parquet`).
+On the hub and on disk, the Parquet files of a split either contain its name
+(`train-00000-of-00002.parquet`) or are in a folder with its name
+(`train/0000.parquet`): at the top level, in `data/`, or in a folder for the
+configuration of the dataset (`default/train/0000.parquet`).
 """
 
 import glob

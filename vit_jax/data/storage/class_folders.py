@@ -1,7 +1,7 @@
-"""A directory of class folders: which files are its images, and which are not.
+"""A directory with one folder per class: which of its files are images.
 
-The source `folder` and `prepare folder` both take what is found here, so that
-one directory gives the same examples to both.
+The source `folder` and the command `prepare folder` both use this module, so
+that a directory gives the same examples to both.
 """
 
 import collections
@@ -26,13 +26,13 @@ class Listing(NamedTuple):
   """The images of a split.
 
   Attributes:
-    root: the directory of the class folders.
-    classes: names of the folders, sorted; also of those without images.
-    paths: relative to the root, bytes `[n]`, by class and then sorted. An array
-      of fixed width is smaller than a list of str, and worker processes get it
-      at once.
-    counts: images of each class.
-    left_out: {kind of file: how many}.
+    root: directory of the class folders.
+    classes: names of the folders, sorted, including those without images.
+    paths: paths relative to the root, bytes `[n]`, sorted by class and then by
+      path. An array of fixed width is smaller than a list of str, and is passed
+      to worker processes quickly.
+    counts: number of images of each class.
+    left_out: {kind of file: number of files}.
   """
 
   root: str

@@ -1,4 +1,4 @@
-"""Class lists: which index and which name a class has."""
+"""Class lists: the index and the display name of each class."""
 
 import collections
 import io
@@ -21,11 +21,11 @@ _REMEDY = (
 
 
 class Classes:
-  """The classes of a data set, in the order of their labels.
+  """The classes of a dataset, in the order of their labels.
 
   Attributes:
-    keys: their names in the data set (folders, or labels in a file).
-    names: for people.
+    keys: names in the dataset (folders, or labels in a file).
+    names: display names.
   """
 
   def __init__(self, keys: Iterable[str], names: Iterable[str] | None = None):
@@ -53,13 +53,10 @@ class Classes:
 
 
 def load(path: str) -> Classes:
-  """Reads a list of classes: a line for each, in the order of their labels.
+  """Reads a list of classes: one per line, in the order of their labels.
 
-  A line is the class as the data set calls it, and after a tab, if wanted, its
-  name for people: 'n01440764<TAB>tench'. Blank lines are left out.
-
-  Raises:
-    UserError: no such file, JSON, no class in it, or one twice.
+  A line contains the class as the dataset writes it, and optionally a tab and
+  its display name: 'n01440764<TAB>tench'. Blank lines are ignored.
   """
   text = files.read_text(os.path.expanduser(path), 'source.class_map')
   if _is_json(text):

@@ -1,4 +1,4 @@
-"""Bytes of files, local or remote, by any number of threads at once."""
+"""Reading of files, local or remote, by any number of threads at once."""
 
 import collections
 import errno
@@ -27,7 +27,7 @@ _NO_PATH = (errno.ENAMETOOLONG, errno.ELOOP)
 
 
 def place(path: str, key: str) -> str:
-  """Returns a path with ~ expanded, if it is local or on gs://.
+  """Returns a path with ~ expanded; the path is local or begins with gs://.
 
   Raises:
     UserError: it is an address of another kind, or not a path.
@@ -45,7 +45,7 @@ def local(path: str, what: str) -> str:
   """Returns a local path with ~ expanded.
 
   Raises:
-    UserError: it is remote, and `what` needs a file system.
+    UserError: it is remote, and `what` requires a local file system.
   """
   if is_remote(path):
     raise UserError(
@@ -113,7 +113,7 @@ def read_text(path: str, key: str) -> str:
 
 
 class _Descriptor:
-  """An open file, closed when the last thread that reads it lets go."""
+  """An open file, closed when the last thread has finished reading it."""
 
   def __init__(self, path: str):
     self.number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -124,9 +124,10 @@ class _Descriptor:
 
 
 class Files:
-  """Files to read parts of; local ones stay open, the least used are closed.
+  """Files that are read in parts; the least recently used ones are closed.
 
-  Safe for threads and for forks (reading has no position), and can be pickled.
+  It is safe for threads and forks (reading does not use a file position), and
+  can be pickled.
 
   Attributes:
     paths: paths of the files, local or remote.
@@ -143,8 +144,7 @@ class Files:
     """Reads `size` bytes at `offset` of `paths[number]`.
 
     Raises:
-      DecodeError: the file ends before: it is not what was indexed.
-      OSError: it cannot be read.
+      DecodeError: the file is shorter; it has changed since it was indexed.
     """
     path = self.paths[number]
     if is_remote(path):

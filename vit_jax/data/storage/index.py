@@ -1,9 +1,10 @@
-"""Offsets of the records of a sharded dataset: found once, then cached.
+"""Offsets of the records of a sharded dataset, found once and then cached.
 
-A shard format provides a `scan` of one shard. Several threads scan the shards.
-The result is kept in one .npz next to the data, or, if that cannot be written,
-in $XDG_CACHE_HOME/vit_jax (~/.cache/vit_jax). It contains sizes and times of
-the shards, and is created again when one of them has changed.
+A shard format provides a `scan` of one shard; several threads scan the shards.
+The result is stored in an .npz file next to the data or, if that directory
+cannot be written, in $XDG_CACHE_HOME/vit_jax (~/.cache/vit_jax). It contains
+sizes and modification times of the shards, and is created again if a shard has
+changed.
 """
 
 import contextlib
@@ -35,10 +36,10 @@ Columns = dict[str, np.ndarray]
 
 
 class Scan(NamedTuple):
-  """What was found in one shard.
+  """Result of scanning one shard.
 
   Attributes:
-    columns: arrays with an entry for each record.
+    columns: arrays with one entry per record.
     cut: offset of the first incomplete record; `WHOLE` if there is none.
   """
 
@@ -47,7 +48,7 @@ class Scan(NamedTuple):
 
 
 class Index(NamedTuple):
-  """What was found in all shards.
+  """Result of scanning all shards.
 
   Attributes:
     shards: columns of each shard, in order.

@@ -1,7 +1,7 @@
 """Lists of images and labels: CSV with a header, or JSON lines.
 
-Every line is held to one form, and what is not in it is refused by its line:
-what is guessed wrong here becomes a wrong label.
+Every line must have the same form. A line that does not is refused with its
+number, because a wrong guess here would become a wrong label.
 """
 
 import csv
@@ -24,9 +24,9 @@ class Row(NamedTuple):
   """One image of a list.
 
   Attributes:
-    image: its path as it is in the list.
-    label: a whole number or a name, as text.
-    split: 'train' where the list has none.
+    image: path as written in the list.
+    label: an integer or a name, as text.
+    split: 'train' if the list has no splits.
     line: line number in the list, from 1.
   """
 

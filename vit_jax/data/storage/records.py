@@ -1,4 +1,4 @@
-"""Records of a TFDS split: array_record by its own index, tfrecord by ours."""
+"""Records of a TFDS split, in array_record or tfrecord files."""
 
 import bisect
 import contextlib
@@ -20,7 +20,7 @@ _THREADS = 32  # opening mostly waits for the disk
 
 
 class ArrayRecords:
-  """Records of array_record files, which hold their own index and hashes."""
+  """Records of array_record files, which contain an index and checksums."""
 
   def __init__(self, instructions: list[Any], on_bad_shard: str):
     """Opens every file once, to see that it is whole.
@@ -85,10 +85,10 @@ class ArrayRecords:
 
 
 def _fault(part: Any) -> str:
-  """Why an array_record file cannot be opened, '' if it can.
+  """Returns the reason why an array_record file cannot be opened; '' if it can.
 
   Raises:
-    UserError: it holds another number of records than TFDS noted.
+    UserError: the number of records differs from TFDS's metadata.
   """
   reader = _Reader(part.filename)
   try:

@@ -1,4 +1,4 @@
-"""Splits in the TFDS way, for every source: 'train', 'train[:99%]', sums."""
+"""Splits in TFDS notation for every source: 'train', 'train[:99%]', sums."""
 
 import bisect
 import itertools
@@ -30,12 +30,12 @@ _PARTS = 'train[:99%], train[1000:2000] or train+validation'
 
 
 class Part(NamedTuple):
-  """A range of one split's examples.
+  """A range of the examples of a split.
 
   Attributes:
-    split: its name.
+    split: name of the split.
     start: first example.
-    stop: one after the last.
+    stop: the example after the last one.
   """
 
   split: str
@@ -44,7 +44,7 @@ class Part(NamedTuple):
 
 
 class Selection(Sequence[tuple[str, int]]):
-  """The parts of a split one after another.
+  """The parts of a split, concatenated.
 
   `selection[i]` is the (split, position) of example i.
   """
@@ -90,7 +90,7 @@ class Selection(Sequence[tuple[str, int]]):
 
 
 class _Length(NamedTuple):
-  """What TFDS wants to know of a split."""
+  """Properties of a split that TFDS needs to interpret a spec."""
 
   num_examples: int
 

@@ -1,7 +1,7 @@
-"""One tar shard in the WebDataset way: where its images are, and their labels.
+"""A tar shard in WebDataset's format: positions and labels of its images.
 
-Members whose names agree up to the first dot of the last part are one example,
-and stand one after another: an image, and its label as `.cls`, or in `.json`.
+Consecutive members whose names agree up to the first dot of their last part are
+one example: an image, and its label as `.cls` or in `.json`.
 """
 
 import json

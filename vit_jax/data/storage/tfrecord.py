@@ -1,9 +1,9 @@
 """TFRecord files and the tf.train.Example in them, without TensorFlow.
 
-A record is: uint64 length, uint32 checksum of it, payload, uint32 checksum of
-that, all little-endian. Both checksums are verified: the length's when a file
-is indexed, since a wrong one leads to places that are no records, and both when
-a record is read, in some .01 ms for 100 kB.
+A record consists of: uint64 length, uint32 checksum of the length, payload,
+uint32 checksum of the payload, all little-endian. Both checksums are verified:
+that of the length when a file is indexed, since a wrong length leads to wrong
+offsets, and both when a record is read (about .01 ms for 100 kB).
 """
 
 import array
