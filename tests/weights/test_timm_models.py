@@ -42,6 +42,14 @@ def heads_and_gelu(about):
   return section['num_heads'], section.get('gelu', 'exact')
 
 
+def test_heads_that_an_array_shows(tmp_path):
+  """The norms of queries and keys have one scale for each channel of a head."""
+  reference = timm_vit(qk_norm=True)
+  model, params = load_pretrained(timm_file(tmp_path, reference))
+  assert model.num_heads == HEADS
+  references.agree(model, params, reference)
+
+
 @pytest.mark.slow
 def test_the_table_is_the_installed_timms():
   """Whoever updates timm writes the table again."""
@@ -128,11 +136,3 @@ def test_architectures_that_no_model_here_is(opened):
     opened(name, f'{name}.safetensors')
   _, log = opened(name, 'weights.safetensors')
   assert 'no rotary position embeddings' in log.text
-
-
-def test_heads_that_an_array_shows(tmp_path):
-  """The norms of queries and keys have one scale for each channel of a head."""
-  reference = timm_vit(qk_norm=True)
-  model, params = load_pretrained(timm_file(tmp_path, reference))
-  assert model.num_heads == HEADS
-  references.agree(model, params, reference)
