@@ -111,7 +111,7 @@ def run(
     as in metrics.jsonl: val/data, val/accuracy, val_ema/accuracy.
 
   Raises:
-    UserError: there is no such checkpoint or data, or no evaluator applies.
+    UserError: the checkpoint or data does not exist, or no evaluator applies.
   """
   check_range('--batch_size', batch_size, at_least=1, at_most=MAX_BATCH_SIZE)
   found = pretrained.find(checkpoint)

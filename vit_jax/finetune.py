@@ -54,7 +54,7 @@ def adopt_architecture(config: Config, source: Pretrained) -> Config:
   if any(section[key] is not None for key in open_keys):
     named = plugins.build(constructor, section, config.num_classes)
     differing = [
-      f'{key}: {value} there, {named.architecture[key]} in the config'
+      f'{key}: {value} in the weights, {named.architecture[key]} in the config'
       for key, value in loaded.architecture.items()
       if key in open_keys and named.architecture[key] != value
     ]

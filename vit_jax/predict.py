@@ -118,7 +118,7 @@ def run(
     The prediction for each file, in order.
 
   Raises:
-    UserError: there is no such checkpoint, or a setting is wrong.
+    UserError: the checkpoint does not exist, or a setting is wrong.
   """
   found = pretrained.find(checkpoint, weights)
   source = preprocessing_flags.by_preset(found, preprocess)

@@ -152,8 +152,8 @@ def test_workdir_of_another_run_is_refused(tmp_path, trained):
   arguments = runs.flags('configs/l16_i21k.py', workdir, changes)
   again = runs.command('train', *arguments)
   _, err = runs.run(again, code=2)
-  assert 'model.dropout: 0.1 there, 0.2 now' in err
-  assert "total: '20 steps' there, '22 steps' now" in err
+  assert 'model.dropout: 0.1 before, 0.2 now' in err
+  assert "total: '20 steps' before, '22 steps' now" in err
   assert '--allow_config_change' in err
   operational = {'mesh.data': 1, 'model.remat': 'full', 'checkpoint.keep': 4}
   _, err = runs.run(

@@ -74,7 +74,7 @@ def _rename_file(pets):
 @pytest.mark.parametrize(
   'change, message',
   [
-    (_rename_class, "1 only there ('cat'), 1 only now ('zcat')"),
+    (_rename_class, "1 only before ('cat'), 1 only now ('zcat')"),
     (_rename_file, 'data: listing:'),
   ],
 )
@@ -103,7 +103,7 @@ def test_the_step_that_is_restored_is_compared(tmp_path, trained, item):
   _rename_class(pets)
   injected('a damaged description and other data')
   _, err = runs.run(_train(workdir, pets), code=2)
-  assert "1 only there ('cat'), 1 only now ('zcat')" in err
+  assert "1 only before ('cat'), 1 only now ('zcat')" in err
   assert 'step 2' in err and 'Traceback' not in err
   assert not (workdir / 'config.json').exists()  # of the refused run
 
@@ -119,7 +119,7 @@ def test_the_same_data_elsewhere_are(tmp_path, trained):
   assert json.loads((workdir / 'config.json').read_text())['seed'] == 0
   (workdir / 'config.json').unlink()
   _, err = runs.run(_train(workdir, pets, '--config.seed=1'), code=2)
-  assert 'seed: 0 there, 1 now' in err and 'Traceback' not in err
+  assert 'seed: 0 before, 1 now' in err and 'Traceback' not in err
 
 
 @pytest.mark.slow
@@ -129,7 +129,7 @@ def test_other_settings_of_jax(tmp_path, trained, monkeypatch):
   monkeypatch.setenv('JAX_THREEFRY_PARTITIONABLE', '0')
   injected('another setting of JAX')
   _, err = runs.run(_train(workdir, pets), code=2)
-  assert 'jax_threefry_partitionable: True there, False now' in err
+  assert 'jax_threefry_partitionable: True before, False now' in err
   _, err = runs.run(_train(workdir, pets, '--allow_config_change'))
   assert 'resumed with changes' in err
   _, err = runs.run(_train(workdir, pets))  # and stays allowed

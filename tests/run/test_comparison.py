@@ -106,11 +106,11 @@ def test_the_same_run_says_nothing():
 @pytest.mark.parametrize(
   'change, words',
   [
-    ({'size': 63}, 'data: size: 63 there, 64 now'),
-    ({'listing': 'abd'}, "data: listing: 'abd' there, 'abc' now"),
+    ({'size': 63}, 'data: size: 63 before, 64 now'),
+    ({'listing': 'abd'}, "data: listing: 'abd' before, 'abc' now"),
     (
       {'class_names': ['cat', 'zdog']},
-      "data: class_names: 2 there, 2 now; 1 only there ('zdog'), 1 only now",
+      "data: class_names: 2 before, 2 now; 1 only before ('zdog'), 1 only now",
     ),
     ({'class_names': ['dog', 'cat']}, 'the same names in another order'),
   ],
@@ -127,7 +127,7 @@ def test_other_data_are_refused(change, words):
 
 def test_another_config_is_refused():
   """The checkpoint is compared if config.json is missing."""
-  with pytest.raises(UserError, match='seed: 3 there, 0 now'):
+  with pytest.raises(UserError, match='seed: 3 before, 0 now'):
     _check(_about(completed(seed=3)))
 
 
@@ -137,7 +137,7 @@ def test_another_setting_of_jax_is_refused(flag):
   assert hasattr(jax.config, flag)
   before = _about()
   before['record']['flags'][flag] = 'other'
-  with pytest.raises(UserError, match=f"setting {flag}: 'other' there"):
+  with pytest.raises(UserError, match=f"setting {flag}: 'other' before"):
     _check(before)
 
 
@@ -147,7 +147,7 @@ def test_an_allowed_change_is_allowed_once_and_for_all():
   (note,) = _check(before, config=config, allow=True)
   event = json.loads(json.dumps({'event': note.kind, **note.fields}))
   assert _check(before, events=[event], config=config) == []
-  with pytest.raises(UserError, match='seed: 0 there, 4 now'):
+  with pytest.raises(UserError, match='seed: 0 before, 4 now'):
     _check(before, events=[event], config=completed(seed=4))
 
 
@@ -156,7 +156,7 @@ def test_other_versions_are_said():
   before = _about()
   before['record']['versions']['jax'] = '0.1'
   (note,) = _check(before)
-  assert note.kind == 'versions' and "jax: '0.1' there" in note.text
+  assert note.kind == 'versions' and "jax: '0.1' before" in note.text
   assert list(note.fields['changes']) == ['jax']
 
 

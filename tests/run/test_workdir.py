@@ -30,7 +30,7 @@ def test_another_config_is_refused(tmp_path):
   path = epath.Path(tmp_path)
   workdir.record(path, completed(), {})
   other = completed(seed=1, **{'source.data_dir': 'elsewhere'})
-  with pytest.raises(UserError, match='seed: 0 there, 1 now') as error:
+  with pytest.raises(UserError, match='seed: 0 before, 1 now') as error:
     workdir.check(str(tmp_path), other, allow_changes=False)
   assert 'data_dir' not in str(error.value)
   assert workdir.check(str(tmp_path), other, allow_changes=True) == path

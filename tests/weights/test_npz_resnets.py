@@ -210,7 +210,7 @@ def test_fine_tuning_takes_the_architecture(tmp_path):
   assert adopted.model.stem.to_dict() == stem
   with config.unlocked():
     config.model.variant = 'R50+B/16'
-  with pytest.raises(UserError, match='stem: .*there'):
+  with pytest.raises(UserError, match='stem: .*in the weights'):
     finetune.adopt_architecture(config, source)
   resnets = pretrained.find(saved(tmp_path, bit_model(), (32, 32))[0])
   with pytest.raises(UserError, match='model.name=resnet'):

@@ -137,7 +137,9 @@ def test_a_config_of_another_model(tmp_path):
   """Fine-tuning lists what differs; it takes over what the config leaves."""
   source = pretrained.find(timm_file(tmp_path, timm_vit()))
   config = minimal_config.completed(**{'model.width': 16})
-  with pytest.raises(UserError, match='width: 32 there, 16 in the config; mlp'):
+  with pytest.raises(
+    UserError, match='width: 32 in the weights, 16 in the config; mlp'
+  ):
     finetune.adopt_architecture(config, source)
   config = minimal_config.completed(**{f'model.{n}': None for n in NAMES})
   adopted = finetune.adopt_architecture(config, source)

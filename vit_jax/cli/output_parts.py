@@ -187,7 +187,7 @@ def _check_same(
   """
   found, wanted = flatten(found), flatten(about)
   other = [
-    f'{key}: {found.get(key)!r} there, {wanted.get(key)!r} here'
+    f'{key}: {found.get(key)!r} before, {wanted.get(key)!r} now'
     for key in {**wanted, **found}
     if found.get(key) != wanted.get(key)
   ]

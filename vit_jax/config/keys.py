@@ -16,7 +16,7 @@ Keys = dict[str, inspect.Parameter]
 def value_type(config: Config, path: str) -> tuple[type | None, bool]:
   """Returns the plain type of a key and whether it may be None.
 
-  The type is None if there is no such key.
+  The type is None if the key does not exist.
   """
   found = _parameter(config, path)
   return plugins.value_type(found.annotation) if found else (None, False)
@@ -34,7 +34,7 @@ def member_type(config: Config, path: str) -> type:
 def _parameter(config: Config, path: str) -> inspect.Parameter | None:
   """Returns the constructor's parameter of a key.
 
-  The result is None if there is no such key.
+  The result is None if the key does not exist.
   """
   section, _, leaf = path.rpartition('.')
   return of_section(config, section).get(leaf)
@@ -48,7 +48,7 @@ def of_section(config: Config, path: str) -> Keys:
     path: path of the section; '' for the top level.
 
   Returns:
-    The keys; none if there is no such section.
+    The keys; none if the section does not exist.
   """
   if not path:
     return plugins.keys(top_level)

@@ -29,8 +29,8 @@ def load(path_and_arg: str) -> Config:
       ('configs/vit.py:variant=B/16'), or a run's config.json, local or remote.
 
   Raises:
-    UserError: there is no such file, it does not define a config, the argument
-      is wrong, or `config.complete` raises.
+    UserError: the file does not exist, it does not define a config, the
+      argument is wrong, or `config.complete` raises.
   """
   if path_and_arg.endswith('.json'):
     values, what = _resolved(path_and_arg), path_and_arg
@@ -81,7 +81,7 @@ def call(path_and_arg: str, function: str = 'get_config') -> Any:
     function: name of the function.
 
   Raises:
-    UserError: there is no such file or function, or it fails.
+    UserError: the file or function does not exist, or it fails.
   """
   path, _, arg = path_and_arg.partition(':')
   file = shipped.find(path)

@@ -57,7 +57,7 @@ class Nested:
     """Returns the keys of a section of that name.
 
     Raises:
-      UserError: there is no such constructor.
+      UserError: the constructor does not exist.
     """
     beside = keys(self.beside) if self.beside else {}
     return keys(self.constructor(name)) | beside

@@ -35,7 +35,7 @@ def constructor(section: str, values: Any) -> Callable[..., Any]:
       optional now.
 
   Raises:
-    UserError: there is no such constructor.
+    UserError: the constructor does not exist.
   """
   pattern = EVALS if section == 'evals' else SECTIONS[section]
   if '{name}' not in pattern:

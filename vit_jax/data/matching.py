@@ -132,7 +132,7 @@ def numbered(class_names: Sequence[str]) -> bool:
 def names_differ(
   old: Iterable[str],
   new: Iterable[str],
-  places: tuple[str, str] = ('there', 'now'),
+  places: tuple[str, str] = ('before', 'now'),
 ) -> str:
   """Describes the differences of two lists of class names in one line.
 

@@ -73,8 +73,8 @@ class Evaluator:
       batch_size: global batch size; by default that of training.
 
     Raises:
-      UserError: the model has no head; there is no such data or field; the data
-        has more classes than the head; or a value is out of range.
+      UserError: the model has no head; the data or field does not exist; the
+        data has more classes than the head; or a value is out of range.
     """
     durations.check('every', every)
     check_range('batch_size', batch_size, at_least=1, at_most=MAX_BATCH_SIZE)

@@ -47,8 +47,8 @@ class Evaluator:
       cross_entropy: kind of the reported loss, 'softmax' or 'sigmoid'.
 
     Raises:
-      UserError: the model has no head; there is no such split, or it is empty;
-        or a value is out of range.
+      UserError: the model has no head; the split does not exist, or it is
+        empty; or a value is out of range.
     """
     durations.check('every', every)
     check_range('batch_size', batch_size, at_least=1, at_most=MAX_BATCH_SIZE)

@@ -100,7 +100,7 @@ class Evaluator:
       batch_size: batch size of the features; by default that of training.
 
     Raises:
-      UserError: there is no such data, or a value is out of range.
+      UserError: the data does not exist, or a value is out of range.
     """
     durations.check('every', every)
     check_range('batch_size', batch_size, at_least=1, at_most=MAX_BATCH_SIZE)

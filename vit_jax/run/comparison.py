@@ -182,20 +182,20 @@ def refusal(where: str, changes: Changes) -> UserError:
   )
 
 
-def listed(changes: Changes, there: str = 'there', now: str = 'now') -> str:
+def listed(changes: Changes, old: str = 'before', new: str = 'now') -> str:
   """Formats changes, one per line.
 
   Args:
     changes: the differences.
-    there: words for the place of the first value.
-    now: words for the place of the second value.
+    old: text after the first value of each.
+    new: text after the second value.
   """
   lines = []
-  for key, (old, new) in changes.items():
-    if key.endswith('class_names') and old and new:
-      lines.append(f'{key}: {names_differ(old, new)}')
+  for key, (first, second) in changes.items():
+    if key.endswith('class_names') and first and second:
+      lines.append(f'{key}: {names_differ(first, second)}')
     else:
-      lines.append(f'{key}: {_short(old)} {there}, {_short(new)} {now}')
+      lines.append(f'{key}: {_short(first)} {old}, {_short(second)} {new}')
   return ''.join(f'\n  {line}' for line in lines)
 
 

@@ -17,6 +17,7 @@ from vit_jax.objectives.contract import Frozen
 from vit_jax.weights import pretrained
 
 log = logging.getLogger('vit_jax')
+_PLACES = ('in the model', 'in the data')
 PyTree = Any
 
 
@@ -65,10 +66,10 @@ def check_classes(models: dict[str, Frozen], source: Source) -> None:
       raise UserError(
         f'the frozen model {name!r} has other classes than {source.name}, or '
         'the same in another order: '
-        f'{matching.names_differ(model_names, data_names)}. Its logits would '
-        "be compared with the wrong labels: rename the data's classes "
-        '(source.class_map renames them for most sources), or fine-tune the '
-        'model on these data first.'
+        f'{matching.names_differ(model_names, data_names, _PLACES)}. Its '
+        "logits would be compared with the wrong labels: rename the data's "
+        'classes (source.class_map renames them for most sources), or '
+        'fine-tune the model on these data first.'
       )
 
 

@@ -43,7 +43,7 @@ class Source:
         manifest, or the numbers up to the largest.
 
     Raises:
-      UserError: there is no such file or split, a line is not an image with a
+      UserError: the file or split does not exist, a line is not an image with a
         label, or the labels do not determine the classes (`classes.number`).
     """
     path = files.place(path, 'source.path')

@@ -100,7 +100,7 @@ class Source:
     """Returns the same source with a feature of several labels per example.
 
     Raises:
-      UserError: there is no such feature, or it has other classes.
+      UserError: the feature does not exist, or it has other classes.
     """
     features = _info(self._folder).features
     fit = [k for k in features if self._is_several(features[k])]

@@ -54,7 +54,7 @@ def roots(path: str, key: str) -> dict[str, str]:
     key: name of the key that holds it, for the message: 'source.path'.
 
   Raises:
-    UserError: there is no such directory, it cannot be read, or there are
+    UserError: the directory does not exist, it cannot be read, or there are
       folders next to the splits that may be classes or splits.
   """
   if not os.path.isdir(path):  # also if it is too long or has a zero in it

@@ -41,7 +41,7 @@ class Classes:
       where: file, and line if there is one, for the message.
 
     Raises:
-      UserError: there is no such class.
+      UserError: the class does not exist.
     """
     if key not in self._index:
       raise UserError(

@@ -43,9 +43,9 @@ def read(path: str) -> list[Row]:
     path: path ending in .csv or .jsonl, local or remote.
 
   Raises:
-    UserError: there is no such file, it has another form or no image, a line is
-      not an image with a label, a line has no split and others have one, or a
-      split lists an image with two labels.
+    UserError: the file does not exist, it has another form or no image, a line
+      is not an image with a label, a line has no split and others have one, or
+      a split lists an image with two labels.
   """
   readers = {'.csv': _csv, '.jsonl': _jsonl}
   reader = readers.get(os.path.splitext(path)[1].lower())
