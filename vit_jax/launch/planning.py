@@ -56,11 +56,15 @@ def summary(result: dict[str, Any]) -> str:
   seconds, days = result['predicted_step_seconds'], result['predicted_days']
   if seconds is not None:
     paper = result['paper_core_days']
-    reference = f' (paper: {paper:,.0f})' if paper else ''
+    on_gpus = result.get('predicted_step_seconds_range') is not None
+    unit, source = 'core-days', 'paper'
+    if on_gpus:
+      unit, source = 'GPU-days', 'paper, TPUv3 core-days'
+    reference = f' ({source}: {paper:,.0f})' if paper else ''
     lines.append(
       f'plan: {result["total_steps"]:,} steps of {seconds:.3f} s at '
       f'{result["predicted_mfu"]:.0%} MFU: {days:,.1f} days, '
-      f'{result["predicted_core_days"]:,.0f} core-days{reference}'
+      f'{result["predicted_core_days"]:,.0f} {unit}{reference}'
     )
   if least is not None:
     lines.append(
