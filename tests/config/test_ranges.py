@@ -193,7 +193,9 @@ def test_metrics_that_nobody_gives(tmp_path, best):
 
 def test_lower_is_better(tmp_path):
   """The step with the highest loss would be kept as the best."""
-  with pytest.raises(UserError, match='higher is better'):
+  with pytest.raises(
+    UserError, match="checkpoint.best is 'test/loss'.*test/accuracy"
+  ):
     build(tmp_path, 'total', '1 epochs', **{'checkpoint.best': 'test/loss'})
 
 
