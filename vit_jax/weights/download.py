@@ -49,8 +49,8 @@ def local_copy(path: str) -> str:
   parent = os.path.dirname(path)
   if _NAME.fullmatch(path) and not os.path.exists(parent):
     raise UserError(
-      f'{path} does not exist. If it is a model on the Hugging Face Hub, write '
-      f'hf:{path}.'
+      f'{path} does not exist: give a workdir, a checkpoint step directory or '
+      f'a weight file; for a model on the Hugging Face Hub, write hf:{path}.'
     )
   return path
 
