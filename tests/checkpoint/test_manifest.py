@@ -1,5 +1,6 @@
 """What is written as JSON says itself whether it was damaged."""
 
+import contextlib
 import json
 import shutil
 
@@ -7,7 +8,7 @@ import pytest
 from etils import epath
 
 from tests.checkpoint.states import ABOUT, make_old, restore, same, save, state
-from vit_jax.checkpoint import items, manifest, retention
+from vit_jax.checkpoint import Checkpointer, items, manifest, retention
 from vit_jax.errors import UserError
 from vit_jax.weights import pretrained
 
@@ -74,6 +75,23 @@ def test_a_damaged_item_costs_its_step(tmp_path, item):
   restored, step = restore(tmp_path)
   assert step == 1 and same(restored, state(1))
   assert (tmp_path / '2.bad').is_dir()
+
+
+def test_a_caller_may_change_what_it_saved(tmp_path, monkeypatch):
+  """A history that changes during the save does not damage the step."""
+  history = {'interval': {'count': 1}}
+  make_room = Checkpointer._make_room
+
+  def change_and_make_room(self, step):
+    history['interval']['count'] = 2  # after the checksum, before the writing
+    make_room(self, step)
+
+  monkeypatch.setattr(Checkpointer, '_make_room', change_and_make_room)
+  with contextlib.closing(Checkpointer(tmp_path, ABOUT)) as checkpoints:
+    assert checkpoints.save(1, state(1), {}, history)
+  step = epath.Path(tmp_path) / '1'
+  about = manifest.read_about(step, manifest.read(step))
+  assert about['interval'] == {'count': 1}
 
 
 def test_a_step_of_format_2(tmp_path):

@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import contextlib
+import copy
 import logging
 import time
 from collections.abc import Callable
@@ -165,7 +166,9 @@ class Checkpointer:
     if self.is_committed(step):
       self._attempt(step, self._add_metrics, step, best)
       return True
-    about = self._about | (history or {})
+    # A copy: Orbax writes it in the background, while the run may change
+    # objects in it. What is written must agree with the manifest's checksum.
+    about = copy.deepcopy(self._about | (history or {}))
     whose = {'step': step, 'run': self._run, 'seed': self._seed}
     written = manifest.make(state, about, **whose)
     arrays = items.split(state).items()
