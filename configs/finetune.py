@@ -38,10 +38,9 @@ Crops and flips that change the label are omitted. The paper follows BiT
 Differences in VTAB: svhn is not flipped here, since a mirrored 2 is not a 2
 (BiT flips it: --config.augment.flip=true). BiT resizes to 448 px and cuts out
 384; here a crop has at least that fraction of the area, 73 %, and an aspect
-ratio of 3:4 to 4:3. Splits are those of VTAB's code. Five tasks of clevr,
-kitti and dsprites use labels that are derived from those of TFDS (counts,
-distances, 16 bins) and are not created here: name a dataset of your own that
-has them with --config.source.dataset.
+ratio of 3:4 to 4:3. Splits are those of VTAB's code. The labels of the five
+tasks of clevr, kitti and dsprites (counts, distances, 16 bins) are computed
+from other features, as in VTAB's code (vit_jax/data/sources/vtab.py).
 
 Preprocessing: section 4.1 follows BiT, which resizes the image to a larger
 square, cuts out a random part and flips it. This config uses the inception
@@ -107,7 +106,8 @@ class Task(NamedTuple):
     test: the split to evaluate on.
     crop: whether a crop leaves the label as it is.
     flip: whether a mirrored image has the same label.
-    label_key: name of the label feature.
+    label_key: name of the label feature; None if the label is computed from
+      other features (`data.sources.vtab`).
   """
 
   dataset: str
@@ -116,7 +116,7 @@ class Task(NamedTuple):
   test: str = 'test'
   crop: bool = True
   flip: bool = True
-  label_key: str = 'label'
+  label_key: str | None = 'label'
 
 
 _CLEVR = ('train[63000:63200]', 'validation')
@@ -136,21 +136,21 @@ VTAB = {
   'diabetic_retinopathy': Task(
     'diabetic_retinopathy_detection/btgraham-300', 5
   ),
-  'clevr_count': Task('clevr', 8, *_CLEVR, crop=False),
-  'clevr_distance': Task('clevr', 6, *_CLEVR, crop=False),
+  'clevr_count': Task('clevr', 8, *_CLEVR, crop=False, label_key=None),
+  'clevr_distance': Task('clevr', 6, *_CLEVR, crop=False, label_key=None),
   'dmlab': Task('dmlab', 6, crop=False),
-  'kitti': Task('kitti', 4, crop=False),
+  'kitti': Task('kitti', 4, crop=False, label_key=None),
   'dsprites_location': Task(
-    *('dsprites', 16, *_DSPRITES, False, False, 'label_x_position')
+    'dsprites', 16, *_DSPRITES, crop=False, flip=False, label_key=None
   ),
   'dsprites_orientation': Task(
-    *('dsprites', 16, *_DSPRITES, True, False, 'label_orientation')
+    'dsprites', 16, *_DSPRITES, flip=False, label_key=None
   ),
   'smallnorb_azimuth': Task(
-    *('smallnorb', 18, *_NORB, True, False, 'label_azimuth')
+    'smallnorb', 18, *_NORB, flip=False, label_key='label_azimuth'
   ),
   'smallnorb_elevation': Task(
-    *('smallnorb', 9, *_NORB), label_key='label_elevation'
+    'smallnorb', 9, *_NORB, label_key='label_elevation'
   ),
 }
 
@@ -190,9 +190,12 @@ def _vtab(name: str, dev: int) -> ConfigDict:
     VTAB_STEPS, VTAB_WARMUP, task.validation if dev else task.test
   )
   config.num_classes = task.num_classes
-  config.source = dict(
-    name='tfds', dataset=task.dataset, label_key=task.label_key
-  )
+  if task.label_key is None:
+    config.source = dict(name='vtab', task=name)
+  else:
+    config.source = dict(
+      name='tfds', dataset=task.dataset, label_key=task.label_key
+    )
   train = 'train[:800]' if dev else f'train[:800]+{task.validation}'
   config.train = dict(split=train, num_examples=800 if dev else 1_000)
   crop: dict[str, Any] = dict(crop='none')

@@ -7,6 +7,7 @@ import jax
 import pytest
 
 from vit_jax.config import loading
+from vit_jax.data.sources import vtab
 from vit_jax.errors import UserError
 from vit_jax.study import contents
 from vit_jax.training.experiment import Experiment
@@ -208,6 +209,9 @@ def test_vtab_keeps_the_labels():
     assert config.train.split == f'train[:800]+{dev.evals.test.split}'
     assert (config.train.num_examples, dev.train.num_examples) == (1000, 800)
     assert config.evals.test.split != dev.evals.test.split
+    if task in vtab.TASKS:
+      assert config.source.to_dict()['task'] == task
+      assert len(vtab.TASKS[task].class_names) == num_classes
   azimuth = loading.load('configs/finetune.py:data=vtab,task=smallnorb_azimuth')
   assert azimuth.source.label_key == 'label_azimuth'
 

@@ -5,9 +5,8 @@ python -m vit_jax.sweep --config=configs/sweeps/vtab.py --config.init_from=PATH
 One recipe for all tasks (Table 4: 2,500 steps, rate .01), so nothing is chosen.
 Each task is trained on its 1,000 examples with three seeds, and evaluated on
 the test split. The header of finetune.py lists the tasks, their preprocessing
-and deviations. Tasks whose labels are not in TFDS (clevr, kitti, dsprites) need
-data sets of your own; `:tasks=Natural` selects one group, `:tasks=dtd` one
-task.
+and the differences from the paper. `:tasks=Natural` selects one group,
+`:tasks=dtd` one task.
 
 Expected means (%, Table 2): 77.63 (H/14, JFT), 76.28 (L/16, JFT), 72.72 (L/16,
 ImageNet-21k). Figure 2 has the groups: Natural, Specialized, Structured.

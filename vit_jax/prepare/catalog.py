@@ -77,10 +77,10 @@ VTAB = {
   'eurosat/rgb': 'specialized',
   'resisc45': 'specialized, by hand',
   'diabetic_retinopathy_detection/btgraham-300': 'specialized, by hand',
-  'clevr': 'structured: count, distance (derived labels)',
+  'clevr': 'structured: count, distance (source vtab)',
   'dmlab': 'structured',
-  'dsprites': 'structured: label_x_position, label_orientation',
-  'kitti': 'structured: distance (derived label)',
+  'dsprites': 'structured: location, orientation (source vtab)',
+  'kitti': 'structured: distance (source vtab)',
   'smallnorb': 'structured: label_azimuth, label_elevation',
 }
 _OTHERS = {

@@ -28,8 +28,61 @@ _PLACE = 'source.data_dir'
 _VERSION = re.compile(r'\d+\.\d+\.\d+')
 
 
+class Records:
+  """The records of one split of a prepared TFDS data set.
+
+  Base class of the sources that parse such records.
+
+  Attributes:
+    name: for messages, 'cifar10/train'.
+    features: TFDS's description of the features of an example.
+  """
+
+  def __init__(
+    self, dataset: str, split: str, data_dir: str | None, on_bad_shard: str
+  ):
+    """Opens a split; see `Source` for the arguments and errors."""
+    root = default_data_dir(data_dir and files.place(data_dir, _PLACE))
+    if dataset == digits.NAME:
+      # Users' own directories are not written to unless they are named.
+      root = root if data_dir else digits.cache_dir(root)
+      digits.prepare(root)
+    info = _info(_version_dir(root, dataset))
+    self.name = f'{dataset}/{split}'
+    self.features = info.features
+    self._full_name = info.full_name
+    self._records = _open(info, dataset, split, on_bad_shard)
+    self._parts = info.splits[split].file_instructions
+
+  def __len__(self) -> int:
+    return len(self._records)
+
+  def rows(self) -> Iterator[tuple[str, Int[np.ndarray, ' n']]]:
+    """Yields the examples as (file, positions in it); see `data.contract`."""
+    for part in self._parts:
+      yield part.filename, np.arange(part.skip, part.skip + part.take)
+
+  def read(self, index: int) -> bytes:
+    """Returns the record of an example."""
+    if not 0 <= index < len(self):
+      raise IndexError(f'{self.name} has no example {index}')
+    return self._records.read(index)
+
+  @property
+  def fingerprint(self) -> dict[str, Any]:
+    """Dataset fingerprint, compared when a run is resumed.
+
+    See `data.fingerprint`.
+    """
+    return fingerprint.sampled(self, dataset=self._full_name)
+
+  def where(self, index: int) -> str:
+    """Returns the file of an example and its position in it."""
+    return self._records.where(index)
+
+
 @plugins.operational('data_dir')
-class Source:
+class Source(Records):
   """One split of a prepared TFDS data set, array_record or tfrecord.
 
   Attributes:
@@ -67,34 +120,14 @@ class Source:
       UserError: not prepared, no such split or feature, another format, or
         files that are missing or cut short.
     """
-    root = default_data_dir(data_dir and files.place(data_dir, _PLACE))
-    if dataset == digits.NAME:
-      # Users' own directories are not written to unless they are named.
-      root = root if data_dir else digits.cache_dir(root)
-      digits.prepare(root)
-    self._folder = _version_dir(root, dataset)
-    info = _info(self._folder)
-    label = _check_features(info.features, dataset, image_key, label_key)
-    self.name = f'{dataset}/{split}'
+    super().__init__(dataset, split, data_dir, on_bad_shard)
+    label = _check_features(self.features, dataset, image_key, label_key)
     self.num_classes = label.num_classes
     self.class_names = list(label.names)
-    self._full_name = info.full_name
     self._keys = (image_key, label_key)
-    self._records = _open(info, dataset, split, on_bad_shard)
-    self._parts = info.splits[split].file_instructions
-
-  def __len__(self) -> int:
-    return len(self._records)
-
-  def rows(self) -> Iterator[tuple[str, Int[np.ndarray, ' n']]]:
-    """Yields the examples as (file, positions in it); see `data.contract`."""
-    for part in self._parts:
-      yield part.filename, np.arange(part.skip, part.skip + part.take)
 
   def __getitem__(self, index: int) -> dict[str, Any]:
-    if not 0 <= index < len(self):
-      raise IndexError(f'{self.name} has no example {index}')
-    return tfrecord.example(self._records.read(index), *self._keys)
+    return tfrecord.example(self.read(index), *self._keys)
 
   def with_labels(self, key: str) -> 'Source':
     """Returns the same source with a feature of several labels per example.
@@ -102,8 +135,7 @@ class Source:
     Raises:
       UserError: the feature does not exist, or it has other classes.
     """
-    features = _info(self._folder).features
-    fit = [k for k in features if self._is_several(features[k])]
+    fit = [k for k, v in self.features.items() if self._is_several(v)]
     if key not in fit:
       raise UserError(
         f'{self.name} has no feature {key!r} that is a sequence of labels of '
@@ -121,18 +153,6 @@ class Source:
       and isinstance(inner, kinds[1])
       and list(inner.names) == self.class_names
     )
-
-  @property
-  def fingerprint(self) -> dict[str, Any]:
-    """Dataset fingerprint, compared when a run is resumed.
-
-    See `data.fingerprint`.
-    """
-    return fingerprint.sampled(self, dataset=self._full_name)
-
-  def where(self, index: int) -> str:
-    """Returns the file of an example and its position in it."""
-    return self._records.where(index)
 
 
 def default_data_dir(data_dir: str | None) -> epath.Path:

@@ -9,6 +9,7 @@ offsets, and both when a record is read (about .01 ms for 100 kB).
 import array
 import os
 import struct
+from collections.abc import Mapping
 from typing import Any
 
 import google_crc32c
@@ -104,6 +105,18 @@ def payload(record: bytes) -> bytes:
   return data
 
 
+def features(record: bytes) -> Mapping[str, Any]:
+  """Parses the features of a tf.train.Example, by name.
+
+  Raises:
+    DecodeError: the record is not an Example.
+  """
+  try:
+    return _PROTO.Example.FromString(record).features.feature
+  except ProtoError as error:
+    raise DecodeError(f'no tf.train.Example: {error}') from error
+
+
 def example(
   record: bytes, image_key: str, label_key: str, several_key: str = ''
 ) -> dict[str, Any]:
@@ -112,21 +125,18 @@ def example(
   With a `several_key`, the result has a list of labels under it, too.
 
   Raises:
-    DecodeError: it is not an Example, or lacks one of the two.
+    DecodeError: the record is not an Example, or lacks one of the two.
   """
-  try:
-    features = _PROTO.Example.FromString(record).features.feature
-  except ProtoError as error:
-    raise DecodeError(f'no tf.train.Example: {error}') from error
-  if image_key not in features or label_key not in features:
+  found = features(record)
+  if image_key not in found or label_key not in found:
     raise DecodeError(
-      f'features {sorted(features)}, not {image_key} and {label_key}'
+      f'features {sorted(found)}, not {image_key} and {label_key}'
     )
-  images = features[image_key].bytes_list.value
-  labels = features[label_key].int64_list.value
+  images = found[image_key].bytes_list.value
+  labels = found[label_key].int64_list.value
   if len(images) != 1 or len(labels) != 1:
     raise DecodeError(f'{len(images)} images and {len(labels)} labels, not one')
-  found = {'image': images[0], 'label': labels[0]}
+  parsed = {'image': images[0], 'label': labels[0]}
   if several_key:
-    found[several_key] = list(features[several_key].int64_list.value)
-  return found
+    parsed[several_key] = list(found[several_key].int64_list.value)
+  return parsed
