@@ -126,11 +126,38 @@ def test_means_of_groups(tmp_path):
   text = results.table(Sweep('s', tasks), scores)
   assert '| **X** (2) | | | 75.00 | |' in text
   assert '**Y**' not in text and '**mean**' not in text
-  assert '| c | as it is |  | 90.00 ± 10.00 | 3 |' in text
+  assert '| c | as it is | | 90.00 ± 10.00 | 3 |' in text
   del tasks['d']
   text = results.table(Sweep('s', tasks), scores)
   assert '| **Y** (1) | | | 20.00 | |' in text
   assert f'| **mean** (3) | | | {100 * 1.7 / 3:.2f} | |' in text
+
+
+def test_published_results_have_columns(tmp_path):
+  """Their means need no finished run, but a value for each task."""
+  final = Stage(CONFIG, 'test/accuracy')
+  tasks = {
+    name: Task(command='finetune', final=final, group=group)
+    for name, group in (('a', 'X'), ('b', 'X'), ('c', 'Y'))
+  }
+  published = {
+    'paper': {'a': 70.0, 'b': 71.0, 'c': 90.0},
+    'other': {'a': 60.5, 'c': 80.0},
+  }
+  text = results.table(Sweep('s', tasks, published), {})
+  assert '| task | chosen | dev | test | runs | paper | other |' in text
+  assert '| b | | | not finished | | 71 | |' in text
+  assert '| **X** (2) | | | | | 70.50 | |' in text
+  assert '| **Y** (1) | | | | | 90.00 | 80.00 |' in text
+  assert '| **mean** (3) | | | | | 77.00 | |' in text
+
+
+def test_table_9_next_to_vtab():
+  """The means of Table 9 are those of Table 2, but for rounding."""
+  published = grid.load('configs/sweeps/vtab.py').published
+  means = {name: sum(v.values()) / 19 for name, v in published.items()}
+  expected = {'H/14 JFT': 77.63, 'L/16 JFT': 76.28, 'L/16 i21k': 72.72}
+  assert means == pytest.approx(expected, abs=0.02)
 
 
 @pytest.mark.parametrize(

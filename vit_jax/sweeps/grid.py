@@ -89,10 +89,20 @@ class Task:
 
 @dataclasses.dataclass(frozen=True)
 class Sweep:
-  """Tasks by name, and the title of their table."""
+  """A sweep.
+
+  Attributes:
+    title: title of the table.
+    tasks: tasks by name.
+    published: published results in % by task, by the name of their column in
+      the table.
+  """
 
   title: str
   tasks: Mapping[str, Task]
+  published: Mapping[str, Mapping[str, float]] = dataclasses.field(
+    default_factory=dict
+  )
 
 
 class Run(NamedTuple):

@@ -60,27 +60,28 @@ def best(scores: Sequence[Score]) -> dict[str, Any]:
 
 
 def table(sweep: Sweep, scores: Mapping[str, Sequence[Score]]) -> str:
-  """Formats settings, choices and final results as Markdown.
+  """Formats settings, choices, and final and published results as Markdown.
 
   Args:
     sweep: the sweep.
     scores: scores of the finished runs of each task.
   """
+  head = ['task', 'chosen', 'dev', 'test', 'runs', *sweep.published]
   lines = [
     f'# {sweep.title}',
     '',
     'Mean ± sample standard deviation over seeds, %.',
     '',
-    '| task | chosen | dev | test | runs |',
-    '|---|---|---|---|---|',
+    _line(head),
+    '|---' * len(head) + '|',
   ]
-  means: dict[str, list[float]] = {}
-  for name, task in sweep.tasks.items():
-    final = _values(scores.get(name, ()), FINAL)
-    lines.append(_row(name, scores.get(name, ())))
-    if final:
-      means.setdefault(task.group, []).append(Spread.of(final).mean)
-  lines += _groups(sweep.tasks, means)
+  for name in sweep.tasks:
+    published = [
+      f'{values[name]:g}' if name in values else ''
+      for values in sweep.published.values()
+    ]
+    lines.append(_line([*_cells(name, scores.get(name, ())), *published]))
+  lines += _groups(sweep, scores)
   tried = [_tried(n, scores[n]) for n in sweep.tasks if n in scores]
   return '\n'.join([*lines, *(row for rows in tried for row in rows), ''])
 
@@ -89,34 +90,56 @@ def _values(scores: Sequence[Score], stage: str) -> list[float]:
   return [score.value for score in scores if score.run.stage == stage]
 
 
-def _row(name: str, scores: Sequence[Score]) -> str:
-  """Formats a task's line of the table."""
+def _cells(name: str, scores: Sequence[Score]) -> list[str]:
+  """Formats the measured cells of a task's line of the table."""
   final = [score for score in scores if score.run.stage == FINAL]
   if not final:
-    return f'| {name} | | | not finished | |'
+    return [name, '', '', 'not finished', '']
   setting = final[0].run.setting
   dev = [s for s in scores if s.run.stage == DEV and s.run.setting == setting]
-  dev_spread = Spread.of(_values(dev, DEV)) if dev else ''
+  dev_spread = str(Spread.of(_values(dev, DEV))) if dev else ''
   test = Spread.of(_values(final, FINAL))
-  return f'| {name} | {_text(setting)} | {dev_spread} | {test} | {test.count} |'
+  return [name, _text(setting), dev_spread, str(test), str(test.count)]
 
 
-def _groups(
-  tasks: Mapping[str, Task], means: Mapping[str, list[float]]
-) -> list[str]:
+def _groups(sweep: Sweep, scores: Mapping[str, Sequence[Score]]) -> list[str]:
   """Formats the means over tasks: of each complete group, and of all tasks."""
-  groups = dict.fromkeys(task.group for task in tasks.values())
+  measured = {
+    name: Spread.of(final).mean
+    for name in sweep.tasks
+    if (final := _values(scores.get(name, ()), FINAL))
+  }
+  published = [
+    {name: value / 100 for name, value in column.items()}
+    for column in sweep.published.values()
+  ]
+  names_of: dict[str, list[str]] = {}
+  for name, task in sweep.tasks.items():
+    names_of.setdefault(task.group, []).append(name)
+  groups = names_of if len(names_of) > 1 else {}
+  if len(sweep.tasks) > 1:
+    groups = groups | {'mean': [*sweep.tasks]}
   rows = []
-  for group in groups if len(groups) > 1 else ():
-    size = sum(task.group == group for task in tasks.values())
-    if len(means.get(group, ())) == size:
-      mean = Spread(math.fsum(means[group]) / size, math.nan, size)
-      rows.append(f'| **{group}** ({size}) | | | {mean} | |')
-  every = [value for values in means.values() for value in values]
-  if len(every) == len(tasks) > 1:
-    mean = Spread(math.fsum(every) / len(every), math.nan, len(every))
-    rows.append(f'| **mean** ({len(every)}) | | | {mean} | |')
+  for title, names in groups.items():
+    own, *others = (_mean(column, names) for column in (measured, *published))
+    if own or any(others):
+      rows.append(
+        _line([f'**{title}** ({len(names)})', '', '', own, '', *others])
+      )
   return rows
+
+
+def _mean(values: Mapping[str, float], names: Sequence[str]) -> str:
+  """Formats the mean over some tasks in percent; '' if a value is missing."""
+  if not all(name in values for name in names):
+    return ''
+  mean = math.fsum(values[name] for name in names) / len(names)
+  return str(Spread(mean, math.nan, len(names)))
+
+
+def _line(cells: Sequence[str]) -> str:
+  """Formats a line of a Markdown table."""
+  return f'|{"|".join(f" {cell} " if cell else " " for cell in cells)}|'
 
 
 def _tried(name: str, scores: Sequence[Score]) -> list[str]:
