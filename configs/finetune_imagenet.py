@@ -3,6 +3,9 @@
   python -m vit_jax.finetune --config=configs/finetune_imagenet.py
     --config.init_from=runs/l16_i21k
 
+:real=1 evaluates on ImageNet-ReaL, too (arXiv 2006.07159; `real/accuracy`); it
+needs the dataset imagenet2012_real (`prepare`).
+
 Paper (section B.1.1): SGD with momentum 0.9, batch size 512, 20,000 steps,
 cosine decay, no weight decay, gradients clipped at global norm 1, 384 px. The
 architecture is read from the weights.
@@ -47,7 +50,9 @@ TABLE_2_SIZES = {'L/16': (512, 512), 'H/14': (518, 518)}
 
 
 def get_config(argument: str | None = None) -> ConfigDict:
-  arg = parse_arg(argument, table=4, variant='', dev=0, crop='inception')
+  arg = parse_arg(
+    argument, table=4, variant='', dev=0, crop='inception', real=0
+  )
   config = ConfigDict()
   config.total = '20000 steps'
   config.batch_size = 512
@@ -91,5 +96,15 @@ def get_config(argument: str | None = None) -> ConfigDict:
   config.evals = dict(
     val=dict(name='classification', split=split, every='2000 steps')
   )
+  if arg.real:
+    config.evals.real = dict(
+      name='calibration',
+      split='validation',
+      source=dict(
+        name='tfds', dataset='imagenet2012_real', label_key='original_label'
+      ),
+      labels='real_label',
+      every='100 %',
+    )
   config.checkpoint = dict(every='2000 steps', keep=2)
   return complete(config)

@@ -248,6 +248,60 @@ def test_fine_tuning_on_imagenet():
   )
 
 
+def test_imagenet_real_is_evaluated_on_request():
+  """Multi-label accuracy of the last step, from a dataset of its own."""
+  assert 'real' not in loading.load('configs/finetune_imagenet.py').evals
+  real = loading.load('configs/finetune_imagenet.py:real=1').evals.real
+  assert (real.name, real.labels, real.every) == (
+    'calibration',
+    'real_label',
+    '100 %',
+  )
+  assert real.source.dataset == 'imagenet2012_real'
+
+
+@pytest.mark.parametrize(
+  'data, steps, warmup, tenths_at, mixup, side, larger',
+  [
+    ('imagenet', 20_000, 500, (6_000, 12_000, 18_000), 0.1, 384, 448),
+    ('cifar10', 10_000, 500, (3_000, 6_000, 9_000), 0.1, 128, 160),
+    ('cifar100', 10_000, 500, (3_000, 6_000, 9_000), 0.1, 128, 160),
+    ('oxford_iiit_pet', 500, 100, (200, 300, 400), 0.0, 384, 448),
+    ('oxford_flowers102', 500, 100, (200, 300, 400), 0.0, 384, 448),
+  ],
+)
+def test_fine_tuning_of_bit(
+  data, steps, warmup, tenths_at, mixup, side, larger
+):
+  """BiT's rule in steps, as its authors' code states it."""
+  config = loading.load(f'configs/finetune_bit.py:data={data}')
+  schedule, optimizer = config.schedule, config.optimizer
+  assert (config.total, schedule.warmup) == (
+    f'{steps} steps',
+    f'{warmup} steps',
+  )
+  assert (schedule.base_lr, schedule.decay) == (0.003, 'step')
+  assert tuple(round(at * steps) for at in schedule.decay_at) == tenths_at
+  assert (optimizer.name, optimizer.momentum) == ('sgd', 0.9)
+  assert optimizer.weight_decay == 0 and optimizer.clip_norm is None
+  assert config.mix.mixup == mixup and config.batch_size == 512
+  assert config.image_size == (side, side)
+  assert config.augment.crop == 'squash' and config.augment.flip
+  assert round(config.augment.enlarge * side) == larger
+  assert config.preprocess.resize == 'squash'
+  dev = loading.load(f'configs/finetune_bit.py:data={data},dev=1')
+  assert dev.train.num_examples < config.train.num_examples
+
+
+def test_resnets_by_sgd():
+  """Table 7's other optimizer, with BiT's hyper-parameters for 7 epochs."""
+  config = loading.load('configs/resnet.py:variant=R50x1,optimizer=sgd')
+  assert (config.optimizer.name, config.optimizer.weight_decay) == ('sgd', 1e-3)
+  assert config.schedule.base_lr == pytest.approx(0.03 * 4096 / 256)
+  assert config.schedule.decay_at == (0.25, 0.575, 0.75, 0.925)
+  assert config.total == '7 epochs'
+
+
 @pytest.mark.parametrize(
   'variant, drop_path', [('T', 0.2), ('S', 0.3), ('B', 0.5)]
 )
@@ -471,6 +525,8 @@ def test_bad_arguments_are_user_errors():
     ('finetune.py:data=vtab,task=dtt', "did you mean 'dtd'"),
     ('finetune_imagenet.py:table=2', 'variant=L/16'),
     ('finetune_imagenet.py:table=3', '2 and 4'),
+    ('finetune_bit.py:data=dtd', 'allowed'),
+    ('resnet.py:variant=R50x1,optimizer=lamb', 'adam and sgd'),
     ('swin_i1k.py:variant=L', 'no Swin-L'),
     ('axial.py:variant=L/16', 'no axial L/16'),
     ('dino.py:variant=L/16', 'no variant=L/16'),

@@ -5,6 +5,7 @@
 Arguments:
   data: one dataset; all by default.
   model: vit (default), hybrid or resnet.
+  real: 1 to evaluate the models of ImageNet on ImageNet-ReaL, too.
 
 Rates and held-out fractions are the paper's (section B.1.1):
 
@@ -45,22 +46,24 @@ MODELS = ('vit', 'hybrid', 'resnet')
 
 
 def get_sweep(argument: str | None = None) -> Sweep:
-  arg = parse_arg(argument, data='', model='vit')
+  arg = parse_arg(argument, data='', model='vit', real=0)
   if arg.model not in MODELS:
     raise UserError(f'model={arg.model!r}; {closest(arg.model, MODELS)}.')
   if arg.data and arg.data not in RATES:
     raise UserError(f'data={arg.data!r}; {closest(arg.data, RATES)}.')
   chosen = [arg.data] if arg.data else [*RATES]
-  return Sweep('Table 4', {name: _task(name, arg.model) for name in chosen})
+  tasks = {name: _task(name, arg.model, arg.real) for name in chosen}
+  return Sweep('Table 4', tasks)
 
 
-def _task(name: str, model: str) -> Task:
+def _task(name: str, model: str, real: int) -> Task:
   rates = RATES[name]
   dev = f'configs/finetune.py:data={name},dev=1'
   final, metric = f'configs/finetune.py:data={name}', 'test/accuracy'
   if name == 'imagenet':
     dev = 'configs/finetune_imagenet.py:dev=1'
-    final, metric = 'configs/finetune_imagenet.py', 'val/accuracy'
+    final = f'configs/finetune_imagenet.py:real={real}'
+    metric = 'val/accuracy'
     rates += () if model == 'vit' else (0.06,)
   return Task(
     command='finetune',

@@ -40,7 +40,34 @@ def test_schedule_peaks_after_the_warm_up():
 def test_schedule_errors():
   """No decay of that name; no room for the warm-up."""
   with pytest.raises(UserError, match='schedule.decay.*cosine'):
-    make_schedule(10, 0, base_lr=1.0, decay='step')
+    make_schedule(10, 0, base_lr=1.0, decay='steps')
   for warmup in (10, 11):
     with pytest.raises(UserError, match='warm-up'):
       make_schedule(10, warmup, base_lr=1.0)
+
+
+def test_step_decay():
+  """BiT's rule for medium data sets: warm-up, then a tenth at 30, 60, 90 %."""
+  schedule = make_schedule(
+    100, 5, base_lr=0.003, decay='step', decay_at=(0.3, 0.6, 0.9)
+  )
+  for step in range(105):
+    passed = sum(step >= at for at in (30, 60, 90))
+    expected = 0.003 * min(step / 5, 1) * 0.1**passed
+    np.testing.assert_allclose(schedule(step), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+  'decay, decay_at',
+  [
+    ('step', ()),
+    ('cosine', (0.5,)),
+    ('step', (0.6, 0.3)),
+    ('step', (0.3, 0.3)),
+    ('step', (0.05, 0.5)),  # within the warm-up
+    ('step', (0.5, 1.0)),
+  ],
+)
+def test_wrong_step_decay(decay, decay_at):
+  with pytest.raises(UserError, match=r'schedule\.decay_at'):
+    make_schedule(100, 10, base_lr=1.0, decay=decay, decay_at=decay_at)

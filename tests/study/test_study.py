@@ -19,7 +19,15 @@ from vit_jax.errors import UserError
 from vit_jax.study import __main__ as command
 from vit_jax.study import chains, contents, picture, tables
 from vit_jax.study.chains import Given
-from vit_jax.study.contents import Evaluation, Figure, Row, Study
+from vit_jax.study.contents import (
+  Evaluation,
+  Figure,
+  Number,
+  OtherMetric,
+  Published,
+  Row,
+  Study,
+)
 from vit_jax.sweeps import grid, jobs
 from vit_jax.sweeps.grid import Stage, Task
 
@@ -62,7 +70,7 @@ def all_ready(chain):
 def test_a_transfer_waits_for_its_pretraining(tmp_path, capsys):
   """Pre-training, its transfers, the chosen setting, then nothing."""
   given = Given(['--config.total=2 steps'], ['--config.source.data_dir=d'])
-  one = study(r=row(seeds=(0, 1), paper={'tuned': 84.15}))
+  one = study(r=row(seeds=(0, 1), paper={'tuned': Number(84.15)}))
 
   def step():
     found = command.run(one, str(tmp_path), given, print_jobs=True)
@@ -176,6 +184,43 @@ def test_a_column_of_several_tasks(tmp_path):
   assert '| row | V |' in text  # no pre-training, no column of it
 
 
+def test_another_metric_of_the_same_runs(tmp_path, capsys):
+  """It needs no runs of its own, and its column appears with theirs."""
+  rows = {
+    'r': Row(
+      pretrain=Stage(CONFIG, 'test/accuracy'),
+      transfers={'A': TUNED, 'B': OtherMetric('A', 'real/accuracy')},
+      paper={'B': Number(90.72, 0.05)},
+    )
+  }
+  published = {'other': Published({'A': Number(87.5)}, place=3.0)}
+  one = Study(title='s', rows=rows, published=published)
+
+  def ready():
+    found = command.run(one, str(tmp_path), None, {'r': 'w'}, print_jobs=True)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(all_ready(found['r']))
+    return all_ready(found['r'])
+
+  for run, value in zip(ready(), (0.1, 0.9), strict=True):
+    finish(run, value)
+  final = ready()
+  assert [run.stage for run in final] == ['final'] * 2
+  for run, value in zip(final, (0.5, 0.7), strict=True):
+    finish(run, value, metric='test/accuracy')
+    with open(f'{run.workdir}/metrics.jsonl', 'a') as file:
+      file.write(json.dumps({'step': 3, 'real/accuracy': value / 2}) + '\n')
+  assert ready() == []
+  text = (tmp_path / 'results.md').read_text()
+  assert '| r | 60.00 ± 14.14 | 30.00 ± 7.07 (90.72 ± 0.05) |' in text
+  assert '| other | (87.5) |  |' in text
+  with open(tmp_path / 'results.csv', newline='') as file:
+    lines = [(r['row'], r['column'], r['stage']) for r in csv.DictReader(file)]
+  assert lines.count(('r', 'B', 'final')) == 2
+  assert ('r', 'B', 'dev') not in lines
+  assert ('other', 'A', 'paper') in lines
+
+
 def test_early_stopping(tmp_path):
   """Transfers start from the best checkpoint that exists."""
   early = row(early_stopping=True)
@@ -229,11 +274,16 @@ def test_figures(tmp_path):
       pretrain=pretrain,
       lines=('L', 'M'),
       place=20,
-      paper={'pre-training': 60},
+      paper={'pre-training': Number(60)},
     ),
     'later': Row(pretrain=pretrain, place=20),
   }
-  shown = Study(title='s', rows=rows, figure=Figure('images'))
+  published = {
+    'given': Published({'pre-training': Number(65)}, ('L',), place=400)
+  }
+  shown = Study(
+    title='s', rows=rows, published=published, figure=Figure('images')
+  )
 
   def now(workdir=tmp_path):
     return {
@@ -251,6 +301,8 @@ def test_figures(tmp_path):
   np.testing.assert_allclose(found['pre-training/L'], expected)
   np.testing.assert_allclose(found['pre-training/M'], [[20], [50], [0]])
   np.testing.assert_allclose(found['pre-training/M/paper'], [[20], [60], [0]])
+  paper = found['pre-training/L/paper']
+  np.testing.assert_allclose(paper, [[20, 400], [60, 65], [0, 0]])
   assert len(found) == 4
   over = Study(title='s', rows=rows, figure=Figure('exaflops'))
   costs = picture.arrays(over, now())['pre-training/L'][0]
@@ -273,14 +325,20 @@ def test_figures(tmp_path):
 def test_wrong_studies():
   """Each error names the value and what is allowed."""
   for make, message in [
-    (lambda: row(paper={'tund': 1}), "did you mean 'tuned'"),
+    (lambda: row(paper={'tund': Number(1)}), "did you mean 'tuned'"),
     (lambda: Study(title='s', rows={}), 'has no rows'),
+    (
+      lambda: Row(
+        pretrain=Stage(CONFIG, 'm'), transfers={'B': OtherMetric('A', 'x/y')}
+      ),
+      "'x/y' is another metric of 'A'",
+    ),
     (
       lambda: Study(title='s', rows={'a': row()}, figure=Figure('x')),
       "'x'; allowed",
     ),
     (lambda: contents.load(CONFIG), r'defines no get_study\(\)'),
-    (lambda: contents.load('configs/studies/finetuned.py:table=4'), '2, 5 and'),
+    (lambda: contents.load('configs/studies/finetuned.py:table=4'), '2, 5, 6'),
     (lambda: contents.load('configs/studies/finetuned.py:rows=Q'), 'rows=Q'),
     (lambda: contents.load('configs/studies/fewshot.py:figure=5'), 'not here'),
   ]:
@@ -292,6 +350,10 @@ def test_wrong_studies():
 SHIPPED = [
   ('cifar10.py', 9, {}),
   ('finetuned.py:table=2', 3, {'L/16 i21k': {'VTAB-1k': 72.72}}),
+  ('finetuned.py:table=2', 3, {'H/14 jft': {'ReaL': 90.72}}),
+  ('finetuned.py:table=2,real=0', 3, {'L/16 jft': {'CIFAR-10': 99.42}}),
+  ('finetuned.py:table=5', 14, {'L/32 i1k': {'Flowers': 86.36}}),
+  ('finetuned.py:table=7', 4, {'R152x2 sgd': {'Flowers': 99.32}}),
   ('finetuned.py:table=5', 14, {'H/14 i21k': {'CIFAR-100': 93.82}}),
   ('finetuned.py:table=5', 14, {'B/16 jft': {'ImageNet': 84.15}}),
   ('finetuned.py:table=6', 18, {'R50+L/16 14 epochs': {'Flowers': 99.11}}),
@@ -309,12 +371,15 @@ def test_the_shipped_studies(name, count, numbers, tmp_path):
   assert len(found.rows) == count
   for each, columns in numbers.items():
     for column, number in columns.items():
-      assert found.rows[each].paper[column] == number
+      assert found.rows[each].paper[column].mean == number
   known = {}
   for each in found.rows.values():
     for what in [each.pretrain, *each.transfers.values()]:
       if isinstance(what, Evaluation):
         continue
+      if isinstance(what, OtherMetric):
+        final = each.transfers[what.of].final
+        what = final._replace(metric=what.metric)
       stages = [what] if isinstance(what, Stage) else [what.dev, what.final]
       for stage in filter(None, stages):
         if stage.config not in known:
@@ -326,7 +391,8 @@ def test_the_shipped_studies(name, count, numbers, tmp_path):
   with_weights = {name: 'weights.npz' for name in list(found.rows)[:1]}
   command.run(found, str(tmp_path), None, with_weights, print_jobs=True)
   lines = (tmp_path / 'results.md').read_text().splitlines()
-  assert sum(line.startswith('| ') for line in lines) == count + 1
+  count += len(found.published) + 1  # and the head of the table
+  assert sum(line.startswith('| ') for line in lines) == count
 
 
 def test_directories_of_rows_differ():

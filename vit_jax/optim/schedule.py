@@ -18,20 +18,24 @@ def make_schedule(
   decay: str = 'cosine',
   end_lr: float = 0.0,
   warmup: str = '0 steps',
+  decay_at: tuple[float, ...] = (),
 ) -> optax.Schedule:
-  """Linear warm-up from 0 to `base_lr`, then decay to `end_lr` at the end.
+  """Returns a schedule with linear warm-up from 0, followed by a decay.
 
   Args:
     total_steps: updates in the whole training; `end_lr` is reached there.
     warmup_steps: updates of warm-up; `base_lr` is reached after them.
     base_lr: the peak.
-    decay: 'linear', 'cosine' or 'constant' (Tables 3 and 4).
-    end_lr: the last value (1e-5 in the authors' linear decay).
-    warmup: duration that the caller turned into `warmup_steps`.
+    decay: 'linear', 'cosine', 'constant' (Tables 3 and 4), or 'step' to divide
+      the rate by 10 at each of `decay_at` (BiT, arXiv 1912.11370).
+    end_lr: the last value of 'linear' and 'cosine' (1e-5 in the authors' linear
+      decay).
+    warmup: duration from which the caller computed `warmup_steps`.
+    decay_at: fractions of the training, ascending, for 'step' only.
 
   Raises:
-    UserError: unknown decay, a negative rate, or a warm-up longer than the
-      training.
+    UserError: unknown decay, a negative rate, a warm-up longer than the
+      training, or `decay_at` does not fit.
   """
   check_range('schedule.base_lr', base_lr, at_least=0)
   check_range('schedule.end_lr', end_lr, at_least=0)
@@ -40,6 +44,7 @@ def make_schedule(
       f'a warm-up of {warmup!r} ({warmup_steps} steps) does not fit a training '
       f'of {total_steps} steps: shorten schedule.warmup or lengthen total.'
     )
+  _check_decay_at(decay_at, decay, warmup_steps / total_steps)
   decay_steps = total_steps - warmup_steps
   shapes = {
     'linear': optax.linear_schedule(base_lr, end_lr, decay_steps),
@@ -47,12 +52,39 @@ def make_schedule(
       base_lr, decay_steps, end_lr / base_lr if base_lr else 0.0
     ),
     'constant': optax.constant_schedule(base_lr),
+    'step': optax.piecewise_constant_schedule(
+      base_lr,
+      {round(at * total_steps) - warmup_steps: 0.1 for at in decay_at},
+    ),
   }
   check_choice('schedule.decay', decay, shapes)
   if warmup_steps == 0:
     return shapes[decay]
   ramp = optax.linear_schedule(0.0, base_lr, warmup_steps)
   return optax.join_schedules([ramp, shapes[decay]], [warmup_steps])
+
+
+def _check_decay_at(
+  decay_at: tuple[float, ...], decay: str, warmup: float
+) -> None:
+  """Checks that fractions of the training are given for 'step', and fit.
+
+  Args:
+    decay_at: see `make_schedule`.
+    decay: see `make_schedule`.
+    warmup: fraction of the training that is warm-up.
+  """
+  if decay == 'step':
+    ascending = [*decay_at] == sorted({*decay_at})
+    fits = decay_at and ascending and warmup < decay_at[0] and decay_at[-1] < 1
+  else:
+    fits = not decay_at
+  if not fits:
+    raise UserError(
+      f'schedule.decay_at is {tuple(decay_at)} with schedule.decay={decay!r}: '
+      "'step' needs ascending fractions of the training between the end of the "
+      f'warm-up ({warmup:.3g}) and 1; other decays take none.'
+    )
 
 
 def cosine(start: float, end: float, total_steps: int) -> optax.Schedule:

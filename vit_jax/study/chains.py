@@ -1,5 +1,6 @@
 """The runs of a row: a transfer starts when its pre-training is finished."""
 
+import dataclasses
 import json
 import math
 import re
@@ -97,12 +98,12 @@ def of_row(
   transfers = {
     key: _joined(
       [
-        _transfer(f'{folder}/{start}', key, each, workdir, given.all, path)
+        _transfer(f'{folder}/{start}', row, key, workdir, given.all, path)
         for start, path in starts.items()
       ],
       pretrain.complete,
     )
-    for key, each in row.transfers.items()
+    for key in row.transfers
   }
   return Chain(pretrain, transfers)
 
@@ -129,19 +130,33 @@ def _joined(parts: Sequence[Progress], complete: bool) -> Progress:
 
 def _transfer(
   start: str,
+  row: Row,
   key: str,
-  transfer: Task | Evaluation,
   workdir: str,
   flags: Sequence[str],
   path: str,
 ) -> Progress:
   """Returns the progress of a transfer from the weights of a path."""
+  transfer = row.transfers[key]
+  if isinstance(transfer, Evaluation):
+    return stages.of_runs([_evaluation(start, transfer, workdir, flags, path)])
+  own = [*flags, f'--config.init_from={path}']
   if isinstance(transfer, Task):
-    own = [*flags, f'--config.init_from={path}']
     return stages.of_task(
       f'{start}/{grid.directory(key)}', transfer, workdir, own
     )
-  return stages.of_runs([_evaluation(start, transfer, workdir, flags, path)])
+  task = row.transfers[transfer.of]
+  assert isinstance(task, Task)
+  final = task.final._replace(metric=transfer.metric)
+  task = dataclasses.replace(task, final=final)
+  # The directory is that of the other transfer, so that its runs are read.
+  found = stages.of_task(
+    f'{start}/{grid.directory(transfer.of)}', task, workdir, own
+  )
+  return found._replace(
+    runs=[run for run in found.runs if run.stage == FINAL],
+    scores=[score for score in found.scores if score.run.stage == FINAL],
+  )
 
 
 def _evaluation(

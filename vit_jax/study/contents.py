@@ -42,6 +42,45 @@ class Evaluation(NamedTuple):
   flags: Mapping[str, Any] = {}
 
 
+class OtherMetric(NamedTuple):
+  """Another metric of the runs of a transfer, as a column of its own.
+
+  Attributes:
+    of: name of the transfer, a `Task`.
+    metric: metric of its last step, for example 'real/accuracy'.
+  """
+
+  of: str
+  metric: str
+
+
+Transfer = Task | Evaluation | OtherMetric
+
+
+class Number(NamedTuple):
+  """A published number and its standard deviation, in %."""
+
+  mean: float
+  std: float | None = None
+
+  def __str__(self) -> str:
+    return f'{self.mean:g}' + ('' if self.std is None else f' ± {self.std:g}')
+
+
+class Published(NamedTuple):
+  """Published numbers of a model that the study does not train.
+
+  Attributes:
+    paper: numbers by column.
+    lines: lines of the figure that the model belongs to.
+    place: position on the x axis of the figure; None if it is not drawn.
+  """
+
+  paper: Mapping[str, Number]
+  lines: Sequence[str] = ()
+  place: float | None = None
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Row:
   """A pre-training, and the transfers of its weights.
@@ -51,7 +90,7 @@ class Row:
       `UPSTREAM`.
     transfers: transfers by column. Transfers of the same column, for example
       'VTAB-1k/dtd' and 'VTAB-1k/svhn', are averaged.
-    paper: published numbers by column, in %.
+    paper: published numbers by column.
     lines: lines of the figure that the row belongs to; by default, a line of
       its own.
     place: position on the x axis of the figure: the number of images, or the
@@ -61,15 +100,21 @@ class Row:
   """
 
   pretrain: Stage
-  transfers: Mapping[str, Task | Evaluation] = dataclasses.field(
-    default_factory=dict
-  )
-  paper: Mapping[str, float] = dataclasses.field(default_factory=dict)
+  transfers: Mapping[str, Transfer] = dataclasses.field(default_factory=dict)
+  paper: Mapping[str, Number] = dataclasses.field(default_factory=dict)
   lines: Sequence[str] = ()
   place: float | None = None
   early_stopping: bool = False
 
   def __post_init__(self):
+    for each in self.transfers.values():
+      if isinstance(each, OtherMetric) and not isinstance(
+        self.transfers.get(each.of), Task
+      ):
+        raise UserError(
+          f'the column of {each.metric!r} is another metric of {each.of!r}, '
+          f'which is not a task; {closest(each.of, self.transfers)}.'
+        )
     for name in self.paper:
       if name not in self.columns:
         raise UserError(
@@ -98,10 +143,20 @@ class Figure(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Study:
-  """Rows by name, title and note of the table, and the figure."""
+  """A study.
+
+  Attributes:
+    title: title of the table.
+    rows: rows by name.
+    published: published models that the table and the figure show, too, by
+      name.
+    note: text below the title.
+    figure: the figure; None for none.
+  """
 
   title: str
   rows: Mapping[str, Row]
+  published: Mapping[str, Published] = dataclasses.field(default_factory=dict)
   note: str = ''
   figure: Figure | None = None
 

@@ -38,9 +38,12 @@ def arrays(study: Study, chains: Chains) -> Arrays:
         key = f'{column}/{line}'
         if x is not None and value is not None:
           found.setdefault(key, []).append((x, *value))
-        if row.place is not None and column in row.paper:
-          paper = (row.place, row.paper[column], 0.0)
-          found.setdefault(f'{key}/paper', []).append(paper)
+  for name, each in {**study.rows, **study.published}.items():
+    for column in study.figure.columns:
+      if each.place is not None and column in each.paper:
+        point = (each.place, each.paper[column].mean, 0.0)
+        for line in each.lines or (name,):
+          found.setdefault(f'{column}/{line}/paper', []).append(point)
   return {key: np.array(sorted(each)).T for key, each in found.items()}
 
 
@@ -87,7 +90,9 @@ def figure(study: Study, found: Arrays) -> bytes:
   columns = study.figure.columns
   lines = list(
     dict.fromkeys(
-      line for name, row in study.rows.items() for line in row.lines or (name,)
+      line
+      for name, each in {**study.rows, **study.published}.items()
+      for line in each.lines or (name,)
     )
   )
   picture = draw.new_figure(max(6, 4.2 * len(columns)), 4.4)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 from vit_jax.study.chains import Chain
-from vit_jax.study.contents import UPSTREAM, Study
+from vit_jax.study.contents import UPSTREAM, Number, Study
 from vit_jax.sweeps.results import Spread
 
 Chains = Mapping[str, Chain]
@@ -19,7 +19,7 @@ def markdown(study: Study, chains: Chains) -> str:
   lines = [f'# {study.title}', '']
   lines += [study.note, ''] if study.note else []
   legend = '%; mean ± sample standard deviation over runs.'
-  if any(row.paper for row in study.rows.values()):
+  if study.published or any(row.paper for row in study.rows.values()):
     legend += ' Published numbers are in parentheses.'
   lines += [legend, '', f'| {" | ".join(head)} |', '|---' * len(head) + '|']
   for name, row in study.rows.items():
@@ -27,6 +27,12 @@ def markdown(study: Study, chains: Chains) -> str:
       _cell(chains[name].spread(column), row.paper.get(column))
       if column in row.columns
       else ''
+      for column in columns
+    ]
+    lines.append(f'| {" | ".join([name, *cells])} |')
+  for name, model in study.published.items():
+    cells = [
+      f'({model.paper[column]})' if column in model.paper else ''
       for column in columns
     ]
     lines.append(f'| {" | ".join([name, *cells])} |')
@@ -44,10 +50,10 @@ def _columns(study: Study, chains: Chains) -> list[str]:
   return study.columns if some else study.columns[1:]
 
 
-def _cell(spread: Spread | None, published: float | None) -> str:
+def _cell(spread: Spread | None, published: Number | None) -> str:
   """Formats a value and the published number: '84.01 ± 0.12 (84.15)'."""
   own = '–' if spread is None else str(spread)
-  return own if published is None else f'{own} ({published:g})'
+  return own if published is None else f'{own} ({published})'
 
 
 def rows(study: Study, chains: Chains) -> str:
@@ -59,7 +65,7 @@ def rows(study: Study, chains: Chains) -> str:
   head = ['row', 'column', 'transfer', 'stage', 'setting', 'seed', 'metric']
   writer = csv.writer(out, lineterminator='\n')
   writer.writerow([*head, 'value', 'workdir'])
-  for name, row in study.rows.items():
+  for name in study.rows:
     parts = {UPSTREAM: chains[name].pretrain} | chains[name].transfers
     for key, each in parts.items():
       column = key.partition('/')[0]
@@ -67,8 +73,12 @@ def rows(study: Study, chains: Chains) -> str:
         setting = ' '.join(f'{k}={v}' for k, v in run.setting.items())
         cells = [run.stage, setting, run.seed, run.metric]
         writer.writerow([name, column, key, *cells, value, run.workdir])
-    for column, published in row.paper.items():
-      value = round(published / 100, 7)
+  papers = {
+    name: each.paper for name, each in {**study.rows, **study.published}.items()
+  }
+  for name, paper in papers.items():
+    for column, published in paper.items():
+      value = round(published.mean / 100, 7)
       writer.writerow([name, column, '', 'paper', '', '', '', value, ''])
   return out.getvalue()
 
