@@ -11,6 +11,7 @@ import sys
 
 import numpy as np
 import pytest
+import tensorflow_datasets as tfds
 from done import finish
 
 from vit_jax.config import loading
@@ -221,6 +222,39 @@ def test_another_metric_of_the_same_runs(tmp_path, capsys):
   assert ('other', 'A', 'paper') in lines
 
 
+def test_a_row_that_needs_weights(tmp_path, capsys, caplog):
+  """Without weights nothing can start, and the log names the flag."""
+  rows = {'r': Row(pretrain=None, transfers={'5-shot': FEW})}
+  one = Study(title='s', rows=rows)
+  command.run(one, str(tmp_path), print_jobs=True)
+  assert capsys.readouterr().out == ''
+  assert '--weights=ROW=PATH for r' in caplog.text
+  command.run(one, str(tmp_path), None, {'r': 'w'}, print_jobs=True)
+  [line] = capsys.readouterr().out.splitlines()
+  assert '--checkpoint=w' in line
+
+
+def test_variants_of_imagenet_have_its_classes(tmp_path):
+  """Labels are matched by name, so all names must be those of ImageNet."""
+  [row] = contents.load('configs/studies/robustness.py').rows.values()
+  assert len(row.transfers) == 5 + 75 and len(row.columns) == 1 + 6
+  datasets = {each.dataset for each in row.transfers.values()}
+  assert len(datasets) == 80
+  names = {}
+  for dataset in datasets:
+    kind = dataset.partition('/')[0]
+    if kind not in names:  # the configs of a data set have the same labels
+      builder = tfds.builder(dataset, data_dir=str(tmp_path))
+      names[kind] = builder.info.features['label'].names
+    assert dataset.partition('/')[2] in (
+      '',
+      *tfds.builder_cls(kind).builder_configs,
+    )
+  expected = names['imagenet2012']
+  assert len(expected) == 1_000
+  assert all(each == expected for each in names.values())
+
+
 def test_early_stopping(tmp_path):
   """Transfers start from the best checkpoint that exists."""
   early = row(early_stopping=True)
@@ -357,6 +391,7 @@ SHIPPED = [
   ('finetuned.py:table=5', 14, {'H/14 i21k': {'CIFAR-100': 93.82}}),
   ('finetuned.py:table=5', 14, {'B/16 jft': {'ImageNet': 84.15}}),
   ('finetuned.py:table=6', 18, {'R50+L/16 14 epochs': {'Flowers': 99.11}}),
+  ('robustness.py', 1, {}),
   ('fewshot.py:table=8', 8, {'2d shared': {'5-shot': 64.022}}),
   ('fewshot.py:figure=4', 24, {}),
   ('fewshot.py:figure=8', 12, {}),
@@ -375,7 +410,7 @@ def test_the_shipped_studies(name, count, numbers, tmp_path):
   known = {}
   for each in found.rows.values():
     for what in [each.pretrain, *each.transfers.values()]:
-      if isinstance(what, Evaluation):
+      if what is None or isinstance(what, Evaluation):
         continue
       if isinstance(what, OtherMetric):
         final = each.transfers[what.of].final

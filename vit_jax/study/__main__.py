@@ -83,6 +83,16 @@ def run(
     if name not in study.rows:
       near = closest(name, study.rows)
       raise UserError(f'--weights is {name}=…, which is not a row; {near}.')
+  without = [
+    name
+    for name, row in study.rows.items()
+    if row.pretrain is None and name not in weights
+  ]
+  if without:
+    log.warning(
+      'rows without weights are left out; give --weights=ROW=PATH for %s',
+      ', '.join(without),
+    )
   failed: dict[str, UserError] = {}
   while True:
     found = {

@@ -86,6 +86,8 @@ def of_row(
   if weights is not None:
     starts = {'given': weights}
     pretrain = Progress([], [], True)
+  elif row.pretrain is None:
+    starts, pretrain = {}, Progress([], [], False)
   else:
     task = Task(command='train', final=row.pretrain)
     flags = [*given.all, *given.pretrain]

@@ -87,7 +87,7 @@ class Row:
 
   Attributes:
     pretrain: config and seeds of the pre-training; its metric is the column
-      `UPSTREAM`.
+      `UPSTREAM`. None if the weights are always given (`--weights`).
     transfers: transfers by column. Transfers of the same column, for example
       'VTAB-1k/dtd' and 'VTAB-1k/svhn', are averaged.
     paper: published numbers by column.
@@ -99,7 +99,7 @@ class Row:
       metric of the pre-training instead of the last one.
   """
 
-  pretrain: Stage
+  pretrain: Stage | None
   transfers: Mapping[str, Transfer] = dataclasses.field(default_factory=dict)
   paper: Mapping[str, Number] = dataclasses.field(default_factory=dict)
   lines: Sequence[str] = ()
