@@ -8,6 +8,8 @@ python -m vit_jax.study --config=configs/studies/fewshot.py:table=8
 | figure=8 | depth, width, MLP or patch scaled alone      | over exaFLOPs |
 | figure=9 | class token, or mean at two learning rates   | over epochs   |
 
+figure=4,data=i21k asks Figure 4's question of public data: see below.
+
 The accuracy is that of section 4.1's regression from frozen features of five
 images per class, drawn from train[:65000] as in the authors' public code, on
 the validation split. The values of Table 8 are the paper's; the figures contain
@@ -18,6 +20,14 @@ Figure 4: every model is trained for as many steps as on all of JFT, and
 evaluated at its best validation accuracy (the paper's early stopping). b/32 is
 B/32 with all hidden sizes halved, here with 6 heads of 64 channels. The choice
 of the six models is from memory.
+
+Figure 4 with data=i21k: ViT-S/16, ViT-B/16, R50+B/16 and R50x1 on 0.3, 1, 3 and
+10 M images of ImageNet-21k, not an experiment of the paper. Recipes are the
+models' rows for JFT (those of B/16 for S/16). Every model is trained for 30
+epochs of 10 M images, 73,242 steps. The cost of a row, before it is started:
+
+  python -m vit_jax.plan --config=configs/vit.py:variant=B/16,data=jft
+    --config.total='73242 steps' --topology=v3:4x4     (or h100:1x8)
 
 Figure 8: the base has 8 layers, width 1024, MLP 2048 and patch 32. The scaling
 factors are chosen here (the paper has up to 64 layers, from memory), and so is
@@ -58,6 +68,24 @@ MODELS_4: dict[str, tuple[str, dict[str, Any]]] = {
   'ResNet50x1': ('configs/resnet.py:variant=R50x1', {}),
   'ResNet152x2': ('configs/resnet.py:variant=R152x2,epochs=7', {}),
 }
+# Figure 4 with public data
+_I21K_VALIDATION = 51_200  # images; configs/vit.py holds out the same
+SUBSETS_I21K = (300_000, 1_000_000, 3_000_000, 10_000_000)
+_STEPS_I21K = 30 * SUBSETS_I21K[-1] // 4_096
+_I21K = {
+  'source.dataset': 'imagenet21k',
+  'num_classes': 21_843,
+  'evals.val.split': f'train[:{_I21K_VALIDATION}]',
+}
+MODELS_4_I21K: dict[str, tuple[str, dict[str, Any]]] = {
+  'ViT-S/16': (
+    'configs/vit.py:variant=B/16,data=jft',
+    {'model.variant': 'S/16'},
+  ),
+  'ViT-B/16': ('configs/vit.py:variant=B/16,data=jft', {}),
+  'R50+B/16': ('configs/vit.py:variant=R50+B/16,data=jft', {}),
+  'ResNet50x1': ('configs/resnet.py:variant=R50x1', {}),
+}
 BASE_8 = dict(depth=8, width=1_024, mlp_dim=2_048, patch_size=32)
 SCALED_8 = {
   'depth': (4, 16, 32, 64),
@@ -74,7 +102,7 @@ FIGURE_9 = {
 
 
 def get_study(argument: str | None = None) -> Study:
-  arg = parse_arg(argument, table=0, figure=0)
+  arg = parse_arg(argument, table=0, figure=0, data='jft')
   made = {
     'table=8': _table_8,
     'figure=4': _figure_4,
@@ -84,6 +112,13 @@ def get_study(argument: str | None = None) -> Study:
   wanted = f'figure={arg.figure}' if arg.figure else f'table={arg.table}'
   if wanted not in made:
     raise UserError(f'{wanted} is not here; {closest(wanted, made)}.')
+  if arg.data == 'i21k' and wanted == 'figure=4':
+    return _figure_4_i21k()
+  if arg.data != 'jft':
+    raise UserError(
+      f'data={arg.data!r} with {wanted}: allowed are jft and, for figure=4, '
+      'i21k.'
+    )
   return made[wanted]()
 
 
@@ -115,18 +150,41 @@ def _figure_4() -> Study:
   for line, (config, keys) in MODELS_4.items():
     for size in SUBSETS:
       flags: dict[str, Any] = {**keys, 'total': f'{_STEPS} steps'}
-      flags |= {'checkpoint.every': '1 %', 'evals.val.every': '1 %'}
       if size != SUBSETS[-1]:
         flags |= {'train.split': f'train[:{size}]', 'train.num_examples': size}
-      rows[f'{line} {size // 10**6}M'] = Row(
-        pretrain=_pretraining(config, flags),
-        transfers={'5-shot': FEW},
-        lines=(line,),
-        place=size,
-        early_stopping=True,
-      )
+      rows[f'{line} {size // 10**6}M'] = _on_subset(line, config, flags, size)
   title = 'Figure 4: 5-shot accuracy by the size of the pre-training set'
   return Study(title=title, rows=rows, figure=Figure('images', ('5-shot',)))
+
+
+def _figure_4_i21k() -> Study:
+  rows = {}
+  for line, (config, keys) in MODELS_4_I21K.items():
+    for size in SUBSETS_I21K:
+      stop = _I21K_VALIDATION + size
+      flags: dict[str, Any] = {
+        **_I21K,
+        **keys,
+        'total': f'{_STEPS_I21K} steps',
+        'train.split': f'train[{_I21K_VALIDATION}:{stop}]',
+        'train.num_examples': size,
+      }
+      name = f'{line} {size / 10**6:g}M'
+      rows[name] = _on_subset(line, config, flags, size)
+  title = '5-shot accuracy by the number of images of ImageNet-21k'
+  return Study(title=title, rows=rows, figure=Figure('images', ('5-shot',)))
+
+
+def _on_subset(line: str, config: str, flags: dict[str, Any], size: int) -> Row:
+  """Returns the row of a model that is trained on `size` images."""
+  often = {'checkpoint.every': '1 %', 'evals.val.every': '1 %'}
+  return Row(
+    pretrain=_pretraining(config, flags | often),
+    transfers={'5-shot': FEW},
+    lines=(line,),
+    place=size,
+    early_stopping=True,
+  )
 
 
 def _figure_8() -> Study:

@@ -375,6 +375,10 @@ def test_wrong_studies():
     (lambda: contents.load('configs/studies/finetuned.py:table=4'), '2, 5, 6'),
     (lambda: contents.load('configs/studies/finetuned.py:rows=Q'), 'rows=Q'),
     (lambda: contents.load('configs/studies/fewshot.py:figure=5'), 'not here'),
+    (
+      lambda: contents.load('configs/studies/fewshot.py:figure=8,data=i21k'),
+      "data='i21k' with figure=8",
+    ),
   ]:
     with pytest.raises(UserError, match=message):
       make()
@@ -394,6 +398,7 @@ SHIPPED = [
   ('robustness.py', 1, {}),
   ('fewshot.py:table=8', 8, {'2d shared': {'5-shot': 64.022}}),
   ('fewshot.py:figure=4', 24, {}),
+  ('fewshot.py:figure=4,data=i21k', 16, {}),
   ('fewshot.py:figure=8', 12, {}),
   ('fewshot.py:figure=9', 3, {}),
 ]
