@@ -68,6 +68,11 @@ def define_flags() -> None:
   flags.DEFINE_integer('batch_size', 128, 'Images per batch, over all devices.')
   flags.DEFINE_bool('json', False, 'Print one JSON object.')
   flags.DEFINE_string('out', None, 'File to which the JSON object is written.')
+  flags.DEFINE_string(
+    'tables',
+    None,
+    'Directory for the tables of evaluators that have any, such as confusion.',
+  )
   flags.DEFINE_multi_string(
     'overrides',
     overrides.take(sys.argv),
@@ -87,6 +92,7 @@ def run(
   batch_size: int = 128,
   preprocess: str | None = None,
   settings: Sequence[str] = (),
+  tables: str | None = None,
 ) -> dict[str, Any]:
   """Evaluates all weights of a checkpoint.
 
@@ -103,6 +109,8 @@ def run(
     settings: overrides such as '--config.source.KEY=value', also for the reader
       (by default, the run's settings for bad records apply), preprocessing and
       the evaluator.
+    tables: directory for the evaluators' tables, which are named
+      EVALUATOR_NAME.csv, for an average of the weights EVALUATOR_ema_NAME.csv.
 
   Returns:
     checkpoint, data, preprocess, accuracy, loss and count; if an average of the
@@ -147,6 +155,8 @@ def run(
         else:
           prefix = f'{suffix.lstrip("_")}/' if suffix else ''
         scores = built[name].run(params)
+        if tables and hasattr(built[name], 'tables'):
+          _write_tables(tables, f'{name}{suffix}', built[name].tables())
         result |= {prefix + key: value for key, value in scores.items()}
   return head | described | result
 
@@ -297,10 +307,17 @@ def _open(
   return matching.matched(source, names, weights.path)
 
 
-def _write(path: epath.Path, result: dict[str, Any]) -> None:
+def _write(path: epath.Path, text: str) -> None:
   with jsonl.access(path, 'written'):
     path.parent.mkdir(parents=True, exist_ok=True)
-    atomic.write(path, json.dumps(result))
+    atomic.write(path, text)
+
+
+def _write_tables(directory: str, name: str, tables: dict[str, str]) -> None:
+  """Writes the tables of an evaluator on the main process."""
+  if runtime.is_main():
+    for file, text in tables.items():
+      _write(paths.locate(directory) / f'{name}_{file}', text)
 
 
 def main(arguments: list[str]) -> None:
@@ -322,11 +339,12 @@ def main(arguments: list[str]) -> None:
     batch_size=values.batch_size,
     preprocess=values.preprocess,
     settings=values.overrides,
+    tables=values.tables,
   )
   if not runtime.is_main():
     return
   if values.out:
-    _write(paths.locate(values.out), result)
+    _write(paths.locate(values.out), json.dumps(result))
   if values.json:
     print(json.dumps(result))
   else:

@@ -28,7 +28,9 @@ class Evaluator(Protocol):
   `higher_is_better` lists the metrics that `checkpoint.best` may name; an
   evaluator without it accepts any of its metrics. An evaluator with
   `own_classes = True` needs no head: the command `evaluate` passes it the data,
-  whatever its classes, as its own section `source`.
+  whatever its classes, as its own section `source`. An evaluator may have a
+  method `tables()`, which returns tables of the last `run` as text by file
+  name; `evaluate --tables=DIR` writes them.
   """
 
   def run(self, weights: PyTree) -> dict[str, float]:

@@ -1,0 +1,114 @@
+"""Accuracy of each class and the confusion matrix, against plain loops."""
+
+import collections
+import csv
+import io
+
+import numpy as np
+import pytest
+from numbered import PLAIN, mesh_of
+
+from vit_jax.data.pipeline.reader import Reader
+from vit_jax.errors import UserError
+from vit_jax.evaluators.confusion import Evaluator
+from vit_jax.evaluators.contract import Setting
+
+NAMES = ['cat', 'dog', 'emu', 'fox']
+LABELS = [0, 0, 0, 0, 0, 0, 1, 1, 3, 3, 3]  # no emu
+PREDICTIONS = [0, 0, 0, 0, 1, 2, 1, 0, 3, 2, 2]
+BAD = 4
+
+
+class Shown:
+  """Grey images whose value is their index."""
+
+  name, num_classes, class_names = 'shown', 4, NAMES
+
+  def __init__(self, bad=()):
+    self.bad = bad
+
+  def __len__(self):
+    return len(LABELS)
+
+  def __getitem__(self, index):
+    image = np.full((4, 4, 3), index, np.uint8)
+    image = b'broken' if index in self.bad else image
+    return {'image': image, 'label': LABELS[index]}
+
+
+def predict(params, batch):
+  return {'logits': params[batch['image'][:, 0, 0, 0]]}
+
+
+def evaluator(source, devices=1, **settings):
+  policy = 'skip' if source.bad else 'error'
+  setting = Setting(
+    open_source=lambda split: source,
+    transform=PLAIN,
+    predict=predict,
+    num_classes=settings.pop('num_classes', 4),
+    mesh=mesh_of(data=devices),
+    batch_size=4,
+    reader=Reader(threads=2, on_bad_record=policy, max_bad_share=0.5),
+  )
+  return Evaluator(setting, split='all', **settings)
+
+
+def table(text):
+  return list(csv.DictReader(io.StringIO(text)))
+
+
+LOGITS = np.eye(4, dtype=np.float32)[PREDICTIONS]
+
+
+@pytest.mark.parametrize('devices', [1, 2])
+@pytest.mark.parametrize('batch_size', [None, 3, 50])
+@pytest.mark.parametrize('bad', [(), (BAD,)])
+def test_matrix_and_means(devices, batch_size, bad):
+  """Neither padding nor bad records count; classes have equal weights."""
+  made = evaluator(Shown(bad), devices, batch_size=batch_size)
+  scores = made.run(LOGITS)
+  pairs = [
+    pair
+    for i, pair in enumerate(zip(LABELS, PREDICTIONS, strict=True))
+    if i not in bad
+  ]
+  right = {
+    label: [a == b for a, b in pairs if a == label] for label in (0, 1, 3)
+  }
+  assert scores['accuracy'] == pytest.approx(
+    np.mean([a == b for a, b in pairs])
+  )
+  means = [np.mean(each) for each in right.values()]
+  assert scores['mean_class_accuracy'] == pytest.approx(np.mean(means))
+  assert (scores['classes'], scores['count']) == (3, len(pairs))
+  tables = made.tables()
+  for label, line in enumerate(table(tables['classes.csv'])):
+    assert line['class'] == NAMES[label]
+    assert int(line['images']) == len(right.get(label, ()))
+    if label in right:
+      expected = np.mean(right[label])
+      assert float(line['accuracy']) == pytest.approx(expected, abs=1e-6)
+    else:
+      assert line['accuracy'] == ''
+  found = {
+    (line['label'], line['prediction']): int(line['images'])
+    for line in table(tables['pairs.csv'])
+  }
+  expected = collections.Counter((NAMES[a], NAMES[b]) for a, b in pairs)
+  assert found == expected
+
+
+def test_tables_are_those_of_the_last_run():
+  made = evaluator(Shown())
+  made.run(LOGITS)
+  first = made.tables()
+  scores = made.run(np.eye(4, dtype=np.float32)[LABELS])
+  assert scores['mean_class_accuracy'] == 1
+  assert made.tables() != first
+  assert 'emu,0,\n' in made.tables()['classes.csv']
+
+
+def test_a_model_without_a_head_is_refused():
+  with pytest.raises(UserError, match='num_classes is 0'):
+    evaluator(Shown(), num_classes=0)

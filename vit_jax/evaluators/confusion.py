@@ -1,0 +1,142 @@
+"""Accuracy of each class, and the confusion matrix."""
+
+import csv
+import functools
+import io
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Int
+
+from vit_jax.config import durations, plugins
+from vit_jax.config.completion import MAX_BATCH_SIZE
+from vit_jax.data.contract import require
+from vit_jax.errors import UserError, check_range
+from vit_jax.evaluators import contract
+
+PyTree = Any
+
+
+@plugins.operational('every', 'batch_size')
+class Evaluator:
+  """Mean accuracy of the classes, and tables of what is confused with what.
+
+  The mean over classes gives every class the same weight, however many images
+  it has. `tables` has the accuracies and the confusion matrix.
+  """
+
+  higher_is_better = ('accuracy', 'mean_class_accuracy')
+
+  def __init__(
+    self,
+    setting: contract.Setting,
+    /,
+    *,
+    split: str,
+    every: str = '1 epochs',
+    batch_size: int | None = None,
+  ):
+    """Opens the split.
+
+    Args:
+      setting: setting of the run.
+      split: split of the config's source, in TFDS notation.
+      every: duration between evaluations, used by the training loop.
+      batch_size: global batch size; by default that of training.
+
+    Raises:
+      UserError: the model has no head, the split does not exist, or a value is
+        out of range.
+    """
+    durations.check('every', every)
+    check_range('batch_size', batch_size, at_least=1, at_most=MAX_BATCH_SIZE)
+    if not setting.num_classes:
+      raise UserError(
+        'the model has no head (num_classes is 0), so it predicts no classes: '
+        'fine-tune the model first.'
+      )
+    require(setting.transform.spec, 'image', 'label', who='confusion')
+    self._setting, self._batch_size = setting, batch_size
+    self._source = setting.open_source(split)
+    self._predictions = setting.compiled(
+      functools.partial(_predictions, setting.predict)
+    )
+    self._pairs = np.zeros((0, 2), np.int64)
+
+  def run(self, params: PyTree) -> dict[str, float]:
+    """Computes accuracies over the examples and over the classes.
+
+    Returns:
+      accuracy in [0, 1]; mean_class_accuracy in [0, 1], over the classes that
+      occur in the split; classes, their number; count, the number of examples.
+
+    Raises:
+      UserError: a bad record, subject to the reader's policy; or no example
+        could be used.
+    """
+    batches = self._setting.sweep(
+      params, self._source, self._predictions, self._batch_size
+    )
+    found = [batch['pairs'][batch['mask']] for batch in batches]
+    self._pairs = np.concatenate([self._pairs[:0], *found])
+    if not len(self._pairs):
+      raise UserError(
+        f'{self._source.name}: none of its {len(self._source)} examples could '
+        'be used; earlier messages name them. Repair the data, or evaluate on '
+        'another split.'
+      )
+    images, correct = self._by_class()
+    accuracies = correct[images > 0] / images[images > 0]
+    return {
+      'accuracy': float(correct.sum() / images.sum()),
+      'mean_class_accuracy': float(accuracies.mean()),
+      'classes': len(accuracies),
+      'count': int(images.sum()),
+    }
+
+  def tables(self) -> dict[str, str]:
+    """Returns the tables of the last `run`, as CSV by file name.
+
+    `classes.csv` has a line for each class of the source: its name, the number
+    of its images and the fraction that is classified correctly. `pairs.csv`
+    has a line for each pair of label and prediction that occurs, with the
+    number of images.
+    """
+    images, correct = self._by_class()
+    names = [*self._source.class_names]
+    names += [str(label) for label in range(len(names), len(images))]
+    classes = [
+      (name, int(n), f'{right / n:.6f}' if n else '')
+      for name, n, right in zip(names, images, correct, strict=True)
+    ]
+    pairs, counts = np.unique(self._pairs, axis=0, return_counts=True)
+    confused = [
+      (names[label], names[prediction], int(n))
+      for (label, prediction), n in zip(pairs, counts, strict=True)
+    ]
+    return {
+      'classes.csv': _csv(('class', 'images', 'accuracy'), classes),
+      'pairs.csv': _csv(('label', 'prediction', 'images'), confused),
+    }
+
+  def _by_class(self) -> tuple[Int[np.ndarray, ' k'], Int[np.ndarray, ' k']]:
+    """Returns the numbers of images and of correct predictions per class."""
+    num_classes = max(self._setting.num_classes, len(self._source.class_names))
+    labels, predictions = self._pairs.T
+    images = np.bincount(labels, minlength=num_classes)
+    correct = labels[labels == predictions]
+    return images, np.bincount(correct, minlength=num_classes)
+
+
+def _predictions(predict, params: PyTree, batch: PyTree) -> dict[str, Array]:
+  """Returns label and prediction of each example, and the mask."""
+  prediction = predict(params, batch)['logits'].argmax(axis=-1)
+  pairs = jnp.stack([batch['label'], prediction], axis=-1)  # [n, 2]
+  return {'pairs': pairs, 'mask': batch['mask']}
+
+
+def _csv(head: tuple[str, ...], lines: list[tuple]) -> str:
+  out = io.StringIO()
+  csv.writer(out, lineterminator='\n').writerows([head, *lines])
+  return out.getvalue()
