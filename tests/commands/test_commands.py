@@ -222,7 +222,7 @@ def test_files_of_a_workdir(trained):
   last = runs.records(trained)[-1]
   for name, load in (('val', 'load'), ('val_ema', 'load_average')):
     assert last[f'{name}/count'] == 256
-    accuracy, loss = runs.judged(trained, load)
+    accuracy, loss = runs.evaluated_independently(trained, load)
     assert last[f'{name}/accuracy'] == accuracy
     assert last[f'{name}/loss'] == pytest.approx(loss, rel=1e-5)
   steps = sorted(
