@@ -1,4 +1,4 @@
-"""Small archives of exactly the layout of the public ImageNet-21k ones."""
+"""Small archives in exactly the layout of the public ImageNet-21k archives."""
 
 import io
 import struct
@@ -10,7 +10,7 @@ import PIL.Image
 
 from tests import pictures
 
-# What may be in a synset's tar that is no image to keep: name, content.
+# Entries of a synset's tar that must be left out: name, content.
 BAD = {
   'damaged.JPEG': b'\xff\xd8\xff no image',
   'empty.JPEG': b'',
@@ -19,7 +19,7 @@ BAD = {
 
 
 def photograph(seed, kind='.jpg', channels=3):
-  """An encoded image that no other seed has, 5 to 9 pixels a side."""
+  """Returns an encoded image unique to the seed, of 5 to 9 pixels per side."""
   rng = np.random.default_rng(seed)
   height, width = rng.integers(5, 10, 2)
   pixels = np.full((height, width, 3), rng.integers(0, 256, 3), np.uint8)
@@ -27,14 +27,14 @@ def photograph(seed, kind='.jpg', channels=3):
 
 
 def cmyk():
-  """A JPEG of four channels, as a few of ImageNet's are."""
+  """Returns a JPEG with four channels, like a few in ImageNet."""
   target = io.BytesIO()
   PIL.Image.new('CMYK', (8, 6), (10, 200, 30, 40)).save(target, 'JPEG')
   return target.getvalue()
 
 
 def bomb(width, height):
-  """A small PNG file whose header claims a large picture."""
+  """Returns a small PNG file whose header claims a large image."""
 
   def chunk(kind, content):
     check = zlib.crc32(kind + content)
@@ -55,7 +55,7 @@ def bomb(width, height):
 
 
 def tar(files):
-  """The bytes of a tar of {name: content, or a TarInfo without content}."""
+  """Returns a tar of {name: content, or a TarInfo without content}."""
   target = io.BytesIO()
   with tarfile.open(fileobj=target, mode='w') as archive:
     for name, content in files.items():
@@ -69,7 +69,7 @@ def tar(files):
 
 
 def synset_files(wnid, count, seed):
-  """{name: content} of a synset with ordinary images."""
+  """Returns {name: content} of a synset with ordinary images."""
   return {
     f'{wnid}_{i * 7 + seed}.JPEG': photograph(1000 * seed + i)
     for i in range(count)
@@ -77,7 +77,7 @@ def synset_files(wnid, count, seed):
 
 
 def synsets(number, count=5):
-  """{wnid: {name: content}} of some synsets, not in order of their names."""
+  """Returns {wnid: {name: content}}, not sorted by name."""
   return {
     wnid: synset_files(wnid, count, seed)
     for seed, wnid in enumerate(f'n{89 * k % 1000:08d}' for k in range(number))
@@ -85,7 +85,7 @@ def synsets(number, count=5):
 
 
 def with_trouble():
-  """Eight synsets; in the second, all that the public archives surprise with.
+  """Returns eight synsets; the second has every oddity of the public archives.
 
   Returns:
     Contents, and the names in it that have to be left out.
@@ -107,10 +107,10 @@ def with_trouble():
 
 
 def write(path, contents):
-  """Writes an archive in the layout that its name tells.
+  """Writes an archive in the layout that its file name implies.
 
-  winter21_whole.tar.gz is compressed and holds a directory; fall11_whole.tar
-  is neither.
+  winter21_whole.tar.gz is compressed and contains a directory; fall11_whole.tar
+  is not and does not.
   """
   compressed = path.name.endswith('.gz')
   prefix = 'winter21_whole/' if compressed else ''
@@ -128,7 +128,7 @@ def write(path, contents):
 
 
 def tree(folder):
-  """{relative path: content} of all files below a directory."""
+  """Returns {relative path: content} of all files below a directory."""
   return {
     str(path.relative_to(folder)): path.read_bytes()
     for path in sorted(folder.rglob('*'))

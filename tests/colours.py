@@ -11,7 +11,7 @@ CLASSES, WIDTH = 5, 12
 
 
 class Colours:
-  """Noise around a colour of each class; some images may be damaged."""
+  """Noise around a colour per class; some images may be damaged."""
 
   num_classes, class_names = CLASSES, list('abcde')
 
@@ -36,7 +36,7 @@ WEIGHTS = np.random.default_rng(3).normal(size=(48, WIDTH)).astype(np.float32)
 
 
 def features_of(source, kept=slice(None)):
-  """What `predict` computes, in NumPy."""
+  """Computes the features of `predict` in NumPy."""
   pixels = source.images[kept].reshape(-1, 48) / np.float32(255)
   return np.tanh(pixels @ WEIGHTS), source.labels[kept]
 

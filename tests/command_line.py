@@ -1,4 +1,4 @@
-"""The flags of a command with a config, parsed in the test's own process."""
+"""A fixture that parses the flags of a command in the test's process."""
 
 import sys
 
@@ -11,7 +11,8 @@ from vit_jax.errors import UserError
 
 @pytest.fixture
 def command_line(monkeypatch):
-  """(arguments) → the config; flags vanish after the test."""
+  """Returns a function: arguments → config; flags are removed after the
+  test."""
   before = set(flags.FLAGS)
 
   def forget():

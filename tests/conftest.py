@@ -1,15 +1,15 @@
-"""Eight virtual CPU devices and run-time type checks for the whole suite."""
+"""Sets up eight virtual CPU devices and run-time type checks for all tests."""
 
 import collections
 import os
 
-# Before jax is imported: it reads both only once.
+# Set before jax is imported, because jax reads both only once.
 os.environ['JAX_PLATFORMS'] = 'cpu'
 os.environ['XLA_FLAGS'] = ' '.join(
   [
     os.environ.get('XLA_FLAGS', ''),
     '--xla_force_host_platform_device_count=8',
-    # Compiling takes longer than what is compiled: a fifth of the suite's time.
+    # Programs take longer to compile than to run: saves a fifth of the time.
     '--xla_backend_optimization_level=0',
   ]
 ).strip()
@@ -19,8 +19,8 @@ import pytest  # noqa: E402
 
 from tests.faults.counts import INJECTED  # noqa: E402
 
-# Every annotated function of the package checks its arguments and result, the
-# shapes of arrays included, while the tests run; flax modules are no exception.
+# While the tests run, every annotated function of the package checks its
+# arguments and result, including array shapes and Flax modules.
 jaxtyping.install_import_hook('vit_jax', 'typecheck.typechecked')
 
 import jax  # noqa: E402
@@ -28,18 +28,18 @@ import jax  # noqa: E402
 from tests import runs  # noqa: E402
 from tests.command_line import command_line as command_line  # noqa: E402
 
-# Made before worker processes start. What one test compiled, the next loads.
+# Created before worker processes start, so that tests share compiled programs.
 jax.config.update('jax_compilation_cache_dir', runs.compilation_cache())
 jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)
 
 
-# Their signals race with processes on a busy machine: one that fails is tried
-# again, and the summary counts it. What is broken fails three times.
+# The signals of these tests race with processes on a busy machine. A test that
+# fails is repeated and counted in the summary; broken code fails three times.
 _RACES = ('tests/faults/', 'tests/multiprocess/')
 
 
 def pytest_collection_modifyitems(items):
-  """Tests that kill and stop processes get two more tries."""
+  """Repeats failing tests that kill and stop processes up to twice."""
   for item in items:
     races = item.nodeid.startswith(_RACES) and item.get_closest_marker('slow')
     if races or item.get_closest_marker('long'):
@@ -48,7 +48,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item):
-  """Puts the faults that a test injects into its report."""
+  """Adds the faults that a test injects to its report."""
   before = INJECTED.copy()
   try:
     return (yield)
@@ -57,7 +57,7 @@ def pytest_runtest_call(item):
 
 
 def pytest_terminal_summary(terminalreporter):
-  """How often each kind of fault was injected, a line a kind."""
+  """Prints how often each kind of fault was injected."""
   injected = collections.Counter()
   for reports in terminalreporter.stats.values():
     for report in reports:

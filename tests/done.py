@@ -1,11 +1,11 @@
-"""Runs that look finished, without being run."""
+"""Creates workdirs that look like those of finished runs."""
 
 import json
 import pathlib
 
 
 def finish(run, value, steps=3, metric=None, checkpoint=True):
-  """A workdir as a finished run leaves it, an evaluation's result included."""
+  """Writes the workdir of a finished run, or the result of an evaluation."""
   workdir = pathlib.Path(run.workdir)
   if run.command == 'evaluate':
     workdir.mkdir(parents=True, exist_ok=True)

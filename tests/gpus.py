@@ -1,4 +1,4 @@
-"""Programs traced as for a GPU, on a machine without one."""
+"""A fixture that traces programs as for a GPU on a machine without one."""
 
 import pytest
 
@@ -11,7 +11,7 @@ def gpu(monkeypatch):
   """Traces as for a GPU; the CPU computes cuDNN's part.
 
   Returns:
-    The shapes of the queries of each call.
+    A list of the query shapes of each call.
   """
   attend = cudnn.attend
   calls = []

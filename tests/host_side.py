@@ -1,9 +1,10 @@
-"""Trains a little and prints what the host did meanwhile, as JSON.
+"""Trains a little and prints the host's work as JSON.
 
   python tests/host_side.py CONFIG WORKDIR --config.key=value ...
 
-compiles: programs compiled before each step; arrays: dtype and shape of what
-went to the devices; refused: the answer to a batch that did not.
+compiles: number of programs compiled before each step; arrays: dtype and shape
+of
+what was sent to the devices; refused: message for a batch on the host.
 """
 
 import json
@@ -19,7 +20,7 @@ from vit_jax.training import compiling, loop
 
 
 def main():
-  """Counts from outside: by JAX's own events, and around two functions."""
+  """Counts with JAX's events, and by wrapping two functions."""
   changes = dict(argument.split('=', 1) for argument in sys.argv[2:])
   changes = {key: json.loads(value) for key, value in changes.items()}
   config = changed(loading.load(sys.argv[1]), **changes)

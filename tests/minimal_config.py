@@ -1,4 +1,4 @@
-"""A config that says as little as possible, for tests to change."""
+"""A minimal config that tests can change."""
 
 from ml_collections import ConfigDict
 
@@ -8,7 +8,7 @@ from vit_jax.config.completion import complete
 
 
 def minimal():
-  """The least that a config says, as a dict to be changed by a test."""
+  """Returns the required keys of a config as a dict."""
   return dict(
     total='2 epochs',
     batch_size=8,
@@ -27,7 +27,7 @@ def minimal():
 
 
 def completed(**changes):
-  """`minimal` completed, with 'section.key' (or 'key') values changed.
+  """Returns `minimal` completed, with 'section.key' (or 'key') values changed.
 
   A value of `...` deletes the key.
   """
@@ -45,7 +45,7 @@ def completed(**changes):
 
 
 def sections(config):
-  """(section, its constructor) of a completed config."""
+  """Yields (section, its constructor) of a completed config."""
   for name, pattern in config_lib.SECTIONS.items():
     yield (
       config[name],

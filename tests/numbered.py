@@ -48,7 +48,7 @@ def mesh_of(data=1, fsdp=1, model=1):
 
 
 def train(source, batch_size, steps, *, start=0, mesh=None, **settings):
-  """Some training batches on the host: a list of {image, label}."""
+  """Returns some training batches on the host: a list of {image, label}."""
   arguments = dict(transform=AUGMENT, seed=0) | settings
   with stream.train_batches(
     source,

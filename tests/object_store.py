@@ -1,8 +1,8 @@
-"""An object store on this machine that speaks Google Cloud Storage's HTTP.
+"""A local object store with the HTTP interface of Google Cloud Storage.
 
 `python -m tests.object_store PORT` serves one empty bucket in memory. It is
-gcp_storage_emulator, with what that lacks and others rely on: generations as
-conditions (TensorStore) and `moveTo` (gcsfs).
+gcp_storage_emulator with additions that clients need: generations as conditions
+(TensorStore) and `moveTo` (gcsfs).
 """
 
 import contextlib
@@ -33,7 +33,7 @@ class Store:
     self.environment = {
       'STORAGE_EMULATOR_HOST': self._address,  # gcsfs, google-cloud-storage
       'TENSORSTORE_GCS_HTTP_URL': self._address,
-      'GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT': 'false',  # asks Google, not this
+      'GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT': 'false',  # it would contact Google
       'NO_GCE_CHECK': 'true',
     }
 
@@ -50,7 +50,7 @@ class Store:
       return False
 
   def read(self, name: str) -> bytes | None:
-    """An object of the bucket; None if there is none."""
+    """Returns an object of the bucket, or None if it does not exist."""
     quoted = urllib.parse.quote(f'/{BUCKET}/{name}')
     try:
       with urllib.request.urlopen(self._address + quoted, timeout=60) as reply:
@@ -60,7 +60,7 @@ class Store:
       return None
 
   def names(self, prefix: str) -> list[str]:
-    """The objects below a prefix."""
+    """Returns the names of the objects below a prefix."""
     query = urllib.parse.urlencode({'prefix': prefix, 'fields': 'items(name)'})
     url = f'{self._address}/storage/v1/b/{BUCKET}/o?{query}'
     with urllib.request.urlopen(url, timeout=60) as reply:
@@ -70,7 +70,7 @@ class Store:
 
 @contextlib.contextmanager
 def serve() -> Iterator[Store]:
-  """Starts a server with one empty bucket, and stops it."""
+  """Starts a server with one empty bucket, and stops it at the end."""
   port = runs.free_port()
   process = subprocess.Popen(
     [sys.executable, '-m', 'tests.object_store', str(port)],
@@ -90,7 +90,7 @@ def serve() -> Iterator[Store]:
 
 
 def _with_generations(handler: Callable[..., None]) -> Callable[..., None]:
-  """The handler, under the conditions that a request puts on generations."""
+  """Wraps a handler to check a request's conditions on generations."""
 
   def generation(request, storage) -> int:
     name = request.params.get('object_id') or request.query['name'][0]

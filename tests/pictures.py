@@ -1,4 +1,4 @@
-"""Images whose pixels are known by formula."""
+"""Images whose pixels are given by a formula."""
 
 import cv2
 import numpy as np
@@ -10,7 +10,7 @@ def noise(height, width, channels=3):
 
 
 def encode(rgb, kind):
-  """An encoded file of RGB or grey pixels."""
+  """Returns an encoded file of RGB or grey pixels."""
   bgr = rgb[:, :, ::-1] if rgb.ndim == 3 else rgb
   done, data = cv2.imencode(kind, bgr)
   assert done
@@ -18,13 +18,13 @@ def encode(rgb, kind):
 
 
 def smooth(height, width):
-  """RGB with a slow ramp in each direction; JPEG keeps it nearly exactly."""
+  """Returns RGB with slow ramps, which JPEG keeps nearly exactly."""
   y, x = np.mgrid[:height, :width]
   channels = [40 + 2 * x, 40 + 2 * y, 200 - x - y]
   return np.stack(channels, -1).astype(np.uint8)
 
 
 def coordinates(height, width):
-  """uint8 `[y, x, 3]`: the row, the column, nothing; up to 256 of each."""
+  """Returns uint8 `[y, x, 3]`: the row, the column, 0; up to 256 of each."""
   y, x = np.mgrid[:height, :width]
   return np.stack([y, x, 0 * x], -1).astype(np.uint8)

@@ -1,4 +1,4 @@
-"""Starts real commands as a user would, and reads what they leave behind."""
+"""Runs real commands as a user would, and reads their workdirs."""
 
 import atexit
 import json
@@ -21,7 +21,7 @@ from tests.faults.counts import injected
 ROOT = pathlib.Path(__file__).parent.parent
 _CACHE = 'VIT_JAX_TEST_CACHE'
 
-# l16_i21k.py made small: a stand-in source, tiny sizes, float32.
+# l16_i21k.py with a synthetic source, small sizes and float32.
 SMALL_L16 = {
   'source.name': 'synthetic',
   'source.num_examples': 256,
@@ -48,21 +48,22 @@ SMALL_L16 = {
 
 
 def command(module: str, *arguments: str) -> list[str]:
-  """python -m vit_jax.<module> with arguments."""
+  """Returns the words of python -m vit_jax.<module> with arguments."""
   return [sys.executable, '-m', f'vit_jax.{module}', *arguments]
 
 
 def flags(config: str, workdir: Any, overrides: dict[str, Any]) -> list[str]:
-  """The flags of a training command."""
+  """Returns the flags of a training command."""
   given = [f'--config.{key}={value}' for key, value in overrides.items()]
   return [f'--config={config}', f'--workdir={workdir}', *given]
 
 
 def compilation_cache() -> str:
-  """A directory that all commands of one test run share, to save time.
+  """Returns a directory for compiled programs that all commands share.
 
-  The first process of the run makes it and removes it; those that it starts
-  find it in their environment.
+  The first process of the tests creates and removes it; child processes find it
+  in
+  their environment.
   """
   if _CACHE not in os.environ:
     os.environ[_CACHE] = tempfile.mkdtemp(prefix='vit_jax_tests_')
@@ -71,19 +72,20 @@ def compilation_cache() -> str:
 
 
 def environment(devices: int = 1, level: int = 0) -> dict[str, str]:
-  """CPU only, with some virtual devices; not the test runner's own.
+  """Returns the environment of commands: the CPU with virtual devices.
 
   Args:
-    devices: how many.
-    level: of XLA's optimisation of machine code. Most of these programs are
-      compiled for longer than they run, so none; where programs are looked at,
-      as for TPUs, users' own 3.
+    devices: number of virtual devices.
+    level: XLA's optimization level of machine code. Most of these programs take
+      longer to compile than to run, so it is 0; where programs are inspected,
+      as
+      for TPUs, it is XLA's default of 3.
   """
   return os.environ | {
     'JAX_COMPILATION_CACHE_DIR': compilation_cache(),
     'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
     'JAX_PLATFORMS': 'cpu',
-    'MALLOC_ARENA_MAX': '16',  # these runs compile longer than they step
+    'MALLOC_ARENA_MAX': '16',  # these runs spend most of their time compiling
     'XLA_FLAGS': f'--xla_force_host_platform_device_count={devices} '
     f'--xla_backend_optimization_level={level}',
   }
@@ -104,7 +106,7 @@ def start(arguments: list[str], devices: int = 1) -> subprocess.Popen:
 def finish(
   process: subprocess.Popen, code: int = 0, timeout_s: float = 300
 ) -> tuple[str, str]:
-  """Waits for a command; its exit code must be as said."""
+  """Waits for a command and checks its exit code; returns (stdout, stderr)."""
   try:
     out, err = process.communicate(timeout=timeout_s)
   except subprocess.TimeoutExpired:
@@ -135,7 +137,7 @@ def start_pair(
 ) -> list[subprocess.Popen]:
   """Starts the small L/16 on two (or more) processes of some devices each.
 
-  The last process gets the flags `last` besides.
+  The last process also gets the flags `last`.
   """
   port = free_port()
   arguments = flags('configs/l16_i21k.py', workdir, SMALL_L16 | overrides)
@@ -158,7 +160,7 @@ def start_pair(
 def wait_for_step(
   workdir: Any, step: int, processes: list[subprocess.Popen]
 ) -> None:
-  """Returns when metrics.jsonl shows the step; all must be running still."""
+  """Waits until metrics.jsonl contains the step; all processes must run."""
   path = pathlib.Path(workdir) / 'metrics.jsonl'
   deadline = time.monotonic() + 240
   while time.monotonic() < deadline:
@@ -177,13 +179,13 @@ def kill_when(
   timeout_s: float,
   with_children: bool = True,
 ) -> None:
-  """Starts a command; kills it and its runs when something is to be seen.
+  """Starts a command; kills it and its runs when a condition holds.
 
   Args:
-    arguments: of the command.
-    seen: whether it is to be seen.
-    what: is killed, for the count of faults.
-    timeout_s: that it may take to be seen.
+    arguments: words of the command.
+    seen: function that returns whether the condition holds.
+    what: name of what is killed, for the count of faults.
+    timeout_s: longest time until the condition holds.
     with_children: whether the processes that it started are killed too.
   """
   process = start(arguments)
@@ -201,13 +203,13 @@ def kill_when(
 
 
 def records(workdir: Any) -> list[dict[str, Any]]:
-  """The lines of metrics.jsonl."""
+  """Returns the lines of metrics.jsonl."""
   text = (pathlib.Path(workdir) / 'metrics.jsonl').read_text()
   return [json.loads(line) for line in text.splitlines()]
 
 
 def lines(workdir: Any) -> list[dict[str, Any]]:
-  """The lines of metrics.jsonl without times, which no two runs share."""
+  """Returns the lines of metrics.jsonl without times, which differ by run."""
   return [
     {k: v for k, v in line.items() if k not in ('img_per_sec', 'data_wait')}
     for line in records(workdir)
@@ -215,14 +217,14 @@ def lines(workdir: Any) -> list[dict[str, Any]]:
 
 
 def losses(workdir: Any) -> dict[int, float]:
-  """{step: training loss}; each step must stand there once."""
+  """Returns {step: training loss}; each step must occur once."""
   pairs = [(r['step'], r['loss']) for r in records(workdir) if 'loss' in r]
   assert len(pairs) == len(dict(pairs)), 'a step was written twice'
   return dict(pairs)
 
 
 def final_params(workdir: Any) -> dict[str, np.ndarray]:
-  """The parameters of the newest checkpoint, by path."""
+  """Returns the parameters of the newest checkpoint by path."""
   import jax
 
   from vit_jax.arrays import sharding, tree
@@ -234,13 +236,13 @@ def final_params(workdir: Any) -> dict[str, np.ndarray]:
   return {k: np.asarray(v) for k, v in tree.flatten(params).items()}
 
 
-def judged(workdir: Any, load: str) -> tuple[float, float]:
-  """Accuracy and loss of the small L/16 on its evaluation's 256 examples.
+def evaluated_independently(workdir: Any, load: str) -> tuple[float, float]:
+  """Returns accuracy and loss of the small L/16 on its 256 evaluation examples.
 
-  From a checkpoint alone, without the evaluator and the objective.
+  They are computed from a checkpoint, without the evaluator and the objective.
 
   Args:
-    workdir: of the run; its images were 48 pixels high.
+    workdir: workdir of the run; its images were 48 pixels high.
     load: 'load' or 'load_average'.
   """
   import jax
@@ -269,7 +271,7 @@ def judged(workdir: Any, load: str) -> tuple[float, float]:
 
 
 def free_port() -> int:
-  """A TCP port of this machine that nobody listens on."""
+  """Returns an unused TCP port of this machine."""
   with socket.socket() as listener:
     listener.bind(('127.0.0.1', 0))
     return listener.getsockname()[1]

@@ -1,4 +1,4 @@
-"""Every shipped config holds the paper's numbers (typed in again here)."""
+"""Tests that shipped configs have the papers' numbers (typed in again here)."""
 
 import pathlib
 import re
@@ -43,8 +43,7 @@ EXAMPLES = {'jft': 303_000_000, 'i21k': 14_145_922, 'i1k': 1_281_167}
 @pytest.mark.parametrize(
   'row', TABLE_3, ids=lambda row: '-'.join(map(str, row[:3])).replace('/', '')
 )
-def test_table_3(row):
-  """Resolved values of every pre-training row."""
+def test_vit_configs_equal_table_3(row):
   variant, data, epochs, lr, decay, weight_decay, dropout, clip = row
   config = loading.load(
     f'configs/vit.py:variant={variant},data={data},epochs={epochs}'
@@ -81,8 +80,8 @@ def test_table_3(row):
     ('R200x3', 14, 6e-4),
   ],
 )
-def test_table_3_resnets(variant, epochs, lr):
-  """The ResNets' rows; all on JFT with Adam."""
+def test_resnet_configs_equal_table_3(variant, epochs, lr):
+  """All are on JFT with Adam."""
   config = loading.load(f'configs/resnet.py:variant={variant},epochs={epochs}')
   assert (config.model.name, config.model.variant) == ('resnet', variant)
   assert config.total == f'{epochs} epochs'
@@ -98,8 +97,8 @@ def test_table_3_resnets(variant, epochs, lr):
   assert config.objective.cross_entropy == 'sigmoid'
 
 
-def test_main_config_is_the_90_epoch_row():
-  """l16_i21k.py, written out, equals the table's row, and Table 2's cost."""
+def test_main_config_equals_the_90_epoch_row():
+  """It has the cost of Table 2."""
   main = loading.load('configs/l16_i21k.py')
   row = loading.load('configs/vit.py:variant=L/16,data=i21k,epochs=90')
   assert main.to_dict() == row.to_dict()
@@ -110,8 +109,8 @@ def test_main_config_is_the_90_epoch_row():
   assert steps == round(90 * 14_145_922 / 4096) == 310_823
 
 
-def test_paper_costs():
-  """Table 2's TPUv3-core-days stand beside the runs they belong to."""
+def test_paper_costs_equal_table_2():
+  """Configs have Table 2's TPUv3-core-days."""
   for arg, days in (
     ('variant=L/16,data=jft', 680),
     ('variant=H/14,data=jft', 2500),
@@ -131,8 +130,8 @@ def test_paper_costs():
     ('kind=relative,at=shared', 'relative', 'shared'),
   ],
 )
-def test_table_8(argument, position, at):
-  """B/16 of Table 3's row on JFT, but for positions."""
+def test_position_configs_equal_table_8(argument, position, at):
+  """They equal Table 3's row of B/16 on JFT except for positions."""
   config = loading.load(f'configs/positions.py:{argument}')
   model = Experiment.build(config, jax.devices()).model
   assert (model.position, model.position_at) == (position, at)
@@ -166,8 +165,7 @@ def _is_fine_tuning(config) -> None:
 
 
 @pytest.mark.parametrize('row', TABLE_4, ids=lambda row: row[0])
-def test_table_4(row):
-  """Resolved values of the small fine-tuning sets."""
+def test_finetuning_configs_equal_table_4(row):
   data, steps, warmup, classes, examples, dev_examples = row
   config = loading.load(f'configs/finetune.py:data={data}')
   _is_fine_tuning(config)
@@ -188,8 +186,8 @@ NO_CROP = {'clevr_count', 'clevr_distance', 'dmlab', 'kitti'}
 NO_CROP |= {'dsprites_location'}
 
 
-def test_vtab_keeps_the_labels():
-  """Nineteen tasks; a label that a flip or a crop changes is left alone."""
+def test_vtab_transforms_keep_the_labels():
+  """Tasks whose label a flip or a crop would change are left out."""
   with pytest.raises(UserError, match='has 19 tasks') as caught:
     loading.load('configs/finetune.py:data=vtab')
   tasks = re.findall(r'\w+', str(caught.value).partition('llowed: ')[2])
@@ -199,11 +197,11 @@ def test_vtab_keeps_the_labels():
     config = loading.load(f'configs/finetune.py:data=vtab,task={task}')
     _is_fine_tuning(config)
     assert config.num_classes == num_classes
-    # Of svhn BiT mirrors the digits: a deviation, see the config.
+    # BiT flips the digits of svhn; the config differs from it and says so.
     assert config.augment.flip == (task not in NO_FLIP | {'svhn'}), task
     crop = 'none' if task in NO_CROP else 'inception'
     assert config.augment.crop == crop, task
-    if crop == 'inception':  # what is in the middle is in every crop
+    if crop == 'inception':  # every crop contains the centre
       assert config.augment.min_area == pytest.approx((384 / 448) ** 2)
     dev = loading.load(f'configs/finetune.py:data=vtab,task={task},dev=1')
     assert config.train.split == f'train[:800]+{dev.evals.test.split}'
@@ -226,8 +224,8 @@ VTAB_CLASSES = {
 }
 
 
-def test_fine_tuning_on_imagenet():
-  """Table 4's row, its 1 % dev split, and Table 2's sizes with averaging."""
+def test_imagenet_finetuning_equals_table_4():
+  """Also its 1 % dev split, and Table 2's sizes with averaging."""
   config = loading.load('configs/finetune_imagenet.py')
   _is_fine_tuning(config)
   assert (config.total, config.image_size) == ('20000 steps', (384, 384))
@@ -305,8 +303,8 @@ def test_resnets_by_sgd():
 @pytest.mark.parametrize(
   'variant, drop_path', [('T', 0.2), ('S', 0.3), ('B', 0.5)]
 )
-def test_swin_on_imagenet(variant, drop_path):
-  """The authors' recipe; rates are for 512 images, doubled for 1024."""
+def test_swin_config_equals_the_authors(variant, drop_path):
+  """Rates are for 512 images, doubled for 1024."""
   config = loading.load(f'configs/swin_i1k.py:variant={variant}')
   assert (config.total, config.batch_size) == ('300 epochs', 1024)
   assert (config.model.name, config.model.variant) == ('swin', variant)
@@ -334,8 +332,8 @@ def test_swin_on_imagenet(variant, drop_path):
     ('R50', 'resnet.py:variant=R50x1'),
   ],
 )
-def test_axial_models_take_the_row_of_their_plain_ones(variant, row):
-  """All of Table 3's but the model and how it is computed."""
+def test_axial_configs_equal_the_rows_of_plain_models(variant, row):
+  """Only the model and how it is computed differ."""
   axial = loading.load(f'configs/axial.py:variant={variant}').to_dict()
   plain = loading.load(f'configs/{row}').to_dict()
   for config in (axial, plain):
@@ -353,8 +351,9 @@ def test_axial_models_take_the_row_of_their_plain_ones(variant, row):
     ('boost', 300, 1024, (0.04, 0.07), 8, ((0.4, 1.0), (0.05, 0.4))),
   ],
 )
-def test_dino(recipe, epochs, batch, temperatures, crops, areas):
-  """Two of the published recipes, and what is common to all."""
+def test_dino_configs_equal_the_published_recipes(
+  recipe, epochs, batch, temperatures, crops, areas
+):
   for variant in ('S/16', 'B/16'):
     config = loading.load(f'configs/dino.py:recipe={recipe},variant={variant}')
     assert (config.total, config.batch_size) == (f'{epochs} epochs', batch)
@@ -383,8 +382,9 @@ def test_dino(recipe, epochs, batch, temperatures, crops, areas):
     Experiment.build(config, jax.devices())
 
 
-# epochs, batch, rate per 256, last rate, clipping, temperature's warm-up and
-# start, lengths of 1, epochs without movement, smallest global area
+# epochs, batch size, rate per 256, last rate, clipping, temperature's warm-up
+# and start, whether rows of the last layer have norm 1, frozen epochs, smallest
+# global area
 RELEASED_DINO = {
   'S/16': (800, 1024, 5e-4, 1e-5, None, '30 epochs', 0.04, False, 1, 0.25),
   'S/8': (800, 1024, 5e-4, 1e-6, 3.0, '30 epochs', 0.04, False, 1, 0.4),
@@ -394,8 +394,8 @@ RELEASED_DINO = {
 
 
 @pytest.mark.parametrize('variant', RELEASED_DINO)
-def test_released_dino(variant):
-  """By the args.txt beside each of the authors' weights."""
+def test_released_dino_configs_equal_args_txt(variant):
+  """The values are those of the args.txt of each released model."""
   config = loading.load(f'configs/dino.py:recipe=released,variant={variant}')
   aims, optimizer, schedule = (
     config.objective,
@@ -430,8 +430,7 @@ AUGREG = [
 
 
 @pytest.mark.parametrize('row', AUGREG, ids=lambda row: '-'.join(row[:2]))
-def test_augreg(row):
-  """The recommended settings, and all that may be asked for."""
+def test_augreg_configs_equal_the_recommended_settings(row):
   model, data, magnitude, mixup, reg, decay = row
   name = f'configs/augreg.py:model={model},data={data}'
   config = loading.load(name)
@@ -454,20 +453,21 @@ def test_every_config_builds():
   files = sorted(pathlib.Path('configs').glob('*.py'))
   assert len(files) >= 7
   for file in files:
-    if file.stem == 'folder':  # needs a folder, see test_folder_config
+    if (
+      file.stem == 'folder'
+    ):  # needs a folder, see test_folder_config_counts_classes
       continue
     config = loading.load(str(file))
     if config.init_from is not None or file.stem.startswith(
       ('finetune', 'linear_')
     ):
-      with config.unlocked():  # a fine-tuning takes this from the weights
+      with config.unlocked():  # a fine-tuning reads this from the weights
         config.model.variant = 'B/16'
         config.image_size = (32, 32)
     assert Experiment.build(config, jax.devices()).total_steps > 0, file
 
 
-def test_cifar10_without_labels():
-  """DINO takes the models that images of two sizes go through."""
+def test_cifar10_dino_accepts_models_of_two_sizes():
   for model in ('vit', 'hybrid', 'resnet'):
     config = loading.load(f'configs/cifar10.py:objective=dino,model={model}')
     assert config.num_classes == 0 and config.objective.name == 'dino'
@@ -480,8 +480,8 @@ def test_cifar10_without_labels():
     Experiment.build(swin, jax.devices())
 
 
-def test_folder_config(tmp_path):
-  """Classes and sizes are counted; without val a tenth is held out."""
+def test_folder_config_counts_classes(tmp_path):
+  """Without a val folder, a tenth is held out."""
   for name in ('cat', 'dog'):
     (tmp_path / 'train' / name).mkdir(parents=True)
     for i in range(10):
@@ -490,7 +490,7 @@ def test_folder_config(tmp_path):
     config = loading.load(f'configs/folder.py:path={path}')
     assert (config.num_classes, config.train.num_examples) == (2, 18)
     assert config.evals.val.split == 'train[90%:]'
-    assert config.train.split != 'train[:90%]'  # of workdirs from before
+    assert config.train.split != 'train[:90%]'  # the split of older workdirs
     assert config.augment.interpolation == 'area'  # photographs are large
     assert config.preprocess.interpolation == 'area'
   (tmp_path / 'Valid').mkdir()
@@ -509,7 +509,7 @@ def test_folder_config(tmp_path):
     loading.load('configs/folder.py')
 
 
-def test_bad_arguments_are_user_errors():
+def test_messages_of_wrong_config_arguments():
   """Unknown keys, rows and lengths are refused with what is allowed."""
   for argument, message in (
     ('vit.py:vraiant=B/16', "did you mean 'variant'"),
@@ -547,8 +547,7 @@ def test_bad_arguments_are_user_errors():
   'model, pixels, lr, drop_path',
   [('S', 224, 4e-3, 0.05), ('B', 192, 3e-3, 0.2), ('L', 192, 3e-3, 0.45)],
 )
-def test_deit3(model, pixels, lr, drop_path):
-  """The authors' commands, typed in again."""
+def test_deit3_configs_equal_the_authors_commands(model, pixels, lr, drop_path):
   config = loading.load(f'configs/deit3.py:model={model}')
   assert (config.total, config.batch_size) == ('800 epochs', 2048)
   assert config.image_size == (pixels, pixels)
@@ -567,8 +566,8 @@ def test_deit3(model, pixels, lr, drop_path):
   assert config.augment.three_augment and config.augment.color_jitter == 0.3
 
 
-def test_deit():
-  """Table 9 of the paper, with and without a teacher."""
+def test_deit_config_equals_table_9():
+  """With and without a teacher."""
   config = loading.load('configs/deit.py:model=S')
   assert (config.total, config.batch_size) == ('300 epochs', 1024)
   assert (config.schedule.base_lr, config.schedule.warmup) == (1e-3, '5 epochs')
@@ -591,8 +590,8 @@ def test_deit():
   )
 
 
-def test_better_plain_baseline():
-  """S/16 of arXiv 2205.01580; steps of its 90 epochs."""
+def test_s16_config_equals_better_plain_baselines():
+  """S/16 of arXiv 2205.01580, with the number of steps of 90 epochs."""
   config = loading.load('configs/s16_i1k.py')
   assert Experiment.build(config, jax.devices()).total_steps == 111_477
   assert (config.model.variant, config.model.pool) == ('S/16', 'gap')
@@ -605,8 +604,7 @@ def test_better_plain_baseline():
 @pytest.mark.parametrize(
   'name', ['deit.py', 'deit3.py', 'swin_i1k.py', 'finetune_mae.py']
 )
-def test_torchvisions_crop(name):
-  """Recipes of PyTorch code draw crops as torchvision does."""
+def test_recipes_of_pytorch_code_use_torchvisions_crop(name):
   assert loading.load(f'configs/{name}').augment.crop == 'torchvision'
 
 
@@ -618,8 +616,9 @@ def test_deit3_second_stage_keeps_its_rate():
 
 
 @pytest.mark.parametrize('name', ['s16_i1k.py', 'augreg.py'])
-def test_evaluation_of_big_vision(name):
-  """The smaller side to 256 by area, then the central 224 pixels."""
+def test_recipes_of_big_vision_evaluate_central_crops(name):
+  """The smaller side is 256 by area, then the central 224 pixels are cut
+  out."""
   keys = loading.load(f'configs/{name}').preprocess
   assert (keys.resize, keys.interpolation) == ('central', 'area')
   assert keys.central_fraction == 224 / 256
@@ -628,8 +627,8 @@ def test_evaluation_of_big_vision(name):
 @pytest.mark.parametrize(
   'config', ['finetune.py:data=cifar10', 'finetune_imagenet.py:table=4']
 )
-def test_crops_of_fine_tuning(config):
-  """The public code's by default; BiT's (section 4.1) by crop=bit."""
+def test_finetuning_crops(config):
+  """The default is the public code's; crop=bit selects BiT's (section 4.1)."""
   default = loading.load(f'configs/{config}').augment
   assert (default.crop, default.min_area) == ('inception', 0.05)
   bits = loading.load(f'configs/{config},crop=bit').augment
@@ -638,13 +637,13 @@ def test_crops_of_fine_tuning(config):
     loading.load(f'configs/{config},crop=bat')
 
 
-def test_noisy_students_length():
-  """350 epochs of labelled images: 109,474 steps of 4,096 (authors' code)."""
+def test_noisy_student_has_the_authors_length():
+  """350 epochs of labelled images: 109,474 steps of 4,096."""
   teacher = loading.load('configs/noisy_student.py')
   assert teacher.total == '109474 steps'
 
 
-def test_cifar10_chooses_by_held_out_images():
+def test_cifar10_chooses_checkpoints_by_held_out_images():
   """The test split does not choose the best checkpoint."""
   for objective in ('supervised', 'dino', 'mae', 'masked_patch'):
     config = loading.load(f'configs/cifar10.py:objective={objective}')
@@ -655,7 +654,7 @@ def test_cifar10_chooses_by_held_out_images():
     assert config.train.num_examples == 49_000
 
 
-def test_table_5_from_jft():
+def test_study_of_table_5_has_its_numbers():
   """H/14's numbers are Table 5's own, not Table 6's."""
   rows = contents.load('configs/studies/finetuned.py:table=5').rows
   numbers = rows['H/14 jft'].paper

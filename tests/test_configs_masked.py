@@ -1,4 +1,4 @@
-"""Configs of masked pre-training hold the papers' numbers (typed in again)."""
+"""Tests that configs of masked pre-training have the papers' numbers."""
 
 import jax
 import pytest
@@ -14,8 +14,8 @@ from vit_jax.training.experiment import Experiment
   'model, variant, grid',
   [('B', 'B/16', 14), ('L', 'L/16', 14), ('H', 'H/14', 16)],
 )
-def test_mae(model, variant, grid):
-  """arXiv 2111.06377, Table 8; what decays has more than one dimension."""
+def test_mae_configs_equal_table_8(model, variant, grid):
+  """arXiv 2111.06377; only leaves with more than one dimension decay."""
   config = loading.load(f'configs/mae.py:model={model}')
   assert (config.total, config.batch_size) == ('800 epochs', 4096)
   optimizer, schedule = config.optimizer, config.schedule
@@ -61,8 +61,10 @@ def test_mae(model, variant, grid):
     ('H', 'H/14', 50, 1e-3, 0.75, 0.3),
   ],
 )
-def test_finetune_mae(model, variant, epochs, rate, decay, drop_path):
-  """Its Table 9, and the rate of every layer."""
+def test_finetune_mae_configs_equal_table_9(
+  model, variant, epochs, rate, decay, drop_path
+):
+  """The rate of every layer is checked."""
   config = loading.load(f'configs/finetune_mae.py:model={model}')
   assert (config.total, config.batch_size) == (f'{epochs} epochs', 1024)
   assert config.schedule.base_lr == pytest.approx(4 * rate)
@@ -74,7 +76,7 @@ def test_finetune_mae(model, variant, epochs, rate, decay, drop_path):
   assert config.augment.randaugment_magnitude == 9
   assert config.objective.label_smoothing == 0.1
   assert config.model.drop_path == drop_path and config.model.fc_norm
-  assert config.model.variant is None  # the weights'
+  assert config.model.variant is None  # read from the weights
   with config.unlocked():
     config.model.variant = variant
   of = Experiment.build(config, jax.devices())
@@ -96,7 +98,7 @@ def test_finetune_mae(model, variant, epochs, rate, decay, drop_path):
   optimizers.adam(lambda _: 0.1, rules=config.optimizer.rules)
 
 
-def test_masked_patch():
+def test_masked_patch_config_equals_appendix_b12():
   """Appendix B.1.2 of arXiv 2010.11929."""
   config = loading.load('configs/masked_patch.py')
   assert (config.total, config.batch_size) == ('1000000 steps', 4096)
@@ -112,15 +114,13 @@ def test_masked_patch():
 
 
 @pytest.mark.parametrize('objective', ['mae', 'masked_patch'])
-def test_small_ones_build(objective):
-  """CIFAR-10's, judged by neighbours; `checkpoint.best` too."""
+def test_small_self_supervised_configs_build(objective):
   config = loading.load(f'configs/cifar10.py:objective={objective}')
   assert config.num_classes == 0
   assert Experiment.build(config, jax.devices()).total_steps > 0
 
 
-def test_what_cannot_be():
-  """Each says what is allowed."""
+def test_messages_of_wrong_arguments():
   for argument, words in (
     ('mae.py:model=S', 'no row of the paper'),
     ('mae.py:epochs=300', 'for 800 or 1600'),
@@ -135,8 +135,8 @@ def test_what_cannot_be():
 
 
 @pytest.mark.parametrize('model, epochs', [('B', 90), ('L', 50), ('H', 50)])
-def test_linear_probe_of_mae(model, epochs):
-  """The linear-probing table of arXiv 2111.06377, appendix A.1."""
+def test_linear_mae_configs_equal_appendix_a1(model, epochs):
+  """The linear-probing table of arXiv 2111.06377."""
   config = loading.load(f'configs/linear_mae.py:model={model}')
   assert (config.total, config.batch_size) == (f'{epochs} epochs', 16_384)
   optimizer, schedule = config.optimizer, config.schedule
@@ -155,7 +155,7 @@ def test_linear_probe_of_mae(model, epochs):
 @pytest.mark.parametrize(
   'model, last_blocks, patch_mean', [('S', 4, False), ('B', 1, True)]
 )
-def test_linear_probe_of_dino(model, last_blocks, patch_mean):
+def test_linear_dino_configs_equal_eval_linear(model, last_blocks, patch_mean):
   """The authors' eval_linear.py and their options for S and B."""
   config = loading.load(f'configs/linear_dino.py:model={model}')
   assert (config.total, config.batch_size) == ('100 epochs', 1024)

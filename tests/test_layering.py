@@ -1,4 +1,4 @@
-"""Imports point downwards only; Flax and Orbax stay in their packages."""
+"""Tests that imports point downwards, and of where Flax and Orbax are used."""
 
 import ast
 import graphlib
@@ -26,17 +26,17 @@ PACKAGES = (
 MODULES = {
   '.'.join(path.relative_to(PACKAGE.parent).with_suffix('').parts): path
   for path in PACKAGE.rglob('*.py')
-  if path != PACKAGE / '__init__.py'  # its lazy import is the package's face
+  if path != PACKAGE / '__init__.py'  # it imports the public functions lazily
 }
 
 
 def package(module):
-  """'models' of 'vit_jax.models.vit'."""
+  """Returns 'models' for 'vit_jax.models.vit'."""
   return module.split('.')[1]
 
 
 def imports(path):
-  """Dotted names that a file imports, at its top or inside functions."""
+  """Yields dotted names that a file imports, at its top or in functions."""
   for node in ast.walk(ast.parse(path.read_text())):
     if isinstance(node, ast.Import):
       yield from (alias.name for alias in node.names)
@@ -46,7 +46,7 @@ def imports(path):
 
 
 def internal(path):
-  """The modules of this package that a file imports."""
+  """Yields the modules of this package that a file imports."""
   for name in imports(path):
     if name.startswith('vit_jax.'):
       parent = name.rpartition('.')[0]
@@ -57,7 +57,7 @@ def internal(path):
 
 
 def outside(package):
-  """The modules that import an outside package."""
+  """Returns the modules that import an outside package."""
   return {
     module
     for module, path in MODULES.items()
@@ -65,8 +65,8 @@ def outside(package):
   }
 
 
-def test_every_module_has_a_package():
-  """A new package needs its place, here and in ARCHITECTURE.md."""
+def test_every_module_is_in_a_listed_package():
+  """A new package has to be listed here and in ARCHITECTURE.md."""
   assert {package(module) for module in MODULES} <= {*PACKAGES, *COMMANDS}
 
 
@@ -81,25 +81,22 @@ def test_imports_point_downwards(module):
       assert other in below, f'{module} imports {other}, which is above it'
 
 
-def test_the_table_of_architecture_is_this_list():
-  """Its rows name the packages, in this order."""
+def test_architecture_lists_the_packages_in_this_order():
   text = (PACKAGE.parent / 'ARCHITECTURE.md').read_text()
   table = text.partition('## Packages')[2].partition('\n## ')[0]
   rows = re.findall(r'^\| `(\w+)(?:/|\.py)` \|', table, flags=re.MULTILINE)
   assert tuple(rows) == PACKAGES
 
 
-def test_no_cycles():
-  """Modules within a package have an order, too."""
+def test_modules_do_not_import_each_other_in_cycles():
   graph = {module: set(internal(path)) for module, path in MODULES.items()}
   graphlib.TopologicalSorter(graph).prepare()  # raises CycleError
 
 
 def test_only_models_import_flax():
-  """Everyone else sees plain trees of arrays."""
+  """All other packages work with plain trees of arrays."""
   assert {package(module) for module in outside('flax')} == {'models'}
 
 
 def test_only_checkpoint_imports_orbax():
-  """Orbax can be replaced in one package."""
   assert {package(module) for module in outside('orbax')} == {'checkpoint'}

@@ -1,4 +1,4 @@
-"""The public names of the package, and what importing it does."""
+"""Tests of the public names of the package, and of importing it."""
 
 import subprocess
 import sys
@@ -10,7 +10,7 @@ import vit_jax
 IMPORTED = """
 import signal, sys, threading
 before = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)}
-sys.argv[:1] = ['-m']  # as in `python -m a_lab.train`, which imports us
+sys.argv[:1] = ['-m']  # as in `python -m a_lab.train`, which imports vit_jax
 import vit_jax
 assert before == {n: signal.getsignal(n) for n in before}
 assert threading.active_count() == 1
@@ -20,12 +20,12 @@ assert [m for m in sys.modules if m.startswith('vit_jax.')] == []
 
 
 def test_importing_has_no_side_effects():
-  """No handler of signals, no thread, no JAX, no other module."""
+  """No signal handler, thread, JAX or other module is loaded."""
   subprocess.run([sys.executable, '-c', IMPORTED], check=True, timeout=60)
 
 
-def test_public_names_are_shown():
-  """`dir` and `help` list the functions before anyone has used them."""
+def test_dir_and_help_list_the_public_names():
+  """They do so before any function has been used."""
   assert {'load_pretrained', 'save_pretrained'} <= {*vit_jax.__all__}
   assert {*vit_jax.__all__} <= {*dir(vit_jax)}
   for name in vit_jax.__all__:

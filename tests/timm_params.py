@@ -1,4 +1,4 @@
-"""A timm Vision Transformer's parameters under this package's names."""
+"""Converts parameters of a timm Vision Transformer to this package's names."""
 
 import numpy as np
 
@@ -32,11 +32,11 @@ INNER = {
 
 
 def ours(theirs, model):
-  """{path: array} from {timm's name: array}; gradients as well as values.
+  """Returns {path: array} from {timm's name: array} (values or gradients).
 
   Args:
-    theirs: numpy arrays.
-    model: ours, for its sizes.
+    theirs: NumPy arrays by timm's names.
+    model: our model, for its sizes.
   """
   flat = {new: theirs[old] for old, new in OUTER.items() if old in theirs}
   kernel = theirs['patch_embed.proj.weight']  # [d, 3, p, p]
@@ -59,7 +59,7 @@ def _layer(theirs, start, model):
   }
   flat = {new: theirs[old] for old, new in INNER.items() if old in theirs}
   bias = theirs.get('attn.qkv.bias')
-  if bias is None:  # Eva's keys have none
+  if bias is None:  # Eva's keys do not have a bias
     query, value = theirs['attn.q_bias'], theirs['attn.v_bias']
     bias = np.concatenate([query, 0 * query, value])
   weights = theirs['attn.qkv.weight'].reshape(3, *heads, d)

@@ -1,8 +1,9 @@
-"""Run-time type checks by typeguard, in the form jaxtyping's hook wants.
+"""Run-time type checks by typeguard for jaxtyping's import hook.
 
-`typeguard.typechecked` itself compiles a function's source again, and what the
-hook hands to a type checker are generated functions that have none: nothing
-would be checked. `typeguard.check_type` on each value does the same job.
+`typeguard.typechecked` itself compiles a function's source again. The hook
+passes
+generated functions, which have no source, so nothing would be checked.
+`typeguard.check_type` on each value does the same job.
 """
 
 import functools

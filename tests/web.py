@@ -1,4 +1,4 @@
-"""A web server with files, which also answers as the Hugging Face Hub does."""
+"""A web server for files that also imitates the Hugging Face Hub."""
 
 import contextlib
 import http.server

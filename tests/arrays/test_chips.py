@@ -1,4 +1,4 @@
-"""Peaks of chips."""
+"""Tests of the peak FLOP/s of accelerators."""
 
 import pytest
 
@@ -25,12 +25,13 @@ from vit_jax.arrays import chips
     ('NVIDIA GeForce RTX 4090', 165.2),
   ],
 )
-def test_peaks(kind, teraflops):
-  """Vendors' figures by the name JAX gives; GPUs' names go on after it."""
+def test_peak_flops_of_known_devices(kind, teraflops):
+  """Device names as JAX gives them map to vendors' figures; GPU names have
+  suffixes."""
   assert chips.peak_flops(kind) == teraflops * 1e12
 
 
 @pytest.mark.parametrize('kind', ['cpu', 'TPU v3x', 'TPU v99', 'NVIDIA T4', ''])
 def test_unknown_devices_have_no_peak(kind):
-  """No figure is better than a wrong one."""
+  """The result is None instead of a guess."""
   assert chips.peak_flops(kind) is None

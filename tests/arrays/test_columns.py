@@ -1,10 +1,11 @@
-"""Tables as text."""
+"""Tests of text tables."""
 
 from vit_jax.arrays.columns import align
 
 
-def test_columns_line_up():
-  """Numbers to the right, the rest to the left, nothing after the last cell."""
+def test_align_pads_columns():
+  """Numbers are right-aligned, text is left-aligned, and lines have no trailing
+  spaces."""
   rows = [('name', 'count', ''), ('a', '1,000', 'note'), ('long name', '5', '')]
   assert align(rows, right=(1,)).splitlines() == [
     'name       count',

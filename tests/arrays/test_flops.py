@@ -1,4 +1,5 @@
-"""FLOPs counted in a traced program, against formulas and published figures."""
+"""Tests of FLOPs counted in traced programs, against formulas and published
+values."""
 
 import types
 
@@ -20,14 +21,14 @@ def shape(*sides):
 
 
 def vit_forward(model, size):
-  """Matrix FLOPs of one image's forward pass, by the formula."""
+  """Computes the matrix FLOPs of one image's forward pass by formula."""
   rows, columns = size[0] // model.patch_size, size[1] // model.patch_size
   tokens = rows * columns + (model.pool == 'token')
   width, mlp_dim = model.width, model.mlp_dim
   layer = 4 * tokens * width**2 + 2 * tokens**2 * width
   layer += 2 * tokens * width * mlp_dim
   top = width * model.num_classes + width**2 * model.pre_logits
-  if model.pool == 'map':  # keys and values of all; one query, output and MLP
+  if model.pool == 'map':  # keys and values of all tokens; one query
     top += 2 * tokens * width**2 + 2 * width**2
     top += 2 * tokens * width + 2 * width * mlp_dim
   patches = rows * columns * 3 * model.patch_size**2 * width
@@ -35,7 +36,7 @@ def vit_forward(model, size):
 
 
 def counted(model, size):
-  """(forward, training) FLOPs of one image, by counting."""
+  """Counts (forward, training) FLOPs of one image in the traced program."""
   params, images = abstract_params(model, size), shape(1, *size, 3)
 
   def logits(params, images):
@@ -60,18 +61,19 @@ def counted(model, size):
     (10, (16, 16), dict(pool='map')),
   ],
 )
-def test_every_matrix_product_counts_once(classes, size, settings):
-  """The count is the formula, and three times that in training.
+def test_flops_of_a_vit_equal_the_formula(classes, size, settings):
+  """Training takes three times the FLOPs of the forward pass.
 
-  In bfloat16 the logits of attention are made twice, to save memory.
+  In bfloat16, the attention logits are computed twice to save memory.
   """
   model = Model(classes, **SMALL, **settings)
   expected = vit_forward(model, size)
   assert counted(model, size) == (expected, 3 * expected)
 
 
-def test_a_frozen_teacher_has_no_backward_pass():
-  """Nor has what is behind stop_gradient; a product of parameters has two."""
+def test_frozen_inputs_have_no_backward_flops():
+  """Frozen parameters and stop_gradient add no backward FLOPs; trained ones add
+  two products."""
   matrix, x = shape(4, 4), shape(8, 4)
   once = 2 * 8 * 4 * 4
 
@@ -88,8 +90,9 @@ def test_a_frozen_teacher_has_no_backward_pass():
   assert flops.of_training(constant, matrix, matrix, x) == 3 * once + once
 
 
-def test_loops_and_branches():
-  """A scan counts its turns, and finds dependence that a carry brings in."""
+def test_flops_of_scan_and_cond():
+  """A scan counts each iteration and follows dependence on parameters through
+  its carry."""
   matrix, x = shape(4, 4), shape(8, 4)
   once = 2 * 8 * 4 * 4
 
@@ -110,10 +113,10 @@ def test_loops_and_branches():
   assert flops.of_forward(branch, flag, x) == 2 * 2 * 8 * 8 * 4
 
 
-def test_convolutions():
-  """Groups divide the work; the stride is in the result's size.
+def test_flops_of_a_convolution_leave_out_padding():
+  """Groups divide the FLOPs; products with padding are not counted.
 
-  Of 3 taps at 4 places one falls on the padding behind 8 pixels.
+  Of the 3 taps at 4 positions, one is in the padding behind 8 pixels.
   """
   x, kernel = shape(2, 8, 8, 6), shape(3, 3, 2, 12)
 
@@ -131,8 +134,7 @@ def test_convolutions():
   assert flops.of_forward(convolve, x, kernel) == expected
 
 
-def test_kernels_by_what_they_declare():
-  """A Pallas kernel counts with its cost estimate."""
+def test_a_pallas_kernel_counts_its_cost_estimate():
 
   def kernel(x):
     return pl.pallas_call(
@@ -151,10 +153,11 @@ def test_kernels_by_what_they_declare():
   'variant, train_gflops',
   [('S/16', 27.7), ('B/16', 105.5), ('L/16', 369.6), ('H/14', 1004)],
 )
-def test_published_figures(variant, train_gflops):
-  """A training step costs three forward passes; per image at 224 px."""
-  # Published with three or four digits, and not said for which head and
-  # pooling; together they make up to 0.5 %.
+def test_training_flops_agree_with_published_values(variant, train_gflops):
+  """A training step costs three forward passes; values are per image at 224
+  px."""
+  # Published with three or four digits, without the kind of head and pooling;
+  # together these cause differences of up to 0.5 %.
   training = counted(Model(1000, variant=variant), (224, 224))[1]
   assert training / 1e9 == pytest.approx(train_gflops, rel=5e-3)
 
@@ -165,20 +168,20 @@ def test_published_figures(variant, train_gflops):
     *(('B/32', 7, 55), ('B/16', 7, 224), ('L/32', 7, 196)),
     *(('L/16', 7, 783), ('H/14', 14, 4262)),
     *(('R50+B/32', 7, 106), ('R50+B/16', 7, 274), ('R50+L/32', 7, 246)),
-    ('R50+L/16', 14, 1668),  # half of it is 834, and of 7 epochs it says 859
+    ('R50+L/16', 14, 1668),  # the table has 859 for 7 epochs, not 834
     *(('R50x1', 7, 50), ('R50x2', 7, 199), ('R101x1', 7, 96)),
     *(('R152x1', 7, 141), ('R152x2', 7, 563), ('R200x3', 14, 3306)),
   ],
 )
-def test_table_6(variant, epochs, exaflops):
-  """The paper's compute of pre-training: JFT, 303 million images an epoch."""
+def test_pretraining_compute_agrees_with_table_6(variant, epochs, exaflops):
+  """The total compute of pre-training on JFT (303 million images per epoch)."""
   build = Model if '/' in variant else resnet.Model
   training = counted(build(18291, variant=variant), (224, 224))[1]
   assert training * 303e6 * epochs / 1e18 == pytest.approx(exaflops, rel=0.03)
 
 
-def test_what_a_scan_carries_by_both_namings():
-  """JAX 0.11 gives trees of its operands in place of their numbers."""
+def test_scan_sizes_for_old_and_new_jax():
+  """JAX 0.11 stores trees of a scan's operands instead of their numbers."""
   trees = types.SimpleNamespace(unpack=lambda: ([None] * 2, [None], []))
   assert flops._scanned({'ft_in': trees}) == (2, 1)
   assert flops._scanned({'num_consts': 2, 'num_carry': 1}) == (2, 1)

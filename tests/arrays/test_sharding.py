@@ -1,4 +1,4 @@
-"""Where arrays live: mesh sizes, the rules for leaves, constraints."""
+"""Tests of mesh sizes, the sharding rules of leaves, and constraints."""
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ from vit_jax.optim import optimizers
 
 
 def mesh_of(data=1, fsdp=1, model=1):
-  """A mesh of as many of the eight devices as needed."""
+  """Returns a mesh of as many of the eight devices as needed."""
   devices = jax.devices()[: data * fsdp * model]
   return sharding.make_mesh(devices, data=data, fsdp=fsdp, model=model)
 
@@ -27,7 +27,7 @@ MESHES = (
 
 
 def abstract_params(**sizes):
-  """Shapes of a ViT whose depth is the largest of all its dimensions."""
+  """Returns the shapes of a ViT whose depth is its largest dimension."""
   sizes = (
     dict(patch_size=16, width=64, depth=256, mlp_dim=128, num_heads=4)
     | dict(pool='map', pre_logits=True)
@@ -51,7 +51,7 @@ def abstract_params(**sizes):
   ],
 )
 def test_mesh_sizes(sizes, shape):
-  """-1 takes what the other axes leave; every device is there once."""
+  """-1 stands for the remaining devices, and every device occurs once."""
   mesh = sharding.make_mesh(jax.devices(), **sizes)
   assert mesh.devices.shape == shape
   assert mesh.axis_names == ('data', 'fsdp', 'model')
@@ -67,8 +67,8 @@ def test_mesh_sizes(sizes, shape):
     *(dict(data=-1, fsdp=-1), dict(fsdp=16), dict(model=-1)),
   ],
 )
-def test_mesh_errors(sizes):
-  """A mesh that does not hold exactly the devices there are is refused."""
+def test_a_mesh_of_the_wrong_size_is_refused(sizes):
+  """The product of the axes must equal the number of devices."""
   with pytest.raises(UserError, match='8 devices'):
     sharding.make_mesh(jax.devices(), **sizes)
 
@@ -89,7 +89,7 @@ def test_mesh_errors(sizes):
     ('layers/mlp/fc2/kernel', (12, 256, 64), (None, 'model', 'fsdp')),
     ('head/kernel', (64, 1000), ('fsdp', 'model')),
     ('head/bias', (1000,), ('model',)),
-    # No rule for them.
+    # Leaves without a rule.
     ('pre_logits/kernel', (64, 66), (None, 'fsdp')),
     ('position/embedding', (1, 197, 768), (None, None, 'fsdp')),
     ('forehead/kernel', (64, 1000), (None, 'fsdp')),
@@ -100,21 +100,21 @@ def test_mesh_errors(sizes):
     ('some/kernel', (4097, 4099), ()),
     ('head/kernel', (64, 1001), ('fsdp',)),
     ('step', (), ()),
-    # The layer axis, were it ever so large.
+    # The layer axis is never split.
     ('layers/norm1/scale', (4096, 6), (None, 'fsdp')),
     ('layers/norm1/scale', (4096, 7), ()),
     ('opt_state/1/mu/encoder/layers/norm1/scale', (4096, 6), (None, 'fsdp')),
   ],
 )
-def test_rules(path, shape, expected):
-  """The rules applied by hand, on a mesh of 2 x 2 x 2."""
+def test_leaf_spec_of_each_rule(path, shape, expected):
+  """Specs agree with rules applied by hand on a 2x2x2 mesh."""
   spec = sharding.leaf_spec(path, shape, mesh_of(2, 2, 2), RULES)
   assert spec == PartitionSpec(*expected)
 
 
 @pytest.mark.parametrize('sizes', MESHES)
 def test_the_layer_axis_is_never_split(sizes):
-  """Not even where it is the largest and divisible."""
+  """The layer axis stays whole even if it is the largest and divisible."""
   mesh = mesh_of(**sizes)
   specs = {
     path: sharding.leaf_spec(path, leaf.shape, mesh, RULES)
@@ -129,8 +129,9 @@ def test_the_layer_axis_is_never_split(sizes):
 
 
 @pytest.mark.parametrize('sizes', MESHES)
-def test_every_split_is_even(sizes):
-  """Each axis is used once in a leaf and divides its dimension."""
+def test_split_dimensions_are_divisible(sizes):
+  """Each mesh axis is used at most once per leaf and divides the dimension that
+  it splits."""
   mesh = mesh_of(**sizes)
   for path, leaf in tree.flatten(abstract_params()).items():
     spec = sharding.leaf_spec(path, leaf.shape, mesh, RULES)
@@ -142,8 +143,9 @@ def test_every_split_is_even(sizes):
 
 @pytest.mark.parametrize('sizes', MESHES)
 @pytest.mark.parametrize('name', ['adam', 'sgd'])
-def test_moments_and_averages_follow_their_parameter(name, sizes):
-  """Whatever has a parameter's name and shape has its sharding."""
+def test_moments_and_averages_are_sharded_like_their_parameter(name, sizes):
+  """A leaf whose path ends with a parameter's path, with its shape, has its
+  sharding."""
   mesh = mesh_of(**sizes)
   params = abstract_params()
   optimizer = getattr(optimizers, name)(lambda step: 0.1, clip_norm=1.0)
@@ -165,8 +167,8 @@ def test_moments_and_averages_follow_their_parameter(name, sizes):
   assert found == copies * len(specs)
 
 
-def test_fsdp_saves_memory():
-  """Over eight devices nearly an eighth of the parameters is on each."""
+def test_fsdp_splits_nearly_all_parameters():
+  """With eight devices, each holds nearly an eighth of the parameters."""
   params = sharding.with_shardings(
     abstract_params(width=768, mlp_dim=3072, depth=2), mesh_of(fsdp=8), RULES
   )
@@ -177,8 +179,9 @@ def test_fsdp_saves_memory():
   assert 1 / 8 <= share < 1.02 / 8
 
 
-def test_zero1_splits_the_optimizer_over_data():
-  """Parameters stay whole; each device holds an eighth of their moments."""
+def test_zero1_splits_only_the_optimizer_state():
+  """Parameters stay whole; each device holds an eighth of the moments and
+  averages."""
   mesh = mesh_of(data=8)
   state = {
     'params': abstract_params(),
@@ -201,7 +204,7 @@ def test_zero1_splits_the_optimizer_over_data():
 
 
 def test_with_shardings_keeps_shapes_and_types():
-  """The abstract tree only gains its shardings."""
+  """Only the shardings of the abstract tree change."""
   params = abstract_params()
   result = sharding.with_shardings(params, mesh_of(fsdp=8), RULES)
   assert jax.tree.structure(result) == jax.tree.structure(params)
@@ -213,15 +216,15 @@ def test_with_shardings_keeps_shapes_and_types():
 
 
 def test_a_batch_is_split_over_data_and_fsdp():
-  """The model axis holds copies of the batch's shares."""
+  """Devices along the model axis hold copies of the same rows."""
   mesh = mesh_of(2, 2, 2)
   split = sharding.batch_sharding(mesh)
   assert split.shard_shape((16, 3)) == (4, 3)
   assert sharding.replicated(mesh).shard_shape((16, 3)) == (16, 3)
 
 
-def test_constrain_without_a_mesh_does_nothing():
-  """Outside `jax.set_mesh`, or on one device, the array comes back itself."""
+def test_constrain_without_a_mesh_returns_its_argument():
+  """Outside `jax.set_mesh`, or on one device, the same array is returned."""
   x = jnp.ones((4, 4))
   assert sharding.constrain(x, 'model', None) is x
   with jax.set_mesh(mesh_of()):
@@ -237,8 +240,8 @@ def test_constrain_without_a_mesh_does_nothing():
     ((8, 4), (None, None), (8, 4)),
   ],
 )
-def test_constrain_leaves_out_what_does_not_divide(shape, spec, shard):
-  """Inside jit the sharding is the one asked for, where it is possible."""
+def test_constrain_drops_axes_that_do_not_divide(shape, spec, shard):
+  """Inside jit, dimensions that are divisible get the requested sharding."""
   mesh = mesh_of(2, 2, 2)
   with jax.set_mesh(mesh):
     result = jax.jit(lambda x: sharding.constrain(x + 1, *spec))(
@@ -247,8 +250,8 @@ def test_constrain_leaves_out_what_does_not_divide(shape, spec, shard):
   assert result.sharding.shard_shape(shape) == shard
 
 
-def test_split_parameters_are_told_from_whole_ones():
-  """A mesh that splits the batch alone leaves every parameter whole."""
+def test_is_split():
+  """Parameters are split by the fsdp and model axes, but not by data."""
   for shape, split in (
     ((8, 1, 1), False),
     ((4, 2, 1), True),
@@ -259,8 +262,8 @@ def test_split_parameters_are_told_from_whole_ones():
     assert sharding.is_split(params) == split
 
 
-def test_table_tells_every_leaf_and_the_sum():
-  """One line a leaf between the heading and the total."""
+def test_table_lists_every_leaf_and_the_total():
+  """The table has one line per leaf between its heading and the total."""
   params = sharding.with_shardings(abstract_params(), mesh_of(2, 2, 2), RULES)
   lines = sharding.table(params).splitlines()
   assert len(lines) == 2 + len(jax.tree.leaves(params))

@@ -1,4 +1,4 @@
-"""Paths of leaves, whatever the containers."""
+"""Tests of pytree paths."""
 
 import collections
 import dataclasses
@@ -24,8 +24,9 @@ STATE = State(
 )
 
 
-def test_paths_of_every_container():
-  """Dataclasses, named tuples, tuples, lists and dicts all give a path."""
+def test_flatten_gives_paths_for_all_containers():
+  """Dataclasses, named tuples, tuples, lists and dicts contribute to the
+  paths."""
   assert set(tree.flatten(STATE)) == {
     'params/head/bias',
     'params/head/kernel',
@@ -35,37 +36,39 @@ def test_paths_of_every_container():
 
 
 def test_flatten_keeps_the_order_of_leaves():
-  """The i-th path belongs to the i-th of `jax.tree.leaves`."""
+  """The i-th path belongs to the i-th leaf of `jax.tree.leaves`."""
   flat = tree.flatten(STATE)
   leaves = jax.tree.leaves(STATE)
   assert all(a is b for a, b in zip(flat.values(), leaves, strict=True))
 
 
 def test_unflatten_inverts_flatten():
-  """Nested dicts survive the way to flat paths and back."""
+  """Nested dicts can be restored from flat paths."""
   nested = {'a': {'b': {'c': 1, 'd': 2}, 'e': 3}, 'f': 4}
   assert tree.unflatten(tree.flatten(nested)) == nested
   flat = {'a/b/c': 1, 'a/b/d': 2, 'a/e': 3, 'f': 4}
   assert tree.flatten(tree.unflatten(flat)) == flat
 
 
-def test_map_with_path_gives_each_leaf_its_path():
-  """The mapped tree has the same structure, and each leaf saw its own path."""
+def test_map_with_path_passes_each_leaf_and_its_path():
+  """The result has the same structure."""
   mapped = tree.map_with_path(lambda path, leaf: (path, leaf.shape), STATE)
   assert mapped.params['head']['kernel'] == ('params/head/kernel', (2, 3))
   assert mapped.moments[0].mu['w'] == ('moments/0/mu/w', (5,))
 
 
-def test_size_counts_scalars():
-  """Arrays and abstract shapes count by their extents, a scalar as one."""
+def test_size_counts_elements():
+  """Arrays and abstract shapes count their elements, and a scalar counts as
+  one."""
   assert tree.size(STATE) == 6 + 3 + 5 + 1
   abstract = {'a': jax.ShapeDtypeStruct((4, 5), np.float32)}
   assert tree.size(abstract) == 20
   assert tree.size({}) == 0
 
 
-def test_apart_and_together():
-  """Named leaves become their layers, the others stay, and nothing is lost."""
+def test_together_inverts_apart():
+  """`apart` splits the named leaves into layers and keeps the others;
+  `together` restores them."""
   fc1 = {'kernel': np.arange(24.0).reshape(3, 4, 2), 'bias': np.ones((3, 2))}
   params = {'layers': {'fc1': fc1}, 'head': {'kernel': np.ones((2, 5))}}
   parts = tree.apart(params, ('fc1/kernel',))

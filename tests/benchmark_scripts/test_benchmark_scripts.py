@@ -1,4 +1,4 @@
-"""Every script in benchmarks/ runs at its smallest size."""
+"""Tests that every script in benchmarks/ runs, at its smallest size."""
 
 import subprocess
 import sys
@@ -17,7 +17,7 @@ def write(path, seed):
 
 
 def run(*arguments, **options):
-  """The output of a script, which must end with 0."""
+  """Returns the output of a script that must end with exit code 0."""
   done = subprocess.run(
     [sys.executable, *arguments],
     cwd=runs.ROOT,
@@ -30,8 +30,8 @@ def run(*arguments, **options):
 
 
 @pytest.mark.slow
-def test_step():
-  """Training and inference, ours and plain Flax."""
+def test_step_compares_with_plain_flax():
+  """The table has rows for training and inference of both."""
   sizes = ('--variants=Ti/16', '--batch=2', '--steps=1', '--rounds=1')
   out = run('benchmarks/step.py', *sizes)
   rows = [line for line in out.splitlines() if line.startswith('| Ti/16')]
@@ -41,8 +41,8 @@ def test_step():
 
 
 @pytest.mark.slow
-def test_input(tmp_path):
-  """Ours and tf.data over a few images."""
+def test_input_compares_readers(tmp_path):
+  """The table has rows of this project and of tf.data."""
   for i in range(8):
     write(tmp_path / 'ab'[i % 2] / f'{i}.jpg', i)
   out = run(
@@ -54,21 +54,21 @@ def test_input(tmp_path):
 
 
 @pytest.mark.slow
-def test_preprocessing(tmp_path):
+def test_preprocessing_runs(tmp_path):
   write(tmp_path / 'a' / '1.png', 1)
   assert run('-m', 'benchmarks.preprocessing', str(tmp_path))
 
 
 @pytest.mark.parametrize('name', ['plan_all', 'plan_configs', 'gpu_plans'])
-def test_lists_of_plans(name):
-  """Every row names a config; planning them takes minutes each."""
+def test_plan_scripts_list_their_configs(name):
+  """Only the lists are printed, because planning takes minutes."""
   assert 'configs/' in run(f'benchmarks/{name}.py', '--list')
 
 
 @pytest.mark.parametrize(
   'name', ['scaling', 'compile_time', 'kernels', 'gpu_flags']
 )
-def test_scripts_that_compile_for_minutes_start(name):
-  """Their imports and flags; what they compile has tests in tests/plan."""
+def test_slow_scripts_can_be_imported(name):
+  """Their imports and flags are checked; tests/plan tests what they compile."""
   out = run('-c', f'import runpy; runpy.run_path("benchmarks/{name}.py")')
   assert out == ''

@@ -1,4 +1,4 @@
-"""Small states to save, and what they come back as."""
+"""Small training states, and functions that save, restore and compare them."""
 
 import contextlib
 import functools
@@ -48,7 +48,7 @@ def _maker(of: Experiment):
 
 
 def state(number: int, of=None):
-  """A state whose leaves all depend on a number."""
+  """Returns a state whose leaves all depend on a number."""
   return _maker(of or experiment())(jax.numpy.asarray(number))
 
 
@@ -72,14 +72,14 @@ def save(folder: pathlib.Path, *numbers: int, about=ABOUT, **settings) -> None:
 
 
 def restore(folder: pathlib.Path, of=None, about=ABOUT, sleep=lambda _: None):
-  """The newest whole step, without waiting where storage fails."""
+  """Restores the newest intact step; pauses between retries are skipped."""
   with contextlib.closing(Checkpointer(folder, about)) as checkpoints:
     abstract = (of or experiment()).abstract_state()
     return checkpoints.restore_latest(abstract, sleep)
 
 
 def make_old(step: pathlib.Path) -> None:
-  """Takes away what was not written before format 3."""
+  """Removes what was not written before format 3."""
   file = step / 'manifest/metadata'
   file.write_text(json.dumps(json.loads(file.read_text())['leaves']))
   (step.parent / 'run_id.json').unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Damage, storage, and the user's errors are told apart."""
+"""Tests that damage, storage errors and user errors are distinguished."""
 
 import errno
 import json
@@ -10,7 +10,7 @@ from vit_jax.checkpoint.items import CorruptError
 from vit_jax.errors import UserError
 
 OPENING = 'Error reading "a/0": Failed to open: "/f"'
-# As TensorStore 0.1.86 says it.
+# Messages of TensorStore 0.1.86.
 TENSORSTORE = {
   f"UNKNOWN: {OPENING}: Input/output error [os_error_code='5']": (
     Verdict.UNREADABLE
@@ -32,8 +32,9 @@ TENSORSTORE = {
 
 
 @pytest.mark.parametrize('text', TENSORSTORE)
-def test_tensorstore(text):
-  """By the number of the system's error, else by its status."""
+def test_errors_of_tensorstore(text):
+  """They are classified by the system's error number, or else by their
+  status."""
   try:
     raise Exception('Encountered error while reading') from ValueError(text)
   except Exception as error:
@@ -43,15 +44,16 @@ def test_tensorstore(text):
 @pytest.mark.parametrize(
   'number', [errno.EIO, errno.ESTALE, errno.EMFILE, errno.ETIMEDOUT, None]
 )
-def test_storage(number):
-  """It may pass."""
+def test_os_errors_that_may_pass(number):
+  """They are temporary storage errors."""
   assert judge(OSError(number, 'text')) is Verdict.UNREADABLE
 
 
-def test_others():
-  """What cannot be parsed is damage; memory and unknown clients are not."""
+def test_other_errors():
+  """Content that cannot be parsed is damage; memory and unknown errors are
+  not."""
 
-  class HttpError(Exception):  # as of a client of an object store
+  class HttpError(Exception):  # as raised by clients of object stores
     pass
 
   for error, verdict in (

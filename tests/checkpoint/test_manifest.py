@@ -1,4 +1,4 @@
-"""What is written as JSON says itself whether it was damaged."""
+"""Tests of the checksums of manifests and other JSON items."""
 
 import contextlib
 import json
@@ -19,7 +19,7 @@ LEAVES = {
 
 
 def _flips(data: bytes):
-  """Every version of some bytes with one bit flipped."""
+  """Yields every version of the data with one bit flipped."""
   for position in range(len(data)):
     for bit in range(8):
       flipped = bytearray(data)
@@ -28,8 +28,8 @@ def _flips(data: bytes):
 
 
 @pytest.mark.parametrize('name', ['manifest', 'about', 'metrics'])
-def test_any_flipped_bit_is_seen(tmp_path, name):
-  """Nothing is read that is not what was written; class names neither."""
+def test_any_flipped_bit_is_detected(tmp_path, name):
+  """This holds for the manifest, class names and metrics."""
   step = epath.Path(tmp_path)
   sums = {'about': manifest.json_checksum(ABOUT)}
   whose = {'step': 120, 'run': 'a' * 32, 'seed': 0}
@@ -61,8 +61,8 @@ def test_any_flipped_bit_is_seen(tmp_path, name):
 
 
 @pytest.mark.parametrize('item', ['manifest', 'about'])
-def test_a_damaged_item_costs_its_step(tmp_path, item):
-  """Shapes in the manifest and class names alike; the older step is used."""
+def test_a_step_with_a_damaged_item_is_not_used(tmp_path, item):
+  """The manifest and class names are checked; the older step is restored."""
   save(tmp_path, 1, 2)
   file = tmp_path / '2' / item / 'metadata'
   old, new = {'manifest': ('"float32"', '"float33"'), 'about': ('cat', 'bat')}[
@@ -77,8 +77,8 @@ def test_a_damaged_item_costs_its_step(tmp_path, item):
   assert (tmp_path / '2.bad').is_dir()
 
 
-def test_a_caller_may_change_what_it_saved(tmp_path, monkeypatch):
-  """A history that changes during the save does not damage the step."""
+def test_a_history_that_changes_during_a_save(tmp_path, monkeypatch):
+  """The step is not damaged by it."""
   history = {'interval': {'count': 1}}
   make_room = Checkpointer._make_room
 
@@ -94,8 +94,8 @@ def test_a_caller_may_change_what_it_saved(tmp_path, monkeypatch):
   assert about['interval'] == {'count': 1}
 
 
-def test_a_step_of_format_2(tmp_path):
-  """It says less, and is restored, kept and replaced as before."""
+def test_steps_of_format_2_are_supported(tmp_path):
+  """They are restored, kept and replaced as before."""
   save(tmp_path, 1, 2)
   for step in (1, 2):
     make_old(tmp_path / str(step))

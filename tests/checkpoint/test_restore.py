@@ -1,4 +1,4 @@
-"""Storage that fails for a moment, and steps that are not this run's."""
+"""Tests of temporary storage errors, and of steps of other runs."""
 
 import errno
 import gc
@@ -24,7 +24,7 @@ READ = items.read_arrays
 
 @pytest.fixture
 def saved(tmp_path):
-  """A directory with the steps 1 and 2."""
+  """Returns a directory with the steps 1 and 2."""
   save(tmp_path / 'c', 1, 2)
   return tmp_path / 'c'
 
@@ -34,7 +34,7 @@ def _left(folder):
 
 
 def _failing(monkeypatch, number):
-  """Reading fails until the returned list is emptied."""
+  """Makes reading fail until the returned list is emptied."""
   broken = [True]
 
   def read(path, abstract):
@@ -50,8 +50,10 @@ def _failing(monkeypatch, number):
   'number', [errno.EIO, errno.ESTALE, errno.EMFILE, errno.EACCES]
 )
 @pytest.mark.parametrize('failures_before', [1, 5])
-def test_an_error_that_passes(saved, monkeypatch, number, failures_before):
-  """The step is read after growing pauses; nothing is renamed."""
+def test_a_temporary_error_is_retried(
+  saved, monkeypatch, number, failures_before
+):
+  """The step is read after growing pauses, and nothing is renamed."""
   broken, pauses = _failing(monkeypatch, number), []
 
   def sleep(seconds):
@@ -73,8 +75,11 @@ def test_an_error_that_passes(saved, monkeypatch, number, failures_before):
     (errno.EACCES, UserError, 'may not be read'),
   ],
 )
-def test_an_error_that_stays(saved, monkeypatch, number, error, message):
-  """The run stops: an older step would cost hours that are not lost."""
+def test_a_lasting_error_stops_the_run(
+  saved, monkeypatch, number, error, message
+):
+  """Falling back to an older step would repeat hours of training that are not
+  lost."""
   _failing(monkeypatch, number)
   with pytest.raises(error, match=f'{saved / "2"} {message}.*Nothing was ren'):
     restore(saved)
@@ -83,15 +88,15 @@ def test_an_error_that_stays(saved, monkeypatch, number, error, message):
 
 @pytest.fixture
 def _collect_coroutines():
-  """Makes those that Orbax leaves unawaited be collected in the same test."""
+  """Collects coroutines that Orbax does not await within the same test."""
   yield
   gc.collect()
 
 
 @pytest.mark.usefixtures('_collect_coroutines')
 @pytest.mark.filterwarnings('ignore::pytest.PytestUnraisableExceptionWarning')
-def test_errors_of_the_real_kernel(saved):
-  """A file that cannot be opened, until it can: TensorStore's own words."""
+def test_a_real_read_error_is_retried(saved):
+  """A file cannot be opened at first, so the message is TensorStore's own."""
   data = [p for p in (saved / '2/params').rglob('*') if p.is_file()]
   file = max(data, key=lambda p: p.stat().st_size)
   file.rename(saved.parent / 'kept')
@@ -105,8 +110,8 @@ def test_errors_of_the_real_kernel(saved):
   assert _left(saved) == ['1', '2', 'run_id.json']
 
 
-def test_64_bit_types_are_the_users_error(saved):
-  """JAX_ENABLE_X64=1 makes other types; no step is damaged by that."""
+def test_64_bit_types_are_a_user_error(saved):
+  """JAX_ENABLE_X64=1 changes the dtypes; the step is not treated as damaged."""
   abstract = jax.tree.map(
     lambda leaf: leaf.update(dtype='int64') if leaf.dtype == 'int32' else leaf,
     experiment().abstract_state(),
@@ -123,8 +128,8 @@ def test_64_bit_types_are_the_users_error(saved):
 
 @pytest.mark.parametrize('old', [False, True])
 @pytest.mark.parametrize('move', [shutil.move, shutil.copytree])
-def test_a_renamed_step(saved, move, old):
-  """Its name lies about the updates it holds: refused, and left there."""
+def test_a_renamed_step_is_refused(saved, move, old):
+  """Its name disagrees with the number of updates; it is left in place."""
   if old:
     make_old(saved / '2')
   move(str(saved / '2'), str(saved / '5'))
@@ -136,8 +141,8 @@ def test_a_renamed_step(saved, move, old):
   assert restore(saved)[1] == 2
 
 
-def test_a_foreign_step(saved, tmp_path):
-  """Of another run and seed with equal shapes; the message names both."""
+def test_a_step_of_another_run_is_refused(saved, tmp_path):
+  """The shapes are equal; the message contains both seeds."""
   other = ABOUT | {'config': {'seed': 8}}
   save(tmp_path / 'other', 3, about=other)
   shutil.copytree(tmp_path / 'other/3', saved / '3')
@@ -153,8 +158,8 @@ def test_a_foreign_step(saved, tmp_path):
   assert restore(saved)[1] == 3
 
 
-def test_another_seed_is_said(saved, caplog):
-  """Whether it may change is for the config's own check to say."""
+def test_another_seed_is_logged(saved, caplog):
+  """The comparison of configs decides whether the seed may change."""
   assert restore(saved, about=ABOUT | {'config': {'seed': 8}})[1] == 2
   assert 'was written with seed 7, but the config has 8' in caplog.text
   caplog.clear()
@@ -163,8 +168,8 @@ def test_another_seed_is_said(saved, caplog):
 
 
 @pytest.mark.parametrize('text', ['', '{"run": "0"}', '{', '[]'])
-def test_a_damaged_id_costs_nothing(saved, text):
-  """The newest step says whose the directory is."""
+def test_a_damaged_run_id_is_repaired(saved, text):
+  """The newest step contains the run id."""
   before = (saved / 'run_id.json').read_text()
   (saved / 'run_id.json').write_text(text)
   assert restore(saved)[1] == 2

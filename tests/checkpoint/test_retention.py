@@ -1,4 +1,4 @@
-"""Which steps stay, whatever else lies in the directory."""
+"""Tests of which steps are kept."""
 
 import contextlib
 import json
@@ -34,8 +34,8 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize('damage', DAMAGES)
-def test_damaged_metrics_stop_nothing(tmp_path, damage, caplog):
-  """Later saves and starts go on; the step that cannot be judged stays."""
+def test_a_step_with_damaged_metrics_is_kept(tmp_path, damage, caplog):
+  """Later saves and starts work."""
   _save(tmp_path, (1, 0.1), (2, 0.9))
   file = tmp_path / '2/metrics/metrics'
   file.write_text(DAMAGES[damage](file.read_text()))
@@ -47,22 +47,23 @@ def test_damaged_metrics_stop_nothing(tmp_path, damage, caplog):
   assert not list(tmp_path.glob('*.bad'))
 
 
-def test_metrics_of_format_2(tmp_path):
-  """They have no checksum, and count."""
+def test_metrics_of_format_2_count(tmp_path):
+  """They have no checksum."""
   _save(tmp_path, (1, 0.1), (2, 0.9))
   (tmp_path / '2/metrics/metrics').write_text(json.dumps({NAME: 0.9}))
   _save(tmp_path, (3, 0.2), (4, 0.3), (5, 0.25))
   assert _steps(tmp_path) == [2, 4, 5]
 
 
-def test_what_is_not_a_number_is_not_the_best(tmp_path):
-  """A NaN accuracy, as of an evaluation that failed."""
+def test_nan_is_not_the_best(tmp_path):
+  """An evaluation that failed may give NaN."""
   _save(tmp_path, (1, float('nan')), (2, 0.5), (3, 0.1), (4, 0.1), (5, 0.1))
   assert _steps(tmp_path) == [2, 4, 5]
 
 
-def test_the_best_step_is_named(tmp_path):
-  """The later of two equal steps, its metric and its directory."""
+def test_best_line_names_the_best_step(tmp_path):
+  """Of two equal steps, it is the later one; the line has its metric and
+  directory."""
   _save(tmp_path, (1, 0.25), (2, 0.75), (3, 0.75), (4, 0.5))
   with contextlib.closing(
     Checkpointer(tmp_path, ABOUT, best=NAME)
@@ -72,8 +73,8 @@ def test_the_best_step_is_named(tmp_path):
   assert str(tmp_path / '3') in line and '--step=best' in line
 
 
-def test_without_a_metric_no_step_is_named(tmp_path):
-  """Neither without `checkpoint.best` nor before an evaluation."""
+def test_best_line_is_none_without_a_metric(tmp_path):
+  """That is the case without `checkpoint.best`, and before an evaluation."""
   save(tmp_path, 3)
   for best in (None, NAME):
     with contextlib.closing(
@@ -82,8 +83,8 @@ def test_without_a_metric_no_step_is_named(tmp_path):
       assert checkpoints.best_line() is None
 
 
-def test_only_the_runs_own_steps_are_removed(tmp_path):
-  """Not a user's directory, and not a step of another run."""
+def test_retention_removes_only_steps_of_the_run(tmp_path):
+  """Directories of the user and steps of other runs stay."""
   save(tmp_path / 'other', 3)
   folder = tmp_path / 'run'
   folder.mkdir()

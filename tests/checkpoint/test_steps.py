@@ -1,4 +1,4 @@
-"""What a directory holds besides steps is the user's."""
+"""Tests of the directory of checkpoints, and of other entries in it."""
 
 import pytest
 
@@ -8,15 +8,15 @@ from vit_jax.checkpoint import Checkpointer, retention, steps, weights
 from vit_jax.errors import UserError
 
 
-def test_names():
-  """Only as `save` writes them."""
+def test_names_of_steps():
+  """Only names that `save` writes are steps."""
   assert [steps.number(name) for name in ('0', '7', '120')] == [0, 7, 120]
   for name in ('000120', '²', '٣', '-1', '7.bad', 'notes', '1' * 20, ''):
     assert steps.number(name) is None, name
 
 
-def test_strange_entries(tmp_path, caplog):
-  """They are said, and neither read, renamed nor removed."""
+def test_unknown_entries_are_left_alone(tmp_path, caplog):
+  """They are logged, but not read, renamed or removed."""
   save(tmp_path, 1, 2)
   before = ['²', '000120', '9', 'notes', '3.orbax-checkpoint-tmp.txt']
   for name in before[:3]:
@@ -34,8 +34,7 @@ def test_strange_entries(tmp_path, caplog):
   assert left == {*before, '2', '3', 'run_id.json'}
 
 
-def test_a_file_in_place_of_the_directory(tmp_path):
-  """One message."""
+def test_a_file_in_place_of_the_directory_is_refused(tmp_path):
   (tmp_path / 'checkpoints').write_text('')
   with pytest.raises(UserError, match='checkpoints cannot be written to'):
     Checkpointer(tmp_path / 'checkpoints', ABOUT)
@@ -44,7 +43,7 @@ def test_a_file_in_place_of_the_directory(tmp_path):
 
 
 def test_unfinished_steps_are_removed(tmp_path):
-  """What a killed save or removal left; not through a link."""
+  """These are leftovers of a killed save or removal; links are not followed."""
   save(tmp_path / 'c', 1)
   (tmp_path / 'elsewhere').mkdir()
   for name in ('2.orbax-checkpoint-tmp', '0.orbax-checkpoint-tmp-removed'):
@@ -56,8 +55,8 @@ def test_unfinished_steps_are_removed(tmp_path):
   assert left == {'1', 'run_id.json', link.name}
 
 
-def test_a_failed_save_gives_its_room_back(tmp_path, monkeypatch):
-  """What it wrote is removed at once: a full disk has room again."""
+def test_a_failed_save_frees_its_space(tmp_path, monkeypatch):
+  """What it wrote is removed at once, so that a full disk has space again."""
 
   def no_room(writer):
     writer.wait_until_finished()
@@ -75,8 +74,8 @@ def test_a_failed_save_gives_its_room_back(tmp_path, monkeypatch):
   checkpoints.close()
 
 
-def test_something_in_the_way_of_a_save(tmp_path, caplog):
-  """It stays; the save fails and names it; an empty directory is not."""
+def test_a_save_does_not_overwrite_other_files(tmp_path, caplog):
+  """The save fails and names the directory; an empty directory is replaced."""
   save(tmp_path, 1)
   (tmp_path / '2').mkdir()
   (tmp_path / '2/mine').touch()
@@ -92,8 +91,8 @@ def test_something_in_the_way_of_a_save(tmp_path, caplog):
 
 
 @pytest.mark.parametrize('name', ['a[1]', 'a*', 'a?b'])
-def test_patterns_in_a_path(tmp_path, name):
-  """Orbax would find no parts to put together: refused before anything."""
+def test_paths_with_glob_characters_are_refused(tmp_path, name):
+  """Orbax would not find the parts of a checkpoint there."""
   with pytest.raises(UserError, match=r'lose parts|without \['):
     Checkpointer(tmp_path / name / 'checkpoints', ABOUT)
   assert not (tmp_path / name).exists()
@@ -101,16 +100,16 @@ def test_patterns_in_a_path(tmp_path, name):
     checkpoint.export_params(tmp_path / name, state(1).params, ABOUT)
 
 
-def test_a_step_can_be_read_from_such_a_path(tmp_path):
-  """Copied to where it could not have been written."""
+def test_a_step_can_be_read_from_a_path_with_glob_characters(tmp_path):
+  """It may have been copied there."""
   save(tmp_path / 'c', 1)
   (tmp_path / 'c').rename(tmp_path / 'a[1]')
   step_dir = checkpoint.step_directory(str(tmp_path / 'a[1]'))
   assert checkpoint.load_about(step_dir) == ABOUT
 
 
-def test_steps_of_a_workdir_by_name(tmp_path, monkeypatch):
-  """WORKDIR is its newest step, WORKDIR@best the best, WORKDIR@8 step 8."""
+def test_step_directory_of_a_workdir(tmp_path, monkeypatch):
+  """WORKDIR is its newest step, WORKDIR@best the best, and WORKDIR@8 step 8."""
   values = {4: 0.5, 8: 0.9, 12: 0.7}
   for step in values:
     for item in ('params', 'about'):

@@ -1,4 +1,4 @@
-"""Data looked at as a whole: counts, damage, duplicates, interruption."""
+"""Tests of check_data: counts, damaged files, duplicates, interruption."""
 
 import json
 import shutil
@@ -21,14 +21,17 @@ def _write(path, seed, ending='.png', size=(9, 7)):
 
 @pytest.fixture
 def photos(tmp_path):
-  """Six good images to train on and two to evaluate on, with every fault."""
+  """Creates six good training images, two good evaluation images, and one of
+  every fault."""
   root = tmp_path / 'photos'
   for number in range(3):
     _write(root / f'train/cat/{number}', number)
     _write(root / f'train/dog/{number}', 10 + number, size=(20, 30))
-  _write(root / 'train/dog/same', 1, '.bmp')  # as cat/1, by other bytes
+  _write(
+    root / 'train/dog/same', 1, '.bmp'
+  )  # the pixels of cat/1 in another format
   _write(root / 'val/cat/a', 50)
-  _write(root / 'val/dog/a', 10, size=(20, 30))  # of the training data
+  _write(root / 'val/dog/a', 10, size=(20, 30))  # also in the training data
   (root / 'train/cat/broken.jpg').write_bytes(b'no image at all')
   (root / 'train/cat/notes.txt').write_text('cats')
   (root / 'train/.hidden.png').write_bytes(b'')
@@ -45,8 +48,8 @@ def _lines(path):
   return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_what_is_found(photos, tmp_path):
-  """Each fault is in its list; numbers are those of the files."""
+def test_summary_lists_every_fault(photos, tmp_path):
+  """Numbers and lists agree with the files."""
   out = tmp_path / 'out'
   summary = check_data.run(_config(photos), str(out))
   assert json.loads((out / 'summary.json').read_text()) == summary
@@ -78,8 +81,9 @@ def test_what_is_found(photos, tmp_path):
   assert 'smallest 7x9, median 7x9, largest 30x20' in text
 
 
-def test_an_interrupted_check_goes_on(photos, tmp_path, monkeypatch):
-  """What is known is not looked at again; finished, all of it is."""
+def test_an_interrupted_check_continues(photos, tmp_path, monkeypatch):
+  """Images that were already inspected are not read again; the result is
+  complete."""
   monkeypatch.setattr(inspection, '_CHUNK', 1)
   whole = check_data.run(_config(photos), str(tmp_path / 'whole'))
   looked, measure = [], inspection._measure
@@ -95,7 +99,7 @@ def test_an_interrupted_check_goes_on(photos, tmp_path, monkeypatch):
   with pytest.raises(KeyboardInterrupt):
     check_data.run(config, str(out))
   with open(out / 'unfinished.jsonl', 'a') as file:
-    file.write('{"split": "train", "sta')  # cut by the end of the process
+    file.write('{"split": "train", "sta')  # truncated when the process ended
   first = {*looked}
   looked[:] = [None] * 5
   assert check_data.run(config, str(out)) == whole
@@ -104,9 +108,8 @@ def test_an_interrupted_check_goes_on(photos, tmp_path, monkeypatch):
   assert first <= {*looked[11:]}
 
 
-def test_other_data_are_refused(photos, tmp_path, monkeypatch):
-  """An inspection of other data is not continued."""
-  monkeypatch.setattr(check_data, '_summary', None)  # ends before the end
+def test_a_check_of_other_data_is_not_continued(photos, tmp_path, monkeypatch):
+  monkeypatch.setattr(check_data, '_summary', None)  # fails before the end
   with pytest.raises(TypeError):
     check_data.run(_config(photos), str(tmp_path / 'out'))
   shutil.rmtree(photos / 'val/dog')

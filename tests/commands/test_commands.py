@@ -1,4 +1,4 @@
-"""The commands as a user types them: right ones and wrong ones."""
+"""Tests of the real commands, with correct and wrong arguments."""
 
 import json
 import re
@@ -16,7 +16,8 @@ from vit_jax.processes import versions
 
 @pytest.fixture(scope='module')
 def trained(tmp_path_factory):
-  """A workdir of the small L/16 after 20 steps, with an average of weights."""
+  """Returns the workdir of the small L/16 after 20 steps, with averaged
+  weights."""
   workdir = tmp_path_factory.mktemp('trained') / 'run'
   runs.train(
     workdir,
@@ -29,7 +30,7 @@ def trained(tmp_path_factory):
   return workdir
 
 
-# Overrides of the quickstart, and what the message must say.
+# Overrides of the quickstart, and words that the message must contain.
 WRONG_CONFIGS = [
   ('--config.model.widht=3', "did you mean 'model.width'"),
   ('--config.batch_sise=3', "did you mean 'batch_size'"),
@@ -56,8 +57,9 @@ WRONG_CONFIGS = [
 
 
 @pytest.mark.slow
-def test_wrong_config_is_one_message(tmp_path):
-  """Exit code 2, one message with what is allowed, and nothing is claimed."""
+def test_messages_of_wrong_configs(tmp_path):
+  """The exit code is 2, the message says what is allowed, and no workdir is
+  created."""
   base = ['--config=configs/quickstart.py']
   base += [f'--config.source.data_dir={tmp_path / "tfds"}']
   pending = list(WRONG_CONFIGS)
@@ -78,8 +80,8 @@ def test_wrong_config_is_one_message(tmp_path):
 
 
 @pytest.mark.slow
-def test_print_config(tmp_path):
-  """The resolved config, usable as a config, and nothing runs."""
+def test_print_config_prints_a_usable_config(tmp_path):
+  """The resolved config can be passed to --config, and nothing is trained."""
   out, _ = runs.run(
     runs.command(
       'train',
@@ -98,8 +100,8 @@ def test_print_config(tmp_path):
 
 
 @pytest.mark.slow
-def test_wrong_paths_are_one_message(tmp_path, trained):
-  """Wrong checkpoints, images and configs give a message and exit code 2."""
+def test_messages_of_wrong_paths(tmp_path, trained):
+  """Wrong checkpoints, images and configs end with exit code 2."""
   (tmp_path / 'empty').mkdir()
   (tmp_path / 'text.jpg').write_text('not an image')
   tune = ['--config=configs/finetune_imagenet.py', f'--workdir={tmp_path}/f']
@@ -139,8 +141,9 @@ def test_wrong_paths_are_one_message(tmp_path, trained):
 
 
 @pytest.mark.slow
-def test_workdir_of_another_run_is_refused(tmp_path, trained):
-  """Identity keys may not change unless it is said; operational ones may."""
+def test_a_changed_config_is_refused(tmp_path, trained):
+  """Identity keys may change only with --allow_config_change; operational keys
+  may change."""
   workdir = tmp_path / 'copy'
   shutil.copytree(trained, workdir)
   changes = runs.SMALL_L16 | {
@@ -178,8 +181,9 @@ def test_workdir_of_another_run_is_refused(tmp_path, trained):
 
 
 @pytest.mark.slow
-def test_page_and_figures_of_a_run(trained, tmp_path):
-  """Made by the run; then with figures; then judged anew, and compared."""
+def test_report_and_figures_of_a_run(trained, tmp_path):
+  """The run writes the report; `analyze` adds figures, predictions and
+  comparisons."""
   page = trained / 'report.html'
   text = page.read_text()
   for expected in ('20 of 20', 'Training images', '256 of 256 examples'):
@@ -205,8 +209,7 @@ def test_page_and_figures_of_a_run(trained, tmp_path):
 
 
 @pytest.mark.slow
-def test_what_a_run_leaves_behind(trained):
-  """Files of the workdir, and what each says."""
+def test_files_of_a_workdir(trained):
   run = json.loads((trained / 'run.json').read_text())
   assert run['num_devices'] == 2 and run['packages']['jax']
   assert run['commit'] == versions.commit()
@@ -219,7 +222,7 @@ def test_what_a_run_leaves_behind(trained):
   last = runs.records(trained)[-1]
   for name, load in (('val', 'load'), ('val_ema', 'load_average')):
     assert last[f'{name}/count'] == 256
-    accuracy, loss = runs.judged(trained, load)
+    accuracy, loss = runs.evaluated_independently(trained, load)
     assert last[f'{name}/accuracy'] == accuracy
     assert last[f'{name}/loss'] == pytest.approx(loss, rel=1e-5)
   steps = sorted(
@@ -230,8 +233,8 @@ def test_what_a_run_leaves_behind(trained):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('devices', [1, 3])
-def test_evaluation_is_exact(trained, devices):
-  """Any batch size and device count: the run's own last numbers."""
+def test_evaluate_repeats_the_results_of_the_run(trained, devices):
+  """The result does not depend on the batch size and the number of devices."""
   out, _ = runs.run(
     runs.command(
       'evaluate', f'--checkpoint={trained}', '--batch_size=37', '--json'
@@ -246,7 +249,8 @@ def test_evaluation_is_exact(trained, devices):
 
 
 def assert_start_of_fine_tuning(tuned, body):
-  """Parameters of 3x4 patches and a zero head, from those of 2x2 patches."""
+  """Checks that 3x4 patches and a zero head were made from parameters for 2x2
+  patches."""
   assert body.keys() - tuned.keys() == {'pre_logits/bias', 'pre_logits/kernel'}
   for path, leaf in tuned.items():
     if path.startswith('head/'):
@@ -254,14 +258,15 @@ def assert_start_of_fine_tuning(tuned, body):
     elif path != 'position/embedding':
       np.testing.assert_array_equal(leaf, body[path], err_msg=path)
   old, new = (p['position/embedding'][0] for p in (body, tuned))
-  np.testing.assert_array_equal(new[0], old[0])  # the class token's
+  np.testing.assert_array_equal(new[0], old[0])  # the class token
   grid = scipy.ndimage.zoom(old[1:].reshape(2, 2, -1), (1.5, 2, 1), order=1)
   np.testing.assert_allclose(new[1:], grid.reshape(12, -1), atol=1e-6)
 
 
 @pytest.mark.slow
-def test_convert_fine_tune_predict(tmp_path, trained):
-  """Through .npz and back, to a non-square larger image, to an answer."""
+def test_convert_finetune_and_predict(tmp_path, trained):
+  """Weights pass through .npz and checkpoints to a larger image that is not
+  square."""
   npz, exported = tmp_path / 'small.npz', tmp_path / 'exported'
   runs.run(runs.command('convert', str(trained), str(npz)))
   runs.run(
@@ -290,7 +295,7 @@ def test_convert_fine_tune_predict(tmp_path, trained):
     assert re.search(r' 1x5x\d+ to 1x13x\d+', err), err
     assert 'fresh: head/bias, head/kernel' in err
     losses = runs.losses(workdir)
-    # A zero head: every class is equally likely at first.
+    # With a zero head, every class is equally likely at first.
     assert losses[1] == pytest.approx(np.log(20), rel=1e-5)
     if source == npz:
       body, tuned = map(runs.final_params, (trained, workdir))
@@ -320,8 +325,8 @@ def test_convert_fine_tune_predict(tmp_path, trained):
 
 
 @pytest.mark.slow
-def test_a_fine_tuning_resumes_without_its_weights(tmp_path):
-  """What it began with is gone, and only one that begins again misses it."""
+def test_a_fine_tuning_resumes_without_init_from(tmp_path):
+  """The file is needed only if the run starts from the beginning."""
   weights = tmp_path / 'weights.npz'
   tiny_vit.save_classifier(str(weights))
   workdir = tmp_path / 'tuned'
@@ -344,8 +349,8 @@ def test_a_fine_tuning_resumes_without_its_weights(tmp_path):
 
 
 @pytest.mark.slow
-def test_two_processes_prepare_digits_at_once(tmp_path):
-  """Both start on an empty TFDS directory; both train."""
+def test_two_runs_can_prepare_digits_at_once(tmp_path):
+  """Both start with an empty TFDS directory, and both train."""
   processes = []
   for i in range(2):
     flags = {
@@ -364,7 +369,6 @@ def test_two_processes_prepare_digits_at_once(tmp_path):
 
 @pytest.mark.slow
 def test_profile_writes_a_trace(tmp_path):
-  """--profile=START:STOP leaves a trace of those steps."""
   flags = runs.SMALL_L16 | {'total': '12 steps', 'model.depth': 1}
   command = runs.flags('configs/l16_i21k.py', tmp_path / 'run', flags)
   _, err = runs.run(runs.command('train', *command, '--profile=3:5'))

@@ -1,4 +1,4 @@
-"""The list of configs, in a checkout and installed from a wheel."""
+"""Tests of the list of configs, in a checkout and installed from a wheel."""
 
 import inspect
 import json
@@ -20,8 +20,8 @@ ROOT = pathlib.Path(__file__).parents[2]
 STALE = 'the config has changed since it was planned; run plan'
 
 
-def test_all_of_them_are_listed(capsys):
-  """Path, first line, and the table of the source's numbers."""
+def test_all_configs_are_listed(capsys):
+  """The list has each path, first line, and table of published results."""
   configs.main([])
   out = capsys.readouterr().out
   for file in (ROOT / 'configs').rglob('*.py'):
@@ -31,7 +31,7 @@ def test_all_of_them_are_listed(capsys):
 
 
 @pytest.mark.parametrize('name', ['deit', 'configs/deit.py:model=B'])
-def test_the_header_of_one(capsys, name):
+def test_the_header_of_one_config_is_printed(capsys, name):
   configs.main([name])
   out = capsys.readouterr().out
   assert out.startswith('configs/deit.py\n\nDeiT on ImageNet-1k')
@@ -40,8 +40,8 @@ def test_the_header_of_one(capsys, name):
     configs.main(['diet'])
 
 
-def test_configs_are_found_from_anywhere(tmp_path, monkeypatch):
-  """By the path that the documents give; one's own file comes first."""
+def test_shipped_configs_are_found_in_any_directory(tmp_path, monkeypatch):
+  """A file of the user with the same path comes first."""
   monkeypatch.chdir(tmp_path)
   assert loading.load('configs/quickstart.py').batch_size == 128
   with pytest.raises(UserError, match="did you mean 'configs/quickstart.py'"):
@@ -54,8 +54,8 @@ def test_configs_are_found_from_anywhere(tmp_path, monkeypatch):
   assert shipped.find('elsewhere/x.py') == pathlib.Path('elsewhere/x.py')
 
 
-def test_predicted_costs_stand_beside(capsys, monkeypatch, tmp_path):
-  """Of the config as it is now; one that was changed since says so."""
+def test_predicted_costs_are_shown(capsys, monkeypatch, tmp_path):
+  """A prediction for a config that has changed since is marked."""
   monkeypatch.setattr(predicted, 'NAME', str(tmp_path / 'predicted.json'))
   assert predicted.read() == []
   name = 'configs/deit.py:model=S'
@@ -95,16 +95,16 @@ def test_predicted_costs_stand_beside(capsys, monkeypatch, tmp_path):
     ('seed', 3, True),
   ],
 )
-def test_what_a_predicted_cost_depends_on(key, value, same):
-  """The compiled step and its number, not data, logging or evaluation."""
+def test_predictions_depend_on_the_compiled_step(key, value, same):
+  """They do not depend on data, logging and evaluation."""
   config = loading.load('configs/deit.py:model=S')
   known = predicted.fingerprint(config)
   config.update_from_flattened_dict({key: value})
   assert (predicted.fingerprint(config) == known) == same
 
 
-def test_a_new_key_makes_no_prediction_stale(monkeypatch):
-  """A constructor that gets a key with a default has the same program."""
+def test_a_new_key_keeps_predictions_valid(monkeypatch):
+  """A new key at its default does not change the program."""
   config = loading.load('configs/deit.py:model=S')
   known = predicted.fingerprint(config)
   keys = plugins.keys
@@ -123,8 +123,8 @@ def test_a_new_key_makes_no_prediction_stale(monkeypatch):
   assert predicted.fingerprint(config) != known
 
 
-def test_no_shipped_prediction_is_stale():
-  """Plan a row again where this fails: benchmarks/plan_configs.py."""
+def test_shipped_predictions_are_current():
+  """If this fails, plan the row again with benchmarks/plan_configs.py."""
   rows = predicted.read()
   assert rows
   for row in rows:
@@ -133,9 +133,9 @@ def test_no_shipped_prediction_is_stale():
 
 
 @pytest.mark.slow
-def test_a_wheel_holds_configs_and_launch_scripts(tmp_path):
-  """`vit_jax.configs` and the configs work where no checkout is."""
-  tree = tmp_path / 'tree'  # setuptools leaves its work in the tree
+def test_a_wheel_contains_configs_and_launch_scripts(tmp_path):
+  """`vit_jax.configs` and the configs work without a checkout."""
+  tree = tmp_path / 'tree'  # setuptools writes build files into the tree
   for name in ('vit_jax', 'configs', 'launch'):
     shutil.copytree(ROOT / name, tree / name)
   for file in ('setup.py', 'README.md', 'pyproject.toml'):

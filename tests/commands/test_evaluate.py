@@ -1,4 +1,4 @@
-"""Evaluation of a checkpoint: whose data, whose reader, which evaluator."""
+"""Tests of evaluate: data, readers and evaluators."""
 
 import json
 
@@ -20,7 +20,7 @@ CLASSES = ('cat', 'dog')
 
 
 def _write(folder, count):
-  """A folder of images by class."""
+  """Writes images into one folder per class."""
   rng = np.random.default_rng(0)
   for name in CLASSES:
     (folder / name).mkdir(parents=True)
@@ -32,7 +32,8 @@ def _write(folder, count):
 
 @pytest.fixture(scope='module')
 def weights(tmp_path_factory):
-  """Exports of weights whose run had some settings: (config) → path."""
+  """Returns a function: config → path of exported weights of a run with that
+  config."""
   folder = tmp_path_factory.mktemp('weights')
   model = Model(len(CLASSES), **tiny_vit.SIZES)
   params = tiny_vit.noise_params(model, (8, 8))
@@ -57,7 +58,8 @@ def weights(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def trained(weights, tmp_path_factory):
-  """A run that skips bad records, with one bad image in its val: its path."""
+  """Returns the weights of a run that skips bad records; one image of val is
+  bad."""
   pets = tmp_path_factory.mktemp('pets')
   _write(pets / 'train', 2)
   _write(pets / 'val', 5)
@@ -83,8 +85,8 @@ def _run(path, *settings, **keywords):
   return evaluate.run(path, settings=settings, batch_size=8, **keywords)
 
 
-def test_the_run_s_own_policy_for_bad_records(trained):
-  """They are left out as in training, unless a flag says otherwise."""
+def test_bad_records_follow_the_policy_of_the_run(trained):
+  """Flags take precedence."""
   result = _run(trained, evaluator='val')
   assert result['count'] == 8 and result['data'].endswith('/val')
   with pytest.raises(UserError, match=r'val/.*/(1|3)\.png'):
@@ -95,8 +97,8 @@ def test_the_run_s_own_policy_for_bad_records(trained):
     _run(trained, '--config.reader.thread=2')
 
 
-def test_no_usable_example_is_one_message(weights, tmp_path):
-  """Of an accuracy over nothing nobody knows what it is."""
+def test_a_split_without_usable_examples_is_refused(weights, tmp_path):
+  """The accuracy of no examples is undefined."""
   for path in _write(tmp_path / 'train', 2).rglob('*.png'):
     path.write_bytes(b'no image at all')
   path = weights(
@@ -109,22 +111,22 @@ def test_no_usable_example_is_one_message(weights, tmp_path):
     _run(path)
 
 
-def test_another_evaluator(trained):
-  """By its name in the config; a kind needs its split."""
+def test_evaluator_flag_selects_by_name_or_kind(trained):
+  """A name of the config selects its section; a kind needs a split."""
   assert _run(trained, evaluator='again')['count'] == 4
   kind = _run(trained, evaluator='classification', split='train[:50%]')
   assert kind['count'] == 2
   setting = '--config.evals.val.cross_entropy=sigmoid'
   sigmoid = _run(trained, setting, evaluator='val')
   assert sigmoid['loss'] != _run(trained, evaluator='val')['loss']
-  # Another kind is evaluated on the split of the run's own evaluators.
+  # An evaluator that the run does not have uses the split of those it has.
   assert _run(trained, evaluator='classification')['data'].endswith('/val')
   with pytest.raises(UserError, match='agian.*again'):
     _run(trained, evaluator='agian')
 
 
-def test_all_evaluators_of_the_run(trained):
-  """Each on its own split, with the names that metrics.jsonl has."""
+def test_all_evaluators_of_the_run_by_default(trained):
+  """Each uses its own split; the names are those of metrics.jsonl."""
   result = _run(trained)
   assert result['val/count'] == 8 and result['val/data'].endswith('/val')
   assert result['again/count'] == 4
@@ -135,8 +137,10 @@ def test_all_evaluators_of_the_run(trained):
   assert not {'count', 'loss', 'data'} & result.keys()
 
 
-def test_evaluators_that_differ_only_in_their_split(trained, tmp_path):
-  """--split takes its place, so one of them is enough."""
+def test_split_flag_merges_evaluators_that_differ_only_in_split(
+  trained, tmp_path
+):
+  """Evaluators that differ in other keys are all run."""
   assert _run(trained, split='train[:50%]')['count'] == 2
   setting = '--config.evals.val.cross_entropy=sigmoid'
   both = _run(trained, setting, split='train[:50%]')
@@ -144,8 +148,8 @@ def test_evaluators_that_differ_only_in_their_split(trained, tmp_path):
   assert both['val/loss'] != both['again/loss']
 
 
-def test_only_classification_is_evaluated_on_other_data(weights, tmp_path):
-  """Neighbours would be looked for in the training split of the run."""
+def test_only_classification_runs_on_other_data(weights, tmp_path):
+  """Neighbours would come from the training split of the run."""
   path = weights(
     'two_kinds',
     {'name': 'folder', 'path': str(_write(tmp_path / 'own', 4))},
@@ -160,7 +164,7 @@ def test_only_classification_is_evaluated_on_other_data(weights, tmp_path):
 
 
 def test_frozen_features_are_fitted_on_the_training_split(weights, tmp_path):
-  """A folder of which a part is held out: no image is in both parts."""
+  """The held-out part of a folder shares no image with the fitted part."""
   photos = _write(tmp_path / 'photos', 10)
   path = weights(
     'held_out',
@@ -177,8 +181,8 @@ def test_frozen_features_are_fitted_on_the_training_split(weights, tmp_path):
     _run(path, few, whole, evaluator='neighbours')
 
 
-def test_data_of_any_source(trained, weights, tmp_path):
-  """A folder, a list or a data set of TFDS's; none takes another's split."""
+def test_data_dir_selects_other_data(trained, weights, tmp_path):
+  """Folders, manifests and TFDS datasets are accepted, and need a --split."""
   other = _write(tmp_path / 'other', 3)
   with pytest.raises(UserError, match="--split is missing.*'train' for again"):
     _run(trained, data_dir=str(other))
@@ -203,8 +207,8 @@ def test_data_of_any_source(trained, weights, tmp_path):
     _run(digits, dataset='mixture', data_dir='x')
 
 
-def test_what_needs_no_head_takes_any_classes(trained, tmp_path):
-  """Few-shot regression fits its own; the head's evaluators refuse them."""
+def test_fewshot_accepts_other_classes(trained, tmp_path):
+  """Evaluators that use the head refuse them."""
   other = tmp_path / 'other'
   rng = np.random.default_rng(0)
   for number, name in enumerate(('ant', 'bee', 'crow')):
@@ -220,15 +224,15 @@ def test_what_needs_no_head_takes_any_classes(trained, tmp_path):
     '--config.evals.fewshot.shots=(3,)',
   )
   found = _run(trained, *few, evaluator='fewshot', **given)
-  assert found['3shot'] == 1  # the classes differ in brightness alone
+  assert found['3shot'] == 1  # the classes differ only in brightness
   assert found['data'] == f'{other}/val'
   with pytest.raises(UserError, match='3 classes.*head has 2'):
     _run(trained, **given)
 
 
 @pytest.mark.slow
-def test_preprocessing_by_flags(trained, tmp_path):
-  """It is the weights' unless a flag says otherwise; `predict` likewise."""
+def test_preprocessing_flags(trained, tmp_path):
+  """The default is the preprocessing of the weights, in `predict` as well."""
   val = {'evaluator': 'val'}
   plain = _run(trained, **val)
   same = _run(trained, '--config.preprocess.resize=squash', **val)
@@ -270,15 +274,14 @@ def test_preprocessing_by_flags(trained, tmp_path):
     )
 
 
-def test_flags_of_the_config_are_taken_aside():
-  """What the command itself does not define is left to the checkpoint."""
+def test_take_separates_config_flags():
+  """They are applied to the config of the checkpoint."""
   argv = ['evaluate', '--checkpoint=x', '--config.source.path', 'a b', '--json']
   assert overrides.take(argv) == ['--config.source.path=a b']
   assert argv == ['evaluate', '--checkpoint=x', '--json']
 
 
-def test_by_default_all_that_measure():
-  """Not the figures."""
+def test_figures_are_not_evaluated_by_default():
   evals = {
     'figures': {'name': 'figures', 'split': 'test'},
     'dev': {'name': 'classification', 'split': 'train[98%:]'},

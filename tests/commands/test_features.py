@@ -32,7 +32,7 @@ SETTINGS = (
 
 @pytest.fixture(scope='module')
 def weights(tmp_path_factory):
-  """Path of the weights of a small model with random parameters."""
+  """Returns the path of the weights of a small model with random parameters."""
   path = str(tmp_path_factory.mktemp('weights') / 'small.npz')
   model = Model(3, **tiny_vit.SIZES)
   params = tiny_vit.noise_params(model, SIZE)

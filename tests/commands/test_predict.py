@@ -1,4 +1,4 @@
-"""Classes of files, directories and patterns, as text, JSON and CSV."""
+"""Tests of predict: files, directories and patterns; text, JSON and CSV."""
 
 import csv
 import io
@@ -16,7 +16,7 @@ from vit_jax.errors import UserError
 
 @pytest.fixture
 def photos(tmp_path):
-  """Forty images in two directories, one of which is damaged."""
+  """Writes forty images into two directories; one image is damaged."""
   rng = np.random.default_rng(0)
   for i in range(40):
     file = tmp_path / 'photos' / 'ab'[i % 2] / f'{i:02d}.PNG'
@@ -30,7 +30,8 @@ def photos(tmp_path):
 
 @pytest.fixture
 def command(tmp_path, capsys):
-  """(arguments…) → what is printed, and the error; flags vanish afterwards."""
+  """Returns a function: arguments → (output, error); flags are removed
+  afterwards."""
   path = str(tmp_path / 'tiny.npz')
   save_classifier(path)
   before = set(flags.FLAGS)
@@ -51,8 +52,9 @@ def command(tmp_path, capsys):
     delattr(flags.FLAGS, name)
 
 
-def test_files_directories_and_patterns(photos):
-  """Sorted within each argument; other files and other endings are left out."""
+def test_images_of_files_directories_and_patterns(photos):
+  """They are sorted within each argument; files with other extensions are left
+  out."""
   everything = predict.images_of([str(photos)])
   assert len(everything) == 40 and everything == sorted(everything)
   pattern = f'{photos}/b/0*'
@@ -69,8 +71,9 @@ def test_files_directories_and_patterns(photos):
     predict.images_of([f'{photos}/*.jpg'])
 
 
-def test_goes_on_after_a_bad_file(photos, command):
-  """All others are printed in order, with the values that they have alone."""
+def test_predict_continues_after_a_bad_file(photos, command):
+  """The other images are printed in order, with the results that they have
+  alone."""
   out, error = command('--json', '--top=2', str(photos))
   lines = [json.loads(line) for line in out.splitlines()]
   bad = f'{photos}/a/38.PNG'
@@ -86,8 +89,7 @@ def test_goes_on_after_a_bad_file(photos, command):
       np.testing.assert_allclose(one['probability'], other['probability'], 1e-5)
 
 
-def test_a_table(photos, command):
-  """One row per image and class, with a header."""
+def test_csv_has_a_row_per_image_and_class(photos, command):
   out, error = command('--csv', '--top=3', f'{photos}/b/*1.PNG')
   rows = list(csv.DictReader(io.StringIO(out)))
   assert not error and len(rows) == 3 * 4

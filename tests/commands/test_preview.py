@@ -1,4 +1,4 @@
-"""Captions of the preview."""
+"""Tests of the captions and images of preview."""
 
 import cv2
 import numpy as np
@@ -11,8 +11,7 @@ from vit_jax.errors import UserError
 NAMES = ['a very long name of a class, indeed', 'dog', 'cow']
 
 
-def test_shares_are_never_cut_off():
-  """Names give way."""
+def test_captions_shorten_names_not_fractions():
   target = np.array([0.7, 0.3, 0.0])
   assert preview._caption(target, NAMES, 16) == ['a very long 0.70', 'dog 0.30']
   assert preview._caption(np.array([0.0, 1.0, 0.0]), NAMES, 16) == [
@@ -23,8 +22,8 @@ def test_shares_are_never_cut_off():
 
 
 @pytest.mark.parametrize('mixed', [False, True])
-def test_tiles_have_room_for_their_captions(mixed):
-  """Every tile of a picture has the same size, and the last letter fits."""
+def test_tiles_fit_their_captions(mixed):
+  """All tiles have the same size, and the last letter fits."""
   image = np.ones((32, 32, 3), np.float32)
   wide = ['n' * 50] * 2
   targets = [np.array(0), np.array(1)]
@@ -35,8 +34,9 @@ def test_tiles_have_room_for_their_captions(mixed):
   assert (tiles[1][:18] < 255).any() and (tiles[1][:18, -1] == 255).all()
 
 
-def test_an_evaluation_is_shown_as_it_sees_it(tmp_path, caplog):
-  """Its split, transform and count; bad images and padding are left out."""
+def test_preview_of_an_evaluator(tmp_path, caplog):
+  """The evaluator's split, transform and count are used; bad images and padding
+  are left out."""
   caplog.set_level('INFO', 'vit_jax')
   for split, value, count in (('train', 0, 16), ('val', 200, 3)):
     for name in ('cat', 'dog'):

@@ -1,4 +1,4 @@
-"""Where preview may write its picture."""
+"""Tests of the output path of preview."""
 
 import types
 
@@ -17,8 +17,8 @@ from vit_jax.errors import UserError
     ('absent/grid.png', ['no directory absent']),
   ],
 )
-def test_pictures_that_cannot_be_written(monkeypatch, tmp_path, out, words):
-  """One message, before anything is computed."""
+def test_wrong_output_paths_are_refused(monkeypatch, tmp_path, out, words):
+  """The message comes before anything is computed."""
   monkeypatch.chdir(tmp_path)
   values = types.SimpleNamespace(images=1, start_step=0, out=out, config=None)
   monkeypatch.setattr(preview.flags, 'FLAGS', values)

@@ -1,7 +1,7 @@
-"""What a newcomer mistypes, and the one message that answers it.
+"""Tests of the messages that answer mistyped commands, flags and values.
 
-In the test's own process: a command's flags and its body, without the process
-around them, whose exit code 2 tests/commands/test_commands.py sees.
+They run in the test's process: the flags and the body of a command, without its
+exit code, which tests/commands/test_commands.py tests.
 """
 
 import importlib
@@ -21,8 +21,9 @@ TUNE = ('finetune', '--config=configs/finetune_imagenet.py')
 PLAN = ('plan.main', '--config=configs/l16_i21k.py')
 PREPARE = 'prepare.__main__'
 
-# (command and arguments, what the message must say); the working directory has
-# tiny.npz, text.npz, paper.pdf, another/config.json and photos/cat, empty.
+# (command and arguments, words that the message must contain). The working
+# directory contains tiny.npz, text.npz, paper.pdf, another/config.json and an
+# empty directory photos/cat.
 ROWS = [
   (('train',), 'python -m vit_jax.configs'),
   (('train', 'configs/vit.py:data=i21k'), '--config=configs/vit.py:data=i21k?'),
@@ -70,7 +71,7 @@ ROWS = [
 
 @pytest.fixture(scope='module')
 def place(tmp_path_factory):
-  """The working directory of the rows."""
+  """Creates the working directory of the rows below."""
   root = tmp_path_factory.mktemp('place')
   (root / 'photos' / 'cat').mkdir(parents=True)
   (root / 'another').mkdir()
@@ -83,7 +84,8 @@ def place(tmp_path_factory):
 
 @pytest.fixture
 def say(place, monkeypatch):
-  """(command, arguments…) → the message; flags vanish after the test."""
+  """Returns a function: (command, arguments…) → message; flags are removed
+  after the test."""
   before = set(flags.FLAGS)
 
   def typed(command, *arguments):
@@ -111,20 +113,21 @@ def say(place, monkeypatch):
 @pytest.mark.parametrize(
   ('typed', 'answer'), ROWS, ids=[' '.join(row[0])[:60] for row in ROWS]
 )
-def test_the_answer(say, typed, answer):
-  """What is allowed, the nearest spelling, or the command to take."""
+def test_messages_of_wrong_commands(say, typed, answer):
+  """The message contains what is allowed, the nearest spelling, or the right
+  command."""
   message = say(*typed)
   assert answer in message and len(message) < 1_200
 
 
-def test_one_answer_to_a_key_of_another_project(say):
-  """No second suggestion from the section that the key was looked for in."""
+def test_a_key_of_another_project_gets_one_suggestion(say):
+  """The section of the key adds no second suggestion."""
   message = say(*QUICK, '--config.optimizer.lr=1')
   assert message.count('did you mean') == 1 and 'clip' not in message
 
 
-def test_a_mistyped_command(capsys):
-  """Python finds no such module; the package says which there are."""
+def test_a_mistyped_command_lists_the_commands(capsys):
+  """Python itself would only say that the module does not exist."""
   commands.refuse_unknown(['python', '-m', 'vit_jax.train', '--config=x'])
   commands.refuse_unknown(['python', '-m', 'vit_jax'])
   commands.refuse_unknown(['python', '-m', 'pytest'])
@@ -139,7 +142,7 @@ def test_a_mistyped_command(capsys):
   ('typed', 'answer'),
   [('train', 'python -m vit_jax.train'), ('trian', "did you mean 'train'")],
 )
-def test_a_space_instead_of_a_dot(typed, answer, capsys):
+def test_a_space_instead_of_a_dot_is_refused(typed, answer, capsys):
   """`python -m vit_jax train …` must not exit with 0."""
   with pytest.raises(SystemExit) as ended:
     commands.refuse_arguments([typed, '--config=x'])
@@ -147,14 +150,15 @@ def test_a_space_instead_of_a_dot(typed, answer, capsys):
   assert answer in capsys.readouterr().err
 
 
-def test_the_list_of_commands_takes_help():
-  """Neither nothing nor --help is refused."""
+def test_the_list_of_commands_accepts_help():
+  """It accepts no arguments, and --help."""
   commands.refuse_arguments([])
   commands.refuse_arguments(['--help'])
 
 
 def test_all_commands_are_described():
-  """The list of `python -m vit_jax`: a line each, and an example in it."""
+  """The list of `python -m vit_jax` has one line per command, with an
+  example."""
   described = commands.described()
   assert {'train', 'plan', 'launch', 'configs'} <= described.keys()
   assert 'errors' not in described
@@ -171,15 +175,17 @@ def test_all_commands_are_described():
     ('tpu', ValueError('Unable to initialize backend'), False),
   ],
 )
-def test_devices_that_are_not_here(monkeypatch, platforms, error, expected):
-  """Only where they are asked for, and where it is that which failed."""
+def test_missing_devices_are_a_user_error(
+  monkeypatch, platforms, error, expected
+):
+  """That is so only if JAX_PLATFORMS names them and they are what failed."""
   monkeypatch.setattr(backends, '_DEVICES', {'tpu': ('no_such_device*',)})
   monkeypatch.setenv('JAX_PLATFORMS', platforms)
   assert (backends.absent(error) is not None) == expected
 
 
-def test_devices_that_do_not_start_are_no_mistake(monkeypatch):
-  """Another process may hold them: a crash, so that it is tried again."""
+def test_devices_in_use_are_a_crash(monkeypatch):
+  """Another process may hold them, so that a restart may succeed."""
   monkeypatch.setattr(backends, '_DEVICES', {'tpu': ('null',)})
   monkeypatch.setenv('JAX_PLATFORMS', 'tpu,cpu')
   error = RuntimeError("Unable to initialize backend 'tpu': in use")
@@ -187,8 +193,7 @@ def test_devices_that_do_not_start_are_no_mistake(monkeypatch):
 
 
 @pytest.mark.parametrize('name', ['train', 'plan.main', 'evaluate'])
-def test_help(name, monkeypatch):
-  """The module's header with its example, and the flags, wherever defined."""
+def test_help_prints_the_module_docstring_and_flags(name, monkeypatch):
   module = importlib.import_module(f'vit_jax.{name}')
   monkeypatch.setattr(sys, 'argv', ['program', '--help'])
   assert help.asked(sys.argv) and not help.asked(['program', '--helpful'])

@@ -1,4 +1,4 @@
-"""Completion, checks and identity of configs."""
+"""Tests of completion, checks and identity of configs."""
 
 import json
 import pathlib
@@ -16,8 +16,8 @@ from vit_jax.errors import UserError
 ROOT = pathlib.Path(__file__).parents[2]
 
 
-def test_every_key_of_every_constructor_is_there():
-  """Completing writes each signature's keys and defaults, and no others."""
+def test_complete_adds_every_key_with_its_default():
+  """A section has exactly the keys of its constructor's signature."""
   given = minimal()
   config = complete(ConfigDict(given))
   for section, constructor in sections(config):
@@ -30,8 +30,8 @@ def test_every_key_of_every_constructor_is_there():
   assert config.model.width == given['model']['width']
 
 
-def test_completing_again_changes_nothing():
-  """`complete` and the way through config.json are the identity."""
+def test_complete_is_idempotent():
+  """Writing config.json and reading it does not change a config, either."""
   config = completed()
   again = complete(ConfigDict(config.to_dict()))
   assert again.to_dict() == config.to_dict()
@@ -39,14 +39,14 @@ def test_completing_again_changes_nothing():
   assert read.to_dict() == config.to_dict()
 
 
-def test_it_is_locked():
-  """Code cannot invent a key after completion."""
+def test_a_complete_config_is_locked():
+  """Code cannot add a key after completion."""
   with pytest.raises(AttributeError):
     completed().model.new_key = 1
 
 
 def test_optional_keys_are_typed_placeholders():
-  """A key that is None takes a value of its type later, and no other."""
+  """A key that is None can be set only to a value of its type."""
   config = completed()
   assert config.average_decay is None
   config.average_decay = 0.999
@@ -64,8 +64,9 @@ def test_optional_keys_are_typed_placeholders():
     ('average_decay', 0, 0.0),
   ],
 )
-def test_kindness_with_types(key, value, expected):
-  """A number may stand for a tuple, an int for a float, a list for a tuple."""
+def test_values_of_related_types_are_converted(key, value, expected):
+  """A number may stand for a tuple, an int for a float, and a list for a
+  tuple."""
   result = config_lib.flatten(completed(**{key: value}))[key]
   expected = list(expected) if isinstance(expected, tuple) else expected
   assert result == expected and type(result) is type(expected)
@@ -96,8 +97,8 @@ def test_kindness_with_types(key, value, expected):
     ('augment.flip', 1, ['config.augment.flip', '1', 'bool']),
   ],
 )
-def test_wrong_keys_and_values(key, value, words):
-  """Each mistake is one message with the key and what is allowed."""
+def test_messages_of_wrong_keys_and_values(key, value, words):
+  """The message names the key and what is allowed."""
   with pytest.raises(UserError) as error:
     completed(**{key: value})
   for word in words:
@@ -115,8 +116,8 @@ def test_wrong_keys_and_values(key, value, words):
     ('image_size', (8.5, 8)),
   ],
 )
-def test_wrong_sections_and_elements(key, value):
-  """A section that is no dict, or a tuple of another type, is an error too."""
+def test_wrong_sections_and_elements_are_refused(key, value):
+  """A section must be a dict, and a tuple must have elements of its type."""
   with pytest.raises(UserError, match=f'config.{key}'):
     completed(**{key: value})
 
@@ -124,8 +125,8 @@ def test_wrong_sections_and_elements(key, value):
 RESNET = dict(name='resnet', width_factor=1)
 
 
-def test_a_tuple_or_nothing():
-  """A key that may be None or a tuple takes tuples, and lists from JSON."""
+def test_an_optional_tuple_accepts_lists():
+  """A key of type tuple or None takes tuples, and lists from JSON."""
   for depths in ((1, 2), [1, 2]):
     config = completed(model=RESNET | dict(depths=depths))
     assert config.model.depths == (1, 2)
@@ -134,8 +135,7 @@ def test_a_tuple_or_nothing():
     completed(model=RESNET | dict(depths=(1, 'x')))
 
 
-def test_parse_arg():
-  """Arguments of a config file take the types of their defaults."""
+def test_parse_arg_uses_the_types_of_the_defaults():
   args = parse_arg(
     'variant=L/16,epochs=30,lr=1e-3', variant='', epochs=7, lr=0.1
   )
@@ -153,14 +153,14 @@ def test_parse_arg():
     ('path=a,depth=3,', 'a'),
   ],
 )
-def test_parse_arg_with_commas(arg, path):
-  """A comma that no key follows belongs to the value."""
+def test_parse_arg_keeps_commas_in_values(arg, path):
+  """A comma that is not followed by a key belongs to the value."""
   args = parse_arg(arg, path='', depth=3)
   assert vars(args) == dict(path=path, depth=3)
 
 
-def test_parse_arg_bare_key():
-  """A key that was left without its value does not join the one before."""
+def test_parse_arg_refuses_a_key_without_a_value():
+  """The bare key is not taken for a part of the value before it."""
   for arg in ('path=a,depth', 'path=a,depth,b', 'path=a,dpeth=3'):
     with pytest.raises(UserError, match='key=value'):
       parse_arg(arg, path='', depth=3)
@@ -175,21 +175,20 @@ def test_parse_arg_bare_key():
     ('depth=', ["'depth='", 'int']),
   ],
 )
-def test_parse_arg_errors(arg, words):
-  """A wrong argument is named, with the nearest key or the type."""
+def test_messages_of_parse_arg(arg, words):
+  """The message names the wrong argument, and the nearest key or the type."""
   with pytest.raises(UserError) as error:
     parse_arg(arg, depth=2)
   for word in words:
     assert word in str(error.value)
 
 
-def test_parse_arg_bool():
-  """'false' is false."""
+def test_parse_arg_reads_false():
   assert parse_arg('flip=false', flip=True).flip is False
 
 
-def test_identity_keys():
-  """What does not change the result is left out of a run's identity."""
+def test_identity_leaves_out_operational_keys():
+  """Keys that do not change the result are not part of a run's identity."""
   operational = {
     *('mesh.fsdp', 'reader.threads', 'checkpoint.keep', 'checkpoint.every'),
     *('log.every', 'evals.test.every', 'model.remat', 'model.unroll'),
@@ -208,8 +207,8 @@ def test_identity_keys():
   assert ours <= keys
 
 
-def test_identity_with_rules_survives_json():
-  """A run with pairs of patterns and settings can be resumed."""
+def test_identity_of_rules_is_the_same_after_json():
+  """A run with `optimizer.rules` can be resumed."""
   rules = (('cls', dict(frozen=True)), ('head/.*', dict(lr=2.0)))
   config = completed(**{'optimizer.rules': rules})
   read = identity(json.loads(config_lib.to_json(config)))
@@ -218,7 +217,7 @@ def test_identity_with_rules_survives_json():
   assert identity(other) != read
 
 
-def test_identity_survives_json():
+def test_identity_is_the_same_after_json():
   """A config and its config.json have the same identity."""
   config = completed()
   assert identity(config) == identity(json.loads(config_lib.to_json(config)))
@@ -234,7 +233,7 @@ def test_identity_survives_json():
   ),
 )
 def test_shipped_configs_are_complete(file):
-  """Every shipped config loads, and is what `complete` makes of it."""
+  """Every shipped config loads, and `complete` does not change it."""
   config = loading.load(str(ROOT / 'configs' / file))
   assert complete(ConfigDict(config.to_dict())).to_dict() == config.to_dict()
   for section, constructor in sections(config):

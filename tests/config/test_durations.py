@@ -1,4 +1,4 @@
-"""Durations against arithmetic done by hand."""
+"""Tests of durations, against arithmetic done by hand."""
 
 import pytest
 
@@ -25,29 +25,28 @@ IMAGENET = dict(batch_size=4096, num_examples=1_281_167)
     ('4096 examples', 1),
   ],
 )
-def test_units(duration, steps):
-  """Steps count themselves, epochs and examples by the batch size."""
+def test_to_steps_of_each_unit(duration, steps):
+  """Epochs and examples are divided by the batch size."""
   assert to_steps(duration, **IMAGENET) == steps
 
 
 @pytest.mark.parametrize(
   'duration, steps', [('5%', 10), ('12.5 %', 25), ('100 %', 200), ('0 %', 0)]
 )
-def test_percent_is_of_the_total(duration, steps):
-  """'%' refers to the length of the whole training."""
+def test_percent_is_a_fraction_of_the_total(duration, steps):
   assert to_steps(duration, total_steps=200, **IMAGENET) == steps
 
 
 @pytest.mark.parametrize('unit', ['steps', 'epochs', 'examples', '%'])
-def test_never_rounds_something_to_nothing(unit):
-  """A positive duration is at least one step, and zero is zero."""
+def test_a_positive_duration_is_at_least_one_step(unit):
+  """Zero is zero steps."""
   size = dict(batch_size=10_000, num_examples=10, total_steps=10)
   assert to_steps(f'0.001 {unit}', **size) == 1
   assert to_steps(f'0 {unit}', **size) == 0
 
 
 def test_epochs_and_examples_agree():
-  """k epochs are k times as many examples as the data set has."""
+  """k epochs equal k times the number of examples of the dataset."""
   for epochs in (1, 7, 14, 90, 300):
     examples = epochs * IMAGENET['num_examples']
     by_epochs = to_steps(f'{epochs} epochs', **IMAGENET)
@@ -58,20 +57,21 @@ def test_epochs_and_examples_agree():
   'duration',
   ['', 'steps', '90', '90 weeks', '-1 steps', 'nan epochs', '1 2 steps', '%'],
 )
-def test_errors_name_the_units(duration):
-  """What cannot be read is refused with the units there are."""
+def test_messages_list_the_units(duration):
+  """They are listed if a duration cannot be read."""
   with pytest.raises(UserError, match='steps, epochs, examples, %'):
     to_steps(duration, total_steps=10, **IMAGENET)
 
 
 def test_total_cannot_be_percent():
-  """The total length has nothing to be a share of."""
+  """There is no total that the percentage could refer to."""
   with pytest.raises(UserError, match='cannot be in %'):
     to_steps('50 %', **IMAGENET)
 
 
-def test_check_names_the_key():
-  """Where a duration is declared, no training is needed to refuse it."""
+def test_check_raises_without_a_training():
+  """A wrong duration is refused where it is declared, and the message names the
+  key."""
   check('log.every', '5 %', positive=True)
   check('checkpoint.every', '0 epochs')
   with pytest.raises(UserError, match='^log.every: '):

@@ -1,4 +1,4 @@
-"""Sections in sections: completed, checked and overridden as any other."""
+"""Tests of sections within sections."""
 
 import json
 
@@ -21,7 +21,7 @@ def config(**changes):
 
 @pytest.fixture
 def overridden(tmp_path, command_line):
-  """(config, flags) → the config that a command gets."""
+  """Returns a function: (config, flags) → the config that a command gets."""
 
   def parse(base, *arguments):
     file = tmp_path / 'config.json'
@@ -31,8 +31,9 @@ def overridden(tmp_path, command_line):
   return parse
 
 
-def test_every_key_is_filled_in():
-  """At each depth, by the constructor that each name stands for."""
+def test_nested_sections_are_completed():
+  """Defaults come from the constructor that each `name` selects, at every
+  depth."""
   model = config(stem={'name': LAB, 'bias': False}).model.to_dict()
   assert model['stem'] == {'name': LAB, 'kernel_size': 3, 'bias': False}
   head = {'name': LAB, 'outputs': 3, 'shown': False, 'weight': 1.0}
@@ -40,14 +41,14 @@ def test_every_key_is_filled_in():
   assert config().model.stem is None
 
 
-def test_what_was_written_is_read_again():
-  """Through config.json, None included."""
+def test_nested_sections_are_the_same_after_json():
+  """None is preserved, too."""
   for each in (config(), config(stem={'name': LAB})):
     text = completion.to_json(each)
     assert completion.to_json(completion.from_dict(json.loads(text))) == text
 
 
-def test_constructors_build_what_the_sections_say():
+def test_build_section_builds_nested_sections():
   built = build_section(
     config(stem={'name': LAB, 'kernel_size': 7}), 'model', 4
   )
@@ -70,16 +71,16 @@ def test_constructors_build_what_the_sections_say():
     (dict(heads=[1]), ['model.heads is [1]']),
   ],
 )
-def test_mistakes(changes, words):
-  """The message names the whole path."""
+def test_messages_contain_the_whole_path(changes, words):
+  """The message of an error contains the path of the key."""
   with pytest.raises(UserError) as error:
     config(**changes)
   for word in words:
     assert word in str(error.value)
 
 
-def test_flags_reach_every_depth(overridden):
-  """Keys of a section that is there, and of each of several."""
+def test_flags_override_nested_keys(overridden):
+  """This includes keys of one of several sections of the same kind."""
   base = config(stem={'name': LAB})
   args = [
     '--config.model.stem.kernel_size=5',
@@ -90,8 +91,8 @@ def test_flags_reach_every_depth(overridden):
   assert found.heads.a.weight == 1.0
 
 
-def test_a_flag_makes_a_section_that_was_none(overridden):
-  """By its name, however the flags are ordered."""
+def test_a_name_flag_creates_a_section(overridden):
+  """The order of the flags does not matter."""
   args = [
     '--config.model.stem.kernel_size=5',
     f'--config.model.stem.name={LAB}',
@@ -107,8 +108,8 @@ STEM = '--config.model.stem.name=resnet'
 
 
 @pytest.mark.parametrize('depths', ['(2,1)', '2, 1', '[2,1]'])
-def test_flags_give_what_has_no_default(overridden, depths):
-  """Numbers too, beside the name of the section that is new."""
+def test_flags_set_keys_without_defaults(overridden, depths):
+  """Numbers and tuples can be given together with the name of a new section."""
   args = [f'--config.model.stem.depths={depths}', STEM]
   found = overridden(completed(model=HYBRID), *args).model
   assert found.variant == 'R50+B/16'
@@ -128,8 +129,8 @@ def test_flags_give_what_has_no_default(overridden, depths):
     ),
   ],
 )
-def test_what_has_no_default_is_asked_for(overridden, args, words):
-  """One message, and no list of all keys of the config."""
+def test_a_missing_key_without_default_is_one_message(overridden, args, words):
+  """The message does not list all keys of the config."""
   with pytest.raises(UserError, match=words):
     overridden(completed(model=HYBRID), *args)
 
@@ -148,7 +149,7 @@ def test_a_flag_removes_a_section(overridden):
     ('--config.model.heads=None', ['is a section']),
   ],
 )
-def test_wrong_flags(overridden, arg, words):
+def test_messages_of_wrong_nested_flags(overridden, arg, words):
   base = config() if arg.endswith('conv') else config(stem={'name': LAB})
   with pytest.raises(UserError) as error:
     overridden(base, arg)
@@ -156,7 +157,7 @@ def test_wrong_flags(overridden, arg, words):
     assert word in str(error.value)
 
 
-def test_what_a_nested_constructor_marks_may_change():
-  """Its own operational keys, wherever its section stands."""
+def test_identity_leaves_out_nested_operational_keys():
+  """Each nested constructor marks its own operational keys."""
   keys = {k for k in identity(config()) if k.startswith('model.heads.a.')}
   assert keys == {f'model.heads.a.{k}' for k in ('name', 'outputs', 'weight')}

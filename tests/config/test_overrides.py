@@ -1,4 +1,4 @@
-"""Configs on the command line: every key a flag, every mistake a message."""
+"""Tests of config files and flags."""
 
 import math
 import os
@@ -29,7 +29,8 @@ def get_config(arg=None):
 
 @pytest.fixture
 def parse(tmp_path, command_line):
-  """Parses a command line in this process; flags vanish after the test."""
+  """Returns a function that parses a command line in this process and removes
+  its flags."""
   file = tmp_path / 'minimal.py'
   file.write_text(CONFIG_FILE.replace('{values!r}', repr(minimal())))
 
@@ -41,7 +42,7 @@ def parse(tmp_path, command_line):
 
 
 def test_every_kind_of_key_is_a_flag(parse):
-  """Given keys, defaults, placeholders and tuples can all be overridden."""
+  """Keys of the file, defaults, placeholders and tuples can be overridden."""
   config = parse(
     *('--config.batch_size=16', '--config.mesh.fsdp=2'),
     *('--config.average_decay=.99', '--config.image_size=384'),
@@ -58,8 +59,8 @@ def test_every_kind_of_key_is_a_flag(parse):
   assert (config.evals.test.batch_size, config.log.every) == (4, '7 steps')
 
 
-def test_tuples_of_numbers_and_of_names(parse):
-  """Each holds what its constructor says; whole numbers are numbers."""
+def test_flags_of_tuples(parse):
+  """Whole numbers are accepted for floats, and one number for a tuple."""
   config = parse(
     '--config.augment.name=multicrop',
     *('--config.augment.blur=(0.3, 0, .1)', '--config.augment.local_size=8'),
@@ -81,40 +82,40 @@ def test_tuples_of_numbers_and_of_names(parse):
     ('optimizer.clip_joined=(1, 2)', 'in quotes'),
   ],
 )
-def test_tuples_of_something_else(parse, flag, wanted):
-  """One message that says what may be given."""
+def test_messages_of_wrong_tuples(parse, flag, wanted):
+  """The message says what may be given."""
   with pytest.raises(UserError, match=wanted):
     parse('--config.augment.name=multicrop', f'--config.{flag}')
 
 
-def test_two_numbers_for_the_image_size(parse):
-  """Height and width can be given apart."""
+def test_image_size_takes_height_and_width(parse):
   assert parse('--config.image_size=(384,256)').image_size == (384, 256)
 
 
-def test_arguments_of_the_file(parse):
-  """What follows the colon reaches `get_config`; flags win over it."""
+def test_arguments_of_a_config_file(parse):
+  """The text after the colon is passed to `get_config`; flags take
+  precedence."""
   path = f'--config={parse.file}:depth=5'
   config = parse('--config.model.width=16', config=path)
   assert (config.model.depth, config.model.width) == (5, 16)
   assert flags.FLAGS.config_path == f'{parse.file}:depth=5'
 
 
-def test_config_may_stand_apart_from_its_value(parse):
-  """`--config FILE` is `--config=FILE`."""
+def test_config_flag_without_equals_sign(parse):
+  """`--config FILE` equals `--config=FILE`."""
   assert parse('--config', parse.file, config=None).batch_size == 8
 
 
-def test_a_new_name_completes_its_section_anew(parse):
-  """Another source has other keys; those that both have keep their values."""
+def test_a_new_name_replaces_the_keys_of_a_section(parse):
+  """Keys that both constructors have keep their values."""
   config = parse('--config.source.name=synthetic', '--config.source.height=4')
   assert config.source.to_dict() == dict(
     name='synthetic', num_examples=1024, num_classes=10, height=4, width=32
   )
 
 
-def test_renaming_keeps_what_both_have(tmp_path, parse):
-  """A key given in the file survives the renaming where it exists."""
+def test_a_new_name_keeps_common_keys_of_the_file(tmp_path, parse):
+  """A key given in the file stays if the new constructor has it."""
   values = minimal()
   values['optimizer'] = dict(name='adam', b1=0.5, weight_decay=0.3)
   file = tmp_path / 'other.py'
@@ -125,8 +126,8 @@ def test_renaming_keeps_what_both_have(tmp_path, parse):
   assert 'momentum' in section and 'b1' not in section
 
 
-def test_a_new_name_apart_from_its_flag(parse):
-  """`--config.source.name synthetic` renames just as with '='."""
+def test_a_new_name_without_equals_sign(parse):
+  """`--config.source.name synthetic` works as with '='."""
   config = parse('--config.source.name', 'synthetic')
   assert 'dataset' not in config.source
 
@@ -140,8 +141,8 @@ def test_a_new_name_apart_from_its_flag(parse):
     ('--config.evals.test.name=clasification', ["mean 'classification'"]),
   ],
 )
-def test_wrong_values_on_the_command_line(parse, argument, words):
-  """A value of another type, or a name that is none, is one message."""
+def test_messages_of_wrong_values(parse, argument, words):
+  """The value has the wrong type, or is an unknown name."""
   with pytest.raises(UserError) as error:
     parse(argument)
   for word in words:
@@ -162,16 +163,16 @@ def test_wrong_values_on_the_command_line(parse, argument, words):
     ('--confg_path=x', ['mean --config_path']),
   ],
 )
-def test_wrong_keys_on_the_command_line(parse, argument, words):
-  """A mistyped key is one message that names the nearest."""
+def test_messages_of_mistyped_keys(parse, argument, words):
+  """The message contains the nearest key."""
   with pytest.raises(UserError) as error:
     parse(argument)
   for word in words:
     assert word in str(error.value)
 
 
-def test_wrong_numbers_on_the_command_line(tmp_path, parse):
-  """Text is no image size, nor is it depths where there were none before."""
+def test_text_for_a_number_is_refused(tmp_path, parse):
+  """This also holds for a tuple that is None in the config."""
   with pytest.raises(UserError, match='image_size'):
     parse('--config.image_size=large')
   model = dict(name='resnet', variant='R50x1')
@@ -182,28 +183,26 @@ def test_wrong_numbers_on_the_command_line(tmp_path, parse):
 
 
 @pytest.mark.parametrize('count', [0, 2])
-def test_config_is_needed_once(parse, count):
-  """No config, or two, is an error that says so."""
+def test_config_must_be_given_once(parse, count):
+  """Without --config, or with two, the message says so."""
   with pytest.raises(UserError, match=f'--config=FILE.py.*{count} times'):
     parse(*[f'--config={parse.file}'] * count, config=None)
 
 
-def test_no_such_file(parse, monkeypatch):
-  """A file that is not there is answered with the nearest that is."""
+def test_a_missing_config_file_gets_a_suggestion(parse, monkeypatch):
+  """The nearest existing file is suggested."""
   monkeypatch.chdir(ROOT)
   with pytest.raises(UserError, match="mean 'configs/quickstart.py'"):
     parse(config='--config=configs/quickstrat.py')
 
 
-def test_a_file_without_get_config(tmp_path, parse):
-  """A Python file that is no config says what it lacks."""
+def test_a_file_without_get_config_is_refused(tmp_path, parse):
   (tmp_path / 'empty.py').write_text('x = 1\n')
   with pytest.raises(UserError, match='get_config'):
     parse(config=f'--config={tmp_path}/empty.py')
 
 
-def test_an_argument_that_the_file_does_not_take(tmp_path, parse):
-  """An argument to a config without arguments is the user's error."""
+def test_an_argument_to_a_config_without_arguments_is_refused(tmp_path, parse):
   (tmp_path / 'plain.py').write_text('def get_config(): return 1\n')
   with pytest.raises(UserError, match='argument'):
     parse(config=f'--config={tmp_path}/plain.py:depth=3')
@@ -231,8 +230,8 @@ WRONG_FILES = [
 
 
 @pytest.mark.parametrize('text, words', WRONG_FILES)
-def test_config_files_with_mistakes(tmp_path, text, words):
-  """One message with the file, the line and Python's own words."""
+def test_messages_of_config_files_with_errors(tmp_path, text, words):
+  """The message contains the file, the line and Python's own message."""
   file = tmp_path / 'mine.py'
   file.write_bytes(text if isinstance(text, bytes) else text.encode())
   with pytest.raises(UserError) as error:
@@ -241,8 +240,7 @@ def test_config_files_with_mistakes(tmp_path, text, words):
     assert word in str(error.value)
 
 
-def test_a_users_error_in_a_config_file_stays_as_it_is(tmp_path):
-  """What the file refuses itself is not wrapped."""
+def test_a_user_error_of_a_config_file_is_not_wrapped(tmp_path):
   (tmp_path / 'mine.py').write_text(
     'from vit_jax.errors import UserError\n'
     'def get_config(): raise UserError("say which folder")\n'
@@ -255,8 +253,8 @@ def test_a_users_error_in_a_config_file_stays_as_it_is(tmp_path):
   'expression',
   ['values', 'ConfigDict(values)', 'complete(ConfigDict(values))'],
 )
-def test_what_get_config_may_return(tmp_path, expression):
-  """A dict, a ConfigDict, a complete one: the same config."""
+def test_get_config_may_return_dicts(tmp_path, expression):
+  """A dict, a ConfigDict and a complete config give the same result."""
   (tmp_path / 'mine.py').write_text(
     'from ml_collections import ConfigDict\n'
     'from vit_jax.config import complete\n'
@@ -269,8 +267,8 @@ def test_what_get_config_may_return(tmp_path, expression):
     config.new_key = 1
 
 
-def test_a_resolved_config(tmp_path, parse):
-  """A run's config.json is a config, with its keys as flags."""
+def test_config_json_is_a_config(tmp_path, parse):
+  """A run's config.json can be passed to --config, with its keys as flags."""
   before = completed(image_size=12, average_decay=0.5)
   file = tmp_path / 'config.json'
   file.write_text(config_lib.to_json(before))
@@ -292,8 +290,8 @@ def test_a_resolved_config(tmp_path, parse):
     (None, ['cannot be read', 'No such file']),
   ],
 )
-def test_wrong_resolved_configs(tmp_path, text, words):
-  """Damaged, absent or foreign: one message."""
+def test_messages_of_wrong_config_json_files(tmp_path, text, words):
+  """Files that are damaged, missing or of another program give one message."""
   file = tmp_path / 'config.json'
   if text is not None:
     file.write_bytes(text if isinstance(text, bytes) else text.encode())
@@ -303,8 +301,9 @@ def test_wrong_resolved_configs(tmp_path, text, words):
     assert word in str(error.value)
 
 
-def test_paths_that_are_no_config(tmp_path):
-  """A workdir is answered with its config.json, another file with the kinds."""
+def test_messages_of_paths_that_are_not_configs(tmp_path):
+  """A workdir gets its config.json as a suggestion; other files, the allowed
+  kinds."""
   (tmp_path / 'config.json').write_text('{}')
   (tmp_path / 'notes.txt').write_text('total = 3')
   with pytest.raises(UserError, match='did you mean .*config.json'):
@@ -322,8 +321,8 @@ def test_paths_that_are_no_config(tmp_path):
     ('--config.model.dpth=3', "mean 'model.depth'"),
   ],
 )
-def test_exit_code_of_a_users_error(argument, words):
-  """A wrong flag ends with code 2, one message and no traceback."""
+def test_a_user_error_ends_with_code_2(argument, words):
+  """There is one message and no traceback."""
   done = subprocess.run(
     [
       *(sys.executable, '-m', 'vit_jax.train'),
@@ -350,8 +349,8 @@ def test_exit_code_of_a_users_error(argument, words):
     ('--config.schedule.lr=0.1', 'config.schedule.base_lr'),
   ],
 )
-def test_what_people_write_instead_of_a_key(flag, meant):
-  """The message names the key that they mean."""
+def test_common_flag_names_get_a_suggestion(flag, meant):
+  """For example, --lr suggests the key of the learning rate."""
   out = subprocess.run(
     [
       *(sys.executable, '-m', 'vit_jax.train'),
@@ -367,13 +366,13 @@ def test_what_people_write_instead_of_a_key(flag, meant):
   assert 'Traceback' not in out.stderr
 
 
-def test_an_evaluator_is_not_removed_by_a_flag(command_line):
+def test_removing_an_evaluator_by_a_flag_is_refused(command_line):
   with pytest.raises(UserError, match=r'evals.test=None.*every=100%'):
     command_line('--config=configs/quickstart.py', '--config.evals.test=None')
 
 
-def test_of_many_keys_the_nearest_are_shown(command_line):
-  """Five of more than a hundred, and those with the same last part."""
+def test_an_unknown_key_shows_the_nearest_keys(command_line):
+  """At most five of more than a hundred keys are listed."""
   with pytest.raises(UserError) as error:
     command_line('--config=configs/quickstart.py', '--config.optimzer.b1=3')
   shown = str(error.value).partition(': ')[2].split(', ')

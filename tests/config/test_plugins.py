@@ -1,4 +1,5 @@
-"""From names to constructors, and from signatures to config keys."""
+"""Tests of names that select constructors, and of signatures that define
+keys."""
 
 import dataclasses
 import inspect
@@ -14,7 +15,8 @@ from vit_jax.models import vit
 
 @pytest.fixture
 def own_module(tmp_path, monkeypatch):
-  """Makes a package on the Python path with one module of the given text."""
+  """Returns a function that puts a package with one module on the Python
+  path."""
 
   def make(name, text):
     (tmp_path / f'{name}_package').mkdir()
@@ -26,13 +28,13 @@ def own_module(tmp_path, monkeypatch):
   return make
 
 
-def test_a_name_is_a_module():
-  """'vit' stands for `Model` of the module `vit_jax.models.vit`."""
+def test_a_name_selects_a_module_of_the_package():
+  """'vit' selects `Model` of the module `vit_jax.models.vit`."""
   assert plugins.resolve(SECTIONS['model'], 'vit') is vit.Model
 
 
-def test_a_dotted_name_is_a_module_of_ones_own(own_module):
-  """A dotted name is looked up anywhere on the path, with the same symbol."""
+def test_a_dotted_name_selects_any_module(own_module):
+  """The module is looked up on the Python path, with the same symbol."""
   name = own_module('own', 'def Model(): return 7')
   assert plugins.resolve(SECTIONS['model'], name)() == 7
 
@@ -47,14 +49,13 @@ def test_a_dotted_name_is_a_module_of_ones_own(own_module):
     (EVALS, 'clasification', 'classification'),
   ],
 )
-def test_a_wrong_name_gets_the_closest(pattern, wrong, right):
-  """A mistyped name is answered with the nearest one that exists."""
+def test_a_mistyped_name_gets_a_suggestion(pattern, wrong, right):
   with pytest.raises(UserError, match=f'did you mean {right!r}'):
     plugins.resolve(pattern, wrong)
 
 
-def test_only_plug_ins_are_offered():
-  """Modules without the symbol (layers, posemb) are no models."""
+def test_only_modules_with_the_symbol_are_suggested():
+  """For example, `layers` and `posemb` are not models."""
   with pytest.raises(UserError) as error:
     plugins.resolve(SECTIONS['model'], 'nothing')
   allowed = str(error.value).split('allowed: ')[1].split(';')[0].split(', ')
@@ -62,35 +63,34 @@ def test_only_plug_ins_are_offered():
   assert 'layers' not in allowed and 'posemb' not in allowed
 
 
-def test_only_optimizers_are_offered():
-  """Other functions of `vit_jax.optim` are no optimizers."""
+def test_only_optimizers_are_suggested():
+  """Other functions of `vit_jax.optim` are left out."""
   with pytest.raises(UserError, match='allowed: adam, lamb, lars, muon, sgd;'):
     plugins.resolve(SECTIONS['optimizer'], 'nothing')
 
 
-def test_a_missing_package_is_named(own_module):
-  """A plug-in whose own import fails says which package to install."""
+def test_a_missing_package_is_named_in_the_message(own_module):
+  """The message says which package a plug-in needs."""
   name = own_module('needy', 'import package_that_is_not')
   with pytest.raises(UserError, match='pip install package_that_is_not'):
     plugins.resolve(SECTIONS['model'], name)
 
 
-def test_a_module_without_the_symbol(own_module):
-  """The message says which symbol the module lacks."""
+def test_a_module_without_the_symbol_is_refused(own_module):
   name = own_module('symbolless', 'x = 1')
   with pytest.raises(UserError, match=f'Model of the module {name}'):
     plugins.resolve(SECTIONS['model'], name)
 
 
 def test_a_bug_in_a_plug_in_keeps_its_traceback(own_module):
-  """An AttributeError while importing is not "there is no such symbol"."""
+  """An AttributeError during the import is not reported as a missing symbol."""
   name = own_module('buggy', 'import math; math.no_such_function')
   with pytest.raises(AttributeError, match='no_such_function'):
     plugins.resolve(SECTIONS['model'], name)
 
 
 def test_keys_are_keyword_only_parameters():
-  """What comes positionally is the caller's; the rest is the config's."""
+  """Positional parameters are passed at run time and are not keys."""
 
   def constructor(runtime, /, other, *, a: int = 1, b: str | None = None):
     del runtime, other, a, b
@@ -101,8 +101,8 @@ def test_keys_are_keyword_only_parameters():
   assert keys['b'].default is None
 
 
-def test_keys_of_a_dataclass():
-  """Keyword-only fields are keys, with their defaults; others are not."""
+def test_keyword_only_fields_are_keys():
+  """Other fields of a dataclass are not."""
 
   @dataclasses.dataclass(frozen=True)
   class Thing:
@@ -130,13 +130,14 @@ def test_keys_of_a_dataclass():
     ),
   ],
 )
-def test_value_type(annotation, expected):
-  """An annotation is a plain type, and whether None is allowed besides."""
+def test_value_type_of_annotations(annotation, expected):
+  """The result is the plain type, and whether None is allowed."""
   assert plugins.value_type(annotation) == expected
 
 
-def test_build_passes_known_keys_and_run_time_arguments():
-  """Run-time values go first, the section's keys by name, `name` nowhere."""
+def test_build_passes_run_time_arguments_and_keys():
+  """Run-time values come first, then the section's keys by name, without
+  `name`."""
 
   def constructor(runtime, /, *, a: int, b: int = 2):
     return runtime, a, b
@@ -145,16 +146,16 @@ def test_build_passes_known_keys_and_run_time_arguments():
   assert plugins.build(constructor, section, 'mesh') == ('mesh', 1, 2)
 
 
-def test_closest_puts_the_hint_first():
-  """The nearest spelling is proposed, and all allowed ones are listed."""
+def test_closest_suggests_and_lists():
+  """The nearest name comes first, then all allowed names."""
   text = closest('depht', ['width', 'depth'])
   assert text == "did you mean 'depth'? allowed: depth, width"
   assert closest('xyz', ['width']) == 'allowed: width'
   assert closest('xyz', []) == 'allowed: nothing'
 
 
-def test_build_of_what_json_has_made_of_tuples():
-  """A checkpoint's sections are JSON: `depths` of (1, 1) comes as a list."""
+def test_build_converts_lists_to_tuples():
+  """Sections of a checkpoint come from JSON, where tuples are lists."""
 
   def make(*, depths: tuple[int, ...], rules: tuple = ()):
     return depths, rules

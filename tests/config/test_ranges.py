@@ -1,4 +1,4 @@
-"""Numbers out of range are refused by the constructors that take them."""
+"""Tests that constructors refuse numbers out of range."""
 
 import math
 
@@ -17,7 +17,7 @@ from vit_jax.evaluators.classification import Evaluator
 from vit_jax.evaluators.contract import Setting
 from vit_jax.training.experiment import Experiment
 
-# Numbers that may be negative: -1 is 'what is left', or a bias.
+# Numbers that may be negative: -1 is the remaining devices, or a bias.
 NEGATIVE = {'mesh.data', 'mesh.fsdp', 'mesh.model', 'model.head_bias'}
 OTHERS = (  # sections by another name than the minimal config's
   ('optimizer', 'sgd', {}),
@@ -26,7 +26,7 @@ OTHERS = (  # sections by another name than the minimal config's
 
 
 def build(tmp_path, key, value, **changes):
-  """Builds what takes a key, as a run would before anything is compiled."""
+  """Builds the objects that take a key, as a run does before it compiles."""
   section, _, leaf = key.rpartition('.')
   if section == 'checkpoint' and leaf != 'best':
     return Checkpointer(tmp_path / 'c', {}, **{leaf: value})
@@ -49,7 +49,8 @@ def build(tmp_path, key, value, **changes):
 
 
 def numeric_keys():
-  """(key, type, changes) of every shipped constructor's numbers."""
+  """Returns (key, type, changes) of the numbers of every shipped
+  constructor."""
   configs = [({}, completed(**{'checkpoint.best': 'test/accuracy'}))]
   for section, name, more in OTHERS:
     changes = {section: dict(name=name, **more)}
@@ -74,8 +75,8 @@ def numeric_keys():
 NUMERIC = numeric_keys()
 
 
-def test_the_keys_are_found():
-  """A check of the list that the tests below go through."""
+def test_numeric_keys_contain_all_sections():
+  """The tests below use this list."""
   keys = {key for key, *_ in NUMERIC}
   assert {
     *('seed', 'batch_size', 'train.num_examples', 'model.dropout'),
@@ -91,8 +92,10 @@ def test_the_keys_are_found():
 
 
 @pytest.mark.parametrize('key, kind, changes', NUMERIC)
-def test_every_number_has_a_range(tmp_path, key, kind, changes):
-  """None is negative, NaN or infinite unless it is listed above."""
+def test_negative_and_infinite_numbers_are_refused(
+  tmp_path, key, kind, changes
+):
+  """Keys that may be negative are listed above."""
   wrong = [math.nan, math.inf] if kind is float else []
   for value in wrong + ([] if key in NEGATIVE else [kind(-1)]):
     with pytest.raises(UserError) as error:
@@ -100,7 +103,7 @@ def test_every_number_has_a_range(tmp_path, key, kind, changes):
     assert key.rpartition('.')[2] in str(error.value)
 
 
-# Values just outside of a range, and of another kind than negative.
+# Values just outside of a range, other than negative numbers.
 WRONG = [
   *(('optimizer.b1', 1.0), ('optimizer.b2', 2.0), ('optimizer.eps', 0.0)),
   *(('batch_size', 0), ('batch_size', 10**20), ('num_classes', 10**20)),
@@ -122,8 +125,8 @@ WRONG = [
 
 
 @pytest.mark.parametrize('key, value', WRONG)
-def test_values_outside(tmp_path, key, value):
-  """One message names the key, what came and what is allowed."""
+def test_messages_of_values_out_of_range(tmp_path, key, value):
+  """The message names the key."""
   with pytest.raises(UserError) as error:
     build(tmp_path, key, value)
   assert key.rpartition('.')[2] in str(error.value)
@@ -140,21 +143,20 @@ def test_values_outside(tmp_path, key, value):
     *(('augment.pad', 0), ('source.height', 1), ('log.every', '0.1 steps')),
   ],
 )
-def test_values_at_the_edge(tmp_path, key, value):
-  """The last values allowed are."""
+def test_limits_that_are_allowed(tmp_path, key, value):
   build(tmp_path, key, value)
 
 
-def test_smoothing_of_a_sigmoid_stays_below_a_half(tmp_path):
-  """From there on targets would point away from the label."""
+def test_label_smoothing_of_a_sigmoid_is_below_a_half(tmp_path):
+  """From 0.5 on, targets would point away from the label."""
   sigmoid = {'objective.cross_entropy': 'sigmoid'}
   build(tmp_path, 'objective.label_smoothing', 0.49, **sigmoid)
   with pytest.raises(UserError, match=r'label_smoothing is 0\.5; .*below 0\.5'):
     build(tmp_path, 'objective.label_smoothing', 0.5, **sigmoid)
 
 
-def test_what_the_message_says():
-  """The key, what came, and each limit given."""
+def test_message_of_check_range():
+  """It contains the key, the value and each limit."""
   with pytest.raises(UserError) as error:
     check_range('optimizer.b2', 2.0, at_least=0, below=1)
   assert str(error.value) == (
@@ -177,30 +179,34 @@ def test_what_the_message_says():
     (None, {}),
   ],
 )
-def test_metrics_to_be_best_by(tmp_path, best, changes):
-  """What an evaluator of the config gives, also of the average."""
+def test_checkpoint_best_accepts_metrics_of_the_evaluators(
+  tmp_path, best, changes
+):
+  """Metrics of averaged weights are accepted, too."""
   build(tmp_path, 'total', '1 epochs', **{'checkpoint.best': best}, **changes)
 
 
 @pytest.mark.parametrize(
   'best', ['val/accuracy', 'test/acuracy', 'test', 'test_ema/accuracy']
 )
-def test_metrics_that_nobody_gives(tmp_path, best):
-  """A run would save no best step, and never say so."""
+def test_checkpoint_best_refuses_unknown_metrics(tmp_path, best):
+  """Otherwise, a run would save no best step and not report it."""
   with pytest.raises(UserError, match='allowed: test/accuracy'):
     build(tmp_path, 'total', '1 epochs', **{'checkpoint.best': best})
 
 
-def test_lower_is_better(tmp_path):
-  """The step with the highest loss would be kept as the best."""
+def test_checkpoint_best_refuses_losses(tmp_path):
+  """Otherwise, the step with the highest loss would be kept."""
   with pytest.raises(
     UserError, match="checkpoint.best is 'test/loss'.*test/accuracy"
   ):
     build(tmp_path, 'total', '1 epochs', **{'checkpoint.best': 'test/loss'})
 
 
-def test_an_evaluator_that_does_not_say(tmp_path, monkeypatch):
-  """Any value of one's own evaluator may be named, of no other's."""
+def test_checkpoint_best_with_an_evaluator_without_a_list(
+  tmp_path, monkeypatch
+):
+  """Any metric of an evaluator without `higher_is_better` may be named."""
   monkeypatch.delattr(
     plugins.resolve(EVALS, 'classification'), 'higher_is_better'
   )
@@ -209,8 +215,9 @@ def test_an_evaluator_that_does_not_say(tmp_path, monkeypatch):
     build(tmp_path, 'total', '1 epochs', **{'checkpoint.best': 'val/recall'})
 
 
-def test_a_choice_names_what_is_allowed():
-  """With the nearest spelling first; a number is not a name."""
+def test_message_of_check_choice():
+  """The nearest spelling comes first; values that are not strings are
+  refused."""
   check_choice('optimizer.clip', 'global', ('global', 'tensor'))
   with pytest.raises(UserError) as caught:
     check_choice('optimizer.clip', 'tensors', ('global', 'tensor'))

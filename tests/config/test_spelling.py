@@ -1,4 +1,4 @@
-"""Values that mean the same compare as equal, and no others."""
+"""Tests that different spellings of one value compare as equal."""
 
 import json
 import math
@@ -21,7 +21,7 @@ from vit_jax.config.identity import identity
     ('mine.threshold', [math.nan, float('nan')]),
   ],
 )
-def test_the_same(key, values):
+def test_equal_spellings(key, values):
   """Units in the singular, one number for both sides, NaN and NaN."""
   first = canonical.one(key, values[0])
   assert all(canonical.one(key, value) == first for value in values)
@@ -41,13 +41,12 @@ def test_the_same(key, values):
     ('seed', 1, 2),
   ],
 )
-def test_not_the_same(key, one, other):
-  """What means something else stays apart."""
+def test_different_values_stay_different(key, one, other):
   assert canonical.one(key, one) != canonical.one(key, other)
 
 
-def test_a_run_goes_on_under_another_spelling():
-  """The identity of a config does not depend on how values are written."""
+def test_identity_does_not_depend_on_the_spelling():
+  """A run resumes if values are only written differently."""
   one = completed(total='200 steps', image_size=8)
   other = completed(total='200 step', image_size=(8, 8))
   written = json.loads(config_lib.to_json(one))

@@ -1,4 +1,4 @@
-"""The documents: the site builds, commands exist, Python runs."""
+"""Tests of the documents: links, commands and Python blocks."""
 
 import importlib.util
 import json
@@ -20,7 +20,7 @@ from vit_jax.study import contents
 
 ROOT = pathlib.Path(__file__).parents[2]
 PAGES = [ROOT / 'README.md', *sorted((ROOT / 'docs').glob('*.md'))]
-MAIN_FLAGS = {  # of absl and of every command
+MAIN_FLAGS = {  # flags of every command
   flag
   for file in (ROOT / 'vit_jax').rglob('*.py')
   for flag in re.findall(
@@ -30,12 +30,12 @@ MAIN_FLAGS = {  # of absl and of every command
 
 
 def blocks(page: pathlib.Path, language: str) -> list[str]:
-  """The fenced blocks of a language."""
+  """Returns the fenced blocks of a language."""
   return re.findall(rf'```{language}\n(.*?)```', page.read_text(), re.DOTALL)
 
 
 def commands() -> list[tuple[str, list[str]]]:
-  """(page, words) of every command of this package, in blocks and in tables."""
+  """Returns (page, words) of every command in blocks and in tables."""
   found = []
   for page in PAGES:
     text = '\n'.join(blocks(page, 'bash')).replace('\\\n', ' ')
@@ -52,7 +52,7 @@ def commands() -> list[tuple[str, list[str]]]:
 
 
 def test_commands_exist(command_line, tmp_path):
-  """Modules, flags, config files with their arguments, and keys of configs."""
+  """Modules, flags, configs with their arguments, and keys are checked."""
   for name in ('cat', 'dog'):
     (tmp_path / name).mkdir()
     for i in range(20):
@@ -72,7 +72,7 @@ def test_commands_exist(command_line, tmp_path):
       name = word[2:].partition('=')[0].partition('.')[0].removeprefix('no')
       assert name in MAIN_FLAGS | {'config'}, (page, word)
     if module in ('vit_jax.evaluate', 'vit_jax.predict', 'vit_jax.features'):
-      continue  # their --config.… are keys of a run's config
+      continue  # their --config.KEY flags refer to a run's config
     if module == 'vit_jax.study':
       (path,) = (w for w in own if w.startswith('--config='))
       assert contents.load(path.removeprefix('--config=')).rows, (page, path)
@@ -85,7 +85,7 @@ def test_commands_exist(command_line, tmp_path):
 
 
 def test_python_blocks_run(tmp_path, monkeypatch):
-  """Each one, where a file of weights and images are at hand."""
+  """A weight file and images are available to them."""
   monkeypatch.chdir(tmp_path)
   save_classifier('B_16.npz')
   count = 0
@@ -104,7 +104,7 @@ def test_python_blocks_run(tmp_path, monkeypatch):
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_the_tour_runs():
-  """The notebook's cells, one after another."""
+  """The cells of the notebook are run one after another."""
   book = json.loads((ROOT / 'docs' / 'tour.ipynb').read_text())
   cells = [c['source'] for c in book['cells'] if c['cell_type'] == 'code']
   text = '\n'.join(''.join(cell) for cell in cells)
@@ -112,15 +112,15 @@ def test_the_tour_runs():
   assert '% of 64 images' in out
 
 
-def test_predicted_costs_are_the_table_of_the_configs():
-  """`python benchmarks/plan_configs.py --table` prints what the page has."""
+def test_predicted_costs_of_the_paper_page():
+  """They are the output of `python benchmarks/plan_configs.py --table`."""
   page = (ROOT / 'docs' / 'paper.md').read_text()
   assert plan_configs.table(predicted.read()) in page
 
 
 @pytest.mark.slow
-def test_the_site_builds(tmp_path):
-  """Without a warning: links, anchors and every reference; nothing fetched."""
+def test_the_site_builds_without_warnings(tmp_path):
+  """Links, anchors and references exist, and no page loads other sites."""
   made = subprocess.run(
     [
       sys.executable,

@@ -1,4 +1,4 @@
-"""The example of docs/extending.md works as it is printed there."""
+"""Tests the example of docs/extending.md as it is printed there."""
 
 import json
 import os
@@ -28,8 +28,8 @@ def run(folder, *arguments):
 
 
 @pytest.mark.slow
-def test_the_teacher_trains_and_is_evaluated(tmp_path):
-  """All files of the page are written down, and two commands are run."""
+def test_the_example_trains_and_is_evaluated(tmp_path):
+  """The files of the page are written to disk, and two commands are run."""
   page = (ROOT / 'docs' / 'extending.md').read_text()
   files = re.findall(r'```python\n# (my_lab/\w+\.py)\n(.*?)```', page, re.S)
   assert len(files) == 3

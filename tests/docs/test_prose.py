@@ -1,4 +1,4 @@
-"""The prose of the package: verbs first, and the field's words."""
+"""Tests of the language of docstrings, messages and documents."""
 
 import ast
 import pathlib
@@ -7,13 +7,13 @@ import re
 import vit_jax
 
 ROOT = pathlib.Path(vit_jax.__file__).parent.parent
-# Words with which a description in place of a verb begins.
+# First words of docstrings that do not start with a verb.
 NO_VERB = {
   *('a', 'all', 'an', 'by', 'for', 'from', 'how', 'if', 'in', 'its', 'of'),
   *('that', 'the', 'their', 'this', 'those', 'to', 'what', 'when', 'where'),
   *('whether', 'which', 'who', 'whose', 'with'),
 }
-# Words that the documentation of JAX would not use in this sense.
+# Words to avoid; CONTRIBUTING.md asks for the field's terms.
 FOREIGN = re.compile(
   r'\b(anew|mend(s|ed|ing)?|likewise|(is|are) told|told by|strangers?|'
   r'set aside|that which)\b',
@@ -31,7 +31,7 @@ def _functions(tree):
 
 
 def test_docstrings_of_functions_start_with_a_verb():
-  """At least not with an article, a preposition or a relative word."""
+  """They do not start with an article, a preposition or a relative word."""
   wrong, count = [], 0
   for path in sorted((ROOT / 'vit_jax').rglob('*.py')):
     for name, text in _functions(ast.parse(path.read_text())):
@@ -43,8 +43,8 @@ def test_docstrings_of_functions_start_with_a_verb():
   assert count > 1_000 and not wrong
 
 
-def test_words_of_the_field():
-  """No word of the list in docstrings, comments, messages and documents."""
+def test_no_words_to_avoid():
+  """Docstrings, comments, messages and documents are searched."""
   pages = [*ROOT.glob('docs/*.md'), ROOT / 'README.md']
   pages += [ROOT / 'ARCHITECTURE.md', ROOT / 'CONTRIBUTING.md']
   files = [

@@ -1,4 +1,4 @@
-"""Accuracies, likelihood and calibration, by plain loops over all examples."""
+"""Tests of accuracies, likelihood and calibration against plain loops."""
 
 import copy
 import math
@@ -21,7 +21,8 @@ KNOWN = [1, 2, 4, 7]  # the only labels of the examples
 
 
 class Shown:
-  """Black images that show their index; some have no labels, some are bad."""
+  """Black images that show their index; some do not have labels, and some are
+  bad."""
 
   num_classes, class_names = CLASSES, list('abcdefghi')
 
@@ -47,7 +48,8 @@ class Shown:
 
 
 def table(size):
-  """Logits of each example: few values, so that many classes are equal."""
+  """Returns logits of each example, with few values, so that many classes are
+  equal."""
   rng = np.random.default_rng(7)
   logits = rng.integers(-2, 3, (size, CLASSES)).astype(np.float32)
   logits[::5] += rng.normal(size=CLASSES).astype(np.float32) * 2
@@ -71,7 +73,8 @@ def setting(source, devices=1, batch_size=8, **more):
 
 
 def figures(source, classes, sets, top=(1, 5), bins=15):
-  """What is wanted, an example at a time; `sets` has the right labels."""
+  """Computes the expected results one example at a time; `sets` contains the
+  correct labels."""
   logits = table(len(source)).astype(np.float64)
   hits, nlls, inside = {k: 0 for k in top}, [], [[] for _ in range(bins)]
   used = [i for i in range(len(source)) if sets[i] and i not in source.bad]
@@ -100,8 +103,10 @@ def figures(source, classes, sets, top=(1, 5), bins=15):
   [(1, 1, 8), (1, 8, 8), (37, 1, 8), (37, 8, 16), (37, 1, 64), (37, 1, 1)],
 )
 @pytest.mark.parametrize('among', ['all', 'present'])
-def test_figures_are_those_of_all_examples(size, devices, batch_size, among):
-  """No batch size, padding, devices or equal logits change them."""
+def test_results_equal_a_loop_over_all_examples(
+  size, devices, batch_size, among
+):
+  """They do not depend on the batch size, padding, devices or equal logits."""
   source, params = Shown(size), jnp.asarray(table(size))
   evaluator = Evaluator(
     setting(source, devices, batch_size),
@@ -124,8 +129,9 @@ def test_figures_are_those_of_all_examples(size, devices, batch_size, among):
 
 @pytest.mark.parametrize('devices, batch_size', [(1, 7), (8, 16)])
 @pytest.mark.parametrize('among', ['all', 'present'])
-def test_several_labels_and_none(devices, batch_size, among):
-  """Any label will do; images without are left out, and bad ones too."""
+def test_examples_with_several_labels_or_none(devices, batch_size, among):
+  """Any label counts as correct; images without labels and bad images are left
+  out."""
   source = Shown(37, bad=(3, 36))
   evaluator = Evaluator(
     setting(
@@ -144,8 +150,7 @@ def test_several_labels_and_none(devices, batch_size, among):
   assert found == pytest.approx(wanted, rel=1e-6)
 
 
-def test_bad_records_and_the_one_label():
-  """They count nowhere."""
+def test_bad_records_are_left_out():
   source = Shown(21, bad=(0, 5, 20))
   evaluator = Evaluator(
     setting(source, on_bad_record='skip', max_bad_share=0.5), split='test'
@@ -157,10 +162,10 @@ def test_bad_records_and_the_one_label():
   assert found['count'] == 18
 
 
-def test_logits_that_are_no_numbers():
-  """NaN is never right; a class at minus infinity is the last."""
+def test_infinite_and_nan_logits():
+  """NaN is never correct; a class at minus infinity comes last."""
   source = Shown(6)
-  source.labels[:3] = 4, 7, 1  # equal ones are in the order of their numbers
+  source.labels[:3] = 4, 7, 1  # equal logits are ordered by class number
   logits = np.full((6, CLASSES), -np.inf, np.float32)
   logits[:, 0] = 0
   logits[3:] = np.nan
@@ -170,8 +175,8 @@ def test_logits_that_are_no_numbers():
   assert math.isnan(found['nll']) and math.isnan(found['ece'])
 
 
-def test_bins_hold_their_upper_end():
-  """By hand: 0.5 belongs to (0.25, 0.5], and 0 to the first."""
+def test_bins_include_their_upper_end():
+  """By hand: 0.5 belongs to (0.25, 0.5], and 0 to the first bin."""
   confidence = np.array([0.0, 0.25, 0.5, 0.51, 1.0])
   correct = np.array([True, False, True, False, True])
   found = calibration.calibration_error(confidence, correct, 4)
@@ -179,8 +184,8 @@ def test_bins_hold_their_upper_end():
   assert found == pytest.approx(wanted, abs=1e-12)
 
 
-def test_several_labels_follow_the_names():
-  """Where the head knows its classes in another order."""
+def test_several_labels_are_matched_by_class_name():
+  """The head has its classes in another order."""
   source = Shown(12)
   heads = list('zihgfedcba')
   mapped = matching.matched(source, heads, 'the head')
@@ -198,8 +203,7 @@ def test_several_labels_follow_the_names():
   assert copied[1]['several'] == [9 - c for c in source.several[1]]
 
 
-def test_calibration_messages():
-  """What is missing, and what to change."""
+def test_messages_of_wrong_settings():
   source = Shown(9)
   for wrong in (dict(bins=0), dict(top=(0,)), dict(among='some')):
     with pytest.raises(UserError, match='at least 1|all, present'):

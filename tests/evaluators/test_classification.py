@@ -1,4 +1,4 @@
-"""Accuracy and loss, against numpy over all examples at once."""
+"""Tests of accuracy and loss against NumPy over all examples at once."""
 
 import functools
 
@@ -18,7 +18,7 @@ SIZE = 21
 
 
 def pixels_of(source, indices):
-  """What the evaluator sees, a row an image."""
+  """Returns the preprocessed pixels of images, one row per image."""
   return np.stack(
     [PLAIN.pixels(source[i]['image']).reshape(-1) for i in indices]
   )
@@ -26,7 +26,8 @@ def pixels_of(source, indices):
 
 @functools.cache
 def weights():
-  """They know most of the examples, but not every sixth."""
+  """Returns weights that classify most examples correctly, but not every
+  sixth."""
   pixels = pixels_of(Numbered(SIZE), range(SIZE)) - 128.0
   known = np.linalg.lstsq(pixels, 5 * np.eye(SIZE), rcond=None)[0]
   known[:, ::6] = 0
@@ -34,7 +35,8 @@ def weights():
 
 
 def predict(params, batch):
-  """Linear logits; a black image, as padding is, looks like class 0."""
+  """Computes linear logits; a black image, such as padding, resembles class
+  0."""
   pixels = batch['image'].reshape(len(batch['image']), -1) / 1.0
   return {'logits': pixels @ params + 0.1 * jnp.eye(SIZE)[0]}
 
@@ -51,7 +53,7 @@ def setting(source, mesh=None, **more):
 
 
 def expected(source, kind, left_out=()):
-  """Figures of all examples but some, in float64."""
+  """Computes results of all examples except some, in float64."""
   kept = [i for i in range(SIZE) if i not in left_out]
   logits = pixels_of(source, kept) @ weights() + 0.1 * np.eye(SIZE)[0]
   targets = np.eye(SIZE)[kept]
@@ -71,10 +73,10 @@ def expected(source, kind, left_out=()):
     *((size, dict(data=4, fsdp=2)) for size in (5, 8, 24, 50)),
   ],
 )
-def test_figures_are_those_of_all_examples(kind, batch_size, sizes):
-  """No batch size, no padding and no mesh changes them.
+def test_results_equal_numpy_over_all_examples(kind, batch_size, sizes):
+  """They do not depend on the batch size, padding or mesh.
 
-  Nor do they ask for a batch that the mesh divides.
+  The mesh does not have to divide the batch size.
   """
   source, params = Numbered(SIZE), jnp.asarray(weights(), jnp.float32)
   evaluator = Evaluator(
@@ -90,7 +92,7 @@ def test_figures_are_those_of_all_examples(kind, batch_size, sizes):
 
 
 def test_bad_records_are_left_out():
-  """Of sums and counts alike."""
+  """They are left out of sums and counts."""
   source = Numbered(SIZE, bad_label=3, undecodable=9)
   reader = Reader(threads=2, on_bad_record='skip', max_bad_share=0.5)
   evaluator = Evaluator(setting(source, reader=reader), split='test')
@@ -103,7 +105,7 @@ def test_bad_records_are_left_out():
 
 @pytest.mark.parametrize('bad, ends', [(1, False), (3, False), (4, True)])
 def test_processes_count_bad_records_together(bad, ends, monkeypatch):
-  """Of what the global mask leaves out; three may be bad, and four not."""
+  """Three may be bad in both processes together, and four may not."""
   monkeypatch.setattr(jax, 'process_count', lambda: 2)
   source = Numbered(SIZE, undecodable=[*range(3, 3 + bad)])
   reader = Reader(threads=2, on_bad_record='skip', max_bad_share=3.5 / SIZE)
@@ -116,8 +118,8 @@ def test_processes_count_bad_records_together(bad, ends, monkeypatch):
     evaluator.run(params)
 
 
-def test_a_signal_is_asked_for_with_every_batch():
-  """The check may end the evaluation: what it raises comes through."""
+def test_check_is_called_with_every_batch():
+  """An exception that it raises ends the evaluation."""
   calls = []
 
   def check():
@@ -131,8 +133,7 @@ def test_a_signal_is_asked_for_with_every_batch():
   assert len(calls) == 3
 
 
-def test_wrong_settings():
-  """An unknown loss and an empty split."""
+def test_messages_of_wrong_settings():
   with pytest.raises(UserError, match="cross_entropy is 'hinge'.*softmax"):
     Evaluator(setting(Numbered(3)), split='test', cross_entropy='hinge')
   with pytest.raises(UserError, match='no head'):

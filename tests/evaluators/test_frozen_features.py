@@ -1,4 +1,4 @@
-"""Few-shot regression and nearest neighbours, against scikit-learn."""
+"""Tests of few-shot regression and nearest neighbours against scikit-learn."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -13,8 +13,8 @@ from vit_jax.evaluators import fewshot, linear_probe, neighbours
 
 
 @pytest.mark.parametrize('shots', [1, 3, 10])
-def test_the_regression_is_scikit_learns(shots):
-  """With fewer examples than features, and with more."""
+def test_fewshot_regression_equals_scikit_learn(shots):
+  """There may be fewer examples than features, or more."""
   x, y = features_of(TRAIN)
   rows = fewshot.draw(y, shots, 0)
   found = fewshot.fit(features_lib.Labelled(x[rows], y[rows]), CLASSES, 1024.0)
@@ -28,13 +28,14 @@ def test_the_regression_is_scikit_learns(shots):
   ridge.fit(inputs(x[rows]), np.where(y[rows, None] == range(CLASSES), 1, -1))
   test, _ = features_of(TEST)
   expected = ridge.predict(inputs(test))
-  # Scores, not only the best class: they show the constant and the penalty.
+  # Scores also depend on the constant and the penalty, unlike the best class.
   np.testing.assert_allclose(found(test), expected, rtol=1e-5, atol=1e-7)
   assert len(set(expected.argmax(1).tolist())) > 2
 
 
-def test_a_draw_takes_as_many_of_each_class():
-  """Others with another number; more shots hold the fewer."""
+def test_draws_are_balanced_by_class():
+  """Draws of another number differ; a draw with more shots contains the smaller
+  one."""
   y = TRAIN.labels
   for shots in (1, 4, 9):
     rows = fewshot.draw(y, shots, 0)
@@ -46,8 +47,8 @@ def test_a_draw_takes_as_many_of_each_class():
 
 
 @pytest.mark.parametrize('devices, batch_size', [(1, 16), (1, 7), (4, 24)])
-def test_few_shot_accuracy(devices, batch_size):
-  """The mean over the draws, whatever the batches and devices."""
+def test_fewshot_accuracy_is_the_mean_over_draws(devices, batch_size):
+  """It does not depend on the batch size and devices."""
   evaluator = fewshot.Evaluator(
     setting(devices=devices, batch_size=batch_size),
     **dict(split='test', shots=(1, 5), num_draws=2),
@@ -70,8 +71,9 @@ def test_few_shot_accuracy(devices, batch_size):
 
 
 @pytest.mark.parametrize('devices, batch_size', [(1, 16), (2, 10)])
-def test_neighbours_are_scikit_learns(devices, batch_size):
-  """Cosine distance, votes of exp(similarity / 0.07)."""
+def test_neighbours_equal_scikit_learn(devices, batch_size):
+  """The distance is the cosine, and votes are weighted with exp(similarity /
+  0.07)."""
   evaluator = neighbours.Evaluator(
     setting(devices=devices, batch_size=batch_size),
     **dict(split='test', ks=(1, 7, 40)),
@@ -89,7 +91,7 @@ def test_neighbours_are_scikit_learns(devices, batch_size):
 
 
 def test_bad_records_are_left_out():
-  """Of the neighbours and of what is judged."""
+  """They are neither neighbours nor evaluated."""
   train, test = Colours(203, 1, bad=[3, 50]), Colours(61, 2, bad=[60])
   evaluator = neighbours.Evaluator(
     setting(train, test, on_bad_record='skip', max_bad_share=0.1),
@@ -102,8 +104,7 @@ def test_bad_records_are_left_out():
   assert evaluator.run(jnp.array(WEIGHTS))['7nn'] == pytest.approx(wanted)
 
 
-def test_messages():
-  """What is missing, and what to change."""
+def test_messages_of_wrong_settings():
   evaluator = fewshot.Evaluator(setting(), split='test', shots=(1, 60))
   with pytest.raises(UserError, match="of the class '.', .*shots=60"):
     evaluator.run(jnp.array(WEIGHTS))
@@ -118,7 +119,7 @@ def test_messages():
 
 
 class Split:
-  """A part of the coloured noise that knows its examples."""
+  """A part of the coloured noise with known positions."""
 
   num_classes, class_names = CLASSES, list('abcde')
 
@@ -143,7 +144,8 @@ SPLITS = {
 
 
 def split_setting(train_split='train'):
-  """A run on a folder: one listing, of which a part is held out."""
+  """Returns the setting of a run whose evaluation split is a part of its
+  folder."""
   found = setting()._replace(train_split=train_split)
   return found._replace(open_source=lambda s: Split(s, SPLITS[s]))
 
@@ -156,8 +158,8 @@ KINDS = [
 
 
 @pytest.mark.parametrize('kind, options', KINDS)
-def test_the_training_split_of_the_run_is_fitted(kind, options):
-  """By default nothing is fitted that is evaluated afterwards."""
+def test_features_are_fitted_on_the_training_split(kind, options):
+  """By default, no evaluated example is fitted."""
   evaluator = kind.Evaluator(
     split_setting('train[0%:90%]'), split='train[90%:]', **options
   )
@@ -165,8 +167,8 @@ def test_the_training_split_of_the_run_is_fitted(kind, options):
 
 
 @pytest.mark.parametrize('kind, options', KINDS)
-def test_an_overlap_is_refused(kind, options):
-  """The message names both splits and how many examples they share."""
+def test_overlapping_splits_are_refused(kind, options):
+  """The message names both splits and the number of common examples."""
   with pytest.raises(
     UserError, match=r"23 of the 23.*'train\[90%:\]'.*'train'"
   ):
@@ -175,8 +177,8 @@ def test_an_overlap_is_refused(kind, options):
     )
 
 
-def test_other_data_is_fitted_on_its_training_split():
-  """The run's split says nothing about another source."""
+def test_other_data_is_fitted_on_its_own_training_split():
+  """The split of the run does not apply to another source."""
   opened = []
   found = split_setting('train[51200:]')._replace()
 

@@ -1,4 +1,4 @@
-"""Logistic regression against scikit-learn; descents against plain loops."""
+"""Tests of linear probes against scikit-learn and plain loops."""
 
 import copy
 import math
@@ -19,7 +19,7 @@ from vit_jax.evaluators.linear_probe import Evaluator
 
 
 def peer_of(x, y, l2):
-  """scikit-learn's, with its name for the same regularisation."""
+  """Returns scikit-learn's regression with the equivalent regularization."""
   exact = dict(solver='newton-cholesky', tol=1e-10, max_iter=1000)
   return LogisticRegression(C=1 / (len(y) * l2), **exact).fit(x, y)
 
@@ -31,8 +31,9 @@ def standardised(x, by):
 
 @pytest.mark.parametrize('standardise', [True, False])
 @pytest.mark.parametrize('size, l2', [(203, 1e-3), (203, 0.1), (9, 1e-2)])
-def test_the_regression_is_scikit_learns(size, l2, standardise, monkeypatch):
-  """Coefficients within 5e-5 (of about 5) and all predictions; in blocks."""
+def test_regression_equals_scikit_learn(size, l2, standardise, monkeypatch):
+  """Coefficients (about 5) agree to 5e-5, and all predictions agree; several
+  blocks are used."""
   monkeypatch.setattr(linear_fit, '_BLOCK', 64)
   x, y = features_of(TRAIN, slice(size))
   test, labels = features_of(TEST)
@@ -43,7 +44,9 @@ def test_the_regression_is_scikit_learns(size, l2, standardise, monkeypatch):
   peer = peer_of(theirs, y, l2)
   np.testing.assert_array_equal(found.classes, peer.classes_)
   np.testing.assert_allclose(found.kernel, peer.coef_.T, rtol=0, atol=5e-5)
-  bias = peer.intercept_ - peer.intercept_.mean()  # a constant is free
+  bias = (
+    peer.intercept_ - peer.intercept_.mean()
+  )  # the constant is not penalized
   np.testing.assert_allclose(
     found.bias - found.bias.mean(), bias, rtol=0, atol=5e-5
   )
@@ -53,8 +56,8 @@ def test_the_regression_is_scikit_learns(size, l2, standardise, monkeypatch):
   assert len(set(answers.tolist())) > 2 and np.abs(found.kernel).max() > 0.05
 
 
-def test_correlated_features_take_no_more_steps(monkeypatch, caplog):
-  """A spectrum over five decades: 50 steps, where plain L-BFGS takes 2,400."""
+def test_correlated_features_converge_in_50_steps(monkeypatch, caplog):
+  """The spectrum spans five decades; plain L-BFGS takes 2,400 steps."""
   monkeypatch.setattr(linear_fit, '_ITERATIONS', 50)
   rng = np.random.default_rng(0)
   mixed = np.linalg.qr(rng.normal(size=(24, 24)))[0]
@@ -68,8 +71,8 @@ def test_correlated_features_take_no_more_steps(monkeypatch, caplog):
   assert np.abs(peer.coef_).max() > 10 and not caplog.text
 
 
-def test_classes_without_examples():
-  """They are never predicted, and hold up nothing."""
+def test_classes_without_examples_are_never_predicted():
+  """They do not prevent convergence."""
   x, y = features_of(TRAIN)
   kept = np.isin(y, [1, 4, 3])
   found = linear_fit.fit(Labelled(x[kept], y[kept]), 1e-3)
@@ -79,7 +82,7 @@ def test_classes_without_examples():
   assert right == found.accuracy(Labelled(x[kept], y[kept])) * kept.mean()
 
 
-def test_a_fit_that_does_not_converge_is_said(monkeypatch, caplog):
+def test_a_fit_that_does_not_converge_is_logged(monkeypatch, caplog):
   monkeypatch.setattr(linear_fit, '_ITERATIONS', 3)
   monkeypatch.setattr(linear_fit, '_STEPS', 3)
   linear_fit.fit(Labelled(*features_of(TRAIN)), 1e-5)
@@ -87,7 +90,7 @@ def test_a_fit_that_does_not_converge_is_said(monkeypatch, caplog):
 
 
 def loop(recipe, x, y, classes):
-  """The recipes, written out in float64, an example at a time."""
+  """Runs a recipe in float64, one example at a time."""
   x = x.astype(np.float64)
   if recipe.norm == 'standard':
     x = standardised(x, x)
@@ -140,8 +143,8 @@ def loop(recipe, x, y, classes):
     ('lars', 'none', 3.0, 3, 64),
   ],
 )
-def test_descents_are_the_loops(solver, norm, lr, epochs, batch_size):
-  """Parameters and running statistics, within float32's rounding."""
+def test_descents_equal_the_loops(solver, norm, lr, epochs, batch_size):
+  """Parameters and running statistics agree up to rounding in float32."""
   x, y = features_of(TRAIN)
   recipe = Recipe(solver, norm, lr, epochs, batch_size, seed=3)
   found = linear_descent.fit(Labelled(x, y), recipe, mesh_of())
@@ -159,8 +162,7 @@ def test_descents_are_the_loops(solver, norm, lr, epochs, batch_size):
     assert not found.mean.any() and (found.scale == 1).all()
 
 
-def test_devices_and_seeds():
-  """Eight devices give what one gives; another seed gives something else."""
+def test_descents_depend_on_the_seed_but_not_on_devices():
   data = Labelled(*features_of(TRAIN))
   recipe = Recipe('lars', 'batch', 1.0, 2, 64, seed=0)
   one, eight, again = (
@@ -175,8 +177,8 @@ def test_devices_and_seeds():
   assert all(sorted(order) == list(range(99)) for order in orders)
 
 
-def test_the_trust_ratio():
-  """A thousandth of the norms' quotient; 1 where one of them is 0."""
+def test_trust_ratio():
+  """It is a thousandth of the ratio of the norms, and 1 if one of them is 0."""
   rng = np.random.default_rng(0)
   kernel, gradient = jnp.asarray(rng.normal(size=(2, 7, 3)), jnp.float32)
   wanted = 0.001 * np.sqrt((kernel**2).sum()) / np.sqrt((gradient**2).sum())
@@ -186,13 +188,13 @@ def test_the_trust_ratio():
   assert float(ratio(kernel, 0 * gradient)) == 1
 
 
-def test_batch_norm_is_torchs():
-  """Without scale and shift: three batches, then the running statistics."""
+def test_batch_norm_equals_torch():
+  """There is no scale and shift: three batches, then the running statistics."""
   peer = torch.nn.BatchNorm1d(12, affine=False, eps=1e-6)
   first = linear_descent.initial(12, CLASSES, 0)
   state = linear_descent.State(*map(jnp.asarray, first))
   x, _ = features_of(TRAIN)
-  x[:, 3] *= 1e-3  # so small that what is added to the variance shows
+  x[:, 3] *= 1e-3  # so small that epsilon matters
   for rows in (slice(64), slice(64, 128), slice(5, 9)):
     found, state = linear_descent._normalised(jnp.asarray(x[rows]), state)
     wanted = peer(torch.tensor(x[rows])).numpy()
@@ -203,9 +205,9 @@ def test_batch_norm_is_torchs():
 
 
 @pytest.mark.parametrize('devices, batch_size', [(1, 16), (1, 7), (4, 24)])
-def test_the_probe_chooses_on_what_is_held_out(devices, batch_size):
-  """Then trains on all; scikit-learn does the same."""
-  grid = (0.3, 1e-2, 1e-3)  # the last is best on what it is trained on
+def test_probe_chooses_on_held_out_examples(devices, batch_size):
+  """It then fits on all examples; the reference is scikit-learn."""
+  grid = (0.3, 1e-2, 1e-3)  # the last is best on its training data
   evaluator = Evaluator(
     setting(devices=devices, batch_size=batch_size),
     **dict(split='test', l2=grid, held_out=0.2, seed=6),
@@ -234,7 +236,7 @@ def test_the_probe_chooses_on_what_is_held_out(devices, batch_size):
 
 @pytest.mark.parametrize('grid', [(0.01, 0.010001), (0.010001, 0.01)])
 def test_the_first_of_equally_good_values_is_chosen(grid):
-  """Values so close that they give the same predictions."""
+  """The values are so close that they give the same predictions."""
   evaluator = Evaluator(setting(), split='test', l2=grid, held_out=0.2)
   data = Labelled(*features_of(TRAIN))
   kept = np.random.default_rng(0).permutation(203)
@@ -268,8 +270,8 @@ def test_the_lowest_of_equally_likely_classes_is_predicted():
     ),
   ],
 )
-def test_what_is_judged_chooses_nothing(more, key):
-  """With other labels all but the accuracy stays; bad records are left out."""
+def test_evaluated_labels_do_not_affect_the_choice(more, key):
+  """With other labels, only the accuracy changes; bad records are left out."""
   train = Colours(203, 1, bad=[3, 50])
   wrong = copy.copy(TEST)
   wrong.labels = (TEST.labels + 1) % CLASSES
@@ -287,8 +289,8 @@ def test_what_is_judged_chooses_nothing(more, key):
     assert found['lr'] == more['lr'][1]
 
 
-def test_recipes():
-  """What papers and their code say, where nothing else is asked for."""
+def test_default_recipes():
+  """They are those of the papers and their code."""
   sgd = Evaluator(setting(), split='test', solver='sgd')
   lars = Evaluator(setting(), split='test', solver='lars')
   assert sgd._recipe == Recipe('sgd', 'none', 0.0, 100, 1024, 0)
@@ -303,8 +305,7 @@ def test_recipes():
   assert rates[89][-1] < 6e-3
 
 
-def test_probe_messages():
-  """What is wrong, and what is allowed."""
+def test_messages_of_wrong_settings():
   wrong = {
     "solver is 'adam'.*lbfgs": dict(solver='adam'),
     'allowed with lbfgs: standard, none': dict(norm='batch'),

@@ -1,4 +1,4 @@
-"""How often each fault is injected: a few in CI, all with --all."""
+"""Number of injections of each fault: few in CI, all with --all."""
 
 import collections
 import os
@@ -8,10 +8,10 @@ INJECTED: collections.Counter[str] = collections.Counter()
 
 
 def count(few: int, many: int) -> int:
-  """How often to inject a fault in this run of the tests."""
+  """Returns how often to inject a fault in this run of the tests."""
   return many if ALL else few
 
 
 def injected(kind: str) -> None:
-  """Counts one injection; the counts are printed when the tests have ended."""
+  """Counts one injection; the counts are printed at the end of the tests."""
   INJECTED[kind] += 1

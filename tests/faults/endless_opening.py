@@ -1,4 +1,4 @@
-"""Synthetic data that can never be opened, as on storage that hangs."""
+"""A synthetic source that never finishes opening, as on hanging storage."""
 
 import pathlib
 import sys

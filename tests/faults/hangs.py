@@ -1,4 +1,4 @@
-"""Synthetic data whose evaluation split never comes to its second batch."""
+"""A synthetic source whose evaluation split hangs in its second batch."""
 
 import threading
 

@@ -1,8 +1,8 @@
-"""Plug-ins that spoil chosen batches: named by configs in these tests only.
+"""Plug-ins that spoil chosen batches, for tests of recovery.
 
 The source marks chosen records with one colour; the objective spoils the loss
-or the gradient of a batch that holds the mark. So the harm follows the data,
-not the step, and a skip list can avoid it.
+or the gradient of a batch that contains the mark. The harm depends on the data
+and not on the step, so a skip list can avoid it.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ _calls = itertools.count(1)
 
 
 def _factor(_) -> np.ndarray:
-  """1, and after `GOOD_CALLS` another number at every call."""
+  """Returns 1, and after `GOOD_CALLS` another number at every call."""
   return np.float32(1 + 1e-3 * max(next(_calls) - GOOD_CALLS, 0))
 
 
@@ -50,12 +50,12 @@ class Source(synthetic.Source):
 
 @dataclasses.dataclass(frozen=True)
 class Objective(supervised.Objective):
-  """Supervised; a batch with a mark gets a bad loss or a bad gradient.
+  """A supervised objective with a bad loss or gradient for marked batches.
 
   Attributes:
     harm: 'loss' (NaN), 'gradient' (NaN with a finite loss), 'spike' (1000
-      times the loss), or 'bits': whatever the batch, from the `GOOD_CALLS`-th
-      evaluation on no two give the same loss.
+      times the loss), or 'bits': for any batch, every evaluation of the loss
+      from the `GOOD_CALLS`-th on gives another value.
   """
 
   harm: str = dataclasses.field(default='loss', kw_only=True)
@@ -73,5 +73,5 @@ class Objective(supervised.Objective):
     if self.harm == 'spike':
       return jnp.where(hit, 1000.0, 1.0) * loss, aux
     leaf = jax.tree.leaves(params)[0].sum()
-    zero = (leaf - leaf) * hit  # √ has an infinite slope at 0
+    zero = (leaf - leaf) * hit  # the square root has an infinite slope at 0
     return loss + jnp.where(hit, jnp.sqrt(zero), 0.0), aux

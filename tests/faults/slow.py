@@ -1,4 +1,4 @@
-"""Synthetic data that one process of a run reads slowly."""
+"""A synthetic source that one process of a run reads slowly."""
 
 import threading
 import time
@@ -7,7 +7,7 @@ import jax
 
 from vit_jax.data.sources import synthetic
 
-# One example at a time, so that it does not matter how many threads read.
+# One example at a time, so that the number of threads does not matter.
 _LOCK = threading.Lock()
 
 

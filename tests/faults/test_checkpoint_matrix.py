@@ -1,4 +1,4 @@
-"""Every kind of damage to the newest checkpoint: the next older one is used."""
+"""Tests of every kind of damage to the newest checkpoint."""
 
 import contextlib
 import gc
@@ -15,8 +15,8 @@ from vit_jax.arrays import checksum, sharding, tree
 from vit_jax.checkpoint import Checkpointer
 from vit_jax.errors import UserError
 
-# Orbax leaves coroutines unawaited when a restore fails; Python complains when
-# it collects them, which the fixture below makes happen in the same test.
+# Orbax does not await some coroutines when a restore fails. Python warns when
+# it collects them, which the fixture below triggers within the same test.
 pytestmark = pytest.mark.filterwarnings(
   'ignore::pytest.PytestUnraisableExceptionWarning'
 )
@@ -30,13 +30,13 @@ def _collect_coroutines():
 
 @pytest.fixture
 def saved(tmp_path):
-  """A directory with the steps 1 and 2."""
+  """Returns a directory with the steps 1 and 2."""
   save(tmp_path / 'checkpoints', 1, 2)
   return tmp_path / 'checkpoints'
 
 
 def _names(folder: pathlib.Path) -> list[str]:
-  """The steps, and what else there is but the run's id."""
+  """Returns the names of steps and other entries, without the run's id."""
   return sorted({p.name for p in folder.iterdir()} - {'run_id.json'})
 
 
@@ -75,7 +75,7 @@ def _lie_about_a_sum(step: pathlib.Path) -> None:
 
 
 def _other_shapes(step: pathlib.Path) -> None:
-  """Arrays of a wider model under this step's manifest."""
+  """Puts arrays of a wider model under this step's manifest."""
   other = step.parent.parent / 'other'
   with contextlib.closing(Checkpointer(other, {})) as checkpoints:
     checkpoints.save(2, state(2, wide()), {})
@@ -98,8 +98,8 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize('replace', [_empty, _replace_by_file])
-def test_nothing_is_left_of_the_newest_step(saved, replace, caplog):
-  """What cannot be told from a user's own entry is left alone, and said."""
+def test_an_emptied_step_is_left_alone_and_logged(saved, replace, caplog):
+  """It cannot be distinguished from a directory of the user."""
   replace(saved / '2')
   injected('checkpoint: nothing left of a step')
   with caplog.at_level('WARNING', logger='vit_jax'):
@@ -109,8 +109,10 @@ def test_nothing_is_left_of_the_newest_step(saved, replace, caplog):
 
 
 @pytest.mark.parametrize('damage', DAMAGES)
-def test_damaged_newest_step(saved, damage, caplog):
-  """It is set aside with its cause in the log; the older one is exact."""
+def test_a_damaged_step_is_renamed_and_the_older_one_used(
+  saved, damage, caplog
+):
+  """The log contains the cause; the older state is exact."""
   DAMAGES[damage](saved / '2')
   injected(f'checkpoint: {damage}')
   with caplog.at_level('ERROR', logger='vit_jax'):
@@ -121,22 +123,21 @@ def test_damaged_newest_step(saved, damage, caplog):
   assert (saved / '1').is_dir()
 
 
-def test_whole_newest_step(saved):
-  """Nothing is set aside without need."""
+def test_an_intact_step_is_not_renamed(saved):
   restored, step = restore(saved)
   assert step == 2 and same(restored, state(2))
   assert _names(saved) == ['1', '2']
 
 
-def test_leftover_temporary_directory(saved):
-  """What a killed save leaves behind is no checkpoint."""
+def test_a_temporary_directory_is_not_a_checkpoint(saved):
+  """A killed save may leave it."""
   shutil.copytree(saved / '2', saved / '3.orbax-checkpoint-tmp')
   injected('checkpoint: leftover temporary directory')
   assert restore(saved)[1] == 2
 
 
-def test_all_damaged_is_a_clear_stop(saved):
-  """Never a fresh start over somebody's run; not at the second try either."""
+def test_without_an_intact_step_a_run_is_refused(saved):
+  """It does not start from scratch, at the second attempt either."""
   for step in (1, 2):
     _flip_a_byte(saved / str(step))
   injected('checkpoint: all steps bad')
@@ -146,21 +147,19 @@ def test_all_damaged_is_a_clear_stop(saved):
   assert (saved / '1.bad').is_dir() and (saved / '2.bad').is_dir()
 
 
-def test_nothing_committed_is_a_fresh_start(tmp_path):
-  """Only an empty directory means a new run."""
+def test_an_empty_directory_is_a_new_run(tmp_path):
   assert restore(tmp_path / 'checkpoints') is None
 
 
-def test_another_model_is_the_users_error(saved):
-  """A config that does not fit sets nothing aside."""
+def test_a_config_of_another_model_is_a_user_error(saved):
+  """Nothing is renamed."""
   with pytest.raises(UserError, match='other parameters than the model'):
     restore(saved, wide())
   assert _names(saved) == ['1', '2']
 
 
 @pytest.mark.parametrize('devices, fsdp', [(4, 1), (8, 4), (2, 2)])
-def test_another_mesh(saved, devices, fsdp):
-  """A step written on one device is whole on any mesh."""
+def test_a_step_is_restored_on_any_mesh(saved, devices, fsdp):
   other = experiment(devices, fsdp)
   restored, step = restore(saved, other)
   assert step == 2 and same(restored, state(2))
@@ -170,7 +169,7 @@ def test_another_mesh(saved, devices, fsdp):
 
 
 def test_checksums_do_not_depend_on_the_mesh():
-  """Equal on every layout; one changed element changes its leaf's sum."""
+  """One changed element changes the checksum of its leaf."""
   sums = []
   for devices, fsdp in ((1, 1), (8, 4)):
     other = experiment(devices, fsdp)
@@ -190,7 +189,7 @@ def test_checksums_do_not_depend_on_the_mesh():
 
 
 def test_retention_keeps_newest_and_best(tmp_path):
-  """`keep` newest steps and the best by the named metric stay."""
+  """The `keep` newest steps and the best by the named metric stay."""
   with contextlib.closing(
     Checkpointer(tmp_path / 'c', {}, keep=2, best='val/accuracy')
   ) as checkpoints:
@@ -200,8 +199,8 @@ def test_retention_keeps_newest_and_best(tmp_path):
 
 
 @pytest.mark.parametrize('late', [False, True])
-def test_the_best_is_known_after_a_restart(tmp_path, late):
-  """Also where a signal cut the evaluation: it is made when resumed."""
+def test_the_best_step_is_kept_after_a_restart(tmp_path, late):
+  """A metric may be written when an interrupted evaluation is repeated."""
   for step, accuracy in enumerate((0.1, 0.9, 0.3, 0.2, 0.4), start=1):
     for metrics in [{}] * late + [{'val/accuracy': accuracy}]:
       with contextlib.closing(
@@ -211,8 +210,8 @@ def test_the_best_is_known_after_a_restart(tmp_path, late):
   assert _names(tmp_path / 'c') == ['2', '4', '5']
 
 
-def test_late_metrics_that_cannot_be_written(tmp_path):
-  """Reported and counted like any failing write; the step stays whole."""
+def test_a_failed_write_of_late_metrics_is_counted(tmp_path):
+  """The step stays intact."""
   with contextlib.closing(
     Checkpointer(tmp_path / 'c', {}, best='val/accuracy')
   ) as checkpoints:

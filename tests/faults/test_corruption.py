@@ -1,4 +1,4 @@
-"""Silent data corruption: a step computed twice gives the same bits."""
+"""Tests of the detection of silent data corruption by repeated steps."""
 
 import json
 
@@ -21,8 +21,8 @@ def _command(workdir, **changes):
 
 
 @pytest.mark.slow
-def test_replaying_changes_nothing(tmp_path):
-  """On sound devices a run with replays gives the same bits as one without."""
+def test_repeated_steps_do_not_change_a_run(tmp_path):
+  """On sound devices, the bits equal those of a run without repeated steps."""
   plain, replayed = tmp_path / 'plain', tmp_path / 'replayed'
   runs.run(_command(plain))
   runs.run(_command(replayed, **{'recovery.sdc_every': '5 steps'}))
@@ -33,8 +33,8 @@ def test_replaying_changes_nothing(tmp_path):
 
 
 @pytest.mark.slow
-def test_other_bits_end_the_run(tmp_path):
-  """The first replay of a step that gives other bits names the leaves."""
+def test_a_step_with_other_bits_ends_the_run(tmp_path):
+  """The message names the leaves that differ."""
   injected('a step that gives other bits')
   objective = {
     'objective.name': 'tests.faults.poison',

@@ -1,4 +1,4 @@
-"""Full disks, read-only workdirs, and two runs on one workdir."""
+"""Tests of full disks, read-only workdirs, and two runs in one workdir."""
 
 import contextlib
 import pathlib
@@ -31,8 +31,8 @@ def _tmpfs(path: pathlib.Path, options: str):
 
 
 @pytest.mark.slow
-def test_a_disk_that_fills(tmp_path):
-  """A save that fails is reported; the run goes on; later saves succeed."""
+def test_a_save_on_a_full_disk_is_reported(tmp_path):
+  """The run continues, and later saves succeed."""
   disk = tmp_path / 'disk'
   with _tmpfs(disk, 'size=16m'):
     workdir = disk / 'run'
@@ -66,7 +66,7 @@ def test_a_disk_that_fills(tmp_path):
     out, err = process.communicate(timeout=200)
     if process.returncode == 0:
       assert runs.final_params(workdir)
-    # Whatever happened to the run, what was saved before is whole.
+    # Whatever happened to the run, the steps saved before are intact.
     runs.run(
       runs.command('train', *runs.flags('configs/l16_i21k.py', workdir, flags))
     )
@@ -76,8 +76,8 @@ def test_a_disk_that_fills(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_disk_that_stays_full(tmp_path):
-  """One message at the end, and a code after which launchers start again."""
+def test_a_disk_that_stays_full_ends_with_one_message(tmp_path):
+  """Launchers restart the run after its exit code."""
   disk = tmp_path / 'disk'
   with _tmpfs(disk, 'size=8m'):
     flags = runs.flags(
@@ -108,8 +108,8 @@ def test_a_disk_that_stays_full(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_read_only_workdir(tmp_path):
-  """One message, exit code 2."""
+def test_a_read_only_workdir_ends_with_code_2(tmp_path):
+  """There is one message."""
   disk = tmp_path / 'disk'
   with _tmpfs(disk, 'size=1m,ro'):
     flags = runs.flags('configs/l16_i21k.py', disk / 'run', runs.SMALL_L16)
@@ -119,8 +119,8 @@ def test_a_read_only_workdir(tmp_path):
 
 
 @pytest.mark.slow
-def test_two_runs_on_one_workdir(tmp_path):
-  """The second is refused; after SIGKILL of the first it is not."""
+def test_a_second_run_in_a_workdir_is_refused(tmp_path):
+  """It is accepted after SIGKILL of the first."""
   flags = runs.SMALL_L16 | {
     'total': '100000 steps',
     'log.every': '1 steps',
@@ -144,8 +144,8 @@ def test_two_runs_on_one_workdir(tmp_path):
   runs.run(short)
 
 
-def test_a_lease_expires(tmp_path):
-  """On object stores: a live lease refuses, a dead one does not."""
+def test_a_lease_excludes_others_until_it_expires(tmp_path):
+  """Leases are used on object stores."""
   path = epath.Path(tmp_path) / 'lock.json'
   with lock._lease(path, {'pid': 1}, lease_s=1.0):
     time.sleep(1.5)  # renewed in the meantime

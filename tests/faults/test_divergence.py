@@ -1,4 +1,4 @@
-"""NaN and spikes: skipped, rolled back, never in the parameters."""
+"""Tests of bad steps: skipped, rolled back, and never in the parameters."""
 
 import json
 import shutil
@@ -18,7 +18,7 @@ def _batch_of(position: int) -> int:
 
 
 def _first_positions(index: int) -> int:
-  """The position at which an example comes first."""
+  """Returns the position at which an example comes first."""
   positions = np.arange(N)
   return int(positions[order.shuffled(positions, N, SEED) == index][0])
 
@@ -58,7 +58,7 @@ def _events(workdir, kind: str) -> list[dict]:
 @pytest.mark.slow
 @pytest.mark.parametrize('harm', ['loss', 'gradient'])
 def test_one_bad_step_is_skipped(tmp_path, harm):
-  """Exactly the steps whose batch holds the mark are skipped, no rollback."""
+  """Only steps whose batch contains the mark are skipped."""
   marked = 17
   injected(f'a batch that spoils the {harm}')
   runs.run(_config(tmp_path / 'run', harm, [marked]))
@@ -81,7 +81,7 @@ def test_one_bad_step_is_skipped(tmp_path, harm):
 
 @pytest.mark.slow
 def test_too_many_bad_steps_roll_back(tmp_path):
-  """Back to the last save, past the bad batches, and once only."""
+  """The run returns to the last save once, and skips the bad batches."""
   indices = order.shuffled(np.arange(N), N, SEED)
   marked = [int(indices[b * BATCH]) for b in (5, 6)]  # batches 5 and 6
   changes = {
@@ -105,7 +105,7 @@ def test_too_many_bad_steps_roll_back(tmp_path):
 
 @pytest.mark.slow
 def test_a_spike_rolls_back(tmp_path):
-  """A loss far above its recent mean counts as bad, once settled."""
+  """A loss far above its recent mean counts as a bad step."""
   examples = 1024  # an epoch is longer than the run
   marked = int(order.shuffled(np.arange(examples), examples, SEED)[25 * BATCH])
   changes = {
@@ -124,8 +124,8 @@ def test_a_spike_rolls_back(tmp_path):
 
 
 @pytest.mark.slow
-def test_no_way_around_exits_43(tmp_path):
-  """After max_rollbacks the run ends, and says where to look."""
+def test_a_diverging_run_ends_with_code_43(tmp_path):
+  """It ends after max_rollbacks; the message says where to look."""
   every = list(range(0, N, 8))  # a mark in about every batch
   changes = {'recovery.max_skipped': 0, 'recovery.max_rollbacks': 2}
   injected('a run that diverges')
@@ -138,8 +138,8 @@ def test_no_way_around_exits_43(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_damaged_rollback_changes_no_batch(tmp_path):
-  """The checkpoint knows the skip list; the bits are those of a whole file."""
+def test_a_damaged_event_of_a_rollback_changes_no_batch(tmp_path):
+  """The checkpoint contains the skip list."""
   indices = order.shuffled(np.arange(N), N, SEED)
   marked = [int(indices[b * BATCH]) for b in (3, 4)]
   whole, damaged = tmp_path / 'whole', tmp_path / 'damaged'

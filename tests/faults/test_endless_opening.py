@@ -1,4 +1,4 @@
-"""Data that never open: the run ends after a time limit, or by a signal."""
+"""Tests of data whose opening does not end."""
 
 import signal
 import time
@@ -31,8 +31,8 @@ def _command(tmp_path, **changes):
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_the_time_limit(tmp_path):
-  """One message says what was done and why it may hang; stacks are kept."""
+def test_opening_ends_after_the_time_limit(tmp_path):
+  """The message states what was done and where the stack traces are."""
   limit = {'recovery.watchdog_pause_s': 10}
   _, err = runs.run(_command(tmp_path, **limit), code=EXIT_STUCK)
   assert 'within 10.0 s while opening the data' in err
@@ -42,8 +42,7 @@ def test_the_time_limit(tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
-def test_a_signal(tmp_path, number):
-  """It ends the process at once: nothing has been computed yet."""
+def test_a_signal_during_the_opening_ends_the_process(tmp_path, number):
   process = runs.start(_command(tmp_path))
   try:
     deadline = time.monotonic() + 200
@@ -58,8 +57,8 @@ def test_a_signal(tmp_path, number):
   assert f'{number.name} before the first step' in err
 
 
-def test_scans_report_progress(tmp_path):
-  """Opening large data may take longer in all, so its parts are reported."""
+def test_indexing_reports_progress_per_file(tmp_path):
+  """Opening large data may take longer than the limit in total."""
 
   def scan(path):
     progress.made()
@@ -69,6 +68,6 @@ def test_scans_report_progress(tmp_path):
   calls = []
   with progress.reported_to(lambda: calls.append(1)):
     index._build(paths, 'test', scan)
-  assert len(calls) == 2 * len(paths)  # by each scan, and after it
+  assert len(calls) == 2 * len(paths)  # during each scan, and after it
   progress.made()  # without a listener nothing happens
   assert len(calls) == 2 * len(paths)

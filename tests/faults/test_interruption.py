@@ -1,4 +1,4 @@
-"""Signals before a run has its first step, and after its last."""
+"""Tests of signals before the first step of a run, and after its last."""
 
 import signal
 import subprocess
@@ -10,7 +10,7 @@ import pytest
 from tests import runs
 from tests.faults.counts import injected
 
-# Stops while a module is imported, or at the end of a run, until it is told on.
+# Stops at the import of a module, or at the end of a run, until 'go' exists.
 HOLD = """
 import pathlib, runpy, sys, time
 where, folder, sys.argv = sys.argv[1], pathlib.Path(sys.argv[2]), sys.argv[2:]
@@ -40,7 +40,7 @@ SHORT |= {'log.curves': 'true'}  # the last thing that a run does
 
 
 def _held(tmp_path, where, **changes):
-  """A training that stands at a place; it is there when this returns."""
+  """Starts a training that stops at a position; returns when it is there."""
   flags = runs.flags(
     'configs/l16_i21k.py', tmp_path / 'run', runs.SMALL_L16 | changes
   )
@@ -60,8 +60,8 @@ def _held(tmp_path, where, **changes):
   'number', [signal.SIGTERM, signal.SIGINT, signal.SIGHUP]
 )
 @pytest.mark.parametrize('where', ['jax', 'orbax.checkpoint'])
-def test_at_import(tmp_path, number, where):
-  """Exit code 42, one message, and no traceback of the import."""
+def test_a_signal_during_imports_ends_with_42(tmp_path, number, where):
+  """There is one message, without a traceback of the import."""
   process = _held(tmp_path, where)
   process.send_signal(number)
   injected(f'{number.name} at import')
@@ -73,8 +73,7 @@ def test_at_import(tmp_path, number, where):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGHUP])
-def test_after_the_end(tmp_path, number):
-  """The run has finished: it says so, and its exit code stands."""
+def test_a_signal_after_the_end_keeps_the_exit_code(tmp_path, number):
   process = _held(tmp_path, 'the end', **SHORT)
   process.send_signal(number)
   injected(f'{number.name} after the end')
@@ -88,7 +87,7 @@ def test_after_the_end(tmp_path, number):
   assert 'Traceback' not in err
 
 
-def test_a_forked_worker_ends_as_others_do():
+def test_a_forked_worker_ends_at_a_signal():
   """It does not report its signals to the process it was forked from."""
   code = """
 import os, signal, sys, time

@@ -1,4 +1,4 @@
-"""SIGKILL at random moments: nothing is lost."""
+"""Tests of SIGKILL at random moments."""
 
 import random
 import signal
@@ -25,8 +25,8 @@ RUN = {
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_random_kills(tmp_path):
-  """However often it was killed, it ends in the same bits and lines."""
+def test_a_run_killed_at_random_moments_is_exact(tmp_path):
+  """Its parameters and metrics equal those of an uninterrupted run."""
   kills = count(5, 50)
   straight, killed = tmp_path / 'straight', tmp_path / 'killed'
   config, changes = 'configs/l16_i21k.py', runs.SMALL_L16 | RUN
@@ -37,9 +37,9 @@ def test_random_kills(tmp_path):
   while done < kills:
     process = runs.start(again)
     try:
-      # From the middle of starting to well into the steps and their saves.
+      # Kills occur during the start, and during steps and saves.
       process.wait(timeout=rng.uniform(4, 14))
-      finished = runs.finish(process)  # ended by itself: begin once more
+      finished = runs.finish(process)  # it finished, so steps are removed
       _take_back(killed)
     except subprocess.TimeoutExpired:
       process.send_signal(signal.SIGKILL)
@@ -66,7 +66,7 @@ def test_random_kills(tmp_path):
 
 
 def _take_back(workdir) -> None:
-  """Removes the last checkpoints of a finished run, so that it goes on."""
+  """Removes the last checkpoints of a finished run, so that it continues."""
   for path in (workdir / 'checkpoints').iterdir():
     if path.name.isdigit() and int(path.name) > 10:
       path.rename(workdir / f'{path.name}-{random.random()}')

@@ -1,4 +1,4 @@
-"""A labelling that is killed goes on, and writes the same file."""
+"""Tests of `pseudo_label` after SIGKILL."""
 
 import numpy as np
 import pytest
@@ -11,8 +11,8 @@ SOURCE = dict(num_examples=1600, num_classes=3, height=8, width=8)
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_killed(tmp_path):
-  """With some of its 200 parts written; only the others are computed again."""
+def test_a_killed_labelling_writes_the_same_file(tmp_path):
+  """Parts that were written before are not computed again."""
   weights = str(tmp_path / 'weights.npz')
   tiny_vit.save_classifier(weights)
   keys = [f'--config.source.{key}={value}' for key, value in SOURCE.items()]

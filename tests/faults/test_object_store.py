@@ -1,4 +1,4 @@
-"""A whole run in an object store: trained, stopped, resumed, used."""
+"""Tests of a whole run in an object store."""
 
 import json
 import signal
@@ -18,7 +18,7 @@ CHANGES = runs.SMALL_L16 | {
   'log.tensorboard': 'true',
   'log.curves': 'true',
   'log.report': 'true',
-  'evals.val.every': '1 steps',  # each makes the metrics visible
+  'evals.val.every': '1 steps',  # each evaluation uploads the metrics
   'checkpoint.every': '2 steps',
 }
 
@@ -48,8 +48,8 @@ def _wait_for_step(store, step, process):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_run_in_a_bucket(store, tmp_path, monkeypatch):
-  """The numbers are a local run's; every command finds its checkpoints."""
+def test_a_run_in_a_bucket_equals_a_local_run(store, tmp_path, monkeypatch):
+  """It is stopped and resumed; every command finds its checkpoints."""
   monkeypatch.chdir(tmp_path)
   again = runs.command('train', *runs.flags(CONFIG, WORKDIR, CHANGES))
   process = runs.start(again)
@@ -95,13 +95,16 @@ def test_a_run_in_a_bucket(store, tmp_path, monkeypatch):
   'bucket, code, kind',
   [('absent-bucket', 2, 'error'), ('nowhere', 1, 'storage failed')],
 )
-def test_a_bucket_that_cannot_be_used(store, monkeypatch, bucket, code, kind):
-  """Found before anything is computed, with one message.
+def test_an_unusable_bucket_is_reported_at_the_start(
+  store, monkeypatch, bucket, code, kind
+):
+  """There is one message before anything is computed.
 
-  A bucket that does not exist is the user's error. A server that does not
-  answer is an outage: launchers start the run again after its exit code.
+  A bucket that does not exist is a user error. A server that does not answer is
+  an
+  outage, after whose exit code launchers start the run again.
   """
-  if bucket == 'nowhere':  # no server at all
+  if bucket == 'nowhere':  # there is no server
     address = f'http://127.0.0.1:{runs.free_port()}'
     monkeypatch.setenv('STORAGE_EMULATOR_HOST', address)
   flags = runs.flags(CONFIG, f'gs://{bucket}/run', CHANGES)
@@ -113,10 +116,10 @@ def test_a_bucket_that_cannot_be_used(store, monkeypatch, bucket, code, kind):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_store_that_goes_away(store):
-  """One message and a code after which launchers start the run again.
+def test_an_outage_of_the_store_ends_with_one_message(store):
+  """Launchers restart the run after its exit code.
 
-  What was saved stays there; nothing is printed by the client's own threads.
+  Saved steps stay; threads of the client do not print anything.
   """
   flags = runs.flags(CONFIG, WORKDIR, CHANGES | {'total': '100000 steps'})
   process = runs.start(runs.command('train', *flags))

@@ -1,4 +1,4 @@
-"""A workdir whose data, settings or files changed between two starts."""
+"""Tests of workdirs whose data, settings or files changed between starts."""
 
 import json
 import shutil
@@ -27,7 +27,7 @@ RUN = {
 
 
 def _write_pets(root):
-  """Eight images of each class to train on, two to evaluate on."""
+  """Writes eight training and two evaluation images of each class."""
   rng = np.random.default_rng(0)
   for split, count in (('train', 8), ('val', 2)):
     for name in ('cat', 'dog', 'eel'):
@@ -40,7 +40,7 @@ def _write_pets(root):
 
 @pytest.fixture(scope='module')
 def trained(tmp_path_factory):
-  """A workdir after 4 steps on photographs, and the photographs."""
+  """Returns a workdir after 4 steps on photographs, and the photographs."""
   folder = tmp_path_factory.mktemp('other')
   _write_pets(folder / 'pets')
   runs.run(_train(folder / 'run', folder / 'pets'))
@@ -78,8 +78,8 @@ def _rename_file(pets):
     (_rename_file, 'data: listing:'),
   ],
 )
-def test_other_data_are_not_resumed_on(tmp_path, trained, change, message):
-  """Labels or positions would mean something else from here on."""
+def test_changed_data_are_refused(tmp_path, trained, change, message):
+  """Labels or positions would have another meaning."""
   workdir, pets = _copy(trained, tmp_path)
   change(pets)
   injected('data that changed between two starts')
@@ -91,11 +91,11 @@ def test_other_data_are_not_resumed_on(tmp_path, trained, change, message):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('item', ['about', 'manifest'])
-def test_the_step_that_is_restored_is_compared(tmp_path, trained, item):
+def test_the_restored_step_is_compared(tmp_path, trained, item):
   """Falling back to an older step does not skip the comparison of the data.
 
   The newest step cannot be compared, because the item that describes it is
-  damaged. The older step that is restored instead has the right description.
+  damaged. The older step that is restored has the correct description.
   """
   workdir, pets = _copy(trained, tmp_path)
   (workdir / 'config.json').unlink()  # it would be compared as well
@@ -105,12 +105,14 @@ def test_the_step_that_is_restored_is_compared(tmp_path, trained, item):
   _, err = runs.run(_train(workdir, pets), code=2)
   assert "1 only before ('cat'), 1 only now ('zcat')" in err
   assert 'step 2' in err and 'Traceback' not in err
-  assert not (workdir / 'config.json').exists()  # of the refused run
+  assert not (
+    workdir / 'config.json'
+  ).exists()  # the refused run does not write it
 
 
 @pytest.mark.slow
-def test_the_same_data_elsewhere_are(tmp_path, trained):
-  """A folder may be moved or copied; config.json may be lost with a kill."""
+def test_moved_data_are_accepted(tmp_path, trained):
+  """A folder may be moved or copied; config.json may be lost."""
   workdir, pets = _copy(trained, tmp_path)
   (workdir / 'config.json').write_bytes(b'')
   injected('an empty config.json')
@@ -123,8 +125,8 @@ def test_the_same_data_elsewhere_are(tmp_path, trained):
 
 
 @pytest.mark.slow
-def test_other_settings_of_jax(tmp_path, trained, monkeypatch):
-  """Another generator, unsaid, would give another dropout and another init."""
+def test_changed_settings_of_jax_are_refused(tmp_path, trained, monkeypatch):
+  """Another generator would give other dropout and other initial values."""
   workdir, pets = _copy(trained, tmp_path)
   monkeypatch.setenv('JAX_THREEFRY_PARTITIONABLE', '0')
   injected('another setting of JAX')
@@ -132,18 +134,18 @@ def test_other_settings_of_jax(tmp_path, trained, monkeypatch):
   assert 'jax_threefry_partitionable: True before, False now' in err
   _, err = runs.run(_train(workdir, pets, '--allow_config_change'))
   assert 'resumed with changes' in err
-  _, err = runs.run(_train(workdir, pets))  # and stays allowed
+  _, err = runs.run(_train(workdir, pets))  # it stays allowed
   lines = (workdir / 'events.jsonl').read_text().splitlines()
   kinds = [json.loads(line)['event'] for line in lines]
   assert kinds.count('config_change') == 1
 
 
 @pytest.mark.slow
-def test_another_split_under_the_same_name(tmp_path, trained):
-  """The run goes on, and says where its curve breaks."""
+def test_a_changed_evaluation_split_is_noted(tmp_path, trained):
+  """The run continues, and the event says where the curve changes."""
   workdir, pets = _copy(trained, tmp_path)
   changed = _train(workdir, pets, '--config.evals.val.split=train')
-  for expected in (True, False):  # once
+  for expected in (True, False):  # only the first time
     _, err = runs.run(changed)
     assert ('evals.val is another evaluator' in err) is expected
   lines = (workdir / 'events.jsonl').read_text().splitlines()
@@ -156,8 +158,8 @@ def test_another_split_under_the_same_name(tmp_path, trained):
 
 
 @pytest.mark.slow
-def test_evaluation_goes_by_the_names(tmp_path, trained):
-  """Without train/ labels follow val/: they are mapped, or refused."""
+def test_evaluation_matches_labels_by_class_name(tmp_path, trained):
+  """Labels that cannot be mapped are refused."""
   workdir, pets = _copy(trained, tmp_path)
   shutil.rmtree(trained / 'pets.old', ignore_errors=True)
   evaluate = runs.command('evaluate', f'--checkpoint={workdir}', '--json')
@@ -179,8 +181,8 @@ def test_evaluation_goes_by_the_names(tmp_path, trained):
 
 
 @pytest.mark.slow
-def test_a_workdir_removed_in_mid_run(tmp_path):
-  """It ends at the next line, with one message, and makes nothing anew."""
+def test_a_removed_workdir_ends_the_run(tmp_path):
+  """The next line raises one message, and the workdir is not created again."""
   workdir = tmp_path / 'run'
   flags = runs.SMALL_L16 | {
     'total': '100000 steps',

@@ -1,4 +1,4 @@
-"""SIGTERM: everyone saves at one step, exits 42, and nothing is lost."""
+"""Tests of preemption signals."""
 
 import signal
 
@@ -14,7 +14,7 @@ LONGER = {
   'model.width': 128,
   'model.mlp_dim': 512,
   'image_size': 64,
-  'evals.val.every': '1 steps',  # due at whatever step the signal comes
+  'evals.val.every': '1 steps',  # due at any step at which the signal arrives
   'checkpoint.every': '1000 steps',
 }
 CONFIG = 'configs/l16_i21k.py'
@@ -36,7 +36,7 @@ TWELVE = runs.SMALL_L16 | LONGER | {'total': '12 steps'}
 
 @pytest.fixture(scope='module')
 def straight(tmp_path_factory):
-  """The workdir of twelve steps that nothing interrupted."""
+  """Returns the workdir of twelve steps without an interruption."""
   workdir = tmp_path_factory.mktemp('straight') / 'run'
   runs.run(runs.command('train', *runs.flags(CONFIG, workdir, TWELVE)))
   return workdir
@@ -44,8 +44,8 @@ def straight(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('number', SIGNALS * count(1, 3))
-def test_one_process(tmp_path, straight, number):
-  """Exit 42; the resumed run has every step and evaluation exactly once."""
+def test_a_preempted_process_resumes_exactly(tmp_path, straight, number):
+  """The exit code is 42; every step and evaluation occurs exactly once."""
   stopped, changes = tmp_path / 'stopped', TWELVE
   again = runs.command('train', *runs.flags(CONFIG, stopped, changes))
   process = runs.start(again)
@@ -64,8 +64,8 @@ def test_one_process(tmp_path, straight, number):
 
 
 @pytest.mark.slow
-def test_second_signal_exits_at_once(tmp_path):
-  """While it saves or evaluates, another SIGTERM ends it: 128 + 15."""
+def test_a_second_signal_ends_the_process_at_once(tmp_path):
+  """While it saves or evaluates, another SIGTERM gives 128 + 15."""
   changes = runs.SMALL_L16 | LONGER
   arguments = runs.flags(CONFIG, tmp_path / 'run', changes)
   process = runs.start(runs.command('train', *arguments))
@@ -75,13 +75,13 @@ def test_second_signal_exits_at_once(tmp_path):
   injected('SIGTERM twice')
   process.wait(timeout=60)
   err = process.communicate()[1]
-  # Two signals sent together may arrive as one: then it saved instead.
+  # Two signals sent together may arrive as one, so that the state is saved.
   assert process.returncode in (143, 42), err[-2000:]
   if process.returncode == 143:
     assert 'again: exiting at once' in err
 
 
-ENDLESS = {  # an evaluation of hours after the first step
+ENDLESS = {  # an evaluation after the first step that takes hours
   'source.num_examples': 10_000_000,
   'train.num_examples': 10_000_000,
   'train.split': 'train',
@@ -94,8 +94,8 @@ ENDLESS = {  # an evaluation of hours after the first step
 
 @pytest.mark.slow
 @pytest.mark.parametrize('processes', [1, 2])
-def test_in_an_evaluation(tmp_path, processes):
-  """It is left at the next batch; the resumed run begins it anew."""
+def test_a_signal_ends_an_evaluation_at_its_next_batch(tmp_path, processes):
+  """The resumed run repeats the evaluation."""
   workdir = tmp_path / 'run'
   changes = runs.SMALL_L16 | ENDLESS
   if processes == 1:
@@ -110,7 +110,7 @@ def test_in_an_evaluation(tmp_path, processes):
     _, err = runs.finish(process, code=42)
     assert 'preempted: stopped at step 1 of 20' in err
   assert not _evaluations(workdir)
-  # What was due is still due.
+  # The evaluation is still due.
   soon = changes | {'source.num_examples': 64, 'train.num_examples': 64}
   arguments = runs.flags(CONFIG, workdir, soon | {'total': '2 steps'})
   runs.run(runs.command('train', *arguments, '--allow_config_change'))
@@ -120,8 +120,8 @@ def test_in_an_evaluation(tmp_path, processes):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize('attempt', range(count(1, 3)))
-def test_one_of_two_processes(tmp_path, attempt):
-  """Both exit 42 at one step; two, one and four devices go on from it."""
+def test_a_signal_to_one_process_stops_both(tmp_path, attempt):
+  """Both exit with 42 at one step; two, one and four devices resume."""
   changes = (
     runs.SMALL_L16
     | LONGER
@@ -133,7 +133,7 @@ def test_one_of_two_processes(tmp_path, attempt):
   first = tmp_path / 'two'
   processes = runs.start_pair(first, changes, devices=2)
   runs.wait_for_step(first, 5 + attempt, processes)
-  processes[1].send_signal(signal.SIGTERM)  # not the one that writes
+  processes[1].send_signal(signal.SIGTERM)  # not the process that writes files
   injected('SIGTERM to one of two processes')
   errors = [runs.finish(process, code=42)[1] for process in processes]
   steps = {err.rpartition('stopped at step ')[2].split()[0] for err in errors}

@@ -1,4 +1,4 @@
-"""A peer that sleeps ends the others in a stated time; a slow one is named."""
+"""Tests of stuck and slow processes."""
 
 import json
 import signal
@@ -25,10 +25,10 @@ LIMITS = {
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_sleeping_peer(tmp_path):
-  """SIGSTOP to one of two: the other exits 44 within the limit, with stacks."""
+def test_a_stopped_peer_ends_the_others_with_44(tmp_path):
+  """SIGSTOP to one of two: the other exits within the limit, with stacks."""
   workdir = tmp_path / 'run'
-  # Well below the 30 s after which JAX takes a peer that sleeps for lost (45),
+  # Well below the 30 s after which JAX regards a sleeping peer as lost (45),
   # also on a machine whose steps take seconds.
   soon = {'recovery.watchdog_factor': 3.0}
   processes = runs.start_pair(workdir, LIMITS | soon, devices=2)
@@ -50,8 +50,8 @@ def test_a_sleeping_peer(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_slow_host_is_named(tmp_path):
-  """The process that others wait for stands in the log and the events."""
+def test_a_slow_host_is_logged(tmp_path):
+  """The log and the events name the process that others wait for."""
   workdir = tmp_path / 'run'
   injected('a host that reads slowly')
   slow = {
@@ -59,7 +59,7 @@ def test_a_slow_host_is_named(tmp_path):
     'total': '12 steps',
     'schedule.warmup': '4 steps',
     'recovery.slow_hosts_every': '6 steps',
-    # In an evaluation or a save the slow reader would catch up.
+    # During an evaluation or a save, the slow reader would catch up.
     'evals.val.every': '12 steps',
     'checkpoint.every': '12 steps',
   }
@@ -76,13 +76,13 @@ def test_a_slow_host_is_named(tmp_path):
   [
     ([0.1, 0.1, 0.1, 0.1], []),
     ([0.1, 0.9, 0.1, 0.5], [1, 3]),
-    ([0.01, 0.03, 0.01, 0.01], []),  # much, but next to nothing of a step
+    ([0.01, 0.03, 0.01, 0.01], []),  # slower, but by a small fraction of a step
     ([0.5, 0.6, 0.5, 0.5], []),
     ([0.0, 0.4], [1]),
   ],
 )
-def test_slow_hosts(own, expected):
-  """Far above the median host, and a tenth of a step at least."""
+def test_slow_hosts_exceed_the_median(own, expected):
+  """The difference must also be at least a tenth of a step."""
   assert stragglers.slow_hosts(own, 1.0) == expected
 
 
@@ -91,14 +91,14 @@ ENDLESS_BATCH = {
   'model.depth': 1,
   'schedule.warmup': '1 steps',
   'evals.val.every': '2 steps',
-  'recovery.watchdog_eval_s': 20,  # of the first batch, with compiling
+  'recovery.watchdog_eval_s': 20,  # includes compiling, in the first batch
 }
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_an_evaluation_that_hangs(tmp_path):
-  """Exit 44 by the allowance of its batches, not by that of all else."""
+def test_a_hanging_evaluation_ends_with_44(tmp_path):
+  """The limit of a batch of an evaluation applies."""
   flags = runs.flags(
     'configs/l16_i21k.py', tmp_path / 'run', runs.SMALL_L16 | ENDLESS_BATCH
   )
@@ -108,8 +108,8 @@ def test_an_evaluation_that_hangs(tmp_path):
   assert 'classification.py' in (tmp_path / 'run/stacks.txt').read_text()
 
 
-def test_each_batch_of_an_evaluation_is_a_sign_of_life(tmp_path):
-  """All together may take longer than is allowed for one."""
+def test_each_batch_of_an_evaluation_extends_the_limit(tmp_path):
+  """An evaluation may take longer in total than the limit of a batch."""
   watchdog = Watchdog(
     epath.Path(tmp_path) / 'stacks.txt', factor=1000, min_s=60, pause_s=60
   )
@@ -121,8 +121,8 @@ def test_each_batch_of_an_evaluation_is_a_sign_of_life(tmp_path):
   watchdog.close()
 
 
-def test_a_process_that_cannot_start_threads_ends(tmp_path, monkeypatch):
-  """With little memory the stack traces are written to stderr only."""
+def test_a_stuck_process_without_threads_still_ends(tmp_path, monkeypatch):
+  """With little memory, the stack traces are written to stderr only."""
   watchdog = Watchdog(
     epath.Path(tmp_path) / 'stacks.txt', factor=1000, min_s=60, pause_s=60
   )
@@ -135,7 +135,7 @@ def test_a_process_that_cannot_start_threads_ends(tmp_path, monkeypatch):
   leave.assert_called_once_with(EXIT_STUCK)
 
 
-def test_watchdog_is_patient_while_paused(tmp_path):
+def test_the_watchdog_waits_while_paused(tmp_path):
   """Slow work inside `pause` and steps in time do not end the process."""
   watchdog = Watchdog(
     epath.Path(tmp_path) / 'stacks.txt', factor=1000, min_s=5, pause_s=5
@@ -150,8 +150,8 @@ def test_watchdog_is_patient_while_paused(tmp_path):
   assert not (tmp_path / 'stacks.txt').exists()
 
 
-def test_a_step_may_take_a_multiple_of_the_median(tmp_path):
-  """But no less than `min_s`, and `pause_s` before there are three steps."""
+def test_step_limit_is_a_multiple_of_the_median(tmp_path):
+  """It is at least `min_s`, and `pause_s` before there are three steps."""
   watchdog = Watchdog(
     epath.Path(tmp_path) / 'stacks.txt', factor=20, min_s=60, pause_s=500
   )

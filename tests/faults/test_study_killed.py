@@ -1,4 +1,4 @@
-"""A study that is killed runs everything once, in order, and is drawn."""
+"""Tests of `study` after SIGKILL."""
 
 import csv
 import json
@@ -9,8 +9,8 @@ import pytest
 from tests import runs
 
 
-def _judged(workdir, last):
-  """The accuracy at the last step; every step was taken once."""
+def _final_accuracy(workdir, last):
+  """Returns the accuracy at the last step; checks that steps occur once."""
   assert list(runs.losses(workdir)) == list(range(1, last + 1))
   records = [r for r in runs.records(workdir) if 'test/accuracy' in r]
   assert [r['step'] for r in records] == [last]
@@ -19,8 +19,8 @@ def _judged(workdir, last):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_killed(tmp_path):
-  """In the middle of the first pre-training."""
+def test_a_killed_study_runs_everything_once(tmp_path):
+  """It is killed during the first pre-training."""
   arguments = runs.command(
     'study', '--config=tests/study/small_study.py', f'--workdir={tmp_path}'
   )
@@ -35,13 +35,13 @@ def test_killed(tmp_path):
     (few,) = tmp_path.glob(f'depth-{depth}/from-seed=0/fewshot-*/result.json')
     result = json.loads(few.read_text())
     assert result['checkpoint'] == f'{pretrain}/checkpoints/24'
-    judged = [_judged(pretrain, 24), result['1shot'], result['5shot']]
+    judged = [_final_accuracy(pretrain, 24), result['1shot'], result['5shot']]
     if depth == 1:
       tuned = tmp_path / 'depth-1/from-seed=0/tuned/final/seed=0'
       about = json.loads((tuned / 'config.json').read_text())
       assert about['init_from'] == str(pretrain)
       assert about['model']['depth'] == depth
-      judged.append(_judged(tuned, 4))
+      judged.append(_final_accuracy(tuned, 4))
     accuracies[depth] = judged
     cells = [f'{100 * value:.2f}' for value in judged]
     cells += [''] * (4 - len(cells))
@@ -53,10 +53,10 @@ def test_killed(tmp_path):
   np.testing.assert_allclose(
     drawn[1], [100 * accuracies[depth][2] for depth in (1, 2)]
   )
-  assert 0 < drawn[0][0] < drawn[0][1]  # the deeper one cost more
+  assert 0 < drawn[0][0] < drawn[0][1]  # the deeper model cost more
   assert (tmp_path / 'figure.png').stat().st_size > 5_000
   before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob('*.jsonl')}
   out, _ = runs.run([*arguments, '--print_jobs'])
-  assert out == ''  # nothing is left to be done
+  assert out == ''  # nothing remains to be done
   for path, changed in before.items():
     assert path.stat().st_mtime_ns == changed

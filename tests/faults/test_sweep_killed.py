@@ -1,4 +1,4 @@
-"""A sweep that is killed twice runs everything once, and chooses right."""
+"""Tests of `sweep` after SIGKILL."""
 
 import csv
 import json
@@ -14,8 +14,8 @@ ARGUMENTS = ('--config=tests/sweep/small_digits.py',)
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_killed_twice(tmp_path):
-  """In the middle of the first run, and while the third one starts."""
+def test_a_killed_sweep_runs_everything_once(tmp_path):
+  """It is killed during the first run, and while the third one starts."""
   arguments = runs.command('sweep', *ARGUMENTS, f'--workdir={tmp_path}')
   dev = tmp_path / 'digits/dev'
   rates, seeds = ('1e-05', '0.01'), (0, 1)
@@ -47,7 +47,7 @@ def test_killed_twice(tmp_path):
     accuracies[path] = judged[0]['test/accuracy']
   resumed = starts.pop((names[0], 'dev'))
   assert len(resumed) == 2 and resumed[0] == 0 and resumed[1] >= 4
-  assert set(map(tuple, starts.values())) == {(0,)}  # once, from the beginning
+  assert set(map(tuple, starts.values())) == {(0,)}  # started once, from step 0
   best = [accuracies[dev / name] for name in names[2:]]
   poor = [accuracies[dev / name] for name in names[:2]]
   assert statistics.mean(best) > statistics.mean(poor)
@@ -64,15 +64,15 @@ def test_killed_twice(tmp_path):
   )
   before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob('*.jsonl')}
   out, _ = runs.run([*arguments, '--print_jobs'])
-  assert out == ''  # nothing is left to be done
+  assert out == ''  # nothing remains to be done
   for path, changed in before.items():
     assert path.stat().st_mtime_ns == changed
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_sweep_is_killed_and_its_run_is_not(tmp_path):
-  """The run ends too, with its state saved; the same command continues it."""
+def test_the_run_of_a_killed_sweep_ends(tmp_path):
+  """Its state is saved; the same command continues it."""
   arguments = runs.command('sweep', *ARGUMENTS, f'--workdir={tmp_path}')
   first = tmp_path / 'digits/dev/schedule.base_lr=1e-05,seed=0'
   runs.kill_when(

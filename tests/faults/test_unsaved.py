@@ -1,4 +1,5 @@
-"""A run never says that it is saved when its last step is not on disk."""
+"""Tests that a run does not claim to be saved if its last step is not on
+disk."""
 
 import contextlib
 import json
@@ -23,7 +24,7 @@ LONG = runs.SMALL_L16 | {
 
 @contextlib.contextmanager
 def _immutable(folder: pathlib.Path):
-  """Nothing can be made in a folder, not even by root."""
+  """Makes it impossible to create files in a folder, even for root."""
   if not shutil.which('chattr'):
     pytest.skip('needs chattr')
   changed = subprocess.run(['chattr', '+i', str(folder)], capture_output=True)
@@ -37,7 +38,7 @@ def _immutable(folder: pathlib.Path):
 
 @contextlib.contextmanager
 def _replaced(folder: pathlib.Path):
-  """A file is where the folder was."""
+  """Replaces a folder by a file."""
   aside = folder.with_name('aside')
   folder.rename(aside)
   folder.write_text('')
@@ -54,8 +55,8 @@ def _command(workdir, changes):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('hindrance', [_immutable, _replaced])
-def test_preempted_and_not_saved(tmp_path, hindrance):
-  """Not 42: the message names the step, and what is saved and where."""
+def test_a_preempted_run_that_cannot_save_does_not_exit_42(tmp_path, hindrance):
+  """The message names the step, and what is saved and where."""
   checkpoints = tmp_path / 'run/checkpoints'
   process = runs.start(_command(tmp_path / 'run', LONG))
   runs.wait_for_step(tmp_path / 'run', 2, [process])
@@ -73,8 +74,8 @@ def test_preempted_and_not_saved(tmp_path, hindrance):
 
 
 @pytest.mark.slow
-def test_finished_and_not_saved(tmp_path):
-  """Not 0; with the folder mended the same command finishes the run."""
+def test_a_finished_run_that_cannot_save_does_not_exit_0(tmp_path):
+  """When the folder is restored, the same command finishes the run."""
   changes = LONG | {'total': '12 steps', 'checkpoint.every': '4 steps'}
   changes |= {'evals.val.every': '4 steps', 'schedule.warmup': '2 steps'}
   workdir = tmp_path / 'run'

@@ -1,4 +1,4 @@
-"""Small files: whole or as before, whatever happens in between."""
+"""Tests of atomic writes of small files."""
 
 import os
 
@@ -9,10 +9,9 @@ from vit_jax.files import atomic
 
 
 @pytest.mark.parametrize('broken', ['fsync', 'replace'])
-def test_an_end_in_the_middle_leaves_the_old_file(
-  tmp_path, monkeypatch, broken
-):
-  """A disk that fills, or a kill: never half a file, nor one left beside."""
+def test_a_failed_write_keeps_the_old_file(tmp_path, monkeypatch, broken):
+  """If syncing or renaming fails, the old file is intact and no temporary file
+  remains."""
   path = epath.Path(tmp_path) / 'config.json'
   atomic.write(path, 'before')
 
@@ -27,8 +26,9 @@ def test_an_end_in_the_middle_leaves_the_old_file(
   assert path.read_text() == 'before'
 
 
-def test_it_is_on_disk_before_it_is_in_place(tmp_path, monkeypatch):
-  """Content is synced, then renamed, then the name is synced."""
+def test_write_syncs_before_it_renames(tmp_path, monkeypatch):
+  """The content is synced, then the file is renamed, then the directory is
+  synced."""
   done, sync, replace = [], os.fsync, os.replace
 
   def fsync(handle):

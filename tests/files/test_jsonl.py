@@ -1,4 +1,4 @@
-"""Files of JSON lines with what crashes and people put into them."""
+"""Tests of JSON-lines files with damaged or foreign content."""
 
 import pytest
 from etils import epath
@@ -20,8 +20,9 @@ GOOD = [b'{"step": 1}\n', '{"name": "a\u2028b\x85"}\n'.encode(), b'{}\r\n']
 
 
 @pytest.mark.parametrize('bad', BAD)
-def test_damaged_lines_are_moved_aside(tmp_path, bad):
-  """What can be read stays, in its order; nothing is lost."""
+def test_keep_moves_damaged_lines_to_another_file(tmp_path, bad):
+  """Readable lines stay in order; damaged lines are appended to
+  x_set_aside.jsonl."""
   path = epath.Path(tmp_path) / 'x.jsonl'
   path.write_bytes(GOOD[0] + bad + b'\n' + GOOD[1] + GOOD[2])
   (tmp_path / 'x_set_aside.jsonl').write_bytes(b'older\n')
@@ -31,8 +32,8 @@ def test_damaged_lines_are_moved_aside(tmp_path, bad):
   assert (tmp_path / 'x_set_aside.jsonl').read_bytes() == b'older\n' + bad
 
 
-def test_a_line_without_its_end_gets_one(tmp_path):
-  """What is appended next begins a line of its own."""
+def test_keep_adds_a_missing_newline_at_the_end(tmp_path):
+  """A line that is appended later then starts on its own line."""
   path = epath.Path(tmp_path) / 'x.jsonl'
   path.write_bytes(b'{"a": 1}\n{"b": 2}')
   assert jsonl.keep(path, lambda record: True) == []
@@ -40,16 +41,16 @@ def test_a_line_without_its_end_gets_one(tmp_path):
   assert not (tmp_path / 'x_set_aside.jsonl').exists()
 
 
-def test_what_is_no_file_is_a_message(tmp_path):
-  """A directory of that name, say."""
+def test_reading_a_directory_raises_a_user_error(tmp_path):
+  """A path that does not exist is read as an empty file."""
   (tmp_path / 'x.jsonl').mkdir()
   with pytest.raises(UserError, match='x.jsonl cannot be read: Is a directory'):
     list(jsonl.read(epath.Path(tmp_path) / 'x.jsonl'))
   assert not list(jsonl.read(epath.Path(tmp_path) / 'absent.jsonl'))
 
 
-def test_only_files_troubles_become_messages(tmp_path):
-  """A mistake in the program stays a traceback."""
+def test_access_converts_only_file_errors(tmp_path):
+  """Other exceptions keep their traceback."""
   with pytest.raises(ZeroDivisionError):
     with jsonl.access(epath.Path(tmp_path), 'written'):
       _ = 1 / 0

@@ -1,4 +1,4 @@
-"""Memory of the machine, and of the control groups that limit a process."""
+"""Tests of the memory limits of a machine and of control groups."""
 
 import os
 import pathlib
@@ -9,7 +9,7 @@ from vit_jax.files import machine
 
 
 def meminfo() -> int:
-  """The kernel's other account of it."""
+  """Returns the total memory according to /proc/meminfo."""
   return int(pathlib.Path('/proc/meminfo').read_text().split()[1]) * 1024
 
 
@@ -19,7 +19,7 @@ def meminfo() -> int:
     ('', {}, None),
     ('0::/\n', {'memory.max': 'max'}, None),
     ('0::/\n', {'memory.max': '1000000'}, 10**6),
-    # A batch system's: a step within a job, and the job has less.
+    # A batch system: a step within a job whose limit is lower.
     (
       '0::/slurm/job/step\n',
       {'slurm/job/memory.max': '3000', 'slurm/job/step/memory.max': '4000'},
@@ -43,7 +43,11 @@ def meminfo() -> int:
     ),
   ],
 )
-def test_the_least_limit(groups, files, expected, tmp_path, monkeypatch):
+def test_memory_is_the_smallest_limit(
+  groups, files, expected, tmp_path, monkeypatch
+):
+  """Limits of the process's control groups and their parents count, and the
+  machine's memory."""
   own = tmp_path / 'own'
   own.write_text(groups)
   for name, text in files.items():
@@ -55,8 +59,9 @@ def test_the_least_limit(groups, files, expected, tmp_path, monkeypatch):
   assert machine.memory_bytes() == (expected or meminfo())
 
 
-def test_without_groups(tmp_path, monkeypatch):
-  """macOS has none; Windows tells nothing."""
+def test_memory_without_control_groups(tmp_path, monkeypatch):
+  """Without control groups (macOS), it is the machine's memory; without sysconf
+  (Windows), None."""
   monkeypatch.setattr(machine, '_OWN_GROUPS', tmp_path / 'none')
   assert machine.memory_bytes() == meminfo()
   monkeypatch.delattr(os, 'sysconf')

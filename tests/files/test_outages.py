@@ -1,4 +1,4 @@
-"""Errors of file systems and object stores: whose they are, and retries."""
+"""Tests of the classification of storage errors, and of retries."""
 
 import errno
 import json
@@ -14,7 +14,7 @@ PAUSES = [1.0, 2.0, 4.0, 8.0, 16.0]
 
 
 class HttpError(Exception):
-  """Stands for the error of gcsfs, which has a status as its code."""
+  """Stands for an error of gcsfs, whose `code` is an HTTP status."""
 
   def __init__(self, code):
     super().__init__(f'status {code}')
@@ -22,7 +22,8 @@ class HttpError(Exception):
 
 
 def failing(error, times):
-  """A function that raises an error some times, then returns 'done'."""
+  """Returns a function that raises an error a number of times, then returns
+  'done'."""
   left = [times]
 
   def function():
@@ -53,12 +54,13 @@ def failing(error, times):
     (TimeoutError(), 'OUTAGE'),
   ],
 )
-def test_the_cause_of_an_error(error, cause):
+def test_cause_of_storage_errors(error, cause):
   assert outages.cause(error).name == cause
 
 
 @pytest.mark.parametrize('times', [0, 1, 5])
-def test_an_outage_that_passes_is_not_noticed(times):
+def test_a_temporary_error_is_retried(times):
+  """The call succeeds after growing pauses."""
   slept = []
   function = failing(OSError(errno.EIO, 'broken'), times)
   found = outages.persistently(
@@ -67,7 +69,8 @@ def test_an_outage_that_passes_is_not_noticed(times):
   assert found == 'done' and slept == PAUSES[:times]
 
 
-def test_an_outage_that_stays_is_one_message():
+def test_a_permanent_outage_raises_a_storage_error():
+  """The message contains the path and the system's error, after all retries."""
   slept = []
   function = failing(OSError(errno.EIO, 'broken'), 99)
   with pytest.raises(StorageError, match='x.jsonl.*Input/output error'):
@@ -81,14 +84,16 @@ def test_an_outage_that_stays_is_one_message():
   'number, kind',
   [(errno.ENOSPC, StorageError), (errno.EROFS, UserError)],
 )
-def test_what_will_not_pass_is_raised_at_once(number, kind):
+def test_errors_that_retries_cannot_fix_are_raised_at_once(number, kind):
+  """No pause is made before them."""
   function = failing(OSError(number, 'text'), 1)
   with pytest.raises(kind, match=os.strerror(number)):
     outages.persistently(function, epath.Path('x'), 'written', pytest.fail)
 
 
-def test_slow_failures_are_not_repeated_for_ever(monkeypatch):
-  """A client that tries for 43 s by itself gets a second attempt, no third."""
+def test_slow_attempts_are_repeated_once(monkeypatch):
+  """A client that itself retries for 43 s gets a second attempt, but no
+  third."""
   now = [0.0]
   monkeypatch.setattr(outages.time, 'monotonic', lambda: now[0])
   attempts = []
@@ -104,13 +109,14 @@ def test_slow_failures_are_not_repeated_for_ever(monkeypatch):
   assert attempts == [0, 43]
 
 
-def test_a_mistake_in_the_program_stays_one():
+def test_other_exceptions_are_not_retried():
   with pytest.raises(ZeroDivisionError):
     outages.persistently(lambda: 1 // 0, epath.Path('x'), 'read', pytest.fail)
 
 
-def test_a_line_after_a_partial_one(tmp_path):
-  """A failed attempt may leave a part; the next line is whole all the same."""
+def test_append_after_a_partial_line(tmp_path):
+  """If an earlier attempt left part of a line, the next line starts on its own
+  line."""
   path = epath.Path(tmp_path) / 'x.jsonl'
   jsonl.append(path, '{"step": 1}\n')
   with path.open('a') as file:
@@ -120,8 +126,8 @@ def test_a_line_after_a_partial_one(tmp_path):
   assert objects == [{'step': 1}, None, {'step': 2}]
 
 
-def test_an_append_is_tried_again(tmp_path, monkeypatch):
-  """Once written, whatever failed before."""
+def test_append_is_retried(tmp_path, monkeypatch):
+  """The line is written once, after earlier attempts failed."""
   real, path, slept = open, epath.Path(tmp_path) / 'x.jsonl', []
   fails = [OSError(errno.ESTALE, 'stale'), OSError(errno.EIO, 'broken')]
 

@@ -1,4 +1,4 @@
-"""Paths: local ones made absolute, objects left as they are."""
+"""Tests of local paths and addresses of objects."""
 
 import os
 import pathlib
@@ -22,7 +22,8 @@ from vit_jax.files import outages, paths
     (epath.Path('gs://bucket/a'), 'gs://bucket/a'),
   ],
 )
-def test_locate(given, located):
+def test_locate_makes_local_paths_absolute(given, located):
+  """Addresses on gs:// stay as they are."""
   assert os.fspath(paths.locate(given)) == located
   assert paths.is_remote(paths.locate(given)) == located.startswith('gs')
 
@@ -31,14 +32,14 @@ def test_locate(given, located):
   'given',
   ['s3://b/run', 'gs:/b/run', 'gs://', 'gs:///run', 'az://b', 'file:///tmp'],
 )
-def test_other_addresses_are_refused(given):
-  """Once they were local directories named 's3:'."""
+def test_other_schemes_are_refused(given):
+  """They would otherwise be local directories with names such as 's3:'."""
   with pytest.raises(UserError, match='gs://BUCKET/PATH'):
     paths.locate(given)
 
 
-def test_no_module_makes_paths_absolute_by_itself():
-  """`epath.Path('gs://b').absolute()` is a local path."""
+def test_only_paths_py_makes_paths_absolute():
+  """`epath.Path('gs://b').absolute()` would be a local path."""
   package = pathlib.Path(paths.__file__).parents[1]
   for path in package.rglob('*.py'):
     if path.name == 'paths.py' or path.parent.name == 'prepare':
@@ -47,8 +48,9 @@ def test_no_module_makes_paths_absolute_by_itself():
     assert '.absolute()' not in text and '.resolve()' not in text, path
 
 
-def test_try_out(tmp_path):
-  """Leaves nothing behind; one message for a folder that cannot be."""
+def test_try_out_writes_and_removes_a_file(tmp_path):
+  """Nothing is left behind; a directory that cannot be written raises a
+  UserError."""
   outages.try_out(epath.Path(tmp_path) / 'new')
   assert list((tmp_path / 'new').iterdir()) == []
   (tmp_path / 'file').write_text('')
@@ -56,7 +58,7 @@ def test_try_out(tmp_path):
     outages.try_out(epath.Path(tmp_path) / 'file' / 'below')
 
 
-def test_try_out_reads_what_it_wrote(tmp_path, monkeypatch):
+def test_try_out_compares_what_it_reads_back(tmp_path, monkeypatch):
   kind = type(epath.Path(tmp_path))
   monkeypatch.setattr(kind, 'read_text', lambda self: 'something else')
   with pytest.raises(StorageError, match='cannot be read back'):
@@ -64,8 +66,8 @@ def test_try_out_reads_what_it_wrote(tmp_path, monkeypatch):
   assert list(tmp_path.iterdir()) == []
 
 
-def test_nearest(tmp_path):
-  """Of what is there beside it; a path that is there is no hint to itself."""
+def test_nearest_suggests_a_similar_existing_path(tmp_path):
+  """A path that exists gets no suggestion."""
   for name in ('photos', 'paper.pdf'):
     (tmp_path / name).touch()
   hint = f' Did you mean {tmp_path}/photos?'

@@ -1,4 +1,4 @@
-"""An object store that refuses or is not there: one message."""
+"""Tests of object stores that deny access or cannot be reached."""
 
 import asyncio
 import http.server
@@ -15,7 +15,7 @@ from vit_jax.files import paths
 
 
 class _Refusal(http.server.BaseHTTPRequestHandler):
-  """Answers every request as Google does to one without permission."""
+  """Answers every request as Google Cloud Storage does without permission."""
 
   def _refuse(self):
     error = {'code': 403, 'message': 'ada has no storage.objects.get access'}
@@ -47,8 +47,9 @@ def refusing(monkeypatch):
 
 
 @pytest.mark.usefixtures('refusing')
-def test_no_permission():
-  """What the store says, without a traceback."""
+def test_missing_permission_is_one_message():
+  """The message contains the store's answer and a command that helps, without a
+  traceback."""
   out, err = runs.run(
     runs.command('evaluate', '--checkpoint=gs://b/run'), code=1
   )
@@ -58,8 +59,9 @@ def test_no_permission():
   assert 'gcloud auth application-default login' in err
 
 
-def test_nobody_answers(monkeypatch):
-  """Known by where it comes from, however it is called."""
+def test_an_unreachable_store_is_a_storage_error(monkeypatch):
+  """The error is recognized by the module that raised it, whatever its
+  class."""
 
   async def at_once(_):
     pass
@@ -77,8 +79,8 @@ def test_nobody_answers(monkeypatch):
   assert 'Cannot connect to host 127.0.0.1' in str(told)
 
 
-def test_other_errors_are_none():
-  """Not even such as a store has, if they come from elsewhere."""
+def test_errors_of_other_modules_are_not_storage_errors():
+  """Errors of the same class from other modules are not recognized."""
   with pytest.raises(requests.exceptions.ConnectionError) as raised:
     requests.get(f'http://127.0.0.1:{runs.free_port()}', timeout=9)
   assert paths.of_a_store(raised.value) is None

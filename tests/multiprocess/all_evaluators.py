@@ -1,7 +1,7 @@
-"""A training of two steps that is judged by every evaluator of features.
+"""A training of two steps with every evaluator of features.
 
-Sizes are odd: the last batch of 8 is 3 examples, 1 example or padding alone on
-some process; every fifth example of the probe's training is bad.
+Sizes are odd: a process has 3 examples, 1 example or only padding in its last
+batch of 8; every fifth training example of the probe is bad.
 """
 
 from ml_collections import ConfigDict

@@ -1,4 +1,4 @@
-"""Synthetic records of which every fifth cannot be decoded."""
+"""A synthetic source of which every fifth record cannot be decoded."""
 
 from vit_jax.data.sources import synthetic
 

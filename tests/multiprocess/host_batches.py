@@ -1,4 +1,4 @@
-"""One host of several: saves the rows of some batches that it holds.
+"""Saves the rows of some batches that one host of several holds.
 
 python -m tests.multiprocess.host_batches PORT HOSTS HOST START WORKERS OUT
 """
@@ -18,7 +18,7 @@ BATCH, STEPS, SEED, SKIPPED = 16, 5, 3, (2, 4)
 
 
 def mixed() -> mixture.Source:
-  """Two members, one of which holds records that cannot be decoded."""
+  """Returns a mixture, of which one member has undecodable records."""
   size = dict(num_examples=40, height=9, width=11, num_classes=7)
   return mixture.Source(
     'train',

@@ -1,4 +1,4 @@
-"""Synthetic data with an error that only the last process of a run has."""
+"""A synthetic source that fails on the last process of a run only."""
 
 import jax
 

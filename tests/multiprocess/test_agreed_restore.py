@@ -1,4 +1,4 @@
-"""What one of two processes cannot read, both restore or leave together."""
+"""Tests that two processes restore together what one of them cannot read."""
 
 import shutil
 import sys
@@ -19,7 +19,7 @@ TRAINING = runs.SMALL_L16 | {
 
 @pytest.fixture(scope='module')
 def saved(tmp_path_factory):
-  """A run on two processes, of which steps 4 and 8 are saved."""
+  """Returns a run on two processes with saved steps 4 and 8."""
   workdir = tmp_path_factory.mktemp('agreed') / 'run'
   changes = TRAINING | {'total': '8 steps'}
   for process in runs.start_pair(workdir, changes, devices=1):
@@ -29,7 +29,7 @@ def saved(tmp_path_factory):
 
 
 def _resume(saved, folder, kind, code):
-  """Both processes' messages; the second is the unlucky one."""
+  """Resumes the run; returns both processes' messages, the failing one last."""
   shutil.copytree(saved, folder)
   injected(f'one of two processes: {kind}')
   arguments = runs.flags('configs/l16_i21k.py', folder, TRAINING)
@@ -44,7 +44,7 @@ def _resume(saved, folder, kind, code):
     for i in range(2)
   ]
   errors = [runs.finish(process, code)[1] for process in processes]
-  # A barrier that one has left is waited for 300 s.
+  # At a barrier that one process has left, the other would wait for 300 s.
   assert time.monotonic() - start < 240
   assert not any('Traceback' in error for error in errors), errors
   return errors
@@ -58,8 +58,8 @@ def _steps(workdir):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_an_error_that_passes(saved, tmp_path):
-  """Both try again, and go on from the newest step."""
+def test_a_temporary_error_is_retried_by_both(saved, tmp_path):
+  """Both continue from the newest step."""
   errors = _resume(saved, tmp_path / 'run', 'EIO once', 0)
   assert 'resuming at step 8' in errors[0]
   assert 'process 1 failed; its log says why. Trying again' in errors[0]
@@ -70,8 +70,8 @@ def test_an_error_that_passes(saved, tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize('kind, code', [('EIO always', 1), ('EACCES', 2)])
-def test_an_error_that_stays(saved, tmp_path, kind, code):
-  """Both end with one message; nothing is renamed."""
+def test_a_lasting_error_ends_both(saved, tmp_path, kind, code):
+  """Each prints one message; nothing is renamed."""
   errors = _resume(saved, tmp_path / 'run', kind, code)
   for error in errors:
     assert 'Nothing was renamed' in error.strip().splitlines()[-1]
@@ -80,8 +80,8 @@ def test_an_error_that_stays(saved, tmp_path, kind, code):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_damage_that_one_sees(saved, tmp_path):
-  """Both go on from the older step."""
+def test_damage_on_one_process_makes_both_fall_back(saved, tmp_path):
+  """Both continue from the older step."""
   errors = _resume(saved, tmp_path / 'run', 'damaged', 0)
   assert 'resuming at step 4' in errors[0]
   assert '8 is damaged' in errors[1] and 'DATA_LOSS: injected' in errors[1]
@@ -90,8 +90,8 @@ def test_damage_that_one_sees(saved, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_last_save_that_fails(saved, tmp_path):
-  """On the process that makes directories: both say so, and end with 1."""
+def test_a_failed_last_save_ends_both_with_1(saved, tmp_path):
+  """It fails on the process that creates directories."""
   errors = _resume(saved, tmp_path / 'run', 'full', 1)
   for error in errors:
     last = error.strip().splitlines()[-1]

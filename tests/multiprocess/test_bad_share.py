@@ -1,4 +1,4 @@
-"""Bad records are counted over all processes."""
+"""Tests that bad records are counted over all processes."""
 
 import json
 
@@ -13,7 +13,7 @@ CLASSES, EXAMPLES = 4, 50  # every fifth example is bad
 
 
 def _evaluate(path, share, processes):
-  """Starts an evaluation that may meet a share of bad records."""
+  """Starts an evaluation with a limit for the fraction of bad records."""
   source = dict(num_examples=EXAMPLES, num_classes=CLASSES, height=8)
   port = runs.free_port()
   return [
@@ -38,8 +38,8 @@ def _evaluate(path, share, processes):
 
 
 @pytest.mark.slow
-def test_each_process_meets_half_of_them(tmp_path):
-  """A fifth is bad, a tenth in each process: 15 % are too few for both."""
+def test_bad_records_of_all_processes_are_summed(tmp_path):
+  """A fifth is bad, a tenth in each process; both exceed a limit of 15 %."""
   model, path = Model(CLASSES, **tiny_vit.SIZES), tmp_path / 'plain.npz'
   npz.save(str(path), tiny_vit.noise_params(model, (8, 8)), {})
   for process in _evaluate(path, 0.15, 2):
@@ -47,7 +47,7 @@ def test_each_process_meets_half_of_them(tmp_path):
     assert f'of the {EXAMPLES} records of' in err and 'Traceback' not in err
   both = [runs.finish(process)[0] for process in _evaluate(path, 0.2, 2)]
   alone = [runs.finish(process)[0] for process in _evaluate(path, 0.2, 1)]
-  lines = [  # Gloo prints lines of its own
+  lines = [  # Gloo prints lines, too
     json.loads(line)
     for out in (*both, *alone)
     for line in out.splitlines()
@@ -59,8 +59,8 @@ def test_each_process_meets_half_of_them(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_small_member_of_a_mixture(tmp_path):
-  """Its two bad records count once each, although they are read many times."""
+def test_bad_records_of_a_small_member_count_once(tmp_path):
+  """They are read many times."""
   source = {
     'source.name': 'tests.multiprocess.damaged_mixture',
     'train.split': 'train',

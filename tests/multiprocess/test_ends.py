@@ -1,4 +1,4 @@
-"""What ends one process of a run ends all of them, and none waits for it."""
+"""Tests that the end of one process ends all processes of a run."""
 
 import re
 import signal
@@ -8,8 +8,8 @@ import pytest
 from tests import runs
 from tests.faults.counts import injected
 
-# JAX alone would wait 300 s at its shutdown barrier and end with 134; commands
-# that are still running after this are the failure.
+# JAX itself would wait 300 s at its shutdown barrier and end with 134. The test
+# fails if commands are still running after this time.
 WAIT_S = 200
 REFUSING = {
   'source.name': 'tests.multiprocess.refusing',
@@ -23,13 +23,14 @@ REFUSING = {
 
 
 def _overrides(**changes):
-  """Of the small L/16, whose source the test replaces."""
+  """Returns overrides of the small L/16 with a source that fails."""
   values = runs.SMALL_L16 | REFUSING | changes
   return {key: value for key, value in values.items() if value is not ...}
 
 
 def _ends(monkeypatch, workdir, number, overrides, code, last=()):
-  """Runs `number` processes; all must end with the code. Their stderrs."""
+  """Runs `number` processes; all must end with the code; returns their
+  stderr."""
   monkeypatch.setattr(runs, 'SMALL_L16', {})
   processes = runs.start_pair(workdir, overrides, 1, number, last)
   try:
@@ -43,8 +44,10 @@ def _ends(monkeypatch, workdir, number, overrides, code, last=()):
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize('number', [2, 4])
 @pytest.mark.parametrize('stage', ['config', 'open', 'read'])
-def test_a_users_error_on_one(tmp_path, monkeypatch, number, stage):
-  """Exit code 2 everywhere, with one message that names the process."""
+def test_a_user_error_of_one_process_ends_all(
+  tmp_path, monkeypatch, number, stage
+):
+  """The exit code is 2 everywhere; one message names the process."""
   overrides, last = _overrides(**{'source.stage': stage}), ()
   expected = 'only this process has no data'
   if stage == 'config':
@@ -69,8 +72,8 @@ def test_a_users_error_on_one(tmp_path, monkeypatch, number, stage):
     ('--config.source.height=48', 'fingerprint: shape: '),
   ],
 )
-def test_processes_that_differ(tmp_path, flag, told):
-  """Nothing is trained; each says which process differs, and in what."""
+def test_processes_that_differ_are_refused(tmp_path, flag, told):
+  """Nothing is trained; each message names the process and the difference."""
   injected('processes of different runs')
   processes = runs.start_pair(tmp_path / 'run', {}, 1, last=(flag,))
   for process in processes:
@@ -82,8 +85,8 @@ def test_processes_that_differ(tmp_path, flag, told):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_crash_of_one(tmp_path, monkeypatch):
-  """Exit code 1 everywhere; the traceback is where it happened."""
+def test_a_crash_of_one_process_ends_all(tmp_path, monkeypatch):
+  """The exit code is 1 everywhere; only the crashed one has a traceback."""
   overrides = _overrides(**{'source.stage': 'read', 'source.kind': 'crash'})
   injected('a crash of one process')
   ended = _ends(monkeypatch, tmp_path / 'run', 2, overrides, 1)
@@ -94,11 +97,12 @@ def test_a_crash_of_one(tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize('killed', [0, 1])
-def test_a_lost_peer(tmp_path, killed):
-  """SIGKILL to any: the others end, with 45 and one message.
+def test_a_killed_process_ends_the_others_with_45(tmp_path, killed):
+  """Any process may be killed; the others print one message.
 
-  Process 0 hosts JAX's coordination service; without it JAX may abort the
-  others (SIGABRT, which a shell shows as 134) before they can say anything.
+  Process 0 hosts JAX's coordination service. Without it, JAX may abort the
+  others
+  (SIGABRT, which a shell shows as 134) before they can print anything.
   """
   workdir = tmp_path / 'run'
   changes = {

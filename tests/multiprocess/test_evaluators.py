@@ -1,7 +1,4 @@
-"""Evaluators judge alike in one process and in two, inside a training.
-
-And features of its weights are written alike.
-"""
+"""Tests that evaluators and features agree in one process and in two."""
 
 import json
 
@@ -14,7 +11,7 @@ CONFIG = 'tests/multiprocess/all_evaluators.py'
 
 
 def _run(processes, *command):
-  """A command on four devices of one process or of several."""
+  """Runs a command on four devices of one process or of several."""
   port = runs.free_port()
   started = [
     runs.start(
@@ -33,7 +30,7 @@ def _run(processes, *command):
 
 
 def _figures(workdir, processes):
-  """What a training's evaluators say at its end."""
+  """Returns the results of the evaluators at the end of a training."""
   _run(processes, 'train', *runs.flags(CONFIG, workdir, {}))
   found = {}
   for record in runs.records(workdir):
@@ -42,7 +39,7 @@ def _figures(workdir, processes):
 
 
 def _features(workdir, processes):
-  """Of the same weights and examples; a bad record among them is left out."""
+  """Returns features of the same weights and examples, without a bad record."""
   out = workdir / f'features{processes}.npz'
   flags = (f'--checkpoint={workdir}', f'--config={CONFIG}', f'--out={out}')
   _run(processes, 'features', *flags, '--batch_size=16', '--part_examples=20')
@@ -51,8 +48,8 @@ def _features(workdir, processes):
 
 
 @pytest.mark.slow
-def test_two_processes_judge_as_one(tmp_path):
-  """All figures of five evaluators; sizes odd, some records bad."""
+def test_two_processes_evaluate_like_one(tmp_path):
+  """Five evaluators; sizes are odd, and some records are bad."""
   one, two = (
     _figures(tmp_path / str(processes), processes) for processes in (1, 2)
   )
@@ -64,7 +61,7 @@ def test_two_processes_judge_as_one(tmp_path):
   assert one['calibration/count'] == 43
   assert one['descent/accuracy'] > 0.5 and one['regression/accuracy'] > 0.5
   for key, value in one.items():
-    # Weights after two steps differ by rounding; nothing is on an edge here.
+    # After two steps, weights differ by rounding; no decision depends on it.
     assert two[key] == pytest.approx(value, rel=1e-4), key
   _same_pictures(*(tmp_path / str(processes) for processes in (1, 2)))
   written, again = (_features(tmp_path / '1', n) for n in (1, 2))
@@ -78,7 +75,7 @@ def test_two_processes_judge_as_one(tmp_path):
 
 
 def _same_pictures(one, two):
-  """Figures, predictions and training images, and the page that shows them."""
+  """Compares figures, predictions, training images and the HTML report."""
   kept = [json.loads((at / 'report.json').read_text()) for at in (one, two)]
   assert kept[1]['training'] == kept[0]['training']
   assert len(kept[0]['training']) == 24
@@ -88,7 +85,7 @@ def _same_pictures(one, two):
   arrays = [np.load(at / 'figures' / 'figures.npz') for at in (one, two)]
   assert 'rollout' in arrays[0]
   for name in arrays[0].files:
-    if name != 'filters':  # of components with shares alike any mixture is one
+    if name != 'filters':  # components of equal variance may be mixed
       np.testing.assert_allclose(
         arrays[1][name], arrays[0][name], rtol=1e-3, atol=1e-5, err_msg=name
       )

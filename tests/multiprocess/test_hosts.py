@@ -1,4 +1,4 @@
-"""The stream on really started hosts: their number changes no batch."""
+"""Tests that batches do not depend on the number of hosts."""
 
 import sys
 
@@ -10,7 +10,7 @@ from tests.multiprocess.host_batches import BATCH, STEPS
 
 
 def _batches(folder, hosts, start=0, workers=0):
-  """{step: {key: rows}}, put together from what each host held."""
+  """Returns {step: {key: rows}}, assembled from what each host held."""
   folder.mkdir()
   port, module = runs.free_port(), 'tests.multiprocess.host_batches'
   processes = [
@@ -34,7 +34,7 @@ def _batches(folder, hosts, start=0, workers=0):
         whole[int(first) : int(stop)] = rows
         filled.setdefault((int(step), key, host), set()).add((first, stop))
   held_by = [sum(k[2] == host for k in filled) for host in range(hosts)]
-  assert len(set(held_by)) == 1 and held_by[0]  # every host held its share
+  assert len(set(held_by)) == 1 and held_by[0]  # every host held its rows
   return batches
 
 
@@ -43,7 +43,7 @@ def _batches(folder, hosts, start=0, workers=0):
 def test_any_number_of_hosts_gives_the_same_batches(tmp_path):
   """A mixture with bad records and skipped batches on 1, 2 and 4 hosts.
 
-  From the middle too, and read by worker processes.
+  Also from the middle of the training, and read by worker processes.
   """
   one = _batches(tmp_path / 'one', hosts=1)
   assert list(one) == list(range(STEPS))

@@ -1,4 +1,4 @@
-"""Two processes on one machine are one run."""
+"""Tests that a run on two processes equals one on a single process."""
 
 import json
 
@@ -9,7 +9,7 @@ from tests import runs
 
 @pytest.mark.slow
 def test_two_processes_equal_one_and_resume_on_one(tmp_path):
-  """Same losses as one process with the same batch; one process goes on."""
+  """The losses are the same; one process then resumes the run."""
   runs.train(tmp_path / 'one', devices=8)
   mesh = {'mesh.data': 4, 'mesh.fsdp': 2}
   for process in runs.start_pair(tmp_path / 'two', mesh, devices=4):

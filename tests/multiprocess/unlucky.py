@@ -1,4 +1,4 @@
-"""Trains, while one process cannot do something with the checkpoints.
+"""Trains while one process cannot read or write checkpoints.
 
 python -m tests.multiprocess.unlucky KIND PROCESS FLAGS…
 """

@@ -1,4 +1,4 @@
-"""What the tests of objectives on hidden patches share."""
+"""Helpers for tests of objectives on hidden patches."""
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ def batch(n=4, size=SIZE, seed=0):
 
 
 def noisy(of, examples):
-  """Parameters of which none is zero or like another."""
+  """Returns random parameters, of which none is zero."""
   shapes, _ = jax.eval_shape(of.init, KEY, examples)
   rng = np.random.default_rng(1)
   return jax.tree.map(

@@ -1,4 +1,4 @@
-"""Self-distillation, against the original's mathematics written with torch."""
+"""Tests of DINO against the original's equations in torch."""
 
 import functools
 import math
@@ -50,7 +50,7 @@ def shapes(of):
 
 @functools.cache
 def state(seed=0, **head):
-  """Parameters, and an extra state that has nothing to do with them."""
+  """Returns random parameters, and an unrelated extra state."""
   params, extra = shapes(objective(head=head))
   return noise(params, seed), noise(extra, seed + 1)
 
@@ -65,13 +65,13 @@ def batch_of(crops=8, seed=0, n=N):
   return {'global': images(2, *SIZE)} | locals_
 
 
-# The reference. Features come from the model, which has tests of its own; what
-# is made of them is the original's, view by view and in torch.
+# The reference. Features come from the model, which has its own tests. The loss
+# of them is the original's, view by view and in torch.
 
 
 @jax.jit
 def features_of(params, images):
-  """`[n, d]` of images of one size; gradients go through jax, below."""
+  """Returns features `[n, d]` of images of one size; gradients use jax."""
   model = Model(0, **MODEL)
   if images.shape[1:3] != SIZE:
     model = model.at_sizes(SIZE, 0.1)
@@ -80,7 +80,7 @@ def features_of(params, images):
 
 
 def all_features(params, batch):
-  """A list: of every example's first global crop, of the second, …."""
+  """Returns a list with features of every example's first crop, second, …."""
   views = []
   for crops in batch.values():
     count = crops.shape[1]
@@ -90,7 +90,7 @@ def all_features(params, batch):
 
 
 def head_of(head, x):
-  """MLP, F.normalize, weight norm: torch's own."""
+  """Computes the head in torch: an MLP, F.normalize and weight norm."""
   for i in (1, 2, 3):
     x = F.linear(x, head[f'fc{i}/kernel'].T, head[f'fc{i}/bias'])
     x = F.gelu(x) if i < 3 else x
@@ -102,7 +102,7 @@ def head_of(head, x):
 
 
 def reference(student, teacher, centre, heads, temperatures):
-  """The original's loss of lists of features, two of them the teacher's."""
+  """Computes the original's loss; the first two features are the teacher's."""
   said = [head_of(heads[0], x) / temperatures[0] for x in student]
   logits = [head_of(heads[1], x) for x in teacher]
   told = [F.softmax((x - centre) / temperatures[1], dim=-1) for x in logits]
@@ -128,8 +128,8 @@ def tensors(params):
   'crops, head',
   [(8, {}), (0, {}), (3, dict(norm_last_layer=False))],
 )
-def test_loss_and_gradients_are_the_originals(crops, head):
-  """Of all pairs but the same view twice: 18 with eight local crops."""
+def test_loss_and_gradients_equal_the_original(crops, head):
+  """All pairs but the same view twice: 18 with eight local crops."""
   of = objective(head=head, teacher_temperature=0.05)
   (params, extra), batch = state(**head), batch_of(crops)
 
@@ -167,7 +167,7 @@ def test_loss_and_gradients_are_the_originals(crops, head):
     scale = float(gradient.abs().max())
     np.testing.assert_allclose(leaf, gradient, rtol=1e-3, atol=1e-4 * scale)
   (of_model,) = back([jnp.asarray(x.grad.numpy()) for x in student])
-  # Of a layer's keys the bias has no gradient but for rounding.
+  # The bias of a layer's keys has a gradient of zero up to rounding.
   scale = max(float(jnp.abs(x).max()) for x in jax.tree.leaves(of_model))
   for ours, theirs in zip(
     *map(jax.tree.leaves, (grads['model'], of_model['model'])), strict=True
@@ -175,8 +175,8 @@ def test_loss_and_gradients_are_the_originals(crops, head):
     np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-5 * scale)
 
 
-def test_the_deviation_of_features():
-  """Of the teacher's, scaled to length 1: 0 where all are alike, at most 1."""
+def test_feature_std_metric():
+  """Standard deviation of the teacher's unit features: 0 if all are alike."""
   of, (params, extra), batch = objective(), state(), batch_of(0)
   loss = jax.jit(of.loss)
   rest = (jax.random.key(0), jnp.array(0), {})
@@ -193,8 +193,8 @@ def test_the_deviation_of_features():
   assert float(metrics['feature_deviation']) < 1e-3
 
 
-def test_every_pair():
-  """−Σ p log q, of large logits as well."""
+def test_cross_entropy_of_every_pair():
+  """−Σ p log q, for large logits as well."""
   rng = np.random.default_rng(0)
   told = rng.dirichlet(np.ones(7), (3, 2)).astype(np.float32)
   said = (50 * rng.normal(size=(3, 5, 7))).astype(np.float32)
@@ -217,7 +217,7 @@ FOLLOWING = dict(momentum=0.7, centre_momentum=0.8)
 
 @functools.cache
 def three_steps(micro_batches):
-  """The states after 0, 1, 2 and 3 steps, and their batches."""
+  """Returns the states after 0, 1, 2 and 3 steps, and their batches."""
   built = trainer(objective(**FOLLOWING), micro_batches)
   states = [built.state_of(*state())]
   batches = [batch_of(2, seed) for seed in range(3)]
@@ -230,7 +230,7 @@ def three_steps(micro_batches):
 @pytest.mark.slow
 @pytest.mark.parametrize('micro_batches', [1, 2])
 def test_teacher_and_centre_after_three_steps(micro_batches):
-  """The centre by the whole batch, after the loss; the head follows too."""
+  """The centre is updated by the whole batch after the loss."""
   states, batches = three_steps(micro_batches)
   centre = np.asarray(state()[1]['centre'], np.float64)
   teacher = {
@@ -257,8 +257,8 @@ def test_teacher_and_centre_after_three_steps(micro_batches):
 
 
 @pytest.mark.slow
-def test_micro_batches_change_nothing():
-  """The parameters too: every part sees the centre of before the step."""
+def test_micro_batches_give_the_same_update():
+  """Every part uses the centre from before the step."""
   whole, parts = (three_steps(count)[0][1] for count in (1, 2))
   for one, other in zip(
     *map(jax.tree.leaves, (whole.params, parts.params)), strict=True
@@ -269,8 +269,8 @@ def test_micro_batches_change_nothing():
   )
 
 
-def test_schedules_at_five_points():
-  """Momentum by step, temperature by epoch, as the original's arrays."""
+def test_schedules_equal_the_original():
+  """Momentum changes by step, and temperature by epoch."""
   of = objective(
     **dict(momentum=0.99, teacher_temperature=0.07, warmup_temperature=0.04),
     temperature_warmup='3 epochs',
@@ -286,8 +286,8 @@ def test_schedules_at_five_points():
   assert float(constant.teacher_temperature(jnp.array(0))) == np.float32(0.05)
 
 
-def test_a_new_teacher_is_its_student():
-  """At the start, and where a training starts from given weights."""
+def test_a_new_teacher_equals_its_student():
+  """At the start, and when a training starts from given weights."""
   of = objective()
   params, extra = jax.jit(of.init)(jax.random.key(0), None)
   assert not extra['centre'].any() and extra['centre'].shape == (48,)
@@ -301,8 +301,8 @@ def test_a_new_teacher_is_its_student():
   assert of.weights(params, extra)['_teacher'] is extra['teacher']
 
 
-def test_drop_path_is_the_students_alone():
-  """Its key changes the loss, and nothing that the teacher says."""
+def test_drop_path_applies_to_the_student_only():
+  """Its key changes the loss, but not the teacher's outputs."""
   of = objective(Model(0, **MODEL, drop_path=0.8))
   (params, extra), batch = state(), batch_of(2)
   loss = jax.jit(of.loss)
@@ -333,8 +333,8 @@ def test_global_and_local_crops_drop_different_paths(monkeypatch):
   assert np.abs(of_global - of_local).max() > 1e-2
 
 
-def test_prediction_gives_the_models_features():
-  """Of the weights that are given; the head is for training alone."""
+def test_predict_returns_the_models_features():
+  """They are those of the given weights; the head is for training only."""
   of, (params, extra) = objective(), state()
   images = batch_of(0)['global'][:, 0]
   for weights in (params, extra['teacher']):
@@ -346,8 +346,8 @@ def test_prediction_gives_the_models_features():
 # The head
 
 
-def test_fresh_heads():
-  """N(0, .02) but for the prototypes, which are uniform within 1/√inputs."""
+def test_initial_values_of_the_head():
+  """N(0, .02), and uniform within 1/√inputs for the prototypes."""
   head = Head(outputs=500, hidden=256, bottleneck=64)
   params = jax.jit(head.init)(jax.random.key(0), jnp.zeros((1, 128)))['params']
   flat = tree.flatten(params)
@@ -366,8 +366,8 @@ def test_fresh_heads():
   np.testing.assert_array_equal(params['last']['gain'], np.ones((1, 5)))
 
 
-def test_nothing_of_a_zero_is_nan():
-  """Features of nothing have no direction, and a gradient all the same."""
+def test_zero_features_give_no_nan():
+  """Their gradient is finite, too."""
   head = Head(**HEAD)
   zeros = jnp.zeros((2, 6))
   params = jax.eval_shape(head.init, jax.random.key(0), zeros)
@@ -378,12 +378,12 @@ def test_nothing_of_a_zero_is_nan():
   assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(grads))
 
 
-# Places on a mesh
+# Shardings on a mesh
 
 
 @pytest.mark.slow
-def test_a_mesh_changes_nothing():
-  """One device, and data=2, fsdp=2, model=2: one step of everything."""
+def test_a_step_is_the_same_on_a_mesh():
+  """One device, and data=2, fsdp=2, model=2."""
   of = objective(**FOLLOWING)
   (start, expected, *_), (batch, *_) = three_steps(2)
   built = trainer(of, micro_batches=2)
@@ -407,8 +407,8 @@ def test_a_mesh_changes_nothing():
   assert flat['extra/centre'].sharding.spec[0] == 'model'
 
 
-def test_the_large_layer_is_split_both_ways():
-  """K x 256 over `model` and `fsdp`, the teacher's and the moments' too."""
+def test_the_last_layer_is_split_over_model_and_fsdp():
+  """The teacher's and the moments are split the same way."""
   big = dict(outputs=65_536, bottleneck=256)
   of = objective(head=big)
   mesh = sharding.make_mesh(jax.devices(), data=2, fsdp=2, model=2)
@@ -421,7 +421,7 @@ def test_the_large_layer_is_split_both_ways():
   assert specs['extra/centre'].spec[0] == 'model'
 
 
-# What it refuses
+# Errors
 
 
 @pytest.mark.parametrize(
@@ -451,15 +451,14 @@ def test_the_large_layer_is_split_both_ways():
     ),
   ],
 )
-def test_batches_and_models_that_do_not_fit(model, spec, message):
-  """Before anything is compiled."""
+def test_unsuitable_batches_and_models_are_refused(model, spec, message):
+  """The error comes before anything is compiled."""
   of = objective(Model(0, **MODEL, **model))
   with pytest.raises(UserError, match=message):
     of.check(spec)
 
 
-def test_it_needs_a_model_without_a_head():
-  """Its logits would be of no use."""
+def test_a_model_with_a_head_is_refused():
   spec = {'global': ((2, 16, 16, 3), np.dtype(np.uint8))}
   with pytest.raises(UserError, match='num_classes=0'):
     objective(Model(5, **MODEL)).check(spec)
@@ -475,8 +474,8 @@ def test_it_needs_a_model_without_a_head():
     *(dict(head=dict(outputs=0)), dict(head=dict(dtype='float16'))),
   ],
 )
-def test_settings_out_of_range(settings):
-  """Each is refused by its name."""
+def test_messages_of_wrong_settings(settings):
+  """The message contains the name of the key."""
   (name, _), *_ = settings.items()
   with pytest.raises(UserError, match=f'objective.{name}'):
     objective(**settings)

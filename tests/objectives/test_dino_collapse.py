@@ -1,8 +1,9 @@
-"""A collapse that is made on purpose rings the alarm; a healthy run does not.
+"""Tests that a forced collapse of DINO is detected.
 
-The paper's Figure 7: without centring the teacher says one thing of all images
-(its entropy falls to 0), without sharpening it says nothing (ln k); in both
-cases it no longer differs from its student.
+The paper's Figure 7: without centring, the teacher gives the same output for
+all
+images (its entropy falls to 0); without sharpening, its output is uniform
+(ln k). In both cases it no longer differs from its student.
 """
 
 import json
@@ -36,7 +37,7 @@ def steps(duration):
 
 
 def batch_of(step):
-  """Two noisy views of images of their own colour and coarse pattern."""
+  """Returns two noisy views of images, each with a colour and a pattern."""
   rng = np.random.default_rng(step)
   colour = rng.integers(0, 128, (N, 1, 1, 1, 3))
   pattern = 127 * rng.random((N, 1, 4, 4, 3)).repeat(4, 2).repeat(4, 3)
@@ -46,7 +47,7 @@ def batch_of(step):
 
 
 def metrics_of(**settings):
-  """Of every step of a small training."""
+  """Returns the metrics of every step of a small training."""
   setting = Setting(Model(0, **MODEL), SIZE, steps=steps)
   of = Objective(setting, head=HEAD, momentum=0.9, **settings)
   optimizer = optimizers.adam(lambda _: LR, steps, weight_decay=0.04)
@@ -71,8 +72,10 @@ def metrics_of(**settings):
   ],
   ids=['healthy', 'no centring', 'no sharpening'],
 )
-def test_the_alarm_of_the_shipped_config(settings, last_share, tmp_path):
-  """`configs/dino.py` names the metric and the bound; here for 20 steps."""
+def test_the_limit_of_the_shipped_config_detects_collapse(
+  settings, last_share, tmp_path
+):
+  """The metric and the bound are from `configs/dino.py`, for 20 steps."""
   config = loading.load('configs/dino.py')
   section = config.recovery.limits.collapse.to_dict()
   limit = limits_lib.build({'collapse': section | dict(during='20 steps')})

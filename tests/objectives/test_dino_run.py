@@ -1,4 +1,4 @@
-"""Self-distillation by the real commands: trained, killed, resumed, judged."""
+"""Tests of DINO with the real commands."""
 
 import json
 import math
@@ -13,7 +13,7 @@ from vit_jax import analyze, load_pretrained
 from vit_jax.arrays import tree
 
 CONFIG = 'configs/dino.py'
-# Made small: a stand-in source, tiny sizes, float32; ten epochs.
+# A synthetic source, small sizes and float32; ten epochs.
 SMALL = {
   'source.name': 'synthetic',
   'source.num_examples': 64,
@@ -52,8 +52,8 @@ SMALL = {
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_killed_resumed_and_judged(tmp_path):
-  """A killed run ends like a straight one; both sets of weights are judged."""
+def test_a_killed_run_equals_an_uninterrupted_one(tmp_path):
+  """Both sets of weights are evaluated."""
   straight, killed = tmp_path / 'straight', tmp_path / 'killed'
   runs.run(runs.command('train', *runs.flags(CONFIG, straight, SMALL)))
   again = runs.command('train', *runs.flags(CONFIG, killed, SMALL))
@@ -82,11 +82,11 @@ def test_killed_resumed_and_judged(tmp_path):
   scores = json.loads(out)
   assert scores['5nn'] == last['knn/5nn']
   assert scores['teacher/5nn'] == last['knn_teacher/5nn']
-  _the_teacher_goes_on(straight, tmp_path)
+  _use_the_teacher(straight, tmp_path)
 
 
-def _the_teacher_goes_on(trained, folder):
-  """Fine-tuned, converted, drawn: the teacher's weights, and no others."""
+def _use_the_teacher(trained, folder):
+  """Fine-tunes, converts and draws the teacher's weights."""
   tuned, exported = folder / 'tuned', folder / 'exported'
   keys = {
     **{
@@ -122,9 +122,9 @@ def _the_teacher_goes_on(trained, folder):
 
 @pytest.mark.slow
 def test_a_limit_ends_the_run(tmp_path):
-  """43, one message, an event; what was saved stays."""
+  """The exit code is 43; what was saved stays."""
   limit = {
-    'recovery.limits.alike.at_least': 0.99,  # no features are as far apart
+    'recovery.limits.alike.at_least': 0.99,  # features never differ as much
     'recovery.limits.alike.during': '3 steps',
     'recovery.limits.alike.stop': 'true',
   }

@@ -1,4 +1,4 @@
-"""Distillation's loss and gradients, against torch."""
+"""Tests of distillation against torch."""
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,7 @@ MIX = DeviceAugment(CLASSES, mixup=0.8, cutmix=1.0, erasing=0.5)
 
 
 def objective(student=STUDENT, teacher=TEACHER, mix=MIX, **keys):
-  """The teacher is for images of twice the size."""
+  """Returns an objective whose teacher is for images of twice the size."""
   opened = Frozen(teacher, (16, 16), lambda mesh: TAUGHT)
   setting = Setting(student, (8, 8), mix, open_frozen=lambda path: opened)
   made = Objective(setting, teacher='somewhere', **keys)
@@ -43,7 +43,7 @@ def examples():
 
 
 def loss_and_gradients(made):
-  """As the training step asks for them, by the teacher's weights too."""
+  """Computes them as the training step does, also by the teacher's weights."""
   function = jax.value_and_grad(made.loss, (0, 5), has_aux=True)
   return jax.jit(function)(
     PARAMS, {}, examples(), KEY, jnp.array(0), {'teacher': TAUGHT}
@@ -51,7 +51,10 @@ def loss_and_gradients(made):
 
 
 def expected(kind, share, tau, smoothing, heads, taught, targets):
-  """Equations 2 and 3 of DeiT, with torch; `[n, 2, k]`, `[n, k]`, `[n, k]`."""
+  """Computes equations 2 and 3 of DeiT in torch.
+
+  Shapes: heads `[n, 2, k]`, taught `[n, k]`, targets `[n, k]`.
+  """
   of_labels, of_teacher = heads[:, 0], heads[:, 1]
   smooth = targets * (1 - smoothing) + smoothing / CLASSES
   labels = -(smooth * F.log_softmax(of_labels, -1)).sum(-1).mean()
@@ -74,8 +77,8 @@ def expected(kind, share, tau, smoothing, heads, taught, targets):
   'kind, share, tau, smoothing',
   [('hard', 0.5, 1.0, 0.1), ('soft', 0.1, 3.0, 0.0)],
 )
-def test_loss_and_gradients_are_torchs(kind, share, tau, smoothing):
-  """Two heads, two teachers; both see the same mixed and erased images."""
+def test_loss_and_gradients_equal_torch(kind, share, tau, smoothing):
+  """Student and teacher get the same mixed and erased images."""
   made = objective(
     kind=kind, teacher_weight=share, temperature=tau, label_smoothing=smoothing
   )
@@ -90,7 +93,7 @@ def test_loss_and_gradients_are_torchs(kind, share, tau, smoothing):
     return found['heads']
 
   heads, pull_back = jax.vjp(jax.jit(heads_of), PARAMS)
-  # Pixels of the student's images, two by two, are the teacher's.
+  # The teacher's images are the student's, averaged over two by two pixels.
   large = jax.image.resize(images, (6, 16, 16, 3), 'bilinear')
   taught = jax.jit(TEACHER.apply)({'params': TAUGHT}, large)
   tensor = torch.tensor(np.asarray(heads), requires_grad=True)
@@ -113,8 +116,8 @@ def test_loss_and_gradients_are_torchs(kind, share, tau, smoothing):
   assert all(not leaf.any() for leaf in jax.tree.leaves(of_teacher))
 
 
-def test_agreement_is_that_of_the_teachers_head():
-  """The two heads of the student agree with the teacher at different rates."""
+def test_agreement_uses_the_distillation_head():
+  """The two heads of the student agree with the teacher at other rates."""
   made = objective(mix=DeviceAugment(CLASSES))
   _, (metrics, _) = jax.jit(made.loss)(
     *(PARAMS, {}, examples(), KEY, jnp.array(0), {'teacher': TAUGHT})
@@ -130,8 +133,8 @@ def test_agreement_is_that_of_the_teachers_head():
   assert float(metrics['agreement']) == pytest.approx(float(teacher_head))
 
 
-def test_one_head_learns_from_both():
-  """A model without a distillation token, as in Noisy Student or FunMatch."""
+def test_a_model_with_one_head_can_be_distilled():
+  """It has no distillation token, as in Noisy Student or FunMatch."""
   plain = Model(CLASSES, **SIZES)
   params = noise_params(plain, (8, 8))
   made = objective(plain, kind='soft', teacher_weight=1.0, mix=DeviceAugment(7))
@@ -152,8 +155,7 @@ def test_one_head_learns_from_both():
 
 
 @pytest.mark.slow
-def test_training_differs_from_evaluation():
-  """The key reaches the student's dropout, and not the teacher."""
+def test_dropout_applies_to_the_student_only():
   random = Model(CLASSES, distilled=True, dropout=0.5, **SIZES)
   noisy = Model(CLASSES, dropout=0.5, **SIZES | {'width': 24, 'depth': 1})
   losses = [
@@ -167,8 +169,8 @@ def test_training_differs_from_evaluation():
   assert losses[0] != losses[1] and losses[0] == losses[2]
 
 
-def test_refusals():
-  """Another number of classes, unknown kinds, weights out of range."""
+def test_messages_of_wrong_settings():
+  """Other numbers of classes, unknown kinds, weights out of range."""
   other = Model(CLASSES + 1, **SIZES)
   with pytest.raises(
     UserError, match='objective.teacher: .*somewhere .*8 classes'
@@ -189,8 +191,8 @@ def test_refusals():
   objective().check(spec)
 
 
-def test_a_teachers_classes_are_the_runs():
-  """By name and order, unless nobody has names."""
+def test_a_teacher_must_have_the_classes_of_the_run():
+  """Names and order are compared, unless there are no names."""
 
   class Pets(list):
     name, num_classes, class_names = 'pets', 2, ['cat', 'dog']

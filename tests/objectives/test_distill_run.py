@@ -1,4 +1,4 @@
-"""DeiT's config with a teacher from a file, by the real commands."""
+"""Tests of DeiT with a teacher from a file, with the real commands."""
 
 import json
 import signal
@@ -36,8 +36,8 @@ SMALL = {
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_a_teacher_from_a_run(tmp_path):
-  """It is opened by its path, kept out of checkpoints, and needed no more."""
+def test_a_teacher_is_not_part_of_checkpoints(tmp_path):
+  """It is opened by its path, and evaluations do not need it."""
   teacher, whole, cut = (
     tmp_path / name for name in ('teacher', 'whole', 'cut')
   )

@@ -1,4 +1,4 @@
-"""Linear probing against PyTorch's layers and the authors' optimizers."""
+"""Tests of linear probing against PyTorch and the authors' optimizers."""
 
 import functools
 
@@ -44,7 +44,7 @@ def batch_of(seed):
 
 @jax.jit
 def layers_of(images):
-  """Tokens after every block, `[n, layers, t, d]`."""
+  """Returns the tokens after every block, `[n, layers, t, d]`."""
   found = MODEL.apply(
     {'params': backbone()},
     images.astype(jnp.float32) / 127.5 - 1,
@@ -55,7 +55,7 @@ def layers_of(images):
 
 
 def features_of(batch, last_blocks=1, patch_mean=False, batch_norm=False):
-  """The authors' features; DINO's `get_intermediate_layers` and `avgpool`."""
+  """Computes the features of DINO's `get_intermediate_layers` and `avgpool`."""
   del batch_norm
   layers = layers_of(batch['image'])
   norm = backbone()['encoder']['norm']
@@ -64,7 +64,7 @@ def features_of(batch, last_blocks=1, patch_mean=False, batch_norm=False):
   tokens = F.layer_norm(layers, scale.shape, scale, bias, eps=1e-6)
   parts = [tokens[:, i, 0] for i in range(last_blocks)]
   if patch_mean:
-    parts.append(tokens[:, -1, 3:].mean(1))  # after class token and registers
+    parts.append(tokens[:, -1, 3:].mean(1))  # without class token and registers
   return torch.cat(parts, -1)
 
 
@@ -91,7 +91,7 @@ class Lars(torch.optim.Optimizer):
 
 
 def trained(keys, optimizer, steps=3):
-  """States before and after some steps, and their metrics."""
+  """Returns states before and after some steps, and their metrics."""
   of = objective(**keys)
   trainer = Trainer(
     of, optimizer(lambda _: RATE, rules=RULES), lambda _: RATE, 1, None
@@ -115,7 +115,7 @@ def trained(keys, optimizer, steps=3):
   ],
   ids=['mae', 'dino_s', 'dino_b'],
 )
-def test_three_steps_are_torchs(keys, ours, theirs):
+def test_three_steps_equal_torch(keys, ours, theirs):
   """Losses, parameters, running statistics, and logits of an evaluation."""
   of, states, logged = trained(keys, ours)
   start = states[0].params['head']
@@ -167,8 +167,8 @@ def test_three_steps_are_torchs(keys, ours, theirs):
   )
 
 
-def test_the_backbone_stays():
-  """It has no gradient, no state of the optimizer, and no dropout."""
+def test_the_backbone_is_not_trained():
+  """It has no gradient, optimizer state or dropout."""
   of, states, _ = trained(MAE, optimizers.lars, steps=1)
   jax.tree.map(
     np.testing.assert_array_equal, states[1].params['model'], backbone()
@@ -190,8 +190,8 @@ def test_the_backbone_stays():
   )
 
 
-def test_the_initial_classifier():
-  """A kernel from N(0, .01), a bias of 0, and statistics of no batch."""
+def test_initial_values_of_the_classifier():
+  """The kernel is from N(0, .01), the bias is 0."""
   of = objective(Model(0, **SIZES | dict(width=512)), **MAE)
   params, extra = jax.jit(of.init)(jax.random.key(1), None)
   assert params['head']['kernel'].std() == pytest.approx(0.01, rel=0.1)
@@ -240,14 +240,13 @@ SPEC = {
     (lambda: objective().check({'image': SPEC['image']}), 'label'),
   ],
 )
-def test_refusals(make, message):
+def test_messages_of_wrong_settings(make, message):
   """Each message names the key and its value."""
   with pytest.raises(UserError, match=message):
     make()
 
 
-def test_other_models_have_features_too():
-  """A model without a class token is probed on its own features."""
+def test_models_without_class_token_use_their_own_features():
   model = Model(0, **SIZES, pool='gap')
   of = objective(model)
   of.check(SPEC)

@@ -1,4 +1,4 @@
-"""Linear probing by the real commands."""
+"""Tests of linear probing with the real commands."""
 
 import json
 import shutil
@@ -15,7 +15,7 @@ from tests.objectives.test_masked_runs import FINETUNE, SMALL_MAE, TINY, train
   'config', ['configs/linear_mae.py:model=B', 'configs/linear_dino.py:model=B']
 )
 def test_a_probe_is_resumed_and_evaluated(config, tmp_path):
-  """Its backbone stays that of the pre-training; the head learns."""
+  """The backbone stays that of the pre-training; the head learns."""
   pretrained = tmp_path / 'pretrained'
   few = {
     'total': '1 steps',

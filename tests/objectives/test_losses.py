@@ -1,4 +1,4 @@
-"""Losses against torch, closed forms and their own gradients."""
+"""Tests of losses against torch, closed forms and their own gradients."""
 
 import jax
 import jax.numpy as jnp
@@ -32,8 +32,8 @@ def one_hot(labels):
 
 
 @pytest.mark.parametrize('smoothing', [0.0, 0.1])
-def test_softmax_is_torchs(logits, labels, smoothing):
-  """Soft-max cross-entropy, smoothed or not, is torch's."""
+def test_softmax_cross_entropy_equals_torch(logits, labels, smoothing):
+  """With and without label smoothing."""
   expected = F.cross_entropy(
     torch.tensor(logits),
     torch.tensor(labels, dtype=torch.long),
@@ -45,8 +45,10 @@ def test_softmax_is_torchs(logits, labels, smoothing):
 
 
 @pytest.mark.parametrize('smoothing', [0.0, 1e-4, 0.1])
-def test_sigmoid_is_the_sum_of_torchs(logits, labels, smoothing):
-  """Sigmoid cross-entropy is torch's summed over classes, targets α, 1 − α."""
+def test_sigmoid_cross_entropy_is_torchs_sum_over_classes(
+  logits, labels, smoothing
+):
+  """Smoothed targets are α and 1 − α."""
   targets = np.where(one_hot(labels) > 0, 1 - smoothing, smoothing)
   expected = F.binary_cross_entropy_with_logits(
     torch.tensor(logits), torch.tensor(targets).float(), reduction='none'
@@ -66,8 +68,8 @@ def test_indices_and_targets_agree(logits, labels, name, smoothing):
 
 
 @pytest.mark.parametrize('name', LOSSES)
-def test_mixed_targets_mix_losses(logits, labels, name):
-  """Both losses are linear in the target, as mixup supposes."""
+def test_losses_are_linear_in_the_target(logits, labels, name):
+  """Mixup assumes this."""
   loss, share = LOSSES[name], 0.3
   first, second = one_hot(labels), one_hot((labels + 1) % K)
   mixed = loss(jnp.array(logits), jnp.array(share * first + 0.7 * second))
@@ -84,7 +86,7 @@ def test_mixed_targets_mix_losses(logits, labels, name):
     ('sigmoid', special.expit),
   ],
 )
-def test_gradient_is_probability_less_target(logits, labels, name, link):
+def test_gradient_is_probability_minus_target(logits, labels, name, link):
   """d loss / d logits = p − t, for both canonical links."""
   gradient = jax.grad(lambda z: LOSSES[name](z, jnp.array(labels)).sum())(
     jnp.array(logits)
@@ -94,18 +96,18 @@ def test_gradient_is_probability_less_target(logits, labels, name, link):
 
 
 @pytest.mark.parametrize('name', LOSSES)
-def test_huge_logits_stay_finite(name):
-  """The loss of a logit of ±1e4 is right, not inf or NaN."""
+def test_losses_of_huge_logits_are_finite(name):
+  """The loss of a logit of ±1e4 is correct, not inf or NaN."""
   logits = jnp.array([[1e4, 0.0, -1e4], [1e4, 0.0, -1e4]])
   loss = LOSSES[name](logits, jnp.array([0, 2]))
   # Sigmoid: softplus(1e4) − t z, softplus(0) = log 2, softplus(−1e4) = 0.
   extra = np.log(2) if name == 'sigmoid' else 0.0
-  # 1e4 is summed and taken off again: one float32 spacing there, 1e-3, is lost.
+  # 1e4 is added and subtracted: this loses one float32 spacing, 1e-3.
   np.testing.assert_allclose(loss, [extra, 2e4 + extra], rtol=1e-6, atol=1e-3)
 
 
 def test_equal_logits_cost_log_k():
-  """With no information the soft-max costs log k and the sigmoid k log 2."""
+  """The softmax costs log k, and the sigmoid k log 2."""
   zeros, labels = jnp.zeros((2, K)), jnp.array([0, K - 1])
   np.testing.assert_allclose(
     softmax_cross_entropy(zeros, labels), np.log(K), rtol=1e-6
@@ -116,8 +118,9 @@ def test_equal_logits_cost_log_k():
 
 
 @pytest.mark.parametrize('name', LOSSES)
-def test_computes_in_float32(logits, labels, name):
-  """bfloat16 logits lose nothing more on the way to the loss."""
+def test_losses_of_bfloat16_logits_are_computed_in_float32(
+  logits, labels, name
+):
   low = jnp.array(logits, jnp.bfloat16)
   loss = LOSSES[name](low, jnp.array(labels))
   assert loss.dtype == jnp.float32

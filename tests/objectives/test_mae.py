@@ -1,4 +1,4 @@
-"""Masked autoencoders against the authors' mathematics, written in torch."""
+"""Tests of masked autoencoders against the authors' equations in torch."""
 
 import functools
 
@@ -52,12 +52,12 @@ def normed():
 
 
 def order_of(of, examples, key=KEY):
-  """The visible patches, then the others, of each image."""
+  """Returns the visible patches, then the others, of each image."""
   return np.asarray(of._order(examples, key))
 
 
 def official(params, images, order, norm_pixels):
-  """Predictions and target, from the paper and its code's description."""
+  """Computes predictions and target from the paper and the code's README."""
   model, decoder = params['model'], params['decoder']
   order = torch.tensor(order)
   n, pixels = len(images), torch.tensor(np.asarray(images, np.float64))
@@ -83,7 +83,7 @@ def official(params, images, order, norm_pixels):
 
 
 def official_loss(tensors, images, order, norm_pixels):
-  """The mean over pixels, then over hidden patches."""
+  """Computes the mean over pixels, then over hidden patches."""
   predicted, target = official(tensors, images, order, norm_pixels)
   hidden = torch.ones(len(order), COUNT)
   hidden.scatter_(1, torch.tensor(order[:, :VISIBLE]), 0.0)
@@ -91,8 +91,8 @@ def official_loss(tensors, images, order, norm_pixels):
   return (errors * hidden).sum() / hidden.sum()
 
 
-def test_loss_and_gradients_are_the_authors():
-  """For the same hidden patches: 1e-5 of each gradient's largest entry."""
+def test_loss_and_gradients_equal_the_authors():
+  """Gradients agree to 1e-5 of their largest entry."""
   of, examples = normed(), batch()
   params, order = noisy(of, examples), order_of(of, examples)
   found, grads = compiled(of)(params, examples, KEY)
@@ -104,7 +104,9 @@ def test_loss_and_gradients_are_the_authors():
   assert wanted.keys() == tree.flatten(grads).keys()
   for path, leaf in tree.flatten(grads).items():
     scale = np.abs(wanted[path]).max()
-    if 'key/bias' in path:  # all logits of a row alike: no gradient
+    if (
+      'key/bias' in path
+    ):  # no gradient, because it shifts all logits of a row equally
       scale = np.abs(wanted[path.replace('key', 'query')]).max()
     assert scale > 0, path
     np.testing.assert_allclose(
@@ -112,8 +114,8 @@ def test_loss_and_gradients_are_the_authors():
     )
 
 
-def test_pixels_themselves_may_be_the_target():
-  """In ImageNet's units, not in those that the encoder sees."""
+def test_target_may_be_plain_pixels():
+  """They are normalized with ImageNet's mean and standard deviation."""
   of, examples = objective(norm_pixels=False), batch()
   params, order = noisy(of, examples), order_of(of, examples)
   found = jax.jit(functools.partial(loss_of, of))(params, examples, KEY)
@@ -122,17 +124,17 @@ def test_pixels_themselves_may_be_the_target():
   assert float(found) == pytest.approx(expected.item(), rel=1e-5)
 
 
-def test_exactly_three_quarters_are_hidden_without_favour():
-  """Each patch of each place as often as the others; the key decides."""
+def test_hidden_patches_are_uniform():
+  """Exactly three quarters are hidden; the key determines which."""
   of = normed()
   orders = np.asarray(jax.jit(of._order)(batch(2000), KEY))
   assert (np.sort(orders, 1) == np.arange(COUNT)).all()
   hidden = np.asarray(of._is_hidden(jnp.asarray(orders)))
   assert (hidden.sum(1) == COUNT - VISIBLE).all()
   assert not np.take_along_axis(hidden, orders[:, :VISIBLE], 1).any()
-  # A share's standard deviation is √(.75 · .25 / 2000) = .0097; five of them.
+  # The standard deviation of a fraction is √(.75 · .25 / 2000) = .0097.
   assert np.abs(hidden.mean(0) - 0.75).max() < 0.049
-  # Pairs: none is hidden with another more often than chance has it.
+  # Pairs of patches are hidden independently.
   together = (hidden[:, :, None] & hidden[:, None]).mean(0)
   pair = 18 / 24 * 17 / 23
   off = together[~np.eye(COUNT, dtype=bool)]
@@ -154,7 +156,7 @@ def test_the_number_of_visible_patches_is_rounded_down(mask_ratio, visible):
 
 
 def test_masks_and_dropout_have_different_keys(monkeypatch):
-  """Otherwise hidden patches and dropped paths would be correlated."""
+  """Otherwise, hidden patches and dropped paths would be correlated."""
   of, examples, keys = normed(), batch(), {}
   params = noisy(of, examples)
   shuffled, encode = patches.shuffled, Objective._encode
@@ -174,8 +176,8 @@ def test_masks_and_dropout_have_different_keys(monkeypatch):
   assert keys['dropout'] == jax.random.key_data(KEY).tolist()
 
 
-def test_hidden_pixels_reach_no_prediction():
-  """Others in their places change nothing but the target."""
+def test_predictions_do_not_depend_on_hidden_pixels():
+  """Changing them changes only the target."""
   of, examples = normed(), batch()
   params, order = noisy(of, examples), of._order(examples, KEY)
   hidden = np.asarray(of._hidden_pixels(order))
@@ -188,8 +190,8 @@ def test_hidden_pixels_reach_no_prediction():
   assert np.abs(one - other).max() > 1e-2
 
 
-def test_a_stem_does_not_leak():
-  """A hybrid's convolutions see zeros where pixels are hidden."""
+def test_a_stem_does_not_use_hidden_pixels():
+  """A hybrid's convolutions get zeros at hidden pixels."""
   stem = dict(name='resnet', depths=(1,), width_factor=1)
   model = Model(0, **SIZES | dict(patch_size=1), **MAE_KEYS, stem=stem)
   of = objective(model, (16, 16))
@@ -205,8 +207,8 @@ def test_a_stem_does_not_leak():
   )
 
 
-def test_the_encoder_is_spared():
-  """FLOPs by the formula: a quarter of the tokens and one, then the decoder."""
+def test_flops_of_the_encoder_are_those_of_visible_tokens():
+  """By the formula: a quarter of the tokens and one, then the decoder."""
   model = Model(0, variant='L/16', **MAE_KEYS)
   of = Objective(Setting(model, (224, 224)))
 
@@ -230,8 +232,8 @@ def test_the_encoder_is_spared():
   assert expected < 0.42 * whole
 
 
-def test_a_start_like_the_authors():
-  """Bounds and deviations of what is random, zeros elsewhere."""
+def test_initial_values_equal_the_authors():
+  """Bounds and standard deviations of random values; zeros elsewhere."""
   sizes = SIZES | dict(width=64, mlp_dim=128, num_heads=4)
   model = Model(0, **sizes, **MAE_KEYS)
   of = objective(model, decoder=DECODER | dict(width=96, mlp_dim=160))
@@ -256,12 +258,12 @@ def test_a_start_like_the_authors():
 
 
 @pytest.mark.slow
-def test_a_step_on_eight_devices_in_two_parts(monkeypatch):
-  """The mean of both parts, as one device has them; each has its own key.
+def test_a_step_on_eight_devices_equals_one_device(monkeypatch):
+  """It is the mean of two micro-batches, each with its own key.
 
-  Which patches are hidden is the same to the last bit, sums are to rounding.
+  The hidden patches are the same bit for bit, and sums up to rounding.
   """
-  monkeypatch.setattr(sharding, 'MIN_FSDP_SIZE', 1)  # split even these
+  monkeypatch.setattr(sharding, 'MIN_FSDP_SIZE', 1)  # split small leaves, too
   of, examples, rate = normed(), batch(8), lambda step: 1.0
   params = noisy(of, examples)
   keys = jax.random.split(jax.random.fold_in(KEY, 0), 2)
@@ -293,8 +295,8 @@ def test_a_step_on_eight_devices_in_two_parts(monkeypatch):
   assert 'model' in decoder['mlp']['fc1']['kernel'].spec
 
 
-def test_pictures():
-  """Visible pixels are shown, hidden are grey; predictions are given back."""
+def test_reconstructions_show_visible_pixels():
+  """Hidden patches are grey; predictions are converted to pixels."""
   of, examples = normed(), batch()
   params, order = noisy(of, examples), order_of(of, examples)
   pictures = jax.jit(of.reconstruct)(params, examples, KEY)
@@ -319,8 +321,8 @@ def test_pictures():
   )
 
 
-def test_parameters_are_handed_on():
-  """The encoder alone, there and back; features are of whole images."""
+def test_backbone_and_start_params_pass_the_encoder():
+  """Features are those of whole images."""
   of, examples = normed(), batch()
   params = noisy(of, examples)
   assert of.backbone(params) is params['model']
@@ -336,8 +338,8 @@ def test_parameters_are_handed_on():
   )
 
 
-def test_what_cannot_be():
-  """One message each: no tokens, a head, no whole patches, a bad share."""
+def test_messages_of_wrong_settings():
+  """No tokens, a head, no whole patches, a wrong ratio."""
   small = dict(width=8, depths=(2, 2), num_heads=2, window_size=2)
   for make, words in (
     (

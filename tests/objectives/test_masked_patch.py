@@ -1,4 +1,4 @@
-"""Masked patch prediction against appendix B.1.2, in torch and NumPy."""
+"""Tests of masked patch prediction against appendix B.1.2."""
 
 import functools
 
@@ -44,7 +44,7 @@ def compiled(target):
 
 
 def cut(images, side=SIDE):
-  """`[n, patches, side, side, c]` by loops."""
+  """Cuts images into `[n, patches, side, side, c]` by loops."""
   images = np.asarray(images)
   return np.stack(
     [
@@ -57,7 +57,7 @@ def cut(images, side=SIDE):
 
 
 def seen_patches(of, examples, key=KEY):
-  """(which are corrupted, which hidden), and the pixels seen, of each patch."""
+  """Returns (which patches are corrupted, which hidden) and their pixels."""
   places, hidden, seen = jax.jit(of._corrupted)(examples['image'], key)
   corrupted = np.zeros(hidden.shape, bool)
   np.put_along_axis(corrupted, np.asarray(places), True, axis=1)
@@ -65,7 +65,7 @@ def seen_patches(of, examples, key=KEY):
 
 
 def classes_by_hand(patches, cells):
-  """A loop over patches and cells; 3 bits of each channel's mean."""
+  """Computes classes by loops: 3 bits of each channel's mean."""
   n, count, side = patches.shape[:3]
   found = np.zeros((n, count, cells * cells), int)
   step = side // cells
@@ -79,10 +79,11 @@ def classes_by_hand(patches, cells):
   return found
 
 
-def test_shares_over_a_hundred_thousand_patches():
-  """Half are corrupted, exactly; of them 80 % hidden, 10 % another, 10 % kept.
+def test_fractions_of_corrupted_patches():
+  """Exactly half are corrupted: 80 % hidden, 10 % another, 10 % unchanged.
 
-  Another is one that is left as it is, of the same image, each as often.
+  Another patch is one of the same image that is not corrupted, uniformly
+  chosen.
   """
   of, examples = objective(), batch(4200)
   corrupted, hidden, seen = seen_patches(of, examples)
@@ -109,7 +110,7 @@ def test_shares_over_a_hundred_thousand_patches():
 
 
 def test_classes_of_a_known_image():
-  """Black, white, plain colours at the edges of their classes, halves."""
+  """Black, white, colours at the limits of their classes, and halves."""
   image = np.zeros((1, 8, 16, 3), np.uint8)
   image[0, :4, 4:8] = 255
   image[0, :4, 8:12] = (31, 32, 64)
@@ -133,7 +134,7 @@ def test_classes_of_a_known_image():
 
 
 def official(tensors, examples, corrupted, hidden, seen, target):
-  """The loss with a [mask] embedding put in place of hidden patches'."""
+  """Computes the loss with a [mask] embedding in place of hidden patches."""
   model = tensors['model']
   n, kernel = len(seen), model['embedding']['kernel']
   pixels = torch.tensor(seen.reshape(n, COUNT, -1), dtype=torch.float64)
@@ -154,8 +155,8 @@ def official(tensors, examples, corrupted, hidden, seen, target):
 
 
 @pytest.mark.parametrize('target', ['mean_color', 'small_patch', 'pixels'])
-def test_loss_and_gradients_are_the_papers(target):
-  """For the same corruption: 1e-5 of each gradient's largest entry."""
+def test_loss_and_gradients_equal_the_paper(target):
+  """Gradients agree to 1e-5 of their largest entry."""
   of, examples = objective(target=target), batch()
   params = noisy(of, examples)
   found, grads = compiled(target)(params, examples, KEY)
@@ -168,7 +169,9 @@ def test_loss_and_gradients_are_the_papers(target):
   assert wanted.keys() == tree.flatten(grads).keys()
   for path, leaf in tree.flatten(grads).items():
     scale = np.abs(wanted[path]).max()
-    if 'key/bias' in path:  # all logits of a row alike: no gradient
+    if (
+      'key/bias' in path
+    ):  # no gradient, because it shifts all logits of a row equally
       scale = np.abs(wanted[path.replace('key', 'query')]).max()
     assert scale > 0, path
     np.testing.assert_allclose(
@@ -176,10 +179,10 @@ def test_loss_and_gradients_are_the_papers(target):
     )
 
 
-def test_nothing_of_what_is_hidden_is_seen():
-  """Other pixels of the same mean colour there: the same loss and gradients.
+def test_loss_does_not_depend_on_hidden_pixels():
+  """Hidden patches are replaced by others of the same mean colour.
 
-  Each hidden patch is turned by half a turn, which leaves its class as it is.
+  Each is rotated by half a turn, which does not change its class.
   """
   of, examples = objective(), batch()
   params, run = noisy(of, examples), compiled('mean_color')
@@ -196,8 +199,7 @@ def test_nothing_of_what_is_hidden_is_seen():
   jax.tree.map(np.testing.assert_array_equal, first, second)
 
 
-def test_the_loss_is_on_corrupted_patches_alone():
-  """Those left intact may have any class, those corrupted may not."""
+def test_only_corrupted_patches_have_a_loss():
   of, examples = objective(), batch()
   places, *_ = jax.jit(of._corrupted)(examples['image'], KEY)
   rng = np.random.default_rng(0)
@@ -216,12 +218,12 @@ def test_the_loss_is_on_corrupted_patches_alone():
 
 
 @pytest.mark.slow
-def test_steps_on_eight_devices_in_two_parts(monkeypatch):
-  """The first is the mean of both parts; the loss falls from ln 512.
+def test_a_step_on_eight_devices_equals_one_device(monkeypatch):
+  """The loss starts at ln 512 and falls.
 
-  What is corrupted is the same to the last bit, sums are to rounding.
+  The corruption is the same bit for bit, and sums up to rounding.
   """
-  monkeypatch.setattr(sharding, 'MIN_FSDP_SIZE', 1)  # split even these
+  monkeypatch.setattr(sharding, 'MIN_FSDP_SIZE', 1)  # split small leaves, too
   of, examples, rate = objective(), batch(8), lambda step: 0.5
   params, _ = jax.jit(of.init)(KEY, examples)
   keys = jax.random.split(jax.random.fold_in(KEY, 0), 2)
@@ -258,8 +260,8 @@ def test_steps_on_eight_devices_in_two_parts(monkeypatch):
     np.testing.assert_allclose(moved[path] / 0.5, leaf, rtol=0, atol=atol)
 
 
-def test_parameters_are_handed_on():
-  """The model alone, there and back; features are of whole images."""
+def test_backbone_and_start_params_pass_the_model():
+  """Features are those of whole images."""
   of, examples = objective(), batch()
   params = noisy(of, examples)
   assert of.backbone(params) is params['model']
@@ -274,8 +276,8 @@ def test_parameters_are_handed_on():
   )
 
 
-def test_a_start():
-  """Every colour is as likely at first; [mask] is not zero."""
+def test_initial_predictions_are_uniform():
+  """The [mask] embedding is not zero."""
   of, examples = objective(target='small_patch'), batch()
   params, extra = jax.jit(of.init)(KEY, examples)
   assert extra == {} and not params['head']['kernel'].any()
@@ -283,8 +285,7 @@ def test_a_start():
   assert 0.005 < params['mask'].std() < 0.04
 
 
-def test_what_cannot_be():
-  """One message each."""
+def test_messages_of_wrong_settings():
   axial = axial_vit.Model(
     0, patch_size=4, width=16, depth=1, mlp_dim=16, num_heads=2
   )

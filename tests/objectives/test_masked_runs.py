@@ -1,4 +1,4 @@
-"""Masked pre-training by the real commands, and what comes of it."""
+"""Tests of masked pre-training with the real commands."""
 
 import json
 import shutil
@@ -16,7 +16,7 @@ TINY = {
   'image_size': 16,
   'batch_size': 16,
   'model.width': 16,
-  'model.depth': 12,  # of B, for its rules
+  'model.depth': 12,  # the depth of B, for its rules
   'model.mlp_dim': 24,
   'model.num_heads': 2,
   'total': '8 steps',
@@ -57,10 +57,10 @@ def train(command, config, workdir, values):
     ('masked_patch', {}, 'configs/finetune.py:data=cifar10', 'test'),
   ],
 )
-def test_a_run_and_what_comes_of_it(
+def test_a_masked_run_is_resumed_evaluated_and_finetuned(
   objective, changes, tune, evaluation, tmp_path
 ):
-  """Taken back to its half it ends in the same bits; its body is fine-tuned."""
+  """Resumed from its middle, it ends with the same bits."""
   workdir, config = (
     tmp_path / 'run',
     f'configs/cifar10.py:objective={objective}',
@@ -89,7 +89,7 @@ def test_a_run_and_what_comes_of_it(
     )
   )
   assert json.loads(out)['20nn'] == judged[-1]['test/20nn']
-  # Its body goes on, with a new head.
+  # Fine-tuning of its encoder, with a new head.
   tuned = tmp_path / 'tuned'
   moved = {
     k.replace('evals.test', f'evals.{evaluation}'): v

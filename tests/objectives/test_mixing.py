@@ -1,4 +1,4 @@
-"""Mixing and erasing: what each pixel and label gets."""
+"""Tests of mixing and erasing on the device."""
 
 import functools
 
@@ -33,7 +33,7 @@ def compiled(**settings):
 
 
 def augmented(seed=0, examples=None, **settings):
-  """Images back in 0…255, float64, and targets."""
+  """Returns images in 0…255, float64, and targets."""
   images, targets = compiled(**settings)(
     examples or batch(), jax.random.key(seed)
   )
@@ -46,8 +46,7 @@ def one_hot(labels):
 
 
 @pytest.mark.slow
-def test_the_objective_is_trained_on_what_is_mixed():
-  """Loss of the augmented batch, prediction of the plain one."""
+def test_the_loss_uses_mixed_images_and_predict_does_not():
   model, examples = vit.Model(CLASSES, **tiny_vit.SIZES), batch(4, 8, 8)
   examples, key = jax.device_put(examples), jax.random.key(3)
   params = tiny_vit.noise_params(model, (8, 8))
@@ -69,8 +68,8 @@ def test_the_objective_is_trained_on_what_is_mixed():
 
 
 @pytest.mark.parametrize('settings', MIXES)
-def test_the_key_decides(settings):
-  """The same key gives the same batch, another one another."""
+def test_batches_depend_on_the_key(settings):
+  """The same key gives the same batch, another key another batch."""
   first, again = augmented(1, **settings), augmented(1, **settings)
   np.testing.assert_array_equal(first[0], again[0])
   np.testing.assert_array_equal(first[1], again[1])
@@ -78,8 +77,8 @@ def test_the_key_decides(settings):
   assert len(others) == 10
 
 
-def test_nothing_by_default():
-  """Images are normalised, labels stay indices, of however many classes."""
+def test_without_settings_images_are_only_normalized():
+  """Labels stay indices, for any number of classes."""
   examples = jax.device_put(batch())
   images, labels = DeviceAugment(0)(examples, jax.random.key(0))
   np.testing.assert_array_equal(images, normalize(examples['image']))
@@ -90,8 +89,8 @@ def test_nothing_by_default():
 # Mixup
 
 
-def test_mixup_mixes_neighbours():
-  """λ · example + (1 − λ) · the one before, pixels and labels alike."""
+def test_mixup_mixes_with_the_previous_example():
+  """λ · example + (1 − λ) · previous, for pixels and labels."""
   examples = batch()
   pixels, targets = augmented(mixup=0.8)
   labels = examples['label']
@@ -109,12 +108,12 @@ def test_mixup_mixes_neighbours():
 
 
 @pytest.mark.parametrize('alpha', [0.2, 0.8, 1.0, 5.0])
-def test_shares_follow_beta(alpha):
-  """λ ~ Beta(α, α), each pair its own (Kolmogorov and Smirnov's test)."""
+def test_mixup_weights_follow_the_beta_distribution(alpha):
+  """λ ~ Beta(α, α) for each pair (Kolmogorov-Smirnov test)."""
   shape = (4000, 1, 1, 3)
   weights, share = mixing.mixup_weights(shape, alpha, jax.random.key(0))
   np.testing.assert_array_equal(weights[:, 0, 0, 0], share)
-  # Compared between the multiples of 2^-16 that shares are rounded to.
+  # Compared between the multiples of 2^-16 to which weights are rounded.
   places = (np.arange(0, 2**16, 16) + 0.5) / 2**16
   found = np.searchsorted(np.sort(share), places) / len(share)
   difference = np.abs(found - stats.beta(alpha, alpha).cdf(places)).max()
@@ -132,7 +131,7 @@ def cutmix_weights(shape, seed):
 
 
 def boxes(weights):
-  """(top, bottom, left, right) of the zeros of each image; a rectangle."""
+  """Yields (top, bottom, left, right) of each image's rectangle of zeros."""
   for weight in np.asarray(weights)[..., 0] == 0:
     rows, columns = weight.any(axis=1), weight.any(axis=0)
     np.testing.assert_array_equal(weight, rows[:, None] & columns)
@@ -141,8 +140,8 @@ def boxes(weights):
       yield y[0], y[-1] + 1, x[0], x[-1] + 1
 
 
-def test_cutmix_pastes_the_neighbour():
-  """Inside a box the example before, and its label by the share of pixels."""
+def test_cutmix_pastes_the_previous_example():
+  """Labels are weighted by the fraction of pixels."""
   examples = batch()
   pixels, targets = augmented(cutmix=1.0)
   own = examples['image']
@@ -157,8 +156,8 @@ def test_cutmix_pastes_the_neighbour():
   np.testing.assert_allclose(targets, expected, atol=1e-6)
 
 
-def test_cutmix_boxes():
-  """Rectangles of the image's aspect, cut off at its border, anywhere."""
+def test_cutmix_boxes_have_the_aspect_of_the_image():
+  """They may be anywhere, and are cut off at the border."""
   shape = (1000, 40, 80, 3)
   weights, share = cutmix_weights(shape, seed=0)
   np.testing.assert_allclose(share, np.mean(weights, axis=(1, 2, 3)), atol=1e-6)
@@ -175,13 +174,13 @@ def test_cutmix_boxes():
   assert left.min() == 0 and right.max() == 80
 
 
-def test_cutmix_shares_before_the_border():
-  """Boxes that are not cut off cover 1 − λ, with λ ~ Beta(α, α) = U(0, 1)."""
+def test_cutmix_areas_follow_the_beta_distribution():
+  """Boxes within the image cover 1 − λ, with λ ~ Beta(α, α) = U(0, 1)."""
   shape = (2000, 64, 64, 3)
   weights, _ = cutmix_weights(shape, seed=1)
   found = np.array(list(boxes(weights)))
   height = (found[:, 1] - found[:, 0])[found[:, 0] > 0]
-  # Of side s = √u, seldom cut off above: P(s < 1/4) = 1/16 in all.
+  # The side is s = √u and seldom cut off at the top: P(s < 1/4) = 1/16.
   small = (height < 16).sum() / len(found)
   assert small == pytest.approx(1 / 16, abs=0.03)
 
@@ -189,7 +188,7 @@ def test_cutmix_shares_before_the_border():
 # Both
 
 
-def test_both_take_turns():
+def test_mixup_and_cutmix_alternate():
   """Half of the batches are mixed by values, half by boxes."""
   augment, own = compiled(mixup=0.8, cutmix=1.0), batch()['image']
   by_boxes = 0
@@ -207,8 +206,8 @@ def test_both_take_turns():
 # Random erasing
 
 
-def test_erasing():
-  """A rectangle of noise in some images; elsewhere nothing changes."""
+def test_erasing_replaces_a_rectangle_by_noise():
+  """Pixels elsewhere do not change."""
   grey = np.full((1000, 40, 80, 3), 77, np.uint8)
   erased = np.asarray(
     jax.jit(erase, static_argnums=1)(grey, 0.25, jax.random.key(0))
@@ -224,10 +223,10 @@ def test_erasing():
     areas.append(inside[..., 0].size / 3200)
     aspects.append(inside.shape[0] / inside.shape[1])
     noise.append(inside.reshape(-1, 3))
-  # A side of a whole number of pixels: a little beyond the limits.
+  # Sides are whole numbers of pixels, so slightly beyond the limits.
   assert 0.015 < min(areas) < 0.03 and 0.3 < max(areas) < 0.35
   assert 0.25 < min(aspects) < 0.4 and 2.5 < max(aspects) < 4
-  # ImageNet's mean and deviation; cutting off at 0 and 255 changes little.
+  # ImageNet's mean and standard deviation; clipping to 0…255 changes little.
   values = np.concatenate(noise) / 255
   np.testing.assert_allclose(
     values.mean(axis=0), (0.485, 0.456, 0.406), atol=0.01
@@ -239,7 +238,7 @@ def test_erasing():
 
 
 def test_erasing_keeps_labels():
-  """Without mixing the targets are the labels."""
+  """Without mixing, the targets are the labels."""
   pixels, labels = augmented(erasing=1.0)
   np.testing.assert_array_equal(labels, batch()['label'])
   assert 0 <= pixels.min() and pixels.max() <= 255
@@ -250,7 +249,6 @@ def test_erasing_keeps_labels():
 @pytest.mark.parametrize(
   'settings', [dict(mixup=-0.1), dict(cutmix=-1.0), dict(erasing=1.5)]
 )
-def test_impossible_settings(settings):
-  """Values that cannot be are refused when built."""
+def test_messages_of_wrong_settings(settings):
   with pytest.raises(UserError, match=f'mix.{next(iter(settings))}'):
     DeviceAugment(CLASSES, **settings)

@@ -1,4 +1,4 @@
-"""Mixing and erasing on any mesh: the same bits, and little that moves."""
+"""Tests of mixing and erasing on a mesh."""
 
 import jax
 import numpy as np
@@ -25,7 +25,7 @@ def batch(n=16, height=12, width=20):
 
 
 def train(objective, mesh, steps=4):
-  """The losses of some steps on a mesh."""
+  """Returns the losses of some steps on a mesh."""
   trainer = step.Trainer(
     objective=objective,
     optimizer=optax.sgd(0.1, momentum=0.9),
@@ -49,8 +49,8 @@ def train(objective, mesh, steps=4):
 
 
 @pytest.mark.parametrize('settings', MIXES)
-def test_the_mesh_does_not_matter(settings):
-  """One device, data=8 and data=2 fsdp=2 model=2: the same to the last bit."""
+def test_mixing_is_the_same_on_any_mesh(settings):
+  """One device, data=8 and data=2 fsdp=2 model=2: the same bits."""
   results = []
   for sizes in (dict(data=1), dict(data=8), dict(data=2, fsdp=2, model=2)):
     devices = jax.devices()[: int(np.prod(list(sizes.values())))]
@@ -68,8 +68,8 @@ def test_the_mesh_does_not_matter(settings):
       np.testing.assert_array_equal(got, expected)
 
 
-def test_one_example_moves():
-  """Mixing sends one uint8 image to the next device, and nothing else."""
+def test_mixing_moves_one_example_between_devices():
+  """One uint8 image is sent to the next device."""
   mesh = sharding.make_mesh(jax.devices(), data=8)
   split = sharding.batch_sharding(mesh)
   augment = jax.jit(DeviceAugment(CLASSES, **ALL), out_shardings=split)
@@ -84,8 +84,8 @@ def test_one_example_moves():
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings('ignore:optax.global_norm:DeprecationWarning')
-def test_training_with_mixing_on_any_mesh():
-  """Steps of a whole trainer, in two micro-batches: equal losses."""
+def test_training_with_mixing_is_the_same_on_any_mesh():
+  """Steps of a whole trainer in two micro-batches have equal losses."""
   model = vit.Model(CLASSES, **tiny_vit.SIZES)
   mix = DeviceAugment(CLASSES, mixup=0.8, cutmix=1.0)
   objective = Objective(Setting(model, (16, 16), mix))

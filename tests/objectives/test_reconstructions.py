@@ -1,4 +1,4 @@
-"""What is shown of masked patch prediction, and of objectives without any."""
+"""Tests of reconstructions of masked patch prediction."""
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ SETTING = Setting(Model(0, **SIZES | dict(depth=1)), SIZE)
 
 
 def of_target(target, **head):
-  """An objective, parameters whose head is its bias, images and pictures."""
+  """Returns an objective, images, and pictures for a head with this bias."""
   of = masked_patch.Objective(SETTING, target=target)
   images = np.random.default_rng(0).integers(0, 256, (3, *SIZE, 3), np.uint8)
   batch = {'image': jnp.asarray(images)}
@@ -30,8 +30,8 @@ def of_target(target, **head):
 @pytest.mark.parametrize(
   'target, cells', [('mean_color', 1), ('small_patch', 4)]
 )
-def test_the_likeliest_colour_of_each_cell_is_drawn(target, cells):
-  """Another class for each cell; the picture's own classes are these again."""
+def test_the_most_likely_colour_of_each_cell_is_drawn(target, cells):
+  """The picture's own classes are the chosen ones."""
   chosen = 37 * np.arange(1, cells**2 + 1) % 512
 
   def bias(size):
@@ -51,8 +51,8 @@ def test_the_likeliest_colour_of_each_cell_is_drawn(target, cells):
   )
 
 
-def test_pixels_and_what_is_seen():
-  """Half of the patches are predicted; what is hidden is grey."""
+def test_predicted_pixels_and_visible_patches_are_drawn():
+  """Half of the patches are predicted; hidden patches are grey."""
   ramp = np.linspace(-1, 1, SIDE * SIDE * 3)
   of, images, pictures = of_target('pixels', bias=lambda size: ramp)
   patch = ramp.reshape(SIDE, SIDE, 3) / 2 + 0.5
@@ -77,7 +77,7 @@ def test_pixels_and_what_is_seen():
   assert places.shape == (3, 3) and hidden.any()
 
 
-def test_an_objective_that_hides_nothing():
+def test_other_objectives_have_no_reconstructions():
   of = supervised.Objective(Setting(Model(5, **SIZES), SIZE))
   assert of.reconstructs == ''
   with pytest.raises(UserError, match="objective 'supervised' .*mae"):

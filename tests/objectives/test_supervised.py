@@ -1,4 +1,4 @@
-"""Classification's loss and predictions, against torch."""
+"""Tests of the supervised objective against torch."""
 
 import jax
 import jax.numpy as jnp
@@ -35,8 +35,8 @@ def logits_of(batch):
 
 @pytest.mark.parametrize('smoothing', [0.0, 0.1])
 @pytest.mark.parametrize('kind', ['softmax', 'sigmoid'])
-def test_loss_is_torchs(kind, smoothing):
-  """The mean over the batch of the loss that the config names, smoothed."""
+def test_loss_equals_torch(kind, smoothing):
+  """It is the mean over the batch, smoothed, of the config's loss."""
   batch = examples()
   objective = Objective(SETTING, cross_entropy=kind, label_smoothing=smoothing)
   loss, _ = objective.loss(
@@ -57,8 +57,8 @@ def test_loss_is_torchs(kind, smoothing):
 
 
 @pytest.mark.parametrize('kind', ['softmax', 'sigmoid'])
-def test_smoothing_of_mixed_targets(kind):
-  """Soft targets are smoothed as labels are: the loss is linear in them."""
+def test_mixed_targets_are_smoothed_like_labels(kind):
+  """The loss is linear in the targets."""
   batch, key, alpha = examples(), jax.random.key(3), 0.1
   mix = DeviceAugment(CLASSES, mixup=0.8)
 
@@ -72,7 +72,7 @@ def test_smoothing_of_mixed_targets(kind):
 
   images, targets = mix(batch, key)
   logits = np.asarray(MODEL.apply({'params': PARAMS}, images), np.float64)
-  # d loss / d target is −z, up to what is alike for all targets.
+  # d loss / d target is −z, up to a constant for all targets.
   off = alpha / CLASSES if kind == 'softmax' else alpha
   on = 1 - alpha + off if kind == 'softmax' else 1 - alpha
   change = off + (on - off) * np.asarray(targets) - np.asarray(targets)
@@ -80,8 +80,7 @@ def test_smoothing_of_mixed_targets(kind):
   assert loss(alpha) - loss(0.0) == pytest.approx(expected, rel=1e-3)
 
 
-def test_prediction_has_no_noise():
-  """Logits of the images as they are, whatever training does to them."""
+def test_predict_does_not_mix_or_drop():
   batch = examples()
   noisy = Model(CLASSES, **SIZES, dropout=0.5)
   mix = DeviceAugment(CLASSES, mixup=0.8, erasing=1.0)
@@ -92,8 +91,8 @@ def test_prediction_has_no_noise():
   )
 
 
-def test_fresh_parameters_follow_the_key():
-  """The same key gives the same start, another another; nothing is extra."""
+def test_initial_parameters_depend_on_the_key():
+  """There is no extra state."""
   objective = Objective(SETTING)
   init = jax.jit(objective.init)
   (first, extra), (again, _), (other, _) = (
@@ -105,14 +104,14 @@ def test_fresh_parameters_follow_the_key():
   assert np.abs(np.subtract(*kernels)).max() > 0.1
 
 
-def test_an_unknown_loss():
-  """The message names those there are."""
+def test_an_unknown_loss_is_refused():
+  """The message lists the allowed losses."""
   with pytest.raises(UserError, match="cross_entropy is 'hinge'.*softmax"):
     Objective(SETTING, cross_entropy='hinge')
 
 
-def test_it_needs_labels_and_a_head():
-  """Both are asked for before anything is compiled."""
+def test_missing_labels_or_head_are_refused():
+  """The error comes before anything is compiled."""
   spec = {'image': ((8, 8, 3), np.dtype(np.uint8))}
   labelled = spec | {'label': ((), np.dtype(np.int32))}
   Objective(SETTING).check(labelled)
@@ -123,8 +122,8 @@ def test_it_needs_labels_and_a_head():
     Objective(headless).check(labelled)
 
 
-def test_mixed_classes_count_in_full():
-  """`multi_hot`: both classes of a mixed image are labels, by torch's loss."""
+def test_multi_hot_targets_count_both_classes():
+  """Both classes of a mixed image are labels, with torch's loss."""
   mix = DeviceAugment(CLASSES, mixup=0.8, cutmix=1.0)
   setting, key = Setting(MODEL, (8, 8), mix), jax.random.key(5)
   made = Objective(setting, cross_entropy='sigmoid', multi_hot=True)

@@ -1,6 +1,6 @@
-"""A Vision Transformer and a masked autoencoder in torch, as papers have them.
+"""A Vision Transformer and a masked autoencoder in torch, from the papers.
 
-Nothing of vit_jax is used, but that parameters have its names and shapes.
+Only names and shapes of parameters are those of vit_jax.
 """
 
 import numpy as np
@@ -11,14 +11,14 @@ EPSILON = 1e-6
 
 
 def leaves(params):
-  """Nested arrays as float64 tensors that take gradients."""
+  """Converts nested arrays to float64 tensors that require gradients."""
   if isinstance(params, dict):
     return {key: leaves(each) for key, each in params.items()}
   return torch.tensor(np.asarray(params, np.float64), requires_grad=True)
 
 
 def gradients(tensors):
-  """The gradients of all of them, in the same nesting; zero where none came."""
+  """Returns all gradients in the same nesting; zero if there is none."""
   if isinstance(tensors, dict):
     return {key: gradients(each) for key, each in tensors.items()}
   if tensors.grad is None:
@@ -35,7 +35,7 @@ def norm(x, p):
 
 
 def block(x, stack, i, gelu):
-  """Layer i of those that are stacked."""
+  """Computes layer i of a stack."""
   attention, mlp = stack['attention'], stack['mlp']
 
   def at(p):
@@ -56,7 +56,7 @@ def encoder(x, p, gelu='none'):
 
 
 def patches(images, side):
-  """`[n, y, x, c]` → `[n, patches, side · side · c]` by torch's own unfold."""
+  """Converts `[n, y, x, c]` to `[n, patches, side · side · c]` by unfold."""
   n, *_, channels = images.shape
   cut = images.unfold(1, side, side).unfold(2, side, side)
   # [n, rows, columns, c, y, x] → pixels as (y, x, c)
@@ -64,13 +64,13 @@ def patches(images, side):
 
 
 def embed(images, p, side):
-  """Products of patches with the kernel `[y, x, c, d]`."""
+  """Multiplies patches with the kernel `[y, x, c, d]`."""
   kernel = p['kernel'].reshape(-1, p['kernel'].shape[-1])
   return patches(images, side) @ kernel + p['bias']
 
 
 def sincos(rows, columns, width):
-  """MAE's table: of the column, then of the row, each sines then cosines."""
+  """Computes MAE's table: column, then row, each sines then cosines."""
   table = np.zeros((rows, columns, width))
   quarter = width // 4
   for y in range(rows):

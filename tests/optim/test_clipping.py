@@ -1,4 +1,4 @@
-"""Gradients clipped tensor by tensor, against torch's own norms."""
+"""Tests of clipping by tensor against torch's norms."""
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,7 @@ QKV = 'query|key|value'
 
 
 def gradients(seed=0):
-  """Layers and leaves of very different sizes, some below the limit."""
+  """Returns gradients of very different sizes, some below the limit."""
   rng = np.random.default_rng(seed)
   made = {}
   for path, shape in SHAPES.items():
@@ -34,7 +34,7 @@ def gradients(seed=0):
 
 
 def theirs(grads, limit, joined):
-  """What `clip_gradients` of the original does to each of its tensors."""
+  """Applies the original's `clip_gradients` to each of its tensors."""
   tensors = {}  # (name, layer) → the leaves of one tensor
   for path, leaf in tree.flatten(grads).items():
     name = path
@@ -57,8 +57,8 @@ def theirs(grads, limit, joined):
 
 
 @pytest.mark.parametrize('joined', [(), (QKV,)])
-def test_each_layer_and_tensor_has_its_own_norm(joined):
-  """A stack of layers is clipped as the separate layers would be."""
+def test_clip_by_tensor_handles_each_layer_separately(joined):
+  """A stack of layers is clipped as separate layers would be."""
   grads = gradients()
   transformation = clipping.by_tensor(3.0, joined)
   ours, _ = jax.jit(transformation.update)(grads, transformation.init(grads))
@@ -69,8 +69,8 @@ def test_each_layer_and_tensor_has_its_own_norm(joined):
   assert 3 < changed < len(SHAPES)
 
 
-def test_an_optimizer_clips_by_it():
-  """Before anything else; SGD shows what is left of the gradient."""
+def test_optimizers_clip_before_anything_else():
+  """With SGD, the update shows the clipped gradient."""
   grads = gradients()
   optimizer = optimizers.sgd(
     *(lambda _: 1.0,),
@@ -82,8 +82,8 @@ def test_an_optimizer_clips_by_it():
     np.testing.assert_allclose(-leaf, expected, rtol=1e-5)
 
 
-def test_no_gradient_stays_none():
-  """Zero divided by nothing is no NaN."""
+def test_zero_gradients_stay_zero():
+  """Division by a norm of zero does not give NaN."""
   zeros = jax.tree.map(jnp.zeros_like, gradients())
   transformation = clipping.by_tensor(1.0)
   updates, _ = transformation.update(zeros, transformation.init(zeros))
@@ -98,7 +98,7 @@ def test_no_gradient_stays_none():
     (dict(clip_joined=(QKV,)), "for optimizer.clip='tensor'"),
   ],
 )
-def test_impossible_settings(settings, message):
-  """Each is refused before a step is built."""
+def test_messages_of_wrong_settings(settings, message):
+  """They are raised before a step is built."""
   with pytest.raises(UserError, match=message):
     optimizers.adam(lambda _: 0.1, clip_norm=1.0, **settings)

@@ -1,4 +1,4 @@
-"""Decay that changes, what decays, and what begins later, against torch."""
+"""Tests of scheduled weight decay, decay masks and delayed parameters."""
 
 import math
 
@@ -38,7 +38,7 @@ def gradients(step):
 
 
 def ours(optimizer, given=gradients, count=STEPS):
-  """Parameters by path after each update."""
+  """Returns the parameters by path after each update."""
   current, state, history = params(), optimizer.init(params()), []
   update = jax.jit(optimizer.update)
   for step in range(count):
@@ -49,7 +49,7 @@ def ours(optimizer, given=gradients, count=STEPS):
 
 
 def torchs(decay, absent=lambda path, step: False):
-  """AdamW in float64, its decay by step; some gradients are None."""
+  """Runs AdamW in float64 with a decay per step; some gradients are None."""
   tensors = {
     path: torch.tensor(leaf, dtype=torch.float64, requires_grad=True)
     for path, leaf in tree.flatten(params()).items()
@@ -77,7 +77,7 @@ def assert_close(first, second):
 
 
 @pytest.mark.parametrize('clip', [{}, dict(clip_norm=1e9)])
-def test_what_begins_later_is_without_gradient_until_then(clip):
+def test_delayed_parameters_start_with_their_first_update(clip):
   """Moments, bias correction and decay begin with the first update."""
   optimizer = optimizers.adam(
     *(lambda _: LR, steps), weight_decay=0.3, rules=RULES, **clip
@@ -90,8 +90,8 @@ def test_what_begins_later_is_without_gradient_until_then(clip):
   assert np.abs(history[START]['head/last/kernel'] - before).max() > LR / 2
 
 
-def test_until_then_its_gradient_counts_nowhere():
-  """Not in the norm that all are clipped by, either."""
+def test_gradients_of_delayed_parameters_are_ignored():
+  """They do not count in the global norm for clipping, either."""
 
   def given(step, late=1e6):
     grads = gradients(step)
@@ -107,8 +107,8 @@ def test_until_then_its_gradient_counts_nowhere():
     jax.tree.map(np.testing.assert_array_equal, one, other)
 
 
-def test_beside_what_is_frozen_or_has_a_rate_of_its_own():
-  """Each rule holds for its own parameters, moments of frozen ones are none."""
+def test_delays_combine_with_frozen_parameters_and_rates():
+  """Each rule applies to its own parameters; frozen ones have no moments."""
   table = (('body/bias', dict(frozen=True)), ('body/.*', dict(lr=2.0)), *RULES)
   history, state = ours(optimizers.adam(lambda _: LR, steps, rules=table))
   plain = torchs(
@@ -129,7 +129,7 @@ def test_beside_what_is_frozen_or_has_a_rate_of_its_own():
 
 @pytest.mark.parametrize('start, end', [(0.04, 0.4), (0.0, 0.2), (0.3, 0.0)])
 def test_decay_follows_half_a_cosine(start, end):
-  """Torch's AdamW with its decay set before every step."""
+  """The reference is torch's AdamW with its decay set before every step."""
   schedule = [
     end + (start - end) * (1 + math.cos(math.pi * step / STEPS)) / 2
     for step in range(STEPS)
@@ -145,8 +145,8 @@ def test_decay_follows_half_a_cosine(start, end):
 
 
 @pytest.mark.slow
-def test_tensors_decay_and_what_has_one_axis_does_not():
-  """Axes as other projects have them: no layers, no heads in biases."""
+def test_decay_mask_tensors_leaves_out_vectors():
+  """Layer axes, and head axes of biases, are not counted as axes."""
   model = Model(
     5,
     **dict(patch_size=4, width=8, depth=2, mlp_dim=8, num_heads=2),
@@ -171,7 +171,7 @@ def test_tensors_decay_and_what_has_one_axis_does_not():
 
 
 @pytest.mark.parametrize('after', [3, '3', 'soon'])
-def test_a_delay_is_a_duration(after):
-  """Anything else is refused with an example."""
+def test_a_delay_must_be_a_duration(after):
+  """The message contains an example."""
   with pytest.raises(UserError, match='epochs'):
     optimizers.adam(lambda _: LR, rules=(('.*', dict(after=after)),))

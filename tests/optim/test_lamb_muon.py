@@ -1,4 +1,4 @@
-"""LAMB and Muon on stacked layers, against the same on separate tensors."""
+"""Tests of LAMB and Muon on stacked layers against separate tensors."""
 
 import importlib
 import math
@@ -35,7 +35,7 @@ QKV = ('query|key|value',)
 def random_tree(seed):
   rng = np.random.default_rng(seed)
   flat = {
-    # Layers of different sizes: one ratio for a stack would be seen.
+    # Layers of different sizes, so that one ratio for a stack would be wrong.
     path: rng.normal(size=shape)
     * 2.0 ** np.arange(shape[0]).reshape(-1, *[1] * (len(shape) - 1))
     for path, shape in SHAPES.items()
@@ -44,7 +44,7 @@ def random_tree(seed):
 
 
 def apart(params):
-  """{name: array}: each layer by itself."""
+  """Returns {name: array} with one entry per layer."""
   return {
     f'{path}:{i}': np.array(part)
     for path, leaf in tree.flatten(params).items()
@@ -53,7 +53,7 @@ def apart(params):
 
 
 def trained(optimizer, steps=3):
-  """Parameters after some updates with other gradients each time."""
+  """Returns parameters after updates with different gradients."""
   params = random_tree(0)
   state = optimizer.init(params)
   update = jax.jit(optimizer.update)
@@ -63,8 +63,8 @@ def trained(optimizer, steps=3):
   return apart(params)
 
 
-def test_lamb_is_timms_on_separate_tensors():
-  """With and without decay, query, key and value as one matrix."""
+def test_lamb_equals_timm():
+  """With and without decay; query, key and value are one matrix."""
   made = optimizers.lamb(
     optax.constant_schedule(0.01),
     weight_decay=0.05,
@@ -72,7 +72,7 @@ def test_lamb_is_timms_on_separate_tensors():
   )
   ours = trained(made)
   joined = [name for name in apart(random_tree(0)) if name.endswith('kernel:0')]
-  names = {}  # of timm's tensor → ours, in order
+  names = {}  # timm's tensor → our tensors, in order
 
   def key(name):
     for part in ('query', 'key', 'value'):
@@ -115,7 +115,7 @@ def test_lamb_is_timms_on_separate_tensors():
 
 
 def test_lamb_without_decay_is_adam():
-  """No leaf decays, so none is adapted; a rule may take one out."""
+  """Leaves that do not decay are not adapted; rules may exclude more."""
   rate = optax.constant_schedule(0.01)
   adam = trained(optimizers.adam(rate, eps=1e-6))
   for name, leaf in trained(optimizers.lamb(rate)).items():
@@ -128,8 +128,8 @@ def test_lamb_without_decay_is_adam():
   )
 
 
-def test_lamb_of_zeros():
-  """A head of zeros moves as with Adam; NaN would stay for ever."""
+def test_lamb_moves_a_zero_head():
+  """It moves as with Adam; a ratio of zeros would give NaN."""
   params, grads = {'head': {'kernel': jnp.zeros((2, 2))}}, jnp.ones((2, 2))
   made = optimizers.lamb(optax.constant_schedule(0.1), weight_decay=0.1)
   updates, _ = made.update(
@@ -138,8 +138,8 @@ def test_lamb_of_zeros():
   np.testing.assert_allclose(updates['head']['kernel'], -0.1, rtol=1e-5)
 
 
-def test_axes_of_matrices():
-  """Heads belong to the columns of query, to the rows of out."""
+def test_muon_matrix_axes():
+  """Heads belong to the columns of query, and to the rows of out."""
   found = orthogonal.dimension_numbers(random_tree(0))
   layers = found['encoder']['layers']
   for name in ('query', 'key', 'value'):
@@ -147,12 +147,12 @@ def test_axes_of_matrices():
     assert layers['attention'][name].get('bias') is None
   assert layers['attention']['out']['kernel'] == ((1, 2), (3,))
   assert layers['mlp']['in']['kernel'] == ((1,), (2,))
-  for name in ('embedding', 'head'):  # Adam's
+  for name in ('embedding', 'head'):  # updated by Adam
     assert found[name]['kernel'] is None
 
 
 def polar(matrix):
-  """The five steps of Newton and Schulz, from Jordan's text, in NumPy."""
+  """Runs five Newton-Schulz steps in NumPy, as described by Jordan."""
   a, b, c = 3.4445, -4.7750, 2.0315
   x = matrix / (np.linalg.norm(matrix) + 1e-8)
   transposed = x.shape[0] > x.shape[1]
@@ -163,8 +163,8 @@ def polar(matrix):
   return x.T if transposed else x
 
 
-def test_muon_is_that_of_separate_matrices():
-  """Each layer's matrix by itself, heads flattened, made as large as Adam's."""
+def test_muon_equals_separate_matrices():
+  """Each layer's matrix has flattened heads and the size of Adam's update."""
   rate, beta, steps = 0.01, 0.95, 3
   ours = trained(optimizers.muon(optax.constant_schedule(rate), momentum=beta))
   adam = trained(optimizers.adam(optax.constant_schedule(rate)))
@@ -187,7 +187,7 @@ def test_muon_is_that_of_separate_matrices():
     for step, grad in enumerate(grads, 1):
       grad = grad[name].reshape(shape).astype(np.float64)
       moment = beta * moment + (1 - beta) * grad
-      # Nesterov's, without the bias of its start.
+      # Nesterov momentum with bias correction.
       ahead = beta * moment / (1 - beta ** (step + 1))
       ahead += (1 - beta) * grad / (1 - beta**step)
       wanted -= rate * 0.2 * math.sqrt(max(shape)) * polar(ahead)
@@ -197,6 +197,6 @@ def test_muon_is_that_of_separate_matrices():
   assert seen == 5 * DEPTH
 
 
-def test_a_wrong_pattern():
+def test_a_wrong_pattern_is_refused():
   with pytest.raises(UserError, match='optimizer.trust_joined is'):
     optimizers.lamb(optax.constant_schedule(0.1), trust_joined=('(',))

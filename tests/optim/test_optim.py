@@ -1,4 +1,4 @@
-"""Optimizers and the average of weights, against formulas and torch."""
+"""Tests of optimizers and averaged weights against formulas and torch."""
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +29,7 @@ def params():
 
 
 def gradients(params, step):
-  """Gradients of changing size, the same for every optimizer under test."""
+  """Returns gradients of changing size, the same for every optimizer."""
   rng = np.random.default_rng([1, step])
   return jax.tree.map(
     lambda p: (rng.normal(size=p.shape) * 2.0**step).astype(np.float32), params
@@ -37,7 +37,7 @@ def gradients(params, step):
 
 
 def run(optimizer, params, steps=STEPS):
-  """The parameters after some updates."""
+  """Returns the parameters after some updates."""
   state = optimizer.init(params)
   update = jax.jit(optimizer.update)
   for step in range(steps):
@@ -47,7 +47,7 @@ def run(optimizer, params, steps=STEPS):
 
 
 def run_torch(make, schedule, params, steps=STEPS):
-  """The same in torch, in float64; `make` gets the list of parameters."""
+  """Runs torch's optimizer in float64; `make` gets a list of parameters."""
   leaves, structure = jax.tree.flatten(params)
   tensors = [torch.tensor(p, dtype=torch.float64) for p in leaves]
   optimizer = make(tensors)
@@ -63,7 +63,7 @@ def run_torch(make, schedule, params, steps=STEPS):
 
 def assert_close(actual, expected, rtol=1e-5):
   jax.tree.map(
-    # atol: of values of order one, summed in float32
+    # atol: values of order one are summed in float32
     lambda a, e: np.testing.assert_allclose(a, e, rtol=rtol, atol=1e-6),
     actual,
     expected,
@@ -74,8 +74,8 @@ def assert_close(actual, expected, rtol=1e-5):
 
 
 @pytest.mark.parametrize('weight_decay', [0.0, 0.3])
-def test_adam_is_torchs_adamw(params, weight_decay):
-  """Decoupled decay times the learning rate is torch's convention as well."""
+def test_adam_equals_torch_adamw(params, weight_decay):
+  """Decay is decoupled and multiplied by the learning rate, as in torch."""
   schedule = make_schedule(STEPS, 3, base_lr=0.1, decay='cosine')
   ours = run(optimizers.adam(schedule, weight_decay=weight_decay), params)
   theirs = run_torch(
@@ -88,7 +88,7 @@ def test_adam_is_torchs_adamw(params, weight_decay):
   assert_close(ours, theirs)
 
 
-def test_adam_is_its_formula(params):
+def test_adam_equals_its_formula(params):
   """arXiv 1711.05101, algorithm 2, with other betas and a large ε."""
   b1, b2, eps, decay = 0.8, 0.95, 0.1, 0.2
   schedule = make_schedule(STEPS, 3, base_lr=0.1, decay='linear')
@@ -110,8 +110,8 @@ def test_adam_is_its_formula(params):
 
 
 @pytest.mark.parametrize('momentum', [0.0, 0.9])
-def test_sgd_is_torchs(params, momentum):
-  """Heavy-ball momentum without dampening or Nesterov's look ahead."""
+def test_sgd_equals_torch(params, momentum):
+  """Heavy-ball momentum, without dampening and Nesterov's lookahead."""
   schedule = make_schedule(STEPS, 3, base_lr=0.01, decay='cosine')
   ours = run(optimizers.sgd(schedule, momentum=momentum), params)
   theirs = run_torch(
@@ -136,7 +136,7 @@ def test_sgd_decay_is_decoupled(params):
 
 
 def decayed(mask, params, name='adam'):
-  """The paths that one update without any gradient makes smaller."""
+  """Returns the paths that an update with zero gradients makes smaller."""
   optimizer = getattr(optimizers, name)(
     lambda _: 0.1, weight_decay=0.5, decay_mask=mask
   )
@@ -153,7 +153,7 @@ def decayed(mask, params, name='adam'):
 @pytest.mark.parametrize('name', ['adam', 'sgd'])
 @pytest.mark.parametrize('pool', ['token', 'map'])
 def test_decay_masks(pool, name):
-  """'all' is every leaf; 'kernels' the matrix products' and nothing else."""
+  """'all' is every leaf, and 'kernels' the matrices of products only."""
   model = Model(
     *(5,),
     **dict(patch_size=4, width=8, depth=2, mlp_dim=8, num_heads=2, pool=pool),
@@ -170,15 +170,15 @@ def test_decay_masks(pool, name):
   assert not {'cls', 'map/probe', 'position/embedding'} & kernels
 
 
-def test_decay_mask_error():
-  """A mask that there is not names those there are."""
+def test_an_unknown_decay_mask_is_refused():
+  """The message lists the masks."""
   with pytest.raises(UserError, match='all, kernels'):
     optimizers.adam(lambda _: 0.1, decay_mask='weights')
 
 
 @pytest.mark.parametrize('clip_norm', [None, 0.5, 1e6])
-def test_clip_is_by_the_global_norm(params, clip_norm):
-  """All leaves shrink by one factor, and only if the whole is too long."""
+def test_clip_by_global_norm(params, clip_norm):
+  """All leaves shrink by one factor, and only if the norm is too large."""
   optimizer = optimizers.sgd(lambda _: 1.0, momentum=0.0, clip_norm=clip_norm)
   grads = gradients(params, 0)
   updates, _ = optimizer.update(grads, optimizer.init(params), params)
@@ -187,7 +187,7 @@ def test_clip_is_by_the_global_norm(params, clip_norm):
   assert_close(updates, jax.tree.map(lambda g: -factor * g, grads))
 
 
-def test_clipping_does_not_touch_the_decay(params):
+def test_clipping_does_not_change_the_decay(params):
   """The decay is added after clipping and Adam's scaling."""
   zeros = jax.tree.map(np.zeros_like, params)
   optimizer = optimizers.adam(lambda _: 0.1, clip_norm=1e-9, weight_decay=0.5)
@@ -203,7 +203,7 @@ def test_moment_dtype(params):
       assert leaf.dtype == jnp.bfloat16, path
     elif '/nu/' in path:
       assert leaf.dtype == jnp.float32, path
-  # bfloat16 has 8 bits: the direction is right to a few thousandths.
+  # bfloat16 has 8 bits: the direction is accurate to a few thousandths.
   full = run(optimizers.adam(lambda _: 0.1), params)
   low = run(optimizer, params)
   assert_close(low, full, rtol=2e-2)
@@ -213,7 +213,7 @@ def test_moment_dtype(params):
 
 
 def averaged(sequence, decay):
-  """The debiased average of a sequence of trees."""
+  """Returns the debiased average of a sequence of trees."""
   average = average_lib.init(sequence[0])
   update = jax.jit(average_lib.update, static_argnums=2)
   for params in sequence:
@@ -224,7 +224,7 @@ def averaged(sequence, decay):
 @pytest.mark.parametrize('decay', [0.5, 0.9, 0.99])
 @pytest.mark.parametrize('length', [1, 2, 30])
 def test_average_is_a_weighted_mean(decay, length):
-  """Weights decay^age, normalised to sum to one."""
+  """The weights are decay^age, normalized to a sum of one."""
   rng = np.random.default_rng(2)
   values = rng.normal(5, 1, (length, 3, 2)).astype(np.float32)
   result = averaged([{'w': jnp.array(v)} for v in values], decay)
@@ -233,15 +233,15 @@ def test_average_is_a_weighted_mean(decay, length):
   np.testing.assert_allclose(result['w'], expected, rtol=1e-5)
 
 
-def test_average_of_the_start_is_the_start():
-  """After one update the average is the parameters, not (1 − d) of them."""
+def test_average_after_one_update_is_the_parameters():
+  """Without debiasing, it would be (1 − d) times the parameters."""
   params = {'w': jnp.array([1.0, -2.0, 3.0])}
   assert_close(averaged([params], 0.9), params)
 
 
 @pytest.mark.parametrize('length', [1, 100, 20_000])
-def test_average_with_the_papers_decay(length):
-  """At .9999 (Table 2) an average of equal parameters is these parameters."""
+def test_average_of_equal_parameters_is_exact(length):
+  """With the paper's decay of .9999 (Table 2)."""
   params = {'w': jnp.array([1.0, -2.0, 3.3])}
   average = jax.lax.fori_loop(
     *(0, length),

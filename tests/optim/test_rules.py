@@ -1,4 +1,4 @@
-"""Per-path rules: factors, frozen parameters, first match wins."""
+"""Tests of rules by parameter path."""
 
 import functools
 
@@ -30,7 +30,7 @@ def gradients(params, step):
 
 
 def run(optimizer, params, grads=gradients, steps=5):
-  """Parameters by path, after some updates."""
+  """Returns the parameters by path after some updates."""
   state = optimizer.init(params)
   for step in range(steps):
     updates, state = optimizer.update(grads(params, step), state, params)
@@ -47,7 +47,7 @@ TABLE = (
 
 @pytest.mark.parametrize('name', ['adam', 'sgd'])
 def test_each_leaf_is_trained_by_its_own_rule(name, params):
-  """Every leaf moves as with an optimizer of its own, at its own settings."""
+  """Every leaf moves as with a separate optimizer with its settings."""
   make = getattr(optimizers, name)
   ours, _ = run(make(lambda _: 0.01, weight_decay=0.3, rules=TABLE), params)
   own = {
@@ -63,7 +63,7 @@ def test_each_leaf_is_trained_by_its_own_rule(name, params):
 
 
 def test_a_pattern_matches_the_whole_path(params):
-  """'blocks/0' is not a rule for 'blocks/0/kernel' and 'blocks/0/bias'."""
+  """'blocks/0' does not match 'blocks/0/kernel' and 'blocks/0/bias'."""
   table = rules.parse((('blocks/0', dict(frozen=True)),))
   with pytest.raises(UserError, match='blocks/0.*whole path'):
     rules.apply(table, params)
@@ -79,8 +79,8 @@ def test_a_pattern_matches_the_whole_path(params):
   assert rates['blocks/0/bias'] == 2 and rates['blocks/0/kernel'] == 1
 
 
-def test_each_layer_has_its_rate():
-  """A stack moves as its layers would alone; others need no such rule."""
+def test_rates_per_layer_of_a_stack():
+  """Each layer moves as it would alone with its rate."""
   rng = np.random.default_rng(0)
   stack = {'layers': {'kernel': jnp.array(rng.normal(size=(3, 4, 2)))}}
   rates = (0.25, 0.5, 1)
@@ -108,8 +108,8 @@ def test_each_layer_has_its_rate():
       run(make(lambda _: 0.1, rules=((f'{path}/.*', dict(lr=(1, 2))),)), params)
 
 
-def test_frozen_parameters_count_in_no_norm(params):
-  """Clipping sees the others' gradients alone; frozen ones have no moments."""
+def test_frozen_parameters_are_left_out_of_clipping(params):
+  """They do not have moments, either."""
   table = (('embedding/.*', dict(frozen=True)),)
   optimizer = optimizers.adam(lambda _: 0.01, clip_norm=1.0, rules=table)
 
@@ -132,15 +132,15 @@ def test_frozen_parameters_count_in_no_norm(params):
 
 
 def test_the_first_match_wins(params):
-  """Later patterns are for what is left."""
+  """Later patterns apply to the remaining paths."""
   table = rules.parse((('head/kernel', dict(lr=2)), ('.*', dict(lr=3))))
   found = rules.apply(table, params)
   assert found['head']['kernel'].lr == 2
   assert found['blocks']['0']['bias'].lr == 3
 
 
-def test_no_rules_change_no_state(params):
-  """Checkpoints of optimizers without rules keep their paths."""
+def test_without_rules_the_state_keeps_its_paths(params):
+  """Checkpoints of optimizers without rules can be restored."""
   state = optimizers.adam(lambda _: 0.1, clip_norm=1.0).init(params)
   assert 'opt_state' not in tree.flatten(state)
   assert '1/mu/head/kernel' in tree.flatten(state)
@@ -158,8 +158,7 @@ def test_no_rules_change_no_state(params):
     ((('.*', {}), ('head/.*', dict(lr=2.0))), "'head/.*' decides on no"),
   ],
 )
-def test_impossible_tables(table, words, params):
-  """Each mistake says what came and what is allowed."""
+def test_messages_of_wrong_rules(table, words, params):
   with pytest.raises(UserError) as error:
     optimizers.adam(lambda _: 0.1, rules=table).init(params)
     rules.apply(rules.parse(table), params)

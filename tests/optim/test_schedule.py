@@ -1,4 +1,4 @@
-"""Learning rates against their formulas."""
+"""Tests of learning rates against their formulas."""
 
 import numpy as np
 import pytest
@@ -10,8 +10,8 @@ from vit_jax.optim.schedule import make_schedule
 @pytest.mark.parametrize('warmup', [0, 1, 10])
 @pytest.mark.parametrize('end', [0.0, 1e-5])
 @pytest.mark.parametrize('decay', ['linear', 'cosine', 'constant'])
-def test_schedule_is_its_formula(decay, end, warmup):
-  """Warm-up, decay, the end and beyond, at every step."""
+def test_schedule_equals_its_formula(decay, end, warmup):
+  """Every step is checked: the warm-up, the decay, the end and beyond."""
   total, base = 50, 3e-3
   schedule = make_schedule(total, warmup, base_lr=base, decay=decay, end_lr=end)
   for step in range(total + 5):
@@ -23,22 +23,22 @@ def test_schedule_is_its_formula(decay, end, warmup):
     }[decay]
     if step < warmup:
       expected = base * step / warmup
-    # atol: the end is the difference of numbers as large as the base
+    # atol: the end is a difference of numbers as large as the base rate
     np.testing.assert_allclose(
       schedule(step), expected, rtol=1e-5, atol=1e-6 * base
     )
 
 
 def test_schedule_peaks_after_the_warm_up():
-  """The base rate is reached at once after the warm-up and nowhere else."""
+  """The base rate is reached exactly at the end of the warm-up."""
   schedule = make_schedule(100, 10, base_lr=1.0, decay='linear')
   rates = [float(schedule(step)) for step in range(101)]
   assert int(np.argmax(rates)) == 10 and max(rates) == 1.0
   assert rates[0] == 0.0 and rates[100] == pytest.approx(0.0, abs=1e-6)
 
 
-def test_schedule_errors():
-  """No decay of that name; no room for the warm-up."""
+def test_messages_of_wrong_schedules():
+  """The decay is unknown, or the warm-up is longer than the training."""
   with pytest.raises(UserError, match='schedule.decay.*cosine'):
     make_schedule(10, 0, base_lr=1.0, decay='steps')
   for warmup in (10, 11):

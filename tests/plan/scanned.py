@@ -1,6 +1,6 @@
-"""Prints the plan's sums for layers under a scan, several times unrolled.
+"""Prints planned sums of layers under a scan with several unroll factors.
 
-Started by test_plan.py in a process of its own, because of the environment.
+test_plan.py starts it as a process, because it needs its own environment.
 """
 
 import json
@@ -12,7 +12,7 @@ DEPTH, WIDTH, ROWS = 6, 1024, 8192
 
 
 def program(depth, unroll, device):
-  """The optimised HLO of a stack of MLPs: nothing but the carry is kept."""
+  """Returns the optimized HLO of a stack of MLPs without stored outputs."""
   import jax
   import jax.numpy as jnp
   from jax.sharding import SingleDeviceSharding
@@ -36,7 +36,7 @@ def program(depth, unroll, device):
 
 
 def main():
-  """A list of [depth, unroll, cycles, FLOPs, loops]."""
+  """Prints a list of [depth, unroll, cycles, FLOPs, loops]."""
   environment.prepare(sys.argv)
   from vit_jax.plan import cost, hlo, topology
 

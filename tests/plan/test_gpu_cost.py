@@ -1,4 +1,4 @@
-"""The modelled time of programs for GPUs, against sums made by hand."""
+"""Tests of the modelled time of GPU programs against sums by hand."""
 
 import math
 import pathlib
@@ -20,7 +20,7 @@ def cost(nodes=2, per_node=8, text=TEXT, **rates):
 
 
 def test_products_count_their_flops_in_every_iteration():
-  """Twelve products of 1024x1024x1024, and a convolution."""
+  """There are twelve products of 1024x1024x1024, and a convolution."""
   part = cost().parts['product']
   products = 12 * 2 * 1024**3
   convolution = 2 * (64 * 56 * 56 * 128) * (3 * 3 * 64)
@@ -43,8 +43,8 @@ def test_attention_counts_two_products_forward_and_five_backward():
   assert part.bytes == 3 * array + array + 4 * 64 * 12 * 198 + 4 * array
 
 
-def test_slices_and_updates_of_stacked_layers_count_alone():
-  """The stack of twelve matrices is neither read nor written as a whole."""
+def test_slices_of_stacked_layers_count_only_their_bytes():
+  """The stack of twelve matrices is not read or written as a whole."""
   part = cost().parts['memory']
   matrix = 2 * 1024**2
   scalar = 4
@@ -53,8 +53,8 @@ def test_slices_and_updates_of_stacked_layers_count_alone():
   assert part.bytes == 12 * each + 2 * 4_000_000
 
 
-def test_a_collective_is_hidden_by_what_runs_meanwhile():
-  """A ring in each node, one between the two, less the copy's time."""
+def test_concurrent_kernels_hide_collectives():
+  """A ring per node and one between the nodes, less the copy's time."""
   total = cost()
   ring = 2 * 4e6 * 7 / 8 / 450e9 + 2 * 4e6 / 8 / 2 / 50e9
   copy = 2 * 4e6 / (0.8 * 3.352e12)
@@ -68,19 +68,19 @@ def test_a_collective_is_hidden_by_what_runs_meanwhile():
   assert math.isclose(cost(text=blocking).exposed_seconds, ring)
 
 
-def test_one_node_needs_no_network():
+def test_one_node_uses_no_network():
   text = TEXT.replace(',8,9,10,11,12,13,14,15', '')
   ring = 2 * 4e6 * 7 / 8 / 450e9
   collectives = cost(nodes=1, text=text).collectives
   assert math.isclose(collectives['all-reduce'].seconds, ring)
 
 
-def test_no_kernel_is_faster_than_its_launch():
+def test_a_kernel_takes_at_least_its_launch_time():
   part = cost(launch_s=1.0).parts['attention']
   assert part.seconds == 2.0
 
 
-def test_ranges_are_in_order():
+def test_time_ranges_are_in_order():
   cluster = gpus.Cluster(H100, 8, 16)
   low, middle, high = (
     gpu_cost.of_program(hlo.parse(TEXT), cluster, rates).total
@@ -93,7 +93,7 @@ def test_ranges_are_in_order():
   assert low < middle < high
 
 
-def test_groups_are_places_of_the_model():
+def test_time_is_grouped_by_layer_and_pass():
   groups = cost().groups
   assert ('encoder/layers/mlp/fc1', 'forward') in groups
   assert math.isclose(sum(groups.values()), cost().seconds)

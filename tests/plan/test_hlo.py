@@ -1,4 +1,4 @@
-"""Sums over a small program written by hand, whose answers are known."""
+"""Tests of costs summed over a small hand-written program."""
 
 import pathlib
 import re
@@ -16,21 +16,22 @@ OUTER, INNER = 3, 24
 
 @pytest.fixture
 def target():
-  """Four v3 cores that nobody asks anything of."""
+  """Returns four v3 cores without devices."""
   chip = topology.CHIPS['v3']
   return topology.Target('v3:1x2', (None,) * 4, 1, chip, chip.hbm_bytes)
 
 
 def of(text, target):
-  """The cost of a program."""
+  """Returns the cost of a program."""
   return cost.of_program(hlo.parse(text), target)
 
 
-def test_cycles_times_trip_counts(target):
-  """Nested loops multiply; a start counts and its done does not.
+def test_cycles_are_multiplied_by_trip_counts(target):
+  """Nested loops multiply; asynchronous operations count at their start.
 
-  A conditional counts its dearest branch; what a fusion or a reduction is made
-  of is not added to it.
+  A conditional counts its most expensive branch. The instructions inside a
+  fusion
+  or a reduction are not added.
   """
   total = of(TEXT, target)
   assert total.estimated_cycles == OUTER * INNER * 1000 + 70 + 300
@@ -50,8 +51,8 @@ def test_cycles_times_trip_counts(target):
     ('%one.1 = s32[]{:T(256)} constant(1)', '%one.1 = s32[] constant(3)', 8),
   ],
 )
-def test_trip_count_is_read(target, old, new, count):
-  """Limit, direction, start and step all matter."""
+def test_trip_count_of_other_loops(target, old, new, count):
+  """The limit, direction, start and step are taken into account."""
   assert TEXT.count(old) == 1
   total = of(TEXT.replace(old, new), target)
   assert total.estimated_cycles == OUTER * count * 1000 + 370
@@ -61,27 +62,27 @@ def test_trip_count_is_read(target, old, new, count):
   'old, new',
   [
     ('constant(24)', 'parameter(1)'),  # the limit is data
-    ('direction=LT', 'direction=GT'),  # would never end
+    ('direction=LT', 'direction=GT'),  # would not terminate
     ('add(%param_0.2, %param_1.2)', 'multiply(%param_0.2, %param_1.2)'),
     ('copy(%zero.3)', 'copy(%limit.3)'),  # the start is not known
   ],
 )
 def test_unknown_trip_count_is_an_error(target, old, new):
-  """And never counted as one."""
+  """It is not counted as one."""
   assert TEXT.count(old) == 1
   with pytest.raises(UserError, match='number of iterations'):
     of(TEXT.replace(old, new), target)
 
 
 def test_known_trip_count_of_other_compilers(target):
-  """CPU and GPU compilers write the count down."""
+  """CPU and GPU compilers write the count into the program."""
   known = 'body=%inner_body, backend_config={"known_trip_count":{"n":"11"}}'
   total = of(TEXT.replace('body=%inner_body', known), target)
   assert total.estimated_cycles == OUTER * 11 * 1000 + 370
 
 
-def test_nothing_is_free(target):
-  """Random bits and custom kernels are counted and listed apart."""
+def test_random_bits_and_custom_kernels_are_counted(target):
+  """They are also listed separately."""
   total = of(TEXT, target)
   chip = target.chip
   bits = total.uncounted['rng-bit-generator']
@@ -98,8 +99,8 @@ def test_nothing_is_free(target):
   )
 
 
-def test_collectives(target):
-  """Counted as often as they run; only those that wait are exposed."""
+def test_collectives_count_with_their_loops(target):
+  """Only those that the program waits for are exposed."""
   total = of(TEXT, target)
   size = 4 * 8 * 128
   reduce, gather = (
@@ -113,7 +114,7 @@ def test_collectives(target):
 
 
 def test_matrix_flops(target):
-  """The product inside the fusion, 72 times, and what a kernel declares."""
+  """The product in the fusion, 72 times, and the FLOPs of a kernel."""
   product = 2 * 64 * 128 * 256
   assert of(TEXT, target).matrix_flops == OUTER * INNER * product + 10**6
 
@@ -141,7 +142,7 @@ def test_matrix_flops(target):
   ],
 )
 def test_flops_of_convolutions(types, attributes, flops):
-  """Only multiply-adds with an element count, not those with padding."""
+  """Only products with an element count, not those with padding."""
   left, right, out = types
   text = f"""HloModule m
 ENTRY %main (a: bf16{left}, b: bf16{right}) -> bf16{out} {{
@@ -154,8 +155,8 @@ ENTRY %main (a: bf16{left}, b: bf16{right}) -> bf16{out} {{
   assert arithmetic.matrix_flops(entry.ops['c'], entry) == flops
 
 
-def test_window_positions_are_counted_not_listed():
-  """As one by one; and where there are 10^10 of them, at once."""
+def test_window_positions_are_counted_by_formula():
+  """The count agrees with a loop, and 10^10 positions take no time."""
   rng = np.random.default_rng(0)
   for size, kernel, out, stride, low, base, dilation in zip(
     *rng.integers(1, 9, (3, 300)).tolist(),
@@ -204,13 +205,12 @@ def test_window_positions_are_counted_not_listed():
     ('reshape.554', '(made by the compiler)', 'update'),
   ],
 )
-def test_groups(path, place, way):
-  """Operations are grouped by their place in the model and their pass."""
+def test_group_of_an_operation(path, place, way):
+  """Operations are grouped by their layer and their pass."""
   assert cost.group(path) == (place, way)
 
 
-def test_every_opcode_of_the_program_is_read():
-  """The parser leaves no instruction out."""
+def test_the_parser_reads_every_instruction():
   module = hlo.parse(TEXT)
   lines = [line for line in TEXT.splitlines() if re.match(r'^  .* = ', line)]
   ops = [op for c in module.computations.values() for op in c.ops.values()]

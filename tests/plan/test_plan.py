@@ -1,4 +1,4 @@
-"""The command as a user types it; TPU programs are tiny, and few."""
+"""Tests of the command plan with small TPU programs."""
 
 import importlib.util
 import json
@@ -14,7 +14,7 @@ needs_libtpu = pytest.mark.skipif(
   importlib.util.find_spec('libtpu') is None,
   reason='libtpu, which compiles for TPUs, is not installed',
 )
-# l16_i21k.py made small; the rest of it stays as it is.
+# l16_i21k.py with small sizes.
 SMALL = {
   'model.width': 128,
   'model.depth': 2,
@@ -24,7 +24,7 @@ SMALL = {
   'num_classes': 100,
   'batch_size': 512,
 }
-# What scripts rely on.
+# Keys on which scripts rely.
 KEYS = {
   *('topology', 'devices', 'parameters', 'fits', 'peak_bytes_per_device'),
   *('hbm_bytes_per_device', 'flops_per_device', 'model_flops_per_image'),
@@ -35,7 +35,7 @@ KEYS = {
 
 
 def arguments(*more, topology='v3:2x2', **overrides):
-  """The command line; keys of overrides have '__' for '.'."""
+  """Returns the command line; keys of overrides have '__' for '.'."""
   changes = SMALL | {k.replace('__', '.'): v for k, v in overrides.items()}
   given = [f'--config.{key}={value}' for key, value in changes.items()]
   return runs.command(
@@ -48,18 +48,19 @@ def arguments(*more, topology='v3:2x2', **overrides):
 
 
 def planned(*more, **overrides):
-  """The object that --json prints."""
+  """Returns the object that --json prints."""
   out, _ = runs.run(arguments('--json', *more, **overrides), devices=8)
   return json.loads(out)
 
 
 @needs_libtpu
 @pytest.mark.slow
-def test_scanned_and_unrolled_agree():
-  """Times the trip count, a scanned layer costs what unrolled layers cost.
+def test_scanned_and_unrolled_layers_cost_the_same():
+  """A scanned layer, times its trip count, costs as much as unrolled ones.
 
-  The program keeps nothing of its layers: a scanned training step stacks what
-  its backward pass needs, which costs cycles that an unrolled one does not pay.
+  The program does not store outputs of its layers: a scanned training step
+  stacks
+  what its backward pass needs, which costs cycles that an unrolled one saves.
   """
   script = str(runs.ROOT / 'tests' / 'plan' / 'scanned.py')
   environment = runs.environment(level=3) | {'PYTHONPATH': str(runs.ROOT)}
@@ -77,12 +78,12 @@ def test_scanned_and_unrolled_agree():
 
 @needs_libtpu
 @pytest.mark.slow
-def test_what_a_plan_tells():
-  """All keys, over two slices with sharded parameters, and they agree."""
+def test_keys_of_a_plan():
+  """Two slices with sharded parameters; the values are consistent."""
   result = planned(
     *('--slices=2', '--breakdown'),
     **dict(mesh__data=2, mesh__fsdp=-1, mesh__zero1=False, micro_batches=2),
-    model__attention='xla',  # kernels declare what padding makes of 197 tokens
+    model__attention='xla',  # kernels declare the FLOPs of padded tokens
   )
   assert set(result) >= KEYS
   assert result['topology'] == '2 slices of v3:2x2' and result['fits']
@@ -111,8 +112,8 @@ def test_what_a_plan_tells():
 
 @needs_libtpu
 @pytest.mark.slow
-def test_absurd_batch_is_an_answer():
-  """It does not fit; how much it needs, and what does fit."""
+def test_a_batch_that_does_not_fit():
+  """The result states the memory that it needs and a batch that fits."""
   scanned = dict(model__attention='xla', model__unroll=1, mesh__zero1=False)
   result = planned(batch_size=2**20, image_size=64, **scanned)
   assert set(result) >= KEYS and result['fits'] is False
@@ -123,10 +124,10 @@ def test_absurd_batch_is_an_answer():
 
 
 @pytest.mark.slow
-def test_local_backend():
-  """A laptop's CPU has no estimates, but memory and arithmetic.
+def test_plan_for_the_local_backend():
+  """A CPU has no predicted times, but memory and FLOPs.
 
-  Its limit is that which a training is held to.
+  The memory limit is the one of a training.
   """
   result = planned(
     topology='local',
@@ -140,15 +141,15 @@ def test_local_backend():
   assert result['devices'] == 8 and result['collectives']['all-reduce'] > 0
   assert result['predicted_step_seconds'] is None
   assert result['peak_bytes_per_device'] > 0
-  # Nobody needs the gradient of the pixels: 4 patches, 16 x 16 x 3 to 32.
+  # The gradient of the pixels is not needed: 4 patches, 16 x 16 x 3 to 32.
   pixels = 2 * 4 * (16 * 16 * 3) * 32
   expected = 2 * (result['model_flops_per_image'] - pixels)  # 2 images a device
   assert result['flops_per_device'] == pytest.approx(expected, rel=0.05)
   assert result['hbm_bytes_per_device'] == machine.memory_bytes() // 8
 
 
-def test_without_libtpu():
-  """One message with the line that installs it, and exit code 2."""
+def test_without_libtpu_the_message_names_the_package():
+  """The exit code is 2."""
   start = (
     "import runpy, sys; sys.modules['libtpu'] = None; "
     "runpy.run_module('vit_jax.plan', run_name='__main__', alter_sys=True)"
@@ -170,7 +171,7 @@ def test_without_libtpu():
     ('local', ('--slices=2',), 'one slice'),
   ],
 )
-def test_wrong_topology(topology, more, message):
-  """One message, exit code 2."""
+def test_messages_of_wrong_topologies(topology, more, message):
+  """The exit code is 2."""
   _, err = runs.run(arguments(*more, topology=topology), code=2)
   assert message in err and 'Traceback' not in err

@@ -1,4 +1,4 @@
-"""Plans for GPUs, without their compiler and with it."""
+"""Tests of plans for GPUs, with and without XLA's GPU compiler."""
 
 import json
 import math
@@ -17,18 +17,18 @@ from vit_jax.plan.report import summary
 
 @pytest.fixture(autouse=True)
 def no_compiler(monkeypatch):
-  """The CUDA plug-in is not installed, even where it is."""
+  """Hides the CUDA plug-in if it is installed."""
   monkeypatch.setattr(gpus, 'has_compiler', lambda: False)
 
 
 def config(**mesh):
-  """The quickstart's, on another mesh."""
+  """Returns the quickstart's config on another mesh."""
   changes = {f'mesh__{axis}': size for axis, size in mesh.items()}
   return evaluate.changed(loading.load('configs/quickstart.py'), **changes)
 
 
-def test_state_is_counted_by_device_and_time_at_the_peak():
-  """Parameters split over eight take an eighth, in the same least time."""
+def test_without_compiler_state_and_least_time_are_computed():
+  """Parameters split over eight GPUs take an eighth, in the same time."""
   target = topology.find('h100:2x4')
   assert len(target.devices) == 8 and not target.compiles
   whole = evaluate.plan(config(), target).result
@@ -44,7 +44,7 @@ def test_state_is_counted_by_device_and_time_at_the_peak():
   assert whole['predicted_step_seconds'] is None
 
 
-def test_what_does_not_fit_is_said(monkeypatch):
+def test_summary_says_if_it_does_not_fit(monkeypatch):
   small = gpus.chips.Gpu('NVIDIA H100', 10**4)
   monkeypatch.setitem(gpus.chips.GPUS, 'h100', small)
   made = evaluate.plan(config(), topology.find('h100:1x8'))
@@ -52,19 +52,19 @@ def test_what_does_not_fit_is_said(monkeypatch):
   assert 'DOES NOT FIT' in summary(made)
 
 
-def test_the_summary_says_that_it_is_a_limit():
+def test_summary_without_compiler_states_lower_bounds():
   text = summary(evaluate.plan(config(), topology.find('a100-40gb:1x8')))
   assert 'state and batch fit' in text
   assert 'days at least' in text
 
 
 @pytest.mark.parametrize('name', ['h100', 'h100:8', 'h100:0x8', 'h100:2x2x2'])
-def test_another_form_is_refused(name):
+def test_wrong_forms_of_topologies_are_refused(name):
   with pytest.raises(UserError, match='give h100:NODESxGPUS'):
     topology.find(name)
 
 
-def test_gpus_are_of_one_slice_and_known():
+def test_slices_and_unknown_gpus_are_refused():
   with pytest.raises(UserError, match='slices is 2.*h100:1x8'):
     topology.find('h100:1x8', 2)
   with pytest.raises(UserError, match="did you mean 'h100'"):
@@ -72,7 +72,7 @@ def test_gpus_are_of_one_slice_and_known():
 
 
 @pytest.mark.parametrize('flag', ['--topology=h100:4x8', '--topology h100:4x8'])
-def test_devices_of_the_cpu_stand_for_them(monkeypatch, flag):
+def test_cpu_devices_stand_for_gpus(monkeypatch, flag):
   made = {'XLA_FLAGS': '--xla_a=1'}
   monkeypatch.setattr(environment.os, 'environ', made)
   environment.prepare(['plan', *flag.split(), '--json'])
@@ -81,15 +81,15 @@ def test_devices_of_the_cpu_stand_for_them(monkeypatch, flag):
   assert made['JAX_PLATFORMS'] == 'cpu'
 
 
-def test_slices_need_none():
+def test_tpu_topologies_need_no_cpu_devices():
   assert environment._gpus(['plan', '--topology=v3:4x4']) == 0
   assert environment._gpus(['plan', '--topology=h100:x']) == 0
-  assert jax.device_count() == 8  # of tests/conftest.py
+  assert jax.device_count() == 8  # set by tests/conftest.py
 
 
 @pytest.fixture(scope='module')
 def compiler(tmp_path_factory):
-  """A directory with JAX's CUDA plug-in; skips where it cannot be installed."""
+  """Installs JAX's CUDA plug-in into a directory, or skips the test."""
   place = tmp_path_factory.mktemp('compiler')
   version = jax.__version__
   packages = [f'jax-cuda12-{part}=={version}' for part in ('plugin', 'pjrt')]
@@ -107,9 +107,7 @@ def compiler(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize('name', ['h100:1x8', 'a100-80gb:2x8'])
-def test_a_step_is_compiled_for_gpus_that_are_not_there(
-  name, compiler, monkeypatch
-):
+def test_a_step_is_compiled_for_absent_gpus(name, compiler, monkeypatch):
   """A small ViT: attention by cuDNN, exchanges, and a range of times."""
   monkeypatch.setenv('PYTHONPATH', str(compiler))
   sizes = dict(width=128, num_heads=2, dtype='bfloat16', depth=2)
@@ -138,8 +136,8 @@ def test_a_step_is_compiled_for_gpus_that_are_not_there(
 @pytest.mark.parametrize(
   'name', ['vit.py:variant=L/16,data=i21k', 'mae.py:model=L', 'mae.py:model=H']
 )
-def test_configs_for_8_gpus(name):
-  """Less memory takes more micro-batches, and the training stays the same."""
+def test_configs_for_gpu_memory_keep_the_recipe(name):
+  """Less memory takes more micro-batches; the recipe stays the same."""
   plain = loading.load(f'configs/{name}')
   parts = []
   for gigabytes in (24, 40, 80):

@@ -1,4 +1,4 @@
-"""What `--search` and a refusal propose, with a compiler that is a formula."""
+"""Tests of `--search` and of proposals, with a formula as compiler."""
 
 import math
 
@@ -10,7 +10,7 @@ from vit_jax.plan import search, topology
 from vit_jax.plan.evaluate import Plan
 
 DEVICES, LIMIT = 8, 1000
-# Bytes of an image's activations, and time of a step, by rematerialisation.
+# Bytes of activations per image, and seconds per step, by rematerialization.
 IMAGE = {'none': 40, 'dots': 16, 'full': 4}
 SECONDS = {'none': 1.0, 'dots': 1.1, 'full': 1.5}
 
@@ -23,7 +23,7 @@ def target():
 
 @pytest.fixture
 def attempts(monkeypatch):
-  """Replaces the compiler; every config tried is kept."""
+  """Replaces the compiler by a formula; returns the list of tried configs."""
   tried = []
 
   def plan(config, target):
@@ -62,20 +62,20 @@ def config(batch_size, remat='none', **changes):
 
 
 def ways(plans):
-  """(remat, micro-batches, whether parameters are split) of each plan."""
+  """Returns (remat, micro-batches, whether parameters are split) per plan."""
   return [
     (p.config.model.remat, p.config.micro_batches, p.config.mesh.fsdp == -1)
     for p in plans
   ]
 
 
-def test_search_finds_the_cheapest_first(target, attempts):
-  """Of every mesh and remat the fewest parts that fit, and no more."""
+def test_search_sorts_plans_by_time(target, attempts):
+  """Each mesh and remat has the smallest number of micro-batches that fits."""
   plans = search.search(config(256), target)
   assert all(p.fits for p in plans)
   assert [p.seconds for p in plans] == sorted(p.seconds for p in plans)
   found = ways(plans)
-  # 32 images a device, 40 bytes each: 4 parts, or 2 with parameters split.
+  # 32 images per device of 40 bytes: 4 parts, or 2 with split parameters.
   assert found[:2] == [('none', 4, False)] * 2
   assert [p.config.model.unroll for p in plans[:2]] == [search.ALL_LAYERS, 1]
   assert ('none', 2, True) in found and ('none', 2, False) not in found
@@ -85,7 +85,7 @@ def test_search_finds_the_cheapest_first(target, attempts):
 
 
 def test_search_says_when_nothing_fits(target, attempts, monkeypatch):
-  """One message with the batch and the slice."""
+  """The message contains the batch and the slice."""
   del attempts
   for remat in IMAGE:
     monkeypatch.setitem(IMAGE, remat, 10**6)
@@ -95,7 +95,7 @@ def test_search_says_when_nothing_fits(target, attempts, monkeypatch):
 
 @pytest.mark.parametrize('batch_size', [8, 64, 4096, 100_000])
 def test_largest_batch(target, attempts, batch_size):
-  """Within a sixteenth of what the formula allows, from below and above."""
+  """The result is within a sixteenth of the formula's limit."""
   found = search.largest_batch(config(batch_size), target)
   most = (LIMIT - 600) // IMAGE['none'] * DEVICES
   assert found is not None and found.fits
@@ -104,8 +104,8 @@ def test_largest_batch(target, attempts, batch_size):
   assert len(attempts) <= search.MAX_TRIES
 
 
-def test_what_makes_it_fit(target, attempts):
-  """The largest batch, and the least change with which the asked one fits."""
+def test_what_fits_proposes_changes(target, attempts):
+  """It has the largest batch, and the smallest change for the given batch."""
   asked = config(160)
   refused = search.plan(asked, target)
   answer = search.what_fits(asked, target, refused)

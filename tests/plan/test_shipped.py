@@ -1,4 +1,4 @@
-"""The main configs on the slices they are meant for: what they cost, proven."""
+"""Tests of the predicted cost of the main configs."""
 
 import json
 
@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), needs_libtpu]
 
 
 def planned(config: str, **overrides):
-  """The object that --json prints, for 32 v3 cores; `cycles` are all."""
+  """Returns the object that --json prints for 32 v3 cores."""
   given = [f'--config.{k.replace("__", ".")}={v}' for k, v in overrides.items()]
   arguments = [f'--config={config}', '--topology=v3:4x4', '--json', *given]
   result = json.loads(runs.run(runs.command('plan', *arguments))[0])
@@ -19,8 +19,8 @@ def planned(config: str, **overrides):
   return result | {'cycles': cycles}
 
 
-def test_l16():
-  """L/16 at 4096 fits, in no more cycles than it took; dropout costs little."""
+def test_cost_of_l16():
+  """L/16 at batch size 4096 fits, in no more cycles than documented."""
   plain = planned('configs/l16_i21k.py', model__dropout=0.0)
   assert plain['fits'] and plain['batch_size'] == 4096
   assert plain['peak_bytes_per_device'] < 11.5 * 2**30
@@ -28,7 +28,7 @@ def test_l16():
   kernels = plain['uncounted']['custom-call tpu_custom_call']
   assert kernels['times'] == 2 * 24 * 2  # directions, layers, micro-batches
   assert plain['collectives'] == {'all-gather': 20, 'all-reduce': 176}
-  # Two bytes for a gradient, each time it is exchanged; fc1's are once a step.
+  # Two bytes per gradient and exchange; those of fc1 are exchanged once a step.
   assert plain['collective_bytes']['all-reduce'] < 3.5 * plain['parameters']
   shipped = planned('configs/l16_i21k.py')
   assert shipped['fits']
@@ -36,8 +36,8 @@ def test_l16():
   assert shipped['predicted_core_days'] < 0.6 * shipped['paper_core_days']
 
 
-def test_h14():
-  """H/14 at 4096 fits 32 cores by fsdp, at half the peak and more."""
+def test_cost_of_h14():
+  """H/14 at batch size 4096 fits 32 cores by fsdp, above half the peak."""
   plan = planned('configs/vit.py:variant=H/14,data=jft')
   assert plan['fits'] and plan['batch_size'] == 4096
   assert plan['predicted_mfu'] > 0.5

@@ -1,4 +1,4 @@
-"""An objective of one's own that needs no label: two crops, one feature."""
+"""An objective without labels, outside the package: two crops, one feature."""
 
 import dataclasses
 

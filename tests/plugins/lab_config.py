@@ -1,4 +1,4 @@
-"""A config of which nothing but the loop is the package's."""
+"""A config that uses all plug-ins of this directory."""
 
 from ml_collections import ConfigDict
 

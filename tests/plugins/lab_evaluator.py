@@ -1,4 +1,4 @@
-"""An evaluator of somebody's own: how sure it is here, and on other data."""
+"""An evaluator outside the package: confidence on two datasets."""
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ class Evaluator:
   def __init__(
     self, setting, /, *, split: str, every: str = '1 epochs', other: str
   ):
-    del every  # the loop takes care of it
+    del every  # used by the loop
     self._setting = setting
     self._own = setting.open_source(split)
     self._other = setting.open_other({'name': other}, 'other')

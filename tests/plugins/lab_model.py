@@ -1,4 +1,5 @@
-"""A model of somebody's own, in plain JAX: one convolution, one layer."""
+"""A model outside the package, in plain JAX: a convolution and a dense
+layer."""
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +9,7 @@ from vit_jax.models.contract import Defaults
 
 
 class Model(Defaults):
-  """Convolution, mean over the image, a dense layer, a linear head."""
+  """A convolution, the mean over the image, a dense layer and a linear head."""
 
   def __init__(self, num_classes, /, *, width: int = 16):
     self.num_classes = num_classes
@@ -38,7 +39,7 @@ class Model(Defaults):
     return self.predict(variables['params'], *args, **kwargs)['logits']
 
   def predict(self, params, images, key=None, want=()):
-    del key  # nothing is random
+    del key  # the model has no dropout
     if want:
       raise UserError(f'this model has no {", ".join(want)}.')
     stem, body = params['stem'], params['body']

@@ -1,4 +1,4 @@
-"""A model of sections in sections: a stem of one kind or another, and heads."""
+"""A model outside the package with nested sections: a stem, and heads."""
 
 from typing import Annotated
 
@@ -8,7 +8,7 @@ from vit_jax.models.contract import Defaults
 
 
 class Stem:
-  """One layer; the dotted name of this module stands for it."""
+  """One layer, selected by the dotted name of this module."""
 
   def __init__(self, width, /, *, kernel_size: int = 3, bias: bool = True):
     self.width, self.kernel_size, self.bias = width, kernel_size, bias
@@ -16,14 +16,14 @@ class Stem:
 
 @plugins.operational('shown')
 class Head:
-  """Some outputs."""
+  """A linear layer."""
 
   def __init__(self, width, /, *, outputs: int, shown: bool = False):
     self.width, self.outputs, self.shown = width, outputs, shown
 
 
 def _beside(*, weight: float = 1.0) -> None:
-  """What a head's section holds beside the head's own keys."""
+  """Declares the keys of a head's section that are not the head's own."""
   del weight
 
 
@@ -32,7 +32,7 @@ HEADS = Nested('tests.plugins.{name}:Head', many=True, beside=_beside)
 
 
 class Model(Defaults):
-  """Builds its parts, and computes nothing."""
+  """Builds its parts and computes nothing."""
 
   def __init__(
     self,

@@ -1,7 +1,8 @@
-"""An objective of somebody's own: labels, and a teacher that follows.
+"""An objective outside the package: labels, and an averaged teacher.
 
-The student learns the labels and, later more and more, what its teacher says
-beyond the mean of what it says (the centre).
+The student learns the labels and, increasingly, the teacher's logits minus
+their
+mean (the centre).
 """
 
 import jax

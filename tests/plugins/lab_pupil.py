@@ -1,4 +1,4 @@
-"""An objective of somebody's own: labels, and a teacher that never changes."""
+"""An objective outside the package: labels, and a frozen teacher."""
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,8 @@ from vit_jax.objectives.contract import Defaults
 
 
 class Objective(Defaults):
-  """Half labels, half what a trained model says."""
+  """The mean of the loss of the labels and that of a trained model's
+  outputs."""
 
   def __init__(self, setting, /, *, teacher: str):
     self.setting, self.path = setting, teacher
@@ -30,7 +31,7 @@ class Objective(Defaults):
     images, targets = self.setting.mix(batch, key)
     model = self.setting.model
     logits = model.apply({'params': params}, images, key)
-    # The lab has one kind of model, so the teacher computes as its pupil does.
+    # The teacher has the same kind of model as the student.
     taught = model.apply({'params': frozen['teacher']}, images)
     labels = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
     distance = optax.softmax_cross_entropy(logits, jax.nn.softmax(taught))

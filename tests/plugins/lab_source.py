@@ -1,4 +1,4 @@
-"""A source of somebody's own: noise around the colour of its class."""
+"""A source outside the package: noise around the colour of its class."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ COLOURS = {'red': (160, 90, 90), 'green': (90, 160, 90), 'blue': (90, 90, 160)}
 
 
 class Source:
-  """As many images as asked for; the split seeds them."""
+  """Generates any number of images; the split selects the seed."""
 
   def __init__(self, split, /, *, num_examples: int = 32):
     self.name = f'lab/{split}'

@@ -1,4 +1,4 @@
-"""The lab's evaluator, and a preemption in the middle of it."""
+"""The evaluator of lab_evaluator.py with a preemption during the evaluation."""
 
 import os
 import signal
@@ -7,7 +7,7 @@ from tests.plugins import lab_evaluator
 
 
 class Evaluator(lab_evaluator.Evaluator):
-  """Sends the signal of a preemption to its own process, then works."""
+  """Sends the preemption signal to its own process, then evaluates."""
 
   def run(self, weights):
     os.kill(os.getpid(), signal.SIGTERM)

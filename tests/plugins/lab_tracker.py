@@ -1,10 +1,10 @@
-"""A tracker of somebody's own: a file, and a network that may fail."""
+"""A tracker outside the package: writes a file, and may fail."""
 
 import json
 
 
 class Tracker:
-  """Writes down what it is told."""
+  """Appends all that it receives to a file."""
 
   def __init__(self, run, /, *, fails_from: int = 1_000):
     self._path, self._fails_from = run.workdir / 'tracked.jsonl', fails_from

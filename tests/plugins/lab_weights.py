@@ -1,4 +1,4 @@
-"""A format of somebody's own: a folder with one .npy for each parameter."""
+"""A weight format outside the package: a folder with one .npy per parameter."""
 
 import json
 import pathlib
@@ -11,12 +11,12 @@ from vit_jax.weights.contract import Pretrained
 
 
 def matches(path):
-  """Folders that say by their name whose they are."""
+  """Returns whether the name of the folder ends in '.lab'."""
   return path.endswith('.lab')
 
 
 def load(path):
-  """Reads `about` now and the arrays when they are asked for."""
+  """Reads `about` at once, and the arrays when they are requested."""
   folder = pathlib.Path(path)
   if not (folder / 'about.json').is_file():
     raise UserError(f'{path} is no folder of lab weights: no about.json in it.')

@@ -1,7 +1,8 @@
-"""Plug-ins outside the package, by the ordinary commands.
+"""Tests of plug-ins outside the package with the ordinary commands.
 
-The files beside this one are what a stranger would write from the contracts;
-`lab_config` uses all of them.
+The files next to this one are written from the contracts only; `lab_config`
+uses
+all of them.
 """
 
 import json
@@ -32,7 +33,7 @@ def train(workdir, code=0, command='train', **changes):
 
 
 def params_of(path):
-  """{path: array} of weights in any format."""
+  """Returns {path: array} of weights in any format."""
   import jax
 
   source = pretrained.find(str(path))
@@ -46,7 +47,7 @@ def evaluations(workdir):
 
 
 def tracked(workdir):
-  """What the lab's tracker was told, a list for each start."""
+  """Returns what the lab's tracker received, a list for each start."""
   starts = []
   for line in (workdir / 'tracked.jsonl').read_text().splitlines():
     record = json.loads(line)
@@ -58,7 +59,7 @@ def tracked(workdir):
 
 @pytest.fixture(scope='module')
 def lab(tmp_path_factory):
-  """A run of 8 steps, and what was made of it: workdir, folder of weights."""
+  """Returns a run of 8 steps: its workdir, and a folder of its weights."""
   root = tmp_path_factory.mktemp('lab')
   train(root / 'run')
   convert.run(str(root / 'run'), f'{FORMAT}:{root}/weights.lab')
@@ -68,7 +69,7 @@ def lab(tmp_path_factory):
 
 
 def test_a_run_evaluates_all_weights_of_the_objective(lab):
-  """The student and its teacher, and the teacher is another."""
+  """The results of student and teacher differ."""
   steps = [line['step'] for line in evaluations(lab.run)]
   assert steps == [4, 8]
   for line in evaluations(lab.run):
@@ -80,22 +81,22 @@ def test_a_run_evaluates_all_weights_of_the_objective(lab):
   )
 
 
-def test_a_preempted_run_resumes_as_if_nothing_were(lab, tmp_path):
-  """Stopped in the evaluation of step 4: the same lines in the end."""
+def test_a_preempted_run_resumes_exactly(lab, tmp_path):
+  """It is stopped in the evaluation of step 4; all lines are the same."""
   train(tmp_path, code=42, **STOPPING)
   assert [line['step'] for line in runs.lines(tmp_path)] == [1, 2, 3, 4]
   _, err = train(tmp_path, log__trackers__lab__fails_from=6)
   assert runs.lines(tmp_path) == runs.lines(lab.run)
   said = 'the tracker config.log.trackers.lab failed (OSError: no network)'
   assert err.count(said) == err.count('no network') == 1
-  first, second = tracked(tmp_path)  # it begins anew, and knows its run
+  first, second = tracked(tmp_path)  # a second start of the same run
   assert first[0]['identity'] == second[0]['identity']
   assert [line['step'] for line in first[1:-1]] == [1, 2, 3, 4]
   assert [line['step'] for line in second[1:-1]] == [4, 5]
 
 
-def test_a_tracker_is_told_of_everything(lab):
-  """What metrics.jsonl holds, the config, and the end."""
+def test_a_tracker_receives_all_lines(lab):
+  """It also receives the config, and a call at the end."""
   ((head, *lines, end),) = tracked(lab.run)
   assert lines == runs.records(lab.run)
   assert head['name'] == 'run' and head['config']['batch_size'] == 8
@@ -103,8 +104,8 @@ def test_a_tracker_is_told_of_everything(lab):
   assert end == {'closed': True}
 
 
-def test_frozen_parameters_stay_and_others_move(lab):
-  """By rules of the config, between two checkpoints of the run."""
+def test_frozen_parameters_do_not_change(lab):
+  """They are frozen by rules of the config; all others change."""
   before = params_of(lab.run / 'checkpoints' / '4')
   after = params_of(lab.run / 'checkpoints' / '8')
   moved = {k for k in before if not np.array_equal(before[k], after[k])}
@@ -113,8 +114,8 @@ def test_frozen_parameters_stay_and_others_move(lab):
 
 
 @pytest.mark.parametrize('where', ['run', 'weights'])
-def test_evaluate(lab, where):
-  """The run's own evaluator, from a checkpoint and from the lab's format."""
+def test_evaluate_repeats_the_results(lab, where):
+  """The weights are a checkpoint or in the lab's format."""
   path = {'run': lab.run, 'weights': f'{FORMAT}:{lab.weights}'}[where]
   out, _ = runs.run(runs.command('evaluate', f'--checkpoint={path}', '--json'))
   last, found = evaluations(lab.run)[-1], json.loads(out)
@@ -125,14 +126,14 @@ def test_evaluate(lab, where):
   ]
   assert ('teacher/accuracy' in found) == ('teacher/' in endings)
   for prefix, ending in endings.items():
-    for key in ('confidence', 'confidence_other'):  # sums of other batches
+    for key in ('confidence', 'confidence_other'):  # sums over other batches
       np.testing.assert_allclose(
         found[prefix + key], last[f'lab{ending}/{key}'], rtol=1e-5
       )
 
 
-def test_convert_there_and_back(lab, tmp_path):
-  """The same parameters, and all that is known about them."""
+def test_convert_to_the_lab_format_and_back(lab, tmp_path):
+  """The parameters and their description are the same."""
   assert (lab.weights / 'stem.kernel.npy').is_file()
   convert.run(f'{FORMAT}:{lab.weights}', str(tmp_path / 'back'))
   wanted, found = params_of(lab.run), params_of(tmp_path / 'back')
@@ -145,8 +146,8 @@ def test_convert_there_and_back(lab, tmp_path):
   assert about[0] == about[1]
 
 
-def test_a_teacher_is_converted(lab, tmp_path):
-  """Its weights alone, and no others than the objective has."""
+def test_convert_selects_the_teacher(lab, tmp_path):
+  """Names of weights that the objective does not have are refused."""
   teacher = str(tmp_path / 'teacher')
   convert.run(str(lab.run), teacher, 'teacher')
   found, student = params_of(teacher), params_of(lab.run)
@@ -161,7 +162,7 @@ def test_a_teacher_is_converted(lab, tmp_path):
 
 
 def test_finetune_starts_student_and_teacher_from_the_weights(lab, tmp_path):
-  """With a rate of 0 body and teacher stay what was taken over."""
+  """With a learning rate of 0, body and teacher keep the loaded values."""
   changes = {
     'init_from': f'{FORMAT}:{lab.weights}',
     'total': '4 steps',
@@ -177,8 +178,8 @@ def test_finetune_starts_student_and_teacher_from_the_weights(lab, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_frozen_teacher(lab, tmp_path):
-  """It teaches, is no part of the checkpoint, and must stay who it is."""
+def test_a_frozen_teacher_is_not_saved_and_must_not_change(lab, tmp_path):
+  """Checkpoints contain its checksum, and a run with another one is refused."""
   teacher, run = tmp_path / 'teacher', tmp_path / 'run'
   shutil.copytree(lab.run / 'checkpoints/4', teacher)
   changes = {
@@ -198,13 +199,13 @@ def test_a_frozen_teacher(lab, tmp_path):
     _, err = train(run, code=code, **changes)
     assert ('weights teacher' in err) == bool(code)
   assert [line['step'] for line in evaluations(run)] == [4, 8]
-  shutil.rmtree(teacher)  # an evaluation does without it
+  shutil.rmtree(teacher)  # an evaluation does not need it
   out, _ = runs.run(runs.command('evaluate', f'--checkpoint={run}', '--json'))
   assert json.loads(out)['count'] == 32
 
 
-def test_the_best_step_may_be_the_teachers():
-  """`checkpoint.best` knows the objective's endings, and no others."""
+def test_checkpoint_best_accepts_metrics_of_the_teacher():
+  """Names of other weights are refused."""
   import jax
 
   config = loading.load(CONFIG)

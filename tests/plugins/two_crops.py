@@ -1,4 +1,4 @@
-"""A transform of one's own: two crops of each image, and no label."""
+"""A transform outside the package: two crops of each image, without a label."""
 
 import dataclasses
 
@@ -9,7 +9,7 @@ from vit_jax.data.augment import transforms
 
 @dataclasses.dataclass(frozen=True)
 class TrainTransform:
-  """`crops`, uint8 `[2, y, x, 3]`, of an image."""
+  """Returns `crops`, uint8 `[2, y, x, 3]`, of an image."""
 
   image_size: tuple[int, int]
   _: dataclasses.KW_ONLY

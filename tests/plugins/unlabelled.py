@@ -1,10 +1,10 @@
-"""A source of one's own: images without labels."""
+"""A source outside the package: images without labels."""
 
 from vit_jax.data.sources import synthetic
 
 
 class Source:
-  """The pixels of `synthetic`, and nothing else."""
+  """Returns only the pixels of `synthetic`."""
 
   num_classes = 0
   class_names = []

@@ -1,4 +1,4 @@
-"""A libtpu for `plan` on a machine without a TPU is not loaded."""
+"""Tests of the environment that backends get before JAX is imported."""
 
 import importlib.util
 import os
@@ -29,8 +29,8 @@ without_tpu = pytest.mark.skipif(
 
 @without_tpu
 @pytest.mark.parametrize('hidden', [True, False])
-def test_jax_does_not_load_it(hidden):
-  """Importing JAX without a TPU prints nothing and succeeds."""
+def test_a_hidden_libtpu_is_not_loaded(hidden):
+  """Importing JAX without a TPU then prints nothing."""
   environment = os.environ | {'PYTHONPATH': str(runs.ROOT)}
   environment.pop('JAX_PLATFORMS', None)
   done = subprocess.run(
@@ -45,7 +45,8 @@ def test_jax_does_not_load_it(hidden):
 
 
 @pytest.mark.parametrize('there', ['platforms', 'device', 'bus', None])
-def test_it_is_hidden_from_machines_without_a_tpu_alone(there, monkeypatch):
+def test_libtpu_is_hidden_only_without_a_tpu(there, monkeypatch):
+  """A TPU is detected by its device, on the bus, or by JAX_PLATFORMS."""
   monkeypatch.setattr(backends, '_has_googles', lambda: there == 'bus')
   devices = ('null',) if there == 'device' else ('no_such_device*',)
   monkeypatch.setattr(backends, '_DEVICES', {'tpu': devices})

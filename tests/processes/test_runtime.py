@@ -1,4 +1,4 @@
-"""Settings of a process before training."""
+"""Tests of process settings before training."""
 
 import jax
 import pytest
@@ -9,7 +9,7 @@ from vit_jax.processes import runtime
 
 @pytest.fixture
 def cache_dir():
-  """Restores JAX's setting."""
+  """Restores JAX's setting after the test."""
   before = jax.config.jax_compilation_cache_dir
   yield
   jax.config.update('jax_compilation_cache_dir', before)
@@ -50,8 +50,8 @@ def test_compilation_cache(monkeypatch, cache_dir, backend, given, expected):
     (('host:1', None, 1), 'needs --num_processes=N and --process_id=I'),
   ],
 )
-def test_flags_that_name_no_process(monkeypatch, flags, words):
-  """JAX would run alone silently, wait for ever, or raise a traceback."""
+def test_incomplete_process_flags_are_refused(monkeypatch, flags, words):
+  """JAX would run alone silently, wait without end, or raise a traceback."""
   monkeypatch.setattr(jax.distributed, 'initialize', _never)
   with pytest.raises(UserError) as error:
     runtime.start_distributed(*flags)
@@ -59,14 +59,17 @@ def test_flags_that_name_no_process(monkeypatch, flags, words):
 
 
 @pytest.mark.parametrize('flags', [(), (None, 1, 0), (None, None, 0)])
-def test_a_process_alone(monkeypatch, flags):
-  """Without flags, or with those of the only process, nothing is joined."""
+def test_a_single_process_does_not_initialize_jax_distributed(
+  monkeypatch, flags
+):
+  """That is the case without flags, and with those of an only process."""
   monkeypatch.setattr(jax.distributed, 'initialize', _never)
   runtime.start_distributed(*flags)
 
 
-def test_flags_that_name_a_process(monkeypatch):
-  """JAX gets all three flags unchanged; under SLURM it finds the processes."""
+def test_process_flags_reach_jax_distributed(monkeypatch):
+  """All three flags are passed unchanged; under SLURM, JAX finds the processes
+  itself."""
   calls = []
   monkeypatch.setattr(
     jax.distributed, 'initialize', lambda *given, **_: calls.append(given)

@@ -1,4 +1,4 @@
-"""Versions of the code that runs."""
+"""Tests of the version and commit of the running code."""
 
 import pathlib
 import re
@@ -26,8 +26,8 @@ def _git(*arguments, folder=ROOT):
   ).stdout.strip()
 
 
-def test_the_commit_of_this_tree():
-  """The commit is git's, with a mark for changed files."""
+def test_commit_is_that_of_git():
+  """A '+' marks changed files."""
   try:
     head = _git('rev-parse', 'HEAD')
   except subprocess.CalledProcessError:
@@ -35,7 +35,7 @@ def test_the_commit_of_this_tree():
   assert versions.commit().rstrip('+') == head
 
 
-def test_a_changed_file_and_an_archive(tmp_path, monkeypatch):
+def test_commit_of_changed_trees_and_archives(tmp_path, monkeypatch):
   """'+' marks uncommitted changes; an archive contains its commit."""
   package = tmp_path / 'vit_jax'
   package.mkdir()
@@ -55,8 +55,8 @@ def test_a_changed_file_and_an_archive(tmp_path, monkeypatch):
   assert versions.commit() == '1234'
 
 
-def test_nothing_is_known(tmp_path, monkeypatch):
-  """An installed package has no commit; a missing one has no version."""
+def test_commit_and_versions_that_are_unknown(tmp_path, monkeypatch):
+  """An installed package has no commit, and a missing one has no version."""
   monkeypatch.setattr(versions, '_ROOT', tmp_path)
   assert versions.commit() is None
   assert versions.of_package('no-such-package') is None

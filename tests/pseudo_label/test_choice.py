@@ -19,7 +19,7 @@ def drawn():
   return labels, confidence.astype(np.float32)
 
 
-def test_balance():
+def test_balanced_gives_each_class_the_same_number():
   """Every class has exactly PER_CLASS examples after the selection."""
   labels, confidence = drawn()
   found = balanced(labels, confidence, PER_CLASS, seed=0)
@@ -62,7 +62,7 @@ def test_small_classes_are_copied_evenly():
 
 
 @pytest.mark.parametrize('per_class', [0, 1])
-def test_without_balance_and_with_one_per_class(per_class):
+def test_per_class_of_zero_and_one(per_class):
   """With 0, every image is selected once."""
   labels, confidence = drawn()
   found = balanced(labels, confidence, per_class, seed=0)

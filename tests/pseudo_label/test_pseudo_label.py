@@ -40,7 +40,8 @@ REQUEST = Request(
 
 @pytest.fixture(scope='module')
 def weights(tmp_path_factory):
-  """Path of the weights of a small teacher with random parameters."""
+  """Returns the path of the weights of a small teacher with random
+  parameters."""
   path = str(tmp_path_factory.mktemp('weights') / 'small.npz')
   params = tiny_vit.noise_params(Model(CLASSES, **tiny_vit.SIZES), SIZE)
   npz.save(path, params, {})
@@ -49,7 +50,8 @@ def weights(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def plain(weights):
-  """Indices of good images, and probabilities computed by NumPy from logits."""
+  """Returns indices of good images, and NumPy's probabilities of their
+  classes."""
   source = damaged.Source('train', **SOURCE)
   good = [i for i in range(EXAMPLES) if i % 5]
   model, params = load_pretrained(weights)
@@ -64,14 +66,15 @@ def plain(weights):
 
 @pytest.fixture(scope='module')
 def threshold(plain):
-  """A value between two confidences, at about a third of their ranking."""
+  """Returns a value between two confidences, at about a third of their
+  ranking."""
   ranked = np.sort(plain[1].max(axis=1))
   return float(ranked[13:15].mean())
 
 
 @pytest.fixture(scope='module')
 def file(weights, threshold, tmp_path_factory):
-  """Path of a file, and the result of the command that wrote it."""
+  """Returns the path of a file, and the result of the command that wrote it."""
   path = str(tmp_path_factory.mktemp('labels') / 'labels.npz')
   result = command.run(
     weights, path, dataclasses.replace(REQUEST, min_confidence=threshold)
@@ -83,7 +86,7 @@ def opened(path, **images):
   return pseudo_labels.Source('train', path=path, **images)
 
 
-def test_labels_are_the_teachers(file, plain, threshold):
+def test_labels_are_the_teachers_probabilities(file, plain, threshold):
   """42 of 53 images are good; the confident ones are balanced and counted."""
   path, result = file
   good, soft = plain
@@ -108,7 +111,7 @@ def test_labels_are_the_teachers(file, plain, threshold):
   assert os.listdir(os.path.dirname(path)) == ['labels.npz']
 
 
-def test_the_source_gives_images_and_labels(file):
+def test_source_returns_images_and_labels(file):
   """Examples occur once per copy, also after pickling and in sub-splits."""
   path, result = file
   source = opened(path)

@@ -1,4 +1,4 @@
-"""Comparison of a resumed run: what is logged, and what is refused."""
+"""Tests of the comparison of a resumed run with its checkpoint."""
 
 import contextlib
 import copy
@@ -24,7 +24,7 @@ def _about(config=None, **fingerprint):
     'class_names': PRINT['class_names'],
     'record': comparison.record(PRINT | fingerprint, {}),
   }
-  return json.loads(json.dumps(about))  # as it comes out of a checkpoint
+  return json.loads(json.dumps(about))  # as it is read from a checkpoint
 
 
 def _check(before, now=None, events=(), allow=False, config=None):
@@ -51,8 +51,8 @@ def _constructors():
   yield config_lib.top_level
 
 
-def test_marked_keys_are_keys():
-  """A misspelt mark would not protect anything."""
+def test_operational_keys_exist():
+  """A misspelt key would not be excluded from the comparison."""
   marked = 0
   for constructor in _constructors():
     keys = plugins.keys(constructor)
@@ -94,8 +94,8 @@ def test_members_of_a_mixture_may_move():
   assert not keys & {'source.members.a.path', 'source.members.b.data_dir'}
 
 
-def test_the_same_run_says_nothing():
-  """Equal NaNs and other readers are no difference, either."""
+def test_an_unchanged_run_has_no_differences():
+  """Equal NaNs and other readers are not differences."""
   assert _check(_about()) == []
   config = completed(**{'mix.mixup': float('nan')})
   assert _check(_about(config), config=config) == []
@@ -116,7 +116,7 @@ def test_the_same_run_says_nothing():
   ],
 )
 def test_other_data_are_refused(change, words):
-  """Other data are refused, whatever the config contains."""
+  """They are refused whatever the config contains."""
   with pytest.raises(UserError) as error:
     _check(_about(**change))
   assert words in str(error.value) and 'runs/x' in str(error.value)
@@ -133,7 +133,7 @@ def test_another_config_is_refused():
 
 @pytest.mark.parametrize('flag', comparison._FLAGS)
 def test_another_setting_of_jax_is_refused(flag):
-  """Initialisation, dropout or products depend on these settings."""
+  """Initialization, dropout or products depend on these settings."""
   assert hasattr(jax.config, flag)
   before = _about()
   before['record']['flags'][flag] = 'other'
@@ -141,7 +141,7 @@ def test_another_setting_of_jax_is_refused(flag):
     _check(before)
 
 
-def test_an_allowed_change_is_allowed_once_and_for_all():
+def test_an_allowed_change_stays_allowed():
   """It stays allowed until the next checkpoint; other changes are refused."""
   before, config = _about(), completed(seed=3)
   (note,) = _check(before, config=config, allow=True)
@@ -151,7 +151,7 @@ def test_an_allowed_change_is_allowed_once_and_for_all():
     _check(before, events=[event], config=completed(seed=4))
 
 
-def test_other_versions_are_said():
+def test_other_versions_are_noted():
   """Other versions may change the last bits; the run continues."""
   before = _about()
   before['record']['versions']['jax'] = '0.1'
@@ -160,12 +160,14 @@ def test_other_versions_are_said():
   assert list(note.fields['changes']) == ['jax']
 
 
-def test_what_an_older_version_did_not_record_is_not_compared():
-  """Class names have always been recorded."""
+def test_unrecorded_values_are_not_compared():
+  """Older versions recorded less; class names have always been recorded."""
   before, now = _about(), _about()
   before['record']['fingerprint'].pop('listing')
   before['record']['flags'].pop('jax_enable_x64')
-  before['record']['fingerprint']['gone'] = 3  # and this one no longer does
+  before['record']['fingerprint']['gone'] = (
+    3  # a value that is no longer recorded
+  )
   assert _check(before, now) == []
   del before['record']
   assert _check(before, now) == []
@@ -174,8 +176,8 @@ def test_what_an_older_version_did_not_record_is_not_compared():
     _check(before, now)
 
 
-def test_another_evaluator_under_the_same_name():
-  """Another split or loss is noted, another cadence or name is not."""
+def test_changed_evaluators_are_noted():
+  """Another split or loss is noted; another interval or name is not."""
   old = completed().to_dict()
   assert comparison.evaluator_notes(old, completed()) == []
   assert comparison.evaluator_notes({}, completed()) == []
@@ -215,8 +217,8 @@ def compare(monkeypatch):
   )
 
 
-def test_a_process_of_another_run(compare):
-  """Everything is compared except how a machine reads its data."""
+def test_processes_must_have_the_same_config_and_data(compare):
+  """Only the settings for reading data may differ."""
   compare()
   compare(reader=dict(threads=3))
   for changes in (dict(seed=5), dict(log=dict(every='7 steps'))):
@@ -229,8 +231,8 @@ def test_a_process_of_another_run(compare):
 
 
 @pytest.mark.parametrize(('commit', 'refused'), [('b', True), (None, False)])
-def test_a_process_of_another_commit(compare, commit, refused):
-  """Another commit is refused, an unknown one is not."""
+def test_processes_must_have_the_same_commit(compare, commit, refused):
+  """An unknown commit is not refused."""
   about = _about()
   about['record']['versions']['vit_jax'] = commit
   with pytest.raises(UserError) if refused else contextlib.nullcontext():

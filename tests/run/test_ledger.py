@@ -1,4 +1,4 @@
-"""The time of a run, over restarts and rollbacks."""
+"""Tests of the accounting of time over restarts and rollbacks."""
 
 import json
 
@@ -18,7 +18,8 @@ def _event(second: int, kind: str, **fields):
 
 
 def test_lost_and_down_time():
-  """Steps beyond a restart are lost; the gap before it is down time."""
+  """Steps after the restored one are lost; the gap between runs is down
+  time."""
   events = [
     _event(0, 'start', step=0),
     _event(30, 'spans', step=100, seconds={'init': 5.0, 'step': 25.0}),
@@ -56,15 +57,15 @@ def test_spans_add_up_to_the_elapsed_time(tmp_path):
   assert total == pytest.approx(book.elapsed_s(), abs=0.05)
 
 
-def test_a_line_cut_short_is_left_out(tmp_path):
-  """A killed process may leave an incomplete line."""
+def test_an_incomplete_last_line_is_left_out(tmp_path):
+  """A killed process may leave it."""
   first = _event(0, 'a')
   text = json.dumps(first) + '\n' + json.dumps(_event(1, 'b'))[:20]
   (tmp_path / 'events.jsonl').write_text(text)
   assert ledger.read(epath.Path(tmp_path) / 'events.jsonl') == [first]
 
 
-def test_damaged_lines_are_set_aside_at_the_start(tmp_path):
+def test_damaged_lines_are_moved_at_the_start(tmp_path):
   """The next event begins a new line, and no event is lost."""
   path = epath.Path(tmp_path) / 'events.jsonl'
   good = [_event(0, 'start', step=0), _event(1, 'note', anything=[1])]
@@ -99,12 +100,14 @@ def test_a_changed_digit_of_a_rollback_is_damage(tmp_path):
   assert [e['skip'] for e in ledger.read(path)] == [[5, 6]]
   path.write_text(path.read_text().replace('[5, 6]', '[5, 7]'))
   assert ledger.read(path) == []
-  path.write_text(json.dumps(_event(0, 'rollback', **fields)))  # an older one
+  path.write_text(
+    json.dumps(_event(0, 'rollback', **fields))
+  )  # written by an older version
   assert [e['skip'] for e in ledger.read(path)] == [[5, 6]]
 
 
-def test_a_workdir_that_is_gone(tmp_path):
-  """A removed workdir is not created again silently."""
+def test_a_removed_workdir_is_reported(tmp_path):
+  """It is not created again silently."""
   folder = tmp_path / 'run'
   book = ledger.Ledger(epath.Path(folder) / 'events.jsonl')
   book.event('start', step=0)
@@ -115,7 +118,7 @@ def test_a_workdir_that_is_gone(tmp_path):
   assert not folder.exists()
 
 
-def test_a_full_disk(tmp_path):
+def test_a_full_disk_is_reported(tmp_path):
   """The message names the file and the cause."""
   book = ledger.Ledger(epath.Path(tmp_path) / 'events.jsonl')
   (tmp_path / 'events.jsonl').symlink_to('/dev/full')

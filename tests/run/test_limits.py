@@ -1,4 +1,4 @@
-"""Bounds of metrics: warnings, and the end of a run."""
+"""Tests of bounds of metrics."""
 
 import json
 import logging
@@ -23,7 +23,7 @@ def steps(duration):
 
 @pytest.fixture
 def watched(tmp_path):
-  """Checks a sequence of values; returns the events."""
+  """Returns a function that checks a sequence of values and returns events."""
   path = epath.Path(tmp_path) / 'events.jsonl'
 
   def feed(limit, values, first=1):
@@ -36,8 +36,8 @@ def watched(tmp_path):
   return feed
 
 
-def test_it_is_said_once_and_loudly(watched, caplog):
-  """There is one warning, in the third step in a row out of bounds."""
+def test_a_metric_out_of_bounds_gives_one_warning(watched, caplog):
+  """The warning comes in the third step in a row out of bounds."""
   limit = Limit(metric='entropy', at_least=0.5, during='3 steps')
   with caplog.at_level(logging.WARNING, 'vit_jax'):
     events = watched(limit, [1, 0.4, 0.4, 0.5, 0.1, 0.2, 0.3, 0.1, 0.1])
@@ -48,28 +48,27 @@ def test_it_is_said_once_and_loudly(watched, caplog):
   assert 'LIMIT PASSED' in record.message and 'at least 0.5' in record.message
 
 
-def test_after_it_was_well_it_is_said_again(watched):
+def test_each_interval_out_of_bounds_gives_a_warning(watched):
   """Each interval is counted from its start."""
   limit = Limit(metric='entropy', at_most=2.0, during='2 steps')
   events = watched(limit, [3, 3, 3, 2, 3, 1, 3, 3])
   assert [event['step'] for event in events] == [2, 8]
 
 
-def test_a_healthy_run_is_left_alone(watched):
+def test_values_within_bounds_give_no_warning(watched):
   """Values on a bound and short intervals beyond it are allowed."""
   limit = Limit(metric='entropy', at_least=0.0, at_most=1.0, during='2 steps')
   assert watched(limit, [0, 1, 1.1, 0.5, -0.1, 0, 1, 2, 1] * 5) == []
 
 
-def test_not_a_number_is_beyond_every_bound(watched):
+def test_nan_is_out_of_bounds(watched):
   """Comparisons with NaN are false."""
   for bound in (dict(at_least=0.0), dict(at_most=9.0)):
     limit = Limit(metric='entropy', during='1 steps', **bound)
     assert watched(limit, [np.nan])
 
 
-def test_the_start_does_not_count(watched):
-  """Steps after the start are checked."""
+def test_steps_before_start_are_not_checked(watched):
   limit = Limit(
     metric='entropy', at_least=0.5, during='2 steps', start='1 epochs'
   )
@@ -77,7 +76,7 @@ def test_the_start_does_not_count(watched):
   assert [event['step'] for event in events] == [12]
 
 
-def test_a_run_stops_if_asked(watched):
+def test_stop_ends_the_run(watched):
   """The exit code is that of a divergence; the warning and event come first."""
   limit = Limit(metric='entropy', at_least=0.5, during='2 steps', stop=True)
   with pytest.raises(DivergedError, match='alarm: entropy is 0.2 at step 3'):
@@ -94,21 +93,21 @@ def test_a_run_stops_if_asked(watched):
     (dict(at_least=0.1, start='soon'), 'not a duration'),
   ],
 )
-def test_impossible_limits(settings, message):
-  """Wrong limits are refused when recovery is built."""
+def test_messages_of_wrong_limits(settings, message):
+  """They are raised when recovery is built."""
   with pytest.raises(UserError, match=message):
     Recovery(limits={'alarm': dict(metric='entropy', **settings)})
 
 
-def test_a_metric_that_there_is_not(watched):
-  """The first step names the metric and the existing ones."""
+def test_an_unknown_metric_is_refused(watched):
+  """The first step raises an error with the metric and the existing ones."""
   limit = Limit(metric='entropi', at_least=0.5)
   with pytest.raises(UserError, match="limits.alarm.*did you mean 'entropy'"):
     watched(limit, [1.0])
 
 
-def test_limits_are_keys_that_a_resumed_run_may_change():
-  """Limits can be added, changed and removed on resuming."""
+def test_limits_may_change_when_a_run_resumes():
+  """They can be added, changed and removed."""
   limit = dict(metric='loss', at_most=9.0)
   without, one, other = (
     completed(**changes)

@@ -1,4 +1,4 @@
-"""metrics.jsonl after restarts, damage and full disks."""
+"""Tests of metrics.jsonl after restarts, damage and full disks."""
 
 import json
 import logging
@@ -13,7 +13,7 @@ from vit_jax.run import metrics
 
 
 @pytest.fixture
-def said(caplog):
+def log_text(caplog):
   """Returns the log's text; the package's logger may not propagate."""
   logger = logging.getLogger('vit_jax')
   before, logger.propagate = logger.propagate, True
@@ -39,7 +39,7 @@ def _written(folder, steps):
   return writer
 
 
-def test_rewinding_sets_damage_aside(tmp_path, said):
+def test_rewind_moves_damaged_lines(tmp_path, log_text):
   """Damaged lines are moved and logged; training lines stay."""
   _written(tmp_path, [1, 2, 3]).close()
   path = tmp_path / 'metrics.jsonl'
@@ -52,25 +52,25 @@ def test_rewinding_sets_damage_aside(tmp_path, said):
   assert _steps(tmp_path) == [1, 2, 3]
   aside = (tmp_path / 'metrics_set_aside.jsonl').read_text().splitlines()
   assert aside == [*foreign, '{"step": 3, "loss": 1.0}', 'tail']
-  assert '6 damaged or foreign line(s)' in said()
-  assert 'training lines up to' not in said()
+  assert '6 damaged or foreign line(s)' in log_text()
+  assert 'training lines up to' not in log_text()
 
 
-def test_lost_training_lines_are_said(tmp_path, said):
+def test_lost_training_lines_are_logged(tmp_path, log_text):
   """The checkpoint contains the number of lines."""
   writer = _written(tmp_path, [10, 20, 30])
-  writer.write(30, {'val/accuracy': 0.5})  # an evaluation is none of them
+  writer.write(30, {'val/accuracy': 0.5})  # not a training line
   assert writer.training_lines == 3
   writer.close()
   path = tmp_path / 'metrics.jsonl'
   path.write_text(''.join(path.read_text().splitlines(keepends=True)[1:]))
   writer = _writer(tmp_path)
   writer.rewind(30, 3)
-  assert 'has 2 of the 3 training lines up to step 30' in said()
+  assert 'has 2 of the 3 training lines up to step 30' in log_text()
   writer.close()
 
 
-def test_a_full_disk_is_one_message(tmp_path):
+def test_a_full_disk_is_reported(tmp_path):
   """The error names file and cause; closing does not hide it."""
   (tmp_path / 'metrics.jsonl').symlink_to('/dev/full')
   writer = _writer(tmp_path)
@@ -94,7 +94,7 @@ def test_closing_after_a_failed_rewind(tmp_path):
 
 
 @pytest.mark.parametrize('moved', [False, True])
-def test_a_workdir_that_is_gone_is_noticed(tmp_path, moved):
+def test_a_removed_or_replaced_workdir_is_reported(tmp_path, moved):
   """The next line is not written into the file of another run."""
   folder = tmp_path / 'run'
   folder.mkdir()
@@ -102,7 +102,7 @@ def test_a_workdir_that_is_gone_is_noticed(tmp_path, moved):
   if moved:
     folder.rename(tmp_path / 'elsewhere')
     folder.mkdir()
-    (folder / 'metrics.jsonl').touch()  # another run's
+    (folder / 'metrics.jsonl').touch()  # a file of another run
   else:
     shutil.rmtree(folder)
   with pytest.raises(UserError, match='metrics.jsonl.*removed or moved'):

@@ -1,4 +1,4 @@
-"""Begin and end of a trace."""
+"""Tests of the start and the end of a trace."""
 
 import jax
 import pytest
@@ -29,15 +29,15 @@ def calls(monkeypatch):
   ('steps', 'traced'),
   [
     (range(9), True),
-    (range(4, 9), True),  # resumed within
-    (range(5, 9), False),  # resumed behind
-    (range(4), True),  # ended within
-    ([1, 2, 3, 4, 2, 3, 4, 5, 6], True),  # rolled back within
-    ([3, 4, 5, 6, 2, 3, 4, 5, 6], True),  # and behind
+    (range(4, 9), True),  # resumed within the span
+    (range(5, 9), False),  # resumed after the span
+    (range(4), True),  # ended within the span
+    ([1, 2, 3, 4, 2, 3, 4, 5, 6], True),  # rolled back within the span
+    ([3, 4, 5, 6, 2, 3, 4, 5, 6], True),  # rolled back after the span
   ],
 )
-def test_one_trace(calls, steps, traced):
-  """The part of the span that is trained is traced once."""
+def test_a_span_is_traced_once(calls, steps, traced):
+  """The part of the span that is trained is traced."""
   profile = Profile((3, 5), epath.Path('nowhere'))
   for step in steps:
     profile.at(step)
@@ -46,7 +46,7 @@ def test_one_trace(calls, steps, traced):
   assert calls == (['start', 'stop'] if traced else [])
 
 
-def test_it_is_traced_before_and_not_after(calls):
+def test_start_is_traced_and_stop_is_not(calls):
   """START is the first traced step, STOP the first that is not."""
   profile = Profile((3, 5), epath.Path('nowhere'))
   seen = []
@@ -56,8 +56,7 @@ def test_it_is_traced_before_and_not_after(calls):
   assert seen == [0, 0, 0, 1, 1, 2, 2]
 
 
-def test_none_is_wanted(calls):
-  """Without the flag, nothing is traced."""
+def test_without_the_flag_nothing_is_traced(calls):
   profile = Profile(None, epath.Path('nowhere'))
   profile.at(3)
   profile.close()

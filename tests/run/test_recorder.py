@@ -1,4 +1,4 @@
-"""Metrics on their way from the device to a line: late, judged, complete."""
+"""Tests of the metrics from the device to a line in metrics.jsonl."""
 
 import json
 from unittest import mock
@@ -23,7 +23,8 @@ from vit_jax.run.stragglers import HostTimes
 
 @pytest.fixture
 def made(tmp_path):
-  """A recorder of 20 steps with a line every 5, and a reader of its lines."""
+  """Returns a recorder of 20 steps with a line every 5, and a reader of its
+  lines."""
   folder = epath.Path(tmp_path)
   writer = Writer(folder, tensorboard=False, active=True)
   ledger = Ledger(folder / 'events.jsonl')
@@ -51,8 +52,8 @@ def metrics(step, skipped=0, loss=None, **more):
   }
 
 
-def test_lines_come_when_due_and_at_the_end(made):
-  """Each has the means since the line before; the epoch is in data sets."""
+def test_lines_are_written_when_due_and_at_the_end(made):
+  """Each has means since the last line; epochs count passes over the data."""
   recorder, lines = made
   for step in range(1, 19):
     recorder.append(step, metrics(step))
@@ -63,7 +64,7 @@ def test_lines_come_when_due_and_at_the_end(made):
     assert line['loss'] == pytest.approx(mean)
     assert line['epoch'] == line['step'] / 4
     assert line['img_per_sec'] > 0 and 0 <= line['data_wait']
-    # 1e6 FLOPs an image on two chips of 1e12
+    # 1e6 FLOPs per image on two chips of 1e12 FLOP/s
     mfu = line['img_per_sec'] * 1e6 / 2 / 1e12
     assert line['mfu'] == pytest.approx(mfu)
 
@@ -78,8 +79,8 @@ def test_the_loop_stays_two_steps_ahead(made):
   assert [line['step'] for line in lines()] == [5]
 
 
-def test_bad_steps_have_a_line_each_and_too_many_end_it(made):
-  """Three in a row where two are allowed: the last is on disk, then raised."""
+def test_bad_steps_are_written_and_too_many_raise(made):
+  """Of three in a row where two are allowed, the last is written first."""
   recorder, lines = made
   recorder.append(1, metrics(1))
   for step, skipped in ((2, 1), (3, 2), (4, 0), (5, 1), (6, 2)):
@@ -105,7 +106,7 @@ def test_an_interval_of_bad_steps_only(made):
   assert [line['loss'] for line in lines()] == [None] * 5
 
 
-def test_an_interval_goes_on_after_a_restart(made):
+def test_an_interval_continues_after_a_restart(made):
   """Its line is the same as that of a run that was not interrupted."""
   recorder, lines = made
   for step in range(1, 11):
@@ -126,7 +127,7 @@ def test_an_interval_goes_on_after_a_restart(made):
 
 
 def test_bad_records_are_summed_between_lines(made):
-  """Those of steps without a line are in the next one."""
+  """Counts of steps without a line are added to the next line."""
   recorder, lines = made
   for step in range(1, 11):
     recorder.append(step, metrics(step, bad_records=step))
@@ -135,7 +136,7 @@ def test_bad_records_are_summed_between_lines(made):
 
 
 def test_evaluations_have_their_own_line(made):
-  """Nothing is written where nothing was evaluated."""
+  """Without results, no line is written."""
   recorder, lines = made
   recorder.evaluations(5, {})
   recorder.evaluations(6, {'val/accuracy': 0.5})
@@ -149,13 +150,12 @@ def test_evaluations_have_their_own_line(made):
     *((11_100, '3h05m'), (183_600, '2d03h')),
   ],
 )
-def test_duration(seconds, text):
-  """The two largest units."""
+def test_duration_has_its_two_largest_units(seconds, text):
   assert recorder_lib.duration(seconds) == text
 
 
-def silent(limit):
-  """A recorder that reports to nobody."""
+def silent_recorder(limit):
+  """Returns a recorder without outputs."""
   meter = mock.Mock(spec=recorder_lib.Meter, batch_size=8)
   meter.read.return_value = {}
   others = (mock.Mock(spec=kind) for kind in (Writer, Ledger, Watchdog))
@@ -172,14 +172,14 @@ def silent(limit):
 
 
 def test_too_many_bad_records_end_the_run():
-  """By what the step summed over all processes, before anything is saved."""
+  """The sum over all processes is checked before anything is saved."""
   values = {'skipped': jnp.array(0), 'bad_records': jnp.array(1)}
   limits = [BadRecordLimit(fraction, 64) for fraction in (0.05, 0.1)]
   for limit in limits:
     noted = limit.reporting(None)
     for index in range(4):
       noted('data', BadRecord(index, '', 'broken'))
-  taken, allowed = map(silent, limits)
+  taken, allowed = map(silent_recorder, limits)
   for step in range(1, 5):  # the last call fetches the second step
     taken.append(step, values)
     allowed.append(step, values)
@@ -189,8 +189,8 @@ def test_too_many_bad_records_end_the_run():
 
 
 @pytest.mark.parametrize('devices', [1, 2])
-def test_the_rate_of_a_chip_is_shown_where_there_are_several(devices):
-  """One chip's rate is the run's."""
+def test_the_rate_per_chip_is_shown_with_several_chips(devices):
+  """With a single chip, it equals the rate of the run."""
   meter = mock.Mock(num_devices=devices, batch_size=8)
   values = {'loss': 1.0, 'lr': 0.1, 'img_per_sec': 50.0, 'data_wait': 0.0}
   line = recorder_lib.console_line(5, 10, values, meter)

@@ -1,4 +1,4 @@
-"""Rollbacks: the batches that are skipped, and their record."""
+"""Tests of rollbacks: the batches that are skipped, and their record."""
 
 import pytest
 
@@ -38,7 +38,7 @@ def _train(bad, saves, total, limits):
 @pytest.mark.parametrize('save', range(9))
 @pytest.mark.parametrize('bad', [{4, 5}, {3, 4, 5, 6}, {0, 1, 2}])
 def test_no_good_batch_is_skipped(save, bad):
-  """The checkpoint may lie anywhere in the bad steps, or behind them."""
+  """The checkpoint may lie within or after the bad steps."""
   limits = Recovery(max_skipped=1, max_rollbacks=9)
   drawn, known = _train(bad, {save}, 12, limits)
   assert known
@@ -47,7 +47,7 @@ def test_no_good_batch_is_skipped(save, bad):
   assert drawn == sorted(set(drawn))  # each once, in order
 
 
-def test_a_streak_that_began_before_the_checkpoint():
+def test_bad_steps_before_the_checkpoint_are_not_skipped_again():
   """Only batches that would be drawn again are skipped."""
   limits = Recovery(max_skipped=3)
   made = recovery.rollback(RollbackError(7, 4), [], 4, limits)
@@ -55,7 +55,7 @@ def test_a_streak_that_began_before_the_checkpoint():
   assert order.batch_index(4, recovery.skip_list([made])) == 7
 
 
-def test_the_limit_counts_what_the_checkpoint_knows():
+def test_rollbacks_in_the_checkpoint_count():
   """Lost lines of events.jsonl do not allow further rollbacks."""
   known = [{'from': 7, 'step': 4, 'skip': [5, 6]}]
   with pytest.raises(DivergedError, match='after 1 rollback'):
@@ -75,13 +75,15 @@ SECOND = {'from': 19, 'step': 12, 'skip': [20]}
   'saved, written, known, missing',
   [
     ([], [], [], []),
-    ([], [FIRST], [FIRST], []),  # not yet in a checkpoint, or an old one
+    ([], [FIRST], [FIRST], []),  # not in the checkpoint yet, or it is old
     ([FIRST], [FIRST, SECOND], [FIRST, SECOND], []),
-    ([FIRST], [], [FIRST], [FIRST]),  # its line was lost
+    ([FIRST], [], [FIRST], [FIRST]),  # the line was lost
     ([FIRST, SECOND], [SECOND], [FIRST, SECOND], [FIRST]),
     ([FIRST], [SECOND], [FIRST, SECOND], [FIRST]),
   ],
 )
-def test_the_checkpoint_and_the_file_together(saved, written, known, missing):
+def test_rollbacks_of_checkpoint_and_events_are_merged(
+  saved, written, known, missing
+):
   """Either of the two records may be incomplete."""
   assert recovery.rollbacks(saved, _events(written)) == (known, missing)

@@ -1,4 +1,4 @@
-"""Trackers: the values they receive, and their errors."""
+"""Tests of the values and errors of experiment trackers."""
 
 import importlib
 import sys
@@ -38,12 +38,12 @@ def fake(monkeypatch):
     sys.modules.pop(f'vit_jax.run.trackers.{name}', None)
 
 
-def test_none_by_default():
+def test_trackers_are_off_by_default():
   assert completed().log.trackers is None
 
 
 @pytest.mark.parametrize('name', ['wandb', 'mlflow'])
-def test_a_package_that_is_missing(name, monkeypatch):
+def test_a_missing_tracker_package_is_reported(name, monkeypatch):
   """The message comes when the config is read."""
   monkeypatch.setitem(sys.modules, name, None)
   monkeypatch.delitem(
@@ -55,7 +55,7 @@ def test_a_package_that_is_missing(name, monkeypatch):
     completed(**{'log.trackers': {'mine': 3}})
 
 
-def test_weights_and_biases(tmp_path, fake):
+def test_calls_of_weights_and_biases(tmp_path, fake):
   """The documented calls are made in order, by the main process only."""
   calls = []
 
@@ -160,7 +160,7 @@ def test_mlflow_resumes_its_run(tmp_path, fake):
   ]
 
 
-def test_errors_are_said_once(tmp_path, caplog, fake):
+def test_tracker_errors_are_logged_once(tmp_path, caplog, fake):
   """Errors at the start count, too; metrics.jsonl is complete."""
 
   def init(**_):

@@ -1,4 +1,4 @@
-"""config.json: compared, damaged, quarantined."""
+"""Tests of config.json in a workdir."""
 
 import json
 
@@ -14,8 +14,8 @@ DAMAGED = [b'', b'{"seed": 0', b'[]', b'3', b'\xff\x00', b'\x00' * 100]
 
 
 @pytest.mark.parametrize('content', DAMAGED)
-def test_a_damaged_config_refuses_no_workdir(tmp_path, content):
-  """It is quarantined and written again; the checkpoint is compared."""
+def test_a_damaged_config_json_is_quarantined(tmp_path, content):
+  """It is written again; the config is compared with the checkpoint."""
   (tmp_path / 'config.json').write_bytes(content)
   path = workdir.check(str(tmp_path), completed(), allow_changes=False)
   assert (tmp_path / 'config.json').read_bytes() == content  # not yet locked
@@ -36,8 +36,8 @@ def test_another_config_is_refused(tmp_path):
   assert workdir.check(str(tmp_path), other, allow_changes=True) == path
 
 
-def test_an_end_while_it_is_written(tmp_path, monkeypatch):
-  """The previous config stays, so the next start compares with it."""
+def test_a_failed_write_keeps_the_previous_config(tmp_path, monkeypatch):
+  """The next start compares with it."""
   path = epath.Path(tmp_path)
   workdir.record(path, completed(), {})
   before = (tmp_path / 'config.json').read_text()
@@ -51,8 +51,7 @@ def test_an_end_while_it_is_written(tmp_path, monkeypatch):
   assert (tmp_path / 'config.json').read_text() == before
 
 
-def test_what_is_no_file_is_a_message(tmp_path):
-  """config.json may be a directory."""
+def test_a_directory_named_config_json_is_refused(tmp_path):
   (tmp_path / 'config.json').mkdir()
   with pytest.raises(UserError, match='cannot be used'):
     workdir.check(str(tmp_path), completed(), allow_changes=False)
@@ -69,12 +68,12 @@ def test_what_is_no_file_is_a_message(tmp_path):
     ('saved/other.json', 'runs/other'),
   ],
 )
-def test_default(config_path, expected):
-  """The name comes from the config, or from the run's config.json."""
+def test_default_workdir(config_path, expected):
+  """The name comes from the config file, or from the run's config.json."""
   assert workdir.default(config_path) == expected
 
 
-def test_another_length(tmp_path):
+def test_a_longer_total_is_refused(tmp_path):
   """The message states that a longer total changes the learning rate."""
   before = completed(total='20 steps')
   (tmp_path / 'config.json').write_text(config_lib.to_json(before))

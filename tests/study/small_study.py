@@ -1,4 +1,5 @@
-"""Two tiny models on digits, evaluated few-shot; one is fine-tuned."""
+"""A study of two small models on digits with few-shot evaluation and
+fine-tuning."""
 
 from vit_jax.study.contents import Evaluation, Figure, Row, Study
 from vit_jax.sweeps.grid import Stage, Task

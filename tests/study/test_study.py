@@ -1,4 +1,4 @@
-"""Chains of runs, given weights, tables and figures of studies."""
+"""Tests of the chains of runs, tables and figures of studies."""
 
 import csv
 import io
@@ -68,7 +68,7 @@ def all_ready(chain):
   return list({run.workdir: run for run in ready}.values())
 
 
-def test_a_transfer_waits_for_its_pretraining(tmp_path, capsys):
+def test_transfers_follow_their_pretraining(tmp_path, capsys):
   """Pre-training, its transfers, the chosen setting, then nothing."""
   given = Given(['--config.total=2 steps'], ['--config.source.data_dir=d'])
   one = study(r=row(seeds=(0, 1), paper={'tuned': Number(84.15)}))
@@ -117,7 +117,7 @@ def test_a_transfer_waits_for_its_pretraining(tmp_path, capsys):
   chain, ready = step()
   assert ready == [second] and chain.spread('tuned') is None
   assert '| – | – | – | – (84.15) |' in (tmp_path / 'results.md').read_text()
-  finish(second, None)  # it diverged: nothing starts from it
+  finish(second, None)  # it diverged, so nothing starts from it
   chain, ready = step()
   assert ready == []
   text = (tmp_path / 'results.md').read_text()
@@ -137,7 +137,7 @@ def test_a_transfer_waits_for_its_pretraining(tmp_path, capsys):
     command.run(one, str(tmp_path), Given(), print_jobs=True)
 
 
-def test_weights_take_the_place_of_a_pretraining(tmp_path):
+def test_given_weights_replace_a_pretraining(tmp_path):
   """Nothing is trained for the row; weights of an unknown row are refused."""
   two = study(a=row(), b=row())
   found = command.run(
@@ -161,8 +161,8 @@ def test_weights_take_the_place_of_a_pretraining(tmp_path):
   assert argv == ['study', '--pretrain', '--workdir=w']
 
 
-def test_a_column_of_several_tasks(tmp_path):
-  """The mean has equal weights and appears when all are finished."""
+def test_a_column_is_the_mean_over_its_tasks(tmp_path):
+  """It appears when all tasks are finished; they have equal weights."""
   final = Stage(TUNING, 'test/accuracy', seeds=(0, 1))
   task = Task(command='finetune', final=final)
   several = Row(
@@ -182,7 +182,7 @@ def test_a_column_of_several_tasks(tmp_path):
   assert str(now().spread('V')) == '40.00'  # of .6 and .2
   chain = {'r': now()}
   text = tables.markdown(Study(title='s', rows={'r': several}), chain)
-  assert '| row | V |' in text  # no pre-training, no column of it
+  assert '| row | V |' in text  # without a pre-training, it has no column
 
 
 def test_another_metric_of_the_same_runs(tmp_path, capsys):
@@ -255,7 +255,7 @@ def test_variants_of_imagenet_have_its_classes(tmp_path):
   assert all(each == expected for each in names.values())
 
 
-def test_early_stopping(tmp_path):
+def test_early_stopping_transfers_from_the_best_step(tmp_path):
   """Transfers start from the best checkpoint that exists."""
   early = row(early_stopping=True)
 
@@ -275,8 +275,8 @@ def test_early_stopping(tmp_path):
   assert ready[0].flags[0] == f'--checkpoint={workdir}/checkpoints/3'
 
 
-def test_a_row_that_fails_is_left(tmp_path, monkeypatch):
-  """The other rows continue; the final message lists the errors."""
+def test_a_failing_row_does_not_stop_the_others(tmp_path, monkeypatch):
+  """The final message lists the errors."""
   script = tmp_path / 'python'
   script.write_text(f'#!/bin/sh\necho "$4" >> {tmp_path}/all\necho why\nexit 2')
   script.chmod(0o755)
@@ -297,8 +297,8 @@ def _trained(run, value, flops):
   (workdir / 'run.json').write_text(json.dumps(told))
 
 
-def test_figures(tmp_path):
-  """Points are ordered by x, with published ones in arrays of their own."""
+def test_figure_orders_points_by_x(tmp_path):
+  """Published points are in separate arrays."""
   pretrain = Stage(CONFIG, 'test/accuracy')
   rows = {
     'big': Row(
@@ -356,8 +356,7 @@ def test_figures(tmp_path):
   assert set(saved) == set(found) and (tmp_path / 'figure.png').exists()
 
 
-def test_wrong_studies():
-  """Each error names the value and what is allowed."""
+def test_messages_of_wrong_studies():
   for make, message in [
     (lambda: row(paper={'tund': Number(1)}), "did you mean 'tuned'"),
     (lambda: Study(title='s', rows={}), 'has no rows'),
@@ -384,7 +383,7 @@ def test_wrong_studies():
       make()
 
 
-# The study, its rows, and published numbers of some rows, typed in again.
+# (study, number of rows, published numbers of some rows), typed in again.
 SHIPPED = [
   ('cifar10.py', 9, {}),
   ('finetuned.py:table=2', 3, {'L/16 i21k': {'VTAB-1k': 72.72}}),
@@ -405,7 +404,7 @@ SHIPPED = [
 
 
 @pytest.mark.parametrize('name, count, numbers', SHIPPED, ids=lambda x: str(x))
-def test_the_shipped_studies(name, count, numbers, tmp_path):
+def test_shipped_studies_are_complete(name, count, numbers, tmp_path):
   """All configs exist, with the keys that are set and the metric."""
   found = contents.load(f'configs/studies/{name}')
   assert len(found.rows) == count
@@ -435,8 +434,7 @@ def test_the_shipped_studies(name, count, numbers, tmp_path):
   assert sum(line.startswith('| ') for line in lines) == count
 
 
-def test_directories_of_rows_differ():
-  """No two rows of a shipped study share a directory."""
+def test_rows_have_different_directories():
   for name in dict.fromkeys(name for name, *_ in SHIPPED):
     rows = contents.load(f'configs/studies/{name}').rows
     assert len({grid.directory(row) for row in rows}) == len(rows)

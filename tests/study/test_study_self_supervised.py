@@ -1,4 +1,4 @@
-"""Rows and arguments of the study of learning with few labels."""
+"""Tests of the study of self-supervised objectives."""
 
 import json
 
@@ -12,8 +12,8 @@ from vit_jax.sweeps.grid import Task
 ALWAYS = ['from scratch', 'from scratch, 10 %', 'masked patch', 'MAE', 'DINO']
 
 
-def test_rows(tmp_path):
-  """It has three seeds; a teacher and a file of labels add a row each."""
+def test_rows_depend_on_the_arguments(tmp_path):
+  """A teacher and a file of labels add a row each; there are three seeds."""
   config = 'configs/studies/self_supervised.py'
   study = contents.load(config)
   assert [*study.rows] == ALWAYS

@@ -1,4 +1,4 @@
-"""Two rates, two seeds, a tiny model on a part of digits."""
+"""A sweep with two rates, two seeds and a small model on a part of digits."""
 
 from vit_jax.sweeps.grid import Stage, Sweep, Task
 

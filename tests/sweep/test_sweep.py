@@ -1,4 +1,4 @@
-"""Grids, unfinished runs, choices and tables of sweeps."""
+"""Tests of grids, unfinished runs, choices and tables of sweeps."""
 
 import contextlib
 import csv
@@ -35,7 +35,7 @@ def task(group='', seeds=(0, 1), **grid_of):
   )
 
 
-def test_a_grid():
+def test_grid_combines_all_settings_and_seeds():
   """Each combination occurs with each seed, in order, with its flags."""
   found = grid.runs('t', task(), 'dev', '/w', ['--config.init_from=a b'])
   assert [(run.setting, run.seed) for run in found] == [
@@ -65,7 +65,7 @@ def test_a_grid():
       Task(**(settings | more))
 
 
-def test_jobs_are_printed_for_a_cluster(tmp_path, capsys):
+def test_print_jobs_prints_the_remaining_runs(tmp_path, capsys):
   """First the dev stage, then its unfinished run, the final stage, nothing."""
   sweep = Sweep('s', {'t': task()})
 
@@ -167,10 +167,10 @@ def test_table_9_next_to_vtab():
     (42, PreemptedError, 'stopped in t/dev'),
   ],
 )
-def test_a_run_that_does_not_finish(
+def test_a_run_that_fails_ends_the_sweep(
   tmp_path, monkeypatch, code, error, message
 ):
-  """The sweep ends with the output of the run, which its log keeps."""
+  """The message contains the output of the run, which is kept in its log."""
   script = tmp_path / 'python'
   script.write_text(f'#!/bin/sh\necho said so\nexit {code}\n')
   script.chmod(0o755)
@@ -202,8 +202,8 @@ def test_a_setting_that_diverges_is_not_chosen(tmp_path, monkeypatch):
   assert results.best(scores['t'][:8]) == final
 
 
-def test_which_runs_are_the_same(tmp_path):
-  """Runs are the same if the last values of all flags are the same."""
+def test_same_runs_have_the_same_flags(tmp_path):
+  """The last value of each flag counts."""
   (run, *_) = grid.runs('t', task(), 'dev', str(tmp_path), ['--a=1', '--a=2'])
   jobs.check_same(str(tmp_path), [run])
   jobs.check_same(str(tmp_path), [run._replace(flags=['--a=2', *run.flags])])
@@ -213,7 +213,7 @@ def test_which_runs_are_the_same(tmp_path):
       jobs.check_same(str(tmp_path), [other])
 
 
-def test_the_shipped_sweeps():
+def test_shipped_sweeps_are_complete():
   """All configs exist, and their stages use different data."""
   table = grid.load('configs/sweeps/table4.py')
   rates = [0.003, 0.01, 0.03]
@@ -257,9 +257,7 @@ def finished_run(tmp_path, **options):
   return run
 
 
-def test_a_run_that_was_stopped_in_its_last_evaluation_is_not_finished(
-  tmp_path, capsys
-):
+def test_a_run_stopped_in_its_last_evaluation_is_unfinished(tmp_path, capsys):
   """Its last step is saved, but its metric is not written."""
   run = finished_run(tmp_path)
   assert jobs.value(run) == 0.5
@@ -270,8 +268,8 @@ def test_a_run_that_was_stopped_in_its_last_evaluation_is_not_finished(
   assert jobs.line(run) in capsys.readouterr().out
 
 
-def test_a_metric_of_zero_is_a_metric(tmp_path):
-  """A value of 0.0 is compared like any other."""
+def test_a_metric_of_zero_counts(tmp_path):
+  """It is compared like any other value."""
   run = finished_run(tmp_path)
   metrics = pathlib.Path(run.workdir) / 'metrics.jsonl'
   metrics.write_text(json.dumps({'step': 3, run.metric: 0.0}) + '\n')
@@ -279,7 +277,7 @@ def test_a_metric_of_zero_is_a_metric(tmp_path):
   assert jobs.best_step(run) == 3
 
 
-def test_the_split_of_a_metric(tmp_path):
+def test_split_of_a_metric(tmp_path):
   """The split is found for the metrics of averages, too."""
   run = finished_run(tmp_path)
   file = pathlib.Path(run.workdir) / 'config.json'
@@ -294,7 +292,7 @@ def test_the_split_of_a_metric(tmp_path):
   assert jobs.split(evaluation) == 'test[5:]'
 
 
-def test_a_locked_workdir_is_waited_for(tmp_path, monkeypatch):
+def test_a_sweep_waits_for_a_locked_workdir(tmp_path, monkeypatch):
   """The run of a killed sweep may still save; the log names it."""
   run = finished_run(tmp_path)
   workdir = epath.Path(run.workdir)
@@ -320,7 +318,7 @@ def test_progress_counts_the_whole_sweep():
 
 
 def test_a_signal_at_the_end_of_a_run_stops_the_sweep(tmp_path, monkeypatch):
-  """A run that ignores it, because its results are written, is the last one."""
+  """The run ignores the signal, because its results are written already."""
   sweep = Sweep('s', {'t': task()})
   started = []
 

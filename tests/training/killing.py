@@ -1,4 +1,4 @@
-"""A classification that kills its own process, once."""
+"""An evaluator that kills its own process once."""
 
 import os
 import pathlib
@@ -9,14 +9,14 @@ from vit_jax.evaluators import classification
 
 
 class Evaluator(classification.Evaluator):
-  """SIGKILL at the first evaluation after a checkpoint is whole."""
+  """Sends SIGKILL at the first evaluation after a checkpoint is complete."""
 
   def __init__(
     self, setting, /, *, split: str, every: str = '1 epochs', after: str
   ):
-    """Args as for classification, and the directory of that checkpoint.
+    """Takes the arguments of classification, and a checkpoint directory.
 
-    A file beside the workdir tells that it has been done.
+    A file next to the workdir records that the process was killed.
     """
     super().__init__(setting, split=split, every=every)
     self._checkpoint = pathlib.Path(after)
@@ -24,7 +24,7 @@ class Evaluator(classification.Evaluator):
   def run(self, weights):
     folder, name = self._checkpoint.parent, self._checkpoint.name
     done = pathlib.Path(f'{folder.parent}.killed')
-    # Saving goes on beside the steps; this process waits for its end.
+    # Saving runs in the background; this process waits for its end.
     while any(path.name.startswith(f'{name}.') for path in folder.glob('*')):
       time.sleep(0.05)
     if self._checkpoint.exists() and not done.exists():

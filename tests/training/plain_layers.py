@@ -1,6 +1,6 @@
 """Layers in jax.numpy, written from the papers and the official codes.
 
-They use nothing of vit_jax; only names and shapes of parameters are its.
+They use nothing of vit_jax except its names and shapes of parameters.
 """
 
 import jax

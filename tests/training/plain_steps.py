@@ -1,4 +1,4 @@
-"""Twenty training steps: by Adam as its paper has it, and by a `Trainer`."""
+"""Twenty training steps, by Adam's formula and by a `Trainer`."""
 
 import re
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ SMALL = dict(
   **dict(optimizer__weight_decay=0.03, optimizer__decay_mask='all'),
   **dict(optimizer__clip_norm=None, model__dtype='float32'),
 )
-# Every axis of the mesh, and micro-batches, of an example on each device.
+# Every axis of the mesh, and micro-batches of one example per device.
 MESH = dict(
   **dict(mesh__data=2, mesh__fsdp=2, mesh__model=2, micro_batches=2),
   batch_size=8,
@@ -28,12 +28,12 @@ MESH = dict(
 
 
 class Trained(NamedTuple):
-  """What a training leaves behind.
+  """The results of a training.
 
   Attributes:
-    losses: of each step.
-    norms: of each step's gradient.
-    params: after the last.
+    losses: loss of each step.
+    norms: norm of each step's gradient.
+    params: parameters after the last step.
   """
 
   losses: list[float]
@@ -42,14 +42,14 @@ class Trained(NamedTuple):
 
 
 def build(path, **more):
-  """The experiment of a config made small, on one device or on a mesh."""
+  """Builds the experiment of a config with small sizes, also on a mesh."""
   config = changed(loading.load(path), **(SMALL | more))
   devices = jax.devices() if 'mesh__data' in more else jax.devices()[:1]
   return Experiment.build(config, devices)
 
 
 def batches(config):
-  """Images with something to learn in them: a brightness for each class."""
+  """Yields images with a brightness per class, which can be learned."""
   (height, width), size = config.image_size, config.batch_size
   rng = np.random.default_rng(0)
   for _ in range(STEPS):
@@ -68,7 +68,7 @@ def _moments(first, second, grads):
 
 @jax.jit
 def _adam(params, first, second, lr, t):
-  """Table 3's update: weight decay on everything, times the rate."""
+  """Applies Table 3's update: decay on all parameters, times the rate."""
 
   def update(p, m, v):
     direction = m / (1 - 0.9**t) / (jnp.sqrt(v / (1 - 0.999**t)) + 1e-8)
@@ -78,11 +78,11 @@ def _adam(params, first, second, lr, t):
 
 
 def plainly(experiment, start, gradient):
-  """Adam on the plain path.
+  """Trains with Adam on the plain path.
 
   Args:
-    experiment: says the learning rates and the size of images.
-    start: parameters.
+    experiment: defines the learning rates and the image size.
+    start: initial parameters.
     gradient: (parameters, images, labels) → (loss, its gradient).
   """
   params, losses, norms = start, [], []
@@ -99,14 +99,14 @@ def plainly(experiment, start, gradient):
 
 
 def start_of(experiment):
-  """The parameters that a training starts from, on the host."""
+  """Returns the initial parameters of a training, on the host."""
   with jax.set_mesh(experiment.mesh):
     state = jax.jit(experiment.init_state)(jax.random.key(0))
   return jax.device_get(state.params)
 
 
 def ours(experiment, start):
-  """The experiment's own steps, from the same parameters."""
+  """Runs the experiment's own steps from the same parameters."""
   losses, norms = [], []
   with jax.set_mesh(experiment.mesh):
     places = jax.tree.map(lambda s: s.sharding, experiment.abstract_state())
@@ -114,7 +114,7 @@ def ours(experiment, start):
     state = begin(start, {})
     step = jax.jit(
       experiment.trainer.train_step, out_shardings=(places, None)
-    )  # or it would be compiled again for what comes out
+    )  # otherwise it would be compiled again for its own output
     for batch in batches(experiment.config):
       state, metrics = step(state, batch, jax.random.key(0), {})
       losses.append(float(metrics['loss']))
@@ -123,18 +123,20 @@ def ours(experiment, start):
 
 
 def unsettled(start):
-  """Parameters that all act, and whose rectifiers are far from their kinks.
+  """Returns parameters that all matter, and keeps rectifiers off their kinks.
 
-  Noise on everything: heads and last norms start at 0, and what is behind them
-  has no gradient. Where a rectifier's input is a rounding error from 0, the
-  gradients of the two paths are different ones, and Adam makes as much of small
-  ones as of large ones. So norms before rectifiers get biases of ±4 deviations.
+  All parameters get noise: heads and last norms start at 0, which would make
+  other gradients zero. If a rectifier's input is a rounding error away from 0,
+  the
+  gradients of the two paths differ, and Adam enlarges small gradients.
+  Therefore,
+  norms before rectifiers get biases of ±4 standard deviations.
   """
   rng, moved = np.random.default_rng(0), {}
   for path, leaf in tree.flatten(start).items():
     leaf = leaf + rng.normal(0, 0.05, leaf.shape).astype(np.float32)
     if re.search(r'(gn_root|gn[123]|gn_out|^norm)/bias$', path):
-      # What is added to a shortcut of ±4 must not come to nothing.
+      # What is added to a shortcut of ±4 must not be rounded away.
       signs = [1] if path.endswith('layers/gn3/bias') else [-1, 1]
       leaf += rng.choice(signs, leaf.shape) * np.float32(4)
     moved[path] = leaf
@@ -142,14 +144,15 @@ def unsettled(start):
 
 
 def check(experiment, gradient):
-  """Asserts that an experiment's steps are those of the plain path.
+  """Asserts that an experiment's steps equal those of the plain path.
 
-  Losses and norms of gradients, and for each leaf how far it ends from where
-  the plain path ends, as a share of its way. Reached are 6e-7, 7e-7 and 2e-5;
-  3e-4 by an AxialResNet, which has the most rectifiers.
+  It compares losses, norms of gradients, and the final distance of each leaf,
+  relative to how far the leaf moved. The differences are 6e-7, 7e-7 and 2e-5,
+  and
+  3e-4 for an AxialResNet, which has the most rectifiers.
 
   Args:
-    experiment: the model in float32.
+    experiment: experiment with a model in float32.
     gradient: see `plainly`.
   """
   start = unsettled(start_of(experiment))
@@ -161,8 +164,8 @@ def check(experiment, gradient):
   begin, end, other = map(tree.flatten, (start, expected.params, found.params))
   for path, leaf in end.items():
     way, apart = leaf - begin[path], other[path] - leaf
-    # Soft-max does not see a bias of all keys: its gradient is a rounding error
-    # from 0, of which Adam makes steps of either sign.
+    # The softmax does not depend on a bias of all keys: its gradient is a
+    # rounding error around 0, which Adam turns into steps of either sign.
     if not path.endswith('attention/key/bias'):
       share = np.linalg.norm(apart) / np.linalg.norm(way)
       assert share < 2e-3, (path, share)

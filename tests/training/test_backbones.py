@@ -1,4 +1,4 @@
-"""Every kind of model by the real command: killed, resumed, on another mesh."""
+"""Tests of every kind of model with the real command, killed and resumed."""
 
 import signal
 
@@ -15,7 +15,7 @@ COMMON = {
   'batch_size': 16,
   'total': '8 steps',
   'schedule.warmup': '2 steps',
-  # Adam's steps are signs where gradients are near ε; rounding flips signs.
+  # If gradients are near ε, Adam's steps are signs, which rounding may flip.
   'optimizer.eps': 1e-2,
   'evals.test.every': '3 steps',
   'checkpoint.every': '3 steps',
@@ -58,8 +58,8 @@ def train(workdir, kind, changes, devices, code=0):
 @pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize('name', KINDS)
-def test_killed_resumed_and_on_one_device(tmp_path, name):
-  """SIGKILL changes no bit; one device gives the same to rounding."""
+def test_killed_runs_and_other_meshes_give_the_same(tmp_path, name):
+  """SIGKILL changes no bit; one device gives the same up to rounding."""
   kind, mesh, sizes = KINDS[name]
   whole, killed, alone = (tmp_path / each for each in ('whole', 'cut', 'alone'))
   train(whole, kind, mesh | sizes, 8)

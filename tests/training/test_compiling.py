@@ -1,4 +1,4 @@
-"""What a run says at its start, and whether its step fits."""
+"""Tests of the log at the start of a run, and of its memory check."""
 
 import logging
 import re
@@ -24,10 +24,10 @@ from vit_jax.training.experiment import Experiment
     (8, {'mesh.fsdp': 8, 'model.mlp_dim': 512}, True),
   ],
 )
-def test_the_table_of_parameters_is_logged_where_it_tells_something(
+def test_the_parameter_table_is_logged_if_parameters_are_split(
   devices, changes, whole, caplog
 ):
-  """Where one is split or the config asks for it; else one line, the total."""
+  """It is also logged if the config asks for it; otherwise only the total."""
   caplog.set_level(logging.INFO, 'vit_jax')
   experiment = Experiment.build(completed(**changes), jax.devices()[:devices])
   compiling.describe(experiment, experiment.abstract_state())
@@ -39,7 +39,7 @@ def test_the_table_of_parameters_is_logged_where_it_tells_something(
 
 @pytest.mark.parametrize('devices', [1, 2])
 def test_a_step_too_large_for_memory_is_refused(devices, monkeypatch):
-  """With the fewest parts of a batch that fit; they do, and fewer do not."""
+  """The message has the smallest number of micro-batches that fits."""
   chosen = jax.devices()[:devices]
   sizes = {'batch_size': 64, 'model.mlp_dim': 256}
 
@@ -63,8 +63,8 @@ def test_a_step_too_large_for_memory_is_refused(devices, monkeypatch):
     compiling.compile_to_run(experiment)
 
 
-def test_a_compiler_that_finds_no_room(monkeypatch):
-  """Its message is read; other errors stay what they are."""
+def test_an_out_of_memory_error_of_the_compiler_is_reported(monkeypatch):
+  """Other errors of the compiler are raised unchanged."""
   said = 'RESOURCE_EXHAUSTED: Ran out of memory: Used 17.21G of 15.48G hbm.'
   experiment = Experiment.build(completed(batch_size=64), jax.devices()[:1])
   failing = mock.Mock(side_effect=jax.errors.JaxRuntimeError(said))

@@ -1,4 +1,4 @@
-"""One computation on any mesh and through any interruption."""
+"""Tests that meshes and interruptions do not change the computation."""
 
 import signal
 
@@ -40,7 +40,7 @@ def test_mesh_does_not_change_losses(tmp_path):
 
 
 @pytest.mark.slow
-def test_killed_run_ends_like_a_straight_one(tmp_path):
+def test_a_killed_run_equals_an_uninterrupted_one(tmp_path):
   """SIGKILL at several steps: same losses, bit-identical parameters."""
   straight, killed = tmp_path / 'straight', tmp_path / 'killed'
   config = 'configs/l16_i21k.py'
@@ -73,8 +73,8 @@ def test_killed_run_ends_like_a_straight_one(tmp_path):
 
 
 @pytest.mark.slow
-def test_resume_on_another_mesh(tmp_path):
-  """Ten steps on one device, ten on data=2 fsdp=2: the losses of one device."""
+def test_resuming_on_another_mesh_gives_the_same_losses(tmp_path):
+  """Ten steps on one device, then ten on data=2 fsdp=2."""
   runs.train(tmp_path / 'one')
   first = tmp_path / 'moved'
   process = runs.start(
@@ -85,7 +85,7 @@ def test_resume_on_another_mesh(tmp_path):
     )
   )
   runs.finish(process)
-  # Take the run back to step 10, as if it had been stopped there.
+  # Reset the run to step 10, as if it had been stopped there.
   for item in (first / 'checkpoints').iterdir():
     if item.name == '20':
       item.rename(first / 'step20')

@@ -1,4 +1,4 @@
-"""From a config to what runs: each value reaches what it is meant for."""
+"""Tests that the values of a config reach the objects of an experiment."""
 
 import operator
 
@@ -31,16 +31,16 @@ def build(devices=1, **changes):
     ('total', '7 steps', 'total_steps'),
   ],
 )
-def test_a_value_reaches_its_place(key, value, place):
-  """And its default is another one."""
+def test_a_value_of_the_config_reaches_its_object(key, value, place):
+  """The default has another value."""
   get = operator.attrgetter(place)
   wanted = 7 if key == 'total' else value
   assert get(build(**{key: value})) == wanted
   assert get(build()) != wanted
 
 
-def test_the_run_follows_its_seed():
-  """Start and masks: the same seed gives the same bits, another others."""
+def test_keys_and_initial_parameters_depend_on_the_seed():
+  """The same seed gives the same bits, and another seed gives others."""
   bits, starts = [], []
   for seed in (0, 0, 1):
     experiment = build(seed=seed)
@@ -53,8 +53,8 @@ def test_the_run_follows_its_seed():
     assert not np.any(first == other)
 
 
-def test_the_schedule_is_as_long_as_the_training():
-  """Two epochs of eight batches; a quarter of them warms up."""
+def test_the_schedule_has_the_length_of_the_training():
+  """Two epochs of eight batches, of which a quarter is warm-up."""
   experiment = build(
     **{
       'total': '2 epochs',
@@ -68,8 +68,8 @@ def test_the_schedule_is_as_long_as_the_training():
   assert rates[10] == pytest.approx(0.05) and rates[16] == pytest.approx(0)
 
 
-def test_the_batch_is_split_and_the_optimizer_with_zero1():
-  """Shapes and places of what a step takes."""
+def test_shardings_of_batch_and_zero1():
+  """Shapes and shardings of the inputs of a step are checked."""
   experiment = build(8, **{'mesh.zero1': True, 'model.mlp_dim': 512})
   batch = experiment.abstract_batch()
   assert batch['image'].shape == (8, 8, 8, 3)

@@ -1,4 +1,4 @@
-"""What the host does beside the devices: nothing that they would wait for."""
+"""Tests that the host does not delay the devices."""
 
 import json
 import sys
@@ -19,9 +19,11 @@ CHANGES = {
 
 
 @pytest.mark.slow
-def test_no_compilation_after_the_first_step_and_one_transfer_a_batch():
-  """Steps 2 to 12 compile nothing; a batch goes over as uint8, once,
-  and a batch still on the host is refused."""
+def test_one_compilation_and_one_transfer_per_batch():
+  """Steps 2 to 12 compile nothing; a batch is sent once, as uint8.
+
+  A batch that is still on the host is refused.
+  """
   script = str(runs.ROOT / 'tests' / 'host_side.py')
   given = [f'{key}={value}' for key, value in CHANGES.items()]
   out, _ = runs.run([sys.executable, script, 'configs/quickstart.py', *given])
@@ -35,4 +37,4 @@ def test_no_compilation_after_the_first_step_and_one_transfer_a_batch():
   assert len(training) >= 12
   assert all(dtype == 'uint8' for dtype, *_ in images)
   others = [a for a in seen['arrays'] if len(a) != 5]
-  assert all(len(shape) == 1 for _, *shape in others)  # numbers an example
+  assert all(len(shape) == 1 for _, *shape in others)  # one number per example

@@ -1,4 +1,4 @@
-"""Kernels are compared with XLA before a run; here they are interpreted."""
+"""Tests of the comparison of kernels with XLA; kernels are interpreted."""
 
 import json
 import logging
@@ -34,15 +34,15 @@ def build(devices=1, **changes):
 
 
 def check(experiment, tmp_path):
-  """The experiment after the check, and the events."""
+  """Returns the experiment after the check, and the events."""
   ledger = Ledger(epath.Path(tmp_path) / 'events.jsonl')
   with jax.set_mesh(experiment.mesh):
     after = kernel_check.checked(experiment, ledger)
   return after, read(ledger.path)
 
 
-def test_whole_kernels_are_used(tmp_path):
-  """In bfloat16 the difference is well within bounds."""
+def test_correct_kernels_are_used(tmp_path):
+  """In bfloat16, the difference is well below the tolerance."""
   experiment = build(**{'model.dtype': 'bfloat16'})
   after, [event] = check(experiment, tmp_path)
   assert after is experiment
@@ -55,7 +55,7 @@ def halved(function):
 
 
 def unmasked(_):
-  """Soft-max that counts the rows which only fill a register."""
+  """Computes a softmax that counts rows of padding."""
 
   def soft_max(scores, tokens):
     del tokens
@@ -70,13 +70,11 @@ def unmasked(_):
   'name, wrong',
   [
     ('_soft_max', unmasked),
-    ('_side_by_side', halved),  # in the backward pass alone
+    ('_side_by_side', halved),  # only in the backward pass
   ],
 )
-def test_broken_kernels_are_left_out(
-  name, wrong, tmp_path, monkeypatch, caplog
-):
-  """One loud line, an event, and the same model by XLA alone."""
+def test_wrong_kernels_are_disabled(name, wrong, tmp_path, monkeypatch, caplog):
+  """There is a warning and an event, and XLA computes the same model."""
   broken = wrong(getattr(tpu_kernels, name))
   monkeypatch.setattr(tpu_kernels, name, broken)
   experiment = build(**{'model.remat': 'dots'})
@@ -93,7 +91,7 @@ def test_broken_kernels_are_left_out(
 
 
 def gradient_of_queries_doubled(y_of):
-  """Attention whose gradient with respect to queries is twice the right one."""
+  """Returns attention whose gradient for queries is twice the correct one."""
 
   def attend(query, *arrays, **options):
     doubled = 2 * query - jax.lax.stop_gradient(query)
@@ -104,7 +102,7 @@ def gradient_of_queries_doubled(y_of):
 
 @pytest.mark.parametrize('works', [True, False])
 def test_cudnn_is_compared_on_a_gpu(gpu, works, tmp_path, monkeypatch, caplog):
-  """A wrong gradient is found, and the run continues with XLA's attention."""
+  """A wrong gradient is detected; the run continues with XLA's attention."""
   if not works:
     broken = gradient_of_queries_doubled(cudnn.attend)
     monkeypatch.setattr(cudnn, 'attend', broken)
@@ -117,7 +115,7 @@ def test_cudnn_is_compared_on_a_gpu(gpu, works, tmp_path, monkeypatch, caplog):
 
 
 def test_without_cudnn_a_run_uses_xla(gpu, tmp_path, monkeypatch, caplog):
-  """The library is missing, or refuses the shapes: one loud line."""
+  """The library is missing or refuses the shapes; there is a warning."""
 
   def missing(*arrays, **options):
     raise RuntimeError('cuDNN is not detected.')
@@ -141,12 +139,12 @@ WITHOUT_LABELS = {
 @pytest.mark.slow
 @pytest.mark.parametrize(
   'name, tokens',
-  [('mae', 1 + 2), ('dino', 1 + 4)],  # of nine patches
+  [('mae', 1 + 2), ('dino', 1 + 4)],  # tokens, from nine patches
 )
 def test_every_size_of_a_training_is_compared(
   name, tokens, tmp_path, monkeypatch
 ):
-  """Kernels that are wrong for visible patches, or for local crops, alone."""
+  """The kernels are wrong only for visible patches, or for local crops."""
   right, seen = tpu_kernels._soft_max, set()
 
   def wrong(scores, count):
@@ -165,7 +163,7 @@ def test_every_size_of_a_training_is_compared(
 
 @pytest.mark.slow
 def test_the_decoder_is_compared(tmp_path, monkeypatch):
-  """Its heads have 32 channels; without its kernels the model has none."""
+  """Its heads have 32 channels; if its kernels fail, the model uses none."""
   right, wide = tpu_kernels._soft_max, []
 
   def wrong(scores, count):
@@ -191,8 +189,8 @@ def test_the_decoder_is_compared(tmp_path, monkeypatch):
   assert after.objective._decoder().attention == 'xla'
 
 
-def test_sizes_of_the_shipped_recipes():
-  """MAE's encoder sees 49 patches of 196; DINO's local crops have 36."""
+def test_sizes_that_shipped_recipes_compare():
+  """MAE's encoder uses 49 patches of 196; DINO's local crops have 36."""
   for config, expected in (
     ('configs/mae.py:model=B', [(16, 16 * 49), (14, 14)]),
     ('configs/dino.py', [(96, 96)]),
@@ -206,10 +204,10 @@ def refused(*refs, **settings):
   raise NotImplementedError('no such instruction')
 
 
-def test_kernels_that_do_not_compile_are_left_out(
+def test_kernels_that_do_not_compile_are_disabled(
   tmp_path, monkeypatch, caplog
 ):
-  """Whatever their compiler raises is in the log and in the event."""
+  """The compiler's message is in the log and in the event."""
   monkeypatch.setattr(tpu, 'forward', refused)
   after, [event] = check(build(), tmp_path)
   assert after.model.attention == 'xla' and not event['passed']
@@ -218,21 +216,21 @@ def test_kernels_that_do_not_compile_are_left_out(
   )
 
 
-def test_a_mesh_that_the_kernels_do_not_take_is_a_users_error(tmp_path):
-  """Asked for by name, they are not replaced in silence."""
+def test_kernel_attention_on_an_unsuitable_mesh_is_a_user_error(tmp_path):
+  """Kernels that are requested by name are not replaced silently."""
   with pytest.raises(UserError, match="attention='kernel'"):
     check(build(**{'model.width': 96}), tmp_path)
 
 
 @pytest.mark.parametrize('attention', ['auto', 'xla'])
 def test_without_kernels_nothing_is_checked(attention, tmp_path):
-  """Neither is used on a CPU."""
+  """Kernels are not used on a CPU."""
   experiment = build(**{'model.attention': attention})
   after, events = check(experiment, tmp_path)
   assert after is experiment and events == []
 
 
-def test_on_a_tpu_auto_means_kernels(monkeypatch):
+def test_auto_selects_kernels_on_a_tpu(monkeypatch):
   """They are compared at the shapes of the run, in two layers at most."""
   monkeypatch.setattr(sharding, 'on_tpu', lambda: True)
   model = build(**{'model.attention': 'auto', 'model.depth': 9}).model
@@ -242,7 +240,7 @@ def test_on_a_tpu_auto_means_kernels(monkeypatch):
 
 
 def train(workdir, attention):
-  """Events and losses of a run of two steps."""
+  """Returns events and losses of a run of two steps."""
   small = {'name': 'synthetic', 'num_examples': 64, 'num_classes': 10}
   config = completed(
     **KERNELS
@@ -256,8 +254,8 @@ def train(workdir, attention):
 
 
 @pytest.mark.slow
-def test_a_run_with_broken_kernels_trains_by_xla(tmp_path, monkeypatch):
-  """Its losses are those of a run without kernels, bit for bit."""
+def test_a_run_with_wrong_kernels_trains_with_xla(tmp_path, monkeypatch):
+  """Its losses equal those of a run without kernels bit for bit."""
   (tmp_path / 'plain').mkdir()
   (tmp_path / 'broken').mkdir()
   events, expected = train(tmp_path / 'plain', 'xla')

@@ -1,4 +1,4 @@
-"""The order of events in the loop, with everything that it calls recorded."""
+"""Tests of the order of events in the training loop."""
 
 import contextlib
 from types import SimpleNamespace
@@ -14,10 +14,11 @@ from vit_jax.training.session import Session
 
 
 class Recorded(Session):
-  """What the loop uses of a session; `log` holds the calls in their order.
+  """A session for the loop; `log` contains the calls in order.
 
   Schedules are real. Steps, evaluators and checkpoints only record that they
-  were asked for, and check which state they get.
+  were
+  called, and check the state that they get.
   """
 
   def __init__(
@@ -102,15 +103,15 @@ NAMES = "['val/accuracy']"
 
 
 def evaluation(step, saved=False):
-  """Metrics are fetched and checked first; then it is saved, if that is due."""
+  """Returns the calls of an evaluation, with a save if it is due."""
   return [
     *('drain', *([f'save {step} []'] if saved else [])),
     *(f'evaluate {step}', f"write {step} {{'val/accuracy': {float(step)}}}"),
   ]
 
 
-def test_what_is_due_comes_in_this_order():
-  """Fetch and judge, save, evaluate, write; then the next step."""
+def test_metrics_are_fetched_before_saving_and_evaluating():
+  """After fetching come saving, evaluating and writing, then the next step."""
   session = Recorded(total=7, evals=2, save=4)
   results = train(session)
   assert session.log == [
@@ -122,22 +123,21 @@ def test_what_is_due_comes_in_this_order():
   assert results == {'val/accuracy': 7.0}
 
 
-def test_saving_without_an_evaluation():
-  """Metrics are fetched and judged all the same."""
+def test_metrics_are_fetched_before_saving_without_evaluations():
   session = Recorded(total=4, evals=0, save=2)
   train(session)
   assert session.log[:4] == ['metrics 1', 'metrics 2', 'drain', 'save 2 []']
 
 
-def test_a_resumed_run_does_again_what_was_due():
-  """What a crash may have lost: the step's evaluation and its save."""
+def test_a_resumed_run_repeats_what_was_due():
+  """A crash may have lost the step's evaluation and its save."""
   session = Recorded(total=5, evals=2, save=2)
   train(session, step=2)
   assert session.log[:5] == [*evaluation(2, saved=True), 'metrics 3']
 
 
 def test_every_evaluation_updates_the_best_step(caplog):
-  """Also where no save is due; where one is, only the metric is added."""
+  """Even if no save is due; if one is, only the metric is added."""
   session = Recorded(total=4, evals=2, save=4, best='val/accuracy')
   with caplog.at_level('INFO', logger='vit_jax'):
     train(session)
@@ -149,8 +149,7 @@ def test_every_evaluation_updates_the_best_step(caplog):
   ]
 
 
-def test_an_evaluator_that_fails():
-  """What was due to be saved is; its error ends the run."""
+def test_a_failing_evaluator_ends_the_run_after_the_save():
   session = Recorded(total=4, evals=2, save=2)
 
   def fails(names, state, step):
@@ -162,16 +161,15 @@ def test_an_evaluator_that_fails():
   assert session.log == ['metrics 1', 'metrics 2', 'drain', 'save 2 []']
 
 
-def test_a_run_that_has_ended_takes_no_step():
-  """It evaluates again, for its results, and that is all."""
+def test_a_finished_run_only_evaluates():
   session = Recorded(total=4, evals=3, save=3)
   assert train(session, step=4)['val/accuracy'] == 4
   assert session.log[0] == 'drain' and 'metrics 5' not in session.log
 
 
 @pytest.mark.parametrize('step', [1, 2, 3])
-def test_a_signal_saves_and_leaves(step):
-  """At once, due or not, without an evaluation."""
+def test_a_signal_saves_and_ends_the_run(step):
+  """The save need not be due, and nothing is evaluated."""
   session = Recorded(total=9, evals=2, save=3, stop_at=step)
   with pytest.raises(PreemptedError, match=f'step {step} of 9'):
     train(session)
@@ -181,16 +179,16 @@ def test_a_signal_saves_and_leaves(step):
 
 
 @pytest.mark.parametrize('total', [2, 9])
-def test_a_signal_in_an_evaluation(total):
-  """Saved without its results; the run is not over, even at the last step."""
+def test_a_signal_in_an_evaluation_saves_without_results(total):
+  """The run is not finished, even at the last step."""
   session = Recorded(total=total, evals=2, save=5, stop_in_eval=2)
   with pytest.raises(PreemptedError, match=f'step 2 of {total}'):
     train(session)
   assert session.log[-4:] == ['drain', 'save 2 []', 'finish 2', 'flush 2']
 
 
-def test_a_signal_at_the_very_end():
-  """Before the last evaluation: a resume makes it."""
+def test_a_signal_before_the_last_evaluation():
+  """The resumed run makes the evaluation."""
   session = Recorded(total=3, evals=0, save=2, stop_at=3)
   with pytest.raises(PreemptedError, match='step 3 of 3'):
     train(session)
@@ -208,14 +206,14 @@ def test_a_signal_at_the_very_end():
     (0, 9, [9]),
   ],
 )
-def test_a_rounded_interval_does_not_end_just_before_the_run(every, total, due):
-  """The last multiple is left out where rounding alone put it there."""
+def test_a_rounded_interval_is_not_due_just_before_the_end(every, total, due):
+  """The last multiple is left out if only rounding put it there."""
   schedule = Schedule(every, total, is_rounded=True)
   assert [step for step in range(total + 1) if schedule.due(step)] == due
 
 
-def test_exact_intervals_keep_all_their_steps():
-  """Two steps asked for as steps are two steps."""
+def test_exact_intervals_are_due_just_before_the_end():
+  """An interval of two steps that was given in steps is exact."""
   schedule = Schedule(112, 225)
   due = [step for step in range(226) if schedule.due(step)]
   assert due == [112, 224, 225]

@@ -1,7 +1,8 @@
 """Twenty training steps of the axial models against plain jax.numpy.
 
-As in test_plain_resnets. Images are wider than high, so that rows and columns
-cannot be taken for each other.
+As in test_plain_resnets. Images are wider than high, so that exchanging rows
+and
+columns would change the result.
 """
 
 import jax
@@ -23,7 +24,7 @@ KINDS = {
     dict(model__depths=(2, 1), model__num_heads=2, schedule__base_lr=1e-4),
   ),
 }
-EPSILON = 1e-4  # of the AxialResNet's norms
+EPSILON = 1e-4  # epsilon of the AxialResNet's norms
 
 
 def vit_loss(params, image, label):
@@ -54,7 +55,7 @@ def attend(x, p):
     return plain.group_norm(x[:, :, None], p[name], EPSILON)[:, :, 0]
 
   qkv = norm(x @ p['qkv'].reshape(channels, -1), 'gn_qkv')
-  # Column `places - 1 + k - q` is of the key at k and the query at q.
+  # Column `places - 1 + k - q` belongs to the key at k and the query at q.
   relative = jnp.stack(
     [p['relative'][:, places - 1 - q :][:, :places] for q in range(places)]
   )  # [q, c, k]

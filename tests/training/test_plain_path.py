@@ -1,7 +1,7 @@
 """Twenty training steps against a plain ViT written with jax.numpy only.
 
-No scan, no rematerialization, no kernel, no derivative by hand, no sharding;
-Adam is that of its paper. Both start from the same parameters.
+The plain ViT has no scan, rematerialization, kernel, hand-written derivative or
+sharding; Adam is that of its paper. Both start from the same parameters.
 """
 
 import functools
@@ -92,7 +92,7 @@ def test_losses_equal_the_plain_path(way):
   experiment = build(**more)
   assert bool(experiment.model.apart) == ('apart' in way or 'unrolled' in way)
   losses = plain_steps.ours(experiment, start_params()).losses
-  assert expected[-1] < 0.95 * expected[0]  # it learns: not all the same number
+  assert expected[-1] < 0.95 * expected[0]  # it learns, so the losses differ
   np.testing.assert_allclose(losses, expected, rtol=tolerance)
 
 

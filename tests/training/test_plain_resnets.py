@@ -1,7 +1,8 @@
 """Twenty training steps of a ResNet and a hybrid against plain jax.numpy.
 
-As in test_plain_path: no scan, no rematerialization, no sharding there. Ours
-run on eight devices with every axis of the mesh, and in micro-batches.
+As in test_plain_path: the plain path has no scan, rematerialization or
+sharding.
+Ours runs on eight devices with every axis of the mesh, and in micro-batches.
 """
 
 import functools
@@ -14,7 +15,7 @@ from tests.training import plain_layers as plain
 from tests.training import plain_steps
 from vit_jax.objectives.mixing import normalize
 
-# name: (config, changes); the hybrid's variant gives the stem's kind
+# name: (config, changes); the hybrid's variant determines the kind of stem
 KINDS = {
   'resnet': (
     'configs/resnet.py',

@@ -1,7 +1,7 @@
 """Twenty training steps of a Swin Transformer against timm's.
 
 timm's network in PyTorch gives loss and gradient of each step; Adam is as in
-test_plain_path. Ours run on eight devices with every axis of the mesh.
+test_plain_path. Ours runs on eight devices with every axis of the mesh.
 """
 
 import jax
@@ -61,7 +61,7 @@ def gradient_of(theirs, names):
 
 
 @pytest.mark.slow
-def test_steps_equal_timms():
+def test_steps_equal_timm():
   """The mesh is data=2, fsdp=2, model=2, with two micro-batches."""
   experiment = plain_steps.build(
     'configs/swin_i1k.py', image_size=(32, 32), **SIZES, **plain_steps.MESH

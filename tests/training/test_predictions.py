@@ -1,4 +1,4 @@
-"""Predictions for the page: which examples, which mistakes first."""
+"""Tests of the predictions in the HTML report."""
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from vit_jax.training import predictions
 
 
 class Colours:
-  """Images whose red tells the class, but for every tenth, which lies."""
+  """Images whose red gives the class, except for every tenth image."""
 
   name, num_classes, class_names = 'colours', 3, ['dark', 'middle', 'bright']
 
@@ -36,7 +36,7 @@ class Colours:
 def by_red(params, batch):
   red = batch['image'][:, 0, 0, 0].astype(jnp.float32)
   green = batch['image'][:, 0, 0, 1].astype(jnp.float32)
-  # Surer with every example.
+  # The confidence increases with every example.
   nearest = jnp.abs(red[:, None] - jnp.array([0.0, 100, 200]))
   return {'logits': params * (nearest < 50) * (1 + green[:, None] / 10)}
 
@@ -54,7 +54,7 @@ def setting():
   )
 
 
-def test_predictions_and_the_surest_mistakes_first(setting):
+def test_most_confident_mistakes_come_first(setting):
   found = predictions.predict_examples(setting, jnp.float32(1), 'test')
   assert (found['count'], found['total']) == (50, 50)
   assert found['accuracy'] == pytest.approx(0.9)
@@ -66,29 +66,29 @@ def test_predictions_and_the_surest_mistakes_first(setting):
   assert found['examples'][0]['caption'][1:] == ['right', '<0>.png']
 
 
-def test_examples_of_a_large_split_are_spread_over_it(setting):
+def test_examples_are_spread_over_a_large_split(setting):
   found = predictions.predict_examples(setting, jnp.float32(1), 'test', count=5)
   titles = [entry['caption'][2] for entry in found['examples']]
   assert titles == ['<0>.png', '<12>.png', '<24>.png', '<37>.png', '<49>.png']
   assert (found['count'], found['total']) == (5, 50)
 
 
-def test_examples_of_large_files_have_their_number():
+def test_examples_in_large_files_are_titled_by_number():
   source = Colours()
   for where in ('test.array_record-00000, record 7', 'a.tar @ 512', ''):
     source.where = lambda index, where=where: where
     assert spread.Spread(source, 5).title(1) == 'example 12'
 
 
-def test_a_model_without_a_head(setting):
+def test_a_model_without_a_head_is_refused(setting):
   with pytest.raises(UserError, match='no head'):
     predictions.predict_examples(
       setting._replace(num_classes=0), jnp.float32(1), 'test'
     )
 
 
-def test_splits_of_the_runs_own_data():
-  """An evaluator of another source names a split of that one."""
+def test_own_splits_leave_out_other_sources():
+  """An evaluator of another source names a split of that source."""
   evals = {
     'shots': {'split': 'test', 'source': {'name': 'tfds'}},
     'lab': {'every': '1 epochs'},

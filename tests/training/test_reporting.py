@@ -1,4 +1,4 @@
-"""Pictures of a run: the images that the step gets, and what may go wrong."""
+"""Tests of the images in an HTML report, and of failures while making it."""
 
 import base64
 import json
@@ -32,7 +32,7 @@ def decoded(entry):
 
 
 def test_training_images_are_those_of_the_first_batch():
-  """To the bit, with their classes; the batch itself is smaller."""
+  """They are equal bit for bit, with their classes; a batch is smaller."""
   experiment, source = built()
   entries = reporting.training_images(experiment, source, experiment.mesh)
   assert len(entries) == 24
@@ -43,7 +43,7 @@ def test_training_images_are_those_of_the_first_batch():
     assert entry['caption'] == [source.class_names[batch['label'][row]]]
 
 
-def test_mixed_images_name_both_classes():
+def test_captions_of_mixed_images_name_both_classes():
   experiment, source = built(**{'mix.mixup': 1.0})
   entries = reporting.training_images(experiment, source, experiment.mesh)
   mixed = [e['caption'] for e in entries if len(e['caption']) == 2]
@@ -54,7 +54,7 @@ def test_mixed_images_name_both_classes():
     assert shares[0] >= shares[1]
 
 
-def test_crops_without_labels_are_all_shown():
+def test_all_crops_without_labels_are_shown():
   crops = np.arange(2 * 3 * 4 * 4 * 3, dtype=np.uint8).reshape(2, 3, 4, 4, 3)
   entries = reporting._unlabelled({'crops': crops, 'mask': np.ones(2, bool)})
   assert [entry['caption'] for entry in entries] == [['crops']] * 6
@@ -62,8 +62,10 @@ def test_crops_without_labels_are_all_shown():
 
 
 @pytest.mark.parametrize('error', [ValueError('lost'), StopRequested()])
-def test_what_goes_wrong_ends_no_run(error, tmp_path, monkeypatch, caplog):
-  """The rest is written all the same."""
+def test_errors_in_the_report_do_not_end_the_run(
+  error, tmp_path, monkeypatch, caplog
+):
+  """The rest of the report is written."""
 
   def fail(*arguments):
     raise error

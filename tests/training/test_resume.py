@@ -1,4 +1,4 @@
-"""A run that is started again: what it repeats, and what it does not."""
+"""Tests of what a resumed run repeats."""
 
 import json
 import logging
@@ -25,14 +25,14 @@ CHANGES = {
 
 @pytest.fixture
 def workdir(tmp_path):
-  """A workdir after a whole run of six steps."""
+  """Returns a workdir after a whole run of six steps."""
   folder = epath.Path(tmp_path) / 'run'
   loop.run(completed(**CHANGES), folder)
   return folder
 
 
 def lines(workdir):
-  """Lines of metrics.jsonl by step and kind, without what a clock measures."""
+  """Returns the lines of metrics.jsonl by step and kind, without times."""
   found = {}
   for text in (workdir / 'metrics.jsonl').read_text().splitlines():
     line = json.loads(text)
@@ -42,8 +42,8 @@ def lines(workdir):
   return found
 
 
-def test_an_interval_of_the_log_goes_on_after_a_restart(workdir):
-  """Step 4 is logged with the mean of steps 1 to 4, though 1 to 3 were before.
+def test_an_interval_of_the_log_continues_after_a_restart(workdir):
+  """Step 4 is logged with the mean of steps 1 to 4.
 
   The run is restored at step 3, in the middle of the interval.
   """
@@ -55,7 +55,7 @@ def test_an_interval_of_the_log_goes_on_after_a_restart(workdir):
 
 
 def test_a_finished_run_compiles_nothing(workdir, monkeypatch, caplog):
-  """It says so before anything else, and leaves its metrics as they are."""
+  """It says so before anything else, and its metrics do not change."""
   before = lines(workdir)
   caplog.set_level(logging.INFO, 'vit_jax')
   monkeypatch.setattr(compiling, 'compile_to_run', pytest.fail)

@@ -1,4 +1,4 @@
-"""Figures drawn during a run: of which weights, and what a failure does."""
+"""Tests of figures drawn during a run."""
 
 import functools
 import json
@@ -48,8 +48,8 @@ def started(**changes):
   return experiment, setting, state
 
 
-def test_the_figures_of_a_run(tmp_path):
-  """Five images of the split are examined, and there are no metrics."""
+def test_figures_are_drawn_at_the_end(tmp_path):
+  """Five images of the split are used, and there are no metrics."""
   experiment, setting, state, evaluations = built(tmp_path)
   last = experiment.total_steps
   assert evaluations.due(last) == ['figures']
@@ -74,8 +74,8 @@ def test_the_figures_of_a_run(tmp_path):
 
 
 @pytest.mark.slow
-def test_reconstructions_of_a_masked_training(tmp_path):
-  """Hidden patches are grey, and the picture names what was predicted."""
+def test_reconstructions_are_drawn(tmp_path):
+  """Hidden patches are grey; the caption says what was predicted."""
   objective = dict(name='mae', mask_ratio=0.5, decoder=DECODER)
   experiment, _, state, evaluations = built(
     tmp_path, objective=objective, num_classes=0
@@ -95,10 +95,10 @@ def test_reconstructions_of_a_masked_training(tmp_path):
 
 
 @pytest.mark.parametrize('suffix, title', [('', 'step 7'), ('_ema', '_ema')])
-def test_the_weights_that_the_config_names(
+def test_figures_use_the_weights_of_the_config(
   tmp_path, monkeypatch, suffix, title
 ):
-  """Figures of one set of weights are not overwritten by those of the next."""
+  """Figures of different weights do not overwrite each other."""
   experiment, setting, _, _ = built(tmp_path)
   drawn = []
   monkeypatch.setattr(
@@ -117,7 +117,9 @@ def test_the_weights_that_the_config_names(
   assert len(drawn) == 1
 
 
-def test_what_cannot_be_drawn_ends_nothing(tmp_path, monkeypatch, caplog):
+def test_an_error_while_drawing_does_not_end_the_run(
+  tmp_path, monkeypatch, caplog
+):
   _, _, state, evaluations = built(tmp_path)
 
   def fail(*arguments):

@@ -1,4 +1,4 @@
-"""What a session makes of its config, without a run."""
+"""Tests of what a session derives from its config."""
 
 import contextlib
 from contextlib import nullcontext
@@ -24,13 +24,13 @@ from vit_jax.training.experiment import Experiment
     (None, 10, 1e6, False),
     (2.0, 10, 121, True),
     (2.0, 10, 119, False),
-    (2.0, 11, 1e6, False),  # asked at log lines only
+    (2.0, 11, 1e6, False),  # checked at log lines only
   ],
 )
-def test_a_checkpoint_is_due_by_the_clock(
+def test_every_minutes_makes_a_checkpoint_due(
   monkeypatch, minutes, step, saved_s_ago, due
 ):
-  """Once `checkpoint.every_minutes` are over, at the next log line."""
+  """It is due at the first log line after `checkpoint.every_minutes`."""
   config = completed(**{'checkpoint.every_minutes': minutes})
   config.checkpoint.every, config.log.every = '0 steps', '5 steps'
   config.total = '100 steps'
@@ -42,8 +42,7 @@ def test_a_checkpoint_is_due_by_the_clock(
   assert made.due(step) is due
 
 
-def test_the_watchdog_gets_its_limits(tmp_path, monkeypatch):
-  """The factor and the two limits are those of the config."""
+def test_the_watchdog_gets_the_limits_of_the_config(tmp_path, monkeypatch):
 
   class ReachedError(Exception):
     """The watchdog is made; nothing after it matters here."""
@@ -55,13 +54,12 @@ def test_the_watchdog_gets_its_limits(tmp_path, monkeypatch):
   with contextlib.ExitStack() as stack, pytest.raises(ReachedError):
     session_lib.Session(config, epath.Path(tmp_path), stack, False)
   assert watchdog.call_args.kwargs == limits
-  with lock.hold(epath.Path(tmp_path)):  # the session's lock is given back
+  with lock.hold(epath.Path(tmp_path)):  # the session has released its lock
     assert jax.sharding.get_abstract_mesh().empty
 
 
 @pytest.mark.parametrize('method', ['aligned', 'bicubic'])
-def test_fine_tuning_resizes_positions_as_the_config_says(monkeypatch, method):
-  """`position_resize` reaches what transfers the weights."""
+def test_position_resize_reaches_the_transfer(monkeypatch, method):
   transfer, run = mock.Mock(), mock.Mock()
   config = completed(position_resize=method, init_from='there')
   given = mock.Mock(FLAGS=mock.Mock(config=config))

@@ -1,4 +1,4 @@
-"""The training step: gradients, averages and keys, against formulas."""
+"""Tests of the training step against formulas."""
 
 import dataclasses
 import functools
@@ -22,7 +22,7 @@ CLASSES, BATCH, SIDE, WIDTH, DEPTH = 5, 8, 2, 12, 2
 
 
 class Stub(contract.Defaults):
-  """What a model must have besides its function."""
+  """A model without layers."""
 
   num_classes = 5
 
@@ -35,7 +35,7 @@ class Stub(contract.Defaults):
 
 
 class Network(Stub):
-  """Stacked tanh layers: a model that compiles in no time."""
+  """A model of stacked tanh layers, which compiles fast."""
 
   def logits(self, params, images, key=None):
     x = images.reshape(len(images), WIDTH)
@@ -62,7 +62,7 @@ def start_params():
 
 
 def trainer(objective, **settings):
-  """A Trainer with SGD: unlike Adam's, its update shows a gradient's size."""
+  """Returns a Trainer with SGD, whose updates are proportional to gradients."""
   schedule = settings.pop('schedule', lambda step: 1.0)
   names = ('momentum', 'clip_norm', 'weight_decay')
   chain = {k: settings.pop(k) for k in names if k in settings}
@@ -81,7 +81,7 @@ def examples(seed=0):
 @jax.jit
 @jax.value_and_grad
 def plain_loss(params, batch):
-  """Mean of −log p(label) over the whole batch."""
+  """Computes the mean of −log p(label) over the whole batch."""
   images = batch['image'] / 127.5 - 1
   log_p = jax.nn.log_softmax(MODEL.apply({'params': params}, images))
   return -log_p[jnp.arange(BATCH), batch['label']].mean()
@@ -92,7 +92,7 @@ def flat(tree):
 
 
 def run(of, batches, params=None, key=0):
-  """The state after each step, the first one included, and its metrics."""
+  """Returns the states before and after each step, and the metrics."""
   params = start_params() if params is None else params
   states, metrics = [jax.jit(of.state_of)(params, {})], []
   step = jax.jit(of.train_step)
@@ -114,8 +114,8 @@ def run(of, batches, params=None, key=0):
     *((clip, dict(micro_batches=2)) for clip in (None, 2.0)),
   ],
 )
-def test_a_step_follows_the_gradient_of_the_whole_batch(clip, settings):
-  """θ ← θ − lr · g · min(1, clip / |g|), however many parts make g."""
+def test_a_step_equals_sgd_on_the_whole_batch(clip, settings):
+  """θ ← θ − lr · g · min(1, clip / |g|), for any number of micro-batches."""
   settings = dict(settings)
   params, batch = start_params(), examples()
   loss, grads = plain_loss(params, batch)
@@ -134,8 +134,8 @@ def test_a_step_follows_the_gradient_of_the_whole_batch(clip, settings):
   assert values['grad_norm'] == pytest.approx(norm, rel=1e-5)
 
 
-def test_steps_are_sgds_formula():
-  """Clipping, momentum, decay and a learning rate by step, written out."""
+def test_steps_equal_the_formula_of_sgd():
+  """With clipping, momentum, decay and a learning rate by step."""
   clip, momentum, decay = 0.7, 0.9, 0.1
   rates = [0.0, 0.2, 0.5, 0.3]
   of = trainer(
@@ -161,8 +161,8 @@ def test_steps_are_sgds_formula():
     assert int(states[step + 1].step) == step + 1
 
 
-def test_the_average_takes_the_parameters_after_each_update():
-  """Weights d^age of θ₁ … θ_t; where the run started does not count."""
+def test_the_average_weights_parameters_after_each_update():
+  """The weights are d^age of θ₁ … θ_t; the initial parameters do not count."""
   decay = 0.6
   of = trainer(Objective(SETTING), average_decay=decay)
   states, _ = run(of, [examples(seed) for seed in range(4)])
@@ -179,7 +179,7 @@ def test_the_average_takes_the_parameters_after_each_update():
 # Micro-batches
 
 
-def test_parts_take_every_so_many_th_example():
+def test_micro_batches_are_strided():
   """Part i holds i, i + parts, …, and each part has its own key."""
   batch = {'x': jnp.arange(6.0)}
   seen = accumulate(
@@ -200,8 +200,9 @@ SLOTS = 4096
 class Masked(Stub):
   """A model whose logits are its parameters behind a dropout mask.
 
-  At zero the gradient of slot k's sigmoid cross-entropy is 2 · ½ if it is kept,
-  else 0; so SGD writes the mask into the parameters.
+  At zero, the gradient of slot k's sigmoid cross-entropy is 2 · ½ if it is
+  kept,
+  else 0, so SGD writes the mask into the parameters.
   """
 
   def logits(self, params, images, key=None):
@@ -211,7 +212,7 @@ class Masked(Stub):
 
 @functools.cache
 def kept(step=0, seed=0, examples=1, micro_batches=1):
-  """How many of the examples kept each slot in the step after `step`."""
+  """Returns how many examples kept each slot in the step after `step`."""
   of = trainer(
     Objective(Setting(Masked(), (1, 1)), cross_entropy='sigmoid'),
     micro_batches=micro_batches,
@@ -230,29 +231,29 @@ def kept(step=0, seed=0, examples=1, micro_batches=1):
 HALF = pytest.approx(0.5, abs=5 * np.sqrt(0.25 / SLOTS))  # five sigmas
 
 
-def test_training_drops_at_its_rate():
-  """The objective hands the step's key to the model."""
+def test_dropout_has_its_rate_in_training():
+  """The objective passes the step's key to the model."""
   assert set(kept()) == {0.0, 1.0}
   assert kept().mean() == HALF
 
 
-def test_every_step_and_every_run_has_its_own_masks():
-  """Two steps, or two seeds, agree as often as coins do."""
+def test_masks_differ_between_steps_and_seeds():
+  """Two of them agree in half of the slots."""
   masks = [kept(step=s) for s in (0, 1, 2, 100_000)] + [kept(seed=1)]
   for number, first in enumerate(masks):
     for second in masks[:number]:
       assert (first == second).mean() == HALF
 
 
-def test_a_step_taken_again_has_the_same_masks():
-  """After a resume, say: they follow from the seed and `state.step` alone."""
+def test_a_repeated_step_has_the_same_masks():
+  """They depend only on the seed and `state.step`."""
   again = kept.__wrapped__(step=2)
   np.testing.assert_array_equal(kept(step=2), again)
 
 
 @pytest.mark.parametrize('micro_batches', [1, 2])
-def test_every_example_has_its_own_mask(micro_batches):
-  """Of two, in one micro-batch or two, just one keeps half of the slots."""
+def test_masks_differ_between_examples(micro_batches):
+  """Of two examples, exactly one keeps half of the slots."""
   counts = kept(examples=2, micro_batches=micro_batches)
   assert set(counts) == {0.0, 1.0, 2.0}
   assert (counts == 1).mean() == HALF
@@ -262,7 +263,7 @@ def test_every_example_has_its_own_mask(micro_batches):
 
 
 class Loss(objective_contract.Defaults):
-  """What an objective must have besides its loss."""
+  """An objective without a loss."""
 
   def init(self, key, batch):
     raise NotImplementedError
@@ -272,7 +273,7 @@ class Loss(objective_contract.Defaults):
 
 
 class Poisoned(Loss):
-  """The loss is the mean image and its gradient 1; some batches are bad."""
+  """The loss is the mean image with gradient 1; some batches are bad."""
 
   def loss(self, params, extra, batch, key, step, frozen):
     del extra, key, step, frozen
@@ -296,7 +297,7 @@ def poisoned_batch(loss=1.0, slope=False):
   'bad', [dict(loss=np.nan), dict(loss=np.inf), dict(slope=True)]
 )
 def test_a_bad_step_changes_nothing_but_its_count(bad):
-  """Parameters, momentum, average and extra stay; the schedule waits."""
+  """Parameters, momentum, average, extra state and schedule stay."""
   of = trainer(
     Poisoned(),
     **dict(momentum=0.9, average_decay=0.5),
@@ -324,8 +325,8 @@ def test_a_bad_step_changes_nothing_but_its_count(bad):
   assert float(after.extra['seen']) == 2
 
 
-def test_a_spike_is_told_from_the_mean_of_good_losses():
-  """Only once settled, only above the factor, and it does not raise the mean.
+def test_a_spike_exceeds_the_mean_of_good_losses():
+  """It counts only after some steps, and does not raise the mean.
 
   The mean is that of all good losses as long as there are few.
   """
@@ -348,7 +349,7 @@ def test_a_spike_is_told_from_the_mean_of_good_losses():
 
 
 class Teaching(Loss):
-  """Counts what `loss` carries; its teacher is in the extra state."""
+  """An objective that counts its carry, with a teacher as extra state."""
 
   def init(self, key, batch):
     return jnp.zeros(()), {'sum': jnp.zeros(()), 'teacher': jnp.ones(())}
@@ -366,8 +367,8 @@ class Teaching(Loss):
 
 
 @pytest.mark.parametrize('micro_batches', [1, 2])
-def test_extra_state_follows_the_carry(micro_batches):
-  """It gets the carry's mean over micro-batches, and the new step."""
+def test_update_extra_receives_the_mean_carry(micro_batches):
+  """It is the mean over micro-batches; the step is the new one."""
   of = trainer(Teaching(), micro_batches=micro_batches)
   state = of.init_state(jax.random.key(0), None)
   for step in range(2):
@@ -380,8 +381,7 @@ def test_extra_state_follows_the_carry(micro_batches):
   assert float(state.extra['teacher']) == 0.5 * (0.5 * (1 - 1.5) - 4)
 
 
-def test_all_weights_are_evaluated():
-  """The objective's, and the average under a name of its own."""
+def test_weights_contain_those_of_the_objective_and_the_average():
   of = trainer(Teaching(), average_decay=0.5)
   state = of.init_state(jax.random.key(0), None)
   for _ in range(2):
