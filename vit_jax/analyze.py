@@ -4,7 +4,9 @@ The figures are those of the paper: filters, similarity of position embeddings,
 attention distance, attention rollout and single heads. They are written as PNG,
 and their arrays as .npz. The images are --images=FILE,… or images of the run's
 evaluation split, preprocessed as in the evaluation. Without --out, the figures
-are written to the workdir and shown in its HTML report.
+are written to the workdir and shown in its HTML report. --interactive also
+writes attention.html, on which the attention of every patch, layer and head can
+be explored.
 
 `python -m vit_jax.analyze curves WORKDIR… --out=DIR` draws the curves of
 several runs over steps, epochs, images, core-days and exaFLOPs. `sizes` instead
@@ -17,13 +19,14 @@ HTML page that compares the runs.
 import contextlib
 import logging
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 import numpy as np
 from absl import flags
 from etils import epath
 
-from vit_jax.analysis import figures, gallery, runs, sizes
+from vit_jax.analysis import attention_page, figures, gallery, runs, sizes
 from vit_jax.analysis.report import page, record
 from vit_jax.arrays import sharding
 from vit_jax.cli import process, weights_flags
@@ -57,6 +60,11 @@ def define_flags() -> None:
   flags.DEFINE_integer(
     'image_size', None, 'Image size in pixels; default: that of the weights.'
   )
+  flags.DEFINE_bool(
+    'interactive',
+    False,
+    'Also write attention.html, a page on which attention can be explored.',
+  )
   flags.DEFINE_bool('predictions', True, 'Let `report` predict images again.')
   flags.DEFINE_string('out', None, 'Directory; default WORKDIR/figures.')
 
@@ -68,6 +76,7 @@ def run(
   num_images: int = 32,
   image_size: int | None = None,
   weights: str = 'params',
+  interactive: bool = False,
 ) -> figures.Findings:
   """Draws all figures that the model can have.
 
@@ -78,9 +87,11 @@ def run(
     num_images: number of the run's own images.
     image_size: pixels; positions are interpolated to it.
     weights: which weights of the checkpoint, see `Pretrained.chosen`.
+    interactive: also write a page on which attention can be explored.
 
   Raises:
-    UserError: no such weights or images.
+    UserError: no such weights or images, or `interactive` and the model has no
+      attention weights.
   """
   source = pretrained.find(checkpoint, weights)
   size, model = source.image_size, source.model()
@@ -102,12 +113,43 @@ def run(
     found = figures.examine(model, params, images, masked=masked)
   for line in found.missing:
     log.info('no %s', line)
+  if interactive:
+    first = images[: attention_page.MAX_IMAGES]
+    names = files or [f'image {i + 1}' for i in range(len(images))]
+    with jax.set_mesh(mesh):
+      text = _attention_page(model, params, first, names[: len(first)], found)
+    write(out / attention_page.NAME, text)
   named = source.path + ('' if weights == 'params' else f', {weights}')
   about = {'weights': named, 'images': f'{len(images)} {whose}'}
   with _writing(out):
     for path in gallery.save(out, found, about):
       log.info('wrote %s', path)
   return found
+
+
+def _attention_page(
+  model: Any,
+  params: Any,
+  images: np.ndarray,
+  names: list[str],
+  found: figures.Findings,
+) -> str:
+  """Returns the page on which the attention of some images can be explored."""
+  if 'rollout' not in found.arrays:
+    raise UserError(
+      '--interactive needs attention weights, which this model does not have: '
+      f'{"; ".join(found.missing)}. Omit --interactive.'
+    )
+  attend = jax.jit(figures.attention_of(model))
+  return attention_page.render(
+    images,
+    names,
+    np.asarray(attend(params, images)),
+    model.grid(images.shape[1:3]),
+    found.arrays.get('similarity'),
+    'The query is outlined; brighter patches have larger weights. Each map is '
+    'scaled to its largest weight.',
+  )
 
 
 def _read(files: list[str], transform: Preprocess) -> np.ndarray:
@@ -273,6 +315,7 @@ def main(arguments: list[str]) -> None:
     values.num_images,
     values.image_size,
     values.weights,
+    values.interactive,
   )
   if values.out is None:
     page.write(out.parent)

@@ -32,7 +32,8 @@ def test_a_weight_file_at_another_resolution(weights, tmp_path):
   files = [str(folder / name) for name in ('a.png', 'b.png')]
   out = epath.Path(tmp_path / 'figures')
   path = str(folder / 'small.npz')
-  found = analyze.run(path, out, files, image_size=20)
+  found = analyze.run(path, out, files, image_size=20, interactive=True)
+  assert files[0] in (out / 'attention.html').read_text()
   assert found.missing == []
   assert found.arrays['images'].shape == (2, 20, 20, 3)
   assert found.arrays['similarity'].shape == (5, 5, 5, 5)

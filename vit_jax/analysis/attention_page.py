@@ -1,0 +1,99 @@
+"""One self-contained HTML page on which attention can be explored.
+
+The page shows to which patches any patch, or the class token, attends: in each
+layer and head, in the mean over heads, and in the rollout over all layers; and
+the similarity of each position embedding with the others.
+"""
+
+import base64
+import io
+import json
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, UInt8
+from PIL import Image
+
+from vit_jax.analysis import rollout
+
+NAME = 'attention.html'
+MAX_IMAGES = 4  # about 5 MB per image for B/16, 12 MB for L/16
+_TEMPLATE = pathlib.Path(__file__).with_name('attention_page.html')
+
+
+def render(
+  images: UInt8[np.ndarray, 'n y x 3'],
+  names: Sequence[str],
+  attention: Float[np.ndarray, 'n l h t t'],
+  grid: tuple[int, int],
+  similarity: Float[np.ndarray, 'r c r c'] | None,
+  about: str,
+) -> str:
+  """Returns the page.
+
+  Args:
+    images: images as the model receives them.
+    names: a name for each image.
+    attention: attention weights by image, layer, head, query and key; the
+      tokens of patches come last, in rows.
+    grid: rows and columns of patches.
+    similarity: cosine similarity of learned position embeddings; None if the
+      model has none.
+    about: line of text below the title.
+  """
+  _, layers, heads, tokens, _ = attention.shape
+  patches = grid[0] * grid[1]
+  data: dict[str, Any] = {
+    'about': about,
+    'grid': grid,
+    'prefix': tokens - patches,
+    'layers': layers,
+    'heads': heads,
+    'images': [],
+    'similarity': None,
+  }
+  for image, name, weights in zip(images, names, attention, strict=True):
+    # The mean over heads comes first, as if it were another head.
+    mean = weights.mean(axis=1, keepdims=True)
+    blocks = np.concatenate([mean, weights], axis=1)  # [l, 1 + h, t, t]
+    rolled = rollout.rollout(weights[None])[0]
+    data['images'].append(
+      {
+        'name': name,
+        'picture': _uri(image, 'JPEG'),
+        'layers': [_uri(_rows(each, patches), 'PNG') for each in blocks],
+        'rollout': _uri(_rows(rolled, patches), 'PNG'),
+      }
+    )
+  if similarity is not None:
+    low, high = float(similarity.min()), float(similarity.max())
+    scaled = (similarity - low) / max(high - low, 1e-12)
+    pixels = np.round(255 * scaled).astype(np.uint8)
+    data['similarity'] = _uri(pixels.reshape(patches, patches), 'PNG')
+  # '<' is escaped so that no name can end the script element.
+  text = json.dumps(data).replace('<', '\\u003c')
+  return _TEMPLATE.read_text().replace('@DATA@', text)
+
+
+def _rows(
+  weights: Float[np.ndarray, '*blocks t t'], patches: int
+) -> UInt8[np.ndarray, 'queries patches']:
+  """Returns the attention of every query to the patches as grey levels.
+
+  Each row is divided by its maximum over the patches, so that weights on the
+  class token and registers do not make the others invisible.
+  """
+  rows = weights[..., -patches:].reshape(-1, patches)
+  return np.round(
+    255 * rows / np.maximum(rows.max(axis=1, keepdims=True), 1e-30)
+  ).astype(np.uint8)
+
+
+def _uri(pixels: UInt8[np.ndarray, 'y x *channels'], kind: str) -> str:
+  """Returns a data URI of an image file."""
+  file = io.BytesIO()
+  Image.fromarray(pixels).save(file, kind)
+  encoded = base64.b64encode(file.getvalue()).decode()
+  return f'data:image/{kind.lower()};base64,{encoded}'
