@@ -145,7 +145,7 @@ def test_another_split_under_the_same_name(tmp_path, trained):
   changed = _train(workdir, pets, '--config.evals.val.split=train')
   for expected in (True, False):  # once
     _, err = runs.run(changed)
-    assert ('evals.val is another evaluator' in err) is expected
+    assert ('evals.val has other settings' in err) is expected
   lines = (workdir / 'events.jsonl').read_text().splitlines()
   (event,) = [
     event

@@ -61,7 +61,7 @@ def test_the_cause_of_an_error(error, cause):
 def test_an_outage_that_passes_is_not_noticed(times):
   slept = []
   function = failing(OSError(errno.EIO, 'broken'), times)
-  found = outages.persistently(
+  found = outages.with_retries(
     function, epath.Path('x'), 'written', slept.append
   )
   assert found == 'done' and slept == PAUSES[:times]
@@ -71,7 +71,7 @@ def test_an_outage_that_stays_is_one_message():
   slept = []
   function = failing(OSError(errno.EIO, 'broken'), 99)
   with pytest.raises(StorageError, match='x.jsonl.*Input/output error'):
-    outages.persistently(
+    outages.with_retries(
       function, epath.Path('x.jsonl'), 'written', slept.append
     )
   assert slept == PAUSES
@@ -84,7 +84,7 @@ def test_an_outage_that_stays_is_one_message():
 def test_what_will_not_pass_is_raised_at_once(number, kind):
   function = failing(OSError(number, 'text'), 1)
   with pytest.raises(kind, match=os.strerror(number)):
-    outages.persistently(function, epath.Path('x'), 'written', pytest.fail)
+    outages.with_retries(function, epath.Path('x'), 'written', pytest.fail)
 
 
 def test_slow_failures_are_not_repeated_for_ever(monkeypatch):
@@ -100,13 +100,13 @@ def test_slow_failures_are_not_repeated_for_ever(monkeypatch):
 
   path = epath.Path('gs://bucket/x')
   with pytest.raises(StorageError, match='status 503'):
-    outages.persistently(fail, path, 'written', lambda pause_s: None)
+    outages.with_retries(fail, path, 'written', lambda pause_s: None)
   assert attempts == [0, 43]
 
 
 def test_a_mistake_in_the_program_stays_one():
   with pytest.raises(ZeroDivisionError):
-    outages.persistently(lambda: 1 // 0, epath.Path('x'), 'read', pytest.fail)
+    outages.with_retries(lambda: 1 // 0, epath.Path('x'), 'read', pytest.fail)
 
 
 def test_a_line_after_a_partial_one(tmp_path):

@@ -49,18 +49,18 @@ def test_no_module_makes_paths_absolute_by_itself():
 
 def test_try_out(tmp_path):
   """Leaves nothing behind; one message for a folder that cannot be."""
-  outages.try_out(epath.Path(tmp_path) / 'new')
+  outages.check_writable(epath.Path(tmp_path) / 'new')
   assert list((tmp_path / 'new').iterdir()) == []
   (tmp_path / 'file').write_text('')
   with pytest.raises(UserError, match='cannot be written'):
-    outages.try_out(epath.Path(tmp_path) / 'file' / 'below')
+    outages.check_writable(epath.Path(tmp_path) / 'file' / 'below')
 
 
 def test_try_out_reads_what_it_wrote(tmp_path, monkeypatch):
   kind = type(epath.Path(tmp_path))
   monkeypatch.setattr(kind, 'read_text', lambda self: 'something else')
   with pytest.raises(StorageError, match='cannot be read back'):
-    outages.try_out(epath.Path(tmp_path))
+    outages.check_writable(epath.Path(tmp_path))
   assert list(tmp_path.iterdir()) == []
 
 

@@ -45,7 +45,7 @@ def test_it_is_said_once_and_loudly(watched, caplog):
   assert event['event'] == 'limit' and event['name'] == 'alarm'
   assert (event['metric'], event['step'], event['value']) == ('entropy', 7, 0.3)
   (record,) = caplog.records
-  assert 'LIMIT PASSED' in record.message and 'at least 0.5' in record.message
+  assert 'LIMIT EXCEEDED' in record.message and 'at least 0.5' in record.message
 
 
 def test_after_it_was_well_it_is_said_again(watched):

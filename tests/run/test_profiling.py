@@ -40,7 +40,7 @@ def test_one_trace(calls, steps, traced):
   """The part of the span that is trained is traced once."""
   profile = Profile((3, 5), epath.Path('nowhere'))
   for step in steps:
-    profile.at(step)
+    profile.update(step)
   profile.close()
   profile.close()
   assert calls == (['start', 'stop'] if traced else [])
@@ -51,7 +51,7 @@ def test_it_is_traced_before_and_not_after(calls):
   profile = Profile((3, 5), epath.Path('nowhere'))
   seen = []
   for step in range(7):
-    profile.at(step)
+    profile.update(step)
     seen.append(len(calls))
   assert seen == [0, 0, 0, 1, 1, 2, 2]
 
@@ -59,6 +59,6 @@ def test_it_is_traced_before_and_not_after(calls):
 def test_none_is_wanted(calls):
   """Without the flag, nothing is traced."""
   profile = Profile(None, epath.Path('nowhere'))
-  profile.at(3)
+  profile.update(3)
   profile.close()
   assert not calls

@@ -168,7 +168,7 @@ class Comparison:
         self._current,
         self._config,
         events(self._workdir),
-        where=f'{self._workdir} (its checkpoint of step {step})',
+        checkpoint=f'{self._workdir} (its checkpoint of step {step})',
         allow_changes=self._allow_changes,
       )
       self._add_notes(step, notes)

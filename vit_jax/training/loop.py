@@ -98,7 +98,7 @@ def _train(
     fresh, stop = _between_steps(session, state, step)
     results |= fresh or {}
     while step < total and not stop:
-      trace.at(step)
+      trace.update(step)
       with session.ledger.span('data_wait'):
         batch = next(batches)
       step += 1
@@ -114,7 +114,7 @@ def _train(
       recorder.append(step, metrics)
       fresh, stop = _between_steps(session, state, step)
       results |= fresh or {}
-  trace.at(step)
+  trace.update(step)
   # The last state must be on disk before the run reports its end: a run that is
   # killed from here on resumes without computing any step again.
   session.saving.finish(step, state)

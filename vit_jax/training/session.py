@@ -87,7 +87,7 @@ class Session:
     # The lock comes before anything is written, so that two runs on one
     # workdir never mix their files.
     if runtime.is_main():
-      outages.try_out(workdir)
+      outages.check_writable(workdir)
       stack.enter_context(lock.hold(workdir))
     self.ledger = Ledger(runtime.process_file(workdir / 'events.jsonl'))
     settings = self.experiment.recovery
@@ -110,7 +110,7 @@ class Session:
     if newest is None or newest < self.experiment.total_steps:
       _ = self.compiled_step
     tracked = TrackedRun.of(workdir, flatten(config))
-    self._writer = metrics.opened(
+    self._writer = metrics.open_writer(
       self.experiment.log, tracked, runtime.is_main()
     )
     stack.callback(self._writer.close)
