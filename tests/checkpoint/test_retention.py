@@ -18,7 +18,7 @@ def _save(folder, *pairs):
   ) as checkpoints:
     for step, accuracy in pairs:
       assert checkpoints.save(step, state(step), {NAME: accuracy})
-    assert checkpoints.settle() and not checkpoints.failures
+    assert checkpoints.wait() and not checkpoints.failures
 
 
 def _steps(folder):

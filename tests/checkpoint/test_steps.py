@@ -67,10 +67,10 @@ def test_a_failed_save_frees_its_space(tmp_path, monkeypatch):
   checkpoints = Checkpointer(tmp_path, ABOUT)
   with monkeypatch.context() as patch:
     patch.setattr(checkpoints, '_finish', no_room)
-    assert checkpoints.save(2, state(2), {}) and not checkpoints.settle()
+    assert checkpoints.save(2, state(2), {}) and not checkpoints.wait()
   assert checkpoints.latest_step() == checkpoints.failures == 1
   assert not list(tmp_path.glob('*tmp*'))
-  assert checkpoints.save(3, state(3), {}) and checkpoints.settle()
+  assert checkpoints.save(3, state(3), {}) and checkpoints.wait()
   checkpoints.close()
 
 
@@ -85,7 +85,7 @@ def test_a_save_does_not_overwrite_other_files(tmp_path, caplog):
   assert 'SAVING STEP 2 FAILED (1 failure(s) so far)' in caplog.text
   assert f'{tmp_path / "2"} is not a checkpoint' in caplog.text
   assert not checkpoints.is_committed(2) and (tmp_path / '2/mine').exists()
-  assert checkpoints.save(3, state(3), {}) and checkpoints.settle()
+  assert checkpoints.save(3, state(3), {}) and checkpoints.wait()
   assert checkpoints.is_committed(3) and checkpoints.latest_step() == 3
   checkpoints.close()
 

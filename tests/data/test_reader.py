@@ -114,7 +114,7 @@ def hosts(monkeypatch):
     limits = [BadRecordLimit(*arguments) for _ in range(number)]
     monkeypatch.setattr(
       bad_record_limit.consensus,
-      'of_each',
+      'gather_text',
       lambda text: [json.dumps(list(limit._own)) for limit in limits],
     )
     return limits
@@ -165,8 +165,8 @@ def test_one_bad_record_is_always_allowed(hosts):
 def test_processes_compare_records_only_near_the_limit(hosts, monkeypatch):
   """Reads are an upper bound of new records, so most steps need no exchange."""
   (limit,) = hosts(1, 0.1, 100)
-  exchange = mock.Mock(side_effect=bad_record_limit.consensus.of_each)
-  monkeypatch.setattr(bad_record_limit.consensus, 'of_each', exchange)
+  exchange = mock.Mock(side_effect=bad_record_limit.consensus.gather_text)
+  monkeypatch.setattr(bad_record_limit.consensus, 'gather_text', exchange)
   for _ in range(10):
     read_bad([limit], [[3]])
   assert exchange.call_count == 0

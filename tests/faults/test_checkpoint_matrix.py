@@ -216,7 +216,7 @@ def test_a_failed_write_of_late_metrics_is_counted(tmp_path):
     Checkpointer(tmp_path / 'c', {}, best='val/accuracy')
   ) as checkpoints:
     checkpoints.save(1, state(1), {})
-    checkpoints.settle()
+    checkpoints.wait()
     (tmp_path / 'c/1/metrics').write_text('in the way')
     assert checkpoints.save(1, state(1), {'val/accuracy': 0.5})
     assert checkpoints.failures == 1 and checkpoints.latest_step() == 1

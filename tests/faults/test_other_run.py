@@ -147,7 +147,7 @@ def test_a_changed_evaluation_split_is_noted(tmp_path, trained):
   changed = _train(workdir, pets, '--config.evals.val.split=train')
   for expected in (True, False):  # only the first time
     _, err = runs.run(changed)
-    assert ('evals.val is another evaluator' in err) is expected
+    assert ('evals.val has other settings' in err) is expected
   lines = (workdir / 'events.jsonl').read_text().splitlines()
   (event,) = [
     event

@@ -63,7 +63,7 @@ def test_a_temporary_error_is_retried(times):
   """The call succeeds after growing pauses."""
   slept = []
   function = failing(OSError(errno.EIO, 'broken'), times)
-  found = outages.persistently(
+  found = outages.with_retries(
     function, epath.Path('x'), 'written', slept.append
   )
   assert found == 'done' and slept == PAUSES[:times]
@@ -74,7 +74,7 @@ def test_a_permanent_outage_raises_a_storage_error():
   slept = []
   function = failing(OSError(errno.EIO, 'broken'), 99)
   with pytest.raises(StorageError, match='x.jsonl.*Input/output error'):
-    outages.persistently(
+    outages.with_retries(
       function, epath.Path('x.jsonl'), 'written', slept.append
     )
   assert slept == PAUSES
@@ -88,7 +88,7 @@ def test_errors_that_retries_cannot_fix_are_raised_at_once(number, kind):
   """No pause is made before them."""
   function = failing(OSError(number, 'text'), 1)
   with pytest.raises(kind, match=os.strerror(number)):
-    outages.persistently(function, epath.Path('x'), 'written', pytest.fail)
+    outages.with_retries(function, epath.Path('x'), 'written', pytest.fail)
 
 
 def test_slow_attempts_are_repeated_once(monkeypatch):
@@ -105,13 +105,13 @@ def test_slow_attempts_are_repeated_once(monkeypatch):
 
   path = epath.Path('gs://bucket/x')
   with pytest.raises(StorageError, match='status 503'):
-    outages.persistently(fail, path, 'written', lambda pause_s: None)
+    outages.with_retries(fail, path, 'written', lambda pause_s: None)
   assert attempts == [0, 43]
 
 
 def test_other_exceptions_are_not_retried():
   with pytest.raises(ZeroDivisionError):
-    outages.persistently(lambda: 1 // 0, epath.Path('x'), 'read', pytest.fail)
+    outages.with_retries(lambda: 1 // 0, epath.Path('x'), 'read', pytest.fail)
 
 
 def test_append_after_a_partial_line(tmp_path):

@@ -48,21 +48,21 @@ def test_only_paths_py_makes_paths_absolute():
     assert '.absolute()' not in text and '.resolve()' not in text, path
 
 
-def test_try_out_writes_and_removes_a_file(tmp_path):
+def test_check_writable_writes_and_removes_a_file(tmp_path):
   """Nothing is left behind; a directory that cannot be written raises a
   UserError."""
-  outages.try_out(epath.Path(tmp_path) / 'new')
+  outages.check_writable(epath.Path(tmp_path) / 'new')
   assert list((tmp_path / 'new').iterdir()) == []
   (tmp_path / 'file').write_text('')
   with pytest.raises(UserError, match='cannot be written'):
-    outages.try_out(epath.Path(tmp_path) / 'file' / 'below')
+    outages.check_writable(epath.Path(tmp_path) / 'file' / 'below')
 
 
-def test_try_out_compares_what_it_reads_back(tmp_path, monkeypatch):
+def test_check_writable_compares_what_it_reads_back(tmp_path, monkeypatch):
   kind = type(epath.Path(tmp_path))
   monkeypatch.setattr(kind, 'read_text', lambda self: 'something else')
   with pytest.raises(StorageError, match='cannot be read back'):
-    outages.try_out(epath.Path(tmp_path))
+    outages.check_writable(epath.Path(tmp_path))
   assert list(tmp_path.iterdir()) == []
 
 

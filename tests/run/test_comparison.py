@@ -34,7 +34,7 @@ def _check(before, now=None, events=(), allow=False, config=None):
     now or _about(config),
     config,
     events,
-    where='runs/x',
+    checkpoint='runs/x',
     allow_changes=allow,
   )
 
@@ -196,7 +196,7 @@ def test_changed_evaluators_are_noted():
       'cross_entropy': ('softmax', 'sigmoid'),
     },
   }
-  assert 'evals.test is another evaluator' in note.text
+  assert 'evals.test' in note.text and 'split' in note.text
 
 
 def _completed(values):
@@ -211,7 +211,7 @@ def compare(monkeypatch):
   monkeypatch.setattr(jax, 'process_count', lambda: 2)
   monkeypatch.setattr(jax, 'process_index', lambda: 1)
   monkeypatch.setattr(consensus, 'from_main', lambda answer: first)
-  monkeypatch.setattr(consensus, 'of_each', lambda text: ['', text])
+  monkeypatch.setattr(consensus, 'gather_text', lambda text: ['', text])
   return lambda about=None, **changes: consistency.check(
     about or _about(), completed(**changes)
   )

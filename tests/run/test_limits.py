@@ -45,7 +45,7 @@ def test_a_metric_out_of_bounds_gives_one_warning(watched, caplog):
   assert event['event'] == 'limit' and event['name'] == 'alarm'
   assert (event['metric'], event['step'], event['value']) == ('entropy', 7, 0.3)
   (record,) = caplog.records
-  assert 'LIMIT PASSED' in record.message and 'at least 0.5' in record.message
+  assert 'LIMIT EXCEEDED' in record.message and 'at least 0.5' in record.message
 
 
 def test_each_interval_out_of_bounds_gives_a_warning(watched):

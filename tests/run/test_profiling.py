@@ -40,7 +40,7 @@ def test_a_span_is_traced_once(calls, steps, traced):
   """The part of the span that is trained is traced."""
   profile = Profile((3, 5), epath.Path('nowhere'))
   for step in steps:
-    profile.at(step)
+    profile.update(step)
   profile.close()
   profile.close()
   assert calls == (['start', 'stop'] if traced else [])
@@ -51,13 +51,13 @@ def test_start_is_traced_and_stop_is_not(calls):
   profile = Profile((3, 5), epath.Path('nowhere'))
   seen = []
   for step in range(7):
-    profile.at(step)
+    profile.update(step)
     seen.append(len(calls))
   assert seen == [0, 0, 0, 1, 1, 2, 2]
 
 
 def test_without_the_flag_nothing_is_traced(calls):
   profile = Profile(None, epath.Path('nowhere'))
-  profile.at(3)
+  profile.update(3)
   profile.close()
   assert not calls

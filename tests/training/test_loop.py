@@ -36,7 +36,7 @@ class Recorded(Session):
     )
     self.saving = SimpleNamespace(
       due=save.due,
-      needs=lambda results: best in results,
+      has_best_metric=lambda results: best in results,
       save=self._save,
       finish=lambda step, state: self.log.append(f'finish {step}'),
       best_line=lambda: f'best step of {self.completed}' if best else None,
@@ -46,7 +46,7 @@ class Recorded(Session):
       span=lambda kind: contextlib.nullcontext(),
       flush=lambda step: self.log.append(f'flush {step}'),
     )
-    self.hosts = SimpleNamespace(waiting=contextlib.nullcontext)
+    self.host_times = SimpleNamespace(waiting=contextlib.nullcontext)
     self.replay = SimpleNamespace(run=self._replay, compare=self._compare)
     self.recorder = SimpleNamespace(
       drain=lambda: self.log.append('drain'),

@@ -81,7 +81,7 @@ def read(workdir: epath.Path) -> Run:
   linear('images', batch, 1e-6)
   linear('exaflops', batch, flops, 1e-18)
   events = ledger.read(workdir / 'events.jsonl')
-  spans, devices = ledger.kept(events), run.get('num_devices')
+  spans, devices = ledger.training_spans(events), run.get('num_devices')
   if spans and isinstance(devices, int):
     steps, seconds = np.array(spans, np.float64).T
     days = np.cumsum(seconds) * devices / 86400

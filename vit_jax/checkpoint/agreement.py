@@ -103,7 +103,7 @@ def together(function: Callable[..., Any], *arguments: Any) -> Any:
   return value
 
 
-def persistently(attempt: Callable[[], Any], what: str, sleep: Sleep) -> Any:
+def with_retries(attempt: Callable[[], Any], what: str, sleep: Sleep) -> Any:
   """Tries to read something, again after failures that may pass.
 
   Args:

@@ -161,7 +161,7 @@ class Checkpointer:
     Returns:
       Whether the step is being written.
     """
-    self.settle()
+    self.wait()
     best = {self._best: metrics[self._best]} if self._best in metrics else None
     if self.is_committed(step):
       self._attempt(step, self._add_metrics, step, best)
@@ -220,7 +220,7 @@ class Checkpointer:
     if best and jax.process_index() == 0:
       retention.add_metrics(self._root / str(step), step, best)
 
-  def settle(self) -> bool:
+  def wait(self) -> bool:
     """Waits until the step that was begun is on disk.
 
     All processes must call it together.
@@ -271,8 +271,8 @@ class Checkpointer:
       f'{self._root / str(step)}; other commands take it by --step=best'
     )
 
-  def safe(self) -> str:
-    """Returns what is saved and where, for messages."""
+  def describe_newest(self) -> str:
+    """Returns a description of the newest step on disk, for messages."""
     try:
       latest = self.latest_step()
     except StorageError as error:

@@ -50,7 +50,7 @@ def newest(
       return _restore(path, step, abstract, whose, sleep), step
     except CorruptError as error:
       log.error('checkpoint %s is damaged and moved to *.bad: %s', path, error)
-      agreement.persistently(
+      agreement.with_retries(
         lambda step=step: agreement.on_main(steps.set_aside, root, step),
         f'renaming {path}',
         sleep,
@@ -83,7 +83,7 @@ def _newest_step(root: epath.Path, below: int | None, sleep: Sleep) -> int:
     found = steps.committed(root)
     return max((s for s in found if below is None or s < below), default=_NONE)
 
-  found = agreement.persistently(
+  found = agreement.with_retries(
     lambda: agreement.on_main(look, root), str(root), sleep
   )
   return agreement.from_main(_NONE if found is None else found)
@@ -96,7 +96,7 @@ def _restore(
 
   Raises:
     CorruptError: it is damaged, at least for one process.
-    UserError, StorageError: see `agreement.persistently`.
+    UserError, StorageError: see `agreement.with_retries`.
   """
 
   def attempt() -> PyTree:
@@ -114,7 +114,7 @@ def _restore(
       )
     return state
 
-  return agreement.persistently(attempt, str(path), sleep)
+  return agreement.with_retries(attempt, str(path), sleep)
 
 
 def _read(

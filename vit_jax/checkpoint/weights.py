@@ -176,7 +176,7 @@ def _reading(
     The result of `then`.
   """
   try:
-    return agreement.persistently(
+    return agreement.with_retries(
       lambda: then(agreement.together(read)), str(step_dir), time.sleep
     )
   except items.CorruptError as error:

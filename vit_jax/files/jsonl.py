@@ -9,7 +9,7 @@ from etils import epath
 
 from vit_jax.files import atomic
 from vit_jax.files.outages import access as access
-from vit_jax.files.outages import persistently
+from vit_jax.files.outages import with_retries
 
 Record = dict[str, Any]
 
@@ -25,7 +25,7 @@ def parse(line: bytes) -> Record | None:
 
 def _bytes(path: epath.Path) -> bytes:
   """Reads a file; returns b'' if there is none."""
-  return persistently(
+  return with_retries(
     lambda: path.read_bytes() if path.exists() else b'', path, 'read'
   )
 
@@ -81,7 +81,7 @@ def append(path: epath.Path, line: str) -> None:
       while data:
         data = data[file.write(data) :]
 
-  persistently(write, path, 'written')
+  with_retries(write, path, 'written')
 
 
 def keep(path: epath.Path, stays: Callable[[Record], bool]) -> list[bytes]:
@@ -110,8 +110,8 @@ def keep(path: epath.Path, stays: Callable[[Record], bool]) -> list[bytes]:
   if gone:
     aside = path.with_name(f'{path.stem}_set_aside.jsonl')
     content = _bytes(aside) + _joined(gone)
-    persistently(lambda: atomic.write(aside, content), aside, 'written')
-  persistently(lambda: atomic.write(path, _joined(kept)), path, 'written')
+    with_retries(lambda: atomic.write(aside, content), aside, 'written')
+  with_retries(lambda: atomic.write(path, _joined(kept)), path, 'written')
   return gone
 
 

@@ -126,7 +126,7 @@ def access(path: epath.Path, doing: str) -> Iterator[None]:
     raise StorageError(f'{message}When the storage is back, {again}') from error
 
 
-def persistently(
+def with_retries(
   function: Callable[[], T],
   path: epath.Path,
   doing: str,
@@ -168,7 +168,7 @@ def persistently(
     return function()
 
 
-def try_out(folder: epath.Path) -> None:
+def check_writable(folder: epath.Path) -> None:
   """Writes a small file in a workdir, reads it back and deletes it.
 
   Args:

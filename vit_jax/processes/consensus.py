@@ -9,7 +9,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 
-def of_each(text: str) -> list[str]:
+def gather_text(text: str) -> list[str]:
   """Gathers a text from each process.
 
   All processes must call it.

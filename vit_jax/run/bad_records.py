@@ -1,4 +1,4 @@
-"""Writes bad records to events.jsonl, each of them once over all restarts."""
+"""Writes bad records to events.jsonl, each one only once over all restarts."""
 
 from vit_jax.data.pipeline import stream
 from vit_jax.run.ledger import Ledger, read
@@ -8,7 +8,10 @@ def report_to(ledger: Ledger | None) -> stream.Report:
   """Returns a function that writes an event for each new bad record.
 
   Args:
-    ledger: destination of the events; None for no report.
+    ledger: destination of the events; None to write no events.
+
+  Returns:
+    The function; None if there is no ledger.
   """
   if ledger is None:
     return None

@@ -1,8 +1,9 @@
-"""Compares a resumed run with the one it was: config, data and software.
+"""Compares config, data and software of a resumed run with its checkpoint.
 
-Every checkpoint contains a record of what its numbers depend on (`record`, in
-the item `about`). When a run is resumed, a difference that makes it another run
-is refused. One that can only change the last bits is logged.
+Every checkpoint contains a record of everything that its numbers depend on
+(`record`, in the item `about`). A run with another config, data or settings of
+JAX is not resumed. Other versions of packages, which usually change only the
+last bits, are logged.
 """
 
 import hashlib
@@ -20,12 +21,12 @@ from vit_jax.errors import UserError
 from vit_jax.processes import versions
 
 _LENGTH = (
-  ' The learning rate follows from the total: at the next step it is that of '
-  'the new length, so the result is not that of a run which had this length '
-  'from the start.'
+  ' The learning rate depends on the total and changes at the next step, so '
+  'the result will differ from that of a run which had this length from the '
+  'start.'
 )
 
-# Settings of JAX that affect initialization, dropout or every product.
+# Settings of JAX that change initialization, dropout or all matrix products.
 _FLAGS = (
   'jax_threefry_partitionable',
   'jax_default_prng_impl',
@@ -44,7 +45,7 @@ _PACKAGES = (
 
 
 class Note(NamedTuple):
-  """A change that does not stop a run, for the log and for events.jsonl.
+  """A change with which a run may resume, for the log and for events.jsonl.
 
   Attributes:
     kind: kind of the event.
@@ -60,7 +61,7 @@ class Note(NamedTuple):
 def record(
   fingerprint: dict[str, Any], frozen: dict[str, str]
 ) -> dict[str, Any]:
-  """Returns what the numbers of a run depend on in addition to its config.
+  """Returns everything except the config that the numbers of a run depend on.
 
   Args:
     fingerprint: fingerprint of the training data, see `data.fingerprint`.
@@ -79,24 +80,24 @@ def record(
 
 
 def check(
-  before: dict[str, Any],
-  about: dict[str, Any],
+  saved: dict[str, Any],
+  current: dict[str, Any],
   config: Config,
   events: Iterable[dict[str, Any]],
   *,
-  where: str,
+  checkpoint: str,
   allow_changes: bool,
 ) -> list[Note]:
   """Compares a checkpoint's item `about` with that of the resuming run.
 
   Args:
-    before: item `about` of the checkpoint; what an older version did not
-      record is not compared.
-    about: item `about` of this run.
-    config: completed config of this run.
-    events: events of the run; they contain the changes allowed before.
-    where: description of the checkpoint, for the message.
-    allow_changes: whether to go on although it is another run.
+    saved: item `about` of the checkpoint. Entries that an older version did
+      not write are not compared.
+    current: item `about` of the resuming run.
+    config: completed config of the resuming run.
+    events: events of the run, which contain the changes allowed earlier.
+    checkpoint: description of the checkpoint, for the message.
+    allow_changes: whether to resume although config, data or settings differ.
 
   Returns:
     Notes for the log and events.jsonl.
@@ -104,13 +105,13 @@ def check(
   Raises:
     UserError: config, data or settings differ.
   """
-  old, new = before.get('record', {}), about['record']
-  known = old.get('fingerprint', {'class_names': before['class_names']})
-  changes = identity.config_changes(before['config'], config)
-  changes |= _common_changes('data: ', known, new['fingerprint'])
+  old, new = saved.get('record', {}), current['record']
+  fingerprint = old.get('fingerprint', {'class_names': saved['class_names']})
+  changes = identity.config_changes(saved['config'], config)
+  changes |= _common_changes('data: ', fingerprint, new['fingerprint'])
   changes |= _common_changes('weights ', old.get('frozen', {}), new['frozen'])
   changes |= _common_changes('setting ', old.get('flags', {}), new['flags'])
-  # A change that --allow_config_change allowed once stays allowed.
+  # A change that was allowed once by --allow_config_change stays allowed.
   accepted: dict[str, str] = {}
   for event in events:
     if event['event'] == 'config_change':
@@ -121,20 +122,20 @@ def check(
     if accepted.get(key) != _digest(pair[1])
   }
   if changes and not allow_changes:
-    raise refusal(where, changes)
+    raise refusal(checkpoint, changes)
   notes = []
   if changes:
     fields = {'changes': {key: _digest(v[1]) for key, v in changes.items()}}
-    text = 'resumed with changes:' + listed(changes)
+    text = 'resumed with changes:' + format_changes(changes)
     notes.append(Note('config_change', fields, text))
-  others = _common_changes('', old.get('versions', {}), new['versions'])
-  if others:
+  upgrades = _common_changes('', old.get('versions', {}), new['versions'])
+  if upgrades:
     text = (
-      'other versions than those that wrote the checkpoint; the numbers may '
-      'differ in the last bits from here on, or more if this package is '
-      'another:' + listed(others)
+      'versions differ from those that wrote the checkpoint; the numbers may '
+      'differ in the last bits from here on, or more if vit_jax itself has '
+      'changed:' + format_changes(upgrades)
     )
-    notes.append(Note('versions', {'changes': others}, text))
+    notes.append(Note('versions', {'changes': upgrades}, text))
   return notes
 
 
@@ -149,40 +150,43 @@ def _common_changes(
   return {prefix + key: pair for key, pair in found.items()}
 
 
-def evaluator_notes(before: dict[str, Any], config: Config) -> list[Note]:
-  """Returns a note for each evaluator that differs under the same name.
+def evaluator_notes(last: dict[str, Any], config: Config) -> list[Note]:
+  """Returns a note for each evaluator whose settings have changed.
 
   Args:
-    before: config of the last start, as a dict.
+    last: config of the last start, as a dict.
     config: completed config of this run.
   """
   notes = []
-  for name, changes in identity.evaluator_changes(before, config).items():
+  for name, changes in identity.evaluator_changes(last, config).items():
     fields = {'name': name, 'changes': changes}
     text = (
-      f'evals.{name} is another evaluator from here on: numbers of {name}/… '
-      'before and after cannot be compared, and checkpoint.best compares '
-      'both; give it another name to keep them apart:' + listed(changes)
+      f'evals.{name} has other settings than before, so its earlier and later '
+      f'metrics {name}/… are not comparable, also not for checkpoint.best. '
+      'Give the evaluator another name to distinguish them:'
+      + format_changes(changes)
     )
     notes.append(Note('evaluator_change', fields, text))
   return notes
 
 
-def refusal(where: str, changes: Changes) -> UserError:
-  """Returns the error of a run that is refused, with everything that differs.
+def refusal(subject: str, changes: Changes) -> UserError:
+  """Returns the error of a run that is refused, with all differences.
 
   Args:
-    where: description of what belongs to another run.
+    subject: workdir or checkpoint that belongs to another run.
     changes: the differences.
   """
   return UserError(
-    f'{where} belongs to another run:{listed(changes)}\nGive another '
+    f'{subject} belongs to another run:{format_changes(changes)}\nGive another '
     '--workdir, or resume with the change by --allow_config_change.'
     + (_LENGTH if 'total' in changes else '')
   )
 
 
-def listed(changes: Changes, old: str = 'before', new: str = 'now') -> str:
+def format_changes(
+  changes: Changes, old: str = 'before', new: str = 'now'
+) -> str:
   """Formats changes, one per line.
 
   Args:

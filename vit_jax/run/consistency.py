@@ -1,4 +1,4 @@
-"""Checks that all processes of a run are about to run the same."""
+"""Checks that all processes of a run have the same config, data and code."""
 
 import fnmatch
 import json
@@ -17,40 +17,41 @@ _COMMIT = 'versions: vit_jax'
 
 
 def check(about: dict[str, Any], config: Config) -> None:
-  """Compares what all processes of a run are about to do.
+  """Compares config, data, settings and versions of all processes of a run.
 
-  What may differ between machines is left out: how data are reached and read
-  (operational keys of `source` and `reader`), and an unknown commit.
+  Two things may differ between machines and are not compared: how data are
+  accessed (operational keys of `source` and `reader`), and a commit that is
+  unknown to one of two processes.
 
   Args:
     about: item `about` that this process would write with a checkpoint.
     config: completed config.
 
   Raises:
-    UserError: on all processes, if one of them would run something else than
-      process 0.
+    UserError: on all processes, if one of them differs from process 0.
   """
   if jax.process_count() == 1:
     return
-  # As JSON, because the values of process 0 arrive as JSON.
-  own = json.loads(json.dumps(_common_values(about, config)))
-  first = consensus.from_main(lambda: own)
-  changes = identity.differences(first, own)
-  if None in changes.get(_COMMIT, ()):  # one of them cannot know its commit
+  # Converted to JSON and back, like the values received from process 0.
+  local = json.loads(json.dumps(_common_values(about, config)))
+  main = consensus.from_main(lambda: local)
+  changes = identity.differences(main, local)
+  if None in changes.get(_COMMIT, ()):  # the commit is unknown to one of them
     del changes[_COMMIT]
-  where = 'on process 0', f'on process {jax.process_index()}'
-  texts = consensus.of_each(comparison.listed(changes, *where))
-  for process, text in enumerate(texts):
+  differences = comparison.format_changes(
+    changes, 'on process 0', f'on process {jax.process_index()}'
+  )
+  for process, text in enumerate(consensus.gather_text(differences)):
     if text:
       raise UserError(
-        f'process {process} would run something else than process 0:{text}\n'
+        f'process {process} differs from process 0:{text}\n'
         'Give all processes the same command, code, packages and data.'
       )
 
 
 def _common_values(about: dict[str, Any], config: Config) -> dict[str, Any]:
-  """Returns the values that must be the same on all processes, flat."""
-  local = [
+  """Returns a flat dict of the values that must agree on all processes."""
+  machine_specific = [
     pattern
     for pattern in identity.operational(config)
     if pattern.startswith(('source.', 'reader.'))
@@ -58,7 +59,9 @@ def _common_values(about: dict[str, Any], config: Config) -> dict[str, Any]:
   values = {
     key: canonical.one(key, value)
     for key, value in config_lib.flatten(config).items()
-    if not any(fnmatch.fnmatchcase(key, pattern) for pattern in local)
+    if not any(
+      fnmatch.fnmatchcase(key, pattern) for pattern in machine_specific
+    )
   }
   for kind, found in about['record'].items():
     values |= {f'{kind}: {key}': value for key, value in found.items()}

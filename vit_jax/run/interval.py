@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-# These describe the moment of a line, not the steps before it.
+# A line has these values of its last step, not their means.
 _OF_THE_LAST_STEP = ('lr', 'skipped', 'epoch', 'bad_records')
 
 
@@ -31,8 +31,8 @@ class Interval:
   def add(self, values: Mapping[str, float]) -> None:
     """Adds the metrics of one step.
 
-    A bad step changed no parameter, and its loss may not be finite: only its
-    bad records count.
+    Of a bad step only the bad records count, because it changed no parameter
+    and its loss may not be finite.
 
     Args:
       values: metrics of the step; `skipped` is 0 for a good step.
@@ -48,12 +48,12 @@ class Interval:
     """Returns the metrics of a log line.
 
     Args:
-      values: metrics of the last step, which was added before. They are
-        returned as they are if the interval has no good step.
+      values: metrics of the last step, which must have been added already.
 
     Returns:
-      The mean over good steps of each metric, except learning rate, epoch and
-      numbers of bad steps and records, which are those of `values`.
+      `values`, in which the mean over good steps replaces each metric except
+      learning rate, epoch, and the numbers of bad steps and records. If no step
+      was good, `values` unchanged.
     """
     line = dict(values)
     if self._count:

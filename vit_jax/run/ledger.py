@@ -1,9 +1,9 @@
-"""events.jsonl: what happened to a run, and where its time went.
+"""Writes events.jsonl: the events of a run, and how its time was spent.
 
 Events are written at once. Spans of time (init, compile, restore, data_wait,
-eval, save, and step for the rest) are summed and written with every line of
-metrics, so a run that is killed loses little of its account. `summarise` reads
-all of it, over every restart.
+eval, save, and step for all other time) are summed and written with every line
+of metrics, so a run that is killed loses little of its account. `summarise`
+adds them up over all restarts.
 """
 
 import contextlib
@@ -19,13 +19,13 @@ from typing import Any
 from etils import epath
 
 from vit_jax.files import jsonl, paths
-from vit_jax.files.outages import persistently
+from vit_jax.files.outages import with_retries
 
 log = logging.getLogger('vit_jax')
 PRODUCTIVE = 'step'
-# A resumed run acts on these events, so they carry a checksum.
-_SIGNED = ('rollback', 'config_change')
-# Fields that readers of an event rely on.
+# A resumed run acts on these events, so a checksum protects them.
+_WITH_CHECKSUM = ('rollback', 'config_change')
+# Fields, and their types, that the readers of an event use.
 _FIELDS: dict[str, dict[str, type]] = {
   'start': {'step': int},
   'spans': {'step': int, 'seconds': dict},
@@ -44,63 +44,63 @@ class Ledger:
   """
 
   def __init__(self, path: epath.Path):
-    """Opens the file; lines that are not events are quarantined.
+    """Opens the file, and moves lines that are not events to another file.
 
     Args:
       path: path of the file, which is created with the first event.
 
     Raises:
-      UserError: the file may not be read or written.
+      UserError: there is no permission to read or write the file.
       StorageError: the storage is full or keeps failing.
     """
     self.path = path
     self._remote = paths.is_remote(path)
     self._lines: list[str] = []
-    persistently(
+    with_retries(
       lambda: path.parent.mkdir(parents=True, exist_ok=True), path, 'written'
     )
-    gone = jsonl.keep(path, is_event)
-    if gone:
+    damaged = jsonl.keep(path, is_event)
+    if damaged:
       log.warning(
         '%s: %d damaged line(s) moved to %s_set_aside.jsonl, the first %r; '
         'these events are not counted',
         path,
-        len(gone),
+        len(damaged),
         path.stem,
-        gone[0][:100],
+        damaged[0][:100],
       )
     if self._remote:  # objects cannot be appended to
       self._lines = [line.decode() for line, _ in jsonl.read(path)]
     self.totals: dict[str, float] = {}
     self._flushed: dict[str, float] = {}
-    self._begun = self._last_flush = time.perf_counter()
+    self._start = self._last_flush = time.perf_counter()
 
   def event(self, kind: str, **fields: Any) -> None:
-    """Writes one event now.
+    """Writes one event.
 
     Args:
       kind: kind of event.
       **fields: its fields, JSON-able.
 
     Raises:
-      UserError: the workdir is gone, or may not be written.
+      UserError: the workdir was removed, or there is no permission to write it.
       StorageError: the storage is full or keeps failing.
     """
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds')
     record = {'time': now, 'event': kind, **fields}
-    if kind in _SIGNED:
-      record['crc'] = _signature(record)
+    if kind in _WITH_CHECKSUM:
+      record['crc'] = _checksum(record)
     line = json.dumps(record) + '\n'
     if not self._remote:
       jsonl.append(self.path, line)
       return
     self._lines.append(line)
     text = ''.join(self._lines)
-    persistently(lambda: self.path.write_text(text), self.path, 'written')
+    with_retries(lambda: self.path.write_text(text), self.path, 'written')
 
   @contextlib.contextmanager
   def span(self, kind: str) -> Iterator[None]:
-    """Times what happens inside; spans must not be nested.
+    """Times the body of a `with` statement; spans must not be nested.
 
     Args:
       kind: kind of span; the times of equal kinds are added up.
@@ -124,25 +124,26 @@ class Ledger:
       for kind, total in self.totals.items()
     }
     spent = {kind: seconds for kind, seconds in spent.items() if seconds > 0}
-    # What is in no span is training itself.
-    rest = now - self._last_flush - sum(spent.values())
-    spent[PRODUCTIVE] = max(rest, 0.0)
+    # Time outside all spans is training itself.
+    training_s = now - self._last_flush - sum(spent.values())
+    spent[PRODUCTIVE] = max(training_s, 0.0)
     self._flushed, self._last_flush = dict(self.totals), now
     rounded = {kind: round(seconds, 3) for kind, seconds in spent.items()}
     self.event('spans', step=step, seconds=rounded)
 
   def elapsed_s(self) -> float:
-    """Returns the seconds since this process began its account."""
-    return time.perf_counter() - self._begun
+    """Returns the seconds since this ledger was opened."""
+    return time.perf_counter() - self._start
 
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
-  """Where the time of a run went, over all its restarts.
+  """The time of a run by its use, over all its restarts.
 
   Attributes:
-    seconds: seconds by kind; `step` is training that was kept, `lost` training
-      that a restart had to repeat, `down` the time between two starts.
+    seconds: seconds by kind of span. `step` is training whose result was kept,
+      `lost` is training that a restart repeated, and `down` is the time between
+      the end of one process and the start of the next.
     starts: number of times that the run was started.
   """
 
@@ -151,12 +152,12 @@ class Summary:
 
   @property
   def goodput(self) -> float:
-    """Fraction of all time spent on training that was kept."""
+    """Fraction of all time spent on training whose result was kept."""
     total = sum(self.seconds.values())
     return self.seconds.get(PRODUCTIVE, 0.0) / total if total else 0.0
 
   def line(self) -> str:
-    """Returns one line: goodput, then the other kinds, the largest first."""
+    """Returns a line with goodput and the other kinds, the largest first."""
     total = sum(self.seconds.values()) or 1.0
     others = sorted(
       ((s, k) for k, s in self.seconds.items() if k != PRODUCTIVE), reverse=True
@@ -188,7 +189,7 @@ def is_event(record: dict[str, Any]) -> bool:
     return False
   if not isinstance(kind, str) or moment.tzinfo is None:
     return False
-  # `type`, not `isinstance`: True is an int too.
+  # `isinstance` would accept True as an int.
   if any(
     type(record.get(k)) is not t for k, t in _FIELDS.get(kind, {}).items()
   ):
@@ -197,20 +198,23 @@ def is_event(record: dict[str, Any]) -> bool:
     return all(isinstance(s, int | float) for s in record['seconds'].values())
   if kind == 'rollback' and any(type(b) is not int for b in record['skip']):
     return False
-  return record.get('crc', _signature(record)) == _signature(record)
+  return record.get('crc', _checksum(record)) == _checksum(record)
 
 
-def _signature(record: dict[str, Any]) -> int:
+def _checksum(record: dict[str, Any]) -> int:
   """Computes the CRC-32 of an event, so that a changed digit is noticed."""
-  rest = {k: v for k, v in record.items() if k != 'crc'}
-  return zlib.crc32(json.dumps(rest, sort_keys=True).encode())
+  content = {k: v for k, v in record.items() if k != 'crc'}
+  return zlib.crc32(json.dumps(content, sort_keys=True).encode())
 
 
-def kept(events: list[dict[str, Any]]) -> list[tuple[int, float]]:
-  """Returns (step reached, seconds of training) of every span that was kept.
+def training_spans(events: list[dict[str, Any]]) -> list[tuple[int, float]]:
+  """Returns the spans of training that no restart repeated.
 
   Args:
     events: events of a run, in order.
+
+  Returns:
+    Pairs of the step at the end of a span and its seconds.
   """
   spans: list[tuple[int, float]] = []
   for event in events:
@@ -224,14 +228,14 @@ def kept(events: list[dict[str, Any]]) -> list[tuple[int, float]]:
 def summarise(events: list[dict[str, Any]]) -> Summary:
   """Adds up the spans of a run.
 
-  Training beyond the step at which a run restarted had to be repeated: it
-  counts as lost.
+  Training after the step at which the run restarted was repeated, and counts as
+  lost.
 
   Args:
     events: events of the run, in order.
   """
   seconds: dict[str, float] = {}
-  kept: list[tuple[int, float]] = []  # (step reached, seconds of training)
+  kept: list[tuple[int, float]] = []  # (step at the end, seconds of training)
   starts, last = 0, None
 
   def add(kind: str, value: float) -> None:

@@ -1,9 +1,9 @@
-"""Bounds of training metrics, and what to do when a metric exceeds them.
+"""Warns of training metrics that exceed their bounds, or ends the run.
 
-The metrics of every good step are checked: those of the objective (such as a
-teacher's entropy) and of the loop (loss, grad_norm). The result depends only on
-the metrics, which are the same on every process, so all processes react at the
-same step. Counts are lost when a run is restarted; a warning is then repeated.
+After every good step, the metrics of the objective (such as a teacher's
+entropy) and of the loop (loss, grad_norm) are checked. The metrics are the same
+on every process, so all processes react at the same step. A restart forgets how
+long a metric has been out of bounds, so a warning may be repeated.
 """
 
 import dataclasses
@@ -26,9 +26,9 @@ class Limit:
     metric: name of the metric in metrics.jsonl.
     at_least: smallest allowed value; None for no lower bound.
     at_most: largest allowed value; None for no upper bound.
-    during: duration that the metric must be out of bounds without a break
+    during: duration for which the metric must be out of bounds without a break
       before a warning is logged.
-    start: duration from the start of the training that is not checked.
+    start: duration at the start of the training in which nothing is checked.
     stop: whether the run ends after the warning, with exit code 43; its last
       checkpoint is kept.
   """
@@ -41,15 +41,17 @@ class Limit:
   stop: bool = dataclasses.field(default=False, kw_only=True)
 
   def __post_init__(self):
-    where = f'recovery.limits: the limit of {self.metric}'
-    check_range(f'{where}, at_least,', self.at_least)
-    check_range(f'{where}, at_most,', self.at_most)
-    durations.check(f'{where}, during,', self.during, positive=True)
-    durations.check(f'{where}, start,', self.start)
+    subject = f'recovery.limits: the limit of {self.metric}'
+    check_range(f'{subject}, at_least,', self.at_least)
+    check_range(f'{subject}, at_most,', self.at_most)
+    durations.check(f'{subject}, during,', self.during, positive=True)
+    durations.check(f'{subject}, start,', self.start)
     if self.at_least is None and self.at_most is None:
-      raise UserError(f'{where} has no bound: give at_least, at_most or both.')
+      raise UserError(
+        f'{subject} has no bound: give at_least, at_most or both.'
+      )
 
-  def keeps(self, value: float) -> bool:
+  def contains(self, value: float) -> bool:
     """Returns whether a value is within the bounds; NaN is not."""
     above = self.at_least is None or value >= self.at_least
     return above and (self.at_most is None or value <= self.at_most)
@@ -70,7 +72,7 @@ def build(sections: Mapping[str, Any] | None) -> dict[str, Limit]:
     sections: `config.recovery.limits`.
 
   Raises:
-    UserError: a value of one of them is invalid.
+    UserError: a value is invalid.
   """
   return {
     name: plugins.build(LIMITS.constructor(''), section)
@@ -87,15 +89,15 @@ class Limits:
     steps: Callable[[str], int],
     ledger: Ledger,
   ):
-    """Checks nothing yet.
+    """Starts with no metric out of bounds.
 
     Args:
-      limits: limits by the name that warnings and events use.
+      limits: limits by name; warnings and events contain the name.
       steps: function that converts a duration to updates.
       ledger: destination of the event `limit`.
     """
     self._limits, self._steps, self._ledger = limits, steps, ledger
-    self._beyond = dict.fromkeys(limits, 0)  # steps in a row out of bounds
+    self._streaks = dict.fromkeys(limits, 0)  # steps in a row out of bounds
 
   def step(self, step: int, values: Mapping[str, float]) -> None:
     """Checks the metrics of one step.
@@ -105,37 +107,41 @@ class Limits:
       values: metrics of the step, by name.
 
     Raises:
-      DivergedError: a metric was out of the bounds of a limit that stops the
-        run for long enough.
+      DivergedError: a metric was out of bounds for `during`, and `stop` is set.
       UserError: a limit names a metric that does not exist.
     """
     for name, limit in self._limits.items():
       if limit.metric not in values:
         raise UserError(
           f'config.recovery.limits.{name}.metric is {limit.metric!r}, but this '
-          f'training has no such metric; {closest(limit.metric, values)}.'
+          f'run has no such metric; {closest(limit.metric, values)}.'
         )
       value = values[limit.metric]
-      if step <= self._steps(limit.start) or limit.keeps(value):
-        self._beyond[name] = 0
+      if step <= self._steps(limit.start) or limit.contains(value):
+        self._streaks[name] = 0
         continue
-      self._beyond[name] += 1
-      if self._beyond[name] == self._steps(limit.during):
-        self._passed(name, limit, step, value)
+      self._streaks[name] += 1
+      if self._streaks[name] == self._steps(limit.during):
+        self._report(name, limit, step, value)
 
-  def _passed(self, name: str, limit: Limit, step: int, value: float) -> None:
-    """Reports that a metric has been out of bounds for long enough."""
+  def _report(self, name: str, limit: Limit, step: int, value: float) -> None:
+    """Reports a metric that has been out of bounds for `during`.
+
+    Raises:
+      DivergedError: `stop` is set.
+    """
     text = (
       f'{name}: {limit.metric} is {value:.6g} at step {step} and has been '
-      f'beyond its limit ({limit}) for {limit.during}'
+      f'out of bounds ({limit}) for {limit.during}'
     )
-    log.warning('LIMIT PASSED. %s', text)
+    log.warning('LIMIT EXCEEDED. %s', text)
     self._ledger.event(
       'limit', name=name, metric=limit.metric, value=value, step=step
     )
     if limit.stop:
       raise DivergedError(
-        f'{text}. The run stops because of config.recovery.limits.{name}.stop; '
-        'its last checkpoint is kept. Look at metrics.jsonl for what changed '
-        'before, go back to an earlier checkpoint or change the settings.'
+        f'{text}. The run stops because config.recovery.limits.{name}.stop is '
+        'set; its last checkpoint is kept. metrics.jsonl shows when the metric '
+        'began to change: start again from a checkpoint before that, or with '
+        'other settings.'
       )

@@ -1,9 +1,9 @@
-"""Locks a workdir: a second run on it is refused.
+"""Locks a workdir, so that a second run on it is refused.
 
-On local and POSIX network file systems the kernel holds the lock, which ends
-with the process, even with SIGKILL. On object stores it is a lease that a
-thread renews. A run that was killed there blocks the next one until the lease
-expires, or not at all if the next one starts on the same machine.
+On local and POSIX network file systems the kernel holds the lock, and releases
+it when the process ends, even after SIGKILL. On object stores the lock is a
+lease that a thread renews. If a run is killed there, the next one has to wait
+until the lease expires, unless it starts on the same machine.
 """
 
 import contextlib
@@ -27,14 +27,15 @@ LEASE_S = 120.0  # time after which a lease that was not renewed has expired
 
 @contextlib.contextmanager
 def hold(workdir: epath.Path) -> Iterator[None]:
-  """Holds the workdir's lock.
+  """Holds the workdir's lock during a `with` statement.
 
   Args:
     workdir: directory of the run.
 
   Raises:
-    UserError: another run holds it, or the workdir may not be written.
-    StorageError: the storage is full or does not answer.
+    UserError: another run holds the lock, or there is no permission to write
+      the workdir.
+    StorageError: the storage is full or does not respond.
   """
   holder = {
     'host': platform.node(),
@@ -76,7 +77,7 @@ def _has_ended(holder: dict[str, object]) -> bool:
 
 def _refusal(workdir: epath.Path, holder: str) -> UserError:
   return UserError(
-    f'another run works on {workdir}: {holder or "unknown"}. Wait for it or '
+    f'another run uses {workdir}: {holder or "unknown"}. Wait for that run or '
     'stop it, or give another --workdir.'
   )
 
@@ -110,7 +111,7 @@ def _lease(
   """
   owner = uuid.uuid4().hex
 
-  def current() -> dict[str, object]:
+  def read() -> dict[str, object]:
     try:
       return json.loads(path.read_text())
     except (FileNotFoundError, ValueError):  # no lease, or a damaged one
@@ -125,27 +126,27 @@ def _lease(
     live = isinstance(expires, float) and expires > time.time()
     return live and not _has_ended(lease)
 
-  if valid(current()):
-    raise _refusal(path.parent, json.dumps(current()))
+  if valid(read()):
+    raise _refusal(path.parent, json.dumps(read()))
   renew()
-  # Object stores have no exclusive creation: another run may have written its
-  # lease at the same time. The one that was written last stays.
+  # Object stores have no exclusive creation, so another run may write its lease
+  # at the same time. After a pause, the lease that was written last is valid.
   time.sleep(min(1.0, lease_s / 10))
-  if current().get('owner') != owner:
-    raise _refusal(path.parent, json.dumps(current()))
+  if read().get('owner') != owner:
+    raise _refusal(path.parent, json.dumps(read()))
   ended = threading.Event()
 
-  def keep() -> None:
+  def renew_regularly() -> None:
     while not ended.wait(lease_s / 4):
       with contextlib.suppress(Exception):  # the next renewal may succeed
         renew()
 
-  thread = threading.Thread(target=keep, daemon=True, name='lease')
+  thread = threading.Thread(target=renew_regularly, daemon=True, name='lease')
   thread.start()
   try:
     yield
   finally:
     ended.set()
     thread.join()
-    with contextlib.suppress(Exception):  # otherwise it expires by itself
+    with contextlib.suppress(Exception):  # if this fails, the lease expires
       path.unlink()

@@ -18,7 +18,7 @@ from vit_jax.config import durations, plugins
 from vit_jax.config.plugins import Section
 from vit_jax.errors import StorageError, UserError
 from vit_jax.files import jsonl, outages, paths
-from vit_jax.files.outages import persistently
+from vit_jax.files.outages import with_retries
 from vit_jax.run import tracking
 
 log = logging.getLogger('vit_jax')
@@ -39,7 +39,7 @@ class Log:
 
   Attributes:
     every: duration between two lines of training metrics, above 0. Each line
-      has the means over the steps since the line before.
+      has the means over the steps since the previous line.
     tensorboard: whether to write TensorBoard events (needs TensorFlow).
     parameters: whether to log the table of parameters at the start even if
       none of them is sharded.
@@ -66,8 +66,8 @@ class Log:
 class Writer:
   """Writes metrics.jsonl, and TensorBoard events through CLU.
 
-  One JSON object per line: {"step": 100, "loss": …}. A number that is not
-  finite is null. Only the process with `active` writes.
+  Each line is one JSON object: {"step": 100, "loss": …}. Numbers that are not
+  finite are written as null. Only the main process writes.
 
   Attributes:
     training_lines: number of lines of training metrics in the file.
@@ -92,7 +92,7 @@ class Writer:
     self._path = workdir / 'metrics.jsonl'
     self._remote = paths.is_remote(workdir)
     self._lines: list[str] = []
-    self._opened: os.stat_result | None = None  # identifies a local file
+    self._file: os.stat_result | None = None  # identifies a local file
     self._active = active
     self._board: Any = None
     self.training_lines = 0
@@ -111,7 +111,7 @@ class Writer:
         self._path.touch()
         return os.stat(self._path)
 
-      self._opened = persistently(touch, self._path, 'written')
+      self._file = with_retries(touch, self._path, 'written')
 
   @contextlib.contextmanager
   def _stops_at_errors(self) -> Iterator[None]:
@@ -126,17 +126,17 @@ class Writer:
     """Makes metrics.jsonl agree with a state restored at `step`.
 
     Args:
-      step: number of updates that the state has seen.
-      expected: number of training lines up to it that were there when it was
-        saved; missing ones are logged.
+      step: number of updates completed.
+      expected: number of training lines that the file had when the state was
+        saved. A warning is logged if it has fewer now.
     """
     with self._stops_at_errors():
       self.training_lines = rewind(self._workdir, step)
     if self.training_lines < expected:
       log.warning(
         '%s has %d of the %d training lines up to step %d: the others were '
-        'lost or damaged after the checkpoint was saved. The training is not '
-        'affected; curves have a gap',
+        'lost or damaged after the checkpoint was saved. Training is not '
+        'affected, but curves have a gap',
         self._path,
         self.training_lines,
         expected,
@@ -152,7 +152,7 @@ class Writer:
       values: metrics by name.
 
     Raises:
-      UserError: the workdir is gone, or may not be written.
+      UserError: the workdir was removed, or there is no permission to write it.
       StorageError: the storage is full or keeps failing.
     """
     if not self._active:
@@ -166,29 +166,29 @@ class Writer:
       if self._remote:
         self._lines.append(line)
       else:
-        self._check_place()
+        self._check_file()
         jsonl.append(self._path, line)
     self.training_lines += 'loss' in values
     self._to_board('write_scalars', step, dict(values))
     for tracker in self._trackers:
       tracker.write(step, dict(values))
 
-  def _check_place(self) -> None:
-    """Checks that the path still leads to the file that was opened.
+  def _check_file(self) -> None:
+    """Checks that the path is still that of the file that was opened.
 
     Raises:
       UserError: the workdir was removed, or replaced by another one.
     """
-    assert self._opened is not None
+    assert self._file is not None
     with outages.access(self._path, 'written'):
-      if not os.path.samestat(os.stat(self._path), self._opened):
+      if not os.path.samestat(os.stat(self._path), self._file):
         raise FileNotFoundError(errno.ENOENT, 'replaced', str(self._path))
 
   def flush(self) -> None:
     """Makes sure that everything written is on disk.
 
     Raises:
-      UserError: the workdir is gone, or may not be written.
+      UserError: the workdir was removed, or there is no permission to write it.
       StorageError: the storage is full or keeps failing.
     """
     if not self._active:
@@ -196,16 +196,16 @@ class Writer:
     with self._stops_at_errors():
       if self._remote:
         text = ''.join(self._lines)
-        persistently(lambda: self._path.write_text(text), self._path, 'written')
+        with_retries(lambda: self._path.write_text(text), self._path, 'written')
       else:
-        self._check_place()
-        persistently(self._sync, self._path, 'written')
+        self._check_file()
+        with_retries(self._sync, self._path, 'written')
     self._to_board('flush')
 
   def _to_board(self, method: str, *arguments: Any) -> None:
-    """Calls a method of TensorBoard's writer, and gives it up if it fails.
+    """Calls a method of TensorBoard's writer, and stops using it if it fails.
 
-    metrics.jsonl has all values, so a run does not end for it.
+    metrics.jsonl has all values, so the failure does not end the run.
     """
     if not (self._active and self._board):
       return
@@ -224,7 +224,7 @@ class Writer:
       os.fsync(file.fileno())
 
   def close(self) -> None:
-    """Flushes and closes; does nothing after an error, which was raised."""
+    """Flushes and closes all files; does nothing if writing failed before."""
     self.flush()
     self._to_board('close')
     for tracker in self._trackers if self._active else ():
@@ -232,7 +232,7 @@ class Writer:
     self._active = False
 
 
-def opened(settings: Log, run: tracking.Run, active: bool) -> Writer:
+def open_writer(settings: Log, run: tracking.Run, active: bool) -> Writer:
   """Opens the destinations of a run's metrics.
 
   Args:
@@ -240,15 +240,15 @@ def opened(settings: Log, run: tracking.Run, active: bool) -> Writer:
     run: description of the run for trackers.
     active: whether this is the main process.
   """
-  trackers = tracking.opened(settings.trackers, run, active)
+  trackers = tracking.open_trackers(settings.trackers, run, active)
   return Writer(run.workdir, settings.tensorboard, active, trackers)
 
 
 class _ObjectBoard:
   """TensorBoard events of a workdir in an object store.
 
-  TensorFlow writes them to a local directory, and each flush copies the whole
-  files.
+  TensorFlow writes the events to a local directory, and each flush copies its
+  files to the object store.
   """
 
   def __init__(self, workdir: epath.Path, open_board: Callable[[str], Any]):
@@ -265,7 +265,7 @@ class _ObjectBoard:
     self._board.flush()
     for file in pathlib.Path(self._local.name).iterdir():
       target = self._workdir / file.name
-      persistently(
+      with_retries(
         lambda target=target, file=file: target.write_bytes(file.read_bytes()),
         target,
         'written',
@@ -278,7 +278,7 @@ class _ObjectBoard:
 
 
 def _tensorboard(workdir: epath.Path) -> Any:
-  """Opens TensorBoard events; returns None where CLU is not installed."""
+  """Opens TensorBoard events; returns None if CLU is not installed."""
   try:
     from clu import metric_writers
 
@@ -297,20 +297,20 @@ def _tensorboard(workdir: epath.Path) -> Any:
 def rewind(workdir: epath.Path, step: int) -> int:
   """Makes metrics.jsonl agree with a state restored at `step`.
 
-  Training lines up to the step are kept, and evaluations before it; those at
-  the step run again. All others, and damaged lines, are moved to
-  metrics_set_aside.jsonl.
+  Training lines up to the step, and evaluations before it, are kept. The
+  evaluations at the step will run again. All other lines, and damaged ones, are
+  moved to metrics_set_aside.jsonl.
 
   Args:
     workdir: directory of the run.
-    step: number of updates that the state has seen.
+    step: number of updates completed.
 
   Returns:
     The number of training lines that are kept.
   """
   path, lines = workdir / 'metrics.jsonl', 0
 
-  def stays(record: dict[str, Any]) -> bool:
+  def is_kept(record: dict[str, Any]) -> bool:
     nonlocal lines
     at = record.get('step')
     if (
@@ -320,8 +320,8 @@ def rewind(workdir: epath.Path, step: int) -> int:
     lines += 'loss' in record
     return True
 
-  gone = jsonl.keep(path, stays)
-  damaged = [line for line in gone if not _is_record(jsonl.parse(line))]
+  removed = jsonl.keep(path, is_kept)
+  damaged = [line for line in removed if not _is_record(jsonl.parse(line))]
   if damaged:
     log.warning(
       '%s: %d damaged or foreign line(s) moved to metrics_set_aside.jsonl, the '

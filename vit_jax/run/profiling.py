@@ -1,4 +1,4 @@
-"""Traces some steps with JAX's profiler: --profile=START:STOP."""
+"""Traces some steps with JAX's profiler (--profile=START:STOP)."""
 
 import logging
 
@@ -9,14 +9,14 @@ log = logging.getLogger('vit_jax')
 
 
 class Profile:
-  """Traces the steps from START to STOP, or those of them that run.
+  """Traces the steps from START to STOP.
 
-  A run that begins between the two is traced from there on. If it ends between
-  them, or goes back to an earlier step, the steps so far are written.
+  If the run resumes between the two, its first step is the first to be traced.
+  If the run ends or is rolled back between them, the trace ends there.
   """
 
   def __init__(self, span: tuple[int, int] | None, workdir: epath.Path):
-    """Traces nothing yet.
+    """Sets the steps to trace.
 
     Args:
       span: (START, STOP), in updates; None for no trace.
@@ -26,8 +26,8 @@ class Profile:
     self._first = self._last = 0
     self._active = False
 
-  def at(self, step: int) -> None:
-    """Starts or ends the trace if it is due; must be called before each step.
+  def update(self, step: int) -> None:
+    """Starts or ends the trace if this is due; to be called before each step.
 
     Args:
       step: number of updates completed.

@@ -1,4 +1,4 @@
-"""Fetches each step's metrics, checks them, and writes and logs lines."""
+"""Fetches, checks, writes and logs the metrics of each step."""
 
 import collections
 import logging
@@ -18,11 +18,11 @@ from vit_jax.run.recovery import RollbackError
 from vit_jax.run.stragglers import HostTimes
 
 log = logging.getLogger('vit_jax')
-_IN_FLIGHT = 2  # steps dispatched beyond the one whose metrics are fetched
+_IN_FLIGHT = 2  # steps that are dispatched before older metrics are fetched
 
 
 class Meter:
-  """Measures throughput between two log lines, without evaluation and saving.
+  """Measures throughput between two log lines, except evaluation and saving.
 
   Attributes:
     batch_size: examples in a global batch.
@@ -40,7 +40,7 @@ class Meter:
     """Starts measuring.
 
     Args:
-      ledger: account of time; its spans other than data_wait do not count.
+      ledger: account of time, whose spans except data_wait are left out.
       batch_size: examples in a global batch.
       num_devices: number of devices of the run.
       train_flops_per_image: FLOPs of forward and backward pass.
@@ -54,9 +54,9 @@ class Meter:
     self.reset()
 
   def reset(self) -> None:
-    """Starts a new window now."""
+    """Starts a new window of time."""
     self._start = time.perf_counter()
-    self._before = dict(self._ledger.totals)
+    self._totals_at_start = dict(self._ledger.totals)
     self._steps = 0
 
   def step(self) -> None:
@@ -71,7 +71,7 @@ class Meter:
       mfu.
     """
     spent = {
-      kind: total - self._before.get(kind, 0.0)
+      kind: total - self._totals_at_start.get(kind, 0.0)
       for kind, total in self._ledger.totals.items()
     }
     waited = spent.pop('data_wait', 0.0)
@@ -89,10 +89,10 @@ class Meter:
 class Recorder:
   """Fetches each step's metrics a few steps late, checks and reports them.
 
-  Fetching a step's metrics waits for that step, so the loop stays a few steps
-  ahead of the devices, and no further. Each step's metrics are fetched, checked
-  and written, in this order; `drain` finishes all three for every step, so that
-  a checkpoint is never saved after a bad step that was not noticed.
+  Fetching the metrics of a step waits for that step. Because they are fetched
+  late, the loop can dispatch a few steps ahead of the devices, but not more.
+  `drain` fetches, checks and writes the metrics of all steps so far, so that no
+  checkpoint is saved after a bad step that was not noticed.
   """
 
   def __init__(
@@ -101,7 +101,7 @@ class Recorder:
     meter: Meter,
     ledger: Ledger,
     watchdog: Watchdog,
-    hosts: HostTimes,
+    host_times: HostTimes,
     bad_record_limit: BadRecordLimit,
     limits: Limits,
     *,
@@ -111,20 +111,20 @@ class Recorder:
     steps_per_epoch: float,
     interval: Mapping[str, Any] | None = None,
   ):
-    """Fetches nothing yet.
+    """Starts an interval, or continues the one in a checkpoint.
 
     Args:
       writer: destination of lines.
       meter: measurement of throughput.
       ledger: account of time, flushed with every line.
       watchdog: watchdog that is notified of every step.
-      hosts: measurement of this host's own time.
-      bad_record_limit: check of how many records may be bad.
+      host_times: work and waiting times of this host.
+      bad_record_limit: limit on the fraction of bad training records.
       limits: bounds of metrics.
       max_skipped: number of bad steps in a row that are only skipped.
       every_steps: interval between two log lines.
       total_steps: number of updates in the whole training.
-      steps_per_epoch: updates in an epoch; need not be whole.
+      steps_per_epoch: updates in an epoch; need not be an integer.
       interval: metrics since the last line, from the checkpoint that the run
         resumes from.
     """
@@ -132,7 +132,7 @@ class Recorder:
     self._meter = meter
     self._ledger = ledger
     self._watchdog = watchdog
-    self._hosts = hosts
+    self._host_times = host_times
     self._bad_record_limit = bad_record_limit
     self._limits = limits
     self._max_skipped = max_skipped
@@ -143,21 +143,21 @@ class Recorder:
     self._pending: collections.deque[tuple[int, Any]] = collections.deque()
 
   def append(self, step: int, values: Mapping[str, jax.Array]) -> None:
-    """Takes the metrics of the step that completed `step` updates.
+    """Adds the metrics of a step, and processes those of an earlier step.
 
     Args:
       step: number of updates completed.
       values: scalars on the devices, not necessarily computed yet.
 
     Raises:
-      RollbackError: an earlier step was one bad step in a row too many.
+      RollbackError: there were too many bad steps in a row.
     """
     self._pending.append((step, values))
     while len(self._pending) > _IN_FLIGHT:
       self._fetch()
 
   def drain(self) -> None:
-    """Waits for every step so far, and makes sure its metrics are on disk.
+    """Waits for all steps so far, and makes sure their metrics are on disk.
 
     Raises:
       RollbackError: there were too many bad steps in a row.
@@ -173,11 +173,11 @@ class Recorder:
   def _fetch(self) -> None:
     """Fetches the metrics of the oldest pending step, and checks them."""
     step, arrays = self._pending.popleft()
-    with self._hosts.waiting():
+    with self._host_times.waiting():
       values = {k: v.item() for k, v in jax.device_get(arrays).items()}
     self._meter.step()
     self._watchdog.step()
-    self._hosts.step(step)
+    self._host_times.step(step)
     if values['skipped']:
       log.warning(
         'bad step %d: loss %s, gradient norm %s; nothing was updated (%d in a '
@@ -222,20 +222,20 @@ class Recorder:
     if results:
       self._writer.write(step, results)
       self._writer.flush()
-      shown = [f'{key} {value:.6g}' for key, value in results.items()]
-      log.info('step %d  %s', step, '  '.join(shown))
+      texts = [f'{key} {value:.6g}' for key, value in results.items()]
+      log.info('step %d  %s', step, '  '.join(texts))
 
   def summary(self, steps: int, results: Mapping[str, float]) -> str:
     """Returns the log line at the end of a run.
 
     Args:
-      steps: number of updates that this start of the run made.
+      steps: number of updates since this start of the run.
       results: last metrics of each evaluator, by name.
     """
-    shown = [f'{key} {value:.6g}' for key, value in results.items()]
+    texts = [f'{key} {value:.6g}' for key, value in results.items()]
     return (
       f'finished at step {self._total_steps}: {steps} steps in '
-      f'{duration(self._ledger.elapsed_s())}. {"  ".join(shown)}'
+      f'{duration(self._ledger.elapsed_s())}. {"  ".join(texts)}'
     )
 
 
@@ -248,7 +248,7 @@ def console_line(
     step: number of updates completed.
     total: number of updates in the whole training.
     values: metrics of the line.
-    meter: batch size and number of devices.
+    meter: meter, which has the batch size and the number of devices.
   """
   rate = values['img_per_sec']
   parts = [

@@ -1,11 +1,11 @@
-"""Decides about rollbacks after bad steps, and which batches to skip then.
+"""Decides on rollbacks after bad steps, and on the batches to skip afterwards.
 
 The decisions depend only on each step's metrics, which are the same on every
 process, and on the rollbacks so far. A rollback is written to `events.jsonl`
-before it is carried out, and stored in every checkpoint saved after it, so a
-run that is killed in between repeats it. A damaged line does not matter: before
-the next checkpoint the same steps are bad again, and after it the rollback is
-read from the checkpoint.
+before it is carried out, and every later checkpoint contains it, so a run that
+is killed in between repeats it. If its line in the file is damaged, the
+rollback is read from the checkpoint; if there is no checkpoint after it, the
+same steps are bad again.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from vit_jax.data.pipeline.order import batch_index
 from vit_jax.errors import DivergedError, check_range
 from vit_jax.run import limits as limits_lib
 
-# {from: step of the last bad step, step: restored step, skip: batches}
+# {from: last bad step, step: restored step, skip: indices of batches}
 Rollback = dict[str, Any]
 
 
@@ -39,22 +39,22 @@ class Recovery:
   see `step.Trainer.train_step`.
 
   Attributes:
-    max_skipped: number of bad steps in a row that are only skipped; one more
-      rolls the run back to the last checkpoint.
-    spike_factor: a loss above this many times the mean of recent ones is bad;
-      None for no such limit.
-    max_rollbacks: number of rollbacks in the whole run; one more ends it with
-      exit code 43.
+    max_skipped: number of bad steps in a row that are only skipped; after one
+      more, the run is rolled back to the last checkpoint.
+    spike_factor: a step is bad if its loss is above this many times the mean of
+      recent losses; None for no such limit.
+    max_rollbacks: number of rollbacks in the whole run; after them, the next
+      need for one ends the run with exit code 43.
     sdc_every: duration between two replays of a step, which detect silent data
       corruption; '0 steps' for none.
-    slow_hosts_every: duration between comparisons of the hosts' own times;
-      '0 steps' for none.
+    slow_hosts_every: duration between two comparisons of the hosts' times, see
+      `run.stragglers`; '0 steps' for none.
     watchdog_factor: longest time of a step, in medians of recent steps.
-    watchdog_min_s: seconds that a step may take in any case.
-    watchdog_eval_s: seconds that a batch of an evaluation may take; that of the
-      first batch includes opening the data and compiling.
-    watchdog_pause_s: seconds that anything else may take.
-    limits: {name of your choice: bounds of a metric, and the reaction when it
+    watchdog_min_s: seconds that any step may take, however short the median.
+    watchdog_eval_s: seconds that a batch of an evaluation may take; the time of
+      the first batch includes opening the data and compiling.
+    watchdog_pause_s: seconds that any other work may take.
+    limits: {name of your choice: bounds of a metric, and the reaction if it
       exceeds them}; see `run.limits.Limit`.
   """
 
@@ -114,42 +114,44 @@ def rollbacks(
     for event in events
     if event['event'] == 'rollback'
   ]
-  later = [each for each in written if each not in saved]
-  return saved + later, [each for each in saved if each not in written]
+  later = [rollback for rollback in written if rollback not in saved]
+  missing = [rollback for rollback in saved if rollback not in written]
+  return saved + later, missing
 
 
-def skip_list(known: list[Rollback]) -> tuple[int, ...]:
-  """Returns the batches to skip, those of all rollbacks so far, ascending."""
-  return tuple(sorted({b for rollback in known for b in rollback['skip']}))
+def skip_list(earlier: list[Rollback]) -> tuple[int, ...]:
+  """Returns the batches to skip because of all rollbacks so far, ascending."""
+  return tuple(sorted({b for rollback in earlier for b in rollback['skip']}))
 
 
 def rollback(
   error: RollbackError,
-  known: list[Rollback],
+  earlier: list[Rollback],
   restored_step: int,
   recovery: Recovery,
 ) -> Rollback:
   """Returns the record of a rollback, for events.jsonl and later checkpoints.
 
   Args:
-    error: the bad steps.
-    known: rollbacks so far.
+    error: description of the bad steps.
+    earlier: rollbacks so far.
     restored_step: step of the checkpoint that the run goes back to.
     recovery: section `recovery` of the config.
 
   Raises:
-    DivergedError: there were as many rollbacks as allowed.
+    DivergedError: no more rollbacks are allowed.
   """
-  skipped = skip_list(known)
-  # The step that completed `s` updates drew the batch after s - 1 updates.
-  # Batches before the checkpoint are not drawn again. Skipping them would only
-  # shift the batches to come.
+  skipped = skip_list(earlier)
+  # The batch of step s (counted from 1) is the batch after s - 1 updates.
+  # Batches before the checkpoint are not drawn again; to skip them would only
+  # shift all later batches.
   first = max(error.step - error.streak, restored_step)
   batches = [batch_index(step, skipped) for step in range(first, error.step)]
-  if len(known) >= recovery.max_rollbacks:
+  if len(earlier) >= recovery.max_rollbacks:
     raise DivergedError(
-      f'{error}, after {len(known)} rollback(s). Batches {batches} were the '
-      'last; look at metrics.jsonl and events.jsonl, at these batches (preview '
-      '--start_step), and at schedule.base_lr and optimizer.clip_norm.'
+      f'{error}, after {len(earlier)} rollback(s). The last batches were '
+      f'{batches}. Look at metrics.jsonl, events.jsonl and these batches '
+      '(preview --start_step); a smaller schedule.base_lr or '
+      'optimizer.clip_norm may help.'
     )
   return {'from': error.step, 'step': restored_step, 'skip': batches}

@@ -1,9 +1,9 @@
-"""Finds slow hosts: measures each host's own time and compares all of them.
+"""Finds slow hosts by comparing the host times of all processes.
 
-All hosts of a run finish a step at the same time, so step times do not differ
-between them. A host's own time does: the part of a step in which it waits for
-data or runs Python code, and not for its devices. All other hosts wait for it
-in the meantime.
+All hosts of a run finish a step at the same time, so their step times do not
+differ. The host time is the part of a step in which a process waits for data or
+runs Python code, and does not wait for its devices. Meanwhile, the devices of
+all other hosts are waiting for it.
 """
 
 import contextlib
@@ -19,41 +19,41 @@ from jax.experimental import multihost_utils
 from vit_jax.run.ledger import Ledger
 
 log = logging.getLogger('vit_jax')
-# A host is slow if its own time is at least _FACTOR times that of the median
-# host, and the difference is at least _FRACTION of a step's time.
+# A host is slow if its host time is at least _FACTOR times the median of all
+# hosts, and the difference is at least _FRACTION of a step's time.
 _FACTOR = 2.0
 _FRACTION = 0.1
 
 
-def slow_hosts(own_s: Sequence[float], step_s: float) -> list[int]:
-  """Returns the processes whose own time per step stands out.
+def slow_hosts(host_s: Sequence[float], step_s: float) -> list[int]:
+  """Returns the processes whose host time is much longer than the median.
 
   Args:
-    own_s: seconds per step not spent waiting for devices, by process index.
+    host_s: seconds per step not spent waiting for devices, by process index.
     step_s: seconds per step.
 
   Returns:
-    Indices of the processes whose own time is at least twice that of the
-    median process and a tenth of a step longer, the slowest first.
+    Indices of the processes whose host time is at least twice the median, and
+    at least a tenth of a step longer than it, the slowest first.
   """
-  middle = statistics.median_low(own_s)
+  median = statistics.median_low(host_s)
   slow = [
     i
-    for i, own in enumerate(own_s)
-    if own >= _FACTOR * middle and own - middle >= _FRACTION * step_s
+    for i, seconds in enumerate(host_s)
+    if seconds >= _FACTOR * median and seconds - median >= _FRACTION * step_s
   ]
-  return sorted(slow, key=lambda i: -own_s[i])
+  return sorted(slow, key=lambda i: -host_s[i])
 
 
 class HostTimes:
-  """Measures this process, and periodically compares all processes."""
+  """Measures the host time of this process, and compares all processes."""
 
   def __init__(self, ledger: Ledger, every_steps: int):
     """Starts measuring.
 
     Args:
-      ledger: account of time, whose spans other than data_wait are subtracted
-        from the time of steps; destination of the event `slow_hosts`.
+      ledger: account of time, whose spans except data_wait are subtracted from
+        the time of steps; also the destination of the event `slow_hosts`.
       every_steps: interval between two comparisons; 0 for none.
     """
     self._ledger, self._every_steps = ledger, every_steps
@@ -70,13 +70,13 @@ class HostTimes:
 
   @contextlib.contextmanager
   def waiting(self) -> Iterator[None]:
-    """Surrounds code in which this process waits for its devices."""
+    """Measures the time in which this process waits for its devices."""
     start = time.perf_counter()
     yield
     self._waited_s += time.perf_counter() - start
 
   def step(self, step: int) -> None:
-    """Counts a step, and compares the processes if that is due.
+    """Counts a step, and compares the processes if a comparison is due.
 
     All processes must call it after every step.
 
@@ -88,19 +88,21 @@ class HostTimes:
       return
     elapsed = time.perf_counter() - self._start
     elapsed -= self._pauses() - self._paused_s
-    mine = [(elapsed - self._waited_s) / self._steps, elapsed / self._steps]
-    every = multihost_utils.process_allgather(np.array(mine, np.float32))
+    local = [(elapsed - self._waited_s) / self._steps, elapsed / self._steps]
+    times = multihost_utils.process_allgather(np.array(local, np.float32))
     self._reset()
-    own, steps = every[:, 0].tolist(), every[:, 1].tolist()
-    slow = slow_hosts(own, statistics.median_low(steps))
+    host_s, step_s = times[:, 0].tolist(), times[:, 1].tolist()
+    slow = slow_hosts(host_s, statistics.median_low(step_s))
     if slow and jax.process_index() == 0:
-      named = [f'process {i} ({1000 * own[i]:.0f} ms a step)' for i in slow]
+      named = [
+        f'process {i} ({1000 * host_s[i]:.0f} ms per step)' for i in slow
+      ]
       log.warning(
-        'slow host(s) up to step %d: %s for data and work on the host; the '
-        'median process takes %.0f ms of the %.0f ms of a step',
+        'slow host(s) up to step %d: %s spent on data and Python code; the '
+        'median process needs %.0f ms of the %.0f ms of a step',
         step,
         ', '.join(named),
-        1000 * statistics.median_low(own),
-        1000 * statistics.median_low(steps),
+        1000 * statistics.median_low(host_s),
+        1000 * statistics.median_low(step_s),
       )
-      self._ledger.event('slow_hosts', step=step, processes=slow, own_s=own)
+      self._ledger.event('slow_hosts', step=step, processes=slow, own_s=host_s)

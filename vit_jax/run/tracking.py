@@ -1,9 +1,10 @@
-"""Experiment trackers, written in addition to metrics.jsonl; each a plug-in.
+"""Sends metrics to experiment trackers, in addition to metrics.jsonl.
 
-`vit_jax.run.trackers.NAME`, or any module of your own, defines
-`Tracker(run, /, *, …)`, whose keyword-only parameters are the keys of a section
-of `config.log.trackers`, {name of your choice: section}; none by default. The
-first error of a tracker is logged as a warning; no error of it ends a run.
+`config.log.trackers` is {name of your choice: section}; none by default. A
+tracker is a plug-in: `vit_jax.run.trackers.NAME`, or any module of your own,
+defines `Tracker(run, /, *, …)`, whose keyword-only parameters are the keys of
+the section. Errors of a tracker do not end a run; the first is logged as a
+warning.
 """
 
 import contextlib
@@ -26,7 +27,7 @@ class Run(NamedTuple):
 
   Attributes:
     name: name of its workdir.
-    identity: id that is the same whenever the run of this workdir resumes.
+    identity: id of the run, which does not change when the run resumes.
     workdir: directory of the run.
     config: completed config, flat: {'model.depth': 12, …}.
   """
@@ -49,7 +50,7 @@ class Run(NamedTuple):
 
 
 class Tracker(Protocol):
-  """Receives a run's metrics; only the main process has one."""
+  """Receives a run's metrics; only the main process has trackers."""
 
   def write(self, step: int, values: Mapping[str, float]) -> None:
     """Receives the content of a line of metrics.jsonl.
@@ -62,19 +63,19 @@ class Tracker(Protocol):
     ...
 
   def close(self) -> None:
-    """Is called once, at the end of the process's part in the run."""
+    """Closes the tracker; called once, when this process ends the run."""
     ...
 
 
 class Guarded:
-  """Wraps a tracker: its first error is logged, and none ends the run."""
+  """Wraps a tracker, so that its errors do not end the run."""
 
   def __init__(self, name: str, section: Mapping[str, Any], run: Run):
-    """Builds the tracker; if that fails, the run goes on without it.
+    """Builds the tracker; if that fails, the run continues without it.
 
     Args:
       name: name of the tracker in `config.log.trackers`.
-      section: its completed section.
+      section: completed section of the tracker.
       run: description of the run.
     """
     self._name, self._warned = name, False
@@ -84,7 +85,7 @@ class Guarded:
       self._tracker = plugins.build(constructor, section, run)
 
   def write(self, step: int, values: Mapping[str, float]) -> None:
-    """Passes a line on; see `Tracker.write`."""
+    """Passes a line to the tracker; see `Tracker.write`."""
     with self._guard():
       if self._tracker:
         self._tracker.write(step, values)
@@ -99,11 +100,12 @@ class Guarded:
   def _guard(self) -> Iterator[None]:
     try:
       yield
-    except Exception as error:  # noqa: BLE001 (each has errors of its own)
+    except Exception as error:  # noqa: BLE001 (each library has its own errors)
       if not self._warned:
         log.warning(
-          'the tracker config.log.trackers.%s failed (%s: %s); the run goes on '
-          'and metrics.jsonl has all values; its further errors are not logged',
+          'the tracker config.log.trackers.%s failed (%s: %s). The run '
+          'continues and metrics.jsonl has all values; further errors are '
+          'not logged',
           self._name,
           type(error).__name__,
           ' '.join(str(error).split()),
@@ -111,7 +113,7 @@ class Guarded:
       self._warned = True
 
 
-def opened(
+def open_trackers(
   sections: Mapping[str, Any] | None, run: Run, active: bool
 ) -> list[Guarded]:
   """Builds the trackers of a config.
@@ -123,4 +125,6 @@ def opened(
   """
   if not active:
     return []
-  return [Guarded(name, each, run) for name, each in (sections or {}).items()]
+  return [
+    Guarded(name, section, run) for name, section in (sections or {}).items()
+  ]

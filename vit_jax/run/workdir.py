@@ -1,4 +1,4 @@
-"""A run's directory: config.json, run.json, and which run it belongs to."""
+"""Checks that a workdir belongs to a run; writes config.json and run.json."""
 
 import json
 import logging
@@ -43,24 +43,25 @@ def check(workdir: str, config: Config, *, allow_changes: bool) -> epath.Path:
   Args:
     workdir: local path, or gs:// address.
     config: completed config.
-    allow_changes: whether to go on although the config differs.
+    allow_changes: whether to resume although the config differs.
 
   Returns:
     The workdir as a path.
 
   Raises:
-    UserError: config.json belongs to another run, or may not be read.
+    UserError: config.json belongs to another run, or there is no permission to
+      read it.
     StorageError: config.json cannot be read.
   """
   path = paths.locate(workdir)
-  before = last_config(path)
-  if before and not {'model', 'batch_size', 'total'} & before.keys():
+  last = last_config(path)
+  if last and not {'model', 'batch_size', 'total'} & last.keys():
     raise UserError(
-      f'the workdir {workdir} holds a config.json that does not belong to a '
+      f'the workdir {workdir} contains a config.json that does not belong to a '
       'run of this program: give another --workdir.'
     )
-  if before is not None and not allow_changes:
-    changes = identity.config_changes(before, config)
+  if last is not None and not allow_changes:
+    changes = identity.config_changes(last, config)
     if changes:
       raise comparison.refusal(workdir, changes)
   return path
@@ -76,12 +77,12 @@ def last_config(path: epath.Path) -> dict[str, Any] | None:
     The config; None if the file is missing or damaged.
 
   Raises:
-    UserError: the file exists and may not be read.
-    StorageError: the file exists and cannot be read.
+    UserError: the file exists, but there is no permission to read it.
+    StorageError: the file exists, but cannot be read.
   """
   file = path / 'config.json'
   try:
-    content = outages.persistently(
+    content = outages.with_retries(
       lambda: file.read_bytes() if file.exists() else None, file, 'read'
     )
   except (UserError, StorageError) as error:
@@ -91,7 +92,7 @@ def last_config(path: epath.Path) -> dict[str, Any] | None:
   config = jsonl.parse(content)
   if config is None:
     log.warning(
-      '%s is damaged (it holds no JSON object); the config stored in the '
+      '%s is damaged (it is not a JSON object); the config stored in the '
       'checkpoints is compared instead',
       file,
     )
@@ -99,7 +100,7 @@ def last_config(path: epath.Path) -> dict[str, Any] | None:
 
 
 def record(path: epath.Path, config: Config, run: dict[str, Any]) -> None:
-  """Writes config.json and run.json, once it is clear that a run can start.
+  """Writes config.json and run.json of a run that has passed all checks.
 
   Args:
     path: workdir.
@@ -107,7 +108,7 @@ def record(path: epath.Path, config: Config, run: dict[str, Any]) -> None:
     run: content of run.json.
 
   Raises:
-    UserError: the directory may not be written.
+    UserError: there is no permission to write the directory.
     StorageError: the storage is full or keeps failing.
   """
   file = path / 'config.json'
@@ -119,4 +120,4 @@ def record(path: epath.Path, config: Config, run: dict[str, Any]) -> None:
     atomic.write(file, config_lib.to_json(config))
     atomic.write(path / 'run.json', json.dumps(run, indent=2) + '\n')
 
-  outages.persistently(write, file, 'written')
+  outages.with_retries(write, file, 'written')

@@ -1,4 +1,4 @@
-"""Compiles the training step ahead of time, and logs what is about to run."""
+"""Compiles the training step ahead of time, and logs a summary of the run."""
 
 import logging
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from vit_jax.training import frozen
 from vit_jax.training.experiment import Experiment, batch_parts
 
 log = logging.getLogger('vit_jax')
-_USABLE = 0.9  # fraction of a device's memory that advice counts on
+_USABLE = 0.9  # fraction of a device's memory that suggested settings may need
 PyTree = Any
 
 
@@ -26,8 +26,8 @@ def compile_step(
   shardings, so it is never recompiled unnoticed.
 
   Args:
-    experiment: the trained objects and the mesh of devices.
-    compiler_options: options of XLA in addition to the model's.
+    experiment: experiment, whose mesh may consist of absent devices.
+    compiler_options: options of XLA in addition to those of the model.
   """
   state = experiment.abstract_state()
   replicated = sharding.replicated(experiment.mesh)
@@ -74,7 +74,7 @@ def _too_large(
   experiment: Experiment, needed: int | None, limit: int | None
 ) -> UserError:
   """Returns the error of a step that does not fit, with a batch that would."""
-  has = 'less' if limit is None else memory.text(limit)
+  available = 'less' if limit is None else memory.text(limit)
   advice = 'Set'
   for parts, left in _parts_that_fit(experiment, needed, limit)[:1]:
     advice = (
@@ -83,16 +83,21 @@ def _too_large(
     )
   return UserError(
     f'The training step needs {memory.text(needed)} of memory per device, and '
-    f'a device has {has}. {advice} a smaller batch_size, image_size or model.'
+    f'a device has {available}. {advice} a smaller batch_size, image_size or '
+    'model.'
   )
 
 
 def _parts_that_fit(
   experiment: Experiment, needed: int | None, limit: int | None
 ) -> list[tuple[int, float]]:
-  """Returns (number of micro-batches, bytes) that would fit, ascending.
+  """Returns the numbers of micro-batches that would fit, ascending.
 
-  Only the part of the memory that is not the state depends on the batch.
+  All memory but that of the state is assumed to be proportional to the size of
+  a micro-batch.
+
+  Returns:
+    Pairs of a number of micro-batches and the bytes that it needs.
   """
   if needed is None or limit is None:
     return []
@@ -108,21 +113,23 @@ def _parts_that_fit(
   return [item for item in left.items() if item[1] <= _USABLE * limit]
 
 
-def describe(experiment: Experiment, abstract: PyTree) -> None:
-  """Logs what is about to run.
+def describe(experiment: Experiment, abstract_state: PyTree) -> None:
+  """Logs parameters, mesh, length and FLOPs of a run that is about to start.
 
-  The table of parameters is logged only if one of them is sharded or
+  The table of all parameters is logged only if one of them is sharded or
   `log.parameters` is set.
 
   Args:
     experiment: experiment about to run.
-    abstract: shapes and shardings of the training state.
+    abstract_state: shapes and shardings of the training state.
   """
   config, mesh = experiment.config, experiment.mesh
   devices = mesh.devices
-  params = abstract.params
-  whole = config.log.parameters or sharding.is_split(params)
-  log.info('%s', sharding.table(params) if whole else sharding.total(params))
+  params = abstract_state.params
+  if config.log.parameters or sharding.is_split(params):
+    log.info('%s', sharding.table(params))
+  else:
+    log.info('%s', sharding.total(params))
   log.info(
     'mesh %s of %d %s device(s) on %d process(es)',
     'x'.join(f'{axis}={n}' for axis, n in mesh.shape.items()),
@@ -130,7 +137,7 @@ def describe(experiment: Experiment, abstract: PyTree) -> None:
     devices.flat[0].device_kind,
     jax.process_count(),
   )
-  # '90 epochs' adds something to the number of steps; '300 steps' does not.
+  # A total in steps would only repeat the number of steps.
   unit = durations.parse(config.total)[1]
   length = '' if unit == 'steps' else f' ({config.total})'
   log.info(

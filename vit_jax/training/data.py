@@ -1,4 +1,4 @@
-"""The data of a run: the training examples and what evaluators get."""
+"""Opens the data of a run, for training and for the evaluators."""
 
 import contextlib
 import functools
@@ -19,28 +19,28 @@ from vit_jax.run.ledger import Ledger
 from vit_jax.run.recovery import Recovery
 from vit_jax.training.experiment import Experiment
 
-# Time without progress while the data are opened. Listing and indexing report
-# progress for each folder or file, so a large dataset may take longer in all.
+# Longest time without progress while the data are opened. Listing and indexing
+# report progress for each folder or file, so a large dataset may take longer.
 _OPENING_S = 900.0
 
 
 @contextlib.contextmanager
 def opening(watchdog: Watchdog, recovery: Recovery) -> Iterator[None]:
-  """Surrounds the opening of the data; ends the process if it hangs.
+  """Makes the watchdog end the process if opening the data hangs.
 
-  A file system that does not answer makes system calls hang, and the native
-  reader of array_record hangs if it cannot start threads.
+  System calls hang if a file system does not respond, and the native reader of
+  array_record hangs if it cannot start threads.
 
   Args:
     watchdog: watchdog of the run.
     recovery: settings of the run, whose `watchdog_pause_s` may be shorter.
   """
   limit_s = min(_OPENING_S, recovery.watchdog_pause_s)
-  doing = (
-    'opening the data (the storage does not answer, or a limit on memory or '
+  activity = (
+    'opening the data (the storage does not respond, or a limit on memory or '
     'threads, see ulimit -v and -u, is too low)'
   )
-  with watchdog.pause(limit_s, doing), progress.reported_to(watchdog.alive):
+  with watchdog.pause(limit_s, activity), progress.reported_to(watchdog.alive):
     yield
 
 
@@ -80,14 +80,14 @@ def _outputs(config: Config) -> tuple[str, int]:
 
 
 def bad_record_limit(config: Config, source: stream.Source) -> BadRecordLimit:
-  """Returns the check of how many training records may be bad.
+  """Returns the limit on the fraction of bad training records.
 
   Args:
     config: completed config.
     source: source of the training examples.
   """
-  share = config.reader.max_bad_share
-  return BadRecordLimit(share, len(source), source.name)
+  fraction = config.reader.max_bad_share
+  return BadRecordLimit(fraction, len(source), source.name)
 
 
 def open_train(config: Config) -> stream.Source:
@@ -97,8 +97,8 @@ def open_train(config: Config) -> stream.Source:
     config: completed config.
 
   Raises:
-    UserError: the size is not `train.num_examples`, or labels of a folder (or a
-      mixture of folders) with a single class were to be learned.
+    UserError: the size is not `train.num_examples`, or the objective learns
+      labels and a folder (or a mixture of folders) has a single class.
   """
   train = config.train
   source = open_source(config, train.split)
@@ -131,7 +131,7 @@ def train_batches(
     start_step: number of updates completed.
     ledger: destination of events about bad records.
     skipped: indices of batches to leave out, ascending.
-    limit: limit on bad records, which takes note of them.
+    limit: limit on bad records, which counts them.
   """
   report = bad_records.report_to(ledger)
   return stream.train_batches(
@@ -163,7 +163,7 @@ def evaluator(
   """
   try:
     return sections.build('evals', experiment.config.evals[name], setting)
-  except UserError as error:  # an evaluator does not know its own name
+  except UserError as error:  # the message lacks the name of the evaluator
     raise UserError(f'config.evals.{name}: {error}') from error
 
 
@@ -173,7 +173,7 @@ def evaluation_setting(
   ledger: Ledger | None = None,
   check: Callable[[], None] = lambda: None,
 ) -> contract.Setting:
-  """Returns what every evaluator of a run gets.
+  """Returns the setting that every evaluator of a run is built with.
 
   Args:
     experiment: experiment of the run.

@@ -1,4 +1,4 @@
-"""Evaluates and draws during a run, whenever an interval is over."""
+"""Runs the evaluators of a run, and draws its figures, when they are due."""
 
 import contextlib
 import dataclasses
@@ -23,13 +23,13 @@ Timed = Callable[[str], contextlib.AbstractContextManager[None]]
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-  """The steps after which something is due.
+  """The steps after which an evaluation, a figure or a checkpoint is due.
 
   Attributes:
-    every_steps: interval between two of them; 0 for the last step only.
+    every_steps: number of steps between two of them; 0 for the last step only.
     total_steps: number of updates in the whole training.
-    is_rounded: whether the interval was rounded to steps. Then the last
-      multiple can miss the end by a few steps, and is left out.
+    is_rounded: whether the interval was rounded to steps. Its last multiple
+      may then be a few steps before the end of the training, and is left out.
   """
 
   every_steps: int
@@ -46,10 +46,10 @@ class Schedule:
     )
 
   def due(self, step: int) -> bool:
-    """Returns whether it is due after `step` updates.
+    """Returns whether `step` is one of these steps.
 
-    This depends on nothing but the step, so a resumed run repeats what was
-    due at the step that it was restored at.
+    The result depends on the step only, so a run that is restored at a step
+    repeats everything that is due after it.
     """
     if step == self.total_steps:
       return step > 0
@@ -77,10 +77,11 @@ class Evaluations:
       experiment: experiment of the run.
       setting: setting of its evaluators.
       workdir: directory of the run; figures are written there.
-      timed: context manager for work of some kind, see `Session.doing`.
+      timed: context manager for work of some kind, see `Session.timed`.
 
     Raises:
-      UserError: one of them cannot be built; the message contains its name.
+      UserError: an evaluator or a figure cannot be built; the message contains
+        its name.
     """
     self._timed = timed
     self._weights = experiment.trainer.weights
@@ -94,7 +95,7 @@ class Evaluations:
       self._entries[name] = schedule, built
 
   def due(self, step: int) -> list[str]:
-    """Returns the names of what is due after `step` updates."""
+    """Returns the names of evaluators and figures due after `step` updates."""
     return [
       name
       for name, (schedule, _) in self._entries.items()
@@ -110,9 +111,9 @@ class Evaluations:
       step: number of updates completed.
 
     Returns:
-      Metrics by name: 'val/accuracy', and 'val_ema/accuracy' of the average of
-      parameters. None if a signal ended the evaluation: a resumed run then
-      evaluates again.
+      Metrics by name: 'val/accuracy', and 'val_ema/accuracy' for the average of
+      the parameters. None if a signal ended the evaluation; a resumed run then
+      repeats it.
     """
     results: Results = {}
     for name in names:
@@ -142,5 +143,5 @@ def _figures(
   section = experiment.config.evals[name]
   try:
     return build(Figures, section, experiment, setting, workdir)
-  except UserError as error:  # the figures do not know their own name
+  except UserError as error:  # the message lacks the name of the section
     raise UserError(f'config.evals.{name}: {error}') from error

@@ -1,4 +1,4 @@
-"""Builds what a config describes: model, optimizer, mesh and data transforms.
+"""Builds the objects of a config: model, optimizer, mesh, data transforms.
 
 `Experiment.build` opens no data, so plans and evaluations can use it too.
 """
@@ -38,10 +38,10 @@ PyTree = Any
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Experiment:
-  """Everything that a config describes, except its data.
+  """The objects that a config describes, except its data.
 
   Attributes:
-    config: completed config.
+    config: completed config, which contains all defaults.
     mesh: mesh of the devices.
     trainer: objective, optimizer and learning rate schedule.
     setting: arguments that the objective was built with.
@@ -89,8 +89,8 @@ class Experiment:
 
     model = build_section(config, 'model', config.num_classes)
     model.check(image_size)
-    # What converts '90 epochs' to steps. The total comes first, because other
-    # durations may be percentages of it.
+    # These numbers convert '90 epochs' to steps. The total comes first, because
+    # other durations may be percentages of it.
     lengths = dict(
       batch_size=config.batch_size, num_examples=config.train.num_examples
     )
@@ -128,10 +128,10 @@ class Experiment:
     return experiment
 
   def _check(self) -> None:
-    """Checks what several sections must agree on.
+    """Checks that the values of different sections fit together.
 
     Raises:
-      UserError: two sections do not fit together.
+      UserError: they do not, or a duration is invalid.
     """
     config = self.config
     self.objective.check(self.augment.spec)
@@ -148,7 +148,7 @@ class Experiment:
 
   @property
   def objective(self) -> Objective:
-    """The objective: what is trained, and by which loss."""
+    """The objective, which holds the model and defines the loss."""
     return self.trainer.objective
 
   @property
@@ -195,7 +195,9 @@ class Experiment:
     return self.objective.frozen()
 
   def init_state(self, key: jax.Array) -> PyTree:
-    """Computes the initial training state; a pure function, to be traced.
+    """Computes the initial training state.
+
+    The function is pure, so it can be traced.
 
     Args:
       key: random key of the run.
@@ -225,7 +227,10 @@ class Experiment:
     return make()
 
   def about(self, source: stream.Source, models: PyTree) -> dict[str, Any]:
-    """Returns what makes a checkpoint usable without its workdir.
+    """Returns the description that makes a checkpoint usable by itself.
+
+    With it, the weights can be evaluated, and the run can be identified,
+    without the workdir.
 
     Args:
       source: source of the training examples.

@@ -1,8 +1,8 @@
-"""The paper's figures of what a training has learnt, drawn while it runs.
+"""Draws the paper's figures of a model while it is trained.
 
-They are the figures of `python -m vit_jax.analyze`. They are written to
-WORKDIR/figures and shown in the HTML report. A section of `config.evals` with
-`name='figures'` asks for them; it computes no metrics.
+They are the figures of `python -m vit_jax.analyze`, written to WORKDIR/figures
+and shown in the HTML report. A section of `config.evals` with `name='figures'`
+enables them; it computes no metrics.
 """
 
 import functools
@@ -30,7 +30,7 @@ log = logging.getLogger('vit_jax')
 class Figures:
   """Draws the figures of one set of weights; see `analysis.figures`."""
 
-  higher_is_better = ()  # `checkpoint.best` cannot name a metric of it
+  higher_is_better = ()  # there are no metrics for `checkpoint.best`
 
   def __init__(
     self,
@@ -67,16 +67,16 @@ class Figures:
     self._source = Spread(setting.open_source(split), num_images)
 
   def draw(self, weights: dict[str, PyTree], title: str) -> None:
-    """Draws the figures of one of several sets of weights.
+    """Draws the figures of the set of weights that the config names.
 
     All processes must call it. A failure is logged and does not end the run.
 
     Args:
       weights: weights by suffix, see `Trainer.weights`. Nothing is drawn if
-        the suffix of this object is missing.
-      title: description of the moment: 'step 600'.
+        the suffix of the config is missing.
+      title: title of the figures, such as 'step 600'.
     """
-    # Only one set of weights: the next one would overwrite its figures.
+    # Figures of another set of weights would overwrite these.
     if self._suffix not in weights:
       return
     if self._suffix:

@@ -1,4 +1,4 @@
-"""Frozen models of an objective: opens, places and identifies them."""
+"""Opens the frozen models of an objective, and loads them onto the devices."""
 
 import hashlib
 import json
@@ -17,7 +17,7 @@ from vit_jax.objectives.contract import Frozen
 from vit_jax.weights import pretrained
 
 log = logging.getLogger('vit_jax')
-_PLACES = ('in the model', 'in the data')
+_SIDES = ('in the model', 'in the data')
 PyTree = Any
 
 
@@ -28,7 +28,7 @@ def open_frozen(path: str) -> Frozen:
     path: workdir, checkpoint step directory or weight file.
 
   Raises:
-    UserError: there are no weights that can be read.
+    UserError: the path contains no weights that can be read.
   """
   source = pretrained.find(path)
 
@@ -40,7 +40,7 @@ def open_frozen(path: str) -> Frozen:
 
 
 def check_classes(models: dict[str, Frozen], source: Source) -> None:
-  """Checks that teachers have the classes of the training data.
+  """Checks that frozen models have the classes of the training data.
 
   Args:
     models: frozen models of an objective, by name.
@@ -66,7 +66,7 @@ def check_classes(models: dict[str, Frozen], source: Source) -> None:
       raise UserError(
         f'the frozen model {name!r} has other classes than {source.name}, or '
         'the same in another order: '
-        f'{matching.names_differ(model_names, data_names, _PLACES)}. Its '
+        f'{matching.names_differ(model_names, data_names, _SIDES)}. Its '
         "logits would be compared with the wrong labels: rename the data's "
         'classes (source.class_map renames them for most sources), or '
         'fine-tune the model on these data first.'
@@ -89,7 +89,7 @@ def load(models: dict[str, Frozen], mesh: Mesh) -> dict[str, PyTree]:
   """Loads the models' parameters onto the devices, by name.
 
   Raises:
-    UserError: they cannot be read, or are those of another model.
+    UserError: the weights of a model cannot be read, or have other shapes.
   """
   shapes = abstract(models, mesh)
   return {

@@ -1,6 +1,6 @@
-"""Compares a run with what its workdir holds of the starts before.
+"""Compares this start of a run with the records of earlier starts.
 
-Every function is called by all processes and returns the same on each.
+All processes must call each function, and it returns the same on all of them.
 """
 
 import logging
@@ -40,7 +40,7 @@ def newest_step(workdir: epath.Path) -> int | None:
 
 
 def about(workdir: epath.Path, step: int) -> Json:
-  """Reads what was saved next to the state of a step.
+  """Reads the item `about` of a checkpoint.
 
   Args:
     workdir: directory of the run.
@@ -50,12 +50,11 @@ def about(workdir: epath.Path, step: int) -> Json:
     The item `about`; empty for step 0.
 
   Raises:
-    UserError: it is damaged or may not be read.
-    StorageError: it cannot be read, however often this is tried.
+    UserError: the item is damaged, or there is no permission to read it.
+    StorageError: the item cannot be read, even after retries.
   """
   if not step:
     return {}
-  # All processes read it, and agree on whether all of them could.
   return checkpoint.load_about(workdir / 'checkpoints' / str(step))
 
 
@@ -70,7 +69,7 @@ def check_end(
     experiment: experiment of the run.
 
   Raises:
-    UserError: it is.
+    UserError: the newest checkpoint is beyond the end.
   """
   total = experiment.total_steps
   if step is not None and step > total:
@@ -92,113 +91,115 @@ def check_end(
 class Comparison:
   """Compares this start of a run with the checkpoint that it resumes from.
 
-  A run whose data, config or software settings changed would go on with other
-  numbers, and with other class folders even with other labels. The newest
-  checkpoint is compared first, before anything is compiled. If another one is
-  restored in the end, because the newest is damaged, that one is compared too.
+  A run whose data, config or software settings changed would compute other
+  numbers from here on; with other class folders, even its labels would change
+  their meaning. The newest checkpoint is compared first, before anything is
+  compiled. If the newest is damaged, the older one that is restored is compared
+  too.
   """
 
   def __init__(
     self,
     workdir: epath.Path,
-    now: Json,
+    current: Json,
     config: Config,
     *,
     allow_changes: bool,
   ):
-    """Compares nothing yet.
+    """Stores the description of this start.
 
     Args:
       workdir: directory of the run.
-      now: item `about` of this start.
+      current: item `about` of this start.
       config: completed config of this start.
-      allow_changes: whether to go on although it is another run.
+      allow_changes: whether to resume although the checkpoint belongs to
+        another run.
     """
-    self._workdir, self._now, self._config = workdir, now, config
+    self._workdir, self._current, self._config = workdir, current, config
     self._allow_changes = allow_changes
-    self._compared: int | None = None  # step of a checkpoint
+    self._compared_step: int | None = None
     self._notes: list[Note] = []  # for the log and events.jsonl
     self._is_recorded = False
 
   def check_processes(self) -> None:
-    """Checks that all processes are about to run the same.
+    """Checks that all processes have the same config, data and versions.
 
     Raises:
-      UserError: one of them is not.
+      UserError: processes differ.
     """
-    consistency.check(self._now, self._config)
+    consistency.check(self._current, self._config)
 
   def check_newest(self, step: int | None) -> None:
-    """Compares the newest checkpoint, so that a refusal comes early.
+    """Compares this start with the newest checkpoint, before it is restored.
 
-    A checkpoint whose description is damaged is not compared: restoring decides
-    what to do with it.
+    A checkpoint whose item `about` is damaged is not compared, because another
+    one may be restored.
 
     Args:
       step: step of the newest checkpoint; None if there is none.
 
     Raises:
-      UserError: it belongs to another run.
+      UserError: the checkpoint belongs to another run.
     """
     try:
-      before = about(self._workdir, step or 0)
+      saved = about(self._workdir, step or 0)
     except UserError as error:
       log.warning('%s The step that is restored is compared instead.', error)
       return
-    self._check(step or 0, before)
+    self._check(step or 0, saved)
 
-  def check_restored(self, step: int, before: Json) -> None:
-    """Compares the checkpoint that was restored, unless it was the newest.
+  def check_restored(self, step: int, saved: Json) -> None:
+    """Compares this start with the restored checkpoint, unless already done.
 
     Args:
       step: step of the checkpoint; 0 for a new run.
-      before: its item `about`.
+      saved: item `about` of the checkpoint.
 
     Raises:
-      UserError: it belongs to another run.
+      UserError: the checkpoint belongs to another run.
     """
-    if step != self._compared:
-      self._check(step, before)
+    if step != self._compared_step:
+      self._check(step, saved)
 
-  def _check(self, step: int, before: Json) -> None:
-    if before:
+  def _check(self, step: int, saved: Json) -> None:
+    if saved:
       notes = comparison.check(
-        before,
-        self._now,
+        saved,
+        self._current,
         self._config,
         events(self._workdir),
-        where=f'{self._workdir} (its checkpoint of step {step})',
+        checkpoint=f'{self._workdir} (its checkpoint of step {step})',
         allow_changes=self._allow_changes,
       )
-      self._add(step, notes)
-    self._compared = step
+      self._add_notes(step, notes)
+    self._compared_step = step
 
-  def _add(self, step: int, notes: list[Note]) -> None:
+  def _add_notes(self, step: int, notes: list[Note]) -> None:
     self._notes += [
       note._replace(fields={'step': step} | note.fields) for note in notes
     ]
 
   def record_start(
-    self, step: int, before: Json, ledger: Ledger, flops_per_image: float
+    self, step: int, saved: Json, ledger: Ledger, flops_per_image: float
   ) -> None:
-    """Writes config.json, run.json and the notes, once the run can start.
+    """Writes config.json, run.json and the notes of the comparisons.
 
-    A run that was refused leaves these files as they were. After a rollback
-    only new notes are written.
+    It is called after all checks, so that a run that is refused does not change
+    these files. After a rollback only new notes are written.
 
     Args:
       step: step that the run starts at.
-      before: item `about` of the checkpoint of that step; empty for step 0.
+      saved: item `about` of the checkpoint of that step; empty for step 0.
       ledger: events of the run.
       flops_per_image: FLOPs of a training step per image.
     """
     if not self._is_recorded:
-      # Must be read before config.json is replaced by that of this start.
+      # The config of the last start must be read before it is replaced.
       last = consensus.from_main(lambda: workdir_lib.last_config(self._workdir))
-      last = last or before.get('config', {})
-      self._add(step, comparison.evaluator_notes(last, self._config))
+      last = last or saved.get('config', {})
+      self._add_notes(step, comparison.evaluator_notes(last, self._config))
       if runtime.is_main():
-        run = runtime.describe_run() | self._now['record']
+        run = runtime.describe_run() | self._current['record']
         run['train_flops_per_image'] = flops_per_image
         workdir_lib.record(self._workdir, self._config, run)
     if runtime.is_main():
@@ -209,19 +210,19 @@ class Comparison:
 
 
 def rollbacks(
-  workdir: epath.Path, step: int, before: Json
+  workdir: epath.Path, step: int, saved: Json
 ) -> list[recovery.Rollback]:
   """Returns all rollbacks of a run that resumes, in order.
 
-  Rollbacks that events.jsonl lacks are logged.
+  A warning lists the rollbacks that are missing in events.jsonl.
 
   Args:
     workdir: directory of the run.
     step: step of the checkpoint that the run resumes from.
-    before: item `about` of that checkpoint.
+    saved: item `about` of that checkpoint.
   """
-  saved = before.get('rollbacks', [])
-  known, missing = recovery.rollbacks(saved, events(workdir))
+  in_checkpoint = saved.get('rollbacks', [])
+  found, missing = recovery.rollbacks(in_checkpoint, events(workdir))
   if missing:
     log.warning(
       'events.jsonl lacks rollbacks that the checkpoint of step %d '
@@ -229,4 +230,4 @@ def rollbacks(
       step,
       missing,
     )
-  return known
+  return found

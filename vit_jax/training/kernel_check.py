@@ -27,11 +27,12 @@ PyTree = Any
 
 EXAMPLES = 2  # per device
 # Sixteen times the rounding error of bfloat16, which TPUs use for products of
-# float32, too. Interpreted on a CPU, two layers in bfloat16 differed by a
-# quarter of it.
+# float32, too. Two layers in bfloat16, with kernels interpreted on a CPU,
+# differed by a quarter of this tolerance.
 TOLERANCE = 2**-4
-# Gradients below this fraction of the largest are compared on that scale: some
-# are zero except for rounding (those of the biases of attention keys).
+# The difference of a gradient is divided by at least this fraction of the
+# largest gradient. Some gradients are zero except for rounding (those of the
+# biases of attention keys).
 _NEGLIGIBLE = 0.05
 _NOISE = 0.3  # std of the noise added to parameters that start constant
 
@@ -39,9 +40,9 @@ _NOISE = 0.3  # std of the noise added to parameters that start constant
 def checked(experiment: Experiment, ledger: Ledger) -> Experiment:
   """Returns the experiment, without its model's kernels if they are wrong.
 
-  It must be called inside `jax.set_mesh`. All processes come to the same
-  result, because the compared numbers are replicated. Nothing is done for a
-  model that uses no kernels on these devices.
+  It must be called inside `jax.set_mesh`. All processes return the same,
+  because the compared numbers are replicated. Nothing is compared for a model
+  that uses no kernels on these devices.
 
   Args:
     experiment: experiment about to run.
@@ -71,7 +72,7 @@ def _check(experiment: Experiment) -> tuple[str | None, dict[str, Any]]:
   """Compares the kernels of all passes of the objective.
 
   Returns:
-    A description of what is wrong, or None; and the fields of the event.
+    A description of the difference, or None; and the fields of the event.
   """
   key, found = experiment.key(), {}
   spec = experiment.augment.spec
@@ -105,7 +106,7 @@ def _check(experiment: Experiment) -> tuple[str | None, dict[str, Any]]:
     return None, fields
   subject = name if name == 'output' else f'the gradient of {name}'
   return (
-    f'{subject}, of images of {size[0]}x{size[1]}, differs by {value:.3g} of '
+    f'{subject}, for images of {size[0]}x{size[1]}, differs by {value:.3g} of '
     f'its size, more than {TOLERANCE:.3g}'
   ), fields
 
@@ -115,7 +116,7 @@ def with_model(experiment: Experiment, model: Model) -> Experiment:
 
   Args:
     experiment: experiment about to run.
-    model: model that replaces that of the experiment.
+    model: new model of the experiment.
   """
   setting = experiment.setting._replace(model=model)
   objective = build_section(experiment.config, 'objective', setting)

@@ -45,11 +45,11 @@ def run(
     The last metrics of each evaluator, by name.
 
   Raises:
-    UserError: something in the config, the data or the workdir is invalid.
+    UserError: the config, the data or the workdir is invalid.
     PreemptedError: a signal arrived; the state is saved.
-    StorageError: the last step could not be saved, or the newest one could not
-      be read.
-    DivergedError: rolling back did not help.
+    StorageError: the last step could not be saved, or the newest checkpoint
+      could not be read.
+    DivergedError: there were bad steps after the last allowed rollback.
   """
   with (
     open_session(config, workdir, allow_changes) as session,
@@ -93,12 +93,12 @@ def _train(
   total, recorder = session.experiment.total_steps, session.recorder
   first_step, results = step, {}
   with session.train_batches(step) as batches:
-    # A kill may have come between a save and the evaluation of its step. What
-    # is due depends on the step only, so it is repeated here.
+    # The run may have been killed between a save and the evaluation of that
+    # step. What is due depends on the step only, so it is due again here.
     fresh, stop = _between_steps(session, state, step)
     results |= fresh or {}
     while step < total and not stop:
-      trace.at(step)
+      trace.update(step)
       with session.ledger.span('data_wait'):
         batch = next(batches)
       step += 1
@@ -107,19 +107,21 @@ def _train(
       expected = session.replay.run(state, batch, step)
       # Dispatches the step. This blocks only while the queue of the devices
       # is full. An implicit transfer here would be a mistake in the pipeline.
-      with session.hosts.waiting(), jax.transfer_guard('disallow'):
+      with session.host_times.waiting(), jax.transfer_guard('disallow'):
         state, metrics = session.compiled_step(state, batch, *session.fixed)
       session.replay.compare(expected, state, step)
       # Fetches the metrics of an earlier step, so that the host stays ahead.
       recorder.append(step, metrics)
       fresh, stop = _between_steps(session, state, step)
       results |= fresh or {}
-  trace.at(step)
-  # From here on nothing is computed that a restart would have to repeat.
+  trace.update(step)
+  # The last state must be on disk before the run reports its end: a run that is
+  # killed from here on resumes without computing any step again.
   session.saving.finish(step, state)
   if not stop:
     _write_report(session, state)
   session.ledger.flush(step)
+  # A signal after the last evaluation does not interrupt anything.
   if stop and (step < total or fresh is None):
     raise PreemptedError(f'stopped at step {step} of {total}; saved')
   log.info('%s', recorder.summary(step - first_step, results))
@@ -133,7 +135,7 @@ def _train(
 def _between_steps(
   session: Session, state: PyTree, step: int
 ) -> tuple[Results | None, bool]:
-  """Does what is due after `step` updates, in an order that survives crashes.
+  """Saves and evaluates if due after `step` updates, in a crash-safe order.
 
   Args:
     session: resources of the run.
@@ -146,12 +148,13 @@ def _between_steps(
   """
   recorder, saving = session.recorder, session.saving
   evals, save_is_due = session.evaluations.due(step), saving.due(step)
-  # All processes call `reached` equally often: they agree on one of the calls.
+  # All processes must call `reached` equally often, because they agree on the
+  # number of the call at which they stop.
   stop = session.preemption.reached()
   if not (evals or save_is_due or stop):
     return {}, False
-  # 1. All metrics so far are fetched, checked and on disk. Bad steps raise
-  # RollbackError here, so no checkpoint ever holds a state after them.
+  # 1. All metrics so far are fetched, checked and written to disk. Bad steps
+  # raise RollbackError here, so no checkpoint contains a state after them.
   recorder.drain()
   # 2. The state is saved before it is evaluated, because evaluators may fail.
   saved = save_is_due or stop
@@ -164,7 +167,7 @@ def _between_steps(
   stop = session.preemption.reached()  # a signal may have ended the evaluation
   recorder.evaluations(step, fresh or {})
   # 4. The metric that selects the best step is added to the saved step.
-  if (fresh and saving.needs(fresh)) or (stop and not saved):
+  if (fresh and saving.has_best_metric(fresh)) or (stop and not saved):
     saving.save(step, state, fresh)
   if fresh and step < session.experiment.total_steps:
     _write_report(session)
@@ -176,12 +179,12 @@ def _write_report(session: Session, state: PyTree = None) -> None:
 
   Args:
     session: resources of the run.
-    state: final state, if it is known; the report then gets pictures and
-      predictions of its weights.
+    state: state after the last step. If given, the report also gets training
+      images and predictions of these weights.
   """
   if not session.experiment.log.report:
     return
-  with session.doing('report'):
+  with session.timed('report'):
     if state is not None:
       session.write_pictures(state)
     elif runtime.is_main():

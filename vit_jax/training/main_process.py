@@ -1,4 +1,4 @@
-"""Work that only the main process does, on a copy of all weights."""
+"""Gathers all weights on the main process, for work that only it does."""
 
 import jax
 import numpy as np
@@ -12,7 +12,7 @@ from vit_jax.evaluators.contract import Setting
 def gather_to_main(setting: Setting, weights: PyTree) -> tuple[Setting, PyTree]:
   """Returns a setting and weights that the main process can use by itself.
 
-  All processes must call it, because each may hold only a part of the weights.
+  All processes must call it, because each may have only a part of the weights.
   With several processes, the main one gets all weights on each of its own
   devices; the values returned on the others must not be used. The main process
   can then compute without communicating: if it fails, the others are only
@@ -44,7 +44,7 @@ def gather_to_main(setting: Setting, weights: PyTree) -> tuple[Setting, PyTree]:
   local = setting._replace(
     mesh=mesh,
     batch_size=batch_size,
-    # The check for signals is a collective: one process must not call it.
+    # The check for signals is a collective, which one process cannot call.
     check=lambda: None,
   )
   return local, jax.tree.map(gather, weights)

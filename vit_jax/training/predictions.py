@@ -1,4 +1,4 @@
-"""Predictions for the HTML report: examples, mistakes, confused classes."""
+"""Computes predictions for the HTML report: examples, mistakes, confusions."""
 
 import functools
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ def predict_examples(
     setting: setting of the run's evaluators.
     weights: one of the sets of weights that the objective returns.
     split: split of the run's source.
-    count: largest number of examples to classify.
+    count: maximum number of examples to classify.
 
   Returns:
     JSON-able entries of the report: counts, accuracy, pictures of examples
@@ -44,8 +44,8 @@ def predict_examples(
   if not setting.num_classes:
     raise UserError('the model has no head, so it predicts no classes')
   require(setting.transform.spec, 'image', 'label', who='the report')
-  whole = setting.open_source(split)
-  source = Spread(whole, count)
+  full_split = setting.open_source(split)
+  source = Spread(full_split, count)
   function = setting.compiled(functools.partial(_predict, setting.predict))
   results = list(setting.sweep(weights, source, function))
   if not results:
@@ -67,7 +67,7 @@ def predict_examples(
   return {
     'source': source.name,
     'count': len(kept),
-    'total': len(whole),
+    'total': len(full_split),
     'accuracy': float(1 - wrong.mean()),
     'examples': show(examples),
     'mistakes': show(mistakes),
@@ -76,7 +76,7 @@ def predict_examples(
 
 
 def _predict(predict: Any, weights: PyTree, batch: Batch) -> PyTree:
-  """Computes class, its softmax probability, label and mask per example."""
+  """Computes the predicted class of each example, and its probability."""
   logits = predict(weights, batch)['logits'].astype(jnp.float32)
   probabilities = jax.nn.softmax(logits)  # [n, classes]
   return {
@@ -102,7 +102,7 @@ def _pictures(
     try:
       pixels = transform.pixels(source[index]['image'])
     except DecodeError:
-      continue  # the file was changed since it was classified
+      continue  # the file was changed after it was classified
     predicted, label = (
       parts.name(source.class_names, int(values[key][i]))
       for key in ('predicted', 'label')

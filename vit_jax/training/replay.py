@@ -23,12 +23,12 @@ class Replay:
     ledger: Ledger,
     every_steps: int,
   ):
-    """Computes nothing yet.
+    """Sets the interval of the replays.
 
     Args:
       compiled_step: function (state, batch, *fixed) → (new state, metrics)
         that donates the state.
-      fixed: arguments that all steps have in common.
+      fixed: further arguments, which are the same for all steps.
       ledger: destination of the event `sdc`.
       every_steps: interval between two replays; 0 for none.
     """
@@ -43,7 +43,7 @@ class Replay:
     Args:
       state: state before the update.
       batch: batch of the update.
-      step: number of updates completed after it.
+      step: number of updates completed, including this one.
 
     Returns:
       Checksums of the state after the update, by path; None if no replay is
@@ -74,9 +74,9 @@ class Replay:
     if leaves:
       self._ledger.event('sdc', step=step, leaves=leaves)
       raise RuntimeError(
-        f'silent data corruption: step {step} computed twice gives other '
+        f'silent data corruption: computing step {step} twice gave different '
         f'bits in {len(leaves)} leaves ({leaves[0]}, …) on some of '
-        f'{jax.devices()}. Take the machine out and resume.'
+        f'{jax.devices()}. Replace the machine and run the same command again.'
       )
 
 

@@ -1,4 +1,4 @@
-"""Pictures of a run for report.html: training images and predictions."""
+"""Writes training images and predictions of a run for report.html."""
 
 import contextlib
 import logging
@@ -33,10 +33,10 @@ def write(
   source: stream.Source,
   step: int,
 ) -> None:
-  """Writes the pictures of report.html; a failure is logged and ends no run.
+  """Writes training images and predictions for report.html.
 
-  With several processes, the main one reads and classifies images, and the
-  others wait for it.
+  Failures are logged and do not end the run. With several processes, the main
+  one reads and classifies images, and the others wait for it.
 
   Args:
     workdir: directory of the run.
@@ -44,7 +44,7 @@ def write(
     setting: setting of its evaluators.
     weights: weights whose predictions are shown.
     source: source of the training examples.
-    step: number of updates that these weights have seen.
+    step: number of updates completed.
   """
   setting, weights = gather_to_main(setting, weights)
 
@@ -66,7 +66,7 @@ def write(
 
 @contextlib.contextmanager
 def _failures_logged(part: str) -> Iterator[None]:
-  """Logs what goes wrong with a part of the report, instead of raising it."""
+  """Logs an error in a part of the report, instead of raising it."""
   try:
     yield
   except StopRequested:
@@ -78,10 +78,10 @@ def _failures_logged(part: str) -> Iterator[None]:
 def training_images(
   experiment: Experiment, source: stream.Source, mesh: Mesh
 ) -> list[dict[str, Any]]:
-  """Returns pictures of the first training images as the step gets them.
+  """Returns pictures of the first training images, augmented and mixed.
 
-  They are those of the first batch. Where images are mixed, each is mixed with
-  another one of these, not of the whole batch.
+  They are the first images of the first batch. Images to mix are taken from
+  these pictures only, not from the whole batch.
 
   Args:
     experiment: experiment of the run.
@@ -102,12 +102,14 @@ def training_images(
     reader=experiment.reader,
   ) as batches:
     batch = next(batches)
-    if not {'image', 'label'} <= batch.keys():  # the objective has its own
+    if (
+      not {'image', 'label'} <= batch.keys()
+    ):  # the objective has other entries
       return _unlabelled(jax.device_get(batch))
     with jax.set_mesh(mesh):
       key = jax.random.fold_in(jax.random.key(config.seed), 0)
       images, targets = jax.device_get(mix(batch, key))
-  # The step gets pixels in [-1, 1].
+  # `mix` returns pixels in [-1, 1].
   pixels = np.clip(np.round(images * 127.5 + 127.5), 0, 255).astype(np.uint8)
   return [
     parts.picture(image, caption(target, source.class_names))
@@ -116,10 +118,10 @@ def training_images(
 
 
 def _unlabelled(batch: dict[str, np.ndarray]) -> list[dict[str, Any]]:
-  """Returns pictures of all images of the first examples.
+  """Returns pictures of a batch without labels, titled by the entry.
 
-  An example may have several crops, so arrays of images are those of uint8
-  with four or more dimensions, `[n, …, y, x, 3]`.
+  An example may have several crops. Every uint8 array with four or more
+  dimensions, `[n, …, y, x, 3]`, is taken as images.
   """
   entries = []
   for key, array in batch.items():
@@ -130,11 +132,14 @@ def _unlabelled(batch: dict[str, np.ndarray]) -> list[dict[str, Any]]:
 
 
 def caption(target: np.ndarray | np.integer, names: Sequence[str]) -> list[str]:
-  """Returns ['cat'], or ['cat 0.70', 'dog 0.30'] where labels are mixed.
+  """Returns the lines below a picture: its class, or its two largest classes.
 
   Args:
     target: label, or probabilities of the classes `[classes]`.
     names: names of the classes.
+
+  Returns:
+    For example ['cat'], or ['cat 0.70', 'dog 0.30'] for mixed labels.
   """
   if target.ndim == 0:
     return [names[int(target)]]

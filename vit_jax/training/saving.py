@@ -1,4 +1,4 @@
-"""Decides when a run is saved, and saves it."""
+"""Saves the checkpoints of a run when they are due."""
 
 import time
 from collections.abc import Callable
@@ -34,9 +34,9 @@ class Saving:
       experiment: experiment of the run.
       checkpoints: checkpoints of the run.
       ledger: destination of the event `save_failed`.
-      timed: context manager for work of some kind, see `Session.doing`.
-      history: function that returns what a checkpoint stores next to the
-        state, JSON-able.
+      timed: context manager for work of some kind, see `Session.timed`.
+      history: function that returns the history of the run, JSON-able; a
+        checkpoint stores it next to the state.
     """
     config = experiment.config
     self._schedule = Schedule.of(config.checkpoint.every, experiment)
@@ -46,7 +46,7 @@ class Saving:
     self._checkpoints, self._ledger = checkpoints, ledger
     self._timed, self._history = timed, history
     self._saved_at = time.monotonic()
-    self._results: Results = {}  # those of the last save
+    self._results: Results = {}  # evaluation results in the last save
 
   def due(self, step: int) -> bool:
     """Returns whether a checkpoint is due after `step` updates.
@@ -57,7 +57,8 @@ class Saving:
     return self._schedule.due(step) or self._minutes_are_over(step)
 
   def _minutes_are_over(self, step: int) -> bool:
-    # Only at log lines, because agreeing takes a message to every process.
+    # Checked only at logged steps, because the processes must communicate to
+    # agree.
     if self._every_minutes is None or step % self._log_steps:
       return False
     due = time.monotonic() - self._saved_at >= 60 * self._every_minutes
@@ -65,14 +66,14 @@ class Saving:
       due = bool(multihost_utils.broadcast_one_to_all(np.array(due)))
     return due
 
-  def needs(self, results: Results) -> bool:
-    """Returns whether results hold the metric of `checkpoint.best`."""
+  def has_best_metric(self, results: Results) -> bool:
+    """Returns whether results contain the metric of `checkpoint.best`."""
     return self._best in results
 
   def save(
     self, step: int, state: PyTree, results: Results | None = None
   ) -> None:
-    """Begins to save a step, or adds results to a step that was saved.
+    """Starts saving a step, or adds results to a step that was saved.
 
     A failure is logged and does not end the run: the next save may succeed.
 
@@ -98,23 +99,23 @@ class Saving:
       StorageError: the step could not be saved.
     """
     with self._timed('save'):
-      self._checkpoints.settle()
+      self._checkpoints.wait()
       if self._checkpoints.is_committed(step):
         return
       self._checkpoints.save(step, state, self._results, self._history())
-      self._checkpoints.settle()
+      self._checkpoints.wait()
       if not self._checkpoints.is_committed(step):
         raise StorageError(
-          f'step {step} could not be saved; {self._checkpoints.safe()}. Make '
-          'room, or fix the cause named in the log above, and run the same '
-          'command again.'
+          f'step {step} could not be saved; '
+          f'{self._checkpoints.describe_newest()}. Free disk space, or fix the '
+          'cause named in the log above, and run the same command again.'
         )
 
   def best_line(self) -> str | None:
     """Returns a log line about the best step; None if no step is the best."""
     return self._checkpoints.best_line()
 
-  def settle(self) -> None:
-    """Waits until the save that was begun has succeeded or failed."""
+  def wait(self) -> None:
+    """Waits until the current save has succeeded or failed."""
     with self._timed('save'):
-      self._checkpoints.settle()
+      self._checkpoints.wait()

@@ -1,4 +1,4 @@
-"""Opens and closes what a run needs: lock, ledger, data, checkpoints, step."""
+"""Opens and closes the resources of a run: lock, data, checkpoints, step."""
 
 import contextlib
 import functools
@@ -43,19 +43,20 @@ InitialParams = Callable[[Experiment], PyTree] | None
 
 
 class Session:
-  """One process's part in a run, from its start to its end.
+  """The resources that one process of a run uses, from start to end.
 
   Attributes:
     workdir: directory of the run.
     experiment: experiment of the run.
     ledger: events of the run and the account of its time.
-    preemption: signals that ask the run to end.
-    hosts: measurement of this host's own time.
-    evaluations: evaluators and figures.
+    preemption: agreement of the processes on a signal that ends the run.
+    host_times: work and waiting times of this host, to find slow hosts.
+    evaluations: evaluators and figures, with their schedules.
     checkpoints: checkpoints of the run.
     saving: schedule of the checkpoints.
-    fixed: arguments of the compiled step after state and batch.
-    recorder: destination of each step's metrics; a new one after each `start`.
+    fixed: arguments of the compiled step after state and batch: the random key
+      of the run, and the parameters of frozen models.
+    recorder: destination of each step's metrics; each `start` replaces it.
   """
 
   recorder: Recorder
@@ -67,13 +68,13 @@ class Session:
     stack: contextlib.ExitStack,
     allow_changes: bool,
   ):
-    """Opens everything; `stack` closes it.
+    """Opens all resources.
 
     Args:
       config: completed config.
       workdir: directory of the run.
-      stack: stack that gets a callback for each opened resource.
-      allow_changes: whether to go on although the checkpoint belongs to
+      stack: stack that closes the resources; each is registered once opened.
+      allow_changes: whether to resume although the checkpoint belongs to
         another run.
 
     Raises:
@@ -86,7 +87,7 @@ class Session:
     # The lock comes before anything is written, so that two runs on one
     # workdir never mix their files.
     if runtime.is_main():
-      outages.try_out(workdir)
+      outages.check_writable(workdir)
       stack.enter_context(lock.hold(workdir))
     self.ledger = Ledger(runtime.process_file(workdir / 'events.jsonl'))
     settings = self.experiment.recovery
@@ -97,19 +98,19 @@ class Session:
       pause_s=settings.watchdog_pause_s,
     )
     stack.callback(self._watchdog.close)
-    self.hosts = HostTimes(
+    self.host_times = HostTimes(
       self.ledger, self.experiment.steps(settings.slow_hosts_every)
     )
     self.preemption = Preemption()
     stack.callback(self.preemption.close)
-    with self.doing('init'), self.preemption.nothing_to_save():
+    with self.timed('init'), self.preemption.nothing_to_save():
       newest = self._open_run(config, stack, allow_changes)
-    # Compiled before the state is restored: compiling may need much memory.
-    # A run that has finished needs no step.
+    # The step is compiled before the state is restored, because compiling may
+    # need much memory. A run that has finished needs no step.
     if newest is None or newest < self.experiment.total_steps:
       _ = self.compiled_step
     tracked = TrackedRun.of(workdir, flatten(config))
-    self._writer = metrics.opened(
+    self._writer = metrics.open_writer(
       self.experiment.log, tracked, runtime.is_main()
     )
     stack.callback(self._writer.close)
@@ -117,13 +118,13 @@ class Session:
   def _open_run(
     self, config: Config, stack: contextlib.ExitStack, allow_changes: bool
   ) -> int | None:
-    """Opens data and checkpoints, and compares them with the last start.
+    """Opens data and checkpoints, and compares this start with the last one.
 
     Returns:
       The step of the newest checkpoint, or None.
     """
-    # First what needs nothing but a listing of the directory: a run that has
-    # finished, or that is longer than its config, says so at once.
+    # These two checks only list a directory. They come first, so that a run
+    # that has finished, or has passed the end of its config, is reported soon.
     newest = history.newest_step(self.workdir)
     history.check_end(self.workdir, newest, self.experiment)
     self.experiment = kernel_check.checked(self.experiment, self.ledger)
@@ -137,7 +138,7 @@ class Session:
         self._check_in_evaluation,
       )
       self.evaluations = Evaluations(
-        self.experiment, self._setting, self.workdir, self.doing
+        self.experiment, self._setting, self.workdir, self.timed
       )
     frozen.check_classes(self.experiment.frozen, self._source)
     models = frozen.load(self.experiment.frozen, self.experiment.mesh)
@@ -147,7 +148,7 @@ class Session:
     )
     stack.callback(self.checkpoints.close)
     self.saving = Saving(
-      self.experiment, self.checkpoints, self.ledger, self.doing, self._history
+      self.experiment, self.checkpoints, self.ledger, self.timed, self._history
     )
     self._comparison = history.Comparison(
       self.workdir, about, config, allow_changes=allow_changes
@@ -162,7 +163,7 @@ class Session:
   @functools.cached_property
   def compiled_step(self) -> jax.stages.Compiled:
     """The compiled training step; compiled when it is first used."""
-    with self.doing('compile'):
+    with self.timed('compile'):
       return compiling.compile_to_run(self.experiment)
 
   @functools.cached_property
@@ -172,40 +173,45 @@ class Session:
     return Replay(self.compiled_step, self.fixed, self.ledger, every)
 
   @contextlib.contextmanager
-  def doing(self, kind: str) -> Iterator[None]:
-    """Surrounds work that is not a step: it is timed, and may take longer.
+  def timed(self, kind: str) -> Iterator[None]:
+    """Times work other than steps, and raises the watchdog's limit meanwhile.
 
     Args:
       kind: kind of the span in the ledger: 'eval', 'save', …
     """
-    # An evaluation restarts its limit with every batch, so it can be shorter.
+    # Every batch of an evaluation restarts the watchdog, so its limit can be
+    # shorter than that of other work.
     is_eval = kind == 'eval'
     limit_s = self.experiment.recovery.watchdog_eval_s if is_eval else None
     with self.ledger.span(kind), self._watchdog.pause(limit_s):
       yield
 
   def _check_in_evaluation(self) -> None:
-    """Is called with every batch of an evaluation, on every process."""
+    """Restarts the watchdog and checks for signals.
+
+    It is called with every batch of an evaluation, on every process.
+    """
     self._watchdog.alive()
     self.preemption.check()
 
   def start(self, initial_params: InitialParams) -> tuple[PyTree, int]:
     """Restores the newest intact state, or initializes a new one.
 
-    Lines of metrics.jsonl beyond that step are quarantined.
+    Lines of metrics.jsonl after that step are moved to
+    metrics_set_aside.jsonl.
 
     Args:
       initial_params: function that returns the parameters of a new run; None
         for randomly initialized ones.
 
     Returns:
-      The state, and the number of updates that it has seen.
+      The state, and the number of updates completed.
 
     Raises:
       UserError: the checkpoint belongs to another run, or none is intact.
       StorageError: the checkpoint cannot be read.
     """
-    with self.doing('restore'):
+    with self.timed('restore'):
       restored = self.checkpoints.restore_latest(
         self.experiment.abstract_state()
       )
@@ -214,17 +220,19 @@ class Session:
       else:
         log.info('resuming at step %d', restored[1])
       step = restored[1]
-      before = history.about(self.workdir, step)
-      # The newest step was compared before; it may have been damaged.
-      self._comparison.check_restored(step, before)
+      saved = history.about(self.workdir, step)
+      # Only the newest step has been compared yet. If it was damaged, an older
+      # one was restored.
+      self._comparison.check_restored(step, saved)
       self._comparison.record_start(
-        step, before, self.ledger, self.experiment.image_flops
+        step, saved, self.ledger, self.experiment.image_flops
       )
-      self._rollbacks = history.rollbacks(self.workdir, step, before)
+      self._rollbacks = history.rollbacks(self.workdir, step, saved)
       if runtime.is_main():
-        self._writer.rewind(step, before.get('training_lines', 0))
-    # Not within the span: the first throughput counts from here.
-    self.recorder = self._new_recorder(before.get('interval'))
+        self._writer.rewind(step, saved.get('training_lines', 0))
+    # The recorder is created outside the span, because it measures the first
+    # throughput from its creation.
+    self.recorder = self._new_recorder(saved.get('interval'))
     return restored
 
   def _new_state(self, initial_params: InitialParams) -> PyTree:
@@ -244,10 +252,10 @@ class Session:
     return init(initial_params(experiment), key)
 
   def _new_recorder(self, interval: dict[str, Any] | None) -> Recorder:
-    """Returns a recorder of the steps to come.
+    """Returns a recorder for the steps after a start.
 
     Args:
-      interval: metrics since the last line, as a checkpoint stores them.
+      interval: metrics since the last log line, as a checkpoint stores them.
     """
     experiment, config = self.experiment, self.experiment.config
     devices, settings = experiment.mesh.devices, experiment.recovery
@@ -263,7 +271,7 @@ class Session:
       meter,
       self.ledger,
       self._watchdog,
-      self.hosts,
+      self.host_times,
       self._bad_record_limit,
       limits.Limits(
         limits.build(settings.limits), experiment.steps, self.ledger
@@ -290,7 +298,7 @@ class Session:
     )
 
   def _history(self) -> dict[str, Any]:
-    """Returns what a checkpoint stores about the run up to its step."""
+    """Returns the history of the run that is stored in a checkpoint."""
     return {
       'rollbacks': self._rollbacks,
       'training_lines': self._writer.training_lines,
@@ -312,13 +320,13 @@ class Session:
     """Records a rollback; the next `start` carries it out.
 
     Args:
-      error: the bad steps.
+      error: description of the bad steps.
 
     Raises:
       DivergedError: no more rollbacks are allowed.
     """
     log.warning('%s: rolling back to the last checkpoint', error)
-    self.saving.settle()
+    self.saving.wait()
     fields = recovery.rollback(
       error,
       self._rollbacks,
@@ -327,7 +335,7 @@ class Session:
     )
     if runtime.is_main():
       self.ledger.event('rollback', **fields)
-    # Other processes read the event in `start`: it must be there by then.
+    # Other processes read the event in `start`, so it must be on disk by then.
     if jax.process_count() > 1:
       multihost_utils.sync_global_devices('rollback is written')
 
@@ -336,12 +344,12 @@ class Session:
 def open_session(
   config: Config, workdir: epath.Path, allow_changes: bool = False
 ) -> Iterator[Session]:
-  """Opens a run in its workdir, and closes everything in the end.
+  """Opens a run in its workdir, and closes all its resources in the end.
 
   Args:
     config: completed config.
     workdir: directory of the run.
-    allow_changes: whether to go on although the checkpoint belongs to another
+    allow_changes: whether to resume although the checkpoint belongs to another
       run.
   """
   with contextlib.ExitStack() as stack:

@@ -16,8 +16,8 @@ from vit_jax.optim import average as average_lib
 
 PyTree = Any
 Metrics = dict[str, Array]
-LOSS_DECAY = 0.99  # of the moving average that a spike is compared with
-SPIKE_WARMUP_STEPS = 20  # good steps before anything counts as a spike
+LOSS_DECAY = 0.99  # decay of the average loss that detects spikes
+SPIKE_WARMUP_STEPS = 20  # good steps before a loss can count as a spike
 
 
 class Guard(NamedTuple):
@@ -39,11 +39,10 @@ class Guard(NamedTuple):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrainState:
-  """Everything that training changes.
+  """The arrays that training changes, or only their shapes and shardings.
 
   Attributes:
-    step: number of updates completed, int32. Like every leaf, an array, or its
-      shape and sharding if nothing has been computed yet.
+    step: number of updates completed, int32.
     params: parameters of the model, float32.
     opt_state: state of the optimizer.
     extra: the objective's own state, such as a teacher.
@@ -67,7 +66,8 @@ class Trainer:
     objective: objective, which holds the model and the loss.
     optimizer: optax chain that ends with the learning rate.
     schedule: learning rate by the number of updates, for the log.
-    micro_batches: number of parts of a batch whose gradients are averaged.
+    micro_batches: number of parts in which a batch is computed, one after the
+      other; their gradients are averaged.
     average_decay: decay of the average of the parameters; None keeps none.
     spike_factor: a loss above this many times the mean of recent good losses
       is treated like one that is not finite; None for no such limit.
@@ -113,7 +113,7 @@ class Trainer:
   def weights(self, state: TrainState) -> dict[str, PyTree]:
     """Returns all sets of weights to evaluate, by the suffix of their metrics.
 
-    They are those of the objective and, if an average is kept, '_ema'.
+    The objective defines them; '_ema' is added if an average is kept.
 
     Args:
       state: training state.
@@ -135,8 +135,8 @@ class Trainer:
     Args:
       state: state before the update.
       batch: batch with the entries that the transform declares.
-      key: random key of the run; that of the step is `key` folded with
-        `state.step`, so it does not depend on where a run was resumed.
+      key: random key of the run. `state.step` is folded into it, so the key of
+        a step does not depend on where a run was resumed.
       frozen: parameters of the objective's frozen models, by name.
 
     Returns:
@@ -145,10 +145,11 @@ class Trainer:
     """
     key = jax.random.fold_in(key, state.step)
     loss, added, carry, grads = self._gradients(state, batch, key, frozen)
-    # Otherwise the partitioner would split products like the optimizer's state.
+    # Without this constraint, the partitioner would shard the products that
+    # compute gradients like the optimizer's state.
     grads = sharding.constrain_leaves(grads, self.objective.sharding_rules)
     grad_norm = optax.tree.norm(grads)
-    guard, ok = self._judge(state.guard, loss, grad_norm)
+    guard, ok = self._check_step(state.guard, loss, grad_norm)
     updates, opt_state = self.optimizer.update(
       grads, state.opt_state, state.params
     )
@@ -158,7 +159,7 @@ class Trainer:
       average = average_lib.update(average, params, self.average_decay)
     step = state.step + 1
     extra = self.objective.update_extra(params, state.extra, carry, step)
-    # A bad step changes none of these, not even the optimizer's count.
+    # A bad step changes none of these, not even the optimizer's step count.
     params, opt_state, average, extra = jax.tree.map(
       lambda new, old: jnp.where(ok, new, old),
       (params, opt_state, average, extra),
@@ -167,6 +168,7 @@ class Trainer:
     metrics = added | {
       'loss': loss,
       'grad_norm': grad_norm,
+      # Skipped steps do not advance the optimizer's count, hence the schedule.
       'lr': jnp.asarray(
         self.schedule(state.step - state.guard.skipped), jnp.float32
       ),
@@ -181,10 +183,9 @@ class Trainer:
   ) -> tuple[Float[Array, ''], Metrics, PyTree, PyTree]:
     """Averages loss, metrics, carry and gradients over micro-batches."""
     loss_fn = jax.value_and_grad(self.objective.loss, has_aux=True)
-
     apart = self.objective.apart if self.micro_batches > 1 else ()
 
-    def of_part(part: PyTree, part_key: Key[Array, '']) -> PyTree:
+    def part_gradients(part: PyTree, part_key: Key[Array, '']) -> PyTree:
       values, grads = loss_fn(
         state.params, state.extra, part, part_key, state.step, frozen
       )
@@ -192,28 +193,28 @@ class Trainer:
 
     # Gradients of separate layers are summed in place. A stack of all layers
     # would be written, and all-reduced, once for every micro-batch.
-    values, grads = accumulate(of_part, batch, key, self.micro_batches)
+    values, grads = accumulate(part_gradients, batch, key, self.micro_batches)
     loss, (added, carry) = values
     return loss, added, carry, tree.together(grads)
 
-  def _judge(
+  def _check_step(
     self, guard: Guard, loss: Array, grad_norm: Array
   ) -> tuple[Guard, Bool[Array, '']]:
-    """Decides whether a step is good.
+    """Decides whether a step is good, and updates the statistics.
 
     Args:
-      guard: statistics of the steps before.
+      guard: statistics of the earlier steps.
       loss: loss of the step.
-      grad_norm: norm of its gradient.
+      grad_norm: norm of the gradient of the step.
 
     Returns:
       The statistics after the step, and whether it is good.
     """
     ok = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
     if self.spike_factor is not None:
-      settled = guard.good >= SPIKE_WARMUP_STEPS
-      ok &= ~settled | (loss <= self.spike_factor * guard.loss_mean)
-    # A plain mean of the first hundred losses, then a moving average.
+      warmed_up = guard.good >= SPIKE_WARMUP_STEPS
+      ok &= ~warmed_up | (loss <= self.spike_factor * guard.loss_mean)
+    # The first hundred losses are averaged with equal weights.
     weight = jnp.maximum(1 - LOSS_DECAY, 1 / (guard.good + 1.0))
     mean = guard.loss_mean + weight * (loss - guard.loss_mean)
     bad = jnp.where(ok, 0, 1)
@@ -233,12 +234,12 @@ def accumulate(
 ) -> PyTree:
   """Averages a function over the parts of a batch.
 
-  Part i holds the examples i, i + parts, …, so every device keeps its own
-  examples. Contiguous parts would move all of them between devices.
+  Part i consists of the examples i, i + parts, …, so every device keeps its own
+  examples. Contiguous parts would be moved between devices.
 
   Args:
     function: function (part of the batch, key of the part) → tree of arrays.
-    batch: batch, `[n, …]` each.
+    batch: arrays `[n, …]`.
     key: random key; each part gets its own.
     parts: number of parts.
 
@@ -246,7 +247,7 @@ def accumulate(
     The mean of the results.
 
   Raises:
-    UserError: the batch is not divisible.
+    UserError: n is not divisible by the number of parts.
   """
   if parts == 1:
     return function(batch, key)

@@ -59,7 +59,7 @@ class BadRecordLimit:
     """
     self._since += reads
     if self._exceeded_by(self._counted + self._since):
-      records = consensus.of_each(json.dumps(list(self._own)))
+      records = consensus.gather_text(json.dumps(list(self._own)))
       self._counted = len(set().union(*map(json.loads, records)))
       self._since = 0
       reader.check_share(

@@ -1,6 +1,7 @@
-"""MLflow: config.log.trackers = dict(ml=dict(name='mlflow', uri='…')).
+"""Sends metrics to MLflow.
 
-A run that resumes continues the same MLflow run, which is found by a tag.
+It is enabled by config.log.trackers = dict(ml=dict(name='mlflow', uri='…')). A
+run that resumes continues the same MLflow run, which is found by a tag.
 """
 
 import importlib
@@ -10,10 +11,11 @@ from typing import Any
 
 from vit_jax.run import tracking
 
-mlflow: Any = importlib.import_module('mlflow')  # this module has its name
+# `import mlflow` would import this module.
+mlflow: Any = importlib.import_module('mlflow')
 _TAG = 'vit_jax.run'
-_PARAMETERS = 100  # per request
-_LENGTH = 500  # characters of a value that every store accepts
+_MAX_PARAMS = 100  # per request
+_MAX_LENGTH = 500  # characters of a value that every store accepts
 
 
 class Tracker:
@@ -36,28 +38,30 @@ class Tracker:
       experiment: name of the experiment, which is created if necessary.
     """
     self._client: Any = mlflow.MlflowClient(tracking_uri=uri)
-    known = self._client.get_experiment_by_name(experiment)
-    place = (
-      known.experiment_id
-      if known
+    existing = self._client.get_experiment_by_name(experiment)
+    experiment_id = (
+      existing.experiment_id
+      if existing
       else self._client.create_experiment(experiment)
     )
     found = self._client.search_runs(
-      [place], filter_string=f"tags.`{_TAG}` = '{run.identity}'"
+      [experiment_id], filter_string=f"tags.`{_TAG}` = '{run.identity}'"
     )
     if found:
       self._id = found[0].info.run_id
       self._client.update_run(self._id, status='RUNNING')
       return
     tags = {_TAG: run.identity}
-    made = self._client.create_run(place, tags=tags, run_name=run.name)
-    self._id = made.info.run_id
-    parameters = [
-      mlflow.entities.Param(key, str(value)[:_LENGTH])
+    created = self._client.create_run(
+      experiment_id, tags=tags, run_name=run.name
+    )
+    self._id = created.info.run_id
+    params = [
+      mlflow.entities.Param(key, str(value)[:_MAX_LENGTH])
       for key, value in run.config.items()
     ]
-    for start in range(0, len(parameters), _PARAMETERS):
-      part = parameters[start : start + _PARAMETERS]
+    for start in range(0, len(params), _MAX_PARAMS):
+      part = params[start : start + _MAX_PARAMS]
       self._client.log_batch(self._id, params=part)
 
   def write(self, step: int, values: Mapping[str, float]) -> None:

@@ -1,7 +1,8 @@
-"""Weights & Biases: config.log.trackers = dict(wb=dict(name='wandb')).
+"""Sends metrics to Weights & Biases.
 
-A run that resumes continues the same W&B run, which keeps the first value of
-steps that are repeated.
+It is enabled by config.log.trackers = dict(wb=dict(name='wandb')). A run that
+resumes continues the same W&B run. If steps are repeated, W&B keeps their first
+values.
 """
 
 import importlib
@@ -11,7 +12,8 @@ from typing import Any
 from vit_jax.files import paths
 from vit_jax.run import tracking
 
-wandb: Any = importlib.import_module('wandb')  # this module has its name
+# `import wandb` would import this module.
+wandb: Any = importlib.import_module('wandb')
 
 
 class Tracker:
@@ -51,5 +53,5 @@ class Tracker:
     self._run.log(dict(values), step=step)
 
   def close(self) -> None:
-    """Waits until all is sent."""
+    """Waits until all metrics are sent."""
     self._run.finish()
