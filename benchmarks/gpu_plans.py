@@ -149,9 +149,10 @@ def plan_here(row: Row) -> dict[str, Any]:
 
 def plan_there(row: Row, tree: str) -> dict[str, Any]:
   """Returns the plan of a row whose step another tree's code defines."""
+  from vit_jax.arrays import chips
   from vit_jax.plan import evaluate, gpu_cost, gpus, hlo, topology
 
-  parsed = gpus.parse(row.topology)
+  parsed = chips.parse_gpus(row.topology)
   assert parsed is not None
   kind, nodes, per_node = parsed
   cluster = gpus.Cluster(gpus.GPUS[kind], per_node, nodes * per_node)

@@ -62,7 +62,7 @@ def test_trip_count_of_other_loops(target, old, new, count):
   'old, new',
   [
     ('constant(24)', 'parameter(1)'),  # the limit is data
-    ('direction=LT', 'direction=GT'),  # would not terminate
+    ('%one.1 = s32[]{:T(256)} constant(1)', '%one.1 = s32[] constant(0)'),
     ('add(%param_0.2, %param_1.2)', 'multiply(%param_0.2, %param_1.2)'),
     ('copy(%zero.3)', 'copy(%limit.3)'),  # the start is not known
   ],

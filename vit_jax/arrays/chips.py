@@ -1,6 +1,9 @@
 """What a chip can do at most: the one table of peaks."""
 
 import dataclasses
+import re
+
+from vit_jax.errors import UserError
 
 # Peak dense bf16 FLOP/s of one JAX device, by `device.device_kind`. A device is
 # a core on v2, v3 and tpu7x, a chip on others. Public figures of the vendors.
@@ -50,6 +53,27 @@ GPUS = {
   'l4': Gpu('NVIDIA L4', 24 * 10**9),
   'rtx4090': Gpu('NVIDIA GeForce RTX 4090', 24 * 2**30),
 }
+
+
+def parse_gpus(name: str) -> tuple[str, int, int] | None:
+  """Splits the name of a GPU cluster, such as h100:4x8.
+
+  Returns:
+    Kind, nodes, and GPUs of a node; None if no GPU has this name.
+
+  Raises:
+    UserError: the kind is a GPU, but the rest is not NODESxGPUS.
+  """
+  kind, _, shape = name.partition(':')
+  if kind not in GPUS:
+    return None
+  sides = re.fullmatch(r'([1-9]\d*)x([1-9]\d*)', shape)
+  if not sides:
+    raise UserError(
+      f'--topology is {name!r}; give {kind}:NODESxGPUS, such as {kind}:4x8 for '
+      '4 nodes of 8 GPUs.'
+    )
+  return kind, int(sides[1]), int(sides[2])
 
 
 def peak_flops(device_kind: str) -> float | None:

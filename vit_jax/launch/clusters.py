@@ -2,9 +2,8 @@
 
 import dataclasses
 import math
-import re
 
-from vit_jax.arrays.chips import GPUS
+from vit_jax.arrays.chips import GPUS, parse_gpus
 from vit_jax.errors import UserError, closest
 
 _SIDE_2D = ('2x2', '2x4', '4x4', '4x8', '8x8', '8x16', '16x16')
@@ -145,17 +144,12 @@ def gpus(name: str) -> Topology:
   Raises:
     UserError: the name has another form, or the kind is unknown.
   """
-  kind, _, shape = name.partition(':')
-  sides = re.fullmatch(r'([1-9]\d*)x([1-9]\d*)', shape)
-  if kind not in GPUS:
+  parsed = parse_gpus(name)
+  if parsed is None:
+    kind = name.partition(':')[0]
     raise UserError(
       f'--topology is {name!r}; give KIND:NODESxGPUS, such as h100:4x8 for 4 '
       f'nodes with 8 GPUs each. KIND is {kind!r}; {closest(kind, GPUS)}.'
     )
-  if not sides:
-    raise UserError(
-      f'--topology is {name!r}; give {kind}:NODESxGPUS, such as {kind}:4x8 '
-      'for 4 nodes with 8 GPUs each.'
-    )
-  nodes, each = int(sides[1]), int(sides[2])
+  _, nodes, each = parsed
   return Topology(name, nodes, each, nodes * each)

@@ -3,7 +3,6 @@
 import collections
 import dataclasses
 import re
-from typing import Any
 
 from vit_jax.plan import arithmetic, loops
 from vit_jax.plan.hlo import Computation, Module, Op
@@ -19,7 +18,7 @@ COLLECTIVES = (
   'collective-broadcast',
 )
 # Instructions that cost nothing, or whose cost is counted elsewhere.
-_FREE = {
+FREE = {
   'parameter',
   'constant',
   'tuple',
@@ -72,6 +71,12 @@ class Collective:
   seconds: float = 0.0
   exposed_seconds: float = 0.0
 
+  def add(self, times: int, size: int, seconds: float) -> None:
+    """Adds executions of one collective, with bytes and seconds of each."""
+    self.count += times
+    self.bytes += size * times
+    self.seconds += seconds * times
+
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
@@ -117,7 +122,7 @@ def of_program(module: Module, target: Target) -> Cost:
       continue  # counted with its start
     if kind in COLLECTIVES:
       _add_collective(collectives[kind], op, computation, times, target)
-    if op.estimated_cycles is not None and op.opcode not in _FREE:
+    if op.estimated_cycles is not None and op.opcode not in FREE:
       cycles += op.estimated_cycles * times
       groups[group(op.path)] += op.estimated_cycles * times
     elif kind not in COLLECTIVES and not _is_free(op):
@@ -131,11 +136,11 @@ def of_program(module: Module, target: Target) -> Cost:
 
 
 def _is_free(op: Op) -> bool:
-  kernel = _kernel(op)
-  return op.opcode in _FREE or kernel in _FREE_KERNELS
+  return op.opcode in FREE or kernel(op) in _FREE_KERNELS
 
 
-def _kernel(op: Op) -> str:
+def kernel(op: Op) -> str:
+  """Returns the name of the kernel that a custom call runs, or ''."""
   match = re.search(r'custom_call_target="([^"]*)"', op.attributes)
   return match[1] if op.opcode == 'custom-call' and match else ''
 
@@ -148,10 +153,10 @@ def _add_uncounted(
   target: Target,
 ) -> None:
   """Counts an instruction by its declared or visible bytes and FLOPs."""
-  kernel = _kernel(op)
-  entry = uncounted[f'{op.opcode} {kernel}'.strip()]
+  name = kernel(op)
+  entry = uncounted[f'{op.opcode} {name}'.strip()]
   moved = arithmetic.bytes_moved(op, computation)
-  declared = _declared(op) if kernel else {}
+  declared = _declared(op) if name else {}
   moved = declared.get('bytes_accessed', moved)
   flops = declared.get('flops', 0)
   cycles = 0.0
@@ -188,14 +193,9 @@ def _add_collective(
   target: Target,
 ) -> None:
   """Counts a collective, which runs as rings over all links."""
-  read = arithmetic.num_bytes(tuple(arithmetic.operand_shapes(op, computation)))
-  written = arithmetic.num_bytes(op.shapes)
-  if op.opcode.endswith('-start') and op.type.startswith('('):
-    written = max(written - read, 0)  # its result contains the operands
-  size = max(read, written)
-  entry.count += times
-  entry.bytes += size * times
+  size = exchanged_bytes(op, computation)
   if target.chip is None:
+    entry.add(times, size, 0.0)
     return
   members = group_size(op, len(target.devices))
   passes = 2 if op.opcode.startswith('all-reduce') else 1
@@ -205,9 +205,18 @@ def _add_collective(
     # Each device exchanges its part of the slice's sum over the slow network.
     inside = members // target.slices
     seconds += passes * size / inside / target.slow_bytes_per_s
-  entry.seconds += seconds * times
+  entry.add(times, size, seconds)
   if not op.opcode.endswith('-start'):
     entry.exposed_seconds += seconds * times
+
+
+def exchanged_bytes(op: Op, computation: Computation) -> int:
+  """Returns the bytes of a collective: its operands or its result."""
+  read = arithmetic.num_bytes(tuple(arithmetic.operand_shapes(op, computation)))
+  written = arithmetic.num_bytes(op.shapes)
+  if op.opcode.endswith('-start') and op.type.startswith('('):
+    written = max(written - read, 0)  # its result contains the operands
+  return max(read, written)
 
 
 def group_size(op: Op, devices: int) -> int:
@@ -254,8 +263,3 @@ def group(path: str) -> tuple[str, str]:
     traced = path.startswith('jit(')
     place = '(outside the model)' if traced else '(made by the compiler)'
   return place, direction
-
-
-def as_dict(value: Any) -> Any:
-  """Returns dataclasses as dicts, for JSON."""
-  return {k: dataclasses.asdict(v) for k, v in value.items()}

@@ -4,8 +4,8 @@ import os
 import re
 from collections.abc import Sequence
 
+from vit_jax.arrays import chips
 from vit_jax.errors import UserError
-from vit_jax.plan import gpus
 
 LOCAL = 'local'  # topology of the devices of this machine
 
@@ -44,7 +44,7 @@ def _gpus(argv: Sequence[str]) -> int:
   """Returns the number of GPUs in `--topology=h100:4x8`; 0 if it names none."""
   given = re.search(r'--?topology[= ](\S+)', ' '.join(argv))
   try:
-    parsed = gpus.parse(given[1]) if given else None
+    parsed = chips.parse_gpus(given[1]) if given else None
   except UserError:  # raised again where the flag is used
     return 0
   return parsed[1] * parsed[2] if parsed else 0

@@ -98,12 +98,12 @@ def plan(
     result['bytes'] |= program
   limit, peak = target.hbm_bytes, result['peak_bytes_per_device']
   result['fits'] = limit is None or peak is None or peak <= limit
+  module = hlo.parse(text)
   if target.cluster is not None:
-    modelled = _modelled(experiment, hlo.parse(text), target.cluster)
+    modelled = _on_gpus(experiment, module, target.cluster)
     return Plan(config, result | modelled, None, text)
-  total = cost.of_program(hlo.parse(text), target)
-  result |= _measures(total) | _predictions(experiment, total, target)
-  return Plan(config, result, total, text)
+  total = cost.of_program(module, target)
+  return Plan(config, result | _on_tpus(experiment, total, target), total, text)
 
 
 def _with_warmup_that_fits(config: Config) -> Config:
@@ -182,10 +182,11 @@ def _at_least(
   experiment: Experiment, result: dict[str, Any], target: Target
 ) -> dict[str, Any]:
   """Returns lower bounds for targets for which no program is compiled."""
-  assert target.hbm_bytes is not None
+  assert target.hbm_bytes is not None and target.cluster is not None
   kept = sum(result['bytes'].values())
-  batch = experiment.config.batch_size
-  seconds = gpus.least_seconds(experiment.image_flops, batch, target.name)
+  flops = experiment.image_flops * experiment.config.batch_size
+  cluster = target.cluster
+  seconds = flops / cluster.devices / cluster.gpu.peak_flops
   return {
     'fits': kept <= target.hbm_bytes,
     'peak_bytes_per_device': kept,
@@ -193,7 +194,7 @@ def _at_least(
   }
 
 
-def _modelled(
+def _on_gpus(
   experiment: Experiment, module: hlo.Module, cluster: gpus.Cluster
 ) -> dict[str, Any]:
   """Returns the costs of a program for GPUs, whose time is modelled."""
@@ -202,22 +203,47 @@ def _modelled(
     gpu_cost.of_program(module, cluster, rates).total
     for rates in (gpu_cost.OPTIMISTIC, gpu_cost.PESSIMISTIC)
   )
-  batch = experiment.config.batch_size
-  flops = experiment.image_flops * batch / cluster.devices
-  days = total.total * experiment.total_steps / SECONDS_PER_DAY
-  return _exchanged(total.collectives) | {
+  kernels = {kind: dataclasses.asdict(v) for kind, v in total.parts.items()}
+  peak, devices = cluster.gpu.peak_flops, cluster.devices
+  return {
+    **_exchanged(total.collectives),
+    **_predictions(experiment, total.total, peak, devices),
     'flops_per_device': total.matrix_flops,
-    'kernels': {
-      kind: dataclasses.asdict(part) for kind, part in total.parts.items()
-    },
+    'kernels': kernels,
     'exposed_collective_seconds': total.exposed_seconds,
-    'predicted_step_seconds': total.total,
     'predicted_step_seconds_range': [low, high],
-    'predicted_images_per_second': batch / total.total,
-    'predicted_mfu': flops / total.total / cluster.gpu.peak_flops,
-    'predicted_days': days,
-    'predicted_core_days': days * cluster.devices,
   }
+
+
+def _on_tpus(
+  experiment: Experiment, total: cost.Cost, target: Target
+) -> dict[str, Any]:
+  """Returns the costs of a program for TPUs, or for this machine.
+
+  Its time is predicted if the compiler estimates cycles.
+  """
+  uncounted = {
+    kind: dataclasses.asdict(v) | {'cycles': round(v.cycles)}
+    for kind, v in sorted(
+      total.uncounted.items(), key=lambda item: -item[1].cycles
+    )
+  }
+  result = {
+    **_exchanged(total.collectives),
+    'estimated_cycles': total.estimated_cycles or None,
+    'flops_per_device': total.matrix_flops,
+    'uncounted_cycles': round(total.uncounted_cycles),
+    'uncounted': uncounted,
+  }
+  chip, devices = target.chip, len(target.devices)
+  if chip is None or not total.estimated_cycles:
+    return result
+  cycles = total.estimated_cycles + total.uncounted_cycles
+  seconds = cycles / chip.clock_hz + total.exposed_seconds
+  result['exposed_collective_seconds'] = total.exposed_seconds
+  return result | _predictions(
+    experiment, seconds, chip.peak_flops, devices, chip.cores
+  )
 
 
 def _exchanged(collectives: dict[str, cost.Collective]) -> dict[str, Any]:
@@ -231,38 +257,29 @@ def _exchanged(collectives: dict[str, cost.Collective]) -> dict[str, Any]:
   }
 
 
-def _measures(total: cost.Cost) -> dict[str, Any]:
-  """Returns properties of the program that do not depend on the chip."""
-  return _exchanged(total.collectives) | {
-    'estimated_cycles': total.estimated_cycles or None,
-    'flops_per_device': total.matrix_flops,
-    'uncounted_cycles': round(total.uncounted_cycles),
-    'uncounted': {
-      k: dataclasses.asdict(v) | {'cycles': round(v.cycles)}
-      for k, v in sorted(
-        total.uncounted.items(), key=lambda item: -item[1].cycles
-      )
-    },
-  }
-
-
 def _predictions(
-  experiment: Experiment, total: cost.Cost, target: Target
+  experiment: Experiment,
+  seconds: float,
+  peak_flops: float,
+  devices: int,
+  cores: int = 1,
 ) -> dict[str, Any]:
-  """Returns time and cost if the compiler estimates cycles."""
-  chip, devices = target.chip, len(target.devices)
-  if chip is None or not total.estimated_cycles:
-    return {}
-  cycles = total.estimated_cycles + total.uncounted_cycles
-  seconds = cycles / chip.clock_hz + total.exposed_seconds
+  """Returns what follows from the time of a step.
+
+  Args:
+    experiment: the planned training.
+    seconds: predicted time of a step.
+    peak_flops: FLOP/s of a device.
+    devices: number of devices.
+    cores: cores of a device, for core-days.
+  """
   batch = experiment.config.batch_size
-  image_flops = experiment.image_flops
+  achieved = experiment.image_flops * batch / seconds / devices
   days = seconds * experiment.total_steps / SECONDS_PER_DAY
   return {
     'predicted_step_seconds': seconds,
     'predicted_images_per_second': batch / seconds,
-    'predicted_mfu': image_flops * batch / seconds / devices / chip.peak_flops,
+    'predicted_mfu': achieved / peak_flops,
     'predicted_days': days,
-    'predicted_core_days': days * devices * chip.cores,
-    'exposed_collective_seconds': total.exposed_seconds,
+    'predicted_core_days': days * devices * cores,
   }

@@ -20,7 +20,6 @@ import collections
 import dataclasses
 import math
 import re
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from vit_jax.plan import arithmetic, cost, loops
@@ -28,23 +27,7 @@ from vit_jax.plan.cost import Collective
 from vit_jax.plan.gpus import Cluster, Gpu
 from vit_jax.plan.hlo import Computation, Module, Op, Shape
 
-_FREE = {
-  'parameter',
-  'constant',
-  'tuple',
-  'get-tuple-element',
-  'bitcast',
-  'while',
-  'call',
-  'conditional',
-  'after-all',
-  'add-dependency',
-  'partition-id',
-  'replica-id',
-  'opt-barrier',
-  'async-done',
-  'async-update',
-}
+_FREE = cost.FREE | {'async-done', 'async-update'}
 _SLICES = ('dynamic-slice', 'slice', 'gather')
 
 
@@ -154,26 +137,43 @@ def of_program(
   Raises:
     UserError: the number of iterations of a loop is unknown.
   """
+  gpu, exposed = cluster.gpu, 0.0
   parts = collections.defaultdict(Part)
   groups: dict[tuple[str, str], float] = collections.defaultdict(float)
+  collectives = collections.defaultdict(Collective)
+  # Remaining seconds of asynchronous collectives, by computation and name. They
+  # are hidden by the kernels between their start and their end, one at a time.
+  running: dict[str, dict[str, float]] = collections.defaultdict(dict)
   for op, computation, times in loops.executions(module):
+    pending = running[computation.name]
+    if op.opcode.endswith('-done'):
+      exposed += sum(pending.pop(name, 0.0) for name in op.operands) * times
+    elif kind := _collective(op):
+      seconds, size = _ring(op, computation, cluster, rates)
+      collectives[kind].add(times, size, seconds)
+      if op.opcode.endswith('-start'):
+        pending[op.name] = seconds
+      else:
+        exposed += seconds * times
     if op.opcode in _FREE or _collective(op):
       continue
     kernel = _kernel(module, op, computation)
-    seconds = kernel.seconds(cluster.gpu, rates) * times
+    seconds = kernel.seconds(gpu, rates)
     part = parts[kernel.kind]
     part.count += times
     part.flops += kernel.flops * times
     part.bytes += kernel.bytes * times
-    part.seconds += seconds
-    groups[cost.group(op.path)] += seconds
-  collectives, exposed = _exchanges(module, cluster, rates)
+    part.seconds += seconds * times
+    groups[cost.group(op.path)] += seconds * times
+    if pending:
+      first = next(iter(pending))
+      pending[first] = max(0.0, pending[first] - seconds)
   return GpuCost(
     seconds=sum(part.seconds for part in parts.values()),
     exposed_seconds=exposed,
     matrix_flops=sum(part.flops for part in parts.values()),
     parts=dict(parts),
-    collectives=collectives,
+    collectives=dict(collectives),
     groups=dict(groups),
   )
 
@@ -235,8 +235,7 @@ def _is_update(op: Op) -> bool:
 
 def _library_call(op: Op, computation: Computation) -> Kernel:
   """Returns the work of a call of cuBLAS or cuDNN, or of another kernel."""
-  target = re.search(r'custom_call_target="([^"]*)"', op.attributes)
-  name = target[1] if target else ''
+  name = cost.kernel(op)
   operands = arithmetic.operand_shapes(op, computation)
   results = [s for s in op.shapes if s.dtype not in ('s8', 'u8')]  # workspaces
   moved = arithmetic.num_bytes((*operands, *results))
@@ -295,50 +294,6 @@ def _collective(op: Op) -> str:
   return kind if kind in cost.COLLECTIVES else ''
 
 
-def _exchanges(
-  module: Module, cluster: Cluster, rates: Rates
-) -> tuple[dict[str, Collective], float]:
-  """Returns the collectives by kind, and the seconds that nothing hides.
-
-  An asynchronous collective is hidden by the kernels that are scheduled between
-  its start and its end; one collective runs at a time.
-  """
-  found = collections.defaultdict(Collective)
-  exposed = 0.0
-  for computation, times in _computations(module):
-    running: dict[str, float] = {}  # remaining seconds of running collectives
-    for op in computation.ops.values():
-      kind = _collective(op)
-      if op.opcode.endswith('-done'):
-        for name in op.operands:
-          exposed += running.pop(name, 0.0) * times
-      elif kind:
-        seconds, size = _ring(op, computation, cluster, rates)
-        entry = found[kind]
-        entry.count += times
-        entry.bytes += size * times
-        entry.seconds += seconds * times
-        if op.opcode.endswith('-start'):
-          running[op.name] = seconds
-        else:
-          exposed += seconds * times
-      elif running and op.opcode not in _FREE:
-        first = next(iter(running))
-        free = _kernel(module, op, computation).seconds(cluster.gpu, rates)
-        running[first] = max(0.0, running[first] - free)
-  return dict(found), exposed
-
-
-def _computations(module: Module) -> Iterator[tuple[Computation, int]]:
-  """Yields each computation that a step executes, with how often."""
-  times = {
-    execution.computation.name: execution.times
-    for execution in loops.executions(module)
-  }
-  for name, number in times.items():
-    yield module.computations[name], number
-
-
 def _ring(
   op: Op, computation: Computation, cluster: Cluster, rates: Rates
 ) -> tuple[float, int]:
@@ -347,11 +302,7 @@ def _ring(
   Within a node the ring runs over NVLink. Between nodes, each GPU exchanges its
   part of the node's sum with the other nodes over its own network adapter.
   """
-  read = arithmetic.num_bytes(tuple(arithmetic.operand_shapes(op, computation)))
-  written = arithmetic.num_bytes(op.shapes)
-  if op.opcode.endswith('-start') and op.type.startswith('('):
-    written = max(written - read, 0)  # its result contains the operands
-  size = max(read, written)
+  size = cost.exchanged_bytes(op, computation)
   members = cost.group_size(op, cluster.devices)
   inside, gpu = min(members, cluster.per_node), cluster.gpu
   passes = 2 if op.opcode.startswith('all-reduce') else 1

@@ -8,7 +8,6 @@ state and the time at the peak rate.
 
 import dataclasses
 import importlib.util
-import re
 from typing import Any, NamedTuple
 
 from vit_jax.arrays import chips
@@ -135,27 +134,6 @@ GPUS = {
 }
 
 
-def parse(name: str) -> tuple[str, int, int] | None:
-  """Splits a name such as h100:4x8.
-
-  Returns:
-    Kind, nodes, and GPUs of a node; None if no GPU has this name.
-
-  Raises:
-    UserError: the kind is a GPU, but the rest is not NODESxGPUS.
-  """
-  kind, _, shape = name.partition(':')
-  if kind not in chips.GPUS:
-    return None
-  sides = re.fullmatch(r'([1-9]\d*)x([1-9]\d*)', shape)
-  if not sides:
-    raise UserError(
-      f'--topology is {name!r}; give {kind}:NODESxGPUS, such as {kind}:4x8 for '
-      '4 nodes of 8 GPUs.'
-    )
-  return kind, int(sides[1]), int(sides[2])
-
-
 def has_compiler() -> bool:
   """Returns whether JAX's CUDA plug-in is installed."""
   return any(
@@ -223,12 +201,3 @@ def target_config(kind: str) -> str:
     dnn_version_info {{ major: 9 minor: 8 }}
     device_description_str: "{known.device_kind}"
   """
-
-
-def least_seconds(image_flops: float, batch_size: int, name: str) -> float:
-  """Returns the time of a step at the peak rate of all GPUs."""
-  parsed = parse(name)
-  assert parsed is not None
-  kind, nodes, per_node = parsed
-  flops = image_flops * batch_size / (nodes * per_node)
-  return flops / GPUS[kind].peak_flops

@@ -15,10 +15,9 @@ def summary(plan: Plan) -> str:
   """Returns the tables for a person who decides whether to train."""
   result = plan.result
   parts = [align([*_setting(result), *_memory(result)])]
-  if plan.cost is not None:
-    parts += [align(_time(result)), _exchanges(result), _uncounted(result)]
-  elif result['kernels']:
-    parts += [align(_modelled(result)), _kernels(result), _exchanges(result)]
+  if result['flops_per_device'] is not None:
+    parts += [align(_time(result)), _kernels(result), _exchanges(result)]
+    parts.append(_uncounted(result))
   return '\n\n'.join(part for part in parts if part)
 
 
@@ -63,65 +62,45 @@ def _memory(result: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _time(result: dict[str, Any]) -> list[tuple[str, str]]:
-  """Returns rows about time; predictions only if the compiler estimates it."""
+  """Returns rows about time, if it is estimated by the compiler or modelled."""
   rows = [
     ('model', f'{result["model_flops_per_image"] / 1e9:.1f} GFLOPs per image'),
     ('matrix FLOPs', f'{result["flops_per_device"] / 1e12:.3f} T per device'),
   ]
   seconds = result['predicted_step_seconds']
   if seconds is None:
-    return [
-      *rows,
-      ('time', 'not predicted: this compiler does not estimate it'),
-    ]
+    unknown = 'not predicted: this compiler does not estimate it'
+    return [*rows, ('time', unknown)]
   paper = result['paper_core_days']
-  in_paper = f' (paper: {paper:,.0f})' if paper else ''
-  added = result['uncounted_cycles'] / 1e6
-  exposed = result['exposed_collective_seconds']
-  cycles = (
-    f'{result["estimated_cycles"] / 1e6:,.1f} M estimated by the compiler'
-    f' + {added:,.1f} M for what it does not estimate'
-  )
-  days = result['predicted_days']
+  step, unit, source = f'{seconds:.4f} s', 'core-days', 'paper'
+  if result['predicted_step_seconds_range'] is not None:
+    low, high = result['predicted_step_seconds_range']
+    step += f' (modelled, not measured; {low:.4f} to {high:.4f} s)'
+    unit, source = 'GPU-days', 'paper, TPUv3 core-days'
+  else:
+    added = result['uncounted_cycles'] / 1e6
+    cycles = (
+      f'{result["estimated_cycles"] / 1e6:,.1f} M estimated by the compiler'
+      f' + {added:,.1f} M for what it does not estimate'
+    )
+    rows.append(('cycles', cycles))
+  cost = f'{result["predicted_core_days"]:,.1f}'
+  if paper:
+    cost += f' ({source}: {paper:,.0f})'
+  exposed, days = result['exposed_collective_seconds'], result['predicted_days']
   return [
     *rows,
-    ('cycles', cycles),
     ('exchanges', f'{exposed * 1e3:.1f} ms that no other work hides'),
-    ('step', f'{seconds:.4f} s'),
+    ('step', step),
     ('images/s', f'{result["predicted_images_per_second"]:,.0f}'),
     ('MFU', f'{result["predicted_mfu"]:.1%}'),
     ('training', f'{result["total_steps"]:,} steps, {days:.2f} days'),
-    ('core-days', f'{result["predicted_core_days"]:,.1f}{in_paper}'),
-  ]
-
-
-def _modelled(result: dict[str, Any]) -> list[tuple[str, str]]:
-  """Returns rows about the time on GPUs, which is modelled."""
-  low, high = result['predicted_step_seconds_range']
-  paper = result['paper_core_days']
-  in_paper = f' (paper, TPUv3 core-days: {paper:,.0f})' if paper else ''
-  exposed = result['exposed_collective_seconds']
-  return [
-    ('model', f'{result["model_flops_per_image"] / 1e9:.1f} GFLOPs per image'),
-    ('matrix FLOPs', f'{result["flops_per_device"] / 1e12:.3f} T per GPU'),
-    ('exchanges', f'{exposed * 1e3:.1f} ms that no kernel hides'),
-    (
-      'step',
-      f'{result["predicted_step_seconds"]:.4f} s (modelled, not measured; '
-      f'{low:.4f} to {high:.4f} s)',
-    ),
-    ('images/s', f'{result["predicted_images_per_second"]:,.0f}'),
-    ('MFU', f'{result["predicted_mfu"]:.1%}'),
-    (
-      'training',
-      f'{result["total_steps"]:,} steps, {result["predicted_days"]:.2f} days',
-    ),
-    ('GPU-days', f'{result["predicted_core_days"]:,.1f}{in_paper}'),
+    (unit, cost),
   ]
 
 
 def _kernels(result: dict[str, Any]) -> str:
-  """Returns the table of the modelled kernels."""
+  """Returns the table of the modelled kernels; '' if none were modelled."""
   names = {
     'product': 'products and convolutions',
     'attention': "cuDNN's attention",
@@ -138,7 +117,7 @@ def _kernels(result: dict[str, Any]) -> str:
         f'{each["seconds"] * 1e3:.1f}',
       )
     )
-  return align(rows, right=(1, 2, 3, 4))
+  return align(rows, right=(1, 2, 3, 4)) if len(rows) > 1 else ''
 
 
 def _exchanges(result: dict[str, Any]) -> str:

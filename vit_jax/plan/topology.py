@@ -121,13 +121,13 @@ class Target:
   cluster: gpus.Cluster | None = None
 
 
-def parse(name: str) -> tuple[str, tuple[int, ...]]:
-  """Splits a name: 'v3:4x4' becomes ('v3', (4, 4)).
+def _version(name: str) -> str:
+  """Returns the TPU version in a name: 'v3' for 'v3:4x4'.
 
   Raises:
     UserError: the name has another form, or the version is unknown.
   """
-  match = re.fullmatch(r'(\w+):(\d+(?:x\d+){1,2})', name)
+  match = re.fullmatch(r'(\w+):\d+(?:x\d+){1,2}', name)
   if not match:
     raise UserError(
       f'--topology is {name!r}; give VERSION:SHAPE in chips, such as v3:4x4, '
@@ -141,7 +141,7 @@ def parse(name: str) -> tuple[str, tuple[int, ...]]:
       f'--topology is {name!r}, but {match[1]!r} is not a TPU or GPU that plan '
       f'knows; {closest(match[1], known)}.'
     )
-  return match[1], tuple(int(side) for side in match[2].split('x'))
+  return match[1]
 
 
 def find(name: str, slices: int = 1) -> Target:
@@ -156,9 +156,9 @@ def find(name: str, slices: int = 1) -> Target:
   """
   if name == LOCAL:
     return _local(slices)
-  if gpus.parse(name) is not None:
-    return _gpus(name, slices)
-  version, _ = parse(name)
+  if parsed := chips.parse_gpus(name):
+    return _gpus(name, slices, *parsed)
+  version = _version(name)
   if slices < 1:
     raise UserError(f'--slices is {slices}; it must be at least 1.')
   if importlib.util.find_spec('libtpu') is None:
@@ -199,11 +199,10 @@ def _local(slices: int) -> Target:
   return Target(LOCAL, devices, 1, None, memory.of_device(devices[0]))
 
 
-def _gpus(name: str, slices: int) -> Target:
+def _gpus(
+  name: str, slices: int, kind: str, nodes: int, per_node: int
+) -> Target:
   """Returns GPUs, or devices of the CPU in their place without a compiler."""
-  parsed = gpus.parse(name)
-  assert parsed is not None
-  kind, nodes, per_node = parsed
   number = nodes * per_node
   if slices != 1:
     raise UserError(
