@@ -11,7 +11,7 @@ from tiny_vit import SIZES, noise_params
 from vit_jax.arrays import tree
 from vit_jax.errors import UserError
 from vit_jax.models.vit import Model
-from vit_jax.objectives.contract import Frozen, Setting
+from vit_jax.objectives.contract import Frozen, Inputs, Setting
 from vit_jax.objectives.distill import Objective
 from vit_jax.objectives.mixing import DeviceAugment
 from vit_jax.training import frozen
@@ -42,12 +42,18 @@ def examples():
   return {'image': jnp.array(image), 'label': jnp.array(label)}
 
 
+def inputs(frozen):
+  return Inputs({}, examples(), KEY, jnp.array(0), frozen)
+
+
 def loss_and_gradients(made):
   """As the training step asks for them, by the teacher's weights too."""
-  function = jax.value_and_grad(made.loss, (0, 5), has_aux=True)
-  return jax.jit(function)(
-    PARAMS, {}, examples(), KEY, jnp.array(0), {'teacher': TAUGHT}
-  )
+
+  def loss(params, taught):
+    return made.loss(params, inputs(taught))
+
+  function = jax.value_and_grad(loss, (0, 1), has_aux=True)
+  return jax.jit(function)(PARAMS, {'teacher': TAUGHT})
 
 
 def expected(kind, share, tau, smoothing, heads, taught, targets):
@@ -116,9 +122,7 @@ def test_loss_and_gradients_are_torchs(kind, share, tau, smoothing):
 def test_agreement_is_that_of_the_teachers_head():
   """The two heads of the student agree with the teacher at different rates."""
   made = objective(mix=DeviceAugment(CLASSES))
-  _, (metrics, _) = jax.jit(made.loss)(
-    *(PARAMS, {}, examples(), KEY, jnp.array(0), {'teacher': TAUGHT})
-  )
+  _, (metrics, _) = jax.jit(made.loss)(PARAMS, inputs({'teacher': TAUGHT}))
   images, _ = made.setting.mix(examples(), KEY)
   heads = STUDENT.apply(
     {'params': PARAMS}, images, method='predict', want=('heads',)
@@ -135,9 +139,7 @@ def test_one_head_learns_from_both():
   plain = Model(CLASSES, **SIZES)
   params = noise_params(plain, (8, 8))
   made = objective(plain, kind='soft', teacher_weight=1.0, mix=DeviceAugment(7))
-  loss, (metrics, _) = jax.jit(made.loss)(
-    *(params, {}, examples(), KEY, jnp.array(0), {'teacher': TAUGHT})
-  )
+  loss, (metrics, _) = jax.jit(made.loss)(params, inputs({'teacher': TAUGHT}))
   images, _ = made.setting.mix(examples(), KEY)
   large = jax.image.resize(images, (6, 16, 16, 3), 'bilinear')
   logits = jax.jit(plain.apply)({'params': params}, images)

@@ -11,7 +11,7 @@ from tiny_vit import SIZES, noise_params
 from vit_jax.arrays import tree
 from vit_jax.errors import UserError
 from vit_jax.models.vit import Model
-from vit_jax.objectives.contract import Setting
+from vit_jax.objectives.contract import Inputs, Setting
 from vit_jax.objectives.mixing import DeviceAugment
 from vit_jax.objectives.supervised import Objective
 
@@ -39,9 +39,8 @@ def test_loss_is_torchs(kind, smoothing):
   """The mean over the batch of the loss that the config names, smoothed."""
   batch = examples()
   objective = Objective(SETTING, cross_entropy=kind, label_smoothing=smoothing)
-  loss, _ = objective.loss(
-    *(PARAMS, {}, batch, jax.random.key(0), jnp.array(0), {})
-  )
+  inputs = Inputs({}, batch, jax.random.key(0), jnp.array(0), {})
+  loss, _ = objective.loss(PARAMS, inputs)
   logits = logits_of(batch)
   label = torch.tensor(np.asarray(batch['label']), dtype=torch.long)
   if kind == 'softmax':
@@ -68,7 +67,8 @@ def test_smoothing_of_mixed_targets(kind):
       cross_entropy=kind,
       label_smoothing=smoothing,
     )
-    return float(objective.loss(PARAMS, {}, batch, key, jnp.array(0), {})[0])
+    inputs = Inputs({}, batch, key, jnp.array(0), {})
+    return float(objective.loss(PARAMS, inputs)[0])
 
   images, targets = mix(batch, key)
   logits = np.asarray(MODEL.apply({'params': PARAMS}, images), np.float64)
@@ -129,7 +129,7 @@ def test_mixed_classes_count_in_full():
   setting, key = Setting(MODEL, (8, 8), mix), jax.random.key(5)
   made = Objective(setting, cross_entropy='sigmoid', multi_hot=True)
   batch = examples()
-  loss, _ = made.loss(PARAMS, {}, batch, key, jnp.array(0), {})
+  loss, _ = made.loss(PARAMS, Inputs({}, batch, key, jnp.array(0), {}))
   images, targets = mix(batch, key)
   assert ((targets > 0) & (targets < 1)).any()
   logits = MODEL.apply({'params': PARAMS}, images)
