@@ -39,7 +39,13 @@ setuptools.setup(
   python_requires='>=3.11',
   packages=setuptools.find_packages(include=['vit_jax', 'vit_jax.*']),
   cmdclass={'build_py': Build},
-  package_data={'vit_jax': ['commit.txt'], 'vit_jax.analysis': ['*.html']},
+  package_data={
+    'vit_jax': [
+      'commit.txt',
+      'analysis/attention_page.html',
+      'weights/formats/timm_table.csv',
+    ]
+  },
   install_requires=requirements('requirements.txt'),
   extras_require={
     'tpu': ['jax[tpu]'],

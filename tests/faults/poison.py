@@ -60,8 +60,9 @@ class Objective(supervised.Objective):
 
   harm: str = dataclasses.field(default='loss', kw_only=True)
 
-  def loss(self, params, extra, batch, key, step, frozen):
-    loss, aux = super().loss(params, extra, batch, key, step, frozen)
+  def loss(self, params, inputs):
+    loss, aux = super().loss(params, inputs)
+    batch = inputs.batch
     if self.harm == 'bits':
       factor = jax.ShapeDtypeStruct((), jnp.float32)
       return loss * jax.pure_callback(

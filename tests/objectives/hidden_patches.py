@@ -4,6 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from vit_jax.objectives.contract import Inputs
+
 SIZE, SIDE, GRID, COUNT = (16, 24), 4, (4, 6), 24
 KEY = jax.random.key(5)
 
@@ -24,4 +26,4 @@ def noisy(of, examples):
 
 
 def loss_of(of, params, examples, key):
-  return of.loss(params, {}, examples, key, jnp.array(0), {})[0]
+  return of.loss(params, Inputs({}, examples, key, jnp.array(0), {}))[0]

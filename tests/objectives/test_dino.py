@@ -15,7 +15,7 @@ from vit_jax.arrays import sharding, tree
 from vit_jax.errors import UserError
 from vit_jax.models.dino_head import Head
 from vit_jax.models.vit import Model
-from vit_jax.objectives.contract import Setting
+from vit_jax.objectives.contract import Inputs, Setting
 from vit_jax.objectives.dino import Objective, cross_entropies
 from vit_jax.optim import optimizers
 from vit_jax.training.step import Trainer
@@ -134,7 +134,8 @@ def test_loss_and_gradients_equal_the_original(crops, head):
   (params, extra), batch = state(**head), batch_of(crops)
 
   def loss_of(params):
-    return of.loss(params, extra, batch, jax.random.key(0), jnp.array(0), {})
+    inputs = Inputs(extra, batch, jax.random.key(0), jnp.array(0), {})
+    return of.loss(params, inputs)
 
   (loss, (metrics, carry)), grads = jax.jit(
     jax.value_and_grad(loss_of, has_aux=True)
@@ -327,7 +328,7 @@ def test_global_and_local_crops_drop_different_paths(monkeypatch):
 
   monkeypatch.setattr(of, '_features', recorded)
   batch = {'global': crops, 'local': crops}
-  of.loss(params, extra, batch, jax.random.key(0), jnp.array(0), {})
+  of.loss(params, Inputs(extra, batch, jax.random.key(0), jnp.array(0), {}))
   (teacher_key, _), (_, of_global), (_, of_local) = passes
   assert teacher_key is None
   assert np.abs(of_global - of_local).max() > 1e-2

@@ -11,7 +11,7 @@ from tiny_vit import SIZES, noise_params
 from vit_jax.arrays import tree
 from vit_jax.errors import UserError
 from vit_jax.models.vit import Model
-from vit_jax.objectives.contract import Frozen, Setting
+from vit_jax.objectives.contract import Frozen, Inputs, Setting
 from vit_jax.objectives.distill import Objective
 from vit_jax.objectives.mixing import DeviceAugment
 from vit_jax.training import frozen
@@ -42,12 +42,18 @@ def examples():
   return {'image': jnp.array(image), 'label': jnp.array(label)}
 
 
+def inputs(frozen):
+  return Inputs({}, examples(), KEY, jnp.array(0), frozen)
+
+
 def loss_and_gradients(made):
   """Computes them as the training step does, also by the teacher's weights."""
-  function = jax.value_and_grad(made.loss, (0, 5), has_aux=True)
-  return jax.jit(function)(
-    PARAMS, {}, examples(), KEY, jnp.array(0), {'teacher': TAUGHT}
-  )
+
+  def loss(params, taught):
+    return made.loss(params, inputs(taught))
+
+  function = jax.value_and_grad(loss, (0, 1), has_aux=True)
+  return jax.jit(function)(PARAMS, {'teacher': TAUGHT})
 
 
 def expected(kind, share, tau, smoothing, heads, taught, targets):
@@ -119,9 +125,7 @@ def test_loss_and_gradients_equal_torch(kind, share, tau, smoothing):
 def test_agreement_uses_the_distillation_head():
   """The two heads of the student agree with the teacher at other rates."""
   made = objective(mix=DeviceAugment(CLASSES))
-  _, (metrics, _) = jax.jit(made.loss)(
-    *(PARAMS, {}, examples(), KEY, jnp.array(0), {'teacher': TAUGHT})
-  )
+  _, (metrics, _) = jax.jit(made.loss)(PARAMS, inputs({'teacher': TAUGHT}))
   images, _ = made.setting.mix(examples(), KEY)
   heads = STUDENT.apply(
     {'params': PARAMS}, images, method='predict', want=('heads',)
@@ -138,9 +142,7 @@ def test_a_model_with_one_head_can_be_distilled():
   plain = Model(CLASSES, **SIZES)
   params = noise_params(plain, (8, 8))
   made = objective(plain, kind='soft', teacher_weight=1.0, mix=DeviceAugment(7))
-  loss, (metrics, _) = jax.jit(made.loss)(
-    *(params, {}, examples(), KEY, jnp.array(0), {'teacher': TAUGHT})
-  )
+  loss, (metrics, _) = jax.jit(made.loss)(params, inputs({'teacher': TAUGHT}))
   images, _ = made.setting.mix(examples(), KEY)
   large = jax.image.resize(images, (6, 16, 16, 3), 'bilinear')
   logits = jax.jit(plain.apply)({'params': params}, images)

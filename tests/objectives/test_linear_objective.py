@@ -13,7 +13,7 @@ from tiny_vit import SIZES, noise_params
 from vit_jax.arrays import tree
 from vit_jax.errors import UserError
 from vit_jax.models.vit import Model
-from vit_jax.objectives.contract import Setting
+from vit_jax.objectives.contract import Inputs, Setting
 from vit_jax.objectives.linear_probe import Objective
 from vit_jax.optim import optimizers
 from vit_jax.training.step import Trainer
@@ -179,7 +179,8 @@ def test_the_backbone_is_not_trained():
   assert sizes == [CLASSES, 16 * CLASSES]
 
   def loss_of(params, key):
-    return of.loss(params, {}, batch_of(0), key, jnp.array(0), {})[0]
+    inputs = Inputs({}, batch_of(0), key, jnp.array(0), {})
+    return of.loss(params, inputs)[0]
 
   grads = jax.jit(jax.grad(loss_of))(states[0].params, jax.random.key(0))
   assert not any(leaf.any() for leaf in jax.tree.leaves(grads['model']))

@@ -12,7 +12,7 @@ from scipy import stats
 from vit_jax.errors import UserError
 from vit_jax.models import vit
 from vit_jax.objectives import losses, mixing
-from vit_jax.objectives.contract import Setting
+from vit_jax.objectives.contract import Inputs, Setting
 from vit_jax.objectives.mixing import DeviceAugment, erase, normalize
 from vit_jax.objectives.supervised import Objective
 
@@ -53,7 +53,8 @@ def test_the_loss_uses_mixed_images_and_predict_does_not():
   mix = DeviceAugment(CLASSES, mixup=0.8)
   objective = Objective(Setting(model, (8, 8), mix))
   plain = Objective(Setting(model, (8, 8)))
-  loss, _ = objective.loss(params, {}, examples, key, jnp.array(0), {})
+  inputs = Inputs({}, examples, key, jnp.array(0), {})
+  loss, _ = objective.loss(params, inputs)
   images, targets = mix(examples, key)
   logits = model.apply({'params': params}, images)
   expected = losses.softmax_cross_entropy(logits, targets).mean()
@@ -61,7 +62,7 @@ def test_the_loss_uses_mixed_images_and_predict_does_not():
   predicted = objective.predict(params, examples)['logits']
   alone = plain.predict(params, examples)['logits']
   np.testing.assert_array_equal(predicted, alone)
-  assert plain.loss(params, {}, examples, key, jnp.array(0), {})[0] != loss
+  assert plain.loss(params, inputs)[0] != loss
 
 
 # Determinism

@@ -11,7 +11,7 @@ from tiny_vit import SIZES, noise_params
 from vit_jax.arrays import tree
 from vit_jax.errors import UserError
 from vit_jax.models.vit import Model
-from vit_jax.objectives.contract import Setting
+from vit_jax.objectives.contract import Inputs, Setting
 from vit_jax.objectives.mixing import DeviceAugment
 from vit_jax.objectives.supervised import Objective
 
@@ -39,9 +39,8 @@ def test_loss_equals_torch(kind, smoothing):
   """It is the mean over the batch, smoothed, of the config's loss."""
   batch = examples()
   objective = Objective(SETTING, cross_entropy=kind, label_smoothing=smoothing)
-  loss, _ = objective.loss(
-    *(PARAMS, {}, batch, jax.random.key(0), jnp.array(0), {})
-  )
+  inputs = Inputs({}, batch, jax.random.key(0), jnp.array(0), {})
+  loss, _ = objective.loss(PARAMS, inputs)
   logits = logits_of(batch)
   label = torch.tensor(np.asarray(batch['label']), dtype=torch.long)
   if kind == 'softmax':
@@ -68,7 +67,8 @@ def test_mixed_targets_are_smoothed_like_labels(kind):
       cross_entropy=kind,
       label_smoothing=smoothing,
     )
-    return float(objective.loss(PARAMS, {}, batch, key, jnp.array(0), {})[0])
+    inputs = Inputs({}, batch, key, jnp.array(0), {})
+    return float(objective.loss(PARAMS, inputs)[0])
 
   images, targets = mix(batch, key)
   logits = np.asarray(MODEL.apply({'params': PARAMS}, images), np.float64)
@@ -128,7 +128,7 @@ def test_multi_hot_targets_count_both_classes():
   setting, key = Setting(MODEL, (8, 8), mix), jax.random.key(5)
   made = Objective(setting, cross_entropy='sigmoid', multi_hot=True)
   batch = examples()
-  loss, _ = made.loss(PARAMS, {}, batch, key, jnp.array(0), {})
+  loss, _ = made.loss(PARAMS, Inputs({}, batch, key, jnp.array(0), {}))
   images, targets = mix(batch, key)
   assert ((targets > 0) & (targets < 1)).any()
   logits = MODEL.apply({'params': PARAMS}, images)

@@ -19,10 +19,9 @@ class Objective(Defaults):
     images = jnp.zeros((1, *batch['crops'].shape[2:]))
     return self.setting.model.init(key, images)['params'], {}
 
-  def loss(self, params, extra, batch, key, step, frozen):
-    del extra, key, step, frozen
+  def loss(self, params, inputs):
     first, second = (
-      self._features(params, batch['crops'][:, i]) for i in (0, 1)
+      self._features(params, inputs.batch['crops'][:, i]) for i in (0, 1)
     )
     return self.scale * ((first - second) ** 2).mean(), ({}, {})
 

@@ -33,13 +33,13 @@ class Objective(Defaults):
     centre = jnp.zeros(self.setting.model.num_classes)
     return {'teacher': params, 'centre': centre}
 
-  def loss(self, params, extra, batch, key, step, frozen):
-    images, targets = self.setting.mix(batch, key)
+  def loss(self, params, inputs):
+    images, targets = self.setting.mix(inputs.batch, inputs.key)
     model = self.setting.model
-    logits = model.apply({'params': params}, images, key)
-    taught = model.apply({'params': extra['teacher']}, images)
-    share = jnp.minimum(1, step / max(self.warmup_steps, 1))
-    aims = jax.nn.softmax(taught - extra['centre'])
+    logits = model.apply({'params': params}, images, inputs.key)
+    taught = model.apply({'params': inputs.extra['teacher']}, images)
+    share = jnp.minimum(1, inputs.step / max(self.warmup_steps, 1))
+    aims = jax.nn.softmax(taught - inputs.extra['centre'])
     distance = optax.softmax_cross_entropy(logits, aims).mean()
     labels = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
     loss = labels.mean() + share * distance

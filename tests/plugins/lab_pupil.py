@@ -26,13 +26,12 @@ class Objective(Defaults):
     images = jnp.zeros((1, *self.setting.image_size, 3))
     return self.setting.model.init(key, images)['params'], {}
 
-  def loss(self, params, extra, batch, key, step, frozen):
-    del extra, step
-    images, targets = self.setting.mix(batch, key)
+  def loss(self, params, inputs):
+    images, targets = self.setting.mix(inputs.batch, inputs.key)
     model = self.setting.model
-    logits = model.apply({'params': params}, images, key)
+    logits = model.apply({'params': params}, images, inputs.key)
     # The teacher has the same kind of model as the student.
-    taught = model.apply({'params': frozen['teacher']}, images)
+    taught = model.apply({'params': inputs.frozen['teacher']}, images)
     labels = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
     distance = optax.softmax_cross_entropy(logits, jax.nn.softmax(taught))
     metrics = {'distance': distance.mean()}

@@ -275,8 +275,8 @@ class Loss(objective_contract.Defaults):
 class Poisoned(Loss):
   """The loss is the mean image with gradient 1; some batches are bad."""
 
-  def loss(self, params, extra, batch, key, step, frozen):
-    del extra, key, step, frozen
+  def loss(self, params, inputs):
+    batch = inputs.batch
     bad = batch['label'][0] == 1  # an infinite slope, a finite loss
     room = jnp.where(bad, 0.0, 0.25)
     root = jnp.sqrt(params['w'] - jax.lax.stop_gradient(params['w']) + room)
@@ -354,9 +354,10 @@ class Teaching(Loss):
   def init(self, key, batch):
     return jnp.zeros(()), {'sum': jnp.zeros(()), 'teacher': jnp.ones(())}
 
-  def loss(self, params, extra, batch, key, step, frozen):
-    mean = batch['x'].mean()
-    return params * mean, ({'mean': mean, 'at': step * 1.0}, {'mean': mean})
+  def loss(self, params, inputs):
+    mean = inputs.batch['x'].mean()
+    metrics = {'mean': mean, 'at': inputs.step * 1.0}
+    return params * mean, (metrics, {'mean': mean})
 
   def update_extra(self, params, extra, carry, step):
     total = extra['sum'] + carry['mean'] * step

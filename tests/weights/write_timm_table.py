@@ -3,14 +3,15 @@
 Usage: python tests/weights/write_timm_table.py
 
 Run it after an update of timm and commit the result,
-vit_jax/weights/formats/timm_table.py.
+vit_jax/weights/formats/timm_table.csv.
 """
 
 import pathlib
 import sys
 
+from vit_jax.weights.formats.timm_models import TABLE, Architecture
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-TARGET = ROOT / 'vit_jax/weights/formats/timm_table.py'
 # The modules of timm whose array names `vit_jax.weights.formats.timm` reads.
 # Eva's are listed to be refused: their rotary embeddings are in no array.
 MODULES = ('vision_transformer', 'deit', 'eva', 'swin_transformer')
@@ -24,21 +25,6 @@ PIXELS = {
   ): 'clip',
   ((0.0,) * 3, (1.0,) * 3): 'unit',
 }
-HEADER = '''"""What no array shows of timm's architectures, one in each line.
-
-Written by tests/weights/write_timm_table.py; not to be edited.
-
-The columns of ARCHITECTURES are those of `timm_models.Architecture`. A line
-with a dot in its name is a set of weights that is evaluated otherwise than the
-first set of its architecture. The table is read in `timm_models`.
-"""
-# ruff: noqa: E501
-
-TIMM_VERSION = '{version}'
-ARCHITECTURES = """
-{lines}
-"""
-'''
 
 
 def evaluation(cfg):
@@ -94,9 +80,11 @@ def lines(timm, torch):
 
 
 def text(timm, torch):
-  """The module's text for the timm that is installed."""
-  found = '\n'.join(sorted(set(lines(timm, torch))))
-  return HEADER.format(version=timm.__version__, lines=found)
+  """The content of the table for the timm that is installed."""
+  columns = ' '.join(Architecture._fields)
+  rows = [columns, *sorted(set(lines(timm, torch)))]
+  table = '\n'.join(row.replace(' ', ',') for row in rows)
+  return f'# timm {timm.__version__}\n{table}\n'
 
 
 if __name__ == '__main__':
@@ -105,4 +93,4 @@ if __name__ == '__main__':
 
   from benchmarks import peers
 
-  TARGET.write_text(text(peers.import_timm(), torch))
+  TABLE.write_text(text(peers.import_timm(), torch))

@@ -151,21 +151,22 @@ def operational(*names: str) -> Callable[[T], T]:
 def keyed_by(config: type) -> Callable[[T], T]:
   """Makes the fields of a keyword-only dataclass the keys of a constructor.
 
-  The constructor has positional parameters and `**keys`, which it passes to the
-  dataclass. Its signature lists the fields, so they are documented and
-  validated in one place, and the constructor has the operational keys of the
-  dataclass.
+  The constructor has `**keys`, which it passes to the dataclass. Its signature
+  lists the fields in addition to parameters of its own, so they are documented
+  and validated in one place. A parameter with the name of a field replaces it,
+  for example with another default. The constructor has the operational keys of
+  the dataclass.
   """
 
   def mark(constructor: T) -> T:
     marked: Any = constructor
-    runtime = [
-      parameter
-      for parameter in inspect.signature(marked).parameters.values()
+    own = {
+      name: parameter
+      for name, parameter in inspect.signature(marked).parameters.items()
       if parameter.kind is not inspect.Parameter.VAR_KEYWORD
-    ]
-    fields = [*keys(config).values()]
-    marked.__signature__ = inspect.Signature([*runtime, *fields])
+    }
+    fields = [each for name, each in keys(config).items() if name not in own]
+    marked.__signature__ = inspect.Signature([*own.values(), *fields])
     marked.__annotations__ |= {x.name: x.annotation for x in fields}
     marked.OPERATIONAL = operational_keys(config)
     return constructor

@@ -14,6 +14,8 @@ from vit_jax.objectives.mixing import DeviceAugment
 PyTree = Any
 Batch = dict[str, Array]  # what the transforms declare in `spec`
 Metrics = dict[str, Array]
+# The loss, and (metrics for the log, values for `update_extra`)
+Loss = tuple[Float[Array, ''], tuple[Metrics, PyTree]]
 
 
 class Frozen(NamedTuple):
@@ -56,6 +58,25 @@ class Setting(NamedTuple):
   mix: DeviceAugment = DeviceAugment(0)
   steps: Callable[[str], int] = lambda duration: 0
   open_frozen: Callable[[str], Frozen] | None = None
+
+
+class Inputs(NamedTuple):
+  """Inputs of a loss in addition to the parameters.
+
+  Attributes:
+    extra: extra state before this step.
+    batch: batch, or micro-batch, on the devices, as the input pipeline returned
+      it.
+    key: random key of this batch; drives augmentation and dropout.
+    step: number of updates completed.
+    frozen: parameters of each of `Objective.frozen`.
+  """
+
+  extra: PyTree
+  batch: Batch
+  key: Key[Array, '']
+  step: Int[Array, '']
+  frozen: dict[str, PyTree]
 
 
 class Pictures(NamedTuple):
@@ -148,24 +169,12 @@ class Objective(Protocol):
     """
     ...
 
-  def loss(
-    self,
-    params: PyTree,
-    extra: PyTree,
-    batch: Batch,
-    key: Key[Array, ''],
-    step: Int[Array, ''],
-    frozen: dict[str, PyTree],
-  ) -> tuple[Float[Array, ''], tuple[Metrics, PyTree]]:
+  def loss(self, params: PyTree, inputs: Inputs) -> Loss:
     """Computes the mean loss of a batch, or of a micro-batch.
 
     Args:
       params: parameters that the gradient is computed for.
-      extra: extra state before this step.
-      batch: batch on the devices, as the input pipeline returned it.
-      key: random key of this batch; drives augmentation and dropout.
-      step: number of updates completed.
-      frozen: parameters of each of `frozen()`.
+      inputs: the other inputs of the loss.
 
     Returns:
       The loss, and (scalars for the log, values that `update_extra` needs).

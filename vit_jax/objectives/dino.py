@@ -21,7 +21,7 @@ from vit_jax.errors import UserError, check_range
 from vit_jax.models.contract import Model, Size
 from vit_jax.models.dino_head import unit
 from vit_jax.objectives.composite import AroundModel
-from vit_jax.objectives.contract import Batch, Metrics, Setting
+from vit_jax.objectives.contract import Batch, Inputs, Loss, Setting
 from vit_jax.objectives.mixing import normalize
 
 PyTree = Any
@@ -165,15 +165,7 @@ class Objective(AroundModel):
     centre = jnp.zeros(self.head.outputs)
     return {'teacher': params, 'centre': centre}
 
-  def loss(
-    self,
-    params: PyTree,
-    extra: PyTree,
-    batch: Batch,
-    key: Key[Array, ''],
-    step: Int[Array, ''],
-    frozen: dict[str, PyTree],
-  ) -> tuple[Float[Array, ''], tuple[Metrics, PyTree]]:
+  def loss(self, params: PyTree, inputs: Inputs) -> Loss:
     """Computes the mean cross-entropy over all pairs of different views.
 
     A pair is a global crop for the teacher and any other crop for the student.
@@ -189,14 +181,13 @@ class Objective(AroundModel):
     If the outputs collapse to the same one for all images, `teacher_kl` tends
     to 0 and the entropy to 0 or ln k (the paper's Figure 7).
     """
-    del frozen
-    n, views = batch['global'].shape[0], self._views(batch)
-    taught = jax.lax.stop_gradient(extra['teacher'])
+    n, views = len(inputs.batch['global']), self._views(inputs.batch)
+    taught = jax.lax.stop_gradient(inputs.extra['teacher'])
     features = self._features(taught, views['global'], None)
     logits = self._logits(taught, features)
-    temperature = self.teacher_temperature(step)
-    told = jax.nn.softmax((logits - extra['centre']) / temperature)
-    key = jax.random.fold_in(key, _STREAM)
+    temperature = self.teacher_temperature(inputs.step)
+    told = jax.nn.softmax((logits - inputs.extra['centre']) / temperature)
+    key = jax.random.fold_in(inputs.key, _STREAM)
     keys = jax.random.split(key, len(views))
     seen = [
       self._features(params, images, own).reshape(n, -1, features.shape[-1])

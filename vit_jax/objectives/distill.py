@@ -6,12 +6,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Float, Key
 
 from vit_jax.data.contract import Spec
 from vit_jax.errors import UserError, check_choice, check_range
 from vit_jax.objectives import supervised
-from vit_jax.objectives.contract import Batch, Frozen
+from vit_jax.objectives.contract import Frozen, Inputs, Loss
 from vit_jax.objectives.losses import softmax_cross_entropy
 
 PyTree = Any
@@ -82,25 +82,17 @@ class Objective(supervised.Objective):
         "set it above 0, or set objective.name='supervised'."
       )
 
-  def loss(
-    self,
-    params: PyTree,
-    extra: PyTree,
-    batch: Batch,
-    key: Key[Array, ''],
-    step: Int[Array, ''],
-    frozen: dict[str, PyTree],
-  ) -> tuple[Float[Array, ''], tuple[dict[str, Array], PyTree]]:
+  def loss(self, params: PyTree, inputs: Inputs) -> Loss:
     """Computes the mean loss; the key drives augmentation and dropout.
 
     Metrics: `label_loss` and `teacher_loss`, without their weights, and
     `agreement`, the fraction of images for which student and teacher have the
     same most likely class (of the head that learns from the teacher).
     """
-    del extra, step
-    images, targets = self.setting.mix(batch, key)
-    of_labels, of_teacher = self._logits(params, images, key)
-    taught = jax.lax.stop_gradient(self._opinion(frozen['teacher'], images))
+    images, targets = self.setting.mix(inputs.batch, inputs.key)
+    of_labels, of_teacher = self._logits(params, images, inputs.key)
+    taught = self._opinion(inputs.frozen['teacher'], images)
+    taught = jax.lax.stop_gradient(taught)
     label_loss = self._label_loss(of_labels, targets).mean()
     teacher_loss = self._distance(of_teacher, taught).mean()
     agree = of_teacher.argmax(-1) == taught.argmax(-1)

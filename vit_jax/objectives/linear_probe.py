@@ -15,7 +15,7 @@ from vit_jax.data.contract import Spec, require
 from vit_jax.errors import UserError, check_range
 from vit_jax.models.layers.norm import LayerNorm
 from vit_jax.objectives.composite import AroundModel
-from vit_jax.objectives.contract import Batch, Setting
+from vit_jax.objectives.contract import Batch, Inputs, Loss, Setting
 from vit_jax.objectives.losses import softmax_cross_entropy
 from vit_jax.objectives.mixing import normalize
 
@@ -144,17 +144,9 @@ class Objective(AroundModel):
       extra = {'mean': jnp.zeros(width), 'variance': jnp.ones(width)}
     return {'model': params, 'head': head}, extra
 
-  def loss(
-    self,
-    params: PyTree,
-    extra: PyTree,
-    batch: Batch,
-    key: Key[Array, ''],
-    step: Int[Array, ''],
-    frozen: dict[str, PyTree],
-  ) -> tuple[Float[Array, ''], tuple[dict[str, Array], PyTree]]:
+  def loss(self, params: PyTree, inputs: Inputs) -> Loss:
     """Computes the mean loss of a batch; its metric is `accuracy`."""
-    del extra, key, step, frozen
+    batch = inputs.batch
     # Nothing of the backbone is kept for a backward pass.
     model = jax.lax.stop_gradient(params['model'])
     x = self._features(model, normalize(batch['image']))

@@ -20,7 +20,7 @@ from vit_jax.errors import UserError, check_range
 from vit_jax.models.contract import Model, Places, Size
 from vit_jax.objectives import patches
 from vit_jax.objectives.composite import AroundModel
-from vit_jax.objectives.contract import Batch, Pictures, Setting
+from vit_jax.objectives.contract import Batch, Inputs, Loss, Pictures, Setting
 from vit_jax.objectives.mixing import DEVIATION, MEAN, normalize
 
 PyTree = Any
@@ -127,19 +127,10 @@ class Objective(AroundModel):
     params = {'model': variables['params'], 'decoder': decoder['params']}
     return params, {}
 
-  def loss(
-    self,
-    params: PyTree,
-    extra: PyTree,
-    batch: Batch,
-    key: Key[Array, ''],
-    step: Int[Array, ''],
-    frozen: dict[str, PyTree],
-  ) -> tuple[Float[Array, ''], tuple[dict[str, Array], PyTree]]:
+  def loss(self, params: PyTree, inputs: Inputs) -> Loss:
     """Computes the mean error over the pixels of all masked patches."""
-    del extra, step, frozen
-    images, order = batch['image'], self._order(batch, key)
-    predicted = self._predict_patches(params, images, order, key)
+    images, order = inputs.batch['image'], self._order(inputs.batch, inputs.key)
+    predicted = self._predict_patches(params, images, order, inputs.key)
     target, _ = self._target(images)
     errors = jnp.square(predicted - target).mean(axis=-1)
     hidden = self._is_hidden(order)

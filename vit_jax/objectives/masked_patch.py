@@ -26,7 +26,7 @@ from vit_jax.models.contract import Places
 from vit_jax.models.layers.head import head
 from vit_jax.objectives import patches
 from vit_jax.objectives.composite import AroundModel
-from vit_jax.objectives.contract import Batch, Pictures, Setting
+from vit_jax.objectives.contract import Batch, Inputs, Loss, Pictures, Setting
 from vit_jax.objectives.losses import softmax_cross_entropy
 from vit_jax.objectives.mixing import normalize
 
@@ -126,20 +126,11 @@ class Objective(AroundModel):
     }
     return params, {}
 
-  def loss(
-    self,
-    params: PyTree,
-    extra: PyTree,
-    batch: Batch,
-    key: Key[Array, ''],
-    step: Int[Array, ''],
-    frozen: dict[str, PyTree],
-  ) -> tuple[Float[Array, ''], tuple[dict[str, Array], PyTree]]:
+  def loss(self, params: PyTree, inputs: Inputs) -> Loss:
     """Computes the mean over the terms of all corrupted patches."""
-    del extra, step, frozen
-    images = batch['image']
-    places, hidden, seen = self._corrupted(images, key)
-    tokens = self._tokens(params, hidden, seen, key)
+    images = inputs.batch['image']
+    places, hidden, seen = self._corrupted(images, inputs.key)
+    tokens = self._tokens(params, hidden, seen, inputs.key)
     predicted = self._predicted(params, patches.take(tokens, places))
     return self._errors(predicted, images, places).mean(), ({}, {})
 

@@ -4,11 +4,11 @@ import dataclasses
 from typing import Any
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Float, Key
 
 from vit_jax.data.contract import Spec, require
 from vit_jax.errors import UserError, check_choice, check_range
-from vit_jax.objectives.contract import Batch, Defaults, Setting
+from vit_jax.objectives.contract import Batch, Defaults, Inputs, Loss, Setting
 from vit_jax.objectives.losses import LOSSES, Labels
 from vit_jax.objectives.mixing import normalize
 
@@ -86,19 +86,10 @@ class Objective(Defaults):
     image = jnp.zeros((1, *self.setting.image_size, 3))
     return self.setting.model.init(key, image)['params'], {}
 
-  def loss(
-    self,
-    params: PyTree,
-    extra: PyTree,
-    batch: Batch,
-    key: Key[Array, ''],
-    step: Int[Array, ''],
-    frozen: dict[str, PyTree],
-  ) -> tuple[Float[Array, ''], tuple[dict[str, Array], PyTree]]:
+  def loss(self, params: PyTree, inputs: Inputs) -> Loss:
     """Computes the mean loss; the key drives augmentation and dropout."""
-    del extra, step, frozen
-    images, targets = self.setting.mix(batch, key)
-    logits = self.setting.model.apply({'params': params}, images, key)
+    images, targets = self.setting.mix(inputs.batch, inputs.key)
+    logits = self.setting.model.apply({'params': params}, images, inputs.key)
     return self._label_loss(logits, targets).mean(), ({}, {})
 
   def _label_loss(

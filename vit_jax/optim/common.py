@@ -44,17 +44,29 @@ def _decay_mask(decay_mask: str):
   return functools.partial(tree.map_with_path, DECAY_MASKS[decay_mask])
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Common:
-  """What all optimizers have beside their direction; see `adam`."""
+  """Keys of clipping, weight decay and rules, which most optimizers have.
 
-  clip_norm: float | None
-  clip: str
-  clip_joined: tuple[str, ...]
-  weight_decay: float
-  weight_decay_end: float | None
-  decay_mask: str
-  rules: tuple
+  Attributes:
+    clip_norm: largest norm of the gradient; None or 0 for no clipping.
+    clip: arrays whose norm is limited: 'global', all gradients together, or
+      'tensor', each tensor (and layer) by itself.
+    clip_joined: leaves that are one tensor, see `clipping.by_tensor`.
+    weight_decay: decoupled weight decay, multiplied by the learning rate.
+    weight_decay_end: its value at the end of the training, after half a cosine;
+      None for a constant weight decay.
+    decay_mask: leaves that decay, see `DECAY_MASKS`.
+    rules: factors of rate and decay by path, and frozen leaves, see `rules`.
+  """
+
+  clip_norm: float | None = None
+  clip: str = 'global'
+  clip_joined: tuple[str, ...] = ()
+  weight_decay: float = 0.0
+  weight_decay_end: float | None = None
+  decay_mask: str = 'all'
+  rules: tuple = ()
 
   def chain(
     self,

@@ -26,7 +26,7 @@ from vit_jax.errors import UserError
 from vit_jax.evaluators import best
 from vit_jax.models.contract import Model
 from vit_jax.models.layers import positions
-from vit_jax.objectives.contract import Frozen, Objective, Setting
+from vit_jax.objectives.contract import Frozen, Inputs, Objective, Setting
 from vit_jax.run import comparison
 from vit_jax.run.metrics import Log
 from vit_jax.run.recovery import Recovery
@@ -169,14 +169,17 @@ class Experiment:
     """
     plain = self.setting._replace(model=self.model.reference)
     objective = build_section(self.config, 'objective', plain)
-    batch = self.abstract_batch()
-    batch = {key: leaf.update(sharding=None) for key, leaf in batch.items()}
+    # Shapes in place of arrays: the loss is only traced.
+    batch: Any = {
+      key: leaf.update(sharding=None)
+      for key, leaf in self.abstract_batch().items()
+    }
     key = jax.eval_shape(lambda: jax.random.key(0))
-    state = jax.eval_shape(objective.init, key, batch)
-    frozen_params = frozen.abstract(self.frozen, self.mesh)
-    loss = lambda *arguments: objective.loss(*arguments)[0]  # noqa: E731
-    step = jax.ShapeDtypeStruct((), jnp.int32)
-    total = flops.of_training(loss, *state, batch, key, step, frozen_params)
+    params, extra = jax.eval_shape(objective.init, key, batch)
+    step: Any = jax.ShapeDtypeStruct((), jnp.int32)
+    others = frozen.abstract(self.frozen, self.mesh)
+    inputs = Inputs(extra, batch, key, step, others)
+    total = flops.of_training(objective.loss, params, inputs)
     return total / self.config.batch_size
 
   def abstract_batch(self) -> dict[str, jax.ShapeDtypeStruct]:

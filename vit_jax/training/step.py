@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from vit_jax.arrays import sharding, tree
 from vit_jax.errors import UserError
-from vit_jax.objectives.contract import Objective
+from vit_jax.objectives.contract import Inputs, Objective
 from vit_jax.optim import average as average_lib
 
 PyTree = Any
@@ -186,9 +186,8 @@ class Trainer:
     apart = self.objective.apart if self.micro_batches > 1 else ()
 
     def part_gradients(part: PyTree, part_key: Key[Array, '']) -> PyTree:
-      values, grads = loss_fn(
-        state.params, state.extra, part, part_key, state.step, frozen
-      )
+      inputs = Inputs(state.extra, part, part_key, state.step, frozen)
+      values, grads = loss_fn(state.params, inputs)
       return values, tree.apart(grads, apart)
 
     # Gradients of separate layers are summed in place. A stack of all layers

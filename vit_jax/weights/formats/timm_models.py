@@ -1,16 +1,20 @@
 """timm's architectures: the properties that no array of a file shows.
 
-The values are in `timm_table`, which is generated from an installation of timm.
+The values are in `timm_table.csv`, which tests/weights/write_timm_table.py
+writes from an installation of timm. A row with a dot in its name is a set of
+weights that is evaluated otherwise than the first set of its architecture.
 """
 
+import csv
 import functools
 import os
+import pathlib
 from typing import NamedTuple
 
 from vit_jax.data.augment.presets import IMAGENET, NONE
 from vit_jax.weights.formats.normalization import CLIP
-from vit_jax.weights.formats.timm_table import ARCHITECTURES, TIMM_VERSION
 
+TABLE = pathlib.Path(__file__).with_name('timm_table.csv')
 # The blocks that the models here compute.
 SUPPORTED = ('Block', 'Swin')
 _STATISTICS = {
@@ -63,13 +67,21 @@ class Architecture(NamedTuple):
 @functools.cache
 def table() -> dict[str, Architecture]:
   """Returns all rows of the table by name."""
-  types = Architecture.__annotations__.values()
-  rows = (line.split() for line in ARCHITECTURES.split('\n') if line)
-  found = (
-    Architecture(*(of(cell) for of, cell in zip(types, row, strict=True)))
-    for row in rows
-  )
+  types = Architecture.__annotations__
+  with TABLE.open(newline='') as file:
+    next(file)  # the line with the version of timm
+    found = [
+      Architecture(**{key: types[key](cell) for key, cell in row.items()})
+      for row in csv.DictReader(file)
+    ]
   return {each.name: each for each in found}
+
+
+@functools.cache
+def version() -> str:
+  """Returns the version of timm that the table was written from."""
+  with TABLE.open() as file:
+    return file.readline().split()[-1]
 
 
 def find(name: str) -> Architecture | None:
@@ -110,4 +122,4 @@ def candidates(
 
 def source() -> str:
   """Returns the name of the table for messages."""
-  return f'the table of timm {TIMM_VERSION}'
+  return f'the table of timm {version()}'
