@@ -40,6 +40,8 @@ the authors' public re-runs from i21k, without and with dropout 0.1: L/16 84.47
 and 85.05, R50+B/16 83.72 and 85.08, B/16 84.53 and 84.12.
 """
 
+from typing import Any
+
 from ml_collections import ConfigDict
 
 from vit_jax.config import complete, parse_arg
@@ -93,11 +95,11 @@ def get_config(argument: str | None = None) -> ConfigDict:
     config.average_decay = 0.9999
   elif arg.table != 4:
     raise UserError(f'table={arg.table}: allowed are 2 and 4.')
-  config.evals = dict(
+  evals: dict[str, Any] = dict(
     val=dict(name='classification', split=split, every='2000 steps')
   )
   if arg.real:
-    config.evals.real = dict(
+    evals['real'] = dict(
       name='calibration',
       split='validation',
       source=dict(
@@ -106,5 +108,6 @@ def get_config(argument: str | None = None) -> ConfigDict:
       labels='real_label',
       every='100 %',
     )
+  config.evals = evals
   config.checkpoint = dict(every='2000 steps', keep=2)
   return complete(config)
