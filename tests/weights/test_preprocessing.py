@@ -1,4 +1,4 @@
-"""Weights evaluated by another family's preset."""
+"""Tests of weights evaluated with the preset of another family."""
 
 import jax
 import numpy as np
@@ -12,8 +12,8 @@ from vit_jax.data.augment import presets
 from vit_jax.weights import pretrained
 
 
-def test_mean_and_deviation_are_the_preset_s(tmp_path, caplog):
-  """timm's logits of pixels normalised so; none is named, none changes."""
+def test_preset_sets_mean_and_standard_deviation(tmp_path, caplog):
+  """Logits equal timm's for pixels normalized that way."""
   reference = timm_vit()
   path = timm_file(
     tmp_path,
