@@ -27,7 +27,7 @@ def weights(tmp_path_factory):
   return folder, params
 
 
-def test_a_weight_file_at_another_resolution(weights, tmp_path):
+def test_analyze_accepts_another_resolution(weights, tmp_path):
   folder, params = weights
   files = [str(folder / name) for name in ('a.png', 'b.png')]
   out = epath.Path(tmp_path / 'figures')

@@ -44,8 +44,8 @@ def hue(image, turn):
 
 def _hsv(image):
   """Returns H, S and V, 0 to 255, truncated to integers as in Pillow."""
-  # Each step in the precision that Pillow takes it in: a hair's breadth more
-  # or less is a whole level of H, up to six of a colour.
+  # Each step has Pillow's precision: a rounding error may change H by a level,
+  # and a colour by up to six levels.
   single, double = np.float32, np.float64
   largest, smallest = image.max(axis=2), image.min(axis=2)
   spread = (largest - smallest).astype(single)
