@@ -617,8 +617,7 @@ def test_deit3_second_stage_keeps_its_rate():
 
 @pytest.mark.parametrize('name', ['s16_i1k.py', 'augreg.py'])
 def test_recipes_of_big_vision_evaluate_central_crops(name):
-  """The smaller side is 256 by area, then the central 224 pixels are cut
-  out."""
+  """The smaller side is 256 by area, and the centre has 224 pixels."""
   keys = loading.load(f'configs/{name}').preprocess
   assert (keys.resize, keys.interpolation) == ('central', 'area')
   assert keys.central_fraction == 224 / 256

@@ -30,8 +30,7 @@ def photos(tmp_path):
 
 @pytest.fixture
 def command(tmp_path, capsys):
-  """Returns a function: arguments → (output, error); flags are removed
-  afterwards."""
+  """Returns a function: arguments → (output, error)."""
   path = str(tmp_path / 'tiny.npz')
   save_classifier(path)
   before = set(flags.FLAGS)
@@ -53,8 +52,7 @@ def command(tmp_path, capsys):
 
 
 def test_images_of_files_directories_and_patterns(photos):
-  """They are sorted within each argument; files with other extensions are left
-  out."""
+  """They are sorted within each argument; other extensions are left out."""
   everything = predict.images_of([str(photos)])
   assert len(everything) == 40 and everything == sorted(everything)
   pattern = f'{photos}/b/0*'
@@ -72,8 +70,7 @@ def test_images_of_files_directories_and_patterns(photos):
 
 
 def test_predict_continues_after_a_bad_file(photos, command):
-  """The other images are printed in order, with the results that they have
-  alone."""
+  """The other images have the results that they have alone."""
   out, error = command('--json', '--top=2', str(photos))
   lines = [json.loads(line) for line in out.splitlines()]
   bad = f'{photos}/a/38.PNG'

@@ -84,8 +84,7 @@ def place(tmp_path_factory):
 
 @pytest.fixture
 def say(place, monkeypatch):
-  """Returns a function: (command, arguments…) → message; flags are removed
-  after the test."""
+  """Returns a function: (command, arguments…) → message."""
   before = set(flags.FLAGS)
 
   def typed(command, *arguments):
@@ -114,8 +113,7 @@ def say(place, monkeypatch):
   ('typed', 'answer'), ROWS, ids=[' '.join(row[0])[:60] for row in ROWS]
 )
 def test_messages_of_wrong_commands(say, typed, answer):
-  """The message contains what is allowed, the nearest spelling, or the right
-  command."""
+  """Each has what is allowed, the nearest spelling, or the right command."""
   message = say(*typed)
   assert answer in message and len(message) < 1_200
 
@@ -157,8 +155,7 @@ def test_the_list_of_commands_accepts_help():
 
 
 def test_all_commands_are_described():
-  """The list of `python -m vit_jax` has one line per command, with an
-  example."""
+  """The list has one line per command, with an example."""
   described = commands.described()
   assert {'train', 'plan', 'launch', 'configs'} <= described.keys()
   assert 'errors' not in described

@@ -21,8 +21,7 @@ KNOWN = [1, 2, 4, 7]  # the only labels of the examples
 
 
 class Shown:
-  """Black images that show their index; some do not have labels, and some are
-  bad."""
+  """Black images with their index; some lack labels, and some are bad."""
 
   num_classes, class_names = CLASSES, list('abcdefghi')
 
@@ -48,8 +47,7 @@ class Shown:
 
 
 def table(size):
-  """Returns logits of each example, with few values, so that many classes are
-  equal."""
+  """Returns logits with few values, so that many classes are equal."""
   rng = np.random.default_rng(7)
   logits = rng.integers(-2, 3, (size, CLASSES)).astype(np.float32)
   logits[::5] += rng.normal(size=CLASSES).astype(np.float32) * 2
@@ -73,8 +71,7 @@ def setting(source, devices=1, batch_size=8, **more):
 
 
 def figures(source, classes, sets, top=(1, 5), bins=15):
-  """Computes the expected results one example at a time; `sets` contains the
-  correct labels."""
+  """Computes the expected results; `sets` contains the correct labels."""
   logits = table(len(source)).astype(np.float64)
   hits, nlls, inside = {k: 0 for k in top}, [], [[] for _ in range(bins)]
   used = [i for i in range(len(source)) if sets[i] and i not in source.bad]
@@ -130,8 +127,7 @@ def test_results_equal_a_loop_over_all_examples(
 @pytest.mark.parametrize('devices, batch_size', [(1, 7), (8, 16)])
 @pytest.mark.parametrize('among', ['all', 'present'])
 def test_examples_with_several_labels_or_none(devices, batch_size, among):
-  """Any label counts as correct; images without labels and bad images are left
-  out."""
+  """Any label is correct; unlabelled and bad images are left out."""
   source = Shown(37, bad=(3, 36))
   evaluator = Evaluator(
     setting(

@@ -26,8 +26,7 @@ def pixels_of(source, indices):
 
 @functools.cache
 def weights():
-  """Returns weights that classify most examples correctly, but not every
-  sixth."""
+  """Returns weights that classify every sixth example wrongly."""
   pixels = pixels_of(Numbered(SIZE), range(SIZE)) - 128.0
   known = np.linalg.lstsq(pixels, 5 * np.eye(SIZE), rcond=None)[0]
   known[:, ::6] = 0
@@ -35,8 +34,7 @@ def weights():
 
 
 def predict(params, batch):
-  """Computes linear logits; a black image, such as padding, resembles class
-  0."""
+  """Computes linear logits; a black image resembles class 0."""
   pixels = batch['image'].reshape(len(batch['image']), -1) / 1.0
   return {'logits': pixels @ params + 0.1 * jnp.eye(SIZE)[0]}
 

@@ -34,8 +34,7 @@ def test_fewshot_regression_equals_scikit_learn(shots):
 
 
 def test_draws_are_balanced_by_class():
-  """Draws of another number differ; a draw with more shots contains the smaller
-  one."""
+  """A draw with more shots contains the smaller one."""
   y = TRAIN.labels
   for shots in (1, 4, 9):
     rows = fewshot.draw(y, shots, 0)
@@ -72,8 +71,7 @@ def test_fewshot_accuracy_is_the_mean_over_draws(devices, batch_size):
 
 @pytest.mark.parametrize('devices, batch_size', [(1, 16), (2, 10)])
 def test_neighbours_equal_scikit_learn(devices, batch_size):
-  """The distance is the cosine, and votes are weighted with exp(similarity /
-  0.07)."""
+  """Cosine distance, votes weighted with exp(similarity / 0.07)."""
   evaluator = neighbours.Evaluator(
     setting(devices=devices, batch_size=batch_size),
     **dict(split='test', ks=(1, 7, 40)),
@@ -144,8 +142,7 @@ SPLITS = {
 
 
 def split_setting(train_split='train'):
-  """Returns the setting of a run whose evaluation split is a part of its
-  folder."""
+  """Returns a setting whose evaluation split is a part of its folder."""
   found = setting()._replace(train_split=train_split)
   return found._replace(open_source=lambda s: Split(s, SPLITS[s]))
 

@@ -32,8 +32,7 @@ def standardised(x, by):
 @pytest.mark.parametrize('standardise', [True, False])
 @pytest.mark.parametrize('size, l2', [(203, 1e-3), (203, 0.1), (9, 1e-2)])
 def test_regression_equals_scikit_learn(size, l2, standardise, monkeypatch):
-  """Coefficients (about 5) agree to 5e-5, and all predictions agree; several
-  blocks are used."""
+  """Coefficients (about 5) agree to 5e-5; several blocks are used."""
   monkeypatch.setattr(linear_fit, '_BLOCK', 64)
   x, y = features_of(TRAIN, slice(size))
   test, labels = features_of(TEST)

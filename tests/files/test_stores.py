@@ -48,8 +48,7 @@ def refusing(monkeypatch):
 
 @pytest.mark.usefixtures('refusing')
 def test_missing_permission_is_one_message():
-  """The message contains the store's answer and a command that helps, without a
-  traceback."""
+  """It contains the store's answer and a command that helps."""
   out, err = runs.run(
     runs.command('evaluate', '--checkpoint=gs://b/run'), code=1
   )
@@ -60,8 +59,7 @@ def test_missing_permission_is_one_message():
 
 
 def test_an_unreachable_store_is_a_storage_error(monkeypatch):
-  """The error is recognized by the module that raised it, whatever its
-  class."""
+  """The module that raised the error identifies it."""
 
   async def at_once(_):
     pass

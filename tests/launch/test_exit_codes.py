@@ -1,5 +1,4 @@
-"""Tests that documents and vit_jax/launch/policy.py have the same exit
-codes."""
+"""Tests that documents have the exit codes of vit_jax/launch/policy.py."""
 
 import pathlib
 import re

@@ -29,8 +29,7 @@ def _overrides(**changes):
 
 
 def _ends(monkeypatch, workdir, number, overrides, code, last=()):
-  """Runs `number` processes; all must end with the code; returns their
-  stderr."""
+  """Runs `number` processes that must end with the code; returns stderrs."""
   monkeypatch.setattr(runs, 'SMALL_L16', {})
   processes = runs.start_pair(workdir, overrides, 1, number, last)
   try:

@@ -68,8 +68,7 @@ def test_a_single_process_does_not_initialize_jax_distributed(
 
 
 def test_process_flags_reach_jax_distributed(monkeypatch):
-  """All three flags are passed unchanged; under SLURM, JAX finds the processes
-  itself."""
+  """Under SLURM, JAX finds the processes itself."""
   calls = []
   monkeypatch.setattr(
     jax.distributed, 'initialize', lambda *given, **_: calls.append(given)

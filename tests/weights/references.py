@@ -75,10 +75,9 @@ def images(size=SIZE, n=3):
 
 
 def run(model, images, mean=(0.5,) * 3, std=(0.5,) * 3):
-  """Returns logits of images in [-1, 1], and every block's output `[n, l, t,
-  d]`.
+  """Returns logits, and every block's output `[n, l, t, d]`.
 
-  The model gets (u - mean) / std of pixels u in [0, 1].
+  Images are in [-1, 1]. The model gets (u - mean) / std of pixels u in [0, 1].
   """
   pixels = ((images + 1) / 2 - np.array(mean)) / np.array(std)
   pixels = torch.from_numpy(pixels.transpose(0, 3, 1, 2).astype(np.float32))
