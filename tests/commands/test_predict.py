@@ -74,13 +74,13 @@ def test_predict_continues_after_a_bad_file(photos, command):
   out, error = command('--json', '--top=2', str(photos))
   lines = [json.loads(line) for line in out.splitlines()]
   bad = f'{photos}/a/38.PNG'
-  wanted = [path for path in predict.images_of([str(photos)]) if path != bad]
-  assert [line['image'] for line in lines] == wanted
+  expected = [path for path in predict.images_of([str(photos)]) if path != bad]
+  assert [line['image'] for line in lines] == expected
   assert '1 of 40 images' in error and f'{bad} is not an image' in error
   for i in (0, 17, 38):
-    alone, error = command('--json', '--top=2', wanted[i])
+    alone, error = command('--json', '--top=2', expected[i])
     found = json.loads(alone)
-    assert not error and found['image'] == wanted[i]
+    assert not error and found['image'] == expected[i]
     for one, other in zip(found['top'], lines[i]['top'], strict=True):
       assert one['class'] == other['class']
       np.testing.assert_allclose(one['probability'], other['probability'], 1e-5)

@@ -197,12 +197,12 @@ def test_help_prints_the_module_docstring_and_flags(name, monkeypatch):
   before = set(flags.FLAGS)
   try:
     getattr(module, 'define_flags', entry.define_flags)()
-    told = help.text(module.__doc__, flags.FLAGS)
+    text = help.text(module.__doc__, flags.FLAGS)
   finally:
     flags.FLAGS.remove_flag_values([f for f in flags.FLAGS if f not in before])
-  assert told.startswith(module.__doc__.strip())
-  assert 'python -m vit_jax.' in told and 'Set by' not in told
+  assert text.startswith(module.__doc__.strip())
+  assert 'python -m vit_jax.' in text and 'Set by' not in text
   flag = {'train': '--workdir', 'evaluate': '--batch_size=128'}
-  assert flag.get(name, '--topology') in told
-  assert ('--config.KEY' in told) == (name != 'evaluate')
-  assert max(map(len, told.splitlines())) <= 80
+  assert flag.get(name, '--topology') in text
+  assert ('--config.KEY' in text) == (name != 'evaluate')
+  assert max(map(len, text.splitlines())) <= 80

@@ -71,7 +71,7 @@ def test_flags_of_tuples(parse):
 
 
 @pytest.mark.parametrize(
-  'flag, wanted',
+  'flag, expected',
   [
     ('augment.local_size=8.5', 'whole number'),
     ('augment.local_size=(8, True)', 'whole number'),
@@ -81,9 +81,9 @@ def test_flags_of_tuples(parse):
     ('optimizer.clip_joined=(1, 2)', 'in quotes'),
   ],
 )
-def test_messages_of_wrong_tuples(parse, flag, wanted):
+def test_messages_of_wrong_tuples(parse, flag, expected):
   """The message says what may be given."""
-  with pytest.raises(UserError, match=wanted):
+  with pytest.raises(UserError, match=expected):
     parse('--config.augment.name=multicrop', f'--config.{flag}')
 
 

@@ -60,11 +60,11 @@ def check(source, expected, places):
     with pytest.raises(IndexError):
       source[index]
   order = np.random.default_rng(0).integers(0, len(source), 200).tolist()
-  wanted = [expected[i] for i in order]
+  reordered = [expected[i] for i in order]
   with ThreadPoolExecutor(8) as pool:
-    assert list(pool.map(source.__getitem__, order)) == wanted
+    assert list(pool.map(source.__getitem__, order)) == reordered
   copy = pickle.loads(pickle.dumps(source))  # as in a worker process
-  assert [copy[i] for i in order[:20]] == wanted[:20]
+  assert [copy[i] for i in order[:20]] == reordered[:20]
   assert (copy.name, copy.class_names) == (source.name, source.class_names)
   print_of = fingerprint.of(source)
   assert json.loads(json.dumps(print_of)) == print_of

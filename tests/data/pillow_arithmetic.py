@@ -109,16 +109,16 @@ def _filter_rows(image, length, interpolation):
   return total.clip(0, 255).astype(np.uint8).reshape(length, -1, 3)
 
 
-def _taps(length, wanted, interpolation):
+def _taps(length, result_length, interpolation):
   """Returns the source rows of each result row, and weights times 2^22.
 
   Rows beyond the image's edge have no weight; the others share it.
   """
   kernel, half_width = _FILTERS[interpolation]
-  scale = length / wanted
+  scale = length / result_length
   stretch = max(scale, 1.0)
   reach = half_width * stretch
-  centers = (np.arange(wanted) + 0.5) * scale
+  centers = (np.arange(result_length) + 0.5) * scale
   first = np.maximum((centers - reach + 0.5).astype(int), 0)
   stop = np.minimum((centers + reach + 0.5).astype(int), length)
   rows = first[:, None] + np.arange((stop - first).max())

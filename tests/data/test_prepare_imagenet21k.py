@@ -35,15 +35,15 @@ def test_every_image_occurs_once_with_its_synset(prepared):
     'train', dataset='imagenet21k', data_dir=str(folder / 'tfds')
   )
   assert source.class_names == sorted(contents)
-  wanted = {
+  expected = {
     content: sorted(contents).index(wnid)
     for wnid, files in contents.items()
     for name, content in files.items()
     if f'{wnid}/{name}' not in bad
   }
   found = [source[i] for i in range(len(source))]
-  assert len(found) == len(wanted) == 8 * 12 + 3
-  assert {item['image']: item['label'] for item in found} == wanted
+  assert len(found) == len(expected) == 8 * 12 + 3
+  assert {item['image']: item['label'] for item in found} == expected
   for item in found:
     assert decode(item['image']).shape[2] == 3
 
@@ -92,8 +92,8 @@ def test_files_do_not_depend_on_the_settings(
   source = archives.write(tmp_path / kind, contents)
   settings = dict(shard_bytes=SMALL['shard_bytes']) | settings
   imagenet21k.prepare(source, tmp_path / 'tfds', **settings)
-  ours, wanted = tmp_path / 'tfds' / VERSION, folder / 'tfds' / VERSION
-  assert archives.tree(ours) == archives.tree(wanted)
+  ours, expected = tmp_path / 'tfds' / VERSION, folder / 'tfds' / VERSION
+  assert archives.tree(ours) == archives.tree(expected)
   shards = [name for name in archives.tree(ours) if 'array_record' in name]
   assert len(shards) > 3
 

@@ -58,7 +58,7 @@ def contents(data_dir, split, name='cifar10'):
 @pytest.mark.slow
 def test_tfrecord_datasets_are_converted(tmp_path, as_tfrecord):
   """To another directory and in place; the old files do not change."""
-  wanted = {s: contents(as_tfrecord.parents[1], s) for s in ('train', 'test')}
+  expected = {s: contents(as_tfrecord.parents[1], s) for s in ('train', 'test')}
   before = archives.tree(as_tfrecord)
   command = runs.command(
     *('prepare', 'cifar10', f'--source={as_tfrecord.parents[1]}'),
@@ -69,7 +69,7 @@ def test_tfrecord_datasets_are_converted(tmp_path, as_tfrecord):
   copied = tmp_path / 'cifar10/1.0.0'
   assert array_record.formats(copied) == ['array_record']
   assert not list(copied.glob('*tfrecord*'))
-  assert {s: contents(tmp_path, s) for s in wanted} == wanted
+  assert {s: contents(tmp_path, s) for s in expected} == expected
 
   named.prepare('cifar10', as_tfrecord.parents[1])
   after = archives.tree(as_tfrecord)
@@ -93,12 +93,12 @@ def test_tfrecord_datasets_are_converted(tmp_path, as_tfrecord):
 def test_datasets_of_own_builders_are_converted(tmp_path):
   """From elsewhere and in place, with a name that TFDS does not know."""
   version = _prepared(tmp_path, 'mine')
-  wanted = contents(tmp_path / 'tfds', 'train', 'mine')
+  expected = contents(tmp_path / 'tfds', 'train', 'mine')
   for number, source in enumerate((version, version.parents[1])):
     target = tmp_path / f'new{number}'
     named.prepare('mine', target, source=source)
     assert array_record.formats(target / 'mine/1.0.0') == ['array_record']
-    assert contents(target, 'train', 'mine') == wanted
+    assert contents(target, 'train', 'mine') == expected
   with pytest.raises(UserError, match="--source.*'mine', not 'min'"):
     named.prepare('min', tmp_path / 'new', source=version)
   with pytest.raises(UserError, match='--source.* min'):

@@ -75,8 +75,8 @@ def test_a_preparation_killed_repeatedly_writes_the_same_files(
     timeout=600,
   )
   assert done.returncode == 0, done.stderr[-3000:]
-  ours, wanted = tmp_path / 'tfds' / VERSION, folder / 'tfds' / VERSION
-  assert archives.tree(ours) == archives.tree(wanted)
+  ours, expected = tmp_path / 'tfds' / VERSION, folder / 'tfds' / VERSION
+  assert archives.tree(ours) == archives.tree(expected)
   # One file per run, two notes, two files per shard; three files per attempt.
   shards = sum('array_record' in name for name in archives.tree(ours))
   files = len(contents) + 2 + 2 * shards
@@ -139,8 +139,8 @@ def test_work_of_another_archive_is_not_continued(tmp_path, prepared):
   assert (tmp_path / 'tfds/.prepare/imagenet21k/runs/00007.json').exists()
   second = archives.write(tmp_path / 'fall11_whole.tar', contents)
   imagenet21k.prepare(second, tmp_path / 'tfds', **SMALL)
-  ours, wanted = tmp_path / 'tfds' / VERSION, folder / 'tfds' / VERSION
-  assert archives.tree(ours) == archives.tree(wanted)
+  ours, expected = tmp_path / 'tfds' / VERSION, folder / 'tfds' / VERSION
+  assert archives.tree(ours) == archives.tree(expected)
 
 
 def test_work_with_another_class_list_is_written_again(
@@ -168,5 +168,5 @@ def test_work_with_another_class_list_is_written_again(
     patch.setattr(imagenet21k, '_read_part', None)  # not called again
     imagenet21k.prepare(source, tmp_path / 'a', class_list=lists, **SMALL)
   imagenet21k.prepare(source, tmp_path / 'b', class_list=lists, **SMALL)
-  ours, wanted = tmp_path / 'a' / VERSION, tmp_path / 'b' / VERSION
-  assert archives.tree(ours) == archives.tree(wanted)
+  ours, expected = tmp_path / 'a' / VERSION, tmp_path / 'b' / VERSION
+  assert archives.tree(ours) == archives.tree(expected)

@@ -58,16 +58,16 @@ def test_loss_and_gradient_of_soft_labels_equal_torch():
   """Both equal PyTorch's cross-entropy with probabilities as targets."""
   logits, soft = drawn()
   x = torch.tensor(logits, dtype=torch.float64, requires_grad=True)
-  wanted = torch.nn.functional.cross_entropy(
+  expected = torch.nn.functional.cross_entropy(
     x, torch.tensor(soft, dtype=torch.float64)
   )
-  wanted.backward()
+  expected.backward()
 
   def loss(z):
     return softmax_cross_entropy(z, jnp.asarray(soft)).mean()
 
   found, gradient = jax.value_and_grad(loss)(jnp.asarray(logits))
-  np.testing.assert_allclose(found, wanted.item(), rtol=1e-6)
+  np.testing.assert_allclose(found, expected.item(), rtol=1e-6)
   np.testing.assert_allclose(gradient, x.grad.numpy(), atol=1e-7)
 
 
@@ -90,5 +90,7 @@ def test_soft_labels_are_mixed_like_hard_labels(keys):
   # Each row keeps the same fraction of its label as for hard labels.
   if keys:
     own = np.asarray(targets)[labels, labels]
-    wanted = own[:, None] * soft + (1 - own)[:, None] * np.roll(soft, 1, 0)
-    np.testing.assert_allclose(mixed, wanted, atol=1e-6)
+    expected_labels = own[:, None] * soft + (1 - own)[:, None] * np.roll(
+      soft, 1, 0
+    )
+    np.testing.assert_allclose(mixed, expected_labels, atol=1e-6)

@@ -100,8 +100,8 @@ def test_parts_depend_on_names_only(tmp_path):
   found = paths_of(open_folder(tmp_path / 'one', 'train[75%:]'), tmp_path)
   other = open_folder(tmp_path / 'two', 'train[75%:]')
   there = paths_of(other, tmp_path / 'two')
-  wanted = [path.removeprefix('one/') for path in found]
-  assert [p.removeprefix('train/') for p in there if '/c/' not in p] == wanted
+  expected = [path.removeprefix('one/') for path in found]
+  assert [p.removeprefix('train/') for p in there if '/c/' not in p] == expected
 
 
 def test_hidden_files_and_other_extensions_are_left_out(tmp_path):

@@ -82,10 +82,13 @@ def test_results_equal_numpy_over_all_examples(kind, batch_size, sizes):
     **dict(split='test', batch_size=batch_size, cross_entropy=kind),
   )
   result = evaluator.run(params)
-  wanted = expected(source, kind)
-  assert result['count'] == SIZE and result['accuracy'] == wanted['accuracy']
+  expected_result = expected(source, kind)
+  assert (
+    result['count'] == SIZE
+    and result['accuracy'] == expected_result['accuracy']
+  )
   assert 0.3 < result['accuracy'] < 1
-  assert result['loss'] == pytest.approx(wanted['loss'], rel=1e-5)
+  assert result['loss'] == pytest.approx(expected_result['loss'], rel=1e-5)
   assert evaluator.run(params) == result
 
 
@@ -95,10 +98,10 @@ def test_bad_records_are_left_out():
   reader = Reader(threads=2, on_bad_record='skip', max_bad_share=0.5)
   evaluator = Evaluator(setting(source, reader=reader), split='test')
   result = evaluator.run(jnp.asarray(weights(), jnp.float32))
-  wanted = expected(Numbered(SIZE), 'softmax', left_out=(3, 9))
+  expected_result = expected(Numbered(SIZE), 'softmax', left_out=(3, 9))
   assert result['count'] == SIZE - 2
-  assert result['accuracy'] == pytest.approx(wanted['accuracy'])
-  assert result['loss'] == pytest.approx(wanted['loss'], rel=1e-5)
+  assert result['accuracy'] == pytest.approx(expected_result['accuracy'])
+  assert result['loss'] == pytest.approx(expected_result['loss'], rel=1e-5)
 
 
 @pytest.mark.parametrize('bad, ends', [(1, False), (3, False), (4, True)])

@@ -98,8 +98,8 @@ def test_bad_records_are_left_out():
   x, y = features_of(TRAIN, np.delete(np.arange(203), [3, 50]))
   tx, ty = features_of(TEST, slice(60))
   labels, votes = neighbours.nearest(features_lib.Labelled(x, y), tx, 7, 0.07)
-  wanted = (neighbours.elected(labels, votes, CLASSES) == ty).mean()
-  assert evaluator.run(jnp.array(WEIGHTS))['7nn'] == pytest.approx(wanted)
+  expected = (neighbours.elected(labels, votes, CLASSES) == ty).mean()
+  assert evaluator.run(jnp.array(WEIGHTS))['7nn'] == pytest.approx(expected)
 
 
 def test_messages_of_wrong_settings():

@@ -72,9 +72,9 @@ def test_an_unreachable_store_is_a_storage_error(monkeypatch):
   monkeypatch.setattr(asyncio, 'sleep', at_once)
   with pytest.raises(Exception, match='Cannot connect to host') as raised:
     store.exists('b/run')
-  told = paths.of_a_store(raised.value)
-  assert isinstance(told, StorageError)
-  assert 'Cannot connect to host 127.0.0.1' in str(told)
+  converted = paths.of_a_store(raised.value)
+  assert isinstance(converted, StorageError)
+  assert 'Cannot connect to host 127.0.0.1' in str(converted)
 
 
 def test_errors_of_other_modules_are_not_storage_errors():

@@ -131,9 +131,11 @@ def test_slurm_installs_and_submits_what_a_dry_run_prints(programs, checkout):
   job = launch_jobs.JOBS['slurm']
   assert slurm.start(job, shell_of(checkout), 300, python='python') == 0
   first = [call for call in programs.calls() if 'pip' not in call]
-  wanted = expected('slurm')
+  expected_commands = expected('slurm')
   assert quoted(first) == [
-    line.replace('PYTHON', 'python') for line in wanted if ' pip ' not in line
+    line.replace('PYTHON', 'python')
+    for line in expected_commands
+    if ' pip ' not in line
   ]
   script = (checkout / 'build/l16-i21k/job.sbatch').read_text()
   assert script == slurm.script(job, 300)
@@ -190,9 +192,11 @@ def test_queued_runs_what_a_dry_run_prints(programs, checkout):
   _queue(programs, '', 'ACTIVE')
   queued.start(launch_jobs.JOBS['queued'], shell_of(checkout), 300, **NO_PAUSE)
   calls = quoted(programs.calls())
-  wanted = expected('queued')
-  assert sorted(calls) == sorted(wanted)
-  assert calls[:3] == wanted[:3] and calls[-1] == wanted[-1]
+  expected_commands = expected('queued')
+  assert sorted(calls) == sorted(expected_commands)
+  assert (
+    calls[:3] == expected_commands[:3] and calls[-1] == expected_commands[-1]
+  )
 
 
 @pytest.mark.parametrize('code', [2, 43])
@@ -266,19 +270,19 @@ def test_a_tpu_vm_is_used_until_the_run_is_finished(tmp_path, monkeypatch):
 
 def test_restarts_are_counted_unless_preempted():
   codes = [42, 1, 42, 45, 134, 0]
-  said = []
-  ended = policy.until_done(lambda: codes.pop(0), 3, said.append, said.append)
+  log = []
+  ended = policy.until_done(lambda: codes.pop(0), 3, log.append, log.append)
   assert (ended, codes) == (0, [])
-  assert said.count(policy.PAUSE_S) == 5
-  assert policy.until_done(lambda: 45, 2, said.append, said.append) == 45
-  assert '45' in said[-1] and '2 restarts' in said[-1]
+  assert log.count(policy.PAUSE_S) == 5
+  assert policy.until_done(lambda: 45, 2, log.append, log.append) == 45
+  assert '45' in log[-1] and '2 restarts' in log[-1]
 
 
 @pytest.mark.parametrize('code', [2, 43])
 def test_user_errors_and_divergence_are_not_restarted(code):
-  said = []
-  assert policy.until_done(lambda: code, 9, said.append, said.append) == code
-  assert len(said) == 1 and 'not restarted' in said[0]
+  log = []
+  assert policy.until_done(lambda: code, 9, log.append, log.append) == code
+  assert len(log) == 1 and 'not restarted' in log[0]
 
 
 def test_every_target_has_its_flags():

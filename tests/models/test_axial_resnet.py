@@ -124,10 +124,10 @@ def test_adapt_gives_the_shapes_of_the_new_size():
     k: np.asarray(leaf) for k, leaf in flat.items() if k.startswith(model.sized)
   }
   assert len(sized) == 10
-  wanted = tree.flatten(abstract(model, (64, 96)))
+  expected = tree.flatten(abstract(model, (64, 96)))
   adapted = model.adapt(sized, (40, 64), (64, 96), 'aligned')
   for path, leaf in adapted.items():
-    assert leaf.shape == wanted[path].shape, path
+    assert leaf.shape == expected[path].shape, path
     ends = leaf[..., [0, -1]], sized[path][..., [0, -1]]
     np.testing.assert_allclose(*ends, rtol=1e-6)
 

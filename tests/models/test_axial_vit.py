@@ -153,10 +153,10 @@ def test_adapt_interpolates_rows_and_columns():
   sized = {
     k: np.asarray(leaf) for k, leaf in flat.items() if k.startswith(model.sized)
   }
-  wanted = tree.flatten(abstract(model, (20, 12)))
+  expected = tree.flatten(abstract(model, (20, 12)))
   adapted = model.adapt(sized, (8, 12), (20, 12), 'aligned')
   for path, leaf in adapted.items():
-    assert leaf.shape == wanted[path].shape
+    assert leaf.shape == expected[path].shape
     np.testing.assert_allclose(leaf[[0, -1]], sized[path][[0, -1]], rtol=1e-6)
   np.testing.assert_array_equal(
     adapted['position/columns'], sized['position/columns']

@@ -279,7 +279,7 @@ def test_fixed_tables_equal_timm():
 def test_adapt_gives_the_shapes_of_the_new_size(kind, at, method):
   model, new = model_of(kind, at), (16, 8)
   old = tree.flatten(abstract(model, SIZE))
-  wanted = tree.flatten(abstract(model, new))
+  expected = tree.flatten(abstract(model, new))
   leaves = {
     path: np.random.default_rng(0).normal(size=leaf.shape).astype(np.float32)
     for path, leaf in old.items()
@@ -288,7 +288,7 @@ def test_adapt_gives_the_shapes_of_the_new_size(kind, at, method):
   assert bool(leaves) == (kind in ('learned', '2d', 'relative'))
   adapted = model.adapt(leaves, SIZE, new, method)
   assert adapted.keys() == leaves.keys()
-  for path, leaf in wanted.items():
+  for path, leaf in expected.items():
     assert adapted.get(path, old[path]).shape == leaf.shape
   for path, leaf in model.adapt(leaves, SIZE, SIZE, method).items():
     np.testing.assert_array_equal(leaf, leaves[path])
@@ -412,12 +412,12 @@ def test_options_that_kernels_do_not_support_use_xla(
   model = Model(5, **sizes, **options)
   assert pallas_calls(model, monkeypatch) == kernels
   assert (model.kernels is not None) == kernels
-  said = model.computed_by(SIZE)
-  assert said.startswith(
+  text = model.computed_by(SIZE)
+  assert text.startswith(
     'attention by kernels' if kernels else 'attention by X'
   )
   if not kernels:
-    assert next(iter(options)) in said
+    assert next(iter(options)) in text
     with pytest.raises(UserError, match='kernel.*support'):
       Model(5, **sizes, **options, attention='kernel')
 

@@ -203,10 +203,10 @@ def test_bias_tables_are_resized_with_the_window():
   assert len(sized) == 4
   same = small.adapt(sized, (16, 16), (32, 32), 'aligned')
   assert all(np.array_equal(same[k], sized[k]) for k in sized)
-  wanted = tree.flatten(abstract(large, (24, 24)))  # maps of 6 and 3
+  expected = tree.flatten(abstract(large, (24, 24)))  # maps of 6 and 3
   resized = large.adapt(sized, (16, 16), (24, 24), 'bicubic')
   for path, table in resized.items():
-    assert table.shape == wanted[path].shape, path
+    assert table.shape == expected[path].shape, path
   with pytest.raises(UserError, match="position_resize='bicubic'"):
     large.adapt(sized, (16, 16), (24, 24), 'aligned')
 

@@ -117,9 +117,9 @@ def test_options_equal_timm(case):
   )
   model = Model(5, **SIZES, gelu='exact', **options)
   params = timm_params.ours(values, model)
-  wanted = tree.flatten(abstract(model, SIZE))
+  expected_shapes = tree.flatten(abstract(model, SIZE))
   assert {k: v.shape for k, v in params.items()} == {
-    k: v.shape for k, v in wanted.items()
+    k: v.shape for k, v in expected_shapes.items()
   }
 
   @jax.jit

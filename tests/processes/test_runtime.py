@@ -29,8 +29,10 @@ def test_compilation_cache(monkeypatch, cache_dir, backend, given, expected):
   monkeypatch.setattr(jax, 'default_backend', lambda: backend)
   jax.config.update('jax_compilation_cache_dir', given)
   runtime.cache_compilations()
-  came = jax.config.jax_compilation_cache_dir
-  assert (came or '').endswith(expected or '') and bool(came) == bool(expected)
+  actual = jax.config.jax_compilation_cache_dir
+  assert (actual or '').endswith(expected or '') and bool(actual) == bool(
+    expected
+  )
 
 
 @pytest.mark.parametrize(

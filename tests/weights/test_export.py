@@ -48,11 +48,11 @@ def test_exported_stablehlo_gives_the_same_logits(weights, tmp_path):
     logits = program.call(images(n))
     assert np.ptp(logits) > 0.1
     np.testing.assert_allclose(logits, expected(weights, images(n)), atol=1e-5)
-  said = json.loads((tmp_path / 'out' / 'description.json').read_text())
-  assert said['input']['shape'] == ['n', 8, 8, 3]
-  assert said['preprocess']['resize'] == 'squash'
-  assert said['preprocess']['interpolation'] == 'bilinear'
-  assert said['class_names'] == [f'class {i}' for i in range(5)]
+  about = json.loads((tmp_path / 'out' / 'description.json').read_text())
+  assert about['input']['shape'] == ['n', 8, 8, 3]
+  assert about['preprocess']['resize'] == 'squash'
+  assert about['preprocess']['interpolation'] == 'bilinear'
+  assert about['class_names'] == [f'class {i}' for i in range(5)]
 
 
 def test_exported_saved_model_gives_the_same_logits(weights, tmp_path):

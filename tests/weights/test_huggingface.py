@@ -197,8 +197,8 @@ def test_unsupported_interpolation_is_kept_and_logged(tmp_path, caplog, name):
 def test_the_central_fraction_is_at_most_one(tmp_path):
   """The crop may be larger than the image."""
   path = written(tmp_path, huggingface())
-  said = dict(do_center_crop=True, size={'shortest_edge': 12}, crop_size=16)
-  (tmp_path / 'preprocessor_config.json').write_text(json.dumps(said))
+  settings = dict(do_center_crop=True, size={'shortest_edge': 12}, crop_size=16)
+  (tmp_path / 'preprocessor_config.json').write_text(json.dumps(settings))
   source = pretrained.find(path)
   assert source.about['preprocess']['central_fraction'] == 1
   source.preprocess()

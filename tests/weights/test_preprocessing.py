@@ -28,17 +28,17 @@ def test_preset_sets_mean_and_standard_deviation(tmp_path, caplog):
     mean, std = presets.PRESETS[name or 'timm'].normalization
     statistics = dict(mean=mean, std=std)
     references.agree(source.model(), params, reference, **statistics)
-  said = preprocessing_flags.described(
+  description = preprocessing_flags.described(
     source,
     overrides.apply(
       {'preprocess': {'name': 'transforms', **source.about['preprocess']}},
       ['--config.preprocess.interpolation=area'],
     ),
   )
-  assert said['mean'] == [0.485, 0.456, 0.406] and said['resize'] == (
-    'torchvision'
-  )
-  line = preprocessing_flags.line(said)
+  assert description['mean'] == [0.485, 0.456, 0.406] and description[
+    'resize'
+  ] == ('torchvision')
+  line = preprocessing_flags.line(description)
   assert 'interpolation=area' in line and 'std=0.229,0.224,0.225' in line
   ours = source.about.copy()
   del ours['normalization']

@@ -62,7 +62,7 @@ def check_all(file, path, limit):
 def test_mutated_hugging_face_settings(tmp_path, kind, name):
   """config.json and preprocessor_config.json, key by key."""
   huggingface(kind).save_pretrained(tmp_path)
-  said = dict(
+  content = dict(
     do_normalize=True,
     do_center_crop=True,
     size={'height': 20, 'width': 20},
@@ -71,7 +71,7 @@ def test_mutated_hugging_face_settings(tmp_path, kind, name):
     image_mean=[0.5] * 3,
     image_std=[0.5] * 3,
   )
-  (tmp_path / 'preprocessor_config.json').write_text(json.dumps(said))
+  (tmp_path / 'preprocessor_config.json').write_text(json.dumps(content))
   check_all(tmp_path / f'{name}.json', str(tmp_path), 250)
 
 

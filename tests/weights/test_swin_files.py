@@ -69,8 +69,8 @@ def hugging_face_swin(image_size):
 def saved_there(folder, model):
   """Writes a directory as the library does, for pixels in [-1, 1]."""
   model.save_pretrained(folder)
-  said = dict(image_mean=MEAN, image_std=MEAN, size=64, resample=3)
-  (folder / 'preprocessor_config.json').write_text(json.dumps(said))
+  settings = dict(image_mean=MEAN, image_std=MEAN, size=64, resample=3)
+  (folder / 'preprocessor_config.json').write_text(json.dumps(settings))
   return str(folder)
 
 
@@ -215,8 +215,8 @@ def test_conversion_from_timm_and_back_is_exact(tmp_path):
   config = dict(architecture='swin_tiny', pretrained_cfg=PLAIN)
   path = timm_file(tmp_path / 'a', theirs, config)
   _, params = load_pretrained(path)
-  wanted = tree.flatten(abstract_params(Model(7, **SIZES), (64, 64)))
-  shapes = {k: v.shape for k, v in wanted.items()}
+  expected = tree.flatten(abstract_params(Model(7, **SIZES), (64, 64)))
+  shapes = {k: v.shape for k, v in expected.items()}
   assert {k: v.shape for k, v in tree.flatten(params).items()} == shapes
   about = pretrained.find(path).about
   back = str(tmp_path / 'b.safetensors')

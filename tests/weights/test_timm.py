@@ -81,12 +81,12 @@ def test_written_files_contain_their_description(tmp_path):
   assert source.about['model']['gelu'] == 'tanh'
 
 
-@pytest.mark.parametrize('said', ['config', 'argument'])
-def test_mean_and_standard_deviation_are_folded(tmp_path, said):
+@pytest.mark.parametrize('given_by', ['config', 'argument'])
+def test_mean_and_standard_deviation_are_folded(tmp_path, given_by):
   """Weights for ImageNet's statistics take images in [-1, 1]."""
   reference = timm_vit()
   config, keys = None, {}
-  if said == 'config':
+  if given_by == 'config':
     statistics = IMAGENET_STATISTICS
     config = dict(architecture='x', pretrained_cfg=statistics)
   else:
@@ -94,7 +94,7 @@ def test_mean_and_standard_deviation_are_folded(tmp_path, said):
   path = timm_file(tmp_path, reference, config)
   model, params = loaded(path, **keys)
   references.agree(model, params, reference, **IMAGENET_STATISTICS)
-  if said == 'config':
+  if given_by == 'config':
     back = str(tmp_path / 'back.safetensors')
     pretrained.save(
       back, params, pretrained.find(path).changed(num_heads=HEADS).about

@@ -71,9 +71,9 @@ def test_finetuning_loads_all_but_the_head(old, new):
   target = experiment(new)
   with jax.set_mesh(target.mesh):
     result = tree.flatten(transfer.transfer(source, target, 'aligned'))
-  wanted = tree.flatten(target.abstract_state().params)
+  expected = tree.flatten(target.abstract_state().params)
   assert {k: v.shape for k, v in result.items()} == {
-    k: v.shape for k, v in wanted.items()
+    k: v.shape for k, v in expected.items()
   }
   positions = result.pop('position/embedding')
   patches = [tuple(side // 4 for side in size) for size in (old, new)]
