@@ -4,7 +4,7 @@ import cv2
 import numpy as np
 import pytest
 from etils import epath
-from pictures import encode, smooth
+from sample_images import encode, smooth
 from tiny_vit import SIZES, noise_params
 
 from vit_jax import analyze

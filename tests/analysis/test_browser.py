@@ -8,7 +8,7 @@ import subprocess
 
 import numpy as np
 import pytest
-from test_page import EVIL, random_predictions, trained, workdir
+from test_report import EVIL, random_predictions, trained, workdir
 
 from vit_jax.analysis.report import page, parts, record
 

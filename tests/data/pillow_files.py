@@ -3,8 +3,8 @@
 import io
 
 import numpy as np
-from pictures import smooth
 from PIL import Image, ImageOps
+from sample_images import smooth
 
 ORIENTATION = 0x0112  # EXIF tag
 

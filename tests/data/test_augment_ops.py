@@ -3,8 +3,8 @@
 import cv2
 import numpy as np
 import pytest
-from pictures import noise
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
+from sample_images import noise
 
 from vit_jax.data.augment import ops
 

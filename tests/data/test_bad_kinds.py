@@ -6,10 +6,10 @@ import pathlib
 import numpy as np
 import pytest
 from archives import bomb, cmyk
-from numbered import mesh_of
-from pictures import encode, noise, smooth
+from indexed_source import mesh_of
 from PIL import Image
 from pillow_files import saved, turned
+from sample_images import encode, noise, smooth
 
 from vit_jax.data.augment.transforms import TrainTransform
 from vit_jax.data.pipeline import stream

@@ -5,8 +5,8 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
+from indexed_source import PLAIN, Numbered, mesh_of, train
 from minimal_config import completed
-from numbered import PLAIN, Numbered, mesh_of, train
 
 from tests.plugins import two_crops, unlabelled
 from vit_jax.config import completion, sections

@@ -5,9 +5,9 @@ import io
 import cv2
 import numpy as np
 import pytest
-from pictures import encode, noise, smooth
 from PIL import Image
 from pillow_files import opened, saved, turned
+from sample_images import encode, noise, smooth
 
 from vit_jax.data.images.decode import decode
 from vit_jax.data.images.headers import DecodeError

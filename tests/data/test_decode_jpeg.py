@@ -4,9 +4,9 @@ import cv2
 import numpy as np
 import pytest
 import simplejpeg
-from pictures import encode, noise, smooth
 from PIL import Image
 from pillow_files import opened, saved, turned
+from sample_images import encode, noise, smooth
 
 from vit_jax.data.images import turbojpeg
 from vit_jax.data.images.decode import decode, decode_box

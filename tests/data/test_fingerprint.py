@@ -3,7 +3,7 @@
 import shutil
 
 import contract
-import numbered
+import indexed_source
 import numpy as np
 import pytest
 
@@ -87,13 +87,13 @@ def test_fingerprint_of_a_mixture_depends_on_its_members():
 
 def test_fingerprint_of_a_plug_in_source():
   """It consists of size, classes and a few records."""
-  source = numbered.Numbered(100)
+  source = indexed_source.Numbered(100)
   found = fingerprint.of(source)
   assert found['size'] == 100 and found['class_names'] == source.class_names
   assert found['records'][0][1] == 0 and found['records'][-1][1] == 99
   assert source.read.total() <= 8
-  assert found == fingerprint.of(numbered.Numbered(100))
-  assert found != fingerprint.of(numbered.Numbered(101))
+  assert found == fingerprint.of(indexed_source.Numbered(100))
+  assert found != fingerprint.of(indexed_source.Numbered(101))
 
 
 def test_bad_records_in_a_fingerprint_are_none(photos):

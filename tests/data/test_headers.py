@@ -7,8 +7,8 @@ import cv2
 import numpy as np
 import pytest
 import simplejpeg
-from pictures import encode, noise
 from PIL import Image
+from sample_images import encode, noise
 
 from tests.faults.counts import injected
 from vit_jax.data.images import decode as decoding

@@ -3,7 +3,7 @@
 import logging
 
 import pytest
-from numbered import Numbered
+from indexed_source import Numbered
 
 from vit_jax.data import matching
 from vit_jax.data.images.headers import DecodeError

@@ -7,8 +7,8 @@ import cv2
 import numpy as np
 import pillow_arithmetic
 import pytest
-from pictures import encode, noise
 from PIL import Image, ImageFilter, ImageOps
+from sample_images import encode, noise
 
 from benchmarks.peers import import_timm
 from vit_jax.data.augment import cutting, ops, policies

@@ -4,7 +4,7 @@ import collections
 
 import numpy as np
 import pytest
-from pictures import noise
+from sample_images import noise
 
 from vit_jax.data.augment import ops, policies
 

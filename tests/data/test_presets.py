@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from minimal_config import completed
-from pictures import noise
+from sample_images import noise
 
 from benchmarks import preprocessing as originals
 from vit_jax.data.augment import presets

@@ -8,7 +8,7 @@ from unittest import mock
 import jax
 import numpy as np
 import pytest
-from numbered import AUGMENT, PLAIN, Numbered, assert_same, mesh_of, train
+from indexed_source import AUGMENT, PLAIN, Numbered, assert_same, mesh_of, train
 
 from vit_jax.data.pipeline import bad_record_limit, stream
 from vit_jax.data.pipeline.bad_record_limit import BadRecordLimit

@@ -4,7 +4,7 @@ import cv2
 import numpy as np
 import pillow_arithmetic
 import pytest
-from pictures import noise
+from sample_images import noise
 
 from vit_jax.data.images.resampling import INTERPOLATIONS, resize
 

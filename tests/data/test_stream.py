@@ -5,7 +5,7 @@ import collections
 import jax
 import numpy as np
 import pytest
-from numbered import AUGMENT, PLAIN, Numbered, assert_same, mesh_of, train
+from indexed_source import AUGMENT, PLAIN, Numbered, assert_same, mesh_of, train
 
 from vit_jax.arrays import sharding
 from vit_jax.data.augment.transforms import TrainTransform

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from pictures import coordinates, encode, noise, smooth
+from sample_images import coordinates, encode, noise, smooth
 
 from vit_jax.data.augment.transforms import TrainTransform, square
 from vit_jax.errors import UserError

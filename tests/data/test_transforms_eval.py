@@ -3,8 +3,8 @@
 import cv2
 import numpy as np
 import pytest
-from pictures import coordinates, noise, smooth
 from PIL import Image
+from sample_images import coordinates, noise, smooth
 
 from vit_jax.data.augment.transforms import EvalTransform, TrainTransform
 from vit_jax.data.images.headers import DecodeError

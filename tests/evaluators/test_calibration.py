@@ -7,7 +7,7 @@ import pickle
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from numbered import PLAIN, mesh_of
+from indexed_source import PLAIN, mesh_of
 
 from vit_jax.data import matching
 from vit_jax.data.pipeline.reader import Reader

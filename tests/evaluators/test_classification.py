@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from numbered import PLAIN, Numbered, mesh_of
+from indexed_source import PLAIN, Numbered, mesh_of
 from scipy import special
 
 from vit_jax.data.pipeline.reader import Reader

@@ -6,7 +6,7 @@ import io
 
 import numpy as np
 import pytest
-from numbered import PLAIN, mesh_of
+from indexed_source import PLAIN, mesh_of
 
 from vit_jax.data.pipeline.reader import Reader
 from vit_jax.errors import UserError

@@ -3,7 +3,15 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from colours import CLASSES, TEST, TRAIN, WEIGHTS, Colours, features_of, setting
+from noise_source import (
+  CLASSES,
+  TEST,
+  TRAIN,
+  WEIGHTS,
+  Colours,
+  features_of,
+  setting,
+)
 from sklearn.linear_model import Ridge
 from sklearn.neighbors import KNeighborsClassifier
 

@@ -7,8 +7,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from colours import CLASSES, TEST, TRAIN, WEIGHTS, Colours, features_of, setting
-from numbered import mesh_of
+from indexed_source import mesh_of
+from noise_source import (
+  CLASSES,
+  TEST,
+  TRAIN,
+  WEIGHTS,
+  Colours,
+  features_of,
+  setting,
+)
 from sklearn.linear_model import LogisticRegression
 
 from vit_jax.errors import UserError

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.gpus import gpu as gpu
 from tests.models.test_attention import inputs, plain, with_gradients
+from tests.traced_for_gpu import gpu as gpu
 from vit_jax.arrays import sharding
 from vit_jax.errors import UserError
 from vit_jax.models.attention import cudnn

@@ -12,7 +12,7 @@ import sys
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds
-from done import finish
+from finished_runs import finish
 
 from vit_jax.config import loading
 from vit_jax.config.completion import flatten

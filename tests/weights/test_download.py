@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 from huggingface_hub import constants
-from web import SHA, Web
+from web_server import SHA, Web
 
 from vit_jax import load_pretrained
 from vit_jax.errors import StorageError, UserError

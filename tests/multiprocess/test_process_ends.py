@@ -12,7 +12,7 @@ from tests.faults.counts import injected
 # fails if commands are still running after this time.
 WAIT_S = 200
 REFUSING = {
-  'source.name': 'tests.multiprocess.refusing',
+  'source.name': 'tests.multiprocess.failing_source',
   'source.num_examples': ...,
   'source.num_classes': ...,
   'total': '400 steps',
