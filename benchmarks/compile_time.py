@@ -1,12 +1,12 @@
-"""Seconds to trace and to compile a training step for a TPU slice.
+"""Measures the time to trace and to compile a training step for a TPU slice.
 
   python benchmarks/compile_time.py [--rounds=2]
 
-L/16 at 4096 on v3:4x4, no dropout, on this machine: the config's own step, the
-same scanned (`model.unroll=1`), and a plain Flax ViT whose layers are one
-`nn.scan` with Flax's own attention under full rematerialisation. One after the
-other, several rounds; medians, and ratios to the plain one. Keep the machine
-free.
+The step is that of L/16 at batch size 4096 on v3:4x4 without dropout. It
+compares the config's own step, the same step with scanned layers
+(`model.unroll=1`), and a plain Flax ViT with `nn.scan` and Flax's attention
+under full rematerialization. The table contains medians over several rounds,
+and ratios to the plain ViT. Run it on an idle machine.
 """
 
 import argparse
@@ -22,7 +22,7 @@ CONFIG, TOPOLOGY = 'configs/l16_i21k.py', 'v3:4x4'
 
 
 def ours(**changes: Any) -> Callable[[Any], None]:
-  """The config's step, as `plan` and the loop compile it."""
+  """Returns the config's step, compiled as by `plan` and the loop."""
 
   def run(devices: Any) -> None:
     import jax
@@ -41,7 +41,7 @@ def ours(**changes: Any) -> Callable[[Any], None]:
 
 
 def plain(devices: Any) -> None:
-  """A scanned Flax ViT, Optax's AdamW, the batch split over all devices."""
+  """Returns the step of a scanned Flax ViT with Optax's AdamW."""
   import jax
   import jax.numpy as jnp
   import plain_flax
@@ -70,7 +70,7 @@ def plain(devices: Any) -> None:
 
 
 def main() -> None:
-  """Runs every way in turn."""
+  """Runs every variant in turn."""
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument('--rounds', type=int, default=2)
   rounds = parser.parse_args().rounds

@@ -1,9 +1,11 @@
-"""Effect of XLA's flags on GPU programs: python benchmarks/gpu_flags.py.
+"""Predicts the effect of XLA's flags on GPU programs.
 
-Compiles one training step for GPUs that are not there (the extra `plan-gpu`),
-once for each flag and once without, and prints a Markdown table for
-benchmarks/RESULTS.md: kernels, collectives and the modelled time of a step.
-Nothing is run, so a flag that only acts at run time shows no difference.
+  python benchmarks/gpu_flags.py
+
+Compiles one training step for absent GPUs (extra `plan-gpu`), once for each
+flag and once without, and prints a Markdown table for benchmarks/RESULTS.md
+with kernels, collectives and the modelled time of a step. Nothing is run, so a
+flag that only acts at run time shows no difference.
 """
 
 import argparse

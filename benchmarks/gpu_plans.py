@@ -1,10 +1,11 @@
-"""Predicted figures on GPUs: python benchmarks/gpu_plans.py [PATTERN].
+"""Predicts memory, time and MFU of trainings on GPUs.
 
-Compiles each row's training step for GPUs that are not there (the extra
-`plan-gpu`; 10 to 60 seconds per row) and prints a Markdown table for
-benchmarks/RESULTS.md. All times are modelled (vit_jax/plan/gpu_cost.py), not
-measured. PATTERN is a regular expression that a row's name must contain; --list
-shows the names.
+  python benchmarks/gpu_plans.py [PATTERN]
+
+Compiles each row's training step for absent GPUs (extra `plan-gpu`; 10 to 60
+seconds per row) and prints a Markdown table for benchmarks/RESULTS.md. All
+times are modelled (vit_jax/plan/gpu_cost.py), not measured. PATTERN is a
+regular expression that a row's name must contain; --list shows the names.
 
 --tree=PATH compiles the step of another working tree of this project with that
 tree's code and configs, and models its time with this tree's model:
@@ -37,7 +38,7 @@ class Row(NamedTuple):
 
   Attributes:
     name: name of the model.
-    topology: for `--topology`.
+    topology: value of `--topology`.
     config: config file with its arguments.
     overrides: changed keys of the config.
     ours: changed keys of the config in this tree only.

@@ -1,13 +1,13 @@
-"""Images per second of the input pipeline, against tf.data and PyTorch.
+"""Measures images per second of the input pipeline, tf.data and PyTorch.
 
   python benchmarks/input.py --images=DIR [--records=5000] [--rounds=3]
 
-DIR holds photographs as class/name.jpg. They are repeated to `--records` and
+DIR contains photographs as class/name.jpg. They are repeated to `--records` and
 written as a folder, as array_record and as tfrecord. Each round measures every
 reader once, in turn, over the same number of images: read, decode, inception
-crop to 224 px, flip, batch. Ours is the stream as the trainer gets it, batches
-on the device included. The table gives medians and the ratio to tf.data (fused
-decode_and_crop) in the same run; peak memory is of the reader's process.
+crop to 224 px, flip, batch. Ours is the stream that the trainer gets, including
+batches on the device. The table contains medians, and ratios to tf.data (fused
+decode_and_crop) in the same run; peak memory is that of the reader's process.
 """
 
 import argparse
@@ -32,7 +32,7 @@ READERS = (
 
 
 def make_data(images: pathlib.Path, records: int, out: pathlib.Path) -> None:
-  """Writes the three copies."""
+  """Writes the three copies of the data."""
   files = sorted(p for p in images.rglob('*') if p.is_file())
   if not files:
     sys.exit(f'no photographs in {images}')
@@ -74,7 +74,7 @@ def make_data(images: pathlib.Path, records: int, out: pathlib.Path) -> None:
 
 
 def ours(data: pathlib.Path, images: int, batch: int, **reader) -> float:
-  """Images/s of `stream.train_batches` from one of the copies."""
+  """Measures `stream.train_batches`, in images/s."""
   import jax
 
   from vit_jax.arrays import sharding
@@ -97,7 +97,7 @@ def ours(data: pathlib.Path, images: int, batch: int, **reader) -> float:
 
 
 def tf_data(data: pathlib.Path, images: int, batch: int, threads: int) -> float:
-  """Images/s of tf.data with fused decode_and_crop."""
+  """Measures tf.data with fused decode_and_crop, in images/s."""
   import tensorflow as tf
 
   tf.config.set_visible_devices([], 'GPU')
@@ -141,7 +141,7 @@ def tf_data(data: pathlib.Path, images: int, batch: int, threads: int) -> float:
 def torch_pil(
   data: pathlib.Path, images: int, batch: int, threads: int
 ) -> float:
-  """Images/s of PyTorch's DataLoader with PIL in worker processes."""
+  """Measures PyTorch's DataLoader with PIL in processes, in images/s."""
   import numpy as np
   import torch
   from PIL import Image
@@ -182,7 +182,7 @@ def torch_pil(
 
 
 def _rate(take, images: int, batch: int) -> float:
-  """Images/s after two batches of warming up."""
+  """Returns images/s after two warm-up batches."""
   for _ in range(2):
     take()
   steps = max(images // batch, 1)
@@ -208,14 +208,14 @@ def one(
     'torch+PIL': functools.partial(torch_pil, threads=threads),
   }[kind]
   rate = measure(data / copy, images, batch)
-  # Not getrusage: that begins with the parent's peak.
+  # getrusage would start with the peak of the parent process.
   status = pathlib.Path('/proc/self/status').read_text()
   peak = int(status.partition('VmHWM:')[2].split()[0]) / 1024
   print(f'RESULT {rate:.1f} {peak:.0f}')
 
 
 def main() -> None:
-  """Runs every reader in a process of its own, in turn."""
+  """Runs every reader in its own process, in turn."""
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument('--images', type=pathlib.Path)
   parser.add_argument(

@@ -1,13 +1,14 @@
-"""Attention's kernels as the TPU compiler schedules them.
+"""Compares the scheduled cycles of attention kernels with those of `plan`.
 
   python benchmarks/kernels.py [v3:2x2 v5e:2x2 ...]
 
-The compiler estimates no cycles for custom kernels, but writes down the
-instruction bundles that it schedules for one step of their grid. A bundle is a
-cycle on a core; waiting for memory is not in it. Beside it stands what `plan`
-counts, from what the kernels declare; `Chip.exponentials_per_cycle` is chosen
-such that both agree at 197 tokens. Cycles are of two heads of 64 channels of
-one example, forward and backward, on one core.
+The TPU compiler estimates no cycles for custom kernels, but writes the
+instruction bundles that it schedules for one step of their grid. A bundle is
+one cycle of a core, without waiting for memory. The second column contains the
+cycles that `plan` derives from the cost declared by the kernels;
+`Chip.exponentials_per_cycle` is chosen such that both agree at 197 tokens.
+Cycles are those of two heads of 64 channels of one example, forward and
+backward, on one core.
 """
 
 import glob
@@ -23,7 +24,7 @@ EXAMPLES, WIDTH, HEADS = 64, 1024, 16
 
 
 def _mesh(topology_name: str):
-  """A mesh of one device of a slice, and what its chip can do."""
+  """Returns a mesh of one device of a slice, and the chip."""
   from vit_jax.arrays import sharding
   from vit_jax.plan import topology
 
@@ -56,7 +57,7 @@ def compile_both(mesh, tokens: int) -> None:
 
 
 def scheduled() -> list[int]:
-  """Bundles of one step of each kernel's grid, from what was just dumped."""
+  """Returns the bundles of one grid step of each kernel, from the dump."""
   found = []
   for path in sorted(glob.glob(f'{DUMP}/*final_bundles.txt')):
     with open(path) as file:
@@ -69,7 +70,7 @@ def scheduled() -> list[int]:
 
 
 def main() -> None:
-  """One row for each version and number of tokens."""
+  """Prints one row for each version and number of tokens."""
   from vit_jax.models.attention import tpu
 
   print('| topology | tokens | scheduled | counted by plan | ratio |')

@@ -1,17 +1,17 @@
-"""Other projects that ours is compared with, in measurements and in tests."""
+"""Other projects with which measurements and tests compare this one."""
 
 from typing import Any
 
 
 def import_timm() -> Any:
-  """timm, also where torchvision was built for another torch than this one."""
+  """Imports timm, also if torchvision was built for another torch."""
   import torch
 
   try:
     import torchvision  # noqa: F401
   except ImportError:
     pass
-  except RuntimeError:  # without its operators, which no model here uses
+  except RuntimeError:  # operators are missing, but no model here uses them
     library = torch.library.Library('torchvision', 'DEF')
     for name in ('nms', 'qnms'):
       library.define(f'{name}(Tensor dets, Tensor scores, float t) -> Tensor')

@@ -1,4 +1,4 @@
-"""A ViT and its training step as a Flax tutorial would have them."""
+"""A ViT and its training step as in a Flax tutorial."""
 
 import functools
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from vit_jax.objectives import losses
 
 
 class Layer(nn.Module):
-  """Pre-norm attention and MLP, in the form of a scan."""
+  """Pre-norm attention and MLP, in the form of a scan body."""
 
   size: dict[str, int]
   dtype: Any
@@ -32,9 +32,9 @@ class Layer(nn.Module):
 
 
 class Plain(nn.Module):
-  """Patches, class token, positions, layers, head.
+  """A ViT: patches, class token, positions, layers and head.
 
-  The layers are a Python loop, or one scan under full rematerialisation.
+  The layers are a Python loop, or one scan under full rematerialization.
   """
 
   variant: str
@@ -70,7 +70,7 @@ class Plain(nn.Module):
 def training(
   model: Plain,
 ) -> tuple[Callable[[Any], Any], Callable[..., tuple[Any, Any]]]:
-  """(images → state, (state, images, labels) → (state, loss)), with AdamW."""
+  """Returns (images → state, (state, images, labels) → (state, loss))."""
   optimizer = optax.adamw(1e-3)
 
   def init(images):

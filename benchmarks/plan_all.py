@@ -1,10 +1,12 @@
-"""Predicted figures of many trainings: python benchmarks/plan_all.py [PATTERN].
+"""Predicts figures of many trainings on TPUs.
+
+  python benchmarks/plan_all.py [PATTERN]
 
 Compiles each row's training step for its topology, one after another (a minute
 each on a free core), and prints a Markdown table for benchmarks/RESULTS.md.
 PATTERN is a regular expression that a row's name must contain; --list shows the
-names. A row is one config, one topology and some overrides, so each can be had
-alone by the command that --list prints beside it.
+names. A row consists of a config, a topology and overrides; --list also prints
+the command that plans only this row.
 
 `reference` is the same compiler's figure for one step of a well-known public
 JAX ViT: Adam with a bfloat16 first moment, clipping, bfloat16, no dropout.
@@ -26,10 +28,10 @@ class Row(NamedTuple):
   """One line of the table.
 
   Attributes:
-    name: what it is.
-    config: file with its arguments.
-    topology: for `--topology`.
-    overrides: of the config.
+    name: name of the row.
+    config: config file with its arguments.
+    topology: value of `--topology`.
+    overrides: changed keys of the config.
     reference: M cycles of the reference on the same topology, if known.
   """
 
@@ -41,7 +43,7 @@ class Row(NamedTuple):
 
   @property
   def command(self) -> str:
-    """The command that plans this row alone."""
+    """Returns the command that plans only this row."""
     flags = ''.join(f' --config.{k}={v}' for k, v in self.overrides.items())
     return (
       f'python -m vit_jax.plan --config={self.config} '
@@ -98,7 +100,7 @@ ROWS = [
   ),
   Row('L/16 to 512 px', f'{TUNED}:table=2,variant=L/16', 'v3:4x4', {}),
   Row('H/14 to 518 px', f'{TUNED}:table=2,variant=H/14', 'v3:4x4', {}),
-  # The rows of Table 3 that are no plain ViT, and the models besides.
+  # The rows of Table 3 that are not plain ViTs, and other models.
   *(
     Row(variant, f'configs/resnet.py:variant={variant}', 'v3:4x4', {})
     for variant in ('R50x1', 'R50x2', 'R101x1', 'R152x1', 'R152x2', 'R200x3')
@@ -122,7 +124,7 @@ COLUMNS = (
   'row',
   'topology',
   'fits',
-  'GiB a device',
+  'GiB per device',
   'M cycles',
   'reference',
   'ratio',
@@ -155,7 +157,7 @@ def run(row: Row) -> dict[str, Any]:
 
 
 def line(result: dict[str, Any]) -> str:
-  """A row of the Markdown table."""
+  """Returns a row of the Markdown table."""
 
   def number(key: str, factor: float = 1.0, digits: int = 1) -> str:
     value = result.get(key)
@@ -186,7 +188,7 @@ def line(result: dict[str, Any]) -> str:
 
 
 def main() -> None:
-  """Runs the rows that were asked for."""
+  """Plans the rows whose names contain the pattern."""
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument('pattern', nargs='?', default='')
   parser.add_argument('--list', action='store_true')

@@ -1,10 +1,13 @@
-"""Writes configs/predicted.json: python benchmarks/plan_configs.py [PATTERN].
+"""Writes configs/predicted.json.
 
-`python -m vit_jax.configs` shows the rows beside the sources' numbers. Each is
-one config as it is shipped, compiled for one topology (minutes a row); PATTERN
-is a regular expression that `CONFIG TOPOLOGY` must contain, --list shows them.
-A row that is there for the same config and compiler is left alone, but for
---again. --table prints what is there as docs/paper.md has it.
+  python benchmarks/plan_configs.py [PATTERN]
+
+`python -m vit_jax.configs` shows these rows next to the published results. Each
+row is one config as it is shipped, compiled for one topology (minutes per row).
+PATTERN is a regular expression that `CONFIG TOPOLOGY` must contain; --list
+shows
+them. A row that exists for the same config and compiler is kept, except with
+--again. --table prints the existing rows in the form of docs/paper.md.
 """
 
 import argparse
@@ -37,12 +40,12 @@ PACKAGES = ('jax', 'libtpu')
 
 
 def made_by() -> dict[str, str]:
-  """The compiler's versions, by which a row is out of date."""
+  """Returns the compiler's versions; rows of other versions are stale."""
   return {name: importlib.metadata.version(name) for name in PACKAGES}
 
 
 def commit() -> str:
-  """That is checked out; with '+' if files were changed."""
+  """Returns the commit that is checked out, with '+' for changed files."""
   told = subprocess.run(
     ['git', 'describe', '--always', '--abbrev=9', '--dirty=+'],
     capture_output=True,
@@ -76,8 +79,8 @@ def row(name: str, target: str, resolved: Any) -> dict[str, Any]:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-  """The rows as the Markdown table of docs/paper.md."""
-  head = 'config | topology | core-days | MFU, % | images/s | GiB a device'
+  """Returns the rows as the Markdown table of docs/paper.md."""
+  head = 'config | topology | core-days | MFU, % | images/s | GiB per device'
   lines = [f'| {head} |', '|' + '---|' * 6]
   for row in rows:
     name = row['config'].removeprefix('configs/')
@@ -95,7 +98,7 @@ def _rounded(value: float | None) -> float | None:
 
 
 def main() -> None:
-  """Plans the rows that were asked for and are not there."""
+  """Plans the requested rows that do not exist."""
   from vit_jax.config import loading, predicted, shipped
 
   parser = argparse.ArgumentParser(

@@ -1,10 +1,10 @@
-"""Presets of preprocessing against the code of the projects they are named for.
+"""Compares presets of preprocessing with the code of their projects.
 
   python -m benchmarks.preprocessing FOLDER [--size=224]
 
-For every image of a folder (and its folders): the difference of the normalised
-pixels, told in grey levels (of 255), where both decode the file and where both
-get the pixels that Pillow decodes.
+For every image below a folder, it prints the difference of the normalized
+pixels in grey levels (of 255), once with each project's own decoder, and once
+with the pixels that Pillow decodes.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from vit_jax.data.augment import presets, transforms
 
 
 def tensorflow_image(data):
-  """float32 pixels of an encoded file, or of pixels, as TensorFlow has them."""
+  """Returns float32 pixels of a file or of pixels, as in TensorFlow."""
   import tensorflow as tf
 
   if isinstance(data, bytes):
@@ -28,7 +28,7 @@ def tensorflow_image(data):
 
 
 def vit(data, size):
-  """google-research/vision_transformer, vit_jax/input_pipeline.py."""
+  """Implements google-research/vision_transformer, input_pipeline.py."""
   import tensorflow as tf
 
   resized = tf.image.resize(tensorflow_image(data), [size, size])
@@ -36,7 +36,7 @@ def vit(data, size):
 
 
 def big_vision(data, size):
-  """pp/ops_image.py: resize_small, central_crop; value_range(-1, 1)."""
+  """Implements pp/ops_image.py: resize_small, central_crop, value_range."""
   import tensorflow as tf
 
   image = tensorflow_image(data)
@@ -56,14 +56,14 @@ def big_vision(data, size):
 
 
 def pillow_image(data):
-  """What torchvision's and timm's transforms get."""
+  """Returns the image that torchvision's and timm's transforms get."""
   if isinstance(data, bytes):
     return Image.open(io.BytesIO(data)).convert('RGB')
   return Image.fromarray(data)
 
 
 def timm(data, size):
-  """timm.data.create_transform for a model that says crop_pct .9."""
+  """Applies timm.data.create_transform of a model with crop_pct .9."""
   transform = peers.import_timm().data.create_transform(
     size,
     interpolation='bicubic',
@@ -90,12 +90,12 @@ def _torchvision(data, resized, size):
 
 
 def dino(data, size):
-  """facebookresearch/dino, eval_knn.py; other sizes in proportion."""
+  """Implements facebookresearch/dino, eval_knn.py; other sizes scaled."""
   return _torchvision(data, int(size * 256 / 224), size)
 
 
 def mae(data, size):
-  """facebookresearch/mae, util/datasets.py, build_transform."""
+  """Implements facebookresearch/mae, util/datasets.py, build_transform."""
   share = 224 / 256 if size <= 224 else 1.0
   return _torchvision(data, int(size / share), size)
 
@@ -110,7 +110,7 @@ ORIGINALS = {
 
 
 def ours(name, data, size):
-  """Normalised pixels by a preset of this package."""
+  """Returns normalized pixels by a preset of this package."""
   section = presets.section(name, (size, size))
   pixels = transforms.EvalTransform((size, size), **section).pixels(data)
   mean, std = map(np.float32, presets.PRESETS[name].normalization)
@@ -118,7 +118,7 @@ def ours(name, data, size):
 
 
 def difference(name, data, size):
-  """Grey levels between a preset and its original, of each value."""
+  """Returns the grey levels between a preset and its original per value."""
   std = np.float32(presets.PRESETS[name].normalization[1])
   theirs = ORIGINALS[name](data, size)
   return np.abs(ours(name, data, size) - theirs) * std * 255

@@ -1,10 +1,12 @@
-"""Predicted scaling on TPU v3: python benchmarks/scaling.py [--out=FILE].
+"""Predicts the scaling of a config on TPU v3.
+
+  python benchmarks/scaling.py [--out=FILE]
 
 Compiles the training step of `--config` for slices of 8 to 2,048 cores, once at
-the config's global batch and once at its batch per core on 32 cores, and prints
-step time, the share of exchanges that nothing else runs beside, and efficiency:
-images a second and core, over that of the smallest slice that fits. Minutes a
-row; nothing is run on a TPU.
+the config's global batch and once at its batch per core on 32 cores. It prints
+the step time, the fraction of exposed exchanges, and the efficiency: images per
+second and core, relative to the smallest slice that fits. A row takes minutes;
+nothing is run on a TPU.
 """
 
 import argparse
@@ -18,20 +20,20 @@ PER_CORE_ON = 32
 
 
 def predict(config: Any, slice_: str, batch: int) -> dict[str, Any]:
-  """The plan's result, with `cores`."""
+  """Returns the plan's result, with `cores`."""
   from vit_jax.plan import topology
   from vit_jax.plan.evaluate import changed, plan
 
   target = topology.find(f'v3:{slice_}')
   cores = len(target.devices)
-  # Micro-batches serve memory: not with fewer than 64 images a core.
+  # Micro-batches save memory; they are not needed below 64 images per core.
   parts = max(min(config.micro_batches, batch // cores // 64), 1)
   made = plan(changed(config, batch_size=batch, micro_batches=parts), target)
   return made.result | {'cores': cores}
 
 
 def table(rows: list[dict[str, Any]], title: str) -> str:
-  """Markdown; efficiency is relative to the first row that fits."""
+  """Returns Markdown; efficiency is relative to the first row that fits."""
   lines = [
     f'{title}:',
     '',
@@ -61,7 +63,7 @@ def table(rows: list[dict[str, Any]], title: str) -> str:
 
 
 def draw(series: dict[str, list[dict[str, Any]]], path: str) -> None:
-  """Images a second against cores, both axes logarithmic."""
+  """Draws images per second over cores, with logarithmic axes."""
   import matplotlib
 
   matplotlib.use('Agg')

@@ -1,18 +1,19 @@
-"""Training and inference throughput on this machine.
+"""Measures training and inference throughput on this machine.
 
   python benchmarks/step.py --variants=Ti/16,S/16 --against=flax,torch
   python benchmarks/step.py --variants=B/16,L/16 --batch=256 --against=timm
 
 Measures this package's training step (Adam, sigmoid loss, 1,000 classes, random
-images, no dropout) and its inference, and beside it, alternating in the same
-run, what `--against` names:
+images, no dropout) and its inference, alternating in the same run with the
+peers of `--against`:
 
   flax   a plain Flax ViT: layers in a Python loop, Flax's own attention, Optax
   torch  Hugging Face's ViT under torch.compile (needs transformers)
   timm   timm's ViT under torch.compile (needs timm)
 
-float32 on a CPU; on a GPU bfloat16 (autocast and fused AdamW for torch).
-Medians over `--rounds` rounds of `--steps` steps. MFU needs a known device.
+The dtype is float32 on a CPU and bfloat16 on a GPU (autocast and fused AdamW
+for torch). Figures are medians over `--rounds` rounds of `--steps` steps. MFU
+needs a known device.
 """
 
 import argparse
@@ -42,7 +43,7 @@ Step = Callable[[], None]  # runs one step and does not wait for it
 
 
 class Ours:
-  """This package, by its own config, experiment and compiled step."""
+  """This package, with its own config, experiment and compiled step."""
 
   name = 'vit_jax'
 
@@ -60,7 +61,7 @@ class Ours:
     with mesh:
       self._step = compiling.compile_step(self._experiment)
       self._key = self._experiment.key()
-      self._frozen: dict[str, Any] = {}  # no weights beside the model's
+      self._frozen: dict[str, Any] = {}  # no weights but the model's
       shardings = jax.tree.map(
         lambda leaf: leaf.sharding, self._experiment.abstract_state()
       )
@@ -88,7 +89,7 @@ class Ours:
 
 
 class Flax:
-  """The plain ViT, its layers in a loop."""
+  """The plain ViT with its layers in a loop."""
 
   name = 'flax'
 
@@ -194,7 +195,7 @@ def _batch(batch: int) -> dict[str, np.ndarray]:
 def measure(
   sides: list[Any], kind: str, steps: int, rounds: int
 ) -> dict[str, float]:
-  """Median seconds a step of each side, taking turns."""
+  """Returns the median seconds per step of each peer, in alternation."""
   for side in sides:
     for _ in range(3):
       getattr(side, kind)()
@@ -211,7 +212,7 @@ def measure(
 
 
 def rows(arguments: argparse.Namespace, variant: str) -> Iterator[str]:
-  """Lines of the table for one variant."""
+  """Returns the lines of the table for one variant."""
   gpu = jax.devices()[0].platform == 'gpu'
   dtype = arguments.dtype or ('bfloat16' if gpu else 'float32')
   batch = arguments.batch
@@ -221,7 +222,7 @@ def rows(arguments: argparse.Namespace, variant: str) -> Iterator[str]:
       sides.append(Flax(variant, batch, dtype))
     else:
       sides.append(Torch(name, variant, batch))
-  image_flops = sides[0]._experiment.image_flops / 3  # of a forward pass
+  image_flops = sides[0]._experiment.image_flops / 3  # FLOPs of a forward pass
   peak = chips.peak_flops(jax.devices()[0].device_kind)
   for kind, passes in (('train', 3), ('infer', 1)):
     seconds = measure(sides, kind, arguments.steps, arguments.rounds)
@@ -248,7 +249,7 @@ def main() -> None:
   parser.add_argument('--steps', type=int, default=3)
   parser.add_argument('--rounds', type=int, default=5)
   arguments = parser.parse_args()
-  runtime.keep_host_memory()  # as our commands do; all sides profit
+  runtime.keep_host_memory()  # as in our commands; all peers benefit
   versions = {
     name: importlib.metadata.version(name)
     for name in ('jax', 'flax', 'torch', 'timm', 'transformers')

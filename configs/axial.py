@@ -1,17 +1,22 @@
 """Axial models of appendix D.6: --config=configs/axial.py:variant=B/16.
 
-Arguments: variant (B/16, B/32, R50). In an Axial-ViT each block of the ViT is
-replaced by two, one with attention along rows and one along columns, each with
-its MLP. In AxialResNet-50 two such attentions replace a 3x3 convolution. The
-models are pre-trained on JFT. The paper gives no hyper-parameters for them;
-they use those of ViT-B and of ResNet50 on JFT in Table 3: Adam β1 .9 β2 .999, 7
-epochs, batch 4096, 10k warm-up steps, base lr 8e-4 (R50: 1e-3), linear decay,
-weight decay .1, no dropout, 224 px (configs/vit.py lists what is not in the
-paper).
+Arguments:
+  variant: B/16, B/32 or R50.
 
-Expected: the paper shows curves (Figure 13), no numbers: linear 5-shot ImageNet
-accuracy above that of ViT-B with the same patches, for more compute. Cost: not
-in the paper.
+In an Axial-ViT, each block of the ViT is replaced by two, one with attention
+along rows and one along columns, each with its MLP. In AxialResNet-50, two
+such attentions replace a 3x3 convolution. The models are pre-trained on
+JFT-300M.
+
+Source: appendix D.6 gives no hyperparameters. This config uses those of ViT-B
+and of ResNet50 on JFT in Table 3: Adam with β1 0.9 and β2 0.999, 7 epochs,
+batch size 4096, 10,000 warm-up steps, base learning rate 8e-4 (R50: 1e-3),
+linear decay, weight decay 0.1, no dropout, 224 px. configs/vit.py lists what
+is not in the paper.
+
+Expected: the paper shows curves without numbers (Figure 13). The 5-shot linear
+ImageNet accuracy is above that of ViT-B with the same patches, at a higher
+cost. The paper does not state the cost.
 """
 
 from ml_collections import ConfigDict
@@ -19,7 +24,7 @@ from ml_collections import ConfigDict
 from vit_jax.config import complete, parse_arg
 from vit_jax.errors import UserError, closest
 
-# variant: (model, base lr); Table 3's of the models they are made from
+# variant: (model, base lr of that model in Table 3)
 VARIANTS = {
   'B/16': ('axial_vit', 8e-4),
   'B/32': ('axial_vit', 8e-4),

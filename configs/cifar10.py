@@ -6,14 +6,14 @@ Arguments:
   objective: supervised, dino, mae or masked_patch. The last three do not use
     labels; they are evaluated by the nearest neighbours of held-out images.
 
-Not in the paper. Softmax cross-entropy; the ViT has 4x4 patches and mean
-pooling. The last 2 % of the training split, 1,000 images, are held out: they
-choose the checkpoint that is kept as the best. The test split is evaluated too.
+This recipe is not in the paper. The loss is softmax cross-entropy; the ViT has
+4x4 patches and mean pooling. The last 2 % of the training split, 1,000 images,
+are held out to choose the best checkpoint. The test split is evaluated, too.
 
-Expected: 57 % test accuracy after 6 epochs of the ViT, in 18 minutes on two CPU
-cores (measured when all 50,000 images were trained on). The other models were
-trained for an epoch or two only. benchmarks/RESULTS.md describes the run, and a
-fine-tuning from it at 48 px:
+Expected: 57 % test accuracy after 6 epochs of the ViT, in 18 minutes on two
+CPU cores (measured with all 50,000 images as training data). The other models
+were only trained for an epoch or two. benchmarks/RESULTS.md describes the run,
+and this fine-tuning from it at 48 px:
 
   python -m vit_jax.finetune --config=configs/finetune.py:data=cifar10
     --config.init_from=runs/cifar10 --config.image_size=48
@@ -63,7 +63,7 @@ def _dino(config: Any) -> None:
     name='multicrop',
     local_crops=4,
     local_size=(16,),
-    blur=(0.5, 0.1, 0.2),  # two pixels are much of 32
+    blur=(0.5, 0.1, 0.2),  # two pixels are a large part of 32
   )
   config.objective = dict(
     name='dino',

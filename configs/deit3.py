@@ -43,7 +43,7 @@ ROWS = {
   'L': ('L/16', 192, 3e-3, 0.45, 0.45),
   'H': ('H/14', 160, 3e-3, 0.6, 0.55),
 }
-# In torch's layers query, key and value are one matrix.
+# In the authors' layers, query, key and value are one matrix.
 QKV = ('query|key|value',)
 
 
@@ -88,11 +88,11 @@ def get_config(argument: str | None = None) -> ConfigDict:
     layer_scale=1e-4,
     drop_path=rate,
     drop_path_first=rate,
-    # The patches without the class token have positions.
+    # Patches have positions, and the class token does not.
     prefix_positions=False,
     gelu='exact',
     start_values='trunc_normal',
-    # Of 160 px 11x11 patches of 14, and 6 pixels are dropped.
+    # 160 px hold 11x11 patches of 14 px; the last 6 pixels are dropped.
     remainder='drop' if arg.model == 'H' else 'error',
     dtype='bfloat16',
     remat='none' if arg.model == 'S' else 'dots',

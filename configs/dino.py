@@ -1,7 +1,10 @@
 """DINO on ImageNet-1k (arXiv 2104.14294): configs/dino.py:variant=S/16.
 
-Arguments: recipe (vanilla, boost or released), variant (S/16, S/8, B/16, B/8).
-The authors published three recipes, which differ and are kept apart here:
+Arguments:
+  recipe: vanilla, boost or released.
+  variant: S/16, S/8, B/16 or B/8.
+
+The authors published three recipes, which differ:
 
 |                      | vanilla        | boost            | released S/16    |
 | epochs, batch        | 100, 512       | 300, 1024        | 800, 1024        |
@@ -14,30 +17,30 @@ The authors published three recipes, which differ and are kept apart here:
 | S/16: kNN, linear    | 69.3, 74.0     | 73.3, 76.0       | 74.5, 77.0       |
 
 Each of the released weights has its own recipe, according to its args.txt (as
-quoted by others; RELEASED below). S/8: 800 epochs of batch 1024, 10 local
-crops, areas as in vanilla. B/16: 400 epochs of batch 1024, rate 7.5e-4 per 256,
-clipping .3, 50 epochs of rising temperature, prototypes with norm 1 that are
-frozen for 3 epochs. B/8: 300 epochs of batch 1056, temperature from .03. All
-were trained in full precision: model.dtype=float32 and
-objective.head.dtype=float32.
+quoted by others; RELEASED below). S/8: 800 epochs with batch size 1024, 10
+local crops, areas as in vanilla. B/16: 400 epochs with batch size 1024,
+learning rate 7.5e-4 per 256 images, clipping at 0.3, 50 epochs of rising
+temperature, prototypes with norm 1 that are frozen for 3 epochs. B/8: 300
+epochs with batch size 1056, temperature from 0.03. All were trained in full
+precision: model.dtype=float32 and objective.head.dtype=float32.
 
-Expected (the authors' numbers, ImageNet top-1 of the teacher's frozen
-features): S/16 as above; released weights of the others S/8 78.3 and 79.7, B/16
-76.1 and 78.2, B/8 77.4 and 80.1. The authors' cost of S/16: vanilla 1.75 days
-on 8 GPUs, boost 2.6 days on 16.
+All recipes: AdamW with β1 0.9 and β2 0.999, learning rate 5e-4 per 256 images,
+10 epochs of warm-up, cosine decay to 1e-6; weight decay rising from 0.04 to
+0.4 by a cosine, none for biases and other one-dimensional parameters;
+gradients of each tensor clipped at norm 3; the last layer frozen in the first
+epoch; drop path 0.1 in the student; teacher momentum rising from 0.996 to 1 by
+a cosine; 65,536 prototypes. For a batch size of 256 the authors recommend
+objective.momentum=0.9995, and for patches of 8 px full precision.
 
-Common: AdamW .9 .999, learning rate 5e-4 · batch / 256, 10 epochs of warm-up,
-cosine to 1e-6; weight decay .04 to .4 by a cosine, none for biases and other
-one-dimensional parameters; gradients of each tensor clipped to 3; the last
-layer is frozen in the first epoch; drop path .1 in the student; teacher
-momentum .996 to 1 by a cosine; 65,536 prototypes. For a batch of 256 the
-authors recommend objective.momentum=.9995, and for patches of 8 px full
-precision.
+Expected ImageNet top-1 (the authors' figures, nearest neighbours and linear
+probe on the teacher's frozen features): S/16 as in the table above; released
+weights of S/8 78.3 and 79.7, B/16 76.1 and 78.2, B/8 77.4 and 80.1. Cost of
+S/16 (the authors'): vanilla 1.75 days on 8 GPUs, boost 2.6 days on 16.
 
-Deviations: images are in [-1, 1], not normalized by ImageNet's mean and
-deviation; the ViT is initialized like the official JAX models, the authors'
-from N(0, .02); the warm-up reaches its peak one step later; an epoch is
-1/epochs of all steps, whereas theirs drops the last partial batch.
+Differences: images are in [-1, 1], not normalized by ImageNet's mean and
+standard deviation. The ViT is initialized like the official JAX models, the
+authors' from N(0, 0.02). The warm-up reaches its peak one step later. An epoch
+is 1/epochs of all steps, whereas theirs drops the last partial batch.
 """
 
 from typing import Any, NamedTuple
@@ -165,7 +168,7 @@ def get_config(argument: str | None = None) -> ConfigDict:
     decay='cosine',
     end_lr=recipe.end_lr,
   )
-  # A teacher whose answer is the same for all images: see objectives/dino.py.
+  # Detects a teacher with the same output for all images (objectives/dino.py).
   config.recovery = dict(
     limits=dict(
       collapse=dict(metric='teacher_kl', at_least=0.01, during='500 steps'),

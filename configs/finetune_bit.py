@@ -4,10 +4,11 @@ Arguments:
   data: a row of the table below.
   dev: 1 to train on a part of the training data and evaluate on the rest.
 
-"Big Transfer" (arXiv 1912.11370, section 3.3, the "BiT-HyperRule"): SGD with
-momentum 0.9, batch size 512, learning rate 0.003 for every dataset, no weight
-decay, a tenth of the rate after 30, 60 and 90 % of the training. The number of
-examples decides about the rest:
+Source: "Big Transfer" (arXiv 1912.11370, section 3.3, the "BiT-HyperRule"):
+SGD with momentum 0.9, batch size 512, learning rate 0.003 for every dataset,
+no weight decay, a tenth of the rate after 30, 60 and 90 % of the training. The
+rest depends on the number of examples and the size of the images; the last
+column is the published accuracy in %:
 
 | data              | steps  | warm-up | mixup | images      | R152x4 from JFT |
 | imagenet          | 20,000 | 500     | 0.1   | 448 -> 384  | 87.54           |

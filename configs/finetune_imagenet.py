@@ -74,7 +74,7 @@ def get_config(argument: str | None = None) -> ConfigDict:
   config.model = dict(
     name='vit',
     variant=arg.variant or None,
-    # At 384 px H/14 has 27x27 patches, and 6 pixels are dropped.
+    # At 384 px, H/14 has 27x27 patches; the last 6 pixels are dropped.
     remainder='drop' if huge else 'error',
     remat='dots',
   )

@@ -102,7 +102,7 @@ def get_config(argument: str | None = None) -> ConfigDict:
     randaugment_policy='timm',
   )
   config.mix = dict(mixup=0.8, cutmix=1.0, erasing=0.25)
-  # The smaller side to 256, then the centre.
+  # The smaller side is resized to 256, and the centre has 224 pixels.
   config.preprocess = dict(
     resize='central', central_fraction=0.875, interpolation='bicubic'
   )

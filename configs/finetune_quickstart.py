@@ -1,8 +1,10 @@
 """Fine-tunes quickstart.py's model on `digits` at twice the resolution.
 
-Not in the paper, but its method: SGD with momentum .9, cosine, no weight decay,
-clip 1, position embeddings interpolated (16x16 pixels, 4x4 patches → 32x32
-pixels, 8x8 patches). Expected: at least the 97 % it starts from.
+The method is the paper's: SGD with momentum 0.9, cosine decay, no weight
+decay, gradients clipped at global norm 1, and position embeddings interpolated
+from 4x4 patches (16x16 pixels) to 8x8 patches (32x32 pixels).
+
+Expected: at least the 97 % test accuracy of the pre-trained model.
 """
 
 from ml_collections import ConfigDict

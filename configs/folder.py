@@ -1,18 +1,21 @@
 """Any folder of photographs: --config=configs/folder.py:path=photos.
 
-Not in the paper. The folder contains `cat/1.jpg`, or `train/cat/1.jpg` and
-`val/…`. Without a val folder, a tenth of each class is held out, always the
-same images (the image of a class with a single image is used for training).
-Classes and sizes are counted when the config is loaded. Arguments: path,
-variant (S/16), tune=1 for fine-tuning from --config.init_from at 384 px (Table
-4's recipe for small sets) instead of training from scratch at 224 px. A few
-thousand photographs are too few for training from scratch: fine-tune if you
-can.
+Arguments:
+  path: the folder, with `cat/1.jpg`, …, or with `train/cat/1.jpg` and `val/…`.
+  variant: size of the ViT, S/16 by default.
+  tune: 1 for fine-tuning from --config.init_from at 384 px with Table 4's
+    recipe for small datasets, instead of training from scratch at 224 px.
 
-Images are averaged when they shrink (`area`): photographs are large, and plain
-bilinear resizing, which the paper's configs use, causes aliasing at small
-sizes. bilinear_antialias and bicubic are Pillow's filters, which take many
-times as long as decoding for a 12-megapixel file.
+This recipe is not in the paper, and its accuracy depends on the data. A few
+thousand photographs are too few for training from scratch: fine-tune if you
+can. Without a val folder, a tenth of each class is held out, always the same
+images; the image of a class with a single image is used for training. Classes
+and sizes are counted when the config is loaded.
+
+Images are averaged when they shrink (interpolation `area`): photographs are
+large, and plain bilinear resizing, which the paper's configs use, causes
+aliasing at small sizes. bilinear_antialias and bicubic are Pillow's filters,
+which take many times as long as decoding for a 12-megapixel file.
 """
 
 from ml_collections import ConfigDict

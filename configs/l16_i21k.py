@@ -48,7 +48,7 @@ def get_config() -> ConfigDict:
     head_bias=-10.0,
     dropout=0.1,
     dtype='bfloat16',
-    # What is fastest on 32 v3 cores of 16 GiB, by vit_jax.plan.
+    # Fastest on 32 v3 cores of 16 GiB according to vit_jax.plan.
     remat='dots',
     unroll=24,
   )

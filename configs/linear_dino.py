@@ -51,7 +51,7 @@ def get_config(argument: str | None = None) -> ConfigDict:
   config.total = '100 epochs'
   config.batch_size = BATCH_SIZE
   config.image_size = (224, 224)
-  config.num_classes = 0  # of the backbone
+  config.num_classes = 0  # the backbone has no head
 
   config.source = dict(name='tfds', dataset='imagenet2012')
   config.train = dict(split='train', num_examples=1_281_167)

@@ -1,16 +1,19 @@
 """Masked autoencoders on ImageNet-1k: --config=configs/mae.py:model=L.
 
-Arguments: model (B, L, H: B/16, L/16, H/14), epochs (800, the default of the
-paper's text and code; 1600 in its Table 3 and for the released weights), and
-gpu (24, 40 or 80: memory in GB of each of 8 GPUs of one machine; without it,
-the settings are those for 32 TPU v3 cores).
+Arguments:
+  model: B (B/16), L (L/16) or H (H/14).
+  epochs: 800, the default of the paper's text and code, or 1600, as in its
+    Table 3 and for the released weights.
+  gpu: memory of a GPU in GB (24, 40 or 80), for 8 GPUs of one machine; without
+    it, the settings are those for 32 TPU v3 cores.
 
-"Masked Autoencoders Are Scalable Vision Learners" (arXiv 2111.06377), appendix
-A.1 with Table 8: batch 4096, AdamW β1 .9 β2 .95, weight decay .05, base lr
-1.5e-4 per 256 images of a batch, 40 epochs of warm-up, cosine decay to 0,
-random crops with at least 20 % of the area, flips, 75 % of the patches hidden;
-decoder with 8 layers of width 512. One-dimensional parameters (biases, norms)
-have no weight decay; the class token and the mask token have.
+Source: "Masked Autoencoders Are Scalable Vision Learners" (arXiv 2111.06377),
+appendix A.1 with Table 8: batch size 4096, AdamW with β1 0.9 and β2 0.95,
+weight decay 0.05, base learning rate 1.5e-4 per 256 images, 40 epochs of
+warm-up, cosine decay to 0, random crops of 20 % of the area or more, flips, 75
+% of the patches hidden, and a decoder with 8 layers of width 512.
+One-dimensional parameters (biases, norms) have no weight decay; the class
+token and the mask token do.
 
 Expected ImageNet top-1 after configs/finetune_mae.py at 224 px, for 1600 epochs
 (Table 3; "repeated" is a pre-training by another group with the authors' code,
@@ -21,18 +24,19 @@ issue 91 of their repository), and of a linear probe on the class token:
 | L     | 85.9       | 85.64    | 75.8         | 42 h on 64 V100 (800 ep) |
 | H     | 86.9       | 86.88    | 76.6         |                          |
 
-After 800 epochs L has 85.4, and 84.9 with `norm_pixels=False` (Table 1d); after
-400 epochs B has about 82.4 (issue 30).
+After 800 epochs, L reaches 85.4, and 84.9 with `norm_pixels=False` (Table 1d).
+After 400 epochs, B reaches about 82.4 (issue 30).
 
-vit_jax.plan predicts 45 core-days for L's 800 epochs on a v3-32: 8,500 images a
-second, 9.9 GiB of each core's 15.5.
+Cost: vit_jax.plan predicts 45 core-days for L's 800 epochs on a v3-32 (8,500
+images per second, 9.9 GiB of each core's 15.5).
 
-Deviations: crops follow TensorFlow's law (uniform aspect ratio; torchvision's
-is log-uniform, see `transforms.TrainTransform`); decoding is that of the
-authors, and resizing equals Pillow's bicubic filter to the bit. The encoder
-sees pixels in [-1, 1], which its patch embedding can compensate; the target is
-in the authors' units. MLP biases are initialized from N(0, 1e-6) instead of 0;
-all other initial values are the authors' (`model.start_values`).
+Differences: crops have TensorFlow's distribution (uniform aspect ratio;
+torchvision's is log-uniform, see `transforms.TrainTransform`). Decoding is
+that of the authors, and resizing equals Pillow's bicubic filter bit for bit.
+The pixels of the encoder's input are in [-1, 1], which its patch embedding can
+compensate; the target is in the authors' units. MLP biases are initialized
+from N(0, 1e-6) instead of 0; all other initial values are the authors'
+(`model.start_values`).
 """
 
 from ml_collections import ConfigDict
@@ -124,7 +128,7 @@ def get_config(argument: str | None = None) -> ConfigDict:
   config.schedule = dict(
     base_lr=1.5e-4 * 4096 / 256, warmup='40 epochs', decay='cosine'
   )
-  # H/14: parameters and moments do not fit one v3 core.
+  # Parameters and moments of H/14 do not fit one v3 core.
   config.mesh = (
     dict(data=1, fsdp=-1, model=1)
     if arg.model == 'H'

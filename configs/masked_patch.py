@@ -1,22 +1,26 @@
 """Masked patch prediction, the paper's self-supervision: appendix B.1.2.
 
-Arguments: data (jft, as in the paper; i21k, the largest public set) and target
-(mean_color, small_patch, pixels; see `objectives/masked_patch.py`). ViT-B/16,
-batch 4096, Adam β1 .9 β2 .999 with base lr 2e-4, 10k steps of warm-up, cosine,
-1M steps (about 14 epochs of JFT). Half of the patches are corrupted: 80 % of
-these become [mask], 10 % another patch, and 10 % remain unchanged.
+Arguments:
+  data: jft, as in the paper, or i21k, the largest public dataset.
+  target: mean_color, small_patch or pixels, see `objectives/masked_patch.py`.
+
+Source: appendix B.1.2: ViT-B/16, batch size 4096, Adam with β1 0.9 and β2
+0.999, base learning rate 2e-4, 10,000 warm-up steps, cosine decay, 1 M steps
+(about 14 epochs of JFT). Half of the patches are corrupted: 80 % of these
+become [mask], 10 % another patch, and 10 % remain unchanged.
 
 Expected after fine-tuning on ImageNet (configs/finetune_imagenet.py): top-1 of
 79.9 with mean_color, 2 % above training from scratch and 4 % below supervised
-pre-training. The paper reports diminishing returns after 100k steps
+pre-training. The paper reports diminishing returns after 100,000 steps
 (--config.total='100000 steps') and, without numbers, similar gains from
 pre-training on ImageNet; 15 % corrupted patches were slightly worse few-shot.
 
-The authors never released their code. Not in B.1.2: the weight decay .1 (that
-of all pre-training, section 4.1), the crops and flips (the authors said later
-that they are the classifier's), the image from which another patch is taken
-(here the same image), and the units of the regression (here [-1, 1]). JFT-300M
-is not public; its configs are for `plan`, and for your own data with
+Not in B.1.2, and the authors never released their code: the weight decay of
+0.1 (that of all pre-training, section 4.1), the crops and flips (the authors
+said later that they are the classifier's), the image from which another patch
+is taken (here the same image), and the units of the regression (here [-1, 1]).
+
+JFT-300M is not public; its configs are for `plan`, and for your own data with
 --config.source.dataset. The paper's numbers are for JFT; i21k uses the same
 recipe here.
 """

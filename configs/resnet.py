@@ -1,9 +1,13 @@
 """Table 3's ResNets (BiT): --config=configs/resnet.py:variant=R50x1.
 
-Arguments: variant (R50x1, R50x2, R101x1, R152x1, R152x2, R200x3), epochs for
-R152x2 (7 or 14), and optimizer (adam or sgd). Pre-trained on JFT with Adam β1
-.9 β2 .999, also for the ResNets (section 4.1): batch 4096, 10k warm-up steps,
-linear decay, weight decay .1, 224 px.
+Arguments:
+  variant: R50x1, R50x2, R101x1, R152x1, R152x2 or R200x3.
+  epochs: 7 or 14, for R152x2.
+  optimizer: adam or sgd.
+
+Source: Table 3 and section 4.1, pre-training on JFT-300M: Adam with β1 0.9 and
+β2 0.999 (also for the ResNets), batch size 4096, 10,000 warm-up steps, linear
+decay, weight decay 0.1, 224 px.
 
 Expected ImageNet top-1 after fine-tuning at 384 px, and cost (Table 6):
 
@@ -16,27 +20,27 @@ Expected ImageNet top-1 after fine-tuning at 384 px, and cost (Table 6):
 | R152x2  | 14     | 6e-4    | 85.56    | 1126     |
 | R200x3  | 14     | 6e-4    | 87.22    | 3306     |
 
-R200x3 is in Table 6, but Table 3 has no hyper-parameters for it; it uses those
-of R152 here. Not in the paper, and the same as in vit.py: sigmoid cross-entropy
-with head bias -10, the crops, and linear decay ending at 1e-5. JFT-300M is not
-public; the config is for `plan`, and for your own data with
---config.source.dataset.
+R200x3 is in Table 6, but Table 3 has no hyperparameters for it; here it uses
+those of R152. Not in the paper, and the same as in vit.py: sigmoid
+cross-entropy with the bias of the head at -10, the crops, and linear decay
+that ends at 1e-5. JFT-300M is not public; the config is for `plan`, and for
+your own data with --config.source.dataset.
 
-optimizer=sgd is the other column of Table 7 (Appendix D.1), ImageNet top-1
-after fine-tuning, 7 epochs:
+Table 7 (appendix D.1) compares Adam with optimizer=sgd, ImageNet top-1 after
+fine-tuning, 7 epochs:
 
 | variant | Adam  | SGD   |
 | R50x1   | 77.54 | 78.24 |
 | R152x2  | 84.97 | 84.37 |
 
-The paper takes the hyper-parameters for SGD from BiT (arXiv 1912.11370) without
-naming them. BiT: momentum 0.9, base lr 0.03 for 256 images, so 0.48 here, 5,000
+The paper uses BiT's hyperparameters for SGD (arXiv 1912.11370) without listing
+them: momentum 0.9, base learning rate 0.03 per 256 images (0.48 here), 5,000
 warm-up steps, and a tenth of the rate after 10, 23, 30 and 37 of 40 epochs;
 here these are the same fractions of 7 epochs. BiT's weight decay of 1e-4 is
-part of the gradient; with momentum 0.9 it corresponds to a decoupled one of
+part of the gradient; with momentum 0.9, it corresponds to a decoupled one of
 1e-3.
 
-To fine-tune: configs/finetune.py and configs/finetune_imagenet.py, with
+For fine-tuning, use configs/finetune.py or configs/finetune_imagenet.py with
 --config.model.name=resnet, or configs/finetune_bit.py.
 """
 

@@ -59,7 +59,7 @@ def get_config(argument: str | None = None) -> ConfigDict:
     randaugment_magnitude=9.0,
   )
   config.mix = dict(mixup=0.8, cutmix=1.0, erasing=0.25)
-  # The smaller side to 256, then the centre.
+  # The smaller side is resized to 256, and the centre has 224 pixels.
   config.preprocess = dict(
     resize='central', central_fraction=0.875, interpolation='bicubic'
   )
@@ -82,7 +82,7 @@ def get_config(argument: str | None = None) -> ConfigDict:
     decay_mask='kernels',  # neither biases nor norms nor bias tables
     clip_norm=5.0,
   )
-  # 5e-4 and 5e-6 for each 512 images of a batch.
+  # 5e-4 and 5e-6 per 512 images.
   config.schedule = dict(
     base_lr=1e-3, warmup='20 epochs', decay='cosine', end_lr=1e-5
   )

@@ -183,7 +183,7 @@ def get_config(argument: str | None = None) -> ConfigDict:
   config.objective = dict(
     name='supervised',
     cross_entropy='sigmoid',
-    # The authors' remark: targets 1 - 1e-4 and 1e-4 on ImageNet-1k.
+    # A remark of the authors: targets are 1 - 1e-4 and 1e-4 on ImageNet-1k.
     label_smoothing=1e-4 if arg.data == 'i1k' else 0.0,
   )
   config.optimizer = dict(
@@ -200,7 +200,7 @@ def get_config(argument: str | None = None) -> ConfigDict:
     decay=recipe['decay'],
     end_lr=1e-5 if recipe['decay'] == 'linear' else 0.0,
   )
-  # H/14: parameters and moments do not fit one v3 core.
+  # Parameters and moments of H/14 do not fit one v3 core.
   config.mesh = (
     dict(data=1, fsdp=-1, model=1)
     if arg.variant == 'H/14'

@@ -8,7 +8,7 @@ import zlib
 import numpy as np
 import PIL.Image
 
-from tests import pictures
+from tests import sample_images
 
 # Entries of a synset's tar that must be left out: name, content.
 BAD = {
@@ -23,7 +23,7 @@ def photograph(seed, kind='.jpg', channels=3):
   rng = np.random.default_rng(seed)
   height, width = rng.integers(5, 10, 2)
   pixels = np.full((height, width, 3), rng.integers(0, 256, 3), np.uint8)
-  return pictures.encode(pixels if channels else pixels[:, :, 0], kind)
+  return sample_images.encode(pixels if channels else pixels[:, :, 0], kind)
 
 
 def cmyk():

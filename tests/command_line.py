@@ -11,8 +11,7 @@ from vit_jax.errors import UserError
 
 @pytest.fixture
 def command_line(monkeypatch):
-  """Returns a function: arguments → config; flags are removed after the
-  test."""
+  """Returns a function: arguments → config; flags are removed afterwards."""
   before = set(flags.FLAGS)
 
   def forget():

@@ -103,9 +103,9 @@ def _with_generations(handler: Callable[..., None]) -> Callable[..., None]:
   def handle(request, response, storage) -> None:
     named = 'object_id' in request.params or 'name' in request.query
     now = generation(request, storage) if named else 0
-    wanted = request.query.get('ifGenerationMatch')
+    expected = request.query.get('ifGenerationMatch')
     known = request.query.get('ifGenerationNotMatch')
-    if wanted and int(wanted[0]) != now:
+    if expected and int(expected[0]) != now:
       response.status = http.HTTPStatus.PRECONDITION_FAILED
     elif known and now and int(known[0]) == now:
       response.status = http.HTTPStatus.NOT_MODIFIED

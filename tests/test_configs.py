@@ -363,8 +363,8 @@ def test_dino_configs_equal_the_published_recipes(
     assert (augment.local_crops, augment.local_size) == (crops, (96,))
     assert augment.color_jitter == (0.4, 0.4, 0.2, 0.1)
     assert (augment.blur, augment.solarize) == ((1.0, 0.1, 0.5), 0.2)
-    told = aims.warmup_temperature, aims.teacher_temperature
-    assert told == temperatures and aims.student_temperature == 0.1
+    found = aims.warmup_temperature, aims.teacher_temperature
+    assert found == temperatures and aims.student_temperature == 0.1
     warm = '0 epochs' if recipe == 'vanilla' else '30 epochs'
     assert aims.temperature_warmup == warm
     assert (aims.momentum, aims.centre_momentum) == (0.996, 0.9)
@@ -617,8 +617,7 @@ def test_deit3_second_stage_keeps_its_rate():
 
 @pytest.mark.parametrize('name', ['s16_i1k.py', 'augreg.py'])
 def test_recipes_of_big_vision_evaluate_central_crops(name):
-  """The smaller side is 256 by area, then the central 224 pixels are cut
-  out."""
+  """The smaller side is 256 by area, and the centre has 224 pixels."""
   keys = loading.load(f'configs/{name}').preprocess
   assert (keys.resize, keys.interpolation) == ('central', 'area')
   assert keys.central_fraction == 224 / 256

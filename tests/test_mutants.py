@@ -1,5 +1,4 @@
-"""Tests the number of mutants; tests/mutants/test_patches.py checks that they
-apply."""
+"""Tests the number of mutants; tests/mutants/test_patches.py applies them."""
 
 from tests.mutants import run
 

@@ -31,7 +31,7 @@ _BODY = {
   'model.mlp_dim': 192,
   'model.num_heads': 4,
 }
-# Each has a map of 4x4 places or tokens at 16 px.
+# Each has a map of 4x4 positions or tokens at 16 px.
 MODELS = {
   'ViT': ('vit', _BODY | {'model.patch_size': 4}),
   'hybrid': ('hybrid', _BODY | {'model.patch_size': 1}),
@@ -72,7 +72,7 @@ def _row(name: str, size: int, seeds: range) -> Row:
     'schedule.warmup': '10 %',
     'evals.test.split': _JUDGED,
     'evals.test.every': total,
-    # What the config holds out of the training split is trained on here.
+    # The images that the config holds out are training images here.
     'evals.dev.split': _JUDGED,
     'evals.dev.every': total,
     'checkpoint.every': '50 %',

@@ -5,10 +5,10 @@ python -m vit_jax.study --config=configs/studies/fewshot.py:table=8
 | argument | rows                                         | its figure    |
 | table=8  | position embeddings (configs/positions.py)   |               |
 | figure=4 | models by subsets of 9, 30, 90, 300 M of JFT | over images   |
-| figure=8 | depth, width, MLP or patch scaled alone      | over exaFLOPs |
+| figure=8 | depth, width, MLP or patch, one at a time    | over exaFLOPs |
 | figure=9 | class token, or mean at two learning rates   | over epochs   |
 
-figure=4,data=i21k asks Figure 4's question of public data: see below.
+figure=4,data=i21k is a variant of Figure 4 on public data, described below.
 
 The accuracy is that of section 4.1's regression from frozen features of five
 images per class, drawn from train[:65000] as in the authors' public code, on
@@ -19,7 +19,7 @@ no values. JFT-300M is not public: use your own data with
 Figure 4: every model is trained for as many steps as on all of JFT, and
 evaluated at its best validation accuracy (the paper's early stopping). b/32 is
 B/32 with all hidden sizes halved, here with 6 heads of 64 channels. The choice
-of the six models is from memory.
+of the six models was not checked against the figure.
 
 Figure 4 with data=i21k: ViT-S/16, ViT-B/16, R50+B/16 and R50x1 on 0.3, 1, 3 and
 10 M images of ImageNet-21k, not an experiment of the paper. Recipes are the
@@ -29,14 +29,15 @@ epochs of 10 M images, 73,242 steps. The cost of a row, before it is started:
   python -m vit_jax.plan --config=configs/vit.py:variant=B/16,data=jft
     --config.total='73242 steps' --topology=v3:4x4     (or h100:1x8)
 
-Figure 8: the base has 8 layers, width 1024, MLP 2048 and patch 32. The scaling
-factors are chosen here (the paper has up to 64 layers, from memory), and so is
-the recipe, Table 3's row L/32. Heads have 64 channels. The line that scales all
-dimensions together is not implemented.
+Figure 8: the base has 8 layers, width 1024, MLP size 2048 and patch size 32.
+The scaling factors are chosen here (the paper has up to 64 layers), and so is
+the recipe, Table 3's row L/32. Heads have 64 channels. The line that scales
+all dimensions together is not implemented.
 
-Figure 9: class token with 8e-4, mean of the patches with 8e-4 and with 3e-4, 7
-epochs; the model, B/16, is chosen here. It is evaluated after every epoch
-within the training, so existing weights cannot replace its pre-training.
+Figure 9: class token with learning rate 8e-4, and mean of the patches with
+8e-4 and 3e-4, for 7 epochs; the model, B/16, is chosen here. It is evaluated
+after every epoch within the training, so existing weights cannot replace its
+pre-training.
 """
 
 from typing import Any

@@ -13,21 +13,25 @@ python -m vit_jax.study --config=configs/studies/self_supervised.py:seeds=3
 All rows use one ViT with 16 tokens (16 px, 4 layers of width 64, 139 thousand
 parameters) and the same number of pre-training steps. Models trained without
 labels are evaluated by 20 nearest neighbours and a linear probe
-(`linear_probe`), and fine-tuned with 10 % and with 100 % of the labels; their
-column `pre-training` is the accuracy of 20 neighbours, that of the other rows
-the test accuracy itself. For DINO the teacher is evaluated and the student
-fine-tuned.
+(`linear_probe`), and fine-tuned with 10 % and with 100 % of the labels. Their
+column `pre-training` is the accuracy of 20 neighbours; that of
+the other rows is the test accuracy. For DINO, the teacher is evaluated and the
+student is fine-tuned.
 
-Arguments: seeds (3), epochs (2; of 50,000 images), teacher (path of trained
-weights; without it there is no row DeiT), and labels (file of
-`vit_jax.pseudo_label`; without it there is no row Noisy Student). All seeds
-share one teacher and one file. The teacher and the file of the labels are made
-by the first commands of configs/noisy_student.py with
-`--config.image_size=16`, and with the width, depth and mlp_dim of this study.
+Arguments:
+  seeds: number of seeds, 3 by default.
+  epochs: epochs of 50,000 images, 2 by default.
+  teacher: path of trained weights; without it, there is no row DeiT.
+  labels: file of `vit_jax.pseudo_label`; without it, there is no row Noisy
+    Student.
 
-No paper has this table; the results are in docs/self_supervised.md. Nothing was
-tuned, and MAE and DINO are known to need much longer training, larger models
-and more data.
+All seeds share one teacher and one file. Both are made by the first commands
+of configs/noisy_student.py with `--config.image_size=16`, and with the width,
+depth and mlp_dim of this study.
+
+No paper has this table; the results are in docs/self_supervised.md. Nothing
+was tuned, and MAE and DINO are known to need much longer training, larger
+models and more data.
 """
 
 from typing import Any
@@ -64,7 +68,7 @@ def get_study(argument: str | None = None) -> Study:
     **_COMMON,
     **_SIZES,
   }
-  # What the config holds out of the training split is trained on here.
+  # The images that the config holds out are training images here.
   length |= {'train.split': 'train', 'train.num_examples': IMAGES}
   evaluated = {
     'evals.test.every': '100 %',

@@ -1,12 +1,15 @@
-"""VTAB-1k: 19 tasks, the mean of each group and of all.
+"""VTAB-1k: fine-tunes on 19 tasks and averages each group and all tasks.
 
 python -m vit_jax.sweep --config=configs/sweeps/vtab.py --config.init_from=PATH
 
-One recipe for all tasks (Table 4: 2,500 steps, rate .01), so nothing is chosen.
-Each task is trained on its 1,000 examples with three seeds, and evaluated on
-the test split. The header of finetune.py lists the tasks, their preprocessing
-and the differences from the paper. `:tasks=Natural` selects one group,
-`:tasks=dtd` one task.
+Argument:
+  tasks: one group (Natural, Specialized or Structured) or one task, for
+    example dtd; all by default.
+
+All tasks have one recipe (Table 4: 2,500 steps, learning rate 0.01), so
+nothing is chosen. Each task is trained on its 1,000 examples with three seeds,
+and evaluated on the test split. The header of finetune.py lists the tasks,
+their preprocessing and the differences from the paper.
 
 The table of results has the groups of Figure 2 and the mean next to Table 9's
 three models. Table 2 gives their means with two decimals: 77.63 (H/14, JFT),

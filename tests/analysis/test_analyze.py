@@ -4,7 +4,7 @@ import cv2
 import numpy as np
 import pytest
 from etils import epath
-from pictures import encode, smooth
+from sample_images import encode, smooth
 from tiny_vit import SIZES, noise_params
 
 from vit_jax import analyze
@@ -27,7 +27,7 @@ def weights(tmp_path_factory):
   return folder, params
 
 
-def test_a_weight_file_at_another_resolution(weights, tmp_path):
+def test_analyze_accepts_another_resolution(weights, tmp_path):
   folder, params = weights
   files = [str(folder / name) for name in ('a.png', 'b.png')]
   out = epath.Path(tmp_path / 'figures')

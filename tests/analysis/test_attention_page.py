@@ -1,4 +1,4 @@
-"""The page on which attention can be explored: its data, and its behaviour."""
+"""Tests of the page on which attention can be explored."""
 
 import base64
 import html
@@ -54,7 +54,7 @@ def scaled(rows):
   return np.round(255 * rows / rows.max(1, keepdims=True))
 
 
-def test_data_are_the_weights():
+def test_data_are_the_attention_weights():
   """Each row is scaled to its largest weight on a patch."""
   data, attention = data_of(render()), weights()
   assert (data['prefix'], data['layers'], data['heads']) == (1, 2, 2)
@@ -71,7 +71,7 @@ def test_data_are_the_weights():
   assert data_of(render(similarity=False))['similarity'] is None
 
 
-def test_names_cannot_add_elements():
+def test_names_are_escaped():
   page = render(names=(EVIL, 'b'))
   assert page.count('<script') == render().count('<script')
   assert data_of(page)['images'][0]['name'] == EVIL
@@ -118,8 +118,8 @@ probe();
 
 @pytest.mark.skipif(CHROMIUM is None, reason='Chromium not installed')
 @pytest.mark.parametrize('width', [400, 1400])
-def test_in_a_browser(tmp_path, width):
-  """Pointer, controls and arrow keys choose the weights that are drawn."""
+def test_the_page_reacts_to_pointer_controls_and_keys(tmp_path, width):
+  """They choose the weights that are drawn."""
   file = tmp_path / 'page.html'
   text = render(names=(EVIL, 'b'))
   file.write_text(text.replace('</html>', f'{PROBE}</html>'))

@@ -8,7 +8,7 @@ import subprocess
 
 import numpy as np
 import pytest
-from test_page import EVIL, judged, trained, workdir
+from test_report import EVIL, random_predictions, trained, workdir
 
 from vit_jax.analysis.report import page, parts, record
 
@@ -75,14 +75,14 @@ def unusual_pages(folder):
   bad = workdir(folder / 'bad', metrics, events)
   many = trained(folder / 'many', np.linspace(7, 3, 300).tolist())
   names = [f'class of birds and other animals number {i}' for i in range(1000)]
-  value = judged(2000, 1000, names, side=96)
+  value = random_predictions(2000, 1000, names, side=96)
   parts.write(many, {'step': 1, 'training': [], 'judged': value})
   evil = trained(
     folder / '<b onclick=x>run',
     [3.0, 2.0],
     command=[f'--config.source.path={EVIL}', '--config=' + 'long' * 60],
   )
-  value = judged(50, 20, [f'{EVIL}{i}' for i in range(20)])
+  value = random_predictions(50, 20, [f'{EVIL}{i}' for i in range(20)])
   training = [parts.picture(np.zeros((8, 8, 3), np.uint8), [EVIL])]
   parts.write(evil, {'step': 20, 'training': training, 'judged': value})
   found = {at.name[:4]: record.read(at) for at in (bad, many, evil)}
@@ -92,7 +92,7 @@ def unusual_pages(folder):
 
 
 @pytest.mark.slow
-def test_unusual_pages_at_two_widths(tmp_path):
+def test_unusual_reports_render_at_two_widths(tmp_path):
   """No console output, request, broken image or horizontal overflow."""
   found, console = probed(tmp_path, unusual_pages(tmp_path))
   assert len(found) == 8

@@ -6,7 +6,7 @@ from sklearn.decomposition import PCA
 from vit_jax.analysis import embeddings
 
 
-def test_components_are_those_of_scikit_learn():
+def test_principal_components_equal_scikit_learn():
   kernel = np.random.default_rng(0).normal(size=(4, 4, 3, 90)) ** 3
   kernel = kernel.astype(np.float32)
   found = embeddings.components(kernel)
@@ -21,7 +21,7 @@ def test_components_are_those_of_scikit_learn():
   assert (peaks > 0).all()
 
 
-def test_one_pattern_by_hand():
+def test_principal_component_of_one_pattern():
   """The filters are a common mean plus a pattern times −1, 0 and 1."""
   pattern = np.zeros((2, 2, 3))
   pattern[0, 1] = 3, 0, -4
@@ -31,8 +31,8 @@ def test_one_pattern_by_hand():
   np.testing.assert_allclose(found.fractions, [1])
 
 
-def test_the_first_kernel_is_that_of_rgb_pixels():
-  """It is the patch embedding, or a hybrid's first convolution in the stem."""
+def test_filters_are_those_of_rgb_pixels():
+  """From the patch embedding, or a hybrid's first convolution in the stem."""
   leaves = {
     'encoder/layers/attention/query/kernel': np.zeros((5, 48, 3, 16)),
     'embedding/kernel': np.zeros((4, 4, 3, 48)),
@@ -44,7 +44,7 @@ def test_the_first_kernel_is_that_of_rgb_pixels():
   assert embeddings.first_kernel(leaves).shape == (7, 7, 3, 64)
 
 
-def test_similarity_by_hand():
+def test_position_similarity_by_hand():
   """The positions are at angles of 0, 180, 90 and 60 degrees to the first."""
   table = np.array([[1, 0], [-3, 0], [0, 2], [0.5, 0.75**0.5]])
   found = embeddings.similarity(table, (2, 2))
@@ -52,13 +52,13 @@ def test_similarity_by_hand():
   np.testing.assert_allclose(found, found.transpose(2, 3, 0, 1))
 
 
-def test_positions_leave_the_class_token_out():
+def test_position_similarity_leaves_out_the_class_token():
   table = np.arange(14.0).reshape(1, 7, 2)
   found = embeddings.positions({'position/embedding': table}, (2, 3))
   np.testing.assert_array_equal(found, table[0, 1:])
 
 
-def test_positions_of_rows_and_columns():
+def test_position_similarity_of_rows_and_columns():
   leaves = {
     'encoder/layers/position/rows': np.array([[[1.0], [2]], [[8], [9]]]),
     'encoder/layers/position/columns': np.array([[[3.0], [4], [5]]] * 2),
@@ -67,7 +67,7 @@ def test_positions_of_rows_and_columns():
   assert found.tolist() == [[1, 3], [1, 4], [1, 5], [2, 3], [2, 4], [2, 5]]
 
 
-def test_no_learned_positions():
+def test_models_without_learned_positions_have_no_similarity():
   offsets = {'encoder/layers/position/offsets': np.zeros((2, 5, 4))}
   assert embeddings.positions(offsets, (1, 3)) is None
   assert embeddings.positions({}, (1, 3)) is None

@@ -1,4 +1,4 @@
-"""Tests of the figures: attention must be that which computes the logits."""
+"""Tests that figures show the attention that computes the logits."""
 
 import io
 
@@ -104,7 +104,7 @@ def test_all_arrays_of_a_model_with_a_class_token(small, monkeypatch):
     np.testing.assert_allclose(parts.arrays[name], array, atol=1e-6)
 
 
-def test_pictures_can_be_opened(small):
+def test_saved_figures_can_be_opened(small):
   pictures = draw.all_figures(figures.examine(*small, pixels(2)))
   assert sorted(pictures) == [
     *('attention_distance', 'filters', 'heads', 'positions', 'rollout'),

@@ -1,4 +1,4 @@
-"""Curves of several runs over steps, epochs, images, core-days, exaFLOPs."""
+"""Tests of curves of several runs on several axes."""
 
 import io
 import json
@@ -35,7 +35,7 @@ def run(tmp_path):
   events = [
     dict(time=TIME, event='start', step=0),
     spans(40, 14400),
-    spans(60, 9999),  # lost
+    spans(60, 9999),  # lost steps
     dict(time=TIME, event='start', step=40),
     spans(100, 28800),
   ]
@@ -45,7 +45,8 @@ def run(tmp_path):
   return make(tmp_path / 'run', metrics, about, events)
 
 
-def test_axes_by_hand(run):
+def test_values_of_each_axis(run):
+  """Steps, epochs, images, core-days and exaFLOPs."""
   values = {axis: run.over(axis, 'loss')[0].tolist() for axis in runs.AXES}
   assert values['steps'] == [20, 40, 70, 100]
   assert values['epochs'] == pytest.approx([0.4, 0.8, 1.4, 2])
@@ -56,7 +57,7 @@ def test_axes_by_hand(run):
   assert run.over('steps', 'test/accuracy').tolist() == [[100], [0.5]]
 
 
-def test_axes_that_a_workdir_does_not_determine(tmp_path, run):
+def test_unknown_axes_are_left_out(tmp_path, run):
   """A run without them is drawn over the other axes only."""
   other = make(tmp_path / 'b', [{'step': 5, 'loss': 1.0}], {}, config={})
   assert list(other.scales) == ['steps']
@@ -67,7 +68,7 @@ def test_axes_that_a_workdir_does_not_determine(tmp_path, run):
   np.testing.assert_array_equal(arrays['2: b/loss/steps'], [[5], [1]])
 
 
-def test_nothing_to_draw(tmp_path):
+def test_runs_without_metrics_are_refused(tmp_path):
   run = make(tmp_path / 'unlogged', [], {})
   with pytest.raises(UserError, match='loss.*: unlogged'):
     runs.compare([run])

@@ -64,7 +64,7 @@ def test_the_points_of_the_picture_are_returned(several):
   assert len(arrays) == 3
 
 
-def test_no_run_with_model_examples_and_result(several):
+def test_runs_without_model_or_examples_are_refused(several):
   with pytest.raises(UserError, match='model.*num_examples.*config.json'):
     sizes.compare(several[-1:])
 
@@ -84,6 +84,6 @@ def test_workdirs_without_metrics_are_left_out(several, tmp_path, caplog):
       analyze._compare('sizes', wrong, out)
 
 
-def test_ticks_are_the_sizes():
+def test_ticks_are_the_dataset_sizes():
   found = {'a': np.array([[400, 2_500, 1.28e6], [1, 1, 1]])}
   assert sizes._ticks(found)[1] == ['400', '2.5k', '1.28M']

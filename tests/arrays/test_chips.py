@@ -26,8 +26,7 @@ from vit_jax.arrays import chips
   ],
 )
 def test_peak_flops_of_known_devices(kind, teraflops):
-  """Device names as JAX gives them map to vendors' figures; GPU names have
-  suffixes."""
+  """Values are the vendors'; names are JAX's, to which GPUs add a suffix."""
   assert chips.peak_flops(kind) == teraflops * 1e12
 
 

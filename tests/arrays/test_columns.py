@@ -4,8 +4,7 @@ from vit_jax.arrays.columns import align
 
 
 def test_align_pads_columns():
-  """Numbers are right-aligned, text is left-aligned, and lines have no trailing
-  spaces."""
+  """Numbers are right-aligned, text is left-aligned."""
   rows = [('name', 'count', ''), ('a', '1,000', 'note'), ('long name', '5', '')]
   assert align(rows, right=(1,)).splitlines() == [
     'name       count',

@@ -1,5 +1,4 @@
-"""Tests of FLOPs counted in traced programs, against formulas and published
-values."""
+"""Tests of FLOPs counted in traced programs against published values."""
 
 import types
 
@@ -72,8 +71,7 @@ def test_flops_of_a_vit_equal_the_formula(classes, size, settings):
 
 
 def test_frozen_inputs_have_no_backward_flops():
-  """Frozen parameters and stop_gradient add no backward FLOPs; trained ones add
-  two products."""
+  """This includes stop_gradient; a trained parameter adds two products."""
   matrix, x = shape(4, 4), shape(8, 4)
   once = 2 * 8 * 4 * 4
 
@@ -91,8 +89,7 @@ def test_frozen_inputs_have_no_backward_flops():
 
 
 def test_flops_of_scan_and_cond():
-  """A scan counts each iteration and follows dependence on parameters through
-  its carry."""
+  """Each iteration counts; dependence on parameters passes the carry."""
   matrix, x = shape(4, 4), shape(8, 4)
   once = 2 * 8 * 4 * 4
 
@@ -154,8 +151,7 @@ def test_a_pallas_kernel_counts_its_cost_estimate():
   [('S/16', 27.7), ('B/16', 105.5), ('L/16', 369.6), ('H/14', 1004)],
 )
 def test_training_flops_agree_with_published_values(variant, train_gflops):
-  """A training step costs three forward passes; values are per image at 224
-  px."""
+  """A training step costs three forward passes; per image at 224 px."""
   # Published with three or four digits, without the kind of head and pooling;
   # together these cause differences of up to 0.5 %.
   training = counted(Model(1000, variant=variant), (224, 224))[1]

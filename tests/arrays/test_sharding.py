@@ -130,8 +130,7 @@ def test_the_layer_axis_is_never_split(sizes):
 
 @pytest.mark.parametrize('sizes', MESHES)
 def test_split_dimensions_are_divisible(sizes):
-  """Each mesh axis is used at most once per leaf and divides the dimension that
-  it splits."""
+  """Each mesh axis is used at most once per leaf."""
   mesh = mesh_of(**sizes)
   for path, leaf in tree.flatten(abstract_params()).items():
     spec = sharding.leaf_spec(path, leaf.shape, mesh, RULES)
@@ -144,8 +143,7 @@ def test_split_dimensions_are_divisible(sizes):
 @pytest.mark.parametrize('sizes', MESHES)
 @pytest.mark.parametrize('name', ['adam', 'sgd'])
 def test_moments_and_averages_are_sharded_like_their_parameter(name, sizes):
-  """A leaf whose path ends with a parameter's path, with its shape, has its
-  sharding."""
+  """Their paths end with the path of their parameter."""
   mesh = mesh_of(**sizes)
   params = abstract_params()
   optimizer = getattr(optimizers, name)(lambda step: 0.1, clip_norm=1.0)
@@ -180,8 +178,7 @@ def test_fsdp_splits_nearly_all_parameters():
 
 
 def test_zero1_splits_only_the_optimizer_state():
-  """Parameters stay whole; each device holds an eighth of the moments and
-  averages."""
+  """Each device holds whole parameters and an eighth of the moments."""
   mesh = mesh_of(data=8)
   state = {
     'params': abstract_params(),

@@ -25,8 +25,7 @@ STATE = State(
 
 
 def test_flatten_gives_paths_for_all_containers():
-  """Dataclasses, named tuples, tuples, lists and dicts contribute to the
-  paths."""
+  """Dataclasses, named tuples, tuples, lists and dicts."""
   assert set(tree.flatten(STATE)) == {
     'params/head/bias',
     'params/head/kernel',
@@ -58,8 +57,7 @@ def test_map_with_path_passes_each_leaf_and_its_path():
 
 
 def test_size_counts_elements():
-  """Arrays and abstract shapes count their elements, and a scalar counts as
-  one."""
+  """Also of abstract shapes; a scalar counts as one."""
   assert tree.size(STATE) == 6 + 3 + 5 + 1
   abstract = {'a': jax.ShapeDtypeStruct((4, 5), np.float32)}
   assert tree.size(abstract) == 20
@@ -67,8 +65,7 @@ def test_size_counts_elements():
 
 
 def test_together_inverts_apart():
-  """`apart` splits the named leaves into layers and keeps the others;
-  `together` restores them."""
+  """`apart` splits named leaves into layers and keeps the others."""
   fc1 = {'kernel': np.arange(24.0).reshape(3, 4, 2), 'bias': np.ones((3, 2))}
   params = {'layers': {'fc1': fc1}, 'head': {'kernel': np.ones((2, 5))}}
   parts = tree.apart(params, ('fc1/kernel',))

@@ -33,8 +33,7 @@ TENSORSTORE = {
 
 @pytest.mark.parametrize('text', TENSORSTORE)
 def test_errors_of_tensorstore(text):
-  """They are classified by the system's error number, or else by their
-  status."""
+  """They are classified by the system's error number, or by their status."""
   try:
     raise Exception('Encountered error while reading') from ValueError(text)
   except Exception as error:
@@ -50,8 +49,7 @@ def test_os_errors_that_may_pass(number):
 
 
 def test_other_errors():
-  """Content that cannot be parsed is damage; memory and unknown errors are
-  not."""
+  """Unreadable content is damage; memory and unknown errors are not."""
 
   class HttpError(Exception):  # as raised by clients of object stores
     pass

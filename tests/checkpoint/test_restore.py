@@ -78,8 +78,7 @@ def test_a_temporary_error_is_retried(
 def test_a_lasting_error_stops_the_run(
   saved, monkeypatch, number, error, message
 ):
-  """Falling back to an older step would repeat hours of training that are not
-  lost."""
+  """An older step would repeat hours of training that are not lost."""
   _failing(monkeypatch, number)
   with pytest.raises(error, match=f'{saved / "2"} {message}.*Nothing was ren'):
     restore(saved)

@@ -62,8 +62,7 @@ def test_nan_is_not_the_best(tmp_path):
 
 
 def test_best_line_names_the_best_step(tmp_path):
-  """Of two equal steps, it is the later one; the line has its metric and
-  directory."""
+  """Of two equal steps, it is the later one."""
   _save(tmp_path, (1, 0.25), (2, 0.75), (3, 0.75), (4, 0.5))
   with contextlib.closing(
     Checkpointer(tmp_path, ABOUT, best=NAME)

@@ -21,8 +21,7 @@ def _write(path, seed, ending='.png', size=(9, 7)):
 
 @pytest.fixture
 def photos(tmp_path):
-  """Creates six good training images, two good evaluation images, and one of
-  every fault."""
+  """Creates six good training and two good other images, and every fault."""
   root = tmp_path / 'photos'
   for number in range(3):
     _write(root / f'train/cat/{number}', number)
@@ -82,8 +81,7 @@ def test_summary_lists_every_fault(photos, tmp_path):
 
 
 def test_an_interrupted_check_continues(photos, tmp_path, monkeypatch):
-  """Images that were already inspected are not read again; the result is
-  complete."""
+  """Images that were inspected before are not read again."""
   monkeypatch.setattr(inspection, '_CHUNK', 1)
   whole = check_data.run(_config(photos), str(tmp_path / 'whole'))
   looked, measure = [], inspection._measure

@@ -16,8 +16,7 @@ from vit_jax.processes import versions
 
 @pytest.fixture(scope='module')
 def trained(tmp_path_factory):
-  """Returns the workdir of the small L/16 after 20 steps, with averaged
-  weights."""
+  """Returns the workdir of the small L/16 after 20 steps, with an average."""
   workdir = tmp_path_factory.mktemp('trained') / 'run'
   runs.train(
     workdir,
@@ -58,8 +57,7 @@ WRONG_CONFIGS = [
 
 @pytest.mark.slow
 def test_messages_of_wrong_configs(tmp_path):
-  """The exit code is 2, the message says what is allowed, and no workdir is
-  created."""
+  """The exit code is 2, and no workdir is created."""
   base = ['--config=configs/quickstart.py']
   base += [f'--config.source.data_dir={tmp_path / "tfds"}']
   pending = list(WRONG_CONFIGS)
@@ -142,8 +140,7 @@ def test_messages_of_wrong_paths(tmp_path, trained):
 
 @pytest.mark.slow
 def test_a_changed_config_is_refused(tmp_path, trained):
-  """Identity keys may change only with --allow_config_change; operational keys
-  may change."""
+  """Operational keys may change; others need --allow_config_change."""
   workdir = tmp_path / 'copy'
   shutil.copytree(trained, workdir)
   changes = runs.SMALL_L16 | {
@@ -182,8 +179,7 @@ def test_a_changed_config_is_refused(tmp_path, trained):
 
 @pytest.mark.slow
 def test_report_and_figures_of_a_run(trained, tmp_path):
-  """The run writes the report; `analyze` adds figures, predictions and
-  comparisons."""
+  """`analyze` adds figures, predictions and comparisons to the report."""
   page = trained / 'report.html'
   text = page.read_text()
   for expected in ('20 of 20', 'Training images', '256 of 256 examples'):
@@ -249,8 +245,7 @@ def test_evaluate_repeats_the_results_of_the_run(trained, devices):
 
 
 def assert_start_of_fine_tuning(tuned, body):
-  """Checks that 3x4 patches and a zero head were made from parameters for 2x2
-  patches."""
+  """Checks that 3x4 patches and a zero head were made from 2x2 patches."""
   assert body.keys() - tuned.keys() == {'pre_logits/bias', 'pre_logits/kernel'}
   for path, leaf in tuned.items():
     if path.startswith('head/'):
@@ -265,8 +260,7 @@ def assert_start_of_fine_tuning(tuned, body):
 
 @pytest.mark.slow
 def test_convert_finetune_and_predict(tmp_path, trained):
-  """Weights pass through .npz and checkpoints to a larger image that is not
-  square."""
+  """Weights are converted, and fine-tuned on larger images of 3x4 patches."""
   npz, exported = tmp_path / 'small.npz', tmp_path / 'exported'
   runs.run(runs.command('convert', str(trained), str(npz)))
   runs.run(

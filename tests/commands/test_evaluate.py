@@ -32,8 +32,7 @@ def _write(folder, count):
 
 @pytest.fixture(scope='module')
 def weights(tmp_path_factory):
-  """Returns a function: config → path of exported weights of a run with that
-  config."""
+  """Returns a function: config → path of weights of a run with it."""
   folder = tmp_path_factory.mktemp('weights')
   model = Model(len(CLASSES), **tiny_vit.SIZES)
   params = tiny_vit.noise_params(model, (8, 8))
@@ -58,8 +57,7 @@ def weights(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def trained(weights, tmp_path_factory):
-  """Returns the weights of a run that skips bad records; one image of val is
-  bad."""
+  """Returns weights of a run that skips bad records; val has a bad image."""
   pets = tmp_path_factory.mktemp('pets')
   _write(pets / 'train', 2)
   _write(pets / 'val', 5)

@@ -30,8 +30,7 @@ def photos(tmp_path):
 
 @pytest.fixture
 def command(tmp_path, capsys):
-  """Returns a function: arguments → (output, error); flags are removed
-  afterwards."""
+  """Returns a function: arguments → (output, error)."""
   path = str(tmp_path / 'tiny.npz')
   save_classifier(path)
   before = set(flags.FLAGS)
@@ -53,8 +52,7 @@ def command(tmp_path, capsys):
 
 
 def test_images_of_files_directories_and_patterns(photos):
-  """They are sorted within each argument; files with other extensions are left
-  out."""
+  """They are sorted within each argument; other extensions are left out."""
   everything = predict.images_of([str(photos)])
   assert len(everything) == 40 and everything == sorted(everything)
   pattern = f'{photos}/b/0*'
@@ -72,18 +70,17 @@ def test_images_of_files_directories_and_patterns(photos):
 
 
 def test_predict_continues_after_a_bad_file(photos, command):
-  """The other images are printed in order, with the results that they have
-  alone."""
+  """The other images have the results that they have alone."""
   out, error = command('--json', '--top=2', str(photos))
   lines = [json.loads(line) for line in out.splitlines()]
   bad = f'{photos}/a/38.PNG'
-  wanted = [path for path in predict.images_of([str(photos)]) if path != bad]
-  assert [line['image'] for line in lines] == wanted
+  expected = [path for path in predict.images_of([str(photos)]) if path != bad]
+  assert [line['image'] for line in lines] == expected
   assert '1 of 40 images' in error and f'{bad} is not an image' in error
   for i in (0, 17, 38):
-    alone, error = command('--json', '--top=2', wanted[i])
+    alone, error = command('--json', '--top=2', expected[i])
     found = json.loads(alone)
-    assert not error and found['image'] == wanted[i]
+    assert not error and found['image'] == expected[i]
     for one, other in zip(found['top'], lines[i]['top'], strict=True):
       assert one['class'] == other['class']
       np.testing.assert_allclose(one['probability'], other['probability'], 1e-5)

@@ -35,8 +35,7 @@ def test_tiles_fit_their_captions(mixed):
 
 
 def test_preview_of_an_evaluator(tmp_path, caplog):
-  """The evaluator's split, transform and count are used; bad images and padding
-  are left out."""
+  """It shows the evaluator's split and transform, without bad images."""
   caplog.set_level('INFO', 'vit_jax')
   for split, value, count in (('train', 0, 16), ('val', 200, 3)):
     for name in ('cat', 'dog'):

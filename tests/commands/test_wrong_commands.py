@@ -84,8 +84,7 @@ def place(tmp_path_factory):
 
 @pytest.fixture
 def say(place, monkeypatch):
-  """Returns a function: (command, arguments…) → message; flags are removed
-  after the test."""
+  """Returns a function: (command, arguments…) → message."""
   before = set(flags.FLAGS)
 
   def typed(command, *arguments):
@@ -114,8 +113,7 @@ def say(place, monkeypatch):
   ('typed', 'answer'), ROWS, ids=[' '.join(row[0])[:60] for row in ROWS]
 )
 def test_messages_of_wrong_commands(say, typed, answer):
-  """The message contains what is allowed, the nearest spelling, or the right
-  command."""
+  """Each has what is allowed, the nearest spelling, or the right command."""
   message = say(*typed)
   assert answer in message and len(message) < 1_200
 
@@ -157,8 +155,7 @@ def test_the_list_of_commands_accepts_help():
 
 
 def test_all_commands_are_described():
-  """The list of `python -m vit_jax` has one line per command, with an
-  example."""
+  """The list has one line per command, with an example."""
   described = commands.described()
   assert {'train', 'plan', 'launch', 'configs'} <= described.keys()
   assert 'errors' not in described
@@ -200,12 +197,12 @@ def test_help_prints_the_module_docstring_and_flags(name, monkeypatch):
   before = set(flags.FLAGS)
   try:
     getattr(module, 'define_flags', entry.define_flags)()
-    told = help.text(module.__doc__, flags.FLAGS)
+    text = help.text(module.__doc__, flags.FLAGS)
   finally:
     flags.FLAGS.remove_flag_values([f for f in flags.FLAGS if f not in before])
-  assert told.startswith(module.__doc__.strip())
-  assert 'python -m vit_jax.' in told and 'Set by' not in told
+  assert text.startswith(module.__doc__.strip())
+  assert 'python -m vit_jax.' in text and 'Set by' not in text
   flag = {'train': '--workdir', 'evaluate': '--batch_size=128'}
-  assert flag.get(name, '--topology') in told
-  assert ('--config.KEY' in told) == (name != 'evaluate')
-  assert max(map(len, told.splitlines())) <= 80
+  assert flag.get(name, '--topology') in text
+  assert ('--config.KEY' in text) == (name != 'evaluate')
+  assert max(map(len, text.splitlines())) <= 80

@@ -65,8 +65,7 @@ def test_optional_keys_are_typed_placeholders():
   ],
 )
 def test_values_of_related_types_are_converted(key, value, expected):
-  """A number may stand for a tuple, an int for a float, and a list for a
-  tuple."""
+  """A number to a tuple, an int to a float, and a list to a tuple."""
   result = config_lib.flatten(completed(**{key: value}))[key]
   expected = list(expected) if isinstance(expected, tuple) else expected
   assert result == expected and type(result) is type(expected)

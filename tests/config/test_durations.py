@@ -70,8 +70,7 @@ def test_total_cannot_be_percent():
 
 
 def test_check_raises_without_a_training():
-  """A wrong duration is refused where it is declared, and the message names the
-  key."""
+  """A wrong duration is refused where it is declared."""
   check('log.every', '5 %', positive=True)
   check('checkpoint.every', '0 epochs')
   with pytest.raises(UserError, match='^log.every: '):

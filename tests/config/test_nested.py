@@ -32,8 +32,7 @@ def overridden(tmp_path, command_line):
 
 
 def test_nested_sections_are_completed():
-  """Defaults come from the constructor that each `name` selects, at every
-  depth."""
+  """Each `name` selects the constructor with the defaults."""
   model = config(stem={'name': LAB, 'bias': False}).model.to_dict()
   assert model['stem'] == {'name': LAB, 'kernel_size': 3, 'bias': False}
   head = {'name': LAB, 'outputs': 3, 'shown': False, 'weight': 1.0}

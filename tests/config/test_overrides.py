@@ -29,8 +29,7 @@ def get_config(arg=None):
 
 @pytest.fixture
 def parse(tmp_path, command_line):
-  """Returns a function that parses a command line in this process and removes
-  its flags."""
+  """Returns a function that parses flags in this process."""
   file = tmp_path / 'minimal.py'
   file.write_text(CONFIG_FILE.replace('{values!r}', repr(minimal())))
 
@@ -72,7 +71,7 @@ def test_flags_of_tuples(parse):
 
 
 @pytest.mark.parametrize(
-  'flag, wanted',
+  'flag, expected',
   [
     ('augment.local_size=8.5', 'whole number'),
     ('augment.local_size=(8, True)', 'whole number'),
@@ -82,9 +81,9 @@ def test_flags_of_tuples(parse):
     ('optimizer.clip_joined=(1, 2)', 'in quotes'),
   ],
 )
-def test_messages_of_wrong_tuples(parse, flag, wanted):
+def test_messages_of_wrong_tuples(parse, flag, expected):
   """The message says what may be given."""
-  with pytest.raises(UserError, match=wanted):
+  with pytest.raises(UserError, match=expected):
     parse('--config.augment.name=multicrop', f'--config.{flag}')
 
 
@@ -93,8 +92,7 @@ def test_image_size_takes_height_and_width(parse):
 
 
 def test_arguments_of_a_config_file(parse):
-  """The text after the colon is passed to `get_config`; flags take
-  precedence."""
+  """Text after the colon reaches `get_config`; flags take precedence."""
   path = f'--config={parse.file}:depth=5'
   config = parse('--config.model.width=16', config=path)
   assert (config.model.depth, config.model.width) == (5, 16)
@@ -302,8 +300,7 @@ def test_messages_of_wrong_config_json_files(tmp_path, text, words):
 
 
 def test_messages_of_paths_that_are_not_configs(tmp_path):
-  """A workdir gets its config.json as a suggestion; other files, the allowed
-  kinds."""
+  """For a workdir, its config.json is suggested."""
   (tmp_path / 'config.json').write_text('{}')
   (tmp_path / 'notes.txt').write_text('total = 3')
   with pytest.raises(UserError, match='did you mean .*config.json'):

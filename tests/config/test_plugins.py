@@ -1,5 +1,4 @@
-"""Tests of names that select constructors, and of signatures that define
-keys."""
+"""Tests of names of constructors, and of signatures that define keys."""
 
 import dataclasses
 import inspect
@@ -15,8 +14,7 @@ from vit_jax.models import vit
 
 @pytest.fixture
 def own_module(tmp_path, monkeypatch):
-  """Returns a function that puts a package with one module on the Python
-  path."""
+  """Returns a function that puts a module on the Python path."""
 
   def make(name, text):
     (tmp_path / f'{name}_package').mkdir()
@@ -136,8 +134,7 @@ def test_value_type_of_annotations(annotation, expected):
 
 
 def test_build_passes_run_time_arguments_and_keys():
-  """Run-time values come first, then the section's keys by name, without
-  `name`."""
+  """Run-time values come first, then the keys by name, without `name`."""
 
   def constructor(runtime, /, *, a: int, b: int = 2):
     return runtime, a, b

@@ -49,8 +49,7 @@ def build(tmp_path, key, value, **changes):
 
 
 def numeric_keys():
-  """Returns (key, type, changes) of the numbers of every shipped
-  constructor."""
+  """Returns (key, type, changes) of the numbers of all constructors."""
   configs = [({}, completed(**{'checkpoint.best': 'test/accuracy'}))]
   for section, name, more in OTHERS:
     changes = {section: dict(name=name, **more)}
@@ -216,8 +215,7 @@ def test_checkpoint_best_with_an_evaluator_without_a_list(
 
 
 def test_message_of_check_choice():
-  """The nearest spelling comes first; values that are not strings are
-  refused."""
+  """The nearest spelling comes first; only strings are accepted."""
   check_choice('optimizer.clip', 'global', ('global', 'tensor'))
   with pytest.raises(UserError) as caught:
     check_choice('optimizer.clip', 'tensors', ('global', 'tensor'))

@@ -1,4 +1,4 @@
-"""A folder that stands for a bucket: what epath reads and writes under gs://."""
+"""A local folder that stands for a bucket when epath accesses gs://."""
 
 import pathlib
 
@@ -8,7 +8,7 @@ NAME = 'gs://bucket'
 
 
 class Bucket:
-  """The part of a backend that is needed; 'gs://bucket/x' is root/x."""
+  """The required part of an epath backend; 'gs://bucket/x' is root/x."""
 
   def __init__(self, root):
     self.root = root
@@ -19,7 +19,9 @@ class Bucket:
   def open(self, path, mode):
     local = pathlib.Path(self._local(path))
     if 'w' in mode:
-      local.parent.mkdir(parents=True, exist_ok=True)  # as objects need none
+      local.parent.mkdir(
+        parents=True, exist_ok=True
+      )  # because objects need no directories
     return open(local, mode)
 
   def glob(self, pattern):

@@ -21,11 +21,11 @@ def check_parts(open_split, at):
   """Checks that a split is divided randomly and reproducibly.
 
   Args:
-    open_split: split → source; `where` tells its examples apart.
-    at: where to cut 'train'.
+    open_split: split → source; its `where` identifies examples.
+    at: position at which 'train' is cut.
 
   Returns:
-    The positions in the whole of the first and of the second part.
+    The indices, in the whole, of the first and of the second part.
   """
   whole, *parts = (
     [source.where(i) for i in range(len(source))]
@@ -45,9 +45,9 @@ def check(source, expected, places):
   """Checks all properties of a source on which the reader relies.
 
   Args:
-    source: to be checked.
+    source: source to be checked.
     expected: (image bytes, label) of each example.
-    places: part of what `where` says about each.
+    places: part of the expected `where` of each example.
   """
   expected = [{'image': image, 'label': label} for image, label in expected]
   assert len(source) == len(expected)
@@ -60,11 +60,11 @@ def check(source, expected, places):
     with pytest.raises(IndexError):
       source[index]
   order = np.random.default_rng(0).integers(0, len(source), 200).tolist()
-  wanted = [expected[i] for i in order]
+  reordered = [expected[i] for i in order]
   with ThreadPoolExecutor(8) as pool:
-    assert list(pool.map(source.__getitem__, order)) == wanted
+    assert list(pool.map(source.__getitem__, order)) == reordered
   copy = pickle.loads(pickle.dumps(source))  # as in a worker process
-  assert [copy[i] for i in order[:20]] == wanted[:20]
+  assert [copy[i] for i in order[:20]] == reordered[:20]
   assert (copy.name, copy.class_names) == (source.name, source.class_names)
   print_of = fingerprint.of(source)
   assert json.loads(json.dumps(print_of)) == print_of

@@ -44,8 +44,8 @@ def hue(image, turn):
 
 def _hsv(image):
   """Returns H, S and V, 0 to 255, truncated to integers as in Pillow."""
-  # Each step in the precision that Pillow takes it in: a hair's breadth more
-  # or less is a whole level of H, up to six of a colour.
+  # Each step has Pillow's precision: a rounding error may change H by a level,
+  # and a colour by up to six levels.
   single, double = np.float32, np.float64
   largest, smallest = image.max(axis=2), image.min(axis=2)
   spread = (largest - smallest).astype(single)
@@ -109,16 +109,16 @@ def _filter_rows(image, length, interpolation):
   return total.clip(0, 255).astype(np.uint8).reshape(length, -1, 3)
 
 
-def _taps(length, wanted, interpolation):
+def _taps(length, result_length, interpolation):
   """Returns the source rows of each result row, and weights times 2^22.
 
   Rows beyond the image's edge have no weight; the others share it.
   """
   kernel, half_width = _FILTERS[interpolation]
-  scale = length / wanted
+  scale = length / result_length
   stretch = max(scale, 1.0)
   reach = half_width * stretch
-  centers = (np.arange(wanted) + 0.5) * scale
+  centers = (np.arange(result_length) + 0.5) * scale
   first = np.maximum((centers - reach + 0.5).astype(int), 0)
   stop = np.minimum((centers + reach + 0.5).astype(int), length)
   rows = first[:, None] + np.arange((stop - first).max())

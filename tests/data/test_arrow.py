@@ -1,4 +1,4 @@
-"""Files of Hugging Face data sets: where they lie, and damaged ones."""
+"""Tests of files of Hugging Face datasets: layouts and damage."""
 
 import contract
 import pytest
@@ -29,8 +29,8 @@ def cache_home(tmp_path_factory, monkeypatch):
     [f'plain_text/train-0000{i}-of-00002.parquet' for i in range(2)],
   ],
 )
-def test_layouts_of_the_hub(tmp_path, names):
-  """Files named for their split, or in a folder that is."""
+def test_layouts_of_the_hub_are_found(tmp_path, names):
+  """Files are named for their split, or are in a folder named for it."""
   for number, name in enumerate(names):
     (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
     make(number * 4, number * 4 + 4).to_parquet(tmp_path / name)
@@ -42,12 +42,12 @@ def test_layouts_of_the_hub(tmp_path, names):
     make(20, 23).to_parquet(str(other).replace('00002', '00001'))
     contract.check(open_split(tmp_path, 'val'), images(20, 23), [])
     contract.check(open_split(tmp_path), images(0, 8), [])
-  if not names[0].endswith('a.parquet'):  # which alone speaks of no split
+  if not names[0].endswith('a.parquet'):  # the only name without a split
     contract.check(open_split((tmp_path / names[0]).parent), images(0, 8), [])
 
 
-def test_layouts_that_leave_something_open(tmp_path):
-  """Several configurations, a split in two places, files that are missing."""
+def test_ambiguous_layouts_are_refused(tmp_path):
+  """Several configurations, a split in two places, or missing files."""
   for config in ('de', 'en'):
     (tmp_path / config / 'train').mkdir(parents=True)
     make(0, 2).to_parquet(tmp_path / config / 'train' / '0000.parquet')
@@ -66,8 +66,8 @@ def test_layouts_that_leave_something_open(tmp_path):
 
 
 @pytest.mark.parametrize('share', [0, 0.3, 0.7, 'batch', 'end'])
-def test_arrow_that_was_cut_short(tmp_path, share):
-  """Wherever, also between two batches, where Arrow itself sees no harm."""
+def test_truncated_arrow_files_are_refused(tmp_path, share):
+  """Also between two batches, where Arrow itself detects no damage."""
   make(0, 20).save_to_disk(tmp_path)
   [path] = tmp_path.glob('*.arrow')
   table = pa.ipc.open_stream(path.read_bytes()).read_all()
@@ -84,8 +84,8 @@ def test_arrow_that_was_cut_short(tmp_path, share):
 
 
 @pytest.mark.parametrize('share', [0, 0.5, 0.99])
-def test_parquet_that_was_cut_short(tmp_path, share):
-  """The message has the file; nothing is kept of what was converted."""
+def test_truncated_parquet_files_are_refused(tmp_path, share):
+  """The message names the file; converted files are not kept."""
   paths = [tmp_path / f'train-0000{i}-of-00002.parquet' for i in range(2)]
   for path in paths:
     make(0, 20).to_parquet(path)
@@ -101,8 +101,7 @@ def test_parquet_that_was_cut_short(tmp_path, share):
   assert not list(tmp_path.glob(f'{index.FOLDER}/*'))
 
 
-def test_a_converted_file_that_was_cut_short(tmp_path):
-  """It is made anew."""
+def test_a_truncated_converted_file_is_written_again(tmp_path):
   make(0, 20).to_parquet(tmp_path / 'train.parquet')
   open_split(tmp_path)
   [cached] = tmp_path.glob(f'{index.FOLDER}/*')
@@ -120,7 +119,7 @@ def test_a_converted_file_that_was_cut_short(tmp_path):
     ('state.json', '{}'),
   ],
 )
-def test_descriptions_that_are_damaged(tmp_path, name, text):
+def test_damaged_descriptions_are_refused(tmp_path, name, text):
   """The message names the file."""
   (tmp_path / name).write_text(text)
   with pytest.raises(UserError, match=f'{name} is cut short or damaged'):

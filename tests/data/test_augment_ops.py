@@ -3,8 +3,8 @@
 import cv2
 import numpy as np
 import pytest
-from pictures import noise
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
+from sample_images import noise
 
 from vit_jax.data.augment import ops
 
@@ -34,8 +34,7 @@ def pillow(function, image, *arguments):
 
 
 @pytest.mark.parametrize('image', IMAGES.values(), ids=IMAGES)
-def test_exact_colours(image):
-  """Operations on single values are bitwise equal to Pillow's."""
+def test_single_value_operations_equal_pillow(image):
   pairs = [
     (ops.invert(image), pillow(ImageOps.invert, image)),
     (ops.auto_contrast(image), pillow(ImageOps.autocontrast, image)),
@@ -58,7 +57,7 @@ def test_exact_colours(image):
 @pytest.mark.parametrize(
   'name', ['brightness', 'contrast', 'color', 'sharpness']
 )
-def test_enhancements(image, factor, name):
+def test_enhancements_are_close_to_pillow(image, factor, name):
   """Results differ by up to two levels: Pillow truncates, OpenCV rounds."""
   enhancer = getattr(ImageEnhance, name.capitalize())
   expected = pillow(lambda x: enhancer(x).enhance(factor), image)
@@ -110,10 +109,10 @@ def turned(image, degrees):
 
 
 @pytest.mark.parametrize('share', [-1.0, -0.4, 0.0, 0.7, 1.0])
-def test_geometry(share):
-  """Pillow's, but for a seam where the outside begins and Pillow blends less.
+def test_geometry_operations_equal_pillow(share):
+  """Results differ at the seam to the outside, which Pillow blends less.
 
-  Elsewhere OpenCV's weights of 1/32 come within two levels.
+  Elsewhere, OpenCV's weights of 1/32 differ by at most two levels.
   """
   image = photograph()
   slope, pixels, degrees = 0.3 * share, 20 * share, 30 * share
@@ -141,7 +140,7 @@ def test_whole_pixels_are_moved_exactly():
 
 
 @pytest.mark.parametrize('y, x', [(0, 0), (3, 7), (8, 9)])
-def test_cut_out(y, x):
+def test_cut_out_fills_a_square(y, x):
   """Only pixels within the radius become grey; the argument is not modified."""
   image = noise(9, 10)
   before = image.copy()

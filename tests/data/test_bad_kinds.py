@@ -6,10 +6,10 @@ import pathlib
 import numpy as np
 import pytest
 from archives import bomb, cmyk
-from numbered import mesh_of
-from pictures import encode, noise, smooth
+from indexed_source import mesh_of
 from PIL import Image
 from pillow_files import saved, turned
+from sample_images import encode, noise, smooth
 
 from vit_jax.data.augment.transforms import TrainTransform
 from vit_jax.data.pipeline import stream
@@ -74,7 +74,7 @@ def _epoch(source, on_bad_record='skip', report=None):
   return rows
 
 
-def test_skip_replaces_the_bad_and_takes_the_others(photographs):
+def test_skip_replaces_bad_records_only(photographs):
   """Exactly the bad records are reported, each with its file and a reason."""
   source, seen = folder.Source('train', path=str(photographs)), []
   rows = _epoch(source, report=lambda _, record: seen.append(record))
@@ -133,8 +133,8 @@ def test_a_label_out_of_range_in_a_record(photographs, policy):
   assert sum(replaced > 0 for _, replaced in rows) == 1
 
 
-def test_an_empty_class(photographs):
-  """An empty class is refused unless the settings allow it."""
+def test_an_empty_class_is_refused(photographs):
+  """`allow_empty` accepts it."""
   (photographs / 'nothing').mkdir()
   with pytest.raises(UserError, match='nothing holds no image'):
     folder.Source('train', path=str(photographs))

@@ -86,14 +86,13 @@ def test_skip_is_a_function_of_the_position():
     assert (ours['image'][bad] != theirs['image'][bad]).any() or not bad.any()
 
 
-def test_too_many_end_the_run():
-  """The run ends if more records are bad than allowed."""
+def test_too_many_bad_records_end_the_run():
   reader = stream.Reader(on_bad_record='skip', max_bad_share=0.02)
   with pytest.raises(UserError, match='max_bad_share'):
     _batches(Damaged(), 0, N // BATCH, reader=reader)
 
 
-def test_a_single_process_of_several_does_not_end(monkeypatch):
+def test_one_process_of_several_does_not_end_the_run(monkeypatch):
   """With several processes, `BadRecordLimit` checks the sum over all."""
   monkeypatch.setattr(jax, 'process_count', lambda: 2)
   reader = stream.Reader(on_bad_record='skip', max_bad_share=0.02)
@@ -102,7 +101,7 @@ def test_a_single_process_of_several_does_not_end(monkeypatch):
 
 
 def test_replacements_are_those_of_earlier_versions():
-  """Resumed runs of older versions get the same data (except mixtures)."""
+  """Resumed runs of older versions get the same data, except mixtures."""
   batch = _batches(
     *(Damaged(), 0, N // BATCH),
     reader=stream.Reader(on_bad_record='skip', max_bad_share=0.2),
@@ -130,7 +129,7 @@ def test_worker_processes_give_the_same_batches():
 
 
 @pytest.mark.slow
-def test_counted_in_metrics_and_listed_once(tmp_path):
+def test_bad_records_are_counted_and_listed_once(tmp_path):
   """A run over a folder with one broken file is trained and resumed."""
   import cv2
 

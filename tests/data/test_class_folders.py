@@ -1,4 +1,4 @@
-"""What of a directory is taken: by the source and by `prepare` alike."""
+"""Tests of which files of a folder are used, by the source and `prepare`."""
 
 import logging
 import os
@@ -13,8 +13,8 @@ from vit_jax.prepare import folder as builder
 
 
 @pytest.fixture
-def said(caplog, monkeypatch):
-  """What was logged so far."""
+def log_text(caplog, monkeypatch):
+  """Returns a function that returns the log so far."""
   monkeypatch.setattr(logging.getLogger('vit_jax'), 'propagate', True)
   caplog.set_level(logging.INFO, 'vit_jax')
   return lambda: caplog.text
@@ -30,8 +30,8 @@ def said(caplog, monkeypatch):
     ('train', 'dev', 'test'),
   ],
 )
-def test_names_of_splits(tmp_path, layout):
-  """As people name them, and asked for by any of these names."""
+def test_common_names_of_splits_are_found(tmp_path, layout):
+  """A split can be requested by any of these names."""
   fill(tmp_path, *(f'{name}/{k}/1.jpg' for name in layout for k in 'ab'))
   for name, asked in zip(layout, ('train', 'val', 'test'), strict=True):
     for split in (asked, name):
@@ -44,8 +44,8 @@ def test_names_of_splits(tmp_path, layout):
   assert (found.train, found.held_out) == ('train', 'val')
 
 
-def test_two_folders_of_one_kind(tmp_path):
-  """Each by its own name; a third name might mean either."""
+def test_two_folders_for_one_split_need_their_own_names(tmp_path):
+  """A third name would be ambiguous."""
   fill(tmp_path, 'train/a/1.jpg', 'val/a/2.jpg', 'valid/a/3.jpg')
   for name in ('val', 'valid'):
     [path] = paths_of(open_folder(tmp_path, name), tmp_path)
@@ -54,8 +54,8 @@ def test_two_folders_of_one_kind(tmp_path):
     open_folder(tmp_path, 'dev')
 
 
-def test_classes_that_are_named_like_splits(tmp_path):
-  """Trains, buses and tests: classes, unless they hold folders."""
+def test_classes_may_have_names_of_splits(tmp_path):
+  """A folder 'train' is a class unless it contains folders."""
   fill(tmp_path, 'train/1.jpg', 'bus/1.jpg', 'test/1.jpg')
   assert open_folder(tmp_path).class_names == ['bus', 'test', 'train']
   fill(tmp_path, 'train/steam/1.jpg')
@@ -68,18 +68,18 @@ def test_classes_that_are_named_like_splits(tmp_path):
       take()
 
 
-def test_folders_beside_splits(tmp_path, said):
-  """Named, and left out where two splits share a class or none has images."""
+def test_folders_next_to_splits_are_left_out(tmp_path, log_text):
+  """They are logged, and refused if it is unclear what the splits are."""
   fill(tmp_path, 'train/a/1.jpg', 'val/a/2.jpg', 'raw/x/3.jpg', 'test/4.jpg')
   assert open_folder(tmp_path).class_names == ['a']
-  assert 'beside its splits, left out: raw, test' in said()
+  assert 'beside its splits, left out: raw, test' in log_text()
   (tmp_path / 'val').rename(tmp_path / 'holdout')
   with pytest.raises(UserError, match='holdout, raw with images.*rename'):
     open_folder(tmp_path)
 
 
-def test_what_is_left_out_is_counted(tmp_path, said):
-  """By kind; photographs of telephones get a hint."""
+def test_ignored_files_are_counted_by_kind(tmp_path, log_text):
+  """HEIC files get a hint."""
   fill(tmp_path, 'a/1.jpg', 'a/2.GIF', 'a/3.jfif', 'b/1.png', 'loose.jpg')
   for name in ('a/4.HEIC', 'b/5.heic', 'b/6.jp2', 'b/.hidden.jpg', 'b/README'):
     (tmp_path / name).touch()
@@ -88,12 +88,12 @@ def test_what_is_left_out_is_counted(tmp_path, said):
     *('2 .heic', '1 .jp2', '1 hidden', '1 without ending'),
     *('1 .jpg outside of the class folders', 'HEIC is not decoded'),
   ):
-    assert words in said()
-  assert 'a single class' not in said()
+    assert words in log_text()
+  assert 'a single class' not in log_text()
 
 
-def test_a_class_of_nothing_but_heic(tmp_path):
-  """The message says what there is, and what to do."""
+def test_a_class_with_only_heic_files_is_refused(tmp_path):
+  """The message says what to do."""
   fill(tmp_path, 'a/1.jpg')
   (tmp_path / 'b').mkdir()
   (tmp_path / 'b' / '1.heic').touch()
@@ -101,15 +101,15 @@ def test_a_class_of_nothing_but_heic(tmp_path):
     open_folder(tmp_path)
 
 
-def test_one_class_only(tmp_path, said):
-  """Mostly a path that is one level too high or too low."""
+def test_a_single_class_is_logged(tmp_path, log_text):
+  """The path is often one level too high or too low."""
   fill(tmp_path, 'photos/cat/1.jpg', 'photos/dog/1.jpg')
   assert open_folder(tmp_path).class_names == ['photos']
-  assert "a single class, 'photos'" in said()
+  assert "a single class, 'photos'" in log_text()
 
 
-def test_prepare_takes_the_same_files(tmp_path):
-  """Nested ones, GIFs, links; not hidden ones, nor other endings."""
+def test_prepare_uses_the_same_files(tmp_path):
+  """Nested files, GIFs and links; no hidden files or other extensions."""
   root = tmp_path / 'in'
   fill(
     root,
@@ -132,8 +132,7 @@ def examples(source):
   return sorted((each['image'], each['label']) for each in found)
 
 
-def test_a_name_that_is_no_text(tmp_path):
-  """Bytes that are no UTF-8 are a name as any other."""
+def test_file_names_that_are_not_utf8_are_read(tmp_path):
   fill(tmp_path / 'in', 'a/1.jpg')
   os.rename(
     tmp_path / 'in/a/1.jpg', os.fsencode(tmp_path / 'in/a') + b'/\xff.jpg'
@@ -142,20 +141,21 @@ def test_a_name_that_is_no_text(tmp_path):
   builder.prepare(tmp_path / 'in', tmp_path / 'out', 'my_set')
 
 
-def test_a_class_that_is_a_dead_link(tmp_path):
-  """It would move the labels of all classes behind it."""
+def test_a_class_that_is_a_broken_link_is_refused(tmp_path):
+  """Leaving it out would shift the labels of all later classes."""
   fill(tmp_path, 'a/1.jpg', 'c/1.jpg')
   (tmp_path / 'b').symlink_to(tmp_path / 'gone')
   with pytest.raises(UserError, match='/b is a broken link'):
     open_folder(tmp_path)
   (tmp_path / 'b').unlink()
-  (tmp_path / 'a' / '2.jpg').symlink_to(tmp_path / 'a' / '2.jpg')  # to itself
+  (tmp_path / 'a' / '2.jpg').symlink_to(
+    tmp_path / 'a' / '2.jpg'
+  )  # a link to itself
   with pytest.raises(UserError, match='a/2.jpg is a broken link'):
     open_folder(tmp_path)
 
 
-def test_a_folder_that_cannot_be_read(tmp_path, monkeypatch):
-  """One message, whoever runs the test."""
+def test_an_unreadable_folder_is_refused(tmp_path, monkeypatch):
   fill(tmp_path, 'a/1.jpg', 'b/1.jpg')
   scandir = os.scandir
 
@@ -170,8 +170,8 @@ def test_a_folder_that_cannot_be_read(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize('name', ['absent', 'file/below', 'x' * 5000, 'a\0b'])
-def test_paths_that_are_none(tmp_path, name):
-  """Absent, below a file, too long, or with a zero."""
+def test_invalid_paths_are_refused(tmp_path, name):
+  """Missing, below a file, too long, or with a null byte."""
   (tmp_path / 'file').touch()
   (tmp_path / 'self').symlink_to(tmp_path / 'self')
   for path in (f'{tmp_path}/{name}', f'{tmp_path}/self'):
@@ -179,8 +179,8 @@ def test_paths_that_are_none(tmp_path, name):
       class_folders.roots(path, 'source.path')
 
 
-def test_a_tenth_is_held_out(tmp_path):
-  """Of train where there is no val, and of everything where there is none."""
+def test_divide_holds_out_a_tenth(tmp_path):
+  """Of train if there is no val, and of everything if there is no split."""
   fill(tmp_path, *(f'train/{k}/{i}.jpg' for k in 'ab' for i in range(20)))
   fill(tmp_path, 'test/a/1.jpg')
   for root in (tmp_path, tmp_path / 'train'):
@@ -192,8 +192,8 @@ def test_a_tenth_is_held_out(tmp_path):
 
 
 @pytest.mark.parametrize('count', [2, 5])
-def test_too_few_to_hold_some_out(tmp_path, count):
-  """Of classes of one image, none can be held out and trained on."""
+def test_divide_refuses_too_few_images(tmp_path, count):
+  """No image of a class with one image can be held out and trained on."""
   fill(tmp_path, *(f'{k}/1.jpg' for k in 'abcde'[:count]))
   with pytest.raises(
     UserError, match=f'{count} images of {count} classes: too'
@@ -201,8 +201,7 @@ def test_too_few_to_hold_some_out(tmp_path, count):
     folder.divide(str(tmp_path))
 
 
-def test_kinds_of_splits():
-  """A name of one kind is of no other."""
+def test_names_of_splits_are_unambiguous():
   names = [name for names in splits.KINDS.values() for name in names]
   assert len(names) == len(set(names))
   assert splits.kind('VALID') == 'validation'

@@ -1,4 +1,4 @@
-"""Lists of classes, and what labels mean with and without one."""
+"""Tests of class lists, and of labels with and without them."""
 
 import pytest
 
@@ -34,13 +34,13 @@ def number(labels, known=None, whole=True):
     ('cat\tthe cat\ndog\n', {'cat': 0}),
     ('cat\tthe cat\ndog\n', {'1': 1, '0': 0}),
     ('1 euro\n2 euro\n', {'2 euro': 1}),
-    ('0 a\n1 b\n', {'1': 1}),  # harmless: the numbers are the places
+    ('0 a\n1 b\n', {'1': 1}),  # the numbers equal the positions
     (f'1\ta\n{10**20}\tb\n', {str(10**20): 1}),
     ('1.5\ta\n2\tb\n', {'1.5': 0}),
   ],
 )
-def test_labels_of_a_list(tmp_path, text, labels):
-  """What a line begins with is the label; of names alone, also its place."""
+def test_labels_refer_to_keys_or_positions(tmp_path, text, labels):
+  """A label is the first word of a line, or else the position of a name."""
   known = listed(tmp_path, text)
   same, numbers = number(list(labels), known)
   assert same is known and numbers == labels
@@ -63,16 +63,16 @@ def test_labels_of_a_list(tmp_path, text, labels):
     ('1,a\n2,b\n', ['0', '1'], ["'1,a'", 'a tab between']),
   ],
 )
-def test_labels_that_are_not_in_the_list(tmp_path, text, labels, words):
-  """The message has the place, the label and what the list has."""
+def test_labels_outside_the_list_are_refused(tmp_path, text, labels, words):
+  """The message contains the location, the label and the list."""
   with pytest.raises(UserError) as error:
     number(labels, listed(tmp_path, text))
   for word in words:
     assert word in str(error.value)
 
 
-def test_without_a_list():
-  """Numbers up to the largest; names in sorted order."""
+def test_labels_without_a_list():
+  """Numbers up to the largest are classes; names are sorted."""
   known, numbers = number(['3', '0', '02'])
   assert known.keys == ['0', '1', '2', '3']
   assert numbers == {'3': 3, '0': 0, '02': 2}
@@ -98,8 +98,8 @@ def test_without_a_list():
     (['1e3'], True, ['1e3', 'an integer']),
   ],
 )
-def test_labels_that_need_a_list(labels, whole, words):
-  """One message: what came, what is allowed, and where to list classes."""
+def test_labels_that_need_a_list_are_refused(labels, whole, words):
+  """The message has the label, what is allowed, and where to list classes."""
   with pytest.raises(UserError) as error:
     number(labels, whole=whole)
   for word in words:
@@ -115,14 +115,13 @@ def test_labels_that_need_a_list(labels, whole, words):
     '\ncat \t the cat\n\ndog',
   ],
 )
-def test_forms_of_a_list(tmp_path, text):
-  """A BOM, any line ends, blanks and blank lines do not count."""
+def test_spelling_of_a_list_does_not_matter(tmp_path, text):
+  """A BOM, line ends, blanks and blank lines are ignored."""
   known = listed(tmp_path, text)
   assert (known.keys, known.names) == (['cat', 'dog'], ['the cat', 'dog'])
 
 
-def test_a_separator_within_a_name(tmp_path):
-  """U+2028 and the like end no line."""
+def test_unicode_separators_do_not_end_a_line(tmp_path):
   assert listed(tmp_path, 'a\tx\u2028y\nb\n').names == ['x\u2028y', 'b']
 
 
@@ -137,15 +136,15 @@ def test_a_separator_within_a_name(tmp_path):
     (b'\xff\xfec\0a\0t\0', 'UTF-8'),
   ],
 )
-def test_lists_that_are_none(tmp_path, text, word):
-  """Refused, where its lines would have become classes."""
+def test_files_that_are_not_lists_are_refused(tmp_path, text, word):
+  """Otherwise their lines would become classes."""
   with pytest.raises(UserError, match=word):
     listed(tmp_path, text)
   assert listed(tmp_path, '[other]\ncat\n').keys == ['[other]', 'cat']
 
 
-def test_text_of():
-  """Whole numbers and names, without blanks around."""
+def test_text_of_labels():
+  """Whole numbers and names, without surrounding blanks."""
   found = [classes.text_of(v) for v in (7, -1, ' cat\n', '7')]
   assert found == ['7', '-1', 'cat', '7']
   for value in (True, 0.5, None, '', ' ', [1], {}):

@@ -5,8 +5,8 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
+from indexed_source import PLAIN, Numbered, mesh_of, train
 from minimal_config import completed
-from numbered import PLAIN, Numbered, mesh_of, train
 
 from tests.plugins import two_crops, unlabelled
 from vit_jax.config import completion, sections
@@ -64,7 +64,7 @@ def test_two_crops_without_a_label(processes):
     assert (row[0] != row[1]).any()
 
 
-def test_a_step_without_labels():
+def test_a_step_without_labels_is_trained():
   """Batches have the compiled shapes; the loss decreases on eight devices."""
   changes = IMAGES | {'reader.on_bad_record': 'skip', 'schedule.base_lr': 0.01}
   experiment = Experiment.build(completed(**changes), jax.devices())
@@ -105,7 +105,7 @@ def test_memory_is_counted_from_the_spec(transform):
   assert buffers[image].nbytes == 5 * np.prod(transform.spec[image][0])
 
 
-def test_padding_of_other_keys():
+def test_all_keys_are_padded():
   """Evaluation pads every key with zeros; `mask` is False there."""
   source = unlabelled.Source('test', num_examples=3)
   transform = Made(
@@ -159,7 +159,7 @@ def test_invalid_specs(spec, text):
     ({'place': np.zeros(4)}, r'float64 \[4\]; its spec'),
   ],
 )
-def test_values_that_differ_from_the_spec(values, text):
+def test_values_that_differ_from_the_spec_are_refused(values, text):
   """Values are not broadcast or rounded silently."""
   transform = Made(declared('place', (4,)), values)
   with pytest.raises(UserError, match=f'Made returned .*{text}'):
@@ -184,13 +184,13 @@ def test_soft_labels_are_not_checked_as_classes():
   np.testing.assert_array_equal(batch['label'], np.full((8, 8), 1e3))
 
 
-def test_a_transform_with_labels_for_a_source_without():
-  """The error is a UserError in place of a KeyError."""
+def test_a_source_without_labels_is_refused_if_labels_are_needed():
+  """The error is a UserError instead of a KeyError."""
   with pytest.raises(UserError, match='label.*augment.name'):
     train(unlabelled.Source('train'), 8, 1, transform=PLAIN)
 
 
-def test_an_objective_without_its_keys():
+def test_an_objective_without_its_keys_is_refused():
   """The message names the missing keys; it is raised before compilation."""
   changes = IMAGES | {'objective.name': 'supervised'}
   with pytest.raises(UserError, match='image, label .* crops'):
@@ -200,8 +200,8 @@ def test_an_objective_without_its_keys():
 # The name of a transform
 
 
-def test_sections_without_a_name():
-  """Older configs and checkpoints without a name use the default transform."""
+def test_sections_without_a_name_use_the_default():
+  """Older configs and checkpoints do not have a name."""
   config = completed()
   assert (config.augment.name, config.preprocess.name) == ('transforms',) * 2
   old = config.to_dict()

@@ -5,9 +5,9 @@ import io
 import cv2
 import numpy as np
 import pytest
-from pictures import encode, noise, smooth
 from PIL import Image
 from pillow_files import opened, saved, turned
+from sample_images import encode, noise, smooth
 
 from vit_jax.data.images.decode import decode
 from vit_jax.data.images.headers import DecodeError
@@ -20,8 +20,8 @@ def test_png_is_lossless_and_rgb():
   np.testing.assert_array_equal(decode(encode(pixels, '.png')), pixels)
 
 
-def test_jpeg_is_close():
-  """JPEG is decoded up to compression losses, in RGB order."""
+def test_jpeg_is_decoded_in_rgb_order():
+  """Pixels agree up to compression losses."""
   pixels = smooth(40, 60)
   decoded = decode(encode(pixels, '.jpg')).astype(int)
   assert np.abs(decoded - pixels).mean() < 2
@@ -57,23 +57,22 @@ def test_arrays_pass_through(channels):
     np.zeros((0, 4, 3), np.uint8),
   ],
 )
-def test_wrong_arrays(pixels):
+def test_wrong_arrays_are_refused(pixels):
   """Other dtypes, ranks and numbers of channels are refused."""
   with pytest.raises(DecodeError):
     decode(pixels)
 
 
 @pytest.mark.parametrize('data', [b'', b'not an image', b'\xff\xd8\xff\xe0'])
-def test_wrong_bytes(data):
-  """Bytes that are not an image raise an error."""
+def test_bytes_that_are_not_an_image_are_refused(data):
   with pytest.raises(DecodeError):
     decode(data)
 
 
 @pytest.mark.parametrize('kind', ['.jpg', '.png'])
 @pytest.mark.parametrize('share', [0.05, 0.2, 0.5, 0.8, 0.95])
-def test_truncated_bytes(kind, share):
-  """A truncated file raises an error in place of returning half an image."""
+def test_truncated_files_raise_an_error(kind, share):
+  """A part of the image is not returned."""
   data = encode(noise(64, 64), kind)
   with pytest.raises(DecodeError):
     decode(data[: int(share * len(data))])
@@ -106,15 +105,15 @@ EXACT = {
 
 
 @pytest.mark.parametrize('name', EXACT)
-def test_pillow_reads_the_same(name):
-  """The pixels of each format are equal to Pillow's."""
+def test_decoded_pixels_equal_pillow(name):
+  """All formats are compared."""
   image, kind, settings = EXACT[name]
   data = saved(image, kind, **settings)
   np.testing.assert_array_equal(decode(data), opened(data))
 
 
-def test_cmyk_jpeg():
-  """CMYK is converted to RGB; the difference is at most two levels."""
+def test_cmyk_jpeg_is_converted_to_rgb():
+  """The difference from Pillow is at most two levels."""
   y, x = np.mgrid[:40, :60]
   inks = np.stack([2 * x, 2 * y, 100 + x, 3 * y], -1).astype(np.uint8)
   data = saved(Image.fromarray(inks, 'CMYK'), 'JPEG', quality=95)

@@ -4,9 +4,9 @@ import cv2
 import numpy as np
 import pytest
 import simplejpeg
-from pictures import encode, noise, smooth
 from PIL import Image
 from pillow_files import opened, saved, turned
+from sample_images import encode, noise, smooth
 
 from vit_jax.data.images import turbojpeg
 from vit_jax.data.images.decode import decode, decode_box
@@ -42,7 +42,9 @@ def jpegs(height, width):
 
 @pytest.mark.parametrize('height, width', [(1, 1), (17, 9), (50, 70)])
 @pytest.mark.parametrize('library', ['libjpeg-turbo', 'simplejpeg'])
-def test_a_box_is_cut_from_the_whole(height, width, library, monkeypatch):
+def test_a_decoded_box_equals_the_whole_image(
+  height, width, library, monkeypatch
+):
   """Decoding only a box gives the same pixels as decoding the whole image."""
   assert turbojpeg._library() is not None
   if library == 'simplejpeg':
@@ -128,8 +130,8 @@ def test_orientation_without_turbojpeg(no_turbojpeg, orientation):
 
 @pytest.mark.parametrize('kind', ['JPEG', 'PNG', 'GIF', 'BMP', 'WEBP'])
 @pytest.mark.parametrize('less', [2, 10, 100, 1000])
-def test_truncated_files(kind, less):
-  """Even a few missing bytes are detected in every format."""
+def test_a_few_missing_bytes_are_detected(kind, less):
+  """In every format."""
   image = Image.fromarray(noise(40, 50))
   data = saved(image.quantize(64) if kind == 'GIF' else image, kind)
   decode(data)
@@ -137,15 +139,15 @@ def test_truncated_files(kind, less):
     decode(data[:-less])
 
 
-def test_a_jpeg_cut_short_without_turbojpeg(no_turbojpeg):
-  """The check of the end marker detects truncation before OpenCV decodes."""
+def test_truncated_jpegs_are_detected_without_turbojpeg(no_turbojpeg):
+  """The check of the end marker precedes decoding by OpenCV."""
   data = encode(noise(40, 50), '.jpg')
   with pytest.raises(DecodeError, match='truncated'):
     decode(data[:-2])
 
 
-def test_bytes_after_the_end_do_not_matter():
-  """Cameras append previews and padding, which are ignored."""
+def test_bytes_after_the_end_are_ignored():
+  """Cameras append previews and padding."""
   data = encode(noise(40, 50), '.jpg')
   np.testing.assert_array_equal(decode(data + bytes(100)), decode(data))
 
@@ -171,8 +173,8 @@ KINDS = {
 
 
 @pytest.mark.parametrize('kind', KINDS)
-def test_a_cut_jpeg_with_its_end_marker(library, kind):
-  """A file that libjpeg would fill with grey is bad with every decoder."""
+def test_truncated_jpegs_with_an_end_marker_are_detected(library, kind):
+  """libjpeg would fill the missing part with grey."""
   image, settings = KINDS[kind]
   data = saved(image, 'JPEG', **settings)
   decode(data)
@@ -181,8 +183,8 @@ def test_a_cut_jpeg_with_its_end_marker(library, kind):
       decode(cut(data, share))
 
 
-def test_a_box_above_the_cut(library):
-  """A box above the damage is decoded; other boxes raise an error."""
+def test_a_box_above_the_damage_is_decoded(library):
+  """Other boxes raise an error."""
   data = encode(noise(80, 64), '.jpg')
   damaged = cut(data, 0.6)
   part = decode_box(damaged, lambda y, x: (3, 5, 20, 30))
@@ -217,7 +219,7 @@ def test_damaged_headers_raise_decode_errors(library, kind):
       decode(good[:length] + (b'\xff\xd9' if kind == 'JPEG' else b''))
 
 
-def test_a_lost_restart_marker(library):
+def test_a_missing_restart_interval_is_detected(library):
   """If blocks between two markers are missing, libjpeg only warns."""
   image = Image.fromarray(noise(80, 64))
   data = saved(image, 'JPEG', restart_marker_blocks=3)
@@ -229,7 +231,7 @@ def test_a_lost_restart_marker(library):
 def test_the_same_files_are_bad_without_turbojpeg(monkeypatch):
   """The set of bad records does not depend on an optional package.
 
-  A box is judged down to its lower edge, and all of a damaged file is.
+  Both libraries detect damage down to the lower edge of the box.
   """
   good = encode(smooth(64, 64), '.jpg')
   rng = np.random.default_rng(0)

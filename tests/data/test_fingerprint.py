@@ -3,7 +3,7 @@
 import shutil
 
 import contract
-import numbered
+import indexed_source
 import numpy as np
 import pytest
 
@@ -25,8 +25,8 @@ def of_folder(path, split='train'):
   return folder.Source(split, path=str(path)).fingerprint
 
 
-def test_a_folder_that_is_moved_and_changed(photos, tmp_path):
-  """Names, sizes, classes and parts change a fingerprint; paths do not."""
+def test_fingerprint_of_a_folder_depends_on_its_content(photos, tmp_path):
+  """Names, sizes, classes and parts change it; paths do not."""
   before = of_folder(photos)
   assert before == of_folder(photos) and before['size'] == 6
   moved = shutil.copytree(photos, tmp_path / 'elsewhere' / 'data')
@@ -45,8 +45,8 @@ def test_a_folder_that_is_moved_and_changed(photos, tmp_path):
   assert of_folder(moved)['class_names'] == ['a', 'c']
 
 
-def test_a_manifest_whose_labels_change(tmp_path):
-  """The class of one image in the middle changes the fingerprint."""
+def test_fingerprint_of_a_manifest_depends_on_its_labels(tmp_path):
+  """The class of one image in the middle changes it."""
   rows = [f'{i}.png,{i % 2}' for i in range(100)]
   for number in range(100):
     (tmp_path / f'{number}.png').write_bytes(contract.png(number))
@@ -60,7 +60,7 @@ def test_a_manifest_whose_labels_change(tmp_path):
   assert after == before
 
 
-def test_both_formats_of_a_tfds_set(prepared):
+def test_both_formats_of_tfds_have_the_same_fingerprint(prepared):
   """Both formats contain the same examples in the same order."""
   first, second = (
     tfds.Source('train', dataset='twin', data_dir=str(path)).fingerprint
@@ -70,8 +70,7 @@ def test_both_formats_of_a_tfds_set(prepared):
   assert first['dataset'] == 'twin/1.0.0'
 
 
-def test_members_of_a_mixture():
-  """A change of one member changes the fingerprint of the mixture."""
+def test_fingerprint_of_a_mixture_depends_on_its_members():
 
   def of_mixture(size):
     members = {
@@ -86,19 +85,18 @@ def test_members_of_a_mixture():
   assert of_mixture(32) != of_mixture(31)
 
 
-def test_a_plug_in_without_a_fingerprint():
-  """The fingerprint then consists of size, classes and a few records."""
-  source = numbered.Numbered(100)
+def test_fingerprint_of_a_plug_in_source():
+  """It consists of size, classes and a few records."""
+  source = indexed_source.Numbered(100)
   found = fingerprint.of(source)
   assert found['size'] == 100 and found['class_names'] == source.class_names
   assert found['records'][0][1] == 0 and found['records'][-1][1] == 99
   assert source.read.total() <= 8
-  assert found == fingerprint.of(numbered.Numbered(100))
-  assert found != fingerprint.of(numbered.Numbered(101))
+  assert found == fingerprint.of(indexed_source.Numbered(100))
+  assert found != fingerprint.of(indexed_source.Numbered(101))
 
 
-def test_a_record_that_cannot_be_used(photos):
-  """Bad records are represented by None."""
+def test_bad_records_in_a_fingerprint_are_none(photos):
   source = folder.Source('train', path=str(photos))
   before = source.fingerprint['records']
   (photos / 'a' / '0.png').unlink()

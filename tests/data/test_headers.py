@@ -7,8 +7,8 @@ import cv2
 import numpy as np
 import pytest
 import simplejpeg
-from pictures import encode, noise
 from PIL import Image
+from sample_images import encode, noise
 
 from tests.faults.counts import injected
 from vit_jax.data.images import decode as decoding
@@ -37,7 +37,7 @@ SIZES = [(1, 1), (3, 700), (300, 2)]
     ('WEBP', {'exif': b'Exif\0\0II*\0\x08\0\0\0\0\0'}),  # with features
   ],
 )
-def test_stated_size(kind, settings, height, width):
+def test_stated_size_of_each_format(kind, settings, height, width):
   """Heights and widths are read correctly, also for one pixel."""
   data = saved(kind, height, width, **settings)
   assert headers.stated_size(data) == (height, width)
@@ -164,7 +164,6 @@ def test_broken_exif_is_upright(data):
     b'\xff\xd8\xff\xc0\0\x02\xff\xda',
   ],
 )
-def test_bytes_that_are_not_a_jpeg(data):
-  """Parsing such a header ends with an error."""
+def test_bytes_that_are_not_a_jpeg_are_refused(data):
   with pytest.raises(DecodeError):
     headers.jpeg(data)

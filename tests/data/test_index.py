@@ -1,4 +1,4 @@
-"""Offset indices: right, cached, made anew when they must be."""
+"""Tests of the index of record offsets: content, cache and renewal."""
 
 import os
 import resource
@@ -22,7 +22,7 @@ def record(payload):
 
 
 def write_shards(folder, counts):
-  """Shards of records that say their number; returns paths and records."""
+  """Writes shards of numbered records; returns paths and records."""
   paths, records, number = [], [], 0
   for shard, count in enumerate(counts):
     path = folder / f'x.tfrecord-{shard:05d}-of-{len(counts):05d}'
@@ -59,7 +59,7 @@ def cache_home(tmp_path_factory, monkeypatch):
 
 @pytest.fixture
 def scans(monkeypatch):
-  """Paths of the shards that were scanned."""
+  """Returns a list of the paths of scanned shards."""
   scanned, scan = [], tfrecord.scan
   monkeypatch.setattr(
     tfrecord, 'scan', lambda path: (scanned.append(path), scan(path))[1]
@@ -67,14 +67,14 @@ def scans(monkeypatch):
   return scanned
 
 
-def test_every_record_is_found(tmp_path):
-  """Empty records and empty shards included."""
+def test_the_index_contains_every_record(tmp_path):
+  """Including empty records and empty shards."""
   paths, records = write_shards(tmp_path, [3, 0, 7, 1])
   assert read(paths, load(paths)) == records
 
 
-def test_it_is_built_once(tmp_path, scans):
-  """The second time it comes from beside the data, and is the same."""
+def test_the_index_is_cached(tmp_path, scans):
+  """The second time it is read from the folder of the data."""
   paths, records = write_shards(tmp_path, [3, 4])
   load(paths)
   assert sorted(scans) == paths
@@ -84,8 +84,8 @@ def test_it_is_built_once(tmp_path, scans):
 
 
 @pytest.mark.parametrize('change', ['grow', 'touch', 'damage'])
-def test_a_stale_one_is_built_again(tmp_path, scans, change):
-  """After a change of a shard, or of the cache itself."""
+def test_a_stale_index_is_built_again(tmp_path, scans, change):
+  """After a change of a shard, or of the cache."""
   paths, records = write_shards(tmp_path, [3, 4])
   load(paths)
   if change == 'grow':
@@ -103,10 +103,10 @@ def test_a_stale_one_is_built_again(tmp_path, scans, change):
   assert len(scans) == 4
 
 
-def test_a_directory_that_cannot_be_written(
+def test_the_cache_moves_if_the_folder_cannot_be_written(
   tmp_path, scans, cache_home, monkeypatch, capsys
 ):
-  """The cache moves to the home; without one it is built each time."""
+  """It moves to the home directory, or is built each time."""
   paths, records = write_shards(tmp_path, [3])
   (tmp_path / index.FOLDER).write_text('a file where the folder would be')
   load(paths)
@@ -118,8 +118,8 @@ def test_a_directory_that_cannot_be_written(
   assert 'XDG_CACHE_HOME' in capsys.readouterr().err
 
 
-def test_builders_at_the_same_time(tmp_path):
-  """All get it whole, one file stays, and nothing temporary."""
+def test_concurrent_builders_give_one_index(tmp_path):
+  """One file remains, and no temporary files."""
   paths, records = write_shards(tmp_path, [50] * 4)
   results = []
   threads = [
@@ -135,8 +135,8 @@ def test_builders_at_the_same_time(tmp_path):
 
 
 @pytest.mark.parametrize('left', [1, 11, 12, 15, 23])
-def test_a_shard_cut_short(tmp_path, left):
-  """Wherever within the last record it was cut, the message says where."""
+def test_a_truncated_shard_is_reported(tmp_path, left):
+  """The message says where it ends."""
   paths, records = write_shards(tmp_path, [3, 2])
   size = os.path.getsize(paths[1])
   with open(paths[1], 'ab') as file:
@@ -146,12 +146,12 @@ def test_a_shard_cut_short(tmp_path, left):
   for word in (paths[1], f'offset {size}', 'on_bad_shard=skip'):
     assert word in str(error.value)
   assert read(paths, load(paths, on_bad_shard='skip')) == records
-  with pytest.raises(UserError, match='cut short'):  # though it is cached now
+  with pytest.raises(UserError, match='cut short'):  # although it is cached
     load(paths)
 
 
-def test_a_damaged_length(tmp_path):
-  """A length that leads nowhere ends the shard there."""
+def test_a_damaged_length_is_reported(tmp_path):
+  """A length that points beyond the file ends the shard."""
   paths, records = write_shards(tmp_path, [3])
   second = len(record(records[0][0]))
   with open(paths[0], 'r+b') as file:
@@ -161,8 +161,7 @@ def test_a_damaged_length(tmp_path):
     load(paths)
 
 
-def test_words_about_settings_and_files(tmp_path):
-  """A wrong policy and a missing shard are the user's errors."""
+def test_messages_of_wrong_policies_and_missing_shards(tmp_path):
   paths, _ = write_shards(tmp_path, [1])
   with pytest.raises(UserError, match='on_bad_shard.*ignore'):
     load(paths, on_bad_shard='ignore')
@@ -173,7 +172,7 @@ def test_words_about_settings_and_files(tmp_path):
 # Files
 
 
-def test_no_more_files_than_allowed_stay_open(tmp_path, monkeypatch):
+def test_the_number_of_open_files_is_limited(tmp_path, monkeypatch):
   """More shards than descriptors can be read, by many threads at once."""
   monkeypatch.setattr(resource, 'getrlimit', lambda _: (8, 8))
   paths = []
@@ -199,8 +198,7 @@ def test_no_more_files_than_allowed_stay_open(tmp_path, monkeypatch):
   assert len(os.listdir('/proc/self/fd')) <= before
 
 
-def test_a_file_that_shrank(tmp_path):
-  """A record that is no longer there is a bad record."""
+def test_a_record_beyond_a_shrunken_file_is_bad(tmp_path):
   (tmp_path / 'x').write_bytes(b'12345')
   reader = files.Files([str(tmp_path / 'x')])
   assert reader.read(0, 1, 4) == b'2345'
@@ -211,8 +209,8 @@ def test_a_file_that_shrank(tmp_path):
 # Examples
 
 
-def test_examples_that_are_none():
-  """Bytes that are no Example, or lack a feature, are bad records."""
+def test_records_without_an_example_are_bad():
+  """The bytes are not an Example, or lack a feature."""
   example = tfrecord._PROTO.Example()
   feature = example.features.feature
   feature['image'].bytes_list.value.append(b'pixels')

@@ -3,7 +3,7 @@
 import logging
 
 import pytest
-from numbered import Numbered
+from indexed_source import Numbered
 
 from vit_jax.data import matching
 from vit_jax.data.images.headers import DecodeError
@@ -48,9 +48,9 @@ def test_labels_follow_the_names(names, labels):
   'names, known',
   [
     (PETS, PETS),
-    (PETS[:2], PETS),  # the first of them
+    (PETS[:2], PETS),  # a subset
     (['crane', 'crane', 'cat'], ['crane', 'crane', 'cat']),  # ImageNet has two
-    (['class 0', 'class 1'], PETS),  # of an official .npz, or of the data
+    (['class 0', 'class 1'], PETS),  # numbers instead of names
     (PETS, ['0', '1', '2', '3']),
     (['00', '01'], ['class_0', 'Class 1']),
     ([], PETS),
@@ -87,7 +87,7 @@ def test_other_classes_are_refused(names, known, words):
 def test_a_bad_label_stays_bad():
   """A label out of range is not mapped to one of the head's classes."""
   source = _Source(['eel', 'dog', 'cat'])
-  source.bad['label'] = 1  # its label is the source's number of classes
+  source.bad['label'] = 1  # its label is the number of classes
   mapped = matching.matched(source, PETS, 'the weights')
   with pytest.raises(DecodeError, match='label 3; allowed: 0 to 2'):
     mapped[1]

@@ -7,8 +7,8 @@ import cv2
 import numpy as np
 import pillow_arithmetic
 import pytest
-from pictures import encode, noise
 from PIL import Image, ImageFilter, ImageOps
+from sample_images import encode, noise
 
 from benchmarks.peers import import_timm
 from vit_jax.data.augment import cutting, ops, policies
@@ -33,7 +33,7 @@ def numbers(picture):
 
 
 @pytest.mark.parametrize('image', IMAGES.values(), ids=IMAGES)
-def test_hue_is_torchvisions(image):
+def test_hue_equals_torchvision(image):
   """Results are bitwise equal, with 8 bits of hue, saturation and value."""
   for turn in (-0.5, -0.1, -0.034, 0.0, 0.07, 0.1, 0.5):
     expected = numbers(TF.adjust_hue(Image.fromarray(image), turn))
@@ -43,14 +43,14 @@ def test_hue_is_torchvisions(image):
 
 
 @pytest.mark.parametrize('image', IMAGES.values(), ids=IMAGES)
-def test_blur_is_three_boxes(image):
-  """Results are bitwise equal to three box means of the same weights."""
+def test_blur_equals_three_box_means(image):
+  """Results are bitwise equal."""
   for sigma in (0.1, 0.37, 0.5, 1.0, 1.234, 2.0, 4.5):
     expected = pillow_arithmetic.soften(image, sigma)
     np.testing.assert_array_equal(ops.soften(image, sigma), expected)
 
 
-def test_jitter_is_torchvisions():
+def test_color_jitter_equals_torchvision():
   """With equal factors and order, only the rounding of each part differs."""
   strengths, functions = (
     (0.4, 0.4, 0.2, 0.1),
@@ -75,7 +75,7 @@ def test_jitter_is_torchvisions():
   assert len(orders) > 10
 
 
-def test_distribution_of_boxes_is_torchvisions():
+def test_boxes_have_torchvisions_distribution():
   """Areas, aspect ratios and positions of many boxes have equal quantiles."""
   import torch
 
@@ -126,7 +126,7 @@ def by_pillow(picture, size, area, rng, *, blur, solarize):
   return numbers(view)
 
 
-def test_every_view_is_pillows():
+def test_views_equal_pillow():
   """Operations are applied in order, with draws of a single generator."""
   transform = TrainTransform(
     (32, 24), local_crops=3, local_size=(16,), color_jitter=(0, 0, 0, 0)
@@ -151,8 +151,8 @@ def test_every_view_is_pillows():
       assert np.abs(crop - expected).max() <= 2
 
 
-def test_probabilities_of_the_operations(monkeypatch):
-  """Frequencies are within five σ of the published probabilities."""
+def test_operations_have_the_published_probabilities(monkeypatch):
+  """Frequencies are within five σ."""
   transform, calls = TrainTransform((8, 8), local_size=(8,)), []
   monkeypatch.setattr(cv2, 'flip', lambda x, axis: calls.append('flip') or x)
   for module, name in (

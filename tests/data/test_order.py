@@ -53,8 +53,8 @@ def test_a_position_does_not_depend_on_the_others():
   np.testing.assert_array_equal(order.shuffled(some, n, 5), whole[some])
 
 
-def test_large_positions():
-  """Positions beyond 2^32 also give permutations."""
+def test_large_positions_give_permutations():
+  """Positions beyond 2^32 are allowed."""
   n, start = 1000, 5_000_000_000
   indices = order.shuffled(np.arange(start, start + n), n, 0)
   np.testing.assert_array_equal(np.sort(indices), np.arange(n))
@@ -84,7 +84,7 @@ def test_the_first_examples_are_uniform(seed):
 
 
 @pytest.mark.parametrize('seed', range(5))
-def test_neighbours_are_unrelated(seed):
+def test_consecutive_examples_are_unrelated(seed):
   """The distances between consecutive examples are uniform."""
   indices = order.shuffled(np.arange(10_001), IMAGENET_21K, seed)
   bins = 100
@@ -132,8 +132,8 @@ def test_replacements_depend_on_each_argument(varied):
 
 
 @pytest.mark.parametrize('batch_size, repeats', [(1024, 3), (96, 3), (10, 2)])
-def test_repeated(batch_size, repeats):
-  """Each example occurs `repeats` times, in order, not in adjacent rows."""
+def test_repeated_copies_are_not_adjacent(batch_size, repeats):
+  """Each example occurs `repeats` times, in order."""
   batches = 7
   positions = np.arange(batches * batch_size)
   drawn = order.repeated(positions, batch_size, repeats)

@@ -41,7 +41,7 @@ def sources(root):
 
 
 @pytest.mark.parametrize('name', sources('').keys())
-def test_parts_of_a_split(root, name):
+def test_overlap_of_parts_of_a_split(root, name):
   """The count is 0 for disjoint parts and exact for overlapping parts."""
   open_split = sources(root)[name]
   whole, first, last = map(open_split, ('train', 'train[:50%]', 'train[50%:]'))
@@ -53,7 +53,7 @@ def test_parts_of_a_split(root, name):
   assert shared == len(middle)
 
 
-def test_sources_without_rows():
+def test_overlap_of_a_source_without_rows_is_unknown():
   class Unknown:
     name, num_classes, class_names = 'unknown', 1, ['a']
 

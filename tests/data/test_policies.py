@@ -4,7 +4,7 @@ import collections
 
 import numpy as np
 import pytest
-from pictures import noise
+from sample_images import noise
 
 from vit_jax.data.augment import ops, policies
 
@@ -36,8 +36,8 @@ class Recorder:
     return np.concatenate([np.array(v) for v in self.calls.values()])
 
 
-def test_operations():
-  """timm has 15 published operations, and the authors' policy has 16."""
+def test_policies_have_the_published_operations():
+  """timm has 15 operations, and the authors' policy has 16."""
   assert policies.TIMM.keys() == NAMES
   assert policies.AUTHORS.keys() == NAMES | {'cut_out'}
 
@@ -49,7 +49,7 @@ def test_operations():
     *(('authors', name) for name in policies.AUTHORS),
   ],
 )
-def test_every_operation_at_every_level(policy, name):
+def test_operations_keep_shape_and_argument(policy, name):
   """Shape and dtype are kept, and the argument is not modified."""
   operation = policies.POLICIES[policy][name]
   before, rng = IMAGE.copy(), np.random.default_rng(0)
@@ -91,7 +91,7 @@ MEANINGS = [
 
 
 @pytest.mark.parametrize('policy, name, level, results', MEANINGS)
-def test_meaning_of_levels(policy, name, level, results):
+def test_levels_have_the_published_meaning(policy, name, level, results):
   """Arguments at a level are those of timm's or the authors' code."""
   rng, operation = np.random.default_rng(0), policies.POLICIES[policy][name]
   counts = [0] * len(results)
@@ -117,8 +117,8 @@ def test_cut_outs_are_proportional_to_the_image(side):
         assert lost == pytest.approx(100 / 224, abs=1 / side)
 
 
-def test_authors_at_their_own_size():
-  """At 224 pixels, the numbers are those of the authors' code."""
+def test_authors_policy_at_224_pixels():
+  """The numbers are those of the authors' code."""
   image, rng = noise(224, 224), np.random.default_rng(0)
   moved = policies.AUTHORS['translate_x'](image, 1.0, rng)
   assert any(
@@ -130,7 +130,7 @@ def test_authors_at_their_own_size():
   assert max((c == 128).all(-1).sum() for c in cut) == 80 * 80
 
 
-def test_authors_apply_every_operation(monkeypatch):
+def test_authors_policy_applies_all_drawn_operations(monkeypatch):
   """N operations per image are drawn uniformly, all at magnitude M."""
   recorder, rng = Recorder(monkeypatch), np.random.default_rng(0)
   policy = policies.RandAugment(2, 7.0, 'authors')
@@ -142,7 +142,7 @@ def test_authors_apply_every_operation(monkeypatch):
   assert np.abs(np.array(counts) - 100).max() < 5 * 10
 
 
-def test_timm_applies_half_of_them(monkeypatch):
+def test_timm_policy_applies_half_of_the_operations(monkeypatch):
   """Each has probability 1/2, and the std of its magnitude is .5."""
   recorder, rng = Recorder(monkeypatch), np.random.default_rng(0)
   policy = policies.RandAugment(2, 5.0, 'timm')
@@ -164,7 +164,7 @@ def test_magnitudes_stay_in_range(monkeypatch):
   assert recorder.levels().min() == 0 and recorder.levels().max() == 1
 
 
-def test_three_augment_takes_one_of_three():
+def test_three_augment_applies_one_of_three():
   """Greyscale, solarization and blur have probability 1/3 each."""
   rng, counts = np.random.default_rng(0), collections.Counter()
   grey, solar = ops.greyscale(IMAGE), ops.solarize(IMAGE)
@@ -191,7 +191,7 @@ def test_color_jitter_stays_in_its_range():
 
 
 @pytest.mark.parametrize('name', ['rotate', 'shear_x', 'translate_y'])
-def test_empty_pixels(name):
+def test_fill_colours(name):
   """timm fills with ImageNet's mean, the authors' code with grey."""
   image = np.full((20, 30, 3), (255, 0, 255), np.uint8)
   for policy, colour in (('timm', (124, 116, 104)), ('authors', (128,) * 3)):

@@ -1,4 +1,4 @@
-"""The command as a user types it."""
+"""Tests of the command `prepare`."""
 
 import errno
 import os
@@ -19,8 +19,8 @@ def source(tmp_path):
 
 
 @pytest.mark.slow
-def test_training_on_what_was_prepared(tmp_path, source):
-  """The command that the data source names, then configs/l16_i21k.py."""
+def test_a_prepared_dataset_can_be_trained_on(tmp_path, source):
+  """With the command that the missing data suggests."""
   absent = ('--config=configs/l16_i21k.py', f'--workdir={tmp_path}/run')
   data = f'--config.source.data_dir={tmp_path}/tfds'
   _, err = runs.run(runs.command('train', *absent, data), code=2)
@@ -56,8 +56,8 @@ def test_training_on_what_was_prepared(tmp_path, source):
   assert runs.records(tmp_path / 'run')[-1]['val/count'] == 16
 
 
-def test_without_a_name_it_lists():
-  """What the paper needs, with what a person has to do; exit code 0."""
+def test_without_a_name_prepare_lists_datasets():
+  """The list says what a person has to do; the exit code is 0."""
   out, _ = runs.run(runs.command('prepare'))
   assert out.strip() == catalog.listing()
   for name in ('imagenet21k', 'imagenet2012_real', 'clevr', 'folder', 'digits'):
@@ -66,15 +66,15 @@ def test_without_a_name_it_lists():
 
 
 @pytest.mark.slow
-def test_digits(tmp_path):
-  """One process writes the data set to two directories, and skips a third."""
+def test_digits_are_prepared_per_directory(tmp_path):
+  """One process writes them to two directories, and skips a third."""
   for name in 'aab':
     prepare.run('digits', data_dir=str(tmp_path / name))
     assert (tmp_path / name / 'digits/1.0.0/dataset_info.json').exists()
 
 
-def test_left_over_work_is_removed(tmp_path, source):
-  """Killed between publishing and cleaning: the second try cleans."""
+def test_leftover_work_is_removed(tmp_path, source):
+  """After a kill between publishing and cleaning, the second attempt cleans."""
   arguments = dict(data_dir=str(tmp_path / 'tfds'), workers=1)
   prepare.run('imagenet21k', source=str(source), **arguments)
   with workspace.locked(tmp_path / 'tfds', 'imagenet21k') as work:
@@ -84,8 +84,7 @@ def test_left_over_work_is_removed(tmp_path, source):
   assert not work.exists()
 
 
-def test_what_is_in_the_way_stays(tmp_path, source):
-  """A directory that is no whole data set is not overwritten."""
+def test_an_incomplete_dataset_directory_is_not_overwritten(tmp_path, source):
   target = tmp_path / 'tfds/imagenet21k/1.0.0'
   target.mkdir(parents=True)
   (target / 'precious').write_text('')
@@ -115,8 +114,8 @@ def test_what_is_in_the_way_stays(tmp_path, source):
     (['folder', '--source=.', '--name=x', '--data_dir=/dev/null'], 'Not a dir'),
   ],
 )
-def test_one_message(arguments, message, tmp_path):
-  """Whatever a person can mend is a UserError that says what came."""
+def test_messages_of_wrong_arguments(arguments, message, tmp_path):
+  """Each is a UserError with the given value."""
   flags = dict(data_dir=str(tmp_path), workers=1)
   for argument in arguments[1:]:
     key, _, value = argument.removeprefix('--').partition('=')
@@ -130,16 +129,16 @@ def test_one_message(arguments, message, tmp_path):
     prepare.run(arguments[0], **flags)
 
 
-def test_exit_codes(tmp_path):
-  """2, one line and no traceback; also for two names."""
+def test_wrong_commands_end_with_code_2(tmp_path):
+  """One line and no traceback; also for two names."""
   data = f'--data_dir={tmp_path}'
   for arguments in (['imagenet21k'], ['cifar10', 'cifar100']):
     _, err = runs.run(runs.command('prepare', data, *arguments), code=2)
     assert err.startswith('error: ') and err.count('\n') == 1, err
 
 
-def test_a_full_disk(tmp_path, source, monkeypatch):
-  """However it shows: from the shard writer, or as an error of a file."""
+def test_a_full_disk_is_reported(tmp_path, source, monkeypatch):
+  """It shows in the shard writer, or as an error of a file."""
   os.symlink('/dev/full', tmp_path / 'shard.tmp')
   with pytest.raises(UserError, match='No space left'):
     shards.write_records(tmp_path / 'shard', [bytes(10**6)] * 9, 'group_size:1')

@@ -1,4 +1,4 @@
-"""Archives are read in memory, whole or not at all, whatever they hold."""
+"""Tests of reading archives in memory."""
 
 import os
 import pathlib
@@ -15,7 +15,7 @@ CONTENTS = archives.synsets(3, count=4)
 
 
 def as_source(tmp_path, kind):
-  """The same synsets in each form that a source may have."""
+  """Returns the same synsets in each form that a source may have."""
   if kind != 'directory':
     return archives.write(tmp_path / kind, CONTENTS)
   folder = tmp_path / kind
@@ -30,7 +30,7 @@ def as_source(tmp_path, kind):
   'kind', ['fall11_whole.tar', 'winter21_whole.tar.gz', 'directory']
 )
 def test_same_content_in_every_layout(tmp_path, kind):
-  """Synsets and their images come as they were put in."""
+  """Synsets and their images are those that were written."""
   source = as_source(tmp_path, kind)
   found = list(archive.synsets(source))
   content = {
@@ -68,7 +68,7 @@ def test_unsafe_names_are_skipped(name):
 
 
 def test_links_are_skipped():
-  """A link is not followed, inside the archive or out of it."""
+  """Links inside the archive or to its outside are not followed."""
   injected('a link in an archive')
   found = pictures_of(
     archives.tar({'a': link('a.JPEG', '/etc/passwd'), 'b.JPEG': b'b'})
@@ -76,8 +76,8 @@ def test_links_are_skipped():
   assert 'link' in found[0].reason and found[1] == ('b.JPEG', b'b')
 
 
-def test_damaged_synset_gives_what_comes_before():
-  """A tar that is cut short, or overwritten, is listed with its damage."""
+def test_a_damaged_synset_gives_the_images_before_the_damage():
+  """The damage is listed."""
   files = archives.synset_files('n00000001', 3, 0)
   data = archives.tar(files)
   begin = [i for i in range(0, len(data), 512) if data[i : i + 3] == b'n00']
@@ -93,8 +93,8 @@ def test_damaged_synset_gives_what_comes_before():
   assert pictures_of(b'\0' * 10240) == []
 
 
-def test_huge_claims_allocate_nothing():
-  """A header that claims more than the file has is damage."""
+def test_a_wrong_size_in_a_header_allocates_no_memory():
+  """A header that claims more than the file contains is damage."""
   data = bytearray(archives.tar({'n00000001_1.JPEG': b'x'}))
   member = tarfile.TarInfo('n00000001_1.JPEG')
   member.size = 2**40
@@ -104,16 +104,16 @@ def test_huge_claims_allocate_nothing():
 
 
 @pytest.mark.parametrize('kind', ['fall11_whole.tar', 'winter21_whole.tar.gz'])
-def test_truncated_archive_is_told(tmp_path, kind):
-  """A partial download is found, not taken for a smaller data set."""
+def test_a_truncated_archive_is_refused(tmp_path, kind):
+  """It is not used as a smaller dataset."""
   path = as_source(tmp_path, kind)
   os.truncate(path, path.stat().st_size * 2 // 3)
   with pytest.raises(UserError, match='not a complete tar archive'):
     list(archive.synsets(path))
 
 
-def test_damaged_header_is_told(tmp_path):
-  """Python's tarfile would end there without a word."""
+def test_a_damaged_header_is_refused(tmp_path):
+  """Python's tarfile would end there silently."""
   path = as_source(tmp_path, 'fall11_whole.tar')
   second = list(archive.synsets(path))[1]
   data = bytearray(path.read_bytes())
@@ -123,8 +123,8 @@ def test_damaged_header_is_told(tmp_path):
     list(archive.synsets(path))
 
 
-def test_sources_that_will_not_do(tmp_path):
-  """Nothing there, no archive, an archive of something else."""
+def test_wrong_sources_are_refused(tmp_path):
+  """A missing file, a file that is not an archive, an archive of other data."""
   text = tmp_path / 'text.tar'
   text.write_text('no archive' * 100)
   other = tmp_path / 'other.tar'
@@ -139,8 +139,8 @@ def test_sources_that_will_not_do(tmp_path):
       list(archive.synsets(path))
 
 
-def test_images_are_judged_by_content():
-  """Names say nothing; greyscale, PNG and CMYK are images, bombs are not."""
+def test_images_are_recognized_by_content():
+  """Greyscale, PNG and CMYK are images, bombs are not."""
   for data in (
     archives.photograph(1),
     archives.photograph(1, channels=0),

@@ -1,4 +1,4 @@
-"""Data sets from folders of images, with splits and without."""
+"""Tests of preparing datasets from folders of images."""
 
 import pytest
 
@@ -32,9 +32,9 @@ def read(data_dir, split):
 
 
 @pytest.mark.parametrize('workers', [1, 2])
-def test_classes_become_one_split(tmp_path, workers):
-  """Every image once, by class; what is no image is listed or ignored."""
-  wanted = fill(tmp_path / 'in', ['tabby cat', 'dog', 'ñandú'], 9)
+def test_a_folder_of_classes_becomes_one_split(tmp_path, workers):
+  """Every image occurs once; other files are listed or ignored."""
+  expected = fill(tmp_path / 'in', ['tabby cat', 'dog', 'ñandú'], 9)
   (tmp_path / 'in/dog/broken.jpg').write_bytes(b'no image')
   (tmp_path / 'in/dog/notes.txt').write_text('not an image')
   (tmp_path / 'in/.cache').mkdir()
@@ -47,31 +47,31 @@ def test_classes_become_one_split(tmp_path, workers):
   )
   names, found = read(tmp_path / 'out', 'train')
   assert names == ['dog', 'tabby cat', 'ñandú']
-  assert found == wanted
+  assert found == expected
   left_out = (tmp_path / 'out/my_set/1.0.0/undecodable.txt').read_text()
   assert left_out.startswith('train/dog/broken.jpg\t')
   assert left_out.count('\n') == 1
   shards = list((tmp_path / 'out/my_set/1.0.0').glob('*.array_record-*'))
   assert len(shards) > 1
   labels = [list(found.values()).index(name) for name in names]
-  assert max(labels) < 12  # mixed: all classes come early
+  assert max(labels) < 12  # shuffled, so all classes come early
 
 
-def test_splits(tmp_path):
-  """train/, val/ and test/ keep their names and share the classes."""
-  wanted = {
+def test_folders_of_splits_keep_their_names(tmp_path):
+  """train/, val/ and test/ share the classes."""
+  expected = {
     split: fill(tmp_path / 'in' / split, classes, 4, seed)
     for seed, (split, classes) in enumerate(
       {'train': ['a', 'b'], 'val': ['b'], 'test': ['a', 'c']}.items()
     )
   }
   folder.prepare(tmp_path / 'in', tmp_path / 'out', 'my_set')
-  for split, content in wanted.items():
+  for split, content in expected.items():
     assert read(tmp_path / 'out', split) == (['a', 'b', 'c'], content)
 
 
-def test_interrupted_goes_on(tmp_path, monkeypatch):
-  """Shards that were written are not written again; the files are the same."""
+def test_an_interrupted_preparation_continues(tmp_path, monkeypatch):
+  """Shards are not written twice; the files are the same."""
   fill(tmp_path / 'in', ['a', 'b'], 20)
   arguments = (tmp_path / 'in', tmp_path / 'out', 'my_set')
   write, count = folder.shards.write_records, 0
@@ -90,12 +90,11 @@ def test_interrupted_goes_on(tmp_path, monkeypatch):
   shards = len(list((tmp_path / 'out').rglob('*.array_record-*')))
   assert shards > 3 and count == shards + 1
   folder.prepare(tmp_path / 'in', tmp_path / 'b', 'my_set', shard_bytes=3_000)
-  ours, wanted = tmp_path / 'out/my_set', tmp_path / 'b/my_set'
-  assert archives.tree(ours) == archives.tree(wanted)
+  ours, expected = tmp_path / 'out/my_set', tmp_path / 'b/my_set'
+  assert archives.tree(ours) == archives.tree(expected)
 
 
-def test_folders_that_will_not_do(tmp_path):
-  """One message each."""
+def test_messages_of_wrong_folders(tmp_path):
   fill(tmp_path / 'mixed/train', ['a'], 1)
   fill(tmp_path / 'mixed', ['bus'], 1)
   fill(tmp_path / 'undecodable', ['a'], 0)

@@ -1,4 +1,4 @@
-"""ImageNet-21k from small archives of exactly the public layout."""
+"""Tests of preparing ImageNet-21k from small archives of its layout."""
 
 import collections
 import functools
@@ -12,13 +12,15 @@ from vit_jax.data.sources import tfds
 from vit_jax.errors import UserError
 from vit_jax.prepare import imagenet21k, workspace
 
-SMALL = dict(part_bytes=1, shard_bytes=4_000)  # a part a synset, several shards
+SMALL = dict(
+  part_bytes=1, shard_bytes=4_000
+)  # one part per synset, several shards
 VERSION = 'imagenet21k/1.0.0'
 
 
 @pytest.fixture(scope='module')
 def prepared(tmp_path_factory):
-  """A prepared data set: (its TFDS directory, contents, what was left out)."""
+  """Returns TFDS directory, contents and left-out names of a dataset."""
   folder = tmp_path_factory.mktemp('imagenet21k')
   contents, bad = archives.with_trouble()
   source = archives.write(folder / 'fall11_whole.tar', contents)
@@ -26,28 +28,28 @@ def prepared(tmp_path_factory):
   return folder, contents, bad
 
 
-def test_every_image_once_with_its_synset(prepared):
-  """Bytes, label and name of each image, and nothing else."""
+def test_every_image_occurs_once_with_its_synset(prepared):
+  """Bytes, label and name of each image are compared."""
   folder, contents, bad = prepared
   source = tfds.Source(
     'train', dataset='imagenet21k', data_dir=str(folder / 'tfds')
   )
   assert source.class_names == sorted(contents)
-  wanted = {
+  expected = {
     content: sorted(contents).index(wnid)
     for wnid, files in contents.items()
     for name, content in files.items()
     if f'{wnid}/{name}' not in bad
   }
   found = [source[i] for i in range(len(source))]
-  assert len(found) == len(wanted) == 8 * 12 + 3
-  assert {item['image']: item['label'] for item in found} == wanted
+  assert len(found) == len(expected) == 8 * 12 + 3
+  assert {item['image']: item['label'] for item in found} == expected
   for item in found:
     assert decode(item['image']).shape[2] == 3
 
 
-def test_what_is_left_out_is_listed(prepared):
-  """Each with its reason, one a line whatever its name, and nowhere else."""
+def test_left_out_images_are_listed(prepared):
+  """Each has its reason, one per line whatever its name."""
   folder, _, bad = prepared
   lines = (folder / 'tfds' / VERSION / 'undecodable.txt').read_text()
   names, reasons = zip(
@@ -60,7 +62,7 @@ def test_what_is_left_out_is_listed(prepared):
   assert not (folder / 'tfds/.prepare/imagenet21k').exists()
 
 
-def test_order_is_mixed_over_classes(prepared):
+def test_images_are_shuffled_over_classes(prepared):
   """Neighbours share a class about as often as by chance, in every part."""
   folder, *_ = prepared
   source = tfds.Source(
@@ -82,20 +84,22 @@ def test_order_is_mixed_over_classes(prepared):
     ('winter21_whole.tar.gz', dict(part_bytes=1, workers=2)),
   ],
 )
-def test_same_files_however_it_is_prepared(tmp_path, prepared, kind, settings):
-  """Layout, parts and workers do not show in the result."""
+def test_files_do_not_depend_on_the_settings(
+  tmp_path, prepared, kind, settings
+):
+  """Layout, parts and workers do not change the result."""
   folder, contents, _ = prepared
   source = archives.write(tmp_path / kind, contents)
   settings = dict(shard_bytes=SMALL['shard_bytes']) | settings
   imagenet21k.prepare(source, tmp_path / 'tfds', **settings)
-  ours, wanted = tmp_path / 'tfds' / VERSION, folder / 'tfds' / VERSION
-  assert archives.tree(ours) == archives.tree(wanted)
+  ours, expected = tmp_path / 'tfds' / VERSION, folder / 'tfds' / VERSION
+  assert archives.tree(ours) == archives.tree(expected)
   shards = [name for name in archives.tree(ours) if 'array_record' in name]
   assert len(shards) > 3
 
 
-def test_class_list_gives_the_labels(tmp_path):
-  """Outputs of an official head, also of synsets that the archive lacks."""
+def test_class_list_determines_the_labels(tmp_path):
+  """It may contain synsets that the archive lacks."""
   contents = archives.synsets(3)
   names = ['n00000005', *reversed(sorted(contents)), 'n00000007']
   lists = tmp_path / 'ids.txt'
@@ -126,8 +130,8 @@ def test_class_list_gives_the_labels(tmp_path):
       prepare()
 
 
-def test_a_full_disk_is_told_before_and_during(tmp_path, monkeypatch):
-  """Room for twice the archive; what is there already counts."""
+def test_a_full_disk_is_reported(tmp_path, monkeypatch):
+  """Before: twice the archive is required; existing files count."""
   source = archives.write(tmp_path / 'fall11_whole.tar', archives.synsets(3))
   free = collections.namedtuple('Usage', 'free')(100)
   with monkeypatch.context() as patch:
@@ -138,16 +142,14 @@ def test_a_full_disk_is_told_before_and_during(tmp_path, monkeypatch):
     imagenet21k.prepare(source, tmp_path / 'tfds')
 
 
-def test_one_at_a_time(tmp_path):
-  """A second process is refused while the first works."""
+def test_a_second_process_is_refused(tmp_path):
   source = archives.write(tmp_path / 'fall11_whole.tar', archives.synsets(2))
   with workspace.locked(tmp_path / 'tfds', 'imagenet21k'):
     with pytest.raises(UserError, match='another process is preparing'):
       imagenet21k.prepare(source, tmp_path / 'tfds')
 
 
-def test_nothing_usable(tmp_path):
-  """An archive without one image is an error, not an empty data set."""
+def test_an_archive_without_usable_images_is_refused(tmp_path):
   source = archives.write(
     tmp_path / 'fall11_whole.tar', {'n00000001': archives.BAD}
   )

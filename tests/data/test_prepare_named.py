@@ -1,4 +1,4 @@
-"""Data sets of TFDS: what needs a person, what is converted, what is there."""
+"""Tests of preparing TFDS datasets by name."""
 
 import json
 import os
@@ -32,7 +32,7 @@ TO_TFRECORD = """
 
 @pytest.fixture(scope='module')
 def as_tfrecord(tmp_path_factory):
-  """A data set called cifar10, prepared as tfrecord: its version directory."""
+  """Prepares a dataset named cifar10 as tfrecord; returns its directory."""
   return _prepared(tmp_path_factory.mktemp('named'), 'cifar10')
 
 
@@ -56,9 +56,9 @@ def contents(data_dir, split, name='cifar10'):
 
 
 @pytest.mark.slow
-def test_tfrecord_is_converted(tmp_path, as_tfrecord):
-  """Elsewhere and beside: the same records; the old files stay as they are."""
-  wanted = {s: contents(as_tfrecord.parents[1], s) for s in ('train', 'test')}
+def test_tfrecord_datasets_are_converted(tmp_path, as_tfrecord):
+  """To another directory and in place; the old files do not change."""
+  expected = {s: contents(as_tfrecord.parents[1], s) for s in ('train', 'test')}
   before = archives.tree(as_tfrecord)
   command = runs.command(
     *('prepare', 'cifar10', f'--source={as_tfrecord.parents[1]}'),
@@ -69,7 +69,7 @@ def test_tfrecord_is_converted(tmp_path, as_tfrecord):
   copied = tmp_path / 'cifar10/1.0.0'
   assert array_record.formats(copied) == ['array_record']
   assert not list(copied.glob('*tfrecord*'))
-  assert {s: contents(tmp_path, s) for s in wanted} == wanted
+  assert {s: contents(tmp_path, s) for s in expected} == expected
 
   named.prepare('cifar10', as_tfrecord.parents[1])
   after = archives.tree(as_tfrecord)
@@ -85,20 +85,20 @@ def test_tfrecord_is_converted(tmp_path, as_tfrecord):
     ]
     assert pair[0] == pair[1]
   before = archives.tree(as_tfrecord)
-  named.prepare('cifar10', as_tfrecord.parents[1])  # done already
+  named.prepare('cifar10', as_tfrecord.parents[1])  # already done
   assert archives.tree(as_tfrecord) == before
 
 
 @pytest.mark.slow
-def test_what_an_own_builder_prepared_is_converted(tmp_path):
-  """From elsewhere and in place, by a name that TFDS does not know."""
+def test_datasets_of_own_builders_are_converted(tmp_path):
+  """From elsewhere and in place, with a name that TFDS does not know."""
   version = _prepared(tmp_path, 'mine')
-  wanted = contents(tmp_path / 'tfds', 'train', 'mine')
+  expected = contents(tmp_path / 'tfds', 'train', 'mine')
   for number, source in enumerate((version, version.parents[1])):
     target = tmp_path / f'new{number}'
     named.prepare('mine', target, source=source)
     assert array_record.formats(target / 'mine/1.0.0') == ['array_record']
-    assert contents(target, 'train', 'mine') == wanted
+    assert contents(target, 'train', 'mine') == expected
   with pytest.raises(UserError, match="--source.*'mine', not 'min'"):
     named.prepare('min', tmp_path / 'new', source=version)
   with pytest.raises(UserError, match='--source.* min'):
@@ -108,7 +108,7 @@ def test_what_an_own_builder_prepared_is_converted(tmp_path):
 
 
 @pytest.mark.slow
-def test_damaged_tfrecord_is_told(tmp_path, as_tfrecord):
+def test_damaged_tfrecord_files_are_refused(tmp_path, as_tfrecord):
   """Checksums are compared, records counted, missing shards named."""
   copy = tmp_path / 'cifar10/1.0.0'
   copy.mkdir(parents=True)
@@ -138,8 +138,8 @@ def test_damaged_tfrecord_is_told(tmp_path, as_tfrecord):
 
 
 @pytest.mark.slow
-def test_imagenet2012_from_archives_by_hand(tmp_path):
-  """What is missing is named; with it the data set is prepared and read."""
+def test_imagenet2012_needs_downloaded_archives(tmp_path):
+  """Missing archives are named; with them the dataset is prepared."""
   manual = tmp_path / 'downloads/manual'
   message = 'ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar'
   with pytest.raises(UserError, match=f'{manual}: {message}.*image-net'):
@@ -184,8 +184,8 @@ def test_imagenet2012_from_archives_by_hand(tmp_path):
     ('imagenet_lt', 'manual: the files that TFDS requires'),
   ],
 )
-def test_one_message(tmp_path, name, message):
-  """Unknown names, and what a person has to fetch."""
+def test_messages_of_wrong_names(tmp_path, name, message):
+  """Unknown names, and datasets that a person has to download."""
   with pytest.raises(UserError, match=message):
     named.prepare(name, tmp_path)
   assert not os.listdir(tmp_path)
@@ -193,7 +193,7 @@ def test_one_message(tmp_path, name, message):
 
 @pytest.fixture
 def unreachable(monkeypatch):
-  """Every server is behind a proxy that nobody runs."""
+  """Puts every server behind a proxy that does not exist."""
   proxy = f'http://127.0.0.1:{runs.free_port()}'
   for name in ('HTTP_PROXY', 'HTTPS_PROXY', 'http_proxy', 'https_proxy'):
     monkeypatch.setenv(name, proxy)
@@ -201,8 +201,10 @@ def unreachable(monkeypatch):
     monkeypatch.delenv(name, raising=False)
 
 
-def test_without_a_network(tmp_path, unreachable, monkeypatch):
-  """One message before TFDS begins to try; not if a file is there already."""
+def test_without_a_network_there_is_one_message(
+  tmp_path, unreachable, monkeypatch
+):
+  """It comes before TFDS starts; existing files are used."""
   started = []
   monkeypatch.setattr(named, '_download', lambda *args: started.append(args))
   message = r'www\.cs\.toronto\.edu \(ProxyError\)'
@@ -216,7 +218,7 @@ def test_without_a_network(tmp_path, unreachable, monkeypatch):
   assert len(started) == 1
 
 
-# Makes TensorFlow look as if it were not installed.
+# Hides TensorFlow.
 WITHOUT_TENSORFLOW = """
   import importlib.machinery, pathlib, sys
   finder = importlib.machinery.PathFinder
@@ -238,8 +240,8 @@ WITHOUT_TENSORFLOW = """
 """
 
 
-def test_without_tensorflow(tmp_path):
-  """Our own builders do without; TFDS's say what they need."""
+def test_own_builders_do_not_need_tensorflow(tmp_path):
+  """TFDS's builders say what they need."""
   source = archives.write(tmp_path / 'fall11_whole.tar', archives.synsets(2))
   done = subprocess.run(
     [

@@ -1,4 +1,4 @@
-"""A preparation that is killed goes on, to the very same files."""
+"""Tests of a preparation that is killed and continued."""
 
 import os
 import subprocess
@@ -12,13 +12,15 @@ from tests import archives, runs
 from vit_jax.errors import UserError
 from vit_jax.prepare import imagenet21k, shards
 
-SMALL = dict(part_bytes=1, shard_bytes=4_000)  # a part a synset, several shards
+SMALL = dict(
+  part_bytes=1, shard_bytes=4_000
+)  # one part per synset, several shards
 VERSION = 'imagenet21k/1.0.0'
 
 
 @pytest.fixture(scope='module')
 def prepared(tmp_path_factory):
-  """What comes without an interruption: (its TFDS directory, contents)."""
+  """Returns (TFDS directory, contents) of an uninterrupted preparation."""
   folder = tmp_path_factory.mktemp('whole')
   contents, _ = archives.with_trouble()
   source = archives.write(folder / 'fall11_whole.tar', contents)
@@ -26,8 +28,8 @@ def prepared(tmp_path_factory):
   return folder, contents
 
 
-# Prepares in a child that is killed before its fourth file appears, again and
-# again until one gets to the end; says how many it took.
+# Prepares in a child that is killed before its fourth file appears, repeatedly
+# until one finishes; prints the number of attempts.
 KILLED = """
   import os, pathlib, signal, sys
   from vit_jax.prepare import imagenet21k, shards
@@ -59,8 +61,10 @@ KILLED = """
 
 
 @pytest.mark.parametrize('kind', ['fall11_whole.tar', 'winter21_whole.tar.gz'])
-def test_killed_again_and_again(tmp_path, prepared, kind):
-  """Every try goes on where the last was killed; the files are the same."""
+def test_a_preparation_killed_repeatedly_writes_the_same_files(
+  tmp_path, prepared, kind
+):
+  """Each attempt continues where the last was killed."""
   folder, contents = prepared
   source = archives.write(tmp_path / kind, contents)
   done = subprocess.run(
@@ -71,16 +75,16 @@ def test_killed_again_and_again(tmp_path, prepared, kind):
     timeout=600,
   )
   assert done.returncode == 0, done.stderr[-3000:]
-  ours, wanted = tmp_path / 'tfds' / VERSION, folder / 'tfds' / VERSION
-  assert archives.tree(ours) == archives.tree(wanted)
-  # A file a run, two notes, two files a shard: three of them a try.
+  ours, expected = tmp_path / 'tfds' / VERSION, folder / 'tfds' / VERSION
+  assert archives.tree(ours) == archives.tree(expected)
+  # One file per run, two notes, two files per shard; three files per attempt.
   shards = sum('array_record' in name for name in archives.tree(ours))
   files = len(contents) + 2 + 2 * shards
   assert files / 3 <= int(done.stdout) <= files / 3 + shards
 
 
 def test_workers_end_with_a_killed_parent(tmp_path):
-  """Nobody goes on writing behind the back of the next try."""
+  """Otherwise they would write files during the next attempt."""
   program = f"""
     import os, pathlib, time
     from vit_jax.prepare import parallel
@@ -116,7 +120,7 @@ def wait_until(condition, timeout_s=60):
 
 
 def is_alive(pid):
-  """Whether a process runs (an ended one that nobody waits for does not)."""
+  """Returns whether a process runs; zombies do not count."""
   try:
     with open(f'/proc/{pid}/stat') as file:
       return file.read().rpartition(')')[2].split()[0] != 'Z'
@@ -124,8 +128,7 @@ def is_alive(pid):
     return False
 
 
-def test_another_archive_does_not_mix_with_the_first(tmp_path, prepared):
-  """What was begun with one archive is not taken for another's."""
+def test_work_of_another_archive_is_not_continued(tmp_path, prepared):
   folder, contents = prepared
   other = {wnid: dict(list(f.items())[:5]) for wnid, f in contents.items()}
   first = archives.write(tmp_path / 'fall11_whole.tar', other)
@@ -136,14 +139,14 @@ def test_another_archive_does_not_mix_with_the_first(tmp_path, prepared):
   assert (tmp_path / 'tfds/.prepare/imagenet21k/runs/00007.json').exists()
   second = archives.write(tmp_path / 'fall11_whole.tar', contents)
   imagenet21k.prepare(second, tmp_path / 'tfds', **SMALL)
-  ours, wanted = tmp_path / 'tfds' / VERSION, folder / 'tfds' / VERSION
-  assert archives.tree(ours) == archives.tree(wanted)
+  ours, expected = tmp_path / 'tfds' / VERSION, folder / 'tfds' / VERSION
+  assert archives.tree(ours) == archives.tree(expected)
 
 
-def test_another_class_list_does_not_mix_with_the_first(
+def test_work_with_another_class_list_is_written_again(
   tmp_path, prepared, monkeypatch
 ):
-  """Shards with other labels are written again; the archive is not read."""
+  """The archive is not read again."""
   _, contents = prepared
   source = archives.write(tmp_path / 'fall11_whole.tar', contents)
   write, left = shards.write_records, 3
@@ -165,5 +168,5 @@ def test_another_class_list_does_not_mix_with_the_first(
     patch.setattr(imagenet21k, '_read_part', None)  # not called again
     imagenet21k.prepare(source, tmp_path / 'a', class_list=lists, **SMALL)
   imagenet21k.prepare(source, tmp_path / 'b', class_list=lists, **SMALL)
-  ours, wanted = tmp_path / 'a' / VERSION, tmp_path / 'b' / VERSION
-  assert archives.tree(ours) == archives.tree(wanted)
+  ours, expected = tmp_path / 'a' / VERSION, tmp_path / 'b' / VERSION
+  assert archives.tree(ours) == archives.tree(expected)

@@ -1,4 +1,4 @@
-"""External sorting: runs, and shards cut from them."""
+"""Tests of external sorting."""
 
 import itertools
 
@@ -7,8 +7,8 @@ import numpy as np
 from vit_jax.prepare import runs
 
 
-def test_equal_names_keep_both(tmp_path):
-  """Two files of one name are two images, in the order of the archive."""
+def test_records_with_equal_names_are_kept(tmp_path):
+  """They are two images, in the order of the archive."""
   runs.write(
     tmp_path,
     0,
@@ -25,8 +25,8 @@ def test_equal_names_keep_both(tmp_path):
   ]
 
 
-def test_cuts_are_even(tmp_path):
-  """Shards hold equal numbers of images, and each image once."""
+def test_shards_have_equal_sizes(tmp_path):
+  """Each image occurs once."""
   rng = np.random.default_rng(0)
   for number in range(3):
     keys = rng.integers(0, 2**63, 40)

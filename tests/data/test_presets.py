@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from minimal_config import completed
-from pictures import noise
+from sample_images import noise
 
 from benchmarks import preprocessing as originals
 from vit_jax.data.augment import presets
@@ -35,7 +35,7 @@ def test_each_preset_equals_its_project(name, size):
     assert section['central_fraction'] < 1
 
 
-def test_files_that_pillow_decodes():
+def test_presets_of_encoded_files_equal_pillow():
   """Preprocessing an encoded file gives the same pixels as with Pillow."""
   from pillow_files import saved
 

@@ -6,7 +6,7 @@ from vit_jax.data import progress
 
 
 @pytest.fixture
-def said(monkeypatch, capsys):
+def reported(monkeypatch, capsys):
   """Returns a function: (terminal, seconds per item) → stderr of four items."""
 
   def work(terminal, seconds):
@@ -20,21 +20,21 @@ def said(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize('terminal', [False, True])
-def test_short_operations_are_not_reported(said, terminal):
-  assert said(terminal, 0) == ''
+def test_short_operations_are_not_reported(reported, terminal):
+  assert reported(terminal, 0) == ''
 
 
-def test_lines_in_a_log(said):
+def test_lines_in_a_log(reported):
   """There is at most one line in ten seconds, and a last line."""
-  assert said(False, 8).splitlines() == [
+  assert reported(False, 8).splitlines() == [
     'indexing:  50%, 16 s',
     'indexing: 100%, 32 s',
   ]
 
 
-def test_a_bar_on_a_terminal(said):
+def test_a_bar_on_a_terminal(reported):
   """A single line is overwritten, and ends with a line feed."""
-  drawn = said(True, 2)
+  drawn = reported(True, 2)
   assert drawn.count('\n') == 1 and drawn.endswith('100%, 8 s\n')
   first, *_, last = drawn.strip().split('\r')
   assert first == f'indexing: [{"#" * 6}{" " * 18}]  25%, 2 s'

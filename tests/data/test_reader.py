@@ -8,7 +8,7 @@ from unittest import mock
 import jax
 import numpy as np
 import pytest
-from numbered import AUGMENT, PLAIN, Numbered, assert_same, mesh_of, train
+from indexed_source import AUGMENT, PLAIN, Numbered, assert_same, mesh_of, train
 
 from vit_jax.data.pipeline import bad_record_limit, stream
 from vit_jax.data.pipeline.bad_record_limit import BadRecordLimit
@@ -53,8 +53,7 @@ def test_bad_records_are_named(damage, words):
         assert word in str(error.value)
 
 
-def test_bad_records_in_training():
-  """Training continues up to the batch with the bad record."""
+def test_training_continues_up_to_a_bad_record():
   good = train(Numbered(40), 8, 5, transform=PLAIN)
   [step] = [s for s, batch in enumerate(good) if 17 in batch['label']]
   with stream.train_batches(
@@ -76,8 +75,8 @@ def test_other_errors_are_raised_unchanged():
 
 
 @pytest.mark.parametrize('taken', [0, 1, 5])
-def test_closing_before_the_end(taken):
-  """An infinite stream ends at once, after any number of batches."""
+def test_close_ends_an_infinite_stream(taken):
+  """It ends at once, after any number of batches."""
   batches = stream.train_batches(Numbered(20), AUGMENT, 8, 0, 0, mesh_of())
   for _ in range(taken):
     next(batches)
@@ -87,7 +86,7 @@ def test_closing_before_the_end(taken):
   batches.close()  # a second call has no effect
 
 
-def test_an_exception_closes():
+def test_an_exception_closes_the_stream():
   """Leaving the block by an exception stops the threads."""
   with pytest.raises(KeyError):
     with stream.train_batches(Numbered(20), AUGMENT, 8, 0, 0, mesh_of()):
@@ -176,8 +175,8 @@ def test_processes_compare_records_only_near_the_limit(hosts, monkeypatch):
 
 
 @pytest.mark.parametrize('share', [-0.1, 1.01, 40, float('nan')])
-def test_impossible_shares(share):
-  """Fractions must be in [0, 1], in contrast to counts and percentages."""
+def test_max_bad_share_is_a_fraction(share):
+  """Counts and percentages are refused."""
   with pytest.raises(
     UserError, match='max_bad_share is .*at least 0 and at most 1'
   ):
@@ -185,7 +184,7 @@ def test_impossible_shares(share):
 
 
 @pytest.mark.parametrize('settings', [dict(threads=-1), dict(prefetch=0)])
-def test_impossible_readers(settings):
-  """Invalid numbers are refused when the reader is created."""
+def test_messages_of_wrong_reader_settings(settings):
+  """They are raised when the reader is created."""
   with pytest.raises(UserError, match='reader'):
     Reader(**settings)

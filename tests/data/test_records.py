@@ -1,4 +1,4 @@
-"""Damaged TFDS shards: noticed when opened or read, and by their name."""
+"""Tests of damaged TFDS shards."""
 
 import pathlib
 import shutil
@@ -15,7 +15,7 @@ from vit_jax.errors import UserError
 
 @pytest.fixture
 def copy(prepared, tmp_path, monkeypatch):
-  """Copies the data set in one format: (folder, its second training shard)."""
+  """Copies the dataset in one format: (folder, its second training shard)."""
   monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
 
   def make(kind):
@@ -32,14 +32,14 @@ def open_twin(folder, split='train', **settings):
 
 
 def flipped(shard, place, bit):
-  """The shard's content with one bit the other way."""
+  """Returns the shard's content with one bit flipped."""
   content = bytearray(shard.read_bytes())
   content[place] ^= 1 << bit
   return bytes(content)
 
 
 def outcome(folder):
-  """The examples, None for the unreadable; or why the split does not open."""
+  """Returns the examples, None for unreadable ones, or the error on opening."""
   try:
     source = open_twin(folder)
   except UserError as error:
@@ -55,9 +55,9 @@ def outcome(folder):
 
 @pytest.mark.parametrize('kind', ['tfrecord', 'array_record'])
 def test_no_flipped_bit_changes_an_example(copy, kind):
-  """It is refused when opened, or one record cannot be read, or all are right.
+  """The shard is refused, a record is unreadable, or all are correct.
 
-  (array_record has padding, and headers that are there more than once.)
+  (array_record has padding, and headers that are stored more than once.)
   """
   folder, shard = copy(kind)
   whole, content = outcome(folder), shard.read_bytes()
@@ -80,7 +80,7 @@ def test_no_flipped_bit_changes_an_example(copy, kind):
 
 
 def test_a_bad_checksum_is_a_bad_record(copy):
-  """Skipped and reported, or the run ends; the others are not touched."""
+  """It is skipped and reported, or ends the run; others are not affected."""
   folder, shard = copy('tfrecord')
   source = open_twin(folder)
   image = source[20]['image']
@@ -99,8 +99,8 @@ def test_a_bad_checksum_is_a_bad_record(copy):
     strict.fill(strict.buffers(5), share, 0)
 
 
-def test_checksums_as_tensorflow_writes_them(prepared):
-  """Of every record of a file that TFDS wrote, and known values."""
+def test_checksums_equal_tensorflow(prepared):
+  """Records of a file written by TFDS, and known values."""
   assert tfrecord._masked(b'') == 0xA282EAD8
   # RFC 3720, B.4: CRC-32C of 32 zero bytes is 8A9136AA.
   crc = 0x8A9136AA
@@ -123,8 +123,8 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize('damage', DAMAGE)
-def test_array_record_shards_without_their_end(copy, damage):
-  """Refused when opened, by name; other splits do not care."""
+def test_incomplete_array_record_shards_are_refused(copy, damage):
+  """The message names the shard; other splits can be opened."""
   folder, shard = copy('array_record')
   DAMAGE[damage](shard)
   with pytest.raises(UserError) as error:
@@ -134,8 +134,8 @@ def test_array_record_shards_without_their_end(copy, damage):
 
 
 @pytest.mark.parametrize('damage', ['empty', 'cut', 'half', 'zeros'])
-def test_array_record_shards_left_out(copy, damage, caplog):
-  """With 'skip' the others are read, and the log names the one that is not."""
+def test_incomplete_array_record_shards_can_be_skipped(copy, damage, caplog):
+  """The others are read, and the log names the shard."""
   folder, shard = copy('array_record')
   whole = outcome(folder)
   DAMAGE[damage](shard)
@@ -148,8 +148,7 @@ def test_array_record_shards_left_out(copy, damage, caplog):
     open_twin(folder, 'train[14:20]', on_bad_shard='skip')
 
 
-def test_array_record_damaged_while_it_is_read(copy):
-  """What happens to a file after it was opened makes bad records."""
+def test_damage_after_opening_makes_bad_records(copy):
   folder, shard = copy('array_record')
   source = open_twin(folder)
   pathlib.Path(shard).write_bytes(b'')

@@ -4,7 +4,7 @@ import cv2
 import numpy as np
 import pillow_arithmetic
 import pytest
-from pictures import noise
+from sample_images import noise
 
 from vit_jax.data.images.resampling import INTERPOLATIONS, resize
 
@@ -13,7 +13,7 @@ PILLOW = ('bicubic', 'bilinear_antialias')
 
 @pytest.mark.parametrize('interpolation', PILLOW)
 @pytest.mark.parametrize('seed', range(25))
-def test_the_filters_of_pillow(interpolation, seed):
+def test_pillow_filters_are_exact(interpolation, seed):
   """Results are bitwise equal for shrinking, enlarging and both at once."""
   y, x, height, width = np.random.default_rng(seed).integers(1, 90, 4).tolist()
   image = noise(y, x)
@@ -23,8 +23,8 @@ def test_the_filters_of_pillow(interpolation, seed):
   )
 
 
-def test_area_averages():
-  """For integer factors, each pixel is the mean of the pixels it covers."""
+def test_area_is_the_mean_of_covered_pixels():
+  """Checked for integer factors."""
   image = noise(12, 20)
   means = image.reshape(3, 4, 5, 4, 3).mean(axis=(1, 3))
   resized = resize(image, 3, 5, 'area')
@@ -48,7 +48,7 @@ def test_area_enlarges_smoothly(height, width):
       assert steps < np.abs(np.diff(blocks.astype(float), axis=axis)).max()
 
 
-def test_bilinear_takes_four_neighbours():
+def test_bilinear_uses_four_neighbours():
   """For factor 4, the result is the mean of the centre 2 x 2 of each 4 x 4."""
   image = noise(12, 20)
   middle = image.reshape(3, 4, 5, 4, 3)[:, 1:3, :, 1:3]

@@ -38,7 +38,7 @@ def test_hard_labels_are_smoothed_and_soft_ones_are_not():
   assert transform().spec['label'] == ((CLASSES,), np.dtype(np.float32))
 
 
-def test_invalid_labels():
+def test_invalid_labels_are_refused():
   """A label out of range is a bad record; a wrong shape is a UserError."""
   rng = np.random.default_rng(0)
   with pytest.raises(DecodeError, match='label 5'):
@@ -54,26 +54,26 @@ def drawn(n=CLASSES):
   return logits, rng.dirichlet(np.ones(CLASSES), n).astype(np.float32)
 
 
-def test_the_loss_and_its_gradient_are_torchs():
+def test_loss_and_gradient_of_soft_labels_equal_torch():
   """Both equal PyTorch's cross-entropy with probabilities as targets."""
   logits, soft = drawn()
   x = torch.tensor(logits, dtype=torch.float64, requires_grad=True)
-  wanted = torch.nn.functional.cross_entropy(
+  expected = torch.nn.functional.cross_entropy(
     x, torch.tensor(soft, dtype=torch.float64)
   )
-  wanted.backward()
+  expected.backward()
 
   def loss(z):
     return softmax_cross_entropy(z, jnp.asarray(soft)).mean()
 
   found, gradient = jax.value_and_grad(loss)(jnp.asarray(logits))
-  np.testing.assert_allclose(found, wanted.item(), rtol=1e-6)
+  np.testing.assert_allclose(found, expected.item(), rtol=1e-6)
   np.testing.assert_allclose(gradient, x.grad.numpy(), atol=1e-7)
 
 
 @pytest.mark.parametrize('keys', [dict(mixup=0.2), dict(cutmix=1.0), {}])
-def test_soft_labels_are_mixed_as_hard_ones(keys):
-  """One-hot labels are mixed as hard labels; soft labels still sum to 1."""
+def test_soft_labels_are_mixed_like_hard_labels(keys):
+  """Soft labels still sum to 1."""
   images = np.random.default_rng(2).integers(0, 256, (5, 8, 8, 3), np.uint8)
   labels = np.arange(CLASSES, dtype=np.int32)  # all labels differ
   mix, key = DeviceAugment(CLASSES, **keys), jax.random.key(0)
@@ -90,5 +90,7 @@ def test_soft_labels_are_mixed_as_hard_ones(keys):
   # Each row keeps the same fraction of its label as for hard labels.
   if keys:
     own = np.asarray(targets)[labels, labels]
-    wanted = own[:, None] * soft + (1 - own)[:, None] * np.roll(soft, 1, 0)
-    np.testing.assert_allclose(mixed, wanted, atol=1e-6)
+    expected_labels = own[:, None] * soft + (1 - own)[:, None] * np.roll(
+      soft, 1, 0
+    )
+    np.testing.assert_allclose(mixed, expected_labels, atol=1e-6)

@@ -1,4 +1,4 @@
-"""Folders of classes: what is taken, in which order, with which labels."""
+"""Tests of the source `folder`: files, order and labels."""
 
 import collections
 import os
@@ -31,8 +31,8 @@ def open_folder(root, split='train', **settings):
   return folder.Source(split, path=str(root), **settings)
 
 
-def test_classes(tmp_path):
-  """Sorted classes, sorted files, any of the endings in any case."""
+def test_classes_and_files_are_sorted(tmp_path):
+  """Any of the extensions, in any case."""
   images = fill(tmp_path, 'dog/b.jpg', 'cat/2.PNG', 'dog/a.JPEG', 'cat/1.webp')
   order = ['cat/1.webp', 'cat/2.PNG', 'dog/a.JPEG', 'dog/b.jpg']
   expected = [(images[path], path[0] == 'd') for path in order]
@@ -42,8 +42,8 @@ def test_classes(tmp_path):
   assert source.name == f'{tmp_path}/train'
 
 
-def test_deeper_folders(tmp_path):
-  """The class is the first level, whatever lies below."""
+def test_the_first_level_is_the_class(tmp_path):
+  """Files may be nested below it."""
   order = ['cat/a-b.jpg', 'cat/a/1.jpg', 'cat/a/b/1.jpg', 'dog/x/cat/1.jpg']
   images = fill(tmp_path, *order)
   labels = [0, 0, 0, 1]
@@ -52,8 +52,8 @@ def test_deeper_folders(tmp_path):
 
 
 @pytest.mark.parametrize('held_out', ['val', 'validation', 'test'])
-def test_splits(tmp_path, held_out):
-  """Labels are those of train in every split; other folders are left out."""
+def test_all_splits_have_the_labels_of_train(tmp_path, held_out):
+  """Other folders are left out."""
   images = fill(
     tmp_path,
     *('train/a/1.jpg', 'train/b/2.jpg', 'train/c/3.jpg'),
@@ -72,13 +72,13 @@ def test_splits(tmp_path, held_out):
 
 
 def classes_of(root, split):
-  """{class: images of it} in a split."""
+  """Returns {class: its images} in a split."""
   paths = paths_of(open_folder(root, split), root)
   return collections.Counter(path.partition('/')[0] for path in paths)
 
 
-def test_parts_have_their_share_of_each_class(tmp_path):
-  """A class too small to be divided belongs to the part from the start."""
+def test_parts_have_the_same_fraction_of_each_class(tmp_path):
+  """A class that is too small to be divided belongs to the first part."""
   sizes = {'a': 50, 'b': 20, 'c': 10, 'd': 2, 'e': 1}
   fill(tmp_path, *(f'{k}/{i}.jpg' for k, n in sizes.items() for i in range(n)))
   contract.check_parts(lambda split: open_folder(tmp_path, split), '90%')
@@ -91,8 +91,8 @@ def test_parts_have_their_share_of_each_class(tmp_path):
   assert classes_of(tmp_path, 'train[:5]') == dict.fromkeys(sizes, 1)
 
 
-def test_parts_follow_names_alone(tmp_path):
-  """Neither the place of the folder nor its other classes move an image."""
+def test_parts_depend_on_names_only(tmp_path):
+  """The location of the folder and its other classes do not matter."""
   paths = [f'{k}/{i}.jpg' for k in 'ab' for i in range(20)]
   fill(tmp_path / 'one', *paths)
   fill(tmp_path / 'two' / 'train', *paths, *(f'c/{i}.jpg' for i in range(20)))
@@ -100,12 +100,11 @@ def test_parts_follow_names_alone(tmp_path):
   found = paths_of(open_folder(tmp_path / 'one', 'train[75%:]'), tmp_path)
   other = open_folder(tmp_path / 'two', 'train[75%:]')
   there = paths_of(other, tmp_path / 'two')
-  wanted = [path.removeprefix('one/') for path in found]
-  assert [p.removeprefix('train/') for p in there if '/c/' not in p] == wanted
+  expected = [path.removeprefix('one/') for path in found]
+  assert [p.removeprefix('train/') for p in there if '/c/' not in p] == expected
 
 
-def test_what_is_no_image(tmp_path):
-  """Other endings, hidden files and hidden folders are left out."""
+def test_hidden_files_and_other_extensions_are_left_out(tmp_path):
   fill(
     tmp_path,
     *('cat/1.jpg', 'cat/.2.jpg', 'cat/._1.jpg', '.git/a/1.jpg'),
@@ -116,8 +115,8 @@ def test_what_is_no_image(tmp_path):
   assert source.class_names == ['cat']
 
 
-def test_links(tmp_path):
-  """Links are followed, but not in circles; a dead one is named."""
+def test_links_are_followed(tmp_path):
+  """Cycles are not followed; a broken link is named."""
   root = tmp_path / 'data'
   fill(root, 'cat/1.jpg')
   fill(tmp_path, 'elsewhere/2.jpg', 'elsewhere/x/3.jpg')
@@ -133,8 +132,8 @@ def test_links(tmp_path):
     open_folder(root)
 
 
-def test_class_map(tmp_path):
-  """A list sets the labels and, after tabs, the names for people."""
+def test_class_map_sets_labels_and_names(tmp_path):
+  """Display names follow after tabs."""
   images = fill(tmp_path / 'data', 'n01/1.jpg', 'n02/2.jpg', 'n03/3.jpg')
   listed = tmp_path / 'classes.txt'
   listed.write_text('n03\nn01\tgreat white shark\n\nn02\n')
@@ -144,8 +143,8 @@ def test_class_map(tmp_path):
   assert source.class_names == ['n03', 'great white shark', 'n02']
 
 
-def test_class_map_and_folders_differ(tmp_path):
-  """A folder without class is refused; a class without folder, by choice."""
+def test_class_map_and_folders_must_agree(tmp_path):
+  """A folder without a class is refused; `allow_empty` allows the reverse."""
   fill(tmp_path / 'data', 'train/a/1.jpg', 'train/b/2.jpg', 'test/b/3.jpg')
   listed = tmp_path / 'classes.txt'
   listed.write_text('a\nc\nb\n')
@@ -169,8 +168,8 @@ def test_class_map_and_folders_differ(tmp_path):
     open_folder(tmp_path / 'data', class_map=str(tmp_path / 'absent'))
 
 
-def test_an_empty_class(tmp_path):
-  """Refused by name, unless it is meant."""
+def test_an_empty_class_is_refused(tmp_path):
+  """`allow_empty` accepts it."""
   fill(tmp_path, 'a/1.jpg', 'b/notes.txt', 'c/2.jpg')
   with pytest.raises(UserError, match='/b holds no image.*allow_empty'):
     open_folder(tmp_path)
@@ -179,15 +178,15 @@ def test_an_empty_class(tmp_path):
   assert [source[i]['label'] for i in range(2)] == [0, 2]
 
 
-def test_a_class_that_train_has_not(tmp_path):
+def test_a_class_that_train_lacks_is_refused(tmp_path):
   """A mistyped folder of another split does not become a class."""
   fill(tmp_path, 'train/cat/1.jpg', 'val/cta/2.jpg')
   with pytest.raises(UserError, match="'cta'.*did you mean 'cat'"):
     open_folder(tmp_path, 'val')
 
 
-def test_wrong_places(tmp_path):
-  """What is no such folder is refused with what to do."""
+def test_messages_of_wrong_paths(tmp_path):
+  """Each says what to do."""
   fill(tmp_path, '1.jpg')
   for path, words in (
     (tmp_path / 'absent', 'not a directory'),
@@ -201,8 +200,7 @@ def test_wrong_places(tmp_path):
     open_folder(tmp_path, 'test')
 
 
-def test_a_file_that_is_gone(tmp_path):
-  """After the listing: a bad record, which the reader may skip."""
+def test_a_file_removed_after_listing_is_a_bad_record(tmp_path):
   fill(tmp_path, 'cat/1.jpg', 'cat/2.jpg')
   source = open_folder(tmp_path)
   os.unlink(tmp_path / 'cat' / '1.jpg')
@@ -211,16 +209,18 @@ def test_a_file_that_is_gone(tmp_path):
   assert source[1]['label'] == 0
 
 
-def test_one_class_is_no_classification(tmp_path):
-  """A folder inside a folder, often: the message names the class."""
+def test_divide_refuses_a_single_class(tmp_path):
+  """The message names it; it is often a folder inside a folder."""
   fill(tmp_path, *(f'photos/{i:02d}.jpg' for i in range(20)))
   with pytest.raises(UserError, match="one class, 'photos'"):
     folder.divide(str(tmp_path))
 
 
 @pytest.mark.parametrize('objective', ['supervised', 'mae'])
-def test_one_class_is_refused_where_labels_are_learned(tmp_path, objective):
-  """MAE and DINO need no labels, so a single folder is enough for them."""
+def test_a_single_class_is_refused_by_supervised_objectives(
+  tmp_path, objective
+):
+  """MAE and DINO accept it, because they do not need labels."""
   fill(tmp_path, *(f'photos/{i}.jpg' for i in range(4)))
   config = ConfigDict(
     dict(

@@ -1,4 +1,4 @@
-"""Hugging Face data sets, as the package `datasets` itself writes them."""
+"""Tests of Hugging Face datasets as written by the package `datasets`."""
 
 import json
 import pathlib
@@ -33,7 +33,7 @@ def images(start, stop):
 
 
 def make(start, stop):
-  """A data set of `datasets` with the examples of `images`."""
+  """Returns a dataset of `datasets` with the examples of `images`."""
   features = {
     'image': hf.Image(),
     'label': hf.ClassLabel(names=NAMES),
@@ -50,8 +50,8 @@ def open_split(path, split='train', **settings):
   return huggingface.Source(split, path=str(path), **settings)
 
 
-def test_one_data_set(tmp_path):
-  """A Dataset is the split train, of however many files."""
+def test_a_saved_dataset_is_the_split_train(tmp_path):
+  """It may have several files."""
   make(0, 20).save_to_disk(tmp_path / 'saved', num_shards=3)
   source = open_split(tmp_path / 'saved')
   contract.check(source, images(0, 20), ['data-00000-of-00003.arrow, row 0'])
@@ -64,8 +64,8 @@ def test_one_data_set(tmp_path):
   contract.check(part, [images(0, 20)[row] for row in rows], [])
 
 
-def test_several_splits(tmp_path):
-  """A DatasetDict; a shuffled one is saved in its new order."""
+def test_a_saved_dataset_dict_has_its_splits(tmp_path):
+  """A shuffled dataset has its new order."""
   shuffled = make(0, 9).shuffle(seed=1)
   whole = hf.DatasetDict(train=shuffled, validation=make(20, 24))
   whole.save_to_disk(tmp_path)
@@ -82,8 +82,8 @@ def test_several_splits(tmp_path):
 
 
 @pytest.mark.parametrize('folder', ['', 'data'])
-def test_parquet(tmp_path, folder, monkeypatch):
-  """Converted once, and again when a file has changed."""
+def test_parquet_is_converted_once(tmp_path, folder, monkeypatch):
+  """It is converted again when a file has changed."""
   (tmp_path / folder).mkdir(exist_ok=True)
   first = tmp_path / folder / 'train-00000-of-00002.parquet'
   make(0, 250).to_parquet(first, batch_size=70)
@@ -104,7 +104,7 @@ def test_parquet(tmp_path, folder, monkeypatch):
 
 
 def write_parquet(path, labels, **names):
-  """Rows with the labels, and their class names as `datasets` notes them."""
+  """Writes rows with labels, and class names in the form of `datasets`."""
   image = [contract.png(i) for i in range(len(labels))]
   labels = pa.array(labels, pa.int64())
   table = pa.table({'image': pa.array(image, pa.binary()), 'label': labels})
@@ -113,21 +113,21 @@ def write_parquet(path, labels, **names):
   pa.parquet.write_table(table, path)
 
 
-def test_labels_without_names(tmp_path):
-  """Numbers that cannot be classes, and none at all, are refused."""
+def test_labels_that_are_not_classes_are_refused(tmp_path):
+  """Large numbers and missing labels."""
   path = tmp_path / 'train.parquet'
   write_parquet(path, [0, 10**11])
   with pytest.raises(UserError, match='label 100000000000.*0 to K-1.*ClassL'):
     open_split(tmp_path)
-  write_parquet(path, [None, -1])  # as unlabelled splits have them
+  write_parquet(path, [None, -1])  # labels of unlabelled splits
   with pytest.raises(UserError, match='no label in any row'):
     open_split(tmp_path)
   write_parquet(path, [2, -1], names=None)
   assert open_split(tmp_path).num_classes == 3
 
 
-def test_files_of_other_classes(tmp_path):
-  """Shards and splits must agree on the names."""
+def test_files_must_agree_on_the_classes(tmp_path):
+  """Shards and splits are compared."""
   write_parquet(tmp_path / 'train-0.parquet', [0, 1], names=['cat', 'dog'])
   write_parquet(tmp_path / 'test-0.parquet', [0, 1], names=['dog', 'cat'])
   assert open_split(tmp_path).class_names == ['cat', 'dog']
@@ -140,8 +140,10 @@ def test_files_of_other_classes(tmp_path):
   assert len(open_split(tmp_path)) == 3
 
 
-def test_parquet_that_cannot_be_written_beside(tmp_path, cache_home):
-  """The converted file goes to the home; if that fails, it is an error."""
+def test_converted_files_move_if_the_folder_cannot_be_written(
+  tmp_path, cache_home
+):
+  """They go to the home directory; if that fails, it is an error."""
   make(0, 3).to_parquet(tmp_path / 'train.parquet')
   (tmp_path / index.FOLDER).write_text('in the way')
   contract.check(open_split(tmp_path), images(0, 3), [f'{cache_home}/vit_jax/'])
@@ -151,8 +153,8 @@ def test_parquet_that_cannot_be_written_beside(tmp_path, cache_home):
     open_split(tmp_path)
 
 
-def test_other_columns(tmp_path):
-  """Plain bytes as images, plain numbers as labels, by names of your choice."""
+def test_columns_may_have_other_names_and_types(tmp_path):
+  """Plain bytes as images, and plain numbers as labels."""
   table = pa.table(
     {
       'png': pa.array([contract.png(i) for i in range(4)]),
@@ -171,8 +173,8 @@ def test_other_columns(tmp_path):
     open_split(tmp_path, image_key='fine', label_key='png')
 
 
-def test_images_that_are_files(tmp_path):
-  """A row may hold a path; a file that is gone is a bad record."""
+def test_rows_may_contain_paths(tmp_path):
+  """A missing file is a bad record."""
   path = tmp_path / 'image.png'
   path.write_bytes(contract.png(1))
   paths = (str(path), None, '../image.png')  # relative to the data set
@@ -190,8 +192,8 @@ def test_images_that_are_files(tmp_path):
     source[0]
 
 
-def test_wrong_places(tmp_path):
-  """What is no data set of these kinds is refused with what to do."""
+def test_messages_of_wrong_paths(tmp_path):
+  """Each says what to do."""
   with pytest.raises(UserError, match='save_to_disk'):
     open_split(tmp_path)
   with pytest.raises(UserError, match='gcsfuse'):

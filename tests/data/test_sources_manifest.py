@@ -1,4 +1,4 @@
-"""Manifests: CSV and JSON lines, labels as numbers or names."""
+"""Tests of manifests in CSV and JSON lines."""
 
 import json
 
@@ -19,7 +19,7 @@ ROWS = [
 
 @pytest.fixture
 def images(tmp_path):
-  """The images of ROWS beside the manifest: {path: bytes}."""
+  """Writes the images of ROWS next to the manifest: {path: bytes}."""
   content = {}
   for number, (path, _, _) in enumerate(ROWS):
     content[path] = contract.png(number)
@@ -42,8 +42,8 @@ def write_jsonl(folder, rows):
 
 
 @pytest.mark.parametrize('kind', ['csv', 'jsonl'])
-def test_names(tmp_path, images, kind):
-  """Sorted names of the whole list are the classes, of each split."""
+def test_names_are_sorted_classes(tmp_path, images, kind):
+  """The names of the whole list are the classes of each split."""
   if kind == 'csv':
     path = write_csv(tmp_path, 'image,label,split', ROWS)
     lines = ['line 2', 'line 4', 'line 5']
@@ -63,8 +63,8 @@ def test_names(tmp_path, images, kind):
   contract.check(held_out, [(images['b, c/2.png'], 0)], ['b, c/2.png'])
 
 
-def test_numbers(tmp_path, images):
-  """Whole numbers are the labels; absolute paths stay what they are."""
+def test_numbers_are_labels(tmp_path, images):
+  """Absolute paths are not changed."""
   rows = [(str(tmp_path / image), i * 2) for i, image in enumerate(images)]
   path = write_csv(tmp_path, 'image,label', rows)
   source = manifest.Source('train', path=path)
@@ -76,8 +76,8 @@ def test_numbers(tmp_path, images):
   assert [source[i]['label'] for i in range(4)] == [0, 1, 2, 3]
 
 
-def test_parts_of_a_sorted_list(tmp_path):
-  """Both parts have both classes, whatever the order of the lines."""
+def test_parts_of_a_sorted_list_contain_all_classes(tmp_path):
+  """The order of the lines does not matter."""
   rows = [(f'{i}.png', 'ab'[i // 50]) for i in range(100)]
 
   def held_out(rows):
@@ -92,8 +92,7 @@ def test_parts_of_a_sorted_list(tmp_path):
   assert held_out(rows) == held_out(rows[::-1])
 
 
-def test_class_map(tmp_path, images):
-  """Gives names their numbers, or numbers their names."""
+def test_class_map_numbers_names_and_names_numbers(tmp_path, images):
   listed = tmp_path / 'classes.txt'
   listed.write_text('dog\tthe dog\ncow\ncat\n')
   path = write_csv(tmp_path, 'image,label,split', ROWS)
@@ -109,8 +108,7 @@ def test_class_map(tmp_path, images):
     manifest.Source('train', path=path, class_map=str(listed))
 
 
-def test_sparse_numbers(tmp_path, images):
-  """A list of classes gives them dense numbers, by its keys."""
+def test_class_map_makes_sparse_numbers_dense(tmp_path, images):
   listed = tmp_path / 'classes.txt'
   listed.write_text('1\tperson\n2\tbicycle\n44\tbottle\n')
   [*paths] = images
@@ -128,8 +126,8 @@ def test_sparse_numbers(tmp_path, images):
 @pytest.mark.parametrize(
   'path', ['https://host/list.csv', 'x\0.csv', 'list.csv/x.csv', 'loop.csv']
 )
-def test_paths_to_nothing(tmp_path, monkeypatch, path):
-  """One message that names the key."""
+def test_messages_of_wrong_paths(tmp_path, monkeypatch, path):
+  """The message names the key."""
   monkeypatch.chdir(tmp_path)
   (tmp_path / 'list.csv').write_text('image,label\na,0\n')
   (tmp_path / 'loop.csv').symlink_to('loop.csv')
@@ -139,8 +137,8 @@ def test_paths_to_nothing(tmp_path, monkeypatch, path):
     manifest.Source('train', path='list.csv', class_map=path)
 
 
-def test_files_that_are_not_there(tmp_path):
-  """The manifest: the user's error. An image: a bad record."""
+def test_missing_files(tmp_path):
+  """A missing manifest is a user error, a missing image is a bad record."""
   with pytest.raises(UserError, match='config.source.path'):
     manifest.Source('train', path=str(tmp_path / 'absent.csv'))
   path = write_csv(tmp_path, 'image,label', [('absent.png', 0)])

@@ -1,4 +1,4 @@
-"""Mixtures: shares, epochs of each member, nothing but (seed, position)."""
+"""Tests of mixtures: weights, epochs of each member, and determinism."""
 
 import contract
 import jax
@@ -28,7 +28,7 @@ def open_mixture(split='train', weights=None, **changes):
 
 
 def located(positions, seed=0, source=None):
-  """(member, index in it) at positions."""
+  """Returns (member, index in it) at positions."""
   source = source or open_mixture()
   starts = np.array(source._starts)
   indices = source.locate(np.asarray(positions), seed)
@@ -36,8 +36,8 @@ def located(positions, seed=0, source=None):
   return members, indices - starts[members]
 
 
-def test_the_contract():
-  """As an ordinary source it is the members one after another."""
+def test_a_mixture_is_the_concatenation_of_its_members():
+  """This is its order as an ordinary source."""
   members = [
     synthetic.Source('train', num_examples=SIZES[name]) for name in SIZES
   ]
@@ -58,16 +58,16 @@ def test_the_contract():
 
 
 @pytest.mark.parametrize('start', [0, 1000, 5_000_000_000_000])
-def test_shares(start):
-  """Exact over each cycle of slots, near over a batch."""
+def test_members_have_their_weights(start):
+  """They are exact over a cycle of slots, and nearly exact over a batch."""
   members, _ = located(start + np.arange(mixture.SLOTS))
   np.testing.assert_array_equal(np.bincount(members), [600, 300, 100])
   for part in members.reshape(4, 250):
     assert np.abs(np.bincount(part) / 250 - [0.6, 0.3, 0.1]).max() < 0.1
 
 
-def test_each_member_goes_through_its_epochs():
-  """Its examples in turn are what a training on it alone would see."""
+def test_each_member_is_read_in_epochs():
+  """Its examples are those of a training on this member."""
   members, indices = located(np.arange(6000))
   for number, size in enumerate(SIZES.values()):
     seen = indices[members == number]
@@ -77,15 +77,15 @@ def test_each_member_goes_through_its_epochs():
     assert (seen[:size] != seen[size : 2 * size]).any()  # each in a new order
 
 
-def test_positions_stand_alone():
-  """Any positions, in any order and company, give the same examples."""
+def test_locate_depends_on_the_position_only():
+  """Positions may be requested in any order and subset."""
   whole = open_mixture().locate(np.arange(5000), 3)
   some = np.random.default_rng(0).integers(0, 5000, 700)
   np.testing.assert_array_equal(open_mixture().locate(some, 3), whole[some])
 
 
-def test_seeds():
-  """Another seed, another pattern and other orders; members differ too."""
+def test_seeds_change_the_pattern_and_the_orders():
+  """The orders of the members differ, too."""
   positions = np.arange(2000)
   (members, indices), (others, other_indices) = (
     located(positions, seed) for seed in (0, 1)
@@ -101,8 +101,8 @@ def test_seeds():
   assert (first != second).mean() > 0.9
 
 
-def test_one_member_alone():
-  """It is an order of that source, from the first to the last position."""
+def test_a_mixture_of_one_member():
+  """It is an order of that source."""
   source = open_mixture(weights=dict(c=2.5))
   found = source.locate(np.arange(1100), 0).reshape(-1, 11)
   for epoch in found:
@@ -122,13 +122,13 @@ def test_one_member_alone():
   ],
 )
 def test_slot_counts(weights, counts):
-  """A thousand in all, as near to the weights as can be."""
+  """They sum to a thousand and are as close to the weights as possible."""
   weights = dict(zip('abc', weights, strict=False))
   assert mixture.slot_counts(weights) == counts
 
 
-def test_a_training_stream():
-  """The stream takes the mixture's order; a resume meets the same batches."""
+def test_a_stream_uses_the_order_of_the_mixture():
+  """A resumed stream has the same batches."""
   source = open_mixture()
   mesh = sharding.make_mesh(jax.devices()[:1], data=1, fsdp=1, model=1)
 
@@ -145,13 +145,13 @@ def test_a_training_stream():
 
 
 def with_damaged_member():
-  """A mixture whose member 'b' has 10 examples, of which 0 and 5 are bad."""
+  """Returns a mixture whose member 'b' has bad records 0 and 5 of 10."""
   damaged = member(10, 1.0) | dict(name='tests.multiprocess.damaged')
   return mixture.Source('train', members=dict(a=member(490, 1.0), b=damaged))
 
 
 def test_bad_records_are_replaced_within_their_member():
-  """Every row holds an example of the member that the pattern names.
+  """Every row has an example of the member that the pattern selects.
 
   A bad record counts once, although it is read every few steps.
   """
@@ -179,8 +179,8 @@ def test_bad_records_are_replaced_within_their_member():
       assert any(np.array_equal(image, other) for other in good.values())
 
 
-def test_splits(tmp_path):
-  """One for all members, or one for each of some."""
+def test_splits_of_members(tmp_path):
+  """One split for all members, or one for each of some."""
   for name, count in (('x', 6), ('y', 4)):
     rows = [f'{i}.png,{i % 2},{"train" if i % 3 else "val"}' for i in range(9)]
     path = tmp_path / f'{name}.csv'
@@ -224,7 +224,7 @@ def test_splits(tmp_path):
     (dict(d=member(5, 1.0, num_classes=9)), ['10 classes', '9', 'agree']),
   ],
 )
-def test_wrong_members(changes, words):
+def test_messages_of_wrong_members(changes, words):
   """The message names the member and the key."""
   with pytest.raises(UserError) as error:
     open_mixture(**changes)
@@ -232,7 +232,6 @@ def test_wrong_members(changes, words):
     assert word in str(error.value)
 
 
-def test_no_members():
-  """There must be one."""
+def test_a_mixture_needs_a_member():
   with pytest.raises(UserError, match='source.members is empty'):
     mixture.Source('train', members={})

@@ -1,4 +1,4 @@
-"""Sources that read a bucket directly give what they give locally."""
+"""Tests of sources in a bucket against local sources."""
 
 import shutil
 
@@ -14,8 +14,8 @@ from vit_jax.data.storage import files, index, tfrecord
 from vit_jax.errors import UserError
 
 
-def test_tar(bucket):
-  """By directory and by pattern; the index lies in the bucket."""
+def test_tar_shards_in_a_bucket(bucket):
+  """By directory and by pattern; the index is in the bucket."""
   write_tar(bucket / 'set' / 'train-0.tar', samples(0, 4))
   write_tar(bucket / 'set' / 'train-1.tar', samples(4, 7))
   write_tar(bucket / 'set' / 'val' / '0.tar', samples(7, 8))
@@ -32,8 +32,8 @@ def test_tar(bucket):
     tar.Source('train', path=f'{NAME}/other')
 
 
-def test_manifest(bucket):
-  """Beside the manifest, and wherever it points."""
+def test_a_manifest_in_a_bucket(bucket):
+  """Images are next to the manifest, or at any address."""
   (bucket / 'a.png').write_bytes(contract.png(1))
   (bucket / 'list.csv').write_text(
     'image,label,split\na.png,0,train\ngs://bucket/a.png,1,train\n'
@@ -46,8 +46,8 @@ def test_manifest(bucket):
     manifest.Source('test', path=f'{NAME}/list.csv')[0]
 
 
-def test_tfrecord_index(bucket):
-  """The same offsets, found once; the bucket's copy serves the next one."""
+def test_the_tfrecord_index_is_stored_in_the_bucket(bucket):
+  """It is built once."""
   local, _ = write_shards(bucket, [3, 0, 4])
   remote = [f'{NAME}/{path.rpartition("/")[2]}' for path in local]
 
@@ -68,8 +68,8 @@ def test_tfrecord_index(bucket):
     reader.read(0, 10, 1000)
 
 
-def test_tfds(bucket, prepared):
-  """A whole data set in tfrecord."""
+def test_a_tfds_dataset_in_a_bucket(bucket, prepared):
+  """In tfrecord."""
   shutil.copytree(prepared['tfrecord'], bucket / 'tfds')
   settings = dict(dataset='twin', data_dir=f'{NAME}/tfds')
   source = tfds.Source('train[5:]', **settings)
@@ -80,8 +80,10 @@ def test_tfds(bucket, prepared):
   contract.check(source, expected, ['gs://bucket/tfds/twin/1.0.0/twin-train'])
 
 
-def test_a_bucket_that_cannot_be_written(bucket, monkeypatch, tmp_path):
-  """The index goes to the home, whatever kind of error the store raises."""
+def test_the_index_moves_if_the_bucket_cannot_be_written(
+  bucket, monkeypatch, tmp_path
+):
+  """It goes to the home directory, whatever error the store raises."""
   write_tar(bucket / 'train-0.tar', samples(0, 2))
   monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'home'))
 

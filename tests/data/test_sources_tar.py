@@ -1,4 +1,4 @@
-"""Tar shards: found, grouped into examples, indexed."""
+"""Tests of tar shards: listing, examples and index."""
 
 import io
 import json
@@ -19,7 +19,7 @@ def cache_home(tmp_path_factory, monkeypatch):
 
 
 def write_tar(path, members, tar_format=tarfile.PAX_FORMAT):
-  """Writes (name, content) pairs; a name that ends in / is a folder."""
+  """Writes (name, content) pairs; a name ending in / is a folder."""
   path.parent.mkdir(parents=True, exist_ok=True)
   with tarfile.open(path, 'w', format=tar_format) as file:
     for name, content in members:
@@ -31,7 +31,7 @@ def write_tar(path, members, tar_format=tarfile.PAX_FORMAT):
 
 
 def samples(start, stop):
-  """Members of some examples: image i with label i % 5."""
+  """Yields members of examples: image i with label i % 5."""
   for i in range(start, stop):
     yield f'{i:06d}.png', contract.png(i)
     yield f'{i:06d}.cls', b'%d\n' % (i % 5)
@@ -43,15 +43,15 @@ def images(start, stop):
 
 @pytest.fixture
 def shards(tmp_path):
-  """train-{000..002}.tar with 4, 5 and 3 examples, val-0.tar with 2."""
+  """Writes train-{000..002}.tar with 4, 5 and 3 examples, val-0.tar with 2."""
   for number, (start, stop) in enumerate([(0, 4), (4, 9), (9, 12)]):
     write_tar(tmp_path / f'a-train-{number:03d}.tar', samples(start, stop))
   write_tar(tmp_path / 'a-val-0.tar', samples(50, 52))
   return tmp_path
 
 
-def test_a_directory(shards):
-  """Shards of a split in the order of their names."""
+def test_a_directory_of_shards(shards):
+  """Shards of a split are read in the order of their names."""
   source = tar.Source('train', path=str(shards))
   places = ['a-train-000.tar'] * 4 + ['a-train-001.tar'] * 5
   contract.check(source, images(0, 12), places)
@@ -80,9 +80,9 @@ def test_a_directory(shards):
     ('a-{train,val}-{000,0}.tar', None),
   ],
 )
-def test_patterns(shards, pattern, expected):
-  """Ranges and lists in braces, in their order."""
-  if expected is None:  # not all of them are there
+def test_brace_patterns(shards, pattern, expected):
+  """Ranges and lists in braces are read in their order."""
+  if expected is None:  # some shards are missing
     with pytest.raises(UserError, match='missing'):
       tar.Source('train', path=f'{shards}/{pattern}')
     return
@@ -107,8 +107,8 @@ def test_patterns(shards, pattern, expected):
     ('folder.tar', ['folder.tar', 'directory']),
   ],
 )
-def test_paths_to_nothing(shards, monkeypatch, path, words):
-  """One message that has the path."""
+def test_messages_of_wrong_paths(shards, monkeypatch, path, words):
+  """The message contains the path."""
   monkeypatch.chdir(shards)
   if path == '.':
     monkeypatch.chdir(shards.parent)
@@ -120,12 +120,12 @@ def test_paths_to_nothing(shards, monkeypatch, path, words):
     assert word in str(error.value)
 
 
-def test_splits_by_folder(tmp_path):
-  """train/ and val/ of shards; without any such word all is train."""
+def test_splits_by_folders_of_shards(tmp_path):
+  """train/ and val/; without such names, all shards are train."""
   write_tar(tmp_path / 'train' / '0.tar', samples(0, 3))
   write_tar(tmp_path / 'val' / '0.tar', samples(3, 5))
   contract.check(tar.Source('val', path=str(tmp_path)), images(3, 5), [])
-  plain = tmp_path / 'trained'  # not the word
+  plain = tmp_path / 'trained'  # not the word 'train'
   write_tar(plain / 'constrain-1.tar', samples(5, 7))
   contract.check(tar.Source('train', path=str(plain)), images(5, 7), [])
   write_tar(plain / 'test-1.tar', samples(5, 7))
@@ -136,8 +136,8 @@ def test_splits_by_folder(tmp_path):
 @pytest.mark.parametrize(
   'tar_format', [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
 )
-def test_names_of_members(tmp_path, tar_format):
-  """Folders, long names, several dots, upper case, members left out."""
+def test_names_of_members_are_grouped_into_examples(tmp_path, tar_format):
+  """Folders, long names, several dots, upper case, ignored members."""
   long = 'f/' * 40 + 'x' * 90
   members = [
     ('./', b''),
@@ -157,8 +157,8 @@ def test_names_of_members(tmp_path, tar_format):
   contract.check(tar.Source('train', path=str(tmp_path)), expected, [])
 
 
-def test_labels_in_json(tmp_path):
-  """By a key of your choice; each has its own index."""
+def test_labels_in_json_members(tmp_path):
+  """The key can be chosen; each key has its own index."""
 
   def about(i):
     return json.dumps({'label': i, 'fine': 10 + i, 'name': f'c{i}'}).encode()
@@ -215,8 +215,8 @@ def test_labels_in_json(tmp_path):
     ),
   ],
 )
-def test_incomplete_examples(tmp_path, members, words):
-  """The message names shard and example, and what it must have."""
+def test_incomplete_examples_are_refused(tmp_path, members, words):
+  """The message names shard and example, and what is missing."""
   write_tar(tmp_path / 'x.tar', [*samples(0, 1), *members])
   with pytest.raises(UserError) as error:
     tar.Source('train', path=str(tmp_path))
@@ -224,8 +224,8 @@ def test_incomplete_examples(tmp_path, members, words):
     assert word in str(error.value)
 
 
-def test_it_is_indexed_once(shards, monkeypatch):
-  """The second time no shard is scanned, and all is the same."""
+def test_shards_are_indexed_once(shards, monkeypatch):
+  """The second time, no shard is scanned."""
   first = tar.Source('train', path=str(shards))
   monkeypatch.setattr(tarshard, 'scan', None)
   second = tar.Source('train[:100%]', path=str(shards))
@@ -234,22 +234,22 @@ def test_it_is_indexed_once(shards, monkeypatch):
 
 
 @pytest.mark.parametrize('cut', range(0, 4096, 256))
-def test_a_shard_cut_short(tmp_path, cut):
-  """Wherever: an error, or the examples that are complete, and only those."""
+def test_a_truncated_shard(tmp_path, cut):
+  """It is an error, or the complete examples are used."""
   path = tmp_path / 'x.tar'
-  write_tar(path, samples(0, 2))  # each of header, content, header, content
+  write_tar(path, samples(0, 2))  # header, content, header, content for each
   with open(path, 'r+b') as file:
     file.truncate(cut)
   with pytest.raises(UserError, match='cut short'):
     tar.Source('train', path=str(tmp_path))
-  # The first has all its members once a header of the second is there.
+  # The first example is complete once a header of the second exists.
   if cut >= 2048 + 512:
     source = tar.Source('train', path=str(tmp_path), on_bad_shard='skip')
     contract.check(source, images(0, 1), [])
 
 
-def test_a_damaged_header(tmp_path):
-  """It ends the shard, loudly."""
+def test_a_damaged_header_ends_the_shard(tmp_path):
+  """With an error."""
   write_tar(tmp_path / 'x.tar', samples(0, 3))
   with open(tmp_path / 'x.tar', 'r+b') as file:
     file.seek(2048)
@@ -258,8 +258,8 @@ def test_a_damaged_header(tmp_path):
     tar.Source('train', path=str(tmp_path))
 
 
-def test_compressed_shards(tmp_path):
-  """By their ending or their content: refused, with what to do."""
+def test_compressed_shards_are_refused(tmp_path):
+  """They are recognized by extension or content."""
   with tarfile.open(tmp_path / 'x.tar.gz', 'w:gz'):
     pass
   for path in (tmp_path, tmp_path / 'x.tar.gz'):
@@ -271,7 +271,6 @@ def test_compressed_shards(tmp_path):
 
 
 @pytest.mark.parametrize('braces', ['{3..1}', '{a..b}', '{1}', '{}'])
-def test_bad_patterns(tmp_path, braces):
-  """Braces that mean nothing are shown."""
+def test_wrong_brace_patterns_are_refused(tmp_path, braces):
   with pytest.raises(UserError, match='is not a range'):
     tar.Source('train', path=f'{tmp_path}/x-{braces}.tar')

@@ -1,4 +1,4 @@
-"""TFDS data sets as tfrecord are the same data as array_record."""
+"""Tests of TFDS datasets in tfrecord against array_record."""
 
 import json
 import pathlib
@@ -15,12 +15,12 @@ from vit_jax.data.sources import tfds
 from vit_jax.data.storage import index
 from vit_jax.errors import UserError
 
-FORMATS = ('tfrecord', 'array_record')  # as the fixture `prepared` has them
+FORMATS = ('tfrecord', 'array_record')  # keys of the fixture `prepared`
 
 
 @pytest.fixture
 def damaged(prepared, tmp_path):
-  """A copy of the tfrecord data set, to be damaged: (folder, a shard)."""
+  """Returns a copy of the tfrecord dataset: (folder, a shard)."""
   shutil.copytree(prepared['tfrecord'], tmp_path, dirs_exist_ok=True)
   folder = tmp_path / 'twin' / '1.0.0'
   shutil.rmtree(folder / index.FOLDER, ignore_errors=True)
@@ -38,16 +38,16 @@ def open_twin(folder, split='train', **settings):
     *('train[1shard]', 'train[12:28]+test[3:]', 'test+train[20:21]'),
   ],
 )
-def test_both_formats_hold_the_same(prepared, split):
-  """Every example at the same place, whatever part is taken."""
+def test_both_formats_have_the_same_examples(prepared, split):
+  """For any part of a split, in the same order."""
   twins = [open_twin(prepared[kind], split) for kind in FORMATS]
   first, second = ([twin[i] for i in range(len(twin))] for twin in twins)
   assert first == second
 
 
 @pytest.mark.parametrize('kind', FORMATS)
-def test_several_labels(prepared, kind):
-  """A list beside the label, perhaps empty; nothing else changes."""
+def test_examples_with_several_labels(prepared, kind):
+  """A list next to the label, possibly empty."""
   plain = open_twin(prepared[kind], 'train[8:]')
   source = pickle.loads(pickle.dumps(plain.with_labels('several')))
   assert 'several' not in plain[0] and len(source) == 32
@@ -63,8 +63,8 @@ def test_several_labels(prepared, kind):
 
 
 @pytest.mark.parametrize('kind', FORMATS)
-def test_as_tfds_reads_it(prepared, kind):
-  """The contract of sources, with the examples of TFDS's own reader."""
+def test_examples_equal_those_of_tfds(prepared, kind):
+  """The contract of sources is checked with TFDS's own reader."""
   builder = tfds_lib.builder_from_directory(prepared[kind] / 'twin' / '1.0.0')
   split = 'train[10:35]+test'
   plain = dict(decoders={'image': tfds_lib.decode.SkipDecoding()})
@@ -84,8 +84,7 @@ def test_as_tfds_reads_it(prepared, kind):
   assert f'twin-test.{kind}-00002-of-00003' in source.where(len(source) - 1)
 
 
-def test_where_is_where_it_is(prepared):
-  """At the offset that `where` gives stands the record, as TFDS wrote it."""
+def test_where_states_the_offset_of_the_record(prepared):
   source = open_twin(prepared['tfrecord'], 'train[15:]')
   path, _, offset = source.where(3).partition(' @ ')
   content = pathlib.Path(path).read_bytes()[int(offset) :]
@@ -95,8 +94,8 @@ def test_where_is_where_it_is(prepared):
   assert other.where(25).endswith('test.array_record-00000-of-00003, record 1')
 
 
-def test_without_tensorflow(prepared):
-  """Reading either format leaves TensorFlow alone, installed or not."""
+def test_reading_does_not_import_tensorflow(prepared):
+  """In either format."""
   code = f"""
 import importlib.machinery as machinery, sys
 find = machinery.PathFinder.find_spec
@@ -117,8 +116,8 @@ assert 'tensorflow' not in sys.modules
   assert done.stdout.split()[-2:] == [str(expected)] * 2
 
 
-def test_a_shard_cut_short(damaged):
-  """An error that names it; or its complete records, and all of the others."""
+def test_a_truncated_shard(damaged):
+  """It is an error that names it, or its complete records are used."""
   folder, shard = damaged
   whole = open_twin(folder)
   images = [whole[i]['image'] for i in range(40)]
@@ -137,11 +136,11 @@ def test_a_shard_cut_short(damaged):
   assert [part[i]['image'] for i in range(len(part))] == (
     images[18:20] + images[27:29]
   )
-  assert len(open_twin(folder, 'test')) == 7  # whose shards are whole
+  assert len(open_twin(folder, 'test')) == 7  # its shards are complete
 
 
-def test_shards_of_another_preparation(damaged):
-  """Complete shards with other counts than TFDS noted are refused."""
+def test_shards_with_other_counts_are_refused(damaged):
+  """TFDS stores the number of records per shard."""
   folder, shard = damaged
   shutil.copy(str(shard).replace('00001-of', '00000-of'), shard)
   with pytest.raises(UserError, match='holds 13 records .* says 14'):
@@ -156,7 +155,7 @@ def test_shards_of_another_preparation(damaged):
 
 @pytest.mark.parametrize('name', ['dataset_info.json', 'features.json'])
 @pytest.mark.parametrize('share', [0, 0.5])
-def test_descriptions_that_are_damaged(damaged, name, share):
+def test_damaged_descriptions_are_refused(damaged, name, share):
   """The message names the folder, and what to do."""
   folder, shard = damaged
   path = shard.parent / name
@@ -166,8 +165,8 @@ def test_descriptions_that_are_damaged(damaged, name, share):
     open_twin(folder)
 
 
-def test_a_data_set_with_configs(damaged):
-  """The message names one that is there, and nothing else of the folder."""
+def test_a_dataset_with_configs_is_refused(damaged):
+  """The message names an existing config."""
   folder, shard = damaged
   for config in ('.config', 'big', 'small'):
     (folder / 'configured' / config).mkdir(parents=True)
@@ -179,14 +178,14 @@ def test_a_data_set_with_configs(damaged):
     tfds.Source('train', dataset='configured', data_dir=str(folder))
 
 
-def test_places_that_are_none():
-  """Addresses stay what they are in messages; unknown kinds are refused."""
+def test_other_addresses_are_refused():
+  """Messages contain the address unchanged."""
   with pytest.raises(UserError, match="source.data_dir is 'https://host/x'"):
     tfds.Source('train', dataset='twin', data_dir='https://host/x')
 
 
-def test_data_sets_of_old_tfds(damaged):
-  """Before TFDS knew other formats it did not note that it was tfrecord."""
+def test_datasets_of_old_tfds_are_read(damaged):
+  """Old versions did not store the file format."""
   folder, shard = damaged
   about = shard.parent / 'dataset_info.json'
   info = json.loads(about.read_text())
@@ -207,16 +206,14 @@ def test_data_sets_of_old_tfds(damaged):
     (dict(on_bad_shard='x'), ['error, skip']),
   ],
 )
-def test_wrong_settings(prepared, settings, words):
-  """The message says what came and what there is."""
+def test_messages_of_wrong_settings(prepared, settings, words):
   with pytest.raises(UserError) as error:
     open_twin(prepared['tfrecord'], **settings)
   for word in words:
     assert word in str(error.value)
 
 
-def test_other_labels(prepared):
-  """Any class label of the data set can be the target."""
+def test_any_class_label_can_be_the_target(prepared):
   for kind in FORMATS:
     source = open_twin(prepared[kind], label_key='coarse')
     assert source.num_classes == 2

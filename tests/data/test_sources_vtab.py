@@ -1,4 +1,4 @@
-"""Labels of VTAB-1k that are computed from other features."""
+"""Tests of labels of VTAB-1k that are computed from other features."""
 
 import cv2
 import numpy as np
@@ -15,7 +15,7 @@ COORDINATES = FEATURES.Tensor(shape=(3,), dtype=np.float32)
 
 
 def _prepare(folder, name, features, examples, image=(8, 8, 3)):
-  """Writes examples as a TFDS data set of that name."""
+  """Writes examples as a TFDS dataset of that name."""
   features['image'] = FEATURES.Image(shape=image, encoding_format='png')
   pixels = np.arange(np.prod(image)).reshape(image) % 2
   examples = [each | {'image': pixels.astype(np.uint8)} for each in examples]
@@ -57,7 +57,7 @@ COLUMN_BINS = [0, 0, 1, 1, 7, 8, 8, 14, 15, 15]
 
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory):
-  """A TFDS directory with small versions of the three data sets."""
+  """Returns a TFDS directory with small versions of the three datasets."""
   root = tmp_path_factory.mktemp('tfds')
   clevr = []
   for i, depth in enumerate(CLEVR_DEPTHS):
@@ -131,7 +131,7 @@ def test_a_record_without_objects_is_bad(tmp_path):
     source[0]
 
 
-def test_wrong_tasks_and_data_sets_are_refused(folder, tmp_path):
+def test_wrong_tasks_and_datasets_are_refused(folder, tmp_path):
   with pytest.raises(UserError, match=r"source\.task is 'clevr'.*clevr_count"):
     vtab.Source('train', task='clevr', data_dir=str(folder))
   label = {'label': FEATURES.ClassLabel(num_classes=2)}

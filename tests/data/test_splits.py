@@ -1,4 +1,4 @@
-"""Splits mean for every source what they mean for TFDS."""
+"""Tests that split names have the meaning that they have in TFDS."""
 
 import numpy as np
 import pytest
@@ -28,8 +28,8 @@ LENGTHS = {'train': 2000, 'validation': 10, 'test': 100}
     ),
   ],
 )
-def test_resolve(spec, expected):
-  """Names, slices, percents and sums."""
+def test_resolve_split_names(spec, expected):
+  """Names, slices, percentages and sums."""
   assert splits.resolve(spec, LENGTHS) == expected
 
 
@@ -48,22 +48,22 @@ def test_resolve(spec, expected):
     ('all[:5]', ['cannot be had']),
   ],
 )
-def test_bad_specs(spec, words):
-  """The message repeats what came and says what there is."""
+def test_messages_of_wrong_splits(spec, words):
+  """The message contains the given split and the existing ones."""
   with pytest.raises(UserError) as error:
     splits.resolve(spec, LENGTHS)
   for word in words:
     assert word in str(error.value)
 
 
-def test_named():
-  """Only what a spec names has to be listed."""
+def test_named_lists_the_required_splits():
+  """Only these have to be listed."""
   assert splits.named('test[:5]+train+test', LENGTHS) == ['test', 'train']
   assert splits.named('all', LENGTHS) == list(LENGTHS)
 
 
-def test_selection():
-  """Every example of every part, in order, and nothing beyond."""
+def test_selection_contains_every_example_of_its_parts():
+  """In order, and none beyond."""
   spec = 'train[3:5]+test[-1:]+validation'
   selection = splits.Selection(spec, LENGTHS)
   expected = [('train', 3), ('train', 4), ('test', 99)]
@@ -75,8 +75,8 @@ def test_selection():
 
 
 @pytest.mark.parametrize('there', ['val', 'validation'])
-def test_val_is_validation(there):
-  """Either name finds the other, and 'all' does not count it twice."""
+def test_val_and_validation_are_aliases(there):
+  """'all' does not count them twice."""
   found = {'train': 'a', there: 'b'}
   for asked in ('val', 'validation[:5]'):
     name = asked.partition('[')[0]
@@ -86,8 +86,8 @@ def test_val_is_validation(there):
   assert splits.with_alias(both, 'val+validation') == both
 
 
-def test_as_tfds_rounds():
-  """Parts of 1 % each cover everything once, whatever the size."""
+def test_percentages_are_rounded_like_tfds():
+  """Parts of 1 % each cover everything once, for any size."""
   for n in np.random.default_rng(0).integers(100, 5000, 20).tolist():
     stops = []
     for i in range(100):

@@ -5,7 +5,7 @@ import collections
 import jax
 import numpy as np
 import pytest
-from numbered import AUGMENT, PLAIN, Numbered, assert_same, mesh_of, train
+from indexed_source import AUGMENT, PLAIN, Numbered, assert_same, mesh_of, train
 
 from vit_jax.arrays import sharding
 from vit_jax.data.augment.transforms import TrainTransform
@@ -42,8 +42,8 @@ MESHES = [
 
 
 @pytest.mark.parametrize('sizes', MESHES)
-def test_the_mesh_does_not_matter(sizes):
-  """Any device mesh gets the same batches, including random crops."""
+def test_batches_do_not_depend_on_the_mesh(sizes):
+  """Random crops are the same, too."""
   expected = train(Numbered(20), 16, 3)
   assert_same(train(Numbered(20), 16, 3, mesh=mesh_of(**sizes)), expected)
 
@@ -61,14 +61,14 @@ def test_batches_are_sharded_arrays(sizes):
 
 
 @pytest.mark.parametrize('start', [1, 3, 7])
-def test_starting_in_the_middle(start):
-  """A run that starts at step s gets the batches of an uninterrupted run."""
+def test_a_stream_can_start_at_any_step(start):
+  """It gives the batches of an uninterrupted run."""
   whole = train(Numbered(20), 8, start + 3)
   assert_same(train(Numbered(20), 8, 3, start=start), whole[start:])
 
 
 @pytest.mark.parametrize('threads, prefetch', [(1, 1), (3, 1), (5, 4)])
-def test_threads_do_not_matter(threads, prefetch):
+def test_batches_do_not_depend_on_threads(threads, prefetch):
   """The settings of the reader do not change the batches."""
   reader = Reader(threads=threads, prefetch=prefetch)
   expected = train(Numbered(50), 40, 4)
@@ -92,7 +92,7 @@ def test_every_position_has_its_own_crop():
   assert len(set(crops)) == 24
 
 
-def test_the_batch_size_only_cuts_the_sequence():
+def test_examples_do_not_depend_on_the_batch_size():
   """Position p has the same crop for any batch size."""
 
   def sequence(batch_size, steps):
@@ -154,15 +154,14 @@ def test_eval_does_not_depend_on_the_mesh(sizes):
   assert_same(batches(mesh_of(**sizes)), batches(mesh_of(data=8)))
 
 
-def test_nothing_is_read_twice():
-  """An evaluation reads each record once."""
+def test_an_evaluation_reads_each_record_once():
   source = Numbered(21)
   with stream.eval_batches(source, PLAIN, 8, mesh_of()) as batches:
     assert len(list(batches)) == 3
   assert source.read == collections.Counter(range(21))
 
 
-def test_an_ended_stream_stays_ended():
+def test_a_finished_stream_stays_finished():
   """`next` after the end raises StopIteration each time."""
   with stream.eval_batches(Numbered(3), PLAIN, 8, mesh_of()) as batches:
     next(batches)

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from pictures import coordinates, encode, noise, smooth
+from sample_images import coordinates, encode, noise, smooth
 
 from vit_jax.data.augment.transforms import TrainTransform, square
 from vit_jax.errors import UserError
@@ -36,7 +36,7 @@ def test_inception_boxes_are_in_their_ranges(height, width, ranges):
   assert whole < 20
 
 
-def test_inception_boxes_use_their_ranges():
+def test_inception_boxes_use_all_of_their_ranges():
   """Small, large, wide and tall boxes occur at all positions."""
   rng, transform = np.random.default_rng(0), TrainTransform((8, 8))
   boxes = [transform._inception_box(300, 300, rng) for _ in range(4000)]
@@ -76,7 +76,7 @@ def test_train_transform_follows_its_generator():
   assert len({pixels(seed).tobytes() for seed in range(20)}) == 20
 
 
-def test_the_crop_is_the_box():
+def test_the_crop_equals_the_box():
   """The crop is the box of `_inception_box` before resizing."""
   image = coordinates(60, 80)
   transform = TrainTransform((1, 1), flip=False)
@@ -181,8 +181,8 @@ def test_invalid_crops(settings):
     TrainTransform((8, 8), **settings)
 
 
-def test_square():
-  """One number stands for both sides; other lengths are refused."""
+def test_image_size_may_be_one_number():
+  """It stands for both sides; other lengths are refused."""
   assert square((384,)) == (384, 384)
   assert square((384, 256)) == (384, 256)
   for wrong in ((), (1, 2, 3), (0,), (8, -8)):

@@ -3,8 +3,8 @@
 import cv2
 import numpy as np
 import pytest
-from pictures import coordinates, noise, smooth
 from PIL import Image
+from sample_images import coordinates, noise, smooth
 
 from vit_jax.data.augment.transforms import EvalTransform, TrainTransform
 from vit_jax.data.images.headers import DecodeError
@@ -44,7 +44,7 @@ def test_squash_uses_the_whole_image(size, image_size):
     sampled(size[0], image_size[0]),
     sampled(size[1], image_size[1]),
   )
-  # OpenCV's fixed-point numbers are sometimes truncated in place of rounded:
+  # OpenCV's fixed-point numbers are sometimes truncated instead of rounded:
   # an error below one grey level, which is one source pixel here.
   assert_geometry(pixels, rows, columns, tolerance=0.99)
 
@@ -76,7 +76,7 @@ def test_central_keeps_the_aspect(size, image_size, fraction):
   assert_geometry(pixels, rows, columns, tolerance=scale + 0.99)
 
 
-def test_central_224_of_256():
+def test_central_fraction_cuts_224_of_256():
   """The smaller side is resized to 256, and the centre has 224 pixels."""
   image = smooth(96, 64)
   resized = cv2.resize(image, (256, 384), interpolation=cv2.INTER_LINEAR)
@@ -85,7 +85,7 @@ def test_central_224_of_256():
   np.testing.assert_array_equal(transform.pixels(image), expected)
 
 
-def test_squash_central():
+def test_squash_central_resizes_and_cuts_the_centre():
   """Images are resized to 256 x 256, and the centre has 224 pixels."""
   image = smooth(96, 64)
   resized = cv2.resize(image, (256, 256), interpolation=cv2.INTER_LINEAR)
@@ -95,8 +95,8 @@ def test_squash_central():
   )
 
 
-def test_timm_evaluation():
-  """A smaller side of 256, bicubic, and centre 224 give Pillow's pixels."""
+def test_timm_evaluation_equals_pillow():
+  """A smaller side of 256, bicubic, and the centre of 224 pixels."""
   image = noise(300, 400)
   resized = Image.fromarray(image).resize((341, 256), Image.Resampling.BICUBIC)
   expected = np.array(resized)[16:240, 58:282]
@@ -131,8 +131,8 @@ TRANSFORMS = [
 
 
 @pytest.mark.parametrize('kind, settings', TRANSFORMS)
-def test_fine_stripes_become_grey(kind, settings):
-  """Stripes are averaged by all filters but plain bilinear, which aliases."""
+def test_filters_average_fine_stripes(kind, settings):
+  """Only plain bilinear interpolation aliases."""
   image = np.repeat(STRIPES, 3, axis=-1)
   spread = {}
   for name in INTERPOLATIONS:

@@ -73,7 +73,7 @@ def test_workers_of_a_killed_trainer_end(tmp_path):
     assert workers
     trainer.kill()
   for pid in workers:
-    _gone(pid)  # fails by the time limit of the test
+    _gone(pid)  # fails at the time limit of the test
 
 
 def _batches(source, reader, number, kill_at=None):
@@ -95,7 +95,7 @@ def _batches(source, reader, number, kill_at=None):
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-def test_the_same_batches_after_a_worker_is_killed(caplog):
+def test_batches_are_the_same_after_a_worker_is_killed(caplog):
   """Workers are restarted, and examples are not lost or repeated."""
   source = synthetic.Source('train', num_examples=640, height=8, width=8)
   expected = _batches(source, Reader(), 40)

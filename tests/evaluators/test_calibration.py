@@ -7,7 +7,7 @@ import pickle
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from numbered import PLAIN, mesh_of
+from indexed_source import PLAIN, mesh_of
 
 from vit_jax.data import matching
 from vit_jax.data.pipeline.reader import Reader
@@ -21,8 +21,7 @@ KNOWN = [1, 2, 4, 7]  # the only labels of the examples
 
 
 class Shown:
-  """Black images that show their index; some do not have labels, and some are
-  bad."""
+  """Black images with their index; some lack labels, and some are bad."""
 
   num_classes, class_names = CLASSES, list('abcdefghi')
 
@@ -48,8 +47,7 @@ class Shown:
 
 
 def table(size):
-  """Returns logits of each example, with few values, so that many classes are
-  equal."""
+  """Returns logits with few values, so that many classes are equal."""
   rng = np.random.default_rng(7)
   logits = rng.integers(-2, 3, (size, CLASSES)).astype(np.float32)
   logits[::5] += rng.normal(size=CLASSES).astype(np.float32) * 2
@@ -73,8 +71,7 @@ def setting(source, devices=1, batch_size=8, **more):
 
 
 def figures(source, classes, sets, top=(1, 5), bins=15):
-  """Computes the expected results one example at a time; `sets` contains the
-  correct labels."""
+  """Computes the expected results; `sets` contains the correct labels."""
   logits = table(len(source)).astype(np.float64)
   hits, nlls, inside = {k: 0 for k in top}, [], [[] for _ in range(bins)]
   used = [i for i in range(len(source)) if sets[i] and i not in source.bad]
@@ -115,13 +112,13 @@ def test_results_equal_a_loop_over_all_examples(
   present = sorted(set(source.labels.tolist()))
   classes = range(CLASSES) if among == 'all' else present
   labels = [[int(label)] for label in source.labels]
-  wanted = figures(source, classes, labels, top=(1, 2, 5))
+  expected = figures(source, classes, labels, top=(1, 2, 5))
   found = evaluator.run(params)
   assert found.pop('left_out') == 0
   assert list(found) == ['accuracy', 'top2', 'top5', 'nll', 'ece', 'count']
-  assert found == pytest.approx(wanted, rel=1e-6)
+  assert found == pytest.approx(expected, rel=1e-6)
   for key in ('accuracy', 'top2', 'top5', 'count'):
-    assert found[key] == wanted[key]
+    assert found[key] == expected[key]
   if size > 1 and among == 'all':
     assert 0 < found['accuracy'] < found['top2'] < found['top5'] < 1
     assert evaluator.run(params)['ece'] == found['ece'] > 0.05
@@ -130,8 +127,7 @@ def test_results_equal_a_loop_over_all_examples(
 @pytest.mark.parametrize('devices, batch_size', [(1, 7), (8, 16)])
 @pytest.mark.parametrize('among', ['all', 'present'])
 def test_examples_with_several_labels_or_none(devices, batch_size, among):
-  """Any label counts as correct; images without labels and bad images are left
-  out."""
+  """Any label is correct; unlabelled and bad images are left out."""
   source = Shown(37, bad=(3, 36))
   evaluator = Evaluator(
     setting(
@@ -142,12 +138,12 @@ def test_examples_with_several_labels_or_none(devices, batch_size, among):
   found = evaluator.run(jnp.asarray(table(37)))
   present = sorted({c for i in range(37) for c in source.several[i]})
   classes = range(CLASSES) if among == 'all' else present
-  wanted = figures(source, classes, source.several, bins=4)
-  del wanted['nll']
+  expected = figures(source, classes, source.several, bins=4)
+  del expected['nll']
   empty = [i for i, each in enumerate(source.several) if not each]
-  wanted['left_out'] = len(set(empty) - source.bad)
-  assert wanted['left_out'] > 3
-  assert found == pytest.approx(wanted, rel=1e-6)
+  expected['left_out'] = len(set(empty) - source.bad)
+  assert expected['left_out'] > 3
+  assert found == pytest.approx(expected, rel=1e-6)
 
 
 def test_bad_records_are_left_out():
@@ -156,9 +152,9 @@ def test_bad_records_are_left_out():
     setting(source, on_bad_record='skip', max_bad_share=0.5), split='test'
   )
   labels = [[int(label)] for label in source.labels]
-  wanted = figures(source, range(CLASSES), labels)
+  expected = figures(source, range(CLASSES), labels)
   found = evaluator.run(jnp.asarray(table(21)))
-  assert found == pytest.approx(wanted | {'left_out': 0}, rel=1e-6)
+  assert found == pytest.approx(expected | {'left_out': 0}, rel=1e-6)
   assert found['count'] == 18
 
 
@@ -180,8 +176,8 @@ def test_bins_include_their_upper_end():
   confidence = np.array([0.0, 0.25, 0.5, 0.51, 1.0])
   correct = np.array([True, False, True, False, True])
   found = calibration.calibration_error(confidence, correct, 4)
-  wanted = (abs(1 - 0.25) + 0.5 + 0.51 + 0.0) / 5
-  assert found == pytest.approx(wanted, abs=1e-12)
+  expected = (abs(1 - 0.25) + 0.5 + 0.51 + 0.0) / 5
+  assert found == pytest.approx(expected, abs=1e-12)
 
 
 def test_several_labels_are_matched_by_class_name():
@@ -193,12 +189,12 @@ def test_several_labels_are_matched_by_class_name():
   logits = table(12) + np.linspace(0, 1e-3, CLASSES, dtype=np.float32)
   theirs = np.full((12, 10), -np.inf, np.float32)
   theirs[:, [heads.index(name) for name in source.class_names]] = logits
-  wanted = plain.run(jnp.asarray(logits))
+  expected = plain.run(jnp.asarray(logits))
   evaluator = Evaluator(
     setting(mapped, num_classes=10), split='test', labels='several'
   )
-  assert evaluator.run(jnp.asarray(theirs)) == pytest.approx(wanted, rel=1e-6)
-  assert 0 < wanted['accuracy'] < 1 and wanted['left_out'] > 0
+  assert evaluator.run(jnp.asarray(theirs)) == pytest.approx(expected, rel=1e-6)
+  assert 0 < expected['accuracy'] < 1 and expected['left_out'] > 0
   copied = pickle.loads(pickle.dumps(mapped.with_labels('several')))
   assert copied[1]['several'] == [9 - c for c in source.several[1]]
 

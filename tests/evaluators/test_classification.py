@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from numbered import PLAIN, Numbered, mesh_of
+from indexed_source import PLAIN, Numbered, mesh_of
 from scipy import special
 
 from vit_jax.data.pipeline.reader import Reader
@@ -26,8 +26,7 @@ def pixels_of(source, indices):
 
 @functools.cache
 def weights():
-  """Returns weights that classify most examples correctly, but not every
-  sixth."""
+  """Returns weights that classify every sixth example wrongly."""
   pixels = pixels_of(Numbered(SIZE), range(SIZE)) - 128.0
   known = np.linalg.lstsq(pixels, 5 * np.eye(SIZE), rcond=None)[0]
   known[:, ::6] = 0
@@ -35,8 +34,7 @@ def weights():
 
 
 def predict(params, batch):
-  """Computes linear logits; a black image, such as padding, resembles class
-  0."""
+  """Computes linear logits; a black image resembles class 0."""
   pixels = batch['image'].reshape(len(batch['image']), -1) / 1.0
   return {'logits': pixels @ params + 0.1 * jnp.eye(SIZE)[0]}
 
@@ -84,10 +82,13 @@ def test_results_equal_numpy_over_all_examples(kind, batch_size, sizes):
     **dict(split='test', batch_size=batch_size, cross_entropy=kind),
   )
   result = evaluator.run(params)
-  wanted = expected(source, kind)
-  assert result['count'] == SIZE and result['accuracy'] == wanted['accuracy']
+  expected_result = expected(source, kind)
+  assert (
+    result['count'] == SIZE
+    and result['accuracy'] == expected_result['accuracy']
+  )
   assert 0.3 < result['accuracy'] < 1
-  assert result['loss'] == pytest.approx(wanted['loss'], rel=1e-5)
+  assert result['loss'] == pytest.approx(expected_result['loss'], rel=1e-5)
   assert evaluator.run(params) == result
 
 
@@ -97,10 +98,10 @@ def test_bad_records_are_left_out():
   reader = Reader(threads=2, on_bad_record='skip', max_bad_share=0.5)
   evaluator = Evaluator(setting(source, reader=reader), split='test')
   result = evaluator.run(jnp.asarray(weights(), jnp.float32))
-  wanted = expected(Numbered(SIZE), 'softmax', left_out=(3, 9))
+  expected_result = expected(Numbered(SIZE), 'softmax', left_out=(3, 9))
   assert result['count'] == SIZE - 2
-  assert result['accuracy'] == pytest.approx(wanted['accuracy'])
-  assert result['loss'] == pytest.approx(wanted['loss'], rel=1e-5)
+  assert result['accuracy'] == pytest.approx(expected_result['accuracy'])
+  assert result['loss'] == pytest.approx(expected_result['loss'], rel=1e-5)
 
 
 @pytest.mark.parametrize('bad, ends', [(1, False), (3, False), (4, True)])

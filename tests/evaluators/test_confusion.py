@@ -1,4 +1,4 @@
-"""Accuracy of each class and the confusion matrix, against plain loops."""
+"""Tests of the accuracy of each class and the confusion matrix."""
 
 import collections
 import csv
@@ -6,7 +6,7 @@ import io
 
 import numpy as np
 import pytest
-from numbered import PLAIN, mesh_of
+from indexed_source import PLAIN, mesh_of
 
 from vit_jax.data.pipeline.reader import Reader
 from vit_jax.errors import UserError
@@ -64,8 +64,8 @@ LOGITS = np.eye(4, dtype=np.float32)[PREDICTIONS]
 @pytest.mark.parametrize('devices', [1, 2])
 @pytest.mark.parametrize('batch_size', [None, 3, 50])
 @pytest.mark.parametrize('bad', [(), (BAD,)])
-def test_matrix_and_means(devices, batch_size, bad):
-  """Neither padding nor bad records count; classes have equal weights."""
+def test_matrix_and_mean_over_classes(devices, batch_size, bad):
+  """Padding and bad records do not count; classes have equal weights."""
   made = evaluator(Shown(bad), devices, batch_size=batch_size)
   scores = made.run(LOGITS)
   pairs = [

@@ -3,7 +3,15 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from colours import CLASSES, TEST, TRAIN, WEIGHTS, Colours, features_of, setting
+from noise_source import (
+  CLASSES,
+  TEST,
+  TRAIN,
+  WEIGHTS,
+  Colours,
+  features_of,
+  setting,
+)
 from sklearn.linear_model import Ridge
 from sklearn.neighbors import KNeighborsClassifier
 
@@ -34,8 +42,7 @@ def test_fewshot_regression_equals_scikit_learn(shots):
 
 
 def test_draws_are_balanced_by_class():
-  """Draws of another number differ; a draw with more shots contains the smaller
-  one."""
+  """A draw with more shots contains the smaller one."""
   y = TRAIN.labels
   for shots in (1, 4, 9):
     rows = fewshot.draw(y, shots, 0)
@@ -72,8 +79,7 @@ def test_fewshot_accuracy_is_the_mean_over_draws(devices, batch_size):
 
 @pytest.mark.parametrize('devices, batch_size', [(1, 16), (2, 10)])
 def test_neighbours_equal_scikit_learn(devices, batch_size):
-  """The distance is the cosine, and votes are weighted with exp(similarity /
-  0.07)."""
+  """Cosine distance, votes weighted with exp(similarity / 0.07)."""
   evaluator = neighbours.Evaluator(
     setting(devices=devices, batch_size=batch_size),
     **dict(split='test', ks=(1, 7, 40)),
@@ -100,8 +106,8 @@ def test_bad_records_are_left_out():
   x, y = features_of(TRAIN, np.delete(np.arange(203), [3, 50]))
   tx, ty = features_of(TEST, slice(60))
   labels, votes = neighbours.nearest(features_lib.Labelled(x, y), tx, 7, 0.07)
-  wanted = (neighbours.elected(labels, votes, CLASSES) == ty).mean()
-  assert evaluator.run(jnp.array(WEIGHTS))['7nn'] == pytest.approx(wanted)
+  expected = (neighbours.elected(labels, votes, CLASSES) == ty).mean()
+  assert evaluator.run(jnp.array(WEIGHTS))['7nn'] == pytest.approx(expected)
 
 
 def test_messages_of_wrong_settings():
@@ -144,8 +150,7 @@ SPLITS = {
 
 
 def split_setting(train_split='train'):
-  """Returns the setting of a run whose evaluation split is a part of its
-  folder."""
+  """Returns a setting whose evaluation split is a part of its folder."""
   found = setting()._replace(train_split=train_split)
   return found._replace(open_source=lambda s: Split(s, SPLITS[s]))
 

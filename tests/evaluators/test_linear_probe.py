@@ -7,8 +7,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from colours import CLASSES, TEST, TRAIN, WEIGHTS, Colours, features_of, setting
-from numbered import mesh_of
+from indexed_source import mesh_of
+from noise_source import (
+  CLASSES,
+  TEST,
+  TRAIN,
+  WEIGHTS,
+  Colours,
+  features_of,
+  setting,
+)
 from sklearn.linear_model import LogisticRegression
 
 from vit_jax.errors import UserError
@@ -32,15 +40,14 @@ def standardised(x, by):
 @pytest.mark.parametrize('standardise', [True, False])
 @pytest.mark.parametrize('size, l2', [(203, 1e-3), (203, 0.1), (9, 1e-2)])
 def test_regression_equals_scikit_learn(size, l2, standardise, monkeypatch):
-  """Coefficients (about 5) agree to 5e-5, and all predictions agree; several
-  blocks are used."""
+  """Coefficients (about 5) agree to 5e-5; several blocks are used."""
   monkeypatch.setattr(linear_fit, '_BLOCK', 64)
   x, y = features_of(TRAIN, slice(size))
   test, labels = features_of(TEST)
   found = linear_fit.fit(Labelled(x, y), l2, standardise)
-  theirs, judged = x.astype(np.float64), test.astype(np.float64)
+  theirs, test_features = x.astype(np.float64), test.astype(np.float64)
   if standardise:
-    theirs, judged = standardised(x, x), standardised(test, x)
+    theirs, test_features = standardised(x, x), standardised(test, x)
   peer = peer_of(theirs, y, l2)
   np.testing.assert_array_equal(found.classes, peer.classes_)
   np.testing.assert_allclose(found.kernel, peer.coef_.T, rtol=0, atol=5e-5)
@@ -50,7 +57,7 @@ def test_regression_equals_scikit_learn(size, l2, standardise, monkeypatch):
   np.testing.assert_allclose(
     found.bias - found.bias.mean(), bias, rtol=0, atol=5e-5
   )
-  answers = peer.predict(judged)
+  answers = peer.predict(test_features)
   assert found.accuracy(Labelled(test, answers)) == 1
   assert found.accuracy(Labelled(test, labels)) == (answers == labels).mean()
   assert len(set(answers.tolist())) > 2 and np.abs(found.kernel).max() > 0.05
@@ -181,9 +188,9 @@ def test_trust_ratio():
   """It is a thousandth of the ratio of the norms, and 1 if one of them is 0."""
   rng = np.random.default_rng(0)
   kernel, gradient = jnp.asarray(rng.normal(size=(2, 7, 3)), jnp.float32)
-  wanted = 0.001 * np.sqrt((kernel**2).sum()) / np.sqrt((gradient**2).sum())
+  expected = 0.001 * np.sqrt((kernel**2).sum()) / np.sqrt((gradient**2).sum())
   ratio = linear_descent.trust_ratio
-  assert float(ratio(kernel, gradient)) == pytest.approx(wanted, rel=1e-6)
+  assert float(ratio(kernel, gradient)) == pytest.approx(expected, rel=1e-6)
   assert float(ratio(0 * kernel, gradient)) == 1
   assert float(ratio(kernel, 0 * gradient)) == 1
 
@@ -197,8 +204,8 @@ def test_batch_norm_equals_torch():
   x[:, 3] *= 1e-3  # so small that epsilon matters
   for rows in (slice(64), slice(64, 128), slice(5, 9)):
     found, state = linear_descent._normalised(jnp.asarray(x[rows]), state)
-    wanted = peer(torch.tensor(x[rows])).numpy()
-    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+    expected = peer(torch.tensor(x[rows])).numpy()
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
   close = dict(rtol=1e-5, atol=1e-7)
   np.testing.assert_allclose(state.mean, peer.running_mean, **close)
   np.testing.assert_allclose(state.variance, peer.running_var, **close)

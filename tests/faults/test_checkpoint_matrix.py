@@ -163,9 +163,9 @@ def test_a_step_is_restored_on_any_mesh(saved, devices, fsdp):
   other = experiment(devices, fsdp)
   restored, step = restore(saved, other)
   assert step == 2 and same(restored, state(2))
-  wanted = tree.flatten(other.abstract_state())
+  expected = tree.flatten(other.abstract_state())
   for path, leaf in tree.flatten(restored).items():
-    assert leaf.sharding == wanted[path].sharding, path
+    assert leaf.sharding == expected[path].sharding, path
 
 
 def test_checksums_do_not_depend_on_the_mesh():

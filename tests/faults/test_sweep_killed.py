@@ -42,9 +42,9 @@ def test_a_killed_sweep_runs_everything_once(tmp_path):
       if event['event'] == 'start'
     ]
     assert list(runs.losses(path)) == list(range(1, 25))
-    judged = [r for r in runs.records(path) if 'test/accuracy' in r]
-    assert [r['step'] for r in judged] == [24]
-    accuracies[path] = judged[0]['test/accuracy']
+    evaluated = [r for r in runs.records(path) if 'test/accuracy' in r]
+    assert [r['step'] for r in evaluated] == [24]
+    accuracies[path] = evaluated[0]['test/accuracy']
   resumed = starts.pop((names[0], 'dev'))
   assert len(resumed) == 2 and resumed[0] == 0 and resumed[1] >= 4
   assert set(map(tuple, starts.values())) == {(0,)}  # started once, from step 0

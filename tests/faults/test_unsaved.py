@@ -1,5 +1,4 @@
-"""Tests that a run does not claim to be saved if its last step is not on
-disk."""
+"""Tests that a run whose last step is not on disk does not claim success."""
 
 import contextlib
 import json

@@ -10,8 +10,7 @@ from vit_jax.files import atomic
 
 @pytest.mark.parametrize('broken', ['fsync', 'replace'])
 def test_a_failed_write_keeps_the_old_file(tmp_path, monkeypatch, broken):
-  """If syncing or renaming fails, the old file is intact and no temporary file
-  remains."""
+  """No temporary file remains."""
   path = epath.Path(tmp_path) / 'config.json'
   atomic.write(path, 'before')
 
@@ -27,8 +26,7 @@ def test_a_failed_write_keeps_the_old_file(tmp_path, monkeypatch, broken):
 
 
 def test_write_syncs_before_it_renames(tmp_path, monkeypatch):
-  """The content is synced, then the file is renamed, then the directory is
-  synced."""
+  """After renaming, the directory is synced."""
   done, sync, replace = [], os.fsync, os.replace
 
   def fsync(handle):

@@ -21,8 +21,7 @@ GOOD = [b'{"step": 1}\n', '{"name": "a\u2028b\x85"}\n'.encode(), b'{}\r\n']
 
 @pytest.mark.parametrize('bad', BAD)
 def test_keep_moves_damaged_lines_to_another_file(tmp_path, bad):
-  """Readable lines stay in order; damaged lines are appended to
-  x_set_aside.jsonl."""
+  """Readable lines stay in order."""
   path = epath.Path(tmp_path) / 'x.jsonl'
   path.write_bytes(GOOD[0] + bad + b'\n' + GOOD[1] + GOOD[2])
   (tmp_path / 'x_set_aside.jsonl').write_bytes(b'older\n')

@@ -46,8 +46,7 @@ def meminfo() -> int:
 def test_memory_is_the_smallest_limit(
   groups, files, expected, tmp_path, monkeypatch
 ):
-  """Limits of the process's control groups and their parents count, and the
-  machine's memory."""
+  """Limits of control groups and their parents count."""
   own = tmp_path / 'own'
   own.write_text(groups)
   for name, text in files.items():
@@ -60,8 +59,7 @@ def test_memory_is_the_smallest_limit(
 
 
 def test_memory_without_control_groups(tmp_path, monkeypatch):
-  """Without control groups (macOS), it is the machine's memory; without sysconf
-  (Windows), None."""
+  """It is the machine's memory, or None if that is unknown."""
   monkeypatch.setattr(machine, '_OWN_GROUPS', tmp_path / 'none')
   assert machine.memory_bytes() == meminfo()
   monkeypatch.delattr(os, 'sysconf')

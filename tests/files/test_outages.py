@@ -22,8 +22,7 @@ class HttpError(Exception):
 
 
 def failing(error, times):
-  """Returns a function that raises an error a number of times, then returns
-  'done'."""
+  """Returns a function that fails some times, then returns 'done'."""
   left = [times]
 
   def function():
@@ -92,8 +91,7 @@ def test_errors_that_retries_cannot_fix_are_raised_at_once(number, kind):
 
 
 def test_slow_attempts_are_repeated_once(monkeypatch):
-  """A client that itself retries for 43 s gets a second attempt, but no
-  third."""
+  """A client that retries for 43 s gets a second attempt, but no third."""
   now = [0.0]
   monkeypatch.setattr(outages.time, 'monotonic', lambda: now[0])
   attempts = []
@@ -115,8 +113,7 @@ def test_other_exceptions_are_not_retried():
 
 
 def test_append_after_a_partial_line(tmp_path):
-  """If an earlier attempt left part of a line, the next line starts on its own
-  line."""
+  """The next line starts on its own line."""
   path = epath.Path(tmp_path) / 'x.jsonl'
   jsonl.append(path, '{"step": 1}\n')
   with path.open('a') as file:

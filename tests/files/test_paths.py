@@ -49,8 +49,7 @@ def test_only_paths_py_makes_paths_absolute():
 
 
 def test_check_writable_writes_and_removes_a_file(tmp_path):
-  """Nothing is left behind; a directory that cannot be written raises a
-  UserError."""
+  """A directory that cannot be written raises a UserError."""
   outages.check_writable(epath.Path(tmp_path) / 'new')
   assert list((tmp_path / 'new').iterdir()) == []
   (tmp_path / 'file').write_text('')

@@ -48,8 +48,7 @@ def refusing(monkeypatch):
 
 @pytest.mark.usefixtures('refusing')
 def test_missing_permission_is_one_message():
-  """The message contains the store's answer and a command that helps, without a
-  traceback."""
+  """It contains the store's answer and a command that helps."""
   out, err = runs.run(
     runs.command('evaluate', '--checkpoint=gs://b/run'), code=1
   )
@@ -60,8 +59,7 @@ def test_missing_permission_is_one_message():
 
 
 def test_an_unreachable_store_is_a_storage_error(monkeypatch):
-  """The error is recognized by the module that raised it, whatever its
-  class."""
+  """The module that raised the error identifies it."""
 
   async def at_once(_):
     pass
@@ -74,9 +72,9 @@ def test_an_unreachable_store_is_a_storage_error(monkeypatch):
   monkeypatch.setattr(asyncio, 'sleep', at_once)
   with pytest.raises(Exception, match='Cannot connect to host') as raised:
     store.exists('b/run')
-  told = paths.of_a_store(raised.value)
-  assert isinstance(told, StorageError)
-  assert 'Cannot connect to host 127.0.0.1' in str(told)
+  converted = paths.of_a_store(raised.value)
+  assert isinstance(converted, StorageError)
+  assert 'Cannot connect to host 127.0.0.1' in str(converted)
 
 
 def test_errors_of_other_modules_are_not_storage_errors():

@@ -146,7 +146,7 @@ class Programs:
     file.write_text(json.dumps([*rows, {'has': has, 'turns': turns}]))
 
   def calls(self):
-    """[[program, argument, …], …]"""
+    """Returns [[program, argument, …], …]."""
     file = self.folder / 'calls.jsonl'
     text = file.read_text() if file.exists() else ''
     return [json.loads(line) for line in text.splitlines()]

@@ -1,4 +1,4 @@
-"""The exit codes in the documents agree with vit_jax/launch/policy.py."""
+"""Tests that documents have the exit codes of vit_jax/launch/policy.py."""
 
 import pathlib
 import re
@@ -62,7 +62,7 @@ def reaction(code: int) -> str:
   return {1: 'no', 3: 'yes, counted', 9: 'yes, without limit'}[starts]
 
 
-def test_every_code_stands_in_the_table_once():
+def test_every_code_is_in_the_table_once():
   head = ('code', 'meaning', 'started again by `vit_jax.launch`?')
   listed = [int(code) for code, *_ in rows('docs/resuming.md', *head)]
   assert listed == sorted([0, *CODES.values()])

@@ -1,4 +1,4 @@
-"""Dry runs, and their interpretation by a shell, Kubernetes and SLURM."""
+"""Tests of dry runs, and of how a shell, Kubernetes and SLURM read them."""
 
 import json
 import os
@@ -23,13 +23,13 @@ ROOT = launch_jobs.ROOT
 
 
 @pytest.mark.parametrize('target', launch_jobs.JOBS)
-def test_golden(target):
+def test_dry_runs_equal_the_golden_files(target):
   """`python tests/launch/launch_jobs.py` writes the golden files again."""
   printed = launch_jobs.dry_run(launch_jobs.JOBS[target])
   assert printed == (launch_jobs.GOLDEN / f'{target}.txt').read_text()
 
 
-def test_no_file_is_written_by_a_dry_run():
+def test_a_dry_run_writes_no_file():
   before = set(ROOT.glob('build/*'))
   launch_jobs.dry_run(launch_jobs.changed('gke', name='never-written'))
   assert set(ROOT.glob('build/*')) == before
@@ -37,7 +37,7 @@ def test_no_file_is_written_by_a_dry_run():
 
 @pytest.mark.parametrize('target', ['tpu-vm', 'queued'])
 @pytest.mark.parametrize('text', NASTY)
-def test_a_shell_reads_the_words_that_were_given(target, text):
+def test_a_shell_splits_commands_into_the_given_words(target, text):
   """Printed commands split into the trainer's arguments again."""
   nasty = (f'--config.x={text}', text)
   job = launch_jobs.changed(
@@ -53,7 +53,7 @@ def test_a_shell_reads_the_words_that_were_given(target, text):
 
 
 @pytest.mark.parametrize('text', NASTY)
-def test_a_batch_script_reads_the_words_that_were_given(tmp_path, text):
+def test_a_batch_script_passes_the_given_words(tmp_path, text):
   nasty = (f'--config.x={text}', text)
   job = launch_jobs.changed(
     'slurm', overrides=nasty, trainer_flags=(), data_dir=f'/data/{text}'
@@ -67,7 +67,7 @@ def test_a_batch_script_reads_the_words_that_were_given(tmp_path, text):
 
 
 @pytest.mark.parametrize('text', [*NASTY, '$(HOME) $$(HOME) $$$(HOME) $'])
-def test_kubernetes_reads_the_words_that_were_given(text):
+def test_kubernetes_passes_the_given_words(text):
   job = launch_jobs.changed('gke', overrides=(text,), data_dir=f'gs://{text}')
   manifest = json.loads(json.dumps(gke.jobset(job, 300)))
   (container,) = _pod(manifest)['containers']
@@ -97,7 +97,7 @@ def test_manifests_have_the_fields_of_the_api(name):
     assert spec['parallelism'] == spec['completions'] == where.hosts
 
 
-def test_the_check_of_fields_finds_a_misspelt_one():
+def test_the_schema_refuses_a_misspelt_field():
   manifest = gke.jobset(launch_jobs.JOBS['gke'], 300)
   _pod(manifest)['terminationGraceSeconds'] = 1
   manifest['spec']['failurePolicy']['rules'][0]['action'] = 'Fail'

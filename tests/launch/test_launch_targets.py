@@ -1,4 +1,4 @@
-"""The commands that a launch executes, recorded by substitutes on PATH."""
+"""Tests of the commands that a launch executes, with programs on PATH."""
 
 import dataclasses
 import json
@@ -76,7 +76,9 @@ def test_gke_builds_pushes_and_applies_what_a_dry_run_prints(
   programs, checkout
 ):
   (checkout / 'build/l16-i21k').mkdir(parents=True)
-  (checkout / 'build/l16-i21k/code.tar').touch()  # git is a stand-in
+  (
+    checkout / 'build/l16-i21k/code.tar'
+  ).touch()  # git is replaced by a program that only records
   assert gke.start(launch_jobs.JOBS['gke'], shell_of(checkout), 300) == 0
   assert quoted(programs.calls()) == expected('gke')
   applied = json.loads((checkout / 'build/l16-i21k/jobset.json').read_text())
@@ -91,7 +93,7 @@ def test_gke_builds_pushes_and_applies_what_a_dry_run_prints(
     ('l16-i21k=Failed', ['get', 'delete', 'apply']),
   ],
 )
-def test_gke_leaves_what_runs_and_replaces_what_failed(
+def test_gke_keeps_a_running_job_and_replaces_a_failed_one(
   programs, checkout, state, calls
 ):
   (checkout / 'build/l16-i21k').mkdir(parents=True)
@@ -102,7 +104,7 @@ def test_gke_leaves_what_runs_and_replaces_what_failed(
   assert kubectl == calls
 
 
-def test_gke_says_that_there_is_no_cluster(programs, checkout):
+def test_gke_without_a_cluster_is_a_user_error(programs, checkout):
   programs.answer('kubectl', 'get', ('', 1, 'connection refused'))
   with pytest.raises(UserError, match='get-credentials'):
     gke.start(launch_jobs.JOBS['gke'], shell_of(checkout), 300)
@@ -129,15 +131,17 @@ def test_slurm_installs_and_submits_what_a_dry_run_prints(programs, checkout):
   job = launch_jobs.JOBS['slurm']
   assert slurm.start(job, shell_of(checkout), 300, python='python') == 0
   first = [call for call in programs.calls() if 'pip' not in call]
-  wanted = expected('slurm')
+  expected_commands = expected('slurm')
   assert quoted(first) == [
-    line.replace('PYTHON', 'python') for line in wanted if ' pip ' not in line
+    line.replace('PYTHON', 'python')
+    for line in expected_commands
+    if ' pip ' not in line
   ]
   script = (checkout / 'build/l16-i21k/job.sbatch').read_text()
   assert script == slurm.script(job, 300)
 
 
-def test_slurm_leaves_a_job_that_is_queued(programs, checkout):
+def test_slurm_does_not_submit_a_queued_job_again(programs, checkout):
   programs.answer('squeue', '--me', ('4711', 0, ''))
   lines = []
   shell = shell_of(checkout, lines)
@@ -179,7 +183,7 @@ def test_queued_waits_restarts_and_requests_again(programs, checkout):
   starts = ['start --name=l16-i21k-0', 'start --name=l16-i21k-1']
   once = [*starts, 'log --name=l16-i21k-0']
   verbs = _verbs(programs)
-  verbs[1:3] = sorted(verbs[1:3])  # started side by side
+  verbs[1:3] = sorted(verbs[1:3])  # started at the same time
   verbs[-3:-1] = sorted(verbs[-3:-1])
   assert verbs == ['create', *once, 'delete', 'create', *once]
 
@@ -188,13 +192,17 @@ def test_queued_runs_what_a_dry_run_prints(programs, checkout):
   _queue(programs, '', 'ACTIVE')
   queued.start(launch_jobs.JOBS['queued'], shell_of(checkout), 300, **NO_PAUSE)
   calls = quoted(programs.calls())
-  wanted = expected('queued')
-  assert sorted(calls) == sorted(wanted)
-  assert calls[:3] == wanted[:3] and calls[-1] == wanted[-1]
+  expected_commands = expected('queued')
+  assert sorted(calls) == sorted(expected_commands)
+  assert (
+    calls[:3] == expected_commands[:3] and calls[-1] == expected_commands[-1]
+  )
 
 
 @pytest.mark.parametrize('code', [2, 43])
-def test_queued_does_not_start_again_what_cannot_work(programs, checkout, code):
+def test_queued_does_not_restart_after_user_errors_and_divergence(
+  programs, checkout, code
+):
   _queue(programs, 'ACTIVE')
   programs.answer('bash', 'log', ('', code, ''))
   job, shell = launch_jobs.JOBS['queued'], shell_of(checkout)
@@ -262,26 +270,26 @@ def test_a_tpu_vm_is_used_until_the_run_is_finished(tmp_path, monkeypatch):
 
 def test_restarts_are_counted_unless_preempted():
   codes = [42, 1, 42, 45, 134, 0]
-  said = []
-  ended = policy.until_done(lambda: codes.pop(0), 3, said.append, said.append)
+  log = []
+  ended = policy.until_done(lambda: codes.pop(0), 3, log.append, log.append)
   assert (ended, codes) == (0, [])
-  assert said.count(policy.PAUSE_S) == 5
-  assert policy.until_done(lambda: 45, 2, said.append, said.append) == 45
-  assert '45' in said[-1] and '2 restarts' in said[-1]
+  assert log.count(policy.PAUSE_S) == 5
+  assert policy.until_done(lambda: 45, 2, log.append, log.append) == 45
+  assert '45' in log[-1] and '2 restarts' in log[-1]
 
 
 @pytest.mark.parametrize('code', [2, 43])
 def test_user_errors_and_divergence_are_not_restarted(code):
-  said = []
-  assert policy.until_done(lambda: code, 9, said.append, said.append) == code
-  assert len(said) == 1 and 'not restarted' in said[0]
+  log = []
+  assert policy.until_done(lambda: code, 9, log.append, log.append) == code
+  assert len(log) == 1 and 'not restarted' in log[0]
 
 
 def test_every_target_has_its_flags():
   assert list(FLAGS) == list(command.TARGETS) == list(launch_jobs.JOBS)
 
 
-def test_the_script_of_a_dry_run_is_one(tmp_path):
+def test_the_output_of_a_dry_run_is_a_script(tmp_path):
   """A shell can parse and execute the whole output."""
   job = launch_jobs.JOBS['queued']
   shown = launch_jobs.dry_run(job).replace('bash ', 'git ')  # recorded, too
@@ -290,8 +298,8 @@ def test_the_script_of_a_dry_run_is_one(tmp_path):
 
 
 @pytest.mark.parametrize('target', launch_jobs.JOBS)
-def test_further_flags_of_the_submitting_command(target):
-  """--submit_flags are added to the command that requests machines."""
+def test_submit_flags_reach_the_submitting_command(target):
+  """They are added to the command that requests machines."""
   job = launch_jobs.changed(target, submit_flags=('--a=1', '--b'))
   lines = launch_jobs.dry_run(job).splitlines()
   submitting = {

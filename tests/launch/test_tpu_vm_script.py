@@ -1,4 +1,4 @@
-"""Command line of launch/tpu_vm.sh: dry runs and refused arguments."""
+"""Tests of the command line of launch/tpu_vm.sh."""
 
 import importlib.metadata
 import pathlib
@@ -85,7 +85,7 @@ def test_up_prints_every_step_in_order(dry_run):
   )
 
 
-def test_create_flags_and_commit_stand_in_their_commands(dry_run):
+def test_create_flags_and_commit_reach_their_commands(dry_run):
   flags = ['--network=n', '--labels=a=b c']
   given = [f'--create_flag={flag}' for flag in flags]
   config = '--config=configs/quickstart.py'

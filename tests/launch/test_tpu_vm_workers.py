@@ -1,4 +1,4 @@
-"""launch/tpu_vm.sh and its workers, from creation to resuming."""
+"""Tests of launch/tpu_vm.sh and its workers, from creation to resuming."""
 
 import os
 import shutil
@@ -93,7 +93,7 @@ def test_the_same_command_again_starts_once_and_later_resumes(cloud):
   assert cloud('log', *SLICE)[0] == 42
 
 
-def test_the_job_outlives_the_connection(cloud):
+def test_a_job_continues_after_a_lost_connection(cloud):
   process = cloud.start(*UP)
   cloud.wait_for_runs(1)
   os.killpg(process.pid, signal.SIGKILL)
@@ -155,7 +155,7 @@ def test_create_makes_missing_slices(cloud, state, verbs):
   assert (cloud.root / 'state').read_text() == 'READY'
 
 
-def test_a_slice_in_transition_is_left_alone(cloud):
+def test_a_slice_in_transition_is_not_changed(cloud):
   (cloud.root / 'state').write_text('CREATING')
   code, output = cloud('up', *UP[1:])
   assert (code, 'slice vit is CREATING' in output) == (1, True)

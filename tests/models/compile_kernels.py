@@ -9,7 +9,7 @@ TOPOLOGIES = {
   **{'v2': '2x2', 'v3': '2x2', 'v4': '2x2x1', 'v5e': '2x2', 'v5p': '2x2x1'},
   **{'v6e': '2x2', 'tpu7x': '2x2x1'},
 }
-# tokens, width, heads, dtype: B/32 at 224 px, MAE's decoder; the most memory.
+# tokens, width, heads, dtype: B/32 at 224 px, MAE's decoder, the largest case.
 SHAPES = (
   (50, 768, 12, 'bfloat16'),
   (197, 512, 16, 'bfloat16'),

@@ -38,8 +38,8 @@ def with_gradients(function, query, key, value, dy):
 
 @pytest.mark.parametrize('shape', SHAPES)
 @pytest.mark.parametrize('size', [0.1, 1.0, 5.0])
-def test_float32(shape, size):
-  """Values and gradients are those of the formula in float64."""
+def test_float32_attention_equals_the_formula(shape, size):
+  """Values and gradients agree with the formula in float64."""
   arrays = inputs(shape, size)
   with jax.enable_x64(True):
     exact = with_gradients(plain, *[x.astype('float64') for x in arrays])
@@ -52,9 +52,8 @@ def test_float32(shape, size):
 
 @pytest.mark.parametrize('shape', SHAPES)
 @pytest.mark.parametrize('size', [0.3, 1.0, 3.0])
-def test_bfloat16(shape, size):
-  """Errors against float64 are bfloat16's, and below those of Flax's own
-  attention in bfloat16, for values and all gradients."""
+def test_bfloat16_attention_is_as_exact_as_flax(shape, size):
+  """Errors are those of bfloat16, for values and gradients."""
   arrays = inputs(shape, size, 'bfloat16')
   with jax.enable_x64(True):
     exact = with_gradients(plain, *[x.astype('float64') for x in arrays])
@@ -66,7 +65,7 @@ def test_bfloat16(shape, size):
     norm = np.linalg.norm(e)
     error, flax_error = (np.linalg.norm(x - e) / norm for x in (a, b))
     assert error < 0.9 * flax_error, name
-    # A few roundings of 2^-9; more where soft-max saturates and the gradient of
+    # A few roundings of 2^-9; more if the softmax saturates and the gradient of
     # a logit is a difference of nearly equal numbers.
     assert error < (2**-7 if size <= 1 else 2**-6), name
 
@@ -87,7 +86,7 @@ def test_huge_logits_do_not_overflow(dtype):
   assert all(np.isfinite(x).all() for x in (dq, dk, dv))
 
 
-def test_nothing_of_the_size_of_the_weights_is_kept():
+def test_attention_weights_are_not_stored():
   """Residuals are the inputs, the output and one number per row."""
   query, key, value, _ = inputs((2, 33, 33, 2, 8))
   _, pull = jax.vjp(dot_product_attention, query, key, value)

@@ -1,12 +1,12 @@
-"""Attention by cuDNN: the padded path on a CPU, and when a GPU uses it."""
+"""Tests of attention by cuDNN: when it is used, and its padding on a CPU."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.gpus import gpu as gpu
 from tests.models.test_attention import inputs, plain, with_gradients
+from tests.traced_for_gpu import gpu as gpu
 from vit_jax.arrays import sharding
 from vit_jax.errors import UserError
 from vit_jax.models.attention import cudnn
@@ -17,7 +17,7 @@ SIZES = dict(patch_size=4, width=32, depth=3, mlp_dim=48, num_heads=4)
 
 @pytest.mark.parametrize('tokens', [(7, 7), (8, 8), (1, 51), (197, 197)])
 def test_odd_numbers_of_tokens_are_padded_and_masked(tokens):
-  """Values and gradients are those of the formula in float64."""
+  """Values and gradients agree with the formula in float64."""
   arrays = inputs((2, *tokens, 2, 16))
   with jax.enable_x64(True):
     exact = with_gradients(plain, *[x.astype('float64') for x in arrays])
@@ -28,7 +28,7 @@ def test_odd_numbers_of_tokens_are_padded_and_masked(tokens):
 
 
 def test_padding_of_the_caller_is_masked():
-  """Whatever the padding contains, the tokens' values are those without it."""
+  """The values do not depend on the content of the padding."""
   query, key, value, _ = inputs((2, 7, 7, 2, 16))
   expected = cudnn.attend(query, key, value)
   padded = [
@@ -77,7 +77,7 @@ def test_a_model_computes_the_same_on_a_gpu(gpu, monkeypatch, options):
     assert np.linalg.norm(a - b) / scale < 0.1
 
 
-def test_layers_share_one_token_of_padding(gpu):
+def test_tokens_are_padded_once_for_all_layers(gpu):
   """Seventeen tokens are padded once; each layer gets eighteen."""
   images = jnp.zeros((2, 16, 16, 3))
   model = Model(5, **SIZES, unroll=3)

@@ -1,4 +1,4 @@
-"""The TPU's attention kernels, interpreted, against the formula in float64."""
+"""Tests of the TPU's attention kernels, interpreted, against the formula."""
 
 import subprocess
 import sys
@@ -17,11 +17,11 @@ from vit_jax.models.attention import tpu
 from vit_jax.models.attention.multi_head import Attention, dot_product_attention
 
 SHAPES = [  # n, tokens, heads, channels of a head
-  (2, 7, 2, 64),  # one register of rows, not full
+  (2, 7, 2, 64),  # one register of rows, partly filled
   (1, 197, 4, 64),  # two groups of heads
   (4, 50, 2, 64),  # several examples at once; MAE's visible patches
   (2, 37, 2, 64),  # DINO's local crops
-  (1, 24, 8, 32),  # four heads a group, rows full
+  (1, 24, 8, 32),  # four heads per group, full rows
   (2, 9, 1, 128),
 ]
 NAMES = (
@@ -82,8 +82,8 @@ def error(ours, exact, name):
 
 
 @pytest.mark.parametrize('shape', SHAPES)
-def test_float32(shape):
-  """Values and all gradients are those of the formula."""
+def test_float32_kernels_equal_the_formula(shape):
+  """Values and all gradients agree."""
   arrays, dy = inputs(shape, size=2.0)
   exact = exactly(arrays, dy, shape[2])
   ours = with_gradients(tpu.attend, arrays, dy, shape[2])
@@ -93,8 +93,7 @@ def test_float32(shape):
 
 @pytest.mark.parametrize('shape', SHAPES[1:4])
 @pytest.mark.parametrize('size', [0.3, 1.0])
-def test_bfloat16(shape, size):
-  """Errors are bfloat16's, and hardly above those of the other path."""
+def test_bfloat16_kernels_are_as_exact_as_xla(shape, size):
   arrays, dy = inputs(shape, 'bfloat16', size)
   exact = exactly(arrays, dy, shape[2])
   ours = with_gradients(tpu.attend, arrays, dy, shape[2])
@@ -104,15 +103,15 @@ def test_bfloat16(shape, size):
     assert error(ours, exact, name) < 1.1 * error(xla, exact, name), name
 
 
-def test_huge_logits():
+def test_huge_logits_do_not_overflow():
   """Logits of thousands do not overflow, and nothing is NaN."""
   arrays, dy = inputs((1, 21, 2, 64), size=60.0)
   for name, x in with_gradients(tpu.attend, arrays, dy, 2).items():
     assert np.isfinite(x).all(), name
 
 
-def test_on_a_mesh():
-  """The result does not change if devices share examples and heads."""
+def test_kernels_on_a_mesh_give_the_same():
+  """Devices share examples and heads."""
   arrays, dy = inputs((8, 9, 4, 64))
   alone = with_gradients(tpu.attend, arrays, dy, 4)
   mesh = sharding.make_mesh(jax.devices(), data=2, fsdp=2, model=2)
@@ -128,7 +127,7 @@ def test_on_a_mesh():
     np.testing.assert_allclose(x, alone[name], atol=2e-5, err_msg=name)
 
 
-def test_the_module_gives_the_same():
+def test_implementations_share_parameters_and_results():
   """`Attention` has the same parameters for every implementation."""
   x = jax.random.normal(jax.random.key(0), (2, 13, 128))
   xla, kernel = (
@@ -158,8 +157,8 @@ def test_the_module_gives_the_same():
   'tokens, width, heads',
   [(641, 128, 2), (321, 128, 4), (9, 192, 3), (9, 160, 2), (9, 128, 8)],
 )
-def test_what_the_kernels_do_not_take(tokens, width, heads):
-  """Unsupported sizes raise an error with 'kernel' and use XLA with 'auto'."""
+def test_unsupported_sizes(tokens, width, heads):
+  """They raise an error with 'kernel' and use XLA with 'auto'."""
   x = jnp.zeros((1, tokens, width))
   with pytest.raises(
     UserError, match=f'attention=.*{tokens} tokens, width {width}'
@@ -170,8 +169,7 @@ def test_what_the_kernels_do_not_take(tokens, width, heads):
 
 @needs_libtpu
 @pytest.mark.slow
-def test_every_tpu_compiles_them():
-  """The compiler of each TPU version compiles both kernels."""
+def test_kernels_compile_for_every_tpu_version():
   done = subprocess.run(
     [sys.executable, compile_kernels.__file__],
     env=runs.environment(level=3) | {'PYTHONPATH': str(runs.ROOT)},

@@ -1,4 +1,4 @@
-"""Axial attention instead of a convolution, and the ResNet with it."""
+"""Tests of axial attention in place of a convolution, and of its ResNet."""
 
 import jax
 import jax.numpy as jnp
@@ -37,8 +37,8 @@ def group_norm(x, p):
   return groups.reshape(x.shape) * p['scale'] + p['bias']
 
 
-def test_attention_against_numpy():
-  """Loops over lines and pairs of positions give the same result."""
+def test_axial_attention_equals_numpy():
+  """The reference loops over lines and pairs of positions."""
   x, variables = random_map(3, 5)
   p = variables['params']
   expected = np.zeros_like(x)
@@ -66,8 +66,7 @@ def test_attention_against_numpy():
   np.testing.assert_allclose(ours, expected, rtol=1e-3, atol=1e-4)
 
 
-def test_columns_are_rows_of_the_transposed_map():
-  """Attention along columns is attention along rows of the transposed map."""
+def test_column_attention_is_row_attention_of_the_transpose():
   x, variables = random_map(3, 5)
   x = jnp.asarray(x)
   along_rows = layer('row').apply(variables, x)
@@ -96,8 +95,8 @@ def test_parameter_count():
 
 
 @pytest.mark.slow
-def test_remat_and_unrolling_change_nothing():
-  """Logits and gradients are the same; images need not be square."""
+def test_remat_and_unrolling_give_the_same_gradients():
+  """Images need not be square."""
   sizes = TINY | dict(depths=(3,))
   params = noise_params(Model(5, **sizes), (8, 12), 0.1)
   images = images_of(2, 8, 12)
@@ -118,18 +117,17 @@ def test_remat_and_unrolling_change_nothing():
   )
 
 
-def test_embeddings_follow_the_image():
-  """Resized parameters have the shapes of a model of the new size."""
+def test_adapt_gives_the_shapes_of_the_new_size():
   model = Model(0, **TINY | dict(depths=(2, 2, 1)))
   flat = tree.flatten(noise_params(model, (40, 64)))
   sized = {
     k: np.asarray(leaf) for k, leaf in flat.items() if k.startswith(model.sized)
   }
   assert len(sized) == 10
-  wanted = tree.flatten(abstract(model, (64, 96)))
+  expected = tree.flatten(abstract(model, (64, 96)))
   adapted = model.adapt(sized, (40, 64), (64, 96), 'aligned')
   for path, leaf in adapted.items():
-    assert leaf.shape == wanted[path].shape, path
+    assert leaf.shape == expected[path].shape, path
     ends = leaf[..., [0, -1]], sized[path][..., [0, -1]]
     np.testing.assert_allclose(*ends, rtol=1e-6)
 
@@ -143,14 +141,14 @@ def test_embeddings_follow_the_image():
     (TINY | dict(remat='some'), "model.remat is 'some'"),
   ],
 )
-def test_impossible_models(settings, words):
+def test_messages_of_wrong_sizes(settings, words):
   """Each message contains the value that was given and what is allowed."""
   with pytest.raises(UserError) as error:
     Model(10, **settings)
   assert words in str(error.value)
 
 
-def test_what_it_has_not():
+def test_layers_and_attention_are_not_available():
   """There is no stack of layers or of attention."""
   for name in ('layers', 'attention'):
     with pytest.raises(UserError, match=f'no {name}'):
@@ -159,8 +157,8 @@ def test_what_it_has_not():
       )
 
 
-def test_epsilon_of_all_norms():
-  """1e-4 as in the authors' code, which matters for small activations."""
+def test_norms_have_the_authors_epsilon():
+  """It is 1e-4, which matters for small activations."""
   model = Model(0, depths=(1,), dtype='float32')
   params = noise_params(model, (16, 16))
   assert axial.EPSILON == 1e-4

@@ -1,4 +1,4 @@
-"""The Vision Transformer with axial attention."""
+"""Tests of the Vision Transformer with axial attention."""
 
 import jax
 import jax.numpy as jnp
@@ -62,7 +62,7 @@ def mlp(x, p):
   return x @ p['fc2']['kernel'] + p['fc2']['bias']
 
 
-def test_against_numpy():
+def test_model_equals_numpy():
   """Tokens attend to those of their row, then to those of their column."""
   model = Model(5, **TINY)
   params, images = noise_params(model, (8, 12)), images_of(2, 8, 12)
@@ -98,8 +98,8 @@ def test_against_numpy():
 
 
 @pytest.mark.parametrize('kind, size', [('row', (4, 12)), ('column', (12, 4))])
-def test_on_one_axis_it_is_full_attention(kind, size):
-  """On a single row or column, without the other blocks, it is a ViT."""
+def test_a_single_row_or_column_is_full_attention(kind, size):
+  """Without the other blocks, the model is a ViT."""
   model, vit = Model(5, **TINY), ViT(5, **TINY, pool='gap')
   params, images = noise_params(model, size), images_of(2, *size)
   other = 'column' if kind == 'row' else 'row'
@@ -126,8 +126,8 @@ def test_on_one_axis_it_is_full_attention(kind, size):
 
 
 @pytest.mark.slow
-def test_remat_and_unrolling_change_nothing():
-  """Loss and gradients are the same, so dropout masks are too."""
+def test_remat_and_unrolling_give_the_same_gradients():
+  """Dropout masks are the same, too."""
   params, images = noise_params(Model(5, **TINY), (8, 12)), images_of(2, 8, 12)
 
   def gradient(**settings):
@@ -146,17 +146,17 @@ def test_remat_and_unrolling_change_nothing():
   )
 
 
-def test_positions_follow_the_image():
-  """Rows and columns are interpolated separately, with aligned ends."""
+def test_adapt_interpolates_rows_and_columns():
+  """They are interpolated separately, with aligned ends."""
   model = Model(0, **TINY)
   flat = tree.flatten(noise_params(model, (8, 12)))
   sized = {
     k: np.asarray(leaf) for k, leaf in flat.items() if k.startswith(model.sized)
   }
-  wanted = tree.flatten(abstract(model, (20, 12)))
+  expected = tree.flatten(abstract(model, (20, 12)))
   adapted = model.adapt(sized, (8, 12), (20, 12), 'aligned')
   for path, leaf in adapted.items():
-    assert leaf.shape == wanted[path].shape
+    assert leaf.shape == expected[path].shape
     np.testing.assert_allclose(leaf[[0, -1]], sized[path][[0, -1]], rtol=1e-6)
   np.testing.assert_array_equal(
     adapted['position/columns'], sized['position/columns']
@@ -172,14 +172,14 @@ def test_positions_follow_the_image():
     (TINY | dict(dropout=1.0), 'model.dropout'),
   ],
 )
-def test_impossible_models(settings, words):
+def test_messages_of_wrong_sizes(settings, words):
   """Each message contains the value that was given and what is allowed."""
   with pytest.raises(UserError) as error:
     Model(10, **settings)
   assert words in str(error.value)
 
 
-def test_what_it_has_not():
+def test_messages_of_unsupported_results_and_images():
   """It rejects `attention` and images that patches do not fill."""
   model = Model(5, **TINY)
   with pytest.raises(UserError, match='no attention'):

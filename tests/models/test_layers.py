@@ -1,4 +1,4 @@
-"""Layers: the norm, and the statistics of dropout and drop path."""
+"""Tests of norms, dropout, drop path, GELU and the MLP."""
 
 import itertools
 
@@ -18,7 +18,7 @@ from vit_jax.models.vit.encoder import Encoder
 
 
 def test_norm_of_values_far_from_zero():
-  """The variance is taken in two passes: x² − mean² would cancel."""
+  """The variance is computed in two passes: x² − mean² would cancel."""
   x = np.random.default_rng(0).normal(3000, 1, (2, 64)).astype(np.float32)
   norm = norm_lib.LayerNorm(jnp.dtype('float32'))
   y, _ = norm.init_with_output(KEY, jnp.array(x))
@@ -30,8 +30,8 @@ def test_norm_of_values_far_from_zero():
 
 
 @pytest.mark.parametrize('mean', [0.0, 1.0, 16.0])
-def test_norm_of_bfloat16(mean):
-  """One pass is as good as two for what bfloat16 can hold."""
+def test_norm_of_bfloat16_inputs(mean):
+  """One pass is as exact as two for values in bfloat16."""
   x = np.random.default_rng(0).normal(mean, 1, (64, 256))
   x = jnp.asarray(x, jnp.bfloat16)
   norm = norm_lib.LayerNorm(jnp.dtype('float32'))
@@ -50,8 +50,8 @@ def five_sigma(share, count):
 
 @pytest.mark.parametrize('rate', [0.1, 0.5, 0.9])
 @pytest.mark.parametrize('width', [64, 63])
-def test_dropout_statistics(rate, width):
-  """The kept fraction is 1 − rate, and the mean does not change."""
+def test_dropout_keeps_its_rate_and_the_mean(rate, width):
+  """The kept fraction is 1 − rate."""
   x = jnp.ones((20_000, width))
   y = np.asarray(noise.dropout(x, rate, KEY))
   assert (y == 0).mean() == pytest.approx(rate, abs=five_sigma(rate, x.size))
@@ -61,7 +61,7 @@ def test_dropout_statistics(rate, width):
   assert y.mean() == pytest.approx(1, abs=tolerance)
 
 
-# What a layer asks for at two steps, and neighboring keys.
+# Keys that a layer uses at two steps, and neighbouring keys.
 KEYS = [jax.random.fold_in(KEY, step) for step in range(2)] + [
   jax.random.wrap_key_data(jnp.array([7, word], jnp.uint32)) for word in (1, 2)
 ]
@@ -97,7 +97,7 @@ def rows_of(key, count=3200):
   return np.ascontiguousarray(words).view('V16')[:, 0]
 
 
-def test_keys_with_one_second_word_share_their_rows():
+def test_keys_with_equal_second_words_share_rows():
   """Keys from `split` and `fold_in` give unrelated words, others may not."""
   six, seven = (
     rows_of(jax.random.wrap_key_data(jnp.array([word, 1], jnp.uint32)))
@@ -107,7 +107,7 @@ def test_keys_with_one_second_word_share_their_rows():
   keys = [jax.random.fold_in(KEY, step) for step in range(20)]
   keys += [key for step in keys[:4] for key in jax.random.split(step, 5)]
   rows = np.concatenate([rows_of(key) for key in keys])
-  # A row is one of 2^32: by chance two of the pairs are alike.
+  # A row is one of 2^32 values: two of the pairs are equal by chance.
   expected = len(rows) ** 2 / 2**33
   assert len(rows) - len(np.unique(rows)) < expected + 5 * np.sqrt(expected)
 
@@ -123,7 +123,7 @@ def test_dropped_counts_are_binomial(axis):
 
 
 def test_pairs_of_channels_and_of_tokens_are_uncorrelated():
-  """All pairs, not neighbors only: as in a random matrix, none stands out."""
+  """All pairs, not only neighbours, are compared with a random matrix."""
   for key in KEYS:
     y = dropped(key, rate=0.5)
     for rows in (y.reshape(-1, SHAPE[-1]), y.reshape(-1, SHAPE[-1]).T):
@@ -134,8 +134,7 @@ def test_pairs_of_channels_and_of_tokens_are_uncorrelated():
       assert scaled.var() == pytest.approx(1, abs=0.05)
 
 
-def test_every_bit_of_a_word_is_fair():
-  """All 32 bits are balanced, and no two of them are correlated."""
+def test_bits_of_random_words_are_balanced_and_uncorrelated():
   for key in KEYS:
     words = np.asarray(noise.random_words(key, SHAPE)).reshape(-1, 1)
     bits = ((words >> np.arange(32, dtype=np.uint32)) & 1) * 2.0 - 1
@@ -167,8 +166,8 @@ def test_dropout_is_unbiased_in_bfloat16(rate):
   assert scale == pytest.approx(1 / (1 - rate), rel=1e-4)
 
 
-def test_dropout_of_nearly_everything():
-  """Every rate that `Model` allows can be run."""
+def test_dropout_of_nearly_everything_runs():
+  """Every rate that `Model` allows can be used."""
   noise.dropout(jnp.ones((4, 4)), 0.999, KEY)
 
 
@@ -189,8 +188,8 @@ def test_dropout_without_key_or_rate_is_the_identity():
 
 
 @pytest.mark.parametrize('rate', [0.0, 0.1, 0.5])
-def test_drop_path_statistics(rate):
-  """Whole examples are dropped at the given rate; the mean does not change."""
+def test_drop_path_drops_whole_examples_at_its_rate(rate):
+  """The mean does not change."""
   count = 20_000
   x = jnp.ones((count, 2, 3))
   y = np.asarray(noise.drop_path(x, jnp.float32(rate), KEY))
@@ -213,11 +212,11 @@ def test_drop_path_is_unbiased_in_bfloat16():
 
 
 def masks(place, **rates):
-  """bool `[depth, n]`: whether each layer keeps a branch, in one pass each.
+  """Returns bool `[depth, n]`: whether each layer keeps a branch.
 
-  All parameters are zero but one bias of that layer, a one in channel 0; so
-  the output has something in that channel just where it was kept. What stands
-  for a hidden unit gets through to the output, if that keeps it too.
+  All parameters are zero except one bias of that layer, a one in channel 0, so
+  the
+  output has a value in that channel exactly where it was kept.
   """
   depth, count = 4, 2000
   sizes = dict(patch_size=1, width=4, depth=depth, mlp_dim=4, num_heads=1)
@@ -261,8 +260,7 @@ def test_drop_path_grows_linearly(branch, first, shares):
     )
 
 
-def test_every_dropout_has_its_own_mask():
-  """Decisions of layers, and of the two branches of a layer, are unrelated."""
+def test_layers_and_branches_have_independent_masks():
   attention, mlp, both = (
     masks(place, dropout=0.5, drop_path=0.0)
     for place in (ATTENTION, MLP, HIDDEN)
@@ -279,8 +277,8 @@ def test_every_dropout_has_its_own_mask():
       assert agree == pytest.approx(0.5, abs=tolerance)
 
 
-def test_exact_gelu_of_bfloat16():
-  """Values within ±8 and their derivatives are rounded only once."""
+def test_exact_gelu_of_bfloat16_is_rounded_once():
+  """Values within ±8 and their derivatives are compared with float64."""
   steps = np.arange(2**16, dtype=np.uint16).view(jnp.bfloat16)
   x = jnp.array(steps[np.abs(steps.astype(np.float32)) <= 8])
   exact = np.float64(x)
@@ -296,7 +294,7 @@ def test_exact_gelu_of_bfloat16():
 
 
 @pytest.mark.parametrize('gelu', ['tanh', 'exact'])
-def test_the_mlp_drops_what_gelu_gives(gelu):
+def test_mlp_applies_dropout_after_gelu(gelu):
   """The order is dense, GELU, dropout, dense; matrices are identities."""
   width, rate = 64, 0.25
   identity = {'kernel': jnp.eye(width), 'bias': jnp.zeros(width)}

@@ -1,4 +1,4 @@
-"""Position embeddings at another resolution, against SciPy and torch."""
+"""Tests of resized position embeddings against SciPy and torch."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ def embedding(grid, prefix=1, width=6):
 
 
 @pytest.mark.parametrize('old, new', GRIDS)
-def test_aligned_is_scipys_zoom(old, new):
+def test_aligned_resize_equals_scipys_zoom(old, new):
   """The authors' code zooms linearly with aligned corners."""
   slots = embedding(old)
   result = positions.resize(slots, old, new, 'aligned')
@@ -40,8 +40,8 @@ def test_aligned_is_scipys_zoom(old, new):
 
 
 @pytest.mark.parametrize('old, new', [(o, n) for o, n in GRIDS if o != n])
-def test_bicubic_is_torchs(old, new):
-  """Antialiased, with half-pixel centers, as timm does it."""
+def test_bicubic_resize_equals_torch(old, new):
+  """Antialiased, with half-pixel centres, as in timm."""
   slots = embedding(old)
   result = positions.resize(slots, old, new, 'bicubic')
   grid = torch.tensor(slots[:, 1:]).reshape(1, *old, -1).permute(0, 3, 1, 2)
@@ -54,8 +54,7 @@ def test_bicubic_is_torchs(old, new):
 
 @pytest.mark.parametrize('method', positions.METHODS)
 @pytest.mark.parametrize('prefix', [0, 1, 2])
-def test_class_slots_are_kept(method, prefix):
-  """Embeddings of prefix tokens do not change."""
+def test_prefix_embeddings_do_not_change(method, prefix):
   slots = embedding((4, 6), prefix)
   result = positions.resize(slots, (4, 6), (5, 5), method)
   assert result.shape == (1, prefix + 25, 6) and result.dtype == np.float32
@@ -63,8 +62,7 @@ def test_class_slots_are_kept(method, prefix):
 
 
 @pytest.mark.parametrize('method', positions.METHODS)
-def test_the_same_grid_changes_nothing(method):
-  """The same grid returns the same bits."""
+def test_resize_to_the_same_grid_is_the_identity(method):
   slots = embedding((4, 6))
   np.testing.assert_array_equal(
     positions.resize(slots, (4, 6), (4, 6), method), slots
@@ -72,22 +70,21 @@ def test_the_same_grid_changes_nothing(method):
 
 
 @pytest.mark.parametrize('method', positions.METHODS)
-def test_constants_stay_constant(method):
-  """Interpolation weights sum to one everywhere, at the edges too."""
+def test_constant_embeddings_stay_constant(method):
+  """Interpolation weights sum to one everywhere, also at the edges."""
   slots = np.full((1, 1 + 24, 2), 0.7, np.float32)
   result = positions.resize(slots, (4, 6), (11, 3), method)
   np.testing.assert_allclose(result, 0.7, rtol=1e-5)
 
 
 def test_rows_and_columns_are_not_exchanged():
-  """A ramp down the rows stays one when only the columns change."""
+  """A ramp down the rows does not change if only the columns change."""
   slots = np.repeat(np.arange(3.0), 4).reshape(1, 12, 1).astype(np.float32)
   result = positions.resize(slots, (3, 4), (3, 8))
   np.testing.assert_allclose(result[0, :, 0], np.repeat(np.arange(3.0), 8))
 
 
-def test_errors():
-  """A grid that is too large and an unknown method raise errors."""
+def test_messages_of_wrong_grids_and_methods():
   with pytest.raises(UserError, match='4x7 grid'):
     positions.resize(embedding((4, 6)), (4, 7), (2, 2))
   with pytest.raises(UserError, match='aligned'):
@@ -95,7 +92,7 @@ def test_errors():
 
 
 def test_square_grid():
-  """The side of a square number of patches; others need the image size."""
+  """It needs a square number of patches; others need the image size."""
   assert positions.square_grid(196) == (14, 14)
   with pytest.raises(UserError, match='195'):
     positions.square_grid(195)

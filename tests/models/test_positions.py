@@ -1,4 +1,4 @@
-"""Kinds of positions, against a plain Transformer written with torch."""
+"""Tests of kinds of positions against a plain Transformer in torch."""
 
 import functools
 import math
@@ -26,7 +26,7 @@ SIZES = dict(
 KINDS = [
   (kind, at) for kind, places in positions.KINDS.items() for at in places
 ] + [('rope2d', None), ('none', None)]
-LEARNT = [  # others differ in what is tested with tokens left out
+LEARNT = [  # the others are tested with tokens left out
   *(('learned', 'layers'), ('2d', 'stem'), ('2d', 'layers')),
   *(('relative', 'layers'), ('relative', 'shared'), ('rope2d', None)),
 ]
@@ -40,7 +40,7 @@ def model_of(kind, at, **options):
   )
 
 
-# The reference: loops and index arithmetic, float64, nothing shared.
+# The reference: loops and index arithmetic in float64, without shared code.
 
 
 def sincos(kind, width):
@@ -61,7 +61,7 @@ def sincos(kind, width):
 
 
 def added(kind, parameters, prefix, width):
-  """`[prefix + patches, d]`."""
+  """Returns the added embeddings `[prefix + patches, d]`."""
   patches = torch.zeros(GRID[0] * GRID[1], width, dtype=torch.float64)
   if kind == 'learned':
     return parameters['embedding'][0]
@@ -178,7 +178,7 @@ def results(model, params, images):
 
 
 @pytest.mark.parametrize('kind, at', LEARNT)
-def test_against_torch(kind, at):
+def test_positions_with_parameters_equal_torch(kind, at):
   """Outputs of all layers, logits and gradients of parameters agree."""
   model, images = model_of(kind, at), images_of(2, *SIZE)
   params = noise_params(model, SIZE)
@@ -196,7 +196,7 @@ def test_against_torch(kind, at):
 
 
 @pytest.mark.parametrize('kind', ['sincos2d', 'sincos2d_mae', 'none'])
-def test_without_parameters_against_torch(kind):
+def test_positions_without_parameters_equal_torch(kind):
   """Logits agree for the tables of each kind."""
   model = model_of(kind, None)
   params, images = noise_params(model, SIZE), images_of(2, *SIZE)
@@ -208,8 +208,7 @@ def test_without_parameters_against_torch(kind):
 
 
 @pytest.mark.parametrize('kind, at', IN_LAYERS)
-def test_tokens_left_out(kind, at):
-  """Kept tokens have the positions of their patches in each image."""
+def test_kept_tokens_have_the_positions_of_their_patches(kind, at):
   model, images = model_of(kind, at), images_of(2, *SIZE)
   params = noise_params(model, SIZE)
   kept = np.array([[0, 2, 5], [4, 3, 1]])
@@ -229,8 +228,8 @@ def test_tokens_left_out(kind, at):
 
 
 @pytest.mark.parametrize('kind, at', KINDS)
-def test_nothing_before_the_patches(kind, at):
-  """Without class token and registers: the same shapes, all or some patches."""
+def test_models_without_prefix_tokens(kind, at):
+  """There is no class token and no register; all or some patches are used."""
   model = Model(5, **SIZES, position=kind, position_at=at, pool='gap')
   params = abstract(model, SIZE)
 
@@ -245,7 +244,7 @@ def test_nothing_before_the_patches(kind, at):
   assert (encoded.shape, logits.shape) == ((2, 3, 32), (2, 5))
 
 
-def test_tokens_whose_places_nobody_knows():
+def test_encode_without_places_is_refused():
   """The message names `Places`."""
   model = model_of('learned', 'shared')
   params, tokens = noise_params(model, SIZE), jnp.zeros((1, 3, 32))
@@ -253,7 +252,7 @@ def test_tokens_whose_places_nobody_knows():
     model.apply({'params': params}, tokens, method='encode')
 
 
-def test_fixed_tables_against_timm():
+def test_fixed_tables_equal_timm():
   """MAE's is timm's with rows and columns exchanged; DINOv3's rotations."""
   import_timm()
   from timm.layers import RotaryEmbeddingDinoV3, build_sincos2d_pos_embed
@@ -277,11 +276,10 @@ def test_fixed_tables_against_timm():
 
 @pytest.mark.parametrize('kind, at', KINDS)
 @pytest.mark.parametrize('method', positions.METHODS)
-def test_another_size(kind, at, method):
-  """What `adapt` returns has the shapes that a model of that size has."""
+def test_adapt_gives_the_shapes_of_the_new_size(kind, at, method):
   model, new = model_of(kind, at), (16, 8)
   old = tree.flatten(abstract(model, SIZE))
-  wanted = tree.flatten(abstract(model, new))
+  expected = tree.flatten(abstract(model, new))
   leaves = {
     path: np.random.default_rng(0).normal(size=leaf.shape).astype(np.float32)
     for path, leaf in old.items()
@@ -290,15 +288,14 @@ def test_another_size(kind, at, method):
   assert bool(leaves) == (kind in ('learned', '2d', 'relative'))
   adapted = model.adapt(leaves, SIZE, new, method)
   assert adapted.keys() == leaves.keys()
-  for path, leaf in wanted.items():
+  for path, leaf in expected.items():
     assert adapted.get(path, old[path]).shape == leaf.shape
   for path, leaf in model.adapt(leaves, SIZE, SIZE, method).items():
     np.testing.assert_array_equal(leaf, leaves[path])
 
 
 @pytest.mark.parametrize('method', positions.METHODS)
-def test_layers_are_resized_alike(method):
-  """A stack of layers is resized layer by layer."""
+def test_a_stack_is_resized_layer_by_layer(method):
   rng = np.random.default_rng(0)
   for name, shape in (('embedding', (1, 8, 4)), ('offsets', (15, 4))):
     stack = rng.normal(size=(3, *shape)).astype(np.float32)
@@ -312,8 +309,8 @@ def test_layers_are_resized_alike(method):
     )
 
 
-def test_axes_are_stretched():
-  """A ramp stays one, from end to end; no offset stays no offset."""
+def test_rows_and_columns_are_stretched_to_their_ends():
+  """A ramp stays a ramp, and an offset of zero stays zero."""
   ramp = np.linspace(0, 1, 3)[:, None]
   for name, grid, new in (
     ('rows', (3, 2), (5, 9)),
@@ -329,7 +326,7 @@ def test_axes_are_stretched():
     assert abs(middle[13, 0]) < 1e-6
 
 
-def test_tables_of_another_grid():
+def test_tables_of_another_grid_are_refused():
   """The message contains the value that was given."""
   for name, length in (('rows', 4), ('offsets', 9)):
     with pytest.raises(UserError, match='2x3 grid'):
@@ -347,9 +344,8 @@ HARDEST = [('relative', 'layers'), ('rope2d', None)]
 
 @pytest.mark.slow
 @pytest.mark.parametrize('kind, at', HARDEST)
-def test_programs_agree(kind, at, monkeypatch):
-  """Programs with unrolling and rematerialization agree on eight devices."""
-  monkeypatch.setattr(sharding, 'MIN_FSDP_SIZE', 1)  # split even these
+def test_remat_unrolling_and_meshes_give_the_same(kind, at, monkeypatch):
+  monkeypatch.setattr(sharding, 'MIN_FSDP_SIZE', 1)  # split small leaves, too
   images = images_of(8, *SIZE)
   model = model_of(kind, at, **EVERYTHING)
   params = noise_params(model, SIZE)
@@ -377,7 +373,7 @@ def test_programs_agree(kind, at, monkeypatch):
     np.testing.assert_allclose(tree.flatten(found[1])[path], leaf, atol=atol)
 
 
-def test_flops_of_relative_positions():
+def test_flops_include_relative_positions():
   """Logits contain the product of queries and relative embeddings."""
 
   def count(model):
@@ -408,18 +404,20 @@ def pallas_calls(model, monkeypatch):
     (dict(qk_norm=True), False),
   ],
 )
-def test_kernels_where_they_compute_the_same(options, kernels, monkeypatch):
-  """Options that kernels do not support use XLA on a TPU; the log says so."""
+def test_options_that_kernels_do_not_support_use_xla(
+  options, kernels, monkeypatch
+):
+  """The log names the implementation."""
   sizes = SIZES | dict(width=128)
   model = Model(5, **sizes, **options)
   assert pallas_calls(model, monkeypatch) == kernels
   assert (model.kernels is not None) == kernels
-  said = model.computed_by(SIZE)
-  assert said.startswith(
+  text = model.computed_by(SIZE)
+  assert text.startswith(
     'attention by kernels' if kernels else 'attention by X'
   )
   if not kernels:
-    assert next(iter(options)) in said
+    assert next(iter(options)) in text
     with pytest.raises(UserError, match='kernel.*support'):
       Model(5, **sizes, **options, attention='kernel')
 
@@ -438,14 +436,14 @@ def test_kernels_where_they_compute_the_same(options, kernels, monkeypatch):
     (dict(position='rope2d', num_heads=16), 'width of a head'),
   ],
 )
-def test_impossible_positions(options, words):
+def test_messages_of_wrong_positions(options, words):
   """Each message contains the allowed values."""
   with pytest.raises(UserError, match=words):
     Model(5, **SIZES | options)
 
 
-def test_relative_weights_are_those_that_are_used():
-  """The weights of `want=('attention',)` multiply the values."""
+def test_returned_attention_weights_include_relative_positions():
+  """The weights of `want=('attention',)`, times the values, are the output."""
   rng = np.random.default_rng(0)
   query, key, value = rng.normal(size=(3, 2, 4, 2, 8)).astype(np.float32)
   relative = rng.normal(size=(4, 4, 8)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""BiT's ResNet and the hybrids' stem: sizes, layers, errors."""
+"""Tests of BiT's ResNet and of the hybrids' stem."""
 
 import jax
 import jax.numpy as jnp
@@ -38,7 +38,7 @@ def test_parameter_counts(variant, expected):
   [
     *(('R50+B/16', (224, 224), (14, 14)), ('R50+L/32', (224, 384), (7, 12))),
     *(('R26+S/32', (224, 224), (7, 7)), ('R26+B/32', (224, 224), (7, 7))),
-    ('R+Ti/16', (384, 224), (12, 7)),  # in truth patches of 32 pixels
+    ('R+Ti/16', (384, 224), (12, 7)),  # effectively patches of 32 pixels
     ('R50+B/16', (225, 224), (15, 14)),  # SAME rounds up
   ],
 )
@@ -51,7 +51,7 @@ def test_grids_of_hybrids(variant, size, grid):
   assert slots == 1 + grid[0] * grid[1]
 
 
-def test_a_map_that_the_patch_does_not_divide():
+def test_a_map_that_patches_do_not_fill_is_refused():
   """The message gives the size of the map; the remainder may be dropped."""
   with pytest.raises(
     UserError, match='map of 57x56 places, of an image of 225'
@@ -61,8 +61,7 @@ def test_a_map_that_the_patch_does_not_divide():
   assert dropped.grid((225, 224)) == (7, 7)
 
 
-def test_a_hybrid_changes_resolution():
-  """Its position embedding is interpolated from grid to grid."""
+def test_adapt_interpolates_the_positions_of_a_hybrid():
   model = vit.Model(0, **SIZES, patch_size=1, stem=STEM)
   old = np.random.default_rng(0).normal(size=(1, 1 + 4 * 4, 64))
   leaves = {'position/embedding': old.astype(np.float32)}
@@ -96,7 +95,7 @@ def test_a_hybrid_changes_resolution():
     ),
   ],
 )
-def test_impossible_models(build, settings, words):
+def test_messages_of_wrong_sizes(build, settings, words):
   """Each message contains the value that was given and what is allowed."""
   with pytest.raises(UserError) as error:
     build(10, **settings)
@@ -109,8 +108,8 @@ def test_impossible_models(build, settings, words):
 @pytest.mark.parametrize(
   'dtype, tolerance', [('float32', 1e-5), ('bfloat16', 0.02)]
 )
-def test_group_norm(dtype, tolerance):
-  """Each group of neighboring channels: mean 0 and std 1 over all."""
+def test_group_norm_normalizes_groups_of_channels(dtype, tolerance):
+  """Each group has mean 0 and standard deviation 1 over all positions."""
   rng = np.random.default_rng(0)
   x = rng.normal(3, 5, (2, 3, 4, 96)).astype(dtype)
   layer = GroupNorm(1e-5, jnp.dtype(dtype))
@@ -128,8 +127,8 @@ def test_group_norm(dtype, tolerance):
 @pytest.mark.parametrize(
   'standardize', [convolution.by_variance, convolution.by_std]
 )
-def test_standardised_kernels(standardize):
-  """Mean 0, std 1 of each output, whatever was added or multiplied."""
+def test_standardized_kernels(standardize):
+  """Each output has mean 0 and std 1, whatever was added or multiplied."""
   kernel = jax.random.normal(KEY, (3, 3, 8, 5))
   standard = standardize(kernel)
   np.testing.assert_allclose(standard.mean((0, 1, 2)), np.zeros(5), atol=1e-6)
@@ -146,7 +145,8 @@ def test_standardised_kernels(standardize):
 def test_epsilon_of_the_official_codes(activation, epsilon):
   """BiT's GroupNorm has 1e-5, the hybrids' has 1e-6.
 
-  The variance of the inputs is about 1e-6: ordinary ones hide the difference.
+  The variance of the inputs is about 1e-6, because larger ones hide the
+  difference.
   """
   x = 1e-3 * jax.random.normal(KEY, (1, 4, 4, 32))
   params = dict(scale=jnp.ones(32), bias=jnp.zeros(32))
@@ -177,8 +177,8 @@ def test_weight_standardization_of_the_official_codes(activation):
   np.testing.assert_allclose(y[0, :, 0], centered / divisor, rtol=1e-3)
 
 
-def test_max_pooling_of_bit_sees_zeros():
-  """BiT's code pads with zeros, the hybrids' code does not."""
+def test_max_pooling_of_bit_pads_with_zeros():
+  """The hybrids' code does not."""
   negative = jnp.full((1, 4, 4, 1), -2.0)
   fixed = convolution.max_pool(negative, 'fixed')[0, ..., 0]
   np.testing.assert_array_equal(fixed, [[0, 0], [0, -2]])
@@ -186,7 +186,7 @@ def test_max_pooling_of_bit_sees_zeros():
   np.testing.assert_array_equal(same, np.full((1, 2, 2, 1), -2.0))
 
 
-def test_start_values():
+def test_initial_values():
   """Heads start at their bias; units of a stem start as the identity."""
   model = resnet.Model(7, **TINY, head_bias=-10.0)
   params = jax.jit(model.init)(KEY, jnp.zeros((1, 16, 16, 3)))['params']
@@ -204,8 +204,8 @@ def test_start_values():
 # Results
 
 
-def test_what_is_inside():
-  """Tokens are the last map; other results raise an error."""
+def test_predict_returns_the_last_map():
+  """Other results raise an error."""
   model = resnet.Model(0, **TINY | dict(depths=(1,)))
   params, images = noise_params(model, (16, 12)), images_of(2, 16, 12)
 

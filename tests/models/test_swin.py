@@ -1,4 +1,4 @@
-"""Swin Transformers: sizes, windows, drop path, programs."""
+"""Tests of Swin Transformers."""
 
 import itertools
 
@@ -42,7 +42,7 @@ def test_parameter_counts(variant, expected):
   assert tree.size(abstract(Model(1000, variant=variant))) == expected
 
 
-def test_operations_of_the_smallest():
+def test_flops_of_swin_t():
   """Table 1: Swin-T takes 4.5 G multiply-adds for an image of 224 pixels."""
   model = Model(1000, variant='T')
   images = jax.ShapeDtypeStruct((1, 224, 224, 3), jnp.float32)
@@ -68,14 +68,14 @@ def test_operations_of_the_smallest():
     (TINY | dict(dtype='float16'), 'bfloat16'),
   ],
 )
-def test_impossible_models(settings, words):
+def test_messages_of_wrong_sizes(settings, words):
   """Each message contains the value that was given and what is allowed."""
   with pytest.raises(UserError) as error:
     Model(10, **settings)
   assert words in str(error.value)
 
 
-def test_what_it_has_not():
+def test_messages_of_unsupported_results_and_images():
   """It rejects `layers`, `attention` and images that patches do not fill."""
   model = Model(5, **TINY)
   params, images = noise_params(model, (8, 8)), images_of(1, 8, 8)
@@ -94,7 +94,7 @@ def test_rectangular_windows_are_refused():
   Model(5, **sizes).check((12, 32))
 
 
-def test_what_is_inside():
+def test_predict_returns_tokens_and_features():
   """Features are the mean of the tokens, and the input of the head."""
   model = Model(5, **TINY)
   params, images = noise_params(model, (16, 24)), images_of(2, 16, 24)
@@ -110,8 +110,8 @@ def test_what_is_inside():
   np.testing.assert_array_equal(run(headless, body, images), out['features'])
 
 
-def test_start_values():
-  """N(0, 0.02) but for the patch embedding: PyTorch's ±1/√inputs."""
+def test_initial_values():
+  """N(0, 0.02), and PyTorch's ±1/√inputs for the patch embedding."""
   model = Model(10, **TINY | dict(width=64))
   key = jax.random.key(0, impl='unsafe_rbg')  # quick to compile
   params = jax.jit(model.init)(key, images_of(1, 16, 16))
@@ -140,8 +140,8 @@ def test_start_values():
     *itertools.product([(8, 8), (4, 11), (7, 9), (3, 3)], ['timm']),
   ],
 )
-def test_windows_are_put_back(grid, rule, shifted):
-  """`join` undoes `cut`; windows hold neighbors, shifted or not."""
+def test_join_inverts_cut(grid, rule, shifted):
+  """Windows contain neighbours, shifted or not."""
   windows = Windows.of(grid, 4, shifted, rule)
   x = jnp.arange(2 * grid[0] * grid[1] * 3.0).reshape(2, -1, 3)
   cut = windows.cut(x)
@@ -156,7 +156,7 @@ def test_windows_are_put_back(grid, rule, shifted):
 @pytest.mark.parametrize(
   'grid, size', [((8, 8), 4), ((7, 9), 4), ((6, 9), 3), ((14, 21), 7)]
 )
-def test_the_mask_keeps_to_windows_of_the_unrolled_map(grid, size):
+def test_the_mask_separates_shifted_windows(grid, size):
   """Tokens attend to each other if one shifted window contains both.
 
   The edges of the windows lie at ⌊size / 2⌋, ⌊size / 2⌋ + size, … of the padded
@@ -180,7 +180,7 @@ def test_the_mask_keeps_to_windows_of_the_unrolled_map(grid, size):
   np.testing.assert_array_equal(windows.mask(), np.where(same, 0, -100))
 
 
-def test_index_of_relative_positions():
+def test_pairs_with_equal_offsets_share_a_bias():
   """Pairs with the same offset share a row, and no others do."""
   index = relative.index(3)
   y, x = np.divmod(np.arange(9), 3)
@@ -193,8 +193,8 @@ def test_index_of_relative_positions():
   assert offsets[2, 2] == {24}
 
 
-def test_tables_follow_the_windows():
-  """Tables are resized if the window changes, only by 'bicubic'."""
+def test_bias_tables_are_resized_with_the_window():
+  """Only the method 'bicubic' is allowed."""
   small, large = Model(0, **TINY), Model(0, **TINY | dict(window_size=4))
   before = tree.flatten(noise_params(small, (16, 16)))
   sized = {
@@ -203,16 +203,16 @@ def test_tables_follow_the_windows():
   assert len(sized) == 4
   same = small.adapt(sized, (16, 16), (32, 32), 'aligned')
   assert all(np.array_equal(same[k], sized[k]) for k in sized)
-  wanted = tree.flatten(abstract(large, (24, 24)))  # maps of 6 and 3
+  expected = tree.flatten(abstract(large, (24, 24)))  # maps of 6 and 3
   resized = large.adapt(sized, (16, 16), (24, 24), 'bicubic')
   for path, table in resized.items():
-    assert table.shape == wanted[path].shape, path
+    assert table.shape == expected[path].shape, path
   with pytest.raises(UserError, match="position_resize='bicubic'"):
     large.adapt(sized, (16, 16), (24, 24), 'aligned')
 
 
-def test_epsilon_of_all_norms():
-  """PyTorch's 1e-5, which matters for tokens whose variance is as small."""
+def test_norms_have_pytorchs_epsilon():
+  """It is 1e-5, which matters for tokens with a variance as small."""
   model = Model(0, **TINY)
   params = noise_params(model, (16, 16))
   assert model.norm_eps == 1e-5
@@ -232,11 +232,11 @@ def test_epsilon_of_all_norms():
 # Drop path
 
 
-def test_the_law_of_drop_path():
+def test_drop_path_increases_linearly():
   """Block ℓ of L keeps each branch with probability 1 − rate · ℓ / (L − 1).
 
-  Kernels are zero, so that a block adds its biases alone: 1 by the MLP, 100 by
-  attention, both divided by what is kept, or nothing.
+  Kernels are zero, so that a block only adds its biases: 1 by the MLP, 100 by
+  attention, both divided by the kept fraction, or nothing.
   """
   rate, n = 0.6, 2000
   model = Model(0, **TINY, drop_path=rate)
@@ -279,8 +279,8 @@ def value_and_gradient(params, images, **settings):
 
 
 @pytest.mark.slow
-def test_remat_and_unrolling_change_nothing():
-  """Loss and gradients are the same, so the same paths are dropped."""
+def test_remat_and_unrolling_give_the_same_gradients():
+  """The same paths are dropped."""
   params = noise_params(Model(5, **TINY | dict(depths=(4,))), (12, 12))
   images = images_of(4, 12, 12)  # a map of 3: padded and shifted
   jax.tree.map(
@@ -313,8 +313,8 @@ def three_steps(model, params, images, mesh):
 
 
 @pytest.mark.slow
-def test_eight_devices_are_one():
-  """Splitting batch, parameters and heads does not change the training."""
+def test_training_on_a_mesh_equals_one_device():
+  """Batch, parameters and heads are split."""
   sizes = dict(width=32, depths=(2, 2), num_heads=2, window_size=4)
   model = Model(8, **sizes, dtype='float32')
   params, images = noise_params(model, (24, 24), 0.1), images_of(8, 24, 24)

@@ -1,4 +1,4 @@
-"""The Vision Transformer: sizes, images, pooling, symmetries."""
+"""Tests of the Vision Transformer: sizes, images, pooling, symmetries."""
 
 import itertools
 
@@ -42,8 +42,7 @@ def test_parameter_counts(variant, classes, pre_logits, side, expected):
   assert tree.size(abstract(model, (side, side))) == expected
 
 
-def test_explicit_sizes_win_over_the_variant():
-  """A size that is set explicitly replaces that of the variant."""
+def test_explicit_sizes_replace_those_of_the_variant():
   model = Model(0, variant='B/16', depth=2, mlp_dim=100)
   shapes = tree.flatten(abstract(model))
   assert shapes['encoder/layers/mlp/fc1/kernel'].shape == (2, 768, 100)
@@ -65,7 +64,7 @@ def test_explicit_sizes_win_over_the_variant():
     (SIZES | dict(drop_path=-0.1), 'drop_path'),
   ],
 )
-def test_impossible_models(settings, words):
+def test_messages_of_wrong_sizes(settings, words):
   """Each message contains the value that was given and what is allowed."""
   with pytest.raises(UserError) as error:
     Model(10, **settings)
@@ -76,8 +75,8 @@ def test_impossible_models(settings, words):
 
 
 @pytest.mark.parametrize('pool', ['token', 'gap', 'map'])
-def test_pooling_kinds(pool):
-  """Each kind has its parameters, and logits are the head's."""
+def test_each_pooling_has_its_parameters(pool):
+  """Logits are those of the head."""
   model = Model(5, **SIZES, pool=pool, pre_logits=True)
   shapes = tree.flatten(abstract(model, (8, 12)))
   assert ('cls' in shapes) == (pool == 'token')
@@ -124,17 +123,18 @@ def test_without_positions_patches_have_no_order(pool):
   params['position']['embedding'] = jnp.zeros_like(
     params['position']['embedding']
   )
-  # atol: soft-max sums in another order, of logits of order one
+  # atol: the softmax sums in another order; logits are of order one
   np.testing.assert_allclose(
     logits(images), logits(shuffled), rtol=1e-4, atol=1e-5
   )
 
 
-def test_patches_are_rows_of_the_image():
+def test_patches_are_numbered_row_by_row():
   """Token r · columns + c is the patch in row r, column c.
 
-  An image that is constant but for one patch differs in one token only, so
-  with that token's position embedding as the only one, it can be told apart.
+  An image that is constant except in one patch differs in one token only. If
+  only
+  that token has a position embedding, it can be identified.
   """
   rows, columns = 2, 3
   model = Model(0, **SIZES | dict(depth=1), pool='gap')
@@ -162,13 +162,13 @@ def test_patches_are_rows_of_the_image():
 @pytest.mark.parametrize(
   'size, grid', [((224, 224), (16, 16)), ((140, 280), (10, 20))]
 )
-def test_grid(size, grid):
+def test_grid_of_patches(size, grid):
   """Rows and columns of patches, square or not."""
   assert Model(0, variant='H/14').grid(size) == grid
 
 
-def test_an_image_that_the_patch_does_not_divide():
-  """The error names the sizes that fit, at `grid` and at the images."""
+def test_an_image_that_patches_do_not_fill_is_refused():
+  """The error names sizes that fit, at `grid` and at the images."""
   model = Model(0, variant='H/14')
   with pytest.raises(UserError, match="378 or 392.*'drop'"):
     model.grid((384, 384))
@@ -178,8 +178,8 @@ def test_an_image_that_the_patch_does_not_divide():
       small.init(KEY, jnp.zeros((1, height, width, 3)))
 
 
-def test_remainder_drop():
-  """H/14 at 384 px is 27 x 27 patches; the last 6 pixels have no effect."""
+def test_remainder_drop_ignores_the_last_pixels():
+  """H/14 at 384 px has 27 x 27 patches; the last 6 pixels have no effect."""
   model = Model(0, variant='H/14', remainder='drop')
   assert model.grid((384, 384)) == (27, 27)
   shapes = tree.flatten(abstract(model, (384, 384)))
@@ -197,12 +197,12 @@ def test_remainder_drop():
   assert np.abs(before - small.apply({'params': params}, inner)).max() > 1e-3
 
 
-# Parts, and what is inside
+# Parts and intermediate results
 
 
 @pytest.mark.parametrize('pool', ['token', 'gap', 'map'])
-def test_the_parts_are_the_whole(pool):
-  """embed, encode and readout on the same parameters are predict."""
+def test_embed_encode_and_readout_give_predict(pool):
+  """The parameters are the same."""
   model = Model(5, **SIZES, pool=pool, pre_logits=True, dropout=0.5)
   params, images = noise_params(model, (8, 12)), images_of(2, 8, 12)
 
@@ -216,11 +216,10 @@ def test_the_parts_are_the_whole(pool):
       np.testing.assert_array_equal(out[name], whole[name])
 
 
-def test_encode_takes_some_of_the_patches():
-  """Patches that are left out have no influence on the others' tokens."""
+def test_encode_of_some_patches_ignores_the_others():
   model = Model(5, **SIZES)
   params, images = noise_params(model, (8, 12)), images_of(2, 8, 12)
-  other = images.at[:, 4:, 8:].set(0.7)  # of the last patch, number 5
+  other = images.at[:, 4:, 8:].set(0.7)  # the last patch, number 5
 
   def tokens(images, kept):
     embedded = model.apply({'params': params}, images, method='embed')
@@ -233,8 +232,8 @@ def test_encode_takes_some_of_the_patches():
 
 
 @pytest.mark.parametrize('attention', ['xla', 'kernel'])
-def test_what_is_inside(attention):
-  """Tokens, layers and attention agree with a computation from parameters."""
+def test_predict_returns_tokens_layers_and_attention(attention):
+  """They agree with a computation from the parameters."""
   sizes = SIZES | dict(width=128, num_heads=2)
   model = Model(5, **sizes, attention=attention)
   params, images = noise_params(model, (8, 8), 0.1), images_of(2, 8, 8)
@@ -251,7 +250,7 @@ def test_what_is_inside(attention):
   after = np.asarray(out['layers'])
   tokens = norm(after[:, -1], params['encoder']['norm'])
   np.testing.assert_allclose(out['tokens'], tokens, rtol=1e-4, atol=1e-5)
-  # Layer 1 from what comes out of layer 0.
+  # Layer 1 from the output of layer 0.
   layer = jax.tree.map(lambda leaf: leaf[1], params['encoder']['layers'])
   x = norm(after[:, 0], layer['norm1'])
   project = {
@@ -267,7 +266,7 @@ def test_what_is_inside(attention):
 
 
 def test_the_reference_is_the_same_function():
-  """Without kernels and unrolling: the same parameters, the same logits."""
+  """Without kernels and unrolling, logits are the same."""
   sizes = SIZES | dict(width=128, num_heads=2)
   model = Model(5, **sizes, attention='kernel', remat='dots', unroll=3)
   params, images = noise_params(model, (8, 8), 0.1), images_of(2, 8, 8)

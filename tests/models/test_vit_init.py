@@ -1,4 +1,4 @@
-"""Initialization, as in the official codes."""
+"""Tests of initial values against the official codes."""
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +32,7 @@ def test_head_starts_at_its_bias():
   assert logits.dtype == jnp.float32
 
 
-def test_zeros_and_constants(initial):
+def test_initial_zeros_and_constants(initial):
   """Class token, head kernel and most biases are zero; norms are one."""
   for path in ('cls', 'head/kernel', 'embedding/bias', 'pre_logits/bias'):
     assert not np.any(initial[path]), path
@@ -50,8 +50,8 @@ def test_zeros_and_constants(initial):
     ('mlp/fc2/kernel', 128, 64),
   ],
 )
-def test_xavier_of_the_flat_matrix(initial, path, inputs, outputs):
-  """Uniform within ±√(6 / (in + out)) in every layer, heads taken together."""
+def test_xavier_bounds_of_flat_matrices(initial, path, inputs, outputs):
+  """Uniform within ±√(6 / (in + out)) per layer, with heads flattened."""
   kernel = np.asarray(initial[f'encoder/layers/{path}'])
   bound = np.sqrt(6 / (inputs + outputs))
   for layer in kernel:
@@ -71,15 +71,15 @@ def test_xavier_of_the_flat_matrix(initial, path, inputs, outputs):
     ('encoder/layers/mlp/fc2/bias', 1e-6),
   ],
 )
-def test_standard_deviations(initial, path, deviation):
+def test_initial_standard_deviations(initial, path, deviation):
   """LeCun normal at both ends, N(0, 0.02) positions, N(0, 1e-6) MLP biases."""
   values = np.asarray(initial[path])
-  # The relative error of a deviation from n values is 1 / √(2 n).
+  # The relative error of a standard deviation from n values is 1 / √(2 n).
   tolerance = 5 / np.sqrt(2 * values.size)
   assert values.std() == pytest.approx(deviation, rel=tolerance)
 
 
-def test_truncated_normal():
+def test_truncated_normal_initialization():
   """DeiT: N(0, .02) for all matrices and tokens, zeros for all biases.
 
   The patch embedding is uniform within ±1 / √inputs, as PyTorch initializes a

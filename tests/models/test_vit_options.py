@@ -1,4 +1,4 @@
-"""Options of the Vision Transformer, against timm's models."""
+"""Tests of options of the Vision Transformer against timm's models."""
 
 import functools
 
@@ -34,7 +34,7 @@ THEIRS = dict(
   mlp_ratio=2,
   num_classes=5,
 )
-# name: (class and options of timm's, options of ours)
+# name: (class and options of timm, options of ours)
 CASES = {
   'registers, layer_scale, gated': (
     functools.partial(
@@ -108,7 +108,7 @@ def their_results(model, images):
 
 
 @pytest.mark.parametrize('case', CASES)
-def test_against_timm(case):
+def test_options_equal_timm(case):
   """Logits, outputs of all layers and all gradients agree."""
   make, options = CASES[case]
   images = images_of(2, *SIZE)
@@ -117,9 +117,9 @@ def test_against_timm(case):
   )
   model = Model(5, **SIZES, gelu='exact', **options)
   params = timm_params.ours(values, model)
-  wanted = tree.flatten(abstract(model, SIZE))
+  expected_shapes = tree.flatten(abstract(model, SIZE))
   assert {k: v.shape for k, v in params.items()} == {
-    k: v.shape for k, v in wanted.items()
+    k: v.shape for k, v in expected_shapes.items()
   }
 
   @jax.jit
@@ -141,7 +141,7 @@ def test_against_timm(case):
   expected = timm_params.ours(gradients, model)
   for path, gradient in tree.flatten(found).items():
     if path.endswith(('key/bias', 'key_norm/bias')):
-      continue  # zero but for rounding: every key gets the same
+      continue  # zero up to rounding, because it shifts all logits of a row
     size = np.abs(expected[path]).max()
     assert size > 0, path
     np.testing.assert_allclose(
@@ -197,14 +197,14 @@ def test_a_distilled_model_without_a_head():
     (dict(attention='kernel', qk_norm=True), 'do not support qk_norm'),
   ],
 )
-def test_impossible_options(options, words):
+def test_messages_of_wrong_options(options, words):
   """Each message names the key."""
   with pytest.raises(UserError, match=words):
     Model(5, **SIZES, **options)
 
 
 def test_the_architecture_builds_the_same_model():
-  """`architecture` contains every option that fine-tuning takes over."""
+  """`architecture` contains every option that fine-tuning reads."""
   options = dict(registers=2, layer_scale=0.1, qk_norm=True, norm_eps=1e-5)
   options |= dict(gated=True, distilled=True, gelu='exact')
   options |= dict(position='2d', position_at='layers')

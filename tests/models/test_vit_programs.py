@@ -1,4 +1,4 @@
-"""One model as several programs: rematerialization, unrolling, noise."""
+"""Tests of rematerialization, unrolling and noise of one model."""
 
 import itertools
 
@@ -13,7 +13,7 @@ from vit_jax.models.vit import Model
 
 
 def value_and_gradient(params, **settings):
-  """Loss and gradient in training, jitted, of a model with that setting."""
+  """Returns loss and gradient of a training step with these settings."""
   model = Model(5, **SIZES, dropout=0.2, drop_path=0.3, **settings)
   images = images_of(4, 8, 8)
 
@@ -26,12 +26,12 @@ def value_and_gradient(params, **settings):
 
 @pytest.fixture(scope='module')
 def baseline():
-  """Parameters, and what the plain scan makes of them."""
+  """Returns parameters, and the results of the plain scan."""
   params = noise_params(Model(5, **SIZES), (8, 8))
   return params, value_and_gradient(params)
 
 
-PROGRAMS = [  # besides ('none', 1), the plain one; 2 does not divide the depth
+PROGRAMS = [  # without the plain ('none', 1); 2 does not divide the depth
   *(('none', 2), ('none', 3), ('full', 1), ('full', 3)),
   *(('dots', 1), ('dots', 3)),
 ]
@@ -39,8 +39,8 @@ PROGRAMS = [  # besides ('none', 1), the plain one; 2 does not divide the depth
 
 @pytest.mark.slow
 @pytest.mark.parametrize('remat, unroll', PROGRAMS)
-def test_remat_and_unrolling_change_nothing(remat, unroll, baseline):
-  """Same loss and gradients, hence the same dropout masks, for each program.
+def test_remat_and_unrolling_give_the_same_gradients(remat, unroll, baseline):
+  """Dropout masks are the same for each program.
 
   Another mask would change the loss by far more than rounding does.
   """
@@ -58,15 +58,15 @@ def test_remat_and_unrolling_change_nothing(remat, unroll, baseline):
 @pytest.mark.parametrize(
   'remat, unroll', [*itertools.product(['none', 'full', 'dots'], [1, 3, 99])]
 )
-def test_remat_and_unrolling_keep_the_tree(remat, unroll):
+def test_remat_and_unrolling_keep_the_parameter_tree(remat, unroll):
   """A checkpoint of one program fits all others."""
   plain = abstract(Model(5, **SIZES), (8, 8))
   other = abstract(Model(5, **SIZES, remat=remat, unroll=unroll), (8, 8))
   assert tree.flatten(other) == tree.flatten(plain)
 
 
-def test_the_masks_are_the_keys():
-  """One key, one mask; other keys, and evaluation, give other values."""
+def test_dropout_masks_depend_on_the_key():
+  """Without a key, nothing is dropped."""
   model = Model(5, **SIZES, dropout=0.2)
   params = noise_params(model, (8, 8))
   apply = jax.jit(lambda key: model.apply({'params': params}, images, key))
@@ -77,8 +77,8 @@ def test_the_masks_are_the_keys():
   assert np.abs(first - apply(None)).max() > 1e-2
 
 
-def test_noise_is_off_at_evaluation():
-  """Without a key dropout and drop path do nothing at all."""
+def test_without_key_nothing_is_dropped():
+  """Dropout and drop path have no effect."""
   noisy = Model(5, **SIZES, dropout=0.9, drop_path=0.9)
   params = noise_params(noisy, (8, 8))
   images = images_of(2, 8, 8)
@@ -88,8 +88,8 @@ def test_noise_is_off_at_evaluation():
   )
 
 
-def test_dropout_after_the_position_embedding():
-  """With layers that add nothing, the embedding's dropout is what is left."""
+def test_dropout_follows_the_position_embedding():
+  """Layers are zero, so that only the dropout of the embedding remains."""
   model = Model(5, **SIZES, dropout=0.5)
   params = noise_params(model, (8, 8))
   params['encoder']['layers'] = jax.tree.map(
@@ -102,8 +102,7 @@ def test_dropout_after_the_position_embedding():
   )
 
 
-def test_no_dropout_on_pre_logits_and_head():
-  """What the encoder's last norm gives is not dropped any more."""
+def test_pre_logits_and_head_have_no_dropout():
   model = Model(5, **SIZES, dropout=0.5, pre_logits=True)
   params = noise_params(model, (8, 8))
   top = {'pre_logits', 'head', 'encoder'}

@@ -1,4 +1,4 @@
-"""Images of a wrong dtype, shape or size: one message each, while tracing."""
+"""Tests of the messages for images of a wrong dtype, shape or size."""
 
 import functools
 
@@ -29,7 +29,7 @@ def params_of(name, size):
 
 
 def trace(name, images, method='__call__', size=(16, 16)):
-  """Traces a method of a model, without computing anything."""
+  """Traces a method of a model without computing anything."""
 
   def apply(params, images):
     return MODELS[name].apply({'params': params}, images, method=method)
@@ -54,22 +54,22 @@ def test_images_must_be_floats(name, dtype):
   'shape', [(16, 16, 3), (2, 16, 16, 4), (2, 3, 16, 16), (1, 2, 16, 16, 3)]
 )
 def test_images_must_be_a_batch_of_colors(name, shape):
-  """The message contains the shape that was given and the one expected."""
+  """The message contains the given shape and the expected one."""
   given = str(list(shape)).replace('[', r'\[')
   with pytest.raises(UserError, match=rf'{given}.*\[n, height, width, 3\]'):
     trace(name, images(*shape))
 
 
 @pytest.mark.parametrize('name', [x for x in MODELS if x != 'resnet'])
-def test_parameters_for_images_of_another_size(name):
+def test_images_of_another_size_are_refused(name):
   """The message names a parameter and its shape; a ResNet takes any size."""
   with pytest.raises(UserError, match=r'has the shape \[.*image_size'):
     trace(name, images(2, 32, 32, 3))
 
 
 @pytest.mark.parametrize('method', ['embed', 'predict'])
-def test_other_methods_check_too(method):
-  """`embed`, the entry of self-supervised objectives, checks images too."""
+def test_embed_and_predict_check_images(method):
+  """`embed`, used by self-supervised objectives, checks images, too."""
   with pytest.raises(UserError, match='uint8'):
     trace('vit', images(2, 16, 16, 3, dtype='uint8'), method)
   with pytest.raises(UserError, match='position/embedding'):
@@ -77,21 +77,20 @@ def test_other_methods_check_too(method):
 
 
 @pytest.mark.parametrize('method', ['maps', 'stages'])
-def test_maps_of_stages_check_too(method):
+def test_maps_and_stages_check_images(method):
   name = 'swin' if method == 'stages' else 'resnet'
   with pytest.raises(UserError, match='uint8'):
     trace(name, images(2, 16, 16, 3, dtype='uint8'), method)
 
 
 @pytest.mark.parametrize('dtype', ['bfloat16', 'float16'])
-def test_all_floats_are_allowed(dtype):
+def test_all_floating_point_images_are_allowed(dtype):
   """Images of every floating-point dtype give float32 logits."""
   given = images(2, 16, 16, 3, dtype=dtype)
   logits = trace('vit', given, size=(16, 16))
   assert (logits.shape, logits.dtype) == ((2, 3), jnp.float32)
 
 
-def test_initialization_takes_no_other_images_either():
-  """`init` runs the same checks."""
+def test_init_checks_images():
   with pytest.raises(UserError, match='uint8'):
     MODELS['vit'].init(KEY, jnp.zeros((1, 8, 8, 3), jnp.uint8))

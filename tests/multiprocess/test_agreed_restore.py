@@ -37,7 +37,13 @@ def _resume(saved, folder, kind, code):
   start = time.monotonic()
   processes = [
     runs.start(
-      [sys.executable, '-m', 'tests.multiprocess.unlucky', kind, '1']
+      [
+        sys.executable,
+        '-m',
+        'tests.multiprocess.failing_checkpoints',
+        kind,
+        '1',
+      ]
       + [*arguments, '--allow_config_change', '--num_processes=2']
       + [f'--coordinator_address=127.0.0.1:{port}', f'--process_id={i}']
     )

@@ -79,9 +79,9 @@ def _same_pictures(one, two):
   kept = [json.loads((at / 'report.json').read_text()) for at in (one, two)]
   assert kept[1]['training'] == kept[0]['training']
   assert len(kept[0]['training']) == 24
-  judged = [each['judged'] for each in kept]
-  assert judged[0]['count'] == judged[1]['count'] > 0
-  assert judged[0]['matrix'] == judged[1]['matrix']
+  predictions = [each['judged'] for each in kept]
+  assert predictions[0]['count'] == predictions[1]['count'] > 0
+  assert predictions[0]['matrix'] == predictions[1]['matrix']
   arrays = [np.load(at / 'figures' / 'figures.npz') for at in (one, two)]
   assert 'rollout' in arrays[0]
   for name in arrays[0].files:

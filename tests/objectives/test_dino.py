@@ -103,16 +103,20 @@ def head_of(head, x):
 
 def reference(student, teacher, centre, heads, temperatures):
   """Computes the original's loss; the first two features are the teacher's."""
-  said = [head_of(heads[0], x) / temperatures[0] for x in student]
+  student_logits = [head_of(heads[0], x) / temperatures[0] for x in student]
   logits = [head_of(heads[1], x) for x in teacher]
-  told = [F.softmax((x - centre) / temperatures[1], dim=-1) for x in logits]
+  teacher_probs = [
+    F.softmax((x - centre) / temperatures[1], dim=-1) for x in logits
+  ]
   total, terms = 0, 0
-  for i, q in enumerate(told):
-    for v, z in enumerate(said):
+  for i, q in enumerate(teacher_probs):
+    for v, z in enumerate(student_logits):
       if v != i:
         total = total + (-q.detach() * F.log_softmax(z, dim=-1)).sum(-1).mean()
         terms += 1
-  entropy = -torch.cat(told).mul(torch.cat(told).log()).sum(-1).mean()
+  entropy = (
+    -torch.cat(teacher_probs).mul(torch.cat(teacher_probs).log()).sum(-1).mean()
+  )
   return total / terms, terms, torch.cat(logits).mean(0), entropy
 
 
@@ -197,11 +201,11 @@ def test_feature_std_metric():
 def test_cross_entropy_of_every_pair():
   """−Σ p log q, for large logits as well."""
   rng = np.random.default_rng(0)
-  told = rng.dirichlet(np.ones(7), (3, 2)).astype(np.float32)
-  said = (50 * rng.normal(size=(3, 5, 7))).astype(np.float32)
-  logs = F.log_softmax(torch.tensor(said).double(), -1).numpy()
-  expected = -(told[:, :, None] * logs[:, None]).sum(-1)
-  ours = cross_entropies(jnp.array(told), jnp.array(said))
+  teacher_probs = rng.dirichlet(np.ones(7), (3, 2)).astype(np.float32)
+  student_logits = (50 * rng.normal(size=(3, 5, 7))).astype(np.float32)
+  logs = F.log_softmax(torch.tensor(student_logits).double(), -1).numpy()
+  expected = -(teacher_probs[:, :, None] * logs[:, None]).sum(-1)
+  ours = cross_entropies(jnp.array(teacher_probs), jnp.array(student_logits))
   np.testing.assert_allclose(ours, expected, rtol=1e-4)
 
 

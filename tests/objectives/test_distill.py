@@ -103,12 +103,12 @@ def test_loss_and_gradients_equal_torch(kind, share, tau, smoothing):
   large = jax.image.resize(images, (6, 16, 16, 3), 'bilinear')
   taught = jax.jit(TEACHER.apply)({'params': TAUGHT}, large)
   tensor = torch.tensor(np.asarray(heads), requires_grad=True)
-  wanted, labels, teacher = expected(
+  expected_loss, labels, teacher = expected(
     *(kind, share, tau, smoothing, tensor),
     torch.tensor(np.asarray(taught)),
     torch.tensor(np.asarray(targets)),
   )
-  assert float(loss) == pytest.approx(wanted, rel=1e-5)
+  assert float(loss) == pytest.approx(expected_loss, rel=1e-5)
   assert float(metrics['label_loss']) == pytest.approx(labels, rel=1e-5)
   assert float(metrics['teacher_loss']) == pytest.approx(teacher, rel=1e-5)
   agree = np.asarray(heads[:, 1]).argmax(-1) == np.asarray(taught).argmax(-1)
@@ -147,12 +147,12 @@ def test_a_model_with_one_head_can_be_distilled():
   large = jax.image.resize(images, (6, 16, 16, 3), 'bilinear')
   logits = jax.jit(plain.apply)({'params': params}, images)
   taught = jax.jit(TEACHER.apply)({'params': TAUGHT}, large)
-  wanted = F.kl_div(
+  expected = F.kl_div(
     F.log_softmax(torch.tensor(np.asarray(logits)), -1),
     F.softmax(torch.tensor(np.asarray(taught)), -1),
     reduction='batchmean',
   )
-  assert float(loss) == pytest.approx(float(wanted), rel=1e-5)
+  assert float(loss) == pytest.approx(float(expected), rel=1e-5)
   assert float(metrics['label_loss']) > 0
 
 

@@ -43,7 +43,7 @@ def test_a_teacher_is_not_part_of_checkpoints(tmp_path):
   )
   runs.train(teacher, total='2 steps', schedule__warmup='1 steps')
   killing = {
-    'evals.val.name': 'tests.training.killing',
+    'evals.val.name': 'tests.training.killing_evaluator',
     'evals.val.split': 'validation',
     'evals.val.every': '3 steps',
     'evals.val.after': f'{cut}/checkpoints/3',

@@ -100,17 +100,17 @@ def test_loss_and_gradients_equal_the_authors():
   expected = official_loss(tensors, examples['image'], order, True)
   expected.backward()
   assert float(found) == pytest.approx(expected.item(), rel=1e-5)
-  wanted = tree.flatten(torch_vit.gradients(tensors))
-  assert wanted.keys() == tree.flatten(grads).keys()
+  expected_grads = tree.flatten(torch_vit.gradients(tensors))
+  assert expected_grads.keys() == tree.flatten(grads).keys()
   for path, leaf in tree.flatten(grads).items():
-    scale = np.abs(wanted[path]).max()
+    scale = np.abs(expected_grads[path]).max()
     if (
       'key/bias' in path
     ):  # no gradient, because it shifts all logits of a row equally
-      scale = np.abs(wanted[path.replace('key', 'query')]).max()
+      scale = np.abs(expected_grads[path.replace('key', 'query')]).max()
     assert scale > 0, path
     np.testing.assert_allclose(
-      leaf, wanted[path], rtol=0, atol=1e-5 * scale, err_msg=path
+      leaf, expected_grads[path], rtol=0, atol=1e-5 * scale, err_msg=path
     )
 
 

@@ -147,8 +147,8 @@ def official(tensors, examples, corrupted, hidden, seen, target):
   outputs = torch_vit.dense(x[torch.tensor(corrupted)], tensors['head'])
   own = cut(examples['image'])
   if target == 'pixels':
-    wanted = torch.tensor(own / 127.5 - 1)[torch.tensor(corrupted)]
-    return ((outputs - wanted.reshape(outputs.shape)) ** 2).mean()
+    expected = torch.tensor(own / 127.5 - 1)[torch.tensor(corrupted)]
+    return ((outputs - expected.reshape(outputs.shape)) ** 2).mean()
   cells = {'mean_color': 1, 'small_patch': 4}[target]
   classes = torch.tensor(classes_by_hand(own, cells))[torch.tensor(corrupted)]
   return F.cross_entropy(outputs.reshape(-1, 512), classes.reshape(-1))
@@ -165,17 +165,17 @@ def test_loss_and_gradients_equal_the_paper(target):
   expected = official(tensors, examples, *state, target)
   expected.backward()
   assert float(found) == pytest.approx(expected.item(), rel=1e-5)
-  wanted = tree.flatten(torch_vit.gradients(tensors))
-  assert wanted.keys() == tree.flatten(grads).keys()
+  expected_grads = tree.flatten(torch_vit.gradients(tensors))
+  assert expected_grads.keys() == tree.flatten(grads).keys()
   for path, leaf in tree.flatten(grads).items():
-    scale = np.abs(wanted[path]).max()
+    scale = np.abs(expected_grads[path]).max()
     if (
       'key/bias' in path
     ):  # no gradient, because it shifts all logits of a row equally
-      scale = np.abs(wanted[path.replace('key', 'query')]).max()
+      scale = np.abs(expected_grads[path.replace('key', 'query')]).max()
     assert scale > 0, path
     np.testing.assert_allclose(
-      leaf, wanted[path], rtol=0, atol=1e-5 * scale, err_msg=path
+      leaf, expected_grads[path], rtol=0, atol=1e-5 * scale, err_msg=path
     )
 
 

@@ -68,9 +68,9 @@ def test_a_masked_run_is_resumed_evaluated_and_finetuned(
   values = TINY | changes | {'micro_batches': 2}
   train('train', config, workdir, values)
   losses, params = runs.losses(workdir), runs.final_params(workdir)
-  judged = [line for line in runs.records(workdir) if 'test/20nn' in line]
+  evaluated = [line for line in runs.records(workdir) if 'test/20nn' in line]
   assert list(losses) == list(range(1, 9))
-  assert [line['step'] for line in judged] == [4, 8]
+  assert [line['step'] for line in evaluated] == [4, 8]
   # As if it had been stopped at step 4.
   shutil.rmtree(workdir / 'checkpoints' / '8')
   train('train', config, workdir, values)
@@ -88,7 +88,7 @@ def test_a_masked_run_is_resumed_evaluated_and_finetuned(
       '--json',
     )
   )
-  assert json.loads(out)['20nn'] == judged[-1]['test/20nn']
+  assert json.loads(out)['20nn'] == evaluated[-1]['test/20nn']
   # Fine-tuning of its encoder, with a new head.
   tuned = tmp_path / 'tuned'
   moved = {

@@ -137,7 +137,7 @@ def test_multi_hot_targets_count_both_classes():
     torch.tensor(np.asarray(targets)).gt(0).float(),
     reduction='none',
   )
-  wanted = float(expected.sum(-1).mean())
-  assert float(loss) == pytest.approx(wanted, rel=1e-5)
+  expected_loss = float(expected.sum(-1).mean())
+  assert float(loss) == pytest.approx(expected_loss, rel=1e-5)
   with pytest.raises(UserError, match='objective.multi_hot gives'):
     Objective(setting, multi_hot=True)

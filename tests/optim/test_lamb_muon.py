@@ -183,16 +183,16 @@ def test_muon_equals_separate_matrices():
       continue
     seen += 1
     shape = sides[kind]
-    wanted, moment = leaf.reshape(shape).astype(np.float64), 0.0
+    expected, moment = leaf.reshape(shape).astype(np.float64), 0.0
     for step, grad in enumerate(grads, 1):
       grad = grad[name].reshape(shape).astype(np.float64)
       moment = beta * moment + (1 - beta) * grad
       # Nesterov momentum with bias correction.
       ahead = beta * moment / (1 - beta ** (step + 1))
       ahead += (1 - beta) * grad / (1 - beta**step)
-      wanted -= rate * 0.2 * math.sqrt(max(shape)) * polar(ahead)
+      expected -= rate * 0.2 * math.sqrt(max(shape)) * polar(ahead)
     np.testing.assert_allclose(
-      *(ours[name].reshape(shape), wanted), rtol=1e-4, atol=1e-5, err_msg=name
+      *(ours[name].reshape(shape), expected), rtol=1e-4, atol=1e-5, err_msg=name
     )
   assert seen == 5 * DEPTH
 

@@ -1,5 +1,4 @@
-"""A model outside the package, in plain JAX: a convolution and a dense
-layer."""
+"""A model outside the package: a convolution and a dense layer."""
 
 import jax
 import jax.numpy as jnp

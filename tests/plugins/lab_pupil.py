@@ -9,8 +9,7 @@ from vit_jax.objectives.contract import Defaults
 
 
 class Objective(Defaults):
-  """The mean of the loss of the labels and that of a trained model's
-  outputs."""
+  """The mean of the loss of the labels and that of a teacher's outputs."""
 
   def __init__(self, setting, /, *, teacher: str):
     self.setting, self.path = setting, teacher

@@ -87,8 +87,8 @@ def test_a_preempted_run_resumes_exactly(lab, tmp_path):
   assert [line['step'] for line in runs.lines(tmp_path)] == [1, 2, 3, 4]
   _, err = train(tmp_path, log__trackers__lab__fails_from=6)
   assert runs.lines(tmp_path) == runs.lines(lab.run)
-  said = 'the tracker config.log.trackers.lab failed (OSError: no network)'
-  assert err.count(said) == err.count('no network') == 1
+  warning = 'the tracker config.log.trackers.lab failed (OSError: no network)'
+  assert err.count(warning) == err.count('no network') == 1
   first, second = tracked(tmp_path)  # a second start of the same run
   assert first[0]['identity'] == second[0]['identity']
   assert [line['step'] for line in first[1:-1]] == [1, 2, 3, 4]
@@ -136,9 +136,9 @@ def test_convert_to_the_lab_format_and_back(lab, tmp_path):
   """The parameters and their description are the same."""
   assert (lab.weights / 'stem.kernel.npy').is_file()
   convert.run(f'{FORMAT}:{lab.weights}', str(tmp_path / 'back'))
-  wanted, found = params_of(lab.run), params_of(tmp_path / 'back')
-  assert set(wanted) == set(found)
-  for path, array in wanted.items():
+  expected, found = params_of(lab.run), params_of(tmp_path / 'back')
+  assert set(expected) == set(found)
+  for path, array in expected.items():
     np.testing.assert_array_equal(found[path], array)
   about = [
     pretrained.find(str(path)).about for path in (lab.run, tmp_path / 'back')

@@ -29,8 +29,10 @@ def test_compilation_cache(monkeypatch, cache_dir, backend, given, expected):
   monkeypatch.setattr(jax, 'default_backend', lambda: backend)
   jax.config.update('jax_compilation_cache_dir', given)
   runtime.cache_compilations()
-  came = jax.config.jax_compilation_cache_dir
-  assert (came or '').endswith(expected or '') and bool(came) == bool(expected)
+  actual = jax.config.jax_compilation_cache_dir
+  assert (actual or '').endswith(expected or '') and bool(actual) == bool(
+    expected
+  )
 
 
 @pytest.mark.parametrize(
@@ -68,8 +70,7 @@ def test_a_single_process_does_not_initialize_jax_distributed(
 
 
 def test_process_flags_reach_jax_distributed(monkeypatch):
-  """All three flags are passed unchanged; under SLURM, JAX finds the processes
-  itself."""
+  """Under SLURM, JAX finds the processes itself."""
   calls = []
   monkeypatch.setattr(
     jax.distributed, 'initialize', lambda *given, **_: calls.append(given)

@@ -40,8 +40,7 @@ REQUEST = Request(
 
 @pytest.fixture(scope='module')
 def weights(tmp_path_factory):
-  """Returns the path of the weights of a small teacher with random
-  parameters."""
+  """Returns the path of the weights of a small random teacher."""
   path = str(tmp_path_factory.mktemp('weights') / 'small.npz')
   params = tiny_vit.noise_params(Model(CLASSES, **tiny_vit.SIZES), SIZE)
   npz.save(path, params, {})
@@ -50,8 +49,7 @@ def weights(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def plain(weights):
-  """Returns indices of good images, and NumPy's probabilities of their
-  classes."""
+  """Returns indices of good images, and their probabilities by NumPy."""
   source = damaged.Source('train', **SOURCE)
   good = [i for i in range(EXAMPLES) if i % 5]
   model, params = load_pretrained(weights)
@@ -66,8 +64,7 @@ def plain(weights):
 
 @pytest.fixture(scope='module')
 def threshold(plain):
-  """Returns a value between two confidences, at about a third of their
-  ranking."""
+  """Returns a value between two confidences, at a third of their ranking."""
   ranked = np.sort(plain[1].max(axis=1))
   return float(ranked[13:15].mean())
 

@@ -18,8 +18,7 @@ def _event(second: int, kind: str, **fields):
 
 
 def test_lost_and_down_time():
-  """Steps after the restored one are lost; the gap between runs is down
-  time."""
+  """Steps after the restored one are lost; gaps between runs are down time."""
   events = [
     _event(0, 'start', step=0),
     _event(30, 'spans', step=100, seconds={'init': 5.0, 'step': 25.0}),

@@ -23,8 +23,7 @@ from vit_jax.run.stragglers import HostTimes
 
 @pytest.fixture
 def made(tmp_path):
-  """Returns a recorder of 20 steps with a line every 5, and a reader of its
-  lines."""
+  """Returns a recorder with a line every 5 of 20 steps, and a line reader."""
   folder = epath.Path(tmp_path)
   writer = Writer(folder, tensorboard=False, active=True)
   ledger = Ledger(folder / 'events.jsonl')

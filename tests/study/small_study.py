@@ -1,5 +1,4 @@
-"""A study of two small models on digits with few-shot evaluation and
-fine-tuning."""
+"""A study of two small models on digits."""
 
 from vit_jax.study.contents import Evaluation, Figure, Row, Study
 from vit_jax.sweeps.grid import Stage, Task

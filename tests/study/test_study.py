@@ -12,7 +12,7 @@ import sys
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds
-from done import finish
+from finished_runs import finish
 
 from vit_jax.config import loading
 from vit_jax.config.completion import flatten
@@ -125,8 +125,8 @@ def test_transfers_follow_their_pretraining(tmp_path, capsys):
   assert line in text and 'Not finished' not in text
   with open(tmp_path / 'results.csv', newline='') as file:
     rows = list(csv.DictReader(file))
-  told = [(r['column'], r['stage'], float(r['value'])) for r in rows]
-  assert told == [
+  listed = [(r['column'], r['stage'], float(r['value'])) for r in rows]
+  assert listed == [
     *(('pre-training', 'final', 0.5), ('pre-training', 'final', -math.inf)),
     *(('5-shot', 'final', 0.25), ('10-shot', 'final', 0.375)),
     *(('tuned', 'dev', 0.1), ('tuned', 'dev', 0.9)),
@@ -293,8 +293,8 @@ def _trained(run, value, flops):
   """Writes a finished pre-training with its cost."""
   finish(run, value)
   workdir = pathlib.Path(run.workdir)
-  told = {'train_flops_per_image': flops, 'num_devices': 1}
-  (workdir / 'run.json').write_text(json.dumps(told))
+  run_record = {'train_flops_per_image': flops, 'num_devices': 1}
+  (workdir / 'run.json').write_text(json.dumps(run_record))
 
 
 def test_figure_orders_points_by_x(tmp_path):

@@ -23,10 +23,10 @@ def test_rows_depend_on_the_arguments(tmp_path):
   study = contents.load(f'{config}:seeds=4,teacher=runs/big,labels={path}')
   assert [*study.rows] == [*ALWAYS, 'DeiT', 'Noisy Student, 10 %']
   assert study.rows['DeiT'].pretrain.flags['objective.teacher'] == 'runs/big'
-  wanted = ['neighbours', 'linear probe', '10 % labels', '100 % labels']
+  expected = ['neighbours', 'linear probe', '10 % labels', '100 % labels']
   for name, row in study.rows.items():
     assert row.pretrain.seeds == (0, 1, 2, 3)
-    assert [*row.transfers] == (wanted if name in ALWAYS[2:] else [])
+    assert [*row.transfers] == (expected if name in ALWAYS[2:] else [])
     for each in row.transfers.values():  # a model's sizes come with its weights
       if isinstance(each, Task):
         keys = {key for key in each.final.flags if key.startswith('model.')}

@@ -11,8 +11,8 @@ import subprocess
 import sys
 
 import pytest
-from done import finish
 from etils import epath
+from finished_runs import finish
 
 from vit_jax import sweep as command
 from vit_jax.config import loading

@@ -64,7 +64,7 @@ def test_killed_runs_and_other_meshes_give_the_same(tmp_path, name):
   whole, killed, alone = (tmp_path / each for each in ('whole', 'cut', 'alone'))
   train(whole, kind, mesh | sizes, 8)
   killing = {
-    'evals.test.name': 'tests.training.killing',
+    'evals.test.name': 'tests.training.killing_evaluator',
     'evals.test.split': 'test',
     'evals.test.after': f'{killed}/checkpoints/3',
   }

@@ -65,13 +65,15 @@ def test_a_step_too_large_for_memory_is_refused(devices, monkeypatch):
 
 def test_an_out_of_memory_error_of_the_compiler_is_reported(monkeypatch):
   """Other errors of the compiler are raised unchanged."""
-  said = 'RESOURCE_EXHAUSTED: Ran out of memory: Used 17.21G of 15.48G hbm.'
+  error_text = (
+    'RESOURCE_EXHAUSTED: Ran out of memory: Used 17.21G of 15.48G hbm.'
+  )
   experiment = Experiment.build(completed(batch_size=64), jax.devices()[:1])
-  failing = mock.Mock(side_effect=jax.errors.JaxRuntimeError(said))
+  failing = mock.Mock(side_effect=jax.errors.JaxRuntimeError(error_text))
   monkeypatch.setattr(compiling, 'compile_step', failing)
   monkeypatch.setattr(memory, 'of_device', lambda device: int(15.48 * 2**30))
-  told = '17.21 GiB.*15.48 GiB.*--config.micro_batches=2 '
-  with pytest.raises(UserError, match=told):
+  expected = '17.21 GiB.*15.48 GiB.*--config.micro_batches=2 '
+  with pytest.raises(UserError, match=expected):
     compiling.compile_to_run(experiment)
   failing.side_effect = jax.errors.JaxRuntimeError('INTERNAL: something')
   with pytest.raises(jax.errors.JaxRuntimeError, match='something'):

@@ -34,9 +34,9 @@ def build(devices=1, **changes):
 def test_a_value_of_the_config_reaches_its_object(key, value, place):
   """The default has another value."""
   get = operator.attrgetter(place)
-  wanted = 7 if key == 'total' else value
-  assert get(build(**{key: value})) == wanted
-  assert get(build()) != wanted
+  expected = 7 if key == 'total' else value
+  assert get(build(**{key: value})) == expected
+  assert get(build()) != expected
 
 
 def test_keys_and_initial_parameters_depend_on_the_seed():

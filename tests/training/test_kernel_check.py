@@ -10,7 +10,7 @@ from etils import epath
 from minimal_config import completed
 
 from tests import runs
-from tests.gpus import gpu as gpu
+from tests.traced_for_gpu import gpu as gpu
 from vit_jax.arrays import sharding
 from vit_jax.config import loading
 from vit_jax.errors import UserError

@@ -18,10 +18,10 @@ from timm.models.vision_transformer_hybrid import HybridEmbed  # noqa: E402
 
 
 class _ByDeviation(StdConv2dSame):
-  """As the hybrids' official code: ε is added to the deviation, not inside."""
+  """Adds ε to the standard deviation, as the hybrids' official code does."""
 
   def forward(self, x):
-    # A float64 sum keeps the reference's own rounding out of the comparison.
+    # The reference sums in float64, so that its rounding does not matter.
     weight = self.weight.double()
     axes = (1, 2, 3)
     deviation, mean = torch.std_mean(weight, axes, correction=0, keepdim=True)
@@ -33,7 +33,7 @@ class _ByDeviation(StdConv2dSame):
 
 
 def randomized(model, seed=0):
-  """The model with random numbers of a useful scale in every parameter."""
+  """Sets every parameter to random numbers of a useful scale."""
   torch.manual_seed(seed)
   with torch.no_grad():
     for parameter in model.parameters():
@@ -42,7 +42,7 @@ def randomized(model, seed=0):
 
 
 def bit(depths, num_classes, width_factor=1):
-  """BiT's ResNet; of timm's constants only the convolutions' ε differs."""
+  """Returns BiT's ResNet; only ε of the convolutions differs from timm's."""
   return resnetv2.ResNetV2(
     layers=depths,
     channels=tuple(256 * 2**i for i in range(len(depths))),
@@ -54,7 +54,7 @@ def bit(depths, num_classes, width_factor=1):
 
 
 def hybrid(depths, patch_size, image_size, num_classes, official=True, **sizes):
-  """A hybrid with the official code's constants, or with timm's own."""
+  """Returns a hybrid with the official code's constants, or with timm's."""
   conv = functools.partial(StdConv2dSame, eps=1e-8)
   settings = dict(
     stem_type='same',

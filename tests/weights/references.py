@@ -1,4 +1,4 @@
-"""Models of other projects with random weights, and what they compute."""
+"""Models of other projects with random weights, and their results."""
 
 import json
 
@@ -18,7 +18,7 @@ SIZE, PATCH, CLASSES = 16, 4, 7
 
 
 def noisy(model):
-  """The model with weights of a useful scale, for evaluation."""
+  """Returns the model with random weights of a useful scale, for evaluation."""
   generator = torch.Generator().manual_seed(0)
   with torch.no_grad():
     for parameter in model.parameters():
@@ -28,7 +28,7 @@ def noisy(model):
 
 
 def timm_vit(name='vit_base_patch16_224', **changes):
-  """A small model by one of timm's names."""
+  """Returns a small model of one of timm's architectures."""
   sizes = dict(
     img_size=SIZE,
     patch_size=PATCH,
@@ -42,7 +42,7 @@ def timm_vit(name='vit_base_patch16_224', **changes):
 
 
 def timm_file(folder, model, config=None, name='model.safetensors'):
-  """A file of a model's weights, perhaps with a config beside it."""
+  """Writes a model's weights, optionally with a config.json next to them."""
   folder.mkdir(exist_ok=True)
   safetensors.numpy.save_file(state(model), folder / name)
   if config is not None:
@@ -51,7 +51,7 @@ def timm_file(folder, model, config=None, name='model.safetensors'):
 
 
 def huggingface(kind='ViT', head='ForImageClassification', **changes):
-  """A small model of the library's kind."""
+  """Returns a small model of the library's class."""
   config = dict(
     image_size=SIZE,
     patch_size=PATCH,
@@ -69,15 +69,15 @@ def huggingface(kind='ViT', head='ForImageClassification', **changes):
 
 
 def images(size=SIZE, n=3):
-  """Images in [-1, 1]."""
+  """Returns images in [-1, 1]."""
   rng = np.random.default_rng(0)
   return rng.uniform(-1, 1, (n, size, size, 3)).astype(np.float32)
 
 
 def run(model, images, mean=(0.5,) * 3, std=(0.5,) * 3):
-  """Logits of images in [-1, 1], and every block's output `[n, l, t, d]`.
+  """Returns logits, and every block's output `[n, l, t, d]`.
 
-  The model sees (u - mean) / std of pixels u in [0, 1].
+  Images are in [-1, 1]. The model gets (u - mean) / std of pixels u in [0, 1].
   """
   pixels = ((images + 1) / 2 - np.array(mean)) / np.array(std)
   pixels = torch.from_numpy(pixels.transpose(0, 3, 1, 2).astype(np.float32))
@@ -98,18 +98,18 @@ def run(model, images, mean=(0.5,) * 3, std=(0.5,) * 3):
 
 
 def _layers(model):
-  """The encoder's layers of a Hugging Face model."""
+  """Returns the encoder's layers of a Hugging Face model."""
   lists = [m for m in model.modules() if isinstance(m, torch.nn.ModuleList)]
   return next(each for each in lists if len(each) == DEPTH)
 
 
 def state(model):
-  """{name: array} of a model."""
+  """Returns {name: array} of a model."""
   return {k: v.numpy() for k, v in model.state_dict().items()}
 
 
 def agree(model, params, reference, size=SIZE, **normalization):
-  """Logits and every block's output differ by 1e-4 at most."""
+  """Checks that logits and every block's output differ by at most 1e-4."""
   x = images(size)
   predict = jax.jit(
     lambda params: model.apply(

@@ -1,4 +1,4 @@
-"""Weights of big_vision's: prefixes, positions, pooling, scanned layers."""
+"""Tests of big_vision's weights: prefixes, positions, pooling, layers."""
 
 import jax
 import jax.numpy as jnp
@@ -19,15 +19,15 @@ BLOCK = 'Transformer/encoderblock_0'
 
 
 def small(**changes):
-  """A model of ours with random weights."""
+  """Returns our model with random weights."""
   model = Model(5, **(tiny_vit.SIZES | changes))
   return model, tiny_vit.noise_params(model, (SIZE, SIZE))
 
 
 def theirs(params, scanned=False):
-  """The arrays as big_vision stores them; written out by hand.
+  """Returns the arrays as big_vision stores them, written out by hand.
 
-  Positions are added before the class token comes, so its own is part of it.
+  Positions are added before the class token, so its own position is part of it.
   """
   flat = {k: np.asarray(v) for k, v in tree.flatten(params).items()}
   arrays = {}
@@ -67,8 +67,8 @@ def logits(model, params):
 
 @pytest.mark.parametrize('pool', ['token', 'gap', 'map'])
 @pytest.mark.parametrize('scanned', [False, True])
-def test_arrays_are_found(tmp_path, pool, scanned):
-  """The same logits; and all but the class token's place bit for bit."""
+def test_big_vision_files_give_the_same_logits(tmp_path, pool, scanned):
+  """All parameters but the class token are the same bit for bit."""
   model, params = small(pool=pool)
   np.savez(tmp_path / 'a.npz', **theirs(params, scanned))
   found, loaded = load_pretrained(str(tmp_path / 'a.npz'))
@@ -83,8 +83,8 @@ def test_arrays_are_found(tmp_path, pool, scanned):
 
 
 @pytest.mark.parametrize('pool', ['token', 'map'])
-def test_written(tmp_path, pool):
-  """The names and arrays that are written above by hand."""
+def test_big_vision_files_are_written(tmp_path, pool):
+  """Names and arrays are those written above by hand."""
   model, params = small(pool=pool, pre_logits=True)
   np.savez(tmp_path / 'a.npz', **theirs(params))
   source = pretrained.find(str(tmp_path / 'a.npz'))
@@ -97,8 +97,8 @@ def test_written(tmp_path, pool):
       np.testing.assert_array_equal(written[name], array, name)
 
 
-def test_old_names_below_a_training(tmp_path, caplog):
-  """opt/target/ holds official names; what else is there is left out."""
+def test_official_names_below_opt_target_are_read(tmp_path, caplog):
+  """Other arrays in the file are left out."""
   caplog.set_level('INFO', 'vit_jax')
   model, params = small()
   npz.save(str(tmp_path / 'a.npz'), params, {})
@@ -112,8 +112,8 @@ def test_old_names_below_a_training(tmp_path, caplog):
   assert 'left out extra, opt' in caplog.text
 
 
-def test_bfloat16(tmp_path):
-  """NumPy stores it as void16."""
+def test_bfloat16_arrays_are_read(tmp_path):
+  """NumPy stores them as void16."""
   _, params = small(pool='map')
   low = {
     name: np.asarray(array.astype(jnp.bfloat16))
@@ -128,8 +128,8 @@ def test_bfloat16(tmp_path):
 
 
 @pytest.mark.parametrize('pool', ['token', 'gap'])
-def test_fixed_positions(tmp_path, pool):
-  """Without an embedding they are big_vision's table, at any size."""
+def test_files_without_positions_use_the_fixed_table(tmp_path, pool):
+  """It is big_vision's table, at any image size."""
   arrays = theirs(small(pool=pool)[1])
   y, x = (side.ravel() for side in np.mgrid[:3, :3])
   waves = 10_000.0 ** -(np.arange(4) / 3)
@@ -152,8 +152,8 @@ def test_fixed_positions(tmp_path, pool):
     assert set(written.files) == set(arrays)
 
 
-def test_damaged_arrays(tmp_path):
-  """All that is wrong in one message; official files are not taken."""
+def test_all_wrong_arrays_are_in_one_message(tmp_path):
+  """Official files are not read as big_vision's."""
   injected('a big_vision .npz that lacks arrays')
   model, params = small(pool='map')
   arrays = theirs(params)

@@ -1,4 +1,4 @@
-"""Converted weights keep their class names and preprocessing."""
+"""Tests that converted weights keep class names and preprocessing."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ PREPROCESS = {
 
 @pytest.fixture
 def source(tmp_path):
-  """Returns the path of weights with names and preprocessing of their own."""
+  """Returns the path of weights with class names and special preprocessing."""
   params = tiny_vit.noise_params(Model(5, **tiny_vit.SIZES), (8, 8))
   path = str(tmp_path / 'source.npz')
   save_pretrained(path, params, {})
@@ -33,8 +33,8 @@ def source(tmp_path):
 @pytest.mark.parametrize(
   'target', ['a.npz', 'a.safetensors', 'big_vision:a.npz', 'a', 'huggingface:a']
 )
-def test_nothing_is_dropped(tmp_path, source, target):
-  """By every format, and back to the first."""
+def test_conversion_keeps_names_and_preprocessing(tmp_path, source, target):
+  """Through every format, and back to the first."""
   form, _, name = target.rpartition(':')
   path = f'{tmp_path}/{name}'
   convert.run(source, f'{form}:{path}' if form else path)
@@ -47,8 +47,8 @@ def test_nothing_is_dropped(tmp_path, source, target):
     assert about['model']['norm_eps'] == 1e-5
 
 
-def test_an_existing_file_is_kept(tmp_path, source):
-  """Another model's weights are not replaced unasked."""
+def test_an_existing_file_is_not_overwritten(tmp_path, source):
+  """--overwrite replaces it."""
   target = tmp_path / 'a.npz'
   target.write_bytes(b'of another model')
   for path in (target, f'big_vision:{target}'):
@@ -59,8 +59,8 @@ def test_an_existing_file_is_kept(tmp_path, source):
   assert pretrained.find(str(target)).about['class_names'] == NAMES
 
 
-def test_notes_of_other_weights(tmp_path, source, caplog):
-  """Notes that lie next to other arrays are not believed."""
+def test_notes_of_other_weights_are_not_used(tmp_path, source, caplog):
+  """Notes next to an .npz are compared with its arrays."""
   with np.load(source) as arrays:
     changed = {name: array + 1 for name, array in arrays.items()}
   np.savez(source, **changed)
@@ -69,8 +69,8 @@ def test_notes_of_other_weights(tmp_path, source, caplog):
   assert 'source.npz.json' in caplog.text
 
 
-def test_what_comes_with_a_model(source):
-  """Preprocessing and names; it still unpacks to two."""
+def test_load_pretrained_returns_names_and_preprocessing(source):
+  """The result still unpacks to a model and parameters."""
   loaded = load_pretrained(source)
   model, params = loaded
   assert loaded.model is model and loaded.params is params

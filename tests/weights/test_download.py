@@ -1,4 +1,4 @@
-"""Weights by address, from a server on this machine."""
+"""Tests of weights by address, from a local server."""
 
 import hashlib
 
@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 from huggingface_hub import constants
-from web import SHA, Web
+from web_server import SHA, Web
 
 from vit_jax import load_pretrained
 from vit_jax.errors import StorageError, UserError
@@ -19,7 +19,7 @@ SIZES = dict(patch_size=8, width=16, depth=1, mlp_dim=32, num_heads=2)
 
 @pytest.fixture
 def site(tmp_path, monkeypatch):
-  """A server of tmp_path/site; every test has its own caches."""
+  """Starts a server for tmp_path/site; every test has its own caches."""
   (tmp_path / 'site').mkdir()
   with Web(tmp_path / 'site').running() as web:
     monkeypatch.setenv('HF_ENDPOINT', web.url)
@@ -55,8 +55,8 @@ def equal(loaded, params):
   return True
 
 
-def test_a_repository(tmp_path, site):
-  """By name, at a revision, and from the cache when the hub is away."""
+def test_hub_repositories_are_loaded(tmp_path, site):
+  """By name, and at a revision."""
   folder = tmp_path / 'site' / 'lab' / 'tiny'
   params = saved(f'huggingface:{folder}')
   assert equal(load_pretrained('hf:lab/tiny'), params)
@@ -67,8 +67,7 @@ def test_a_repository(tmp_path, site):
   assert not any('resolve' in path for path in again)
 
 
-def test_the_cache_without_the_hub(tmp_path, site, monkeypatch):
-  """What was downloaded can be loaded while the hub does not answer."""
+def test_cached_weights_are_loaded_without_the_hub(tmp_path, site, monkeypatch):
   params = saved(f'huggingface:{tmp_path}/site/lab/tiny')
   load_pretrained('hf:lab/tiny')
   monkeypatch.setenv('HF_ENDPOINT', 'http://127.0.0.1:9')
@@ -77,8 +76,8 @@ def test_the_cache_without_the_hub(tmp_path, site, monkeypatch):
     load_pretrained('hf:lab/other')
 
 
-def test_a_file_of_a_repository(tmp_path, site):
-  """Only that file and the settings next to it are fetched."""
+def test_one_file_of_a_repository_is_loaded(tmp_path, site):
+  """Only that file and the settings next to it are downloaded."""
   folder = tmp_path / 'site' / 'lab' / 'files'
   folder.mkdir(parents=True)
   params = saved(folder / 'b.safetensors')
@@ -88,7 +87,7 @@ def test_a_file_of_a_repository(tmp_path, site):
 
 
 def test_a_broken_download_is_repeated(tmp_path, site):
-  """The connection breaks off once; the weights are complete all the same."""
+  """The connection breaks off once, and the weights are complete."""
   folder = tmp_path / 'site' / 'lab' / 'tiny'
   params = saved(f'huggingface:{folder}')
   site.cut.append((folder / 'model.safetensors').stat().st_size // 2)
@@ -108,15 +107,15 @@ def test_a_broken_download_is_repeated(tmp_path, site):
     ('lab/tiny', 'write hf:lab/tiny'),
   ],
 )
-def test_wrong_names(tmp_path, site, path, words):
+def test_messages_of_wrong_addresses(tmp_path, site, path, words):
   saved(f'huggingface:{tmp_path}/site/lab/tiny')
   (tmp_path / 'site' / 'lab' / 'empty').mkdir()
   with pytest.raises(UserError, match=words):
     load_pretrained(path)
 
 
-def test_a_url(tmp_path, site):
-  """It is fetched once; a body that breaks off leaves nothing behind."""
+def test_urls_are_downloaded_once(tmp_path, site):
+  """An incomplete download leaves no file."""
   params = saved(tmp_path / 'site' / 'b.npz')
   address = f'{site.url}/b.npz'
   site.cut.append(1000)
@@ -131,7 +130,7 @@ def test_a_url(tmp_path, site):
     load_pretrained(f'{site.url}/c.npz')
 
 
-def test_the_hash_in_a_name(tmp_path, site):
+def test_the_hash_in_a_file_name_is_checked(tmp_path, site):
   """PyTorch's names end with the beginning of the file's SHA-256."""
   content = b'weights'
   digest = hashlib.sha256(content).hexdigest()

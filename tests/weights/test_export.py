@@ -1,4 +1,4 @@
-"""What is exported computes the same in its own runtime."""
+"""Tests that exported models compute the same in their own runtimes."""
 
 import json
 
@@ -17,7 +17,7 @@ from vit_jax.weights.formats import npz
 
 @pytest.fixture(scope='module')
 def weights(tmp_path_factory):
-  """A small model with random weights."""
+  """Returns the path of a small model with random weights."""
   path = str(tmp_path_factory.mktemp('weights') / 'small.npz')
   model = Model(5, **tiny_vit.SIZES)
   npz.save(path, tiny_vit.noise_params(model, (8, 8)), {})
@@ -25,7 +25,7 @@ def weights(tmp_path_factory):
 
 
 def expected(path, images):
-  """The logits of uint8 images."""
+  """Returns the logits of uint8 images."""
   source = pretrained.find(path)
   mesh = sharding.make_mesh(jax.devices()[:1])
   params = source.load(source.abstract_params(mesh))
@@ -38,8 +38,8 @@ def images(n):
   return rng.integers(0, 256, (n, 8, 8, 3), np.uint8)
 
 
-def test_stablehlo(weights, tmp_path):
-  """Any number of images; with preprocessing and names beside it."""
+def test_exported_stablehlo_gives_the_same_logits(weights, tmp_path):
+  """For any number of images; a description is next to the program."""
   export.run(weights, str(tmp_path / 'out'), 'stablehlo')
   data = (tmp_path / 'out' / 'model.stablehlo').read_bytes()
   program = jax.export.deserialize(bytearray(data))
@@ -48,14 +48,14 @@ def test_stablehlo(weights, tmp_path):
     logits = program.call(images(n))
     assert np.ptp(logits) > 0.1
     np.testing.assert_allclose(logits, expected(weights, images(n)), atol=1e-5)
-  said = json.loads((tmp_path / 'out' / 'description.json').read_text())
-  assert said['input']['shape'] == ['n', 8, 8, 3]
-  assert said['preprocess']['resize'] == 'squash'
-  assert said['preprocess']['interpolation'] == 'bilinear'
-  assert said['class_names'] == [f'class {i}' for i in range(5)]
+  about = json.loads((tmp_path / 'out' / 'description.json').read_text())
+  assert about['input']['shape'] == ['n', 8, 8, 3]
+  assert about['preprocess']['resize'] == 'squash'
+  assert about['preprocess']['interpolation'] == 'bilinear'
+  assert about['class_names'] == [f'class {i}' for i in range(5)]
 
 
-def test_saved_model(weights, tmp_path):
+def test_exported_saved_model_gives_the_same_logits(weights, tmp_path):
   """TensorFlow loads it without this package."""
   tf = pytest.importorskip('tensorflow')
   export.run(weights, str(tmp_path / 'out'), 'savedmodel')
@@ -68,8 +68,10 @@ def test_saved_model(weights, tmp_path):
   assert (tmp_path / 'out' / 'description.json').exists()
 
 
-def test_a_tensorflow_that_is_too_old(weights, tmp_path, monkeypatch):
-  """As 2.21 is for JAX 0.11: known before anything is written."""
+def test_a_saved_model_that_tensorflow_cannot_run_is_refused(
+  weights, tmp_path, monkeypatch
+):
+  """TensorFlow 2.21 cannot run programs of JAX 0.11."""
   tf = pytest.importorskip('tensorflow')
   from jax.experimental import jax2tf
 
@@ -86,8 +88,8 @@ def test_a_tensorflow_that_is_too_old(weights, tmp_path, monkeypatch):
   assert not (tmp_path / 'out').exists()
 
 
-def test_what_is_refused(weights, tmp_path):
-  """Another kind, and a directory that is there, cost nothing."""
+def test_messages_of_wrong_requests(weights, tmp_path):
+  """Unknown formats and existing directories are refused."""
   with pytest.raises(UserError, match='onnx'):
     export.run(weights, str(tmp_path / 'out'), 'onnx')
   with pytest.raises(UserError, match="'stablehlo'.*savedmodel"):

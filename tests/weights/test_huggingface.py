@@ -1,4 +1,4 @@
-"""Hugging Face directories compute the same here, and are opened there."""
+"""Tests of Hugging Face directories against the library."""
 
 import json
 
@@ -22,7 +22,7 @@ IMAGENET_STATISTICS = dict(mean=IMAGENET[0], std=IMAGENET[1])
 
 
 def written(folder, model, **changes):
-  """The library's own directory, with changes to its config."""
+  """Writes the library's own directory, with changes to its config."""
   model.save_pretrained(folder)
   file = folder / 'config.json'
   file.write_text(json.dumps(json.loads(file.read_text()) | changes))
@@ -30,11 +30,13 @@ def written(folder, model, **changes):
 
 
 @pytest.mark.parametrize('names', ['disk', 'memory', 'shards'])
-def test_logits_and_blocks(tmp_path, names):
-  """Under the names of all majors; in several files."""
+def test_logits_and_blocks_equal_the_library(tmp_path, names):
+  """With the names of all major versions, and in several files."""
   reference = huggingface()
   path = written(tmp_path, reference, id2label={i: f'x{i}' for i in range(7)})
-  if names == 'memory':  # since major 5 others than on disk
+  if (
+    names == 'memory'
+  ):  # since version 5, names in memory differ from those on disk
     file = tmp_path / 'model.safetensors'
     state = references.state(reference)
     assert 'vit.layers.0.attention.q_proj.weight' in state
@@ -53,7 +55,7 @@ def test_logits_and_blocks(tmp_path, names):
 
 
 @pytest.mark.parametrize('gelu', ['gelu', 'gelu_pytorch_tanh'])
-def test_it_is_opened_there(tmp_path, gelu):
+def test_written_directories_open_in_the_library(tmp_path, gelu):
   """`AutoModelForImageClassification` gives the same logits, offline."""
   reference = huggingface(hidden_act=gelu)
   path = written(tmp_path / 'a', reference)
@@ -79,8 +81,8 @@ def test_it_is_opened_there(tmp_path, gelu):
     pretrained.save(f'huggingface:{out}', params, about)
 
 
-def test_without_a_head(tmp_path):
-  """The pooler is a layer of pre-logits; features come of it."""
+def test_a_model_without_a_head_gives_its_pooler_output(tmp_path):
+  """The pooler is read as the pre-logits layer."""
   reference = huggingface(head='Model')
   path = written(tmp_path / 'a', reference)
   model, params = load_pretrained(path)
@@ -99,8 +101,8 @@ def test_without_a_head(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_round_through_all_formats(tmp_path):
-  """npz, timm, Hugging Face, checkpoint: the same bits, and what they mean."""
+def test_conversion_through_all_formats_keeps_everything(tmp_path):
+  """npz, timm, Hugging Face, checkpoint: same bits and description."""
   from vit_jax import convert
 
   _, params = load_pretrained(written(tmp_path / 'a', huggingface()))
@@ -157,8 +159,7 @@ PROCESSORS = [
 
 
 @pytest.mark.parametrize('given, resize', PROCESSORS)
-def test_preprocessing(tmp_path, given, resize):
-  """Read from its file, and written to the same."""
+def test_preprocessing_is_read_and_written(tmp_path, given, resize):
   statistics = dict(image_mean=IMAGENET[0], image_std=IMAGENET[1])
   path = written(tmp_path / 'a', huggingface())
   file = tmp_path / 'a' / 'preprocessor_config.json'
@@ -176,8 +177,8 @@ def test_preprocessing(tmp_path, given, resize):
 
 
 @pytest.mark.parametrize('name', ['area', 'bilinear', 'bicubic'])
-def test_a_filter_that_the_library_lacks(tmp_path, caplog, name):
-  """Here it comes back; that the library resizes otherwise is said."""
+def test_unsupported_interpolation_is_kept_and_logged(tmp_path, caplog, name):
+  """It is restored here; a warning says that the library resizes otherwise."""
   path = written(tmp_path / 'a', huggingface())
   _, params = load_pretrained(path)
   section = {'resize': 'central', 'central_fraction': 0.875}
@@ -193,18 +194,18 @@ def test_a_filter_that_the_library_lacks(tmp_path, caplog, name):
     assert again == about['preprocess']
 
 
-def test_a_crop_larger_than_the_image(tmp_path):
-  """The fraction of the image that is used is never above 1."""
+def test_the_central_fraction_is_at_most_one(tmp_path):
+  """The crop may be larger than the image."""
   path = written(tmp_path, huggingface())
-  said = dict(do_center_crop=True, size={'shortest_edge': 12}, crop_size=16)
-  (tmp_path / 'preprocessor_config.json').write_text(json.dumps(said))
+  settings = dict(do_center_crop=True, size={'shortest_edge': 12}, crop_size=16)
+  (tmp_path / 'preprocessor_config.json').write_text(json.dumps(settings))
   source = pretrained.find(path)
   assert source.about['preprocess']['central_fraction'] == 1
   source.preprocess()
 
 
-def test_deit_comes_back_as_deit(tmp_path):
-  """Its distillation token is a register here, and itself again there."""
+def test_deit_is_written_as_deit(tmp_path):
+  """Its distillation token is a register here."""
   reference = huggingface('DeiT')
   path = written(tmp_path / 'a', reference)
   _, params = load_pretrained(path)
@@ -231,8 +232,9 @@ def test_deit_comes_back_as_deit(tmp_path):
     ('ViT', 'ForImageClassification', dict(layer_norm_eps=1e-3)),
   ],
 )
-def test_kinds_with_options(tmp_path, kind, head, changes):
-  """A distillation token, with and without its head; another ε."""
+def test_models_with_distillation_and_epsilon_equal_the_library(
+  tmp_path, kind, head, changes
+):
   reference = huggingface(kind, head, **changes)
   statistics = {} if kind == 'ViT' else IMAGENET_STATISTICS
   model, params = load_pretrained(written(tmp_path, reference))
@@ -241,7 +243,7 @@ def test_kinds_with_options(tmp_path, kind, head, changes):
 
 @pytest.mark.parametrize('kind', ['Dinov2', 'Dinov2WithRegisters'])
 @pytest.mark.parametrize('gated', [False, True])
-def test_dinov2(tmp_path, kind, gated):
+def test_dinov2_equals_the_library(tmp_path, kind, gated):
   """The class token after the last norm; the head is left out."""
   reference = huggingface(
     kind, intermediate_size=None, mlp_ratio=2, use_swiglu_ffn=gated
@@ -258,8 +260,8 @@ def test_dinov2(tmp_path, kind, gated):
   np.testing.assert_allclose(ours, expected, atol=1e-4)
 
 
-def test_what_cannot_be(tmp_path):
-  """Another type of model, a shard that is lost, another pooling."""
+def test_messages_of_unsupported_directories(tmp_path):
+  """Another type of model, a missing shard, another pooling."""
   path = written(tmp_path / 'a', huggingface())
   config = tmp_path / 'a' / 'config.json'
   good = config.read_text()
@@ -298,7 +300,7 @@ OPTIONS = {
 
 @pytest.mark.parametrize('name', OPTIONS)
 def test_options_are_written(tmp_path, name):
-  """By the library's model that has them; it opens, and computes the same."""
+  """The library's class with these options computes the same."""
   kind, keys = OPTIONS[name]
   keys = dict(distilled=True) if name == 'distilled' else keys
   about = pretrained.find(written(tmp_path / 'a', huggingface())).about
@@ -342,8 +344,10 @@ def test_options_are_written(tmp_path, name):
     (dict(position='none'), "learned.*'none'"),
   ],
 )
-def test_options_that_none_there_has(tmp_path, keys, words):
-  """Each is named."""
+def test_options_without_a_class_in_the_library_are_refused(
+  tmp_path, keys, words
+):
+  """Each is named in the message."""
   about = pretrained.find(written(tmp_path / 'a', huggingface())).about
   about['model'] |= keys
   model = pretrained.Pretrained('', about, lambda abstract: None).model()

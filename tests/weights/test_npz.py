@@ -1,4 +1,4 @@
-"""Official .npz weights give the logits of an independent implementation."""
+"""Tests of official .npz weights against an independent implementation."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -29,7 +29,7 @@ LATER = ('LayerNorm_1', 'MultiHeadDotProductAttention_0', 'MlpBlock_0')
 
 
 def _reference(image_size: int):
-  """A Hugging Face ViT with random weights of a useful scale."""
+  """Returns a Hugging Face ViT with random weights of a useful scale."""
   torch.manual_seed(0)
   config = transformers.ViTConfig(
     image_size=image_size,
@@ -47,7 +47,7 @@ def _reference(image_size: int):
 
 
 def _official(model, numbering) -> dict[str, np.ndarray]:
-  """The reference's weights under the official names (FLAX layout)."""
+  """Returns the reference's weights with the official names and layout."""
   norm, attention, mlp = numbering
   weights = {k: v.numpy() for k, v in model.state_dict().items()}
   width, heads = SIZES['hidden_size'], SIZES['num_attention_heads']
@@ -70,7 +70,7 @@ def _official(model, numbering) -> dict[str, np.ndarray]:
   }
   for i in range(SIZES['num_hidden_layers']):
     ours = f'Transformer/encoderblock_{i}/'
-    # Name styles of the majors before and since 5.
+    # Names before and since version 5.
     layer = (f'layer.{i}.', f'layers.{i}.')
 
     def of(*names: str, layer=layer) -> np.ndarray:
@@ -140,7 +140,7 @@ def test_logits_equal_hugging_face(tmp_path, numbering):
 
 
 def test_logits_at_another_resolution(tmp_path):
-  """Positions zoomed by SciPy into a larger reference: within 1e-4."""
+  """The positions of the larger reference are zoomed by SciPy."""
   small, large = _reference(image_size=16), _reference(image_size=28)
   arrays = _official(small, ORIGINAL)
   np.savez(tmp_path / 'vit.npz', **arrays)
@@ -162,7 +162,7 @@ def test_logits_at_another_resolution(tmp_path):
 
 
 def test_save_and_load_are_inverse(tmp_path):
-  """What is written with official names comes back bit for bit."""
+  """Arrays with official names are restored bit for bit."""
   reference = _reference(image_size=16)
   np.savez(tmp_path / 'a.npz', **_official(reference, LATER))
   params = load_pretrained(str(tmp_path / 'a.npz'))[1]
@@ -175,8 +175,8 @@ def test_save_and_load_are_inverse(tmp_path):
     np.testing.assert_array_equal(leaf, tree.flatten(again)[path])
 
 
-def test_bad_files_are_named(tmp_path):
-  """Absent, damaged, foreign, incomplete: one message each, with the path."""
+def test_messages_of_bad_files(tmp_path):
+  """Files that are missing, damaged, of another kind or incomplete."""
   reference = _official(_reference(image_size=16), ORIGINAL)
   np.savez(tmp_path / 'foreign.npz', w=np.zeros(3))
   (tmp_path / 'damaged.npz').write_bytes(b'PK\x03\x04 not really')
@@ -193,7 +193,7 @@ def test_bad_files_are_named(tmp_path):
     assert name in str(error.value)
 
 
-# An official name, what is stored under it, and what the message must say.
+# (official name, stored array, words that the message must contain)
 WRONG_ARRAYS = [
   ('embedding/kernel', np.zeros((4, 3, 16)), '[4, 3, 16]'),
   ('cls', np.zeros(16), '[16]'),
@@ -229,20 +229,19 @@ WRONG_ARRAYS = [
 
 
 def _small():
-  """Parameters of a tiny model at 8 pixels, five classes."""
+  """Returns parameters of a small model at 8 pixels with five classes."""
   return tiny_vit.noise_params(Model(5, **tiny_vit.SIZES), (8, 8))
 
 
 def _saved(path, **changes) -> str:
-  """A file with those arrays, some of them changed."""
+  """Writes a file with those arrays, some of them changed."""
   npz.save(str(path), _small(), {})
   with np.load(path) as arrays:
     np.savez(path, **{**arrays, **changes})
   return str(path)
 
 
-def test_every_rank_is_known(tmp_path):
-  """A right file passes all checks, whatever its float type."""
+def test_correct_files_of_any_float_type_are_read(tmp_path):
   exact = load_pretrained(_saved(tmp_path / 'a.npz'))[1]
   low = tree.flatten(_small())['head/kernel'].astype(jnp.bfloat16)
   changes = {'head/kernel': np.asarray(low)}
@@ -256,8 +255,8 @@ def test_every_rank_is_known(tmp_path):
 
 
 @pytest.mark.parametrize('name, array, words', WRONG_ARRAYS)
-def test_arrays_that_are_no_weights(tmp_path, name, array, words):
-  """Another rank or type is one message with path and name."""
+def test_arrays_of_wrong_rank_or_type_are_refused(tmp_path, name, array, words):
+  """The message contains the path and the name."""
   path = _saved(tmp_path / 'wrong.npz', **{name: array})
   with pytest.raises(UserError) as error:
     npz.load(path)
@@ -272,7 +271,9 @@ def test_arrays_that_are_no_weights(tmp_path, name, array, words):
     ({'prefix_positions': False}, 'a position for the class token'),
   ],
 )
-def test_positions_without_an_official_name(tmp_path, changes, words):
+def test_models_without_official_names_are_not_written(
+  tmp_path, changes, words
+):
   """They would be read back as another model."""
   sizes = dict(patch_size=4, width=16, depth=1, mlp_dim=24, num_heads=2)
   about = {'model': {'name': 'vit', **sizes, **changes}, 'num_classes': 3}

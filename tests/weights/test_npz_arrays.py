@@ -1,4 +1,4 @@
-"""Files that are no plain arrays are one message, and cost no memory."""
+"""Tests of the reader of .npz files: types, damage and memory."""
 
 import io
 import tracemalloc
@@ -16,7 +16,7 @@ from vit_jax.weights.formats import npz_arrays
 
 
 def member(shape, descr='<f4', data=bytes(16)):
-  """An array's file with any header."""
+  """Returns an array's file with any header."""
   file = io.BytesIO()
   fields = dict(shape=shape, descr=descr, fortran_order=False)
   npy.write_array_header_1_0(file, fields)
@@ -24,7 +24,7 @@ def member(shape, descr='<f4', data=bytes(16)):
 
 
 def archive(path, content, compression=zipfile.ZIP_STORED):
-  """A zip file with one member."""
+  """Writes a zip file with one member."""
   with zipfile.ZipFile(path, 'w', compression) as written:
     written.writestr('cls.npy', content)
   return str(path)
@@ -32,8 +32,8 @@ def archive(path, content, compression=zipfile.ZIP_STORED):
 
 @pytest.mark.parametrize('save', [np.savez, np.savez_compressed])
 @pytest.mark.parametrize('dtype', ['float16', 'float32', 'float64', 'int8'])
-def test_arrays_are_numpys(tmp_path, save, dtype):
-  """Every layout and type that NumPy reads is read alike."""
+def test_arrays_equal_those_of_numpy(tmp_path, save, dtype):
+  """Every layout and type that NumPy reads is supported."""
   values = np.arange(24).reshape(2, 3, 4).astype(dtype)
   given = dict(c=values, f=np.asfortranarray(values), zero=values[0, 0, 0])
   save(tmp_path / 'a.npz', empty=values[:0], **given)
@@ -45,8 +45,8 @@ def test_arrays_are_numpys(tmp_path, save, dtype):
       np.testing.assert_array_equal(array, expected[name])
 
 
-def test_bfloat16(tmp_path):
-  """What NumPy stores as two raw bytes an element is bfloat16."""
+def test_bfloat16_arrays_are_read(tmp_path):
+  """NumPy stores them as two raw bytes per element."""
   values = jnp.array([1.5, -2.25, 3e38], jnp.bfloat16)
   np.savez(tmp_path / 'a.npz', w=np.asarray(values))
   found = npz_arrays.read(str(tmp_path / 'a.npz'))['w']
@@ -58,8 +58,8 @@ def test_bfloat16(tmp_path):
 @pytest.mark.parametrize(
   'compression', [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED]
 )
-def test_a_header_allocates_nothing(tmp_path, shape, compression):
-  """40 TB, or a gigabyte, in a file of 100 bytes."""
+def test_a_wrong_header_allocates_no_memory(tmp_path, shape, compression):
+  """It claims 40 TB, or a gigabyte, in a file of 100 bytes."""
   injected('an .npz header that asks for memory')
   path = archive(tmp_path / 'a.npz', member(shape), compression)
   tracemalloc.start()
@@ -71,8 +71,8 @@ def test_a_header_allocates_nothing(tmp_path, shape, compression):
   assert path in str(error.value)
 
 
-def test_a_pickle_is_never_run(tmp_path):
-  """Python objects are refused by the header alone."""
+def test_pickles_are_refused(tmp_path):
+  """Python objects are recognized by the header."""
   injected('a pickled .npz')
   evil = np.array([{'a': 1}], dtype=object)
   np.savez(tmp_path / 'evil.npz', cls=evil)
@@ -92,15 +92,15 @@ def test_a_pickle_is_never_run(tmp_path):
     (member((4,), [('a', '<f4')]).replace(b'\x93NUMPY\1', b'\x93NUMPY\3'), '3'),
   ],
 )
-def test_damaged_members(tmp_path, content, words):
-  """What is wrong with an array stands in one message with the path."""
+def test_messages_of_damaged_members(tmp_path, content, words):
+  """The message contains the path and what is wrong."""
   path = archive(tmp_path / 'a.npz', content)
   with pytest.raises(UserError, match=words) as error:
     npz_arrays.read(path)
   assert path in str(error.value)
 
 
-def test_a_flipped_bit(tmp_path):
+def test_a_flipped_bit_is_detected(tmp_path):
   """The zip file's checksum is compared."""
   injected('a flipped bit in an .npz')
   path = tmp_path / 'a.npz'
@@ -112,20 +112,21 @@ def test_a_flipped_bit(tmp_path):
     npz_arrays.read(str(path))
 
 
-def test_a_member_twice(tmp_path):
-  """Which of the two is meant cannot be known."""
+def test_a_duplicate_member_is_refused(tmp_path):
   injected('an .npz with one member twice')
   path = tmp_path / 'a.npz'
   with zipfile.ZipFile(path, 'w') as written:
     for byte in (b'\0', b'\1'):
       with warnings.catch_warnings():
-        warnings.simplefilter('ignore')  # zipfile's own, of the name
+        warnings.simplefilter(
+          'ignore'
+        )  # zipfile warns about the duplicate name
         written.writestr('cls.npy', member((4,), data=byte * 16))
   with pytest.raises(UserError, match=r'cls\.npy'):
     npz_arrays.read(str(path))
 
 
-def test_an_archive_that_unpacks_to_much_more(tmp_path):
+def test_an_archive_that_unpacks_to_much_more_is_refused(tmp_path):
   """It is refused by its directory, before anything is unpacked."""
   injected('an .npz that unpacks to a thousand times its size')
   path, size = tmp_path / 'a.npz', 2**27
@@ -143,8 +144,8 @@ def test_an_archive_that_unpacks_to_much_more(tmp_path):
   assert peak < 2**24
 
 
-def test_what_is_no_zip_file(tmp_path):
-  """An .npy by another name, a directory, a cut file, none."""
+def test_files_that_are_not_zip_files_are_refused(tmp_path):
+  """An .npy with another name, a directory, a truncated or missing file."""
   np.save(tmp_path / 'a.npy', np.zeros(3))
   (tmp_path / 'a.npy').rename(tmp_path / 'array.npz')
   (tmp_path / 'directory.npz').mkdir()

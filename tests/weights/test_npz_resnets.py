@@ -1,7 +1,8 @@
-"""BiT's ResNets and hybrids: official files, read by timm's own loaders.
+"""Tests of official files of BiT's ResNets and hybrids with timm's loaders.
 
-What is written here, timm reads by tables of its own; its results, stage by
-stage, are ours. timm's layers get the official constants (`bit_peer`).
+timm reads the written files by its own tables; its results must equal ours
+stage
+by stage. timm's layers get the official constants (`bit_peer`).
 """
 
 import jax
@@ -24,7 +25,7 @@ PREFIX = 'resnet/'
 
 
 def allclose(ours, theirs):
-  """Within 1e-4 of the results' own size (maps grow to dozens)."""
+  """Checks a difference of at most 1e-4 relative to the largest value."""
   ours, theirs = np.asarray(ours), np.asarray(theirs)
   size = max(1.0, float(theirs.std()))
   assert theirs.std() > 0.1
@@ -41,7 +42,7 @@ def hybrid_model(depths=(2, 1), patch_size=1, **sizes):
 
 
 def saved(tmp_path, model, size):
-  """(path, parameters) of random weights in an official file."""
+  """Returns (path, parameters) of random weights in an official file."""
   params, path = noise_params(model, size), str(tmp_path / 'weights.npz')
   npz.save(path, params, {})
   return path, params
@@ -101,10 +102,11 @@ def test_hybrids_equal_timm(tmp_path, depths, patch_size, size):
 
 @pytest.mark.parametrize('kind', ['bit', 'hybrid'])
 def test_gradients_equal_torch(tmp_path, kind):
-  """Of a unit that changes the shape and one that does not, and all around.
+  """A unit that changes the shape and one that does not, and other layers.
 
-  Our gradients go through the file as if they were weights: timm's loader puts
-  each beside the parameter that it belongs to.
+  Our gradients are written to a file like weights, so that timm's loader puts
+  each
+  next to its parameter.
   """
   size = (16, 16)
   if kind == 'bit':
@@ -136,7 +138,7 @@ def test_gradients_equal_torch(tmp_path, kind):
 
 @pytest.mark.parametrize('model', [bit_model(), hybrid_model()])
 def test_save_and_load_are_inverse(tmp_path, model):
-  """What is written comes back bit for bit, and its section rebuilds it."""
+  """Parameters are restored bit for bit, and the section rebuilds the model."""
   path, params = saved(tmp_path, model, (32, 32))
   source, (_, again) = pretrained.find(path), load_pretrained(path)
   again, flat = tree.flatten(again), tree.flatten(params)
@@ -149,7 +151,7 @@ def test_save_and_load_are_inverse(tmp_path, model):
     assert source.image_size == (32, 32)
 
 
-def test_group_norms_of_both_shapes(tmp_path):
+def test_group_norms_of_both_shapes_are_read(tmp_path):
   """Official hybrids have [1, 1, 1, channels]; later code [channels]."""
   path, params = saved(tmp_path, hybrid_model(), (32, 32))
   with np.load(path) as file:
@@ -186,8 +188,8 @@ def test_group_norms_of_both_shapes(tmp_path):
     (hybrid_model(), 'conv_root/kernel', np.zeros((7, 7, 3, 65)), 'of 64'),
   ],
 )
-def test_arrays_that_are_no_resnet(tmp_path, model, name, array, words):
-  """One message, with the path and what is wrong."""
+def test_messages_of_wrong_arrays(tmp_path, model, name, array, words):
+  """The message contains the path and what is wrong."""
   path, _ = saved(tmp_path, model, (32, 32))
   with np.load(path) as file:
     arrays = dict(file)
@@ -201,8 +203,8 @@ def test_arrays_that_are_no_resnet(tmp_path, model, name, array, words):
     assert word in str(error.value)
 
 
-def test_fine_tuning_takes_the_architecture(tmp_path):
-  """The stem too; another one in the config is refused."""
+def test_finetuning_uses_the_architecture_of_the_file(tmp_path):
+  """This includes the stem; another one in the config is refused."""
   config = loading.load('configs/finetune.py:data=cifar10')
   source = pretrained.find(saved(tmp_path, hybrid_model(), (32, 32))[0])
   adopted = finetune.adopt_architecture(config, source)

@@ -1,4 +1,4 @@
-"""Weights evaluated by another family's preset."""
+"""Tests of weights evaluated with the preset of another family."""
 
 import jax
 import numpy as np
@@ -12,8 +12,8 @@ from vit_jax.data.augment import presets
 from vit_jax.weights import pretrained
 
 
-def test_mean_and_deviation_are_the_preset_s(tmp_path, caplog):
-  """timm's logits of pixels normalised so; none is named, none changes."""
+def test_preset_sets_mean_and_standard_deviation(tmp_path, caplog):
+  """Logits equal timm's for pixels normalized that way."""
   reference = timm_vit()
   path = timm_file(
     tmp_path,
@@ -28,17 +28,17 @@ def test_mean_and_deviation_are_the_preset_s(tmp_path, caplog):
     mean, std = presets.PRESETS[name or 'timm'].normalization
     statistics = dict(mean=mean, std=std)
     references.agree(source.model(), params, reference, **statistics)
-  said = preprocessing_flags.described(
+  description = preprocessing_flags.described(
     source,
     overrides.apply(
       {'preprocess': {'name': 'transforms', **source.about['preprocess']}},
       ['--config.preprocess.interpolation=area'],
     ),
   )
-  assert said['mean'] == [0.485, 0.456, 0.406] and said['resize'] == (
-    'torchvision'
-  )
-  line = preprocessing_flags.line(said)
+  assert description['mean'] == [0.485, 0.456, 0.406] and description[
+    'resize'
+  ] == ('torchvision')
+  line = preprocessing_flags.line(description)
   assert 'interpolation=area' in line and 'std=0.229,0.224,0.225' in line
   ours = source.about.copy()
   del ours['normalization']

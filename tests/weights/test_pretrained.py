@@ -1,4 +1,4 @@
-"""Weights that cannot be used are refused where they are loaded."""
+"""Tests that unusable weights are refused where they are loaded."""
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ LEAF = 'encoder/layers/mlp/fc1/kernel'
 
 @pytest.fixture(params=['npz', 'directory'])
 def saved(request, tmp_path):
-  """Writes weights with one value of a leaf changed; returns their path."""
+  """Returns a function that writes weights with one value of a leaf changed."""
 
   def save(value, leaf=LEAF):
     params = tiny_vit.noise_params(Model(5, **tiny_vit.SIZES), (8, 8))
@@ -42,15 +42,15 @@ def saved(request, tmp_path):
 
 
 def _finite(folder):
-  """A file whose `about` can be taken over."""
+  """Writes a file with finite weights."""
   params = tiny_vit.noise_params(Model(5, **tiny_vit.SIZES), (8, 8))
   npz.save(str(folder / 'finite.npz'), params, {})
   return folder / 'finite.npz'
 
 
 @pytest.mark.parametrize('value', [np.nan, np.inf, -np.inf])
-def test_weights_that_are_not_finite(saved, value):
-  """One message with path, leaf and how many, from every way to load."""
+def test_weights_that_are_not_finite_are_refused(saved, value):
+  """The message has path, leaf and count, from every way to load."""
   injected('weights that are not finite')
   path = saved(value)
   layers, units = tiny_vit.SIZES['depth'], tiny_vit.SIZES['mlp_dim']
@@ -64,14 +64,14 @@ def test_weights_that_are_not_finite(saved, value):
 
 
 def test_finite_weights_are_loaded(saved):
-  """The largest float32 is a number like any other."""
+  """The largest float32 is accepted."""
   largest = np.finfo(np.float32).max
   _, params = load_pretrained(saved(largest))
   assert jnp.max(tree.flatten(params)[LEAF]) == largest
 
 
-def test_what_is_too_large_for_float32(tmp_path):
-  """A float64 beyond float32 would be infinity."""
+def test_float64_values_beyond_float32_are_refused(tmp_path):
+  """They would become infinity."""
   path = _finite(tmp_path)
   with np.load(path) as arrays:
     np.savez(path, **{**arrays, 'cls': np.full((1, 1, 16), 1e300)})
@@ -79,8 +79,7 @@ def test_what_is_too_large_for_float32(tmp_path):
     load_pretrained(str(path))
 
 
-def test_an_average_that_is_not_finite(tmp_path):
-  """The average of weights is looked at as well."""
+def test_an_average_that_is_not_finite_is_refused(tmp_path):
   source = pretrained.find(str(_finite(tmp_path)))
   mesh = sharding.make_mesh(jax.devices()[:1])
   abstract = source.abstract_params(mesh)
@@ -93,8 +92,8 @@ def test_an_average_that_is_not_finite(tmp_path):
 
 
 @pytest.mark.parametrize('name', ['a.npy', 'B_16', 'weights.h5'])
-def test_a_file_of_another_kind(tmp_path, name):
-  """Any other file is told what is read."""
+def test_files_of_another_kind_are_refused(tmp_path, name):
+  """The message lists the supported kinds."""
   (tmp_path / name).write_bytes(b'weights')
   with pytest.raises(UserError, match=r'\.npz, \.safetensors'):
     load_pretrained(str(tmp_path / name))

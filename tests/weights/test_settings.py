@@ -1,4 +1,4 @@
-"""Settings next to weights: any small change is fine or one message."""
+"""Tests of settings next to weights: changes are accepted or one message."""
 
 import json
 import random
@@ -59,10 +59,10 @@ def check_all(file, path, limit):
 @pytest.mark.slow
 @pytest.mark.parametrize('kind', ['ViT', 'Dinov2', 'DeiT'])
 @pytest.mark.parametrize('name', ['config', 'preprocessor_config'])
-def test_hugging_face(tmp_path, kind, name):
+def test_mutated_hugging_face_settings(tmp_path, kind, name):
   """config.json and preprocessor_config.json, key by key."""
   huggingface(kind).save_pretrained(tmp_path)
-  said = dict(
+  content = dict(
     do_normalize=True,
     do_center_crop=True,
     size={'height': 20, 'width': 20},
@@ -71,12 +71,12 @@ def test_hugging_face(tmp_path, kind, name):
     image_mean=[0.5] * 3,
     image_std=[0.5] * 3,
   )
-  (tmp_path / 'preprocessor_config.json').write_text(json.dumps(said))
+  (tmp_path / 'preprocessor_config.json').write_text(json.dumps(content))
   check_all(tmp_path / f'{name}.json', str(tmp_path), 250)
 
 
 @pytest.mark.slow
-def test_hugging_face_swin(tmp_path):
+def test_mutated_hugging_face_swin_settings(tmp_path):
   """The sizes of stages are lists."""
 
   config = transformers.SwinConfig(
@@ -92,7 +92,7 @@ def test_hugging_face_swin(tmp_path):
 
 
 @pytest.mark.slow
-def test_timm(tmp_path):
+def test_mutated_timm_settings(tmp_path):
   """timm's config.json."""
   config = dict(
     architecture='vit_base_patch16_224',
@@ -125,8 +125,8 @@ def test_timm(tmp_path):
     ('hidden_act', ['gelu']),
   ],
 )
-def test_one_message(tmp_path, key, value):
-  """The key and the value are named, at once."""
+def test_a_wrong_setting_is_one_message(tmp_path, key, value):
+  """The message contains the key and the value."""
   huggingface().save_pretrained(tmp_path)
   file = tmp_path / 'config.json'
   file.write_text(json.dumps(json.loads(file.read_text()) | {key: value}))
@@ -136,8 +136,8 @@ def test_one_message(tmp_path, key, value):
   assert key in str(error.value) and shown in str(error.value)
 
 
-def test_rules():
-  """Null is absent; nested keys are named in full."""
+def test_validated_treats_null_as_absent():
+  """Nested keys are named in full."""
   rules = {'a': settings.integer(1, 2), 'b': {'c': settings.TEXT}}
   assert settings.validated('f', {'a': None, 'd': 1}, rules) == {'d': 1}
   with pytest.raises(UserError, match='b.c is 3'):

@@ -1,4 +1,4 @@
-"""Swin Transformers against timm's and Hugging Face's, with random weights."""
+"""Tests of Swin Transformers against timm and Hugging Face."""
 
 import json
 
@@ -22,20 +22,20 @@ SIZES = dict(width=24, depths=(2, 2, 2), num_heads=2, window_size=4)
 AUTHORS = dict(name='swin', dtype='float32', **SIZES)
 TIMM = AUTHORS | dict(window_rule='timm')
 HEADS = [2, 4, 8]
-# By atol alone: activations are of order one to ten.
+# Only atol is used, because activations are of order one to ten.
 CLOSE = dict(rtol=0, atol=1e-4)
 MEAN = (0.5, 0.5, 0.5)
 PLAIN = dict(mean=[*MEAN], std=[*MEAN])  # nothing is folded
 
 
 def randomize(model, scale=0.2):
-  """Random parameters of a useful scale; evaluation mode."""
+  """Sets random parameters of a useful scale and the evaluation mode."""
   torch.manual_seed(0)
   with torch.no_grad():
     for name, parameter in model.named_parameters():
       parameter.normal_(0, scale)
       if 'patch_embed' in name and 'proj' in name:
-        parameter *= 0.01  # LayerNorm's ε shows where variance is small
+        parameter *= 0.01  # LayerNorm's ε matters if the variance is small
   return model.eval()
 
 
@@ -67,10 +67,10 @@ def hugging_face_swin(image_size):
 
 
 def saved_there(folder, model):
-  """A directory as the library writes it, for pixels in [-1, 1]."""
+  """Writes a directory as the library does, for pixels in [-1, 1]."""
   model.save_pretrained(folder)
-  said = dict(image_mean=MEAN, image_std=MEAN, size=64, resample=3)
-  (folder / 'preprocessor_config.json').write_text(json.dumps(said))
+  settings = dict(image_mean=MEAN, image_std=MEAN, size=64, resample=3)
+  (folder / 'preprocessor_config.json').write_text(json.dumps(settings))
   return str(folder)
 
 
@@ -84,7 +84,7 @@ def images_of(height, width):
 
 
 def after_blocks(modules, model, images):
-  """Logits, and what comes out of each module, of a torch model."""
+  """Returns logits, and the output of each module, of a torch model."""
   outputs = []
 
   def keep(module, inputs, output):
@@ -99,7 +99,7 @@ def after_blocks(modules, model, images):
 
 
 def check_all(model, params, images, logits, outputs):
-  """Logits and every block's output."""
+  """Compares logits and every block's output."""
 
   @jax.jit
   def both(variables, images):
@@ -118,12 +118,13 @@ def check_all(model, params, images, logits, outputs):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('size', [(48, 48), (24, 24), (68, 68), (76, 92)])
-def test_timm(tmp_path, size):
-  """Logits and blocks; maps that windows fill, do not fill, and small ones.
+def test_timm_files_give_timms_results(tmp_path, size):
+  """Maps that windows fill, do not fill, and small ones.
 
-  At 48 pixels the second map is 6x6, padded to 8x8; at 24 the second is 3x3,
-  smaller than a window, and the third 2x2, from an odd map. At 68 and at 76x92
-  it matters that timm pads after it has shifted.
+  At 48 pixels, the second map is 6x6, padded to 8x8. At 24, the second is 3x3,
+  smaller than a window, and the third is 2x2, from an odd map. At 68 and at
+  76x92
+  it matters that timm pads after the shift.
   """
   theirs = timm_swin_transformer(size)
   config = dict(
@@ -139,7 +140,7 @@ def test_timm(tmp_path, size):
   check_all(model, params, images, *after_blocks(blocks, theirs, images))
 
 
-def test_the_rule_for_windows_is_kept(tmp_path):
+def test_window_rule_is_kept_in_conversion(tmp_path):
   """timm's rule survives conversion; other files follow the authors' rule."""
   theirs = timm_swin_transformer(64)
   size = 68  # 17 tokens a side, in windows of four
@@ -168,11 +169,12 @@ def test_the_rule_for_windows_is_kept(tmp_path):
 
 
 @pytest.mark.slow
-def test_hugging_face(tmp_path):
-  """Logits and blocks; 76x92 pixels are maps of 19x23, 10x12 and 5x6.
+def test_hugging_face_files_give_its_results(tmp_path):
+  """76x92 pixels have maps of 19x23, 10x12 and 5x6.
 
   There the padding is in the middle of shifted windows. Hugging Face pads
-  before it shifts, as the authors' code for detection does.
+  before
+  the shift, as the authors' code for detection does.
   """
   theirs = hugging_face_swin(64)
   path = saved_there(tmp_path, theirs)
@@ -186,8 +188,8 @@ def test_hugging_face(tmp_path):
 
 
 @pytest.mark.slow
-def test_gradients(tmp_path):
-  """Of a loss with respect to every parameter, in timm's names."""
+def test_gradients_equal_timm(tmp_path):
+  """They are compared for every parameter, with timm's names."""
   theirs, images = timm_swin_transformer(48), images_of(48, 48)
   model, params = load_pretrained(timm_file(tmp_path, theirs), **PLAIN)
   weights = np.random.default_rng(1).normal(size=(2, 7)).astype(np.float32)
@@ -207,14 +209,14 @@ def test_gradients(tmp_path):
     )
 
 
-def test_from_timm_and_back(tmp_path):
-  """Bit for bit, and with all that no array shows."""
+def test_conversion_from_timm_and_back_is_exact(tmp_path):
+  """Everything that no array shows is kept as well."""
   theirs = timm_swin_transformer(64)
   config = dict(architecture='swin_tiny', pretrained_cfg=PLAIN)
   path = timm_file(tmp_path / 'a', theirs, config)
   _, params = load_pretrained(path)
-  wanted = tree.flatten(abstract_params(Model(7, **SIZES), (64, 64)))
-  shapes = {k: v.shape for k, v in wanted.items()}
+  expected = tree.flatten(abstract_params(Model(7, **SIZES), (64, 64)))
+  shapes = {k: v.shape for k, v in expected.items()}
   assert {k: v.shape for k, v in tree.flatten(params).items()} == shapes
   about = pretrained.find(path).about
   back = str(tmp_path / 'b.safetensors')
@@ -231,7 +233,7 @@ def test_from_timm_and_back(tmp_path):
 
 
 def test_small_windows_keep_their_size(tmp_path):
-  """Of images smaller than a window the file's notes say what tables do not."""
+  """If images are smaller than a window, the notes contain its size."""
   sizes = dict(width=8, depths=(2, 2), num_heads=2, window_size=8)
   about = pretrained.find(timm_file(tmp_path, timm_swin_transformer(64))).about
   about |= {'model': dict(name='swin', **sizes), 'image_size': [16, 16]}
@@ -248,7 +250,7 @@ def test_small_windows_keep_their_size(tmp_path):
     pretrained.save(f'huggingface:{tmp_path}/x', params, about)
 
 
-def test_from_hugging_face_and_back(tmp_path):
+def test_conversion_from_hugging_face_and_back_is_exact(tmp_path):
   """The library opens what was written, offline, and computes the same."""
   theirs = hugging_face_swin(64)
   path = saved_there(tmp_path / 'a', theirs)
@@ -270,7 +272,7 @@ def test_from_hugging_face_and_back(tmp_path):
   for name, array in last.items():
     np.testing.assert_array_equal(array, first[name])
   assert pretrained.find(str(out)).about == about
-  # In memory the names are newer ones.
+  # In memory, the library uses newer names.
   state = arrays_of(theirs)
   assert 'swin.encoder.layers.0.blocks.0.attention.q_proj.bias' in state
   safetensors.numpy.save_file(state, f'{path}/model.safetensors')
@@ -279,8 +281,8 @@ def test_from_hugging_face_and_back(tmp_path):
 
 
 @pytest.mark.slow
-def test_names_of_the_authors(tmp_path):
-  """Merging at the end of stages, `head`, and buffers that say the size."""
+def test_files_of_the_authors_are_read(tmp_path):
+  """Merging is at the end of stages, and buffers give the size."""
   model = timm_swin_transformer(64)
   source = pretrained.find(timm_file(tmp_path / 'a', model))
   assert source.image_size == (64, 64)
@@ -308,8 +310,7 @@ def test_names_of_the_authors(tmp_path):
   jax.tree.map(np.testing.assert_array_equal, first, again)
 
 
-def test_arrays_that_are_no_swin(tmp_path):
-  """What is missing and what is not known is said, all of it."""
+def test_all_wrong_arrays_are_in_one_message(tmp_path):
   arrays = arrays_of(timm_swin_transformer(64))
 
   def load(arrays):
@@ -329,8 +330,8 @@ def test_arrays_that_are_no_swin(tmp_path):
     load(odd)
 
 
-def test_configs_that_are_no_swin(tmp_path):
-  """What the library's Swin may be and this one not."""
+def test_unsupported_configs_are_refused(tmp_path):
+  """The library's Swin has options that this one does not have."""
   path = saved_there(tmp_path, hugging_face_swin(64))
   file = tmp_path / 'config.json'
   good = json.loads(file.read_text())
@@ -350,7 +351,7 @@ def test_configs_that_are_no_swin(tmp_path):
 
 
 @pytest.mark.parametrize('old, new', [(7, 12), (12, 7), (4, 3)])
-def test_bias_tables_are_resized_as_by_torch(old, new):
+def test_resized_bias_tables_equal_torch(old, new):
   """`interpolate(mode='bicubic')`, as in the authors' code."""
   table = np.random.default_rng(0).normal(size=(2, (2 * old - 1) ** 2, 3))
   table = table.astype(np.float32)

@@ -1,4 +1,4 @@
-"""Files of tensors: PyTorch's trainings, damage, and code that is not run."""
+"""Tests of files of tensors: PyTorch's checkpoints, damage, and code."""
 
 import argparse
 import pickle
@@ -24,8 +24,7 @@ def loaded(path, **keys):
   return load_pretrained(path, num_heads=HEADS, **keys)
 
 
-def test_bfloat16(tmp_path):
-  """Half the bytes, the same numbers."""
+def test_bfloat16_files_are_read(tmp_path):
   state = {k: v.bfloat16() for k, v in timm_vit().state_dict().items()}
   torch.save(state, tmp_path / 'a.pth')
   torch_save = pytest.importorskip('safetensors.torch').save_file
@@ -38,8 +37,8 @@ def test_bfloat16(tmp_path):
 
 
 @pytest.mark.parametrize('place', ['model', 'state_dict', 'teacher', 'student'])
-def test_checkpoints_of_trainings(tmp_path, place):
-  """Weights below a key, with prefixes, beside arguments and optimizer."""
+def test_weights_inside_training_checkpoints_are_read(tmp_path, place):
+  """They are below a key, with prefixes, next to optimizer state."""
   reference = timm_vit(num_classes=0)
   state = {
     f'module.backbone.{name}': array
@@ -72,8 +71,8 @@ def test_checkpoints_of_trainings(tmp_path, place):
     ('anything.pth', 'vit'),
   ],
 )
-def test_the_family_by_the_name_of_a_file(tmp_path, caplog, name, family):
-  """Released files say nothing else of how they were evaluated."""
+def test_the_file_name_selects_the_family(tmp_path, caplog, name, family):
+  """Released files do not contain the preprocessing of evaluations."""
   caplog.set_level('INFO', 'vit_jax')
   torch.save(timm_vit().state_dict(), tmp_path / name)
   about = timm.load(str(tmp_path / name)).about
@@ -82,8 +81,8 @@ def test_the_family_by_the_name_of_a_file(tmp_path, caplog, name, family):
   assert (mean == list(IMAGENET[0])) == (family != 'vit')
 
 
-def test_what_is_left_out_is_said(tmp_path, caplog):
-  """MAE's decoder, DINO's head; and what is assumed of the family."""
+def test_ignored_arrays_are_logged(tmp_path, caplog):
+  """MAE's decoder, DINO's head, and the assumptions of the family."""
   caplog.set_level('INFO', 'vit_jax')
   state = timm_vit(num_classes=0).state_dict()
   mae = state | {
@@ -103,14 +102,14 @@ def test_what_is_left_out_is_said(tmp_path, caplog):
 
 
 class Evil:
-  """Unpickling it calls a function."""
+  """An object whose unpickling calls a function."""
 
   def __reduce__(self):
     return print, ('run!',)
 
 
-def test_no_pickle_is_run(tmp_path, capsys):
-  """Code in a file is one message, and is not executed."""
+def test_pickled_code_is_not_executed(tmp_path, capsys):
+  """It gives one message."""
   injected('a pickled .pth')
   torch.save({'model': Evil()}, tmp_path / 'a.pth')
   (tmp_path / 'b.bin').write_bytes(pickle.dumps(Evil()))
@@ -121,7 +120,7 @@ def test_no_pickle_is_run(tmp_path, capsys):
 
 
 def damaged(state, kind):
-  """A model's arrays with something wrong."""
+  """Returns a model's arrays with something wrong."""
   if kind == 'table':
     del state['blocks.0.norm1.bias'], state['blocks.1.norm1.bias']
     state['head.bias'] = state['head.bias'][:-1]
@@ -150,8 +149,8 @@ def damaged(state, kind):
     ('nan', r'NaN or infinite: head/bias \(7 of 7\)'),
   ],
 )
-def test_damaged_arrays(tmp_path, kind, words):
-  """All that is wrong stands in one message with the path."""
+def test_all_wrong_arrays_are_in_one_message(tmp_path, kind, words):
+  """The message contains the path."""
   path = str(tmp_path / 'a.safetensors')
   safetensors.numpy.save_file(damaged(references.state(timm_vit()), kind), path)
   with pytest.raises(UserError, match=words) as error:
@@ -159,8 +158,8 @@ def test_damaged_arrays(tmp_path, kind, words):
   assert path in str(error.value)
 
 
-def test_damaged_files(tmp_path):
-  """Absent, cut short, another kind of file: one message each."""
+def test_messages_of_damaged_files(tmp_path):
+  """Files that are missing, truncated, or of another kind."""
   path = tmp_path / 'model.safetensors'
   safetensors.numpy.save_file(references.state(timm_vit()), path)
   content = (tmp_path / 'model.safetensors').read_bytes()
@@ -190,8 +189,8 @@ def bytes_changed(content, count):
 
 
 @pytest.mark.parametrize('ending', ['pth', 'safetensors'])
-def test_no_changed_byte_is_another_weight(tmp_path, ending):
-  """PyTorch's archives have checksums, and so has what is written here."""
+def test_a_changed_byte_is_detected(tmp_path, ending):
+  """PyTorch's archives have checksums, and so have files written here."""
   injected('a flipped bit in weights')
   state = references.state(timm_vit())
   path = tmp_path / f'a.{ending}'
@@ -208,14 +207,14 @@ def test_no_changed_byte_is_another_weight(tmp_path, ending):
       refused += 1
       assert str(path) in str(error)
       continue
-    assert found.keys() == state.keys()  # a byte that nobody reads
+    assert found.keys() == state.keys()  # a byte that is not read
     for name, array in state.items():
       np.testing.assert_array_equal(found[name], array)
   assert refused > 50
 
 
-def test_files_that_expand(tmp_path):
-  """Tensors that repeat one number would take any amount of memory."""
+def test_tensors_that_expand_are_refused(tmp_path):
+  """Tensors that repeat one number could need any amount of memory."""
   injected('a .pth that expands')
   path = str(tmp_path / 'a.pth')
   torch.save({'w': torch.zeros(1).expand(2**30)}, path)
@@ -223,16 +222,16 @@ def test_files_that_expand(tmp_path):
     tensors.read(path)
 
 
-def test_the_teacher_of_dino(tmp_path):
-  """DINO's own checkpoints hold both; the authors evaluate the teacher."""
+def test_dino_checkpoints_give_the_teacher(tmp_path):
+  """They contain both; the authors evaluate the teacher."""
   path = str(tmp_path / 'checkpoint.pth')
   both = {'student': torch.zeros(2), 'teacher': torch.ones(2)}
   torch.save({k: {'w': v} for k, v in both.items()}, path)
   np.testing.assert_array_equal(tensors.read(path)['w'], np.ones(2))
 
 
-def test_names_of_their_own_repositories(tmp_path):
-  """LayerScale of DeiT-III's; DINOv2's registers, which timm renames."""
+def test_names_of_original_repositories_are_read(tmp_path):
+  """LayerScale of DeiT-III and registers of DINOv2 have other names."""
   reference = timm_vit('deit3_base_patch16_224')
   state = {
     re.sub(r'ls(\d)\.gamma', r'gamma_\1', name): leaf
@@ -244,7 +243,7 @@ def test_names_of_their_own_repositories(tmp_path):
   reference = timm_vit('vit_small_patch14_reg4_dinov2')
   state = reference.state_dict()
   state['register_tokens'] = state.pop('reg_token')
-  # There the class token has a position, and timm adds the two.
+  # The original class token has a position, and timm adds the two.
   place = torch.full_like(state['cls_token'], 0.5)
   state['cls_token'] = state['cls_token'] - place
   state['pos_embed'] = torch.cat([place, state['pos_embed']], dim=1)

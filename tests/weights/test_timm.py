@@ -1,4 +1,4 @@
-"""Weights under timm's names compute what timm computes, in and out."""
+"""Tests of weights with timm's names against timm's results."""
 
 import minimal_config
 import numpy as np
@@ -33,8 +33,8 @@ def loaded(path, **keys):
 
 
 @pytest.mark.parametrize('kind', KINDS)
-def test_logits_and_blocks_both_ways(tmp_path, kind):
-  """From timm here, and from here into the same architecture there."""
+def test_logits_and_blocks_equal_timm(tmp_path, kind):
+  """Weights are read from timm, and written into the same architecture."""
   name, changes = KINDS[kind]
   reference = timm_vit(name, **changes)
   model_args = {'num_heads': HEADS} | {
@@ -61,8 +61,8 @@ def test_logits_and_blocks_both_ways(tmp_path, kind):
     np.testing.assert_array_equal(tensors[name], array)
 
 
-def test_its_own_notes_are_enough(tmp_path):
-  """What was written here comes back with all that no array shows."""
+def test_written_files_contain_their_description(tmp_path):
+  """They are read back with everything that no array shows."""
   config = dict(
     architecture='vit_base_patch16_224',
     model_args=dict(num_heads=HEADS, act_layer='gelu_tanh'),
@@ -81,12 +81,12 @@ def test_its_own_notes_are_enough(tmp_path):
   assert source.about['model']['gelu'] == 'tanh'
 
 
-@pytest.mark.parametrize('said', ['config', 'argument'])
-def test_mean_and_deviation_are_folded(tmp_path, said):
+@pytest.mark.parametrize('given_by', ['config', 'argument'])
+def test_mean_and_standard_deviation_are_folded(tmp_path, given_by):
   """Weights for ImageNet's statistics take images in [-1, 1]."""
   reference = timm_vit()
   config, keys = None, {}
-  if said == 'config':
+  if given_by == 'config':
     statistics = IMAGENET_STATISTICS
     config = dict(architecture='x', pretrained_cfg=statistics)
   else:
@@ -94,7 +94,7 @@ def test_mean_and_deviation_are_folded(tmp_path, said):
   path = timm_file(tmp_path, reference, config)
   model, params = loaded(path, **keys)
   references.agree(model, params, reference, **IMAGENET_STATISTICS)
-  if said == 'config':
+  if given_by == 'config':
     back = str(tmp_path / 'back.safetensors')
     pretrained.save(
       back, params, pretrained.find(path).changed(num_heads=HEADS).about
@@ -105,8 +105,7 @@ def test_mean_and_deviation_are_folded(tmp_path, said):
       )
 
 
-def test_another_resolution(tmp_path):
-  """Positions are resized as timm does when it builds a larger model."""
+def test_positions_are_resized_as_in_timm(tmp_path):
   path = timm_file(tmp_path, timm_vit())
   large = timm_vit(img_size=24)
   state = timm_vit().state_dict()
@@ -117,8 +116,8 @@ def test_another_resolution(tmp_path):
   references.agree(model, params, large, size=24)
 
 
-def test_another_number_of_classes(tmp_path, caplog):
-  """The head is fresh and zero, the rest as it was; it is said."""
+def test_num_classes_initializes_a_new_head(tmp_path, caplog):
+  """It is zero; the log says so."""
   caplog.set_level('INFO', 'vit_jax')
   reference = timm_vit()
   path = timm_file(tmp_path, reference)
@@ -133,8 +132,8 @@ def test_another_number_of_classes(tmp_path, caplog):
   references.agree(model, params, reference)
 
 
-def test_a_config_of_another_model(tmp_path):
-  """Fine-tuning lists what differs; it takes over what the config leaves."""
+def test_finetuning_lists_differences_of_the_model(tmp_path):
+  """Keys that the config leaves open are read from the weights."""
   source = pretrained.find(timm_file(tmp_path, timm_vit()))
   config = minimal_config.completed(**{'model.width': 16})
   with pytest.raises(
@@ -147,15 +146,15 @@ def test_a_config_of_another_model(tmp_path):
   assert adopted.model.gelu == 'exact'
 
 
-def test_a_pooling_that_no_array_shows(tmp_path):
-  """A class token beside the mean of all would be silently wrong."""
+def test_a_pooling_that_contradicts_the_arrays_is_refused(tmp_path):
+  """A class token with mean pooling would give wrong results."""
   config = dict(architecture='x', global_pool='avg')
   with pytest.raises(UserError, match="'avg'.*'token'"):
     pretrained.find(timm_file(tmp_path, timm_vit(), config))
 
 
 @pytest.mark.parametrize('mode', ['center', 'squash'])
-def test_preprocessing_is_timms(mode):
+def test_preprocessing_equals_timm(mode):
   """The settings of a config give the pixels of timm's own transform."""
   from PIL import Image
 

@@ -1,4 +1,4 @@
-"""Heads, GELU and preprocessing that no array of timm's files shows."""
+"""Tests of heads, GELU and preprocessing that arrays of timm do not show."""
 
 import functools
 
@@ -42,8 +42,8 @@ def heads_and_gelu(about):
   return section['num_heads'], section.get('gelu', 'exact')
 
 
-def test_heads_that_an_array_shows(tmp_path):
-  """The norms of queries and keys have one scale for each channel of a head."""
+def test_norms_of_queries_and_keys_determine_the_heads(tmp_path):
+  """They have one scale for each channel of a head."""
   reference = timm_vit(qk_norm=True)
   model, params = load_pretrained(timm_file(tmp_path, reference))
   assert model.num_heads == HEADS
@@ -51,8 +51,8 @@ def test_heads_that_an_array_shows(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_table_is_the_installed_timms():
-  """Whoever updates timm writes the table again."""
+def test_the_table_equals_the_installed_timm():
+  """After an update of timm, write the table again."""
   if references.timm.__version__ != timm_models.version():
     pytest.skip('the table is of another timm')
   found = write_timm_table.text(references.timm, torch)
@@ -60,8 +60,8 @@ def test_the_table_is_the_installed_timms():
 
 
 @pytest.mark.slow
-def test_no_architecture_is_wrong_without_a_word(opened):
-  """Each is right by its name; without it, right, refused or warned about."""
+def test_every_architecture_is_right_refused_or_warned_about(opened):
+  """With its name, each is right."""
   outcomes = dict.fromkeys(('right', 'refused', 'warned'), 0)
   names = [n for n in timm_models.table() if '.' not in n]
   for name in names:
@@ -94,8 +94,8 @@ def test_no_architecture_is_wrong_without_a_word(opened):
     ('test_vit2', 2, 'exact'),
   ],
 )
-def test_by_the_name_of_a_file_and_of_the_user(opened, name, heads, gelu):
-  """Both name the architecture; the log says where the values are from."""
+def test_file_name_and_prefix_name_the_architecture(opened, name, heads, gelu):
+  """The log says where the values are from."""
   for path in (f'{name}.safetensors', f'{name}:weights.safetensors'):
     about, log = opened(name, path)
     assert heads_and_gelu(about) == (heads, gelu)
@@ -104,16 +104,16 @@ def test_by_the_name_of_a_file_and_of_the_user(opened, name, heads, gelu):
     assert about['normalization']['mean'] == [0.5] * 3
 
 
-def test_assumptions_are_said(opened):
-  """Without a name: what was assumed, what else there is, what to do."""
+def test_assumptions_are_logged(opened):
+  """The warning lists alternatives and what to do."""
   about, log = opened('vit_base_patch32_siglip_256', 'weights.safetensors')
   assert about['model'].get('gelu', 'exact') == 'exact'
   for words in ('gelu exact', 'tanh in vit_base_patch32_siglip', 'timm:ARCH'):
     assert words in log.text
 
 
-def test_a_tag_is_evaluated_as_its_own(opened):
-  """Weights of one architecture differ in their pixels."""
+def test_tags_select_their_preprocessing(opened):
+  """Weights of one architecture may have different preprocessing."""
   tagged = 'vit_base_patch32_clip_224.laion2b_ft_in12k_in1k'
   plain, _ = opened('vit_base_patch32_clip_224', f'{tagged}.safetensors')
   row = timm_models.find(tagged)
@@ -123,14 +123,13 @@ def test_a_tag_is_evaluated_as_its_own(opened):
   assert deit.statistics == IMAGENET
 
 
-def test_names_that_timm_does_not_have(opened):
-  """The nearest spelling is given."""
+def test_unknown_architectures_get_a_suggestion(opened):
   with pytest.raises(UserError, match="vit_base_patch16_22.*'vit_base_patch16"):
     opened('vit_base_patch16_224', 'vit_base_patch16_22:w.safetensors')
 
 
-def test_architectures_that_no_model_here_is(opened):
-  """Rotary embeddings are in no array: only the name shows them."""
+def test_unsupported_architectures_are_refused(opened):
+  """Rotary embeddings are in no array, so only the name shows them."""
   name = 'vit_small_patch16_rope_ape_224'
   with pytest.raises(UserError, match=f'{name}.*EvaBlock'):
     opened(name, f'{name}.safetensors')

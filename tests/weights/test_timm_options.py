@@ -1,4 +1,4 @@
-"""What grew on the plain ViT, under timm's names, in and out."""
+"""Tests of options of the ViT in timm's files."""
 
 import numpy as np
 import pytest
@@ -30,8 +30,8 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize('kind', OPTIONS)
-def test_options_both_ways(tmp_path, kind):
-  """What grew on the plain ViT, from timm and back."""
+def test_options_equal_timm_both_ways(tmp_path, kind):
+  """Weights are read from timm and written back."""
   name, changes = OPTIONS[kind]
   reference = timm_vit(name, **changes)
   config = dict(
@@ -51,8 +51,8 @@ def test_options_both_ways(tmp_path, kind):
     np.testing.assert_array_equal(tensors[name], array)
 
 
-def test_clip_without_its_config(tmp_path):
-  """Its statistics by the family; what is folded comes out of the bias."""
+def test_clip_without_a_config(tmp_path):
+  """Its statistics are those of the family, and are folded into the bias."""
   reference = timm_vit('vit_base_patch16_clip_quickgelu_224')
   name = 'vit_clip_quickgelu.safetensors'
   path = timm_file(tmp_path, reference, name=name)
@@ -67,8 +67,8 @@ def test_clip_without_its_config(tmp_path):
   assert written.keys() == references.state(reference).keys()
 
 
-def test_what_npz_cannot_say(tmp_path, caplog):
-  """GELU and ε other than the official ones are said when they are lost."""
+def test_npz_logs_what_it_cannot_store(tmp_path, caplog):
+  """GELU and ε other than the official ones are logged."""
   reference = timm_vit()
   path = timm_file(tmp_path, reference)
   _, params = load_pretrained(path, num_heads=HEADS)

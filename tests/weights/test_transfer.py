@@ -1,4 +1,4 @@
-"""Weights on another model: what fine-tuning takes over, and how it fits."""
+"""Tests of the transfer of weights to another model in fine-tuning."""
 
 import dataclasses
 
@@ -25,7 +25,7 @@ ABOUT = {
 
 
 def weights(image_size, **changes):
-  """A source with random numbers everywhere, for images of that size."""
+  """Returns a source with random numbers for images of that size."""
   about = ABOUT | {'image_size': image_size}
   about['model'] = about['model'] | changes
   model = Model(7, **SIZES, dtype='float32', **changes)
@@ -46,7 +46,7 @@ def experiment(image_size, **changes):
 
 
 def zoomed(params, old, new):
-  """The position embedding at another grid, as the authors' code has it."""
+  """Zooms the position embedding to another grid as the authors' code does."""
   embedding = np.asarray(params['position']['embedding'])
   grid = embedding[0, 1:].reshape(*old, -1)
   factors = (new[0] / old[0], new[1] / old[1], 1)
@@ -65,18 +65,15 @@ SHAPES = [
 
 
 @pytest.mark.parametrize('old, new', SHAPES)
-def test_fine_tuning_starts_from_the_body(old, new):
-  """All but the head, bit for bit; rows and columns of patches as they were.
-
-  The head is the experiment's own.
-  """
+def test_finetuning_loads_all_but_the_head(old, new):
+  """Parameters are the same bit for bit; the head is initialized."""
   source, params = weights(old)
   target = experiment(new)
   with jax.set_mesh(target.mesh):
     result = tree.flatten(transfer.transfer(source, target, 'aligned'))
-  wanted = tree.flatten(target.abstract_state().params)
+  expected = tree.flatten(target.abstract_state().params)
   assert {k: v.shape for k, v in result.items()} == {
-    k: v.shape for k, v in wanted.items()
+    k: v.shape for k, v in expected.items()
   }
   positions = result.pop('position/embedding')
   patches = [tuple(side // 4 for side in size) for size in (old, new)]
@@ -89,12 +86,13 @@ def test_fine_tuning_starts_from_the_body(old, new):
     np.testing.assert_array_equal(leaf, tree.flatten(params)[path], path)
 
 
-def test_a_picture_of_a_picture():
-  """A larger image of equal patches gets what the smaller one got.
+def test_a_larger_image_of_equal_patches_gives_the_same():
+  """Positions are interpolated; attention ignores repeated tokens.
 
-  Patches that differ from row to row only, and positions too: doubling the
-  columns changes no token but the number of its like, which attention and
-  average pooling do not see.
+  Patches and positions differ only from row to row. Doubling the columns only
+  changes the number of equal tokens, on which attention and average pooling do
+  not
+  depend.
   """
   source, params = weights((8, 8), pool='gap')
   rows = np.random.default_rng(0).normal(size=(2, 1, 16))
@@ -117,8 +115,8 @@ def test_a_picture_of_a_picture():
   )
 
 
-def test_fresh_parts_follow_the_seed():
-  """Pre-logits of another fine-tuning are never taken over."""
+def test_initialized_parts_depend_on_the_seed():
+  """Pre-logits of another fine-tuning are not loaded."""
   source, params = weights((8, 8), pre_logits=True)
   target = experiment((8, 8), pre_logits=True)
   with jax.set_mesh(target.mesh):
@@ -143,8 +141,8 @@ def test_another_body_is_refused():
     transfer.transfer(source, target, 'aligned')
 
 
-def test_a_training_takes_over_all_that_fits(caplog):
-  """The head too; what has another shape is fresh, and said."""
+def test_init_from_loads_all_that_fits(caplog):
+  """The head is loaded, too; leaves of another shape are logged."""
   source, params = weights((8, 8))
   same = completed(
     **{f'model.{k}': v for k, v in SIZES.items()},
@@ -155,7 +153,7 @@ def test_a_training_takes_over_all_that_fits(caplog):
     result = transfer.start(source, target, 'aligned')
   jax.tree.map(np.testing.assert_array_equal, result, params)
   assert 'not taken over' not in caplog.text
-  other = experiment((8, 8), mlp_dim=32)  # and of another number of classes
+  other = experiment((8, 8), mlp_dim=32)  # and with another number of classes
   with jax.set_mesh(other.mesh):
     result = tree.flatten(transfer.start(source, other, 'aligned'))
   assert 'fc1/kernel (2, 16, 24) (here (2, 16, 32))' in caplog.text
@@ -165,8 +163,7 @@ def test_a_training_takes_over_all_that_fits(caplog):
       np.testing.assert_array_equal(result[path], leaf, path)
 
 
-def test_nothing_fits():
-  """It is refused: that would be another training than was asked for."""
+def test_init_from_without_a_fitting_leaf_is_refused():
   source, _ = weights((8, 8))
   target = experiment((8, 8), width=32, mlp_dim=48, pool='gap')
   empty = dataclasses.replace(
@@ -180,7 +177,7 @@ def test_nothing_fits():
 
 
 class WithDecoder(supervised.Objective):
-  """Its parameters are the model's and a decoder's."""
+  """An objective whose parameters are those of the model and a decoder."""
 
   def init(self, key, batch):
     params, extra = super().init(key, batch)
@@ -194,8 +191,8 @@ class WithDecoder(supervised.Objective):
     return params | {'model': model}
 
 
-def test_parameters_of_the_objective_are_its_own():
-  """The model's are taken over among them, both ways."""
+def test_objective_parameters_contain_the_models():
+  """The model's are transferred in both directions."""
   source, params = weights((8, 8))
   target = experiment((8, 8))
   objective = WithDecoder(target.setting)
@@ -216,8 +213,8 @@ def test_parameters_of_the_objective_are_its_own():
     np.testing.assert_array_equal(leaf, tree.flatten(params)[path], path)
 
 
-def test_shapes_of_weights_that_were_trained_on_two_crops():
-  """Parameters are shaped by what batches of that training held."""
+def test_shapes_of_weights_of_another_transform():
+  """Parameters have the shapes of the batches of that training."""
   about = ABOUT | {
     'image_size': (8, 8),
     'objective': {'name': 'tests.plugins.agreement'},
@@ -230,8 +227,8 @@ def test_shapes_of_weights_that_were_trained_on_two_crops():
   assert shapes == {k: v.shape for k, v in tree.flatten(params).items()}
 
 
-def test_shapes_are_those_of_the_size_they_were_made_for():
-  """Not square if that was not; one number stands for a square."""
+def test_shapes_are_those_of_the_image_size():
+  """It need not be square; one number stands for a square."""
   mesh = sharding.make_mesh(jax.devices()[:1])
   for size, tokens in (((8, 12), 1 + 2 * 3), ((8,), 1 + 2 * 2)):
     source, _ = weights(size)
@@ -240,8 +237,8 @@ def test_shapes_are_those_of_the_size_they_were_made_for():
     assert shapes['position/embedding'].shape == (1, tokens, 16)
 
 
-def test_loading_at_another_size(monkeypatch):
-  """`load_pretrained` keeps the head and resizes as fine-tuning does."""
+def test_load_pretrained_at_another_size(monkeypatch):
+  """It keeps the head and resizes as fine-tuning does."""
   source, params = weights((8, 12))
   monkeypatch.setattr(pretrained, 'find', lambda path, weights: source)
   _, loaded = pretrained.load_pretrained('here', image_size=(16, 12))

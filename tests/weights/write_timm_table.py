@@ -1,4 +1,4 @@
-"""Writes the table of timm's architectures from the timm that is installed.
+"""Writes the table of timm's architectures from the installed timm.
 
 Usage: python tests/weights/write_timm_table.py
 
@@ -13,7 +13,8 @@ from vit_jax.weights.formats.timm_models import TABLE, Architecture
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # The modules of timm whose array names `vit_jax.weights.formats.timm` reads.
-# Eva's are listed to be refused: their rotary embeddings are in no array.
+# Eva's are listed in order to be refused: their rotary embeddings are in no
+# array.
 MODULES = ('vision_transformer', 'deit', 'eva', 'swin_transformer')
 GELUS = {'GELU': 'exact', 'GELUTanh': 'tanh', 'QuickGELU': 'quick'}
 PIXELS = {
@@ -28,13 +29,13 @@ PIXELS = {
 
 
 def evaluation(cfg):
-  """The columns on pixels and resizing of a set of weights."""
+  """Returns the columns on pixels and resizing of a set of weights."""
   pixels = PIXELS.get((tuple(cfg.mean), tuple(cfg.std)), 'other')
   return f'{pixels} {cfg.crop_pct} {cfg.interpolation} {cfg.crop_mode}'
 
 
 def describe(model):
-  """The columns on a model, which may be on the device `meta`."""
+  """Returns the columns on a model, which may be on the device `meta`."""
   kind = type(model).__name__
   if kind == 'SwinTransformer':
     block = model.layers[0].blocks[0]
@@ -55,7 +56,7 @@ def describe(model):
   heads = getattr(attention, 'num_heads', 0)
   if type(norm).__name__ != 'LayerNorm' and name == 'Block':
     name = type(norm).__name__ + name
-  # Gated units have a sigmoid of their own: there the GELU is not used.
+  # Gated units have their own sigmoid and do not use the GELU.
   mlp = getattr(block, 'mlp', None)
   activation = type(getattr(mlp, 'act', None)).__name__
   gelu = GELUS.get(activation, 'exact' if activation == 'SiLU' else 'none')
@@ -66,7 +67,7 @@ def describe(model):
 
 
 def lines(timm, torch):
-  """The lines of the table, in the order of their names."""
+  """Yields the lines of the table in the order of their names."""
   for module in MODULES:
     for name in timm.list_models(module=module):
       with torch.device('meta'):  # shapes without memory or time
@@ -80,7 +81,7 @@ def lines(timm, torch):
 
 
 def text(timm, torch):
-  """The content of the table for the timm that is installed."""
+  """Returns the module's text for the installed timm."""
   columns = ' '.join(Architecture._fields)
   rows = [columns, *sorted(set(lines(timm, torch)))]
   table = '\n'.join(row.replace(' ', ',') for row in rows)

@@ -22,7 +22,7 @@ SETTINGS = [
 
 
 def tensorflows(height, width, transform):
-  """Draws boxes by TensorFlow: (y, x, height, width)."""
+  """Draws boxes with TensorFlow: (y, x, height, width)."""
 
   def draw(number):
     begin, size, _ = tf.image.stateless_sample_distorted_bounding_box(
@@ -57,7 +57,7 @@ def place(start, length, whole, rng, slack):
 def test_boxes_have_tensorflows_distribution(size, settings):
   """Compares sizes, positions and their combinations (Kolmogorov-Smirnov).
 
-  Of `whole - length + 1` places TensorFlow leaves out the last.
+  Of the `whole - length + 1` positions, TensorFlow never draws the last.
   """
   height, width = size
   transform = TrainTransform((8, 8), **settings)

@@ -12,7 +12,7 @@ from tests.faults.counts import injected
 # fails if commands are still running after this time.
 WAIT_S = 200
 REFUSING = {
-  'source.name': 'tests.multiprocess.refusing',
+  'source.name': 'tests.multiprocess.failing_source',
   'source.num_examples': ...,
   'source.num_classes': ...,
   'total': '400 steps',
@@ -29,8 +29,7 @@ def _overrides(**changes):
 
 
 def _ends(monkeypatch, workdir, number, overrides, code, last=()):
-  """Runs `number` processes; all must end with the code; returns their
-  stderr."""
+  """Runs `number` processes that must end with the code; returns stderrs."""
   monkeypatch.setattr(runs, 'SMALL_L16', {})
   processes = runs.start_pair(workdir, overrides, 1, number, last)
   try:
@@ -65,21 +64,21 @@ def test_a_user_error_of_one_process_ends_all(
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-  ('flag', 'told'),
+  ('flag', 'text'),
   [
     ('--config.seed=5', 'seed: 0 on process 0, 5 on process 1'),
     ('--config.evals.val.every=5 steps', "evals.val.every: '10 steps' on"),
     ('--config.source.height=48', 'fingerprint: shape: '),
   ],
 )
-def test_processes_that_differ_are_refused(tmp_path, flag, told):
+def test_processes_that_differ_are_refused(tmp_path, flag, text):
   """Nothing is trained; each message names the process and the difference."""
   injected('processes of different runs')
   processes = runs.start_pair(tmp_path / 'run', {}, 1, last=(flag,))
   for process in processes:
     _, err = runs.finish(process, 2, timeout_s=WAIT_S)
     assert 'process 1' in err and 'process 0' in err, err
-    assert told in err and 'Traceback' not in err, err
+    assert text in err and 'Traceback' not in err, err
   assert not (tmp_path / 'run/metrics.jsonl').exists()
 
 

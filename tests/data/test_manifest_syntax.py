@@ -1,4 +1,4 @@
-"""Lists of images as people write them, and as programs do."""
+"""Tests of the syntax of manifests."""
 
 import contract
 import pytest
@@ -73,7 +73,7 @@ from vit_jax.errors import UserError
     ('x.txt', 'a 0', ['.csv or .jsonl']),
   ],
 )
-def test_bad_lists(tmp_path, name, content, words):
+def test_messages_of_wrong_lists(tmp_path, name, content, words):
   """The message names the line, and what is allowed."""
   path = tmp_path / name
   path.write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -91,8 +91,8 @@ def test_bad_lists(tmp_path, name, content, words):
     b'id,split,"label",image\n7,train,"cat", "a.png"\n\n8,val,dog,b.png',
   ],
 )
-def test_forms_of_csv(tmp_path, text):
-  """A BOM, line ends, blanks, blank lines, order and more columns are free."""
+def test_spellings_of_csv_are_accepted(tmp_path, text):
+  """A BOM, line ends, blanks, blank lines, and more columns in any order."""
   for number, name in enumerate(('a.png', 'b.png')):
     (tmp_path / name).write_bytes(contract.png(number))
   path = tmp_path / 'list.CSV'
@@ -103,8 +103,8 @@ def test_forms_of_csv(tmp_path, text):
     assert source.class_names == ['cat', 'dog']
 
 
-def test_forms_of_json_lines(tmp_path):
-  """Separators within strings end no line; blanks around do not count."""
+def test_spellings_of_json_lines_are_accepted(tmp_path):
+  """Separators within strings do not end a line; blanks are ignored."""
   (tmp_path / 'a.png').write_bytes(contract.png(1))
   rows = ['', '{"image": "a.png", "label": " x\u2028y\x85z ", "id": [1]}', ' ']
   path = tmp_path / 'list.jsonl'
@@ -114,8 +114,8 @@ def test_forms_of_json_lines(tmp_path):
   assert source.class_names == ['x\u2028y\x85z']
 
 
-def test_repeated_lines(tmp_path):
-  """With the same label: more weight. In another split: another example."""
+def test_repeated_lines_are_separate_examples(tmp_path):
+  """A repeated line has more weight; it may be in another split."""
   (tmp_path / 'a.png').write_bytes(contract.png(1))
   rows = [('a.png', 'dog', 'train')] * 2 + [('a.png', 'cat', 'val')]
   path = write_csv(tmp_path, 'image,label,split', rows)

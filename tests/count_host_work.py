@@ -1,6 +1,6 @@
 """Trains a little and prints the host's work as JSON.
 
-  python tests/host_side.py CONFIG WORKDIR --config.key=value ...
+  python tests/count_host_work.py CONFIG WORKDIR --config.key=value ...
 
 compiles: number of programs compiled before each step; arrays: dtype and shape
 of

@@ -2,7 +2,7 @@
 
 import jax.numpy as jnp
 import numpy as np
-from numbered import PLAIN, mesh_of
+from indexed_source import PLAIN, mesh_of
 
 from vit_jax.data.pipeline.reader import Reader
 from vit_jax.evaluators.contract import Setting

@@ -1,4 +1,4 @@
-"""Images of other sizes than the parameters are for, against torch."""
+"""Tests of images of other sizes than the parameters, against torch."""
 
 import jax
 import jax.numpy as jnp
@@ -62,7 +62,7 @@ def for_other(params, offset):
 
 @pytest.mark.parametrize('offset', [0.0, 0.1])
 @pytest.mark.parametrize('kind, at, options', CASES)
-def test_learned_positions_are_interpolated_as_dino_does(
+def test_learned_positions_are_interpolated_as_in_dino(
   kind, at, options, offset
 ):
   """The plain model with torch's interpolation gives the same logits."""
@@ -78,8 +78,8 @@ def test_learned_positions_are_interpolated_as_dino_does(
 
 
 @pytest.mark.parametrize('offset', [0.0, 0.1])
-def test_gradients_come_back_through_the_interpolation(offset):
-  """Gradients of the embedding are torch's, for smaller and larger images."""
+def test_gradients_of_the_interpolation_equal_torch(offset):
+  """For smaller and larger images."""
   rng = np.random.default_rng(0)
   table = rng.normal(size=(49, 6)).astype(np.float32)
   for new in ((3, 5), (12, 9)):
@@ -108,7 +108,7 @@ def test_positions_without_parameters_are_computed_for_the_grid(kind):
 
 
 @pytest.mark.parametrize('kind, at, options', CASES)
-def test_at_its_own_size_nothing_changes(kind, at, options):
+def test_at_sizes_does_not_change_the_own_size(kind, at, options):
   """Results are bit-equal; parameters do not depend on the images."""
   model = model_of(kind, at, **options)
   params, images = noise_params(model, MADE_FOR), images_of(2, *MADE_FOR)
@@ -133,7 +133,7 @@ def test_parts_of_a_model_agree_on_another_size():
   )
 
 
-def test_who_cannot_says_so():
+def test_unsupported_models_are_refused():
   """Relative offsets and Swin raise errors; a ResNet does not change."""
   with pytest.raises(UserError, match="'relative'.*28x28"):
     model_of('relative', 'shared').at_sizes(MADE_FOR)

@@ -24,7 +24,7 @@ def test_one_compilation_and_one_transfer_per_batch():
 
   A batch that is still on the host is refused.
   """
-  script = str(runs.ROOT / 'tests' / 'host_side.py')
+  script = str(runs.ROOT / 'tests' / 'count_host_work.py')
   given = [f'{key}={value}' for key, value in CHANGES.items()]
   out, _ = runs.run([sys.executable, script, 'configs/quickstart.py', *given])
   seen = json.loads(out.splitlines()[-1])

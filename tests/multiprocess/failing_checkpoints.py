@@ -1,6 +1,6 @@
 """Trains while one process cannot read or write checkpoints.
 
-python -m tests.multiprocess.unlucky KIND PROCESS FLAGS…
+python -m tests.multiprocess.failing_checkpoints KIND PROCESS FLAGS…
 """
 
 import errno

@@ -91,8 +91,8 @@ def rendered(folder):
   return checked(page.render(record.read(folder)))
 
 
-def test_a_finished_run(tmp_path):
-  """The report contains numbers, flags and times, and a line per series."""
+def test_report_of_a_finished_run(tmp_path):
+  """It contains numbers, flags and times, and a line per series."""
   events = [
     {'event': 'start', 'step': 0},
     {'event': 'spans', 'step': 100, 'seconds': {'step': 60.0, 'compile': 20.0}},
@@ -113,8 +113,8 @@ def test_a_finished_run(tmp_path):
   assert found.tags.count('circle') == 2  # two results of one evaluation
 
 
-def test_the_best_of_each_result(tmp_path):
-  """Losses and errors are best when low; counts do not have a best value."""
+def test_best_values_of_losses_are_the_lowest(tmp_path):
+  """Counts do not have a best value."""
   lines = [
     {'step': 1, 'test/top5': 0.5, 'test/ece': 0.2, 'test/nll': 1.5},
     {'step': 2, 'test/top5': 0.8, 'test/ece': 0.1, 'test/nll': 1.25},
@@ -128,7 +128,7 @@ def test_the_best_of_each_result(tmp_path):
 
 
 def test_the_headline_names_the_best_checkpoint(tmp_path):
-  """The later of two equal values counts, as for `checkpoint.best`."""
+  """Of two equal values it is the later one, as for `checkpoint.best`."""
   lines = [
     {'step': 1, 'val/accuracy': 0.5},
     {'step': 2, 'val/accuracy': 0.75},
@@ -155,7 +155,7 @@ def test_figures_are_shown_with_their_weights_and_images(tmp_path):
   assert 'Attention rollout' in text and 'Single heads' not in text
 
 
-def test_a_run_with_nan_and_rollbacks(tmp_path):
+def test_report_of_a_run_with_nan_and_rollbacks(tmp_path):
   """Steps that are not finite are listed, marked, and not part of lines."""
   metrics = [{'step': s, 'loss': None if s == 3 else 1.0} for s in range(1, 6)]
   events = [
@@ -174,7 +174,7 @@ def test_a_run_with_nan_and_rollbacks(tmp_path):
   assert len(line.split()) == 4 and 'nan' not in line
 
 
-def test_a_run_without_metrics(tmp_path):
+def test_report_of_a_run_without_metrics(tmp_path):
   found, _ = rendered(workdir(tmp_path / 'run'))
   assert 'svg' not in found.tags
   with pytest.raises(UserError, match='other .*config.json.*metrics.jsonl'):
@@ -188,7 +188,7 @@ def test_damaged_files_are_left_out(tmp_path):
   rendered(folder)
 
 
-def judged(count, classes, names, side=32):
+def random_predictions(count, classes, names, side=32):
   """Returns the result of `predict_examples` for random predictions."""
   rng = np.random.default_rng(0)
   labels, predicted = rng.integers(0, classes, (2, count))
@@ -205,7 +205,7 @@ def judged(count, classes, names, side=32):
   }
 
 
-def test_names_that_are_html_stay_text(tmp_path):
+def test_names_are_escaped(tmp_path):
   """Names of classes, files, metrics, flags, keys and workdirs are escaped."""
   names = [f'{EVIL}{i}' for i in range(4)]
   config = {EVIL: EVIL, 'total': EVIL}
@@ -219,18 +219,22 @@ def test_names_that_are_html_stay_text(tmp_path):
   with (folder / 'metrics.jsonl').open('a') as file:
     file.write(json.dumps({'step': 30, f'{EVIL}/accuracy': 0.5}) + '\n')
   training = [parts.picture(np.zeros((8, 8, 3), np.uint8), [EVIL])]
-  values = {'step': 20, 'training': training, 'judged': judged(50, 4, names)}
+  values = {
+    'step': 20,
+    'training': training,
+    'judged': random_predictions(50, 4, names),
+  }
   parts.write(folder, values)
   found, text = rendered(folder)
   assert text.count(EVIL) > 60
   assert '<b onclick' not in found.tags and 'b onclick=x' in text
 
 
-def test_a_thousand_classes_and_large_photographs(tmp_path):
-  """The report has tables in place of the matrix, and is not too large."""
+def test_report_of_a_thousand_classes_is_not_too_large(tmp_path):
+  """It has tables in place of the matrix."""
   names = [f'class of birds and other animals number {i}' for i in range(1000)]
   folder = trained(tmp_path / 'run', np.linspace(7, 3, 20_000).tolist())
-  value = judged(10_000, 1000, names, side=512)
+  value = random_predictions(10_000, 1000, names, side=512)
   parts.write(folder, {'step': 1, 'training': [], 'judged': value})
   (folder / 'figures').mkdir()
   (folder / 'figures' / 'rollout.png').write_bytes(b'\x89PNG' * 100_000)
@@ -241,9 +245,11 @@ def test_a_thousand_classes_and_large_photographs(tmp_path):
   assert max(len(v) for n, v in found.attributes if n == 'points') < 8000
 
 
-def test_a_page_that_would_be_too_large_has_no_pictures(tmp_path, monkeypatch):
+def test_a_report_that_would_be_too_large_has_no_pictures(
+  tmp_path, monkeypatch
+):
   folder = trained(tmp_path / 'run', [2.0])
-  value = judged(10, 3, ['a', 'b', 'c'])
+  value = random_predictions(10, 3, ['a', 'b', 'c'])
   parts.write(folder, {'step': 1, 'training': [], 'judged': value})
   assert 'Most confident mistakes' in rendered(folder)[1]
   monkeypatch.setattr(page, 'MAX_BYTES', 30_000)
@@ -259,7 +265,7 @@ def test_a_report_that_cannot_be_written_does_not_raise(tmp_path, caplog):
   checked((folder / 'report.html').read_text())
 
 
-def test_comparison_of_several_runs(tmp_path):
+def test_report_of_several_runs(tmp_path):
   """Lines have number and name; only keys that differ are listed."""
   config = {'batch_size': 8, 'seed': 0, 'model': {'depth': 3}}
   runs = [

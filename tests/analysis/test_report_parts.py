@@ -10,7 +10,7 @@ from sklearn.metrics import confusion_matrix
 from vit_jax.analysis.report import chart, parts
 
 
-def test_confusion_is_that_of_scikit_learn():
+def test_confusion_equals_scikit_learn():
   rng = np.random.default_rng(0)
   labels, predicted = rng.integers(0, 6, (2, 200))
   found = parts.confusion(labels, predicted, list('abcdef'))
@@ -54,7 +54,7 @@ def test_pictures_keep_their_colours(side, kind, error):
   assert np.abs(decoded.astype(int) - [200, 100, 20]).max() <= error
 
 
-def test_ticks_are_round():
+def test_ticks_are_round_numbers():
   assert chart.ticks(0, 1) == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1])
   assert chart.ticks(-3, 11) == [0, 5, 10]
   assert [chart.tick(v) for v in (0.001, 250, 20_000, 3_500_000)] == [

@@ -1,4 +1,4 @@
-"""Other weights of a training than its parameters: averages and teachers."""
+"""Tests of the choice of weights: averages and teachers."""
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +26,7 @@ ABOUT = dict(
 
 
 def _filled(value):
-  """Loads the same number everywhere."""
+  """Returns a loader that fills all arrays with a number."""
   return lambda abstract: jax.tree.map(
     lambda leaf: jax.device_put(
       jnp.full(leaf.shape, value, leaf.dtype), leaf.sharding
@@ -59,8 +59,8 @@ def _values(tree):
 @pytest.mark.parametrize(
   ('name', 'value'), [('params', 1.0), ('ema', 2.0), ('teacher', 3.0)]
 )
-def test_the_ones_that_are_named(name, value):
-  """By every way in: with the head of the objective, and the model alone."""
+def test_named_weights_are_loaded(name, value):
+  """With the head of the objective, and only the model."""
   source = pretrained.find('kept:PATH', name)
   mesh = sharding.make_mesh(jax.devices()[:1])
   params = source.load(source.abstract_params(mesh))
@@ -76,7 +76,7 @@ def test_the_ones_that_are_named(name, value):
     ('alone', 'teacher', 'params'),
   ],
 )
-def test_there_are_none(place, name, known):
-  """It is said at once, before anything is loaded, with what there is."""
+def test_unknown_names_of_weights_are_refused(place, name, known):
+  """The message lists the existing names before anything is loaded."""
   with pytest.raises(UserError, match=f"no weights '{name}'; it has {known}:"):
     pretrained.find(f'{place}:PATH', name)
