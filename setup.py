@@ -39,7 +39,10 @@ setuptools.setup(
   python_requires='>=3.11',
   packages=setuptools.find_packages(include=['vit_jax', 'vit_jax.*']),
   cmdclass={'build_py': Build},
-  package_data={'vit_jax': ['commit.txt']},
+  package_data={
+    'vit_jax': ['commit.txt'],
+    'vit_jax.analysis.report': ['style.css'],
+  },
   install_requires=requirements('requirements.txt'),
   extras_require={
     'tpu': ['jax[tpu]'],
