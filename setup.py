@@ -43,6 +43,7 @@ setuptools.setup(
     'vit_jax': [
       'commit.txt',
       'analysis/attention_page.html',
+      'analysis/report/style.css',
       'weights/formats/timm_table.csv',
     ]
   },

@@ -1,6 +1,7 @@
 """Tests of the pictures and the confusion matrix of an HTML report."""
 
 import base64
+from xml.etree import ElementTree
 
 import cv2
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 from sklearn.metrics import confusion_matrix
 
 from vit_jax.analysis.report import chart, parts
+from vit_jax.analysis.style import COLOURS
 
 
 def test_confusion_equals_scikit_learn():
@@ -54,21 +56,18 @@ def test_pictures_keep_their_colours(side, kind, error):
   assert np.abs(decoded.astype(int) - [200, 100, 20]).max() <= error
 
 
-def test_ticks_are_round_numbers():
-  assert chart.ticks(0, 1) == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1])
-  assert chart.ticks(-3, 11) == [0, 5, 10]
-  assert [chart.tick(v) for v in (0.001, 250, 20_000, 3_500_000)] == [
-    *('0.001', '250', '20k', '3.5M'),
-  ]
-
-
-def test_coordinates_of_points():
-  """The first point and the extreme values are at the ends of the axes."""
-  drawing = chart.lines('x', {'a': ([0, 5, 10], [1.0, 3.0, 2.0])})
-  (points,) = [p for p in drawing.split('"') if p.count(',') == 3]
-  drawn = [tuple(map(float, p.split(','))) for p in points.split()]
-  assert drawn == [(58, 214), (244, 26), (430, 120)]
+def test_a_chart_has_a_line_and_a_name_per_series():
+  """The image is a complete SVG, in which every line has its colour."""
+  drawn = chart.lines('a & b', {'x': ([0, 5], [1.0, 3.0]), 'y': ([5], [2.0])})
+  assert drawn is not None
+  assert [''.join(each.itertext()) for each in drawn] == ['a & b', '', 'xy']
+  data = drawn[1].get('src').partition('base64,')[2]
+  svg = base64.b64decode(data).decode()
+  ElementTree.fromstring(svg)
+  for colour in COLOURS[:2]:
+    assert f'stroke: {colour.lower()}' in svg
+  assert f'stroke: {COLOURS[2].lower()}' not in svg
 
 
 def test_a_series_of_nan_gives_no_chart():
-  assert chart.lines('x', {'a': ([1, 2], [float('nan')] * 2)}) == ''
+  assert chart.lines('x', {'a': ([1, 2], [float('nan')] * 2)}) is None

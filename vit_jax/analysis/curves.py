@@ -1,10 +1,10 @@
 """Training curves of a run, read from metrics.jsonl and drawn to curves.png."""
 
-import io
 import logging
 
 from etils import epath
 
+from vit_jax.analysis import plotting
 from vit_jax.files import atomic, jsonl
 
 log = logging.getLogger('vit_jax')
@@ -40,16 +40,7 @@ def read_all(workdir: epath.Path) -> tuple[Series, list[tuple[int, str]]]:
 
 
 def draw(workdir: epath.Path) -> None:
-  """Writes WORKDIR/curves.png, or nothing if Matplotlib is not installed."""
-  try:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-  except ImportError:
-    log.info(
-      'curves.png is not drawn because Matplotlib is not installed: '
-      'pip install matplotlib.'
-    )
-    return
+  """Writes WORKDIR/curves.png; an error is logged and ends no run."""
   series = read(workdir)
   accuracies = sorted(name for name in series if name.endswith('/accuracy'))
   losses = ['loss', *sorted(name for name in series if name.endswith('/loss'))]
@@ -59,21 +50,16 @@ def draw(workdir: epath.Path) -> None:
     ('accuracy', accuracies),
   ]
   panels = [(title, names) for title, names in panels if names]
-  figure = Figure(figsize=(4.5 * len(panels), 3.5), layout='constrained')
-  FigureCanvasAgg(figure)
+  figure = plotting.new_figure(4.5 * len(panels), 3.5)
   for index, (title, names) in enumerate(panels):
     axes = figure.add_subplot(1, len(panels), index + 1)
-    for name in names:
-      marker = 'o' if '/' in name else ''
-      axes.plot(*series[name], label=name, marker=marker, markersize=3)
+    for number, name in enumerate(names):
+      plotting.line(axes, series[name], number, label=name)
     axes.set_title(title)
-    axes.set_xlabel('step')
-    axes.grid(alpha=0.3)
+    plotting.describe(axes, 'step')
     if len(names) > 1:
       axes.legend(fontsize='small')
-  picture = io.BytesIO()
-  figure.savefig(picture, format='png', dpi=120)
   try:
-    atomic.write(workdir / 'curves.png', picture.getvalue())
+    atomic.write(workdir / 'curves.png', plotting.png(figure))
   except OSError as error:
     log.warning('curves.png could not be written: %s', error)

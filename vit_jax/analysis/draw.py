@@ -1,6 +1,5 @@
 """Draws the paper's figures with Matplotlib, as PNG."""
 
-import io
 import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,38 +9,11 @@ from jaxtyping import Float
 
 from vit_jax.analysis import rollout
 from vit_jax.analysis.figures import Findings
+from vit_jax.analysis.plotting import new_figure, png
 from vit_jax.analysis.style import COLOURS
-from vit_jax.errors import UserError
 
-_DPI = 110
 _HEADS = 12  # maximum number of heads drawn for a layer
 _ROWS = 4  # maximum number of images drawn
-
-
-def new_figure(width: float, height: float) -> Any:
-  """Creates a figure whose size is given in inches.
-
-  Raises:
-    UserError: Matplotlib is not installed.
-  """
-  try:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-  except ImportError as error:
-    raise UserError(
-      'figures are drawn with Matplotlib, which is not installed: '
-      'pip install matplotlib.'
-    ) from error
-  figure = Figure(figsize=(width, height), layout='constrained')
-  FigureCanvasAgg(figure)
-  return figure
-
-
-def png(figure: Any) -> bytes:
-  """Returns the figure as the bytes of a PNG file."""
-  file = io.BytesIO()
-  figure.savefig(file, format='png', dpi=_DPI)
-  return file.getvalue()
 
 
 def filters(

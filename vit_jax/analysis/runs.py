@@ -9,8 +9,7 @@ import numpy as np
 from etils import epath
 from jaxtyping import Float
 
-from vit_jax.analysis import curves, draw
-from vit_jax.analysis.style import COLOURS
+from vit_jax.analysis import curves, plotting
 from vit_jax.errors import UserError
 from vit_jax.files import jsonl
 from vit_jax.run import ledger
@@ -144,7 +143,7 @@ def compare(runs: Sequence[Run]) -> tuple[bytes, dict[str, np.ndarray]]:
       f'{", ".join(run.name for run in runs)}.'
     )
   arrays: dict[str, np.ndarray] = {}
-  figure = draw.new_figure(3.6 * len(axes_names), 2.7 * len(metrics) + 0.4)
+  figure = plotting.new_figure(3.6 * len(axes_names), 2.7 * len(metrics) + 0.4)
   grid = figure.subplots(len(metrics), len(axes_names), squeeze=False)
   for y, metric in enumerate(metrics):
     for x, axis in enumerate(axes_names):
@@ -154,30 +153,11 @@ def compare(runs: Sequence[Run]) -> tuple[bytes, dict[str, np.ndarray]]:
         points = run.over(axis, metric)
         label = f'{number + 1}: {run.name}'
         arrays[f'{label}/{metric}/{axis}'] = points
-        grid[y, x].plot(
-          *points,
-          label=label,
-          marker='o' if '/' in metric else '',
-          markersize=3,
-          color=COLOURS[number % len(COLOURS)],
-          linestyle=('-', '--', ':')[number // len(COLOURS) % 3],
-        )
-      grid[y, x].set_xlabel(AXES[axis], fontsize=8)
-      grid[y, x].set_ylabel(metric, fontsize=8)
-      grid[y, x].tick_params(labelsize=7)
+        plotting.line(grid[y, x], points, number, label)
+      plotting.describe(grid[y, x], AXES[axis], metric)
       grid[y, x].locator_params(axis='x', nbins=4)
       grid[y, x].ticklabel_format(axis='x', style='sci', scilimits=(-2, 5))
       grid[y, x].xaxis.get_offset_text().set_fontsize(7)
-      grid[y, x].grid(alpha=0.3)
-  handles = {}
-  for axes in grid.flat:
-    handles |= {h.get_label(): h for h in axes.get_lines()}
   if len(runs) > 1:
-    figure.legend(
-      list(handles.values()),
-      list(handles),
-      loc='outside upper center',
-      fontsize=8,
-      ncols=min(4, len(handles)),
-    )
-  return draw.png(figure), arrays
+    plotting.legend(figure, 'outside upper center', 4)
+  return plotting.png(figure), arrays

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from vit_jax.analysis import draw
+from vit_jax.analysis import plotting
 from vit_jax.analysis.runs import Run, is_result
 from vit_jax.analysis.style import COLOURS
 from vit_jax.errors import UserError
@@ -77,7 +77,7 @@ def compare(runs: Sequence[Run]) -> tuple[bytes, dict[str, np.ndarray]]:
     )
   columns = min(3, len(results))
   rows = -(-len(results) // columns)
-  figure = draw.new_figure(4.4 * columns, 3.2 * rows + 0.5)
+  figure = plotting.new_figure(4.4 * columns, 3.2 * rows + 0.5)
   panels = list(figure.subplots(rows, columns, squeeze=False).flat)
   names = sorted({label for found in results.values() for label in found})
   for axes, (metric, found) in zip(panels, results.items(), strict=False):
@@ -90,29 +90,17 @@ def compare(runs: Sequence[Run]) -> tuple[bytes, dict[str, np.ndarray]]:
     axes.set_xscale('log')
     axes.set_xticks(*_ticks(found))
     axes.minorticks_off()
-    axes.set_xlabel('training examples', fontsize=8)
-    axes.set_ylabel(f'{metric}, last value of each run', fontsize=8)
-    axes.tick_params(labelsize=7)
-    axes.grid(alpha=0.3)
+    result = f'{metric}, last value of each run'
+    plotting.describe(axes, 'training examples', result)
   for axes in panels[len(results) :]:
     axes.set_visible(False)
-  handles = {}
-  for axes in panels:
-    known = zip(*axes.get_legend_handles_labels(), strict=True)
-    handles |= {label: handle for handle, label in known}
-  figure.legend(
-    [handles[name] for name in names],
-    names,
-    loc='outside upper center',
-    fontsize=8,
-    ncols=min(3, len(names)),
-  )
+  plotting.legend(figure, 'outside upper center', 3)
   arrays = {
     f'{label}/{metric}': points
     for metric, found in results.items()
     for label, points in found.items()
   }
-  return draw.png(figure), arrays
+  return plotting.png(figure), arrays
 
 
 def _ticks(found: dict[str, Points]) -> tuple[list[float], list[str]]:

@@ -6,7 +6,7 @@ import numpy as np
 from etils import epath
 from jaxtyping import Float
 
-from vit_jax.analysis import draw
+from vit_jax.analysis import plotting
 from vit_jax.analysis import runs as curves
 from vit_jax.analysis.style import COLOURS
 from vit_jax.study import tables
@@ -95,7 +95,7 @@ def figure(study: Study, found: Arrays) -> bytes:
       for line in each.lines or (name,)
     )
   )
-  picture = draw.new_figure(max(6, 4.2 * len(columns)), 4.4)
+  picture = plotting.new_figure(max(6, 4.2 * len(columns)), 4.4)
   picture.suptitle(study.title, fontsize=10, wrap=True)
   panels = picture.subplots(1, len(columns), squeeze=False)[0]
   for axes, column in zip(panels, columns, strict=True):
@@ -107,24 +107,9 @@ def figure(study: Study, found: Arrays) -> bytes:
         _line(axes, found[f'{key}/paper'], number, f'{line} (paper)', True)
     if study.figure.x != 'epochs':
       _logarithmic(axes, study)
-    axes.set_xlabel(AXES[study.figure.x], fontsize=9)
-    axes.set_ylabel(f'{column} (%)', fontsize=9)
-    axes.tick_params(labelsize=8)
-    axes.grid(alpha=0.3)
-  handles = {
-    h.get_label(): h
-    for axes in panels
-    for h in axes.get_legend_handles_labels()[0]
-  }
-  if handles:
-    picture.legend(
-      list(handles.values()),
-      list(handles),
-      loc='outside lower center',
-      fontsize=8,
-      ncols=max(3, 2 * len(columns)),
-    )
-  return draw.png(picture)
+    plotting.describe(axes, AXES[study.figure.x], f'{column} (%)')
+  plotting.legend(picture, 'outside lower center', max(3, 2 * len(columns)))
+  return plotting.png(picture)
 
 
 def _logarithmic(axes: Any, study: Study) -> None:

@@ -2,11 +2,12 @@
 
 import logging
 from collections.abc import Sequence
+from xml.etree.ElementTree import Element
 
 from etils import epath
 
 from vit_jax.analysis.report import chart, html, record, sections
-from vit_jax.analysis.report.html import Html, number, tag
+from vit_jax.analysis.report.html import number, tag
 from vit_jax.analysis.report.record import Record
 from vit_jax.files import atomic
 
@@ -30,11 +31,11 @@ def _render(run: Record) -> str:
   body = [
     tag('h1', run.name),
     sections.overview(run),
-    *_headed('Curves', sections.curves(run)),
-    *_headed('Results', sections.results(run)),
-    *_headed('Configuration', sections.what_ran(run)),
-    *_headed('Time and events', sections.events(run)),
-    *_headed('Figures', sections.figures(run)),
+    _headed('Curves', sections.curves(run)),
+    _headed('Results', sections.results(run)),
+    _headed('Configuration', sections.what_ran(run)),
+    _headed('Time and events', sections.events(run)),
+    _headed('Figures', sections.figures(run)),
   ]
   if run.parts.get('training'):
     note = (
@@ -47,8 +48,8 @@ def _render(run: Record) -> str:
   return html.page(f'{run.name}: vit_jax run', *body)
 
 
-def _headed(title: str, content: Html) -> list[Html]:
-  return [tag('h2', title), content] if content else []
+def _headed(title: str, content: Element | None) -> Element | None:
+  return None if content is None else tag('div', tag('h2', title), content)
 
 
 def render_comparison(several: Sequence[Record]) -> str:
@@ -75,8 +76,8 @@ def render_comparison(several: Sequence[Record]) -> str:
     f'{len(runs)} runs: vit_jax',
     tag('h1', f'{len(runs)} runs'),
     tag('div', *charts, class_='charts'),
-    *_headed('Results', html.table(head, rows, numbers=len(runs))),
-    *_headed('Config differences', sections.config_differences(runs)),
+    _headed('Results', html.table(head, rows, numbers=len(runs))),
+    _headed('Config differences', sections.config_differences(runs)),
   )
 
 

@@ -4,9 +4,10 @@ import base64
 import json
 from collections import Counter
 from typing import Any
+from xml.etree.ElementTree import Element
 
 from vit_jax.analysis.report import chart, html, record
-from vit_jax.analysis.report.html import Html, number, tag
+from vit_jax.analysis.report.html import number, tag
 from vit_jax.analysis.report.record import Record
 from vit_jax.analysis.style import FIGURES
 from vit_jax.config.completion import flatten
@@ -27,7 +28,7 @@ TITLES = {  # titles of the charts of training metrics
 _QUIET = ('spans',)  # events that the bar of times already represents
 
 
-def overview(run: Record) -> Html:
+def overview(run: Record) -> Element:
   """Shows the progress of the run and its latest values."""
   total = run.total_steps
   progress = f'{run.step:,}' + (f' of {total:,}' if total else '')
@@ -67,10 +68,12 @@ def overview(run: Record) -> Html:
   )
 
 
-def what_ran(run: Record) -> Html:
+def what_ran(run: Record) -> Element:
   """Shows the config file, flags, code version, machine and full config."""
   about, packages = run.run, run.run.get('packages')
-  rows = [('config', record.flag(run.command, 'config') or 'unknown')]
+  rows: list[Any] = [
+    ('config', record.flag(run.command, 'config') or 'unknown')
+  ]
   for key, value in record.changes(run.command).items():
     rows.append((f'changed: {key}', value[:_FIELD]))
   rows += [('commit', about['commit'])] if about.get('commit') else []
@@ -91,10 +94,10 @@ def what_ran(run: Record) -> Html:
     rows.append(('command', tag('code', ' '.join(run.command)[:2000])))
   text = json.dumps(run.config, indent=1, ensure_ascii=False)
   folded = tag('details', tag('summary', 'full config'), tag('pre', text))
-  return html.join([html.table(('', ''), rows), folded])
+  return tag('div', html.table(('', ''), rows), folded)
 
 
-def curves(run: Record) -> Html:
+def curves(run: Record) -> Element:
   """Draws losses, other results, learning rate, speed and gradient norm."""
   series = run.series
   groups: dict[str, list[str]] = {'loss': ['loss']}
@@ -104,29 +107,28 @@ def curves(run: Record) -> Html:
       groups.setdefault(kind, []).append(name)
   groups |= {title: [name] for name, title in TITLES.items()}
   marks = [e['from'] for e in run.events if e['event'] == 'rollback']
-  drawn = [
-    chart.lines(
-      title, {n: series[n] for n in names if n in series}, marks=marks
-    )
-    for title, names in groups.items()
-  ]
-  if not any(drawn):
+  drawn = tag('div', class_='charts')
+  for title, names in groups.items():
+    shown = {name: series[name] for name in names if name in series}
+    figure = chart.lines(title, shown, marks=marks)
+    if figure is not None:
+      drawn.append(figure)
+  if not len(drawn):
     return tag('p', 'No metrics have been logged yet.', class_='soft')
-  return tag('div', *drawn, class_='charts')
+  return drawn
 
 
-def results(run: Record) -> Html:
+def results(run: Record) -> Element:
   """Shows the last, best and expected values of each evaluation."""
-  expected = Html('')
+  expected = None
   if run.expected:
     changed = len(record.changes(run.command))
     note = f' (this run changed {changed} of its keys)' if changed else ''
     text = f'Expected according to the config file{note}: '
     expected = tag('p', text, tag('b', run.expected))
   if not run.evaluations:
-    return html.join(
-      [tag('p', 'The run has not been evaluated yet.', class_='soft'), expected]
-    )
+    note = tag('p', 'The run has not been evaluated yet.', class_='soft')
+    return tag('div', note, expected)
   rows = []
   for name in run.evaluations:
     steps, values = run.series[name]
@@ -136,10 +138,10 @@ def results(run: Record) -> Html:
     best_cell = '' if kind in _NEITHER else f'{number(best)} at {at:,}'
     rows.append((name, number(values[-1]), f'{steps[-1]:,}', best_cell))
   table = html.table(('metric', 'last', 'at step', 'best'), rows, numbers=3)
-  return html.join([table, expected])
+  return tag('div', table, expected)
 
 
-def events(run: Record) -> Html:
+def events(run: Record) -> Element:
   """Shows where time was spent, and restarts, rollbacks and bad records."""
   parts = [chart.fractions(ledger.summarise(run.events).seconds)]
   if run.nulls:
@@ -166,10 +168,10 @@ def events(run: Record) -> Html:
     parts.append(tag('p', f'The last {_EVENTS} events:', class_='soft'))
   if rows:
     parts.append(html.table(('time', 'event', ''), rows))
-  return html.join(parts)
+  return tag('div', *parts)
 
 
-def figures(run: Record) -> Html:
+def figures(run: Record) -> Element | None:
   """Shows the figures, and the weights from which they were drawn."""
   drawn = []
   for name, content in run.figures.items():
@@ -178,17 +180,17 @@ def figures(run: Record) -> Html:
     image = tag('img', src=f'data:image/png;base64,{data}', alt=caption)
     drawn.append(tag('figure', image, tag('figcaption', caption)))
   if not drawn:
-    return Html('')
+    return None
   about = [f'{k}: {run.figures_of.get(k) or "unknown"}' for k in _OF]
   note = (
     f'Drawn from {"; ".join(about)}. The attention distance is a mean over all '
     'images; the other figures show the first few.'
   )
   shown = tag('div', *drawn, class_='figures')
-  return html.join([tag('p', note, class_='soft'), shown])
+  return tag('div', tag('p', note, class_='soft'), shown)
 
 
-def pictures(entries: list[dict[str, Any]]) -> Html:
+def pictures(entries: list[dict[str, Any]]) -> Element:
   """Shows images with their captions; see `parts.picture`."""
   shown = []
   for entry in entries:
@@ -200,11 +202,11 @@ def pictures(entries: list[dict[str, Any]]) -> Html:
   return tag('div', *shown, class_='pictures')
 
 
-def predictions(parts: dict[str, Any]) -> Html:
+def predictions(parts: dict[str, Any]) -> Element | None:
   """Shows predictions for evaluated examples, errors and confusions."""
   found = parts.get('judged')
   if not found:
-    return Html('')
+    return None
   examples = f'{found["count"]:,} of {found["total"]:,} examples'
   note = (
     f'{examples} of {found["source"]} at step {parts["step"]:,}: accuracy '
@@ -225,10 +227,10 @@ def predictions(parts: dict[str, Any]) -> Html:
     body.append(tag('p', 'Classes with the lowest accuracy:', class_='soft'))
     head = ('class', 'accuracy', 'examples')
     body.append(html.table(head, found['worst'], numbers=2))
-  return html.join(body)
+  return tag('div', *body)
 
 
-def config_differences(several: list[Record]) -> Html:
+def config_differences(several: list[Record]) -> Element:
   """Shows the keys in which the configs of several runs differ."""
   flat = [flatten(run.config) for run in several]
   keys = sorted(set().union(*flat))
