@@ -264,6 +264,8 @@ def test_every_example_has_its_own_mask(micro_batches):
 class Loss(objective_contract.Defaults):
   """What an objective must have besides its loss."""
 
+  sharding_rules, apart = (), ()
+
   def init(self, key, batch):
     raise NotImplementedError
 
