@@ -24,8 +24,7 @@ class Objective(Defaults):
 
   def init(self, key, batch):
     del batch
-    images = jnp.zeros((1, *self.setting.image_size, 3))
-    params = self.setting.model.init(key, images)['params']
+    params = self.setting.init_model(key)
     return params, self.start_extra(params, {})
 
   def start_extra(self, params, extra):
@@ -53,11 +52,6 @@ class Objective(Defaults):
 
     new = {'teacher': params, 'centre': carry['centre']}
     return jax.tree.map(follow, extra, new)
-
-  def predict(self, params, batch):
-    images = batch['image'] / 127.5 - 1
-    model = self.setting.model
-    return model.apply({'params': params}, images, method='predict')
 
   def weights(self, params, extra):
     return {'': params, '_teacher': extra['teacher']}

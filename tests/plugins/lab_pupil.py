@@ -1,7 +1,6 @@
 """An objective outside the package: labels, and a frozen teacher."""
 
 import jax
-import jax.numpy as jnp
 import optax
 
 from vit_jax.errors import UserError
@@ -20,11 +19,6 @@ class Objective(Defaults):
       raise UserError(f'{self.path} knows other classes.')
     return {'teacher': teacher}
 
-  def init(self, key, batch):
-    del batch
-    images = jnp.zeros((1, *self.setting.image_size, 3))
-    return self.setting.model.init(key, images)['params'], {}
-
   def loss(self, params, inputs):
     images, targets = self.setting.mix(inputs.batch, inputs.key)
     model = self.setting.model
@@ -35,9 +29,3 @@ class Objective(Defaults):
     distance = optax.softmax_cross_entropy(logits, jax.nn.softmax(taught))
     metrics = {'distance': distance.mean()}
     return (labels + distance).mean() / 2, (metrics, {})
-
-  def predict(self, params, batch):
-    images = batch['image'] / 127.5 - 1
-    return self.setting.model.apply(
-      {'params': params}, images, method='predict'
-    )

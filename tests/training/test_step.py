@@ -265,6 +265,8 @@ def test_masks_differ_between_examples(micro_batches):
 class Loss(objective_contract.Defaults):
   """An objective without a loss."""
 
+  sharding_rules, apart = (), ()
+
   def init(self, key, batch):
     raise NotImplementedError
 

@@ -3,13 +3,14 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
+import jax.numpy as jnp
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int, Key
 
 from vit_jax.data.contract import Spec
 from vit_jax.errors import UserError
 from vit_jax.models.contract import Model, Size
-from vit_jax.objectives.mixing import DeviceAugment
+from vit_jax.objectives.mixing import DeviceAugment, normalize
 
 PyTree = Any
 Batch = dict[str, Array]  # what the transforms declare in `spec`
@@ -58,6 +59,15 @@ class Setting(NamedTuple):
   mix: DeviceAugment = DeviceAugment(0)
   steps: Callable[[str], int] = lambda duration: 0
   open_frozen: Callable[[str], Frozen] | None = None
+
+  def init_model(self, key: Key[Array, '']) -> PyTree:
+    """Returns initial parameters of the model.
+
+    Args:
+      key: random key of the initialization.
+    """
+    images = jnp.zeros((1, *self.image_size, 3))
+    return self.model.init(key, images)['params']
 
 
 class Inputs(NamedTuple):
@@ -255,13 +265,21 @@ class Objective(Protocol):
 class Defaults:
   """Base class for objectives whose parameters are those of the model.
 
-  A subclass defines `init`, `loss` and `predict`.
+  A subclass sets `setting` and defines `loss`.
   """
 
-  sharding_rules: tuple[tuple[str, int], ...] = ()
-  apart: tuple[str, ...] = ()
   reconstructs: str = ''
   setting: Setting
+
+  @property
+  def sharding_rules(self) -> tuple[tuple[str, int], ...]:
+    """Rules of the model."""
+    return self.setting.model.sharding_rules
+
+  @property
+  def apart(self) -> tuple[str, ...]:
+    """Path suffixes of the model; see `models.contract.Model`."""
+    return self.setting.model.apart
 
   @property
   def num_classes(self) -> int:
@@ -280,6 +298,17 @@ class Defaults:
     """Returns no further passes."""
     del spec
     return ()
+
+  def init(self, key: Key[Array, ''], batch: Any) -> tuple[PyTree, PyTree]:
+    """Returns the model's initial parameters, and no extra state."""
+    del batch
+    return self.setting.init_model(key), {}
+
+  def predict(self, params: PyTree, batch: Batch) -> dict[str, Array]:
+    """Returns the model's features and logits for whole images, float32."""
+    variables = {'params': self.backbone(params)}
+    images = normalize(batch['image'])
+    return self.setting.model.apply(variables, images, method='predict')
 
   def update_extra(
     self, params: PyTree, extra: PyTree, carry: PyTree, step: Int[Array, '']

@@ -151,12 +151,12 @@ class Objective(AroundModel):
   def init(self, key: Key[Array, ''], batch: Any) -> tuple[PyTree, PyTree]:
     """Returns initial parameters, an equal teacher, and a centre of zeros."""
     del batch
-    model, (first, second) = self.setting.model, jax.random.split(key)
+    model_key, head_key = jax.random.split(key)
+    model = self.setting.init_model(model_key)
     images = jnp.zeros((1, *self.setting.image_size, 3))
-    params = model.init(first, images)['params']
-    features = model.apply({'params': params}, images, method='predict')
-    head = self.head.init(second, features['features'])['params']
-    params = {'model': params, 'head': head}
+    features = self._features({'model': model}, images, None)
+    head = self.head.init(head_key, features)['params']
+    params = {'model': model, 'head': head}
     return params, self.start_extra(params, {})
 
   def start_extra(self, params: PyTree, extra: PyTree) -> PyTree:

@@ -131,7 +131,7 @@ class Objective(AroundModel):
     del batch
     model_key, head_key = jax.random.split(key)
     images = jnp.zeros((1, *self.setting.image_size, 3))
-    params = self.setting.model.init(model_key, images)['params']
+    params = self.setting.init_model(model_key)
     features = jax.eval_shape(self._features, params, images)
     width = features.shape[-1]
     kernel = jax.random.normal(head_key, (width, self.num_classes))

@@ -107,16 +107,11 @@ class Objective(AroundModel):
   def init(self, key: Key[Array, ''], batch: Any) -> tuple[PyTree, PyTree]:
     """Returns initial parameters of model and decoder, and no extra state."""
     del batch
-    model, size = self.setting.model, self.setting.image_size
     model_key, decoder_key = jax.random.split(key)
-    variables = model.init(model_key, jnp.zeros((1, *size, 3)))
-
-    def tokens(order: Array) -> Array:
-      images = jnp.zeros((1, *size, 3))
-      return self._encode(variables['params'], images, order, None)
-
+    model = self.setting.init_model(model_key)
     order = jnp.arange(self.grid[0] * self.grid[1])[None]
-    shape = jax.eval_shape(tokens, order)
+    images = jnp.zeros((1, *self.setting.image_size, 3))
+    shape = jax.eval_shape(lambda: self._encode(model, images, order, key=None))
     decoder = self._decoder().init(
       decoder_key,
       jnp.zeros(shape.shape, shape.dtype),
@@ -124,8 +119,7 @@ class Objective(AroundModel):
       self.grid,
       self.num_visible,
     )
-    params = {'model': variables['params'], 'decoder': decoder['params']}
-    return params, {}
+    return {'model': model, 'decoder': decoder['params']}, {}
 
   def loss(self, params: PyTree, inputs: Inputs) -> Loss:
     """Computes the mean error over the pixels of all masked patches."""

@@ -110,17 +110,18 @@ class Objective(AroundModel):
   def init(self, key: Key[Array, ''], batch: Any) -> tuple[PyTree, PyTree]:
     """Returns initial parameters (v: N(0, .02), head: 0), no extra state."""
     del batch
-    model, size = self.setting.model, self.setting.image_size
     keys = jax.random.split(key, 3)
-    images = jnp.zeros((1, *size, 3))
-    variables = model.init(keys[0], images)
+    model = self.setting.init_model(keys[0])
+    images = jnp.zeros((1, *self.setting.image_size, 3))
     tokens = jax.eval_shape(
-      lambda: model.apply(variables, images, method='embed')
+      lambda: self.setting.model.apply(
+        {'params': model}, images, method='embed'
+      )
     )
     width = tokens.shape[-1]
     layer = head(self._outputs, tokens.dtype)
     params = {
-      'model': variables['params'],
+      'model': model,
       'mask': 0.02 * jax.random.normal(keys[1], (width,)),
       'head': layer.init(keys[2], jnp.zeros((1, 1, width)))['params'],
     }

@@ -4,13 +4,12 @@ import dataclasses
 from typing import Any
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Float
 
 from vit_jax.data.contract import Spec, require
 from vit_jax.errors import UserError, check_choice, check_range
-from vit_jax.objectives.contract import Batch, Defaults, Inputs, Loss, Setting
+from vit_jax.objectives.contract import Defaults, Inputs, Loss, Setting
 from vit_jax.objectives.losses import LOSSES, Labels
-from vit_jax.objectives.mixing import normalize
 
 PyTree = Any
 
@@ -49,16 +48,6 @@ class Objective(Defaults):
       'objective.label_smoothing', self.label_smoothing, at_least=0, below=limit
     )
 
-  @property
-  def sharding_rules(self) -> tuple[tuple[str, int], ...]:
-    """Rules of the model."""
-    return self.setting.model.sharding_rules
-
-  @property
-  def apart(self) -> tuple[str, ...]:
-    """Path suffixes of the model; see `models.contract.Model`."""
-    return self.setting.model.apart
-
   def check(self, spec: Spec) -> None:
     """Checks that batches have labels and that the model has a head."""
     require(spec, 'image', 'label', who="the objective 'supervised'")
@@ -80,12 +69,6 @@ class Objective(Defaults):
         'head: set it to the number of classes.'
       )
 
-  def init(self, key: Key[Array, ''], batch: Any) -> tuple[PyTree, PyTree]:
-    """Returns the model's initial parameters, and no extra state."""
-    del batch
-    image = jnp.zeros((1, *self.setting.image_size, 3))
-    return self.setting.model.init(key, image)['params'], {}
-
   def loss(self, params: PyTree, inputs: Inputs) -> Loss:
     """Computes the mean loss; the key drives augmentation and dropout."""
     images, targets = self.setting.mix(inputs.batch, inputs.key)
@@ -100,10 +83,3 @@ class Objective(Defaults):
       targets = (targets > 0).astype(jnp.float32)
     loss = LOSSES[self.cross_entropy]
     return loss(logits, targets, self.label_smoothing)
-
-  def predict(self, params: PyTree, batch: Batch) -> dict[str, Array]:
-    """Returns features and logits of a batch, float32, without randomness."""
-    images = normalize(batch['image'])
-    return self.setting.model.apply(
-      {'params': params}, images, method='predict'
-    )
