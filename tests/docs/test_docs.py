@@ -17,6 +17,7 @@ from benchmarks import plan_configs
 from tests import runs
 from vit_jax.config import predicted
 from vit_jax.study import contents
+from vit_jax.sweeps import grid
 
 ROOT = pathlib.Path(__file__).parents[2]
 PAGES = [ROOT / 'README.md', *sorted((ROOT / 'docs').glob('*.md'))]
@@ -73,9 +74,13 @@ def test_commands_exist(command_line, tmp_path):
       assert name in MAIN_FLAGS | {'config'}, (page, word)
     if module in ('vit_jax.evaluate', 'vit_jax.predict', 'vit_jax.features'):
       continue  # their --config.KEY flags refer to a run's config
-    if module == 'vit_jax.study':
+    if module in ('vit_jax.study', 'vit_jax.sweep'):
       (path,) = (w for w in own if w.startswith('--config='))
-      assert contents.load(path.removeprefix('--config=')).rows, (page, path)
+      path = path.removeprefix('--config=')
+      if module == 'vit_jax.study':
+        assert contents.load(path).rows, (page, path)
+      else:
+        assert grid.load(path).tasks, (page, path)
       continue
     if any(word.startswith('--config=configs') for word in own):
       config = command_line(*(w for w in own if w.startswith('--config')))

@@ -1,21 +1,21 @@
-"""Breaks the code on purpose, a line at a time: do the tests notice?
+"""Checks that tests notice faults that are inserted into the code.
 
 Usage: python tests/mutants/run.py [--jobs=N] [NAME…]
 
-Each NAME.patch beside this file is one mutant:
+Each NAME.patch next to this file is one mutant:
 
-  # What it breaks.
+  # Description of the fault.
   file: path of the file that it changes
   red: test files that must fail, each of them, separated by spaces
   --- old
-  text that stands in the file exactly once
+  text that occurs exactly once in the file
   +++ new
-  text in its place
+  text that replaces it
 
 First all named test files must pass; then each mutant is applied to a copy of
-the tree, and its test files are run there. Exit code 1 where one survives
-(pytest ends with 0) or cannot be judged (its old text is not there once, its
-tests fail without it or, with it, do not even start).
+the tree, and its test files are run there. The exit code is 1 if a mutant is
+not noticed (pytest ends with 0), or if it cannot be checked (its old text does
+not occur once, or its tests fail without it or do not start with it).
 """
 
 import argparse
@@ -35,14 +35,15 @@ from concurrent.futures import ThreadPoolExecutor
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 LEFT_OUT = shutil.ignore_patterns('.*', 'runs', '__pycache__', '*.egg-info')
-TIMEOUT_S = 600  # a mutant under which a test does not end is noticed, too
+TIMEOUT_S = 600  # a mutant with which a test does not end counts as noticed
 FAILED = 1  # pytest's exit code
-Work = Callable[[pathlib.Path], list[str]]  # in a tree; says what is wrong
+Work = Callable[[pathlib.Path], list[str]]  # copy of the tree → messages
 
 
 @dataclasses.dataclass(frozen=True)
 class Mutant:
-  """One file of this folder; see above."""
+  """One patch file of this directory; the module docstring describes its
+  format."""
 
   name: str
   file: str
@@ -60,31 +61,35 @@ class Mutant:
     return cls(path.stem, fields['file'], red, old[:-1], new[:-1])
 
   def trouble(self) -> str | None:
-    """Why it cannot be applied, if so."""
+    """Returns why the mutant cannot be applied, or None."""
     for file in (self.file, *self.red):
       if not (ROOT / file).is_file():
         return f'there is no file {file}'
     count = (ROOT / self.file).read_text().count(self.old)
-    where = f'its old text stands {count} times in {self.file}, not once'
+    where = f'its old text occurs {count} times in {self.file}, not once'
     return None if count == 1 else where
 
   def survives(self, tree: pathlib.Path) -> list[str]:
-    """Applies it to a copy of the tree for a while; says what is wrong."""
+    """Applies the mutant to a copy of the tree and runs its tests.
+
+    Returns:
+      Messages about tests that did not fail.
+    """
     path = tree / self.file
     text = path.read_text()
     path.write_text(text.replace(self.old, self.new))
     codes = {test: run_tests(tree, '-x', test) for test in self.red}
     path.write_text(text)
     return [
-      f'{self.name}: {test} ends with {code} in place of {FAILED}'
+      f'{self.name}: {test} ends with {code} instead of {FAILED}'
       for test, code in codes.items()
       if code != FAILED
     ]
 
 
 def run_tests(tree: pathlib.Path, *arguments: str) -> int:
-  """Pytest's exit code in a copy of the tree."""
-  # Bytecode is told from its source by time and size, which a mutant may keep.
+  """Returns pytest's exit code in a copy of the tree."""
+  # Bytecode is matched to its source by time and size, which a mutant may keep.
   unwritten = {'PYTHONPATH': str(tree), 'PYTHONDONTWRITEBYTECODE': '1'}
   command = [sys.executable, '-m', 'pytest', '-q', '--tb=line', *arguments]
   settings = dict(cwd=tree, timeout=TIMEOUT_S, capture_output=True, text=True)
@@ -98,12 +103,12 @@ def run_tests(tree: pathlib.Path, *arguments: str) -> int:
 
 
 def green(test: str, tree: pathlib.Path) -> list[str]:
-  """Without a mutant all has to be well, or nothing is said by a failure."""
+  """Checks that a test passes without a mutant."""
   return [f'{test} fails without a mutant'] if run_tests(tree, test) else []
 
 
 def check(name: str, work: Work, trees: queue.Queue) -> list[str]:
-  """Does one job in a copy of the tree that is free; says how it went."""
+  """Does one job in a free copy of the tree; prints whether it succeeded."""
   tree, start = trees.get(), time.monotonic()
   wrong = work(tree)
   trees.put(tree)
@@ -112,8 +117,8 @@ def check(name: str, work: Work, trees: queue.Queue) -> list[str]:
   return wrong
 
 
-def judge(mutants: list[Mutant], jobs: int) -> list[str]:
-  """What is wrong with them; so many of them at a time."""
+def check_all(mutants: list[Mutant], jobs: int) -> list[str]:
+  """Checks the mutants, a number of them at a time; returns messages."""
   tests = sorted({test for mutant in mutants for test in mutant.red})
   before = [(test, functools.partial(green, test)) for test in tests]
   broken = [(mutant.name, mutant.survives) for mutant in mutants]
@@ -131,7 +136,7 @@ def judge(mutants: list[Mutant], jobs: int) -> list[str]:
 
 
 def main() -> int:
-  """Judges the mutants named, or all; returns the exit code."""
+  """Checks the named mutants, or all; returns the exit code."""
   parser = argparse.ArgumentParser()
   parser.add_argument('names', nargs='*', metavar='NAME')
   parser.add_argument('--jobs', type=int, default=2)
@@ -141,7 +146,7 @@ def main() -> int:
     parser.error(f'no {sorted(unknown)}; there are {", ".join(there)}')
   mutants = [Mutant.read(there[name]) for name in given.names or there]
   wrong = [f'{m.name}: {m.trouble()}' for m in mutants if m.trouble()]
-  wrong = wrong or judge(mutants, given.jobs)
+  wrong = wrong or check_all(mutants, given.jobs)
   print(*wrong or [f'all {len(mutants)} mutants were noticed'], sep='\n')
   return int(bool(wrong))
 

@@ -1,4 +1,4 @@
-"""Every mutant can be applied; `bash launch/test.sh --mutants` runs them."""
+"""Tests that mutants can be applied; `launch/test.sh --mutants` runs them."""
 
 import pytest
 import run
@@ -7,6 +7,6 @@ import run
 @pytest.mark.parametrize(
   'path', sorted(run.HERE.glob('*.patch')), ids=lambda path: path.stem
 )
-def test_a_patch_fits_the_tree(path):
-  """Its old text stands once in its file, and its tests are there."""
+def test_a_patch_can_be_applied(path):
+  """Its old text occurs once in its file, and its test files exist."""
   assert run.Mutant.read(path).trouble() is None
