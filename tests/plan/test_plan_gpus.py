@@ -2,6 +2,8 @@
 
 import json
 import math
+import pathlib
+import re
 import subprocess
 import sys
 
@@ -11,8 +13,9 @@ import pytest
 from tests import runs
 from vit_jax.config import loading
 from vit_jax.errors import UserError
-from vit_jax.plan import environment, evaluate, gpus, topology
+from vit_jax.plan import environment, evaluate, gpus, hlo, topology
 from vit_jax.plan.report import summary
+from vit_jax.training.experiment import Experiment
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +58,28 @@ def test_summary_says_if_it_does_not_fit(monkeypatch):
 def test_summary_without_compiler_states_lower_bounds():
   text = summary(evaluate.plan(config(), topology.find('a100-40gb:1x8')))
   assert 'state and batch fit' in text
-  assert 'days at least' in text
+  assert 'days at least' in text and 'GPU-days' in text
+  assert gpus.EXTRA in text
+  assert 'computed by' not in text  # CPUs stand for the GPUs
+
+
+def test_the_summary_of_a_compiled_step_is_a_range():
+  """A user who pays reads a range of GPU-days, and what is left out."""
+  long = evaluate.changed(config(), total='1000000000 steps')
+  made = evaluate.plan(long, topology.find('h100:1x8'))
+  text = (pathlib.Path(__file__).parent / 'small_gpu.hlo').read_text()
+  cluster = gpus.Cluster(gpus.GPUS['h100'], 8, 16)
+  experiment = Experiment.build(long, jax.devices())
+  modelled = evaluate._modelled(experiment, hlo.parse(text), cluster)
+  result = made.result | {'least_days': None} | modelled
+  shown = summary(evaluate.Plan(made.config, result, None))
+  rows = dict(line.split(None, 1) for line in shown.splitlines() if line)
+  for name, decimals in (('step', 4), ('training', 2), ('GPU-days', 1)):
+    numbers = re.findall(rf'\d+\.\d{{{decimals}}}\b', rows[name])
+    middle, low, high = map(float, numbers)
+    assert low < middle < high
+  assert 'modelled' in shown and 'not measured' in shown
+  assert 'evaluations and checkpoints are not included' in shown
 
 
 @pytest.mark.parametrize('name', ['h100', 'h100:8', 'h100:0x8', 'h100:2x2x2'])

@@ -191,6 +191,7 @@ def _at_least(
     'fits': kept <= target.hbm_bytes,
     'peak_bytes_per_device': kept,
     'least_days': seconds * experiment.total_steps / SECONDS_PER_DAY,
+    'computed_by': None,  # the devices are CPUs in the place of GPUs
   }
 
 

@@ -49,10 +49,18 @@ class Rates(NamedTuple):
   launch_s: float
 
 
-# Assumptions, to be replaced by measurements. cuBLAS commonly reaches 60 to
-# 80 % of the peak on products as large as a ViT's. For fused attention, the
-# abstract of arXiv 2407.08608 states 35 % on an H100 (FlashAttention-2, long
-# sequences); the short sequences of a ViT do not fill the tiles.
+# Assumptions, to be replaced by measurements. Published measurements:
+#
+# product: the best shape reaches 80 % of the peak on an H100 and 86 % on an
+#   A100 (stas00/ml-engineering, "Maximum Achievable Matmul FLOPS comparison
+#   table"). A ViT's products are smaller than that shape.
+# attention: FlashAttention-2 reaches 35 % on an H100 with long sequences
+#   (abstract of arXiv 2407.08608). A ViT's are short and do not fill the tiles.
+# memory: 90 % on an A100 for arrays of at least 100 MB (calculon-ai/calculon,
+#   systems/a100_80g.json).
+# link: NCCL reaches 370 of NVLink's 450 GB/s, 82 % (NVIDIA/nccl-tests, issue
+#   212).
+# launch_s: a few microseconds, without a source.
 EXPECTED = Rates(0.70, 0.30, 0.90, 0.80, 2.0e-6)
 OPTIMISTIC = Rates(0.80, 0.45, 0.93, 0.90, 1.0e-6)
 PESSIMISTIC = Rates(0.60, 0.15, 0.80, 0.60, 4.0e-6)

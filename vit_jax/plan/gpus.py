@@ -67,12 +67,18 @@ class Cluster(NamedTuple):
   devices: int
 
 
-# NVIDIA's data sheets and architecture white papers of A100, H100 (SXM), H200,
-# B200 (HGX), L4 and GeForce RTX 4090: bfloat16 rates without sparsity, with
-# accumulation in float32. NVLink 3, 4 and 5 have 600, 900 and 1,800 GB/s in
-# both directions; L4 and RTX 4090 exchange over PCIe 4.0 x16, 64 GB/s in both
-# directions. Networks of the DGX systems: 200 Gbit/s (A100) and 400 Gbit/s for
-# each GPU; for L4 and RTX 4090 25 Gbit/s for each GPU are assumed.
+# Sources. FLOP/s are bfloat16 without sparsity, with accumulation in float32.
+#
+# A100, H100 (SXM), H200, B200 (HGX): memory bandwidth, processors, clock, L2
+#   and shared memory are those of XLA's own descriptions (openxla/xla,
+#   xla/backends/gpu/target_config/specs). FLOP/s and NVLink: NVIDIA's white
+#   papers on the architectures of A100 and H100, and its data sheet of HGX
+#   B200. NVLink 3, 4 and 5 have 600, 900 and 1,800 GB/s in both directions.
+# L4, GeForce RTX 4090: NVIDIA's white paper "Ada GPU Architecture" and its data
+#   sheet of L4. They exchange over PCIe 4.0 x16, 64 GB/s in both directions.
+# Network: NVIDIA's DGX systems have one adapter of 200 Gbit/s (A100) or 400
+#   Gbit/s (H100, B200) for each GPU. For L4 and RTX 4090, 25 Gbit/s for each
+#   GPU are assumed.
 _A100 = Gpu(
   peak_flops=312e12,
   bytes_per_s=1.555e12,
@@ -113,7 +119,7 @@ GPUS = {
   'h200': dataclasses.replace(_H100, bytes_per_s=4.8e12),
   'b200': Gpu(
     peak_flops=2250e12,
-    bytes_per_s=8.0e12,
+    bytes_per_s=7.672e12,
     link_bytes_per_s=900e9,
     network_bytes_per_s=50e9,
     capability=(10, 0),

@@ -5,6 +5,7 @@ from typing import Any
 
 from vit_jax.arrays import memory
 from vit_jax.arrays.columns import align
+from vit_jax.plan import gpu_cost, gpus
 from vit_jax.plan.evaluate import Plan
 
 SHOWN_CYCLES = 1e-3  # smallest fraction of all cycles that is shown
@@ -15,9 +16,11 @@ def summary(plan: Plan) -> str:
   """Returns the tables for a person who decides whether to train."""
   result = plan.result
   parts = [align([*_setting(result), *_memory(result)])]
-  if result['flops_per_device'] is not None:
-    parts += [align(_time(result)), _kernels(result), _exchanges(result)]
-    parts.append(_uncounted(result))
+  if result['kernels']:
+    parts += [align(_modelled(result)), _kernels(result), _exchanges(result)]
+    parts.append(_assumptions())
+  elif result['flops_per_device'] is not None:
+    parts += [align(_time(result)), _exchanges(result), _uncounted(result)]
   return '\n\n'.join(part for part in parts if part)
 
 
@@ -27,12 +30,14 @@ def _setting(result: dict[str, Any]) -> list[tuple[str, str]]:
     f'{result["batch_size"]} images: {result["images_per_device"]:g} per device'
     f' in {result["micro_batches"]} micro-batch(es), remat {result["remat"]}'
   )
-  return [
+  rows = [
     ('topology', f'{result["topology"]}, {result["devices"]} devices, {mesh}'),
     ('parameters', f'{result["parameters"]:,}'),
     ('batch', batch),
-    ('computed by', result['computed_by']),
   ]
+  if result['computed_by'] is not None:
+    rows.append(('computed by', result['computed_by']))
+  return rows
 
 
 def _memory(result: dict[str, Any]) -> list[tuple[str, str]]:
@@ -46,9 +51,12 @@ def _memory(result: dict[str, Any]) -> list[tuple[str, str]]:
   if least is not None and result['fits']:
     verdict = 'state and batch fit, temporaries are unknown'
   rows = [('memory', f'{verdict}: {size(peak)} of {size(limit)} per device')]
-  if least is not None:
-    rows.append(('time', f'{least:.1f} days at least, at the peak rate'))
   rows.append(('  of which', parts))
+  if least is not None:
+    gpu_days = least * result['devices']
+    time = f'{least:.3f} days at least, {gpu_days:.2f} GPU-days, at peak rates'
+    missing = f'not installed; it predicts memory and time: {gpus.EXTRA}'
+    rows += [('time', time), ('compiler', missing)]
   if 'largest_batch_size' in result:
     largest = result['largest_batch_size']
     rows.append(
@@ -62,7 +70,7 @@ def _memory(result: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _time(result: dict[str, Any]) -> list[tuple[str, str]]:
-  """Returns rows about time, if it is estimated by the compiler or modelled."""
+  """Returns rows about time, as far as the compiler estimates it."""
   rows = [
     ('model', f'{result["model_flops_per_image"] / 1e9:.1f} GFLOPs per image'),
     ('matrix FLOPs', f'{result["flops_per_device"] / 1e12:.3f} T per device'),
@@ -72,31 +80,67 @@ def _time(result: dict[str, Any]) -> list[tuple[str, str]]:
     unknown = 'not predicted: this compiler does not estimate it'
     return [*rows, ('time', unknown)]
   paper = result['paper_core_days']
-  step, unit, source = f'{seconds:.4f} s', 'core-days', 'paper'
-  if result['predicted_step_seconds_range'] is not None:
-    low, high = result['predicted_step_seconds_range']
-    step += f' (modelled, not measured; {low:.4f} to {high:.4f} s)'
-    unit, source = 'GPU-days', 'paper, TPUv3 core-days'
-  else:
-    added = result['uncounted_cycles'] / 1e6
-    cycles = (
-      f'{result["estimated_cycles"] / 1e6:,.1f} M estimated by the compiler'
-      f' + {added:,.1f} M for what it does not estimate'
-    )
-    rows.append(('cycles', cycles))
-  cost = f'{result["predicted_core_days"]:,.1f}'
-  if paper:
-    cost += f' ({source}: {paper:,.0f})'
+  in_paper = f' (paper: {paper:,.0f})' if paper else ''
+  added = result['uncounted_cycles'] / 1e6
+  cycles = (
+    f'{result["estimated_cycles"] / 1e6:,.1f} M estimated by the compiler'
+    f' + {added:,.1f} M for what it does not estimate'
+  )
   exposed, days = result['exposed_collective_seconds'], result['predicted_days']
   return [
     *rows,
+    ('cycles', cycles),
     ('exchanges', f'{exposed * 1e3:.1f} ms that no other work hides'),
-    ('step', step),
+    ('step', f'{seconds:.4f} s'),
     ('images/s', f'{result["predicted_images_per_second"]:,.0f}'),
     ('MFU', f'{result["predicted_mfu"]:.1%}'),
     ('training', f'{result["total_steps"]:,} steps, {days:.2f} days'),
-    (unit, cost),
+    ('core-days', f'{result["predicted_core_days"]:,.1f}{in_paper}'),
   ]
+
+
+def _modelled(result: dict[str, Any]) -> list[tuple[str, str]]:
+  """Returns rows about the time on GPUs, which is modelled."""
+  seconds = result['predicted_step_seconds']
+  days, gpu_days = result['predicted_days'], result['predicted_core_days']
+  # Limits of the range, relative to the predicted time.
+  low, high = (t / seconds for t in result['predicted_step_seconds_range'])
+  paper = result['paper_core_days']
+  in_paper = f'; paper, TPUv3 core-days: {paper:,.0f}' if paper else ''
+  exposed = result['exposed_collective_seconds']
+  return [
+    ('model', f'{result["model_flops_per_image"] / 1e9:.1f} GFLOPs per image'),
+    ('matrix FLOPs', f'{result["flops_per_device"] / 1e12:.3f} T per GPU'),
+    ('exchanges', f'{exposed * 1e3:.1f} ms that no kernel hides'),
+    (
+      'step',
+      f'{seconds:.4f} s ({seconds * low:.4f} to {seconds * high:.4f})',
+    ),
+    ('images/s', f'{result["predicted_images_per_second"]:,.0f}'),
+    ('MFU', f'{result["predicted_mfu"]:.1%}'),
+    (
+      'training',
+      f'{result["total_steps"]:,} steps, {days:.2f} days '
+      f'({days * low:.2f} to {days * high:.2f})',
+    ),
+    (
+      'GPU-days',
+      f'{gpu_days:,.1f} ({gpu_days * low:,.1f} to {gpu_days * high:,.1f}'
+      f'{in_paper})',
+    ),
+  ]
+
+
+def _assumptions() -> str:
+  """Returns how the time on GPUs is modelled, and which time is missing."""
+  rates = gpu_cost.EXPECTED
+  return (
+    'All times are modelled from the compiled program, not measured: products '
+    f'at {rates.product:.0%} of the\npeak FLOP/s, attention at '
+    f'{rates.attention:.0%}, other kernels at {rates.memory:.0%} of the memory '
+    f'bandwidth, exchanges at\n{rates.link:.0%} of the link rates. Input, '
+    'evaluations and checkpoints are not included.'
+  )
 
 
 def _kernels(result: dict[str, Any]) -> str:
