@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from vit_jax.checkpoint.failures import Verdict, judge
+from vit_jax.checkpoint.failures import Outcome, classify
 from vit_jax.checkpoint.items import CorruptError
 from vit_jax.errors import UserError
 
@@ -13,21 +13,21 @@ OPENING = 'Error reading "a/0": Failed to open: "/f"'
 # Messages of TensorStore 0.1.86.
 TENSORSTORE = {
   f"UNKNOWN: {OPENING}: Input/output error [os_error_code='5']": (
-    Verdict.UNREADABLE
+    Outcome.UNREADABLE
   ),
   f"RESOURCE_EXHAUSTED: {OPENING}: Too many open files [os_error_code='24']": (
-    Verdict.UNREADABLE
+    Outcome.UNREADABLE
   ),
   f"PERMISSION_DENIED: {OPENING}: Permission denied [os_error_code='13']": (
-    Verdict.DENIED
+    Outcome.DENIED
   ),
-  'UNAVAILABLE: Error reading "gs://b/f": HTTP 503': Verdict.UNREADABLE,
-  'UNAUTHENTICATED: Error reading "gs://b/f": HTTP 401': Verdict.DENIED,
+  'UNAVAILABLE: Error reading "gs://b/f": HTTP 503': Outcome.UNREADABLE,
+  'UNAUTHENTICATED: Error reading "gs://b/f": HTTP 401': Outcome.DENIED,
   'DATA_LOSS: Error decoding: CRC-32C checksum verification failed': (
-    Verdict.DAMAGED
+    Outcome.DAMAGED
   ),
-  'OUT_OF_RANGE: Requested byte range [0, 9) is not valid': Verdict.DAMAGED,
-  'FAILED_PRECONDITION: Truncated Zstd-compressed stream': Verdict.DAMAGED,
+  'OUT_OF_RANGE: Requested byte range [0, 9) is not valid': Outcome.DAMAGED,
+  'FAILED_PRECONDITION: Truncated Zstd-compressed stream': Outcome.DAMAGED,
 }
 
 
@@ -37,7 +37,7 @@ def test_errors_of_tensorstore(text):
   try:
     raise Exception('Encountered error while reading') from ValueError(text)
   except Exception as error:
-    assert judge(error) is TENSORSTORE[text]
+    assert classify(error) is TENSORSTORE[text]
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_errors_of_tensorstore(text):
 )
 def test_os_errors_that_may_pass(number):
   """They are temporary storage errors."""
-  assert judge(OSError(number, 'text')) is Verdict.UNREADABLE
+  assert classify(OSError(number, 'text')) is Outcome.UNREADABLE
 
 
 def test_other_errors():
@@ -54,15 +54,15 @@ def test_other_errors():
   class HttpError(Exception):  # as raised by clients of object stores
     pass
 
-  for error, verdict in (
-    (CorruptError('sum'), Verdict.DAMAGED),
-    (FileNotFoundError('no number'), Verdict.DAMAGED),
-    (IsADirectoryError(errno.EISDIR, 'text'), Verdict.DAMAGED),
-    (json.JSONDecodeError('text', '{', 1), Verdict.DAMAGED),
-    (KeyError('params'), Verdict.DAMAGED),
-    (PermissionError(errno.EACCES, 'text'), Verdict.DENIED),
-    (UserError('another model'), Verdict.REFUSED),
-    (MemoryError(), Verdict.UNREADABLE),
-    (HttpError('503'), Verdict.UNREADABLE),
+  for error, outcome in (
+    (CorruptError('sum'), Outcome.DAMAGED),
+    (FileNotFoundError('no number'), Outcome.DAMAGED),
+    (IsADirectoryError(errno.EISDIR, 'text'), Outcome.DAMAGED),
+    (json.JSONDecodeError('text', '{', 1), Outcome.DAMAGED),
+    (KeyError('params'), Outcome.DAMAGED),
+    (PermissionError(errno.EACCES, 'text'), Outcome.DENIED),
+    (UserError('another model'), Outcome.REFUSED),
+    (MemoryError(), Outcome.UNREADABLE),
+    (HttpError('503'), Outcome.UNREADABLE),
   ):
-    assert judge(error) is verdict, error
+    assert classify(error) is outcome, error

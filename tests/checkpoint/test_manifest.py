@@ -32,10 +32,10 @@ def test_any_flipped_bit_is_detected(tmp_path, name):
   """This holds for the manifest, class names and metrics."""
   step = epath.Path(tmp_path)
   sums = {'about': manifest.json_checksum(ABOUT)}
-  whose = {'step': 120, 'run': 'a' * 32, 'seed': 0}
+  origin = {'step': 120, 'run': 'a' * 32, 'seed': 0}
   content, read = {
     'manifest': (
-      manifest.sealed({'leaves': LEAVES, 'sums': sums, **whose}),
+      manifest.with_checksum({'leaves': LEAVES, 'sums': sums, **origin}),
       lambda: manifest.read(step),
     ),
     'about': (
@@ -80,13 +80,13 @@ def test_a_step_with_a_damaged_item_is_not_used(tmp_path, item):
 def test_a_history_that_changes_during_a_save(tmp_path, monkeypatch):
   """The step is not damaged by it."""
   history = {'interval': {'count': 1}}
-  make_room = Checkpointer._make_room
+  prepare = Checkpointer._prepare
 
-  def change_and_make_room(self, step):
+  def change_and_prepare(self, step):
     history['interval']['count'] = 2  # after the checksum, before the writing
-    make_room(self, step)
+    prepare(self, step)
 
-  monkeypatch.setattr(Checkpointer, '_make_room', change_and_make_room)
+  monkeypatch.setattr(Checkpointer, '_prepare', change_and_prepare)
   with contextlib.closing(Checkpointer(tmp_path, ABOUT)) as checkpoints:
     assert checkpoints.save(1, state(1), {}, history)
   step = epath.Path(tmp_path) / '1'
@@ -108,5 +108,5 @@ def test_steps_of_format_2_are_supported(tmp_path):
   content = json.loads((tmp_path / '2/manifest/metadata').read_text())
   content['params/head/bias'][2] ^= 1
   (tmp_path / '2/manifest/metadata').write_text(json.dumps(content))
-  with pytest.raises(UserError, match='whole: it holds 2.bad'):
+  with pytest.raises(UserError, match='2.bad'):
     restore(tmp_path)

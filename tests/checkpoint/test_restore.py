@@ -72,7 +72,7 @@ def test_a_temporary_error_is_retried(
   'number, error, message',
   [
     (errno.EIO, StorageError, 'cannot be read, tried 6 times'),
-    (errno.EACCES, UserError, 'may not be read'),
+    (errno.EACCES, UserError, 'permission'),
   ],
 )
 def test_a_lasting_error_stops_the_run(
@@ -80,8 +80,9 @@ def test_a_lasting_error_stops_the_run(
 ):
   """An older step would repeat hours of training that are not lost."""
   _failing(monkeypatch, number)
-  with pytest.raises(error, match=f'{saved / "2"} {message}.*Nothing was ren'):
+  with pytest.raises(error, match=f'{message}.*Nothing was ren') as raised:
     restore(saved)
+  assert str(saved / '2') in str(raised.value)
   assert _left(saved) == ['1', '2', 'run_id.json']
 
 
@@ -132,7 +133,7 @@ def test_a_renamed_step_is_refused(saved, move, old):
   if old:
     make_old(saved / '2')
   move(str(saved / '2'), str(saved / '5'))
-  with pytest.raises(UserError, match=f'{saved / "5"} holds step 2, not 5'):
+  with pytest.raises(UserError, match=f'{saved / "5"} contains step 2, not 5'):
     restore(saved)
   assert (saved / '5').is_dir()
   shutil.rmtree(saved / '2', ignore_errors=True)

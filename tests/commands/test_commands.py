@@ -107,7 +107,7 @@ def test_messages_of_wrong_paths(tmp_path, trained):
     (('finetune', *tune), 'init_from=PATH is missing'),
     (
       ('finetune', *tune, f'--config.init_from={tmp_path}/empty'),
-      'holds no checkpoint',
+      'contains no checkpoint',
     ),
     (('finetune', *tune, '--config.init_from=nowhere.npz'), 'does not exist'),
     (

@@ -178,7 +178,7 @@ def test_missing_devices_are_a_user_error(
   """That is so only if JAX_PLATFORMS names them and they are what failed."""
   monkeypatch.setattr(backends, '_DEVICES', {'tpu': ('no_such_device*',)})
   monkeypatch.setenv('JAX_PLATFORMS', platforms)
-  assert (backends.absent(error) is not None) == expected
+  assert (backends.user_error(error) is not None) == expected
 
 
 def test_devices_in_use_are_a_crash(monkeypatch):
@@ -186,7 +186,7 @@ def test_devices_in_use_are_a_crash(monkeypatch):
   monkeypatch.setattr(backends, '_DEVICES', {'tpu': ('null',)})
   monkeypatch.setenv('JAX_PLATFORMS', 'tpu,cpu')
   error = RuntimeError("Unable to initialize backend 'tpu': in use")
-  assert backends.absent(error) is None
+  assert backends.user_error(error) is None
 
 
 @pytest.mark.parametrize('name', ['train', 'plan.main', 'evaluate'])

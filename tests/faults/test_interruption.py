@@ -91,9 +91,9 @@ def test_a_forked_worker_ends_at_a_signal():
   """It does not report its signals to the process it was forked from."""
   code = """
 import os, signal, sys, time
-from vit_jax.processes.interruption import HERE
-HERE.install()
-HERE.react = lambda number: os._exit(99)
+from vit_jax.processes.interruption import HANDLER
+HANDLER.install()
+HANDLER.react = lambda number: os._exit(99)
 ready, say = os.pipe()
 child = os.fork()
 if not child:

@@ -128,10 +128,10 @@ def test_a_stuck_process_without_threads_still_ends(tmp_path, monkeypatch):
   )
   watchdog.close()
   leave, start = mock.Mock(), mock.Mock(side_effect=RuntimeError('no thread'))
-  monkeypatch.setattr(watchdog_lib.peers, 'leave', leave)
+  monkeypatch.setattr(watchdog_lib.peers, 'exit_now', leave)
   monkeypatch.setattr(watchdog_lib.faulthandler, 'dump_traceback', mock.Mock())
   monkeypatch.setattr(watchdog_lib.threading.Thread, 'start', start)
-  watchdog._give_up()
+  watchdog._end_process()
   leave.assert_called_once_with(EXIT_STUCK)
 
 

@@ -66,7 +66,7 @@ def test_a_preempted_run_that_cannot_save_does_not_exit_42(tmp_path, hindrance):
   assert 'could not be saved' in err and 'Traceback' not in err
   last = err.strip().splitlines()[-1]
   assert last.startswith('storage failed: step ')
-  assert f'{checkpoints} holds no step' in last
+  assert f'{checkpoints} contains no step' in last
   step = last.split()[3]
   assert f'SAVING STEP {step} FAILED (2 failure(s) so far)' in err
   assert 'preempted: ' not in err
@@ -86,7 +86,7 @@ def test_a_finished_run_that_cannot_save_does_not_exit_0(tmp_path):
     _, err = runs.finish(runs.start(again), code=1)
   last = err.strip().splitlines()[-1]
   assert last.startswith('storage failed: step 12 could not be saved; ')
-  assert f'the newest step that is saved is {folder / "4"}' in last
+  assert f'the newest saved step is {folder / "4"}' in last
   assert 'SAVING STEP 8 FAILED' in err and 'SAVING STEP 12 FAILED' in err
   assert 'Traceback' not in err
   runs.run(again)

@@ -14,7 +14,7 @@ from vit_jax.cli import entry, process
 
 KIND, PROCESS = sys.argv[1], int(sys.argv[2])
 read_arrays = items.read_arrays
-make_room = steps.make_room
+check_writable = steps.check_writable
 calls = []
 
 
@@ -34,11 +34,11 @@ def read(path, abstract):
 def no_room(root, step):
   if KIND == 'full' and step == 12:
     raise OSError(errno.ENOSPC, 'injected')
-  make_room(root, step)
+  check_writable(root, step)
 
 
 if __name__ == '__main__':
   items.read_arrays = read
-  steps.make_room = no_room
+  steps.check_writable = no_room
   del sys.argv[1:3]
   process.run(train.main, entry.define_flags)

@@ -22,7 +22,7 @@ print('libtpu.so' in open('/proc/self/maps').read())
 without_tpu = pytest.mark.skipif(
   importlib.util.find_spec('libtpu') is None
   or backends._has_devices('tpu')
-  or backends._has_googles(),
+  or backends._has_google_device(),
   reason='libtpu is not installed, or there is a TPU',
 )
 
@@ -47,7 +47,7 @@ def test_a_hidden_libtpu_is_not_loaded(hidden):
 @pytest.mark.parametrize('there', ['platforms', 'device', 'bus', None])
 def test_libtpu_is_hidden_only_without_a_tpu(there, monkeypatch):
   """A TPU is detected by its device, on the bus, or by JAX_PLATFORMS."""
-  monkeypatch.setattr(backends, '_has_googles', lambda: there == 'bus')
+  monkeypatch.setattr(backends, '_has_google_device', lambda: there == 'bus')
   devices = ('null',) if there == 'device' else ('no_such_device*',)
   monkeypatch.setattr(backends, '_DEVICES', {'tpu': devices})
   monkeypatch.setenv('JAX_PLATFORMS', 'tpu,cpu' if there == 'platforms' else '')

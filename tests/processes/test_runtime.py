@@ -38,9 +38,9 @@ def test_compilation_cache(monkeypatch, cache_dir, backend, given, expected):
 @pytest.mark.parametrize(
   'flags, words',
   [
-    ((None, 2, None), 'without --coordinator_address'),
-    ((None, 2, 1), 'without --coordinator_address'),
-    ((None, None, 1), 'without --coordinator_address'),
+    ((None, 2, None), '--coordinator_address'),
+    ((None, 2, 1), '--coordinator_address'),
+    ((None, None, 1), '--coordinator_address'),
     (('host:1', 0, 0), '--num_processes is 0; it must be at least 1'),
     (
       ('host:1', 2, 2),

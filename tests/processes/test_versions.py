@@ -59,5 +59,5 @@ def test_commit_and_versions_that_are_unknown(tmp_path, monkeypatch):
   """An installed package has no commit, and a missing one has no version."""
   monkeypatch.setattr(versions, '_ROOT', tmp_path)
   assert versions.commit() is None
-  assert versions.of_package('no-such-package') is None
-  assert versions.of_package('jax')
+  assert versions.package_version('no-such-package') is None
+  assert versions.package_version('jax')

@@ -20,7 +20,7 @@ def config_of(**tracker):
 def opened(folder, config, active=True):
   settings = metrics.Log(**config.log.to_dict())
   run = tracking.Run.of(epath.Path(folder), flatten(config))
-  return metrics.opened(settings, run, active)
+  return metrics.open_writer(settings, run, active)
 
 
 @pytest.fixture

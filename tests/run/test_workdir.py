@@ -84,7 +84,7 @@ def test_a_longer_total_is_refused(tmp_path):
     workdir.check(str(tmp_path), longer, allow_changes=False)
   for words in (
     '--allow_config_change',
-    'rate follows from the total',
+    'learning rate',
   ):
     assert words in str(error.value)
   workdir.check(str(tmp_path), longer, allow_changes=True)

@@ -333,7 +333,7 @@ def test_a_signal_at_the_end_of_a_run_stops_the_sweep(tmp_path, monkeypatch):
     def wait(self):
       finish(self.run, 0.5)
       if len(started) == 2:
-        interruption.HERE.react(signal.SIGTERM)
+        interruption.HANDLER.react(signal.SIGTERM)
       return 0
 
     def send_signal(self, number):

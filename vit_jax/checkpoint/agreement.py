@@ -1,8 +1,9 @@
-"""Agreement between the processes of a run about a directory.
+"""Makes all processes of a run succeed or fail together when they read files.
 
-Each process reads the directory by itself. An error on only one of them must
-not leave the others waiting, so the processes exchange how it went, and either
-all of them go on or none. All processes make every call, in the same order.
+Each process reads its files by itself. If only one of them failed, the others
+would wait for it in the next collective. So the processes exchange whether they
+succeeded, and if one of them failed, all raise an error. All processes must
+make the same calls, in the same order.
 """
 
 import logging
@@ -14,7 +15,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from vit_jax.checkpoint import items
-from vit_jax.checkpoint.failures import PAUSES_S, Verdict, judge
+from vit_jax.checkpoint.failures import PAUSES_S, Outcome, classify
 from vit_jax.checkpoint.items import CorruptError
 from vit_jax.errors import StorageError, UserError
 
@@ -22,40 +23,53 @@ log = logging.getLogger('vit_jax')
 Sleep = Callable[[float], None]
 
 
-def everyone(value: int) -> list[int]:
+def gather(value: int) -> list[int]:
   """Gathers an integer below 2^31 from each process, by process index."""
   if jax.process_count() == 1:
     return [int(value)]
   return multihost_utils.process_allgather(np.int32(value)).tolist()
 
 
-def anyone(value: bool) -> bool:
+def on_any(value: bool) -> bool:
   """Returns whether the value is true on any process."""
-  return any(everyone(int(value)))
+  return any(gather(int(value)))
 
 
 def from_main(value: int) -> int:
   """Returns the value of the main process."""
-  return everyone(value)[0]
+  return gather(value)[0]
 
 
 class FailedError(Exception):
-  """At least one process could not do what all of them tried.
+  """A call failed on at least one process.
 
   Attributes:
-    verdict: the worst verdict of all processes.
-    own: the error of this process; None if it succeeded.
+    outcome: the worst outcome of all processes.
+    local_error: error of this process; None if it succeeded.
   """
 
-  def __init__(self, verdict: Verdict, own: Exception | None, where: list[int]):
-    if own is None:
-      text = f'process {", ".join(map(str, where))} failed; its log says why'
-    elif isinstance(own, CorruptError | UserError):
-      text = str(own)
+  def __init__(
+    self,
+    outcome: Outcome,
+    local_error: Exception | None,
+    processes: list[int],
+  ):
+    """Describes the failure.
+
+    Args:
+      outcome: the worst outcome of all processes.
+      local_error: error of this process; None if it succeeded.
+      processes: indices of the processes with the worst outcome.
+    """
+    if local_error is None:
+      failed = ', '.join(map(str, processes))
+      text = f'process {failed} failed; the cause is in its log'
+    elif isinstance(local_error, CorruptError | UserError):
+      text = str(local_error)
     else:
-      text = items.root_cause(own)
+      text = items.root_cause(local_error)
     super().__init__(text.rstrip('.'))
-    self.verdict, self.own = verdict, own
+    self.outcome, self.local_error = outcome, local_error
 
 
 def on_main(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -66,16 +80,16 @@ def on_main(function: Callable[..., Any], *arguments: Any) -> Any:
     *arguments: its arguments.
 
   Returns:
-    What the function returns; None on other processes.
+    The result of the function; None on other processes.
 
   Raises:
     FailedError: on all processes, if the function raises.
   """
   is_main = jax.process_index() == 0
-  return together(lambda: function(*arguments) if is_main else None)
+  return on_all(lambda: function(*arguments) if is_main else None)
 
 
-def together(function: Callable[..., Any], *arguments: Any) -> Any:
+def on_all(function: Callable[..., Any], *arguments: Any) -> Any:
   """Calls a function on every process; either all succeed or all raise.
 
   Args:
@@ -83,42 +97,44 @@ def together(function: Callable[..., Any], *arguments: Any) -> Any:
     *arguments: its arguments.
 
   Returns:
-    What the function returns on this process.
+    The result of the function on this process.
 
   Raises:
     FailedError: on all processes, if the function raises on any of them.
   """
-  value, own = None, None
+  value, local_error = None, None
   try:
     value = function(*arguments)
   except jax.errors.JaxRuntimeError:
-    raise  # from the devices or a lost peer: says nothing about the step
-  except Exception as error:  # noqa: BLE001 (damage raises anything)
-    own = error
-  verdicts = everyone(Verdict.WHOLE if own is None else judge(own))
-  worst = Verdict(max(verdicts))
-  if worst is not Verdict.WHOLE:
-    where = [i for i, verdict in enumerate(verdicts) if verdict == worst]
-    raise FailedError(worst, own, where)
+    raise  # an error of the devices or a lost peer, not of the files
+  except Exception as error:  # noqa: BLE001 (damaged files raise any type)
+    local_error = error
+  local = Outcome.INTACT if local_error is None else classify(local_error)
+  outcomes = gather(local)
+  worst = Outcome(max(outcomes))
+  if worst is not Outcome.INTACT:
+    processes = [i for i, outcome in enumerate(outcomes) if outcome == worst]
+    raise FailedError(worst, local_error, processes)
   return value
 
 
-def with_retries(attempt: Callable[[], Any], what: str, sleep: Sleep) -> Any:
-  """Tries to read something, again after failures that may pass.
+def with_retries(attempt: Callable[[], Any], subject: str, sleep: Sleep) -> Any:
+  """Calls a function that reads files, again after failures that may pass.
 
   Args:
-    attempt: function that reads; raises FailedError on all processes.
-    what: name of what is read, for messages.
+    attempt: function to call; it raises FailedError on all processes.
+    subject: name of the files, for messages.
     sleep: function that waits for some seconds.
 
   Returns:
-    What the attempt returns.
+    The result of the function.
 
   Raises:
-    CorruptError: it was damaged in two attempts. (Some file systems return
-      damaged data once, while a cache is stale.)
-    UserError: it does not belong to this run, or may not be read.
-    StorageError: it cannot be read, however often this is tried.
+    CorruptError: the files were damaged in two attempts. (Some file systems
+      return damaged data once, while a cache is stale.)
+    UserError: the files do not belong to this run, or there is no permission to
+      read them.
+    StorageError: the files cannot be read, even after retries.
   """
   damaged = 0
   for pause_s in (*PAUSES_S, None):
@@ -126,23 +142,24 @@ def with_retries(attempt: Callable[[], Any], what: str, sleep: Sleep) -> Any:
       return attempt()
     except FailedError as error:
       failure = error
-    if failure.verdict is Verdict.REFUSED:
-      if isinstance(failure.own, UserError):
-        raise failure.own
-      raise UserError(f'{what} cannot be used: {failure}.')
-    damaged += failure.verdict is Verdict.DAMAGED
+    if failure.outcome is Outcome.REFUSED:
+      if isinstance(failure.local_error, UserError):
+        raise failure.local_error
+      raise UserError(f'{subject} cannot be used: {failure}.')
+    damaged += failure.outcome is Outcome.DAMAGED
     if damaged == 2:
       raise CorruptError(str(failure)) from failure
     if pause_s is not None:
-      log.warning('%s: %s. Trying again in %g s.', what, failure, pause_s)
+      log.warning('%s: %s. Trying again in %g s.', subject, failure, pause_s)
       sleep(pause_s)
-  if failure.verdict is Verdict.DENIED:
+  if failure.outcome is Outcome.DENIED:
     raise UserError(
-      f'{what} may not be read: {failure}. Nothing was renamed. Give this '
-      'user permission to read and write it, and start again.'
+      f'there is no permission to read {subject}: {failure}. Nothing was '
+      'renamed. Give this user permission to read and write it, and start '
+      'again.'
     )
   raise StorageError(
-    f'{what} cannot be read, tried {len(PAUSES_S) + 1} times: {failure}. '
-    'Nothing was renamed. Start again when the storage answers; or, to go on '
+    f'{subject} cannot be read, tried {len(PAUSES_S) + 1} times: {failure}. '
+    'Nothing was renamed. Start again when the storage responds; or, to resume '
     'from an older step, rename this one to <step>.bad yourself.'
   )

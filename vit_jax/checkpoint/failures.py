@@ -11,7 +11,7 @@ from vit_jax.files.outages import PAUSES_S as PAUSES_S
 
 _DAMAGE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EINVAL}
 _DENIED = {errno.EACCES, errno.EPERM}
-# TensorStore raises ValueError for everything, with a status before the text.
+# TensorStore raises ValueError for all errors; the text begins with a status.
 _STATUS = re.compile(r'([A-Z]+(?:_[A-Z]+)*): ')
 _OS_ERROR = re.compile(r"os_error_code='(\d+)'")
 _DAMAGE_STATUS = {
@@ -25,41 +25,42 @@ _DAMAGE_STATUS = {
 _DENIED_STATUS = {'PERMISSION_DENIED', 'UNAUTHENTICATED'}
 
 
-class Verdict(enum.IntEnum):
-  """What an error says about a step; the highest of all processes counts."""
+class Outcome(enum.IntEnum):
+  """Outcome of reading a step; the highest of all processes counts."""
 
-  WHOLE = 0
-  DAMAGED = 1  # it was read, but is not what was written
-  UNREADABLE = 2  # the storage failed, perhaps for a moment
-  DENIED = 3  # it may not be read
-  REFUSED = 4  # it is intact, but this run cannot go on from it
+  INTACT = 0
+  DAMAGED = 1  # the content differs from what was written
+  UNREADABLE = 2  # the storage failed, perhaps only temporarily
+  DENIED = 3  # there is no permission to read the step
+  REFUSED = 4  # the step is intact, but this run cannot resume from it
 
 
-def judge(error: Exception) -> Verdict:
-  """Returns what an exception from reading a step says about the step."""
+def classify(error: Exception) -> Outcome:
+  """Returns the outcome of reading a step that raised an exception."""
   if isinstance(error, UserError):
-    return Verdict.REFUSED
+    return Outcome.REFUSED
   root: BaseException = error
   while root.__cause__ is not None and not isinstance(root, CorruptError):
     root = root.__cause__
   if isinstance(root, CorruptError):
-    return Verdict.DAMAGED
+    return Outcome.DAMAGED
   if isinstance(root, FileNotFoundError | NotADirectoryError):
-    return Verdict.DAMAGED  # Orbax raises some of these without an errno
+    return Outcome.DAMAGED  # Orbax raises some of these without an errno
   if isinstance(root, OSError):
     return _by_number(root.errno)
   by_status = _by_status(str(root))
   if by_status is not None:
     return by_status
-  # Parsers of damaged files raise Python's own errors. Clients of object stores
-  # define their own, which mean an outage.
-  own = getattr(builtins, type(root).__name__, None) is type(root)
-  parses = own or isinstance(root, ValueError)
-  is_memory = isinstance(root, MemoryError)
-  return Verdict.DAMAGED if parses and not is_memory else Verdict.UNREADABLE
+  # Parsers of damaged files raise built-in exceptions. Clients of object stores
+  # define their own exceptions, which mean an outage.
+  is_builtin = getattr(builtins, type(root).__name__, None) is type(root)
+  is_parsing = is_builtin or isinstance(root, ValueError)
+  if is_parsing and not isinstance(root, MemoryError):
+    return Outcome.DAMAGED
+  return Outcome.UNREADABLE
 
 
-def _by_status(text: str) -> Verdict | None:
+def _by_status(text: str) -> Outcome | None:
   """Classifies the text of a TensorStore error; None if it is not one."""
   number, status = _OS_ERROR.search(text), _STATUS.match(text)
   if number is not None:
@@ -67,13 +68,13 @@ def _by_status(text: str) -> Verdict | None:
   if status is None:
     return None
   if status[1] in _DAMAGE_STATUS:
-    return Verdict.DAMAGED
+    return Outcome.DAMAGED
   denied = status[1] in _DENIED_STATUS
-  return Verdict.DENIED if denied else Verdict.UNREADABLE
+  return Outcome.DENIED if denied else Outcome.UNREADABLE
 
 
-def _by_number(number: int | None) -> Verdict:
+def _by_number(number: int | None) -> Outcome:
   """Classifies an errno."""
   if number in _DENIED:
-    return Verdict.DENIED
-  return Verdict.DAMAGED if number in _DAMAGE else Verdict.UNREADABLE
+    return Outcome.DENIED
+  return Outcome.DAMAGED if number in _DAMAGE else Outcome.UNREADABLE

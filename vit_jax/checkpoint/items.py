@@ -1,4 +1,4 @@
-"""The items of a step directory: splitting a state, reading, comparing."""
+"""Splits a state into the items of a step directory, and reads the items."""
 
 import contextlib
 import json
@@ -12,15 +12,16 @@ from vit_jax.arrays import tree
 from vit_jax.errors import UserError
 
 PyTree = Any
-# Version of a step directory; changes whenever old readers would fail.
+# Version of a step directory; it changes whenever old readers would fail.
 FORMAT = 3
 READABLE = (2, 3)
 NAMES = ('params', 'average', 'extra', 'training', 'about', 'manifest')
-_SEPARATE = ('params', 'average', 'extra')  # evaluations read only these
+# Items that an evaluation reads without reading the others.
+_SEPARATE = ('params', 'average', 'extra')
 
 
 class CorruptError(Exception):
-  """A step directory does not hold what was written."""
+  """The content of a step directory differs from what was written."""
 
 
 def split(state: PyTree) -> dict[str, dict[str, Any]]:
@@ -30,19 +31,19 @@ def split(state: PyTree) -> dict[str, dict[str, Any]]:
   return items | {'training': nested}
 
 
-def join(items: dict[str, Any], like: PyTree) -> PyTree:
+def join(items: dict[str, Any], target: PyTree) -> PyTree:
   """Inverts `split`.
 
   Args:
     items: nested dicts of leaves by the name of the item.
-    like: tree with the structure of the result.
+    target: tree with the structure of the result.
   """
   flat: dict[str, Any] = {}
   for name, item in items.items():
     prefix = '' if name == 'training' else f'{name}/'
     flat |= {prefix + path: leaf for path, leaf in tree.flatten(item).items()}
-  leaves = [flat[path] for path in tree.flatten(like)]
-  return jax.tree.unflatten(jax.tree.structure(like), leaves)
+  leaves = [flat[path] for path in tree.flatten(target)]
+  return jax.tree.unflatten(jax.tree.structure(target), leaves)
 
 
 def read_json(path: epath.Path, filename: str = 'metadata') -> dict[str, Any]:
@@ -53,8 +54,8 @@ def read_json(path: epath.Path, filename: str = 'metadata') -> dict[str, Any]:
     filename: name of its file.
 
   Raises:
-    CorruptError: it is missing, or does not hold a JSON object.
-    OSError: it cannot be read.
+    CorruptError: the item is missing, or is not a JSON object.
+    OSError: the file cannot be read.
   """
   try:
     content = json.loads((path / filename).read_text())
@@ -72,14 +73,14 @@ def read_json(path: epath.Path, filename: str = 'metadata') -> dict[str, Any]:
 def read_arrays(path: epath.Path, abstract: PyTree) -> PyTree:
   """Reads an item of arrays, without waiting for other processes.
 
-  Each process reads what its own devices hold.
+  Each process reads the shards of its devices.
 
   Args:
     path: directory of the item.
-    abstract: shapes, dtypes and shardings of its arrays.
+    abstract: shapes, dtypes and shardings of the arrays.
 
   Raises:
-    Exception: it is damaged; the type depends on the damage.
+    Exception: the item is damaged; the type depends on the damage.
   """
   with contextlib.closing(ocp.StandardCheckpointHandler()) as handler:
     return handler.restore(path, args=ocp.args.StandardRestore(abstract))
@@ -104,8 +105,8 @@ def check_shapes(
     expected: shapes of the model's leaves, by path.
 
   Raises:
-    UserError: they differ; names up to five missing, unknown or different
-      leaves.
+    UserError: the shapes differ. The message names up to five missing, unknown
+      or different leaves.
   """
   differing = [
     f'{key}: file {actual.get(key, "none")}, model {expected.get(key, "none")}'
@@ -115,7 +116,7 @@ def check_shapes(
   if differing:
     more = f' and {len(differing) - 5} more' if len(differing) > 5 else ''
     raise UserError(
-      f'{path} holds other parameters than the model: '
+      f'{path} contains other parameters than the model: '
       f'{"; ".join(differing[:5])}{more}. Set the model keys '
       '(config.model.*, config.num_classes) to the values that the file was '
       'written with.'

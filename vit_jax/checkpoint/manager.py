@@ -55,22 +55,23 @@ class Checkpointer:
       directory: usually WORKDIR/checkpoints; a local path or gs:// address.
       about: JSON-able item that is written with every step.
       every: duration between two saves.
-      every_minutes: minutes after which a save is due, too; checked at every
-        log line.
+      every_minutes: number of minutes after which a save is also due; checked
+        at every log line. None for no such limit.
       keep: number of newest steps to keep, at least 2.
       best: name of a metric ('val/accuracy', higher is better) whose best step
-        is kept, too. Every evaluation that computes it is saved.
+        is kept, too. Every step at which the metric is computed is saved.
 
     Raises:
-      UserError: a value is out of range, or the directory may not be written.
+      UserError: a value is out of range, or there is no permission to write the
+        directory.
       StorageError: the storage fails.
     """
     durations.check('checkpoint.every', every)
     check_range('checkpoint.every_minutes', every_minutes, above=0)
     if keep < 2:
       raise UserError(
-        f'checkpoint.keep is {keep}; it must be at least 2, so that damage to '
-        'the newest step does not end a run.'
+        f'checkpoint.keep is {keep}; it must be at least 2, so that a run can '
+        'resume even if the newest step is damaged.'
       )
     self._root = paths.locate(directory)
     self._about, self._best, self._keep = about, best, keep
@@ -80,10 +81,10 @@ class Checkpointer:
       agreement.on_main(self._open_directory)
       self._run = run_id.find(self._root)
     except agreement.FailedError as error:
-      kind = outages.cause(error.own or error)
+      kind = outages.cause(error.local_error or error)
       raise (UserError if kind is Cause.USER else StorageError)(
         f'checkpoints cannot be written to {directory}: {error}. Start again '
-        'when there is space and the storage answers, or give another '
+        'when there is space and the storage responds, or give another '
         '--workdir.'
       ) from error
     self._seed = about.get('config', {}).get('seed')
@@ -94,9 +95,9 @@ class Checkpointer:
   def _open_directory(self) -> None:
     self._root.mkdir(parents=True, exist_ok=True)
     steps.remove_unfinished(self._root)
-    for name in steps.lookalikes(self._root):
+    for name in steps.numeric_non_steps(self._root):
       log.warning(
-        '%s is not a checkpoint of this program: it is not changed, and a step '
+        '%s is not a checkpoint of this program. It is not changed, and a step '
         'of that name cannot be saved.',
         self._root / name,
       )
@@ -104,23 +105,24 @@ class Checkpointer:
   def _open_writer(self) -> ocp.AsyncCheckpointer:
     """Opens a writer of steps.
 
-    After a failure a new one is opened, whose barriers have other names:
-    processes may have left those of the failed save at different points.
+    The names of its barriers contain the number of failures, because a new
+    writer is opened after a failed save, and some processes may have passed
+    barriers of the old one that others have not.
     """
     metrics = ocp.JsonCheckpointHandler(filename='metrics')
-    together: Any = ocp.options.MultiprocessingOptions(
+    multiprocessing: Any = ocp.options.MultiprocessingOptions(
       barrier_sync_key_prefix=f'saving_{self.failures}'
     )
-    options = ocp.CompositeOptions(multiprocessing_options=together)
+    options = ocp.CompositeOptions(multiprocessing_options=multiprocessing)
     return ocp.AsyncCheckpointer(
       ocp.CompositeCheckpointHandler(
         *items.NAMES, metrics=metrics, composite_options=options
       ),
-      multiprocessing_options=together,
+      multiprocessing_options=multiprocessing,
     )
 
   def latest_step(self) -> int | None:
-    """Returns the newest step that is committed; None if there is none.
+    """Returns the newest committed step; None if there is none.
 
     Raises:
       StorageError: the directory cannot be listed.
@@ -128,14 +130,14 @@ class Checkpointer:
     return steps.latest(self._root)
 
   def is_committed(self, step: int) -> bool:
-    """Returns whether the directory holds a step; the main process looks."""
-    here = False
+    """Returns whether a step is committed, according to the main process."""
+    is_step = False
     if jax.process_index() == 0:
       try:
-        here = steps.is_step(self._root / str(step))
+        is_step = steps.is_step(self._root / str(step))
       except OSError as error:
         log.error('%s cannot be listed: %s', self._root, error)
-    return bool(agreement.from_main(int(here)))
+    return bool(agreement.from_main(int(is_step)))
 
   def save(
     self,
@@ -148,13 +150,13 @@ class Checkpointer:
 
     The state may be donated as soon as this returns, because its arrays are
     copied to the host first. A failure is logged and counted, and does not
-    affect the steps that were saved before.
+    affect steps saved earlier.
 
     Args:
       step: number of updates completed.
       state: a TrainState.
-      metrics: metrics of the evaluation at this step, for `best`. A step that
-        was saved without them gets them now.
+      metrics: metrics of the evaluation at this step, for `best`. If the step
+        was already saved without them, they are added to it.
       history: JSON-able history of the run up to this step; written into
         `about`.
 
@@ -166,11 +168,11 @@ class Checkpointer:
     if self.is_committed(step):
       self._attempt(step, self._add_metrics, step, best)
       return True
-    # A copy: Orbax writes it in the background, while the run may change
-    # objects in it. What is written must agree with the manifest's checksum.
+    # Orbax writes in the background, while the run may change objects in
+    # `history`. The copy agrees with the checksum in the manifest.
     about = copy.deepcopy(self._about | (history or {}))
-    whose = {'step': step, 'run': self._run, 'seed': self._seed}
-    written = manifest.make(state, about, **whose)
+    origin = {'step': step, 'run': self._run, 'seed': self._seed}
+    written = manifest.make(state, about, **origin)
     arrays = items.split(state).items()
     args = {k: ocp.args.StandardSave(v) for k, v in arrays}
     args |= {
@@ -179,31 +181,33 @@ class Checkpointer:
     }
     if best:
       args['metrics'] = ocp.args.JsonSave(retention.metrics_item(step, best))
-    if not self._attempt(step, self._make_room, step):
+    # A process that cannot write must not begin, because the others would wait
+    # for it at Orbax's barriers.
+    if not self._attempt(step, self._prepare, step):
       return False
-    return self._attempt(step, self._begin, step, args)
+    return self._attempt(step, self._start_writing, step, args)
 
   def _attempt(
     self, step: int, function: Callable[..., None], *arguments: Any
   ) -> bool:
     """Calls a part of a save; returns whether all processes succeeded."""
-    own = None
+    local_error = None
     try:
       function(*arguments)
-    except Exception as error:  # noqa: BLE001 (whatever a file system raises)
-      own = error
-    if not agreement.anyone(own is not None):
+    except Exception as error:  # noqa: BLE001 (file systems raise many types)
+      local_error = error
+    if not agreement.on_any(local_error is not None):
       return True
-    self._failed(step, own)
+    self._handle_failure(step, local_error)
     return False
 
-  def _make_room(self, step: int) -> None:
+  def _prepare(self, step: int) -> None:
     """Checks that the step can be written, and writes the id of the run."""
     if jax.process_index() == 0:
-      steps.make_room(self._root, step)
+      steps.check_writable(self._root, step)
       run_id.record(self._root, self._run)
 
-  def _begin(self, step: int, args: dict[str, Any]) -> None:
+  def _start_writing(self, step: int, args: dict[str, Any]) -> None:
     """Copies the arrays to the host, and starts writing them."""
     composite = ocp.args.Composite(**args)
     self._writer.save(self._root / str(step), args=composite)
@@ -221,29 +225,32 @@ class Checkpointer:
       retention.add_metrics(self._root / str(step), step, best)
 
   def wait(self) -> bool:
-    """Waits until the step that was begun is on disk.
+    """Waits until the current save has finished.
 
-    All processes must call it together.
+    All processes must call it at the same step.
 
     Returns:
-      Whether it succeeded; True if no step was begun.
+      Whether the save succeeded; True if there was none.
     """
     if self._pending is None:
       return True
     (step, finished), self._pending = self._pending, None
     if self._attempt(step, finished.result):
       return True
-    if jax.process_index() == 0:  # frees its space; no process writes now
+    # All processes have stopped writing, so the incomplete step can be removed
+    # to free its space.
+    if jax.process_index() == 0:
       with contextlib.suppress(OSError):
         steps.remove_unfinished(self._root)
     return False
 
-  def _failed(self, step: int, error: Exception | None) -> None:
+  def _handle_failure(self, step: int, error: Exception | None) -> None:
+    """Logs and counts a failed save, and opens a new writer."""
     self.failures += 1
     cause = items.root_cause(error) if error else 'another process failed'
     log.error(
-      'SAVING STEP %s FAILED (%d failure(s) so far): %s. What was saved before '
-      'is safe; the next save is tried when it is due.',
+      'SAVING STEP %s FAILED (%d failure(s) so far): %s. Steps saved earlier '
+      'are not affected, and the next save will be made when it is due.',
       step,
       self.failures,
       cause,
@@ -258,9 +265,9 @@ class Checkpointer:
     if self._best is None:
       return None
     try:
-      there = steps.committed(self._root)
-      found = retention.best(self._root, there, self._best)
-    except (OSError, StorageError) as error:  # a line is not worth a run
+      candidates = steps.committed(self._root)
+      found = retention.best(self._root, candidates, self._best)
+    except (OSError, StorageError) as error:  # must not end a finished run
       log.warning('the best step cannot be determined: %s', error)
       return None
     if found is None:
@@ -278,16 +285,17 @@ class Checkpointer:
     except StorageError as error:
       return str(error).rstrip('.')
     if latest is None:
-      return f'{self._root} holds no step'
-    return f'the newest step that is saved is {self._root / str(latest)}'
+      return f'{self._root} contains no step'
+    return f'the newest saved step is {self._root / str(latest)}'
 
   def restore_latest(
     self, abstract: PyTree, sleep: Callable[[float], None] = time.sleep
   ) -> tuple[PyTree, int] | None:
     """Restores the newest intact step.
 
-    A damaged step is renamed, never deleted; its cause is logged, and the next
-    older step is tried. Storage that fails is tried again after growing pauses.
+    A damaged step is renamed, never deleted; the cause is logged, and the next
+    older step is tried. If the storage fails, reading is repeated after growing
+    pauses.
 
     Args:
       abstract: a TrainState of jax.ShapeDtypeStruct with shardings; the steps
@@ -298,22 +306,26 @@ class Checkpointer:
       (state, step), or None if no step was ever committed.
 
     Raises:
-      UserError: every step is damaged; or the newest holds other parameters
+      UserError: all steps are damaged; or the newest step has other parameters
         than the config's model, belongs to another run, is not the step of its
-        name, or may not be read. In these cases it is not renamed.
-      StorageError: the newest cannot be read, however often this is tried.
+        name, or there is no permission to read it. In the latter cases it is
+        not renamed.
+      StorageError: the newest step cannot be read, even after retries.
     """
-    whose = restore.Whose(self._run, self._seed)
-    return restore.newest(self._root, abstract, whose, sleep)
+    identity = restore.RunIdentity(self._run, self._seed)
+    return restore.newest(self._root, abstract, identity, sleep)
 
   def close(self) -> None:
-    """Waits until everything is on disk, without the other processes."""
+    """Waits for the current save, without communicating with other processes.
+
+    It is also called after errors, when other processes may have ended.
+    """
     pending, self._pending = self._pending, None
     if pending is not None:
       step, finished = pending
       try:
         finished.result()
-      except Exception as error:  # noqa: BLE001 (whatever a file system raises)
-        self._failed(step, error)
+      except Exception as error:  # noqa: BLE001 (file systems raise many types)
+        self._handle_failure(step, error)
     self._thread.shutdown()
     self._writer.close()

@@ -1,9 +1,10 @@
-"""A step's manifest: written with the step, and compared when it is read.
+"""Writes and checks the manifest of a step, which contains checksums.
 
 A manifest is JSON: `leaves` (shape, dtype and checksum of every array by path),
 `sums` (checksums of the other JSON items), `step`, `run` and `seed` (of the run
-that wrote it), and `checksum`, its own. Before format 3 it held only the
-content of `leaves`; the rest is not checked then.
+that wrote it), and `checksum` (of the manifest itself). Before format 3 a
+manifest was only the content of `leaves`; for such steps, only leaves are
+checked.
 """
 
 import dataclasses
@@ -19,18 +20,18 @@ from vit_jax.checkpoint.items import CorruptError
 from vit_jax.errors import UserError
 
 PyTree = Any
-_OWN = 'checksum'
+_CHECKSUM = 'checksum'
 
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-  """A manifest whose checksum is right.
+  """A manifest whose own checksum was found correct.
 
   Attributes:
     leaves: {path: [shape, dtype, checksum]}.
     sums: {item: checksum}; empty before format 3.
     step: number of updates completed; None before format 3.
-    run: id of the run that wrote it; None before format 3 and in exported
+    run: id of the run that wrote the step; None before format 3 and in exported
       weights.
     seed: seed of the run at that step; None before format 3.
   """
@@ -48,30 +49,30 @@ def json_checksum(value: Any) -> int:
   return zlib.crc32(json.dumps(plain, sort_keys=True).encode())
 
 
-def sealed(content: dict[str, Any]) -> dict[str, Any]:
-  """Returns a JSON object with its own checksum added."""
-  return {**content, _OWN: json_checksum(content)}
+def with_checksum(content: dict[str, Any]) -> dict[str, Any]:
+  """Returns a JSON object to which its checksum was added."""
+  return {**content, _CHECKSUM: json_checksum(content)}
 
 
-def sealed_text(content: dict[str, Any]) -> str:
-  """Returns the text of a file that holds `sealed(content)`."""
-  return json.dumps(sealed(content)) + '\n'
+def text_with_checksum(content: dict[str, Any]) -> str:
+  """Returns the text of `with_checksum(content)`, to be written to a file."""
+  return json.dumps(with_checksum(content)) + '\n'
 
 
-def unsealed(content: dict[str, Any], name: str) -> dict[str, Any]:
-  """Inverts `sealed`.
+def verified(content: dict[str, Any], name: str) -> dict[str, Any]:
+  """Verifies and removes the checksum of a JSON object.
 
   Args:
-    content: JSON object with a checksum.
+    content: result of `with_checksum`.
     name: name of the object, for messages.
 
   Raises:
     CorruptError: the checksum is missing or wrong.
   """
-  inner = {k: v for k, v in content.items() if k != _OWN}
-  if content.get(_OWN) != json_checksum(inner):
+  plain = {k: v for k, v in content.items() if k != _CHECKSUM}
+  if content.get(_CHECKSUM) != json_checksum(plain):
     raise CorruptError(f'the checksum of {name} is not what was saved')
-  return inner
+  return plain
 
 
 def leaves(state: PyTree) -> dict[str, Any]:
@@ -91,16 +92,16 @@ def leaves(state: PyTree) -> dict[str, Any]:
   }
 
 
-def make(state: PyTree, about: dict[str, Any], **whose: Any) -> dict[str, Any]:
+def make(state: PyTree, about: dict[str, Any], **origin: Any) -> dict[str, Any]:
   """Returns the manifest of a state and its item `about`.
 
   Args:
     state: arrays, sharded in any way.
     about: content of the item `about`.
-    **whose: `step`, `run` and `seed`, for a step of a run.
+    **origin: `step`, `run` and `seed`, for a step of a run.
   """
   sums = {'about': json_checksum(about)}
-  return sealed({'leaves': leaves(state), 'sums': sums, **whose})
+  return with_checksum({'leaves': leaves(state), 'sums': sums, **origin})
 
 
 def read(step_dir: epath.Path) -> Manifest:
@@ -110,15 +111,16 @@ def read(step_dir: epath.Path) -> Manifest:
     step_dir: step directory.
 
   Raises:
-    CorruptError: it is missing, or its checksum is wrong.
-    OSError: it cannot be read.
+    CorruptError: the manifest is missing, or its checksum is wrong.
+    OSError: the manifest cannot be read.
   """
   content = items.read_json(step_dir / 'manifest')
   if content and all(_is_leaf(entry) for entry in content.values()):
     return Manifest(content, {})  # before format 3
-  content = unsealed(content, 'the manifest')
-  known = {field.name for field in dataclasses.fields(Manifest)}
-  return Manifest(**{k: v for k, v in content.items() if k in known})
+  content = verified(content, 'the manifest')
+  # Later versions may add fields.
+  fields = {field.name for field in dataclasses.fields(Manifest)}
+  return Manifest(**{k: v for k, v in content.items() if k in fields})
 
 
 def _is_leaf(entry: Any) -> bool:
@@ -138,8 +140,8 @@ def read_about(step_dir: epath.Path, written: Manifest) -> dict[str, Any]:
     written: manifest of the step.
 
   Raises:
-    CorruptError: it is missing, or its checksum is wrong.
-    OSError: it cannot be read.
+    CorruptError: the item is missing, or its checksum is wrong.
+    OSError: the item cannot be read.
   """
   about = items.read_json(step_dir / 'about')
   if written.sums and json_checksum(about) != written.sums.get('about'):
@@ -148,27 +150,27 @@ def read_about(step_dir: epath.Path, written: Manifest) -> dict[str, Any]:
 
 
 def check_leaves(
-  step_dir: epath.Path, written: dict[str, Any], wanted: PyTree
+  step_dir: epath.Path, written: dict[str, Any], expected: PyTree
 ) -> None:
   """Compares the shapes and dtypes in a manifest with those to be restored.
 
   Args:
     step_dir: step directory, for messages.
-    written: `leaves` of its manifest.
-    wanted: tree of arrays or abstract arrays.
+    written: `leaves` of the manifest.
+    expected: tree of arrays or abstract arrays.
 
   Raises:
-    UserError: they differ, because they belong to another model or because
-      JAX is configured to use other dtypes.
+    UserError: shapes or dtypes differ, because the step belongs to another
+      model, or because JAX is configured to use other dtypes.
   """
   shapes = {path: tuple(entry[0]) for path, entry in written.items()}
-  items.check_shapes(str(step_dir), shapes, items.shapes(wanted))
-  for path, leaf in tree.flatten(wanted).items():
+  items.check_shapes(str(step_dir), shapes, items.shapes(expected))
+  for path, leaf in tree.flatten(expected).items():
     if str(leaf.dtype) != written[path][1]:
       raise UserError(
-        f'{step_dir} holds {path} as {written[path][1]}, but this process '
-        f'expects {leaf.dtype}: start it as the run was started '
-        '(JAX_ENABLE_X64 unset, the same version).'
+        f'{step_dir} contains {path} as {written[path][1]}, but this process '
+        f'expects {leaf.dtype}: use the environment in which the run was '
+        'started (JAX_ENABLE_X64 unset, the same version of vit_jax).'
       )
 
 
@@ -180,7 +182,7 @@ def compare(actual: dict[str, Any], written: dict[str, Any]) -> None:
     written: `leaves` of the manifest.
 
   Raises:
-    CorruptError: they differ; names up to three leaves.
+    CorruptError: leaves differ; the message names up to three of them.
   """
   differing = [path for path in actual if actual[path] != written.get(path)]
   if differing:

@@ -1,8 +1,8 @@
-"""Restores the newest intact step, agreed on by all processes.
+"""Restores the newest step that is intact for all processes.
 
-Each process reads its part of a step. All of them compare how it went before
-the step is used or renamed: an error on only one process would leave the others
-waiting.
+Each process reads its part of a step. Before the step is used or renamed, the
+processes exchange whether they succeeded; otherwise an error on one process
+would leave the others waiting.
 """
 
 import dataclasses
@@ -23,16 +23,17 @@ from vit_jax.errors import UserError
 
 log = logging.getLogger('vit_jax')
 PyTree = Any
-_NONE = -1  # stands for None where processes exchange integers
+_NO_STEP = -1  # replaces None, because processes exchange integers
 
 
 @dataclasses.dataclass(frozen=True)
-class Whose:
-  """The run that resumes.
+class RunIdentity:
+  """Identity of the run that resumes, compared with that of a step.
 
   Attributes:
     run: id of the run; a step with another id is refused.
-    seed: seed of its config; a step with another seed is used and logged.
+    seed: seed of the run's config; a step with another seed is used, with a
+      warning.
   """
 
   run: str
@@ -40,77 +41,88 @@ class Whose:
 
 
 def newest(
-  root: epath.Path, abstract: PyTree, whose: Whose, sleep: Sleep = time.sleep
+  root: epath.Path,
+  abstract: PyTree,
+  identity: RunIdentity,
+  sleep: Sleep = time.sleep,
 ) -> tuple[PyTree, int] | None:
   """Restores the newest intact step; see `Checkpointer.restore_latest`."""
   below = None
-  while (step := _newest_step(root, below, sleep)) != _NONE:
+  while (step := _newest_step(root, below, sleep)) != _NO_STEP:
     path = root / str(step)
     try:
-      return _restore(path, step, abstract, whose, sleep), step
+      return _restore(path, step, abstract, identity, sleep), step
     except CorruptError as error:
       log.error('checkpoint %s is damaged and moved to *.bad: %s', path, error)
       agreement.with_retries(
-        lambda step=step: agreement.on_main(steps.set_aside, root, step),
+        lambda step=step: agreement.on_main(steps.quarantine, root, step),
         f'renaming {path}',
         sleep,
       )
     below = step
-  names = [name for name in steps.listing(root) if steps.was_step(name)]
+  names = [name for name in steps.listing(root) if steps.is_step_or_bad(name)]
+  # Only a run that never had a checkpoint may start from scratch.
   if agreement.from_main(len(names)):
     raise UserError(
-      f'no checkpoint in {root} is whole: it holds '
-      f'{", ".join(sorted(names))}, of which none can be used; the log has '
-      'the causes of those that were renamed (.bad). Repair one and rename it '
-      'to its step, or give another --workdir to start from step 0.'
+      f'no checkpoint in {root} is intact: {", ".join(sorted(names))} cannot '
+      'be used; the log contains the cause for each one that was renamed '
+      '(.bad). Repair one and rename it to its step, or give another --workdir '
+      'to start from step 0.'
     )
   return None
 
 
 def _newest_step(root: epath.Path, below: int | None, sleep: Sleep) -> int:
-  """Returns the newest step below another one, as the main process sees it.
+  """Returns the newest step below a limit, according to the main process.
 
   Args:
     root: directory of checkpoints.
-    below: step that was tried before; None for none.
+    below: step that was tried before, as an exclusive limit; None for no limit.
     sleep: function that waits for some seconds.
 
   Returns:
-    The step, or _NONE.
+    The step, or _NO_STEP.
   """
 
-  def look(root: epath.Path) -> int:
-    found = steps.committed(root)
-    return max((s for s in found if below is None or s < below), default=_NONE)
+  def find(root: epath.Path) -> int:
+    candidates = steps.committed(root)
+    if below is not None:
+      candidates = [step for step in candidates if step < below]
+    return max(candidates, default=_NO_STEP)
 
   found = agreement.with_retries(
-    lambda: agreement.on_main(look, root), str(root), sleep
+    lambda: agreement.on_main(find, root), str(root), sleep
   )
-  return agreement.from_main(_NONE if found is None else found)
+  return agreement.from_main(_NO_STEP if found is None else found)
 
 
 def _restore(
-  path: epath.Path, step: int, abstract: PyTree, whose: Whose, sleep: Sleep
+  path: epath.Path,
+  step: int,
+  abstract: PyTree,
+  identity: RunIdentity,
+  sleep: Sleep,
 ) -> PyTree:
   """Restores one step.
 
   Raises:
-    CorruptError: it is damaged, at least for one process.
+    CorruptError: the step is damaged, at least for one process.
     UserError, StorageError: see `agreement.with_retries`.
   """
 
   def attempt() -> PyTree:
-    written, state = agreement.together(_read, path, step, abstract, whose)
-    # A collective on all devices: every process has read its part by now.
+    written, state = agreement.on_all(_read, path, step, abstract, identity)
+    # The checksums are a collective on all devices, so they are computed after
+    # every process has read its part.
     actual = manifest.leaves(state)
-    agreement.together(_compare, path, step, state, actual, written)
-    if written.seed is not None and written.seed != whose.seed:
+    agreement.on_all(_compare, path, step, state, actual, written)
+    if written.seed is not None and written.seed != identity.seed:
       log.warning(
         '%s was written with seed %s, but the config has %s: batches and '
         'dropout from here on are those of the new seed.',
         path,
         written.seed,
-        whose.seed,
+        identity.seed,
       )
     return state
 
@@ -118,29 +130,29 @@ def _restore(
 
 
 def _read(
-  path: epath.Path, step: int, abstract: PyTree, whose: Whose
+  path: epath.Path, step: int, abstract: PyTree, identity: RunIdentity
 ) -> tuple[Manifest, PyTree]:
-  """Reads this process's part of a step; its arrays are not verified yet.
+  """Reads this process's part of a step, without verifying its arrays.
 
   Raises:
-    UserError: it belongs to another run, another step or another model.
-    Exception: it is damaged, or cannot be read.
+    UserError: the step belongs to another run, another step or another model.
+    Exception: the step is damaged, or cannot be read.
   """
   if not steps.listing(path):
     raise OSError(
       errno.ESTALE,
-      'it exists for the main process but not for this one (do all processes '
-      'have the same file system?)',
+      'the main process can see it, but this one cannot (do all processes have '
+      'the same file system?)',
       str(path),
     )
   written = manifest.read(path)
   if written.step not in (None, step):
     raise _renamed(path, step, written.step)
-  if written.run not in (None, whose.run):
+  if written.run not in (None, identity.run):
     raise UserError(
       f'{path} was written by another run (id {written.run}, seed '
-      f'{written.seed}) than that of this directory (id {whose.run}, seed '
-      f'{whose.seed}). Move it away; or, to go on from it, remove '
+      f'{written.seed}) than the one of this directory (id {identity.run}, '
+      f'seed {identity.seed}). Move it away; or, to resume from it, remove '
       f'{path.parent / run_id.FILE} and the other steps.'
     )
   manifest.check_leaves(path, written.leaves, abstract)
@@ -159,7 +171,12 @@ def _compare(
   actual: dict[str, Any],
   written: Manifest,
 ) -> None:
-  """Compares a restored state with its manifest and its directory's name."""
+  """Compares a restored state with its manifest and its directory's name.
+
+  Raises:
+    CorruptError: a checksum differs.
+    UserError: the state belongs to another step.
+  """
   manifest.compare(actual, written.leaves)
   leaf = tree.flatten(state).get('step')
   if leaf is not None and int(jax.device_get(leaf)) != step:
@@ -168,6 +185,6 @@ def _compare(
 
 def _renamed(path: epath.Path, step: int, inside: int | None) -> UserError:
   return UserError(
-    f'{path} holds step {inside}, not {step}: it was renamed or copied. '
+    f'{path} contains step {inside}, not {step}: it was renamed or copied. '
     f'Rename it to {path.parent / str(inside)}, or move it away.'
   )

@@ -1,7 +1,7 @@
 """Removes old steps of a run; keeps the newest, and the best by a metric.
 
-A step's metrics are an item of their own, `metrics/metrics`, which may be
-written later than the step: JSON with its own checksum.
+The metrics of a step are a separate item, `metrics/metrics`, because they may
+be written after the step. It is JSON with a checksum.
 """
 
 import logging
@@ -19,7 +19,7 @@ _ITEM = _FILE = 'metrics'
 
 def metrics_item(step: int, metrics: dict[str, float]) -> dict[str, Any]:
   """Returns the content of the item `metrics` of a step."""
-  return manifest.sealed({'step': step, **metrics})
+  return manifest.with_checksum({'step': step, **metrics})
 
 
 def add_metrics(
@@ -33,22 +33,22 @@ def add_metrics(
     metrics: metrics by name.
 
   Raises:
-    OSError: they cannot be written.
+    OSError: the metrics cannot be written.
   """
   folder = step_dir / _ITEM
   if _FILE in steps.listing(folder):
     return
   folder.mkdir(exist_ok=True)
   temporary = folder / f'{_FILE}.new'
-  temporary.write_text(manifest.sealed_text({'step': step, **metrics}))
+  temporary.write_text(manifest.text_with_checksum({'step': step, **metrics}))
   temporary.replace(folder / _FILE)
 
 
 def apply(root: epath.Path, run: str, keep: int, best: str | None) -> None:
   """Removes the run's steps that are neither among the newest nor the best.
 
-  A step whose manifest or metrics cannot be read is kept. A failure is only
-  logged, because the step that was just saved is committed.
+  A step whose manifest or metrics cannot be read is kept. Failures are only
+  logged, because the step that was just saved is already committed.
 
   Args:
     root: directory of checkpoints.
@@ -58,17 +58,21 @@ def apply(root: epath.Path, run: str, keep: int, best: str | None) -> None:
   """
   try:
     ours = [s for s in steps.committed(root) if _is_ours(root / str(s), run)]
-    stay = set(ours[-keep:])
+    kept = set(ours[-keep:])
     if best is not None:
       found, unreadable = _best(root, ours, best)
-      stay |= {found[0]} if found else set()
+      kept |= {found[0]} if found else set()
       for step, error in unreadable.items():
-        log.warning('%s is kept, best or not: %s', root / str(step), error)
-        stay.add(step)
+        log.warning(
+          '%s is kept, because it may be the best step: %s',
+          root / str(step),
+          error,
+        )
+        kept.add(step)
     for step in ours:
-      if step not in stay:
+      if step not in kept:
         steps.remove(root, step)
-  except Exception as error:  # noqa: BLE001 (whatever a file system raises)
+  except Exception as error:  # noqa: BLE001 (file systems raise many types)
     log.warning(
       'old steps in %s could not be removed: %s', root, items.root_cause(error)
     )
@@ -84,29 +88,29 @@ def _is_ours(step_dir: epath.Path, run: str) -> bool:
 
 
 def best(
-  root: epath.Path, there: list[int], name: str
+  root: epath.Path, candidates: list[int], name: str
 ) -> tuple[int, float] | None:
   """Returns the step whose metric is highest, and the metric.
 
   Args:
     root: directory of checkpoints.
-    there: steps to choose from.
+    candidates: steps to choose from.
     name: name of the metric.
 
   Returns:
     The step and its metric, the later step of two with equal metrics; None if
     no step has the metric.
   """
-  found, _ = _best(root, there, name)
+  found, _ = _best(root, candidates, name)
   return found
 
 
 def _best(
-  root: epath.Path, there: list[int], name: str
+  root: epath.Path, candidates: list[int], name: str
 ) -> tuple[tuple[int, float] | None, dict[int, CorruptError]]:
-  """Returns `best`, and the errors of steps whose metrics are unreadable."""
+  """Returns the result of `best`, and errors of steps with damaged metrics."""
   values, unreadable = [], {}
-  for step in there:
+  for step in candidates:
     try:
       value = metrics(root / str(step)).get(name)
     except CorruptError as error:
@@ -121,17 +125,17 @@ def _best(
 
 
 def metrics(step_dir: epath.Path) -> dict[str, Any]:
-  """Reads a step's metrics; {} if it was not evaluated.
+  """Reads a step's metrics; {} if the step was not evaluated.
 
   Args:
     step_dir: step directory.
 
   Raises:
-    CorruptError: their checksum is wrong.
+    CorruptError: the checksum of the metrics is wrong.
   """
   if _FILE not in steps.listing(step_dir / _ITEM):
     return {}
   content = items.read_json(step_dir / _ITEM, _FILE)
   if len(content) == 1:
     return content  # before format 3, without a checksum
-  return manifest.unsealed(content, str(step_dir / _ITEM))
+  return manifest.verified(content, str(step_dir / _ITEM))

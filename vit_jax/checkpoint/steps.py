@@ -1,6 +1,7 @@
-"""Recognizes the step directories of this program, and renames or removes them.
+"""Recognizes, renames and removes the step directories of this program.
 
-Everything else in the directory belongs to the user and is never changed.
+All other files in a directory of checkpoints belong to the user, and are never
+changed.
 """
 
 import os
@@ -13,16 +14,16 @@ from vit_jax.errors import StorageError, UserError
 from vit_jax.files.paths import is_remote
 
 _STEP = r'(?:0|[1-9][0-9]{0,8})'  # no leading zeros; a step is an int32
-_COMMITTED = 'commit_success.txt'  # written last by Orbax on object stores
-_UNFINISHED = '.orbax-checkpoint-tmp'  # suffix before a step is committed
+_COMMITTED = 'commit_success.txt'  # on object stores, Orbax writes it last
+_UNFINISHED = '.orbax-checkpoint-tmp'  # suffix until a step is committed
 
 
 def number(name: str) -> int | None:
-  """Returns the step of a directory name; None for '000120', '²', 'notes'."""
+  """Returns the step of a directory name; None for '000120', '²' or 'notes'."""
   return int(name) if re.fullmatch(_STEP, name) else None
 
 
-def was_step(name: str) -> bool:
+def is_step_or_bad(name: str) -> bool:
   """Returns whether a name is that of a step or of a renamed damaged step."""
   return re.fullmatch(rf'{_STEP}(\.bad[0-9]*)?', name) is not None
 
@@ -30,29 +31,29 @@ def was_step(name: str) -> bool:
 def check_path(path: epath.Path) -> None:
   """Refuses paths that Orbax would interpret as glob patterns.
 
-  Orbax finds the parts of a checkpoint by a pattern that contains the whole
-  path. If it finds nothing, a save succeeds but cannot be restored.
+  Orbax finds the parts of a checkpoint by a glob pattern that contains the full
+  path. If the pattern does not match, a save succeeds but cannot be restored.
 
   Args:
     path: directory of checkpoints.
 
   Raises:
-    UserError: the path contains such a character.
+    UserError: the path contains [, * or ?.
   """
   found = sorted(set('[*?') & set(str(path)))
   if found:
     raise UserError(
-      f'{path} has {" ".join(found)} in its name: Orbax, which writes the '
-      'checkpoints, would interpret it as a pattern and lose parts of them. '
-      'Give a path without [, * and ?.'
+      f'{path} contains {" ".join(found)}: Orbax, which writes the '
+      'checkpoints, would interpret the path as a pattern and lose parts of '
+      'them. Give a path without [, * and ?.'
     )
 
 
 def listing(path: epath.Path) -> set[str]:
-  """Returns the names in a directory; none if it is not a directory.
+  """Returns the names in a directory; an empty set if it is not a directory.
 
   Raises:
-    OSError: it cannot be listed.
+    OSError: the directory cannot be listed.
   """
   try:
     return {entry.name for entry in path.iterdir()}
@@ -61,16 +62,16 @@ def listing(path: epath.Path) -> set[str]:
 
 
 def is_step(path: epath.Path) -> bool:
-  """Returns whether a directory holds a step that was completely written.
+  """Returns whether a directory contains a step that was completely written.
 
-  Two of the items of a step are enough to distinguish it from a directory of
-  the user's: damage may have removed some of them.
+  Two items of a step are sufficient to distinguish it from a directory of the
+  user. The others may have been lost by damage.
 
   Args:
     path: directory.
 
   Raises:
-    OSError: it cannot be listed.
+    OSError: the directory cannot be listed.
   """
   names = listing(path)
   return len(names & set(items.NAMES)) >= 2 and (
@@ -85,11 +86,11 @@ def committed(root: epath.Path) -> list[int]:
     root: directory of checkpoints.
 
   Raises:
-    OSError: it cannot be listed.
+    OSError: the directory cannot be listed.
   """
-  named = (number(name) for name in listing(root))
+  numbers = (number(name) for name in listing(root))
   return sorted(
-    step for step in named if step is not None and is_step(root / str(step))
+    step for step in numbers if step is not None and is_step(root / str(step))
   )
 
 
@@ -105,8 +106,8 @@ def latest(root: epath.Path) -> int | None:
     raise StorageError(f'{root} cannot be listed: {error}.') from error
 
 
-def lookalikes(root: epath.Path) -> list[str]:
-  """Returns names that look like steps but are not, such as '000120'."""
+def numeric_non_steps(root: epath.Path) -> list[str]:
+  """Returns the numeric names that are not steps, such as '000120'."""
   steps = {str(step) for step in committed(root)}
   return sorted(
     name for name in listing(root) - steps if name.strip().isnumeric()
@@ -114,47 +115,49 @@ def lookalikes(root: epath.Path) -> list[str]:
 
 
 def remove_unfinished(root: epath.Path) -> None:
-  """Removes what is left of saves that were killed or failed.
+  """Removes the incomplete steps of saves that were killed or failed.
 
   Args:
     root: directory of checkpoints.
 
   Raises:
-    OSError: something cannot be listed or removed.
+    OSError: a directory cannot be listed or removed.
   """
   for name in listing(root):
     path, is_ours = root / name, False
     if re.fullmatch(f'{_STEP}{re.escape(_UNFINISHED)}.*', name):
       is_ours = path.is_dir() and not os.path.islink(path)
     elif is_remote(root) and number(name) is not None:
-      names = listing(path)  # object stores: written under its final name
+      # On object stores, an unfinished step has its final name.
+      names = listing(path)
       is_ours = '_CHECKPOINT_METADATA' in names and _COMMITTED not in names
     if is_ours:
       path.rmtree()
 
 
-def make_room(root: epath.Path, step: int) -> None:
+def check_writable(root: epath.Path, step: int) -> None:
   """Checks that a step can be written.
 
-  A full or read-only disk is found here, with one error, and not by the many
-  threads that write arrays.
+  If the disk is full or read-only, this raises one error. Otherwise each of the
+  many threads that write arrays would raise one.
 
   Args:
     root: directory of checkpoints.
     step: number of updates completed.
 
   Raises:
-    OSError: its name is taken, or nothing can be written.
+    OSError: another directory has the name of the step, or the disk cannot be
+      written.
   """
   path = root / str(step)
   if is_remote(root):
     names = listing(path)
     if names and '_CHECKPOINT_METADATA' not in names:
-      raise _in_the_way(path)
+      raise _name_is_taken(path)
     return
   if path.exists():
     if not path.is_dir() or listing(path):
-      raise _in_the_way(path)
+      raise _name_is_taken(path)
     path.rmdir()
   trial = root / f'{step}{_UNFINISHED}'
   if trial.exists():
@@ -164,7 +167,7 @@ def make_room(root: epath.Path, step: int) -> None:
   trial.rmtree()
 
 
-def _in_the_way(path: epath.Path) -> OSError:
+def _name_is_taken(path: epath.Path) -> OSError:
   return FileExistsError(
     f'{path} is not a checkpoint of this program, but has the name of the step '
     'to be saved; move it away'
@@ -172,13 +175,14 @@ def _in_the_way(path: epath.Path) -> OSError:
 
 
 def remove(root: epath.Path, step: int) -> None:
-  """Deletes a step; after a kill, the rest is not taken for a step.
+  """Deletes a step.
 
   Args:
     root: directory of checkpoints.
-    step: the step.
+    step: step to delete.
   """
-  # The mark of a step goes first: its commit file, or its name.
+  # The commit file, or the name of the directory, is removed first: if the
+  # process is killed meanwhile, the remaining files are not taken for a step.
   path = root / str(step)
   if is_remote(root):
     (path / _COMMITTED).unlink()
@@ -187,12 +191,12 @@ def remove(root: epath.Path, step: int) -> None:
   path.rmtree()
 
 
-def set_aside(root: epath.Path, step: int) -> epath.Path:
+def quarantine(root: epath.Path, step: int) -> epath.Path:
   """Renames a damaged step to `<step>.bad`, which is never restored.
 
   Args:
     root: directory of checkpoints.
-    step: the step.
+    step: damaged step.
 
   Returns:
     The new path; `<step>.bad1` and so on if the name is taken.

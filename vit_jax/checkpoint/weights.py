@@ -1,4 +1,4 @@
-"""Reads and writes only the weights of a step directory."""
+"""Reads the weights of a step directory without the state of the optimizer."""
 
 import time
 from collections.abc import Callable
@@ -18,20 +18,20 @@ PyTree = Any
 
 
 def step_directory(path: str) -> epath.Path:
-  """Returns a step directory: the path itself, or one of a workdir.
+  """Returns the step directory that a path names.
 
   Args:
-    path: workdir, directory of checkpoints or step directory. A workdir stands
-      for its newest step; WORKDIR@best for the one with the best metric of
-      `checkpoint.best`, WORKDIR@1200 for step 1200.
+    path: workdir, directory of checkpoints, or step directory. WORKDIR means
+      its newest step, WORKDIR@best the step with the highest metric of
+      `checkpoint.best`, and WORKDIR@1200 step 1200.
 
   Raises:
-    UserError: it is none of these, or holds no such checkpoint.
+    UserError: the path is none of these, or contains no such checkpoint.
   """
   root = paths.locate(path)
   workdir, at, step = path.rpartition('@')
   if at and not root.exists():
-    return _chosen(workdir, step)
+    return _select_step(workdir, step)
   try:
     if {'params', 'about'} <= steps.listing(root):
       return root
@@ -41,44 +41,40 @@ def step_directory(path: str) -> epath.Path:
         return folder / str(found[-1])
   except OSError as error:
     raise UserError(f'{path} cannot be read: {error}.') from error
-  what = 'holds no checkpoint' if root.exists() else 'does not exist'
+  problem = 'contains no checkpoint' if root.exists() else 'does not exist'
   raise UserError(
-    f'{path} {what}; give a workdir (with checkpoints/<step>/ in it), a step '
-    'directory, or a file or directory of weights (see README).'
-    f'{"" if root.exists() else paths.nearest(path)}'
+    f'{path} {problem}; give a workdir (with checkpoints/<step>/ in it), a '
+    'step directory, or a file or directory of weights (see '
+    f'README).{"" if root.exists() else paths.nearest(path)}'
   )
 
 
-def _chosen(workdir: str, step: str) -> epath.Path:
+def _select_step(workdir: str, step: str) -> epath.Path:
   """Returns the directory of a step that is given by number or as 'best'."""
   newest = step_directory(workdir)
   folder = newest.parent
-  there = steps.committed(folder)
+  available = steps.committed(folder)
+  names = ', '.join(map(str, available))
   if step == 'best':
     metric = load_about(newest).get('config', {}).get('checkpoint', {})
     metric = metric.get('best')
     if metric is None:
       raise UserError(
         f'{workdir}@best: config.checkpoint.best of this run is not set, so no '
-        f'checkpoint is the best; its steps are {_listed(there)}.'
+        f'checkpoint is the best. Give one of its steps: {names}.'
       )
-    found = retention.best(folder, there, metric)
+    found = retention.best(folder, available, metric)
     if found is None:
       raise UserError(
-        f'{workdir}@best: none of the checkpoints {_listed(there)} has the '
-        f'metric {metric!r} yet.'
+        f'{workdir}@best: none of the checkpoints {names} has the metric '
+        f'{metric!r} yet.'
       )
     return folder / str(found[0])
-  if not step.isdigit() or int(step) not in there:
+  if not step.isdigit() or int(step) not in available:
     raise UserError(
-      f'{workdir}@{step}: there is no such checkpoint; give best or one of the '
-      f'steps {_listed(there)}.'
+      f'{workdir}@{step} does not exist; give best or one of the steps {names}.'
     )
   return folder / step
-
-
-def _listed(there: list[int]) -> str:
-  return ', '.join(map(str, there))
 
 
 def load_about(step_dir: epath.Path) -> dict[str, Any]:
@@ -91,23 +87,23 @@ def load_about(step_dir: epath.Path) -> dict[str, Any]:
     The item `about`.
 
   Raises:
-    UserError: it is damaged, or may not be read.
-    StorageError: it cannot be read, however often this is tried.
+    UserError: the item is damaged, or there is no permission to read it.
+    StorageError: the item cannot be read, even after retries.
   """
 
   def about() -> dict[str, Any]:
     return manifest.read_about(step_dir, manifest.read(step_dir))
 
-  return _reading(step_dir, about)
+  return _read_with_retries(step_dir, about)
 
 
-def held_items(step_dir: epath.Path) -> set[str]:
+def list_items(step_dir: epath.Path) -> set[str]:
   """Returns the items of a step directory: 'params', 'average', 'training', ….
 
   Raises:
     UserError, StorageError: as `load_about`.
   """
-  leaves = _reading(step_dir, lambda: manifest.read(step_dir).leaves)
+  leaves = _read_with_retries(step_dir, lambda: manifest.read(step_dir).leaves)
   return {path.partition('/')[0] for path in leaves}
 
 
@@ -119,7 +115,7 @@ def load_params(step_dir: epath.Path, abstract: PyTree) -> PyTree:
     abstract: shapes, dtypes and shardings of the result.
 
   Raises:
-    UserError: the file holds other parameters, or is damaged.
+    UserError: the step contains other parameters, or is damaged.
   """
   return _load_item(step_dir, 'params', abstract)
 
@@ -141,43 +137,47 @@ def load_extra(step_dir: epath.Path, abstract: PyTree) -> PyTree:
 
 def _load_item(step_dir: epath.Path, name: str, abstract: PyTree) -> PyTree:
   """Loads an item of arrays, and verifies their checksums."""
-  wanted = {name: abstract}
+  expected = {name: abstract}
 
   def read() -> tuple[dict[str, Any], PyTree]:
-    every = manifest.read(step_dir).leaves
-    written = {k: v for k, v in every.items() if k.startswith(f'{name}/')}
-    manifest.check_leaves(step_dir, written, wanted)
+    leaves = manifest.read(step_dir).leaves
+    written = {k: v for k, v in leaves.items() if k.startswith(f'{name}/')}
+    manifest.check_leaves(step_dir, written, expected)
     nested = tree.unflatten(tree.flatten(abstract))
     restored = items.read_arrays(step_dir / name, nested)
-    return written, items.join({name: restored}, wanted)
+    return written, items.join({name: restored}, expected)
 
   def verify(read: tuple[dict[str, Any], PyTree]) -> PyTree:
     written, loaded = read
-    agreement.together(manifest.compare, manifest.leaves(loaded), written)
+    agreement.on_all(manifest.compare, manifest.leaves(loaded), written)
     return loaded[name]
 
-  return _reading(step_dir, read, verify)
+  return _read_with_retries(step_dir, read, verify)
 
 
-def _reading(
+def _read_with_retries(
   step_dir: epath.Path,
   read: Callable[[], Any],
-  then: Callable[[Any], Any] = lambda value: value,
+  verify: Callable[[Any], Any] = lambda value: value,
 ) -> Any:
-  """Reads something of a step, again after pauses if the storage fails.
+  """Reads a part of a step, again after pauses if the storage fails.
 
   Args:
     step_dir: step directory, for messages.
-    read: function that each process calls by itself.
-    then: function that all processes call with the result of `read`, if all of
-      them could read.
+    read: function that reads; each process calls it by itself.
+    verify: function of the result of `read`, which all processes call after all
+      of them have succeeded in reading; it may be a collective.
 
   Returns:
-    The result of `then`.
+    The result of `verify`.
+
+  Raises:
+    UserError: the step is damaged, or there is no permission to read it.
+    StorageError: the step cannot be read, even after retries.
   """
   try:
     return agreement.with_retries(
-      lambda: then(agreement.together(read)), str(step_dir), time.sleep
+      lambda: verify(agreement.on_all(read)), str(step_dir), time.sleep
     )
   except items.CorruptError as error:
     raise UserError(
@@ -189,7 +189,7 @@ def _reading(
 def export_params(
   directory: epath.PathLike, params: PyTree, about: dict[str, Any]
 ) -> None:
-  """Writes only parameters, as a step directory that loads like any other.
+  """Writes parameters as a step directory without the state of a training.
 
   Args:
     directory: step directory to create.

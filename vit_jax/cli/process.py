@@ -75,9 +75,9 @@ def run(body: Callable[[list[str]], None], define: Callable[[], None]) -> None:
 
 def _part() -> None:
   """Waits for the other processes; from then on, signals are ignored."""
-  peers.part()
-  if interruption.HERE.installed:
-    interruption.HERE.ignore()
+  peers.shut_down()
+  if interruption.HANDLER.installed:
+    interruption.HANDLER.ignore()
 
 
 def _guarded(function: Callable[[], None]) -> None:
@@ -87,19 +87,19 @@ def _guarded(function: Callable[[], None]) -> None:
     peers.announce(error)
     _end(error)
   except Exception as error:
-    if known := backends.absent(error) or paths.of_a_store(error):
+    if known := backends.user_error(error) or paths.of_a_store(error):
       peers.announce(known)
       _end(known)
     peers.announce(error)
     if peers.client() is None:
       raise
     traceback.print_exc()
-    peers.leave(EXIT_CRASH)
+    peers.exit_now(EXIT_CRASH)
 
 
 def _end(error: Exception) -> None:
   """Ends the process with the message and the code of an expected error."""
-  ended = peers.ending(error)
+  ended = peers.exit_status(error)
   assert ended is not None
   code, message = ended
   sys.stdout.flush()
@@ -109,7 +109,7 @@ def _end(error: Exception) -> None:
   if peers.client() is None and _join_late():
     peers.announce(error)
   if peers.client() is not None:
-    peers.leave(code)
+    peers.exit_now(code)
   sys.exit(code)
 
 

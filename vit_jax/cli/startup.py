@@ -19,5 +19,5 @@ def begin(command: Sequence[str]) -> None:
   if not any(a == '-m' and b.startswith('vit_jax.') for a, b in words):
     return
   # First the signals, because importing JAX takes seconds.
-  interruption.HERE.install()
+  interruption.HANDLER.install()
   commands.refuse_unknown(command)

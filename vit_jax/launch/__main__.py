@@ -123,7 +123,7 @@ def main(arguments: list[str]) -> None:
   # Flushed, so that the lines appear before the output of the commands.
   echo = functools.partial(print, flush=True)
   shell = Shell(ROOT, dry_run=values.dry_run, echo=echo)
-  interruption.HERE.release()  # this process has no state to save
+  interruption.HANDLER.release()  # this process has no state to save
   try:
     code = start(job, shell, force=values.force)
   except KeyboardInterrupt:

@@ -179,7 +179,7 @@ def main(arguments: list[str]) -> None:
       'usage: python -m vit_jax.prepare NAME [--source=PATH] [--data_dir=DIR]; '
       f'got {len(arguments)} names: {" ".join(arguments)}.'
     )
-  interruption.HERE.release()  # KeyboardInterrupt cleans up
+  interruption.HANDLER.release()  # KeyboardInterrupt cleans up
   try:
     run(
       arguments[0],

@@ -1,4 +1,4 @@
-"""Settings and error messages that depend on the devices of this machine."""
+"""Sets up JAX for the devices of this machine, and explains missing ones."""
 
 import os
 import pathlib
@@ -8,7 +8,7 @@ from typing import Any
 
 from vit_jax.errors import UserError
 
-# Files in /dev by which Linux shows devices of a platform.
+# Patterns of files in /dev that exist if there are devices of a platform.
 _DEVICES = {
   'tpu': ('accel*', 'vfio/[0-9]*'),
   'cuda': ('nvidia[0-9]*', 'dxg'),
@@ -26,51 +26,57 @@ def hide_unused_libtpu() -> None:
   """Prevents JAX from loading a libtpu that is installed only for `plan`.
 
   Without a TPU, libtpu prints several lines in every command, and JAX's
-  profiler crashes if the version of libtpu does not match. It must be called
-  before JAX looks for devices. It does nothing if JAX_PLATFORMS is set, or if a
-  device made by Google is on the bus.
+  profiler crashes if the version of libtpu does not match. This function must
+  be called before JAX looks for devices. It does nothing if JAX_PLATFORMS is
+  set, or if the PCI bus has a device made by Google.
   """
-  if os.environ.get('JAX_PLATFORMS') or _has_devices('tpu') or _has_googles():
+  if (
+    os.environ.get('JAX_PLATFORMS')
+    or _has_devices('tpu')
+    or _has_google_device()
+  ):
     return
   modules: dict[str, Any] = sys.modules
-  modules['libtpu'] = None  # importing it fails
-  os.environ.pop('TPU_LIBRARY_PATH', None)  # set as JAX was imported
+  modules['libtpu'] = None  # makes `import libtpu` fail
+  os.environ.pop('TPU_LIBRARY_PATH', None)  # importing JAX sets it
 
 
 def use_gpu_memory() -> None:
   """Lets JAX use 90 % of each GPU's memory instead of its default of 75 %.
 
-  It must be called before JAX looks for devices. It does nothing if the user
-  has set one of the two variables that JAX reads, or without a GPU.
+  This function must be called before JAX looks for devices. It does nothing if
+  the user has set one of the two variables that JAX reads, or without a GPU.
   """
-  given = os.environ.get(_FRACTION) or os.environ.get(_OLD_FRACTION)
-  if not given and _has_devices('cuda'):
+  set_by_user = os.environ.get(_FRACTION) or os.environ.get(_OLD_FRACTION)
+  if not set_by_user and _has_devices('cuda'):
     os.environ[_FRACTION] = str(GPU_MEMORY_FRACTION)
 
 
-def absent(error: Exception) -> UserError | None:
-  """Returns the user's mistake behind an error of JAX, if there is one.
+def user_error(error: Exception) -> UserError | None:
+  """Returns the error to report if JAX_PLATFORMS names an absent platform.
 
-  If the devices exist but do not start, it is not the user's mistake: another
-  process may hold them, or the machine is broken; starting again may help.
+  If the devices exist but do not start, the user's setting is not the cause:
+  another process may be using them, or the machine is broken. Starting again
+  may then help.
 
   Args:
     error: any error that ends a command.
 
   Returns:
-    The error to report; None if the user's settings did not cause it.
+    The error to report; None if JAX_PLATFORMS is not the cause of `error`.
   """
   platforms = os.environ.get('JAX_PLATFORMS', '')
-  if not platforms or not _of_a_backend(error):
+  if not platforms or not _is_from_backend(error):
     return None
   first = platforms.partition(',')[0]
   if _has_devices(first):
     return None
   extra = 'tpu' if first == 'tpu' else 'gpu'
   return UserError(
-    f'JAX_PLATFORMS={platforms}, but there is no such device here, or no JAX '
-    'for it. Unset it to use the devices that exist, or set JAX_PLATFORMS=cpu; '
-    f"on a machine with such a device, pip install 'vit_jax[{extra}]'."
+    f'JAX_PLATFORMS={platforms}, but this machine has no such device, or JAX '
+    'was installed without support for it. Unset the variable to use the '
+    'devices that exist, or set JAX_PLATFORMS=cpu; on a machine with such a '
+    f"device, pip install 'vit_jax[{extra}]'."
   )
 
 
@@ -80,7 +86,7 @@ def _has_devices(platform: str) -> bool:
   return any(next(folder.glob(pattern), None) for pattern in patterns)
 
 
-def _has_googles() -> bool:
+def _has_google_device() -> bool:
   """Returns whether a device made by Google is on the PCI bus.
 
   It may be a TPU, or the network card of a virtual machine.
@@ -89,12 +95,12 @@ def _has_googles() -> bool:
   return any(vendor.read_text().strip() == _GOOGLE for vendor in vendors)
 
 
-def _of_a_backend(error: Exception) -> bool:
-  """Returns whether JAX raised an error while it looked for devices."""
+def _is_from_backend(error: Exception) -> bool:
+  """Returns whether an error was raised while JAX looked for devices."""
   if isinstance(error, RuntimeError):
     return str(error).startswith(('Unable to init', 'Unknown backend'))
   frames = traceback.extract_tb(error.__traceback__)
-  # Without a plug-in for a known platform, an assertion in JAX fails.
+  # For a known platform without its plug-in, JAX raises an AssertionError.
   return isinstance(error, AssertionError) and (
     frames[-1].filename.endswith('xla_bridge.py')
   )

@@ -22,11 +22,12 @@ def gather_text(text: str) -> list[str]:
   """
   if jax.process_count() == 1:
     return [text]
-  own = np.frombuffer(text.encode(), np.uint8)
-  sizes = multihost_utils.process_allgather(np.array(len(own), np.int32))
+  data = np.frombuffer(text.encode(), np.uint8)
+  sizes = multihost_utils.process_allgather(np.array(len(data), np.int32))
+  # Only arrays of equal shape can be gathered, so all are padded to the
+  # longest.
   padded = np.zeros(int(sizes.max()), np.uint8)
-  padded[: len(own)] = own
-  # Arrays of equal shape can be gathered, so all are padded to the longest.
+  padded[: len(data)] = data
   rows = multihost_utils.process_allgather(padded)
   return [
     row[:size].tobytes().decode() for row, size in zip(rows, sizes, strict=True)
@@ -36,8 +37,8 @@ def gather_text(text: str) -> list[str]:
 def from_main(function: Callable[[], Any]) -> Any:
   """Calls a function on the main process; returns its value on every process.
 
-  All processes must call it. Files of a workdir are read this way, because
-  other processes may see an older version of them.
+  All processes must call this function. It is used to read the files of a
+  workdir, because other processes may still see older versions of them.
 
   Args:
     function: function that returns a JSON-able value.

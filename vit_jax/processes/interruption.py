@@ -1,9 +1,9 @@
 """Handles SIGTERM, SIGINT and SIGHUP during a whole command.
 
-A thread reads the numbers of signals that arrive, so that a signal is noticed
-at once even while the main thread compiles or makes another long call. Until a
-run takes over (`preemption`), there is nothing to save, and a signal ends the
-process with exit code 42.
+A thread reads the numbers of the signals that arrive, so it reacts at once even
+while the main thread compiles or is in another long call. As long as there is
+nothing to save, a signal ends the process with exit code 42. A run installs
+another reaction (`preemption`).
 """
 
 import os
@@ -18,13 +18,13 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 Reaction = Callable[[int], None]
 
 
-def leave_early(number: int) -> None:
-  """Ends the process; the reaction while there is nothing to save."""
-  print(early_message(number), file=sys.stderr, flush=True)
+def exit_early(number: int) -> None:
+  """Ends the process; the reaction to a signal if nothing must be saved."""
+  print(early_exit_message(number), file=sys.stderr, flush=True)
   os._exit(EXIT_PREEMPTED)
 
 
-def early_message(number: int) -> str:
+def early_exit_message(number: int) -> str:
   """Returns the message of a process that has nothing to save.
 
   Args:
@@ -37,15 +37,15 @@ def early_message(number: int) -> str:
   )
 
 
-class Interruptions:
-  """Reaction of this process to signals; the only instance is `HERE`.
+class SignalHandler:
+  """Handles the signals of this process; the only instance is `HANDLER`.
 
   Attributes:
-    react: function that is called in a thread with the number of each signal.
+    react: function that is called, in a thread, with the number of each signal.
   """
 
   def __init__(self):
-    self.react: Reaction = leave_early
+    self.react: Reaction = exit_early
     self._pipe: tuple[int, int] | None = None
 
   def install(self) -> None:
@@ -61,7 +61,7 @@ class Interruptions:
       thread.start()
     signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
     for number in SIGNALS:
-      signal.signal(number, _noticed_by_the_thread)
+      signal.signal(number, _do_nothing)
 
   def release(self) -> None:
     """Restores Python's default handlers."""
@@ -71,18 +71,18 @@ class Interruptions:
       signal.signal(number, signal.SIG_DFL)
 
   def ignore(self) -> None:
-    """Ignores signals, so that they cannot change a command's exit code."""
+    """Ignores signals from now on, so that they cannot change an exit code."""
     for number in SIGNALS:
       signal.signal(number, signal.SIG_IGN)
 
   @property
   def installed(self) -> bool:
     """Returns whether the handlers are installed."""
-    return signal.getsignal(signal.SIGTERM) is _noticed_by_the_thread
+    return signal.getsignal(signal.SIGTERM) is _do_nothing
 
   def _forked(self) -> None:
     if self.installed:
-      self.release()  # worker processes have the usual handlers
+      self.release()  # worker processes use Python's default handlers
 
   def _listen(self) -> None:
     assert self._pipe is not None
@@ -92,8 +92,11 @@ class Interruptions:
           self.react(number)
 
 
-def _noticed_by_the_thread(number: int, frame: object) -> None:
-  """Does nothing; without a handler, a signal would end the process."""
+def _do_nothing(number: int, frame: object) -> None:
+  """Does nothing, because the thread reads the signal.
+
+  Without a Python handler, the signal would end the process.
+  """
 
 
-HERE = Interruptions()
+HANDLER = SignalHandler()

@@ -1,8 +1,9 @@
 """Ends a process when the process that started it is killed.
 
-A run that outlived its sweep would hold the lock of its workdir, and the next
-sweep could not continue it. The kernel sends SIGTERM instead, on which a run
-saves its state. Only Linux has this.
+If a sweep is killed and one of its runs continues, the run keeps the lock of
+its workdir, and the next sweep cannot resume it. Therefore the kernel is asked
+to send SIGTERM to the run, which then saves its state. Only Linux supports
+this.
 """
 
 import ctypes
@@ -22,5 +23,5 @@ def end_with_parent() -> None:
   if prctl is None:
     return
   prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-  if os.getppid() != int(parent):  # it was killed before the request
+  if os.getppid() != int(parent):  # the parent ended before the request
     os.kill(os.getpid(), signal.SIGTERM)

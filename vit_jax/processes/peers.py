@@ -1,9 +1,9 @@
 """Ends all processes of a run within seconds when one of them ends.
 
-JAX by itself would let the others wait for an exchange that never comes, or 300
-seconds at its shutdown barrier. So a process that must end early writes a
-message to the key-value store of JAX's coordination service. A thread of each
-process polls the store and ends its process with the same exit code.
+In JAX alone, the others would wait for a collective that never finishes, or
+for 300 seconds at the shutdown barrier. So a process that must end early writes
+a message to the key-value store of JAX's coordination service. A thread of each
+process polls the store, and ends its process with the same exit code.
 """
 
 import contextlib
@@ -37,11 +37,12 @@ from vit_jax.processes import interruption
 
 log = logging.getLogger('vit_jax')
 HEARTBEAT_S = 30  # time without a heartbeat after which a process is lost
-_SAID = 'vit_jax/said/'
-_END, _STOP, _HEARD = f'{_SAID}end', f'{_SAID}stop', 'vit_jax/heard/'
-_LEAVING = threading.Lock()
+# Keys of the store: messages to all processes, and their confirmations.
+_MESSAGES = 'vit_jax/message/'
+_END, _STOP, _READ = f'{_MESSAGES}end', f'{_MESSAGES}stop', 'vit_jax/read/'
+_EXITING = threading.Lock()  # held by the thread that ends the process
 _POLL_S = 0.5
-_LEAVE_S = 10.0  # time for other processes to read a message, and to clean up
+_EXIT_S = 10.0  # time for other processes to read a message and clean up
 
 
 def client() -> Any:
@@ -56,104 +57,105 @@ def index() -> int:
 
 
 @contextlib.contextmanager
-def losses_reported() -> Iterator[None]:
-  """Surrounds `jax.distributed.initialize`: a lost peer ends this process (45).
+def handle_lost_peers() -> Iterator[None]:
+  """Makes the loss of a peer end this process with exit code 45.
 
-  JAX's own client aborts the process (134) when the coordination service
-  reports a loss or no longer answers. JAX has no public way to set a callback
-  instead, so the constructor of the client is replaced in the meantime.
+  `jax.distributed.initialize` must be called in the body. By default JAX's
+  client aborts the process (134) when the coordination service reports a loss
+  or no longer responds. JAX has no public way to set another callback, so the
+  constructor of the client is replaced meanwhile.
   """
-  make = _jax.get_distributed_runtime_client
+  new_client = _jax.get_distributed_runtime_client
 
-  def make_reporting(*args: Any, **kwargs: Any) -> Any:
-    return make(*args, missed_heartbeat_callback=_lost, **kwargs)
+  def new_client_with_callback(*args: Any, **kwargs: Any) -> Any:
+    return new_client(*args, missed_heartbeat_callback=_on_loss, **kwargs)
 
   internals: Any = _jax
-  internals.get_distributed_runtime_client = make_reporting
+  internals.get_distributed_runtime_client = new_client_with_callback
   try:
     yield
   finally:
-    internals.get_distributed_runtime_client = make
+    internals.get_distributed_runtime_client = new_client
 
 
-def _lost(status: object) -> None:
+def _on_loss(status: object) -> None:
   end_on_loss(str(status))
 
 
 def end_on_loss(reason: str) -> None:
-  """Ends this process, and the others that can be reached, with code 45.
+  """Ends this process, and all others that can be reached, with code 45.
 
   Args:
-    reason: error of the coordination service or of an exchange.
+    reason: error of the coordination service or of a collective.
   """
   with contextlib.suppress(Exception):
-    found = heard()
-    if found is not None:  # the peer wrote why it ended
-      leave(found['code'], _of_peer(found))
+    found = message_of_peer()
+    if found is not None:  # the peer published its exit code and reason
+      exit_now(found['code'], _of_peer(found))
   line = (reason.splitlines() or [''])[0][:300]
   message = (
-    f'peer lost: {line}. What was saved is intact; start all processes again, '
-    'on as many hosts as are available.'
+    f'peer lost: {line}. The saved checkpoints are intact; start all processes '
+    'again, on as many hosts as are available.'
   )
-  say_end(EXIT_PEER_LOST, message)
-  leave(EXIT_PEER_LOST, message)
+  publish_end(EXIT_PEER_LOST, message)
+  exit_now(EXIT_PEER_LOST, message)
 
 
-def heard() -> dict[str, Any] | None:
-  """Returns the message of a process that ended early, if there is one."""
+def message_of_peer() -> dict[str, Any] | None:
+  """Returns the message of another process that ended early, or None."""
   try:
-    said = json.loads(client().key_value_try_get(_END))
+    message = json.loads(client().key_value_try_get(_END))
   except Exception:  # noqa: BLE001 (no message, or the service is gone)
     return None
-  return None if said['process'] == index() else said
+  return None if message['process'] == index() else message
 
 
-def say_end(code: int, message: str) -> None:
-  """Writes a message that this process ends.
+def publish_end(code: int, message: str) -> None:
+  """Tells all processes to end, because this one ends.
 
   Args:
-    code: its exit code.
-    message: its reason.
+    code: exit code.
+    message: reason, for the other processes to print.
   """
   text = json.dumps({'code': code, 'message': message, 'process': index()})
-  # Fails if another process was first, or if the service is gone.
+  # Setting the key fails if another process was first, or if the service ended.
   with contextlib.suppress(Exception):
     client().key_value_set(_END, text)
 
 
-def say_stop() -> None:
-  """Writes a message that all processes must agree on a step and stop there."""
+def publish_stop() -> None:
+  """Tells all processes to agree on a step and to stop there."""
   client().key_value_set(_STOP, str(index()), allow_overwrite=True)
 
 
-def leave(code: int, message: str | None = None) -> None:
+def exit_now(code: int, message: str | None = None) -> None:
   """Ends this process at once, without JAX's shutdown barrier.
 
-  The process that hosts the coordination service waits until the others have
-  read the message.
+  Process 0, which hosts the coordination service, waits until the others have
+  read the message of `publish_end`.
 
   Args:
     code: exit code.
     message: message to print.
   """
-  if not _LEAVING.acquire(blocking=False):  # another thread is leaving
+  if not _EXITING.acquire(blocking=False):  # another thread ends the process
     threading.Event().wait()
   sys.stdout.flush()
   if message:
     print(message, file=sys.stderr, flush=True)
   with contextlib.suppress(Exception):
     others = distributed.global_state.num_processes - 1
-    client().key_value_set(f'{_HEARD}{index()}', '', allow_overwrite=True)
-    deadline = time.monotonic() + _LEAVE_S
+    client().key_value_set(f'{_READ}{index()}', '', allow_overwrite=True)
+    deadline = time.monotonic() + _EXIT_S
     while index() == 0 and time.monotonic() < deadline:
-      if len(client().key_value_dir_get(_HEARD)) > others:
+      if len(client().key_value_dir_get(_READ)) > others:
         break
       time.sleep(0.05)
   os._exit(code)
 
 
 def is_lost_peer(error: BaseException) -> bool:
-  """Returns whether an exchange failed because another process is gone."""
+  """Returns whether an error means that another process was lost."""
   broken = re.search(
     r'Connection (reset|closed|refused)|Socket closed|Broken pipe'
     r'|heartbeat timeout|UNAVAILABLE',
@@ -162,7 +164,7 @@ def is_lost_peer(error: BaseException) -> bool:
   return client() is not None and broken is not None
 
 
-def ending(error: BaseException) -> tuple[int, str] | None:
+def exit_status(error: BaseException) -> tuple[int, str] | None:
   """Returns exit code and message of an error; None if it is a crash."""
   for kind, code, word in (
     (UserError, EXIT_USER_ERROR, 'error'),
@@ -176,54 +178,54 @@ def ending(error: BaseException) -> tuple[int, str] | None:
 
 
 def announce(error: Exception) -> None:
-  """Reports an error that only this process may have to the others.
+  """Publishes an error that may have occurred on this process only.
 
-  It must be called before anything is closed, because closing may wait for the
-  others.
+  This function must be called before anything is closed, because closing may
+  wait for the other processes.
 
   Args:
-    error: the error.
+    error: error that ends this process.
   """
-  # All processes raise the two others at the same step.
+  # All processes raise these two errors at the same step.
   if client() is None or isinstance(error, (PreemptedError, DivergedError)):
     return
-  if ending(error) is None and (heard() or is_lost_peer(error)):
+  if exit_status(error) is None and (message_of_peer() or is_lost_peer(error)):
     end_on_loss(str(error))
-  code, message = ending(error) or (
+  code, message = exit_status(error) or (
     EXIT_CRASH,
-    f'crash: {type(error).__name__}: {error} (its own log has the traceback)',
+    f'crash: {type(error).__name__}: {error} (the traceback is in its log)',
   )
-  say_end(code, message)
-  leave_soon(code)
+  publish_end(code, message)
+  exit_soon(code)
 
 
-def part() -> None:
-  """Waits for the other processes; the orderly end of a process."""
+def shut_down() -> None:
+  """Waits at JAX's shutdown barrier for the other processes."""
   if client() is not None:
     distributed.global_state.shutdown()
 
 
-def leave_soon(code: int) -> None:
-  """Ends this process after some seconds, in case closing waits for a peer."""
+def exit_soon(code: int) -> None:
+  """Ends this process after some seconds, if closing takes longer."""
 
   def wait() -> None:
-    time.sleep(_LEAVE_S)
-    leave(code, 'closing takes too long: exiting')
+    time.sleep(_EXIT_S)
+    exit_now(code, 'closing takes too long: exiting')
 
   threading.Thread(target=wait, daemon=True, name='leave').start()
 
 
-def leave_interrupted(number: int) -> None:
-  """Ends all processes; the reaction to a signal before the first step."""
-  message = interruption.early_message(number)
-  say_end(EXIT_PREEMPTED, message)
-  leave(EXIT_PREEMPTED, message)
+def exit_interrupted(number: int) -> None:
+  """Ends all processes; the reaction to a signal if nothing must be saved."""
+  message = interruption.early_exit_message(number)
+  publish_end(EXIT_PREEMPTED, message)
+  exit_now(EXIT_PREEMPTED, message)
 
 
-def _of_peer(said: dict[str, Any]) -> str:
-  """Returns a peer's message with the index of the peer."""
-  kind, colon, rest = said['message'].partition(': ')
-  return f'{kind}{colon}process {said["process"]}: {rest}'
+def _of_peer(message: dict[str, Any]) -> str:
+  """Returns the text of a peer's message, with the index of the peer."""
+  kind, colon, text = message['message'].partition(': ')
+  return f'{kind}{colon}process {message["process"]}: {text}'
 
 
 class _Listener:
@@ -232,7 +234,7 @@ class _Listener:
   The only instance is `_LISTENER`.
 
   Attributes:
-    on_stop: function that is called once, when a process asks all to stop.
+    on_stop: function that is called once, after `publish_stop` of any process.
   """
 
   def __init__(self):
@@ -245,47 +247,52 @@ class _Listener:
 
   def _listen(self) -> None:
     failures = 0
-    # Many processes ask less often, so that the service answers all of them.
+    # The more processes, the less often each one polls, so that the service is
+    # not overloaded.
     interval = max(_POLL_S, distributed.global_state.num_processes / 100)
     while (service := client()) is not None:
       try:
-        said = dict(service.key_value_dir_get(_SAID))
+        messages = dict(service.key_value_dir_get(_MESSAGES))
         failures = 0
       except Exception as error:  # noqa: BLE001 (whatever the client raises)
-        said, failures = {}, failures + 1
+        messages, failures = {}, failures + 1
         if client() is not None and failures * interval > HEARTBEAT_S:
           end_on_loss(str(error))
-      self._obey(said)
+      self._handle(messages)
       time.sleep(interval)
 
-  def _obey(self, said: dict[str, str]) -> None:
-    if _END in said:
-      found = json.loads(said[_END])
-      if found['process'] != index():  # otherwise it is leaving by itself
+  def _handle(self, messages: dict[str, str]) -> None:
+    if _END in messages:
+      found = json.loads(messages[_END])
+      if (
+        found['process'] != index()
+      ):  # otherwise another thread ends it already
         if found['code'] == EXIT_STUCK:
           faulthandler.dump_traceback(sys.stderr)
-        leave(found['code'], _of_peer(found))
-    if _STOP in said and self.on_stop is not None and not self._stopped:
+        exit_now(found['code'], _of_peer(found))
+    if _STOP in messages and self.on_stop is not None and not self._stopped:
       self._stopped = True
       try:
         self.on_stop()
-      except Exception as error:  # noqa: BLE001 (a peer has ended in between)
-        log.warning('no agreement on a step to stop at: %s', error)
+      except Exception as error:  # noqa: BLE001 (a peer has ended meanwhile)
+        log.warning(
+          'the processes could not agree on a step to stop: %s', error
+        )
 
 
 _LISTENER = _Listener()
 
 
 def listen() -> None:
-  """Starts polling the messages of other processes, if there are others."""
+  """Starts polling the messages of other processes, if there are any."""
   if client() is not None:
     _LISTENER.start()
 
 
 def on_stop(agree: Callable[[], None]) -> None:
-  """Sets the function to call, once, after `say_stop` of any process.
+  """Sets the function to call, once, after `publish_stop` of any process.
 
   Args:
-    agree: the function.
+    agree: function that agrees on a step with the other processes.
   """
   _LISTENER.on_stop = agree

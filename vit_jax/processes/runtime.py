@@ -1,4 +1,4 @@
-"""Starts the processes of a run and describes what they run on."""
+"""Starts the processes of a run, and sets up their memory, cache and log."""
 
 import ctypes
 import datetime
@@ -19,7 +19,7 @@ from etils import epath
 
 from vit_jax.errors import UserError, check_range
 from vit_jax.processes import peers, versions
-from vit_jax.processes.interruption import HERE
+from vit_jax.processes.interruption import HANDLER
 
 log = logging.getLogger('vit_jax')
 _PACKAGES = (
@@ -41,10 +41,10 @@ def start_distributed(
   num_processes: int | None = None,
   process_id: int | None = None,
 ) -> None:
-  """Joins the processes of a run, if there are several.
+  """Connects the processes of a run, if there are several.
 
-  Flags determine them if they are given. Under SLURM with several tasks, and on
-  Cloud TPU, JAX finds them. Otherwise this is the only process.
+  The arguments specify the processes. Without arguments, JAX finds them under
+  SLURM with several tasks and on Cloud TPU; otherwise this is the only process.
 
   Args:
     coordinator_address: 'HOST:PORT' of process 0.
@@ -79,7 +79,7 @@ def join(
   """
   if coordinator_address is None and not _found_by_jax():
     return False
-  with peers.losses_reported():
+  with peers.handle_lost_peers():
     jax.distributed.initialize(
       coordinator_address,
       num_processes,
@@ -87,9 +87,9 @@ def join(
       initialization_timeout=timeout_s,
       heartbeat_timeout_seconds=peers.HEARTBEAT_S,
     )
-  if HERE.installed or peers.client() is not None:
-    HERE.install()  # JAX has replaced the handler of SIGTERM
-    HERE.react = peers.leave_interrupted
+  if HANDLER.installed or peers.client() is not None:
+    HANDLER.install()  # JAX has replaced the handler of SIGTERM
+    HANDLER.react = peers.exit_interrupted
   peers.listen()
   return True
 
@@ -99,16 +99,16 @@ def _check_processes(
   num_processes: int | None,
   process_id: int | None,
 ) -> None:
-  """Refuses flags that JAX would ignore or answer with a traceback."""
+  """Refuses flags that JAX would ignore, or reject with an obscure error."""
   check_range('--num_processes', num_processes, at_least=1)
   last = math.inf if num_processes is None else num_processes - 1
   check_range('--process_id', process_id, at_least=0, at_most=last)
   if coordinator_address is None:
     if (num_processes or 1) > 1 or process_id:
       raise UserError(
-        f'--num_processes={num_processes} --process_id={process_id} without '
-        '--coordinator_address: give all three, with the same HOST:PORT of '
-        'process 0 on all processes, or none to run only one process.'
+        f'--num_processes={num_processes} and --process_id={process_id} are '
+        'given without --coordinator_address: give all three, with the '
+        'HOST:PORT of process 0 on all processes, or none to run one process.'
       )
     return
   if not re.fullmatch(r'.+:\d+', coordinator_address):
@@ -129,11 +129,11 @@ def _found_by_jax() -> bool:
 
 
 def cache_compilations() -> None:
-  """Keeps compiled programs on disk, so that a restart compiles nothing.
+  """Enables JAX's compilation cache, so that a restart compiles nothing.
 
-  They are kept in $JAX_COMPILATION_CACHE_DIR, or in ~/.cache/vit_jax/compiled.
-  Programs for CPUs are not kept, because they contain instructions of one
-  machine. JAX_ENABLE_COMPILATION_CACHE=false turns the cache off.
+  The cache is $JAX_COMPILATION_CACHE_DIR, or ~/.cache/vit_jax/compiled.
+  Programs for CPUs are not cached, because they use the instructions of one
+  type of machine. JAX_ENABLE_COMPILATION_CACHE=false disables the cache.
   """
   config: Any = jax.config
   if jax.default_backend() != 'cpu' and not config.jax_compilation_cache_dir:
@@ -142,24 +142,26 @@ def cache_compilations() -> None:
 
 
 def keep_host_memory() -> None:
-  """Keeps freed memory for the next step, if there is only a CPU.
+  """Makes malloc keep freed memory for the next step, if there is only a CPU.
 
-  XLA's CPU backend allocates the buffers of every step again. glibc returns
-  such large buffers to the system, which then has to clear every page of them:
-  a third of all processor time in the step of a small model. It must be called
-  before JAX starts any thread. Compiling, which allocates from many threads,
-  becomes slower. Nothing is done if the user has set glibc's MALLOC_ variables.
+  XLA's CPU backend allocates the buffers of every step again. By default glibc
+  returns such large buffers to the system, which must clear all their pages at
+  the next allocation: a third of all CPU time in the step of a small model.
+  Compiling, which allocates from many threads, becomes slower.
+
+  This function must be called before JAX starts any thread. It does nothing if
+  the user has set glibc's MALLOC_ variables.
   """
   accelerator = _on_tpu() or pathlib.Path('/dev/nvidia0').exists()
-  given = any(name.startswith('MALLOC_') for name in os.environ)
-  if accelerator or given or platform.libc_ver()[0] != 'glibc':
+  set_by_user = any(name.startswith('MALLOC_') for name in os.environ)
+  if accelerator or set_by_user or platform.libc_ver()[0] != 'glibc':
     return
   mallopt = ctypes.CDLL(None).mallopt
   for option, value in (
-    (-8, 1),  # M_ARENA_MAX: all threads use the one arena that can grow
-    (-4, 0),  # M_MMAP_MAX
-    (-1, -1),  # M_TRIM_THRESHOLD: never
-    (-2, 64 * 2**20),  # M_TOP_PAD
+    (-8, 1),  # M_ARENA_MAX: all threads use the main arena, which can grow
+    (-4, 0),  # M_MMAP_MAX: large buffers are not mapped separately
+    (-1, -1),  # M_TRIM_THRESHOLD: memory is never returned to the system
+    (-2, 64 * 2**20),  # M_TOP_PAD: bytes to request when the arena grows
   ):
     mallopt(option, value)
 
@@ -171,22 +173,22 @@ def _on_tpu() -> bool:
   chips = any(
     pathlib.Path(device).exists() for device in ('/dev/accel0', '/dev/vfio/0')
   )
-  return chips and versions.of_package('libtpu') is not None
+  return chips and versions.package_version('libtpu') is not None
 
 
 def is_main() -> bool:
-  """Returns whether this process writes the run's files and log."""
+  """Returns whether this is process 0, which writes the run's files."""
   return jax.process_index() == 0
 
 
 def process_file(path: epath.Path) -> epath.Path:
-  """Returns the path of a file that every process has for itself.
+  """Returns the path of a file of which every process writes its own copy.
 
   Args:
     path: path for the main process.
 
   Returns:
-    The path; on other processes, with their index before the suffix.
+    The path; on other processes, the path with their index before the suffix.
   """
   if is_main():
     return path
@@ -200,9 +202,9 @@ def start_logging() -> None:
   log.handlers[:] = [handler]
   log.propagate = False
   log.setLevel(logging.INFO)
-  # Orbax logs through absl, gcsfs through its own logger. Their errors are
-  # raised as exceptions too, and reported once. A full disk would otherwise
-  # bury that message in thousands of lines.
+  # Orbax logs through absl, gcsfs through its own logger. Their errors are also
+  # raised as exceptions, and reported once. If a disk is full, thousands of log
+  # lines would hide that report.
   absl_logging.set_verbosity(absl_logging.FATAL)
   for name in ('gcsfs', 'asyncio', 'fsspec'):
     logging.getLogger(name).setLevel(logging.CRITICAL)
@@ -212,13 +214,13 @@ def start_logging() -> None:
 def _report_uncaught(
   report: Callable[..., None], kind: type[BaseException], *error: Any
 ) -> None:
-  """Reports an uncaught error, except those of TensorStore's failed writes.
+  """Reports an uncaught error, unless it results from a failed save.
 
-  After a failed save, each of its many futures reports to an event loop that
-  Orbax has closed. The failure itself was raised and logged.
+  After a failed save, each of TensorStore's many futures uses an event loop
+  that Orbax has closed. The failure itself was already raised and logged.
 
   Args:
-    report: the hook that was installed before.
+    report: original hook, which prints the traceback.
     kind: type of the error.
     *error: the error and its traceback.
   """
@@ -235,7 +237,7 @@ def describe_run() -> dict[str, Any]:
     'command': [sys.executable, *sys.orig_argv[1:]],
     'commit': versions.commit(),
     'python': platform.python_version(),
-    'packages': {name: versions.of_package(name) for name in _PACKAGES},
+    'packages': {name: versions.package_version(name) for name in _PACKAGES},
     'platform': devices[0].platform,
     'device_kind': devices[0].device_kind,
     'num_devices': len(devices),

@@ -1,4 +1,4 @@
-"""Versions of the code that runs: this package and those it uses."""
+"""Returns the versions of this package and of the packages that it uses."""
 
 import functools
 import importlib.metadata
@@ -8,7 +8,7 @@ import subprocess
 _ROOT = pathlib.Path(__file__).parents[1]
 
 
-def of_package(name: str) -> str | None:
+def package_version(name: str) -> str | None:
   """Returns the version of a package; None if it is not installed."""
   try:
     return importlib.metadata.version(name)
@@ -18,7 +18,7 @@ def of_package(name: str) -> str | None:
 
 @functools.cache
 def commit() -> str | None:
-  """Returns the commit of the code that runs, with '+' if files were changed.
+  """Returns the commit of this package, with '+' if files were changed.
 
   Returns:
     The commit; None if neither git nor `git archive` provides it.

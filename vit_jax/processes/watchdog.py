@@ -18,37 +18,36 @@ from vit_jax.processes import peers
 
 log = logging.getLogger('vit_jax')
 _WRITE_S = 30.0  # time limit for writing the stack traces
-_KEPT = 100  # number of recent step times whose median is used
+_RECENT_STEPS = 100  # number of step times whose median is used
 
 
 class Watchdog:
-  """A thread that ends the process if nothing is reported for too long.
+  """A thread that ends the process if it makes no progress for too long.
 
-  Between two steps it allows `factor` times the median of recent steps, but at
-  least `min_s`. For everything else, and before the first steps, it allows
-  `pause_s` or the limit given to `pause`. When the time is over, it writes the
-  stack traces of all threads to stderr and to a file, and ends the process with
-  exit code 44. If processes wait for the same peer, the watchdogs of all of
-  them do so.
+  The time limit of a step is `factor` times the median of recent steps, but at
+  least `min_s`. For all other work, and for the first steps, it is `pause_s` or
+  the limit given to `pause`. After that time, the watchdog writes the stack
+  traces of all threads to stderr and to a file, and ends the process with exit
+  code 44. If several processes wait for a stuck peer, each of them ends so.
   """
 
   def __init__(
     self, stacks: epath.Path, *, factor: float, min_s: float, pause_s: float
   ):
-    """Starts watching.
+    """Starts the thread.
 
     Args:
       stacks: file for stack traces.
       factor: longest time of a step, in medians of recent steps.
-      min_s: seconds that a step may take in any case.
-      pause_s: seconds that anything else may take.
+      min_s: seconds that any step may take, however short the median.
+      pause_s: seconds that any other work may take.
     """
     self._stacks = stacks
     self._factor, self._min_s, self._pause_s = factor, min_s, pause_s
-    self._times: deque[float] = deque(maxlen=_KEPT)
+    self._times: deque[float] = deque(maxlen=_RECENT_STEPS)
     self._last_step: float | None = None
     self._deadline = time.monotonic() + pause_s
-    self._limit_s, self._doing = pause_s, ''
+    self._limit_s, self._activity = pause_s, ''
     self._ended = threading.Event()
     self._thread = threading.Thread(
       target=self._watch, daemon=True, name='watchdog'
@@ -65,26 +64,28 @@ class Watchdog:
 
   @contextlib.contextmanager
   def pause(
-    self, seconds: float | None = None, doing: str = ''
+    self, seconds: float | None = None, activity: str = ''
   ) -> Iterator[None]:
-    """Surrounds work that is not a step: evaluating, saving, restoring.
+    """Sets another time limit for work that is not a step, such as evaluating.
 
     Args:
-      seconds: time limit, which each `alive` restarts; by default `pause_s`.
-      doing: description of the work and of usual causes, for the message.
+      seconds: time limit, which each call of `alive` restarts; by default
+        `pause_s`.
+      activity: description of the work, and of usual causes of a hang, for the
+        message.
     """
-    self._doing = doing
+    self._activity = activity
     self._allow(seconds or self._pause_s)
     yield
-    self._last_step, self._doing = None, ''
+    self._last_step, self._activity = None, ''
     self._allow(self._step_limit())
 
   def alive(self) -> None:
-    """Restarts the current limit."""
+    """Reports progress, which restarts the current time limit."""
     self._allow(self._limit_s)
 
   def close(self) -> None:
-    """Stops watching."""
+    """Stops the thread."""
     self._ended.set()
     self._thread.join()
 
@@ -100,13 +101,13 @@ class Watchdog:
   def _watch(self) -> None:
     while not self._ended.wait(0.2):
       if time.monotonic() > self._deadline:
-        self._give_up()
+        self._end_process()
 
-  def _give_up(self) -> None:
+  def _end_process(self) -> None:
     message = (
       f'no progress within {self._limit_s:.1f} s'
-      f'{self._doing and f" while {self._doing}"}: this process or a peer that '
-      f'it waits for is stuck. Stack traces of all threads are in '
+      f'{self._activity and f" while {self._activity}"}: this process, or a '
+      'peer that it waits for, is stuck. Stack traces of all threads are in '
       f'{self._stacks}; exit code {EXIT_STUCK}.'
     )
     print(f'stuck: {message}', file=sys.stderr, flush=True)
@@ -114,12 +115,12 @@ class Watchdog:
     writing = threading.Thread(
       target=self._write_stacks, args=(message,), daemon=True
     )
-    # Without memory for a thread, the stack traces on stderr must suffice.
+    # If there is no memory for a thread, the stack traces are only on stderr.
     with contextlib.suppress(RuntimeError):
       writing.start()
       writing.join(_WRITE_S)  # the file system itself may be stuck
-    peers.say_end(EXIT_STUCK, f'stuck: {message}')
-    peers.leave(EXIT_STUCK)
+    peers.publish_end(EXIT_STUCK, f'stuck: {message}')
+    peers.exit_now(EXIT_STUCK)
 
   def _write_stacks(self, message: str) -> None:
     with contextlib.suppress(Exception), tempfile.TemporaryFile('w+') as file:

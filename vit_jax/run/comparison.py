@@ -74,7 +74,7 @@ def record(
     'versions': {
       'backend': jax.default_backend(),
       'vit_jax': versions.commit(),
-      **{name: versions.of_package(name) for name in _PACKAGES},
+      **{name: versions.package_version(name) for name in _PACKAGES},
     },
   }
 

@@ -262,8 +262,8 @@ def _wait(process: subprocess.Popen) -> tuple[int, bool]:
     received.append(number)
     process.send_signal(signal.SIGTERM)
 
-  before = interruption.HERE.react
-  interruption.HERE.react = forward
+  before = interruption.HANDLER.react
+  interruption.HANDLER.react = forward
   try:
     return process.wait(), bool(received)
   except BaseException:
@@ -271,4 +271,4 @@ def _wait(process: subprocess.Popen) -> tuple[int, bool]:
     process.wait()
     raise
   finally:
-    interruption.HERE.react = before
+    interruption.HANDLER.react = before

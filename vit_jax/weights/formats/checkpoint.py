@@ -48,7 +48,7 @@ def load(path: str) -> Pretrained:
       f'{checkpoint.READABLE}: use the version of vit_jax that wrote it.'
     )
   log.info('weights from %s', step_dir)
-  items = checkpoint.held_items(step_dir)
+  items = checkpoint.list_items(step_dir)
 
   def loader(item: str, load: Any) -> Any:
     return functools.partial(load, step_dir) if item in items else None
