@@ -462,7 +462,8 @@ def test_every_config_builds():
       ('finetune', 'linear_')
     ):
       with config.unlocked():  # a fine-tuning reads this from the weights
-        config.model.variant = 'B/16'
+        is_resnet = config.model.name == 'resnet'
+        config.model.variant = 'R50x1' if is_resnet else 'B/16'
         config.image_size = (32, 32)
     assert Experiment.build(config, jax.devices()).total_steps > 0, file
 
@@ -657,4 +658,5 @@ def test_study_of_table_5_has_its_numbers():
   """H/14's numbers are Table 5's own, not Table 6's."""
   rows = contents.load('configs/studies/finetuned.py:table=5').rows
   numbers = rows['H/14 jft'].paper
-  assert (numbers['ImageNet'], numbers['CIFAR-100']) == (88.04, 94.55)
+  found = numbers['ImageNet'].mean, numbers['CIFAR-100'].mean
+  assert found == (88.04, 94.55)

@@ -49,7 +49,7 @@ ROWS = [
   (('evaluate', '--checkpoint=photo'), 'Did you mean photos'),
   (
     ('evaluate', '--checkpoint=tiny.npz', '--evaluator=fewshoot'),
-    "did you mean 'fewshot'? allowed: calibration, classification, fewshot",
+    "did you mean 'fewshot'? allowed: calibration, classification, confusion",
   ),
   (('evaluate', '--checkpoint=tiny.npz'), 'Give --dataset=NAME'),
   (('predict', '--checkpoint=tiny.npz', 'photos'), 'photos matches no image'),

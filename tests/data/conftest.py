@@ -9,7 +9,7 @@ from etils.epath import gpath
 def prepared(tmp_path_factory):
   """Writes a TFDS dataset in each format: {format: folder}."""
   import tensorflow_datasets as tfds_lib
-  from twin import Twin
+  from tfds_twin import Twin
 
   config = tfds_lib.download.DownloadConfig(num_shards=3)
   folders = {}
