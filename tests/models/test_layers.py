@@ -215,8 +215,7 @@ def masks(place, **rates):
   """Returns bool `[depth, n]`: whether each layer keeps a branch.
 
   All parameters are zero except one bias of that layer, a one in channel 0, so
-  the
-  output has a value in that channel exactly where it was kept.
+  the output has a value in that channel exactly where it was kept.
   """
   depth, count = 4, 2000
   sizes = dict(patch_size=1, width=4, depth=depth, mlp_dim=4, num_heads=1)
