@@ -44,7 +44,7 @@ def test_norm_of_bfloat16_inputs(mean):
 
 
 def five_sigma(share, count):
-  """Five standard deviations of the mean of `count` coin flips."""
+  """Returns five standard deviations of the mean of `count` coin flips."""
   return 5 * np.sqrt(share * (1 - share) / count)
 
 
