@@ -3,8 +3,7 @@
   python tests/count_host_work.py CONFIG WORKDIR --config.key=value ...
 
 compiles: number of programs compiled before each step; arrays: dtype and shape
-of
-what was sent to the devices; refused: message for a batch on the host.
+of what was sent to the devices; refused: message for a batch on the host.
 """
 
 import json

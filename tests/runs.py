@@ -62,8 +62,7 @@ def compilation_cache() -> str:
   """Returns a directory for compiled programs that all commands share.
 
   The first process of the tests creates and removes it; child processes find it
-  in
-  their environment.
+  in their environment.
   """
   if _CACHE not in os.environ:
     os.environ[_CACHE] = tempfile.mkdtemp(prefix='vit_jax_tests_')
@@ -78,8 +77,7 @@ def environment(devices: int = 1, level: int = 0) -> dict[str, str]:
     devices: number of virtual devices.
     level: XLA's optimization level of machine code. Most of these programs take
       longer to compile than to run, so it is 0; where programs are inspected,
-      as
-      for TPUs, it is XLA's default of 3.
+      as for TPUs, it is XLA's default of 3.
   """
   return os.environ | {
     'JAX_COMPILATION_CACHE_DIR': compilation_cache(),

@@ -1,8 +1,7 @@
 """Run-time type checks by typeguard for jaxtyping's import hook.
 
 `typeguard.typechecked` itself compiles a function's source again. The hook
-passes
-generated functions, which have no source, so nothing would be checked.
+passes generated functions, which have no source, so nothing would be checked.
 `typeguard.check_type` on each value does the same job.
 """
 

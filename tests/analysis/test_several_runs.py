@@ -31,7 +31,7 @@ def spans(step, seconds):
 
 @pytest.fixture
 def run(tmp_path):
-  """Run of 100 steps on 4 devices for half a day; 20 steps were repeated."""
+  """Returns a run of 100 steps in half a day; 20 steps were repeated."""
   events = [
     dict(time=TIME, event='start', step=0),
     spans(40, 14400),

@@ -107,7 +107,7 @@ def test_workers_end_with_a_killed_parent(tmp_path):
 
 
 def wait_here(folder):
-  """A task that never ends."""
+  """Runs a task that never ends."""
   open(f'{folder}/{os.getpid()}.pid', 'w').close()
   time.sleep(600)
 

@@ -21,6 +21,11 @@ FOREIGN = re.compile(
 )
 
 
+def _python(*tops):
+  """Returns the Python files below some directories of the repository."""
+  return sorted(path for top in tops for path in (ROOT / top).rglob('*.py'))
+
+
 def _functions(tree):
   """Yields (name, docstring) of functions; a property may be a noun."""
   for node in ast.walk(tree):
@@ -31,10 +36,12 @@ def _functions(tree):
 
 
 def test_docstrings_of_functions_start_with_a_verb():
-  """They do not start with an article, a preposition or a relative word."""
+  """Docstrings of tests, which state a property, are left out."""
   wrong, count = [], 0
-  for path in sorted((ROOT / 'vit_jax').rglob('*.py')):
+  for path in _python('vit_jax', 'tests', 'benchmarks'):
     for name, text in _functions(ast.parse(path.read_text())):
+      if name.startswith('test_'):
+        continue
       count += 1
       first = re.match(r'\W*(\w*)', text)
       assert first
@@ -45,16 +52,14 @@ def test_docstrings_of_functions_start_with_a_verb():
 
 def test_no_words_to_avoid():
   """Docstrings, comments, messages and documents are searched."""
-  pages = [*ROOT.glob('docs/*.md'), ROOT / 'README.md']
-  pages += [ROOT / 'ARCHITECTURE.md', ROOT / 'CONTRIBUTING.md']
-  files = [
-    path
-    for top in ('vit_jax', 'configs')
-    for path in (ROOT / top).rglob('*.py')
-  ]
+  pages = [*ROOT.glob('docs/*.md'), *ROOT.glob('*.md')]
+  pages += [ROOT / 'benchmarks' / 'RESULTS.md', ROOT / 'pyproject.toml']
+  scripts = [*(ROOT / 'launch').iterdir()]
+  files = _python('vit_jax', 'configs', 'tests', 'benchmarks')
+  files.remove(pathlib.Path(__file__))
   found = [
     f'{path.relative_to(ROOT)}:{number}: {line.strip()}'
-    for path in sorted([*pages, *files])
+    for path in sorted([*pages, *scripts, *files])
     for number, line in enumerate(path.read_text().splitlines(), 1)
     if FOREIGN.search(line)
   ]

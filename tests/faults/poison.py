@@ -53,9 +53,9 @@ class Objective(supervised.Objective):
   """A supervised objective with a bad loss or gradient for marked batches.
 
   Attributes:
-    harm: 'loss' (NaN), 'gradient' (NaN with a finite loss), 'spike' (1000
-      times the loss), or 'bits': for any batch, every evaluation of the loss
-      from the `GOOD_CALLS`-th on gives another value.
+    harm: 'loss' (NaN), 'gradient' (NaN with a finite loss), 'spike' (1000 times
+      the loss), or 'bits': for any batch, every evaluation of the loss from the
+      `GOOD_CALLS`-th on gives another value.
   """
 
   harm: str = dataclasses.field(default='loss', kw_only=True)

@@ -101,8 +101,7 @@ def test_an_unusable_bucket_is_reported_at_the_start(
   """There is one message before anything is computed.
 
   A bucket that does not exist is a user error. A server that does not answer is
-  an
-  outage, after whose exit code launchers start the run again.
+  an outage, after whose exit code launchers start the run again.
   """
   if bucket == 'nowhere':  # there is no server
     address = f'http://127.0.0.1:{runs.free_port()}'

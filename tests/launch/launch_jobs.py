@@ -81,7 +81,7 @@ JOBS = {
 
 
 def plan(job):
-  """Substitute for `planning.predict`, which compiles for a minute."""
+  """Replaces `planning.predict`, which compiles for a minute."""
   return _GPU_PLAN if job.target == 'slurm' else PLAN
 
 

@@ -44,7 +44,7 @@ def test_norm_of_bfloat16_inputs(mean):
 
 
 def five_sigma(share, count):
-  """Five standard deviations of the mean of `count` coin flips."""
+  """Returns five standard deviations of the mean of `count` coin flips."""
   return 5 * np.sqrt(share * (1 - share) / count)
 
 
@@ -215,8 +215,7 @@ def masks(place, **rates):
   """Returns bool `[depth, n]`: whether each layer keeps a branch.
 
   All parameters are zero except one bias of that layer, a one in channel 0, so
-  the
-  output has a value in that channel exactly where it was kept.
+  the output has a value in that channel exactly where it was kept.
   """
   depth, count = 4, 2000
   sizes = dict(patch_size=1, width=4, depth=depth, mlp_dim=4, num_heads=1)

@@ -133,8 +133,7 @@ def test_patches_are_numbered_row_by_row():
   """Token r · columns + c is the patch in row r, column c.
 
   An image that is constant except in one patch differs in one token only. If
-  only
-  that token has a position embedding, it can be identified.
+  only that token has a position embedding, it can be identified.
   """
   rows, columns = 2, 3
   model = Model(0, **SIZES | dict(depth=1), pool='gap')

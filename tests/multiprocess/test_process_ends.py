@@ -100,8 +100,7 @@ def test_a_killed_process_ends_the_others_with_45(tmp_path, killed):
   """Any process may be killed; the others print one message.
 
   Process 0 hosts JAX's coordination service. Without it, JAX may abort the
-  others
-  (SIGABRT, which a shell shows as 134) before they can print anything.
+  others (SIGABRT, which a shell shows as 134) before they can print anything.
   """
   workdir = tmp_path / 'run'
   changes = {

@@ -1,8 +1,7 @@
 """Tests that a forced collapse of DINO is detected.
 
 The paper's Figure 7: without centring, the teacher gives the same output for
-all
-images (its entropy falls to 0); without sharpening, its output is uniform
+all images (its entropy falls to 0); without sharpening, its output is uniform
 (ln k). In both cases it no longer differs from its student.
 """
 

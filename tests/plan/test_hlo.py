@@ -30,8 +30,7 @@ def test_cycles_are_multiplied_by_trip_counts(target):
   """Nested loops multiply; asynchronous operations count at their start.
 
   A conditional counts its most expensive branch. The instructions inside a
-  fusion
-  or a reduction are not added.
+  fusion or a reduction are not added.
   """
   total = of(TEXT, target)
   assert total.estimated_cycles == OUTER * INNER * 1000 + 70 + 300

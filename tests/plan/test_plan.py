@@ -59,8 +59,8 @@ def test_scanned_and_unrolled_layers_cost_the_same():
   """A scanned layer, times its trip count, costs as much as unrolled ones.
 
   The program does not store outputs of its layers: a scanned training step
-  stacks
-  what its backward pass needs, which costs cycles that an unrolled one saves.
+  stacks what its backward pass needs, which costs cycles that an unrolled one
+  saves.
   """
   script = str(runs.ROOT / 'tests' / 'plan' / 'scanned.py')
   environment = runs.environment(level=3) | {'PYTHONPATH': str(runs.ROOT)}

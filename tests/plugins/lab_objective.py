@@ -1,8 +1,7 @@
 """An objective outside the package: labels, and an averaged teacher.
 
 The student learns the labels and, increasingly, the teacher's logits minus
-their
-mean (the centre).
+their mean (the centre).
 """
 
 import jax

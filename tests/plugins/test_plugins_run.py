@@ -1,8 +1,7 @@
 """Tests of plug-ins outside the package with the ordinary commands.
 
 The files next to this one are written from the contracts only; `lab_config`
-uses
-all of them.
+uses all of them.
 """
 
 import json

@@ -308,7 +308,7 @@ def test_a_sweep_waits_for_a_locked_workdir(tmp_path, monkeypatch):
   jobs._wait_for_lock(run)
   assert len(pauses) == 1
   monkeypatch.setattr(jobs, '_LOCK_TIMEOUT_S', -1.0)
-  with lock.hold(workdir), pytest.raises(UserError, match='another run works'):
+  with lock.hold(workdir), pytest.raises(UserError, match='another run'):
     jobs._wait_for_lock(run)
 
 

@@ -127,10 +127,8 @@ def unsettled(start):
 
   All parameters get noise: heads and last norms start at 0, which would make
   other gradients zero. If a rectifier's input is a rounding error away from 0,
-  the
-  gradients of the two paths differ, and Adam enlarges small gradients.
-  Therefore,
-  norms before rectifiers get biases of ±4 standard deviations.
+  the gradients of the two paths differ, and Adam enlarges small gradients.
+  Therefore, norms before rectifiers get biases of ±4 standard deviations.
   """
   rng, moved = np.random.default_rng(0), {}
   for path, leaf in tree.flatten(start).items():
@@ -148,8 +146,7 @@ def check(experiment, gradient):
 
   It compares losses, norms of gradients, and the final distance of each leaf,
   relative to how far the leaf moved. The differences are 6e-7, 7e-7 and 2e-5,
-  and
-  3e-4 for an AxialResNet, which has the most rectifiers.
+  and 3e-4 for an AxialResNet, which has the most rectifiers.
 
   Args:
     experiment: experiment with a model in float32.

@@ -17,8 +17,7 @@ class Recorded(Session):
   """A session for the loop; `log` contains the calls in order.
 
   Schedules are real. Steps, evaluators and checkpoints only record that they
-  were
-  called, and check the state that they get.
+  were called, and check the state that they get.
   """
 
   def __init__(

@@ -1,8 +1,7 @@
 """Twenty training steps of the axial models against plain jax.numpy.
 
 As in test_plain_resnets. Images are wider than high, so that exchanging rows
-and
-columns would change the result.
+and columns would change the result.
 """
 
 import jax

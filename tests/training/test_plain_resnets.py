@@ -1,8 +1,8 @@
 """Twenty training steps of a ResNet and a hybrid against plain jax.numpy.
 
 As in test_plain_path: the plain path has no scan, rematerialization or
-sharding.
-Ours runs on eight devices with every axis of the mesh, and in micro-batches.
+sharding. Ours runs on eight devices with every axis of the mesh, and in
+micro-batches.
 """
 
 import functools

@@ -201,8 +201,7 @@ class Masked(Stub):
   """A model whose logits are its parameters behind a dropout mask.
 
   At zero, the gradient of slot k's sigmoid cross-entropy is 2 · ½ if it is
-  kept,
-  else 0, so SGD writes the mask into the parameters.
+  kept, else 0, so SGD writes the mask into the parameters.
   """
 
   def logits(self, params, images, key=None):

@@ -1,8 +1,7 @@
 """Tests of official files of BiT's ResNets and hybrids with timm's loaders.
 
 timm reads the written files by its own tables; its results must equal ours
-stage
-by stage. timm's layers get the official constants (`bit_peer`).
+stage by stage. timm's layers get the official constants (`bit_peer`).
 """
 
 import jax
@@ -105,8 +104,7 @@ def test_gradients_equal_torch(tmp_path, kind):
   """A unit that changes the shape and one that does not, and other layers.
 
   Our gradients are written to a file like weights, so that timm's loader puts
-  each
-  next to its parameter.
+  each next to its parameter.
   """
   size = (16, 16)
   if kind == 'bit':

@@ -123,8 +123,7 @@ def test_timm_files_give_timms_results(tmp_path, size):
 
   At 48 pixels, the second map is 6x6, padded to 8x8. At 24, the second is 3x3,
   smaller than a window, and the third is 2x2, from an odd map. At 68 and at
-  76x92
-  it matters that timm pads after the shift.
+  76x92 it matters that timm pads after the shift.
   """
   theirs = timm_swin_transformer(size)
   config = dict(
@@ -173,8 +172,7 @@ def test_hugging_face_files_give_its_results(tmp_path):
   """76x92 pixels have maps of 19x23, 10x12 and 5x6.
 
   There the padding is in the middle of shifted windows. Hugging Face pads
-  before
-  the shift, as the authors' code for detection does.
+  before the shift, as the authors' code for detection does.
   """
   theirs = hugging_face_swin(64)
   path = saved_there(tmp_path, theirs)

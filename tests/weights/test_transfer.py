@@ -91,8 +91,7 @@ def test_a_larger_image_of_equal_patches_gives_the_same():
 
   Patches and positions differ only from row to row. Doubling the columns only
   changes the number of equal tokens, on which attention and average pooling do
-  not
-  depend.
+  not depend.
   """
   source, params = weights((8, 8), pool='gap')
   rows = np.random.default_rng(0).normal(size=(2, 1, 16))
