@@ -92,8 +92,6 @@ class Source:
       yield part.filename, np.arange(part.skip, part.skip + part.take)
 
   def __getitem__(self, index: int) -> dict[str, Any]:
-    if not 0 <= index < len(self):
-      raise IndexError(f'{self.name} has no example {index}')
     return tfrecord.example(self._records.read(index), *self._keys)
 
   def with_labels(self, key: str) -> 'Source':
