@@ -30,7 +30,7 @@ def open_mixture(split='train', weights=None, **changes):
 def located(positions, seed=0, source=None):
   """Returns (member, index in it) at positions."""
   source = source or open_mixture()
-  starts = np.array(source._starts)
+  starts = np.cumsum([0, *map(len, source._members)])
   indices = source.locate(np.asarray(positions), seed)
   members = np.searchsorted(starts, indices, 'right') - 1
   return members, indices - starts[members]

@@ -55,13 +55,13 @@ def test_the_tfrecord_index_is_stored_in_the_bucket(bucket):
     return index.load(paths, 'tfrecord', scan, on_bad_shard='error')
 
   offsets = [
-    [shard['offset'].tolist() for shard in load(paths).shards]
+    [shard.tolist() for shard in load(paths).split('offset')]
     for paths in (local, remote)
   ]
   assert offsets[0] == offsets[1]
   assert (bucket / index.FOLDER).is_dir()
   again = load(remote, scan=lambda path: pytest.fail('scanned again'))
-  assert [s['offset'].tolist() for s in again.shards] == offsets[0]
+  assert [shard.tolist() for shard in again.split('offset')] == offsets[0]
   reader, same = files.Files(remote), files.Files(local)
   assert reader.read(2, 12, 5) == same.read(2, 12, 5)
   with pytest.raises(DecodeError):

@@ -181,11 +181,13 @@ def test_labels_in_json_members(tmp_path):
   assert [source[i]['label'] for i in range(3)] == [2, 1, 0]
   plain = tmp_path / 'plain.txt'
   plain.write_text('person\nbicycle\n')
-  with pytest.raises(UserError, match='x.tar @ .*label 12.*2 classes, 0 to 1'):
+  with pytest.raises(
+    UserError, match='x.tar @ .*label 12.* 0 to 1, the positions'
+  ):
     tar.Source(
       'train', path=str(tmp_path), label_key='fine', class_map=str(plain)
     )
-  listed.write_text('10\tperson\n011\tbicycle\n44\tbottle\n12\tcar\n')
+  listed.write_text('10\tperson\n11\tbicycle\n44\tbottle\n12\tcar\n')
   source = tar.Source(
     'train', path=str(tmp_path), label_key='fine', class_map=str(listed)
   )

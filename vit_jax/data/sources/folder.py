@@ -6,11 +6,10 @@ depth. `data/storage/class_folders.py` decides which files are images.
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Int
 
 from vit_jax.config import plugins
 from vit_jax.data import fingerprint
@@ -25,7 +24,7 @@ from vit_jax.errors import UserError
 
 
 @plugins.operational('path')
-class Source:
+class Source(splits.Selected):
   """One split of a folder of classes; a local path.
 
   Attributes:
@@ -81,13 +80,6 @@ class Source:
         self._refuse_absent(found, class_map)
     lengths = {name: len(each.paths) for name, each in self._listings.items()}
     self._selection = splits.Selection(split, lengths, self._cut_order)
-
-  def __len__(self) -> int:
-    return len(self._selection)
-
-  def rows(self) -> Iterator[tuple[str, Int[np.ndarray, ' n']]]:
-    """Yields the examples as (split, positions in it); see `data.contract`."""
-    yield from self._selection.rows()
 
   def __getitem__(self, index: int) -> dict[str, Any]:
     root, path = self._find(index)

@@ -11,13 +11,11 @@ import bisect
 import itertools
 import json
 import os
-from collections.abc import Iterator
 from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute
-from jaxtyping import Int
 
 from vit_jax.config import plugins
 from vit_jax.data import fingerprint, progress
@@ -37,7 +35,7 @@ _ROWS = 100  # of a record batch: reading it touches the pages of one row only
 
 
 @plugins.operational('path')
-class Source:
+class Source(splits.Selected):
   """One split of a dataset of the package `datasets`; a local path.
 
   Attributes:
@@ -85,13 +83,6 @@ class Source:
     self.name = f'{path}/{split}'
     self.num_classes = len(known.keys)
     self.class_names = known.names
-
-  def __len__(self) -> int:
-    return len(self._selection)
-
-  def rows(self) -> Iterator[tuple[str, Int[np.ndarray, ' n']]]:
-    """Yields the examples as (split, positions in it); see `data.contract`."""
-    yield from self._selection.rows()
 
   def __getitem__(self, index: int) -> dict[str, Any]:
     split, position = self._selection[index]

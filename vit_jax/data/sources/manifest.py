@@ -7,11 +7,9 @@ fields are ignored; other deviations are refused (`data/storage/listing.py`).
 """
 
 import os
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int
 
 from vit_jax.config import plugins
 from vit_jax.data import fingerprint
@@ -19,7 +17,7 @@ from vit_jax.data.storage import classes, files, hash_order, listing, splits
 
 
 @plugins.operational('path')
-class Source:
+class Source(splits.Selected):
   """One split of a manifest; images may be local or on gs://.
 
   Attributes:
@@ -65,13 +63,6 @@ class Source:
     self._selection = splits.Selection(
       split, lengths, lambda name: hash_order.by_name(self._columns[name][0])
     )
-
-  def __len__(self) -> int:
-    return len(self._selection)
-
-  def rows(self) -> Iterator[tuple[str, Int[np.ndarray, ' n']]]:
-    """Yields the examples as (split, positions in it); see `data.contract`."""
-    yield from self._selection.rows()
 
   def __getitem__(self, index: int) -> dict[str, Any]:
     image, label, _ = self._row(index)

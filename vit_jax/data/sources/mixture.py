@@ -8,7 +8,6 @@ alone: every member is read in whole epochs, each in a new order. The cost is
 the same for every position, and no state is stored.
 """
 
-import bisect
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
@@ -21,6 +20,7 @@ from vit_jax.config.plugins import Nested, Section
 from vit_jax.config.sections import SECTIONS
 from vit_jax.data import fingerprint
 from vit_jax.data.pipeline import order
+from vit_jax.data.storage.concatenation import Concatenation
 from vit_jax.errors import UserError, check_range, closest
 
 SLOTS = 1000
@@ -73,7 +73,7 @@ class Source:
       plugins.build(_MEMBERS.constructor(section.name), section, chosen[name])
       for name, section in sections.items()
     ]
-    self._starts = [0, *np.cumsum([len(m) for m in self._members]).tolist()]
+    self._index = Concatenation(map(len, self._members))
     self.name = f'mixture of {", ".join(m.name for m in self._members)}'
     self.class_names = self._members[0].class_names
     self.num_classes = self._members[0].num_classes
@@ -87,7 +87,7 @@ class Source:
         )
 
   def __len__(self) -> int:
-    return self._starts[-1]
+    return len(self._index)
 
   def rows(self) -> Iterator[tuple[str, Int[np.ndarray, ' n']]]:
     """Yields the examples of members that know theirs; see `data.contract`."""
@@ -96,8 +96,8 @@ class Source:
         yield f'{number}/{part}', rows
 
   def __getitem__(self, index: int) -> dict[str, Any]:
-    member, row = self._find(index)
-    return member[row]
+    number, row = self._index.find(index)
+    return self._members[number][row]
 
   @property
   def fingerprint(self) -> dict[str, Any]:
@@ -113,8 +113,8 @@ class Source:
 
   def where(self, index: int) -> str:
     """Returns the location of an example in its member."""
-    member, row = self._find(index)
-    return member.where(row)
+    number, row = self._index.find(index)
+    return self._members[number].where(row)
 
   def replacements(self, index: int) -> range:
     """Returns the indices of all examples of the same member.
@@ -122,8 +122,8 @@ class Source:
     A bad record is replaced by an example of its own member, so that every
     member keeps its fraction of the batches.
     """
-    number, _ = self._find_member(index)
-    return range(self._starts[number], self._starts[number + 1])
+    number, row = self._index.find(index)
+    return range(index - row, index - row + len(self._members[number]))
 
   def locate(
     self, positions: Int[np.ndarray, ' n'], seed: int
@@ -144,27 +144,17 @@ class Source:
     member_of = member_of[order.shuffled(np.arange(SLOTS), SLOTS, seed)]
     cycle, slot = np.divmod(positions, SLOTS)
     indices = np.empty(len(positions), np.int64)
+    start = 0
     for number, count in enumerate(self._counts):
       here = member_of == number
       earlier = np.cumsum(here) - here  # slots of this member before each slot
       rows = np.flatnonzero(here[slot])
       turn = cycle[rows] * count + earlier[slot[rows]]
-      start, stop = self._starts[number : number + 2]
+      size = len(self._members[number])
       own = np.random.SeedSequence([seed, number]).generate_state(1)
-      indices[rows] = start + order.shuffled(turn, stop - start, int(own[0]))
+      indices[rows] = start + order.shuffled(turn, size, int(own[0]))
+      start += size
     return indices
-
-  def _find(self, index: int) -> tuple[Any, int]:
-    """Returns the member of an example, and its index in the member."""
-    number, row = self._find_member(index)
-    return self._members[number], row
-
-  def _find_member(self, index: int) -> tuple[int, int]:
-    """Returns the number of the member of an example, and its index there."""
-    if not 0 <= index < len(self):
-      raise IndexError(f'{self.name} has no example {index}')
-    number = bisect.bisect_right(self._starts, index) - 1
-    return number, index - self._starts[number]
 
 
 def slot_counts(weights: Mapping[str, float]) -> list[int]:

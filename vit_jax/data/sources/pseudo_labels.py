@@ -25,7 +25,7 @@ SOFT = 'soft'  # key of an example: the teacher's probabilities
 
 
 @plugins.operational('path')
-class Source:
+class Source(splits.Selected):
   """The selected images, each as often as the file states.
 
   An example has `image`, `label`, the teacher's most likely class, and `soft`,
@@ -73,9 +73,6 @@ class Source:
     self.name = f'{path}/{split}'
     lengths = {'train': len(self._rows)}
     self._selection = splits.Selection(split, lengths, self._cut_order)
-
-  def __len__(self) -> int:
-    return len(self._selection)
 
   def rows(self) -> Iterator[tuple[str, Int[np.ndarray, ' n']]]:
     """Yields the examples as (split, positions in it); see `data.contract`."""

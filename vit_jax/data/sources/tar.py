@@ -10,12 +10,10 @@ word train, validation, val or test in its name or in that of its folder
 import glob
 import os
 import re
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 from etils import epath
-from jaxtyping import Int
 
 from vit_jax.config import plugins
 from vit_jax.data import fingerprint
@@ -51,7 +49,7 @@ class _Split(NamedTuple):
 
 
 @plugins.operational('path')
-class Source:
+class Source(splits.Selected):
   """One split of tar shards, local or on gs://.
 
   Attributes:
@@ -105,13 +103,6 @@ class Source:
     self.name = f'{path}/{split}'
     self.num_classes = len(known.keys)
     self.class_names = known.names
-
-  def __len__(self) -> int:
-    return len(self._selection)
-
-  def rows(self) -> Iterator[tuple[str, Int[np.ndarray, ' n']]]:
-    """Yields the examples as (split, positions in it); see `data.contract`."""
-    yield from self._selection.rows()
 
   def __getitem__(self, index: int) -> dict[str, Any]:
     found, row = self._row(index)
@@ -233,14 +224,10 @@ def _open(paths: list[str], label_key: str, on_bad_shard: str) -> _Split:
     on_bad_shard=on_bad_shard,
     remedy='Copy it again (or pack it again if several files were joined),',
   )
-  counts = [len(columns['offset']) for columns in found.shards]
   return _Split(
     files.Files(paths),
-    np.repeat(np.arange(len(paths), dtype=np.int32), counts),
-    *(
-      np.concatenate([columns[name] for columns in found.shards])
-      for name in ('offset', 'size', 'label')
-    ),
+    np.repeat(np.arange(len(paths), dtype=np.int32), found.counts),
+    **found.columns,
   )
 
 

@@ -64,8 +64,6 @@ class Records:
 
   def read(self, index: int) -> bytes:
     """Returns the record of an example."""
-    if not 0 <= index < len(self):
-      raise IndexError(f'{self.name} has no example {index}')
     return self._records.read(index)
 
   @property

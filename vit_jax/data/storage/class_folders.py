@@ -7,7 +7,7 @@ that a directory gives the same examples to both.
 import collections
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -32,30 +32,29 @@ class Listing(NamedTuple):
       path. An array of fixed width is smaller than a list of str, and is passed
       to worker processes quickly.
     counts: number of images of each class.
-    left_out: {kind of file: number of files}.
+    left_out: number of ignored files by kind.
   """
 
   root: str
   classes: list[str]
   paths: np.ndarray
   counts: Int[np.ndarray, ' classes']
-  left_out: dict[str, int]
+  left_out: collections.Counter[str]
 
 
 def roots(path: str, key: str) -> dict[str, str]:
   """Returns the directory of each split: {'train': 'photos/train', …}.
 
   Folders named for a split (train or training, val, validation, valid or dev,
-  test or testing, in any case) are splits if they contain folders. Without any,
-  the path itself is the split 'train'.
+  test or testing, in any case) are splits if they contain folders, and then
+  other folders are left out. Otherwise, the path itself is the split 'train'.
 
   Args:
     path: path of the directory.
     key: name of the key that holds it, for the message: 'source.path'.
 
   Raises:
-    UserError: the directory does not exist, it cannot be read, or there are
-      folders next to the splits that may be classes or splits.
+    UserError: the directory does not exist, or it cannot be read.
   """
   if not os.path.isdir(path):  # also if it is too long or has a zero in it
     raise UserError(
@@ -67,21 +66,13 @@ def roots(path: str, key: str) -> dict[str, str]:
   if not found:
     return {'train': path}
   others = [name for name in inside if name not in found]
-  full = [
-    name
-    for name in others
-    if not splits.kind(name) and _holds_image(f'{path}/{name}')
-  ]
-  if full and not _share_a_class([f'{path}/{name}' for name in found]):
-    raise UserError(
-      f'{path} holds {", ".join(found)} like a split, and also '
-      f'{_some(full)} with images: are these classes or splits? Splits are '
-      'named train, val (validation, valid, dev) and test: rename a split that '
-      'has another name, or a class that has one of these names, or replace '
-      f'{path} by {path}/{found[0]}.'
-    )
   if others:
-    log.info('%s: beside its splits, left out: %s', path, _some(others))
+    log.warning(
+      '%s contains the splits %s; its other folders are left out: %s',
+      path,
+      ', '.join(found),
+      ', '.join(others[:_SHOWN]),
+    )
   ranks = list(splits.KINDS)
   found.sort(key=lambda name: ranks.index(splits.kind(name) or ''))
   return {name: f'{path}/{name}' for name in found}
@@ -129,7 +120,8 @@ def listing(
       if not images and not allow_empty:
         raise UserError(
           f'the class folder {root}/{name} holds no image (endings: '
-          f'{" ".join(files.IMAGES)}){_but(own)}: fill or remove it{option}.'
+          f'{" ".join(files.IMAGES)}), but {_kinds(own) or "nothing"}: fill or '
+          f'remove it{option}.'
         )
       paths += map(os.fsencode, images)
       counts.append(len(images))
@@ -143,7 +135,7 @@ def listing(
     classes,
     np.array(paths, np.bytes_),
     np.array(counts, np.int64),
-    dict(left_out),
+    left_out,
   )
 
 
@@ -226,55 +218,21 @@ def _identity(folder: str) -> tuple[int, int]:
   return status.st_dev, status.st_ino
 
 
-def _holds_image(folder: str) -> bool:
-  return any(
-    name.lower().endswith(files.IMAGES) and not name.startswith('.')
-    for _, _, names in os.walk(folder)
-    for name in names
-  )
-
-
-def _share_a_class(folders: list[str]) -> bool:
-  """Returns whether a class is in two of the folders.
-
-  They are then splits for certain.
-  """
-  names = [name for folder in folders for name in _folders(folder)]
-  return len(set(names)) < len(names)
-
-
 def _sort(name: str, kind: str) -> str:
   """Returns the kind under which an ignored file is counted."""
-  if kind in (_HIDDEN, _NOTHING):
+  if kind != _FILE:
     return kind
-  ending = os.path.splitext(name)[1].lower()
-  if ending in files.IMAGES:
-    return f'{ending} outside of the class folders'
-  return ending or 'without ending'
+  return os.path.splitext(name)[1].lower() or 'without ending'
 
 
-def _kinds(left_out: Mapping[str, int]) -> str:
-  """'3 .txt, 2 hidden', and what to do about HEIC."""
-  ranked = sorted(left_out.items(), key=lambda item: (-item[1], item[0]))
-  text = ', '.join(f'{count} {name}' for name, count in ranked[:_SHOWN])
-  if len(ranked) > _SHOWN:
-    text += f' and {sum(count for _, count in ranked[_SHOWN:])} others'
+def _kinds(left_out: collections.Counter[str]) -> str:
+  """Describes ignored files: '3 .txt, 2 hidden', and what to do about HEIC."""
+  ranked = left_out.most_common(_SHOWN)
+  text = ', '.join(f'{count} {name}' for name, count in ranked)
   if '.heic' in left_out or '.heif' in left_out:
-    text += (
-      ' (HEIC is not decoded; to use these, convert them: `magick mogrify '
-      '-format jpg *.heic`, or `sips -s format jpeg` on a Mac)'
-    )
+    text += ' (HEIC is not decoded: `magick mogrify -format jpg *.heic`)'
   return text
-
-
-def _but(left_out: Mapping[str, int]) -> str:
-  return f', but {_kinds(left_out)}' if left_out else ''
 
 
 def _dead_link(path: str) -> str:
   return f'{path} is a broken link, or not a file: repair or remove it.'
-
-
-def _some(names: list[str]) -> str:
-  more = f' and {len(names) - 3} more' if len(names) > 3 else ''
-  return ', '.join(names[:3]) + more

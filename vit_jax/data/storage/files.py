@@ -1,10 +1,9 @@
 """Reading of files, local or remote, by any number of threads at once."""
 
-import collections
 import errno
+import functools
 import os
 import resource
-import threading
 from collections.abc import Sequence
 
 from etils import epath
@@ -23,6 +22,7 @@ _NO_FILE = (  # what else goes wrong is the disk's or the network's fault
   IsADirectoryError,
   NotADirectoryError,
 )
+_SOURCES = 8  # sources among which the files that may be open are divided
 _NO_PATH = (errno.ENAMETOOLONG, errno.ELOOP)
 
 
@@ -135,10 +135,9 @@ class Files:
 
   def __init__(self, paths: Sequence[str]):
     self.paths = tuple(paths)
-    self._open: collections.OrderedDict[int, _Descriptor]
-    self._open = collections.OrderedDict()
-    self._lock = threading.Lock()
-    self._limit = max(resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2, 1)
+    # A process may read several sources at once.
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // _SOURCES
+    self._opened = functools.lru_cache(max(most, 1))(_Descriptor)
 
   def read(self, number: int, offset: int, size: int) -> bytes:
     """Reads `size` bytes at `offset` of `paths[number]`.
@@ -152,7 +151,7 @@ class Files:
         file.seek(offset)
         data = file.read(size)
     else:
-      descriptor = self._descriptor(number)  # held, so that it stays open
+      descriptor = self._opened(path)  # held, so that it stays open
       data = os.pread(descriptor.number, size, offset)
     if len(data) != size:
       raise DecodeError(
@@ -161,33 +160,5 @@ class Files:
       )
     return data
 
-  def close(self) -> None:
-    """Closes what is open; reading opens it again."""
-    with self._lock:
-      self._open.clear()
-
-  def _descriptor(self, number: int) -> _Descriptor:
-    with self._lock:
-      found = self._open.get(number)
-      if found is None:
-        found = self._open[number] = self._opened(number)
-        while len(self._open) > self._limit:
-          self._open.popitem(last=False)
-      self._open.move_to_end(number)
-      return found
-
-  def _opened(self, number: int) -> _Descriptor:
-    """Opens a file, closing others where the process may open no more."""
-    while True:
-      try:
-        return _Descriptor(self.paths[number])
-      except OSError as error:
-        if error.errno != errno.EMFILE or not self._open:
-          raise
-        self._open.popitem(last=False)
-
-  def __getstate__(self) -> tuple[str, ...]:
-    return self.paths
-
-  def __setstate__(self, paths: tuple[str, ...]) -> None:
-    self.__init__(paths)
+  def __reduce__(self) -> tuple[type, tuple[tuple[str, ...]]]:
+    return Files, (self.paths,)

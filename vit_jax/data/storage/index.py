@@ -7,13 +7,11 @@ sizes and modification times of the shards, and is created again if a shard has
 changed.
 """
 
-import contextlib
 import contextvars
 import hashlib
 import io
+import logging
 import os
-import sys
-import tempfile
 import zipfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -26,7 +24,9 @@ from jaxtyping import Int
 from vit_jax.data import progress
 from vit_jax.data.storage import files
 from vit_jax.errors import UserError, check_choice
+from vit_jax.files import atomic
 
+log = logging.getLogger('vit_jax')
 FOLDER = '.vit_jax_index'
 WHOLE = -1
 _VERSION = 1
@@ -51,12 +51,18 @@ class Index(NamedTuple):
   """Result of scanning all shards.
 
   Attributes:
-    shards: columns of each shard, in order.
+    columns: arrays with one entry per record, shard after shard.
+    counts: number of records of each shard.
     cuts: offset of the first incomplete record of each shard, or `WHOLE`.
   """
 
-  shards: list[Columns]
-  cuts: list[int]
+  columns: Columns
+  counts: Int[np.ndarray, ' shards']
+  cuts: Int[np.ndarray, ' shards']
+
+  def split(self, name: str) -> list[np.ndarray]:
+    """Returns a column as one array per shard."""
+    return np.split(self.columns[name], np.cumsum(self.counts)[:-1])
 
 
 def load(
@@ -90,7 +96,7 @@ def load(
     try:
       save(places, lambda file: _write(file, found, stamp))
     except UserError as error:
-      print(f'{error} Until then it is made at each start.', file=sys.stderr)
+      log.warning('%s Until then it is made at each start.', error)
   for path, cut, (size, _) in zip(paths, found.cuts, stamp, strict=True):
     if cut != WHOLE and on_bad_shard == 'error':
       raise UserError(
@@ -182,7 +188,12 @@ def save(places: Sequence[str], write: Callable[[IO[bytes]], None]) -> str:
         write(content)
         epath.Path(place).write_bytes(content.getvalue())  # appears at once
       else:
-        _replace(place, write)
+        os.makedirs(os.path.dirname(place), exist_ok=True)
+        with (
+          atomic.replacing(epath.Path(place)) as temporary,
+          open(temporary, 'wb') as file,
+        ):
+          write(file)
       return place
     except Exception as error:  # noqa: BLE001 (TensorFlow's are no OSError)
       if not (isinstance(error, OSError) or files.is_remote(place)):
@@ -194,52 +205,24 @@ def save(places: Sequence[str], write: Callable[[IO[bytes]], None]) -> str:
   )
 
 
-def _replace(place: str, write: Callable[[IO[bytes]], None]) -> None:
-  folder = os.path.dirname(place)
-  os.makedirs(folder, exist_ok=True)
-  handle, temporary = tempfile.mkstemp(dir=folder, suffix='.tmp')
-  try:
-    with os.fdopen(handle, 'wb') as file:
-      write(file)
-    os.chmod(temporary, 0o644)  # others who may read the data share it
-    os.replace(temporary, place)
-  except BaseException:
-    with contextlib.suppress(OSError):
-      os.unlink(temporary)
-    raise
-
-
 def _write(file: IO[bytes], index: Index, stamp: np.ndarray) -> None:
-  names = index.shards[0]
-  columns = {
-    f'column_{name}': np.concatenate([shard[name] for shard in index.shards])
-    for name in names
-  }
-  counts = [len(next(iter(shard.values()))) for shard in index.shards]
-  arrays: Any = {
-    'stamp': stamp,
-    'cuts': np.array(index.cuts, np.int64),
-    'counts': np.array(counts, np.int64),
-    **columns,
-  }
-  np.savez(file, **arrays)
+  columns: Any = {f'column_{key}': each for key, each in index.columns.items()}
+  np.savez(file, stamp=stamp, cuts=index.cuts, counts=index.counts, **columns)
 
 
 def _cached(place: str, stamp: np.ndarray) -> Index | None:
   """Returns the cached index if it is whole and of these files."""
   try:
-    with epath.Path(place).open('rb') as file:
-      with np.load(io.BytesIO(file.read()), allow_pickle=False) as arrays:
-        if not np.array_equal(arrays['stamp'], stamp):
-          return None
-        ends = np.cumsum(arrays['counts'])
-        shards: list[Columns] = [{} for _ in ends]
-        for key in arrays.files:
-          if key.startswith('column_'):
-            parts = np.split(arrays[key], ends[:-1])
-            for shard, part in zip(shards, parts, strict=True):
-              shard[key.removeprefix('column_')] = part
-        return Index(shards, arrays['cuts'].tolist())
+    content = io.BytesIO(files.read(place))
+    with np.load(content, allow_pickle=False) as arrays:
+      if not np.array_equal(arrays['stamp'], stamp):
+        return None
+      columns = {
+        key.removeprefix('column_'): arrays[key]
+        for key in arrays.files
+        if key.startswith('column_')
+      }
+      return Index(columns, arrays['counts'], arrays['cuts'])
   except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
     return None
 
@@ -261,9 +244,13 @@ def _build(
     except BaseException:
       pool.shutdown(wait=True, cancel_futures=True)
       raise
-  return Index(
-    [found.columns for found in scans], [found.cut for found in scans]
-  )
+  columns = {
+    name: np.concatenate([found.columns[name] for found in scans])
+    for name in scans[0].columns
+  }
+  lengths = [len(next(iter(found.columns.values()))) for found in scans]
+  cuts = [found.cut for found in scans]
+  return Index(columns, np.array(lengths, np.int64), np.array(cuts, np.int64))
 
 
 def _scan(scan: Callable[[str], Scan], path: str) -> Scan:

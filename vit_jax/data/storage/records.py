@@ -1,8 +1,6 @@
 """Records of a TFDS split, in array_record or tfrecord files."""
 
-import bisect
 import contextlib
-import itertools
 import logging
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -11,6 +9,7 @@ from array_record.python import array_record_data_source
 
 from vit_jax.data.images.headers import DecodeError
 from vit_jax.data.storage import files, index, tfrecord
+from vit_jax.data.storage.concatenation import Concatenation
 from vit_jax.errors import UserError
 
 # Compiled, and unknown to type checkers.
@@ -60,7 +59,7 @@ class ArrayRecords:
       )
     self._source = array_record_data_source.ArrayRecordDataSource(kept)
     self._parts = [(part.filename, part.skip) for part in kept]
-    self._ends = list(itertools.accumulate(part.take for part in kept))
+    self._index = Concatenation(part.take for part in kept)
 
   def __len__(self) -> int:
     return len(self._source)
@@ -71,6 +70,7 @@ class ArrayRecords:
     Raises:
       DecodeError: it cannot be read.
     """
+    self._index.find(index)  # negative indices are not counted from the end
     try:
       return self._source[index]
     except RuntimeError as error:
@@ -78,10 +78,9 @@ class ArrayRecords:
 
   def where(self, index: int) -> str:
     """Returns the file of a record and its number in it."""
-    number = bisect.bisect_right(self._ends, index)
+    number, position = self._index.find(index)
     path, skip = self._parts[number]
-    before = self._ends[number - 1] if number else 0
-    return f'{path}, record {skip + index - before}'
+    return f'{path}, record {skip + position}'
 
 
 def _fault(part: Any) -> str:
@@ -132,22 +131,22 @@ class TFRecords:
       whole = index.load(
         paths, 'tfrecord', tfrecord.scan, on_bad_shard=on_bad_shard
       )
-      for path, count, columns, cut in zip(
-        paths, expected, whole.shards, whole.cuts, strict=True
+      columns = zip(whole.split('offset'), whole.split('size'), strict=True)
+      found |= dict(zip(paths, columns, strict=True))
+      for path, count, number, cut in zip(
+        paths, expected, whole.counts.tolist(), whole.cuts.tolist(), strict=True
       ):
-        found[path] = columns
-        _check_count(path, len(columns['offset']), count, cut)
+        _check_count(path, number, count, cut)
     self._files = files.Files([part.filename for part in instructions])
     self._parts = []
     for part in instructions:
       rows = slice(part.skip, part.skip + part.take)
-      columns = found[part.filename]
-      self._parts.append((columns['offset'][rows], columns['size'][rows]))
-    lengths = (len(offsets) for offsets, _ in self._parts)
-    self._ends = list(itertools.accumulate(lengths))
+      offsets, sizes = found[part.filename]
+      self._parts.append((offsets[rows], sizes[rows]))
+    self._index = Concatenation(len(offsets) for offsets, _ in self._parts)
 
   def __len__(self) -> int:
-    return self._ends[-1]
+    return len(self._index)
 
   def read(self, index: int) -> bytes:
     """Reads one record and checks it.
@@ -166,8 +165,7 @@ class TFRecords:
 
   def _find(self, index: int) -> tuple[int, int, int]:
     """(file, offset, size)."""
-    number = bisect.bisect_right(self._ends, index)
-    row = index - (self._ends[number - 1] if number else 0)
+    number, row = self._index.find(index)
     offsets, sizes = self._parts[number]
     return number, int(offsets[row]), int(sizes[row])
 

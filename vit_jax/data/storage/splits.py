@@ -1,7 +1,5 @@
 """Splits in TFDS notation for every source: 'train', 'train[:99%]', sums."""
 
-import bisect
-import itertools
 import re
 from collections.abc import (
   Callable,
@@ -16,6 +14,7 @@ import numpy as np
 import tensorflow_datasets as tfds
 from jaxtyping import Int
 
+from vit_jax.data.storage.concatenation import Concatenation
 from vit_jax.errors import UserError, closest
 
 T = TypeVar('T')
@@ -64,17 +63,16 @@ class Selection(Sequence[tuple[str, int]]):
         only for splits of which a part is wanted. Within a part, examples keep
         the order of their positions. By default splits are cut as they are.
     """
-    self._spec = spec
     self._parts: list[tuple[str, range | np.ndarray]] = []
     for part in resolve(spec, lengths):
       rows = range(part.start, part.stop)
       if cut is not None and len(rows) < lengths[part.split]:
         rows = np.sort(cut(part.split)[part.start : part.stop])
       self._parts.append((part.split, rows))
-    self._ends = list(itertools.accumulate(len(r) for _, r in self._parts))
+    self._index = Concatenation(len(rows) for _, rows in self._parts)
 
   def __len__(self) -> int:
-    return self._ends[-1]
+    return len(self._index)
 
   def rows(self) -> Iterator[tuple[str, Int[np.ndarray, ' n']]]:
     """(split, positions there) of each part."""
@@ -82,11 +80,22 @@ class Selection(Sequence[tuple[str, int]]):
       yield split, np.asarray(rows)
 
   def __getitem__(self, index: int) -> tuple[str, int]:
-    if not 0 <= index < len(self):
-      raise IndexError(f'{self._spec!r} has no example {index}')
-    number = bisect.bisect_right(self._ends, index)
+    number, position = self._index.find(index)
     split, rows = self._parts[number]
-    return split, int(rows[index - self._ends[number]])
+    return split, int(rows[position])
+
+
+class Selected:
+  """Base class of sources that read a selection of some splits."""
+
+  _selection: Selection
+
+  def __len__(self) -> int:
+    return len(self._selection)
+
+  def rows(self) -> Iterator[tuple[str, Int[np.ndarray, ' n']]]:
+    """Yields the examples as (split, positions in it); see `data.contract`."""
+    yield from self._selection.rows()
 
 
 class _Length(NamedTuple):

@@ -1,0 +1,26 @@
+"""Index arithmetic of several lists that are read as one."""
+
+import bisect
+import itertools
+from collections.abc import Iterable
+
+
+class Concatenation:
+  """Finds an index of a concatenation in the list that contains it."""
+
+  def __init__(self, lengths: Iterable[int]):
+    self._ends = list(itertools.accumulate(lengths))
+
+  def __len__(self) -> int:
+    return self._ends[-1] if self._ends else 0
+
+  def find(self, index: int) -> tuple[int, int]:
+    """Returns the number of the list, and the position in it.
+
+    Raises:
+      IndexError: the index is negative, or beyond the end.
+    """
+    if not 0 <= index < len(self):
+      raise IndexError(f'index {index} of {len(self)} examples')
+    number = bisect.bisect_right(self._ends, index)
+    return number, index - (self._ends[number - 1] if number else 0)
