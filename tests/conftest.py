@@ -25,11 +25,11 @@ jaxtyping.install_import_hook('vit_jax', 'typecheck.typechecked')
 
 import jax  # noqa: E402
 
-from tests import runs  # noqa: E402
+from tests import cli  # noqa: E402
 from tests.command_line import command_line as command_line  # noqa: E402
 
 # Created before worker processes start, so that tests share compiled programs.
-jax.config.update('jax_compilation_cache_dir', runs.compilation_cache())
+jax.config.update('jax_compilation_cache_dir', cli.compilation_cache())
 jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)
 
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from gcp_storage_emulator import exceptions, server
 from gcp_storage_emulator.handlers import objects
 
-from tests import runs
+from tests import cli
 
 BUCKET = 'bucket'
 
@@ -71,10 +71,10 @@ class Store:
 @contextlib.contextmanager
 def serve() -> Iterator[Store]:
   """Starts a server with one empty bucket, and stops it at the end."""
-  port = runs.free_port()
+  port = cli.free_port()
   process = subprocess.Popen(
     [sys.executable, '-m', 'tests.object_store', str(port)],
-    cwd=runs.ROOT,
+    cwd=cli.ROOT,
     stdout=subprocess.DEVNULL,
     stderr=subprocess.DEVNULL,
   )

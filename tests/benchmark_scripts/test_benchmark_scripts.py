@@ -7,7 +7,7 @@ import cv2
 import numpy as np
 import pytest
 
-from tests import runs
+from tests import cli
 
 
 def write(path, seed):
@@ -20,8 +20,8 @@ def run(*arguments, **options):
   """Returns the output of a script that must end with exit code 0."""
   done = subprocess.run(
     [sys.executable, *arguments],
-    cwd=runs.ROOT,
-    env=runs.environment() | options,
+    cwd=cli.ROOT,
+    env=cli.environment() | options,
     capture_output=True,
     text=True,
   )

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import scipy.ndimage
 
-from tests import runs, tiny_vit
+from tests import cli, tiny_vit
 from vit_jax.config import completion, loading
 from vit_jax.processes import versions
 
@@ -18,7 +18,7 @@ from vit_jax.processes import versions
 def trained(tmp_path_factory):
   """Returns the workdir of the small L/16 after 20 steps, with an average."""
   workdir = tmp_path_factory.mktemp('trained') / 'run'
-  runs.train(
+  cli.train(
     workdir,
     devices=2,
     average_decay=0.9,
@@ -64,13 +64,13 @@ def test_messages_of_wrong_configs(tmp_path):
   while pending:
     pair, pending = pending[:2], pending[2:]
     started = [
-      runs.start(
-        runs.command('train', *base, f'--workdir={tmp_path}/run{i}', flag)
+      cli.start(
+        cli.command('train', *base, f'--workdir={tmp_path}/run{i}', flag)
       )
       for i, (flag, _) in enumerate(pair)
     ]
     for (flag, message), process in zip(pair, started, strict=True):
-      _, err = runs.finish(process, code=2)
+      _, err = cli.finish(process, code=2)
       assert message in err, (flag, err)
       assert 'Traceback' not in err, (flag, err)
       assert err.count('error:') == 1, (flag, err)
@@ -80,8 +80,8 @@ def test_messages_of_wrong_configs(tmp_path):
 @pytest.mark.slow
 def test_print_config_prints_a_usable_config(tmp_path):
   """The resolved config can be passed to --config, and nothing is trained."""
-  out, _ = runs.run(
-    runs.command(
+  out, _ = cli.run(
+    cli.command(
       'train',
       '--config=configs/quickstart.py',
       '--config.batch_size=32',
@@ -134,7 +134,7 @@ def test_messages_of_wrong_paths(tmp_path, trained):
     (('train', '--config=configs/l16_i21.py'), "did you mean 'configs/l16"),
   ]
   for arguments, message in cases:
-    _, err = runs.run(runs.command(*arguments), code=2)
+    _, err = cli.run(cli.command(*arguments), code=2)
     assert message in err and 'Traceback' not in err, (arguments, err)
 
 
@@ -143,20 +143,20 @@ def test_a_changed_config_is_refused(tmp_path, trained):
   """Operational keys may change; others need --allow_config_change."""
   workdir = tmp_path / 'copy'
   shutil.copytree(trained, workdir)
-  changes = runs.SMALL_L16 | {
+  changes = cli.SMALL_L16 | {
     'average_decay': 0.9,
     'source.height': 48,
     'model.dropout': 0.2,
     'total': '22 steps',
   }
-  arguments = runs.flags('configs/l16_i21k.py', workdir, changes)
-  again = runs.command('train', *arguments)
-  _, err = runs.run(again, code=2)
+  arguments = cli.flags('configs/l16_i21k.py', workdir, changes)
+  again = cli.command('train', *arguments)
+  _, err = cli.run(again, code=2)
   assert 'model.dropout: 0.1 before, 0.2 now' in err
   assert "total: '20 steps' before, '22 steps' now" in err
   assert '--allow_config_change' in err
   operational = {'mesh.data': 1, 'model.remat': 'full', 'checkpoint.keep': 4}
-  _, err = runs.run(
+  _, err = cli.run(
     [
       *again,
       '--allow_config_change',
@@ -164,11 +164,11 @@ def test_a_changed_config_is_refused(tmp_path, trained):
     ]
   )
   assert 'resuming at step 20' in err
-  assert list(runs.losses(workdir)) == list(range(1, 23))
+  assert list(cli.losses(workdir)) == list(range(1, 23))
   shorter = [*again, '--config.total=21 steps', '--allow_config_change']
-  _, err = runs.run(shorter, code=2)
+  _, err = cli.run(shorter, code=2)
   assert 'is at step 22, beyond the 21 steps' in err
-  runs.run(
+  cli.run(
     [
       *again,
       *(f'--config.{k}={v}' for k, v in operational.items()),
@@ -188,7 +188,7 @@ def test_report_and_figures_of_a_run(trained, tmp_path):
   workdir = tmp_path / 'run'
   shutil.copytree(trained, workdir)
   checkpoint = f'--checkpoint={workdir}'
-  runs.run(runs.command('analyze', checkpoint, '--num_images=3'))
+  cli.run(cli.command('analyze', checkpoint, '--num_images=3'))
   text = (workdir / 'report.html').read_text()
   assert 'Attention rollout' in text and '256 of 256 examples' in text
   arrays = np.load(workdir / 'figures' / 'figures.npz')
@@ -197,7 +197,7 @@ def test_report_and_figures_of_a_run(trained, tmp_path):
   before = json.loads((workdir / 'report.json').read_text())
   (workdir / 'report.json').unlink()
   place = ['report', str(workdir), str(trained), f'--out={tmp_path}']
-  runs.run(runs.command('analyze', *place))
+  cli.run(cli.command('analyze', *place))
   after = json.loads((workdir / 'report.json').read_text())
   for key in ('accuracy', 'count', 'mistakes', 'matrix'):
     assert after['judged'][key] == before['judged'][key]
@@ -212,13 +212,13 @@ def test_files_of_a_workdir(trained):
   assert any('vit_jax.train' in part for part in run['command'])
   assert json.loads((trained / 'config.json').read_text())['batch_size'] == 32
   assert (trained / 'curves.png').stat().st_size > 10_000
-  first = runs.records(trained)[0]
+  first = cli.records(trained)[0]
   for key in ('loss', 'lr', 'grad_norm', 'epoch', 'img_per_sec', 'data_wait'):
     assert key in first
-  last = runs.records(trained)[-1]
+  last = cli.records(trained)[-1]
   for name, load in (('val', 'load'), ('val_ema', 'load_average')):
     assert last[f'{name}/count'] == 256
-    accuracy, loss = runs.evaluated_independently(trained, load)
+    accuracy, loss = cli.evaluated_independently(trained, load)
     assert last[f'{name}/accuracy'] == accuracy
     assert last[f'{name}/loss'] == pytest.approx(loss, rel=1e-5)
   steps = sorted(
@@ -231,13 +231,13 @@ def test_files_of_a_workdir(trained):
 @pytest.mark.parametrize('devices', [1, 3])
 def test_evaluate_repeats_the_results_of_the_run(trained, devices):
   """The result does not depend on the batch size and the number of devices."""
-  out, _ = runs.run(
-    runs.command(
+  out, _ = cli.run(
+    cli.command(
       'evaluate', f'--checkpoint={trained}', '--batch_size=37', '--json'
     ),
     devices,
   )
-  result, last = json.loads(out), runs.records(trained)[-1]
+  result, last = json.loads(out), cli.records(trained)[-1]
   assert result['count'] == 256
   assert result['accuracy'] == last['val/accuracy']
   assert result['loss'] == pytest.approx(last['val/loss'], rel=1e-5)
@@ -262,16 +262,14 @@ def assert_start_of_fine_tuning(tuned, body):
 def test_convert_finetune_and_predict(tmp_path, trained):
   """Weights are converted, and fine-tuned on larger images of 3x4 patches."""
   npz, exported = tmp_path / 'small.npz', tmp_path / 'exported'
-  runs.run(runs.command('convert', str(trained), str(npz)))
-  runs.run(
-    runs.command('convert', '--weights=ema', str(trained), str(exported))
-  )
+  cli.run(cli.command('convert', str(trained), str(npz)))
+  cli.run(cli.command('convert', '--weights=ema', str(trained), str(exported)))
   for number, source in enumerate((npz, exported)):
     workdir = tmp_path / f'tuned{number}'
     flags = {
       **{
         k: v
-        for k, v in runs.SMALL_L16.items()
+        for k, v in cli.SMALL_L16.items()
         if k.split('.')[0] in ('source', 'train', 'log', 'num_classes')
       },
       'init_from': source,
@@ -282,25 +280,25 @@ def test_convert_finetune_and_predict(tmp_path, trained):
       'schedule.base_lr': 0.0 if source == npz else 0.03,
       'model.dtype': 'float32',
     }
-    command = runs.flags('configs/finetune_imagenet.py', workdir, flags)
-    _, err = runs.run(runs.command('finetune', *command), devices=2)
+    command = cli.flags('configs/finetune_imagenet.py', workdir, flags)
+    _, err = cli.run(cli.command('finetune', *command), devices=2)
     assert 'position/embedding interpolated (aligned) from' in err
     # 2x2 and 3x4 patches, and the class token
     assert re.search(r' 1x5x\d+ to 1x13x\d+', err), err
     assert 'fresh: head/bias, head/kernel' in err
-    losses = runs.losses(workdir)
+    losses = cli.losses(workdir)
     # With a zero head, every class is equally likely at first.
     assert losses[1] == pytest.approx(np.log(20), rel=1e-5)
     if source == npz:
-      body, tuned = map(runs.final_params, (trained, workdir))
+      body, tuned = map(cli.final_params, (trained, workdir))
       assert_start_of_fine_tuning(tuned, body)
       assert set(losses.values()) == {losses[1]}
     else:
       assert losses[20] < 0.6 * losses[1]
   image = tmp_path / 'image.png'
   cv2.imwrite(str(image), np.full((30, 50), 128, np.uint8))
-  out, _ = runs.run(
-    runs.command(
+  out, _ = cli.run(
+    cli.command(
       'predict',
       f'--checkpoint={tmp_path}/tuned0',
       '--json',
@@ -326,19 +324,19 @@ def test_a_fine_tuning_resumes_without_init_from(tmp_path):
   workdir = tmp_path / 'tuned'
   keys = dict(init_from=weights, batch_size=64, total='4 steps')
   keys |= {'checkpoint.every': '2 steps', 'schedule.warmup': '1 steps'}
-  flags = runs.flags('configs/finetune_quickstart.py', workdir, keys)
-  command = runs.command('finetune', *flags)
-  runs.run(command)
-  before, params = runs.losses(workdir), runs.final_params(workdir)
+  flags = cli.flags('configs/finetune_quickstart.py', workdir, keys)
+  command = cli.command('finetune', *flags)
+  cli.run(command)
+  before, params = cli.losses(workdir), cli.final_params(workdir)
   shutil.rmtree(workdir / 'checkpoints' / '4')
   weights.rename(tmp_path / 'elsewhere.npz')
-  _, err = runs.run(command)
+  _, err = cli.run(command)
   assert 'does not exist' in err and 'resumes' in err
-  assert runs.losses(workdir) == before
-  for path, value in runs.final_params(workdir).items():
+  assert cli.losses(workdir) == before
+  for path, value in cli.final_params(workdir).items():
     np.testing.assert_array_equal(value, params[path], err_msg=path)
   shutil.rmtree(workdir / 'checkpoints')
-  _, err = runs.run(command, code=2)
+  _, err = cli.run(command, code=2)
   assert err.rstrip().splitlines()[-1].count('does not exist') == 1
 
 
@@ -353,18 +351,18 @@ def test_two_runs_can_prepare_digits_at_once(tmp_path):
       'schedule.warmup': '1 steps',
       'log.tensorboard': 'false',
     }
-    command = runs.flags('configs/quickstart.py', tmp_path / f'run{i}', flags)
-    processes.append(runs.start(runs.command('train', *command)))
+    command = cli.flags('configs/quickstart.py', tmp_path / f'run{i}', flags)
+    processes.append(cli.start(cli.command('train', *command)))
   for process in processes:
-    runs.finish(process)
+    cli.finish(process)
   for i in range(2):
-    assert runs.records(tmp_path / f'run{i}')[-1]['test/count'] == 359
+    assert cli.records(tmp_path / f'run{i}')[-1]['test/count'] == 359
 
 
 @pytest.mark.slow
 def test_profile_writes_a_trace(tmp_path):
-  flags = runs.SMALL_L16 | {'total': '12 steps', 'model.depth': 1}
-  command = runs.flags('configs/l16_i21k.py', tmp_path / 'run', flags)
-  _, err = runs.run(runs.command('train', *command, '--profile=3:5'))
+  flags = cli.SMALL_L16 | {'total': '12 steps', 'model.depth': 1}
+  command = cli.flags('configs/l16_i21k.py', tmp_path / 'run', flags)
+  _, err = cli.run(cli.command('train', *command, '--profile=3:5'))
   assert 'trace of steps 3 to 5' in err
   assert list((tmp_path / 'run/profile').rglob('*.xplane.pb'))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tiny_vit
 
-from tests import runs
+from tests import cli
 from vit_jax.data.remaining import Remaining
 from vit_jax.data.sources import tfds
 from vit_jax.errors import UserError
@@ -152,7 +152,7 @@ def test_an_interruption_changes_nothing(weights, tmp_path, monkeypatch):
 def test_killed_and_resumed(weights, tmp_path):
   """After SIGKILL, the same command completes the features of a config."""
   out = tmp_path / 'f.npz'
-  arguments = runs.command(
+  arguments = cli.command(
     'features',
     f'--checkpoint={weights}',
     '--config=configs/quickstart.py',
@@ -160,11 +160,11 @@ def test_killed_and_resumed(weights, tmp_path):
     *('--batch_size=8', '--part_examples=8', '--json'),
   )
   parts = tmp_path / 'f.npz.parts'
-  runs.kill_when(
+  cli.kill_when(
     arguments, lambda: any(parts.glob('0000[1-9].npz')), 'features', 120
   )
   assert not out.exists()
-  result = json.loads(runs.run(arguments)[0])
+  result = json.loads(cli.run(arguments)[0])
   assert result['count'] == 1438 and result['data'].startswith('digits')
   found = held(out)
   assert found['index'].tolist() == list(range(1438))

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from tests import runs
+from tests import cli
 from vit_jax.arrays import sharding
 from vit_jax.data.augment.transforms import TrainTransform
 from vit_jax.data.pipeline import order, stream
@@ -153,9 +153,9 @@ def test_bad_records_are_counted_and_listed_once(tmp_path):
   }
   config = f'configs/folder.py:path={tmp_path}/photos'
   for total in ('8 steps', '12 steps'):
-    arguments = runs.flags(config, tmp_path / 'run', flags | {'total': total})
-    runs.run(runs.command('train', *arguments, '--allow_config_change'))
-  lines = [r for r in runs.records(tmp_path / 'run') if 'loss' in r]
+    arguments = cli.flags(config, tmp_path / 'run', flags | {'total': total})
+    cli.run(cli.command('train', *arguments, '--allow_config_change'))
+  lines = [r for r in cli.records(tmp_path / 'run') if 'loss' in r]
   assert sum(r['bad_records'] for r in lines) >= 2
   events = (tmp_path / 'run/events.jsonl').read_text().splitlines()
   bad = [e for e in map(json.loads, events) if e['event'] == 'bad_record']

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from tests import archives, runs
+from tests import archives, cli
 from vit_jax.errors import UserError
 from vit_jax.prepare import __main__ as prepare
 from vit_jax.prepare import catalog, imagenet21k, shards, workspace
@@ -23,20 +23,20 @@ def test_a_prepared_dataset_can_be_trained_on(tmp_path, source):
   """With the command that the missing data suggests."""
   absent = ('--config=configs/l16_i21k.py', f'--workdir={tmp_path}/run')
   data = f'--config.source.data_dir={tmp_path}/tfds'
-  _, err = runs.run(runs.command('train', *absent, data), code=2)
+  _, err = cli.run(cli.command('train', *absent, data), code=2)
   assert 'vit_jax.prepare imagenet21k --data_dir=' in err
   assert '--source=fall11_whole.tar' in err
 
-  command = runs.command(
+  command = cli.command(
     *('prepare', 'imagenet21k'),
     *(f'--data_dir={tmp_path}/tfds', f'--source={source}'),
   )
-  _, err = runs.run(command)
+  _, err = cli.run(command)
   assert '48 images in 6 classes' in err
-  _, err = runs.run(command[:-1])
+  _, err = cli.run(command[:-1])
   assert 'imagenet21k is already prepared' in err
 
-  small = {k: v for k, v in runs.SMALL_L16.items() if 'source.' not in k}
+  small = {k: v for k, v in cli.SMALL_L16.items() if 'source.' not in k}
   flags = small | {
     'source.data_dir': tmp_path / 'tfds',
     'train.split': 'train[16:]',
@@ -47,18 +47,18 @@ def test_a_prepared_dataset_can_be_trained_on(tmp_path, source):
     'schedule.warmup': '1 steps',
     'evals.val.every': '3 steps',
   }
-  runs.run(
-    runs.command(
-      'train', *runs.flags('configs/l16_i21k.py', tmp_path / 'run', flags)
+  cli.run(
+    cli.command(
+      'train', *cli.flags('configs/l16_i21k.py', tmp_path / 'run', flags)
     )
   )
-  assert len(runs.losses(tmp_path / 'run')) == 3
-  assert runs.records(tmp_path / 'run')[-1]['val/count'] == 16
+  assert len(cli.losses(tmp_path / 'run')) == 3
+  assert cli.records(tmp_path / 'run')[-1]['val/count'] == 16
 
 
 def test_without_a_name_prepare_lists_datasets():
   """The list says what a person has to do; the exit code is 0."""
-  out, _ = runs.run(runs.command('prepare'))
+  out, _ = cli.run(cli.command('prepare'))
   assert out.strip() == catalog.listing()
   for name in ('imagenet21k', 'imagenet2012_real', 'clevr', 'folder', 'digits'):
     assert f'  {name} ' in out
@@ -133,7 +133,7 @@ def test_wrong_commands_end_with_code_2(tmp_path):
   """One line and no traceback; also for two names."""
   data = f'--data_dir={tmp_path}'
   for arguments in (['imagenet21k'], ['cifar10', 'cifar100']):
-    _, err = runs.run(runs.command('prepare', data, *arguments), code=2)
+    _, err = cli.run(cli.command('prepare', data, *arguments), code=2)
     assert err.startswith('error: ') and err.count('\n') == 1, err
 
 

@@ -9,7 +9,7 @@ import textwrap
 
 import pytest
 
-from tests import archives, runs
+from tests import archives, cli
 from tests.data.test_prepare_folder import fill
 from vit_jax.data.sources import tfds
 from vit_jax.errors import UserError
@@ -60,11 +60,11 @@ def test_tfrecord_datasets_are_converted(tmp_path, as_tfrecord):
   """To another directory and in place; the old files do not change."""
   expected = {s: contents(as_tfrecord.parents[1], s) for s in ('train', 'test')}
   before = archives.tree(as_tfrecord)
-  command = runs.command(
+  command = cli.command(
     *('prepare', 'cifar10', f'--source={as_tfrecord.parents[1]}'),
     *(f'--data_dir={tmp_path}', '--workers=2'),
   )
-  runs.run(command)
+  cli.run(command)
   assert archives.tree(as_tfrecord) == before
   copied = tmp_path / 'cifar10/1.0.0'
   assert array_record.formats(copied) == ['array_record']
@@ -194,7 +194,7 @@ def test_messages_of_wrong_names(tmp_path, name, message):
 @pytest.fixture
 def unreachable(monkeypatch):
   """Puts every server behind a proxy that does not exist."""
-  proxy = f'http://127.0.0.1:{runs.free_port()}'
+  proxy = f'http://127.0.0.1:{cli.free_port()}'
   for name in ('HTTP_PROXY', 'HTTPS_PROXY', 'http_proxy', 'https_proxy'):
     monkeypatch.setenv(name, proxy)
   for name in ('NO_PROXY', 'no_proxy'):
@@ -248,8 +248,8 @@ def test_own_builders_do_not_need_tensorflow(tmp_path):
       *(sys.executable, '-c', textwrap.dedent(WITHOUT_TENSORFLOW)),
       *(source, tmp_path / 'tfds'),
     ],
-    cwd=runs.ROOT,
-    env=runs.environment(),
+    cwd=cli.ROOT,
+    env=cli.environment(),
     capture_output=True,
     text=True,
   )

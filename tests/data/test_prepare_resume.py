@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from tests import archives, runs
+from tests import archives, cli
 from vit_jax.errors import UserError
 from vit_jax.prepare import imagenet21k, shards
 
@@ -69,7 +69,7 @@ def test_a_preparation_killed_repeatedly_writes_the_same_files(
   source = archives.write(tmp_path / kind, contents)
   done = subprocess.run(
     [sys.executable, '-c', textwrap.dedent(KILLED), source, tmp_path / 'tfds'],
-    cwd=runs.ROOT,
+    cwd=cli.ROOT,
     capture_output=True,
     text=True,
     timeout=600,
@@ -96,8 +96,8 @@ def test_workers_end_with_a_killed_parent(tmp_path):
   script.write_text(textwrap.dedent(program))
   parent = subprocess.Popen(
     [sys.executable, script],
-    cwd=runs.ROOT,
-    env=runs.environment() | {'PYTHONPATH': str(runs.ROOT)},
+    cwd=cli.ROOT,
+    env=cli.environment() | {'PYTHONPATH': str(cli.ROOT)},
   )
   wait_until(lambda: len(list(tmp_path.glob('*.pid'))) == 2)
   parent.kill()

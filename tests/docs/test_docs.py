@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 from tiny_vit import save_classifier
 
 from benchmarks import plan_configs
-from tests import runs
+from tests import cli
 from vit_jax.config import predicted
 from vit_jax.study import contents
 from vit_jax.sweeps import grid
@@ -113,7 +113,7 @@ def test_the_tour_runs():
   book = json.loads((ROOT / 'docs' / 'tour.ipynb').read_text())
   cells = [c['source'] for c in book['cells'] if c['cell_type'] == 'code']
   text = '\n'.join(''.join(cell) for cell in cells)
-  out, _ = runs.run([sys.executable, '-c', text])
+  out, _ = cli.run([sys.executable, '-c', text])
   assert '% of 64 images' in out
 
 
@@ -139,7 +139,7 @@ def test_the_site_builds_without_warnings(tmp_path):
     cwd=ROOT,
     capture_output=True,
     text=True,
-    env=runs.environment() | {'NO_MKDOCS_2_WARNING': '1'},
+    env=cli.environment() | {'NO_MKDOCS_2_WARNING': '1'},
   )
   assert made.returncode == 0, made.stderr[-3000:]
   for page in (tmp_path / 'site').glob('*.html'):

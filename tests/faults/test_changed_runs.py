@@ -7,11 +7,11 @@ import cv2
 import numpy as np
 import pytest
 
-from tests import runs
+from tests import cli
 from tests.faults.counts import injected
 
 RUN = {
-  **{k: v for k, v in runs.SMALL_L16.items() if not k.startswith('source')},
+  **{k: v for k, v in cli.SMALL_L16.items() if not k.startswith('source')},
   'source.name': 'folder',
   'train.split': 'train',
   'train.num_examples': 24,
@@ -43,14 +43,14 @@ def trained(tmp_path_factory):
   """Returns a workdir after 4 steps on photographs, and the photographs."""
   folder = tmp_path_factory.mktemp('other')
   _write_pets(folder / 'pets')
-  runs.run(_train(folder / 'run', folder / 'pets'))
+  cli.run(_train(folder / 'run', folder / 'pets'))
   return folder
 
 
 def _train(workdir, pets, *more):
   flags = RUN | {'source.path': pets}
   return [
-    *runs.command('train', *runs.flags('configs/l16_i21k.py', workdir, flags)),
+    *cli.command('train', *cli.flags('configs/l16_i21k.py', workdir, flags)),
     *more,
   ]
 
@@ -84,9 +84,9 @@ def test_changed_data_are_refused(tmp_path, trained, change, message):
   change(pets)
   injected('data that changed between two starts')
   again = _train(workdir, pets, '--config.source.path=' + str(pets))
-  _, err = runs.run(again, code=2)
+  _, err = cli.run(again, code=2)
   assert message in err and 'Traceback' not in err
-  assert runs.records(workdir) == runs.records(trained / 'run')
+  assert cli.records(workdir) == cli.records(trained / 'run')
 
 
 @pytest.mark.slow
@@ -102,7 +102,7 @@ def test_the_restored_step_is_compared(tmp_path, trained, item):
   (workdir / f'checkpoints/4/{item}/metadata').write_text('{"damaged": 1}')
   _rename_class(pets)
   injected('a damaged description and other data')
-  _, err = runs.run(_train(workdir, pets), code=2)
+  _, err = cli.run(_train(workdir, pets), code=2)
   assert "1 only before ('cat'), 1 only now ('zcat')" in err
   assert 'step 2' in err and 'Traceback' not in err
   assert not (
@@ -116,11 +116,11 @@ def test_moved_data_are_accepted(tmp_path, trained):
   workdir, pets = _copy(trained, tmp_path)
   (workdir / 'config.json').write_bytes(b'')
   injected('an empty config.json')
-  _, err = runs.run(_train(workdir, pets))
+  _, err = cli.run(_train(workdir, pets))
   assert 'resuming at step 4' in err and 'config.json is damaged' in err
   assert json.loads((workdir / 'config.json').read_text())['seed'] == 0
   (workdir / 'config.json').unlink()
-  _, err = runs.run(_train(workdir, pets, '--config.seed=1'), code=2)
+  _, err = cli.run(_train(workdir, pets, '--config.seed=1'), code=2)
   assert 'seed: 0 before, 1 now' in err and 'Traceback' not in err
 
 
@@ -130,11 +130,11 @@ def test_changed_settings_of_jax_are_refused(tmp_path, trained, monkeypatch):
   workdir, pets = _copy(trained, tmp_path)
   monkeypatch.setenv('JAX_THREEFRY_PARTITIONABLE', '0')
   injected('another setting of JAX')
-  _, err = runs.run(_train(workdir, pets), code=2)
+  _, err = cli.run(_train(workdir, pets), code=2)
   assert 'jax_threefry_partitionable: True before, False now' in err
-  _, err = runs.run(_train(workdir, pets, '--allow_config_change'))
+  _, err = cli.run(_train(workdir, pets, '--allow_config_change'))
   assert 'resumed with changes' in err
-  _, err = runs.run(_train(workdir, pets))  # it stays allowed
+  _, err = cli.run(_train(workdir, pets))  # it stays allowed
   lines = (workdir / 'events.jsonl').read_text().splitlines()
   kinds = [json.loads(line)['event'] for line in lines]
   assert kinds.count('config_change') == 1
@@ -146,7 +146,7 @@ def test_a_changed_evaluation_split_is_noted(tmp_path, trained):
   workdir, pets = _copy(trained, tmp_path)
   changed = _train(workdir, pets, '--config.evals.val.split=train')
   for expected in (True, False):  # only the first time
-    _, err = runs.run(changed)
+    _, err = cli.run(changed)
     assert ('evals.val has other settings' in err) is expected
   lines = (workdir / 'events.jsonl').read_text().splitlines()
   (event,) = [
@@ -162,18 +162,18 @@ def test_evaluation_matches_labels_by_class_name(tmp_path, trained):
   """Labels that cannot be mapped are refused."""
   workdir, pets = _copy(trained, tmp_path)
   shutil.rmtree(trained / 'pets.old', ignore_errors=True)
-  evaluate = runs.command('evaluate', f'--checkpoint={workdir}', '--json')
+  evaluate = cli.command('evaluate', f'--checkpoint={workdir}', '--json')
   (trained / 'pets').rename(trained / 'pets.old')
   try:
     (trained / 'pets').symlink_to(pets)
-    whole = json.loads(runs.run(evaluate)[0])
+    whole = json.loads(cli.run(evaluate)[0])
     assert whole['count'] == 6
     shutil.rmtree(pets / 'train')
     shutil.rmtree(pets / 'val/cat')
-    out, err = runs.run(evaluate)
+    out, err = cli.run(evaluate)
     assert 'mapped by name' in err and json.loads(out)['count'] == 4
     (pets / 'val/dog').rename(pets / 'val/wolf')
-    _, err = runs.run(evaluate, code=2)
+    _, err = cli.run(evaluate, code=2)
     assert "'wolf'" in err and 'Traceback' not in err
   finally:
     (trained / 'pets').unlink()
@@ -184,19 +184,19 @@ def test_evaluation_matches_labels_by_class_name(tmp_path, trained):
 def test_a_removed_workdir_ends_the_run(tmp_path):
   """The next line raises one message, and the workdir is not created again."""
   workdir = tmp_path / 'run'
-  flags = runs.SMALL_L16 | {
+  flags = cli.SMALL_L16 | {
     'total': '100000 steps',
     'checkpoint.every': '100000 steps',
     'checkpoint.best': 'None',
     'model.depth': 1,
   }
-  process = runs.start(
-    runs.command('train', *runs.flags('configs/l16_i21k.py', workdir, flags))
+  process = cli.start(
+    cli.command('train', *cli.flags('configs/l16_i21k.py', workdir, flags))
   )
-  runs.wait_for_step(workdir, 5, [process])
+  cli.wait_for_step(workdir, 5, [process])
   injected('a workdir that is removed')
   workdir.rename(tmp_path / 'gone')
-  _, err = runs.finish(process, code=2)
+  _, err = cli.finish(process, code=2)
   assert 'removed or moved' in err and 'Traceback' not in err
   assert err.count('error:') == 1
   assert not (workdir / 'events.jsonl').exists()

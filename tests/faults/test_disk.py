@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from etils import epath
 
-from tests import runs
+from tests import cli
 from tests.faults.counts import injected
 from vit_jax.errors import UserError
 from vit_jax.run import lock
@@ -36,7 +36,7 @@ def test_a_save_on_a_full_disk_is_reported(tmp_path):
   disk = tmp_path / 'disk'
   with _tmpfs(disk, 'size=16m'):
     workdir = disk / 'run'
-    flags = runs.SMALL_L16 | {
+    flags = cli.SMALL_L16 | {
       'total': '400 steps',
       'log.every': '10 steps',
       'checkpoint.every': '100 steps',
@@ -45,8 +45,8 @@ def test_a_save_on_a_full_disk_is_reported(tmp_path):
       'image_size': 64,
     }
     filler = disk / 'filler'
-    process = runs.start(
-      runs.command('train', *runs.flags('configs/l16_i21k.py', workdir, flags))
+    process = cli.start(
+      cli.command('train', *cli.flags('configs/l16_i21k.py', workdir, flags))
     )
     deadline = time.monotonic() + 200
     while not (workdir / 'checkpoints/100').exists():
@@ -65,13 +65,13 @@ def test_a_save_on_a_full_disk_is_reported(tmp_path):
     filler.unlink(missing_ok=True)
     out, err = process.communicate(timeout=200)
     if process.returncode == 0:
-      assert runs.final_params(workdir)
+      assert cli.final_params(workdir)
     # Whatever happened to the run, the steps saved before are intact.
-    runs.run(
-      runs.command('train', *runs.flags('configs/l16_i21k.py', workdir, flags))
+    cli.run(
+      cli.command('train', *cli.flags('configs/l16_i21k.py', workdir, flags))
     )
-    assert list(runs.losses(workdir))[-1] == 400
-    for array in runs.final_params(workdir).values():
+    assert list(cli.losses(workdir))[-1] == 400
+    for array in cli.final_params(workdir).values():
       assert np.isfinite(array).all()
 
 
@@ -80,10 +80,10 @@ def test_a_disk_that_stays_full_ends_with_one_message(tmp_path):
   """Launchers restart the run after its exit code."""
   disk = tmp_path / 'disk'
   with _tmpfs(disk, 'size=8m'):
-    flags = runs.flags(
+    flags = cli.flags(
       'configs/l16_i21k.py',
       disk / 'run',
-      runs.SMALL_L16
+      cli.SMALL_L16
       | {
         'total': '100000 steps',
         'evals.val.every': '100000 steps',
@@ -91,7 +91,7 @@ def test_a_disk_that_stays_full_ends_with_one_message(tmp_path):
         'log.tensorboard': 'true',
       },
     )
-    process = runs.start(runs.command('train', *flags))
+    process = cli.start(cli.command('train', *flags))
     deadline = time.monotonic() + 200
     while not (disk / 'run/checkpoints/20').exists():
       assert process.poll() is None and time.monotonic() < deadline
@@ -101,7 +101,7 @@ def test_a_disk_that_stays_full_ends_with_one_message(tmp_path):
       while True:  # to the last byte
         file.write(b'x' * 65536)
         file.flush()
-    _, err = runs.finish(process, code=1)
+    _, err = cli.finish(process, code=1)
   assert 'Traceback' not in err and len(err.splitlines()) < 20_000
   (last,) = [line for line in err.splitlines() if 'storage failed: ' in line]
   assert 'No space left' in last and err.rstrip().endswith(last)
@@ -112,36 +112,36 @@ def test_a_read_only_workdir_ends_with_code_2(tmp_path):
   """There is one message."""
   disk = tmp_path / 'disk'
   with _tmpfs(disk, 'size=1m,ro'):
-    flags = runs.flags('configs/l16_i21k.py', disk / 'run', runs.SMALL_L16)
+    flags = cli.flags('configs/l16_i21k.py', disk / 'run', cli.SMALL_L16)
     injected('a read-only workdir')
-    _, err = runs.run(runs.command('train', *flags), code=2)
+    _, err = cli.run(cli.command('train', *flags), code=2)
   assert 'cannot be written' in err and 'Traceback' not in err
 
 
 @pytest.mark.slow
 def test_a_second_run_in_a_workdir_is_refused(tmp_path):
   """It is accepted after SIGKILL of the first."""
-  flags = runs.SMALL_L16 | {
+  flags = cli.SMALL_L16 | {
     'total': '100000 steps',
     'log.every': '1 steps',
     'checkpoint.every': '100000 steps',
     'checkpoint.best': 'None',
   }
-  again = runs.command(
-    'train', *runs.flags('configs/l16_i21k.py', tmp_path / 'run', flags)
+  again = cli.command(
+    'train', *cli.flags('configs/l16_i21k.py', tmp_path / 'run', flags)
   )
-  first = runs.start(again)
+  first = cli.start(again)
   deadline = time.monotonic() + 120
   while not (tmp_path / 'run/metrics.jsonl').exists():
     assert first.poll() is None and time.monotonic() < deadline
     time.sleep(0.05)
   injected('two runs on one workdir')
-  _, err = runs.run(again, code=2)
+  _, err = cli.run(again, code=2)
   assert str(tmp_path / 'run') in err and '"pid"' in err
   first.kill()
   first.communicate()
   short = [*again, '--config.total=12 steps', '--allow_config_change']
-  runs.run(short)
+  cli.run(short)
 
 
 def test_a_lease_excludes_others_until_it_expires(tmp_path):

@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 
-from tests import runs
+from tests import cli
 from tests.faults.counts import injected
 from vit_jax.data.pipeline import order
 
@@ -25,7 +25,7 @@ def _first_positions(index: int) -> int:
 
 def _config(workdir, harm: str, marked: list[int], **changes):
   overrides = {
-    **{k: v for k, v in runs.SMALL_L16.items() if not k.startswith('source')},
+    **{k: v for k, v in cli.SMALL_L16.items() if not k.startswith('source')},
     'source.name': 'tests.faults.poison',
     'source.num_examples': N,
     'source.num_classes': 20,
@@ -38,15 +38,15 @@ def _config(workdir, harm: str, marked: list[int], **changes):
     'schedule.base_lr': 1e-4,
     **changes,
   }
-  return runs.command(
-    'train', *runs.flags('configs/l16_i21k.py', workdir, overrides)
+  return cli.command(
+    'train', *cli.flags('configs/l16_i21k.py', workdir, overrides)
   )
 
 
 def _finite(workdir) -> None:
-  for path, array in runs.final_params(workdir).items():
+  for path, array in cli.final_params(workdir).items():
     assert np.isfinite(array).all(), path
-  last = runs.records(workdir)[-1]
+  last = cli.records(workdir)[-1]
   assert np.isfinite(last['val/loss']) and np.isfinite(last['val_ema/loss'])
 
 
@@ -61,8 +61,8 @@ def test_one_bad_step_is_skipped(tmp_path, harm):
   """Only steps whose batch contains the mark are skipped."""
   marked = 17
   injected(f'a batch that spoils the {harm}')
-  runs.run(_config(tmp_path / 'run', harm, [marked]))
-  lines = [r for r in runs.records(tmp_path / 'run') if 'loss' in r]
+  cli.run(_config(tmp_path / 'run', harm, [marked]))
+  lines = [r for r in cli.records(tmp_path / 'run') if 'loss' in r]
   positions = np.arange(20 * BATCH)
   hit = order.shuffled(positions, N, SEED) == marked
   expected = sorted({_batch_of(p) + 1 for p in positions[hit].tolist()})
@@ -90,11 +90,11 @@ def test_too_many_bad_steps_roll_back(tmp_path):
     'schedule.warmup': '2 steps',
   }
   injected('bad batches in a row')
-  runs.run(_config(tmp_path / 'run', 'loss', marked, **changes))
+  cli.run(_config(tmp_path / 'run', 'loss', marked, **changes))
   (event,) = _events(tmp_path / 'run', 'rollback')
   assert event['from'] == 7 and event['step'] == 4
   assert event['skip'] == [5, 6]
-  lines = [r for r in runs.records(tmp_path / 'run') if 'loss' in r]
+  lines = [r for r in cli.records(tmp_path / 'run') if 'loss' in r]
   assert [r['step'] for r in lines] == list(range(1, 9))
   # Batches 5 and 6 are never drawn again; 8 and 9 stand in for 6 and 7.
   assert sum(r['skipped'] for r in lines) <= 2
@@ -116,10 +116,10 @@ def test_a_spike_rolls_back(tmp_path):
     'train.num_examples': examples,
   }
   injected('a spike of the loss')
-  runs.run(_config(tmp_path / 'run', 'spike', [marked], **changes))
+  cli.run(_config(tmp_path / 'run', 'spike', [marked], **changes))
   events = _events(tmp_path / 'run', 'rollback')
   assert [e['skip'] for e in events] == [[25]]
-  assert list(runs.losses(tmp_path / 'run')) == list(range(1, 31))
+  assert list(cli.losses(tmp_path / 'run')) == list(range(1, 31))
   _finite(tmp_path / 'run')
 
 
@@ -129,9 +129,7 @@ def test_a_diverging_run_ends_with_code_43(tmp_path):
   every = list(range(0, N, 8))  # a mark in about every batch
   changes = {'recovery.max_skipped': 0, 'recovery.max_rollbacks': 2}
   injected('a run that diverges')
-  _, err = runs.run(
-    _config(tmp_path / 'run', 'loss', every, **changes), code=43
-  )
+  _, err = cli.run(_config(tmp_path / 'run', 'loss', every, **changes), code=43)
   assert 'diverged:' in err and 'after 2 rollback(s)' in err
   assert len(_events(tmp_path / 'run', 'rollback')) == 2
   assert 'Traceback' not in err
@@ -150,7 +148,7 @@ def test_a_damaged_event_of_a_rollback_changes_no_batch(tmp_path):
     'model.depth': 1,
   }
   command = _config(whole, 'loss', marked, **changes)
-  runs.run(command)
+  cli.run(command)
   (event,) = _events(whole, 'rollback')
   # The first of both bad steps is in the checkpoint already.
   assert event['step'] == 4 and event['from'] == 5 and event['skip'] == [4]
@@ -160,10 +158,10 @@ def test_a_damaged_event_of_a_rollback_changes_no_batch(tmp_path):
   path = damaged / 'events.jsonl'
   path.write_text(path.read_text().replace('"skip": [4]', '"skip": [7]'))
   injected('a damaged rollback line')
-  runs.run(command)
-  _, err = runs.run(_config(damaged, 'loss', marked, **changes))
+  cli.run(command)
+  _, err = cli.run(_config(damaged, 'loss', marked, **changes))
   assert 'damaged line(s) moved' in err and 'lacks rollbacks' in err
-  assert runs.losses(damaged) == runs.losses(whole)
-  assert list(runs.losses(damaged)) == list(range(1, 13))
-  for key, array in runs.final_params(whole).items():
-    np.testing.assert_array_equal(runs.final_params(damaged)[key], array)
+  assert cli.losses(damaged) == cli.losses(whole)
+  assert list(cli.losses(damaged)) == list(range(1, 13))
+  for key, array in cli.final_params(whole).items():
+    np.testing.assert_array_equal(cli.final_params(damaged)[key], array)

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from tests import runs
+from tests import cli
 from tests.faults.counts import injected
 from vit_jax.data import progress
 from vit_jax.data.storage import index
@@ -15,18 +15,16 @@ from vit_jax.errors import EXIT_PREEMPTED, EXIT_STUCK
 def _command(tmp_path, **changes):
   settings = {
     key: value
-    for key, value in runs.SMALL_L16.items()
+    for key, value in cli.SMALL_L16.items()
     if not key.startswith('source.')
   }
   settings |= {
     'source.name': 'tests.faults.endless_opening',
     'source.mark': str(tmp_path / 'mark'),
   }
-  flags = runs.flags(
-    'configs/l16_i21k.py', tmp_path / 'run', settings | changes
-  )
+  flags = cli.flags('configs/l16_i21k.py', tmp_path / 'run', settings | changes)
   injected('data that never open')
-  return runs.command('train', *flags)
+  return cli.command('train', *flags)
 
 
 @pytest.mark.slow
@@ -34,7 +32,7 @@ def _command(tmp_path, **changes):
 def test_opening_ends_after_the_time_limit(tmp_path):
   """The message states what was done and where the stack traces are."""
   limit = {'recovery.watchdog_pause_s': 10}
-  _, err = runs.run(_command(tmp_path, **limit), code=EXIT_STUCK)
+  _, err = cli.run(_command(tmp_path, **limit), code=EXIT_STUCK)
   assert 'within 10.0 s while opening the data' in err
   assert 'endless_opening.py' in (tmp_path / 'run/stacks.txt').read_text()
 
@@ -43,7 +41,7 @@ def test_opening_ends_after_the_time_limit(tmp_path):
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_during_the_opening_ends_the_process(tmp_path, number):
-  process = runs.start(_command(tmp_path))
+  process = cli.start(_command(tmp_path))
   try:
     deadline = time.monotonic() + 200
     while not (tmp_path / 'mark').exists():
@@ -51,7 +49,7 @@ def test_a_signal_during_the_opening_ends_the_process(tmp_path, number):
       assert time.monotonic() < deadline
       time.sleep(0.05)
     process.send_signal(number)
-    _, err = runs.finish(process, code=EXIT_PREEMPTED)
+    _, err = cli.finish(process, code=EXIT_PREEMPTED)
   finally:
     process.kill()
   assert f'{number.name} before the first step' in err

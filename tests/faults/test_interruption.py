@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tests import runs
+from tests import cli
 from tests.faults.counts import injected
 
 # Stops at the import of a module, or at the end of a run, until 'go' exists.
@@ -41,10 +41,10 @@ SHORT |= {'log.curves': 'true'}  # the last thing that a run does
 
 def _held(tmp_path, where, **changes):
   """Starts a training that stops at a position; returns when it is there."""
-  flags = runs.flags(
-    'configs/l16_i21k.py', tmp_path / 'run', runs.SMALL_L16 | changes
+  flags = cli.flags(
+    'configs/l16_i21k.py', tmp_path / 'run', cli.SMALL_L16 | changes
   )
-  process = runs.start(
+  process = cli.start(
     [sys.executable, '-c', HOLD, where, str(tmp_path), *flags]
   )
   deadline = time.monotonic() + 200
@@ -65,7 +65,7 @@ def test_a_signal_during_imports_ends_with_42(tmp_path, number, where):
   process = _held(tmp_path, where)
   process.send_signal(number)
   injected(f'{number.name} at import')
-  _, err = runs.finish(process, code=42)
+  _, err = cli.finish(process, code=42)
   assert f'preempted: {number.name} before the first step' in err
   assert 'Traceback' not in err
   assert not (tmp_path / 'run').exists()
@@ -83,7 +83,7 @@ def test_a_signal_after_the_end_keeps_the_exit_code(tmp_path, number):
     assert time.monotonic() < deadline and process.stderr is not None
     lines.append(process.stderr.readline())
   (tmp_path / 'go').touch()
-  _, err = runs.finish(process, code=0)
+  _, err = cli.finish(process, code=0)
   assert 'Traceback' not in err
 
 

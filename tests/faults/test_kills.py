@@ -7,7 +7,7 @@ import subprocess
 import numpy as np
 import pytest
 
-from tests import runs
+from tests import cli
 from tests.faults.counts import count, injected
 
 RUN = {
@@ -29,38 +29,38 @@ def test_a_run_killed_at_random_moments_is_exact(tmp_path):
   """Its parameters and metrics equal those of an uninterrupted run."""
   kills = count(5, 50)
   straight, killed = tmp_path / 'straight', tmp_path / 'killed'
-  config, changes = 'configs/l16_i21k.py', runs.SMALL_L16 | RUN
-  runs.run(runs.command('train', *runs.flags(config, straight, changes)))
-  again = runs.command('train', *runs.flags(config, killed, changes))
+  config, changes = 'configs/l16_i21k.py', cli.SMALL_L16 | RUN
+  cli.run(cli.command('train', *cli.flags(config, straight, changes)))
+  again = cli.command('train', *cli.flags(config, killed, changes))
   rng, done = random.Random(0), 0
   finished = None
   while done < kills:
-    process = runs.start(again)
+    process = cli.start(again)
     try:
       # Kills occur during the start, and during steps and saves.
       process.wait(timeout=rng.uniform(4, 14))
-      finished = runs.finish(process)  # it finished, so steps are removed
+      finished = cli.finish(process)  # it finished, so steps are removed
       _take_back(killed)
     except subprocess.TimeoutExpired:
       process.send_signal(signal.SIGKILL)
       process.communicate()
       done += 1
       injected('SIGKILL at a random moment')
-  finished = runs.run(again)
+  finished = cli.run(again)
   assert finished is not None
-  assert runs.losses(killed) == runs.losses(straight)
-  assert list(runs.losses(killed)) == list(range(1, 41))
+  assert cli.losses(killed) == cli.losses(straight)
+  assert list(cli.losses(killed)) == list(range(1, 41))
   accuracies = [
     [
       (r['step'], r['val/accuracy'], r['val_ema/accuracy'])
-      for r in runs.records(w)
+      for r in cli.records(w)
       if 'val/accuracy' in r
     ]
     for w in (straight, killed)
   ]
   assert accuracies[0] == accuracies[1]
   assert [step for step, *_ in accuracies[0]] == [10, 20, 30, 40]
-  ours, theirs = runs.final_params(killed), runs.final_params(straight)
+  ours, theirs = cli.final_params(killed), cli.final_params(straight)
   for path, array in theirs.items():
     np.testing.assert_array_equal(ours[path], array, err_msg=path)
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tiny_vit
 
-from tests import runs
+from tests import cli
 
 SOURCE = dict(num_examples=1600, num_classes=3, height=8, width=8)
 
@@ -16,22 +16,22 @@ def test_a_killed_labelling_writes_the_same_file(tmp_path):
   weights = str(tmp_path / 'weights.npz')
   tiny_vit.save_classifier(weights)
   keys = [f'--config.source.{key}={value}' for key, value in SOURCE.items()]
-  arguments = runs.command(
+  arguments = cli.command(
     'pseudo_label',
     *(f'--checkpoint={weights}', '--dataset=synthetic', '--split=train'),
     *('--batch_size=8', '--part_examples=8', '--min_confidence=0.35'),
     *('--per_class=500', *keys),
   )
   plain, killed = tmp_path / 'plain.npz', tmp_path / 'killed.npz'
-  runs.run([*arguments, f'--out={plain}'])
+  cli.run([*arguments, f'--out={plain}'])
   parts = killed.with_name('killed.npz.parts')
   again = [*arguments, f'--out={killed}']
-  runs.kill_when(
+  cli.kill_when(
     again, lambda: len([*parts.glob('*.npz')]) >= 3, 'a labelling', 120
   )
   before = len([*parts.glob('*.npz')])
   assert not killed.exists() and 3 <= before < 200
-  _, log = runs.run(again)
+  _, log = cli.run(again)
   assert f'after {8 * before} of 1600 examples' in log
   with np.load(plain) as expected, np.load(killed) as found:
     assert [*found] == [*expected] and len(expected['index'])

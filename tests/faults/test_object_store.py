@@ -6,12 +6,12 @@ import time
 
 import pytest
 
-from tests import object_store, runs
+from tests import cli, object_store
 from tests.faults.counts import injected
 
 CONFIG = 'configs/l16_i21k.py'
 WORKDIR = f'gs://{object_store.BUCKET}/deep/run'
-CHANGES = runs.SMALL_L16 | {
+CHANGES = cli.SMALL_L16 | {
   'total': '8 steps',
   'schedule.warmup': '1 steps',
   'model.depth': 1,
@@ -51,19 +51,19 @@ def _wait_for_step(store, step, process):
 def test_a_run_in_a_bucket_equals_a_local_run(store, tmp_path, monkeypatch):
   """It is stopped and resumed; every command finds its checkpoints."""
   monkeypatch.chdir(tmp_path)
-  again = runs.command('train', *runs.flags(CONFIG, WORKDIR, CHANGES))
-  process = runs.start(again)
+  again = cli.command('train', *cli.flags(CONFIG, WORKDIR, CHANGES))
+  process = cli.start(again)
   _wait_for_step(store, 3, process)
   process.send_signal(signal.SIGTERM)
   injected('SIGTERM to a run in a bucket')
-  _, err = runs.finish(process, code=42)
+  _, err = cli.finish(process, code=42)
   assert f'workdir {WORKDIR}\n' in err
   assert 'SAVING' not in err, err.partition('SAVING')[2]
-  _, err = runs.run(again)
+  _, err = cli.run(again)
   assert 'resuming at step' in err and 'SAVING' not in err, err[-2000:]
-  runs.run(runs.command('train', *runs.flags(CONFIG, tmp_path / 'l', CHANGES)))
+  cli.run(cli.command('train', *cli.flags(CONFIG, tmp_path / 'l', CHANGES)))
   there = _losses(store.read('deep/run/metrics.jsonl'))
-  assert there == runs.losses(tmp_path / 'l')
+  assert there == cli.losses(tmp_path / 'l')
   assert list(there) == list(range(1, 9))
   names = store.names('deep/run/')
   assert store.read('deep/run/curves.png')[:4] == b'\x89PNG'
@@ -73,10 +73,8 @@ def test_a_run_in_a_bucket_equals_a_local_run(store, tmp_path, monkeypatch):
   steps = {n.split('/')[3] for n in names if '/checkpoints/' in n}
   assert {'6', '8'} <= steps
   assert not [name for name in names if 'lock.json' in name or '_try_' in name]
-  assert not list(runs.ROOT.glob('gs:*'))
-  out, _ = runs.run(
-    runs.command('evaluate', f'--checkpoint={WORKDIR}', '--json')
-  )
+  assert not list(cli.ROOT.glob('gs:*'))
+  out, _ = cli.run(cli.command('evaluate', f'--checkpoint={WORKDIR}', '--json'))
   assert json.loads(out)['count'] == 256
   tune = CHANGES | {
     'init_from': f'{WORKDIR}/checkpoints/8',
@@ -84,9 +82,9 @@ def test_a_run_in_a_bucket_equals_a_local_run(store, tmp_path, monkeypatch):
     'checkpoint.every': '2 steps',
   }
   tuned = f'gs://{object_store.BUCKET}/tuned'
-  flags = runs.flags(CONFIG, tuned, tune)
-  runs.run(runs.command('finetune', *flags))
-  out, _ = runs.run(runs.command('goodput', tuned, '--json'))
+  flags = cli.flags(CONFIG, tuned, tune)
+  cli.run(cli.command('finetune', *flags))
+  out, _ = cli.run(cli.command('goodput', tuned, '--json'))
   assert json.loads(out)['starts'] == 1
 
 
@@ -104,10 +102,10 @@ def test_an_unusable_bucket_is_reported_at_the_start(
   an outage, after whose exit code launchers start the run again.
   """
   if bucket == 'nowhere':  # there is no server
-    address = f'http://127.0.0.1:{runs.free_port()}'
+    address = f'http://127.0.0.1:{cli.free_port()}'
     monkeypatch.setenv('STORAGE_EMULATOR_HOST', address)
-  flags = runs.flags(CONFIG, f'gs://{bucket}/run', CHANGES)
-  _, err = runs.run(runs.command('train', *flags), code=code)
+  flags = cli.flags(CONFIG, f'gs://{bucket}/run', CHANGES)
+  _, err = cli.run(cli.command('train', *flags), code=code)
   assert err.count(f'{kind}: ') == 1 and 'Traceback' not in err
   assert f'gs://{bucket}/run' in err and 'cannot' in err
   assert 'compiling' not in err
@@ -120,12 +118,12 @@ def test_an_outage_of_the_store_ends_with_one_message(store):
 
   Saved steps stay; threads of the client do not print anything.
   """
-  flags = runs.flags(CONFIG, WORKDIR, CHANGES | {'total': '100000 steps'})
-  process = runs.start(runs.command('train', *flags))
+  flags = cli.flags(CONFIG, WORKDIR, CHANGES | {'total': '100000 steps'})
+  process = cli.start(cli.command('train', *flags))
   _wait_for_step(store, 3, process)
   store.stop()
   injected('an object store that goes away')
-  _, err = runs.finish(process, code=1, timeout_s=800)
+  _, err = cli.finish(process, code=1, timeout_s=800)
   assert err.count('storage failed: ') == 1, err[-5000:]
   assert err.rstrip().splitlines()[-1].startswith('storage failed: ')
   assert 'Traceback' not in err and 'Trying again in' in err

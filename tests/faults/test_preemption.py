@@ -5,7 +5,7 @@ import signal
 import numpy as np
 import pytest
 
-from tests import runs
+from tests import cli
 from tests.faults.counts import count, injected
 
 LONGER = {
@@ -23,7 +23,7 @@ CONFIG = 'configs/l16_i21k.py'
 def _evaluations(workdir) -> list[tuple[int, float]]:
   return [
     (r['step'], r['val/accuracy'])
-    for r in runs.records(workdir)
+    for r in cli.records(workdir)
     if 'val/accuracy' in r
   ]
 
@@ -31,14 +31,14 @@ def _evaluations(workdir) -> list[tuple[int, float]]:
 SIGNALS = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP]
 
 
-TWELVE = runs.SMALL_L16 | LONGER | {'total': '12 steps'}
+TWELVE = cli.SMALL_L16 | LONGER | {'total': '12 steps'}
 
 
 @pytest.fixture(scope='module')
 def straight(tmp_path_factory):
   """Returns the workdir of twelve steps without an interruption."""
   workdir = tmp_path_factory.mktemp('straight') / 'run'
-  runs.run(runs.command('train', *runs.flags(CONFIG, workdir, TWELVE)))
+  cli.run(cli.command('train', *cli.flags(CONFIG, workdir, TWELVE)))
   return workdir
 
 
@@ -47,29 +47,29 @@ def straight(tmp_path_factory):
 def test_a_preempted_process_resumes_exactly(tmp_path, straight, number):
   """The exit code is 42; every step and evaluation occurs exactly once."""
   stopped, changes = tmp_path / 'stopped', TWELVE
-  again = runs.command('train', *runs.flags(CONFIG, stopped, changes))
-  process = runs.start(again)
-  runs.wait_for_step(stopped, 4, [process])
+  again = cli.command('train', *cli.flags(CONFIG, stopped, changes))
+  process = cli.start(again)
+  cli.wait_for_step(stopped, 4, [process])
   process.send_signal(number)
   injected(f'{number.name} to the only process')
-  _, err = runs.finish(process, code=42)
+  _, err = cli.finish(process, code=42)
   assert 'stopping and saving' in err and 'preempted: stopped' in err
-  runs.run(again)
-  assert runs.losses(stopped) == runs.losses(straight)
+  cli.run(again)
+  assert cli.losses(stopped) == cli.losses(straight)
   assert _evaluations(stopped) == _evaluations(straight)
   assert [step for step, _ in _evaluations(stopped)] == list(range(1, 13))
-  theirs = runs.final_params(straight)
-  for path, array in runs.final_params(stopped).items():
+  theirs = cli.final_params(straight)
+  for path, array in cli.final_params(stopped).items():
     np.testing.assert_array_equal(array, theirs[path], err_msg=path)
 
 
 @pytest.mark.slow
 def test_a_second_signal_ends_the_process_at_once(tmp_path):
   """While it saves or evaluates, another SIGTERM gives 128 + 15."""
-  changes = runs.SMALL_L16 | LONGER
-  arguments = runs.flags(CONFIG, tmp_path / 'run', changes)
-  process = runs.start(runs.command('train', *arguments))
-  runs.wait_for_step(tmp_path / 'run', 2, [process])
+  changes = cli.SMALL_L16 | LONGER
+  arguments = cli.flags(CONFIG, tmp_path / 'run', changes)
+  process = cli.start(cli.command('train', *arguments))
+  cli.wait_for_step(tmp_path / 'run', 2, [process])
   process.send_signal(signal.SIGTERM)
   process.send_signal(signal.SIGTERM)
   injected('SIGTERM twice')
@@ -97,23 +97,23 @@ ENDLESS = {  # an evaluation after the first step that takes hours
 def test_a_signal_ends_an_evaluation_at_its_next_batch(tmp_path, processes):
   """The resumed run repeats the evaluation."""
   workdir = tmp_path / 'run'
-  changes = runs.SMALL_L16 | ENDLESS
+  changes = cli.SMALL_L16 | ENDLESS
   if processes == 1:
-    arguments = runs.flags(CONFIG, workdir, changes)
-    started = [runs.start(runs.command('train', *arguments))]
+    arguments = cli.flags(CONFIG, workdir, changes)
+    started = [cli.start(cli.command('train', *arguments))]
   else:
-    started = runs.start_pair(workdir, changes, devices=2)
-  runs.wait_for_step(workdir, 1, started)
+    started = cli.start_pair(workdir, changes, devices=2)
+  cli.wait_for_step(workdir, 1, started)
   started[-1].send_signal(signal.SIGTERM)
   injected('SIGTERM in an evaluation')
   for process in started:
-    _, err = runs.finish(process, code=42)
+    _, err = cli.finish(process, code=42)
     assert 'preempted: stopped at step 1 of 20' in err
   assert not _evaluations(workdir)
   # The evaluation is still due.
   soon = changes | {'source.num_examples': 64, 'train.num_examples': 64}
-  arguments = runs.flags(CONFIG, workdir, soon | {'total': '2 steps'})
-  runs.run(runs.command('train', *arguments, '--allow_config_change'))
+  arguments = cli.flags(CONFIG, workdir, soon | {'total': '2 steps'})
+  cli.run(cli.command('train', *arguments, '--allow_config_change'))
   assert [step for step, _ in _evaluations(workdir)] == [1, 2]
 
 
@@ -123,7 +123,7 @@ def test_a_signal_ends_an_evaluation_at_its_next_batch(tmp_path, processes):
 def test_a_signal_to_one_process_stops_both(tmp_path, attempt):
   """Both exit with 42 at one step; two, one and four devices resume."""
   changes = (
-    runs.SMALL_L16
+    cli.SMALL_L16
     | LONGER
     | {
       'total': '16 steps',
@@ -131,30 +131,30 @@ def test_a_signal_to_one_process_stops_both(tmp_path, attempt):
     }
   )
   first = tmp_path / 'two'
-  processes = runs.start_pair(first, changes, devices=2)
-  runs.wait_for_step(first, 5 + attempt, processes)
+  processes = cli.start_pair(first, changes, devices=2)
+  cli.wait_for_step(first, 5 + attempt, processes)
   processes[1].send_signal(signal.SIGTERM)  # not the process that writes files
   injected('SIGTERM to one of two processes')
-  errors = [runs.finish(process, code=42)[1] for process in processes]
+  errors = [cli.finish(process, code=42)[1] for process in processes]
   steps = {err.rpartition('stopped at step ')[2].split()[0] for err in errors}
   assert len(steps) == 1, errors
   copies = {}
   for name in ('one', 'four'):
     copies[name] = tmp_path / name
-    runs.run(['cp', '-r', str(first), str(copies[name])])
-  for process in runs.start_pair(first, changes, devices=2):
-    runs.finish(process)
-  again = runs.flags(CONFIG, copies['one'], changes)
-  runs.run(runs.command('train', *again), devices=1)
-  again = runs.flags(CONFIG, copies['four'], changes)
-  runs.run(runs.command('train', *again), devices=4)
+    cli.run(['cp', '-r', str(first), str(copies[name])])
+  for process in cli.start_pair(first, changes, devices=2):
+    cli.finish(process)
+  again = cli.flags(CONFIG, copies['one'], changes)
+  cli.run(cli.command('train', *again), devices=1)
+  again = cli.flags(CONFIG, copies['four'], changes)
+  cli.run(cli.command('train', *again), devices=4)
   straight = tmp_path / 'straight'
-  runs.run(
-    runs.command('train', *runs.flags(CONFIG, straight, changes)), devices=4
+  cli.run(
+    cli.command('train', *cli.flags(CONFIG, straight, changes)), devices=4
   )
-  expected = runs.losses(straight)
+  expected = cli.losses(straight)
   for workdir in (first, copies['one'], copies['four']):
-    losses = runs.losses(workdir)
+    losses = cli.losses(workdir)
     assert list(losses) == list(expected)
     for step, loss in losses.items():
       assert loss == pytest.approx(expected[step], rel=1e-5), (workdir, step)

@@ -8,7 +8,7 @@ from unittest import mock
 import pytest
 from etils import epath
 
-from tests import runs
+from tests import cli
 from tests.faults.counts import injected
 from vit_jax.processes import watchdog as watchdog_lib
 from vit_jax.processes.watchdog import EXIT_STUCK, Watchdog
@@ -31,13 +31,13 @@ def test_a_stopped_peer_ends_the_others_with_44(tmp_path):
   # Well below the 30 s after which JAX regards a sleeping peer as lost (45),
   # also on a machine whose steps take seconds.
   soon = {'recovery.watchdog_factor': 3.0}
-  processes = runs.start_pair(workdir, LIMITS | soon, devices=2)
+  processes = cli.start_pair(workdir, LIMITS | soon, devices=2)
   try:
-    runs.wait_for_step(workdir, 8, processes)
+    cli.wait_for_step(workdir, 8, processes)
     processes[1].send_signal(signal.SIGSTOP)
     injected('a sleeping peer')
     start = time.monotonic()
-    _, err = runs.finish(processes[0], code=EXIT_STUCK)
+    _, err = cli.finish(processes[0], code=EXIT_STUCK)
     assert time.monotonic() - start < 60
     assert 'stuck: ' in err
     stacks = (workdir / 'stacks.txt').read_text()
@@ -63,8 +63,8 @@ def test_a_slow_host_is_logged(tmp_path):
     'evals.val.every': '12 steps',
     'checkpoint.every': '12 steps',
   }
-  processes = runs.start_pair(workdir, slow, devices=2)
-  errors = [runs.finish(process)[1] for process in processes]
+  processes = cli.start_pair(workdir, slow, devices=2)
+  errors = [cli.finish(process)[1] for process in processes]
   assert 'slow host(s) up to step 12: process 1 (' in errors[0]
   lines = (workdir / 'events.jsonl').read_text().splitlines()
   events = [e for e in map(json.loads, lines) if e['event'] == 'slow_hosts']
@@ -99,11 +99,11 @@ ENDLESS_BATCH = {
 @pytest.mark.timeout(600)
 def test_a_hanging_evaluation_ends_with_44(tmp_path):
   """The limit of a batch of an evaluation applies."""
-  flags = runs.flags(
-    'configs/l16_i21k.py', tmp_path / 'run', runs.SMALL_L16 | ENDLESS_BATCH
+  flags = cli.flags(
+    'configs/l16_i21k.py', tmp_path / 'run', cli.SMALL_L16 | ENDLESS_BATCH
   )
   injected('an evaluation that hangs')
-  _, err = runs.run(runs.command('train', *flags), code=EXIT_STUCK)
+  _, err = cli.run(cli.command('train', *flags), code=EXIT_STUCK)
   assert 'within 20.0 s' in err
   assert 'classification.py' in (tmp_path / 'run/stacks.txt').read_text()
 

@@ -6,13 +6,13 @@ import json
 import numpy as np
 import pytest
 
-from tests import runs
+from tests import cli
 
 
 def _final_accuracy(workdir, last):
   """Returns the accuracy at the last step; checks that steps occur once."""
-  assert list(runs.losses(workdir)) == list(range(1, last + 1))
-  records = [r for r in runs.records(workdir) if 'test/accuracy' in r]
+  assert list(cli.losses(workdir)) == list(range(1, last + 1))
+  records = [r for r in cli.records(workdir) if 'test/accuracy' in r]
   assert [r['step'] for r in records] == [last]
   return records[0]['test/accuracy']
 
@@ -21,14 +21,14 @@ def _final_accuracy(workdir, last):
 @pytest.mark.timeout(600)
 def test_a_killed_study_runs_everything_once(tmp_path):
   """It is killed during the first pre-training."""
-  arguments = runs.command(
+  arguments = cli.command(
     'study', '--config=tests/study/small_study.py', f'--workdir={tmp_path}'
   )
   first = tmp_path / 'depth-1/pretrain/final/seed=0'
-  runs.kill_when(
+  cli.kill_when(
     arguments, (first / 'checkpoints/8').exists, 'a study and its run', 240
   )
-  out, _ = runs.run(arguments)
+  out, _ = cli.run(arguments)
   accuracies = {}
   for depth in (1, 2):
     pretrain = tmp_path / f'depth-{depth}/pretrain/final/seed=0'
@@ -56,7 +56,7 @@ def test_a_killed_study_runs_everything_once(tmp_path):
   assert 0 < drawn[0][0] < drawn[0][1]  # the deeper model cost more
   assert (tmp_path / 'figure.png').stat().st_size > 5_000
   before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob('*.jsonl')}
-  out, _ = runs.run([*arguments, '--print_jobs'])
+  out, _ = cli.run([*arguments, '--print_jobs'])
   assert out == ''  # nothing remains to be done
   for path, changed in before.items():
     assert path.stat().st_mtime_ns == changed

@@ -7,7 +7,7 @@ import statistics
 
 import pytest
 
-from tests import runs
+from tests import cli
 
 ARGUMENTS = ('--config=tests/sweep/small_digits.py',)
 
@@ -16,22 +16,22 @@ ARGUMENTS = ('--config=tests/sweep/small_digits.py',)
 @pytest.mark.timeout(600)
 def test_a_killed_sweep_runs_everything_once(tmp_path):
   """It is killed during the first run, and while the third one starts."""
-  arguments = runs.command('sweep', *ARGUMENTS, f'--workdir={tmp_path}')
+  arguments = cli.command('sweep', *ARGUMENTS, f'--workdir={tmp_path}')
   dev = tmp_path / 'digits/dev'
   rates, seeds = ('1e-05', '0.01'), (0, 1)
   names = [
     f'schedule.base_lr={rate},seed={seed}' for rate in rates for seed in seeds
   ]
-  runs.kill_when(
+  cli.kill_when(
     arguments,
     (dev / names[0] / 'checkpoints/8').exists,
     'a sweep and its run',
     120,
   )
-  runs.kill_when(
+  cli.kill_when(
     arguments, (dev / f'{names[2]}.log').exists, 'a sweep and its run', 120
   )
-  out, _ = runs.run(arguments)
+  out, _ = cli.run(arguments)
   starts, accuracies = {}, {}
   final = tmp_path / f'digits/final/{names[2]}'
   for path in [*(dev / name for name in names), final]:
@@ -41,8 +41,8 @@ def test_a_killed_sweep_runs_everything_once(tmp_path):
       for event in map(json.loads, events)
       if event['event'] == 'start'
     ]
-    assert list(runs.losses(path)) == list(range(1, 25))
-    evaluated = [r for r in runs.records(path) if 'test/accuracy' in r]
+    assert list(cli.losses(path)) == list(range(1, 25))
+    evaluated = [r for r in cli.records(path) if 'test/accuracy' in r]
     assert [r['step'] for r in evaluated] == [24]
     accuracies[path] = evaluated[0]['test/accuracy']
   resumed = starts.pop((names[0], 'dev'))
@@ -63,7 +63,7 @@ def test_a_killed_sweep_runs_everything_once(tmp_path):
     accuracies
   )
   before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob('*.jsonl')}
-  out, _ = runs.run([*arguments, '--print_jobs'])
+  out, _ = cli.run([*arguments, '--print_jobs'])
   assert out == ''  # nothing remains to be done
   for path, changed in before.items():
     assert path.stat().st_mtime_ns == changed
@@ -73,17 +73,17 @@ def test_a_killed_sweep_runs_everything_once(tmp_path):
 @pytest.mark.timeout(600)
 def test_the_run_of_a_killed_sweep_ends(tmp_path):
   """Its state is saved; the same command continues it."""
-  arguments = runs.command('sweep', *ARGUMENTS, f'--workdir={tmp_path}')
+  arguments = cli.command('sweep', *ARGUMENTS, f'--workdir={tmp_path}')
   first = tmp_path / 'digits/dev/schedule.base_lr=1e-05,seed=0'
-  runs.kill_when(
+  cli.kill_when(
     arguments,
     (first / 'checkpoints/8').exists,
     'a sweep alone',
     120,
     with_children=False,
   )
-  runs.run(arguments)
-  assert list(runs.losses(first)) == list(range(1, 25))
+  cli.run(arguments)
+  assert list(cli.losses(first)) == list(range(1, 25))
   lines = (first / 'events.jsonl').read_text().splitlines()
   starts = [
     event['step']

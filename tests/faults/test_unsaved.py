@@ -9,11 +9,11 @@ import subprocess
 
 import pytest
 
-from tests import runs
+from tests import cli
 from tests.faults.counts import injected
 
 CONFIG = 'configs/l16_i21k.py'
-LONG = runs.SMALL_L16 | {
+LONG = cli.SMALL_L16 | {
   'total': '100000 steps',
   'log.every': '1 steps',
   'checkpoint.every': '100000 steps',
@@ -49,7 +49,7 @@ def _replaced(folder: pathlib.Path):
 
 
 def _command(workdir, changes):
-  return runs.command('train', *runs.flags(CONFIG, workdir, changes))
+  return cli.command('train', *cli.flags(CONFIG, workdir, changes))
 
 
 @pytest.mark.slow
@@ -57,12 +57,12 @@ def _command(workdir, changes):
 def test_a_preempted_run_that_cannot_save_does_not_exit_42(tmp_path, hindrance):
   """The message names the step, and what is saved and where."""
   checkpoints = tmp_path / 'run/checkpoints'
-  process = runs.start(_command(tmp_path / 'run', LONG))
-  runs.wait_for_step(tmp_path / 'run', 2, [process])
+  process = cli.start(_command(tmp_path / 'run', LONG))
+  cli.wait_for_step(tmp_path / 'run', 2, [process])
   with hindrance(checkpoints):
     injected('a signal, and no way to save')
     process.send_signal(signal.SIGTERM)
-    _, err = runs.finish(process, code=1)
+    _, err = cli.finish(process, code=1)
   assert 'could not be saved' in err and 'Traceback' not in err
   last = err.strip().splitlines()[-1]
   assert last.startswith('storage failed: step ')
@@ -78,19 +78,19 @@ def test_a_finished_run_that_cannot_save_does_not_exit_0(tmp_path):
   changes = LONG | {'total': '12 steps', 'checkpoint.every': '4 steps'}
   changes |= {'evals.val.every': '4 steps', 'schedule.warmup': '2 steps'}
   workdir = tmp_path / 'run'
-  runs.run(_command(workdir, changes | {'total': '4 steps'}))
+  cli.run(_command(workdir, changes | {'total': '4 steps'}))
   folder = workdir / 'checkpoints'
   again = [*_command(workdir, changes), '--allow_config_change']
   with _immutable(folder):
     injected('a folder that nothing can be written to')
-    _, err = runs.finish(runs.start(again), code=1)
+    _, err = cli.finish(cli.start(again), code=1)
   last = err.strip().splitlines()[-1]
   assert last.startswith('storage failed: step 12 could not be saved; ')
   assert f'the newest saved step is {folder / "4"}' in last
   assert 'SAVING STEP 8 FAILED' in err and 'SAVING STEP 12 FAILED' in err
   assert 'Traceback' not in err
-  runs.run(again)
-  assert list(runs.losses(workdir)) == list(range(1, 13))
+  cli.run(again)
+  assert list(cli.losses(workdir)) == list(range(1, 13))
   assert (folder / '12').is_dir()
   starts = [
     event['step']

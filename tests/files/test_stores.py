@@ -9,7 +9,7 @@ import gcsfs
 import pytest
 import requests
 
-from tests import runs
+from tests import cli
 from vit_jax.errors import StorageError
 from vit_jax.files import paths
 
@@ -49,9 +49,7 @@ def refusing(monkeypatch):
 @pytest.mark.usefixtures('refusing')
 def test_missing_permission_is_one_message():
   """It contains the store's answer and a command that helps."""
-  out, err = runs.run(
-    runs.command('evaluate', '--checkpoint=gs://b/run'), code=1
-  )
+  out, err = cli.run(cli.command('evaluate', '--checkpoint=gs://b/run'), code=1)
   assert not out and len(err.splitlines()) == 1, err
   assert err.startswith('storage failed: ')
   assert 'Forbidden' in err and 'ada has no storage.objects.get' in err
@@ -65,7 +63,7 @@ def test_an_unreachable_store_is_a_storage_error(monkeypatch):
     pass
 
   store = gcsfs.GCSFileSystem(
-    endpoint_url=f'http://127.0.0.1:{runs.free_port()}',
+    endpoint_url=f'http://127.0.0.1:{cli.free_port()}',
     token='anon',
     skip_instance_cache=True,
   )
@@ -80,7 +78,7 @@ def test_an_unreachable_store_is_a_storage_error(monkeypatch):
 def test_errors_of_other_modules_are_not_storage_errors():
   """Errors of the same class from other modules are not recognized."""
   with pytest.raises(requests.exceptions.ConnectionError) as raised:
-    requests.get(f'http://127.0.0.1:{runs.free_port()}', timeout=9)
+    requests.get(f'http://127.0.0.1:{cli.free_port()}', timeout=9)
   assert paths.of_a_store(raised.value) is None
   for error in (OSError('Forbidden'), KeyError('gcsfs')):
     assert paths.of_a_store(error) is None

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests import runs
+from tests import cli
 from tests.models import compile_kernels
 from tests.plan.test_plan import needs_libtpu
 from vit_jax.arrays import sharding
@@ -172,7 +172,7 @@ def test_unsupported_sizes(tokens, width, heads):
 def test_kernels_compile_for_every_tpu_version():
   done = subprocess.run(
     [sys.executable, compile_kernels.__file__],
-    env=runs.environment(level=3) | {'PYTHONPATH': str(runs.ROOT)},
+    env=cli.environment(level=3) | {'PYTHONPATH': str(cli.ROOT)},
     capture_output=True,
     text=True,
   )

@@ -6,10 +6,10 @@ import time
 
 import pytest
 
-from tests import runs
+from tests import cli
 from tests.faults.counts import injected
 
-TRAINING = runs.SMALL_L16 | {
+TRAINING = cli.SMALL_L16 | {
   'total': '12 steps',
   'schedule.warmup': '2 steps',
   'checkpoint.every': '4 steps',
@@ -22,8 +22,8 @@ def saved(tmp_path_factory):
   """Returns a run on two processes with saved steps 4 and 8."""
   workdir = tmp_path_factory.mktemp('agreed') / 'run'
   changes = TRAINING | {'total': '8 steps'}
-  for process in runs.start_pair(workdir, changes, devices=1):
-    runs.finish(process)
+  for process in cli.start_pair(workdir, changes, devices=1):
+    cli.finish(process)
   assert (workdir / 'checkpoints/8').is_dir()
   return workdir
 
@@ -32,11 +32,11 @@ def _resume(saved, folder, kind, code):
   """Resumes the run; returns both processes' messages, the failing one last."""
   shutil.copytree(saved, folder)
   injected(f'one of two processes: {kind}')
-  arguments = runs.flags('configs/l16_i21k.py', folder, TRAINING)
-  port = runs.free_port()
+  arguments = cli.flags('configs/l16_i21k.py', folder, TRAINING)
+  port = cli.free_port()
   start = time.monotonic()
   processes = [
-    runs.start(
+    cli.start(
       [
         sys.executable,
         '-m',
@@ -49,7 +49,7 @@ def _resume(saved, folder, kind, code):
     )
     for i in range(2)
   ]
-  errors = [runs.finish(process, code)[1] for process in processes]
+  errors = [cli.finish(process, code)[1] for process in processes]
   # At a barrier that one process has left, the other would wait for 300 s.
   assert time.monotonic() - start < 240
   assert not any('Traceback' in error for error in errors), errors

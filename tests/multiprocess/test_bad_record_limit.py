@@ -5,7 +5,7 @@ import json
 import pytest
 import tiny_vit
 
-from tests import runs
+from tests import cli
 from vit_jax.models.vit import Model
 from vit_jax.weights.formats import npz
 
@@ -15,10 +15,10 @@ CLASSES, EXAMPLES = 4, 50  # every fifth example is bad
 def _evaluate(path, share, processes):
   """Starts an evaluation with a limit for the fraction of bad records."""
   source = dict(num_examples=EXAMPLES, num_classes=CLASSES, height=8)
-  port = runs.free_port()
+  port = cli.free_port()
   return [
-    runs.start(
-      runs.command(
+    cli.start(
+      cli.command(
         'evaluate',
         f'--checkpoint={path}',
         '--dataset=tests.multiprocess.damaged',
@@ -43,10 +43,10 @@ def test_bad_records_of_all_processes_are_summed(tmp_path):
   model, path = Model(CLASSES, **tiny_vit.SIZES), tmp_path / 'plain.npz'
   npz.save(str(path), tiny_vit.noise_params(model, (8, 8)), {})
   for process in _evaluate(path, 0.15, 2):
-    _, err = runs.finish(process, code=2)
+    _, err = cli.finish(process, code=2)
     assert f'of the {EXAMPLES} records of' in err and 'Traceback' not in err
-  both = [runs.finish(process)[0] for process in _evaluate(path, 0.2, 2)]
-  alone = [runs.finish(process)[0] for process in _evaluate(path, 0.2, 1)]
+  both = [cli.finish(process)[0] for process in _evaluate(path, 0.2, 2)]
+  alone = [cli.finish(process)[0] for process in _evaluate(path, 0.2, 1)]
   lines = [  # Gloo prints lines, too
     json.loads(line)
     for out in (*both, *alone)
@@ -69,17 +69,17 @@ def test_bad_records_of_a_small_member_count_once(tmp_path):
   }
   settings = {
     key: value
-    for key, value in runs.SMALL_L16.items()
+    for key, value in cli.SMALL_L16.items()
     if not key.startswith('source.')
   }
   settings |= source | {'evals.val.split': 'train', 'model.depth': 1}
   for share, code in ((2 / 500, 0), (1 / 500, 2)):
     settings['reader.max_bad_share'] = share
-    workdir, port = tmp_path / str(code), runs.free_port()
-    arguments = runs.flags('configs/l16_i21k.py', workdir, settings)
+    workdir, port = tmp_path / str(code), cli.free_port()
+    arguments = cli.flags('configs/l16_i21k.py', workdir, settings)
     processes = [
-      runs.start(
-        runs.command(
+      cli.start(
+        cli.command(
           'train',
           *arguments,
           f'--coordinator_address=127.0.0.1:{port}',
@@ -90,9 +90,9 @@ def test_bad_records_of_a_small_member_count_once(tmp_path):
       for number in range(2)
     ]
     for process in processes:
-      _, err = runs.finish(process, code=code)
+      _, err = cli.finish(process, code=code)
       if code:
         assert '2 of the 500 records of mixture of' in err
     if not code:
-      read = sum(line.get('bad_records', 0) for line in runs.records(workdir))
+      read = sum(line.get('bad_records', 0) for line in cli.records(workdir))
       assert read > 10

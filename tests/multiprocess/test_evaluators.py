@@ -5,17 +5,17 @@ import json
 import numpy as np
 import pytest
 
-from tests import runs
+from tests import cli
 
 CONFIG = 'tests/multiprocess/all_evaluators.py'
 
 
 def _run(processes, *command):
   """Runs a command on four devices of one process or of several."""
-  port = runs.free_port()
+  port = cli.free_port()
   started = [
-    runs.start(
-      runs.command(
+    cli.start(
+      cli.command(
         *command,
         f'--coordinator_address=127.0.0.1:{port}',
         f'--num_processes={processes}',
@@ -26,14 +26,14 @@ def _run(processes, *command):
     for number in range(processes)
   ]
   for process in started:
-    runs.finish(process)
+    cli.finish(process)
 
 
 def _figures(workdir, processes):
   """Returns the results of the evaluators at the end of a training."""
-  _run(processes, 'train', *runs.flags(CONFIG, workdir, {}))
+  _run(processes, 'train', *cli.flags(CONFIG, workdir, {}))
   found = {}
-  for record in runs.records(workdir):
+  for record in cli.records(workdir):
     found |= {k: v for k, v in record.items() if '/' in k}
   return found
 

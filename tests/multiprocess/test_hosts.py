@@ -5,16 +5,16 @@ import sys
 import numpy as np
 import pytest
 
-from tests import runs
+from tests import cli
 from tests.multiprocess.host_batches import BATCH, STEPS
 
 
 def _batches(folder, hosts, start=0, workers=0):
   """Returns {step: {key: rows}}, assembled from what each host held."""
   folder.mkdir()
-  port, module = runs.free_port(), 'tests.multiprocess.host_batches'
+  port, module = cli.free_port(), 'tests.multiprocess.host_batches'
   processes = [
-    runs.start(
+    cli.start(
       [sys.executable, '-m', module]
       + [str(x) for x in (port, hosts, host, start, workers)]
       + [str(folder / f'{host}.npz')],
@@ -23,7 +23,7 @@ def _batches(folder, hosts, start=0, workers=0):
     for host in range(hosts)
   ]
   for process in processes:
-    runs.finish(process)
+    cli.finish(process)
   batches, filled = {}, {}
   for host in range(hosts):
     with np.load(folder / f'{host}.npz') as held:

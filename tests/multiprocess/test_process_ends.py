@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from tests import runs
+from tests import cli
 from tests.faults.counts import injected
 
 # JAX itself would wait 300 s at its shutdown barrier and end with 134. The test
@@ -24,16 +24,16 @@ REFUSING = {
 
 def _overrides(**changes):
   """Returns overrides of the small L/16 with a source that fails."""
-  values = runs.SMALL_L16 | REFUSING | changes
+  values = cli.SMALL_L16 | REFUSING | changes
   return {key: value for key, value in values.items() if value is not ...}
 
 
 def _ends(monkeypatch, workdir, number, overrides, code, last=()):
   """Runs `number` processes that must end with the code; returns stderrs."""
-  monkeypatch.setattr(runs, 'SMALL_L16', {})
-  processes = runs.start_pair(workdir, overrides, 1, number, last)
+  monkeypatch.setattr(cli, 'SMALL_L16', {})
+  processes = cli.start_pair(workdir, overrides, 1, number, last)
   try:
-    return [runs.finish(p, code, timeout_s=WAIT_S) for p in processes]
+    return [cli.finish(p, code, timeout_s=WAIT_S) for p in processes]
   finally:
     for process in processes:
       process.kill()
@@ -51,7 +51,7 @@ def test_a_user_error_of_one_process_ends_all(
   expected = 'only this process has no data'
   if stage == 'config':
     last, expected = ('--config.batch_sise=3',), "did you mean 'batch_size'"
-    overrides = runs.SMALL_L16
+    overrides = cli.SMALL_L16
   injected('an error on one process')
   ended = _ends(monkeypatch, tmp_path / 'run', number, overrides, 2, last)
   for index, (_, err) in enumerate(ended):
@@ -74,9 +74,9 @@ def test_a_user_error_of_one_process_ends_all(
 def test_processes_that_differ_are_refused(tmp_path, flag, text):
   """Nothing is trained; each message names the process and the difference."""
   injected('processes of different runs')
-  processes = runs.start_pair(tmp_path / 'run', {}, 1, last=(flag,))
+  processes = cli.start_pair(tmp_path / 'run', {}, 1, last=(flag,))
   for process in processes:
-    _, err = runs.finish(process, 2, timeout_s=WAIT_S)
+    _, err = cli.finish(process, 2, timeout_s=WAIT_S)
     assert 'process 1' in err and 'process 0' in err, err
     assert text in err and 'Traceback' not in err, err
   assert not (tmp_path / 'run/metrics.jsonl').exists()
@@ -108,9 +108,9 @@ def test_a_killed_process_ends_the_others_with_45(tmp_path, killed):
     'total': '4000 steps',
     'checkpoint.every': '4000 steps',
   }
-  processes = runs.start_pair(workdir, changes, 2, 3)
+  processes = cli.start_pair(workdir, changes, 2, 3)
   try:
-    runs.wait_for_step(workdir, 8, processes)
+    cli.wait_for_step(workdir, 8, processes)
     processes[killed].send_signal(signal.SIGKILL)
     injected('a dead peer')
     for index, process in enumerate(processes):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from etils import epath
 
-from tests import runs
+from tests import cli
 from vit_jax import analyze, load_pretrained
 from vit_jax.arrays import tree
 
@@ -55,26 +55,24 @@ SMALL = {
 def test_a_killed_run_equals_an_uninterrupted_one(tmp_path):
   """Both sets of weights are evaluated."""
   straight, killed = tmp_path / 'straight', tmp_path / 'killed'
-  runs.run(runs.command('train', *runs.flags(CONFIG, straight, SMALL)))
-  again = runs.command('train', *runs.flags(CONFIG, killed, SMALL))
-  process = runs.start(again)
-  runs.wait_for_step(killed, 7, [process])
+  cli.run(cli.command('train', *cli.flags(CONFIG, straight, SMALL)))
+  again = cli.command('train', *cli.flags(CONFIG, killed, SMALL))
+  process = cli.start(again)
+  cli.wait_for_step(killed, 7, [process])
   process.send_signal(signal.SIGKILL)
   process.communicate()
-  runs.run(again)
-  assert runs.lines(killed) == runs.lines(straight)
-  trained = [line for line in runs.lines(straight) if 'loss' in line]
+  cli.run(again)
+  assert cli.lines(killed) == cli.lines(straight)
+  trained = [line for line in cli.lines(straight) if 'loss' in line]
   assert [line['step'] for line in trained] == list(range(1, 41))
   for line in trained:
     assert 0 < line['entropy_share'] <= 1 and line['teacher_kl'] > 0
     assert line['teacher_entropy'] == pytest.approx(
       line['entropy_share'] * math.log(32), rel=1e-5
     )
-  *_, last = (
-    line for line in runs.lines(straight) if 'knn_teacher/5nn' in line
-  )
-  out, _ = runs.run(
-    runs.command(
+  *_, last = (line for line in cli.lines(straight) if 'knn_teacher/5nn' in line)
+  out, _ = cli.run(
+    cli.command(
       *('evaluate', f'--checkpoint={killed}', '--evaluator=neighbours'),
       *('--split=validation', '--config.evals.neighbours.ks=5', '--json'),
     )
@@ -102,13 +100,13 @@ def _use_the_teacher(trained, folder):
     'schedule.base_lr': 0.0,
     'model.dtype': 'float32',
   }
-  tune = runs.flags('configs/finetune_imagenet.py', tuned, keys)
-  runs.run(runs.command('finetune', *tune))
-  runs.run(
-    runs.command('convert', '--weights=teacher', str(trained), str(exported))
+  tune = cli.flags('configs/finetune_imagenet.py', tuned, keys)
+  cli.run(cli.command('finetune', *tune))
+  cli.run(
+    cli.command('convert', '--weights=teacher', str(trained), str(exported))
   )
   taught = tree.flatten(load_pretrained(str(exported))[1])
-  body = runs.final_params(tuned)
+  body = cli.final_params(tuned)
   for path, leaf in taught.items():
     np.testing.assert_array_equal(body[path], leaf, err_msg=path)
   arguments = str(trained), epath.Path(folder / 'drawn'), [], 4
@@ -128,10 +126,10 @@ def test_a_limit_ends_the_run(tmp_path):
     'recovery.limits.alike.during': '3 steps',
     'recovery.limits.alike.stop': 'true',
   }
-  command = runs.command(
-    'train', *runs.flags(CONFIG, tmp_path / 'run', SMALL | limit)
+  command = cli.command(
+    'train', *cli.flags(CONFIG, tmp_path / 'run', SMALL | limit)
   )
-  _, err = runs.run(command, code=43)
+  _, err = cli.run(command, code=43)
   assert 'alike: feature_deviation is' in err and 'Traceback' not in err
   events = (tmp_path / 'run' / 'events.jsonl').read_text().splitlines()
   (event,) = (e for e in map(json.loads, events) if e['event'] == 'limit')

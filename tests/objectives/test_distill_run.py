@@ -6,7 +6,7 @@ import signal
 import numpy as np
 import pytest
 
-from tests import runs
+from tests import cli
 
 SMALL = {
   'source.name': 'synthetic',
@@ -41,7 +41,7 @@ def test_a_teacher_is_not_part_of_checkpoints(tmp_path):
   teacher, whole, cut = (
     tmp_path / name for name in ('teacher', 'whole', 'cut')
   )
-  runs.train(teacher, total='2 steps', schedule__warmup='1 steps')
+  cli.train(teacher, total='2 steps', schedule__warmup='1 steps')
   killing = {
     'evals.val.name': 'tests.training.killing_evaluator',
     'evals.val.split': 'validation',
@@ -51,31 +51,31 @@ def test_a_teacher_is_not_part_of_checkpoints(tmp_path):
 
   def train(workdir, code=0):
     config = f'configs/deit.py:model=Ti,teacher={teacher}'
-    flags = runs.flags(config, workdir, SMALL | killing)
-    return runs.run(runs.command('train', *flags), 4, code)
+    flags = cli.flags(config, workdir, SMALL | killing)
+    return cli.run(cli.command('train', *flags), 4, code)
 
   train(whole)
   train(cut, -signal.SIGKILL)
   train(cut)
-  assert runs.lines(cut) == runs.lines(whole)
-  steps = [line for line in runs.lines(whole) if 'loss' in line]
+  assert cli.lines(cut) == cli.lines(whole)
+  steps = [line for line in cli.lines(whole) if 'loss' in line]
   assert len(steps) == 8
   for line in steps:
     half = (line['label_loss'] + line['teacher_loss']) / 2
     assert line['loss'] == pytest.approx(half, rel=1e-5)
     assert 0 <= line['agreement'] <= 1
-  params = runs.final_params(whole)
+  params = cli.final_params(whole)
   assert 'distillation' in params and not any('teacher' in p for p in params)
-  for path, leaf in runs.final_params(cut).items():
+  for path, leaf in cli.final_params(cut).items():
     np.testing.assert_array_equal(leaf, params[path], err_msg=path)
 
   teacher.rename(tmp_path / 'elsewhere')
-  out, _ = runs.run(runs.command('evaluate', f'--checkpoint={cut}', '--json'))
+  out, _ = cli.run(cli.command('evaluate', f'--checkpoint={cut}', '--json'))
   assert json.loads(out)['count'] == 48
-  _, err = runs.run(
-    runs.command(
+  _, err = cli.run(
+    cli.command(
       'train',
-      *runs.flags(
+      *cli.flags(
         f'configs/deit.py:model=Ti,teacher={teacher}', tmp_path / 'new', SMALL
       ),
     ),

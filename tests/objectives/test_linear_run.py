@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 
-from tests import runs
+from tests import cli
 from tests.objectives.test_masked_runs import FINETUNE, SMALL_MAE, TINY, train
 
 
@@ -43,29 +43,27 @@ def test_a_probe_is_resumed_and_evaluated(config, tmp_path):
   }
   workdir = tmp_path / 'probe'
   train('finetune', config, workdir, values)
-  losses, params = runs.losses(workdir), runs.final_params(workdir)
-  accuracy = runs.records(workdir)[-1]['val/accuracy']
+  losses, params = cli.losses(workdir), cli.final_params(workdir)
+  accuracy = cli.records(workdir)[-1]['val/accuracy']
   assert list(losses) == [1, 2, 3, 4]
   shutil.rmtree(workdir / 'checkpoints' / '4')
   train('finetune', config, workdir, values)
-  assert runs.losses(workdir) == losses
-  again = runs.final_params(workdir)
+  assert cli.losses(workdir) == losses
+  again = cli.final_params(workdir)
   for path, array in params.items():
     np.testing.assert_array_equal(again[path], array, err_msg=path)
-  for path, array in runs.final_params(pretrained).items():
+  for path, array in cli.final_params(pretrained).items():
     if path.startswith('model/'):
       np.testing.assert_array_equal(params[path], array, err_msg=path)
   assert params['head/kernel'].shape[1] == 10 and params['head/bias'].any()
-  out, _ = runs.run(
-    runs.command(
-      'evaluate', f'--checkpoint={workdir}', '--split=test', '--json'
-    )
+  out, _ = cli.run(
+    cli.command('evaluate', f'--checkpoint={workdir}', '--split=test', '--json')
   )
   assert json.loads(out)['accuracy'] == accuracy
   # The backbone of a probe is loaded without the linear layer.
   features = tmp_path / 'features.npz'
-  runs.run(
-    runs.command(
+  cli.run(
+    cli.command(
       'features',
       f'--checkpoint={workdir}',
       '--dataset=synthetic',

@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 
-from tests import runs
+from tests import cli
 
 TINY = {
   'source.name': 'synthetic',
@@ -46,7 +46,7 @@ FINETUNE |= {
 
 
 def train(command, config, workdir, values):
-  runs.run(runs.command(command, *runs.flags(config, workdir, values)))
+  cli.run(cli.command(command, *cli.flags(config, workdir, values)))
 
 
 @pytest.mark.slow
@@ -67,19 +67,19 @@ def test_a_masked_run_is_resumed_evaluated_and_finetuned(
   )
   values = TINY | changes | {'micro_batches': 2}
   train('train', config, workdir, values)
-  losses, params = runs.losses(workdir), runs.final_params(workdir)
-  evaluated = [line for line in runs.records(workdir) if 'test/20nn' in line]
+  losses, params = cli.losses(workdir), cli.final_params(workdir)
+  evaluated = [line for line in cli.records(workdir) if 'test/20nn' in line]
   assert list(losses) == list(range(1, 9))
   assert [line['step'] for line in evaluated] == [4, 8]
   # As if it had been stopped at step 4.
   shutil.rmtree(workdir / 'checkpoints' / '8')
   train('train', config, workdir, values)
-  assert runs.losses(workdir) == losses
-  for path, array in runs.final_params(workdir).items():
+  assert cli.losses(workdir) == losses
+  for path, array in cli.final_params(workdir).items():
     np.testing.assert_array_equal(array, params[path], err_msg=path)
   # Evaluated from its checkpoint.
-  out, _ = runs.run(
-    runs.command(
+  out, _ = cli.run(
+    cli.command(
       'evaluate',
       f'--checkpoint={workdir}',
       '--evaluator=neighbours',
@@ -101,7 +101,7 @@ def test_a_masked_run_is_resumed_evaluated_and_finetuned(
     tuned,
     moved | {'init_from': workdir, 'schedule.base_lr': 0.0},
   )
-  after = runs.final_params(tuned)
+  after = cli.final_params(tuned)
   body = {
     k.removeprefix('model/'): v
     for k, v in params.items()

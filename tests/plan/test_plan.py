@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests import runs
+from tests import cli
 from vit_jax.files import machine
 
 needs_libtpu = pytest.mark.skipif(
@@ -38,7 +38,7 @@ def arguments(*more, topology='v3:2x2', **overrides):
   """Returns the command line; keys of overrides have '__' for '.'."""
   changes = SMALL | {k.replace('__', '.'): v for k, v in overrides.items()}
   given = [f'--config.{key}={value}' for key, value in changes.items()]
-  return runs.command(
+  return cli.command(
     'plan',
     '--config=configs/l16_i21k.py',
     f'--topology={topology}',
@@ -49,7 +49,7 @@ def arguments(*more, topology='v3:2x2', **overrides):
 
 def planned(*more, **overrides):
   """Returns the object that --json prints."""
-  out, _ = runs.run(arguments('--json', *more, **overrides), devices=8)
+  out, _ = cli.run(arguments('--json', *more, **overrides), devices=8)
   return json.loads(out)
 
 
@@ -62,8 +62,8 @@ def test_scanned_and_unrolled_layers_cost_the_same():
   stacks what its backward pass needs, which costs cycles that an unrolled one
   saves.
   """
-  script = str(runs.ROOT / 'tests' / 'plan' / 'scanned.py')
-  environment = runs.environment(level=3) | {'PYTHONPATH': str(runs.ROOT)}
+  script = str(cli.ROOT / 'tests' / 'plan' / 'scanned.py')
+  environment = cli.environment(level=3) | {'PYTHONPATH': str(cli.ROOT)}
   done = subprocess.run(
     [sys.executable, script], env=environment, capture_output=True, text=True
   )
@@ -156,7 +156,7 @@ def test_without_libtpu_the_message_names_the_package():
   )
   command = arguments()
   code = [sys.executable, '-c', start, *command[3:]]
-  done = subprocess.run(code, cwd=runs.ROOT, capture_output=True, text=True)
+  done = subprocess.run(code, cwd=cli.ROOT, capture_output=True, text=True)
   assert done.returncode == 2
   assert 'pip install libtpu' in done.stderr
   assert 'vit_jax[plan]' in done.stderr and 'Traceback' not in done.stderr
@@ -173,5 +173,5 @@ def test_without_libtpu_the_message_names_the_package():
 )
 def test_messages_of_wrong_topologies(topology, more, message):
   """The exit code is 2."""
-  _, err = runs.run(arguments(*more, topology=topology), code=2)
+  _, err = cli.run(arguments(*more, topology=topology), code=2)
   assert message in err and 'Traceback' not in err

@@ -10,7 +10,7 @@ import sys
 import jax
 import pytest
 
-from tests import runs
+from tests import cli
 from vit_jax.config import loading
 from vit_jax.errors import UserError
 from vit_jax.plan import environment, evaluate, gpus, hlo, topology
@@ -136,9 +136,9 @@ def test_a_step_is_compiled_for_absent_gpus(name, compiler, monkeypatch):
   monkeypatch.setenv('PYTHONPATH', str(compiler))
   sizes = dict(width=128, num_heads=2, dtype='bfloat16', depth=2)
   changes = [f'--config.model.{key}={value}' for key, value in sizes.items()]
-  out, _ = runs.run(
+  out, _ = cli.run(
     [
-      *runs.command('plan', '--config=configs/quickstart.py'),
+      *cli.command('plan', '--config=configs/quickstart.py'),
       f'--topology={name}',
       '--json',
       *changes,

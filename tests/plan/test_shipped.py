@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests import runs
+from tests import cli
 from tests.plan.test_plan import needs_libtpu
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), needs_libtpu]
@@ -14,7 +14,7 @@ def planned(config: str, **overrides):
   """Returns the object that --json prints for 32 v3 cores."""
   given = [f'--config.{k.replace("__", ".")}={v}' for k, v in overrides.items()]
   arguments = [f'--config={config}', '--topology=v3:4x4', '--json', *given]
-  result = json.loads(runs.run(runs.command('plan', *arguments))[0])
+  result = json.loads(cli.run(cli.command('plan', *arguments))[0])
   cycles = result['estimated_cycles'] + result['uncounted_cycles']
   return result | {'cycles': cycles}
 

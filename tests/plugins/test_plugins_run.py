@@ -11,7 +11,7 @@ import types
 import numpy as np
 import pytest
 
-from tests import runs
+from tests import cli
 from vit_jax import convert
 from vit_jax.arrays import sharding, tree
 from vit_jax.config import loading
@@ -27,8 +27,8 @@ STOPPING = {'evals__lab__name': 'tests.plugins.lab_stopping'}
 def train(workdir, code=0, command='train', **changes):
   """Runs the lab's config; keys of changes have '__' for '.'."""
   values = {key.replace('__', '.'): value for key, value in changes.items()}
-  arguments = runs.flags(CONFIG, workdir, values)
-  return runs.run(runs.command(command, *arguments), code=code)
+  arguments = cli.flags(CONFIG, workdir, values)
+  return cli.run(cli.command(command, *arguments), code=code)
 
 
 def params_of(path):
@@ -42,7 +42,7 @@ def params_of(path):
 
 
 def evaluations(workdir):
-  return [line for line in runs.lines(workdir) if 'lab/accuracy' in line]
+  return [line for line in cli.lines(workdir) if 'lab/accuracy' in line]
 
 
 def tracked(workdir):
@@ -76,16 +76,16 @@ def test_a_run_evaluates_all_weights_of_the_objective(lab):
     assert line['lab/confidence'] != line['lab_teacher/confidence']
     assert line['lab/confidence'] != line['lab/confidence_other']
   assert all(
-    'distance' in line for line in runs.lines(lab.run) if 'loss' in line
+    'distance' in line for line in cli.lines(lab.run) if 'loss' in line
   )
 
 
 def test_a_preempted_run_resumes_exactly(lab, tmp_path):
   """It is stopped in the evaluation of step 4; all lines are the same."""
   train(tmp_path, code=42, **STOPPING)
-  assert [line['step'] for line in runs.lines(tmp_path)] == [1, 2, 3, 4]
+  assert [line['step'] for line in cli.lines(tmp_path)] == [1, 2, 3, 4]
   _, err = train(tmp_path, log__trackers__lab__fails_from=6)
-  assert runs.lines(tmp_path) == runs.lines(lab.run)
+  assert cli.lines(tmp_path) == cli.lines(lab.run)
   warning = 'the tracker config.log.trackers.lab failed (OSError: no network)'
   assert err.count(warning) == err.count('no network') == 1
   first, second = tracked(tmp_path)  # a second start of the same run
@@ -97,7 +97,7 @@ def test_a_preempted_run_resumes_exactly(lab, tmp_path):
 def test_a_tracker_receives_all_lines(lab):
   """It also receives the config, and a call at the end."""
   ((head, *lines, end),) = tracked(lab.run)
-  assert lines == runs.records(lab.run)
+  assert lines == cli.records(lab.run)
   assert head['name'] == 'run' and head['config']['batch_size'] == 8
   assert head['config']['log.trackers.lab.name'].endswith('lab_tracker')
   assert end == {'closed': True}
@@ -116,7 +116,7 @@ def test_frozen_parameters_do_not_change(lab):
 def test_evaluate_repeats_the_results(lab, where):
   """The weights are a checkpoint or in the lab's format."""
   path = {'run': lab.run, 'weights': f'{FORMAT}:{lab.weights}'}[where]
-  out, _ = runs.run(runs.command('evaluate', f'--checkpoint={path}', '--json'))
+  out, _ = cli.run(cli.command('evaluate', f'--checkpoint={path}', '--json'))
   last, found = evaluations(lab.run)[-1], json.loads(out)
   for key in ('accuracy', 'count'):
     assert found[key] == last[f'lab/{key}']
@@ -151,9 +151,7 @@ def test_convert_selects_the_teacher(lab, tmp_path):
   convert.run(str(lab.run), teacher, 'teacher')
   found, student = params_of(teacher), params_of(lab.run)
   assert not np.array_equal(found['body/kernel'], student['body/kernel'])
-  out, _ = runs.run(
-    runs.command('evaluate', f'--checkpoint={teacher}', '--json')
-  )
+  out, _ = cli.run(cli.command('evaluate', f'--checkpoint={teacher}', '--json'))
   confidence = evaluations(lab.run)[-1]['lab_teacher/confidence']
   assert json.loads(out)['confidence'] == pytest.approx(confidence, rel=1e-5)
   with pytest.raises(UserError, match="no weights 'pupil'; it has params, tea"):
@@ -187,7 +185,7 @@ def test_a_frozen_teacher_is_not_saved_and_must_not_change(lab, tmp_path):
     'checkpoint__best': 'lab/accuracy',
   }
   train(run, code=42, **changes, **STOPPING)
-  lines = [line for line in runs.lines(run) if 'loss' in line]
+  lines = [line for line in cli.lines(run) if 'loss' in line]
   assert len(lines) == 4 and all(line['distance'] > 0 for line in lines)
   step = run / 'checkpoints/4'
   assert set(params_of(step)) == set(params_of(teacher))
@@ -199,7 +197,7 @@ def test_a_frozen_teacher_is_not_saved_and_must_not_change(lab, tmp_path):
     assert ('weights teacher' in err) == bool(code)
   assert [line['step'] for line in evaluations(run)] == [4, 8]
   shutil.rmtree(teacher)  # an evaluation does not need it
-  out, _ = runs.run(runs.command('evaluate', f'--checkpoint={run}', '--json'))
+  out, _ = cli.run(cli.command('evaluate', f'--checkpoint={run}', '--json'))
   assert json.loads(out)['count'] == 32
 
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests import runs
+from tests import cli
 from vit_jax.processes import backends
 
 LOADED = """
@@ -31,7 +31,7 @@ without_tpu = pytest.mark.skipif(
 @pytest.mark.parametrize('hidden', [True, False])
 def test_a_hidden_libtpu_is_not_loaded(hidden):
   """Importing JAX without a TPU then prints nothing."""
-  environment = os.environ | {'PYTHONPATH': str(runs.ROOT)}
+  environment = os.environ | {'PYTHONPATH': str(cli.ROOT)}
   environment.pop('JAX_PLATFORMS', None)
   done = subprocess.run(
     [sys.executable, '-c', LOADED, 'hidden' if hidden else 'seen'],

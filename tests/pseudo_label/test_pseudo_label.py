@@ -10,7 +10,7 @@ import tiny_vit
 from etils import epath
 from minimal_config import completed
 
-from tests import runs
+from tests import cli
 from tests.multiprocess import damaged
 from vit_jax import load_pretrained
 from vit_jax.data.remaining import Remaining
@@ -235,7 +235,7 @@ def test_a_student_is_trained(file, tmp_path):
     }
   )
   loop.run(config, epath.Path(tmp_path))
-  losses = [*runs.losses(tmp_path).values()]
+  losses = [*cli.losses(tmp_path).values()]
   assert np.isfinite(losses).all() and len(losses) == 12
   assert np.mean(losses[-4:]) < np.mean(losses[:4])
 

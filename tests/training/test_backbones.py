@@ -5,7 +5,7 @@ import signal
 import numpy as np
 import pytest
 
-from tests import runs
+from tests import cli
 from tests.faults.counts import injected
 
 COMMON = {
@@ -50,8 +50,8 @@ KINDS = {
 
 def train(workdir, kind, changes, devices, code=0):
   config = f'configs/cifar10.py:model={kind}'
-  arguments = runs.flags(config, workdir, COMMON | changes)
-  return runs.run(runs.command('train', *arguments), devices, code)
+  arguments = cli.flags(config, workdir, COMMON | changes)
+  return cli.run(cli.command('train', *arguments), devices, code)
 
 
 @pytest.mark.slow
@@ -70,19 +70,19 @@ def test_killed_runs_and_other_meshes_give_the_same(tmp_path, name):
   }
   injected('SIGKILL after the first checkpoint')
   train(killed, kind, mesh | sizes | killing, 8, -signal.SIGKILL)
-  assert [line['step'] for line in runs.lines(killed)][-1] < 8
+  assert [line['step'] for line in cli.lines(killed)][-1] < 8
   train(killed, kind, mesh | sizes | killing, 8)
-  assert runs.lines(killed) == runs.lines(whole)
-  params, resumed = runs.final_params(whole), runs.final_params(killed)
+  assert cli.lines(killed) == cli.lines(whole)
+  params, resumed = cli.final_params(whole), cli.final_params(killed)
   for path, leaf in params.items():
     np.testing.assert_array_equal(leaf, resumed[path], err_msg=path)
 
   train(alone, kind, sizes, 1)
-  for ours, others in zip(runs.lines(whole), runs.lines(alone), strict=True):
+  for ours, others in zip(cli.lines(whole), cli.lines(alone), strict=True):
     for key in ('loss', 'test/loss'):
       if key in ours:
         assert ours[key] == pytest.approx(others[key], rel=1e-5)
-  moved = runs.final_params(alone)
+  moved = cli.final_params(alone)
   way = max(np.abs(leaf).max() for leaf in params.values())
   for path, leaf in params.items():
     np.testing.assert_allclose(leaf, moved[path], atol=1e-5 * way, err_msg=path)

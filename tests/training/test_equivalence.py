@@ -5,7 +5,7 @@ import signal
 import numpy as np
 import pytest
 
-from tests import runs
+from tests import cli
 
 # Dropout, averages, accumulation, several epochs inside the run.
 EVERYTHING = {
@@ -24,16 +24,16 @@ EVERYTHING = {
 @pytest.mark.slow
 def test_mesh_does_not_change_losses(tmp_path):
   """One device, data=8, data=8 with ZeRO-1, and data=2 fsdp=2 model=2."""
-  runs.train(tmp_path / 'one', devices=1)
-  runs.train(tmp_path / 'data', devices=8)
+  cli.train(tmp_path / 'one', devices=1)
+  cli.train(tmp_path / 'data', devices=8)
   mixed = dict(mesh__data=2, mesh__fsdp=2, mesh__model=2)
-  runs.train(tmp_path / 'mixed', devices=8, **mixed)
-  runs.train(tmp_path / 'zero1', devices=8, mesh__zero1=True)
-  one = runs.losses(tmp_path / 'one')
+  cli.train(tmp_path / 'mixed', devices=8, **mixed)
+  cli.train(tmp_path / 'zero1', devices=8, mesh__zero1=True)
+  one = cli.losses(tmp_path / 'one')
   assert list(one) == list(range(1, 21))
   assert one[20] < 0.99 * one[1]
   for other in ('data', 'mixed', 'zero1'):
-    losses = runs.losses(tmp_path / other)
+    losses = cli.losses(tmp_path / other)
     assert list(losses) == list(one)
     for step, loss in losses.items():
       assert loss == pytest.approx(one[step], rel=1e-5), (other, step)
@@ -44,21 +44,21 @@ def test_a_killed_run_equals_an_uninterrupted_one(tmp_path):
   """SIGKILL at several steps: same losses, bit-identical parameters."""
   straight, killed = tmp_path / 'straight', tmp_path / 'killed'
   config = 'configs/l16_i21k.py'
-  changes = runs.SMALL_L16 | EVERYTHING
-  runs.run(runs.command('train', *runs.flags(config, straight, changes)))
-  again = runs.command('train', *runs.flags(config, killed, changes))
+  changes = cli.SMALL_L16 | EVERYTHING
+  cli.run(cli.command('train', *cli.flags(config, straight, changes)))
+  again = cli.command('train', *cli.flags(config, killed, changes))
   for kill_at in (3, 19, 38, 52):
-    process = runs.start(again)
-    runs.wait_for_step(killed, kill_at, [process])
+    process = cli.start(again)
+    cli.wait_for_step(killed, kill_at, [process])
     process.send_signal(signal.SIGKILL)
     process.communicate()
-  runs.run(again)
-  assert runs.losses(killed) == runs.losses(straight)
-  assert len(runs.losses(killed)) == 60
+  cli.run(again)
+  assert cli.losses(killed) == cli.losses(straight)
+  assert len(cli.losses(killed)) == 60
   evaluations = [
     [
       {k: v for k, v in record.items() if not k.endswith('_per_sec')}
-      for record in runs.records(workdir)
+      for record in cli.records(workdir)
       if 'val/accuracy' in record
     ]
     for workdir in (straight, killed)
@@ -66,7 +66,7 @@ def test_a_killed_run_equals_an_uninterrupted_one(tmp_path):
   assert evaluations[0] == evaluations[1]
   assert [r['step'] for r in evaluations[0]] == [20, 40, 60]
   assert 'val_ema/accuracy' in evaluations[0][0]
-  ours, theirs = runs.final_params(killed), runs.final_params(straight)
+  ours, theirs = cli.final_params(killed), cli.final_params(straight)
   assert ours.keys() == theirs.keys()
   for path, array in ours.items():
     np.testing.assert_array_equal(array, theirs[path], err_msg=path)
@@ -75,22 +75,22 @@ def test_a_killed_run_equals_an_uninterrupted_one(tmp_path):
 @pytest.mark.slow
 def test_resuming_on_another_mesh_gives_the_same_losses(tmp_path):
   """Ten steps on one device, then ten on data=2 fsdp=2."""
-  runs.train(tmp_path / 'one')
+  cli.train(tmp_path / 'one')
   first = tmp_path / 'moved'
-  process = runs.start(
-    runs.command(
+  process = cli.start(
+    cli.command(
       'train',
-      *runs.flags('configs/l16_i21k.py', first, runs.SMALL_L16),
+      *cli.flags('configs/l16_i21k.py', first, cli.SMALL_L16),
       '--config.checkpoint.keep=5',
     )
   )
-  runs.finish(process)
+  cli.finish(process)
   # Reset the run to step 10, as if it had been stopped there.
   for item in (first / 'checkpoints').iterdir():
     if item.name == '20':
       item.rename(first / 'step20')
-  runs.train(first, devices=4, mesh__data=2, mesh__fsdp=2, checkpoint__keep=5)
-  one, moved = runs.losses(tmp_path / 'one'), runs.losses(first)
+  cli.train(first, devices=4, mesh__data=2, mesh__fsdp=2, checkpoint__keep=5)
+  one, moved = cli.losses(tmp_path / 'one'), cli.losses(first)
   assert list(moved) == list(one)
   for step in one:
     assert moved[step] == pytest.approx(one[step], rel=1e-5), step

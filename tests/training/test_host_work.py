@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tests import runs
+from tests import cli
 
 CHANGES = {
   'total': '"12 steps"',
@@ -24,9 +24,9 @@ def test_one_compilation_and_one_transfer_per_batch():
 
   A batch that is still on the host is refused.
   """
-  script = str(runs.ROOT / 'tests' / 'count_host_work.py')
+  script = str(cli.ROOT / 'tests' / 'count_host_work.py')
   given = [f'{key}={value}' for key, value in CHANGES.items()]
-  out, _ = runs.run([sys.executable, script, 'configs/quickstart.py', *given])
+  out, _ = cli.run([sys.executable, script, 'configs/quickstart.py', *given])
   seen = json.loads(out.splitlines()[-1])
   assert len(seen['compiles']) == 12
   assert seen['compiles'][0] > 0

@@ -9,7 +9,7 @@ import pytest
 from etils import epath
 from minimal_config import completed
 
-from tests import runs
+from tests import cli
 from tests.traced_for_gpu import gpu as gpu
 from vit_jax.arrays import sharding
 from vit_jax.config import loading
@@ -250,7 +250,7 @@ def train(workdir, attention):
   )
   loop.run(config, epath.Path(workdir))
   lines = (workdir / 'events.jsonl').read_text().splitlines()
-  return list(map(json.loads, lines)), runs.losses(workdir)
+  return list(map(json.loads, lines)), cli.losses(workdir)
 
 
 @pytest.mark.slow
