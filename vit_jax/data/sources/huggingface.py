@@ -7,15 +7,12 @@ $XDG_CACHE_HOME/vit_jax; it needs as much space as the images. pyarrow is
 required, the package `datasets` is not.
 """
 
-import bisect
-import itertools
 import json
 import os
 from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute
 
 from vit_jax.config import plugins
 from vit_jax.data import fingerprint, progress
@@ -28,6 +25,7 @@ from vit_jax.data.storage import (
   index,
   splits,
 )
+from vit_jax.data.storage.concatenation import Concatenation
 from vit_jax.errors import UserError, closest
 
 _STAMP = b'vit_jax'  # key of the schema's metadata
@@ -114,25 +112,23 @@ class _Table:
     tables = [arrow.read(path) for path in paths]
     _check_columns([table.schema for table in tables], paths, keys)
     self._schema = tables[0].schema
-    self._files = [table.num_rows for table in tables]
+    self._files = Concatenation(table.num_rows for table in tables)
     self._batches = [
       [batch.column(key) for key in keys]
       for table in tables
       for batch in table.select(list(keys)).to_batches()
     ]
-    lengths = (len(labels) for _, labels in self._batches)
-    self._ends = list(itertools.accumulate(lengths))
+    self._rows = Concatenation(len(labels) for _, labels in self._batches)
 
   def __len__(self) -> int:
-    return sum(self._files)
+    return len(self._rows)
 
   def __reduce__(self) -> tuple[Any, ...]:
     return _Table, (self._paths, self._keys, self._folder)  # maps them again
 
   def row(self, position: int) -> dict[str, Any]:
-    number = bisect.bisect_right(self._ends, position)
+    number, row = self._rows.find(position)
     images, labels = self._batches[number]
-    row = position - self._ends[number] + len(labels)
     image, label = images[row].as_py(), labels[row].as_py()
     if isinstance(image, dict):
       image = image['bytes'] or _file(self._folder, image.get('path'))
@@ -141,9 +137,7 @@ class _Table:
     return {'image': image, 'label': label}
 
   def where(self, position: int) -> str:
-    ends = list(itertools.accumulate(self._files))
-    number = bisect.bisect_right(ends, position)
-    row = position - ends[number] + self._files[number]
+    number, row = self._files.find(position)
     return f'{self._paths[number]}, row {row}'
 
   def cut_order(self) -> np.ndarray:
@@ -161,12 +155,10 @@ class _Table:
 
   def labels(self) -> set[int]:
     """Returns all distinct labels; rows without one have None or -1."""
-    found = (
-      pyarrow.compute.call_function('unique', [labels]).to_pylist()
-      for _, labels in self._batches
-    )
-    every = itertools.chain.from_iterable(found)
-    return {label for label in every if label is not None and label >= 0}
+    found: set[Any] = set()
+    for _, labels in self._batches:
+      found.update(labels.unique().to_pylist())
+    return {label for label in found if label is not None and label >= 0}
 
 
 def _names(schema: pa.Schema, key: str) -> list[str]:

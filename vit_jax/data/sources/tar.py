@@ -7,7 +7,6 @@ word train, validation, val or test in its name or in that of its folder
 'train'.
 """
 
-import glob
 import os
 import re
 from typing import Any, NamedTuple
@@ -28,7 +27,6 @@ from vit_jax.data.storage import (
 from vit_jax.errors import UserError
 
 _BRACES = re.compile(r'\{([^{}]*)\}')
-_WORD = re.compile(rf'(?<![a-z])({"|".join(splits.NAMES)})(?![a-z])')
 _JOKER = re.compile(r'[*?]')
 
 
@@ -146,43 +144,33 @@ def _expand(pattern: str) -> list[str]:
       for choice in _choices(braces[1], pattern)
       for path in _expand(head + choice + tail)
     ]
-  if _JOKER.search(pattern) and not os.path.exists(pattern):
-    return _fitting(pattern)
-  if pattern.endswith('.tar'):
+  if _JOKER.search(pattern):
+    ends = [pattern]
+  elif pattern.endswith('.tar'):
     return [pattern]
-  ends = ('*.tar', *(f'{name}/*.tar' for name in splits.NAMES))
-  if files.is_remote(pattern):
-    found = [os.fspath(p) for e in ends for p in epath.Path(pattern).glob(e)]
   else:
-    base = glob.escape(pattern.rstrip('/'))
-    found = [path for end in ends for path in glob.glob(f'{base}/{end}')]
-  return _sorted(found, pattern)
-
-
-def _sorted(found: list[str], pattern: str) -> list[str]:
-  shards = [
-    path
-    for path in sorted(found)
-    if path.endswith('.tar') and not os.path.basename(path).startswith('.')
-  ]
-  if not shards:
+    folders = ('', *(f'{name}/' for name in splits.NAMES))
+    ends = [f'{pattern.rstrip("/")}/{folder}*.tar' for folder in folders]
+  found = sorted(path for end in ends for path in _matching(end))
+  if not found:
     raise UserError(
       f'source.path is {pattern!r}, but no .tar file matches it: set it '
       'to a directory of shards or a pattern such as train-{000..009}.tar or '
       'train-*.tar. Compressed shards (.tar.gz) cannot be read at random: '
       'gunzip them.'
     )
-  return shards
+  return found
 
 
-def _fitting(pattern: str) -> list[str]:
-  """Returns the shards that match a pattern with * or ?, in their order."""
-  if files.is_remote(pattern):
-    fixed = _JOKER.split(pattern, maxsplit=1)[0]
-    root = fixed[: fixed.rindex('/')]
-    found = epath.Path(root).glob(pattern[len(root) + 1 :])
-    return _sorted([os.fspath(path) for path in found], pattern)
-  return _sorted(glob.glob(pattern.replace('[', '[[]')), pattern)
+def _matching(pattern: str) -> list[str]:
+  """Returns the shards that match a pattern with * or ?, local or remote."""
+  folder = _JOKER.split(pattern, maxsplit=1)[0].rpartition('/')[0]
+  name = pattern.removeprefix(f'{folder}/').replace('[', '[[]')
+  return [
+    os.fspath(path)
+    for path in epath.Path(folder).glob(name)
+    if path.name.endswith('.tar') and not path.name.startswith('.')
+  ]
 
 
 def _choices(text: str, pattern: str) -> list[str]:
@@ -200,13 +188,10 @@ def _choices(text: str, pattern: str) -> list[str]:
 
 
 def _by_split(paths: list[str]) -> dict[str, list[str]]:
-  """Shards by the split that their names speak of."""
+  """Returns the shards of each split, see `splits.of_file`."""
   found: dict[str, list[str]] = {}
   for path in paths:
-    folder, name = path.split('/')[-2:] if '/' in path else ('', path)
-    words = _WORD.findall(name.lower())
-    words = words or [folder] * (folder in splits.NAMES)
-    found.setdefault(words[0] if words else '', []).append(path)
+    found.setdefault(splits.of_file(path), []).append(path)
   if '' in found and len(found) > 1:
     raise UserError(
       f'the shard {found[""][0]} has no split in its name, but others have: '

@@ -1,17 +1,16 @@
 """Files of Hugging Face datasets: the files of each split, and their contents.
 
-On the hub and on disk, the Parquet files of a split either contain its name
-(`train-00000-of-00002.parquet`) or are in a folder with its name
-(`train/0000.parquet`): at the top level, in `data/`, or in a folder for the
-configuration of the dataset (`default/train/0000.parquet`).
+A Parquet file belongs to the split that its name specifies
+(`train-00000-of-00002.parquet`), or else its folder (`train/0000.parquet`).
+Otherwise it belongs to 'train'.
 """
 
+import contextlib
 import glob
 import json
 import os
 import re
 from collections.abc import Iterator
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet
@@ -19,7 +18,7 @@ import pyarrow.parquet
 from vit_jax.data.storage import files, splits
 from vit_jax.errors import UserError
 
-_NUMBERED = re.compile(r'(.+)-(\d{4,})-of-(\d{4,})')
+_NUMBERED = re.compile(r'(.+)-\d{4,}-of-(\d{4,})\.parquet')
 _END = b'\xff\xff\xff\xff\0\0\0\0'  # of an Arrow stream
 
 
@@ -35,11 +34,18 @@ def shards(path: str) -> dict[str, list[str]]:
   """
   about = f'{path}/dataset_dict.json'
   if os.path.isfile(about):
-    names = _listed(about, 'splits')
+    with _reading(about):
+      names = json.loads(files.read_text(about, 'source.path'))['splits']
     return {name: _saved(f'{path}/{name}') for name in names}
   if os.path.isfile(f'{path}/state.json'):
     return {'train': _saved(path)}
-  found = _parquet(path)
+  found: dict[str, list[str]] = {}
+  for file in sorted(
+    glob.glob(f'{glob.escape(path)}/**/*.parquet', recursive=True)
+  ):
+    numbered = _NUMBERED.fullmatch(os.path.basename(file))
+    split = numbered[1] if numbered else splits.of_file(file) or 'train'
+    found.setdefault(split, []).append(file)
   if not found:
     raise UserError(
       f'source.path is {path!r}, which is neither a data set '
@@ -48,106 +54,38 @@ def shards(path: str) -> dict[str, list[str]]:
       'datasets.load_dataset(…).save_to_disk(path).'
     )
   for paths in found.values():
-    _check_all_there(paths)
+    _check_complete(paths)
   return found
 
 
 def _saved(folder: str) -> list[str]:
+  """Returns the Arrow files of a split that `save_to_disk` wrote."""
   about = f'{folder}/state.json'
-  try:
-    return [f'{folder}/{f["filename"]}' for f in _listed(about, '_data_files')]
-  except (KeyError, TypeError) as error:
-    raise _damaged(about, 'it names no files') from error
+  with _reading(about):
+    known = json.loads(files.read_text(about, 'source.path'))['_data_files']
+    return [f'{folder}/{file["filename"]}' for file in known]
 
 
-def _listed(about: str, key: str) -> list[Any]:
-  """Reads a list in a JSON file that `save_to_disk` wrote."""
-  try:
-    found = json.loads(files.read_text(about, 'source.path'))[key]
-  except (ValueError, KeyError, TypeError) as error:
-    raise _damaged(about, error) from error
-  if not isinstance(found, list):
-    raise _damaged(about, f'{key} is no list')
-  return found
+def _check_complete(paths: list[str]) -> None:
+  """Checks that the Parquet files of a split are in one folder, and all there.
 
-
-def _parquet(path: str) -> dict[str, list[str]]:
-  """Parquet files of each split, as they lie under a directory."""
-  found = _merged([_here(path), _here(f'{path}/data')])
-  if found:
-    return found
-  configs = {folder: _here(folder) for folder in _folders(path)}
-  configs = {folder: found for folder, found in configs.items() if found}
-  if len(configs) > 1:
+  Raises:
+    UserError: they are in several folders, or files are missing.
+  """
+  folders = sorted({os.path.dirname(path) for path in paths})
+  if len(folders) > 1:
     raise UserError(
-      f'source.path is {path!r}, which holds the configurations '
-      f'{", ".join(map(os.path.basename, configs))} of a data set: name one, '
-      f'as in --config.source.path={next(iter(configs))}.'
+      f'the split of {paths[0]} has Parquet files in the folders '
+      f'{" and ".join(folders)}: set --config.source.path to one of these '
+      'folders, or remove the others.'
     )
-  return next(iter(configs.values()), {})
-
-
-def _here(folder: str) -> dict[str, list[str]]:
-  """Files in a folder, and in its folders that are splits."""
-  own = os.path.basename(os.path.abspath(folder))
-  found: dict[str, list[str]] = {}
-  for file in _files(folder):
-    default = own if own in splits.NAMES else 'train'
-    found.setdefault(_split_of(file) or default, []).append(file)
-  below: dict[str, list[str]] = {}
-  for sub in _folders(folder):
-    name, inside = os.path.basename(sub), _files(sub)
-    if name == 'data' or not inside:
-      continue  # data/ is not a split, whatever its files are called
-    if name in splits.NAMES or not any(map(_split_of, inside)):
-      below[name] = inside
-  return _merged([found, below])
-
-
-def _merged(parts: list[dict[str, list[str]]]) -> dict[str, list[str]]:
-  merged: dict[str, list[str]] = {}
-  for name, paths in ((n, p) for part in parts for n, p in part.items()):
-    if name in merged:
-      raise UserError(
-        f'the split {name!r} has Parquet files in two places, as '
-        f'{merged[name][0]} and as {paths[0]}: remove one of them.'
-      )
-    merged[name] = paths
-  return merged
-
-
-def _files(folder: str) -> list[str]:
-  return sorted(glob.glob(f'{glob.escape(folder)}/*.parquet'))
-
-
-def _folders(folder: str) -> list[str]:
-  found = sorted(glob.glob(f'{glob.escape(folder)}/*/'))
-  return [path.rstrip('/') for path in found]
-
-
-def _split_of(file: str) -> str:
-  """'train' of 'train-00000-of-00002.parquet'; nothing of '0000.parquet'."""
-  name = os.path.basename(file).removesuffix('.parquet')
-  numbered = _NUMBERED.fullmatch(name)
-  if numbered:
-    return numbered[1]
-  return '' if name.isdecimal() else name.partition('-')[0]
-
-
-def _check_all_there(paths: list[str]) -> None:
-  """Refuses a split of which '…-00001-of-00002' is not there."""
-  names = [os.path.basename(path).removesuffix('.parquet') for path in paths]
-  found = [match for match in map(_NUMBERED.fullmatch, names) if match]
-  totals = sorted({int(match[3]) for match in found})
-  missing = set(range(max(totals, default=0))) - {int(m[2]) for m in found}
-  if len(totals) > 1 or missing:
-    came = f'says that there are {totals[-1]} such files, and '
-    came += (
-      f'others say {totals[0]}'
-      if len(totals) > 1
-      else f'number {min(missing):05d} is missing'
+  names = [os.path.basename(path) for path in paths]
+  totals = {int(m[2]) for m in map(_NUMBERED.fullmatch, names) if m}
+  if totals and totals != {len(paths)}:
+    raise UserError(
+      f'{paths[-1]} is one of {len(paths)} files of its split, but the names '
+      f'of the files specify {max(totals)}: download the data set again.'
     )
-    raise UserError(f'{paths[-1]} {came}: download the data set again.')
 
 
 def read(path: str) -> pa.Table:
@@ -156,18 +94,17 @@ def read(path: str) -> pa.Table:
   Raises:
     UserError: it is none, or cut short.
   """
-  try:
+  with _reading(path):
     with open(path, 'rb') as file:
       file.seek(-len(_END), os.SEEK_END)
       end = file.read()
     memory = pa.memory_map(path)
     table = pa.ipc.open_stream(memory).read_all()
-  except (pa.ArrowException, OSError) as error:
-    raise _damaged(path, error) from error
-  # Between two batches a stream may end as well: rows would be lost unnoticed.
-  if end != _END or memory.tell() != os.path.getsize(path):
-    raise _damaged(path, 'it ends without its end mark')
-  return table
+    # A stream may also end between two batches, so that rows would be lost
+    # unnoticed.
+    if end != _END or memory.tell() != os.path.getsize(path):
+      raise ValueError('it ends without its end mark')
+    return table
 
 
 def schema(path: str) -> pa.Schema:
@@ -176,10 +113,8 @@ def schema(path: str) -> pa.Schema:
   Raises:
     UserError: it is not a Parquet file, or cut short.
   """
-  try:
+  with _reading(path):
     return pyarrow.parquet.read_schema(path)
-  except (pa.ArrowException, OSError) as error:
-    raise _damaged(path, error) from error
 
 
 def batches(path: str, keys: list[str], rows: int) -> Iterator[pa.RecordBatch]:
@@ -188,16 +123,18 @@ def batches(path: str, keys: list[str], rows: int) -> Iterator[pa.RecordBatch]:
   Raises:
     UserError: they cannot be read.
   """
+  with _reading(path), pyarrow.parquet.ParquetFile(path) as file:
+    yield from file.iter_batches(rows, columns=keys)
+
+
+@contextlib.contextmanager
+def _reading(path: str) -> Iterator[None]:
+  """Turns errors of a file that is read into an error of the user."""
   try:
-    with pyarrow.parquet.ParquetFile(path) as file:
-      yield from file.iter_batches(rows, columns=keys)
-  except (pa.ArrowException, OSError) as error:
-    raise _damaged(path, error) from error
-
-
-def _damaged(path: str, reason: Any) -> UserError:
-  text = str(getattr(reason, 'strerror', None) or reason).splitlines()
-  return UserError(
-    f'{path} is cut short or damaged ({text[0][:200] if text else reason!r}): '
-    'copy or save the data set again.'
-  )
+    yield
+  except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
+    text = str(getattr(error, 'strerror', None) or error).partition('\n')[0]
+    raise UserError(
+      f'{path} is cut short or damaged ({text[:200]}): copy or save the data '
+      'set again.'
+    ) from error

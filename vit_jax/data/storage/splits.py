@@ -25,6 +25,7 @@ KINDS = {  # of splits, and the names that folders have for them
   'test': ('test', 'testing'),
 }
 _NAME = re.compile(r'^[\w-]+')
+_WORD = re.compile(rf'(?<![a-z])({"|".join(NAMES)})(?![a-z])')
 _PARTS = 'train[:99%], train[1000:2000] or train+validation'
 
 
@@ -137,6 +138,18 @@ def kind(name: str) -> str | None:
     if name.lower() in names:
       return meant
   return None
+
+
+def of_file(path: str) -> str:
+  """Returns the split of a file; '' if neither name nor folder specifies one.
+
+  The split is the word train, validation, val or test in the name of the file,
+  or else the name of its folder if that is one of these words.
+  """
+  folder, _, name = path.rpartition('/')
+  word = _WORD.search(name.lower())
+  folder = folder.rpartition('/')[2]
+  return word[0] if word else folder if folder in NAMES else ''
 
 
 def with_alias(found: dict[str, T], spec: str) -> dict[str, T]:
