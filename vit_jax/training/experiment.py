@@ -169,11 +169,13 @@ class Experiment:
     """
     plain = self.setting._replace(model=self.model.reference)
     objective = build_section(self.config, 'objective', plain)
-    batch = self.abstract_batch()
-    batch = {key: leaf.update(sharding=None) for key, leaf in batch.items()}
+    batch: Any = {
+      key: leaf.update(sharding=None)
+      for key, leaf in self.abstract_batch().items()
+    }
     key = jax.eval_shape(lambda: jax.random.key(0))
     params, extra = jax.eval_shape(objective.init, key, batch)
-    step = jax.ShapeDtypeStruct((), jnp.int32)
+    step: Any = jax.ShapeDtypeStruct((), jnp.int32)
     others = frozen.abstract(self.frozen, self.mesh)
     inputs = Inputs(extra, batch, key, step, others)
     total = flops.of_training(objective.loss, params, inputs)
