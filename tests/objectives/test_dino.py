@@ -185,7 +185,7 @@ def test_feature_std_metric():
   of, (params, extra), batch = objective(), state(), batch_of(0)
   loss = jax.jit(of.loss)
   rest = (jax.random.key(0), jnp.array(0), {})
-  _, (metrics, _) = loss(params, extra, batch, *rest)
+  _, (metrics, _) = loss(params, Inputs(extra, batch, *rest))
   features = np.concatenate(all_features(extra['teacher'], batch)).astype(float)
   features /= np.linalg.norm(features, axis=1, keepdims=True)
   expected = np.sqrt((features.std(0) ** 2).sum())
@@ -194,7 +194,7 @@ def test_feature_std_metric():
     expected, rel=1e-4
   )
   alike = jax.tree.map(lambda x: jnp.broadcast_to(x[:1, :1], x.shape), batch)
-  _, (metrics, _) = loss(params, extra, alike, *rest)
+  _, (metrics, _) = loss(params, Inputs(extra, alike, *rest))
   assert float(metrics['feature_deviation']) < 1e-3
 
 
@@ -311,9 +311,9 @@ def test_drop_path_applies_to_the_student_only():
   of = objective(Model(0, **MODEL, drop_path=0.8))
   (params, extra), batch = state(), batch_of(2)
   loss = jax.jit(of.loss)
+  keys = map(jax.random.key, (0, 1))
   one, two = (
-    loss(params, extra, batch, jax.random.key(seed), jnp.array(0), {})
-    for seed in (0, 1)
+    loss(params, Inputs(extra, batch, key, jnp.array(0), {})) for key in keys
   )
   assert abs(float(one[0] - two[0])) > 1e-4
   np.testing.assert_array_equal(one[1][1]['centre'], two[1][1]['centre'])

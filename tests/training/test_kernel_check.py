@@ -180,7 +180,7 @@ def test_the_decoder_is_compared(tmp_path, monkeypatch):
   mae = WITHOUT_LABELS['mae'] | {'objective': dict(name='mae', decoder=decoder)}
   experiment = build(**{'num_classes': 0, 'evals': {}} | mae)
   of = experiment.objective
-  of.decoder = of.decoder.clone(attention='kernel')
+  of.decoder = of.decoder.replace(attention='kernel')
   assert of._decoder() is of.decoder
   after, [event] = check(experiment, tmp_path)
   assert set(wide) == {2, 4}

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Key
 
 from vit_jax.arrays import sharding
 from vit_jax.config import plugins
-from vit_jax.errors import UserError, check_range
+from vit_jax.errors import UserError
 from vit_jax.models import backbone
 from vit_jax.models.backbone import (
   Backbone,
@@ -24,8 +24,7 @@ from vit_jax.models.backbone import (
 from vit_jax.models.layers import axial, residual
 from vit_jax.models.layers.convolution import StdConv, by_std, max_pool
 from vit_jax.models.layers.group_norm import GroupNorm
-from vit_jax.models.layers.head import head
-from vit_jax.models.layers.positions import resize
+from vit_jax.models.layers.positions import resize_axis
 
 Size = tuple[int, int]
 Maps = Float[Array, 'n y x c']
@@ -46,7 +45,6 @@ class Config(BackboneConfig):
     variant: 'R50'. Depths that are set explicitly take precedence.
     depths: number of units in each stage.
     num_heads: attention heads in all stages, 8 as in "Axial-DeepLab".
-    head_bias: initial value of the head's bias (-10 for a sigmoid loss).
 
   Raises:
     UserError: a variant or choice is unknown, there are no depths, or a number
@@ -56,7 +54,6 @@ class Config(BackboneConfig):
   variant: str | None = None
   depths: backbone.Sizes = backbone.OF_VARIANT
   num_heads: int = 8
-  head_bias: float = 0.0
 
   def __post_init__(self):
     super().__post_init__()
@@ -68,13 +65,12 @@ class Config(BackboneConfig):
     self.complete(sizes, 'R50')
     object.__setattr__(self, 'depths', tuple(self.depths))
     residual.check_depths('model.depths', self.depths, at_least=1)
-    heads = self.num_heads
-    check_range('model.num_heads', heads, at_least=1, at_most=WIDTH // 2)
-    if WIDTH % (2 * heads):
+    self.check_range('num_heads', at_least=1, at_most=WIDTH // 2)
+    if WIDTH % (2 * self.num_heads):
       raise UserError(
-        f'model.num_heads is {heads}; twice this number must divide {WIDTH}.'
+        f'model.num_heads is {self.num_heads}; twice this number must divide '
+        f'{WIDTH}.'
       )
-    check_range('model.head_bias', self.head_bias)
 
   @classmethod
   def size_keys(cls) -> tuple[str, ...]:
@@ -140,31 +136,25 @@ class AxialResNet(Backbone):
   sharding_rules = ((r'head/(kernel|bias)', -1),)
 
   def setup(self):
-    if self.num_classes:
-      self.head = head(
-        self.num_classes, self.config.compute_dtype, bias=self.config.head_bias
-      )
-
-  @nn.compact
-  def _maps(self, images: Images) -> list[Float[Array, 'n _ _ _']]:
     config, dtype = self.config, self.config.compute_dtype
-    x = StdConv(WIDTH, by_std, size=7, stride=2, dtype=dtype, name='conv_root')(
-      jnp.asarray(images, dtype)
+    self.conv_root = StdConv(WIDTH, by_std, size=7, stride=2, dtype=dtype)
+    self.gn_root = GroupNorm(axial.EPSILON, dtype)
+    self.stages = residual.stages(
+      config.depths,
+      WIDTH,
+      Unit,
+      config.num_heads,
+      dtype=dtype,
+      remat=config.remat,
+      saved=SAVED,
+      unroll=config.unroll,
     )
-    x = nn.relu(GroupNorm(axial.EPSILON, dtype, name='gn_root')(x))
-    x, maps = max_pool(x, 'same'), []
-    for i, depth in enumerate(config.depths):
-      stage = residual.Stage(
-        Unit,
-        (WIDTH * 2**i, config.num_heads),
-        depth=depth,
-        stride=min(i + 1, 2),
-        dtype=dtype,
-        remat=config.remat,
-        saved=SAVED,
-        unroll=config.unroll,
-        name=f'block{i + 1}',
-      )
+    self.head = self._new_head()
+
+  def _maps(self, images: Images) -> list[Float[Array, 'n _ _ _']]:
+    x = self.conv_root(jnp.asarray(images, self.config.compute_dtype))
+    x, maps = max_pool(nn.relu(self.gn_root(x)), 'same'), []
+    for stage in self.stages:
       x = stage(x)
       maps.append(x)
     return maps
@@ -174,12 +164,7 @@ class AxialResNet(Backbone):
   ) -> dict[str, Array]:
     del key, want
     x = self._maps(images)[-1].astype(jnp.float32)
-    features = x.mean((1, 2))
-    return {
-      'features': features,
-      'logits': self.head(features) if self.num_classes else features,
-      'tokens': x.reshape(len(x), -1, x.shape[-1]),
-    }
+    return self._results(x.mean((1, 2)), x.reshape(len(x), -1, x.shape[-1]))
 
   def maps(self, images: UncheckedImages) -> list[Float[Array, 'n _ _ _']]:
     """Computes the map of each stage, `[n, rows, columns, channels]`, float32.
@@ -208,7 +193,7 @@ class AxialResNet(Backbone):
     new_size: Size,
     method: str,
   ) -> dict[str, np.ndarray]:
-    """Interpolates the embeddings of offsets; see `positions.resize`."""
+    """Interpolates the embeddings of offsets; see `positions.resize_axis`."""
     del old_size  # the shape of a parameter determines it
     adapted = {}
     for path, leaf in leaves.items():
@@ -219,9 +204,9 @@ class AxialResNet(Backbone):
       halvings = int(block.removeprefix('block')) + 1
       halvings -= unit == 'unit1' and halvings > 2
       side = -(-new_size[axis == 'row'] // 2**halvings)
-      flat = leaf.reshape(-1, leaf.shape[-1]).T[None]  # [1, offsets, others]
-      flat = resize(flat, (leaf.shape[-1], 1), (2 * side - 1, 1), method)
-      adapted[path] = flat[0].T.reshape(*leaf.shape[:-1], -1)
+      offsets = leaf.swapaxes(-1, -2)  # [..., offsets, channels]
+      offsets = resize_axis(offsets, 2 * side - 1, method)
+      adapted[path] = offsets.swapaxes(-1, -2)
     return adapted
 
   @property
@@ -230,17 +215,4 @@ class AxialResNet(Backbone):
     return {'depths': self.config.depths, 'num_heads': self.config.num_heads}
 
 
-@plugins.keyed_by(Config)
-def Model(  # noqa: N802 (the fixed symbol that a config's name resolves to)
-  num_classes: int, /, **keys: Any
-) -> AxialResNet:
-  """Builds an AxialResNet.
-
-  Args:
-    num_classes: number of outputs of the head; 0 for a model without a head.
-    **keys: fields of `Config`.
-
-  Raises:
-    UserError: see `Config`.
-  """
-  return AxialResNet(num_classes, Config(**keys))
+Model = backbone.constructor(AxialResNet, Config)

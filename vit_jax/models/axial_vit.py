@@ -10,16 +10,16 @@ import numpy as np
 from jaxtyping import Array, Float, Key, Shaped
 
 from vit_jax.config import plugins
-from vit_jax.errors import UserError, check_range
+from vit_jax.errors import UserError
 from vit_jax.models import backbone, vit
-from vit_jax.models.backbone import MAX_SIZE, Backbone, BackboneConfig, Images
-from vit_jax.models.layers.head import head
+from vit_jax.models.backbone import Backbone, BackboneConfig, Images
+from vit_jax.models.contract import Places
+from vit_jax.models.layers import patches
 from vit_jax.models.layers.linear import Linear
 from vit_jax.models.layers.noise import dropout
 from vit_jax.models.layers.norm import LayerNorm
-from vit_jax.models.layers.positions import resize
-from vit_jax.models.layers.remat import rematerialized
-from vit_jax.models.layers.sized_parameter import sized_parameter
+from vit_jax.models.layers.positions import Positions, Scheme, resize_leaves
+from vit_jax.models.layers.scan import scanned
 from vit_jax.models.vit import encoder, sizes
 
 Size = tuple[int, int]
@@ -40,7 +40,6 @@ class Config(BackboneConfig):
     depth: number of pairs of blocks.
     mlp_dim: hidden units of an MLP.
     num_heads: number of attention heads.
-    head_bias: initial value of the head's bias (-10 for a sigmoid loss).
     dropout: dropout rate, applied where a ViT applies it.
     gelu: 'tanh' or 'exact'.
 
@@ -55,25 +54,20 @@ class Config(BackboneConfig):
   depth: backbone.Size = backbone.OF_VARIANT
   mlp_dim: backbone.Size = backbone.OF_VARIANT
   num_heads: backbone.Size = backbone.OF_VARIANT
-  head_bias: float = 0.0
   dropout: float = 0.0
   gelu: str = 'tanh'
 
   def __post_init__(self):
     super().__post_init__()
     self.complete(sizes.of_variant(self.variant), 'B/16')
-    for key in self.size_keys():
-      size = getattr(self, key)
-      check_range(f'model.{key}', size, at_least=1, at_most=MAX_SIZE)
+    self.check_sizes(*sizes.NAMES)
     if self.width % self.num_heads or self.width % 2:
       raise UserError(
         f'model.width is {self.width} and model.num_heads is {self.num_heads}: '
         'num_heads and 2 must divide width.'
       )
     self.check_choices(gelu=('tanh', 'exact'))
-    check_range('model.dropout', self.dropout, at_least=0, below=1)
-    check_range('model.head_bias', self.head_bias)
-    object.__setattr__(self, 'unroll', min(self.unroll, self.depth))
+    self.check_range('dropout', at_least=0, below=1)
 
   @classmethod
   def size_keys(cls) -> tuple[str, ...]:
@@ -83,18 +77,10 @@ class Config(BackboneConfig):
   @property
   def block(self) -> vit.Config:
     """Config of the blocks, which are those of a ViT."""
-    return vit.Config(
-      patch_size=self.patch_size,
-      width=self.width,
-      depth=self.depth,
-      mlp_dim=self.mlp_dim,
-      num_heads=self.num_heads,
-      dropout=self.dropout,
-      gelu=self.gelu,
-      dtype=self.dtype,
-      # Kernels are made for hundreds of tokens; a row has about ten.
-      attention='xla',
-    )
+    keys = (*sizes.NAMES, 'dropout', 'gelu', 'dtype')
+    same = {key: getattr(self, key) for key in keys}
+    # Kernels are made for hundreds of tokens; a row has about ten.
+    return vit.Config(attention='xla', **same)
 
 
 class Pair(nn.Module):
@@ -170,12 +156,11 @@ class Encoder(nn.Module):
       The tokens after the last norm, and those after every block, or None.
     """
     config = self.config
-    layers = nn.scan(
-      rematerialized(Pair, config.remat, encoder.SAVED),
-      variable_axes={'params': 0},
-      split_rngs={'params': True},
-      in_axes=0,
-      length=config.depth,
+    layers = scanned(
+      Pair,
+      config.depth,
+      remat=config.remat,
+      saved=encoder.SAVED,
       unroll=config.unroll,
     )(config, grid, want_layers, name='layers')
     per_layer = {}
@@ -188,34 +173,15 @@ class Encoder(nn.Module):
     return LayerNorm(config.compute_dtype, name='norm')(x), after
 
 
-class Positions(nn.Module):
-  """Learned positions of rows and columns, each with half of the channels.
-
-  Parameters: `rows` `[rows, d / 2]` and `columns` `[columns, d / 2]`, both
-  initialized by N(0, 0.02). The authors' later public code has these positions;
-  the paper does not describe them.
-  """
-
-  @nn.compact
-  def __call__(self, grid: Size, width: int) -> Float[Array, '1 t d']:
-    init = nn.initializers.normal(0.02)
-    rows, columns = (
-      jnp.asarray(sized_parameter(self, name, init, (count, width // 2)))
-      for name, count in zip(('rows', 'columns'), grid, strict=True)
-    )
-    shape = (*grid, width // 2)
-    rows = jnp.broadcast_to(rows[:, None], shape)
-    columns = jnp.broadcast_to(columns[None], shape)
-    return jnp.concatenate([rows, columns], axis=-1).reshape(1, -1, width)
-
-
 class AxialViT(Backbone):
   """An Axial-ViT without a class token, which would have no row or column.
 
   Features are the mean of the tokens. There are no methods `embed` and
-  `encode`, because no token of a map can be left out. Parameters:
-  `embedding/{kernel,bias}`, `position/{rows,columns}`,
-  `encoder/{layers/{row,column}/…,norm}`, `head/{kernel,bias}`.
+  `encode`, because no token of a map can be left out. Positions are learned for
+  rows and columns, as in the authors' later public code; the paper does not
+  describe them. Parameters: `embedding/{kernel,bias}`,
+  `position/{rows,columns}`, `encoder/{layers/{row,column}/…,norm}`,
+  `head/{kernel,bias}`.
   """
 
   config: Config
@@ -223,14 +189,7 @@ class AxialViT(Backbone):
   outputs = ('tokens', 'layers')
   title = 'An Axial-ViT'
   sized = ('position/',)
-  sharding_rules = (
-    (r'attention/(query|key|value)/kernel', -2),
-    (r'attention/(query|key|value)/bias', -2),
-    (r'attention/out/kernel', -3),
-    (r'mlp/fc1/(kernel|bias)', -1),
-    (r'mlp/fc2/kernel', -2),
-    (r'head/(kernel|bias)', -1),
-  )
+  sharding_rules = (*encoder.SHARDING_RULES, (r'head/(kernel|bias)', -1))
 
   def setup(self):
     config, dtype = self.config, self.config.compute_dtype
@@ -240,10 +199,10 @@ class AxialViT(Backbone):
       kernel_init=nn.initializers.lecun_normal(),
       dtype=dtype,
     )
-    self.position = Positions()
+    scheme = Scheme('2d', 'stem', prefix=0, slots=0)
+    self.position = Positions(scheme, config.width)
     self.encoder = Encoder(config)
-    if self.num_classes:
-      self.head = head(self.num_classes, dtype, bias=config.head_bias)
+    self.head = self._new_head()
 
   def _predict(
     self, images: Images, key: Key[Array, ''] | None, want: tuple[str, ...]
@@ -252,23 +211,16 @@ class AxialViT(Backbone):
     x, grid = self._embed(images)
     x = dropout(x, self.config.dropout, keys[0])
     tokens, layers = self.encoder(x, grid, keys[1], 'layers' in want)
-    features = tokens.mean(axis=1)
-    return {
-      'features': features,
-      'logits': self.head(features) if self.num_classes else features,
-      'tokens': tokens,
-      'layers': layers,
-    }
+    return self._results(tokens.mean(axis=1), tokens) | {'layers': layers}
 
   def _embed(self, images: Images) -> tuple[Float[Array, 'n t d'], Size]:
     """Returns patch tokens with their positions, and rows and columns."""
+    _, height, width, _ = images.shape
+    grid, side = self.grid((height, width)), self.config.patch_size
     x = jnp.asarray(images, self.config.compute_dtype)
-    n, height, width, channels = x.shape
-    (rows, columns), p = self.grid((height, width)), self.config.patch_size
-    x = x.reshape(n, rows, p, columns, p, channels).swapaxes(2, 3)
-    x = self.embedding(x.reshape(n, rows * columns, p, p, channels))
-    position = self.position((rows, columns), self.config.width)
-    return x + position.astype(x.dtype), (rows, columns)
+    x = self.embedding(patches.cut(x, grid, (side, side)))
+    added = self.position(Places(grid))['added']
+    return x + added.astype(x.dtype), grid
 
   @nn.nowrap
   def grid(self, image_size: Size) -> Size:
@@ -280,14 +232,7 @@ class AxialViT(Backbone):
     Raises:
       UserError: the patch size does not divide the image.
     """
-    height, width = image_size
-    p = self.config.patch_size
-    if height % p or width % p or min(height, width) < p:
-      raise UserError(
-        f'an image of {height}x{width} pixels is not divisible by the patch '
-        f'size {p}: take multiples of {p}.'
-      )
-    return height // p, width // p
+    return backbone.whole_patches(image_size, self.config.patch_size)
 
   @nn.nowrap
   def check(self, image_size: Size) -> None:
@@ -302,17 +247,9 @@ class AxialViT(Backbone):
     new_size: Size,
     method: str,
   ) -> dict[str, np.ndarray]:
-    """Interpolates positions of rows and columns; see `positions.resize`."""
-    old, new = self.grid(old_size), self.grid(new_size)
-    counts: dict[str, tuple[int, int]] = {
-      'position/rows': (old[0], new[0]),
-      'position/columns': (old[1], new[1]),
-    }
-
-    def resized(leaf: np.ndarray, old: int, new: int) -> np.ndarray:
-      return resize(leaf[None], (old, 1), (new, 1), method)[0]
-
-    return {path: resized(leaf, *counts[path]) for path, leaf in leaves.items()}
+    """Interpolates positions; see `positions.resize_leaves`."""
+    grids = self.grid(old_size), self.grid(new_size)
+    return resize_leaves(leaves, *grids, method)
 
   @property
   def architecture(self) -> dict[str, Any]:
@@ -320,17 +257,4 @@ class AxialViT(Backbone):
     return {key: getattr(self.config, key) for key in (*sizes.NAMES, 'gelu')}
 
 
-@plugins.keyed_by(Config)
-def Model(  # noqa: N802 (the fixed symbol that a config's name resolves to)
-  num_classes: int, /, **keys: Any
-) -> AxialViT:
-  """Builds an Axial-ViT.
-
-  Args:
-    num_classes: number of outputs of the head; 0 for a model without a head.
-    **keys: fields of `Config`.
-
-  Raises:
-    UserError: see `Config`.
-  """
-  return AxialViT(num_classes, Config(**keys))
+Model = backbone.constructor(AxialViT, Config)

@@ -1,7 +1,7 @@
 """Base class and base config of the backbones in this package."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import flax.linen as nn
@@ -9,9 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Key
 
+from vit_jax.config import plugins
 from vit_jax.errors import UserError, check_choice, check_range
 from vit_jax.models.contract import Defaults, check_wanted
-from vit_jax.models.layers.remat import REMAT
+from vit_jax.models.layers.head import head
+from vit_jax.models.layers.initializers import Initializer
+from vit_jax.models.layers.scan import REMAT
 
 Images = Float[Array | np.ndarray, 'n y x c']
 # Images that may be wrong; `check_images` has a message for each mistake, which
@@ -42,6 +45,7 @@ class BackboneConfig:
       are recomputed in any case.
     unroll: number of layers that are unrolled in each step of a scan; all
       layers if there are fewer.
+    head_bias: initial value of the head's bias (-10 for a sigmoid loss).
 
   Raises:
     UserError: a value is not allowed.
@@ -50,10 +54,12 @@ class BackboneConfig:
   dtype: str = 'bfloat16'
   remat: str = 'none'
   unroll: int = 1
+  head_bias: float = 0.0
 
   def __post_init__(self):
     self.check_choices(dtype=DTYPES, remat=REMAT)
-    check_range('model.unroll', self.unroll, at_least=1, at_most=MAX_SIZE)
+    self.check_sizes('unroll')
+    self.check_range('head_bias')
 
   def check_choices(self, **choices: Iterable[str]) -> None:
     """Checks that the given keys have one of their allowed values.
@@ -66,6 +72,23 @@ class BackboneConfig:
     """
     for key, allowed in choices.items():
       check_choice(f'model.{key}', getattr(self, key), allowed)
+
+  def check_range(self, *keys: str, **limits: float) -> None:
+    """Checks that the values of keys are finite and within limits.
+
+    Args:
+      *keys: names of the keys.
+      **limits: limits of `errors.check_range`.
+
+    Raises:
+      UserError: a value is outside the limits.
+    """
+    for key in keys:
+      check_range(f'model.{key}', getattr(self, key), **limits)
+
+  def check_sizes(self, *keys: str) -> None:
+    """Checks that the values of keys can be sizes of an array."""
+    self.check_range(*keys, at_least=1, at_most=MAX_SIZE)
 
   def complete(self, sizes: Mapping[str, Any], example: str) -> None:
     """Replaces sizes that are None by the sizes of the variant.
@@ -175,9 +198,36 @@ class Backbone(nn.Module, Defaults):
 
   def _predict(
     self, images: Images, key: Key[Array, ''] | None, want: tuple[str, ...]
-  ) -> dict[str, Array]:
+  ) -> dict[str, Any]:
     """Computes what `predict` returns, in any dtype."""
     raise NotImplementedError
+
+  @nn.nowrap
+  def _new_head(self, kernel_init: Initializer = nn.initializers.zeros) -> Any:
+    """Returns a head, to be assigned in `setup`; None for a model without one.
+
+    Args:
+      kernel_init: initializer of the matrix.
+    """
+    if not self.num_classes:
+      return None
+    return head(
+      self.num_classes,
+      self.config.compute_dtype,
+      bias=self.config.head_bias,
+      kernel_init=kernel_init,
+    )
+
+  def _logits(self, features: Float[Array, 'n d']) -> Float[Array, 'n k']:
+    """Computes the logits, which are the features if there is no head."""
+    return self.head(features) if self.num_classes else features
+
+  def _results(
+    self, features: Float[Array, 'n d'], tokens: Float[Array, 'n t d']
+  ) -> dict[str, Array]:
+    """Returns features, their logits and tokens as `_predict` does."""
+    logits = self._logits(features)
+    return {'features': features, 'logits': logits, 'tokens': tokens}
 
   @nn.nowrap
   def replace(self, **options: Any) -> Any:
@@ -188,6 +238,48 @@ class Backbone(nn.Module, Defaults):
   def reference(self) -> Any:
     """The same model without rematerialization or unrolling."""
     return self.replace(remat='none', unroll=1)
+
+
+def constructor(
+  model: type[Backbone], config: type[BackboneConfig]
+) -> Callable[..., Any]:
+  """Returns the symbol `Model` of a backbone's module.
+
+  Args:
+    model: class of the backbone.
+    config: class of its config, whose fields are the keys of the constructor.
+  """
+
+  @plugins.keyed_by(config)
+  def Model(num_classes: int, /, **keys: Any) -> Backbone:  # noqa: N802
+    """Builds the model; see its config for the keys and their errors.
+
+    Args:
+      num_classes: number of outputs of the head; 0 for a model without a head.
+      **keys: fields of the config.
+    """
+    return model(num_classes, config(**keys))
+
+  return Model
+
+
+def whole_patches(image_size: tuple[int, int], side: int) -> tuple[int, int]:
+  """Returns rows and columns of patches of an image.
+
+  Args:
+    image_size: (height, width), pixels.
+    side: side of a patch, pixels.
+
+  Raises:
+    UserError: the side does not divide the image.
+  """
+  height, width = image_size
+  if height % side or width % side or min(height, width) < side:
+    raise UserError(
+      f'an image of {height}x{width} pixels is not divisible by the patch '
+      f'size {side}: take multiples of {side}.'
+    )
+  return height // side, width // side
 
 
 def check_images(images: Any) -> None:

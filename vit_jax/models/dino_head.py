@@ -1,11 +1,15 @@
 """The projection head of self-distillation (arXiv 2104.14294, section 3.1)."""
 
+import dataclasses
+from typing import Any
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from vit_jax.arrays import sharding
+from vit_jax.config import plugins
 from vit_jax.errors import check_choice, check_range
 from vit_jax.models.backbone import DTYPES
 from vit_jax.models.layers import initializers
@@ -13,6 +17,37 @@ from vit_jax.models.layers.linear import Linear
 from vit_jax.models.layers.mlp import gelu
 
 _EPSILON = 1e-12  # smallest length that vectors are divided by
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+  """Keys of the section `objective.head`.
+
+  Attributes:
+    outputs: number of prototypes, K in the paper.
+    layers: number of dense layers up to the bottleneck, at least 1.
+    hidden: units of the dense layers before the bottleneck.
+    bottleneck: units of the bottleneck.
+    norm_last_layer: whether prototypes keep length 1. According to the authors,
+      learned lengths are better for small models and unstable for large ones.
+    dtype: dtype of products, 'bfloat16' or 'float32'; parameters, lengths and
+      logits are float32.
+
+  Raises:
+    UserError: a value is not allowed.
+  """
+
+  outputs: int = 65_536
+  layers: int = 3
+  hidden: int = 2048
+  bottleneck: int = 256
+  norm_last_layer: bool = True
+  dtype: str = 'bfloat16'
+
+  def __post_init__(self):
+    for key in ('outputs', 'layers', 'hidden', 'bottleneck'):
+      check_range(f'objective.head.{key}', getattr(self, key), at_least=1)
+    check_choice('objective.head.dtype', self.dtype, DTYPES)
 
 
 class Projection(nn.Module):
@@ -26,20 +61,10 @@ class Projection(nn.Module):
   unless `norm_last_layer` is set, `last/gain` `[1, outputs]`.
 
   Attributes:
-    outputs: number of prototypes.
-    layers: number of dense layers up to the bottleneck.
-    hidden: units of the dense layers before the bottleneck.
-    bottleneck: units of the bottleneck.
-    norm_last_layer: whether prototypes keep length 1.
-    dtype: dtype of the products.
+    config: sizes and options.
   """
 
-  outputs: int
-  layers: int
-  hidden: int
-  bottleneck: int
-  norm_last_layer: bool
-  dtype: jnp.dtype
+  config: Config
 
   sharding_rules = ((r'last/(kernel|gain)', -1),)
 
@@ -50,20 +75,21 @@ class Projection(nn.Module):
     Args:
       features: features of the backbone.
     """
-    x = features
-    widths = [self.hidden] * (self.layers - 1) + [self.bottleneck]
+    x, config, dtype = features, self.config, jnp.dtype(self.config.dtype)
+    widths = [config.hidden] * (config.layers - 1) + [config.bottleneck]
     for number, width in enumerate(widths, 1):
       if number > 1:  # between layers only, not after the bottleneck
         x = gelu(x, 'exact')
       x = Linear(
         (width,),
         kernel_init=initializers.NORMAL,
-        dtype=self.dtype,
+        dtype=dtype,
         name=f'fc{number}',
       )(x)
-    return Prototypes(
-      self.outputs, self.norm_last_layer, self.dtype, name='last'
-    )(unit(x, axis=-1))
+    last = Prototypes(
+      config.outputs, config.norm_last_layer, dtype, name='last'
+    )
+    return last(unit(x, axis=-1))
 
 
 class Prototypes(nn.Module):
@@ -114,40 +140,7 @@ def unit(x: Float[Array, '...'], axis: int) -> Float[Array, '...']:
   return x * jax.lax.rsqrt(jnp.maximum(square, _EPSILON**2))
 
 
-def Head(  # noqa: N802 (the fixed symbol that a section resolves to)
-  *,
-  outputs: int = 65_536,
-  layers: int = 3,
-  hidden: int = 2048,
-  bottleneck: int = 256,
-  norm_last_layer: bool = True,
-  dtype: str = 'bfloat16',
-) -> Projection:
-  """Builds the projection head.
-
-  Args:
-    outputs: number of prototypes, K in the paper.
-    layers: number of dense layers up to the bottleneck, at least 1.
-    hidden: units of the dense layers before the bottleneck.
-    bottleneck: units of the bottleneck.
-    norm_last_layer: whether prototypes keep length 1. According to the authors,
-      learned lengths are better for small models and unstable for large ones.
-    dtype: dtype of products, 'bfloat16' or 'float32'; parameters, lengths and
-      logits are float32.
-
-  Raises:
-    UserError: a value is not allowed.
-  """
-  for key, value in dict(
-    outputs=outputs, layers=layers, hidden=hidden, bottleneck=bottleneck
-  ).items():
-    check_range(f'objective.head.{key}', value, at_least=1)
-  check_choice('objective.head.dtype', dtype, DTYPES)
-  return Projection(
-    outputs=outputs,
-    layers=layers,
-    hidden=hidden,
-    bottleneck=bottleneck,
-    norm_last_layer=norm_last_layer,
-    dtype=jnp.dtype(dtype),
-  )
+@plugins.keyed_by(Config)
+def Head(**keys: Any) -> Projection:  # noqa: N802 (the fixed symbol)
+  """Builds the projection head from the fields of `Config`."""
+  return Projection(Config(**keys))

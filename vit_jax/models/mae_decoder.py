@@ -1,5 +1,8 @@
 """The decoder of masked autoencoders (arXiv 2111.06377, section 3)."""
 
+import dataclasses
+from typing import Any
+
 import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
@@ -9,9 +12,9 @@ from vit_jax.errors import UserError, check_choice, check_range
 from vit_jax.models.backbone import DTYPES
 from vit_jax.models.layers.linear import Linear
 from vit_jax.models.layers.positions import fixed
-from vit_jax.models.layers.remat import REMAT
+from vit_jax.models.layers.scan import REMAT
+from vit_jax.models.vit import encoder
 from vit_jax.models.vit.config import Config
-from vit_jax.models.vit.encoder import Encoder
 from vit_jax.models.vit.vit import ViT
 
 
@@ -26,32 +29,13 @@ class MaskedDecoder(nn.Module):
 
   Attributes:
     outputs: number of values predicted for each patch.
-    width: channels of the decoder's tokens.
-    depth: number of layers.
-    num_heads: number of attention heads.
-    mlp_dim: hidden units of an MLP.
-    dtype: dtype of the computation.
-    remat: 'none', 'full' or 'dots'; see `vit.Config`.
-    unroll: number of layers that are unrolled in each step of the scan.
-    attention: implementation of attention, from `multi_head.IMPLEMENTATIONS`.
+    config: config of a Vision Transformer with the layers of the decoder.
   """
 
   outputs: int
-  width: int
-  depth: int
-  num_heads: int
-  mlp_dim: int
-  dtype: jnp.dtype
-  remat: str
-  unroll: int
-  attention: str = 'auto'
+  config: Config
 
-  sharding_rules = (
-    (r'attention/(query|key|value)/(kernel|bias)', -2),
-    (r'attention/out/kernel', -3),
-    (r'mlp/fc1/(kernel|bias)', -1),
-    (r'mlp/fc2/kernel', -2),
-  )
+  sharding_rules = encoder.SHARDING_RULES
 
   @property
   def like(self) -> ViT:
@@ -60,23 +44,12 @@ class MaskedDecoder(nn.Module):
     Its patches are single pixels. It is used to compare kernels with plain XLA
     operations.
     """
-    return ViT(0, self._config)
+    return ViT(0, self.config)
 
-  @property
-  def _config(self) -> Config:
-    return Config(
-      patch_size=1,
-      width=self.width,
-      depth=self.depth,
-      mlp_dim=self.mlp_dim,
-      num_heads=self.num_heads,
-      gelu='exact',
-      start_values='mae',
-      dtype=str(jnp.dtype(self.dtype)),
-      attention=self.attention,
-      remat=self.remat,
-      unroll=self.unroll,
-    )
+  @nn.nowrap
+  def replace(self, **options: Any) -> 'MaskedDecoder':
+    """Returns the same decoder with other values of some fields of `config`."""
+    return self.clone(config=dataclasses.replace(self.config, **options))
 
   @nn.compact
   def __call__(
@@ -95,24 +68,25 @@ class MaskedDecoder(nn.Module):
       grid: rows and columns of patches.
       num_visible: number of visible patches.
     """
-    x = Linear((self.width,), dtype=self.dtype, name='embedding')(tokens)
+    width, dtype = self.config.width, self.config.compute_dtype
+    x = Linear((width,), dtype=dtype, name='embedding')(tokens)
     # One learned token stands for every hidden patch.
-    mask = self.param('mask', nn.initializers.normal(0.02), (1, 1, self.width))
+    mask = self.param('mask', nn.initializers.normal(0.02), (1, 1, width))
     n, prefix = len(x), x.shape[1] - num_visible
     num_hidden = order.shape[1] - num_visible
-    hidden = jnp.broadcast_to(mask.astype(x.dtype), (n, num_hidden, self.width))
+    hidden = jnp.broadcast_to(mask.astype(x.dtype), (n, num_hidden, width))
     patches = jnp.concatenate([x[:, prefix:], hidden], axis=1)
     # argsort inverts the permutation: it holds the index of each patch.
     inverse = jnp.argsort(order, axis=1)
     patches = jnp.take_along_axis(patches, inverse[..., None], axis=1)
-    table = fixed.sincos2d(grid, self.width, last_included=False)
+    table = fixed.sincos2d(grid, width, last_included=False)
     # Positions come after the reordering; the mask tokens are equal otherwise.
     patches += jnp.asarray(table, x.dtype)
     x = jnp.concatenate([x[:, :prefix], patches], axis=1)
-    x, _ = Encoder(self._config, name='blocks')(x, None)
+    x, _ = encoder.Encoder(self.config, name='blocks')(x, None)
     predict = Linear(
       (self.outputs,),
-      dtype=self.dtype,
+      dtype=dtype,
       out_dtype=jnp.dtype(jnp.float32),
       name='prediction',
     )
@@ -151,7 +125,9 @@ def Decoder(  # noqa: N802 (the fixed symbol that the section resolves to)
   Raises:
     UserError: a number is out of range, or a choice is unknown.
   """
-  sizes = dict(width=width, depth=depth, num_heads=num_heads, mlp_dim=mlp_dim)
+  sizes: dict[str, Any] = dict(
+    width=width, depth=depth, num_heads=num_heads, mlp_dim=mlp_dim
+  )
   where = 'objective.decoder'
   for key, size in (sizes | dict(unroll=unroll)).items():
     check_range(f'{where}.{key}', size, at_least=1)
@@ -160,18 +136,15 @@ def Decoder(  # noqa: N802 (the fixed symbol that the section resolves to)
       f'{where}.width is {width} and {where}.num_heads is {num_heads}: '
       'num_heads and 4 must divide width.'
     )
-  for key, value, allowed in (
-    ('dtype', dtype, DTYPES),
-    ('remat', remat, REMAT),
-  ):
-    check_choice(f'{where}.{key}', value, allowed)
-  return MaskedDecoder(
-    outputs=outputs,
-    width=width,
-    depth=depth,
-    num_heads=num_heads,
-    mlp_dim=mlp_dim,
-    dtype=jnp.dtype(dtype),
+  check_choice(f'{where}.dtype', dtype, DTYPES)
+  check_choice(f'{where}.remat', remat, REMAT)
+  config = Config(
+    patch_size=1,
+    gelu='exact',
+    start_values='mae',
+    dtype=dtype,
     remat=remat,
-    unroll=min(unroll, depth),
+    unroll=unroll,
+    **sizes,
   )
+  return MaskedDecoder(outputs, config)

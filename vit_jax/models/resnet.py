@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Key
 
 from vit_jax.config import plugins
-from vit_jax.errors import UserError, check_range
+from vit_jax.errors import UserError
 from vit_jax.models import backbone
 from vit_jax.models.backbone import (
   Backbone,
@@ -20,7 +20,6 @@ from vit_jax.models.backbone import (
 )
 from vit_jax.models.layers import residual
 from vit_jax.models.layers.convolution import max_pool
-from vit_jax.models.layers.head import head
 
 # Units in each stage ("Deep Residual Learning", arXiv 1512.03385, Table 1).
 DEPTHS = {
@@ -45,7 +44,6 @@ class Config(BackboneConfig):
       of 1 to 4 (Table 3). Sizes that are set explicitly take precedence.
     depths: number of units in each stage.
     width_factor: factor of all channels; with 1, units have 64 to 2048.
-    head_bias: initial value of the head's bias (-10 for a sigmoid loss).
 
   Raises:
     UserError: a variant or choice is unknown, a size is missing, or a number is
@@ -55,20 +53,13 @@ class Config(BackboneConfig):
   variant: str | None = None
   depths: backbone.Sizes = backbone.OF_VARIANT
   width_factor: backbone.Size = backbone.OF_VARIANT
-  head_bias: float = 0.0
 
   def __post_init__(self):
     super().__post_init__()
     self.complete(_of_variant(self.variant), 'R50x1')
     object.__setattr__(self, 'depths', tuple(self.depths))
     residual.check_depths('model.depths', self.depths, at_least=1)
-    check_range(
-      'model.width_factor',
-      self.width_factor,
-      at_least=1,
-      at_most=_MAX_WIDTH_FACTOR,
-    )
-    check_range('model.head_bias', self.head_bias)
+    self.check_range('width_factor', at_least=1, at_most=_MAX_WIDTH_FACTOR)
 
   @classmethod
   def size_keys(cls) -> tuple[str, ...]:
@@ -96,31 +87,24 @@ class ResNet(Backbone):
     layers = residual.code('before', dtype)
     width = WIDTH * config.width_factor
     self.conv_root = layers.conv(width, size=7, stride=2)
-    stages = residual.stages(
+    self.stages = residual.stages(
       config.depths,
       width,
-      activation='before',
+      residual.Unit,
+      'before',
       dtype=dtype,
       remat=config.remat,
       unroll=config.unroll,
     )
-    for name, stage in stages.items():
-      setattr(self, name, stage)
     self.norm = layers.norm()
-    if self.num_classes:
-      self.head = head(self.num_classes, dtype, bias=config.head_bias)
+    self.head = self._new_head()
 
   def _predict(
     self, images: Images, key: Key[Array, ''] | None, want: tuple[str, ...]
   ) -> dict[str, Array]:
     del key, want
     x = nn.relu(self.norm(self.maps(images)[-1])).astype(jnp.float32)
-    features = x.mean((1, 2))
-    return {
-      'features': features,
-      'logits': self.head(features) if self.num_classes else features,
-      'tokens': x.reshape(len(x), -1, x.shape[-1]),
-    }
+    return self._results(x.mean((1, 2)), x.reshape(len(x), -1, x.shape[-1]))
 
   def maps(self, images: UncheckedImages) -> list[Float[Array, 'n _ _ _']]:
     """Computes the map of each stage, `[n, rows, columns, channels]`.
@@ -133,8 +117,8 @@ class ResNet(Backbone):
     # No ReLU: with activation first, each unit begins with one.
     x = max_pool(self.conv_root(x), 'fixed')
     maps = []
-    for i in range(len(self.config.depths)):
-      x = getattr(self, f'block{i + 1}')(x)
+    for stage in self.stages:
+      x = stage(x)
       maps.append(x)
     return maps
 
@@ -144,20 +128,7 @@ class ResNet(Backbone):
     return {k: getattr(self.config, k) for k in self.config.size_keys()}
 
 
-@plugins.keyed_by(Config)
-def Model(  # noqa: N802 (the fixed symbol that a config's name resolves to)
-  num_classes: int, /, **keys: Any
-) -> ResNet:
-  """Builds a ResNet.
-
-  Args:
-    num_classes: number of outputs of the head; 0 for a model without a head.
-    **keys: fields of `Config`.
-
-  Raises:
-    UserError: see `Config`.
-  """
-  return ResNet(num_classes, Config(**keys))
+Model = backbone.constructor(ResNet, Config)
 
 
 def _of_variant(variant: str | None) -> dict[str, Any]:

@@ -162,7 +162,7 @@ class Objective(AroundModel):
   def start_extra(self, params: PyTree, extra: PyTree) -> PyTree:
     """Returns a teacher that equals its student, and a centre of zeros."""
     del extra
-    centre = jnp.zeros(self.head.outputs)
+    centre = jnp.zeros(self.head.config.outputs)
     return {'teacher': params, 'centre': centre}
 
   def loss(self, params: PyTree, inputs: Inputs) -> Loss:
@@ -202,7 +202,7 @@ class Objective(AroundModel):
     entropy = jax.scipy.special.entr(told).sum(axis=-1).mean()
     metrics = {
       'teacher_entropy': entropy,
-      'entropy_share': entropy / np.log(self.head.outputs),
+      'entropy_share': entropy / np.log(self.head.config.outputs),
       'teacher_kl': loss - entropy,
       'feature_deviation': _deviation(features),
     }

@@ -200,7 +200,7 @@ class Objective(AroundModel):
   def _decoder(self) -> Any:
     """Returns the decoder, with kernels if the model uses them."""
     if self.setting.model.kernels is None:
-      return self.decoder.clone(attention='xla')
+      return self.decoder.replace(attention='xla')
     return self.decoder
 
   def _predict_patches(

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from vit_jax.config.completion import Config
 from vit_jax.errors import UserError
-from vit_jax.models.layers.remat import REMAT
+from vit_jax.models.layers.scan import REMAT
 from vit_jax.plan.evaluate import Plan, changed, plan
 from vit_jax.plan.topology import Target
 from vit_jax.training.experiment import batch_parts

@@ -22,7 +22,7 @@ from vit_jax.errors import check_range
 from vit_jax.models.layers import convolution
 from vit_jax.models.layers.convolution import StdConv
 from vit_jax.models.layers.group_norm import GroupNorm
-from vit_jax.models.layers.remat import rematerialized
+from vit_jax.models.layers.scan import rematerialized, scanned
 
 Maps = Float[Array, 'n y x c']
 Results = Float[Array, 'n r s o']
@@ -149,49 +149,44 @@ class Stage(nn.Module):
 
   @nn.compact
   def __call__(self, x: Maps) -> Results:
-    first, rest = (
-      rematerialized(self.unit, self.remat, self.saved, prevent_cse=prevent_cse)
-      for prevent_cse in (True, False)  # outside and inside the scan
-    )
+    recomputed: dict[str, Any] = dict(remat=self.remat, saved=self.saved)
+    first = rematerialized(self.unit, prevent_cse=True, **recomputed)
     x, _ = first(*self.settings, self.stride, self.dtype, name='unit1')(x)
     if self.depth == 1:
       return x
-    scanned = nn.scan(
-      rest,
-      variable_axes={'params': 0},
-      split_rngs={'params': True},
-      length=self.depth - 1,
-      unroll=min(self.unroll, self.depth - 1),
-    )
-    return scanned(*self.settings, 1, self.dtype, name='layers')(x, None)[0]
+    rest = scanned(self.unit, self.depth - 1, unroll=self.unroll, **recomputed)
+    return rest(*self.settings, 1, self.dtype, name='layers')(x, None)[0]
 
 
 def stages(
-  depths: tuple[int, ...], width: int, *, activation: str, **others: Any
-) -> dict[str, Stage]:
-  """Returns stages by name.
+  depths: tuple[int, ...],
+  width: int,
+  unit: type[nn.Module],
+  setting: Any,
+  **others: Any,
+) -> list[Stage]:
+  """Returns the stages `block1`, `block2`, …, to be assigned in `setup`.
 
   Each stage except the first halves the map and doubles the width.
 
   Args:
     depths: number of units in each stage.
     width: inner channels of the units of the first stage.
-    activation: 'before' or 'after'.
-    **others: dtype, remat and unroll of each `Stage`.
-
-  Returns:
-    `{'block1': …}`, to be assigned to attributes in a module's `setup`.
+    unit: class of the units.
+    setting: argument of the units that follows their inner channels.
+    **others: other attributes of each `Stage`.
   """
-  return {
-    f'block{i + 1}': Stage(
-      Unit,
-      (width * 2**i, activation),
+  return [
+    Stage(
+      unit,
+      (width * 2**i, setting),
       depth=depth,
       stride=min(i + 1, 2),
+      name=f'block{i + 1}',
       **others,
     )
     for i, depth in enumerate(depths)
-  }
+  ]
 
 
 def check_depths(key: str, depths: tuple[int, ...], *, at_least: int) -> None:

@@ -58,24 +58,23 @@ class ResNetStem(nn.Module):
     width = _WIDTH * self.width_factor
     self.conv_root = layers.conv(width, size=7, stride=2)
     self.gn_root = layers.norm()
-    stages = residual.stages(
+    self.stages = residual.stages(
       self.depths,
       width,
-      activation='after',
+      residual.Unit,
+      'after',
       dtype=self.dtype,
       remat=self.remat,
       unroll=self.unroll,
     )
-    for name, stage in stages.items():
-      setattr(self, name, stage)
 
   def __call__(
     self, images: Float[Array, 'n y x 3']
   ) -> Float[Array, 'n r s c']:
     x = nn.relu(self.gn_root(self.conv_root(images)))
     x = max_pool(x, 'same')  # root and pooling: a stride of 4
-    for i in range(len(self.depths)):
-      x = getattr(self, f'block{i + 1}')(x)
+    for stage in self.stages:
+      x = stage(x)
     return x
 
   @property
@@ -119,10 +118,6 @@ def Stem(  # noqa: N802 (the fixed symbol that a section's name resolves to)
     UserError: a number is out of range.
   """
   residual.check_depths('model.stem.depths', depths, at_least=0)
-  check_range(
-    'model.stem.width_factor',
-    width_factor,
-    at_least=1,
-    at_most=_MAX_WIDTH_FACTOR,
-  )
+  key = 'model.stem.width_factor'
+  check_range(key, width_factor, at_least=1, at_most=_MAX_WIDTH_FACTOR)
   return ResNetStem(tuple(depths), width_factor, dtype, remat, unroll)

@@ -3,9 +3,9 @@
 import dataclasses
 
 from vit_jax.config import plugins
-from vit_jax.errors import UserError, check_range
+from vit_jax.errors import UserError
 from vit_jax.models import backbone
-from vit_jax.models.backbone import MAX_SIZE, BackboneConfig
+from vit_jax.models.backbone import BackboneConfig
 from vit_jax.models.swin import sizes, windows
 
 
@@ -50,11 +50,9 @@ class Config(BackboneConfig):
     super().__post_init__()
     self.complete(sizes.of_variant(self.variant), 'T')
     object.__setattr__(self, 'depths', tuple(self.depths))
-    for key in ('width', 'num_heads', 'window_size'):
-      size = getattr(self, key)
-      check_range(f'model.{key}', size, at_least=1, at_most=MAX_SIZE)
+    self.check_sizes('width', 'num_heads', 'window_size')
     self.check_choices(window_rule=windows.RULES)
-    check_range('model.drop_path', self.drop_path, at_least=0, below=1)
+    self.check_range('drop_path', at_least=0, below=1)
     if self.width % self.num_heads:
       raise UserError(
         f'model.width is {self.width} and model.num_heads is {self.num_heads}: '

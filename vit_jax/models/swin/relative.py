@@ -3,7 +3,7 @@
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-_SHARPNESS = -0.75  # of PyTorch's cubic kernel, which the authors' code uses
+from vit_jax.models.layers.positions import resizing
 
 
 def index(size: int) -> Int[np.ndarray, 's s']:
@@ -49,25 +49,6 @@ def resize(
   if old == new:
     return np.asarray(table, np.float32)
   maps = np.asarray(table, np.float64).reshape(layers, old, old, heads)
-  weights = _bicubic(old, new)
+  weights = resizing.cubic(old, new)
   maps = np.einsum('yi,xj,lijh->lyxh', weights, weights, maps)
   return maps.reshape(layers, new**2, heads).astype(np.float32)
-
-
-def _bicubic(old: int, new: int) -> Float[np.ndarray, 'new old']:
-  """Returns the interpolation weights of one dimension."""
-  at = (np.arange(new) + 0.5) * old / new - 0.5
-  weights = np.zeros((new, old))
-  for step in (-1, 0, 1, 2):  # the four nearest entries
-    source = np.floor(at).astype(int) + step
-    weight = _cubic(np.abs(at - source))
-    np.add.at(weights, (np.arange(new), source.clip(0, old - 1)), weight)
-  return weights
-
-
-def _cubic(x: Float[np.ndarray, ' n']) -> Float[np.ndarray, ' n']:
-  """Evaluates Keys' kernel at distances in [0, 2]."""
-  a = _SHARPNESS
-  near = ((a + 2) * x - (a + 3)) * x**2 + 1
-  far = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
-  return np.where(x <= 1, near, far)

@@ -14,9 +14,10 @@ from vit_jax.models.layers import norm
 from vit_jax.models.layers.initializers import NORMAL
 from vit_jax.models.layers.mlp import Mlp
 from vit_jax.models.layers.noise import drop_path
-from vit_jax.models.layers.remat import rematerialized
+from vit_jax.models.layers.scan import scanned
 from vit_jax.models.swin import sizes
 from vit_jax.models.swin.attention import WindowAttention
+from vit_jax.models.swin.config import Config
 from vit_jax.models.swin.windows import Windows
 from vit_jax.models.vit.encoder import SAVED
 
@@ -76,31 +77,27 @@ class Pair(nn.Module):
   """A block with plain windows and one with shifted windows, for a scan.
 
   Attributes:
+    config: config of the model.
     num_heads: number of attention heads.
     grid: rows and columns of tokens.
-    window_size: side of a window in tokens.
-    window_rule: 'authors' or 'timm', see `Config`.
-    dtype: dtype of the computation.
     want_layers: whether to return the tokens after both blocks too.
   """
 
+  config: Config
   num_heads: int
   grid: tuple[int, int]
-  window_size: int
-  window_rule: str
-  dtype: jnp.dtype
   want_layers: bool
 
   @nn.compact
   def __call__(
     self, x: Float[Array, 'n t d'], per_layer: PerLayer
   ) -> tuple[Float[Array, 'n t d'], Float[Array, '2 n t d'] | None]:
-    layers = []
+    layers, config = [], self.config
     for i, name in enumerate(('plain', 'shifted')):
       windows = Windows.of(
-        self.grid, self.window_size, i == 1, self.window_rule
+        self.grid, config.window_size, i == 1, config.window_rule
       )
-      block = Block(self.num_heads, windows, self.dtype, name=name)
+      block = Block(self.num_heads, windows, config.compute_dtype, name=name)
       x = block(x, jax.tree.map(lambda leaf, i=i: leaf[i], per_layer))
       layers.append(x)
     return x, jnp.stack(layers) if self.want_layers else None
@@ -113,24 +110,14 @@ class Stage(nn.Module):
   `[depth / 2, d, 4 d]`.
 
   Attributes:
-    depth: number of blocks.
-    num_heads: number of attention heads.
+    config: config of the model.
+    index: index of the stage.
     grid: rows and columns of tokens.
-    window_size: side of a window in tokens.
-    window_rule: 'authors' or 'timm', see `Config`.
-    dtype: dtype of the computation.
-    remat: 'none', 'full' or 'dots'.
-    unroll: number of pairs that are unrolled in each step of the scan.
   """
 
-  depth: int
-  num_heads: int
+  config: Config
+  index: int
   grid: tuple[int, int]
-  window_size: int
-  window_rule: str
-  dtype: jnp.dtype
-  remat: str
-  unroll: int
 
   @nn.compact
   def __call__(
@@ -146,29 +133,17 @@ class Stage(nn.Module):
     Returns:
       The tokens, and those after every block, or None.
     """
-    pairs = self.depth // 2
-    layers = nn.scan(
-      rematerialized(Pair, self.remat, SAVED),
-      variable_axes={'params': 0},
-      split_rngs={'params': True},
-      in_axes=0,
-      length=pairs,
-      unroll=min(self.unroll, pairs),
-    )(
-      num_heads=self.num_heads,
-      grid=self.grid,
-      window_size=self.window_size,
-      window_rule=self.window_rule,
-      dtype=self.dtype,
-      want_layers=want_layers,
-      name='layers',
-    )
+    config, depth = self.config, self.config.depths[self.index]
+    pairs, num_heads = depth // 2, config.num_heads * 2**self.index
+    layers = scanned(
+      Pair, pairs, remat=config.remat, saved=SAVED, unroll=config.unroll
+    )(config, num_heads, self.grid, want_layers, name='layers')
     # The scan steps over pairs, so keys and rates are grouped in twos.
     by_pairs = jax.tree.map(
       lambda leaf: leaf.reshape(pairs, 2, *leaf.shape[1:]), per_layer
     )
     x, after = layers(x, by_pairs)
-    return x, after if after is None else after.reshape(self.depth, *x.shape)
+    return x, after if after is None else after.reshape(depth, *x.shape)
 
 
 class Merge(nn.Module):

@@ -9,16 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Key
 
-from vit_jax.config import plugins
 from vit_jax.errors import UserError
+from vit_jax.models import backbone
 from vit_jax.models.backbone import (
   Backbone,
   Images,
   UncheckedImages,
   check_images,
 )
-from vit_jax.models.layers import initializers
-from vit_jax.models.layers.head import head
+from vit_jax.models.layers import initializers, patches
 from vit_jax.models.layers.linear import Linear
 from vit_jax.models.swin import relative, sizes
 from vit_jax.models.swin.config import Config
@@ -30,6 +29,7 @@ from vit_jax.models.swin.stage import (
   halved,
 )
 from vit_jax.models.swin.windows import Windows
+from vit_jax.models.vit import encoder
 
 Grid = tuple[int, int]
 _TABLE = 'attention/bias_table'
@@ -50,12 +50,8 @@ class Swin(Backbone):
   title = 'A Swin'
   gelu, norm_eps = 'exact', LN_EPSILON  # as published; not options
   sharding_rules = (
-    (r'attention/(query|key|value)/kernel', -2),
-    (r'attention/(query|key|value)/bias', -2),
-    (r'attention/out/kernel', -3),
+    *encoder.SHARDING_RULES,
     (r'attention/bias_table', -1),
-    (r'mlp/fc1/(kernel|bias)', -1),
-    (r'mlp/fc2/kernel', -2),
     (r'head/(kernel|bias)', -1),
   )
 
@@ -74,20 +70,14 @@ class Swin(Backbone):
     )
     self.embedding_norm = LayerNorm(dtype)
     self.norm = LayerNorm(dtype)
-    if self.num_classes:
-      self.head = head(self.num_classes, dtype, kernel_init=initializers.NORMAL)
+    self.head = self._new_head(initializers.NORMAL)
 
   def _predict(
     self, images: Images, key: Key[Array, ''] | None, want: tuple[str, ...]
   ) -> dict[str, Array]:
     del want
     tokens, _ = self._transform(images, key, want_layers=False)
-    features = tokens.mean(axis=1)
-    return {
-      'features': features,
-      'logits': self.head(features) if self.num_classes else features,
-      'tokens': tokens,
-    }
+    return self._results(tokens.mean(axis=1), tokens)
 
   def stages(
     self, images: UncheckedImages, key: Key[Array, ''] | None = None
@@ -118,20 +108,13 @@ class Swin(Backbone):
     config = self.config
     _, height, width, _ = images.shape
     grids = self.grids((height, width))
-    x, after, first = self._embed(images), [], 0
+    # The embedding is a convolution whose stride is its size.
+    x = jnp.asarray(images, config.compute_dtype)
+    x = patches.cut(x, grids[0], (sizes.PATCH_SIZE, sizes.PATCH_SIZE))
+    x, after, first = self.embedding_norm(self.embedding(x)), [], 0
     per_layer = self._per_layer(key)
     for i, (depth, grid) in enumerate(zip(config.depths, grids, strict=True)):
-      stage = Stage(
-        depth=depth,
-        num_heads=config.num_heads * 2**i,
-        grid=grid,
-        window_size=config.window_size,
-        window_rule=config.window_rule,
-        dtype=config.compute_dtype,
-        remat=config.remat,
-        unroll=config.unroll,
-        name=f'stage{i + 1}',
-      )
+      stage = Stage(config, i, grid, name=f'stage{i + 1}')
       # Keys and rates of the blocks of this stage.
       own = {k: leaf[first : first + depth] for k, leaf in per_layer.items()}
       x, layers = stage(x, own, want_layers)
@@ -140,18 +123,6 @@ class Swin(Backbone):
       if i + 1 < len(grids):
         x = Merge(grid, config.compute_dtype, name=f'merge{i + 1}')(x)
     return self.norm(x), after
-
-  def _embed(self, images: Images) -> Float[Array, 'n t d']:
-    """Returns the normalized tokens of patches.
-
-    The embedding is a convolution whose stride is its size.
-    """
-    x = jnp.asarray(images, self.config.compute_dtype)
-    n, height, width, channels = x.shape
-    p = sizes.PATCH_SIZE
-    x = x.reshape(n, height // p, p, width // p, p, channels)
-    x = x.swapaxes(2, 3).reshape(n, -1, p, p, channels)
-    return self.embedding_norm(self.embedding(x))
 
   def _per_layer(self, key: Key[Array, ''] | None) -> dict[str, Array]:
     """Returns keys and drop-path rates of all blocks; {} for evaluation."""
@@ -172,14 +143,7 @@ class Swin(Backbone):
     Raises:
       UserError: the patch size does not divide the image.
     """
-    p = sizes.PATCH_SIZE
-    if any(side % p or side < p for side in image_size):
-      height, width = image_size
-      raise UserError(
-        f'an image of {height}x{width} pixels is not divisible by the patch '
-        f'size {p} of a Swin: take multiples of {p}.'
-      )
-    grids = [(image_size[0] // p, image_size[1] // p)]
+    grids = [backbone.whole_patches(image_size, sizes.PATCH_SIZE)]
     for _ in self.config.depths[1:]:
       grids.append(halved(grids[-1]))
     return grids
@@ -239,17 +203,4 @@ class Swin(Backbone):
     return {key: getattr(self.config, key) for key in keys}
 
 
-@plugins.keyed_by(Config)
-def Model(  # noqa: N802 (the fixed symbol that a config's name resolves to)
-  num_classes: int, /, **keys: Any
-) -> Swin:
-  """Builds a Swin Transformer.
-
-  Args:
-    num_classes: number of outputs of the head; 0 for a model without a head.
-    **keys: fields of `Config`.
-
-  Raises:
-    UserError: see `Config`.
-  """
-  return Swin(num_classes, Config(**keys))
+Model = backbone.constructor(Swin, Config)

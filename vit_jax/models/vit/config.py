@@ -5,10 +5,10 @@ from typing import Annotated
 
 from vit_jax.config import plugins
 from vit_jax.config.plugins import Nested, Section
-from vit_jax.errors import UserError, check_choice, check_range
+from vit_jax.errors import UserError, check_choice
 from vit_jax.models import backbone
 from vit_jax.models.attention.multi_head import IMPLEMENTATIONS
-from vit_jax.models.backbone import MAX_SIZE, BackboneConfig
+from vit_jax.models.backbone import BackboneConfig
 from vit_jax.models.layers.norm import EPSILON
 from vit_jax.models.layers.positions import KINDS
 from vit_jax.models.vit import sizes as sizes_lib
@@ -43,7 +43,6 @@ class Config(BackboneConfig):
       this LayerNorm from scratch.
     pre_logits: whether a dense layer of `width` units with tanh precedes the
       head.
-    head_bias: initial value of the head's bias (-10 for a sigmoid loss).
     dropout: dropout rate; section 4.1 and appendix B.1 say where it applies.
     drop_path: drop-path rate of the last layer. The rate changes linearly with
       depth.
@@ -105,7 +104,6 @@ class Config(BackboneConfig):
   pool: str = 'token'
   fc_norm: bool = False
   pre_logits: bool = False
-  head_bias: float = 0.0
   dropout: float = 0.0
   drop_path: float = 0.0
   drop_path_first: float = 0.0
@@ -136,20 +134,16 @@ class Config(BackboneConfig):
       start_values=('authors', 'mae', 'trunc_normal'),
       attention=IMPLEMENTATIONS,
     )
-    for key in sizes_lib.NAMES:
-      size = getattr(self, key)
-      check_range(f'model.{key}', size, at_least=1, at_most=MAX_SIZE)
-    for key in ('dropout', 'drop_path', 'drop_path_first'):
-      check_range(f'model.{key}', getattr(self, key), at_least=0, below=1)
-    check_range('model.head_bias', self.head_bias)
-    check_range('model.norm_eps', self.norm_eps, above=0)
-    check_range('model.layer_scale', self.layer_scale, at_least=0)
-    check_range('model.registers', self.registers, at_least=0)
+    self.check_sizes(*sizes_lib.NAMES)
+    rates = 'dropout', 'drop_path', 'drop_path_first'
+    self.check_range(*rates, at_least=0, below=1)
+    self.check_range('norm_eps', above=0)
+    self.check_range('layer_scale', 'registers', at_least=0)
     self._check_combinations()
     self._check_positions()
     if self.position_at is None and KINDS[self.position]:
       object.__setattr__(self, 'position_at', KINDS[self.position][0])
-    # A scan cannot unroll more layers than there are.
+    # `ViT.apart` compares it with the depth.
     object.__setattr__(self, 'unroll', min(self.unroll, self.depth))
 
   @classmethod

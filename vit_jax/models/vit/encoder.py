@@ -26,11 +26,18 @@ from vit_jax.models.layers.mlp import Mlp
 from vit_jax.models.layers.noise import drop_path, dropout, scaled
 from vit_jax.models.layers.norm import LayerNorm
 from vit_jax.models.layers.positions import Positions, Scheme
-from vit_jax.models.layers.remat import rematerialized
+from vit_jax.models.layers.scan import scanned
 from vit_jax.models.vit.config import Config
 
 # Names of the arrays that `remat='dots'` keeps.
 SAVED = (*multi_head.SAVED, 'statistics', 'middle', mlp.SAVED)
+# Heads and hidden units are split over the mesh axis `model`.
+SHARDING_RULES = (
+  (r'attention/(query|key|value)/(kernel|bias)', -2),
+  (r'attention/out/kernel', -3),
+  (r'mlp/fc1/(kernel|bias)', -1),
+  (r'mlp/fc2/kernel', -2),
+)
 
 
 class Block(nn.Module):
@@ -180,14 +187,13 @@ class Encoder(nn.Module):
       # keys, values and outputs to pad them.
       x, unpadded = jnp.pad(x, ((0, 0), (0, 1), (0, 0))), tokens
 
-    per_layer_and_common: Any = (0, nn.broadcast)
-    layers = nn.scan(
-      rematerialized(Block, config.remat, SAVED),
-      variable_axes={'params': 0},
-      split_rngs={'params': True},
-      in_axes=per_layer_and_common,
-      length=config.depth,
+    layers = scanned(
+      Block,
+      config.depth,
+      remat=config.remat,
+      saved=SAVED,
       unroll=config.unroll,
+      in_axes=(0, nn.broadcast),  # `per_layer`, `common`
     )(config, self.scheme, grid, want, unpadded, name='layers')
     per_layer = {}
     if key is not None:

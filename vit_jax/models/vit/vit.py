@@ -21,16 +21,14 @@ from vit_jax.models.backbone import (
   check_images,
 )
 from vit_jax.models.contract import WANTED, Kernels, Places, Stem
-from vit_jax.models.layers import initializers
-from vit_jax.models.layers.head import head
+from vit_jax.models.layers import initializers, patches
 from vit_jax.models.layers.linear import Linear
 from vit_jax.models.layers.noise import dropout
 from vit_jax.models.layers.norm import LayerNorm
 from vit_jax.models.layers.pooling import MapHead
-from vit_jax.models.layers.positions import Positions, Scheme, resize_leaf
-from vit_jax.models.vit import sizes
+from vit_jax.models.layers.positions import Positions, Scheme, resize_leaves
+from vit_jax.models.vit import encoder, sizes
 from vit_jax.models.vit.config import STEM, Config
-from vit_jax.models.vit.encoder import Encoder
 
 Size = tuple[int, int]
 Tokens = Float[Array, 'n t d']
@@ -110,33 +108,24 @@ class ViT(Backbone):
     # are attributes too; `name` keeps the paths of the parameters.
     if config.pre_norm:
       self.first_norm = norm(name='pre_norm')
-    self.encoder = Encoder(config, scheme if scheme.at == 'layers' else None)
+    self.encoder = encoder.Encoder(
+      config, scheme if scheme.at == 'layers' else None
+    )
     if config.fc_norm:
       self.norm_of_mean = norm(name='fc_norm')
     if config.pool == 'map':
       self.map = MapHead(config)
-    trunc_normal = config.start_values == 'trunc_normal'
+    # The official JAX models start with heads of zeros.
+    tanh_init, head_init = lecun, nn.initializers.zeros
+    if config.start_values == 'trunc_normal':
+      tanh_init = head_init = initializers.NORMAL
     if config.pre_logits:
       self.tanh_layer = Linear(
-        (config.width,),
-        kernel_init=initializers.NORMAL if trunc_normal else lecun,
-        dtype=dtype,
-        name='pre_logits',
+        (config.width,), kernel_init=tanh_init, dtype=dtype, name='pre_logits'
       )
-    if self.num_classes:
-      new_head = functools.partial(
-        head,
-        self.num_classes,
-        dtype,
-        bias=config.head_bias,
-        # The official JAX models start with heads of zeros.
-        kernel_init=initializers.NORMAL
-        if trunc_normal
-        else nn.initializers.zeros,
-      )
-      self.head = new_head()
-      if config.distilled:
-        self.head_distillation = new_head()
+    self.head = self._new_head(head_init)
+    if config.distilled:
+      self.head_distillation = self._new_head(head_init)
 
   def _predict(
     self, images: Images, key: Key[Array, ''] | None, want: tuple[str, ...]
@@ -164,21 +153,15 @@ class ViT(Backbone):
     """Computes all tokens before the first layer, prefix tokens first."""
     x = jnp.asarray(images, self.config.compute_dtype)
     _, height, width, _ = x.shape
-    rows, columns = self.grid((height, width))
+    grid = self.grid((height, width))
     if self.stem is not None:
       x = self.stem(x)  # [n, y, x, c]
-    # The embedding is a convolution whose stride is its size: a matrix product
-    # with the pixels of each patch.
-    n, *_, channels = x.shape
-    p = self.config.patch_size
-    x = x[:, : rows * p, : columns * p]
-    x = x.reshape(n, rows, p, columns, p, channels)
-    x = x.transpose(0, 1, 3, 2, 4, 5)  # [n, rows, columns, p, p, c]
-    x = self.embedding(x.reshape(n, rows * columns, p, p, channels))
+    side = self.config.patch_size
+    x = self.embedding(patches.cut(x, grid, (side, side)))
     # Prefix tokens come before the positions, which they may have too.
     x = self._with_prefix(x)
     if self.scheme.at == 'stem':
-      added = self.positions(Places((rows, columns)))['added']
+      added = self.positions(Places(grid))['added']
       x = x + added.astype(x.dtype)
     return x
 
@@ -260,7 +243,7 @@ class ViT(Backbone):
       features = self.map(tokens[:, prefix:])
     if config.pre_logits:
       features = jnp.tanh(self.tanh_layer(features))
-    logits = self.head(features) if self.num_classes else features
+    logits = self._logits(features)
     if not config.distilled:
       heads = logits[:, None]
       return {'features': features, 'logits': logits, 'heads': heads}
@@ -338,12 +321,9 @@ class ViT(Backbone):
     new_size: Size,
     method: str,
   ) -> dict[str, np.ndarray]:
-    """Interpolates learned positions; see `positions.resize_leaf`."""
+    """Interpolates learned positions; see `positions.resize_leaves`."""
     grids = self.grid(old_size), self.grid(new_size)
-    return {
-      path: resize_leaf(path.rpartition('/')[2], leaf, *grids, method)
-      for path, leaf in leaves.items()
-    }
+    return resize_leaves(leaves, *grids, method)
 
   @nn.nowrap
   def at_sizes(self, made_for: Size, offset: float = 0.0) -> 'ViT':
@@ -383,11 +363,7 @@ class ViT(Backbone):
     """Sharding rules of the layers and of the stem."""
     stem = () if self.stem is None else self.stem.sharding_rules
     return (
-      (r'attention/(query|key|value)/kernel', -2),
-      (r'attention/(query|key|value)/bias', -2),
-      (r'attention/out/kernel', -3),
-      (r'mlp/fc1/(kernel|bias)', -1),
-      (r'mlp/fc2/kernel', -2),
+      *encoder.SHARDING_RULES,
       (r'head(_distillation)?/(kernel|bias)', -1),
       *stem,
     )

@@ -8,5 +8,9 @@ from vit_jax.models.layers.positions.resizing import (
   check_method as check_method,
 )
 from vit_jax.models.layers.positions.resizing import resize as resize
+from vit_jax.models.layers.positions.resizing import resize_axis as resize_axis
 from vit_jax.models.layers.positions.resizing import resize_leaf as resize_leaf
+from vit_jax.models.layers.positions.resizing import (
+  resize_leaves as resize_leaves,
+)
 from vit_jax.models.layers.positions.resizing import square_grid as square_grid

@@ -1,6 +1,7 @@
 """Interpolation of learned positions for images of another size."""
 
 import math
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
@@ -13,11 +14,15 @@ METHODS = ('aligned', 'bicubic')
 _AXES = {'rows': 0, 'columns': 1}
 
 
-def _aligned_matrix(old: int, new: int) -> np.ndarray:
-  """Returns weights of linear interpolation with aligned end points."""
-  at = np.linspace(0, old - 1, new) if new > 1 else np.zeros(1)
-  distance = np.abs(at[:, None] - np.arange(old)[None, :])
-  return np.maximum(0, 1 - distance)
+def _weights(old: int, new: int, method: str) -> Float[np.ndarray, 'new old']:
+  """Returns the weights of an interpolation along one axis; see `resize`."""
+  check_method(method)
+  if method == 'aligned':
+    at = np.linspace(0, old - 1, new) if new > 1 else np.zeros(1)
+    return np.maximum(0, 1 - np.abs(at[:, None] - np.arange(old)))
+  # The host has float32 products; a TPU would round them to bfloat16.
+  with jax.default_device(jax.local_devices(backend='cpu')[0]):
+    return np.asarray(jax.image.resize(jnp.eye(old), (new, old), 'cubic'))
 
 
 def cubic(
@@ -94,17 +99,17 @@ def check_method(method: str) -> None:
 
 
 def resize(
-  embedding: Float[Array | np.ndarray, '1 t d'],
+  embedding: Float[Array | np.ndarray, '*layers t d'],
   old_grid: tuple[int, int],
   new_grid: tuple[int, int],
   method: str = 'aligned',
-) -> Float[np.ndarray, '1 s d']:
+) -> Float[np.ndarray, '*layers s d']:
   """Interpolates the patches' part of a position embedding.
 
   The embeddings of prefix tokens do not change.
 
   Args:
-    embedding: position embedding, `[1, prefix + old_h · old_w, d]`.
+    embedding: position embedding, `[…, prefix + old_h · old_w, d]`.
     old_grid: (rows, columns) of patches of the embedding.
     new_grid: (rows, columns) of patches of the result.
     method: 'aligned' (linear with aligned corners, as SciPy's `zoom(order=1)`
@@ -112,7 +117,7 @@ def resize(
       as in timm).
 
   Returns:
-    `[1, prefix + new_h · new_w, d]`, float32.
+    `[…, prefix + new_h · new_w, d]`, float32.
 
   Raises:
     UserError: the embedding is too small for the grid, or the method is
@@ -121,29 +126,27 @@ def resize(
   Reference: section 3.2 of the paper, "2D interpolation".
   """
   check_method(method)
-  prefix = embedding.shape[1] - old_grid[0] * old_grid[1]
+  prefix = embedding.shape[-2] - math.prod(old_grid)
   if prefix < 0:
     raise UserError(
-      f'a position embedding has {embedding.shape[1]} entries, too few for a '
+      f'a position embedding has {embedding.shape[-2]} entries, too few for a '
       f'{old_grid[0]}x{old_grid[1]} grid of patches: check the image size and '
       'the patch size that belong to the weights.'
     )
+  wide = np.asarray(embedding, np.float32)
   # Interpolation to the same grid would change values by rounding.
   if tuple(old_grid) == tuple(new_grid):
-    return np.asarray(embedding, np.float32)
-  width = embedding.shape[-1]
-  slots, grid = np.split(np.asarray(embedding, np.float32), [prefix], axis=1)
-  grid = grid.reshape(*old_grid, width)
-  if method == 'aligned':
-    rows = _aligned_matrix(old_grid[0], new_grid[0])
-    columns = _aligned_matrix(old_grid[1], new_grid[1])
-    grid = np.einsum('yi,xj,ijd->yxd', rows, columns, grid)
-  else:
-    # The host has float32 products; a TPU would round them to bfloat16.
-    with jax.default_device(jax.local_devices(backend='cpu')[0]):
-      grid = jax.image.resize(jnp.asarray(grid), (*new_grid, width), 'cubic')
-  grid = np.asarray(grid, np.float32).reshape(1, -1, width)
-  return np.concatenate([slots, grid], axis=1)
+    return wide
+  *layers, _, width = wide.shape
+  slots, grid = np.split(wide, [prefix], axis=-2)
+  grid = grid.reshape(*layers, *old_grid, width)
+  rows, columns = (
+    _weights(old, new, method)
+    for old, new in zip(old_grid, new_grid, strict=True)
+  )
+  grid = np.einsum('yi,xj,...ijd->...yxd', rows, columns, grid)
+  grid = np.asarray(grid, np.float32).reshape(*layers, -1, width)
+  return np.concatenate([slots, grid], axis=-2)
 
 
 def resize_axis(
@@ -156,16 +159,11 @@ def resize_axis(
     new: number of embeddings of the result.
     method: 'aligned' or 'bicubic'; see `resize`.
   """
-  check_method(method)
   old, wide = table.shape[-2], np.asarray(table, np.float32)
+  weights = _weights(old, new, method)
   if old == new:
     return wide
-  if method == 'aligned':
-    mixed = np.einsum('yi,...id->...yd', _aligned_matrix(old, new), wide)
-    return np.asarray(mixed, np.float32)
-  with jax.default_device(jax.local_devices(backend='cpu')[0]):
-    shape = (*wide.shape[:-2], new, wide.shape[-1])
-    return np.asarray(jax.image.resize(jnp.asarray(wide), shape, 'cubic'))
+  return np.einsum('yi,...id->...yd', weights, wide).astype(np.float32)
 
 
 def resize_leaf(
@@ -192,9 +190,7 @@ def resize_leaf(
       unknown.
   """
   if name == 'embedding':
-    stacked = leaf.reshape(-1, *leaf.shape[-3:])
-    new = [resize(each, old_grid, new_grid, method) for each in stacked]
-    return np.stack(new).reshape(*leaf.shape[:-3], *new[0].shape)
+    return resize(leaf, old_grid, new_grid, method)
   old_count, new_count = math.prod(old_grid), math.prod(new_grid)
   if name in _AXES:
     old, new = old_grid[_AXES[name]], new_grid[_AXES[name]]
@@ -210,6 +206,19 @@ def resize_leaf(
       'image size and the patch size that belong to the weights.'
     )
   return resize_axis(leaf, new, method)
+
+
+def resize_leaves(
+  leaves: Mapping[str, Float[Array | np.ndarray, '...']],
+  old_grid: tuple[int, int],
+  new_grid: tuple[int, int],
+  method: str,
+) -> dict[str, Float[np.ndarray, '...']]:
+  """Interpolates parameters of `Positions` by path; see `resize_leaf`."""
+  return {
+    path: resize_leaf(path.rpartition('/')[2], leaf, old_grid, new_grid, method)
+    for path, leaf in leaves.items()
+  }
 
 
 def square_grid(num_patches: int) -> tuple[int, int]:

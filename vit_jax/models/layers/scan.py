@@ -1,4 +1,4 @@
-"""Choice of the activations that the backward pass recomputes."""
+"""Stacks of equal layers, and what their backward pass recomputes."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -33,3 +33,35 @@ def rematerialized(
   if remat == 'dots':
     policy = jax.checkpoint_policies.save_only_these_names(*saved)
   return nn.remat(layer, prevent_cse=prevent_cse, policy=policy)
+
+
+def scanned(
+  layer: type[nn.Module],
+  length: int,
+  *,
+  remat: str,
+  saved: Sequence[str],
+  unroll: int,
+  in_axes: Any = 0,
+) -> Any:
+  """Returns a class that applies a layer several times, with own parameters.
+
+  The parameters of all layers are stacked along a new first axis.
+
+  Args:
+    layer: class of a layer, whose first argument and first result are the
+      activations.
+    length: number of layers.
+    remat: see `rematerialized`.
+    saved: see `rematerialized`.
+    unroll: number of layers that are unrolled in each step of the scan.
+    in_axes: axes along which further arguments are split, see `nn.scan`.
+  """
+  return nn.scan(
+    rematerialized(layer, remat, saved),
+    variable_axes={'params': 0},
+    split_rngs={'params': True},
+    in_axes=in_axes,
+    length=length,
+    unroll=min(unroll, length),
+  )
