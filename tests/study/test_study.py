@@ -152,6 +152,25 @@ def test_weights_take_the_place_of_a_pretraining(tmp_path):
   assert argv == ['study', '--pretrain', '--workdir=w']
 
 
+def test_progress_counts_the_whole_study(tmp_path, monkeypatch, caplog):
+  """Runs that are not known yet count, and shared evaluations count once."""
+
+  def execute(run):
+    if run.command != 'evaluate':
+      return finish(run, 0.5)
+    workdir = pathlib.Path(run.workdir)
+    workdir.mkdir(parents=True)
+    (workdir / 'result.json').write_text('{"5shot": 0.2, "10shot": 0.3}')
+
+  monkeypatch.setattr(jobs, '_execute', execute)
+  caplog.set_level('INFO', 'vit_jax')
+  two = study(a=row(seeds=(0, 1)), b=row())
+  command.run(two, str(tmp_path), None, {'b': 'x/B_16.npz'})
+  # One evaluation, two settings and two final runs for each of three starts.
+  progress = re.findall(r'^(\d+ of \d+): ', '\n'.join(caplog.messages), re.M)
+  assert progress == [f'{number} of 17' for number in range(1, 18)]
+
+
 def test_a_column_of_several_tasks(tmp_path):
   """The mean has equal weights and appears when all are finished."""
   final = Stage(TUNING, 'test/accuracy', seeds=(0, 1))
@@ -293,6 +312,7 @@ SHIPPED = [
   ('cifar10.py', 9, {}),
   ('finetuned.py:table=2', 3, {'L/16 i21k': {'VTAB-1k': 72.72}}),
   ('finetuned.py:table=5', 14, {'H/14 i21k': {'CIFAR-100': 93.82}}),
+  ('finetuned.py:table=5', 14, {'B/32 i1k': {'Flowers': 85.43}}),
   ('finetuned.py:table=5', 14, {'B/16 jft': {'ImageNet': 84.15}}),
   ('finetuned.py:table=6', 18, {'R50+L/16 14 epochs': {'Flowers': 99.11}}),
   ('fewshot.py:table=8', 8, {'2d shared': {'5-shot': 64.022}}),
