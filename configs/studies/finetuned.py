@@ -71,6 +71,10 @@ FIGURES = {
   6: Figure('exaflops', COLUMNS),
   7: None,
 }
+UPSTREAM_NOTE = (
+  'Values of pre-training in parentheses are a remark of an author, '
+  'google-research/vision_transformer issue 62.'
+)
 # (variant, data, epochs): core-days, and mean and std of each column
 TABLE_2_COLUMNS = (*COLUMNS, 'VTAB-1k')
 TABLE_2 = {
@@ -278,6 +282,7 @@ def _study(
     title=TITLES[table],
     rows=rows,
     published=published or {},
+    note=UPSTREAM_NOTE if table == 5 else '',
     figure=FIGURES[table],
   )
 

@@ -161,6 +161,25 @@ def test_given_weights_replace_a_pretraining(tmp_path):
   assert argv == ['study', '--pretrain', '--workdir=w']
 
 
+def test_progress_counts_the_whole_study(tmp_path, monkeypatch, caplog):
+  """Runs that are not known yet count, and shared evaluations count once."""
+
+  def execute(run):
+    if run.command != 'evaluate':
+      return finish(run, 0.5)
+    workdir = pathlib.Path(run.workdir)
+    workdir.mkdir(parents=True)
+    (workdir / 'result.json').write_text('{"5shot": 0.2, "10shot": 0.3}')
+
+  monkeypatch.setattr(jobs, '_execute', execute)
+  caplog.set_level('INFO', 'vit_jax')
+  two = study(a=row(seeds=(0, 1)), b=row())
+  command.run(two, str(tmp_path), None, {'b': 'x/B_16.npz'})
+  # One evaluation, two settings and two final runs for each of three starts.
+  progress = re.findall(r'^(\d+ of \d+): ', '\n'.join(caplog.messages), re.M)
+  assert progress == [f'{number} of 17' for number in range(1, 18)]
+
+
 def test_a_column_is_the_mean_over_its_tasks(tmp_path):
   """It appears when all tasks are finished; they have equal weights."""
   final = Stage(TUNING, 'test/accuracy', seeds=(0, 1))
@@ -392,6 +411,7 @@ SHIPPED = [
   ('finetuned.py:table=5', 14, {'L/32 i1k': {'Flowers': 86.36}}),
   ('finetuned.py:table=7', 4, {'R152x2 sgd': {'Flowers': 99.32}}),
   ('finetuned.py:table=5', 14, {'H/14 i21k': {'CIFAR-100': 93.82}}),
+  ('finetuned.py:table=5', 14, {'B/32 i1k': {'Flowers': 85.43}}),
   ('finetuned.py:table=5', 14, {'B/16 jft': {'ImageNet': 84.15}}),
   ('finetuned.py:table=6', 18, {'R50+L/16 14 epochs': {'Flowers': 99.11}}),
   ('robustness.py', 1, {}),

@@ -83,6 +83,9 @@ def run(
     if name not in study.rows:
       near = closest(name, study.rows)
       raise UserError(f'--weights is {name}=…, which is not a row; {near}.')
+  total = sum(
+    chains.num_runs(row, name in weights) for name, row in study.rows.items()
+  )
   without = [
     name
     for name, row in study.rows.items()
@@ -115,11 +118,9 @@ def run(
       break
     name, job = next(iter(ready.values()))
     try:
-      jobs.finish(
-        [job],
-        done=sum(len(each.scores) for each in known),
-        total=sum(len(each.runs) for each in known),
-      )
+      # Several columns may share an evaluation, which is one run.
+      done = {s.run.workdir for each in known for s in each.scores}
+      jobs.finish([job], done=len(done), total=total)
     except UserError as error:
       log.warning('the row %s is skipped: %s', name, error)
       failed[name] = error

@@ -110,6 +110,26 @@ def of_row(
   return Chain(pretrain, transfers)
 
 
+def num_runs(row: Row, pretrained: bool) -> int:
+  """Returns the number of all runs of a row, known or not yet known.
+
+  Args:
+    row: the row.
+    pretrained: whether weights are given instead of the pre-trainings.
+  """
+  if pretrained:
+    starts = 1
+  elif row.pretrain is None:  # the row is left out
+    return 0
+  else:
+    starts = len(row.pretrain.seeds)
+  transfers = row.transfers.values()
+  shared = {_directory(t) for t in transfers if isinstance(t, Evaluation)}
+  tasks = sum(t.num_runs for t in transfers if isinstance(t, Task))
+  after = starts * (len(shared) + tasks)
+  return after if pretrained else starts + after
+
+
 def _start(run: Run, early_stopping: bool) -> str:
   """Returns the path of the weights that a finished pre-training transfers."""
   if not early_stopping:
@@ -169,8 +189,7 @@ def _evaluation(
   path: str,
 ) -> Run:
   """Returns the run that evaluates the weights of a path."""
-  content = json.dumps(evaluation._replace(metric=''), default=str).encode()
-  name += f'/{evaluation.evaluator}-{zlib.crc32(content):08x}'
+  name += f'/{_directory(evaluation)}'
   run_dir = f'{workdir}/{name}'
   flags = [f'--checkpoint={path}', f'--evaluator={evaluation.evaluator}']
   flags += [f'--dataset={evaluation.dataset}'] if evaluation.dataset else []
@@ -180,3 +199,9 @@ def _evaluation(
   ]
   flags += [flag for flag in given if _EVALUATED.match(flag)]
   return Run(name, FINAL, {}, 0, 'evaluate', flags, evaluation.metric, run_dir)
+
+
+def _directory(evaluation: Evaluation) -> str:
+  """Returns the directory of an evaluation, whatever its metric is."""
+  content = json.dumps(evaluation._replace(metric=''), default=str).encode()
+  return f'{evaluation.evaluator}-{zlib.crc32(content):08x}'

@@ -170,8 +170,7 @@ def finish(runs: Sequence[Run], *, done: int = 0, total: int = 0) -> None:
   Args:
     runs: runs to execute, in order.
     done: number of other runs of the sweep or study that are finished.
-    total: number of all known runs of the sweep or study; 0 if there are only
-      these.
+    total: number of all runs of the sweep or study; 0 if there are only these.
 
   Raises:
     PreemptedError: a signal arrived; the state of the current run is saved.
