@@ -147,32 +147,6 @@ def pretrained(path: str, found: Described, unseen: Unseen) -> Pretrained:
   return source
 
 
-def shape(
-  path: str, arrays: Mapping[str, np.ndarray], name: str, rank: int, kind: str
-) -> tuple[int, ...]:
-  """Returns the shape of an array that every model of a kind has.
-
-  Args:
-    path: path of the file, for messages.
-    arrays: arrays of the file.
-    name: name of the array.
-    rank: number of its dimensions.
-    kind: description of the models.
-
-  Raises:
-    UserError: the array is missing or has another rank.
-  """
-  found = arrays[name].shape if name in arrays else None
-  if found is None or len(found) != rank or 0 in found:
-    actual = 'it is missing' if found is None else f'it is {list(found)}'
-    raise UserError(
-      f'{path} does not hold {kind}: {name} must have {rank} dimensions, none '
-      f'of them 0, and {actual}; the file has '
-      f'{", ".join(sorted(arrays)[:3])} …'
-    )
-  return found
-
-
 def class_names(path: str, given: Sequence[str], num_classes: int) -> list[str]:
   """Returns a name for each output of the head.
 

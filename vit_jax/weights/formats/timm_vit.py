@@ -278,8 +278,15 @@ def _keys(path: str, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
   """
 
   def shape(name: str, rank: int) -> tuple[int, ...]:
-    kind = "a Vision Transformer under timm's names"
-    return foreign.shape(path, arrays, name, rank, kind)
+    found = arrays[name].shape if name in arrays else None
+    if found is None or len(found) != rank or 0 in found:
+      actual = 'it is missing' if found is None else f'it is {list(found)}'
+      raise UserError(
+        f"{path} does not hold a Vision Transformer under timm's names: {name} "
+        f'must have {rank} dimensions, and {actual}; the file has '
+        f'{", ".join(sorted(arrays)[:3])} …'
+      )
+    return found
 
   width, _, patch_size, _ = shape('patch_embed.proj.weight', 4)
   shape('pos_embed', 3)
