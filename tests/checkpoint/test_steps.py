@@ -129,8 +129,8 @@ def test_step_directory_of_a_workdir(tmp_path, monkeypatch):
 
   assert [chosen(e) for e in ('', '@8', '@best')] == ['12', '8', '8']
   for ending, message in (
-    ('@9', '@9: .*4, 8, 12'),
-    ('@bets', '@bets: .*best or one of'),
+    ('@9', '@9 .*4, 8, 12'),
+    ('@bets', '@bets .*best or one of'),
   ):
     with pytest.raises(UserError, match=message):
       chosen(ending)

@@ -107,7 +107,6 @@ def test_messages_of_wrong_folders(tmp_path):
   (tmp_path / 'empty').mkdir()
   (tmp_path / 'file').write_text('')
   for name, message in (
-    ('mixed', 'and also bus'),
     ('undecodable', 'no image of the split'),
     ('newline', 'as a class name'),
     ('empty', 'contains no folders'),

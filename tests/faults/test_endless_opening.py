@@ -3,6 +3,7 @@
 import signal
 import time
 
+import numpy as np
 import pytest
 
 from tests import cli
@@ -60,7 +61,7 @@ def test_indexing_reports_progress_per_file(tmp_path):
 
   def scan(path):
     progress.made()
-    return index.Scan({}, index.WHOLE)
+    return index.Scan({'offset': np.zeros(1, np.int64)}, index.WHOLE)
 
   paths = [str(tmp_path / name) for name in 'abc']
   calls = []

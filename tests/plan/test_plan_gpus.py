@@ -70,7 +70,7 @@ def test_the_summary_of_a_compiled_step_is_a_range():
   text = (pathlib.Path(__file__).parent / 'small_gpu.hlo').read_text()
   cluster = gpus.Cluster(gpus.GPUS['h100'], 8, 16)
   experiment = Experiment.build(long, jax.devices())
-  modelled = evaluate._modelled(experiment, hlo.parse(text), cluster)
+  modelled = evaluate._on_gpus(experiment, hlo.parse(text), cluster)
   result = made.result | {'least_days': None} | modelled
   shown = summary(evaluate.Plan(made.config, result, None))
   rows = dict(line.split(None, 1) for line in shown.splitlines() if line)
