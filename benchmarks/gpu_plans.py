@@ -12,6 +12,9 @@ tree's code and configs, and models its time with this tree's model:
 
   git worktree add ../before 9d49ed8
   python benchmarks/gpu_plans.py --tree=../before
+
+--plain compiles the step of the same ViT in plain Flax (plain_flax.py, which is
+written like big_vision's models/vit.py) for the rows without dropout.
 """
 
 import argparse
@@ -151,12 +154,11 @@ def plan_here(row: Row) -> dict[str, Any]:
 def plan_there(row: Row, tree: str) -> dict[str, Any]:
   """Returns the plan of a row whose step another tree's code defines."""
   from vit_jax.arrays import chips
-  from vit_jax.plan import evaluate, gpu_cost, gpus, hlo, topology
+  from vit_jax.plan import gpus
 
   parsed = chips.parse_gpus(row.topology)
   assert parsed is not None
   kind, nodes, per_node = parsed
-  cluster = gpus.Cluster(gpus.GPUS[kind], per_node, nodes * per_node)
   overrides = {k.replace('.', '__'): v for k, v in row.overrides.items()}
   with tempfile.NamedTemporaryFile('r', suffix='.hlo') as file:
     job = {
@@ -175,8 +177,67 @@ def plan_there(row: Row, tree: str) -> dict[str, Any]:
       text=True,
       check=True,
     )
-    module = hlo.parse(file.read())
-  made = json.loads(done.stdout.splitlines()[-1])
+    text = file.read()
+  return _predicted(row, text, json.loads(done.stdout.splitlines()[-1]))
+
+
+def plan_plain(row: Row) -> dict[str, Any]:
+  """Returns the plan of a row whose step is written in plain Flax."""
+  import jax
+  import jax.numpy as jnp
+  import plain_flax
+
+  from vit_jax.arrays import memory
+  from vit_jax.config import loading
+  from vit_jax.plan import evaluate, gpus, topology
+  from vit_jax.training.experiment import Experiment
+
+  changes = {k.replace('.', '__'): v for k, v in row.overrides.items()}
+  config = evaluate.changed(loading.load(row.config), **changes)
+  [device] = topology.find(row.topology).devices
+  experiment = Experiment.build(config, [device])
+  init, step = plain_flax.training(
+    plain_flax.Plain(config.model.variant, config.num_classes, jnp.bfloat16)
+  )
+  images = jax.ShapeDtypeStruct(
+    (config.batch_size, *config.image_size, 3), jnp.float32
+  )
+  labels = jax.ShapeDtypeStruct((config.batch_size,), jnp.int32)
+  on_gpu = jax.jit(
+    step,
+    in_shardings=jax.sharding.SingleDeviceSharding(device),
+    donate_argnums=0,
+  )
+  state = jax.eval_shape(init, images)
+  compiled = on_gpu.lower(state, images, labels).compile(
+    compiler_options=gpus.COMPILER_OPTIONS
+  )
+  program = memory.program_bytes(compiled)
+  assert program is not None
+  made = {
+    'peak': program['peak'],
+    'image_flops': experiment.image_flops,
+    'total_steps': experiment.total_steps,
+    'batch_size': config.batch_size,
+    'micro_batches': 1,
+  }
+  return _predicted(row, compiled.as_text() or '', made)
+
+
+def _predicted(row: Row, text: str, made: dict[str, Any]) -> dict[str, Any]:
+  """Returns the plan of a program that is compiled already.
+
+  Args:
+    row: row of the table.
+    text: optimized HLO.
+    made: figures that the program does not contain, as STEP_OF_TREE prints.
+  """
+  from vit_jax.plan import evaluate, gpu_cost, hlo, topology
+
+  target = topology.find(row.topology)
+  cluster = target.cluster
+  assert cluster is not None and target.hbm_bytes is not None
+  module = hlo.parse(text)
   middle, low, high = (
     gpu_cost.of_program(module, cluster, rates).total
     for rates in (
@@ -192,7 +253,7 @@ def plan_there(row: Row, tree: str) -> dict[str, Any]:
     'images_per_device': made['batch_size'] / cluster.devices,
     'micro_batches': made['micro_batches'],
     'peak_bytes_per_device': made['peak'],
-    'fits': made['peak'] <= topology.find(row.topology).hbm_bytes,
+    'fits': made['peak'] <= target.hbm_bytes,
     'predicted_step_seconds': middle,
     'predicted_step_seconds_range': [low, high],
     'predicted_mfu': made['image_flops'] * rate / peak_flops,
@@ -227,6 +288,9 @@ def main() -> None:
   parser.add_argument('pattern', nargs='?', default='')
   parser.add_argument('--list', action='store_true')
   parser.add_argument('--tree', help='working tree whose steps are compiled')
+  parser.add_argument(
+    '--plain', action='store_true', help='compile plain Flax instead'
+  )
   parser.add_argument('--out', help='append a JSON object per row to this file')
   arguments = parser.parse_args()
   rows = [
@@ -234,6 +298,8 @@ def main() -> None:
     for row in ROWS
     if re.search(arguments.pattern, f'{row.name} {row.topology}')
   ]
+  if arguments.plain:  # plain_flax.py is a supervised ViT without dropout
+    rows = [row for row in rows if row.overrides.get('model.dropout') == 0.0]
   if arguments.list:
     for row in rows:
       print(row.name, row.topology, row.config, row.overrides | row.ours)
@@ -242,6 +308,8 @@ def main() -> None:
   for row in rows:
     if arguments.tree:
       result = plan_there(row, arguments.tree)
+    elif arguments.plain:
+      result = plan_plain(row)
     else:
       result = plan_here(row)
     print(line(row, result), flush=True)
