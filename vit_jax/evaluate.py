@@ -75,7 +75,7 @@ def define_flags() -> None:
   )
   flags.DEFINE_multi_string(
     'overrides',
-    overrides.take(sys.argv),
+    overrides.extract(sys.argv),
     'Set by --config.source.KEY=…, --config.reader.KEY=…, '
     '--config.preprocess.KEY=… and --config.evals.NAME.KEY=….',
   )

@@ -60,7 +60,9 @@ def define_flags() -> None:
   flags.DEFINE_bool('json', False, 'Print one JSON object per line.')
   flags.DEFINE_bool('csv', False, 'Print rows of image, class, probability.')
   flags.DEFINE_multi_string(
-    'overrides', overrides.take(sys.argv), 'Set by --config.preprocess.KEY=….'
+    'overrides',
+    overrides.extract(sys.argv),
+    'Set by --config.preprocess.KEY=….',
   )
 
 

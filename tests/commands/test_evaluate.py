@@ -275,7 +275,7 @@ def test_preprocessing_flags(trained, tmp_path):
 def test_take_separates_config_flags():
   """They are applied to the config of the checkpoint."""
   argv = ['evaluate', '--checkpoint=x', '--config.source.path', 'a b', '--json']
-  assert overrides.take(argv) == ['--config.source.path=a b']
+  assert overrides.extract(argv) == ['--config.source.path=a b']
   assert argv == ['evaluate', '--checkpoint=x', '--json']
 
 

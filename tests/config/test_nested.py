@@ -64,7 +64,7 @@ def test_build_section_builds_nested_sections():
     (dict(stem={'name': LAB, 'bias': 1}), ['model.stem.bias is 1', 'bool']),
     (dict(stem={'kernel_size': 3}), ['model.stem needs a name']),
     (dict(stem='conv'), ["model.stem is 'conv'", 'section']),
-    (dict(stem={'name': 'lab_nestd'}), ["'lab_nestd' stands for Stem"]),
+    (dict(stem={'name': 'lab_nestd'}), ["'lab_nestd'", 'Stem']),
     (dict(heads={'c': {'name': LAB}}), ['model.heads.c.outputs is missing']),
     (dict(heads={'c': 3}), ['model.heads.c is 3']),
     (dict(heads=[1]), ['model.heads is [1]']),

@@ -219,10 +219,10 @@ WRONG_FILES = [
     ['line 2', 'JSONDecodeError', 'decoder.py, line'],
   ),
   ('def get_config(needed): return 1\n', ["argument: 'needed'"]),
-  ('get_config = 3\n', ['defines no get_config()']),
-  ('def get_config(): pass\n', ['gives None', 'ConfigDict']),
-  ('def get_config(): return 3\n', ['gives 3', 'ConfigDict']),
-  ('def get_config(): return {"a.b": 1}\n', ['is no config', 'a.b']),
+  ('get_config = 3\n', ['get_config()']),
+  ('def get_config(): pass\n', ['None', 'ConfigDict']),
+  ('def get_config(): return 3\n', ['returns 3', 'ConfigDict']),
+  ('def get_config(): return {"a.b": 1}\n', ['is not a config', 'a.b']),
   ('def get_config(): return {}\n', ['config.total is missing']),
 ]
 
@@ -282,7 +282,7 @@ def test_config_json_is_a_config(tmp_path, parse):
   'text, words',
   [
     ('{', ['cannot be read', 'line 1']),
-    ('[1]', ['gives [1]']),
+    ('[1]', ['[1]']),
     ('{"totl": "1 epochs"}', ["did you mean 'total'"]),
     (b'\xff', ['cannot be read', 'utf-8']),
     (None, ['cannot be read', 'No such file']),

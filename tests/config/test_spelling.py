@@ -23,8 +23,8 @@ from vit_jax.config.identity import identity
 )
 def test_equal_spellings(key, values):
   """Units in the singular, one number for both sides, NaN and NaN."""
-  first = canonical.one(key, values[0])
-  assert all(canonical.one(key, value) == first for value in values)
+  first = canonical.canonical_value(key, values[0])
+  assert all(canonical.canonical_value(key, value) == first for value in values)
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,9 @@ def test_equal_spellings(key, values):
   ],
 )
 def test_different_values_stay_different(key, one, other):
-  assert canonical.one(key, one) != canonical.one(key, other)
+  assert canonical.canonical_value(key, one) != canonical.canonical_value(
+    key, other
+  )
 
 
 def test_identity_does_not_depend_on_the_spelling():

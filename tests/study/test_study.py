@@ -389,7 +389,7 @@ def test_messages_of_wrong_studies():
       lambda: Study(title='s', rows={'a': row()}, figure=Figure('x')),
       "'x'; allowed",
     ),
-    (lambda: contents.load(CONFIG), r'defines no get_study\(\)'),
+    (lambda: contents.load(CONFIG), r'get_study\(\)'),
     (lambda: contents.load('configs/studies/finetuned.py:table=4'), '2, 5, 6'),
     (lambda: contents.load('configs/studies/finetuned.py:rows=Q'), 'rows=Q'),
     (lambda: contents.load('configs/studies/fewshot.py:figure=5'), 'not here'),

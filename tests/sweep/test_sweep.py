@@ -244,7 +244,7 @@ def test_shipped_sweeps_are_complete():
   for wrong in ('table4.py:data=cifar', 'vtab.py:tasks=Naturel'):
     with pytest.raises(UserError, match='did you mean'):
       grid.load(f'configs/sweeps/{wrong}')
-  with pytest.raises(UserError, match=r'defines no get_sweep\(\)'):
+  with pytest.raises(UserError, match=r'get_sweep\(\)'):
     grid.load(CONFIG)
   place = frame.default_workdir('sweeps', 'configs/sweeps/vtab.py:tasks=dtd')
   assert place == 'runs/sweeps/vtab-tasks=dtd'

@@ -82,7 +82,7 @@ def define_flags(endings: str) -> None:
   flags.DEFINE_bool('json', False, 'Print one JSON object.')
   flags.DEFINE_multi_string(
     'overrides',
-    overrides.take(sys.argv),
+    overrides.extract(sys.argv),
     'Set by --config.source.KEY=…, --config.reader.KEY=… and '
     '--config.preprocess.KEY=….',
   )

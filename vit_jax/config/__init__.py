@@ -1,4 +1,4 @@
-"""Configs: what a config file needs is here."""
+"""Configs of runs. This module exports the functions that config files call."""
 
 from vit_jax.config.completion import Config as Config
 from vit_jax.config.completion import complete as complete

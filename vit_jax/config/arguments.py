@@ -1,4 +1,4 @@
-"""A config file's own arguments: --config=FILE.py:key=value,key=value."""
+"""Parses arguments of a config file: --config=FILE.py:key=value,key=value."""
 
 import re
 import types
@@ -10,16 +10,17 @@ _BOOLEANS = {'true': True, '1': True, 'false': False, '0': False}
 
 
 def parse_arg(arg: str | None, **defaults: Any) -> types.SimpleNamespace:
-  """Reads a config file's argument, `--config=file.py:key=value,key=value`.
+  """Parses the argument of a config file, such as 'key=value,key=value'.
 
-  A comma separates where a key follows, or nothing; others are of the value.
+  A value may contain commas: a comma separates two values only if a known key,
+  another comma or the end of the text follows.
 
   Args:
-    arg: the text after the colon, or None.
-    **defaults: allowed keys with their defaults, which give the types.
+    arg: text after the colon, or None.
+    **defaults: allowed keys with their defaults, which determine the types.
 
   Raises:
-    UserError: unknown key or a value of another type.
+    UserError: a key is unknown, or a value has another type.
   """
   values = dict(defaults)
   comma = rf',(?=\w+=|(?:{"|".join(map(re.escape, defaults))})?(?:,|$))'

@@ -1,4 +1,4 @@
-"""One spelling for config values that mean the same, to compare runs by."""
+"""Converts config values that mean the same to one form, to compare runs."""
 
 import contextlib
 import math
@@ -8,15 +8,20 @@ from vit_jax.config import durations
 from vit_jax.errors import UserError
 
 
-def one(key: str, value: Any) -> Any:
-  """Equal for all values of a flat key that mean the same.
+def canonical_value(key: str, value: Any) -> Any:
+  """Returns the same result for all values of a key that mean the same.
 
-  '1 epoch' is '1 epochs', an `image_size` of 16 is (16, 16), and NaN is NaN.
+  '1 epoch' becomes '1 epochs', an `image_size` of 16 becomes (16, 16), and NaN
+  becomes 'nan'.
+
+  Args:
+    key: flat key, such as 'schedule.warmup'.
+    value: value of the key, with tuples as lists.
   """
   if key == 'image_size' and isinstance(value, list) and len(value) == 1:
     return value * 2
   if isinstance(value, float) and math.isnan(value):
-    return 'nan'  # unlike NaN it equals itself
+    return 'nan'  # NaN does not equal itself
   if isinstance(value, str):
     with contextlib.suppress(UserError):
       number, unit = durations.parse(value)

@@ -1,9 +1,10 @@
-"""Configs: completed from signatures, overridden by flags, checked once.
+"""Completes configs with the defaults of signatures, and checks their keys.
 
-Every section of a config is the keyword arguments of one constructor, found by
-`SECTIONS` (and the section's `name` where there are several). Defaults live in
-those signatures alone; `complete`, which every config file calls last, writes
-them into the config so that each key can be overridden on the command line.
+Every section of a config contains the keyword arguments of one constructor. It
+is found by `SECTIONS`, and by the section's `name` if there are several.
+Defaults are only in the signatures. `complete`, which every config file calls
+last, copies them into the config, so that each key can be overridden on the
+command line.
 """
 
 import dataclasses
@@ -21,7 +22,8 @@ from vit_jax.errors import UserError, check_range, closest
 
 Config = Any  # a completed ml_collections.ConfigDict
 
-# Beyond any training, and row numbers of a batch still fit a host's memory.
+# Larger than any real batch, but the row indices of a batch still fit into the
+# memory of a host.
 MAX_BATCH_SIZE = 2**26
 MAX_CLASSES = 2**31 - 1  # labels are int32
 
@@ -47,16 +49,18 @@ def top_level(
     seed: seed of initialization, order, augmentation and dropout; 32 bits.
     total: length of the training, a duration ('90 epochs') above 0.
     batch_size: number of examples in a global batch.
-    micro_batches: number of parts of a batch whose gradients are averaged.
-    image_size: (height, width), or one number for both; pixels.
-    num_classes: outputs of the head; 0 for a model without one.
-    average_decay: decay of the moving average of parameters, which is evaluated
-      next to them, between 0 and 1; None for no average.
+    micro_batches: number of parts in which a batch is computed, one after the
+      other; their gradients are averaged.
+    image_size: (height, width) in pixels, or one number for both.
+    num_classes: number of outputs of the head; 0 for a model without a head.
+    average_decay: decay of the moving average of parameters, between 0 and 1;
+      the average is evaluated in addition to the parameters. None for no
+      average.
     init_from: weights that the training starts from: a workdir, a checkpoint
-      step directory or a file of any known format. A pre-training uses all that
-      fits, a fine-tuning all but the head.
+      step directory or a file of any known format. Pre-training uses all
+      parameters that fit the model, fine-tuning all except the head.
     init_weights: set of weights of that checkpoint: 'params', 'ema' for the
-      moving average, or another name of its objective ('teacher' for DINO).
+      moving average, or another set of its objective ('teacher' for DINO).
     position_resize: 'aligned' or 'bicubic', see `positions.resize`.
     paper_core_days: TPUv3 core-days that the paper reports, for comparison.
 
@@ -78,15 +82,15 @@ def train_data(*, split: str, num_examples: int, repeats: int = 1) -> None:
   """Declares and checks the keys of the training data.
 
   Args:
-    split: split of the source, written as in TFDS.
-    num_examples: number of examples of the split, checked against the source;
-      it defines the length of an epoch.
-    repeats: copies of each example in a batch, each augmented by itself
-      (repeated augmentation: 3 in DeiT). An epoch is as many images as before,
-      of which only one in `repeats` is another example.
+    split: split of the source, in the syntax of TFDS.
+    num_examples: number of examples of the split, which defines the length of
+      an epoch; it is compared with the source.
+    repeats: number of copies of each example in a batch, augmented
+      independently (repeated augmentation: 3 in DeiT). An epoch still has
+      `num_examples` images, which come from `num_examples / repeats` examples.
 
   Raises:
-    UserError: there are no examples, or no copies.
+    UserError: a number is outside its range.
   """
   del split
   check_range('train.num_examples', num_examples, at_least=1, at_most=2**62)
@@ -94,10 +98,17 @@ def train_data(*, split: str, num_examples: int, repeats: int = 1) -> None:
 
 
 def complete(config: ConfigDict) -> Config:
-  """Fills in every key that a config leaves to its default, and locks it.
+  """Adds the default of every missing key to a config, and locks the config.
+
+  Args:
+    config: values of a config file.
+
+  Returns:
+    The completed config.
 
   Raises:
-    UserError: a key that no constructor takes, a missing one, a wrong type.
+    UserError: a key is unknown, a key without a default is missing, or a value
+      has a wrong type.
   """
   values = config.to_dict()
   _check_sections(values)
@@ -122,7 +133,11 @@ def complete(config: ConfigDict) -> Config:
 
 
 def _check_sections(values: dict[str, Any]) -> None:
-  """Raises UserError unless every section is a dict."""
+  """Checks that every section is a dict.
+
+  Raises:
+    UserError: a section has another type.
+  """
   sections = {k: v for k, v in values.items() if _is_section(k)}
   if isinstance(sections.get('evals'), dict):
     evals = sections.pop('evals')
@@ -130,7 +145,8 @@ def _check_sections(values: dict[str, Any]) -> None:
   for name, section in sections.items():
     if not isinstance(section, dict):
       raise UserError(
-        f'config.{name} is {section!r}; it is a section: dict(key=value, …).'
+        f'config.{name} is {section!r}; it must be a section, dict(key=value, '
+        '…).'
       )
 
 
@@ -141,12 +157,12 @@ def _is_section(key: str) -> bool:
 def complete_section(
   section: str, mark: Nested, values: Mapping[str, Any]
 ) -> ConfigDict:
-  """Completes one section with all of its keys; `complete` does this with all.
+  """Adds the default of every missing key to one section.
 
   Args:
     section: path of the section, for messages.
-    mark: mark of the constructors that its name chooses from.
-    values: values that are given.
+    mark: pattern of the constructors that the section's name selects from.
+    values: values of the config file.
 
   Raises:
     UserError: as in `complete`.
@@ -156,38 +172,40 @@ def complete_section(
     values = {'name': DEFAULT_NAMES.get(section), **values}
     if not isinstance(values['name'], str):
       raise UserError(
-        f'config.{section} needs a name, which selects the {section}.'
+        f'config.{section}.name is missing; it selects the {section}.'
       )
   keys = mark.keys(values.get('name', ''))
-  given = {key: v for key, v in values.items() if not (named and key == 'name')}
+  arguments = {
+    key: value for key, value in values.items() if not (named and key == 'name')
+  }
   head = {'name': values['name']} if named else {}
-  return ConfigDict(head | _section(section + '.', keys, given))
+  return ConfigDict(head | _section(section + '.', keys, arguments))
 
 
-def complete_nested(where: str, mark: Nested, values: Any) -> ConfigDict:
-  """Completes the value of a nested key.
+def complete_nested(path: str, mark: Nested, values: Any) -> ConfigDict:
+  """Adds the default of every missing key to the value of a nested key.
 
   Args:
-    where: path of the section, for messages.
+    path: path of the key, for messages.
     mark: mark of the key.
-    values: values that are given.
+    values: values of the config file.
 
   Raises:
     UserError: as in `complete`.
   """
   if not isinstance(values, Mapping | ConfigDict):
     raise UserError(
-      f'config.{where} is {values!r}; it is a section: dict(key=value, …).'
+      f'config.{path} is {values!r}; it must be a section, dict(key=value, …).'
     )
   if not mark.many:
     section: Any = values
-    return complete_section(where, mark, section)
+    return complete_section(path, mark, section)
   return ConfigDict(
     {
       name: complete_nested(
-        f'{where}.{name}', dataclasses.replace(mark, many=False), each
+        f'{path}.{name}', dataclasses.replace(mark, many=False), section
       )
-      for name, each in values.items()
+      for name, section in values.items()
     }
   )
 
@@ -195,13 +213,22 @@ def complete_nested(where: str, mark: Nested, values: Any) -> ConfigDict:
 def _section(
   prefix: str, allowed: dict[str, Any], values: Mapping[str, Any]
 ) -> dict[str, Any]:
-  """Returns the values of one section, or defaults, or None as placeholders."""
-  wrong = [key for key in values if key not in allowed]
-  if wrong:
+  """Returns the values of one section, completed with defaults.
+
+  Args:
+    prefix: path of the section with a dot at the end; '' for the top level.
+    allowed: parameters of the constructor by key.
+    values: values of the config file.
+
+  Returns:
+    Values by key. A None is a typed placeholder, which a flag can replace.
+  """
+  unknown = [key for key in values if key not in allowed]
+  if unknown:
     sections = [*SECTIONS, 'evals'] if not prefix else []
     raise UserError(
-      f'config.{prefix}{wrong[0]} is not a key; '
-      f'{closest(str(wrong[0]), [*allowed, *sections])}.'
+      f'config.{prefix}{unknown[0]} is not a key; '
+      f'{closest(str(unknown[0]), [*allowed, *sections])}.'
     )
   result = {}
   for key, parameter in allowed.items():
@@ -209,10 +236,11 @@ def _section(
     if value is parameter.empty:
       raise UserError(f'config.{prefix}{key} is missing: it has no default.')
     mark = plugins.nested(parameter.annotation)
-    if mark is not None:  # a placeholder would refuse to become a section
-      given = value is not None
-      nested = complete_nested(prefix + key, mark, value) if given else None
-      result[key] = nested
+    if mark is not None:
+      # None stays None, because a placeholder cannot be replaced by a section.
+      result[key] = (
+        None if value is None else complete_nested(prefix + key, mark, value)
+      )
       continue
     kind, optional = plugins.value_type(parameter.annotation)
     member = plugins.member_type(parameter.annotation)
@@ -224,20 +252,22 @@ def _section(
 
 
 def typed(key: str, value: Any, kind: type, member: type = object) -> Any:
-  """Converts a value to its type: an int may stand for a float or a 1-tuple.
+  """Converts a value to the type of its key.
+
+  An int is converted to a float, and a single value to a tuple of one.
 
   Args:
     key: key, for the message.
     value: value in a config.
-    kind: plain type that it must have.
+    kind: plain type of the key.
     member: type of the members of a tuple.
 
   Raises:
-    UserError: the value is of another type.
+    UserError: the value has another type.
   """
   if kind is tuple:
     values = tuple(value) if isinstance(value, list | tuple) else (value,)
-    return tuple(typed(key, each, member) for each in values)
+    return tuple(typed(key, entry, member) for entry in values)
   if kind is float and type(value) is int:
     return float(value)
   if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
@@ -246,7 +276,7 @@ def typed(key: str, value: Any, kind: type, member: type = object) -> Any:
 
 
 def flatten(config: Any, prefix: str = '') -> dict[str, Any]:
-  """{'model.depth': 24, …} with tuples as lists, as JSON has them."""
+  """Returns {'model.depth': 24, …}, with tuples as lists like in JSON."""
   flat = {}
   values = config.to_dict() if isinstance(config, ConfigDict) else config
   for key, value in values.items():
@@ -258,22 +288,23 @@ def flatten(config: Any, prefix: str = '') -> dict[str, Any]:
 
 
 def _with_lists(value: Any) -> Any:
-  """Tuples as lists, at any depth: `optimizer.rules` holds pairs."""
+  """Converts tuples to lists, at any depth (`optimizer.rules` has pairs)."""
   if isinstance(value, dict):
-    return {key: _with_lists(each) for key, each in value.items()}
+    return {key: _with_lists(entry) for key, entry in value.items()}
   if isinstance(value, list | tuple):
-    return [_with_lists(each) for each in value]
+    return [_with_lists(entry) for entry in value]
   return value
 
 
 def to_json(config: Config) -> str:
-  """Returns the resolved config as indented JSON."""
+  """Returns a completed config as indented JSON."""
   return json.dumps(config.to_dict(), indent=2) + '\n'
 
 
 def from_dict(values: dict[str, Any]) -> Config:
-  """Returns a completed config from the values that `to_json` wrote.
+  """Returns the config whose values `to_json` wrote.
 
-  `complete` refuses keys that this version does not have any more.
+  Raises:
+    UserError: a key no longer exists in this version; see `complete`.
   """
   return complete(ConfigDict(values))

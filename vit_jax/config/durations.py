@@ -1,4 +1,4 @@
-"""Lengths of training, with their unit: '90 epochs', '10000 steps', '5 %'."""
+"""Parses durations with their unit: '90 epochs', '10000 steps', '5 %'."""
 
 import functools
 import re
@@ -9,7 +9,7 @@ _UNITS = ('steps', 'epochs', 'examples', '%')
 _PATTERN = re.compile(r'\s*([0-9][0-9_]*(?:\.[0-9]+)?(?:e[0-9]+)?)\s*(\S*)\s*')
 
 
-@functools.cache  # the loop asks at every step
+@functools.cache  # the loop calls this at every step
 def to_steps(
   duration: str,
   *,
@@ -17,19 +17,22 @@ def to_steps(
   num_examples: int,
   total_steps: int | None = None,
 ) -> int:
-  """Turns a duration into a number of optimizer updates.
+  """Converts a duration to a number of optimizer updates.
 
   Args:
     duration: a number and one of the units steps, epochs, examples, %.
-    batch_size: examples in one (global) batch.
-    num_examples: examples in one epoch.
-    total_steps: length of the whole training, which '%' refers to.
+    batch_size: number of examples in a global batch.
+    num_examples: number of examples in an epoch.
+    total_steps: number of updates in the whole training, which '%' refers to;
+      None while it is not known.
 
   Returns:
-    Updates, rounded to the nearest; at least 1 unless the number is 0.
+    The number of updates, rounded to the nearest integer; at least 1 unless the
+    duration is 0.
 
   Raises:
-    UserError: no number, no unit or an unknown one, or '%' of nothing.
+    UserError: the text is not a duration, or its unit is '%' although
+      `total_steps` is None.
   """
   number, unit = parse(duration)
   if unit == '%' and total_steps is None:
@@ -46,10 +49,10 @@ def to_steps(
 
 
 def parse(duration: str) -> tuple[float, str]:
-  """(number, unit in the plural) of a duration.
+  """Returns the number and the unit, in the plural, of a duration.
 
   Raises:
-    UserError: no number, no unit or an unknown one.
+    UserError: the number is missing, or the unit is missing or unknown.
   """
   match = _PATTERN.fullmatch(duration)
   units = f'one of {", ".join(_UNITS)}'
@@ -71,15 +74,19 @@ def parse(duration: str) -> tuple[float, str]:
 
 
 def check(key: str, duration: str, *, positive: bool = False) -> None:
-  """Checks a duration where it is declared, before a training is known.
+  """Checks the value of a key that is a duration.
+
+  Constructors call it, because they do not know the length of an epoch, which
+  `to_steps` needs.
 
   Args:
-    key: as the user writes it.
-    duration: text that must be a number and a unit.
-    positive: refuse 0 too, where it does not mean "never".
+    key: key, as the user writes it.
+    duration: value of the key.
+    positive: whether 0 is refused.
 
   Raises:
-    UserError: it is not; names the key.
+    UserError: the value is not a duration, or is 0 although `positive` is set.
+      The message contains the key.
   """
   try:
     number, unit = parse(duration)

@@ -1,8 +1,8 @@
-"""The identity of a config: the keys that a resumed run must not change.
+"""Determines which keys of its config a resumed run must not change.
 
-Keys that do not change what is computed (where data lie, how often something is
-logged) are marked by each constructor with `plugins.operational`. All others
-make another run of it.
+Each constructor marks the keys that do not affect the trained weights (the
+location of data, the interval between log lines) with `plugins.operational`. If
+any other key changes, the config belongs to another run.
 """
 
 import contextlib
@@ -18,18 +18,19 @@ Changes = dict[str, tuple[Any, Any]]  # {key: (value before, value now)}
 
 
 def identity(values: Any, config: Any = None) -> dict[str, Any]:
-  """Returns the flat keys of a config whose change makes another run of it.
+  """Returns the values that a resumed run must not change.
 
   Args:
-    values: config, or a dict of one.
-    config: config that determines which keys those are; by default `values`.
+    values: config, or a config as a dict.
+    config: config whose constructors mark the operational keys; by default
+      `values`.
 
   Returns:
-    The values of these keys, in one spelling for equal values.
+    Values in canonical form, by flat key.
   """
   patterns = operational(values if config is None else config)
   return {
-    key: canonical.one(key, value)
+    key: canonical.canonical_value(key, value)
     for key, value in config_lib.flatten(values).items()
     if not any(fnmatch.fnmatchcase(key, pattern) for pattern in patterns)
   }
@@ -38,11 +39,11 @@ def identity(values: Any, config: Any = None) -> dict[str, Any]:
 def operational(config: Any) -> list[str]:
   """Returns patterns of the flat keys that a resumed run may change.
 
-  Evaluators are among them, because they change nothing that is trained; see
+  They include evaluators, which do not affect the trained weights; see
   `evaluator_changes`.
 
   Args:
-    config: config, or a dict of one.
+    config: config, or a config as a dict.
   """
   patterns = [*plugins.operational_keys(config_lib.top_level), 'evals.*']
   for section, pattern in config_lib.SECTIONS.items():
@@ -51,16 +52,16 @@ def operational(config: Any) -> list[str]:
 
 
 def _of_section(path: str, mark: plugins.Nested, values: Any) -> list[str]:
-  """Returns the patterns of one section and of those nested in it.
+  """Returns the patterns of one section and of the sections nested in it.
 
   Args:
-    path: path of the section: 'model', 'optimizer.schedule'.
-    mark: constructors that the section's name chooses from.
-    values: the section.
+    path: path of the section, such as 'model' or 'model.stem'.
+    mark: pattern of the constructors that the section's name selects from.
+    values: values of the section.
   """
   name = values.get('name') or ''
   keys = plugins.operational_keys(mark.constructor(name))
-  # The key itself, and everything in it if it is a section.
+  # A pattern for the key itself, and one for its keys if it is a section.
   patterns = [f'{path}.{key}{end}' for key in keys for end in ('', '.*')]
   for key, parameter in mark.keys(name).items():
     inner, value = plugins.nested(parameter.annotation), values.get(key)
@@ -74,50 +75,52 @@ def _of_section(path: str, mark: plugins.Nested, values: Any) -> list[str]:
   return patterns
 
 
-def config_changes(before: dict[str, Any], config: Config) -> Changes:
-  """Returns the changed keys that make another run of a config.
+def config_changes(old: dict[str, Any], config: Config) -> Changes:
+  """Returns the changed values that a resumed run must not change.
 
   Args:
-    before: config of an earlier start, as `config.to_json` wrote it, perhaps
-      in another version of this program.
+    old: config of an earlier start, as `config.to_json` wrote it, possibly in
+      another version of this program.
     config: completed config of this start.
   """
-  old = identity(_completed(before), config)
-  return differences(old, identity(config))
+  return differences(identity(_completed(old), config), identity(config))
 
 
 def evaluator_changes(
-  before: dict[str, Any], config: Config
+  old: dict[str, Any], config: Config
 ) -> dict[str, Changes]:
-  """Returns the changed keys of evaluators that have kept their names.
+  """Returns the changed values of evaluators, except operational keys.
+
+  Evaluators that exist in only one of the two configs are left out.
 
   Args:
-    before: config of an earlier start, as a dict.
+    old: config of an earlier start, as a dict.
     config: completed config of this start.
 
   Returns:
     The changes by the name of the evaluator; only evaluators with changes.
   """
   found = {}
-  old = _completed(before).get('evals', {})
+  old_evals = _completed(old).get('evals', {})
   for name, section in config.evals.to_dict().items():
-    if name not in old:
+    if name not in old_evals:
       continue
     constructor = plugins.resolve(config_lib.EVALS, section['name'])
-    harmless = plugins.operational_keys(constructor)
-    flat = (config_lib.flatten(part) for part in (old[name], section))
-    past, now = (
-      {k: v for k, v in part.items() if k not in harmless} for part in flat
+    ignored = plugins.operational_keys(constructor)
+    old_values, new_values = (
+      {k: v for k, v in config_lib.flatten(part).items() if k not in ignored}
+      for part in (old_evals[name], section)
     )
-    changes = differences(past, now)
+    changes = differences(old_values, new_values)
     if changes:
       found[name] = changes
   return found
 
 
 def _completed(config: dict[str, Any]) -> dict[str, Any]:
-  """Fills in the keys that a version before did not have yet."""
-  with contextlib.suppress(UserError):  # it has keys of another version
+  """Adds defaults of keys that did not exist in an earlier version."""
+  # An earlier version may have had keys that no longer exist.
+  with contextlib.suppress(UserError):
     return config_lib.from_dict(config).to_dict()
   return config
 
@@ -126,8 +129,8 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> Changes:
   """Returns the keys of two flat dicts whose values differ, with both values.
 
   Args:
-    old: values before.
-    new: values now; a missing key counts as None in both.
+    old: earlier values; a missing key counts as None.
+    new: current values; a missing key counts as None.
   """
   return {
     key: (old.get(key), new.get(key))
@@ -137,5 +140,5 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> Changes:
 
 
 def _comparable(value: Any) -> Any:
-  """Replaces NaN, which does not equal itself."""
+  """Replaces NaN by a string, because NaN does not equal itself."""
   return 'nan' if value != value else value

@@ -1,4 +1,4 @@
-"""What stands at a path of a config, such as 'model.width' or 'evals.test'."""
+"""Finds the key or section at a path of a config, such as 'model.width'."""
 
 import dataclasses
 import inspect
@@ -61,21 +61,21 @@ def of_section(config: Config, path: str) -> Keys:
 def mark(config: Config, path: str) -> Nested | None:
   """Returns the mark of the section at a path; None if it is not a section.
 
-  The section itself may be absent (None) if its parent is present.
+  The section itself may be None, but its parent must not.
   """
   parent, _, last = path.rpartition('.')
   if not parent:
     return Nested(SECTIONS[last]) if last in SECTIONS else None
-  inside = _at(config, parent)
-  if inside is None:
+  siblings = _at(config, parent)
+  if siblings is None:
     return None
   if parent == 'evals':
     return Nested(EVALS) if last in config.evals else None
   outer, _, key = parent.rpartition('.')
   members = _nested(of_section(config, outer), key) if outer else None
   if members is not None and members.many:
-    one = dataclasses.replace(members, many=False)
-    return one if last in inside else None
+    member = dataclasses.replace(members, many=False)
+    return member if last in siblings else None
   found = _nested(of_section(config, parent), last)
   return None if found is None or found.many else found
 
@@ -85,7 +85,7 @@ def _nested(keys: Keys, key: str) -> Nested | None:
 
 
 def _at(config: Config, path: str) -> Any:
-  """Returns the section at a path; None if there is none."""
+  """Returns the section at a path; None if it is not a section."""
   values: Any = config
   for part in path.split('.'):
     values = values.get(part)

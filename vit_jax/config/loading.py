@@ -1,4 +1,4 @@
-"""A config from a file: Python with `get_config`, or a run's config.json."""
+"""Loads configs from Python files with `get_config`, or from a config.json."""
 
 import contextlib
 import importlib.util
@@ -16,7 +16,7 @@ from vit_jax.config import shipped
 from vit_jax.config.completion import Config, complete
 from vit_jax.errors import UserError, closest
 
-# What a file must define for which command.
+# The function that a file defines, and the command that calls it.
 _COMMANDS = {'get_config': 'train', 'get_sweep': 'sweep', 'get_study': 'study'}
 T = TypeVar('T')
 
@@ -33,24 +33,24 @@ def load(path_and_arg: str) -> Config:
       argument is wrong, or `config.complete` raises.
   """
   if path_and_arg.endswith('.json'):
-    values, what = _resolved(path_and_arg), path_and_arg
+    values, origin = _read_json(path_and_arg), path_and_arg
   else:
     path = path_and_arg.partition(':')[0]
-    values, what = call(path_and_arg), f'get_config() of {path}'
+    values, origin = call(path_and_arg), f'get_config() of {path}'
   if not isinstance(values, dict | ConfigDict):
     raise UserError(
-      f'{what} gives {values!r:.100}; it must be a ConfigDict, as in '
+      f'{origin} returns {values!r:.100}; it must be a ConfigDict, as in '
       'configs/quickstart.py, or a dict.'
     )
   try:
     config = values if isinstance(values, ConfigDict) else ConfigDict(values)
   except (TypeError, ValueError) as error:  # such as a key with a dot
     reason = str(error).rstrip('.')
-    raise UserError(f'{what} is no config: {reason}.') from error
-  return complete(config)  # a complete one stays as it is
+    raise UserError(f'{origin} is not a config: {reason}.') from error
+  return complete(config)  # does not change a completed config
 
 
-def _resolved(path: str) -> Any:
+def _read_json(path: str) -> Any:
   """Returns the content of a JSON file."""
   try:
     return json.loads(epath.Path(path).expanduser().read_text())
@@ -58,19 +58,27 @@ def _resolved(path: str) -> Any:
     raise UserError(f'the config {path} cannot be read: {error}.') from error
 
 
-def held(path_and_arg: str, function: str, kind: type[T], example: str) -> T:
+def call_typed(
+  path_and_arg: str, function: str, kind: type[T], example: str
+) -> T:
   """Calls a function of a Python file and checks the type of its result.
 
+  Args:
+    path_and_arg: path of the file, and the function's argument after a colon.
+    function: name of the function.
+    kind: type that the result must have.
+    example: path of a shipped file with such a function, for the message.
+
   Raises:
-    UserError: the result is of another type, or `call` raises.
+    UserError: the result has another type, or `call` raises.
   """
-  found = call(path_and_arg, function)
-  if not isinstance(found, kind):
+  result = call(path_and_arg, function)
+  if not isinstance(result, kind):
     raise UserError(
-      f'{function}() of {path_and_arg} gives {found!r:.100}; it must be a '
+      f'{function}() of {path_and_arg} returns {result!r:.100}; it must be a '
       f'{kind.__module__}.{kind.__name__}, as in {example}.'
     )
-  return found
+  return result
 
 
 def call(path_and_arg: str, function: str = 'get_config') -> Any:
@@ -81,17 +89,13 @@ def call(path_and_arg: str, function: str = 'get_config') -> Any:
     function: name of the function.
 
   Raises:
-    UserError: the file or function does not exist, or it fails.
+    UserError: the file or function does not exist, or the function raises.
   """
   path, _, arg = path_and_arg.partition(':')
   file = shipped.find(path)
   if not file.is_file():
-    resolved = file / 'config.json'  # of a workdir
-    there = [resolved] if resolved.is_file() else [*file.parent.glob('*.py')]
-    known = {*map(str, there), *([] if resolved.is_file() else shipped.paths())}
-    same = [each for each in known if pathlib.Path(each).stem == file.stem]
     raise UserError(
-      f'there is no config file {path!r}; {closest(path, same or known)}.'
+      f'there is no config file {path!r}; {closest(path, _similar(file))}.'
     )
   if file.suffix != '.py':
     raise UserError(
@@ -100,26 +104,40 @@ def call(path_and_arg: str, function: str = 'get_config') -> Any:
   spec = importlib.util.spec_from_file_location(f'_config_{file.stem}', file)
   assert spec is not None and spec.loader is not None
   module = importlib.util.module_from_spec(spec)
-  with _blaming(str(spec.origin)):
+  with _errors_located(str(spec.origin)):
     spec.loader.exec_module(module)
   get = getattr(module, function, None)
   if not callable(get):
     others = [name for name in _COMMANDS if hasattr(module, name)]
     hint = (
-      f'it is for python -m vit_jax.{_COMMANDS[others[0]]} --config={path}'
+      f'use it with python -m vit_jax.{_COMMANDS[others[0]]} --config={path}'
       if others
-      else 'it is no config file'
+      else 'it is not a config file'
     )
-    raise UserError(f'{path} defines no {function}(): {hint}.')
+    raise UserError(f'{path} does not define {function}(): {hint}.')
   if arg and not inspect.signature(get).parameters:
     raise UserError(f'{path} takes no argument; got {arg!r} after the colon.')
-  with _blaming(str(spec.origin)):
+  with _errors_located(str(spec.origin)):
     return get(arg) if arg else get()
 
 
+def _similar(file: pathlib.Path) -> list[str]:
+  """Returns paths of config files to suggest instead of a missing file."""
+  of_workdir = file / 'config.json'
+  if of_workdir.is_file():
+    return [str(of_workdir)]
+  paths = {*map(str, file.parent.glob('*.py')), *shipped.paths()}
+  same_name = [path for path in paths if pathlib.Path(path).stem == file.stem]
+  return same_name or [*paths]
+
+
 @contextlib.contextmanager
-def _blaming(file: str) -> Iterator[None]:
-  """Turns an error in a config file into a message with its line."""
+def _errors_located(file: str) -> Iterator[None]:
+  """Adds the line of the config file to the message of an error in it.
+
+  Raises:
+    UserError: the code in the body raised an error.
+  """
   try:
     yield
   except UserError:
@@ -128,12 +146,12 @@ def _blaming(file: str) -> Iterator[None]:
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if frame.filename == file]
     line = lines[-1] if lines else getattr(error, 'lineno', None)
-    where = f', line {line}' if line else ''
-    elsewhere = ''
+    suffix = f', line {line}' if line else ''
+    raised_in = ''
     if lines and frames[-1].filename != file:
-      elsewhere = f' ({frames[-1].filename}, line {frames[-1].lineno})'
+      raised_in = f' ({frames[-1].filename}, line {frames[-1].lineno})'
     text = ' '.join(str(error).split())
     raise UserError(
-      f'the config file {file}{where}: {type(error).__name__}: '
-      f'{text}{elsewhere}.'
+      f'the config file {file}{suffix}: {type(error).__name__}: '
+      f'{text}{raised_in}.'
     ) from error

@@ -1,4 +1,4 @@
-"""The --config flag: a config file, and every key of it as a flag."""
+"""Defines the flag --config, and a flag for every key of the config."""
 
 import ast
 import contextlib
@@ -23,7 +23,7 @@ from vit_jax.config.plugins import Nested
 from vit_jax.config.sections import EVALS, SECTIONS
 from vit_jax.errors import UserError, closest
 
-# What a tuple holds: its name, and an example of the whole.
+# Type of a tuple's members: its name in messages, and an example of a tuple.
 _MEMBERS = {
   int: ('whole number', '(384, 512)'),
   float: ('number', '(0.5, 0.1)'),
@@ -32,13 +32,17 @@ _MEMBERS = {
 
 
 def define_flag(argv: list[str]) -> None:
-  """Defines `--config` with every key of the config that argv names.
+  """Defines a flag for every key of the config that argv selects.
 
-  A section whose `name` is overridden is completed again for that name; keys
-  that both have keep their values.
+  If the `name` of a section is overridden, the section is completed again for
+  that name, and keeps the values of keys that both have.
+
+  Args:
+    argv: command line, from which --config is removed.
 
   Raises:
-    UserError: there is no config, or `load` raises.
+    UserError: --config is missing, a flag names a key that does not exist, or
+      `load` raises.
   """
   given = [arg for arg in argv if re.match(r'--?config(=|$)', arg)]
   if any(re.match(r'--?help|-h$', arg) for arg in argv):
@@ -47,8 +51,8 @@ def define_flag(argv: list[str]) -> None:
   if len(given) != 1:
     raise UserError(
       f'--config=FILE.py must be given once; it was given {len(given)} times.'
-      f'{_meant_config(argv) if not given else ""} `python -m vit_jax.configs` '
-      'lists the shipped ones.'
+      f'{_suggest_config(argv) if not given else ""} `python -m '
+      'vit_jax.configs` lists the shipped configs.'
     )
   at = argv.index(given[0])
   path = given[0].partition('=')[2]
@@ -57,18 +61,18 @@ def define_flag(argv: list[str]) -> None:
   argv.pop(at)
   _join_values(argv)
   config = load(path)
-  renamed = [re.match(r'--?config\.(.+)\.name=(.+)', arg) for arg in argv]
-  # A section before those that are nested in it.
-  for match in sorted(filter(None, renamed), key=lambda m: m[1].count('.')):
-    config = _renamed(config, match[1], match[2], argv)
-  _take_nones(argv, config)
+  selected = [re.match(r'--?config\.(.+)\.name=(.+)', arg) for arg in argv]
+  # Outer sections come first, because their names determine the inner ones.
+  for match in sorted(filter(None, selected), key=lambda m: m[1].count('.')):
+    config = _select(config, match[1], match[2], argv)
+  _apply_nones(argv, config)
   _check_keys(argv, config)
   config_flags.DEFINE_config_dict('config', config)
   flags.DEFINE_string('config_path', path, 'Set by --config.')
 
 
-def _meant_config(argv: list[str]) -> str:
-  """Returns a hint if an argument looks like a config without its flag."""
+def _suggest_config(argv: list[str]) -> str:
+  """Returns a hint if an argument is a config file without --config=."""
   for arg in argv[1:]:
     path = re.fullmatch(r'(?:--?\w+=)?([^-=].*\.(?:py|json)(?::.*)?)', arg)
     if path:
@@ -77,7 +81,7 @@ def _meant_config(argv: list[str]) -> str:
 
 
 def _join_values(argv: list[str]) -> None:
-  """Turns `--config.key value` into `--config.key=value`, in place."""
+  """Replaces `--config.key value` by `--config.key=value`, in place."""
   for at in range(len(argv) - 2, 0, -1):
     is_key = re.fullmatch(r'--?config\.[^=]+', argv[at])
     if is_key and not argv[at + 1].startswith('-'):
@@ -85,7 +89,11 @@ def _join_values(argv: list[str]) -> None:
 
 
 def _check_keys(argv: list[str], config: Config) -> None:
-  """Raises UserError for an override of a key that does not exist."""
+  """Checks that all overridden keys exist.
+
+  Raises:
+    UserError: a key does not exist, or is a section.
+  """
   values = flatten(config)
   keys = list(values)
   for arg in argv:
@@ -101,38 +109,47 @@ def _check_keys(argv: list[str], config: Config) -> None:
       first = [*_section_keys(match[1], keys), f'{match[1]}.name'][0]
       if match[1].startswith('evals.') and match[2] in ('None', '', '{}'):
         raise UserError(
-          f'config.{match[1]}={match[2]}: an evaluator cannot be removed by a '
-          f'flag; --config.{match[1]}.every=100% runs it once, at the end. A '
-          'config file of your own can delete it.'
+          f'config.{match[1]}={match[2]}: a flag cannot remove an evaluator; '
+          f'--config.{match[1]}.every=100% runs it once, at the end. To remove '
+          'it, delete it in a config file of your own.'
         )
       raise UserError(
-        f'config.{match[1]} is a section: set its keys, as in '
+        f'config.{match[1]} is a section: set its keys, for example '
         f'--config.{first}=….'
       )
     section = match[1].rpartition('.')[0]
     if keys_lib.mark(config, section) and values.get(section, '') is None:
       raise UserError(
-        f'config.{match[1]}: {section} is not set; choose one by '
+        f'config.{match[1]}: {section} is not set; select one with '
         f'--config.{section}.name=….'
       )
-    meant = _MEANT.get(match[1].rpartition('.')[2])
-    if meant:  # a nearer spelling in this section would mislead
-      answer = f'did you mean --{meant}?'
+    synonym = _SYNONYMS.get(match[1].rpartition('.')[2])
+    if synonym:  # a similar spelling in this section would mislead
+      hint = f'did you mean --{synonym}?'
     else:
-      answer = f'{closest(match[1], _section_keys(section, keys) or keys)}.'
-    raise UserError(f'config.{match[1]} is not a key; {answer}')
+      hint = f'{closest(match[1], _section_keys(section, keys) or keys)}.'
+    raise UserError(f'config.{match[1]} is not a key; {hint}')
 
 
 def _check_members(key: str, text: str, kind: type) -> None:
-  """Raises UserError unless text is a value of a kind, or a tuple of them."""
-  found = _literal(text)
-  if found is not text:  # Python's own notation, as the parser takes it
+  """Checks the text of a flag whose key is a tuple.
+
+  Args:
+    key: path of the key.
+    text: one value or a tuple, in Python's notation.
+    kind: type of the members.
+
+  Raises:
+    UserError: the text is neither a value of this type nor a tuple of them.
+  """
+  value = _literal(text)
+  if value is not text:
     with contextlib.suppress(UserError):
-      typed(key, found, tuple, kind)
+      typed(key, value, tuple, kind)
       return
-  what, example = _MEMBERS.get(kind, ('value', '(…, …)'))
+  member, example = _MEMBERS.get(kind, ('value', '(…, …)'))
   raise UserError(
-    f'config.{key} is {text!r}; give one {what}, or several as in '
+    f'config.{key} is {text!r}; give one {member}, or several as in '
     f'--config.{key}="{example}".'
   )
 
@@ -141,8 +158,11 @@ def _section_keys(section: str, keys: list[str]) -> list[str]:
   return [key for key in keys if key.rpartition('.')[0] == section]
 
 
-def _take_nones(argv: list[str], config: Config) -> None:
-  """Carries out and removes `--config.key=None` for keys that may be None."""
+def _apply_nones(argv: list[str], config: Config) -> None:
+  """Applies and removes `--config.key=None` for keys that may be None.
+
+  The flags of ml_collections do not accept None.
+  """
   for arg in [*argv]:
     match = re.fullmatch(r'--?config\.([^=]+)=None', arg)
     if match and keys_lib.value_type(config, match[1])[1]:
@@ -154,16 +174,18 @@ def _take_nones(argv: list[str], config: Config) -> None:
       section[last] = None
 
 
-def _renamed(
-  config: Config, section: str, name: str, argv: list[str]
-) -> Config:
+def _select(config: Config, section: str, name: str, argv: list[str]) -> Config:
   """Returns the config with another plug-in in one section.
 
-  Keys without a default are looked up in argv, where they must be given.
+  Args:
+    config: completed config.
+    section: path of the section.
+    name: name of the plug-in.
+    argv: command line, which must contain the keys without a default.
   """
   mark = keys_lib.mark(config, section)
   if mark is None or '{name}' not in mark.pattern:
-    return config  # the flag parser will say that there is no such key
+    return config  # `_check_keys` will report the key
   values = parent = config.to_dict()
   *outer, last = section.split('.')
   for part in outer:
@@ -175,7 +197,7 @@ def _renamed(
 def _with_name(
   values: dict[str, Any], mark: Nested, section: str, name: str, argv: list[str]
 ) -> dict[str, Any]:
-  """Returns a section's values that a plug-in accepts.
+  """Returns the name of a plug-in and the values of a section that it accepts.
 
   Keys without a default are taken from argv.
   """
@@ -196,37 +218,38 @@ def _literal(text: str) -> Any:
   try:
     return ast.literal_eval(text)
   except (SyntaxError, ValueError):
-    return text  # the completion will say which type it must have
+    return text  # `complete` will report a wrong type
 
 
-def take(argv: list[str]) -> list[str]:
-  """Removes the `--config.key=value` from argv and returns them, for `apply`.
+def extract(argv: list[str]) -> list[str]:
+  """Removes all `--config.key=value` from argv and returns them, for `apply`.
 
-  For commands whose config is known only after the flags are.
+  It is used by commands that parse their flags before they know the config.
   """
   _join_values(argv)
-  taken = [arg for arg in argv if re.match(r'--?(no)?config\.', arg)]
-  argv[:] = [arg for arg in argv if arg not in taken]
-  return taken
+  extracted = [arg for arg in argv if re.match(r'--?(no)?config\.', arg)]
+  argv[:] = [arg for arg in argv if arg not in extracted]
+  return extracted
 
 
 def apply(sections: dict[str, dict[str, Any]], args: list[str]) -> Config:
-  """Some sections of a config, completed, and overridden.
+  """Completes some sections of a config, and applies overrides to them.
 
   Args:
-    sections: {'source': {…}, 'evals.val': {…}}; keys that their constructors
-      do not take (of another version, perhaps) are left out.
-    args: from `take`.
+    sections: values such as {'source': {…}, 'evals.val': {…}}. Keys that the
+      constructors do not have (any more) are left out.
+    args: result of `extract`.
 
   Returns:
-    A config of these sections alone.
+    A config that has only these sections.
 
   Raises:
-    UserError: a key that no section has, a missing one, a wrong value.
+    UserError: an overridden key does not exist, a key without a default is
+      missing, or a value is invalid.
   """
   config: Any = ConfigDict({'evals': {}})
   for section, values in sections.items():
-    parent, _, last = section.rpartition('.')  # 'evals' or nothing
+    parent, _, last = section.rpartition('.')  # parent is 'evals' or ''
     mark = Nested(EVALS if parent else SECTIONS[section])
     name = values.get('name', '')
     for arg in args:
@@ -238,21 +261,21 @@ def apply(sections: dict[str, dict[str, Any]], args: list[str]) -> Config:
     completed = complete_section(section, mark, values)
     (config[parent] if parent else config)[last] = completed
   args = [*args]
-  _take_nones(args, config.lock())
+  _apply_nones(args, config.lock())
   _check_keys(args, config)
-  own, argv = flags.FlagValues(), ['', *args]
+  values, argv = flags.FlagValues(), ['', *args]
   config_flags.DEFINE_config_dict(
-    'config', config, flag_values=own, sys_argv=argv
+    'config', config, flag_values=values, sys_argv=argv
   )
   try:
-    own(argv)
+    values(argv)
   except flags.Error as error:
     raise UserError(unknown_flag_message(error)) from error
-  return own.config
+  return values.config
 
 
-# What people write, and the keys that they mean.
-_MEANT = {
+# Names of other projects, and the corresponding keys.
+_SYNONYMS = {
   'lr': 'config.schedule.base_lr',
   'learning_rate': 'config.schedule.base_lr',
   'epochs': 'config.total',
@@ -273,12 +296,13 @@ def unknown_flag_message(error: flags.Error) -> str:
   if not match:
     number = 'convert' in text or 'invalid literal' in text
     return f'{text}; give a number, such as 0.001 or 64.' if number else text
-  known = [*flags.FLAGS]
-  if 'config_path' in known:  # only keys that were given are flags by now
-    known += [f'config.{key}' for key in flatten(flags.FLAGS['config'].default)]
-  meant = _MEANT.get(match[1].rpartition('.')[2])
-  near = [meant] if meant in known else []
-  near += [flag for flag in known if flag.rpartition('.')[2] == match[1]]
-  near += difflib.get_close_matches(match[1], known, n=1, cutoff=0.5)
+  names = [*flags.FLAGS]
+  if 'config_path' in names:
+    # ml_collections defines flags only for the keys on the command line.
+    names += [f'config.{key}' for key in flatten(flags.FLAGS['config'].default)]
+  synonym = _SYNONYMS.get(match[1].rpartition('.')[2])
+  near = [synonym] if synonym in names else []
+  near += [flag for flag in names if flag.rpartition('.')[2] == match[1]]
+  near += difflib.get_close_matches(match[1], names, n=1, cutoff=0.5)
   hint = f'did you mean --{near[0]}? ' if near else ''
   return f'there is no flag --{match[1]}; {hint}--help lists all of them.'

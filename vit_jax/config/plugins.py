@@ -1,12 +1,12 @@
-"""Names in a config become constructors; nothing is registered anywhere.
+"""Finds the constructors that names in a config select, without a registry.
 
-`'vit_jax.models.{name}:Model'` with the name `vit` is the symbol `Model` of the
-module `vit_jax.models.vit`. A name with a dot is a module of your own, anywhere
-on the Python path, with the same symbol in it.
+With the name `vit`, the pattern `'vit_jax.models.{name}:Model'` selects the
+symbol `Model` of the module `vit_jax.models.vit`. A name with a dot is the path
+of a module of your own, which must define the same symbol.
 
-A constructor's keyword-only parameters are the keys of its config section; its
-positional parameters are what the caller provides at run time. Those keys that
-do not change what is computed are marked there too (`operational`).
+The keyword-only parameters of a constructor are the keys of its config section.
+Its positional parameters are passed at run time. `operational` marks the keys
+that do not affect the trained weights.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ from ml_collections import ConfigDict
 from vit_jax.errors import UserError, closest
 
 T = TypeVar('T')
-# Symbols that a config still names by the place where they were once.
+# Old path of a symbol, which configs still use, and its present path.
 MOVED = {
   'vit_jax.evaluators.figures:Evaluator': 'vit_jax.training.figures:Figures'
 }
@@ -31,17 +31,19 @@ MOVED = {
 
 @dataclasses.dataclass(frozen=True)
 class Nested:
-  """Marks a key whose value is a section.
+  """Mark of a key whose value is a section.
 
-  `stem: Annotated[Section | None, Nested('vit_jax.models.stems.{name}:Stem')]`
-  is completed, checked and overridable by flags like any other section. The
-  constructor gets the completed values and builds what they describe, with
+  The key `stem: Annotated[Section | None,
+  Nested('vit_jax.models.stems.{name}:Stem')]` is completed, checked and
+  overridden by flags like any other section. The constructor receives the
+  completed values, and builds the object that they describe with
   `build(mark.constructor(values['name']), values, …)`.
 
   Attributes:
-    pattern: pattern of the constructors that the section's `name` chooses from.
+    pattern: pattern of the constructors from which the section's `name`
+      selects.
     many: whether the value is {name of your choice: section}.
-    beside: function whose keyword-only parameters are further keys of the
+    beside: function whose keyword-only parameters are additional keys of the
       section.
   """
 
@@ -50,33 +52,38 @@ class Nested:
   beside: Callable[..., None] | None = None
 
   def constructor(self, name: str) -> Callable[..., Any]:
-    """Returns the constructor of a section of that name; see `resolve`."""
+    """Returns the constructor of a section with a given `name`."""
     return resolve(self.pattern, name)
 
   def keys(self, name: str) -> dict[str, inspect.Parameter]:
-    """Returns the keys of a section of that name.
+    """Returns the keys of a section with a given `name`.
 
     Raises:
       UserError: the constructor does not exist.
     """
-    beside = keys(self.beside) if self.beside else {}
-    return keys(self.constructor(name)) | beside
+    additional = keys(self.beside) if self.beside else {}
+    return keys(self.constructor(name)) | additional
 
 
 Section = Mapping[str, Any]
 
 
 def resolve(pattern: str, name: str = '') -> Callable[..., Any]:
-  """Finds the constructor that a pattern and a name stand for.
+  """Returns the constructor that a name selects from a pattern.
+
+  Args:
+    pattern: 'MODULE:SYMBOL', which may contain '{name}'.
+    name: name in this package, or the dotted path of another module.
 
   Raises:
-    UserError: no such module or symbol; lists the names there are.
+    UserError: the module or symbol does not exist, or the module needs a
+      package that is not installed.
   """
   module_name, symbol = pattern.split(':')
   if '.' in name:
     module_name = name
-  place = f'{module_name}:{symbol}'.format(name=name)
-  path, symbol = MOVED.get(place, place).split(':')
+  target = f'{module_name}:{symbol}'.format(name=name)
+  path, symbol = MOVED.get(target, target).split(':')
   try:
     module = importlib.import_module(path)
     if hasattr(module, symbol):
@@ -88,9 +95,9 @@ def resolve(pattern: str, name: str = '') -> Callable[..., Any]:
         f'installed: pip install {error.name}.'
       ) from error
   raise UserError(
-    f'{name!r} stands for {symbol} of the module {path}, and there is none; '
-    f'{closest(name, names(pattern))}; or give the dotted path of a module '
-    f'of your own that defines {symbol}.'
+    f'the name {name!r} is unknown, because the module {path} does not define '
+    f'{symbol}; {closest(name, names(pattern))}; or give the dotted path of a '
+    f'module of your own that defines {symbol}.'
   )
 
 
@@ -110,15 +117,15 @@ def names(pattern: str) -> list[str]:
   package = importlib.import_module(module_pattern.removesuffix('.{name}'))
   found = []
   for info in pkgutil.iter_modules(package.__path__, package.__name__ + '.'):
-    if info.name.endswith('.contract'):  # describes the symbol, is none
+    if info.name.endswith('.contract'):  # its symbol is the Protocol
       continue
     try:
       defines = hasattr(importlib.import_module(info.name), symbol)
     except ImportError:  # an optional package is absent
       defines = True
     found += [info.name.rpartition('.')[2]] if defines else []
-  moved = (place for place in MOVED if place.startswith(package.__name__ + '.'))
-  return found + [place.partition(':')[0].rpartition('.')[2] for place in moved]
+  moved = (path for path in MOVED if path.startswith(package.__name__ + '.'))
+  return found + [path.partition(':')[0].rpartition('.')[2] for path in moved]
 
 
 def keys(constructor: Callable[..., Any]) -> dict[str, inspect.Parameter]:
@@ -135,9 +142,9 @@ def keys(constructor: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 
 
 def operational(*names: str) -> Callable[[T], T]:
-  """Marks keys of a constructor that do not change what is computed.
+  """Marks keys of a constructor that a resumed run may change.
 
-  A resumed run may change them.
+  They must not affect the trained weights.
   """
 
   def mark(constructor: T) -> T:
@@ -151,22 +158,24 @@ def operational(*names: str) -> Callable[[T], T]:
 def keyed_by(config: type) -> Callable[[T], T]:
   """Makes the fields of a keyword-only dataclass the keys of a constructor.
 
-  The constructor has `**keys`, which it passes to the dataclass. Its signature
-  lists the fields in addition to parameters of its own, so they are documented
-  and validated in one place. A parameter with the name of a field replaces it,
-  for example with another default. The constructor has the operational keys of
-  the dataclass.
+  The constructor must have a parameter `**keys`, which it passes to the
+  dataclass. The fields are added to its signature, so they are documented and
+  validated only in the dataclass. A parameter of the constructor with the name
+  of a field replaces the field, for example to change its default. The
+  operational keys of the dataclass become those of the constructor.
   """
 
   def mark(constructor: T) -> T:
     marked: Any = constructor
-    own = {
+    declared = {
       name: parameter
       for name, parameter in inspect.signature(marked).parameters.items()
       if parameter.kind is not inspect.Parameter.VAR_KEYWORD
     }
-    fields = [each for name, each in keys(config).items() if name not in own]
-    marked.__signature__ = inspect.Signature([*own.values(), *fields])
+    fields = [
+      field for name, field in keys(config).items() if name not in declared
+    ]
+    marked.__signature__ = inspect.Signature([*declared.values(), *fields])
     marked.__annotations__ |= {x.name: x.annotation for x in fields}
     marked.OPERATIONAL = operational_keys(config)
     return constructor
@@ -175,15 +184,12 @@ def keyed_by(config: type) -> Callable[[T], T]:
 
 
 def operational_keys(constructor: Callable[..., Any]) -> tuple[str, ...]:
-  """Returns the names that `operational` (or OPERATIONAL) marks."""
+  """Returns the keys that `operational` or an attribute OPERATIONAL marks."""
   return tuple(getattr(constructor, 'OPERATIONAL', ()))
 
 
 def nested(annotation: Any) -> Nested | None:
-  """Returns the mark of a key that is a section.
-
-  The result is None if it is not a section.
-  """
+  """Returns the mark of a key that is a section; None for any other key."""
   if typing.get_origin(annotation) is not typing.Annotated:
     return None
   marks = typing.get_args(annotation)[1:]
@@ -205,9 +211,10 @@ def member_type(annotation: Any) -> type:
 
 
 def _plain(annotation: Any) -> tuple[Any, bool]:
-  """Returns the annotation without marks and None.
+  """Removes marks and None from an annotation.
 
-  The second result is whether it allowed None.
+  Returns:
+    The remaining type, and whether the annotation allows None.
   """
   if typing.get_origin(annotation) is typing.Annotated:
     annotation = typing.get_args(annotation)[0]
@@ -222,10 +229,10 @@ def build(constructor: Callable[..., Any], section: Any, *runtime: Any) -> Any:
   """Calls a constructor with a section's keys and the run-time arguments.
 
   Args:
-    constructor: from `resolve`.
-    section: a config section or a dict; keys of others (`name`) are left out,
-      and sections within it are handed on as dicts. One that was read from
-      JSON has lists where it had tuples: they become tuples again.
+    constructor: result of `resolve`.
+    section: config section or dict. Keys that the constructor does not have
+      (such as `name`) are left out, nested sections are passed as dicts, and
+      lists (of a section that was read from JSON) are converted to tuples.
     *runtime: positional arguments.
   """
   allowed = keys(constructor)
@@ -239,5 +246,5 @@ def _plain_value(value: Any) -> Any:
   if isinstance(value, ConfigDict):
     return value.to_dict()
   if isinstance(value, list | tuple):
-    return tuple(_plain_value(each) for each in value)
+    return tuple(_plain_value(entry) for entry in value)
   return value

@@ -1,8 +1,9 @@
-"""Costs that `plan` predicted for the shipped configs.
+"""Reads the costs that `plan` has predicted for the shipped configs.
 
-`benchmarks/plan_configs.py` writes the table, configs/predicted.json; compiling
-a row takes minutes. A row holds for the config that it was made for, which is
-recognized by a hash of what the compiled program and its cost depend on.
+`benchmarks/plan_configs.py` writes the table, configs/predicted.json. It takes
+minutes per row, because it compiles the step. A row contains a hash of the keys
+that determine the compiled program and its cost; it is valid as long as the
+config has the same hash.
 """
 
 import hashlib
@@ -15,8 +16,8 @@ from vit_jax.config.completion import Config
 from vit_jax.errors import UserError
 
 NAME = 'predicted.json'
-# Neither data, evaluation, logging nor checkpoints are part of the program of a
-# step; of the augmentation, only the number and the sizes of crops.
+# These keys determine the program of a step. Data, evaluation, logging and
+# checkpoints do not, and of the augmentation only number and sizes of crops do.
 _KEYS = (
   'total',
   'batch_size',
@@ -26,7 +27,7 @@ _KEYS = (
   'average_decay',
 )
 _SECTIONS = ('mix', 'model', 'objective', 'optimizer', 'schedule', 'mesh')
-# Initial values of parameters do not change the step.
+# Initial values of parameters do not change the program.
 _INITIAL = ('start_values', 'head_bias')
 _PARTS = {
   'train': ('num_examples', 'repeats'),
@@ -35,13 +36,16 @@ _PARTS = {
 
 
 def fingerprint(config: Config) -> str:
-  """Returns twelve digits that identify the program and the cost of a config.
+  """Returns a hash of the keys that determine the program of a step.
 
-  Keys at their default are left out, so that a new key does not make older rows
-  stale.
+  Keys with their default value are left out, so that adding a key with a
+  default does not invalidate older rows.
 
   Args:
-    config: completed.
+    config: completed config.
+
+  Returns:
+    Twelve hexadecimal digits.
   """
   values = {key: config[key] for key in _KEYS}
   for section in _SECTIONS:
@@ -69,14 +73,14 @@ def _not_default(
 def _plain(value: Any) -> Any:
   """Returns a value as JSON has it: tuples as lists, sections as dicts."""
   if isinstance(value, tuple | list):
-    return [_plain(each) for each in value]
+    return [_plain(entry) for entry in value]
   if hasattr(value, 'to_dict'):
-    return {key: _plain(each) for key, each in value.to_dict().items()}
+    return {key: _plain(entry) for key, entry in value.to_dict().items()}
   return value
 
 
 def read() -> list[dict[str, Any]]:
-  """Returns the rows of the table; [] if there is none."""
+  """Returns the rows of the table; [] if the file does not exist."""
   file = shipped.directory() / NAME
   return json.loads(file.read_text()) if file.exists() else []
 
@@ -84,20 +88,20 @@ def read() -> list[dict[str, Any]]:
 def line(row: dict[str, Any]) -> str:
   """Returns a row as text: config, topology and cost."""
   arguments = row['config'].partition(':')[2]
-  what = f'{arguments} on {row["topology"]}' if arguments else row['topology']
+  run = f'{arguments} on {row["topology"]}' if arguments else row['topology']
   if not is_current(row):
-    return f'  {what}: the config has changed since it was planned; run plan'
+    return f'  {run}: the config has changed since it was planned; run plan'
   if row['core_days'] is None:
-    return f'  {what}: does not fit'
+    return f'  {run}: does not fit'
   return (
-    f'  {what}: {row["core_days"]:,.0f} core-days, {row["mfu"]:.0%} MFU, '
+    f'  {run}: {row["core_days"]:,.0f} core-days, {row["mfu"]:.0%} MFU, '
     f'{row["images_per_second"]:,.0f} images/s, {row["gib"]:.1f} GiB per '
     f'device ({row["date"]}, libtpu {row["libtpu"]})'
   )
 
 
 def is_current(row: dict[str, Any]) -> bool:
-  """Returns whether the row's config still has the program that was planned."""
+  """Returns whether the config of a row still has the hash of the row."""
   try:
     return fingerprint(loading.load(row['config'])) == row['hash']
   except UserError:  # the config no longer exists

@@ -1,4 +1,4 @@
-"""The sections of a config, and the one place that builds them."""
+"""Lists the sections of a config, and builds the objects they describe."""
 
 from collections.abc import Callable
 from typing import Any
@@ -21,18 +21,18 @@ SECTIONS = {
   'recovery': 'vit_jax.run.recovery:Recovery',
   'log': 'vit_jax.run.metrics:Log',
 }
-# The names of sections that need not give one.
+# Default names of sections whose `name` is optional.
 DEFAULT_NAMES = {'augment': 'transforms', 'preprocess': 'transforms'}
 EVALS = 'vit_jax.evaluators.{name}:Evaluator'
 
 
 def constructor(section: str, values: Any) -> Callable[..., Any]:
-  """Returns the constructor of a section's values, a dict or a config of them.
+  """Returns the constructor that the values of a section select.
 
   Args:
     section: name of the section in a config; 'evals' for an evaluator.
-    values: values, possibly written by an older version without a name that is
-      optional now.
+    values: dict or config section. Values that an older version wrote may lack
+      a name for which there is a default now.
 
   Raises:
     UserError: the constructor does not exist.
@@ -46,10 +46,10 @@ def constructor(section: str, values: Any) -> Callable[..., Any]:
 
 
 def build(section: str, values: Any, *runtime: Any) -> Any:
-  """Builds what a section's values describe; see `constructor`."""
+  """Builds the object that values describe; see `constructor`."""
   return plugins.build(constructor(section, values), values, *runtime)
 
 
 def build_section(config: Any, section: str, *runtime: Any) -> Any:
-  """Builds what a section of a completed config describes."""
+  """Builds the object that a section of a completed config describes."""
   return build(section, config[section], *runtime)

@@ -1,4 +1,4 @@
-"""The configs that come with the package, in a checkout or installed."""
+"""Finds the configs that come with the package, in a checkout or installed."""
 
 import pathlib
 
@@ -8,21 +8,21 @@ _PACKAGE = pathlib.Path(vit_jax.__file__).parent
 
 
 def directory() -> pathlib.Path:
-  """Returns the directory of the configs, in a checkout or in the package."""
-  installed = _PACKAGE / 'shipped' / 'configs'  # put there by setup.py
+  """Returns the directory of the configs, in the package or in a checkout."""
+  installed = _PACKAGE / 'shipped' / 'configs'  # setup.py copies it there
   return installed if installed.is_dir() else _PACKAGE.parent / 'configs'
 
 
 def find(path: str) -> pathlib.Path:
-  """Returns the file of a config's path; `configs/…` works without a checkout.
+  """Returns the file of a config, also for `configs/…` without a checkout.
 
-  Files in the working directory come first.
+  A file in the working directory has precedence over a shipped one.
   """
-  given = pathlib.Path(path).expanduser()
-  if given.exists() or given.parts[:1] != ('configs',):
-    return given
-  here = directory().joinpath(*given.parts[1:])
-  return here if here.exists() else given
+  file = pathlib.Path(path).expanduser()
+  if file.exists() or file.parts[:1] != ('configs',):
+    return file
+  shipped = directory().joinpath(*file.parts[1:])
+  return shipped if shipped.exists() else file
 
 
 def paths() -> list[str]:

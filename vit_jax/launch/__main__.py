@@ -107,7 +107,7 @@ def define_flags() -> None:
   flags.DEFINE_bool(
     'dry_run', False, 'Print the commands and files, and start nothing.'
   )
-  given = overrides.take([*sys.argv])
+  given = overrides.extract([*sys.argv])
   overrides.define_flag(sys.argv)
   flags.DEFINE_multi_string('overrides', given, 'Set by --config.KEY=VALUE.')
 

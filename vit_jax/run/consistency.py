@@ -57,7 +57,7 @@ def _common_values(about: dict[str, Any], config: Config) -> dict[str, Any]:
     if pattern.startswith(('source.', 'reader.'))
   ]
   values = {
-    key: canonical.one(key, value)
+    key: canonical.canonical_value(key, value)
     for key, value in config_lib.flatten(config).items()
     if not any(
       fnmatch.fnmatchcase(key, pattern) for pattern in machine_specific

@@ -180,6 +180,6 @@ class Study:
 
 
 def load(path_and_argument: str) -> Study:
-  """Loads the study of a file; see `loading.held`."""
+  """Loads the study of a file; see `loading.call_typed`."""
   example = 'configs/studies/cifar10.py'
-  return loading.held(path_and_argument, 'get_study', Study, example)
+  return loading.call_typed(path_and_argument, 'get_study', Study, example)

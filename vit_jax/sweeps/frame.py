@@ -32,7 +32,7 @@ def define_flags(kind: str, folder: str) -> None:
     'print_jobs', False, 'Print the commands instead of running them.'
   )
   flags.DEFINE_multi_string(
-    'overrides', overrides.take(sys.argv), 'Set by --config.KEY=….'
+    'overrides', overrides.extract(sys.argv), 'Set by --config.KEY=….'
   )
 
 

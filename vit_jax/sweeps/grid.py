@@ -188,6 +188,6 @@ def runs(
 
 
 def load(path_and_argument: str) -> Sweep:
-  """Loads the sweep of a file; see `loading.held`."""
+  """Loads the sweep of a file; see `loading.call_typed`."""
   example = 'configs/sweeps/digits.py'
-  return loading.held(path_and_argument, 'get_sweep', Sweep, example)
+  return loading.call_typed(path_and_argument, 'get_sweep', Sweep, example)
