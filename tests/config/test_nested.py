@@ -62,7 +62,7 @@ def test_build_section_builds_nested_sections():
   [
     (dict(stem={'name': LAB, 'biass': 1}), ['model.stem.biass', "mean 'bias'"]),
     (dict(stem={'name': LAB, 'bias': 1}), ['model.stem.bias is 1', 'bool']),
-    (dict(stem={'kernel_size': 3}), ['model.stem needs a name']),
+    (dict(stem={'kernel_size': 3}), ['model.stem.name is missing']),
     (dict(stem='conv'), ["model.stem is 'conv'", 'section']),
     (dict(stem={'name': 'lab_nestd'}), ["'lab_nestd'", 'Stem']),
     (dict(heads={'c': {'name': LAB}}), ['model.heads.c.outputs is missing']),
