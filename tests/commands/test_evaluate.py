@@ -110,7 +110,7 @@ def test_a_split_without_usable_examples_is_refused(weights, tmp_path):
 
 
 def test_evaluator_flag_selects_by_name_or_kind(trained):
-  """A name of the config selects its section; a kind needs a split."""
+  """By default, a kind uses the split of the evaluators of the run."""
   assert _run(trained, evaluator='again')['count'] == 4
   kind = _run(trained, evaluator='classification', split='train[:50%]')
   assert kind['count'] == 2
