@@ -95,8 +95,6 @@ def test_an_interrupted_preparation_continues(tmp_path, monkeypatch):
 
 
 def test_messages_of_wrong_folders(tmp_path):
-  fill(tmp_path / 'mixed/train', ['a'], 1)
-  fill(tmp_path / 'mixed', ['bus'], 1)
   fill(tmp_path / 'undecodable', ['a'], 0)
   (tmp_path / 'undecodable/a/1.jpg').write_bytes(b'x')
   fill(tmp_path / 'newline', ['a\nb'], 1)
@@ -119,4 +117,4 @@ def test_messages_of_wrong_folders(tmp_path):
       folder.prepare(tmp_path / name, tmp_path / 'out', 'my_set')
   for name in ('My', '../x', 'a-b', '', '1a'):
     with pytest.raises(UserError, match='--name is'):
-      folder.prepare(tmp_path / 'mixed', tmp_path / 'out', name)
+      folder.prepare(tmp_path / 'dead', tmp_path / 'out', name)

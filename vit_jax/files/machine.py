@@ -1,10 +1,17 @@
-"""Memory available to this process, as Linux reports it."""
+"""Cores and memory available to this process, as Linux reports them."""
 
 import os
 import pathlib
 
 _OWN_GROUPS = pathlib.Path('/proc/self/cgroup')
 _GROUPS = pathlib.Path('/sys/fs/cgroup')
+
+
+def cores() -> int:
+  """Returns the number of cores that this process may use."""
+  if hasattr(os, 'sched_getaffinity'):
+    return len(os.sched_getaffinity(0))
+  return os.cpu_count() or 1
 
 
 def memory_bytes() -> int | None:

@@ -20,7 +20,7 @@ from vit_jax.cli import process
 from vit_jax.data.sources import digits
 from vit_jax.data.sources.tfds import default_data_dir
 from vit_jax.data.storage import files
-from vit_jax.errors import UserError
+from vit_jax.errors import UserError, check_range
 from vit_jax.files import paths
 from vit_jax.prepare import (
   catalog,
@@ -33,7 +33,13 @@ from vit_jax.prepare import (
 from vit_jax.processes import interruption
 
 log = logging.getLogger('vit_jax')
-_OWN = (digits.NAME, imagenet21k.NAME, folder.NAME)
+# Flags that have an effect for each of the data sets that are made here; those
+# of TFDS use --source.
+_USED = {
+  digits.NAME: (),
+  imagenet21k.NAME: ('source', 'class_list'),
+  folder.NAME: ('source', 'name'),
+}
 
 
 def define_flags() -> None:
@@ -76,7 +82,8 @@ def run(
   """
   root = default_data_dir(data_dir)
   own = (set_name or '') if name == folder.NAME else name
-  _check_flags(name, own, source, set_name, class_list, workers)
+  given = {'source': source, 'name': set_name, 'class_list': class_list}
+  _check_flags(name, own, given, workers)
   if paths.is_remote(root):
     raise UserError(
       f'--data_dir is {root!r}, which is remote; give a directory DIR of this '
@@ -85,7 +92,7 @@ def run(
   directory = pathlib.Path(root)
   workers = workers or parallel.default_workers()
   try:
-    if name in _OWN and workspace.is_prepared(directory, own):
+    if name in _USED and workspace.is_prepared(directory, own):
       workspace.clean(directory, own)
       log.info('%s is already prepared: %s', own, directory / own)
     elif name == digits.NAME:
@@ -109,14 +116,20 @@ def run(
 
 
 def _check_flags(
-  name: str,
-  own: str,
-  source: str | None,
-  set_name: str | None,
-  class_list: str | None,
-  workers: int,
+  name: str, own: str, given: dict[str, str | None], workers: int
 ) -> None:
-  """Checks that no flag would be ignored."""
+  """Checks that no flag is missing, and that none would be ignored.
+
+  Args:
+    name: name of the data set, or 'folder'.
+    own: name of the data set that is made.
+    given: values of --source, --name and --class_list.
+    workers: value of --workers.
+  """
+  used = _USED.get(name, ('source',))
+  for flag, value in given.items():
+    if value is not None and flag not in used:
+      raise UserError(f'--{flag}={value} has no effect for {name}; remove it.')
   if name == folder.NAME and not own:
     raise UserError(
       '--name is missing: give the data set a name, such as --name=my_set, '
@@ -124,24 +137,7 @@ def _check_flags(
     )
   if name == folder.NAME:
     folder.check_name(own)
-  elif set_name is not None:
-    raise UserError(
-      f'--name={set_name} has no effect for {name}; remove it (it names a data '
-      'set made from a folder).'
-    )
-  if class_list is not None and name != imagenet21k.NAME:
-    raise UserError(
-      f'--class_list has no effect for {name}, only for imagenet21k; remove it.'
-    )
-  if source is not None and name == digits.NAME:
-    raise UserError(
-      '--source has no effect for digits, which are part of scikit-learn; '
-      'remove it.'
-    )
-  if workers < 0:
-    raise UserError(
-      f'--workers is {workers}; give 1 or more, or 0 for one per core.'
-    )
+  check_range('--workers', workers, at_least=0)
 
 
 def _path(source: str | None, wanted: str) -> pathlib.Path:

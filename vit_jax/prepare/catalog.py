@@ -5,52 +5,17 @@ DATA_DIR/downloads/manual.
 """
 
 import pathlib
-from typing import Any, NamedTuple
+from typing import Any
 
 from vit_jax.errors import UserError
 
-MANUAL = 'downloads/manual'
-
-
-class Manual(NamedTuple):
-  """Files that have to be downloaded by hand.
-
-  Attributes:
-    files: names of the files in the manual directory.
-    steps: instructions.
-  """
-
-  files: tuple[str, ...]
-  steps: str
-
-
-_IMAGE_NET = (
-  'Register at https://image-net.org/download-images, accept its terms and '
-  'download'
-)
-BY_HAND = {
-  'imagenet2012': Manual(
-    ('ILSVRC2012_img_train.tar', 'ILSVRC2012_img_val.tar'),
-    f'{_IMAGE_NET} the ILSVRC 2012 training images (task 1 & 2, 138 GB) and '
-    'validation images (6.3 GB).',
-  ),
-  'imagenet2012_real': Manual(
-    ('ILSVRC2012_img_val.tar',),
-    f'{_IMAGE_NET} the ILSVRC 2012 validation images (6.3 GB); the ReaL '
-    'labels are downloaded.',
-  ),
-  'resisc45': Manual(
-    ('NWPU-RESISC45',),
-    'Download NWPU-RESISC45.rar from https://1drv.ms/u/s!AmgKYzARBl5ca3HNaHIlzp_'
-    'IXjs and unpack it there.',
-  ),
-  'diabetic_retinopathy_detection': Manual(
-    ('trainLabels.csv', 'train', 'test'),
-    'Accept the rules of '
-    'https://www.kaggle.com/c/diabetic-retinopathy-detection/data, download '
-    'its files and unpack there: the images of train.zip.* to train/, of '
-    'test.zip.* to test/, and trainLabels.csv.zip.',
-  ),
+# Files that have to be downloaded by hand. TFDS itself does not notice that an
+# archive of ImageNet is missing: it leaves out the split.
+_MANUAL = {
+  'imagenet2012': ('ILSVRC2012_img_train.tar', 'ILSVRC2012_img_val.tar'),
+  'imagenet2012_real': ('ILSVRC2012_img_val.tar',),
+  'resisc45': ('NWPU-RESISC45',),
+  'diabetic_retinopathy_detection': ('trainLabels.csv', 'train', 'test'),
 }
 
 # The list that `prepare` prints: names and remarks.
@@ -115,19 +80,17 @@ def require_manual_files(builder: Any, data_dir: pathlib.Path) -> None:
   Raises:
     UserError: files are missing; the message states which, and their source.
   """
-  instructions = builder.MANUAL_DOWNLOAD_INSTRUCTIONS
-  if not instructions:
+  if not builder.MANUAL_DOWNLOAD_INSTRUCTIONS:
     return
-  folder = data_dir / MANUAL
-  manual = BY_HAND.get(builder.name, Manual((), ' '.join(instructions.split())))
-  if manual.files:
-    missing = [f for f in manual.files if not (folder / f).exists()]
-  else:
-    empty = not (folder.is_dir() and any(folder.iterdir()))
-    missing = ['the files that TFDS requires'] if empty else []
+  folder = data_dir / 'downloads/manual'
+  files = _MANUAL.get(builder.name, ())
+  missing = [name for name in files if not (folder / name).exists()]
+  if not files and not (folder.is_dir() and any(folder.iterdir())):
+    missing = ['the files that TFDS requires']
   if missing:
     raise UserError(
       f'{builder.name} has to be downloaded by hand; missing in {folder}: '
-      f'{" and ".join(missing)}. {manual.steps} Then run the same command '
-      'again.'
+      f'{" and ".join(missing)}. '
+      f'{" ".join(builder.MANUAL_DOWNLOAD_INSTRUCTIONS.split())} Then run the '
+      'same command again.'
     )

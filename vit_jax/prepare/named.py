@@ -8,13 +8,16 @@ import pathlib
 import re
 from typing import Any
 
+import requests
 import tensorflow_datasets as tfds
+from tensorflow_datasets.core.utils.version import list_all_versions
 
 from vit_jax.errors import UserError
-from vit_jax.prepare import array_record, catalog, network, workspace
+from vit_jax.prepare import array_record, catalog, workspace
 
 log = logging.getLogger('vit_jax')
-_VERSION = re.compile(r'\d+\.\d+\.\d+')
+_INFO = 'dataset_info.json'
+_TIMEOUT_S = 10  # for the connection and the first bytes of the answer
 
 
 def prepare(
@@ -59,7 +62,7 @@ def prepare(
     assert builder is not None  # the user's own data sets exist already
     catalog.require_manual_files(builder, data_dir)
     _require_tensorflow(name)
-    network.require(builder, data_dir)
+    _require_network(builder, data_dir)
     _download(builder, name)
     log.info('%s is prepared: %s', name, builder.data_dir)
     return
@@ -124,7 +127,7 @@ def _of_own(
     return None
   folder = data_dir / plain
   if source is not None and not _newest(folder, name.partition(':')[2]):
-    info = source / 'dataset_info.json'
+    info = source / _INFO
     own = json.loads(info.read_text()).get('name') if info.exists() else None
     if own is not None and own != plain.split('/')[0]:
       raise UserError(
@@ -139,28 +142,48 @@ def _elsewhere(
   source: pathlib.Path, inner: pathlib.Path, version: str
 ) -> pathlib.Path:
   """Returns DIR/NAME/VERSION for --source: the path itself, or inside it."""
-  if (source / 'dataset_info.json').exists():
+  if (source / _INFO).exists():
     return source
   found = _newest(source / inner, version)
   if found is None:
     raise UserError(
       f'--source={source} does not contain a prepared {inner}; neither this '
-      f'directory nor {source / inner}/VERSION contains dataset_info.json.'
+      f'directory nor {source / inner}/VERSION contains {_INFO}.'
     )
   return found
 
 
 def _newest(folder: pathlib.Path, version: str) -> pathlib.Path | None:
   """Returns the newest (or the given) version that is prepared in a folder."""
-  found = [
-    path
-    for path in (folder.iterdir() if folder.is_dir() else [])
-    if _VERSION.fullmatch(path.name) and (path / 'dataset_info.json').exists()
-    if version in ('', path.name)
-  ]
-  return max(
-    found, key=lambda p: tuple(map(int, p.name.split('.'))), default=None
-  )
+  for found in map(str, reversed(list_all_versions(folder))):
+    if version in ('', found) and (folder / found / _INFO).exists():
+      return folder / found
+  return None
+
+
+def _require_network(builder: Any, data_dir: pathlib.Path) -> None:
+  """Checks that a server of a data set answers, unless files are there already.
+
+  TFDS tries each file ten times with growing pauses, which takes three and a
+  half minutes without a network.
+
+  Raises:
+    UserError: the server of the first file cannot be reached.
+  """
+  urls = [url for url in builder.url_infos or {} if url.startswith('http')]
+  there = data_dir / 'downloads'
+  if not urls or builder.MANUAL_DOWNLOAD_INSTRUCTIONS or there.exists():
+    return
+  try:
+    with requests.get(urls[0], stream=True, timeout=_TIMEOUT_S):
+      pass  # TFDS handles errors in the answer
+  except requests.RequestException as error:
+    raise UserError(
+      f'{builder.name} cannot be downloaded from {urls[0]} '
+      f'({type(error).__name__}): check the network and, if there is one, the '
+      'proxy (HTTPS_PROXY), then run the same command again. Or prepare the '
+      f'data set on another machine and copy it to {data_dir}.'
+    ) from error
 
 
 def _require_tensorflow(name: str) -> None:

@@ -24,15 +24,8 @@ Result = TypeVar('Result')
 
 def default_workers() -> int:
   """Returns one worker per core, limited by memory."""
-  cores = (
-    len(os.sched_getaffinity(0))
-    if hasattr(os, 'sched_getaffinity')
-    else os.cpu_count() or 1
-  )
-  memory = machine.memory_bytes()
-  return (
-    cores if memory is None else max(1, min(cores, memory // _WORKER_BYTES))
-  )
+  cores, memory = machine.cores(), machine.memory_bytes()
+  return cores if memory is None else min(cores, memory // _WORKER_BYTES) or 1
 
 
 def unordered(

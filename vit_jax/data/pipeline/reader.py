@@ -3,7 +3,6 @@
 import collections
 import dataclasses
 import logging
-import os
 import queue
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -23,6 +22,7 @@ from vit_jax.data.pipeline.loader import (
   Share,
 )
 from vit_jax.errors import UserError, check_choice, check_range
+from vit_jax.files import machine
 
 log = logging.getLogger('vit_jax')
 Batch = dict[str, jax.Array]
@@ -79,11 +79,7 @@ class Reader:
   @property
   def thread_count(self) -> int:
     """Number of threads; by default one per core available to this process."""
-    if self.threads:
-      return self.threads
-    if hasattr(os, 'sched_getaffinity'):
-      return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return self.threads or machine.cores()
 
   def memory_bytes(self, loader: Loader, rows: int) -> int:
     """Returns the maximum host memory of the prefetched batches, in bytes."""
