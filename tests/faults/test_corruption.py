@@ -43,7 +43,7 @@ def test_a_step_with_other_bits_ends_the_run(tmp_path):
   changes = objective | {'recovery.sdc_every': '5 steps'}
   _, err = cli.run(_command(tmp_path / 'run', **changes), code=1)
   # Step 5 is the 5th and 6th evaluation, both good; step 10 the 11th and 12th.
-  assert 'silent data corruption: step 10 computed twice' in err
+  assert 'silent data corruption: computing step 10 twice' in err
   lines = (tmp_path / 'run/events.jsonl').read_text().splitlines()
   (event,) = [e for e in map(json.loads, lines) if e['event'] == 'sdc']
   assert event['step'] == 10 and 'params/head/kernel' in event['leaves']
