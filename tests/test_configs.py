@@ -369,8 +369,8 @@ def test_dino_configs_equal_the_published_recipes(
     assert aims.temperature_warmup == warm
     assert (aims.momentum, aims.centre_momentum) == (0.996, 0.9)
     fixed = recipe == 'vanilla' or variant.startswith('B')
-    assert aims.head.config.norm_last_layer == fixed
-    assert (aims.head.config.outputs, aims.head.config.layers) == (65_536, 3)
+    assert aims.head.norm_last_layer == fixed
+    assert (aims.head.outputs, aims.head.layers) == (65_536, 3)
     assert (aims.head.hidden, aims.head.bottleneck) == (2048, 256)
     optimizer, schedule = config.optimizer, config.schedule
     assert (optimizer.b1, optimizer.b2) == (0.9, 0.999)
@@ -407,7 +407,7 @@ def test_released_dino_configs_equal_args_txt(variant):
     *(int(config.total.split()[0]), config.batch_size),
     *(schedule.base_lr / config.batch_size * 256, schedule.end_lr),
     *(optimizer.clip_norm, aims.temperature_warmup, aims.warmup_temperature),
-    *(aims.head.config.norm_last_layer, int(held['after'].split()[0])),
+    *(aims.head.norm_last_layer, int(held['after'].split()[0])),
     config.augment.global_area[0],
   ) == RELEASED_DINO[variant]
   assert config.augment.local_crops == 10 and aims.teacher_temperature == 0.07

@@ -11,6 +11,7 @@ from tiny_vit import KEY, abstract, images_of, noise_params
 
 from vit_jax.arrays import flops, sharding, tree
 from vit_jax.errors import UserError
+from vit_jax.models.layers import patches
 from vit_jax.models.swin import Model, relative
 from vit_jax.models.swin.windows import Windows
 
@@ -219,7 +220,13 @@ def test_norms_have_pytorchs_epsilon():
   images = images_of(2, 16, 16)
   small = jax.tree.map(lambda x: x, params)
   small['embedding'] = jax.tree.map(lambda x: 1e-3 * x, params['embedding'])
-  out = model.apply({'params': small}, images, method='_embed')
+
+  def embed(model, images):
+    return model.embedding_norm(
+      model.embedding(patches.cut(images, (4, 4), (4, 4)))
+    )
+
+  out = model.apply({'params': small}, images, method=embed)
   x = np.asarray(images).reshape(2, 4, 4, 4, 4, 3).swapaxes(2, 3)
   x = np.einsum('nrcyxi,yxid->nrcd', x, small['embedding']['kernel'])
   x = (x + small['embedding']['bias']).reshape(2, 16, -1)

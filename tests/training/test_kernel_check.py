@@ -186,7 +186,7 @@ def test_the_decoder_is_compared(tmp_path, monkeypatch):
   assert set(wide) == {2, 4}
   assert not event['passed'] and event['image_size'] == [3, 3]
   assert after.model.attention == 'xla'
-  assert after.objective._decoder().attention == 'xla'
+  assert after.objective._decoder().config.attention == 'xla'
 
 
 def test_sizes_that_shipped_recipes_compare():
