@@ -117,7 +117,7 @@ SPEED = {
 }
 # variant: {GB of a GPU: micro_batches} for 8 GPUs (docs/gpus.md)
 GPUS = {
-  'B/16': {24: 2, 40: 1, 80: 1},
+  'B/16': {24: 4, 40: 2, 80: 1},
   'L/16': {24: 8, 40: 4, 80: 2},
   'H/14': {24: 16, 40: 8, 80: 4},
 }

@@ -158,7 +158,13 @@ def test_a_step_is_compiled_for_absent_gpus(name, compiler, monkeypatch):
 
 
 @pytest.mark.parametrize(
-  'name', ['vit.py:variant=L/16,data=i21k', 'mae.py:model=L', 'mae.py:model=H']
+  'name',
+  [
+    'vit.py:variant=B/16,data=i21k',
+    'vit.py:variant=L/16,data=i21k',
+    'mae.py:model=L',
+    'mae.py:model=H',
+  ],
 )
 def test_configs_for_gpu_memory_keep_the_recipe(name):
   """Less memory takes more micro-batches; the recipe stays the same."""
