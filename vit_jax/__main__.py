@@ -6,6 +6,6 @@ from vit_jax.cli import commands
 
 if __name__ == '__main__':
   commands.refuse_arguments(sys.argv[1:])
-  for name, line in commands.described().items():
+  for name, line in commands.descriptions().items():
     print(f'{name:<12}  {line}')
   print('\nEach has --help. The first five minutes: bash launch/local.sh')

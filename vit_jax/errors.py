@@ -1,4 +1,4 @@
-"""The ways a run ends on purpose without finishing."""
+"""Errors that end a command deliberately, exit codes, and checks of values."""
 
 import difflib
 import math
@@ -20,44 +20,47 @@ class UserError(Exception):
 
 
 class StorageError(Exception):
-  """Failing storage, which no config can fix: one message, exit code 1.
+  """An error of the storage: one message, exit code 1.
 
   The message states which state is saved, and where.
   """
 
 
 class DivergedError(Exception):
-  """Rolling back did not help: exit code 43."""
+  """Training diverged, and no more rollbacks are allowed: exit code 43."""
 
 
 class PreemptedError(Exception):
-  """A signal came and the state is saved: exit code 42."""
+  """A signal arrived, and the state was saved: exit code 42."""
 
 
-_SHOWN_ALL, _SHOWN_NEAR = 40, 5  # names in a message
+# Up to this many allowed names, a message lists all; otherwise only the
+# nearest.
+_MAX_LISTED, _NUM_NEAREST = 40, 5
 
 
 def closest(name: str, allowed: Iterable[str]) -> str:
-  """Returns text about what is allowed in place of a name.
-
-  A short list is returned whole, with the nearest spelling first. Of a long
-  list, only the nearest spellings are of use.
+  """Returns a hint for a message about a wrong name.
 
   Args:
     name: name that the user gave.
-    allowed: names that exist.
+    allowed: allowed names.
+
+  Returns:
+    The most similar name, followed by all allowed names, or by the nearest ones
+    if there are many.
   """
   allowed = sorted(allowed)
-  near = difflib.get_close_matches(name, allowed, n=_SHOWN_NEAR, cutoff=0.5)
+  near = difflib.get_close_matches(name, allowed, n=_NUM_NEAREST, cutoff=0.5)
   hint = f'did you mean {near[0]!r}? ' if near else ''
-  if len(allowed) <= _SHOWN_ALL:
+  if len(allowed) <= _MAX_LISTED:
     return f'{hint}allowed: {", ".join(allowed) or "nothing"}'
-  # The last part of a dotted key decides when the whole is unlike any.
+  # Names of which only the last part of a dotted key is similar follow.
   last = name.rpartition('.')[2]
-  parts = {each: each.rpartition('.')[2] for each in allowed}
-  alike = difflib.get_close_matches(last, parts.values(), n=_SHOWN_NEAR)
-  near += [each for each in allowed if parts[each] in alike]
-  nearest = list(dict.fromkeys(near))[:_SHOWN_NEAR] or allowed[:_SHOWN_NEAR]
+  parts = {key: key.rpartition('.')[2] for key in allowed}
+  similar = difflib.get_close_matches(last, parts.values(), n=_NUM_NEAREST)
+  near += [key for key in allowed if parts[key] in similar]
+  nearest = list(dict.fromkeys(near))[:_NUM_NEAREST] or allowed[:_NUM_NEAREST]
   return f'{hint}nearest of {len(allowed)}: {", ".join(nearest)}'
 
 
@@ -67,12 +70,12 @@ def check_choice(key: str, value: object, choices: Iterable[str]) -> None:
   >>> check_choice('optimizer.clip', clip, ('global', 'tensor'))
 
   Args:
-    key: as the user writes it.
+    key: key, as the user writes it.
     value: value to check.
-    choices: names that are allowed.
+    choices: allowed names.
 
   Raises:
-    UserError: it is none of them; says which are allowed.
+    UserError: the value is not one of the names.
   """
   choices = list(choices)
   if value not in choices:
@@ -88,26 +91,26 @@ def check_range(
   at_most: float = math.inf,
   below: float = math.inf,
 ) -> None:
-  """Checks a number where it is declared: in the constructor that takes it.
+  """Checks that a number is finite and within limits.
 
   >>> check_range('optimizer.b2', b2, at_least=0, below=1)
 
   Args:
-    key: as the user writes it.
-    value: value that must be finite and within all limits; None (for a key that
-      may be None) always is.
-    at_least: smallest value allowed.
-    above: largest value that is too small.
-    at_most: largest value allowed.
-    below: smallest value that is too large.
+    key: key, as the user writes it.
+    value: number to check; None is always allowed.
+    at_least: smallest allowed value.
+    above: exclusive lower limit.
+    at_most: largest allowed value.
+    below: exclusive upper limit.
 
   Raises:
-    UserError: it is not; says what is allowed.
+    UserError: the number is not finite, or not within the limits.
   """
   if value is None:
     return
+  # False for NaN and for infinities, because `above` and `below` are exclusive.
   if at_least <= value <= at_most and above < value < below:
-    return  # neither NaN nor an infinity comes here
+    return
   limits = dict(at_least=at_least, above=above, at_most=at_most, below=below)
   words = [
     f'{name.replace("_", " ")} {limit:.10g}'

@@ -123,7 +123,7 @@ def run(
   """
   check_range('--batch_size', batch_size, at_least=1, at_most=MAX_BATCH_SIZE)
   found = pretrained.find(checkpoint)
-  weights = preprocessing_flags.by_preset(found, preprocess)
+  weights = preprocessing_flags.with_preset(found, preprocess)
   about = weights.about
   candidates = _evaluator_sections(about, evaluator)
   given = {'split': split} if split else {}
@@ -142,7 +142,7 @@ def run(
   }
   several = len(names) > 1
   head = {'checkpoint': weights.path}
-  described = {'preprocess': preprocessing_flags.described(weights, config)}
+  described = {'preprocess': preprocessing_flags.describe(weights, config)}
   result: dict[str, Any] = {}
   with jax.set_mesh(mesh):
     for name in names:

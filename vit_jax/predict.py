@@ -123,13 +123,13 @@ def run(
     UserError: the checkpoint does not exist, or a setting is wrong.
   """
   found = pretrained.find(checkpoint, weights)
-  source = preprocessing_flags.by_preset(found, preprocess)
+  source = preprocessing_flags.with_preset(found, preprocess)
   names = source.about['class_names']
   if not source.about['num_classes']:
     raise UserError(f'{checkpoint} has no head, so it cannot predict classes.')
   section = {'name': 'transforms', **source.about['preprocess']}
   config = overrides.apply({'preprocess': section}, list(settings))
-  described = preprocessing_flags.described(source, config)
+  described = preprocessing_flags.describe(source, config)
   log.info('preprocessing: %s', preprocessing_flags.line(described))
   transform = build_section(config, 'preprocess', source.image_size)
   mesh = sharding.make_mesh(jax.local_devices()[:1])

@@ -156,7 +156,7 @@ def test_the_list_of_commands_accepts_help():
 
 def test_all_commands_are_described():
   """The list has one line per command, with an example."""
-  described = commands.described()
+  described = commands.descriptions()
   assert {'train', 'plan', 'launch', 'configs'} <= described.keys()
   assert 'errors' not in described
   assert all('python -m vit_jax.' in line for line in described.values())
@@ -193,7 +193,9 @@ def test_devices_in_use_are_a_crash(monkeypatch):
 def test_help_prints_the_module_docstring_and_flags(name, monkeypatch):
   module = importlib.import_module(f'vit_jax.{name}')
   monkeypatch.setattr(sys, 'argv', ['program', '--help'])
-  assert help.asked(sys.argv) and not help.asked(['program', '--helpful'])
+  assert help.is_requested(sys.argv) and not help.is_requested(
+    ['program', '--helpful']
+  )
   before = set(flags.FLAGS)
   try:
     getattr(module, 'define_flags', entry.define_flags)()

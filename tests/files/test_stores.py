@@ -70,7 +70,7 @@ def test_an_unreachable_store_is_a_storage_error(monkeypatch):
   monkeypatch.setattr(asyncio, 'sleep', at_once)
   with pytest.raises(Exception, match='Cannot connect to host') as raised:
     store.exists('b/run')
-  converted = paths.of_a_store(raised.value)
+  converted = paths.object_store_error(raised.value)
   assert isinstance(converted, StorageError)
   assert 'Cannot connect to host 127.0.0.1' in str(converted)
 
@@ -79,10 +79,10 @@ def test_errors_of_other_modules_are_not_storage_errors():
   """Errors of the same class from other modules are not recognized."""
   with pytest.raises(requests.exceptions.ConnectionError) as raised:
     requests.get(f'http://127.0.0.1:{cli.free_port()}', timeout=9)
-  assert paths.of_a_store(raised.value) is None
+  assert paths.object_store_error(raised.value) is None
   for error in (OSError('Forbidden'), KeyError('gcsfs')):
-    assert paths.of_a_store(error) is None
+    assert paths.object_store_error(error) is None
     try:
       raise error
     except type(error) as caught:
-      assert paths.of_a_store(caught) is None
+      assert paths.object_store_error(caught) is None

@@ -23,12 +23,12 @@ def test_preset_sets_mean_and_standard_deviation(tmp_path, caplog):
   found = pretrained.find(path)
   mesh = sharding.make_mesh(jax.devices()[:1])
   for name in (None, 'timm', 'mae'):
-    source = preprocessing_flags.by_preset(found, name)
+    source = preprocessing_flags.with_preset(found, name)
     params = source.load(source.abstract_params(mesh))
     mean, std = presets.PRESETS[name or 'timm'].normalization
     statistics = dict(mean=mean, std=std)
     references.agree(source.model(), params, reference, **statistics)
-  description = preprocessing_flags.described(
+  description = preprocessing_flags.describe(
     source,
     overrides.apply(
       {'preprocess': {'name': 'transforms', **source.about['preprocess']}},
@@ -42,13 +42,13 @@ def test_preset_sets_mean_and_standard_deviation(tmp_path, caplog):
   assert 'interpolation=area' in line and 'std=0.229,0.224,0.225' in line
   ours = source.about.copy()
   del ours['normalization']
-  kept = preprocessing_flags.by_preset(
+  kept = preprocessing_flags.with_preset(
     pretrained.Pretrained('ours', ours, found.load), 'dino'
   )
   assert kept.load is found.load and 'resizing' in caplog.text
   assert kept.about['preprocess']['resize'] == 'torchvision'
   assert (
-    preprocessing_flags.described(
+    preprocessing_flags.describe(
       kept, overrides.apply({'preprocess': {'name': 'transforms'}}, [])
     )['mean']
     == [0.5] * 3

@@ -1,4 +1,4 @@
-"""The list of commands, and the message for a mistyped one."""
+"""Lists the commands, and reports unknown ones."""
 
 import ast
 import pathlib
@@ -12,11 +12,12 @@ from vit_jax.errors import EXIT_USER_ERROR, closest
 _PACKAGE = pathlib.Path(vit_jax.__file__).parent
 
 
-def described() -> dict[str, str]:
-  """Returns {name: first line of its help} of all commands."""
+def descriptions() -> dict[str, str]:
+  """Returns the first line of the help of each command, by name."""
   files = {path.stem: path for path in _PACKAGE.glob('[!_]*.py')}
   for path in _PACKAGE.glob('*/__main__.py'):
-    # plan sets the environment before it imports its flags from main.py.
+    # The flags of plan are in main.py, because its __main__.py must set the
+    # environment before they are imported.
     main = path.with_name('main.py')
     files[path.parent.name] = main if main.exists() else path
   found = {}
@@ -39,11 +40,11 @@ def refuse_arguments(arguments: Sequence[str]) -> None:
   """
   if not arguments or arguments[0] in ('--help', '-h', '--helpfull'):
     return
-  name, known = arguments[0], described()
+  name, commands = arguments[0], descriptions()
   hint = (
     f'write python -m vit_jax.{name} (with a dot)'
-    if name in known
-    else f'{closest(name, known)}; write python -m vit_jax.COMMAND'
+    if name in commands
+    else f'{closest(name, commands)}; write python -m vit_jax.COMMAND'
   )
   _refuse(f'python -m vit_jax takes no arguments, but got {name!r}; {hint}.')
 
@@ -61,7 +62,7 @@ def refuse_unknown(command: Sequence[str]) -> None:
   path = _PACKAGE.joinpath(*name.split('.'))
   if package != 'vit_jax' or path.is_dir() or path.with_suffix('.py').exists():
     return
-  near = closest(name, described())
+  near = closest(name, descriptions())
   _refuse(f'vit_jax.{name} is not a command; {near}.')
 
 

@@ -1,4 +1,4 @@
-"""Flags of commands that select the data that weights are applied to."""
+"""Turns flags into config sections of the data that weights are applied to."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,13 +13,23 @@ from vit_jax.errors import UserError
 from vit_jax.evaluators.contract import Setting
 from vit_jax.weights.contract import Pretrained
 
-_POLICY = ('on_bad_record', 'max_bad_share')  # other keys depend on the machine
+# Keys of the section `reader` that do not depend on the machine.
+_POLICY = ('on_bad_record', 'max_bad_share')
 
 
 def source_section(
   about: dict[str, Any], dataset: str | None, data_dir: str | None
 ) -> dict[str, Any]:
-  """Returns the config section of the data to evaluate on."""
+  """Returns the config section of the data to evaluate on.
+
+  Args:
+    about: description of the weights, whose data are the default.
+    dataset: --dataset, a TFDS name or a kind of source.
+    data_dir: --data_dir, a directory or path of the data.
+
+  Raises:
+    UserError: the flags do not specify the data, or do not fit together.
+  """
   section = dict(about.get('source', {'name': 'tfds'}))
   if dataset and _is_source(dataset):
     section = section if dataset == section['name'] else {'name': dataset}
@@ -27,14 +37,14 @@ def source_section(
     section = {'name': 'tfds', 'dataset': dataset}
   if data_dir:
     keys = plugins.keys(plugins.resolve(SECTIONS['source'], section['name']))
-    place = next((key for key in ('data_dir', 'path') if key in keys), None)
-    if place is None:
+    path_key = next((key for key in ('data_dir', 'path') if key in keys), None)
+    if path_key is None:
       raise UserError(
         f'--data_dir={data_dir} has no effect for the source '
         f'{section["name"]}; give --config.source.KEY=…, with KEY one of '
         f'{", ".join(keys)}.'
       )
-    section[place] = data_dir
+    section[path_key] = data_dir
   if section['name'] == 'tfds' and not section.get('dataset'):
     raise UserError(
       '--dataset is missing, because these weights do not contain the data '
@@ -45,7 +55,7 @@ def source_section(
 
 
 def _is_source(name: str) -> bool:
-  """Returns whether a name is a kind of source, not a TFDS data set."""
+  """Returns whether a name is a kind of source, and not a TFDS data set."""
   return '.' in name or name in plugins.names(SECTIONS['source'])
 
 

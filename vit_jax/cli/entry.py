@@ -35,12 +35,15 @@ def define_flags() -> None:
 
 
 def prints_config(config: Config) -> bool:
-  """Prints the config if --print_config is given; returns whether it is.
+  """Prints the config if --print_config is given.
 
   The output can be saved as FILE.json and used again by --config=FILE.json.
 
   Args:
     config: completed config.
+
+  Returns:
+    Whether --print_config is given.
   """
   if flags.FLAGS.print_config:
     print(to_json(config), end='')
@@ -48,10 +51,10 @@ def prints_config(config: Config) -> bool:
 
 
 def run_options(config: Config) -> dict[str, Any]:
-  """Returns the arguments of `loop.run` that come from flags, not the config.
+  """Returns the arguments of `loop.run` that flags specify.
 
   Raises:
-    UserError: the workdir belongs to another run; see also `profile_span`.
+    UserError: the workdir belongs to another run, or --profile is invalid.
   """
   values = flags.FLAGS
   profile = profile_span(values.profile)

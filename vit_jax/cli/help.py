@@ -1,7 +1,7 @@
-"""The output of `--help`: purpose of a command, an example, its flags.
+"""Formats the output of `--help`: purpose of a command, an example, its flags.
 
-The help of absl omits flags that are defined in another module than the one
-that runs, and exits with 1.
+absl's own help omits flags that are defined in other modules than the
+command's, and exits with 1.
 """
 
 import textwrap
@@ -13,8 +13,8 @@ WORDS = ('-h', '-help', '--help')
 _SET_ELSEWHERE = 'Set by '  # help of flags that users do not set directly
 
 
-def asked(argv: Sequence[str]) -> bool:
-  """Returns whether a command line contains --help or the like."""
+def is_requested(argv: Sequence[str]) -> bool:
+  """Returns whether a command line contains -h, -help or --help."""
   return any(word in WORDS for word in argv[1:])
 
 
@@ -25,15 +25,15 @@ def text(header: str, values: flags.FlagValues) -> str:
     header: docstring of the module, with an example.
     values: `FlagValues` in which the flags are defined.
   """
-  own = [
+  shown = [
     flag
     for module, defined in values.flags_by_module_dict().items()
     if module.startswith('vit_jax') or 'vit_jax' in module
     for flag in defined
     if not (flag.help or '').startswith(_SET_ELSEWHERE)
   ]
-  lines = [_line(flag) for flag in sorted(own, key=lambda flag: flag.name)]
-  if any(flag.name == 'config' for flag in own):
+  lines = [_line(flag) for flag in sorted(shown, key=lambda flag: flag.name)]
+  if any(flag.name == 'config' for flag in shown):
     lines.append('  --config.KEY=VALUE  Any key of the config, at any depth.')
   return '\n'.join([header.strip(), '', *lines])
 

@@ -1,7 +1,8 @@
-"""Parts of a result, each written atomically, until they are joined.
+"""Writes a long result in parts, so that a killed command can resume.
 
-OUT.parts/ contains about.json, which describes the result, and the parts
-00000.npz and so on, in order. An existing part is never computed again.
+OUT.parts/ contains about.json, which describes the computation, and the parts
+00000.npz, 00001.npz, …, each written atomically. Existing parts are not
+computed again. When all are complete, they are joined to the result.
 """
 
 import contextlib
@@ -30,10 +31,10 @@ class Parts:
   """The parts of one result."""
 
   def __init__(self, out: epath.Path, about: dict[str, Any]):
-    """Opens or creates the folder.
+    """Opens or creates the folder OUT.parts.
 
     Args:
-      out: path of the whole result.
+      out: path of the result.
       about: description of the computation, as JSON values.
 
     Raises:
@@ -47,7 +48,7 @@ class Parts:
       if not file.exists():
         atomic.write(file, json.dumps(about))
       found = jsonl.parse(file.read_bytes())
-    _check_same(str(self.folder), found or {}, about)
+    _check_description(str(self.folder), found or {}, about)
 
   def count(self) -> int:
     """Returns the number of existing parts before the first gap."""
@@ -72,8 +73,8 @@ class Parts:
     """
     path = self._path(number)
     try:
-      with np.load(path) as held:
-        return dict(held)
+      with np.load(path) as arrays:
+        return dict(arrays)
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
       raise UserError(
         f'{path} is damaged ({error}). Delete this part and all later ones, '
@@ -82,16 +83,16 @@ class Parts:
 
   @contextlib.contextmanager
   def joining(self) -> Iterator[str]:
-    """Yields the path for the whole result, which then replaces the parts.
+    """Yields a temporary path for the result, which then replaces the parts.
 
     Raises:
       UserError: the file cannot be written.
     """
     with (
       jsonl.access(self._out, 'written'),
-      atomic.replacing(self._out, self.folder) as aside,
+      atomic.replacing(self._out, self.folder) as temporary,
     ):
-      yield aside
+      yield temporary
     with contextlib.suppress(FileNotFoundError):
       self.folder.rmtree()
 
@@ -108,15 +109,16 @@ def resume(
   """Computes the missing parts; all processes must call it.
 
   Args:
-    out: path of the whole result.
-    about: description, see `Parts`; contains `examples` and `batch_size`.
-    size: batches per part.
-    batches: function that takes the first example and yields the columns of
-      each batch of `batch_size` examples from there on, without examples that
-      cannot be used.
+    out: path of the result.
+    about: description of the computation, see `Parts`; it contains `examples`
+      and `batch_size`.
+    size: number of batches per part.
+    batches: function that takes the index of an example, and yields the columns
+      of each batch of `batch_size` examples from that index on. Examples that
+      cannot be used are left out.
 
   Returns:
-    The parts (on the main process only), and their number.
+    The parts (None on all processes except the main one), and their number.
   """
   parts = Parts(out, about) if runtime.is_main() else None
   number = from_main(lambda: parts.count() if parts else 0)
@@ -124,37 +126,41 @@ def resume(
   start = min(number * size * rows, examples)
   if start:
     log.info('continuing after %d of %d examples', start, examples)
-  held: list[Arrays] = []
+  pending: list[Arrays] = []
   if start < examples:
     for columns in batches(start):
-      held.append(columns)
+      pending.append(columns)
       start = min(start + rows, examples)
-      if len(held) == size or start == examples:
+      if len(pending) == size or start == examples:
         if parts:
-          parts.write(number, _joined(held))
-        number, held = number + 1, []
+          parts.write(number, _join(pending))
+        number, pending = number + 1, []
   return parts, number
 
 
-def _joined(held: list[Arrays]) -> Arrays:
-  return {key: np.concatenate([each[key] for each in held]) for key in held[0]}
+def _join(batches: list[Arrays]) -> Arrays:
+  """Joins the columns of several batches."""
+  return {
+    key: np.concatenate([batch[key] for batch in batches]) for key in batches[0]
+  }
 
 
-def finished(
+def existing_result(
   out: epath.Path,
   about: dict[str, Any],
   read: Callable[[str], dict[str, Any]],
   results: Collection[str],
 ) -> dict[str, Any]:
-  """Returns the description of an existing whole result, or {}.
+  """Returns the description in a complete result; {} if there is none.
 
   All processes must call it.
 
   Args:
     out: path of the result.
-    about: description, see `Parts`.
+    about: description of the computation, see `Parts`.
     read: function that reads the description in a file.
-    results: keys of the description that are known only at the end.
+    results: keys of the description that are known only after the computation,
+      and are not compared.
 
   Raises:
     UserError: the file is a result of other weights, data or settings.
@@ -164,35 +170,35 @@ def finished(
     if not out.exists():
       return {}
     found = read(str(out))
-    told = {key: found[key] for key in found if key not in results}
-    _check_same(str(out), told, about)
+    compared = {key: found[key] for key in found if key not in results}
+    _check_description(str(out), compared, about)
     log.info('%s exists already', out)
     return found
 
   return from_main(on_main)
 
 
-def _check_same(
-  where: str, found: dict[str, Any], about: dict[str, Any]
+def _check_description(
+  path: str, found: dict[str, Any], about: dict[str, Any]
 ) -> None:
-  """Checks that an existing file or folder belongs to the same command.
+  """Checks that an existing file or folder belongs to the same computation.
 
   Args:
-    where: path of the file or folder.
-    found: description that it contains.
-    about: description of this command.
+    path: path of the file or folder.
+    found: description in the file or folder.
+    about: description of the computation of this command.
 
   Raises:
     UserError: the descriptions differ.
   """
-  found, wanted = flatten(found), flatten(about)
-  other = [
-    f'{key}: {found.get(key)!r} before, {wanted.get(key)!r} now'
-    for key in {**wanted, **found}
-    if found.get(key) != wanted.get(key)
+  found, expected = flatten(found), flatten(about)
+  differences = [
+    f'{key}: {found.get(key)!r} before, {expected.get(key)!r} now'
+    for key in {**expected, **found}
+    if found.get(key) != expected.get(key)
   ]
-  if other:
+  if differences:
     raise UserError(
-      f'{where} is the result of another command ({"; ".join(other)}). Give '
-      'another --out, or delete it.'
+      f'{path} is the result of another command ({"; ".join(differences)}). '
+      'Give another --out, or delete it.'
     )

@@ -1,4 +1,4 @@
-"""Preprocessing of images: that of the weights, or a preset."""
+"""Selects the preprocessing of images: that of the weights, or a preset."""
 
 import dataclasses
 import logging
@@ -29,15 +29,15 @@ def define_flag() -> None:
   )
 
 
-def by_preset(source: Pretrained, name: str | None) -> Pretrained:
+def with_preset(source: Pretrained, name: str | None) -> Pretrained:
   """Returns the same weights with the preprocessing of a preset.
 
-  Mean and standard deviation change only for weights of another project:
-  models trained here expect pixels in [-1, 1].
+  Mean and standard deviation change only for weights of another project,
+  because models trained by this program expect pixels in [-1, 1].
 
   Args:
-    source: the weights.
-    name: key of `presets.PRESETS`; None for the weights' own preprocessing.
+    source: weights.
+    name: key of `presets.PRESETS`; None for the preprocessing of the weights.
 
   Raises:
     UserError: the preset is unknown.
@@ -49,40 +49,50 @@ def by_preset(source: Pretrained, name: str | None) -> Pretrained:
   source = dataclasses.replace(
     source, about={**source.about, 'preprocess': section}
   )
-  known, wanted = mean_and_std(source), preset.normalization
-  if known == wanted:
+  old, new = mean_and_std(source), preset.normalization
+  if old == new:
     return source
   if 'normalization' not in source.about:
     log.warning(
-      '%s expects pixels in [-1, 1]; the preset %s only sets the resizing',
+      '%s expects pixels in [-1, 1], so the preset %s changes only the '
+      'resizing',
       source.path,
       name,
     )
     return source
-  mean, std = wanted
-  said = {'mean': list(mean), 'std': list(std)}
+  mean, std = new
+  section = {'mean': list(mean), 'std': list(std)}
   return dataclasses.replace(
     source,
-    about=source.about | {'normalization': said},
-    load=_refolded(source.load, known, wanted),
+    about=source.about | {'normalization': section},
+    load=_renormalize(source.load, old, new),
     load_average=source.load_average
-    and _refolded(source.load_average, known, wanted),
+    and _renormalize(source.load_average, old, new),
   )
 
 
-def _refolded(
-  load: Callable[[PyTree], PyTree], known: Any, wanted: Any
+def _renormalize(
+  load: Callable[[PyTree], PyTree], old: Any, new: Any
 ) -> Callable[[PyTree], PyTree]:
-  """Loads parameters for pixels with another normalisation."""
+  """Changes the normalization that is folded into the patch embedding.
+
+  Args:
+    load: function that loads parameters.
+    old: mean and standard deviation that are folded into these parameters.
+    new: mean and standard deviation to fold instead.
+
+  Returns:
+    A function that loads the changed parameters.
+  """
 
   def load_and_fold(abstract: PyTree) -> PyTree:
     params = load(abstract)
-    flat, places = tree.flatten(params), tree.flatten(abstract)
+    flat, targets = tree.flatten(params), tree.flatten(abstract)
     keys = normalization.KERNEL, normalization.BIAS
     arrays = {key: np.asarray(flat[key]) for key in keys}
-    arrays = normalization.unfold(arrays, *known)
-    arrays = normalization.fold(arrays, *wanted)
-    placed = {key: host.place(arrays[key], places[key]) for key in keys}
+    arrays = normalization.unfold(arrays, *old)
+    arrays = normalization.fold(arrays, *new)
+    placed = {key: host.place(arrays[key], targets[key]) for key in keys}
     return tree.unflatten(flat | placed)
 
   return load_and_fold
@@ -90,17 +100,17 @@ def _refolded(
 
 def mean_and_std(source: Pretrained) -> tuple[Any, Any]:
   """Returns mean and standard deviation per channel of pixels in [0, 1]."""
-  said = source.about.get('normalization')
-  if said is None:
+  section = source.about.get('normalization')
+  if section is None:
     return presets.NONE
-  return tuple(said['mean']), tuple(said['std'])
+  return tuple(section['mean']), tuple(section['std'])
 
 
-def described(source: Pretrained, config: Config) -> dict[str, Any]:
-  """Describes everything that is done to an image before the model.
+def describe(source: Pretrained, config: Config) -> dict[str, Any]:
+  """Returns all settings of the preprocessing of an image.
 
   Args:
-    source: the weights.
+    source: weights.
     config: config with the completed section `preprocess`.
   """
   mean, std = mean_and_std(source)

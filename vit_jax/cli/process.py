@@ -26,7 +26,7 @@ from vit_jax.processes import (
   runtime,
 )
 
-_LATE_S = 60  # time limit for the other processes to connect
+_CONNECT_S = 60  # time limit for connecting only to report an error
 
 
 def run(body: Callable[[list[str]], None], define: Callable[[], None]) -> None:
@@ -36,13 +36,15 @@ def run(body: Callable[[list[str]], None], define: Callable[[], None]) -> None:
   error, with a message that states what is saved), 2 (an error of the user,
   with one message and no traceback), 42 (preempted, state saved), 43
   (diverged), 44 (stuck, see watchdog.py) and 45 (another process was lost). If
-  one of several processes ends, all end.
+  one of several processes ends with an error, all of them end.
 
   Args:
-    body: function of the arguments that are not flags.
+    body: main function of the command; its argument is the list of arguments
+      that are not flags.
     define: function that defines the flags; it may change `sys.argv`.
   """
-  # TensorFlow only writes events and prepares data sets: hide its log.
+  # TensorFlow is only used to write events and to prepare data sets, so its log
+  # is hidden.
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
   os.environ.setdefault('TF_ENABLE_ONEDNN_OPTS', '0')
   backends.hide_unused_libtpu()
@@ -56,40 +58,42 @@ def run(body: Callable[[list[str]], None], define: Callable[[], None]) -> None:
       raise UserError(overrides.unknown_flag_message(error)) from error
 
   def main(argv: list[str]) -> None:
-    runtime.start_logging()  # after absl has set up its own
-    _guarded(lambda: body(argv[1:]))
+    runtime.start_logging()  # must come after absl has set up its own logging
+    _report_errors(lambda: body(argv[1:]))
 
   def start() -> None:
     define()
-    if help.asked(sys.argv):
+    if help.is_requested(sys.argv):
       header = sys.modules[body.__module__].__doc__ or ''
       print(help.text(header, flags.FLAGS))
       return
     app.run(main, argv=sys.argv, flags_parser=parse)
 
   try:
-    _guarded(start)
+    _report_errors(start)
   finally:
-    _part()
+    _shut_down()
 
 
-def _part() -> None:
-  """Waits for the other processes; from then on, signals are ignored."""
+def _shut_down() -> None:
+  """Waits for the other processes, and ignores signals afterwards."""
   peers.shut_down()
   if interruption.HANDLER.installed:
     interruption.HANDLER.ignore()
 
 
-def _guarded(function: Callable[[], None]) -> None:
+def _report_errors(function: Callable[[], None]) -> None:
+  """Calls a function; its errors end this process and all others."""
   try:
     function()
   except (UserError, PreemptedError, StorageError, DivergedError) as error:
     peers.announce(error)
-    _end(error)
+    _exit(error)
   except Exception as error:
-    if known := backends.user_error(error) or paths.of_a_store(error):
-      peers.announce(known)
-      _end(known)
+    expected = backends.user_error(error) or paths.object_store_error(error)
+    if expected:
+      peers.announce(expected)
+      _exit(expected)
     peers.announce(error)
     if peers.client() is None:
       raise
@@ -97,40 +101,44 @@ def _guarded(function: Callable[[], None]) -> None:
     peers.exit_now(EXIT_CRASH)
 
 
-def _end(error: Exception) -> None:
+def _exit(error: Exception) -> None:
   """Ends the process with the message and the code of an expected error."""
-  ended = peers.exit_status(error)
-  assert ended is not None
-  code, message = ended
+  status = peers.exit_status(error)
+  assert status is not None
+  code, message = status
   sys.stdout.flush()
   print(message, file=sys.stderr, flush=True)
   if code != EXIT_USER_ERROR:
     sys.exit(code)
-  if peers.client() is None and _join_late():
+  if peers.client() is None and _join_to_report():
     peers.announce(error)
   if peers.client() is not None:
     peers.exit_now(code)
   sys.exit(code)
 
 
-def _join_late() -> bool:
-  """Joins the other processes to tell them the error.
+def _join_to_report() -> bool:
+  """Connects to the other processes, which otherwise would wait for this one.
 
-  They wait for this process, although it is about to end.
+  The error may have occurred before the flags were parsed, so they are parsed
+  here.
 
   Returns:
     Whether there are other processes.
   """
   if 'coordinator_address' not in flags.FLAGS:
     return False
-  own = flags.FlagValues()
-  define_distributed_flags(own)
+  values = flags.FlagValues()
+  define_distributed_flags(values)
   try:
-    own(sys.argv, known_only=True)
+    values(sys.argv, known_only=True)
     return runtime.join(
-      own.coordinator_address, own.num_processes, own.process_id, _LATE_S
+      values.coordinator_address,
+      values.num_processes,
+      values.process_id,
+      _CONNECT_S,
     )
-  except Exception:  # noqa: BLE001 (the message has been printed anyway)
+  except Exception:  # noqa: BLE001 (the message has already been printed)
     return False
 
 
@@ -151,7 +159,7 @@ def define_distributed_flags(into: flags.FlagValues = flags.FLAGS) -> None:
 
 
 def start_process() -> None:
-  """Prepares this process for training; joins the other processes."""
+  """Prepares this process for training, and connects the other processes."""
   runtime.keep_host_memory()
   values = flags.FLAGS
   runtime.start_distributed(

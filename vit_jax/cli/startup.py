@@ -1,4 +1,4 @@
-"""The start of a command, before its module is imported."""
+"""Prepares a command before its module is imported."""
 
 import itertools
 from collections.abc import Sequence
@@ -18,6 +18,6 @@ def begin(command: Sequence[str]) -> None:
   words = itertools.pairwise(command)
   if not any(a == '-m' and b.startswith('vit_jax.') for a, b in words):
     return
-  # First the signals, because importing JAX takes seconds.
+  # Signals must be handled from the start, because importing JAX takes seconds.
   interruption.HANDLER.install()
   commands.refuse_unknown(command)

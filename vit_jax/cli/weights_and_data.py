@@ -1,4 +1,4 @@
-"""Weights, data and batch sizes of commands, given by flags."""
+"""Defines and reads the flags for weights, data and batch sizes."""
 
 import dataclasses
 import json
@@ -24,9 +24,9 @@ class Request:
   """Weights, data and batch sizes of a command.
 
   Attributes:
-    config: config file whose data is used.
+    config: path of a config file whose data are used.
     dataset: TFDS name or kind of source; by default that of the checkpoint.
-    split: split of the data; by default the one that the config trains on.
+    split: split of the data; by default the training split of `config`.
     data_dir: TFDS directory, or the path of another source.
     weights: set of weights of the checkpoint, see `Pretrained.chosen`.
     preprocess: name of a preset; by default the preprocessing of the weights.
@@ -53,15 +53,23 @@ class Request:
 
   @classmethod
   def of_flags(cls, **more: Any) -> Self:
-    """Creates a request from `more` and the flags named like its attributes."""
+    """Returns the request that flags specify.
+
+    Args:
+      **more: values of attributes for which the command has no flag.
+    """
     values = flags.FLAGS
     keys = [f.name for f in dataclasses.fields(cls) if f.name in values]
-    taken = {key: getattr(values, key) for key in keys}
-    return cls(**taken, **more, settings=values.overrides)
+    from_flags = {key: getattr(values, key) for key in keys}
+    return cls(**from_flags, **more, settings=values.overrides)
 
 
 def define_flags(endings: str) -> None:
-  """Defines the flags that these commands share."""
+  """Defines the flags that features and pseudo_label share.
+
+  Args:
+    endings: allowed endings of --out, for its help.
+  """
   weights_flags.define_flags()
   flags.DEFINE_string('config', None, 'Config whose data is used.')
   flags.DEFINE_string(
@@ -100,16 +108,23 @@ def sections(weights: Pretrained) -> dict[str, Any]:
 def open_data(
   weights: Pretrained, request: Request
 ) -> tuple[Config, Source, str]:
-  """Opens the data; returns the completed sections, the data and its split.
+  """Opens the data that a request specifies.
+
+  Args:
+    weights: weights, whose data, reader and preprocessing are the defaults.
+    request: weights, data and batch sizes of the command.
+
+  Returns:
+    A config of the completed sections, the source, and its split.
 
   Raises:
     UserError: the data or the split does not exist, or is empty.
   """
   about, split = weights.about, request.split
   if request.config is not None:
-    whole = loading.load(request.config)
-    about = {'source': whole.source.to_dict()}
-    split = split or whole.train.split
+    config = loading.load(request.config)
+    about = {'source': config.source.to_dict()}
+    split = split or config.train.split
   if split is None:
     raise UserError(
       '--split is missing; give the split to use, or --config=FILE.py to use '
@@ -119,12 +134,10 @@ def open_data(
   completed = overrides.apply(
     sections(weights) | {'source': source}, [*request.settings]
   )
-  opened = build_section(completed, 'source', split)
-  if not len(opened):
-    raise UserError(
-      f'{opened.name} is empty; give another --split or --dataset.'
-    )
-  return completed, opened, split
+  data = build_section(completed, 'source', split)
+  if not len(data):
+    raise UserError(f'{data.name} is empty; give another --split or --dataset.')
+  return completed, data, split
 
 
 def open_weights(checkpoint: str, request: Request) -> Pretrained:
@@ -134,16 +147,16 @@ def open_weights(checkpoint: str, request: Request) -> Pretrained:
     UserError: the weights do not exist, or the preset is unknown.
   """
   found = pretrained.find(checkpoint, request.weights)
-  return preprocessing_flags.by_preset(found, request.preprocess)
+  return preprocessing_flags.with_preset(found, request.preprocess)
 
 
-def tell(out: str, result: dict[str, Any], shown: Sequence[str]) -> None:
+def print_result(out: str, result: dict[str, Any], keys: Sequence[str]) -> None:
   """Prints the description of a result, on the main process only.
 
   Args:
     out: path of the result.
     result: description of the result.
-    shown: keys of the description that are printed without --json.
+    keys: keys of the description that are printed without --json.
   """
   if not runtime.is_main():
     return
@@ -152,6 +165,6 @@ def tell(out: str, result: dict[str, Any], shown: Sequence[str]) -> None:
   if flags.FLAGS.json:
     print(json.dumps(result))
     return
-  for key in ('out', 'checkpoint', 'data', *shown, 'classes'):
+  for key in ('out', 'checkpoint', 'data', *keys, 'classes'):
     print(f'{key}: {result[key]}')
   print(f'preprocess: {preprocessing_flags.line(result["preprocess"])}')

@@ -1,4 +1,4 @@
-"""Flags that select trained weights, for the commands that use them."""
+"""Defines the flags that select trained weights."""
 
 from typing import Any
 
@@ -41,10 +41,10 @@ def path(values: Any, given: str | None = None) -> str:
 
   Args:
     values: parsed flags.
-    given: path of the weights; that of --checkpoint by default.
+    given: path of the weights; by default --checkpoint.
 
   Raises:
-    UserError: both the path and --step name a step.
+    UserError: both the path and --step specify a step.
   """
   checkpoint = values.checkpoint if given is None else given
   if values.step is None:

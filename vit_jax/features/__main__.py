@@ -27,7 +27,7 @@ from vit_jax.cli import (
   weights_and_data,
   weights_flags,
 )
-from vit_jax.cli.output_parts import finished
+from vit_jax.cli.output_parts import existing_result
 from vit_jax.config import overrides
 from vit_jax.config.completion import Config
 from vit_jax.data.contract import Source
@@ -91,10 +91,10 @@ def run(checkpoint: str, out_path: str, request: Request) -> dict[str, Any]:
       'weights': request.weights,
       'digest': frozen.digests({'': params})[''],
       **extraction.described(config, source),
-      'preprocess': preprocessing_flags.described(weights, config),
+      'preprocess': preprocessing_flags.describe(weights, config),
       'batch_size': setting.batch_size,
     }
-    done = finished(out, about, writing.about_of, ('count', 'width'))
+    done = existing_result(out, about, writing.about_of, ('count', 'width'))
     if not done:
       size = -(-request.part_examples // setting.batch_size)
       done = extraction.extract(extractor, params, source, out, about, size)
@@ -131,7 +131,7 @@ def main(arguments: list[str]) -> None:
   process.start_process()
   request = Request.of_flags(images=arguments)
   result = run(weights_flags.path(values), values.out, request)
-  weights_and_data.tell(values.out, result, ('count', 'width'))
+  weights_and_data.print_result(values.out, result, ('count', 'width'))
 
 
 if __name__ == '__main__':

@@ -1,4 +1,4 @@
-"""Writes files that are complete or absent, whatever ends the process."""
+"""Writes files atomically: they are complete or absent after any crash."""
 
 import contextlib
 import os
@@ -18,10 +18,10 @@ def write(path: epath.Path, content: str | bytes) -> None:
 
   Args:
     path: path of the file.
-    content: its new content.
+    content: new content of the file.
 
   Raises:
-    OSError: it cannot be written; the old content is unchanged.
+    OSError: the file cannot be written; its old content is unchanged.
   """
   data = content.encode() if isinstance(content, str) else content
   if paths.is_remote(path):
@@ -35,23 +35,23 @@ def write(path: epath.Path, content: str | bytes) -> None:
 def replacing(
   path: epath.Path, folder: epath.Path | None = None
 ) -> Iterator[str]:
-  """Yields the path of an empty file that replaces a local one at the end.
+  """Yields the path of an empty temporary file, which then replaces a file.
 
   Args:
-    path: path of the local file.
-    folder: directory of the file until then; by default that of `path`. It must
+    path: path of the local file to replace.
+    folder: directory of the temporary file; by default that of `path`. It must
       be on the same file system.
 
   Raises:
     OSError: see `write`.
   """
-  own, name = os.path.split(os.fspath(path))
-  handle, temporary = tempfile.mkstemp(dir=folder or own, prefix=f'.{name}.')
+  parent, name = os.path.split(os.fspath(path))
+  handle, temporary = tempfile.mkstemp(dir=folder or parent, prefix=f'.{name}.')
   try:
-    os.fchmod(handle, 0o644)  # mkstemp lets nobody else read it
+    os.fchmod(handle, 0o644)  # mkstemp allows only the owner to read the file
     yield temporary
-    # The content must be on disk before the name is: after a power failure the
-    # file would be empty otherwise.
+    # The content must be on disk before the new name is; otherwise the file
+    # could be empty after a power failure.
     os.fsync(handle)
     os.replace(temporary, path)
   except BaseException:
@@ -60,12 +60,12 @@ def replacing(
     raise
   finally:
     os.close(handle)
-  _sync_folder(own)
+  _sync_folder(parent)
 
 
 def _sync_folder(folder: str) -> None:
-  """Makes sure that the new name is on disk, too."""
-  with contextlib.suppress(OSError):  # not possible on some network systems
+  """Makes sure that the names of files in a folder are on disk."""
+  with contextlib.suppress(OSError):  # some network file systems refuse it
     handle = os.open(folder, os.O_RDONLY)
     try:
       os.fsync(handle)

@@ -1,4 +1,4 @@
-"""Files of JSON lines, as crashes, full disks and people leave them behind."""
+"""Reads and writes JSON lines; tolerates incomplete and damaged lines."""
 
 import json
 import os
@@ -15,30 +15,30 @@ Record = dict[str, Any]
 
 
 def parse(line: bytes) -> Record | None:
-  """Returns the JSON object in a line; None if the line holds none."""
+  """Returns the JSON object in a line; None if the line is not an object."""
   try:
     record = json.loads(line)
-  except (ValueError, RecursionError):  # invalid UTF-8 is a ValueError too
+  except (ValueError, RecursionError):  # ValueError includes invalid UTF-8
     return None
   return record if isinstance(record, dict) else None
 
 
 def _bytes(path: epath.Path) -> bytes:
-  """Reads a file; returns b'' if there is none."""
+  """Reads a file; returns b'' if it does not exist."""
   return with_retries(
     lambda: path.read_bytes() if path.exists() else b'', path, 'read'
   )
 
 
 def read_object(path: epath.Path) -> Record:
-  """Reads a file that holds one JSON object.
+  """Reads a file that consists of one JSON object.
 
   Returns:
     The object; {} if the file is missing or damaged.
 
   Raises:
-    UserError: it exists and may not be read.
-    StorageError: it exists and cannot be read.
+    UserError: the file exists, but there is no permission to read it.
+    StorageError: the file exists, but cannot be read.
   """
   return parse(_bytes(path)) or {}
 
@@ -47,11 +47,12 @@ def read(path: epath.Path) -> Iterator[tuple[bytes, Record | None]]:
   """Reads a file line by line; a missing file has no lines.
 
   Yields:
-    Each line with its end, and its object, or None if it holds none.
+    Each line including its newline, and its object; None for a line that is not
+    a JSON object.
 
   Raises:
-    UserError: it exists and may not be read.
-    StorageError: it exists and cannot be read.
+    UserError: the file exists, but there is no permission to read it.
+    StorageError: the file exists, but cannot be read.
   """
   for line in _bytes(path).splitlines(keepends=True):
     if line.strip():
@@ -66,12 +67,13 @@ def append(path: epath.Path, line: str) -> None:
     line: text that ends with a newline.
 
   Raises:
-    UserError: the directory is gone, or may not be written.
+    UserError: the directory was removed, or there is no permission to write it.
     StorageError: the storage is full or keeps failing.
   """
 
   def write() -> None:
-    # Unbuffered: a buffer would write its rest, once more, when it is closed.
+    # Unbuffered, because after an error a buffered file would try to write the
+    # remaining bytes again when it is closed.
     with open(path, 'a+b', buffering=0) as file:
       size = os.fstat(file.fileno()).st_size
       data = line.encode()
@@ -84,36 +86,39 @@ def append(path: epath.Path, line: str) -> None:
   with_retries(write, path, 'written')
 
 
-def keep(path: epath.Path, stays: Callable[[Record], bool]) -> list[bytes]:
+def keep(path: epath.Path, is_kept: Callable[[Record], bool]) -> list[bytes]:
   """Keeps the lines whose object passes a test, and quarantines all others.
 
-  The others are added to <name>_set_aside.jsonl first, so none is ever lost. A
-  last line without its newline gets one, so that what is appended begins a new
-  line.
+  The other lines are first added to <name>_set_aside.jsonl, so no line is lost.
+  If the last line lacks its newline, it is added, so that appended text starts
+  a new line.
 
   Args:
     path: path of the file.
-    stays: function that returns whether the line of an object is kept.
+    is_kept: function that returns whether the line of an object is kept.
 
   Returns:
     The lines that were moved.
 
   Raises:
-    UserError: the files may not be read or written.
+    UserError: there is no permission to read or write the files.
     StorageError: the storage is full or keeps failing.
   """
-  kept, gone = [], []
+  kept, removed = [], []
   for line, record in read(path):
-    (kept if record is not None and stays(record) else gone).append(line)
-  if not gone and (not kept or kept[-1].endswith(b'\n')):
+    (kept if record is not None and is_kept(record) else removed).append(line)
+  if not removed and (not kept or kept[-1].endswith(b'\n')):
     return []
-  if gone:
-    aside = path.with_name(f'{path.stem}_set_aside.jsonl')
-    content = _bytes(aside) + _joined(gone)
-    with_retries(lambda: atomic.write(aside, content), aside, 'written')
-  with_retries(lambda: atomic.write(path, _joined(kept)), path, 'written')
-  return gone
+  if removed:
+    quarantine = path.with_name(f'{path.stem}_set_aside.jsonl')
+    content = _bytes(quarantine) + _join(removed)
+    with_retries(
+      lambda: atomic.write(quarantine, content), quarantine, 'written'
+    )
+  with_retries(lambda: atomic.write(path, _join(kept)), path, 'written')
+  return removed
 
 
-def _joined(lines: list[bytes]) -> bytes:
+def _join(lines: list[bytes]) -> bytes:
+  """Joins lines, each with exactly one newline at its end."""
   return b''.join(line.rstrip(b'\r\n') + b'\n' for line in lines)

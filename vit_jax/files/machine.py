@@ -1,10 +1,10 @@
-"""Cores and memory available to this process, as Linux reports them."""
+"""Determines the cores and the memory that this process may use."""
 
 import os
 import pathlib
 
-_OWN_GROUPS = pathlib.Path('/proc/self/cgroup')
-_GROUPS = pathlib.Path('/sys/fs/cgroup')
+_CGROUPS_OF_PROCESS = pathlib.Path('/proc/self/cgroup')
+_CGROUPS = pathlib.Path('/sys/fs/cgroup')
 
 
 def cores() -> int:
@@ -18,37 +18,37 @@ def memory_bytes() -> int | None:
   """Returns the bytes of memory that this process may use.
 
   It is the machine's memory, or less if a container or a batch system limits
-  it.
+  the process.
 
   Returns:
     The number of bytes; None if the system does not report it.
   """
   if not hasattr(os, 'sysconf'):  # Windows
     return None
-  whole = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
-  return min([whole, *_limits()])
+  total = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')
+  return min([total, *_limits()])
 
 
 def _limits() -> list[int]:
-  """Returns the limits of the process's control group and of all above it."""
+  """Returns the limits of the process's control group and its ancestors."""
   try:
-    groups = _OWN_GROUPS.read_text().splitlines()
+    groups = _CGROUPS_OF_PROCESS.read_text().splitlines()
   except OSError:
     return []
   found = []
   for group in groups:  # '0::/job' (version 2), '4:memory:/job' (version 1)
     _, controllers, path = group.split(':', 2)
     if not controllers:
-      root, name = _GROUPS, 'memory.max'
+      root, name = _CGROUPS, 'memory.max'
     elif 'memory' in controllers.split(','):
-      root, name = _GROUPS / 'memory', 'memory.limit_in_bytes'
+      root, name = _CGROUPS / 'memory', 'memory.limit_in_bytes'
     else:
       continue
     parts = path.strip('/').split('/')
     for depth in range(len(parts) + 1):
       try:
         text = root.joinpath(*parts[:depth], name).read_text().strip()
-      except OSError:  # a container sees only its own group, at the root
+      except OSError:  # in a container, only its own group exists, at the root
         continue
       if text.isdecimal():  # 'max' means no limit
         found.append(int(text))

@@ -1,9 +1,10 @@
-"""What to do about files and objects that cannot be read or written.
+"""Handles errors of file systems and object stores.
 
-A cause that the user can fix (a directory that was removed, a missing
-permission) becomes a `UserError`: starting again would end in the same way.
-Everything else is the storage's: what may pass is tried again for about a
-minute, and then becomes a `StorageError`, after which launchers start again.
+An error that the user must fix (a directory that was removed, a missing
+permission) becomes a `UserError`, because a restart would fail in the same way.
+After any other error, reading or writing is tried again for about a minute. If
+it still fails, a `StorageError` is raised, after which launchers restart the
+run.
 """
 
 import contextlib
@@ -24,11 +25,11 @@ from vit_jax.files import paths
 log = logging.getLogger('vit_jax')
 T = TypeVar('T')
 PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0)  # between attempts
-# Clients of object stores try again by themselves, for 40 s and longer. No
-# attempt begins after this time, so that the watchdog's limit is not reached.
-_PATIENCE_S = 60.0
+# No attempt starts after this time. Clients of object stores have retries of
+# their own, for 40 s and longer, and the watchdog's limit must not be reached.
+_RETRY_S = 60.0
 
-_USERS = {
+_USER_ERRNO = {
   errno.EACCES,
   errno.EPERM,
   errno.EROFS,
@@ -40,17 +41,17 @@ _USERS = {
   errno.EINVAL,
   errno.EEXIST,
 }
-_FULL = {errno.ENOSPC, errno.EDQUOT}
+_FULL_ERRNO = {errno.ENOSPC, errno.EDQUOT}
 # HTTP: a wrong request, no or wrong credentials, no permission, not found.
-_USERS_STATUS = {400, 401, 403, 404}
+_USER_STATUS = {400, 401, 403, 404}
 
 
 class Cause(enum.Enum):
-  """Who can do something about an error, and how."""
+  """Cause of a storage error."""
 
-  USER = 'the user, by changing a path or a permission'
-  FULL = 'the user or another process, by freeing space'
-  OUTAGE = 'nobody, but it may pass'
+  USER = 'a path or a permission, which the user must change'
+  FULL = 'a full disk, on which space must be freed'
+  OUTAGE = 'a failure of the storage, which may be temporary'
 
 
 def cause(error: BaseException) -> Cause:
@@ -58,27 +59,27 @@ def cause(error: BaseException) -> Cause:
   if isinstance(error, FileNotFoundError | PermissionError):
     return Cause.USER
   status = getattr(error, 'code', None)  # of gcsfs's HttpError
-  if status in _USERS_STATUS or str(error).startswith('Forbidden'):
+  if status in _USER_STATUS or str(error).startswith('Forbidden'):
     return Cause.USER
   if type(error).__name__ in ('DefaultCredentialsError', 'RefreshError'):
     return Cause.USER
   number = error.errno if isinstance(error, OSError) else None
-  if number in _FULL:
+  if number in _FULL_ERRNO:
     return Cause.FULL
-  return Cause.USER if number in _USERS else Cause.OUTAGE
+  return Cause.USER if number in _USER_ERRNO else Cause.OUTAGE
 
 
-def _is_storages(error: Exception, path: epath.Path) -> bool:
-  """Returns whether an error comes from the storage, not from a mistake.
+def _is_storage_error(error: Exception, path: epath.Path) -> bool:
+  """Returns whether the storage raised an error, and not a bug in the code.
 
-  Clients of object stores raise errors of their own kinds, so any error counts
-  for a remote path.
+  Clients of object stores raise their own types of errors, so for a remote path
+  every error counts as one of the storage.
   """
   return isinstance(error, OSError) or paths.is_remote(path)
 
 
 def reason(error: Exception) -> str:
-  """Returns the cause of an error in one line, in the system's words."""
+  """Returns the cause of an error in one line, as the system describes it."""
   number = getattr(error, 'errno', None)
   if isinstance(number, int) and not isinstance(error, ConnectionError):
     with contextlib.suppress(ValueError):
@@ -87,15 +88,15 @@ def reason(error: Exception) -> str:
 
 
 @contextlib.contextmanager
-def access(path: epath.Path, doing: str) -> Iterator[None]:
-  """Surrounds reading or writing a file of a run: failures become a message.
+def access(path: epath.Path, action: str) -> Iterator[None]:
+  """Converts errors of reading or writing a file of a run to messages.
 
   Args:
     path: path of the file.
-    doing: 'read' or 'written'.
+    action: 'read' or 'written'.
 
   Raises:
-    UserError: the directory is gone, or may not be used.
+    UserError: the directory was removed, or there is no permission.
     StorageError: the storage is full or fails.
   """
   try:
@@ -104,32 +105,33 @@ def access(path: epath.Path, doing: str) -> Iterator[None]:
     raise
   except FileNotFoundError as error:
     raise UserError(
-      f'{path} cannot be {doing}: its directory was removed or moved during '
-      'the run. What is left of its checkpoints can be resumed from where it '
-      'is now.'
+      f'{path} cannot be {action}: its directory was removed or moved during '
+      'the run. If it was moved, resume with its new path as --workdir.'
     ) from error
   except Exception as error:
-    if not _is_storages(error, path):
+    if not _is_storage_error(error, path):
       raise
     kind = cause(error)
-    message = f'{path} cannot be {doing}: {reason(error)}. '
-    again = (
+    message = f'{path} cannot be {action}: {reason(error)}. '
+    advice = (
       'run the same command again: it resumes from the newest intact '
       'checkpoint.'
     )
     if kind is Cause.USER:
       raise UserError(
-        f'{message}Fix its path or permissions and {again}'
-      ) from (error)
+        f'{message}Fix its path or permissions and {advice}'
+      ) from error
     if kind is Cause.FULL:
-      raise StorageError(f'{message}Free some space and {again}') from error
-    raise StorageError(f'{message}When the storage is back, {again}') from error
+      raise StorageError(f'{message}Free some space and {advice}') from error
+    raise StorageError(
+      f'{message}When the storage is available again, {advice}'
+    ) from error
 
 
 def with_retries(
   function: Callable[[], T],
   path: epath.Path,
-  doing: str,
+  action: str,
   sleep: Callable[[float], None] | None = None,
 ) -> T:
   """Reads or writes a file, again after growing pauses if the storage fails.
@@ -137,14 +139,14 @@ def with_retries(
   Args:
     function: function that reads or writes; may be called several times.
     path: path of the file, for messages.
-    doing: 'read' or 'written'.
+    action: 'read' or 'written'.
     sleep: function that waits for some seconds; by default `time.sleep`.
 
   Returns:
-    What the function returns.
+    The result of the function.
 
   Raises:
-    UserError: the directory is gone, or may not be used.
+    UserError: the directory was removed, or there is no permission.
     StorageError: the storage is full or keeps failing.
   """
   start = time.monotonic()
@@ -152,19 +154,21 @@ def with_retries(
     try:
       return function()
     except Exception as error:  # noqa: BLE001 (`access` reports it at the end)
-      temporary = _is_storages(error, path) and cause(error) is Cause.OUTAGE
-      if not temporary or time.monotonic() - start > _PATIENCE_S:
-        with access(path, doing):
+      temporary = (
+        _is_storage_error(error, path) and cause(error) is Cause.OUTAGE
+      )
+      if not temporary or time.monotonic() - start > _RETRY_S:
+        with access(path, action):
           raise
       log.warning(
         '%s cannot be %s: %s. Trying again in %g s.',
         path,
-        doing,
+        action,
         reason(error),
         pause_s,
       )
     (sleep or time.sleep)(pause_s)
-  with access(path, doing):
+  with access(path, action):
     return function()
 
 
@@ -175,25 +179,24 @@ def check_writable(folder: epath.Path) -> None:
     folder: the workdir, which is created if it does not exist.
 
   Raises:
-    UserError: one of the three is not possible here.
-    StorageError: the storage is full or does not answer.
+    UserError: the path or the permissions do not allow it.
+    StorageError: the storage is full or does not respond.
   """
   content = uuid.uuid4().hex
-  file, doing = folder / f'.vit_jax_try_{content}', 'written'
+  file, action = folder / f'.vit_jax_try_{content}', 'written'
   try:
     folder.mkdir(parents=True, exist_ok=True)
     file.write_text(content)
-    doing = 'read back'
+    action = 'read back'
     if file.read_text() != content:
-      raise OSError('what is read is not what was written')
-    doing = 'deleted'
+      raise OSError('the content differs from what was written')
+    action = 'deleted'
     file.unlink()
   except Exception as error:
     with contextlib.suppress(Exception):
       file.unlink(missing_ok=True)
-    raise workdir_error(folder, f'a file in it cannot be {doing}', error) from (
-      error
-    )
+    problem = f'a file in it cannot be {action}'
+    raise workdir_error(folder, problem, error) from error
 
 
 def workdir_error(
@@ -218,5 +221,6 @@ def workdir_error(
   if kind is Cause.FULL:
     return StorageError(f'{message}Free some space and start again.')
   return StorageError(
-    f'{message}Start again when the storage answers. What is saved there stays.'
+    f'{message}Start again when the storage responds. Saved files are not '
+    'affected.'
   )

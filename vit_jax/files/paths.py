@@ -1,9 +1,9 @@
-"""Paths of local files and of objects, 'gs://bucket/…'.
+"""Handles paths of local files and addresses of objects, 'gs://bucket/…'.
 
-Objects are read and written through gcsfs. (`etils.epath` would use TensorFlow
-if it is installed. TensorFlow cannot be tested against a local server and takes
-seconds to load.) An object cannot be appended to: files that grow are kept in
-memory and written as a whole at each flush.
+Objects are read and written through gcsfs. By default `etils.epath` uses
+TensorFlow if it is installed; but TensorFlow cannot be tested with a local
+server, and takes seconds to load. Objects cannot be appended to, so files that
+grow are kept in memory, and each flush writes the complete file.
 """
 
 import difflib
@@ -17,12 +17,13 @@ from etils import epath
 from vit_jax.errors import StorageError, UserError
 
 os.environ.setdefault('EPATH_USE_TF', '0')
-# Otherwise gcsfs would return listings that another process has changed since.
+# With its cache, gcsfs would return outdated listings when another process has
+# written files.
 fsspec.config.conf.setdefault('gcs', {}).setdefault('use_listings_cache', False)
 _SCHEME = re.compile(r'([A-Za-z][A-Za-z0-9+.-]*):/')
-# Source files of clients of object stores, and of the libraries below them.
-_STORE = re.compile(r'[\\/](gcsfs|google[\\/](auth|cloud|api_core))[\\/]')
-_THROUGH = re.compile(r'[\\/](fsspec|aiohttp|requests)[\\/]')
+# Source files of the clients of object stores, and of the libraries they use.
+_CLIENT = re.compile(r'[\\/](gcsfs|google[\\/](auth|cloud|api_core))[\\/]')
+_TRANSPORT = re.compile(r'[\\/](fsspec|aiohttp|requests)[\\/]')
 
 
 def is_remote(path: str | epath.PathLike) -> bool:
@@ -31,13 +32,13 @@ def is_remote(path: str | epath.PathLike) -> bool:
 
 
 def locate(path: str | epath.PathLike) -> epath.Path:
-  """Returns the absolute path of a local file, or an object's address as it is.
+  """Returns the absolute path of a local file, or an unchanged gs:// address.
 
   Args:
     path: local path, in which ~ is expanded, or 'gs://BUCKET/…'.
 
   Raises:
-    UserError: it is an address of another kind.
+    UserError: the path is an address of another kind.
   """
   text = os.fspath(path)
   scheme = _SCHEME.match(text)
@@ -53,7 +54,7 @@ def locate(path: str | epath.PathLike) -> epath.Path:
 
 
 def entries(folder: epath.Path) -> list[epath.Path]:
-  """Lists a folder; a missing folder is empty, as in object stores."""
+  """Lists a folder; returns [] if it is missing, as object stores do."""
   try:
     return list(folder.iterdir())
   except FileNotFoundError:
@@ -74,33 +75,35 @@ def nearest(path: str | epath.PathLike) -> str:
 
 
 def reason(error: BaseException) -> str:
-  """Returns an error in one line, with its type if the text says too little."""
+  """Returns an error in one line, with its type unless it is an OSError."""
   text = ' '.join(str(error).split())[:300]
   if isinstance(error, OSError) and text:
     return text
   return f'{type(error).__name__}: {text}'
 
 
-def of_a_store(error: BaseException) -> StorageError | None:
-  """Returns the message for an object store's error that nothing caught.
+def object_store_error(error: BaseException) -> StorageError | None:
+  """Returns the error to report if a client of an object store raised `error`.
 
-  Clients of object stores raise errors of many types, OSError and ValueError
-  among them. They are recognized by the source file that raised them.
+  Clients of object stores raise errors of many types, including OSError and
+  ValueError. They are recognized by the source file that raised them.
 
   Args:
     error: any error that ends a command.
 
   Returns:
-    The error to report; None if it does not come from an object store.
+    The error to report; None if `error` was not raised by such a client.
   """
-  files = [each.filename for each in traceback.extract_tb(error.__traceback__)]
-  if not any(_STORE.search(file) for file in files):
-    return None  # a connection to something else
-  if not (_STORE.search(files[-1]) or _THROUGH.search(files[-1])):
+  files = [
+    frame.filename for frame in traceback.extract_tb(error.__traceback__)
+  ]
+  if not any(_CLIENT.search(file) for file in files):
+    return None  # for example another user of aiohttp or requests
+  if not (_CLIENT.search(files[-1]) or _TRANSPORT.search(files[-1])):
     return None
   return StorageError(
-    f'the object store does not answer as expected: {reason(error)}. Check the '
+    f'the object store did not respond as expected: {reason(error)}. Check the '
     'address (gs://BUCKET/PATH), the network, and your permissions (`gcloud '
-    'auth application-default login`). What is saved there stays, and the same '
-    'command resumes from it.'
+    'auth application-default login`). Saved files are not affected, and the '
+    'same command resumes from them.'
   )

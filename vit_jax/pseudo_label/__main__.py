@@ -26,7 +26,7 @@ from vit_jax.cli import (
   weights_and_data,
   weights_flags,
 )
-from vit_jax.cli.output_parts import finished
+from vit_jax.cli.output_parts import existing_result
 from vit_jax.data import fingerprint
 from vit_jax.data.contract import Source
 from vit_jax.data.sources.pseudo_labels import about_of
@@ -116,11 +116,11 @@ def run(checkpoint: str, out_path: str, request: Request) -> dict[str, Any]:
       'split': split,
       'fingerprint': fingerprint.of(source),
       'on_bad_record': config.reader.on_bad_record,
-      'preprocess': preprocessing_flags.described(weights, config),
+      'preprocess': preprocessing_flags.describe(weights, config),
       'batch_size': setting.batch_size,
       **_described(weights, source, request),
     }
-    done = finished(out, about, about_of, labelling.OF_CHOICE)
+    done = existing_result(out, about, about_of, labelling.OF_CHOICE)
     if not done:
       size = -(-request.part_examples // setting.batch_size)
       done = labelling.label(setting, params, source, out, about, size)
@@ -170,7 +170,7 @@ def main(arguments: list[str]) -> None:
   process.start_process()
   result = run(weights_flags.path(values), values.out, Request.of_flags())
   shown = ('seen', 'confident', 'distinct', 'count')
-  weights_and_data.tell(values.out, result, shown)
+  weights_and_data.print_result(values.out, result, shown)
 
 
 if __name__ == '__main__':
