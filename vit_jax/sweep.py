@@ -33,16 +33,16 @@ def define_flags() -> None:
 def run(
   sweep: Sweep,
   workdir: str,
-  given: Sequence[str] = (),
+  extra_flags: Sequence[str] = (),
   print_jobs: bool = False,
 ) -> Scores:
   """Runs a sweep, or prints the commands of its runs.
 
   Args:
-    sweep: the sweep of a config.
+    sweep: sweep of a config.
     workdir: local directory of all runs.
-    given: flags '--config.KEY=value' for all runs.
-    print_jobs: print the commands instead of running them.
+    extra_flags: flags '--config.KEY=value' that are added to all runs.
+    print_jobs: whether to print the commands instead of running them.
 
   Returns:
     The finished runs of each task, with their scores.
@@ -55,14 +55,14 @@ def run(
   total = sum(task.num_runs for task in sweep.tasks.values())
   for name, task in sweep.tasks.items():
     while True:
-      progress = stages.of_task(name, task, workdir, given)
-      jobs.check_same(workdir, progress.runs)
+      progress = stages.of_task(name, task, workdir, extra_flags)
+      jobs.check_flags(workdir, progress.runs)
       if print_jobs or not progress.ready:
         break
       done = len(progress.scores) + sum(map(len, scores.values()))
       jobs.finish(progress.ready, done=done, total=total)
-    for each in progress.ready:
-      print(jobs.line(each))
+    for job in progress.ready:
+      print(jobs.line(job))
     scores[name] = progress.scores
     if progress.complete:
       _write(sweep, workdir, scores)

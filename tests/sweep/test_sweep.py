@@ -205,12 +205,12 @@ def test_a_setting_that_diverges_is_not_chosen(tmp_path, monkeypatch):
 def test_same_runs_have_the_same_flags(tmp_path):
   """The last value of each flag counts."""
   (run, *_) = grid.runs('t', task(), 'dev', str(tmp_path), ['--a=1', '--a=2'])
-  jobs.check_same(str(tmp_path), [run])
-  jobs.check_same(str(tmp_path), [run._replace(flags=['--a=2', *run.flags])])
+  jobs.check_flags(str(tmp_path), [run])
+  jobs.check_flags(str(tmp_path), [run._replace(flags=['--a=2', *run.flags])])
   for flags in (['--a=2', '--a=1'], ['--b=1', '--a=2']):
     other = run._replace(flags=[*run.flags[:-2], *flags])
     with pytest.raises(UserError, match='(--a=1|--b=1)'):
-      jobs.check_same(str(tmp_path), [other])
+      jobs.check_flags(str(tmp_path), [other])
 
 
 def test_shipped_sweeps_are_complete():

@@ -1,8 +1,9 @@
 """Tables and figures: python -m vit_jax.study --config=configs/studies/….py.
 
 A study has rows. Each row pre-trains a model and transfers its weights: it
-fine-tunes them (after choosing a learning rate where the paper does), or
-evaluates them as they are. A transfer starts when its pre-training is finished.
+fine-tunes them (after selecting a learning rate if the paper does so), or
+evaluates them without training. A transfer starts when its pre-training is
+finished.
 The runs are executed one after another on this machine. The same command
 resumes where it stopped and repeats nothing. If a run fails, its row is
 skipped, the other rows continue, and the command ends with the list of errors.
@@ -30,7 +31,7 @@ from vit_jax.cli import process
 from vit_jax.errors import UserError, closest
 from vit_jax.files import atomic, jsonl, paths
 from vit_jax.study import chains, contents, picture, tables
-from vit_jax.study.chains import Chain, Given
+from vit_jax.study.chains import Chain, ExtraFlags
 from vit_jax.study.contents import Study
 from vit_jax.sweeps import frame, jobs
 
@@ -41,35 +42,35 @@ def define_flags() -> None:
   """Defines the flags of this command."""
   frame.define_flags('study', 'studies')
   flags.DEFINE_multi_string(
-    'weights', [], 'ROW=PATH: weights in place of pre-training; repeatable.'
+    'weights', [], 'ROW=PATH: weights instead of pre-training; repeatable.'
   )
   flags.DEFINE_multi_string(
-    'pretrain', _take_pretrain(sys.argv), 'Set by --pretrain.KEY=….'
+    'pretrain', _extract_pretrain(sys.argv), 'Set by --pretrain.KEY=….'
   )
 
 
-def _take_pretrain(argv: list[str]) -> list[str]:
+def _extract_pretrain(argv: list[str]) -> list[str]:
   """Removes each `--pretrain.KEY=value`; returns them as `--config.KEY=…`."""
-  taken = [arg for arg in argv if re.match(r'--?pretrain\..+=', arg)]
-  argv[:] = [arg for arg in argv if arg not in taken]
-  return [re.sub(r'^--?pretrain\.', '--config.', arg) for arg in taken]
+  extracted = [arg for arg in argv if re.match(r'--?pretrain\..+=', arg)]
+  argv[:] = [arg for arg in argv if arg not in extracted]
+  return [re.sub(r'^--?pretrain\.', '--config.', arg) for arg in extracted]
 
 
 def run(
   study: Study,
   workdir: str,
-  given: Given | None = None,
+  extra_flags: ExtraFlags | None = None,
   weights: Mapping[str, str] | None = None,
   print_jobs: bool = False,
 ) -> dict[str, Chain]:
   """Executes a study, or prints the commands of its runs.
 
   Args:
-    study: the study of a config.
+    study: study of a config.
     workdir: local directory of all runs.
-    given: flags of the command line, added to the runs.
-    weights: paths of weights by row, instead of pre-trainings.
-    print_jobs: print the commands instead of running them.
+    extra_flags: flags that are added to the runs.
+    weights: paths of weights that replace pre-trainings, by row.
+    print_jobs: whether to print the commands instead of running them.
 
   Returns:
     The progress of each row at the end.
@@ -82,7 +83,7 @@ def run(
   for name in weights:
     if name not in study.rows:
       near = closest(name, study.rows)
-      raise UserError(f'--weights is {name}=…, which is not a row; {near}.')
+      raise UserError(f'--weights={name}=…: there is no row {name!r}; {near}.')
   total = sum(
     chains.num_runs(row, name in weights) for name, row in study.rows.items()
   )
@@ -93,33 +94,34 @@ def run(
   ]
   if without:
     log.warning(
-      'rows without weights are left out; give --weights=ROW=PATH for %s',
+      'some rows have no pre-training and are left out; give '
+      '--weights=ROW=PATH for %s',
       ', '.join(without),
     )
   failed: dict[str, UserError] = {}
   while True:
     found = {
       name: chains.of_row(
-        name, row, workdir, given or Given(), weights.get(name)
+        name, row, workdir, extra_flags or ExtraFlags(), weights.get(name)
       )
       for name, row in study.rows.items()
     }
-    known = [each for chain in found.values() for each in chain.progress]
-    jobs.check_same(workdir, [run for each in known for run in each.runs])
+    parts = [part for chain in found.values() for part in chain.progress]
+    jobs.check_flags(workdir, [run for part in parts for run in part.runs])
     _write(study, workdir, found)
     ready = {
       job.workdir: (name, job)
       for name, chain in found.items()
       if name not in failed
-      for each in chain.progress
-      for job in each.ready
+      for part in chain.progress
+      for job in part.ready
     }
     if print_jobs or not ready:
       break
     name, job = next(iter(ready.values()))
     try:
-      # Several columns may share an evaluation, which is one run.
-      done = {s.run.workdir for each in known for s in each.scores}
+      # Counted by workdir, because several columns may share an evaluation.
+      done = {score.run.workdir for part in parts for score in part.scores}
       jobs.finish([job], done=len(done), total=total)
     except UserError as error:
       log.warning('the row %s is skipped: %s', name, error)
@@ -149,9 +151,9 @@ def _write(study: Study, workdir: str, found: Mapping[str, Chain]) -> None:
     atomic.write(folder / 'figure.png', picture.figure(study, arrays))
 
 
-def _weights(given: Sequence[str]) -> dict[str, str]:
-  """Returns the paths of 'ROW=PATH' by row."""
-  pairs = [each.partition('=') for each in given]
+def _weights(values: Sequence[str]) -> dict[str, str]:
+  """Parses the values 'ROW=PATH' of --weights; returns paths by row."""
+  pairs = [value.partition('=') for value in values]
   for row, _, path in pairs:
     if not path:
       raise UserError(f'--weights is {row!r}; give ROW=PATH.')
@@ -162,9 +164,9 @@ def main(arguments: list[str]) -> None:
   """Executes a study and prints its table."""
   values = flags.FLAGS
   study, workdir = frame.load_config(arguments, 'studies', contents.load)
-  given = Given(values.pretrain, values.overrides)
+  extra_flags = ExtraFlags(values.pretrain, values.overrides)
   weights = _weights(values.weights)
-  run(study, workdir, given, weights, values.print_jobs)
+  run(study, workdir, extra_flags, weights, values.print_jobs)
   frame.print_table(workdir)
 
 

@@ -1,4 +1,4 @@
-"""The runs of a row: a transfer starts when its pre-training is finished."""
+"""Lists the runs of a row: pre-trainings, then transfers of their weights."""
 
 import dataclasses
 import json
@@ -14,16 +14,17 @@ from vit_jax.sweeps.grid import FINAL, Run, Task
 from vit_jax.sweeps.results import Spread
 from vit_jax.sweeps.stages import Progress
 
-_EVALUATED = re.compile(r'--?config\.(source|reader)\.')  # flags of evaluate
+# Keys that `evaluate` accepts, too.
+_DATA_FLAG = re.compile(r'--?config\.(source|reader)\.')
 
 
-class Given(NamedTuple):
+class ExtraFlags(NamedTuple):
   """Flags of the command line that are added to the runs.
 
   Attributes:
     pretrain: flags '--config.KEY=value' for pre-trainings only.
-    all: flags '--config.KEY=value' for all runs; evaluations get only those of
-      source and reader.
+    all: flags '--config.KEY=value' for all runs; evaluations get only the flags
+      of source and reader.
   """
 
   pretrain: Sequence[str] = ()
@@ -34,9 +35,10 @@ class Chain(NamedTuple):
   """Progress of a row.
 
   Attributes:
-    pretrain: progress of the pre-trainings; without runs if weights are given.
-    transfers: progress of the transfers from all pre-trainings, by their names
-      in `Row.transfers`.
+    pretrain: progress of the pre-trainings; it has no runs if weights are
+      given.
+    transfers: progress of the transfers of all pre-trainings, by the keys of
+      `Row.transfers`.
   """
 
   pretrain: Progress
@@ -48,21 +50,25 @@ class Chain(NamedTuple):
     return [self.pretrain, *self.transfers.values()]
 
   def spread(self, column: str) -> Spread | None:
-    """Returns the column's value, or None if a run is not finished."""
+    """Returns the value of a column; None if one of its runs is not finished.
+
+    A column with several transfers has the mean over the transfers, without a
+    standard deviation.
+    """
     if column == UPSTREAM:
       found = [self.pretrain]
     else:
       found = [
-        each
-        for name, each in self.transfers.items()
+        progress
+        for name, progress in self.transfers.items()
         if name.partition('/')[0] == column
       ]
-    if not self.pretrain.complete or not all(each.complete for each in found):
+    if not self.pretrain.complete or not all(part.complete for part in found):
       return None
     spreads = [
       Spread.of(values)
-      for each in found
-      if (values := [s.value for s in each.scores if s.run.stage == FINAL])
+      for part in found
+      if (values := [s.value for s in part.scores if s.run.stage == FINAL])
     ]
     if len(spreads) < 2 or len(spreads) < len(found):
       return spreads[0] if spreads else None
@@ -71,15 +77,19 @@ class Chain(NamedTuple):
 
 
 def of_row(
-  name: str, row: Row, workdir: str, given: Given, weights: str | None = None
+  name: str,
+  row: Row,
+  workdir: str,
+  extra_flags: ExtraFlags,
+  weights: str | None = None,
 ) -> Chain:
   """Returns the progress of a row.
 
   Args:
     name: name of the row.
-    row: the row.
+    row: row of a study.
     workdir: workdir of the study.
-    given: flags for all rows.
+    extra_flags: flags that are added to the runs.
     weights: path of weights that replace the pre-trainings.
   """
   folder = grid.directory(name)
@@ -90,17 +100,17 @@ def of_row(
     starts, pretrain = {}, Progress([], [], False)
   else:
     task = Task(command='train', final=row.pretrain)
-    flags = [*given.all, *given.pretrain]
+    flags = [*extra_flags.all, *extra_flags.pretrain]
     pretrain = stages.of_task(f'{folder}/pretrain', task, workdir, flags)
     starts = {
       f'from-seed={run.seed}': _start(run, row.early_stopping)
       for run, value in pretrain.scores
-      if math.isfinite(value)  # no transfer starts from a diverged run
+      if math.isfinite(value)  # weights of a diverged run are not transferred
     }
   transfers = {
-    key: _joined(
+    key: _join(
       [
-        _transfer(f'{folder}/{start}', row, key, workdir, given.all, path)
+        _transfer(f'{folder}/{start}', row, key, workdir, extra_flags.all, path)
         for start, path in starts.items()
       ],
       pretrain.complete,
@@ -111,10 +121,10 @@ def of_row(
 
 
 def num_runs(row: Row, pretrained: bool) -> int:
-  """Returns the number of all runs of a row, known or not yet known.
+  """Returns the number of all runs of a row, including those not yet listed.
 
   Args:
-    row: the row.
+    row: row of a study.
     pretrained: whether weights are given instead of the pre-trainings.
   """
   if pretrained:
@@ -124,24 +134,25 @@ def num_runs(row: Row, pretrained: bool) -> int:
   else:
     starts = len(row.pretrain.seeds)
   transfers = row.transfers.values()
-  shared = {_directory(t) for t in transfers if isinstance(t, Evaluation)}
+  # Columns with the same directory share one evaluation.
+  evaluations = {_directory(t) for t in transfers if isinstance(t, Evaluation)}
   tasks = sum(t.num_runs for t in transfers if isinstance(t, Task))
-  after = starts * (len(shared) + tasks)
-  return after if pretrained else starts + after
+  num_transfers = starts * (len(evaluations) + tasks)
+  return num_transfers if pretrained else starts + num_transfers
 
 
 def _start(run: Run, early_stopping: bool) -> str:
-  """Returns the path of the weights that a finished pre-training transfers."""
+  """Returns the path of the weights of a finished pre-training to transfer."""
   if not early_stopping:
     return run.workdir
   return f'{run.workdir}/checkpoints/{jobs.best_step(run)}'
 
 
-def _joined(parts: Sequence[Progress], complete: bool) -> Progress:
-  """Joins the progress of several parts.
+def _join(parts: Sequence[Progress], complete: bool) -> Progress:
+  """Joins the progress of the transfers of several pre-trainings.
 
   Args:
-    parts: progress of the parts.
+    parts: progress of the transfers of each pre-training.
     complete: whether no more parts will be added.
   """
   runs = [run for part in parts for run in part.runs]
@@ -162,18 +173,18 @@ def _transfer(
   transfer = row.transfers[key]
   if isinstance(transfer, Evaluation):
     return stages.of_runs([_evaluation(start, transfer, workdir, flags, path)])
-  own = [*flags, f'--config.init_from={path}']
+  flags = [*flags, f'--config.init_from={path}']
   if isinstance(transfer, Task):
     return stages.of_task(
-      f'{start}/{grid.directory(key)}', transfer, workdir, own
+      f'{start}/{grid.directory(key)}', transfer, workdir, flags
     )
+  # Another metric of a task is read from the runs in the task's directory.
   task = row.transfers[transfer.of]
   assert isinstance(task, Task)
   final = task.final._replace(metric=transfer.metric)
   task = dataclasses.replace(task, final=final)
-  # The directory is that of the other transfer, so that its runs are read.
   found = stages.of_task(
-    f'{start}/{grid.directory(transfer.of)}', task, workdir, own
+    f'{start}/{grid.directory(transfer.of)}', task, workdir, flags
   )
   return found._replace(
     runs=[run for run in found.runs if run.stage == FINAL],
@@ -185,7 +196,7 @@ def _evaluation(
   name: str,
   evaluation: Evaluation,
   workdir: str,
-  given: Sequence[str],
+  extra_flags: Sequence[str],
   path: str,
 ) -> Run:
   """Returns the run that evaluates the weights of a path."""
@@ -197,11 +208,11 @@ def _evaluation(
   flags += [
     f'--config.{key}={value}' for key, value in evaluation.flags.items()
   ]
-  flags += [flag for flag in given if _EVALUATED.match(flag)]
+  flags += [flag for flag in extra_flags if _DATA_FLAG.match(flag)]
   return Run(name, FINAL, {}, 0, 'evaluate', flags, evaluation.metric, run_dir)
 
 
 def _directory(evaluation: Evaluation) -> str:
-  """Returns the directory of an evaluation, whatever its metric is."""
+  """Returns the directory of an evaluation, the same for all its metrics."""
   content = json.dumps(evaluation._replace(metric=''), default=str).encode()
   return f'{evaluation.evaluator}-{zlib.crc32(content):08x}'

@@ -1,7 +1,8 @@
-"""Definition of a study.
+"""Defines studies: rows, transfers, published numbers, figures.
 
 The file of a study, `configs/studies/NAME.py`, defines `get_study(argument)`,
-which returns a `Study`. The argument follows after a colon, as in any config.
+which returns a `Study`. The argument is the text after a colon, as in
+--config=configs/studies/NAME.py:ARGUMENT.
 """
 
 import dataclasses
@@ -22,14 +23,14 @@ AXES = {
 
 
 class Evaluation(NamedTuple):
-  """An evaluation of weights without further training, by `evaluate`.
+  """An evaluation of weights by the command `evaluate`, without training.
 
   Attributes:
     evaluator: kind of the evaluator, for example 'fewshot'.
     metric: metric of the result, for example '5shot', or 'ema/5shot' for
       averaged weights. Columns that differ only in the metric share one
       evaluation.
-    split: split that is evaluated.
+    split: split to evaluate on.
     dataset: TFDS name; None for the data of the pre-training.
     flags: values that replace those of the config, by key:
       {'evals.fewshot.train_split': …}.
@@ -43,11 +44,11 @@ class Evaluation(NamedTuple):
 
 
 class OtherMetric(NamedTuple):
-  """Another metric of the runs of a transfer, as a column of its own.
+  """A column with another metric of the runs of a transfer.
 
   Attributes:
-    of: name of the transfer, a `Task`.
-    metric: metric of its last step, for example 'real/accuracy'.
+    of: key of the transfer in `Row.transfers`, whose value is a `Task`.
+    metric: metric of the last step of its runs, for example 'real/accuracy'.
   """
 
   of: str
@@ -87,12 +88,12 @@ class Row:
 
   Attributes:
     pretrain: config and seeds of the pre-training; its metric is the column
-      `UPSTREAM`. None if the weights are always given (`--weights`).
-    transfers: transfers by column. Transfers of the same column, for example
-      'VTAB-1k/dtd' and 'VTAB-1k/svhn', are averaged.
+      `UPSTREAM`. None if --weights must specify the weights.
+    transfers: transfers by column, or by 'COLUMN/NAME'. The transfers of a
+      column, for example 'VTAB-1k/dtd' and 'VTAB-1k/svhn', are averaged.
     paper: published numbers by column.
-    lines: lines of the figure that the row belongs to; by default, a line of
-      its own.
+    lines: lines of the figure that contain the row; by default, a separate line
+      with the name of the row.
     place: position on the x axis of the figure: the number of images, or the
       published cost, which is used if weights are given instead of trained.
     early_stopping: whether transfers start from the checkpoint with the best
@@ -107,13 +108,14 @@ class Row:
   early_stopping: bool = False
 
   def __post_init__(self):
-    for each in self.transfers.values():
-      if isinstance(each, OtherMetric) and not isinstance(
-        self.transfers.get(each.of), Task
+    for transfer in self.transfers.values():
+      if isinstance(transfer, OtherMetric) and not isinstance(
+        self.transfers.get(transfer.of), Task
       ):
         raise UserError(
-          f'the column of {each.metric!r} is another metric of {each.of!r}, '
-          f'which is not a task; {closest(each.of, self.transfers)}.'
+          f'{transfer.metric!r} must be another metric of a task, but '
+          f'{transfer.of!r} is not a task; '
+          f'{closest(transfer.of, self.transfers)}.'
         )
     for name in self.paper:
       if name not in self.columns:
@@ -148,10 +150,10 @@ class Study:
   Attributes:
     title: title of the table.
     rows: rows by name.
-    published: published models that the table and the figure show, too, by
-      name.
+    published: published models for table and figure that the study does not
+      train, by name.
     note: text below the title.
-    figure: the figure; None for none.
+    figure: definition of the figure; None for no figure.
   """
 
   title: str

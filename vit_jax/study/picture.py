@@ -1,4 +1,4 @@
-"""The figure of a study, with measured and published points."""
+"""Draws the figure of a study, with measured and published points."""
 
 from typing import Any
 
@@ -31,24 +31,33 @@ def arrays(study: Study, chains: Chains) -> Arrays:
     return _curves(study, chains)
   found: dict[str, list[tuple[float, float, float]]] = {}
   for name, row in study.rows.items():
-    x = place(study.figure.x, row, chains[name])
+    x = x_position(study.figure.x, row, chains[name])
     for column in study.figure.columns:
       value = tables.points(column, chains[name])
       for line in row.lines or (name,):
         key = f'{column}/{line}'
         if x is not None and value is not None:
           found.setdefault(key, []).append((x, *value))
-  for name, each in {**study.rows, **study.published}.items():
+  for name, model in {**study.rows, **study.published}.items():
     for column in study.figure.columns:
-      if each.place is not None and column in each.paper:
-        point = (each.place, each.paper[column].mean, 0.0)
-        for line in each.lines or (name,):
+      if model.place is not None and column in model.paper:
+        point = (model.place, model.paper[column].mean, 0.0)
+        for line in model.lines or (name,):
           found.setdefault(f'{column}/{line}/paper', []).append(point)
-  return {key: np.array(sorted(each)).T for key, each in found.items()}
+  return {key: np.array(sorted(points)).T for key, points in found.items()}
 
 
-def place(x: str, row: Row, chain: Chain) -> float | None:
-  """Returns a row's position on the x axis, such as its pre-training cost."""
+def x_position(x: str, row: Row, chain: Chain) -> float | None:
+  """Returns a row's position on the x axis, such as its pre-training cost.
+
+  Args:
+    x: key of `AXES`.
+    row: row of a study.
+    chain: progress of the row.
+
+  Returns:
+    The position; None if it is not known yet, or the row has none.
+  """
   if x == 'images' or not chain.pretrain.runs:
     return row.place
   if not chain.pretrain.complete:
@@ -66,20 +75,20 @@ def _curves(study: Study, chains: Chains) -> Arrays:
   assert study.figure is not None
   found = {}
   for name in study.rows:
-    read = [
+    runs = [
       curves.read(epath.Path(run.workdir))
       for run, _ in chains[name].pretrain.scores
     ]
     for metric in study.figure.columns:
-      each = [
+      series = [
         run.over('epochs', metric)
-        for run in read
+        for run in runs
         if metric in run.series and 'epochs' in run.scales
       ]
-      if each and all(e.shape == each[0].shape for e in each):
-        values = 100 * np.stack([e[1] for e in each])
-        std = values.std(0, ddof=1) if len(each) > 1 else 0 * values[0]
-        stacked = np.stack([each[0][0], values.mean(0), std])
+      if series and all(one.shape == series[0].shape for one in series):
+        values = 100 * np.stack([one[1] for one in series])
+        std = values.std(0, ddof=1) if len(series) > 1 else 0 * values[0]
+        stacked = np.stack([series[0][0], values.mean(0), std])
         found[f'{metric}/{name}'] = stacked
   return found
 
@@ -91,8 +100,8 @@ def figure(study: Study, found: Arrays) -> bytes:
   lines = list(
     dict.fromkeys(
       line
-      for name, each in {**study.rows, **study.published}.items()
-      for line in each.lines or (name,)
+      for name, model in {**study.rows, **study.published}.items()
+      for line in model.lines or (name,)
     )
   )
   picture = plotting.new_figure(max(6, 4.2 * len(columns)), 4.4)
@@ -118,8 +127,8 @@ def _logarithmic(axes: Any, study: Study) -> None:
 
   axes.set_xscale('log')
   if study.figure is not None and study.figure.x == 'images':
-    places = sorted({row.place for row in study.rows.values() if row.place})
-    axes.set_xticks(places, [_count(each) for each in places])
+    counts = sorted({row.place for row in study.rows.values() if row.place})
+    axes.set_xticks(counts, [_count(count) for count in counts])
   else:
     axes.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
     axes.xaxis.set_major_formatter('{x:,g}')

@@ -1,4 +1,4 @@
-"""The tables of a study: its results and the published numbers."""
+"""Formats the tables of a study: its results and the published numbers."""
 
 import csv
 import io
@@ -36,30 +36,31 @@ def markdown(study: Study, chains: Chains) -> str:
       for column in columns
     ]
     lines.append(f'| {" | ".join([name, *cells])} |')
-  known = [each for c in chains.values() for each in c.progress]
-  left = sum(len(each.ready) for each in known)
-  if left or not all(each.complete for each in known):
-    lines += ['', f'Not finished: {left} runs can be started now.']
+  parts = [part for chain in chains.values() for part in chain.progress]
+  ready = sum(len(part.ready) for part in parts)
+  if ready or not all(part.complete for part in parts):
+    lines += ['', f'Not finished: {ready} runs can be started now.']
   return '\n'.join([*lines, ''])
 
 
 def _columns(study: Study, chains: Chains) -> list[str]:
   """Returns the columns, without pre-training if it has no values."""
-  some = any(chain.pretrain.runs for chain in chains.values())
-  some = some or any(UPSTREAM in row.paper for row in study.rows.values())
-  return study.columns if some else study.columns[1:]
+  has_values = any(chain.pretrain.runs for chain in chains.values()) or any(
+    UPSTREAM in row.paper for row in study.rows.values()
+  )
+  return study.columns if has_values else study.columns[1:]
 
 
 def _cell(spread: Spread | None, published: Number | None) -> str:
   """Formats a value and the published number: '84.01 ± 0.12 (84.15)'."""
-  own = '–' if spread is None else str(spread)
-  return own if published is None else f'{own} ({published})'
+  measured = '–' if spread is None else str(spread)
+  return measured if published is None else f'{measured} ({published})'
 
 
 def rows(study: Study, chains: Chains) -> str:
   """Returns CSV with one line per finished run, with values in [0, 1].
 
-  Published numbers, also in [0, 1], have lines of their own without a workdir.
+  Lines of published numbers follow, also in [0, 1], without a workdir.
   """
   out = io.StringIO()
   head = ['row', 'column', 'transfer', 'stage', 'setting', 'seed', 'metric']
@@ -67,14 +68,15 @@ def rows(study: Study, chains: Chains) -> str:
   writer.writerow([*head, 'value', 'workdir'])
   for name in study.rows:
     parts = {UPSTREAM: chains[name].pretrain} | chains[name].transfers
-    for key, each in parts.items():
+    for key, progress in parts.items():
       column = key.partition('/')[0]
-      for run, value in each.scores:
+      for run, value in progress.scores:
         setting = ' '.join(f'{k}={v}' for k, v in run.setting.items())
         cells = [run.stage, setting, run.seed, run.metric]
         writer.writerow([name, column, key, *cells, value, run.workdir])
   papers = {
-    name: each.paper for name, each in {**study.rows, **study.published}.items()
+    name: model.paper
+    for name, model in {**study.rows, **study.published}.items()
   }
   for name, paper in papers.items():
     for column, published in paper.items():

@@ -1,4 +1,4 @@
-"""Flags, config and tables of the commands that execute many runs."""
+"""Flags and functions that the commands sweep and study share."""
 
 import logging
 import pathlib
@@ -39,23 +39,30 @@ def define_flags(kind: str, folder: str) -> None:
 def load_config(
   arguments: list[str], folder: str, load: Callable[[str], T]
 ) -> tuple[T, str]:
-  """Loads the config with `load`; returns its content and the workdir.
+  """Loads the sweep or study that the flags specify.
+
+  Args:
+    arguments: arguments that are not flags; there must be none.
+    folder: folder of the configs, 'sweeps' or 'studies'.
+    load: function that loads the content of a config.
+
+  Returns:
+    The content of the config, and the workdir.
 
   Raises:
-    UserError: arguments or no config were given, or the workdir is remote.
+    UserError: there are arguments, --config is missing, or the workdir is
+      remote.
   """
   values = flags.FLAGS
   if arguments or not values.config:
     raise UserError(
-      f'got {arguments or "no config"}; give --config=configs/{folder}/NAME.py '
-      'and only flags.'
+      f'got {arguments or "no config"}; give '
+      f'--config=configs/{folder}/NAME.py, and no arguments that are not flags.'
     )
   found = load(values.config)
   workdir = values.workdir or default_workdir(folder, values.config)
   if paths.is_remote(workdir):
-    raise UserError(
-      f'--workdir is {workdir!r}; give a directory of this machine.'
-    )
+    raise UserError(f'--workdir is {workdir!r}; give a local directory.')
   return found, workdir
 
 
@@ -69,7 +76,7 @@ def default_workdir(folder: str, path: str) -> str:
 
 
 def print_table(workdir: str) -> None:
-  """Prints the table, except with --print_jobs."""
+  """Prints the table of results, unless --print_jobs is set."""
   if not flags.FLAGS.print_jobs:
     print((paths.locate(workdir) / 'results.md').read_text())
   log.info('tables in %s', workdir)

@@ -1,7 +1,8 @@
-"""Definition of a sweep, and the runs that it consists of.
+"""Defines sweeps, and lists the runs of a sweep.
 
 The file of a sweep, `configs/sweeps/NAME.py`, defines `get_sweep(argument)`,
-which returns a `Sweep`. The argument follows after a colon, as in any config.
+which returns a `Sweep`. The argument is the text after a colon, as in
+--config=configs/sweeps/NAME.py:ARGUMENT.
 """
 
 import dataclasses
@@ -22,7 +23,7 @@ class Stage(NamedTuple):
   Attributes:
     config: path of the config, with its argument, for example
       'configs/finetune.py:data=dtd,dev=1'.
-    metric: metric of the last step that is compared; higher is better.
+    metric: metric to compare, at the last step; higher is better.
     flags: values that replace those of the config, by key:
       {'train.split': …}.
     seeds: seeds of the runs.
@@ -43,10 +44,10 @@ class Task:
     final: final stage: training on the whole train split, evaluation on the
       test split.
     dev: dev stage: training on a part of the train split, evaluation on the
-      rest; None if the grid has only one setting.
-    grid: values by key: {'schedule.base_lr': (.001, .003), …}; a setting has
-      one value for each key.
-    group: group of tasks that are averaged.
+      rest of it; None if the grid has only one setting.
+    grid: values by key: {'schedule.base_lr': (.001, .003), …}; a setting
+      consists of one value for each key.
+    group: name of the group of tasks whose results are averaged.
   """
 
   command: str
@@ -63,8 +64,8 @@ class Task:
       )
     if self.dev is None and len(self.settings) > 1:
       raise UserError(
-        f'grid has {len(self.settings)} settings, but dev is None, so that '
-        'nothing can be chosen. Give a dev stage, or only one setting.'
+        f'grid has {len(self.settings)} settings, but dev is None, so the best '
+        'one cannot be selected. Give a dev stage, or only one setting.'
       )
     for stage in filter(None, (self.dev, self.final)):
       if not stage.seeds:
@@ -115,7 +116,7 @@ class Run(NamedTuple):
     seed: seed of the training.
     command: 'train', 'finetune' or 'evaluate'.
     flags: all flags of the command, including the workdir.
-    metric: metric that is compared.
+    metric: metric to compare.
     workdir: workdir of the run.
   """
 
@@ -141,7 +142,7 @@ def label(setting: Mapping[str, Any], seed: int) -> str:
 
 
 def directory(name: str) -> str:
-  """Returns a directory name that needs no quotes in a shell."""
+  """Replaces characters that would have to be quoted in a shell."""
   return name.translate(str.maketrans({sign: '-' for sign in '/[]*?() '}))
 
 
@@ -150,27 +151,27 @@ def runs(
   task: Task,
   stage: str,
   workdir: str,
-  given: Sequence[str],
+  extra_flags: Sequence[str],
   chosen: Mapping[str, Any] | None = None,
 ) -> list[Run]:
   """Returns the runs of a stage of a task.
 
   Args:
     name: name of the task.
-    task: the task.
+    task: task of the sweep.
     stage: 'dev' or 'final'.
     workdir: workdir of the sweep.
-    given: '--config.KEY=value' for all runs of the task.
-    chosen: setting of the final runs; None for all settings.
+    extra_flags: flags '--config.KEY=value' that are added to all runs.
+    chosen: the only setting to run; None for all settings of the grid.
   """
-  chosen_stage = task.dev if stage == DEV else task.final
-  assert chosen_stage is not None
+  definition = task.dev if stage == DEV else task.final
+  assert definition is not None
   found = []
   for setting in task.settings if chosen is None else [dict(chosen)]:
-    for seed in chosen_stage.seeds:
+    for seed in definition.seeds:
       run_dir = f'{workdir}/{name}/{stage}/{label(setting, seed)}'
-      keys = {**chosen_stage.flags, **setting, 'seed': seed}
-      flags = [f'--config={chosen_stage.config}', f'--workdir={run_dir}']
+      keys = {**definition.flags, **setting, 'seed': seed}
+      flags = [f'--config={definition.config}', f'--workdir={run_dir}']
       flags += [f'--config.{key}={value}' for key, value in keys.items()]
       found.append(
         Run(
@@ -179,8 +180,8 @@ def runs(
           setting=setting,
           seed=seed,
           command=task.command,
-          flags=[*flags, *given],
-          metric=chosen_stage.metric,
+          flags=[*flags, *extra_flags],
+          metric=definition.metric,
           workdir=run_dir,
         )
       )

@@ -1,4 +1,4 @@
-"""Executes runs on this machine, one after another, each once."""
+"""Executes the runs of a sweep or study on this machine, one after another."""
 
 import json
 import logging
@@ -27,17 +27,17 @@ from vit_jax.run import lock
 from vit_jax.sweeps.grid import Run
 
 log = logging.getLogger('vit_jax')
-_DIVERGED = float('-inf')  # the value of a run that diverged: chosen last
+_DIVERGED = float('-inf')  # metric of a run that diverged; it is never the best
 _LOCK_TIMEOUT_S, _LOCK_PAUSE_S = 300.0, 1.0
 
 
 def value(run: Run) -> float | None:
-  """Returns the metric of a finished run from its workdir.
+  """Reads the metric of a finished run from its workdir.
 
-  A training is finished when its workdir contains the metric and the checkpoint
-  of its last step, an evaluation when its workdir contains the result. A
-  training that was stopped during the last evaluation is not finished: resuming
-  it evaluates again.
+  A training is finished if its workdir contains the metrics and the checkpoint
+  of its last step; an evaluation, if its workdir contains the result. A
+  training that was stopped during its last evaluation is not finished, and
+  repeats the evaluation when it is resumed.
 
   Returns:
     The metric; None for a run that is not finished, minus infinity for a run
@@ -61,19 +61,20 @@ def value(run: Run) -> float | None:
       f'{", ".join(sorted(found))}.'
     )
   score = found[run.metric]
-  return _DIVERGED if score is None else float(score)  # None: not finite
+  # Numbers that are not finite are written as null.
+  return _DIVERGED if score is None else float(score)
 
 
 def split(run: Run) -> str:
   """Returns the split of a run's metric; '' if it is unknown."""
   if run.command == 'evaluate':
     flag = '--split='
-    given = [f.removeprefix(flag) for f in run.flags if f.startswith(flag)]
-    return given[-1] if given else ''
+    splits = [f.removeprefix(flag) for f in run.flags if f.startswith(flag)]
+    return splits[-1] if splits else ''
   config = _json(paths.locate(run.workdir) / 'config.json') or {}
   evaluator = run.metric.partition('/')[0]
   evals = config.get('evals', {})
-  # The metric of an average or a teacher is EVALUATOR_ema/…
+  # A metric of the average of the weights is named EVALUATOR_ema/…
   names = [name for name in evals if f'{evaluator}_'.startswith(f'{name}_')]
   return evals[max(names, key=len)].get('split', '') if names else ''
 
@@ -84,7 +85,7 @@ def result_file(workdir: str) -> epath.Path:
 
 
 def _trained(run: Run) -> dict[str, Any] | None:
-  """Returns the metrics of the last step of a training; None before its end."""
+  """Returns the metrics of the last step; None if training is not finished."""
   workdir = paths.locate(run.workdir)
   config = _json(workdir / 'config.json')
   if config is None:
@@ -100,31 +101,30 @@ def _trained(run: Run) -> dict[str, Any] | None:
   for _, record in jsonl.read(workdir / 'metrics.jsonl'):
     if record and record.get('step') == last:
       found |= record
-  # The results of all evaluators are one line. Without it, the run was stopped
-  # after its last save and before the end of its last evaluation.
+  # The results of all evaluators are written as one line. If it is missing, the
+  # run was stopped between its last save and the end of its last evaluation.
   return found if any('/' in key for key in found) else None
 
 
 def best_step(run: Run) -> int:
   """Returns the step with the best metric among those with a checkpoint.
 
-  Of equal values, the first step is returned. Steps at which only one of the
-  two was due are not compared.
+  The first of several steps with equal values is returned.
   """
   workdir = paths.locate(run.workdir)
-  there = steps.committed(workdir / 'checkpoints')
+  saved = steps.committed(workdir / 'checkpoints')
   values = {
     record['step']: record[run.metric]
     for _, record in jsonl.read(workdir / 'metrics.jsonl')
     if record
-    and record.get('step') in there
+    and record.get('step') in saved
     and record.get(run.metric) is not None
   }
   return min(values, key=lambda step: (-values[step], step))
 
 
 def _diverged(workdir: epath.Path) -> epath.Path:
-  """Returns the file that marks a run that diverged and would do so again."""
+  """Returns the file that marks a run that diverged, so it is not repeated."""
   return workdir / 'diverged.json'
 
 
@@ -138,34 +138,38 @@ def line(run: Run) -> str:
   return ' '.join(map(shlex.quote, words))
 
 
-def check_same(workdir: str, runs: Sequence[Run]) -> None:
-  """Records the flags of each run, and compares them with those recorded.
+def check_flags(workdir: str, runs: Sequence[Run]) -> None:
+  """Compares the flags of runs with those of earlier starts, and records them.
+
+  Args:
+    workdir: workdir of the sweep or study; the flags are in jobs.json.
+    runs: runs to compare.
 
   Raises:
-    UserError: a run was started with other flags before.
+    UserError: an earlier start used other flags for a run.
   """
   file = paths.locate(workdir) / 'jobs.json'
-  known = _json(file) or {}
+  recorded = _json(file) or {}
   for run in runs:
-    before = known.setdefault(run.name, run.flags)
-    other = sorted(_effective(before) ^ _effective(run.flags))
-    if other:
+    previous = recorded.setdefault(run.name, run.flags)
+    differing = sorted(_effective(previous) ^ _effective(run.flags))
+    if differing:
       raise UserError(
         f'{workdir} contains {run.name} with other flags '
-        f'({" ".join(other)}). Give the same flags, or another --workdir.'
+        f'({" ".join(differing)}). Give the same flags, or another --workdir.'
       )
   with jsonl.access(file, 'written'):
     file.parent.mkdir(parents=True, exist_ok=True)
-    atomic.write(file, json.dumps(known, indent=1))
+    atomic.write(file, json.dumps(recorded, indent=1))
 
 
 def _effective(flags: Sequence[str]) -> set[str]:
-  """Returns the last flag of each name, which overrides the others."""
+  """Returns the last flag of each name, which overrides earlier ones."""
   return {*{flag.partition('=')[0]: flag for flag in flags}.values()}
 
 
 def finish(runs: Sequence[Run], *, done: int = 0, total: int = 0) -> None:
-  """Executes the runs that are not finished; resumes those that were started.
+  """Executes the runs that are not finished; a run that was started resumes.
 
   Args:
     runs: runs to execute, in order.
@@ -180,9 +184,9 @@ def finish(runs: Sequence[Run], *, done: int = 0, total: int = 0) -> None:
     if value(run) is None:
       log.info('%d of %d: %s', number, total or len(runs), run.name)
       _execute(run)
-    where = split(run)
+    name = split(run)
     log.info(
-      '%s: %s%s %s', run.name, run.metric, where and f' on {where}', value(run)
+      '%s: %s%s %s', run.name, run.metric, name and f' on {name}', value(run)
     )
 
 
@@ -193,7 +197,7 @@ def _execute(run: Run) -> None:
   os.makedirs(os.path.dirname(output), exist_ok=True)
   _wait_for_lock(run)
   with open(output, 'ab') as file:
-    begin = file.tell()  # the end of the output of earlier starts
+    start = file.tell()  # the end of the output of earlier starts
     process = subprocess.Popen(
       words,
       stdout=file,
@@ -203,24 +207,22 @@ def _execute(run: Run) -> None:
     )
     code, signalled = _wait(process)
   if code == EXIT_PREEMPTED:
-    raise PreemptedError(
-      f'stopped in {run.name}; the same command continues it'
-    )
+    raise PreemptedError(f'stopped in {run.name}; the same command resumes it')
   if code == EXIT_DIVERGED:
-    log.warning('%s diverged and will not be chosen', run.name)
-    note = _diverged(paths.locate(run.workdir))
-    note.parent.mkdir(parents=True, exist_ok=True)
-    atomic.write(note, json.dumps({'exit': code}))
+    log.warning('%s diverged, so its setting will not be selected', run.name)
+    marker = _diverged(paths.locate(run.workdir))
+    marker.parent.mkdir(parents=True, exist_ok=True)
+    atomic.write(marker, json.dumps({'exit': code}))
   elif code or value(run) is None:
     with open(output, 'rb') as file:
-      file.seek(begin)
+      file.seek(start)
       last = file.read()[-1500:].decode(errors='replace').strip()
     raise UserError(
       f'{run.name} ended with exit code {code}. The end of {output}:\n{last}\n'
       'Fix the cause and run the same command again: finished runs are kept.'
     )
   if signalled:
-    # A run that has already written its results ignores the signal.
+    # The run had already written its results, so it ended with code 0.
     raise PreemptedError(
       f'stopped after {run.name}; the same command continues with the next run'
     )
@@ -229,7 +231,7 @@ def _execute(run: Run) -> None:
 def _wait_for_lock(run: Run) -> None:
   """Waits until an earlier process of a run has released its workdir.
 
-  After a sweep was killed, the process of its run may still save its state.
+  After a sweep was killed, its run may still be saving its state.
 
   Raises:
     UserError: the workdir is still locked after some minutes.
@@ -261,7 +263,7 @@ def _wait(process: subprocess.Popen) -> tuple[int, bool]:
     received.append(number)
     process.send_signal(signal.SIGTERM)
 
-  before = interruption.HANDLER.react
+  earlier_reaction = interruption.HANDLER.react
   interruption.HANDLER.react = forward
   try:
     return process.wait(), bool(received)
@@ -270,4 +272,4 @@ def _wait(process: subprocess.Popen) -> tuple[int, bool]:
     process.wait()
     raise
   finally:
-    interruption.HANDLER.react = before
+    interruption.HANDLER.react = earlier_reaction

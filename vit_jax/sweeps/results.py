@@ -1,4 +1,4 @@
-"""The best setting of a sweep, and the tables of its results."""
+"""Selects the best setting of a sweep, and formats its tables."""
 
 import csv
 import io
@@ -12,14 +12,17 @@ from vit_jax.sweeps.grid import DEV, FINAL, Run, Sweep, Task
 
 
 class Score(NamedTuple):
-  """A run and its metric in [0, 1]; -inf if the run diverged."""
+  """A run and its metric in [0, 1], or -inf if the run diverged."""
 
   run: Run
   value: float
 
 
 class Spread(NamedTuple):
-  """Mean and sample standard deviation; the latter is NaN for one value."""
+  """Mean and sample standard deviation of `count` values.
+
+  The standard deviation of a single value is NaN.
+  """
 
   mean: float
   std: float
@@ -27,7 +30,7 @@ class Spread(NamedTuple):
 
   @classmethod
   def of(cls, values: Sequence[float]) -> 'Spread':
-    """Summarises one value or more; -inf stands for a run that diverged."""
+    """Summarises one or more values; -inf is the value of a diverged run."""
     mean = math.fsum(values) / len(values)
     if len(values) < 2 or not math.isfinite(mean):
       return cls(mean, math.nan, len(values))
@@ -46,11 +49,12 @@ def by_setting(scores: Sequence[Score]) -> list[tuple[dict, Spread]]:
   """Returns each setting and its values over seeds, in grid order."""
   found: list[tuple[dict, list[float]]] = []
   for score in scores:
-    at = next((v for s, v in found if s == score.run.setting), None)
-    if at is None:
+    # Settings are dicts, which cannot be keys.
+    values = next((v for s, v in found if s == score.run.setting), None)
+    if values is None:
       found.append((score.run.setting, [score.value]))
     else:
-      at.append(score.value)
+      values.append(score.value)
   return [(setting, Spread.of(values)) for setting, values in found]
 
 
@@ -60,10 +64,13 @@ def best(scores: Sequence[Score]) -> dict[str, Any]:
 
 
 def table(sweep: Sweep, scores: Mapping[str, Sequence[Score]]) -> str:
-  """Formats settings, choices, and final and published results as Markdown.
+  """Formats the results of a sweep as Markdown.
+
+  For each task, the table has the selected setting, its results on the dev and
+  the test split, and published results. The results of all settings follow.
 
   Args:
-    sweep: the sweep.
+    sweep: sweep of a config.
     scores: scores of the finished runs of each task.
   """
   head = ['task', 'chosen', 'dev', 'test', 'runs', *sweep.published]
@@ -82,8 +89,8 @@ def table(sweep: Sweep, scores: Mapping[str, Sequence[Score]]) -> str:
     ]
     lines.append(_line([*_cells(name, scores.get(name, ())), *published]))
   lines += _groups(sweep, scores)
-  tried = [_tried(n, scores[n]) for n in sweep.tasks if n in scores]
-  return '\n'.join([*lines, *(row for rows in tried for row in rows), ''])
+  dev = [_dev_table(n, scores[n]) for n in sweep.tasks if n in scores]
+  return '\n'.join([*lines, *(row for rows in dev for row in rows), ''])
 
 
 def _values(scores: Sequence[Score], stage: str) -> list[float]:
@@ -91,7 +98,7 @@ def _values(scores: Sequence[Score], stage: str) -> list[float]:
 
 
 def _cells(name: str, scores: Sequence[Score]) -> list[str]:
-  """Formats the measured cells of a task's line of the table."""
+  """Formats the measured results of a task as cells of the table."""
   final = [score for score in scores if score.run.stage == FINAL]
   if not final:
     return [name, '', '', 'not finished', '']
@@ -103,7 +110,7 @@ def _cells(name: str, scores: Sequence[Score]) -> list[str]:
 
 
 def _groups(sweep: Sweep, scores: Mapping[str, Sequence[Score]]) -> list[str]:
-  """Formats the means over tasks: of each complete group, and of all tasks."""
+  """Formats rows with the means over each group of tasks and over all."""
   measured = {
     name: Spread.of(final).mean
     for name in sweep.tasks
@@ -121,10 +128,10 @@ def _groups(sweep: Sweep, scores: Mapping[str, Sequence[Score]]) -> list[str]:
     groups = groups | {'mean': [*sweep.tasks]}
   rows = []
   for title, names in groups.items():
-    own, *others = (_mean(column, names) for column in (measured, *published))
-    if own or any(others):
+    mean, *others = (_mean(column, names) for column in (measured, *published))
+    if mean or any(others):
       rows.append(
-        _line([f'**{title}** ({len(names)})', '', '', own, '', *others])
+        _line([f'**{title}** ({len(names)})', '', '', mean, '', *others])
       )
   return rows
 
@@ -142,8 +149,8 @@ def _line(cells: Sequence[str]) -> str:
   return f'|{"|".join(f" {cell} " if cell else " " for cell in cells)}|'
 
 
-def _tried(name: str, scores: Sequence[Score]) -> list[str]:
-  """Formats all settings of a task that were compared."""
+def _dev_table(name: str, scores: Sequence[Score]) -> list[str]:
+  """Formats the dev results of all settings of a task as a table."""
   dev = by_setting([score for score in scores if score.run.stage == DEV])
   if not dev:
     return []
@@ -158,7 +165,7 @@ def _text(setting: Mapping[str, Any]) -> str:
 def rows(
   scores: Mapping[str, Sequence[Score]], tasks: Mapping[str, Task]
 ) -> str:
-  """Returns CSV with one line per run, and the split of its metric."""
+  """Returns CSV with one line per finished run."""
   keys = list(
     dict.fromkeys(key for task in tasks.values() for key in task.grid)
   )
@@ -167,8 +174,8 @@ def rows(
   head += ['metric', 'split', 'value', 'workdir']
   writer = csv.writer(out, lineterminator='\n')
   writer.writerow(head)
-  for name, each in scores.items():
-    for run, value in each:
+  for name, task_scores in scores.items():
+    for run, value in task_scores:
       setting = [run.setting.get(key, '') for key in keys]
       writer.writerow(
         [name, tasks[name].group, run.stage, *setting, run.seed]

@@ -1,4 +1,4 @@
-"""The progress of tasks and their stages, read from the workdirs."""
+"""Determines the progress of tasks and their stages from the workdirs."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -9,11 +9,11 @@ from vit_jax.sweeps.results import Score
 
 
 class Progress(NamedTuple):
-  """The progress of runs that belong together.
+  """The progress of the runs of a task or a transfer.
 
   Attributes:
-    runs: all runs that are known; the runs of a final stage are known once the
-      dev stage has chosen a setting.
+    runs: runs that can be listed already; those of a final stage can be listed
+      once all runs of the dev stage are finished.
     scores: scores of the finished runs.
     complete: whether all runs are finished.
   """
@@ -37,24 +37,24 @@ def of_runs(runs: Sequence[Run]) -> Progress:
 
 
 def of_task(
-  name: str, task: Task, workdir: str, given: Sequence[str]
+  name: str, task: Task, workdir: str, extra_flags: Sequence[str]
 ) -> Progress:
-  """Returns the progress of a task: its dev stage, if any, then the final one.
+  """Returns the progress of a task: of its dev stage, and then of both stages.
 
   Args:
     name: name of the task.
-    task: the task.
+    task: task of a sweep.
     workdir: workdir of the sweep.
-    given: '--config.KEY=value' for all runs of the task.
+    extra_flags: flags '--config.KEY=value' that are added to all runs.
   """
   if task.dev is None:
     chosen = task.settings[0]
-    return of_runs(grid.runs(name, task, FINAL, workdir, given, chosen))
-  dev = of_runs(grid.runs(name, task, DEV, workdir, given))
+    return of_runs(grid.runs(name, task, FINAL, workdir, extra_flags, chosen))
+  dev = of_runs(grid.runs(name, task, DEV, workdir, extra_flags))
   if not dev.complete:
     return dev
   chosen = results.best(dev.scores)
-  final = of_runs(grid.runs(name, task, FINAL, workdir, given, chosen))
+  final = of_runs(grid.runs(name, task, FINAL, workdir, extra_flags, chosen))
   return Progress(
     dev.runs + final.runs, dev.scores + final.scores, final.complete
   )
