@@ -1,6 +1,6 @@
 """Pre-training of Vision Transformers (arXiv 2010.11929) in JAX.
 
-Trained weights of many projects are loaded in one line:
+One line loads trained weights of many projects:
 
 >>> from vit_jax import load_pretrained
 >>> model, params = load_pretrained('B_16.npz', image_size=384)
@@ -33,7 +33,7 @@ __all__ = [
   'load_pretrained',
   'save_pretrained',
 ]
-# {public name: (its module, its name there)}
+# {public name: (module, name in the module)}
 _PUBLIC = {
   'UserError': ('vit_jax.errors', 'UserError'),
   'find_pretrained': ('vit_jax.weights.pretrained', 'find'),
@@ -41,9 +41,10 @@ _PUBLIC = {
   'save_pretrained': ('vit_jax.weights.pretrained', 'save'),
 }
 
-# `python -m vit_jax.NAME` imports this package before it looks for NAME: the
-# only moment at which signals can be handled early and an unknown NAME can be
-# explained. For programs that import the library, nothing happens here.
+# `python -m vit_jax.NAME` imports this package before it searches for NAME.
+# Only here can signals be handled from the start, and an unknown NAME be
+# reported with the list of commands. Programs that import the library are not
+# affected.
 if '-m' in sys.orig_argv:
   from vit_jax.cli import startup
 
@@ -51,7 +52,10 @@ if '-m' in sys.orig_argv:
 
 
 def __getattr__(name: str) -> Any:
-  """Imports a public name when it is first used, because JAX takes seconds."""
+  """Imports a public name when it is first used.
+
+  Importing JAX takes seconds, which commands such as `--help` do not need.
+  """
   if name not in _PUBLIC:
     raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
   module, attribute = _PUBLIC[name]
@@ -59,5 +63,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-  """Returns all names, those not imported yet included."""
+  """Returns all names, including public names that are not imported yet."""
   return sorted({*globals(), *__all__})

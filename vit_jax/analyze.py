@@ -83,15 +83,16 @@ def run(
   Args:
     checkpoint: workdir, step directory or weights of any format.
     out: directory for PNG files and figures.npz.
-    files: images; the run's own if there are none.
-    num_images: number of the run's own images.
-    image_size: pixels; positions are interpolated to it.
-    weights: which weights of the checkpoint, see `Pretrained.chosen`.
-    interactive: also write a page on which attention can be explored.
+    files: image files; if empty, images of the run's evaluation split.
+    num_images: number of images of the evaluation split.
+    image_size: image size in pixels, to which positions are interpolated; None
+      for that of the weights.
+    weights: set of weights of the checkpoint, see `Pretrained.chosen`.
+    interactive: whether to write a page on which attention can be explored.
 
   Raises:
-    UserError: no such weights or images, or `interactive` and the model has no
-      attention weights.
+    UserError: the weights or images do not exist, or `interactive` is set and
+      the model has no attention weights.
   """
   source = pretrained.find(checkpoint, weights)
   size, model = source.image_size, source.model()
@@ -100,9 +101,9 @@ def run(
     model.check(size)
   transform = sections.build('preprocess', source.about['preprocess'], size)
   if files:
-    images, whose = _read(files, transform), 'given as files'
+    images, origin = _read(files, transform), 'given as files'
   else:
-    images, whose = _own(source, transform, num_images)
+    images, origin = _evaluation_images(source, transform, num_images)
   mesh = sharding.make_mesh(jax.local_devices()[:1])
   trained = source.load(source.abstract_params(mesh))
   params = source.backbone(trained)
@@ -119,8 +120,8 @@ def run(
     with jax.set_mesh(mesh):
       text = _attention_page(model, params, first, names[: len(first)], found)
     write(out / attention_page.NAME, text)
-  named = source.path + ('' if weights == 'params' else f', {weights}')
-  about = {'weights': named, 'images': f'{len(images)} {whose}'}
+  title = source.path + ('' if weights == 'params' else f', {weights}')
+  about = {'weights': title, 'images': f'{len(images)} {origin}'}
   with _writing(out):
     for path in gallery.save(out, found, about):
       log.info('wrote %s', path)
@@ -166,10 +167,19 @@ def _read(files: list[str], transform: Preprocess) -> np.ndarray:
   return np.stack(images)
 
 
-def _own(
+def _evaluation_images(
   source: Pretrained, transform: Preprocess, count: int
 ) -> tuple[np.ndarray, str]:
-  """Returns images spread evenly over an evaluation split, and its name."""
+  """Returns images of the run's evaluation split, and their origin.
+
+  Args:
+    source: weights of the run.
+    transform: preprocessing of the images.
+    count: number of images, spread evenly over the split.
+
+  Raises:
+    UserError: the weights do not contain the data of the run.
+  """
   evals = source.about.get('config', {}).get('evals', {})
   splits = own_splits(evals)
   if 'source' not in source.about or not splits:
@@ -178,18 +188,18 @@ def _own(
       '--images=FILE,….'
     )
   check_range('--num_images', count, at_least=1)
-  whole = sections.build('source', source.about['source'], splits[0])
-  return Spread(whole, count).images(transform), f'of {whole.name}'
+  split = sections.build('source', source.about['source'], splits[0])
+  return Spread(split, count).images(transform), f'of {split.name}'
 
 
 @contextlib.contextmanager
-def _writing(place: epath.Path) -> Iterator[None]:
-  """Turns an OSError while writing into a UserError."""
+def _writing(path: epath.Path) -> Iterator[None]:
+  """Converts an OSError of writing to a path to a UserError."""
   try:
     yield
   except OSError as error:
     raise UserError(
-      f'{place} cannot be written: {paths.reason(error)}. Give another --out.'
+      f'{path} cannot be written: {paths.reason(error)}. Give another --out.'
     ) from error
 
 
@@ -197,7 +207,7 @@ def write(path: epath.Path, content: str | bytes) -> None:
   """Writes a file and creates its directory.
 
   Raises:
-    UserError: it cannot be written.
+    UserError: the file cannot be written.
   """
   with _writing(path):
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -213,9 +223,9 @@ def _report(workdirs: list[str], out: str | None, pictures: bool) -> None:
   """
   if not workdirs:
     raise UserError('usage: python -m vit_jax.analyze report WORKDIR… [--out].')
-  found, places = [], [paths.locate(workdir) for workdir in workdirs]
-  for path in places:
-    record.read(path)  # raises if it is none
+  found, folders = [], [paths.locate(workdir) for workdir in workdirs]
+  for path in folders:
+    record.read(path)  # raises UserError if the path is not a workdir
     if pictures:
       _pictures(path)
     found.append(record.read(path))
@@ -223,13 +233,13 @@ def _report(workdirs: list[str], out: str | None, pictures: bool) -> None:
   if out is not None:
     several = [
       run._replace(name=name)
-      for run, name in zip(found, runs.names(places), strict=True)
+      for run, name in zip(found, runs.names(folders), strict=True)
     ]
     write(paths.locate(out) / page.NAME, page.render_comparison(several))
 
 
 def _pictures(workdir: epath.Path) -> None:
-  """Evaluates the newest weights of a run on this machine's devices."""
+  """Writes training images and predictions of the newest weights of a run."""
   try:
     weights = pretrained.find(str(workdir))
     config = loading.load(str(workdir / 'config.json'))
@@ -245,36 +255,40 @@ def _pictures(workdir: epath.Path) -> None:
 
 
 def _compare(kind: str, workdirs: list[str], out: str | None) -> None:
-  """Draws 'curves' or 'sizes' of several runs."""
+  """Draws the figure 'curves' or 'sizes' of several runs."""
   if not workdirs or out is None:
     raise UserError(
       f'usage: python -m vit_jax.analyze {kind} WORKDIR… --out=DIR; got '
       f'{len(workdirs)} workdir(s), --out={out}.'
     )
-  places = _begun([paths.locate(workdir) for workdir in workdirs])
+  folders = _with_metrics([paths.locate(workdir) for workdir in workdirs])
   found = [
-    runs.read(place)._replace(name=name)
-    for place, name in zip(places, runs.names(places), strict=True)
+    runs.read(folder)._replace(name=name)
+    for folder, name in zip(folders, runs.names(folders), strict=True)
   ]
   picture, arrays = _COMPARED[kind](found)
   write(paths.locate(out) / f'{kind}.png', picture)
   write(paths.locate(out) / f'{kind}.npz', gallery.archive(arrays))
 
 
-def _begun(places: list[epath.Path]) -> list[epath.Path]:
-  """Returns the workdirs with metrics (runs/* also matches others), or all."""
-  begun = []
-  for place in places:
-    if (place / 'metrics.jsonl').exists():
-      begun.append(place)
-    elif place.exists():
-      log.warning('%s is left out: it has no metrics.jsonl', place)
+def _with_metrics(folders: list[epath.Path]) -> list[epath.Path]:
+  """Returns the folders that contain metrics; runs/* also matches others.
+
+  If a path does not exist, or no folder contains metrics, all are returned, so
+  that reading them reports the error.
+  """
+  found = []
+  for folder in folders:
+    if (folder / 'metrics.jsonl').exists():
+      found.append(folder)
+    elif folder.exists():
+      log.warning('%s is left out: it has no metrics.jsonl', folder)
     else:
-      return places
-  return begun or places
+      return folders
+  return found or folders
 
 
-def _place(checkpoint: str, out: str | None) -> epath.Path:
+def _output_directory(checkpoint: str, out: str | None) -> epath.Path:
   """Returns the directory for figures.
 
   Raises:
@@ -284,7 +298,7 @@ def _place(checkpoint: str, out: str | None) -> epath.Path:
     return paths.locate(out)
   workdir = paths.locate(checkpoint)
   if not (workdir / 'config.json').exists():
-    pretrained.find(checkpoint)  # raises if nothing is there
+    pretrained.find(checkpoint)  # raises UserError if there are no weights
     raise UserError(
       f'--out=DIR is missing: {checkpoint} is not a workdir, so figures have '
       'no default directory.'
@@ -293,7 +307,7 @@ def _place(checkpoint: str, out: str | None) -> epath.Path:
 
 
 def main(arguments: list[str]) -> None:
-  """Draws figures or curves."""
+  """Draws figures of weights, compares runs, or writes their reports."""
   values = flags.FLAGS
   if arguments and arguments[0] in _COMPARED:
     _compare(arguments[0], arguments[1:], values.out)
@@ -307,7 +321,7 @@ def main(arguments: list[str]) -> None:
       f'[--out=DIR], or curves, sizes or report WORKDIR…; got {arguments}, '
       f'checkpoint {values.checkpoint!r}.'
     )
-  out = _place(values.checkpoint, values.out)
+  out = _output_directory(values.checkpoint, values.out)
   run(
     weights_flags.path(values),
     out,

@@ -28,8 +28,8 @@ from vit_jax.errors import UserError
 from vit_jax.files import paths
 
 log = logging.getLogger('vit_jax')
-_EVERY_S = 10  # between two lines of progress
-_SHOWN = 10  # classes or groups that are printed
+_PROGRESS_S = 10  # time between two lines of progress
+_MAX_PRINTED = 10  # classes
 _UNFINISHED = 'unfinished.jsonl'
 
 
@@ -43,22 +43,22 @@ def run(config: Config, out: str) -> dict[str, Any]:
   """Checks the data of a config.
 
   Args:
-    config: completed.
-    out: directory for what is found.
+    config: completed config.
+    out: local directory for the results.
 
   Returns:
     splits: {split: examples, bad, classes: {name: count}, heights and widths:
-    [least, median, largest]}; duplicates, leaks (groups of examples with the
-    same pixels; those both in training and in evaluation), other_label (groups
-    with different labels), ignored (files).
+    [minimum, median, maximum]}; duplicates (number of groups of examples with
+    the same pixels), leaks (groups both in training and in evaluation),
+    other_label (groups with different labels), ignored (number of files).
 
   Raises:
     UserError: a split cannot be opened, or files cannot be written.
   """
-  place = paths.locate(out)
-  if paths.is_remote(place):
-    raise UserError(f'--out={out} is remote: give a directory on a disk here.')
-  path = place / _UNFINISHED
+  folder = paths.locate(out)
+  if paths.is_remote(folder):
+    raise UserError(f'--out={out} is remote: give a local directory.')
+  path = folder / _UNFINISHED
   names = [config.train.split, *(e.split for e in config.evals.values())]
   sources = {
     split: build_section(config, 'source', split)
@@ -89,13 +89,13 @@ def run(config: Config, out: str) -> dict[str, Any]:
   }
   bad = [
     {'split': split, **record._asdict()}
-    for split, each in found.items()
-    for record in each.bad
+    for split, result in found.items()
+    for record in result.bad
   ]
-  _write(place / 'summary.json', [json.dumps(summary, indent=2)])
-  _write(place / 'bad.jsonl', map(json.dumps, bad))
-  _write(place / 'duplicates.jsonl', map(json.dumps, groups))
-  _write(place / 'ignored.txt', ignored)
+  _write(folder / 'summary.json', [json.dumps(summary, indent=2)])
+  _write(folder / 'bad.jsonl', map(json.dumps, bad))
+  _write(folder / 'duplicates.jsonl', map(json.dumps, groups))
+  _write(folder / 'ignored.txt', ignored)
   path.unlink()
   return summary
 
@@ -103,13 +103,13 @@ def run(config: Config, out: str) -> dict[str, Any]:
 def _progress(name: str, size: int) -> Any:
   """Returns a function that logs the progress every few seconds."""
   start = last = time.monotonic()
-  first = None
+  first = None  # number of examples that an earlier start has checked
 
   def progress(done: int, bad: int) -> None:
     nonlocal last, first
     now = time.monotonic()
     first = done if first is None else first
-    if now - last < _EVERY_S and done < size:
+    if now - last < _PROGRESS_S and done < size:
       return
     last = now
     text = f'{name}: {done:,} of {size:,} ({done / size:.0%}), {bad:,} bad'
@@ -124,10 +124,11 @@ def _progress(name: str, size: int) -> Any:
 def _example(
   split: str, index: int, sources: dict[str, Any], found: dict[str, Any]
 ) -> dict[str, Any]:
+  """Describes an example for duplicates.jsonl."""
   source, label = sources[split], int(found[split].labels[index])
-  where = getattr(source, 'where', lambda _: '')(index)
+  location = getattr(source, 'where', lambda _: '')(index)
   name = source.class_names[label]
-  return {'split': split, 'index': index, 'where': where, 'class': name}
+  return {'split': split, 'index': index, 'where': location, 'class': name}
 
 
 def _ignored(source: Any) -> list[str]:
@@ -142,6 +143,7 @@ def _leaks(group: list[dict[str, Any]], train: str) -> bool:
 
 
 def _summary(source: Any, found: inspection.Found) -> dict[str, Any]:
+  """Returns counts and sizes of a split."""
   good = found.labels >= 0
   counts = np.bincount(found.labels[good], minlength=source.num_classes)
   sizes = {
@@ -163,7 +165,7 @@ def _write(path: epath.Path, lines: Any) -> None:
 
 
 def _lines(summary: dict[str, Any], out: str) -> list[str]:
-  """Formats the summary for people."""
+  """Formats the summary as text."""
   lines = []
   for split, part in summary['splits'].items():
     counts = sorted(part['classes'].items(), key=lambda item: item[1])
@@ -178,11 +180,11 @@ def _lines(summary: dict[str, Any], out: str) -> list[str]:
       lines.append(
         f'  width x height: smallest {low}, median {middle}, largest {high}'
       )
-    shown = [f'{name} {count:,}' for name, count in counts]
-    if len(shown) > _SHOWN:
-      half = _SHOWN // 2
-      shown = [*shown[:half], '…', *shown[-half:]]
-    lines.append(f'  examples per class: {", ".join(shown)}')
+    texts = [f'{name} {count:,}' for name, count in counts]
+    if len(texts) > _MAX_PRINTED:
+      half = _MAX_PRINTED // 2
+      texts = [*texts[:half], '…', *texts[-half:]]
+    lines.append(f'  examples per class: {", ".join(texts)}')
   lines.append(
     f'groups of images with the same pixels: {summary["duplicates"]:,}; '
     f'{summary["leaks"]:,} both in training and in evaluation, '
@@ -196,7 +198,7 @@ def _lines(summary: dict[str, Any], out: str) -> list[str]:
 
 
 def main(arguments: list[str]) -> None:
-  """Prints what was found."""
+  """Checks the data of the config and prints a summary."""
   entry.refuse_arguments(arguments)
   values = flags.FLAGS
   summary = run(values.config, values.out)

@@ -2,8 +2,8 @@
 
 The list contains the title of each config, its table of published results and
 the costs predicted by `plan` (from the TPU compiler; nothing was measured).
-NAME prints the whole header of one config, with every difference from its
-source.
+With NAME, the complete header of one config is printed, which lists every
+difference from the paper.
 """
 
 import ast
@@ -43,10 +43,12 @@ def read(directory: pathlib.Path) -> dict[str, str]:
 
 
 def summary(name: str, header: str, rows: list[dict[str, Any]]) -> str:
-  """Returns the summary of a config.
+  """Returns path, title, table and predicted costs of a config.
 
-  It consists of its path and title, the table of its header and predicted
-  costs.
+  Args:
+    name: name of the config.
+    header: docstring of the config.
+    rows: result of `predicted.read`.
   """
   title = header.partition('\n')[0]
   table = [line for line in header.splitlines() if line.startswith('|')]
@@ -57,10 +59,11 @@ def summary(name: str, header: str, rows: list[dict[str, Any]]) -> str:
 def costs(name: str, rows: list[dict[str, Any]]) -> list[str]:
   """Returns the predictions of a config, one per line, under a heading."""
   path = f'configs/{name}.py'
-  own = [row for row in rows if row['config'].partition(':')[0] == path]
-  return ['predicted:', *map(predicted.line, own)] if own else []
+  found = [row for row in rows if row['config'].partition(':')[0] == path]
+  return ['predicted:', *map(predicted.line, found)] if found else []
 
 
 if __name__ == '__main__':
-  signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # as in `… | head`
+  # Without this, `… | head` would end with a traceback.
+  signal.signal(signal.SIGPIPE, signal.SIG_DFL)
   process.run(main, lambda: None)

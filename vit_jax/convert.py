@@ -48,11 +48,11 @@ def run(
     UserError: the weights cannot be read or written, the set does not exist, or
       the target exists.
   """
-  _, place = pretrained.format_of(target_path)
-  if paths.locate(place).exists() and not overwrite:
+  _, path = pretrained.format_of(target_path)
+  if paths.locate(path).exists() and not overwrite:
     raise UserError(
-      f'{place} exists, perhaps with other weights: give another path, or '
-      '--overwrite for a file that is to be replaced.'
+      f'{path} already exists: give another path, or --overwrite to replace '
+      'a file.'
     )
   source = pretrained.find(source_path, weights)
   mesh = sharding.make_mesh(jax.local_devices()[:1])

@@ -7,7 +7,7 @@ checkpoint. To evaluate on other data, give --dataset=NAME (of TFDS), or
 the source and the reader are set as in training:
 --config.source.class_map=names.txt --config.reader.on_bad_record=skip.
 --preprocess=mae or --config.preprocess.KEY=… changes the preprocessing, which
-the result names. An average of the weights or a teacher is evaluated as well.
+is part of the result. An average of the weights or a teacher is evaluated, too.
 """
 
 import functools
@@ -40,7 +40,7 @@ from vit_jax.training.figures import Figures
 from vit_jax.weights import pretrained
 
 log = logging.getLogger('vit_jax')
-_UNSAID = {'name': 'classification', 'split': ''}
+_DEFAULTS = {'name': 'classification', 'split': ''}
 
 
 def define_flags() -> None:
@@ -98,8 +98,8 @@ def run(
 
   Args:
     checkpoint: workdir, step directory or weights of any format.
-    evaluator: name in the run's `config.evals`, or a kind; by default all of
-      the run's, see `_applicable`.
+    evaluator: name in the run's `config.evals`, or a kind of evaluator; by
+      default all evaluators of the run, see `_applicable`.
     dataset: TFDS name or kind of source; by default the checkpoint's own data.
     split: split of the data set; by default the evaluator's.
     data_dir: the TFDS directory, or the path of another source.
@@ -126,12 +126,12 @@ def run(
   weights = preprocessing_flags.with_preset(found, preprocess)
   about = weights.about
   candidates = _evaluator_sections(about, evaluator)
-  given = {'split': split} if split else {}
+  override = {'split': split} if split else {}
   sections = {
     'source': data_flags.source_section(about, dataset, data_dir),
     'reader': data_flags.reader_section(about),
     'preprocess': {'name': 'transforms', **about['preprocess']},
-    **{f'evals.{n}': section | given for n, section in candidates.items()},
+    **{f'evals.{n}': section | override for n, section in candidates.items()},
   }
   config = overrides.apply(sections, list(settings))
   names = _applicable(config, about, split)
@@ -166,17 +166,22 @@ def _applicable(
 ) -> list[str]:
   """Returns the names of the evaluators in the config that are run.
 
-  On the run's own data and splits all of them are. On other data, only
-  classification is, if the run has it, because the others may depend on the
-  run's training data. Evaluators that differ only in their splits, of which
-  --split takes the place, are run once.
+  On the run's own data and splits, all evaluators are run. On other data only
+  classification is run, if the run has such evaluators, because others may
+  depend on the run's training data. With --split or other data, evaluators that
+  differ only in their split are run once.
+
+  Args:
+    config: config with the sections source and evals.
+    about: description of the weights.
+    split: --split.
   """
   names = list(config.evals)
-  is_own = _is_own_data(config, about)
-  if not is_own:
-    kinds = [n for n in names if config.evals[n].name == _UNSAID['name']]
+  is_run_data = _is_run_data(config, about)
+  if not is_run_data:
+    kinds = [n for n in names if config.evals[n].name == _DEFAULTS['name']]
     names = kinds or names
-  if is_own and not split:
+  if is_run_data and not split:
     return names
   distinct: dict[str, str] = {}
   for name in names:
@@ -193,13 +198,16 @@ def _build(
   mesh: Any,
   batch_size: int,
 ) -> Any:
-  """Builds the evaluator on its data.
+  """Builds an evaluator of the config.
 
-  An evaluator that needs no head, such as few-shot regression, uses the classes
-  of the data.
+  An evaluator that does not use the head, such as few-shot regression, takes
+  its classes from the data.
+
+  Raises:
+    UserError: the evaluator draws figures, or cannot be built.
   """
-  opened = functools.partial(_open, config, weights)
-  setting = data_flags.setting(weights, config, opened, mesh, batch_size)
+  open_source = functools.partial(_open, config, weights)
+  setting = data_flags.setting(weights, config, open_source, mesh, batch_size)
   section = config.evals[name]
   kind = plugins.resolve(EVALS, section.name)
   if kind is Figures:
@@ -210,7 +218,7 @@ def _build(
     )
   if getattr(kind, 'own_classes', False) and section.source is None:
     section = {**section, 'source': config.source.to_dict()}
-    if section.get('train_split', '') is None and _is_own_data(
+    if section.get('train_split', '') is None and _is_run_data(
       config, weights.about
     ):
       section['train_split'] = _train_split(weights.about)
@@ -218,15 +226,17 @@ def _build(
 
 
 def _evaluator_sections(
-  about: dict[str, Any], wanted: str | None
+  about: dict[str, Any], evaluator: str | None
 ) -> dict[str, dict[str, Any]]:
-  """Returns {name: section} of one evaluator, or of all that the run has."""
+  """Returns the sections of one evaluator, or of all of the run, by name."""
   evals = about.get('config', {}).get('evals', {})
-  names = [wanted] if wanted else _measuring(evals) or [_UNSAID['name']]
+  names = (
+    [evaluator] if evaluator else _without_figures(evals) or [_DEFAULTS['name']]
+  )
   return dict(_evaluator_section(evals, name) for name in names)
 
 
-def _measuring(evals: dict[str, Any]) -> list[str]:
+def _without_figures(evals: dict[str, Any]) -> list[str]:
   """Returns the names of the evaluators that are not figures."""
   return [
     name
@@ -247,42 +257,55 @@ def _evaluator_section(
   else:
     near = closest(name, [*evals, *plugins.names(EVALS)])
     raise UserError(f'--evaluator={name} is not an evaluator; {near}.')
-  section.pop('batch_size', None)  # it belongs to the devices of the run
-  return name, _UNSAID | section
+  section.pop('batch_size', None)  # it was chosen for the devices of the run
+  return name, _DEFAULTS | section
 
 
 def _choose_split(
-  config: Config, name: str, about: dict[str, Any], given: str | None
+  config: Config, name: str, about: dict[str, Any], split: str | None
 ) -> str:
-  """Returns the split.
+  """Sets and returns the split of an evaluator.
 
-  The run's own split is used only with the run's own data.
+  Args:
+    config: config with the sections source and evals.
+    name: name of the evaluator in `config.evals`.
+    about: description of the weights.
+    split: --split.
+
+  Raises:
+    UserError: --split is missing. The run's split is the default only with the
+      run's own data.
   """
   section = config.evals[name]
-  if 'split' not in section:  # a plug-in, perhaps
+  if 'split' not in section:  # possible for a plug-in
     return 'all'
   evals = about.get('config', {}).get('evals', {})
-  own = evals.get(name, {}).get('split', '')
-  is_own = _is_own_data(config, about)
-  if not section.split and is_own:
-    # Another kind of evaluator than the run's: the split that the run's use.
-    splits = (each.get('split', '') for each in evals.values())
+  run_split = evals.get(name, {}).get('split', '')
+  is_run_data = _is_run_data(config, about)
+  if not section.split and is_run_data:
+    # The run has no such evaluator: use the split of its other evaluators.
+    splits = (other.get('split', '') for other in evals.values())
     section.split = next(filter(None, splits), '')
-  if not section.split or (not is_own and not given and section.split == own):
-    hint = f' (on its own data, the run uses {own!r} for {name})' if own else ''
+  is_default = not split and section.split == run_split
+  if not section.split or (not is_run_data and is_default):
+    hint = (
+      f' (on its own data, the run uses {run_split!r} for {name})'
+      if run_split
+      else ''
+    )
     raise UserError(
-      '--split is missing: give the split to evaluate on, as in --split=test'
-      f'{hint}.'
+      '--split is missing: give the split to evaluate on, for example '
+      f'--split=test{hint}.'
     )
   return section.split
 
 
-def _is_own_data(config: Config, about: dict[str, Any]) -> bool:
-  """Returns whether the source is that of the run."""
-  before, now = flatten(about.get('source', {})), flatten(config.source)
+def _is_run_data(config: Config, about: dict[str, Any]) -> bool:
+  """Returns whether the config has the source of the run."""
+  old, new = flatten(about.get('source', {})), flatten(config.source)
   return all(
-    now[key] == before.get(key)
-    for key in now
+    new[key] == old.get(key)
+    for key in new
     if key.rpartition('.')[2] in ('name', 'dataset', 'path')
   )
 
@@ -295,7 +318,11 @@ def _train_split(about: dict[str, Any]) -> str:
 def _open(
   config: Config, weights: pretrained.Pretrained, split: str
 ) -> stream.Source:
-  """Opens the data, with labels that are numbers of the head's classes."""
+  """Opens the data, and maps its labels to the classes of the head.
+
+  Raises:
+    UserError: the data has more classes than the head, or other classes.
+  """
   num_classes = weights.about['num_classes']
   source = build_section(config, 'source', split)
   if 0 < num_classes < source.num_classes:
@@ -314,14 +341,14 @@ def _write(path: epath.Path, text: str) -> None:
 
 
 def _write_tables(directory: str, name: str, tables: dict[str, str]) -> None:
-  """Writes the tables of an evaluator on the main process."""
+  """Writes the tables of an evaluator, on the main process only."""
   if runtime.is_main():
     for file, text in tables.items():
       _write(paths.locate(directory) / f'{name}_{file}', text)
 
 
 def main(arguments: list[str]) -> None:
-  """Prints the result, as lines or as JSON, and writes it if asked to."""
+  """Prints the result as lines or as JSON, and writes it with --out."""
   values = flags.FLAGS
   if arguments or not values.checkpoint:
     raise UserError(
@@ -350,8 +377,8 @@ def main(arguments: list[str]) -> None:
   else:
     result['preprocess'] = preprocessing_flags.line(result['preprocess'])
     for name, value in result.items():
-      shown = f'{value:.6g}' if isinstance(value, float) else value
-      print(f'{name}: {shown}')
+      text = f'{value:.6g}' if isinstance(value, float) else value
+      print(f'{name}: {text}')
 
 
 if __name__ == '__main__':

@@ -38,8 +38,8 @@ def run(checkpoint: str, out: str, kind: str, weights: str = 'params') -> None:
   """
   if kind == 'onnx':
     raise UserError(
-      '--to=onnx is not supported: no maintained converter takes these '
-      'programs. Use --to=savedmodel or --to=stablehlo.'
+      '--to=onnx is not supported, because no maintained converter accepts '
+      'these programs. Use --to=savedmodel or --to=stablehlo.'
     )
   artefacts.write(pretrained.find(checkpoint, weights), out, kind)
   log.info('wrote %s', out)

@@ -35,34 +35,34 @@ def adopt_architecture(config: Config, source: Pretrained) -> Config:
     source: weights that the run starts from.
 
   Raises:
-    UserError: the config names another model or another architecture.
+    UserError: the config specifies another model or another architecture.
   """
   section, loaded = config.model, source.model()
   name = source.about['model'].get('name', 'vit')
   if section.name != name:
     raise UserError(
-      f'{source.path} holds a model {name!r}, but config.model.name is '
+      f'{source.path} contains a model {name!r}, but config.model.name is '
       f'{section.name!r}: set --config.model.name={name}.'
     )
   constructor = sections.constructor('model', section)
-  # Keys that may be left out are determined by the weights.
+  # Keys whose default is None; the weights determine them.
   open_keys = [
     key
     for key, parameter in plugins.keys(constructor).items()
     if parameter.default is None
   ]
   if any(section[key] is not None for key in open_keys):
-    named = plugins.build(constructor, section, config.num_classes)
+    built = plugins.build(constructor, section, config.num_classes)
     differing = [
-      f'{key}: {value} in the weights, {named.architecture[key]} in the config'
+      f'{key}: {value} in the weights, {built.architecture[key]} in the config'
       for key, value in loaded.architecture.items()
-      if key in open_keys and named.architecture[key] != value
+      if key in open_keys and built.architecture[key] != value
     ]
     if differing:
-      given = next(key for key in open_keys if section[key] is not None)
+      first = next(key for key in open_keys if section[key] is not None)
       raise UserError(
         f'{source.path} has another architecture than config.model: '
-        f'{"; ".join(differing)}. Leave config.model.{given} out to use the '
+        f'{"; ".join(differing)}. Leave config.model.{first} out to use the '
         'architecture of the weights.'
       )
   adopted = config.copy_and_resolve_references()
@@ -73,7 +73,7 @@ def adopt_architecture(config: Config, source: Pretrained) -> Config:
 
 
 def main(arguments: list[str]) -> None:
-  """Starts a fine-tuning."""
+  """Fine-tunes the weights of `init_from`, or resumes the fine-tuning."""
   entry.refuse_arguments(arguments)
   process.start_process()
   config: Config = flags.FLAGS.config
@@ -86,7 +86,7 @@ def main(arguments: list[str]) -> None:
   try:
     source = pretrained.find(config.init_from, config.init_weights)
   except UserError as error:
-    config, initial_params = _resumed(config, error)
+    config, initial_params = _without_weights(config, error)
   else:
     config = adopt_architecture(config, source)
     initial_params = functools.partial(
@@ -98,34 +98,37 @@ def main(arguments: list[str]) -> None:
   loop.run(config, initial_params=initial_params, **options)
 
 
-def _resumed(config: Config, error: UserError) -> tuple[Config, InitialParams]:
-  """Returns what a run that resumes needs although its weights are gone.
+def _without_weights(
+  config: Config, error: UserError
+) -> tuple[Config, InitialParams]:
+  """Prepares a run that resumes although `init_from` can no longer be read.
 
   Args:
     config: completed config.
-    error: reason why the weights cannot be used.
+    error: reason why the weights cannot be read.
 
   Returns:
-    The config with the architecture of the last start, and a function that
-    raises the error if there turns out to be no checkpoint.
+    The config with the architecture of the last start, and a function for the
+    initial parameters, which raises the error. It is called only if the workdir
+    has no checkpoint.
 
   Raises:
-    UserError: the workdir holds no run; this is the given error.
+    UserError: `error`, if the workdir does not contain a run.
   """
   file = paths.locate(entry.chosen_workdir()) / 'config.json'
   if not file.exists():
     raise error
-  before = loading.load(str(file)).model
+  last = loading.load(str(file)).model
   resumed = config.copy_and_resolve_references()
   with resumed.unlocked():
-    for key, value in before.items():
+    for key, value in last.items():
       if key not in resumed.model or resumed.model[key] is None:
         resumed.model[key] = value
 
   def unavailable(experiment: Experiment) -> object:
     raise error
 
-  log.warning('%s Only a new run needs it; this one resumes.', error)
+  log.warning('%s This run resumes, so it does not need these weights.', error)
   return resumed, unavailable
 
 

@@ -39,12 +39,13 @@ _BATCH_SIZE = 32
 
 
 class Prediction(NamedTuple):
-  """The classes of one image.
+  """The most likely classes of one image.
 
   Attributes:
     image: path of the image.
     top: (class name, softmax probability), most likely first.
-    error: why the image cannot be used, to follow its path; '' if it can.
+    error: '' or the reason why the image cannot be used, which completes the
+      sentence '{image} …'.
   """
 
   image: str
@@ -67,13 +68,13 @@ def define_flags() -> None:
 
 
 def images_of(arguments: Sequence[str]) -> list[str]:
-  """Returns the paths of image files.
+  """Returns the paths of all image files that arguments specify.
 
   Args:
     arguments: files, local directories, and local patterns.
 
   Raises:
-    UserError: a directory holds no images, or a pattern matches nothing.
+    UserError: a directory contains no images, or a pattern matches no file.
   """
   found = []
   for argument in arguments:
@@ -112,15 +113,14 @@ def run(
     images: image files.
     top: number of classes per image.
     settings: overrides such as '--config.preprocess.KEY=value'.
-    preprocess: a preset; by default the preprocessing of the weights, which is
-      logged.
-    weights: which weights of the checkpoint, see `Pretrained.chosen`.
+    preprocess: name of a preset; by default the preprocessing of the weights.
+    weights: set of weights of the checkpoint, see `Pretrained.chosen`.
 
   Yields:
     The prediction for each file, in order.
 
   Raises:
-    UserError: the checkpoint does not exist, or a setting is wrong.
+    UserError: the checkpoint does not exist, or a setting is invalid.
   """
   found = pretrained.find(checkpoint, weights)
   source = preprocessing_flags.with_preset(found, preprocess)
@@ -138,29 +138,31 @@ def run(
 
   def classes(row: np.ndarray) -> list[tuple[str, float]]:
     best = np.argsort(-row, kind='stable')[:top]
-    named = [names[i] if i < len(names) else f'class {i}' for i in best]
-    return list(zip(named, row[best].tolist(), strict=True))
+    top_names = [names[i] if i < len(names) else f'class {i}' for i in best]
+    return list(zip(top_names, row[best].tolist(), strict=True))
 
   with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
     for start in range(0, len(images), _BATCH_SIZE):
       part = images[start : start + _BATCH_SIZE]
-      read = list(pool.map(lambda path: _read(path, transform), part))
-      pixels = [each for each in read if isinstance(each, np.ndarray)]
+      # Pixels, or the text of an error.
+      results = list(pool.map(lambda path: _read(path, transform), part))
+      pixels = [each for each in results if isinstance(each, np.ndarray)]
       rows = iter(())
       if pixels:
+        # A batch of constant size, so that the model is compiled only once.
         batch = np.zeros((_BATCH_SIZE, *pixels[0].shape), np.uint8)
         batch[: len(pixels)] = pixels
         logits = predict(params, {'image': batch})['logits']
         rows = iter(np.asarray(jax.nn.softmax(logits)))
-      for path, each in zip(part, read, strict=True):
-        if isinstance(each, str):
-          yield Prediction(path, [], each)
+      for path, result in zip(part, results, strict=True):
+        if isinstance(result, str):
+          yield Prediction(path, [], result)
         else:
           yield Prediction(path, classes(next(rows)))
 
 
 def _read(path: str, transform: Preprocess) -> np.ndarray | str:
-  """Returns the pixels of an image, or the reason why there are none."""
+  """Returns the pixels of an image, or the reason why it cannot be used."""
   try:
     return transform.pixels(paths.locate(path).read_bytes())
   except OSError as error:
@@ -188,7 +190,7 @@ def main(arguments: list[str]) -> None:
   if values.csv:
     table.writerow(('image', 'class', 'probability'))
   failed = []
-  for each in run(
+  for prediction in run(
     weights_flags.path(values),
     images,
     values.top,
@@ -196,23 +198,23 @@ def main(arguments: list[str]) -> None:
     preprocess=values.preprocess,
     weights=values.weights,
   ):
-    if each.error:
-      failed.append(each)
+    if prediction.error:
+      failed.append(prediction)
       if len(images) > 1:
-        log.warning('%s %s', each.image, each.error)
+        log.warning('%s %s', prediction.image, prediction.error)
     elif values.csv:
-      table.writerows((each.image, *pair) for pair in each.top)
+      table.writerows((prediction.image, *pair) for pair in prediction.top)
     elif values.json:
-      top = [{'class': name, 'probability': p} for name, p in each.top]
-      print(json.dumps({'image': each.image, 'top': top}))
+      top = [{'class': name, 'probability': p} for name, p in prediction.top]
+      print(json.dumps({'image': prediction.image, 'top': top}))
     else:
-      print(each.image)
-      for name, probability in each.top:
+      print(prediction.image)
+      for name, probability in prediction.top:
         print(f'  {100 * probability:5.1f}%  {name}')
   if failed:
-    number = f'{len(failed)} of {len(images)} images cannot be used. '
+    count = f'{len(failed)} of {len(images)} images cannot be used. '
     raise UserError(
-      f'{number if len(images) > 1 else ""}{failed[0].image} {failed[0].error}'
+      f'{count if len(images) > 1 else ""}{failed[0].image} {failed[0].error}'
     )
 
 

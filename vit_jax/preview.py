@@ -26,9 +26,9 @@ from vit_jax.training import data
 from vit_jax.training.experiment import Experiment
 
 log = logging.getLogger('vit_jax')
-_LABEL_HEIGHT = 18  # pixels of a line above an image
-_LETTER_WIDTH = 8  # pixels, of nearly every letter at most
-_MIN_SIDE = 128  # smaller images are enlarged to this
+_LABEL_HEIGHT = 18  # height in pixels of a line of text above an image
+_LETTER_WIDTH = 8  # width in pixels of the widest common letters
+_MIN_SIDE = 128  # smaller images are enlarged to this many pixels
 
 
 def define_flags() -> None:
@@ -47,12 +47,12 @@ def define_flags() -> None:
 
 
 def run(config: Config, images: int, start_step: int) -> np.ndarray:
-  """Draws images of the training step with their labels.
+  """Draws augmented training images with their labels.
 
   Args:
-    config: completed.
+    config: completed config.
     images: number of images.
-    start_step: the batch after that many updates comes first.
+    start_step: number of updates before the first batch to draw.
 
   Returns:
     The picture, uint8 `[height, width, 3]`, RGB.
@@ -85,15 +85,16 @@ def run_evaluation(config: Config, name: str, images: int) -> np.ndarray:
   """Draws the first images of an evaluation with their labels.
 
   Args:
-    config: completed.
-    name: in `config.evals`.
-    images: largest number of images.
+    config: completed config.
+    name: name of the evaluator in `config.evals`.
+    images: maximum number of images.
 
   Returns:
     The picture, uint8 `[height, width, 3]`, RGB.
 
   Raises:
-    UserError: no such evaluation, or no image of it can be used.
+    UserError: the evaluator does not exist, or no image of its split can be
+      used.
   """
   if name not in config.evals:
     raise UserError(f'--evaluator={name}; {closest(name, config.evals)}.')
@@ -124,18 +125,21 @@ def run_evaluation(config: Config, name: str, images: int) -> np.ndarray:
   return _grid(tiles[:images])
 
 
-def _caption(target: np.ndarray, names: list[str], room: int) -> list[str]:
+def _caption(target: np.ndarray, names: list[str], max_chars: int) -> list[str]:
   """Returns ['cat'], or ['cat 0.70', 'dog 0.30'] for mixed labels.
 
-  Names are cut to `room` characters a line, shares never.
+  Args:
+    target: label, or probabilities of the classes `[classes]`.
+    names: names of the classes.
+    max_chars: maximum length of a line, to which names are shortened.
   """
   if target.ndim == 0:
-    return [names[int(target)][:room]]
+    return [names[int(target)][:max_chars]]
   lines = []
   for i in np.argsort(-target)[:2]:
-    share = f' {target[i]:.2f}'
-    shown = target[i] > 0.005
-    lines.append(names[i][: room - len(share)] + share if shown else '')
+    probability = f' {target[i]:.2f}'
+    name = names[i][: max_chars - len(probability)]
+    lines.append(name + probability if target[i] > 0.005 else '')
   return lines
 
 
@@ -151,13 +155,13 @@ def _tile(
   bar = np.full((_LABEL_HEIGHT * len(lines), width, 3), 255, np.uint8)
   for number, line in enumerate(lines, 1):
     text = line.encode('ascii', 'replace').decode()
-    place = (2, _LABEL_HEIGHT * number - 5)
-    cv2.putText(bar, text, place, font, 0.4, (0, 0, 0), 1, cv2.LINE_AA)
+    position = (2, _LABEL_HEIGHT * number - 5)
+    cv2.putText(bar, text, position, font, 0.4, (0, 0, 0), 1, cv2.LINE_AA)
   return np.concatenate([bar, pixels])
 
 
 def _grid(tiles: list[np.ndarray]) -> np.ndarray:
-  """Arranges tiles in a grid that is about square."""
+  """Arranges tiles in an approximately square grid."""
   columns = max(1, round(len(tiles) ** 0.5))
   rows = -(-len(tiles) // columns)
   blank = np.full_like(tiles[0], 255)
@@ -170,8 +174,12 @@ def _grid(tiles: list[np.ndarray]) -> np.ndarray:
   )
 
 
-def _check_place(path: str) -> None:
-  """Checks that an image can be written to a path, before it is drawn."""
+def _check_output(path: str) -> None:
+  """Checks, before drawing, that the path can be written.
+
+  Raises:
+    UserError: the path does not end like an image, or has no directory.
+  """
   if not cv2.haveImageWriter(path):
     raise UserError(
       f'--out={path} ends in {os.path.splitext(path)[1] or "nothing"!r}, which '
@@ -183,7 +191,7 @@ def _check_place(path: str) -> None:
 
 
 def main(arguments: list[str]) -> None:
-  """Writes the picture."""
+  """Draws images and writes the picture to --out."""
   entry.refuse_arguments(arguments)
   values = flags.FLAGS
   if values.images < 1 or values.start_step < 0:
@@ -191,7 +199,7 @@ def main(arguments: list[str]) -> None:
       f'--images={values.images} must be positive and '
       f'--start_step={values.start_step} not negative.'
     )
-  _check_place(values.out)
+  _check_output(values.out)
   if values.evaluator:
     picture = run_evaluation(values.config, values.evaluator, values.images)
   else:

@@ -1,9 +1,9 @@
 """Pre-trains a model: python -m vit_jax.train --config=configs/l16_i21k.py.
 
 The same command resumes from the newest checkpoint of the workdir. Every key of
-the config can be overridden: --config.batch_size=1024. With
+the config can be overridden, for example --config.batch_size=1024. With
 --config.init_from=PATH a new run starts from the weights at PATH instead of
-random ones; weights that do not fit are logged and left out.
+random ones; weights that do not fit the model are logged and left out.
 """
 
 from absl import flags
@@ -17,7 +17,7 @@ from vit_jax.weights import pretrained, transfer
 
 
 def main(arguments: list[str]) -> None:
-  """Starts a pre-training."""
+  """Pre-trains the model of the config, or resumes its training."""
   entry.refuse_arguments(arguments)
   config: Config = flags.FLAGS.config
   if entry.prints_config(config):
@@ -28,14 +28,20 @@ def main(arguments: list[str]) -> None:
 
 
 def _initial_params(config: Config) -> InitialParams:
-  """Returns what a new run starts from; None for random weights."""
+  """Returns a function that loads the weights of `init_from`.
+
+  A run that resumes does not call it.
+
+  Returns:
+    The function; None if the config starts from random weights.
+  """
   if config.init_from is None:
     return None
-  return _start
+  return _load
 
 
-def _start(experiment: Experiment) -> object:
-  """Loads the weights of `init_from`; a run that resumes does not need them."""
+def _load(experiment: Experiment) -> object:
+  """Loads the weights of `init_from` as initial parameters."""
   config = experiment.config
   source = pretrained.find(config.init_from, config.init_weights)
   return transfer.start(source, experiment, config.position_resize)

@@ -58,7 +58,7 @@ def test_messages_of_invalid_requests(weights, tmp_path):
   with pytest.raises(UserError, match='18.*patch size 4'):
     analyze.run(path, out, [str(folder / 'a.png')], image_size=18)
   with pytest.raises(UserError, match='--out'):
-    analyze._place(path, None)
+    analyze._output_directory(path, None)
   assert list(out.iterdir()) == []
   with pytest.raises(UserError, match='none.npz'):
-    analyze._place(str(folder / 'none.npz'), None)
+    analyze._output_directory(str(folder / 'none.npz'), None)
