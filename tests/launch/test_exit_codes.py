@@ -58,7 +58,7 @@ def reaction(code: int) -> str:
     starts += 1
     return code if starts < 9 else 0
 
-  policy.until_done(attempt, 2, lambda _: None, lambda _: None)
+  policy.restart_until_done(attempt, 2, lambda _: None, lambda _: None)
   return {1: 'no', 3: 'yes, counted', 9: 'yes, without limit'}[starts]
 
 

@@ -122,7 +122,7 @@ def test_flags_become_a_job(job_of, checkout):
     ([*SLURM, '--time_limit=a day'], 'such as 2-00:00:00'),
     (
       [*TPU_VM, '--config=configs/uncommitted.py'],
-      "'configs/uncommitted.py', which is not in commit",
+      "'configs/uncommitted.py', which is not in",
     ),
     ([*TPU_VM, '--config.batch_sice=3'], "did you mean 'batch_size'"),
   ],

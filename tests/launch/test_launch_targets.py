@@ -271,17 +271,21 @@ def test_a_tpu_vm_is_used_until_the_run_is_finished(tmp_path, monkeypatch):
 def test_restarts_are_counted_unless_preempted():
   codes = [42, 1, 42, 45, 134, 0]
   log = []
-  ended = policy.until_done(lambda: codes.pop(0), 3, log.append, log.append)
+  ended = policy.restart_until_done(
+    lambda: codes.pop(0), 3, log.append, log.append
+  )
   assert (ended, codes) == (0, [])
   assert log.count(policy.PAUSE_S) == 5
-  assert policy.until_done(lambda: 45, 2, log.append, log.append) == 45
+  assert policy.restart_until_done(lambda: 45, 2, log.append, log.append) == 45
   assert '45' in log[-1] and '2 restarts' in log[-1]
 
 
 @pytest.mark.parametrize('code', [2, 43])
 def test_user_errors_and_divergence_are_not_restarted(code):
   log = []
-  assert policy.until_done(lambda: code, 9, log.append, log.append) == code
+  assert (
+    policy.restart_until_done(lambda: code, 9, log.append, log.append) == code
+  )
   assert len(log) == 1 and 'not restarted' in log[0]
 
 

@@ -1,1 +1,1 @@
-"""Starts a run on a cluster, and starts it again until it is done."""
+"""Starts a run on a cluster, and restarts it until it is finished."""

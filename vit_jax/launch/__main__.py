@@ -4,10 +4,10 @@ r"""Starts a run on a cluster: python -m vit_jax.launch --target=tpu-vm ….
     --topology=v3:4x4 --workdir=gs://BUCKET/l16 --data_dir=gs://BUCKET/tfds \
     --zone=europe-west4-a --project=PROJECT_ID --dry_run
 
-The command first asks `plan` whether the config fits, and refuses a config that
-does not. The run is restarted until it is finished; the same command continues
-with what already exists. Every key of the config is a flag. Other flags of
-train follow after --.
+The command first runs `plan`, and refuses a config that does not fit into the
+memory of the devices. The run is restarted until it is finished. If machines or
+jobs of an earlier launch exist, the same command uses them. Every key of the
+config is a flag. Other flags of train follow after --.
 """
 
 import functools
@@ -99,7 +99,7 @@ def define_flags() -> None:
     'spot', False, 'Use preemptible machines (tpu-vm, queued, gke).'
   )
   flags.DEFINE_integer(
-    'max_restarts', 20, 'Largest number of restarts after failures.'
+    'max_restarts', 20, 'Maximum number of restarts after failures.'
   )
   flags.DEFINE_bool(
     'force', False, 'Start even if plan reports that it does not fit.'
@@ -107,13 +107,17 @@ def define_flags() -> None:
   flags.DEFINE_bool(
     'dry_run', False, 'Print the commands and files, and start nothing.'
   )
-  given = overrides.extract([*sys.argv])
+  extracted = overrides.extract([*sys.argv])
   overrides.define_flag(sys.argv)
-  flags.DEFINE_multi_string('overrides', given, 'Set by --config.KEY=VALUE.')
+  flags.DEFINE_multi_string(
+    'overrides', extracted, 'Set by --config.KEY=VALUE.'
+  )
 
 
 def main(arguments: list[str]) -> None:
-  """Checks, plans and starts the job; exits with its exit code.
+  """Checks, plans and starts the job that the flags describe.
+
+  If the launch follows the run, the process ends with the exit code of the run.
 
   Raises:
     UserError: the job cannot be started.
@@ -128,8 +132,8 @@ def main(arguments: list[str]) -> None:
     code = start(job, shell, force=values.force)
   except KeyboardInterrupt:
     raise UserError(
-      'interrupted; the job that was started continues. The same command '
-      'follows it again.'
+      'interrupted; the job continues on its machines. Run the same command to '
+      'follow it again.'
     ) from None
   if code:
     sys.exit(code)
@@ -165,7 +169,7 @@ def start(
   except UserError as error:
     if not force:
       raise
-    shell.note(f'started because of --force, although: {error}')
+    shell.note(f'started because of --force, in spite of this error: {error}')
   hosts = job.topology.hosts * job.slices
   kind = 'chips' if job.topology.tpu else 'GPUs'
   shell.note(
@@ -194,10 +198,10 @@ def job_of(values: Any, arguments: tuple[str, ...], root: pathlib.Path) -> Job:
   """
   target = values.target
   if target not in TARGETS:
-    given = f'{target!r}' if target else 'not given'
-    raise UserError(f'--target is {given}; {closest(target or "", TARGETS)}.')
-  needed, taken = job_lib.FLAGS[target]
-  for key in (*needed, 'topology', 'workdir'):
+    text = f'{target!r}' if target else 'not given'
+    raise UserError(f'--target is {text}; {closest(target or "", TARGETS)}.')
+  required, optional = job_lib.FLAGS[target]
+  for key in (*required, 'topology', 'workdir'):
     if not values[key].value:
       example = job_lib.EXAMPLES[key]
       if target == 'slurm' and key == 'topology':
@@ -205,18 +209,18 @@ def job_of(values: Any, arguments: tuple[str, ...], root: pathlib.Path) -> Job:
       raise UserError(
         f'--target={target} needs --{key}; add --{key}={example}.'
       )
-  allowed = sorted((*needed, *taken))
+  allowed = sorted((*required, *optional))
   for key in sorted({*_OPTIONAL, 'zone', 'project', 'image'} - {*allowed}):
     if values[key].value != values[key].default:
       raise UserError(
         f'--{key} has no effect with --target={target}. Remove it; allowed: '
         f'{", ".join(allowed)}.'
       )
-  stray = [text for text in arguments if not text.startswith('--')]
-  if stray:
+  not_flags = [text for text in arguments if not text.startswith('--')]
+  if not_flags:
     raise UserError(
-      f'got the argument {stray[0]!r}; only flags are allowed. Flags of train '
-      'follow after --, as in: -- --profile=10:15.'
+      f'got the argument {not_flags[0]!r}; only flags are allowed. Flags of '
+      'train follow after --, for example: -- --profile=10:15.'
     )
   commit = checkout.commit(root)
   checkout.check_config(root, commit, values.config_path)

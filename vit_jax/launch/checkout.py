@@ -1,4 +1,4 @@
-"""The commit that a launch installs."""
+"""Finds the commit to install, and checks that it contains the config."""
 
 import pathlib
 import subprocess
@@ -6,21 +6,21 @@ import sys
 
 from vit_jax.errors import UserError
 
-_SCRIPT = 'launch/tpu_vm.sh'  # only a checkout has it, not a package
+_SCRIPT = 'launch/tpu_vm.sh'  # exists in a checkout, but not in the package
 
 
 def _git(root: pathlib.Path, *arguments: str) -> str | None:
   """Returns the output of git, or None if git fails or is not installed."""
   command = ['git', '-C', str(root), *arguments]
   try:
-    done = subprocess.run(command, capture_output=True, text=True)
+    process = subprocess.run(command, capture_output=True, text=True)
   except FileNotFoundError:
     return None
-  return done.stdout.strip() if done.returncode == 0 else None
+  return process.stdout.strip() if process.returncode == 0 else None
 
 
 def commit(root: pathlib.Path) -> str:
-  """Returns the newest commit, and logs whether there are uncommitted changes.
+  """Returns the current commit, and prints a note about uncommitted changes.
 
   Raises:
     UserError: the directory is not a git checkout.
@@ -37,11 +37,11 @@ def commit(root: pathlib.Path) -> str:
 
 
 def check_config(root: pathlib.Path, commit: str, config: str) -> None:
-  """Checks that the hosts will have the config.
+  """Checks that the commit contains the config.
 
   Args:
-    root: the checkout.
-    commit: the commit to install.
+    root: directory of the checkout.
+    commit: commit to install.
     config: value of --config, with or without an argument after a colon.
 
   Raises:
@@ -50,11 +50,12 @@ def check_config(root: pathlib.Path, commit: str, config: str) -> None:
   file = pathlib.PurePath(config.partition(':')[0])
   if file.is_absolute() or not (root / file).is_file():
     raise UserError(
-      f'--config is {config!r}; the hosts get the committed files of this '
-      f'checkout, {root}. Give a path inside it, such as configs/l16_i21k.py.'
+      f'--config is {config!r}, but only committed files of this checkout, '
+      f'{root}, are installed on the hosts. Give a path inside it, such as '
+      'configs/l16_i21k.py.'
     )
   if _git(root, 'cat-file', '-e', f'{commit}:{file.as_posix()}') is None:
     raise UserError(
-      f'--config is {config!r}, which is not in commit {commit[:12]}, the one '
-      'that the hosts get: commit it first.'
+      f'--config is {config!r}, which is not in the commit that is installed '
+      f'on the hosts, {commit[:12]}: commit it first.'
     )

@@ -1,4 +1,4 @@
-"""TPU slices and GPU clusters by name: numbers of hosts, chips and devices."""
+"""Determines the hosts, chips and devices of TPU slices and GPU clusters."""
 
 import dataclasses
 import math
@@ -27,7 +27,7 @@ _SIDE_3D = (
 
 @dataclasses.dataclass(frozen=True)
 class Version:
-  """TPU version, from Google Cloud's tables of configurations.
+  """A TPU version, according to Google Cloud's tables of configurations.
 
   Attributes:
     shapes: shapes of the slices, in chips.
@@ -35,9 +35,9 @@ class Version:
       Cloud TPU VMs.
     counts_cores: whether the number in the accelerator type counts cores (two
       per chip) instead of chips.
-    cores: JAX devices per chip.
-    one_host: largest number of chips on a single host; the hosts of larger
-      slices have four chips each.
+    cores: number of JAX devices per chip.
+    max_chips_per_host: largest number of chips on a single host; each host of a
+      larger slice has four chips.
     gke: node label on GKE; None if GKE does not offer the version.
     multislice: whether several slices can train together.
   """
@@ -46,7 +46,7 @@ class Version:
   accelerator: str | None
   counts_cores: bool = False
   cores: int = 1
-  one_host: int = 4
+  max_chips_per_host: int = 4
   gke: str | None = None
   multislice: bool = True
 
@@ -63,10 +63,15 @@ VERSIONS = {
   ),
   'v4': Version(_SIDE_3D, 'v4', True, gke='tpu-v4-podslice'),
   'v5e': Version(
-    ('1x1', *_SIDE_2D), 'v5litepod', one_host=8, gke='tpu-v5-lite-podslice'
+    ('1x1', *_SIDE_2D),
+    'v5litepod',
+    max_chips_per_host=8,
+    gke='tpu-v5-lite-podslice',
   ),
   'v5p': Version(_SIDE_3D, 'v5p', True, gke='tpu-v5p-slice'),
-  'v6e': Version(('1x1', *_SIDE_2D), 'v6e', one_host=8, gke='tpu-v6e-slice'),
+  'v6e': Version(
+    ('1x1', *_SIDE_2D), 'v6e', max_chips_per_host=8, gke='tpu-v6e-slice'
+  ),
   'tpu7x': Version(_SIDE_3D, None, cores=2, gke='tpu7x'),
 }
 
@@ -76,10 +81,10 @@ class Topology:
   """Size of a TPU slice or a GPU cluster.
 
   Attributes:
-    name: name given by the user.
+    name: name, as the user writes it.
     hosts: number of hosts.
-    per_host: chips (or GPUs) per host.
-    devices: JAX devices on all hosts.
+    per_host: number of chips (or GPUs) per host.
+    devices: number of JAX devices on all hosts.
     tpu: TPU version; None for GPUs.
   """
 
@@ -99,7 +104,7 @@ class Topology:
     """Returns the accelerator type in gcloud's notation: v3-32 for v3:4x4.
 
     Raises:
-      UserError: the Cloud TPU API does not offer it.
+      UserError: Cloud TPU VMs of this kind do not exist.
     """
     if self.tpu is None or self.tpu.accelerator is None:
       raise UserError(
@@ -118,23 +123,23 @@ def tpu(name: str) -> Topology:
   """
   version, _, shape = name.partition(':')
   if version not in VERSIONS:
-    every = [f'{v}:{s}' for v in VERSIONS for s in VERSIONS[v].shapes]
-    near = closest(name, every).partition('? ')[0]
+    names = [f'{v}:{s}' for v in VERSIONS for s in VERSIONS[v].shapes]
+    near = closest(name, names).partition('? ')[0]
     hint = f'{near}? ' if near.startswith('did you') else ''
     raise UserError(
       f'--topology is {name!r}; {hint}give VERSION:SHAPE, the shape in chips, '
       f'such as v3:4x4. Versions: {", ".join(VERSIONS)}.'
     )
-  made = VERSIONS[version]
-  if shape not in made.shapes:
-    allowed = [f'{version}:{s}' for s in made.shapes]
+  spec = VERSIONS[version]
+  if shape not in spec.shapes:
+    allowed = [f'{version}:{s}' for s in spec.shapes]
     raise UserError(
       f'--topology is {name!r}, which is not a slice; {closest(name, allowed)}.'
     )
   chips = math.prod(int(side) for side in shape.split('x'))
-  per_host = chips if chips <= made.one_host else 4
+  per_host = chips if chips <= spec.max_chips_per_host else 4
   return Topology(
-    name, chips // per_host, per_host, chips * made.cores, tpu=made
+    name, chips // per_host, per_host, chips * spec.cores, tpu=spec
   )
 
 
@@ -151,5 +156,5 @@ def gpus(name: str) -> Topology:
       f'--topology is {name!r}; give KIND:NODESxGPUS, such as h100:4x8 for 4 '
       f'nodes with 8 GPUs each. KIND is {kind!r}; {closest(kind, GPUS)}.'
     )
-  _, nodes, each = parsed
-  return Topology(name, nodes, each, nodes * each)
+  _, nodes, per_node = parsed
+  return Topology(name, nodes, per_node, nodes * per_node)

@@ -1,4 +1,4 @@
-"""Target gke: TPU slices of a GKE cluster as a JobSet, which restarts itself.
+"""Target gke: runs a JobSet, which restarts itself, on TPU slices of GKE.
 
 Fields and values follow the API documentation of Kubernetes (batch/v1 Job, 1.31
 or newer), of JobSet (jobset.x-k8s.io/v1alpha2, 0.10 or newer, which can match a
@@ -19,16 +19,16 @@ _REPLICATED = 'slice'
 _SPOT = 'cloud.google.com/gke-spot'
 
 
-def tagged(job: Job) -> str:
-  """Returns the name of the image that contains this commit."""
+def image_tag(job: Job) -> str:
+  """Returns the name and tag of the image that contains the commit."""
   return f'{job.image}:{job.commit[:12]}'
 
 
 def jobset(job: Job, grace_s: int) -> dict[str, Any]:
-  """Returns the manifest: one Job per slice, all restarted together.
+  """Returns the manifest of a JobSet: one Job per slice, restarted together.
 
   Args:
-    job: a job whose target is GKE.
+    job: job whose target is GKE.
     grace_s: seconds from SIGTERM to SIGKILL.
   """
   return {
@@ -37,8 +37,8 @@ def jobset(job: Job, grace_s: int) -> dict[str, Any]:
     'metadata': {
       'name': job.name,
       'labels': {'vit-jax/commit': job.commit},
-      # The pods of a slice get a node pool of their own. GKE uses the pool to
-      # connect the slices, too.
+      # Each slice gets its own node pool, which GKE also needs to connect the
+      # slices.
       'annotations': {
         'alpha.jobset.sigs.k8s.io/exclusive-topology': (
           'cloud.google.com/gke-nodepool'
@@ -61,8 +61,9 @@ def jobset(job: Job, grace_s: int) -> dict[str, Any]:
 def _failure_policy(job: Job) -> dict[str, Any]:
   """Returns the actions after the failure of a slice.
 
-  The first matching rule applies. Other failures (a crash, a lost peer, lack of
-  memory) match no rule: the JobSet is restarted, and the restart is counted.
+  The first matching rule applies. After a failure that matches no rule (a
+  crash, a lost peer, lack of memory), the JobSet is restarted, and the restart
+  is counted.
   """
   rules = [
     ('stop', 'FailJobSet', 0),
@@ -91,11 +92,11 @@ def _pod_rules() -> list[dict[str, Any]]:
     codes_in = {'operator': 'In', 'values': values}
     return {'containerName': _CONTAINER, **codes_in}
 
-  gone = {'type': 'DisruptionTarget', 'status': 'True'}
+  disrupted = {'type': 'DisruptionTarget', 'status': 'True'}
   return [
     {'action': 'FailJob', 'onExitCodes': on_codes(*policy.STOP)},
     {'action': 'FailJob', 'onExitCodes': on_codes(policy.RESUME)},
-    {'action': 'FailJob', 'onPodConditions': [gone]},
+    {'action': 'FailJob', 'onPodConditions': [disrupted]},
   ]
 
 
@@ -105,7 +106,9 @@ def _job(job: Job, grace_s: int) -> dict[str, Any]:
     'parallelism': hosts,
     'completions': hosts,
     'completionMode': 'Indexed',
-    'backoffLimit': 0,  # a single pod is never restarted
+    # A single pod is never restarted, because it would meet processes of the
+    # old run.
+    'backoffLimit': 0,
     'podFailurePolicy': {'rules': _pod_rules()},
     'template': {'spec': _pod(job, grace_s)},
   }
@@ -125,7 +128,7 @@ def _pod(job: Job, grace_s: int) -> dict[str, Any]:
     'containers': [
       {
         'name': _CONTAINER,
-        'image': tagged(job),
+        'image': image_tag(job),
         'command': [
           'python',
           '-m',
@@ -170,7 +173,7 @@ def start(job: Job, shell: Shell, grace_s: int) -> int:
     grace_s: seconds from SIGTERM to SIGKILL.
 
   Returns:
-    0, because the cluster starts and restarts the job from now on.
+    0; from now on, the cluster starts and restarts the job.
   """
   state = shell.query(
     'kubectl',
@@ -186,9 +189,9 @@ def start(job: Job, shell: Shell, grace_s: int) -> int:
       '`gcloud container clusters get-credentials`; it needs JobSet 0.10 or '
       'newer.'
     )
-  name, _, ended = state.partition('=')
-  if name and ended != 'Failed':
-    shell.note(f'already {ended or "running"}; not started a second time')
+  name, _, end_state = state.partition('=')
+  if name and end_state != 'Failed':
+    shell.note(f'already {end_state or "running"}; not started a second time')
     return 0
   archive, manifest = f'{job.folder}/code.tar', f'{job.folder}/jobset.json'
   text = json.dumps(jobset(job, grace_s), indent=2, ensure_ascii=False)
@@ -198,9 +201,9 @@ def start(job: Job, shell: Shell, grace_s: int) -> int:
   )
   file = '--file=launch/Dockerfile.tpu'
   shell.check(
-    'docker', 'build', file, f'--tag={tagged(job)}', '-', stdin=archive
+    'docker', 'build', file, f'--tag={image_tag(job)}', '-', stdin=archive
   )
-  shell.check('docker', 'push', tagged(job))
+  shell.check('docker', 'push', image_tag(job))
   if name:
     shell.check('kubectl', 'delete', 'jobset', job.name, '--wait')
   shell.check('kubectl', 'apply', f'--filename={manifest}', *job.submit_flags)

@@ -1,4 +1,4 @@
-"""The run that a launch starts, and the machines for it."""
+"""Describes a run on a cluster, and checks the description."""
 
 import dataclasses
 import pathlib
@@ -24,7 +24,7 @@ class Job:
     data_dir: TFDS directory; None for the default of the hosts.
     slices: number of slices.
     spot: whether to use preemptible machines.
-    max_restarts: largest number of restarts after failures; restarts after
+    max_restarts: maximum number of restarts after failures; restarts after
       preemptions are not counted.
     zone, project: Google Cloud zone and project.
     version: runtime image of the TPU VMs.
@@ -61,12 +61,12 @@ class Job:
   @property
   def trainer_arguments(self) -> tuple[str, ...]:
     """Returns the arguments of `python -m vit_jax.train`."""
-    own = (f'--config={self.config}', f'--workdir={self.workdir}')
-    return (*own, *self.overrides, *self.trainer_flags)
+    required = (f'--config={self.config}', f'--workdir={self.workdir}')
+    return (*required, *self.overrides, *self.trainer_flags)
 
   @property
   def folder(self) -> str:
-    """Returns the folder in the checkout for files made for this job."""
+    """Returns the folder in the checkout for files of this job."""
     return f'build/{self.name}'
 
 
@@ -101,11 +101,13 @@ _NAME = r'[a-z]([a-z0-9-]*[a-z0-9])?'
 _SLURM_WORD = r'[A-Za-z0-9_][\w.,-]*'
 _TIME = r'(\d+-)?\d+(:\d\d){0,2}'
 _IMAGE = r'[a-z0-9][a-z0-9._/:-]*/[a-z0-9][a-z0-9._-]*'
-_NAME_LENGTH = 40  # Kubernetes appends slice, host and a hash to pod names
+# Kubernetes appends slice, host and a hash to the names of pods, which have at
+# most 63 characters.
+_NAME_LENGTH = 40
 
 
 def default_name(config: str) -> str:
-  """Returns the name for a config: 'l16-i21k' for configs/l16_i21k.py."""
+  """Returns the default name of a job: 'l16-i21k' for configs/l16_i21k.py."""
   path, _, argument = config.partition(':')
   words = f'{pathlib.PurePath(path).stem} {argument}'.lower()
   name = re.sub('[^a-z0-9]+', '-', words).strip('-')[:_NAME_LENGTH].strip('-')
@@ -128,12 +130,12 @@ def check(job: Job) -> None:
   check_range('--max_restarts', job.max_restarts, at_least=0)
   if job.slices > 1 and not (job.topology.tpu and job.topology.tpu.multislice):
     raise UserError(
-      f'--slices is {job.slices}, and --topology is {job.topology.name}; only '
-      'slices of v4 and later can train together. Give another --topology, '
-      'or --slices=1.'
+      f'--slices is {job.slices} and --topology is {job.topology.name}, but '
+      'only slices of v4 and later versions can train together. Give another '
+      '--topology, or --slices=1.'
     )
   if job.target in ('tpu-vm', 'queued'):
-    _ = job.topology.accelerator_type  # raises for other machines
+    _ = job.topology.accelerator_type  # raises if there are no such TPU VMs
   if job.target == 'gke' and job.topology.tpu and not job.topology.tpu.gke:
     raise UserError(
       f'--topology is {job.topology.name}; GKE does not offer '
@@ -166,6 +168,6 @@ def _check_paths(job: Job) -> None:
     if job.target == 'slurm' and path.startswith('/'):
       continue
     raise UserError(
-      f'--{key} is {path!r}; it must be {shared}, which outlives the machines. '
-      f'Give --{key}=gs://BUCKET/DIRECTORY.'
+      f'--{key} is {path!r}; it must be {shared}, because the disks of the '
+      f'machines are temporary. Give --{key}=gs://BUCKET/DIRECTORY.'
     )

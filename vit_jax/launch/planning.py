@@ -10,9 +10,9 @@ from vit_jax.errors import UserError
 from vit_jax.launch.job import Job
 
 _GIB = 2**30
-# Duration of a save after a signal: the processes agree on a step (in at most
-# 120 s) at its end, then each host writes its part of the state. The slowest
-# known bucket is faster than this.
+# Assumptions on the duration of a save after a signal. First the processes
+# finish a step and agree on it, which is limited to 120 s. Then each host
+# writes its part of the state; all known buckets are faster than this rate.
 _AGREE_S = 180
 _SAVE_BYTES_PER_S = 100e6
 
@@ -21,7 +21,7 @@ def predict(job: Job) -> dict[str, Any]:
   """Returns the output of `python -m vit_jax.plan --json` for this job.
 
   Raises:
-    UserError: the job cannot be planned; the planner has printed the reason.
+    UserError: the job cannot be planned; `plan` has printed the reason.
   """
   command = [
     sys.executable,
@@ -33,24 +33,24 @@ def predict(job: Job) -> dict[str, Any]:
     f'--topology={job.topology.name}',
     f'--slices={job.slices}',
   ]
-  done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
-  if done.returncode:
+  process = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+  if process.returncode:
     raise UserError(
-      f'plan failed with exit code {done.returncode} (see its message above). '
-      'Nothing was started; --force starts without a plan.'
+      f'plan failed with exit code {process.returncode} (see its message '
+      'above), so nothing was started; --force starts without a plan.'
     )
-  return json.loads(done.stdout.splitlines()[-1])
+  return json.loads(process.stdout.splitlines()[-1])
 
 
 def summary(result: dict[str, Any]) -> str:
-  """Describes whether the job fits, its duration and its cost."""
+  """Formats whether the job fits into memory, its duration and its cost."""
   peak, limit = result['peak_bytes_per_device'], result['hbm_bytes_per_device']
-  verdict = 'fits' if result['fits'] else 'DOES NOT FIT'
-  least = result['least_days']
-  if least is not None and result['fits']:
-    verdict = 'state and batch fit (without compiling for GPUs)'
+  fits = 'fits' if result['fits'] else 'DOES NOT FIT'
+  least_days = result['least_days']
+  if least_days is not None and result['fits']:
+    fits = 'state and batch fit (without compiling for GPUs)'
   lines = [
-    f'plan: {verdict} on {result["topology"]}, {result["devices"]} devices: '
+    f'plan: {fits} on {result["topology"]}, {result["devices"]} devices: '
     f'{_size(peak)} of {_size(limit)} per device'
   ]
   seconds, days = result['predicted_step_seconds'], result['predicted_days']
@@ -66,10 +66,10 @@ def summary(result: dict[str, Any]) -> str:
       f'{result["predicted_mfu"]:.0%} MFU: {days:,.1f} days, '
       f'{result["predicted_core_days"]:,.0f} {unit}{reference}'
     )
-  if least is not None:
+  if least_days is not None:
     lines.append(
-      f'plan: {result["total_steps"]:,} steps in at least {least:,.1f} days, '
-      'at the peak rate of all GPUs; expect two or three times as many'
+      f'plan: {result["total_steps"]:,} steps in at least {least_days:,.1f} '
+      'days, at the peak rate of all GPUs; expect two or three times as many'
     )
   for key, value in (result.get('changes_that_fit') or {}).items():
     lines.append(f'plan: it fits with --config.{key}={value}')
@@ -98,11 +98,11 @@ def check_fit(result: dict[str, Any]) -> None:
 
 
 def grace_s(result: dict[str, Any] | None, per_host: int) -> int:
-  """Returns a generous time in seconds for the trainer to save and end.
+  """Returns the time in seconds that the trainer needs to save, or more.
 
   Args:
     result: result of `predict`; None if nothing was planned.
-    per_host: devices per host.
+    per_host: number of devices per host.
   """
   sizes = (result or {}).get('bytes', {})
   state = sum(sizes.get(k, 0) for k in ('parameters', 'optimizer', 'average'))

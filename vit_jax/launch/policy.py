@@ -1,6 +1,6 @@
-"""Reaction of the launchers to the exit code of a trainer, for all targets.
+"""Defines the reaction to the exit code of a trainer, for all targets.
 
-The tables of exit codes in the documents are tested against this module.
+Tests compare the tables of exit codes in the documents with this module.
 """
 
 import time
@@ -12,10 +12,11 @@ from vit_jax.errors import (
   EXIT_USER_ERROR,
 )
 
-# Not restarted: the run would end in the same way, or a person has to look.
+# Not restarted, because the run would end in the same way, or because the user
+# has to look at it.
 STOP = {
   EXIT_USER_ERROR: 'an error that the user has to fix (see above)',
-  EXIT_DIVERGED: 'diverged: rolling back did not help',
+  EXIT_DIVERGED: 'diverged, and no more rollbacks are allowed',
 }
 # Restarted without a limit, because the state is saved. The number of restarts
 # after other codes (a crash, a storage error, a stuck or lost process, a lost
@@ -25,18 +26,18 @@ RESUME = EXIT_PREEMPTED
 PAUSE_S = 60
 
 
-def until_done(
+def restart_until_done(
   attempt: Callable[[], int],
   max_restarts: int,
   report: Callable[[str], None],
   pause: Callable[[float], None] = time.sleep,
 ) -> int:
-  """Restarts a run until it is finished or a person has to look at it.
+  """Restarts a run until it is finished, or the user has to look at it.
 
   Args:
     attempt: function that starts or resumes the run, waits for its end, and
       returns its exit code.
-    max_restarts: largest number of restarts after failures; restarts after
+    max_restarts: maximum number of restarts after failures; restarts after
       preemptions are not counted.
     report: function that is called with a line of text after each attempt.
     pause: function that waits for the given number of seconds.

@@ -1,4 +1,4 @@
-"""Target queued: Cloud TPU slices that are requested as a queued resource.
+"""Target queued: runs on Cloud TPU slices, requested as a queued resource.
 
 A queued resource waits for capacity, and is requested again after a preemption.
 Only this target runs several slices on Cloud TPU VMs.
@@ -25,7 +25,7 @@ _WAITING = (
 )
 _ENDED = ('SUSPENDED', 'FAILED')  # requests that cannot be used again
 
-# The default images of launch/tpu_vm.sh, by accelerator type.
+# Default images, by accelerator type; the same as in launch/tpu_vm.sh.
 _IMAGES = {
   'v2': 'tpu-ubuntu2204-base',
   'v3': 'tpu-ubuntu2204-base',
@@ -43,7 +43,7 @@ def _gcloud(job: Job, command: str, *arguments: str) -> list[str]:
 
 
 def nodes(job: Job) -> list[str]:
-  """Returns the names of the slices, derived by Cloud TPU from the prefix."""
+  """Returns the names that Cloud TPU gives to the slices."""
   if job.slices == 1:
     return [job.name]
   return [f'{job.name}-{number}' for number in range(job.slices)]
@@ -72,7 +72,7 @@ def remove(job: Job) -> list[str]:
 
 
 def _wait(job: Job, shell: Shell, pause: Callable[[float], None]) -> None:
-  """Requests the slices, again if needed, and waits until they exist.
+  """Requests the slices if necessary, and waits until they exist.
 
   Raises:
     UserError: the state is unknown, or gcloud fails repeatedly.
@@ -111,12 +111,12 @@ def start(
   grace_s: int,
   pause: Callable[[float], None] = time.sleep,
 ) -> int:
-  """Runs the job until it is done; returns the exit code of the trainer.
+  """Runs the job until it is finished; returns the exit code of the trainer.
 
   Args:
     job: job on one or several slices.
     shell: shell that runs the commands.
-    grace_s: ignored, because Google's notice before a preemption is fixed.
+    grace_s: not used, because Google's notice before a preemption is fixed.
     pause: function that waits for the given number of seconds.
   """
   del grace_s
@@ -128,17 +128,18 @@ def start(
       [*tpu_vm.on_slice(job, 'start', name), *tpu_vm.run_options(job)]
       for name in slices
     ]
-    # Concurrently, because the processes of all slices wait for each other.
-    code = shell.run_together(commands)
+    # All slices must start at the same time, because their processes wait for
+    # each other.
+    code = shell.run_concurrently(commands)
     if code == 0:
       code = shell.run(*tpu_vm.on_slice(job, 'log', slices[0]))
     if code in (0, *policy.STOP) or shell.dry_run:
       return code
-    is_gone = shell.query(*describe(job)) not in (_READY, None)
-    return policy.RESUME if is_gone else code
+    is_preempted = shell.query(*describe(job)) not in (_READY, None)
+    return policy.RESUME if is_preempted else code
 
   if shell.dry_run:
     attempt()
     shell.note(tpu_vm.restart_rule(job))
     return 0
-  return policy.until_done(attempt, job.max_restarts, shell.note, pause)
+  return policy.restart_until_done(attempt, job.max_restarts, shell.note, pause)

@@ -47,9 +47,10 @@ class Shell:
     if self.dry_run:
       return 0
     if stdin is None:
-      return _reaped(self._start(words))  # gcloud may ask for a passphrase
+      # The command inherits stdin, because gcloud may ask for a passphrase.
+      return _wait(self._start(words))
     with open(self.root / stdin, 'rb') as file:
-      return _reaped(self._start(words, stdin=file))
+      return _wait(self._start(words, stdin=file))
 
   def check(self, *words: str, stdin: str | None = None) -> None:
     """Runs a command and checks that it succeeds.
@@ -63,7 +64,7 @@ class Shell:
         'above). Fix the cause and launch again: finished steps are skipped.'
       )
 
-  def run_together(self, commands: Sequence[Sequence[str]]) -> int:
+  def run_concurrently(self, commands: Sequence[Sequence[str]]) -> int:
     """Runs commands concurrently; returns the first exit code that is not 0."""
     for words in commands:
       self.echo(quote(words) + (' &' if len(commands) > 1 else ''))
@@ -74,7 +75,7 @@ class Shell:
     started = [
       self._start(words, stdin=subprocess.DEVNULL) for words in commands
     ]
-    codes = [_reaped(process) for process in started]
+    codes = [_wait(process) for process in started]
     return next(filter(None, codes), 0)
 
   def query(self, *words: str, absent: str = 'NOT_FOUND') -> str | None:
@@ -82,8 +83,8 @@ class Shell:
 
     Args:
       words: program and arguments.
-      absent: part of the error message by which the command reports that the
-        object does not exist.
+      absent: part of the error message of the command if the object does not
+        exist.
 
     Returns:
       The output without surrounding white space; '' if the object does not
@@ -124,10 +125,10 @@ class Shell:
       ) from error
 
 
-def _reaped(process: subprocess.Popen) -> int:
+def _wait(process: subprocess.Popen) -> int:
   """Waits for a process and returns its exit code.
 
-  The code of a process that was ended by a signal is 128 plus its number.
+  The code of a process that a signal ended is 128 plus the signal's number.
   """
   code = process.wait()
   return code if code >= 0 else 128 - code

@@ -1,4 +1,4 @@
-"""Target slurm: GPU nodes, with a batch script that requeues itself."""
+"""Target slurm: runs on GPU nodes, with a batch script that requeues itself."""
 
 import sys
 
@@ -18,10 +18,11 @@ def _directives(job: Job, grace_s: int) -> list[str]:
     f'ntasks-per-node={topology.per_host}',
     f'gpus-per-node={topology.per_host}',
     'exclusive',
-    # All memory of the node: with only --exclusive, a job gets its default.
+    # 0 requests all memory of the node. --exclusive does not include memory.
     'mem=0',
     f'time={job.time_limit or _TIME_LIMIT}',
-    # Sent to the trainers, not to this script, early enough to save.
+    # SLURM sends SIGTERM to the trainers, not to the script, early enough for
+    # them to save.
     f'signal=TERM@{grace_s}',
     'requeue',
     'open-mode=append',
@@ -36,15 +37,15 @@ def script(job: Job, grace_s: int) -> str:
   """Returns the batch script.
 
   Args:
-    job: a job whose target is SLURM.
+    job: job whose target is SLURM.
     grace_s: seconds between the signal and the end of the time limit.
   """
   stop = '|'.join(map(str, policy.STOP))
   python = f'{job.folder}/venv/bin/python'
   step = quote(
     [
-      # Each task ends by itself when it has saved, so the end of the first must
-      # not kill the others. All tasks use all processors and GPUs of the node.
+      # Each task ends after it has saved, so the end of the first must not kill
+      # the others. All tasks may use all processors of the node.
       'srun',
       '--kill-on-bad-exit=0',
       f'--wait={grace_s}',
@@ -107,7 +108,7 @@ def start(
     python: interpreter that creates the environment.
 
   Returns:
-    0, because SLURM starts and restarts the job from now on.
+    0; from now on, SLURM starts and restarts the job.
   """
   names = [f'--name={job.name}', '--me', '--noheader', '--format=%i']
   if queued := shell.query('squeue', *names):

@@ -1,4 +1,4 @@
-"""Target tpu-vm: one Cloud TPU VM slice, controlled by launch/tpu_vm.sh.
+"""Target tpu-vm: runs on one Cloud TPU VM slice, through launch/tpu_vm.sh.
 
 The slice is created again after a preemption.
 """
@@ -17,12 +17,12 @@ SCRIPT = 'launch/tpu_vm.sh'
 def on_slice(job: Job, command: str, name: str) -> list[str]:
   """Returns a command of launch/tpu_vm.sh for one slice."""
   assert job.zone is not None and job.project is not None
-  where = (f'--name={name}', f'--zone={job.zone}', f'--project={job.project}')
-  return ['bash', SCRIPT, command, *where]
+  options = (f'--name={name}', f'--zone={job.zone}', f'--project={job.project}')
+  return ['bash', SCRIPT, command, *options]
 
 
 def run_options(job: Job) -> list[str]:
-  """Returns the options that describe the run; they come last in a command."""
+  """Returns the options that describe the run; they must come last."""
   data = [f'--data_dir={job.data_dir}'] if job.data_dir else []
   trainer = [*job.overrides, *job.trainer_flags]
   run = [f'--commit={job.commit}', f'--workdir={job.workdir}']
@@ -31,7 +31,7 @@ def run_options(job: Job) -> list[str]:
 
 
 def up(job: Job) -> list[str]:
-  """Returns the command that creates, installs, trains and follows."""
+  """Returns the command that creates the slice, trains, and follows the log."""
   options = [f'--type={job.topology.accelerator_type}']
   options += [f'--version={job.version}'] if job.version else []
   options += ['--spot'] if job.spot else []
@@ -39,11 +39,11 @@ def up(job: Job) -> list[str]:
   return [*on_slice(job, 'up', job.name), *options, *run_options(job)]
 
 
-def _is_gone(job: Job, shell: Shell) -> bool:
+def _is_preempted(job: Job, shell: Shell) -> bool:
   """Returns whether the slice was preempted."""
   command = ['gcloud', 'compute', 'tpus', 'tpu-vm', 'describe', job.name]
-  where = [f'--zone={job.zone}', f'--project={job.project}']
-  state = shell.query(*command, '--format=value(state)', *where)
+  options = [f'--zone={job.zone}', f'--project={job.project}']
+  state = shell.query(*command, '--format=value(state)', *options)
   return state not in ('READY', None)  # None: gcloud failed
 
 
@@ -53,12 +53,12 @@ def start(
   grace_s: int,
   pause: Callable[[float], None] = time.sleep,
 ) -> int:
-  """Runs the job until it is done; returns the exit code of the trainer.
+  """Runs the job until it is finished; returns the exit code of the trainer.
 
   Args:
     job: job on one slice.
     shell: shell that runs the commands.
-    grace_s: ignored, because Google's notice before a preemption is fixed.
+    grace_s: not used, because Google's notice before a preemption is fixed.
     pause: function that waits for the given number of seconds.
   """
   del grace_s
@@ -82,9 +82,9 @@ def start(
     code = shell.run(*command)
     if code in (0, *policy.STOP):
       return code
-    return policy.RESUME if _is_gone(job, shell) else code
+    return policy.RESUME if _is_preempted(job, shell) else code
 
-  return policy.until_done(attempt, job.max_restarts, shell.note, pause)
+  return policy.restart_until_done(attempt, job.max_restarts, shell.note, pause)
 
 
 def restart_rule(job: Job) -> str:
