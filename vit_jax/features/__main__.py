@@ -1,6 +1,6 @@
-"""Frozen features: python -m vit_jax.features --checkpoint=PATH … --out=F.npz.
+"""Computes features: python -m vit_jax.features --checkpoint=P … --out=F.npz.
 
-Computes the features of one of the following:
+The features are those of a frozen model, for one of the following:
 - a split, with the flags of `evaluate`: --dataset=NAME --split=S, --data_dir=D
   and --config.source.KEY=…
 - the training split of a config, or another one with --split:
@@ -44,7 +44,8 @@ class Request(weights_and_data.Request):
   """Settings of the command.
 
   Attributes:
-    images: paths of image files; if empty, features of a split are computed.
+    images: paths of image files; if empty, the features of a split are
+      computed.
   """
 
   images: Sequence[str] = ()
@@ -60,16 +61,16 @@ def run(checkpoint: str, out_path: str, request: Request) -> dict[str, Any]:
 
   Args:
     checkpoint: workdir, step directory or weights of any format.
-    out_path: path of the file, local.
+    out_path: local path of the file to write.
     request: data and further settings.
 
   Returns:
-    Description that is stored in the file: checkpoint, data, count, width,
+    The description that is stored in the file: checkpoint, data, count, width,
     preprocess and further keys.
 
   Raises:
     UserError: the checkpoint or the data does not exist, a record is bad, or
-      the file exists already and was written by another command.
+      the file exists and was written with other weights, data or settings.
   """
   if paths.is_remote(out_path):
     raise UserError(
@@ -90,7 +91,7 @@ def run(checkpoint: str, out_path: str, request: Request) -> dict[str, Any]:
       'checkpoint': weights.path,
       'weights': request.weights,
       'digest': frozen.digests({'': params})[''],
-      **extraction.described(config, source),
+      **extraction.describe_data(config, source),
       'preprocess': preprocessing_flags.describe(weights, config),
       'batch_size': setting.batch_size,
     }
@@ -104,7 +105,10 @@ def run(checkpoint: str, out_path: str, request: Request) -> dict[str, Any]:
 def _data(
   weights: pretrained.Pretrained, request: Request
 ) -> tuple[Config, Source]:
-  """Opens the files or the split; returns the completed config and the source.
+  """Opens the image files or the split.
+
+  Returns:
+    The completed config, and the source.
 
   Raises:
     UserError: the data or the split does not exist or is empty.
@@ -120,13 +124,13 @@ def _data(
 def main(arguments: list[str]) -> None:
   """Writes the file and prints a summary of its content."""
   values = flags.FLAGS
-  named = values.dataset or values.config or values.split or values.data_dir
-  if not values.checkpoint or not values.out or (arguments and named):
+  data = values.dataset or values.config or values.split or values.data_dir
+  if not values.checkpoint or not values.out or (arguments and data):
     raise UserError(
       'usage: python -m vit_jax.features --checkpoint=PATH --out=F.npz with '
       'either --dataset=NAME --split=S, or --config=FILE.py, or IMAGE…; got '
       f'--checkpoint={values.checkpoint}, --out={values.out}, '
-      f'{len(arguments)} image(s) and data {named!r}.'
+      f'{len(arguments)} image(s) and data {data!r}.'
     )
   process.start_process()
   request = Request.of_flags(images=arguments)

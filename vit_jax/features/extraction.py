@@ -21,20 +21,25 @@ from vit_jax.processes.consensus import from_main
 PyTree = Any
 
 
-def described(config: Config, source: Source) -> dict[str, Any]:
-  """Describes the data, as far as this is possible without reading it."""
+def describe_data(config: Config, source: Source) -> dict[str, Any]:
+  """Returns a description of the data, without reading examples.
+
+  Args:
+    config: config with the completed sections source and reader.
+    source: source of the examples.
+  """
   if isinstance(source, image_files.Images):
     text = '\n'.join(source.paths).encode()
-    known: dict[str, Any] = {'paths': hashlib.sha256(text).hexdigest()[:16]}
+    identity: dict[str, Any] = {'paths': hashlib.sha256(text).hexdigest()[:16]}
     name = f'{len(source)} images'
   else:
-    known = {'source': config.source.to_dict()}
-    known['fingerprint'] = fingerprint.of(source)
+    identity = {'source': config.source.to_dict()}
+    identity['fingerprint'] = fingerprint.of(source)
     name = source.name
   return {
     'data': name,
     'examples': len(source),
-    **known,
+    **identity,
     'on_bad_record': config.reader.on_bad_record,
     'class_names': list(source.class_names),
   }
@@ -48,7 +53,7 @@ def extract(
   about: dict[str, Any],
   size: int,
 ) -> dict[str, Any]:
-  """Computes the parts that are missing, then joins all parts.
+  """Computes the missing parts, and joins all parts.
 
   Args:
     extractor: extractor of the features.
@@ -64,23 +69,31 @@ def extract(
 
   def batches(start: int) -> Iterator[Arrays]:
     remaining = Remaining(source, start)
-    for found, kept in extractor.batches(params, remaining):
-      index = start + np.arange(len(kept), dtype=np.int64)
-      yield _columns(source, found, index, kept)
-      start += len(kept)
+    for found, mask in extractor.batches(params, remaining):
+      index = start + np.arange(len(mask), dtype=np.int64)
+      yield _columns(source, found, index, mask)
+      start += len(mask)
 
   parts, number = resume(out, about, size, batches)
   return from_main(lambda: _join(parts, number, out, about) if parts else {})
 
 
 def _columns(
-  source: Source, found: Any, index: np.ndarray, kept: np.ndarray
+  source: Source, found: Any, index: np.ndarray, mask: np.ndarray
 ) -> dict[str, np.ndarray]:
-  """Returns the rows of a batch that are not padding, by column name."""
-  index = index[kept]
-  columns = {'features': found.features[kept], 'index': index}
+  """Returns the columns of a batch.
+
+  Args:
+    source: source of the examples.
+    found: features and labels of the batch.
+    index: index of each example in the source.
+    mask: False for padding and for examples that cannot be used, which are left
+      out.
+  """
+  index = index[mask]
+  columns = {'features': found.features[mask], 'index': index}
   if source.num_classes:
-    columns['label'] = found.labels[kept]
+    columns['label'] = found.labels[mask]
   if isinstance(source, image_files.Images):
     columns['path'] = np.array([source.paths[i] for i in index], np.str_)
   return columns

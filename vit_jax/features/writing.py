@@ -1,10 +1,10 @@
 """Joins the parts of the features into one .npz or Parquet file.
 
 Both formats contain columns of equal length: `features` float32 `[n, d]`,
-`index` (index in the source, from which bad records may be missing), `label` if
-the source has labels, and `path` for image files. They also contain `about`, a
-description as JSON. Parts are read one after another, so that the result may be
-larger than the memory.
+`index` (in the source; bad records are left out), `label` if the source has
+labels, and `path` for image files. They also contain `about`, a description as
+JSON. Parts are read one after another, so that the result may be larger than
+the memory.
 """
 
 import importlib
@@ -31,10 +31,10 @@ def about_of(path: str) -> dict[str, Any]:
   """
   try:
     if path.endswith('.npz'):
-      with np.load(path) as held:
-        return json.loads(str(held['about']))
-    found = _pyarrow('parquet').read_schema(path).metadata or {}
-    return json.loads(found.get(b'about', b'{}'))
+      with np.load(path) as arrays:
+        return json.loads(str(arrays['about']))
+    metadata = _pyarrow('parquet').read_schema(path).metadata or {}
+    return json.loads(metadata.get(b'about', b'{}'))
   except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
     return {}
 
@@ -61,7 +61,7 @@ def _npz(path: str, parts: Parts, count: int, about: dict[str, Any]) -> None:
   columns = {
     key: npz.Column(
       (rows, *example.shape[1:]),
-      _widest(parts, key, count),
+      _common_dtype(parts, key, count),
       _column(parts, key, count),
     )
     for key, example in first.items()
@@ -78,20 +78,23 @@ def _rows(parts: Parts, number: int) -> np.ndarray:
   return parts.read(number)['index']
 
 
-def _widest(parts: Parts, key: str, count: int) -> np.dtype:
-  """Returns the common dtype of a column, as text lengths of parts differ."""
-  kinds = [parts.read(n)[key].dtype for n in range(count)]
-  return np.result_type(*set(kinds))
+def _common_dtype(parts: Parts, key: str, count: int) -> np.dtype:
+  """Returns the common dtype of a column.
+
+  Paths have other dtypes in each part, because their lengths differ.
+  """
+  dtypes = [parts.read(n)[key].dtype for n in range(count)]
+  return np.result_type(*set(dtypes))
 
 
 def _parquet(
   path: str, parts: Parts, count: int, about: dict[str, Any]
 ) -> None:
   pa, parquet = _pyarrow(), _pyarrow('parquet')
-  notes = {'about': json.dumps(about)}
+  metadata = {'about': json.dumps(about)}
   writer = None
   for number in range(count):
-    table = _table(pa, parts.read(number)).replace_schema_metadata(notes)
+    table = _table(pa, parts.read(number)).replace_schema_metadata(metadata)
     if writer is None:
       writer = parquet.ParquetWriter(path, table.schema)
     writer.write_table(table)

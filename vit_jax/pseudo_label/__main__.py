@@ -1,12 +1,11 @@
 """Pseudo-labels: python -m vit_jax.pseudo_label --checkpoint=PATH --out=F.npz.
 
-Labels a split with the predictions of a teacher. The split is given with the
-flags of `evaluate`: --dataset=NAME --split=S, --data_dir=D and
---config.source.KEY=…, or by a config: --config=configs/cifar10.py. Labels of
-the data are not used. Images are preprocessed as for the teacher. The source
-`pseudo_labels` reads the file, so that any config can train on it, for example
-configs/noisy_student.py. After an interruption, the same command continues and
-writes the same file.
+A teacher predicts the labels of a split. The split is given with the flags of
+`evaluate`: --dataset=NAME --split=S, --data_dir=D and --config.source.KEY=…, or
+by a config: --config=configs/cifar10.py. Labels of the data are not used.
+Images are preprocessed as for the teacher. The source `pseudo_labels` reads the
+file, so that any config can train on it, for example configs/noisy_student.py.
+After an interruption, the same command continues and writes the same file.
 
 Reference: "Self-training with Noisy Student improves ImageNet classification",
 Xie et al., arXiv 1911.04252.
@@ -42,10 +41,10 @@ class Request(weights_and_data.Request):
   """Data to be labelled, and settings of the selection of examples.
 
   Attributes:
-    min_confidence: smallest probability of the most likely class, in [0, 1]; .3
-      in the paper.
-    per_class: number of examples of each class, 130,000 in the paper; 0 for no
-      balancing.
+    min_confidence: smallest probability of the most likely class with which an
+      image is selected, in [0, 1]; .3 in the paper.
+    per_class: number of examples of each class, including copies; 130,000 in
+      the paper; 0 for no balancing.
     seed: seed of the random choice of images that get an additional copy.
   """
 
@@ -83,17 +82,17 @@ def run(checkpoint: str, out_path: str, request: Request) -> dict[str, Any]:
 
   Args:
     checkpoint: workdir, step directory or weights of any format of the teacher.
-    out_path: path of the file, local.
+    out_path: local path of the .npz file to write.
     request: data and further settings.
 
   Returns:
-    Description that is stored in the file: checkpoint, data, seen, confident,
-    count and further keys.
+    The description that is stored in the file: checkpoint, data, seen,
+    confident, count and further keys.
 
   Raises:
     UserError: the checkpoint or the data does not exist, the teacher does not
-      have a head, a record is bad, or the file exists already and was written
-      by another command.
+      have a head, a record is bad, or the file exists and was written with
+      other weights, data or settings.
   """
   if paths.is_remote(out_path) or not out_path.endswith('.npz'):
     raise UserError(
@@ -118,19 +117,19 @@ def run(checkpoint: str, out_path: str, request: Request) -> dict[str, Any]:
       'on_bad_record': config.reader.on_bad_record,
       'preprocess': preprocessing_flags.describe(weights, config),
       'batch_size': setting.batch_size,
-      **_described(weights, source, request),
+      **_describe(weights, source, request),
     }
-    done = existing_result(out, about, about_of, labelling.OF_CHOICE)
+    done = existing_result(out, about, about_of, labelling.RESULTS)
     if not done:
       size = -(-request.part_examples // setting.batch_size)
       done = labelling.label(setting, params, source, out, about, size)
   return done
 
 
-def _described(
+def _describe(
   weights: pretrained.Pretrained, source: Source, request: Request
 ) -> dict[str, Any]:
-  """Describes the teacher and the settings of the selection."""
+  """Returns a description of the teacher and the settings of the selection."""
   keys = ('weights', 'min_confidence', 'per_class', 'seed')
   return {
     'checkpoint': weights.path,
@@ -140,7 +139,10 @@ def _described(
 
 
 def _class_names(weights: pretrained.Pretrained, source: Source) -> list[str]:
-  """Returns the class names of the teacher, those of the data, or numbers.
+  """Returns the names of the teacher's classes.
+
+  If the teacher has none, they are those of the data if their number agrees,
+  and otherwise numbers.
 
   Raises:
     UserError: the teacher does not have a head.
@@ -169,8 +171,8 @@ def main(arguments: list[str]) -> None:
     )
   process.start_process()
   result = run(weights_flags.path(values), values.out, Request.of_flags())
-  shown = ('seen', 'confident', 'distinct', 'count')
-  weights_and_data.print_result(values.out, result, shown)
+  keys = ('seen', 'confident', 'distinct', 'count')
+  weights_and_data.print_result(values.out, result, keys)
 
 
 if __name__ == '__main__':

@@ -26,10 +26,10 @@ def balanced(
 ) -> Choice:
   """Selects the same number of examples of each class.
 
-  If a class has more images than that, the most confident ones are selected;
-  ties are resolved by the order of the images. If it has fewer, all images get
-  the same number of copies, and randomly chosen ones get an additional copy to
-  reach the exact number.
+  If a class has more images, the most confident ones are selected, and the
+  first of equally confident ones. If it has fewer, all its images get the same
+  number of copies, and randomly chosen images an additional one, so that the
+  number is exact.
 
   Args:
     labels: class of each image.

@@ -1,4 +1,4 @@
-"""Labels images by a teacher's probabilities, then selects confident ones."""
+"""Predicts labels of images with a teacher, and selects confident ones."""
 
 import json
 import logging
@@ -21,7 +21,8 @@ from vit_jax.pseudo_label.choice import Choice, balanced
 
 log = logging.getLogger('vit_jax')
 PyTree = Any
-OF_CHOICE = ('count', 'distinct', 'seen', 'confident', 'of_class')
+# Keys of the description that are known only after the selection.
+RESULTS = ('count', 'distinct', 'seen', 'confident', 'of_class')
 
 
 def label(
@@ -32,7 +33,7 @@ def label(
   about: dict[str, Any],
   size: int,
 ) -> dict[str, Any]:
-  """Labels the images that are not labelled yet, selects, and writes the file.
+  """Labels the images that have no labels yet, and writes the selected ones.
 
   Args:
     setting: setting that applies the teacher.
@@ -45,16 +46,16 @@ def label(
   Returns:
     The description, with the numbers of images.
   """
-  least = np.float32(about['min_confidence'])
+  threshold = np.float32(about['min_confidence'])
 
-  def of_batch(params: PyTree, batch: Batch) -> PyTree:
+  def predict(params: PyTree, batch: Batch) -> PyTree:
     logits = setting.predict(params, batch)['logits'].astype(jnp.float32)
     return {'soft': jax.nn.softmax(logits), 'mask': batch['mask']}
 
   def batches(start: int) -> Iterator[Arrays]:
-    function = setting.compiled(of_batch)
+    function = setting.compiled(predict)
     for found in setting.sweep(params, Remaining(source, start), function):
-      yield _confident(found['soft'], found['mask'], start, least)
+      yield _confident(found['soft'], found['mask'], start, threshold)
       start += len(found['mask'])
 
   parts, number = resume(out, about, size, batches)
@@ -62,10 +63,10 @@ def label(
 
 
 def _confident(
-  soft: np.ndarray, mask: np.ndarray, start: int, least: np.float32
+  soft: np.ndarray, mask: np.ndarray, start: int, threshold: np.float32
 ) -> Arrays:
   """Returns the confident rows of a batch and the number of its examples."""
-  kept = mask & (soft.max(axis=-1) >= least)
+  kept = mask & (soft.max(axis=-1) >= threshold)
   index = start + np.arange(len(mask), dtype=np.int64)
   seen = np.array([mask.sum()], np.int64)
   return {'soft': soft[kept], 'index': index[kept], 'seen': seen}
@@ -74,7 +75,7 @@ def _confident(
 def _finish(
   parts: Parts, number: int, out: epath.Path, about: dict[str, Any]
 ) -> dict[str, Any]:
-  """Joins the selected examples of all parts into one file.
+  """Selects examples from all parts and writes them to one file.
 
   Raises:
     UserError: no prediction is confident enough.
@@ -87,9 +88,9 @@ def _finish(
   seen = sum(int(part['seen'].sum()) for part in summaries)
   if not len(labels):
     raise UserError(
-      f'{about["data"]}: the teacher does not assign a probability of at least '
-      f'{about["min_confidence"]} to any class for any of the {seen} images: '
-      'reduce --min_confidence, or train the teacher for longer.'
+      f'{about["data"]}: for none of the {seen} images, the teacher predicts a '
+      f'class with a probability of at least {about["min_confidence"]}: reduce '
+      '--min_confidence, or train the teacher for longer.'
     )
   choice = balanced(labels, confidence, about['per_class'], about['seed'])
   of_class = np.bincount(labels, minlength=len(about['class_names']))
@@ -107,7 +108,7 @@ def _finish(
 
 
 def _summary(part: Arrays) -> Arrays:
-  """Reduces a part to the values that the selection requires."""
+  """Reduces a part to the values that the selection needs."""
   soft = part['soft']
   return {
     'label': soft.argmax(axis=-1),
@@ -124,10 +125,10 @@ def _write(
   int64, float32 = np.dtype(np.int64), np.dtype(np.float32)
   columns = {
     'soft': npz.Column(
-      (count, classes), float32, _chosen(parts, number, choice, 'soft')
+      (count, classes), float32, _selected_rows(parts, number, choice, 'soft')
     ),
     'index': npz.Column(
-      (count,), int64, _chosen(parts, number, choice, 'index')
+      (count,), int64, _selected_rows(parts, number, choice, 'index')
     ),
     'copies': npz.Column((count,), int64, [choice.copies]),
   }
@@ -135,7 +136,7 @@ def _write(
     npz.write(temporary, columns, {'about': json.dumps(about)})
 
 
-def _chosen(
+def _selected_rows(
   parts: Parts, number: int, choice: Choice, key: str
 ) -> Iterator[np.ndarray]:
   """Yields the selected rows of a column, part by part."""
