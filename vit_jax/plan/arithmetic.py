@@ -1,4 +1,4 @@
-"""FLOPs and bytes of single HLO instructions."""
+"""Counts the FLOPs and bytes of single HLO instructions."""
 
 import math
 import re
@@ -24,17 +24,15 @@ def _element_bits(dtype: str) -> int:
 
 def operand_shapes(op: Op, computation: Computation) -> list[Shape]:
   """Returns the shapes of the arrays that an instruction reads."""
-  known = computation.ops
-  return [
-    s for name in op.operands if name in known for s in known[name].shapes
-  ]
+  ops = computation.ops
+  return [s for name in op.operands if name in ops for s in ops[name].shapes]
 
 
 def bytes_moved(op: Op, computation: Computation) -> int:
   """Returns the bytes that an instruction reads and writes.
 
-  Arrays that are updated in place are counted once. If the compiler keeps an
-  operand on the chip, the result is an upper bound.
+  Of an array that is updated in place, only the update is counted. If the
+  compiler keeps an operand on the chip, the result is an upper bound.
   """
   read = operand_shapes(op, computation)
   if op.opcode == 'dynamic-update-slice':
@@ -62,10 +60,10 @@ def _dot(op: Op, computation: Computation) -> int:
 
 
 def _convolution(op: Op, computation: Computation) -> int:
-  """Returns the FLOPs of a convolution without those on padding.
+  """Returns the FLOPs of a convolution, without products with padding.
 
-  TPU compilers represent every product as a convolution, with batch dimensions
-  as dilated windows; most positions of such a window are padding.
+  TPU compilers represent every matrix product as a convolution, with batch
+  dimensions as dilated windows; most positions of such a window are padding.
   """
   images, kernel = operand_shapes(op, computation)[:2]
   labels = re.search(r'dim_labels=(\w+)_(\w+)->(\w+)', op.attributes)
@@ -76,15 +74,15 @@ def _convolution(op: Op, computation: Computation) -> int:
   spatial = sorted(label for label in out_dims if label.isdigit())
   window = _window(op, len(spatial))
   valid = 1
-  for at, label in enumerate(spatial):
+  for axis, label in enumerate(spatial):
     valid *= _valid_positions(
       image_dims[label],
       kernel_dims[label],
       out_dims[label],
-      {key: values[at] for key, values in window.items()},
+      {key: values[axis] for key, values in window.items()},
     )
   groups = op.number('batch_group_count', 1)
-  # The input features of the kernel are those of one feature group.
+  # `i` of the kernel is the number of input features of one feature group.
   channels = kernel_dims['i'] * out_dims['f'] * image_dims['b'] // groups
   return 2 * channels * valid
 
@@ -126,5 +124,5 @@ def _valid_positions(
   first = np.maximum(0, -(offset // stride))
   last = np.minimum(out - 1, ((size - 1) * base - offset) // stride)
   phase = -offset // common * pow(stride // common, -1, period) % period
-  met = (last - phase) // period - (first - 1 - phase) // period
-  return int(np.sum(np.maximum(met, 0)[offset % common == 0]))
+  counts = (last - phase) // period - (first - 1 - phase) // period
+  return int(np.sum(np.maximum(counts, 0)[offset % common == 0]))

@@ -1,4 +1,4 @@
-"""Costs of one step of a compiled program: cycles, FLOPs, collectives."""
+"""Adds up cycles, FLOPs and collectives of one step of a compiled program."""
 
 import collections
 import dataclasses
@@ -34,7 +34,7 @@ FREE = {
   'opt-barrier',
   'domain',
 }
-# Kernels that only name memory: a buffer, or adjacent slices of it.
+# Custom calls that do no work: they allocate a buffer, or join adjacent slices.
 _FREE_KERNELS = ('AllocateBuffer', 'ConcatBitcast')
 # Assumption for random bit generators, for which the compiler has no estimate:
 # ten rounds of Philox, about a hundred integer operations per word, on a vector
@@ -47,12 +47,13 @@ class Uncounted:
   """Estimate for instructions of one kind that the compiler does not estimate.
 
   Attributes:
-    times: executions in a step.
-    bytes: read and written in a step.
-    flops: declared or counted.
-    cycles: cycles that follow from bandwidth and throughput of the chip.
-    overlapped: whether other work runs at the same time (asynchronous
-      copies), so that its cycles are shown but not added.
+    times: number of executions in a step.
+    bytes: bytes that are read and written in a step.
+    flops: FLOPs in a step, as declared by the kernel.
+    cycles: cycles in a step, computed from the bandwidth and the throughput of
+      the chip.
+    overlapped: whether other work runs at the same time (asynchronous copies),
+      so that the cycles are shown, but not added to the total.
   """
 
   times: int = 0
@@ -72,7 +73,13 @@ class Collective:
   exposed_seconds: float = 0.0
 
   def add(self, times: int, size: int, seconds: float) -> None:
-    """Adds executions of one collective, with bytes and seconds of each."""
+    """Adds `times` executions of one collective.
+
+    Args:
+      times: number of executions.
+      size: bytes of one execution.
+      seconds: time of one execution.
+    """
     self.count += times
     self.bytes += size * times
     self.seconds += seconds * times
@@ -119,7 +126,7 @@ def of_program(module: Module, target: Target) -> Cost:
   for op, computation, times in loops.executions(module):
     kind = op.opcode.removesuffix('-start')
     if op.opcode.endswith(('-done', '-update')):
-      continue  # counted with its start
+      continue  # its cost is counted at the '-start' instruction
     if kind in COLLECTIVES:
       _add_collective(collectives[kind], op, computation, times, target)
     if op.estimated_cycles is not None and op.opcode not in FREE:
@@ -152,7 +159,11 @@ def _add_uncounted(
   times: int,
   target: Target,
 ) -> None:
-  """Counts an instruction by its declared or visible bytes and FLOPs."""
+  """Adds the cost of an instruction that the compiler does not estimate.
+
+  Bytes and FLOPs are those that a kernel declares. Otherwise the bytes are
+  those of operands and result.
+  """
   name = kernel(op)
   entry = uncounted[f'{op.opcode} {name}'.strip()]
   moved = arithmetic.bytes_moved(op, computation)
@@ -192,7 +203,7 @@ def _add_collective(
   times: int,
   target: Target,
 ) -> None:
-  """Counts a collective, which runs as rings over all links."""
+  """Adds the cost of a collective, modelled as rings over all links."""
   size = exchanged_bytes(op, computation)
   if target.chip is None:
     entry.add(times, size, 0.0)
@@ -202,20 +213,21 @@ def _add_collective(
   wire = passes * size * (members - 1) / members
   seconds = wire / target.chip.link_bytes_per_s
   if target.slices > 1 and members > len(target.devices) // target.slices:
-    # Each device exchanges its part of the slice's sum over the slow network.
-    inside = members // target.slices
-    seconds += passes * size / inside / target.slow_bytes_per_s
+    # After the sum within a slice, each device exchanges its part of the sum
+    # with other slices over the slow network.
+    per_slice = members // target.slices
+    seconds += passes * size / per_slice / target.slow_bytes_per_s
   entry.add(times, size, seconds)
   if not op.opcode.endswith('-start'):
     entry.exposed_seconds += seconds * times
 
 
 def exchanged_bytes(op: Op, computation: Computation) -> int:
-  """Returns the bytes of a collective: its operands or its result."""
+  """Returns the bytes of a collective's operands or result, if larger."""
   read = arithmetic.num_bytes(tuple(arithmetic.operand_shapes(op, computation)))
   written = arithmetic.num_bytes(op.shapes)
   if op.opcode.endswith('-start') and op.type.startswith('('):
-    written = max(written - read, 0)  # its result contains the operands
+    written = max(written - read, 0)  # the result contains the operands
   return max(read, written)
 
 
@@ -253,13 +265,14 @@ def group(path: str) -> tuple[str, str]:
     direction = 'forward'
   else:
     direction = 'update'
-  noise = re.compile(
+  # Parts of the path that JAX adds, and that are not modules of the model.
+  transformations = re.compile(
     r'.*\(.*\)?|while|body|cond|closed_call|checkpoint|rematted_computation'
     r'|\w+\.predict|\w+\.product|.*->.*|.*[,\[\]].*|branch_\d+_fun'
   )
-  names = [part for part in parts[:-1] if not noise.fullmatch(part)]
-  place = '/'.join(names)
-  if not place:
+  modules = [part for part in parts[:-1] if not transformations.fullmatch(part)]
+  module = '/'.join(modules)
+  if not module:
     traced = path.startswith('jit(')
-    place = '(outside the model)' if traced else '(made by the compiler)'
-  return place, direction
+    module = '(outside the model)' if traced else '(made by the compiler)'
+  return module, direction

@@ -1,4 +1,4 @@
-"""The environment in which libtpu compiles on a machine without a TPU."""
+"""Sets environment variables with which compilers work without their devices."""
 
 import os
 import re
@@ -9,12 +9,12 @@ from vit_jax.errors import UserError
 
 LOCAL = 'local'  # topology of the devices of this machine
 
-# Without these variables, libtpu looks for a TPU machine, queries a metadata
-# server, and logs errors because it finds neither.
+# Without these variables, libtpu looks for TPUs and queries a metadata server,
+# and logs errors because both are missing.
 _WITHOUT_TPU = {
   'JAX_PLATFORMS': 'cpu',
   'TPU_SKIP_MDS_QUERY': '1',
-  'ALLOW_MULTIPLE_LIBTPU_LOAD': '1',  # else a crash leaves a lock behind
+  'ALLOW_MULTIPLE_LIBTPU_LOAD': '1',  # a crash would leave a lock
   'TPU_WORKER_HOSTNAMES': 'localhost',
   'TPU_ACCELERATOR_TYPE': 'v3-8',
   'TPU_MIN_LOG_LEVEL': '3',
@@ -25,26 +25,27 @@ _WITHOUT_TPU = {
 
 
 def prepare(argv: Sequence[str]) -> None:
-  """Sets the variables that jax reads when it is imported.
+  """Sets the variables that JAX reads when it is imported.
 
   Args:
-    argv: command line; with `--topology=local` the platform is not changed.
+    argv: command line. With `--topology=local` the platform is not changed.
   """
   # Programs for devices that do not exist cannot be loaded from the cache.
   os.environ['JAX_ENABLE_COMPILATION_CACHE'] = 'false'
   local = re.compile(rf'--?topology[= ]{LOCAL}')
   if not local.search(' '.join(argv)):
     os.environ.update(_WITHOUT_TPU)
-  if devices := _gpus(argv):  # devices of the CPU in their place
+  # If the compiler for GPUs is missing, devices of the CPU represent the GPUs.
+  if devices := _gpus(argv):
     count = f'--xla_force_host_platform_device_count={devices}'
     os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} {count}'
 
 
 def _gpus(argv: Sequence[str]) -> int:
-  """Returns the number of GPUs in `--topology=h100:4x8`; 0 if it names none."""
-  given = re.search(r'--?topology[= ](\S+)', ' '.join(argv))
+  """Returns the number of GPUs in `--topology=h100:4x8`; 0 if it has none."""
+  match = re.search(r'--?topology[= ](\S+)', ' '.join(argv))
   try:
-    parsed = chips.parse_gpus(given[1]) if given else None
-  except UserError:  # raised again where the flag is used
+    parsed = chips.parse_gpus(match[1]) if match else None
+  except UserError:  # `topology.find` will report it
     return 0
   return parsed[1] * parsed[2] if parsed else 0

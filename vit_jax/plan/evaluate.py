@@ -1,4 +1,4 @@
-"""Compiles one config for one topology and sums up what the program costs."""
+"""Compiles one config for one topology, and adds up the costs of the program."""
 
 import dataclasses
 import logging
@@ -25,8 +25,8 @@ class Plan:
   """Costs of the compiled program of one config.
 
   Attributes:
-    config: the compiled config.
-    result: the object that `--json` prints.
+    config: config that was compiled.
+    result: object that `--json` prints.
     cost: costs on TPUs; None for other devices, and if the program does not
       fit.
     text: optimized HLO; '' if the program does not fit.
@@ -39,12 +39,12 @@ class Plan:
 
   @property
   def fits(self) -> bool:
-    """Whether the program fits in a device's memory."""
+    """True if the program fits in a device's memory."""
     return self.result['fits']
 
   @property
   def seconds(self) -> float:
-    """Predicted time of a step, infinite if unknown."""
+    """Predicted time of a step in seconds; infinite if it is unknown."""
     return self.result['predicted_step_seconds'] or float('inf')
 
 
@@ -69,16 +69,18 @@ def plan(
     compiler_options: options of XLA in addition to those of the training.
 
   Raises:
-    UserError: the config is invalid, or a loop's trip count cannot be read.
+    UserError: the config is invalid, or the number of iterations of a loop is
+      unknown.
   """
   config = _with_warmup_that_fits(config)
   experiment = Experiment.build(config, target.devices)
   started = time.monotonic()
   with jax.set_mesh(experiment.mesh):
     state = experiment.abstract_state()
-    result = _about(experiment, state, target)
+    result = _initial_result(experiment, state, target)
     if not target.compiles:
-      return Plan(config, result | _at_least(experiment, result, target), None)
+      bounds = _lower_bounds(experiment, result, target)
+      return Plan(config, result | bounds, None)
     try:
       options = dict(gpus.COMPILER_OPTIONS if target.cluster else {})
       options |= compiler_options or {}
@@ -107,10 +109,10 @@ def plan(
 
 
 def _with_warmup_that_fits(config: Config) -> Config:
-  """Returns the config, without warm-up if a huge batch leaves no steps for it.
+  """Removes the warm-up if it is longer than the training.
 
-  The compiled step is the same except for one scalar, and the plan should be
-  about memory.
+  This happens if a search tries huge batches. The plan of such a batch is still
+  useful, because warm-up changes only a scalar of the compiled step.
   """
   size = dict(
     batch_size=config.batch_size, num_examples=config.train.num_examples
@@ -128,8 +130,10 @@ def _with_warmup_that_fits(config: Config) -> Config:
   return changed(config, schedule__warmup='0 steps')
 
 
-def _about(experiment: Experiment, state: Any, target: Target) -> dict:
-  """Returns the figures that do not need a compiled program.
+def _initial_result(
+  experiment: Experiment, state: Any, target: Target
+) -> dict[str, Any]:
+  """Returns the values that do not depend on the compiled program.
 
   The result contains all keys, in the order of the report.
   """
@@ -178,27 +182,27 @@ def _about(experiment: Experiment, state: Any, target: Target) -> dict:
   }
 
 
-def _at_least(
+def _lower_bounds(
   experiment: Experiment, result: dict[str, Any], target: Target
 ) -> dict[str, Any]:
-  """Returns lower bounds for targets for which no program is compiled."""
+  """Returns lower bounds for GPUs if no program can be compiled for them."""
   assert target.hbm_bytes is not None and target.cluster is not None
-  kept = sum(result['bytes'].values())
+  state_and_batch = sum(result['bytes'].values())
   flops = experiment.image_flops * experiment.config.batch_size
   cluster = target.cluster
   seconds = flops / cluster.devices / cluster.gpu.peak_flops
   return {
-    'fits': kept <= target.hbm_bytes,
-    'peak_bytes_per_device': kept,
+    'fits': state_and_batch <= target.hbm_bytes,
+    'peak_bytes_per_device': state_and_batch,
     'least_days': seconds * experiment.total_steps / SECONDS_PER_DAY,
-    'computed_by': None,  # the devices are CPUs in the place of GPUs
+    'computed_by': None,  # unknown, because devices of the CPU represent GPUs
   }
 
 
 def _on_gpus(
   experiment: Experiment, module: hlo.Module, cluster: gpus.Cluster
 ) -> dict[str, Any]:
-  """Returns the costs of a program for GPUs, whose time is modelled."""
+  """Returns the costs of a program for GPUs, for which time is modelled."""
   total = gpu_cost.of_program(module, cluster)
   low, high = (
     gpu_cost.of_program(module, cluster, rates).total
@@ -265,14 +269,14 @@ def _predictions(
   devices: int,
   cores: int = 1,
 ) -> dict[str, Any]:
-  """Returns what follows from the time of a step.
+  """Returns the predictions that follow from the time of a step.
 
   Args:
-    experiment: the planned training.
+    experiment: planned training.
     seconds: predicted time of a step.
-    peak_flops: FLOP/s of a device.
+    peak_flops: peak FLOP/s of a device.
     devices: number of devices.
-    cores: cores of a device, for core-days.
+    cores: number of cores of a device, for core-days.
   """
   batch = experiment.config.batch_size
   achieved = experiment.image_flops * batch / seconds / devices

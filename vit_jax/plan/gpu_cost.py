@@ -3,17 +3,20 @@
 Without a GPU, XLA cannot time its kernels, and its own estimates are not usable
 for library calls. The time is therefore modelled instruction by instruction:
 
-- A matrix product or convolution takes the longer of its FLOPs over a fraction
-  of the peak rate and its bytes over a fraction of the memory bandwidth.
-- A call of cuDNN's fused attention does the same with a lower fraction of the
-  peak rate, since the products are small and alternate with exponentials.
-- Every other kernel takes its bytes over a fraction of the bandwidth.
-- No kernel is faster than its launch.
+- The time of a matrix product or convolution is its FLOPs divided by a fraction
+  of the peak rate, or its bytes divided by a fraction of the memory bandwidth,
+  whichever is longer.
+- The time of a call of cuDNN's fused attention is computed in the same way,
+  with a lower fraction of the peak rate, because its products are small and
+  alternate with exponentials.
+- The time of every other kernel is its bytes divided by a fraction of the
+  bandwidth.
+- No kernel is shorter than the time of a launch.
 - A collective is a ring over NVLink and, between nodes, over the network. The
-  part of it that other kernels can hide is hidden.
+  kernels that run between its start and its end hide a part of its time.
 
-The fractions are assumptions with a range (`Rates`), so that a plan prints a
-range of times as well as one number.
+The fractions are assumptions with a range (`Rates`), so a plan prints a range
+of times in addition to one number.
 """
 
 import collections
@@ -32,14 +35,14 @@ _SLICES = ('dynamic-slice', 'slice', 'gather')
 
 
 class Rates(NamedTuple):
-  """Which fractions of a GPU's peak rates kernels reach.
+  """Fractions of a GPU's peak rates that kernels reach.
 
   Attributes:
     product: fraction of the peak FLOP/s in matrix products.
     attention: fraction of the peak FLOP/s in fused attention.
     memory: fraction of the memory bandwidth.
     link: fraction of the rate of NVLink and of the network.
-    launch_s: shortest time of a kernel, seconds.
+    launch_s: shortest time of a kernel, in seconds.
   """
 
   product: float
@@ -53,9 +56,10 @@ class Rates(NamedTuple):
 #
 # product: the best shape reaches 80 % of the peak on an H100 and 86 % on an
 #   A100 (stas00/ml-engineering, "Maximum Achievable Matmul FLOPS comparison
-#   table"). A ViT's products are smaller than that shape.
+#   table"). The products of a ViT are smaller than that shape.
 # attention: FlashAttention-2 reaches 35 % on an H100 with long sequences
-#   (abstract of arXiv 2407.08608). A ViT's are short and do not fill the tiles.
+#   (abstract of arXiv 2407.08608). The sequences of a ViT are short and do not
+#   fill the tiles.
 # memory: 90 % on an A100 for arrays of at least 100 MB (calculon-ai/calculon,
 #   systems/a100_80g.json).
 # link: NCCL reaches 370 of NVLink's 450 GB/s, 82 % (NVIDIA/nccl-tests, issue
@@ -71,8 +75,8 @@ class Kernel(NamedTuple):
 
   Attributes:
     kind: 'product', 'attention' or 'memory'.
-    flops: per execution.
-    bytes: read and written per execution.
+    flops: FLOPs of one execution.
+    bytes: bytes that one execution reads and writes.
   """
 
   kind: str
@@ -94,9 +98,9 @@ class Part:
   """Sums over the kernels of one kind in a step.
 
   Attributes:
-    count: executions.
+    count: number of executions.
     flops: FLOPs of products.
-    bytes: read and written.
+    bytes: bytes that are read and written.
     seconds: modelled time.
   """
 
@@ -116,7 +120,7 @@ class GpuCost:
     matrix_flops: FLOPs of products, convolutions and fused attention.
     parts: sums by kind of kernel.
     collectives: totals by kind.
-    groups: modelled seconds by (place in the model, direction).
+    groups: modelled seconds by (module, direction), see `cost.group`.
   """
 
   seconds: float
@@ -128,7 +132,7 @@ class GpuCost:
 
   @property
   def total(self) -> float:
-    """Predicted time of a step, seconds."""
+    """Predicted time of a step in seconds."""
     return self.seconds + self.exposed_seconds
 
 
@@ -138,8 +142,8 @@ def of_program(
   """Adds up the modelled time of a program.
 
   Args:
-    module: the optimized program.
-    cluster: the GPUs that run it.
+    module: optimized program.
+    cluster: GPUs that run the program.
     rates: fractions of the peak rates.
 
   Raises:
@@ -149,8 +153,9 @@ def of_program(
   parts = collections.defaultdict(Part)
   groups: dict[tuple[str, str], float] = collections.defaultdict(float)
   collectives = collections.defaultdict(Collective)
-  # Remaining seconds of asynchronous collectives, by computation and name. They
-  # are hidden by the kernels between their start and their end, one at a time.
+  # Remaining seconds of asynchronous collectives, by computation and name. Each
+  # kernel between start and end of a collective hides its own time of it; if
+  # several collectives are running, of the first.
   running: dict[str, dict[str, float]] = collections.defaultdict(dict)
   for op, computation, times in loops.executions(module):
     pending = running[computation.name]
@@ -187,7 +192,7 @@ def of_program(
 
 
 def _kernel(module: Module, op: Op, computation: Computation) -> Kernel:
-  """Returns the work of an instruction."""
+  """Returns FLOPs and bytes of an instruction."""
   if op.opcode == 'custom-call':
     return _library_call(op, computation)
   if op.opcode != 'fusion':
@@ -196,7 +201,7 @@ def _kernel(module: Module, op: Op, computation: Computation) -> Kernel:
     return Kernel(kind, flops, arithmetic.bytes_moved(op, computation))
   inner = module.computations[op.calls('calls')[0]]
   flops = sum(
-    arithmetic.matrix_flops(each, inner) for each in inner.ops.values()
+    arithmetic.matrix_flops(inner_op, inner) for inner_op in inner.ops.values()
   )
   kind = 'product' if flops else 'memory'
   return Kernel(kind, flops, _fusion_bytes(op, computation, inner))
@@ -205,21 +210,21 @@ def _kernel(module: Module, op: Op, computation: Computation) -> Kernel:
 def _fusion_bytes(op: Op, computation: Computation, inner: Computation) -> int:
   """Returns the bytes that a fusion reads and writes.
 
-  If an operand is only sliced, its slices count. If it is updated in place,
-  only the update counts. Both occur with the stacked layers of a scan.
+  Of an operand that is only sliced, the slices are counted; of one that is
+  updated in place, the update. Both occur with the stacked layers of a scan.
   """
   users = collections.defaultdict(list)
-  for each in inner.ops.values():
-    for operand in each.operands:
-      users[operand].append(each)
+  for inner_op in inner.ops.values():
+    for operand in inner_op.operands:
+      users[operand].append(inner_op)
   root = inner.ops[inner.root]
-  written = [root]
+  results = [root]
   if root.opcode == 'tuple':
-    written = [inner.ops[name] for name in root.operands]
-  updates = {each.name: each for each in written if _is_update(each)}
+    results = [inner.ops[name] for name in root.operands]
+  updates = {result.name for result in results if _is_update(result)}
   total = 0
-  for name, each in inner.ops.items():
-    if each.opcode != 'parameter':
+  for name, inner_op in inner.ops.items():
+    if inner_op.opcode != 'parameter':
       continue
     readers = users[name]
     is_sliced = [r.opcode in _SLICES and r.operands[0] == name for r in readers]
@@ -228,11 +233,11 @@ def _fusion_bytes(op: Op, computation: Computation, inner: Computation) -> int:
     elif any(r.name in updates and r.operands[0] == name for r in readers):
       continue  # updated in place
     else:
-      total += arithmetic.num_bytes(each.shapes)
-  for each in written:
-    shapes = each.shapes
-    if each.name in updates:
-      shapes = inner.ops[each.operands[1]].shapes
+      total += arithmetic.num_bytes(inner_op.shapes)
+  for result in results:
+    shapes = result.shapes
+    if result.name in updates:
+      shapes = inner.ops[result.operands[1]].shapes
     total += arithmetic.num_bytes(shapes)
   return total
 
@@ -242,10 +247,11 @@ def _is_update(op: Op) -> bool:
 
 
 def _library_call(op: Op, computation: Computation) -> Kernel:
-  """Returns the work of a call of cuBLAS or cuDNN, or of another kernel."""
+  """Returns FLOPs and bytes of a call of cuBLAS, cuDNN or another kernel."""
   name = cost.kernel(op)
   operands = arithmetic.operand_shapes(op, computation)
-  results = [s for s in op.shapes if s.dtype not in ('s8', 'u8')]  # workspaces
+  # Results of bytes are workspaces of the library.
+  results = [s for s in op.shapes if s.dtype not in ('s8', 'u8')]
   moved = arithmetic.num_bytes((*operands, *results))
   if name.startswith('__cublas'):
     return Kernel('product', _product_flops(op, operands, results), moved)
@@ -258,7 +264,7 @@ def _library_call(op: Op, computation: Computation) -> Kernel:
 
 
 def _product_flops(op: Op, operands: list[Shape], results: list[Shape]) -> int:
-  """Returns 2 m n k, from the result and the contracted dimensions."""
+  """Returns 2·m·n·k, from the result and the contracted dimensions."""
   match = re.search(r'"lhs_contracting_dimensions":\[([^\]]*)\]', op.attributes)
   axes = [int(axis) for axis in re.findall(r'\d+', match[1])] if match else []
   contracted = math.prod(operands[0].dims[axis] for axis in axes)
@@ -287,7 +293,8 @@ def _convolution_flops(
 def _attention_flops(name: str, operands: list[Shape]) -> int:
   """Returns the FLOPs of fused attention on `[n, tokens, heads, channels]`.
 
-  Two products forward, and five backward, where the weights are computed again.
+  There are two products in the forward pass, and five in the backward pass,
+  which computes the attention weights again.
   """
   query, key = operands[:2]
   product = 2 * math.prod(query.dims) * key.dims[1]
@@ -295,7 +302,7 @@ def _attention_flops(name: str, operands: list[Shape]) -> int:
 
 
 def _collective(op: Op) -> str:
-  """Returns the kind of a collective, '' for other instructions."""
+  """Returns the kind of a collective; '' for other instructions."""
   kind = op.opcode
   for ending in ('-start', '-done', '-update'):
     kind = kind.removesuffix(ending)
@@ -312,13 +319,12 @@ def _ring(
   """
   size = cost.exchanged_bytes(op, computation)
   members = cost.group_size(op, cluster.devices)
-  inside, gpu = min(members, cluster.per_node), cluster.gpu
+  per_node, gpu = min(members, cluster.per_node), cluster.gpu
   passes = 2 if op.opcode.startswith('all-reduce') else 1
-  seconds = (
-    passes * size * (inside - 1) / inside / (rates.link * gpu.link_bytes_per_s)
-  )
-  nodes = members // inside
+  wire = passes * size * (per_node - 1) / per_node
+  seconds = wire / (rates.link * gpu.link_bytes_per_s)
+  nodes = members // per_node
   if nodes > 1:
-    wire = passes * size / inside * (nodes - 1) / nodes
+    wire = passes * size / per_node * (nodes - 1) / nodes
     seconds += wire / (rates.link * gpu.network_bytes_per_s)
   return max(seconds, rates.launch_s), size

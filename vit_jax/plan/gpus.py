@@ -1,9 +1,8 @@
-"""GPU clusters by name, such as h100:4x8 for 4 nodes with 8 GPUs each.
+"""Describes GPUs, so that XLA can compile for GPUs that are not present.
 
-XLA compiles for GPUs that this machine does not have if it gets a description
-of them (a `GpuTargetConfigProto`). The compiler is part of JAX's CUDA plug-in,
-an optional extra. Without it, a plan contains only the bytes of the training
-state and the time at the peak rate.
+The description of a GPU is a `GpuTargetConfigProto`. The compiler is part of
+JAX's CUDA plug-in, an optional extra. Without it, a plan contains only the
+bytes of training state and batch, and the time at the peak rate.
 """
 
 import dataclasses
@@ -15,9 +14,9 @@ from vit_jax.errors import UserError
 from vit_jax.processes import backends
 
 EXTRA = "pip install 'vit_jax[plan-gpu]'"
-# Without a GPU, XLA cannot time kernels to choose among them. It therefore must
-# not use Triton's matrix products, which need tile sizes; cuBLAS chooses by
-# itself.
+# Without a GPU, XLA cannot time kernels to select the best one (autotuning).
+# Triton's matrix products need tile sizes that are found in this way, so cuBLAS
+# is used, which selects its kernels itself.
 COMPILER_OPTIONS = {
   'xla_gpu_autotune_level': '0',
   'xla_gpu_enable_triton_gemm': False,
@@ -31,14 +30,14 @@ class Gpu:
   Attributes:
     peak_flops: dense bfloat16 FLOP/s.
     bytes_per_s: memory bandwidth.
-    link_bytes_per_s: NVLink (or PCIe) to the other GPUs of the node, one
-      direction.
-    network_bytes_per_s: network adapter of each GPU in the vendor's 8-GPU
-      systems, one direction.
+    link_bytes_per_s: bandwidth of NVLink (or PCIe) to the other GPUs of the
+      node, in one direction.
+    network_bytes_per_s: bandwidth of the network adapter of each GPU in the
+      vendor's 8-GPU systems, in one direction.
     capability: CUDA compute capability, (major, minor).
-    processors: streaming multiprocessors.
+    processors: number of streaming multiprocessors.
     clock_ghz: boost clock.
-    l2_bytes: level-2 cache.
+    l2_bytes: size of the level-2 cache.
     shared_bytes: shared memory of a multiprocessor.
   """
 
@@ -58,8 +57,8 @@ class Cluster(NamedTuple):
 
   Attributes:
     gpu: rates and sizes of each GPU.
-    per_node: GPUs of a node, which NVLink or PCIe connects.
-    devices: GPUs of all nodes.
+    per_node: number of GPUs of a node, which NVLink or PCIe connects.
+    devices: number of GPUs of all nodes.
   """
 
   gpu: Gpu
@@ -75,7 +74,7 @@ class Cluster(NamedTuple):
 #   papers on the architectures of A100 and H100, and its data sheet of HGX
 #   B200. NVLink 3, 4 and 5 have 600, 900 and 1,800 GB/s in both directions.
 # L4, GeForce RTX 4090: NVIDIA's white paper "Ada GPU Architecture" and its data
-#   sheet of L4. They exchange over PCIe 4.0 x16, 64 GB/s in both directions.
+#   sheet of L4. They are connected by PCIe 4.0 x16, 64 GB/s in both directions.
 # Network: NVIDIA's DGX systems have one adapter of 200 Gbit/s (A100) or 400
 #   Gbit/s (H100, B200) for each GPU. For L4 and RTX 4090, 25 Gbit/s for each
 #   GPU are assumed.
@@ -149,7 +148,7 @@ def has_compiler() -> bool:
 
 
 def described_devices(kind: str, nodes: int, per_node: int) -> list[Any]:
-  """Returns devices to compile for, without the GPUs themselves.
+  """Returns descriptions of devices to compile for.
 
   Raises:
     UserError: the compiler refuses the description.
@@ -158,29 +157,29 @@ def described_devices(kind: str, nodes: int, per_node: int) -> list[Any]:
   from jax.experimental import topologies
 
   try:
-    described = topologies.get_topology_desc(
+    description = topologies.get_topology_desc(
       platform='cuda',
       topology_name=kind,
       topology=f'1x{nodes}x{per_node}',  # slices, hosts, GPUs of a host
       target_config=target_config(kind),
     )
-  except Exception as error:  # of several types, by version of the plug-in
+  except Exception as error:  # its type depends on the version of the plug-in
     first_line = str(error).splitlines()[0]
     raise UserError(
       f"JAX's CUDA plug-in cannot describe {kind}: {first_line}. Install the "
       f'version that belongs to the installed JAX: {EXTRA}.'
     ) from error
-  return list(described.devices)
+  return list(description.devices)
 
 
 def usable_bytes(kind: str) -> int:
-  """Returns the memory of a GPU that training lets JAX use."""
+  """Returns the memory of a GPU that JAX uses in training, in bytes."""
   return int(chips.GPUS[kind].memory_bytes * backends.GPU_MEMORY_FRACTION)
 
 
 def target_config(kind: str) -> str:
   """Returns XLA's description of a GPU, a GpuTargetConfigProto as text."""
-  gpu, known = GPUS[kind], chips.GPUS[kind]
+  gpu, chip = GPUS[kind], chips.GPUS[kind]
   major, minor = gpu.capability
   return f"""
     gpu_device_info {{
@@ -197,7 +196,7 @@ def target_config(kind: str) -> str:
       memory_bandwidth: {gpu.bytes_per_s:.0f}
       l2_cache_size: {gpu.l2_bytes}
       clock_rate_ghz: {gpu.clock_ghz}
-      device_memory_size: {known.memory_bytes}
+      device_memory_size: {chip.memory_bytes}
       shared_memory_per_block_optin: {gpu.shared_bytes - 1024}
       cuda_compute_capability {{ major: {major} minor: {minor} }}
       registers_per_core_limit: 65536
@@ -205,5 +204,5 @@ def target_config(kind: str) -> str:
     }}
     platform_name: "CUDA"
     dnn_version_info {{ major: 9 minor: 8 }}
-    device_description_str: "{known.device_kind}"
+    device_description_str: "{chip.device_kind}"
   """

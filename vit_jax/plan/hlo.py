@@ -1,4 +1,4 @@
-"""Parses the parts of the compiler's optimized HLO text that plans use."""
+"""Parses those parts of the compiler's optimized HLO text that plans use."""
 
 import dataclasses
 import functools
@@ -13,7 +13,7 @@ _REFERENCE = re.compile(r'%([\w.\-]+)')
 
 
 class Shape(NamedTuple):
-  """An array's element type and dimensions."""
+  """Element type and dimensions of an array."""
 
   dtype: str
   dims: tuple[int, ...]
@@ -24,11 +24,11 @@ class Op:
   """One instruction.
 
   Attributes:
-    name: unique in its computation.
+    name: name, which is unique in the computation.
     opcode: 'fusion', 'while', …
-    type: type of its result, as text.
-    operands: names of its operands.
-    literal: text between its parentheses (the value of a constant).
+    type: type of the result, as text.
+    operands: names of the operands.
+    literal: text between the parentheses (the value of a constant).
     attributes: text after the parentheses.
   """
 
@@ -46,14 +46,14 @@ class Op:
 
   @functools.cached_property
   def estimated_cycles(self) -> int | None:
-    """The compiler's estimate for one execution; None without an estimate."""
+    """Cycles of one execution, as estimated by the compiler, or None."""
     match = re.search(r'"estimated_cycles":"?(-?\d+)', self.attributes)
     valid = match is not None and 0 <= int(match[1]) < 2**62
     return int(match[1]) if match and valid else None
 
   @property
   def path(self) -> str:
-    """The operation of the traced program that it comes from (`op_name`)."""
+    """The operation of the traced program that was compiled (`op_name`)."""
     match = re.search(r'op_name="((?:[^"\\]|\\.)*)"', self.attributes)
     return match[1] if match else ''
 
@@ -65,14 +65,14 @@ class Op:
     return _REFERENCE.findall(match[1]) if match else []
 
   def number(self, attribute: str, default: int = 0) -> int:
-    """Returns a numeric attribute ('index', for example)."""
+    """Returns the value of a numeric attribute, such as 'index'."""
     match = re.search(rf'\b{attribute}=(\d+)', self.attributes)
     return int(match[1]) if match else default
 
 
 @dataclasses.dataclass(frozen=True)
 class Computation:
-  """Instructions by name, and the name of the returned one."""
+  """Instructions by name; `root` is the instruction that is returned."""
 
   name: str
   ops: dict[str, Op]
@@ -81,7 +81,7 @@ class Computation:
 
 @dataclasses.dataclass(frozen=True)
 class Module:
-  """Computations by name, and the one that is the program."""
+  """Computations by name; `entry` is the program."""
 
   computations: dict[str, Computation]
   entry: str
@@ -96,7 +96,7 @@ def shapes(text: str) -> tuple[Shape, ...]:
 
 
 def _closing(text: str, start: int) -> int:
-  """Index after the bracket that closes the one at `start`."""
+  """Returns the index after the bracket that closes the one at `start`."""
   depth = 0
   for match in re.finditer(r'[()]', text[start:]):
     depth += 1 if match[0] == '(' else -1
@@ -106,7 +106,11 @@ def _closing(text: str, start: int) -> int:
 
 
 def _parse_op(line: str) -> tuple[Op, bool] | None:
-  """Parses the instruction of a line, and whether it is the root."""
+  """Parses an instruction.
+
+  Returns:
+    The instruction, and whether it is the root; None for any other line.
+  """
   head = _NAME.match(line)
   if not head:
     return None

@@ -1,8 +1,9 @@
-"""How often a program executes each instruction.
+"""Counts how often a program executes each instruction.
 
-TPU programs do not state how often a loop runs. The integers in the state of
-the loop are therefore computed, iteration by iteration, until its condition is
-false. If they depend on data, planning fails, because all sums would be wrong.
+TPU programs do not contain the number of iterations of a loop. Therefore the
+integers in the state of the loop are computed, iteration by iteration, until
+the loop's condition is false. If they depend on data, planning fails, because
+all sums would be wrong.
 """
 
 import operator
@@ -13,7 +14,7 @@ from typing import NamedTuple
 from vit_jax.errors import UserError
 from vit_jax.plan.hlo import Computation, Module, Op
 
-_MAX_ITERATIONS = 100_000  # longer loops are taken for endless
+_MAX_ITERATIONS = 100_000  # longer loops are considered endless
 _INTEGER = re.compile(r'(pred|[su]\d+)\[\]')  # type of a scalar
 _ARITHMETIC = {
   'add': operator.add,
@@ -30,7 +31,7 @@ Value = int | tuple['Value', ...] | None
 
 
 class Execution(NamedTuple):
-  """An instruction, its computation, and how often a step executes it."""
+  """An instruction, its computation, and its number of executions in a step."""
 
   op: Op
   computation: Computation
@@ -46,10 +47,13 @@ def evaluate(
   """Computes the integers in the result of an instruction.
 
   Args:
-    module: the program.
+    module: program.
     computation: computation that contains the instruction.
     name: name of the instruction.
     arguments: values of the computation's parameters, if they are known.
+
+  Returns:
+    An integer, a tuple of integers, or None for parts that are not known.
   """
   op = computation.ops[name]
   if op.opcode == 'parameter':
@@ -57,11 +61,11 @@ def evaluate(
     return arguments[index] if index < len(arguments) else None
   if op.opcode == 'constant':
     return int(op.literal) if re.fullmatch(r'-?\d+', op.literal) else None
-  # Operands are not looked at if the result is an array or a float.
+  # An array or a float is not evaluated, and neither are its operands.
   if not (op.type.startswith('(') or _INTEGER.match(op.type)):
     return None
   operands = tuple(
-    evaluate(module, computation, each, arguments) for each in op.operands
+    evaluate(module, computation, operand, arguments) for operand in op.operands
   )
   match op.opcode:
     case 'tuple':
@@ -69,43 +73,44 @@ def evaluate(
     case 'copy' | 'bitcast' | 'convert' | 'reshape':
       return operands[0]
     case 'get-tuple-element':
-      whole = operands[0]
-      return whole[op.number('index')] if isinstance(whole, tuple) else None
+      source = operands[0]
+      return source[op.number('index')] if isinstance(source, tuple) else None
     case 'fusion':
       inner = module.computations[op.calls('calls')[0]]
       return evaluate(module, inner, inner.root, operands)
     case 'add' | 'subtract' | 'compare':
       direction = re.search(r'direction=([A-Z]{2})', op.attributes)
       function = _ARITHMETIC[direction[1] if direction else op.opcode]
-      known = all(isinstance(each, int) for each in operands)
+      known = all(isinstance(operand, int) for operand in operands)
       return int(function(*operands)) if known else None
   return None
 
 
 def trip_count(module: Module, computation: Computation, loop: Op) -> int:
-  """Returns how often a `while` runs its body.
+  """Returns the number of iterations of a `while` instruction.
 
   Raises:
     UserError: the number depends on data, or the loop never ends.
   """
-  known = re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.attributes)
-  if known:  # CPU and GPU compilers state it
-    return int(known[1])
+  # Compilers for CPUs and GPUs write the number into the program.
+  written = re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.attributes)
+  if written:
+    return int(written[1])
   condition = module.computations[loop.calls('condition')[0]]
   body = module.computations[loop.calls('body')[0]]
   state = evaluate(module, computation, loop.operands[0])
   for count in range(_MAX_ITERATIONS):
-    goes_on = evaluate(module, condition, condition.root, (state,))
-    if goes_on is None:
+    continues = evaluate(module, condition, condition.root, (state,))
+    if continues is None:
       break
-    if not goes_on:
+    if not continues:
       return count
-    before, state = state, evaluate(module, body, body.root, (state,))
-    if state == before:
+    previous, state = state, evaluate(module, body, body.root, (state,))
+    if state == previous:
       break
   raise UserError(
     f'The number of iterations of the loop {loop.name} '
-    f'({loop.path or "no name"}) does not follow from its condition, so the '
+    f'({loop.path or "no name"}) cannot be computed from its condition, so the '
     'cost of the program is unknown. Use only loops with a fixed number of '
     'iterations.'
   )
@@ -114,12 +119,12 @@ def trip_count(module: Module, computation: Computation, loop: Op) -> int:
 def executions(
   module: Module, *, inside_fusions: bool = False
 ) -> list[Execution]:
-  """Returns every instruction of a step and how often the step executes it.
+  """Returns every instruction of a step and its number of executions.
 
-  Conditionals are counted as the branch with the most estimated cycles.
+  Of a conditional, only the branch with the most estimated cycles is counted.
 
   Args:
-    module: the program.
+    module: program.
     inside_fusions: whether instructions inside fusions, which have no
       estimates, are included.
   """

@@ -44,7 +44,7 @@ def main(arguments: list[str]) -> None:
   entry.refuse_arguments(arguments)
   if not values.topology:
     raise UserError(
-      '--topology is needed: give a TPU slice in chips such as v3:4x4, GPUs '
+      '--topology is missing: give a TPU slice in chips such as v3:4x4, GPUs '
       'such as h100:1x8, or local.'
     )
   target = topology.find(values.topology, values.slices)
@@ -53,47 +53,53 @@ def main(arguments: list[str]) -> None:
       f'--search needs a compiler for {target.name}, which is not installed. '
       f'Install it by {gpus.EXTRA}, or omit --search.'
     )
-  made = plan(values.config, target)
-  result, tables = dict(made.result), []
+  planned = plan(values.config, target)
+  result, tables = dict(planned.result), []
   if values.search:
-    result |= _searched(made, target, tables)
-  elif not made.fits and target.compiles:
-    result |= search.what_fits(values.config, target, made)
+    result |= _search(planned, target, tables)
+  elif not planned.fits and target.compiles:
+    result |= search.find_fit(values.config, target, planned)
   if values.breakdown:
-    result['breakdown'] = report.costliest(made)
-    tables.append(report.breakdown(made))
-  if values.hlo and made.text:
+    result['breakdown'] = report.costliest(planned)
+    tables.append(report.breakdown(planned))
+  if values.hlo and planned.text:
     with open(values.hlo, 'w') as file:
-      file.write(made.text)
+      file.write(planned.text)
   if values.json:
     print(json.dumps(result))
   else:
-    shown = Plan(made.config, result, made.cost)
-    print('\n\n'.join([report.summary(shown), *tables]))
+    extended = Plan(planned.config, result, planned.cost)
+    print('\n\n'.join([report.summary(extended), *tables]))
 
 
-def _searched(
-  made: Plan, target: topology.Target, tables: list[str]
+def _search(
+  planned: Plan, target: topology.Target, tables: list[str]
 ) -> dict[str, Any]:
-  """Returns the values that `--search` adds.
+  """Searches for the cheapest choices and the largest batch.
 
-  Also appends its table to `tables`.
+  Args:
+    planned: plan of the config.
+    target: devices to compile for.
+    tables: list to which the tables of the search are appended.
+
+  Returns:
+    The keys that --search adds to the result.
   """
-  found = search.search(made.config, target)
+  found = search.search(planned.config, target)
   best = found[0]
   largest = search.largest_batch(best.config, target)
   keys = ('remat', 'unroll', 'micro_batches', 'mesh', 'peak_bytes_per_device')
   keys += ('predicted_step_seconds', 'predicted_mfu', 'estimated_cycles')
   tables.append('choices that fit, cheapest first\n' + report.choices(found))
-  answer: dict[str, Any] = {
-    'choices': [{key: each.result[key] for key in keys} for each in found]
+  added: dict[str, Any] = {
+    'choices': [{key: choice.result[key] for key in keys} for choice in found]
   }
   if largest is not None:
     size = largest.config.batch_size
-    answer['largest_batch_size'] = size
-    answer['largest_images_per_device'] = size / len(target.devices)
+    added['largest_batch_size'] = size
+    added['largest_images_per_device'] = size / len(target.devices)
     tables.append(
       f'largest batch with the first choice: {size} images, '
       f'{size / len(target.devices):g} per device'
     )
-  return answer
+  return added

@@ -1,4 +1,4 @@
-"""Formats a plan as tables for people."""
+"""Formats a plan as tables."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,12 +8,12 @@ from vit_jax.arrays.columns import align
 from vit_jax.plan import gpu_cost, gpus
 from vit_jax.plan.evaluate import Plan
 
-SHOWN_CYCLES = 1e-3  # smallest fraction of all cycles that is shown
+MIN_FRACTION = 1e-3  # smallest fraction of all cycles that is shown
 COSTLIEST = 10
 
 
 def summary(plan: Plan) -> str:
-  """Returns the tables for a person who decides whether to train."""
+  """Formats memory, time and cost of a plan."""
   result = plan.result
   parts = [align([*_setting(result), *_memory(result)])]
   if result['kernels']:
@@ -45,16 +45,16 @@ def _memory(result: dict[str, Any]) -> list[tuple[str, str]]:
   parts = ', '.join(
     f'{name} {size(n)}' for name, n in result['bytes'].items() if n
   )
-  verdict = 'fits' if result['fits'] else 'DOES NOT FIT'
+  fits = 'fits' if result['fits'] else 'DOES NOT FIT'
   peak, limit = result['peak_bytes_per_device'], result['hbm_bytes_per_device']
-  least = result['least_days']
-  if least is not None and result['fits']:
-    verdict = 'state and batch fit, temporaries are unknown'
-  rows = [('memory', f'{verdict}: {size(peak)} of {size(limit)} per device')]
+  days = result['least_days']
+  if days is not None and result['fits']:
+    fits = 'state and batch fit, temporaries are unknown'
+  rows = [('memory', f'{fits}: {size(peak)} of {size(limit)} per device')]
   rows.append(('  of which', parts))
-  if least is not None:
-    gpu_days = least * result['devices']
-    time = f'{least:.3f} days at least, {gpu_days:.2f} GPU-days, at peak rates'
+  if days is not None:
+    gpu_days = days * result['devices']
+    time = f'{days:.3f} days at least, {gpu_days:.2f} GPU-days, at peak rates'
     missing = f'not installed; it predicts memory and time: {gpus.EXTRA}'
     rows += [('time', time), ('compiler', missing)]
   if 'largest_batch_size' in result:
@@ -84,13 +84,13 @@ def _time(result: dict[str, Any]) -> list[tuple[str, str]]:
   added = result['uncounted_cycles'] / 1e6
   cycles = (
     f'{result["estimated_cycles"] / 1e6:,.1f} M estimated by the compiler'
-    f' + {added:,.1f} M for what it does not estimate'
+    f' + {added:,.1f} M for instructions without its estimate'
   )
   exposed, days = result['exposed_collective_seconds'], result['predicted_days']
   return [
     *rows,
     ('cycles', cycles),
-    ('exchanges', f'{exposed * 1e3:.1f} ms that no other work hides'),
+    ('exchanges', f'{exposed * 1e3:.1f} ms not hidden by other work'),
     ('step', f'{seconds:.4f} s'),
     ('images/s', f'{result["predicted_images_per_second"]:,.0f}'),
     ('MFU', f'{result["predicted_mfu"]:.1%}'),
@@ -100,7 +100,7 @@ def _time(result: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _modelled(result: dict[str, Any]) -> list[tuple[str, str]]:
-  """Returns rows about the time on GPUs, which is modelled."""
+  """Returns rows about the modelled time on GPUs."""
   seconds = result['predicted_step_seconds']
   days, gpu_days = result['predicted_days'], result['predicted_core_days']
   # Limits of the range, relative to the predicted time.
@@ -111,7 +111,7 @@ def _modelled(result: dict[str, Any]) -> list[tuple[str, str]]:
   return [
     ('model', f'{result["model_flops_per_image"] / 1e9:.1f} GFLOPs per image'),
     ('matrix FLOPs', f'{result["flops_per_device"] / 1e12:.3f} T per GPU'),
-    ('exchanges', f'{exposed * 1e3:.1f} ms that no kernel hides'),
+    ('exchanges', f'{exposed * 1e3:.1f} ms not hidden by kernels'),
     (
       'step',
       f'{seconds:.4f} s ({seconds * low:.4f} to {seconds * high:.4f})',
@@ -132,7 +132,7 @@ def _modelled(result: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _assumptions() -> str:
-  """Returns how the time on GPUs is modelled, and which time is missing."""
+  """Returns the assumptions about the time on GPUs, as text."""
   rates = gpu_cost.EXPECTED
   return (
     'All times are modelled from the compiled program, not measured: products '
@@ -151,14 +151,14 @@ def _kernels(result: dict[str, Any]) -> str:
     'memory': 'all other kernels',
   }
   rows = [('modelled', 'count', 'TFLOPs', 'bytes', 'ms')]
-  for kind, each in result['kernels'].items():
+  for kind, total in result['kernels'].items():
     rows.append(
       (
         names[kind],
-        str(each['count']),
-        f'{each["flops"] / 1e12:.2f}',
-        memory.text(each['bytes']),
-        f'{each["seconds"] * 1e3:.1f}',
+        str(total['count']),
+        f'{total["flops"] / 1e12:.2f}',
+        memory.text(total['bytes']),
+        f'{total["seconds"] * 1e3:.1f}',
       )
     )
   return align(rows, right=(1, 2, 3, 4)) if len(rows) > 1 else ''
@@ -168,13 +168,13 @@ def _exchanges(result: dict[str, Any]) -> str:
   if not result['collectives']:
     return ''
   rows = [('collective', 'count', 'bytes', 'ms')]
-  for kind, each in sorted(result['collective_seconds'].items()):
+  for kind, total in sorted(result['collective_seconds'].items()):
     rows.append(
       (
         kind,
-        str(each['count']),
-        memory.text(each['bytes']),
-        f'{each["seconds"] * 1e3:.2f}',
+        str(total['count']),
+        memory.text(total['bytes']),
+        f'{total["seconds"] * 1e3:.2f}',
       )
     )
   return align(rows, right=(1, 2, 3))
@@ -182,19 +182,19 @@ def _exchanges(result: dict[str, Any]) -> str:
 
 def _uncounted(result: dict[str, Any]) -> str:
   """Returns the table of instructions without an estimate."""
-  least = SHOWN_CYCLES * (result['estimated_cycles'] or 0)
+  threshold = MIN_FRACTION * (result['estimated_cycles'] or 0)
   rows = [('without an estimate', 'times', 'bytes', 'FLOPs', 'M cycles', '')]
-  for kind, each in result['uncounted'].items():
-    if each['cycles'] >= least:
-      note = 'overlaps with other work, not added' if each['overlapped'] else ''
+  for kind, total in result['uncounted'].items():
+    if total['cycles'] >= threshold:
+      overlaps = 'overlaps with other work, not added'
       rows.append(
         (
           kind,
-          str(each['times']),
-          memory.text(each['bytes']),
-          f'{each["flops"]:.3g}',
-          f'{each["cycles"] / 1e6:.2f}',
-          note,
+          str(total['times']),
+          memory.text(total['bytes']),
+          f'{total["flops"]:.3g}',
+          f'{total["cycles"] / 1e6:.2f}',
+          overlaps if total['overlapped'] else '',
         )
       )
   return align(rows, right=(1, 2, 3, 4)) if len(rows) > 1 else ''
@@ -204,34 +204,39 @@ def costliest(plan: Plan) -> list[dict[str, Any]]:
   """Returns the groups of instructions with the most estimated cycles."""
   if plan.cost is None:
     return []
-  whole = plan.cost.estimated_cycles or 1
+  total = plan.cost.estimated_cycles or 1
   groups = sorted(plan.cost.groups.items(), key=lambda item: -item[1])
   return [
-    {'group': name, 'pass': way, 'cycles': cycles, 'share': cycles / whole}
-    for (name, way), cycles in groups[:COSTLIEST]
+    {
+      'group': module,
+      'pass': direction,
+      'cycles': cycles,
+      'share': cycles / total,
+    }
+    for (module, direction), cycles in groups[:COSTLIEST]
   ]
 
 
 def breakdown(plan: Plan) -> str:
   """Formats the groups of `costliest` as a table."""
   rows = [('costliest operations', 'pass', 'M cycles', 'fraction')]
-  for each in costliest(plan):
+  for group in costliest(plan):
     rows.append(
       (
-        each['group'],
-        each['pass'],
-        f'{each["cycles"] / 1e6:,.1f}',
-        f'{each["share"]:.1%}',
+        group['group'],
+        group['pass'],
+        f'{group["cycles"] / 1e6:,.1f}',
+        f'{group["share"]:.1%}',
       )
     )
   return align(rows, right=(2, 3))
 
 
 def choices(plans: Sequence[Plan]) -> str:
-  """Formats one line for each choice that fits, cheapest first."""
+  """Formats one line for each plan, in the given order."""
   rows = [('remat', 'unroll', 'micro-batches', 'mesh', 'memory', 'step', 'MFU')]
-  for each in plans:
-    result = each.result
+  for plan in plans:
+    result = plan.result
     mfu = result['predicted_mfu']
     rows.append(
       (
@@ -240,7 +245,7 @@ def choices(plans: Sequence[Plan]) -> str:
         str(result['micro_batches']),
         ' '.join(f'{axis}={n}' for axis, n in result['mesh'].items()),
         memory.text(result['peak_bytes_per_device']),
-        f'{each.seconds:.4f} s',
+        f'{plan.seconds:.4f} s',
         f'{mfu:.1%}' if mfu else '',
       )
     )

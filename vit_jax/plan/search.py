@@ -1,12 +1,13 @@
 """Searches for a mesh, batch, micro-batches and remat that fit, by compiling.
 
-The TPU compiler refuses a program that is too large within seconds, but takes a
-minute for one that fits. The searches therefore try larger programs first and
-use the bytes in the error to choose the next size.
+The TPU compiler refuses a program that is too large within seconds, but needs a
+minute for a program that fits. The searches therefore try large programs first,
+and use the bytes in the error to select the next size.
 """
 
 import logging
 from collections.abc import Callable
+from typing import Any
 
 from vit_jax.config.completion import Config
 from vit_jax.errors import UserError
@@ -17,9 +18,9 @@ from vit_jax.training.experiment import batch_parts
 
 log = logging.getLogger('vit_jax')
 MAX_TRIES = 8  # compilations to find the largest batch
-MAX_SPLITS = 3  # numbers of micro-batches that are tried per remat policy
-ALL_LAYERS = 1000  # more than any model has; models use at most all layers
-GRANULARITY = 1 / 16  # accuracy of the largest batch, relative
+MAX_SPLITS = 3  # numbers of micro-batches that fit and are tried per policy
+ALL_LAYERS = 1000  # value of model.unroll that unrolls all layers of any model
+GRANULARITY = 1 / 16  # relative accuracy of the largest batch
 
 
 def _split(config: Config, target: Target) -> int:
@@ -30,8 +31,8 @@ def _split(config: Config, target: Target) -> int:
 
 def _attempt(config: Config, target: Target) -> Plan:
   """Makes a plan and logs it."""
-  made = plan(config, target)
-  result = made.result
+  attempt = plan(config, target)
+  result = attempt.result
   log.info(
     'batch %d, micro_batches=%d, remat=%s, unroll=%s, mesh %s: %s',
     config.batch_size,
@@ -39,24 +40,24 @@ def _attempt(config: Config, target: Target) -> Plan:
     result['remat'],
     result['unroll'],
     result['mesh'],
-    f'{made.seconds:.4g} s per step' if made.fits else 'does not fit',
+    f'{attempt.seconds:.4g} s per step' if attempt.fits else 'does not fit',
   )
-  return made
+  return attempt
 
 
 def largest_batch(
   config: Config, target: Target, refused: Plan | None = None
 ) -> Plan | None:
-  """Finds the largest batch that fits, to within `GRANULARITY`.
+  """Finds the largest batch that fits, with an accuracy of `GRANULARITY`.
 
   Args:
-    config: the config.
-    target: devices.
-    refused: the plan of this config, if it was too large.
+    config: completed config.
+    target: devices to compile for.
+    refused: plan of this config, if it does not fit.
 
   Returns:
-    The plan of that batch; None if not even one image per device and
-    micro-batch fits.
+    The plan of the largest batch; None if even one image per device and
+    micro-batch does not fit.
   """
   unit = _split(config, target) * config.micro_batches
   best: Plan | None = None
@@ -89,44 +90,44 @@ def _guess(last: Plan, low: int, high: int, size: int) -> int:
   )
   if not last.fits and needed and limit and low == 0:
     sizes = last.result['bytes']
-    kept = sizes['parameters'] + sizes['optimizer'] + sizes['average']
-    fraction = max(limit - kept, 0) / needed
+    state = sizes['parameters'] + sizes['optimizer'] + sizes['average']
+    fraction = max(limit - state, 0) / needed
     middle = min(int(size * fraction * 1.05), high - 1)
   rounded = middle // 8 * 8 if middle >= 64 else middle
   return min(max(rounded, low + 1), high - 1)
 
 
-def what_fits(config: Config, target: Target, refused: Plan) -> dict:
+def find_fit(config: Config, target: Target, refused: Plan) -> dict[str, Any]:
   """Finds the largest batch, and changes that make a config fit.
 
   Args:
-    config: a config that is too large.
-    target: devices.
-    refused: its plan.
+    config: config that does not fit.
+    target: devices to compile for.
+    refused: plan of the config.
 
   Returns:
-    largest_batch_size (or None), and changes ({key: value}) with which the
-    requested batch fits, if a number of micro-batches or full rematerialisation
-    achieves it.
+    largest_batch_size; and changes_that_fit, {key: value}, if more
+    micro-batches or full rematerialization make the config's batch fit. Both
+    may be None.
   """
   largest = largest_batch(config, target, refused)
-  answer = {
+  result = {
     'largest_batch_size': largest.config.batch_size if largest else None,
     'changes_that_fit': None,
   }
   attempts: list[dict] = []
   if largest is not None:
     splits = _splits(config, target)
-    room = largest.config.batch_size // config.micro_batches
-    enough = [k for k in splits if config.batch_size // k <= room]
-    attempts += [{'micro_batches': k} for k in enough[:2]]
+    max_images = largest.config.batch_size // config.micro_batches
+    fitting = [k for k in splits if config.batch_size // k <= max_images]
+    attempts += [{'micro_batches': k} for k in fitting[:2]]
   if config.model.get('remat') not in (None, 'full'):
     attempts.append({'model.remat': 'full'})
   for changes in attempts:
     flat = {key.replace('.', '__'): value for key, value in changes.items()}
     if _attempt(changed(config, **flat), target).fits:
-      return answer | {'changes_that_fit': changes}
-  return answer
+      return result | {'changes_that_fit': changes}
+  return result
 
 
 def _splits(config: Config, target: Target) -> list[int]:
@@ -135,14 +136,15 @@ def _splits(config: Config, target: Target) -> list[int]:
 
 
 def search(config: Config, target: Target) -> list[Plan]:
-  """Finds the ways to run a config's batch that fit, cheapest first.
+  """Finds settings with which a config's batch fits, cheapest first.
 
-  For each mesh and each rematerialisation: the smallest number of micro-batches
-  that fits, and up to `MAX_SPLITS - 1` larger ones while they are cheaper. Then
-  the cheapest with its layers unrolled, or scanned if they were unrolled.
+  For each mesh and each remat policy, the smallest number of micro-batches that
+  fits is planned, and up to `MAX_SPLITS - 1` larger ones while they are
+  cheaper. Then the cheapest setting is planned with its layers unrolled, or
+  with its layers scanned if they were unrolled.
 
   Raises:
-    UserError: nothing fits.
+    UserError: no setting fits.
   """
   found: list[Plan] = []
   for mesh in _meshes(config):
@@ -159,25 +161,28 @@ def search(config: Config, target: Target) -> list[Plan]:
       'mesh, rematerialization or number of micro-batches. Use a smaller '
       'batch_size or more devices.'
     )
-  best = min(found, key=lambda each: each.seconds)
+  best = min(found, key=lambda choice: choice.seconds)
   if 'unroll' in config.model:
-    other = 1 if config.model.unroll > 1 else ALL_LAYERS
-    made = _attempt(changed(best.config, model__unroll=other), target)
-    found += [made] if made.fits else []
-  return sorted(found, key=lambda each: each.seconds)
+    unroll = 1 if config.model.unroll > 1 else ALL_LAYERS
+    attempt = _attempt(changed(best.config, model__unroll=unroll), target)
+    found += [attempt] if attempt.fits else []
+  return sorted(found, key=lambda choice: choice.seconds)
 
 
 def _meshes(config: Config) -> list[dict[str, int]]:
-  """Returns the config's mesh and one that shards the parameters."""
-  own = {f'mesh__{axis}': size for axis, size in config.mesh.items()}
-  other = {'mesh__data': 1, 'mesh__fsdp': -1}
+  """Returns the config's mesh, and one with the axes data and fsdp exchanged."""
+  configured = {f'mesh__{axis}': size for axis, size in config.mesh.items()}
+  changes = {'mesh__data': 1, 'mesh__fsdp': -1}
   if config.mesh.fsdp == -1:
-    other = {'mesh__data': -1, 'mesh__fsdp': 1}
-  return [own, own | other]
+    changes = {'mesh__data': -1, 'mesh__fsdp': 1}
+  return [configured, configured | changes]
 
 
 def _remats(config: Config) -> list[dict[str, str]]:
-  """Returns a change per remat policy; one empty change without policies."""
+  """Returns a change of the config for each remat policy.
+
+  A model without remat gets one empty change.
+  """
   if 'remat' not in config.model:
     return [{}]
   return [{'model__remat': name} for name in REMAT]
@@ -186,16 +191,21 @@ def _remats(config: Config) -> list[dict[str, str]]:
 def _cheapest_splits(
   attempt: Callable[[int], Plan], splits: list[int]
 ) -> list[Plan]:
-  """Plans the first split that fits, and finer ones while they are cheaper."""
+  """Plans the first split that fits, and finer ones while they are cheaper.
+
+  Args:
+    attempt: function that plans a number of micro-batches.
+    splits: numbers of micro-batches, ascending.
+  """
   found: list[Plan] = []
   for parts in splits:
-    made = attempt(parts)
-    if not made.fits:
+    planned = attempt(parts)
+    if not planned.fits:
       if found:
         break
       continue
-    dearer = bool(found) and made.seconds >= found[-1].seconds
-    found.append(made)
-    if dearer or len(found) == MAX_SPLITS:
+    is_slower = bool(found) and planned.seconds >= found[-1].seconds
+    found.append(planned)
+    if is_slower or len(found) == MAX_SPLITS:
       break
   return found

@@ -1,4 +1,4 @@
-"""TPU slices by name: their devices, and the rates of their chips."""
+"""Finds the devices of a topology, such as v3:4x4, and the rates of its chips."""
 
 import dataclasses
 import importlib.util
@@ -21,16 +21,16 @@ class Chip:
   """Rates of one JAX device, which is a core on v2, v3 and tpu7x.
 
   Attributes:
-    clock_hz: clock of the cores, the unit of the compiler's cycles.
+    clock_hz: clock rate of the cores, in which the compiler counts cycles.
     peak_flops: dense bf16 FLOP/s.
     hbm_bytes: memory that a program may use, according to the compiler's
       message.
-    hbm_bytes_per_s: published bandwidth.
-    link_bytes_per_s: bandwidth to other chips of the slice, sum of all links,
-      one direction.
-    exponentials_per_cycle: rate of a custom kernel, including the vector
-      operations that belong to each exponential.
-    cores: TensorCores of the device, for core-days.
+    hbm_bytes_per_s: published memory bandwidth.
+    link_bytes_per_s: bandwidth to other chips of the slice, the sum of all
+      links in one direction.
+    exponentials_per_cycle: exponentials per cycle in a custom kernel, including
+      the vector operations that accompany each of them.
+    cores: number of TensorCores of the device, for core-days.
     options: options of `get_topology_desc`.
   """
 
@@ -82,7 +82,7 @@ CHIPS = {
     1200e9,
     300e9,
     264,
-    cores=2,  # one device per chip, whose two cores work as one
+    cores=2,  # JAX has one device per chip of two cores
     options=(('chip_config_name', 'megacore'),),
   ),
   'v5e': _chip('TPU v5e', 1.50e9, 15.75, 819e9, 200e9, 242),
@@ -100,15 +100,15 @@ class Target:
   """Devices to compile for.
 
   Attributes:
-    name: name that the user gave, with the number of slices if there are
+    name: name, as the user writes it, with the number of slices if there are
       several.
     devices: devices of all slices.
     slices: number of slices, which the data-center network connects.
     chip: rates of a TPU; None for GPUs and for the local backend.
     hbm_bytes: memory of a device that programs may use; None if unknown.
     slow_bytes_per_s: bandwidth of a device between slices.
-    compiles: whether a compiler for them is installed.
-    cluster: rates of GPUs; None for other devices.
+    compiles: whether a compiler for the devices is installed.
+    cluster: sizes and rates of a GPU cluster; None for other devices.
   """
 
   name: str
@@ -130,26 +130,25 @@ def _version(name: str) -> str:
   match = re.fullmatch(r'(\w+):\d+(?:x\d+){1,2}', name)
   if not match:
     raise UserError(
-      f'--topology is {name!r}; give VERSION:SHAPE in chips, such as v3:4x4, '
+      f'--topology is {name!r}; give VERSION:SHAPE in chips, such as v3:4x4 or '
       f'v5p:4x4x4, or {LOCAL!r} for this machine (v3-32, a name that counts '
-      'cores, is v3:4x4). Versions: '
-      f'{", ".join(CHIPS)}.'
+      f'cores, is v3:4x4). Versions: {", ".join(CHIPS)}.'
     )
   if match[1] not in CHIPS:
-    known = [*CHIPS, *gpus.GPUS]
+    supported = [*CHIPS, *gpus.GPUS]
     raise UserError(
-      f'--topology is {name!r}, but {match[1]!r} is not a TPU or GPU that plan '
-      f'knows; {closest(match[1], known)}.'
+      f'--topology is {name!r}, but {match[1]!r} is not a supported TPU or '
+      f'GPU; {closest(match[1], supported)}.'
     )
   return match[1]
 
 
 def find(name: str, slices: int = 1) -> Target:
-  """Returns the devices that a topology's name stands for.
+  """Returns the devices of a topology.
 
   Args:
-    name: a name such as 'v3:4x4', 'h100:4x8' (nodes, GPUs), or 'local'.
-    slices: number of slices.
+    name: 'v3:4x4' (chips), 'h100:4x8' (nodes, GPUs per node), or 'local'.
+    slices: number of TPU slices.
 
   Raises:
     UserError: the topology does not exist, or libtpu is not installed.
@@ -164,26 +163,26 @@ def find(name: str, slices: int = 1) -> Target:
   if importlib.util.find_spec('libtpu') is None:
     raise UserError(
       f'--topology={name} needs the TPU compiler, libtpu, which is not '
-      'installed. Install it by pip install "vit_jax[plan]" or pip install '
-      f'libtpu, or plan for this machine by --topology={LOCAL}.'
+      'installed: pip install "vit_jax[plan]" or pip install libtpu, or plan '
+      f'for this machine with --topology={LOCAL}.'
     )
   chip = CHIPS[version]
   options = dict(chip.options)
   if slices > 1:
     options['num_slices'] = slices
   try:
-    described = topologies.get_topology_desc(
+    description = topologies.get_topology_desc(
       platform='tpu', topology_name=name, **options
     )
   except (jax.errors.JaxRuntimeError, ValueError) as error:
     first_line = str(error).splitlines()[0]
     raise UserError(
-      f'The TPU compiler does not know the topology {name}: {first_line}. Give '
-      'the shape in chips, such as v3:4x4 or v4:2x2x2.'
+      f'The TPU compiler does not support the topology {name}: {first_line}. '
+      'Give the shape in chips, such as v3:4x4 or v4:2x2x2.'
     ) from error
   return Target(
     name=f'{slices} slices of {name}' if slices > 1 else name,
-    devices=tuple(described.devices),
+    devices=tuple(description.devices),
     slices=slices,
     chip=chip,
     hbm_bytes=chip.hbm_bytes,
@@ -192,7 +191,7 @@ def find(name: str, slices: int = 1) -> Target:
 
 
 def _local(slices: int) -> Target:
-  """Returns this machine's devices, with training's memory limit."""
+  """Returns the devices of this machine, with their memory limit."""
   if slices != 1:
     raise UserError(f'--topology={LOCAL} is one slice; --slices is {slices}.')
   devices = tuple(jax.local_devices())
@@ -202,7 +201,10 @@ def _local(slices: int) -> Target:
 def _gpus(
   name: str, slices: int, kind: str, nodes: int, per_node: int
 ) -> Target:
-  """Returns GPUs, or devices of the CPU in their place without a compiler."""
+  """Returns a GPU cluster.
+
+  Without a compiler for GPUs, devices of the CPU represent the GPUs.
+  """
   number = nodes * per_node
   if slices != 1:
     raise UserError(
