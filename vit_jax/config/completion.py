@@ -172,7 +172,7 @@ def complete_section(
     values = {'name': DEFAULT_NAMES.get(section), **values}
     if not isinstance(values['name'], str):
       raise UserError(
-        f'config.{section}.name is missing; it selects the class of this section.'
+        f'config.{section}.name is missing; it selects the class to build.'
       )
   keys = mark.keys(values.get('name', ''))
   arguments = {
