@@ -1,4 +1,4 @@
-"""Sets environment variables with which compilers work without their devices."""
+"""Sets environment variables for compilers of absent devices."""
 
 import os
 import re

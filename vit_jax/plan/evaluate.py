@@ -1,4 +1,4 @@
-"""Compiles one config for one topology, and adds up the costs of the program."""
+"""Compiles one config for one topology, and adds up its costs."""
 
 import dataclasses
 import logging

@@ -170,7 +170,7 @@ def search(config: Config, target: Target) -> list[Plan]:
 
 
 def _meshes(config: Config) -> list[dict[str, int]]:
-  """Returns the config's mesh, and one with the axes data and fsdp exchanged."""
+  """Returns the config's mesh, and one that exchanges data and fsdp."""
   configured = {f'mesh__{axis}': size for axis, size in config.mesh.items()}
   changes = {'mesh__data': 1, 'mesh__fsdp': -1}
   if config.mesh.fsdp == -1:

@@ -1,4 +1,4 @@
-"""Finds the devices of a topology, such as v3:4x4, and the rates of its chips."""
+"""Finds the devices of a topology such as v3:4x4, and their rates."""
 
 import dataclasses
 import importlib.util
