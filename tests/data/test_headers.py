@@ -105,7 +105,7 @@ def test_bombs_are_not_decoded(bomb, monkeypatch):
   monkeypatch.setattr(cv2, 'imdecode', explode)
   monkeypatch.setattr(turbojpeg, 'decode_box', explode)
   monkeypatch.setattr(simplejpeg, 'decode_jpeg', explode)
-  with pytest.raises(DecodeError, match='60000 x 60000 pixels; allowed'):
+  with pytest.raises(DecodeError, match='pixels'):
     decode(bomb(60_000))
 
 
