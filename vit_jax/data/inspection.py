@@ -151,8 +151,13 @@ def _chunk(source: Source, split: str, start: int) -> dict[str, Any]:
       bad.append(BadRecord(index, where, str(error)))
   labels, heights, widths, contents = zip(*rows, strict=True)
   return {
-    **{'split': split, 'start': start, 'labels': labels, 'heights': heights},
-    **{'widths': widths, 'contents': contents, 'bad': bad},
+    'split': split,
+    'start': start,
+    'labels': labels,
+    'heights': heights,
+    'widths': widths,
+    'contents': contents,
+    'bad': bad,
   }
 
 

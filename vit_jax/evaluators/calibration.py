@@ -2,15 +2,14 @@
 
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from vit_jax.config import durations, plugins
-from vit_jax.config.completion import MAX_BATCH_SIZE
+from vit_jax.config import plugins
 from vit_jax.data.contract import Example, Spec, require
 from vit_jax.data.images.headers import DecodeError
 from vit_jax.data.pipeline import stream
@@ -76,17 +75,22 @@ class Evaluator:
       UserError: the model has no head; the data or field does not exist; the
         data has more classes than the head; or a value is out of range.
     """
-    durations.check('every', every)
-    check_range('batch_size', batch_size, at_least=1, at_most=MAX_BATCH_SIZE)
+    contract.check_common(every, batch_size)
     check_range('bins', bins, at_least=1)
     for each in top:
       check_range('top', each, at_least=1)
     check_choice('among', among, _AMONG)
+    contract.check_head(setting)
     self._source = open_split(setting, split, source)
     num_classes = setting.num_classes
-    _check_head(num_classes, self._source)
+    if self._source.num_classes > num_classes:
+      raise UserError(
+        f'{self._source.name} has {self._source.num_classes} classes, but the '
+        f'head has {num_classes}: use data with the classes of the head.'
+      )
     if labels != 'label':
-      self._source = _with_labels(self._source, labels)
+      if hasattr(self._source, 'with_labels'):
+        self._source = cast(Any, self._source).with_labels(labels)
       several = _Several(setting.transform, labels, num_classes)
       setting = setting._replace(transform=several)
     require(setting.transform.spec, 'image', labels, who='calibration')
@@ -116,7 +120,7 @@ class Evaluator:
     results = self._setting.sweep(
       (params, self._competing), self._source, self._judge, self._batch_size
     )
-    found = _joined(list(results))
+    found = contract.joined(results)
     good = found['mask']
     kept = good & found['labelled']
     count = int(kept.sum())
@@ -152,19 +156,6 @@ class Evaluator:
       f'{self._source.name}: none of its {len(self._source)} examples could be '
       'evaluated: earlier messages name the records that cannot be used, and '
       'the others have no labels.'
-    )
-
-
-def _check_head(num_classes: int, source: stream.Source) -> None:
-  if not num_classes:
-    raise UserError(
-      'the model has no head (num_classes is 0), so it predicts no '
-      'classes: use another evaluator, or fine-tune the model first.'
-    )
-  if source.num_classes > num_classes:
-    raise UserError(
-      f'{source.name} has {source.num_classes} classes, but the head '
-      f'has {num_classes}: use data with the classes of the head.'
     )
 
 
@@ -233,19 +224,6 @@ def _judge(
     'labelled': right.any(axis=-1),
     'mask': batch['mask'],
   }
-
-
-def _joined(results: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-  """Concatenates the rows of all batches."""
-  return {
-    key: np.concatenate([result[key] for result in results])
-    for key in results[0]
-  }
-
-
-def _with_labels(source: Any, key: str) -> stream.Source:
-  """Returns the source with a field of several labels."""
-  return source.with_labels(key) if hasattr(source, 'with_labels') else source
 
 
 @dataclasses.dataclass(frozen=True)

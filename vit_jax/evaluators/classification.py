@@ -6,11 +6,11 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from vit_jax.config import durations, plugins
-from vit_jax.config.completion import MAX_BATCH_SIZE
+from vit_jax.config import plugins
 from vit_jax.data.contract import require
-from vit_jax.errors import UserError, check_choice, check_range
+from vit_jax.errors import UserError, check_choice
 from vit_jax.evaluators import contract
+from vit_jax.evaluators.features import open_split
 from vit_jax.objectives.losses import LOSSES
 
 PyTree = Any
@@ -50,18 +50,11 @@ class Evaluator:
       UserError: the model has no head; the split does not exist, or it is
         empty; or a value is out of range.
     """
-    durations.check('every', every)
-    check_range('batch_size', batch_size, at_least=1, at_most=MAX_BATCH_SIZE)
+    contract.check_common(every, batch_size)
     check_choice('cross_entropy', cross_entropy, LOSSES)
-    if not setting.num_classes:
-      raise UserError(
-        'the model has no head (num_classes is 0), so it predicts no '
-        'classes: use another evaluator, or fine-tune the model first.'
-      )
+    contract.check_head(setting)
     require(setting.transform.spec, 'image', 'label', who='classification')
-    self._source = setting.open_source(split)
-    if len(self._source) == 0:
-      raise UserError(f'{self._source.name} is empty: it has no example.')
+    self._source = open_split(setting, split)
     self._setting = setting
     self._batch_size = batch_size
     self._count = setting.compiled(

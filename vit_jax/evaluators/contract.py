@@ -1,7 +1,7 @@
 """Interface between the framework and its evaluators."""
 
 import collections
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -9,9 +9,11 @@ import numpy as np
 from jax.sharding import Mesh
 
 from vit_jax.arrays import sharding
-from vit_jax.config import sections
+from vit_jax.config import durations, sections
+from vit_jax.config.completion import MAX_BATCH_SIZE
 from vit_jax.data import progress
 from vit_jax.data.pipeline import stream
+from vit_jax.errors import UserError, check_range
 from vit_jax.evaluators.bad_record_count import Share
 
 PyTree = Any
@@ -138,6 +140,35 @@ class Setting(NamedTuple):
           yield share.judged(*pending.popleft())
     while pending:
       yield share.judged(*pending.popleft())
+
+
+def check_common(every: str, batch_size: int | None) -> None:
+  """Checks the keys that all evaluators have.
+
+  Raises:
+    UserError: a value is not allowed.
+  """
+  durations.check('every', every)
+  check_range('batch_size', batch_size, at_least=1, at_most=MAX_BATCH_SIZE)
+
+
+def check_head(setting: Setting) -> None:
+  """Checks that the model predicts classes.
+
+  Raises:
+    UserError: it has no head.
+  """
+  if not setting.num_classes:
+    raise UserError(
+      'the model has no head (num_classes is 0), so it predicts no '
+      'classes: use another evaluator, or fine-tune the model first.'
+    )
+
+
+def joined(results: Iterable[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+  """Concatenates the arrays of a sweep by name."""
+  each = list(results)
+  return {key: np.concatenate([r[key] for r in each]) for key in each[0]}
 
 
 def total(results: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:

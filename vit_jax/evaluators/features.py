@@ -62,7 +62,7 @@ def open_pair(
 
 
 def open_split(
-  setting: contract.Setting, split: str, section: Section | None
+  setting: contract.Setting, split: str, section: Section | None = None
 ) -> stream.Source:
   """Opens a split of the run's source, or of the source of a section.
 

@@ -6,8 +6,7 @@ import numpy as np
 import scipy.linalg
 from jaxtyping import Float, Int
 
-from vit_jax.config import durations, plugins
-from vit_jax.config.completion import MAX_BATCH_SIZE
+from vit_jax.config import plugins
 from vit_jax.errors import UserError, check_range
 from vit_jax.evaluators import contract
 from vit_jax.evaluators.features import (
@@ -68,8 +67,7 @@ class Evaluator:
     Raises:
       UserError: the data does not exist, or a value is out of range.
     """
-    durations.check('every', every)
-    check_range('batch_size', batch_size, at_least=1, at_most=MAX_BATCH_SIZE)
+    contract.check_common(every, batch_size)
     check_range('l2', l2, above=0)
     check_range('num_draws', num_draws, at_least=1)
     for each in shots:

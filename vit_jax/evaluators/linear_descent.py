@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
@@ -52,13 +53,9 @@ class Recipe(NamedTuple):
   seed: int
 
 
-class State(NamedTuple):
-  """State that a step changes; running statistics only with batch norm."""
+class Statistics(NamedTuple):
+  """Running mean and unbiased variance of the features, for batch norm."""
 
-  kernel: Float[Array, 'd k']
-  bias: Float[Array, ' k']
-  kernel_momentum: Float[Array, 'd k']
-  bias_momentum: Float[Array, ' k']
   mean: Float[Array, ' d']
   variance: Float[Array, ' d']
 
@@ -78,22 +75,24 @@ def fit(
     check: is called before every epoch; it may raise to end the training early.
   """
   empty = untrained(data, recipe.norm == 'standard')
-  labels = np.searchsorted(empty.classes, data.labels)
+  labels = np.searchsorted(empty.classes, data.labels).astype(np.int32)
   features = data.features
   if recipe.norm == 'standard':
     features = empty.inputs(features)
   whole = sharding.replicated(mesh)
 
-  def place(array: np.ndarray, dtype: Any) -> jax.Array:
-    leaf = jax.ShapeDtypeStruct(array.shape, dtype, sharding=whole)
+  def place(array: Any) -> jax.Array:
+    leaf = jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=whole)
     return host.place(array, leaf)
 
   d, k = empty.kernel.shape
-  first = initial(d, k, recipe.seed)
-  state = State(*(place(each, np.float32) for each in first))
-  placed = place(features, np.float32), place(labels, np.int32)
+  params, optimizer = initial(d, k, recipe.seed), optimizer_of(recipe.solver)
+  statistics = Statistics(jnp.zeros(d), jnp.ones(d))
+  state = (params, optimizer.init(params), statistics)
+  state = jax.tree.map(place, jax.device_get(state))
+  placed = place(features.astype(np.float32)), place(labels)
   run = jax.jit(
-    functools.partial(epoch, recipe.solver == 'lars', recipe.norm == 'batch'),
+    functools.partial(epoch, optimizer, recipe.norm == 'batch'),
     out_shardings=whole,
   )
   size = min(recipe.batch_size, len(labels))
@@ -102,27 +101,38 @@ def fit(
     check()
     order = order_of(len(labels), number, recipe.seed)[: steps * size]
     rates = learning_rates(recipe, number, steps, size)
-    state = run(
-      state,
-      *placed,
-      order.reshape(steps, size).astype(np.int32),
-      rates.astype(np.float32),
-    )
-  last = jax.device_get(state)
+    order = order.reshape(steps, size).astype(np.int32)
+    state = run(state, *placed, order, rates.astype(np.float32))
+  params, _, statistics = jax.device_get(state)
   if recipe.norm == 'batch':
-    scale = np.sqrt(last.variance.astype(np.float64) + _BATCH_EPSILON)
-    empty = empty._replace(mean=last.mean, scale=scale)
-  return empty._replace(kernel=last.kernel, bias=last.bias)
+    variance = statistics.variance.astype(np.float64)
+    scale = np.sqrt(variance + _BATCH_EPSILON)
+    empty = empty._replace(mean=statistics.mean, scale=scale)
+  return empty._replace(**params)
 
 
-def initial(d: int, k: int, seed: int) -> list[np.ndarray]:
-  """Returns the initial `State`.
-
-  The kernel has standard deviation .01; the mean is 0 and the variance 1.
-  """
+def initial(d: int, k: int, seed: int) -> dict[str, np.ndarray]:
+  """Returns a kernel of standard deviation .01 and a bias of 0, float32."""
   kernel = np.random.default_rng(seed).normal(0, _DEVIATION, (d, k))
-  zeros, bias = np.zeros((d, k)), np.zeros(k)
-  return [kernel, bias, zeros, bias, np.zeros(d), np.ones(d)]
+  return {
+    'kernel': kernel.astype(np.float32),
+    'bias': np.zeros(k, np.float32),
+  }
+
+
+def optimizer_of(solver: str) -> optax.GradientTransformation:
+  """Returns momentum, preceded by a trust ratio for the kernel with 'lars'.
+
+  The learning rate is applied to the result, after momentum, as in MAE's code.
+
+  Reference: You et al., arXiv 1708.03888, equation 6, without weight decay.
+  """
+  momentum = optax.trace(_MOMENTUM)
+  if solver == 'sgd':
+    return momentum
+  ratio = optax.scale_by_trust_ratio(trust_coefficient=_TRUST)
+  kernel_only = {'kernel': True, 'bias': False}
+  return optax.chain(optax.masked(ratio, kernel_only), momentum)
 
 
 def order_of(n: int, number: int, seed: int) -> Int[np.ndarray, ' n']:
@@ -153,82 +163,61 @@ def learning_rates(
 
 
 def epoch(
-  lars: bool,
+  optimizer: optax.GradientTransformation,
   batch_norm: bool,
-  state: State,
+  state: Any,
   features: Float[Array, 'n d'],
   labels: Int[Array, ' n'],
   order: Int[Array, 'steps b'],
   rates: Float[Array, ' steps'],
-) -> State:
+) -> Any:
   """Makes one pass over the examples.
 
   Args:
-    lars: scale the kernel's gradient by the trust ratio.
+    optimizer: transformation of the gradients.
     batch_norm: normalise each feature over the batch.
-    state: state before the epoch.
+    state: parameters, state of the optimizer and running statistics.
     features: features of all examples.
     labels: labels from 0 to k - 1.
     order: rows of each batch.
     rates: learning rate of each step.
+
+  Returns:
+    The state after the epoch.
   """
 
-  def step(state: State, inputs: Any) -> tuple[State, None]:
+  def loss(
+    params: Any, x: Float[Array, 'b d'], labels: Int[Array, ' b']
+  ) -> Any:
+    logits = jnp.matmul(x, params['kernel'], precision='highest')
+    logits += params['bias']
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+    return losses.mean()
+
+  def step(state: Any, inputs: Any) -> tuple[Any, None]:
+    params, optimizer_state, statistics = state
     rows, rate = inputs
     x = features[rows]
     if batch_norm:
-      x, state = _normalised(x, state)
-    at_kernel, at_bias = _gradients(state, x, labels[rows])
-    if lars:
-      at_kernel *= trust_ratio(state.kernel, at_kernel)
-    kernel_momentum = _MOMENTUM * state.kernel_momentum + at_kernel
-    bias_momentum = _MOMENTUM * state.bias_momentum + at_bias
-    state = state._replace(
-      kernel=state.kernel - rate * kernel_momentum,
-      bias=state.bias - rate * bias_momentum,
-      kernel_momentum=kernel_momentum,
-      bias_momentum=bias_momentum,
+      x, statistics = normalized(x, statistics)
+    gradients = jax.grad(loss)(params, x, labels[rows])
+    updates, optimizer_state = optimizer.update(
+      gradients, optimizer_state, params
     )
-    return state, None
+    params = jax.tree.map(lambda p, update: p - rate * update, params, updates)
+    return (params, optimizer_state, statistics), None
 
   return jax.lax.scan(step, state, (order, rates))[0]
 
 
-def trust_ratio(
-  kernel: Float[Array, 'd k'], gradient: Float[Array, 'd k']
-) -> Float[Array, '']:
-  """Returns .001 · |W| / |gradient|, or 1 if one of the two norms is 0.
-
-  Reference: You et al., arXiv 1708.03888, equation 6, without weight decay;
-  biases are not scaled.
-  """
-  weight, update = jnp.linalg.norm(kernel), jnp.linalg.norm(gradient)
-  both = (weight > 0) & (update > 0)
-  return jnp.where(both, _TRUST * weight / jnp.where(both, update, 1), 1.0)
-
-
-def _gradients(
-  state: State, x: Float[Array, 'b d'], labels: Int[Array, ' b']
-) -> tuple[Float[Array, 'd k'], Float[Array, ' k']]:
-  """Computes the gradients of the mean cross-entropy, in full precision."""
-  matmul = functools.partial(jnp.matmul, precision='highest')
-  share = jax.nn.softmax(matmul(x, state.kernel) + state.bias)
-  error = share - (labels[:, None] == jnp.arange(share.shape[-1]))
-  error /= len(x)
-  return matmul(x.T, error), error.sum(axis=0)
-
-
-def _normalised(
-  x: Float[Array, 'b d'], state: State
-) -> tuple[Float[Array, 'b d'], State]:
+def normalized(
+  x: Float[Array, 'b d'], statistics: Statistics
+) -> tuple[Float[Array, 'b d'], Statistics]:
   """Normalizes by the batch's mean and biased variance.
 
-  The running variance is unbiased.
+  Also returns the running statistics, whose variance is unbiased.
   """
   size, mean, variance = len(x), x.mean(axis=0), x.var(axis=0)
-  unbiased = variance * (size / max(size - 1, 1))
-  state = state._replace(
-    mean=(1 - _RUNNING) * state.mean + _RUNNING * mean,
-    variance=(1 - _RUNNING) * state.variance + _RUNNING * unbiased,
-  )
-  return (x - mean) / jnp.sqrt(variance + _BATCH_EPSILON), state
+  batch: Any = Statistics(mean, variance * (size / max(size - 1, 1)))
+  running: Any = optax.incremental_update(batch, statistics, _RUNNING)
+  return (x - mean) / jnp.sqrt(variance + _BATCH_EPSILON), running

@@ -1,11 +1,10 @@
 """Linear classifiers of frozen features: logistic regression, DINO, MAE."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from vit_jax.config import durations, plugins
-from vit_jax.config.completion import MAX_BATCH_SIZE
+from vit_jax.config import plugins
 from vit_jax.errors import UserError, check_choice, check_range
 from vit_jax.evaluators import contract, linear_descent, linear_fit
 from vit_jax.evaluators.features import (
@@ -14,24 +13,17 @@ from vit_jax.evaluators.features import (
   OtherSource,
   open_pair,
 )
+from vit_jax.evaluators.linear_descent import Recipe
 
 PyTree = Any
-
-
-class _Defaults(NamedTuple):
-  """Defaults of a solver: arXiv 2104.14294 (sgd), 2111.06377 (lars)."""
-
-  norm: str
-  lr: tuple[float, ...] = ()
-  epochs: int = 0
-  probe_batch_size: int = 0
-
-
-_SOLVERS = {
-  'lbfgs': _Defaults('standard'),
-  'sgd': _Defaults('none', (0.001,), 100, 1024),
-  'lars': _Defaults('batch', (0.1,), 90, 16_384),
+# Defaults of each solver, except its rate and seed: arXiv 2104.14294 (sgd),
+# 2111.06377 (lars).
+_RECIPES = {
+  'lbfgs': Recipe('lbfgs', 'standard', lr=0, epochs=0, batch_size=0, seed=0),
+  'sgd': Recipe('sgd', 'none', lr=0, epochs=100, batch_size=1024, seed=0),
+  'lars': Recipe('lars', 'batch', lr=0, epochs=90, batch_size=16_384, seed=0),
 }
+_RATES = {'sgd': (0.001,), 'lars': (0.1,)}
 _NORMS = ('standard', 'batch', 'none')
 
 
@@ -102,14 +94,13 @@ class Evaluator:
     Raises:
       UserError: the data does not exist, or a value is out of range.
     """
-    durations.check('every', every)
-    check_range('batch_size', batch_size, at_least=1, at_most=MAX_BATCH_SIZE)
+    contract.check_common(every, batch_size)
     check_range('held_out', held_out, above=0, below=1)
     check_range('seed', seed, at_least=0)
     self._recipe = _recipe(solver, norm, epochs, probe_batch_size, seed)
     self._key, grid = 'l2', l2
     if solver != 'lbfgs':
-      self._key, grid = 'lr', _SOLVERS[solver].lr if lr is None else lr
+      self._key, grid = 'lr', _RATES[solver] if lr is None else lr
     for each in grid:
       check_range(self._key, each, above=0)
     if not grid:
@@ -169,27 +160,21 @@ def _recipe(
   epochs: int | None,
   batch_size: int | None,
   seed: int,
-) -> linear_descent.Recipe:
+) -> Recipe:
   """Completes the recipe, except its rate, with the defaults of the solver.
 
   Raises:
     UserError: a value is out of range.
   """
-  check_choice('solver', solver, _SOLVERS)
+  check_choice('solver', solver, _RECIPES)
   check_range('epochs', epochs, at_least=1)
   check_range('probe_batch_size', batch_size, at_least=1)
-  own = _SOLVERS[solver]
-  norm = own.norm if norm is None else norm
+  given = dict(norm=norm, epochs=epochs, batch_size=batch_size)
+  given = {key: value for key, value in given.items() if value is not None}
+  recipe = _RECIPES[solver]._replace(seed=seed, **given)
   allowed = [each for each in _NORMS if each != 'batch' or solver != 'lbfgs']
-  if norm not in allowed:
+  if recipe.norm not in allowed:
     raise UserError(
       f'norm is {norm!r}; allowed with {solver}: {", ".join(allowed)}.'
     )
-  return linear_descent.Recipe(
-    solver=solver,
-    norm=norm,
-    lr=0.0,
-    epochs=own.epochs if epochs is None else epochs,
-    batch_size=own.probe_batch_size if batch_size is None else batch_size,
-    seed=seed,
-  )
+  return recipe

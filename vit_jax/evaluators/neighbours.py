@@ -5,8 +5,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from vit_jax.config import durations, plugins
-from vit_jax.config.completion import MAX_BATCH_SIZE
+from vit_jax.config import plugins
 from vit_jax.errors import UserError, check_range
 from vit_jax.evaluators import contract
 from vit_jax.evaluators.features import (
@@ -59,8 +58,7 @@ class Evaluator:
     Raises:
       UserError: the data does not exist, or a value is out of range.
     """
-    durations.check('every', every)
-    check_range('batch_size', batch_size, at_least=1, at_most=MAX_BATCH_SIZE)
+    contract.check_common(every, batch_size)
     check_range('temperature', temperature, above=0)
     for each in ks:
       check_range('ks', each, at_least=1)

@@ -8,15 +8,16 @@ TFDS; the tfrecord files remain the main format.
 import dataclasses
 import json
 import logging
-import os
 import pathlib
 import shutil
 from collections.abc import Iterator
 from typing import Any
 
 import tensorflow_datasets as tfds
+from etils import epath
 
 from vit_jax.errors import UserError
+from vit_jax.files import atomic
 from vit_jax.prepare import parallel, shards, workspace
 
 log = logging.getLogger('vit_jax')
@@ -49,10 +50,7 @@ def add(version_dir: pathlib.Path, workers: int) -> None:
   path = version_dir / _INFO
   info = json.loads(path.read_text())
   info['alternativeFileFormats'] = [*formats(version_dir)[1:], FORMAT]
-  temporary = path.with_name(f'{_INFO}.tmp')
-  temporary.write_text(json.dumps(info, indent=2))
-  shutil.copymode(path, temporary)
-  os.replace(temporary, path)
+  atomic.write(epath.Path(path), json.dumps(info, indent=2))
   log.info(
     '%s now contains array_record files next to its tfrecord files', version_dir
   )

@@ -18,7 +18,10 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
+from etils import epath
 from jaxtyping import Int
+
+from vit_jax.files import atomic
 
 _ENTRY = np.dtype(
   [
@@ -144,12 +147,7 @@ def read(
 
 def write_json(path: pathlib.Path, value: Any) -> None:
   """Writes a JSON file atomically."""
-  temporary = path.with_name(f'{path.name}.tmp')
-  with open(temporary, 'w') as file:
-    json.dump(value, file)
-    file.flush()
-    os.fsync(file.fileno())
-  os.replace(temporary, path)
+  atomic.write(epath.Path(path), json.dumps(value))
 
 
 def read_json(path: pathlib.Path) -> Any:

@@ -6,7 +6,6 @@ note about its content. A shard with a note is not written again.
 """
 
 import dataclasses
-import functools
 import os
 import pathlib
 import shutil
@@ -18,7 +17,7 @@ from array_record.python.array_record_module import (  # pyright: ignore
   ArrayRecordWriter,
 )
 from etils import epath
-from tensorflow_datasets.core import dataset_info, naming
+from tensorflow_datasets.core import naming
 from tensorflow_datasets.proto import tf_example_pb2
 
 from vit_jax.errors import UserError
@@ -183,38 +182,27 @@ def write_metadata(
     'label': tfds.features.ClassLabel(names=list(class_names)),
     'file_name': tfds.features.Text(),
   }
-  info = dataset_info.DatasetInfo(
-    builder=dataset_info.DatasetIdentity(
-      name=name,
-      version=tfds.core.Version(workspace.VERSION),
-      data_dir=str(result),
-      module_name='',
-    ),
+  template = naming.ShardedFileTemplate(
+    data_dir=epath.Path(result), dataset_name=name, filetype_suffix=_FORMAT
+  )
+  tfds.folder_dataset.write_metadata(
+    data_dir=result,
+    features=features,
+    split_infos=[
+      tfds.core.SplitInfo(
+        name=split,
+        shard_lengths=written.lengths,
+        num_bytes=written.num_bytes,
+        filename_template=template.replace(split=split),
+      )
+      for split, written in splits.items()
+    ],
+    version=workspace.VERSION,
+    filename_template=template,
+    check_data=False,
     description=description,
-    features=tfds.features.FeaturesDict(features),
     supervised_keys=('image', 'label'),
   )
-  info.set_file_format(_FORMAT)
-  template = functools.partial(
-    naming.ShardedFileTemplate,
-    data_dir=epath.Path(result),
-    dataset_name=name,
-    filetype_suffix=_FORMAT,
-  )
-  info.set_splits(
-    tfds.core.SplitDict(
-      [
-        tfds.core.SplitInfo(
-          name=split,
-          shard_lengths=written.lengths,
-          num_bytes=written.num_bytes,
-          filename_template=template(split=split),
-        )
-        for split, written in splits.items()
-      ]
-    )
-  )
-  info.write_to_directory(result)
 
 
 def _serialized(example: Example) -> bytes:

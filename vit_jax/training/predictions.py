@@ -13,6 +13,7 @@ from vit_jax.analysis.report import parts
 from vit_jax.data.contract import require
 from vit_jax.data.images.headers import DecodeError
 from vit_jax.errors import UserError
+from vit_jax.evaluators import contract
 from vit_jax.evaluators.contract import Batch, Setting
 from vit_jax.evaluators.spread import Spread
 
@@ -50,10 +51,7 @@ def predict_examples(
   results = list(setting.sweep(weights, source, function))
   if not results:
     raise UserError(f'{source.name} is empty')
-  joined = {
-    name: np.concatenate([result[name] for result in results])
-    for name in results[0]
-  }
+  joined = contract.joined(results)
   kept = np.flatnonzero(joined.pop('mask'))  # neither padding nor bad records
   if not len(kept):
     raise UserError(f'{source.name} has no example that can be used')

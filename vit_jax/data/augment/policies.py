@@ -80,22 +80,16 @@ def _geometry(shift_x: float, shift_y: float, **options: Any) -> dict[str, Op]:
     shift_y: largest translation, fraction of the height.
     **options: keyword arguments of `ops.affine`.
   """
-  rotate, shear_x, shear_y, translate_x, translate_y = (
-    functools.partial(op, **options)
-    for op in (
-      ops.rotate,
-      ops.shear_x,
-      ops.shear_y,
-      ops.translate_x,
-      ops.translate_y,
-    )
-  )
+
+  def chosen(op: Callable[..., Image]) -> Callable[[Image, float], Image]:
+    return functools.partial(op, **options)
+
   return {
-    'rotate': _signed(rotate, 30.0),  # degrees
-    'shear_x': _signed(shear_x, 0.3),
-    'shear_y': _signed(shear_y, 0.3),
-    'translate_x': _relative(translate_x, 1, shift_x),
-    'translate_y': _relative(translate_y, 0, shift_y),
+    'rotate': _signed(chosen(ops.rotate), 30.0),  # degrees
+    'shear_x': _signed(chosen(ops.shear_x), 0.3),
+    'shear_y': _signed(chosen(ops.shear_y), 0.3),
+    'translate_x': _relative(chosen(ops.translate_x), 1, shift_x),
+    'translate_y': _relative(chosen(ops.translate_y), 0, shift_y),
   }
 
 
@@ -198,23 +192,6 @@ def three_augment(image: Image, rng: np.random.Generator) -> Image:
   return ops.blur(image, rng.uniform(0.1, 2.0))
 
 
-def color_jitter(
-  image: Image, strength: float, rng: np.random.Generator
-) -> Image:
-  """Changes brightness, contrast and saturation in random order.
-
-  Args:
-    image: the image.
-    strength: half-width of the range 1 ± strength of each uniform factor;
-      negative factors are replaced by 0.
-    rng: random generator.
-  """
-  for index in rng.permutation(len(_JITTER)):
-    factor = rng.uniform(max(0.0, 1 - strength), 1 + strength)
-    image = _JITTER[index](image, factor)
-  return image
-
-
 def jitter(
   image: Image, strengths: tuple[float, ...], rng: np.random.Generator
 ) -> Image:
@@ -222,9 +199,10 @@ def jitter(
 
   Args:
     image: the image.
-    strengths: strengths of these four operations, at least 0. The first three
-      factors are uniform in 1 ± strength, with a lower limit of 0; the hue is
-      rotated by up to ± strength, at most 1/2, of the full circle.
+    strengths: strengths of these operations, at least 0; without a fourth, the
+      hue is not changed. The first three factors are uniform in 1 ± strength,
+      with a lower limit of 0; the hue is rotated by up to ± strength, at most
+      1/2, of the full circle.
     rng: random generator.
 
   Reference: torchvision's `ColorJitter`.

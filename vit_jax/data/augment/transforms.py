@@ -113,7 +113,7 @@ class TrainTransform(_ImageAndLabel):
     randaugment_policy: 'timm' or 'authors', see `policies.RandAugment`.
     three_augment: apply one of greyscale, solarization and blur.
     color_jitter: strength of random changes of brightness, contrast and
-      saturation, see `policies.color_jitter`; 0 for none.
+      saturation, see `policies.jitter`; 0 for none.
   """
 
   image_size: tuple[int, int]
@@ -211,7 +211,7 @@ class TrainTransform(_ImageAndLabel):
     if self.three_augment:
       pixels = policies.three_augment(pixels, rng)
     if self.color_jitter:
-      pixels = policies.color_jitter(pixels, self.color_jitter, rng)
+      pixels = policies.jitter(pixels, (self.color_jitter,) * 3, rng)
     return pixels
 
   def _inception_box(

@@ -28,7 +28,7 @@ log = logging.getLogger('vit_jax')
 Batch = dict[str, jax.Array]
 _CHUNK = 16  # examples per task of a worker
 _READY = 2  # batches prefetched to the devices
-_MEMORY_FRACTION = 0.8  # maximum fraction of the free memory that is used
+_MEMORY_FRACTION = 0.8  # maximum fraction of the memory that is used
 
 
 @plugins.operational('threads', 'processes', 'prefetch', 'max_bad_share')
@@ -68,7 +68,9 @@ class Reader:
     """Returns a loader of a source's examples, with this `on_bad_record`."""
     return Loader(source, transform, seed, self.on_bad_record)
 
-  def workers(self, loader: Loader, rows: int) -> workers.Workers:
+  def workers(
+    self, loader: Loader, rows: int
+  ) -> workers.Threads | workers.Processes:
     """Starts the threads or processes."""
     cv2.setNumThreads(1)  # images are decoded in parallel, one per thread
     if self.processes:
@@ -89,29 +91,19 @@ class Reader:
     return batches * contract.num_bytes(loader.layout(rows))
 
   def check_memory(self, loader: Loader, rows: int) -> None:
-    """Checks that this host has enough free memory for the prefetched batches.
+    """Checks that this host has enough memory for the prefetched batches.
 
     Raises:
-      UserError: too little memory is free.
+      UserError: it does not have enough memory.
     """
-    need, free = self.memory_bytes(loader, rows), _free_bytes()
-    if free is not None and need > _MEMORY_FRACTION * free:
+    need, whole = self.memory_bytes(loader, rows), machine.memory_bytes()
+    if whole is not None and need > _MEMORY_FRACTION * whole:
       raise UserError(
         f'prefetching batches requires {need / 2**30:.1f} GiB of host memory, '
-        f'but only {free / 2**30:.1f} GiB are free: reduce reader.prefetch '
-        f'(currently {self.prefetch}), batch_size or image_size, or use more '
-        'hosts.'
+        f'but this process may use {whole / 2**30:.1f} GiB: reduce '
+        f'reader.prefetch (currently {self.prefetch}), batch_size or '
+        'image_size, or use more hosts.'
       )
-
-
-def _free_bytes() -> int | None:
-  """Returns the available memory of this host, or None if it is not known."""
-  try:
-    with open('/proc/meminfo') as file:
-      fields = dict(line.split(':') for line in file)
-    return int(fields['MemAvailable'].split()[0]) * 1024
-  except (OSError, KeyError, ValueError):
-    return None
 
 
 def allowed_bad(max_share: float, num_examples: int) -> float:
@@ -194,7 +186,7 @@ def host_batches(
   rows: int,
 ) -> Generator[HostBatch, None, None]:
   """Loads shares in order by all workers, and prefetches `prefetch` of them."""
-  pool = reader.workers(loader, rows)
+  pool: Any = reader.workers(loader, rows)
 
   def submit(share: Share) -> tuple[Any, list[Any]]:
     batch, n = pool.buffers(rows), len(share.indices)

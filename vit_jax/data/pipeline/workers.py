@@ -7,7 +7,7 @@ import os
 import threading
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -20,39 +20,6 @@ log = logging.getLogger('vit_jax')
 _MAX_RESTARTS = 3  # maximum number of restarts while loading the same examples
 
 
-class Workers(Protocol):
-  """Interface of workers, which fill buffers in the background."""
-
-  def buffers(self, rows: int) -> Any:
-    """Returns a buffer into which a share can be loaded."""
-    ...
-
-  def fill(self, batch: Any, share: Share, first: int) -> Any:
-    """Starts loading a share into the rows of a buffer, starting at `first`.
-
-    Returns:
-      A task, the argument of `result`.
-    """
-    ...
-
-  def result(self, task: Any) -> list[BadRecord]:
-    """Waits for a task and returns the bad records that it has read.
-
-    Raises:
-      UserError: the loader raised it, or worker processes were killed
-        repeatedly.
-    """
-    ...
-
-  def collect(self, batch: Any) -> HostBatch:
-    """Returns the filled arrays after all tasks of the buffer are done."""
-    ...
-
-  def close(self) -> None:
-    """Stops the workers; tasks that have not started are cancelled."""
-    ...
-
-
 class Threads:
   """Threads of this process; decoding and resizing release Python's lock."""
 
@@ -61,18 +28,32 @@ class Threads:
     self._pool = ThreadPoolExecutor(number, 'reader')
 
   def buffers(self, rows: int) -> HostBatch:
+    """Returns a buffer into which a share can be loaded."""
     return self._loader.buffers(rows)
 
   def fill(self, batch: HostBatch, share: Share, first: int) -> Future:
+    """Starts loading a share into the rows of a buffer, starting at `first`.
+
+    Returns:
+      A task, the argument of `result`.
+    """
     return self._pool.submit(self._loader.fill, batch, share, first)
 
   def result(self, task: Future) -> list[BadRecord]:
+    """Waits for a task and returns the bad records that it has read.
+
+    Raises:
+      UserError: the loader raised it, or worker processes were killed
+        repeatedly.
+    """
     return task.result()
 
   def collect(self, batch: HostBatch) -> HostBatch:
+    """Returns the filled arrays after all tasks of the buffer are done."""
     return batch
 
   def close(self) -> None:
+    """Stops the workers; tasks that have not started are cancelled."""
     self._pool.shutdown(wait=True, cancel_futures=True)
 
 
@@ -94,6 +75,7 @@ class _Task:
 class Processes:
   """Child processes that write batches into reused buffers of shared memory.
 
+  The methods are those of `Threads`, with the number of a buffer as the batch.
   They are spawned, because a fork of a process that uses JAX may hang, and the
   loader is sent to each of them once. The shared memory is unlinked, so that it
   cannot outlive its users, and the workers end when this process ends, even if

@@ -52,21 +52,12 @@ def prepare(data_dir: epath.Path) -> None:
     data_dir.mkdir(parents=True, exist_ok=True)
     with _lock(data_dir / f'.{NAME}.lock'):
       if not done.exists():
-        builder = _builder(data_dir)
-        _disable_progress_bar()
-        builder.download_and_prepare(file_format='array_record')
+        _builder(data_dir).download_and_prepare(file_format='array_record')
   except OSError as error:
     raise UserError(
       f'the embedded data set {NAME!r} cannot be written to {data_dir}: '
       f'{error}. Give another --config.source.data_dir or TFDS_DATA_DIR.'
     ) from error
-
-
-def _disable_progress_bar() -> None:
-  """Keeps TFDS from drawing progress bars into the log."""
-  import tensorflow_datasets as tfds
-
-  tfds.disable_progress_bar()
 
 
 @contextlib.contextmanager
@@ -90,6 +81,8 @@ def _builder(data_dir: epath.Path):
       '(reading it does not).'
     ) from error
   import tensorflow_datasets as tfds
+
+  tfds.disable_progress_bar()  # it would be drawn into the log
 
   # Not registered: a process may write the data set to two directories.
   class Digits(tfds.core.GeneratorBasedBuilder, skip_registration=True):

@@ -7,7 +7,6 @@ are TFDS's own in both.
 
 import copy
 import os
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +15,7 @@ import tensorflow_datasets as tfds
 from etils import epath
 from google.protobuf.json_format import ParseError
 from jaxtyping import Int
+from tensorflow_datasets.core.utils.version import list_all_versions
 
 from vit_jax.config import plugins
 from vit_jax.data import fingerprint
@@ -25,7 +25,6 @@ from vit_jax.errors import UserError, closest
 from vit_jax.files import paths
 
 _PLACE = 'source.data_dir'
-_VERSION = re.compile(r'\d+\.\d+\.\d+')
 
 
 class Records:
@@ -237,7 +236,7 @@ def _version_dir(root: epath.Path, dataset: str) -> epath.Path:
   if version in found:
     return folder / version
   if found and not version:
-    return folder / max(found, key=lambda v: tuple(map(int, v.split('.'))))
+    return folder / found[-1]
   if found:
     raise UserError(
       f'{folder} holds no version {version!r}; {closest(version, found)}.'
@@ -246,12 +245,9 @@ def _version_dir(root: epath.Path, dataset: str) -> epath.Path:
 
 
 def _versions(folder: epath.Path) -> list[str]:
-  """Names of the versions that a folder holds."""
-  return [
-    path.name
-    for path in (folder.iterdir() if folder.is_dir() else [])
-    if _VERSION.fullmatch(path.name) and (path / 'features.json').exists()
-  ]
+  """Returns the names of the versions in a folder, the newest last."""
+  names = map(str, list_all_versions(folder))
+  return [name for name in names if (folder / name / 'features.json').exists()]
 
 
 def _absent(name: str, root: epath.Path) -> str:
@@ -270,11 +266,7 @@ def _absent(name: str, root: epath.Path) -> str:
       'image-net.org (an account and its licence are needed), then run '
       f'{prepare} --source=fall11_whole.tar'
     )
-  configs = sorted(
-    path.name
-    for path in (folder.iterdir() if folder.is_dir() else [])
-    if _versions(path)
-  )
+  configs = sorted(p.name for p in paths.entries(folder) if _versions(p))
   if configs:
     return f'{came} Name one of its configs: {name}/{configs[0]}.'
   return (

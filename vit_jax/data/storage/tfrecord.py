@@ -20,7 +20,7 @@ from tensorflow_datasets.proto import tf_example_pb2
 
 from vit_jax.data import progress
 from vit_jax.data.images.headers import DecodeError
-from vit_jax.data.storage import files, index
+from vit_jax.data.storage import index
 
 _PROTO: Any = tf_example_pb2  # made by protoc, unknown to type checkers
 _HEADER = struct.Struct('<QI')
@@ -35,39 +35,22 @@ def scan(path: str) -> index.Scan:
   Returns:
     Columns offset (int64) and size (uint32), bytes.
   """
-  if files.is_remote(path):
-    with epath.Path(path).open('rb') as file:
-
-      def read(size: int, offset: int) -> bytes:
-        file.seek(offset)
-        return file.read(size)
-
-      return _scan(read, epath.Path(path).stat().length)
-  descriptor = os.open(path, os.O_RDONLY)
-  try:
-    return _scan(
-      lambda size, offset: os.pread(descriptor, size, offset),
-      os.fstat(descriptor).st_size,
-    )
-  finally:
-    os.close(descriptor)
-
-
-def _scan(read: Any, file_size: int) -> index.Scan:
   offsets, sizes = array.array('q'), array.array('q')
   start, cut = 0, index.WHOLE
-  while start < file_size:
-    header = read(_HEADER.size, start)
-    payload = start + _HEADER.size
-    size = _size(header)
-    stop = payload + (size or 0) + _FOOTER.size
-    if size is None or size >= 2**32 or stop > file_size:
-      cut = start
-      break
-    offsets.append(payload)
-    sizes.append(size)
-    start = stop
-    progress.made()
+  with epath.Path(path).open('rb') as file:
+    file_size = file.seek(0, os.SEEK_END)
+    while start < file_size:
+      file.seek(start)
+      size = _size(file.read(_HEADER.size))
+      payload = start + _HEADER.size
+      stop = payload + (size or 0) + _FOOTER.size
+      if size is None or size >= 2**32 or stop > file_size:
+        cut = start
+        break
+      offsets.append(payload)
+      sizes.append(size)
+      start = stop
+      progress.made()
   columns = {
     'offset': np.array(offsets, np.int64),
     'size': np.array(sizes, np.uint32),
