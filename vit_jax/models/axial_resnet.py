@@ -7,7 +7,6 @@ from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float, Key
 
 from vit_jax.arrays import sharding
@@ -19,8 +18,8 @@ from vit_jax.models.backbone import (
   BackboneConfig,
   Images,
   UncheckedImages,
-  check_images,
 )
+from vit_jax.models.contract import Leaves
 from vit_jax.models.layers import axial, residual
 from vit_jax.models.layers.convolution import StdConv, by_std, max_pool
 from vit_jax.models.layers.group_norm import GroupNorm
@@ -62,7 +61,7 @@ class Config(BackboneConfig):
         f'model.variant is {self.variant!r}; allowed: {", ".join(DEPTHS)}.'
       )
     sizes = {'depths': DEPTHS[self.variant]} if self.variant else {}
-    self.complete(sizes, 'R50')
+    self.complete(('depths',), sizes, 'R50')
     object.__setattr__(self, 'depths', tuple(self.depths))
     residual.check_depths('model.depths', self.depths, at_least=1)
     self.check_range('num_heads', at_least=1, at_most=WIDTH // 2)
@@ -71,11 +70,6 @@ class Config(BackboneConfig):
         f'model.num_heads is {self.num_heads}; twice this number must divide '
         f'{WIDTH}.'
       )
-
-  @classmethod
-  def size_keys(cls) -> tuple[str, ...]:
-    """Keys that the variant determines if they are None."""
-    return ('depths',)
 
 
 class Unit(nn.Module):
@@ -152,8 +146,8 @@ class AxialResNet(Backbone):
     self.head = self._new_head()
 
   def _maps(self, images: Images) -> list[Float[Array, 'n _ _ _']]:
-    x = self.conv_root(jnp.asarray(images, self.config.compute_dtype))
-    x, maps = max_pool(nn.relu(self.gn_root(x)), 'same'), []
+    x = nn.relu(self.gn_root(self.conv_root(images)))
+    x, maps = max_pool(x, 'same'), []
     for stage in self.stages:
       x = stage(x)
       maps.append(x)
@@ -172,8 +166,8 @@ class AxialResNet(Backbone):
     Args:
       images: float images in [-1, 1], `[n, height, width, 3]`.
     """
-    check_images(images)
-    return [x.astype(jnp.float32) for x in self._maps(images)]
+    maps = self._maps(self._input(images))
+    return [x.astype(jnp.float32) for x in maps]
 
   @property
   def sized(self) -> tuple[str, ...]:
@@ -187,12 +181,8 @@ class AxialResNet(Backbone):
 
   @nn.nowrap
   def adapt(
-    self,
-    leaves: dict[str, np.ndarray],
-    old_size: Size,
-    new_size: Size,
-    method: str,
-  ) -> dict[str, np.ndarray]:
+    self, leaves: Leaves, old_size: Size, new_size: Size, method: str
+  ) -> Leaves:
     """Interpolates the embeddings of offsets; see `positions.resize_axis`."""
     del old_size  # the shape of a parameter determines it
     adapted = {}

@@ -6,14 +6,13 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float, Key, Shaped
 
 from vit_jax.config import plugins
 from vit_jax.errors import UserError
 from vit_jax.models import backbone, vit
 from vit_jax.models.backbone import Backbone, BackboneConfig, Images
-from vit_jax.models.contract import Places
+from vit_jax.models.contract import Leaves, Places
 from vit_jax.models.layers import patches
 from vit_jax.models.layers.linear import Linear
 from vit_jax.models.layers.noise import dropout
@@ -59,20 +58,13 @@ class Config(BackboneConfig):
 
   def __post_init__(self):
     super().__post_init__()
-    self.complete(sizes.of_variant(self.variant), 'B/16')
+    self.complete(sizes.NAMES, sizes.of_variant(self.variant), 'B/16')
     self.check_sizes(*sizes.NAMES)
-    if self.width % self.num_heads or self.width % 2:
-      raise UserError(
-        f'model.width is {self.width} and model.num_heads is {self.num_heads}: '
-        'num_heads and 2 must divide width.'
-      )
+    self.check_heads()
+    if self.width % 2:
+      raise UserError(f'model.width is {self.width}; it must be even.')
     self.check_choices(gelu=('tanh', 'exact'))
     self.check_range('dropout', at_least=0, below=1)
-
-  @classmethod
-  def size_keys(cls) -> tuple[str, ...]:
-    """Keys that the variant determines if they are None."""
-    return sizes.NAMES
 
   @property
   def block(self) -> vit.Config:
@@ -217,8 +209,7 @@ class AxialViT(Backbone):
     """Returns patch tokens with their positions, and rows and columns."""
     _, height, width, _ = images.shape
     grid, side = self.grid((height, width)), self.config.patch_size
-    x = jnp.asarray(images, self.config.compute_dtype)
-    x = self.embedding(patches.cut(x, grid, (side, side)))
+    x = self.embedding(patches.cut(images, grid, (side, side)))
     added = self.position(Places(grid))['added']
     return x + added.astype(x.dtype), grid
 
@@ -241,12 +232,8 @@ class AxialViT(Backbone):
 
   @nn.nowrap
   def adapt(
-    self,
-    leaves: dict[str, np.ndarray],
-    old_size: Size,
-    new_size: Size,
-    method: str,
-  ) -> dict[str, np.ndarray]:
+    self, leaves: Leaves, old_size: Size, new_size: Size, method: str
+  ) -> Leaves:
     """Interpolates positions; see `positions.resize_leaves`."""
     grids = self.grid(old_size), self.grid(new_size)
     return resize_leaves(leaves, *grids, method)

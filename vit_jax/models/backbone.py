@@ -86,14 +86,25 @@ class BackboneConfig:
     for key in keys:
       check_range(f'model.{key}', getattr(self, key), **limits)
 
+  def check_heads(self) -> None:
+    """Checks that the number of attention heads divides the width."""
+    if self.width % self.num_heads:
+      raise UserError(
+        f'model.width is {self.width} and model.num_heads is {self.num_heads}: '
+        'num_heads must divide width.'
+      )
+
   def check_sizes(self, *keys: str) -> None:
     """Checks that the values of keys can be sizes of an array."""
     self.check_range(*keys, at_least=1, at_most=MAX_SIZE)
 
-  def complete(self, sizes: Mapping[str, Any], example: str) -> None:
+  def complete(
+    self, keys: Iterable[str], sizes: Mapping[str, Any], example: str
+  ) -> None:
     """Replaces sizes that are None by the sizes of the variant.
 
     Args:
+      keys: keys of all sizes.
       sizes: sizes of the variant by key, or {} without a variant.
       example: name of a variant, for the error message.
 
@@ -101,7 +112,7 @@ class BackboneConfig:
       UserError: a size is neither given nor determined by the variant.
     """
     missing = []
-    for key in self.size_keys():
+    for key in keys:
       value = getattr(self, key)
       if value is None:
         value = sizes.get(key)
@@ -115,11 +126,6 @@ class BackboneConfig:
         f'example {example!r}) or set these sizes. Fine-tuning takes them from '
         'the weights that it starts from: python -m vit_jax.finetune.'
       )
-
-  @classmethod
-  def size_keys(cls) -> tuple[str, ...]:
-    """Keys that `complete` fills in."""
-    return ()
 
   @property
   def compute_dtype(self) -> Any:
@@ -189,12 +195,21 @@ class Backbone(nn.Module, Defaults):
         does not have a result named in `want`.
     """
     check_wanted(want, self.outputs, self.title, self.stages_method)
-    check_images(images)
-    found = self._predict(images, key, want)
+    found = self._predict(self._input(images), key, want)
     return {
       name: found[name].astype(jnp.float32)
       for name in ('features', 'logits', *want)
     }
+
+  @nn.nowrap
+  def _input(self, images: UncheckedImages) -> Images:
+    """Returns images in the dtype of the computation.
+
+    Raises:
+      UserError: the images have a wrong dtype or shape.
+    """
+    check_images(images)
+    return jnp.asarray(images, self.config.compute_dtype)
 
   def _predict(
     self, images: Images, key: Key[Array, ''] | None, want: tuple[str, ...]

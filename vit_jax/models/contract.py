@@ -11,6 +11,7 @@ from vit_jax.errors import UserError
 
 PyTree = Any
 Size = tuple[int, int]  # (height, width) of images, pixels
+Leaves = dict[str, Float[np.ndarray, '...']]  # parameters by path
 
 # Names that the argument `want` of `predict` may contain.
 WANTED = ('tokens', 'layers', 'attention', 'heads')
@@ -125,12 +126,8 @@ class Model(Protocol):
     ...
 
   def adapt(
-    self,
-    leaves: dict[str, Float[np.ndarray, '...']],
-    old_size: Size,
-    new_size: Size,
-    method: str,
-  ) -> dict[str, Float[np.ndarray, '...']]:
+    self, leaves: Leaves, old_size: Size, new_size: Size, method: str
+  ) -> Leaves:
     """Returns the parameters that `sized` names, for images of another size.
 
     Args:
@@ -252,12 +249,8 @@ class Defaults:
     del image_size
 
   def adapt(
-    self,
-    leaves: dict[str, Any],
-    old_size: Size,
-    new_size: Size,
-    method: str,
-  ) -> dict[str, Any]:
+    self, leaves: Leaves, old_size: Size, new_size: Size, method: str
+  ) -> Leaves:
     """Returns the parameters as they are: none depends on the size."""
     del old_size, new_size, method
     return leaves

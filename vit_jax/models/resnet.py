@@ -16,7 +16,6 @@ from vit_jax.models.backbone import (
   BackboneConfig,
   Images,
   UncheckedImages,
-  check_images,
 )
 from vit_jax.models.layers import residual
 from vit_jax.models.layers.convolution import max_pool
@@ -28,6 +27,7 @@ DEPTHS = {
   152: (3, 8, 36, 3),
   200: (3, 24, 36, 3),  # "Identity Mappings", arXiv 1603.05027, appendix
 }
+SIZES = ('depths', 'width_factor')
 WIDTH = 64  # inner channels of the first stage's units at width factor 1
 _MAX_WIDTH_FACTOR = 1024
 
@@ -56,15 +56,10 @@ class Config(BackboneConfig):
 
   def __post_init__(self):
     super().__post_init__()
-    self.complete(_of_variant(self.variant), 'R50x1')
+    self.complete(SIZES, _of_variant(self.variant), 'R50x1')
     object.__setattr__(self, 'depths', tuple(self.depths))
     residual.check_depths('model.depths', self.depths, at_least=1)
     self.check_range('width_factor', at_least=1, at_most=_MAX_WIDTH_FACTOR)
-
-  @classmethod
-  def size_keys(cls) -> tuple[str, ...]:
-    """Keys that the variant determines if they are None."""
-    return ('depths', 'width_factor')
 
 
 class ResNet(Backbone):
@@ -103,7 +98,7 @@ class ResNet(Backbone):
     self, images: Images, key: Key[Array, ''] | None, want: tuple[str, ...]
   ) -> dict[str, Array]:
     del key, want
-    x = nn.relu(self.norm(self.maps(images)[-1])).astype(jnp.float32)
+    x = nn.relu(self.norm(self._maps(images)[-1])).astype(jnp.float32)
     return self._results(x.mean((1, 2)), x.reshape(len(x), -1, x.shape[-1]))
 
   def maps(self, images: UncheckedImages) -> list[Float[Array, 'n _ _ _']]:
@@ -112,11 +107,11 @@ class ResNet(Backbone):
     Args:
       images: float images in [-1, 1], `[n, height, width, 3]`.
     """
-    check_images(images)
-    x = jnp.asarray(images, self.config.compute_dtype)
+    return self._maps(self._input(images))
+
+  def _maps(self, images: Images) -> list[Float[Array, 'n _ _ _']]:
     # No ReLU: with activation first, each unit begins with one.
-    x = max_pool(self.conv_root(x), 'fixed')
-    maps = []
+    x, maps = max_pool(self.conv_root(images), 'fixed'), []
     for stage in self.stages:
       x = stage(x)
       maps.append(x)
@@ -125,7 +120,7 @@ class ResNet(Backbone):
   @property
   def architecture(self) -> dict[str, Any]:
     """Sizes of the model."""
-    return {k: getattr(self.config, k) for k in self.config.size_keys()}
+    return {key: getattr(self.config, key) for key in SIZES}
 
 
 Model = backbone.constructor(ResNet, Config)

@@ -48,24 +48,15 @@ class Config(BackboneConfig):
 
   def __post_init__(self):
     super().__post_init__()
-    self.complete(sizes.of_variant(self.variant), 'T')
+    self.complete(sizes.NAMES, sizes.of_variant(self.variant), 'T')
     object.__setattr__(self, 'depths', tuple(self.depths))
     self.check_sizes('width', 'num_heads', 'window_size')
     self.check_choices(window_rule=windows.RULES)
     self.check_range('drop_path', at_least=0, below=1)
-    if self.width % self.num_heads:
-      raise UserError(
-        f'model.width is {self.width} and model.num_heads is {self.num_heads}: '
-        'num_heads must divide width.'
-      )
+    self.check_heads()
     if not self.depths or any(d < 2 or d % 2 for d in self.depths):
       raise UserError(
         f'model.depths is {self.depths}; each stage needs an even number of '
         'blocks, 2 or more: half of them have plain windows and half shifted '
         'ones.'
       )
-
-  @classmethod
-  def size_keys(cls) -> tuple[str, ...]:
-    """Keys that the variant determines if they are None."""
-    return sizes.NAMES

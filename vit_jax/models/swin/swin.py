@@ -6,17 +6,12 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float, Key
 
 from vit_jax.errors import UserError
 from vit_jax.models import backbone
-from vit_jax.models.backbone import (
-  Backbone,
-  Images,
-  UncheckedImages,
-  check_images,
-)
+from vit_jax.models.backbone import Backbone, Images, UncheckedImages
+from vit_jax.models.contract import Leaves
 from vit_jax.models.layers import initializers, patches
 from vit_jax.models.layers.linear import Linear
 from vit_jax.models.swin import relative, sizes
@@ -91,8 +86,7 @@ class Swin(Backbone):
     Returns:
       An array `[n, depth, t, d]` for each stage, float32.
     """
-    check_images(images)
-    _, after = self._transform(images, key, want_layers=True)
+    _, after = self._transform(self._input(images), key, want_layers=True)
     return [
       x.swapaxes(0, 1).astype(jnp.float32) for x in after if x is not None
     ]
@@ -108,10 +102,7 @@ class Swin(Backbone):
     config = self.config
     _, height, width, _ = images.shape
     grids = self.grids((height, width))
-    # The embedding is a convolution whose stride is its size.
-    x = jnp.asarray(images, config.compute_dtype)
-    x = patches.cut(x, grids[0], (sizes.PATCH_SIZE, sizes.PATCH_SIZE))
-    x, after, first = self.embedding_norm(self.embedding(x)), [], 0
+    x, after, first = self._embed(images), [], 0
     per_layer = self._per_layer(key)
     for i, (depth, grid) in enumerate(zip(config.depths, grids, strict=True)):
       stage = Stage(config, i, grid, name=f'stage{i + 1}')
@@ -123,6 +114,13 @@ class Swin(Backbone):
       if i + 1 < len(grids):
         x = Merge(grid, config.compute_dtype, name=f'merge{i + 1}')(x)
     return self.norm(x), after
+
+  def _embed(self, images: Images) -> Float[Array, 'n t d']:
+    """Returns the normalized tokens of patches."""
+    _, height, width, _ = images.shape
+    grid, *_ = self.grids((height, width))
+    x = patches.cut(images, grid, (sizes.PATCH_SIZE, sizes.PATCH_SIZE))
+    return self.embedding_norm(self.embedding(x))
 
   def _per_layer(self, key: Key[Array, ''] | None) -> dict[str, Array]:
     """Returns keys and drop-path rates of all blocks; {} for evaluation."""
@@ -170,12 +168,8 @@ class Swin(Backbone):
 
   @nn.nowrap
   def adapt(
-    self,
-    leaves: dict[str, np.ndarray],
-    old_size: Grid,
-    new_size: Grid,
-    method: str,
-  ) -> dict[str, np.ndarray]:
+    self, leaves: Leaves, old_size: Grid, new_size: Grid, method: str
+  ) -> Leaves:
     """Interpolates bias tables to this model's windows; see `relative.resize`.
 
     Raises:

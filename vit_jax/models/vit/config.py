@@ -124,7 +124,8 @@ class Config(BackboneConfig):
 
   def __post_init__(self):
     super().__post_init__()
-    self.complete(sizes_lib.of_variant(self.variant), 'B/16')
+    sizes = sizes_lib.of_variant(self.variant)
+    self.complete(sizes_lib.NAMES, sizes, 'B/16')
     if self.stem is None:
       object.__setattr__(self, 'stem', sizes_lib.stem_of(self.variant))
     self.check_choices(
@@ -146,11 +147,6 @@ class Config(BackboneConfig):
     # `ViT.apart` compares it with the depth.
     object.__setattr__(self, 'unroll', min(self.unroll, self.depth))
 
-  @classmethod
-  def size_keys(cls) -> tuple[str, ...]:
-    """Keys that the variant determines if they are None."""
-    return sizes_lib.NAMES
-
   @property
   def prefix(self) -> int:
     """Number of tokens that precede the patch tokens."""
@@ -167,11 +163,7 @@ class Config(BackboneConfig):
     return self.width // self.num_heads
 
   def _check_combinations(self) -> None:
-    if self.width % self.num_heads:
-      raise UserError(
-        f'model.width is {self.width} and model.num_heads is {self.num_heads}: '
-        'num_heads must divide width.'
-      )
+    self.check_heads()
     if self.drop_path_first and not self.drop_path:
       raise UserError(
         f'model.drop_path_first is {self.drop_path_first} and model.drop_path '

@@ -7,20 +7,14 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float, Key
 
 from vit_jax.arrays import sharding
 from vit_jax.config import plugins
 from vit_jax.errors import UserError
 from vit_jax.models.attention import multi_head
-from vit_jax.models.backbone import (
-  Backbone,
-  Images,
-  UncheckedImages,
-  check_images,
-)
-from vit_jax.models.contract import WANTED, Kernels, Places, Stem
+from vit_jax.models.backbone import Backbone, Images, UncheckedImages
+from vit_jax.models.contract import WANTED, Kernels, Leaves, Places, Stem
 from vit_jax.models.layers import initializers, patches
 from vit_jax.models.layers.linear import Linear
 from vit_jax.models.layers.noise import dropout
@@ -146,12 +140,10 @@ class ViT(Backbone):
     Raises:
       UserError: the images have a wrong dtype, shape or size.
     """
-    check_images(images)
-    return self._embed(images)[:, self.scheme.prefix :]
+    return self._embed(self._input(images))[:, self.scheme.prefix :]
 
-  def _embed(self, images: Images) -> Tokens:
+  def _embed(self, x: Images) -> Tokens:
     """Computes all tokens before the first layer, prefix tokens first."""
-    x = jnp.asarray(images, self.config.compute_dtype)
     _, height, width, _ = x.shape
     grid = self.grid((height, width))
     if self.stem is not None:
@@ -315,12 +307,8 @@ class ViT(Backbone):
 
   @nn.nowrap
   def adapt(
-    self,
-    leaves: dict[str, np.ndarray],
-    old_size: Size,
-    new_size: Size,
-    method: str,
-  ) -> dict[str, np.ndarray]:
+    self, leaves: Leaves, old_size: Size, new_size: Size, method: str
+  ) -> Leaves:
     """Interpolates learned positions; see `positions.resize_leaves`."""
     grids = self.grid(old_size), self.grid(new_size)
     return resize_leaves(leaves, *grids, method)
