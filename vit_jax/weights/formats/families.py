@@ -50,7 +50,7 @@ FAMILIES = {
   'mae': Family(r'(^|_)mae_', r'decoder_pos_embed$', PRESETS['mae']),
   'deit3': Family(r'deit_?3', r'(gamma_1|ls1\.gamma)$', _timm(1.0, IMAGENET)),
   'deit': Family(r'deit', r'dist_token$', _timm(0.875, IMAGENET)),
-  'vit': Family(r'', r'', PRESETS['timm']),
+  'vit': Family(r'(?!)', r'(?!)', PRESETS['timm']),  # matches nothing
 }
 
 
@@ -65,18 +65,13 @@ def unseen(
     image_size: (height, width) of the model, pixels.
   """
   stem = os.path.basename(path).lower()
-  by_name = (
-    name
-    for name, family in FAMILIES.items()
-    if family.pattern and re.search(family.pattern, stem)
-  )
-  by_array = (
+  by_name = [n for n, f in FAMILIES.items() if re.search(f.pattern, stem)]
+  by_array = [
     name
     for name, family in FAMILIES.items()
     if any(re.search(family.array, array) for array in arrays)
-  )
-  named = next(by_name, None)
-  found = named or next(by_array, 'vit')
+  ]
+  found = [*by_name, *by_array, 'vit'][0]
   preset = FAMILIES[found].preset
   mean, std = preset.normalization
   return Unseen(
@@ -86,7 +81,7 @@ def unseen(
     std=std,
     preprocess=preset.section(image_size),
     # An array is a weak sign: LayerScale, say, occurs outside DeiT-III.
-    assumed=named is None,
+    assumed=not by_name,
   )
 
 

@@ -30,6 +30,7 @@ GELUS = {
   'gelu_tanh': 'tanh',
   'quick_gelu': 'quick',
 }
+KINDS_OF_GELU = ('exact', 'tanh', 'quick')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,21 +131,48 @@ def pretrained(path: str, found: Described, unseen: Unseen) -> Pretrained:
     'normalization': {'mean': list(unseen.mean), 'std': list(unseen.std)},
   }
 
-  def put(abstract: PyTree) -> PyTree:
-    expected = {k: v.shape for k, v in tree.flatten(abstract).items()}
+  def checked_shapes(params: PyTree) -> dict[str, tuple[int, ...]]:
+    expected = {k: v.shape for k, v in tree.flatten(params).items()}
     naming_lib.check(path, actual, naming_lib.shapes(expected, naming))
-    flat = naming_lib.native(arrays, expected, naming)
+    return expected
+
+  def put(abstract: PyTree) -> PyTree:
+    flat = naming_lib.native(arrays, checked_shapes(abstract), naming)
     flat = normalization.fold(flat, unseen.mean, unseen.std)
     return jax.tree.map(place, tree.unflatten(flat), abstract)
 
   source = Pretrained(path, about, put)
   # All shapes are compared here as well as in `put`, so that a file that does
   # not fit is refused before anything is allocated on a device.
-  shapes = tree.flatten(abstract_params(source.model(), image_size))
-  expected = {k: v.shape for k, v in shapes.items()}
-  naming_lib.check(path, actual, naming_lib.shapes(expected, naming))
+  checked_shapes(abstract_params(source.model(), image_size))
   _log(path, unseen)
   return source
+
+
+def shape(
+  path: str, arrays: Mapping[str, np.ndarray], name: str, rank: int, kind: str
+) -> tuple[int, ...]:
+  """Returns the shape of an array that every model of a kind has.
+
+  Args:
+    path: path of the file, for messages.
+    arrays: arrays of the file.
+    name: name of the array.
+    rank: number of its dimensions.
+    kind: description of the models.
+
+  Raises:
+    UserError: the array is missing or has another rank.
+  """
+  found = arrays[name].shape if name in arrays else None
+  if found is None or len(found) != rank or 0 in found:
+    actual = 'it is missing' if found is None else f'it is {list(found)}'
+    raise UserError(
+      f'{path} does not hold {kind}: {name} must have {rank} dimensions, none '
+      f'of them 0, and {actual}; the file has '
+      f'{", ".join(sorted(arrays)[:3])} …'
+    )
+  return found
 
 
 def class_names(path: str, given: Sequence[str], num_classes: int) -> list[str]:

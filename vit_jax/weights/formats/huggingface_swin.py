@@ -5,7 +5,6 @@ Both are read; the names in files are written.
 """
 
 import logging
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,13 +13,13 @@ import numpy as np
 from vit_jax.errors import UserError
 from vit_jax.models.swin import relative, sizes
 from vit_jax.weights.formats import huggingface_processor as processor
+from vit_jax.weights.formats import naming as naming_lib
 from vit_jax.weights.formats import settings, timm_swin
 from vit_jax.weights.formats.foreign import Described
 from vit_jax.weights.formats.naming import Naming
 
 log = logging.getLogger('vit_jax')
 CLASSES = {'swin': 'Swin'}
-_DERIVED = r'.*\.relative_position_index'
 # (in memory, in files)
 _ALIASES = (
   (r'^swin\.', ''),
@@ -33,6 +32,12 @@ _ALIASES = (
   (r'\.mlp\.fc1\.', '.intermediate.dense.'),
   (r'\.mlp\.fc2\.', '.output.dense.'),
 )
+_NAMES = {
+  'embedding': 'embeddings.patch_embeddings.projection',
+  'embedding_norm': 'embeddings.norm',
+  'norm': 'layernorm',
+  'head': 'classifier',
+}
 _BLOCK = {
   'norm1': 'layernorm_before',
   'norm2': 'layernorm_after',
@@ -101,12 +106,11 @@ def describe(
     num_heads=heads[0],
     window_size=config['window_size'],
   )
-  renamed = {}
-  for name, array in arrays.items():
-    for pattern, replacement in _ALIASES:
-      name = re.sub(pattern, replacement, name)
-    if not re.fullmatch(_DERIVED, name):
-      renamed[name] = array
+  renamed = {
+    name: array
+    for name, array in naming_lib.renamed(arrays, _ALIASES).items()
+    if not name.endswith('.relative_position_index')  # follows from the sizes
+  }
   size = processor.pair(config['image_size'])
   found = _naming(len(keys['depths']))
   return Described(renamed, found, keys, size, timm_swin.COMPUTED)
@@ -124,21 +128,8 @@ def naming(model: Any) -> Naming:
 
 
 def _naming(stages: int) -> Naming:
-  names = {
-    'embedding': 'embeddings.patch_embeddings.projection',
-    'embedding_norm': 'embeddings.norm',
-    'norm': 'layernorm',
-    'head': 'classifier',
-  }
-  for i in range(stages):
-    stage = f'encoder.layers.{i}'
-    if i + 1 < stages:
-      names[f'merge{i + 1}'] = f'{stage}.downsample.reduction'
-      names[f'merge{i + 1}/norm'] = f'{stage}.downsample.norm'
-    names |= timm_swin.blocks(
-      i, 'encoder.layers.{stage}.blocks.{number}.', _BLOCK
-    )
-  return Naming(names, torch=True)
+  layers = 'encoder.layers.'
+  return timm_swin.stacked(_NAMES, _BLOCK, layers, stages, merging_of=-1)
 
 
 def completed(

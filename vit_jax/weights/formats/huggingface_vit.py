@@ -5,7 +5,6 @@ major versions before and since 5 use in memory; files contain the older ones.
 """
 
 import logging
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +14,7 @@ from vit_jax.errors import UserError
 from vit_jax.models.vit.vit import ViT
 from vit_jax.weights.formats import foreign, settings
 from vit_jax.weights.formats import huggingface_processor as processor
+from vit_jax.weights.formats import naming as naming_lib
 from vit_jax.weights.formats.foreign import Described
 from vit_jax.weights.formats.naming import Naming
 
@@ -123,11 +123,7 @@ def _renamed(
   path: str, arrays: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
   """Returns arrays under one set of names, without those a ViT does not use."""
-  renamed = {}
-  for name, array in arrays.items():
-    for pattern, replacement in _ALIASES:
-      name = re.sub(pattern, replacement, name)
-    renamed[name] = array
+  renamed = naming_lib.renamed(arrays, _ALIASES)
   if renamed.pop('embeddings.mask_token', None) is not None:
     log.info('%s: left out the mask token', path)
   width = renamed.get('layernorm.weight', np.zeros(0)).shape[0]

@@ -9,7 +9,7 @@ with `{i}` stands for one array per layer, which are stacked here; `{2i}` and
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -62,6 +62,24 @@ class Naming(NamedTuple):
       return None
     name, index, count = found if isinstance(found, Part) else (found, 0, 1)
     return Part(name + ending, index, count)
+
+
+def renamed(
+  arrays: Mapping[str, np.ndarray], aliases: Iterable[tuple[str, Any]]
+) -> dict[str, np.ndarray]:
+  """Returns arrays under their current names.
+
+  Args:
+    arrays: arrays under current or older names.
+    aliases: pairs of a regular expression and its replacement (see `re.sub`),
+      applied one after the other.
+  """
+  found = {}
+  for name, array in arrays.items():
+    for pattern, replacement in aliases:
+      name = re.sub(pattern, replacement, name)
+    found[name] = array
+  return found
 
 
 def export(

@@ -1,10 +1,14 @@
-"""Official `.npz` weights: Vision Transformers, hybrids, BiT's ResNets.
+"""Weights of Google's JAX projects: `.npz`.
 
-Files are written in Flax's original numbering of submodules. Next to a file,
+Official Vision Transformers, hybrids and BiT's ResNets, and big_vision's plain
+Vision Transformers are read. Official names are written, in Flax's original
+numbering of submodules; `big_vision` writes the others. Next to a file,
 `FILE.npz.json` holds what its arrays do not show, for readers in this package.
 """
 
 import dataclasses
+import logging
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,8 +31,12 @@ from vit_jax.weights.formats import naming as naming_lib
 from vit_jax.weights.formats.foreign import Described, Unseen
 from vit_jax.weights.formats.naming import Naming
 
+log = logging.getLogger('vit_jax')
 PyTree = Any
-_BIT_SIZE = (224, 224)  # that of pre-training; any other fits, too
+_PREFIX = re.compile(r'(params|opt/target)/')  # of big_vision's names
+# The size of pre-training of BiT, which any other size fits, too, and of
+# Vision Transformers whose positions do not show it.
+_DEFAULT_SIZE = 224
 _COMPUTED = {'gelu': 'tanh', 'norm_eps': EPSILON}
 
 
@@ -47,52 +55,72 @@ def load(path: str) -> Pretrained:
     UserError: the file is unreadable, or its arrays are not those of a model
       that has official weights.
   """
-  arrays = npz_resnet.flattened(npz_arrays.read(path))
+  arrays = npz_resnet.flattened(_weights(path, npz_arrays.read(path)))
   bit = npz_resnet.BIT_ROOT in arrays
   found = _bit(path, arrays) if bit else _vit(path, arrays)
-  return pretrained(path, found, 'the official JAX models')
-
-
-def pretrained(path: str, found: Described, known_from: str) -> Pretrained:
-  """Returns weights of a file whose pixels are in [-1, 1].
-
-  Args:
-    path: path of the file.
-    found: properties that the arrays show.
-    known_from: source of the others, if there are no notes next to the file.
-  """
-  unseen = Unseen(known_from, gelu='tanh')
-  found = found._replace(computed=_COMPUTED)
-  source = foreign.pretrained(path, found, npz_notes.read(path) or unseen)
+  unseen = npz_notes.read(path) or Unseen("the authors' JAX code", gelu='tanh')
+  source = foreign.pretrained(path, found, unseen)
   # Without this key, mean and std of the pixels are known and not assumed.
   about = {k: v for k, v in source.about.items() if k != 'normalization'}
   return dataclasses.replace(source, about=about)
+
+
+def _weights(
+  path: str, arrays: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+  """Returns the weights among the arrays of a file, without their prefix."""
+  prefixed = [name for name in arrays if _PREFIX.match(name)]
+  if not prefixed:
+    return dict(arrays)
+  others = sorted({n.partition('/')[0] for n in arrays if n not in prefixed})
+  if others:
+    log.info('%s: left out %s', path, ', '.join(others))
+  return {_PREFIX.sub('', name, count=1): arrays[name] for name in prefixed}
 
 
 def _bit(path: str, arrays: dict[str, np.ndarray]) -> Described:
   """Describes a BiT ResNet."""
   section = npz_resnet.section(path, arrays, npz_resnet.BIT_ROOT)
   naming = npz_resnet.bit_naming(section['depths'])
-  return Described(arrays, naming, section, _BIT_SIZE)
+  size = _DEFAULT_SIZE, _DEFAULT_SIZE
+  return Described(arrays, naming, section, size, _COMPUTED)
 
 
 def _vit(path: str, arrays: dict[str, np.ndarray]) -> Described:
   """Describes a Vision Transformer, with or without a ResNet as its stem."""
-  numbering = npz_vit.numbering(arrays)
-  keys = npz_vit.keys(path, arrays, numbering)
-  keys['pool'] = 'token' if 'cls' in arrays else 'gap'
-  names = npz_vit.names(
-    npz_vit.NUMBERED_BLOCK, numbering, npz_vit.OFFICIAL_POSITION
-  )
+  keys, names = npz_vit.described(path, arrays)
   side = keys['patch_size']
   if npz_resnet.ROOT in arrays:
     keys['stem'] = npz_resnet.section(path, arrays, npz_resnet.ROOT)
     names |= npz_resnet.stem_names(keys['stem']['depths'])
     side *= stride_of(keys['stem']['depths'])  # pixels for a patch
-  slots = npz_vit.shape(path, arrays, npz_vit.OFFICIAL_POSITION, 3)[1]
-  rows, columns = positions.square_grid(slots - (keys['pool'] == 'token'))
-  naming = Naming(names, torch=False)
-  return Described(arrays, naming, keys, (rows * side, columns * side))
+  arrays, slots = _with_positions(path, arrays, keys)
+  rows, columns = (
+    positions.square_grid(slots) if slots else (_DEFAULT_SIZE // side,) * 2
+  )
+  size = rows * side, columns * side
+  return Described(arrays, Naming(names, torch=False), keys, size, _COMPUTED)
+
+
+def _with_positions(
+  path: str, arrays: dict[str, np.ndarray], keys: dict[str, Any]
+) -> tuple[dict[str, np.ndarray], int]:
+  """Returns the arrays with official positions, and the number of patches.
+
+  big_vision adds positions to patches before it prepends the class token. The
+  number is 0, and the key `position` is set, for files without positions.
+  """
+  official, own = npz_vit.OFFICIAL_POSITION, npz_vit.POSITION
+  prefix = int(keys['pool'] == 'token')
+  if official in arrays:
+    shape = foreign.shape(path, arrays, official, 3, npz_vit.KIND)
+    return arrays, shape[1] - prefix
+  if own not in arrays:
+    keys['position'] = 'sincos2d'
+    return arrays, 0
+  shape = foreign.shape(path, arrays, own, 3, npz_vit.KIND)
+  table = np.pad(arrays.pop(own), ((0, 0), (prefix, 0), (0, 0)))
+  return arrays | {official: table}, shape[1]
 
 
 def save(path: str, params: PyTree, about: dict[str, Any]) -> None:
@@ -128,9 +156,7 @@ def _naming_of(flat: Mapping[str, np.ndarray]) -> Naming:
   """Returns the official names for parameters."""
   if 'block1/unit1/conv1/kernel' in flat:
     return npz_resnet.bit_naming(npz_resnet.stacked_depths(flat, ''))
-  names = npz_vit.names(
-    npz_vit.NUMBERED_BLOCK, npz_vit.ORIGINAL, npz_vit.OFFICIAL_POSITION
-  )
+  names = npz_vit.names(npz_vit.NUMBERED_BLOCK, npz_vit.ORIGINAL)
   depths = npz_resnet.stacked_depths(flat, 'stem/')
   names |= npz_resnet.stem_names(depths)
   return Naming(names, torch=False)

@@ -19,9 +19,7 @@ log = logging.getLogger('vit_jax')
 _DIGEST = 'vit_jax_arrays'
 _RULES: settings.Rules = {
   _DIGEST: settings.TEXT,
-  'gelu': settings.Rule(
-    lambda value: value in foreign.GELUS.values(), 'exact, tanh or quick'
-  ),
+  'gelu': settings.choice(foreign.KINDS_OF_GELU),
   'norm_eps': settings.number(0, 1),
   'preprocess': {},
   'class_names': settings.NAMES,

@@ -1,5 +1,10 @@
 """Names of Vision Transformers in the `.npz` files of Google's JAX projects.
 
+The official files and those of big_vision differ in the position embedding: in
+big_vision's files it stands at the root and is added before the class token is
+prepended, or there is none (sincos2d). big_vision also has attention pooling
+and scanned layers, which are stacked.
+
 Flax's two numberings of submodules occur: the original one (LayerNorm_0 and _2,
 MultiHeadDotProductAttention_1, MlpBlock_3) and the later one that counts each
 kind separately (LayerNorm_0 and _1, …_0, MlpBlock_0).
@@ -11,12 +16,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vit_jax.errors import UserError
+from vit_jax.weights.formats import foreign
 
+KIND = 'a plain Vision Transformer'
 BLOCK = 'Transformer/encoderblock'
 NUMBERED_BLOCK = f'{BLOCK}_{{i}}'
 OFFICIAL_POSITION = 'Transformer/posembed_input/pos_embedding'
-_PARTS = ('query', 'key', 'value', 'out')
+POSITION = 'pos_embedding'  # in big_vision's files
+_PROBE = 'MAPHead_0/probe'
 
 
 class Numbering(NamedTuple):
@@ -33,13 +40,9 @@ ORIGINAL = Numbering(
 )
 
 
-def numbering(names: Iterable[str]) -> Numbering:
-  """Returns the numbering of a file's names."""
-  original = any(f'/{ORIGINAL.attention}/' in name for name in names)
-  return ORIGINAL if original else LATER
-
-
-def names(block: str, numbering: Numbering, position: str) -> dict[str, str]:
+def names(
+  block: str, numbering: Numbering, position: str = OFFICIAL_POSITION
+) -> dict[str, str]:
   """Returns the names of a plain Vision Transformer's modules.
 
   Args:
@@ -47,12 +50,10 @@ def names(block: str, numbering: Numbering, position: str) -> dict[str, str]:
     numbering: names of a layer's second norm, its attention and its MLP.
     position: name of the position embedding.
   """
-  layers = {
+  layer = {
     'norm1': 'LayerNorm_0',
     'norm2': numbering.norm,
-    'mlp/fc1': f'{numbering.mlp}/Dense_0',
-    'mlp/fc2': f'{numbering.mlp}/Dense_1',
-    **{f'attention/{part}': f'{numbering.attention}/{part}' for part in _PARTS},
+    **_attention_and_mlp(numbering),
   }
   return {
     'cls': 'cls',
@@ -61,66 +62,68 @@ def names(block: str, numbering: Numbering, position: str) -> dict[str, str]:
     'encoder/norm': 'Transformer/encoder_norm',
     'pre_logits': 'pre_logits',
     'head': 'head',
-    **{f'encoder/layers/{k}': f'{block}/{v}' for k, v in layers.items()},
+    **{f'encoder/layers/{k}': f'{block}/{v}' for k, v in layer.items()},
   }
 
 
-def depth(names: Iterable[str]) -> int:
-  """Returns the number of layers that are numbered in a file's names."""
-  found = (re.match(rf'{BLOCK}_(\d+)/', name) for name in names)
-  return max((int(match[1]) + 1 for match in found if match), default=0)
+def _attention_and_mlp(numbering: Numbering) -> dict[str, str]:
+  return {
+    'mlp/fc1': f'{numbering.mlp}/Dense_0',
+    'mlp/fc2': f'{numbering.mlp}/Dense_1',
+    **{
+      f'attention/{part}': f'{numbering.attention}/{part}'
+      for part in ('query', 'key', 'value', 'out')
+    },
+  }
 
 
-def shape(
-  path: str, arrays: Mapping[str, np.ndarray], name: str, rank: int
-) -> tuple[int, ...]:
-  """Returns the shape of an array that every Vision Transformer has.
-
-  Args:
-    path: path of the file, for messages.
-    arrays: arrays of the file.
-    name: name of the array.
-    rank: number of its dimensions.
-
-  Raises:
-    UserError: the array is missing or has another rank.
-  """
-  found = arrays[name].shape if name in arrays else None
-  if found is None or len(found) != rank or 0 in found:
-    actual = 'it is missing' if found is None else f'it is {list(found)}'
-    raise UserError(
-      f'{path} does not hold a plain Vision Transformer: {name} must have '
-      f'{rank} dimensions, none of them 0, and {actual}; the file has '
-      f'{", ".join(sorted(arrays)[:3])} …'
-    )
-  return found
+POOLING = {
+  'map/probe': _PROBE,
+  'map/norm': 'MAPHead_0/LayerNorm_0',
+  **{
+    f'map/{k}': f'MAPHead_0/{v}' for k, v in _attention_and_mlp(LATER).items()
+  },
+}
 
 
-def keys(
-  path: str,
-  arrays: Mapping[str, np.ndarray],
-  numbering: Numbering,
-) -> dict[str, Any]:
-  """Returns the sizes in a `model` section, except for the pooling.
+def described(
+  path: str, arrays: Mapping[str, np.ndarray]
+) -> tuple[dict[str, Any], dict[str, str]]:
+  """Returns keys of the `model` section, and the names of the modules.
 
   Args:
     path: path of the file, for messages.
     arrays: arrays of the file.
-    numbering: numbering of its names.
 
   Raises:
     UserError: an array that shows a size is missing or of another rank.
   """
+  original = any(f'/{ORIGINAL.attention}/' in name for name in arrays)
+  numbering = ORIGINAL if original else LATER
   stacked = f'{BLOCK}/LayerNorm_0/scale' in arrays
   first = BLOCK if stacked else f'{BLOCK}_0'
-  kernel = shape(path, arrays, 'embedding/kernel', 4)
-  mlp = f'{first}/{numbering.mlp}/Dense_0/bias'
-  query = f'{first}/{numbering.attention}/query/kernel'
-  return dict(
+
+  def shape(name: str, rank: int) -> tuple[int, ...]:
+    return foreign.shape(path, arrays, name, rank, KIND)
+
+  kernel = shape('embedding/kernel', 4)
+  mlp = shape(f'{first}/{numbering.mlp}/Dense_0/bias', 1 + stacked)
+  query = shape(f'{first}/{numbering.attention}/query/kernel', 3 + stacked)
+  pool = 'map' if _PROBE in arrays else 'gap'
+  keys = dict(
     patch_size=kernel[0],
     width=kernel[-1],
-    depth=shape(path, arrays, mlp, 2)[0] if stacked else depth(arrays),
-    mlp_dim=shape(path, arrays, mlp, 1 + stacked)[-1],
-    num_heads=shape(path, arrays, query, 3 + stacked)[-2],
+    depth=mlp[0] if stacked else _depth(arrays),
+    mlp_dim=mlp[-1],
+    num_heads=query[-2],
     pre_logits='pre_logits/kernel' in arrays,
+    pool='token' if 'cls' in arrays else pool,
   )
+  block = BLOCK if stacked else NUMBERED_BLOCK
+  return keys, names(block, numbering) | POOLING
+
+
+def _depth(names: Iterable[str]) -> int:
+  """Returns the number of layers that are numbered in a file's names."""
+  found = (re.match(rf'{BLOCK}_(\d+)/', name) for name in names)
+  return max((int(match[1]) + 1 for match in found if match), default=0)

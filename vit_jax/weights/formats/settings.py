@@ -7,7 +7,7 @@ what each key may be; everything else in the package can then rely on it.
 import json
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from vit_jax.errors import UserError
@@ -53,6 +53,12 @@ def number(low: float, high: float) -> Rule:
     lambda value: _is_number(value) and low <= value <= high,
     f'a number from {low:g} to {high:g}',
   )
+
+
+def choice(names: Iterable[str]) -> Rule:
+  """Returns a rule for one of several strings."""
+  names = tuple(names)
+  return Rule(lambda value: value in names, f'one of {", ".join(names)}')
 
 
 def several(rule: Rule, low: int, high: int) -> Rule:

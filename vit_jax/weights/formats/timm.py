@@ -38,9 +38,7 @@ _NOTES = 'vit_jax'  # key of our notes in the metadata of a file
 _MODEL_ARGS: settings.Rules = {
   'num_heads': settings.integer(1, 4096),
   'window_size': settings.integer(1, 4096),
-  'window_rule': settings.Rule(
-    lambda value: value in windows.RULES, ' or '.join(windows.RULES)
-  ),
+  'window_rule': settings.choice(windows.RULES),
   'act_layer': settings.TEXT,
   'global_pool': settings.TEXT,
 }
@@ -62,9 +60,7 @@ _CONFIG: settings.Rules = {
 _NOTES_RULES: settings.Rules = {
   'model_args': _MODEL_ARGS,
   'image_size': settings.several(settings.SIDE, 2, 2),
-  'gelu': settings.Rule(
-    lambda value: value in foreign.GELUS.values(), 'exact, tanh or quick'
-  ),
+  'gelu': settings.choice(foreign.KINDS_OF_GELU),
   'epsilon': settings.number(0, 1),
   'mean': settings.MEAN,
   'std': settings.STD,
@@ -104,34 +100,29 @@ def load(path: str) -> Pretrained:
   if file.is_dir():
     path = os.fspath(file / 'model.safetensors')
   arrays = tensors.read(path)
-  notes = _notes(path)
-  config = {} if notes else _config(path)
+  family, notes = _family(arrays), _notes(path)
+  if notes:  # which are complete
+    size = {'input_size': (3, *notes.pop('image_size'))}
+    args = family.UNNOTED | notes.pop('model_args', {})
+    config = {'model_args': args, 'pretrained_cfg': size}
+    found = family.describe(path, arrays, config)
+    unseen = Unseen(known_from="the file's own notes", **notes)
+    return foreign.pretrained(path, found, unseen)
+  config = _config(path)
   named = config.get('architecture')
-  architecture = given or (timm_models.find(named) if named else None)
-  if not named and not notes:
-    architecture = architecture or timm_models.of_file(path)
-  if notes:
-    config = dict(
-      model_args=notes.pop('model_args', {}),
-      pretrained_cfg=dict(input_size=(3, *notes.pop('image_size'))),
-    )
-    architecture = None  # the notes are complete
-  family = _family(arrays)
-  if notes:
-    config['model_args'] = {**family.UNNOTED, **config['model_args']}
+  architecture = given or (
+    timm_models.find(named) if named else timm_models.of_file(path)
+  )
   if architecture:
     _check_supported(path, architecture)
   found = family.describe(path, arrays, config, architecture)
-  if notes:
-    unseen = Unseen(known_from="the file's own notes", **notes)
-  elif named or architecture:
+  if named or architecture:
     unseen = _unseen(path, config, architecture, found.image_size)
   else:
     unseen = families.unseen(path, arrays, found.image_size)
-  if not notes:
-    _warn_of_assumptions(
-      path, family.assumptions(found, config, architecture, unseen.gelu)
-    )
+  _warn_of_assumptions(
+    path, family.assumptions(found, config, architecture, unseen.gelu)
+  )
   return foreign.pretrained(path, found, unseen)
 
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from vit_jax.errors import UserError
 from vit_jax.models.swin import relative, sizes, stage
+from vit_jax.weights.formats import naming as naming_lib
 from vit_jax.weights.formats.foreign import Described
 from vit_jax.weights.formats.naming import Naming, Part
 from vit_jax.weights.formats.timm_models import Architecture
@@ -28,6 +29,12 @@ _TABLE = 'layers.0.blocks.0.attn.relative_position_bias_table'
 _MASK = 'layers.0.blocks.1.attn_mask'
 # Arrays that follow from the sizes; some files contain them all the same.
 _DERIVED = r'.*\.(relative_position_index|attn_mask)'
+_NAMES = {
+  'embedding': 'patch_embed.proj',
+  'embedding_norm': 'patch_embed.norm',
+  'norm': 'norm',
+  'head': 'head.fc',
+}
 _BLOCK: dict[str, str | Part] = {
   **{name: name for name in ('norm1', 'norm2')},
   **{
@@ -52,40 +59,41 @@ def naming(model: Any) -> Naming:
 
 
 def _naming(stages: int) -> Naming:
-  names: dict[str, str | Part] = {
-    'embedding': 'patch_embed.proj',
-    'embedding_norm': 'patch_embed.norm',
-    'norm': 'norm',
-    'head': 'head.fc',
-  }
-  for i in range(stages):
-    if i:
-      names[f'merge{i}'] = f'layers.{i}.downsample.reduction'
-      names[f'merge{i}/norm'] = f'layers.{i}.downsample.norm'
-    names |= blocks(i, 'layers.{stage}.blocks.{number}.', _BLOCK)
-  return Naming(names, torch=True)
+  return stacked(_NAMES, _BLOCK, 'layers.', stages, merging_of=0)
 
 
-def blocks(
-  stage: int, prefix: str, names: Mapping[str, str | Part]
-) -> dict[str, str | Part]:
-  """Returns the names of a stage's blocks, which are stacked in pairs here.
+def stacked(
+  names: Mapping[str, str],
+  block: Mapping[str, str | Part],
+  layers: str,
+  stages: int,
+  merging_of: int,
+) -> Naming:
+  """Returns the names of a Swin, whose blocks are stacked in pairs here.
 
   Args:
-    stage: index of the stage, from 0.
-    prefix: prefix of a block's names there, with '{stage}' and '{number}'.
-    names: names after the prefix, {path in a block: name}.
+    names: names outside the stages, {path: name}.
+    block: names in a block, {path: name}.
+    layers: prefix of the stages' names, before the index of a stage.
+    stages: number of stages.
+    merging_of: stage that a merging of patches belongs to: 0 for the stage that
+      follows, -1 for the one before it.
   """
-  found: dict[str, str | Part] = {}
-  for kind, number in (('plain', '{2i}'), ('shifted', '{2i+1}')):
-    there = prefix.replace('{stage}', str(stage)).replace('{number}', number)
-    for path, name in names.items():
-      here = f'stage{stage + 1}/layers/{kind}/{path}'
-      if isinstance(name, Part):
-        found[here] = name._replace(name=there + name.name)
-      else:
-        found[here] = there + name
-  return found
+  found: dict[str, str | Part] = dict(names)
+  for i in range(1, stages):
+    merging = f'{layers}{i + merging_of}.downsample'
+    found[f'merge{i}'] = f'{merging}.reduction'
+    found[f'merge{i}/norm'] = f'{merging}.norm'
+  for i in range(stages):
+    for kind, number in (('plain', '{2i}'), ('shifted', '{2i+1}')):
+      here = f'stage{i + 1}/layers/{kind}/'
+      there = f'{layers}{i}.blocks.{number}.'
+      for path, name in block.items():
+        if isinstance(name, Part):
+          found[here + path] = name._replace(name=there + name.name)
+        else:
+          found[here + path] = there + name
+  return Naming(found, torch=True)
 
 
 def completed(
@@ -165,15 +173,11 @@ def _of_authors(names: Container[str]) -> bool:
 
 def _renamed(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
   """Returns arrays under timm's names, without derived ones."""
-  ends_stages = _of_authors(arrays)
-  renamed = {}
-  for name, array in arrays.items():
-    if re.fullmatch(_DERIVED, name):
-      continue
-    if ends_stages:
-      name = re.sub(r'layers\.(\d+)\.downsample', _next_stage, name)
-    renamed[re.sub(r'^head\.(weight|bias)$', r'head.fc.\1', name)] = array
-  return renamed
+  aliases: list[tuple[str, Any]] = [(r'^head\.(weight|bias)$', r'head.fc.\1')]
+  if _of_authors(arrays):  # in whose code a stage ends with its merging
+    aliases.append((r'layers\.(\d+)\.downsample', _next_stage))
+  renamed = naming_lib.renamed(arrays, aliases)
+  return {k: v for k, v in renamed.items() if not re.fullmatch(_DERIVED, k)}
 
 
 def _next_stage(found: re.Match[str]) -> str:

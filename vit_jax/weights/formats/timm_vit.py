@@ -16,6 +16,7 @@ from vit_jax.errors import UserError
 from vit_jax.models.layers.norm import EPSILON
 from vit_jax.models.vit import sizes as sizes_lib
 from vit_jax.weights.formats import foreign, timm_models
+from vit_jax.weights.formats import naming as naming_lib
 from vit_jax.weights.formats.foreign import Described
 from vit_jax.weights.formats.naming import Naming, Part
 from vit_jax.weights.formats.timm_models import Architecture
@@ -71,12 +72,19 @@ _PATCH_BIAS = 'patch_embed.proj.bias'
 _POOLS = {'token': 'token', 'avg': 'gap', 'map': 'map'}
 # Names in the repositories that timm's were derived from.
 ALIASES = (
-  (r'(module\.|backbone\.)+', ''),
-  (r'(blocks\.\d+\.)gamma_([12])$', r'\1ls\2.gamma'),
-  (r'register_tokens$', 'reg_token'),
-  (r'(blocks\.\d+\.mlp\.)w12\.', r'\1fc1.'),
-  (r'(blocks\.\d+\.mlp\.)w3\.', r'\1fc2.'),
+  (r'^(module\.|backbone\.)+', ''),
+  (r'^(blocks\.\d+\.)gamma_([12])$', r'\1ls\2.gamma'),
+  (r'^register_tokens$', 'reg_token'),
+  (r'^(blocks\.\d+\.mlp\.)w12\.', r'\1fc1.'),
+  (r'^(blocks\.\d+\.mlp\.)w3\.', r'\1fc2.'),
 )
+# Arrays that show an option of the model.
+_SHOWN_BY = {
+  'distilled': 'dist_token',
+  'qk_norm': 'blocks.0.attn.q_norm.weight',
+  'pre_norm': 'norm_pre.weight',
+  'fc_norm': 'fc_norm.weight',  # in place of `norm`
+}
 # Arrays that an encoder does not use.
 LEFT_OUT = {
   "a decoder and its mask token (MAE's)": r'decoder_|mask_token',
@@ -254,19 +262,13 @@ def renamed(
     path: path of the file, for the log.
     arrays: arrays under timm's names or older ones.
   """
-  found, left_out = {}, dict.fromkeys(LEFT_OUT, 0)
-  for name, array in arrays.items():
-    for pattern, replacement in ALIASES:
-      name = re.sub(f'^{pattern}', replacement, name)
-    for group, pattern in LEFT_OUT.items():
-      if re.match(pattern, name):
-        left_out[group] += 1
-        break
-    else:
-      found[name] = array
-  for group, count in left_out.items():
-    if count:
-      log.info('%s: left out %s, %d arrays', path, group, count)
+  found = naming_lib.renamed(arrays, ALIASES)
+  for group, pattern in LEFT_OUT.items():
+    unused = [name for name in found if re.match(pattern, name)]
+    if unused:
+      log.info('%s: left out %s, %d arrays', path, group, len(unused))
+    for name in unused:
+      del found[name]
   return found
 
 
@@ -278,15 +280,8 @@ def _keys(path: str, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
   """
 
   def shape(name: str, rank: int) -> tuple[int, ...]:
-    found = arrays[name].shape if name in arrays else None
-    if found is None or len(found) != rank or 0 in found:
-      actual = 'it is missing' if found is None else f'it is {list(found)}'
-      raise UserError(
-        f"{path} does not hold a Vision Transformer under timm's names: {name} "
-        f'must have {rank} dimensions, and {actual}; the file has '
-        f'{", ".join(sorted(arrays)[:3])} …'
-      )
-    return found
+    kind = "a Vision Transformer under timm's names"
+    return foreign.shape(path, arrays, name, rank, kind)
 
   width, _, patch_size, _ = shape('patch_embed.proj.weight', 4)
   shape('pos_embed', 3)
@@ -306,17 +301,9 @@ def _keys(path: str, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
     keys['gated'] = True
   if 'reg_token' in arrays:
     keys['registers'] = shape('reg_token', 3)[1]
-  if 'dist_token' in arrays:
-    keys['distilled'] = True
   if 'blocks.0.ls1.gamma' in arrays:
     keys['layer_scale'] = _LAYER_SCALE
-  if 'blocks.0.attn.q_norm.weight' in arrays:
-    keys['qk_norm'] = True
-  if 'norm_pre.weight' in arrays:
-    keys['pre_norm'] = True
-  if 'fc_norm.weight' in arrays:  # in place of `norm`
-    keys['fc_norm'] = True
-  return keys
+  return keys | {key: True for key, name in _SHOWN_BY.items() if name in arrays}
 
 
 def _with_positions(
