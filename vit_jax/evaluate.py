@@ -35,6 +35,7 @@ from vit_jax.data import matching
 from vit_jax.data.pipeline import stream
 from vit_jax.errors import UserError, check_range, closest
 from vit_jax.files import atomic, jsonl, paths
+from vit_jax.objectives.contract import metric_suffix
 from vit_jax.processes import runtime
 from vit_jax.training.figures import Figures
 from vit_jax.weights import pretrained
@@ -149,11 +150,11 @@ def run(
       source = config.evals[name].get('source') or config.source
       data = f'{data_flags.title(source)}/{chosen[name]}'
       result[f'{name}/data' if several else 'data'] = data
-      for suffix, params in weights.weights(mesh).items():
+      for kind, params in weights.weights(mesh).items():
         if several:
-          prefix = f'{name}{suffix}/'
+          prefix = f'{name}{metric_suffix(kind)}/'
         else:
-          prefix = f'{suffix.lstrip("_")}/' if suffix else ''
+          prefix = '' if kind == 'params' else f'{kind}/'
         scores = built[name].run(params)
         if tables and hasattr(built[name], 'tables'):
           _write_tables(tables, f'{name}{suffix}', built[name].tables())

@@ -302,8 +302,8 @@ def test_a_new_teacher_equals_its_student():
   assert started['model'] is given and of.backbone(started) is given
   taught = of.start_extra(started, extra)['teacher']
   jax.tree.map(np.testing.assert_array_equal, started, taught)
-  assert [*of.weights(params, extra)] == ['', '_teacher']
-  assert of.weights(params, extra)['_teacher'] is extra['teacher']
+  assert [*of.weights(params, extra)] == ['params', 'teacher']
+  assert of.weights(params, extra)['teacher'] is extra['teacher']
 
 
 def test_drop_path_applies_to_the_student_only():

@@ -148,7 +148,7 @@ def test_three_steps_equal_torch(keys, ours, theirs):
   np.testing.assert_allclose(
     last.params['head']['bias'], linear.bias.detach(), rtol=1e-3, atol=1e-5
   )
-  weights = of.weights(last.params, last.extra)['']
+  weights = of.weights(last.params, last.extra)['params']
   if of.batch_norm:
     close = dict(rtol=1e-5, atol=1e-6)
     found = weights['statistics']
@@ -253,7 +253,7 @@ def test_models_without_class_token_use_their_own_features():
   of.check(SPEC)
   params, extra = jax.jit(of.init)(jax.random.key(0), None)
   batch = batch_of(0)
-  found = of.predict(of.weights(params, extra)[''], batch)
+  found = of.predict(of.weights(params, extra)['params'], batch)
   images = batch['image'].astype(jnp.float32) / 127.5 - 1
   np.testing.assert_allclose(
     found['features'],

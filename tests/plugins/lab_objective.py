@@ -53,4 +53,4 @@ class Objective(Defaults):
     return jax.tree.map(follow, extra, new)
 
   def weights(self, params, extra):
-    return {'': params, '_teacher': extra['teacher']}
+    return {'params': params, 'teacher': extra['teacher']}

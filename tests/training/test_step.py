@@ -365,7 +365,7 @@ class Teaching(Loss):
     return {'sum': total, 'teacher': 0.5 * (extra['teacher'] + params)}
 
   def weights(self, params, extra):
-    return {'': params, '_teacher': extra['teacher']}
+    return {'params': params, 'teacher': extra['teacher']}
 
 
 @pytest.mark.parametrize('micro_batches', [1, 2])
@@ -390,10 +390,10 @@ def test_weights_contain_those_of_the_objective_and_the_average():
     batch = {'x': jnp.ones(4)}
     state, _ = of.train_step(state, batch, jax.random.key(0), {})
   weights = of.weights(state)
-  assert list(weights) == ['', '_teacher', '_ema']
-  assert float(weights['']) == -2
-  assert float(weights['_ema']) == pytest.approx((-2 - 0.5) / 1.5)
-  assert float(weights['_teacher']) == float(state.extra['teacher'])
+  assert list(weights) == ['params', 'teacher', 'ema']
+  assert float(weights['params']) == -2
+  assert float(weights['ema']) == pytest.approx((-2 - 0.5) / 1.5)
+  assert float(weights['teacher']) == float(state.extra['teacher'])
   without = trainer(Teaching())
   state = without.init_state(jax.random.key(0), None)
-  assert list(without.weights(state)) == ['', '_teacher']
+  assert list(without.weights(state)) == ['params', 'teacher']

@@ -5,9 +5,10 @@ from collections.abc import Iterable
 from vit_jax.config import plugins
 from vit_jax.config.completion import EVALS, Config
 from vit_jax.errors import UserError, closest
+from vit_jax.objectives.contract import metric_suffix
 
 
-def check(config: Config, endings: Iterable[str]) -> None:
+def check(config: Config, weights: Iterable[str]) -> None:
   """Checks that the run computes the metric that selects its best checkpoint.
 
   An evaluator lists in its attribute `higher_is_better` the metrics that can
@@ -15,7 +16,7 @@ def check(config: Config, endings: Iterable[str]) -> None:
 
   Args:
     config: the completed config.
-    endings: names of the evaluated weights, see `Objective.weights`.
+    weights: names of the evaluated weights, see `Objective.weights`.
 
   Raises:
     UserError: no evaluator of the config computes the metric.
@@ -25,9 +26,9 @@ def check(config: Config, endings: Iterable[str]) -> None:
     return
   metric = best.rpartition('/')[2]
   allowed = [
-    f'{name}{ending}/{value}'
+    f'{name}{metric_suffix(kind)}/{value}'
     for name, section in config.evals.items()
-    for ending in endings
+    for kind in weights
     for value in getattr(
       plugins.resolve(EVALS, section.name), 'higher_is_better', (metric,)
     )

@@ -255,11 +255,25 @@ class Objective(Protocol):
     ...
 
   def weights(self, params: PyTree, extra: PyTree) -> dict[str, PyTree]:
-    """Returns all sets of weights to evaluate, by the suffix of their metrics.
+    """Returns all sets of weights to evaluate, by name.
 
-    `{'': params}`, and also `{'_teacher': …}` if there is a teacher.
+    `{'params': params}`, and also `{'teacher': …}` if there is a teacher. The
+    flags `--weights` take these names; see `metric_suffix` for metrics. The
+    name 'ema' is that of the average of the parameters.
     """
     ...
+
+
+def metric_suffix(weights: str) -> str:
+  """Returns what follows an evaluator's name in metrics of a set of weights.
+
+  The metrics of the evaluator `val` begin with `val/` for the parameters
+  themselves and with `val_teacher/` for the weights 'teacher'.
+
+  Args:
+    weights: name of the set, see `Objective.weights`.
+  """
+  return '' if weights == 'params' else f'_{weights}'
 
 
 class Defaults:
@@ -344,4 +358,4 @@ class Defaults:
   def weights(self, params: PyTree, extra: PyTree) -> dict[str, PyTree]:
     """Returns the parameters only."""
     del extra
-    return {'': params}
+    return {'params': params}

@@ -259,7 +259,7 @@ class Objective(AroundModel):
 
   def weights(self, params: PyTree, extra: PyTree) -> dict[str, PyTree]:
     """Returns the student and the teacher; the teacher is usually better."""
-    return {'': params, '_teacher': extra['teacher']}
+    return {'params': params, 'teacher': extra['teacher']}
 
 
 def cross_entropies(

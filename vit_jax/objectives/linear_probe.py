@@ -173,7 +173,8 @@ class Objective(AroundModel):
 
   def weights(self, params: PyTree, extra: PyTree) -> dict[str, PyTree]:
     """Returns the parameters together with the running statistics."""
-    return {'': params | ({'statistics': extra} if self.batch_norm else {})}
+    statistics = {'statistics': extra} if self.batch_norm else {}
+    return {'params': params | statistics}
 
   def predict(self, params: PyTree, batch: Batch) -> dict[str, Array]:
     """Returns features (before the normalization) and logits, float32.

@@ -11,6 +11,7 @@ from vit_jax.config import durations, sections
 from vit_jax.config.plugins import build
 from vit_jax.errors import UserError
 from vit_jax.evaluators.contract import Evaluator, Setting
+from vit_jax.objectives.contract import metric_suffix
 from vit_jax.processes.preemption import StopRequested
 from vit_jax.training import data
 from vit_jax.training.experiment import Experiment
@@ -123,10 +124,11 @@ class Evaluations:
           with self._timed('eval'):
             runner.draw(weights, f'step {step:,}')
           continue
-        for suffix, params in weights.items():
+        for kind, params in weights.items():
           with self._timed('eval'):
             scores = runner.run(params)
-          results |= {f'{name}{suffix}/{key}': v for key, v in scores.items()}
+          prefix = f'{name}{metric_suffix(kind)}/'
+          results |= {prefix + key: value for key, value in scores.items()}
       except StopRequested:
         return None
     return results

@@ -40,7 +40,7 @@ class Figures:
     /,
     *,
     split: str,
-    weights: str = '',
+    weights: str = 'params',
     num_images: int = 32,
     every: str = '0 steps',
   ):
@@ -51,8 +51,9 @@ class Figures:
       setting: setting of the run's evaluators.
       workdir: directory of the run.
       split: split of the run's source from which the images are taken.
-      weights: '' for the trained weights, or the suffix of other weights that
-        the run evaluates: '_ema', '_teacher'.
+      weights: weights that are examined: 'params' for the parameters
+        themselves, 'ema' for their average, or another name that the objective
+        defines ('teacher').
       num_images: number of images over which the attention distance is
         averaged; the paper's Figure 11 uses 128.
       every: duration between two drawings; '0 steps' draws only at the end.
@@ -63,7 +64,8 @@ class Figures:
     durations.check('every', every)
     check_range('num_images', num_images, at_least=1)
     self._experiment, self._setting = experiment, setting
-    self._workdir, self._suffix = workdir, weights
+    # Configs of earlier versions have '' and '_ema'.
+    self._workdir, self._weights = workdir, weights.lstrip('_') or 'params'
     self._source = Spread(setting.open_source(split), num_images)
 
   def draw(self, weights: dict[str, PyTree], title: str) -> None:
@@ -72,16 +74,16 @@ class Figures:
     All processes must call it. A failure is logged and does not end the run.
 
     Args:
-      weights: weights by suffix, see `Trainer.weights`. Nothing is drawn if
-        the suffix of the config is missing.
+      weights: weights by name, see `Trainer.weights`. Nothing is drawn if
+        those of the config are missing.
       title: title of the figures, such as 'step 600'.
     """
     # Figures of another set of weights would overwrite these.
-    if self._suffix not in weights:
+    if self._weights not in weights:
       return
-    if self._suffix:
-      title = f'{title}, {self._suffix}'
-    setting, params = gather_to_main(self._setting, weights[self._suffix])
+    if self._weights != 'params':
+      title = f'{title}, {self._weights}'
+    setting, params = gather_to_main(self._setting, weights[self._weights])
     from_main(functools.partial(self._draw_safely, setting, params, title))
 
   def _draw_safely(self, setting: Setting, params: PyTree, title: str) -> None:

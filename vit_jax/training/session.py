@@ -311,7 +311,7 @@ class Session:
       self.workdir,
       self.experiment,
       self._setting,
-      self.experiment.trainer.weights(state)[''],
+      self.experiment.trainer.weights(state)['params'],
       self._source,
       step=self.experiment.total_steps,
     )

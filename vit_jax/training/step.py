@@ -111,17 +111,17 @@ class Trainer:
     )
 
   def weights(self, state: TrainState) -> dict[str, PyTree]:
-    """Returns all sets of weights to evaluate, by the suffix of their metrics.
+    """Returns all sets of weights to evaluate, by name.
 
-    The objective defines them; '_ema' is added if an average is kept.
+    The objective defines them; 'ema' is added if an average is kept.
 
     Args:
       state: training state.
     """
     weights = self.objective.weights(state.params, state.extra)
     if state.average is not None:
-      mean = self.objective.weights(state.average.mean, state.extra)['']
-      weights = weights | {'_ema': mean}
+      mean = self.objective.weights(state.average.mean, state.extra)
+      weights = weights | {'ema': mean['params']}
     return weights
 
   def train_step(

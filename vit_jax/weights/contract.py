@@ -124,7 +124,7 @@ class Pretrained:
   def weights(self, mesh: Mesh) -> dict[str, PyTree]:
     """Loads all sets of weights, by the names of `Trainer.weights`.
 
-    Weights without the objective's own state are a single set, named ''.
+    Weights without the objective's own state are a single set, 'params'.
 
     Args:
       mesh: mesh of the devices.
@@ -140,17 +140,17 @@ class Pretrained:
     self, params: PyTree, extra: PyTree | None, average: PyTree | None
   ) -> dict[str, PyTree]:
     """Returns the sets of weights that are not None, by name."""
-    found = {'': params}
+    found = {'params': params}
     if extra is not None:
       found = self.objective().weights(params, extra)
-    return found if average is None else found | {'_ema': average}
+    return found if average is None else found | {'ema': average}
 
   def chosen(self, name: str) -> 'Pretrained':
     """Returns the same training with another set of weights as parameters.
 
     Args:
       name: 'params' for the parameters themselves, 'ema' for their average, or
-        another name of `Objective.weights` without its underscore ('teacher').
+        another name of `Objective.weights` ('teacher').
 
     Raises:
       UserError: the weights contain no set of that name.
@@ -158,16 +158,15 @@ class Pretrained:
     if name == 'params':
       return self
     names = self._names()
-    if f'_{name}' not in names:
-      shown = ', '.join(ending.lstrip('_') or 'params' for ending in names)
+    if name not in names:
       raise UserError(
-        f'{self.path} holds no weights {name!r}; it has {shown}: give one of '
-        'these.'
+        f'{self.path} holds no weights {name!r}; it has {", ".join(names)}: '
+        'give one of these.'
       )
 
     def load(abstract: PyTree) -> PyTree:
       mesh = jax.tree.leaves(abstract)[0].sharding.mesh
-      return self.weights(mesh)[f'_{name}']
+      return self.weights(mesh)[name]
 
     return dataclasses.replace(self, load=load)
 
