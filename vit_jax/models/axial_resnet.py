@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import itertools
-from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -127,6 +126,7 @@ class AxialResNet(Backbone):
 
   stages_method = 'maps'
   title = 'An AxialResNet'
+  determined = ('depths', 'num_heads')
   sharding_rules = ((r'head/(kernel|bias)', -1),)
 
   def setup(self):
@@ -198,11 +198,6 @@ class AxialResNet(Backbone):
       offsets = resize_axis(offsets, 2 * side - 1, method)
       adapted[path] = offsets.swapaxes(-1, -2)
     return adapted
-
-  @property
-  def architecture(self) -> dict[str, Any]:
-    """Sizes of the model."""
-    return {'depths': self.config.depths, 'num_heads': self.config.num_heads}
 
 
 Model = backbone.constructor(AxialResNet, Config)

@@ -180,6 +180,7 @@ class AxialViT(Backbone):
 
   outputs = ('tokens', 'layers')
   title = 'An Axial-ViT'
+  determined = (*sizes.NAMES, 'gelu')
   sized = ('position/',)
   sharding_rules = (*encoder.SHARDING_RULES, (r'head/(kernel|bias)', -1))
 
@@ -237,11 +238,6 @@ class AxialViT(Backbone):
     """Interpolates positions; see `positions.resize_leaves`."""
     grids = self.grid(old_size), self.grid(new_size)
     return resize_leaves(leaves, *grids, method)
-
-  @property
-  def architecture(self) -> dict[str, Any]:
-    """Sizes, and the kind of GELU, which no shape shows."""
-    return {key: getattr(self.config, key) for key in (*sizes.NAMES, 'gelu')}
 
 
 Model = backbone.constructor(AxialViT, Config)

@@ -136,9 +136,9 @@ class BackboneConfig:
 class Backbone(nn.Module, Defaults):
   """Base class of the backbones; satisfies `models.contract.Model`.
 
-  A subclass defines `_predict` and, where the names differ, `outputs`,
-  `stages_method` and `title`. The keys of its config are readable as attributes
-  of the model: `model.width` is `model.config.width`.
+  A subclass defines `_predict`, `determined` and, where the names differ,
+  `outputs`, `stages_method` and `title`. The keys of its config are readable as
+  attributes of the model: `model.width` is `model.config.width`.
 
   Attributes:
     num_classes: number of outputs of the head; 0 for a model without a head.
@@ -148,8 +148,10 @@ class Backbone(nn.Module, Defaults):
   num_classes: int
   config: Any
 
-  # Names that `want` may contain; the method that returns the maps of all
-  # stages, whose shapes differ; the name of the model in error messages.
+  # Keys of the config that the parameters determine; names that `want` may
+  # contain; the method that returns the maps of all stages, whose shapes
+  # differ; the name of the model in error messages.
+  determined = ()
   outputs = ('tokens',)
   stages_method = ''
   title = 'This model'
@@ -243,6 +245,11 @@ class Backbone(nn.Module, Defaults):
     """Returns features, their logits and tokens as `_predict` does."""
     logits = self._logits(features)
     return {'features': features, 'logits': logits, 'tokens': tokens}
+
+  @property
+  def architecture(self) -> dict[str, Any]:
+    """Keys that the parameters determine, even where no shape shows them."""
+    return {key: getattr(self.config, key) for key in self.determined}
 
   @nn.nowrap
   def replace(self, **options: Any) -> Any:

@@ -75,6 +75,7 @@ class ResNet(Backbone):
 
   stages_method = 'maps'
   title = 'A ResNet'
+  determined = SIZES
   sharding_rules = (*residual.SHARDING_RULES, (r'head/(kernel|bias)', -1))
 
   def setup(self):
@@ -116,11 +117,6 @@ class ResNet(Backbone):
       x = stage(x)
       maps.append(x)
     return maps
-
-  @property
-  def architecture(self) -> dict[str, Any]:
-    """Sizes of the model."""
-    return {key: getattr(self.config, key) for key in SIZES}
 
 
 Model = backbone.constructor(ResNet, Config)

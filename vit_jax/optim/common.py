@@ -1,4 +1,4 @@
-"""What all optimizers have: clipping, decay, rules, and the learning rate."""
+"""Clipping, weight decay, rules and learning rate, for all optimizers."""
 
 import dataclasses
 import functools
@@ -111,9 +111,9 @@ class Common:
     return optax.chain(clip, scale, self._decay(table, steps), last, *rate)
 
   def _decays(self, table: rules_lib.Table) -> Callable[[PyTree], PyTree]:
-    """(parameters) → a tree of whether each decays."""
-    mask, ever = _decay_mask(self.decay_mask), self.weight_decay_end
-    if not self.weight_decay and not ever:
+    """Returns the function (parameters) → a tree of whether each decays."""
+    mask = _decay_mask(self.decay_mask)
+    if not self.weight_decay and not self.weight_decay_end:
       return functools.partial(jax.tree.map, lambda _: False)
     return lambda params: jax.tree.map(
       lambda decays, rule: bool(decays and rule.decay),
@@ -124,17 +124,13 @@ class Common:
   def _decay(
     self, table: rules_lib.Table, steps: Steps
   ) -> optax.GradientTransformation:
-    """Adds what decays."""
-    mask, start, end = (
-      _decay_mask(self.decay_mask),
-      self.weight_decay,
-      self.weight_decay_end,
-    )
-    check_range('optimizer.weight_decay', start, at_least=0)
+    """Returns the transformation that adds weight decay to directions."""
+    mask = _decay_mask(self.decay_mask)
+    decay, end = self.weight_decay, self.weight_decay_end
+    check_range('optimizer.weight_decay', decay, at_least=0)
     check_range('optimizer.weight_decay_end', end, at_least=0)
     if end is not None:
-      total = steps('100 %')
-      return rules_lib.add_decayed(cosine(start, end, total), table, mask)
-    if not start:
+      decay = cosine(decay, end, steps('100 %'))
+    elif not decay:
       return optax.identity()
-    return rules_lib.add_decayed(start, table, mask)
+    return rules_lib.add_decayed(decay, table, mask)

@@ -1,7 +1,6 @@
 """The Swin Transformer (arXiv 2103.14030)."""
 
 import itertools
-from typing import Any
 
 import flax.linen as nn
 import jax
@@ -43,6 +42,8 @@ class Swin(Backbone):
 
   stages_method = 'stages'
   title = 'A Swin'
+  # Not the window size, which fine-tuning may enlarge.
+  determined = (*sizes.NAMES, 'window_rule')
   gelu, norm_eps = 'exact', LN_EPSILON  # as published; not options
   sharding_rules = (
     *encoder.SHARDING_RULES,
@@ -189,12 +190,6 @@ class Swin(Backbone):
         )
       adapted[path] = relative.resize(table, size)
     return adapted
-
-  @property
-  def architecture(self) -> dict[str, Any]:
-    """Sizes and rule except the window size: fine-tuning may enlarge it."""
-    keys = (*sizes.NAMES, 'window_rule')
-    return {key: getattr(self.config, key) for key in keys}
 
 
 Model = backbone.constructor(Swin, Config)

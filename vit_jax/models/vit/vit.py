@@ -27,22 +27,6 @@ from vit_jax.models.vit.config import STEM, Config
 Size = tuple[int, int]
 Tokens = Float[Array, 'n t d']
 
-# Options that the parameters determine; fine-tuning takes them over.
-_ARCHITECTURE = (
-  *sizes.NAMES,
-  'pool',
-  'gelu',
-  'gated',
-  'norm_eps',
-  'qk_norm',
-  'pre_norm',
-  'layer_scale',
-  'registers',
-  'distilled',
-  'position',
-  'position_at',
-  'prefix_positions',
-)
 _DEFAULT_ALL_REDUCE, _ALL_REDUCE_PER_DEVICE = 120 * 2**20, 128 * 2**10  # bytes
 
 
@@ -71,6 +55,21 @@ class ViT(Backbone):
 
   outputs = WANTED
   title = 'A Vision Transformer'
+  determined = (
+    *sizes.NAMES,
+    'pool',
+    'gelu',
+    'gated',
+    'norm_eps',
+    'qk_norm',
+    'pre_norm',
+    'layer_scale',
+    'registers',
+    'distilled',
+    'position',
+    'position_at',
+    'prefix_positions',
+  )
   sized = ('position/', 'encoder/layers/position/')
 
   def setup(self):
@@ -373,9 +372,9 @@ class ViT(Backbone):
 
   @property
   def architecture(self) -> dict[str, Any]:
-    """Options that the parameters determine, even where no shape shows them."""
+    """Keys that the parameters determine, those of the stem included."""
     stem = None if self.stem is None else self.stem.section
-    return {k: getattr(self.config, k) for k in _ARCHITECTURE} | {'stem': stem}
+    return super().architecture | {'stem': stem}
 
   @property
   def reference(self) -> 'ViT':
