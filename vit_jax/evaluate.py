@@ -157,7 +157,8 @@ def run(
           prefix = '' if kind == 'params' else f'{kind}/'
         scores = built[name].run(params)
         if tables and hasattr(built[name], 'tables'):
-          _write_tables(tables, f'{name}{suffix}', built[name].tables())
+          file_name = name + metric_suffix(kind)
+          _write_tables(tables, file_name, built[name].tables())
         result |= {prefix + key: value for key, value in scores.items()}
   return head | described | result
 

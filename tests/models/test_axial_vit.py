@@ -167,7 +167,7 @@ def test_adapt_interpolates_rows_and_columns():
   'settings, words',
   [
     (dict(), 'patch_size, width'),
-    (TINY | dict(width=15, num_heads=3), '2 must divide width'),
+    (TINY | dict(width=15, num_heads=3), 'model.width is 15; it must be even'),
     (TINY | dict(remat='some'), "model.remat is 'some'"),
     (TINY | dict(dropout=1.0), 'model.dropout'),
   ],

@@ -60,7 +60,7 @@ class Config(BackboneConfig):
     super().__post_init__()
     self.complete(sizes.NAMES, sizes.of_variant(self.variant), 'B/16')
     self.check_sizes(*sizes.NAMES)
-    self.check_heads()
+    self.check_heads(self.width, self.num_heads)
     if self.width % 2:
       raise UserError(f'model.width is {self.width}; it must be even.')
     self.check_choices(gelu=('tanh', 'exact'))

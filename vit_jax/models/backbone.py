@@ -16,7 +16,7 @@ from vit_jax.models.layers.head import head
 from vit_jax.models.layers.initializers import Initializer
 from vit_jax.models.layers.scan import REMAT
 
-Images = Float[Array | np.ndarray, 'n y x c']
+Images = Float[Array, 'n y x c']
 # Images that may be wrong; `check_images` has a message for each mistake, which
 # a run-time type checker would preempt.
 UncheckedImages = Any
@@ -86,11 +86,11 @@ class BackboneConfig:
     for key in keys:
       check_range(f'model.{key}', getattr(self, key), **limits)
 
-  def check_heads(self) -> None:
+  def check_heads(self, width: int, num_heads: int) -> None:
     """Checks that the number of attention heads divides the width."""
-    if self.width % self.num_heads:
+    if width % num_heads:
       raise UserError(
-        f'model.width is {self.width} and model.num_heads is {self.num_heads}: '
+        f'model.width is {width} and model.num_heads is {num_heads}: '
         'num_heads must divide width.'
       )
 

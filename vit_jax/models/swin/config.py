@@ -53,7 +53,7 @@ class Config(BackboneConfig):
     self.check_sizes('width', 'num_heads', 'window_size')
     self.check_choices(window_rule=windows.RULES)
     self.check_range('drop_path', at_least=0, below=1)
-    self.check_heads()
+    self.check_heads(self.width, self.num_heads)
     if not self.depths or any(d < 2 or d % 2 for d in self.depths):
       raise UserError(
         f'model.depths is {self.depths}; each stage needs an even number of '

@@ -163,7 +163,7 @@ class Config(BackboneConfig):
     return self.width // self.num_heads
 
   def _check_combinations(self) -> None:
-    self.check_heads()
+    self.check_heads(self.width, self.num_heads)
     if self.drop_path_first and not self.drop_path:
       raise UserError(
         f'model.drop_path_first is {self.drop_path_first} and model.drop_path '
