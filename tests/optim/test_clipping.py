@@ -95,7 +95,7 @@ def test_zero_gradients_stay_zero():
   [
     (dict(clip='layer'), 'global, tensor'),
     (dict(clip='tensor', clip_joined=('(',)), 'regular expressions'),
-    (dict(clip_joined=(QKV,)), "for optimizer.clip='tensor'"),
+    (dict(clip_joined=(QKV,)), "optimizer.clip='tensor'"),
   ],
 )
 def test_messages_of_wrong_settings(settings, message):

@@ -1,4 +1,4 @@
-"""The average of weights."""
+"""Exponential moving average of the parameters."""
 
 import math
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ class Average(NamedTuple):
   Attributes:
     mean: Σ d^(t−i) θ_i / Σ d^(t−i), float32, like the parameters; zero before
       the first update.
-    count: updates it has seen, int32.
+    count: number of updates so far, int32.
   """
 
   mean: PyTree
@@ -24,22 +24,27 @@ class Average(NamedTuple):
 
 
 def init(params: PyTree) -> Average:
-  """Returns an average over no parameters yet."""
+  """Returns the average before the first update."""
   zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params)
   return Average(zeros, jnp.zeros((), jnp.int32))
 
 
 def update(average: Average, params: PyTree, decay: float) -> Average:
-  """Takes in the parameters after one update.
+  """Returns the average including the parameters after one more update.
 
-  The newest parameters weigh (1 − d) / (1 − d^t), so the weights sum to 1 from
-  the first update on: an average of .9999 that started from fixed weights would
-  hold 95 % of them after 500 updates.
+  The newest parameters have the weight (1 − d) / (1 − d^t), so the weights sum
+  to 1 from the first update on. Without this correction, an average with
+  d = .9999 would consist of 95 % initial values after 500 updates.
+
+  Args:
+    average: average before the update.
+    params: parameters after the update.
+    decay: d, in (0, 1).
 
   Reference: Polyak averaging in the paper's Table 2; the bias correction is
   that of Adam, arXiv 1412.6980, section 3.
   """
   count = average.count + 1
-  share = (1 - decay) / -jnp.expm1(count * math.log(decay))
-  mean = jax.tree.map(lambda m, p: m + share * (p - m), average.mean, params)
+  weight = (1 - decay) / -jnp.expm1(count * math.log(decay))
+  mean = jax.tree.map(lambda m, p: m + weight * (p - m), average.mean, params)
   return Average(mean, count)

@@ -1,4 +1,4 @@
-"""Limits on the length of gradients."""
+"""Clipping of gradients by their norm."""
 
 from typing import Any
 
@@ -11,29 +11,31 @@ from vit_jax.optim import tensors
 
 PyTree = Any
 KINDS = ('global', 'tensor')
-_EPSILON = 1e-6  # beside the norm, as torch has it
+_EPSILON = 1e-6  # added to the norm, as in PyTorch
 
 
 def transformation(
   limit: float, kind: str, joined: tuple[str, ...]
 ) -> optax.GradientTransformation:
-  """Clips gradients to a norm.
+  """Returns a transformation that clips gradients by their norm.
 
   Args:
-    limit: the largest norm, above 0.
-    kind: 'global', of all gradients together, or 'tensor', see `by_tensor`.
-    joined: see `by_tensor`; for that kind alone.
+    limit: largest norm, above 0.
+    kind: 'global' for the norm of all gradients, or 'tensor' for the norm of
+      each tensor, see `by_tensor`.
+    joined: patterns of leaves that are one tensor, for the kind 'tensor' only.
 
   Raises:
-    UserError: unknown kind, no regular expression, or one that is not used.
+    UserError: the kind is unknown, a pattern is not a regular expression, or
+      there are patterns and the kind is 'global'.
   """
   check_choice('optimizer.clip', kind, KINDS)
   if kind == 'tensor':
     return by_tensor(limit, joined)
   if joined:
     raise UserError(
-      f"optimizer.clip_joined is {joined}, which is for optimizer.clip='tensor'"
-      f'; it is {kind!r}.'
+      f'optimizer.clip_joined is {joined}, and optimizer.clip is {kind!r}. '
+      "Set optimizer.clip='tensor', or leave clip_joined empty."
     )
   return optax.clip_by_global_norm(limit)
 
@@ -41,16 +43,17 @@ def transformation(
 def by_tensor(
   limit: float, joined: tuple[str, ...] = ()
 ) -> optax.GradientTransformation:
-  """Clips each tensor by its own norm: g · min(1, limit / (|g| + 1e-6)).
+  """Returns a transformation that clips each tensor by its own norm.
 
-  Layers that are stacked here are tensors of their own.
+  The gradient g of a tensor becomes g · min(1, limit / (|g| + 1e-6)). Each
+  layer of a stack is a separate tensor.
 
   Args:
-    limit: the largest norm, above 0.
-    joined: see `tensors.naming`.
+    limit: largest norm, above 0.
+    joined: patterns of leaves that are one tensor, see `tensors.naming`.
 
   Raises:
-    UserError: no regular expression.
+    UserError: a pattern is not a regular expression.
 
   Reference: the code of DINO (arXiv 2104.14294).
   """

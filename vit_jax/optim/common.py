@@ -16,24 +16,26 @@ from vit_jax.optim import rules as rules_lib
 from vit_jax.optim.schedule import cosine
 
 PyTree = Any
-# Which leaves decay. 'all' is how the authors' code of the paper is read (the
-# paper names none); 'kernels' leaves out biases, norms, class token, position
-# embeddings and everything else that is no matrix product's kernel; 'tensors'
-# leaves out biases and all that has one axis in other projects (MAE, DINO).
+# Which leaves decay. 'all' is our reading of the authors' code, because the
+# paper does not specify them. 'kernels' leaves out biases, norms, class token,
+# position embeddings and everything else that is not the kernel of a matrix
+# product. 'tensors' leaves out biases and all leaves that have one axis in
+# other projects (MAE, DINO).
 DECAY_MASKS = {
   'all': lambda path, leaf: True,
   'kernels': lambda path, leaf: path.rpartition('/')[2] == 'kernel',
   'tensors': lambda path, leaf: _is_tensor(path, leaf),
 }
-Steps = Callable[[str], int]
-Decays = Callable[[PyTree], PyTree]  # (parameters) → whether each decays
+Steps = Callable[[str], int]  # duration ('1 epochs') → updates
+Decays = Callable[[PyTree], PyTree]  # parameters → whether each of them decays
 Adapt = Callable[[Decays], optax.GradientTransformation]
 
 
 def _is_tensor(path: str, leaf: Any) -> bool:
-  """Returns whether a leaf has two axes or more in most other codes.
+  """Returns whether a leaf has two axes or more in most other projects.
 
-  A stack of layers has one more axis here, and biases have those of the heads.
+  Here, a stack of layers has one more axis, and a bias may have an axis of
+  heads.
   """
   axes = len(leaf.shape) - (sharding.STACKED in path)
   return axes > 1 and path.rpartition('/')[2] != 'bias'
@@ -50,14 +52,16 @@ class Common:
 
   Attributes:
     clip_norm: largest norm of the gradient; None or 0 for no clipping.
-    clip: arrays whose norm is limited: 'global', all gradients together, or
-      'tensor', each tensor (and layer) by itself.
-    clip_joined: leaves that are one tensor, see `clipping.by_tensor`.
+    clip: norm that is limited: 'global' for that of all gradients, or 'tensor'
+      for that of each tensor (and each layer).
+    clip_joined: patterns of leaves that are one tensor for clipping, see
+      `tensors.naming`.
     weight_decay: decoupled weight decay, multiplied by the learning rate.
-    weight_decay_end: its value at the end of the training, after half a cosine;
-      None for a constant weight decay.
+    weight_decay_end: weight decay at the end of the training, reached along
+      half a cosine; None for a constant weight decay.
     decay_mask: leaves that decay, see `DECAY_MASKS`.
-    rules: factors of rate and decay by path, and frozen leaves, see `rules`.
+    rules: factors of rate and decay by path, and frozen leaves, see the module
+      `rules`.
   """
 
   clip_norm: float | None = None
@@ -75,17 +79,21 @@ class Common:
     steps: Steps,
     adapt: Adapt | None = None,
   ) -> optax.GradientTransformation:
-    """Clip, scale, add decay, then multiply all of it by −lr.
+    """Returns a chain that clips, scales, adds decay and multiplies by −lr.
 
     The decay is decoupled and multiplied by the learning rate: an update is
     −lr · (direction + weight_decay · parameter), times the factors of its rule.
 
     Args:
-      scale: gradients to directions.
+      scale: transformation of gradients into directions.
       schedule: learning rate by number of updates.
-      steps: a duration of the training in updates.
-      adapt: what is done to directions with their decay, given which leaves
-        decay at all.
+      steps: function that converts a duration ('1 epochs') to updates.
+      adapt: builds a transformation of the directions after their decay was
+        added, such as trust ratios; its argument returns which leaves decay.
+
+    Raises:
+      UserError: a value is outside its range, or the clipping or mask is
+        unknown.
     """
     check_range('optimizer.clip_norm', self.clip_norm, at_least=0)
     table = rules_lib.parse(self.rules)
@@ -98,9 +106,12 @@ class Common:
     if table:
       rate.append(rules_lib.scale_by(table, lambda rule: rule.lr))
     if any(rule.frozen for _, rule in table):
+      # Gradients of frozen leaves do not count in the norm for clipping.
       clip = optax.chain(rules_lib.scale_by(table, lambda rule: 1.0), clip)
       scale = scale if late else rules_lib.of_moving(table, scale)
     if late:
+      # Nor do those of leaves before `Rule.after`; the second gate removes
+      # their decay.
       gate = delays.gated(table, steps)
       clip, scale = (
         optax.chain(gate, clip),

@@ -1,4 +1,4 @@
-"""Parameters that begin to learn later than others: `Rule.after`."""
+"""Parameters whose training starts later than that of others: `Rule.after`."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -15,19 +15,24 @@ PyTree = Any
 def gated(
   table: rules.Table, steps: Callable[[str], int]
 ) -> optax.GradientTransformation:
-  """Makes updates 0 as long as `Rule.after` says."""
+  """Returns a transformation that sets updates to 0 until `Rule.after` is over.
+
+  Args:
+    table: rules of the optimizer.
+    steps: function that converts a duration ('1 epochs') to updates.
+  """
 
   def update(
     updates: PyTree, state: Any, params: PyTree = None
   ) -> tuple[PyTree, rules.Count]:
     del params
 
-    def of_leaf(rule: rules.Rule, update: jax.Array) -> jax.Array:
+    def gate(rule: rules.Rule, update: jax.Array) -> jax.Array:
       start = steps(rule.after)
       return jnp.where(state.count >= start, update, 0) if start else update
 
     updates = jax.tree.map(
-      of_leaf, rules.apply(table, updates), updates, is_leaf=rules.is_rule
+      gate, rules.apply(table, updates), updates, is_leaf=rules.is_rule
     )
     return updates, rules.Count(state.count + 1)
 
@@ -39,38 +44,51 @@ def delayed(
   steps: Callable[[str], int],
   transformation: optax.GradientTransformation,
 ) -> optax.GradientTransformation:
-  """Applies a transformation to leaves that are not frozen, after `Rule.after`.
+  """Returns a transformation that applies to leaves once `Rule.after` is over.
 
-  Parameters with the same delay share a state, which does not change until
-  then.
+  Leaves with the same delay share a state, which does not change before. Frozen
+  leaves have no state.
+
+  Args:
+    table: rules of the optimizer.
+    steps: function that converts a duration ('1 epochs') to updates.
+    transformation: transformation of all leaves, such as Adam's.
   """
 
-  def of_delay(start: int) -> optax.GradientTransformation:
-    def chosen(params: PyTree) -> PyTree:
+  def with_delay(start: int) -> optax.GradientTransformation:
+    def has_delay(params: PyTree) -> PyTree:
       return jax.tree.map(
         lambda rule: not rule.frozen and steps(rule.after) == start,
         rules.apply(table, params),
         is_leaf=rules.is_rule,
       )
 
-    begun = _begun_after(start, transformation) if start else transformation
-    return optax.masked(begun, chosen)
+    later = _apply_after(start, transformation) if start else transformation
+    return optax.masked(later, has_delay)
 
   starts = sorted({0, *(steps(rule.after) for _, rule in table)})
-  return optax.chain(*map(of_delay, starts))
+  return optax.chain(*map(with_delay, starts))
 
 
 class Begun(NamedTuple):
-  """State of a transformation, and the updates before and since it began."""
+  """State of a transformation that is applied after some updates.
+
+  Attributes:
+    count: number of all updates so far, int32.
+    inner: state of the transformation.
+  """
 
   count: jax.Array
   inner: PyTree
 
 
-def _begun_after(
+def _apply_after(
   start: int, transformation: optax.GradientTransformation
 ) -> optax.GradientTransformation:
-  """Changes neither its state nor anything else for so many updates."""
+  """Returns a transformation that does nothing in the first `start` updates.
+
+  Until then, its state does not change and updates are returned as they are.
+  """
 
   def init(params: PyTree) -> Begun:
     return Begun(jnp.zeros((), jnp.int32), transformation.init(params))

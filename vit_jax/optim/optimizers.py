@@ -1,6 +1,6 @@
 """Optimizers: constructors of the config's section `optimizer`.
 
-Each has the keys of `common.Common` in addition to its own.
+All but `lars` have the keys of `common.Common` in addition to their own.
 """
 
 import functools
@@ -19,7 +19,11 @@ from vit_jax.optim.common import DECAY_MASKS, Common, Steps
 def _adam(
   b1: float, b2: float, eps: float, moment_dtype: str = 'float32'
 ) -> optax.GradientTransformation:
-  """Returns Adam's directions, after a check of its keys."""
+  """Checks the keys of Adam and returns the transformation to its directions.
+
+  Raises:
+    UserError: a value is outside its range, or the dtype is unknown.
+  """
   check_range('optimizer.b1', b1, at_least=0, below=1)
   check_range('optimizer.b2', b2, at_least=0, below=1)
   check_range('optimizer.eps', eps, above=0)
@@ -96,7 +100,7 @@ def lamb(
   decay_mask: str = 'kernels',
   **common: Any,
 ) -> optax.GradientTransformation:
-  """Builds LAMB: Adam with steps in proportion to the weights.
+  """Builds LAMB: Adam with updates in proportion to the weights.
 
   The direction of each tensor that decays, decay included, is multiplied by
   |parameter| / |direction| (1 where either is 0); other tensors follow Adam.
@@ -110,7 +114,7 @@ def lamb(
     b1: decay of the first moment, in [0, 1).
     b2: decay of the second moment, in [0, 1).
     eps: value added to the root of the second moment, above 0.
-    trust_joined: leaves that have one ratio, see `tensors.naming`.
+    trust_joined: patterns of leaves that share a ratio, see `tensors.naming`.
     decay_mask: see `Common`.
     **common: the other fields of `Common`.
 
@@ -131,18 +135,19 @@ def lars(
   momentum: float = 0.9,
   rules: tuple = (),
 ) -> optax.GradientTransformation:
-  """Builds LARS: SGD with momentum and a trust ratio of each matrix.
+  """Builds LARS: SGD with momentum and a trust ratio for each matrix.
 
   The gradient of each tensor of two axes or more is multiplied by .001 ·
   |parameter| / |gradient| (1 where either is 0) before it enters the momentum;
   each layer of a stack has a ratio of its own. There is no weight decay. MAE
-  trains linear classifiers by it, with very large batches.
+  uses LARS for linear probing with very large batches.
 
   Args:
     schedule: learning rate by number of updates.
     steps: function that converts a duration ('1 epochs') to updates.
     momentum: decay of the trace of gradients, in [0, 1).
-    rules: factors of the rate by path, and frozen leaves, see `rules`.
+    rules: factors of the rate by path, and frozen leaves, see the module
+      `rules`.
 
   Raises:
     UserError: a value is outside its range.
@@ -175,8 +180,7 @@ def muon(
   See `orthogonal.directions`.
 
   Args:
-    schedule: learning rate by number of updates; a rate that suits Adam suits
-      Muon.
+    schedule: learning rate by number of updates; rates for Adam are suitable.
     steps: function that converts a duration ('1 epochs') to updates.
     momentum: decay of the gradients of the matrices, in [0, 1).
     b1: decay of Adam's first moment, in [0, 1).

@@ -1,4 +1,4 @@
-"""Muon's directions: momentum with all its singular values made alike."""
+"""Muon's directions: momentum whose singular values are made equal."""
 
 import math
 from typing import Any
@@ -11,22 +11,22 @@ from optax import contrib
 from vit_jax.arrays import sharding, tree
 
 PyTree = Any
-_RMS = 0.2  # of a direction of Adam, which these are made as large as
+_RMS = 0.2  # typical root mean square of a direction of Adam
 
 
 def directions(
   momentum: float, others: optax.GradientTransformation
 ) -> optax.GradientTransformation:
-  """Muon's for the matrices of the layers, another's for all other leaves.
+  """Returns Muon for the matrices of the layers, `others` for other leaves.
 
-  The gradient's momentum (Nesterov's) is made orthogonal by five steps of
-  Newton and Schulz, and multiplied by .2 √max(rows, columns), so that its
-  root mean square is that of Adam's directions and one learning rate suits
-  both. The embedding, the head, norms and biases are left to the other.
+  The Nesterov momentum of the gradient is made orthogonal by five Newton-Schulz
+  iterations and multiplied by .2 √max(rows, columns). Its root mean square is
+  then that of Adam's directions, so both can use the same learning rate. The
+  embedding, the head, norms and biases are transformed by `others`.
 
   Args:
-    momentum: in [0, 1).
-    others: transformation of the other leaves.
+    momentum: decay of the gradients, in [0, 1).
+    others: transformation of the other leaves, such as Adam's.
 
   References: Jordan et al., "Muon" (2024); Liu et al., arXiv 2502.16982,
   section 2.2, for the factor.
@@ -35,23 +35,31 @@ def directions(
     contrib.scale_by_muon(
       beta=momentum, weight_dimension_numbers=dimension_numbers
     ),
-    optax.stateless(_as_large_as_adams),
+    optax.stateless(_scale_like_adam),
   )
   return optax.partition({True: matrices, False: others}, _are_matrices)
 
 
 def dimension_numbers(params: PyTree) -> PyTree:
-  """Returns which axes of each matrix are its rows and which its columns.
+  """Returns the axes of the rows and of the columns of each matrix.
 
-  A kernel may have several axes for heads. They are divided where the matrix is
-  most nearly square: `[d, heads, d/heads]` after the first axis and `[heads,
-  d/heads, d]` before the last. Layers in a stack are separate matrices.
+  A kernel with an axis for heads has three axes per layer. They are divided
+  where the matrix is most nearly square: `[d, heads, d/heads]` after the first
+  axis and `[heads, d/heads, d]` before the last. Layers of a stack are separate
+  matrices.
+
+  Args:
+    params: arrays or their shapes.
+
+  Returns:
+    Tree of `contrib.MuonDimensionNumbers`; None for leaves that are not
+    matrices of the layers.
   """
 
   def numbers(path: str, leaf: Any) -> contrib.MuonDimensionNumbers | None:
     if not _is_matrix(path, leaf):
       return None
-    rows, columns = _divided(path, leaf)
+    rows, columns = _rows_and_columns(path, leaf)
     return contrib.MuonDimensionNumbers(rows, columns)
 
   return tree.map_with_path(numbers, params)
@@ -68,28 +76,31 @@ def _are_matrices(params: PyTree) -> PyTree:
   return tree.map_with_path(_is_matrix, params)
 
 
-def _divided(path: str, leaf: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-  """Returns the axes of rows and the axes of columns."""
+def _rows_and_columns(
+  path: str, leaf: Any
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+  """Returns the axes of the rows and the axes of the columns of a matrix."""
   first, last = int(sharding.STACKED in path), len(leaf.shape)
 
   def size(axes: range) -> int:
     return math.prod(leaf.shape[axis] for axis in axes)
 
-  def far_from_square(place: int) -> float:
-    rows, columns = size(range(first, place)), size(range(place, last))
+  def distance_from_square(split: int) -> float:
+    rows, columns = size(range(first, split)), size(range(split, last))
     return abs(math.log(rows / columns))
 
-  place = min(range(first + 1, last), key=far_from_square)
-  return tuple(range(first, place)), tuple(range(place, last))
+  split = min(range(first + 1, last), key=distance_from_square)
+  return tuple(range(first, split)), tuple(range(split, last))
 
 
-def _as_large_as_adams(updates: PyTree, params: PyTree) -> PyTree:
+def _scale_like_adam(updates: PyTree, params: PyTree) -> PyTree:
+  """Scales orthogonal matrices to the root mean square of Adam's directions."""
   del params
 
   def scaled(path: str, leaf: jax.Array) -> jax.Array:
     sides = [
       math.prod(leaf.shape[axis] for axis in axes)
-      for axes in _divided(path, leaf)
+      for axes in _rows_and_columns(path, leaf)
     ]
     return leaf * jnp.asarray(_RMS * math.sqrt(max(sides)), leaf.dtype)
 

@@ -1,7 +1,7 @@
-"""Per-path rules of an optimizer: factors of rate and decay, what stays.
+"""Per-path rules of an optimizer: factors of rate and decay, frozen leaves.
 
-A table of (pattern, settings); of the patterns that match a parameter's whole
-path the first one counts, and a parameter that none matches has no rule:
+Rules are pairs (pattern, settings). The first pattern that matches the whole
+path of a parameter applies to it; a parameter without a match has no rule:
 
     rules=(
       ('(cls|position|embedding)(/.*)?', dict(frozen=True)),
@@ -11,7 +11,8 @@ path the first one counts, and a parameter that none matches has no rule:
       ('encoder/layers/.*', dict(lr=(0.25, 0.5))),
     )
 
-The last is for the stacked parameters of two layers, each with its own rate.
+The last rule applies to the stacked parameters of two layers, each with its own
+rate.
 """
 
 import re
@@ -31,18 +32,19 @@ Table = tuple[tuple[str, 'Rule'], ...]
 
 
 class Rule(NamedTuple):
-  """What holds for some parameters.
+  """Settings for some of the parameters.
 
   Attributes:
-    lr: factor of the learning rate; or one for each layer, for parameters with
-      a leading layer axis (layer decay).
+    lr: factor of the learning rate; a tuple of one factor per layer for
+      parameters with a leading layer axis (layer decay).
     decay: factor of the weight decay.
-    frozen: whether they stay as they are; their gradients count nowhere, and
-      no moments are kept.
-    after: a duration from the start during which they stay as they are. They
-      do not decay, their gradients count nowhere, and their moments and the
-      number of updates that those are corrected by begin afterwards: what torch
-      does with parameters that have no gradient.
+    frozen: whether the parameters never change. They have no moments, and their
+      gradients do not count in the norm for clipping.
+    after: duration from the start of the training in which the parameters do
+      not change. They do not decay, and their gradients do not count in the
+      norm for clipping. Their moments, and the number of updates in the bias
+      correction of the moments, start afterwards. PyTorch does the same with
+      parameters that do not have a gradient.
   """
 
   lr: float | tuple[float, ...] = 1.0
@@ -52,22 +54,26 @@ class Rule(NamedTuple):
 
 
 class Count(NamedTuple):
-  """Updates so far, int32."""
+  """Number of updates so far, int32."""
 
   count: jax.Array
 
   @classmethod
   def init(cls, params: PyTree) -> 'Count':
-    """None yet."""
+    """Returns a count of 0."""
     del params
     return cls(jnp.zeros((), jnp.int32))
 
 
 def parse(rules: tuple[Any, ...]) -> Table:
-  """Reads `config.optimizer.rules`.
+  """Parses `config.optimizer.rules`.
+
+  Args:
+    rules: pairs of a regular expression and the fields of a `Rule`.
 
   Raises:
-    UserError: no pairs, no regular expression, unknown or impossible settings.
+    UserError: a rule is not a pair, its pattern is not a regular expression, or
+      its settings are unknown or outside their range.
   """
   return tuple(_parse_one(rule) for rule in rules)
 
@@ -76,8 +82,8 @@ def _parse_one(rule: Any) -> tuple[str, Rule]:
   example = "such as ('head/.*', dict(lr=10.0))"
   if not isinstance(rule, list | tuple) or len(rule) != 2:
     raise UserError(
-      f'optimizer.rules holds {rule!r}; each rule is a pair of a pattern and '
-      f'its settings, {example}.'
+      f'optimizer.rules contains {rule!r}; a rule must be a pair of a pattern '
+      f'and its settings, {example}.'
     )
   pattern, settings = rule
   try:
@@ -85,18 +91,20 @@ def _parse_one(rule: Any) -> tuple[str, Rule]:
     result = Rule(**settings)
   except (re.error, TypeError) as error:
     raise UserError(
-      f'optimizer.rules holds {rule!r} ({error}); allowed: a regular '
+      f'optimizer.rules contains {rule!r} ({error}); allowed: a regular '
       f'expression and a dict of {", ".join(Rule._fields)}, {example}.'
     ) from error
   rates = result.lr if isinstance(result.lr, list | tuple) else (result.lr,)
   numbers = (*rates, result.decay)
-  fine = all(type(n) in (int, float) and 0 <= n < float('inf') for n in numbers)
-  fine = fine and type(result.after) is str
-  if not fine or type(result.frozen) is not bool:
+  valid = all(
+    type(n) in (int, float) and 0 <= n < float('inf') for n in numbers
+  )
+  valid = valid and type(result.after) is str
+  if not valid or type(result.frozen) is not bool:
     raise UserError(
-      f'optimizer.rules holds {rule!r}; lr and decay are factors of 0 or more '
-      '(lr perhaps a tuple of one for each layer), frozen is True or False, '
-      "and after a duration such as '1 epochs'."
+      f'optimizer.rules contains {rule!r}; lr and decay must be factors of 0 '
+      'or more (lr may be a tuple with one factor for each layer), frozen must '
+      "be True or False, and after a duration such as '1 epochs'."
     )
   durations.check(f'optimizer.rules: after of {pattern!r}', result.after)
   return pattern, result
@@ -106,12 +114,12 @@ def apply(table: Table, params: PyTree) -> PyTree:
   """Returns a tree of `Rule`s, one for each parameter.
 
   Raises:
-    UserError: a pattern is the first match of no parameter, or of one with
-      another number of layers than the rule.
+    UserError: a pattern is not the first match of any parameter, or a rule and
+      its parameter have different numbers of layers.
   """
   used = set()
 
-  def of_leaf(path: str, leaf: Any) -> Rule:
+  def first_match(path: str, leaf: Any) -> Rule:
     for pattern, rule in table:
       if re.fullmatch(pattern, path):
         used.add(pattern)
@@ -119,21 +127,25 @@ def apply(table: Table, params: PyTree) -> PyTree:
         return rule
     return Rule()
 
-  result = tree.map_with_path(of_leaf, params)
-  idle = [pattern for pattern, _ in table if pattern not in used]
-  if idle:
+  result = tree.map_with_path(first_match, params)
+  unused = [pattern for pattern, _ in table if pattern not in used]
+  if unused:
     paths = list(tree.flatten(params))
     raise UserError(
-      f'optimizer.rules: {idle[0]!r} decides on no parameter (it matches none, '
-      'or rules before it match the same); a pattern matches a whole path, '
-      f'such as {paths[0]!r} or {paths[-1]!r}.'
+      f'optimizer.rules: {unused[0]!r} applies to no parameter (it matches '
+      'none, or earlier rules match the same ones); a pattern must match a '
+      f'whole path, such as {paths[0]!r} or {paths[-1]!r}.'
     )
   return result
 
 
 def _check_layers(pattern: str, rule: Rule, path: str, leaf: Any) -> None:
-  """Raises UserError where rates are not one for each layer of a leaf."""
-  shape = getattr(leaf, 'shape', None)  # None: masked, and not to be scaled
+  """Checks that a tuple of rates has one rate for each layer of a leaf.
+
+  Raises:
+    UserError: the numbers of rates and layers differ.
+  """
+  shape = getattr(leaf, 'shape', None)  # masked leaves have none
   if isinstance(rule.lr, float | int) or shape is None:
     return
   stacked = sharding.STACKED in path
@@ -141,24 +153,29 @@ def _check_layers(pattern: str, rule: Rule, path: str, leaf: Any) -> None:
     layers = f'{shape[0]} layers' if stacked else 'no layer axis'
     raise UserError(
       f'optimizer.rules: {pattern!r} has {len(rule.lr)} rates, one for each '
-      f'layer, and {path!r} has {layers}: give as many, or one number.'
+      f'layer, and {path!r} has {layers}: give one rate per layer, or a single '
+      'number.'
     )
 
 
 def scale_by(
   table: Table, factor: Callable[[Rule], Any]
 ) -> optax.GradientTransformation:
-  """Multiplies each update by a factor of its rule; frozen ones by 0.
+  """Returns a transformation that multiplies updates by factors of their rules.
 
-  A tuple has a factor for each layer.
+  Updates of frozen parameters are multiplied by 0.
+
+  Args:
+    table: rules of the optimizer.
+    factor: returns the factor of a rule, or a tuple of one factor per layer.
   """
 
   def scaled(rule: Rule, update: jax.Array) -> jax.Array:
-    by = 0.0 if rule.frozen else factor(rule)
-    if isinstance(by, list | tuple):  # of each layer
-      by = jnp.array(by, update.dtype)
-      return update * by.reshape(-1, *[1] * (update.ndim - 1))
-    return update if by == 1 else update * by
+    scale = 0.0 if rule.frozen else factor(rule)
+    if isinstance(scale, list | tuple):  # one for each layer
+      scale = jnp.array(scale, update.dtype)
+      return update * scale.reshape(-1, *[1] * (update.ndim - 1))
+    return update if scale == 1 else update * scale
 
   return optax.stateless(
     lambda updates, params: jax.tree.map(
@@ -172,18 +189,18 @@ def add_decayed(
   table: Table,
   mask: Callable[[PyTree], PyTree],
 ) -> optax.GradientTransformation:
-  """Adds weight_decay · factor · parameter where the mask is True.
+  """Returns a transformation that adds weight_decay · factor · parameter.
 
   Args:
-    weight_decay: a number, or one by the number of updates.
-    table: rules, for their factors.
-    mask: (parameters) → a tree of whether each decays.
+    weight_decay: number, or schedule by number of updates.
+    table: rules of the optimizer, which contain the factors.
+    mask: function of parameters to a tree of whether each of them decays.
   """
 
-  def added(updates: PyTree, params: PyTree, by: Any) -> PyTree:
+  def added(updates: PyTree, params: PyTree, value: Any) -> PyTree:
     return jax.tree.map(
       lambda u, p, rule, decays: (
-        u + by * rule.decay * p if decays and rule.decay else u
+        u + value * rule.decay * p if decays and rule.decay else u
       ),
       updates,
       params,
@@ -197,8 +214,8 @@ def add_decayed(
   def update(
     updates: PyTree, state: Any, params: PyTree = None
   ) -> tuple[PyTree, Count]:
-    by = weight_decay(state.count)
-    return added(updates, params, by), Count(state.count + 1)
+    value = weight_decay(state.count)
+    return added(updates, params, value), Count(state.count + 1)
 
   return optax.GradientTransformation(Count.init, update)
 
@@ -206,16 +223,16 @@ def add_decayed(
 def of_moving(
   table: Table, transformation: optax.GradientTransformation
 ) -> optax.GradientTransformation:
-  """Applies a transformation to leaves that are not frozen.
+  """Returns a transformation that applies to leaves that are not frozen.
 
-  Others have no state.
+  Frozen leaves have no state.
   """
 
-  def moves(params: PyTree) -> PyTree:
+  def is_trained(params: PyTree) -> PyTree:
     rules = apply(table, params)
     return jax.tree.map(lambda rule: not rule.frozen, rules, is_leaf=is_rule)
 
-  return optax.masked(transformation, moves)
+  return optax.masked(transformation, is_trained)
 
 
 def is_rule(node: Any) -> bool:

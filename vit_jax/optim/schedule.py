@@ -1,4 +1,4 @@
-"""The learning rate, and other values, by number of updates."""
+"""Schedules of the learning rate and of other values."""
 
 from typing import Any
 
@@ -23,19 +23,21 @@ def make_schedule(
   """Returns a schedule with linear warm-up from 0, followed by a decay.
 
   Args:
-    total_steps: updates in the whole training; `end_lr` is reached there.
-    warmup_steps: updates of warm-up; `base_lr` is reached after them.
-    base_lr: the peak.
+    total_steps: number of updates in the whole training, after which `end_lr`
+      is reached.
+    warmup_steps: number of updates in the warm-up, after which `base_lr` is
+      reached.
+    base_lr: peak learning rate.
     decay: 'linear', 'cosine', 'constant' (Tables 3 and 4), or 'step' to divide
       the rate by 10 at each of `decay_at` (BiT, arXiv 1912.11370).
-    end_lr: the last value of 'linear' and 'cosine' (1e-5 in the authors' linear
-      decay).
+    end_lr: final learning rate of 'linear' and 'cosine' (1e-5 in the authors'
+      linear decay).
     warmup: duration from which the caller computed `warmup_steps`.
     decay_at: fractions of the training, ascending, for 'step' only.
 
   Raises:
-    UserError: unknown decay, a negative rate, a warm-up longer than the
-      training, or `decay_at` does not fit.
+    UserError: the decay is unknown, a rate is negative, the warm-up is not
+      shorter than the training, or `decay_at` is invalid for this decay.
   """
   check_range('schedule.base_lr', base_lr, at_least=0)
   check_range('schedule.end_lr', end_lr, at_least=0)
@@ -67,12 +69,15 @@ def make_schedule(
 def _check_decay_at(
   decay_at: tuple[float, ...], decay: str, warmup: float
 ) -> None:
-  """Checks that fractions of the training are given for 'step', and fit.
+  """Checks that `decay_at` is valid for 'step', and empty for other decays.
 
   Args:
     decay_at: see `make_schedule`.
     decay: see `make_schedule`.
     warmup: fraction of the training that is warm-up.
+
+  Raises:
+    UserError: it is not.
   """
   if decay == 'step':
     ascending = [*decay_at] == sorted({*decay_at})
@@ -88,10 +93,16 @@ def _check_decay_at(
 
 
 def cosine(start: float, end: float, total_steps: int) -> optax.Schedule:
-  """Half a cosine from one value at the first update to another at the end."""
+  """Returns a schedule along half a cosine.
+
+  Args:
+    start: value at the first update.
+    end: value after the last update.
+    total_steps: number of updates in the whole training.
+  """
 
   def value(count: Any) -> Float[Array, '']:
-    done = jnp.minimum(count / max(total_steps, 1), 1.0)
-    return end + 0.5 * (start - end) * (1 + jnp.cos(jnp.pi * done))
+    progress = jnp.minimum(count / max(total_steps, 1), 1.0)
+    return end + 0.5 * (start - end) * (1 + jnp.cos(jnp.pi * progress))
 
   return value

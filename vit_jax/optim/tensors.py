@@ -1,4 +1,7 @@
-"""Tensors as other projects keep them: layers apart, some leaves joined."""
+"""Norms of tensors as in other projects: layers unstacked, some leaves joined.
+
+Clipping and trust ratios of other projects use the norms of such tensors.
+"""
 
 import re
 from collections.abc import Callable
@@ -14,16 +17,16 @@ PyTree = Any
 
 
 def naming(key: str, joined: tuple[str, ...]) -> Callable[[str], str]:
-  """(path) → the name of the tensor that a leaf is of.
+  """Returns a function of a leaf's path to the name of its tensor.
 
   Args:
     key: key of the config, for messages.
-    joined: patterns of parts of a path. Leaves whose paths differ in nothing
-      else are one tensor: with 'query|key|value' those three, which most codes
-      keep in one matrix.
+    joined: regular expressions for parts of a path. Leaves whose paths differ
+      only in such parts are one tensor. 'query|key|value' joins the three
+      leaves that most projects keep in one matrix.
 
   Raises:
-    UserError: no regular expression.
+    UserError: a pattern is not a regular expression.
   """
   try:
     patterns = [re.compile(pattern) for pattern in joined]
@@ -44,9 +47,15 @@ def naming(key: str, joined: tuple[str, ...]) -> Callable[[str], str]:
 def norms(
   values: PyTree, name: Callable[[str], str]
 ) -> dict[str, Float[Array, '...']]:
-  """{path: norm of the tensor that the leaf is of}, ready to multiply it.
+  """Returns the norm of the tensor of each leaf, by the path of the leaf.
 
-  A leaf that is a stack of layers has a norm for each of them.
+  Args:
+    values: arrays.
+    name: result of `naming`.
+
+  Returns:
+    Arrays that can be broadcast to the leaves: `[layers, 1, …]` for a stack of
+    layers, which has a norm for each layer, and a scalar for other leaves.
   """
   flat = tree.flatten(values)
   squares: dict[str, Array] = {}

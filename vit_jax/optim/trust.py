@@ -16,15 +16,19 @@ PyTree = Any
 def ratios(
   joined: tuple[str, ...], decays: Decays, coefficient: float = 1.0
 ) -> optax.GradientTransformation:
-  """Multiplies directions by c · |parameter| / |direction| of their tensor.
+  """Returns a transformation that multiplies directions by trust ratios.
+
+  The trust ratio of a tensor is c · |parameter| / |direction|, or 1 if either
+  norm is 0.
 
   Args:
-    joined: leaves that are one tensor, see `tensors.naming`.
-    decays: (parameters) → which leaves are adapted; others stay as they are.
+    joined: patterns of leaves that are one tensor, see `tensors.naming`.
+    decays: function of parameters to a tree of whether each is multiplied by
+      its ratio; the others are not changed.
     coefficient: c; 1 for LAMB, .001 for LARS.
 
   Raises:
-    UserError: no regular expression.
+    UserError: a pattern is not a regular expression.
 
   References: You et al., arXiv 1904.00962, algorithm 2 (LAMB), and arXiv
   1708.03888, equation 6 (LARS).
@@ -48,6 +52,6 @@ def ratios(
 def _ratio(
   weight: Float[Array, '...'], step: Float[Array, '...']
 ) -> Float[Array, '...']:
-  """1 where either is 0."""
-  fine = (weight > 0) & (step > 0)
-  return jnp.where(fine, weight / jnp.where(fine, step, 1), 1.0)
+  """Returns weight / step, or 1 where either is 0."""
+  defined = (weight > 0) & (step > 0)
+  return jnp.where(defined, weight / jnp.where(defined, step, 1), 1.0)
