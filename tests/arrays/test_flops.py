@@ -179,5 +179,5 @@ def test_pretraining_compute_agrees_with_table_6(variant, epochs, exaflops):
 def test_scan_sizes_for_old_and_new_jax():
   """JAX 0.11 stores trees of a scan's operands instead of their numbers."""
   trees = types.SimpleNamespace(unpack=lambda: ([None] * 2, [None], []))
-  assert flops._scanned({'ft_in': trees}) == (2, 1)
-  assert flops._scanned({'num_consts': 2, 'num_carry': 1}) == (2, 1)
+  assert flops._scan_sizes({'ft_in': trees}) == (2, 1)
+  assert flops._scan_sizes({'num_consts': 2, 'num_carry': 1}) == (2, 1)

@@ -1,9 +1,9 @@
-"""Checksums of sharded arrays, computed where they live.
+"""Checksums of sharded arrays, computed on their devices.
 
 Each element's bits are hashed together with its global index, and the hashes
-are added modulo 2^32. Addition commutes, so the sum is the same on any mesh,
-layout or number of processes, and one flipped bit or two swapped elements
-change it.
+are added modulo 2^32. Addition commutes, so the sum does not depend on mesh,
+layout or number of processes. One flipped bit or two swapped elements change
+it.
 """
 
 import functools
@@ -19,17 +19,20 @@ PyTree = Any
 
 
 def _hash(x: UInt32[Array, '...']) -> UInt32[Array, '...']:
-  """MurmurHash3's finaliser: a permutation of 32-bit words."""
+  """Applies the finalizer of MurmurHash3, a permutation of 32-bit words."""
   x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
   x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
   return x ^ (x >> 16)
 
 
 def array_checksum(x: Shaped[Array, '...']) -> UInt32[Array, '']:
-  """Sum modulo 2^32 of hash(bits ⊕ hash(global index)) over all elements.
+  """Returns the sum of hash(bits ⊕ hash(global index)) modulo 2^32.
 
   Args:
     x: floats or integers of at most 32 bits, or booleans.
+
+  Returns:
+    Scalar, uint32.
   """
   if x.dtype == jnp.bool_:
     bits = x.astype(jnp.uint32)
@@ -38,8 +41,8 @@ def array_checksum(x: Shaped[Array, '...']) -> UInt32[Array, '']:
     bits = jax.lax.bitcast_convert_type(x, width).astype(jnp.uint32)
   index = jnp.zeros((), jnp.uint32)
   for dim, size in enumerate(x.shape):
-    along = jax.lax.broadcasted_iota(jnp.uint32, x.shape, dim)
-    index = index * jnp.uint32(size) + along
+    position = jax.lax.broadcasted_iota(jnp.uint32, x.shape, dim)
+    index = index * jnp.uint32(size) + position
   return jnp.sum(_hash(bits ^ _hash(index + 1)), dtype=jnp.uint32)
 
 
@@ -52,11 +55,11 @@ def _jitted(sharding: Any) -> Any:
 
 
 def checksums(state: PyTree, everywhere: Any) -> dict[str, int]:
-  """Computes a checksum for every leaf, by path.
+  """Returns a checksum of every leaf, by path.
 
   Args:
     state: global arrays.
-    everywhere: sharding that puts the results on every device.
+    everywhere: sharding of values that are replicated on every device.
   """
   flat = tree.flatten(state)
   values = jax.device_get(_jitted(everywhere)(list(flat.values())))

@@ -1,4 +1,4 @@
-"""What a chip can do at most: the one table of peaks."""
+"""Peak FLOP/s of devices, and memory of GPUs."""
 
 import dataclasses
 import re
@@ -33,11 +33,12 @@ _PEAK_FLOPS = {
 
 @dataclasses.dataclass(frozen=True)
 class Gpu:
-  """A GPU by the name that `plan` and `launch` know; the vendor's figures.
+  """A GPU that `plan` and `launch` accept.
 
   Attributes:
-    device_kind: as JAX has it.
-    memory_bytes: in all; a program gets less.
+    device_kind: `device.device_kind` of JAX, or its beginning.
+    memory_bytes: total memory as given by the vendor, in bytes; programs can
+      use less.
   """
 
   device_kind: str
@@ -58,8 +59,11 @@ GPUS = {
 def parse_gpus(name: str) -> tuple[str, int, int] | None:
   """Splits the name of a GPU cluster, such as h100:4x8.
 
+  Args:
+    name: KIND:NODESxGPUS, where KIND is a key of `GPUS`, or another topology.
+
   Returns:
-    Kind, nodes, and GPUs of a node; None if no GPU has this name.
+    Kind, number of nodes, and GPUs per node; None if the kind is not a GPU.
 
   Raises:
     UserError: the kind is a GPU, but the rest is not NODESxGPUS.
@@ -77,7 +81,12 @@ def parse_gpus(name: str) -> tuple[str, int, int] | None:
 
 
 def peak_flops(device_kind: str) -> float | None:
-  """Peak bf16 FLOP/s of a device, None if unknown (a CPU, say)."""
+  """Returns the peak bf16 FLOP/s of a device; None if unknown (as for CPUs).
+
+  Args:
+    device_kind: `device.device_kind` of JAX. For GPUs, it may continue after
+      the name in the table, as in 'NVIDIA A100-SXM4-40GB'.
+  """
   if device_kind in _PEAK_FLOPS:
     return _PEAK_FLOPS[device_kind]
   prefixes = [kind for kind in _PEAK_FLOPS if device_kind.startswith(kind)]

@@ -1,4 +1,4 @@
-"""Tables as text that a person reads."""
+"""Tables as aligned text."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ def align(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
 
   Args:
     rows: rows of cells; all rows have the same length.
-    right: numbers of the columns that are aligned to the right.
+    right: indices of the columns that are aligned to the right.
   """
   widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
 

@@ -1,8 +1,9 @@
-"""FLOPs of any program, counted in its jaxpr.
+"""Counts the FLOPs of a program in its jaxpr.
 
-Counted are matrix products, convolutions and what custom kernels declare, two
-FLOPs for each multiply-add; soft-max, norms and element-wise work are left out,
-as is usual for MFU. What a program computes twice to save memory counts once.
+Matrix products and convolutions count with two FLOPs for each multiply-add, and
+Pallas kernels with their cost estimate. Soft-max, norms and element-wise
+operations are left out, as is usual for MFU. A product that is computed again
+to save memory (rematerialization) counts once.
 """
 
 import math
@@ -14,22 +15,23 @@ import numpy as np
 from jax.extend import core
 
 PyTree = Any
-# Primitives that return their operand: what they return is counted as it.
+# Primitives that return their operands. A product of their results is the same
+# as one of their operands, and counts once.
 _IDENTITIES = ('optimization_barrier', 'name', 'sharding_constraint')
 _BACKWARD = 2  # products of the backward pass for each of the forward pass
 
 
 def of_training(loss: Callable[..., Any], params: PyTree, *others: Any) -> int:
-  """FLOPs of a loss and its gradient, from a trace of the loss alone.
+  """Returns the FLOPs of a loss and its gradient.
 
-  The backward pass has two products for each product of the forward pass that
-  depends on a parameter; a frozen teacher, or what is behind
-  `jax.lax.stop_gradient`, has none.
+  Only the loss is traced. The backward pass is counted with two products for
+  each product of the forward pass that depends on a parameter. Products of a
+  frozen teacher, or of values from `jax.lax.stop_gradient`, do not.
 
   Args:
-    loss: a function of parameters and others; only it is traced.
-    params: argument of the gradient: arrays or their shapes.
-    *others: its other arguments.
+    loss: function of parameters and other arguments.
+    params: parameters of the gradient, arrays or their shapes.
+    *others: other arguments of the loss.
   """
   closed = jax.make_jaxpr(loss)(params, *others)
   trained = len(jax.tree.leaves(params))
@@ -38,51 +40,64 @@ def of_training(loss: Callable[..., Any], params: PyTree, *others: Any) -> int:
 
 
 def of_forward(function: Callable[..., Any], *arguments: Any) -> int:
-  """FLOPs of a function of arrays, or of shapes."""
+  """Returns the FLOPs of a function.
+
+  Args:
+    function: function of arrays.
+    *arguments: its arguments, arrays or their shapes.
+  """
   closed = jax.make_jaxpr(function)(*arguments)
   return _count(closed.jaxpr, [False] * len(closed.jaxpr.invars))[0]
 
 
 def _count(jaxpr: core.Jaxpr, depends: list[bool]) -> tuple[int, list[bool]]:
-  """FLOPs of a jaxpr, and which of its results depend on a parameter."""
+  """Counts the FLOPs of a jaxpr.
+
+  Args:
+    jaxpr: traced function.
+    depends: whether each argument depends on a parameter.
+
+  Returns:
+    FLOPs, and whether each result depends on a parameter.
+  """
   trained = dict(zip(jaxpr.invars, depends, strict=True))
-  same: dict[Any, Any] = {}  # variable → the one that it equals
-  seen: dict[Any, list[Any]] = {}  # product → its results
+  same: dict[Any, Any] = {}  # variable → earlier variable of the same value
+  counted: dict[Any, list[Any]] = {}  # product → its results
   total = 0
 
-  def of(variable: Any) -> bool:
-    known = not isinstance(variable, core.Literal)
-    return known and trained.get(variable, False)
+  def is_trained(variable: Any) -> bool:
+    return not _is_literal(variable) and trained.get(variable, False)
 
-  def first(variable: Any) -> Any:
-    return variable if _literal(variable) else same.get(variable, variable)
+  def original(variable: Any) -> Any:
+    return variable if _is_literal(variable) else same.get(variable, variable)
 
   for equation in jaxpr.eqns:
     name = equation.primitive.name
-    flags = [of(variable) for variable in equation.invars]
+    flags = [is_trained(variable) for variable in equation.invars]
     out = [any(flags) and name != 'stop_gradient'] * len(equation.outvars)
     if name in _IDENTITIES and len(flags) == len(out):
       out = flags
       pairs = zip(equation.outvars, equation.invars, strict=True)
-      same |= {result: first(operand) for result, operand in pairs}
+      same |= {result: original(operand) for result, operand in pairs}
     elif name in _PRODUCTS:
+      # Literals cannot be hashed.
       operands = (
-        id(first(v)) if _literal(v) else first(v) for v in equation.invars
+        id(v) if _is_literal(v) else original(v) for v in equation.invars
       )
       key = (name, *operands, str(equation.params))
-      if key in seen:
-        same |= dict(zip(equation.outvars, seen[key], strict=True))
+      if key in counted:
+        same |= dict(zip(equation.outvars, counted[key], strict=True))
       else:
-        seen[key] = equation.outvars
+        counted[key] = equation.outvars
         total += _PRODUCTS[name](equation) * (1 + _BACKWARD * any(flags))
     elif _inner(equation):
       count, out = _count_inner(equation, flags)
       total += count
     trained |= dict(zip(equation.outvars, out, strict=True))
-  return total, [of(variable) for variable in jaxpr.outvars]
+  return total, [is_trained(variable) for variable in jaxpr.outvars]
 
 
-def _literal(variable: Any) -> bool:
+def _is_literal(variable: Any) -> bool:
   return isinstance(variable, core.Literal)
 
 
@@ -92,31 +107,42 @@ def _inner(equation: Any) -> list[core.Jaxpr]:
   For a custom derivative, only the primal one is returned.
   """
   values = equation.params
-  found = [
+  jaxprs = [
     values[k] for k in ('jaxpr', 'call_jaxpr', 'fun_jaxpr') if k in values
   ][:1]
-  found += values.get('branches', ())
-  found += [values[k] for k in ('body_jaxpr',) if k in values]
-  return [getattr(each, 'jaxpr', each) for each in found]
+  jaxprs += values.get('branches', ())
+  jaxprs += [values[k] for k in ('body_jaxpr',) if k in values]
+  return [getattr(each, 'jaxpr', each) for each in jaxprs]
 
 
 def _count_inner(equation: Any, flags: list[bool]) -> tuple[int, list[bool]]:
-  """FLOPs of an equation that holds jaxprs, and which results depend."""
+  """Counts the FLOPs of an equation that contains jaxprs.
+
+  Args:
+    equation: equation of a jaxpr.
+    flags: whether each operand depends on a parameter.
+
+  Returns:
+    FLOPs, and whether each result depends on a parameter.
+  """
   values, name = equation.params, equation.primitive.name
-  if name == 'cond':  # the dearest branch; the first operand chooses
+  if name == 'cond':  # counts as its most expensive branch
+    # The first operand is the index of the branch.
     counts = [_count(inner, flags[1:]) for inner in _inner(equation)]
     merged = [any(each) for each in zip(*(c[1] for c in counts), strict=True)]
     return max(c[0] for c in counts), merged
   (inner,) = _inner(equation)
-  if name == 'while':  # no trip count: one turn
+  if name == 'while':  # counts as one iteration: their number is unknown
     flags = flags[values['cond_nconsts'] :]
     consts = values['body_nconsts']
     carry = len(flags) - consts
   elif name == 'scan':
-    consts, carry = _scanned(values)
+    consts, carry = _scan_sizes(values)
   else:
     return _count(inner, flags)
-  while True:  # until the carry's dependence no longer grows
+  # An iteration can make carried values depend on parameters, and those then
+  # make others depend on them in the next one.
+  while True:
     count, out = _count(inner, flags)
     grown = [a or b for a, b in zip(flags[consts:], out[:carry], strict=False)]
     if grown == flags[consts : consts + carry]:
@@ -124,7 +150,7 @@ def _count_inner(equation: Any, flags: list[bool]) -> tuple[int, list[bool]]:
     flags = [*flags[:consts], *grown, *flags[consts + carry :]]
 
 
-def _scanned(values: dict[str, Any]) -> tuple[int, int]:
+def _scan_sizes(values: dict[str, Any]) -> tuple[int, int]:
   """Returns the number of constants and of carried values of a scan."""
   if 'num_consts' in values:
     return values['num_consts'], values['num_carry']
@@ -140,16 +166,16 @@ def _dot_general(equation: Any) -> int:
 
 
 def _convolution(equation: Any) -> int:
-  """Counts the FLOPs of a convolution without products with padding.
+  """Returns the FLOPs of a convolution, without products with padding.
 
-  XLA's cost analysis and the paper count in the same way. With the padding, the
-  ResNets of Table 6 take 3.5 to 5 % more than it states; without, -0.7 to 1.4
-  %.
+  XLA's cost analysis and the paper count in the same way: these FLOPs of the
+  ResNets of Table 6 differ by -0.7 to 1.4 % from the stated ones. Including the
+  padding, they would be 3.5 to 5 % more.
   """
   image, kernel = (each.aval.shape for each in equation.invars)
   out = equation.outvars[0].aval.shape
   settings, numbers = equation.params, equation.params['dimension_numbers']
-  places = zip(
+  dimensions = zip(
     [image[dim] for dim in numbers.lhs_spec[2:]],
     [kernel[dim] for dim in numbers.rhs_spec[2:]],
     [out[dim] for dim in numbers.out_spec[2:]],
@@ -160,11 +186,12 @@ def _convolution(equation: Any) -> int:
     strict=True,
   )
   total = 2 * math.prod(out[dim] for dim in numbers.out_spec[:2])
-  total *= kernel[numbers.rhs_spec[1]]  # inputs of one output
-  for size, taps, results, stride, (before, _), gaps, spread in places:
+  total *= kernel[numbers.rhs_spec[1]]  # input channels of one output
+  for size, taps, results, stride, (pad, _), dilation, spread in dimensions:
+    # Positions in the padded and dilated image, [results, taps].
     at = stride * np.arange(results)[:, None] + spread * np.arange(taps)
-    at -= before
-    inside = (at >= 0) & (at <= gaps * (size - 1)) & (at % gaps == 0)
+    at -= pad
+    inside = (at >= 0) & (at <= dilation * (size - 1)) & (at % dilation == 0)
     total *= int(inside.sum())
   return total
 

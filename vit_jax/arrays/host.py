@@ -1,4 +1,4 @@
-"""Whole arrays between hosts and devices."""
+"""Copies whole arrays between hosts and devices."""
 
 import jax
 import numpy as np
@@ -8,7 +8,12 @@ from vit_jax.arrays import sharding
 
 
 def place(array: np.ndarray, leaf: jax.ShapeDtypeStruct) -> jax.Array:
-  """Puts a host array (the same on every process) where a leaf lives."""
+  """Returns a host array as a global array.
+
+  Args:
+    array: whole array, the same on every process.
+    leaf: shape, dtype and sharding of the result.
+  """
   cast = np.asarray(array, leaf.dtype)
   return jax.make_array_from_callback(
     leaf.shape, leaf.sharding, lambda index: cast[index]
@@ -16,6 +21,11 @@ def place(array: np.ndarray, leaf: jax.ShapeDtypeStruct) -> jax.Array:
 
 
 def to_host(array: jax.Array, mesh: Mesh) -> np.ndarray:
-  """Returns the whole of a global array, on every process."""
+  """Returns a whole global array as a NumPy array, on every process.
+
+  Args:
+    array: global array.
+    mesh: mesh of its devices.
+  """
   gather = jax.jit(lambda x: x, out_shardings=sharding.replicated(mesh))
   return np.asarray(gather(array))

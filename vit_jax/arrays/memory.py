@@ -1,4 +1,4 @@
-"""Bytes per device: of a state, of a compiled program, and those there are."""
+"""Memory per device: of a state, of a compiled program, and available."""
 
 import math
 import re
@@ -14,7 +14,7 @@ _SIZE = r'(\d+(?:\.\d+)?)\s*([KMGT]?)i?B?'
 
 
 def tree_bytes(abstract: PyTree) -> int:
-  """Bytes per device of a tree of sharded shapes."""
+  """Returns the bytes per device of a tree of sharded shapes."""
   total = 0
   for leaf in jax.tree.leaves(abstract):
     shape = leaf.sharding.shard_shape(leaf.shape)
@@ -23,9 +23,9 @@ def tree_bytes(abstract: PyTree) -> int:
 
 
 def of_device(device: Any) -> int | None:
-  """Bytes that a process's device may use; None where nothing tells.
+  """Returns the bytes that a local device can use; None if unknown.
 
-  Of a CPU its equal share of what the process may use.
+  The memory of the host is divided equally among the CPU devices of a process.
   """
   if device.platform != 'cpu':
     return (device.memory_stats() or {}).get('bytes_limit')
@@ -34,7 +34,12 @@ def of_device(device: Any) -> int | None:
 
 
 def program_bytes(compiled: jax.stages.Compiled) -> dict[str, int] | None:
-  """Bytes of arguments, temporaries and code, and their sum, `peak`."""
+  """Returns the bytes per device of a compiled program; None if unknown.
+
+  Returns:
+    Bytes of 'arguments', 'temporaries', 'new_outputs' and 'code', and their
+    sum, 'peak'.
+  """
   stats = compiled.memory_analysis()
   if stats is None:
     return None
@@ -42,17 +47,22 @@ def program_bytes(compiled: jax.stages.Compiled) -> dict[str, int] | None:
   parts = {
     'arguments': stats.argument_size_in_bytes,
     'temporaries': stats.temp_size_in_bytes,
-    'new_outputs': outputs,  # those that reuse no argument's memory
+    'new_outputs': outputs,  # outputs that do not reuse memory of arguments
     'code': stats.generated_code_size_in_bytes,
   }
   return parts | {'peak': sum(parts.values())}
 
 
 def needed_bytes(message: str) -> int | None:
-  """Bytes needed, from the message of a RESOURCE_EXHAUSTED error.
+  """Returns the bytes that a program needs, from an error message of XLA.
 
-  Two forms are known: 'Used 17.21G of 15.48G hbm' and 'the total memory
-  required for HLO temporaries (223.59G) exceeds available HBM (15.48G)'.
+  Args:
+    message: message of a RESOURCE_EXHAUSTED error, such as 'Used 17.21G of
+      15.48G hbm' or 'the total memory required for HLO temporaries (223.59G)
+      exceeds available HBM (15.48G)'.
+
+  Returns:
+    Bytes, or None if the message contains none.
   """
   patterns = (
     rf'Used {_SIZE} of',
@@ -66,7 +76,7 @@ def needed_bytes(message: str) -> int | None:
 
 
 def text(size: float | None) -> str:
-  """Formats a number of bytes for people: '11.02 GiB'."""
+  """Formats a number of bytes as '11.02 GiB'; None as 'unknown'."""
   if size is None:
     return 'unknown'
   for unit, divisor in (('GiB', 2**30), ('MiB', 2**20), ('KiB', 2**10)):

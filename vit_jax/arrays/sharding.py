@@ -1,9 +1,9 @@
-"""The device mesh, and where each array lives on it.
+"""The device mesh, and the shardings of arrays on it.
 
-Axes: `data` splits the batch; `fsdp` splits the batch *and* the parameters
-(gathered for use, one layer at a time); `model` splits heads and hidden units
-(tensor parallelism). Optimizer state and averages follow their parameter,
-because a rule looks at the end of a leaf's path only.
+The axis `data` splits the batch; `fsdp` splits the batch and the parameters,
+which are gathered for use one layer at a time; `model` splits heads and hidden
+units (tensor parallelism). Optimizer state and averages are sharded like their
+parameter, because rules match only the end of a leaf's path.
 """
 
 import re
@@ -28,10 +28,10 @@ from vit_jax.errors import UserError
 AXES = ('data', 'fsdp', 'model')
 BATCH = ('data', 'fsdp')  # the axes over which a batch is split
 STACKED = 'layers/'  # paths with this part have a leading layer axis
-MIN_FSDP_SIZE = 2**12  # smaller leaves are replicated: not worth a gather
+MIN_FSDP_SIZE = 2**12  # smaller leaves are replicated, to avoid many gathers
 
-# (end of a leaf's path, dimension that the axis `model` splits); a model's own,
-# see models.contract.Model.sharding_rules
+# Pairs (regular expression for the end of a path, dimension that the axis
+# `model` splits); see models.contract.Model.sharding_rules.
 Rules = tuple[tuple[str, int], ...]
 
 
@@ -52,13 +52,13 @@ def make_mesh(
 
   Args:
     devices: all devices of the run.
-    data: number of devices along the axis `data`; -1 for all that the other
-      axes leave.
-    fsdp: number of devices along the axis `fsdp`; -1 as for `data`.
-    model: number of devices along the axis `model`; -1 as for `data`.
-    zero1: split the optimizer's state and averages over `data` too (ZeRO-1,
-      arXiv 1910.02054): each device updates its part and gathers the parameters
-      of the others. It does not change the mesh: `shardings` applies it.
+    data: number of devices along the axis `data`. One axis may be -1, and then
+      has all devices that the other axes leave.
+    fsdp: number of devices along the axis `fsdp`, or -1.
+    model: number of devices along the axis `model`, or -1.
+    zero1: whether to split the optimizer's state and averages over `data` too
+      (ZeRO-1, arXiv 1910.02054): each device updates its part and gathers the
+      parameters of the others. `shardings` applies it; the mesh is the same.
 
   Raises:
     UserError: the sizes do not multiply to the number of devices, or the data
@@ -73,7 +73,7 @@ def make_mesh(
   if min(sizes) < 1 or np.prod(sizes) != len(devices):
     raise UserError(
       f'mesh {shape} does not fit {len(devices)} devices: the product of its '
-      'axes must be that number, and one axis may be -1 (what is left).'
+      'axes must be that number, and one axis may be -1 (the remaining ones).'
     )
   auto = (AxisType.Auto,) * len(AXES)
   slices = len({getattr(device, 'slice_index', 0) for device in devices})
@@ -91,7 +91,7 @@ def make_mesh(
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-  """Leading axis split over the devices of `data` and `fsdp`."""
+  """Returns the sharding of a batch: `data` and `fsdp` split its first axis."""
   return NamedSharding(mesh, PartitionSpec(BATCH))
 
 
@@ -113,12 +113,13 @@ def leaf_spec(
   dimensions.
 
   Args:
-    path: path of the leaf; only its end matters, so moments and averages of a
-      parameter are treated like the parameter.
+    path: path of the leaf. Rules match its end, so moments and averages of a
+      parameter are split like the parameter.
     shape: shape of the whole leaf.
     mesh: result of `make_mesh`.
     rules: rules of the axis `model`.
-    axes: axes of the mesh, each given to the largest dimension that is free.
+    axes: other axes of the mesh; each splits the largest dimension that it
+      divides and that is not split yet.
   """
   spec: list[str | None] = [None] * len(shape)
   parts = mesh.shape['model']
@@ -143,23 +144,30 @@ def leaf_spec(
 def shardings(
   abstract: tree.PyTree, mesh: Mesh, rules: Rules, zero1: bool = False
 ) -> tree.PyTree:
-  """Returns a NamedSharding for every leaf of a tree of shapes.
+  """Returns a NamedSharding for every leaf.
 
-  See `make_mesh`.
+  Args:
+    abstract: arrays or shapes, such as a training state.
+    mesh: result of `make_mesh`.
+    rules: rules of the axis `model`.
+    zero1: whether `opt_state` and `average` are also split over `data`.
   """
 
-  def place(path: str, leaf: Any) -> NamedSharding:
+  def leaf_sharding(path: str, leaf: Any) -> NamedSharding:
     split = zero1 and re.match(r'(opt_state|average)/', path) is not None
     axes = ('fsdp', 'data') if split else ('fsdp',)
     return NamedSharding(mesh, leaf_spec(path, leaf.shape, mesh, rules, axes))
 
-  return tree.map_with_path(place, abstract)
+  return tree.map_with_path(leaf_sharding, abstract)
 
 
 def with_shardings(
   abstract: tree.PyTree, mesh: Mesh, rules: Rules, zero1: bool = False
 ) -> tree.PyTree:
-  """Shapes with their shardings, for restoring and lowering."""
+  """Returns shapes with their shardings, for restoring and lowering.
+
+  The arguments are those of `shardings`.
+  """
   return jax.tree.map(
     lambda leaf, sharding: jax.ShapeDtypeStruct(
       leaf.shape, leaf.dtype, sharding=sharding
@@ -170,23 +178,28 @@ def with_shardings(
 
 
 def constrain(array: jax.Array, *spec: Any) -> jax.Array:
-  """Fixes the sharding of a value inside jit; does nothing without a mesh.
+  """Constrains the sharding of an array inside jit.
 
-  The mesh is the one of the surrounding `jax.set_mesh`. An axis that does not
-  divide its dimension is left out.
+  The mesh is that of the surrounding `jax.set_mesh`; without one, the array is
+  returned as it is.
+
+  Args:
+    array: traced array.
+    *spec: for each dimension, a mesh axis, a tuple of them, or None. Axes that
+      do not divide their dimension are left out.
   """
   mesh = jax.sharding.get_abstract_mesh()
   if mesh.empty or mesh.size == 1:
     return array
 
-  places = _fitting(array.shape, spec, mesh)
-  return jax.lax.with_sharding_constraint(array, places)
+  fitting = _fitting(array.shape, spec, mesh)
+  return jax.lax.with_sharding_constraint(array, fitting)
 
 
 def _fitting(
   shape: tuple[int, ...], spec: tuple[Any, ...], mesh: AbstractMesh
 ) -> PartitionSpec:
-  """Removes the axes from a spec that do not divide their dimension."""
+  """Returns a spec without the axes that do not divide their dimension."""
 
   def fitting(size: int, axes: Any) -> Any:
     names = (axes,) if isinstance(axes, str) else axes or ()
@@ -212,35 +225,40 @@ def constrain_leaves(params: tree.PyTree, rules: Rules) -> tree.PyTree:
 def per_device(
   function: Callable[..., Any], arrays: Sequence[jax.Array], *spec: Any
 ) -> Any:
-  """Runs a function on every device's own parts, inside jit.
+  """Applies a function to the shards on each device, inside jit.
 
   Args:
-    function: function of arrays; its results are split like the first of them.
-    arrays: each split by as much of the spec as divides it.
-    spec: as in `constrain`.
+    function: function of arrays; its results are split like the first one.
+    arrays: arguments of the function, split as `constrain` splits them.
+    *spec: see `constrain`.
   """
   mesh = jax.sharding.get_abstract_mesh()
   if mesh.empty:
     return function(*arrays)
-  places = tuple(_fitting(array.shape, spec, mesh) for array in arrays)
+  specs = tuple(_fitting(array.shape, spec, mesh) for array in arrays)
   return jax.shard_map(
-    function, in_specs=places, out_specs=places[0], check_vma=False
+    function, in_specs=specs, out_specs=specs[0], check_vma=False
   )(*arrays)
 
 
 def axis_size(name: str) -> int:
-  """Devices along an axis of the mesh that is traced for."""
+  """Returns the number of devices along an axis of `jax.set_mesh`'s mesh.
+
+  It is 1 without a mesh.
+  """
   mesh = jax.sharding.get_abstract_mesh()
   return 1 if mesh.empty else mesh.shape[name]
 
 
 def device() -> Any:
-  """Has `platform` and `device_kind` ('TPU v3') of what is traced for now.
+  """Returns the device that the program is being traced for.
 
-  That is the mesh's device, or else the default one.
+  Returns:
+    Abstract device of the mesh, or the default device without a mesh. Both have
+    `platform` and `device_kind` ('TPU v3').
   """
-  of_mesh = jax.sharding.get_abstract_mesh().abstract_device
-  return jax.devices()[0] if of_mesh is None else of_mesh
+  abstract = jax.sharding.get_abstract_mesh().abstract_device
+  return jax.devices()[0] if abstract is None else abstract
 
 
 def on_tpu() -> bool:
@@ -254,7 +272,7 @@ def on_gpu() -> bool:
 
 
 def table(abstract: tree.PyTree) -> str:
-  """Formats the leaves as a table, and their sum.
+  """Formats a table of the leaves, followed by the number of parameters.
 
   A line contains path, shape, dtype, number of parameters and sharding.
   """

@@ -1,4 +1,4 @@
-"""Pytrees of arrays by path: 'encoder/layers/mlp/fc1/kernel'."""
+"""Pytrees whose leaves have paths such as 'encoder/layers/mlp/fc1/kernel'."""
 
 import math
 from collections.abc import Callable
@@ -11,7 +11,7 @@ PyTree = Any
 
 
 def path_name(path: tuple[Any, ...]) -> str:
-  """Joins a jax key path with '/', whatever kinds of keys it has."""
+  """Joins the keys of a JAX key path, of any kind, with '/'."""
   return jax.tree_util.keystr(path, simple=True, separator='/')
 
 
@@ -23,13 +23,13 @@ def map_with_path(function: Callable[..., Any], tree: PyTree) -> PyTree:
 
 
 def flatten(tree: PyTree) -> dict[str, Any]:
-  """Returns {path: leaf}, in the tree's own order."""
+  """Returns {path: leaf}, in the order of `jax.tree.leaves`."""
   leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
   return {path_name(path): leaf for path, leaf in leaves}
 
 
 def unflatten(flat: dict[str, Any]) -> dict[str, Any]:
-  """Turns {'a/b': leaf} into nested dicts."""
+  """Converts {'a/b': leaf} to nested dicts."""
   tree: dict[str, Any] = {}
   for path, leaf in flat.items():
     *parents, last = path.split('/')
@@ -41,9 +41,14 @@ def unflatten(flat: dict[str, Any]) -> dict[str, Any]:
 
 
 def apart(tree: PyTree, ends: tuple[str, ...]) -> PyTree:
-  """Leaves whose path has one of these ends, as tuples along their first axis.
+  """Splits leaves into tuples along their first axis; `together` joins them.
 
-  Each part keeps the axis, of length 1. `together` undoes it.
+  Args:
+    tree: arrays.
+    ends: ends of the paths of the leaves to split.
+
+  Returns:
+    Tree with a tuple of `[1, …]` arrays in place of each of these leaves.
   """
 
   def parts(path: str, leaf: Any) -> Any:
@@ -55,18 +60,22 @@ def apart(tree: PyTree, ends: tuple[str, ...]) -> PyTree:
 
 
 def together(tree: PyTree) -> PyTree:
-  """Joins what `apart` has taken apart; nothing else may be a plain tuple."""
+  """Concatenates the tuples of `apart` along their first axis.
 
-  def is_apart(node: Any) -> bool:
+  Args:
+    tree: result of `apart`, without any other plain tuple.
+  """
+
+  def is_tuple(node: Any) -> bool:
     return type(node) is tuple
 
   return jax.tree.map(
-    lambda node: jnp.concatenate(node) if is_apart(node) else node,
+    lambda node: jnp.concatenate(node) if is_tuple(node) else node,
     tree,
-    is_leaf=is_apart,
+    is_leaf=is_tuple,
   )
 
 
 def size(tree: PyTree) -> int:
-  """Number of scalars in all leaves together."""
+  """Returns the total number of scalars in all leaves."""
   return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
