@@ -1,4 +1,4 @@
-"""Fraction of bad records in an evaluation, over all processes."""
+"""Counts the bad records of an evaluation, over all processes."""
 
 from typing import Any
 
@@ -12,11 +12,12 @@ from vit_jax.data.pipeline import reader, stream
 PyTree = Any
 
 
-class Share:
-  """Counts the bad records of one sweep over a source.
+class BadRecordCount:
+  """Number of bad records in one sweep over a source.
 
-  A single process counts them while it reads. Several processes count the rows
-  that the global mask leaves out, so that all of them stop at the same batch.
+  A single process counts them while it reads, so nothing is done here. With
+  several processes, the rows that the global mask leaves out are counted, so
+  that all processes stop at the same batch.
   """
 
   def __init__(
@@ -31,35 +32,38 @@ class Share:
     Args:
       source: source of the evaluation.
       settings: reader settings with the policy for bad records.
-      mesh: the devices.
+      mesh: mesh of the devices.
       batch_size: size of the global batch.
     """
     self._source, self._settings = source, settings
-    self._batch_size, self._left, self._bad = batch_size, len(source), 0
-    self._count = None
+    self._batch_size, self._remaining, self._bad = batch_size, len(source), 0
+    self._sum = None
     if jax.process_count() > 1 and settings.on_bad_record == 'skip':
-      everywhere = sharding.replicated(mesh)
-      self._count = jax.jit(lambda mask: mask.sum(), out_shardings=everywhere)
+      replicated = sharding.replicated(mesh)
+      self._sum = jax.jit(lambda mask: mask.sum(), out_shardings=replicated)
 
-  def count(self, batch: dict[str, Array]) -> Int[Array, ''] | None:
-    """Returns the number of examples in a batch, if bad records are counted."""
-    return self._count(batch['mask']) if self._count else None
+  def examples(self, batch: dict[str, Array]) -> Int[Array, ''] | None:
+    """Returns the number of usable examples in a batch, on the devices.
 
-  def judged(self, result: PyTree, examples: Int[Array, ''] | None) -> PyTree:
-    """Returns the result of a batch on the host, and counts its bad records.
+    It is None if bad records are not counted here.
+    """
+    return self._sum(batch['mask']) if self._sum else None
+
+  def fetch(self, result: PyTree, examples: Int[Array, ''] | None) -> PyTree:
+    """Fetches the result of a batch to the host, and counts its bad records.
 
     Args:
-      result: the result, on the devices.
-      examples: examples of the same batch, from `count`.
+      result: result on the devices.
+      examples: number of usable examples of the same batch, from `examples`.
 
     Raises:
       UserError: more records are bad than `reader.max_bad_share` allows.
     """
     result, examples = jax.device_get((result, examples))
-    rows = min(self._batch_size, self._left)
-    self._left -= rows
+    rows = min(self._batch_size, self._remaining)  # without padding
+    self._remaining -= rows
     if examples is not None:
       self._bad += rows - int(examples)
-      share = self._settings.max_bad_share
-      reader.check_share(self._bad, len(self._source), self._source.name, share)
+      limit = self._settings.max_bad_share
+      reader.check_share(self._bad, len(self._source), self._source.name, limit)
     return result

@@ -15,7 +15,7 @@ def check(config: Config, weights: Iterable[str]) -> None:
   be used; for an evaluator without it, any metric may be named.
 
   Args:
-    config: the completed config.
+    config: completed config.
     weights: names of the evaluated weights, see `Objective.weights`.
 
   Raises:

@@ -25,12 +25,12 @@ _AMONG = ('all', 'present')
 class Evaluator:
   """Top-k accuracies, negative log-likelihood and expected calibration error.
 
-  A top-k prediction is correct if one of its k classes is among the labels of
-  the image. Classes with equal logits are ordered as by argmax; if a logit is
-  NaN, no prediction is correct. Probabilities are those of a softmax over the
-  classes that may be predicted (`among`). The values of all examples are summed
-  on the host in float64, so that the result does not depend on the batch size,
-  the padding, or the number of devices or processes.
+  A top-k prediction is correct if one of its k classes is a label of the image.
+  Classes with equal logits are ordered as by argmax; if a logit is NaN, no
+  prediction is correct. Probabilities are those of a softmax over the classes
+  that may be predicted (`among`). The values of all examples are summed on the
+  host in float64, so that the result does not depend on the batch size, the
+  padding, or the number of devices or processes.
 
   With several labels per image (ImageNet's reassessed labels: Beyer et al.,
   arXiv 2006.07159) there is no `nll`, which needs a single label, and the
@@ -38,7 +38,7 @@ class Evaluator:
   out.
   """
 
-  higher_is_better = ('accuracy', 'top5')  # what `checkpoint.best` may name
+  higher_is_better = ('accuracy', 'top5')  # metrics for `checkpoint.best`
 
   def __init__(
     self,
@@ -58,14 +58,15 @@ class Evaluator:
 
     Args:
       setting: setting of the run.
-      split: the evaluated split.
-      source: section of another source; its labels must be numbers of the
-        head's classes. By default the run's own source.
-      top: each k of the top-k accuracies; accuracy (k = 1) is always reported.
+      split: split to evaluate.
+      source: section of another source, whose labels are indices of the head's
+        classes; by default the run's own source.
+      top: values of k for the top-k accuracies; accuracy (k = 1) is always
+        reported.
       bins: number of bins of equal width in [0, 1], for the calibration error.
-      among: the classes that the prediction may take: 'all', or 'present',
-        those that are a label of some example of the split (ImageNet-A and -R:
-        200 of 1,000).
+      among: classes that may be predicted: 'all', or 'present' for those that
+        are a label of an example of the split (200 of 1,000 for ImageNet-A and
+        -R).
       labels: 'label', or the field of a source with several labels per image
         ('real_label' of the TFDS set imagenet2012_real).
       every: duration between evaluations, used by the training loop.
@@ -91,13 +92,13 @@ class Evaluator:
     if labels != 'label':
       if hasattr(self._source, 'with_labels'):
         self._source = cast(Any, self._source).with_labels(labels)
-      several = _Several(setting.transform, labels, num_classes)
-      setting = setting._replace(transform=several)
+      transform = _MultiLabel(setting.transform, labels, num_classes)
+      setting = setting._replace(transform=transform)
     require(setting.transform.spec, 'image', labels, who='calibration')
     self._setting, self._batch_size = setting, batch_size
     self._top, self._bins, self._labels = top, bins, labels
-    self._judge = setting.compiled(
-      functools.partial(_judge, setting.predict, labels)
+    self._values = setting.compiled(
+      functools.partial(_example_values, setting.predict, labels)
     )
     self._competing: Bool[np.ndarray, ' k'] | None = (
       np.ones(num_classes, bool) if among == 'all' else None
@@ -107,55 +108,59 @@ class Evaluator:
     """Computes the metrics of the split.
 
     Returns:
-      accuracy, top5 and so on in [0, 1]; nll in nats (not with several labels);
-      ece in [0, 1]; count, the number of examples used; left_out, the number of
-      images without labels.
+      'accuracy', 'top5' and so on in [0, 1]; 'nll' in nats (not with several
+      labels); 'ece' in [0, 1]; 'count', the number of examples used;
+      'left_out', the number of images without labels.
 
     Raises:
-      UserError: a bad record, subject to the reader's policy; or no example
-        could be used.
+      UserError: there is a bad record and the reader's policy is to stop, or no
+        example could be used.
     """
     if self._competing is None:
       self._competing = self._present()
     results = self._setting.sweep(
-      (params, self._competing), self._source, self._judge, self._batch_size
+      (params, self._competing), self._source, self._values, self._batch_size
     )
-    found = contract.joined(results)
-    good = found['mask']
-    kept = good & found['labelled']
+    values = contract.joined(results)
+    usable = values['mask']
+    kept = usable & values['labelled']
     count = int(kept.sum())
     if not count:
-      raise self._nothing()
-    rank = found['rank'][kept]
-    confidence = found['confidence'][kept].astype(np.float64)
-    right = {'accuracy': rank < 1}
-    right |= {f'top{k}': rank < k for k in self._top if k != 1}
-    scores = {key: float(value.mean()) for key, value in right.items()}
+      raise self._no_example_error()
+    rank = values['rank'][kept]
+    confidence = values['confidence'][kept].astype(np.float64)
+    correct = {'accuracy': rank < 1}
+    correct |= {f'top{k}': rank < k for k in self._top if k != 1}
+    metrics = {key: float(value.mean()) for key, value in correct.items()}
     if self._labels == 'label':
-      scores['nll'] = float(found['nll'][kept].mean(dtype=np.float64))
-    scores['ece'] = calibration_error(confidence, rank < 1, self._bins)
-    return scores | {'count': count, 'left_out': int(good.sum()) - count}
+      metrics['nll'] = float(values['nll'][kept].mean(dtype=np.float64))
+    metrics['ece'] = calibration_error(confidence, rank < 1, self._bins)
+    return metrics | {'count': count, 'left_out': int(usable.sum()) - count}
 
   def _present(self) -> Bool[np.ndarray, ' k']:
-    """Finds the classes that are a label of some example, without the model."""
+    """Finds the classes that are a label of an example, without the model.
 
-    def of_batch(_: None, batch: contract.Batch) -> Bool[Array, ' k']:
-      right = _right(batch[self._labels], self._setting.num_classes)
-      return (right & batch['mask'][:, None]).any(axis=0)
+    Raises:
+      UserError: no example could be used.
+    """
 
-    found = self._setting.sweep(
-      None, self._source, self._setting.compiled(of_batch), self._batch_size
+    def in_batch(_: None, batch: contract.Batch) -> Bool[Array, ' k']:
+      correct = _correct_classes(batch[self._labels], self._setting.num_classes)
+      return (correct & batch['mask'][:, None]).any(axis=0)
+
+    results = self._setting.sweep(
+      None, self._source, self._setting.compiled(in_batch), self._batch_size
     )
-    present = np.any(list(found), axis=0)
+    present = np.any(list(results), axis=0)
     if not present.any():
-      raise self._nothing()
+      raise self._no_example_error()
     return present
 
-  def _nothing(self) -> UserError:
+  def _no_example_error(self) -> UserError:
     return UserError(
       f'{self._source.name}: none of its {len(self._source)} examples could be '
-      'evaluated: earlier messages name the records that cannot be used, and '
-      'the others have no labels.'
+      'evaluated. Earlier messages list the records that cannot be used; the '
+      'others have no labels.'
     )
 
 
@@ -176,44 +181,50 @@ def calibration_error(
 
   Reference: Guo et al., arXiv 1706.04599, equation 3.
   """
-  places = np.ceil(np.nan_to_num(confidence) * bins) - 1
-  places = np.clip(places, 0, bins - 1).astype(np.int64)
-  gaps = np.bincount(places, correct - confidence, minlength=bins)
+  indices = np.ceil(np.nan_to_num(confidence) * bins) - 1
+  indices = np.clip(indices, 0, bins - 1).astype(np.int64)
+  gaps = np.bincount(indices, correct - confidence, minlength=bins)
   return float(np.abs(gaps).sum() / len(confidence))
 
 
-def _right(labels: Array, num_classes: int) -> Bool[Array, 'n k']:
-  """Returns the correct classes, given one label per row or a boolean row."""
+def _correct_classes(labels: Array, num_classes: int) -> Bool[Array, 'n k']:
+  """Returns whether each class is a label of each example.
+
+  Args:
+    labels: one label per example, int `[n]`, or the result itself.
+    num_classes: number of classes, k.
+  """
   if labels.ndim == 2:
     return labels
   return labels[:, None] == jnp.arange(num_classes)
 
 
-def _judge(
+def _example_values(
   predict: Any, key: str, weights: PyTree, batch: PyTree
 ) -> dict[str, Array]:
   """Computes the values of each example of a batch.
 
   Args:
-    predict: function of the setting.
+    predict: see `Setting.predict`.
     key: key of the labels.
-    weights: weights of the model, and the classes that may be predicted, bool
+    weights: weights of the model, and whether each class may be predicted, bool
       `[k]`.
     batch: batch with a mask.
 
   Returns:
-    rank: number of classes before the first correct one; confidence:
-      probability
-    of the first class; nll: that of the first correct class; labelled; mask;
-    all `[n]`.
+    Arrays `[n]`: 'rank', the number of classes that are more likely than the
+    most likely correct one; 'confidence', the probability of the most likely
+    class; 'nll' of the most likely correct class; 'labelled', whether the
+    example has a label; 'mask'.
   """
   params, competing = weights
   logits = predict(params, batch)['logits'].astype(jnp.float32)
   logits = jnp.where(competing, logits, -jnp.inf)
   classes = jnp.arange(logits.shape[-1])
-  right = _right(batch[key], logits.shape[-1])
+  correct = _correct_classes(batch[key], logits.shape[-1])
+  # A correct class is found even if its own logit is -inf.
   finite = jnp.maximum(logits, jnp.finfo(jnp.float32).min)
-  best = jnp.where(right, finite, -jnp.inf).argmax(axis=-1, keepdims=True)
+  best = jnp.where(correct, finite, -jnp.inf).argmax(axis=-1, keepdims=True)
   value = jnp.take_along_axis(logits, best, axis=-1)  # [n, 1]
   behind = (logits < value) | ((logits == value) & (classes > best))
   total = jax.nn.logsumexp(logits, axis=-1)
@@ -221,19 +232,19 @@ def _judge(
     'rank': competing.sum() - 1 - (behind & competing).sum(axis=-1),
     'confidence': jnp.exp(logits.max(axis=-1) - total),
     'nll': total - value[:, 0],
-    'labelled': right.any(axis=-1),
+    'labelled': correct.any(axis=-1),
     'mask': batch['mask'],
   }
 
 
 @dataclasses.dataclass(frozen=True)
-class _Several:
-  """A transform whose batches also contain several labels per image.
+class _MultiLabel:
+  """A transform whose results also contain several labels per image.
 
   Attributes:
     transform: transform of the run.
-    key: name of the labels: a list in an example, bool `[num_classes]` in a
-      batch.
+    key: name of the labels: a list of indices in an example of the source, bool
+      `[num_classes]` in the result.
     num_classes: number of the head's classes.
   """
 
@@ -243,14 +254,19 @@ class _Several:
 
   @property
   def spec(self) -> Spec:
-    """The transform's spec, and the labels."""
+    """Spec of the transform, and of the labels."""
     entry = ((self.num_classes,), np.dtype(bool))
     return {**self.transform.spec, self.key: entry}
 
   def __call__(
     self, example: Example, rng: np.random.Generator | None = None
   ) -> dict[str, np.ndarray | int]:
-    """Returns both; raises DecodeError."""
+    """Returns the preprocessed example with its labels.
+
+    Raises:
+      DecodeError: the image cannot be decoded, or a label is out of range.
+      UserError: the source does not have the field of the labels.
+    """
     if self.key not in example:
       raise UserError(
         f'the source has no field {self.key!r} with labels; its fields are '

@@ -20,11 +20,12 @@ PyTree = Any
 class Evaluator:
   """Top-1 accuracy, mean loss and count over every example of a split.
 
-  Sums and counts are kept apart and padding is masked, so the result does not
-  depend on the batch size or the number of devices or processes.
+  Sums are divided by counts once at the end and padding is masked, so the
+  result does not depend on the batch size or the number of devices or
+  processes.
   """
 
-  higher_is_better = ('accuracy',)  # what `checkpoint.best` may name
+  higher_is_better = ('accuracy',)  # metrics for `checkpoint.best`
 
   def __init__(
     self,
@@ -62,7 +63,11 @@ class Evaluator:
     )
 
   def run(self, params: PyTree) -> dict[str, float]:
-    """Returns accuracy in [0, 1], loss in nats and the number of examples.
+    """Computes the metrics of the split.
+
+    Returns:
+      'accuracy' in [0, 1]; 'loss', the mean in nats; 'count', the number of
+      examples used.
 
     Raises:
       UserError: there is a bad record and the reader's policy is to stop, or no
@@ -75,8 +80,8 @@ class Evaluator:
     if not sums['count']:
       raise UserError(
         f'{self._source.name}: none of its {len(self._source)} examples could '
-        'be used; earlier messages name them. Repair the '
-        'data, or evaluate on another split.'
+        'be used; earlier messages list them. Repair the data, or evaluate on '
+        'another split.'
       )
     return {
       'accuracy': sums['correct'] / sums['count'],

@@ -20,12 +20,14 @@ PyTree = Any
 
 @plugins.operational('every', 'batch_size')
 class Evaluator:
-  """Mean accuracy of the classes, and tables of what is confused with what.
+  """Accuracy, mean accuracy of the classes, and the confusion matrix.
 
   The mean over classes gives every class the same weight, however many images
-  it has. `tables` has the accuracies and the confusion matrix.
+  it has. `tables` returns the accuracies of all classes and the confusion
+  matrix.
   """
 
+  # metrics for `checkpoint.best`
   higher_is_better = ('accuracy', 'mean_class_accuracy')
 
   def __init__(
@@ -68,22 +70,23 @@ class Evaluator:
     """Computes accuracies over the examples and over the classes.
 
     Returns:
-      accuracy in [0, 1]; mean_class_accuracy in [0, 1], over the classes that
-      occur in the split; classes, their number; count, the number of examples.
+      'accuracy' in [0, 1]; 'mean_class_accuracy' in [0, 1], over the classes
+      that occur in the split; 'classes', their number; 'count', the number of
+      examples used.
 
     Raises:
-      UserError: a bad record, subject to the reader's policy; or no example
-        could be used.
+      UserError: there is a bad record and the reader's policy is to stop, or no
+        example could be used.
     """
     batches = self._setting.sweep(
       params, self._source, self._predictions, self._batch_size
     )
-    found = [batch['pairs'][batch['mask']] for batch in batches]
-    self._pairs = np.concatenate([self._pairs[:0], *found])
+    pairs = [batch['pairs'][batch['mask']] for batch in batches]
+    self._pairs = np.concatenate([self._pairs[:0], *pairs])
     if not len(self._pairs):
       raise UserError(
         f'{self._source.name}: none of its {len(self._source)} examples could '
-        'be used; earlier messages name them. Repair the data, or evaluate on '
+        'be used; earlier messages list them. Repair the data, or evaluate on '
         'another split.'
       )
     images, correct = self._by_class()
@@ -98,10 +101,9 @@ class Evaluator:
   def tables(self) -> dict[str, str]:
     """Returns the tables of the last `run`, as CSV by file name.
 
-    `classes.csv` has a line for each class of the source: its name, the number
-    of its images and the fraction that is classified correctly. `pairs.csv`
-    has a line for each pair of label and prediction that occurs, with the
-    number of images.
+    `classes.csv` has a line for each class: its name, the number of its images
+    and the fraction that is classified correctly. `pairs.csv` has a line for
+    each pair of label and prediction that occurs, with the number of images.
     """
     images, correct = self._by_class()
     names = [*self._source.class_names]
@@ -130,9 +132,9 @@ class Evaluator:
 
 
 def _predictions(predict, params: PyTree, batch: PyTree) -> dict[str, Array]:
-  """Returns label and prediction of each example, and the mask."""
+  """Returns label and prediction of each example, `[n, 2]`, and the mask."""
   prediction = predict(params, batch)['logits'].argmax(axis=-1)
-  pairs = jnp.stack([batch['label'], prediction], axis=-1)  # [n, 2]
+  pairs = jnp.stack([batch['label'], prediction], axis=-1)
   return {'pairs': pairs, 'mask': batch['mask']}
 
 

@@ -14,32 +14,32 @@ from vit_jax.config.completion import MAX_BATCH_SIZE
 from vit_jax.data import progress
 from vit_jax.data.pipeline import stream
 from vit_jax.errors import UserError, check_range
-from vit_jax.evaluators.bad_record_count import Share
+from vit_jax.evaluators.bad_record_count import BadRecordCount
 
 PyTree = Any
 Batch = dict[str, jax.Array]
-_IN_FLIGHT = 2  # batches dispatched ahead of the one waited for
+_IN_FLIGHT = 2  # batches dispatched before the result of an earlier is fetched
 
 
 class Evaluator(Protocol):
-  """Evaluates weights.
+  """Evaluator of weights.
 
   `vit_jax.evaluators.NAME` (or any module of your own) defines
   `Evaluator(setting, /, *, split, every, …)`, whose keyword-only parameters are
   the keys of a section of `config.evals`; the training loop uses `every`.
   `higher_is_better` lists the metrics that `checkpoint.best` may name; an
   evaluator without it accepts any of its metrics. An evaluator with
-  `own_classes = True` needs no head: the command `evaluate` passes it the data,
-  whatever its classes, as its own section `source`. An evaluator may have a
-  method `tables()`, which returns tables of the last `run` as text by file
-  name; `evaluate --tables=DIR` writes them.
+  `own_classes = True` does not need a head: the command `evaluate` passes it
+  data with any classes as its section `source`. An evaluator may have a method
+  `tables()`, which returns tables of the last `run` as text by file name;
+  `evaluate --tables=DIR` writes them.
   """
 
   def run(self, weights: PyTree) -> dict[str, float]:
     """Computes metrics by name.
 
     Args:
-      weights: one of those that `Objective.weights` returns.
+      weights: weights from `Objective.weights`.
     """
     ...
 
@@ -48,20 +48,21 @@ class Setting(NamedTuple):
   """Properties of a run that its evaluators may use.
 
   Attributes:
-    open_source: (split) → that split of the run's source; its labels are
+    open_source: function that opens a split of the run's source; labels are
       matched with those of the training data by the names of the classes.
     transform: preprocessing of images.
-    predict: (params, batch) → {'features', 'logits'}, see `Objective.predict`.
-    num_classes: number of outputs of the head; 0 if there is none, and logits
+    predict: function of parameters and a batch to 'features' and 'logits', see
+      `Objective.predict`.
+    num_classes: number of outputs of the head; 0 without a head, whose logits
       are then the features.
-    mesh: the devices.
+    mesh: mesh of the devices.
     batch_size: batch size of training.
     reader: workers, prefetching and the policy for bad records.
-    report: is called with bad records.
-    check: is called with every batch on every process; it may raise to end the
-      evaluation early.
-    train_split: split that an evaluator fits on if its section does not name
-      one: the training split of the run.
+    report: function that is called with bad records.
+    check: function that is called for every batch on every process; it may
+      raise to end the evaluation early.
+    train_split: training split of the run, which an evaluator fits on if its
+      section does not contain another split.
   """
 
   open_source: Callable[[str], stream.Source]
@@ -76,9 +77,13 @@ class Setting(NamedTuple):
   train_split: str = 'train'
 
   def open_other(self, section: Mapping[str, Any], split: str) -> stream.Source:
-    """Opens a split of any source, given a section like `config.source`.
+    """Opens a split of another source.
 
     Its labels are not matched with the classes of the run.
+
+    Args:
+      section: section like `config.source`.
+      split: split of this source.
 
     Raises:
       UserError: the source or the split does not exist.
@@ -88,7 +93,7 @@ class Setting(NamedTuple):
   def compiled(
     self, function: Callable[[PyTree, Batch], PyTree]
   ) -> Callable[[PyTree, Batch], PyTree]:
-    """Jits a function for `sweep`, with a result that is replicated."""
+    """Compiles a function for `sweep` by `jax.jit`, with replicated results."""
     return jax.jit(function, out_shardings=sharding.replicated(self.mesh))  # pyright: ignore[reportReturnType]
 
   def sweep(
@@ -108,19 +113,20 @@ class Setting(NamedTuple):
       weights: first argument of the function.
       source: source of the examples.
       function: function of weights and a batch, from `compiled`.
-      batch_size: size of the global batch; by default that of training. It is
-        rounded up to a multiple of the number of devices.
+      batch_size: global batch size; by default that of training. It is rounded
+        up to a multiple of the number of devices.
 
     Yields:
-      The result of the function for each batch, on the host.
+      Result of the function for each batch, on the host.
 
     Raises:
-      UserError: there is a bad record, and the reader's policy is to stop.
+      UserError: there is a bad record and the reader's policy is to stop, or
+        there are too many bad records.
     """
     size = batch_size or self.batch_size
     size = -(-size // self.mesh.size) * self.mesh.size
     pending: collections.deque[PyTree] = collections.deque()
-    share = Share(source, self.reader, self.mesh, size)
+    bad_records = BadRecordCount(source, self.reader, self.mesh, size)
     with stream.eval_batches(
       source,
       self.transform,
@@ -129,24 +135,29 @@ class Setting(NamedTuple):
       reader=self.reader,
       report=self.report,
     ) as batches:
-      told = batches
+      shown = batches
       if jax.process_index() == 0:
         count = -(-len(source) // size)
-        told = progress.shown(batches, count, f'judging {source.name}')
-      for batch in told:
+        shown = progress.shown(batches, count, f'evaluating {source.name}')
+      for batch in shown:
         self.check()
-        pending.append((function(weights, batch), share.count(batch)))
+        pending.append((function(weights, batch), bad_records.examples(batch)))
+        # Fetching a result blocks, so later batches are dispatched before.
         if len(pending) > _IN_FLIGHT:
-          yield share.judged(*pending.popleft())
+          yield bad_records.fetch(*pending.popleft())
     while pending:
-      yield share.judged(*pending.popleft())
+      yield bad_records.fetch(*pending.popleft())
 
 
 def check_common(every: str, batch_size: int | None) -> None:
   """Checks the keys that all evaluators have.
 
+  Args:
+    every: duration between evaluations.
+    batch_size: global batch size, or None.
+
   Raises:
-    UserError: a value is not allowed.
+    UserError: a value is invalid.
   """
   durations.check('every', every)
   check_range('batch_size', batch_size, at_least=1, at_most=MAX_BATCH_SIZE)
@@ -156,23 +167,25 @@ def check_head(setting: Setting) -> None:
   """Checks that the model predicts classes.
 
   Raises:
-    UserError: it has no head.
+    UserError: the model has no head.
   """
   if not setting.num_classes:
     raise UserError(
-      'the model has no head (num_classes is 0), so it predicts no '
+      'the model has no head (num_classes is 0), so it does not predict '
       'classes: use another evaluator, or fine-tune the model first.'
     )
 
 
 def joined(results: Iterable[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-  """Concatenates the arrays of a sweep by name."""
-  each = list(results)
-  return {key: np.concatenate([r[key] for r in each]) for key in each[0]}
+  """Concatenates the arrays of all batches of a sweep, by name."""
+  batches = list(results)
+  return {
+    key: np.concatenate([batch[key] for batch in batches]) for key in batches[0]
+  }
 
 
 def total(results: Iterator[dict[str, np.ndarray]]) -> dict[str, float]:
-  """Adds up the scalars of a sweep."""
+  """Adds up the scalars of all batches of a sweep, by name."""
   sums: dict[str, float] = collections.defaultdict(int)
   for result in results:
     for key, value in result.items():

@@ -15,12 +15,12 @@ from vit_jax.errors import UserError
 from vit_jax.evaluators import contract
 
 PyTree = Any
-# A key of an evaluator: data other than the run's own, by a section of it.
+# Section of data other than those of the run, as a key of an evaluator.
 OtherSource = Annotated[Section | None, Nested(SECTIONS['source'])]
 
 
 class Labelled(NamedTuple):
-  """Features and labels of examples, without those that cannot be used."""
+  """Features and labels of examples."""
 
   features: Float[np.ndarray, 'n d']
   labels: Int[np.ndarray, ' n']
@@ -41,20 +41,23 @@ def open_pair(
       'train' of other data.
     section: section of data other than those of the run.
 
+  Returns:
+    Source to fit on, and source to evaluate.
+
   Raises:
-    UserError: the data or a split do not exist, or both splits share examples,
-      so that the accuracy would be that of examples that were fitted.
+    UserError: the data or a split does not exist, or the splits have common
+      examples, which would be evaluated although they were fitted.
   """
-  wanted = train_split
-  if wanted is None:
-    wanted = setting.train_split if section is None else 'train'
-  train = open_split(setting, wanted, section)
+  fit_split = train_split
+  if fit_split is None:
+    fit_split = setting.train_split if section is None else 'train'
+  train = open_split(setting, fit_split, section)
   test = open_split(setting, split, section)
   common = overlap.count(train, test)
   if common:
     raise UserError(
       f'{common:,} of the {len(test):,} examples of the split {split!r} are '
-      f'also in train_split={wanted!r}, so that the evaluation would use '
+      f'also in train_split={fit_split!r}, so that the evaluation would use '
       'examples that were fitted: set a train_split without them, such as '
       "--config.evals.NAME.train_split='train[:90%]'."
     )
@@ -64,7 +67,12 @@ def open_pair(
 def open_split(
   setting: contract.Setting, split: str, section: Section | None = None
 ) -> stream.Source:
-  """Opens a split of the run's source, or of the source of a section.
+  """Opens a split of the run's source, or of another one.
+
+  Args:
+    setting: setting of the run.
+    split: split of the source.
+    section: section of another source.
 
   Raises:
     UserError: the source or the split does not exist, or it is empty.
@@ -79,23 +87,26 @@ def open_split(
 
 
 class Extractor:
-  """Computes features, without randomness, by one compiled program."""
+  """Computes features without randomness, with one compiled program."""
 
   def __init__(
     self, setting: contract.Setting, batch_size: int | None, who: str
   ):
-    """Keeps the settings; the program is compiled when it is first used.
+    """Creates the program, which is compiled at its first use.
 
     Args:
       setting: setting of the run.
-      batch_size: size of the global batch; by default that of training.
-      who: name of the user of the labels, for messages.
+      batch_size: global batch size; by default that of training.
+      who: name of the evaluation that needs the labels, for messages.
+
+    Raises:
+      UserError: batches of the run do not contain images and labels.
     """
     require(setting.transform.spec, 'image', 'label', who=who)
     self._setting, self._batch_size = setting, batch_size
-    self._function = setting.compiled(self._of_batch)
+    self._function = setting.compiled(self._batch_features)
 
-  def _of_batch(self, weights: PyTree, batch: contract.Batch) -> PyTree:
+  def _batch_features(self, weights: PyTree, batch: contract.Batch) -> PyTree:
     features = self._setting.predict(weights, batch)['features']
     return {
       'features': features,
@@ -104,7 +115,7 @@ class Extractor:
     }
 
   def run(self, weights: PyTree, source: stream.Source) -> Labelled:
-    """Returns the features of every example, in the order of the source.
+    """Returns the features of all usable examples, in the order of the source.
 
     Raises:
       UserError: there is a bad record and the reader's policy is to stop, or no
@@ -114,22 +125,22 @@ class Extractor:
     for rows, kept in self.batches(weights, source):
       features.append(rows.features[kept])
       labels.append(rows.labels[kept])
-    found = Labelled(np.concatenate(features), np.concatenate(labels))
-    if not len(found.labels):
+    examples = Labelled(np.concatenate(features), np.concatenate(labels))
+    if not len(examples.labels):
       raise UserError(
         f'{source.name}: none of its {len(source)} examples could be used; '
-        'earlier messages name them.'
+        'earlier messages list them.'
       )
-    return found
+    return examples
 
   def batches(
     self, weights: PyTree, source: stream.Source
   ) -> Iterator[tuple[Labelled, Bool[np.ndarray, ' n']]]:
-    """Yields all rows of each batch, and which of them are usable examples.
+    """Yields all rows of each batch, and whether each is a usable example.
 
     Raises:
-      UserError: a bad record, subject to the reader's policy; or features that
-        are not finite.
+      UserError: there is a bad record and the reader's policy is to stop, or
+        features are not finite.
     """
     results = self._setting.sweep(
       weights, source, self._function, self._batch_size

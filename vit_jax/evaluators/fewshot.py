@@ -18,15 +18,15 @@ from vit_jax.evaluators.features import (
 
 PyTree = Any
 _EPSILON = 1e-5  # added to the standard deviation of a feature
-_CONSTANT = 100.0  # the value of the feature that is the same for all
+_CONSTANT = 100.0  # value of the feature that is the same for all examples
 
 
 @plugins.operational('every', 'batch_size')
 class Evaluator:
   """Accuracy of regularized least squares on few examples of each class.
 
-  Targets are -1 and 1 for each class (the paper's section 4.1, "Metrics"). What
-  the paper does not specify is done as in the public big_vision: features are
+  Targets are -1 and 1 for each class (the paper's section 4.1, "Metrics").
+  Details that the paper does not specify are those of big_vision: features are
   standardized with the mean and standard deviation of the few examples, a
   constant feature of 100 serves as the bias, the regularization is 2^10, and
   the accuracy is the mean over random draws of the examples.
@@ -52,7 +52,7 @@ class Evaluator:
 
     Args:
       setting: setting of the run.
-      split: the evaluated split.
+      split: split to evaluate.
       train_split: split to draw examples from ('train[:65000]' for ImageNet);
         by default the run's own. The features of all of its examples are
         computed.
@@ -60,7 +60,7 @@ class Evaluator:
       shots: numbers of examples per class.
       num_draws: number of random choices over which the accuracies are
         averaged.
-      l2: regularisation, above 0.
+      l2: regularization, above 0.
       every: duration between evaluations, used by the training loop.
       batch_size: global batch size; by default that of training.
 
@@ -77,9 +77,11 @@ class Evaluator:
     self._extract = Extractor(setting, batch_size, 'few-shot evaluation').run
 
   def run(self, weights: PyTree) -> dict[str, float]:
-    """Returns the accuracy for each number of shots, in [0, 1].
+    """Computes the accuracy for each number of shots.
 
-    '5shot' is the mean over the draws, '5shot_std' their standard deviation.
+    Returns:
+      '5shot' and so on: mean accuracy over the draws, in [0, 1]; '5shot_std'
+      and so on: standard deviation over the draws, if there are several.
 
     Raises:
       UserError: a class has fewer examples than shots, or there is a bad record
@@ -89,19 +91,19 @@ class Evaluator:
     test = self._extract(weights, self._test)
     num_classes = max(self._train.num_classes, self._test.num_classes)
     self._check_enough(train)
-    found = {}
+    metrics = {}
     for shots in self._shots:
-      scores = []
+      accuracies = []
       for number in range(self._num_draws):
         rows = draw(train.labels, shots, number)
         few = Labelled(train.features[rows], train.labels[rows])
-        scores_of = fit(few, num_classes, self._l2)
-        predicted = scores_of(test.features).argmax(axis=1)
-        scores.append((predicted == test.labels).mean())
-      found[f'{shots}shot'] = float(np.mean(scores))
+        scores = fit(few, num_classes, self._l2)
+        predicted = scores(test.features).argmax(axis=1)
+        accuracies.append((predicted == test.labels).mean())
+      metrics[f'{shots}shot'] = float(np.mean(accuracies))
       if self._num_draws > 1:
-        found[f'{shots}shot_std'] = float(np.std(scores, ddof=1))
-    return found
+        metrics[f'{shots}shot_std'] = float(np.std(accuracies, ddof=1))
+    return metrics
 
   def _check_enough(self, train: Labelled) -> None:
     classes, counts = np.unique(train.labels, return_counts=True)
@@ -117,14 +119,22 @@ class Evaluator:
 def draw(
   labels: Int[np.ndarray, ' n'], shots: int, number: int
 ) -> Int[np.ndarray, ' few']:
-  """Draws the rows of `shots` examples of each class, in ascending order.
+  """Draws `shots` examples of each class.
 
   A draw with more shots contains the draw of the same number with fewer shots.
+
+  Args:
+    labels: labels of all examples.
+    shots: number of examples per class.
+    number: number of the draw, used as the seed.
+
+  Returns:
+    Indices of the drawn examples, ascending.
   """
   order = np.random.default_rng(number).permutation(len(labels))
   by_class = order[np.argsort(labels[order], kind='stable')]
   ordered = labels[by_class]
-  first = np.searchsorted(ordered, ordered)  # where the class of each begins
+  first = np.searchsorted(ordered, ordered)  # start of each example's class
   return np.sort(by_class[np.arange(len(labels)) - first < shots])
 
 
@@ -141,13 +151,13 @@ def fit(few: Labelled, num_classes: int, l2: float) -> Any:
     l2: regularization.
 
   Returns:
-    A function from features `[n, d]` to scores of classes `[n, num_classes]`.
+    Function from features `[n, d]` to scores of classes `[n, num_classes]`.
   """
   features = few.features.astype(np.float64)
-  mean, deviation = features.mean(0), features.std(0) + _EPSILON
+  mean, std = features.mean(0), features.std(0) + _EPSILON
 
   def inputs(features: Float[np.ndarray, 'n d']) -> Float[np.ndarray, 'n D']:
-    scaled = (features - mean) / deviation
+    scaled = (features - mean) / std
     return np.pad(scaled, ((0, 0), (0, 1)), constant_values=_CONSTANT)
 
   x = inputs(features)
@@ -156,7 +166,7 @@ def fit(few: Labelled, num_classes: int, l2: float) -> Any:
   if n >= d:
     gram = x.T @ x + l2 * np.eye(d)
     kernel = scipy.linalg.solve(gram, x.T @ targets, assume_a='pos')
-  else:  # the same solution, by the smaller matrix
+  else:  # the same solution, from a smaller system of equations
     gram = x @ x.T + l2 * np.eye(n)
     kernel = x.T @ scipy.linalg.solve(gram, targets, assume_a='pos')
 

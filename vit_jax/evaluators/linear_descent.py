@@ -1,7 +1,7 @@
-"""Linear classifiers of frozen features, trained as by DINO or by MAE.
+"""Linear classifiers of frozen features, trained as in DINO or in MAE.
 
 Both use random batches of the features. All features are on every device, and
-every device computes the same, so that the result does not depend on the number
+all devices compute the same, so that the result does not depend on the number
 of devices.
 """
 
@@ -21,12 +21,12 @@ from vit_jax.evaluators.features import Labelled
 from vit_jax.evaluators.linear_fit import Classifier, untrained
 
 _MOMENTUM = 0.9
-_TRUST = 1e-3
+_TRUST = 1e-3  # trust coefficient of LARS
 _BATCH_EPSILON = 1e-6  # added to the variance of a batch
-_RUNNING = 0.1  # share of a batch in the running statistics
-_DEVIATION = 0.01  # of the first kernel
+_RUNNING = 0.1  # weight of a batch in the running statistics
+_INITIAL_STD = 0.01  # standard deviation of the initial kernel
 _WARMUP = 10  # epochs
-_REFERENCE = 256  # the batch size that learning rates are given for
+_REFERENCE = 256  # batch size that learning rates refer to
 
 
 class Recipe(NamedTuple):
@@ -37,12 +37,15 @@ class Recipe(NamedTuple):
       updates of the kernel are scaled by a trust ratio; linear warm-up for 10
       epochs, or for half of the epochs if there are fewer than 20, then cosine
       decay from step to step).
-    norm: 'batch', without scale and shift; 'standard' or 'none'.
+    norm: normalization of the features: 'batch' (batch norm without scale and
+      shift), 'standard' (by mean and standard deviation of all examples) or
+      'none'.
     lr: learning rate for a batch of 256; it is scaled with the batch size.
     epochs: number of passes over the features.
-    batch_size: at most the number of examples; the examples that do not fill
-      the last batch of an epoch are left out of that epoch.
-    seed: seed of the kernel and of the order.
+    batch_size: batch size, or the number of examples if that is smaller. The
+      examples that do not fill the last batch of an epoch are left out of that
+      epoch.
+    seed: seed of the initial kernel and of the order of the examples.
   """
 
   solver: str
@@ -66,13 +69,18 @@ def fit(
   mesh: Mesh,
   check: Callable[[], None] = lambda: None,
 ) -> Classifier:
-  """Trains from a random kernel.
+  """Trains a linear classifier from a random kernel.
 
   Args:
     data: examples; classes without examples are not learned.
     recipe: recipe of the training.
-    mesh: devices.
-    check: is called before every epoch; it may raise to end the training early.
+    mesh: mesh of the devices.
+    check: function that is called before every epoch; it may raise to end the
+      training early.
+
+  Returns:
+    Trained classifier. It includes the normalization of the features; for batch
+    norm, with the running statistics.
   """
   empty = untrained(data, recipe.norm == 'standard')
   labels = np.searchsorted(empty.classes, data.labels).astype(np.int32)
@@ -113,7 +121,7 @@ def fit(
 
 def initial(d: int, k: int, seed: int) -> dict[str, np.ndarray]:
   """Returns a kernel of standard deviation .01 and a bias of 0, float32."""
-  kernel = np.random.default_rng(seed).normal(0, _DEVIATION, (d, k))
+  kernel = np.random.default_rng(seed).normal(0, _INITIAL_STD, (d, k))
   return {
     'kernel': kernel.astype(np.float32),
     'bias': np.zeros(k, np.float32),
@@ -121,9 +129,12 @@ def initial(d: int, k: int, seed: int) -> dict[str, np.ndarray]:
 
 
 def optimizer_of(solver: str) -> optax.GradientTransformation:
-  """Returns momentum, preceded by a trust ratio for the kernel with 'lars'.
+  """Returns momentum, preceded by a trust ratio of the kernel for 'lars'.
 
   The learning rate is applied to the result, after momentum, as in MAE's code.
+
+  Args:
+    solver: 'sgd' or 'lars'.
 
   Reference: You et al., arXiv 1708.03888, equation 6, without weight decay.
   """
@@ -136,7 +147,13 @@ def optimizer_of(solver: str) -> optax.GradientTransformation:
 
 
 def order_of(n: int, number: int, seed: int) -> Int[np.ndarray, ' n']:
-  """Returns the order of the examples in an epoch."""
+  """Returns the order of the examples in an epoch.
+
+  Args:
+    n: number of examples.
+    number: number of epochs before this one.
+    seed: seed of the order.
+  """
   return np.random.default_rng([seed, number]).permutation(n)
 
 
@@ -151,15 +168,15 @@ def learning_rates(
     steps: steps per epoch.
     size: batch size.
   """
-  highest = recipe.lr * size / _REFERENCE
+  peak = recipe.lr * size / _REFERENCE
   if recipe.solver == 'sgd':
-    share = 0.5 * (1 + np.cos(np.pi * number / recipe.epochs))
-    return np.full(steps, highest * share)
+    factor = 0.5 * (1 + np.cos(np.pi * number / recipe.epochs))
+    return np.full(steps, peak * factor)
   warmup = min(_WARMUP, recipe.epochs / 2)
-  time = number + np.arange(steps) / steps
+  time = number + np.arange(steps) / steps  # in epochs
   progress = (time - warmup) / (recipe.epochs - warmup)
-  share = 0.5 * (1 + np.cos(np.pi * progress))
-  return highest * np.where(time < warmup, time / warmup, share)
+  factor = 0.5 * (1 + np.cos(np.pi * progress))
+  return peak * np.where(time < warmup, time / warmup, factor)
 
 
 def epoch(
@@ -171,11 +188,11 @@ def epoch(
   order: Int[Array, 'steps b'],
   rates: Float[Array, ' steps'],
 ) -> Any:
-  """Makes one pass over the examples.
+  """Trains for one pass over the examples.
 
   Args:
     optimizer: transformation of the gradients.
-    batch_norm: normalise each feature over the batch.
+    batch_norm: whether to normalize each feature over the batch.
     state: parameters, state of the optimizer and running statistics.
     features: features of all examples.
     labels: labels from 0 to k - 1.
@@ -183,7 +200,7 @@ def epoch(
     rates: learning rate of each step.
 
   Returns:
-    The state after the epoch.
+    State after the epoch.
   """
 
   def loss(
@@ -213,9 +230,15 @@ def epoch(
 def normalized(
   x: Float[Array, 'b d'], statistics: Statistics
 ) -> tuple[Float[Array, 'b d'], Statistics]:
-  """Normalizes by the batch's mean and biased variance.
+  """Normalizes features by the mean and the biased variance of the batch.
 
-  Also returns the running statistics, whose variance is unbiased.
+  Args:
+    x: features of the batch.
+    statistics: running statistics before the batch.
+
+  Returns:
+    Normalized features, and the running statistics after the batch, whose
+    variance is unbiased.
   """
   size, mean, variance = len(x), x.mean(axis=0), x.var(axis=0)
   batch: Any = Statistics(mean, variance * (size / max(size - 1, 1)))

@@ -14,14 +14,23 @@ from vit_jax.evaluators.features import Labelled
 
 log = logging.getLogger('vit_jax')
 _EPSILON = 1e-5  # added to the standard deviation of a feature
-_BLOCK = 16_384  # examples that are computed on at once, in float64
-_GRADIENT = 1e-8  # largest entry at the end, in the coordinates of the descent
+_BLOCK = 16_384  # number of examples that are converted to float64 at once
+# Largest entry of the gradient after convergence, in the coordinates of L-BFGS.
+_GRADIENT = 1e-8
 _ITERATIONS = 10_000
-_STEPS = 50  # after which coordinates are chosen again
+_STEPS = 50  # iterations between two changes of coordinates
 
 
 class Classifier(NamedTuple):
-  """A linear classifier with scores ((x - mean) / scale)·W + b."""
+  """A linear classifier with scores ((x - mean) / scale)·W + b.
+
+  Attributes:
+    mean: mean that is subtracted from features.
+    scale: divisor of features.
+    kernel: W.
+    bias: b.
+    classes: label of each score, ascending.
+  """
 
   mean: Float[np.ndarray, ' d']
   scale: Float[np.ndarray, ' d']
@@ -39,12 +48,12 @@ class Classifier(NamedTuple):
     If scores are equal, the class with the lowest number is predicted. A class
     without training examples is never predicted.
     """
-    right = 0
+    correct = 0
     for rows in _blocks(len(data.labels)):
       scores = self.inputs(data.features[rows]) @ self.kernel + self.bias
-      found = self.classes[scores.argmax(axis=1)]
-      right += int((found == data.labels[rows]).sum())
-    return right / len(data.labels)
+      predicted = self.classes[scores.argmax(axis=1)]
+      correct += int((predicted == data.labels[rows]).sum())
+    return correct / len(data.labels)
 
 
 def standardisation(
@@ -77,40 +86,40 @@ def fit(data: Labelled, l2: float, standardise: bool = True) -> Classifier:
   """Minimizes mean cross-entropy + l2/2 · |W|² by L-BFGS, in float64.
 
   The bias is not regularized. With n examples, l2 corresponds to C = 1 / (n ·
-  l2) of other libraries. The features of networks are correlated, so that
-  L-BFGS would need thousands of steps for a small l2. Therefore, the
-  coordinates are changed at intervals to ones in which the curvature is about 1
-  in all directions.
+  l2) of scikit-learn. Features of networks are correlated, so that L-BFGS would
+  need thousands of iterations for a small l2. Therefore, the coordinates are
+  changed every 50 iterations so that the curvature is about 1 in all
+  directions.
 
   Args:
     data: examples; classes without examples are not learned.
     l2: regularization, above 0, so that the solution is unique.
     standardise: whether features are normalized by mean and standard deviation.
   """
-  found, left, steps = untrained(data, standardise), np.inf, 0
-  while left > _GRADIENT and steps < _ITERATIONS:
-    found, left, taken = _descend(found, data, l2)
-    steps += taken
-    if taken < _STEPS:  # at the end, or as near as rounding lets it come
+  classifier, gradient, steps = untrained(data, standardise), np.inf, 0
+  while gradient > _GRADIENT and steps < _ITERATIONS:
+    classifier, gradient, new_steps = _descend(classifier, data, l2)
+    steps += new_steps
+    if new_steps < _STEPS:  # converged, as far as rounding allows
       break
-  if left > 10 * _GRADIENT:
+  if gradient > 10 * _GRADIENT:
     log.warning(
       'logistic regression with l2=%g did not converge: after %d iterations '
       'its gradient has an entry of %.1e; use a larger l2',
       l2,
       steps,
-      left,
+      gradient,
     )
-  return found
+  return classifier
 
 
 def _descend(
   start: Classifier, data: Labelled, l2: float
 ) -> tuple[Classifier, float, int]:
-  """Takes some steps.
+  """Runs L-BFGS for up to `_STEPS` iterations, in new coordinates.
 
   Returns:
-    The classifier, the largest entry of its gradient, and the number of steps.
+    Classifier, largest entry of its gradient, and number of iterations.
   """
   d, k = start.kernel.shape
   labels = np.searchsorted(start.classes, data.labels)
@@ -136,24 +145,25 @@ def _descend(
     return value, scaled.ravel()
 
   weights = np.concatenate([start.kernel, start.bias[None]])
-  found = scipy.optimize.minimize(
+  result = scipy.optimize.minimize(
     loss,
     (root.T @ weights).ravel(),
     jac=True,
     method='L-BFGS-B',
     options=dict(maxiter=_STEPS, gtol=_GRADIENT, ftol=0),
   )
-  kernel, (bias,) = np.split(to_weights(found.x), [d])
-  left = float(np.abs(found.jac).max())
-  return start._replace(kernel=kernel, bias=bias), left, found.nit
+  kernel, (bias,) = np.split(to_weights(result.x), [d])
+  largest = float(np.abs(result.jac).max())
+  return start._replace(kernel=kernel, bias=bias), largest, result.nit
 
 
 def _curvature_root(
   start: Classifier, features: Float[np.ndarray, 'n d'], l2: float
 ) -> Float[np.ndarray, 'e e']:
-  """Returns L of L·Lᵀ, the curvature in the weights of an average class.
+  """Returns the Cholesky factor L of the curvature of the loss, L·Lᵀ.
 
-  It is E[(1 - Σp²) · x·xᵀ] / k + l2, where 1 is the last entry of x.
+  The curvature is that in the weights of an average class: E[(1 - Σp²) · x·xᵀ]
+  / k + l2, where the last entry of x is 1, for the bias.
   """
   d, k = start.kernel.shape
   total = np.zeros((d + 1, d + 1))
@@ -163,6 +173,7 @@ def _curvature_root(
     x = np.pad(x, [(0, 0), (0, 1)], constant_values=1)
     total += x.T @ (x * (1 - (p**2).sum(axis=1, keepdims=True)))
   total /= len(features) * k
+  # Keeps the matrix positive definite in spite of rounding.
   rounding = 1e-12 * np.trace(total)
   total[range(d + 1), range(d + 1)] += l2 + rounding
   return scipy.linalg.cholesky(total, lower=True)
@@ -171,7 +182,7 @@ def _curvature_root(
 def _cross_entropy(
   logits: Float[np.ndarray, 'n k'], labels: Int[np.ndarray, ' n']
 ) -> tuple[float, Float[np.ndarray, 'n k']]:
-  """Returns the sum of the losses and its derivative."""
+  """Returns the sum of the losses and its derivative by the logits."""
   rows = np.arange(len(labels))
   total = np.asarray(scipy.special.logsumexp(logits, axis=1))
   value = float((total - logits[rows, labels]).sum())
@@ -181,4 +192,5 @@ def _cross_entropy(
 
 
 def _blocks(n: int) -> Iterator[slice]:
+  """Returns slices of up to `_BLOCK` rows."""
   return (slice(start, start + _BLOCK) for start in range(0, n, _BLOCK))

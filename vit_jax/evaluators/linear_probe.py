@@ -33,17 +33,17 @@ class Evaluator:
 
   Features are computed once, from images preprocessed for evaluation. DINO and
   MAE train on random crops, so the results are not exactly comparable with
-  theirs. If `l2` (or `lr`) has several values, each is trained on one part of
-  the train split and evaluated on the held-out rest; the classifier is then
-  trained on the whole split with the best value (the first of equal ones). A
-  single value needs no held-out part.
+  theirs. If `l2` (or `lr`) has several values, a classifier for each of them is
+  trained on one part of the train split and evaluated on the held-out part; the
+  final classifier is trained on the whole split with the best value (the first
+  of equal ones). With a single value, nothing is held out.
 
   `lbfgs` computes in float64 on the host. For data as large as ImageNet, use
   `sgd` or `lars`, which keep all features on each device. The time of one fit
   by `lbfgs`, or of one epoch, must be below `recovery.watchdog_eval_s`.
   """
 
-  higher_is_better = ('accuracy',)  # what `checkpoint.best` may name
+  higher_is_better = ('accuracy',)  # metrics for `checkpoint.best`
 
   own_classes = True
 
@@ -70,22 +70,22 @@ class Evaluator:
 
     Args:
       setting: setting of the run.
-      split: the evaluated split, which is used for nothing else.
+      split: split to evaluate; it is not used to choose among values.
       train_split: split to train on; by default the run's own.
       source: section of another source; by default the run's own.
       solver: 'lbfgs', 'sgd' (as in DINO, momentum .9) or 'lars' (as in MAE);
         the last two have no weight decay.
-      l2: regularisation of 'lbfgs', above 0; see `linear_fit.fit`.
+      l2: regularization of 'lbfgs', above 0; see `linear_fit.fit`.
       lr: learning rate of 'sgd' and 'lars' for a batch of 256; by default .001
         and .1.
       epochs: epochs of 'sgd' and 'lars'; by default 100 and 90.
       probe_batch_size: batch size of 'sgd' and 'lars'; by default 1,024 and
         16,384.
-      norm: 'standard' (mean 0 and deviation 1 over the train split), 'batch'
-        (batch norm without scale and shift; not with 'lbfgs') or 'none'. The
-        default is 'standard' for 'lbfgs', 'none' for 'sgd' and 'batch' for
-        'lars'.
-      held_out: share of the train split that is used to choose among several
+      norm: normalization of the features: 'standard' (mean 0 and standard
+        deviation 1 over the train split), 'batch' (batch norm without scale and
+        shift; not with 'lbfgs') or 'none'. The default is 'standard' for
+        'lbfgs', 'none' for 'sgd' and 'batch' for 'lars'.
+      held_out: fraction of the train split that is used to choose among several
         values.
       seed: seed of the held-out part, the initial weights and the order.
       every: duration between evaluations, used by the training loop.
@@ -110,17 +110,20 @@ class Evaluator:
     self._extract = Extractor(setting, batch_size, 'a linear probe').run
 
   def run(self, weights: PyTree) -> dict[str, float]:
-    """Returns accuracy and train_accuracy in [0, 1], and the l2 or lr chosen.
+    """Trains the classifier and evaluates it.
+
+    Returns:
+      'accuracy' and 'train_accuracy' in [0, 1]; 'l2' or 'lr', the chosen value.
 
     Raises:
-      UserError: too few examples to hold out some; a bad record, as the
-        reader's policy has it.
+      UserError: there are too few examples to hold out some, or there is a bad
+        record and the reader's policy is to stop.
     """
     train = self._extract(weights, self._train)
     test = self._extract(weights, self._test)
     value = self._grid[0]
     if len(self._grid) > 1:
-      value = self._chosen(train)
+      value = self._choose(train)
     classifier = self._fit(train, value)
     return {
       'accuracy': classifier.accuracy(test),
@@ -128,8 +131,12 @@ class Evaluator:
       self._key: value,
     }
 
-  def _chosen(self, train: Labelled) -> float:
-    """Returns the value of the grid with the best held-out accuracy."""
+  def _choose(self, train: Labelled) -> float:
+    """Returns the value of the grid with the best held-out accuracy.
+
+    Raises:
+      UserError: there are too few examples to hold out some.
+    """
     n = len(train.labels)
     count = round(n * self._held_out)
     if not 0 < count < n:
@@ -138,14 +145,14 @@ class Evaluator:
         f'{self._held_out}: use more examples, or a single {self._key}.'
       )
     order = np.random.default_rng(self._recipe.seed).permutation(n)
-    rest, held_out = np.sort(order[count:]), np.sort(order[:count])
-    part = Labelled(train.features[rest], train.labels[rest])
-    judge = Labelled(train.features[held_out], train.labels[held_out])
-    scores = [self._fit(part, each).accuracy(judge) for each in self._grid]
+    kept, held_out = np.sort(order[count:]), np.sort(order[:count])
+    part = Labelled(train.features[kept], train.labels[kept])
+    test = Labelled(train.features[held_out], train.labels[held_out])
+    scores = [self._fit(part, each).accuracy(test) for each in self._grid]
     return self._grid[int(np.argmax(scores))]
 
   def _fit(self, data: Labelled, value: float) -> linear_fit.Classifier:
-    """Trains a classifier on some examples."""
+    """Trains a classifier with a value of l2 or lr."""
     recipe, check = self._recipe, self._setting.check
     if recipe.solver == 'lbfgs':
       check()
@@ -161,7 +168,7 @@ def _recipe(
   batch_size: int | None,
   seed: int,
 ) -> Recipe:
-  """Completes the recipe, except its rate, with the defaults of the solver.
+  """Returns the recipe, except its rate, with the defaults of the solver.
 
   Raises:
     UserError: a value is out of range.
@@ -169,9 +176,9 @@ def _recipe(
   check_choice('solver', solver, _RECIPES)
   check_range('epochs', epochs, at_least=1)
   check_range('probe_batch_size', batch_size, at_least=1)
-  given = dict(norm=norm, epochs=epochs, batch_size=batch_size)
-  given = {key: value for key, value in given.items() if value is not None}
-  recipe = _RECIPES[solver]._replace(seed=seed, **given)
+  changes = dict(norm=norm, epochs=epochs, batch_size=batch_size)
+  changes = {key: value for key, value in changes.items() if value is not None}
+  recipe = _RECIPES[solver]._replace(seed=seed, **changes)
   allowed = [each for each in _NORMS if each != 'batch' or solver != 'lbfgs']
   if recipe.norm not in allowed:
     raise UserError(

@@ -16,7 +16,7 @@ from vit_jax.evaluators.features import (
 )
 
 PyTree = Any
-_BLOCK = 256  # examples that are compared at once with all of the training
+_BLOCK = 256  # examples that are compared with all training examples at once
 
 
 @plugins.operational('every', 'batch_size')
@@ -47,7 +47,7 @@ class Evaluator:
 
     Args:
       setting: setting of the run.
-      split: the evaluated split.
+      split: split to evaluate.
       train_split: split of the neighbours; by default the run's own.
       source: section of another source; by default the run's own.
       ks: numbers of neighbours.
@@ -67,11 +67,14 @@ class Evaluator:
     self._extract = Extractor(setting, batch_size, 'nearest neighbours').run
 
   def run(self, weights: PyTree) -> dict[str, float]:
-    """Computes the accuracy in [0, 1] for each number of neighbours.
+    """Computes the accuracy for each number of neighbours.
+
+    Returns:
+      '10nn' and so on, in [0, 1].
 
     Raises:
-      UserError: there are fewer training examples than neighbours; or a bad
-        record, subject to the reader's policy.
+      UserError: there are fewer training examples than neighbours, or there is
+        a bad record and the reader's policy is to stop.
     """
     train = self._extract(weights, self._train)
     test = self._extract(weights, self._test)
@@ -88,8 +91,8 @@ class Evaluator:
         train, block.features, max(self._ks), self._temperature
       )
       for k in self._ks:
-        found = elected(labels[:, :k], votes[:, :k], num_classes)
-        correct[k] += int((found == block.labels).sum())
+        predicted = elected(labels[:, :k], votes[:, :k], num_classes)
+        correct[k] += int((predicted == block.labels).sum())
     return {f'{k}nn': n / len(test.labels) for k, n in correct.items()}
 
 
@@ -99,8 +102,18 @@ def nearest(
   k: int,
   temperature: float,
 ) -> tuple[Int[np.ndarray, 'm k'], Float[np.ndarray, 'm k']]:
-  """Returns labels and votes of the k nearest of each, the nearest first."""
-  similarity = _unit(features) @ _unit(train.features).T  # [n, train]
+  """Finds the k nearest training examples of each example.
+
+  Args:
+    train: training examples.
+    features: features of the examples.
+    k: number of neighbours.
+    temperature: temperature of the votes, above 0.
+
+  Returns:
+    Labels and votes of the neighbours, the nearest first.
+  """
+  similarity = _unit(features) @ _unit(train.features).T  # [m, train]
   rows = np.argpartition(-similarity, k - 1, axis=1)[:, :k]
   near = np.take_along_axis(similarity, rows, axis=1)
   order = np.argsort(-near, axis=1, kind='stable')
@@ -114,7 +127,13 @@ def elected(
   votes: Float[np.ndarray, 'n k'],
   num_classes: int,
 ) -> Int[np.ndarray, ' n']:
-  """Returns the class with the most votes for each row."""
+  """Returns the class with the highest sum of votes for each example.
+
+  Args:
+    labels: labels of the neighbours.
+    votes: votes of the neighbours.
+    num_classes: number of classes.
+  """
   totals = np.zeros((len(labels), num_classes))
   np.add.at(totals, (np.arange(len(labels))[:, None], labels), votes)
   return totals.argmax(axis=1)

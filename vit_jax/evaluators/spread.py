@@ -19,19 +19,29 @@ def own_splits(evals: Any) -> list[str]:
   """Returns the splits of the run's source that its evaluators use, in order.
 
   Args:
-    evals: the sections of `config.evals` by name.
+    evals: sections of `config.evals` by name.
   """
-  own = (each for each in evals.values() if not each.get('source'))
-  return [each['split'] for each in own if each.get('split')]
+  own = (section for section in evals.values() if not section.get('source'))
+  return [section['split'] for section in own if section.get('split')]
 
 
 class Spread:
-  """A source with a few examples of another source, spread evenly over it."""
+  """A source with a few examples of another source, spread evenly over it.
+
+  Attributes:
+    source: other source.
+    indices: index of each example in the other source, ascending.
+  """
 
   def __init__(self, source: Source, count: int):
-    """Chooses at most `count` examples, in order."""
-    places = np.linspace(0, len(source) - 1, min(count, len(source)))
-    self.indices = places.round().astype(int).tolist()
+    """Chooses the examples.
+
+    Args:
+      source: other source.
+      count: largest number of examples.
+    """
+    indices = np.linspace(0, len(source) - 1, min(count, len(source)))
+    self.indices = indices.round().astype(int).tolist()
     self.source = source
     self.name, self.num_classes = source.name, source.num_classes
     self.class_names = source.class_names
@@ -43,19 +53,27 @@ class Spread:
     return self.source[self.indices[index]]
 
   def title(self, index: int) -> str:
-    """Returns the name of an example's own file, or its number."""
+    """Returns the name of the file of an example, or its number.
+
+    The number is that in the other source. It is used if the file contains
+    several examples.
+    """
     number = self.indices[index]
     where = getattr(self.source, 'where', lambda _: '')
     name = os.path.basename(str(where(number)))
-    if not name or ', ' in name or ' @ ' in name:  # one of a file of many
+    # ', ' and ' @ ' are parts of the position in a file of many examples.
+    if not name or ', ' in name or ' @ ' in name:
       return f'example {number}'
     return name[:_TITLE]
 
   def images(self, transform: Preprocess) -> UInt8[np.ndarray, 'n y x 3']:
     """Preprocesses all images; those that cannot be decoded are left out.
 
+    Args:
+      transform: preprocessing.
+
     Raises:
-      UserError: no image is left.
+      UserError: no image can be decoded.
     """
     images = []
     for index in range(len(self)):
