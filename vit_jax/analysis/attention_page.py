@@ -1,8 +1,8 @@
-"""One self-contained HTML page on which attention can be explored.
+"""A self-contained, interactive HTML page of attention maps.
 
 The page shows to which patches any patch, or the class token, attends: in each
-layer and head, in the mean over heads, and in the rollout over all layers; and
-the similarity of each position embedding with the others.
+layer and head, in the mean over heads, and in the rollout over all layers. It
+also shows the similarity of each position embedding with the others.
 """
 
 import base64
@@ -31,7 +31,7 @@ def render(
   similarity: Float[np.ndarray, 'r c r c'] | None,
   about: str,
 ) -> str:
-  """Returns the page.
+  """Renders the page as HTML.
 
   Args:
     images: images as the model receives them.
@@ -42,6 +42,9 @@ def render(
     similarity: cosine similarity of learned position embeddings; None if the
       model has none.
     about: line of text below the title.
+
+  Returns:
+    Content of the HTML file.
   """
   _, layers, heads, tokens, _ = attention.shape
   patches = grid[0] * grid[1]

@@ -8,9 +8,7 @@ from vit_jax.analysis import plotting
 from vit_jax.files import atomic, jsonl
 
 log = logging.getLogger('vit_jax')
-
-
-Series = dict[str, tuple[list[int], list[float]]]
+Series = dict[str, tuple[list[int], list[float]]]  # (steps, values) by metric
 
 
 def read(workdir: epath.Path) -> Series:
@@ -19,9 +17,14 @@ def read(workdir: epath.Path) -> Series:
 
 
 def read_all(workdir: epath.Path) -> tuple[Series, list[tuple[int, str]]]:
-  """Reads all series.
+  """Reads all metrics of a run.
 
-  Also returns the (step, metric) of every value that is not finite.
+  Args:
+    workdir: directory of the run.
+
+  Returns:
+    (steps, values) of each metric, and (step, metric) of every value that was
+    not finite.
   """
   series: Series = {}
   nulls: list[tuple[int, str]] = []
@@ -40,7 +43,10 @@ def read_all(workdir: epath.Path) -> tuple[Series, list[tuple[int, str]]]:
 
 
 def draw(workdir: epath.Path) -> None:
-  """Writes WORKDIR/curves.png; an error is logged and ends no run."""
+  """Draws WORKDIR/curves.png.
+
+  If the file cannot be written, this is logged and the run continues.
+  """
   series = read(workdir)
   accuracies = sorted(name for name in series if name.endswith('/accuracy'))
   losses = ['loss', *sorted(name for name in series if name.endswith('/loss'))]

@@ -123,36 +123,36 @@ def distances(values: Float[np.ndarray, 'n l h'], size: Sequence[int]) -> bytes:
   return png(figure)
 
 
-def rollouts(found: Findings) -> bytes:
+def rollouts(findings: Findings) -> bytes:
   """Draws images, masked images and rollout maps (Figures 6 and 14)."""
   titles = ('image', 'masked image', 'rollout', 'without identity')
-  rows = min(_ROWS, len(found.arrays['images']))
-  query = 'the class token' if found.by_token else 'the mean of all patches'
+  rows = min(_ROWS, len(findings.arrays['images']))
+  query = 'the class token' if findings.by_token else 'the mean of all patches'
   figure, axes_of = _sheet(
     rows, len(titles), f'Attention rollout, from {query}', titles
   )
   for row in range(rows):
-    image = found.arrays['images'][row]
-    with_identity = found.arrays['rollout'][row]
+    image = findings.arrays['images'][row]
+    with_identity = findings.arrays['rollout'][row]
     mask = rollout.mask(with_identity, image.shape[:2])
     axes_of(row, 0).imshow(image)
     axes_of(row, 1).imshow((mask[..., None] * image).astype(np.uint8))
     for column, name in ((2, 'rollout'), (3, 'rollout_plain')):
-      weights = found.arrays[name][row]
+      weights = findings.arrays[name][row]
       axes_of(row, column).imshow(weights, vmin=0, cmap='viridis')
       percent = 100 * float(weights.max())
       axes_of(row, column).set_xlabel(f'maximum {percent:.1f} %', fontsize=7)
   return png(figure)
 
 
-def heads(found: Findings) -> bytes:
+def heads(findings: Findings) -> bytes:
   """Draws the attention of the last layer's heads.
 
   Reference: DINO, arXiv 2104.14294, Figures 1 and 3.
   """
-  maps, images = found.arrays['heads'], found.arrays['images']
+  maps, images = findings.arrays['heads'], findings.arrays['images']
   rows, count = min(_ROWS, len(images)), min(_HEADS, maps.shape[1])
-  query = 'the class token' if found.by_token else 'the mean of all patches'
+  query = 'the class token' if findings.by_token else 'the mean of all patches'
   shown = (
     '' if count == maps.shape[1] else f', {count} of {maps.shape[1]} heads'
   )
@@ -169,7 +169,7 @@ def heads(found: Findings) -> bytes:
   return png(figure)
 
 
-def reconstructions(found: Findings) -> bytes:
+def reconstructions(findings: Findings) -> bytes:
   """Draws images, visible patches and predictions.
 
   Reference: arXiv 2111.06377, Figure 2.
@@ -180,13 +180,13 @@ def reconstructions(found: Findings) -> bytes:
     'prediction': 'predicted',
     'visible and predicted': 'completed',
   }
-  rows = min(_ROWS, len(found.arrays['images']))
-  lines = textwrap.wrap(f'({found.reconstructs})', 62)
+  rows = min(_ROWS, len(findings.arrays['images']))
+  lines = textwrap.wrap(f'({findings.reconstructs})', 62)
   title = '\n'.join(['Masked patches and their predictions', *lines])
   figure, axes_of = _sheet(rows, len(columns), title, list(columns))
   for column, name in enumerate(columns.values()):
     for row in range(rows):
-      axes_of(row, column).imshow(found.arrays[name][row])
+      axes_of(row, column).imshow(findings.arrays[name][row])
   return png(figure)
 
 
@@ -210,9 +210,9 @@ def _sheet(
   return figure, lambda row, column: grid[row, column]
 
 
-def all_figures(found: Findings) -> dict[str, bytes]:
+def all_figures(findings: Findings) -> dict[str, bytes]:
   """Draws every figure for which arrays exist; returns PNG files by name."""
-  arrays, pictures = found.arrays, {}
+  arrays, pictures = findings.arrays, {}
   if 'filters' in arrays:
     pictures['filters'] = filters(arrays['filters'], arrays['filter_shares'])
   if 'similarity' in arrays:
@@ -220,8 +220,8 @@ def all_figures(found: Findings) -> dict[str, bytes]:
   if 'distance' in arrays:
     size = arrays['images'].shape[1:3]
     pictures['attention_distance'] = distances(arrays['distance'], size)
-    pictures['rollout'] = rollouts(found)
-    pictures['heads'] = heads(found)
+    pictures['rollout'] = rollouts(findings)
+    pictures['heads'] = heads(findings)
   if 'predicted' in arrays:
-    pictures['reconstructions'] = reconstructions(found)
+    pictures['reconstructions'] = reconstructions(findings)
   return pictures

@@ -60,8 +60,8 @@ def first_kernel(
   """
   for path in sorted(leaves, key=lambda path: path.count('/')):
     shape = leaves[path].shape
-    wide = len(shape) == 4 and shape[2] == 3 and shape[0] * shape[1] > 1
-    if wide and path.endswith('kernel') and '/layers/' not in path:
+    is_filter = len(shape) == 4 and shape[2] == 3 and shape[0] * shape[1] > 1
+    if is_filter and path.endswith('kernel') and '/layers/' not in path:
       return np.asarray(leaves[path], np.float32)
   return None
 
@@ -82,17 +82,17 @@ def positions(
   """
   count = grid[0] * grid[1]
   for start in ('position', 'encoder/layers/position'):
-    found = {
+    tables = {
       path[len(start) + 1 :]: np.asarray(leaf, np.float64)
       for path, leaf in leaves.items()
       if path.startswith(f'{start}/')
     }
     if start != 'position':
-      found = {name: leaf[0] for name, leaf in found.items()}
-    if 'embedding' in found:  # [1, slots + patches, d]
-      return found['embedding'][0, -count:]
-    if {'rows', 'columns'} <= found.keys():
-      rows, columns = found['rows'], found['columns']
+      tables = {name: leaf[0] for name, leaf in tables.items()}
+    if 'embedding' in tables:  # [1, other tokens + patches, d]
+      return tables['embedding'][0, -count:]
+    if {'rows', 'columns'} <= tables.keys():
+      rows, columns = tables['rows'], tables['columns']
       rows = np.broadcast_to(rows[:, None], (*grid, rows.shape[-1]))
       columns = np.broadcast_to(columns, (*grid, columns.shape[-1]))
       return np.concatenate([rows, columns], axis=-1).reshape(count, -1)

@@ -80,21 +80,21 @@ def examine(
   leaves = tree.flatten(params)
   size = images.shape[1:3]
   target = masked.objective.reconstructs if masked else ''
-  found = Findings({'images': images[:shown]}, [], 'cls' in leaves, target)
-  _filters(found, leaves)
+  findings = Findings({'images': images[:shown]}, [], 'cls' in leaves, target)
+  _filters(findings, leaves)
   grid = None
   if hasattr(model, 'grid'):
     grid = model.grid(size)
-    _similarity(found, leaves, grid)
+    _similarity(findings, leaves, grid)
   else:
-    found.missing.append(
+    findings.missing.append(
       'position similarity: the tokens of this model do not have fixed '
       'positions in a grid'
     )
-  _attention(found, model, params, images, grid, shown)
+  _attention(findings, model, params, images, grid, shown)
   if masked:
-    found.arrays.update(reconstructed(masked, images[:shown]))
-  return found
+    findings.arrays.update(reconstructed(masked, images[:shown]))
+  return findings
 
 
 def reconstructed(
@@ -114,32 +114,32 @@ def reconstructed(
   return arrays
 
 
-def _filters(found: Findings, leaves: Mapping[str, Any]) -> None:
+def _filters(findings: Findings, leaves: Mapping[str, Any]) -> None:
   kernel = embeddings.first_kernel(leaves)
   if kernel is None:
-    found.missing.append(
+    findings.missing.append(
       'filters: this model does not have a convolution of RGB pixels'
     )
     return
   result = embeddings.components(kernel)
-  found.arrays['filters'] = result.filters
-  found.arrays['filter_shares'] = result.fractions
+  findings.arrays['filters'] = result.filters
+  findings.arrays['filter_shares'] = result.fractions
 
 
 def _similarity(
-  found: Findings, leaves: Mapping[str, Any], grid: tuple[int, int]
+  findings: Findings, leaves: Mapping[str, Any], grid: tuple[int, int]
 ) -> None:
   table = embeddings.positions(leaves, grid)
   if table is None:
-    found.missing.append(
+    findings.missing.append(
       'position similarity: this model adds no learned positions to its tokens'
     )
     return
-  found.arrays['similarity'] = embeddings.similarity(table, grid)
+  findings.arrays['similarity'] = embeddings.similarity(table, grid)
 
 
 def _attention(
-  found: Findings,
+  findings: Findings,
   model: Any,
   params: PyTree,
   images: UInt8[np.ndarray, 'n y x 3'],
@@ -151,10 +151,10 @@ def _attention(
   try:
     one = jax.eval_shape(attend, params, images[:1])
   except UserError as error:
-    found.missing.append(f'rollout, heads and attention distance: {error}')
+    findings.missing.append(f'rollout, heads and attention distance: {error}')
     return
   if grid is None or not hasattr(model, 'patch_pixels'):
-    found.missing.append(
+    findings.missing.append(
       'rollout, heads and attention distance: the positions of the tokens of '
       'this model are not known; see `grid` and `patch_pixels` of '
       'models.contract.Model'
@@ -169,9 +169,9 @@ def _attention(
     attention = np.asarray(compiled(params, padded))[:rows]
     distances = distance.of_heads(attention, grid, model.patch_pixels)
     attention = attention[: max(0, shown - start)]
-    parts.append(_maps(attention, grid, found.by_token))
+    parts.append(_maps(attention, grid, findings.by_token))
     parts[-1]['distance'] = distances
-  found.arrays.update(
+  findings.arrays.update(
     {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
   )
 
@@ -204,9 +204,9 @@ def attention_of(
 
   def attend(params: PyTree, images: Any) -> Float[Array, 'n l h t t']:
     pixels = jnp.asarray(images, jnp.float32) / 127.5 - 1
-    found = model.apply(
+    outputs = model.apply(
       {'params': params}, pixels, method='predict', want=('attention',)
     )
-    return found['attention']
+    return outputs['attention']
 
   return attend

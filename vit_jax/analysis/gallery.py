@@ -16,24 +16,27 @@ _ABOUT = 'figures.json'
 
 
 def save(
-  folder: epath.Path, found: Findings, about: dict[str, str]
+  folder: epath.Path, findings: Findings, about: dict[str, str]
 ) -> list[epath.Path]:
-  """Draws the figures; returns the files in the order of writing.
+  """Draws the figures and writes them with their arrays.
 
   Args:
     folder: folder of the files, which is created if it does not exist.
-    found: arrays of the figures.
+    findings: arrays of the figures.
     about: description of the `weights` and `images`.
+
+  Returns:
+    Written files, in the order of writing.
 
   Raises:
     OSError: a file cannot be written.
     UserError: Matplotlib is not installed.
   """
-  pictures = draw.all_figures(found)
+  pictures = draw.all_figures(findings)
   files: dict[str, str | bytes] = {
     f'{name}.png': picture for name, picture in pictures.items()
   }
-  files['figures.npz'] = archive(found.arrays)
+  files['figures.npz'] = archive(findings.arrays)
   files[_ABOUT] = json.dumps(about | {'figures': sorted(pictures)})
   folder.mkdir(parents=True, exist_ok=True)
   for name, content in files.items():
@@ -43,8 +46,8 @@ def save(
 
 def about(folder: epath.Path) -> dict[str, Any]:
   """Returns the description that `save` wrote, or {} if there is none."""
-  found = jsonl.read_object(folder / _ABOUT)
-  return found if isinstance(found.get('figures'), list) else {}
+  description = jsonl.read_object(folder / _ABOUT)
+  return description if isinstance(description.get('figures'), list) else {}
 
 
 def archive(arrays: dict[str, np.ndarray]) -> bytes:

@@ -9,8 +9,8 @@ from typing import Any
 from vit_jax.analysis.style import COLOURS
 
 _DPI = 110
-_DASHES = ('-', '--', ':')  # after all colours are used once
-_FEW = 40  # up to this number of points of a line, each gets a marker
+_DASHES = ('-', '--', ':')  # the next one is used after all colours
+_MARKED = 40  # maximum number of points of a line with markers
 
 
 def new_figure(width: float, height: float) -> Any:
@@ -33,7 +33,7 @@ def line(axes: Any, points: Any, number: int, label: str | None = None) -> None:
   Args:
     axes: Matplotlib axes.
     points: values of x, and values of y.
-    number: number of the line, which determines its colour and its dashes.
+    number: index of the line, which determines its colour and its dashes.
     label: name in the legend.
   """
   axes.plot(
@@ -42,13 +42,13 @@ def line(axes: Any, points: Any, number: int, label: str | None = None) -> None:
     color=COLOURS[number % len(COLOURS)],
     linestyle=_DASHES[number // len(COLOURS) % len(_DASHES)],
     linewidth=1.2,
-    marker='o' if len(points[0]) <= _FEW else '',
+    marker='o' if len(points[0]) <= _MARKED else '',
     markersize=3,
   )
 
 
 def describe(axes: Any, x_label: str, y_label: str = '') -> None:
-  """Labels the axes in small letters, and draws a faint grid."""
+  """Labels the axes in a small font, and draws a faint grid."""
   axes.set_xlabel(x_label, fontsize=8)
   axes.set_ylabel(y_label, fontsize=8, parse_math=False)
   axes.tick_params(labelsize=7)
@@ -56,11 +56,17 @@ def describe(axes: Any, x_label: str, y_label: str = '') -> None:
 
 
 def legend(figure: Any, place: str, columns: int) -> None:
-  """Adds a legend of the lines of all axes; equal labels are one entry."""
+  """Adds a legend of the lines of all axes; equal labels are one entry.
+
+  Args:
+    figure: Matplotlib figure.
+    place: position, see `loc` of `matplotlib.figure.Figure.legend`.
+    columns: maximum number of columns.
+  """
   handles = {}
   for axes in figure.axes:
-    known = zip(*axes.get_legend_handles_labels(), strict=True)
-    handles |= {label: handle for handle, label in known}
+    entries = zip(*axes.get_legend_handles_labels(), strict=True)
+    handles |= {label: handle for handle, label in entries}
   if handles:
     figure.legend(
       list(handles.values()),

@@ -14,8 +14,8 @@ def rollout(
 
   Args:
     attention: weights by image, layer, head, query and key; rows sum to 1.
-    residual: add the identity, which represents the residual connections, to
-      each layer's mean over heads, and renormalise.
+    residual: whether to add the identity, which represents the residual
+      connections, to each layer's mean over heads, and to renormalize.
 
   Returns:
     Weights by image, token after the last layer and input token; rows sum to 1.
@@ -41,8 +41,8 @@ def on_patches(
   Args:
     weights: weights by query and key; the tokens of patches come last, in rows.
     grid: rows and columns of patches.
-    by_token: use the first token (a class token) as the query; otherwise the
-      mean over the queries of all patches.
+    by_token: whether the query is the first token (a class token); otherwise,
+      the mean over the queries of all patches is returned.
   """
   prefix = weights.shape[-1] - grid[0] * grid[1]
   queries = weights[..., :1, :] if by_token else weights[..., prefix:, :]

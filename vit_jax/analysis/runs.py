@@ -45,7 +45,7 @@ class Run(NamedTuple):
   model: Mapping[str, Any] = types.MappingProxyType({})
 
   def over(self, axis: str, metric: str) -> Float[np.ndarray, '2 n']:
-    """Returns a metric's points: positions on the axis, and values."""
+    """Returns the points of a metric: positions on the axis, and values."""
     steps, values = self.series[metric]
     positions = np.interp(steps, *self.scales[axis])
     return np.array([positions, values], np.float64)
@@ -69,6 +69,7 @@ def read(workdir: epath.Path) -> Run:
   scales = {'steps': ([0.0, last], [0.0, last])}
 
   def linear(axis: str, *factors: Any) -> None:
+    """Adds an axis on which a step has the length of a product of factors."""
     if all(isinstance(f, int | float) and f > 0 for f in factors):
       scales[axis] = ([0.0, last], [0.0, float(last * np.prod(factors))])
 

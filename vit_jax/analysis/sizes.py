@@ -23,28 +23,28 @@ def lines(runs: Sequence[Run]) -> dict[str, dict[str, Points]]:
   names are not enough, the keys in which the models differ.
 
   Args:
-    runs: the runs; those without a model, a number of examples or results are
-      left out.
+    runs: runs; those without a model, a number of examples or results are left
+      out.
   """
   complete = [run for run in runs if run.examples and run.model.get('name')]
   labels = _labels([run.model for run in complete])
-  found: dict[str, dict[str, list[Any]]] = defaultdict(
+  lists: dict[str, dict[str, list[Any]]] = defaultdict(
     lambda: defaultdict(list)
   )
   for run, label in zip(complete, labels, strict=True):
     for metric in filter(is_result, run.series):
-      found[metric][label].append((run.examples, run.series[metric][1][-1]))
+      lists[metric][label].append((run.examples, run.series[metric][1][-1]))
   return {
     metric: {
       label: np.array(sorted(points), np.float64).T
       for label, points in sorted(by_label.items())
     }
-    for metric, by_label in sorted(found.items())
+    for metric, by_label in sorted(lists.items())
   }
 
 
 def _labels(models: Sequence[Mapping[str, Any]]) -> list[str]:
-  """Labels each model by its name and the keys in which such models differ."""
+  """Labels each model by its name and the keys that differ for this name."""
   labels = []
   for model in models:
     same_name = [other for other in models if other['name'] == model['name']]
@@ -79,16 +79,16 @@ def compare(runs: Sequence[Run]) -> tuple[bytes, dict[str, np.ndarray]]:
   rows = -(-len(results) // columns)
   figure = plotting.new_figure(4.4 * columns, 3.2 * rows + 0.5)
   panels = list(figure.subplots(rows, columns, squeeze=False).flat)
-  names = sorted({label for found in results.values() for label in found})
-  for axes, (metric, found) in zip(panels, results.items(), strict=False):
-    for label, (sizes, values) in found.items():
+  names = sorted({label for by_label in results.values() for label in by_label})
+  for axes, (metric, by_label) in zip(panels, results.items(), strict=False):
+    for label, (sizes, values) in by_label.items():
       colour = COLOURS[names.index(label) % len(COLOURS)]
       unique = np.unique(sizes)
       means = [values[sizes == size].mean() for size in unique]
       axes.plot(unique, means, color=colour, label=label)
       axes.plot(sizes, values, 'o', color=colour, markersize=4)
     axes.set_xscale('log')
-    axes.set_xticks(*_ticks(found))
+    axes.set_xticks(*_ticks(by_label))
     axes.minorticks_off()
     result = f'{metric}, last value of each run'
     plotting.describe(axes, 'training examples', result)
@@ -97,15 +97,15 @@ def compare(runs: Sequence[Run]) -> tuple[bytes, dict[str, np.ndarray]]:
   plotting.legend(figure, 'outside upper center', 3)
   arrays = {
     f'{label}/{metric}': points
-    for metric, found in results.items()
-    for label, points in found.items()
+    for metric, by_label in results.items()
+    for label, points in by_label.items()
   }
   return plotting.png(figure), arrays
 
 
-def _ticks(found: dict[str, Points]) -> tuple[list[float], list[str]]:
+def _ticks(by_label: dict[str, Points]) -> tuple[list[float], list[str]]:
   """Returns the data sizes and their labels, for example '2.5k'."""
-  sizes = np.unique(np.concatenate([points[0] for points in found.values()]))
+  sizes = np.unique(np.concatenate([points[0] for points in by_label.values()]))
   labels = [
     f'{size / 1e6:.3g}M'
     if size >= 1e6

@@ -84,20 +84,23 @@ def fractions(parts: Mapping[str, float]) -> Element | None:
 
   Args:
     parts: seconds by kind, at least 0.
+
+  Returns:
+    Bar and table; None if the total is 0.
   """
   total = sum(parts.values())
   if not total:
     return None
-  known = ((name, value) for name, value in parts.items() if value > 0)
-  ordered = sorted(known, key=lambda item: (item[0] != 'step', -item[1]))
+  positive = ((name, value) for name, value in parts.items() if value > 0)
+  ordered = sorted(positive, key=lambda item: (item[0] != 'step', -item[1]))
   pieces, rows = [], []
   for number, (name, value) in enumerate(ordered):
     label = _SPAN_LABELS.get(name, name)
-    share = f'{100 * value / total:.1f} %'
+    percentage = f'{100 * value / total:.1f} %'
     style = f'width:{100 * value / total}%;background:{_colour(number)}'
-    pieces.append(tag('div', style=style, title=f'{label} {share}'))
+    pieces.append(tag('div', style=style, title=f'{label} {percentage}'))
     label = tag('span', _key(number), label)
-    rows.append((label, share, f'{value:,.1f} s'))
+    rows.append((label, percentage, f'{value:,.1f} s'))
   table = html.table(('', 'fraction', 'time'), rows, numbers=2)
   return tag('div', tag('div', *pieces, class_='bar'), table)
 

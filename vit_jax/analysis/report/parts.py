@@ -57,7 +57,7 @@ def confusion(
   )
   true, guessed = np.divmod(pairs, size)
   per_class = np.bincount(labels, minlength=size)
-  right = np.bincount(labels[labels == predicted], minlength=size)
+  correct = np.bincount(labels[labels == predicted], minlength=size)
   order = np.argsort(-np.where(true == guessed, 0, counts), kind='stable')
   confused = [
     [
@@ -77,22 +77,23 @@ def confusion(
     'names': [name(names, i) for i in range(size)] if few else [],
     'matrix': matrix.tolist(),
     'confused': confused,
-    'worst': [] if few else _worst(right, per_class, names),
+    'worst': [] if few else _worst(correct, per_class, names),
   }
 
 
 def _worst(
-  right: Int[np.ndarray, ' k'],
+  correct: Int[np.ndarray, ' k'],
   per_class: Int[np.ndarray, ' k'],
   names: Sequence[str],
 ) -> list[list[Any]]:
+  """Returns name, accuracy and size of the classes with lowest accuracy."""
   present = np.flatnonzero(per_class)
-  accuracy: Float[np.ndarray, ' k'] = right[present] / per_class[present]
+  accuracy: Float[np.ndarray, ' k'] = correct[present] / per_class[present]
   chosen = present[np.argsort(accuracy, kind='stable')[:_ROWS]]
   return [
     [
       name(names, int(i)),
-      f'{100 * right[i] / per_class[i]:.1f} %',
+      f'{100 * correct[i] / per_class[i]:.1f} %',
       int(per_class[i]),
     ]
     for i in chosen
@@ -101,15 +102,15 @@ def _worst(
 
 def name(names: Sequence[str], index: int) -> str:
   """Returns the name of a class, shortened if it is long."""
-  known = names[index] if index < len(names) else f'class {index}'
-  return known if len(known) <= _NAME else f'{known[: _NAME - 1]}…'
+  full = names[index] if index < len(names) else f'class {index}'
+  return full if len(full) <= _NAME else f'{full[: _NAME - 1]}…'
 
 
 def write(workdir: epath.Path, values: dict[str, Any]) -> None:
-  """Saves the values for this report and for later ones.
+  """Writes the values to WORKDIR/report.json.
 
   Args:
-    workdir: the workdir of the run.
+    workdir: directory of the run.
     values: `step`, `training` (pictures) and `judged`, from
       `training.predictions.predict_examples`.
 

@@ -29,7 +29,7 @@ class Record(NamedTuple):
     series: (steps, values) of each metric.
     nulls: (step, metric) of each value that was not finite.
     events: lines of events.jsonl.
-    parts: pictures and predictions, see `parts.make`.
+    parts: pictures and predictions, see `parts.write`.
     figures: PNG files of the folder of figures, by name.
     figures_of: `weights` and `images` from which the figures were drawn.
     total_steps: length of the whole training; None if the config does not
@@ -71,7 +71,7 @@ def read(workdir: epath.Path) -> Record:
   """Reads a workdir; missing or damaged parts are omitted.
 
   Raises:
-    UserError: it is not a workdir, or a file cannot be read.
+    UserError: the directory is not a workdir, or a file cannot be read.
   """
   config = jsonl.read_object(workdir / 'config.json')
   run = jsonl.read_object(workdir / 'run.json')
@@ -99,15 +99,15 @@ def read(workdir: epath.Path) -> Record:
 
 def _figures(folder: epath.Path) -> dict[str, bytes]:
   """Reads the figures that were drawn last, all from the same weights."""
-  drawn, found = gallery.about(folder).get('figures', FIGURES), {}
+  drawn, contents = gallery.about(folder).get('figures', FIGURES), {}
   for name in FIGURES:
     if name not in drawn:
       continue
     file = folder / f'{name}.png'
     content = file.read_bytes() if file.exists() else b''
     if content and len(content) <= _FIGURE_BYTES:
-      found[name] = content
-  return found
+      contents[name] = content
+  return contents
 
 
 def _total_steps(config: dict[str, Any]) -> int | None:
@@ -133,12 +133,12 @@ def flag(command: list[str], name: str) -> str | None:
 
 def changes(command: list[str]) -> dict[str, str]:
   """Returns the config keys that flags changed, such as {'seed': '1'}."""
-  found = {}
+  changed = {}
   for word in command:
     match = re.match(r'--config\.([\w.]+)=(.*)', word, flags=re.DOTALL)
     if match:
-      found[match[1]] = match[2]
-  return found
+      changed[match[1]] = match[2]
+  return changed
 
 
 def _expected(command: list[str]) -> str:

@@ -17,7 +17,7 @@ _EVENTS = 40  # maximum number of events shown
 _LOWER = ('loss', 'nll', 'ece')  # results for which lower values are better
 _NEITHER = ('count', 'left_out', 'lr', 'l2')  # values without a best one
 _FIELD = 300  # maximum number of characters shown of an event or a value
-_OF = ('weights', 'images')  # description of the figures
+_DRAWN_FROM = ('weights', 'images')  # keys of the description of the figures
 TITLES = {  # titles of the charts of training metrics
   'lr': 'learning rate',
   'img_per_sec': 'images per second',
@@ -78,11 +78,11 @@ def what_ran(run: Record) -> Element:
     rows.append((f'changed: {key}', value[:_FIELD]))
   rows += [('commit', about['commit'])] if about.get('commit') else []
   if isinstance(packages, dict):
-    known = (
+    versions = (
       f'{name} {version}' for name, version in packages.items() if version
     )
     rows.append(
-      ('versions', f'Python {about.get("python")}, ' + ', '.join(known))
+      ('versions', f'Python {about.get("python")}, ' + ', '.join(versions))
     )
   if about.get('device_kind'):
     devices = f'{about.get("num_devices")} × {about["device_kind"]}'
@@ -142,7 +142,7 @@ def results(run: Record) -> Element:
 
 
 def events(run: Record) -> Element:
-  """Shows where time was spent, and restarts, rollbacks and bad records."""
+  """Shows the use of time, and restarts, rollbacks and bad records."""
   parts = [chart.fractions(ledger.summarise(run.events).seconds)]
   if run.nulls:
     steps = sorted({step for step, _ in run.nulls})
@@ -181,7 +181,7 @@ def figures(run: Record) -> Element | None:
     drawn.append(tag('figure', image, tag('figcaption', caption)))
   if not drawn:
     return None
-  about = [f'{k}: {run.figures_of.get(k) or "unknown"}' for k in _OF]
+  about = [f'{k}: {run.figures_of.get(k) or "unknown"}' for k in _DRAWN_FROM]
   note = (
     f'Drawn from {"; ".join(about)}. The attention distance is a mean over all '
     'images; the other figures show the first few.'
@@ -204,29 +204,29 @@ def pictures(entries: list[dict[str, Any]]) -> Element:
 
 def predictions(parts: dict[str, Any]) -> Element | None:
   """Shows predictions for evaluated examples, errors and confusions."""
-  found = parts.get('judged')
-  if not found:
+  values = parts.get('judged')
+  if not values:
     return None
-  examples = f'{found["count"]:,} of {found["total"]:,} examples'
+  examples = f'{values["count"]:,} of {values["total"]:,} examples'
   note = (
-    f'{examples} of {found["source"]} at step {parts["step"]:,}: accuracy '
-    f'{100 * found["accuracy"]:.2f} %, with the trained weights (not their '
+    f'{examples} of {values["source"]} at step {parts["step"]:,}: accuracy '
+    f'{100 * values["accuracy"]:.2f} %, with the trained weights (not their '
     'average or a teacher). Confidence is the largest softmax probability.'
   )
   body = [tag('h2', 'Predictions'), tag('p', note, class_='soft')]
-  body.append(pictures(found['examples']))
-  if found['mistakes']:
-    body += [tag('h2', 'Most confident mistakes'), pictures(found['mistakes'])]
+  body.append(pictures(values['examples']))
+  if values['mistakes']:
+    body += [tag('h2', 'Most confident mistakes'), pictures(values['mistakes'])]
   body += [tag('h2', 'Confusion of classes')]
-  if found['matrix']:
-    body.append(chart.matrix(found['matrix'], found['names']))
-  if found['confused']:
+  if values['matrix']:
+    body.append(chart.matrix(values['matrix'], values['names']))
+  if values['confused']:
     head = ('true class', 'predicted class', 'examples', 'fraction of class')
-    body.append(html.table(head, found['confused'], numbers=2))
-  if found['worst']:
+    body.append(html.table(head, values['confused'], numbers=2))
+  if values['worst']:
     body.append(tag('p', 'Classes with the lowest accuracy:', class_='soft'))
     head = ('class', 'accuracy', 'examples')
-    body.append(html.table(head, found['worst'], numbers=2))
+    body.append(html.table(head, values['worst'], numbers=2))
   return tag('div', *body)
 
 
