@@ -32,7 +32,7 @@ ROWS = [
   (('train', '--config=configs/sweeps/digits.py'), '-m vit_jax.sweep --config'),
   (('train', '--config=configs/studies/cifar10.py'), '-m vit_jax.study --conf'),
   (('train', '--config=configs/vit.py:variant=B16'), "'variant=B/16"),
-  (('train', '--config=configs/folder.py:path=photos'), 'holds no image'),
+  (('train', '--config=configs/folder.py:path=photos'), 'no image'),
   (('train', '--config=configs/finetune.py'), '-m vit_jax.finetune'),
   ((*QUICK, '--batch_size=64'), 'did you mean --config.batch_size'),
   ((*QUICK, '--base_lr=0.1'), 'did you mean --config.schedule.base_lr'),

@@ -136,7 +136,7 @@ def test_a_label_out_of_range_in_a_record(photographs, policy):
 def test_an_empty_class_is_refused(photographs):
   """`allow_empty` accepts it."""
   (photographs / 'nothing').mkdir()
-  with pytest.raises(UserError, match='nothing holds no image'):
+  with pytest.raises(UserError, match='nothing .*no image'):
     folder.Source('train', path=str(photographs))
   source = folder.Source('train', path=str(photographs), allow_empty=True)
   assert source.num_classes == 4

@@ -89,7 +89,7 @@ def test_a_class_with_only_heic_files_is_refused(tmp_path):
   fill(tmp_path, 'a/1.jpg')
   (tmp_path / 'b').mkdir()
   (tmp_path / 'b' / '1.heic').touch()
-  with pytest.raises(UserError, match='/b holds no image.*1 .heic.*mogrify'):
+  with pytest.raises(UserError, match='/b .*no image.*1 .heic.*mogrify'):
     open_folder(tmp_path)
 
 

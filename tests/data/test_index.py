@@ -220,7 +220,7 @@ def test_records_without_an_example_are_bad():
   whole = example.SerializeToString()
   expected = {'image': b'pixels', 'label': 7}
   assert tfrecord.example(whole, 'image', 'label') == expected
-  with pytest.raises(DecodeError, match='no tf.train.Example'):
+  with pytest.raises(DecodeError, match='tf.train.Example'):
     tfrecord.example(whole[:-3], 'image', 'label')
   with pytest.raises(DecodeError, match='coarse'):
     tfrecord.example(whole, 'image', 'coarse')

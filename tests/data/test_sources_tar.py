@@ -209,7 +209,7 @@ def test_labels_in_json_members(tmp_path):
     ([('1.jpg', b'x'), ('1.json', b'{')], ["'label' in .json"]),
     ([('1.jpg', b'x'), ('1.json', b'{"label": 0.5}')], ["'label' in .json"]),
     ([('1.jpg', b'x'), ('1.json', b'[' * 100000)], ["'label' in .json"]),
-    ([('1.jpg', b'x'), ('1.cls', b'3' * 1001)], ['a whole number or a name']),
+    ([('1.jpg', b'x'), ('1.cls', b'3' * 1001)], ['an integer or a name']),
     ([('1.jpg', b'x'), ('1.JPG', b'y'), ('1.cls', b'3')], ['.jpg twice']),
     (
       [('1.jpg', b'x'), ('1.cls', b'3'), ('1.jpg', b'y'), ('1.cls', b'4')],

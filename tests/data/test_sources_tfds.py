@@ -143,10 +143,10 @@ def test_shards_with_other_counts_are_refused(damaged):
   """TFDS stores the number of records per shard."""
   folder, shard = damaged
   shutil.copy(str(shard).replace('00001-of', '00000-of'), shard)
-  with pytest.raises(UserError, match='holds 13 records .* says 14'):
+  with pytest.raises(UserError, match='13 records.*dataset_info.json.* 14'):
     open_twin(folder)
   shard.write_bytes(shard.read_bytes() + shard.read_bytes())
-  with pytest.raises(UserError, match='holds 26 records .* says 14'):
+  with pytest.raises(UserError, match='26 records.*dataset_info.json.* 14'):
     open_twin(folder)
   shard.unlink()
   with pytest.raises(UserError, match=f'{shard} is missing'):
@@ -171,7 +171,7 @@ def test_a_dataset_with_configs_is_refused(damaged):
   for config in ('.config', 'big', 'small'):
     (folder / 'configured' / config).mkdir(parents=True)
   shutil.move(shard.parent, folder / 'configured' / 'small' / '1.0.0')
-  with pytest.raises(UserError, match='one of its configs: configured/small.$'):
+  with pytest.raises(UserError, match='configs: configured/small.$'):
     tfds.Source('train', dataset='configured', data_dir=str(folder))
   shutil.rmtree(folder / 'configured' / 'small')
   with pytest.raises(UserError, match='vit_jax.prepare configured'):

@@ -45,7 +45,7 @@ def test_resolve_split_names(spec, expected):
     ('train[0:0]', ['without examples']),
     ('train[9:5]', ['without examples']),
     ('train[:1shard]', ['shards', 'train[:99%]']),
-    ('all[:5]', ['cannot be had']),
+    ('all[:5]', ["'all[:5]'", 'train (2000 examples)']),
   ],
 )
 def test_messages_of_wrong_splits(spec, words):

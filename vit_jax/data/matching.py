@@ -44,19 +44,19 @@ class Relabelled:
 
   def __getitem__(self, index: int) -> dict[str, Any]:
     example = self._source[index]
-    found = {**example, 'label': self._mapped(example['label'])}
+    mapped = {**example, 'label': self._mapped(example['label'])}
     if self._several in example:
       labels = example[self._several]
-      found[self._several] = [self._mapped(label) for label in labels]
-    return found
+      mapped[self._several] = [self._mapped(label) for label in labels]
+    return mapped
 
   def with_labels(self, key: str) -> 'Relabelled':
     """Returns this source with a field of several mapped labels per example."""
-    found = copy.copy(self)
-    found._several = key
+    other = copy.copy(self)
+    other._several = key
     if hasattr(self._source, 'with_labels'):
-      found._source = cast(Any, self._source).with_labels(key)
-    return found
+      other._source = cast(Any, self._source).with_labels(key)
+    return other
 
   def rows(self) -> Iterator[tuple[str, Int[np.ndarray, ' n']]]:
     """Yields the rows of the source if it has any; see `data.contract`."""

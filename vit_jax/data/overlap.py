@@ -13,8 +13,8 @@ def count(first: Source, second: Source) -> int:
     second: another split of the same data.
 
   Returns:
-    The number of common examples; also 0 if a source does not have the method
-    `rows`, by which its examples can be compared.
+    Number of common examples; 0 if a source does not have the method `rows`,
+    without which examples cannot be compared.
   """
   ours, theirs = _rows(first), _rows(second)
   return sum(
@@ -26,7 +26,7 @@ def count(first: Source, second: Source) -> int:
 
 def _rows(source: Source) -> dict[str, np.ndarray]:
   """Returns the positions of a source's examples in each part of the data."""
-  found: dict[str, list[np.ndarray]] = {}
+  by_part: dict[str, list[np.ndarray]] = {}
   for part, rows in getattr(source, 'rows', tuple)():
-    found.setdefault(part, []).append(rows)
-  return {part: np.concatenate(rows) for part, rows in found.items()}
+    by_part.setdefault(part, []).append(rows)
+  return {part: np.concatenate(rows) for part, rows in by_part.items()}

@@ -22,7 +22,7 @@ _LISTENER: contextvars.ContextVar[Callable[[], None]] = contextvars.ContextVar(
 
 @contextlib.contextmanager
 def reported_to(listener: Callable[[], None]) -> Iterator[None]:
-  """Context in which `listener` is called whenever a part of the work is done.
+  """Calls `listener` in its context whenever a part of the work is done.
 
   Args:
     listener: function that is called in the thread that does the work.

@@ -81,15 +81,15 @@ def _geometry(shift_x: float, shift_y: float, **options: Any) -> dict[str, Op]:
     **options: keyword arguments of `ops.affine`.
   """
 
-  def chosen(op: Callable[..., Image]) -> Callable[[Image, float], Image]:
+  def with_options(op: Callable[..., Image]) -> Callable[[Image, float], Image]:
     return functools.partial(op, **options)
 
   return {
-    'rotate': _signed(chosen(ops.rotate), 30.0),  # degrees
-    'shear_x': _signed(chosen(ops.shear_x), 0.3),
-    'shear_y': _signed(chosen(ops.shear_y), 0.3),
-    'translate_x': _relative(chosen(ops.translate_x), 1, shift_x),
-    'translate_y': _relative(chosen(ops.translate_y), 0, shift_y),
+    'rotate': _signed(with_options(ops.rotate), 30.0),  # degrees
+    'shear_x': _signed(with_options(ops.shear_x), 0.3),
+    'shear_y': _signed(with_options(ops.shear_y), 0.3),
+    'translate_x': _relative(with_options(ops.translate_x), 1, shift_x),
+    'translate_y': _relative(with_options(ops.translate_y), 0, shift_y),
   }
 
 

@@ -47,9 +47,9 @@ class TrainTransform(transforms.TrainTransform):
     self, example: Example, rng: np.random.Generator | None = None
   ) -> dict[str, np.ndarray | int]:
     """Returns image and label; raises DecodeError."""
-    found = super().__call__(example, rng)
+    result = super().__call__(example, rng)
     if SOFT not in example:
-      return found | {'label': self._hard(int(example['label']))}
+      return result | {'label': self._hard(int(example['label']))}
     soft: np.ndarray = np.asarray(example[SOFT], np.float32)
     if soft.shape != (self.num_classes,):
       raise UserError(
@@ -57,9 +57,10 @@ class TrainTransform(transforms.TrainTransform):
         f'augment.num_classes is {self.num_classes}: set it to the number of '
         'classes of the data.'
       )
-    return found | {'label': soft}
+    return result | {'label': soft}
 
   def _hard(self, label: int) -> np.ndarray:
+    """Returns the one-hot vector of a label, with label smoothing."""
     if not 0 <= label < self.num_classes:
       raise DecodeError(f'label {label}; allowed: 0 to {self.num_classes - 1}')
     spread = self.label_smoothing / self.num_classes

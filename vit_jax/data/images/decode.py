@@ -69,7 +69,7 @@ def decode_box(
     box_of: function from the size of the upright image, pixels, to the box.
 
   Returns:
-    The pixels of `decode(image)` in the box.
+    Pixels of `decode(image)` in the box.
 
   Raises:
     DecodeError: the image cannot be decoded, see `decode`.

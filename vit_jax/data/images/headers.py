@@ -112,10 +112,10 @@ def without_applications(data: bytes) -> bytes:
 
 def exif_orientation(exif: bytes) -> int:
   """Returns the orientation in EXIF data, 1 to 8; 1 if absent or damaged."""
-  found = PIL.Image.Exif()
+  tags = PIL.Image.Exif()
   try:
-    found.load(exif)
-    value = found.get(_ORIENTATION, 1)
+    tags.load(exif)
+    value = tags.get(_ORIENTATION, 1)
   except Exception:  # noqa: BLE001 (damaged EXIF data raise many kinds)
     return 1
   return value if value in range(1, 9) else 1

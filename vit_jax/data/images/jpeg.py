@@ -20,8 +20,8 @@ from vit_jax.data.images.headers import DecodeError
 Box = tuple[int, int, int, int]  # y, x, height, width; pixels
 _EXTRA_ROWS = 2  # chroma upsampling interpolates between neighbouring rows
 # The libjpeg warnings after which pixels are grey or noise. Other warnings are
-# about surplus bytes or application segments. Only the first warning of a file
-# is known.
+# about surplus bytes or application segments. libjpeg reports only the first
+# warning of a file.
 _DAMAGE = (
   'premature end',
   'bad huffman code',
@@ -47,12 +47,12 @@ def decode_box(
   y, x, height, width = box
   if header.ordinary:
     part, rows = _shortened(data, header, y + height)
-    found = turbojpeg.decode_box(part, rows, header.width, box)
-    if found is None:
-      found = _simplejpeg(part, rows, header.width, box)
-    if found is not None:
-      _check_warning(found.warning)
-      return found.pixels
+    decoded = turbojpeg.decode_box(part, rows, header.width, box)
+    if decoded is None:
+      decoded = _simplejpeg(part, rows, header.width, box)
+    if decoded is not None:
+      _check_warning(decoded.warning)
+      return decoded.pixels
   _check_warning(_warning(data))
   flags = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION
   return opencv(data, flags)[y : y + height, x : x + width]
@@ -83,7 +83,7 @@ def _shortened(
 ) -> tuple[bytes, int]:
   """Returns the file with a reduced height in its header, and that height.
 
-  Decoders stop below `bottom`, and do not warn of anything but surplus bytes.
+  Decoders then stop below `bottom`, and only warn about surplus bytes.
   """
   end, block = bottom + _EXTRA_ROWS, header.block_height
   end = (end + block - 1) // block * block

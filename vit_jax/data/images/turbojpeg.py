@@ -53,8 +53,8 @@ def decode_box(
     box: (y, x, height, width), pixels.
 
   Returns:
-    The pixels of the box, equal to those of the decoded whole image; None if
-    the library is not installed or cannot decode the file.
+    Pixels of the box, equal to those of the decoded whole image; None if the
+    library is not installed or cannot decode the file.
   """
   library = _library()
   if library is None:

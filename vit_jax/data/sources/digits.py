@@ -1,9 +1,9 @@
 """`digits`: scikit-learn's 1,797 handwritten digits as a TFDS dataset.
 
-It is included in the package, so that a first run needs no download. 8x8 grey
-pixels of 0…16 are stored as PNG with three equal channels of 0…255. The last of
-every five images belongs to the test split: 1,438 examples for training, 359
-for testing.
+scikit-learn contains the images, so that a first run does not need a download.
+Grey values of 8x8 pixels, 0 to 16, are stored as PNG with three equal channels
+of 0 to 255. The last of every five images belongs to the test split: 1,438
+examples for training, 359 for testing.
 
 Source: E. Alpaydin and C. Kaynak, "Optical Recognition of Handwritten Digits",
 UCI machine learning repository (its test set).
@@ -26,10 +26,11 @@ NUM_TRAIN, NUM_TEST = 1_438, 359
 
 
 def cache_dir(data_dir: epath.Path) -> epath.Path:
-  """Returns the directory of the dataset if the user names none.
+  """Returns the TFDS directory of the dataset if the user does not give one.
 
   Args:
-    data_dir: the TFDS directory, which is used if the dataset is in it already.
+    data_dir: default TFDS directory, which is used if the dataset is in it
+      already.
   """
   if (data_dir / NAME / _VERSION / 'dataset_info.json').exists():
     return data_dir
@@ -38,9 +39,13 @@ def cache_dir(data_dir: epath.Path) -> epath.Path:
 
 
 def prepare(data_dir: epath.Path) -> None:
-  """Writes the data set under `data_dir` unless it is there.
+  """Prepares the dataset in `data_dir`, unless it exists.
 
-  Processes that start at once wait for the first one.
+  If several processes call it at the same time, one of them writes the dataset
+  and the others wait.
+
+  Args:
+    data_dir: TFDS directory.
 
   Raises:
     UserError: the directory is not writable, or TensorFlow is not installed.
@@ -55,15 +60,16 @@ def prepare(data_dir: epath.Path) -> None:
         _builder(data_dir).download_and_prepare(file_format='array_record')
   except OSError as error:
     raise UserError(
-      f'the embedded data set {NAME!r} cannot be written to {data_dir}: '
-      f'{error}. Give another --config.source.data_dir or TFDS_DATA_DIR.'
+      f'the data set {NAME!r} cannot be written to {data_dir}: {error}. Set '
+      'another --config.source.data_dir or TFDS_DATA_DIR.'
     ) from error
 
 
 @contextlib.contextmanager
 def _lock(path: epath.Path) -> Iterator[None]:
-  """Holds a lock that ends with the process, however it ends."""
-  if paths.is_remote(path):  # no locks there; TFDS renames when it is done
+  """Holds a lock, which the system releases if the process is killed."""
+  # There are no locks on remote storage, but TFDS renames the complete dataset.
+  if paths.is_remote(path):
     yield
     return
   with path.open('w') as file:
@@ -72,7 +78,11 @@ def _lock(path: epath.Path) -> Iterator[None]:
 
 
 def _builder(data_dir: epath.Path):
-  """Returns the TFDS builder; preparing needs TensorFlow."""
+  """Returns the TFDS builder, which requires TensorFlow.
+
+  Raises:
+    UserError: TensorFlow is not installed.
+  """
   try:
     import tensorflow  # noqa: F401
   except ModuleNotFoundError as error:
@@ -82,9 +92,10 @@ def _builder(data_dir: epath.Path):
     ) from error
   import tensorflow_datasets as tfds
 
-  tfds.disable_progress_bar()  # it would be drawn into the log
+  tfds.disable_progress_bar()  # progress bars would be part of the log
 
-  # Not registered: a process may write the data set to two directories.
+  # Registering the class twice would fail, if a process prepares the dataset in
+  # two directories.
   class Digits(tfds.core.GeneratorBasedBuilder, skip_registration=True):
     """1,797 handwritten digits of 8x8 pixels."""
 

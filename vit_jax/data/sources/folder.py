@@ -1,8 +1,9 @@
 """One folder per class: `cat/1.jpg`, or `train/cat/1.jpg`, `val/cat/2.jpg`.
 
 Folders with the name of a split are splits if they contain folders; otherwise,
-everything is one split, 'train'. The first level below is the class, at any
-depth. `data/storage/class_folders.py` decides which files are images.
+everything is one split, 'train'. The class of an image is the first folder
+below that of its split. `data/storage/class_folders.py` defines which files are
+images.
 """
 
 import os
@@ -25,7 +26,7 @@ from vit_jax.errors import UserError
 
 @plugins.operational('path')
 class Source(splits.Selected):
-  """One split of a folder of classes; a local path.
+  """One split of a local directory with a folder for each class.
 
   Attributes:
     name: name for messages, 'pets/train'.
@@ -42,26 +43,27 @@ class Source(splits.Selected):
     class_map: str | None = None,
     allow_empty: bool = False,
   ):
-    """Lists the files; nothing is read until an example is asked for.
+    """Lists the files; images are read when they are needed.
 
-    Examples stand in the order of their classes' folders, then of their paths.
-    Parts of a split ('train[:90%]') have their share of each class.
+    Examples are sorted by class folder, then by path. Parts of a split
+    ('train[:90%]') contain the same fraction of each class.
 
     Args:
-      split: in the TFDS way: 'train', 'train[:99%]', 'train+validation'.
-      path: path of the folder.
-      class_map: a text file with a class folder on each line, in the order of
-        the labels, and after a tab its name for people if there is one. By
-        default labels follow the sorted names of the folders of 'train'.
-      allow_empty: take class folders without images, and lines of `class_map`
-        without a folder in 'train'.
+      split: split as in TFDS: 'train', 'train[:99%]', 'train+validation'.
+      path: path of the directory.
+      class_map: text file with a class folder on each line, in the order of the
+        labels; a display name may follow after a tab. By default, labels are
+        the indices of the sorted folders of 'train'.
+      allow_empty: whether class folders may have no images, and lines of
+        `class_map` no folder in 'train'.
 
     Raises:
-      UserError: no such folder or split, no classes, or empty ones.
+      UserError: the directory or the split does not exist, or there are no
+        classes or empty ones.
     """
     path = files.local(path, 'the source folder').rstrip('/') or '/'
     roots = class_folders.roots(path, 'source.path')
-    first = next(iter(roots.values()))  # that of 'train' if there is one
+    first = next(iter(roots.values()))  # directory of 'train' if there is one
     self._classes = (
       classes.load(class_map)
       if class_map
@@ -70,22 +72,22 @@ class Source(splits.Selected):
     self.name = f'{path}/{split}'
     self.num_classes = len(self._classes.keys)
     self.class_names = self._classes.names
-    there = splits.with_alias(roots, split)
+    roots = splits.with_alias(roots, split)
     self._listings = {
-      name: self._list(there[name], allow_empty)
-      for name in splits.named(split, there)
+      name: self._list(roots[name], allow_empty)
+      for name in splits.named(split, roots)
     }
-    for name, found in self._listings.items():
+    for name, listing in self._listings.items():
       if class_map and not allow_empty and splits.kind(name) == 'train':
-        self._refuse_absent(found, class_map)
+        self._check_all_present(listing, class_map)
     lengths = {name: len(each.paths) for name, each in self._listings.items()}
     self._selection = splits.Selection(split, lengths, self._cut_order)
 
   def __getitem__(self, index: int) -> dict[str, Any]:
     root, path = self._find(index)
-    place = f'{root}/{path}'
-    label = self._classes.label(path.partition('/')[0], place)
-    return {'image': files.read_image(place), 'label': label}
+    full_path = f'{root}/{path}'
+    label = self._classes.label(path.partition('/')[0], full_path)
+    return {'image': files.read_image(full_path), 'label': label}
 
   @property
   def fingerprint(self) -> dict[str, Any]:
@@ -106,40 +108,42 @@ class Source(splits.Selected):
     """Returns the files below the directory that are not examples."""
     return [
       path
-      for found in self._listings.values()
-      for path in class_folders.ignored(found)
+      for listing in self._listings.values()
+      for path in class_folders.ignored(listing)
     ]
 
   def _find(self, index: int) -> tuple[str, str]:
-    """Returns the split's directory, and the path in it."""
+    """Returns the directory of an example's split, and the path in it."""
     split, position = self._selection[index]
-    found = self._listings[split]
-    return found.root, os.fsdecode(found.paths[position])
+    listing = self._listings[split]
+    return listing.root, os.fsdecode(listing.paths[position])
 
   def _list(self, root: str, allow_empty: bool) -> class_folders.Listing:
-    found = class_folders.listing(
+    """Lists the images of a split, and checks the names of its classes."""
+    listing = class_folders.listing(
       root,
       allow_empty=allow_empty,
       option=', or set --config.source.allow_empty',
     )
-    for name in found.classes:
+    for name in listing.classes:
       self._classes.label(name, f'the folder {root}/{name}')
-    class_folders.report(found)
-    return found
+    class_folders.report(listing)
+    return listing
 
   def _cut_order(self, split: str) -> np.ndarray:
-    found = self._listings[split]
-    numbers = np.repeat(np.arange(len(found.counts)), found.counts)
-    return hash_order.by_class(found.paths, numbers)
+    listing = self._listings[split]
+    labels = np.repeat(np.arange(len(listing.counts)), listing.counts)
+    return hash_order.by_class(listing.paths, labels)
 
-  def _refuse_absent(
-    self, found: class_folders.Listing, class_map: str
+  def _check_all_present(
+    self, listing: class_folders.Listing, class_map: str
   ) -> None:
-    absent = sorted(set(self._classes.keys) - set(found.classes))
+    """Checks that each class of the list has a folder."""
+    absent = sorted(set(self._classes.keys) - set(listing.classes))
     if absent:
       raise UserError(
         f'{class_map} lists the class {absent[0]!r} and {len(absent) - 1} '
-        f'others without a folder in {found.root}: correct the list, or set '
+        f'others without a folder in {listing.root}: correct the list, or set '
         '--config.source.allow_empty.'
       )
 
@@ -156,8 +160,8 @@ def check_classes(class_names: Sequence[str], where: str) -> None:
   """
   if len(class_names) == 1:
     raise UserError(
-      f'{where} holds one class, {class_names[0]!r}: a classifier needs two or '
-      'more. Give each class a folder of its own, next to this one.'
+      f'{where} contains one class, {class_names[0]!r}, but a classifier needs '
+      'at least two: put the images of each class into a separate folder.'
     )
 
 
@@ -178,27 +182,31 @@ class Division(NamedTuple):
 
 
 def divide(path: str) -> Division:
-  """Takes train and val where both are there; else holds out a tenth of train.
+  """Returns the splits 'train' and 'val', or else holds out a tenth of 'train'.
+
+  Args:
+    path: path of the directory.
 
   Raises:
-    UserError: as `Source`, or fewer images than can be divided.
+    UserError: see `Source`; or there is only one class, or there are too few
+      images to hold out a tenth.
   """
   roots = class_folders.roots(path, 'the argument path')
-  there = splits.with_alias(roots, 'train+val')
-  splits.named('train', there)
-  found = class_folders.listing(there['train'])
-  images, num_classes = len(found.paths), len(found.classes)
-  check_classes(found.classes, found.root)
-  if 'val' in there:
+  roots = splits.with_alias(roots, 'train+val')
+  splits.named('train', roots)
+  listing = class_folders.listing(roots['train'])
+  images, num_classes = len(listing.paths), len(listing.classes)
+  check_classes(listing.classes, listing.root)
+  if 'val' in roots:
     return Division('train', 'val', images, num_classes)
-  # Not 'train[:90%]': so wrote workdirs of the time when parts were cut from
-  # the sorted list. Their examples were others, and by this they are refused.
+  # Workdirs with 'train[:90%]' were written when parts were cut from the sorted
+  # list, and have other examples. A different name prevents resuming them.
   train, held_out = 'train[0%:90%]', 'train[90%:]'
   num_examples = len(splits.Selection(train, {'train': images}))
   if not num_classes <= num_examples < images:
     raise UserError(
-      f'{found.root} holds {images} images of {num_classes} classes: too few '
-      'to hold out a tenth and still train on every class. Add images, or put '
-      'them into train/ and val/ yourself.'
+      f'{listing.root} contains {images} images of {num_classes} classes: too '
+      'few to hold out a tenth and still train on every class. Add images, or '
+      'put them into train/ and val/ yourself.'
     )
   return Division(train, held_out, num_examples, num_classes)

@@ -3,8 +3,8 @@
 Arrow files are mapped into memory and have random access. Parquet files do not,
 because their rows are stored in compressed groups. Their images and labels are
 therefore written to an Arrow file once, next to the data or in
-$XDG_CACHE_HOME/vit_jax; it needs as much space as the images. pyarrow is
-required, the package `datasets` is not.
+$XDG_CACHE_HOME/vit_jax, which needs as much space as the images. pyarrow is
+required; the package `datasets` is not.
 """
 
 import json
@@ -29,12 +29,12 @@ from vit_jax.data.storage.concatenation import Concatenation
 from vit_jax.errors import UserError, closest
 
 _STAMP = b'vit_jax'  # key of the schema's metadata
-_ROWS = 100  # of a record batch: reading it touches the pages of one row only
+_ROWS = 100  # rows of a record batch; reading a row touches only its own pages
 
 
 @plugins.operational('path')
 class Source(splits.Selected):
-  """One split of a dataset of the package `datasets`; a local path.
+  """One split of a local dataset of the package `datasets`.
 
   Attributes:
     name: name for messages, 'pets/train'.
@@ -51,19 +51,21 @@ class Source(splits.Selected):
     image_key: str = 'image',
     label_key: str = 'label',
   ):
-    """Maps the files; nothing is read until an example is asked for.
+    """Maps the files into memory; images are read when they are needed.
 
     Args:
-      split: in the TFDS way: 'train', 'train[:99%]', 'train+validation'.
-      path: a directory written by `save_to_disk`, or one of Parquet files as on
-        the hub: 'train-00000-of-00002.parquet' or 'train/0000.parquet', in it,
-        in its folder data/, or in one for the configuration ('default').
+      split: split as in TFDS: 'train', 'train[:99%]', 'train+validation'.
+      path: directory that `save_to_disk` wrote, or directory of Parquet files
+        as on the hub: 'train-00000-of-00002.parquet' or 'train/0000.parquet',
+        in the directory, in its folder data/, or in a folder for the
+        configuration ('default').
       image_key: name of the image column.
-      label_key: name of the label column, of whole numbers.
+      label_key: name of the label column, which contains integers.
 
     Raises:
-      UserError: no such data set, split or column, other types, files that are
-        missing or cut short, or labels without names that are not 0 to K-1.
+      UserError: the dataset, the split or a column does not exist; a column has
+        another type; files are missing or cut short; or labels without names
+        are not 0 to K-1.
     """
     path = files.place(path, 'source.path')
     path = files.local(path, 'the source huggingface').rstrip('/')
@@ -77,10 +79,10 @@ class Source(splits.Selected):
     self._selection = splits.Selection(
       split, lengths, lambda name: self._tables[name].cut_order()
     )
-    known = _classes(list(self._tables.values()), path)
+    all_classes = _classes(list(self._tables.values()), path)
     self.name = f'{path}/{split}'
-    self.num_classes = len(known.keys)
-    self.class_names = known.names
+    self.num_classes = len(all_classes.keys)
+    self.class_names = all_classes.names
 
   def __getitem__(self, index: int) -> dict[str, Any]:
     split, position = self._selection[index]
@@ -105,7 +107,10 @@ class Source(splits.Selected):
 
 
 class _Table:
-  """Image and label of the rows of Arrow files."""
+  """Images and labels of the rows of Arrow files.
+
+  It is pickled as its arguments: the other process maps the files again.
+  """
 
   def __init__(self, paths: list[str], keys: tuple[str, str], folder: str):
     self._paths, self._keys, self._folder = paths, keys, folder
@@ -124,7 +129,7 @@ class _Table:
     return len(self._rows)
 
   def __reduce__(self) -> tuple[Any, ...]:
-    return _Table, (self._paths, self._keys, self._folder)  # maps them again
+    return _Table, (self._paths, self._keys, self._folder)
 
   def row(self, position: int) -> dict[str, Any]:
     number, row = self._rows.find(position)
@@ -141,10 +146,10 @@ class _Table:
     return f'{self._paths[number]}, row {row}'
 
   def cut_order(self) -> np.ndarray:
-    """Returns the order in which the table is cut, by rows only.
+    """Returns the order in which the table is cut, see `hash_order`.
 
-    Files that Parquet is converted to are named for their position, so names do
-    not help.
+    It depends on the rows only, because the name of a converted file depends on
+    the location of the dataset.
     """
     rows = np.arange(len(self))
     return hash_order.by_place([''], np.zeros_like(rows), rows)
@@ -154,11 +159,12 @@ class _Table:
     return _names(self._schema, self._keys[1])
 
   def labels(self) -> set[int]:
-    """Returns all distinct labels; rows without one have None or -1."""
-    found: set[Any] = set()
+    """Returns all distinct labels."""
+    values: set[Any] = set()
     for _, labels in self._batches:
-      found.update(labels.unique().to_pylist())
-    return {label for label in found if label is not None and label >= 0}
+      values.update(labels.unique().to_pylist())
+    # Rows without a label have None or -1.
+    return {label for label in values if label is not None and label >= 0}
 
 
 def _names(schema: pa.Schema, key: str) -> list[str]:
@@ -169,7 +175,11 @@ def _names(schema: pa.Schema, key: str) -> list[str]:
 
 
 def _classes(tables: list[_Table], path: str) -> classes.Classes:
-  """Returns the classes of all splits that are read, which must agree."""
+  """Returns the classes of several splits.
+
+  Raises:
+    UserError: the splits have different classes, or none has a label.
+  """
   names = tables[0].class_names()
   if any(table.class_names() != names for table in tables):
     raise UserError(
@@ -181,13 +191,13 @@ def _classes(tables: list[_Table], path: str) -> classes.Classes:
   labels = {str(label) for table in tables for label in table.labels()}
   if not labels:
     raise UserError(f'{path} has no label in any row: use a labelled split.')
-  known, _ = classes.number(
+  numbered, _ = classes.number(
     labels,
     lambda label: path,
     whole=False,
-    remedy='Number them so, or save them as a ClassLabel.',
+    remedy='Number them like this, or save them as a ClassLabel.',
   )
-  return known
+  return numbered
 
 
 def _file(folder: str, path: str | None) -> bytes:
@@ -199,7 +209,11 @@ def _file(folder: str, path: str | None) -> bytes:
 def _check_columns(
   schemas: list[pa.Schema], paths: list[str], keys: tuple[str, str]
 ) -> None:
-  """Refuses files without the columns, or of other types or classes."""
+  """Checks that all files have the columns, with usable and equal types.
+
+  Raises:
+    UserError: a column is missing, has another type, or has different classes.
+  """
   for schema, path in zip(schemas, paths, strict=True):
     for key in keys:
       if key not in schema.names:
@@ -213,8 +227,8 @@ def _check_columns(
     if not (binary or 'bytes' in names) or not pa.types.is_integer(label):
       raise UserError(
         f'{path} has {keys[0]!r} of type {image} and {keys[1]!r} of type '
-        f'{label}; they must be an image (bytes, or a struct with bytes) and a '
-        'whole number (source.image_key, label_key).'
+        f'{label}; they must be an image (bytes, or a struct with bytes) and '
+        'an integer (source.image_key, label_key).'
       )
     if _names(schema, keys[1]) != _names(schemas[0], keys[1]):
       raise UserError(
@@ -224,35 +238,38 @@ def _check_columns(
 
 
 def _with_random_access(paths: list[str], keys: tuple[str, str]) -> list[str]:
-  """Returns the files, or those that Parquet files were converted to."""
-  stamp = index.stamps(paths)
+  """Returns Arrow files; Parquet files are converted to a cached one."""
+  stamps = index.stamps(paths)  # also checks that the files exist
   if not paths[0].endswith('.parquet'):
     return paths
-  mark = json.dumps([*keys, *stamp.tolist()]).encode()
-  places = index.cache_places(paths, 'rows.arrow')
-  for place in places:
-    if os.path.isfile(place) and _mark(place) == mark:
-      return [place]
-  return [index.save(places, lambda file: _convert(file, paths, keys, mark))]
+  stamp = json.dumps([*keys, *stamps.tolist()]).encode()
+  cache_paths = index.cache_places(paths, 'rows.arrow')
+  for cached in cache_paths:
+    if os.path.isfile(cached) and _stored_stamp(cached) == stamp:
+      return [cached]
+  return [
+    index.save(cache_paths, lambda file: _convert(file, paths, keys, stamp))
+  ]
 
 
-def _mark(place: str) -> bytes | None:
-  """Returns the stamp of the files that a converted file was made from.
+def _stored_stamp(path: str) -> bytes | None:
+  """Returns the stamp of the files from which a cached file was converted.
 
-  It is None if the file is damaged.
+  It is None if the cached file is damaged.
   """
   try:
-    return (arrow.read(place).schema.metadata or {}).get(_STAMP)
+    return (arrow.read(path).schema.metadata or {}).get(_STAMP)
   except UserError:
     return None
 
 
 def _convert(
-  file: IO[bytes], paths: list[str], keys: tuple[str, str], mark: bytes
+  file: IO[bytes], paths: list[str], keys: tuple[str, str], stamp: bytes
 ) -> None:
+  """Writes two columns of Parquet files to an Arrow stream."""
   schemas = [arrow.schema(path) for path in paths]
   _check_columns(schemas, paths, keys)
-  metadata = {**(schemas[0].metadata or {}), _STAMP: mark}
+  metadata = {**(schemas[0].metadata or {}), _STAMP: stamp}
   schema = pa.schema([schemas[0].field(key) for key in keys], metadata)
   label = f'converting Parquet files of {os.path.dirname(paths[0])}'
   with pa.ipc.new_stream(file, schema) as writer:

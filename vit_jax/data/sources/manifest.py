@@ -3,7 +3,8 @@
 CSV has the header `image,label` and optionally the column `split`; other
 columns are ignored. Each line of JSONL is an object with the same keys. Without
 splits, everything is 'train'. Labels are integers or class names. Blanks around
-fields are ignored; other deviations are refused (`data/storage/listing.py`).
+fields are ignored; any other difference is an error
+(`data/storage/listing.py`).
 """
 
 import os
@@ -46,18 +47,17 @@ class Source(splits.Selected):
     """
     path = files.place(path, 'source.path')
     rows = listing.read(path)
-    known, labels = _number(path, rows, class_map)
+    all_classes, labels = _number(path, rows, class_map)
     self.name = f'{path}/{split}'
-    self.num_classes = len(known.keys)
-    self.class_names = known.names
+    self.num_classes = len(all_classes.keys)
+    self.class_names = all_classes.names
     self._path = path
     images = np.array([row.image.encode() for row in rows], np.bytes_)
     lines = np.array([row.line for row in rows], np.int64)
-    there = {row.split: row.split for row in rows}
-    there = splits.with_alias(there, split)
+    aliases = splits.with_alias({row.split: row.split for row in rows}, split)
     self._columns = {}
-    for name in splits.named(split, there):
-      chosen = np.array([row.split == there[name] for row in rows])
+    for name in splits.named(split, aliases):
+      chosen = np.array([row.split == aliases[name] for row in rows])
       self._columns[name] = (images[chosen], labels[chosen], lines[chosen])
     lengths = {name: len(each[0]) for name, each in self._columns.items()}
     self._selection = splits.Selection(
@@ -81,7 +81,7 @@ class Source(splits.Selected):
     return fingerprint.sampled(self, *chosen)
 
   def where(self, index: int) -> str:
-    """Returns the file of an example, and the line that names it."""
+    """Returns the file of an example, and its line in the list."""
     image, _, line = self._row(index)
     return f'{image} ({self._path}, line {line})'
 
@@ -95,13 +95,13 @@ class Source(splits.Selected):
 def _number(
   path: str, rows: list[listing.Row], class_map: str | None
 ) -> tuple[classes.Classes, np.ndarray]:
-  """Returns the classes, and the label of each line."""
-  known = classes.load(class_map) if class_map else None
+  """Returns the classes, and the label of each row, int64 `[n]`."""
+  listed = classes.load(class_map) if class_map else None
 
   def where(label: str) -> str:
     line = next(row.line for row in rows if row.label == label)
     return f'{path}, line {line},'
 
   texts = {row.label for row in rows}
-  known, numbers = classes.number(texts, where, known, whole=True)
-  return known, np.array([numbers[row.label] for row in rows], np.int64)
+  all_classes, numbers = classes.number(texts, where, listed, whole=True)
+  return all_classes, np.array([numbers[row.label] for row in rows], np.int64)

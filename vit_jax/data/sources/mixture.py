@@ -1,11 +1,11 @@
-"""Several sources at once; each has a fixed fraction of every batch.
+"""A mixture of several sources, each with a fixed fraction of the examples.
 
 A pattern of 1,000 slots, which repeats, determines the member at each position.
 A member of weight w has w · 1000 slots (rounded), shuffled by the seed. The
-number of earlier positions of a member therefore follows from arithmetic, and
-its n-th position holds the example of position n in a training on that member
-alone: every member is read in whole epochs, each in a new order. The cost is
-the same for every position, and no state is stored.
+number of earlier positions of a member can therefore be computed, and its n-th
+position has the example of position n in a training on only this member: every
+member is read in whole epochs, each in a new order. The cost is the same for
+every position, and no state is stored.
 """
 
 from collections.abc import Iterator, Mapping
@@ -26,17 +26,17 @@ from vit_jax.errors import UserError, check_range, closest
 SLOTS = 1000
 
 
-def _beside(*, weight: float) -> None:
+def _own_keys(*, weight: float) -> None:
   """Declares the keys of a member in addition to those of its source.
 
   Args:
-    weight: weight above 0; the member's fraction of a batch is its weight
-      divided by the sum of all.
+    weight: weight above 0; the member's fraction of the examples is its weight
+      divided by the sum of all weights.
   """
   del weight
 
 
-_MEMBERS = Nested(SECTIONS['source'], many=True, beside=_beside)
+_MEMBERS = Nested(SECTIONS['source'], many=True, beside=_own_keys)
 
 
 class Source:
@@ -52,14 +52,14 @@ class Source:
     """Opens the members.
 
     Args:
-      split: split of every member ('train[:99%]'), or of some of them, each
-        with its own: 'web/train,pets/train+validation', or 'pets/test' alone.
-      members: {name of your choice: section of a source, with its `name` and a
-        `weight`}. Weights are positive; a share is a weight over their sum.
+      split: split of every member ('train[:99%]'), or a split for each of some
+        members: 'web/train,pets/train+validation', or only 'pets/test'.
+      members: sections of sources, with `name` and `weight`, by a name of your
+        choice. Weights are above 0, and are divided by their sum.
 
     Raises:
-      UserError: no members, a wrong weight, split or key, classes that differ,
-        or what a member raises.
+      UserError: there are no members; a weight, split or key is invalid; the
+        classes of members differ; or a member raises it.
     """
     chosen = _chosen(split, list(members))
     sections: Any = complete_nested(
@@ -81,16 +81,16 @@ class Source:
       if member.class_names != self.class_names:
         raise UserError(
           f'{self._members[0].name} has {self.num_classes} classes and '
-          f'{member.name} {member.num_classes}, or in another order, or by '
-          'other names: members of a mixture must agree on them (class_map '
-          'gives most sources any list).'
+          f'{member.name} {member.num_classes}, or in another order, or with '
+          'other names: members of a mixture must have the same classes (most '
+          'sources take a list of them as class_map).'
         )
 
   def __len__(self) -> int:
     return len(self._index)
 
   def rows(self) -> Iterator[tuple[str, Int[np.ndarray, ' n']]]:
-    """Yields the examples of members that know theirs; see `data.contract`."""
+    """Yields the rows of members that have this method; see `data.contract`."""
     for number, member in enumerate(self._members):
       for part, rows in getattr(member, 'rows', tuple)():
         yield f'{number}/{part}', rows
@@ -128,13 +128,13 @@ class Source:
   def locate(
     self, positions: Int[np.ndarray, ' n'], seed: int
   ) -> Int[np.ndarray, ' n']:
-    """Example indices at positions counted from the start of the training.
+    """Returns the example indices at positions of the training.
 
-    Of each 1,000 positions from a multiple of 1,000 on, every member has its
-    share exactly; of any others, as a random order has it.
+    Every member has exactly its fraction of 1,000 positions that start at a
+    multiple of 1,000. In other ranges, its fraction is random.
 
     Args:
-      positions: int64, ≥ 0.
+      positions: int64 positions ≥ 0, counted from the start of the training.
       seed: seed of the run.
 
     Returns:
@@ -146,19 +146,27 @@ class Source:
     indices = np.empty(len(positions), np.int64)
     start = 0
     for number, count in enumerate(self._counts):
-      here = member_of == number
-      earlier = np.cumsum(here) - here  # slots of this member before each slot
-      rows = np.flatnonzero(here[slot])
-      turn = cycle[rows] * count + earlier[slot[rows]]
+      is_own = member_of == number
+      earlier = np.cumsum(is_own) - is_own  # own slots before each slot
+      rows = np.flatnonzero(is_own[slot])
+      own_positions = cycle[rows] * count + earlier[slot[rows]]
       size = len(self._members[number])
-      own = np.random.SeedSequence([seed, number]).generate_state(1)
-      indices[rows] = start + order.shuffled(turn, size, int(own[0]))
+      # Members of equal size must not be read in the same order.
+      own_seed = np.random.SeedSequence([seed, number]).generate_state(1)
+      indices[rows] = start + order.shuffled(
+        own_positions, size, int(own_seed[0])
+      )
       start += size
     return indices
 
 
 def slot_counts(weights: Mapping[str, float]) -> list[int]:
-  """Returns the slots of each member, by the method of largest remainders.
+  """Returns the number of slots of each member, `SLOTS` in total.
+
+  Numbers are rounded by the method of largest remainders.
+
+  Args:
+    weights: weight of each member.
 
   Raises:
     UserError: a weight is too small for one slot.
@@ -177,21 +185,25 @@ def slot_counts(weights: Mapping[str, float]) -> list[int]:
 
 
 def _chosen(split: str, names: list[str]) -> dict[str, str]:
-  """Returns {member: split} in the order of the members."""
+  """Returns {member: split} in the order of the members.
+
+  Raises:
+    UserError: there are no members, or the split cannot be parsed.
+  """
   if not names:
     raise UserError(
       'source.members is empty: give {name: dict(name=…, weight=…, …)}.'
     )
   if '/' not in split:
     return dict.fromkeys(names, split)
-  found = {}
+  chosen = {}
   for piece in split.split(','):
     name, _, spec = piece.strip().partition('/')
-    if name not in names or not spec or name in found:
+    if name not in names or not spec or name in chosen:
       raise UserError(
         f'the split {split!r} of a mixture has the part {piece!r}; give one '
-        'split for all members, or member/split for some of them, once each, '
-        f'with commas; {closest(name, names)}.'
+        'split for all members, or member/split once for each of some members, '
+        f'separated by commas; {closest(name, names)}.'
       )
-    found[name] = spec
-  return {name: found[name] for name in names if name in found}
+    chosen[name] = spec
+  return {name: chosen[name] for name in names if name in chosen}

@@ -1,9 +1,9 @@
 """Images with the labels of a teacher, from a file of `vit_jax.pseudo_label`.
 
-The file contains no images. For each selected image it has the index in the
-source, the number of copies that balancing requires, and the probabilities of
-the teacher. The source is opened again as the file describes it; its contents
-must be unchanged.
+The file does not contain images. For each selected image it contains the index
+in the source, the number of copies that balancing requires, and the
+probabilities of the teacher. The source is opened as described in the file; its
+content must not have changed.
 """
 
 import json
@@ -26,11 +26,11 @@ SOFT = 'soft'  # key of an example: the teacher's probabilities
 
 @plugins.operational('path')
 class Source(splits.Selected):
-  """The selected images, each as often as the file states.
+  """The selected images, each with the number of copies given in the file.
 
-  An example has `image`, `label`, the teacher's most likely class, and `soft`,
-  float32 `[classes]`, its probabilities. A transform uses one of the two
-  (`augment.name='soft_labels'`).
+  An example has `image`, `label`, the most likely class according to the
+  teacher, and `soft`, float32 `[classes]`, the probabilities of the teacher. A
+  transform uses one of the labels (`augment.name='soft_labels'`).
 
   Attributes:
     name: name for messages, 'labels.npz/train'.
@@ -49,24 +49,23 @@ class Source(splits.Selected):
     """Opens the file, and the source of its images.
 
     Args:
-      split: 'train', the only one, or a part of it ('train[:1000]').
-      path: path of the file, local.
-      images: a section of the source of the images, if they have moved since;
-        by default as the file has it.
+      split: 'train', the only split, or a part of it ('train[:1000]').
+      path: local path of the file.
+      images: section of the source of the images, if they were moved; by
+        default the section in the file.
 
     Raises:
-      UserError: no such file or split, or the images are others than those
-        that were labelled.
+      UserError: the file or the split does not exist, or the images are not
+        those that were labelled.
     """
     path = files.local(path, 'the source pseudo_labels')
     self._about = about_of(path)
     section = images if images is not None else self._about['source']
     self._images = sections.build('source', section, self._about['split'])
-    self._refuse_others(path)
-    with np.load(path) as held:
-      copies, places = held['copies'], held['index']
+    self._check_images(path)
+    with np.load(path) as columns:
+      copies, self._indices = columns['copies'], columns['index']
     self._rows = np.repeat(np.arange(len(copies)), copies)
-    self._places = places
     self._soft = npz.Mapped(path, 'soft')
     self.class_names = self._about['class_names']
     self.num_classes = len(self.class_names)
@@ -78,12 +77,12 @@ class Source(splits.Selected):
     """Yields the examples as (split, positions in it); see `data.contract`."""
     [[_, chosen]] = self._selection.rows()
     # Copies of an image are one example.
-    yield self._about['split'], np.unique(self._places[self._rows[chosen]])
+    yield self._about['split'], np.unique(self._indices[self._rows[chosen]])
 
   def __getitem__(self, index: int) -> dict[str, Any]:
     row = self._row(index)
     soft = self._soft[row]
-    image = self._images[int(self._places[row])]['image']
+    image = self._images[int(self._indices[row])]['image']
     return {'image': image, 'label': int(soft.argmax()), SOFT: soft}
 
   @property
@@ -95,56 +94,65 @@ class Source(splits.Selected):
     [[_, chosen]] = self._selection.rows()
     return fingerprint.sampled(
       self,
-      self._places[self._rows[chosen]],
+      self._indices[self._rows[chosen]],
       images=self._about['fingerprint'],
       teacher=self._about['digest'],
     )
 
   def where(self, index: int) -> str:
     """Returns the location of an image, if its source provides it."""
-    place = int(self._places[self._row(index)])
-    return getattr(self._images, 'where', lambda _: '')(place)
+    image_index = int(self._indices[self._row(index)])
+    return getattr(self._images, 'where', lambda _: '')(image_index)
 
   def _row(self, index: int) -> int:
     _, position = self._selection[index]
     return int(self._rows[position])
 
   def _cut_order(self, split: str) -> np.ndarray:
-    """Copies of an image go to the same part, as far as the sizes allow."""
+    """Returns an order in which copies of an image are adjacent.
+
+    They are then in the same part of a split, except at its ends.
+    """
     del split
-    order = hash_order.by_place([''], np.zeros_like(self._places), self._places)
+    indices = self._indices
+    order = hash_order.by_place([''], np.zeros_like(indices), indices)
     rank = np.empty_like(order)
     rank[order] = np.arange(len(order))
     return np.argsort(rank[self._rows], kind='stable')
 
-  def _refuse_others(self, path: str) -> None:
-    found = json.loads(json.dumps(fingerprint.of(self._images)))
-    if found != self._about['fingerprint']:
-      other = [
+  def _check_images(self, path: str) -> None:
+    """Checks that the images are those that were labelled."""
+    current = json.loads(json.dumps(fingerprint.of(self._images)))
+    labelled = self._about['fingerprint']
+    if current != labelled:
+      differing = [
         key
-        for key in {**found, **self._about['fingerprint']}
-        if found.get(key) != self._about['fingerprint'].get(key)
+        for key in {**current, **labelled}
+        if current.get(key) != labelled.get(key)
       ]
       raise UserError(
         f'{path} contains labels of other images than {self._images.name}: '
-        f'{", ".join(other)} differ. Give their source '
-        'as source.images, or label these with python -m '
+        f'{", ".join(differing)} differ. Set source.images to the source of '
+        'the labelled images, or label the current ones with python -m '
         'vit_jax.pseudo_label.'
       )
 
 
 def about_of(path: str) -> dict[str, Any]:
-  """Returns a file's description: `count`, `class_names`, `source`, ….
+  """Returns the description in a file: `count`, `class_names`, `source`, ….
+
+  Args:
+    path: path of the file.
 
   Raises:
     UserError: the file was not written by `vit_jax.pseudo_label`.
   """
   try:
-    with np.load(path) as held:
-      about = json.loads(str(held['about']))
-      if {'soft', 'copies', 'index'} <= {*held.files}:
+    with np.load(path) as columns:
+      about = json.loads(str(columns['about']))
+      if {'soft', 'copies', 'index'} <= {*columns.files}:
         return about
-      problem = 'it holds other columns'
+      problem = 'it contains other columns'
   except (OSError, ValueError, KeyError, EOFError) as error:
     problem = str(error)
   raise UserError(

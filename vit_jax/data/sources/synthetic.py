@@ -1,4 +1,4 @@
-"""Seeded noise with a faint pattern per class, for benchmarks and dry runs."""
+"""Random images with a mean colour per class, for benchmarks and dry runs."""
 
 from typing import Any
 
@@ -8,9 +8,14 @@ from vit_jax.errors import check_range
 
 
 class Source:
-  """Any number of examples, whose pixels depend only on index and split.
+  """Examples of random pixels, which depend only on index and split.
 
-  Each class has its own mean colour, so that a model can learn a little.
+  Each class has its own mean colour, so that the loss of a model can decrease.
+
+  Attributes:
+    name: name for messages, 'synthetic/train'.
+    num_classes: number of classes.
+    class_names: 'class 0' and so on.
   """
 
   def __init__(
@@ -23,7 +28,18 @@ class Source:
     height: int = 32,
     width: int = 32,
   ):
-    """Args are sizes, 1 or more; `split` only changes the pixels."""
+    """Checks the sizes, which are at least 1.
+
+    Args:
+      split: any text; the pixels depend on it.
+      num_examples: number of examples.
+      num_classes: number of classes.
+      height: height of the images, pixels.
+      width: width of the images, pixels.
+
+    Raises:
+      UserError: a size is out of range.
+    """
     sizes = dict(num_examples=num_examples, num_classes=num_classes)
     for key, size in (sizes | dict(height=height, width=width)).items():
       check_range(f'source.{key}', size, at_least=1, at_most=2**31 - 1)
@@ -60,8 +76,5 @@ class Source:
     }
 
   def where(self, index: int) -> str:
-    """Returns split and index, from which the pixels follow.
-
-    There is no file.
-    """
+    """Returns split and index, because there is no file."""
     return f'{self.name}, example {index}'

@@ -27,13 +27,18 @@ from vit_jax.data.storage import (
 from vit_jax.errors import UserError
 
 _BRACES = re.compile(r'\{([^{}]*)\}')
-_JOKER = re.compile(r'[*?]')
+_WILDCARD = re.compile(r'[*?]')
 
 
 class _Split(NamedTuple):
-  """The examples of a split: a shard, a byte range and a label for each.
+  """The examples of a split.
 
-  Labels are bytes, as stored in the shards, until `_number` numbers them.
+  Attributes:
+    files: shards.
+    shard: index of the shard of each example.
+    offset: offset of its image in the shard.
+    size: size of its image, bytes.
+    label: its label: bytes as in the shard, and int64 after `_number`.
   """
 
   files: files.Files
@@ -51,10 +56,10 @@ class Source(splits.Selected):
   """One split of tar shards, local or on gs://.
 
   Attributes:
-    name: for messages, 'shards/train'.
-    num_classes: lines of `class_map`; without it, as many as the largest label
-      of the splits that are asked for needs.
-    class_names: in the order of the labels.
+    name: name for messages, 'shards/train'.
+    num_classes: number of lines of `class_map`; without it, one more than the
+      largest label in the opened splits.
+    class_names: names of the classes, in the order of the labels.
   """
 
   def __init__(
@@ -67,47 +72,48 @@ class Source(splits.Selected):
     label_key: str = 'label',
     on_bad_shard: str = 'error',
   ):
-    """Finds the shards and indexes those of the split, unless that is cached.
+    """Finds the shards, and indexes those of the split unless this is cached.
 
     Args:
-      split: in the TFDS way: 'train', 'train[:99%]', 'train+validation'.
-      path: path of the shards: a directory, whose .tar files are taken (also
-        those in train/, val/ and test/ in it), or a pattern:
+      split: split as in TFDS: 'train', 'train[:99%]', 'train+validation'.
+      path: path of the shards: a directory, whose .tar files are read (also
+        those in its folders train/, val/ and test/), or a pattern:
         'train-{000..009}.tar', '{train,val}-{00..09}.tar', 'train-*.tar'.
-      class_map: a text file with a label on each line, a name or a number as
-        the shards have it, in the order of the classes, and after a tab its
-        name for people if there is one. Of names alone, numbers in the shards
-        are the places, from 0. Needed where labels are names.
-      label_key: key of the label in `.json` members; `.cls` members hold it
-        alone.
+      class_map: text file with a label on each line, a name or a number as in
+        the shards, in the order of the classes; a display name may follow after
+        a tab. If it contains names only, numbers in the shards are positions in
+        it, from 0. It is required if labels are names.
+      label_key: key of the label in `.json` members; a `.cls` member contains
+        only the label.
       on_bad_shard: treatment of shards that were cut short: 'error', or 'skip'
-        to take the complete examples before the cut.
+        to use the complete examples before the cut.
 
     Raises:
-      UserError: no shards, compressed ones, shards cut short, an example
-        without image or label, or names as labels without `class_map`.
+      UserError: there are no shards; a shard is compressed or cut short; an
+        example has no image or no label; or labels are names and there is no
+        `class_map`.
     """
-    known = classes.load(class_map) if class_map else None
+    listed = classes.load(class_map) if class_map else None
     shards = splits.with_alias(_by_split(_expand(path)), split)
-    found = {
+    opened = {
       name: _open(shards[name], label_key, on_bad_shard)
       for name in splits.named(split, shards)
     }
-    lengths = {name: len(each.size) for name, each in found.items()}
+    lengths = {name: len(each.size) for name, each in opened.items()}
     self._selection = splits.Selection(
-      split, lengths, lambda name: found[name].cut_order()
+      split, lengths, lambda name: opened[name].cut_order()
     )
-    known, self._splits = _number(found, known)
+    all_classes, self._splits = _number(opened, listed)
     self.name = f'{path}/{split}'
-    self.num_classes = len(known.keys)
-    self.class_names = known.names
+    self.num_classes = len(all_classes.keys)
+    self.class_names = all_classes.names
 
   def __getitem__(self, index: int) -> dict[str, Any]:
-    found, row = self._row(index)
-    image = found.files.read(
-      int(found.shard[row]), int(found.offset[row]), int(found.size[row])
+    part, row = self._row(index)
+    image = part.files.read(
+      int(part.shard[row]), int(part.offset[row]), int(part.size[row])
     )
-    return {'image': image, 'label': int(found.label[row])}
+    return {'image': image, 'label': int(part.label[row])}
 
   @property
   def fingerprint(self) -> dict[str, Any]:
@@ -117,16 +123,16 @@ class Source(splits.Selected):
     """
     chosen = []
     for split, rows in self._selection.rows():
-      found = self._splits[split]
-      columns = (found.shard, found.offset, found.size, found.label)
-      names = hash_order.base_names(found.files.paths)
+      part = self._splits[split]
+      columns = (part.shard, part.offset, part.size, part.label)
+      names = hash_order.base_names(part.files.paths)
       chosen += [names, *(column[rows] for column in columns)]
     return fingerprint.sampled(self, *chosen)
 
   def where(self, index: int) -> str:
     """Returns the shard of an example and the image's offset in it."""
-    found, row = self._row(index)
-    return f'{found.files.paths[found.shard[row]]} @ {found.offset[row]}'
+    part, row = self._row(index)
+    return f'{part.files.paths[part.shard[row]]} @ {part.offset[row]}'
 
   def _row(self, index: int) -> tuple[_Split, int]:
     split, row = self._selection[index]
@@ -134,7 +140,11 @@ class Source(splits.Selected):
 
 
 def _expand(pattern: str) -> list[str]:
-  """Returns the shards of a directory or a pattern."""
+  """Returns the shards of a directory or a pattern.
+
+  Raises:
+    UserError: no shard matches.
+  """
   pattern = files.place(pattern, 'source.path')
   braces = _BRACES.search(pattern)
   if braces:
@@ -144,27 +154,28 @@ def _expand(pattern: str) -> list[str]:
       for choice in _choices(braces[1], pattern)
       for path in _expand(head + choice + tail)
     ]
-  if _JOKER.search(pattern):
-    ends = [pattern]
+  if _WILDCARD.search(pattern):
+    patterns = [pattern]
   elif pattern.endswith('.tar'):
     return [pattern]
   else:
     folders = ('', *(f'{name}/' for name in splits.NAMES))
-    ends = [f'{pattern.rstrip("/")}/{folder}*.tar' for folder in folders]
-  found = sorted(path for end in ends for path in _matching(end))
-  if not found:
+    patterns = [f'{pattern.rstrip("/")}/{folder}*.tar' for folder in folders]
+  shards = sorted(path for each in patterns for path in _matching(each))
+  if not shards:
     raise UserError(
       f'source.path is {pattern!r}, but no .tar file matches it: set it '
       'to a directory of shards or a pattern such as train-{000..009}.tar or '
-      'train-*.tar. Compressed shards (.tar.gz) cannot be read at random: '
+      'train-*.tar. Compressed shards (.tar.gz) do not have random access: '
       'gunzip them.'
     )
-  return found
+  return shards
 
 
 def _matching(pattern: str) -> list[str]:
   """Returns the shards that match a pattern with * or ?, local or remote."""
-  folder = _JOKER.split(pattern, maxsplit=1)[0].rpartition('/')[0]
+  folder = _WILDCARD.split(pattern, maxsplit=1)[0].rpartition('/')[0]
+  # Brackets are ordinary characters of a name here, not a set of characters.
   name = pattern.removeprefix(f'{folder}/').replace('[', '[[]')
   return [
     os.fspath(path)
@@ -174,7 +185,11 @@ def _matching(pattern: str) -> list[str]:
 
 
 def _choices(text: str, pattern: str) -> list[str]:
-  """'000..002' → 000, 001, 002; 'a,b' → a, b."""
+  """Returns the alternatives in braces: 000, 001 of '000..001'; a, b of 'a,b'.
+
+  Raises:
+    UserError: the text is neither a range nor a list.
+  """
   span = re.fullmatch(r'(\d+)\.\.(\d+)', text)
   if span and int(span[1]) <= int(span[2]):
     numbers = range(int(span[1]), int(span[2]) + 1)
@@ -188,21 +203,26 @@ def _choices(text: str, pattern: str) -> list[str]:
 
 
 def _by_split(paths: list[str]) -> dict[str, list[str]]:
-  """Returns the shards of each split, see `splits.of_file`."""
-  found: dict[str, list[str]] = {}
+  """Returns the shards of each split, see `splits.of_file`.
+
+  Raises:
+    UserError: some names specify a split, and others do not.
+  """
+  by_split: dict[str, list[str]] = {}
   for path in paths:
-    found.setdefault(splits.of_file(path), []).append(path)
-  if '' in found and len(found) > 1:
+    by_split.setdefault(splits.of_file(path), []).append(path)
+  if '' in by_split and len(by_split) > 1:
     raise UserError(
-      f'the shard {found[""][0]} has no split in its name, but others have: '
+      f'the shard {by_split[""][0]} has no split in its name, but others have: '
       'put train, validation or test into all names, or into none.'
     )
-  return {name or 'train': shards for name, shards in found.items()}
+  return {name or 'train': shards for name, shards in by_split.items()}
 
 
 def _open(paths: list[str], label_key: str, on_bad_shard: str) -> _Split:
+  """Loads or builds the index of the shards of a split."""
   kind = 'tar2-' + re.sub(r'\W', '_', label_key)
-  found = index.load(
+  shards = index.load(
     paths,
     kind,
     lambda path: tarshard.scan(path, label_key),
@@ -211,18 +231,18 @@ def _open(paths: list[str], label_key: str, on_bad_shard: str) -> _Split:
   )
   return _Split(
     files.Files(paths),
-    np.repeat(np.arange(len(paths), dtype=np.int32), found.counts),
-    **found.columns,
+    np.repeat(np.arange(len(paths), dtype=np.int32), shards.counts),
+    **shards.columns,
   )
 
 
 def _number(
-  found: dict[str, _Split], known: classes.Classes | None
+  parts: dict[str, _Split], listed: classes.Classes | None
 ) -> tuple[classes.Classes, dict[str, _Split]]:
   """Returns the classes, and the splits with numbers as labels."""
   unique = {
-    name: np.unique(each.label, return_inverse=True)
-    for name, each in found.items()
+    name: np.unique(part.label, return_inverse=True)
+    for name, part in parts.items()
   }
   texts = {
     os.fsdecode(label)
@@ -231,15 +251,15 @@ def _number(
   }
 
   def where(text: str) -> str:
-    for each in found.values():
-      for row in np.flatnonzero(each.label == os.fsencode(text))[:1]:
-        return f'{each.files.paths[each.shard[row]]} @ {each.offset[row]}'
+    for part in parts.values():
+      for row in np.flatnonzero(part.label == os.fsencode(text))[:1]:
+        return f'{part.files.paths[part.shard[row]]} @ {part.offset[row]}'
     return ''
 
-  known, numbers = classes.number(texts, where, known, whole=False)
+  all_classes, numbers = classes.number(texts, where, listed, whole=False)
   numbered = {}
   for name, (labels, inverse) in unique.items():
     lookup = [numbers[os.fsdecode(label)] for label in labels.tolist()]
     label = np.array(lookup, np.int64)[inverse]
-    numbered[name] = found[name]._replace(label=label)
-  return known, numbered
+    numbered[name] = parts[name]._replace(label=label)
+  return all_classes, numbered

@@ -1,8 +1,8 @@
-"""Prepared TFDS data sets, by random access and without TensorFlow.
+"""Prepared TFDS datasets, read with random access and without TensorFlow.
 
-array_record files have random access; for tfrecord files the offsets of the
-records are found once and cached (`data/index.py`). Examples and their order
-are TFDS's own in both.
+array_record files have random access; for tfrecord files, the offsets of the
+records are found once and cached (`data/storage/index.py`). In both cases,
+examples and their order are those of TFDS.
 """
 
 import copy
@@ -24,26 +24,26 @@ from vit_jax.data.storage import files, records, splits, tfrecord
 from vit_jax.errors import UserError, closest
 from vit_jax.files import paths
 
-_PLACE = 'source.data_dir'
+_KEY = 'source.data_dir'
 
 
 class Records:
-  """The records of one split of a prepared TFDS data set.
+  """The records of one split of a prepared TFDS dataset.
 
-  Base class of the sources that parse such records.
+  This is the base class of sources that parse such records.
 
   Attributes:
-    name: for messages, 'cifar10/train'.
-    features: TFDS's description of the features of an example.
+    name: name for messages, 'cifar10/train'.
+    features: description of the features of an example by TFDS.
   """
 
   def __init__(
     self, dataset: str, split: str, data_dir: str | None, on_bad_shard: str
   ):
     """Opens a split; see `Source` for the arguments and errors."""
-    root = default_data_dir(data_dir and files.place(data_dir, _PLACE))
+    root = default_data_dir(data_dir and files.place(data_dir, _KEY))
     if dataset == digits.NAME:
-      # Users' own directories are not written to unless they are named.
+      # A default directory of the user is not written to.
       root = root if data_dir else digits.cache_dir(root)
       digits.prepare(root)
     info = _info(_version_dir(root, dataset))
@@ -80,12 +80,12 @@ class Records:
 
 @plugins.operational('data_dir')
 class Source(Records):
-  """One split of a prepared TFDS data set, array_record or tfrecord.
+  """One split of a prepared TFDS dataset, array_record or tfrecord.
 
   Attributes:
-    name: for messages, 'cifar10/train'.
+    name: name for messages, 'cifar10/train'.
     num_classes: number of classes of the label.
-    class_names: one for each class.
+    class_names: names of the classes, in the order of the labels.
   """
 
   def __init__(
@@ -99,23 +99,23 @@ class Source(Records):
     label_key: str = 'label',
     on_bad_shard: str = 'error',
   ):
-    """Opens a split; no image is read until an example is asked for.
+    """Opens a split; images are read when they are needed.
 
     Args:
-      split: in the TFDS way: 'train', 'train[:99%]', 'train[1000:]'.
-      dataset: TFDS name, with a config where there are several ('name/config')
-        and a version where another than the newest is meant ('name:1.0.0').
-      data_dir: the TFDS directory; by default $TFDS_DATA_DIR, else
+      split: split as in TFDS: 'train', 'train[:99%]', 'train[1000:]'.
+      dataset: TFDS name, with a config if there are several ('name/config') and
+        a version if it is not the newest ('name:1.0.0').
+      data_dir: TFDS directory; by default $TFDS_DATA_DIR, or else
         ~/tensorflow_datasets.
       image_key: name of the image feature.
       label_key: name of the label feature.
       on_bad_shard: treatment of files that were cut short: 'error', or 'skip'
-        to take the complete records before the cut (tfrecord) or none of the
+        to use the complete records before the cut (tfrecord) or none of the
         file (array_record, whose index is at its end).
 
     Raises:
-      UserError: not prepared, no such split or feature, another format, or
-        files that are missing or cut short.
+      UserError: the dataset is not prepared, or has another format; the split
+        or a feature does not exist; or files are missing or cut short.
     """
     super().__init__(dataset, split, data_dir, on_bad_shard)
     label = _check_features(self.features, dataset, image_key, label_key)
@@ -129,40 +129,48 @@ class Source(Records):
   def with_labels(self, key: str) -> 'Source':
     """Returns the same source with a feature of several labels per example.
 
+    Args:
+      key: name of the feature.
+
     Raises:
       UserError: the feature does not exist, or it has other classes.
     """
-    fit = [k for k, v in self.features.items() if self._is_several(v)]
-    if key not in fit:
+    allowed = [k for k, v in self.features.items() if self._has_labels(v)]
+    if key not in allowed:
       raise UserError(
         f'{self.name} has no feature {key!r} that is a sequence of labels of '
-        f'the same classes as {self._keys[1]!r}; {closest(key, fit)}.'
+        f'the same classes as {self._keys[1]!r}; {closest(key, allowed)}.'
       )
-    found = copy.copy(self)
-    found._keys = (*self._keys[:2], key)
-    return found
+    other = copy.copy(self)
+    other._keys = (*self._keys[:2], key)
+    return other
 
-  def _is_several(self, feature: Any) -> bool:
-    kinds = tfds.features.Sequence, tfds.features.ClassLabel
+  def _has_labels(self, feature: Any) -> bool:
+    """Returns whether a feature is a sequence of labels of the same classes."""
     inner = getattr(feature, 'feature', None)
     return (
-      isinstance(feature, kinds[0])
-      and isinstance(inner, kinds[1])
+      isinstance(feature, tfds.features.Sequence)
+      and isinstance(inner, tfds.features.ClassLabel)
       and list(inner.names) == self.class_names
     )
 
 
 def default_data_dir(data_dir: str | None) -> epath.Path:
-  """Returns the TFDS directory.
+  """Returns the given directory, $TFDS_DATA_DIR or ~/tensorflow_datasets.
 
-  It is the given one, or $TFDS_DATA_DIR, or ~/tensorflow_datasets.
+  Args:
+    data_dir: TFDS directory, or None.
   """
   default = os.environ.get('TFDS_DATA_DIR', '~/tensorflow_datasets')
   return paths.locate(data_dir or default)
 
 
 def _info(folder: epath.Path) -> Any:
-  """Reads TFDS's description of a version of a dataset."""
+  """Reads the TFDS description of a version of a dataset.
+
+  Raises:
+    UserError: the files of the description cannot be read.
+  """
   try:
     return tfds.builder_from_directory(folder).info
   except (OSError, ValueError, KeyError, ParseError) as error:
@@ -176,20 +184,26 @@ def _info(folder: epath.Path) -> Any:
 def _check_features(
   features: Any, dataset: str, image_key: str, label_key: str
 ) -> tfds.features.ClassLabel:
-  """Checks the image's and the label's feature, and returns the latter."""
-  wanted = {image_key: tfds.features.Image, label_key: tfds.features.ClassLabel}
-  for key, kind in wanted.items():
+  """Checks the features of image and label, and returns that of the label.
+
+  Raises:
+    UserError: a feature does not exist, or has another type.
+  """
+  kinds = {image_key: tfds.features.Image, label_key: tfds.features.ClassLabel}
+  for key, kind in kinds.items():
     if key not in features:
       raise UserError(
         f'{dataset} has no feature {key!r} (source.image_key, label_key); '
         f'{closest(key, features)}.'
       )
     if not isinstance(features[key], kind):
-      fit = [k for k, feature in features.items() if isinstance(feature, kind)]
+      allowed = [
+        k for k, feature in features.items() if isinstance(feature, kind)
+      ]
       raise UserError(
         f'the feature {key!r} of {dataset} is a '
         f'{type(features[key]).__name__}, not a {kind.__name__} '
-        f'(source.image_key, label_key); {closest(key, fit)}.'
+        f'(source.image_key, label_key); {closest(key, allowed)}.'
       )
   return features[label_key]
 
@@ -198,9 +212,12 @@ def _open(info: Any, dataset: str, split: str, on_bad_shard: str) -> Any:
   """Opens the records of a split.
 
   Returns:
-    An object with `len`, `read(index)` and `where(index)`.
+    Object with `len`, `read(index)` and `where(index)`.
+
+  Raises:
+    UserError: the split does not exist, or the format cannot be read.
   """
-  formats = {found.value for found in info.available_file_formats()}
+  formats = {each.value for each in info.available_file_formats()}
   chosen = next((f for f in ('array_record', 'tfrecord') if f in formats), None)
   if chosen is None:
     raise UserError(
@@ -213,63 +230,73 @@ def _open(info: Any, dataset: str, split: str, on_bad_shard: str) -> Any:
   lengths = {name: part.num_examples for name, part in info.splits.items()}
   splits.named(split, lengths)
   try:
-    wanted = info.splits[split].file_instructions
+    instructions = info.splits[split].file_instructions
   except (ValueError, KeyError, NotImplementedError) as error:
     raise splits.bad_spec(split, lengths) from error
-  if not wanted or any(part.take < 1 for part in wanted):
+  if not instructions or any(part.take < 1 for part in instructions):
     raise splits.bad_spec(split, lengths, 'has a part without examples')
   if chosen == 'array_record':
-    return records.ArrayRecords(wanted, on_bad_shard)
+    return records.ArrayRecords(instructions, on_bad_shard)
   shards = [
     [os.fspath(path) for path in part.filepaths]
     for part in info.splits.values()
   ]
   counts = [part.shard_lengths for part in info.splits.values()]
-  return records.TFRecords(wanted, shards, counts, on_bad_shard)
+  return records.TFRecords(instructions, shards, counts, on_bad_shard)
 
 
 def _version_dir(root: epath.Path, dataset: str) -> epath.Path:
-  """Returns the directory of the newest (or the named) version under root."""
+  """Returns the directory of the given version, or of the newest one.
+
+  Args:
+    root: TFDS directory.
+    dataset: name of the dataset, with a version or not.
+
+  Raises:
+    UserError: the dataset or the version is not prepared.
+  """
   name, _, version = dataset.partition(':')
   folder = root / name
-  found = _versions(folder)
-  if version in found:
+  versions = _versions(folder)
+  if version in versions:
     return folder / version
-  if found and not version:
-    return folder / found[-1]
-  if found:
+  if versions and not version:
+    return folder / versions[-1]
+  if versions:
     raise UserError(
-      f'{folder} holds no version {version!r}; {closest(version, found)}.'
+      f'{folder} contains no version {version!r}; {closest(version, versions)}.'
     )
   raise UserError(_absent(name, root))
 
 
 def _versions(folder: epath.Path) -> list[str]:
-  """Returns the names of the versions in a folder, the newest last."""
+  """Returns the versions in a folder, the newest last."""
   names = map(str, list_all_versions(folder))
   return [name for name in names if (folder / name / 'features.json').exists()]
 
 
 def _absent(name: str, root: epath.Path) -> str:
-  """Returns the message for a dataset that does not exist."""
+  """Returns the message for a dataset that is not prepared."""
   folder = root / name
-  came = f'the data set {name!r} is not prepared: {folder} holds no version.'
+  problem = (
+    f'the data set {name!r} is not prepared: {folder} contains no version.'
+  )
   prepare = f'python -m vit_jax.prepare {name} --data_dir={root}'
   if name.startswith('jft'):
     return (
-      f'{came} JFT-300M is not public: use configs/l16_i21k.py, or set '
+      f'{problem} JFT-300M is not public: use configs/l16_i21k.py, or set '
       '--config.source.dataset to your own data set.'
     )
   if name == 'imagenet21k':
     return (
-      f'{came} Get fall11_whole.tar (or winter21_whole.tar.gz) from '
-      'image-net.org (an account and its licence are needed), then run '
+      f'{problem} Download fall11_whole.tar (or winter21_whole.tar.gz) from '
+      'image-net.org (which requires an account and its licence), then run '
       f'{prepare} --source=fall11_whole.tar'
     )
   configs = sorted(p.name for p in paths.entries(folder) if _versions(p))
   if configs:
-    return f'{came} Name one of its configs: {name}/{configs[0]}.'
+    return f'{problem} Give one of its configs: {name}/{configs[0]}.'
   return (
-    f'{came} If it is elsewhere, give --config.source.data_dir (or set '
-    f'TFDS_DATA_DIR); to make it, run {prepare}'
+    f'{problem} If it is elsewhere, set --config.source.data_dir (or '
+    f'TFDS_DATA_DIR); to prepare it, run {prepare}'
   )

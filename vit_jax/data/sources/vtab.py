@@ -1,6 +1,6 @@
 """The tasks of VTAB-1k whose labels are computed from other features.
 
-Five of the 19 tasks have labels that no feature of the TFDS data sets contains:
+The labels of five of the 19 tasks are not features of the TFDS datasets, but
 counts, distances, and positions in fewer bins. The definitions are those of
 VTAB's code (google-research/task_adaptation, `data/clevr.py`, `data/kitti.py`
 and `data/dsprites.py`); the paper of VTAB is arXiv 1910.04867.
@@ -18,21 +18,21 @@ from vit_jax.data.sources import tfds
 from vit_jax.data.storage import tfrecord
 from vit_jax.errors import UserError, check_choice
 
-Features = Mapping[str, Any]  # of a tf.train.Example, by name
+Features = Mapping[str, Any]  # features of a tf.train.Example, by name
 # A distance belongs to the last class whose threshold it exceeds.
 _CLEVR_DISTANCES = (0.0, 8.0, 8.5, 9.0, 9.5, 10.0)
 _KITTI_DISTANCES_M = (-100.0, 8.0, 20.0, 999.0)
-_NO_VEHICLE_M = 1000.0
+_NO_VEHICLE_M = 1000.0  # distance if there is no vehicle
 _VEHICLES = 3  # the first classes of the feature: Car, Van, Truck
 _BINS = 16
 
 
 class Task(NamedTuple):
-  """One task.
+  """A task of VTAB.
 
   Attributes:
     dataset: TFDS name.
-    needs: features that the label is computed from.
+    needs: features from which the label is computed.
     class_names: names of the classes.
     label: function from the features of an example to its label.
     binary: whether the pixels of the stored images are 0 and 1, not 0 to 255.
@@ -128,8 +128,9 @@ class Source(tfds.Records):
   """One split of a task.
 
   Attributes:
+    name: name for messages, 'kitti/train'.
     num_classes: number of classes.
-    class_names: one name for each class.
+    class_names: names of the classes, in the order of the labels.
   """
 
   def __init__(
@@ -141,17 +142,17 @@ class Source(tfds.Records):
     data_dir: str | None = None,
     on_bad_shard: str = 'error',
   ):
-    """Opens a split of the task's TFDS data set.
+    """Opens a split of the task's TFDS dataset.
 
     Args:
-      split: in the TFDS way: 'train[:800]', 'test'.
+      split: split as in TFDS: 'train[:800]', 'test'.
       task: 'clevr_count', 'clevr_distance', 'kitti', 'dsprites_location' or
         'dsprites_orientation'.
       data_dir: see `sources.tfds.Source`.
       on_bad_shard: see `sources.tfds.Source`.
 
     Raises:
-      UserError: `task` is unknown, or its data set is not prepared or lacks a
+      UserError: `task` is unknown, or its dataset is not prepared or lacks a
         feature; see `sources.tfds.Source`.
     """
     check_choice('source.task', task, TASKS)

@@ -1,8 +1,8 @@
 """Files of Hugging Face datasets: the files of each split, and their contents.
 
-A Parquet file belongs to the split that its name specifies
-(`train-00000-of-00002.parquet`), or else its folder (`train/0000.parquet`).
-Otherwise it belongs to 'train'.
+The split of a Parquet file is specified by its name
+(`train-00000-of-00002.parquet`), or else by its folder (`train/0000.parquet`);
+otherwise it is 'train'.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from vit_jax.data.storage import files, splits
 from vit_jax.errors import UserError
 
 _NUMBERED = re.compile(r'(.+)-\d{4,}-of-(\d{4,})\.parquet')
-_END = b'\xff\xff\xff\xff\0\0\0\0'  # of an Arrow stream
+_END = b'\xff\xff\xff\xff\0\0\0\0'  # end mark of an Arrow stream
 
 
 def shards(path: str) -> dict[str, list[str]]:
@@ -29,8 +29,8 @@ def shards(path: str) -> dict[str, list[str]]:
     path: local directory of the dataset.
 
   Raises:
-    UserError: it is not a dataset, it has several configurations, or Parquet
-      files of it are missing.
+    UserError: the directory is not a dataset, it has several configurations, or
+      Parquet files are missing.
   """
   about = f'{path}/dataset_dict.json'
   if os.path.isfile(about):
@@ -39,38 +39,38 @@ def shards(path: str) -> dict[str, list[str]]:
     return {name: _saved(f'{path}/{name}') for name in names}
   if os.path.isfile(f'{path}/state.json'):
     return {'train': _saved(path)}
-  found: dict[str, list[str]] = {}
+  by_split: dict[str, list[str]] = {}
   for file in sorted(
     glob.glob(f'{glob.escape(path)}/**/*.parquet', recursive=True)
   ):
     numbered = _NUMBERED.fullmatch(os.path.basename(file))
     split = numbered[1] if numbered else splits.of_file(file) or 'train'
-    found.setdefault(split, []).append(file)
-  if not found:
+    by_split.setdefault(split, []).append(file)
+  if not by_split:
     raise UserError(
       f'source.path is {path!r}, which is neither a data set '
       'written by `save_to_disk` (dataset_dict.json or state.json is missing) '
       'nor a directory of Parquet files: save it with '
       'datasets.load_dataset(…).save_to_disk(path).'
     )
-  for paths in found.values():
+  for paths in by_split.values():
     _check_complete(paths)
-  return found
+  return by_split
 
 
 def _saved(folder: str) -> list[str]:
   """Returns the Arrow files of a split that `save_to_disk` wrote."""
   about = f'{folder}/state.json'
   with _reading(about):
-    known = json.loads(files.read_text(about, 'source.path'))['_data_files']
-    return [f'{folder}/{file["filename"]}' for file in known]
+    entries = json.loads(files.read_text(about, 'source.path'))['_data_files']
+    return [f'{folder}/{entry["filename"]}' for entry in entries]
 
 
 def _check_complete(paths: list[str]) -> None:
-  """Checks that the Parquet files of a split are in one folder, and all there.
+  """Checks that all Parquet files of a split exist, in one folder.
 
   Raises:
-    UserError: they are in several folders, or files are missing.
+    UserError: the files are in several folders, or some are missing.
   """
   folders = sorted({os.path.dirname(path) for path in paths})
   if len(folders) > 1:
@@ -89,10 +89,10 @@ def _check_complete(paths: list[str]) -> None:
 
 
 def read(path: str) -> pa.Table:
-  """Maps an Arrow stream.
+  """Maps an Arrow stream into memory.
 
   Raises:
-    UserError: it is none, or cut short.
+    UserError: the file is not an Arrow stream, or is cut short.
   """
   with _reading(path):
     with open(path, 'rb') as file:
@@ -100,8 +100,7 @@ def read(path: str) -> pa.Table:
       end = file.read()
     memory = pa.memory_map(path)
     table = pa.ipc.open_stream(memory).read_all()
-    # A stream may also end between two batches, so that rows would be lost
-    # unnoticed.
+    # pyarrow does not report a stream that is cut short between two batches.
     if end != _END or memory.tell() != os.path.getsize(path):
       raise ValueError('it ends without its end mark')
     return table
@@ -111,17 +110,22 @@ def schema(path: str) -> pa.Schema:
   """Reads the schema of a Parquet file.
 
   Raises:
-    UserError: it is not a Parquet file, or cut short.
+    UserError: the file is not a Parquet file, or is cut short.
   """
   with _reading(path):
     return pyarrow.parquet.read_schema(path)
 
 
 def batches(path: str, keys: list[str], rows: int) -> Iterator[pa.RecordBatch]:
-  """Some columns of a Parquet file, some rows at a time.
+  """Yields some columns of a Parquet file in batches of rows.
+
+  Args:
+    path: path of the file.
+    keys: names of the columns.
+    rows: number of rows of a batch.
 
   Raises:
-    UserError: they cannot be read.
+    UserError: the file cannot be read.
   """
   with _reading(path), pyarrow.parquet.ParquetFile(path) as file:
     yield from file.iter_batches(rows, columns=keys)
@@ -129,7 +133,7 @@ def batches(path: str, keys: list[str], rows: int) -> Iterator[pa.RecordBatch]:
 
 @contextlib.contextmanager
 def _reading(path: str) -> Iterator[None]:
-  """Turns errors of a file that is read into an error of the user."""
+  """Converts errors of reading a file to `UserError`."""
   try:
     yield
   except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:

@@ -1,7 +1,7 @@
-"""A directory with one folder per class: which of its files are images.
+"""Lists the images of a directory with one folder per class.
 
 The source `folder` and the command `prepare folder` both use this module, so
-that a directory gives the same examples to both.
+that both find the same examples in a directory.
 """
 
 import collections
@@ -18,7 +18,7 @@ from vit_jax.data.storage import files, splits
 from vit_jax.errors import UserError
 
 log = logging.getLogger('vit_jax')
-_SHOWN = 8  # kinds of files that are named
+_SHOWN = 8  # maximum number of folders or kinds of files in a message
 _FOLDER, _FILE, _HIDDEN, _NOTHING = 'folder', 'file', 'hidden', 'no file'
 
 
@@ -51,7 +51,7 @@ def roots(path: str, key: str) -> dict[str, str]:
 
   Args:
     path: path of the directory.
-    key: name of the key that holds it, for the message: 'source.path'.
+    key: config key that contains the path, for the message: 'source.path'.
 
   Raises:
     UserError: the directory does not exist, or it cannot be read.
@@ -61,36 +61,36 @@ def roots(path: str, key: str) -> dict[str, str]:
       f'{key} is {path!r}, which is not a directory: set it to one with '
       'a folder for each class, or with such folders in train/ and val/.'
     )
-  inside = _folders(path)
-  found = [n for n in inside if splits.kind(n) and _folders(f'{path}/{n}')]
-  if not found:
+  folders = _folders(path)
+  names = [n for n in folders if splits.kind(n) and _folders(f'{path}/{n}')]
+  if not names:
     return {'train': path}
-  others = [name for name in inside if name not in found]
+  others = [name for name in folders if name not in names]
   if others:
     log.warning(
       '%s contains the splits %s; its other folders are left out: %s',
       path,
-      ', '.join(found),
+      ', '.join(names),
       ', '.join(others[:_SHOWN]),
     )
   ranks = list(splits.KINDS)
-  found.sort(key=lambda name: ranks.index(splits.kind(name) or ''))
-  return {name: f'{path}/{name}' for name in found}
+  names.sort(key=lambda name: ranks.index(splits.kind(name) or ''))
+  return {name: f'{path}/{name}' for name in names}
 
 
 def names(root: str) -> list[str]:
   """Returns the class folders of a directory, sorted.
 
   Raises:
-    UserError: there is none, or the directory cannot be read.
+    UserError: there are no folders, or the directory cannot be read.
   """
-  found = _folders(root)
-  if not found:
+  folders = _folders(root)
+  if not folders:
     raise UserError(
       f'{root} contains no folders: each class needs one with its images. For '
       "images with a list of labels, use config.source.name='manifest'."
     )
-  return found
+  return folders
 
 
 def listing(
@@ -98,18 +98,18 @@ def listing(
 ) -> Listing:
   """Finds the images in the class folders of a directory.
 
-  The first level below the root is the class; what lies deeper belongs to it.
-  Links are followed, but not in circles. Hidden files and folders are left out,
-  and files whose ending is not among `files.IMAGES`.
+  The class of an image is the folder in the root that contains it, at any
+  depth. Links are followed, but not in circles. Hidden files and folders are
+  left out, and files whose ending is not in `files.IMAGES`.
 
   Args:
-    root: the directory of the class folders.
-    allow_empty: take class folders without images.
-    option: the option to set for that, for the message.
+    root: directory of the class folders.
+    allow_empty: whether class folders may have no images.
+    option: advice to set this option, for the message.
 
   Raises:
-    UserError: no class folder, an empty one, a link to nothing where an image
-      or a class should be, or a folder that cannot be read.
+    UserError: there is no class folder, or an empty one; an image or a class is
+      a broken link; or a folder cannot be read.
   """
   left_out: collections.Counter[str] = collections.Counter()
   classes, paths, counts = names(root), [], []
@@ -119,7 +119,7 @@ def listing(
       images = sorted(_images(root, name, (_identity(root),), own))
       if not images and not allow_empty:
         raise UserError(
-          f'the class folder {root}/{name} holds no image (endings: '
+          f'the class folder {root}/{name} contains no image (endings: '
           f'{" ".join(files.IMAGES)}), but {_kinds(own) or "nothing"}: fill or '
           f'remove it{option}.'
         )
@@ -127,9 +127,9 @@ def listing(
       counts.append(len(images))
       left_out += own
     elif kind == _NOTHING:
-      raise UserError(_dead_link(f'{root}/{name}'))
+      raise UserError(_broken_link(f'{root}/{name}'))
     else:
-      left_out[_sort(name, kind)] += 1
+      left_out[_ignored_kind(name, kind)] += 1
   return Listing(
     root,
     classes,
@@ -140,12 +140,12 @@ def listing(
 
 
 def report(found: Listing) -> None:
-  """Says what was left out, and whether there is one class only."""
+  """Logs which files were left out, and whether there is only one class."""
   if found.left_out:
     log.info('%s: left out: %s', found.root, _kinds(found.left_out))
   if len(found.classes) == 1:
     log.info(
-      '%s contains a single class, %r, so that nothing can be learnt. Each '
+      '%s contains a single class, %r, so that there is nothing to learn. Each '
       'class needs its own folder in it.',
       found.root,
       found.classes[0],
@@ -154,17 +154,17 @@ def report(found: Listing) -> None:
 
 def ignored(found: Listing) -> Iterator[str]:
   """Yields the full paths of files below the root that a listing leaves out."""
-  taken = set(found.paths.tolist())
-  for folder, inside, names in os.walk(found.root):
-    inside.sort()
+  listed = set(found.paths.tolist())
+  for folder, subfolders, names in os.walk(found.root):
+    subfolders.sort()
     for name in sorted(names):
       path = os.path.join(folder, name)
-      if os.fsencode(os.path.relpath(path, found.root)) not in taken:
+      if os.fsencode(os.path.relpath(path, found.root)) not in listed:
         yield path
 
 
 def _entries(folder: str) -> list[tuple[str, str]]:
-  """(name, kind) of what a folder holds, sorted."""
+  """Returns (name, kind) of each entry of a folder, sorted."""
   try:
     with os.scandir(folder) as entries:
       return sorted((entry.name, _kind(entry)) for entry in entries)
@@ -176,6 +176,7 @@ def _entries(folder: str) -> list[tuple[str, str]]:
 
 
 def _kind(entry: os.DirEntry) -> str:
+  """Returns the kind of an entry: a folder, a file, hidden, or neither."""
   if entry.name.startswith('.'):
     return _HIDDEN
   try:
@@ -196,19 +197,27 @@ def _images(
   above: tuple[tuple[int, int], ...],
   left_out: collections.Counter[str],
 ) -> Iterator[str]:
-  """Images below a folder; a link to a folder above is not followed again."""
-  here = _identity(f'{root}/{folder}')
-  if here in above:
+  """Yields the images below a folder.
+
+  Args:
+    root: directory of the class folders.
+    folder: path of the folder relative to the root.
+    above: identities of the folders that contain it; a link to one of them is
+      not followed.
+    left_out: counts of ignored files, which are increased.
+  """
+  own = _identity(f'{root}/{folder}')
+  if own in above:
     return
   progress.made()
   for name, kind in _entries(f'{root}/{folder}'):
     path = f'{folder}/{name}'
     if kind == _FOLDER:
-      yield from _images(root, path, (*above, here), left_out)
+      yield from _images(root, path, (*above, own), left_out)
     elif kind == _HIDDEN or not name.lower().endswith(files.IMAGES):
-      left_out[_sort(name, kind)] += 1
+      left_out[_ignored_kind(name, kind)] += 1
     elif kind == _NOTHING:
-      raise UserError(_dead_link(f'{root}/{path}'))
+      raise UserError(_broken_link(f'{root}/{path}'))
     else:
       yield path
 
@@ -218,7 +227,7 @@ def _identity(folder: str) -> tuple[int, int]:
   return status.st_dev, status.st_ino
 
 
-def _sort(name: str, kind: str) -> str:
+def _ignored_kind(name: str, kind: str) -> str:
   """Returns the kind under which an ignored file is counted."""
   if kind != _FILE:
     return kind
@@ -226,7 +235,7 @@ def _sort(name: str, kind: str) -> str:
 
 
 def _kinds(left_out: collections.Counter[str]) -> str:
-  """Describes ignored files: '3 .txt, 2 hidden', and what to do about HEIC."""
+  """Describes ignored files: '3 .txt, 2 hidden', with advice about HEIC."""
   ranked = left_out.most_common(_SHOWN)
   text = ', '.join(f'{count} {name}' for name, count in ranked)
   if '.heic' in left_out or '.heif' in left_out:
@@ -234,5 +243,5 @@ def _kinds(left_out: collections.Counter[str]) -> str:
   return text
 
 
-def _dead_link(path: str) -> str:
+def _broken_link(path: str) -> str:
   return f'{path} is a broken link, or not a file: repair or remove it.'

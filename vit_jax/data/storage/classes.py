@@ -10,12 +10,12 @@ from typing import Any
 from vit_jax.data.storage import files
 from vit_jax.errors import UserError, closest
 
-_MOST = 1_000_000  # classes of a dataset without a list of classes
+_MOST = 1_000_000  # maximum number of classes without a list of classes
 _NUMBER = re.compile(r'[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?', re.IGNORECASE)
-_DIGITS = 18  # of an integer that fits into int64
+_DIGITS = 18  # any integer of so many digits fits into int64
 _REMEDY = (
-  'Number them so, or list them in --config.source.class_map, one per line: '
-  'the label, a tab, a name.'
+  'Number them like this, or list them in --config.source.class_map, one per '
+  'line: the label, a tab, a name.'
 )
 
 
@@ -54,8 +54,14 @@ class Classes:
 def load(path: str) -> Classes:
   """Reads a list of classes: one per line, in the order of their labels.
 
-  A line contains the class as the dataset writes it, and optionally a tab and
-  its display name: 'n01440764<TAB>tench'. Blank lines are ignored.
+  A line contains the class as in the dataset, and optionally a tab and its
+  display name: 'n01440764<TAB>tench'. Blank lines are ignored.
+
+  Args:
+    path: path of the text file, local or remote.
+
+  Raises:
+    UserError: the file cannot be read, is empty, or lists a class twice.
   """
   text = files.read_text(os.path.expanduser(path), 'source.class_map')
   rows = [
@@ -64,11 +70,11 @@ def load(path: str) -> Classes:
     if line.strip()
   ]
   keys = [row[0] for row in rows]
-  twice = [key for key, n in collections.Counter(keys).items() if n > 1]
-  if not keys or twice:
-    given = f'{twice[0]} more than once' if twice else 'no class'
+  repeated = [key for key, n in collections.Counter(keys).items() if n > 1]
+  if not keys or repeated:
+    problem = f'{repeated[0]} more than once' if repeated else 'no class'
     raise UserError(
-      f'{path} lists {given}: give one class per line, in the order of the '
+      f'{path} lists {problem}: give one class per line, in the order of the '
       'labels.'
     )
   return Classes(keys, [row[-1] for row in rows])
@@ -78,10 +84,10 @@ def text_of(value: Any) -> str | None:
   """Returns a label in a list or a JSON file as text.
 
   Args:
-    value: a whole number, or a name; blanks around it do not count.
+    value: an integer or a name; blanks around it are removed.
 
   Returns:
-    Its text; None for anything else.
+    Text of the label; None if it is anything else, or empty.
   """
   if isinstance(value, int) and not isinstance(value, bool):
     return str(value)
@@ -107,13 +113,13 @@ def number(
     texts: distinct labels.
     where: function from a label to its file, and line if there is one, for
       messages.
-    known: the list, if there is one.
+    known: list of classes, if there is one.
     whole: whether these are all labels of the dataset, so that names can be
       numbered.
     remedy: advice about labels that are not 0 to K-1, for messages.
 
   Returns:
-    The classes and {label: number of its class}.
+    Classes, and the index of the class by label.
 
   Raises:
     UserError: a label is not in the list; or there is no list, and the labels

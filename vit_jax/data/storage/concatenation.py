@@ -6,16 +6,20 @@ from collections.abc import Iterable
 
 
 class Concatenation:
-  """Finds an index of a concatenation in the list that contains it."""
+  """Positions of the elements of a concatenation in its lists."""
 
   def __init__(self, lengths: Iterable[int]):
+    """Concatenates lists of some lengths."""
     self._ends = list(itertools.accumulate(lengths))
 
   def __len__(self) -> int:
     return self._ends[-1] if self._ends else 0
 
   def find(self, index: int) -> tuple[int, int]:
-    """Returns the number of the list, and the position in it.
+    """Returns the index of the list with an element, and the position in it.
+
+    Args:
+      index: index in the concatenation.
 
     Raises:
       IndexError: the index is negative, or beyond the end.

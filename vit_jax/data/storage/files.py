@@ -1,4 +1,4 @@
-"""Reading of files, local or remote, by any number of threads at once."""
+"""Reads files, local or remote, from any number of threads."""
 
 import errno
 import functools
@@ -12,31 +12,35 @@ from vit_jax.data.images.headers import DecodeError
 from vit_jax.errors import UserError
 from vit_jax.files.paths import is_remote
 
-IMAGES = tuple(  # endings of what `decode` knows
+IMAGES = tuple(  # endings of the formats that `decode` supports
   '.jpg .jpeg .jpe .jfif .png .gif .bmp .webp .tif .tiff'.split()
 )
 
-_NO_FILE = (  # what else goes wrong is the disk's or the network's fault
+_NO_FILE = (  # errors of a single file; others are errors of disk or network
   FileNotFoundError,
   PermissionError,
   IsADirectoryError,
   NotADirectoryError,
 )
-_SOURCES = 8  # sources among which the files that may be open are divided
+_SOURCES = 8  # sources among which the limit on open files is divided
 _NO_PATH = (errno.ENAMETOOLONG, errno.ELOOP)
 
 
 def place(path: str, key: str) -> str:
-  """Returns a path with ~ expanded; the path is local or begins with gs://.
+  """Returns a path with ~ expanded, which is local or begins with gs://.
+
+  Args:
+    path: path in the config.
+    key: config key that contains the path, for the message.
 
   Raises:
-    UserError: it is an address of another kind, or not a path.
+    UserError: the path is an address of another kind, or contains NUL.
   """
   remote = is_remote(path)
   if '\0' in path or (remote and not path.startswith('gs://')):
     raise UserError(
       f'--config.{key} is {path!r}; it must be a local path or begin with '
-      'gs://: mount or copy what is elsewhere.'
+      'gs://: mount or copy data that is elsewhere.'
     )
   return path if remote else os.path.expanduser(path)
 
@@ -44,12 +48,16 @@ def place(path: str, key: str) -> str:
 def local(path: str, what: str) -> str:
   """Returns a local path with ~ expanded.
 
+  Args:
+    path: path in the config.
+    what: name of the reader that requires a local file system, for the message.
+
   Raises:
-    UserError: it is remote, and `what` requires a local file system.
+    UserError: the path is remote.
   """
   if is_remote(path):
     raise UserError(
-      f'{path} is remote, and {what} needs a local directory: mount the bucket '
+      f'{path} is remote, but {what} needs a local directory: mount the bucket '
       '(gcsfuse), copy the data, or prepare it as an array_record data set '
       '(python -m vit_jax.prepare).'
     )
@@ -70,7 +78,7 @@ def read(path: str) -> bytes:
   """Reads a whole file.
 
   Raises:
-    OSError: it cannot be read.
+    OSError: the file cannot be read.
   """
   if is_remote(path):
     return epath.Path(path).read_bytes()
@@ -82,7 +90,7 @@ def read_image(path: str) -> bytes:
   """Reads a whole image file.
 
   Raises:
-    DecodeError: there is none, or it may not be read.
+    DecodeError: the file does not exist, or must not be read.
     OSError: the disk or the network fails.
   """
   try:
@@ -91,15 +99,19 @@ def read_image(path: str) -> bytes:
     if not isinstance(error, _NO_FILE) and error.errno not in _NO_PATH:
       raise
     raise DecodeError(f'no file to read: {error.strerror or error}') from error
-  except ValueError as error:  # a zero in the path
+  except ValueError as error:  # NUL in the path
     raise DecodeError(f'no file to read: {error}') from error
 
 
 def read_text(path: str, key: str) -> str:
-  """Reads a text file that a config key names; drops a byte order mark.
+  """Reads a text file, without a byte order mark.
+
+  Args:
+    path: path of the file, local or remote.
+    key: config key that contains the path, for the message.
 
   Raises:
-    UserError: it cannot be read, or is not UTF-8.
+    UserError: the file cannot be read, or is not UTF-8.
   """
   try:
     return read(place(path, key)).decode('utf-8-sig')
@@ -126,8 +138,8 @@ class _Descriptor:
 class Files:
   """Files that are read in parts; the least recently used ones are closed.
 
-  It is safe for threads and forks (reading does not use a file position), and
-  can be pickled.
+  They can be used by several threads and after a fork, because reading does not
+  use a file position, and they can be pickled.
 
   Attributes:
     paths: paths of the files, local or remote.
@@ -140,10 +152,16 @@ class Files:
     self._opened = functools.lru_cache(max(most, 1))(_Descriptor)
 
   def read(self, number: int, offset: int, size: int) -> bytes:
-    """Reads `size` bytes at `offset` of `paths[number]`.
+    """Reads a part of a file.
+
+    Args:
+      number: index of the file in `paths`.
+      offset: offset of the part, bytes.
+      size: size of the part, bytes.
 
     Raises:
-      DecodeError: the file is shorter; it has changed since it was indexed.
+      DecodeError: the file is too short, because it was changed after it was
+        indexed.
     """
     path = self.paths[number]
     if is_remote(path):
@@ -151,7 +169,7 @@ class Files:
         file.seek(offset)
         data = file.read(size)
     else:
-      descriptor = self._opened(path)  # held, so that it stays open
+      descriptor = self._opened(path)  # stays open while it is referenced
       data = os.pread(descriptor.number, size, offset)
     if len(data) != size:
       raise DecodeError(

@@ -1,9 +1,10 @@
-"""In which order a split is cut into parts, where its examples are sorted.
+"""Orders in which splits of sorted examples are cut into parts.
 
 Listings are mostly sorted by class, so that `train[:90%]` of a listing would
-lack whole classes. Here every example has a place of its own, at random but
-fixed: a hash of its name. Names alone decide, not the order of the listing.
-(TFDS shuffles when it prepares a data set; its splits are cut as they are.)
+lack whole classes. Splits are therefore cut in a random but fixed order: that
+of the hashes of the examples' names. It does not depend on the order of the
+listing. (TFDS shuffles when it prepares a dataset, so its splits are cut in
+their own order.)
 """
 
 import os
@@ -21,7 +22,7 @@ def by_name(names: np.ndarray) -> Int[np.ndarray, ' n']:
   """Returns the order of examples by the hashes of their names.
 
   Args:
-    names: bytes `[n]`, without zeros in them.
+    names: bytes `[n]`, without NUL.
 
   Returns:
     A permutation of 0 to n - 1.
@@ -32,16 +33,16 @@ def by_name(names: np.ndarray) -> Int[np.ndarray, ' n']:
 def by_class(
   names: np.ndarray, classes: Int[np.ndarray, ' n']
 ) -> Int[np.ndarray, ' n']:
-  """Returns an order in which every part has its fraction of each class.
+  """Returns an order in which every part has the same fraction of each class.
 
   The r-th of the n images of a class (r from 0, in the order of their hashes)
-  is at r / n of the whole. So `[:90%]` and `[90%:]` divide each class in this
-  proportion, to within one image, and a part from the start takes one image of
-  every class before a second of any: if a class is too small to be divided, the
-  part from the start has it.
+  is at the fraction r / n of the split. `[:90%]` and `[90%:]` therefore divide
+  each class in this proportion, up to one image. A part that starts at 0 gets
+  an image of every class before it gets a second one of any class, so that it
+  contains the classes that are too small to be divided.
 
   Args:
-    names: bytes `[n]`, without zeros in them.
+    names: bytes `[n]`, without NUL.
     classes: class of each example, `[n]`.
 
   Returns:
@@ -53,9 +54,9 @@ def by_class(
     classes[order], return_index=True, return_counts=True
   )
   rank = np.arange(len(names)) - np.repeat(starts, counts)
-  share = np.empty(len(names))
-  share[order] = rank / np.repeat(counts, counts)
-  return np.lexsort((hashed, share))
+  fraction = np.empty(len(names))
+  fraction[order] = rank / np.repeat(counts, counts)
+  return np.lexsort((hashed, fraction))
 
 
 def by_place(
@@ -63,10 +64,10 @@ def by_place(
   file: Int[np.ndarray, ' n'],
   place: Int[np.ndarray, ' n'],
 ) -> Int[np.ndarray, ' n']:
-  """Returns the order by the hashes of examples without names.
+  """Returns the order of examples without names, by hashes of their positions.
 
   Args:
-    paths: paths of files; only the last part of each counts.
+    paths: paths of files, of which only the last part is used.
     file: index of the file of each example.
     place: position in that file, a row or an offset.
 
@@ -79,21 +80,24 @@ def by_place(
 
 
 def base_names(paths: Sequence[str]) -> np.ndarray:
-  """Returns the last part of each path, as bytes."""
+  """Returns the last part of each path, as bytes `[n]`."""
   return np.array([os.fsencode(p.rpartition('/')[2]) for p in paths], np.bytes_)
 
 
 def hashes(names: np.ndarray) -> UInt64[np.ndarray, ' n']:
   """Computes a hash of each name.
 
-  It depends on the name's bytes, not on the width of the array.
+  It does not depend on the width of the array, only on the bytes of the name.
+
+  Args:
+    names: bytes `[n]`, without NUL.
   """
   if len(names) > _CHUNK:
     parts = np.array_split(names, -(-len(names) // _CHUNK))
     return np.concatenate([hashes(part) for part in parts])
   words = names.astype(f'S{-(-names.itemsize // 8) * 8}').view('<u8')
-  found = np.zeros(len(names), np.uint64)
+  hashed = np.zeros(len(names), np.uint64)
   for column in words.reshape(len(names), -1).T:
-    # A word of zeros lies behind the name's end.
-    found = np.where(column == 0, found, mix(found ^ column))
-  return found
+    # Words of zeros are behind the end of a name, and must not change its hash.
+    hashed = np.where(column == 0, hashed, mix(hashed ^ column))
+  return hashed

@@ -28,7 +28,7 @@ from vit_jax.files import atomic
 
 log = logging.getLogger('vit_jax')
 FOLDER = '.vit_jax_index'
-WHOLE = -1
+WHOLE = -1  # offset of the first incomplete record of a complete shard
 _VERSION = 1
 _THREADS = 32  # scanning mostly waits for the disk or the network
 
@@ -77,53 +77,62 @@ def load(
 
   Args:
     paths: paths of the shards, local or remote.
-    kind: names the format, and whatever else the columns depend on.
+    kind: name of the format, including all settings that the columns depend on;
+      part of the name of the cached file.
     scan: function that scans one shard and returns the same columns for each.
-    on_bad_shard: 'error', or 'skip' to take the complete records before the
-      place where a shard was cut short.
+    on_bad_shard: 'error', or 'skip' to use the complete records of a shard that
+      was cut short.
     remedy: advice about such a shard, for the message.
 
   Raises:
-    UserError: no such shard, one that cannot be read or was cut short, a wrong
-      `on_bad_shard`, or what `scan` raises.
+    UserError: a shard does not exist, cannot be read or was cut short;
+      `on_bad_shard` is invalid; or `scan` raises it.
   """
   check_policy(on_bad_shard)
-  stamp = stamps(paths)
-  places = cache_places(paths, f'{kind}.npz')
-  found = next(filter(None, (_cached(place, stamp) for place in places)), None)
-  if found is None:
-    found = _build(paths, kind, scan)
+  current = stamps(paths)
+  cache_paths = cache_places(paths, f'{kind}.npz')
+  cached = (_cached(path, current) for path in cache_paths)
+  index = next(filter(None, cached), None)
+  if index is None:
+    index = _build(paths, kind, scan)
     try:
-      save(places, lambda file: _write(file, found, stamp))
+      save(cache_paths, lambda file: _write(file, index, current))
     except UserError as error:
-      log.warning('%s Until then it is made at each start.', error)
-  for path, cut, (size, _) in zip(paths, found.cuts, stamp, strict=True):
+      log.warning('%s Until then, it is built at each start.', error)
+  for path, cut, (size, _) in zip(paths, index.cuts, current, strict=True):
     if cut != WHOLE and on_bad_shard == 'error':
       raise UserError(
         f'{path} is cut short or damaged: no complete record at offset {cut} '
         f'of {size} bytes. {remedy} or set --config.source.on_bad_shard=skip '
-        'to take the records before.'
+        'to use the records before it.'
       )
-  return found
+  return index
 
 
 def check_policy(on_bad_shard: str) -> None:
-  """Raises UserError unless it is 'error' or 'skip'."""
+  """Checks that `on_bad_shard` is 'error' or 'skip'.
+
+  Raises:
+    UserError: it is not.
+  """
   check_choice('source.on_bad_shard', on_bad_shard, ('error', 'skip'))
 
 
 def stamps(paths: Sequence[str]) -> Int[np.ndarray, 'shards 2']:
-  """(size in bytes, time of the last change) of each file.
+  """Returns (size in bytes, time of the last change) of each file.
+
+  Args:
+    paths: paths of the files, local or remote.
 
   Raises:
-    UserError: a file is not there, or may not be looked at.
+    UserError: a file does not exist, or its size cannot be read.
   """
 
   def stamp(path: str) -> tuple[int, int]:
     try:
       if files.is_remote(path):
-        found = epath.Path(path).stat()
-        return found.length, int(found.mtime)
+        remote = epath.Path(path).stat()
+        return remote.length, int(remote.mtime)
       local = os.stat(path)
       return local.st_size, local.st_mtime_ns
     except FileNotFoundError as error:
@@ -148,7 +157,7 @@ def _unreadable(path: str, error: Exception) -> UserError:
 def cache_places(paths: Sequence[str], name: str) -> list[str]:
   """Returns the paths where data derived from files may be cached.
 
-  The first is next to the files; the others are under the user's home.
+  The first one is next to the files, the other one in the user's cache.
 
   Args:
     paths: paths of the files.
@@ -170,15 +179,20 @@ def _digest(texts: Sequence[str]) -> str:
 
 
 def save(places: Sequence[str], write: Callable[[IO[bytes]], None]) -> str:
-  """Writes a cached file, at once or not at all, to the first place it may.
+  """Writes a cached file to the first of several paths that can be written.
 
-  Processes that do so together do not disturb each other.
+  The file is complete as soon as it exists. Several processes may write it at
+  the same time.
+
+  Args:
+    places: paths, from `cache_places`.
+    write: function that writes the content.
 
   Returns:
-    The place.
+    Path of the file.
 
   Raises:
-    UserError: it could be written nowhere.
+    UserError: none of the paths can be written.
   """
   reasons = []
   for place in places:
@@ -186,7 +200,7 @@ def save(places: Sequence[str], write: Callable[[IO[bytes]], None]) -> str:
       if files.is_remote(place):
         content = io.BytesIO()
         write(content)
-        epath.Path(place).write_bytes(content.getvalue())  # appears at once
+        epath.Path(place).write_bytes(content.getvalue())  # atomic on gs://
       else:
         os.makedirs(os.path.dirname(place), exist_ok=True)
         with (
@@ -195,7 +209,7 @@ def save(places: Sequence[str], write: Callable[[IO[bytes]], None]) -> str:
         ):
           write(file)
       return place
-    except Exception as error:  # noqa: BLE001 (TensorFlow's are no OSError)
+    except Exception as error:  # noqa: BLE001 (TensorFlow raises its own kinds)
       if not (isinstance(error, OSError) or files.is_remote(place)):
         raise
       reasons.append(f'{place}: {error}')
@@ -211,7 +225,7 @@ def _write(file: IO[bytes], index: Index, stamp: np.ndarray) -> None:
 
 
 def _cached(place: str, stamp: np.ndarray) -> Index | None:
-  """Returns the cached index if it is whole and of these files."""
+  """Returns a cached index, or None if it is damaged or of other files."""
   try:
     content = io.BytesIO(files.read(place))
     with np.load(content, allow_pickle=False) as arrays:
@@ -230,30 +244,32 @@ def _cached(place: str, stamp: np.ndarray) -> Index | None:
 def _build(
   paths: Sequence[str], kind: str, scan: Callable[[str], Scan]
 ) -> Index:
+  """Scans all shards in several threads, and reports the progress."""
   label = f'indexing {len(paths)} {kind} shards of {os.path.dirname(paths[0])}'
   with ThreadPoolExecutor(_THREADS) as pool:
-    # A copy of the context for each, so that scans can report their progress.
+    # Each task runs in a copy of the context, which has the progress listener.
     futures = [
       pool.submit(contextvars.copy_context().run, _scan, scan, path)
       for path in paths
     ]
     try:
       for done in progress.shown(as_completed(futures), len(futures), label):
-        done.result()  # raises at once what went wrong
+        done.result()  # raises the error of a scan without waiting for others
       scans = [future.result() for future in futures]
     except BaseException:
       pool.shutdown(wait=True, cancel_futures=True)
       raise
   columns = {
-    name: np.concatenate([found.columns[name] for found in scans])
+    name: np.concatenate([each.columns[name] for each in scans])
     for name in scans[0].columns
   }
-  lengths = [len(next(iter(found.columns.values()))) for found in scans]
-  cuts = [found.cut for found in scans]
+  lengths = [len(next(iter(each.columns.values()))) for each in scans]
+  cuts = [each.cut for each in scans]
   return Index(columns, np.array(lengths, np.int64), np.array(cuts, np.int64))
 
 
 def _scan(scan: Callable[[str], Scan], path: str) -> Scan:
+  """Scans a shard; converts errors of reading it to `UserError`."""
   try:
     return scan(path)
   except OSError as error:

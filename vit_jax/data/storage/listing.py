@@ -1,7 +1,7 @@
 """Lists of images and labels: CSV with a header, or JSON lines.
 
-Every line must have the same form. A line that does not is refused with its
-number, because a wrong guess here would become a wrong label.
+Every line must have the same form. Any other line is an error with its number,
+because a wrong guess would lead to a wrong label.
 """
 
 import csv
@@ -20,8 +20,8 @@ class Row(NamedTuple):
 
   Attributes:
     image: path as written in the list.
-    label: an integer or a name, as text.
-    split: 'train' if the list has no splits.
+    label: integer or name, as text.
+    split: name of the split; 'train' if the list has no splits.
     line: line number in the list, from 1.
   """
 
@@ -32,15 +32,15 @@ class Row(NamedTuple):
 
 
 def read(path: str) -> list[Row]:
-  """Reads a list; blanks around fields, blank lines and a BOM do not count.
+  """Reads a list; blanks around fields, blank lines and a BOM are ignored.
 
   Args:
     path: path ending in .csv or .jsonl, local or remote.
 
   Raises:
-    UserError: the file does not exist, it has another form or no image, a line
-      is not an image with a label, a line has no split and others have one, or
-      a split lists an image with two labels.
+    UserError: the file does not exist, has another form, or lists no image; a
+      line is not an image with a label; only some lines have a split; or a
+      split lists an image with two labels.
   """
   readers = {'.csv': _csv, '.jsonl': _jsonl}
   reader = readers.get(os.path.splitext(path)[1].lower())
@@ -49,14 +49,14 @@ def read(path: str) -> list[Row]:
       f'source.path is {path!r}; a manifest ends in {" or ".join(readers)}.'
     )
   text = files.read_text(path, 'source.path')
-  rows = [_row(path, line, found) for line, found in reader(path, text)]
+  rows = [_row(path, line, fields) for line, fields in reader(path, text)]
   if not rows:
     raise UserError(f'{path} lists no image: list one per line.')
   without = [row for row in rows if not row.split]
   if 0 < len(without) < len(rows):
     raise UserError(
-      f'{path}, line {without[0].line}, has no split, and others have one: '
-      'give every line a split, or no line.'
+      f'{path}, line {without[0].line}, has no split, but others have one: '
+      'give every line a split, or none.'
     )
   if without:
     rows = [row._replace(split='train') for row in rows]
@@ -65,6 +65,7 @@ def read(path: str) -> list[Row]:
 
 
 def _csv(path: str, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
+  """Yields (line number, fields) of a CSV file."""
   lines = io.StringIO(text, newline='')
   reader = csv.reader(lines, strict=True, skipinitialspace=True)
   try:
@@ -93,7 +94,8 @@ def _csv(path: str, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _jsonl(path: str, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
-  # Not splitlines(): a JSON string may hold U+2028 and the like as they are.
+  """Yields (line number, object) of a file of JSON lines."""
+  # Not splitlines(): JSON strings may contain U+2028 and other line separators.
   for number, line in enumerate(io.StringIO(text, newline=None), 1):
     if line.strip():
       try:
@@ -104,12 +106,13 @@ def _jsonl(path: str, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
         ) from error
 
 
-def _row(path: str, line: int, found: dict[str, Any]) -> Row:
-  image, split = found.get('image'), found.get('split')
-  label = classes.text_of(found.get('label'))
+def _row(path: str, line: int, fields: dict[str, Any]) -> Row:
+  """Checks the fields of a line and returns them as a row."""
+  image, split = fields.get('image'), fields.get('split')
+  label = classes.text_of(fields.get('label'))
   image = image.strip() if isinstance(image, str) else None
   if not image or label is None or not isinstance(split, str | None):
-    shown = {key: found.get(key) for key in ('image', 'label', 'split')}
+    shown = {key: fields.get(key) for key in ('image', 'label', 'split')}
     raise UserError(
       f'{path}, line {line}, has {_short(str(shown))}: required are image, a '
       'path, and label, a name or an integer; split is a name.'
@@ -123,9 +126,9 @@ def _row(path: str, line: int, found: dict[str, Any]) -> Row:
 
 
 def _check_repeats(path: str, rows: list[Row]) -> None:
-  """Checks that images that occur several times have the same label.
+  """Checks that an image has the same label on all of its lines.
 
-  Such an image has more weight.
+  Repeated images are allowed, so that they can have a higher weight.
   """
   first: dict[tuple[str, str], Row] = {}
   for row in rows:

@@ -1,4 +1,4 @@
-"""Columns in one .npz file: written part by part, read as if from memory."""
+"""Columns in an .npz file that are written in parts and mapped into memory."""
 
 import zipfile
 from collections.abc import Iterable, Mapping
@@ -7,17 +7,24 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.lib import format as npy
 
-_DATE = (1980, 1, 1, 0, 0, 0)  # the same columns make the same file
+_DATE = (
+  1980,
+  1,
+  1,
+  0,
+  0,
+  0,
+)  # constant, so that equal columns give equal files
 _LOCAL_HEADER = 30  # bytes before the name of a member
 
 
 class Column(NamedTuple):
-  """An array that is never whole in memory.
+  """An array that may be larger than the memory.
 
   Attributes:
-    shape: shape of the whole column.
-    dtype: dtype to which its parts are converted.
-    parts: along the first axis, in order.
+    shape: shape of the whole array.
+    dtype: dtype to which the parts are converted.
+    parts: parts along the first axis, in order.
   """
 
   shape: tuple[int, ...]
@@ -28,12 +35,12 @@ class Column(NamedTuple):
 def write(
   path: str, columns: Mapping[str, Column], texts: Mapping[str, Any]
 ) -> None:
-  """Writes a file without compression.
+  """Writes an .npz file without compression.
 
   Args:
-    path: path of the file; written in place.
+    path: path of the file, which is not written atomically.
     columns: columns by name.
-    texts: strings, or lists of them, by name.
+    texts: strings, or lists of strings, by name.
   """
   with zipfile.ZipFile(path, 'w') as archive:
     for key, column in columns.items():
@@ -52,19 +59,19 @@ def write(
 
 
 class Mapped:
-  """A column of a file that `write` wrote: its rows are read when asked for.
+  """A column of a file that `write` wrote, mapped into memory.
 
-  Travels to another process as its place, not as its content.
+  It is pickled as path and name, without its content.
   """
 
   def __init__(self, path: str, key: str):
     """Maps the column.
 
     Args:
-      path: path of the file, local.
+      path: local path of the file.
       key: name of the column.
     """
-    self._place = path, key
+    self._arguments = path, key
     with zipfile.ZipFile(path) as archive:
       info = archive.getinfo(f'{key}.npy')
       with archive.open(info) as member:
@@ -78,7 +85,7 @@ class Mapped:
     self._rows = np.memmap(path, dtype, 'r', start, shape)
 
   def __reduce__(self) -> tuple[Any, ...]:
-    return Mapped, self._place
+    return Mapped, self._arguments
 
   def __len__(self) -> int:
     return len(self._rows)

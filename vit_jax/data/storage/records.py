@@ -12,7 +12,7 @@ from vit_jax.data.storage import files, index, tfrecord
 from vit_jax.data.storage.concatenation import Concatenation
 from vit_jax.errors import UserError
 
-# Compiled, and unknown to type checkers.
+# Type checkers cannot read this compiled module.
 _Reader: Any = array_record_data_source.array_record_module.ArrayRecordReader
 log = logging.getLogger('vit_jax')
 _THREADS = 32  # opening mostly waits for the disk
@@ -22,20 +22,20 @@ class ArrayRecords:
   """Records of array_record files, which contain an index and checksums."""
 
   def __init__(self, instructions: list[Any], on_bad_shard: str):
-    """Opens every file once, to see that it is whole.
+    """Opens every file once, to check that it is complete.
 
     Args:
-      instructions: read instructions of TFDS: file name, records to skip, to
-        take, and in total.
-      on_bad_shard: treatment of files without their end, 'error' or 'skip'.
+      instructions: read instructions of TFDS, which contain file name, number
+        of records to skip and to take, and their total number.
+      on_bad_shard: treatment of files that were cut short, 'error' or 'skip'.
 
     Raises:
-      UserError: a file is missing, cut short under 'error', or another one; or
-        none is left.
+      UserError: a file is missing, or was cut short and the policy is 'error';
+        numbers of records differ from those of TFDS; or no file is left.
     """
     index.check_policy(on_bad_shard)
     paths = [part.filename for part in instructions]
-    index.stamps(paths)  # whether they are there
+    index.stamps(paths)  # checks that the files exist
     with ThreadPoolExecutor(_THREADS) as pool:
       faults = list(pool.map(_fault, instructions))
     for path, fault in zip(paths, faults, strict=True):
@@ -65,19 +65,19 @@ class ArrayRecords:
     return len(self._source)
 
   def read(self, index: int) -> bytes:
-    """Reads one record; the format checks its hash.
+    """Reads one record, whose hash is checked by array_record.
 
     Raises:
-      DecodeError: it cannot be read.
+      DecodeError: the record cannot be read.
     """
-    self._index.find(index)  # negative indices are not counted from the end
+    self._index.find(index)  # raises IndexError, also for negative indices
     try:
       return self._source[index]
     except RuntimeError as error:
       raise DecodeError(f'the record cannot be read: {error}') from error
 
   def where(self, index: int) -> str:
-    """Returns the file of a record and its number in it."""
+    """Returns the file of a record, and its index in the file."""
     number, position = self._index.find(index)
     path, skip = self._parts[number]
     return f'{path}, record {skip + position}'
@@ -100,12 +100,12 @@ def _fault(part: Any) -> str:
   except RuntimeError as error:
     return str(error)
   finally:
-    with contextlib.suppress(RuntimeError):  # the same once more
+    with contextlib.suppress(RuntimeError):  # close raises the same error
       reader.close()
 
 
 class TFRecords:
-  """Records of tfrecord files, by an offset index."""
+  """Records of tfrecord files, read by an index of their offsets."""
 
   def __init__(
     self,
@@ -114,34 +114,38 @@ class TFRecords:
     counts: list[list[int]],
     on_bad_shard: str,
   ):
-    """Indexes every split of which something is wanted.
+    """Loads or builds the index of every split with records to read.
 
     Args:
-      instructions: read instructions of TFDS: file name, records to skip and to
-        take.
+      instructions: read instructions of TFDS, which contain file name and
+        number of records to skip and to take.
       shards: files of each split.
-      counts: records of each file, as TFDS noted them.
+      counts: numbers of records of these files, according to TFDS.
       on_bad_shard: see `index.load`.
+
+    Raises:
+      UserError: see `index.load`; or numbers of records differ from those of
+        TFDS.
     """
-    wanted = {part.filename for part in instructions}
-    found = {}
+    used = {part.filename for part in instructions}
+    columns = {}
     for paths, expected in zip(shards, counts, strict=True):
-      if wanted.isdisjoint(paths):
+      if used.isdisjoint(paths):
         continue
-      whole = index.load(
+      split = index.load(
         paths, 'tfrecord', tfrecord.scan, on_bad_shard=on_bad_shard
       )
-      columns = zip(whole.split('offset'), whole.split('size'), strict=True)
-      found |= dict(zip(paths, columns, strict=True))
+      pairs = zip(split.split('offset'), split.split('size'), strict=True)
+      columns |= dict(zip(paths, pairs, strict=True))
       for path, count, number, cut in zip(
-        paths, expected, whole.counts.tolist(), whole.cuts.tolist(), strict=True
+        paths, expected, split.counts.tolist(), split.cuts.tolist(), strict=True
       ):
         _check_count(path, number, count, cut)
     self._files = files.Files([part.filename for part in instructions])
     self._parts = []
     for part in instructions:
       rows = slice(part.skip, part.skip + part.take)
-      offsets, sizes = found[part.filename]
+      offsets, sizes = columns[part.filename]
       self._parts.append((offsets[rows], sizes[rows]))
     self._index = Concatenation(len(offsets) for offsets, _ in self._parts)
 
@@ -149,31 +153,32 @@ class TFRecords:
     return len(self._index)
 
   def read(self, index: int) -> bytes:
-    """Reads one record and checks it.
+    """Reads one record and checks its checksums.
 
     Raises:
-      DecodeError: its checksum does not match.
+      DecodeError: a checksum does not match.
     """
     number, offset, size = self._find(index)
     begin, length = offset - tfrecord.BEFORE, size + tfrecord.AROUND
     return tfrecord.payload(self._files.read(number, begin, length))
 
   def where(self, index: int) -> str:
-    """Returns the file of a record and its offset in it."""
+    """Returns the file of a record, and its offset in the file."""
     number, offset, _ = self._find(index)
     return f'{self._files.paths[number]} @ {offset}'
 
   def _find(self, index: int) -> tuple[int, int, int]:
-    """(file, offset, size)."""
+    """Returns (index of the file, offset, size) of a record."""
     number, row = self._index.find(index)
     offsets, sizes = self._parts[number]
     return number, int(offsets[row]), int(sizes[row])
 
 
-def _check_count(path: str, found: int, expected: int, cut: int) -> None:
-  if found > expected or (found < expected and cut == index.WHOLE):
+def _check_count(path: str, actual: int, expected: int, cut: int) -> None:
+  """Checks the number of records; a file that was cut short may have fewer."""
+  if actual > expected or (actual < expected and cut == index.WHOLE):
     raise UserError(
-      f'{path} holds {found} records and dataset_info.json says {expected}: '
-      'they come from different preparations. Prepare or copy the data set '
-      'again.'
+      f'{path} contains {actual} records, but dataset_info.json specifies '
+      f'{expected}: they come from different preparations. Prepare or copy the '
+      'data set again.'
     )

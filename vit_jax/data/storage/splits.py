@@ -1,4 +1,4 @@
-"""Splits in TFDS notation for every source: 'train', 'train[:99%]', sums."""
+"""Splits in TFDS notation: 'train', 'train[:99%]', 'train+validation'."""
 
 import re
 from collections.abc import (
@@ -18,8 +18,8 @@ from vit_jax.data.storage.concatenation import Concatenation
 from vit_jax.errors import UserError, closest
 
 T = TypeVar('T')
-NAMES = ('train', 'validation', 'val', 'test')  # as folders and files have them
-KINDS = {  # of splits, and the names that folders have for them
+NAMES = ('train', 'validation', 'val', 'test')  # in names of folders and files
+KINDS = {  # kinds of splits, and names of folders for them
   'train': ('train', 'training'),
   'validation': ('validation', 'val', 'valid', 'dev'),
   'test': ('test', 'testing'),
@@ -34,8 +34,8 @@ class Part(NamedTuple):
 
   Attributes:
     split: name of the split.
-    start: first example.
-    stop: the example after the last one.
+    start: index of the first example.
+    stop: index after the last example.
   """
 
   split: str
@@ -55,14 +55,18 @@ class Selection(Sequence[tuple[str, int]]):
     lengths: Mapping[str, int],
     cut: Callable[[str], Int[np.ndarray, ' n']] | None = None,
   ):
-    """Resolves a spec; see `resolve`, also for what it raises.
+    """Resolves a spec; see `resolve`.
 
     Args:
-      spec: in the TFDS way, 'train[:10%]+test[5:7]', or 'all'.
+      spec: split as in TFDS, 'train[:10%]+test[5:7]', or 'all'.
       lengths: {split: number of examples}.
-      cut: the order (see `data/cuts.py`) in which a split is cut; it is asked
-        only for splits of which a part is wanted. Within a part, examples keep
-        the order of their positions. By default splits are cut as they are.
+      cut: function that returns the order in which a split is cut (see
+        `hash_order`); it is called only for splits that are not used as a
+        whole. Examples of a part are sorted by position. By default, splits are
+        cut in the order of their positions.
+
+    Raises:
+      UserError: see `resolve`.
     """
     self._parts: list[tuple[str, range | np.ndarray]] = []
     for part in resolve(spec, lengths):
@@ -76,7 +80,7 @@ class Selection(Sequence[tuple[str, int]]):
     return len(self._index)
 
   def rows(self) -> Iterator[tuple[str, Int[np.ndarray, ' n']]]:
-    """(split, positions there) of each part."""
+    """Yields (split, positions in the split) of each part."""
     for split, rows in self._parts:
       yield split, np.asarray(rows)
 
@@ -106,14 +110,14 @@ class _Length(NamedTuple):
 
 
 def named(spec: str, there: Collection[str]) -> list[str]:
-  """Returns the splits that a spec reads, so that only those need to be listed.
+  """Returns the splits that a spec uses, so that only those need to be listed.
 
   Args:
     spec: split as in TFDS, 'train[:10%]+test[5:7]'.
     there: names of the splits that exist.
 
   Raises:
-    UserError: one of them does not exist.
+    UserError: a split does not exist.
   """
   names = []
   for piece in spec.split('+'):
@@ -124,19 +128,19 @@ def named(spec: str, there: Collection[str]) -> list[str]:
     elif name in there:
       names.append(name)
     else:
-      of = '' if name == spec else f' (of {spec!r})'
+      where = '' if name == spec else f' (in {spec!r})'
       raise UserError(
-        f'there is no split {name!r}{of}; {closest(name, there)}, and parts '
+        f'there is no split {name!r}{where}; {closest(name, there)}, and parts '
         f'such as {_PARTS}.'
       )
   return list(dict.fromkeys(names))
 
 
 def kind(name: str) -> str | None:
-  """Returns 'train', 'validation' or 'test' for a usual name, or None."""
-  for meant, names in KINDS.items():
+  """Returns the key of `KINDS` for the name of a split, or None."""
+  for key, names in KINDS.items():
     if name.lower() in names:
-      return meant
+      return key
   return None
 
 
@@ -153,14 +157,17 @@ def of_file(path: str) -> str:
 
 
 def with_alias(found: dict[str, T], spec: str) -> dict[str, T]:
-  """Lets names of one kind stand for each other where one of them is there.
+  """Adds the names in a spec to splits that have other names of the same kind.
 
-  'val' finds 'validation' and 'train' finds 'Train', unless there are two that
-  it might mean.
+  'val' is added for 'validation', and 'train' for 'Train', unless several
+  splits have this kind.
 
   Args:
-    found: {split: anything}.
-    spec: the requested split; only a name in it is added.
+    found: values by name of split.
+    spec: requested split.
+
+  Returns:
+    Values by name of split, including the added names.
   """
   added = {}
   for name in re.findall(r'[A-Za-z]\w*', spec):
@@ -171,14 +178,15 @@ def with_alias(found: dict[str, T], spec: str) -> dict[str, T]:
 
 
 def resolve(spec: str, lengths: Mapping[str, int]) -> list[Part]:
-  """Turns a spec into ranges of examples, rounding as TFDS does.
+  """Converts a spec to ranges of examples, rounded as in TFDS.
 
   Args:
-    spec: in the TFDS way, 'train[:10%]+test[5:7]', or 'all'.
+    spec: split as in TFDS, 'train[:10%]+test[5:7]', or 'all'.
     lengths: {split: number of examples}.
 
   Raises:
-    UserError: no such split, not the TFDS syntax, beyond the end, or nothing.
+    UserError: a split does not exist, the syntax is invalid, a range exceeds
+      the split, or a range is empty.
   """
   named(spec, lengths)
   try:
@@ -188,10 +196,10 @@ def resolve(spec: str, lengths: Mapping[str, int]) -> list[Part]:
     )
   except (ValueError, NotImplementedError) as error:
     raise bad_spec(spec, lengths) from error
-  except AttributeError as error:  # shard lengths, which only TFDS data has
+  except AttributeError as error:  # `_Length` does not have lengths of shards
     raise UserError(
-      f'the split {spec!r} counts shards, which only tfds data sets have: give '
-      f'examples or percents, as in {_PARTS}.'
+      f'the split {spec!r} counts shards, which only TFDS data sets have: give '
+      f'examples or percent, as in {_PARTS}.'
     ) from error
   parts = [
     Part(
@@ -207,9 +215,15 @@ def resolve(spec: str, lengths: Mapping[str, int]) -> list[Part]:
 
 
 def bad_spec(
-  spec: str, lengths: Mapping[str, int], trouble: str = 'cannot be had'
+  spec: str, lengths: Mapping[str, int], trouble: str = 'cannot be resolved'
 ) -> UserError:
-  """Returns the error for a spec that cannot be resolved."""
+  """Returns the error for a spec that cannot be resolved.
+
+  Args:
+    spec: the spec.
+    lengths: {split: number of examples}.
+    trouble: predicate of the message, whose subject is the split.
+  """
   sizes = [f'{name} ({n} examples)' for name, n in lengths.items()]
   return UserError(
     f'the split {spec!r} {trouble}; there are {", ".join(sizes)}, and parts '

@@ -1,7 +1,7 @@
-"""A tar shard in WebDataset's format: positions and labels of its images.
+"""Finds the images and labels in a tar shard of WebDataset's format.
 
-Consecutive members whose names agree up to the first dot of their last part are
-one example: an image, and its label as `.cls` or in `.json`.
+Consecutive members whose names are equal up to the first dot after the last
+slash are one example: an image, and its label as `.cls` or in `.json`.
 """
 
 import json
@@ -16,8 +16,8 @@ from vit_jax.data.storage import classes, files, index
 from vit_jax.errors import UserError
 
 _BLOCK = 512  # bytes of a tar header
-_CHUNK = 2**20  # bytes read at once of what follows the end mark
-_LONGEST = 1000  # bytes of a label
+_CHUNK = 2**20  # bytes that are read at once after the end mark
+_LONGEST = 1000  # maximum size of a label, bytes
 _BOM = b'\xef\xbb\xbf'
 
 
@@ -29,25 +29,26 @@ def scan(path: str, label_key: str) -> index.Scan:
     label_key: key of the label in `.json` members.
 
   Returns:
-    Columns offset (int64) and size (uint32) of the image, bytes, and the label
-    as text in bytes.
+    Columns `offset` (int64) and `size` (uint32) of the image, in bytes, and
+    `label`, text as bytes.
 
   Raises:
-    UserError: it is compressed, or has an example without image or label, with
-      a member twice, or with a link.
+    UserError: the shard is compressed; or an example has no image, no label,
+      two members with the same ending, or a link.
   """
   rows: list[tuple[int, int, bytes]] = []
   group: list[tarfile.TarInfo] = []
   with epath.Path(path).open('rb') as file:
     if file.read(2) == b'\x1f\x8b':
       raise UserError(
-        f'{path} is compressed and cannot be read at random: gunzip it.'
+        f'{path} is compressed and has no random access: gunzip it.'
       )
     file.seek(0)
     try:
       with tarfile.open(fileobj=file, mode='r:') as tar:
         for member in iter(tar.next, None):
           progress.made()
+          # tarfile would otherwise keep all members in memory.
           tar.members = []  # pyright: ignore[reportAttributeAccessIssue]
           if member.isdir() or _name(member).startswith('.'):
             continue
@@ -56,7 +57,7 @@ def scan(path: str, label_key: str) -> index.Scan:
             group = []
           group.append(member)
         file.seek(tar.offset)
-        whole = _ends(file)
+        whole = _only_zeros_follow(file)
         if whole and group:
           rows.append(_example(path, file, group, label_key))
     except tarfile.ReadError:
@@ -71,11 +72,11 @@ def scan(path: str, label_key: str) -> index.Scan:
   return index.Scan(columns, cut)
 
 
-def _ends(file: Any) -> bool:
-  """Returns whether only blocks of zeros follow up to the end.
+def _only_zeros_follow(file: Any) -> bool:
+  """Returns whether the rest of a file is at least one block of zeros.
 
-  tarfile takes the first such block for the end, also where shards were joined
-  (`cat a.tar b.tar`) or a disk has left a hole.
+  tarfile stops at the first block of zeros, even if more members follow:
+  because shards were joined (`cat a.tar b.tar`), or a part was not written.
   """
   chunk = file.read(_BLOCK)
   whole = len(chunk) == _BLOCK
@@ -91,6 +92,7 @@ def _name(member: tarfile.TarInfo) -> str:
 
 
 def _key(member: tarfile.TarInfo) -> str:
+  """Returns the part of a name that all members of an example share."""
   folder, slash, name = member.name.rpartition('/')
   return folder + slash + name.partition('.')[0]
 
@@ -98,7 +100,11 @@ def _key(member: tarfile.TarInfo) -> str:
 def _example(
   path: str, file: Any, group: list[tarfile.TarInfo], label_key: str
 ) -> tuple[int, int, bytes]:
-  """(offset, size, label) of an example's members."""
+  """Returns (offset, size, label) of an example, given its members.
+
+  Raises:
+    UserError: the members are not one image and its label.
+  """
   parts: dict[str, tarfile.TarInfo] = {}
   for member in group:
     end = '.' + _name(member).partition('.')[2].lower()
@@ -121,8 +127,8 @@ def _example(
     raise UserError(
       f'{path}: the example {_key(group[0])!r} has the members '
       f'{", ".join(parts)}; it must have one image ({" ".join(files.IMAGES)}) '
-      f'and its label, a whole number or a name, as .cls or as {label_key!r} '
-      'in .json.'
+      f'and its label, an integer or a name, as .cls or as {label_key!r} in '
+      '.json.'
     )
   return images[0].offset_data, images[0].size, text
 
@@ -130,6 +136,8 @@ def _example(
 def _label(
   file: Any, parts: dict[str, tarfile.TarInfo], label_key: str
 ) -> bytes | None:
+  """Returns the label in `.cls` or `.json`; None if there is no valid one."""
+
   def content(member: tarfile.TarInfo) -> bytes:
     file.seek(member.offset_data)
     return file.read(member.size)

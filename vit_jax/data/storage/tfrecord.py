@@ -1,9 +1,9 @@
-"""TFRecord files and the tf.train.Example in them, without TensorFlow.
+"""Reads TFRecord files of tf.train.Example, without TensorFlow.
 
 A record consists of: uint64 length, uint32 checksum of the length, payload,
-uint32 checksum of the payload, all little-endian. Both checksums are verified:
-that of the length when a file is indexed, since a wrong length leads to wrong
-offsets, and both when a record is read (about .01 ms for 100 kB).
+uint32 checksum of the payload, all little-endian. The checksum of the length is
+verified when a file is indexed, because a wrong length leads to wrong offsets.
+Both are verified when a record is read (about .01 ms for 100 kB).
 """
 
 import array
@@ -22,18 +22,21 @@ from vit_jax.data import progress
 from vit_jax.data.images.headers import DecodeError
 from vit_jax.data.storage import index
 
-_PROTO: Any = tf_example_pb2  # made by protoc, unknown to type checkers
+_PROTO: Any = tf_example_pb2  # generated; type checkers cannot read it
 _HEADER = struct.Struct('<QI')
 _FOOTER = struct.Struct('<I')
-BEFORE = _HEADER.size  # bytes in front of a payload
-AROUND = BEFORE + _FOOTER.size  # bytes of a record around its payload
+BEFORE = _HEADER.size  # bytes of a record before its payload
+AROUND = BEFORE + _FOOTER.size  # bytes of a record before and after its payload
 
 
 def scan(path: str) -> index.Scan:
-  """Finds the payloads of a file by reading headers only.
+  """Finds the payloads of a file by reading only the headers of records.
+
+  Args:
+    path: path of the file, local or remote.
 
   Returns:
-    Columns offset (int64) and size (uint32), bytes.
+    Columns `offset` (int64) and `size` (uint32) of the payloads, bytes.
   """
   offsets, sizes = array.array('q'), array.array('q')
   start, cut = 0, index.WHOLE
@@ -59,7 +62,7 @@ def scan(path: str) -> index.Scan:
 
 
 def _size(header: bytes) -> int | None:
-  """Returns the length in a header; None if it is cut short or damaged."""
+  """Returns the length in a header; None if the header is damaged."""
   if len(header) < _HEADER.size:
     return None
   size, checksum = _HEADER.unpack(header)
@@ -76,7 +79,7 @@ def payload(record: bytes) -> bytes:
   """Returns the payload of a whole record.
 
   Args:
-    record: bytes from its length to its last checksum.
+    record: bytes of the record, including lengths and checksums.
 
   Raises:
     DecodeError: a checksum does not match.
@@ -97,29 +100,38 @@ def features(record: bytes) -> Mapping[str, Any]:
   try:
     return _PROTO.Example.FromString(record).features.feature
   except ProtoError as error:
-    raise DecodeError(f'no tf.train.Example: {error}') from error
+    raise DecodeError(f'not a tf.train.Example: {error}') from error
 
 
 def example(
   record: bytes, image_key: str, label_key: str, several_key: str = ''
 ) -> dict[str, Any]:
-  """Parses {'image': encoded bytes, 'label': int} of a tf.train.Example.
+  """Parses image and label of a tf.train.Example.
 
-  With a `several_key`, the result has a list of labels under it, too.
+  Args:
+    record: payload of a record.
+    image_key: name of the image feature.
+    label_key: name of the label feature.
+    several_key: name of a feature with several labels; '' for none.
+
+  Returns:
+    `image`, encoded bytes; `label`, int; and the list of labels under
+    `several_key`.
 
   Raises:
-    DecodeError: the record is not an Example, or lacks one of the two.
+    DecodeError: the record is not an Example, or does not have one image and
+      one label.
   """
-  found = features(record)
-  if image_key not in found or label_key not in found:
+  values = features(record)
+  if image_key not in values or label_key not in values:
     raise DecodeError(
-      f'features {sorted(found)}, not {image_key} and {label_key}'
+      f'features {sorted(values)}, not {image_key} and {label_key}'
     )
-  images = found[image_key].bytes_list.value
-  labels = found[label_key].int64_list.value
+  images = values[image_key].bytes_list.value
+  labels = values[label_key].int64_list.value
   if len(images) != 1 or len(labels) != 1:
     raise DecodeError(f'{len(images)} images and {len(labels)} labels, not one')
   parsed = {'image': images[0], 'label': labels[0]}
   if several_key:
-    parsed[several_key] = list(found[several_key].int64_list.value)
+    parsed[several_key] = list(values[several_key].int64_list.value)
   return parsed
