@@ -221,7 +221,10 @@ def test_splits_of_members(tmp_path):
     (dict(d=dict(name='syntetic', weight=1.0)), ["did you mean 'synthetic'"]),
     (dict(d=member(5, 1.0, hight=3)), ['d.hight', "did you mean 'height'"]),
     (dict(d=dict(name='folder', weight=1.0)), ['d.path is missing']),
-    (dict(d=member(5, 1.0, num_classes=9)), ['10 classes', '9', 'agree']),
+    (
+      dict(d=member(5, 1.0, num_classes=9)),
+      ['10 classes', ' 9,', 'same classes'],
+    ),
   ],
 )
 def test_messages_of_wrong_members(changes, words):

@@ -33,8 +33,8 @@ from vit_jax.prepare import (
 from vit_jax.processes import interruption
 
 log = logging.getLogger('vit_jax')
-# Flags that have an effect for each of the data sets that are made here; those
-# of TFDS use --source.
+# Flags that have an effect for each data set that this package builds; data
+# sets of TFDS use --source.
 _USED = {
   digits.NAME: (),
   imagenet21k.NAME: ('source', 'class_list'),
@@ -66,7 +66,7 @@ def run(
   class_list: str | None = None,
   workers: int = 0,
 ) -> None:
-  """Prepares one data set, unless it is prepared already.
+  """Prepares a data set, unless it is already prepared.
 
   Args:
     name: name of the data set, or 'folder'.
@@ -81,20 +81,20 @@ def run(
       full.
   """
   root = default_data_dir(data_dir)
-  own = (set_name or '') if name == folder.NAME else name
-  given = {'source': source, 'name': set_name, 'class_list': class_list}
-  _check_flags(name, own, given, workers)
+  result = (set_name or '') if name == folder.NAME else name
+  values = {'source': source, 'name': set_name, 'class_list': class_list}
+  _check_flags(name, result, values, workers)
   if paths.is_remote(root):
     raise UserError(
       f'--data_dir is {root!r}, which is remote; give a directory DIR of this '
-      f'machine, then run: gcloud storage cp -r DIR/{own} {root}/'
+      f'machine, then run: gcloud storage cp -r DIR/{result} {root}/'
     )
   directory = pathlib.Path(root)
   workers = workers or parallel.default_workers()
   try:
-    if name in _USED and workspace.is_prepared(directory, own):
-      workspace.clean(directory, own)
-      log.info('%s is already prepared: %s', own, directory / own)
+    if name in _USED and workspace.is_prepared(directory, result):
+      workspace.clean(directory, result)
+      log.info('%s is already prepared: %s', result, directory / result)
     elif name == digits.NAME:
       digits.prepare(root)
       log.info('%s is prepared: %s', name, directory / name)
@@ -107,7 +107,7 @@ def run(
       )
     elif name == folder.NAME:
       images = _path(source, 'a folder that contains CLASS/IMAGE')
-      folder.prepare(images, directory, own, workers=workers)
+      folder.prepare(images, directory, result, workers=workers)
     else:
       other = _path(source, '') if source else None
       named.prepare(name, directory, source=other, workers=workers)
@@ -116,34 +116,45 @@ def run(
 
 
 def _check_flags(
-  name: str, own: str, given: dict[str, str | None], workers: int
+  name: str, result: str, values: dict[str, str | None], workers: int
 ) -> None:
   """Checks that no flag is missing, and that none would be ignored.
 
   Args:
     name: name of the data set, or 'folder'.
-    own: name of the data set that is made.
-    given: values of --source, --name and --class_list.
+    result: name of the resulting data set.
+    values: values of --source, --name and --class_list.
     workers: value of --workers.
+
+  Raises:
+    UserError: a flag is missing, invalid or without effect.
   """
   used = _USED.get(name, ('source',))
-  for flag, value in given.items():
+  for flag, value in values.items():
     if value is not None and flag not in used:
       raise UserError(f'--{flag}={value} has no effect for {name}; remove it.')
-  if name == folder.NAME and not own:
+  if name == folder.NAME and not result:
     raise UserError(
       '--name is missing: give the data set a name, such as --name=my_set, '
       'which is later the value of --config.source.dataset.'
     )
   if name == folder.NAME:
-    folder.check_name(own)
+    folder.check_name(result)
   check_range('--workers', workers, at_least=0)
 
 
-def _path(source: str | None, wanted: str) -> pathlib.Path:
-  """Returns the local path given by --source."""
+def _path(source: str | None, expected: str) -> pathlib.Path:
+  """Returns the local path given by --source.
+
+  Args:
+    source: value of --source.
+    expected: description of the expected path, for the message.
+
+  Raises:
+    UserError: the flag is missing, or the path is remote.
+  """
   if source is None:
-    raise UserError(f'--source is missing; give --source=PATH: {wanted}.')
+    raise UserError(f'--source is missing; give --source=PATH: {expected}.')
   if files.is_remote(source):
     raise UserError(
       f'--source is {source!r}, which is remote; copy it to this machine first.'
@@ -175,7 +186,8 @@ def main(arguments: list[str]) -> None:
       'usage: python -m vit_jax.prepare NAME [--source=PATH] [--data_dir=DIR]; '
       f'got {len(arguments)} names: {" ".join(arguments)}.'
     )
-  interruption.HANDLER.release()  # KeyboardInterrupt cleans up
+  # Ctrl-C must raise KeyboardInterrupt, so that worker processes are stopped.
+  interruption.HANDLER.release()
   try:
     run(
       arguments[0],

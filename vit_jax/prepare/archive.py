@@ -2,7 +2,7 @@
 
 `fall11_whole.tar` contains n00004475.tar, n00005787.tar, …, and
 `winter21_whole.tar.gz` contains winter21_whole/n00005787.tar, …; a directory of
-such tar files is accepted, too. Each of them contains n00004475_15899.JPEG, ….
+such tar files is also accepted. Each of them contains n00004475_15899.JPEG, ….
 
 No file is extracted: members are read into memory. Their names are used only to
 determine the class, and as a text feature.
@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from vit_jax.errors import UserError
 
 _SYNSET = re.compile(r'(?:[^/]*/)*(n\d{8})\.tar')
-_MAX_SYNSET_BYTES = 2**32  # more than ten times the largest real one
+_MAX_SYNSET_BYTES = 2**32  # more than ten times the size of the largest synset
 _MAX_NAME = 1_000
 _BLOCK = 512  # bytes of a block of the tar format
 
@@ -74,7 +74,10 @@ class Skipped(NamedTuple):
 
 
 def synsets(source: pathlib.Path) -> Iterator[Synset]:
-  """Yields the synsets of a source, in its order.
+  """Yields the synsets of a source, in the order of the source.
+
+  Args:
+    source: archive, or directory of tar files.
 
   Raises:
     UserError: the file does not exist, is another archive, or is truncated.
@@ -85,18 +88,18 @@ def synsets(source: pathlib.Path) -> Iterator[Synset]:
       'winter21_whole.tar.gz from image-net.org, or a directory of its '
       'nXXXXXXXX.tar files.'
     )
-  found = 0
+  count = 0
   try:
     for synset in _reader(source)(source):
-      found += 1
+      count += 1
       yield synset
   except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
     raise UserError(
-      f'{source} is not a complete tar archive ({error}); {found} synsets were '
+      f'{source} is not a complete tar archive ({error}); {count} synsets were '
       'read. If the download is incomplete, finish it and run the same command '
       'again, which continues.'
     ) from error
-  if not found:
+  if not count:
     raise UserError(
       f'{source} contains no nXXXXXXXX.tar. Give fall11_whole.tar or '
       'winter21_whole.tar.gz as downloaded from image-net.org. For a folder of '
@@ -105,12 +108,15 @@ def synsets(source: pathlib.Path) -> Iterator[Synset]:
 
 
 def num_bytes(source: pathlib.Path) -> int:
-  """Returns the size of a source."""
+  """Returns the size of a source in bytes."""
   return sum(size for _, size, _ in stamp(source))
 
 
 def stamp(source: pathlib.Path) -> list[list[Any]]:
-  """Returns [path, size, time of the last change] of each file of a source."""
+  """Returns [path, size, time of the last change] of each file of a source.
+
+  Sizes are in bytes, times in ns.
+  """
   paths = _tars(source) if source.is_dir() else [source]
   stats = [(path, path.stat()) for path in paths]
   return [[str(path), s.st_size, s.st_mtime_ns] for path, s in stats]
@@ -164,12 +170,12 @@ def _compressed(source: pathlib.Path) -> Iterator[Synset]:
         data = content.read()
         share = file.tell() / total
         yield Synset(wnid, str(source), 0, member.size, share, data)
-    while stream.read(2**20):  # the checksum is compared at the end
+    while stream.read(2**20):  # gzip compares the checksum at the end
       pass
 
 
 def _wnid(member: tarfile.TarInfo) -> str | None:
-  """Returns the synset of a member of the archive, if it is one."""
+  """Returns the synset of a member of the archive; None for other members."""
   match = _SYNSET.fullmatch(member.name)
   if not (match and member.isreg()) or member.issparse():
     return None
@@ -194,9 +200,10 @@ def _check_end(file, offset: int) -> None:
 
 
 def pictures(synset: Synset) -> Iterator[Picture | Skipped]:
-  """Yields the images in the tar file of a synset, in its order.
+  """Yields the images in the tar file of a synset, in the order of the file.
 
-  A damaged tar file yields the images before the damage.
+  If the file is damaged, the images before the damage are yielded, and then a
+  `Skipped` that describes it.
   """
   file, count = io.BytesIO(synset.read()), 0
   try:
@@ -215,9 +222,10 @@ def pictures(synset: Synset) -> Iterator[Picture | Skipped]:
 def _picture(
   tar: tarfile.TarFile, member: tarfile.TarInfo
 ) -> Picture | Skipped:
+  """Reads an image, or returns the reason why its member is left out."""
   name = member.name.removeprefix('./')
   if any(part in ('', '.', '..') for part in name.split('/')):
-    return Skipped(member.name, 'the name leads out of the directory')
+    return Skipped(member.name, 'the path may be outside of the directory')
   if len(name) > _MAX_NAME:
     return Skipped(name[:_MAX_NAME], f'a name of {len(name):,} characters')
   if not member.isreg() or member.issparse():

@@ -1,8 +1,8 @@
 """Converts tfrecord data sets to array_record, which allows random access.
 
 Records are copied unchanged, shard by shard, and their checksums are verified.
-In the directory of the data set, array_record becomes an alternative format of
-TFDS; the tfrecord files remain the main format.
+`add` makes array_record an alternative format of the data set, whose main
+format remains tfrecord; `copy` writes a new data set.
 """
 
 import dataclasses
@@ -65,10 +65,10 @@ def copy(
   """Writes an array_record copy of a tfrecord data set.
 
   Args:
-    version_dir: DIR/NAME/VERSION of the prepared data set, which stays
-      unchanged.
+    version_dir: DIR/NAME/VERSION of the prepared data set, which is not
+      changed.
     work: working directory.
-    target: path of the result.
+    target: DIR/NAME/VERSION of the result.
     workers: number of processes.
 
   Raises:
@@ -102,7 +102,7 @@ class _Shard:
 def _convert(
   version_dir: pathlib.Path, target: pathlib.Path, workers: int
 ) -> None:
-  """Converts the shards that are still missing."""
+  """Converts the shards that are missing in the target."""
   tasks = [s for s in _shards(version_dir, target) if not s.target.exists()]
   total = max(sum(task.length for task in tasks), 1)
   progress = parallel.Progress(f'converting {version_dir}')
@@ -116,17 +116,18 @@ def _convert(
 def _shards(
   version_dir: pathlib.Path, target: pathlib.Path
 ) -> Iterator[_Shard]:
+  """Yields all shards of a data set, with their paths in the target."""
   builder = tfds.builder_from_directory(version_dir)
   for split in builder.info.splits.values():
-    there = split.filename_template
-    assert there is not None  # set by TFDS for splits that it has read
-    here = there.replace(data_dir=target, filetype_suffix=FORMAT)
+    source_names = split.filename_template
+    assert source_names is not None  # set by TFDS for splits that it has read
+    names = source_names.replace(data_dir=target, filetype_suffix=FORMAT)
     count = len(split.shard_lengths)
     for i, length in enumerate(split.shard_lengths):
-      place = dict(shard_index=i, num_shards=count)
+      shard = dict(shard_index=i, num_shards=count)
       yield _Shard(
-        pathlib.Path(there.sharded_filepath(**place)),
-        pathlib.Path(here.sharded_filepath(**place)),
+        pathlib.Path(source_names.sharded_filepath(**shard)),
+        pathlib.Path(names.sharded_filepath(**shard)),
         length,
       )
 
@@ -145,7 +146,7 @@ def _convert_shard(shard: _Shard) -> int:
       yield record
     if count != shard.length:
       raise UserError(
-        f'{shard.source} has {count} records, but dataset_info.json states '
+        f'{shard.source} has {count} records, but dataset_info.json specifies '
         f'{shard.length}. Copy or prepare the data set again.'
       )
 

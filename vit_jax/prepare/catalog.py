@@ -1,7 +1,7 @@
 """Data sets of the paper by their TFDS names, and their manual downloads.
 
-If a licence requires it, archives are downloaded by hand and put unchanged into
-DATA_DIR/downloads/manual.
+Archives whose licence requires it must be downloaded by hand and put unchanged
+into DATA_DIR/downloads/manual.
 """
 
 import pathlib
@@ -9,8 +9,8 @@ from typing import Any
 
 from vit_jax.errors import UserError
 
-# Files that have to be downloaded by hand. TFDS itself does not notice that an
-# archive of ImageNet is missing: it leaves out the split.
+# Files that must be downloaded by hand. If an archive of ImageNet is missing,
+# TFDS would leave out its split without an error.
 _MANUAL = {
   'imagenet2012': ('ILSVRC2012_img_train.tar', 'ILSVRC2012_img_val.tar'),
   'imagenet2012_real': ('ILSVRC2012_img_val.tar',),
@@ -78,7 +78,8 @@ def require_manual_files(builder: Any, data_dir: pathlib.Path) -> None:
     data_dir: TFDS directory.
 
   Raises:
-    UserError: files are missing; the message states which, and their source.
+    UserError: files are missing; the message lists them, with the instructions
+      of TFDS.
   """
   if not builder.MANUAL_DOWNLOAD_INSTRUCTIONS:
     return

@@ -1,11 +1,11 @@
 """Builds a TFDS data set from a folder: DIR/CLASS/IMAGE, or with splits.
 
-DIR/train/CLASS/IMAGE, DIR/val/CLASS/IMAGE and similar give splits of these
-names; without such directories, all images belong to `train`. The
-source `folder` accepts the same files (`data/class_folders.py`). Classes are
-the sorted names of the directories and are shared by all splits. Order, checks
-and format are those of `imagenet21k`; one pass is enough because the images are
-already on the disk.
+Directories DIR/train, DIR/val and similar that contain CLASS/IMAGE are splits
+of these names; without them, all images belong to `train`. The source `folder`
+finds the same images (`data/storage/class_folders.py`). Classes are the sorted
+names of the class directories of all splits. Order, checks and format are those
+of `imagenet21k`; one pass is enough because the images are already files on the
+disk.
 """
 
 import dataclasses
@@ -59,8 +59,8 @@ def prepare(
   """
   check_name(name)
   splits = {
-    split: _files(found)
-    for split, found in _listings(os.fspath(source)).items()
+    split: _files(listing)
+    for split, listing in _listings(os.fspath(source)).items()
   }
   classes = sorted({f.class_name for files in splits.values() for f in files})
   labels = {class_name: label for label, class_name in enumerate(classes)}
@@ -96,10 +96,11 @@ def prepare(
 
 
 def _skipped(written: dict[str, shards.Split]) -> list[Skipped]:
+  """Returns the images that were left out, with their splits in the names."""
   return [
     Skipped(f'{split}/{file}', reason)
-    for split, found in written.items()
-    for file, reason in found.skipped
+    for split, content in written.items()
+    for file, reason in content.skipped
   ]
 
 
@@ -117,37 +118,43 @@ def check_name(name: str) -> None:
 
 
 def _listings(source: str) -> dict[str, class_folders.Listing]:
-  """Lists the images of each split.
+  """Lists the images of each split: 'train', 'val', 'test', ….
 
-  Splits are named 'train', 'test', 'val', ….
+  Raises:
+    UserError: two directories are the same split, or a directory cannot be
+      used.
   """
-  found = {}
+  listings = {}
   for folder, root in class_folders.roots(source, '--source').items():
     split = _SPLITS.get(folder.lower(), folder.lower())
-    if split in found:
+    if split in listings:
       raise UserError(
-        f'{root} and {found[split].root} are both the split {split!r}; rename '
-        'or merge them.'
+        f'{root} and {listings[split].root} are both the split {split!r}; '
+        'rename or merge them.'
       )
-    found[split] = class_folders.listing(root)
-    class_folders.report(found[split])
-  return found
+    listings[split] = class_folders.listing(root)
+    class_folders.report(listings[split])
+  return listings
 
 
-def _files(found: class_folders.Listing) -> list[_File]:
-  """Returns the images of a split, ordered by the hash of their names."""
-  for name in found.classes:
+def _files(listing: class_folders.Listing) -> list[_File]:
+  """Returns the images of a split, ordered by the hash of their names.
+
+  Raises:
+    UserError: a class name contains characters that cannot be printed.
+  """
+  for name in listing.classes:
     if not name.isprintable():
       raise UserError(
-        f'{found.root}/{name!r} is not allowed as a class name; rename it.'
+        f'{listing.root}/{name!r} is not allowed as a class name; rename it.'
       )
-  taken = []
-  for name in map(os.fsdecode, found.paths):
-    path = f'{found.root}/{name}'
-    taken.append(
+  files = []
+  for name in map(os.fsdecode, listing.paths):
+    path = f'{listing.root}/{name}'
+    files.append(
       _File(path, name, name.partition('/')[0], os.stat(path).st_size)
     )
-  return sorted(taken, key=lambda file: (runs.key(file.name), file.name))
+  return sorted(files, key=lambda file: (runs.key(file.name), file.name))
 
 
 def _shards(
@@ -165,7 +172,11 @@ def _shards(
 
 @dataclasses.dataclass(frozen=True)
 class _Examples:
-  """Yields the examples of one shard: files and their labels."""
+  """A picklable function that yields the examples of one shard.
+
+  Attributes:
+    files: files of the shard and their labels.
+  """
 
   files: tuple[tuple[_File, int], ...]
 

@@ -33,7 +33,7 @@ from vit_jax.prepare.archive import Skipped, Synset
 
 log = logging.getLogger('vit_jax')
 NAME = 'imagenet21k'
-PART_BYTES = 2**29  # of the archive, in the memory of the reading worker
+PART_BYTES = 2**29  # bytes of the archive that a worker reads into memory
 _VALIDATION = 51_200  # images held out by configs/l16_i21k.py
 _DESCRIPTION = (
   'ImageNet-21k: every image of the public archive that can be decoded, by '
@@ -65,38 +65,44 @@ def prepare(
       small.
     OSError: a file cannot be read or written.
   """
-  wanted = _class_list(class_list) if class_list else None
+  listed = _class_list(class_list) if class_list else None
   next(archive.synsets(source))  # raises if the source cannot be used
   with workspace.locked(data_dir, NAME) as work:
     workspace.require_space(work, 2 * archive.num_bytes(source))
     parts = _read(source, work, part_bytes, workers)
-    names = _class_names(parts, wanted)
+    names = _class_names(parts, listed)
     split, result = _write(work, parts, names, shard_bytes, workers)
     skipped = [Skipped(*item) for part in parts for item in part['skipped']]
     shards.write_list(result / 'undecodable.txt', skipped)
     shards.write_metadata(result, NAME, {'train': split}, names, _DESCRIPTION)
     target = data_dir / NAME / workspace.VERSION
     workspace.publish(work, result, target)
-  images_left = sum(split.lengths)
+  num_images = sum(split.lengths)
   log.info(
     '%s: %s images in %s classes; %s left out, listed in undecodable.txt',
     target,
-    f'{images_left:,}',
+    f'{num_images:,}',
     f'{len(names):,}',
     f'{len(skipped):,}',
   )
-  if images_left > _VALIDATION:
+  if num_images > _VALIDATION:
     log.info(
       'to train on it: python -m vit_jax.train --config=configs/l16_i21k.py '
       '--config.source.data_dir=%s --config.train.num_examples=%d',
       data_dir,
-      images_left - _VALIDATION,
+      num_images - _VALIDATION,
     )
 
 
 @dataclasses.dataclass(frozen=True)
 class _Part:
-  """Synsets that are written as one run."""
+  """Synsets that are written as one run.
+
+  Attributes:
+    folder: folder of the runs.
+    number: number of the run.
+    synsets: consecutive synsets of the archive.
+  """
 
   folder: pathlib.Path
   number: int
@@ -104,17 +110,18 @@ class _Part:
 
   @property
   def members(self) -> list[list[Any]]:
-    """Returns values that distinguish this part from others."""
+    """Values that are stored with the run, to find out if it is up to date."""
     return [[s.wnid, s.offset, s.size] for s in self.synsets]
 
 
 def _read(
   source: pathlib.Path, work: pathlib.Path, part_bytes: int, workers: int
 ) -> list[dict[str, Any]]:
-  """Makes the first pass; returns a description of each run.
+  """Reads the archive and writes the runs; returns a description of each run.
 
-  A compressed archive has to be read from its beginning after an interruption,
-  so its note is written only after the whole pass.
+  Runs that exist are not written again. The note of the whole pass saves
+  reading a compressed archive again from its beginning, if a later step is
+  interrupted.
   """
   folder, note = work / 'runs', work / 'read.json'
   folder.mkdir(exist_ok=True)
@@ -133,7 +140,7 @@ def _read_parts(
   progress = parallel.Progress(f'reading {source.name}')
   count = 0
 
-  def todo() -> Iterator[_Part]:
+  def missing() -> Iterator[_Part]:
     nonlocal count
     for count, group in enumerate(_groups(source, part_bytes), 1):
       part = _Part(folder, count - 1, group)
@@ -144,8 +151,10 @@ def _read_parts(
       runs.forget(folder, part.number)
       yield part
 
-  for share, done in parallel.unordered(_read_part, todo(), workers):
-    progress.add(share, done)
+  for fraction, images_read in parallel.unordered(
+    _read_part, missing(), workers
+  ):
+    progress.add(fraction, images_read)
   return count
 
 
@@ -168,8 +177,8 @@ def _read_part(part: _Part) -> tuple[float, int]:
   """Checks the images of a part and writes its run.
 
   Returns:
-    The fraction of the source up to the end of the part, and its number of
-    images.
+    Fraction of the source up to the end of the part, and number of images in
+    the part.
   """
   records, skipped = [], []
   for synset in part.synsets:
@@ -201,7 +210,7 @@ def _write(
   shard_bytes: int,
   workers: int,
 ) -> tuple[shards.Split, pathlib.Path]:
-  """Makes the second pass; returns the split that was written, and its path."""
+  """Writes the shards from the runs; returns the split and its directory."""
   total = sum(part['images'] for part in parts)
   if not total:
     raise UserError('none of the images of the archive can be decoded.')
@@ -219,7 +228,13 @@ def _write(
 
 @dataclasses.dataclass(frozen=True)
 class _Pieces:
-  """Yields the examples of one shard, from a piece of each run."""
+  """A picklable function that yields the examples of one shard.
+
+  Attributes:
+    folder: folder of the runs.
+    pieces: first and last (exclusive) entry of the shard in each run.
+    labels: label of each class by the number in its synset.
+  """
 
   folder: pathlib.Path
   pieces: np.ndarray
@@ -231,27 +246,35 @@ class _Pieces:
 
 
 def _class_names(
-  parts: Iterable[dict[str, Any]], wanted: list[str] | None
+  parts: Iterable[dict[str, Any]], listed: list[str] | None
 ) -> list[str]:
-  """Returns the synsets in the order of labels."""
-  found = sorted({wnid for part in parts for wnid, *_ in part['members']})
-  if wanted is None:
-    return found
-  unknown = sorted(set(found) - set(wanted))
-  if unknown:
+  """Returns the synsets in the order of labels.
+
+  Args:
+    parts: descriptions of the runs.
+    listed: synsets of the class list, if there is one.
+
+  Raises:
+    UserError: the class list lacks a synset of the archive.
+  """
+  in_archive = sorted({wnid for part in parts for wnid, *_ in part['members']})
+  if listed is None:
+    return in_archive
+  missing = sorted(set(in_archive) - set(listed))
+  if missing:
     raise UserError(
-      f'--class_list lacks {len(unknown):,} of the {len(found):,} synsets of '
-      f'the archive: {", ".join(unknown[:3])}, … Give a complete list, or '
+      f'--class_list lacks {len(missing):,} of the {len(in_archive):,} synsets '
+      f'of the archive: {", ".join(missing[:3])}, … Give a complete list, or '
       'remove --class_list to number the synsets by their names.'
     )
-  return wanted
+  return listed
 
 
 def _class_list(path: pathlib.Path) -> list[str]:
   """Returns the synsets at the starts of the lines of a file.
 
   Raises:
-    UserError: the file has another form.
+    UserError: the file cannot be read, has another form, or repeats a synset.
   """
   try:
     lines = path.read_text().splitlines()

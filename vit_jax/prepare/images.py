@@ -5,10 +5,10 @@ from vit_jax.data.images.headers import DecodeError
 
 
 def problem(data: bytes) -> str | None:
-  """Explains why an encoded image cannot be used; None if it can.
+  """Returns the reason why an encoded image cannot be used; None if it can.
 
-  The format is determined from the content (a PNG file named .JPEG is a PNG
-  file), and an image that is too large is refused before it is decoded.
+  The format is determined from the content: a PNG file named .JPEG is a PNG
+  file.
   """
   try:
     decode(data)

@@ -17,7 +17,7 @@ from vit_jax.prepare import array_record, catalog, workspace
 
 log = logging.getLogger('vit_jax')
 _INFO = 'dataset_info.json'
-_TIMEOUT_S = 10  # for the connection and the first bytes of the answer
+_TIMEOUT_S = 10  # for the connection and the first bytes of the response
 
 
 def prepare(
@@ -29,7 +29,7 @@ def prepare(
 ) -> None:
   """Prepares a TFDS data set as array_record, which allows random access.
 
-  A data set that exists as tfrecord is converted, and the old files stay. With
+  A data set that exists as tfrecord is converted, and its files are kept. With
   `source`, a data set in another directory is converted into `data_dir`. A data
   set that does not exist is downloaded.
 
@@ -39,7 +39,7 @@ def prepare(
       has prepared.
     data_dir: TFDS directory.
     source: another TFDS directory, or DIR/NAME/VERSION in it.
-    workers: number of processes that convert.
+    workers: number of processes for the conversion.
 
   Raises:
     UserError: the name is unknown, files have to be downloaded by hand, network
@@ -47,17 +47,17 @@ def prepare(
     OSError: a file cannot be read or written.
   """
   version = name.partition(':')[2]
-  folder = _of_own(name, data_dir, source)
+  folder = _user_folder(name, data_dir, source)
   builder = None
   if folder is None:
     builder = _builder(name, data_dir)
     folder = pathlib.Path(builder.data_dir).parent
-  there = _newest(folder, version)
-  if there and array_record.FORMAT in array_record.formats(there):
-    log.info('%s is already prepared: %s', name, there)
+  existing = _newest(folder, version)
+  if existing and array_record.FORMAT in array_record.formats(existing):
+    log.info('%s is already prepared: %s', name, existing)
     return
   inner = folder.relative_to(data_dir)
-  old = there if source is None else _elsewhere(source, inner, version)
+  old = existing if source is None else _in_source(source, inner, version)
   if old is None:
     assert builder is not None  # the user's own data sets exist already
     catalog.require_manual_files(builder, data_dir)
@@ -74,7 +74,7 @@ def prepare(
       f'{name} in another --data_dir.'
     )
   with workspace.locked(data_dir, str(inner).replace('/', '-')) as work:
-    if old == there:
+    if old == existing:
       array_record.add(old, workers)
       work.rmdir()
     else:
@@ -82,9 +82,12 @@ def prepare(
 
 
 def _builder(name: str, data_dir: pathlib.Path) -> Any:
-  """Returns a builder of TFDS itself.
+  """Returns a builder of TFDS.
 
   Community builders are not used, because they run code from other sources.
+
+  Raises:
+    UserError: TFDS does not have the data set, config or version.
   """
   known = tfds.list_builders(with_community_datasets=False)
   plain = re.split('[/:]', name)[0]
@@ -94,8 +97,8 @@ def _builder(name: str, data_dir: pathlib.Path) -> Any:
       'data set: python -m vit_jax.prepare folder --source=DIR --name=my_set'
     )
   if plain not in known:
-    own = [*known, 'imagenet21k', 'digits', 'folder']
-    near = difflib.get_close_matches(plain, own, n=3, cutoff=0.6)
+    names = [*known, 'imagenet21k', 'digits', 'folder']
+    near = difflib.get_close_matches(plain, names, n=3, cutoff=0.6)
     hint = f'Did you mean {" or ".join(near)}? ' if near else ''
     raise UserError(
       f'{plain!r} is not a known data set. {hint}Without a name, python -m '
@@ -105,21 +108,24 @@ def _builder(name: str, data_dir: pathlib.Path) -> Any:
     return tfds.builder(name, data_dir=data_dir, file_format='array_record')
   except (ValueError, AssertionError) as error:
     configs = list(tfds.builder_cls(plain).builder_configs)
-    there = f'the configs {", ".join(configs)}' if configs else 'no configs'
+    allowed = f'the configs {", ".join(configs)}' if configs else 'no configs'
     text = str(error).rpartition('}": ')[2].split(' Here are')[0].rstrip('.')
     raise UserError(
       f'{name!r} is not a data set: {text}. Allowed are NAME, NAME/CONFIG and '
-      f'NAME:VERSION; {plain} has {there}.'
+      f'NAME:VERSION; {plain} has {allowed}.'
     ) from error
 
 
-def _of_own(
+def _user_folder(
   name: str, data_dir: pathlib.Path, source: pathlib.Path | None
 ) -> pathlib.Path | None:
   """Returns DATA_DIR/NAME of a data set prepared by the user's own builder.
 
   Returns:
-    The path; None if the name is one of TFDS, or the data set does not exist.
+    Path; None if the name is one of TFDS, or the data set does not exist.
+
+  Raises:
+    UserError: the source contains a data set of another name.
   """
   plain = name.partition(':')[0]
   known = tfds.list_builders(with_community_datasets=False)
@@ -128,55 +134,59 @@ def _of_own(
   folder = data_dir / plain
   if source is not None and not _newest(folder, name.partition(':')[2]):
     info = source / _INFO
-    own = json.loads(info.read_text()).get('name') if info.exists() else None
-    if own is not None and own != plain.split('/')[0]:
+    actual = json.loads(info.read_text()).get('name') if info.exists() else None
+    if actual is not None and actual != plain.split('/')[0]:
       raise UserError(
-        f'--source={source} contains the data set {own!r}, not {plain!r}. Use: '
-        f'python -m vit_jax.prepare {own} --source={source}'
+        f'--source={source} contains the data set {actual!r}, not {plain!r}. '
+        f'Use: python -m vit_jax.prepare {actual} --source={source}'
       )
     return folder
   return folder if _newest(folder, name.partition(':')[2]) else None
 
 
-def _elsewhere(
+def _in_source(
   source: pathlib.Path, inner: pathlib.Path, version: str
 ) -> pathlib.Path:
-  """Returns DIR/NAME/VERSION for --source: the path itself, or inside it."""
+  """Returns DIR/NAME/VERSION of --source, which may be DIR or the whole path.
+
+  Raises:
+    UserError: the source does not contain the data set.
+  """
   if (source / _INFO).exists():
     return source
-  found = _newest(source / inner, version)
-  if found is None:
+  version_dir = _newest(source / inner, version)
+  if version_dir is None:
     raise UserError(
       f'--source={source} does not contain a prepared {inner}; neither this '
       f'directory nor {source / inner}/VERSION contains {_INFO}.'
     )
-  return found
+  return version_dir
 
 
 def _newest(folder: pathlib.Path, version: str) -> pathlib.Path | None:
   """Returns the newest (or the given) version that is prepared in a folder."""
-  for found in map(str, reversed(list_all_versions(folder))):
-    if version in ('', found) and (folder / found / _INFO).exists():
-      return folder / found
+  for each in map(str, reversed(list_all_versions(folder))):
+    if version in ('', each) and (folder / each / _INFO).exists():
+      return folder / each
   return None
 
 
 def _require_network(builder: Any, data_dir: pathlib.Path) -> None:
-  """Checks that a server of a data set answers, unless files are there already.
+  """Checks that the server of a data set responds, unless files exist already.
 
-  TFDS tries each file ten times with growing pauses, which takes three and a
-  half minutes without a network.
+  Without a network, TFDS would try each file ten times with growing pauses,
+  which takes three and a half minutes.
 
   Raises:
     UserError: the server of the first file cannot be reached.
   """
   urls = [url for url in builder.url_infos or {} if url.startswith('http')]
-  there = data_dir / 'downloads'
-  if not urls or builder.MANUAL_DOWNLOAD_INSTRUCTIONS or there.exists():
+  downloads = data_dir / 'downloads'
+  if not urls or builder.MANUAL_DOWNLOAD_INSTRUCTIONS or downloads.exists():
     return
   try:
     with requests.get(urls[0], stream=True, timeout=_TIMEOUT_S):
-      pass  # TFDS handles errors in the answer
+      pass  # TFDS handles error responses
   except requests.RequestException as error:
     raise UserError(
       f'{builder.name} cannot be downloaded from {urls[0]} '
@@ -195,7 +205,11 @@ def _require_tensorflow(name: str) -> None:
 
 
 def _download(builder: Any, name: str) -> None:
-  """Downloads and prepares a data set; expected errors become UserErrors."""
+  """Downloads and prepares a data set.
+
+  Raises:
+    UserError: the data set cannot be downloaded or written.
+  """
   import tensorflow as tf
   from tensorflow_datasets.core.download import (
     download_manager,

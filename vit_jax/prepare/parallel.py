@@ -33,11 +33,12 @@ def unordered(
 ) -> Iterator[Result]:
   """Yields the results of a function in the order of completion.
 
-  Only a few tasks are drawn in advance.
+  Tasks are taken from the iterable shortly before they are executed, so that
+  they need little memory.
 
   Args:
-    function: function of a module; its exceptions are raised here.
-    tasks: arguments of the calls; they must be picklable.
+    function: function of a module; its exceptions are raised again here.
+    tasks: arguments of the calls, picklable.
     workers: number of processes; with 1, tasks run in this process.
 
   Raises:
@@ -74,7 +75,8 @@ def unordered(
 
 def _start_worker() -> None:
   """Makes a worker process end when its parent ends."""
-  signal.signal(signal.SIGINT, signal.SIG_DFL)  # avoids tracebacks of workers
+  # Ctrl-C would otherwise print a traceback of each worker.
+  signal.signal(signal.SIGINT, signal.SIG_DFL)
 
   def watch() -> None:
     parent = multiprocessing.parent_process()
@@ -88,38 +90,47 @@ def _start_worker() -> None:
 class Progress:
   """Logs the progress of a long task every ten seconds."""
 
-  def __init__(self, what: str):
+  def __init__(self, label: str):
     """Starts the clock.
 
     Args:
-      what: description of the work, such as 'reading fall11_whole.tar'.
+      label: description of the task, such as 'reading fall11_whole.tar'.
     """
-    self._what = what
-    self._share = self._base = 0.0
+    self._label = label
+    self._done = self._skipped = 0.0  # fractions of the task
     self._images = 0
-    self._begin = self._said = time.monotonic()
+    self._begin = self._logged_at = time.monotonic()
 
-  def skip(self, share: float) -> None:
-    """Sets the fraction of the work that an earlier process has done."""
-    self._share = self._base = max(self._share, share)
+  def skip(self, done: float) -> None:
+    """Sets the fraction of the task that was done before this process.
+
+    Args:
+      done: fraction of the task, in [0, 1].
+    """
+    self._done = self._skipped = max(self._done, done)
     self._begin = time.monotonic()
 
-  def add(self, share: float, images: int) -> None:
-    """Adds images, and sets the fraction of the work that is done."""
-    self._share = max(self._share, share)
+  def add(self, done: float, images: int) -> None:
+    """Sets the fraction of the task that is done, and logs if it is time.
+
+    Args:
+      done: fraction of the task, in [0, 1].
+      images: number of images since the last call.
+    """
+    self._done = max(self._done, done)
     self._images += images
     now = time.monotonic()
-    if now - self._said > _EVERY_S:
-      self._said = now
-      self._say(now - self._begin)
+    if now - self._logged_at > _EVERY_S:
+      self._logged_at = now
+      self._log(now - self._begin)
 
-  def _say(self, seconds: float) -> None:
-    done = max(self._share - self._base, 1e-9)
-    left = datetime.timedelta(seconds=int(seconds * (1 - self._share) / done))
+  def _log(self, seconds: float) -> None:
+    own = max(self._done - self._skipped, 1e-9)
+    left = datetime.timedelta(seconds=int(seconds * (1 - self._done) / own))
     log.info(
       '%s: %.1f %%, %s images, %s images/s, %s left',
-      self._what,
-      100 * self._share,
+      self._label,
+      100 * self._done,
       f'{self._images:,}',
       f'{self._images / seconds:,.0f}',
       left,

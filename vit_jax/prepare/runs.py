@@ -2,7 +2,7 @@
 
 Each image has a key, the hash of its name. Parts of the data set that fit into
 memory are sorted by key and written as *runs*. A shard of the result is an
-interval of keys, and therefore one contiguous piece of every run. So the order
+interval of keys, and therefore one contiguous piece of every run. The order
 depends only on the names, not on parts, workers or interruptions.
 
 A run consists of three files: NNNNN.data (names and images, concatenated),
@@ -87,7 +87,7 @@ def about(folder: pathlib.Path, number: int) -> dict[str, Any] | None:
 
 
 def forget(folder: pathlib.Path, number: int) -> None:
-  """Marks a run as incomplete."""
+  """Marks a run as incomplete by removing its description."""
   _path(folder, number, 'json').unlink(missing_ok=True)
 
 
@@ -118,13 +118,13 @@ def read(
 ) -> Iterator[tuple[int, str, bytes]]:
   """Yields (code, name, image) of a piece of each run, in order of keys.
 
-  The pieces are held in memory.
+  All pieces are read into memory.
 
   Args:
     folder: folder of the runs.
     pieces: for each run, the first entry and the end (exclusive).
   """
-  found = []
+  items = []  # entry, offset of its piece, bytes of its piece
   for number, (start, stop) in enumerate(pieces.tolist()):
     if start == stop:
       continue
@@ -135,9 +135,9 @@ def read(
     with open(_path(folder, number, 'data'), 'rb') as file:
       file.seek(base)
       data = file.read(int(end) - base)
-    found += [(entry, base, data) for entry in entries]
-  found.sort(key=lambda item: item[0]['key'])
-  for entry, base, data in found:
+    items += [(entry, base, data) for entry in entries]
+  items.sort(key=lambda item: item[0]['key'])
+  for entry, base, data in items:
     begin = int(entry['offset']) - base
     middle = begin + int(entry['name_size'])
     name = data[begin:middle].decode('utf-8', 'replace')

@@ -24,7 +24,7 @@ from vit_jax.errors import UserError
 from vit_jax.prepare import parallel, runs, workspace
 from vit_jax.prepare.archive import Skipped
 
-SHARD_BYTES = 2**29  # in the memory of the writing worker
+SHARD_BYTES = 2**29  # bytes of a shard, which a worker holds in memory
 _FORMAT = 'array_record'
 # One record per group, as in TFDS, for random access. Compression does not make
 # JPEGs smaller.
@@ -32,7 +32,7 @@ _OPTIONS = 'group_size:1,uncompressed'
 
 
 class Example(NamedTuple):
-  """An image of the result."""
+  """An image of a shard: name of its file, label, and encoded bytes."""
 
   name: str
   label: int
@@ -60,7 +60,7 @@ class Split(NamedTuple):
   Attributes:
     lengths: number of images in each shard.
     num_bytes: total size of the records.
-    skipped: records that were left out.
+    skipped: images that were left out.
   """
 
   lengths: list[int]
@@ -69,7 +69,7 @@ class Split(NamedTuple):
 
 
 def prepared_result(work: pathlib.Path, plan: Any) -> pathlib.Path:
-  """Returns the directory of the result; empties it if the plan has changed.
+  """Returns the directory of the result, emptied if the plan has changed.
 
   Args:
     work: working directory.
@@ -110,14 +110,14 @@ def write_split(
     f'{name}-{split}.{_FORMAT}-{i:05d}-of-{total:05d}' for i in range(total)
   ]
   notes = [work / 'notes' / f'{shard}.json' for shard in names]
-  todo = [i for i in range(total) if not notes[i].exists()]
+  missing = [i for i in range(total) if not notes[i].exists()]
   tasks = (
-    Shard(work / 'result' / names[i], notes[i], sources[i]) for i in todo
+    Shard(work / 'result' / names[i], notes[i], sources[i]) for i in missing
   )
   progress = parallel.Progress(f'writing {name}/{split}')
-  progress.skip((total - len(todo)) / total)
-  results = parallel.unordered(_write, tasks, min(workers, len(todo) or 1))
-  for done, count in enumerate(results, total - len(todo) + 1):
+  progress.skip((total - len(missing)) / total)
+  results = parallel.unordered(_write, tasks, min(workers, len(missing) or 1))
+  for done, count in enumerate(results, total - len(missing) + 1):
     progress.add(done / total, count)
   written = [runs.read_json(note) for note in notes]
   return Split(
@@ -152,6 +152,11 @@ def write_records(
 ) -> None:
   """Writes an array_record file atomically.
 
+  Args:
+    path: path of the file.
+    records: records of the file.
+    options: options of the array_record writer.
+
   Raises:
     UserError: the file cannot be written, for example because the disk is full.
   """
@@ -176,7 +181,15 @@ def write_metadata(
   class_names: Sequence[str],
   description: str,
 ) -> None:
-  """Writes the metadata that TFDS needs: names, sizes, features."""
+  """Writes the metadata of TFDS.
+
+  Args:
+    result: directory of the shards.
+    name: name of the data set.
+    splits: content of each split.
+    class_names: names of the classes, in the order of the labels.
+    description: description of the data set.
+  """
   features = {
     'image': tfds.features.Image(),
     'label': tfds.features.ClassLabel(names=list(class_names)),

@@ -1,8 +1,9 @@
 """Working directory of a preparation, and publication of its result.
 
 DATA_DIR/.prepare/NAME belongs to one user and is locked during a preparation.
-It stays after an interruption, so that the same command can continue. The
-complete result is renamed to its final path: a data set never exists partially.
+It is kept after an interruption, so that the same command can continue. The
+complete result is renamed to its final path, so that a data set is complete as
+soon as it exists.
 """
 
 import contextlib
@@ -24,7 +25,11 @@ def is_prepared(data_dir: pathlib.Path, name: str) -> bool:
 
 
 def clean(data_dir: pathlib.Path, name: str) -> None:
-  """Removes the working directory of a finished data set; it may be large."""
+  """Removes the working directory of a finished data set, if it still exists.
+
+  Raises:
+    UserError: another process has locked the directory.
+  """
   if (data_dir / _FOLDER / name).exists():
     with locked(data_dir, name) as work:
       shutil.rmtree(work)
@@ -35,7 +40,8 @@ def locked(data_dir: pathlib.Path, name: str) -> Iterator[pathlib.Path]:
   """Locks the working directory of a data set and yields its path.
 
   Raises:
-    UserError: another process has locked the directory.
+    UserError: another process has locked the directory, or it belongs to
+      another user.
     OSError: the directory cannot be written.
   """
   root = data_dir / _FOLDER
@@ -60,10 +66,14 @@ def locked(data_dir: pathlib.Path, name: str) -> Iterator[pathlib.Path]:
 
 
 def require_space(work: pathlib.Path, num_bytes: int) -> None:
-  """Checks that the disk has enough space, including existing work.
+  """Checks that the disk has enough space for a preparation.
+
+  Args:
+    work: working directory, whose files count as part of the space needed.
+    num_bytes: space needed in total, bytes.
 
   Raises:
-    UserError: the disk is too full; the message states the space needed.
+    UserError: the disk is too full; the message contains the space needed.
   """
   existing = sum(p.stat().st_size for p in work.rglob('*') if p.is_file())
   free = shutil.disk_usage(work).free
