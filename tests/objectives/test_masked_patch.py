@@ -58,7 +58,7 @@ def cut(images, side=SIDE):
 
 def seen_patches(of, examples, key=KEY):
   """Returns (which patches are corrupted, which hidden) and their pixels."""
-  places, hidden, seen = jax.jit(of._corrupted)(examples['image'], key)
+  places, hidden, seen = jax.jit(of._corrupt)(examples['image'], key)
   corrupted = np.zeros(hidden.shape, bool)
   np.put_along_axis(corrupted, np.asarray(places), True, axis=1)
   return corrupted, np.asarray(hidden), cut(seen)
@@ -201,7 +201,7 @@ def test_loss_does_not_depend_on_hidden_pixels():
 
 def test_only_corrupted_patches_have_a_loss():
   of, examples = objective(), batch()
-  places, *_ = jax.jit(of._corrupted)(examples['image'], KEY)
+  places, *_ = jax.jit(of._corrupt)(examples['image'], KEY)
   rng = np.random.default_rng(0)
   predicted = jnp.array(rng.normal(size=(*places.shape, 512)), jnp.float32)
   errors = jax.jit(of._errors)
@@ -238,8 +238,8 @@ def test_a_step_on_eight_devices_equals_one_device(monkeypatch):
     places = sharding.shardings(state, mesh, of.sharding_rules)
     split = jax.device_put(examples, sharding.batch_sharding(mesh))
     for found, expected in zip(
-      jax.jit(of._corrupted)(split['image'], KEY),
-      jax.jit(of._corrupted)(examples['image'], KEY),
+      jax.jit(of._corrupt)(split['image'], KEY),
+      jax.jit(of._corrupt)(examples['image'], KEY),
       strict=True,
     ):
       np.testing.assert_array_equal(found, expected)

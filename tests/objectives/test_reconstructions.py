@@ -59,7 +59,7 @@ def test_predicted_pixels_and_visible_patches_are_drawn():
   np.testing.assert_allclose(
     pictures['predicted'], np.tile(patch, (3, *GRID, 1)), atol=1e-6
   )
-  places, hidden, _ = of._corrupted(jnp.asarray(images), KEY)
+  places, hidden, _ = of._corrupt(jnp.asarray(images), KEY)
   shown = images / 255
   for image in range(3):
     for patch in range(6):

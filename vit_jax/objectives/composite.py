@@ -10,15 +10,15 @@ PyTree = Any
 class AroundModel(Defaults):
   """Base class for objectives that train more than the model.
 
-  Parameters are `model/…`, those of the model, and others next to them, for
-  example those of a decoder or a head. A subclass sets `setting` and defines
+  The parameters of the model are `model/…`; others, for example those of a
+  decoder or a head, are next to them. A subclass sets `setting` and defines
   `init` and `loss`.
   """
 
   def backbone(self, params: PyTree) -> PyTree:
-    """Returns the model's own parameters."""
+    """Returns the parameters of the model."""
     return params['model']
 
   def start_params(self, params: PyTree, model: PyTree) -> PyTree:
-    """Returns the given parameters of the model; the others stay initial."""
+    """Returns `params` with the given parameters of the model."""
     return params | {'model': model}

@@ -13,7 +13,7 @@ from vit_jax.models.contract import Model, Size
 from vit_jax.objectives.mixing import DeviceAugment, normalize
 
 PyTree = Any
-Batch = dict[str, Array]  # what the transforms declare in `spec`
+Batch = dict[str, Array]  # arrays that the transform declares in `spec`
 Metrics = dict[str, Array]
 # The loss, and (metrics for the log, values for `update_extra`)
 Loss = tuple[Float[Array, ''], tuple[Metrics, PyTree]]
@@ -27,11 +27,12 @@ class Frozen(NamedTuple):
 
   Attributes:
     model: model of the parameters.
-    image_size: (height, width) that the weights are made for, pixels.
-    load: (mesh) → the parameters of the model, on the devices of the mesh.
+    image_size: (height, width) of the images for these weights, pixels.
+    load: function from a mesh to the parameters of the model on its devices.
     class_names: names of the classes in the order of the logits; () if unknown.
-    judges_labels: whether the logits are compared with the labels of the run.
-      Its classes must then be those of the training data, in the same order.
+    judges_labels: whether the loss uses the logits as predictions of the labels
+      of the run. The classes must then be those of the training data, in the
+      same order.
   """
 
   model: Model
@@ -48,10 +49,11 @@ class Setting(NamedTuple):
     model: see `models.contract.Model`.
     image_size: (height, width), pixels.
     mix: mixup, cutmix and erasing of training batches, on the device.
-    steps: converts a duration of this training ('10 epochs') to a number of
-      updates; returns 0 if nothing is trained.
-    open_frozen: returns the weights at a path, in any format, without loading
-      them yet. Raises UserError if there are none.
+    steps: function that converts a duration ('10 epochs') to a number of
+      updates; it returns 0 outside of a training.
+    open_frozen: function that returns the weights at a path, in any format,
+      without loading them. It raises UserError if there are none. None outside
+      of a training.
   """
 
   model: Model
@@ -77,9 +79,9 @@ class Inputs(NamedTuple):
     extra: extra state before this step.
     batch: batch, or micro-batch, on the devices, as the input pipeline returned
       it.
-    key: random key of this batch; drives augmentation and dropout.
+    key: random key of this batch, for augmentation and dropout.
     step: number of updates completed.
-    frozen: parameters of each of `Objective.frozen`.
+    frozen: parameters of the weights in `Objective.frozen`, by name.
   """
 
   extra: PyTree
@@ -90,17 +92,18 @@ class Inputs(NamedTuple):
 
 
 class Pictures(NamedTuple):
-  """Input and output of an objective that masks patches, for drawing.
+  """Input and output of an objective that masks patches, as images to draw.
 
-  RGB from 0 to 1.
+  All values are RGB from 0 to 1.
 
   Attributes:
     image: original images.
-    seen: input of the model; masked patches are grey.
-    predicted: the prediction of every patch, not only of masked ones. Visible
-      patches have no loss, so that their predictions look worse (as in arXiv
+    seen: input of the model, with grey masked patches.
+    predicted: prediction of every patch, not only of masked ones. Visible
+      patches have no loss, so their predictions look worse (as in arXiv
       2111.06377, Figure 2).
-    completed: the prediction where there is a loss, the image elsewhere.
+    completed: prediction for the patches that have a loss, and the image
+      elsewhere.
   """
 
   image: Float[Array, 'n y x 3']
@@ -110,7 +113,7 @@ class Pictures(NamedTuple):
 
 
 class Objective(Protocol):
-  """An objective: pure functions of parameters, extra state and a batch.
+  """An objective, which consists of pure functions.
 
   `vit_jax.objectives.NAME` (or any module of your own) defines
   `Objective(setting, /, *, …)`, whose keyword-only parameters are the keys of
@@ -118,11 +121,12 @@ class Objective(Protocol):
   the transforms declare the content of a batch.
 
   Attributes:
-    sharding_rules: as in `models.contract.Model`, for all of its parameters.
-    apart: as in `models.contract.Model`, for all of its parameters.
+    sharding_rules: see `models.contract.Model`; for all parameters of the
+      objective.
+    apart: see `models.contract.Model`; for all parameters of the objective.
     num_classes: number of logits that `predict` returns; 0 if there is no head.
-    reconstructs: description of the predictions of `reconstruct`, in words; ''
-      if nothing is hidden, so that nothing can be reconstructed.
+    reconstructs: description of the predictions of `reconstruct`; '' if the
+      objective does not mask patches.
   """
 
   @property
@@ -148,34 +152,37 @@ class Objective(Protocol):
     ...
 
   def check(self, spec: Spec) -> None:
-    """Raises UserError if the objective cannot be trained on these batches.
+    """Checks that the objective can be trained on these batches.
+
+    Args:
+      spec: spec of the training transform.
+
+    Raises:
+      UserError: it cannot.
+    """
+    ...
+
+  def other_passes(self, spec: Spec) -> tuple[tuple[Model, Size], ...]:
+    """Returns the models and image sizes of further passes of a training step.
+
+    Examples are the pass over local crops and that of a decoder. Before a run,
+    the kernels of each pass are compared with XLA; if one differs, the
+    objective is built again with a model without kernels.
 
     Args:
       spec: spec of the training transform.
     """
     ...
 
-  def other_passes(self, spec: Spec) -> tuple[tuple[Model, Size], ...]:
-    """Returns further models, and sizes of images, of a training step.
-
-    Examples are local crops and a decoder. Kernels are compared with XLA for
-    each of them before a run; if one differs, the objective is built again on a
-    model without kernels.
-
-    Args:
-      spec: as in `check`.
-    """
-    ...
-
   def init(self, key: Key[Array, ''], batch: Any) -> tuple[PyTree, PyTree]:
     """Returns initial parameters and initial extra state.
 
-    The extra state is what training changes without gradients, for example a
-    teacher; {} for none.
+    The extra state consists of arrays that training changes without gradients,
+    for example a teacher; {} for none.
 
     Args:
       key: random key of the run.
-      batch: a training batch, or the shapes of one.
+      batch: training batch, or its shapes.
     """
     ...
 
@@ -183,14 +190,13 @@ class Objective(Protocol):
     """Computes the mean loss of a batch, or of a micro-batch.
 
     Args:
-      params: parameters that the gradient is computed for.
-      inputs: the other inputs of the loss.
+      params: parameters with respect to which the gradient is computed.
+      inputs: other inputs of the loss.
 
     Returns:
-      The loss, and (scalars for the log, values that `update_extra` needs).
-      Both are averaged over micro-batches. A config may set bounds to any of
-      the scalars (`recovery.limits`), so metrics that show a collapse belong
-      among them.
+      Loss, and (scalars for the log, values for `update_extra`). All are
+      averaged over micro-batches. A config may limit the scalars
+      (`recovery.limits`), so they should include metrics that show a collapse.
     """
     ...
 
@@ -202,54 +208,54 @@ class Objective(Protocol):
     Args:
       params: parameters after the update.
       extra: extra state before the step.
-      carry: values that `loss` returned next to the metrics.
-      step: number of updates completed, this one included.
+      carry: values that `loss` returned for this method.
+      step: number of updates completed, including this one.
     """
     ...
 
   def start_extra(self, params: PyTree, extra: PyTree) -> PyTree:
-    """Returns the extra state of a training that starts from given parameters.
+    """Returns the extra state of a training with given initial parameters.
 
-    Fine-tuning uses it, so that a teacher starts from the loaded parameters.
+    Fine-tuning calls it, so that a teacher starts from the loaded parameters.
 
     Args:
-      params: parameters that the training starts from.
+      params: initial parameters of the training.
       extra: extra state that `init` returned.
     """
     ...
 
   def predict(self, params: PyTree, batch: Batch) -> dict[str, Array]:
-    """Computes `features` and `logits` of a batch without randomness; float32.
+    """Computes `features` and `logits` of a batch, float32, without randomness.
 
     Args:
-      params: any of the values of `weights`.
-      batch: batch of an evaluation: `image` uint8 `[n, y, x, 3]`.
+      params: one of the values of `weights`.
+      batch: batch of an evaluation, with `image`, uint8 `[n, y, x, 3]`.
     """
     ...
 
   def backbone(self, params: PyTree) -> PyTree:
-    """Returns the model's own parameters, which fine-tuning uses."""
+    """Returns the parameters of the model, which fine-tuning uses."""
     ...
 
   def start_params(self, params: PyTree, model: PyTree) -> PyTree:
-    """Returns parameters for a training that starts from those of a model.
+    """Returns initial parameters that contain given parameters of the model.
 
     Args:
       params: parameters that `init` returned.
-      model: parameters of the model, as `backbone` returns them.
+      model: parameters of the model, see `backbone`.
     """
     ...
 
   def reconstruct(
     self, params: PyTree, batch: Batch, key: Key[Array, '']
   ) -> Pictures:
-    """Draws images, masked as a step with this key would mask them.
+    """Predicts masked patches, with the masks of a step with this key.
 
     It is called only if `reconstructs` is not ''.
 
     Args:
-      params: any of the values of `weights`.
-      batch: batch of an evaluation: `image` uint8 `[n, y, x, 3]`.
+      params: one of the values of `weights`.
+      batch: batch of an evaluation, with `image`, uint8 `[n, y, x, 3]`.
       key: random key of the step.
     """
     ...
@@ -257,15 +263,15 @@ class Objective(Protocol):
   def weights(self, params: PyTree, extra: PyTree) -> dict[str, PyTree]:
     """Returns all sets of weights to evaluate, by name.
 
-    `{'params': params}`, and also `{'teacher': …}` if there is a teacher. The
-    flags `--weights` take these names; see `metric_suffix` for metrics. The
-    name 'ema' is that of the average of the parameters.
+    These are `{'params': params}`, and also `{'teacher': …}` if there is a
+    teacher. The flags `--weights` take these names; see `metric_suffix` for
+    metrics. The name 'ema' is reserved for the average of the parameters.
     """
     ...
 
 
 def metric_suffix(weights: str) -> str:
-  """Returns what follows an evaluator's name in metrics of a set of weights.
+  """Returns the suffix of an evaluator's name in metrics of a set of weights.
 
   The metrics of the evaluator `val` begin with `val/` for the parameters
   themselves and with `val_teacher/` for the weights 'teacher'.
@@ -301,7 +307,7 @@ class Defaults:
     return self.setting.model.num_classes
 
   def frozen(self) -> dict[str, Frozen]:
-    """Returns {}: no frozen weights are used."""
+    """Returns {}, because no frozen weights are used."""
     return {}
 
   def check(self, spec: Spec) -> None:
@@ -314,12 +320,12 @@ class Defaults:
     return ()
 
   def init(self, key: Key[Array, ''], batch: Any) -> tuple[PyTree, PyTree]:
-    """Returns the model's initial parameters, and no extra state."""
+    """Returns the initial parameters of the model, and no extra state."""
     del batch
     return self.setting.init_model(key), {}
 
   def predict(self, params: PyTree, batch: Batch) -> dict[str, Array]:
-    """Returns the model's features and logits for whole images, float32."""
+    """Returns features and logits of the model for whole images, float32."""
     variables = {'params': self.backbone(params)}
     images = normalize(batch['image'])
     return self.setting.model.apply(variables, images, method='predict')
@@ -337,18 +343,18 @@ class Defaults:
     return extra
 
   def backbone(self, params: PyTree) -> PyTree:
-    """Returns all parameters, which are the model's."""
+    """Returns all parameters, which are those of the model."""
     return params
 
   def start_params(self, params: PyTree, model: PyTree) -> PyTree:
-    """Returns the model's parameters: there are no others."""
+    """Returns the parameters of the model, because there are no others."""
     del params
     return model
 
   def reconstruct(
     self, params: PyTree, batch: Batch, key: Key[Array, '']
   ) -> Pictures:
-    """Raises UserError: the objective does not mask patches."""
+    """Raises UserError, because the objective does not mask patches."""
     del params, batch, key
     raise UserError(
       f'the objective {type(self).__module__.rpartition(".")[2]!r} does '

@@ -1,9 +1,9 @@
 """DINO: self-distillation without labels.
 
 "Emerging Properties in Self-Supervised Vision Transformers", arXiv 2104.14294,
-Algorithm 1 and section 3. A teacher, the moving average of the student, sees
-two global crops of an image. For every other crop of the image, the student
-learns to predict the teacher's output.
+Algorithm 1 and section 3. A teacher, the moving average of the student, is
+applied to two global crops of an image. The student learns to predict the
+output of the teacher from every other crop of the image.
 """
 
 import types
@@ -26,24 +26,24 @@ from vit_jax.objectives.mixing import normalize
 
 PyTree = Any
 _HEAD = Nested('vit_jax.models.dino_head:Head')
-_GLOBAL = 2  # crops that the teacher sees
-_STREAM = 0x64696E6F  # folded into the step's key
+_GLOBAL = 2  # number of global crops, the inputs of the teacher
+_STREAM = 0x64696E6F  # folded into the key of the step
 
 
 class Objective(AroundModel):
   """Cross-entropy between teacher and student for crops of the same image.
 
   It implements `objectives.contract.Objective`. Parameters: `model/…`, `head/…`
-  (see `models.dino_head`). Extra state: `teacher`, which has the same leaves
-  and is their moving average, and `centre` `[k]`. A batch holds `global`, uint8
-  `[n, 2, y, x, 3]`, and optionally `local`, uint8 `[n, crops, y', x', 3]`.
+  (see `models.dino_head`). Extra state: `teacher`, the moving average of the
+  parameters, and `centre` `[k]`. A batch contains `global`, uint8 `[n, 2, y, x,
+  3]`, and optionally `local`, uint8 `[n, crops, y', x', 3]`.
 
   The centre is updated with the mean of the teacher's logits over the whole
-  batch, whatever the number of devices and micro-batches: `update_extra` gets
-  the mean over all micro-batches, which have equal sizes. Loss and gradients
-  are those of the whole batch too, since all micro-batches use the centre from
-  before the step. Only the metric `feature_deviation` is computed for each
-  micro-batch and averaged.
+  batch, for any number of devices and micro-batches: `update_extra` gets the
+  mean over all micro-batches, which have equal sizes. Loss and gradients are
+  also those of the whole batch, because all micro-batches use the centre before
+  the step. Only the metric `feature_deviation` is computed for each micro-batch
+  and averaged.
   """
 
   def __init__(
@@ -64,22 +64,21 @@ class Objective(AroundModel):
     """Builds the head.
 
     Args:
-      setting: setting of the run; `model` does not have a head of its own.
+      setting: setting of the run, whose `model` has no head.
       student_temperature: divisor of the student's logits, above 0.
       teacher_temperature: divisor of the teacher's logits after the warm-up;
         values above .07 are often too large.
-      warmup_temperature: the teacher's temperature in the first epoch of the
-        warm-up.
+      warmup_temperature: divisor of the teacher's logits in the first epoch of
+        the warm-up.
       temperature_warmup: duration of the warm-up; the temperature rises by
         equal steps and reaches `teacher_temperature` in its last epoch.
-      temperature_every: duration for which a temperature holds.
-      momentum: fraction of itself that the teacher keeps at the first update;
-        it rises to 1 by half a cosine. The authors advise .9995 for batches of
-        256.
-      centre_momentum: fraction of itself that the centre keeps; 1 for no
-        centring, which collapses (the paper's Figure 7).
+      temperature_every: duration between two changes of the temperature.
+      momentum: weight of the old teacher in the first update; it rises to 1
+        along half a cosine. The authors recommend .9995 for batches of 256.
+      centre_momentum: weight of the old centre in an update; with 1, there is
+        no centring, and the training collapses (the paper's Figure 7).
       position_offset: offset of interpolated positions, see `Model.at_sizes`;
-        the authors' code has .1.
+        .1 in the authors' code.
       head: section of the head.
 
     Raises:
@@ -121,11 +120,11 @@ class Objective(AroundModel):
         the local crops.
     """
     require(spec, 'global', who="the objective 'dino'")
-    size, wanted = spec['global'][0], (_GLOBAL, *self.setting.image_size, 3)
-    if size != wanted:
+    shape, expected = spec['global'][0], (_GLOBAL, *self.setting.image_size, 3)
+    if shape != expected:
       raise UserError(
         f"the objective 'dino' expects global crops of the shape "
-        f'{list(wanted)}, but the transform produces {list(size)}.'
+        f'{list(expected)}, but the transform produces {list(shape)}.'
       )
     if self.setting.model.num_classes:
       raise UserError(
@@ -135,7 +134,7 @@ class Objective(AroundModel):
     if 'local' in spec:
       height, width = spec['local'][0][1:3]
       self.setting.model.check((height, width))
-      self._free()
+      self._any_size_model()  # raises if the model has a fixed size
 
   def other_passes(self, spec: Spec) -> tuple[tuple[Model, Size], ...]:
     """Returns the pass over local crops, if there are any."""
@@ -144,7 +143,7 @@ class Objective(AroundModel):
     height, width = spec['local'][0][1:3]
     return ((self.setting.model, (height, width)),)
 
-  def _free(self) -> Any:
+  def _any_size_model(self) -> Any:
     """Returns the model for images of any size."""
     return self.setting.model.at_sizes(self.setting.image_size, self.offset)
 
@@ -171,47 +170,51 @@ class Objective(AroundModel):
     A pair is a global crop for the teacher and any other crop for the student.
     Drop path and dropout apply to the student only. Metrics:
 
-    - `teacher_entropy`, in nats.
-    - `entropy_share`: the same as a fraction of the largest possible entropy,
-      ln k.
+    - `teacher_entropy`: entropy of the teacher's probabilities, nats.
+    - `entropy_share`: the same entropy as a fraction of its maximum, ln k.
     - `teacher_kl`: divergence between teacher and student, nats.
-    - `feature_deviation` of the teacher's features of global crops, scaled to
-      length 1: 1 if they point in all directions, 0 if all are equal.
+    - `feature_deviation`: standard deviation of the teacher's features of
+      global crops, scaled to length 1: 1 if they point in all directions, 0 if
+      all are equal.
 
     If the outputs collapse to the same one for all images, `teacher_kl` tends
     to 0 and the entropy to 0 or ln k (the paper's Figure 7).
     """
     n, views = len(inputs.batch['global']), self._views(inputs.batch)
-    taught = jax.lax.stop_gradient(inputs.extra['teacher'])
-    features = self._features(taught, views['global'], None)
-    logits = self._logits(taught, features)
+    teacher = jax.lax.stop_gradient(inputs.extra['teacher'])
+    teacher_features = self._features(teacher, views['global'], None)
+    logits = self._logits(teacher, teacher_features)
     temperature = self.teacher_temperature(inputs.step)
-    told = jax.nn.softmax((logits - inputs.extra['centre']) / temperature)
+    targets = jax.nn.softmax((logits - inputs.extra['centre']) / temperature)
     key = jax.random.fold_in(inputs.key, _STREAM)
     keys = jax.random.split(key, len(views))
-    seen = [
-      self._features(params, images, own).reshape(n, -1, features.shape[-1])
-      for images, own in zip(views.values(), keys, strict=True)
+    width = teacher_features.shape[-1]
+    features = [
+      self._features(params, images, view_key).reshape(n, -1, width)
+      for images, view_key in zip(views.values(), keys, strict=True)
     ]
-    seen = jnp.concatenate(seen, axis=1)  # [n, views, d]
-    said = self._logits(params, seen.reshape(-1, seen.shape[-1]))
-    said = said.reshape(*seen.shape[:2], -1) / self.student_temperature
-    pairs = cross_entropies(told.reshape(n, _GLOBAL, -1), said)
+    features = jnp.concatenate(features, axis=1)  # [n, views, d]
+    outputs = self._logits(params, features.reshape(-1, width))
+    outputs = outputs.reshape(*features.shape[:2], -1)  # [n, views, k]
+    outputs = outputs / self.student_temperature
+    pairs = cross_entropies(targets.reshape(n, _GLOBAL, -1), outputs)
+    # A pair of the same global crop is left out.
     other = jnp.asarray(~np.eye(*pairs.shape[1:], dtype=bool))
     loss = jnp.sum(pairs.mean(axis=0) * other) / other.sum()
-    entropy = jax.scipy.special.entr(told).sum(axis=-1).mean()
+    entropy = jax.scipy.special.entr(targets).sum(axis=-1).mean()
     metrics = {
       'teacher_entropy': entropy,
       'entropy_share': entropy / np.log(self.head.config.outputs),
       'teacher_kl': loss - entropy,
-      'feature_deviation': _deviation(features),
+      'feature_deviation': _unit_std(teacher_features),
     }
     return loss, (metrics, {'centre': logits.mean(axis=0)})
 
   def _views(self, batch: Batch) -> dict[str, Float[Array, 'm y x 3']]:
-    """Returns the images of each size; the crops of an example are adjacent.
+    """Returns the normalized crops of each size.
 
-    In this order, every device keeps its own examples.
+    The crops of an example are adjacent, so that they are not moved to other
+    devices.
     """
     return {
       name: normalize(batch[name].reshape(-1, *batch[name].shape[2:]))
@@ -225,8 +228,8 @@ class Objective(AroundModel):
     images: Float[Array, 'm y x 3'],
     key: Key[Array, ''] | None,
   ) -> Float[Array, 'm d']:
-    own = images.shape[1:3] == self.setting.image_size
-    model = self.setting.model if own else self._free()
+    is_global = images.shape[1:3] == self.setting.image_size
+    model = self.setting.model if is_global else self._any_size_model()
     variables = {'params': params['model']}
     return model.apply(variables, images, key, method='predict')['features']
 
@@ -236,25 +239,33 @@ class Objective(AroundModel):
     return self.head.apply({'params': params['head']}, features)
 
   def teacher_temperature(self, step: Int[Array, '']) -> Float[Array, '']:
-    """Returns the temperature after `step` updates; constant in each epoch."""
+    """Returns the teacher's temperature after `step` updates."""
     last = len(self._temperatures) - 1
     table = jnp.asarray(self._temperatures, jnp.float32)
     return table[jnp.minimum(step // self._every, last)]
 
   def student_share(self, step: Int[Array, '']) -> Float[Array, '']:
-    """Returns the weight of the student in the teacher's update, in [0, 1]."""
-    done = jnp.minimum((step - 1) / self._total, 1.0)
-    return 0.5 * (1 - self.momentum) * (1 + jnp.cos(jnp.pi * done))
+    """Returns the weight of the student in the teacher's update, in [0, 1].
+
+    Args:
+      step: number of updates completed, including this one.
+    """
+    progress = jnp.minimum((step - 1) / self._total, 1.0)
+    return 0.5 * (1 - self.momentum) * (1 + jnp.cos(jnp.pi * progress))
 
   def update_extra(
     self, params: PyTree, extra: PyTree, carry: PyTree, step: Int[Array, '']
   ) -> PyTree:
-    """Updates the moving averages: teacher (with its head) and centre."""
-    share, of_batch = self.student_share(step), 1 - self.centre_momentum
+    """Returns the new moving averages: the teacher (with head) and the centre.
+
+    See `objectives.contract.Objective`.
+    """
+    weight = self.student_share(step)
     teacher = jax.tree.map(
-      lambda old, new: old + share * (new - old), extra['teacher'], params
+      lambda old, new: old + weight * (new - old), extra['teacher'], params
     )
-    centre = extra['centre'] + of_batch * (carry['centre'] - extra['centre'])
+    weight = 1 - self.centre_momentum
+    centre = extra['centre'] + weight * (carry['centre'] - extra['centre'])
     return {'teacher': teacher, 'centre': centre}
 
   def weights(self, params: PyTree, extra: PyTree) -> dict[str, PyTree]:
@@ -263,18 +274,21 @@ class Objective(AroundModel):
 
 
 def cross_entropies(
-  told: Float[Array, 'n t k'], said: Float[Array, 'n v k']
+  probabilities: Float[Array, 'n t k'], logits: Float[Array, 'n v k']
 ) -> Float[Array, 'n t v']:
-  """Computes −Σ p log softmax(z) of every pair of views of an example, in nats.
+  """Computes −Σ p log softmax(z) for all pairs of views of each example, nats.
 
   Args:
-    told: probabilities.
-    said: logits. As probabilities sum to 1, the result is logsumexp(z) − Σ p z.
+    probabilities: p, the targets of t views.
+    logits: z, the predictions from v views.
   """
-  products = jnp.einsum('ntk,nvk->ntv', told, said, precision='highest')
-  return jax.nn.logsumexp(said, axis=-1)[:, None] - products
+  products = jnp.einsum(
+    'ntk,nvk->ntv', probabilities, logits, precision='highest'
+  )
+  # As probabilities sum to 1, this is logsumexp(z) − Σ p z.
+  return jax.nn.logsumexp(logits, axis=-1)[:, None] - products
 
 
-def _deviation(features: Float[Array, 'm d']) -> Float[Array, '']:
+def _unit_std(features: Float[Array, 'm d']) -> Float[Array, '']:
   """Returns the root of the summed variances of unit features, in [0, 1]."""
   return jnp.sqrt(jnp.var(unit(features, axis=-1), axis=0).sum())

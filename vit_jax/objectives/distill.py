@@ -1,4 +1,4 @@
-"""Distillation: classification with labels and a frozen teacher."""
+"""Distillation: classification with labels and the outputs of a teacher."""
 
 import dataclasses
 import functools
@@ -25,14 +25,16 @@ class Objective(supervised.Objective):
   The loss is (1 − λ) · L(labels) + λ · D(teacher). With 'hard', D is the
   cross-entropy with the teacher's most likely class; with 'soft', it is τ²
   times the Kullback-Leibler divergence of the two softmax outputs at
-  temperature τ. The teacher sees the same augmented images as the student,
-  resized if it was trained at another size. A model with a distillation token
+  temperature τ. The teacher is applied to the same augmented images as the
+  student, resized if it was trained at another size. A model with a
+  distillation token
   (`model.distilled`) learns labels with its class token and the teacher with
   the distillation token; any other model learns both with its only head.
 
   Attributes:
-    teacher: path of its weights, in any format that `load_pretrained` reads.
-      They are not part of checkpoints, and evaluation does not need them.
+    teacher: path of the teacher's weights, in any format that `load_pretrained`
+      reads. They are not part of checkpoints, and evaluation does not need
+      them.
     kind: 'hard' or 'soft'.
     teacher_weight: λ, in [0, 1]; with 1, labels are not used.
     temperature: τ of 'soft', above 0.
@@ -59,11 +61,15 @@ class Objective(supervised.Objective):
   def _teacher(self) -> Frozen:
     open_frozen = self.setting.open_frozen
     if open_frozen is None:
-      raise ValueError('only a training has a teacher')
+      raise ValueError('the teacher is only available in a training')
     return open_frozen(self.teacher)._replace(judges_labels=True)
 
   def frozen(self) -> dict[str, Frozen]:
-    """Returns the teacher; checks that its classes are those of the run."""
+    """Returns the teacher.
+
+    Raises:
+      UserError: there are no weights, or they have other classes than the run.
+    """
     classes = self._teacher.model.num_classes
     if classes != self.setting.model.num_classes:
       raise UserError(
@@ -74,7 +80,11 @@ class Objective(supervised.Objective):
     return {'teacher': self._teacher}
 
   def check(self, spec: Spec) -> None:
-    """Checks the labels, and that the teacher has a weight above 0."""
+    """Checks the labels, and that the teacher has a weight above 0.
+
+    Raises:
+      UserError: it has no weight, or `supervised.Objective.check` raises it.
+    """
     super().check(spec)
     if not self.teacher_weight:
       raise UserError(
@@ -83,60 +93,62 @@ class Objective(supervised.Objective):
       )
 
   def loss(self, params: PyTree, inputs: Inputs) -> Loss:
-    """Computes the mean loss; the key drives augmentation and dropout.
+    """Computes the mean loss.
 
     Metrics: `label_loss` and `teacher_loss`, without their weights, and
-    `agreement`, the fraction of images for which student and teacher have the
-    same most likely class (of the head that learns from the teacher).
+    `agreement`, the fraction of images for which student and teacher predict
+    the same class (the student with the head that learns from the teacher).
     """
     images, targets = self.setting.mix(inputs.batch, inputs.key)
-    of_labels, of_teacher = self._logits(params, images, inputs.key)
-    taught = self._opinion(inputs.frozen['teacher'], images)
-    taught = jax.lax.stop_gradient(taught)
-    label_loss = self._label_loss(of_labels, targets).mean()
-    teacher_loss = self._distance(of_teacher, taught).mean()
-    agree = of_teacher.argmax(-1) == taught.argmax(-1)
+    label_logits, logits = self._logits(params, images, inputs.key)
+    teacher_logits = self._teacher_logits(inputs.frozen['teacher'], images)
+    teacher_logits = jax.lax.stop_gradient(teacher_logits)
+    label_loss = self._label_loss(label_logits, targets).mean()
+    teacher_loss = self._teacher_loss(logits, teacher_logits).mean()
+    agree = logits.argmax(-1) == teacher_logits.argmax(-1)
     metrics = {
       'label_loss': label_loss,
       'teacher_loss': teacher_loss,
       'agreement': agree.mean(),
     }
-    share = self.teacher_weight
-    loss = (1 - share) * label_loss + share * teacher_loss
+    weight = self.teacher_weight
+    loss = (1 - weight) * label_loss + weight * teacher_loss
     return loss, (metrics, {})
 
   def _logits(
     self, params: PyTree, images: Float[Array, 'n y x 3'], key: Key[Array, '']
   ) -> tuple[Float[Array, 'n k'], Float[Array, 'n k']]:
-    """Returns the logits for the labels, and those for the teacher."""
+    """Returns the logits that learn the labels, and those of the teacher loss.
+
+    They are equal for models without a distillation token.
+    """
     model = self.setting.model
     if not model.architecture.get('distilled'):
       logits = model.apply({'params': params}, images, key)
       return logits, logits
-    found = model.apply(
+    outputs = model.apply(
       {'params': params}, images, key, method='predict', want=('heads',)
     )
-    heads = found['heads']
+    heads = outputs['heads']
     return heads[:, 0], heads[:, 1]
 
-  def _opinion(
+  def _teacher_logits(
     self, teacher: PyTree, images: Float[Array, 'n y x 3']
   ) -> Float[Array, 'n k']:
-    """Computes the teacher's logits by plain XLA operations."""
+    """Computes the logits of the teacher, without fused kernels."""
     size = (*self._teacher.image_size, 3)
     if images.shape[1:] != size:
       images = jax.image.resize(images, (len(images), *size), 'bilinear')
     model = self._teacher.model.reference
-    found = model.apply({'params': teacher}, images, method='predict')
-    return found['logits']
+    return model.apply({'params': teacher}, images, method='predict')['logits']
 
-  def _distance(
-    self, logits: Float[Array, 'n k'], taught: Float[Array, 'n k']
+  def _teacher_loss(
+    self, logits: Float[Array, 'n k'], teacher_logits: Float[Array, 'n k']
   ) -> Float[Array, ' n']:
     """Computes the distillation loss of each image."""
     if self.kind == 'hard':
-      return softmax_cross_entropy(logits, taught.argmax(-1))
-    own = jax.nn.log_softmax(logits.astype(jnp.float32) / self.temperature)
-    wanted = jax.nn.log_softmax(taught / self.temperature)
-    divergence = (jnp.exp(wanted) * (wanted - own)).sum(-1)
+      return softmax_cross_entropy(logits, teacher_logits.argmax(-1))
+    log_q = jax.nn.log_softmax(logits.astype(jnp.float32) / self.temperature)
+    log_p = jax.nn.log_softmax(teacher_logits / self.temperature)
+    divergence = (jnp.exp(log_p) * (log_p - log_q)).sum(-1)
     return self.temperature**2 * divergence

@@ -22,22 +22,22 @@ from vit_jax.objectives.mixing import normalize
 PyTree = Any
 _EPSILON = 1e-6  # added to the variance of a feature, as in MAE's code
 _RUNNING = 0.1  # weight of a batch in the running statistics
-_DEVIATION = 0.01  # standard deviation of the initial kernel
+_INITIAL_STD = 0.01  # standard deviation of the initial kernel
 
 
 class Objective(AroundModel):
   """Softmax cross-entropy of a linear layer on frozen features.
 
   It implements `objectives.contract.Objective`. Parameters: `model/…`, which
-  get no gradient and which `optimizer.rules` should freeze, and
-  `head/{kernel,bias}`. Extra state: with `batch_norm` the running `mean` and
-  `variance` of each feature. The weights that are evaluated contain this state
-  as `statistics/…`. A batch holds `image`, uint8 `[n, y, x, 3]`, and `label`,
+  have no gradient and should be frozen by `optimizer.rules`, and
+  `head/{kernel,bias}`. Extra state: with `batch_norm`, the running `mean` and
+  `variance` of each feature; weights for evaluation contain them as
+  `statistics/…`. A batch contains `image`, uint8 `[n, y, x, 3]`, and `label`,
   int32 `[n]`.
 
   The model is used without dropout and drop path. The config's `num_classes` is
-  0, because the model itself has no head: `predict`, `convert` and `export` use
-  the backbone only.
+  0, because the model has no head: the commands `predict`, `convert` and
+  `export` use the backbone only.
 
   References: DINO, arXiv 2104.14294, appendix F.2 and eval_linear.py; MAE,
   arXiv 2111.06377, appendix A.1 and main_linprobe.py.
@@ -58,14 +58,14 @@ class Objective(AroundModel):
     Args:
       setting: setting of the run; `model` does not have a head.
       num_classes: number of outputs of the linear layer.
-      last_blocks: number of last blocks whose class tokens are the features,
-        each after the last LayerNorm (4 for DINO's S models). With 1, and
-        without `patch_mean`, the features are those of the model.
+      last_blocks: number of last blocks whose class tokens, after the last
+        LayerNorm, are the features (4 for DINO's S models). With 1, and without
+        `patch_mean`, the features are those of the model.
       patch_mean: whether the mean of the last block's patch tokens is appended
         to the class tokens (DINO's B models).
-      batch_norm: whether features pass a batch normalization without scale and
-        shift (MAE). In training its statistics are those of a micro-batch over
-        all devices; PyTorch uses those of each device.
+      batch_norm: whether features are normalized by batch normalization without
+        scale and shift (MAE). In training, its statistics are those of a
+        micro-batch over all devices; PyTorch uses those of each device.
 
     Raises:
       UserError: a value is outside its range.
@@ -79,7 +79,7 @@ class Objective(AroundModel):
 
   @property
   def num_classes(self) -> int:
-    """The outputs of the linear layer, not of the model."""
+    """Number of outputs of the linear layer; the model has none."""
     return self._num_classes
 
   @property
@@ -91,8 +91,8 @@ class Objective(AroundModel):
     """Checks the labels, and that the model has the features.
 
     Raises:
-      UserError: batches have no class labels; the model has a head, or no
-        class token although `last_blocks` or `patch_mean` needs one.
+      UserError: batches have no integer labels; or the model has a head, or no
+        class token, which `last_blocks` above 1 and `patch_mean` need.
     """
     require(spec, 'image', 'label', who="the objective 'linear_probe'")
     shape, _ = spec['label']
@@ -136,7 +136,7 @@ class Objective(AroundModel):
     width = features.shape[-1]
     kernel = jax.random.normal(head_key, (width, self.num_classes))
     head = {
-      'kernel': _DEVIATION * kernel,
+      'kernel': _INITIAL_STD * kernel,
       'bias': jnp.zeros(self.num_classes),
     }
     extra = {}
@@ -179,8 +179,8 @@ class Objective(AroundModel):
   def predict(self, params: PyTree, batch: Batch) -> dict[str, Array]:
     """Returns features (before the normalization) and logits, float32.
 
-    Parameters that were loaded without the running statistics, which `features`
-    does, have no logits.
+    There are no logits if `params` lacks the running statistics, as for the
+    command `features`.
     """
     features = self._features(params['model'], normalize(batch['image']))
     x = features
@@ -194,7 +194,7 @@ class Objective(AroundModel):
   def _features(
     self, params: PyTree, images: Float[Array, 'n y x 3']
   ) -> Float[Array, 'n f']:
-    """Computes the features that the linear layer gets.
+    """Computes the input of the linear layer, before its normalization.
 
     Args:
       params: parameters of the model.
@@ -202,17 +202,19 @@ class Objective(AroundModel):
     """
     model: Any = self.setting.model
     if self.last_blocks == 1 and not self.patch_mean:
-      found = model.apply({'params': params}, images, method='predict')
-      return found['features']
+      outputs = model.apply({'params': params}, images, method='predict')
+      return outputs['features']
     want = ('layers', 'tokens') if self.last_blocks > 1 else ('tokens',)
-    found = model.apply({'params': params}, images, method='predict', want=want)
-    tokens = found['tokens']  # [n, t, d], after the last LayerNorm
+    outputs = model.apply(
+      {'params': params}, images, method='predict', want=want
+    )
+    tokens = outputs['tokens']  # [n, t, d], after the last LayerNorm
     parts = [tokens[:, 0]]
     if self.last_blocks > 1:
-      # The last LayerNorm is applied to the earlier blocks too.
+      # As in DINO, the last LayerNorm is also applied to earlier blocks.
       norm = LayerNorm(jnp.dtype('float32'), model.norm_eps)
       weights = {'params': params['encoder']['norm']}
-      layers = found['layers'][:, -self.last_blocks : -1, 0]  # [n, k - 1, d]
+      layers = outputs['layers'][:, -self.last_blocks : -1, 0]  # [n, k - 1, d]
       normed: Any = norm.apply(weights, layers)
       parts = [normed.reshape(len(images), -1), *parts]
     if self.patch_mean:
@@ -229,5 +231,5 @@ def _standardized(
 
 
 def _linear(head: PyTree, x: Float[Array, 'n f']) -> Float[Array, 'n k']:
-  """Applies the linear layer in full precision."""
+  """Applies the linear layer in float32 precision on all devices."""
   return jnp.matmul(x, head['kernel'], precision='highest') + head['bias']

@@ -1,4 +1,4 @@
-"""Classification losses, one value an example, from labels or targets."""
+"""Classification losses of each example, given labels or targets."""
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,14 @@ Labels = Int[Array, ' n'] | Float[Array, 'n k']
 def _target_sum(
   logits: Float[Array, 'n k'], labels: Labels, on: float, off: float
 ) -> Float[Array, ' n']:
-  """Σ_c t_c z_c, with t = on at the label, off elsewhere; no one-hot array."""
+  """Computes Σ_c t_c z_c without an array of one-hot labels.
+
+  Args:
+    logits: z.
+    labels: class indices, or targets between 0 and 1.
+    on: t of the label, or for the target 1.
+    off: t of other classes, or for the target 0.
+  """
   if labels.ndim == logits.ndim:
     targets = off + (on - off) * labels
     return jnp.sum(targets * logits, axis=-1)
@@ -23,15 +30,15 @@ def _target_sum(
 def softmax_cross_entropy(
   logits: Float[Array, 'n k'], labels: Labels, smoothing: float = 0.0
 ) -> Float[Array, ' n']:
-  """Cross-entropy of a soft-max over classes.
+  """Computes the cross-entropy of a softmax over classes, in float32.
 
   Args:
-    logits: unnormalised log probabilities; computed on in float32.
-    labels: class indices, or target probabilities (rows that sum to 1).
+    logits: unnormalized log probabilities.
+    labels: class indices, or target probabilities, whose rows sum to 1.
     smoothing: α; the target becomes (1 − α) · target + α / k.
 
   Returns:
-    The loss of each example, in nats, float32.
+    Loss of each example in nats, float32.
 
   Reference: Szegedy et al., arXiv 1512.00567, section 7 (smoothing).
   """
@@ -44,17 +51,18 @@ def softmax_cross_entropy(
 def sigmoid_cross_entropy(
   logits: Float[Array, 'n k'], labels: Labels, smoothing: float = 0.0
 ) -> Float[Array, ' n']:
-  """Sum over classes of the binary cross-entropies.
+  """Computes the sum over classes of the binary cross-entropies, in float32.
+
+  It is Σ softplus(z) − t·z, which is numerically stable for any logit z.
 
   Args:
-    logits: log odds of each class; computed on in float32.
-    labels: class indices, or targets in [0, 1] (several may be 1).
-    smoothing: α; targets become 1 − α and α (the paper's authors: 1e-4 on
-      ImageNet-1k), unlike the soft-max's α / k.
+    logits: log odds of each class.
+    labels: class indices, or targets in [0, 1], several of which may be 1.
+    smoothing: α; targets become 1 − α and α (1e-4 on ImageNet-1k in the paper),
+      not α / k as for the softmax.
 
   Returns:
-    The loss of each example, summed (not averaged) over classes, in nats,
-    float32. Computed as Σ softplus(z) − t·z, which is stable for any logit.
+    Loss of each example in nats, summed (not averaged) over classes, float32.
   """
   logits = logits.astype(jnp.float32)
   target_sum = _target_sum(logits, labels, 1 - smoothing, smoothing)

@@ -26,15 +26,15 @@ from vit_jax.objectives.mixing import DEVIATION, MEAN, normalize
 PyTree = Any
 _DECODER = Nested('vit_jax.models.mae_decoder:Decoder')
 _EPSILON = 1e-6  # added to the variance of a patch
-_STREAM = 0x6D6165  # folded into the step's key, which drives dropout too
+_STREAM = 0x6D6165  # folded into the key of the step, which dropout also uses
 
 
 class Objective(AroundModel):
   """Mean squared error of masked patches.
 
   It implements `objectives.contract.Objective`. Parameters: `model/…`,
-  `decoder/…` (see `models.mae_decoder`). A batch holds `image`, uint8 `[n, y,
-  x, 3]`.
+  `decoder/…` (see `models.mae_decoder`). A batch contains `image`, uint8 `[n,
+  y, x, 3]`.
   """
 
   def __init__(
@@ -48,18 +48,18 @@ class Objective(AroundModel):
   ):
     """Checks the model and builds the decoder.
 
-    The target consists of pixels in ImageNet's units, (value / 255 − mean) /
-    std of each channel, as in the authors' code. The encoder gets pixels in
-    [-1, 1] like every model here; this is a linear map that the patch embedding
-    can learn.
+    The target consists of pixels normalized by the statistics of ImageNet,
+    (value / 255 − mean) / std of each channel, as in the authors' code. The
+    input of the encoder is in [-1, 1], as for all models here. The difference
+    is a linear map, which the patch embedding can learn.
 
     Args:
       setting: setting of the run.
       mask_ratio: fraction of the patches that is masked, in [0, 1); of p
         patches, ⌊p · (1 − mask_ratio)⌋ are visible, at least one.
-      norm_pixels: whether each patch of the target is normalized by its own
-        mean and by the root of (its variance + 1e-6). The variance is that of
-        all its pixels and channels, with Bessel's correction.
+      norm_pixels: whether each patch of the target is normalized by its mean
+        and the root of (its variance + 1e-6), where the variance is unbiased,
+        over all pixels and channels of the patch.
       decoder: section of the decoder.
 
     Raises:
@@ -95,11 +95,11 @@ class Objective(AroundModel):
   def other_passes(self, spec: Spec) -> tuple[tuple[Model, Size], ...]:
     """Returns the passes of the encoder on visible patches, and of the decoder.
 
-    The first is described as an image with one row of that many patches, the
-    second as a Vision Transformer of the decoder's sizes on as many tokens.
+    The image size of the first one is a row of as many patches as are visible.
+    The second one is a Vision Transformer with the sizes of the decoder.
     """
     del spec
-    model: Any = self.setting.model  # of tokens: it has patches
+    model: Any = self.setting.model  # has patches, see `patches.grid_of`
     side = model.patch_pixels
     visible = (side, side * self.num_visible)
     return (model, visible), (self._decoder().like, self.grid)
@@ -135,7 +135,7 @@ class Objective(AroundModel):
     """Description of the predictions, which may be normalized by patch."""
     if self.norm_pixels:
       return (
-        'the model predicts pixels that are normalised within each patch; '
+        'the model predicts pixels that are normalized within each patch; '
         'they are drawn with the mean and standard deviation of the patch in '
         'the image'
       )
@@ -144,16 +144,16 @@ class Objective(AroundModel):
   def reconstruct(
     self, params: PyTree, batch: Batch, key: Key[Array, '']
   ) -> Pictures:
-    """Draws a batch, masked as a step with this key would mask it.
+    """Predicts masked patches, with the masks of a step with this key.
 
-    With `norm_pixels`, each patch is drawn with its own mean and standard
-    deviation, which the prediction does not contain.
+    With `norm_pixels`, each patch is drawn with the mean and standard deviation
+    of the patch in the image, because the prediction does not contain them.
     """
     images, order = batch['image'], self._order(batch, key)
     predicted = self._predict_patches(params, images, order, None)
-    _, (mean, deviation) = self._target(images)
+    _, (mean, std) = self._target(images)
     predicted = patches.join(
-      predicted * deviation + mean, self.grid, self.setting.image_size
+      predicted * std + mean, self.grid, self.setting.image_size
     )
     predicted = predicted * jnp.array(DEVIATION) + jnp.array(MEAN)
     predicted = jnp.clip(predicted, 0, 1)
@@ -187,8 +187,9 @@ class Objective(AroundModel):
   ) -> Float[Array, 'n s d']:
     """Returns the encoded tokens: those of the prefix, then of visible patches.
 
-    Masked pixels are set to 0 first. For a linear patch embedding this makes no
-    difference, but the convolutions of a stem would see neighbouring patches.
+    Masked pixels are set to 0 first. This makes no difference for a linear
+    patch embedding, but the convolutions of a stem overlap with neighbouring
+    patches.
     """
     model, variables = self.setting.model, {'params': params}
     images = jnp.where(self._hidden_pixels(order), 0, images)
@@ -220,8 +221,7 @@ class Objective(AroundModel):
     """Computes the targets of all patches.
 
     Returns:
-      The targets, and the (mean, standard deviation) that were removed from
-      them.
+      Targets, and (mean, standard deviation) by which they were normalized.
     """
     pixels = images.astype(jnp.float32) / 255
     pixels = (pixels - jnp.array(MEAN)) / jnp.array(DEVIATION)
@@ -230,5 +230,5 @@ class Objective(AroundModel):
       return pixels, (jnp.zeros(()), jnp.ones(()))
     mean = pixels.mean(axis=-1, keepdims=True)
     variance = pixels.var(axis=-1, keepdims=True, ddof=1)
-    deviation = jnp.sqrt(variance + _EPSILON)
-    return (pixels - mean) / deviation, (mean, deviation)
+    std = jnp.sqrt(variance + _EPSILON)
+    return (pixels - mean) / std, (mean, std)

@@ -1,15 +1,15 @@
 """Masked patch prediction of the ViT paper (arXiv 2010.11929, appendix B.1.2).
 
 Half of the patches are corrupted: 80 % of these are replaced by a learnable
-[mask] embedding, 10 % by another patch, and 10 % are unchanged. The model's
-outputs at their positions predict their original appearance.
+[mask] embedding, 10 % by another patch, and 10 % are unchanged. The outputs of
+the model at their positions predict the original patches.
 
-This needs no change in the model. The pixels of a masked patch are set to 0,
-and a learned vector v is added to its embedding. With the patch embedding x E +
-b and the position p, the result is 0 E + b + p + v, which equals [mask] + p
-with [mask] = b + v, for every kind of position embedding. As v is free, so is
-[mask]. The pixels of a masked patch influence neither its own embedding nor
-that of others, even if the convolutions of a stem overlap.
+The model does not have to be changed. The pixels of a masked patch are set to
+0, and a learned vector v is added to its embedding. With the patch embedding x
+E + b and the position p, the result is 0 E + b + p + v, which equals [mask] + p
+with [mask] = b + v, for every kind of position embedding. The pixels of a
+masked patch do not influence its own embedding, nor those of other patches if
+the convolutions of a stem overlap.
 """
 
 import math
@@ -31,20 +31,20 @@ from vit_jax.objectives.losses import softmax_cross_entropy
 from vit_jax.objectives.mixing import normalize
 
 PyTree = Any
-_STREAM = 0x6D7070  # folded into the step's key, which drives dropout too
-_BITS = 3  # of each channel
+_STREAM = 0x6D7070  # folded into the key of the step, which dropout also uses
+_BITS = 3  # bits of each channel of a predicted colour
 _COLORS = 2 ** (3 * _BITS)
-# target: cells on each side of a patch whose colours are predicted
+# Number of cells along each side of a patch, by target.
 CELLS = {'mean_color': 1, 'small_patch': 4}
 TARGETS = (*CELLS, 'pixels')
-_HIDDEN, _REPLACED = 0.8, 0.1  # of the corrupted patches
+_HIDDEN, _REPLACED = 0.8, 0.1  # fractions of the corrupted patches
 
 
 class Objective(AroundModel):
   """Prediction of corrupted patches; an `objectives.contract.Objective`.
 
-  Parameters: `model/…`, `mask` `[d]` (v, see above), `head/{kernel,bias}`. A
-  batch holds `image`, uint8 `[n, y, x, 3]`.
+  Parameters: `model/…`, `mask` `[d]` (v of the module's docstring),
+  `head/{kernel,bias}`. A batch contains `image`, uint8 `[n, y, x, 3]`.
   """
 
   def __init__(
@@ -63,12 +63,13 @@ class Objective(AroundModel):
 
     Args:
       setting: setting of the run.
-      target: 'mean_color' (3 bits per channel: 512 classes), 'small_patch' (the
-        same for each cell of the patch reduced to 4x4: 16 times 512 classes) or
-        'pixels' (all of them, squared errors). According to the paper all work
-        well, the last one slightly worse.
-      corrupted: fraction of the patches, in (0, 1). Of p patches, the nearest
-        integer is corrupted, at least one, and at least one is left intact.
+      target: 'mean_color' (3 bits per channel: 512 classes), 'small_patch'
+        (mean colours of 4x4 cells of the patch: 16 times 512 classes) or
+        'pixels' (all pixels, with squared errors). According to the paper, all
+        work well, the last one slightly worse.
+      corrupted: fraction of the patches that is corrupted, in (0, 1). The
+        number of patches is rounded; it is at least one, and at least one patch
+        is left intact.
 
     Raises:
       UserError: the model has no tokens that could be left out, the target is
@@ -99,7 +100,7 @@ class Objective(AroundModel):
 
   @property
   def sharding_rules(self) -> tuple[tuple[str, int], ...]:
-    """Rules of the model and of the objective's own head."""
+    """Rules of the model and of the head of this objective."""
     return (*self.setting.model.sharding_rules, (r'head/(kernel|bias)', -1))
 
   def check(self, spec: Spec) -> None:
@@ -108,7 +109,10 @@ class Objective(AroundModel):
     patches.check_headless(self.setting, 'masked_patch')
 
   def init(self, key: Key[Array, ''], batch: Any) -> tuple[PyTree, PyTree]:
-    """Returns initial parameters (v: N(0, .02), head: 0), no extra state."""
+    """Returns initial parameters, and no extra state.
+
+    v is normal with standard deviation .02, and the head is 0.
+    """
     del batch
     keys = jax.random.split(key, 3)
     model = self.setting.init_model(keys[0])
@@ -130,44 +134,44 @@ class Objective(AroundModel):
   def loss(self, params: PyTree, inputs: Inputs) -> Loss:
     """Computes the mean over the terms of all corrupted patches."""
     images = inputs.batch['image']
-    places, hidden, seen = self._corrupted(images, inputs.key)
-    tokens = self._tokens(params, hidden, seen, inputs.key)
-    predicted = self._predicted(params, patches.take(tokens, places))
-    return self._errors(predicted, images, places).mean(), ({}, {})
+    indices, hidden, corrupted = self._corrupt(images, inputs.key)
+    tokens = self._tokens(params, hidden, corrupted, inputs.key)
+    predicted = self._predict(params, patches.take(tokens, indices))
+    return self._errors(predicted, images, indices).mean(), ({}, {})
 
   @property
   def reconstructs(self) -> str:
-    """Description of what is predicted, in the units of the target."""
+    """Description of the predictions, which depend on the target."""
     if self.target == 'pixels':
       return 'the model predicts pixels, which are drawn unchanged'
     cells = CELLS[self.target]
-    what = 'the patch' if cells == 1 else f'each of its {cells}x{cells} cells'
+    part = 'the patch' if cells == 1 else f'each of its {cells}x{cells} cells'
     return (
-      f'the model predicts the mean colour of {what}, one of {_COLORS}; '
+      f'the model predicts the mean colour of {part}, one of {_COLORS}; '
       'of the corrupted patches, 10 % show another patch and 10 % are unchanged'
     )
 
   def reconstruct(
     self, params: PyTree, batch: Batch, key: Key[Array, '']
   ) -> Pictures:
-    """Draws a batch with the patches corrupted that a step would corrupt."""
+    """Predicts all patches of images, corrupted as in a step with this key."""
     images = batch['image']
-    places, hidden, seen = self._corrupted(images, key)
-    tokens = self._tokens(params, hidden, seen, None)
-    predicted = self._drawn(self._predicted(params, tokens))
+    indices, hidden, corrupted = self._corrupt(images, key)
+    tokens = self._tokens(params, hidden, corrupted, None)
+    predicted = self._draw(self._predict(params, tokens))
     rows = jnp.arange(len(images))[:, None]
-    corrupted = jnp.zeros(hidden.shape, bool).at[rows, places].set(True)
-    corrupted = patches.spread(corrupted, self.grid, self.setting.image_size)
+    has_loss = jnp.zeros(hidden.shape, bool).at[rows, indices].set(True)
+    has_loss = patches.spread(has_loss, self.grid, self.setting.image_size)
     shown = images.astype(jnp.float32) / 255
-    completed = jnp.where(corrupted, predicted, shown)
-    return Pictures(shown, seen / 2 + 0.5, predicted, completed)
+    completed = jnp.where(has_loss, predicted, shown)
+    return Pictures(shown, corrupted / 2 + 0.5, predicted, completed)
 
   def _tokens(
-    self, params: PyTree, hidden: Any, seen: Any, key: Any
+    self, params: PyTree, hidden: Any, images: Any, key: Any
   ) -> Float[Array, 'n p d']:
-    """Returns the encoded tokens of patches, some of which are masked."""
+    """Returns the encoded tokens of the patches of corrupted images."""
     variables, model = {'params': params['model']}, self.setting.model
-    tokens = model.apply(variables, seen, method='embed')
+    tokens = model.apply(variables, images, method='embed')
     mask = params['mask'].astype(tokens.dtype)
     tokens = jnp.where(hidden[..., None], tokens + mask, tokens)
     tokens = model.apply(
@@ -175,16 +179,17 @@ class Objective(AroundModel):
     )
     return tokens[:, -hidden.shape[1] :]
 
-  def _predicted(
+  def _predict(
     self, params: PyTree, tokens: Float[Array, 'n k d']
   ) -> Float[Array, 'n k outputs']:
+    """Applies the head to tokens."""
     layer: Any = head(self._outputs, tokens.dtype)
     return layer.apply({'params': params['head']}, tokens)
 
-  def _drawn(
+  def _draw(
     self, predicted: Float[Array, 'n p outputs']
   ) -> Float[Array, 'n y x 3']:
-    """Returns predictions as images: pixels, or the likeliest colours."""
+    """Returns predictions as images: pixels, or the most likely colours."""
     size = self.setting.image_size
     if self.target == 'pixels':
       pixels = patches.join(predicted, self.grid, size)
@@ -200,25 +205,25 @@ class Objective(AroundModel):
     image = jnp.repeat(image, size[0] // fine[0], axis=1)
     return jnp.repeat(image, size[1] // fine[1], axis=2)
 
-  def _corrupted(
+  def _corrupt(
     self, images: UInt8[Array, 'n y x 3'], key: Key[Array, '']
   ) -> tuple[Int[Array, 'n k'], Bool[Array, 'n p'], Float[Array, 'n y x 3']]:
-    """Chooses the corrupted patches, and corrupts images accordingly.
+    """Chooses patches of images and corrupts them.
 
     The paper does not state from which image a replacement patch is taken. Here
-    it is an uncorrupted patch of the same image, so nothing hidden is visible
-    elsewhere, and no image depends on its batch.
+    it is an uncorrupted patch of the same image, so that masked patches are not
+    visible elsewhere, and images do not depend on the rest of the batch.
 
     Returns:
-      Indices of the corrupted patches, which of all patches are hidden, and the
-      images as the model sees them.
+      Indices of the corrupted patches, whether each patch is hidden, and the
+      corrupted images in [-1, 1].
     """
     order_key, kind_key, other_key = jax.random.split(
       jax.random.fold_in(key, _STREAM), 3
     )
     n, count = len(images), math.prod(self.grid)
     order = patches.shuffled(order_key, n, self.grid)
-    rank = jnp.argsort(order, axis=1)  # a patch's place in that order
+    rank = jnp.argsort(order, axis=1)  # position of each patch in this order
     corrupted = rank < self.num_corrupted
     kind = jax.random.uniform(kind_key, (n, count))
     kind = sharding.constrain(kind, sharding.BATCH, None)
@@ -229,24 +234,24 @@ class Objective(AroundModel):
     )
     others = jnp.take_along_axis(order, intact, axis=1)
     source = jnp.where(replaced, others, jnp.arange(count))
-    seen = patches.take(patches.cut(images, self.grid), source)
-    seen = patches.join(seen, self.grid, self.setting.image_size)
-    gone = patches.spread(hidden, self.grid, self.setting.image_size)
-    seen = jnp.where(gone, 0, normalize(seen))
-    return order[:, : self.num_corrupted], hidden, seen
+    changed = patches.take(patches.cut(images, self.grid), source)
+    changed = patches.join(changed, self.grid, self.setting.image_size)
+    masked = patches.spread(hidden, self.grid, self.setting.image_size)
+    changed = jnp.where(masked, 0, normalize(changed))
+    return order[:, : self.num_corrupted], hidden, changed
 
   def _errors(
     self,
     predicted: Any,  # [n, k, outputs]
     images: UInt8[Array, 'n y x 3'],
-    places: Int[Array, 'n k'],
+    indices: Int[Array, 'n k'],
   ) -> Float[Array, '...']:
     """Computes the terms of the loss, which all have the same weight."""
     if self.target == 'pixels':
-      target = patches.take(patches.cut(normalize(images), self.grid), places)
+      target = patches.take(patches.cut(normalize(images), self.grid), indices)
       return jnp.square(predicted - target)
     cells = CELLS[self.target]
-    target = patches.take(colors(images, self.grid, cells), places)
+    target = patches.take(colors(images, self.grid, cells), indices)
     logits = predicted.reshape(-1, _COLORS)
     return softmax_cross_entropy(logits, target.reshape(-1))
 
@@ -261,15 +266,15 @@ def colors(
   class.
 
   Args:
-    images: uint8.
+    images: RGB images, uint8.
     grid: rows and columns of patches.
-    cells: rows, and columns, of equal cells in a patch.
+    cells: number of cells along each side of a patch.
   """
   fine = (grid[0] * cells, grid[1] * cells)
   n, height, width, _ = images.shape
   pixels = patches.cut(images.astype(jnp.int32), fine)
   size = height // fine[0] * (width // fine[1])
   sums = pixels.reshape(n, -1, size, 3).sum(axis=2)
-  bits = sums // (size * 2 ** (8 - _BITS))  # [n, fine places, 3], 0 to 7
+  bits = sums // (size * 2 ** (8 - _BITS))  # [n, all cells, 3], 0 to 7
   classes = bits @ jnp.array([2 ** (2 * _BITS), 2**_BITS, 1])
   return patches.cut(classes.reshape(n, *fine, 1), grid)

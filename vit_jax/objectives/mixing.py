@@ -19,20 +19,20 @@ from scipy.special import betaincinv
 from vit_jax.errors import check_range
 
 Images = UInt8[Array, 'n y x 3']
-Labels = Int[Array, ' n'] | Float[Array, 'n k']  # of classes, or their shares
+Labels = Int[Array, ' n'] | Float[Array, 'n k']  # indices, or probabilities
 Batch = dict[str, Array]  # image: uint8 [n, y, x, 3]; label: see above
 
-# Folded into the step's key, which drives dropout too: its own stream.
+# Folded into the key of the step, which dropout also uses.
 _STREAM = 0x6D6978
 # λ is a multiple of 2^-16: products with 8-bit pixels and their sums are then
 # exact in float32, however a compiler orders or fuses them.
-_SHARE_STEPS = 2**16
-_QUANTILES = 2**12  # values that λ takes
-# Random erasing, as in timm
+_LAMBDA_STEPS = 2**16
+_QUANTILES = 2**12  # number of possible values of λ
+# Random erasing, as in timm.
 _ERASED_AREA = (0.02, 1 / 3)
 _ERASED_ASPECT = (0.3, 1 / 0.3)
 _ERASE_ATTEMPTS = 10
-# ImageNet's pixels, RGB, in 0…1
+# Mean and standard deviation of the pixels of ImageNet, RGB in [0, 1].
 MEAN = (0.485, 0.456, 0.406)
 DEVIATION = (0.229, 0.224, 0.225)
 
@@ -40,7 +40,7 @@ DEVIATION = (0.229, 0.224, 0.225)
 def normalize(
   images: UInt8[Array, 'n y x 3'] | Float[Array, 'n y x 3'],
 ) -> Float[Array, 'n y x 3']:
-  """Maps 0…255 to [-1, 1], float32: (x − 127.5) / 127.5."""
+  """Maps [0, 255] to [-1, 1], float32: (x − 127.5) / 127.5."""
   return (images.astype(jnp.float32) - 127.5) / 127.5
 
 
@@ -49,21 +49,21 @@ class DeviceAugment:
   """Random erasing, then mixup or cutmix, then normalization.
 
   Mixing pairs each example with the one before it (the first with the last of
-  its micro-batch) and draws λ for each pair. With mixup and cutmix both on,
+  its micro-batch) and draws λ for each pair. If both mixup and cutmix are used,
   each batch uses one of them, with probability 1/2.
 
   Attributes:
-    num_classes: width of mixed targets.
-    mixup: α of λ ~ Beta(α, α), the weight of an example's own pixel values; 0
+    num_classes: number of classes of mixed targets.
+    mixup: α of λ ~ Beta(α, α), the weight of an example in the mixed image; 0
       for no mixup.
-    cutmix: α of λ ~ Beta(α, α), the fraction of its own pixels; 0 for no
-      cutmix.
-    erasing: probability that a rectangle of an image becomes noise.
+    cutmix: α of λ ~ Beta(α, α), the fraction of an example's pixels in the
+      mixed image; 0 for no cutmix.
+    erasing: probability that a rectangle of an image is replaced by noise.
 
   References: mixup, Zhang et al., arXiv 1710.09412; cutmix, Yun et al., arXiv
-  1905.04899; random erasing, Zhong et al., arXiv 1708.04896. The papers' code
-  draws one λ for a whole batch, here each pair has its own; timm alternates
-  between mixup and cutmix in the same way.
+  1905.04899; random erasing, Zhong et al., arXiv 1708.04896. The code of these
+  papers draws one λ for a whole batch; here, each pair has its own. timm
+  chooses between mixup and cutmix in the same way.
   """
 
   num_classes: int
@@ -88,8 +88,8 @@ class DeviceAugment:
       key: random key of the step.
 
     Returns:
-      Images in [-1, 1], float32, and targets: the labels as they are, or
-      probabilities `[n, num_classes]` where examples are mixed.
+      Images in [-1, 1], float32, and targets: the unchanged labels, or
+      probabilities `[n, num_classes]` if examples are mixed.
     """
     images, labels = batch['image'], batch['label']
     key = jax.random.fold_in(key, _STREAM)
@@ -98,15 +98,15 @@ class DeviceAugment:
       images = erase(images, self.erasing, erase_key)
     if not self.mixup and not self.cutmix:
       return normalize(images), labels
-    weights, share = self._weights(images.shape, mix_key)
+    weights, label_weight = self._weights(images.shape, mix_key)
     partners = jnp.roll(images, 1, axis=0)
     mixed = weights * images + (1 - weights) * partners
-    own = self._shares(labels)
-    targets = share[:, None] * own
-    targets += (1 - share[:, None]) * jnp.roll(own, 1, axis=0)
+    own = self._probabilities(labels)
+    targets = label_weight[:, None] * own
+    targets += (1 - label_weight[:, None]) * jnp.roll(own, 1, axis=0)
     return normalize(mixed), targets
 
-  def _shares(self, labels: Labels) -> Float[Array, 'n k']:
+  def _probabilities(self, labels: Labels) -> Float[Array, 'n k']:
     """Returns labels as probabilities of the classes."""
     if labels.ndim == 2:
       return labels
@@ -115,10 +115,10 @@ class DeviceAugment:
   def _weights(
     self, shape: tuple[int, ...], key: Key[Array, '']
   ) -> tuple[Float[Array, 'n _ _ 1'], Float[Array, ' n']]:
-    """Draws the weights of an example and of its partner.
+    """Draws the weights of each example, compared with its partner.
 
     Returns:
-      The weight of each of its own pixels, and of its own label.
+      Weight of each pixel of the example, and weight of its label.
     """
     choice_key, mixup_key, cutmix_key = jax.random.split(key, 3)
     if not self.cutmix:
@@ -134,32 +134,44 @@ class DeviceAugment:
 
 
 def _beta(alpha: float, n: int, key: Key[Array, '']) -> Float[Array, ' n']:
-  """Draws from Beta(α, α) by a table of its quantiles.
+  """Draws from Beta(α, α) with a table of its quantiles.
 
-  JAX's sampler rejects in loops, and in every iteration the devices wait for
-  one another. A table also gives the same draws on every kind of device.
+  JAX's sampler rejects draws in a loop, whose iterations synchronize the
+  devices. A table also gives the same draws on every kind of device.
   """
   ranks = (np.arange(_QUANTILES) + 0.5) / _QUANTILES
-  table = np.round(betaincinv(alpha, alpha, ranks) * _SHARE_STEPS)
-  place = jax.random.randint(key, (n,), 0, _QUANTILES)
-  return jnp.asarray(table / _SHARE_STEPS, jnp.float32)[place]
+  table = np.round(betaincinv(alpha, alpha, ranks) * _LAMBDA_STEPS)
+  index = jax.random.randint(key, (n,), 0, _QUANTILES)
+  return jnp.asarray(table / _LAMBDA_STEPS, jnp.float32)[index]
 
 
 def mixup_weights(
   shape: tuple[int, ...], alpha: float, key: Key[Array, '']
 ) -> tuple[Float[Array, 'n 1 1 1'], Float[Array, ' n']]:
-  """Returns λ ~ Beta(α, α) of each pair, for all pixels and the label."""
-  share = _beta(alpha, shape[0], key)
-  return share[:, None, None, None], share
+  """Draws λ ~ Beta(α, α) of each pair, the weight of all pixels and the label.
+
+  Args:
+    shape: shape of the images, `[n, y, x, 3]`.
+    alpha: α, above 0.
+    key: random key.
+  """
+  weight = _beta(alpha, shape[0], key)
+  return weight[:, None, None, None], weight
 
 
 def cutmix_weights(
   shape: tuple[int, ...], alpha: float, key: Key[Array, '']
 ) -> tuple[Float[Array, 'n y x 1'], Float[Array, ' n']]:
-  """Returns 0 in a box with the image's aspect and a random centre, 1 outside.
+  """Draws a box of each image; the weight of pixels is 0 inside and 1 outside.
 
-  The box covers 1 − λ of the image before it is clipped at the border. The
-  weight of the label is exactly the fraction of pixels outside the clipped box.
+  The box has the aspect ratio of the image and a random centre. It covers 1 − λ
+  of the image, λ ~ Beta(α, α), before it is clipped at the border. The weight
+  of the label is exactly the fraction of pixels outside the clipped box.
+
+  Args:
+    shape: shape of the images, `[n, y, x, 3]`.
+    alpha: α, above 0.
+    key: random key.
   """
   n, *sides, _ = shape
   beta_key, *center_keys = jax.random.split(key, 3)
@@ -181,10 +193,16 @@ def erase(
 ) -> UInt8[Array, 'n y x 3']:
   """Fills a random rectangle of some images with noise.
 
-  Its area is uniform in 2 % to a third of the image, its aspect log-uniform in
-  .3 to 1/.3; up to ten attempts are made to fit it into the image. The noise is
-  normal for each pixel and channel with ImageNet's mean and standard deviation,
-  which corresponds to timm's mode 'pixel', but is clipped to [0, 255].
+  The area of the rectangle is uniform in 2 % to a third of the image, and its
+  aspect ratio log-uniform in .3 to 1/.3; up to ten draws are made until it fits
+  into the image. The noise is normal for each pixel and channel, with the mean
+  and standard deviation of ImageNet, as in timm's mode 'pixel', but clipped to
+  [0, 255].
+
+  Args:
+    images: images of a batch.
+    probability: probability of a rectangle for each image.
+    key: random key.
   """
   n, height, width, _ = images.shape
   keys = jax.random.split(key, 6)
@@ -201,8 +219,8 @@ def erase(
   sizes = jnp.take_along_axis(sizes, first, axis=1)[:, 0]  # [n, 2]
   boxes = []
   for axis, length in enumerate((height, width)):
-    room = length - sizes[:, axis]
-    start = jax.random.randint(keys[2 + axis], (n,), 0, room + 1)
+    last_start = length - sizes[:, axis]
+    start = jax.random.randint(keys[2 + axis], (n,), 0, last_start + 1)
     boxes.append(_between(start, start + sizes[:, axis], length))
   chosen = jax.random.bernoulli(keys[4], probability, (n,)) & fits.any(axis=1)
   erased = _rectangle(*boxes) & chosen[:, None, None, None]
@@ -215,8 +233,9 @@ def erase(
 def _between(
   start: Int[Array, ' n'], stop: Int[Array, ' n'], length: int
 ) -> Bool[Array, 'n length']:
-  places = jnp.arange(length)
-  return (start[:, None] <= places) & (places < stop[:, None])
+  """Returns whether each position is in [start, stop)."""
+  positions = jnp.arange(length)
+  return (start[:, None] <= positions) & (positions < stop[:, None])
 
 
 def _rectangle(

@@ -1,4 +1,4 @@
-"""Images as patches, and the choice of patches to mask."""
+"""Splits images into patches, and chooses random patches to mask."""
 
 import math
 from typing import Any
@@ -16,15 +16,15 @@ _PARTS = ('embed', 'encode', 'grid', 'patch_pixels')
 
 
 def grid_of(setting: Setting, who: str) -> Grid:
-  """Returns rows and columns of patches of the run's images.
+  """Returns the numbers of rows and columns of patches of an image.
 
   Args:
     setting: setting of the run.
     who: name of the objective, for messages.
 
   Raises:
-    UserError: the model has no tokens that could be left out, or patches do not
-      cover all pixels.
+    UserError: the model does not have tokens that can be masked, or patches do
+      not cover all pixels.
   """
   model = setting.model
   missing = [name for name in _PARTS if not hasattr(model, name)]
@@ -48,17 +48,25 @@ def grid_of(setting: Setting, who: str) -> Grid:
 
 
 def check_headless(setting: Setting, who: str) -> None:
-  """Raises UserError if the model has a head, which would not be trained."""
+  """Checks that the model has no head, because it would not be trained.
+
+  Args:
+    setting: setting of the run.
+    who: name of the objective, for messages.
+
+  Raises:
+    UserError: the model has a head.
+  """
   if setting.model.num_classes:
     raise UserError(
       f'config.num_classes is {setting.model.num_classes}, but the objective '
-      f"'{who}' trains no head: set --config.num_classes=0 (fine-tuning adds a "
-      'head).'
+      f"'{who}' does not train a head: set --config.num_classes=0 (fine-tuning "
+      'adds a head).'
     )
 
 
 def cut(images: Num[Array, 'n y x c'], grid: Grid) -> Num[Array, 'n p d']:
-  """Cuts images into patches; the pixels of each are (row, column, channel)."""
+  """Splits images into patches, whose values are ordered (y, x, channel)."""
   n, height, width, channels = images.shape
   rows, columns = grid
   sides = height // rows, width // columns
@@ -82,19 +90,24 @@ def join(
 def spread(
   chosen: Bool[Array, 'n p'], grid: Grid, image_size: tuple[int, int]
 ) -> Bool[Array, 'n y x 1']:
-  """Returns for each pixel whether it is in a chosen patch."""
+  """Returns whether each pixel is in a chosen patch."""
   (rows, columns), (height, width) = grid, image_size
-  places = chosen.reshape(-1, rows, 1, columns, 1)
+  cells = chosen.reshape(-1, rows, 1, columns, 1)
   sides = (len(chosen), rows, height // rows, columns, width // columns)
-  return jnp.broadcast_to(places, sides).reshape(-1, height, width, 1)
+  return jnp.broadcast_to(cells, sides).reshape(-1, height, width, 1)
 
 
 def shuffled(key: Key[Array, ''], n: int, grid: Grid) -> Int[Array, 'n p']:
   """Returns a random order of the patches of each image, by sorting noise.
 
-  Every order is equally likely, so each patch is among the first k with
-  probability k / p, and there are always k of them. Random numbers depend on
-  the position in the global batch, so they are the same on every mesh.
+  Every order is equally likely, so each of p patches is among the first k with
+  probability k / p. The order depends on the key and the position in the global
+  batch, so it is the same on every mesh.
+
+  Args:
+    key: random key.
+    n: number of images.
+    grid: rows and columns of patches.
   """
   noise = jax.random.uniform(key, (n, math.prod(grid)))
   noise = sharding.constrain(noise, sharding.BATCH, None)
@@ -104,5 +117,5 @@ def shuffled(key: Key[Array, ''], n: int, grid: Grid) -> Int[Array, 'n p']:
 def take(
   patches: Num[Array, 'n p d'], places: Int[Array, 'n k']
 ) -> Num[Array, 'n k d']:
-  """Selects the patches at some indices, different ones for each image."""
+  """Selects patches by index, different ones for each image."""
   return jnp.take_along_axis(patches, places[..., None], axis=1)

@@ -18,16 +18,16 @@ PyTree = Any
 class Objective(Defaults):
   """Classification of images; an `objectives.contract.Objective`.
 
-  A batch holds `image`, uint8 `[n, y, x, 3]`, and `label`, int32 `[n]`, or soft
-  labels, float32 `[n, num_classes]`.
+  A batch contains `image`, uint8 `[n, y, x, 3]`, and `label`, int32 `[n]`, or
+  soft labels, float32 `[n, num_classes]`.
 
   Attributes:
     setting: setting of the run.
     cross_entropy: 'softmax' or 'sigmoid', see `losses`.
-    label_smoothing: α of that loss, in [0, 1); with 'sigmoid' below .5, because
-      a larger value would make a label count against its class.
+    label_smoothing: α of this loss, in [0, 1). It is below .5 for 'sigmoid',
+      because the target of the label must be above those of other classes.
     multi_hot: whether all classes of a mixed example have the target 1,
-      whatever their fractions; for 'sigmoid' (DeiT-III).
+      independent of their weights; for 'sigmoid' only (DeiT-III).
   """
 
   setting: Setting
@@ -49,7 +49,12 @@ class Objective(Defaults):
     )
 
   def check(self, spec: Spec) -> None:
-    """Checks that batches have labels and that the model has a head."""
+    """Checks that batches have labels, and that the model has a head.
+
+    Raises:
+      UserError: labels are missing or have another shape, or the model has no
+        head.
+    """
     require(spec, 'image', 'label', who="the objective 'supervised'")
     shape, _ = spec['label']
     if shape and shape != (self.setting.model.num_classes,):
@@ -70,7 +75,7 @@ class Objective(Defaults):
       )
 
   def loss(self, params: PyTree, inputs: Inputs) -> Loss:
-    """Computes the mean loss; the key drives augmentation and dropout."""
+    """Computes the mean loss of a batch or micro-batch."""
     images, targets = self.setting.mix(inputs.batch, inputs.key)
     logits = self.setting.model.apply({'params': params}, images, inputs.key)
     return self._label_loss(logits, targets).mean(), ({}, {})
