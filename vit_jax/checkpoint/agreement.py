@@ -11,33 +11,16 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import numpy as np
-from jax.experimental import multihost_utils
 
 from vit_jax.checkpoint import items
-from vit_jax.checkpoint.failures import PAUSES_S, Outcome, classify
+from vit_jax.checkpoint.failures import Outcome, classify
 from vit_jax.checkpoint.items import CorruptError
 from vit_jax.errors import StorageError, UserError
+from vit_jax.files.outages import PAUSES_S
+from vit_jax.processes import consensus
 
 log = logging.getLogger('vit_jax')
 Sleep = Callable[[float], None]
-
-
-def gather(value: int) -> list[int]:
-  """Gathers an integer below 2^31 from each process, by process index."""
-  if jax.process_count() == 1:
-    return [int(value)]
-  return multihost_utils.process_allgather(np.int32(value)).tolist()
-
-
-def on_any(value: bool) -> bool:
-  """Returns whether the value is true on any process."""
-  return any(gather(int(value)))
-
-
-def from_main(value: int) -> int:
-  """Returns the value of the main process."""
-  return gather(value)[0]
 
 
 class FailedError(Exception):
@@ -110,7 +93,7 @@ def on_all(function: Callable[..., Any], *arguments: Any) -> Any:
   except Exception as error:  # noqa: BLE001 (damaged files raise any type)
     local_error = error
   local = Outcome.INTACT if local_error is None else classify(local_error)
-  outcomes = gather(local)
+  outcomes = consensus.gather_integer(local)
   worst = Outcome(max(outcomes))
   if worst is not Outcome.INTACT:
     processes = [i for i, outcome in enumerate(outcomes) if outcome == worst]

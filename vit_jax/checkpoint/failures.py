@@ -7,7 +7,6 @@ import re
 
 from vit_jax.checkpoint.items import CorruptError
 from vit_jax.errors import UserError
-from vit_jax.files.outages import PAUSES_S as PAUSES_S
 
 _DAMAGE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EINVAL}
 _DENIED = {errno.EACCES, errno.EPERM}

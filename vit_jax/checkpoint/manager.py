@@ -25,6 +25,7 @@ from vit_jax.config import durations, plugins
 from vit_jax.errors import StorageError, UserError, check_range
 from vit_jax.files import outages, paths
 from vit_jax.files.outages import Cause
+from vit_jax.processes import consensus
 
 log = logging.getLogger('vit_jax')
 PyTree = Any
@@ -79,7 +80,7 @@ class Checkpointer:
     steps.check_path(self._root)
     try:
       agreement.on_main(self._open_directory)
-      self._run = run_id.find(self._root)
+      run = run_id.find(self._root)
     except agreement.FailedError as error:
       kind = outages.cause(error.local_error or error)
       raise (UserError if kind is Cause.USER else StorageError)(
@@ -87,7 +88,8 @@ class Checkpointer:
         'when there is space and the storage responds, or give another '
         '--workdir.'
       ) from error
-    self._seed = about.get('config', {}).get('seed')
+    seed = about.get('config', {}).get('seed')
+    self._identity = restore.RunIdentity(run, seed)
     self._writer = self._open_writer()
     self._thread = concurrent.futures.ThreadPoolExecutor(1)
     self._pending: tuple[int, concurrent.futures.Future[None]] | None = None
@@ -131,13 +133,15 @@ class Checkpointer:
 
   def is_committed(self, step: int) -> bool:
     """Returns whether a step is committed, according to the main process."""
-    is_step = False
-    if jax.process_index() == 0:
+
+    def is_step() -> bool:
       try:
-        is_step = steps.is_step(self._root / str(step))
+        return steps.is_step(self._root / str(step))
       except OSError as error:
         log.error('%s cannot be listed: %s', self._root, error)
-    return bool(agreement.from_main(int(is_step)))
+        return False
+
+    return consensus.from_main(is_step)
 
   def save(
     self,
@@ -171,8 +175,8 @@ class Checkpointer:
     # Orbax writes in the background, while the run may change objects in
     # `history`. The copy agrees with the checksum in the manifest.
     about = copy.deepcopy(self._about | (history or {}))
-    origin = {'step': step, 'run': self._run, 'seed': self._seed}
-    written = manifest.make(state, about, **origin)
+    run, seed = self._identity
+    written = manifest.make(state, about, step=step, run=run, seed=seed)
     arrays = items.split(state).items()
     args = {k: ocp.args.StandardSave(v) for k, v in arrays}
     args |= {
@@ -196,7 +200,7 @@ class Checkpointer:
       function(*arguments)
     except Exception as error:  # noqa: BLE001 (file systems raise many types)
       local_error = error
-    if not agreement.on_any(local_error is not None):
+    if not any(consensus.gather_integer(local_error is not None)):
       return True
     self._handle_failure(step, local_error)
     return False
@@ -205,7 +209,7 @@ class Checkpointer:
     """Checks that the step can be written, and writes the id of the run."""
     if jax.process_index() == 0:
       steps.check_writable(self._root, step)
-      run_id.record(self._root, self._run)
+      run_id.record(self._root, self._identity.run)
 
   def _start_writing(self, step: int, args: dict[str, Any]) -> None:
     """Copies the arrays to the host, and starts writing them."""
@@ -218,7 +222,7 @@ class Checkpointer:
     """Waits until a step is committed; then removes old steps."""
     writer.wait_until_finished()
     if jax.process_index() == 0:
-      retention.apply(self._root, self._run, self._keep, self._best)
+      retention.apply(self._root, self._identity.run, self._keep, self._best)
 
   def _add_metrics(self, step: int, best: dict[str, float] | None) -> None:
     if best and jax.process_index() == 0:
@@ -266,7 +270,7 @@ class Checkpointer:
       return None
     try:
       candidates = steps.committed(self._root)
-      found = retention.best(self._root, candidates, self._best)
+      found, _ = retention.best_step(self._root, candidates, self._best)
     except (OSError, StorageError) as error:  # must not end a finished run
       log.warning('the best step cannot be determined: %s', error)
       return None
@@ -312,8 +316,7 @@ class Checkpointer:
         not renamed.
       StorageError: the newest step cannot be read, even after retries.
     """
-    identity = restore.RunIdentity(self._run, self._seed)
-    return restore.newest(self._root, abstract, identity, sleep)
+    return restore.newest(self._root, abstract, self._identity, sleep)
 
   def close(self) -> None:
     """Waits for the current save, without communicating with other processes.

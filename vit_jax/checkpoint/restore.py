@@ -5,11 +5,10 @@ processes exchange whether they succeeded; otherwise an error on one process
 would leave the others waiting.
 """
 
-import dataclasses
 import errno
 import logging
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from etils import epath
@@ -20,14 +19,13 @@ from vit_jax.checkpoint.agreement import Sleep
 from vit_jax.checkpoint.items import CorruptError
 from vit_jax.checkpoint.manifest import Manifest
 from vit_jax.errors import UserError
+from vit_jax.processes import consensus
 
 log = logging.getLogger('vit_jax')
 PyTree = Any
-_NO_STEP = -1  # replaces None, because processes exchange integers
 
 
-@dataclasses.dataclass(frozen=True)
-class RunIdentity:
+class RunIdentity(NamedTuple):
   """Identity of the run that resumes, compared with that of a step.
 
   Attributes:
@@ -48,7 +46,7 @@ def newest(
 ) -> tuple[PyTree, int] | None:
   """Restores the newest intact step; see `Checkpointer.restore_latest`."""
   below = None
-  while (step := _newest_step(root, below, sleep)) != _NO_STEP:
+  while (step := _newest_step(root, below, sleep)) is not None:
     path = root / str(step)
     try:
       return _restore(path, step, abstract, identity, sleep), step
@@ -62,7 +60,7 @@ def newest(
     below = step
   names = [name for name in steps.listing(root) if steps.is_step_or_bad(name)]
   # Only a run that never had a checkpoint may start from scratch.
-  if agreement.from_main(len(names)):
+  if consensus.from_main(lambda: len(names)):
     raise UserError(
       f'no checkpoint in {root} is intact: {", ".join(sorted(names))} cannot '
       'be used; the log contains the cause for each one that was renamed '
@@ -72,7 +70,9 @@ def newest(
   return None
 
 
-def _newest_step(root: epath.Path, below: int | None, sleep: Sleep) -> int:
+def _newest_step(
+  root: epath.Path, below: int | None, sleep: Sleep
+) -> int | None:
   """Returns the newest step below a limit, according to the main process.
 
   Args:
@@ -81,19 +81,19 @@ def _newest_step(root: epath.Path, below: int | None, sleep: Sleep) -> int:
     sleep: function that waits for some seconds.
 
   Returns:
-    The step, or _NO_STEP.
+    The step; None if there is none.
   """
 
-  def find(root: epath.Path) -> int:
+  def find() -> int | None:
     candidates = steps.committed(root)
     if below is not None:
       candidates = [step for step in candidates if step < below]
-    return max(candidates, default=_NO_STEP)
+    return max(candidates, default=None)
 
   found = agreement.with_retries(
-    lambda: agreement.on_main(find, root), str(root), sleep
+    lambda: agreement.on_main(find), str(root), sleep
   )
-  return agreement.from_main(_NO_STEP if found is None else found)
+  return consensus.from_main(lambda: found)
 
 
 def _restore(
@@ -116,7 +116,7 @@ def _restore(
     # every process has read its part.
     actual = manifest.leaves(state)
     agreement.on_all(_compare, path, step, state, actual, written)
-    if written.seed is not None and written.seed != identity.seed:
+    if written.seed not in (None, identity.seed):
       log.warning(
         '%s was written with seed %s, but the config has %s: batches and '
         'dropout from here on are those of the new seed.',

@@ -12,6 +12,7 @@ from etils import epath
 
 from vit_jax.checkpoint import items, manifest, steps
 from vit_jax.checkpoint.items import CorruptError
+from vit_jax.files import atomic
 
 log = logging.getLogger('vit_jax')
 _ITEM = _FILE = 'metrics'
@@ -39,9 +40,8 @@ def add_metrics(
   if _FILE in steps.listing(folder):
     return
   folder.mkdir(exist_ok=True)
-  temporary = folder / f'{_FILE}.new'
-  temporary.write_text(manifest.text_with_checksum({'step': step, **metrics}))
-  temporary.replace(folder / _FILE)
+  content = manifest.text_with_checksum({'step': step, **metrics})
+  atomic.write(folder / _FILE, content)
 
 
 def apply(root: epath.Path, run: str, keep: int, best: str | None) -> None:
@@ -60,7 +60,7 @@ def apply(root: epath.Path, run: str, keep: int, best: str | None) -> None:
     ours = [s for s in steps.committed(root) if _is_ours(root / str(s), run)]
     kept = set(ours[-keep:])
     if best is not None:
-      found, unreadable = _best(root, ours, best)
+      found, unreadable = best_step(root, ours, best)
       kept |= {found[0]} if found else set()
       for step, error in unreadable.items():
         log.warning(
@@ -87,9 +87,9 @@ def _is_ours(step_dir: epath.Path, run: str) -> bool:
     return False
 
 
-def best(
+def best_step(
   root: epath.Path, candidates: list[int], name: str
-) -> tuple[int, float] | None:
+) -> tuple[tuple[int, float] | None, dict[int, CorruptError]]:
   """Returns the step whose metric is highest, and the metric.
 
   Args:
@@ -98,17 +98,9 @@ def best(
     name: name of the metric.
 
   Returns:
-    The step and its metric, the later step of two with equal metrics; None if
-    no step has the metric.
+    The step and its metric, the later step of two with equal metrics, or None
+    if no step has the metric; and the errors of steps with damaged metrics.
   """
-  found, _ = _best(root, candidates, name)
-  return found
-
-
-def _best(
-  root: epath.Path, candidates: list[int], name: str
-) -> tuple[tuple[int, float] | None, dict[int, CorruptError]]:
-  """Returns the result of `best`, and errors of steps with damaged metrics."""
   values, unreadable = [], {}
   for step in candidates:
     try:

@@ -12,12 +12,11 @@ from etils import epath
 
 from vit_jax.checkpoint import agreement, items, manifest, steps
 from vit_jax.checkpoint.items import CorruptError
+from vit_jax.files import atomic
+from vit_jax.processes import consensus
 
 log = logging.getLogger('vit_jax')
 FILE = 'run_id.json'
-# An id has 32 hexadecimal digits. `agreement` exchanges integers below 2^31, so
-# an id is exchanged in words of 16 bits.
-_WORDS = 8
 
 
 def find(root: epath.Path) -> str:
@@ -35,10 +34,8 @@ def find(root: epath.Path) -> str:
   def existing(root: epath.Path) -> str | None:
     return _read_file(root) or _read_newest_step(root)
 
-  # Only the value of the main process is used.
   run = agreement.on_main(existing, root) or uuid.uuid4().hex
-  words = [int(run[4 * i : 4 * i + 4], 16) for i in range(_WORDS)]
-  return ''.join(f'{agreement.from_main(word):04x}' for word in words)
+  return consensus.from_main(lambda: run)
 
 
 def _read_file(root: epath.Path) -> str | None:
@@ -73,9 +70,5 @@ def record(root: epath.Path, run: str) -> None:
     root: directory of checkpoints.
     run: id of the run.
   """
-  path = root / FILE
-  if _read_file(root) == run:
-    return
-  temporary = path.with_name(f'{FILE}.new')
-  temporary.write_text(manifest.text_with_checksum({'run': run}))
-  temporary.replace(path)
+  if _read_file(root) != run:
+    atomic.write(root / FILE, manifest.text_with_checksum({'run': run}))

@@ -63,7 +63,7 @@ def _select_step(workdir: str, step: str) -> epath.Path:
         f'{workdir}@best: config.checkpoint.best of this run is not set, so no '
         f'checkpoint is the best. Give one of its steps: {names}.'
       )
-    found = retention.best(folder, available, metric)
+    found, _ = retention.best_step(folder, available, metric)
     if found is None:
       raise UserError(
         f'{workdir}@best: none of the checkpoints {names} has the metric '

@@ -1,4 +1,4 @@
-"""Exchanges text and JSON values between the processes of a run."""
+"""Exchanges numbers, text and JSON values between the processes of a run."""
 
 import json
 from collections.abc import Callable
@@ -7,6 +7,16 @@ from typing import Any
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
+
+
+def gather_integer(value: int) -> list[int]:
+  """Gathers an integer below 2^31 from each process, by process index.
+
+  All processes must call it.
+  """
+  if jax.process_count() == 1:
+    return [int(value)]
+  return multihost_utils.process_allgather(np.int32(value)).tolist()
 
 
 def gather_text(text: str) -> list[str]:
@@ -23,10 +33,10 @@ def gather_text(text: str) -> list[str]:
   if jax.process_count() == 1:
     return [text]
   data = np.frombuffer(text.encode(), np.uint8)
-  sizes = multihost_utils.process_allgather(np.array(len(data), np.int32))
+  sizes = gather_integer(len(data))
   # Only arrays of equal shape can be gathered, so all are padded to the
   # longest.
-  padded = np.zeros(int(sizes.max()), np.uint8)
+  padded = np.zeros(max(sizes), np.uint8)
   padded[: len(data)] = data
   rows = multihost_utils.process_allgather(padded)
   return [
