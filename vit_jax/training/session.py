@@ -11,7 +11,6 @@ from etils import epath
 from jax.experimental import multihost_utils
 
 from vit_jax import checkpoint
-from vit_jax.arrays import chips
 from vit_jax.config.completion import Config, flatten
 from vit_jax.config.sections import build_section
 from vit_jax.data.pipeline import stream
@@ -19,9 +18,8 @@ from vit_jax.files import outages
 from vit_jax.processes import peers, runtime
 from vit_jax.processes.preemption import Preemption
 from vit_jax.processes.watchdog import Watchdog
-from vit_jax.run import limits, lock, metrics, recovery
+from vit_jax.run import lock, metrics, recovery
 from vit_jax.run.ledger import Ledger
-from vit_jax.run.recorder import Meter, Recorder
 from vit_jax.run.stragglers import HostTimes
 from vit_jax.run.tracking import Run as TrackedRun
 from vit_jax.training import (
@@ -34,6 +32,7 @@ from vit_jax.training import (
 )
 from vit_jax.training.evaluations import Evaluations
 from vit_jax.training.experiment import Experiment
+from vit_jax.training.recorder import Recorder
 from vit_jax.training.replay import Replay
 from vit_jax.training.saving import Saving
 
@@ -232,7 +231,15 @@ class Session:
         self._writer.rewind(step, saved.get('training_lines', 0))
     # The recorder is created outside the span, because it measures the first
     # throughput from its creation.
-    self.recorder = self._new_recorder(saved.get('interval'))
+    self.recorder = Recorder(
+      self.experiment,
+      self._writer,
+      self.ledger,
+      self._watchdog,
+      self.host_times,
+      self._bad_record_limit,
+      saved.get('interval'),
+    )
     return restored
 
   def _new_state(self, initial_params: InitialParams) -> PyTree:
@@ -250,38 +257,6 @@ class Session:
 
     init = jax.jit(from_params, donate_argnums=0, out_shardings=shardings)
     return init(initial_params(experiment), key)
-
-  def _new_recorder(self, interval: dict[str, Any] | None) -> Recorder:
-    """Returns a recorder for the steps after a start.
-
-    Args:
-      interval: metrics since the last log line, as a checkpoint stores them.
-    """
-    experiment, config = self.experiment, self.experiment.config
-    devices, settings = experiment.mesh.devices, experiment.recovery
-    meter = Meter(
-      self.ledger,
-      config.batch_size,
-      devices.size,
-      experiment.image_flops,
-      chips.peak_flops(devices.flat[0].device_kind),
-    )
-    return Recorder(
-      self._writer,
-      meter,
-      self.ledger,
-      self._watchdog,
-      self.host_times,
-      self._bad_record_limit,
-      limits.Limits(
-        limits.build(settings.limits), experiment.steps, self.ledger
-      ),
-      max_skipped=settings.max_skipped,
-      every_steps=experiment.steps(experiment.log.every),
-      total_steps=experiment.total_steps,
-      steps_per_epoch=config.train.num_examples / config.batch_size,
-      interval=interval,
-    )
 
   def train_batches(self, step: int) -> stream.Stream:
     """Opens the stream of batches after `step` updates.

@@ -1,24 +1,42 @@
 """Tests of the metrics from the device to a line in metrics.jsonl."""
 
 import json
+import types
 from unittest import mock
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from etils import epath
+from ml_collections import ConfigDict
 
 from vit_jax.data.pipeline.bad_record_limit import BadRecordLimit
 from vit_jax.data.pipeline.loader import BadRecord
 from vit_jax.errors import UserError
 from vit_jax.processes.watchdog import Watchdog
 from vit_jax.run import interval
-from vit_jax.run import recorder as recorder_lib
 from vit_jax.run.ledger import Ledger
-from vit_jax.run.limits import Limits
-from vit_jax.run.metrics import Writer
-from vit_jax.run.recovery import RollbackError
+from vit_jax.run.metrics import Log, Writer
+from vit_jax.run.recovery import Recovery, RollbackError
 from vit_jax.run.stragglers import HostTimes
+from vit_jax.training import recorder as recorder_lib
+from vit_jax.training.experiment import Experiment
+
+
+def experiment_of(total_steps, every, max_skipped=3, devices=2):
+  """Returns an experiment with 4 batches of 8 images per epoch, on v4 chips."""
+  chips = np.full(devices, types.SimpleNamespace(device_kind='TPU v4'))
+  config = {'batch_size': 8, 'train': {'num_examples': 32}}
+  return mock.Mock(
+    spec=Experiment,
+    config=ConfigDict(config),
+    mesh=types.SimpleNamespace(devices=chips, size=devices),
+    image_flops=1e6,
+    recovery=Recovery(max_skipped=max_skipped),
+    log=Log(every=every),
+    total_steps=total_steps,
+    steps=lambda duration: int(duration.split()[0]),
+  )
 
 
 @pytest.fixture
@@ -26,13 +44,13 @@ def made(tmp_path):
   """Returns a recorder with a line every 5 of 20 steps, and a line reader."""
   folder = epath.Path(tmp_path)
   writer = Writer(folder, tensorboard=False, active=True)
-  ledger = Ledger(folder / 'events.jsonl')
-  meter = recorder_lib.Meter(ledger, 8, 2, 1e6, 1e12)
   recorder = recorder_lib.Recorder(
-    *(writer, meter, ledger, mock.Mock(spec=Watchdog)),
-    *(mock.MagicMock(spec=HostTimes), BadRecordLimit(1.0, 64)),
-    Limits({}, len, ledger),
-    **dict(max_skipped=2, every_steps=5, total_steps=18, steps_per_epoch=4.0),
+    experiment_of(total_steps=18, every='5 steps', max_skipped=2),
+    writer,
+    Ledger(folder / 'events.jsonl'),
+    mock.Mock(spec=Watchdog),
+    mock.MagicMock(spec=HostTimes),
+    BadRecordLimit(1.0, 64),
   )
 
   def lines():
@@ -63,8 +81,8 @@ def test_lines_are_written_when_due_and_at_the_end(made):
     assert line['loss'] == pytest.approx(mean)
     assert line['epoch'] == line['step'] / 4
     assert line['img_per_sec'] > 0 and 0 <= line['data_wait']
-    # 1e6 FLOPs per image on two chips of 1e12 FLOP/s
-    mfu = line['img_per_sec'] * 1e6 / 2 / 1e12
+    # 1e6 FLOPs per image on two chips of 275e12 FLOP/s
+    mfu = line['img_per_sec'] * 1e6 / 2 / 275e12
     assert line['mfu'] == pytest.approx(mfu)
 
 
@@ -155,18 +173,13 @@ def test_duration_has_its_two_largest_units(seconds, text):
 
 def silent_recorder(limit):
   """Returns a recorder without outputs."""
-  meter = mock.Mock(spec=recorder_lib.Meter, batch_size=8)
-  meter.read.return_value = {}
-  others = (mock.Mock(spec=kind) for kind in (Writer, Ledger, Watchdog))
-  writer, ledger, watchdog = others
-  hosts = mock.MagicMock(spec=HostTimes)
   return recorder_lib.Recorder(
-    *(writer, meter, ledger, watchdog, hosts, limit),
-    Limits({}, len, ledger),
-    max_skipped=3,
-    every_steps=100,
-    total_steps=1000,
-    steps_per_epoch=8.0,
+    experiment_of(total_steps=1000, every='100 steps'),
+    mock.Mock(spec=Writer),
+    mock.Mock(spec=Ledger, totals={}),
+    mock.Mock(spec=Watchdog),
+    mock.MagicMock(spec=HostTimes),
+    limit,
   )
 
 
@@ -190,9 +203,9 @@ def test_too_many_bad_records_end_the_run():
 @pytest.mark.parametrize('devices', [1, 2])
 def test_the_rate_per_chip_is_shown_with_several_chips(devices):
   """With a single chip, it equals the rate of the run."""
-  meter = mock.Mock(num_devices=devices, batch_size=8)
   values = {'loss': 1.0, 'lr': 0.1, 'img_per_sec': 50.0, 'data_wait': 0.0}
-  line = recorder_lib.console_line(5, 10, values, meter)
+  experiment = experiment_of(10, '5 steps', devices=devices)
+  line = recorder_lib.console_line(5, values, experiment)
   assert '50 img/s  ' in line
   assert ('25.0 img/s/chip' in line) == (devices == 2)
   assert ('img/s/chip' in line) == (devices == 2)

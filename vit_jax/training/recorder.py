@@ -8,49 +8,32 @@ from typing import Any
 
 import jax
 
+from vit_jax.arrays import chips
 from vit_jax.data.pipeline.bad_record_limit import BadRecordLimit
 from vit_jax.processes.watchdog import Watchdog
+from vit_jax.run import limits
 from vit_jax.run.interval import Interval
 from vit_jax.run.ledger import Ledger
-from vit_jax.run.limits import Limits
 from vit_jax.run.metrics import Writer
 from vit_jax.run.recovery import RollbackError
 from vit_jax.run.stragglers import HostTimes
+from vit_jax.training.experiment import Experiment
 
 log = logging.getLogger('vit_jax')
 _IN_FLIGHT = 2  # steps that are dispatched before older metrics are fetched
 
 
 class Meter:
-  """Measures throughput between two log lines, except evaluation and saving.
+  """Measures throughput between two log lines, except evaluation and saving."""
 
-  Attributes:
-    batch_size: examples in a global batch.
-    num_devices: number of devices of the run.
-  """
-
-  def __init__(
-    self,
-    ledger: Ledger,
-    batch_size: int,
-    num_devices: int,
-    train_flops_per_image: float,
-    peak_flops: float | None,
-  ):
+  def __init__(self, experiment: Experiment, ledger: Ledger):
     """Starts measuring.
 
     Args:
+      experiment: experiment of the run.
       ledger: account of time, whose spans except data_wait are left out.
-      batch_size: examples in a global batch.
-      num_devices: number of devices of the run.
-      train_flops_per_image: FLOPs of forward and backward pass.
-      peak_flops: FLOP/s of one device; None if it is not known.
     """
-    self._ledger = ledger
-    self.batch_size = batch_size
-    self.num_devices = num_devices
-    self._flops = train_flops_per_image
-    self._peak = peak_flops
+    self._experiment, self._ledger = experiment, ledger
     self.reset()
 
   def reset(self) -> None:
@@ -77,11 +60,14 @@ class Meter:
     waited = spent.pop('data_wait', 0.0)
     elapsed = time.perf_counter() - self._start - sum(spent.values())
     elapsed = max(elapsed, 1e-9)
-    rate = self._steps * self.batch_size / elapsed
+    experiment = self._experiment
+    rate = self._steps * experiment.config.batch_size / elapsed
     values = {'img_per_sec': rate, 'data_wait': waited / elapsed}
-    if self._peak:
-      achieved = rate * self._flops / self.num_devices
-      values['mfu'] = achieved / self._peak
+    devices = experiment.mesh.devices
+    peak_flops = chips.peak_flops(devices.flat[0].device_kind)
+    if peak_flops is not None:
+      flops = rate * experiment.image_flops / devices.size
+      values['mfu'] = flops / peak_flops
     self.reset()
     return values
 
@@ -97,48 +83,37 @@ class Recorder:
 
   def __init__(
     self,
+    experiment: Experiment,
     writer: Writer,
-    meter: Meter,
     ledger: Ledger,
     watchdog: Watchdog,
     host_times: HostTimes,
     bad_record_limit: BadRecordLimit,
-    limits: Limits,
-    *,
-    max_skipped: int,
-    every_steps: int,
-    total_steps: int,
-    steps_per_epoch: float,
     interval: Mapping[str, Any] | None = None,
   ):
     """Starts an interval, or continues the one in a checkpoint.
 
     Args:
+      experiment: experiment of the run.
       writer: destination of lines.
-      meter: measurement of throughput.
       ledger: account of time, flushed with every line.
       watchdog: watchdog that is notified of every step.
       host_times: work and waiting times of this host.
       bad_record_limit: limit on the fraction of bad training records.
-      limits: bounds of metrics.
-      max_skipped: number of bad steps in a row that are only skipped.
-      every_steps: interval between two log lines.
-      total_steps: number of updates in the whole training.
-      steps_per_epoch: updates in an epoch; need not be an integer.
       interval: metrics since the last line, from the checkpoint that the run
         resumes from.
     """
+    self._experiment = experiment
     self._writer = writer
-    self._meter = meter
     self._ledger = ledger
     self._watchdog = watchdog
     self._host_times = host_times
     self._bad_record_limit = bad_record_limit
-    self._limits = limits
-    self._max_skipped = max_skipped
-    self._every_steps = every_steps
-    self._total_steps = total_steps
-    self._steps_per_epoch = steps_per_epoch
+    self._meter = Meter(experiment, ledger)
+    self._limits = limits.Limits(
+      limits.build(experiment.recovery.limits), experiment.steps, ledger
+    )
+    self._every_steps = experiment.steps(experiment.log.every)
     self._interval = Interval(interval)
     self._pending: collections.deque[tuple[int, Any]] = collections.deque()
 
@@ -190,17 +165,19 @@ class Recorder:
     if 'bad_records' in values:
       self._bad_record_limit.add(values['bad_records'])
     self._interval.add(values)
-    values['epoch'] = step / self._steps_per_epoch
+    config = self._experiment.config
+    values['epoch'] = step / (config.train.num_examples / config.batch_size)
     if 'bad_records' in values:  # since the last line
       values['bad_records'] = self._interval.bad_records
-    if step % self._every_steps == 0 or step == self._total_steps:
+    is_last = step == self._experiment.total_steps
+    if step % self._every_steps == 0 or is_last:
       self._report(step, values)
     elif values['skipped']:
       # A bad step gets a line of its own, with its own metrics.
       self._writer.write(step, values)
     if not values['skipped']:
       self._limits.step(step, values)
-    if values['skipped'] > self._max_skipped:
+    if values['skipped'] > self._experiment.recovery.max_skipped:
       self._writer.flush()
       raise RollbackError(step, values['skipped'])
 
@@ -210,7 +187,7 @@ class Recorder:
     self._interval = Interval()
     self._writer.write(step, line)
     self._ledger.flush(step)
-    log.info('%s', console_line(step, self._total_steps, line, self._meter))
+    log.info('%s', console_line(step, line, self._experiment))
 
   def evaluations(self, step: int, results: Mapping[str, float]) -> None:
     """Writes one line of evaluation results; nothing if there are none.
@@ -234,36 +211,35 @@ class Recorder:
     """
     texts = [f'{key} {value:.6g}' for key, value in results.items()]
     return (
-      f'finished at step {self._total_steps}: {steps} steps in '
+      f'finished at step {self._experiment.total_steps}: {steps} steps in '
       f'{duration(self._ledger.elapsed_s())}. {"  ".join(texts)}'
     )
 
 
 def console_line(
-  step: int, total: int, values: Mapping[str, float], meter: Meter
+  step: int, values: Mapping[str, float], experiment: Experiment
 ) -> str:
   """Returns the progress line of one log step.
 
   Args:
     step: number of updates completed.
-    total: number of updates in the whole training.
     values: metrics of the line.
-    meter: meter, which has the batch size and the number of devices.
+    experiment: experiment of the run.
   """
-  rate = values['img_per_sec']
+  rate, total = values['img_per_sec'], experiment.total_steps
   parts = [
     f'step {step}/{total} ({100 * step / total:.1f}%)',
     f'loss {values["loss"]:.4f}',
     f'lr {values["lr"]:.2e}',
     f'{rate:,.0f} img/s',
   ]
-  if meter.num_devices > 1:
-    parts.append(f'{rate / meter.num_devices:,.1f} img/s/chip')
+  if experiment.mesh.size > 1:
+    parts.append(f'{rate / experiment.mesh.size:,.1f} img/s/chip')
   if 'mfu' in values:
     parts.append(f'MFU {100 * values["mfu"]:.1f}%')
   parts.append(f'data wait {100 * values["data_wait"]:.1f}%')
-  remaining_s = (total - step) * meter.batch_size / max(rate, 1e-9)
-  parts.append(f'ETA {duration(remaining_s)}')
+  remaining = (total - step) * experiment.config.batch_size
+  parts.append(f'ETA {duration(remaining / max(rate, 1e-9))}')
   return '  '.join(parts)
 
 
