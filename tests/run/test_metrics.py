@@ -23,7 +23,7 @@ def log_text(caplog):
 
 
 def _writer(folder):
-  return metrics.Writer(epath.Path(folder), False, True)
+  return metrics.Writer(epath.Path(folder), True)
 
 
 def _steps(folder):

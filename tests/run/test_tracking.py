@@ -19,7 +19,7 @@ def config_of(**tracker):
 
 def opened(folder, config, active=True):
   settings = metrics.Log(**config.log.to_dict())
-  run = tracking.Run.of(epath.Path(folder), flatten(config))
+  run = tracking.Run(epath.Path(folder), flatten(config))
   return metrics.open_writer(settings, run, active)
 
 
@@ -83,9 +83,9 @@ def test_calls_of_weights_and_biases(tmp_path, fake):
   assert settings['name'] == tmp_path.name and settings['resume'] == 'allow'
   given = dict(project='p', entity='e', mode='offline', dir=str(tmp_path))
   assert settings.items() >= given.items()
-  again = tracking.Run.of(epath.Path(tmp_path), {})
+  again = tracking.Run(epath.Path(tmp_path), {})
   assert settings['id'] == again.identity
-  other = tracking.Run.of(epath.Path(tmp_path / 'other'), {})
+  other = tracking.Run(epath.Path(tmp_path / 'other'), {})
   assert settings['id'] != other.identity
 
 
@@ -173,3 +173,52 @@ def test_tracker_errors_are_logged_once(tmp_path, caplog, fake):
   writer.close()
   assert caplog.text.count('trackers.mine failed (RuntimeError: no key)') == 1
   assert len((tmp_path / 'metrics.jsonl').read_text().splitlines()) == 2
+
+
+def test_tensorboard_is_optional(tmp_path, caplog, monkeypatch):
+  """Without CLU, the log says so, and metrics.jsonl is written."""
+  monkeypatch.setitem(sys.modules, 'clu', None)
+  monkeypatch.delitem(
+    sys.modules, 'vit_jax.run.trackers.tensorboard', raising=False
+  )
+  caplog.set_level('INFO')
+  writer = opened(tmp_path, completed(**{'log.tensorboard': True}))
+  writer.write(1, {'loss': 1.0})
+  writer.close()
+  assert 'no TensorBoard events' in caplog.text and "'clu'" in caplog.text
+  assert [path.name for path in tmp_path.iterdir()] == ['metrics.jsonl']
+
+
+def test_tensorboard_events_are_uploaded(tmp_path, monkeypatch):
+  """They are copied to an object store once a minute and at the end."""
+
+  class SummaryWriter:
+    def __init__(self, folder):
+      self.file = epath.Path(folder) / 'events'
+      self.lines = ''
+
+    def write_scalars(self, step, values):
+      self.lines += f'{step}: {values}\n'
+
+    def flush(self):
+      self.file.write_text(self.lines)
+
+    def close(self):
+      self.flush()
+
+  module = importlib.import_module('vit_jax.run.trackers.tensorboard')
+  monkeypatch.setattr(module.metric_writers, 'SummaryWriter', SummaryWriter)
+  monkeypatch.setattr(module.paths, 'is_remote', lambda _: True)
+  now = 0.0
+  monkeypatch.setattr(module.time, 'monotonic', lambda: now)
+  tracker = module.Tracker(tracking.Run(epath.Path(tmp_path), {}))
+  target = tmp_path / 'events'
+  tracker.write(1, {'loss': 2.0})
+  assert not target.exists()
+  now = 61.0
+  tracker.write(2, {'loss': 1.0})
+  assert len(target.read_text().splitlines()) == 2
+  tracker.write(3, {'loss': 0.5})
+  assert len(target.read_text().splitlines()) == 2
+  tracker.close()
+  assert len(target.read_text().splitlines()) == 3

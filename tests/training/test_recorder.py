@@ -43,7 +43,7 @@ def experiment_of(total_steps, every, max_skipped=3, devices=2):
 def made(tmp_path):
   """Returns a recorder with a line every 5 of 20 steps, and a line reader."""
   folder = epath.Path(tmp_path)
-  writer = Writer(folder, tensorboard=False, active=True)
+  writer = Writer(folder, active=True)
   recorder = recorder_lib.Recorder(
     experiment_of(total_steps=18, every='5 steps', max_skipped=2),
     writer,

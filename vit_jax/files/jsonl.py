@@ -7,7 +7,7 @@ from typing import Any
 
 from etils import epath
 
-from vit_jax.files import atomic
+from vit_jax.files import atomic, paths
 from vit_jax.files.outages import access as access
 from vit_jax.files.outages import with_retries
 
@@ -84,6 +84,72 @@ def append(path: epath.Path, line: str) -> None:
         data = data[file.write(data) :]
 
   with_retries(write, path, 'written')
+
+
+class Appender:
+  """Appends JSON objects to a file of JSON lines.
+
+  In an object store, files cannot be appended to. There, the lines are kept in
+  memory, and `upload` writes the whole file.
+  """
+
+  def __init__(self, path: epath.Path):
+    """Reads the existing lines of a file in an object store.
+
+    Args:
+      path: path of the file, which need not exist.
+
+    Raises:
+      UserError: there is no permission to read the file.
+      StorageError: the file cannot be read.
+    """
+    self._path, self._is_remote = path, paths.is_remote(path)
+    self._lines = [line for line, _ in read(path)] if self._is_remote else []
+
+  def append(self, record: Record) -> None:
+    """Appends a line to a local file, or to the lines that `upload` writes.
+
+    Args:
+      record: the object of the line.
+
+    Raises:
+      UserError, StorageError: see `append`.
+    """
+    line = json.dumps(record) + '\n'
+    if self._is_remote:
+      self._lines.append(line.encode())
+    else:
+      append(self._path, line)
+
+  def upload(self) -> None:
+    """Writes a file in an object store; does nothing for a local file.
+
+    Raises:
+      UserError: there is no permission to write the file.
+      StorageError: the storage keeps failing.
+    """
+    if self._is_remote:
+      content = b''.join(self._lines)
+      with_retries(
+        lambda: self._path.write_bytes(content), self._path, 'written'
+      )
+
+  def sync(self) -> None:
+    """Makes sure that all lines are in the object store or on disk.
+
+    Raises:
+      UserError: the directory was removed, or there is no permission.
+      StorageError: the storage is full or keeps failing.
+    """
+
+    def sync_file() -> None:
+      with open(self._path, 'rb') as file:
+        os.fsync(file.fileno())
+
+    if self._is_remote:
+      self.upload()
+    else:
+      with_retries(sync_file, self._path, 'written')
 
 
 def keep(path: epath.Path, is_kept: Callable[[Record], bool]) -> list[bytes]:

@@ -18,7 +18,7 @@ from typing import Any
 
 from etils import epath
 
-from vit_jax.files import jsonl, paths
+from vit_jax.files import jsonl
 from vit_jax.files.outages import with_retries
 
 log = logging.getLogger('vit_jax')
@@ -54,8 +54,6 @@ class Ledger:
       StorageError: the storage is full or keeps failing.
     """
     self.path = path
-    self._remote = paths.is_remote(path)
-    self._lines: list[str] = []
     with_retries(
       lambda: path.parent.mkdir(parents=True, exist_ok=True), path, 'written'
     )
@@ -69,8 +67,7 @@ class Ledger:
         path.stem,
         damaged[0][:100],
       )
-    if self._remote:  # objects cannot be appended to
-      self._lines = [line.decode() for line, _ in jsonl.read(path)]
+    self._file = jsonl.Appender(path)
     self.totals: dict[str, float] = {}
     self._flushed: dict[str, float] = {}
     self._start = self._last_flush = time.perf_counter()
@@ -90,13 +87,8 @@ class Ledger:
     record = {'time': now, 'event': kind, **fields}
     if kind in _WITH_CHECKSUM:
       record['crc'] = _checksum(record)
-    line = json.dumps(record) + '\n'
-    if not self._remote:
-      jsonl.append(self.path, line)
-      return
-    self._lines.append(line)
-    text = ''.join(self._lines)
-    with_retries(lambda: self.path.write_text(text), self.path, 'written')
+    self._file.append(record)
+    self._file.upload()
 
   @contextlib.contextmanager
   def span(self, kind: str) -> Iterator[None]:

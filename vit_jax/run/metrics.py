@@ -1,15 +1,12 @@
-"""Writes a run's metrics: metrics.jsonl, TensorBoard and trackers."""
+"""Writes a run's metrics to metrics.jsonl and to trackers."""
 
 import contextlib
 import dataclasses
 import errno
-import json
 import logging
 import math
 import os
-import pathlib
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 from etils import epath
@@ -64,7 +61,7 @@ class Log:
 
 
 class Writer:
-  """Writes metrics.jsonl, and TensorBoard events through CLU.
+  """Writes metrics.jsonl, and passes each line to the trackers.
 
   Each line is one JSON object: {"step": 100, "loss": …}. Numbers that are not
   finite are written as null. Only the main process writes.
@@ -76,7 +73,6 @@ class Writer:
   def __init__(
     self,
     workdir: epath.Path,
-    tensorboard: bool,
     active: bool,
     trackers: Sequence[tracking.Tracker] = (),
   ):
@@ -84,34 +80,28 @@ class Writer:
 
     Args:
       workdir: directory of the run.
-      tensorboard: whether to write TensorBoard events, too.
       active: whether this is the main process.
       trackers: further destinations.
     """
     self._workdir, self._trackers = workdir, trackers
     self._path = workdir / 'metrics.jsonl'
-    self._remote = paths.is_remote(workdir)
-    self._lines: list[str] = []
-    self._file: os.stat_result | None = None  # identifies a local file
     self._active = active
-    self._board: Any = None
     self.training_lines = 0
     if active:
-      self._board = _tensorboard(workdir) if tensorboard else None
       self._open()
 
   def _open(self) -> None:
     with self._stops_at_errors():
-      if self._remote:  # objects cannot be appended to
-        lines = jsonl.read(self._path)
-        self._lines = [line.decode() for line, _ in lines]
+      self._file = jsonl.Appender(self._path)
+      self._stat: os.stat_result | None = None  # identifies a local file
+      if paths.is_remote(self._path):
         return
 
       def touch() -> os.stat_result:
         self._path.touch()
         return os.stat(self._path)
 
-      self._file = with_retries(touch, self._path, 'written')
+      self._stat = with_retries(touch, self._path, 'written')
 
   @contextlib.contextmanager
   def _stops_at_errors(self) -> Iterator[None]:
@@ -161,27 +151,23 @@ class Writer:
       key: value if math.isfinite(value) else None
       for key, value in values.items()
     }
-    line = json.dumps({'step': step, **finite}) + '\n'
     with self._stops_at_errors():
-      if self._remote:
-        self._lines.append(line)
-      else:
-        self._check_file()
-        jsonl.append(self._path, line)
+      self._check_file()
+      self._file.append({'step': step, **finite})
     self.training_lines += 'loss' in values
-    self._to_board('write_scalars', step, dict(values))
     for tracker in self._trackers:
       tracker.write(step, dict(values))
 
   def _check_file(self) -> None:
-    """Checks that the path is still that of the file that was opened.
+    """Checks that a local path is still that of the file that was opened.
 
     Raises:
       UserError: the workdir was removed, or replaced by another one.
     """
-    assert self._file is not None
+    if self._stat is None:
+      return
     with outages.access(self._path, 'written'):
-      if not os.path.samestat(os.stat(self._path), self._file):
+      if not os.path.samestat(os.stat(self._path), self._stat):
         raise FileNotFoundError(errno.ENOENT, 'replaced', str(self._path))
 
   def flush(self) -> None:
@@ -194,39 +180,12 @@ class Writer:
     if not self._active:
       return
     with self._stops_at_errors():
-      if self._remote:
-        text = ''.join(self._lines)
-        with_retries(lambda: self._path.write_text(text), self._path, 'written')
-      else:
-        self._check_file()
-        with_retries(self._sync, self._path, 'written')
-    self._to_board('flush')
-
-  def _to_board(self, method: str, *arguments: Any) -> None:
-    """Calls a method of TensorBoard's writer, and stops using it if it fails.
-
-    metrics.jsonl has all values, so the failure does not end the run.
-    """
-    if not (self._active and self._board):
-      return
-    try:
-      getattr(self._board, method)(*arguments)
-    except Exception as error:  # noqa: BLE001 (TensorFlow raises its own kinds)
-      self._board = None
-      log.warning(
-        'TensorBoard events cannot be written from here on (%s); metrics.jsonl '
-        'has all values',
-        paths.reason(error),
-      )
-
-  def _sync(self) -> None:
-    with open(self._path, 'rb') as file:
-      os.fsync(file.fileno())
+      self._check_file()
+      self._file.sync()
 
   def close(self) -> None:
     """Flushes and closes all files; does nothing if writing failed before."""
     self.flush()
-    self._to_board('close')
     for tracker in self._trackers if self._active else ():
       tracker.close()
     self._active = False
@@ -240,58 +199,12 @@ def open_writer(settings: Log, run: tracking.Run, active: bool) -> Writer:
     run: description of the run for trackers.
     active: whether this is the main process.
   """
-  trackers = tracking.open_trackers(settings.trackers, run, active)
-  return Writer(run.workdir, settings.tensorboard, active, trackers)
-
-
-class _ObjectBoard:
-  """TensorBoard events of a workdir in an object store.
-
-  TensorFlow writes the events to a local directory, and each flush copies its
-  files to the object store.
-  """
-
-  def __init__(self, workdir: epath.Path, open_board: Callable[[str], Any]):
-    self._workdir = workdir
-    self._local = tempfile.TemporaryDirectory(prefix='vit_jax_events_')
-    self._board = open_board(self._local.name)
-
-  def write_scalars(self, step: int, values: Mapping[str, float]) -> None:
-    """Writes values by name."""
-    self._board.write_scalars(step, values)
-
-  def flush(self) -> None:
-    """Copies the events so far to the object store."""
-    self._board.flush()
-    for file in pathlib.Path(self._local.name).iterdir():
-      target = self._workdir / file.name
-      with_retries(
-        lambda target=target, file=file: target.write_bytes(file.read_bytes()),
-        target,
-        'written',
-      )
-
-  def close(self) -> None:
-    """Closes the events and removes the local directory."""
-    self._board.close()
-    self._local.cleanup()
-
-
-def _tensorboard(workdir: epath.Path) -> Any:
-  """Opens TensorBoard events; returns None if CLU is not installed."""
-  try:
-    from clu import metric_writers
-
-    if paths.is_remote(workdir):
-      return _ObjectBoard(workdir, metric_writers.SummaryWriter)
-    return metric_writers.SummaryWriter(str(workdir))
-  except ImportError as error:
-    log.info(
-      'no TensorBoard events (%s is not installed); metrics.jsonl has all of '
-      'the values',
-      error.name,
+  trackers = []
+  if active:
+    trackers = tracking.open_trackers(
+      settings.trackers, settings.tensorboard, run
     )
-    return None
+  return Writer(run.workdir, active, trackers)
 
 
 def rewind(workdir: epath.Path, step: int) -> int:

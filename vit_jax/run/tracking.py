@@ -17,6 +17,7 @@ from etils import epath
 
 from vit_jax.config import plugins
 from vit_jax.config.plugins import Nested
+from vit_jax.errors import UserError
 
 log = logging.getLogger('vit_jax')
 TRACKERS = Nested('vit_jax.run.trackers.{name}:Tracker', many=True)
@@ -26,27 +27,22 @@ class Run(NamedTuple):
   """Description of a run for trackers.
 
   Attributes:
-    name: name of its workdir.
-    identity: id of the run, which does not change when the run resumes.
     workdir: directory of the run.
     config: completed config, flat: {'model.depth': 12, …}.
   """
 
-  name: str
-  identity: str
   workdir: epath.Path
   config: dict[str, Any]
 
-  @classmethod
-  def of(cls, workdir: epath.Path, config: dict[str, Any]) -> 'Run':
-    """Describes the run of a workdir.
+  @property
+  def name(self) -> str:
+    """Name of the workdir."""
+    return self.workdir.name
 
-    Args:
-      workdir: directory of the run.
-      config: completed config, flat.
-    """
-    identity = hashlib.sha256(str(workdir).encode()).hexdigest()[:16]
-    return cls(workdir.name, identity, workdir, config)
+  @property
+  def identity(self) -> str:
+    """Id of the run, which does not change when the run resumes."""
+    return hashlib.sha256(str(self.workdir).encode()).hexdigest()[:16]
 
 
 class Tracker(Protocol):
@@ -74,7 +70,7 @@ class Guarded:
     """Builds the tracker; if that fails, the run continues without it.
 
     Args:
-      name: name of the tracker in `config.log.trackers`.
+      name: name of the tracker in `config.log`.
       section: completed section of the tracker.
       run: description of the run.
     """
@@ -103,7 +99,7 @@ class Guarded:
     except Exception as error:  # noqa: BLE001 (each library has its own errors)
       if not self._warned:
         log.warning(
-          'the tracker config.log.trackers.%s failed (%s: %s). The run '
+          'the tracker config.log.%s failed (%s: %s). The run '
           'continues and metrics.jsonl has all values; further errors are '
           'not logged',
           self._name,
@@ -114,17 +110,25 @@ class Guarded:
 
 
 def open_trackers(
-  sections: Mapping[str, Any] | None, run: Run, active: bool
+  sections: Mapping[str, Any] | None, tensorboard: bool, run: Run
 ) -> list[Guarded]:
-  """Builds the trackers of a config.
+  """Builds the trackers of a config, for the main process.
 
   Args:
     sections: completed sections by name.
+    tensorboard: whether to add the tracker of TensorBoard events, if CLU is
+      installed.
     run: description of the run.
-    active: whether this is the main process; others have no trackers.
   """
-  if not active:
-    return []
-  return [
-    Guarded(name, section, run) for name, section in (sections or {}).items()
+  trackers = [
+    Guarded(f'trackers.{name}', section, run)
+    for name, section in (sections or {}).items()
   ]
+  if tensorboard:
+    try:
+      TRACKERS.constructor('tensorboard')
+    except (ImportError, UserError) as error:
+      log.info('no TensorBoard events; metrics.jsonl has all values. %s', error)
+    else:
+      trackers.append(Guarded('tensorboard', {'name': 'tensorboard'}, run))
+  return trackers

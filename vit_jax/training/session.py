@@ -21,7 +21,7 @@ from vit_jax.processes.watchdog import Watchdog
 from vit_jax.run import lock, metrics, recovery
 from vit_jax.run.ledger import Ledger
 from vit_jax.run.stragglers import HostTimes
-from vit_jax.run.tracking import Run as TrackedRun
+from vit_jax.run.tracking import Run
 from vit_jax.training import (
   compiling,
   data,
@@ -108,9 +108,8 @@ class Session:
     # need much memory. A run that has finished needs no step.
     if newest is None or newest < self.experiment.total_steps:
       _ = self.compiled_step
-    tracked = TrackedRun.of(workdir, flatten(config))
     self._writer = metrics.open_writer(
-      self.experiment.log, tracked, runtime.is_main()
+      self.experiment.log, Run(workdir, flatten(config)), runtime.is_main()
     )
     stack.callback(self._writer.close)
 
