@@ -2,9 +2,9 @@
 
 from ml_collections import ConfigDict
 
-from vit_jax.config import completion as config_lib
 from vit_jax.config import plugins
 from vit_jax.config.completion import complete
+from vit_jax.config.sections import EVALS, SECTIONS
 
 
 def minimal():
@@ -46,10 +46,10 @@ def completed(**changes):
 
 def sections(config):
   """Yields (section, its constructor) of a completed config."""
-  for name, pattern in config_lib.SECTIONS.items():
+  for name, pattern in SECTIONS.items():
     yield (
       config[name],
       plugins.resolve(pattern, config[name].get('name') or ''),
     )
   for section in config.evals.values():
-    yield section, plugins.resolve(config_lib.EVALS, section.name)
+    yield section, plugins.resolve(EVALS, section.name)

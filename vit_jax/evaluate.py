@@ -24,13 +24,8 @@ from etils import epath
 from vit_jax.arrays import sharding
 from vit_jax.cli import data_flags, preprocessing_flags, process, weights_flags
 from vit_jax.config import overrides, plugins
-from vit_jax.config.completion import (
-  EVALS,
-  MAX_BATCH_SIZE,
-  Config,
-  flatten,
-)
-from vit_jax.config.sections import build_section
+from vit_jax.config.completion import MAX_BATCH_SIZE, Config, flatten
+from vit_jax.config.sections import EVALS, build_section
 from vit_jax.data import matching
 from vit_jax.data.pipeline import stream
 from vit_jax.errors import UserError, check_range, closest
@@ -132,7 +127,7 @@ def run(
     'source': data_flags.source_section(about, dataset, data_dir),
     'reader': data_flags.reader_section(about),
     'preprocess': {'name': 'transforms', **about['preprocess']},
-    **{f'evals.{n}': section | override for n, section in candidates.items()},
+    'evals': {n: section | override for n, section in candidates.items()},
   }
   config = overrides.apply(sections, list(settings))
   names = _applicable(config, about, split)

@@ -31,9 +31,9 @@ def trained(tmp_path_factory):
 
 # Overrides of the quickstart, and words that the message must contain.
 WRONG_CONFIGS = [
-  ('--config.model.widht=3', "did you mean 'model.width'"),
+  ('--config.model.widht=3', "model.widht is not a key; did you mean 'width'"),
   ('--config.batch_sise=3', "did you mean 'batch_size'"),
-  ('--config.batch_size=many', 'invalid literal'),
+  ('--config.batch_size=many', "batch_size is 'many'"),
   ('--config.model.variant=Q/16', 'Ti|S|B|L|H|g'),
   ('--config.image_size=17', 'not divisible by the patch size 4'),
   ('--config.mesh.data=3', 'does not fit 1 devices'),

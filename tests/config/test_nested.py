@@ -121,10 +121,10 @@ def test_flags_set_keys_without_defaults(overridden, depths):
   'args, words',
   [
     ([STEM], 'model.stem.depths is missing'),
-    ([STEM, '--config.model.stem.depths=many'], 'stem.depths is .many.; it'),
+    ([STEM, '--config.model.stem.depths=many'], 'stem.depths is .many.; '),
     (
       ['--config.model.stem.depths=1'],
-      'model.stem is not set;.*model.stem.name=',
+      'model.stem.name is missing.*model.stem.name=',
     ),
   ],
 )
@@ -143,7 +143,7 @@ def test_a_flag_removes_a_section(overridden):
   'arg, words',
   [
     ('--config.model.stem=conv', ['is a section', 'config.model.stem.name=']),
-    ('--config.model.stem.bia=1', ['model.stem.bia', "mean 'model.stem.bias'"]),
+    ('--config.model.stem.bia=1', ['model.stem.bia', "mean 'bias'"]),
     ('--config.model.heads.c.weight=1', ['model.heads.c.weight is not a key']),
     ('--config.model.heads=None', ['is a section']),
   ],

@@ -7,7 +7,7 @@ from typing import Optional
 import pytest
 
 from vit_jax.config import plugins
-from vit_jax.config.completion import EVALS, SECTIONS
+from vit_jax.config.sections import EVALS, SECTIONS
 from vit_jax.errors import UserError, closest
 from vit_jax.models import vit
 

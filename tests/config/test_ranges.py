@@ -9,7 +9,7 @@ from minimal_config import completed, sections
 from vit_jax.arrays import sharding
 from vit_jax.checkpoint import Checkpointer
 from vit_jax.config import plugins
-from vit_jax.config.completion import EVALS, SECTIONS
+from vit_jax.config.sections import EVALS, SECTIONS
 from vit_jax.data.augment.transforms import EvalTransform
 from vit_jax.data.pipeline import stream
 from vit_jax.errors import UserError, check_choice, check_range

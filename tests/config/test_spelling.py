@@ -6,9 +6,8 @@ import math
 import pytest
 from minimal_config import completed
 
-from vit_jax.config import canonical
 from vit_jax.config import completion as config_lib
-from vit_jax.config.identity import identity
+from vit_jax.config.identity import canonical_value, identity
 
 
 @pytest.mark.parametrize(
@@ -23,8 +22,8 @@ from vit_jax.config.identity import identity
 )
 def test_equal_spellings(key, values):
   """Units in the singular, one number for both sides, NaN and NaN."""
-  first = canonical.canonical_value(key, values[0])
-  assert all(canonical.canonical_value(key, value) == first for value in values)
+  first = canonical_value(key, values[0])
+  assert all(canonical_value(key, value) == first for value in values)
 
 
 @pytest.mark.parametrize(
@@ -42,9 +41,7 @@ def test_equal_spellings(key, values):
   ],
 )
 def test_different_values_stay_different(key, one, other):
-  assert canonical.canonical_value(key, one) != canonical.canonical_value(
-    key, other
-  )
+  assert canonical_value(key, one) != canonical_value(key, other)
 
 
 def test_identity_does_not_depend_on_the_spelling():

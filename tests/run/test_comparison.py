@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 
 from vit_jax.config import completion as config_lib
 from vit_jax.config import identity, plugins
+from vit_jax.config.sections import EVALS, SECTIONS
 from vit_jax.errors import UserError
 from vit_jax.processes import consensus, versions
 from vit_jax.run import comparison, consistency
@@ -41,7 +42,7 @@ def _check(before, now=None, events=(), allow=False, config=None):
 
 def _constructors():
   """Returns every class that a section can name in this package."""
-  patterns = [*config_lib.SECTIONS.values(), config_lib.EVALS]
+  patterns = [*SECTIONS.values(), EVALS]
   for pattern in patterns:
     if '{name}' not in pattern:
       yield plugins.resolve(pattern)

@@ -6,8 +6,8 @@ from typing import Any
 from jax.sharding import Mesh
 
 from vit_jax.config import plugins
-from vit_jax.config.completion import SECTIONS, Config
-from vit_jax.config.sections import build_section
+from vit_jax.config.completion import Config
+from vit_jax.config.sections import SECTIONS, build_section
 from vit_jax.data.pipeline import stream
 from vit_jax.errors import UserError
 from vit_jax.evaluators.contract import Setting

@@ -9,7 +9,7 @@ command line.
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ml_collections import ConfigDict, config_dict
@@ -17,7 +17,8 @@ from ml_collections import ConfigDict, config_dict
 from vit_jax.config import durations, plugins
 from vit_jax.config.arguments import parse_arg as parse_arg  # for config files
 from vit_jax.config.plugins import Nested
-from vit_jax.config.sections import DEFAULT_NAMES, EVALS, SECTIONS
+from vit_jax.config.sections import DEFAULT_NAMES, MARKS
+from vit_jax.config.values import FlagText, typed
 from vit_jax.errors import UserError, check_range, closest
 
 Config = Any  # a completed ml_collections.ConfigDict
@@ -26,6 +27,19 @@ Config = Any  # a completed ml_collections.ConfigDict
 # memory of a host.
 MAX_BATCH_SIZE = 2**26
 MAX_CLASSES = 2**31 - 1  # labels are int32
+# Names of other projects, and the corresponding flags.
+SYNONYMS = {
+  'lr': 'config.schedule.base_lr',
+  'learning_rate': 'config.schedule.base_lr',
+  'epochs': 'config.total',
+  'num_epochs': 'config.total',
+  'steps': 'config.total',
+  'wd': 'config.optimizer.weight_decay',
+  'workers': 'config.reader.threads',
+  'num_workers': 'config.reader.threads',
+  'output_dir': 'workdir',
+  'resume': 'workdir',
+}
 
 
 @plugins.operational('paper_core_days')
@@ -101,7 +115,7 @@ def complete(config: ConfigDict) -> Config:
   """Adds the default of every missing key to a config, and locks the config.
 
   Args:
-    config: values of a config file.
+    config: values of a config file and of flags.
 
   Returns:
     The completed config.
@@ -111,106 +125,66 @@ def complete(config: ConfigDict) -> Config:
       has a wrong type.
   """
   values = config.to_dict()
-  _check_sections(values)
-  result = ConfigDict(
-    _section(
-      '',
-      plugins.keys(top_level),
-      {k: v for k, v in values.items() if not _is_section(k)},
-    )
-  )
-  for section, pattern in SECTIONS.items():
-    result[section] = complete_section(
-      section, Nested(pattern), values.get(section, {})
-    )
-  result.evals = ConfigDict(
-    {
-      name: complete_section(f'evals.{name}', Nested(EVALS), section)
-      for name, section in values.get('evals', {}).items()
-    }
-  )
+  top = {key: value for key, value in values.items() if key not in MARKS}
+  result = ConfigDict(_completed('', plugins.keys(top_level), top))
+  for section, mark in MARKS.items():
+    result[section] = complete_section(section, mark, values.get(section, {}))
   return result.lock()
 
 
-def _check_sections(values: dict[str, Any]) -> None:
-  """Checks that every section is a dict.
-
-  Raises:
-    UserError: a section has another type.
-  """
-  sections = {k: v for k, v in values.items() if _is_section(k)}
-  if isinstance(sections.get('evals'), dict):
-    evals = sections.pop('evals')
-    sections |= {f'evals.{name}': section for name, section in evals.items()}
-  for name, section in sections.items():
-    if not isinstance(section, dict):
-      raise UserError(
-        f'config.{name} is {section!r}; it must be a section, dict(key=value, '
-        '…).'
-      )
-
-
-def _is_section(key: str) -> bool:
-  return key in SECTIONS or key == 'evals'
-
-
 def complete_section(
-  section: str, mark: Nested, values: Mapping[str, Any]
+  path: str, mark: Nested, values: Any, drop_unknown: bool = False
 ) -> ConfigDict:
   """Adds the default of every missing key to one section.
 
   Args:
-    section: path of the section, for messages.
+    path: path of the section, for messages.
     mark: pattern of the constructors that the section's name selects from.
-    values: values of the config file.
+    values: values of the config file and of flags.
+    drop_unknown: whether to leave out keys that the constructor does not have,
+      unless they are set by flags. They are always left out if a flag sets the
+      name, because they may be keys of the constructor that the file selects.
 
   Raises:
     UserError: as in `complete`.
   """
-  named = '{name}' in mark.pattern
-  if named:
-    values = {'name': DEFAULT_NAMES.get(section), **values}
-    if not isinstance(values['name'], str):
-      raise UserError(
-        f'config.{section}.name is missing; it selects the class to build.'
-      )
-  keys = mark.keys(values.get('name', ''))
-  arguments = {
-    key: value for key, value in values.items() if not (named and key == 'name')
-  }
-  head = {'name': values['name']} if named else {}
-  return ConfigDict(head | _section(section + '.', keys, arguments))
-
-
-def complete_nested(path: str, mark: Nested, values: Any) -> ConfigDict:
-  """Adds the default of every missing key to the value of a nested key.
-
-  Args:
-    path: path of the key, for messages.
-    mark: mark of the key.
-    values: values of the config file.
-
-  Raises:
-    UserError: as in `complete`.
-  """
+  has_name = '{name}' in mark.pattern
   if not isinstance(values, Mapping | ConfigDict):
+    key = 'name' if has_name else 'KEY'
+    if mark.many:
+      key = f'NAME.{key}'
     raise UserError(
-      f'config.{path} is {values!r}; it must be a section, dict(key=value, …).'
+      f'config.{path} is {values!r}; it is a section: dict(key=value, …) in a '
+      f'config file, and --config.{path}.{key}=… as a flag.'
     )
-  if not mark.many:
-    section: Any = values
-    return complete_section(path, mark, section)
-  return ConfigDict(
-    {
-      name: complete_nested(
-        f'{path}.{name}', dataclasses.replace(mark, many=False), section
+  if mark.many:
+    member = dataclasses.replace(mark, many=False)
+    return ConfigDict(
+      {
+        name: complete_section(f'{path}.{name}', member, section, drop_unknown)
+        for name, section in values.items()
+      }
+    )
+  arguments, name, head = dict(values), '', {}
+  if has_name:
+    name = arguments.pop('name', DEFAULT_NAMES.get(path))
+    if not isinstance(name, str):
+      raise UserError(
+        f'config.{path}.name is missing; it selects the class to build, for '
+        f'example by --config.{path}.name=….'
       )
-      for name, section in values.items()
+    head = {'name': str(name)}
+  keys = mark.keys(name)
+  if drop_unknown or isinstance(name, FlagText):
+    arguments = {
+      key: value
+      for key, value in arguments.items()
+      if key in keys or isinstance(value, FlagText)
     }
-  )
+  return ConfigDict(head | _completed(f'{path}.', keys, arguments))
 
 
-def _section(
+def _completed(
   prefix: str, allowed: dict[str, Any], values: Mapping[str, Any]
 ) -> dict[str, Any]:
   """Returns the values of one section, completed with defaults.
@@ -218,61 +192,48 @@ def _section(
   Args:
     prefix: path of the section with a dot at the end; '' for the top level.
     allowed: parameters of the constructor by key.
-    values: values of the config file.
+    values: values of the config file and of flags.
 
   Returns:
-    Values by key. A None is a typed placeholder, which a flag can replace.
+    Values by key. A None is a typed placeholder, to which a value can be
+    assigned.
   """
-  unknown = [key for key in values if key not in allowed]
+  unknown = [str(key) for key in values if key not in allowed]
   if unknown:
-    sections = [*SECTIONS, 'evals'] if not prefix else []
-    raise UserError(
-      f'config.{prefix}{unknown[0]} is not a key; '
-      f'{closest(str(unknown[0]), [*allowed, *sections])}.'
-    )
+    known = allowed if prefix else [*allowed, *MARKS]
+    raise unknown_key(prefix, unknown[0], known)
   result = {}
   for key, parameter in allowed.items():
     value = values.get(key, parameter.default)
     if value is parameter.empty:
       raise UserError(f'config.{prefix}{key} is missing: it has no default.')
     mark = plugins.nested(parameter.annotation)
-    if mark is not None:
-      # None stays None, because a placeholder cannot be replaced by a section.
-      result[key] = (
-        None if value is None else complete_nested(prefix + key, mark, value)
-      )
-      continue
     kind, optional = plugins.value_type(parameter.annotation)
-    member = plugins.member_type(parameter.annotation)
-    if value is None and optional:
-      result[key] = config_dict.placeholder(kind)
+    if mark is None:
+      value = typed(f'config.{prefix}{key}', value, parameter.annotation)
+      result[key] = config_dict.placeholder(kind) if value is None else value
+    elif optional and value in (None, 'None'):
+      # Not a placeholder, because it cannot be replaced by a section.
+      result[key] = None
     else:
-      result[key] = typed(f'config.{prefix}{key}', value, kind, member)
+      result[key] = complete_section(prefix + key, mark, value)
   return result
 
 
-def typed(key: str, value: Any, kind: type, member: type = object) -> Any:
-  """Converts a value to the type of its key.
-
-  An int is converted to a float, and a single value to a tuple of one.
+def unknown_key(prefix: str, key: str, known: Iterable[str]) -> UserError:
+  """Returns the error for a key that does not exist.
 
   Args:
-    key: key, for the message.
-    value: value in a config.
-    kind: plain type of the key.
-    member: type of the members of a tuple.
-
-  Raises:
-    UserError: the value has another type.
+    prefix: path of the section with a dot at the end; '' for the top level.
+    key: path of the key within the section.
+    known: keys of the section.
   """
-  if kind is tuple:
-    values = tuple(value) if isinstance(value, list | tuple) else (value,)
-    return tuple(typed(key, entry, member) for entry in values)
-  if kind is float and type(value) is int:
-    return float(value)
-  if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-    raise UserError(f'{key} is {value!r}; it must be of type {kind.__name__}.')
-  return value
+  synonym = SYNONYMS.get(key.rpartition('.')[2])
+  if synonym:  # a similar spelling in this section would mislead
+    hint = f'did you mean --{synonym}?'
+  else:
+    hint = f'{closest(key, known)}.'
+  return UserError(f'config.{prefix}{key} is not a key; {hint}')
 
 
 def flatten(config: Any, prefix: str = '') -> dict[str, Any]:

@@ -7,11 +7,13 @@ any other key changes, the config belongs to another run.
 
 import contextlib
 import fnmatch
+import math
 from typing import Any
 
-from vit_jax.config import canonical, plugins
 from vit_jax.config import completion as config_lib
+from vit_jax.config import durations, plugins
 from vit_jax.config.completion import Config
+from vit_jax.config.sections import EVALS, MARKS
 from vit_jax.errors import UserError
 
 Changes = dict[str, tuple[Any, Any]]  # {key: (value before, value now)}
@@ -30,10 +32,31 @@ def identity(values: Any, config: Any = None) -> dict[str, Any]:
   """
   patterns = operational(values if config is None else config)
   return {
-    key: canonical.canonical_value(key, value)
+    key: canonical_value(key, value)
     for key, value in config_lib.flatten(values).items()
     if not any(fnmatch.fnmatchcase(key, pattern) for pattern in patterns)
   }
+
+
+def canonical_value(key: str, value: Any) -> Any:
+  """Returns the same result for all values of a key that mean the same.
+
+  '1 epoch' becomes '1 epochs', an `image_size` of 16 becomes (16, 16), and NaN
+  becomes 'nan'.
+
+  Args:
+    key: flat key, such as 'schedule.warmup'.
+    value: value of the key, with tuples as lists.
+  """
+  if key == 'image_size' and isinstance(value, list) and len(value) == 1:
+    return value * 2
+  if isinstance(value, float) and math.isnan(value):
+    return 'nan'  # NaN does not equal itself
+  if isinstance(value, str):
+    with contextlib.suppress(UserError):
+      number, unit = durations.parse(value)
+      return f'{number:.17g} {unit}'
+  return value
 
 
 def operational(config: Any) -> list[str]:
@@ -46,8 +69,9 @@ def operational(config: Any) -> list[str]:
     config: config, or a config as a dict.
   """
   patterns = [*plugins.operational_keys(config_lib.top_level), 'evals.*']
-  for section, pattern in config_lib.SECTIONS.items():
-    patterns += _of_section(section, plugins.Nested(pattern), config[section])
+  for section, mark in MARKS.items():
+    if section != 'evals':
+      patterns += _of_section(section, mark, config[section])
   return patterns
 
 
@@ -105,7 +129,7 @@ def evaluator_changes(
   for name, section in config.evals.to_dict().items():
     if name not in old_evals:
       continue
-    constructor = plugins.resolve(config_lib.EVALS, section['name'])
+    constructor = plugins.resolve(EVALS, section['name'])
     ignored = plugins.operational_keys(constructor)
     old_values, new_values = (
       {k: v for k, v in config_lib.flatten(part).items() if k not in ignored}

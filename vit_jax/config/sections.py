@@ -24,6 +24,10 @@ SECTIONS = {
 # Default names of sections whose `name` is optional.
 DEFAULT_NAMES = {'augment': 'transforms', 'preprocess': 'transforms'}
 EVALS = 'vit_jax.evaluators.{name}:Evaluator'
+MARKS = {
+  section: plugins.Nested(pattern) for section, pattern in SECTIONS.items()
+}
+MARKS['evals'] = plugins.Nested(EVALS, many=True)
 
 
 def constructor(section: str, values: Any) -> Callable[..., Any]:

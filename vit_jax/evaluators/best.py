@@ -3,7 +3,8 @@
 from collections.abc import Iterable
 
 from vit_jax.config import plugins
-from vit_jax.config.completion import EVALS, Config
+from vit_jax.config.completion import Config
+from vit_jax.config.sections import EVALS
 from vit_jax.errors import UserError, closest
 from vit_jax.objectives.contract import metric_suffix
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import jax
 
-from vit_jax.config import canonical, identity
 from vit_jax.config import completion as config_lib
+from vit_jax.config import identity
 from vit_jax.config.completion import Config
 from vit_jax.errors import UserError
 from vit_jax.processes import consensus
@@ -57,7 +57,7 @@ def _common_values(about: dict[str, Any], config: Config) -> dict[str, Any]:
     if pattern.startswith(('source.', 'reader.'))
   ]
   values = {
-    key: canonical.canonical_value(key, value)
+    key: identity.canonical_value(key, value)
     for key, value in config_lib.flatten(config).items()
     if not any(
       fnmatch.fnmatchcase(key, pattern) for pattern in machine_specific

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Int
 
 from vit_jax.config import plugins
-from vit_jax.config.completion import complete_nested
+from vit_jax.config.completion import complete_section
 from vit_jax.config.plugins import Nested, Section
 from vit_jax.config.sections import SECTIONS
 from vit_jax.data import fingerprint
@@ -62,7 +62,7 @@ class Source:
         classes of members differ; or a member raises it.
     """
     chosen = _chosen(split, list(members))
-    sections: Any = complete_nested(
+    sections: Any = complete_section(
       'source.members', _MEMBERS, {name: members[name] for name in chosen}
     )
     weights = {name: section.weight for name, section in sections.items()}
