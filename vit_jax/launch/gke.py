@@ -1,21 +1,30 @@
 """Target gke: runs a JobSet, which restarts itself, on TPU slices of GKE.
 
-Fields and values follow the API documentation of Kubernetes (batch/v1 Job, 1.31
-or newer), of JobSet (jobset.x-k8s.io/v1alpha2, 0.10 or newer, which can match a
-rule of the failure policy against the message of a Job) and of GKE (node labels
-for TPUs and spot machines).
+The manifest is launch/jobset.template. Its fields and values follow the API
+documentation of Kubernetes (batch/v1 Job, 1.31 or newer), of JobSet
+(jobset.x-k8s.io/v1alpha2, 0.10 or newer, which can match a rule of the failure
+policy against the message of a Job) and of GKE (node labels for TPUs and spot
+machines).
+
+- Each slice gets its own node pool (`exclusive-topology`), which GKE also needs
+  to connect the slices.
+- A single pod is never restarted (`backoffLimit`), because it would meet
+  processes of the old run. `podFailurePolicy` requires `restartPolicy: Never`.
+- A rule of `podFailurePolicy` makes a Job fail with a message that contains the
+  index of the rule, and the first rule of `failurePolicy` that matches the
+  message determines what happens to the JobSet. After a failure that matches no
+  rule (a crash, a lost peer, lack of memory), the JobSet is restarted, and the
+  restart is counted.
 """
 
 import json
 from typing import Any
 
 from vit_jax.errors import UserError
-from vit_jax.launch import policy
+from vit_jax.launch import policy, templates
 from vit_jax.launch.job import Job
 from vit_jax.launch.shell import Shell
 
-_CONTAINER = 'trainer'
-_REPLICATED = 'slice'
 _SPOT = 'cloud.google.com/gke-spot'
 
 
@@ -31,132 +40,53 @@ def jobset(job: Job, grace_s: int) -> dict[str, Any]:
     job: job whose target is GKE.
     grace_s: seconds from SIGTERM to SIGKILL.
   """
-  return {
-    'apiVersion': 'jobset.x-k8s.io/v1alpha2',
-    'kind': 'JobSet',
-    'metadata': {
-      'name': job.name,
-      'labels': {'vit-jax/commit': job.commit},
-      # Each slice gets its own node pool, which GKE also needs to connect the
-      # slices.
-      'annotations': {
-        'alpha.jobset.sigs.k8s.io/exclusive-topology': (
-          'cloud.google.com/gke-nodepool'
-        )
-      },
-    },
-    'spec': {
-      'failurePolicy': _failure_policy(job),
-      'replicatedJobs': [
-        {
-          'name': _REPLICATED,
-          'replicas': job.slices,
-          'template': {'spec': _job(job, grace_s)},
-        }
-      ],
-    },
-  }
-
-
-def _failure_policy(job: Job) -> dict[str, Any]:
-  """Returns the actions after the failure of a slice.
-
-  The first matching rule applies. After a failure that matches no rule (a
-  crash, a lost peer, lack of memory), the JobSet is restarted, and the restart
-  is counted.
-  """
-  rules = [
-    ('stop', 'FailJobSet', 0),
-    ('preempted', 'RestartJobSetAndIgnoreMaxRestarts', 1),
-    ('disrupted', 'RestartJobSetAndIgnoreMaxRestarts', 2),
-  ]
-  return {
-    'maxRestarts': job.max_restarts,
-    'rules': [
-      {
-        'name': name,
-        'action': action,
-        'onJobFailureReasons': ['PodFailurePolicy'],
-        'onJobFailureMessagePatterns': [f'FailJob rule at index {index}$'],
-      }
-      for name, action, index in rules
-    ],
-  }
-
-
-def _pod_rules() -> list[dict[str, Any]]:
-  """Returns the pod rules to which `_failure_policy` refers by index."""
-
-  def on_codes(*codes: int) -> dict[str, Any]:
-    values = sorted(codes)
-    codes_in = {'operator': 'In', 'values': values}
-    return {'containerName': _CONTAINER, **codes_in}
-
-  disrupted = {'type': 'DisruptionTarget', 'status': 'True'}
-  return [
-    {'action': 'FailJob', 'onExitCodes': on_codes(*policy.STOP)},
-    {'action': 'FailJob', 'onExitCodes': on_codes(policy.RESUME)},
-    {'action': 'FailJob', 'onPodConditions': [disrupted]},
-  ]
-
-
-def _job(job: Job, grace_s: int) -> dict[str, Any]:
-  hosts = job.topology.hosts
-  return {
-    'parallelism': hosts,
-    'completions': hosts,
-    'completionMode': 'Indexed',
-    # A single pod is never restarted, because it would meet processes of the
-    # old run.
-    'backoffLimit': 0,
-    'podFailurePolicy': {'rules': _pod_rules()},
-    'template': {'spec': _pod(job, grace_s)},
-  }
-
-
-def _pod(job: Job, grace_s: int) -> dict[str, Any]:
-  assert job.topology.tpu is not None
-  chips = {'google.com/tpu': str(job.topology.per_host)}
+  topology = job.topology
+  assert topology.tpu is not None
   selector = {
-    'cloud.google.com/gke-tpu-accelerator': job.topology.tpu.gke,
-    'cloud.google.com/gke-tpu-topology': job.topology.shape,
+    'cloud.google.com/gke-tpu-accelerator': topology.tpu.gke,
+    'cloud.google.com/gke-tpu-topology': topology.shape,
   }
-  pod: dict[str, Any] = {
-    'restartPolicy': 'Never',  # required by podFailurePolicy
-    'terminationGracePeriodSeconds': grace_s,
-    'nodeSelector': selector,
-    'containers': [
-      {
-        'name': _CONTAINER,
-        'image': image_tag(job),
-        'command': [
-          'python',
-          '-m',
-          'vit_jax.train',
-          *map(_literal, job.trainer_arguments),
-        ],
-        'env': _environment(job),
-        'resources': {'requests': chips, 'limits': chips},
-      }
-    ],
-  }
+  environment = []
+  if job.data_dir is not None:
+    value = _literal(job.data_dir)
+    environment.append({'name': 'TFDS_DATA_DIR', 'value': value})
+  options: dict[str, Any] = {}
   if job.service_account:
-    pod['serviceAccountName'] = job.service_account
+    options['serviceAccountName'] = job.service_account
   if job.spot:
     selector[_SPOT] = 'true'
-    pod['tolerations'] = [
+    options['tolerations'] = [
       {
-        **{'key': _SPOT, 'operator': 'Equal', 'value': 'true'},
+        'key': _SPOT,
+        'operator': 'Equal',
+        'value': 'true',
         'effect': 'NoSchedule',
       }
     ]
-  return pod
-
-
-def _environment(job: Job) -> list[dict[str, str]]:
-  if job.data_dir is None:
-    return []
-  return [{'name': 'TFDS_DATA_DIR', 'value': _literal(job.data_dir)}]
+  trainer = ['python', '-m', 'vit_jax.train', *job.trainer_arguments]
+  values = dict(
+    name=job.name,
+    commit=job.commit,
+    max_restarts=job.max_restarts,
+    slices=job.slices,
+    hosts=topology.hosts,
+    stop_codes=sorted(policy.STOP),
+    resume_codes=[policy.RESUME],
+    grace_s=grace_s,
+    node_selector=selector,
+    image=image_tag(job),
+    command=[_literal(word) for word in trainer],
+    environment=environment,
+    chips={'google.com/tpu': str(topology.per_host)},
+  )
+  text = templates.fill(
+    'jobset.template',
+    **{key: json.dumps(value) for key, value in values.items()},
+  )
+  manifest = json.loads(text)
+  slice_job = manifest['spec']['replicatedJobs'][0]['template']['spec']
+  slice_job['template']['spec'] |= options
+  return manifest
 
 
 def _literal(text: str) -> str:

@@ -1,8 +1,11 @@
-"""Target slurm: runs on GPU nodes, with a batch script that requeues itself."""
+"""Target slurm: runs on GPU nodes, with a batch script that requeues itself.
+
+The script is launch/sbatch.template.
+"""
 
 import sys
 
-from vit_jax.launch import policy
+from vit_jax.launch import policy, templates
 from vit_jax.launch.job import Job
 from vit_jax.launch.shell import Shell, quote
 
@@ -40,60 +43,33 @@ def script(job: Job, grace_s: int) -> str:
     job: job whose target is SLURM.
     grace_s: seconds between the signal and the end of the time limit.
   """
-  stop = '|'.join(map(str, policy.STOP))
   python = f'{job.folder}/venv/bin/python'
-  step = quote(
-    [
-      # Each task ends after it has saved, so the end of the first must not kill
-      # the others. All tasks may use all processors of the node.
-      'srun',
-      '--kill-on-bad-exit=0',
-      f'--wait={grace_s}',
-      '--cpu-bind=none',
-      python,
-      '-m',
-      'vit_jax.train',
-      *job.trainer_arguments,
-    ]
+  step = [
+    # Each task ends after it has saved, so the end of the first must not kill
+    # the others. All tasks may use all processors of the node.
+    'srun',
+    '--kill-on-bad-exit=0',
+    f'--wait={grace_s}',
+    '--cpu-bind=none',
+    python,
+    '-m',
+    'vit_jax.train',
+    *job.trainer_arguments,
+  ]
+  data = ''
+  if job.data_dir:
+    data = f'export {quote([f"TFDS_DATA_DIR={job.data_dir}"])}\n'
+  return templates.fill(
+    'sbatch.template',
+    directives='\n'.join(_directives(job, grace_s)),
+    commit=job.commit,
+    data=data,
+    step=quote(step),
+    folder=job.folder,
+    stop='|'.join(map(str, policy.STOP)),
+    resume=policy.RESUME,
+    max_restarts=job.max_restarts,
   )
-  data = f'export {quote([f"TFDS_DATA_DIR={job.data_dir}"])}\n'
-  return f"""#!/usr/bin/env bash
-{chr(10).join(_directives(job, grace_s))}
-#
-# Trains commit {job.commit}; requeues itself until the run is done.
-set -uo pipefail
-cd "${{SLURM_SUBMIT_DIR:?started by sbatch}}" || exit 1
-trap : TERM # the trainers handle the signal if this script receives it, too
-{data if job.data_dir else ''}
-code=0
-{step} || code=$?
-
-failures=$(cat {job.folder}/failures 2>/dev/null || echo 0)
-case $code in
-  0)
-    echo 'finished'
-    exit 0
-    ;;
-  {stop})
-    echo "exit code $code: see the log; not requeued" >&2
-    exit "$code"
-    ;;
-  {policy.RESUME}) echo 'preempted, state saved' ;;
-  *)
-    if ((failures >= {job.max_restarts})); then
-      echo "exit code $code after $failures restarts; giving up" >&2
-      exit "$code"
-    fi
-    echo "$((failures + 1))" >{job.folder}/failures
-    echo "exit code $code; requeued" >&2
-    ;;
-esac
-if [[ -e {job.folder}/stop ]]; then
-  echo 'stopped because the file {job.folder}/stop exists'
-  exit "$code"
-fi
-scontrol requeue "$SLURM_JOB_ID"
-"""
 
 
 def start(
