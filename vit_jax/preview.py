@@ -24,6 +24,7 @@ from vit_jax.data.pipeline import stream
 from vit_jax.errors import UserError, closest
 from vit_jax.training import data
 from vit_jax.training.experiment import Experiment
+from vit_jax.training.reporting import caption
 
 log = logging.getLogger('vit_jax')
 _LABEL_HEIGHT = 18  # height in pixels of a line of text above an image
@@ -125,24 +126,6 @@ def run_evaluation(config: Config, name: str, images: int) -> np.ndarray:
   return _grid(tiles[:images])
 
 
-def _caption(target: np.ndarray, names: list[str], max_chars: int) -> list[str]:
-  """Returns ['cat'], or ['cat 0.70', 'dog 0.30'] for mixed labels.
-
-  Args:
-    target: label, or probabilities of the classes `[classes]`.
-    names: names of the classes.
-    max_chars: maximum length of a line, to which names are shortened.
-  """
-  if target.ndim == 0:
-    return [names[int(target)][:max_chars]]
-  lines = []
-  for i in np.argsort(-target)[:2]:
-    probability = f' {target[i]:.2f}'
-    name = names[i][: max_chars - len(probability)]
-    lines.append(name + probability if target[i] > 0.005 else '')
-  return lines
-
-
 def _tile(
   image: Float[np.ndarray, 'y x 3'], target: np.ndarray, names: list[str]
 ) -> UInt8[np.ndarray, 'h w 3']:
@@ -151,7 +134,8 @@ def _tile(
   scale = max(1, -(-_MIN_SIDE // min(pixels.shape[:2])))
   pixels = pixels.repeat(scale, axis=0).repeat(scale, axis=1)
   width, font = pixels.shape[1], cv2.FONT_HERSHEY_SIMPLEX
-  lines = _caption(target, names, width // _LETTER_WIDTH)
+  lines = caption(target, names, width // _LETTER_WIDTH)
+  lines += [''] * (target.ndim + 1 - len(lines))  # all tiles have the same size
   bar = np.full((_LABEL_HEIGHT * len(lines), width, 3), 255, np.uint8)
   for number, line in enumerate(lines, 1):
     text = line.encode('ascii', 'replace').decode()

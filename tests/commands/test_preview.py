@@ -7,18 +7,16 @@ from minimal_config import completed
 
 from vit_jax import preview
 from vit_jax.errors import UserError
+from vit_jax.training.reporting import caption
 
 NAMES = ['a very long name of a class, indeed', 'dog', 'cow']
 
 
 def test_captions_shorten_names_not_fractions():
   target = np.array([0.7, 0.3, 0.0])
-  assert preview._caption(target, NAMES, 16) == ['a very long 0.70', 'dog 0.30']
-  assert preview._caption(np.array([0.0, 1.0, 0.0]), NAMES, 16) == [
-    'dog 1.00',
-    '',
-  ]
-  assert preview._caption(np.array(0), NAMES, 16) == ['a very long name']
+  assert caption(target, NAMES, 16) == ['a very long 0.70', 'dog 0.30']
+  assert caption(np.array([0.0, 1.0, 0.0]), NAMES, 16) == ['dog 1.00']
+  assert caption(np.array(0), NAMES, 16) == ['a very long name']
 
 
 @pytest.mark.parametrize('mixed', [False, True])

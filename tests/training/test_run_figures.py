@@ -112,7 +112,7 @@ def test_figures_use_the_weights_of_the_config(
   drawn = []
   monkeypatch.setattr(
     Figures,
-    '_draw_safely',
+    '_draw',
     lambda self, setting, params, title: drawn.append((params, title)),
   )
   figures = Figures(

@@ -4,7 +4,6 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
 
-from vit_jax.config import sections
 from vit_jax.config.completion import Config
 from vit_jax.config.sections import build_section
 from vit_jax.data import matching, progress
@@ -79,17 +78,6 @@ def _outputs(config: Config) -> tuple[str, int]:
   return 'num_classes', config.num_classes
 
 
-def bad_record_limit(config: Config, source: stream.Source) -> BadRecordLimit:
-  """Returns the limit on the fraction of bad training records.
-
-  Args:
-    config: completed config.
-    source: source of the training examples.
-  """
-  fraction = config.reader.max_bad_share
-  return BadRecordLimit(fraction, len(source), source.name)
-
-
 def open_train(config: Config) -> stream.Source:
   """Opens the training split and checks its size.
 
@@ -146,25 +134,6 @@ def train_batches(
     repeats=experiment.config.train.repeats,
     report=limit.reporting(report) if limit else report,
   )
-
-
-def evaluator(
-  experiment: Experiment, name: str, setting: contract.Setting
-) -> contract.Evaluator:
-  """Builds one of the config's evaluators; see `evaluators.contract`.
-
-  Args:
-    experiment: experiment of the run.
-    name: name of the evaluator in `config.evals`.
-    setting: result of `evaluation_setting`.
-
-  Raises:
-    UserError: the evaluator cannot be built; the message contains its name.
-  """
-  try:
-    return sections.build('evals', experiment.config.evals[name], setting)
-  except UserError as error:  # the message lacks the name of the evaluator
-    raise UserError(f'config.evals.{name}: {error}') from error
 
 
 def evaluation_setting(

@@ -7,13 +7,11 @@ from typing import Any
 
 from etils import epath
 
-from vit_jax.config import durations, sections
-from vit_jax.config.plugins import build
+from vit_jax.config import durations, plugins, sections
 from vit_jax.errors import UserError
 from vit_jax.evaluators.contract import Evaluator, Setting
 from vit_jax.objectives.contract import metric_suffix
 from vit_jax.processes.preemption import StopRequested
-from vit_jax.training import data
 from vit_jax.training.experiment import Experiment
 from vit_jax.training.figures import Figures
 
@@ -89,10 +87,14 @@ class Evaluations:
     self._entries: dict[str, tuple[Schedule, Evaluator | Figures]] = {}
     for name, section in experiment.config.evals.items():
       schedule = Schedule.of(section.every, experiment)
-      if is_figures(section):
-        built = _figures(experiment, setting, workdir, name)
-      else:
-        built = data.evaluator(experiment, name, setting)
+      constructor = sections.constructor('evals', section)
+      runtime: tuple[Any, ...] = (setting,)
+      if constructor is Figures:
+        runtime = experiment, setting, workdir
+      try:
+        built = plugins.build(constructor, section, *runtime)
+      except UserError as error:  # the message lacks the name of the section
+        raise UserError(f'config.evals.{name}: {error}') from error
       self._entries[name] = schedule, built
 
   def due(self, step: int) -> list[str]:
@@ -132,18 +134,3 @@ class Evaluations:
       except StopRequested:
         return None
     return results
-
-
-def is_figures(section: Any) -> bool:
-  """Returns whether a section of `config.evals` draws figures."""
-  return sections.constructor('evals', section) is Figures
-
-
-def _figures(
-  experiment: Experiment, setting: Setting, workdir: epath.Path, name: str
-) -> Figures:
-  section = experiment.config.evals[name]
-  try:
-    return build(Figures, section, experiment, setting, workdir)
-  except UserError as error:  # the message lacks the name of the section
-    raise UserError(f'config.evals.{name}: {error}') from error

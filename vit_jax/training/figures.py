@@ -6,7 +6,6 @@ enables them; it computes no metrics.
 """
 
 import functools
-import logging
 from typing import Any
 
 import jax
@@ -21,9 +20,7 @@ from vit_jax.evaluators.contract import Setting
 from vit_jax.evaluators.spread import Spread
 from vit_jax.processes.consensus import from_main
 from vit_jax.training.experiment import Experiment
-from vit_jax.training.main_process import gather_to_main
-
-log = logging.getLogger('vit_jax')
+from vit_jax.training.main_process import failures_logged, gather_to_main
 
 
 @plugins.operational('split', 'weights', 'num_images', 'every')
@@ -84,25 +81,20 @@ class Figures:
     if self._weights != 'params':
       title = f'{title}, {self._weights}'
     setting, params = gather_to_main(self._setting, weights[self._weights])
-    from_main(functools.partial(self._draw_safely, setting, params, title))
+    from_main(functools.partial(self._draw, setting, params, title))
 
-  def _draw_safely(self, setting: Setting, params: PyTree, title: str) -> None:
-    try:
-      with jax.set_mesh(setting.mesh):
-        self._draw(setting, params, title)
-    except Exception as error:  # noqa: BLE001 (figures must not end a run)
-      log.warning('no figures: %s: %s', type(error).__name__, error)
-
+  @failures_logged('no figures')
   def _draw(self, setting: Setting, params: PyTree, title: str) -> None:
     transform: Any = setting.transform
-    images = self._source.images(transform)
     objective = self._experiment.objective
-    found = examine(
-      self._experiment.model,
-      objective.backbone(params),
-      images,
-      masked=Masked.of(objective, params),
-    )
+    with jax.set_mesh(setting.mesh):
+      images = self._source.images(transform)
+      found = examine(
+        self._experiment.model,
+        objective.backbone(params),
+        images,
+        masked=Masked.of(objective, params),
+      )
     about = {
       'weights': title,
       'images': f'{len(images)} of {self._source.name}',

@@ -1,4 +1,8 @@
-"""Gathers all weights on the main process, for work that only it does."""
+"""Helps with work that only the main process does, on all weights."""
+
+import contextlib
+import logging
+from collections.abc import Iterator
 
 import jax
 import numpy as np
@@ -7,6 +11,24 @@ from jax.experimental import multihost_utils
 from vit_jax.arrays import sharding
 from vit_jax.arrays.tree import PyTree
 from vit_jax.evaluators.contract import Setting
+from vit_jax.processes.preemption import StopRequested
+
+log = logging.getLogger('vit_jax')
+
+
+@contextlib.contextmanager
+def failures_logged(consequence: str) -> Iterator[None]:
+  """Logs an error in a `with` block or a decorated function, and continues.
+
+  Args:
+    consequence: description of what is missing after an error, for the log.
+  """
+  try:
+    yield
+  except StopRequested:
+    log.info('%s: a signal arrived', consequence)
+  except Exception as error:  # noqa: BLE001 (pictures must not end a run)
+    log.warning('%s: %s: %s', consequence, type(error).__name__, error)
 
 
 def gather_to_main(setting: Setting, weights: PyTree) -> tuple[Setting, PyTree]:

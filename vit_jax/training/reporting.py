@@ -1,8 +1,6 @@
 """Writes training images and predictions of a run for report.html."""
 
-import contextlib
-import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -15,12 +13,10 @@ from vit_jax.data.pipeline import stream
 from vit_jax.evaluators.contract import Setting
 from vit_jax.evaluators.spread import own_splits
 from vit_jax.processes.consensus import from_main
-from vit_jax.processes.preemption import StopRequested
 from vit_jax.training import predictions
 from vit_jax.training.experiment import Experiment
-from vit_jax.training.main_process import gather_to_main
+from vit_jax.training.main_process import failures_logged, gather_to_main
 
-log = logging.getLogger('vit_jax')
 PyTree = Any
 _IMAGES = 24
 
@@ -50,29 +46,21 @@ def write(
 
   def make() -> None:
     values: dict[str, Any] = {'step': step, 'training': []}
-    with _failures_logged('training images'):
+    with failures_logged('report.html has no training images'):
       values['training'] = training_images(experiment, source, setting.mesh)
     splits = own_splits(experiment.config.evals)
     if splits and experiment.objective.num_classes:
-      with _failures_logged('predictions'), jax.set_mesh(setting.mesh):
+      with (
+        failures_logged('report.html has no predictions'),
+        jax.set_mesh(setting.mesh),
+      ):
         values['judged'] = predictions.predict_examples(
           setting, weights, splits[0]
         )
-    with _failures_logged('pictures'):
+    with failures_logged('report.html has no pictures'):
       parts.write(workdir, values)
 
   from_main(make)
-
-
-@contextlib.contextmanager
-def _failures_logged(part: str) -> Iterator[None]:
-  """Logs an error in a part of the report, instead of raising it."""
-  try:
-    yield
-  except StopRequested:
-    log.info('report.html is written without %s: a signal arrived', part)
-  except Exception as error:  # noqa: BLE001 (a report must not end a run)
-    log.warning('report.html has no %s: %s', part, error)
 
 
 def training_images(
@@ -131,17 +119,27 @@ def _unlabelled(batch: dict[str, np.ndarray]) -> list[dict[str, Any]]:
   return entries[: 2 * _IMAGES]
 
 
-def caption(target: np.ndarray | np.integer, names: Sequence[str]) -> list[str]:
-  """Returns the lines below a picture: its class, or its two largest classes.
+def caption(
+  target: np.ndarray | np.integer,
+  names: Sequence[str],
+  max_chars: int | None = None,
+) -> list[str]:
+  """Returns the lines of a caption: its class, or its two largest classes.
 
   Args:
     target: label, or probabilities of the classes `[classes]`.
     names: names of the classes.
+    max_chars: maximum length of a line, to which names are shortened.
 
   Returns:
     For example ['cat'], or ['cat 0.70', 'dog 0.30'] for mixed labels.
   """
   if target.ndim == 0:
-    return [names[int(target)]]
-  largest = np.argsort(-target, kind='stable')[:2]
-  return [f'{names[i]} {target[i]:.2f}' for i in largest if target[i] > 0.005]
+    return [names[int(target)][:max_chars]]
+  lines = []
+  for i in np.argsort(-target, kind='stable')[:2]:
+    if target[i] > 0.005:
+      probability = f' {target[i]:.2f}'
+      length = None if max_chars is None else max_chars - len(probability)
+      lines.append(names[int(i)][:length] + probability)
+  return lines

@@ -14,6 +14,7 @@ from vit_jax import checkpoint
 from vit_jax.config.completion import Config, flatten
 from vit_jax.config.sections import build_section
 from vit_jax.data.pipeline import stream
+from vit_jax.data.pipeline.bad_record_limit import BadRecordLimit
 from vit_jax.files import outages
 from vit_jax.processes import peers, runtime
 from vit_jax.processes.preemption import Preemption
@@ -128,7 +129,9 @@ class Session:
     self.experiment = kernel_check.checked(self.experiment, self.ledger)
     with data.opening(self._watchdog, self.experiment.recovery):
       self._source = data.open_train(config)
-      self._bad_record_limit = data.bad_record_limit(config, self._source)
+      self._bad_record_limit = BadRecordLimit(
+        config.reader.max_bad_share, len(self._source), self._source.name
+      )
       self._setting = data.evaluation_setting(
         self.experiment,
         self._source.class_names,
