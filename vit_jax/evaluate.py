@@ -19,7 +19,6 @@ from typing import Any
 
 import jax
 from absl import flags
-from etils import epath
 
 from vit_jax.arrays import sharding
 from vit_jax.cli import data_flags, preprocessing_flags, process, weights_flags
@@ -29,7 +28,7 @@ from vit_jax.config.sections import EVALS, build_section
 from vit_jax.data import matching
 from vit_jax.data.pipeline import stream
 from vit_jax.errors import UserError, check_range, closest
-from vit_jax.files import atomic, jsonl, paths
+from vit_jax.files import atomic, paths
 from vit_jax.objectives.contract import metric_suffix
 from vit_jax.processes import runtime
 from vit_jax.training.figures import Figures
@@ -331,17 +330,11 @@ def _open(
   return matching.matched(source, names, weights.path)
 
 
-def _write(path: epath.Path, text: str) -> None:
-  with jsonl.access(path, 'written'):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    atomic.write(path, text)
-
-
 def _write_tables(directory: str, name: str, tables: dict[str, str]) -> None:
   """Writes the tables of an evaluator, on the main process only."""
   if runtime.is_main():
     for file, text in tables.items():
-      _write(paths.locate(directory) / f'{name}_{file}', text)
+      atomic.save(paths.locate(directory) / f'{name}_{file}', text)
 
 
 def main(arguments: list[str]) -> None:
@@ -368,7 +361,7 @@ def main(arguments: list[str]) -> None:
   if not runtime.is_main():
     return
   if values.out:
-    _write(paths.locate(values.out), json.dumps(result))
+    atomic.save(paths.locate(values.out), json.dumps(result))
   if values.json:
     print(json.dumps(result))
   else:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from absl import flags
 
 from vit_jax.cli import process
-from vit_jax.files import atomic, jsonl, paths
+from vit_jax.files import atomic, paths
 from vit_jax.sweeps import frame, grid, jobs, results, stages
 from vit_jax.sweeps.grid import Sweep
 from vit_jax.sweeps.results import Score
@@ -73,9 +73,8 @@ def run(
 def _write(sweep: Sweep, workdir: str, scores: Scores) -> None:
   """Writes the tables of the finished runs."""
   folder = paths.locate(workdir)
-  with jsonl.access(folder / 'results.csv', 'written'):
-    atomic.write(folder / 'results.csv', results.rows(scores, sweep.tasks))
-    atomic.write(folder / 'results.md', results.table(sweep, scores))
+  atomic.save(folder / 'results.csv', results.rows(scores, sweep.tasks))
+  atomic.save(folder / 'results.md', results.table(sweep, scores))
 
 
 def main(arguments: list[str]) -> None:

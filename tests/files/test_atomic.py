@@ -5,6 +5,7 @@ import os
 import pytest
 from etils import epath
 
+from vit_jax.errors import UserError
 from vit_jax.files import atomic
 
 
@@ -45,3 +46,12 @@ def test_write_syncs_before_it_renames(tmp_path, monkeypatch):
   assert done == ['sync file', 'rename', 'sync folder']
   assert path.read_bytes() == b'content'
   assert path.stat().mode & 0o777 == 0o644
+
+
+def test_save_creates_the_directory(tmp_path):
+  """If a file is in the way, the message contains its path."""
+  path = epath.Path(tmp_path) / 'a' / 'b' / 'table.csv'
+  atomic.save(path, 'x')
+  assert path.read_text() == 'x'
+  with pytest.raises(UserError, match='table.csv.*cannot be written'):
+    atomic.save(path / 'c.csv', 'x')

@@ -19,7 +19,7 @@ from etils import epath
 
 from vit_jax.config.completion import flatten
 from vit_jax.errors import UserError
-from vit_jax.files import atomic, jsonl
+from vit_jax.files import atomic, jsonl, outages
 from vit_jax.processes import runtime
 from vit_jax.processes.consensus import from_main
 
@@ -43,7 +43,7 @@ class Parts:
     """
     self.folder, self._out = out.with_name(out.name + '.parts'), out
     file = self.folder / 'about.json'
-    with jsonl.access(self.folder, 'written'):
+    with outages.access(self.folder, 'written'):
       self.folder.mkdir(parents=True, exist_ok=True)
       if not file.exists():
         atomic.write(file, json.dumps(about))
@@ -62,7 +62,7 @@ class Parts:
     """
     content = io.BytesIO()
     np.savez(content, allow_pickle=False, **arrays)
-    with jsonl.access(self._path(number), 'written'):
+    with outages.access(self._path(number), 'written'):
       atomic.write(self._path(number), content.getvalue())
 
   def read(self, number: int) -> Arrays:
@@ -89,7 +89,7 @@ class Parts:
       UserError: the file cannot be written.
     """
     with (
-      jsonl.access(self._out, 'written'),
+      outages.access(self._out, 'written'),
       atomic.replacing(self._out, self.folder) as temporary,
     ):
       yield temporary

@@ -21,7 +21,7 @@ from vit_jax.data import fingerprint
 from vit_jax.data.images import decode
 from vit_jax.data.pipeline.loader import BadRecord, Source
 from vit_jax.errors import UserError
-from vit_jax.files import jsonl
+from vit_jax.files import jsonl, outages
 
 _CHUNK = 64  # examples per line
 _AHEAD = 4  # chunks in progress per thread
@@ -135,7 +135,7 @@ def _known(source: Source, split: str, path: epath.Path) -> dict[int, Found]:
 
 
 def _append(path: epath.Path, line: dict[str, Any]) -> None:
-  with jsonl.access(path, 'written'), path.open('a') as file:
+  with outages.access(path, 'written'), path.open('a') as file:
     file.write(json.dumps(line) + '\n')
 
 

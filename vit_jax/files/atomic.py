@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from etils import epath
 
-from vit_jax.files import paths
+from vit_jax.files import outages, paths
 
 
 def write(path: epath.Path, content: str | bytes) -> None:
@@ -29,6 +29,22 @@ def write(path: epath.Path, content: str | bytes) -> None:
     return
   with replacing(path) as temporary, open(temporary, 'wb') as file:
     file.write(data)
+
+
+def save(path: epath.Path, content: str | bytes) -> None:
+  """Writes a file with `write`, and creates its directory if necessary.
+
+  Args:
+    path: path of the file.
+    content: new content of the file.
+
+  Raises:
+    UserError: the path or a permission is wrong.
+    StorageError: the storage is full or fails.
+  """
+  with outages.access(path, 'written'):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write(path, content)
 
 
 @contextlib.contextmanager

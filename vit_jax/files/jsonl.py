@@ -8,7 +8,6 @@ from typing import Any
 from etils import epath
 
 from vit_jax.files import atomic, paths
-from vit_jax.files.outages import access as access
 from vit_jax.files.outages import with_retries
 
 Record = dict[str, Any]

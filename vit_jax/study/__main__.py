@@ -18,18 +18,17 @@ WORKDIR contains results.csv, results.md (each value next to the paper's),
 figure.png and figure.npz if the study has a figure, and a workdir per run.
 """
 
-import io
 import logging
 import re
 import sys
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 from absl import flags
 
+from vit_jax.analysis import gallery
 from vit_jax.cli import process
 from vit_jax.errors import UserError, closest
-from vit_jax.files import atomic, jsonl, paths
+from vit_jax.files import atomic, paths
 from vit_jax.study import chains, contents, picture, tables
 from vit_jax.study.chains import Chain, ExtraFlags
 from vit_jax.study.contents import Study
@@ -137,18 +136,14 @@ def run(
 def _write(study: Study, workdir: str, found: Mapping[str, Chain]) -> None:
   """Writes tables and figure of the finished runs."""
   folder = paths.locate(workdir)
-  with jsonl.access(folder / 'results.csv', 'written'):
-    atomic.write(folder / 'results.csv', tables.rows(study, found))
-    atomic.write(folder / 'results.md', tables.markdown(study, found))
-    if study.figure is None:
-      return
-    arrays = picture.arrays(study, found)
-    if not arrays:
-      return
-    file = io.BytesIO()
-    np.savez(file, **arrays)  # pyright: ignore[reportArgumentType]
-    atomic.write(folder / 'figure.npz', file.getvalue())
-    atomic.write(folder / 'figure.png', picture.figure(study, arrays))
+  atomic.save(folder / 'results.csv', tables.rows(study, found))
+  atomic.save(folder / 'results.md', tables.markdown(study, found))
+  if study.figure is None:
+    return
+  arrays = picture.arrays(study, found)
+  if arrays:
+    atomic.save(folder / 'figure.npz', gallery.archive(arrays))
+    atomic.save(folder / 'figure.png', picture.figure(study, arrays))
 
 
 def _weights(values: Sequence[str]) -> dict[str, str]:

@@ -158,9 +158,7 @@ def check_flags(workdir: str, runs: Sequence[Run]) -> None:
         f'{workdir} contains {run.name} with other flags '
         f'({" ".join(differing)}). Give the same flags, or another --workdir.'
       )
-  with jsonl.access(file, 'written'):
-    file.parent.mkdir(parents=True, exist_ok=True)
-    atomic.write(file, json.dumps(recorded, indent=1))
+  atomic.save(file, json.dumps(recorded, indent=1))
 
 
 def _effective(flags: Sequence[str]) -> set[str]:
@@ -211,8 +209,7 @@ def _execute(run: Run) -> None:
   if code == EXIT_DIVERGED:
     log.warning('%s diverged, so its setting will not be selected', run.name)
     marker = _diverged(paths.locate(run.workdir))
-    marker.parent.mkdir(parents=True, exist_ok=True)
-    atomic.write(marker, json.dumps({'exit': code}))
+    atomic.save(marker, json.dumps({'exit': code}))
   elif code or value(run) is None:
     with open(output, 'rb') as file:
       file.seek(start)
