@@ -26,8 +26,8 @@ from vit_jax.models.layers.positions import resize_axis
 
 Size = tuple[int, int]
 Maps = Float[Array, 'n y x c']
-DEPTHS = {'R50': (3, 4, 6, 3)}  # the only size in appendix D.6
-WIDTH = 64  # inner channels of the first stage's units
+DEPTHS = {'R50': (3, 4, 6, 3)}  # units of each stage; the size of appendix D.6
+WIDTH = 64  # inner channels of the units of the first stage
 SAVED = (*residual.SAVED, *axial.SAVED)  # arrays that `remat='dots'` keeps
 
 
@@ -116,7 +116,7 @@ class Unit(nn.Module):
 
 
 class AxialResNet(Backbone):
-  """A ResNet with axial attention; nothing in it is random.
+  """A ResNet with axial attention, without dropout and drop path.
 
   Parameters: `conv_root/kernel`, `gn_root/…`, `block{1…}/{unit1,layers}/…`,
   `head/{kernel,bias}`.

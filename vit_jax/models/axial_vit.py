@@ -76,19 +76,19 @@ class Config(BackboneConfig):
 
 
 class Pair(nn.Module):
-  """A block along rows and a block along columns, with the signature of a scan.
+  """A block along rows and a block along columns, to be scanned.
 
   Every token attends to the tokens of its row and then to those of its column.
-  The paper does not say which comes first. In later public code of its authors
-  the first block, called 'row', attends along the first axis. Transposed images
-  turn one into the other.
+  The paper does not specify which is first. In later public code of its
+  authors, the first block, called 'row', attends along the first axis; both
+  models are equal for transposed images.
 
   Reference: appendix D.6.
 
   Attributes:
     config: config of the model.
     grid: rows and columns of tokens.
-    want_layers: whether to return the tokens after both blocks too.
+    want_layers: whether to also return the tokens after each block.
   """
 
   config: Config
@@ -145,7 +145,7 @@ class Encoder(nn.Module):
       want_layers: whether to return the tokens after every block.
 
     Returns:
-      The tokens after the last norm, and those after every block, or None.
+      Tokens after the last norm, and tokens after every block or None.
     """
     config = self.config
     layers = scanned(
@@ -166,11 +166,11 @@ class Encoder(nn.Module):
 
 
 class AxialViT(Backbone):
-  """An Axial-ViT without a class token, which would have no row or column.
+  """An Axial-ViT without a class token, which would not have a row or column.
 
   Features are the mean of the tokens. There are no methods `embed` and
-  `encode`, because no token of a map can be left out. Positions are learned for
-  rows and columns, as in the authors' later public code; the paper does not
+  `encode`, because tokens of a map cannot be left out. Positions are learned
+  for rows and columns, as in the authors' later public code; the paper does not
   describe them. Parameters: `embedding/{kernel,bias}`,
   `position/{rows,columns}`, `encoder/{layers/{row,column}/…,norm}`,
   `head/{kernel,bias}`.

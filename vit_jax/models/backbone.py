@@ -17,11 +17,11 @@ from vit_jax.models.layers.initializers import Initializer
 from vit_jax.models.layers.scan import REMAT
 
 Images = Float[Array, 'n y x c']
-# Images that may be wrong; `check_images` has a message for each mistake, which
-# a run-time type checker would preempt.
+# Images before `check_images`, whose messages are more helpful than those of a
+# run-time type checker.
 UncheckedImages = Any
-# Type of a config key for a size that may be None if there is a variant. A
-# checker sees the type without None, which `BackboneConfig.complete` replaces.
+# Type of a config key for a size that may be None if there is a variant. Type
+# checkers use the type without None, which `BackboneConfig.complete` replaces.
 if TYPE_CHECKING:
   Size = int
   Sizes = tuple[int, ...]
@@ -35,7 +35,7 @@ MAX_SIZE = 2**31 - 1  # the largest dimension of an XLA array
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BackboneConfig:
-  """Keys that every backbone has; a subclass adds its own.
+  """Config keys of every backbone; a subclass adds those of its own.
 
   Attributes:
     dtype: dtype of the computation, 'bfloat16' or 'float32'; parameters are
@@ -87,7 +87,11 @@ class BackboneConfig:
       check_range(f'model.{key}', getattr(self, key), **limits)
 
   def check_heads(self, width: int, num_heads: int) -> None:
-    """Checks that the number of attention heads divides the width."""
+    """Checks that the number of attention heads divides the width.
+
+    Raises:
+      UserError: it does not.
+    """
     if width % num_heads:
       raise UserError(
         f'model.width is {width} and model.num_heads is {num_heads}: '
@@ -95,7 +99,11 @@ class BackboneConfig:
       )
 
   def check_sizes(self, *keys: str) -> None:
-    """Checks that the values of keys can be sizes of an array."""
+    """Checks that the values of keys can be sizes of an array.
+
+    Raises:
+      UserError: a value is less than 1 or too large.
+    """
     self.check_range(*keys, at_least=1, at_most=MAX_SIZE)
 
   def complete(
@@ -118,7 +126,7 @@ class BackboneConfig:
         value = sizes.get(key)
       if value is None:
         missing.append(key)
-      # A frozen dataclass is assigned to in this way while it is initialized.
+      # The dataclass is frozen, but it is still being initialized.
       object.__setattr__(self, key, value)
     if missing:
       raise UserError(
@@ -148,13 +156,10 @@ class Backbone(nn.Module, Defaults):
   num_classes: int
   config: Any
 
-  # Keys of the config that the parameters determine; names that `want` may
-  # contain; the method that returns the maps of all stages, whose shapes
-  # differ; the name of the model in error messages.
-  determined = ()
-  outputs = ('tokens',)
-  stages_method = ''
-  title = 'This model'
+  determined = ()  # keys of the config that the parameters determine
+  outputs = ('tokens',)  # names that `want` may contain
+  stages_method = ''  # method that returns the maps of all stages
+  title = 'This model'  # name of the model in error messages
 
   def __getattr__(self, name: str) -> Any:
     # Python calls this method only for names that are not found otherwise.
@@ -197,9 +202,9 @@ class Backbone(nn.Module, Defaults):
         does not have a result named in `want`.
     """
     check_wanted(want, self.outputs, self.title, self.stages_method)
-    found = self._predict(self._input(images), key, want)
+    outputs = self._predict(self._input(images), key, want)
     return {
-      name: found[name].astype(jnp.float32)
+      name: outputs[name].astype(jnp.float32)
       for name in ('features', 'logits', *want)
     }
 
@@ -216,7 +221,7 @@ class Backbone(nn.Module, Defaults):
   def _predict(
     self, images: Images, key: Key[Array, ''] | None, want: tuple[str, ...]
   ) -> dict[str, Any]:
-    """Computes what `predict` returns, in any dtype."""
+    """Computes the results of `predict`, in any dtype."""
     raise NotImplementedError
 
   @nn.nowrap
@@ -242,13 +247,13 @@ class Backbone(nn.Module, Defaults):
   def _results(
     self, features: Float[Array, 'n d'], tokens: Float[Array, 'n t d']
   ) -> dict[str, Array]:
-    """Returns features, their logits and tokens as `_predict` does."""
+    """Returns features, their logits and tokens, a result of `_predict`."""
     logits = self._logits(features)
     return {'features': features, 'logits': logits, 'tokens': tokens}
 
   @property
   def architecture(self) -> dict[str, Any]:
-    """Keys that the parameters determine, even where no shape shows them."""
+    """Keys of the config that the parameters determine, with their values."""
     return {key: getattr(self.config, key) for key in self.determined}
 
   @nn.nowrap
@@ -299,7 +304,7 @@ def whole_patches(image_size: tuple[int, int], side: int) -> tuple[int, int]:
   if height % side or width % side or min(height, width) < side:
     raise UserError(
       f'an image of {height}x{width} pixels is not divisible by the patch '
-      f'size {side}: take multiples of {side}.'
+      f'size {side}: use multiples of {side}.'
     )
   return height // side, width // side
 

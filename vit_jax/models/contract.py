@@ -42,26 +42,26 @@ class Model(Protocol):
   following methods by name (`method='predict'`), with access to the parameters:
 
   - `predict(images, key=None, want=())` returns `features` `[n, width]` and
-    `logits` `[n, num_classes]`, float32. The key turns on dropout and the like.
-    The result also contains what `want` names: `tokens` `[n, t, d]` after the
-    last norm, `layers` `[n, layers, t, d]` after every block, `attention`
-    `[n, layers, heads, q, k]`, and `heads` `[n, heads, num_classes]`, the
-    logits of each head (a distilled model has one head for labels and one for
-    its teacher, and `logits` is their mean). A model raises UserError if it
-    does not have what `want` names.
-  - `embed(images)` returns the patch tokens, including what is added before the
-    first layer; `encode(tokens, key, places=None)` returns all tokens after the
-    last norm; `readout(tokens)` returns features and logits. Only models of
-    tokens have these three methods, on which self-supervised objectives are
-    built. Tokens may be left out between `embed` and `encode`. Since positions
-    may act in every layer, `places` then specifies the remaining tokens:
-    `Places(model.grid(image_size), kept)`. A model with such positions raises
-    UserError without it.
+    `logits` `[n, num_classes]`, float32. With a key, dropout and drop path are
+    applied. `want` contains names of further results: `tokens` `[n, t, d]`
+    after the last norm, `layers` `[n, layers, t, d]` after every block,
+    `attention` `[n, layers, heads, q, k]`, and `heads` `[n, heads,
+    num_classes]`, the logits of each head (a distilled model has one head for
+    labels and one for its teacher, and `logits` is their mean). A model raises
+    UserError if it does not have one of these results.
+  - `embed(images)` returns the patch tokens, including positions that are added
+    before the first layer; `encode(tokens, key, places=None)` returns all
+    tokens after the last norm; `readout(tokens)` returns features and logits.
+    Only models of tokens have these three methods, which self-supervised
+    objectives use. Tokens may be left out between `embed` and `encode`. Since
+    positions may act in every layer, `places` then specifies the remaining
+    tokens: `Places(model.grid(image_size), kept)`. A model with such positions
+    raises UserError without it.
   - `grid(image_size)` returns rows and columns of patches, and `patch_pixels`
     is the side of a patch in the image. Only models of tokens have them; they
-    are used on the model itself, not through `apply`. Patch tokens are the last
-    tokens, row by row. If a token is read out, it is the first one, and its
-    parameter is `cls`.
+    are called directly, not through `apply`. Patch tokens are the last tokens,
+    row by row. If features are those of a class token, it is the first token,
+    and its parameter is `cls`.
 
   Images are float `[n, y, x, 3]` in [-1, 1].
 
@@ -75,9 +75,9 @@ class Model(Protocol):
     apart: path suffixes of stacked parameters whose gradients are best summed
       over micro-batches layer by layer.
     architecture: keys of the config's `model` section that the parameters
-      determine, with their values. Fine-tuning takes them over; a config that
-      sets one of them must agree.
-    reference: model that computes the same function by plain XLA operations.
+      determine, with their values. Fine-tuning uses these values; a config that
+      sets such a key must set the same value.
+    reference: model that computes the same function without custom kernels.
       FLOPs are counted on it, and kernels are compared with it.
     kernels: models for the comparison of kernels; None if the model uses no
       kernels of its own on the devices of the current mesh.
@@ -122,7 +122,14 @@ class Model(Protocol):
     ...
 
   def check(self, image_size: Size) -> None:
-    """Raises UserError if images cannot have this size."""
+    """Checks that images can have this size.
+
+    Args:
+      image_size: (height, width), pixels.
+
+    Raises:
+      UserError: they cannot.
+    """
     ...
 
   def adapt(
@@ -141,12 +148,11 @@ class Model(Protocol):
   def at_sizes(self, made_for: Size, offset: float = 0.0) -> 'Model':
     """Returns the same model for images of any size.
 
-    Its parameters remain those for `made_for`; the program interpolates them
-    where they are used, with gradients. `adapt`, in contrast, changes the
-    parameters once.
+    Its parameters remain those for `made_for`; they are interpolated where they
+    are used, with gradients. `adapt`, in contrast, changes the parameters once.
 
     Args:
-      made_for: (height, width) that the parameters are for, pixels.
+      made_for: (height, width) of the images for the parameters, pixels.
       offset: offset of the interpolation; see `positions.resizing.cubic`.
 
     Raises:
@@ -155,9 +161,9 @@ class Model(Protocol):
     ...
 
   def computed_by(self, image_size: Size) -> str:
-    """Returns the implementation on the devices of the current mesh.
+    """Describes the implementation on the devices of the current mesh.
 
-    The log and `plan` print it.
+    The log and `plan` contain the description.
 
     Args:
       image_size: (height, width), pixels.
@@ -236,7 +242,7 @@ class Defaults:
 
   @property
   def architecture(self) -> dict[str, Any]:
-    """No key: the config determines the model."""
+    """{}: the parameters determine no key of the config."""
     return {}
 
   @property
@@ -251,7 +257,7 @@ class Defaults:
   def adapt(
     self, leaves: Leaves, old_size: Size, new_size: Size, method: str
   ) -> Leaves:
-    """Returns the parameters as they are: none depends on the size."""
+    """Returns the parameters, because none of them depends on the size."""
     del old_size, new_size, method
     return leaves
 
@@ -282,7 +288,7 @@ class Defaults:
 def check_wanted(
   want: tuple[str, ...], available: tuple[str, ...], who: str, method: str = ''
 ) -> None:
-  """Checks that a model has the results that `predict` shall return.
+  """Checks that a model has the results that `predict` is called for.
 
   Args:
     want: argument of `predict`.

@@ -16,7 +16,7 @@ from vit_jax.models.layers import initializers
 from vit_jax.models.layers.linear import Linear
 from vit_jax.models.layers.mlp import gelu
 
-_EPSILON = 1e-12  # smallest length that vectors are divided by
+_EPSILON = 1e-12  # smallest divisor in the normalization of vectors
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,8 +54,8 @@ class Projection(nn.Module):
   """Computes logits of prototypes from features.
 
   Dense layers with exact GELU between them end in a bottleneck. Its output is
-  scaled to length 1 and multiplied with prototypes of length 1, the columns of
-  `last/kernel`, or of the learned lengths `last/gain`.
+  scaled to length 1 and multiplied with prototypes: the columns of
+  `last/kernel`, scaled to length 1 or to the learned lengths `last/gain`.
 
   Parameters: `fc1/{kernel,bias}`, …, `last/kernel` `[bottleneck, outputs]` and,
   unless `norm_last_layer` is set, `last/gain` `[1, outputs]`.

@@ -76,11 +76,11 @@ class MaskedDecoder(nn.Module):
     num_hidden = order.shape[1] - num_visible
     hidden = jnp.broadcast_to(mask.astype(x.dtype), (n, num_hidden, width))
     patches = jnp.concatenate([x[:, prefix:], hidden], axis=1)
-    # argsort inverts the permutation: it holds the index of each patch.
+    # The inverse permutation: the position of each patch in `patches`.
     inverse = jnp.argsort(order, axis=1)
     patches = jnp.take_along_axis(patches, inverse[..., None], axis=1)
     table = fixed.sincos2d(grid, width, last_included=False)
-    # Positions come after the reordering; the mask tokens are equal otherwise.
+    # Positions are added after the reordering, so each token gets its own.
     patches += jnp.asarray(table, x.dtype)
     x = jnp.concatenate([x[:, :prefix], patches], axis=1)
     x, _ = encoder.Encoder(self.config, name='blocks')(x, None)
@@ -106,9 +106,7 @@ def Decoder(  # noqa: N802 (the fixed symbol that the section resolves to)
   remat: str = 'none',
   unroll: int = 1,
 ) -> MaskedDecoder:
-  """Builds a decoder.
-
-  The defaults are the authors' for encoders of every size.
+  """Builds a decoder; the defaults are those of the authors for all encoders.
 
   Args:
     outputs: number of values predicted for each patch.

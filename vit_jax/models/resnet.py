@@ -28,7 +28,7 @@ DEPTHS = {
   200: (3, 24, 36, 3),  # "Identity Mappings", arXiv 1603.05027, appendix
 }
 SIZES = ('depths', 'width_factor')
-WIDTH = 64  # inner channels of the first stage's units at width factor 1
+WIDTH = 64  # inner channels of the units of the first stage at width factor 1
 _MAX_WIDTH_FACTOR = 1024
 
 
@@ -65,10 +65,10 @@ class Config(BackboneConfig):
 class ResNet(Backbone):
   """A ResNet v2 (arXiv 1603.05027), with the activation first in each unit.
 
-  It has GroupNorm instead of BatchNorm, and weight standardization. Images may
-  have any size. Nothing in it is random. Parameters: `conv_root/kernel`,
-  `block{1…}/unit1/…`, `block{1…}/layers/…` (stacked; see `residual`),
-  `norm/{scale,bias}`, `head/{kernel,bias}`.
+  It has GroupNorm instead of BatchNorm, and weight standardization, but no
+  dropout or drop path. Images may have any size. Parameters:
+  `conv_root/kernel`, `block{1…}/unit1/…`, `block{1…}/layers/…` (stacked; see
+  `residual`), `norm/{scale,bias}`, `head/{kernel,bias}`.
   """
 
   config: Config

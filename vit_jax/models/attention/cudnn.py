@@ -1,4 +1,4 @@
-"""Attention on NVIDIA GPUs by cuDNN, which never writes the weights to memory.
+"""Attention on NVIDIA GPUs by cuDNN, which does not store the weights.
 
 XLA writes logits and weights `[n, h, q, k]` to memory and reads them several
 times. cuDNN computes the logits, the softmax and the product with the values in
@@ -11,8 +11,8 @@ from jaxtyping import Array, Float
 
 from vit_jax.arrays import sharding
 
-_MULTIPLE = 8  # of the number of channels of a head
-_MAX_CHANNELS = 128  # per head; 256 on some GPUs
+_MULTIPLE = 8  # divisor of the number of channels of a head
+_MAX_CHANNELS = 128  # maximum number of channels of a head; 256 on some GPUs
 
 
 def applies(channels: int, dtype: jnp.dtype) -> bool:
@@ -29,8 +29,9 @@ def attend(
 ) -> Float[Array, 'n q h c']:
   """Computes softmax(q·k / √c) v.
 
-  cuDNN's backward pass refuses an odd number of tokens, and a ViT has 197. An
-  odd number is therefore padded by one token, which the lengths mask.
+  cuDNN's backward pass does not support an odd number of tokens, such as the
+  197 tokens of a ViT. They are therefore padded by one token, which is masked
+  by means of the lengths.
 
   On other devices than GPUs, XLA computes the same function of the padded
   arrays, for tests.
@@ -43,7 +44,7 @@ def attend(
       if the arrays contain no padding. Outputs of padding are zero.
 
   Returns:
-    The output for each query, in the dtype of the queries.
+    Output for each query, in the dtype of the queries.
 
   Reference: equations 5 to 7 of appendix A.
   """

@@ -1,11 +1,11 @@
 """Multi-head attention with a backward pass that recomputes the weights.
 
-The weights `[n, h, q, k]` are the largest arrays of a Vision Transformer. None
-of them is kept for the backward pass: it recomputes them from queries, keys and
+The weights `[n, h, q, k]` are the largest arrays of a Vision Transformer. They
+are not kept for the backward pass, which recomputes them from queries, keys and
 the log-sum-exp of each row, in one fusion with the product, and stores them and
 the gradients of the logits once, in the dtype of the computation. With plain
 automatic differentiation, XLA keeps float32 logits and reads them many times.
-This form reduces the time of a whole step on a TPU v3 by a tenth
+The custom backward pass reduces the time of a whole step on a TPU v3 by a tenth
 (benchmarks/RESULTS.md).
 """
 
@@ -31,7 +31,7 @@ from vit_jax.models.layers.positions import fixed
 # Names of the arrays that the backward pass needs, for rematerialization.
 SAVED = (*tpu.SAVED, 'log_sum_exp')
 # 'auto' uses the kernels of the device where they apply: Pallas kernels on a
-# TPU, cuDNN on a GPU. On a CPU, 'kernel' interprets the TPU's, for tests.
+# TPU, cuDNN on a GPU. On a CPU, 'kernel' interprets the TPU kernels, for tests.
 IMPLEMENTATIONS = ('auto', 'kernel', 'xla')
 _NO_POSITIONS: Mapping[str, Any] = types.MappingProxyType({})
 _Residuals = tuple[Array, Array, Array, Array, Array]
@@ -53,7 +53,7 @@ def dot_product_attention(
     value: values of all heads.
 
   Returns:
-    The output for each query, in the dtype of the values.
+    Output for each query, in the dtype of the values.
 
   Reference: equations 5 to 7 of appendix A.
   """
@@ -73,7 +73,7 @@ def _logits(
 
 
 def _per_query(x: Float[Array, 'n h q']) -> Float[Array, 'n q h 1']:
-  """Brings the axes into the order of outputs `[n, q, h, c]`."""
+  """Moves the axes to those of the outputs `[n, q, h, c]`."""
   return x.swapaxes(1, 2)[..., None]
 
 
@@ -104,7 +104,7 @@ def _soft_max(
 
 @jax.custom_vjp
 def _attend(query: Array, key: Array, value: Array) -> Array:
-  """Computes attention from queries that are scaled already."""
+  """Computes attention with queries that are already scaled."""
   return _soft_max(query, key, value)[0]
 
 
@@ -162,7 +162,7 @@ def relative_attention(
       `[n, q, k, c]`.
 
   Returns:
-    The output for each query, in the dtype of the values.
+    Output for each query, in the dtype of the values.
 
   Reference: appendix D.4.
   """
@@ -233,20 +233,21 @@ class Attention(nn.Module):
     Args:
       x: query tokens.
       context: key and value tokens; None for `x`.
-      want_weights: whether to return the weights. No TPU kernel is used then.
+      want_weights: whether to return the weights. TPU kernels are not used
+        then, because they do not return them.
       positions: `rotation` or `relative` from `positions.Positions`, or none.
 
     Returns:
-      The output tokens, and the weights (None unless they are wanted).
+      Output tokens, and the weights or None.
     """
     width = x.shape[-1]
     heads = (self.num_heads, width // self.num_heads)
     rotation, relative = positions.get('rotation'), positions.get('relative')
-    as_usual = (
+    standard = (
       self.norm_epsilon is None and rotation is None and relative is None
     )
-    plain = context is not None or want_weights or not as_usual
-    fused = not plain and takes_kernels(
+    supported = standard and context is None and not want_weights
+    fused = supported and takes_kernels(
       self.implementation, x.shape[1], width, self.num_heads
     )
     by_cudnn = relative is None and takes_cudnn(
@@ -264,8 +265,8 @@ class Attention(nn.Module):
     layers = [project(name=name) for name in ('query', 'key', 'value')]
     weights = None
     if fused:
-      # The kernel adds the biases itself and sums their gradients from blocks
-      # that it holds already.
+      # The kernel adds the biases, and sums their gradients over blocks that
+      # are already in the memory of the core.
       products = [layer.product(x) for layer in layers]
       projections, biases = zip(*products, strict=True)
       y = tpu.attend(projections, biases, self.num_heads)

@@ -60,13 +60,13 @@ def attend(
 
   Args:
     projections: queries, keys and values without biases.
-    biases: their three biases. The kernel adds them, and sums their gradients
-      from blocks that it holds already.
+    biases: biases of queries, keys and values. The kernel adds them, and sums
+      their gradients over blocks that are already in the memory of the core.
     num_heads: number of heads, side by side in the last axis; c = d / num_heads
       divides 128.
 
   Returns:
-    The output tokens, in the dtype of the projections.
+    Output tokens, in the dtype of the projections.
 
   Reference: equations 5 to 7 of appendix A.
   """
@@ -104,16 +104,22 @@ _attend.defvjp(_attend_forward, _attend_backward)
 def _run(
   kernel: Callable[..., None], operands: list[Array], num_heads: int
 ) -> tuple[Array, ...]:
-  """Runs a kernel on each device's examples and heads, a group at a time."""
+  """Runs a kernel on each device, on one group of examples and heads at a time.
+
+  Args:
+    kernel: `forward` or `backward`.
+    operands: arrays `[n, t, d]`, and the stacked biases `[1, 3, d]`.
+    num_heads: number of heads.
+  """
   head = operands[0].shape[-1] // num_heads
   dtype = operands[0].dtype
-  # Versions 2 and 3 multiply float32 only, and round it to bfloat16 themselves.
+  # Versions 2 and 3 only multiply float32 values, which they round to bfloat16.
   old = sharding.device().device_kind in ('TPU v2', 'TPU v3')
   operand = jnp.dtype(jnp.float32) if old else dtype
 
   def local(*arrays: Array) -> tuple[Array, ...]:
     n, tokens, width = arrays[0].shape
-    # Blocks have whole registers; their rows after the last token are padding.
+    # Blocks consist of whole registers; rows after the last token are padding.
     rows = _padded(tokens, _SUBLANES)
     examples = examples_at_once(n, tokens)
     block = pl.BlockSpec((examples, rows, LANES), lambda i, j: (i, 0, j))
@@ -126,14 +132,14 @@ def _run(
       d_biases = jax.ShapeDtypeStruct((n, 3, width), jnp.float32)
       out_shape, out_specs = (like,) * 3 + (d_biases,), (block,) * 3 + (d_bias,)
 
-    def of_block(*refs: Ref) -> None:
+    def run_block(*refs: Ref) -> None:
       for i in range(examples):
         # The biases have one row for all examples.
         own = [ref.at[min(i, ref.shape[0] - 1)] for ref in refs]
         kernel(*own, heads=LANES // head, tokens=tokens, operand=operand)
 
     return pl.pallas_call(
-      of_block,
+      run_block,
       out_shape=out_shape,
       grid=(n // examples, width // LANES),
       in_specs=[block] * (len(arrays) - 1) + [bias],
@@ -154,7 +160,7 @@ def _run(
 def examples_at_once(n: int, tokens: int) -> int:
   """Returns the number of examples per block.
 
-  A block has several examples if they are short, to overlap their latencies.
+  A block contains several short examples, so that their latencies overlap.
 
   Args:
     n: number of examples on a device.
@@ -166,12 +172,12 @@ def examples_at_once(n: int, tokens: int) -> int:
 def cost(
   gradients: bool, shape: tuple[int, ...], itemsize: int, head: int
 ) -> pl.CostEstimate:
-  """Returns the work of the hardware, including padding.
+  """Returns the cost of a kernel, including that of padding.
 
   Loading 128 rows into the matrix unit takes as long as multiplying 128 rows.
 
   Args:
-    gradients: True for the kernel of the backward pass.
+    gradients: whether the kernel is that of the backward pass.
     shape: shape of the queries, `[n, t, d]`.
     itemsize: bytes per entry of the queries.
     head: channels of a head.

@@ -1,10 +1,11 @@
-"""The bodies of the attention kernels: one example, one group of heads.
+"""The attention kernels for one example and one group of heads.
 
 Scores are transposed, `[keys, queries]`: the softmax then reduces over
-sublanes, which is cheap, and the gradients of keys and values are plain
-products. The heads of a group are stacked along the rows of one operand, with
-the channels of the other heads zeroed, so that they share the other operand in
-the matrix unit. A head of 64 channels fills half of its 128 rows in any case.
+sublanes, which is cheap, and the gradients of keys and values are products
+without a transposition. The heads of a group are stacked along the rows of one
+operand, with the channels of the other heads set to zero, so that they share
+the other operand in the matrix unit. A head of 64 channels would fill only half
+of its 128 rows in any case.
 """
 
 from typing import Any
@@ -14,7 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 LANES = 128  # lanes of a vector register, and side of a matrix unit
-_MASKED = -1e30  # logit of a row of padding
+_MASKED = -1e30  # score of a row of padding
 
 Block = Float[Array, 'rows lanes']
 Ref = Any
@@ -116,7 +117,7 @@ def backward(
 
 
 def _scale(heads: int) -> float:
-  """Returns the factor 1/√c of the scores; `heads` heads have 128 channels."""
+  """Returns the factor 1/√c of the scores, for `heads` heads in 128 lanes."""
   return (LANES // heads) ** -0.5
 
 
@@ -139,7 +140,7 @@ def _load(
 
 
 def _tokens_only(x: Block, tokens: int) -> Block:
-  """Zeroes the rows of padding, whose memory is not initialized."""
+  """Sets the rows of padding to 0, because their memory is not initialized."""
   return jnp.where(_row(x) < tokens, x, 0)
 
 
@@ -165,7 +166,7 @@ def _side_by_side(weights: list[Float[Array, 'rows rows']], x: Block) -> Block:
 
 
 def _only(x: Block, i: int, heads: int) -> Block:
-  """Zeroes the channels of all heads except head `i`."""
+  """Sets the channels of all heads except head `i` to 0."""
   return jnp.where(_owner(heads) == i, x, 0)
 
 

@@ -15,7 +15,7 @@ from vit_jax.arrays import sharding
 from vit_jax.models.layers.group_norm import GroupNorm
 from vit_jax.models.layers.sized_parameter import sized_parameter
 
-EPSILON = 1e-4  # of all GroupNorms of an AxialResNet
+EPSILON = 1e-4  # epsilon of all GroupNorms of an AxialResNet
 SAVED = ('qkv', 'attended')  # arrays that `remat='dots'` keeps
 Maps = Float[Array, 'n y x c']
 

@@ -48,7 +48,7 @@ class Linear(nn.Module):
     """
     y, bias = self.product(x)
     if sharding.on_gpu() and len(self.features) > 1:
-      # As a matrix, so that cuBLAS adds the bias to the product as it makes it.
+      # As a matrix, so that cuBLAS adds the bias in the kernel of the product.
       flat = y.reshape(*y.shape[: -len(self.features)], -1) + bias.reshape(-1)
       return flat.reshape(y.shape)
     return y + bias
@@ -57,7 +57,7 @@ class Linear(nn.Module):
   def product(
     self, x: Float[Array, '...']
   ) -> tuple[Float[Array, '...'], Float[Array, '...']]:
-    """Returns the product with the kernel, and the bias, not yet added."""
+    """Returns the product with the kernel, and the bias, which is not added."""
     inputs = self.inputs or x.shape[-self.input_axes :]
     matrix = math.prod(inputs), math.prod(self.features)
 
@@ -98,5 +98,5 @@ class Linear(nn.Module):
 
 
 def _reshaped(kernel: Array, *shape: int) -> Array:
-  """Reshapes a kernel; the barrier gives its gradient the new shape too."""
+  """Reshapes a kernel; the barrier also gives its gradient the new shape."""
   return jax.lax.optimization_barrier(kernel.reshape(shape))

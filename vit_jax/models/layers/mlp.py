@@ -50,8 +50,8 @@ class Mlp(nn.Module):
     )
     has_gate = self.activation == 'swiglu'
     units = (2, self.mlp_dim) if has_gate else (self.mlp_dim,)
-    # The hidden units are split over the mesh axis `model`: the first product
-    # needs no communication, the second one a single sum.
+    # The hidden units are split over the mesh axis `model`: only the second
+    # product needs communication, for a single sum.
     y = dense(features=units, model_dim=-1, name='fc1')(x)
     y = checkpoint_name(y, SAVED)
     if has_gate:

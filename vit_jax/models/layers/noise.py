@@ -15,7 +15,7 @@ _FIRST, _SECOND = np.uint32(0x7FEB352D), np.uint32(0x846CA68B)
 def dropout(
   x: Float[Array, '...'], rate: float, key: Key[Array, ''] | None
 ) -> Float[Array, '...']:
-  """Zeroes a fraction `rate` of the entries and scales up the others.
+  """Sets a fraction `rate` of the entries to 0 and scales up the others.
 
   Args:
     x: activations.
@@ -40,11 +40,11 @@ def random_words(
 ) -> UInt32[Array, '...']:
   """Returns 32 random bits per entry: a hash of its indices and the key.
 
-  They are good enough for dropout, which uses the high bits, but not for more:
-  there are only 2^32 different rows of words. Keys must come from `split` or
-  `fold_in`, which hash them. Two keys with the same last word, whose first
-  words differ by d (xor), give the same rows in another order: row i for one
-  key is row i ^ d for the other.
+  They are suitable for dropout, which uses the high bits, but not for other
+  purposes: there are only 2^32 different rows of words. Keys must be results of
+  `split` or `fold_in`, which hash them. Two keys with the same last word, whose
+  first words differ by d (xor), give the same rows in another order: row i for
+  one key is row i ^ d for the other.
 
   XLA fuses this function with its user: no mask is stored, every device
   computes its own part, and the cost is a fraction of that of JAX's generators,
@@ -52,7 +52,7 @@ def random_words(
 
   Reference: the multipliers and shifts are those of lowbias32, from C. Wellons'
   search for integer hashes of low bias. The last round for a column leaves out
-  what the high bits do not need.
+  an operation that only affects the low bits.
 
   Args:
     key: random key.
@@ -90,7 +90,7 @@ def drop_path(
   rate: Float[Array, ''],
   key: Key[Array, ''] | None,
 ) -> Float[Array, 'n t d']:
-  """Zeroes a whole residual branch for a fraction `rate` of the examples.
+  """Sets a residual branch to 0 for a fraction `rate` of the examples.
 
   Args:
     x: result of the branch.

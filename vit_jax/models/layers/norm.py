@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 
 from vit_jax.arrays import sharding
 
-EPSILON = 1e-6  # of the official JAX models
+EPSILON = 1e-6  # epsilon of the official JAX models
 
 
 class LayerNorm(nn.Module):
@@ -32,7 +32,7 @@ class LayerNorm(nn.Module):
     bias = self.param('bias', nn.initializers.zeros_init(), size)
     shape = x.shape
     if sharding.on_gpu():
-      # Of three dimensions, XLA's GPU compiler transposes tokens and examples
+      # With three dimensions, XLA's GPU compiler transposes tokens and examples
       # around the reductions of the backward pass: 9 ms of B/16's step.
       x = x.reshape(-1, shape[-1])
     wide = x.astype(jnp.float32)

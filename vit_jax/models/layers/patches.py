@@ -1,4 +1,4 @@
-"""Maps as patches."""
+"""Splits maps into patches."""
 
 from jaxtyping import Array, Num
 
@@ -6,13 +6,13 @@ from jaxtyping import Array, Num
 def cut(
   x: Num[Array, 'n y x c'], grid: tuple[int, int], sides: tuple[int, int]
 ) -> Num[Array, 'n p h w c']:
-  """Cuts maps into patches, row by row.
+  """Splits maps into patches, row by row.
 
   A convolution whose stride is its size is a matrix product with the values of
   each patch.
 
   Args:
-    x: maps; what remains below and on the right of the patches is dropped.
+    x: maps; values below and on the right of the last patches are dropped.
     grid: rows and columns of patches.
     sides: height and width of a patch.
   """

@@ -26,7 +26,7 @@ class MapHead(nn.Module):
   @nn.compact
   def __call__(self, x: Float[Array, 'n t d']) -> Float[Array, 'n d']:
     config, dtype, (n, _, d) = self.config, self.config.compute_dtype, x.shape
-    # MAE has no attention pooling: 'mae' leaves this layer as the authors'.
+    # MAE has no attention pooling, so 'mae' is the same as 'authors' here.
     start = config.start_values
     start = 'authors' if start == 'mae' else start
     init = initializers.matrix(start)

@@ -1,9 +1,10 @@
 """Bottleneck units of ResNets, and stages of units.
 
-The two official codes differ in more than the order of the activation:
+The official implementations of BiT and of the hybrids differ in several ways:
 
-| | before (BiT, arXiv 1912.11370) | after (the hybrids' stem) |
+| | BiT (arXiv 1912.11370) | stem of the hybrids |
 |---|---|---|
+| activation and norm | before a convolution | after a convolution |
 | epsilon of GroupNorm | 1e-5 | 1e-6 |
 | kernels are divided by | √(variance + 1e-10) | std + 1e-5 |
 | padding | the same on all sides | SAME |
@@ -39,7 +40,7 @@ SAVED = ('convolution', 'statistics')  # arrays that `remat='dots'` keeps
 
 
 class Code(NamedTuple):
-  """Layers of one official code; the module's docstring has the differences.
+  """Layers of an official implementation; see the docstring of the module.
 
   Attributes:
     norm: constructor of a GroupNorm.
@@ -51,7 +52,7 @@ class Code(NamedTuple):
 
 
 def code(activation: str, dtype: jnp.dtype) -> Code:
-  """Returns the layers of one official code.
+  """Returns the layers of an official implementation.
 
   Args:
     activation: order of activation and convolution, 'before' or 'after'.
@@ -69,7 +70,7 @@ def code(activation: str, dtype: jnp.dtype) -> Code:
 
 
 class Unit(nn.Module):
-  """One bottleneck unit, with the signature of a scan.
+  """One bottleneck unit, to be scanned.
 
   It has a 1x1, a 3x3 (with the stride) and a 1x1 convolution. Parameters:
   `conv{1,2,3}/kernel`, `gn{1,2,3}/{scale,bias}`; if the unit changes the shape,

@@ -1,4 +1,4 @@
-"""Stacks of equal layers, and what their backward pass recomputes."""
+"""Stacks of equal layers, and rematerialization of their activations."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,16 +16,16 @@ def rematerialized(
   *,
   prevent_cse: bool = False,
 ) -> Any:
-  """Returns a layer class whose activations are recomputed as `remat` says.
+  """Returns a layer class whose backward pass recomputes activations.
 
   Args:
     layer: class of a layer.
     remat: 'none', 'full' (recompute everything) or 'dots' (keep the arrays
       that are named in `saved`).
     saved: names given by `checkpoint_name`.
-    prevent_cse: whether XLA is kept from merging both computations again. A
-      layer under a scan does not need it, because forward and backward pass are
-      separate loops.
+    prevent_cse: whether to prevent XLA from merging both computations. This is
+      not needed under a scan, whose forward and backward passes are separate
+      loops.
   """
   if remat == 'none':
     return layer
@@ -44,9 +44,9 @@ def scanned(
   unroll: int,
   in_axes: Any = 0,
 ) -> Any:
-  """Returns a class that applies a layer several times, with own parameters.
+  """Returns a class that applies several layers of the same kind.
 
-  The parameters of all layers are stacked along a new first axis.
+  The parameters of the layers are stacked along a new first axis.
 
   Args:
     layer: class of a layer, whose first argument and first result are the

@@ -12,19 +12,19 @@ from vit_jax.errors import UserError
 def sized_parameter(
   module: nn.Module, name: str, init: Callable[..., Array], shape: Any
 ) -> Any:
-  """Returns a parameter of a module, after a check of its shape.
+  """Checks the shape of a parameter of a module, and returns the parameter.
 
   Args:
     module: module that owns the parameter.
     name: name of the parameter.
     init: initializer.
-    shape: shape that the images of this call need.
+    shape: shape of the parameter for the images of this call.
 
   Raises:
-    UserError: the parameter was made for images of another size.
+    UserError: the parameter is for images of another size.
   """
   shape = tuple(shape)
-  # Flax would compare the shapes too, but its error does not mention images.
+  # Flax also compares the shapes, but its error does not mention images.
   if module.has_variable('params', name) and not module.is_initializing():
     value: Any = module.get_variable('params', name)
     if tuple(value.shape) != shape:

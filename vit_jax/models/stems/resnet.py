@@ -1,6 +1,6 @@
 """Stem of the hybrids: root and first stages of a ResNet (section 3.1).
 
-As in the official code, whose details the paper leaves open, the activation
+The paper does not specify the details. As in the official code, the activation
 follows each unit, and there are GroupNorm, weight standardization and SAME
 padding.
 """
@@ -16,12 +16,12 @@ from vit_jax.errors import check_range
 from vit_jax.models.layers import residual
 from vit_jax.models.layers.convolution import max_pool
 
-_WIDTH = 64  # inner channels of the first stage's units at width factor 1
+_WIDTH = 64  # inner channels of the units of the first stage at width factor 1
 _MAX_WIDTH_FACTOR = 1024
 
 
 def stride_of(depths: Sequence[int]) -> int:
-  """Returns pixels per position of the map.
+  """Returns the number of pixels per position of the map.
 
   Root and first stage have a stride of 4; each further stage doubles it.
 

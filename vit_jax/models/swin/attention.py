@@ -55,7 +55,7 @@ class WindowAttention(nn.Module):
     return self.windows.join(y)
 
 
-@jax.checkpoint  # the weights are the largest arrays, and are recomputed
+@jax.checkpoint  # the weights are the largest arrays; they are recomputed
 def _attend(
   query: Float[Array, 'n w q h c'],
   key: Float[Array, 'n w k h c'],

@@ -21,7 +21,7 @@ from vit_jax.models.swin.config import Config
 from vit_jax.models.swin.windows import Windows
 from vit_jax.models.vit.encoder import SAVED
 
-LN_EPSILON = 1e-5  # PyTorch's default; a ViT has 1e-6
+LN_EPSILON = 1e-5  # the default of PyTorch; 1e-6 in a ViT
 LayerNorm = functools.partial(norm.LayerNorm, epsilon=LN_EPSILON)
 PerLayer = dict[str, Shaped[Array, '...']]
 
@@ -74,13 +74,13 @@ class Block(nn.Module):
 
 
 class Pair(nn.Module):
-  """A block with plain windows and one with shifted windows, for a scan.
+  """A block with plain windows and one with shifted windows, to be scanned.
 
   Attributes:
     config: config of the model.
     num_heads: number of attention heads.
     grid: rows and columns of tokens.
-    want_layers: whether to return the tokens after both blocks too.
+    want_layers: whether to also return the tokens after each block.
   """
 
   config: Config
@@ -131,7 +131,7 @@ class Stage(nn.Module):
       want_layers: whether to return the tokens after every block.
 
     Returns:
-      The tokens, and those after every block, or None.
+      Tokens after the stage, and tokens after every block or None.
     """
     config, depth = self.config, self.config.depths[self.index]
     pairs, num_heads = depth // 2, config.num_heads * 2**self.index

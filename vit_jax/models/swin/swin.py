@@ -32,7 +32,7 @@ _TABLE = 'attention/bias_table'
 class Swin(Backbone):
   """A Swin Transformer.
 
-  There are no methods `embed` and `encode`, because no token of a map can be
+  There are no methods `embed` and `encode`, because tokens of a map cannot be
   left out. Parameters: `embedding/{kernel,bias}`, `embedding_norm/…`,
   `stage{1…}/layers/{plain,shifted}/…` (pairs of blocks stacked),
   `merge{1…}/{norm/…,kernel}`, `norm/…`, `head/{kernel,bias}`.
@@ -53,7 +53,7 @@ class Swin(Backbone):
 
   def setup(self):
     dtype = self.config.compute_dtype
-    # The authors leave this layer as PyTorch initializes a convolution.
+    # In the authors' code, this layer is initialized by PyTorch's default.
     kernel_init, bias_init = initializers.torch_convolution(
       3 * sizes.PATCH_SIZE**2
     )
@@ -85,7 +85,7 @@ class Swin(Backbone):
       key: random key of drop path; None for evaluation.
 
     Returns:
-      An array `[n, depth, t, d]` for each stage, float32.
+      Array `[n, depth, t, d]` for each stage, float32.
     """
     _, after = self._transform(self._input(images), key, want_layers=True)
     return [
@@ -96,9 +96,11 @@ class Swin(Backbone):
   def _transform(
     self, images: Images, key: Key[Array, ''] | None, want_layers: bool
   ) -> tuple[Float[Array, 'n t d'], list[Array | None]]:
-    """Returns the normalized tokens of the last map.
+    """Applies all stages.
 
-    With `want_layers` it also returns the tokens after every block, by stages.
+    Returns:
+      Normalized tokens of the last map, and tokens after every block for each
+      stage, or None for each stage without `want_layers`.
     """
     config = self.config
     _, height, width, _ = images.shape
@@ -149,9 +151,10 @@ class Swin(Backbone):
 
   @nn.nowrap
   def check(self, image_size: Grid) -> None:
-    """Raises UserError if images cannot have this size.
+    """Checks that images can have this size.
 
-    See `grids` and `Windows.of`.
+    Raises:
+      UserError: see `grids` and `Windows.of`.
     """
     for grid in self.grids(image_size):
       Windows.of(grid, self.config.window_size, True, self.config.window_rule)

@@ -19,7 +19,7 @@ _MASKED = -100.0  # added to logits of tokens from opposite edges of the map
 
 
 class Windows(NamedTuple):
-  """The windows of one block.
+  """The windows of a block.
 
   Attributes:
     rows: rows of the map of tokens.
@@ -89,7 +89,7 @@ class Windows(NamedTuple):
       x: tokens of the map, row by row.
 
     Returns:
-      The tokens of each window; windows and tokens are in rows.
+      Tokens of each window; windows and their tokens are ordered row by row.
     """
     n, _, width = x.shape
     x = x.reshape(n, self.rows, self.columns, width)

@@ -36,14 +36,14 @@ class Config(BackboneConfig):
     num_heads: number of attention heads.
     pool: source of the features: 'token' (class token), 'gap' (mean of the
       patch tokens) or 'map' (attention pooling).
-    fc_norm: whether features are the mean of the patch tokens whatever `pool`
-      is, and the last LayerNorm is applied to this mean instead of the tokens
-      (fine-tuning in MAE and BEiT). A class token remains but is not read.
-      Fine-tuning does not take this key over from the weights, and initializes
-      this LayerNorm from scratch.
+    fc_norm: whether features are the mean of the patch tokens for any `pool`,
+      and the last LayerNorm is applied to this mean instead of the tokens
+      (fine-tuning in MAE and BEiT). There is still a class token, but it is not
+      used for features. Fine-tuning does not take this key over from the
+      weights, and initializes this LayerNorm from scratch.
     pre_logits: whether a dense layer of `width` units with tanh precedes the
       head.
-    dropout: dropout rate; section 4.1 and appendix B.1 say where it applies.
+    dropout: dropout rate, applied as in section 4.1 and appendix B.1.
     drop_path: drop-path rate of the last layer. The rate changes linearly with
       depth.
     drop_path_first: drop-path rate of the first layer; equal to `drop_path` for
@@ -54,7 +54,7 @@ class Config(BackboneConfig):
       model of DINOv2).
     norm_eps: epsilon of all LayerNorms.
     pre_norm: whether a LayerNorm precedes the first layer (CLIP).
-    qk_norm: whether queries and keys of each head pass a LayerNorm.
+    qk_norm: whether a LayerNorm is applied to queries and keys of each head.
     layer_scale: initial value of a factor per channel of each residual branch
       (1e-4 in DeiT-III, 1e-5 in DINOv2); None for no such factors.
     registers: number of extra tokens whose outputs are not used.
@@ -69,10 +69,10 @@ class Config(BackboneConfig):
     position_at: 'stem' (added once, before the first layer), 'layers' (every
       layer has its own) or 'shared' (all layers use the same); None for 'stem',
       or 'layers' if `position` is 'relative'.
-    prefix_positions: whether class token, distillation token and registers have
-      learned positions too; timm calls the opposite `no_embed_class`.
-      Positions of other kinds give them none, except that relative offsets
-      count all tokens.
+    prefix_positions: whether class token, distillation token and registers also
+      have learned positions; `no_embed_class` in timm is the opposite. They
+      have no positions of other kinds, except that relative offsets count all
+      tokens.
     remainder: treatment of pixels after the last whole patch: 'error' or 'drop'
       (H/14 at 384 pixels then has 27x27 patches and drops 6 pixels).
     start_values: initialization: 'authors' (official JAX models), 'mae' or

@@ -4,8 +4,8 @@ Parameters are float32. Matrix products and the residual stream have the dtype
 of the config (bfloat16 on accelerators); products accumulate in float32.
 LayerNorm statistics and softmax are float32.
 
-Each layer receives its random key as a scanned input, so random values depend
-neither on unrolling nor on rematerialization.
+Each layer gets its random key as a scanned input, so random values do not
+depend on unrolling or rematerialization.
 """
 
 import functools
@@ -41,13 +41,13 @@ SHARDING_RULES = (
 
 
 class Block(nn.Module):
-  """One pre-norm layer (equations 2 and 3), with the signature of a scan.
+  """One pre-norm layer (equations 2 and 3), to be scanned.
 
   Attributes:
     config: config of the model.
-    scheme: positions that this layer has of its own; None for none.
+    scheme: positions with parameters in this layer; None for none.
     grid: rows and columns of patches, for these positions.
-    want: results to return, of 'layers' and 'attention'.
+    want: names of results to return, 'layers' and 'attention'.
     tokens: number of tokens that are not padding; None if all are tokens.
   """
 
@@ -69,12 +69,12 @@ class Block(nn.Module):
     Args:
       x: tokens.
       per_layer: values that differ between layers: `key` and the drop-path
-        `rate` in training, nothing for evaluation.
+        `rate` in training; {} for evaluation.
       common: values that all layers share: the result of `Positions`, or `kept`
-        if every layer has positions of its own.
+        if every layer has its own positions.
 
     Returns:
-      The tokens after the layer, and the results named in `want`.
+      Tokens after the layer, and the results named in `want`.
     """
     config, dtype = self.config, self.config.compute_dtype
     keys, rate = [None] * 5, per_layer.get('rate')
@@ -109,7 +109,7 @@ class Block(nn.Module):
       want_weights='attention' in self.want,
       positions=positions,
     )
-    wanted = {} if weights is None else {'attention': weights}
+    results = {} if weights is None else {'attention': weights}
     x = checkpoint_name(x + branch('scale1', y, *keys[:2]), 'middle')
 
     # MLP
@@ -125,8 +125,8 @@ class Block(nn.Module):
     x = x + branch('scale2', y, keys[3], keys[4])
     x = sharding.constrain(x, sharding.BATCH, None, None)
     if 'layers' in self.want:
-      wanted['layers'] = x
-    return x, wanted
+      results['layers'] = x
+    return x, results
 
   def _positions(self, common: dict[str, Any]) -> dict[str, Any]:
     """Returns the positions that act in this layer."""
@@ -146,7 +146,7 @@ class Encoder(nn.Module):
 
   Attributes:
     config: config of the model.
-    scheme: positions that every layer has of its own; None for none.
+    scheme: positions with parameters in every layer; None for none.
   """
 
   config: Config
@@ -166,13 +166,13 @@ class Encoder(nn.Module):
     Args:
       x: tokens.
       key: random key of dropout and drop path; None for evaluation.
-      want: results of each layer to return, of 'layers' and 'attention'.
+      want: names of results of each layer to return, 'layers' and 'attention'.
       positions: result of `Positions` that all layers share.
-      places: positions of the tokens in the image, for layers with positions of
-        their own.
+      places: positions of the tokens in the image, if every layer has its own
+        position embeddings.
 
     Returns:
-      The tokens, and the results named in `want`, `[n, depth, …]`.
+      Tokens, and the results named in `want`, `[n, depth, …]`.
     """
     config = self.config
     common, grid = dict(positions or {}), None
@@ -182,7 +182,7 @@ class Encoder(nn.Module):
       common = {} if places.kept is None else {'kept': places.kept}
 
     tokens, unpadded = x.shape[1], None
-    if self._pads(x, want, common):
+    if self._needs_padding(x, want, common):
       # One padding for all layers: otherwise each layer would copy its queries,
       # keys, values and outputs to pad them.
       x, unpadded = jnp.pad(x, ((0, 0), (0, 1), (0, 0))), tokens
@@ -201,27 +201,27 @@ class Encoder(nn.Module):
       if config.drop_path:  # changes linearly with depth
         rates = config.drop_path_first, config.drop_path
         per_layer['rate'] = jnp.linspace(*rates, config.depth)
-    x, wanted = layers(x, per_layer, common)
+    x, results = layers(x, per_layer, common)
 
     x = x[:, :tokens]
     # A scan stacks results along a new first axis.
-    wanted = {name: leaf.swapaxes(0, 1) for name, leaf in wanted.items()}
+    results = {name: leaf.swapaxes(0, 1) for name, leaf in results.items()}
     if not config.fc_norm:
       x = LayerNorm(config.compute_dtype, config.norm_eps, name='norm')(x)
-    return x, wanted
+    return x, results
 
-  def _pads(
+  def _needs_padding(
     self, x: Float[Array, 'n t d'], want: tuple[str, ...], common: dict
   ) -> bool:
-    """Returns whether the layers process one token of padding.
+    """Returns whether one token of padding is added before the first layer.
 
     The attention of cuDNN needs an even number of tokens. Positions and results
-    of single layers are those of the tokens, so nothing is padded here if there
-    are any.
+    of single layers would not have the padding, so nothing is padded here if
+    there are any.
     """
     config = self.config
     by_cudnn = multi_head.takes_cudnn(
       config.attention, config.head_dim, config.compute_dtype
     )
-    plain = not want and not common and self.scheme is None
-    return by_cudnn and plain and x.shape[1] % 2 == 1
+    possible = not want and not common and self.scheme is None
+    return by_cudnn and possible and x.shape[1] % 2 == 1

@@ -15,9 +15,9 @@ SIZES = {
   'g': dict(width=1408, depth=40, mlp_dim=6144, num_heads=16),
 }
 PATCH_SIZES = (8, 14, 16, 32)
-# Hybrids by the parts of the name before "+" and after "/": units of each stage
-# of the stem, and side of a patch on its map. As in the official code, R+Ti/16
-# has patches of 8x8 on a map of stride 4, which makes 32 pixels.
+# Hybrids, by the parts of the name before "+" and after "/": units of each
+# stage of the stem, and side of a patch on its map. As in the official code,
+# R+Ti/16 has patches of 8x8 on a map of stride 4, which makes 32 pixels.
 STEMS = {
   ('R50', '16'): ((3, 4, 9), 1),
   ('R50', '32'): ((3, 4, 6, 3), 1),

@@ -97,8 +97,8 @@ class ViT(Backbone):
         scheme, scheme.channels(config), name='position'
       )
     norm = functools.partial(LayerNorm, dtype, config.norm_eps)
-    # These attributes are not named like the keys that switch them on, which
-    # are attributes too; `name` keeps the paths of the parameters.
+    # These attributes cannot have the names of their config keys, which are
+    # also attributes; `name` sets the paths of the parameters.
     if config.pre_norm:
       self.first_norm = norm(name='pre_norm')
     self.encoder = encoder.Encoder(
@@ -108,7 +108,7 @@ class ViT(Backbone):
       self.norm_of_mean = norm(name='fc_norm')
     if config.pool == 'map':
       self.map = MapHead(config)
-    # The official JAX models start with heads of zeros.
+    # The heads of the official JAX models are initialized by zeros.
     tanh_init, head_init = lecun, nn.initializers.zeros
     if config.start_values == 'trunc_normal':
       tanh_init = head_init = initializers.NORMAL
@@ -149,7 +149,7 @@ class ViT(Backbone):
       x = self.stem(x)  # [n, y, x, c]
     side = self.config.patch_size
     x = self.embedding(patches.cut(x, grid, (side, side)))
-    # Prefix tokens come before the positions, which they may have too.
+    # Prefix tokens are added first, because they may also have positions.
     x = self._with_prefix(x)
     if self.scheme.at == 'stem':
       added = self.positions(Places(grid))['added']
@@ -273,29 +273,32 @@ class ViT(Backbone):
     stride = 1 if self.stem is None else self.stem.stride
     # A stem rounds up whenever it halves the map.
     height, width = (-(-side // stride) for side in image_size)
-    p, what = (
-      self.config.patch_size,
-      'an image of {}x{} pixels'.format(*image_size),
-    )
+    p = self.config.patch_size
+    subject = 'an image of {}x{} pixels'.format(*image_size)
     if stride > 1:
-      what = f"the stem's map of {height}x{width} places, of {what},"
+      subject = f"the stem's map of {height}x{width} positions, of {subject},"
     if self.config.remainder == 'error' and (height % p or width % p):
       fitting = [(max(height // p, 1) + i) * p for i in (0, 1)]
       raise UserError(
-        f'{what} is not divisible by the patch size {p}: take {fitting[0]} or '
-        f"{fitting[1]}, or set model.remainder='drop' to drop the last "
+        f'{subject} is not divisible by the patch size {p}: use {fitting[0]} '
+        f"or {fitting[1]}, or set model.remainder='drop' to drop the last "
         f'{height % p} rows and {width % p} columns (as the VALID convolution '
         'of the official code does).'
       )
     if min(height, width) < p:
       raise UserError(
-        f'{what} holds no {p}x{p} patch: take larger images or smaller patches.'
+        f'{subject} is smaller than a patch of {p}x{p}: use larger images or '
+        'smaller patches.'
       )
     return height // p, width // p
 
   @nn.nowrap
   def check(self, image_size: Size) -> None:
-    """Raises UserError if images cannot have this size; see `grid`."""
+    """Checks that images can have this size.
+
+    Raises:
+      UserError: see `grid`.
+    """
     self.grid(image_size)
 
   @property
@@ -359,8 +362,8 @@ class ViT(Backbone):
   def apart(self) -> tuple[str, ...]:
     """Path suffixes of stacked matrices whose gradients are best unstacked.
 
-    These are the matrices of the layers if all layers are unrolled. fc2 is not
-    among them: its gradient is a product with activations that are recomputed
+    These are the matrices of the layers if all layers are unrolled, except fc2.
+    The gradient of fc2 is a product with activations that are recomputed
     (dropout and GELU), and XLA recomputes them more often when it fuses the sum
     over micro-batches into that product.
     """
@@ -372,7 +375,7 @@ class ViT(Backbone):
 
   @property
   def architecture(self) -> dict[str, Any]:
-    """Keys that the parameters determine, those of the stem included."""
+    """Keys that the parameters determine, including those of the stem."""
     stem = None if self.stem is None else self.stem.section
     return super().architecture | {'stem': stem}
 
@@ -408,7 +411,7 @@ class ViT(Backbone):
 
   @nn.nowrap
   def computed_by(self, image_size: Size) -> str:
-    """Returns how attention is computed, and why not by kernels, for the log.
+    """Describes the implementation of attention, and why kernels do not apply.
 
     Args:
       image_size: (height, width), pixels.
@@ -431,7 +434,8 @@ class ViT(Backbone):
   def beyond_kernels(self) -> tuple[str, ...]:
     """Options of this model that kernels do not support."""
     config = self.config
-    if sharding.on_gpu():  # cuDNN gets normalized and rotated queries and keys
+    # On GPUs, queries and keys are normalized and rotated before cuDNN.
+    if sharding.on_gpu():
       relative = config.position == 'relative'
       return ("position='relative'",) if relative else ()
     options = {
@@ -448,8 +452,8 @@ class ViT(Backbone):
 
     All unrolled layers have the same code. With these options XLA compiles it
     once and calls it. This requires that gradients are all-reduced in parts
-    that are the same for each layer: 128 KiB per device, so large that latency
-    is negligible.
+    that are the same for each layer: 128 KiB per device, which is large enough
+    to make the latency negligible.
 
     Args:
       platform: JAX platform; only 'tpu' has such options.
@@ -487,7 +491,7 @@ def prefix_tokens(config: Config) -> dict[str, tuple[int, Any]]:
       zeros if config.start_values == 'authors' else normal(0.02),
     ),
     'distillation': (int(config.distilled), normal(0.02)),
-    # Registers start with different values; equal ones would stay equal.
+    # Registers need different initial values, because equal ones stay equal.
     'registers': (config.registers, normal(1e-6)),
   }
   return {name: each for name, each in tokens.items() if each[0]}

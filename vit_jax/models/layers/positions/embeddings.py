@@ -77,9 +77,9 @@ class Positions(nn.Module):
   `offsets` `[2t − 1, c]` with c channels of a head, shared by the heads. All of
   them are initialized by N(0, 0.02).
 
-  Reference: section 3.1, and appendix D.4 with Table 8. The paper does not say
-  what the class token gets in two dimensions, nor whether heads share relative
-  embeddings.
+  Reference: section 3.1, and appendix D.4 with Table 8. The paper does not
+  specify the position of the class token in two dimensions, nor whether heads
+  share relative embeddings.
 
   Attributes:
     scheme: kind of the positions.
@@ -140,9 +140,10 @@ class Positions(nn.Module):
     """Returns the embeddings of the first tokens of the sequence.
 
     Args:
-      slots: number of embeddings. The number of all embeddings, which depends
-        on the image, is not needed.
+      slots: number of embeddings.
     """
+    # Unlike `_table`, this does not need the number of all embeddings, which
+    # depends on the image.
     return self.get_variable('params', 'embedding')[:, :slots]
 
   def _axis(self, name: str, made_for: int, count: int) -> Any:
@@ -166,12 +167,12 @@ class Positions(nn.Module):
     fill: float,
     first: Any = None,
   ) -> Table:
-    """Selects the positions of the kept patches and prepends the prefix's.
+    """Selects the positions of the kept patches and prepends the prefix.
 
     Args:
       patches: positions of all patches.
       places: positions of the tokens in the image.
-      fill: value of the prefix tokens' positions, if `first` has none.
+      fill: value of the positions of prefix tokens, if `first` has none.
       first: positions of the prefix tokens.
     """
     kept = places.kept

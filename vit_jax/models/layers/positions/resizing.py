@@ -31,9 +31,9 @@ def cubic(
   """Returns weights of cubic interpolation without antialiasing.
 
   The kernel is Keys' with a = -3/4 over the four nearest entries; the last
-  entry is repeated beyond an end. Entry i of the result lies at (i + 1/2) ·
-  old / (new + offset) - 1/2. With an offset, the ends are not quite reached.
-  The code of DINO has an offset of .1, to be safe from rounding of the ratio of
+  entry is repeated beyond an end. Entry i of the result is at (i + 1/2) · old /
+  (new + offset) - 1/2. With an offset, the ends are not quite reached. The code
+  of DINO has an offset of .1, to avoid an error by rounding of the ratio of
   sizes, and its released weights were trained with it.
 
   Args:
@@ -94,7 +94,11 @@ def stretched_grid(
 
 
 def check_method(method: str) -> None:
-  """Raises UserError unless the method is one of `METHODS`."""
+  """Checks that the method is one of `METHODS`.
+
+  Raises:
+    UserError: it is not.
+  """
   check_choice('position_resize', method, METHODS)
 
 
@@ -104,7 +108,7 @@ def resize(
   new_grid: tuple[int, int],
   method: str = 'aligned',
 ) -> Float[np.ndarray, '*layers s d']:
-  """Interpolates the patches' part of a position embedding.
+  """Interpolates the position embeddings of patches.
 
   The embeddings of prefix tokens do not change.
 
@@ -194,12 +198,12 @@ def resize_leaf(
   old_count, new_count = math.prod(old_grid), math.prod(new_grid)
   if name in _AXES:
     old, new = old_grid[_AXES[name]], new_grid[_AXES[name]]
-    holds = leaf.shape[-2] == old
+    fits = leaf.shape[-2] == old
   else:  # offsets, numbered along the sequence with the prefix tokens
     tokens = (leaf.shape[-2] + 1) // 2
     new = 2 * (tokens - old_count + new_count) - 1
-    holds = tokens >= old_count
-  if not holds:
+    fits = tokens >= old_count
+  if not fits:
     raise UserError(
       f'the positions {name!r} have the shape {list(leaf.shape)}, which does '
       f'not belong to a {old_grid[0]}x{old_grid[1]} grid of patches: check the '
