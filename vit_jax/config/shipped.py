@@ -1,4 +1,4 @@
-"""Finds the configs that come with the package, in a checkout or installed."""
+"""Finds the files that come with the package, in a checkout or installed."""
 
 import pathlib
 
@@ -7,10 +7,10 @@ import vit_jax
 _PACKAGE = pathlib.Path(vit_jax.__file__).parent
 
 
-def directory() -> pathlib.Path:
-  """Returns the directory of the configs, in the package or in a checkout."""
-  installed = _PACKAGE / 'shipped' / 'configs'  # setup.py copies it there
-  return installed if installed.is_dir() else _PACKAGE.parent / 'configs'
+def directory(name: str = 'configs') -> pathlib.Path:
+  """Returns the path of configs/ or launch/, installed or in a checkout."""
+  installed = _PACKAGE / 'shipped' / name  # setup.py copies it there
+  return installed if installed.is_dir() else _PACKAGE.parent / name
 
 
 def find(path: str) -> pathlib.Path:

@@ -1,11 +1,8 @@
 """Fills in the files of launch/ that are submitted to a cluster."""
 
-import pathlib
 import string
 
-import vit_jax
-
-_FOLDER = pathlib.Path(vit_jax.__file__).parents[1] / 'launch'
+from vit_jax.config import shipped
 
 
 class _Template(string.Template):
@@ -19,4 +16,5 @@ def fill(file: str, /, **values: object) -> str:
     file: name of the file in launch/.
     **values: value of each name in the file.
   """
-  return _Template((_FOLDER / file).read_text()).substitute(values)
+  text = (shipped.directory('launch') / file).read_text()
+  return _Template(text).substitute(values)
