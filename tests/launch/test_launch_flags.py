@@ -105,7 +105,7 @@ def test_flags_become_a_job(job_of, checkout):
     ([*GKE, '--topology=v2:4x4'], 'GKE does not offer v2'),
     (
       [*GKE, '--topology=v3:4x4', '--slices=2'],
-      '--slices is 2, and --topology is v3:4x4',
+      '--slices is 2 and --topology is v3:4x4',
     ),
     ([*SLURM, '--topology=h10:4x8'], "KIND is 'h10'; did you mean 'h100'?"),
     ([*SLURM, '--topology=h100:4'], 'give h100:NODESxGPUS'),
