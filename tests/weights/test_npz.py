@@ -185,7 +185,7 @@ def test_messages_of_bad_files(tmp_path):
   for name, what in (
     ('absent', 'does not exist'),
     ('foreign', 'embedding/kernel'),
-    ('damaged', 'no .npz file'),
+    ('damaged', 'not an .npz file'),
     ('incomplete', 'encoder_norm/bias'),
   ):
     with pytest.raises(UserError, match=what) as error:

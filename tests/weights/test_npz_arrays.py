@@ -63,7 +63,7 @@ def test_a_wrong_header_allocates_no_memory(tmp_path, shape, compression):
   injected('an .npz header that asks for memory')
   path = archive(tmp_path / 'a.npz', member(shape), compression)
   tracemalloc.start()
-  with pytest.raises(UserError, match='no room') as error:
+  with pytest.raises(UserError, match='too small') as error:
     npz_arrays.read(path)
   peak = tracemalloc.get_traced_memory()[1]
   tracemalloc.stop()
@@ -85,8 +85,8 @@ def test_pickles_are_refused(tmp_path):
   [
     (b'no array at all', 'magic'),
     (member((4,))[:40], 'header'),
-    (member((5,)), 'does not hold 20 bytes'),
-    (member((3,)), 'does not hold 12 bytes'),
+    (member((5,)), ' 20 bytes'),
+    (member((3,)), ' 12 bytes'),
     (member((-4,)), r'shape \(-4,\)'),
     (member((4,), "<f4' + 'x"), 'descr'),
     (member((4,), [('a', '<f4')]).replace(b'\x93NUMPY\1', b'\x93NUMPY\3'), '3'),

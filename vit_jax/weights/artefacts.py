@@ -1,8 +1,8 @@
-"""Export of a model with its weights, for servers without this package.
+"""Exports a model with its weights, for servers without this package.
 
-The input is `images`, uint8 `[n, height, width, 3]` with a free batch size, as
-the evaluation's transform returns them; `description.json` describes it. The
-output is logits `[n, num_classes]`, float32 (features if there is no head).
+The input is `images`, uint8 `[n, height, width, 3]` with any batch size, as
+returned by the transform for evaluation, which `description.json` describes.
+The output is logits `[n, num_classes]`, float32 (features if there is no head).
 """
 
 import json
@@ -23,7 +23,7 @@ from vit_jax.files import paths
 from vit_jax.objectives.contract import Setting
 from vit_jax.weights.contract import Pretrained
 
-# Platforms that a program is compiled for; it runs on no others.
+# Platforms that a program is compiled for; it does not run on others.
 _PLATFORMS = ('cpu', 'cuda', 'tpu')
 Predict = Callable[[UInt8[Array, 'n y x 3']], Float[Array, 'n k']]
 
@@ -102,8 +102,8 @@ def saved_model(
     module.serve(tf.zeros((1, *image_size, 3), tf.uint8))
   except tf.errors.InvalidArgumentError as error:
     raise UserError(
-      f'TensorFlow {tf.__version__} cannot run what JAX {jax.__version__} '
-      'writes: use a newer TensorFlow or an older JAX, or export '
+      f'TensorFlow {tf.__version__} cannot run programs of JAX '
+      f'{jax.__version__}: use a newer TensorFlow or an older JAX, or export '
       '--to=stablehlo.'
     ) from error
   signatures = {'serving_default': module.serve}
@@ -114,7 +114,9 @@ KINDS = {'stablehlo': stablehlo, 'savedmodel': saved_model}
 
 
 def description(source: Pretrained) -> dict[str, Any]:
-  """Returns what a server needs: input, output, preprocessing, class names.
+  """Returns a description for servers, which is written as JSON.
+
+  It contains input, output, preprocessing and class names.
 
   Args:
     source: description of the weights.

@@ -30,11 +30,11 @@ class Pretrained:
       also the whole config; for weights of another project `normalization`,
       the mean and std of pixels in [0, 1] that are folded into the patch
       embedding.
-    load: (shapes with shardings) → parameters.
+    load: function from shapes with shardings to the parameters.
     load_average: the same function for the average of the parameters; None if
       the weights contain no average.
-    load_extra: the same function for the objective's own state, such as a
-      teacher; None if the weights contain only parameters.
+    load_extra: the same function for the extra state of the objective, such as
+      a teacher; None if the weights contain only parameters.
   """
 
   path: str
@@ -45,7 +45,7 @@ class Pretrained:
 
   @property
   def image_size(self) -> tuple[int, int]:
-    """(height, width) that the position embedding is made for, pixels."""
+    """(height, width) of the images for the position embedding, pixels."""
     return square(tuple(self.about['image_size']))
 
   def changed(self, **changes: Any) -> 'Pretrained':
@@ -87,7 +87,7 @@ class Pretrained:
     return sections.build('objective', section, setting)
 
   def backbone(self, params: PyTree) -> PyTree:
-    """Returns the model's own parameters among those of the objective."""
+    """Returns the parameters of the model among those of the objective."""
     return self.objective().backbone(params)
 
   def preprocess(self) -> Preprocess:
@@ -108,9 +108,11 @@ class Pretrained:
     return sharding.with_shardings(state, mesh, objective.sharding_rules)
 
   def _abstract_batch(self) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns the shapes of one example, as the training's transform has it."""
+    """Returns the shapes of a batch of one example for training."""
     augment = self.about.get('config', {}).get('augment')
-    if augment is None:  # no checkpoint: weights of a classifier
+    if (
+      augment is None
+    ):  # not a checkpoint, so these are weights of a classifier
       spec = {'image': ((*self.image_size, 3), np.dtype(np.uint8))}
     else:
       spec = contract.check_spec(
@@ -124,7 +126,7 @@ class Pretrained:
   def weights(self, mesh: Mesh) -> dict[str, PyTree]:
     """Loads all sets of weights, by the names of `Trainer.weights`.
 
-    Weights without the objective's own state are a single set, 'params'.
+    Weights without the extra state of the objective have only the set 'params'.
 
     Args:
       mesh: mesh of the devices.
@@ -140,10 +142,10 @@ class Pretrained:
     self, params: PyTree, extra: PyTree | None, average: PyTree | None
   ) -> dict[str, PyTree]:
     """Returns the sets of weights that are not None, by name."""
-    found = {'params': params}
+    sets = {'params': params}
     if extra is not None:
-      found = self.objective().weights(params, extra)
-    return found if average is None else found | {'ema': average}
+      sets = self.objective().weights(params, extra)
+    return sets if average is None else sets | {'ema': average}
 
   def chosen(self, name: str) -> 'Pretrained':
     """Returns the same training with another set of weights as parameters.
@@ -160,7 +162,7 @@ class Pretrained:
     names = self._names()
     if name not in names:
       raise UserError(
-        f'{self.path} holds no weights {name!r}; it has {", ".join(names)}: '
+        f'{self.path} contains no weights {name!r}; it has {", ".join(names)}: '
         'give one of these.'
       )
 
@@ -183,17 +185,18 @@ class Format(NamedTuple):
   """The functions of a format: a module of `weights.formats`, or your own.
 
   A path is read and written by the first format that it matches; a path
-  'my_lab.my_format:PATH' by the module that it names.
+  'my_lab.my_format:PATH' by the module in it.
 
   Attributes:
-    matches: (path) → whether the path, which need not exist, is of this format.
-    load: (path) → description of the weights there. Their arrays may be read
-      at once or when they are loaded. Raises UserError if the path
-      does not exist, is of another format or is damaged.
-    save: (path, parameters, about) writes weights: the parameters of the
-      objective that `about` specifies (see `Pretrained.about`), in this
-      package's layout. Raises UserError if the format cannot hold them, or
-      they cannot be written.
+    matches: function that returns whether a path, which may not exist, has this
+      format.
+    load: function from a path to the description of its weights, whose arrays
+      may be read immediately or when they are loaded. It raises UserError if
+      the path does not exist, has another format or is damaged.
+    save: function of (path, parameters, about) that writes weights: the
+      parameters of the objective that `about` specifies (see
+      `Pretrained.about`), in the layout of this package. It raises UserError if
+      they cannot be stored in this format or cannot be written.
   """
 
   matches: Callable[[str], bool]

@@ -1,6 +1,6 @@
-"""Local copies of weights on the web and on the Hugging Face Hub.
+"""Downloads weights from the web and from the Hugging Face Hub.
 
-Addresses are `hf:ORG/NAME`, with a revision and a file if need be
+Addresses are `hf:ORG/NAME`, optionally with a revision and a file
 (`hf:ORG/NAME@REVISION/FILE`), and `https://…/FILE`. Files are downloaded once:
 those of the hub into the cache of `huggingface_hub` ($HF_HOME), the others into
 $XDG_CACHE_HOME/vit_jax/weights (~/.cache/vit_jax/weights).
@@ -29,16 +29,16 @@ _HASH = re.compile(r'-([0-9a-f]{8,64})\.\w+$')  # PyTorch's name-HASH.pth
 
 
 def local_copy(path: str) -> str:
-  """Returns the path of a local copy of weights, which it downloads if needed.
+  """Downloads weights if necessary, and returns the path of the local copy.
 
   Args:
     path: address of weights; any other path is returned unchanged.
 
   Returns:
-    A file, or a directory for a whole repository of the hub.
+    Path of a file, or of a directory for a whole repository of the hub.
 
   Raises:
-    UserError: the address does not exist, or is not one of a weight file.
+    UserError: the address does not exist, or is not that of a weight file.
     StorageError: the download failed.
   """
   if path.startswith('hf:'):
@@ -65,8 +65,8 @@ def _from_hub(path: str) -> str:
     UserError: the address is wrong, or the repository has no such weights.
     StorageError: the download failed.
   """
-  found = _HUB.fullmatch(path)
-  if found is None:
+  address = _HUB.fullmatch(path)
+  if address is None:
     raise UserError(
       f'{path} is not an address of the Hugging Face Hub: write '
       'hf:ORG/NAME, hf:ORG/NAME@REVISION or hf:ORG/NAME/FILE.'
@@ -80,13 +80,13 @@ def _from_hub(path: str) -> str:
     ) from error
   if not sys.stderr.isatty():
     utils.disable_progress_bars()
-  name, revision, file = found.groups()
-  wanted = ['*.json', file] if file else [*_DIRECTORY]
+  name, revision, file = address.groups()
+  patterns = ['*.json', file] if file else [*_DIRECTORY]
   try:
     folder = hub.snapshot_download(
       name,
       revision=revision,
-      allow_patterns=wanted,
+      allow_patterns=patterns,
       endpoint=os.environ.get('HF_ENDPOINT'),
     )
   except errors.LocalEntryNotFoundError as error:  # not in the cache either
@@ -119,7 +119,7 @@ def _from_url(url: str) -> str:
 
   Raises:
     UserError: the file does not exist.
-    StorageError: the download failed, or it has another checksum than its name.
+    StorageError: the download failed, or its checksum is not that in its name.
   """
   home = os.environ.get('XDG_CACHE_HOME') or os.path.expanduser('~/.cache')
   digest = hashlib.sha256(url.encode()).hexdigest()[:16]
@@ -149,21 +149,21 @@ def _from_url(url: str) -> str:
 
 
 def _check(part: pathlib.Path, name: str, size: int | None) -> None:
-  """Compares a download with its size, and with the hash in its name.
+  """Compares a download with its expected size, and with the hash in its name.
 
   Raises:
     OSError: they differ.
   """
-  found = part.stat().st_size
-  if size is not None and found != size:
-    raise OSError(f'{found:,} bytes arrived instead of {size:,}')
-  said = _HASH.search(name)
-  if said is None:
+  actual = part.stat().st_size
+  if size is not None and actual != size:
+    raise OSError(f'{actual:,} bytes were received instead of {size:,}')
+  expected = _HASH.search(name)
+  if expected is None:
     return
   with part.open('rb') as opened:
     digest = hashlib.file_digest(opened, 'sha256').hexdigest()
-  if not digest.startswith(said[1]):
-    raise OSError(f'its checksum is {digest[:8]}, unlike the one in its name')
+  if not digest.startswith(expected[1]):
+    raise OSError(f'its checksum is {digest[:8]}, not the one in its name')
 
 
 def _failed(path: str, error: Exception) -> StorageError:

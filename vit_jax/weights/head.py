@@ -18,7 +18,9 @@ PyTree = Any
 def replace_head(
   params: PyTree, model: Model, image_size: Size, mesh: Mesh
 ) -> PyTree:
-  """Returns parameters with a newly initialized head; logs which are new.
+  """Returns parameters with a newly initialized head.
+
+  The paths of the new parameters are logged.
 
   Args:
     params: parameters of a model with another head.

@@ -1,4 +1,4 @@
-"""Loading and saving of trained weights in any format."""
+"""Loads and saves trained weights in any format."""
 
 import dataclasses
 import importlib
@@ -29,7 +29,7 @@ from vit_jax.weights.head import replace_head
 from vit_jax.weights.transfer import adapt
 
 PyTree = Any
-# The first format that matches a path is taken; the last one always matches.
+# The first format that matches a path is used; the last one always matches.
 FORMATS = {
   'big_vision': Format.of(big_vision),
   'npz': Format.of(npz),
@@ -42,12 +42,12 @@ FORMATS = {
 class LoadedModel(tuple[Any, PyTree]):
   """A model and its parameters, with the preprocessing that they need.
 
-  It unpacks to the two: `model, params = load_pretrained(path)`.
+  It can be unpacked: `model, params = load_pretrained(path)`.
 
   Attributes:
-    model: the model, see `models.contract.Model`.
+    model: model, see `models.contract.Model`.
     params: parameters, float32.
-    class_names: a name for each output of the head.
+    class_names: name of each output of the head.
     image_size: (height, width) of the images, pixels.
   """
 
@@ -77,8 +77,8 @@ class LoadedModel(tuple[Any, PyTree]):
   ) -> Float[np.ndarray, 'height width 3']:
     """Returns an image as the model expects it, in [-1, 1].
 
-    It is resized and cropped as the weights were evaluated. Stack several for
-    a batch.
+    It is resized and cropped as in the evaluation of the weights. A batch is a
+    stack of several results.
 
     Args:
       image: content of an image file, or pixels in RGB.
@@ -94,7 +94,7 @@ def format_of(path: str) -> tuple[Format, str]:
   """Returns the format of a path, and the path without the format's name.
 
   Args:
-    path: a path, alone or after the name of a format ('huggingface:DIR') or of
+    path: path, optionally after the name of a format ('huggingface:DIR') or of
       a module of your own ('my_lab.my_format:PATH').
 
   Raises:
@@ -131,11 +131,11 @@ def find(path: str, weights: str = 'params') -> Pretrained:
     weights: set of weights of a checkpoint, see `Pretrained.chosen`.
 
   Raises:
-    UserError: there is nothing that can be loaded, or no such weights.
+    UserError: the path cannot be loaded, or does not have such weights.
     StorageError: a download failed.
   """
-  form, place = format_of(download.local_copy(path))
-  return _checked(form.load(place).chosen(weights))
+  form, local_path = format_of(download.local_copy(path))
+  return _checked(form.load(local_path).chosen(weights))
 
 
 def save(path: str, params: PyTree, about: dict[str, Any]) -> None:
@@ -147,14 +147,15 @@ def save(path: str, params: PyTree, about: dict[str, Any]) -> None:
     about: description of the weights, see `Pretrained.about`.
 
   Raises:
-    UserError: the format cannot hold them, or they cannot be written.
+    UserError: the weights cannot be stored in this format, or cannot be
+      written.
   """
-  form, place = format_of(path)
-  form.save(place, params, about)
+  form, local_path = format_of(path)
+  form.save(local_path, params, about)
 
 
 def _checked(source: Pretrained) -> Pretrained:
-  """Returns the same weights, whose loaders refuse NaN and infinities."""
+  """Returns the same weights, with loaders that check for NaN and infinity."""
 
   def checked(load: Callable[[PyTree], Any]) -> Callable[[PyTree], Any]:
     def load_and_check(abstract: PyTree) -> Any:
@@ -172,7 +173,11 @@ def _checked(source: Pretrained) -> Pretrained:
 
 
 def _check_finite(path: str, params: PyTree) -> None:
-  """Raises UserError for NaN and infinities; lists their leaves."""
+  """Checks that parameters are finite.
+
+  Raises:
+    UserError: some are NaN or infinite; the message lists their leaves.
+  """
   flat = tree.flatten(params)
   mesh = next(iter(flat.values())).sharding.mesh
   # Counted on the devices, because other processes may hold parts of a leaf.
@@ -185,8 +190,8 @@ def _check_finite(path: str, params: PyTree) -> None:
     shown = [f'{key} ({n} of {flat[key].size})' for key, n in bad.items()]
     more = f' and {len(bad) - 3} more leaves' if len(bad) > 3 else ''
     raise UserError(
-      f'{path} holds weights that are NaN or infinite: '
-      f'{", ".join(shown[:3])}{more}. Take another step or file.'
+      f'{path} contains weights that are NaN or infinite: '
+      f'{", ".join(shown[:3])}{more}. Use another step or file.'
     )
 
 
@@ -222,11 +227,11 @@ def load_pretrained(
       checkpoint step directory.
     weights: set of weights of a checkpoint: 'params', 'ema' for the average of
       the parameters, or a name that its objective defines ('teacher' of DINO).
-    image_size: pixels, one number or (height, width); defaults to the size that
-      the weights were made for. Position embeddings are interpolated to it.
-    num_classes: number of outputs; a head with another number is replaced by a
-      newly initialized one, or by none for 0.
-    dtype: type of computation, 'float32' or 'bfloat16'.
+    image_size: pixels, one number or (height, width); by default, the size of
+      the weights. Position embeddings are interpolated to another size.
+    num_classes: number of outputs. A head with another number is replaced by a
+      newly initialized one, or removed for 0.
+    dtype: dtype of the computation, 'float32' or 'bfloat16'.
     position_resize: 'aligned' or 'bicubic', see `positions.resize`.
     mean: mean of pixels in [0, 1] in the training of the weights, three
       numbers; for files whose settings are missing or wrong.
@@ -234,9 +239,9 @@ def load_pretrained(
     **model: other keys of the model's config section, such as gelu='exact'.
 
   Returns:
-    The model and its parameters (float32), which can be unpacked; also their
-    preprocessing and class names. Images are in [-1, 1] whatever the weights
-    were trained with.
+    Model and parameters (float32), which can be unpacked, with preprocessing
+    and class names. Images are in [-1, 1], independent of the range in the
+    training of the weights.
 
   Raises:
     UserError: the file cannot be loaded, or the image size does not fit.
@@ -267,22 +272,23 @@ def _normalized(
   mean: Sequence[float] | None,
   std: Sequence[float] | None,
 ) -> PyTree:
-  """Returns parameters for pixels of another mean and std than was assumed.
+  """Returns parameters for pixels of another mean and std than assumed.
 
   Raises:
-    UserError: the weights are ours or official ones, whose pixels are known.
+    UserError: the weights are those of this package or official ones, whose
+      pixels are in [-1, 1].
   """
   if 'normalization' not in source.about:
     raise UserError(
-      f'{source.path} takes pixels in [-1, 1]; mean and std are for weights of '
+      f'{source.path} needs pixels in [-1, 1]; mean and std are for weights of '
       'other projects.'
     )
-  known = source.about['normalization']
+  assumed = source.about['normalization']
   flat = tree.flatten(params)
   arrays = {path: np.asarray(leaf) for path, leaf in flat.items()}
-  arrays = normalization.unfold(arrays, known['mean'], known['std'])
+  arrays = normalization.unfold(arrays, assumed['mean'], assumed['std'])
   arrays = normalization.fold(
-    arrays, mean or known['mean'], std or known['std']
+    arrays, mean or assumed['mean'], std or assumed['std']
   )
   return tree.unflatten(
     {

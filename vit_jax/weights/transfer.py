@@ -1,4 +1,4 @@
-"""Adaptation of weights to another image size and to another training."""
+"""Adapts weights to another image size and to another training."""
 
 import logging
 from typing import Any, Protocol
@@ -19,7 +19,7 @@ PyTree = Any
 
 
 class Target(Protocol):
-  """The training that receives weights."""
+  """A training that is initialized with weights."""
 
   @property
   def mesh(self) -> Mesh: ...
@@ -34,11 +34,11 @@ class Target(Protocol):
   def objective(self) -> Objective: ...
 
   def abstract_state(self) -> Any:
-    """Returns shapes and shardings of its state, `params` among them."""
+    """Returns shapes and shardings of the state, including `params`."""
     ...
 
   def init_state(self, key: jax.Array) -> Any:
-    """Returns its initial state; traced by JAX."""
+    """Returns the initial state; it is called inside `jax.jit`."""
     ...
 
   def key(self) -> jax.Array:
@@ -54,12 +54,14 @@ def adapt(
   method: str,
   mesh: Mesh,
 ) -> PyTree:
-  """Returns parameters for images of another size; logs which are resized.
+  """Returns parameters for images of another size.
+
+  The paths of the interpolated parameters are logged.
 
   Args:
     params: parameters of the model, on the mesh.
-    model: model for the new size, whose `adapt` resizes.
-    old_size: (height, width) that the parameters are made for, pixels.
+    model: model for the new size, whose method `adapt` is called.
+    old_size: (height, width) of the images for the parameters, pixels.
     new_size: (height, width) of the images, pixels.
     method: method of resizing, such as 'aligned'.
     mesh: mesh of the devices.
@@ -93,16 +95,16 @@ def adapt(
 
 
 def transfer(source: Pretrained, target: Target, method: str) -> PyTree:
-  """Returns parameters for fine-tuning: the source's body with a new head.
+  """Returns parameters for fine-tuning: those of the source with a new head.
 
   Args:
     source: description of the weights.
-    target: the fine-tuning; parameters that its model calls `fresh` are
-      initialized.
-    method: method of resizing what depends on the image size.
+    target: fine-tuning; the parameters in `fresh` of its model are initialized.
+    method: method of interpolation for parameters that depend on the image
+      size.
 
   Raises:
-    UserError: the body does not fit the target's model.
+    UserError: the other parameters do not fit the model of the target.
   """
   expected = _model_shapes(target)
   actual = _model_params(source, target, method)
@@ -118,9 +120,10 @@ def start(source: Pretrained, target: Target, method: str) -> PyTree:
 
   Args:
     source: description of the weights.
-    target: the training; parameters that the weights lack, or hold in another
-      shape, are initialized.
-    method: method of resizing what depends on the image size.
+    target: training; parameters that are missing in the weights, or have
+      another shape there, are initialized.
+    method: method of interpolation for parameters that depend on the image
+      size.
 
   Raises:
     UserError: no parameter fits.
@@ -131,25 +134,25 @@ def start(source: Pretrained, target: Target, method: str) -> PyTree:
   fitting = {k: v for k, v in actual.items() if shapes.get(k) == v.shape}
   if not fitting:
     raise UserError(
-      f'nothing of {source.path} fits the model: it holds '
+      f'no parameter of {source.path} fits the model: it contains '
       f'{", ".join(sorted(actual)[:3])}, …, and the model has '
-      f'{", ".join(sorted(expected)[:3])}, …. Give weights of such a model as '
-      'config.init_from.'
+      f'{", ".join(sorted(expected)[:3])}, …. Set config.init_from to weights '
+      'of such a model.'
     )
-  left = [
-    f'{k} {leaf.shape} (here {shapes.get(k, "none")})'
+  unused = [
+    f'{k} {leaf.shape} (in the model: {shapes.get(k, "none")})'
     for k, leaf in actual.items()
     if k not in fitting
   ]
-  if left:
-    log.warning('not taken over from %s: %s', source.path, ', '.join(left))
+  if unused:
+    log.warning('not taken over from %s: %s', source.path, ', '.join(unused))
   return _initialized(fitting, target)
 
 
 def _model_params(
   source: Pretrained, target: Target, method: str
 ) -> dict[str, Any]:
-  """Returns a source's model parameters by path, for the target's images."""
+  """Returns the model parameters of a source, for images of the target."""
   mesh = target.mesh
   params = source.backbone(source.load(source.abstract_params(mesh)))
   sizes = source.image_size, target.image_size
@@ -167,11 +170,11 @@ def _shapes(flat: dict[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def _initialized(taken: dict[str, jax.Array], target: Target) -> PyTree:
-  """Returns the objective's initial parameters with some replaced.
+  """Returns initial parameters of the objective, some of them replaced.
 
   Args:
-    taken: the model's parameters that are taken over, by path.
-    target: the training.
+    taken: parameters of the model that are taken over, by path.
+    target: training.
   """
   objective = target.objective
 
@@ -188,6 +191,6 @@ def _initialized(taken: dict[str, jax.Array], target: Target) -> PyTree:
   )
   state = target.abstract_state().params
   shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
-  # Donated, so that a large model is not held twice.
+  # Donated, so that a large model is not twice in memory.
   started = jax.jit(init, donate_argnums=0, out_shardings=shardings)
   return started(taken, target.key())

@@ -1,26 +1,26 @@
-"""Checks of zip archives (`.npz`, `.pth`) before anything is unpacked."""
+"""Checks zip archives (`.npz`, `.pth`) before they are unpacked."""
 
 import collections
 import zipfile
 from typing import IO
 
-# Weights hardly compress; zeros compress by about 1,000. An archive that is
-# larger than the first limit and unpacks to more than the second times its
-# size is taken for damaged or hostile.
+# Weights are hardly compressible; zeros are by a factor of about 1,000. If the
+# unpacked size is above the first limit and above the second times the size of
+# the archive, the archive is assumed to be damaged or malicious.
 _UNSUSPICIOUS_BYTES = 2**26
 _MAX_RATIO = 100
 
 
 def check_sizes(archive: zipfile.ZipFile, archive_bytes: int) -> None:
-  """Checks that an archive is plausible, by its directory only.
+  """Checks the names and sizes in the directory of an archive.
 
   Args:
     archive: open archive.
     archive_bytes: size of its file.
 
   Raises:
-    ValueError: two members have one name, or the archive unpacks to much more
-      than its own size.
+    ValueError: two members have the same name, or the unpacked size is much
+      larger than the archive.
   """
   names = collections.Counter(each.filename for each in archive.infolist())
   repeated = [name for name, count in names.items() if count > 1]
@@ -29,21 +29,21 @@ def check_sizes(archive: zipfile.ZipFile, archive_bytes: int) -> None:
   total = sum(each.file_size for each in archive.infolist())
   if total > max(_UNSUSPICIOUS_BYTES, _MAX_RATIO * archive_bytes):
     raise ValueError(
-      f'its {archive_bytes:,} bytes would unpack to {total:,}, which weights '
-      'do not do'
+      f'its {archive_bytes:,} bytes would unpack to {total:,}, which is not '
+      'possible for weights'
     )
 
 
 def check_contents(file: IO[bytes], archive_bytes: int) -> None:
-  """Checks a whole archive against its checksums; a piece at a time in memory.
+  """Checks the checksums of an archive, without reading it into memory.
 
   Args:
-    file: open file; one that is not a zip archive passes.
+    file: open file; a file that is not a zip archive is accepted.
     archive_bytes: size of the file.
 
   Raises:
-    ValueError: a checksum differs, or `check_sizes` refuses the archive.
-    zipfile.BadZipFile: the archive is damaged otherwise.
+    ValueError: a checksum differs, or `check_sizes` raises it.
+    zipfile.BadZipFile: the archive is damaged in another way.
   """
   if not zipfile.is_zipfile(file):
     return  # PyTorch before 1.6 wrote plain pickles

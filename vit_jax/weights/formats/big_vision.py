@@ -1,8 +1,8 @@
-"""Weights under big_vision's own names: `big_vision:FILE.npz`.
+"""Weights with the names of big_vision: `big_vision:FILE.npz`.
 
-The format `npz` reads these files too. They are written with the prefix
-`params/` and unstacked layers; see `npz_vit` for what differs from the official
-files.
+The format `npz` also reads these files. They are written with the prefix
+`params/` and unstacked layers; see `npz_vit` for the differences from the
+official files.
 """
 
 from typing import Any
@@ -29,19 +29,19 @@ load = npz.load
 
 
 def matches(path: str) -> bool:
-  """Returns False: only the name of the format selects it."""
+  """Returns False, because this format is selected by name only."""
   del path
   return False
 
 
-def _slots(model: Any) -> bool:
+def _has_slots(model: Any) -> bool:
   """Returns whether tokens before those of patches have learned positions."""
   learned = getattr(model, 'position', 'learned') == 'learned'
   return learned and getattr(model, 'prefix_positions', True)
 
 
 def save(path: str, params: PyTree, about: dict[str, Any]) -> None:
-  """Writes a file and the notes next to it.
+  """Writes a file, and the notes next to it.
 
   Args:
     path: path of the file, local or gs://.
@@ -57,8 +57,8 @@ def save(path: str, params: PyTree, about: dict[str, Any]) -> None:
   model = source.model()
   foreign.check_positions(model, ('learned', 'sincos2d'))
   foreign.warn_of_defaults(path, model)
-  if model.pool == 'token' and _slots(model):
-    # There the class token has no position: it becomes a part of the token.
+  if model.pool == 'token' and _has_slots(model):
+    # In big_vision, the class token has no position: it is added to the token.
     arrays = foreign.without_class_position(arrays, 'cls', 'position/embedding')
   exported = naming_lib.export(arrays, Naming(_NAMES, torch=False))
   npz_arrays.write(path, {f'params/{name}': x for name, x in exported})

@@ -1,4 +1,4 @@
-"""This package's own format: workdirs and step directories of checkpoints."""
+"""The format of this package: workdirs and step directories of checkpoints."""
 
 import functools
 import logging
@@ -13,13 +13,14 @@ log = logging.getLogger('vit_jax')
 PyTree = Any
 
 
-# Endings of other programs' files, which nobody means as a directory's name.
+# Endings of files of other programs. A directory with such a name would be a
+# mistake.
 _NOT_WRITTEN = ('.onnx', '.h5', '.hdf5', '.keras', '.msgpack', '.ckpt', '.pb')
 _NOT_WRITTEN += ('.tflite', '.npy', '.pkl', '.pickle', '.gguf', '.mlmodel')
 
 
 def matches(path: str) -> bool:
-  """Returns True: this is the format of all paths that no other one matches."""
+  """Returns True, because paths without another format have this one."""
   del path
   return True
 

@@ -1,4 +1,4 @@
-"""Evaluation settings of weights that only their family determines."""
+"""Evaluation settings of weights that can only be derived from their family."""
 
 import logging
 import math
@@ -17,7 +17,7 @@ log = logging.getLogger('vit_jax')
 
 
 class Family(NamedTuple):
-  """Signs by which weights of a family are recognized, and their evaluation.
+  """Patterns by which weights of a family are recognized, and their evaluation.
 
   Attributes:
     pattern: regular expression for the name of a file.
@@ -37,9 +37,9 @@ def _timm(crop_fraction: float, normalization: Any) -> Preset:
   return PRESETS['timm']._replace(**changes)
 
 
-# The first family that matches is taken, so that those with the more specific
-# signs stand first. The crops are those of the repositories' own evaluation
-# (224 of 256 pixels); `swin`, `clip` and `vit` are evaluated as in timm.
+# The first family that matches is used, so those with more specific patterns
+# are first. The crops are those of the evaluation in the repositories (224 of
+# 256 pixels); `swin`, `clip` and `vit` are evaluated as in timm.
 FAMILIES = {
   'swin': Family(
     r'swin', r'relative_position_bias_table$', _timm(0.9, IMAGENET)
@@ -71,16 +71,17 @@ def unseen(
     for name, family in FAMILIES.items()
     if any(re.search(family.array, array) for array in arrays)
   ]
-  found = [*by_name, *by_array, 'vit'][0]
-  preset = FAMILIES[found].preset
+  name = [*by_name, *by_array, 'vit'][0]
+  preset = FAMILIES[name].preset
   mean, std = preset.normalization
   return Unseen(
-    known_from=f'the defaults of the family {found}',
+    known_from=f'the defaults of the family {name}',
     gelu='quick' if 'quickgelu' in stem else 'exact',
     mean=mean,
     std=std,
     preprocess=preset.section(image_size),
-    # An array is a weak sign: LayerScale, say, occurs outside DeiT-III.
+    # Arrays are weak evidence: LayerScale, for example, also occurs outside of
+    # DeiT-III.
     assumed=not by_name,
   )
 
@@ -91,7 +92,7 @@ def preprocess(
   interpolation: str = 'bicubic',
   crop_mode: str = 'center',
 ) -> dict[str, Any]:
-  """Returns a config section that preprocesses as timm's evaluation does.
+  """Returns the config section for the preprocessing of timm's evaluation.
 
   Args:
     image_size: (height, width), pixels.
@@ -103,8 +104,8 @@ def preprocess(
   size = max(image_size)
   # timm rounds the larger side down to whole pixels.
   fraction = size / math.floor(size / crop_fraction)
-  known = {'bilinear': 'bilinear_antialias'}
-  if interpolation not in ('bicubic', *known):
+  names = {'bilinear': 'bilinear_antialias'}
+  if interpolation not in ('bicubic', *names):
     log.warning('images are resized by bicubic, not %s', interpolation)
   resize = 'torchvision'
   if crop_mode == 'squash':
@@ -112,5 +113,5 @@ def preprocess(
   return {
     'resize': resize,
     'central_fraction': fraction,
-    'interpolation': known.get(interpolation, 'bicubic'),
+    'interpolation': names.get(interpolation, 'bicubic'),
   }

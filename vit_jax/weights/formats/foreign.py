@@ -1,4 +1,4 @@
-"""Weights of other projects as `weights.contract.Pretrained`, and back."""
+"""Converts weights of other projects to `Pretrained`, and back."""
 
 import dataclasses
 import logging
@@ -22,7 +22,7 @@ from vit_jax.weights.formats.naming import Naming
 
 log = logging.getLogger('vit_jax')
 PyTree = Any
-# Names of the activation in configs of other projects, and ours.
+# Kind of GELU by its name in configs of other projects.
 GELUS = {
   'gelu': 'exact',
   'gelu_new': 'tanh',
@@ -35,7 +35,7 @@ KINDS_OF_GELU = ('exact', 'tanh', 'quick')
 
 @dataclasses.dataclass(frozen=True)
 class Unseen:
-  """Properties of a model that no array shows.
+  """Properties of a model that cannot be derived from its arrays.
 
   Attributes:
     known_from: source of these values, for the log.
@@ -60,14 +60,14 @@ class Unseen:
 
 
 class Described(NamedTuple):
-  """The properties of a model that the arrays of a file show.
+  """The properties of a model that are derived from the arrays of a file.
 
   Attributes:
     arrays: all arrays of the model, {name: array}.
     naming: names of the parameters in the other project.
     keys: keys of the config's `model` section; options only where they differ
       from the model's defaults.
-    image_size: (height, width) that the weights are made for, pixels.
+    image_size: (height, width) of the images for the weights, pixels.
     computed: values of `gelu` and `norm_eps` that the model uses unless its
       section sets others.
     epsilon: epsilon of LayerNorm in all published models of the kind.
@@ -82,14 +82,14 @@ class Described(NamedTuple):
 
 
 def gelu(path: str, name: str) -> str:
-  """Returns our name of an activation.
+  """Returns the kind of GELU for an activation of another project.
 
   Args:
     path: path of the weights, for messages.
     name: name in the config of the other project, a key of `GELUS`.
 
   Raises:
-    UserError: the name is another one.
+    UserError: the activation is not supported.
   """
   if name not in GELUS:
     raise UserError(
@@ -99,21 +99,22 @@ def gelu(path: str, name: str) -> str:
   return GELUS[name]
 
 
-def pretrained(path: str, found: Described, unseen: Unseen) -> Pretrained:
-  """Returns weights that are stored under another project's names.
+def pretrained(path: str, described: Described, unseen: Unseen) -> Pretrained:
+  """Returns weights that are stored with the names of another project.
 
   Args:
     path: path of the weights, for messages.
-    found: properties that the arrays show.
-    unseen: the other properties; they are logged.
+    described: properties that are derived from the arrays.
+    unseen: other properties, which are logged.
 
   Raises:
-    UserError: parameters are missing, unknown, or of another shape or type, or
-      no model here has these options.
+    UserError: parameters are missing, unknown, or have another shape or type;
+      or no model of this package has these options.
   """
-  arrays, naming, image_size = found.arrays, found.naming, found.image_size
+  arrays, naming = described.arrays, described.naming
+  image_size = described.image_size
   if unseen.epsilon is None:
-    unseen = dataclasses.replace(unseen, epsilon=found.epsilon)
+    unseen = dataclasses.replace(unseen, epsilon=described.epsilon)
   naming_lib.check_floats(path, arrays)
   actual = {name: array.shape for name, array in arrays.items()}
   head = naming.part('head/kernel')
@@ -122,7 +123,7 @@ def pretrained(path: str, found: Described, unseen: Unseen) -> Pretrained:
   num_classes = outputs[0 if naming.torch else -1]
   about = {
     'format': checkpoint.FORMAT,
-    'model': _section(path, found, unseen),
+    'model': _section(path, described, unseen),
     'objective': {'name': 'supervised'},
     'num_classes': num_classes,
     'image_size': list(image_size),
@@ -142,8 +143,8 @@ def pretrained(path: str, found: Described, unseen: Unseen) -> Pretrained:
     return jax.tree.map(place, tree.unflatten(flat), abstract)
 
   source = Pretrained(path, about, put)
-  # All shapes are compared here as well as in `put`, so that a file that does
-  # not fit is refused before anything is allocated on a device.
+  # All shapes are compared here and in `put`, so that the error is raised
+  # before anything is allocated on a device.
   checked_shapes(abstract_params(source.model(), image_size))
   _log(path, unseen)
   return source
@@ -152,7 +153,7 @@ def pretrained(path: str, found: Described, unseen: Unseen) -> Pretrained:
 def shape(
   path: str, arrays: Mapping[str, np.ndarray], name: str, rank: int, kind: str
 ) -> tuple[int, ...]:
-  """Returns the shape of an array that every model of a kind has.
+  """Checks and returns the shape of an array that all models of a kind have.
 
   Args:
     path: path of the file, for messages.
@@ -164,55 +165,55 @@ def shape(
   Raises:
     UserError: the array is missing or has another rank.
   """
-  found = arrays[name].shape if name in arrays else None
-  if found is None or len(found) != rank or 0 in found:
-    actual = 'it is missing' if found is None else f'it is {list(found)}'
+  actual = arrays[name].shape if name in arrays else None
+  if actual is None or len(actual) != rank or 0 in actual:
+    shown = 'it is missing' if actual is None else f'it is {list(actual)}'
     raise UserError(
-      f'{path} does not hold {kind}: {name} must have {rank} dimensions, none '
-      f'of them 0, and {actual}; the file has '
+      f'{path} does not contain {kind}: {name} must have {rank} dimensions, '
+      f'none of them 0, but {shown}; the file has '
       f'{", ".join(sorted(arrays)[:3])} …'
     )
-  return found
+  return actual
 
 
-def class_names(path: str, given: Sequence[str], num_classes: int) -> list[str]:
+def class_names(path: str, names: Sequence[str], num_classes: int) -> list[str]:
   """Returns a name for each output of the head.
 
-  Names of another number of classes, which would be wrong, are left out.
+  Names of another number of classes would be wrong, and are left out.
 
   Args:
     path: path of the weights, for messages.
-    given: names that belong to the weights; empty if unknown.
+    names: names that belong to the weights; empty if unknown.
     num_classes: number of outputs, 0 without a head.
   """
-  if given and num_classes and len(given) != num_classes:
+  if names and num_classes and len(names) != num_classes:
     log.warning(
       '%s: left out its %d class names, because its head has %d outputs',
       path,
-      len(given),
+      len(names),
       num_classes,
     )
-    given = ()
-  if not given or not num_classes:
+    names = ()
+  if not names or not num_classes:
     return [f'class {i}' for i in range(num_classes)]
-  return list(given)
+  return list(names)
 
 
-def _section(path: str, found: Described, unseen: Unseen) -> dict[str, Any]:
+def _section(path: str, described: Described, unseen: Unseen) -> dict[str, Any]:
   """Returns the `model` section.
 
   Raises:
     UserError: the model does not have one of the options.
   """
   options = {'gelu': unseen.gelu, 'norm_eps': unseen.epsilon}
-  options = {k: v for k, v in options.items() if v != found.computed.get(k)}
-  section = {'name': 'vit', 'dtype': 'float32', **options, **found.keys}
-  known = {'name', *plugins.keys(sections.constructor('model', section))}
-  unknown = {k: v for k, v in section.items() if k not in known}
+  options = {k: v for k, v in options.items() if v != described.computed.get(k)}
+  section = {'name': 'vit', 'dtype': 'float32', **options, **described.keys}
+  allowed = {'name', *plugins.keys(sections.constructor('model', section))}
+  unknown = {k: v for k, v in section.items() if k not in allowed}
   if unknown:
     shown = ', '.join(f'{key}={value}' for key, value in unknown.items())
     raise UserError(
-      f'{path} holds a model with {shown}; the model {section["name"]} does '
+      f'{path} contains a model with {shown}; the model {section["name"]} does '
       'not support this.'
     )
   return section
@@ -221,7 +222,7 @@ def _section(path: str, found: Described, unseen: Unseen) -> dict[str, Any]:
 def without_class_position(
   arrays: dict[str, np.ndarray], cls: str, table: str
 ) -> dict[str, np.ndarray]:
-  """Adds the class token's position to the token and removes it.
+  """Adds the position of the class token to the token, and removes it.
 
   Args:
     arrays: arrays of a model, {name: array}.
@@ -235,9 +236,9 @@ def without_class_position(
 def _log(path: str, unseen: Unseen) -> None:
   log.log(
     logging.WARNING if unseen.assumed else logging.INFO,
-    '%s: what its arrays do not show is taken from %s: gelu %s, LayerNorm ε '
-    '%g, mean %s, std %s, preprocess %s; override it by load_pretrained(…, '
-    'gelu=…, mean=…, std=…) and --config.preprocess.KEY=…',
+    '%s: settings that its arrays do not determine are those of %s: gelu %s, '
+    'LayerNorm ε %g, mean %s, std %s, preprocess %s; override them by '
+    'load_pretrained(…, gelu=…, mean=…, std=…) and --config.preprocess.KEY=…',
     path,
     unseen.known_from,
     unseen.gelu,
@@ -251,7 +252,7 @@ def _log(path: str, unseen: Unseen) -> None:
 def exported(
   params: PyTree, about: dict[str, Any], naming: Naming
 ) -> dict[str, np.ndarray]:
-  """Returns a model's parameters under another project's names.
+  """Returns the parameters of a model with the names of another project.
 
   Args:
     params: parameters of the objective that `about` specifies.
@@ -260,7 +261,7 @@ def exported(
     naming: names in the other project.
 
   Raises:
-    UserError: some parameters have no name there.
+    UserError: some parameters do not have a name in the other project.
   """
   source = Pretrained('', about, lambda abstract: None)
   check_positions(source.model(), ('learned',))
@@ -272,7 +273,7 @@ def exported(
 
 
 def check_positions(model: Any, known: tuple[str, ...]) -> None:
-  """Checks that a format can express the kind of positions of a model.
+  """Checks that a format supports the kind of positions of a model.
 
   Args:
     model: model whose parameters are written.
@@ -284,9 +285,9 @@ def check_positions(model: Any, known: tuple[str, ...]) -> None:
   position = getattr(model, 'position', 'learned')
   if position not in known:
     raise UserError(
-      f'this format has positions of the kind {" or ".join(known)}, and this '
-      f'model has {position!r}, which its parameters do not show: write a '
-      'directory instead.'
+      f'this format has positions of the kind {" or ".join(known)}, but this '
+      f'model has {position!r}, which a reader could not derive from its '
+      'parameters: write a directory instead.'
     )
 
 
@@ -306,15 +307,15 @@ def warn_of_defaults(path: str, model: Any) -> None:
   ]
   if other:
     log.warning(
-      '%s cannot hold the settings of this model; give %s to other programs '
-      'that read it',
+      '%s cannot contain the settings of this model; other programs that read '
+      'it need %s',
       path,
       ' and '.join(other),
     )
 
 
 def mean_and_std(about: dict[str, Any]) -> tuple[list[float], list[float]]:
-  """Returns mean and std of pixels in [0, 1] that exported weights take."""
+  """Returns mean and std of pixels in [0, 1] for exported weights."""
   mean, std = normalization.NONE
-  found = about.get('normalization', {'mean': mean, 'std': std})
-  return list(found['mean']), list(found['std'])
+  values = about.get('normalization', {'mean': mean, 'std': std})
+  return list(values['mean']), list(values['std'])

@@ -1,6 +1,6 @@
-"""Hugging Face directories: `config.json` and `.safetensors`.
+"""Weights in Hugging Face directories: `config.json` and `.safetensors`.
 
-A module for each type of model (`_TYPES`) describes the contents.
+There is a module for each type of model (`_TYPES`).
 """
 
 import json
@@ -43,7 +43,7 @@ _INDEX: settings.Rules = {'weight_map': settings.mapping(settings.TEXT)}
 
 
 def matches(path: str) -> bool:
-  """Returns whether a path is a directory of the library's, or its weights."""
+  """Returns whether a path is a Hugging Face directory, or weights in one."""
   folder = paths.locate(path)
   if path.endswith('.safetensors'):
     folder = folder.parent
@@ -58,8 +58,8 @@ def load(path: str) -> Pretrained:
     path: path of the directory, or of model.safetensors in it.
 
   Raises:
-    UserError: the directory is unreadable or damaged, or holds another type of
-      model.
+    UserError: the directory cannot be read, is damaged, or contains another
+      type of model.
   """
   folder = paths.locate(path)
   if path.endswith('.safetensors'):
@@ -69,13 +69,13 @@ def load(path: str) -> Pretrained:
   kind = config.get('model_type')
   if kind not in _TYPES:
     raise UserError(
-      f'{path} holds a model of the type {kind!r}; supported types: '
+      f'{path} contains a model of the type {kind!r}; supported types: '
       f'{", ".join(_TYPES)}.'
     )
   config = settings.validated(file, config, _TYPES[kind].RULES)
   settings.require(file, config, _TYPES[kind].REQUIRED)
-  found = _TYPES[kind].describe(path, _read(folder), config)
-  return foreign.pretrained(path, found, _unseen(path, folder, config))
+  described = _TYPES[kind].describe(path, _read(folder), config)
+  return foreign.pretrained(path, described, _unseen(path, folder, config))
 
 
 def _read(folder: Any) -> dict[str, np.ndarray]:
@@ -84,45 +84,47 @@ def _read(folder: Any) -> dict[str, np.ndarray]:
   if not index.exists():
     return tensors.read(os.fspath(folder / 'model.safetensors'))
   content = settings.validated(index, settings.read(index), _INDEX)
-  placed = content.get('weight_map', {})
+  files = content.get('weight_map', {})  # file by name of the array
   arrays = {}
-  for name in sorted(set(placed.values())):
+  for name in sorted(set(files.values())):
     if name != os.path.basename(name):
       raise UserError(
         f'{index} lists {name!r}; its files must be in the same directory.'
       )
     arrays |= tensors.read(os.fspath(folder / name))
-  lost = sorted(set(placed) - set(arrays))
-  if lost:
+  missing = sorted(set(files) - set(arrays))
+  if missing:
     raise UserError(
-      f'{index} lists arrays that its files do not hold: {", ".join(lost)}.'
+      f'{index} lists arrays that its files do not contain: '
+      f'{", ".join(missing)}.'
     )
   return arrays
 
 
 def _unseen(path: str, folder: Any, config: Mapping[str, Any]) -> Unseen:
-  """Returns the settings of a directory that no array shows."""
+  """Returns the settings of a directory that arrays do not determine."""
   file = folder / 'preprocessor_config.json'
-  found = settings.validated(file, settings.read(file), processor.RULES)
-  given = found or processor.DEFAULTS[config['model_type']]
+  stored = settings.validated(file, settings.read(file), processor.RULES)
+  values = stored or processor.DEFAULTS[config['model_type']]
   names = config.get('id2label', {})
-  mean, std = given.get('image_mean', NONE[0]), given.get('image_std', NONE[1])
-  if not given.get('do_normalize', True):
+  mean = values.get('image_mean', NONE[0])
+  std = values.get('image_std', NONE[1])
+  if not values.get('do_normalize', True):
     mean, std = (0.0,) * 3, (1.0,) * 3
   return Unseen(
     known_from='config.json and '
-    + ('preprocessor_config.json' if found else "the library's defaults"),
+    + ('preprocessor_config.json' if stored else "the library's defaults"),
     gelu=foreign.gelu(path, config.get('hidden_act', 'gelu')),
     epsilon=config.get('layer_norm_eps', 1e-12),
     mean=mean,
     std=std,
-    preprocess=processor.read(given),
+    preprocess=processor.read(values),
     class_names=[names[key] for key in sorted(names, key=int)],
   )
 
 
 def save(path: str, params: PyTree, about: dict[str, Any]) -> None:
-  """Writes a directory that the library opens offline.
+  """Writes a directory that the library can open offline.
 
   Args:
     path: path of the directory, which must not exist.
@@ -130,8 +132,7 @@ def save(path: str, params: PyTree, about: dict[str, Any]) -> None:
     about: description of the weights, see `Pretrained.about`.
 
   Raises:
-    UserError: the directory exists, or none of the library's models computes
-      what this model does.
+    UserError: the directory exists, or the library has no equivalent model.
   """
   folder = paths.locate(path)
   if folder.exists():

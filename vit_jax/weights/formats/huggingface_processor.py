@@ -1,4 +1,4 @@
-"""Hugging Face's preprocessor_config.json: reading and writing."""
+"""Reads and writes preprocessor_config.json of Hugging Face."""
 
 import logging
 from collections.abc import Mapping
@@ -14,8 +14,8 @@ SIZE = settings.either(
   settings.several(settings.SIDE, 1, 2),
   settings.mapping(settings.SIDE, 'height', 'width'),
 )
-# Our own section, which a file written here contains next to the library's
-# keys: the library does not have all of our filters.
+# Section of vit_jax, which written files contain next to the keys of the
+# library, because the library does not have all of the filters.
 _OWN = 'vit_jax_preprocess'
 RULES: settings.Rules = {
   'do_normalize': settings.FLAG,
@@ -71,7 +71,7 @@ def pair(size: Any) -> tuple[int, int]:
 
 
 def read(given: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns a config section that does what the library's processor does.
+  """Returns the config section that is equivalent to the library's processor.
 
   Args:
     given: content of preprocessor_config.json, validated by `RULES`.
@@ -88,7 +88,8 @@ def read(given: Mapping[str, Any]) -> dict[str, Any]:
   if not cropped:
     return section | {'resize': 'squash'}
   larger = shorter or pair(size)[0]
-  # A crop that is larger than the image is padded there; here it is the image.
+  # The library pads a crop that is larger than the image; here, it is limited
+  # to the image.
   fraction = min(pair(given.get('crop_size', larger))[0] / larger, 1.0)
   resize = 'torchvision' if shorter else 'squash_central'
   return section | {'resize': resize, 'central_fraction': fraction}

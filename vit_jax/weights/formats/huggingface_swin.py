@@ -1,7 +1,7 @@
-"""Swin Transformers in Hugging Face's directories.
+"""Swin Transformers in Hugging Face directories.
 
 Newer major versions of the library use other names in memory than in files.
-Both are read; the names in files are written.
+Both can be read; the names in files are written.
 """
 
 import logging
@@ -50,7 +50,7 @@ _BLOCK = {
   'mlp/fc1': 'intermediate.dense',
   'mlp/fc2': 'output.dense',
 }
-# Constants of the model; configs with other values are refused.
+# Constants of the model; other values in a config are an error.
 _FIXED = {
   'patch_size': sizes.PATCH_SIZE,
   'mlp_ratio': float(sizes.MLP_RATIO),
@@ -72,7 +72,7 @@ REQUIRED = tuple(RULES)
 def describe(
   path: str, arrays: Mapping[str, np.ndarray], config: Mapping[str, Any]
 ) -> Described:
-  """Returns what a directory's arrays and config specify of the model.
+  """Describes the model of a directory.
 
   Args:
     path: path of the directory, for messages.
@@ -80,7 +80,7 @@ def describe(
     config: content of config.json, validated by `RULES`.
 
   Raises:
-    UserError: the config describes a Swin that the model here cannot be.
+    UserError: the config describes a Swin that is not supported.
   """
   heads = list(config['num_heads'])
   doubled = [heads[0] * 2**i for i in range(len(heads))]
@@ -93,7 +93,7 @@ def describe(
     )
   if other:
     raise UserError(
-      f'{path} holds a Swin with '
+      f'{path} contains a Swin with '
       + ', '.join(f'{key} {config[key]}' for key in other)
       + '; the model swin has '
       + ', '.join(f'{key} {value}' for key, value in other.items())
@@ -112,8 +112,8 @@ def describe(
     if not name.endswith('.relative_position_index')  # follows from the sizes
   }
   size = processor.pair(config['image_size'])
-  found = _naming(len(keys['depths']))
-  return Described(renamed, found, keys, size, timm_swin.COMPUTED)
+  names = _naming(len(keys['depths']))
+  return Described(renamed, names, keys, size, timm_swin.COMPUTED)
 
 
 def kind(model: Any) -> str:
@@ -135,11 +135,11 @@ def _naming(stages: int) -> Naming:
 def completed(
   model: Any, arrays: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-  """Returns the arrays unchanged: files contain no others.
+  """Returns the arrays, because files contain no others.
 
   Raises:
-    UserError: some windows are smaller than the config's, in stages with small
-      maps; the library's tables all have one size.
+    UserError: the windows of some stages with small maps are smaller than the
+      config's, but all tables of the library have the same size.
   """
   for name, array in arrays.items():
     if name.endswith('relative_position_bias_table'):

@@ -1,7 +1,8 @@
-"""Vision Transformers in Hugging Face's directories.
+"""Vision Transformers in Hugging Face directories.
 
-ViT, DeiT, DINOv2 and DINOv2 with registers, under the names that the library's
-major versions before and since 5 use in memory; files contain the older ones.
+These are ViT, DeiT, DINOv2 and DINOv2 with registers. The library uses other
+names in memory since its major version 5, but files contain the older ones;
+both can be read.
 """
 
 import logging
@@ -98,7 +99,7 @@ REQUIRED = (
 def describe(
   path: str, arrays: Mapping[str, np.ndarray], config: Mapping[str, Any]
 ) -> Described:
-  """Returns what a directory's arrays and config specify of the model.
+  """Describes the model of a directory.
 
   Args:
     path: path of the directory, for messages.
@@ -122,20 +123,20 @@ def describe(
 def _renamed(
   path: str, arrays: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-  """Returns arrays under one set of names, without those a ViT does not use."""
+  """Returns arrays with the names in files, without unused ones."""
   renamed = naming_lib.renamed(arrays, _ALIASES)
   if renamed.pop('embeddings.mask_token', None) is not None:
     log.info('%s: left out the mask token', path)
   width = renamed.get('layernorm.weight', np.zeros(0)).shape[0]
   head = renamed.get('classifier.weight')
   if head is not None and head.shape[-1] == 2 * width:
-    if not np.any(head[:, width:]):  # as `completed` writes it
+    if not np.any(head[:, width:]):  # a head that `completed` has padded
       return renamed | {'classifier.weight': head[:, :width]}
     for leaf in ('weight', 'bias'):
       renamed.pop(f'classifier.{leaf}', None)
     log.warning(
-      '%s: left out the head, which takes the class token and the mean of the '
-      'patches together; the model vit has no such head',
+      '%s: left out the head, whose input is the class token and the mean of '
+      'the patches; the model vit has no such head',
       path,
     )
   return renamed
@@ -166,7 +167,11 @@ def _keys(path: str, config: Mapping[str, Any]) -> dict[str, Any]:
 def _options(
   arrays: dict[str, np.ndarray],
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-  """Returns the arrays with tokens as here, and the options they show."""
+  """Derives options from the arrays, and converts the tokens.
+
+  Returns:
+    Arrays with the tokens of this package, and options of the model.
+  """
   options: dict[str, Any] = {
     'pool': 'token',
     'pre_logits': 'pooler.dense.weight' in arrays,
@@ -195,54 +200,56 @@ def kind(model: Any) -> str:
   """Returns the library's type of a model.
 
   Raises:
-    UserError: none of its types computes what this model does; lists why.
+    UserError: the library has no equivalent type; the message lists the
+      options that it lacks.
   """
   if not isinstance(model, ViT):
     raise UserError(
-      f"a {type(model).__name__} cannot be written in Hugging Face's names: "
-      'Vision Transformers and Swins can. Write a directory of our own.'
+      f"a {type(model).__name__} cannot be written with Hugging Face's names, "
+      'only Vision Transformers and Swins. Write a directory of vit_jax.'
     )
   if model.distilled:
-    found, known = 'deit', ('distilled',)
+    type_, supported = 'deit', ('distilled',)
   elif _is_deit(model):
-    found, known = 'deit', ('registers',)
+    type_, supported = 'deit', ('registers',)
   elif model.registers:
-    found, known = (
-      'dinov2_with_registers',
-      ('registers', 'layer_scale', 'gated'),
-    )
+    type_ = 'dinov2_with_registers'
+    supported = ('registers', 'layer_scale', 'gated')
   elif model.layer_scale is not None or model.gated:
-    found, known = 'dinov2', ('layer_scale', 'gated')
+    type_, supported = 'dinov2', ('layer_scale', 'gated')
   else:
-    found, known = 'vit', ()
+    type_, supported = 'vit', ()
   options = ('distilled', 'registers', 'layer_scale', 'gated', 'qk_norm')
   options += ('pre_norm',)
-  special = [
+  unsupported = [
     name
     for name in options
-    if name not in known and getattr(model, name) not in (None, 0, False)
+    if name not in supported and getattr(model, name) not in (None, 0, False)
   ]
   if model.pool != 'token':
-    special.append(f'pool {model.pool!r}')
-  if model.pre_logits and (model.num_classes or found != 'vit'):
-    special.append('pre-logits before the head')
+    unsupported.append(f'pool {model.pool!r}')
+  if model.pre_logits and (model.num_classes or type_ != 'vit'):
+    unsupported.append('pre-logits before the head')
   if model.distilled and not model.num_classes:
-    special.append('distillation token without a head')
-  if found.startswith('dinov2') and _mlp_ratio(model) is None:
-    special.append(f'MLP of {model.mlp_dim} units for a width of {model.width}')
-  if special:
-    raise UserError(
-      f"Hugging Face's {CLASSES[found]} has no {', '.join(special)}, and this "
-      'model has: it cannot be written as such a directory. A directory of '
-      'our own holds every model.'
+    unsupported.append('distillation token without a head')
+  if type_.startswith('dinov2') and _mlp_ratio(model) is None:
+    unsupported.append(
+      f'MLP of {model.mlp_dim} units for a width of {model.width}'
     )
-  return found
+  if unsupported:
+    raise UserError(
+      f"Hugging Face's {CLASSES[type_]} has no {', '.join(unsupported)}, but "
+      'this model has: it cannot be written as such a directory. A directory '
+      'of vit_jax can contain every model.'
+    )
+  return type_
 
 
 def _is_deit(model: Any) -> bool:
   """Returns whether a model is a DeiT whose distillation token is not used.
 
-  That token is a register with a position; Dinov2WithRegisters' have none.
+  This token is a register with a position; registers of Dinov2WithRegisters
+  have no position.
   """
   return (
     model.registers == 1
@@ -269,19 +276,19 @@ def naming(model: Any) -> Naming:
 def completed(
   model: Any, arrays: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-  """Returns a model's arrays and the additional ones of its type.
+  """Returns the arrays of a model and the additional ones of its type.
 
   The additional arrays (positions, LayerScale, half of a head) are zeros or
-  ones, with which the library's model computes the same.
+  ones, which have no effect in the library's model.
   """
   table, scale = NAMES['position/embedding'], _THERE + 'layer_scale{j}.lambda1'
   type_, width = kind(model), model.width
   slots = np.asarray(arrays[table])
-  if not model.prefix_positions:  # there the class token has a position
+  if not model.prefix_positions:  # in the library, the class token has one
     prefix = 1 + model.distilled
     slots = np.pad(slots, ((0, 0), (prefix, 0), (0, 0)))
   elif model.registers and not _is_deit(model):
-    # Registers have no positions there: add them to the tokens themselves.
+    # Registers have no positions in the library: they are added to the tokens.
     last = 1 + model.registers
     registers = NAMES['registers']
     arrays = arrays | {registers: arrays[registers] + slots[:, 1:last]}
@@ -294,7 +301,9 @@ def completed(
     for j in (1, 2):
       name = scale.format(i=i, j=j)
       arrays[name] = np.ones(width, np.float32)
-  if model.num_classes:  # the head there also takes the mean of the patches
+  if (
+    model.num_classes
+  ):  # the input of its head includes the mean of the patches
     head = arrays['classifier.weight']
     arrays['classifier.weight'] = np.pad(head, ((0, 0), (0, width)))
   return arrays

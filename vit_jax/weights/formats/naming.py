@@ -1,9 +1,10 @@
-"""Parameters of an architecture under the names of another project.
+"""Converts parameters to and from the names of another project.
 
-A naming is a table `{path here: name there}`. A path is that of a leaf, or of a
-module whose leaves keep their kinds ('kernel' is 'weight' in PyTorch). A name
-with `{i}` stands for one array per layer, which are stacked here; `{2i}` and
-`{2i+1}` number every other layer, `{i+2:02}` counts from 2 in two digits.
+"There" means in the other project, and "here" in this package. A naming is a
+table `{path here: name there}`. A path is that of a leaf, or of a module with
+leaves of the same kinds ('kernel' is 'weight' in PyTorch). A name with `{i}`
+stands for one array per layer, which are stacked here; `{2i}` and `{2i+1}` are
+the numbers of every other layer, and `{i+2:02}` counts from 2 in two digits.
 `Part` is one of several arrays that are joined there along the first axis
 (query, key and value).
 """
@@ -38,7 +39,7 @@ class Part(NamedTuple):
 
 
 class Naming(NamedTuple):
-  """Names of the parameters in a project.
+  """Names of the parameters in another project.
 
   Attributes:
     names: {path of a leaf or a module: its name there}.
@@ -54,45 +55,45 @@ class Naming(NamedTuple):
     module, _, leaf = path.rpartition('/')
     ending = ''
     if path in self.names:
-      found = self.names[path]
+      entry = self.names[path]
     elif module in self.names:
-      found = self.names[module]
+      entry = self.names[module]
       ending = '.' + _TORCH_LEAVES[leaf] if self.torch else f'/{leaf}'
     else:
       return None
-    name, index, count = found if isinstance(found, Part) else (found, 0, 1)
+    name, index, count = entry if isinstance(entry, Part) else (entry, 0, 1)
     return Part(name + ending, index, count)
 
 
 def renamed(
   arrays: Mapping[str, np.ndarray], aliases: Iterable[tuple[str, Any]]
 ) -> dict[str, np.ndarray]:
-  """Returns arrays under their current names.
+  """Returns arrays with their current names.
 
   Args:
     arrays: arrays under current or older names.
     aliases: pairs of a regular expression and its replacement (see `re.sub`),
       applied one after the other.
   """
-  found = {}
+  result = {}
   for name, array in arrays.items():
     for pattern, replacement in aliases:
       name = re.sub(pattern, replacement, name)
-    found[name] = array
-  return found
+    result[name] = array
+  return result
 
 
 def export(
   flat: Mapping[str, np.ndarray], naming: Naming
 ) -> Iterator[tuple[str, np.ndarray]]:
-  """Yields parameters under the names of another project.
+  """Yields parameters with the names of another project.
 
   Args:
     flat: all parameters, {path: array}.
     naming: names in the project.
 
   Raises:
-    UserError: some parameters have no name there; lists them.
+    UserError: some parameters have no name there; the message lists them.
   """
   joined: dict[str, dict[int, str]] = {}
   nameless = []
@@ -105,8 +106,8 @@ def export(
   if nameless:
     raise UserError(
       'this format has no names for these parameters of the model: '
-      f'{", ".join(nameless)}. Write another format, or a directory of our '
-      'own, which holds every model.'
+      f'{", ".join(nameless)}. Write another format, or a directory of '
+      'vit_jax, which can contain every model.'
     )
   for name, paths in joined.items():
     stacked = _NUMBER.search(name) is not None
@@ -123,9 +124,9 @@ def export(
 def _numbered(name: str, i: int) -> str:
   """Returns the name of array `i` of a stack."""
 
-  def number(found: re.Match[str]) -> str:
-    value = int(found['step'] or 1) * i + int(found['first'] or 0)
-    return str(value).zfill(int(found['digits'] or 0))
+  def number(match: re.Match[str]) -> str:
+    value = int(match['step'] or 1) * i + int(match['first'] or 0)
+    return str(value).zfill(int(match['digits'] or 0))
 
   return _NUMBER.sub(number, name)
 
@@ -139,7 +140,7 @@ def shapes(
     expected: shapes here, {path: shape}.
     naming: names in the project.
   """
-  # Arrays with strides of 0 occupy no memory, whatever their shape.
+  # Arrays of any shape occupy no memory if their strides are 0.
   zeros = {
     path: np.broadcast_to(np.int8(0), shape) for path, shape in expected.items()
   }
@@ -159,7 +160,8 @@ def check(
     expected: shapes that the model has.
 
   Raises:
-    UserError: arrays are missing, unknown or of another shape; lists all.
+    UserError: arrays are missing, unknown or have another shape; the message
+      lists all of them.
   """
   rows: dict[tuple[str, Any, Any], list[int]] = {}
   for name in sorted({*actual, *expected}):
@@ -175,12 +177,12 @@ def check(
     return
   lines = [
     f'  {_with_layers(name, layers)}: '
-    f'{_shown(found, "missing")} in the file, '
-    f'{_shown(wanted, "none")} in the model'
-    for (name, found, wanted), layers in rows.items()
+    f'{_shown(in_file, "missing")} in the file, '
+    f'{_shown(in_model, "none")} in the model'
+    for (name, in_file, in_model), layers in rows.items()
   ]
   raise UserError(
-    f'{path} does not hold the parameters of the model that its arrays '
+    f'{path} does not contain the parameters of the model that its arrays '
     'describe:\n' + '\n'.join(lines) + '\nIt may be damaged, or its model may '
     'not be supported.'
   )
@@ -207,7 +209,7 @@ def native(
   expected: Mapping[str, tuple[int, ...]],
   naming: Naming,
 ) -> dict[str, np.ndarray]:
-  """Returns parameters under their paths here, as float32.
+  """Returns parameters with their paths here, as float32.
 
   Args:
     arrays: arrays {name there: array} of the shapes that `shapes` returns.
@@ -231,7 +233,7 @@ def _native_leaf(
 
   def take(name: str, shape: tuple[int, ...]) -> np.ndarray:
     array = np.split(arrays[name], part.count)[part.index]
-    with np.errstate(over='ignore'):  # to infinity, which is refused later
+    with np.errstate(over='ignore'):  # infinity is an error later
       array = np.asarray(array, np.float32)
     return _here(path, array, shape, naming)
 
@@ -242,7 +244,7 @@ def _native_leaf(
 
 
 def _there(path: str, array: np.ndarray, naming: Naming) -> np.ndarray:
-  """Returns an array of one layer in the other project's layout."""
+  """Returns an array of one layer in the layout of the other project."""
   if not naming.torch:
     return array
   if path == 'embedding/kernel':  # [p, p, c, d] to [d, c, p, p]
@@ -275,7 +277,7 @@ def check_floats(path: str, arrays: Mapping[str, np.ndarray]) -> None:
     arrays: arrays of the file by name.
 
   Raises:
-    UserError: some are not; lists them.
+    UserError: some are not; the message lists them.
   """
   others = {
     name: array.dtype
@@ -284,7 +286,7 @@ def check_floats(path: str, arrays: Mapping[str, np.ndarray]) -> None:
   }
   if others:
     raise UserError(
-      f'{path} holds arrays that are not floating-point numbers: '
+      f'{path} contains arrays that are not floating-point numbers: '
       + ', '.join(f'{name} ({dtype})' for name, dtype in others.items())
-      + '. Quantized weights cannot be read: take the original ones.'
+      + '. Quantized weights cannot be read: use the original ones.'
     )

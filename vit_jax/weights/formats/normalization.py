@@ -1,8 +1,9 @@
-"""Folding of the pixels' mean and standard deviation into a patch embedding.
+"""Folds mean and standard deviation of pixels into a patch embedding.
 
-Other projects give their models (u - mean) / std, where u in [0, 1] are pixels;
-models here take x = 2 u - 1. A patch embedding is linear and pads nothing, so
-that another kernel and bias compensate the difference exactly, up to rounding.
+The input of models of other projects is (u - mean) / std, where u in [0, 1] are
+pixels; that of models here is x = 2 u - 1. A patch embedding is linear and has
+no padding, so another kernel and bias compensate the difference exactly, up to
+rounding.
 """
 
 from collections.abc import Sequence
@@ -25,7 +26,7 @@ def fold(
   """Returns parameters for x, given those for (u - mean) / std.
 
   Args:
-    flat: parameters by path, among them the kernel `[p, p, c, d]` and bias
+    flat: parameters by path, including the kernel `[p, p, c, d]` and the bias
       `[d]` of the patch embedding.
     mean: mean of each channel of u.
     std: standard deviation of each channel of u.
@@ -36,7 +37,7 @@ def fold(
 def unfold(
   flat: dict[str, np.ndarray], mean: Sequence[float], std: Sequence[float]
 ) -> dict[str, np.ndarray]:
-  """Returns parameters for (u - mean) / std, given those for x."""
+  """Returns parameters for (u - mean) / std, given those for x; see `fold`."""
   return _scaled(flat, mean, std, inverse=True)
 
 
@@ -48,12 +49,12 @@ def _scaled(
 ) -> dict[str, np.ndarray]:
   """Substitutes (u - mean) / std = x · slope + shift, channel by channel."""
   if (tuple(mean), tuple(std)) == NONE:
-    return flat  # x itself: parameters stay equal bit for bit
+    return flat  # the input is x, and rounding must not change any parameter
   slope = 0.5 / np.asarray(std, np.float64)
   shift = (0.5 - np.asarray(mean, np.float64)) / np.asarray(std, np.float64)
   if inverse:
     slope, shift = 1 / slope, -shift / slope
-  # In float64, so that folding and unfolding add no error beyond float32's.
+  # In float64, so that only the result is rounded to float32.
   kernel = np.asarray(flat[KERNEL], np.float64)
   bias = flat[BIAS] + np.einsum('yxcd,c->d', kernel, shift)
   kernel = kernel * slope[:, None]

@@ -1,9 +1,10 @@
 """Weights of Google's JAX projects: `.npz`.
 
 Official Vision Transformers, hybrids and BiT's ResNets, and big_vision's plain
-Vision Transformers are read. Official names are written, in Flax's original
-numbering of submodules; `big_vision` writes the others. Next to a file,
-`FILE.npz.json` holds what its arrays do not show, for readers in this package.
+Vision Transformers can be read. Official names are written, with Flax's
+original numbering of submodules; `big_vision` writes the others. For readers in
+this package, `FILE.npz.json` contains settings that the arrays do not
+determine.
 """
 
 import dataclasses
@@ -33,9 +34,9 @@ from vit_jax.weights.formats.naming import Naming
 
 log = logging.getLogger('vit_jax')
 PyTree = Any
-_PREFIX = re.compile(r'(params|opt/target)/')  # of big_vision's names
-# The size of pre-training of BiT, which any other size fits, too, and of
-# Vision Transformers whose positions do not show it.
+_PREFIX = re.compile(r'(params|opt/target)/')  # prefix of big_vision's names
+# Image size of BiT, which accepts any other size, and of Vision Transformers
+# without learned positions.
 _DEFAULT_SIZE = 224
 _COMPUTED = {'gelu': 'tanh', 'norm_eps': EPSILON}
 
@@ -52,15 +53,15 @@ def load(path: str) -> Pretrained:
     path: path of the file, local or gs://.
 
   Raises:
-    UserError: the file is unreadable, or its arrays are not those of a model
-      that has official weights.
+    UserError: the file cannot be read, or its arrays are not those of a model
+      with official weights.
   """
   arrays = npz_resnet.flattened(_weights(path, npz_arrays.read(path)))
   bit = npz_resnet.BIT_ROOT in arrays
-  found = _bit(path, arrays) if bit else _vit(path, arrays)
+  described = _bit(path, arrays) if bit else _vit(path, arrays)
   unseen = npz_notes.read(path) or Unseen("the authors' JAX code", gelu='tanh')
-  source = foreign.pretrained(path, found, unseen)
-  # Without this key, mean and std of the pixels are known and not assumed.
+  source = foreign.pretrained(path, described, unseen)
+  # This key is only for weights whose mean and std are assumptions.
   about = {k: v for k, v in source.about.items() if k != 'normalization'}
   return dataclasses.replace(source, about=about)
 
@@ -68,7 +69,7 @@ def load(path: str) -> Pretrained:
 def _weights(
   path: str, arrays: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-  """Returns the weights among the arrays of a file, without their prefix."""
+  """Returns the weights in a file, without their prefix."""
   prefixed = [name for name in arrays if _PREFIX.match(name)]
   if not prefixed:
     return dict(arrays)
@@ -110,16 +111,16 @@ def _with_positions(
   big_vision adds positions to patches before it prepends the class token. The
   number is 0, and the key `position` is set, for files without positions.
   """
-  official, own = npz_vit.OFFICIAL_POSITION, npz_vit.POSITION
+  official, other = npz_vit.OFFICIAL_POSITION, npz_vit.POSITION
   prefix = int(keys['pool'] == 'token')
   if official in arrays:
     shape = foreign.shape(path, arrays, official, 3, npz_vit.KIND)
     return arrays, shape[1] - prefix
-  if own not in arrays:
+  if other not in arrays:
     keys['position'] = 'sincos2d'
     return arrays, 0
-  shape = foreign.shape(path, arrays, own, 3, npz_vit.KIND)
-  table = np.pad(arrays.pop(own), ((0, 0), (prefix, 0), (0, 0)))
+  shape = foreign.shape(path, arrays, other, 3, npz_vit.KIND)
+  table = np.pad(arrays.pop(other), ((0, 0), (prefix, 0), (0, 0)))
   return arrays | {official: table}, shape[1]
 
 
@@ -130,8 +131,8 @@ def save(path: str, params: PyTree, about: dict[str, Any]) -> None:
     path: path of the .npz file, local or gs://.
     params: parameters of a ViT (`map` pooling has no official name), a hybrid
       or a ResNet, in this package's layout.
-    about: description of the weights, see `Pretrained.about`; {} writes no
-      notes.
+    about: description of the weights, see `Pretrained.about`; with {}, no notes
+      are written.
 
   Raises:
     UserError: the parameters have no official name, or they cannot be written.
@@ -163,10 +164,14 @@ def _naming_of(flat: Mapping[str, np.ndarray]) -> Naming:
 
 
 def _check_positions(model: Any) -> None:
-  """Raises UserError unless all tokens of a ViT have learned positions."""
+  """Checks that all tokens of a ViT have learned positions.
+
+  Raises:
+    UserError: they do not.
+  """
   foreign.check_positions(model, ('learned',))
   if not getattr(model, 'prefix_positions', True):
     raise UserError(
-      'official .npz files have a position for the class token, and this model '
+      'official .npz files have a position for the class token, but this model '
       'has none: write a directory, or big_vision:FILE.npz.'
     )

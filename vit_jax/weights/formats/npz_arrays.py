@@ -1,8 +1,7 @@
-"""Reading the arrays of an `.npz` file without trusting it.
+"""Reads and writes the arrays of `.npz` files, which may be malicious.
 
-NumPy's own reader allocates the memory that an array's header specifies,
-whatever the file contains, and returns types that it does not have (bfloat16)
-as raw bytes.
+NumPy's reader allocates the memory that the header of an array specifies, even
+if the file is much smaller, and returns bfloat16 as raw bytes.
 """
 
 import math
@@ -28,13 +27,13 @@ _BFLOAT16 = np.dtype('V2')  # as NumPy writes it
 
 
 def read(path: str) -> dict[str, np.ndarray]:
-  """Reads all arrays of an .npz file; never unpickles.
+  """Reads all arrays of an .npz file, without unpickling.
 
   Args:
     path: path of the file, local or gs://.
 
   Returns:
-    The arrays by name; two raw bytes per element are read as bfloat16.
+    Arrays by name; those of two raw bytes per element are bfloat16.
 
   Raises:
     UserError: the file does not exist, or is not an intact .npz file of plain
@@ -61,7 +60,7 @@ def read(path: str) -> dict[str, np.ndarray]:
     raise UserError(f'{path} cannot be read: {error}.') from error
   except Exception as error:  # noqa: BLE001 (damage raises anything)
     raise UserError(
-      f'{path} is no .npz file of plain arrays ({type(error).__name__}: '
+      f'{path} is not an .npz file of plain arrays ({type(error).__name__}: '
       f'{error}); it may be damaged: fetch it again.'
     ) from error
 
@@ -84,7 +83,11 @@ def write(path: str, arrays: dict[str, np.ndarray]) -> None:
 
 
 def _read_member(archive: Any, member: zipfile.ZipInfo) -> np.ndarray:
-  """Reads one array; raises anything if the member is damaged."""
+  """Reads one array.
+
+  Raises:
+    ValueError: the member is damaged. NumPy and zipfile may raise other errors.
+  """
   with archive.open(member) as file:
     shape, fortran, dtype = _header(file, member.filename)
     most = member.compress_size
@@ -93,26 +96,26 @@ def _read_member(archive: Any, member: zipfile.ZipInfo) -> np.ndarray:
     size = math.prod(shape) * dtype.itemsize
     if size > most:
       raise ValueError(
-        f'{member.filename} specifies the shape {shape}, {size:,} bytes, and '
-        'the file has no room for them'
+        f'{member.filename} specifies the shape {shape}, {size:,} bytes, but '
+        'the file is too small for them'
       )
     # Reading beyond the end makes zipfile compare the checksum.
     data = file.read(size + 1)
   if len(data) != size:
-    raise ValueError(f'{member.filename} does not hold {size:,} bytes')
+    raise ValueError(f'{member.filename} does not contain {size:,} bytes')
   flat = np.frombuffer(bytearray(data), dtype)
   array = flat.reshape(shape, order='F' if fortran else 'C')
   return array.view(jnp.bfloat16) if dtype == _BFLOAT16 else array
 
 
 def _header(file: IO[bytes], name: str) -> tuple[tuple[int, ...], bool, Any]:
-  """Reads (shape, whether the order is Fortran's, dtype) of an array."""
+  """Reads (shape, whether the order is that of Fortran, dtype) of an array."""
   version = npy.read_magic(file)
   if version not in _HEADERS:
     raise ValueError(f'{name} has the version {version} of records with fields')
   shape, fortran, dtype = _HEADERS[version](file)
   if dtype.hasobject:
-    raise ValueError(f'{name} holds Python objects, which could run code')
+    raise ValueError(f'{name} contains Python objects, which could run code')
   if any(side < 0 for side in shape):
     raise ValueError(f'{name} has the shape {shape}')
   return shape, fortran, dtype

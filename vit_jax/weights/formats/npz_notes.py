@@ -1,7 +1,8 @@
-"""Notes next to an `.npz` file: what its arrays do not show.
+"""Notes next to an `.npz` file: settings that its arrays do not determine.
 
-The file itself stays as other projects read it. The notes in `FILE.npz.json`
-contain a digest of the arrays, so that notes of other weights are not used.
+They are in a separate file, `FILE.npz.json`, so that other projects can read
+the `.npz` file. They contain a digest of the arrays, so that notes of other
+weights are not used.
 """
 
 import hashlib
@@ -27,14 +28,14 @@ _RULES: settings.Rules = {
 
 
 def _digest(path: str) -> str:
-  """Returns a SHA-256 of the names and checksums of a file's arrays."""
+  """Returns a SHA-256 of the names and checksums of the arrays in a file."""
   with paths.locate(path).open('rb') as file, zipfile.ZipFile(file) as archive:
     members = sorted((each.filename, each.CRC) for each in archive.infolist())
   return hashlib.sha256(json.dumps(members).encode()).hexdigest()
 
 
 def read(path: str) -> Unseen | None:
-  """Returns the notes next to a file; None if there are none of its own.
+  """Returns the notes next to a file; None if there are none for its arrays.
 
   Args:
     path: path of the .npz file, which can be read.
@@ -42,20 +43,20 @@ def read(path: str) -> Unseen | None:
   Raises:
     UserError: the notes are damaged.
   """
-  place = f'{path}.json'
-  found = settings.read(place)
-  if _DIGEST not in found:
+  file = f'{path}.json'
+  notes = settings.read(file)
+  if _DIGEST not in notes:
     return None
-  found = settings.validated(place, found, _RULES)
-  if found[_DIGEST] != _digest(path):
-    log.warning('%s belongs to other weights than %s: not used', place, path)
+  notes = settings.validated(file, notes, _RULES)
+  if notes[_DIGEST] != _digest(path):
+    log.warning('%s belongs to other weights than %s: not used', file, path)
     return None
   return Unseen(
-    known_from=place,
-    gelu=found.get('gelu', 'tanh'),
-    epsilon=found.get('norm_eps'),
-    preprocess=found.get('preprocess', {}),
-    class_names=found.get('class_names', ()),
+    known_from=file,
+    gelu=notes.get('gelu', 'tanh'),
+    epsilon=notes.get('norm_eps'),
+    preprocess=notes.get('preprocess', {}),
+    class_names=notes.get('class_names', ()),
   )
 
 
@@ -68,7 +69,7 @@ def write(path: str, model: Any, about: dict[str, Any]) -> None:
     about: description of the weights, see `Pretrained.about`.
 
   Raises:
-    UserError: they cannot be written.
+    UserError: the notes cannot be written.
   """
   notes: dict[str, Any] = {
     _DIGEST: _digest(path),

@@ -1,8 +1,8 @@
-"""Names of ResNets in official `.npz` files: hybrids' stems and BiT's models.
+"""Names of ResNets in official `.npz` files: stems of hybrids, and BiT.
 
-The first unit of a stage is stored separately in both layouts; the others,
-which have equal shapes, are stacked here as `layers/…` (`models.layers.
-residual`), and numbered from 2 in the files.
+The first unit of a stage is separate both here and in the files. The others,
+which have equal shapes, are stacked as `layers/…` here
+(`models.layers.residual`), and numbered from 2 in the files.
 """
 
 import re
@@ -14,7 +14,7 @@ import numpy as np
 from vit_jax.errors import UserError
 from vit_jax.weights.formats.naming import Naming
 
-ROOT = 'conv_root/kernel'  # of a hybrid's stem
+ROOT = 'conv_root/kernel'  # first convolution of the stem of a hybrid
 BIT_ROOT = 'resnet/root_block/standardized_conv2d/kernel'
 _BIT_HEAD = 'resnet/head/conv2d/kernel'
 _UNIT = tuple(
@@ -62,10 +62,10 @@ def bit_naming(depths: tuple[int, ...]) -> Naming:
 
   def name(stage: int, unit: str, leaf: str) -> str:
     layer, _, last = leaf.partition('/')
-    place = 'a/proj' if layer == 'conv_proj' else _BIT_LAYERS[layer[-1]]
-    # BiT numbers units with two digits.
+    part = 'a/proj' if layer == 'conv_proj' else _BIT_LAYERS[layer[-1]]
+    # The numbers of units have two digits in BiT.
     unit = f'0{unit}' if unit == '1' else unit.replace('}', ':02}')
-    return f'resnet/block{stage}/unit{unit}/{place}/{_BIT_LEAVES[last]}'
+    return f'resnet/block{stage}/unit{unit}/{part}/{_BIT_LEAVES[last]}'
 
   names = {
     'conv_root/kernel': BIT_ROOT,
@@ -89,8 +89,8 @@ def _unit_names(
   Args:
     prefix: prefix of the paths here.
     depths: number of units in each stage.
-    first: leaves that only a stage's first unit has.
-    name: (stage, number of the unit, leaf) → name.
+    first: leaves that only the first unit of a stage has.
+    name: function from stage, number of the unit and leaf to the name.
   """
   names = {}
   for stage, depth in enumerate(depths, start=1):
@@ -105,7 +105,7 @@ def _unit_names(
 def section(
   path: str, arrays: Mapping[str, np.ndarray], root: str
 ) -> dict[str, Any]:
-  """Returns the config section of a ResNet, whose sizes its arrays show.
+  """Returns the config section of a ResNet, with sizes derived from its arrays.
 
   Args:
     path: path of the file, for messages.
@@ -116,11 +116,11 @@ def section(
     UserError: a stage is missing, or no width factor has that many channels.
   """
   channels = arrays[root].shape[-1] if arrays[root].ndim else 0
-  factor, rest = divmod(channels, _WIDTH)
-  if rest or not factor:
+  factor, remainder = divmod(channels, _WIDTH)
+  if remainder or not factor:
     raise UserError(
-      f'{path} holds a ResNet whose root has {channels} channels; they must be '
-      f'a multiple of {_WIDTH}.'
+      f'{path} contains a ResNet whose root has {channels} channels; they must '
+      f'be a multiple of {_WIDTH}.'
     )
   return dict(name='resnet', depths=_depths(path, arrays), width_factor=factor)
 
@@ -129,19 +129,20 @@ def _depths(path: str, names: Iterable[str]) -> tuple[int, ...]:
   """Returns the number of units in each stage.
 
   Raises:
-    UserError: a stage is missing. (A missing unit shows as a missing array.)
+    UserError: a stage is missing. (Missing units are found later, because their
+      arrays are missing.)
   """
-  found: dict[int, int] = {}
+  depths: dict[int, int] = {}
   pattern = r'(?:resnet/)?block(\d+)/unit(\d+)/'
   for match in filter(None, (re.match(pattern, name) for name in names)):
     stage, unit = int(match[1]), int(match[2])
-    found[stage] = max(found.get(stage, 0), unit)
-  if sorted(found) != list(range(1, len(found) + 1)):
+    depths[stage] = max(depths.get(stage, 0), unit)
+  if sorted(depths) != list(range(1, len(depths) + 1)):
     raise UserError(
-      f'{path} holds the stages {sorted(found)} of a ResNet; they must be '
+      f'{path} contains the stages {sorted(depths)} of a ResNet; they must be '
       'numbered from 1 without gaps.'
     )
-  return tuple(found[stage] for stage in sorted(found))
+  return tuple(depths[stage] for stage in sorted(depths))
 
 
 def stacked_depths(flat: Mapping[str, Any], prefix: str) -> tuple[int, ...]:
@@ -160,9 +161,10 @@ def stacked_depths(flat: Mapping[str, Any], prefix: str) -> tuple[int, ...]:
 
 
 def flattened(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-  """Returns a file's arrays without the dimensions of 1 that ResNets' have.
+  """Returns the arrays of a file without dimensions of 1.
 
-  Group norms may be `[1, 1, 1, channels]`; BiT's head is a 1x1 convolution.
+  Group norms may be `[1, 1, 1, channels]`; the head of BiT is a 1x1
+  convolution.
   """
 
   def flat(name: str, array: np.ndarray) -> np.ndarray:

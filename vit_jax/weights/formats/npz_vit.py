@@ -1,13 +1,13 @@
 """Names of Vision Transformers in the `.npz` files of Google's JAX projects.
 
 The official files and those of big_vision differ in the position embedding: in
-big_vision's files it stands at the root and is added before the class token is
+files of big_vision, it is at the root and is added before the class token is
 prepended, or there is none (sincos2d). big_vision also has attention pooling
 and scanned layers, which are stacked.
 
-Flax's two numberings of submodules occur: the original one (LayerNorm_0 and _2,
-MultiHeadDotProductAttention_1, MlpBlock_3) and the later one that counts each
-kind separately (LayerNorm_0 and _1, …_0, MlpBlock_0).
+There are two numberings of submodules in Flax: the original one (LayerNorm_0
+and _2, MultiHeadDotProductAttention_1, MlpBlock_3) and the later one, which
+counts each kind separately (LayerNorm_0 and _1, …_0, MlpBlock_0).
 """
 
 import re
@@ -89,14 +89,14 @@ POOLING = {
 def described(
   path: str, arrays: Mapping[str, np.ndarray]
 ) -> tuple[dict[str, Any], dict[str, str]]:
-  """Returns keys of the `model` section, and the names of the modules.
+  """Derives the keys of the `model` section and the names from the arrays.
 
   Args:
     path: path of the file, for messages.
     arrays: arrays of the file.
 
   Raises:
-    UserError: an array that shows a size is missing or of another rank.
+    UserError: an array that determines a size is missing or has another rank.
   """
   original = any(f'/{ORIGINAL.attention}/' in name for name in arrays)
   numbering = ORIGINAL if original else LATER
@@ -124,6 +124,6 @@ def described(
 
 
 def _depth(names: Iterable[str]) -> int:
-  """Returns the number of layers that are numbered in a file's names."""
-  found = (re.match(rf'{BLOCK}_(\d+)/', name) for name in names)
-  return max((int(match[1]) + 1 for match in found if match), default=0)
+  """Returns the number of layers, according to the numbers in the names."""
+  matches = (re.match(rf'{BLOCK}_(\d+)/', name) for name in names)
+  return max((int(match[1]) + 1 for match in matches if match), default=0)

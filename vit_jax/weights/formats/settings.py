@@ -1,7 +1,7 @@
-"""Validation of the JSON settings that other projects store with weights.
+"""Validates the JSON settings that other projects store with weights.
 
-Settings come from files that anyone may have written. A table of rules says
-what each key may be; everything else in the package can then rely on it.
+Anyone may have written these files. A table of rules contains the allowed
+values of each key, so that other modules do not have to check them.
 """
 
 import json
@@ -18,15 +18,15 @@ class Rule(NamedTuple):
   """Condition for the value of one key.
 
   Attributes:
-    holds: (value) → whether the value is allowed.
-    allowed: description of the allowed values, after "it must be".
+    holds: function that returns whether a value is allowed.
+    allowed: description of the allowed values, which follows "it must be".
   """
 
   holds: Callable[[Any], bool]
   allowed: str
 
 
-# {key: Rule, or the Rules of an object's keys}
+# {key: Rule, or the Rules for the keys of an object}
 Rules = Mapping[str, Any]
 
 
@@ -62,7 +62,13 @@ def choice(names: Iterable[str]) -> Rule:
 
 
 def several(rule: Rule, low: int, high: int) -> Rule:
-  """Returns a rule for lists of low to high elements that obey a rule."""
+  """Returns a rule for lists whose elements satisfy a rule.
+
+  Args:
+    rule: condition for each element.
+    low: minimum number of elements.
+    high: maximum number of elements.
+  """
   length = f'{low}' if low == high else f'{low} to {high}'
   return Rule(
     lambda value: (
@@ -75,7 +81,7 @@ def several(rule: Rule, low: int, high: int) -> Rule:
 
 
 def either(*rules: Rule) -> Rule:
-  """Returns a rule for values that obey one of several rules."""
+  """Returns a rule for values that satisfy one of several rules."""
   return Rule(
     lambda value: any(rule.holds(value) for rule in rules),
     ' or '.join(rule.allowed for rule in rules),
@@ -83,11 +89,12 @@ def either(*rules: Rule) -> Rule:
 
 
 def mapping(rule: Rule, *keys: str) -> Rule:
-  """Returns a rule for objects whose values obey a rule.
+  """Returns a rule for objects whose values satisfy a rule.
 
   Args:
     rule: condition for each value.
-    *keys: keys that the object must have, and no others; any if none is given.
+    *keys: keys that the object must have, and no others; if there are none, any
+      keys are allowed.
   """
   return Rule(
     lambda value: (
@@ -102,7 +109,7 @@ def mapping(rule: Rule, *keys: str) -> Rule:
 
 TEXT = Rule(lambda value: isinstance(value, str), 'a string')
 FLAG = Rule(lambda value: isinstance(value, bool), 'true or false')
-# No image and no model is larger; a value beyond would only cost memory.
+# Images are not larger; a larger value would only need too much memory.
 SIDE = integer(1, 2**15)
 MEAN = several(number(-10, 10), 3, 3)
 STD = several(number(1e-3, 10), 3, 3)
@@ -112,12 +119,12 @@ NAMES = several(TEXT, 0, 10**6)
 def validated(
   path: str | os.PathLike, values: Mapping[str, Any], rules: Rules
 ) -> dict[str, Any]:
-  """Returns settings that obey the rules, without keys whose value is null.
+  """Checks settings, and returns them without keys whose value is null.
 
   Args:
     path: path of the file, for messages.
-    values: settings; keys without a rule are returned as they are.
-    rules: a condition for each key that is used.
+    values: settings; the values of keys without a rule are not checked.
+    rules: conditions for the keys that are used.
 
   Raises:
     UserError: a value is not allowed.
@@ -133,19 +140,19 @@ def _validated(
       f'{path}: {prefix.rstrip(".") or "the content"} is '
       f'{_shown(values)}; it must be an object.'
     )
-  found = {key: value for key, value in values.items() if value is not None}
+  present = {key: value for key, value in values.items() if value is not None}
   for key, rule in rules.items():
-    if key not in found:
+    if key not in present:
       continue
-    value = found[key]
+    value = present[key]
     if not isinstance(rule, Rule):
-      found[key] = _validated(path, value, rule, f'{prefix}{key}.')
+      present[key] = _validated(path, value, rule, f'{prefix}{key}.')
     elif not rule.holds(value):
       raise UserError(
         f'{path}: {prefix}{key} is {_shown(value)}; it must be {rule.allowed}. '
         'Correct the file, or fetch it again.'
       )
-  return found
+  return present
 
 
 def _shown(value: Any) -> str:
@@ -161,10 +168,10 @@ def require(
   Args:
     path: path of the file, for messages.
     values: settings.
-    keys: keys that must be there.
+    keys: required keys.
 
   Raises:
-    UserError: some are missing; lists them.
+    UserError: some are missing; the message lists them.
   """
   missing = [key for key in keys if key not in values]
   if missing:
@@ -172,22 +179,22 @@ def require(
 
 
 def parse(path: str | os.PathLike, text: str) -> dict[str, Any]:
-  """Returns the JSON object in a text.
+  """Parses a JSON object.
 
   Args:
-    path: path of the file that holds the text, for messages.
+    path: path of the file that contains the text, for messages.
     text: JSON.
 
   Raises:
     UserError: the text is not a JSON object.
   """
   try:
-    found = json.loads(text)
+    value = json.loads(text)
   except (ValueError, RecursionError) as error:
     raise UserError(f'{path} is not valid JSON: {error}.') from error
-  if not isinstance(found, dict):
-    raise UserError(f'{path} does not hold a JSON object.')
-  return found
+  if not isinstance(value, dict):
+    raise UserError(f'{path} does not contain a JSON object.')
+  return value
 
 
 def read(path: str | os.PathLike) -> dict[str, Any]:
@@ -197,7 +204,7 @@ def read(path: str | os.PathLike) -> dict[str, Any]:
     path: path of the file, local or gs://.
 
   Raises:
-    UserError: the file cannot be read or holds something else.
+    UserError: the file cannot be read, or is not a JSON object.
   """
   file = paths.locate(path)
   if not file.exists():

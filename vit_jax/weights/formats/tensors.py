@@ -1,4 +1,4 @@
-"""Reading and writing of PyTorch's tensors, without running pickled code."""
+"""Reads and writes PyTorch's tensors, without running pickled code."""
 
 import argparse
 import hashlib
@@ -20,18 +20,18 @@ from vit_jax.weights.formats import archives
 
 log = logging.getLogger('vit_jax')
 PICKLES = ('.pth', '.pt', '.bin')
-# Keys under which training checkpoints store weights; the first one that is
-# there is taken. DINO's contain 'student' and 'teacher', of which its authors
+# Keys under which training checkpoints store weights; the first existing one is
+# used. Those of DINO contain 'student' and 'teacher', of which its authors
 # evaluate the teacher.
 _KEYS = ('model', 'state_dict', 'teacher', 'student')
-# safetensors' types that NumPy lacks or names otherwise.
+# Types of safetensors that do not exist in NumPy, or have another name.
 _TYPES = {
   'BOOL': bool,
   'BF16': jnp.bfloat16,
   'F8_E4M3': jnp.float8_e4m3fn,
   'F8_E5M2': jnp.float8_e5m2,
 }
-_MAX_HEADER = 100_000_000  # bytes, the format's own limit
+_MAX_HEADER = 100_000_000  # bytes, the limit of the format
 _CHECKSUM = 'vit_jax_sha256'  # key in the metadata of files written here
 
 
@@ -39,15 +39,15 @@ def read(path: str) -> dict[str, np.ndarray]:
   """Reads all tensors of a file.
 
   Args:
-    path: path of a .safetensors file, local or gs://, or of a pickle (.pth,
-      .pt, .bin), local, which only `torch.load(weights_only=True)` opens.
+    path: path of a .safetensors file, local or gs://, or of a local pickle
+      (.pth, .pt, .bin), which is read by `torch.load(weights_only=True)`.
 
   Returns:
-    The arrays by name, bfloat16 included.
+    Arrays by name, including those of bfloat16.
 
   Raises:
-    UserError: the file does not exist, is damaged or of another kind, or holds
-      pickled code.
+    UserError: the file does not exist, is damaged, is another kind of file, or
+      contains pickled code.
   """
   file = paths.locate(path)
   if not file.exists():
@@ -66,7 +66,7 @@ def read(path: str) -> dict[str, np.ndarray]:
       for name, tensor in safetensors.deserialize(data)
     }
     notes = _metadata_of(data)
-    # Files of other projects have no checksum that could be verified.
+    # Files of other projects have no checksum.
     if _CHECKSUM in notes and notes.pop(_CHECKSUM) != _checksum(arrays, notes):
       raise ValueError('its contents differ from the checksum in its metadata')
     return arrays
@@ -80,7 +80,7 @@ def read(path: str) -> dict[str, np.ndarray]:
 
 
 def _dtype(name: str) -> np.dtype:
-  """Returns the type that safetensors calls, for example, 'F32' or 'I64'."""
+  """Returns the dtype of a name in safetensors, such as 'F32' or 'I64'."""
   if name in _TYPES:
     return np.dtype(_TYPES[name])
   kinds = {'F': 'f', 'I': 'i', 'U': 'u'}
@@ -91,7 +91,7 @@ def metadata(path: str) -> dict[str, str]:
   """Returns the metadata of a .safetensors file; {} if there is none.
 
   Args:
-    path: path of the file; that of a pickle has no metadata.
+    path: path of the file; pickles have no metadata.
   """
   if path.endswith(PICKLES):
     return {}
@@ -105,15 +105,18 @@ def metadata(path: str) -> dict[str, str]:
 
 
 def _metadata_of(data: bytes) -> dict[str, str]:
-  """Returns the metadata in the first bytes of a file, which hold its header.
+  """Returns the metadata in a header.
+
+  Args:
+    data: first bytes of the file, including the whole header.
 
   Raises:
     ValueError: the header is not JSON, or its metadata are not texts.
   """
   (size,) = struct.unpack('<Q', data[:8])
   header = json.loads(data[8 : 8 + size])
-  found = header.get('__metadata__') if isinstance(header, dict) else None
-  notes = {} if found is None else found
+  entry = header.get('__metadata__') if isinstance(header, dict) else None
+  notes = {} if entry is None else entry
   if not isinstance(notes, dict) or not all(
     isinstance(each, str) for each in notes.values()
   ):
@@ -134,19 +137,19 @@ def _checksum(
 
 
 def _read_pickle(path: str) -> dict[str, np.ndarray]:
-  """Reads the weights in a file of PyTorch's; see `read`."""
+  """Reads the weights in a file of PyTorch; see `read`."""
   try:
     import torch
   except ImportError as error:
     raise UserError(
-      f'{path} is a PyTorch file, which needs torch to be read: pip install '
-      'torch, or take the .safetensors file of the same weights.'
+      f'{path} is a PyTorch file, which only torch can read: pip install '
+      'torch, or use the .safetensors file of the same weights.'
     ) from error
   file = paths.locate(path)
   try:
     size = file.stat().length
-    # torch.load does not compare the checksums of its zip archives, so that a
-    # flipped bit would silently be another weight.
+    # torch.load does not compare the checksums of zip archives, so a flipped
+    # bit would change a weight without an error.
     with file.open('rb') as opened:
       archives.check_contents(opened, size)
     # Training checkpoints contain their arguments, which are plain attributes.
@@ -179,20 +182,23 @@ def _weights(path: str, content: Any) -> dict[str, Any]:
       break
     log.info('%s: weights are taken from its %r', path, key)
     content = content[key]
-  found = content if isinstance(content, Mapping) else {}
-  tensors = {str(k): v for k, v in found.items() if hasattr(v, 'numpy')}
+  entries = content if isinstance(content, Mapping) else {}
+  tensors = {str(k): v for k, v in entries.items() if hasattr(v, 'numpy')}
   if not tensors:
     raise UserError(
-      f'{path} holds no weights by name: there are no tensors at its top level '
-      f'or under {", ".join(_KEYS)}.'
+      f'{path} contains no weights by name: there are no tensors at its top '
+      f'level or under {", ".join(_KEYS)}.'
     )
   return tensors
 
 
 def _check_expanded(tensors: Mapping[str, Any], file_bytes: int) -> None:
-  """Raises ValueError for tensors that repeat a few stored numbers.
+  """Checks that tensors are not much larger than their file.
 
-  Strides of 0 let a small file describe tensors of any size.
+  With strides of 0, a small file can describe tensors of any size.
+
+  Raises:
+    ValueError: they are.
   """
   total = sum(each.numel() * each.element_size() for each in tensors.values())
   if total > max(2**26, 100 * file_bytes):
@@ -202,8 +208,9 @@ def _check_expanded(tensors: Mapping[str, Any], file_bytes: int) -> None:
 
 
 def _array(torch: Any, tensor: Any) -> np.ndarray:
-  """Returns a tensor as an array; NumPy has no bfloat16 of its own."""
+  """Converts a tensor to an array."""
   tensor = tensor.detach()
+  # torch cannot convert bfloat16, because NumPy itself does not have it.
   if tensor.dtype == torch.bfloat16:
     return tensor.view(torch.int16).numpy().view(jnp.bfloat16)
   return tensor.numpy()
@@ -216,7 +223,7 @@ def write(
 ) -> None:
   """Writes a .safetensors file.
 
-  A checksum in its metadata makes `read` notice any damage.
+  Its metadata contain a checksum, which `read` compares.
 
   Args:
     path: path of the file, local or gs://.

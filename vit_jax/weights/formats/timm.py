@@ -1,10 +1,10 @@
-"""Weights under timm's names: `.safetensors`, and PyTorch's `.pth`.
+"""Weights with timm's names: `.safetensors`, and PyTorch's `.pth`.
 
-The repositories of DeiT, MAE and DINO use these names too. What no array shows
-is taken from the notes that `save` writes into a file, else from the
-`config.json` next to it (as on the Hugging Face hub) and from the table of
-timm's architectures, else from the defaults of the family that the file's name
-or its arrays point to (`families.FAMILIES`).
+The repositories of DeiT, MAE and DINO also use these names. Settings that the
+arrays do not determine are those of the notes that `save` writes into a file;
+or else those of the `config.json` next to it (as on the Hugging Face hub) and
+of the table of timm's architectures; or else the defaults of a family, which is
+recognized by the name of the file or by its arrays (`families.FAMILIES`).
 """
 
 import json
@@ -34,7 +34,7 @@ from vit_jax.weights.formats.timm_models import Architecture
 
 log = logging.getLogger('vit_jax')
 PyTree = Any
-_NOTES = 'vit_jax'  # key of our notes in the metadata of a file
+_NOTES = 'vit_jax'  # key of the notes in the metadata of a file
 _MODEL_ARGS: settings.Rules = {
   'num_heads': settings.integer(1, 4096),
   'window_size': settings.integer(1, 4096),
@@ -70,9 +70,9 @@ _NOTES_RULES: settings.Rules = {
 
 
 def matches(path: str) -> bool:
-  """Returns whether a path is a file of tensors or a folder of timm's.
+  """Returns whether a path is a file of tensors or a folder of timm.
 
-  The folder is one as timm writes it for the Hugging Face hub.
+  timm writes such folders for the Hugging Face hub.
   """
   if path.endswith(('.safetensors', *tensors.PICKLES)):
     return True
@@ -88,46 +88,46 @@ def load(path: str) -> Pretrained:
   """Describes the weights in a file, or in `model.safetensors` of a folder.
 
   Args:
-    path: path, or ARCHITECTURE:PATH with one of timm's names for files next to
-      which no config.json names it.
+    path: path, or ARCHITECTURE:PATH with one of timm's names, for files without
+      a config.json that contains it.
 
   Raises:
-    UserError: the file is unreadable, holds pickled code, or holds neither a
-      Vision Transformer nor a Swin; or timm has no such architecture.
+    UserError: the file cannot be read, contains pickled code, or contains
+      neither a Vision Transformer nor a Swin; or timm has no such architecture.
   """
-  path, given = _split(path)
+  path, architecture = _split(path)
   file = paths.locate(path)
   if file.is_dir():
     path = os.fspath(file / 'model.safetensors')
   arrays = tensors.read(path)
   family, notes = _family(arrays), _notes(path)
-  if notes:  # which are complete
+  if notes:  # notes contain all settings, so other sources are not needed
     size = {'input_size': (3, *notes.pop('image_size'))}
     args = family.UNNOTED | notes.pop('model_args', {})
     config = {'model_args': args, 'pretrained_cfg': size}
-    found = family.describe(path, arrays, config)
-    unseen = Unseen(known_from="the file's own notes", **notes)
-    return foreign.pretrained(path, found, unseen)
+    described = family.describe(path, arrays, config)
+    unseen = Unseen(known_from='the notes in the file', **notes)
+    return foreign.pretrained(path, described, unseen)
   config = _config(path)
-  named = config.get('architecture')
-  architecture = given or (
-    timm_models.find(named) if named else timm_models.of_file(path)
+  name = config.get('architecture')
+  architecture = architecture or (
+    timm_models.find(name) if name else timm_models.of_file(path)
   )
   if architecture:
     _check_supported(path, architecture)
-  found = family.describe(path, arrays, config, architecture)
-  if named or architecture:
-    unseen = _unseen(path, config, architecture, found.image_size)
+  described = family.describe(path, arrays, config, architecture)
+  if name or architecture:
+    unseen = _unseen(path, config, architecture, described.image_size)
   else:
-    unseen = families.unseen(path, arrays, found.image_size)
+    unseen = families.unseen(path, arrays, described.image_size)
   _warn_of_assumptions(
-    path, family.assumptions(found, config, architecture, unseen.gelu)
+    path, family.assumptions(described, config, architecture, unseen.gelu)
   )
-  return foreign.pretrained(path, found, unseen)
+  return foreign.pretrained(path, described, unseen)
 
 
 def _warn_of_assumptions(path: str, assumptions: list[str]) -> None:
-  """Warns of values that the arrays do not show and nothing specifies."""
+  """Warns about values that neither arrays nor settings specify."""
   if assumptions:
     log.warning(
       '%s does not specify its architecture; assumed: %s. Override this by '
@@ -139,32 +139,36 @@ def _warn_of_assumptions(path: str, assumptions: list[str]) -> None:
 
 
 def _split(path: str) -> tuple[str, Architecture | None]:
-  """Returns the path and the architecture that is written before it.
+  """Splits ARCHITECTURE:PATH into the path and the architecture, or None.
 
   Raises:
     UserError: timm has no architecture of that name.
   """
-  written = re.match(r'([\w.]+):(?!//)(.+)', path)
-  if written is None:
+  match = re.match(r'([\w.]+):(?!//)(.+)', path)
+  if match is None:
     return path, None
-  found = timm_models.find(written[1])
-  if found is None:
+  architecture = timm_models.find(match[1])
+  if architecture is None:
     names = {name.partition('.')[0] for name in timm_models.table()}
-    near = closest(written[1], names).partition('allowed:')[0]
+    near = closest(match[1], names).partition('allowed:')[0]
     raise UserError(
-      f'{path} names the architecture {written[1]}, which '
+      f'{path} contains the architecture {match[1]}, which '
       f'{timm_models.source()} does not have; {near}give a name of '
       'timm.list_models(), or a path only.'
     )
-  return written[2], found
+  return match[2], architecture
 
 
 def _check_supported(path: str, architecture: Architecture) -> None:
-  """Raises UserError for architectures that share only names with a ViT."""
+  """Checks that an architecture is not one that only has the names of a ViT.
+
+  Raises:
+    UserError: the blocks of the architecture are not supported.
+  """
   if architecture.block not in timm_models.SUPPORTED:
     raise UserError(
-      f'{path} is of the architecture {architecture.name}, whose blocks '
-      f'({architecture.block} in timm) no model here computes. Take weights of '
+      f'{path} has the architecture {architecture.name}, whose blocks '
+      f'({architecture.block} in timm) are not supported. Use weights of '
       'another architecture.'
     )
 
@@ -174,13 +178,13 @@ def _notes(path: str) -> dict[str, Any]:
   text = tensors.metadata(path).get(_NOTES)
   if text is None:
     return {}
-  place = f'the metadata of {path}'
-  notes = settings.validated(place, settings.parse(place, text), _NOTES_RULES)
-  settings.require(place, notes, ('image_size',))
+  where = f'the metadata of {path}'
+  notes = settings.validated(where, settings.parse(where, text), _NOTES_RULES)
+  settings.require(where, notes, ('image_size',))
   unknown = sorted(set(notes) - set(_NOTES_RULES))
   if unknown:
     raise UserError(
-      f'{place} has the keys {", ".join(unknown)}, which this version does not '
+      f'{where} has the keys {", ".join(unknown)}, which this version does not '
       'read: load it with the version of vit_jax that wrote it.'
     )
   return notes
@@ -189,10 +193,10 @@ def _notes(path: str) -> dict[str, Any]:
 def _config(path: str) -> dict[str, Any]:
   """Returns timm's config.json next to a file; {} if there is none."""
   file = paths.locate(path).parent / 'config.json'
-  found = settings.read(file)
-  if 'architecture' not in found:
-    return {}  # of another program
-  return settings.validated(file, found, _CONFIG)
+  config = settings.read(file)
+  if 'architecture' not in config:
+    return {}  # a file of another program
+  return settings.validated(file, config, _CONFIG)
 
 
 def _family(names: Container[str]) -> Any:
@@ -206,8 +210,8 @@ def _unseen(
   architecture: Architecture | None,
   image_size: tuple[int, int],
 ) -> Unseen:
-  """Returns what config.json and the table contain; the former has priority."""
-  given = config.get('pretrained_cfg', {})
+  """Returns the settings of config.json, or else those of the table."""
+  stored = config.get('pretrained_cfg', {})
   sources = []
   if config.get('architecture'):
     sources.append('config.json')
@@ -218,34 +222,35 @@ def _unseen(
     sources.append(f'{architecture.name} in {timm_models.source()}')
     mean, std = architecture.statistics
     activation, epsilon = architecture.gelu, architecture.norm_eps
-    if not given:
-      # A config.json with pixels but without resizing means timm's defaults.
+    # If config.json only lacks the resizing, timm uses its defaults.
+    if not stored:
       evaluation = architecture[-3:]
   elif 'quickgelu' in config['architecture']:
     activation = 'quick'
-  named = config.get('model_args', {}).get('act_layer')
-  if named is not None:
-    activation = foreign.gelu(path, named)
+  name = config.get('model_args', {}).get('act_layer')
+  if name is not None:
+    activation = foreign.gelu(path, name)
   return Unseen(
     known_from=' and '.join(sources),
     gelu=activation,
     epsilon=epsilon,
-    mean=given.get('mean', mean),
-    std=given.get('std', std),
+    mean=stored.get('mean', mean),
+    std=stored.get('std', std),
     preprocess=families.preprocess(
       image_size,
-      given.get('crop_pct', evaluation[0]),
-      given.get('interpolation', evaluation[1]),
-      given.get('crop_mode', evaluation[2]),
+      stored.get('crop_pct', evaluation[0]),
+      stored.get('interpolation', evaluation[1]),
+      stored.get('crop_mode', evaluation[2]),
     ),
-    class_names=given.get('label_names') or config.get('label_names') or (),
+    class_names=stored.get('label_names') or config.get('label_names') or (),
   )
 
 
 def save(path: str, params: PyTree, about: dict[str, Any]) -> None:
   """Writes a `.safetensors` file with timm's names.
 
-  What its arrays do not show is written into the metadata of its header.
+  Settings that the arrays do not determine are written into the metadata of its
+  header.
 
   Args:
     path: path of the file, local or gs://.
@@ -257,7 +262,7 @@ def save(path: str, params: PyTree, about: dict[str, Any]) -> None:
   """
   if not path.endswith('.safetensors'):
     raise UserError(
-      f"{path}: timm's weights are written as .safetensors only; give a path "
+      f"{path}: weights with timm's names are .safetensors files; give a path "
       'with that ending.'
     )
   model = Pretrained('', about, lambda abstract: None).model()

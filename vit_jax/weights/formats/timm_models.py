@@ -1,8 +1,8 @@
-"""timm's architectures: the properties that no array of a file shows.
+"""Properties of timm's architectures that arrays of a file do not determine.
 
 The values are in `timm_table.csv`, which tests/weights/write_timm_table.py
 writes from an installation of timm. A row with a dot in its name is a set of
-weights that is evaluated otherwise than the first set of its architecture.
+weights whose evaluation differs from that of the first set of its architecture.
 """
 
 import csv
@@ -15,7 +15,7 @@ from vit_jax.data.augment.presets import IMAGENET, NONE
 from vit_jax.weights.formats.normalization import CLIP
 
 TABLE = pathlib.Path(__file__).with_name('timm_table.csv')
-# The blocks that the models here compute.
+# Blocks that the models of this package support.
 SUPPORTED = ('Block', 'Swin')
 _STATISTICS = {
   'half': NONE,
@@ -33,14 +33,14 @@ class Architecture(NamedTuple):
     block: class name of the blocks; only `SUPPORTED` ones can be loaded.
     width: embedding dimension.
     depth: number of blocks.
-    num_heads: attention heads (of a Swin, in its first stage).
+    num_heads: number of attention heads; in the first stage for a Swin.
     gelu: 'exact', 'tanh' or 'quick'; 'none' for unsupported blocks.
     norm_eps: epsilon of LayerNorm.
     pool: timm's `global_pool`: 'token', 'avg' or 'map'.
-    window_size: side of a Swin's windows, tokens; 0 for other models.
+    window_size: side of the windows of a Swin in tokens; 0 for other models.
     pixels: name of the mean and standard deviation in `_STATISTICS`.
     crop_pct: side of the center crop divided by the side of the resized image.
-    interpolation: filter by which images are resized.
+    interpolation: filter of the resizing.
     crop_mode: 'center' or 'squash'.
   """
 
@@ -70,16 +70,16 @@ def table() -> dict[str, Architecture]:
   types = Architecture.__annotations__
   with TABLE.open(newline='') as file:
     next(file)  # the line with the version of timm
-    found = [
+    rows = [
       Architecture(**{key: types[key](cell) for key, cell in row.items()})
       for row in csv.DictReader(file)
     ]
-  return {each.name: each for each in found}
+  return {each.name: each for each in rows}
 
 
 @functools.cache
 def version() -> str:
-  """Returns the version of timm that the table was written from."""
+  """Returns the version of timm from which the table was written."""
   with TABLE.open() as file:
     return file.readline().split()[-1]
 
@@ -88,8 +88,8 @@ def find(name: str) -> Architecture | None:
   """Returns the architecture of a name; None if the table does not have it.
 
   Args:
-    name: timm's name, with or without a tag: weights of an unknown tag are
-      described by their architecture.
+    name: timm's name, with or without a tag; for an unknown tag, the row of the
+      architecture is returned.
   """
   rows = table()
   return rows.get(name) or rows.get(name.partition('.')[0])

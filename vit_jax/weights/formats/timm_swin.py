@@ -1,11 +1,11 @@
-"""Swin Transformers under the names of timm and of the authors' repository.
+"""Swin Transformers with the names of timm and of the authors' repository.
 
 The two differ in the index of the layers that merge patches (in timm the first
 layer of a stage, in the authors' code the last layer of the stage before) and
-in the name of the head. Both are read; timm's current names are written.
+in the name of the head. Both can be read; timm's current names are written.
 
-They also differ in what they compute on maps that windows do not fill. The key
-`window_rule` of the model is set to the rule of the file's source.
+They also differ in the treatment of maps that windows do not fill. The key
+`window_rule` of the model is set to the rule of the source of the file.
 """
 
 import re
@@ -27,7 +27,7 @@ COMPUTED = {'gelu': 'exact', 'norm_eps': stage.LN_EPSILON}
 UNNOTED = {'window_rule': 'authors'}
 _TABLE = 'layers.0.blocks.0.attn.relative_position_bias_table'
 _MASK = 'layers.0.blocks.1.attn_mask'
-# Arrays that follow from the sizes; some files contain them all the same.
+# Arrays that are determined by the sizes, but are stored in some files.
 _DERIVED = r'.*\.(relative_position_index|attn_mask)'
 _NAMES = {
   'embedding': 'patch_embed.proj',
@@ -79,33 +79,33 @@ def stacked(
     merging_of: stage that a merging of patches belongs to: 0 for the stage that
       follows, -1 for the one before it.
   """
-  found: dict[str, str | Part] = dict(names)
+  table: dict[str, str | Part] = dict(names)
   for i in range(1, stages):
     merging = f'{layers}{i + merging_of}.downsample'
-    found[f'merge{i}'] = f'{merging}.reduction'
-    found[f'merge{i}/norm'] = f'{merging}.norm'
+    table[f'merge{i}'] = f'{merging}.reduction'
+    table[f'merge{i}/norm'] = f'{merging}.norm'
   for i in range(stages):
     for kind, number in (('plain', '{2i}'), ('shifted', '{2i+1}')):
       here = f'stage{i + 1}/layers/{kind}/'
       there = f'{layers}{i}.blocks.{number}.'
       for path, name in block.items():
         if isinstance(name, Part):
-          found[here + path] = name._replace(name=there + name.name)
+          table[here + path] = name._replace(name=there + name.name)
         else:
-          found[here + path] = there + name
-  return Naming(found, torch=True)
+          table[here + path] = there + name
+  return Naming(table, torch=True)
 
 
 def completed(
   model: Any, arrays: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-  """Returns the arrays unchanged: timm's own model has no others."""
+  """Returns the arrays, because timm's model has no others."""
   del model
   return arrays
 
 
 def unshown(model: Any) -> dict[str, Any]:
-  """Returns the keys of a model that no array shows."""
+  """Returns the keys of a model that its arrays do not determine."""
   return {'window_size': model.window_size, 'window_rule': model.window_rule}
 
 
@@ -115,18 +115,18 @@ def describe(
   config: Mapping[str, Any],
   architecture: Architecture | None = None,
 ) -> Described:
-  """Returns what a file's arrays and the settings next to it show of a model.
+  """Describes the model of a file, given its arrays and settings.
 
-  The image size is that of the config; otherwise the one that the attention
-  masks imply, which the authors' files contain; otherwise the one whose last
-  map is a single window, as in all published models.
+  The image size is that of the config; or else that of the attention masks in
+  the authors' files; or else the one whose last map is a single window, as in
+  all published models.
 
   Args:
     path: path of the file, for messages.
     arrays: all arrays of the file.
     config: timm's config.json; {} if there is none.
-    architecture: architecture that the config, the user or the name of the
-      file specifies; not needed, because the arrays show all sizes.
+    architecture: specified architecture; not used, because the arrays determine
+      all sizes.
 
   Raises:
     UserError: the arrays are not those of a Swin, or contradict the settings.
@@ -134,7 +134,7 @@ def describe(
   del architecture
   original, arrays = arrays, _renamed(arrays)
   keys = _keys(path, arrays)
-  # The tables of images smaller than a window show only the smaller one.
+  # For images smaller than a window, the tables have the size of the image.
   args = config.get('model_args', {})
   keys['window_size'] = args.get('window_size', keys['window_size'])
   rule = 'authors' if _of_authors(original) else 'timm'
@@ -161,7 +161,7 @@ def assumptions(
   architecture: Architecture | None,
   gelu: str,
 ) -> list[str]:
-  """Returns an empty list: a Swin's arrays show its heads and windows."""
+  """Returns [], because the arrays of a Swin determine heads and windows."""
   del found, config, architecture, gelu
   return []
 
@@ -172,16 +172,16 @@ def _of_authors(names: Container[str]) -> bool:
 
 
 def _renamed(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-  """Returns arrays under timm's names, without derived ones."""
+  """Returns arrays with timm's names, without those that sizes determine."""
   aliases: list[tuple[str, Any]] = [(r'^head\.(weight|bias)$', r'head.fc.\1')]
-  if _of_authors(arrays):  # in whose code a stage ends with its merging
+  if _of_authors(arrays):  # their stages end with the merging of patches
     aliases.append((r'layers\.(\d+)\.downsample', _next_stage))
   renamed = naming_lib.renamed(arrays, aliases)
   return {k: v for k, v in renamed.items() if not re.fullmatch(_DERIVED, k)}
 
 
-def _next_stage(found: re.Match[str]) -> str:
-  return f'layers.{int(found[1]) + 1}.downsample'
+def _next_stage(match: re.Match[str]) -> str:
+  return f'layers.{int(match[1]) + 1}.downsample'
 
 
 def _keys(path: str, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
@@ -190,15 +190,15 @@ def _keys(path: str, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
   Raises:
     UserError: the patches or the numbers of blocks are not those of a Swin.
   """
-  found = [re.match(r'layers\.(\d+)\.blocks\.(\d+)\.', k) for k in arrays]
-  numbers = {(int(each[1]), int(each[2])) for each in found if each}
+  matches = [re.match(r'layers\.(\d+)\.blocks\.(\d+)\.', k) for k in arrays]
+  numbers = {(int(match[1]), int(match[2])) for match in matches if match}
   stages = 1 + max(stage for stage, _ in numbers)
   depths = tuple(sum(s == stage for s, _ in numbers) for stage in range(stages))
   patches = arrays.get('patch_embed.proj.weight', np.zeros(()))
   square = (3, sizes.PATCH_SIZE, sizes.PATCH_SIZE)
   if patches.shape[1:] != square or any(d < 2 or d % 2 for d in depths):
     raise UserError(
-      f'{path} does not hold a Swin Transformer, which has patches of '
+      f'{path} does not contain a Swin Transformer, which has patches of '
       f'{list(square)} in patch_embed.proj.weight and an even number of blocks '
       f'in each stage: patches are {list(patches.shape)} and blocks '
       f'{list(depths)}.'
@@ -214,5 +214,5 @@ def _keys(path: str, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
 
 
 def _window(table: np.ndarray) -> int:
-  """Returns the side of the windows that a bias table is for, in tokens."""
+  """Returns the side of the windows of a bias table, in tokens."""
   return relative.window_of(len(table) if table.ndim else 1)

@@ -1,6 +1,6 @@
-"""Vision Transformers under the names of timm.
+"""Vision Transformers with the names of timm.
 
-The repositories of DeiT, MAE and DINO use these names too, or older ones.
+The repositories of DeiT, MAE and DINO also use these names, or older ones.
 """
 
 import collections
@@ -61,8 +61,8 @@ NAMES: dict[str, str | Part] = {
   'head': 'head',
 }
 NAMING = Naming(NAMES, torch=True)
-# Heads of weights that no architecture of timm's matches. Heads have 64
-# channels, except where a published width says otherwise.
+# Number of heads by width, for weights that match no architecture of timm. For
+# other widths, heads have 64 channels.
 _NUM_HEADS = {
   size['width']: size['num_heads'] for size in sizes_lib.SIZES.values()
 } | {1152: 16}  # SigLIP's So400m
@@ -70,7 +70,7 @@ _LAYER_SCALE = 1e-4  # an initial value, which loaded weights replace
 _CLIP_EPSILON = 1e-5  # PyTorch's default
 _PATCH_BIAS = 'patch_embed.proj.bias'
 _POOLS = {'token': 'token', 'avg': 'gap', 'map': 'map'}
-# Names in the repositories that timm's were derived from.
+# Names in the repositories of which timm has converted weights.
 ALIASES = (
   (r'^(module\.|backbone\.)+', ''),
   (r'^(blocks\.\d+\.)gamma_([12])$', r'\1ls\2.gamma'),
@@ -78,7 +78,7 @@ ALIASES = (
   (r'^(blocks\.\d+\.mlp\.)w12\.', r'\1fc1.'),
   (r'^(blocks\.\d+\.mlp\.)w3\.', r'\1fc2.'),
 )
-# Arrays that show an option of the model.
+# Arrays whose existence determines an option of the model.
 _SHOWN_BY = {
   'distilled': 'dist_token',
   'qk_norm': 'blocks.0.attn.q_norm.weight',
@@ -98,14 +98,14 @@ def describe(
   config: Mapping[str, Any],
   architecture: Architecture | None = None,
 ) -> Described:
-  """Returns what a file's arrays and the settings next to it show of a model.
+  """Describes the model of a file, given its arrays and settings.
 
   Args:
     path: path of the file, for messages.
     arrays: all arrays of the file.
     config: timm's config.json; {} if there is none.
-    architecture: architecture that the config, the user or the name of the
-      file specifies.
+    architecture: architecture that is specified by the config, the user or the
+      name of the file.
 
   Raises:
     UserError: the arrays are not those of a Vision Transformer, or contradict
@@ -143,7 +143,7 @@ def _epsilon(keys: Mapping[str, Any]) -> float:
 def _fits(architecture: Architecture | None, keys: Mapping[str, Any]) -> bool:
   """Returns whether a model has the size of an architecture.
 
-  Configs name an architecture also for models of another size.
+  Configs may contain an architecture of another size.
   """
   return architecture is not None and (
     (architecture.width, architecture.depth) == (keys['width'], keys['depth'])
@@ -151,13 +151,13 @@ def _fits(architecture: Architecture | None, keys: Mapping[str, Any]) -> bool:
 
 
 def _candidates(keys: Mapping[str, Any]) -> list[Architecture]:
-  """Returns timm's architectures that have the same sizes."""
+  """Returns the architectures of timm that have the same sizes."""
   pools = {ours: name for name, ours in _POOLS.items()}
   pool = 'avg' if 'fc_norm' in keys else pools[keys['pool']]
-  found = timm_models.candidates(
+  same_sizes = timm_models.candidates(
     keys['width'], keys['depth'], keys['patch_size'], pool
   )
-  return [each for each in found if each.norm_eps == _epsilon(keys)]
+  return [each for each in same_sizes if each.norm_eps == _epsilon(keys)]
 
 
 def _num_heads(
@@ -165,7 +165,7 @@ def _num_heads(
   arrays: Mapping[str, np.ndarray],
   architecture: Architecture | None,
 ) -> int:
-  """Returns the number of attention heads, which settings do not contain."""
+  """Derives the number of attention heads if settings do not contain it."""
   norm = arrays.get('blocks.0.attn.q_norm.weight')
   if norm is not None:  # one scale for each channel of a head
     return keys['width'] // max(norm.size, 1)
@@ -187,14 +187,15 @@ def assumptions(
 ) -> list[str]:
   """Returns the values of a model that may be wrong, each with its reason.
 
-  A value is certain if an array, the settings or an architecture of the same
-  size contains it, or if all of timm's architectures of the size agree on it.
+  A value is certain if it is determined by an array, by the settings, or by a
+  specified architecture of the same size, or if it is the same in all
+  architectures of timm of this size.
 
   Args:
-    found: model as `describe` returned it.
+    found: result of `describe`.
     config: timm's config.json; {} if there is none.
-    architecture: architecture that is specified.
-    gelu: kind of GELU that was chosen.
+    architecture: specified architecture.
+    gelu: chosen kind of GELU.
   """
   keys, args = found.keys, config.get('model_args', {})
   same, uncertain = _candidates(keys), []
@@ -223,8 +224,8 @@ def assumptions(
       ]
       if rotary:
         uncertain.append(
-          'no rotary position embeddings (their arrays are those of '
-          f'{rotary[0]} too, which is not supported)'
+          'no rotary position embeddings (the arrays may also be those of '
+          f'{rotary[0]}, which is not supported)'
         )
   return uncertain
 
@@ -238,10 +239,11 @@ def naming(model: Any) -> Naming:
 def completed(
   model: Any, arrays: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-  """Returns the arrays that timm's own model has.
+  """Returns the arrays of timm's model.
 
-  CLIP's patch embedding has no bias there. One that is zero up to rounding,
-  which folding and unfolding of the pixels' mean leave, is removed.
+  The patch embedding of CLIP has no bias in timm. Folding and unfolding the
+  mean of the pixels leaves a bias that is zero up to rounding, which is
+  removed.
   """
   if model.pre_norm and np.abs(arrays[_PATCH_BIAS]).max() < 1e-6:
     del arrays[_PATCH_BIAS]
@@ -249,27 +251,27 @@ def completed(
 
 
 def unshown(model: Any) -> dict[str, Any]:
-  """Returns the sizes of a model that no array shows."""
+  """Returns the sizes of a model that its arrays do not determine."""
   return {'num_heads': model.num_heads}
 
 
 def renamed(
   path: str, arrays: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-  """Returns arrays under timm's names, without those an encoder does not use.
+  """Returns arrays with timm's names, without those an encoder does not use.
 
   Args:
     path: path of the file, for the log.
-    arrays: arrays under timm's names or older ones.
+    arrays: arrays with timm's names or older ones.
   """
-  found = naming_lib.renamed(arrays, ALIASES)
+  result = naming_lib.renamed(arrays, ALIASES)
   for group, pattern in LEFT_OUT.items():
-    unused = [name for name in found if re.match(pattern, name)]
+    unused = [name for name in result if re.match(pattern, name)]
     if unused:
       log.info('%s: left out %s, %d arrays', path, group, len(unused))
     for name in unused:
-      del found[name]
-  return found
+      del result[name]
+  return result
 
 
 def _keys(path: str, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
@@ -280,7 +282,7 @@ def _keys(path: str, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
   """
 
   def shape(name: str, rank: int) -> tuple[int, ...]:
-    kind = "a Vision Transformer under timm's names"
+    kind = "a Vision Transformer with timm's names"
     return foreign.shape(path, arrays, name, rank, kind)
 
   width, _, patch_size, _ = shape('patch_embed.proj.weight', 4)
@@ -312,25 +314,29 @@ def _with_positions(
   keys: dict[str, Any],
   config: Mapping[str, Any],
 ) -> tuple[dict[str, np.ndarray], tuple[int, int]]:
-  """Returns the arrays with positions as here, and (height, width) in pixels.
+  """Returns the arrays with converted positions, and the image size.
 
-  Three sets of tokens have positions, depending on the source: all tokens,
-  only the patches, or (in DINOv2's repository) the patches and the class
-  token, to which its position is then added.
+  Depending on the source, there are positions for all tokens, only for the
+  patches, or (in DINOv2's repository) for the patches and the class token. In
+  the last case, the position of the class token is added to the token.
+
+  Returns:
+    Arrays, and (height, width) in pixels.
 
   Raises:
-    UserError: the number of positions fits none of these for a square of
-      patches or for the image size of the config.
+    UserError: in none of these cases, the number of positions is that of a
+      square of patches or of the image size in the config.
   """
   slots, patch_size = arrays['pos_embed'].shape[1], keys['patch_size']
   cls, registers = int('cls_token' in arrays), keys.get('registers', 0)
   prefix = cls + keys.get('distilled', 0) + registers
   size = config.get('pretrained_cfg', {}).get('input_size', (3, 0, 0))[1:]
-  given = (size[0] // patch_size, size[1] // patch_size)
-  for without in dict.fromkeys((prefix, 0, cls)):
-    side = math.isqrt(max(slots - without, 0))
-    grid = given if math.prod(given) == slots - without else (side, side)
-    if side and math.prod(grid) == slots - without:
+  specified = (size[0] // patch_size, size[1] // patch_size)
+  for others in dict.fromkeys((prefix, 0, cls)):  # tokens other than patches
+    side = math.isqrt(max(slots - others, 0))
+    square = (side, side)
+    grid = specified if math.prod(specified) == slots - others else square
+    if side and math.prod(grid) == slots - others:
       break
   else:
     raise UserError(
@@ -338,18 +344,22 @@ def _with_positions(
       f'without {prefix} other tokens; other grids need the input_size in a '
       'config.json next to the file.'
     )
-  if without != prefix:
+  if others != prefix:
     keys['prefix_positions'] = False
-    if without:
+    if others:
       names = 'cls_token', 'pos_embed'
       arrays = foreign.without_class_position(arrays, *names)
   return arrays, (grid[0] * patch_size, grid[1] * patch_size)
 
 
 def _check_pool(path: str, pool: str, specified: str | None) -> None:
-  """Raises UserError if the settings pool otherwise than the arrays show."""
+  """Checks that settings and arrays have the same kind of pooling.
+
+  Raises:
+    UserError: they differ.
+  """
   if specified and _POOLS.get(specified) != pool:
     raise UserError(
-      f'the settings of {path} pool by {specified!r}, and its arrays are those '
-      f'of the pooling {pool!r}: the model vit cannot compute this.'
+      f'the settings of {path} specify the pooling {specified!r}, but its '
+      f'arrays are those of {pool!r}: the model vit does not support this.'
     )
