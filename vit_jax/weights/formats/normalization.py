@@ -6,11 +6,13 @@ that another kernel and bias compensate the difference exactly, up to rounding.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from vit_jax.data.augment.presets import IMAGENET as IMAGENET  # for callers
 from vit_jax.data.augment.presets import NONE as NONE
+from vit_jax.models.layers.pixels import STATISTICS
 
 KERNEL, BIAS = 'embedding/kernel', 'embedding/bias'
 CLIP = (
@@ -38,6 +40,12 @@ def unfold(
 ) -> dict[str, np.ndarray]:
   """Returns parameters for (u - mean) / std, given those for x."""
   return _scaled(flat, mean, std, inverse=True)
+
+
+def symmetric(flat: dict[str, np.ndarray], model: Any) -> dict[str, np.ndarray]:
+  """Returns a model's parameters for x, whatever its `model.pixels` is."""
+  pixels = getattr(model, 'pixels', 'symmetric')
+  return fold(flat, *STATISTICS[pixels])
 
 
 def _scaled(
