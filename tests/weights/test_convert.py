@@ -80,7 +80,7 @@ def test_an_existing_file_is_not_overwritten(tmp_path, source):
   target = tmp_path / 'a.npz'
   target.write_bytes(b'of another model')
   for path in (target, f'big_vision:{target}'):
-    with pytest.raises(UserError, match=r'a\.npz exists.*--overwrite'):
+    with pytest.raises(UserError, match=r'a\.npz .*--overwrite'):
       convert.run(source, str(path))
   assert target.read_bytes() == b'of another model'
   convert.run(source, str(target), overwrite=True)
