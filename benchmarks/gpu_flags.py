@@ -12,7 +12,7 @@ import argparse
 import sys
 from typing import Any
 
-from vit_jax.plan import environment
+from vit_jax.plan import environment, gpus
 
 CONFIG = 'configs/vit.py:variant=B/16,data=i21k,gpu=80'
 FLAGS: dict[str, dict[str, Any]] = {
@@ -84,6 +84,8 @@ def main() -> None:
   parser.add_argument('--batch_size', type=int, default=2048)
   parser.add_argument('--flag', choices=FLAGS, action='append')
   arguments = parser.parse_args()
+  if not gpus.has_compiler():
+    parser.error(f'no compiler for GPUs: {gpus.EXTRA}')
   config = evaluate.changed(
     loading.load(arguments.config), batch_size=arguments.batch_size
   )

@@ -26,7 +26,7 @@ import sys
 import tempfile
 from typing import Any, NamedTuple
 
-from vit_jax.plan import environment
+from vit_jax.plan import environment, gpus
 
 # Arguments of configs that other trees do not have are left out for them.
 OURS = re.compile(r',gpu=\d+')
@@ -304,6 +304,8 @@ def main() -> None:
     for row in rows:
       print(row.name, row.topology, row.config, row.overrides | row.ours)
     return
+  if not gpus.has_compiler():
+    parser.error(f'no compiler for GPUs: {gpus.EXTRA}')
   print(f'| {" | ".join(HEAD)} |\n|{"---|" * len(HEAD)}', flush=True)
   for row in rows:
     if arguments.tree:

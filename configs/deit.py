@@ -12,8 +12,9 @@ attention" (arXiv 2012.12877, Table 9) with the authors' code: AdamW with β1
 images, 5 epochs of warm-up, cosine decay to 1e-5, weight decay 0.05 on kernels
 only, no clipping, drop path 0.1, torchvision's random resized crop,
 RandAugment with two operations of magnitude 9, random erasing 0.25, mixup 0.8
-or cutmix 1, label smoothing 0.1, repeated augmentation with 3 copies. Hard
-distillation with λ = 1/2.
+or cutmix 1, label smoothing 0.1, repeated augmentation with 3 copies, pixels
+normalized by ImageNet's mean and standard deviation, initial values from N(0,
+0.02). Hard distillation with λ = 1/2.
 
 Expected ImageNet top-1 at 224 px (the authors' figures):
 
@@ -29,8 +30,7 @@ of the authors' repository).
 
 Differences: the warm-up starts at 0, the authors' at 1e-6. The schedule
 changes at every step, theirs once per epoch and one epoch late. Mixup and
-cutmix draw a ratio for each pair of examples (objectives/mixing.py). Pixels
-are scaled to [-1, 1], not by ImageNet's mean and standard deviation. See
+cutmix draw a ratio for each pair of examples (objectives/mixing.py). See
 data/pipeline/order.py for repeated augmentation. The authors' average of
 weights (0.99996) is omitted, since their figures are those of the weights
 themselves.
@@ -69,7 +69,7 @@ def get_config(argument: str | None = None) -> ConfigDict:
   config.mix = dict(mixup=0.8, cutmix=1.0, erasing=0.25)
   # The smaller side is resized to 256, and the centre has 224 pixels.
   config.preprocess = dict(
-    resize='central', central_fraction=0.875, interpolation='bicubic'
+    resize='torchvision', central_fraction=0.875, interpolation='bicubic'
   )
 
   config.model = dict(
@@ -80,6 +80,7 @@ def get_config(argument: str | None = None) -> ConfigDict:
     drop_path=0.1,
     gelu='exact',
     start_values='trunc_normal',
+    pixels='imagenet',
     dtype='bfloat16',
     remat='dots' if arg.model == 'B' else 'none',
     unroll=12,

@@ -11,7 +11,8 @@ epochs of warm-up, cosine decay to 1e-5, weight decay 0.05, binary
 cross-entropy without label smoothing, in which both classes of a mixed image
 are full targets, mixup 0.8 or cutmix 1, 3-Augment and colour jitter 0.3,
 repeated augmentation with 3 copies, LayerScale initialized at 1e-4, the same
-drop path rate in all layers, and evaluation of the whole centre of the image.
+drop path rate in all layers, pixels and initial values as in deit.py, and
+evaluation of the whole centre of the image.
 The second stage uses AdamW at 1e-5, which after the warm-up stays constant
 (their minimum rate is 1e-5 too), and bicubic interpolation of the position
 embeddings.
@@ -78,7 +79,7 @@ def get_config(argument: str | None = None) -> ConfigDict:
     config.augment = augment | dict(three_augment=True, color_jitter=0.3)
   config.mix = dict(mixup=0.8, cutmix=1.0)
   config.preprocess = dict(
-    resize='central', central_fraction=1.0, interpolation='bicubic'
+    resize='torchvision', central_fraction=1.0, interpolation='bicubic'
   )
 
   rate = tuned_drop_path if arg.tune else drop_path
@@ -92,6 +93,7 @@ def get_config(argument: str | None = None) -> ConfigDict:
     prefix_positions=False,
     gelu='exact',
     start_values='trunc_normal',
+    pixels='imagenet',
     # 160 px hold 11x11 patches of 14 px; the last 6 pixels are dropped.
     remainder='drop' if arg.model == 'H' else 'error',
     dtype='bfloat16',

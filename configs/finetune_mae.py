@@ -7,14 +7,15 @@ Argument:
   model: B, L or H, as pre-trained by configs/mae.py; or the authors' released
     weights, a .pth file.
 
-Source: arXiv 2111.06377, appendix A.1 and Table 9, and the authors'
-FINETUNE.md where it differs (on purpose, according to issues 7 and 130 of
-their repository): batch size 1024, AdamW with β1 0.9 and β2 0.999, weight
-decay 0.05, 5 epochs of warm-up, cosine decay to 1e-6, torchvision's random
-resized crop of 8 % of the area or more, flips, RandAugment (9, 0.5), random
-erasing 0.25, mixup 0.8 or cutmix 1, label smoothing 0.1. The head reads the
-mean of the patch tokens after a new LayerNorm. The following depend on the
-model (learning rate per 256 images):
+Source: arXiv 2111.06377, appendix A.1 and Table 9, and the authors' FINETUNE.md
+where it differs (on purpose, according to issues 7 and 130 of their
+repository): batch size 1024, AdamW with β1 0.9 and β2 0.999, weight decay 0.05,
+5 epochs of warm-up, cosine decay to 1e-6, torchvision's random resized crop of
+8 % of the area or more, flips, RandAugment (9, 0.5), random erasing 0.25, mixup
+0.8 or cutmix 1, label smoothing 0.1, pixels normalized by ImageNet's mean and
+standard deviation (the patch embedding of the weights is converted to these
+units). The head reads the mean of the patch tokens after a new LayerNorm. The
+following depend on the model (learning rate per 256 images):
 
 | model | epochs | lr   | layer decay | drop path | top-1 (Table 3) |
 | B     | 100    | 5e-4 | .65         | .1        | 83.6 (± .08)    |
@@ -28,9 +29,7 @@ d^(n + 1).
 Differences: the head starts at 0, the authors' at N(0, 2e-5). The sine-cosine
 positions of our own pre-training stay fixed; the authors train them from there
 (those in their files are trained here, too). Mixup and cutmix draw a ratio for
-each pair of examples (objectives/mixing.py). Pixels are scaled to [-1, 1], not
-by ImageNet's mean and standard deviation; for the authors' files, the patch
-embedding is rescaled accordingly.
+each pair of examples (objectives/mixing.py).
 """
 
 from typing import Any, NamedTuple
@@ -104,12 +103,13 @@ def get_config(argument: str | None = None) -> ConfigDict:
   config.mix = dict(mixup=0.8, cutmix=1.0, erasing=0.25)
   # The smaller side is resized to 256, and the centre has 224 pixels.
   config.preprocess = dict(
-    resize='central', central_fraction=0.875, interpolation='bicubic'
+    resize='torchvision', central_fraction=0.875, interpolation='bicubic'
   )
 
   config.model = dict(
     name='vit',
     fc_norm=True,
+    pixels='imagenet',
     drop_path=row.drop_path,
     dtype='bfloat16',
     remat='dots',

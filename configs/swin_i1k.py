@@ -9,7 +9,8 @@ warm-up, base learning rate 1e-3, cosine decay to 1e-5, weight decay 0.05 on
 kernels only, gradients clipped at global norm 5, drop path 0.2, 0.3 and 0.5,
 torchvision's random resized crop, RandAugment with two operations of magnitude
 9, random erasing 0.25, mixup 0.8 or cutmix 1, label smoothing 0.1, no average
-of weights.
+of weights, pixels normalized by ImageNet's mean and standard deviation, initial
+values from N(0, 0.02).
 
 Expected ImageNet top-1 at 224 px, parameters and multiply-adds (Table 1):
 
@@ -22,7 +23,6 @@ The paper does not state the cost of training.
 
 Differences: the warm-up starts at 0, the authors' at 5e-7 per 512 images.
 Mixup and cutmix draw a ratio for each pair of examples (objectives/mixing.py).
-Pixels are scaled to [-1, 1], not by ImageNet's mean and standard deviation.
 The authors' colour jitter has no effect, because timm ignores it when
 RandAugment is used; it is omitted here.
 """
@@ -61,13 +61,14 @@ def get_config(argument: str | None = None) -> ConfigDict:
   config.mix = dict(mixup=0.8, cutmix=1.0, erasing=0.25)
   # The smaller side is resized to 256, and the centre has 224 pixels.
   config.preprocess = dict(
-    resize='central', central_fraction=0.875, interpolation='bicubic'
+    resize='torchvision', central_fraction=0.875, interpolation='bicubic'
   )
 
   config.model = dict(
     name='swin',
     variant=arg.variant,
     window_size=7,
+    pixels='imagenet',
     drop_path=DROP_PATH[arg.variant],
     dtype='bfloat16',
   )

@@ -605,8 +605,13 @@ def test_s16_config_equals_better_plain_baselines():
 @pytest.mark.parametrize(
   'name', ['deit.py', 'deit3.py', 'swin_i1k.py', 'finetune_mae.py']
 )
-def test_recipes_of_pytorch_code_use_torchvisions_crop(name):
-  assert loading.load(f'configs/{name}').augment.crop == 'torchvision'
+def test_recipes_of_pytorch_code_prepare_images_like_torchvision(name):
+  """This includes normalization by ImageNet's mean and standard deviation."""
+  config = loading.load(f'configs/{name}')
+  assert config.augment.crop == config.preprocess.resize == 'torchvision'
+  assert config.augment.interpolation == 'bicubic'
+  assert config.preprocess.interpolation == 'bicubic'
+  assert config.model.pixels == 'imagenet'
 
 
 def test_deit3_second_stage_keeps_its_rate():

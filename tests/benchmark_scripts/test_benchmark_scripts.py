@@ -1,5 +1,6 @@
 """Tests that every script in benchmarks/ runs, at its smallest size."""
 
+import importlib.util
 import subprocess
 import sys
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests import cli
+from vit_jax.plan import gpus
 
 
 def write(path, seed):
@@ -65,9 +67,33 @@ def test_plan_scripts_list_their_configs(name):
   assert 'configs/' in run(f'benchmarks/{name}.py', '--list')
 
 
-@pytest.mark.parametrize(
-  'name', ['scaling', 'compile_time', 'kernels', 'gpu_flags']
+@pytest.mark.slow
+@pytest.mark.skipif(
+  importlib.util.find_spec('libtpu') is None, reason='needs libtpu'
 )
+def test_kernels_are_compared():
+  """There is a row for each number of tokens."""
+  out = run('benchmarks/kernels.py', 'v3:2x2')
+  rows = [line for line in out.splitlines() if line.startswith('| v3:2x2')]
+  assert [row.split('|')[2].strip() for row in rows] == ['50', '197', '577']
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not gpus.has_compiler(), reason='needs the extra plan-gpu')
+def test_gpu_flags_run():
+  words = ['benchmarks/gpu_flags.py', '--config=configs/quickstart.py']
+  words += ['--topology=h100:1x1', '--batch_size=8', '--flag=none']
+  assert '| none |' in run(*words)
+
+
+@pytest.mark.skipif(gpus.has_compiler(), reason='has the extra plan-gpu')
+@pytest.mark.parametrize('name', ['gpu_flags', 'gpu_plans'])
+def test_a_missing_compiler_is_one_message(name):
+  _, err = cli.run([sys.executable, f'benchmarks/{name}.py'], code=2)
+  assert gpus.EXTRA in err and 'Traceback' not in err
+
+
+@pytest.mark.parametrize('name', ['scaling', 'compile_time', 'gpu_flags'])
 def test_slow_scripts_can_be_imported(name):
   """Their imports and flags are checked; tests/plan tests what they compile."""
   out = run('-c', f'import runpy; runpy.run_path("benchmarks/{name}.py")')

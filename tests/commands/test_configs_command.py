@@ -87,6 +87,7 @@ def test_predicted_costs_are_shown(capsys, monkeypatch, tmp_path):
     ('batch_size', 2048, False),
     ('train.num_examples', 5, False),
     ('optimizer.weight_decay', 0.0, False),
+    ('model.pixels', 'symmetric', True),
     ('augment.min_area', 0.5, True),
     ('train.split', 'train[:5]', True),
     ('evals.val.every', '1 steps', True),

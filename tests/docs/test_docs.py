@@ -117,6 +117,13 @@ def test_the_tour_runs():
   assert '% of 64 images' in out
 
 
+def test_the_readme_links_every_page():
+  """index.md and reference.md belong to the site."""
+  pages = {file.name for file in (ROOT / 'docs').iterdir() if file.is_file()}
+  linked = re.findall(r'\(docs/([^)]+)\)', (ROOT / 'README.md').read_text())
+  assert pages - {*linked} == {'index.md', 'reference.md', 'style.css'}
+
+
 def test_predicted_costs_of_the_paper_page():
   """They are the output of `python benchmarks/plan_configs.py --table`."""
   page = (ROOT / 'docs' / 'paper.md').read_text()

@@ -47,12 +47,40 @@ def test_conversion_keeps_names_and_preprocessing(tmp_path, source, target):
     assert about['model']['norm_eps'] == 1e-5
 
 
+@pytest.mark.parametrize(
+  'target', ['a.npz', 'a.safetensors', 'big_vision:a.npz', 'a', 'huggingface:a']
+)
+def test_conversion_keeps_the_function_of_other_units_of_pixels(
+  tmp_path, source, target
+):
+  """Weights of model.pixels='imagenet' give the same logits in any format."""
+  about = pretrained.find(source).about
+  about['model'] |= {'pixels': 'imagenet'}
+  trained = f'{tmp_path}/trained'
+  _, params = load_pretrained(source)
+  save_pretrained(trained, params, about)
+  form, _, name = target.rpartition(':')
+  path = f'{tmp_path}/{name}'
+  convert.run(trained, f'{form}:{path}' if form else path)
+  images = np.random.default_rng(0).uniform(-1, 1, (2, 8, 8, 3))
+  images = images.astype(np.float32)
+
+  def logits(path):
+    model, params = load_pretrained(path)
+    return model.apply({'params': params}, images)
+
+  np.testing.assert_allclose(
+    logits(path), logits(trained), rtol=1e-4, atol=1e-5
+  )
+  assert not np.allclose(logits(source), logits(trained), atol=1e-2)
+
+
 def test_an_existing_file_is_not_overwritten(tmp_path, source):
   """--overwrite replaces it."""
   target = tmp_path / 'a.npz'
   target.write_bytes(b'of another model')
   for path in (target, f'big_vision:{target}'):
-    with pytest.raises(UserError, match=r'a\.npz exists.*--overwrite'):
+    with pytest.raises(UserError, match=r'a\.npz .*--overwrite'):
       convert.run(source, str(path))
   assert target.read_bytes() == b'of another model'
   convert.run(source, str(target), overwrite=True)

@@ -114,6 +114,32 @@ def test_a_larger_image_of_equal_patches_gives_the_same():
   )
 
 
+@pytest.mark.parametrize('before', ['symmetric', 'imagenet'])
+@pytest.mark.parametrize('after', ['symmetric', 'imagenet'])
+def test_fine_tuning_converts_units_of_pixels(before, after):
+  """The function of an image stays the same if `model.pixels` changes."""
+  source, params = weights((8, 8), pixels=before)
+  target = experiment((8, 8), pixels=after)
+  with jax.set_mesh(target.mesh):
+    moved = transfer.transfer(source, target, 'aligned')
+  images = np.random.default_rng(1).uniform(-1, 1, (2, 8, 8, 3))
+
+  def features(pixels, params):
+    model = Model(0, **SIZES, dtype='float32', pixels=pixels)
+    found = model.apply(
+      {'params': params}, np.float32(images), method='predict'
+    )
+    return found['features']
+
+  np.testing.assert_allclose(
+    features(after, moved), features(before, params), rtol=1e-4, atol=1e-5
+  )
+  kept = np.array_equal(
+    moved['embedding']['kernel'], params['embedding']['kernel']
+  )
+  assert kept == (before == after)
+
+
 def test_initialized_parts_depend_on_the_seed():
   """Pre-logits of another fine-tuning are not loaded."""
   source, params = weights((8, 8), pre_logits=True)

@@ -216,7 +216,12 @@ class Backbone(nn.Module, Defaults):
       UserError: the images have a wrong dtype or shape.
     """
     check_images(images)
-    return jnp.asarray(images, self.config.compute_dtype)
+    return self._in_units(jnp.asarray(images)).astype(self.config.compute_dtype)
+
+  @nn.nowrap
+  def _in_units(self, images: Images) -> Images:
+    """Returns images in [-1, 1] in the units of the first layer."""
+    return images
 
   def _predict(
     self, images: Images, key: Key[Array, ''] | None, want: tuple[str, ...]

@@ -11,8 +11,10 @@ from vit_jax.arrays import sharding, tree
 from vit_jax.arrays.host import place, to_host
 from vit_jax.errors import UserError
 from vit_jax.models.contract import Model, Size
+from vit_jax.models.layers.pixels import STATISTICS
 from vit_jax.objectives.contract import Objective
 from vit_jax.weights.contract import Pretrained
+from vit_jax.weights.formats import normalization
 
 log = logging.getLogger('vit_jax')
 PyTree = Any
@@ -156,7 +158,39 @@ def _model_params(
   mesh = target.mesh
   params = source.backbone(source.load(source.abstract_params(mesh)))
   sizes = source.image_size, target.image_size
-  return tree.flatten(adapt(params, target.model, *sizes, method, mesh))
+  flat = tree.flatten(adapt(params, target.model, *sizes, method, mesh))
+  return _in_units_of(target.model, source.model(), flat, mesh)
+
+
+def _in_units_of(
+  model: Model, before: Model, flat: dict[str, jax.Array], mesh: Mesh
+) -> dict[str, jax.Array]:
+  """Returns parameters for the pixels that a model's patch embedding receives.
+
+  Args:
+    model: model that receives the parameters.
+    before: model of the parameters.
+    flat: parameters by path.
+    mesh: mesh of the devices.
+  """
+  pixels = getattr(model, 'pixels', 'symmetric')
+  if pixels == getattr(before, 'pixels', 'symmetric'):
+    return flat
+  paths = normalization.KERNEL, normalization.BIAS
+  arrays = {path: to_host(flat[path], mesh) for path in paths}
+  arrays = normalization.symmetric(arrays, before)
+  arrays = normalization.unfold(arrays, *STATISTICS[pixels])
+  log.info('the patch embedding is converted to model.pixels=%r', pixels)
+  placed = {
+    path: place(
+      array,
+      jax.ShapeDtypeStruct(
+        array.shape, array.dtype, sharding=flat[path].sharding
+      ),
+    )
+    for path, array in arrays.items()
+  }
+  return flat | placed
 
 
 def _model_shapes(target: Target) -> dict[str, Any]:

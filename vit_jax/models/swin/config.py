@@ -6,6 +6,7 @@ from vit_jax.config import plugins
 from vit_jax.errors import UserError
 from vit_jax.models import backbone
 from vit_jax.models.backbone import BackboneConfig
+from vit_jax.models.layers.pixels import STATISTICS
 from vit_jax.models.swin import sizes, windows
 
 
@@ -30,6 +31,8 @@ class Config(BackboneConfig):
       is at most a window (the authors' detection code, Hugging Face). 'timm':
       the map is shifted and then padded, and every side is shifted that is
       larger than a window. Weights need the rule that they were trained with.
+    pixels: units of the pixels that are cut into patches, 'symmetric' or
+      'imagenet', see `vit.Config`.
     drop_path: drop-path rate of the last block; it grows linearly from 0 at the
       first block.
 
@@ -44,6 +47,7 @@ class Config(BackboneConfig):
   num_heads: backbone.Size = backbone.OF_VARIANT
   window_size: int = 7
   window_rule: str = 'authors'
+  pixels: str = 'symmetric'
   drop_path: float = 0.0
 
   def __post_init__(self):
@@ -51,7 +55,7 @@ class Config(BackboneConfig):
     self.complete(sizes.NAMES, sizes.of_variant(self.variant), 'T')
     object.__setattr__(self, 'depths', tuple(self.depths))
     self.check_sizes('width', 'num_heads', 'window_size')
-    self.check_choices(window_rule=windows.RULES)
+    self.check_choices(window_rule=windows.RULES, pixels=STATISTICS)
     self.check_range('drop_path', at_least=0, below=1)
     self.check_heads(self.width, self.num_heads)
     if not self.depths or any(d < 2 or d % 2 for d in self.depths):

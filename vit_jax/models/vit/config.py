@@ -10,6 +10,7 @@ from vit_jax.models import backbone
 from vit_jax.models.attention.multi_head import IMPLEMENTATIONS
 from vit_jax.models.backbone import BackboneConfig
 from vit_jax.models.layers.norm import EPSILON
+from vit_jax.models.layers.pixels import STATISTICS
 from vit_jax.models.layers.positions import KINDS
 from vit_jax.models.vit import sizes as sizes_lib
 
@@ -83,6 +84,9 @@ class Config(BackboneConfig):
       and DeiT-III: N(0, .02) for all matrices, including the heads, and for all
       tokens; biases are 0; the patch embedding is uniform, as PyTorch
       initializes a convolution.
+    pixels: units of the pixels that are cut into patches: 'symmetric' ([-1, 1],
+      as a model receives them) or 'imagenet' (the model normalizes them by
+      ImageNet's mean and standard deviation, like recipes from PyTorch code).
     attention: implementation of attention: 'auto' (kernels where they apply, on
       TPUs and GPUs), 'kernel' (kernels or an error) or 'xla'.
 
@@ -120,6 +124,7 @@ class Config(BackboneConfig):
   prefix_positions: bool = True
   remainder: str = 'error'
   start_values: str = 'authors'
+  pixels: str = 'symmetric'
   attention: str = 'auto'
 
   def __post_init__(self):
@@ -133,6 +138,7 @@ class Config(BackboneConfig):
       gelu=('tanh', 'exact', 'quick'),
       remainder=('error', 'drop'),
       start_values=('authors', 'mae', 'trunc_normal'),
+      pixels=STATISTICS,
       attention=IMPLEMENTATIONS,
     )
     self.check_sizes(*sizes_lib.NAMES)
@@ -178,6 +184,14 @@ class Config(BackboneConfig):
       raise UserError(
         'model.fc_norm uses the mean of the patch tokens: set '
         "model.pool='token' or 'gap', and model.distilled=False."
+      )
+
+    if self.stem is not None and self.pixels != 'symmetric':
+      # The weights could not be written for pixels in [-1, 1], because a stem
+      # pads its input with zeros, which other units would shift.
+      raise UserError(
+        f'model.pixels is {self.pixels!r}, but a stem receives pixels in '
+        "[-1, 1]: set model.pixels='symmetric'."
       )
 
   def _check_positions(self) -> None:

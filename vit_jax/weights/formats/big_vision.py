@@ -13,6 +13,7 @@ from vit_jax.arrays import tree
 from vit_jax.weights.contract import Pretrained
 from vit_jax.weights.formats import (
   foreign,
+  normalization,
   npz,
   npz_arrays,
   npz_notes,
@@ -55,6 +56,7 @@ def save(path: str, params: PyTree, about: dict[str, Any]) -> None:
   flat = tree.flatten(source.backbone(params))
   arrays = {name: np.asarray(leaf) for name, leaf in flat.items()}
   model = source.model()
+  arrays = normalization.symmetric(arrays, model)
   foreign.check_positions(model, ('learned', 'sincos2d'))
   foreign.warn_of_defaults(path, model)
   if model.pool == 'token' and _has_slots(model):

@@ -264,9 +264,11 @@ def exported(
     UserError: some parameters do not have a name in the other project.
   """
   source = Pretrained('', about, lambda abstract: None)
-  check_positions(source.model(), ('learned',))
+  model = source.model()
+  check_positions(model, ('learned',))
   backbone = source.backbone(params)
   flat = {k: np.asarray(v) for k, v in tree.flatten(backbone).items()}
+  flat = normalization.symmetric(flat, model)
   mean, std = mean_and_std(about)
   flat = normalization.unfold(flat, mean, std)
   return dict(naming_lib.export(flat, naming))

@@ -7,11 +7,13 @@ rounding.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from vit_jax.data.augment.presets import IMAGENET as IMAGENET  # for callers
 from vit_jax.data.augment.presets import NONE as NONE
+from vit_jax.models.layers.pixels import STATISTICS
 
 KERNEL, BIAS = 'embedding/kernel', 'embedding/bias'
 CLIP = (
@@ -39,6 +41,12 @@ def unfold(
 ) -> dict[str, np.ndarray]:
   """Returns parameters for (u - mean) / std, given those for x; see `fold`."""
   return _scaled(flat, mean, std, inverse=True)
+
+
+def symmetric(flat: dict[str, np.ndarray], model: Any) -> dict[str, np.ndarray]:
+  """Returns a model's parameters for x, whatever its `model.pixels` is."""
+  pixels = getattr(model, 'pixels', 'symmetric')
+  return fold(flat, *STATISTICS[pixels])
 
 
 def _scaled(

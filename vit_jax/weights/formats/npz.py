@@ -23,6 +23,7 @@ from vit_jax.models.stems.resnet import stride_of
 from vit_jax.weights.contract import Pretrained
 from vit_jax.weights.formats import (
   foreign,
+  normalization,
   npz_arrays,
   npz_notes,
   npz_resnet,
@@ -145,6 +146,7 @@ def save(path: str, params: PyTree, about: dict[str, Any]) -> None:
     foreign.warn_of_defaults(path, model)
     params = source.backbone(params)
   flat = {k: np.asarray(v) for k, v in tree.flatten(params).items()}
+  flat = normalization.symmetric(flat, model)
   arrays = npz_resnet.unflattened(
     dict(naming_lib.export(flat, _naming_of(flat)))
   )
