@@ -137,7 +137,12 @@ def _ignored(source: Any) -> list[str]:
 
 
 def _leaks(group: list[dict[str, Any]], train: str) -> bool:
-  """Returns whether an image is in the training data and in another split."""
+  """Returns whether equal images are in the training data and elsewhere.
+
+  Args:
+    group: examples with the same image; each has a `split`.
+    train: name of the training split.
+  """
   splits = {example['split'] for example in group}
   return train in splits and len(splits) > 1
 

@@ -100,18 +100,20 @@ def run(
     data_dir: the TFDS directory, or the path of another source.
     batch_size: images per batch; rounded up to a multiple of the number of
       devices.
-    preprocess: a preset; by default the preprocessing of the weights.
-    settings: overrides such as '--config.source.KEY=value', also for the reader
-      (by default, the run's settings for bad records apply), preprocessing and
-      the evaluator.
-    tables: directory for the evaluators' tables, which are named
-      EVALUATOR_NAME.csv, for an average of the weights EVALUATOR_ema_NAME.csv.
+    preprocess: name of a preset, see `data.augment.presets`; by default the
+      preprocessing of the weights.
+    settings: overrides of the source, reader, preprocessing or evaluator, such
+      as '--config.source.KEY=value'. By default, bad records are treated as in
+      the run.
+    tables: directory for the evaluators' tables. The files are named
+      <evaluator>_<table>.csv, and <evaluator>_ema_<table>.csv for an average of
+      the weights.
 
   Returns:
     checkpoint, data, preprocess, accuracy, loss and count; if an average of the
     weights is stored, also ema/accuracy and so on, and similarly for other
-    weights (teacher/accuracy). Results of several evaluators have their names
-    as in metrics.jsonl: val/data, val/accuracy, val_ema/accuracy.
+    weights (teacher/accuracy). With several evaluators, the keys are those of
+    metrics.jsonl: val/data, val/accuracy, val_ema/accuracy.
 
   Raises:
     UserError: the checkpoint or data does not exist, or no evaluator applies.

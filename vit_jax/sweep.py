@@ -78,7 +78,7 @@ def _write(sweep: Sweep, workdir: str, scores: Scores) -> None:
 
 
 def main(arguments: list[str]) -> None:
-  """Executes a sweep and prints its table."""
+  """Executes a sweep and prints its table of results."""
   values = flags.FLAGS
   sweep, workdir = frame.load_config(arguments, 'sweeps', grid.load)
   run(sweep, workdir, values.overrides, values.print_jobs)

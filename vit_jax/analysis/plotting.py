@@ -56,7 +56,7 @@ def describe(axes: Any, x_label: str, y_label: str = '') -> None:
 
 
 def legend(figure: Any, place: str, columns: int) -> None:
-  """Adds a legend of the lines of all axes; equal labels are one entry.
+  """Adds a legend of the lines of all axes; equal labels share one entry.
 
   Args:
     figure: Matplotlib figure.

@@ -108,7 +108,7 @@ def names(workdirs: Sequence[epath.Path]) -> list[str]:
 
 
 def panels(runs: Sequence[Run]) -> tuple[list[str], list[str]]:
-  """Returns the metrics and the axes that at least one of the runs has."""
+  """Returns the metrics and the x axes that at least one of the runs has."""
   names = {name for run in runs for name in run.series}
   results = [name for name in sorted(names) if is_result(name)]
   losses = [n for n in ('loss', *results) if _is_loss(n) and n in names]

@@ -228,7 +228,7 @@ class AxialViT(Backbone):
 
   @nn.nowrap
   def check(self, image_size: Size) -> None:
-    """Raises UserError if images cannot have this size; see `grid`."""
+    """Raises UserError if the model does not support this size; see `grid`."""
     self.grid(image_size)
 
   @nn.nowrap

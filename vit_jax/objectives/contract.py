@@ -343,7 +343,7 @@ class Defaults:
     return extra
 
   def backbone(self, params: PyTree) -> PyTree:
-    """Returns all parameters, which are those of the model."""
+    """Returns `params`: the objective has no parameters besides the model's."""
     return params
 
   def start_params(self, params: PyTree, model: PyTree) -> PyTree:

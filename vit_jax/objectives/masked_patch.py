@@ -43,8 +43,9 @@ _HIDDEN, _REPLACED = 0.8, 0.1  # fractions of the corrupted patches
 class Objective(AroundModel):
   """Prediction of corrupted patches; an `objectives.contract.Objective`.
 
-  Parameters: `model/…`, `mask` `[d]` (v of the module's docstring),
-  `head/{kernel,bias}`. A batch contains `image`, uint8 `[n, y, x, 3]`.
+  Parameters: `model/…`, `mask` `[width]` (the vector that is added to the
+  embeddings of masked patches), `head/{kernel,bias}`. A batch contains `image`,
+  uint8 `[n, height, width, 3]`.
   """
 
   def __init__(

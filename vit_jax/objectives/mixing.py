@@ -136,8 +136,9 @@ class DeviceAugment:
 def _beta(alpha: float, n: int, key: Key[Array, '']) -> Float[Array, ' n']:
   """Draws from Beta(α, α) with a table of its quantiles.
 
-  JAX's sampler rejects draws in a loop, whose iterations synchronize the
-  devices. A table also gives the same draws on every kind of device.
+  JAX's sampler rejects draws in a loop, and each iteration needs communication
+  between the devices. A table of _QUANTILES values also gives the same
+  draws on every kind of device.
   """
   ranks = (np.arange(_QUANTILES) + 0.5) / _QUANTILES
   table = np.round(betaincinv(alpha, alpha, ranks) * _LAMBDA_STEPS)

@@ -20,12 +20,12 @@ def directions(
   """Returns Muon for the matrices of the layers, `others` for other leaves.
 
   The Nesterov momentum of the gradient is made orthogonal by five Newton-Schulz
-  iterations and multiplied by .2 √max(rows, columns). Its root mean square is
-  then that of Adam's directions, so both can use the same learning rate. The
+  iterations and multiplied by 0.2 √max(rows, columns). The result has the same
+  root mean square as Adam's directions, so both can use the same learning rate. The
   embedding, the head, norms and biases are transformed by `others`.
 
   Args:
-    momentum: decay of the gradients, in [0, 1).
+    momentum: decay rate of the momentum, in [0, 1).
     others: transformation of the other leaves, such as Adam's.
 
   References: Jordan et al., "Muon" (2024); Liu et al., arXiv 2502.16982,

@@ -140,7 +140,7 @@ def apply(table: Table, params: PyTree) -> PyTree:
 
 
 def _check_layers(pattern: str, rule: Rule, path: str, leaf: Any) -> None:
-  """Checks that a tuple of rates has one rate for each layer of a leaf.
+  """Checks that a rule has one learning-rate factor for each stacked layer.
 
   Raises:
     UserError: the numbers of rates and layers differ.
@@ -223,7 +223,7 @@ def add_decayed(
 def of_moving(
   table: Table, transformation: optax.GradientTransformation
 ) -> optax.GradientTransformation:
-  """Returns a transformation that applies to leaves that are not frozen.
+  """Restricts a transformation to the leaves that no rule freezes.
 
   Frozen leaves have no state.
   """

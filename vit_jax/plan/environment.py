@@ -10,11 +10,11 @@ from vit_jax.errors import UserError
 LOCAL = 'local'  # topology of the devices of this machine
 
 # Without these variables, libtpu looks for TPUs and queries a metadata server,
-# and logs errors because both are missing.
+# and logs errors because this machine has neither.
 _WITHOUT_TPU = {
   'JAX_PLATFORMS': 'cpu',
   'TPU_SKIP_MDS_QUERY': '1',
-  'ALLOW_MULTIPLE_LIBTPU_LOAD': '1',  # a crash would leave a lock
+  'ALLOW_MULTIPLE_LIBTPU_LOAD': '1',  # ignores the lock that a crash leaves
   'TPU_WORKER_HOSTNAMES': 'localhost',
   'TPU_ACCELERATOR_TYPE': 'v3-8',
   'TPU_MIN_LOG_LEVEL': '3',

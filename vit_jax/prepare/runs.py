@@ -35,7 +35,7 @@ _ENTRY = np.dtype(
 
 
 class Record(NamedTuple):
-  """An image: sort key, number of its class, name and content."""
+  """An image: sort key, number of its class, name and bytes of its file."""
 
   key: int
   code: int

@@ -73,7 +73,8 @@ class Experiment:
 
     Args:
       config: completed config.
-      devices: devices of the mesh, present or described by a topology.
+      devices: devices of the mesh, or the absent ones of a topology, for which
+        programs can only be compiled.
 
     Raises:
       UserError: a value in the config is invalid; see each constructor.
@@ -256,7 +257,7 @@ class Experiment:
 
 
 def batch_parts(batch_size: int, devices: int) -> list[int]:
-  """Returns the possible numbers of micro-batches, ascending.
+  """Returns all numbers of equal micro-batches that a batch can be split into.
 
   Args:
     batch_size: examples in a global batch.

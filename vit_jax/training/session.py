@@ -84,8 +84,8 @@ class Session:
     self.workdir = workdir
     self.experiment = Experiment.build(config, jax.devices())
     stack.enter_context(jax.set_mesh(self.experiment.mesh))
-    # The lock comes before anything is written, so that two runs on one
-    # workdir never mix their files.
+    # Only the main process holds the lock, and takes it before the run writes
+    # any file, so that two runs on one workdir never mix their files.
     if runtime.is_main():
       outages.check_writable(workdir)
       stack.enter_context(lock.hold(workdir))

@@ -213,7 +213,8 @@ class Trainer:
     if self.spike_factor is not None:
       warmed_up = guard.good >= SPIKE_WARMUP_STEPS
       ok &= ~warmed_up | (loss <= self.spike_factor * guard.loss_mean)
-    # The first hundred losses are averaged with equal weights.
+    # A plain mean of the first 1 / (1 - LOSS_DECAY) losses, then an exponential
+    # moving average.
     weight = jnp.maximum(1 - LOSS_DECAY, 1 / (guard.good + 1.0))
     mean = guard.loss_mean + weight * (loss - guard.loss_mean)
     bad = jnp.where(ok, 0, 1)

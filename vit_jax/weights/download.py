@@ -119,7 +119,8 @@ def _from_url(url: str) -> str:
 
   Raises:
     UserError: the file does not exist.
-    StorageError: the download failed, or its checksum is not that in its name.
+    StorageError: the download failed, or the file's checksum differs from the
+      one in its name.
   """
   home = os.environ.get('XDG_CACHE_HOME') or os.path.expanduser('~/.cache')
   digest = hashlib.sha256(url.encode()).hexdigest()[:16]

@@ -180,7 +180,8 @@ def _check_finite(path: str, params: PyTree) -> None:
   """
   flat = tree.flatten(params)
   mesh = next(iter(flat.values())).sharding.mesh
-  # Counted on the devices, because other processes may hold parts of a leaf.
+  # The devices count the values, because other processes may hold parts of a
+  # leaf.
   count = jax.jit(
     lambda flat: {k: jnp.sum(~jnp.isfinite(leaf)) for k, leaf in flat.items()},
     out_shardings=sharding.replicated(mesh),

@@ -65,7 +65,7 @@ def adapt(
     model: model for the new size, whose method `adapt` is called.
     old_size: (height, width) of the images for the parameters, pixels.
     new_size: (height, width) of the images, pixels.
-    method: method of resizing, such as 'aligned'.
+    method: method of interpolation, see `resizing.METHODS`.
     mesh: mesh of the devices.
   """
   if tuple(old_size) == tuple(new_size):

@@ -141,7 +141,7 @@ class Loader:
       index = allowed[number]
 
   def _replacements(self, index: int) -> range:
-    """Returns the indices from which a bad record is replaced."""
+    """Returns the indices of the records that may replace a bad record."""
     if hasattr(self.source, 'replacements'):
       return cast(Any, self.source).replacements(index)
     return range(len(self.source))

@@ -52,10 +52,11 @@ class Code(NamedTuple):
 
 
 def code(activation: str, dtype: jnp.dtype) -> Code:
-  """Returns the layers of an official implementation.
+  """Returns the GroupNorm and convolution of an official implementation.
 
   Args:
-    activation: order of activation and convolution, 'before' or 'after'.
+    activation: 'before' (norm and activation before each convolution, as in the
+      code of BiT) or 'after' (as in the hybrids of the ViT paper's code).
     dtype: dtype of the computation.
   """
   before = activation == 'before'

@@ -83,14 +83,14 @@ class Swin(Backbone):
   def stages(
     self, images: UncheckedImages, key: Key[Array, ''] | None = None
   ) -> list[Float[Array, 'n _ _ _']]:
-    """Computes the tokens after every block, by stages.
+    """Computes the tokens after every block, grouped by stage.
 
     Args:
       images: float images in [-1, 1], `[n, height, width, 3]`.
       key: random key of drop path; None for evaluation.
 
     Returns:
-      Array `[n, depth, t, d]` for each stage, float32.
+      Array `[n, blocks, tokens, channels]` for each stage, float32.
     """
     _, after = self._transform(self._input(images), key, want_layers=True)
     return [

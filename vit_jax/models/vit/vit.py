@@ -180,12 +180,13 @@ class ViT(Backbone):
     """Computes all tokens after the last LayerNorm, prefix tokens first.
 
     Args:
-      tokens: patch tokens from `embed`; some of them may be left out.
+      tokens: patch tokens from `embed`, without prefix tokens; some of them may
+        be left out.
       key: random key of dropout and drop path; None for evaluation.
       places: positions of the tokens in the image.
 
     Raises:
-      UserError: positions act in every layer, and `places` is None.
+      UserError: `places` is None, but the model uses positions in every layer.
     """
     scheme, added = self.scheme, None
     if scheme.at != 'stem' and scheme.kind != 'none' and places is None:
