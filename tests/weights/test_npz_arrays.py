@@ -153,9 +153,9 @@ def test_files_that_are_not_zip_files_are_refused(tmp_path):
   content = (tmp_path / 'cut.npz').read_bytes()
   (tmp_path / 'cut.npz').write_bytes(content[:2000])
   for name, words in (
-    ('array', 'no .npz file'),
+    ('array', 'not an .npz file'),
     ('directory', 'is a directory'),
-    ('cut', 'no .npz file'),
+    ('cut', 'not an .npz file'),
     ('absent', 'does not exist'),
   ):
     with pytest.raises(UserError, match=words):
