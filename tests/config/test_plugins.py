@@ -74,6 +74,12 @@ def test_a_missing_package_is_named_in_the_message(own_module):
     plugins.resolve(SECTIONS['model'], name)
 
 
+def test_a_module_that_does_not_exist_is_refused():
+  """The message says where modules are searched for."""
+  with pytest.raises(UserError, match='no module my_lab.model .*PYTHONPATH'):
+    plugins.resolve(SECTIONS['model'], 'my_lab.model')
+
+
 def test_a_module_without_the_symbol_is_refused(own_module):
   name = own_module('symbolless', 'x = 1')
   with pytest.raises(UserError, match=f'{name}.* Model'):

@@ -84,6 +84,7 @@ def resolve(pattern: str, name: str = '') -> Callable[..., Any]:
     module_name = name
   target = f'{module_name}:{symbol}'.format(name=name)
   path, symbol = MOVED.get(target, target).split(':')
+  reason = f'the module {path} does not define {symbol}'
   try:
     module = importlib.import_module(path)
     if hasattr(module, symbol):
@@ -94,10 +95,14 @@ def resolve(pattern: str, name: str = '') -> Callable[..., Any]:
         f'{path} needs the package {error.name!r}, which is not '
         f'installed: pip install {error.name}.'
       ) from error
+    if '.' in name:
+      reason = (
+        f'there is no module {path} in the current directory or in PYTHONPATH'
+      )
   raise UserError(
-    f'the name {name!r} is unknown, because the module {path} does not define '
-    f'{symbol}; {closest(name, names(pattern))}; or give the dotted path of a '
-    f'module of your own that defines {symbol}.'
+    f'the name {name!r} is unknown, because {reason}; '
+    f'{closest(name, names(pattern))}; or give the dotted path of a module of '
+    f'your own that defines {symbol}.'
   )
 
 

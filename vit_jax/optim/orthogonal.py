@@ -21,8 +21,8 @@ def directions(
 
   The Nesterov momentum of the gradient is made orthogonal by five Newton-Schulz
   iterations and multiplied by 0.2 √max(rows, columns). The result has the same
-  root mean square as Adam's directions, so both can use the same learning rate. The
-  embedding, the head, norms and biases are transformed by `others`.
+  root mean square as Adam's directions, so both can use the same learning rate.
+  The embedding, the head, norms and biases are transformed by `others`.
 
   Args:
     momentum: decay rate of the momentum, in [0, 1).

@@ -158,7 +158,10 @@ class Session:
     self._comparison.check_newest(newest)
     self._rollbacks: list[recovery.Rollback] = []
     self.fixed = self.experiment.key(), models
-    compiling.describe(self.experiment, self.experiment.abstract_state())
+    state = self.experiment.abstract_state()
+    # A mistake in an objective's `weights` is reported before any training.
+    jax.eval_shape(self.experiment.trainer.weights, state)
+    compiling.describe(self.experiment, state)
     return newest
 
   @functools.cached_property

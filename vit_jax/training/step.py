@@ -117,8 +117,17 @@ class Trainer:
 
     Args:
       state: training state.
+
+    Raises:
+      UserError: the objective does not name the trained weights.
     """
     weights = self.objective.weights(state.params, state.extra)
+    if 'params' not in weights:
+      raise UserError(
+        "the objective's method `weights` returns the sets of weights "
+        f"{', '.join(map(repr, weights))}; one of them must be 'params', the "
+        'trained ones.'
+      )
     if state.average is not None:
       mean = self.objective.weights(state.average.mean, state.extra)
       weights = weights | {'ema': mean['params']}
