@@ -59,7 +59,7 @@ ROWS = [
   (('convert', 'tiny.npz', 'model.onnx'), 'python -m vit_jax.export'),
   (('export', '--checkpoint=tiny.npz', '--out=o', '--to=tf'), 'savedmodel'),
   (('analyze', 'report', 'nowhere'), 'give the workdir of a run'),
-  (PLAN, '--topology is needed'),
+  (PLAN, '--topology is missing'),
   ((*PLAN, '--topology=v3-32'), 'is v3:4x4'),
   ((*PLAN, '--topology=v9:4x4'), "'v9'"),
   (('sweep', '--config=configs/deit.py'), '-m vit_jax.train --config'),
