@@ -71,7 +71,7 @@ def test_named_weights_are_loaded(name, value):
 @pytest.mark.parametrize(
   ('place', 'name', 'known'),
   [
-    ('kept', 'techer', 'params, ema, teacher'),
+    ('kept', 'techer', 'ema, params, teacher'),
     ('alone', 'ema', 'params'),
     ('alone', 'teacher', 'params'),
   ],

@@ -110,9 +110,7 @@ class Pretrained:
   def _abstract_batch(self) -> dict[str, jax.ShapeDtypeStruct]:
     """Returns the shapes of a batch of one example for training."""
     augment = self.about.get('config', {}).get('augment')
-    if (
-      augment is None
-    ):  # not a checkpoint, so these are weights of a classifier
+    if augment is None:  # not a checkpoint: weights of a classifier
       spec = {'image': ((*self.image_size, 3), np.dtype(np.uint8))}
     else:
       spec = contract.check_spec(

@@ -301,9 +301,8 @@ def completed(
     for j in (1, 2):
       name = scale.format(i=i, j=j)
       arrays[name] = np.ones(width, np.float32)
-  if (
-    model.num_classes
-  ):  # the input of its head includes the mean of the patches
+  # The input of the library's head includes the mean of the patches.
+  if model.num_classes:
     head = arrays['classifier.weight']
     arrays['classifier.weight'] = np.pad(head, ((0, 0), (0, width)))
   return arrays
