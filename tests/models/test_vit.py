@@ -183,7 +183,7 @@ def test_remainder_drop_ignores_the_last_pixels():
   assert model.grid((384, 384)) == (27, 27)
   shapes = tree.flatten(abstract(model, (384, 384)))
   assert shapes['position/embedding'].shape == (1, 1 + 27 * 27, 1280)
-  with pytest.raises(UserError, match='no 14x14 patch'):
+  with pytest.raises(UserError, match='13x384 pixels .* patch of 14x14'):
     model.grid((13, 384))
 
   small = Model(0, **SIZES, remainder='drop')

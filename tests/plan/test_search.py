@@ -104,11 +104,11 @@ def test_largest_batch(target, attempts, batch_size):
   assert len(attempts) <= search.MAX_TRIES
 
 
-def test_what_fits_proposes_changes(target, attempts):
+def test_find_fit_proposes_changes(target, attempts):
   """It has the largest batch, and the smallest change for the given batch."""
   asked = config(160)
   refused = search.plan(asked, target)
-  answer = search.what_fits(asked, target, refused)
+  answer = search.find_fit(asked, target, refused)
   assert 72 <= answer['largest_batch_size'] <= 80
   assert answer['changes_that_fit'] == {'micro_batches': 2}
   assert len(attempts) <= search.MAX_TRIES + 4

@@ -138,6 +138,8 @@ def stated_size(data: bytes) -> tuple[int, int]:
     with PIL.Image.open(io.BytesIO(data), formats=_FORMATS) as image:
       return image.height, image.width
   except PIL.UnidentifiedImageError as error:
-    raise DecodeError('not a JPEG, PNG, GIF, BMP, WebP or TIFF file') from error
+    raise DecodeError(
+      f'{len(data)} bytes that are not a JPEG, PNG, GIF, BMP, WebP or TIFF file'
+    ) from error
   except Exception as error:  # noqa: BLE001 (damaged headers raise many kinds)
     raise DecodeError(f'the header cannot be used: {error}') from error
