@@ -35,7 +35,7 @@ class Outcome(enum.IntEnum):
 
 
 def classify(error: Exception) -> Outcome:
-  """Returns the outcome of reading a step that raised an exception."""
+  """Classifies an exception that was raised when a checkpoint step was read."""
   if isinstance(error, UserError):
     return Outcome.REFUSED
   root: BaseException = error

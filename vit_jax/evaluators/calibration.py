@@ -191,7 +191,8 @@ def _correct_classes(labels: Array, num_classes: int) -> Bool[Array, 'n k']:
   """Returns whether each class is a label of each example.
 
   Args:
-    labels: one label per example, int `[n]`, or the result itself.
+    labels: int `[n]` with one label per example, or bool `[n, k]`, which is
+      returned unchanged.
     num_classes: number of classes, k.
   """
   if labels.ndim == 2:

@@ -126,7 +126,7 @@ def _descend(
   root = _curvature_root(start, data.features, l2)
 
   def to_weights(flat: np.ndarray) -> np.ndarray:
-    """Returns the kernel with the bias as its last row."""
+    """Returns the kernel and, as the last row, the bias: `[d + 1, k]`."""
     return scipy.linalg.solve_triangular(root.T, flat.reshape(d + 1, k))
 
   def loss(flat: np.ndarray) -> tuple[float, np.ndarray]:

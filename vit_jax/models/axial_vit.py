@@ -79,9 +79,9 @@ class Pair(nn.Module):
   """A block along rows and a block along columns, to be scanned.
 
   Every token attends to the tokens of its row and then to those of its column.
-  The paper does not specify which is first. In later public code of its
-  authors, the first block, called 'row', attends along the first axis; both
-  models are equal for transposed images.
+  The paper does not specify the order. In its authors' later code, the first
+  block attends along the first axis, that is, within columns, although it is
+  named 'row'. That model equals this one applied to transposed images.
 
   Reference: appendix D.6.
 

@@ -17,11 +17,12 @@ from vit_jax.models.layers.initializers import Initializer
 from vit_jax.models.layers.scan import REMAT
 
 Images = Float[Array, 'n y x c']
-# Images before `check_images`, whose messages are more helpful than those of a
-# run-time type checker.
+# Type of images that `check_images` has not checked yet. It is Any, because the
+# messages of `check_images` are more helpful than a run-time type checker's.
 UncheckedImages = Any
-# Type of a config key for a size that may be None if there is a variant. Type
-# checkers use the type without None, which `BackboneConfig.complete` replaces.
+# Type of a config key for a size. It may be None if the config names a variant
+# such as 'B/16'; `BackboneConfig.complete` then fills it in, so static type
+# checkers see a type without None.
 if TYPE_CHECKING:
   Size = int
   Sizes = tuple[int, ...]
@@ -275,11 +276,11 @@ class Backbone(nn.Module, Defaults):
 def constructor(
   model: type[Backbone], config: type[BackboneConfig]
 ) -> Callable[..., Any]:
-  """Returns the symbol `Model` of a backbone's module.
+  """Returns a function that builds a backbone; its module names it `Model`.
 
   Args:
     model: class of the backbone.
-    config: class of its config, whose fields are the keys of the constructor.
+    config: class of its config, whose fields are the keywords of the function.
   """
 
   @plugins.keyed_by(config)

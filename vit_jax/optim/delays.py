@@ -85,9 +85,10 @@ class Begun(NamedTuple):
 def _apply_after(
   start: int, transformation: optax.GradientTransformation
 ) -> optax.GradientTransformation:
-  """Returns a transformation that does nothing in the first `start` updates.
+  """Returns a transformation that is applied only after `start` steps.
 
-  Until then, its state does not change and updates are returned as they are.
+  In the first `start` steps, its state does not change, and the updates are
+  returned unchanged.
   """
 
   def init(params: PyTree) -> Begun:

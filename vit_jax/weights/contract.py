@@ -146,14 +146,14 @@ class Pretrained:
     return sets if average is None else sets | {'ema': average}
 
   def chosen(self, name: str) -> 'Pretrained':
-    """Returns the same training with another set of weights as parameters.
+    """Returns a copy whose parameters are the named set of weights.
 
     Args:
       name: 'params' for the parameters themselves, 'ema' for their average, or
-        another name of `Objective.weights` ('teacher').
+        another key of `Objective.weights`, such as 'teacher'.
 
     Raises:
-      UserError: the weights contain no set of that name.
+      UserError: there is no set of that name.
     """
     if name == 'params':
       return self

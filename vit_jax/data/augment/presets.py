@@ -40,7 +40,7 @@ class Preset(NamedTuple):
   larger: Callable[[int], int]
 
   def section(self, image_size: tuple[int, ...]) -> dict[str, Any]:
-    """Returns the keys of a config's `preprocess` for images of a size."""
+    """Returns the section `preprocess` for a model with inputs of this size."""
     keys: dict[str, Any] = dict(
       resize=self.resize, interpolation=self.interpolation
     )

@@ -14,9 +14,10 @@ class BadRecordLimit:
   Each record is counted once even if it is read many times, as the records of a
   small member of a mixture are. Each process stores the bad records that it has
   read. The training step only sums, over all processes, how often bad records
-  were read, which is an upper bound of the number of new bad records. The
-  processes therefore exchange their records only when this bound exceeds the
-  limit, which happens at the same step on all of them.
+  were read. Added to the number known from the last exchange, this is an upper
+  bound on the number of distinct bad records. The processes exchange their
+  records only when the bound exceeds the limit, which happens at the same step
+  on all of them.
   """
 
   def __init__(

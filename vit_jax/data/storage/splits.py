@@ -220,9 +220,9 @@ def bad_spec(
   """Returns the error for a spec that cannot be resolved.
 
   Args:
-    spec: the spec.
+    spec: split as the user wrote it, such as 'train[:99%]'.
     lengths: {split: number of examples}.
-    trouble: predicate of the message, whose subject is the split.
+    trouble: what is wrong; in the message it follows the name of the split.
   """
   sizes = [f'{name} ({n} examples)' for name, n in lengths.items()]
   return UserError(

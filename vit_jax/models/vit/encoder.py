@@ -146,7 +146,8 @@ class Encoder(nn.Module):
 
   Attributes:
     config: config of the model.
-    scheme: positions with parameters in every layer; None for none.
+    scheme: position embeddings with parameters in every layer; None if there
+      are no such embeddings.
   """
 
   config: Config

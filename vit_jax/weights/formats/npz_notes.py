@@ -35,10 +35,13 @@ def _digest(path: str) -> str:
 
 
 def read(path: str) -> Unseen | None:
-  """Returns the notes next to a file; None if there are none for its arrays.
+  """Returns the notes that are stored next to an .npz file.
 
   Args:
-    path: path of the .npz file, which can be read.
+    path: path of the .npz file; it must be readable.
+
+  Returns:
+    The notes; None if there are none, or if they describe other arrays.
 
   Raises:
     UserError: the notes are damaged.

@@ -34,13 +34,15 @@ class Scheme:
 
   Attributes:
     kind: key of `KINDS`.
-    at: one of the kind's values in `KINDS`; None for kinds without a choice.
+    at: where the embeddings are added, one of the places that `KINDS` lists for
+      the kind; None if it lists none.
     prefix: number of tokens that precede the patch tokens.
-    slots: number of these tokens with learned positions, all or none. Nothing
+    slots: number of prefix tokens with learned positions: `prefix` or 0. Nothing
       is added to tokens without a position.
     made_for: grid of patches that the parameters were learned for; None for the
       grid of the images. Another grid is interpolated by `resizing.cubic`.
-    offset: offset of this interpolation.
+    offset: number that is added to the sides of the new grid when the scale of
+      this interpolation is computed, as in DINO.
   """
 
   kind: str
