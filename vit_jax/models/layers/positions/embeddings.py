@@ -37,8 +37,8 @@ class Scheme:
     at: where the embeddings are added, one of the places that `KINDS` lists for
       the kind; None if it lists none.
     prefix: number of tokens that precede the patch tokens.
-    slots: number of prefix tokens with learned positions: `prefix` or 0. Nothing
-      is added to tokens without a position.
+    slots: number of prefix tokens with learned positions, `prefix` or 0.
+      Nothing is added to tokens without a position.
     made_for: grid of patches that the parameters were learned for; None for the
       grid of the images. Another grid is interpolated by `resizing.cubic`.
     offset: number that is added to the sides of the new grid when the scale of
