@@ -98,7 +98,7 @@ def check_fit(result: dict[str, Any]) -> None:
 
 
 def grace_s(result: dict[str, Any] | None, per_host: int) -> int:
-  """Returns the time in seconds that the trainer needs to save, or more.
+  """Returns enough time for the trainer to save its state, in seconds.
 
   Args:
     result: result of `predict`; None if nothing was planned.

@@ -46,7 +46,7 @@ def delayed(
 ) -> optax.GradientTransformation:
   """Returns a transformation that applies to leaves once `Rule.after` is over.
 
-  Leaves with the same delay share a state, which does not change before. Frozen
+  Leaves with the same delay share a state, which is constant until then. Frozen
   leaves have no state.
 
   Args:

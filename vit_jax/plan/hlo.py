@@ -53,7 +53,7 @@ class Op:
 
   @property
   def path(self) -> str:
-    """The operation of the traced program that was compiled (`op_name`)."""
+    """The traced operation from which this one was compiled (`op_name`)."""
     match = re.search(r'op_name="((?:[^"\\]|\\.)*)"', self.attributes)
     return match[1] if match else ''
 

@@ -174,7 +174,7 @@ def _groups(
 
 
 def _read_part(part: _Part) -> tuple[float, int]:
-  """Checks the images of a part and writes its run.
+  """Checks the images of a part and writes them, sorted, to one file.
 
   Returns:
     Fraction of the source up to the end of the part, and number of images in

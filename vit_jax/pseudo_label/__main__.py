@@ -141,7 +141,7 @@ def _describe(
 def _class_names(weights: pretrained.Pretrained, source: Source) -> list[str]:
   """Returns the names of the teacher's classes.
 
-  If the teacher has none, they are those of the data if their number agrees,
+  If the teacher has no names, those of the data are used if their number fits,
   and otherwise numbers.
 
   Raises:

@@ -62,7 +62,7 @@ class Interval:
     return line
 
   def to_json(self) -> dict[str, Any]:
-    """Returns the sums, JSON-able."""
+    """Returns the sums as JSON values."""
     return {
       'count': self._count,
       'sums': self._sums,

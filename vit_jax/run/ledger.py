@@ -149,7 +149,7 @@ class Summary:
     return self.seconds.get(PRODUCTIVE, 0.0) / total if total else 0.0
 
   def line(self) -> str:
-    """Returns a line with goodput and the other kinds, the largest first."""
+    """Returns a line with goodput and other kinds of time, largest first."""
     total = sum(self.seconds.values()) or 1.0
     others = sorted(
       ((s, k) for k, s in self.seconds.items() if k != PRODUCTIVE), reverse=True

@@ -199,7 +199,7 @@ def _evaluation(
   extra_flags: Sequence[str],
   path: str,
 ) -> Run:
-  """Returns the run that evaluates the weights of a path."""
+  """Returns the run that evaluates the weights at a path."""
   name += f'/{_directory(evaluation)}'
   run_dir = f'{workdir}/{name}'
   flags = [f'--checkpoint={path}', f'--evaluator={evaluation.evaluator}']

@@ -44,7 +44,7 @@ def markdown(study: Study, chains: Chains) -> str:
 
 
 def _columns(study: Study, chains: Chains) -> list[str]:
-  """Returns the columns, without pre-training if it has no values."""
+  """Returns the columns; that of pre-training only if it has values."""
   has_values = any(chain.pretrain.runs for chain in chains.values()) or any(
     UPSTREAM in row.paper for row in study.rows.values()
   )

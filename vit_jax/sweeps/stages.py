@@ -39,7 +39,7 @@ def of_runs(runs: Sequence[Run]) -> Progress:
 def of_task(
   name: str, task: Task, workdir: str, extra_flags: Sequence[str]
 ) -> Progress:
-  """Returns the progress of a task: of its dev stage, and then of both stages.
+  """Returns a task's progress: of its dev stage and, once that ends, of both.
 
   Args:
     name: name of the task.

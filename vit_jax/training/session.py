@@ -324,7 +324,7 @@ class Session:
 def open_session(
   config: Config, workdir: epath.Path, allow_changes: bool = False
 ) -> Iterator[Session]:
-  """Opens a run in its workdir, and closes all its resources in the end.
+  """Opens a run in its workdir, and closes all its resources at the end.
 
   Args:
     config: completed config.

@@ -109,7 +109,7 @@ class Source(splits.Selected):
 class _Table:
   """Images and labels of the rows of Arrow files.
 
-  It is pickled as its arguments: the other process maps the files again.
+  It is pickled as its arguments: the receiving process maps the files again.
   """
 
   def __init__(self, paths: list[str], keys: tuple[str, str], folder: str):

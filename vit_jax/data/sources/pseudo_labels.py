@@ -28,8 +28,8 @@ SOFT = 'soft'  # key of an example: the teacher's probabilities
 class Source(splits.Selected):
   """The selected images, each with the number of copies given in the file.
 
-  An example has `image`, `label`, the most likely class according to the
-  teacher, and `soft`, float32 `[classes]`, the probabilities of the teacher. A
+  An example has `image`, `label` (the most likely class according to the
+  teacher) and `soft` (the teacher's probabilities, float32 `[classes]`). A
   transform uses one of the labels (`augment.name='soft_labels'`).
 
   Attributes:

@@ -98,5 +98,8 @@ class Linear(nn.Module):
 
 
 def _reshaped(kernel: Array, *shape: int) -> Array:
-  """Reshapes a kernel; the barrier also gives its gradient the new shape."""
+  """Reshapes a kernel.
+
+  The barrier makes XLA compute the gradient in the new shape, too.
+  """
   return jax.lax.optimization_barrier(kernel.reshape(shape))

@@ -417,7 +417,7 @@ class ViT(Backbone):
 
   @nn.nowrap
   def computed_by(self, image_size: Size) -> str:
-    """Describes the implementation of attention, and why kernels do not apply.
+    """Describes how attention is computed and, if without kernels, why.
 
     Args:
       image_size: (height, width), pixels.

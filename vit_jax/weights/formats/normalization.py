@@ -55,7 +55,11 @@ def _scaled(
   std: Sequence[float],
   inverse: bool,
 ) -> dict[str, np.ndarray]:
-  """Substitutes (u - mean) / std = x · slope + shift, channel by channel."""
+  """Moves (u - mean) / std = x · slope + shift into or out of the first layer.
+
+  Here u are pixels in [0, 1], x are pixels in [-1, 1], and `inverse` moves it
+  out.
+  """
   if (tuple(mean), tuple(std)) == NONE:
     return flat  # the input is x, and rounding must not change any parameter
   slope = 0.5 / np.asarray(std, np.float64)

@@ -70,7 +70,7 @@ _NOTES_RULES: settings.Rules = {
 
 
 def matches(path: str) -> bool:
-  """Returns whether a path is a file of tensors or a folder of timm.
+  """Returns whether a path is a file of tensors or a folder saved by timm.
 
   timm writes such folders for the Hugging Face hub.
   """

@@ -324,8 +324,8 @@ def _with_positions(
     Arrays, and (height, width) in pixels.
 
   Raises:
-    UserError: in none of these cases, the number of positions is that of a
-      square of patches or of the image size in the config.
+    UserError: in none of these cases does the number of positions fit a square
+      of patches or the image size in the config.
   """
   slots, patch_size = arrays['pos_embed'].shape[1], keys['patch_size']
   cls, registers = int('cls_token' in arrays), keys.get('registers', 0)
