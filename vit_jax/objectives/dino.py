@@ -198,7 +198,7 @@ class Objective(AroundModel):
     outputs = outputs.reshape(*features.shape[:2], -1)  # [n, views, k]
     outputs = outputs / self.student_temperature
     pairs = cross_entropies(targets.reshape(n, _GLOBAL, -1), outputs)
-    # A pair of the same global crop is left out.
+    # Teacher and student are not compared on the same global crop.
     other = jnp.asarray(~np.eye(*pairs.shape[1:], dtype=bool))
     loss = jnp.sum(pairs.mean(axis=0) * other) / other.sum()
     entropy = jax.scipy.special.entr(targets).sum(axis=-1).mean()

@@ -23,7 +23,8 @@ def transformation(
     limit: largest norm, above 0.
     kind: 'global' for the norm of all gradients, or 'tensor' for the norm of
       each tensor, see `by_tensor`.
-    joined: patterns of leaves that are one tensor, for the kind 'tensor' only.
+    joined: patterns of stacked leaves that count as one tensor instead of one
+      per layer, for the kind 'tensor' only.
 
   Raises:
     UserError: the kind is unknown, a pattern is not a regular expression, or

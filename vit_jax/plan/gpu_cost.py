@@ -153,9 +153,9 @@ def of_program(
   parts = collections.defaultdict(Part)
   groups: dict[tuple[str, str], float] = collections.defaultdict(float)
   collectives = collections.defaultdict(Collective)
-  # Remaining seconds of asynchronous collectives, by computation and name. Each
-  # kernel between start and end of a collective hides its own time of it; if
-  # several collectives are running, of the first.
+  # Remaining seconds of asynchronous collectives, by computation and name. A
+  # kernel between start and end of a collective hides as many seconds of it as
+  # the kernel takes; if several are running, it hides those of the first.
   running: dict[str, dict[str, float]] = collections.defaultdict(dict)
   for op, computation, times in loops.executions(module):
     pending = running[computation.name]

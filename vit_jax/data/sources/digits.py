@@ -68,7 +68,7 @@ def prepare(data_dir: epath.Path) -> None:
 @contextlib.contextmanager
 def _lock(path: epath.Path) -> Iterator[None]:
   """Holds a lock, which the system releases if the process is killed."""
-  # There are no locks on remote storage, but TFDS renames the complete dataset.
+  # Remote storage has no locks, but TFDS renames a dataset only when complete.
   if paths.is_remote(path):
     yield
     return

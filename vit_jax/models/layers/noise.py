@@ -64,7 +64,7 @@ def random_words(
   for axis, size in enumerate(shape[:-1]):
     index = jax.lax.broadcasted_iota(jnp.uint32, shape[:-1], axis)
     rows = rows * jnp.uint32(size) + index
-  # The key enters between two rounds, once per row; a column costs one round.
+  # The key is mixed in twice per row; each column then costs only one round.
   rows = _mix(_mix(rows ^ words[0]) + words[-1])
   columns = jnp.arange(shape[-1], dtype=jnp.uint32) * jnp.uint32(0x9E3779B9)
   x = (rows[..., None] ^ columns) * _FIRST

@@ -11,7 +11,7 @@ from typing import Any
 
 from vit_jax.run import tracking
 
-# `import mlflow` would import this module.
+# Type checkers would take `import mlflow` for this module.
 mlflow: Any = importlib.import_module('mlflow')
 _TAG = 'vit_jax.run'
 _MAX_PARAMS = 100  # per request

@@ -38,7 +38,7 @@ def _timm(crop_fraction: float, normalization: Any) -> Preset:
 
 
 # The first family that matches is used, so those with more specific patterns
-# are first. The crops are those of the evaluation in the repositories (224 of
+# are first. The crops are those that each family's repository uses (224 of
 # 256 pixels); `swin`, `clip` and `vit` are evaluated as in timm.
 FAMILIES = {
   'swin': Family(

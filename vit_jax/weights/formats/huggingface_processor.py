@@ -14,8 +14,8 @@ SIZE = settings.either(
   settings.several(settings.SIDE, 1, 2),
   settings.mapping(settings.SIDE, 'height', 'width'),
 )
-# Section of vit_jax, which written files contain next to the keys of the
-# library, because the library does not have all of the filters.
+# Our own section of written files, next to the library's keys, because the
+# library does not have all of our filters.
 _OWN = 'vit_jax_preprocess'
 RULES: settings.Rules = {
   'do_normalize': settings.FLAG,
