@@ -78,7 +78,7 @@ def run(
   weights: str = 'params',
   interactive: bool = False,
 ) -> figures.Findings:
-  """Draws all figures that the model can have.
+  """Draws all figures that the model supports.
 
   Args:
     checkpoint: workdir, step directory or weights of any format.
@@ -178,7 +178,7 @@ def _evaluation_images(
     count: number of images, spread evenly over the split.
 
   Raises:
-    UserError: the weights do not contain the data of the run.
+    UserError: the weights do not specify the evaluation data of a run.
   """
   evals = source.about.get('config', {}).get('evals', {})
   splits = own_splits(evals)
@@ -216,7 +216,12 @@ def write(path: epath.Path, content: str | bytes) -> None:
 
 
 def _report(workdirs: list[str], out: str | None, pictures: bool) -> None:
-  """Writes the HTML report of each run, and one that compares them.
+  """Writes the HTML report of each run.
+
+  Args:
+    workdirs: workdirs of the runs.
+    out: directory for a report that compares the runs; None to omit it.
+    pictures: whether to draw images and predictions first.
 
   Raises:
     UserError: a path is not a workdir, or cannot be written.
@@ -239,7 +244,7 @@ def _report(workdirs: list[str], out: str | None, pictures: bool) -> None:
 
 
 def _pictures(workdir: epath.Path) -> None:
-  """Writes training images and predictions of the newest weights of a run."""
+  """Writes training images of a run, and predictions of its newest weights."""
   try:
     weights = pretrained.find(str(workdir))
     config = loading.load(str(workdir / 'config.json'))
@@ -272,10 +277,11 @@ def _compare(kind: str, workdirs: list[str], out: str | None) -> None:
 
 
 def _with_metrics(folders: list[epath.Path]) -> list[epath.Path]:
-  """Returns the folders that contain metrics; runs/* also matches others.
+  """Returns the folders that contain metrics.
 
-  If a path does not exist, or no folder contains metrics, all are returned, so
-  that reading them reports the error.
+  A pattern such as runs/* also matches other folders, which are left out. If a
+  path does not exist, or no folder contains metrics, all are returned, so that
+  reading them reports the error.
   """
   found = []
   for folder in folders:

@@ -29,7 +29,7 @@ from vit_jax.files import paths
 
 log = logging.getLogger('vit_jax')
 _PROGRESS_S = 10  # time between two lines of progress
-_MAX_PRINTED = 10  # classes
+_MAX_PRINTED = 10  # number of classes
 _UNFINISHED = 'unfinished.jsonl'
 
 

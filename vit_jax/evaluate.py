@@ -7,7 +7,8 @@ checkpoint. To evaluate on other data, give --dataset=NAME (of TFDS), or
 the source and the reader are set as in training:
 --config.source.class_map=names.txt --config.reader.on_bad_record=skip.
 --preprocess=mae or --config.preprocess.KEY=… changes the preprocessing, which
-is part of the result. An average of the weights or a teacher is evaluated, too.
+is part of the result. If the checkpoint contains an average of the weights or a
+teacher, these are evaluated, too.
 """
 
 import functools
@@ -172,7 +173,7 @@ def _applicable(
   Args:
     config: config with the sections source and evals.
     about: description of the weights.
-    split: --split.
+    split: value of --split; None if it is not set.
   """
   names = list(config.evals)
   is_run_data = _is_run_data(config, about)
@@ -226,7 +227,7 @@ def _build(
 def _evaluator_sections(
   about: dict[str, Any], evaluator: str | None
 ) -> dict[str, dict[str, Any]]:
-  """Returns the sections of one evaluator, or of all of the run, by name."""
+  """Returns the sections of one evaluator, or of all in the run, by name."""
   evals = about.get('config', {}).get('evals', {})
   names = (
     [evaluator] if evaluator else _without_figures(evals) or [_DEFAULTS['name']]
@@ -235,7 +236,7 @@ def _evaluator_sections(
 
 
 def _without_figures(evals: dict[str, Any]) -> list[str]:
-  """Returns the names of the evaluators that are not figures."""
+  """Returns the names of the evaluators that do not draw figures."""
   return [
     name
     for name, section in evals.items()
@@ -268,7 +269,7 @@ def _choose_split(
     config: config with the sections source and evals.
     name: name of the evaluator in `config.evals`.
     about: description of the weights.
-    split: --split.
+    split: value of --split; None if it is not set.
 
   Raises:
     UserError: --split is missing. The run's split is the default only with the
@@ -299,7 +300,7 @@ def _choose_split(
 
 
 def _is_run_data(config: Config, about: dict[str, Any]) -> bool:
-  """Returns whether the config has the source of the run."""
+  """Returns whether the config reads the data set of the run."""
   old, new = flatten(about.get('source', {})), flatten(config.source)
   return all(
     new[key] == old.get(key)

@@ -34,7 +34,7 @@ def run(checkpoint: str, out: str, kind: str, weights: str = 'params') -> None:
     weights: set of weights of a checkpoint, see `Pretrained.chosen`.
 
   Raises:
-    UserError: the weights or the kind do not exist, or the directory does.
+    UserError: the weights or the kind do not exist, or the directory exists.
   """
   if kind == 'onnx':
     raise UserError(

@@ -37,7 +37,7 @@ def render(
     images: images as the model receives them.
     names: a name for each image.
     attention: attention weights by image, layer, head, query and key; the
-      tokens of patches come last, in rows.
+      tokens of patches come last, row by row.
     grid: rows and columns of patches.
     similarity: cosine similarity of learned position embeddings; None if the
       model has none.

@@ -12,7 +12,7 @@ Series = dict[str, tuple[list[int], list[float]]]  # (steps, values) by metric
 
 
 def read(workdir: epath.Path) -> Series:
-  """Returns the (steps, values) of each metric in order, without nulls."""
+  """Returns (steps, values) of the finite values of each metric, in order."""
   return read_all(workdir)[0]
 
 

@@ -102,7 +102,7 @@ def positions(
 def similarity(
   table: Float[np.ndarray, 'p d'], grid: Grid
 ) -> Float[np.ndarray, 'r c r c']:
-  """Computes the cosine similarity of the positions of all patches.
+  """Computes the cosine similarity of all pairs of position embeddings.
 
   Args:
     table: position embeddings, patches numbered row by row.

@@ -75,7 +75,8 @@ def examine(
       computed for all of them.
     shown: number of images for which rollout, maps of single heads and
       reconstructions are kept.
-    masked: training objective for images of this size, if it hides patches.
+    masked: training objective for images of this size, with its parameters;
+      None if it does not hide patches.
   """
   leaves = tree.flatten(params)
   size = images.shape[1:3]

@@ -23,7 +23,8 @@ def save(
   Args:
     folder: folder of the files, which is created if it does not exist.
     findings: arrays of the figures.
-    about: description of the `weights` and `images`.
+    about: texts that describe the weights and the images, with the keys
+      'weights' and 'images'.
 
   Returns:
     Written files, in the order of writing.

@@ -36,10 +36,11 @@ def rollout(
 def on_patches(
   weights: Float[np.ndarray, '*n t t'], grid: Grid, by_token: bool
 ) -> Float[np.ndarray, '*n r c']:
-  """Returns the attention of the class token, or the mean, to the patches.
+  """Returns the attention to the patches, of the class token or on average.
 
   Args:
-    weights: weights by query and key; the tokens of patches come last, in rows.
+    weights: weights by query and key; the tokens of patches come last, row by
+      row.
     grid: rows and columns of patches.
     by_token: whether the query is the first token (a class token); otherwise,
       the mean over the queries of all patches is returned.

@@ -30,9 +30,9 @@ class Run(NamedTuple):
   Attributes:
     name: name of the directory.
     series: (steps, values) of each metric.
-    scales: for each axis of `AXES`, the (steps, values) between which it is
-      interpolated linearly. Axes that the workdir does not determine are left
-      out.
+    scales: for each axis of `AXES`, points (steps, positions on the axis),
+      which are interpolated linearly. Axes that the workdir does not determine
+      are left out.
     examples: number of training examples; None if config.json does not contain
       it.
     model: the section `model` of the config; {} if config.json is missing.
@@ -52,7 +52,7 @@ class Run(NamedTuple):
 
 
 def read(workdir: epath.Path) -> Run:
-  """Reads metrics.jsonl, events.jsonl, config.json and run.json.
+  """Reads a run from metrics.jsonl, events.jsonl, config.json and run.json.
 
   Raises:
     UserError: the workdir does not contain metrics.jsonl, or a file cannot be
@@ -69,7 +69,7 @@ def read(workdir: epath.Path) -> Run:
   scales = {'steps': ([0.0, last], [0.0, last])}
 
   def linear(axis: str, *factors: Any) -> None:
-    """Adds an axis on which a step has the length of a product of factors."""
+    """Adds an axis on which the length of a step is a product of factors."""
     if all(isinstance(f, int | float) and f > 0 for f in factors):
       scales[axis] = ([0.0, last], [0.0, float(last * np.prod(factors))])
 

@@ -66,7 +66,7 @@ def compare(runs: Sequence[Run]) -> tuple[bytes, dict[str, np.ndarray]]:
   Raises:
     UserError: no run has a model, a number of examples and a result.
 
-  Reference: arXiv 2010.11929, Figures 3 and 4 (the form).
+  Reference: arXiv 2010.11929, Figures 3 and 4, which have the same form.
   """
   results = lines(runs)
   if not results:

@@ -1,4 +1,4 @@
-"""Colours, names and captions shared by all figures and HTML reports."""
+"""Colours and captions that all figures and HTML reports share."""
 
 # The palette of Okabe and Ito, which colour-blind people can distinguish.
 COLOURS = (

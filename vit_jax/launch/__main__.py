@@ -159,7 +159,7 @@ def start(
     The exit code of the run if the launch follows it, else 0.
 
   Raises:
-    UserError: the job does not fit.
+    UserError: the job does not fit or cannot be planned, and `force` is False.
   """
   result = None
   try:
@@ -181,7 +181,7 @@ def start(
 
 
 def _value(value: Any) -> Any:
-  """Returns the value of a flag, repeated ones as a tuple."""
+  """Returns the value of a flag; the list of a repeated flag as a tuple."""
   return tuple(value) if isinstance(value, list) else value
 
 

@@ -8,8 +8,9 @@ machines).
 
 - Each slice gets its own node pool (`exclusive-topology`), which GKE also needs
   to connect the slices.
-- A single pod is never restarted (`backoffLimit`), because it would meet
-  processes of the old run. `podFailurePolicy` requires `restartPolicy: Never`.
+- A single pod is never restarted (`backoffLimit`), because the other processes
+  still belong to the old run. `podFailurePolicy` requires `restartPolicy:
+  Never`.
 - A rule of `podFailurePolicy` makes a Job fail with a message that contains the
   index of the rule, and the first rule of `failurePolicy` that matches the
   message determines what happens to the JobSet. After a failure that matches no
@@ -90,7 +91,7 @@ def jobset(job: Job, grace_s: int) -> dict[str, Any]:
 
 
 def _literal(text: str) -> str:
-  """Returns text in which Kubernetes does not expand $(VARIABLE)."""
+  """Escapes text so that Kubernetes does not expand $(VARIABLE) in it."""
   return text.replace('$', '$$')
 
 

@@ -11,8 +11,8 @@ from vit_jax.launch.job import Job
 
 _GIB = 2**30
 # Assumptions on the duration of a save after a signal. First the processes
-# finish a step and agree on it, which is limited to 120 s. Then each host
-# writes its part of the state; all known buckets are faster than this rate.
+# agree, within 120 s, on the step to save, and finish it. Then each host writes
+# its part of the state; all known buckets are faster than this rate.
 _AGREE_S = 180
 _SAVE_BYTES_PER_S = 100e6
 
@@ -85,7 +85,7 @@ def _size(number: int | None) -> str:
 
 
 def check_fit(result: dict[str, Any]) -> None:
-  """Checks that the job fits.
+  """Checks that the job fits into the memory of the devices.
 
   Raises:
     UserError: the devices do not have enough memory.

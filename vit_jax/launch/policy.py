@@ -12,16 +12,16 @@ from vit_jax.errors import (
   EXIT_USER_ERROR,
 )
 
-# Not restarted, because the run would end in the same way, or because the user
-# has to look at it.
+# Exit codes after which a run is not restarted, because it would end in the
+# same way, or because the user has to look at it.
 STOP = {
   EXIT_USER_ERROR: 'an error that the user has to fix (see above)',
   EXIT_DIVERGED: 'diverged, and no more rollbacks are allowed',
 }
-# Restarted without a limit, because the state is saved. The number of restarts
-# after other codes (a crash, a storage error, a stuck or lost process, a lost
-# connection) is limited. A process is usually stuck because of the network or a
-# host, so restarting helps.
+# Exit code after which a run is restarted without a limit, because the state is
+# saved. The number of restarts after other codes (a crash, a storage error, a
+# stuck or lost process, a lost connection) is limited. A process is usually
+# stuck because of the network or a host, so restarting helps.
 RESUME = EXIT_PREEMPTED
 PAUSE_S = 60
 

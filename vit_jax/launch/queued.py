@@ -13,7 +13,7 @@ from vit_jax.launch.job import Job
 from vit_jax.launch.shell import Shell
 
 POLL_S = 30
-_MAX_FAILURES = 20  # of gcloud in a row, for example without a network
+_MAX_FAILURES = 20  # failures of gcloud in a row, for example without network
 _READY = 'ACTIVE'
 _WAITING = (
   'ACCEPTED',

@@ -83,8 +83,8 @@ class Shell:
 
     Args:
       words: program and arguments.
-      absent: part of the error message of the command if the object does not
-        exist.
+      absent: text in the error message of the command that means that the
+        object does not exist.
 
     Returns:
       The output without surrounding white space; '' if the object does not
@@ -104,7 +104,7 @@ class Shell:
     return None
 
   def write(self, path: str, text: str) -> None:
-    """Writes a file of the checkout; prints it as a here-document."""
+    """Writes a file in the checkout, and prints it as a here-document."""
     folder = str(pathlib.PurePath(path).parent)
     self.echo(f'mkdir -p {quote([folder])}')
     end = 'END_OF_FILE'

@@ -5,7 +5,7 @@ import sys
 from vit_jax.plan import environment
 
 if __name__ == '__main__':
-  environment.prepare(sys.argv)  # JAX reads it when it is imported
+  environment.prepare(sys.argv)  # before JAX is imported
   from vit_jax.cli import process
   from vit_jax.plan import main
 

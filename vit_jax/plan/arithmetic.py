@@ -11,7 +11,7 @@ _WIDTH = {'pred': 1, 'token': 0, 'opaque': 0, 'tuple': 0}
 
 
 def num_bytes(shapes: tuple[Shape, ...]) -> int:
-  """Returns the bytes of arrays, without the padding of their layout."""
+  """Returns the size of arrays in bytes, without the padding of layouts."""
   return sum(_element_bits(s.dtype) * math.prod(s.dims) // 8 for s in shapes)
 
 
@@ -31,8 +31,9 @@ def operand_shapes(op: Op, computation: Computation) -> list[Shape]:
 def bytes_moved(op: Op, computation: Computation) -> int:
   """Returns the bytes that an instruction reads and writes.
 
-  Of an array that is updated in place, only the update is counted. If the
-  compiler keeps an operand on the chip, the result is an upper bound.
+  If an array is sliced or updated in place, only the slice or the update is
+  counted. If the compiler keeps an operand on the chip, the result is an upper
+  bound.
   """
   read = operand_shapes(op, computation)
   if op.opcode == 'dynamic-update-slice':
@@ -43,7 +44,7 @@ def bytes_moved(op: Op, computation: Computation) -> int:
 
 
 def matrix_flops(op: Op, computation: Computation) -> int:
-  """Returns the FLOPs of a product or convolution; 0 for other instructions."""
+  """Returns the FLOPs of a matrix product or convolution, else 0."""
   if op.opcode == 'dot':
     return _dot(op, computation)
   if op.opcode == 'convolution':
@@ -88,7 +89,7 @@ def _convolution(op: Op, computation: Computation) -> int:
 
 
 def _window(op: Op, rank: int) -> dict[str, list[int]]:
-  """Returns stride, padding and dilations of a convolution by dimension."""
+  """Returns stride, low padding and dilations of each spatial dimension."""
   match = re.search(r'window=\{([^}]*)\}', op.attributes)
   text = match[1] if match else ''
 
@@ -114,8 +115,8 @@ def _valid_positions(
   """Counts pairs of output and kernel positions that read an input element.
 
   Output position o and kernel position k read the input at
-  (o·stride + k·dilation - low) / base if this is an integer within the size.
-  For each k, this holds for every `period`-th o of a range.
+  (o·stride + k·dilation - low) / base if this is an integer in [0, size). For
+  each k, this holds for every `period`-th o of a range.
   """
   stride, base = window['stride'], window['base']
   offset = np.arange(kernel) * window['dilation'] - window['low']

@@ -65,7 +65,15 @@ class Uncounted:
 
 @dataclasses.dataclass
 class Collective:
-  """Number, bytes and seconds of the collectives of one kind in a step."""
+  """Sums over the collectives of one kind in a step.
+
+  Attributes:
+    count: number of executions.
+    bytes: bytes of operands or results, see `exchanged_bytes`.
+    seconds: modelled time.
+    exposed_seconds: part of `seconds` that does not overlap with other work;
+      always 0 for GPUs, see `gpu_cost.GpuCost`.
+  """
 
   count: int = 0
   bytes: int = 0
@@ -94,7 +102,7 @@ class Cost:
     uncounted: instructions without an estimate of the compiler, by kind.
     collectives: totals by kind.
     matrix_flops: FLOPs of products and convolutions, including recomputed ones.
-    groups: estimated cycles by (path in the program, direction).
+    groups: estimated cycles by (module, direction), see `group`.
   """
 
   estimated_cycles: int
@@ -115,7 +123,7 @@ class Cost:
 
 
 def of_program(module: Module, target: Target) -> Cost:
-  """Adds up the costs of a program.
+  """Adds up the costs of one step of a program.
 
   Raises:
     UserError: the number of iterations of a loop is unknown.
@@ -161,8 +169,8 @@ def _add_uncounted(
 ) -> None:
   """Adds the cost of an instruction that the compiler does not estimate.
 
-  Bytes and FLOPs are those that a kernel declares. Otherwise the bytes are
-  those of operands and result.
+  If the instruction is a kernel that declares its bytes and FLOPs, these are
+  used. Otherwise the bytes are those of operands and result, without FLOPs.
   """
   name = kernel(op)
   entry = uncounted[f'{op.opcode} {name}'.strip()]
@@ -223,7 +231,10 @@ def _add_collective(
 
 
 def exchanged_bytes(op: Op, computation: Computation) -> int:
-  """Returns the bytes of a collective's operands or result, if larger."""
+  """Returns the bytes of a collective's operands or of its result.
+
+  The larger of the two numbers is returned.
+  """
   read = arithmetic.num_bytes(tuple(arithmetic.operand_shapes(op, computation)))
   written = arithmetic.num_bytes(op.shapes)
   if op.opcode.endswith('-start') and op.type.startswith('('):
@@ -232,7 +243,13 @@ def exchanged_bytes(op: Op, computation: Computation) -> int:
 
 
 def group_size(op: Op, devices: int) -> int:
-  """Returns the number of devices that exchange data with each other."""
+  """Returns the number of devices in each group of a collective.
+
+  Args:
+    op: collective.
+    devices: number of all devices; the result if `op` does not list groups (2
+      for a collective-permute).
+  """
   attributes = op.attributes
   if match := re.search(r'replica_groups=\[(\d+),(\d+)\]', attributes):
     return max(int(match[2]), 1)
@@ -251,6 +268,9 @@ def group_size(op: Op, devices: int) -> int:
 
 def group(path: str) -> tuple[str, str]:
   """Returns the module and the direction in an instruction's `op_name`.
+
+  The direction is 'forward', 'backward', 'recomputed' (rematerialization) or
+  'update' (everything that is not differentiated, such as the optimizer).
 
   'jit(train_step)/transpose(jvp(ViT))/ViT.predict/encoder/while/body/
   closed_call/layers/mlp/fc1/dot_general' → ('encoder/layers/mlp/fc1',

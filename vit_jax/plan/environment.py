@@ -1,4 +1,4 @@
-"""Sets environment variables for compilers of absent devices."""
+"""Sets environment variables to compile for devices that are not present."""
 
 import os
 import re
@@ -25,7 +25,7 @@ _WITHOUT_TPU = {
 
 
 def prepare(argv: Sequence[str]) -> None:
-  """Sets the variables that JAX reads when it is imported.
+  """Sets the environment variables that JAX reads when it is imported.
 
   Args:
     argv: command line. With `--topology=local` the platform is not changed.
@@ -35,14 +35,14 @@ def prepare(argv: Sequence[str]) -> None:
   local = re.compile(rf'--?topology[= ]{LOCAL}')
   if not local.search(' '.join(argv)):
     os.environ.update(_WITHOUT_TPU)
-  # If the compiler for GPUs is missing, devices of the CPU represent the GPUs.
+  # If the compiler for GPUs is missing, a CPU device stands for each GPU.
   if devices := _gpus(argv):
     count = f'--xla_force_host_platform_device_count={devices}'
     os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} {count}'
 
 
 def _gpus(argv: Sequence[str]) -> int:
-  """Returns the number of GPUs in `--topology=h100:4x8`; 0 if it has none."""
+  """Returns the number of GPUs in --topology: 32 for h100:4x8, 0 for TPUs."""
   match = re.search(r'--?topology[= ](\S+)', ' '.join(argv))
   try:
     parsed = chips.parse_gpus(match[1]) if match else None

@@ -1,4 +1,4 @@
-"""Compiles one config for one topology, and adds up its costs."""
+"""Compiles a config's training step for one topology, and adds up its costs."""
 
 import dataclasses
 import logging
@@ -26,10 +26,10 @@ class Plan:
 
   Attributes:
     config: config that was compiled.
-    result: object that `--json` prints.
-    cost: costs on TPUs; None for other devices, and if the program does not
-      fit.
-    text: optimized HLO; '' if the program does not fit.
+    result: values that `--json` prints, see `_initial_result`.
+    cost: costs on TPUs or on this machine; None for GPUs, and if the compiler
+      refuses the program because it is too large.
+    text: optimized HLO; '' if the program was refused or not compiled.
   """
 
   config: Config
@@ -64,9 +64,9 @@ def plan(
   """Compiles the training step that the loop would run, and analyses it.
 
   Args:
-    config: config of the training.
+    config: config of the run.
     target: devices to compile for.
-    compiler_options: options of XLA in addition to those of the training.
+    compiler_options: options of XLA in addition to those of the run.
 
   Raises:
     UserError: the config is invalid, or the number of iterations of a loop is
@@ -185,7 +185,7 @@ def _initial_result(
 def _lower_bounds(
   experiment: Experiment, result: dict[str, Any], target: Target
 ) -> dict[str, Any]:
-  """Returns lower bounds for GPUs if no program can be compiled for them."""
+  """Returns lower bounds of memory and time for GPUs without a compiler."""
   assert target.hbm_bytes is not None and target.cluster is not None
   state_and_batch = sum(result['bytes'].values())
   flops = experiment.image_flops * experiment.config.batch_size
@@ -195,14 +195,14 @@ def _lower_bounds(
     'fits': state_and_batch <= target.hbm_bytes,
     'peak_bytes_per_device': state_and_batch,
     'least_days': seconds * experiment.total_steps / SECONDS_PER_DAY,
-    'computed_by': None,  # unknown, because devices of the CPU represent GPUs
+    'computed_by': None,  # unknown, because CPU devices stand for the GPUs
   }
 
 
 def _on_gpus(
   experiment: Experiment, module: hlo.Module, cluster: gpus.Cluster
 ) -> dict[str, Any]:
-  """Returns the costs of a program for GPUs, for which time is modelled."""
+  """Returns the costs of a program for GPUs, including its modelled time."""
   total = gpu_cost.of_program(module, cluster)
   low, high = (
     gpu_cost.of_program(module, cluster, rates).total
@@ -225,7 +225,7 @@ def _on_tpus(
 ) -> dict[str, Any]:
   """Returns the costs of a program for TPUs, or for this machine.
 
-  Its time is predicted if the compiler estimates cycles.
+  The time of a step is predicted only if the compiler estimates cycles.
   """
   uncounted = {
     kind: dataclasses.asdict(v) | {'cycles': round(v.cycles)}
@@ -252,7 +252,7 @@ def _on_tpus(
 
 
 def _exchanged(collectives: dict[str, cost.Collective]) -> dict[str, Any]:
-  """Returns the collectives of a step, by kind."""
+  """Returns numbers, bytes and times of the collectives of a step, by kind."""
   return {
     'collectives': {k: v.count for k, v in sorted(collectives.items())},
     'collective_bytes': {k: v.bytes for k, v in collectives.items()},
@@ -272,7 +272,7 @@ def _predictions(
   """Returns the predictions that follow from the time of a step.
 
   Args:
-    experiment: planned training.
+    experiment: experiment that is planned.
     seconds: predicted time of a step.
     peak_flops: peak FLOP/s of a device.
     devices: number of devices.

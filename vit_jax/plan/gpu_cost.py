@@ -99,7 +99,7 @@ class Part:
 
   Attributes:
     count: number of executions.
-    flops: FLOPs of products.
+    flops: FLOPs of products, convolutions and attention.
     bytes: bytes that are read and written.
     seconds: modelled time.
   """
@@ -155,7 +155,7 @@ def of_program(
   collectives = collections.defaultdict(Collective)
   # Remaining seconds of asynchronous collectives, by computation and name. A
   # kernel between start and end of a collective hides as many seconds of it as
-  # the kernel takes; if several are running, it hides those of the first.
+  # the kernel takes; if several collectives are running, only of the first.
   running: dict[str, dict[str, float]] = collections.defaultdict(dict)
   for op, computation, times in loops.executions(module):
     pending = running[computation.name]
@@ -192,7 +192,7 @@ def of_program(
 
 
 def _kernel(module: Module, op: Op, computation: Computation) -> Kernel:
-  """Returns FLOPs and bytes of an instruction."""
+  """Returns kind, FLOPs and bytes of an instruction."""
   if op.opcode == 'custom-call':
     return _library_call(op, computation)
   if op.opcode != 'fusion':
@@ -210,8 +210,8 @@ def _kernel(module: Module, op: Op, computation: Computation) -> Kernel:
 def _fusion_bytes(op: Op, computation: Computation, inner: Computation) -> int:
   """Returns the bytes that a fusion reads and writes.
 
-  Of an operand that is only sliced, the slices are counted; of one that is
-  updated in place, the update. Both occur with the stacked layers of a scan.
+  If an operand is only sliced, the slices are counted; if it is updated in
+  place, only the update. Both occur in a scan, whose layers are stacked.
   """
   users = collections.defaultdict(list)
   for inner_op in inner.ops.values():
@@ -247,10 +247,10 @@ def _is_update(op: Op) -> bool:
 
 
 def _library_call(op: Op, computation: Computation) -> Kernel:
-  """Returns FLOPs and bytes of a call of cuBLAS, cuDNN or another kernel."""
+  """Returns kind, FLOPs and bytes of a call of cuBLAS, cuDNN or others."""
   name = cost.kernel(op)
   operands = arithmetic.operand_shapes(op, computation)
-  # Results of bytes are workspaces of the library.
+  # Results of type s8 or u8 are workspaces of the library.
   results = [s for s in op.shapes if s.dtype not in ('s8', 'u8')]
   moved = arithmetic.num_bytes((*operands, *results))
   if name.startswith('__cublas'):

@@ -1,8 +1,8 @@
 """Describes GPUs, so that XLA can compile for GPUs that are not present.
 
 The description of a GPU is a `GpuTargetConfigProto`. The compiler is part of
-JAX's CUDA plug-in, an optional extra. Without it, a plan contains only the
-bytes of training state and batch, and the time at the peak rate.
+JAX's CUDA plug-in, an optional extra. Without the plug-in, a plan contains only
+the bytes of training state and batch, and the time at the peak rate.
 """
 
 import dataclasses
@@ -15,8 +15,8 @@ from vit_jax.processes import backends
 
 EXTRA = "pip install 'vit_jax[plan-gpu]'"
 # Without a GPU, XLA cannot time kernels to select the best one (autotuning).
-# Triton's matrix products need tile sizes that are found in this way, so cuBLAS
-# is used, which selects its kernels itself.
+# Triton's matrix products need tile sizes that autotuning selects, so cuBLAS is
+# used, which selects its kernels itself.
 COMPILER_OPTIONS = {
   'xla_gpu_autotune_level': '0',
   'xla_gpu_enable_triton_gemm': False,
@@ -148,10 +148,15 @@ def has_compiler() -> bool:
 
 
 def described_devices(kind: str, nodes: int, per_node: int) -> list[Any]:
-  """Returns descriptions of devices to compile for.
+  """Returns descriptions of GPUs to compile for.
+
+  Args:
+    kind: key of `GPUS`.
+    nodes: number of nodes.
+    per_node: number of GPUs per node.
 
   Raises:
-    UserError: the compiler refuses the description.
+    UserError: the CUDA plug-in cannot describe these GPUs.
   """
   # Imported here because `environment` sets variables before JAX is imported.
   from jax.experimental import topologies

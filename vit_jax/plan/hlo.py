@@ -28,7 +28,7 @@ class Op:
     opcode: 'fusion', 'while', …
     type: type of the result, as text.
     operands: names of the operands.
-    literal: text between the parentheses (the value of a constant).
+    literal: text between the parentheses, such as the value of a constant.
     attributes: text after the parentheses.
   """
 
@@ -41,7 +41,7 @@ class Op:
 
   @functools.cached_property
   def shapes(self) -> tuple[Shape, ...]:
-    """The arrays of the result."""
+    """Shapes of the arrays in the result."""
     return shapes(self.type)
 
   @functools.cached_property
@@ -53,7 +53,7 @@ class Op:
 
   @property
   def path(self) -> str:
-    """The traced operation from which this one was compiled (`op_name`)."""
+    """Path of the JAX operation that was compiled to this one (`op_name`)."""
     match = re.search(r'op_name="((?:[^"\\]|\\.)*)"', self.attributes)
     return match[1] if match else ''
 
@@ -72,7 +72,7 @@ class Op:
 
 @dataclasses.dataclass(frozen=True)
 class Computation:
-  """Instructions by name; `root` is the instruction that is returned."""
+  """Instructions by name; `root` is the name of the one that is returned."""
 
   name: str
   ops: dict[str, Op]
@@ -81,14 +81,14 @@ class Computation:
 
 @dataclasses.dataclass(frozen=True)
 class Module:
-  """Computations by name; `entry` is the program."""
+  """Computations by name; `entry` is the name of the main computation."""
 
   computations: dict[str, Computation]
   entry: str
 
 
 def shapes(text: str) -> tuple[Shape, ...]:
-  """Parses the arrays in a type such as `(bf16[8,128]{1,0}, s32[])`."""
+  """Parses the shapes in a type such as `(bf16[8,128]{1,0}, s32[])`."""
   return tuple(
     Shape(dtype, tuple(int(d.lstrip('<=')) for d in dims.split(',') if d))
     for dtype, dims in _SHAPE.findall(text)

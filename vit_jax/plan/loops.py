@@ -2,8 +2,8 @@
 
 TPU programs do not contain the number of iterations of a loop. Therefore the
 integers in the state of the loop are computed, iteration by iteration, until
-the loop's condition is false. If they depend on data, planning fails, because
-all sums would be wrong.
+the loop's condition is false. If the condition depends on data, planning fails,
+because all sums would be wrong.
 """
 
 import operator
@@ -50,10 +50,10 @@ def evaluate(
     module: program.
     computation: computation that contains the instruction.
     name: name of the instruction.
-    arguments: values of the computation's parameters, if they are known.
+    arguments: values of the computation's parameters; None if unknown.
 
   Returns:
-    An integer, a tuple of integers, or None for parts that are not known.
+    An integer or a tuple, with None for each value that is not known.
   """
   op = computation.ops[name]
   if op.opcode == 'parameter':
@@ -121,7 +121,7 @@ def executions(
 ) -> list[Execution]:
   """Returns every instruction of a step and its number of executions.
 
-  Of a conditional, only the branch with the most estimated cycles is counted.
+  For a conditional, only the branch with the most estimated cycles is counted.
 
   Args:
     module: program.

@@ -75,7 +75,7 @@ def main(arguments: list[str]) -> None:
 def _search(
   planned: Plan, target: topology.Target, tables: list[str]
 ) -> dict[str, Any]:
-  """Searches for the cheapest choices and the largest batch.
+  """Searches for the cheapest settings and the largest batch.
 
   Args:
     planned: plan of the config.

@@ -1,8 +1,8 @@
 """Searches for a mesh, batch, micro-batches and remat that fit, by compiling.
 
-The TPU compiler refuses a program that is too large within seconds, but needs a
-minute for a program that fits. The searches therefore try large programs first,
-and use the bytes in the error to select the next size.
+The TPU compiler needs seconds to refuse a program that is too large, but a
+minute to compile one that fits. The searches therefore try large programs
+first, and use the bytes in the error to select the next size.
 """
 
 import logging
@@ -18,7 +18,7 @@ from vit_jax.training.experiment import batch_parts
 
 log = logging.getLogger('vit_jax')
 MAX_TRIES = 8  # compilations to find the largest batch
-MAX_SPLITS = 3  # numbers of micro-batches that fit and are tried per policy
+MAX_SPLITS = 3  # fitting micro-batch counts to try per mesh and remat policy
 ALL_LAYERS = 1000  # value of model.unroll that unrolls all layers of any model
 GRANULARITY = 1 / 16  # relative accuracy of the largest batch
 
@@ -53,7 +53,8 @@ def largest_batch(
   Args:
     config: completed config.
     target: devices to compile for.
-    refused: plan of this config, if it does not fit.
+    refused: plan of this config if it is known not to fit, to save a
+      compilation.
 
   Returns:
     The plan of the largest batch; None if even one image per device and
@@ -82,7 +83,7 @@ def largest_batch(
 
 
 def _guess(last: Plan, low: int, high: int, size: int) -> int:
-  """Returns the next size to try, between `low` and `high`."""
+  """Returns the next size to try, above `low` and below `high`."""
   middle = (low + high) // 2
   needed, limit = (
     last.result['peak_bytes_per_device'],
@@ -170,7 +171,11 @@ def search(config: Config, target: Target) -> list[Plan]:
 
 
 def _meshes(config: Config) -> list[dict[str, int]]:
-  """Returns the config's mesh, and one that exchanges data and fsdp."""
+  """Returns two meshes, as changes of the config.
+
+  The first is the config's own. The second uses the axis fsdp instead of data,
+  or data instead of fsdp.
+  """
   configured = {f'mesh__{axis}': size for axis, size in config.mesh.items()}
   changes = {'mesh__data': 1, 'mesh__fsdp': -1}
   if config.mesh.fsdp == -1:

@@ -21,10 +21,11 @@ class Chip:
   """Rates of one JAX device, which is a core on v2, v3 and tpu7x.
 
   Attributes:
-    clock_hz: clock rate of the cores, in which the compiler counts cycles.
+    clock_hz: clock rate of the cores; the compiler's estimates are cycles of
+      this clock.
     peak_flops: dense bf16 FLOP/s.
-    hbm_bytes: memory that a program may use, according to the compiler's
-      message.
+    hbm_bytes: memory that a program may use, according to the compiler's error
+      message for a program that is too large.
     hbm_bytes_per_s: published memory bandwidth.
     link_bytes_per_s: bandwidth to other chips of the slice, the sum of all
       links in one direction.
@@ -106,7 +107,7 @@ class Target:
     slices: number of slices, which the data-center network connects.
     chip: rates of a TPU; None for GPUs and for the local backend.
     hbm_bytes: memory of a device that programs may use; None if unknown.
-    slow_bytes_per_s: bandwidth of a device between slices.
+    slow_bytes_per_s: bandwidth per device between slices, in one direction.
     compiles: whether a compiler for the devices is installed.
     cluster: sizes and rates of a GPU cluster; None for other devices.
   """
@@ -203,7 +204,7 @@ def _gpus(
 ) -> Target:
   """Returns a GPU cluster.
 
-  Without a compiler for GPUs, devices of the CPU represent the GPUs.
+  Without a compiler for GPUs, a CPU device stands for each GPU.
   """
   number = nodes * per_node
   if slices != 1:

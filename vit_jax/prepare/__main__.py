@@ -4,9 +4,9 @@ NAME is one of:
   imagenet21k      made from the public archive (--source)
   folder           made from a folder of images by class (--source, --name)
   digits           the handwritten digits of scikit-learn
-  any data set of TFDS, which is downloaded, or converted from tfrecord to
-  array_record if it exists; --source names the TFDS directory of a data set
-  that your own builder has prepared
+  any data set of TFDS, which is downloaded, or converted to array_record if it
+  exists as tfrecord; --source is the TFDS directory of a data set that your
+  own builder has prepared
 Without NAME, the command lists the known data sets.
 """
 

@@ -36,7 +36,7 @@ class Synset:
     offset: position in that file, in bytes.
     size: length in bytes.
     share: fraction of the source up to the end of this synset, in [0, 1].
-    data: content, if the source is compressed and cannot be read again.
+    data: content, if the source is compressed and can only be read in order.
   """
 
   wnid: str
@@ -187,12 +187,12 @@ def _wnid(member: tarfile.TarInfo) -> str | None:
 
 
 def _check_end(file, offset: int) -> None:
-  """Checks that the archive ends here.
+  """Checks that the archive ends at an offset, in bytes.
 
   Python's tarfile regards a damaged header as the end of the archive.
 
   Raises:
-    tarfile.ReadError: there are other data at the offset.
+    tarfile.ReadError: the block at the offset is not empty.
   """
   file.seek(offset)
   if file.read(_BLOCK).strip(b'\0'):

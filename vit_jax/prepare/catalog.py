@@ -1,7 +1,7 @@
 """Data sets of the paper by their TFDS names, and their manual downloads.
 
-Archives whose licence requires it must be downloaded by hand and put unchanged
-into DATA_DIR/downloads/manual.
+Because of their licences, some archives must be downloaded by hand and put
+unchanged into DATA_DIR/downloads/manual.
 """
 
 import pathlib

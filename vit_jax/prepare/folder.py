@@ -22,7 +22,7 @@ from vit_jax.prepare.archive import Skipped
 
 log = logging.getLogger('vit_jax')
 NAME = 'folder'
-_SPLITS = {'training': 'train', 'testing': 'test'}  # other names stay
+_SPLITS = {'training': 'train', 'testing': 'test'}  # other names are kept
 _NAME = re.compile(r'[a-z][a-z0-9_]*')
 
 

@@ -11,10 +11,11 @@ the fall 2011 archive and two more, in the same order. Without a class list, its
 last outputs stay unused. A class list (one line per output, which starts with
 the synset) gives the labels of an official head instead.
 
-Both passes consist of independent parts; finished parts are not repeated. The
-first pass reads every synset, checks every image and writes sorted runs. The
-second pass writes every shard from its pieces of the runs. In addition to the
-archive, this takes twice its size on the disk, half of it only temporarily.
+The data set is built in two passes of independent parts; finished parts are not
+repeated. The first pass reads every synset, checks every image and writes
+sorted runs. The second pass writes every shard from its pieces of the runs. In
+addition to the archive, this needs disk space of twice its size, half of it
+only temporarily.
 """
 
 import collections
@@ -110,7 +111,7 @@ class _Part:
 
   @property
   def members(self) -> list[list[Any]]:
-    """Values that are stored with the run, to find out if it is up to date."""
+    """Values that are stored with the run, to check if it is up to date."""
     return [[s.wnid, s.offset, s.size] for s in self.synsets]
 
 
@@ -119,8 +120,8 @@ def _read(
 ) -> list[dict[str, Any]]:
   """Reads the archive and writes the runs; returns a description of each run.
 
-  Runs that exist are not written again. The note of the whole pass saves
-  reading a compressed archive again from its beginning, if a later step is
+  Runs that exist are not written again. A note about the whole pass is written
+  at its end, so that a compressed archive is not read again if a later step is
   interrupted.
   """
   folder, note = work / 'runs', work / 'read.json'
@@ -232,7 +233,8 @@ class _Pieces:
 
   Attributes:
     folder: folder of the runs.
-    pieces: first and last (exclusive) entry of the shard in each run.
+    pieces: `[runs, 2]`, first entry and end (exclusive) of the shard in each
+      run.
     labels: label of each class by the number in its synset.
   """
 

@@ -164,7 +164,12 @@ def _in_source(
 
 
 def _newest(folder: pathlib.Path, version: str) -> pathlib.Path | None:
-  """Returns the newest (or the given) version that is prepared in a folder."""
+  """Returns the directory of a prepared version; None if there is none.
+
+  Args:
+    folder: DIR/NAME of a data set.
+    version: version such as '1.0.0'; '' for the newest one.
+  """
   for each in map(str, reversed(list_all_versions(folder))):
     if version in ('', each) and (folder / each / _INFO).exists():
       return folder / each

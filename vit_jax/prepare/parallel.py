@@ -37,7 +37,7 @@ def unordered(
   they need little memory.
 
   Args:
-    function: function of a module; its exceptions are raised again here.
+    function: picklable function; its exceptions are raised again here.
     tasks: arguments of the calls, picklable.
     workers: number of processes; with 1, tasks run in this process.
 
@@ -102,7 +102,7 @@ class Progress:
     self._begin = self._logged_at = time.monotonic()
 
   def skip(self, done: float) -> None:
-    """Sets the fraction of the task that was done before this process.
+    """Sets the fraction of the task that was done before this process started.
 
     Args:
       done: fraction of the task, in [0, 1].

@@ -94,7 +94,7 @@ def forget(folder: pathlib.Path, number: int) -> None:
 def cut(
   folder: pathlib.Path, count: int, shards: int
 ) -> Int[np.ndarray, 'runs bounds']:
-  """Divides runs into shards of equal numbers of images, in order of keys.
+  """Divides runs, in order of keys, into shards with about equally many images.
 
   Args:
     folder: folder of the runs.

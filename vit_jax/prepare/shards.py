@@ -46,7 +46,8 @@ class Shard:
   Attributes:
     path: path of the shard.
     note: path of the note about its content.
-    examples: function that yields the examples, and the items left out.
+    examples: function that yields the examples, and a `Skipped` for each item
+      that is left out.
   """
 
   path: pathlib.Path

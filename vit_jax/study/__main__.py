@@ -8,9 +8,9 @@ The runs are executed one after another on this machine. The same command
 resumes where it stopped and repeats nothing. If a run fails, its row is
 skipped, the other rows continue, and the command ends with the list of errors.
 
---weights=ROW=PATH uses these weights for a row instead of training them.
---config.KEY=value applies to all runs (source and reader keys also to
-evaluations), --pretrain.KEY=value to pre-trainings only.
+--weights=ROW=PATH uses the weights at PATH for a row instead of training them.
+--config.KEY=value applies to all runs (to evaluations only if KEY belongs to
+source or reader), --pretrain.KEY=value to pre-trainings only.
 --print_jobs prints the commands of the runs that can start now, one per line,
 for a cluster; when they are done, the same command prints the next ones.
 
@@ -65,7 +65,7 @@ def run(
   """Executes a study, or prints the commands of its runs.
 
   Args:
-    study: study of a config.
+    study: study to execute.
     workdir: local directory of all runs.
     extra_flags: flags that are added to the runs.
     weights: paths of weights that replace pre-trainings, by row.

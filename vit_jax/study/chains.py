@@ -14,7 +14,7 @@ from vit_jax.sweeps.grid import FINAL, Run, Task
 from vit_jax.sweeps.results import Spread
 from vit_jax.sweeps.stages import Progress
 
-# Keys that `evaluate` accepts, too.
+# Flags that `evaluate` accepts, too.
 _DATA_FLAG = re.compile(r'--?config\.(source|reader)\.')
 
 
@@ -142,7 +142,7 @@ def num_runs(row: Row, pretrained: bool) -> int:
 
 
 def _start(run: Run, early_stopping: bool) -> str:
-  """Returns the path of the weights of a finished pre-training to transfer."""
+  """Returns the path of a finished pre-training's weights for transfers."""
   if not early_stopping:
     return run.workdir
   return f'{run.workdir}/checkpoints/{jobs.best_step(run)}'
@@ -153,7 +153,8 @@ def _join(parts: Sequence[Progress], complete: bool) -> Progress:
 
   Args:
     parts: progress of the transfers of each pre-training.
-    complete: whether no more parts will be added.
+    complete: whether all pre-trainings are finished, so that no more parts
+      will be added.
   """
   runs = [run for part in parts for run in part.runs]
   scores = [score for part in parts for score in part.scores]
@@ -169,7 +170,16 @@ def _transfer(
   flags: Sequence[str],
   path: str,
 ) -> Progress:
-  """Returns the progress of a transfer from the weights of a path."""
+  """Returns the progress of a transfer of one pre-training's weights.
+
+  Args:
+    start: name of the directory for transfers of these weights.
+    row: row of a study.
+    key: key of the transfer in `row.transfers`.
+    workdir: workdir of the study.
+    flags: flags that are added to the runs.
+    path: path of the weights.
+  """
   transfer = row.transfers[key]
   if isinstance(transfer, Evaluation):
     return stages.of_runs([_evaluation(start, transfer, workdir, flags, path)])

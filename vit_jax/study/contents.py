@@ -74,7 +74,7 @@ class Published(NamedTuple):
   Attributes:
     paper: numbers by column.
     lines: lines of the figure that the model belongs to.
-    place: position on the x axis of the figure; None if it is not drawn.
+    place: position on the x axis of the figure; None if the model is not drawn.
   """
 
   paper: Mapping[str, Number]
@@ -95,7 +95,8 @@ class Row:
     lines: lines of the figure that contain the row; by default, a separate line
       with the name of the row.
     place: position on the x axis of the figure: the number of images, or the
-      published cost, which is used if weights are given instead of trained.
+      published cost of the pre-training. The row's own results use this cost
+      only if its weights are given instead of trained.
     early_stopping: whether transfers start from the checkpoint with the best
       metric of the pre-training instead of the last one.
   """
@@ -145,7 +146,7 @@ class Figure(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Study:
-  """A study.
+  """A table of pre-trainings and transfers, with an optional figure.
 
   Attributes:
     title: title of the table.

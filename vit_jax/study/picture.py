@@ -56,7 +56,8 @@ def x_position(x: str, row: Row, chain: Chain) -> float | None:
     chain: progress of the row.
 
   Returns:
-    The position; None if it is not known yet, or the row has none.
+    The position; None if the pre-trainings are not finished, or if it is not
+    defined.
   """
   if x == 'images' or not chain.pretrain.runs:
     return row.place
@@ -71,7 +72,7 @@ def x_position(x: str, row: Row, chain: Chain) -> float | None:
 
 
 def _curves(study: Study, chains: Chains) -> Arrays:
-  """Returns mean and std over seeds of pre-training metrics over epochs."""
+  """Returns pre-training metrics by epoch, as mean and std over seeds."""
   assert study.figure is not None
   found = {}
   for name in study.rows:
@@ -94,7 +95,7 @@ def _curves(study: Study, chains: Chains) -> Arrays:
 
 
 def figure(study: Study, found: Arrays) -> bytes:
-  """Draws one panel for each column and one colour for each line."""
+  """Draws the figure: one panel for each column, one colour for each line."""
   assert study.figure is not None
   columns = study.figure.columns
   lines = list(

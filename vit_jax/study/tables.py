@@ -44,7 +44,7 @@ def markdown(study: Study, chains: Chains) -> str:
 
 
 def _columns(study: Study, chains: Chains) -> list[str]:
-  """Returns the columns; that of pre-training only if it has values."""
+  """Returns the columns, without that of pre-training if it has no values."""
   has_values = any(chain.pretrain.runs for chain in chains.values()) or any(
     UPSTREAM in row.paper for row in study.rows.values()
   )
@@ -86,7 +86,7 @@ def rows(study: Study, chains: Chains) -> str:
 
 
 def points(column: str, chain: Chain) -> tuple[float, float] | None:
-  """Returns mean and standard deviation of a column in %, or None.
+  """Returns mean and standard deviation of a column in %; None if unknown.
 
   The standard deviation of a single run is 0.
   """

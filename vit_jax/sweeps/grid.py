@@ -90,13 +90,12 @@ class Task:
 
 @dataclasses.dataclass(frozen=True)
 class Sweep:
-  """A sweep.
+  """Tasks of a sweep, and published results to compare with.
 
   Attributes:
     title: title of the table.
     tasks: tasks by name.
-    published: published results in % by task, by the name of their column in
-      the table.
+    published: published results in %, as {column of the table: {task: result}}.
   """
 
   title: str
@@ -107,13 +106,13 @@ class Sweep:
 
 
 class Run(NamedTuple):
-  """One training or one evaluation.
+  """One run of the command train, finetune or evaluate.
 
   Attributes:
     task: name of the task.
     stage: 'dev' or 'final'.
     setting: setting of the grid.
-    seed: seed of the training.
+    seed: seed of the run.
     command: 'train', 'finetune' or 'evaluate'.
     flags: all flags of the command, including the workdir.
     metric: metric to compare.
@@ -136,13 +135,13 @@ class Run(NamedTuple):
 
 
 def label(setting: Mapping[str, Any], seed: int) -> str:
-  """Returns the name of a directory: 'schedule.base_lr=0.003,seed=0'."""
+  """Returns a run's directory name: 'schedule.base_lr=0.003,seed=0'."""
   parts = [f'{key}={value}' for key, value in {**setting, 'seed': seed}.items()]
   return directory(','.join(parts))
 
 
 def directory(name: str) -> str:
-  """Replaces characters that would have to be quoted in a shell."""
+  """Returns a name with '-' for slashes and characters special to shells."""
   return name.translate(str.maketrans({sign: '-' for sign in '/[]*?() '}))
 
 

@@ -34,10 +34,10 @@ _LOCK_TIMEOUT_S, _LOCK_PAUSE_S = 300.0, 1.0
 def value(run: Run) -> float | None:
   """Reads the metric of a finished run from its workdir.
 
-  A training is finished if its workdir contains the metrics and the checkpoint
-  of its last step; an evaluation, if its workdir contains the result. A
-  training that was stopped during its last evaluation is not finished, and
-  repeats the evaluation when it is resumed.
+  A training run is finished if its workdir contains the metrics and the
+  checkpoint of its last step; an evaluation, if its workdir contains the
+  result. A training run that was stopped during its last evaluation is not
+  finished, and repeats the evaluation when it is resumed.
 
   Returns:
     The metric; None for a run that is not finished, minus infinity for a run
@@ -66,7 +66,7 @@ def value(run: Run) -> float | None:
 
 
 def split(run: Run) -> str:
-  """Returns the split of a run's metric; '' if it is unknown."""
+  """Returns the split on which a run's metric is computed; '' if unknown."""
   if run.command == 'evaluate':
     flag = '--split='
     splits = [f.removeprefix(flag) for f in run.flags if f.startswith(flag)]
@@ -124,7 +124,7 @@ def best_step(run: Run) -> int:
 
 
 def _diverged(workdir: epath.Path) -> epath.Path:
-  """Returns the file that marks a run that diverged, so it is not repeated."""
+  """Returns the path of the marker of a diverged run, which is not repeated."""
   return workdir / 'diverged.json'
 
 
@@ -167,7 +167,7 @@ def _effective(flags: Sequence[str]) -> set[str]:
 
 
 def finish(runs: Sequence[Run], *, done: int = 0, total: int = 0) -> None:
-  """Executes the runs that are not finished; a run that was started resumes.
+  """Executes the runs that are not finished, or resumes them.
 
   Args:
     runs: runs to execute, in order.

@@ -46,7 +46,7 @@ class Spread(NamedTuple):
 
 
 def by_setting(scores: Sequence[Score]) -> list[tuple[dict, Spread]]:
-  """Returns each setting and its values over seeds, in grid order."""
+  """Returns each setting and the spread over its seeds, in grid order."""
   found: list[tuple[dict, list[float]]] = []
   for score in scores:
     # Settings are dicts, which cannot be keys.

@@ -39,7 +39,9 @@ def of_runs(runs: Sequence[Run]) -> Progress:
 def of_task(
   name: str, task: Task, workdir: str, extra_flags: Sequence[str]
 ) -> Progress:
-  """Returns a task's progress: of its dev stage and, once that ends, of both.
+  """Returns the progress of a task.
+
+  Until the dev stage is finished, the final stage is not included.
 
   Args:
     name: name of the task.
