@@ -34,8 +34,8 @@ class PreemptedError(Exception):
   """A signal arrived, and the state was saved: exit code 42."""
 
 
-# Up to this many allowed names, a message lists all; otherwise only the
-# nearest.
+# A message lists all allowed names if there are at most _MAX_LISTED, otherwise
+# only the nearest.
 _MAX_LISTED, _NUM_NEAREST = 40, 5
 
 
@@ -55,7 +55,7 @@ def closest(name: str, allowed: Iterable[str]) -> str:
   hint = f'did you mean {near[0]!r}? ' if near else ''
   if len(allowed) <= _MAX_LISTED:
     return f'{hint}allowed: {", ".join(allowed) or "nothing"}'
-  # Names of which only the last part of a dotted key is similar follow.
+  # Then names that are similar only in the last part of their dotted key.
   last = name.rpartition('.')[2]
   parts = {key: key.rpartition('.')[2] for key in allowed}
   similar = difflib.get_close_matches(last, parts.values(), n=_NUM_NEAREST)
@@ -70,7 +70,7 @@ def check_choice(key: str, value: object, choices: Iterable[str]) -> None:
   >>> check_choice('optimizer.clip', clip, ('global', 'tensor'))
 
   Args:
-    key: key, as the user writes it.
+    key: config key or flag, as the user writes it.
     value: value to check.
     choices: allowed names.
 
@@ -96,7 +96,7 @@ def check_range(
   >>> check_range('optimizer.b2', b2, at_least=0, below=1)
 
   Args:
-    key: key, as the user writes it.
+    key: config key or flag, as the user writes it.
     value: number to check; None is always allowed.
     at_least: smallest allowed value.
     above: exclusive lower limit.

@@ -60,7 +60,7 @@ def on_main(function: Callable[..., Any], *arguments: Any) -> Any:
 
   Args:
     function: function to call.
-    *arguments: its arguments.
+    *arguments: arguments of the function.
 
   Returns:
     The result of the function; None on other processes.
@@ -77,7 +77,7 @@ def on_all(function: Callable[..., Any], *arguments: Any) -> Any:
 
   Args:
     function: function to call.
-    *arguments: its arguments.
+    *arguments: arguments of the function.
 
   Returns:
     The result of the function on this process.
@@ -102,10 +102,11 @@ def on_all(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def with_retries(attempt: Callable[[], Any], subject: str, sleep: Sleep) -> Any:
-  """Calls a function that reads files, again after failures that may pass.
+  """Calls a function that reads files, again if a failure may be temporary.
 
   Args:
-    attempt: function to call; it raises FailedError on all processes.
+    attempt: function to call; if it fails, it must raise FailedError on all
+      processes.
     subject: name of the files, for messages.
     sleep: function that waits for some seconds.
 

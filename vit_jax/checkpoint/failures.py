@@ -25,7 +25,7 @@ _DENIED_STATUS = {'PERMISSION_DENIED', 'UNAUTHENTICATED'}
 
 
 class Outcome(enum.IntEnum):
-  """Outcome of reading a step; the highest of all processes counts."""
+  """Outcome of reading a step; the worst (highest) of all processes counts."""
 
   INTACT = 0
   DAMAGED = 1  # the content differs from what was written
@@ -60,7 +60,7 @@ def classify(error: Exception) -> Outcome:
 
 
 def _by_status(text: str) -> Outcome | None:
-  """Classifies the text of a TensorStore error; None if it is not one."""
+  """Classifies the text of a TensorStore error; None for any other text."""
   number, status = _OS_ERROR.search(text), _STATUS.match(text)
   if number is not None:
     return _by_number(int(number[1]))

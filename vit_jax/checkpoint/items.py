@@ -12,9 +12,10 @@ from vit_jax.arrays import tree
 from vit_jax.errors import UserError
 
 PyTree = Any
-# Version of a step directory; it changes whenever old readers would fail.
+# Format of the step directories that are written; it changes whenever old
+# readers would fail.
 FORMAT = 3
-READABLE = (2, 3)
+READABLE = (2, 3)  # formats that can be read
 NAMES = ('params', 'average', 'extra', 'training', 'about', 'manifest')
 # Items that an evaluation reads without reading the others.
 _SEPARATE = ('params', 'average', 'extra')
@@ -35,7 +36,7 @@ def join(items: dict[str, Any], target: PyTree) -> PyTree:
   """Inverts `split`.
 
   Args:
-    items: nested dicts of leaves by the name of the item.
+    items: for each item, by name, its leaves as a nested dict.
     target: tree with the structure of the result.
   """
   flat: dict[str, Any] = {}
@@ -51,7 +52,7 @@ def read_json(path: epath.Path, filename: str = 'metadata') -> dict[str, Any]:
 
   Args:
     path: directory of the item.
-    filename: name of its file.
+    filename: name of the JSON file in the directory.
 
   Raises:
     CorruptError: the item is missing, or is not a JSON object.

@@ -165,7 +165,7 @@ class Checkpointer:
         `about`.
 
     Returns:
-      Whether the step is being written.
+      Whether the step is being written, or was written before.
     """
     self.wait()
     best = {self._best: metrics[self._best]} if self._best in metrics else None
@@ -311,9 +311,9 @@ class Checkpointer:
 
     Raises:
       UserError: all steps are damaged; or the newest step has other parameters
-        than the config's model, belongs to another run, is not the step of its
-        name, or there is no permission to read it. In the latter cases it is
-        not renamed.
+        than the config's model, belongs to another run, contains another step
+        than the name of its directory, or there is no permission to read it.
+        Only damaged steps are renamed.
       StorageError: the newest step cannot be read, even after retries.
     """
     return restore.newest(self._root, abstract, self._identity, sleep)

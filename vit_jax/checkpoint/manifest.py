@@ -25,7 +25,7 @@ _CHECKSUM = 'checksum'
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-  """A manifest whose own checksum was found correct.
+  """Content of a manifest; if it has a checksum, the checksum was correct.
 
   Attributes:
     leaves: {path: [shape, dtype, checksum]}.
@@ -50,7 +50,7 @@ def json_checksum(value: Any) -> int:
 
 
 def with_checksum(content: dict[str, Any]) -> dict[str, Any]:
-  """Returns a JSON object to which its checksum was added."""
+  """Returns a copy of a JSON object, with its checksum added."""
   return {**content, _CHECKSUM: json_checksum(content)}
 
 
@@ -98,7 +98,7 @@ def make(state: PyTree, about: dict[str, Any], **origin: Any) -> dict[str, Any]:
   Args:
     state: arrays, sharded in any way.
     about: content of the item `about`.
-    **origin: `step`, `run` and `seed`, for a step of a run.
+    **origin: `step`, `run` and `seed`; nothing for exported weights.
   """
   sums = {'about': json_checksum(about)}
   return with_checksum({'leaves': leaves(state), 'sums': sums, **origin})

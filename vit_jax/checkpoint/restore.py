@@ -26,7 +26,7 @@ PyTree = Any
 
 
 class RunIdentity(NamedTuple):
-  """Identity of the run that resumes, compared with that of a step.
+  """Identity of the resuming run, compared with the manifest of a step.
 
   Attributes:
     run: id of the run; a step with another id is refused.

@@ -1,7 +1,7 @@
 """Removes old steps of a run; keeps the newest, and the best by a metric.
 
 The metrics of a step are a separate item, `metrics/metrics`, because they may
-be written after the step. It is JSON with a checksum.
+be written after the step. The item is JSON with a checksum.
 """
 
 import logging
@@ -98,8 +98,8 @@ def best_step(
     name: name of the metric.
 
   Returns:
-    The step and its metric, the later step of two with equal metrics, or None
-    if no step has the metric; and the errors of steps with damaged metrics.
+    (step, metric), with the later step if metrics are equal, or None if no step
+    has the metric; and the errors of steps with damaged metrics, by step.
   """
   values, unreadable = [], {}
   for step in candidates:

@@ -39,7 +39,7 @@ def find(root: epath.Path) -> str:
 
 
 def _read_file(root: epath.Path) -> str | None:
-  """Reads the id from its file; None if it is missing or damaged."""
+  """Reads the id from its file; returns None if that is missing or damaged."""
   if FILE not in steps.listing(root):
     return None
   try:

@@ -19,7 +19,7 @@ _UNFINISHED = '.orbax-checkpoint-tmp'  # suffix until a step is committed
 
 
 def number(name: str) -> int | None:
-  """Returns the step of a directory name; None for '000120', '²' or 'notes'."""
+  """Converts a directory name to a step; None for '000120', '²' or 'notes'."""
   return int(name) if re.fullmatch(_STEP, name) else None
 
 

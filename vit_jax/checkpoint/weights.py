@@ -18,7 +18,7 @@ PyTree = Any
 
 
 def step_directory(path: str) -> epath.Path:
-  """Returns the step directory that a path names.
+  """Returns the step directory that a path refers to.
 
   Args:
     path: workdir, directory of checkpoints, or step directory. WORKDIR means
@@ -101,7 +101,7 @@ def list_items(step_dir: epath.Path) -> set[str]:
   """Returns the items of a step directory: 'params', 'average', 'training', ….
 
   Raises:
-    UserError, StorageError: as `load_about`.
+    UserError, StorageError: see `load_about`.
   """
   leaves = _read_with_retries(step_dir, lambda: manifest.read(step_dir).leaves)
   return {path.partition('/')[0] for path in leaves}
@@ -160,13 +160,13 @@ def _read_with_retries(
   read: Callable[[], Any],
   verify: Callable[[Any], Any] = lambda value: value,
 ) -> Any:
-  """Reads a part of a step, again after pauses if the storage fails.
+  """Reads a part of a step; tries again after pauses if the storage fails.
 
   Args:
     step_dir: step directory, for messages.
     read: function that reads; each process calls it by itself.
-    verify: function of the result of `read`, which all processes call after all
-      of them have succeeded in reading; it may be a collective.
+    verify: function of the result of `read`. All processes call it after all of
+      them have succeeded in reading, so it may be a collective.
 
   Returns:
     The result of `verify`.
@@ -189,7 +189,7 @@ def _read_with_retries(
 def export_params(
   directory: epath.PathLike, params: PyTree, about: dict[str, Any]
 ) -> None:
-  """Writes parameters as a step directory without the state of a training.
+  """Writes parameters as a step directory, without the state of the optimizer.
 
   Args:
     directory: step directory to create.

@@ -23,7 +23,7 @@ def source_section(
   """Returns the config section of the data to evaluate on.
 
   Args:
-    about: description of the weights, whose data are the default.
+    about: item `about` of the weights; by default, their data are used.
     dataset: --dataset, a TFDS name or a kind of source.
     data_dir: --data_dir, a directory or path of the data.
 
@@ -60,7 +60,7 @@ def _is_source(name: str) -> bool:
 
 
 def reader_section(about: dict[str, Any]) -> dict[str, Any]:
-  """Returns the run's settings for bad records."""
+  """Returns the settings for bad records of the run that wrote the weights."""
   reader = about.get('config', {}).get('reader', {})
   return {key: reader[key] for key in _POLICY if key in reader}
 

@@ -83,7 +83,7 @@ class Parts:
 
   @contextlib.contextmanager
   def joining(self) -> Iterator[str]:
-    """Yields a temporary path for the result, which then replaces the parts.
+    """Yields a temporary path for the result; removes the parts afterwards.
 
     Raises:
       UserError: the file cannot be written.
@@ -158,7 +158,7 @@ def existing_result(
   Args:
     out: path of the result.
     about: description of the computation, see `Parts`.
-    read: function that reads the description in a file.
+    read: function that reads the description in a result, given its path.
     results: keys of the description that are known only after the computation,
       and are not compared.
 

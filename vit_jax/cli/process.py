@@ -26,7 +26,7 @@ from vit_jax.processes import (
   runtime,
 )
 
-_CONNECT_S = 60  # time limit for connecting only to report an error
+_CONNECT_S = 60  # time limit for joining the other processes to report an error
 
 
 def run(body: Callable[[list[str]], None], define: Callable[[], None]) -> None:

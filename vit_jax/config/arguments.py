@@ -12,8 +12,8 @@ _BOOLEANS = {'true': True, '1': True, 'false': False, '0': False}
 def parse_arg(arg: str | None, **defaults: Any) -> types.SimpleNamespace:
   """Parses the argument of a config file, such as 'key=value,key=value'.
 
-  A value may contain commas: a comma separates two values only if a known key,
-  another comma or the end of the text follows.
+  A value may contain commas: a comma separates two arguments only if `key=`, a
+  known key, another comma or the end of the text follows.
 
   Args:
     arg: text after the colon, or None.

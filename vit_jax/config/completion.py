@@ -1,10 +1,10 @@
 """Completes configs with the defaults of signatures, and checks their keys.
 
-Every section of a config contains the keyword arguments of one constructor. It
-is found by `SECTIONS`, and by the section's `name` if there are several.
-Defaults are only in the signatures. `complete`, which every config file calls
-last, copies them into the config, so that each key can be overridden on the
-command line.
+Every section of a config contains the keyword arguments of one constructor.
+`SECTIONS` determines the constructor, together with the section's `name` if
+there are several. Defaults are only in the signatures. `complete`, which every
+config file calls last, copies them into the config, so that each key can be
+overridden on the command line.
 """
 
 import dataclasses
@@ -73,7 +73,7 @@ def top_level(
     init_from: weights that the training starts from: a workdir, a checkpoint
       step directory or a file of any known format. Pre-training uses all
       parameters that fit the model, fine-tuning all except the head.
-    init_weights: set of weights of that checkpoint: 'params', 'ema' for the
+    init_weights: set of weights in `init_from`: 'params', 'ema' for the
       moving average, or another set of its objective ('teacher' for DINO).
     position_resize: 'aligned' or 'bicubic', see `positions.resize`.
     paper_core_days: TPUv3 core-days that the paper reports, for comparison.
@@ -139,14 +139,14 @@ def complete_section(
 
   Args:
     path: path of the section, for messages.
-    mark: pattern of the constructors that the section's name selects from.
+    mark: `Nested` mark of the section, which determines its constructor.
     values: values of the config file and of flags.
     drop_unknown: whether to leave out keys that the constructor does not have,
       unless they are set by flags. They are always left out if a flag sets the
-      name, because they may be keys of the constructor that the file selects.
+      name, because they may belong to the name in the config file.
 
   Raises:
-    UserError: as in `complete`.
+    UserError: see `complete`.
   """
   has_name = '{name}' in mark.pattern
   if not isinstance(values, Mapping | ConfigDict):
@@ -213,7 +213,7 @@ def _completed(
       value = typed(f'config.{prefix}{key}', value, parameter.annotation)
       result[key] = config_dict.placeholder(kind) if value is None else value
     elif optional and value in (None, 'None'):
-      # Not a placeholder, because it cannot be replaced by a section.
+      # A placeholder could not be replaced by a section.
       result[key] = None
     else:
       result[key] = complete_section(prefix + key, mark, value)
@@ -237,7 +237,7 @@ def unknown_key(prefix: str, key: str, known: Iterable[str]) -> UserError:
 
 
 def flatten(config: Any, prefix: str = '') -> dict[str, Any]:
-  """Returns {'model.depth': 24, …}, with tuples as lists like in JSON."""
+  """Returns a flat dict {'model.depth': 24, …}, with tuples as lists."""
   flat = {}
   values = config.to_dict() if isinstance(config, ConfigDict) else config
   for key, value in values.items():

@@ -76,8 +76,8 @@ def parse(duration: str) -> tuple[float, str]:
 def check(key: str, duration: str, *, positive: bool = False) -> None:
   """Checks the value of a key that is a duration.
 
-  Constructors call it, because they do not know the length of an epoch, which
-  `to_steps` needs.
+  Constructors call it instead of `to_steps`, for which they lack the length of
+  an epoch.
 
   Args:
     key: key, as the user writes it.

@@ -39,7 +39,7 @@ def identity(values: Any, config: Any = None) -> dict[str, Any]:
 
 
 def canonical_value(key: str, value: Any) -> Any:
-  """Returns the same result for all values of a key that mean the same.
+  """Returns the canonical form of a value, the same for equivalent values.
 
   '1 epoch' becomes '1 epochs', an `image_size` of 16 becomes (16, 16), and NaN
   becomes 'nan'.
@@ -80,7 +80,7 @@ def _of_section(path: str, mark: plugins.Nested, values: Any) -> list[str]:
 
   Args:
     path: path of the section, such as 'model' or 'model.stem'.
-    mark: pattern of the constructors that the section's name selects from.
+    mark: `Nested` mark of the section, which determines its constructor.
     values: values of the section.
   """
   name = values.get('name') or ''
@@ -100,7 +100,7 @@ def _of_section(path: str, mark: plugins.Nested, values: Any) -> list[str]:
 
 
 def config_changes(old: dict[str, Any], config: Config) -> Changes:
-  """Returns the changed values that a resumed run must not change.
+  """Returns the differences in values that a resumed run must not change.
 
   Args:
     old: config of an earlier start, as `config.to_json` wrote it, possibly in

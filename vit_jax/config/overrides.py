@@ -31,10 +31,10 @@ class _ConfigParser(flags.ArgumentParser):
 
 
 def define_flag(argv: list[str]) -> None:
-  """Defines --config as the config that argv selects, with its overrides.
+  """Defines --config; its value is the config in argv, with all overrides.
 
-  If the `name` of a section is overridden, the section is completed again for
-  that name, and keeps the values of keys that both have.
+  If the `name` of a section is overridden, the section keeps the values of keys
+  that both constructors have.
 
   Args:
     argv: command line, from which --config and `--config.key=value` are
@@ -79,7 +79,7 @@ def _suggest_config(argv: list[str]) -> str:
 def extract(argv: list[str]) -> list[str]:
   """Removes all `--config.key=value` from argv and returns them, for `apply`.
 
-  It is used by commands that parse their flags before they know the config.
+  It is used by commands that parse their flags before a config is loaded.
   """
   for at in range(len(argv) - 2, 0, -1):
     is_key = re.fullmatch(r'--?config\.[^=]+', argv[at])

@@ -40,8 +40,8 @@ class Nested:
   `build(mark.constructor(values['name']), values, …)`.
 
   Attributes:
-    pattern: pattern of the constructors from which the section's `name`
-      selects.
+    pattern: 'MODULE:SYMBOL' of the constructor, see `resolve`; it may contain
+      '{name}', which stands for the section's `name`.
     many: whether the value is {name of your choice: section}.
     beside: function whose keyword-only parameters are additional keys of the
       section.

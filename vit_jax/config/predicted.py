@@ -1,9 +1,9 @@
 """Reads the costs that `plan` has predicted for the shipped configs.
 
-`benchmarks/plan_configs.py` writes the table, configs/predicted.json. It takes
-minutes per row, because it compiles the step. A row contains a hash of the keys
-that determine the compiled program and its cost; it is valid as long as the
-config has the same hash.
+`benchmarks/plan_configs.py` writes the table, configs/predicted.json. This
+takes minutes per row, because the step is compiled. A row contains a hash of
+the keys that determine the compiled program and its cost; the row is valid as
+long as the config has the same hash.
 """
 
 import hashlib

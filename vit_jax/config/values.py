@@ -34,7 +34,7 @@ class FlagText(str):
 def typed(key: str, value: Any, annotation: Any) -> Any:
   """Converts a value to the type of its key.
 
-  An int is converted to a float, and a single value to a tuple of one.
+  An int is also accepted for a float, and a single value for a tuple.
 
   Args:
     key: path of the key, for messages.

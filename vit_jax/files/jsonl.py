@@ -59,7 +59,7 @@ def read(path: epath.Path) -> Iterator[tuple[bytes, Record | None]]:
 
 
 def append(path: epath.Path, line: str) -> None:
-  """Appends one line to a local file, again if the storage fails.
+  """Appends one line to a local file; tries again if the storage fails.
 
   Args:
     path: path of the file, which is created if it does not exist.
@@ -155,8 +155,8 @@ def keep(path: epath.Path, is_kept: Callable[[Record], bool]) -> list[bytes]:
   """Keeps the lines whose object passes a test, and quarantines all others.
 
   The other lines are first added to <name>_set_aside.jsonl, so no line is lost.
-  If the last line lacks its newline, it is added, so that appended text starts
-  a new line.
+  A missing newline at the end of the file is added, so that appended text
+  starts a new line.
 
   Args:
     path: path of the file.

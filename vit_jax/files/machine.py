@@ -30,7 +30,7 @@ def memory_bytes() -> int | None:
 
 
 def _limits() -> list[int]:
-  """Returns the limits of the process's control group and its ancestors."""
+  """Returns the memory limits of the control groups and ancestors, in bytes."""
   try:
     groups = _CGROUPS_OF_PROCESS.read_text().splitlines()
   except OSError:

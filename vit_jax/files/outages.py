@@ -25,8 +25,8 @@ from vit_jax.files import paths
 log = logging.getLogger('vit_jax')
 T = TypeVar('T')
 PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0)  # between attempts
-# No attempt starts after this time. Clients of object stores have retries of
-# their own, for 40 s and longer, and the watchdog's limit must not be reached.
+# No attempt starts after this time. Clients of object stores also retry, for
+# 40 s and longer, and the total time must stay below the watchdog's limit.
 _RETRY_S = 60.0
 
 _USER_ERRNO = {
@@ -58,7 +58,7 @@ def cause(error: BaseException) -> Cause:
   """Returns the cause of an error from a file system or an object store."""
   if isinstance(error, FileNotFoundError | PermissionError):
     return Cause.USER
-  status = getattr(error, 'code', None)  # of gcsfs's HttpError
+  status = getattr(error, 'code', None)  # attribute of gcsfs's HttpError
   if status in _USER_STATUS or str(error).startswith('Forbidden'):
     return Cause.USER
   if type(error).__name__ in ('DefaultCredentialsError', 'RefreshError'):
@@ -89,7 +89,7 @@ def reason(error: Exception) -> str:
 
 @contextlib.contextmanager
 def access(path: epath.Path, action: str) -> Iterator[None]:
-  """Converts errors of reading or writing a file of a run to messages.
+  """Converts errors of file access to UserError or StorageError.
 
   Args:
     path: path of the file.
@@ -134,7 +134,7 @@ def with_retries(
   action: str,
   sleep: Callable[[float], None] | None = None,
 ) -> T:
-  """Reads or writes a file, again after growing pauses if the storage fails.
+  """Reads or writes a file; tries again after pauses if the storage fails.
 
   Args:
     function: function that reads or writes; may be called several times.

@@ -38,7 +38,7 @@ def locate(path: str | epath.PathLike) -> epath.Path:
     path: local path, in which ~ is expanded, or 'gs://BUCKET/…'.
 
   Raises:
-    UserError: the path is an address of another kind.
+    UserError: the path is an address with another scheme, such as s3://.
   """
   text = os.fspath(path)
   scheme = _SCHEME.match(text)

@@ -45,7 +45,8 @@ def use_gpu_memory() -> None:
   """Lets JAX use 90 % of each GPU's memory instead of its default of 75 %.
 
   This function must be called before JAX looks for devices. It does nothing if
-  the user has set one of the two variables that JAX reads, or without a GPU.
+  the user has set one of the two variables that JAX reads, or if there is no
+  GPU.
   """
   set_by_user = os.environ.get(_FRACTION) or os.environ.get(_OLD_FRACTION)
   if not set_by_user and _has_devices('cuda'):

@@ -19,13 +19,13 @@ Reaction = Callable[[int], None]
 
 
 def exit_early(number: int) -> None:
-  """Ends the process; the reaction to a signal if nothing must be saved."""
+  """Ends the process with code 42; the default reaction to a signal."""
   print(early_exit_message(number), file=sys.stderr, flush=True)
   os._exit(EXIT_PREEMPTED)
 
 
 def early_exit_message(number: int) -> str:
-  """Returns the message of a process that has nothing to save.
+  """Returns the message for a signal that arrives before the first step.
 
   Args:
     number: number of the signal.

@@ -1,6 +1,6 @@
 """Ends all processes of a run within seconds when one of them ends.
 
-In JAX alone, the others would wait for a collective that never finishes, or
+With JAX alone, the others would wait for a collective that never finishes, or
 for 300 seconds at the shutdown barrier. So a process that must end early writes
 a message to the key-value store of JAX's coordination service. A thread of each
 process polls the store, and ends its process with the same exit code.
@@ -111,7 +111,7 @@ def message_of_peer() -> dict[str, Any] | None:
 
 
 def publish_end(code: int, message: str) -> None:
-  """Tells all processes to end, because this one ends.
+  """Makes all other processes end, because this one ends.
 
   Args:
     code: exit code.
@@ -124,7 +124,7 @@ def publish_end(code: int, message: str) -> None:
 
 
 def publish_stop() -> None:
-  """Tells all processes to agree on a step and to stop there."""
+  """Makes all processes agree on a step and stop there."""
   client().key_value_set(_STOP, str(index()), allow_overwrite=True)
 
 
@@ -206,7 +206,7 @@ def shut_down() -> None:
 
 
 def exit_soon(code: int) -> None:
-  """Ends this process after some seconds, if closing takes longer."""
+  """Ends this process if closing takes longer than ten seconds."""
 
   def wait() -> None:
     time.sleep(_EXIT_S)
@@ -216,7 +216,7 @@ def exit_soon(code: int) -> None:
 
 
 def exit_interrupted(number: int) -> None:
-  """Ends all processes; the reaction to a signal if nothing must be saved."""
+  """Ends all processes with code 42; the reaction to a signal before a run."""
   message = interruption.early_exit_message(number)
   publish_end(EXIT_PREEMPTED, message)
   exit_now(EXIT_PREEMPTED, message)
@@ -264,9 +264,8 @@ class _Listener:
   def _handle(self, messages: dict[str, str]) -> None:
     if _END in messages:
       found = json.loads(messages[_END])
-      if (
-        found['process'] != index()
-      ):  # otherwise another thread ends it already
+      # After this process's own message, another thread ends it already.
+      if found['process'] != index():
         if found['code'] == EXIT_STUCK:
           faulthandler.dump_traceback(sys.stderr)
         exit_now(found['code'], _of_peer(found))

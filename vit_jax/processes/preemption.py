@@ -3,9 +3,9 @@
 Each process counts its calls of `reached`. When one of them gets a signal, all
 publish their counts, and stop at the call after the highest count.
 
-JAX has such an agreement, too, but Orbax uses the same counter when it saves:
-with it, 1 of 23 signals during evaluations had no effect, presumably for that
-reason.
+JAX has a similar agreement, but Orbax uses the same counter when it saves.
+Presumably for that reason, 1 of 23 signals during evaluations had no effect
+when JAX's agreement was used.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ class Preemption:
     self._calls, self._stop_at = 0, None  # both are counts of calls
     self._counting = threading.Lock()
     self._is_over = False
-    # Within a program other than the commands, no handler is installed yet.
+    # In a program other than vit_jax's commands, no handler is installed yet.
     self._is_installer = not HANDLER.installed
     if self._is_installer:
       HANDLER.install()
@@ -70,9 +70,9 @@ class Preemption:
   def nothing_to_save(self) -> Iterator[None]:
     """Lets signals end the process at once, during work before the first step.
 
-    Such work may hang, and does not call `reached`. Within a program other than
-    the commands this changes nothing, because a signal to the run must not end
-    that program.
+    Such work may hang, and does not call `reached`. In a program other than
+    vit_jax's commands this changes nothing, because a signal to the run must
+    not end that program.
     """
     if not self._is_installer:
       HANDLER.react = self._earlier_reaction

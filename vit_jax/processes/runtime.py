@@ -142,7 +142,7 @@ def cache_compilations() -> None:
 
 
 def keep_host_memory() -> None:
-  """Makes malloc keep freed memory for the next step, if there is only a CPU.
+  """Makes malloc keep freed memory for the next step, if JAX runs on the CPU.
 
   XLA's CPU backend allocates the buffers of every step again. By default glibc
   returns such large buffers to the system, which must clear all their pages at
@@ -182,7 +182,7 @@ def is_main() -> bool:
 
 
 def process_file(path: epath.Path) -> epath.Path:
-  """Returns the path of a file of which every process writes its own copy.
+  """Returns this process's path for a file that each process writes separately.
 
   Args:
     path: path for the main process.

@@ -28,7 +28,8 @@ class Watchdog:
   least `min_s`. For all other work, and for the first steps, it is `pause_s` or
   the limit given to `pause`. After that time, the watchdog writes the stack
   traces of all threads to stderr and to a file, and ends the process with exit
-  code 44. If several processes wait for a stuck peer, each of them ends so.
+  code 44. If several processes wait for a stuck peer, each of them ends in this
+  way.
   """
 
   def __init__(

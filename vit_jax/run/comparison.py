@@ -2,7 +2,7 @@
 
 Every checkpoint contains a record of everything that its numbers depend on
 (`record`, in the item `about`). A run with another config, data or settings of
-JAX is not resumed. Other versions of packages, which usually change only the
+JAX is not resumed. Different package versions, which usually change only the
 last bits, are logged.
 """
 
@@ -61,11 +61,11 @@ class Note(NamedTuple):
 def record(
   fingerprint: dict[str, Any], frozen: dict[str, str]
 ) -> dict[str, Any]:
-  """Returns everything except the config that the numbers of a run depend on.
+  """Returns everything that a run's numbers depend on, except its config.
 
   Args:
     fingerprint: fingerprint of the training data, see `data.fingerprint`.
-    frozen: digests of weights that the training uses, by name.
+    frozen: digests of the frozen models' weights, by name.
   """
   return {
     'fingerprint': fingerprint,
@@ -171,11 +171,11 @@ def evaluator_notes(last: dict[str, Any], config: Config) -> list[Note]:
 
 
 def refusal(subject: str, changes: Changes) -> UserError:
-  """Returns the error of a run that is refused, with all differences.
+  """Returns the error for a run that must not resume, with all differences.
 
   Args:
     subject: workdir or checkpoint that belongs to another run.
-    changes: the differences.
+    changes: differences from that run.
   """
   return UserError(
     f'{subject} belongs to another run:{format_changes(changes)}\nGive another '
@@ -190,9 +190,9 @@ def format_changes(
   """Formats changes, one per line.
 
   Args:
-    changes: the differences.
-    old: text after the first value of each.
-    new: text after the second value.
+    changes: {key: (old value, new value)}.
+    old: text after each old value.
+    new: text after each new value.
   """
   lines = []
   for key, (first, second) in changes.items():

@@ -20,8 +20,8 @@ def check(about: dict[str, Any], config: Config) -> None:
   """Compares config, data, settings and versions of all processes of a run.
 
   Two things may differ between machines and are not compared: how data are
-  accessed (operational keys of `source` and `reader`), and a commit that is
-  unknown to one of two processes.
+  accessed (operational keys of `source` and `reader`), and the commit of
+  vit_jax if it is unknown on a process.
 
   Args:
     about: item `about` that this process would write with a checkpoint.

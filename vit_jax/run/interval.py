@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-# A line has these values of its last step, not their means.
+# Metrics of which a line contains the value after its last step, not the mean.
 _OF_THE_LAST_STEP = ('lr', 'skipped', 'epoch', 'bad_records')
 
 

@@ -2,8 +2,8 @@
 
 Events are written at once. Spans of time (init, compile, restore, data_wait,
 eval, save, and step for all other time) are summed and written with every line
-of metrics, so a run that is killed loses little of its account. `summarise`
-adds them up over all restarts.
+of metrics, so a run that is killed loses little of them. `summarise` adds up
+the spans of all restarts.
 """
 
 import contextlib
@@ -77,7 +77,7 @@ class Ledger:
 
     Args:
       kind: kind of event.
-      **fields: its fields, JSON-able.
+      **fields: fields of the event, JSON-able.
 
     Raises:
       UserError: the workdir was removed, or there is no permission to write it.
@@ -130,7 +130,7 @@ class Ledger:
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
-  """The time of a run by its use, over all its restarts.
+  """Time of a run by kind of use, summed over all restarts.
 
   Attributes:
     seconds: seconds by kind of span. `step` is training whose result was kept,
@@ -149,7 +149,7 @@ class Summary:
     return self.seconds.get(PRODUCTIVE, 0.0) / total if total else 0.0
 
   def line(self) -> str:
-    """Returns a line with goodput and other kinds of time, largest first."""
+    """Returns a line with the goodput and the other kinds, largest first."""
     total = sum(self.seconds.values()) or 1.0
     others = sorted(
       ((s, k) for k, s in self.seconds.items() if k != PRODUCTIVE), reverse=True
@@ -206,7 +206,7 @@ def training_spans(events: list[dict[str, Any]]) -> list[tuple[int, float]]:
     events: events of a run, in order.
 
   Returns:
-    Pairs of the step at the end of a span and its seconds.
+    Pairs (step at the end of the span, seconds).
   """
   spans: list[tuple[int, float]] = []
   for event in events:

@@ -59,7 +59,7 @@ def hold(workdir: epath.Path) -> Iterator[None]:
 
 
 def _machine() -> str | None:
-  """Identifies this boot of this machine, and its namespace of processes."""
+  """Returns an id of this machine's boot and PID namespace; None if unknown."""
   try:
     boot = pathlib.Path('/proc/sys/kernel/random/boot_id').read_text().strip()
     return f'{boot} {os.readlink("/proc/self/ns/pid")}'

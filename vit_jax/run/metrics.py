@@ -81,7 +81,7 @@ class Writer:
     Args:
       workdir: directory of the run.
       active: whether this is the main process.
-      trackers: further destinations.
+      trackers: trackers that receive every line.
     """
     self._workdir, self._trackers = workdir, trackers
     self._path = workdir / 'metrics.jsonl'
@@ -105,7 +105,7 @@ class Writer:
 
   @contextlib.contextmanager
   def _stops_at_errors(self) -> Iterator[None]:
-    """Stops all further writing after an error, so that it is raised once."""
+    """Stops all writing after an error, so that only one error is raised."""
     try:
       yield
     except (UserError, StorageError):
@@ -159,7 +159,7 @@ class Writer:
       tracker.write(step, dict(values))
 
   def _check_file(self) -> None:
-    """Checks that a local path is still that of the file that was opened.
+    """Checks that the path of a local file still leads to the opened file.
 
     Raises:
       UserError: the workdir was removed, or replaced by another one.

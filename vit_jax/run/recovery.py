@@ -43,8 +43,8 @@ class Recovery:
       more, the run is rolled back to the last checkpoint.
     spike_factor: a step is bad if its loss is above this many times the mean of
       recent losses; None for no such limit.
-    max_rollbacks: number of rollbacks in the whole run; after them, the next
-      need for one ends the run with exit code 43.
+    max_rollbacks: maximum number of rollbacks in the whole run; if another one
+      is needed, the run ends with exit code 43.
     sdc_every: duration between two replays of a step, which detect silent data
       corruption; '0 steps' for none.
     slow_hosts_every: duration between two comparisons of the hosts' times, see
@@ -120,7 +120,7 @@ def rollbacks(
 
 
 def skip_list(earlier: list[Rollback]) -> tuple[int, ...]:
-  """Returns the batches to skip because of all rollbacks so far, ascending."""
+  """Returns the indices of batches to skip after all rollbacks, ascending."""
   return tuple(sorted({b for rollback in earlier for b in rollback['skip']}))
 
 

@@ -2,8 +2,8 @@
 
 All hosts of a run finish a step at the same time, so their step times do not
 differ. The host time is the part of a step in which a process waits for data or
-runs Python code, and does not wait for its devices. Meanwhile, the devices of
-all other hosts are waiting for it.
+runs Python code, and does not wait for its devices. During that time, the
+devices of all other hosts wait for this process.
 """
 
 import contextlib

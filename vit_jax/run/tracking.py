@@ -54,7 +54,7 @@ class Tracker(Protocol):
     Args:
       step: number of updates completed. A run that resumes repeats the steps
         after its last checkpoint.
-      values: metrics by name; they may not be finite.
+      values: metrics by name; some may be NaN or infinite.
     """
     ...
 

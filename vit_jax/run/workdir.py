@@ -18,10 +18,10 @@ log = logging.getLogger('vit_jax')
 
 
 def default(config_path: str) -> str:
-  """Returns the workdir of a run for which none is given.
+  """Returns the default workdir of a config.
 
   Args:
-    config_path: path of a config file, perhaps with arguments after a colon.
+    config_path: path of a config file, optionally with arguments after a colon.
 
   Returns:
     'runs/<name of the config, with its arguments>'; for a run's config.json,

@@ -22,12 +22,12 @@ def compile_step(
 ) -> jax.stages.Compiled:
   """Compiles `Trainer.train_step` for the experiment's mesh, ahead of time.
 
-  The state is donated. A compiled step accepts only these shapes and
-  shardings, so it is never recompiled unnoticed.
+  The state is donated. The compiled step accepts only the shapes and shardings
+  that it was compiled for, so it is never recompiled silently.
 
   Args:
-    experiment: experiment, whose mesh may consist of absent devices.
-    compiler_options: options of XLA in addition to those of the model.
+    experiment: experiment to compile; the devices of its mesh may be absent.
+    compiler_options: XLA options, which take precedence over the model's.
   """
   state = experiment.abstract_state()
   replicated = sharding.replicated(experiment.mesh)
@@ -48,7 +48,7 @@ def compile_step(
 
 
 def compile_to_run(experiment: Experiment) -> jax.stages.Compiled:
-  """Compiles the training step for devices that are present.
+  """Compiles the training step for the devices of this run.
 
   Args:
     experiment: experiment about to run.
@@ -73,7 +73,7 @@ def compile_to_run(experiment: Experiment) -> jax.stages.Compiled:
 def _too_large(
   experiment: Experiment, needed: int | None, limit: int | None
 ) -> UserError:
-  """Returns the error of a step that does not fit, with a batch that would."""
+  """Returns the error for a step that needs too much memory, with advice."""
   available = 'less' if limit is None else memory.text(limit)
   advice = 'Set'
   for parts, left in _parts_that_fit(experiment, needed, limit)[:1]:
@@ -97,7 +97,7 @@ def _parts_that_fit(
   a micro-batch.
 
   Returns:
-    Pairs of a number of micro-batches and the bytes that it needs.
+    Pairs (number of micro-batches, bytes that the step then needs).
   """
   if needed is None or limit is None:
     return []

@@ -32,7 +32,8 @@ def opening(watchdog: Watchdog, recovery: Recovery) -> Iterator[None]:
 
   Args:
     watchdog: watchdog of the run.
-    recovery: settings of the run, whose `watchdog_pause_s` may be shorter.
+    recovery: recovery settings; `watchdog_pause_s` is the limit if it is
+      shorter than 15 minutes.
   """
   limit_s = min(_OPENING_S, recovery.watchdog_pause_s)
   activity = (
@@ -71,7 +72,7 @@ def open_source(
 
 
 def _outputs(config: Config) -> tuple[str, int]:
-  """Returns the key that sets the number of trained classes, and its value."""
+  """Returns the config key of the number of trained classes, and its value."""
   if not config.num_classes and 'num_classes' in config.objective:
     # The objective has a linear layer of its own.
     return 'objective.num_classes', config.objective.num_classes
@@ -85,8 +86,8 @@ def open_train(config: Config) -> stream.Source:
     config: completed config.
 
   Raises:
-    UserError: the size is not `train.num_examples`, or the objective learns
-      labels and a folder (or a mixture of folders) has a single class.
+    UserError: the number of examples is not `train.num_examples`; or the
+      objective learns labels, but the folder or mixture has only one class.
   """
   train = config.train
   source = open_source(config, train.split)
@@ -119,7 +120,7 @@ def train_batches(
     start_step: number of updates completed.
     ledger: destination of events about bad records.
     skipped: indices of batches to leave out, ascending.
-    limit: limit on bad records, which counts them.
+    limit: limit on bad records; it also stores each bad record.
   """
   report = bad_records.report_to(ledger)
   return stream.train_batches(
@@ -142,14 +143,13 @@ def evaluation_setting(
   ledger: Ledger | None = None,
   check: Callable[[], None] = lambda: None,
 ) -> contract.Setting:
-  """Returns the setting that every evaluator of a run is built with.
+  """Returns the arguments that every evaluator of a run is built with.
 
   Args:
     experiment: experiment of the run.
-    class_names: class names of the training data, with which labels are
-      matched.
+    class_names: class names of the training data, to which labels are matched.
     ledger: destination of events about bad records.
-    check: function called with every batch.
+    check: function called at every batch.
   """
   return contract.Setting(
     open_source=functools.partial(

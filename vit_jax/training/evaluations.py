@@ -25,10 +25,11 @@ class Schedule:
   """The steps after which an evaluation, a figure or a checkpoint is due.
 
   Attributes:
-    every_steps: number of steps between two of them; 0 for the last step only.
+    every_steps: interval in steps; 0 for the last step only.
     total_steps: number of updates in the whole training.
-    is_rounded: whether the interval was rounded to steps. Its last multiple
-      may then be a few steps before the end of the training, and is left out.
+    is_rounded: whether the interval was rounded to whole steps. Its last
+      multiple may then be a few steps before the end of the training; nothing
+      is due there.
   """
 
   every_steps: int
@@ -37,7 +38,7 @@ class Schedule:
 
   @classmethod
   def of(cls, every: str, experiment: Experiment) -> 'Schedule':
-    """Returns the schedule of a duration such as '10 %' in a training."""
+    """Returns the schedule with an interval such as '10 %' of the training."""
     return cls(
       experiment.steps(every),
       experiment.total_steps,
@@ -45,7 +46,7 @@ class Schedule:
     )
 
   def due(self, step: int) -> bool:
-    """Returns whether `step` is one of these steps.
+    """Returns whether something is due after `step` updates.
 
     The result depends on the step only, so a run that is restored at a step
     repeats everything that is due after it.
@@ -70,13 +71,13 @@ class Evaluations:
     workdir: epath.Path,
     timed: Timed,
   ):
-    """Builds all of `config.evals` and opens their data.
+    """Builds all evaluators and figures of a config, and opens their data.
 
     Args:
       experiment: experiment of the run.
-      setting: setting of its evaluators.
+      setting: arguments common to all evaluators.
       workdir: directory of the run; figures are written there.
-      timed: context manager for work of some kind, see `Session.timed`.
+      timed: function (kind of work) → context manager, see `Session.timed`.
 
     Raises:
       UserError: an evaluator or a figure cannot be built; the message contains

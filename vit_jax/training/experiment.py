@@ -73,8 +73,8 @@ class Experiment:
 
     Args:
       config: completed config.
-      devices: devices of the mesh, or the absent ones of a topology, for which
-        programs can only be compiled.
+      devices: devices of the mesh. If they are absent ones of a topology,
+        programs can be compiled, but not run.
 
     Raises:
       UserError: a value in the config is invalid; see each constructor.
@@ -132,7 +132,7 @@ class Experiment:
     """Checks that the values of different sections fit together.
 
     Raises:
-      UserError: they do not, or a duration is invalid.
+      UserError: two sections do not fit together, or a duration is invalid.
     """
     config = self.config
     self.objective.check(self.augment.spec)
@@ -214,7 +214,7 @@ class Experiment:
 
   @functools.cached_property
   def _abstract_state(self) -> PyTree:
-    # Only shapes are computed: `plan` has no devices to run anything on.
+    # Only shapes are computed, because `plan` has no devices to run code on.
     key = jax.eval_shape(lambda: jax.random.key(0))
     shapes = jax.eval_shape(self.init_state, key)
     rules = self.objective.sharding_rules

@@ -61,7 +61,7 @@ class Figures:
     durations.check('every', every)
     check_range('num_images', num_images, at_least=1)
     self._experiment, self._setting = experiment, setting
-    # Configs of earlier versions have '' and '_ema'.
+    # Configs of earlier versions have '' for 'params' and '_ema' for 'ema'.
     self._workdir, self._weights = workdir, weights.lstrip('_') or 'params'
     self._source = Spread(setting.open_source(split), num_images)
 
@@ -71,11 +71,12 @@ class Figures:
     All processes must call it. A failure is logged and does not end the run.
 
     Args:
-      weights: weights by name, see `Trainer.weights`. Nothing is drawn if
-        those of the config are missing.
+      weights: weights by name, see `Trainer.weights`. Nothing is drawn if the
+        set that the config names is missing.
       title: title of the figures, such as 'step 600'.
     """
-    # Figures of another set of weights would overwrite these.
+    # No other set is drawn instead, because it would overwrite the figures of
+    # the set that the config names.
     if self._weights not in weights:
       return
     if self._weights != 'params':

@@ -86,7 +86,7 @@ def abstract(models: dict[str, Frozen], mesh: Mesh) -> dict[str, PyTree]:
 
 
 def load(models: dict[str, Frozen], mesh: Mesh) -> dict[str, PyTree]:
-  """Loads the models' parameters onto the devices, by name.
+  """Loads the models' parameters onto the devices; returns them by name.
 
   Raises:
     UserError: the weights of a model cannot be read, or have other shapes.
@@ -109,7 +109,7 @@ def digests(params: dict[str, PyTree]) -> dict[str, str]:
     params: parameters by the name of the model.
 
   Returns:
-    16 hexadecimal digits by the name of the model.
+    Digests of 16 hexadecimal digits, by the name of the model.
   """
   found = {}
   for name, each in params.items():

@@ -190,7 +190,7 @@ class Comparison:
     Args:
       step: step that the run starts at.
       saved: item `about` of the checkpoint of that step; empty for step 0.
-      ledger: events of the run.
+      ledger: destination of an event for each note.
       flops_per_image: FLOPs of a training step per image.
     """
     if not self._is_recorded:

@@ -25,7 +25,7 @@ from vit_jax.training.experiment import Experiment
 log = logging.getLogger('vit_jax')
 PyTree = Any
 
-EXAMPLES = 2  # per device
+EXAMPLES = 2  # random images per device
 # Sixteen times the rounding error of bfloat16, which TPUs use for products of
 # float32, too. Two layers in bfloat16, with kernels interpreted on a CPU,
 # differed by a quarter of this tolerance.
@@ -72,7 +72,8 @@ def _check(experiment: Experiment) -> tuple[str | None, dict[str, Any]]:
   """Compares the kernels of all passes of the objective.
 
   Returns:
-    A description of the difference, or None; and the fields of the event.
+    A description of the problem, or None if the kernels are correct; and the
+    fields of the event.
   """
   key, found = experiment.key(), {}
   spec = experiment.augment.spec
@@ -112,11 +113,11 @@ def _check(experiment: Experiment) -> tuple[str | None, dict[str, Any]]:
 
 
 def with_model(experiment: Experiment, model: Model) -> Experiment:
-  """Returns the experiment with another model of the same parameters.
+  """Returns the experiment with another implementation of its model.
 
   Args:
     experiment: experiment about to run.
-    model: new model of the experiment.
+    model: new model, which must have the same parameters.
   """
   setting = experiment.setting._replace(model=model)
   objective = build_section(experiment.config, 'objective', setting)
@@ -133,12 +134,12 @@ def compare(
     model: model with kernels.
     image_size: height and width in pixels.
     mesh: mesh of the devices; each device gets `EXAMPLES` images.
-    key: random key of images and parameters, on all devices.
+    key: random key for images and parameters, replicated on all devices.
 
   Returns:
-    A function of `key` that returns relative differences: the root mean square
-    of the difference divided by that of the reference's value, of the logits
-    ('output') and of each parameter's gradient (by path).
+    A function of `key` that returns the relative differences of the logits
+    ('output') and of each parameter's gradient (by path): the root mean square
+    (RMS) of the difference, divided by the RMS of the reference's value.
   """
   n = EXAMPLES * mesh.shape['data'] * mesh.shape['fsdp']
 

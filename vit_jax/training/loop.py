@@ -37,7 +37,7 @@ def run(
     workdir: directory of the run.
     initial_params: function that returns the parameters from which a new run
       starts (fine-tuning); by default they are initialized randomly.
-    profile: first step to trace and the step to stop at.
+    profile: (start, stop) of the steps to trace, in updates; None for no trace.
     allow_changes: whether to resume although the checkpoint belongs to another
       run.
 
@@ -93,8 +93,8 @@ def _train(
   total, recorder = session.experiment.total_steps, session.recorder
   first_step, results = step, {}
   with session.train_batches(step) as batches:
-    # The run may have been killed between a save and the evaluation of that
-    # step. What is due depends on the step only, so it is due again here.
+    # The run may have been killed after this step was saved and before it was
+    # evaluated. Schedules depend on the step only, so it is evaluated here.
     fresh, stop = _between_steps(session, state, step)
     results |= fresh or {}
     while step < total and not stop:
@@ -106,7 +106,7 @@ def _train(
       # which donates the state.
       expected = session.replay.run(state, batch, step)
       # Dispatches the step. This blocks only while the queue of the devices
-      # is full. An implicit transfer here would be a mistake in the pipeline.
+      # is full. An implicit transfer here would be a bug in the pipeline.
       with session.host_times.waiting(), jax.transfer_guard('disallow'):
         state, metrics = session.compiled_step(state, batch, *session.fixed)
       session.replay.compare(expected, state, step)

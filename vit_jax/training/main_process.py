@@ -1,4 +1,4 @@
-"""Helps with work that only the main process does, on all weights."""
+"""Helpers for work that only the main process does, with all weights."""
 
 import contextlib
 import logging

@@ -29,7 +29,7 @@ def predict_examples(
 
   Args:
     setting: setting of the run's evaluators.
-    weights: one of the sets of weights that the objective returns.
+    weights: one set of weights of the objective, see `Trainer.weights`.
     split: split of the run's source.
     count: maximum number of examples to classify.
 

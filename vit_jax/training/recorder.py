@@ -24,14 +24,15 @@ _IN_FLIGHT = 2  # steps that are dispatched before older metrics are fetched
 
 
 class Meter:
-  """Measures throughput between two log lines, except evaluation and saving."""
+  """Measures throughput between log lines, without evaluation and saving."""
 
   def __init__(self, experiment: Experiment, ledger: Ledger):
     """Starts measuring.
 
     Args:
       experiment: experiment of the run.
-      ledger: account of time, whose spans except data_wait are left out.
+      ledger: account of time; the time of all its spans except data_wait is
+        subtracted.
     """
     self._experiment, self._ledger = experiment, ledger
     self.reset()
@@ -50,8 +51,8 @@ class Meter:
     """Computes the throughput of the window, and starts a new one.
 
     Returns:
-      img_per_sec, data_wait (fraction of the time) and, if the peak is known,
-      mfu.
+      img_per_sec, data_wait (fraction of the time) and, if the peak FLOPs of
+      the device are known, mfu (model FLOPs utilization).
     """
     spent = {
       kind: total - self._totals_at_start.get(kind, 0.0)
@@ -91,11 +92,11 @@ class Recorder:
     bad_record_limit: BadRecordLimit,
     interval: Mapping[str, Any] | None = None,
   ):
-    """Starts an interval, or continues the one in a checkpoint.
+    """Starts an interval of steps, or continues that of a checkpoint.
 
     Args:
       experiment: experiment of the run.
-      writer: destination of lines.
+      writer: destination of the lines of metrics.
       ledger: account of time, flushed with every line.
       watchdog: watchdog that is notified of every step.
       host_times: work and waiting times of this host.
@@ -167,7 +168,7 @@ class Recorder:
     self._interval.add(values)
     config = self._experiment.config
     values['epoch'] = step / (config.train.num_examples / config.batch_size)
-    if 'bad_records' in values:  # since the last line
+    if 'bad_records' in values:  # a line has the sum since the last line
       values['bad_records'] = self._interval.bad_records
     is_last = step == self._experiment.total_steps
     if step % self._every_steps == 0 or is_last:
@@ -219,7 +220,7 @@ class Recorder:
 def console_line(
   step: int, values: Mapping[str, float], experiment: Experiment
 ) -> str:
-  """Returns the progress line of one log step.
+  """Returns the progress line for the console.
 
   Args:
     step: number of updates completed.

@@ -30,7 +30,7 @@ class Replay:
         that donates the state.
       fixed: further arguments, which are the same for all steps.
       ledger: destination of the event `sdc`.
-      every_steps: interval between two replays; 0 for none.
+      every_steps: number of steps between two replays; 0 for no replays.
     """
     self._compiled_step, self._fixed = compiled_step, fixed
     self._ledger, self._every_steps = ledger, every_steps

@@ -37,7 +37,7 @@ def write(
   Args:
     workdir: directory of the run.
     experiment: experiment of the run.
-    setting: setting of its evaluators.
+    setting: setting of the run's evaluators.
     weights: weights whose predictions are shown.
     source: source of the training examples.
     step: number of updates completed.
@@ -90,9 +90,7 @@ def training_images(
     reader=experiment.reader,
   ) as batches:
     batch = next(batches)
-    if (
-      not {'image', 'label'} <= batch.keys()
-    ):  # the objective has other entries
+    if not {'image', 'label'} <= batch.keys():  # such as crops without labels
       return _unlabelled(jax.device_get(batch))
     with jax.set_mesh(mesh):
       key = jax.random.fold_in(jax.random.key(config.seed), 0)
@@ -106,7 +104,7 @@ def training_images(
 
 
 def _unlabelled(batch: dict[str, np.ndarray]) -> list[dict[str, Any]]:
-  """Returns pictures of a batch without labels, titled by the entry.
+  """Returns pictures of a batch without labels; the captions are entry names.
 
   An example may have several crops. Every uint8 array with four or more
   dimensions, `[n, …, y, x, 3]`, is taken as images.
@@ -124,15 +122,17 @@ def caption(
   names: Sequence[str],
   max_chars: int | None = None,
 ) -> list[str]:
-  """Returns the lines of a caption: its class, or its two largest classes.
+  """Returns the caption of a training image: its class or most likely classes.
 
   Args:
     target: label, or probabilities of the classes `[classes]`.
     names: names of the classes.
-    max_chars: maximum length of a line, to which names are shortened.
+    max_chars: maximum length of a line; longer names are shortened. None for
+      no limit.
 
   Returns:
-    For example ['cat'], or ['cat 0.70', 'dog 0.30'] for mixed labels.
+    The lines of the caption: ['cat'], or ['cat 0.70', 'dog 0.30'] for mixed
+    labels (at most two classes).
   """
   if target.ndim == 0:
     return [names[int(target)][:max_chars]]

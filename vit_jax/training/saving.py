@@ -34,7 +34,7 @@ class Saving:
       experiment: experiment of the run.
       checkpoints: checkpoints of the run.
       ledger: destination of the event `save_failed`.
-      timed: context manager for work of some kind, see `Session.timed`.
+      timed: function (kind of work) → context manager, see `Session.timed`.
       history: function that returns the history of the run, JSON-able; a
         checkpoint stores it next to the state.
     """
@@ -52,7 +52,7 @@ class Saving:
     """Returns whether a checkpoint is due after `step` updates.
 
     All processes must call it: the main process decides by its clock whether
-    `checkpoint.every_minutes` are over.
+    `checkpoint.every_minutes` have passed.
     """
     return self._schedule.due(step) or self._minutes_are_over(step)
 
@@ -73,7 +73,7 @@ class Saving:
   def save(
     self, step: int, state: PyTree, results: Results | None = None
   ) -> None:
-    """Starts saving a step, or adds results to a step that was saved.
+    """Starts saving a step, or adds results to a step that is already saved.
 
     A failure is logged and does not end the run: the next save may succeed.
 

@@ -78,7 +78,8 @@ class Session:
         another run.
 
     Raises:
-      UserError: config or data are invalid, or the workdir is another run's.
+      UserError: the config or the data are invalid, or the workdir belongs to
+        another run.
       StorageError: the workdir cannot be read or written.
     """
     self.workdir = workdir
@@ -106,7 +107,7 @@ class Session:
     with self.timed('init'), self.preemption.nothing_to_save():
       newest = self._open_run(config, stack, allow_changes)
     # The step is compiled before the state is restored, because compiling may
-    # need much memory. A run that has finished needs no step.
+    # need much memory. A finished run does not need the compiled step.
     if newest is None or newest < self.experiment.total_steps:
       _ = self.compiled_step
     self._writer = metrics.open_writer(
@@ -123,7 +124,7 @@ class Session:
       The step of the newest checkpoint, or None.
     """
     # These two checks only list a directory. They come first, so that a run
-    # that has finished, or has passed the end of its config, is reported soon.
+    # that has finished, or is beyond its `total`, is reported early.
     newest = history.newest_step(self.workdir)
     history.check_end(self.workdir, newest, self.experiment)
     self.experiment = kernel_check.checked(self.experiment, self.ledger)
@@ -201,12 +202,12 @@ class Session:
   def start(self, initial_params: InitialParams) -> tuple[PyTree, int]:
     """Restores the newest intact state, or initializes a new one.
 
-    Lines of metrics.jsonl after that step are moved to
+    Lines of metrics.jsonl after the restored step are moved to
     metrics_set_aside.jsonl.
 
     Args:
       initial_params: function that returns the parameters of a new run; None
-        for randomly initialized ones.
+        to initialize them randomly.
 
     Returns:
       The state, and the number of updates completed.
@@ -286,7 +287,7 @@ class Session:
     }
 
   def write_pictures(self, state: PyTree) -> None:
-    """Writes the HTML report's pictures and predictions of a final state."""
+    """Writes images and predictions of the final state for the HTML report."""
     reporting.write(
       self.workdir,
       self.experiment,

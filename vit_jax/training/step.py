@@ -68,7 +68,7 @@ class Trainer:
     schedule: learning rate by the number of updates, for the log.
     micro_batches: number of parts in which a batch is computed, one after the
       other; their gradients are averaged.
-    average_decay: decay of the average of the parameters; None keeps none.
+    average_decay: decay of the average of the parameters; None for no average.
     spike_factor: a loss above this many times the mean of recent good losses
       is treated like one that is not finite; None for no such limit.
   """
@@ -177,7 +177,7 @@ class Trainer:
     metrics = added | {
       'loss': loss,
       'grad_norm': grad_norm,
-      # Skipped steps do not advance the optimizer's count, hence the schedule.
+      # Skipped steps advance neither the optimizer's count nor the schedule.
       'lr': jnp.asarray(
         self.schedule(state.step - state.guard.skipped), jnp.float32
       ),
@@ -241,7 +241,7 @@ def accumulate(
   key: Key[Array, ''],
   parts: int,
 ) -> PyTree:
-  """Averages a function over the parts of a batch.
+  """Averages the results of a function over the parts of a batch.
 
   Part i consists of the examples i, i + parts, …, so every device keeps its own
   examples. Contiguous parts would be moved between devices.
@@ -249,7 +249,7 @@ def accumulate(
   Args:
     function: function (part of the batch, key of the part) → tree of arrays.
     batch: arrays `[n, …]`.
-    key: random key; each part gets its own.
+    key: random key, from which the key of each part is derived.
     parts: number of parts.
 
   Returns:

@@ -26,7 +26,7 @@ class Tracker:
   """
 
   def __init__(self, run: tracking.Run, /):
-    """Opens a file of events.
+    """Opens the file of events.
 
     Args:
       run: description of the run.
@@ -47,7 +47,7 @@ class Tracker:
       self._upload()
 
   def _upload(self) -> None:
-    """Copies the events so far to the object store, if the workdir is there."""
+    """Uploads the events so far, if the workdir is in an object store."""
     self._uploaded_at = time.monotonic()
     if self._local is None:
       return
