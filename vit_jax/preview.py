@@ -18,7 +18,7 @@ from jaxtyping import Float, UInt8
 from vit_jax.cli import entry, process
 from vit_jax.config import overrides
 from vit_jax.config.completion import Config
-from vit_jax.config.sections import build_section
+from vit_jax.config.sections import build, build_section
 from vit_jax.data.contract import require
 from vit_jax.data.pipeline import stream
 from vit_jax.errors import UserError, closest
@@ -100,8 +100,12 @@ def run_evaluation(config: Config, name: str, images: int) -> np.ndarray:
   if name not in config.evals:
     raise UserError(f'--evaluator={name}; {closest(name, config.evals)}.')
   experiment = Experiment.build(config, jax.devices())
-  names = data.open_source(config, config.train.split).class_names
-  source = data.open_source(config, config.evals[name].split, names)
+  section = config.evals[name].to_dict()
+  if section.get('source'):  # an evaluator with a source of its own
+    source = build('source', section['source'], section['split'])
+  else:
+    names = data.open_source(config, config.train.split).class_names
+    source = data.open_source(config, section['split'], names)
   log.info(
     'evaluation %s: %s, %s examples, %d classes',
     name,

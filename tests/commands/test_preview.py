@@ -45,7 +45,14 @@ def test_preview_of_an_evaluator(tmp_path, caplog):
   (tmp_path / 'val/cat/0.png').write_bytes(b'no image at all')
   config = completed(
     source={'name': 'folder', 'path': str(tmp_path)},
-    evals={'val': {'name': 'classification', 'split': 'val'}},
+    evals={
+      'val': {'name': 'classification', 'split': 'val'},
+      'other': {
+        'name': 'calibration',
+        'split': 'val',
+        'source': {'name': 'synthetic', 'num_examples': 3, 'num_classes': 2},
+      },
+    },
     reader={'on_bad_record': 'skip', 'max_bad_share': 0.5},
     preprocess={'resize': 'central', 'central_fraction': 1.0},
     num_classes=2,
@@ -56,3 +63,5 @@ def test_preview_of_an_evaluator(tmp_path, caplog):
   assert shown == 5 * 128 * 128  # five images, each pixel enlarged 16 times
   with pytest.raises(UserError, match="did you mean 'val'"):
     preview.run_evaluation(config, 'vla', 32)
+  preview.run_evaluation(config, 'other', 32)
+  assert '3 examples, 2 classes' in caplog.text.splitlines()[-1]
