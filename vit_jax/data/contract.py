@@ -20,7 +20,7 @@ Spec = dict[str, tuple[tuple[int, ...], np.dtype]]
 # Keys that the loader adds to those of a transform.
 MASK: Spec = {'mask': ((), np.dtype(bool))}
 REPLACED: Spec = {'replaced': ((), np.dtype(np.int32))}
-_KINDS = 'biuf'  # booleans, integers, floating-point numbers
+_KINDS = 'biuf'  # NumPy's kinds of booleans, integers and floating point
 _MAX_BYTES = 4  # JAX uses numbers of at most 32 bits
 
 
@@ -33,15 +33,16 @@ class Source(Protocol):
   processes receive a copy. The following methods are optional:
 
   - `where(index)` returns the file of an example, for messages.
-  - `rows()` yields (part, positions of examples in this part), so that two
-    splits of the same data can be compared.
+  - `rows()` yields (name of a part of the data, such as a file; positions of
+    the source's examples in this part), so that two splits of the same data can
+    be compared.
   - `with_labels(key)` returns the same source whose examples also contain,
     under that key, a list of all correct labels, which may be empty.
   - `locate(positions, seed)` returns the indices of the examples at positions
-    counted from the start of the training, in place of the usual order (a new
+    counted from the start of training, in place of the usual order (a new
     random order of all examples in each epoch).
-  - `replacements(index)` returns the range of indices from which a bad record
-    is replaced, by default those of all examples.
+  - `replacements(index)` returns the range of indices from which the
+    replacement of a bad record is drawn; by default, all examples.
 
   Attributes:
     name: name of the dataset, for messages.
@@ -98,8 +99,8 @@ class Transform(Protocol):
 
     Args:
       example: example returned by the source.
-      rng: random generator, which depends only on the seed and the position in
-        the training and must be the only source of randomness. None in
+      rng: random generator, which depends only on the seed and the example's
+        position in training, and must be the only source of randomness. None in
         evaluation.
 
     Returns:
@@ -149,19 +150,20 @@ def check_spec(transform: Transform) -> Spec:
 
 
 def train_spec(transform: Transform, on_bad_record: str) -> Spec:
-  """Returns the content of a training batch per example.
+  """Returns the spec of one example of a training batch.
 
   It has the transform's keys and, with on_bad_record='skip', also `replaced`,
-  the number of bad records that were replaced at this position.
+  the number of bad records that were replaced at the example's position.
   """
   added = REPLACED if on_bad_record == 'skip' else {}
   return check_spec(transform) | added
 
 
 def eval_spec(transform: Transform) -> Spec:
-  """Returns the content of an evaluation batch per example.
+  """Returns the spec of one example of an evaluation batch.
 
-  It has the transform's keys, and `mask`, which is False on padding.
+  It has the transform's keys, and `mask`, which is False on padding and on bad
+  records.
   """
   return check_spec(transform) | MASK
 
@@ -169,10 +171,10 @@ def eval_spec(transform: Transform) -> Spec:
 def check_values(
   transform: Transform, values: dict[str, Any], spec: Spec
 ) -> None:
-  """Checks that the values of a transform have the keys and shapes of its spec.
+  """Checks that a transformed example matches the spec of the transform.
 
   Raises:
-    UserError: keys, a shape or a dtype differ.
+    UserError: the keys, a shape or a dtype differ from the spec.
   """
   if values.keys() != spec.keys():
     raise UserError(
@@ -211,12 +213,12 @@ def require(keys: Iterable[str], *required: str, who: str) -> None:
 
 
 def layout(spec: Spec, rows: int) -> Spec:
-  """Returns the shapes and dtypes of a batch with that number of rows."""
+  """Returns the shapes and dtypes of a batch of `rows` examples."""
   return {key: ((rows, *shape), dtype) for key, (shape, dtype) in spec.items()}
 
 
 def num_bytes(spec: Spec) -> int:
-  """Returns the size of arrays of these shapes and dtypes in bytes."""
+  """Returns the total size of the arrays in a spec, in bytes."""
   return sum(
     int(np.prod(shape)) * dtype.itemsize for shape, dtype in spec.values()
   )

@@ -23,8 +23,8 @@ def of(source: Any) -> dict[str, Any]:
 
   Returns:
     Values that JSON preserves, including `size` (number of examples) and
-    `class_names`. Fingerprints are equal if and only if, as far as this can be
-    determined, the sources contain the same examples in the same order.
+    `class_names`. They are compared to find out whether two sources contain the
+    same examples in the same order, as far as this can be determined.
   """
   own = getattr(source, 'fingerprint', None)
   return sampled(source) if own is None else own
@@ -37,7 +37,7 @@ def sampled(source: Any, *listing: np.ndarray, **more: Any) -> dict[str, Any]:
     source: any source.
     *listing: arrays that identify the examples in the source's order without
       reading them, for example names of files, or offsets and sizes.
-    **more: further values of the fingerprint.
+    **more: additional entries of the fingerprint.
 
   Returns:
     `size` (number of examples), `class_names`, `listing` (checksum in hex, or
@@ -56,7 +56,7 @@ def sampled(source: Any, *listing: np.ndarray, **more: Any) -> dict[str, Any]:
 
 
 def checksum(*arrays: np.ndarray) -> str:
-  """Computes a checksum of shapes, dtypes and content, in hex."""
+  """Computes a checksum of the shapes, dtypes and content of arrays, in hex."""
   digest = hashlib.blake2b(digest_size=16)
   for array in arrays:
     digest.update(f'{array.dtype.str} {array.shape}\n'.encode())

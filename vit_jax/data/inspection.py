@@ -23,8 +23,8 @@ from vit_jax.data.pipeline.loader import BadRecord, Source
 from vit_jax.errors import UserError
 from vit_jax.files import jsonl, outages
 
-_CHUNK = 64  # examples per line
-_AHEAD = 4  # chunks in progress per thread
+_CHUNK = 64  # examples per chunk, which is one line of the file
+_AHEAD = 4  # chunks per thread that are submitted in advance
 _BAD = -1  # label of a bad record
 
 
@@ -53,7 +53,7 @@ def inspect(
   threads: int,
   progress: Callable[[int, int], None],
 ) -> Found:
-  """Inspects the examples of a split that have not been inspected yet.
+  """Inspects the examples of a split for which the file has no results yet.
 
   Args:
     source: source of the split.
@@ -62,6 +62,9 @@ def inspect(
     threads: number of decoding threads.
     progress: function that is called with the number of examples inspected so
       far and the number of bad records among them.
+
+  Returns:
+    Results of all examples of the split, in order.
 
   Raises:
     UserError: the split is empty, or the file contains results of other data
@@ -113,10 +116,11 @@ def _ahead(
 
 
 def _known(source: Source, split: str, path: epath.Path) -> dict[int, Found]:
-  """Returns the results so far by index of their first example.
+  """Reads the results so far: {index of a chunk's first example: results}.
 
-  If there are none, the first line of the split is written. A last line that is
-  incomplete because the process was killed is moved to another file.
+  If there are none, the split's first line, which contains the fingerprint, is
+  written. A last line that is incomplete because the process was killed is
+  moved to another file.
   """
   jsonl.keep(path, lambda line: True)
   lines = [
@@ -140,7 +144,7 @@ def _append(path: epath.Path, line: dict[str, Any]) -> None:
 
 
 def _chunk(source: Source, split: str, start: int) -> dict[str, Any]:
-  """Inspects a chunk of examples; returns its line."""
+  """Inspects a chunk of examples and returns its line of the file."""
   rows, bad = [], []
   for index in range(start, min(start + _CHUNK, len(source))):
     try:
@@ -162,7 +166,7 @@ def _chunk(source: Source, split: str, start: int) -> dict[str, Any]:
 
 
 def _measure(source: Source, index: int) -> tuple[int, int, int, int]:
-  """Returns the label, height, width and checksum of the pixels.
+  """Returns label, height, width and checksum of the pixels of an example.
 
   Raises:
     DecodeError: the record cannot be used.
@@ -194,7 +198,7 @@ def duplicates(found: dict[str, Found]) -> Iterator[list[tuple[str, int]]]:
   """Yields groups of examples with equal pixels, as lists of (split, index).
 
   Args:
-    found: result of each split.
+    found: {name of a split: its results}.
   """
   names = list(found)
   usable = [np.flatnonzero(found[name].labels != _BAD) for name in names]

@@ -30,7 +30,7 @@ class Relabelled:
     """Maps labels by name.
 
     Args:
-      source: source whose class names are all in `class_names`.
+      source: source whose class names are a subset of `class_names`.
       class_names: class names in the order of the new labels.
     """
     self._source, self._several = source, ''
@@ -51,7 +51,7 @@ class Relabelled:
     return mapped
 
   def with_labels(self, key: str) -> 'Relabelled':
-    """Returns this source with a field of several mapped labels per example."""
+    """Returns this source, whose examples also have a list of mapped labels."""
     other = copy.copy(self)
     other._several = key
     if hasattr(self._source, 'with_labels'):
@@ -79,14 +79,14 @@ def matched(source: Source, class_names: Sequence[str], head: str) -> Source:
 
   Args:
     source: source that the head is evaluated on.
-    class_names: class names of the head, in the order of its outputs; it may
-      have more outputs than names.
+    class_names: class names of the head, in the order of its outputs; the head
+      may have further outputs without names.
     head: name of the head, for messages.
 
   Returns:
-    The source itself if its labels are equal to those of the head, or if the
-    source or the head has numbers in place of class names; otherwise a source
-    whose labels are mapped by name.
+    The unchanged source if its classes are the first classes of the head, in
+    the same order, or if the source or the head has numbers in place of class
+    names; otherwise a source whose labels are mapped by name.
 
   Raises:
     UserError: the source has a class that the head does not have.
@@ -122,7 +122,7 @@ def matched(source: Source, class_names: Sequence[str], head: str) -> Source:
 
 
 def numbered(class_names: Sequence[str]) -> bool:
-  """Returns whether all names are numbers such as '3' or 'class 3'."""
+  """Returns whether each name is only its index, such as '3' or 'class 3'."""
   return all(
     re.fullmatch(rf'(class[ _]?)?0*{i}', name, re.IGNORECASE)
     for i, name in enumerate(class_names)
@@ -134,12 +134,13 @@ def names_differ(
   new: Iterable[str],
   places: tuple[str, str] = ('before', 'now'),
 ) -> str:
-  """Describes the differences of two lists of class names in one line.
+  """Describes the differences between two lists of class names in one line.
 
   Args:
     old: first list.
     new: second list.
-    places: adverbials that describe where the first and the second list are.
+    places: phrases that identify the first and the second list in the text, for
+      example ('in the head', 'in the data').
   """
   old, new = list(old), list(new)
   parts = [

@@ -22,7 +22,7 @@ _LISTENER: contextvars.ContextVar[Callable[[], None]] = contextvars.ContextVar(
 
 @contextlib.contextmanager
 def reported_to(listener: Callable[[], None]) -> Iterator[None]:
-  """Calls `listener` in its context whenever a part of the work is done.
+  """Calls `listener` whenever the code in the `with` block makes progress.
 
   Args:
     listener: function that is called in the thread that does the work.

@@ -1,10 +1,10 @@
-"""Source of the remaining examples, for a pass that is resumed."""
+"""Source of the examples that remain when an interrupted pass is resumed."""
 
 from typing import Any
 
 from vit_jax.data.contract import Source
 
-UNLABELLED = 0  # label of unlabelled examples, because transforms require one
+UNLABELLED = 0  # placeholder label, because transforms require a label
 
 
 class Remaining:
@@ -15,7 +15,7 @@ class Remaining:
 
     Args:
       source: source of all examples.
-      start: index of the first example.
+      start: index of the first remaining example.
     """
     self._source, self._start = source, start
     self.name, self.num_classes = source.name, source.num_classes or 1

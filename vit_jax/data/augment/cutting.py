@@ -27,7 +27,8 @@ def cover(
     height: height of the box, pixels.
     width: width of the box, pixels.
     interpolation: see `resampling.resize`.
-    fraction: fraction of one side of the result that the box takes.
+    fraction: ratio of the box's side to the result's, in (0, 1], along the axis
+      where this ratio is larger.
 
   Raises:
     DecodeError: the result would be too large.
@@ -45,10 +46,10 @@ def cover(
 def shorter_side(
   pixels: Image, height: int, width: int, interpolation: str, fraction: float
 ) -> UInt8[np.ndarray, 'height width 3']:
-  """Resizes the shorter side to a length, then takes the centre.
+  """Resizes an image by its shorter side, then cuts out the centre.
 
-  Sizes are rounded as in torchvision's Resize and CenterCrop: the longer side
-  is rounded down, and half pixels are rounded to the even number.
+  The aspect ratio is kept. Sizes are rounded as in torchvision's Resize and
+  CenterCrop: the longer side is rounded down, and half pixels to even.
 
   Args:
     pixels: pixels of the whole image.
@@ -90,7 +91,7 @@ def random_box(
     height: height of the image, pixels.
     width: width of the image, pixels.
     area: smallest and largest fraction of the image's area.
-    rng: source of randomness.
+    rng: random generator.
     aspect_range: smallest and largest width / height of the box.
   """
   low, high = aspect_range

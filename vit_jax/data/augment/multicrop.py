@@ -83,7 +83,7 @@ class TrainTransform:
 
   @property
   def spec(self) -> Spec:
-    """Spec of `global`, uint8 `[2, y, x, 3]`, and `local` `[n, y', x', 3]`."""
+    """Spec of uint8 `global` `[2, y, x, 3]` and `local` `[n, y', x', 3]`."""
     views = {
       'global': (_GLOBAL, *self.image_size, 3),
       'local': (self.local_crops, *square(self.local_size), 3),
@@ -97,7 +97,7 @@ class TrainTransform:
   def __call__(
     self, example: Example, rng: np.random.Generator
   ) -> dict[str, np.ndarray]:
-    """Returns the crops; raises DecodeError."""
+    """Returns the crops; raises DecodeError if the image cannot be decoded."""
     # The whole image is decoded, because the crops together cover most of it.
     pixels = decode(example['image'])
     count = _GLOBAL + self.local_crops
@@ -112,8 +112,8 @@ class TrainTransform:
 
     Args:
       pixels: pixels of the whole image.
-      index: 0 and 1 for the global crops, larger for the local crops.
-      rng: random generator of the example, used by all views in order.
+      index: index of the view; 0 and 1 are global crops, others local crops.
+      rng: random generator of the example, used by all views one after another.
     """
     is_global = index < _GLOBAL
     area = self.global_area if is_global else self.local_area

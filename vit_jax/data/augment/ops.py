@@ -1,8 +1,8 @@
 """Deterministic colour and geometry operations on uint8 images.
 
-The arguments are drawn by `policies`. Colour operations give the results of
-Pillow's ImageOps and ImageEnhance, up to two grey levels where OpenCV rounds
-differently.
+`policies` draws their random arguments. Colour operations give the results of
+Pillow's ImageOps and ImageEnhance, except for differences of up to two grey
+levels where OpenCV rounds differently.
 """
 
 from typing import Any
@@ -19,7 +19,7 @@ _VALUES = np.arange(256)
 
 
 def _look_up(image: Image, table: np.ndarray) -> Image:
-  """Replaces values by a table `[256]`, or `[256, 3]` with one per channel."""
+  """Maps values by a table `[256]`, or `[256, 3]` with a column per channel."""
   table = np.clip(table, 0, 255).astype(np.uint8)
   if table.ndim == 2:
     table = table[None]
@@ -53,12 +53,12 @@ def solarize_add(image: Image, amount: int) -> Image:
 
 
 def brightness(image: Image, factor: float) -> Image:
-  """Changes the brightness: factor 0 gives black, 1 the image."""
+  """Changes the brightness: factor 0 gives black, 1 the unchanged image."""
   return _look_up(image, factor * _VALUES)
 
 
 def contrast(image: Image, factor: float) -> Image:
-  """Changes the contrast: factor 0 gives the mean grey, 1 the image."""
+  """Changes the contrast: factor 0 gives the mean grey, 1 no change."""
   mean = int(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY).mean() + 0.5)
   return _look_up(image, mean + factor * (_VALUES - mean))
 
@@ -69,12 +69,12 @@ def greyscale(image: Image) -> Image:
 
 
 def color(image: Image, factor: float) -> Image:
-  """Changes the saturation: factor 0 gives greyscale, 1 the image."""
+  """Changes the saturation: factor 0 gives greyscale, 1 no change."""
   return cv2.addWeighted(image, factor, greyscale(image), 1 - factor, 0)
 
 
 def sharpness(image: Image, factor: float) -> Image:
-  """Changes the sharpness: factor 0 smooths, 1 gives the image, 2 sharpens.
+  """Changes the sharpness: factor 0 smooths, 1 has no effect, 2 sharpens.
 
   Pixels at the border do not change.
   """
@@ -198,17 +198,17 @@ def shear_y(image: Image, slope: float, **options: Any) -> Image:
 
 
 def translate_x(image: Image, pixels: float, **options: Any) -> Image:
-  """Moves the image to the left; options as in `affine`."""
+  """Moves the image left by `pixels`; options as in `affine`."""
   return affine(image, [[1, 0, pixels], [0, 1, 0]], **options)
 
 
 def translate_y(image: Image, pixels: float, **options: Any) -> Image:
-  """Moves the image up; options as in `affine`."""
+  """Moves the image up by `pixels`; options as in `affine`."""
   return affine(image, [[1, 0, 0], [0, 1, pixels]], **options)
 
 
 def cut_out(image: Image, y: int, x: int, radius: int) -> Image:
-  """Draws a grey square centred at (y, x), clipped at the border."""
+  """Draws a grey square with side 2 · `radius` and centre (y, x), clipped."""
   image = image.copy()
   top, left = max(y - radius, 0), max(x - radius, 0)
   image[top : y + radius, left : x + radius] = GREY

@@ -11,13 +11,13 @@ from jaxtyping import UInt8
 from vit_jax.data.augment import ops
 
 Image = UInt8[np.ndarray, 'y x 3']
-# A function of image, level (0 to 1, or to 3 in the authors' policy) and random
-# generator.
+# A function of image, level (magnitude / 10; 0 to 1, or 0 to 3 in the authors'
+# policy) and random generator.
 Op = Callable[[Image, float, np.random.Generator], Image]
 
 _MAX_LEVEL = 10.0
 _LEVEL_NOISE = 0.5  # standard deviation of timm's magnitudes
-_AUTHORS_SIDE = 224  # side of the images for which their code was written, px
+_AUTHORS_SIDE = 224  # image size of the authors' RandAugment code, pixels
 _IMAGENET_MEAN = (124, 116, 104)  # RGB fill colour of timm's policy
 _JITTER = (ops.brightness, ops.contrast, ops.color)
 
@@ -31,28 +31,28 @@ def _plain(op: Callable[[Image], Image]) -> Op:
 
 
 def _signed(op: Callable[[Image, float], Image], largest: float) -> Op:
-  """Returns an operation whose argument is up to ±`largest`."""
+  """Returns an operation with the argument ± level · `largest`."""
   return lambda image, level, rng: op(image, _sign(rng) * level * largest)
 
 
 def _relative(
   op: Callable[[Image, float], Image], axis: int, largest: float
 ) -> Op:
-  """Returns an operation whose argument is up to ±`largest` times a side."""
+  """Returns an operation with the argument ± level · `largest` · side."""
   return lambda image, level, rng: op(
     image, _sign(rng) * level * largest * image.shape[axis]
   )
 
 
 def _around_one(op: Callable[[Image, float], Image]) -> Op:
-  """Returns an operation with a factor of 1 ± .9 at the highest level."""
+  """Returns an operation with the factor 1 ± .9 · level, at least .1."""
   return lambda image, level, rng: op(
     image, max(0.1, 1 + _sign(rng) * 0.9 * level)
   )
 
 
 def _rising(op: Callable[[Image, float], Image]) -> Op:
-  """Returns an operation with a factor that rises from .1 to 1.9."""
+  """Returns an operation with the factor .1 + 1.8 · level."""
   return lambda image, level, rng: op(image, 0.1 + 1.8 * level)
 
 
@@ -140,10 +140,10 @@ class RandAugment:
   Attributes:
     layers: number of operations per image, drawn with replacement (N in the
       paper).
-    magnitude: strength of the operations (M in the paper), 0 to 10, or to 30
+    magnitude: strength of the operations (M in the paper), 0 to 10, or 0 to 30
       with the authors' policy; `TIMM` and `AUTHORS` define its meaning. With
       the authors' policy, posterize and solarize become weaker as the magnitude
-      increases, and stop having an effect above 10.
+      increases: solarize has no effect from 10 on, posterize from 20 on.
     policy: 'timm' or 'authors'. 'timm' applies each operation with probability
       .5 and adds noise of standard deviation .5 to the magnitude. 'authors'
       always applies each operation at exactly this magnitude.
@@ -162,7 +162,7 @@ class RandAugment:
   policy: str
 
   def __call__(self, image: Image, rng: np.random.Generator) -> Image:
-    """Returns a changed image of the same shape."""
+    """Returns an augmented image of the same shape."""
     table = list(POLICIES[self.policy].values())
     for _ in range(self.layers):
       op, magnitude = table[rng.integers(len(table))], self.magnitude
@@ -201,8 +201,8 @@ def jitter(
     image: the image.
     strengths: strengths of these operations, at least 0; without a fourth, the
       hue is not changed. The first three factors are uniform in 1 ± strength,
-      with a lower limit of 0; the hue is rotated by up to ± strength, at most
-      1/2, of the full circle.
+      with a lower limit of 0. The hue is rotated by up to ± strength of the
+      full circle; this strength is at most 1/2.
     rng: random generator.
 
   Reference: torchvision's `ColorJitter`.

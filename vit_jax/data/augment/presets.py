@@ -40,7 +40,7 @@ class Preset(NamedTuple):
   larger: Callable[[int], int]
 
   def section(self, image_size: tuple[int, ...]) -> dict[str, Any]:
-    """Returns the section `preprocess` for a model with inputs of this size."""
+    """Returns the section `preprocess` for inputs of (height, width) pixels."""
     keys: dict[str, Any] = dict(
       resize=self.resize, interpolation=self.interpolation
     )
@@ -51,12 +51,12 @@ class Preset(NamedTuple):
 
 
 def cropped(fraction: float) -> Callable[[int], int]:
-  """Returns a function from the side of a crop to the side of the whole.
+  """Returns a function from the side of a crop to that of the resized image.
 
-  The whole side is rounded down, as in timm.
+  The side of the resized image is rounded down, as in timm.
 
   Args:
-    fraction: fraction of the whole side that the crop takes.
+    fraction: ratio of the crop's side to the resized image's side.
   """
   return lambda side: math.floor(side / fraction)
 
@@ -67,8 +67,8 @@ def cropped(fraction: float) -> Callable[[int], int]:
 #   448 pixels (configs/transfer.py).
 # timm: the default config of its models `vit_*`, crop_pct .9.
 # dino: Resize(256, bicubic) and CenterCrop(224) in eval_knn.py, eval_linear.py.
-# mae: the same in util/datasets.py, but without cropping the shorter side if
-#   the image size is above 224 pixels.
+# mae: the same as dino (util/datasets.py), but if the image size is above 224
+#   pixels, the shorter side is not cropped.
 PRESETS = {
   'vit': Preset('squash', 'bilinear', NONE, cropped(1)),
   'big_vision': Preset(
@@ -102,7 +102,7 @@ def find(name: str) -> Preset:
 
 
 # Training crops for fine-tuning: 'inception' as in the authors' public code,
-# 'bit' as in BiT, which section 4.1 of the paper follows.
+# 'bit' as in BiT, which the ViT paper follows (section 4.1).
 _FINE_TUNING: dict[str, dict[str, Any]] = {
   'inception': dict(crop='inception', min_area=0.05, flip=True),
   'bit': dict(crop='squash', enlarge=7 / 6, flip=True),
@@ -134,7 +134,7 @@ def section(
   Args:
     name: name of a preset, a key of `PRESETS`.
     image_size: (height, width) of the result, pixels.
-    **keys: keys of `EvalTransform` that override the preset's.
+    **keys: arguments of `EvalTransform`, which override those of the preset.
 
   Raises:
     UserError: a preset of that name does not exist.

@@ -15,13 +15,14 @@ from vit_jax.errors import UserError, check_range
 class TrainTransform(transforms.TrainTransform):
   """`transforms.TrainTransform` whose `label` is float32 `[num_classes]`.
 
-  The label is the example's `soft` if it has one (`sources/pseudo_labels.py`);
-  otherwise it is the one-hot vector of the integer label, with label smoothing.
+  The label is the example's value `soft` if it exists (see
+  `sources/pseudo_labels.py`), and otherwise the one-hot vector of the integer
+  label, with label smoothing.
 
   Attributes:
     num_classes: number of classes of the data.
-    label_smoothing: α in [0, 1) for examples without soft labels: 1 − α is
-      added at the label and α / num_classes at every class.
+    label_smoothing: α in [0, 1) for examples without soft labels: every class
+      has the value α / num_classes, and the label has 1 − α more.
 
   Reference: Noisy Student, Xie et al., arXiv 1911.04252. As in its code, human
   labels are smoothed and the teacher's labels are not.
@@ -46,7 +47,7 @@ class TrainTransform(transforms.TrainTransform):
   def __call__(
     self, example: Example, rng: np.random.Generator | None = None
   ) -> dict[str, np.ndarray | int]:
-    """Returns image and label; raises DecodeError."""
+    """Returns `image` and `label`; raises DecodeError for a bad record."""
     result = super().__call__(example, rng)
     if SOFT not in example:
       return result | {'label': self._hard(int(example['label']))}

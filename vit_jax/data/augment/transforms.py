@@ -30,7 +30,7 @@ _RESIZES = ('squash', 'central', 'squash_central', 'torchvision')
 def square(image_size: tuple[int, ...]) -> tuple[int, int]:
   """Returns (height, width); (s,) is a short form of (s, s).
 
-  The flag `--config.image_size=384` gives such a tuple.
+  The flag `--config.image_size=384` results in (384,).
 
   Raises:
     UserError: the size is not one or two positive numbers, or is too large.
@@ -69,7 +69,7 @@ class _ImageAndLabel(abc.ABC):
   def __call__(
     self, example: Example, rng: np.random.Generator | None = None
   ) -> dict[str, np.ndarray | int]:
-    """Returns image and label; raises DecodeError."""
+    """Returns `image` and `label`; raises DecodeError for a bad record."""
     if 'label' not in example:
       raise UserError(
         f'the examples of the source contain {", ".join(example)}, but not '
@@ -102,16 +102,16 @@ class TrainTransform(_ImageAndLabel):
     max_area: largest fraction of the image's area that a crop covers.
     min_aspect: smallest width / height of a crop.
     max_aspect: largest width / height of a crop.
-    enlarge: side of the resized image as a multiple of the result's, for crop
-      'squash'; 7/6 is 448 pixels for 384.
+    enlarge: ratio of the resized image's side to the result's, for crop
+      'squash'; with 7/6, 384 pixels are cut out of 448.
     pad: number of pixels added on each side, for crop 'pad'.
     interpolation: filter, see `resampling.resize`.
-    flip: flip horizontally with probability .5.
+    flip: whether to flip images horizontally with probability .5.
     randaugment_layers: number of RandAugment operations per image; 0 for none.
-    randaugment_magnitude: magnitude of RandAugment, 0 to 10, or to 30 with the
-      authors' policy.
+    randaugment_magnitude: magnitude of RandAugment, 0 to 10, or 0 to 30 with
+      the authors' policy.
     randaugment_policy: 'timm' or 'authors', see `policies.RandAugment`.
-    three_augment: apply one of greyscale, solarization and blur.
+    three_augment: whether to apply one of greyscale, solarization and blur.
     color_jitter: strength of random changes of brightness, contrast and
       saturation, see `policies.jitter`; 0 for none.
   """
@@ -174,7 +174,7 @@ class TrainTransform(_ImageAndLabel):
     return pixels
 
   def _crop(self, image: Any, rng: np.random.Generator) -> Image:
-    """Returns a crop of the image, in the size of the result."""
+    """Returns a crop of the image, resized to `image_size`."""
     height, width = self.image_size
     if self.crop == 'inception':
       pixels = decode_box(image, lambda y, x: self._inception_box(y, x, rng))
@@ -269,9 +269,9 @@ class EvalTransform(_ImageAndLabel):
       (big_vision's few-shot evaluation). 'torchvision' is similar to 'central',
       with results that are bitwise equal to those of torchvision's Resize and
       CenterCrop, and hence of timm: the larger side is rounded down.
-    central_fraction: side of the centre as a fraction of the resized image's
-      side: 0.875 is 224 of 256. With 1, 'central' takes the largest possible
-      centre.
+    central_fraction: ratio of the centre's side to the resized image's side:
+      with 0.875, 224 pixels are cut out of 256. With 1, 'central' cuts out the
+      largest possible centre.
     interpolation: filter, see `resampling.resize`.
   """
 

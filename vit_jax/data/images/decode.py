@@ -1,4 +1,4 @@
-"""Decodes image files, or boxes of them, to RGB pixels.
+"""Decodes images, or rectangular parts of them (boxes), to RGB pixels.
 
 Supported formats are JPEG, PNG, GIF (first frame), BMP, WebP and TIFF (first
 page). The size is read from the header before the image is decoded, so that a
@@ -18,11 +18,11 @@ uses the fast one, which makes images about .7 of a grey level darker.
 CPU time of decoding for inception crops to 224 pixels, measured on 250 ImageNet
 photographs (most of 500x375 pixels): decoding the whole image by OpenCV takes
 1.2 to 1.3 times as long as decoding the box (libjpeg-turbo 3), and decoding the
-rows above the box's lower edge (simplejpeg) 1.09 to 1.15 times. Decoding at
-1/2, 1/4 or 1/8 of the size, if a crop is larger by that factor, is not
-implemented: it would apply to 3 % of the crops and change them by 4.6 grey
-levels on average, while decoding all crops would become only 1.025 times as
-fast.
+rows above the box's lower edge (simplejpeg) 1.09 to 1.15 times. Crops that are
+at least 2, 4 or 8 times as large as the result could be decoded at 1/2, 1/4 or
+1/8 of their size. This is not implemented: it would apply to 3 % of the crops
+and change them by 4.6 grey levels on average, but decoding all crops would
+become only 1.025 times as fast.
 """
 
 from collections.abc import Callable
@@ -42,7 +42,7 @@ MAX_PIXELS = 2**27
 
 
 def decode(image: bytes | np.ndarray) -> Image:
-  """Decodes a whole image to RGB, upright.
+  """Decodes a whole image to upright RGB pixels.
 
   Greyscale is converted to three equal channels; the upper 8 of 16 bits are
   kept; palettes are looked up; transparency is dropped, and the colours remain
@@ -54,7 +54,8 @@ def decode(image: bytes | np.ndarray) -> Image:
 
   Raises:
     DecodeError: the format is not supported, the file is damaged or truncated,
-      or the pixels are more than MAX_PIXELS or not uint8.
+      the image has more than MAX_PIXELS pixels, or the dtype or shape of an
+      array is not allowed.
   """
   return decode_box(image, lambda height, width: (0, 0, height, width))
 
@@ -66,7 +67,8 @@ def decode_box(
 
   Args:
     image: see `decode`.
-    box_of: function from the size of the upright image, pixels, to the box.
+    box_of: function from the height and width of the upright image, pixels, to
+      the box.
 
   Returns:
     Pixels of `decode(image)` in the box.
@@ -123,7 +125,7 @@ def _jpeg_box(data: bytes, box_of: Callable[[int, int], Box]) -> Image:
 def _upright(
   pixels: Image, orientation: int
 ) -> UInt8[np.ndarray, 'height width 3']:
-  """Applies an EXIF orientation: transposes from 5 on, and then flips."""
+  """Applies an EXIF orientation: transposes if it is at least 5, then flips."""
   if orientation >= 5:
     pixels = pixels.transpose(1, 0, 2)
   if orientation in (3, 4, 7, 8):

@@ -13,7 +13,7 @@ _SCAN, _END, _EXIF = 0xDA, 0xD9, 0xE1
 _APPLICATIONS = range(0xE0, 0xF0)
 _PROGRESSIVE = 0xC2
 _ORDINARY = (0xC0, 0xC1, _PROGRESSIVE)  # baseline, extended, progressive
-_ORIENTATION = 274  # tag of EXIF
+_ORIENTATION = 274  # EXIF tag of the orientation
 _PNG = b'\x89PNG\r\n\x1a\n'
 _FORMATS = ('PNG', 'GIF', 'BMP', 'WEBP', 'TIFF')
 
@@ -52,7 +52,7 @@ def is_jpeg(data: bytes) -> bool:
 
 
 def jpeg(data: bytes) -> Jpeg:
-  """Reads a JPEG's segments up to the first scan.
+  """Reads the header of a JPEG file, up to the first scan.
 
   Raises:
     DecodeError: the file has no frame, or no end marker. (Entropy-coded data
@@ -128,10 +128,10 @@ def stated_size(data: bytes) -> tuple[int, int]:
     Size of a PNG, GIF, BMP, WebP or TIFF image, pixels.
 
   Raises:
-    DecodeError: the header is damaged or of another format.
+    DecodeError: the header is damaged, or the format is another one.
   """
   if data[:8] == _PNG and len(data) >= 24:
-    # Pillow takes 10 microseconds, as long as decoding a very small image.
+    # Pillow would take 10 microseconds, as long as decoding a very small image.
     width, height = struct.unpack_from('>II', data, 16)
     return height, width
   try:

@@ -39,7 +39,7 @@ def decode_box(
   Args:
     data: content of the file.
     header: result of `headers.jpeg`.
-    box: box within the size in the header.
+    box: part of the image as it is stored, before the orientation is applied.
 
   Raises:
     DecodeError: the file is damaged, or none of the decoders supports it.
@@ -96,7 +96,7 @@ def _shortened(
 def _simplejpeg(
   data: bytes, height: int, width: int, box: Box
 ) -> turbojpeg.Decoded | None:
-  """Decodes all rows; the result is that of `turbojpeg.decode_box`."""
+  """Decodes all rows with simplejpeg; returns what `turbojpeg` would return."""
   pixels, warning = np.empty((height, width, 3), np.uint8), ''
   try:
     size = simplejpeg.decode_jpeg(data, 'RGB', buffer=pixels).shape[:2]
@@ -110,9 +110,9 @@ def _simplejpeg(
 
 
 def _decoded_size(data: bytes, message: str) -> tuple[int, int] | None:
-  """Returns the decoded size despite a warning.
+  """Returns (height, width) of an image that was decoded with a warning.
 
-  The result is None if the message means that nothing was decoded.
+  Returns None if the message means that nothing was decoded.
   """
   if not any(words in message.lower() for words in (*_DAMAGE, _HARMLESS)):
     return None
@@ -127,7 +127,8 @@ def _warning(data: bytes) -> str:
   """Returns libjpeg's first warning about a file, or ''.
 
   OpenCV does not report warnings, so simplejpeg decodes the file for them. If
-  simplejpeg does not support the chroma subsampling, the result is ''.
+  simplejpeg does not support the chroma subsampling, the result is its error
+  message, which `_check_warning` ignores.
   """
   try:
     simplejpeg.decode_jpeg(headers.without_applications(data))

@@ -1,6 +1,6 @@
 """Decodes only a box of a JPEG file, by libjpeg-turbo 3.
 
-The library is that of the system or that of the package `turbojpeg`. It is
+The library is loaded from the system or from the package `turbojpeg`. It is
 optional: without it, `images/jpeg.py` also decodes the rows above the box,
 which gives the same pixels but takes longer.
 """
@@ -48,13 +48,13 @@ def decode_box(
 
   Args:
     data: content of the file.
-    height: height in its header.
-    width: width in its header.
+    height: height in the header of the file, pixels.
+    width: width in the header of the file, pixels.
     box: (y, x, height, width), pixels.
 
   Returns:
-    Pixels of the box, equal to those of the decoded whole image; None if the
-    library is not installed or cannot decode the file.
+    Pixels of the box, equal to those that decoding the whole image gives; None
+    if the library is not installed or cannot decode the file.
   """
   library = _library()
   if library is None:

@@ -14,10 +14,10 @@ class BadRecordLimit:
   Each record is counted once even if it is read many times, as the records of a
   small member of a mixture are. Each process stores the bad records that it has
   read. The training step only sums, over all processes, how often bad records
-  were read. Added to the number known from the last exchange, this is an upper
-  bound on the number of distinct bad records. The processes exchange their
-  records only when the bound exceeds the limit, which happens at the same step
-  on all of them.
+  were read. The sum of these reads since the last exchange and of the distinct
+  bad records at that exchange is an upper bound on the number of distinct bad
+  records. The processes exchange their records only when the bound exceeds the
+  limit, which happens at the same step on all processes.
   """
 
   def __init__(
@@ -32,7 +32,7 @@ class BadRecordLimit:
     """
     self._max_share, self._num_examples = max_share, num_examples
     self._name = name
-    self._own: set[int] = set()  # the prefetching thread also adds to it
+    self._own: set[int] = set()  # the prefetching thread adds to it
     self._counted = self._since = 0
 
   def reporting(self, report: Report) -> Report:
@@ -50,7 +50,7 @@ class BadRecordLimit:
     return store_and_report
 
   def add(self, reads: int) -> None:
-    """Adds the bad records of a step. All processes must call it.
+    """Adds the bad records of a step. All processes must call this method.
 
     Args:
       reads: number of reads of bad records, summed over all processes.

@@ -38,10 +38,10 @@ class Share(NamedTuple):
   """The rows of a batch that one process loads.
 
   Attributes:
-    indices: index of the example of each row.
-    positions: position of each row in the training. None in evaluation, which
-      is deterministic, and in which rows are padding if their index is beyond
-      the end of the source.
+    indices: index of the example in each row.
+    positions: position of each row, counted from the start of training. None in
+      evaluation, where no random numbers are used, and where a row is padding
+      if its index is beyond the end of the source.
   """
 
   indices: Int[np.ndarray, ' local']
@@ -64,9 +64,9 @@ class Loader:
     source: source of the examples.
     transform: transform of each example.
     seed: seed of the run.
-    on_bad_record: 'error', or 'skip'. With 'skip', training replaces a bad
-      record by another one, which depends on seed, position and attempt, and
-      evaluation masks its row.
+    on_bad_record: 'error' or 'skip'. With 'skip', training replaces a bad
+      record by another record, determined by seed, position and attempt, and
+      evaluation masks the row.
   """
 
   source: Source
@@ -98,7 +98,7 @@ class Loader:
     """Loads a share into the rows of a batch, starting at row `first`.
 
     Returns:
-      The bad records that were read; none with on_bad_record='error'.
+      The bad records that were read; [] with on_bad_record='error'.
 
     Raises:
       UserError: a record is bad and on_bad_record is 'error', or too many
@@ -177,7 +177,7 @@ class Loader:
     return None
 
   def _check_label(self, values: dict[str, Any]) -> None:
-    """Raises DecodeError if the example has a label that is out of range."""
+    """Raises DecodeError if the label of an example is out of range."""
     if 'label' not in self.spec or self.spec['label'][1].kind not in 'iu':
       return  # the transform has no label, or a soft label
     label, last = np.asarray(values['label']), self.source.num_classes - 1

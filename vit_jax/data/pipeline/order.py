@@ -1,11 +1,11 @@
 """Order of the examples in training, computed by index arithmetic.
 
-Position p of a training is example number p mod n of epoch p // n, and each
-epoch has a different order. The order is not stored: a Feistel network permutes
-[0, 4^b) for the smallest 4^b ≥ n, and indices ≥ n are permuted again until they
-are below n ("cycle walking"), which gives a permutation of [0, n). Computing
-the example at any position of any epoch therefore takes the same time on every
-host.
+With n examples, position p of a run is example number p mod n of epoch p // n,
+and each epoch has a different order. The order is not stored: a Feistel network
+permutes [0, 4^b) for the smallest 4^b ≥ n, and indices ≥ n are permuted again
+until they are below n ("cycle walking"), which gives a permutation of [0, n).
+Every host can therefore compute the example at any position, in a time that
+does not depend on the position.
 
 References: Luby and Rackoff, "How to construct pseudorandom permutations"
 (1988); Black and Rogaway, "Ciphers with arbitrary finite domains" (2002).
@@ -16,7 +16,7 @@ import math
 import numpy as np
 from jaxtyping import Int, UInt64
 
-# Four rounds are a strong pseudorandom permutation; two more are a margin.
+# Four rounds give a strong pseudorandom permutation; two more are a margin.
 _ROUNDS = 6
 _GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio, the increment of SplitMix64
 
@@ -34,11 +34,11 @@ def mix(x: UInt64[np.ndarray, ' n']) -> UInt64[np.ndarray, ' n']:
 def shuffled(
   positions: Int[np.ndarray, ' n'], num_examples: int, seed: int
 ) -> Int[np.ndarray, ' n']:
-  """Returns the example indices at positions of the training.
+  """Returns the indices of the examples at positions in training.
 
   Args:
-    positions: int64 positions ≥ 0, counted from the start of the training, over
-      any number of epochs.
+    positions: int64 positions ≥ 0, counted from the start of training, over any
+      number of epochs.
     num_examples: number of examples in the dataset, ≥ 1.
     seed: seed of the run.
 
@@ -87,12 +87,12 @@ def repeated(
   device.
 
   Args:
-    positions: int64 positions, counted from the start of the training.
+    positions: int64 positions, counted from the start of training.
     batch_size: size of the global batch.
     repeats: number of copies of each example, ≥ 1.
 
   Returns:
-    int64 positions, the argument of `shuffled` in place of the original ones.
+    int64 positions, from which `shuffled` computes the examples.
 
   Reference: repeated augmentation, Hoffer et al., arXiv 1901.09335. DeiT's
   sampler draws a third of the examples in each epoch; with this function, all
@@ -116,8 +116,8 @@ def replacement(
   that every host and every resumed run uses the same replacement.
 
   Args:
-    position: position counted from the start of the training.
-    attempt: 1 for the first replacement, 2 if that one is also bad, …
+    position: position counted from the start of training.
+    attempt: 1 for the first replacement, 2 if the first is also bad, …
     num_examples: number of examples in the dataset.
     seed: seed of the run.
   """
@@ -131,7 +131,7 @@ def replacement(
 def batch_index(step: int, skipped: tuple[int, ...] = ()) -> int:
   """Returns the index of the batch that follows `step` updates.
 
-  It is the `step`-th natural number that is not on the skip list.
+  It is number `step`, counted from 0, of the indices that are not in `skipped`.
   """
   for index in sorted(set(skipped)):
     if index <= step:

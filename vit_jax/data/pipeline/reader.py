@@ -28,7 +28,7 @@ log = logging.getLogger('vit_jax')
 Batch = dict[str, jax.Array]
 _CHUNK = 16  # examples per task of a worker
 _READY = 2  # batches prefetched to the devices
-_MEMORY_FRACTION = 0.8  # maximum fraction of the memory that is used
+_MEMORY_FRACTION = 0.8  # maximum fraction of the memory for batches
 
 
 @plugins.operational('threads', 'processes', 'prefetch', 'max_bad_share')
@@ -39,13 +39,13 @@ class Reader:
   Attributes:
     threads: number of threads that read and decode images; 0 for one thread per
       core.
-    processes: number of worker processes, which are used in place of threads if
-      it is positive. Processes are faster on hosts with so many cores that
-      Python's global lock limits threads, at about 8,000 images/s.
+    processes: number of worker processes; if positive, they replace the
+      threads. Processes are faster on hosts with so many cores that Python's
+      global lock limits threads, at about 8,000 images/s.
     prefetch: number of batches that are prepared in advance on the host.
     on_bad_record: 'error' ends the run with a message that names file and
-      index. 'skip' replaces the record by another one, counts it, and lists it
-      once in events.jsonl.
+      index. 'skip' replaces the record by another one (in evaluation, masks
+      it), counts it, and lists it once in events.jsonl.
     max_bad_share: fraction of the dataset that may be bad before a run ends.
   """
 
@@ -71,7 +71,7 @@ class Reader:
   def workers(
     self, loader: Loader, rows: int
   ) -> workers.Threads | workers.Processes:
-    """Starts the threads or processes."""
+    """Starts the workers, which load batches of `rows` examples."""
     cv2.setNumThreads(1)  # images are decoded in parallel, one per thread
     if self.processes:
       batches = self.prefetch + 1
@@ -94,7 +94,7 @@ class Reader:
     """Checks that this host has enough memory for the prefetched batches.
 
     Raises:
-      UserError: it does not have enough memory.
+      UserError: the host does not have enough memory.
     """
     need, whole = self.memory_bytes(loader, rows), machine.memory_bytes()
     if whole is not None and need > _MEMORY_FRACTION * whole:
@@ -118,7 +118,7 @@ def check_share(
   max_share: float,
   where: str = 'events.jsonl',
 ) -> None:
-  """Checks the fraction of a dataset that is bad.
+  """Checks that the fraction of bad records in a dataset is allowed.
 
   Args:
     bad: number of distinct records that could not be used so far.
@@ -185,7 +185,7 @@ def host_batches(
   bad: BadRecords,
   rows: int,
 ) -> Generator[HostBatch, None, None]:
-  """Loads shares in order by all workers, and prefetches `prefetch` of them."""
+  """Yields a batch for each share; `reader.prefetch` more are being loaded."""
   pool: Any = reader.workers(loader, rows)
 
   def submit(share: Share) -> tuple[Any, list[Any]]:

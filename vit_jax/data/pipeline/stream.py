@@ -1,10 +1,10 @@
 """Streams of global batches on the devices, for training and evaluation.
 
-Batch s of a training depends only on the seed, s and the skip list. The example
-at position p = s · batch_size + i is determined by `order.repeated` and
+Batch s of a run depends only on the seed, s and the skip list. The example at
+position p = s · batch_size + i is determined by `order.repeated` and
 `order.shuffled`, and augmented with a random generator keyed by (seed, p). Each
-process reads only the positions that its own devices hold. Resuming therefore
-does not require any state, and the batches do not depend on the number of
+process reads only the rows that its own devices hold. A stream therefore has no
+state to save for resuming, and the batches do not depend on the number of
 processes.
 """
 
@@ -58,7 +58,7 @@ def train_batches(
     seed: seed of the run.
     start_step: number of completed updates.
     mesh: device mesh; the batch is split over its `data` and `fsdp` axes.
-    skipped: indices of batches that are never drawn.
+    skipped: indices of batches that are left out.
     repeats: number of copies of each example in a batch, see `order.repeated`.
     reader: settings of workers, prefetching and bad records.
     report: function that is called once with (source name, record) for each bad
@@ -68,8 +68,8 @@ def train_batches(
     An iterator of batches, which must be closed after use. A batch contains the
     keys of the transform's `spec` with a leading axis of `batch_size` and, with
     `on_bad_record='skip'`, `replaced`, int32 `[batch_size]`, the number of bad
-    records that were replaced in each row. With `on_bad_record='error'`, it
-    raises UserError with source and index of the first bad record.
+    records that were replaced in each row. With `on_bad_record='error'`, the
+    iterator raises UserError with source and index of the first bad record.
   """
   rows = _Rows.of(mesh, batch_size)
   loader = reader.loader(source, transform, seed)
@@ -104,9 +104,11 @@ def eval_batches(
 ) -> Stream:
   """Returns a stream of all examples in order; the last batch is padded.
 
+  The arguments are those of `train_batches`.
+
   Returns:
-    An iterator of batches as for `train_batches`, with `mask`, bool
-    `[batch_size]`, which is False on padding (zeros) and on skipped bad
+    An iterator of batches as in `train_batches`, but with `mask` in place of
+    `replaced`: bool `[batch_size]`, False on padding (zeros) and on skipped bad
     records. Every process receives the same number of batches.
   """
   rows = _Rows.of(mesh, batch_size)
@@ -146,8 +148,8 @@ class _Rows:
 
   Attributes:
     sharding: sharding of a global batch over its leading axis.
-    batch_size: rows of the global batch.
-    rows: row numbers on this process's devices, ascending.
+    batch_size: number of rows of the global batch.
+    rows: indices of the rows on this process's devices, ascending.
   """
 
   sharding: jax.sharding.NamedSharding

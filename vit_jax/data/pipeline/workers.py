@@ -21,14 +21,14 @@ _MAX_RESTARTS = 3  # maximum number of restarts while loading the same examples
 
 
 class Threads:
-  """Threads of this process; decoding and resizing release Python's lock."""
+  """Threads of this process; decoding and resizing release the GIL."""
 
   def __init__(self, loader: Loader, number: int):
     self._loader = loader
     self._pool = ThreadPoolExecutor(number, 'reader')
 
   def buffers(self, rows: int) -> HostBatch:
-    """Returns a buffer into which a share can be loaded."""
+    """Returns a buffer for a batch of `rows` examples."""
     return self._loader.buffers(rows)
 
   def fill(self, batch: HostBatch, share: Share, first: int) -> Future:
@@ -43,8 +43,7 @@ class Threads:
     """Waits for a task and returns the bad records that it has read.
 
     Raises:
-      UserError: the loader raised it, or worker processes were killed
-        repeatedly.
+      UserError: see `Loader.fill`; or worker processes were killed repeatedly.
     """
     return task.result()
 
@@ -64,7 +63,7 @@ class _Task:
   Attributes:
     arguments: arguments of `_fill`.
     pool: the pool to which the share was submitted.
-    future: its result.
+    future: future of the bad records in the share.
   """
 
   arguments: tuple[int, Share, int]
@@ -75,12 +74,12 @@ class _Task:
 class Processes:
   """Child processes that write batches into reused buffers of shared memory.
 
-  The methods are those of `Threads`, with the number of a buffer as the batch.
-  They are spawned, because a fork of a process that uses JAX may hang, and the
-  loader is sent to each of them once. The shared memory is unlinked, so that it
-  cannot outlive its users, and the workers end when this process ends, even if
-  it is killed. If a worker is killed, all workers are restarted and unfinished
-  shares are loaded again, with the same result.
+  The methods are those of `Threads`, with the index of a buffer as the batch.
+  Processes are spawned, because a fork of a process that uses JAX may hang. The
+  loader is sent to each process once. The shared memory is unlinked, so that it
+  is freed with the last process that uses it. The workers end when this process
+  ends, even if it is killed. If a worker is killed, all workers are restarted
+  and unfinished shares are loaded again, with the same result.
   """
 
   def __init__(self, loader: Loader, number: int, rows: int, batches: int):
@@ -148,8 +147,8 @@ class Processes:
     task.pool, task.future = self._pool, self._submit(task.arguments)
 
   def collect(self, batch: int) -> HostBatch:
-    # The arrays are copied, because a CPU device would otherwise read from the
-    # buffer after it is reused.
+    # The arrays are copied, because JAX on CPU may use their memory without
+    # copying it, even after the buffer is reused.
     views = _views(self._memory[batch], self._layout)
     arrays = {key: array.copy() for key, array in views.items()}
     self._free.append(batch)

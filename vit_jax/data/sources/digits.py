@@ -68,7 +68,8 @@ def prepare(data_dir: epath.Path) -> None:
 @contextlib.contextmanager
 def _lock(path: epath.Path) -> Iterator[None]:
   """Holds a lock, which the system releases if the process is killed."""
-  # Remote storage has no locks, but TFDS renames a dataset only when complete.
+  # Remote storage has no locks, but TFDS writes a dataset to a temporary
+  # directory, which it renames when the dataset is complete.
   if paths.is_remote(path):
     yield
     return
@@ -92,10 +93,10 @@ def _builder(data_dir: epath.Path):
     ) from error
   import tensorflow_datasets as tfds
 
-  tfds.disable_progress_bar()  # progress bars would be part of the log
+  tfds.disable_progress_bar()  # progress bars would fill the log
 
-  # Registering the class twice would fail, if a process prepares the dataset in
-  # two directories.
+  # Registration is skipped, because a second one would fail if a process
+  # prepares the dataset in two directories.
   class Digits(tfds.core.GeneratorBasedBuilder, skip_registration=True):
     """1,797 handwritten digits of 8x8 pixels."""
 

@@ -29,7 +29,7 @@ class Source(splits.Selected):
   """One split of a local directory with a folder for each class.
 
   Attributes:
-    name: name for messages, 'pets/train'.
+    name: name for messages, such as 'pets/train'.
     num_classes: number of class folders, or lines of `class_map`.
     class_names: names of the folders in order, or those of `class_map`.
   """
@@ -58,8 +58,8 @@ class Source(splits.Selected):
         `class_map` no folder in 'train'.
 
     Raises:
-      UserError: the directory or the split does not exist, or there are no
-        classes or empty ones.
+      UserError: the directory or the split does not exist, there are no
+        classes, or a class has no images.
     """
     path = files.local(path, 'the source folder').rstrip('/') or '/'
     roots = class_folders.roots(path, 'source.path')
@@ -113,7 +113,7 @@ class Source(splits.Selected):
     ]
 
   def _find(self, index: int) -> tuple[str, str]:
-    """Returns the directory of an example's split, and the path in it."""
+    """Returns (directory of the split, path in it) of an example."""
     split, position = self._selection[index]
     listing = self._listings[split]
     return listing.root, os.fsdecode(listing.paths[position])
@@ -153,7 +153,7 @@ def check_classes(class_names: Sequence[str], where: str) -> None:
 
   Args:
     class_names: names of the classes.
-    where: folder or split, for the message.
+    where: path of the folder or the split, for the message.
 
   Raises:
     UserError: there is only one class.
@@ -182,7 +182,9 @@ class Division(NamedTuple):
 
 
 def divide(path: str) -> Division:
-  """Returns the splits 'train' and 'val', or else holds out a tenth of 'train'.
+  """Returns 'train' and 'val', or divides 'train' if 'val' does not exist.
+
+  In this case, a tenth of 'train' is held out.
 
   Args:
     path: path of the directory.
@@ -199,8 +201,8 @@ def divide(path: str) -> Division:
   check_classes(listing.classes, listing.root)
   if 'val' in roots:
     return Division('train', 'val', images, num_classes)
-  # Workdirs with 'train[:90%]' were written when parts were cut from the sorted
-  # list, and have other examples. A different name prevents resuming them.
+  # Earlier versions used 'train[:90%]' and cut parts from the sorted list. The
+  # different spelling prevents resuming such runs with other examples.
   train, held_out = 'train[0%:90%]', 'train[90%:]'
   num_examples = len(splits.Selection(train, {'train': images}))
   if not num_classes <= num_examples < images:

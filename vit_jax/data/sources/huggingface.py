@@ -1,4 +1,4 @@
-"""Hugging Face datasets on disk: `save_to_disk`, or Parquet files.
+"""Hugging Face datasets on disk, from `save_to_disk` or as Parquet files.
 
 Arrow files are mapped into memory and have random access. Parquet files do not,
 because their rows are stored in compressed groups. Their images and labels are
@@ -28,7 +28,7 @@ from vit_jax.data.storage import (
 from vit_jax.data.storage.concatenation import Concatenation
 from vit_jax.errors import UserError, closest
 
-_STAMP = b'vit_jax'  # key of the schema's metadata
+_STAMP = b'vit_jax'  # key of the stamp in the metadata of a cached file
 _ROWS = 100  # rows of a record batch; reading a row touches only its own pages
 
 
@@ -37,7 +37,7 @@ class Source(splits.Selected):
   """One split of a local dataset of the package `datasets`.
 
   Attributes:
-    name: name for messages, 'pets/train'.
+    name: name for messages, such as 'pets/train'.
     num_classes: number of classes of the label.
     class_names: names of the classes, in the order of the labels.
   """
@@ -57,7 +57,7 @@ class Source(splits.Selected):
       split: split as in TFDS: 'train', 'train[:99%]', 'train+validation'.
       path: directory that `save_to_disk` wrote, or directory of Parquet files
         as on the hub: 'train-00000-of-00002.parquet' or 'train/0000.parquet',
-        in the directory, in its folder data/, or in a folder for the
+        directly in it, in its folder data/, or in a folder named for the
         configuration ('default').
       image_key: name of the image column.
       label_key: name of the label column, which contains integers.
@@ -175,10 +175,10 @@ def _names(schema: pa.Schema, key: str) -> list[str]:
 
 
 def _classes(tables: list[_Table], path: str) -> classes.Classes:
-  """Returns the classes of several splits.
+  """Returns the classes that the splits have in common.
 
   Raises:
-    UserError: the splits have different classes, or none has a label.
+    UserError: the splits have different classes, or no row has a label.
   """
   names = tables[0].class_names()
   if any(table.class_names() != names for table in tables):
@@ -212,7 +212,8 @@ def _check_columns(
   """Checks that all files have the columns, with usable and equal types.
 
   Raises:
-    UserError: a column is missing, has another type, or has different classes.
+    UserError: a column is missing or has another type, or the classes of files
+      differ.
   """
   for schema, path in zip(schemas, paths, strict=True):
     for key in keys:
@@ -238,7 +239,7 @@ def _check_columns(
 
 
 def _with_random_access(paths: list[str], keys: tuple[str, str]) -> list[str]:
-  """Returns Arrow files; Parquet files are converted to a cached one."""
+  """Returns Arrow files; Parquet files are converted to one cached file."""
   stamps = index.stamps(paths)  # also checks that the files exist
   if not paths[0].endswith('.parquet'):
     return paths

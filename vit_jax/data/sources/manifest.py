@@ -22,9 +22,9 @@ class Source(splits.Selected):
   """One split of a manifest; images may be local or on gs://.
 
   Attributes:
-    name: name for messages, 'pets.csv/train'.
-    num_classes: number of classes of the whole manifest, not only of the split,
-      or of `class_map`.
+    name: name for messages, such as 'pets.csv/train'.
+    num_classes: number of classes in `class_map`; without it, in the whole
+      manifest, not only in the split.
     class_names: names of the classes, in the order of the labels.
   """
 
@@ -35,15 +35,16 @@ class Source(splits.Selected):
       split: split as in TFDS: 'train', 'train[:99%]', 'train+validation'.
       path: path of the manifest, ending in .csv or .jsonl. Paths of images are
         relative to its folder, absolute, or gs:// addresses.
-      class_map: text file with a label on each line, a name or a number as in
-        the manifest, in the order of the classes; a display name may follow
-        after a tab. If it contains names only, numbers in the manifest are
-        positions in it, from 0. By default, classes are the sorted names in the
-        manifest, or the numbers up to the largest.
+      class_map: text file with one class per line, written like the labels in
+        the manifest (a name or a number), in the order of the classes; a
+        display name may follow after a tab. If it contains only names, numbers
+        in the manifest are positions in it, from 0. By default, classes are the
+        sorted names in the manifest, or the numbers from 0 to the largest.
 
     Raises:
-      UserError: the file or split does not exist, a line is not an image with a
-        label, or the labels do not determine the classes (`classes.number`).
+      UserError: the file or split does not exist, a line does not have an image
+        and a label, or the labels do not determine the classes (see
+        `classes.number`).
     """
     path = files.place(path, 'source.path')
     rows = listing.read(path)

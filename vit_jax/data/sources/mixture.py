@@ -1,11 +1,12 @@
 """A mixture of several sources, each with a fixed fraction of the examples.
 
-A pattern of 1,000 slots, which repeats, determines the member at each position.
-A member of weight w has w · 1000 slots (rounded), shuffled by the seed. The
-number of earlier positions of a member can therefore be computed, and its n-th
-position has the example of position n in a training on only this member: every
-member is read in whole epochs, each in a new order. The cost is the same for
-every position, and no state is stored.
+A repeating pattern of 1,000 slots determines the member at each position. A
+member of weight w (of a sum of 1) has w · 1000 slots (rounded), shuffled by the
+seed. The number of earlier positions of a member can therefore be computed. The
+n-th position of a member has the example that training on only this member,
+with a seed of its own, would use at position n: every member is read in whole
+epochs, each in a new order. The cost is the same for every position, and no
+state is stored.
 """
 
 from collections.abc import Iterator, Mapping
@@ -43,23 +44,25 @@ class Source:
   """The examples of all members, concatenated; `locate` mixes them.
 
   Attributes:
-    name: name for messages, 'mixture of imagenet/train, pets/train'.
-    num_classes: number of classes of each member.
-    class_names: class names of each member.
+    name: name for messages, such as 'mixture of imagenet/train, pets/train'.
+    num_classes: number of classes, the same for every member.
+    class_names: class names, the same for every member.
   """
 
   def __init__(self, split: str, /, *, members: Annotated[Section, _MEMBERS]):
     """Opens the members.
 
     Args:
-      split: split of every member ('train[:99%]'), or a split for each of some
-        members: 'web/train,pets/train+validation', or only 'pets/test'.
-      members: sections of sources, with `name` and `weight`, by a name of your
-        choice. Weights are above 0, and are divided by their sum.
+      split: one split for all members ('train[:99%]'), or the members to use
+        and their splits: 'web/train,pets/train+validation', or only
+        'pets/test'.
+      members: {name of your choice: section of a source, with `name`, `weight`
+        and the source's own keys}. Weights are above 0, and are divided by
+        their sum.
 
     Raises:
       UserError: there are no members; a weight, split or key is invalid; the
-        classes of members differ; or a member raises it.
+        classes of members differ; or a member cannot be opened.
     """
     chosen = _chosen(split, list(members))
     sections: Any = complete_section(
@@ -128,13 +131,13 @@ class Source:
   def locate(
     self, positions: Int[np.ndarray, ' n'], seed: int
   ) -> Int[np.ndarray, ' n']:
-    """Returns the example indices at positions of the training.
+    """Returns the indices of the examples at positions in training.
 
-    Every member has exactly its fraction of 1,000 positions that start at a
-    multiple of 1,000. In other ranges, its fraction is random.
+    Of 1,000 positions that start at a multiple of 1,000, every member has
+    exactly its number of slots. In other ranges, its fraction is random.
 
     Args:
-      positions: int64 positions ≥ 0, counted from the start of the training.
+      positions: int64 positions ≥ 0, counted from the start of training.
       seed: seed of the run.
 
     Returns:

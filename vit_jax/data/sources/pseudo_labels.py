@@ -1,9 +1,9 @@
-"""Images with the labels of a teacher, from a file of `vit_jax.pseudo_label`.
+"""Images with the labels of a teacher, which `vit_jax.pseudo_label` wrote.
 
-The file does not contain images. For each selected image it contains the index
-in the source, the number of copies that balancing requires, and the
-probabilities of the teacher. The source is opened as described in the file; its
-content must not have changed.
+The file of labels does not contain images. For each selected image it contains
+the index in the images' source, the number of copies by which classes are
+balanced, and the probabilities of the teacher. The source of the images is
+opened as described in the file; its content must not have changed.
 """
 
 import json
@@ -33,7 +33,7 @@ class Source(splits.Selected):
   transform uses one of the labels (`augment.name='soft_labels'`).
 
   Attributes:
-    name: name for messages, 'labels.npz/train'.
+    name: name for messages, such as 'labels.npz/train'.
     num_classes: number of classes of the teacher.
     class_names: class names of the teacher.
   """
@@ -51,8 +51,8 @@ class Source(splits.Selected):
     Args:
       split: 'train', the only split, or a part of it ('train[:1000]').
       path: local path of the file.
-      images: section of the source of the images, if they were moved; by
-        default the section in the file.
+      images: config section of the images' source, if the images were moved;
+        by default the section that is stored in the file.
 
     Raises:
       UserError: the file or the split does not exist, or the images are not
@@ -111,7 +111,7 @@ class Source(splits.Selected):
   def _cut_order(self, split: str) -> np.ndarray:
     """Returns an order in which copies of an image are adjacent.
 
-    They are then in the same part of a split, except at its ends.
+    A part of the split then has all copies of an image, except at its ends.
     """
     del split
     indices = self._indices
@@ -139,10 +139,10 @@ class Source(splits.Selected):
 
 
 def about_of(path: str) -> dict[str, Any]:
-  """Returns the description in a file: `count`, `class_names`, `source`, ….
+  """Reads the metadata of a file: `count`, `class_names`, `source`, ….
 
   Args:
-    path: path of the file.
+    path: local path of the file.
 
   Raises:
     UserError: the file was not written by `vit_jax.pseudo_label`.

@@ -13,7 +13,7 @@ class Source:
   Each class has its own mean colour, so that the loss of a model can decrease.
 
   Attributes:
-    name: name for messages, 'synthetic/train'.
+    name: name for messages, such as 'synthetic/train'.
     num_classes: number of classes.
     class_names: 'class 0' and so on.
   """
@@ -28,10 +28,10 @@ class Source:
     height: int = 32,
     width: int = 32,
   ):
-    """Checks the sizes, which are at least 1.
+    """Checks the sizes, which must be at least 1.
 
     Args:
-      split: any text; the pixels depend on it.
+      split: any text; different splits have different pixels.
       num_examples: number of examples.
       num_classes: number of classes.
       height: height of the images, pixels.

@@ -36,9 +36,9 @@ class _Split(NamedTuple):
   Attributes:
     files: shards.
     shard: index of the shard of each example.
-    offset: offset of its image in the shard.
-    size: size of its image, bytes.
-    label: its label: bytes as in the shard, and int64 after `_number`.
+    offset: offset of each example's image in its shard, bytes.
+    size: size of each example's image, bytes.
+    label: label of each example: bytes as in the shard, int64 after `_number`.
   """
 
   files: files.Files
@@ -56,7 +56,7 @@ class Source(splits.Selected):
   """One split of tar shards, local or on gs://.
 
   Attributes:
-    name: name for messages, 'shards/train'.
+    name: name for messages, such as 'shards/train'.
     num_classes: number of lines of `class_map`; without it, one more than the
       largest label in the opened splits.
     class_names: names of the classes, in the order of the labels.
@@ -72,17 +72,17 @@ class Source(splits.Selected):
     label_key: str = 'label',
     on_bad_shard: str = 'error',
   ):
-    """Finds the shards, and indexes those of the split unless this is cached.
+    """Finds the shards, and loads or builds the index of those of the split.
 
     Args:
       split: split as in TFDS: 'train', 'train[:99%]', 'train+validation'.
       path: path of the shards: a directory, whose .tar files are read (also
         those in its folders train/, val/ and test/), or a pattern:
         'train-{000..009}.tar', '{train,val}-{00..09}.tar', 'train-*.tar'.
-      class_map: text file with a label on each line, a name or a number as in
-        the shards, in the order of the classes; a display name may follow after
-        a tab. If it contains names only, numbers in the shards are positions in
-        it, from 0. It is required if labels are names.
+      class_map: text file with one class per line, written like the labels in
+        the shards (a name or a number), in the order of the classes; a display
+        name may follow after a tab. If it contains only names, numbers in the
+        shards are positions in it, from 0. It is required if labels are names.
       label_key: key of the label in `.json` members; a `.cls` member contains
         only the label.
       on_bad_shard: treatment of shards that were cut short: 'error', or 'skip'
@@ -175,7 +175,7 @@ def _expand(pattern: str) -> list[str]:
 def _matching(pattern: str) -> list[str]:
   """Returns the shards that match a pattern with * or ?, local or remote."""
   folder = _WILDCARD.split(pattern, maxsplit=1)[0].rpartition('/')[0]
-  # Brackets are ordinary characters of a name here, not a set of characters.
+  # Only * and ? are wildcards: brackets in a name are literal characters.
   name = pattern.removeprefix(f'{folder}/').replace('[', '[[]')
   return [
     os.fspath(path)
@@ -239,7 +239,7 @@ def _open(paths: list[str], label_key: str, on_bad_shard: str) -> _Split:
 def _number(
   parts: dict[str, _Split], listed: classes.Classes | None
 ) -> tuple[classes.Classes, dict[str, _Split]]:
-  """Returns the classes, and the splits with numbers as labels."""
+  """Returns the classes, and the splits with class indices as labels."""
   unique = {
     name: np.unique(part.label, return_inverse=True)
     for name, part in parts.items()

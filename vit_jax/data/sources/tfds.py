@@ -33,8 +33,8 @@ class Records:
   This is the base class of sources that parse such records.
 
   Attributes:
-    name: name for messages, 'cifar10/train'.
-    features: description of the features of an example by TFDS.
+    name: name for messages, such as 'cifar10/train'.
+    features: TFDS description of the features of an example.
   """
 
   def __init__(
@@ -43,7 +43,7 @@ class Records:
     """Opens a split; see `Source` for the arguments and errors."""
     root = default_data_dir(data_dir and files.place(data_dir, _KEY))
     if dataset == digits.NAME:
-      # A default directory of the user is not written to.
+      # The dataset must not be written to the user's default directory.
       root = root if data_dir else digits.cache_dir(root)
       digits.prepare(root)
     info = _info(_version_dir(root, dataset))
@@ -83,7 +83,7 @@ class Source(Records):
   """One split of a prepared TFDS dataset, array_record or tfrecord.
 
   Attributes:
-    name: name for messages, 'cifar10/train'.
+    name: name for messages, such as 'cifar10/train'.
     num_classes: number of classes of the label.
     class_names: names of the classes, in the order of the labels.
   """
@@ -127,13 +127,13 @@ class Source(Records):
     return tfrecord.example(self.read(index), *self._keys)
 
   def with_labels(self, key: str) -> 'Source':
-    """Returns the same source with a feature of several labels per example.
+    """Returns the same source, whose examples also contain a list of labels.
 
     Args:
-      key: name of the feature.
+      key: name of the feature that contains the list.
 
     Raises:
-      UserError: the feature does not exist, or it has other classes.
+      UserError: the feature does not exist, or has other classes.
     """
     allowed = [k for k, v in self.features.items() if self._has_labels(v)]
     if key not in allowed:
@@ -146,7 +146,7 @@ class Source(Records):
     return other
 
   def _has_labels(self, feature: Any) -> bool:
-    """Returns whether a feature is a sequence of labels of the same classes."""
+    """Returns whether a feature is a list of labels of the same classes."""
     inner = getattr(feature, 'feature', None)
     return (
       isinstance(feature, tfds.features.Sequence)
@@ -184,7 +184,7 @@ def _info(folder: epath.Path) -> Any:
 def _check_features(
   features: Any, dataset: str, image_key: str, label_key: str
 ) -> tfds.features.ClassLabel:
-  """Checks the features of image and label, and returns that of the label.
+  """Checks the image and the label feature, and returns the label feature.
 
   Raises:
     UserError: a feature does not exist, or has another type.
@@ -250,7 +250,7 @@ def _version_dir(root: epath.Path, dataset: str) -> epath.Path:
 
   Args:
     root: TFDS directory.
-    dataset: name of the dataset, with a version or not.
+    dataset: name of the dataset, optionally with a version: 'name:1.0.0'.
 
   Raises:
     UserError: the dataset or the version is not prepared.

@@ -1,4 +1,4 @@
-"""The tasks of VTAB-1k whose labels are computed from other features.
+"""Tasks of VTAB-1k whose labels are computed from other features.
 
 The labels of five of the 19 tasks are not features of the TFDS datasets, but
 counts, distances, and positions in fewer bins. The definitions are those of
@@ -46,7 +46,7 @@ class Task(NamedTuple):
 
 
 def _threshold(distance: np.float32, thresholds: tuple[float, ...]) -> int:
-  """Returns the index of the last threshold below a distance; -1 for none."""
+  """Returns the index of the last threshold below a distance, -1 if none is."""
   sorted_thresholds = np.asarray(thresholds, np.float32)
   return int(np.searchsorted(sorted_thresholds, distance, 'left')) - 1
 
@@ -73,7 +73,7 @@ def _kitti_distance(features: Features) -> int:
 
 
 def _binned(feature: str, size: int) -> Callable[[Features], int]:
-  """Returns a function that divides the classes of a feature among 16 bins.
+  """Returns a label function that divides a feature's classes among 16 bins.
 
   Args:
     feature: name of the feature.
@@ -125,10 +125,10 @@ TASKS = {
 
 @plugins.operational('data_dir')
 class Source(tfds.Records):
-  """One split of a task.
+  """One split of a task of VTAB.
 
   Attributes:
-    name: name for messages, 'kitti/train'.
+    name: name for messages, such as 'kitti/train'.
     num_classes: number of classes.
     class_names: names of the classes, in the order of the labels.
   """

@@ -1,8 +1,8 @@
-"""Files of Hugging Face datasets: the files of each split, and their contents.
+"""Finds and reads the Arrow and Parquet files of Hugging Face datasets.
 
-The split of a Parquet file is specified by its name
-(`train-00000-of-00002.parquet`), or else by its folder (`train/0000.parquet`);
-otherwise it is 'train'.
+The split of a Parquet file is specified by the file's name
+(`train-00000-of-00002.parquet`), or else by its folder (`train/0000.parquet`).
+If neither specifies one, the split is 'train'.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ _END = b'\xff\xff\xff\xff\0\0\0\0'  # end mark of an Arrow stream
 
 
 def shards(path: str) -> dict[str, list[str]]:
-  """Returns the Arrow or Parquet files of each split, {'train': [path, …]}.
+  """Finds the Arrow or Parquet files of each split: {'train': [path, …]}.
 
   Args:
     path: local directory of the dataset.
@@ -121,8 +121,8 @@ def batches(path: str, keys: list[str], rows: int) -> Iterator[pa.RecordBatch]:
 
   Args:
     path: path of the file.
-    keys: names of the columns.
-    rows: number of rows of a batch.
+    keys: names of the columns to read.
+    rows: maximum number of rows of a batch.
 
   Raises:
     UserError: the file cannot be read.

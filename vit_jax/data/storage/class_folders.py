@@ -32,7 +32,7 @@ class Listing(NamedTuple):
       path. An array of fixed width is smaller than a list of str, and is passed
       to worker processes quickly.
     counts: number of images of each class.
-    left_out: number of ignored files by kind.
+    left_out: number of ignored files of each kind.
   """
 
   root: str
@@ -46,8 +46,9 @@ def roots(path: str, key: str) -> dict[str, str]:
   """Returns the directory of each split: {'train': 'photos/train', …}.
 
   Folders named for a split (train or training, val, validation, valid or dev,
-  test or testing, in any case) are splits if they contain folders, and then
-  other folders are left out. Otherwise, the path itself is the split 'train'.
+  test or testing, in any case) are splits if they contain folders; all other
+  folders are then left out. Without such folders, the path itself is the split
+  'train'.
 
   Args:
     path: path of the directory.
@@ -56,7 +57,7 @@ def roots(path: str, key: str) -> dict[str, str]:
   Raises:
     UserError: the directory does not exist, or it cannot be read.
   """
-  if not os.path.isdir(path):  # also if it is too long or has a zero in it
+  if not os.path.isdir(path):  # also if it is too long or contains NUL
     raise UserError(
       f'{key} is {path!r}, which is not a directory: set it to one with '
       'a folder for each class, or with such folders in train/ and val/.'
@@ -99,17 +100,18 @@ def listing(
   """Finds the images in the class folders of a directory.
 
   The class of an image is the folder in the root that contains it, at any
-  depth. Links are followed, but not in circles. Hidden files and folders are
-  left out, and files whose ending is not in `files.IMAGES`.
+  depth. Links are followed, but not in circles. Hidden files and folders, and
+  files whose ending is not in `files.IMAGES`, are left out.
 
   Args:
     root: directory of the class folders.
     allow_empty: whether class folders may have no images.
-    option: advice to set this option, for the message.
+    option: end of the message about a class folder without images, for example
+      ', or set --config.source.allow_empty'.
 
   Raises:
-    UserError: there is no class folder, or an empty one; an image or a class is
-      a broken link; or a folder cannot be read.
+    UserError: there is no class folder, or one without images; an image or a
+      class is a broken link; or a folder cannot be read.
   """
   left_out: collections.Counter[str] = collections.Counter()
   classes, paths, counts = names(root), [], []
@@ -202,9 +204,9 @@ def _images(
   Args:
     root: directory of the class folders.
     folder: path of the folder relative to the root.
-    above: identities of the folders that contain it; a link to one of them is
-      not followed.
-    left_out: counts of ignored files, which are increased.
+    above: identities (see `_identity`) of the folders that contain this folder;
+      links to them are not followed.
+    left_out: number of ignored files of each kind, which is updated.
   """
   own = _identity(f'{root}/{folder}')
   if own in above:
@@ -228,7 +230,7 @@ def _identity(folder: str) -> tuple[int, int]:
 
 
 def _ignored_kind(name: str, kind: str) -> str:
-  """Returns the kind under which an ignored file is counted."""
+  """Returns the kind under which an ignored entry is counted: '.txt'."""
   if kind != _FILE:
     return kind
   return os.path.splitext(name)[1].lower() or 'without ending'

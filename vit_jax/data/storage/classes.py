@@ -12,7 +12,7 @@ from vit_jax.errors import UserError, closest
 
 _MOST = 1_000_000  # maximum number of classes without a list of classes
 _NUMBER = re.compile(r'[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?', re.IGNORECASE)
-_DIGITS = 18  # any integer of so many digits fits into int64
+_DIGITS = 18  # all integers of up to 18 digits fit into int64
 _REMEDY = (
   'Number them like this, or list them in --config.source.class_map, one per '
   'line: the label, a tab, a name.'
@@ -23,7 +23,7 @@ class Classes:
   """The classes of a dataset, in the order of their labels.
 
   Attributes:
-    keys: names in the dataset (folders, or labels in a file).
+    keys: names as in the dataset (of folders, or of labels in a file).
     names: display names.
   """
 
@@ -81,13 +81,13 @@ def load(path: str) -> Classes:
 
 
 def text_of(value: Any) -> str | None:
-  """Returns a label in a list or a JSON file as text.
+  """Converts a label in a list or a JSON file to text.
 
   Args:
-    value: an integer or a name; blanks around it are removed.
+    value: an integer, or a name, from which surrounding blanks are removed.
 
   Returns:
-    Text of the label; None if it is anything else, or empty.
+    Text of the label; None if the value has another type or is blank.
   """
   if isinstance(value, int) and not isinstance(value, bool):
     return str(value)
@@ -102,28 +102,29 @@ def number(
   whole: bool,
   remedy: str = _REMEDY,
 ) -> tuple[Classes, dict[str, int]]:
-  """Returns the classes of a dataset, and the class of each of its labels.
+  """Numbers the classes of a dataset, given its distinct labels.
 
-  With a list of classes, labels are its keys or, if no key and every label is
-  an integer, positions in the list from 0. Without a list, labels are integers,
-  whose classes are 0 to the largest, or names, whose classes are the sorted
-  names.
+  With a list of classes, labels are keys of the list or, if all labels and none
+  of the keys are integers, positions in the list, from 0. Without a list, the
+  classes are 0 to the largest label if labels are integers, and the sorted
+  labels if they are names.
 
   Args:
     texts: distinct labels.
     where: function from a label to its file, and line if there is one, for
       messages.
     known: list of classes, if there is one.
-    whole: whether these are all labels of the dataset, so that names can be
-      numbered.
-    remedy: advice about labels that are not 0 to K-1, for messages.
+    whole: whether `texts` contains all labels of the dataset, so that names can
+      be numbered.
+    remedy: advice about labels that are not 0 to (number of classes - 1), for
+      messages.
 
   Returns:
-    Classes, and the index of the class by label.
+    Classes, and {label: index of its class}.
 
   Raises:
     UserError: a label is not in the list; or there is no list, and the labels
-      do not determine one.
+      do not determine the classes.
   """
   texts = sorted(texts)
   names = [text for text in texts if not text.isdecimal()]
@@ -158,7 +159,7 @@ def number(
 
 
 def _value(text: str) -> int:
-  """Returns a decimal number, limited to what fits into int64."""
+  """Parses an integer; more than 18 digits give 10^18, to fit into int64."""
   return int(text) if len(text) <= _DIGITS else 10**_DIGITS
 
 

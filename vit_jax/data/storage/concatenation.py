@@ -6,17 +6,17 @@ from collections.abc import Iterable
 
 
 class Concatenation:
-  """Positions of the elements of a concatenation in its lists."""
+  """Maps an index in a concatenation to a list and a position in it."""
 
   def __init__(self, lengths: Iterable[int]):
-    """Concatenates lists of some lengths."""
+    """Concatenates lists of the given lengths."""
     self._ends = list(itertools.accumulate(lengths))
 
   def __len__(self) -> int:
     return self._ends[-1] if self._ends else 0
 
   def find(self, index: int) -> tuple[int, int]:
-    """Returns the index of the list with an element, and the position in it.
+    """Returns (index of the list, position in that list) of an element.
 
     Args:
       index: index in the concatenation.

@@ -16,7 +16,7 @@ IMAGES = tuple(  # endings of the formats that `decode` supports
   '.jpg .jpeg .jpe .jfif .png .gif .bmp .webp .tif .tiff'.split()
 )
 
-_NO_FILE = (  # errors of a single file; others are errors of disk or network
+_NO_FILE = (  # errors of a single file; others concern the disk or network
   FileNotFoundError,
   PermissionError,
   IsADirectoryError,
@@ -27,14 +27,14 @@ _NO_PATH = (errno.ENAMETOOLONG, errno.ELOOP)
 
 
 def place(path: str, key: str) -> str:
-  """Returns a path with ~ expanded, which is local or begins with gs://.
+  """Expands ~ in a path that is local or begins with gs://.
 
   Args:
     path: path in the config.
     key: config key that contains the path, for the message.
 
   Raises:
-    UserError: the path is an address of another kind, or contains NUL.
+    UserError: the path is another kind of address, or contains NUL.
   """
   remote = is_remote(path)
   if '\0' in path or (remote and not path.startswith('gs://')):
@@ -90,7 +90,7 @@ def read_image(path: str) -> bytes:
   """Reads a whole image file.
 
   Raises:
-    DecodeError: the file does not exist, or must not be read.
+    DecodeError: the file does not exist, or there is no permission to read it.
     OSError: the disk or the network fails.
   """
   try:
@@ -104,7 +104,7 @@ def read_image(path: str) -> bytes:
 
 
 def read_text(path: str, key: str) -> str:
-  """Reads a text file, without a byte order mark.
+  """Reads a text file, and removes a byte order mark.
 
   Args:
     path: path of the file, local or remote.
@@ -136,10 +136,11 @@ class _Descriptor:
 
 
 class Files:
-  """Files that are read in parts; the least recently used ones are closed.
+  """Files that are read in parts.
 
-  They can be used by several threads and after a fork, because reading does not
-  use a file position, and they can be pickled.
+  They stay open, except that the least recently used ones are closed when many
+  are open. An instance can be used by several threads and after a fork, because
+  reading does not use a file position, and it can be pickled.
 
   Attributes:
     paths: paths of the files, local or remote.

@@ -1,10 +1,10 @@
 """Orders in which splits of sorted examples are cut into parts.
 
 Listings are mostly sorted by class, so that `train[:90%]` of a listing would
-lack whole classes. Splits are therefore cut in a random but fixed order: that
-of the hashes of the examples' names. It does not depend on the order of the
-listing. (TFDS shuffles when it prepares a dataset, so its splits are cut in
-their own order.)
+lack whole classes. Splits are therefore cut in a random but fixed order: the
+order of the hashes of the examples' names, which does not depend on the order
+of the listing. (TFDS shuffles when it prepares a dataset, so its splits are cut
+in the order in which they are stored.)
 """
 
 import os
@@ -67,9 +67,9 @@ def by_place(
   """Returns the order of examples without names, by hashes of their positions.
 
   Args:
-    paths: paths of files, of which only the last part is used.
+    paths: paths of the files; only the last part of each is used.
     file: index of the file of each example.
-    place: position in that file, a row or an offset.
+    place: position of each example in its file, a row or an offset.
 
   Returns:
     A permutation of 0 to n - 1.
@@ -87,7 +87,7 @@ def base_names(paths: Sequence[str]) -> np.ndarray:
 def hashes(names: np.ndarray) -> UInt64[np.ndarray, ' n']:
   """Computes a hash of each name.
 
-  It does not depend on the width of the array, only on the bytes of the name.
+  The hash depends only on the bytes of the name, not on the array's width.
 
   Args:
     names: bytes `[n]`, without NUL.
@@ -98,6 +98,6 @@ def hashes(names: np.ndarray) -> UInt64[np.ndarray, ' n']:
   words = names.astype(f'S{-(-names.itemsize // 8) * 8}').view('<u8')
   hashed = np.zeros(len(names), np.uint64)
   for column in words.reshape(len(names), -1).T:
-    # Words of zeros are behind the end of a name, and must not change its hash.
+    # A word of zeros is padding after the name, and must not change the hash.
     hashed = np.where(column == 0, hashed, mix(hashed ^ column))
   return hashed

@@ -1,10 +1,10 @@
 """Offsets of the records of a sharded dataset, found once and then cached.
 
-A shard format provides a `scan` of one shard; several threads scan the shards.
-The result is stored in an .npz file next to the data or, if that directory
-cannot be written, in $XDG_CACHE_HOME/vit_jax (~/.cache/vit_jax). It contains
-sizes and modification times of the shards, and is created again if a shard has
-changed.
+A shard format provides a function that scans one shard; several threads scan
+the shards. The result is stored in an .npz file next to the data or, if that
+directory cannot be written, in $XDG_CACHE_HOME/vit_jax (~/.cache/vit_jax). The
+file also contains the sizes and modification times of the shards, and is
+created again if a shard has changed.
 """
 
 import contextvars
@@ -28,7 +28,7 @@ from vit_jax.files import atomic
 
 log = logging.getLogger('vit_jax')
 FOLDER = '.vit_jax_index'
-WHOLE = -1  # offset of the first incomplete record of a complete shard
+WHOLE = -1  # value of `cut` for a shard without an incomplete record
 _VERSION = 1
 _THREADS = 32  # scanning mostly waits for the disk or the network
 
@@ -73,7 +73,7 @@ def load(
   on_bad_shard: str,
   remedy: str = 'Copy or prepare it again,',
 ) -> Index:
-  """Loads the index of some shards, or builds and caches it.
+  """Loads the index of the shards, or builds and caches it.
 
   Args:
     paths: paths of the shards, local or remote.
@@ -82,7 +82,7 @@ def load(
     scan: function that scans one shard and returns the same columns for each.
     on_bad_shard: 'error', or 'skip' to use the complete records of a shard that
       was cut short.
-    remedy: advice about such a shard, for the message.
+    remedy: advice about a shard that was cut short, for the message.
 
   Raises:
     UserError: a shard does not exist, cannot be read or was cut short;
@@ -113,13 +113,13 @@ def check_policy(on_bad_shard: str) -> None:
   """Checks that `on_bad_shard` is 'error' or 'skip'.
 
   Raises:
-    UserError: it is not.
+    UserError: it has another value.
   """
   check_choice('source.on_bad_shard', on_bad_shard, ('error', 'skip'))
 
 
 def stamps(paths: Sequence[str]) -> Int[np.ndarray, 'shards 2']:
-  """Returns (size in bytes, time of the last change) of each file.
+  """Returns (size in bytes, modification time) of each file.
 
   Args:
     paths: paths of the files, local or remote.
@@ -157,7 +157,7 @@ def _unreadable(path: str, error: Exception) -> UserError:
 def cache_places(paths: Sequence[str], name: str) -> list[str]:
   """Returns the paths where data derived from files may be cached.
 
-  The first one is next to the files, the other one in the user's cache.
+  The first path is next to the files, the second in the user's cache.
 
   Args:
     paths: paths of the files.
@@ -225,7 +225,7 @@ def _write(file: IO[bytes], index: Index, stamp: np.ndarray) -> None:
 
 
 def _cached(place: str, stamp: np.ndarray) -> Index | None:
-  """Returns a cached index, or None if it is damaged or of other files."""
+  """Reads a cached index; None if it is missing, damaged or outdated."""
   try:
     content = io.BytesIO(files.read(place))
     with np.load(content, allow_pickle=False) as arrays:
@@ -247,7 +247,7 @@ def _build(
   """Scans all shards in several threads, and reports the progress."""
   label = f'indexing {len(paths)} {kind} shards of {os.path.dirname(paths[0])}'
   with ThreadPoolExecutor(_THREADS) as pool:
-    # Each task runs in a copy of the context, which has the progress listener.
+    # Tasks run in copies of the context, which contains the progress listener.
     futures = [
       pool.submit(contextvars.copy_context().run, _scan, scan, path)
       for path in paths

@@ -1,7 +1,7 @@
 """Lists of images and labels: CSV with a header, or JSON lines.
 
-Every line must have the same form. Any other line is an error with its number,
-because a wrong guess would lead to a wrong label.
+Every line must have the same form. Any other line is reported as an error with
+the line's number, because a wrong guess would lead to a wrong label.
 """
 
 import csv
@@ -38,9 +38,9 @@ def read(path: str) -> list[Row]:
     path: path ending in .csv or .jsonl, local or remote.
 
   Raises:
-    UserError: the file does not exist, has another form, or lists no image; a
-      line is not an image with a label; only some lines have a split; or a
-      split lists an image with two labels.
+    UserError: the file does not exist, has another format, or lists no image; a
+      line does not have an image and a label; only some lines have a split; or
+      a split lists an image with two labels.
   """
   readers = {'.csv': _csv, '.jsonl': _jsonl}
   reader = readers.get(os.path.splitext(path)[1].lower())

@@ -38,7 +38,7 @@ def write(
   """Writes an .npz file without compression.
 
   Args:
-    path: path of the file, which is not written atomically.
+    path: local path of the file, which is not written atomically.
     columns: columns by name.
     texts: strings, or lists of strings, by name.
   """
@@ -61,7 +61,7 @@ def write(
 class Mapped:
   """A column of a file that `write` wrote, mapped into memory.
 
-  It is pickled as path and name, without its content.
+  It is pickled as path and name; the receiving process maps the file again.
   """
 
   def __init__(self, path: str, key: str):

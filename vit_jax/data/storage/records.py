@@ -25,13 +25,13 @@ class ArrayRecords:
     """Opens every file once, to check that it is complete.
 
     Args:
-      instructions: read instructions of TFDS, which contain file name, number
-        of records to skip and to take, and their total number.
+      instructions: read instructions of TFDS, which contain a file name, the
+        numbers of records to skip and to take, and the total in the file.
       on_bad_shard: treatment of files that were cut short, 'error' or 'skip'.
 
     Raises:
       UserError: a file is missing, or was cut short and the policy is 'error';
-        numbers of records differ from those of TFDS; or no file is left.
+        numbers of records differ from those of TFDS; or all files are damaged.
     """
     index.check_policy(on_bad_shard)
     paths = [part.filename for part in instructions]
@@ -65,7 +65,7 @@ class ArrayRecords:
     return len(self._source)
 
   def read(self, index: int) -> bytes:
-    """Reads one record, whose hash is checked by array_record.
+    """Reads one record; array_record checks its hash.
 
     Raises:
       DecodeError: the record cannot be read.
@@ -105,7 +105,7 @@ def _fault(part: Any) -> str:
 
 
 class TFRecords:
-  """Records of tfrecord files, read by an index of their offsets."""
+  """Records of tfrecord files, read through an index of their offsets."""
 
   def __init__(
     self,
@@ -114,13 +114,13 @@ class TFRecords:
     counts: list[list[int]],
     on_bad_shard: str,
   ):
-    """Loads or builds the index of every split with records to read.
+    """Loads or builds the index of each split that the instructions use.
 
     Args:
-      instructions: read instructions of TFDS, which contain file name and
-        number of records to skip and to take.
-      shards: files of each split.
-      counts: numbers of records of these files, according to TFDS.
+      instructions: read instructions of TFDS, which contain a file name and the
+        numbers of records to skip and to take.
+      shards: paths of the files of each split.
+      counts: number of records of each of these files, according to TFDS.
       on_bad_shard: see `index.load`.
 
     Raises:

@@ -19,7 +19,7 @@ from vit_jax.errors import UserError, closest
 
 T = TypeVar('T')
 NAMES = ('train', 'validation', 'val', 'test')  # in names of folders and files
-KINDS = {  # kinds of splits, and names of folders for them
+KINDS = {  # kinds of splits, and the names of their folders
   'train': ('train', 'training'),
   'validation': ('validation', 'val', 'valid', 'dev'),
   'test': ('test', 'testing'),
@@ -44,7 +44,7 @@ class Part(NamedTuple):
 
 
 class Selection(Sequence[tuple[str, int]]):
-  """The parts of a split, concatenated.
+  """The examples of all parts of a spec, such as 'train[:10%]+test[5:7]'.
 
   `selection[i]` is the (split, position) of example i.
   """
@@ -62,8 +62,8 @@ class Selection(Sequence[tuple[str, int]]):
       lengths: {split: number of examples}.
       cut: function that returns the order in which a split is cut (see
         `hash_order`); it is called only for splits that are not used as a
-        whole. Examples of a part are sorted by position. By default, splits are
-        cut in the order of their positions.
+        whole. Within a part, examples are sorted by position. By default,
+        splits are cut in the order of the positions.
 
     Raises:
       UserError: see `resolve`.
@@ -91,7 +91,7 @@ class Selection(Sequence[tuple[str, int]]):
 
 
 class Selected:
-  """Base class of sources that read a selection of some splits."""
+  """Base class of sources that read a `Selection`."""
 
   _selection: Selection
 
@@ -157,17 +157,17 @@ def of_file(path: str) -> str:
 
 
 def with_alias(found: dict[str, T], spec: str) -> dict[str, T]:
-  """Adds the names in a spec to splits that have other names of the same kind.
+  """Adds other names of splits that a spec uses, such as 'val'.
 
-  'val' is added for 'validation', and 'train' for 'Train', unless several
-  splits have this kind.
+  'val' is added for the split 'validation', and 'train' for 'Train', unless
+  there are several splits of this kind (see `KINDS`).
 
   Args:
-    found: values by name of split.
-    spec: requested split.
+    found: {name of a split: value}.
+    spec: requested split, 'train[:10%]+val'.
 
   Returns:
-    Values by name of split, including the added names.
+    {name of a split: value}, including the added names.
   """
   added = {}
   for name in re.findall(r'[A-Za-z]\w*', spec):
@@ -222,7 +222,7 @@ def bad_spec(
   Args:
     spec: split as the user wrote it, such as 'train[:99%]'.
     lengths: {split: number of examples}.
-    trouble: what is wrong; in the message it follows the name of the split.
+    trouble: description of the problem, which follows the spec in the message.
   """
   sizes = [f'{name} ({n} examples)' for name, n in lengths.items()]
   return UserError(

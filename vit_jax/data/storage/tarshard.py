@@ -1,4 +1,4 @@
-"""Finds the images and labels in a tar shard of WebDataset's format.
+"""Finds the images and labels in a tar shard in WebDataset's format.
 
 Consecutive members whose names are equal up to the first dot after the last
 slash are one example: an image, and its label as `.cls` or in `.json`.
@@ -16,7 +16,7 @@ from vit_jax.data.storage import classes, files, index
 from vit_jax.errors import UserError
 
 _BLOCK = 512  # bytes of a tar header
-_CHUNK = 2**20  # bytes that are read at once after the end mark
+_CHUNK = 2**20  # bytes that are read at once after the last member
 _LONGEST = 1000  # maximum size of a label, bytes
 _BOM = b'\xef\xbb\xbf'
 
@@ -75,8 +75,8 @@ def scan(path: str, label_key: str) -> index.Scan:
 def _only_zeros_follow(file: Any) -> bool:
   """Returns whether the rest of a file is at least one block of zeros.
 
-  tarfile stops at the first block of zeros, even if more members follow:
-  because shards were joined (`cat a.tar b.tar`), or a part was not written.
+  tarfile stops at the first block of zeros, even if more members follow because
+  shards were joined (`cat a.tar b.tar`) or a part was not written.
   """
   chunk = file.read(_BLOCK)
   whole = len(chunk) == _BLOCK
@@ -92,7 +92,7 @@ def _name(member: tarfile.TarInfo) -> str:
 
 
 def _key(member: tarfile.TarInfo) -> str:
-  """Returns the part of a name that all members of an example share."""
+  """Returns the path of a member up to the first dot of its file name."""
   folder, slash, name = member.name.rpartition('/')
   return folder + slash + name.partition('.')[0]
 

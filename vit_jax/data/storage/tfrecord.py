@@ -3,7 +3,7 @@
 A record consists of: uint64 length, uint32 checksum of the length, payload,
 uint32 checksum of the payload, all little-endian. The checksum of the length is
 verified when a file is indexed, because a wrong length leads to wrong offsets.
-Both are verified when a record is read (about .01 ms for 100 kB).
+Both checksums are verified when a record is read (about .01 ms for 100 kB).
 """
 
 import array
@@ -115,8 +115,8 @@ def example(
     several_key: name of a feature with several labels; '' for none.
 
   Returns:
-    `image`, encoded bytes; `label`, int; and the list of labels under
-    `several_key`.
+    `image`, encoded bytes; `label`, int; and, unless `several_key` is '', the
+    list of labels under this key.
 
   Raises:
     DecodeError: the record is not an Example, or does not have one image and
