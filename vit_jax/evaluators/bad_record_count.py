@@ -15,9 +15,9 @@ PyTree = Any
 class BadRecordCount:
   """Number of bad records in one sweep over a source.
 
-  A single process counts them while it reads, so nothing is done here. With
-  several processes, the rows that the global mask leaves out are counted, so
-  that all processes stop at the same batch.
+  With a single process, the reader counts bad records, so nothing is counted
+  here. With several processes, the rows that the global mask leaves out are
+  counted, so that all processes stop at the same batch.
   """
 
   def __init__(
@@ -45,7 +45,7 @@ class BadRecordCount:
   def examples(self, batch: dict[str, Array]) -> Int[Array, ''] | None:
     """Returns the number of usable examples in a batch, on the devices.
 
-    It is None if bad records are not counted here.
+    Returns None if bad records are not counted here.
     """
     return self._sum(batch['mask']) if self._sum else None
 

@@ -33,9 +33,9 @@ class Evaluator:
   padding, or the number of devices or processes.
 
   With several labels per image (ImageNet's reassessed labels: Beyer et al.,
-  arXiv 2006.07159) there is no `nll`, which needs a single label, and the
-  calibration is that of the top-1 prediction. Images without labels are left
-  out.
+  arXiv 2006.07159), `nll` is not computed, because it needs a single label, and
+  the calibration is that of the top-1 prediction. Images without labels are
+  left out.
   """
 
   higher_is_better = ('accuracy', 'top5')  # metrics for `checkpoint.best`
@@ -138,7 +138,7 @@ class Evaluator:
     return metrics | {'count': count, 'left_out': int(usable.sum()) - count}
 
   def _present(self) -> Bool[np.ndarray, ' k']:
-    """Finds the classes that are a label of an example, without the model.
+    """Returns which classes are a label of an example, without the model.
 
     Raises:
       UserError: no example could be used.

@@ -71,8 +71,8 @@ class Evaluator:
 
     Returns:
       'accuracy' in [0, 1]; 'mean_class_accuracy' in [0, 1], over the classes
-      that occur in the split; 'classes', their number; 'count', the number of
-      examples used.
+      that occur in the split; 'classes', the number of these classes; 'count',
+      the number of examples used.
 
     Raises:
       UserError: there is a bad record and the reader's policy is to stop, or no

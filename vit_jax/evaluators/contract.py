@@ -18,7 +18,7 @@ from vit_jax.evaluators.bad_record_count import BadRecordCount
 
 PyTree = Any
 Batch = dict[str, jax.Array]
-_IN_FLIGHT = 2  # batches dispatched before the result of an earlier is fetched
+_IN_FLIGHT = 2  # batches dispatched after the one whose result is fetched
 
 
 class Evaluator(Protocol):
@@ -53,10 +53,10 @@ class Setting(NamedTuple):
     transform: preprocessing of images.
     predict: function of parameters and a batch to 'features' and 'logits', see
       `Objective.predict`.
-    num_classes: number of outputs of the head; 0 without a head, whose logits
-      are then the features.
+    num_classes: number of outputs of the head; 0 without a head, in which case
+      the logits are the features.
     mesh: mesh of the devices.
-    batch_size: batch size of training.
+    batch_size: global batch size of training.
     reader: workers, prefetching and the policy for bad records.
     report: function that is called with bad records.
     check: function that is called for every batch on every process; it may
@@ -142,7 +142,7 @@ class Setting(NamedTuple):
       for batch in shown:
         self.check()
         pending.append((function(weights, batch), bad_records.examples(batch)))
-        # Fetching a result blocks, so later batches are dispatched before.
+        # Fetching a result blocks, so later batches are dispatched first.
         if len(pending) > _IN_FLIGHT:
           yield bad_records.fetch(*pending.popleft())
     while pending:
@@ -153,7 +153,7 @@ def check_common(every: str, batch_size: int | None) -> None:
   """Checks the keys that all evaluators have.
 
   Args:
-    every: duration between evaluations.
+    every: duration between evaluations, such as '1 epochs'.
     batch_size: global batch size, or None.
 
   Raises:

@@ -15,7 +15,8 @@ from vit_jax.errors import UserError
 from vit_jax.evaluators import contract
 
 PyTree = Any
-# Section of data other than those of the run, as a key of an evaluator.
+# Type of an evaluator's key `source`: config section of data other than those
+# of the run.
 OtherSource = Annotated[Section | None, Nested(SECTIONS['source'])]
 
 
@@ -39,14 +40,14 @@ def open_pair(
     split: split to evaluate.
     train_split: split to fit on; None for the training split of the run, or for
       'train' of other data.
-    section: section of data other than those of the run.
+    section: config section of other data; None for the data of the run.
 
   Returns:
     Source to fit on, and source to evaluate.
 
   Raises:
-    UserError: the data or a split does not exist, or the splits have common
-      examples, which would be evaluated although they were fitted.
+    UserError: the data or a split does not exist or is empty, or the splits
+      have examples in common, so that the evaluation would use fitted examples.
   """
   fit_split = train_split
   if fit_split is None:
@@ -72,7 +73,7 @@ def open_split(
   Args:
     setting: setting of the run.
     split: split of the source.
-    section: section of another source.
+    section: config section of another source; None for the run's source.
 
   Raises:
     UserError: the source or the split does not exist, or it is empty.
@@ -136,7 +137,7 @@ class Extractor:
   def batches(
     self, weights: PyTree, source: stream.Source
   ) -> Iterator[tuple[Labelled, Bool[np.ndarray, ' n']]]:
-    """Yields all rows of each batch, and whether each is a usable example.
+    """Yields features and labels of each batch, and a mask of usable examples.
 
     Raises:
       UserError: there is a bad record and the reader's policy is to stop, or

@@ -1,4 +1,7 @@
-"""Few-shot accuracy: ridge regression on frozen features (section 4.1)."""
+"""Few-shot accuracy: ridge regression on frozen features.
+
+Reference: Dosovitskiy et al., arXiv 2010.11929, section 4.1.
+"""
 
 from typing import Any
 
@@ -25,7 +28,7 @@ _CONSTANT = 100.0  # value of the feature that is the same for all examples
 class Evaluator:
   """Accuracy of regularized least squares on few examples of each class.
 
-  Targets are -1 and 1 for each class (the paper's section 4.1, "Metrics").
+  Targets are -1 or 1 for each class (the paper's section 4.1, "Metrics").
   Details that the paper does not specify are those of big_vision: features are
   standardized with the mean and standard deviation of the few examples, a
   constant feature of 100 serves as the bias, the regularization is 2^10, and
@@ -60,7 +63,7 @@ class Evaluator:
       shots: numbers of examples per class.
       num_draws: number of random choices over which the accuracies are
         averaged.
-      l2: regularization, above 0.
+      l2: regularization, above 0, see `fit`.
       every: duration between evaluations, used by the training loop.
       batch_size: global batch size; by default that of training.
 
@@ -121,7 +124,7 @@ def draw(
 ) -> Int[np.ndarray, ' few']:
   """Draws `shots` examples of each class.
 
-  A draw with more shots contains the draw of the same number with fewer shots.
+  For the same `number`, a draw of more shots contains the draw of fewer shots.
 
   Args:
     labels: labels of all examples.

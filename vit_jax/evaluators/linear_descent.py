@@ -1,7 +1,7 @@
 """Linear classifiers of frozen features, trained as in DINO or in MAE.
 
-Both use random batches of the features. All features are on every device, and
-all devices compute the same, so that the result does not depend on the number
+Both recipes use random batches of the features. Every device has all features
+and computes the same updates, so that the result does not depend on the number
 of devices.
 """
 
@@ -33,10 +33,10 @@ class Recipe(NamedTuple):
   """Recipe of the training.
 
   Attributes:
-    solver: 'sgd' (DINO: cosine decay from epoch to epoch) or 'lars' (MAE:
+    solver: 'sgd' (DINO: cosine decay, changed once per epoch) or 'lars' (MAE:
       updates of the kernel are scaled by a trust ratio; linear warm-up for 10
       epochs, or for half of the epochs if there are fewer than 20, then cosine
-      decay from step to step).
+      decay, changed at every step).
     norm: normalization of the features: 'batch' (batch norm without scale and
       shift), 'standard' (by mean and standard deviation of all examples) or
       'none'.
@@ -72,15 +72,15 @@ def fit(
   """Trains a linear classifier from a random kernel.
 
   Args:
-    data: examples; classes without examples are not learned.
+    data: examples; classes without examples are never predicted.
     recipe: recipe of the training.
     mesh: mesh of the devices.
     check: function that is called before every epoch; it may raise to end the
       training early.
 
   Returns:
-    Trained classifier. It includes the normalization of the features; for batch
-    norm, with the running statistics.
+    Trained classifier, which includes the normalization of the features (batch
+    norm: by the running statistics).
   """
   empty = untrained(data, recipe.norm == 'standard')
   labels = np.searchsorted(empty.classes, data.labels).astype(np.int32)
@@ -120,7 +120,7 @@ def fit(
 
 
 def initial(d: int, k: int, seed: int) -> dict[str, np.ndarray]:
-  """Returns a kernel of standard deviation .01 and a bias of 0, float32."""
+  """Returns a random kernel `[d, k]` with std .01 and a bias of 0, float32."""
   kernel = np.random.default_rng(seed).normal(0, _INITIAL_STD, (d, k))
   return {
     'kernel': kernel.astype(np.float32),
@@ -129,9 +129,10 @@ def initial(d: int, k: int, seed: int) -> dict[str, np.ndarray]:
 
 
 def optimizer_of(solver: str) -> optax.GradientTransformation:
-  """Returns momentum, preceded by a trust ratio of the kernel for 'lars'.
+  """Returns momentum; 'lars' first scales the kernel's update by a trust ratio.
 
-  The learning rate is applied to the result, after momentum, as in MAE's code.
+  The caller multiplies the result by the learning rate: after momentum, as in
+  MAE's code.
 
   Args:
     solver: 'sgd' or 'lars'.
@@ -196,7 +197,7 @@ def epoch(
     state: parameters, state of the optimizer and running statistics.
     features: features of all examples.
     labels: labels from 0 to k - 1.
-    order: rows of each batch.
+    order: indices of the examples in each batch.
     rates: learning rate of each step.
 
   Returns:

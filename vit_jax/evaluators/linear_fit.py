@@ -68,7 +68,7 @@ def standardisation(
 
 
 def untrained(data: Labelled, standardise: bool) -> Classifier:
-  """Returns a classifier of zeros for the classes that occur in the examples.
+  """Returns a classifier with zero weights for the classes of the examples.
 
   Args:
     data: examples.
@@ -92,7 +92,7 @@ def fit(data: Labelled, l2: float, standardise: bool = True) -> Classifier:
   directions.
 
   Args:
-    data: examples; classes without examples are not learned.
+    data: examples; classes without examples are never predicted.
     l2: regularization, above 0, so that the solution is unique.
     standardise: whether features are normalized by mean and standard deviation.
   """
@@ -119,7 +119,8 @@ def _descend(
   """Runs L-BFGS for up to `_STEPS` iterations, in new coordinates.
 
   Returns:
-    Classifier, largest entry of its gradient, and number of iterations.
+    Classifier, largest absolute entry of the gradient in these coordinates, and
+    number of iterations.
   """
   d, k = start.kernel.shape
   labels = np.searchsorted(start.classes, data.labels)
@@ -162,8 +163,9 @@ def _curvature_root(
 ) -> Float[np.ndarray, 'e e']:
   """Returns the Cholesky factor L of the curvature of the loss, L·Lᵀ.
 
-  The curvature is that in the weights of an average class: E[(1 - Σp²) · x·xᵀ]
-  / k + l2, where the last entry of x is 1, for the bias.
+  The curvature is that of the weights of one class, averaged over the classes:
+  E[(1 - Σp²) · x·xᵀ] / k + l2, where p are the predicted probabilities, and the
+  last entry of x is 1, for the bias.
   """
   d, k = start.kernel.shape
   total = np.zeros((d + 1, d + 1))
@@ -182,7 +184,7 @@ def _curvature_root(
 def _cross_entropy(
   logits: Float[np.ndarray, 'n k'], labels: Int[np.ndarray, ' n']
 ) -> tuple[float, Float[np.ndarray, 'n k']]:
-  """Returns the sum of the losses and its derivative by the logits."""
+  """Returns the summed loss and its gradient with respect to the logits."""
   rows = np.arange(len(labels))
   total = np.asarray(scipy.special.logsumexp(logits, axis=1))
   value = float((total - logits[rows, labels]).sum())
@@ -192,5 +194,5 @@ def _cross_entropy(
 
 
 def _blocks(n: int) -> Iterator[slice]:
-  """Returns slices of up to `_BLOCK` rows."""
+  """Returns slices of up to `_BLOCK` rows, which cover n rows."""
   return (slice(start, start + _BLOCK) for start in range(0, n, _BLOCK))

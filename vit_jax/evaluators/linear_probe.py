@@ -1,4 +1,4 @@
-"""Linear classifiers of frozen features: logistic regression, DINO, MAE."""
+"""Linear classifiers of frozen features: logistic, or as in DINO or MAE."""
 
 from typing import Any
 
@@ -16,8 +16,8 @@ from vit_jax.evaluators.features import (
 from vit_jax.evaluators.linear_descent import Recipe
 
 PyTree = Any
-# Defaults of each solver, except its rate and seed: arXiv 2104.14294 (sgd),
-# 2111.06377 (lars).
+# Defaults of each solver, except for learning rate and seed: arXiv 2104.14294
+# (sgd), 2111.06377 (lars).
 _RECIPES = {
   'lbfgs': Recipe('lbfgs', 'standard', lr=0, epochs=0, batch_size=0, seed=0),
   'sgd': Recipe('sgd', 'none', lr=0, epochs=100, batch_size=1024, seed=0),
@@ -70,7 +70,8 @@ class Evaluator:
 
     Args:
       setting: setting of the run.
-      split: split to evaluate; it is not used to choose among values.
+      split: split to evaluate; it is not used to choose among several values of
+        `l2` or `lr`.
       train_split: split to train on; by default the run's own.
       source: section of another source; by default the run's own.
       solver: 'lbfgs', 'sgd' (as in DINO, momentum .9) or 'lars' (as in MAE);
@@ -168,7 +169,7 @@ def _recipe(
   batch_size: int | None,
   seed: int,
 ) -> Recipe:
-  """Returns the recipe, except its rate, with the defaults of the solver.
+  """Returns the recipe without learning rate; None selects a solver's default.
 
   Raises:
     UserError: a value is out of range.

@@ -16,7 +16,7 @@ from vit_jax.evaluators.features import (
 )
 
 PyTree = Any
-_BLOCK = 256  # examples that are compared with all training examples at once
+_BLOCK = 256  # evaluated examples per comparison with all training examples
 
 
 @plugins.operational('every', 'batch_size')

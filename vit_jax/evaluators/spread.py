@@ -12,7 +12,7 @@ from vit_jax.data.images.headers import DecodeError
 from vit_jax.errors import UserError
 
 log = logging.getLogger('vit_jax')
-_TITLE = 60  # characters
+_TITLE = 60  # maximum number of characters
 
 
 def own_splits(evals: Any) -> list[str]:
@@ -29,16 +29,16 @@ class Spread:
   """A source with a few examples of another source, spread evenly over it.
 
   Attributes:
-    source: other source.
-    indices: index of each example in the other source, ascending.
+    source: source that the examples are from.
+    indices: index of each example in that source, ascending.
   """
 
   def __init__(self, source: Source, count: int):
     """Chooses the examples.
 
     Args:
-      source: other source.
-      count: largest number of examples.
+      source: source that the examples are from.
+      count: maximum number of examples.
     """
     indices = np.linspace(0, len(source) - 1, min(count, len(source)))
     self.indices = indices.round().astype(int).tolist()
@@ -53,15 +53,15 @@ class Spread:
     return self.source[self.indices[index]]
 
   def title(self, index: int) -> str:
-    """Returns the name of the file of an example, or its number.
+    """Returns the name of an example's file, or 'example NUMBER'.
 
-    The number is that in the other source. It is used if the file contains
-    several examples.
+    The number is the index in the original source. It is used if there is no
+    file, or if the file contains several examples.
     """
     number = self.indices[index]
     where = getattr(self.source, 'where', lambda _: '')
     name = os.path.basename(str(where(number)))
-    # ', ' and ' @ ' are parts of the position in a file of many examples.
+    # A location with ', ' or ' @ ' is a position in a file of many examples.
     if not name or ', ' in name or ' @ ' in name:
       return f'example {number}'
     return name[:_TITLE]

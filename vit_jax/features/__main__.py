@@ -60,7 +60,7 @@ def run(checkpoint: str, out_path: str, request: Request) -> dict[str, Any]:
   """Computes features and writes them.
 
   Args:
-    checkpoint: workdir, step directory or weights of any format.
+    checkpoint: workdir, step directory or weights in any format.
     out_path: local path of the file to write.
     request: data and further settings.
 

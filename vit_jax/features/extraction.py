@@ -53,18 +53,21 @@ def extract(
   about: dict[str, Any],
   size: int,
 ) -> dict[str, Any]:
-  """Computes the missing parts, and joins all parts.
+  """Computes features part by part, and joins the parts into one file.
+
+  Parts that an interrupted command has written are not computed again.
 
   Args:
     extractor: extractor of the features.
     params: parameters of the model.
     source: source of the examples.
-    out: path of the file.
+    out: path of the file to write.
     about: description that is stored in the file.
     size: number of batches per part.
 
   Returns:
-    The description, with the number and the width of the features.
+    The description, extended by `count`, the number of examples, and `width`,
+    the dimension of the features.
   """
 
   def batches(start: int) -> Iterator[Arrays]:

@@ -13,7 +13,7 @@ class Images:
   class_names: list[str] = []
 
   def __init__(self, paths: Sequence[str]):
-    """Stores the paths; the files are opened when they are read."""
+    """Stores the paths; each file is opened when its example is read."""
     self.paths = [*paths]
 
   def __len__(self) -> int:

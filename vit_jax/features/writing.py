@@ -1,10 +1,10 @@
 """Joins the parts of the features into one .npz or Parquet file.
 
 Both formats contain columns of equal length: `features` float32 `[n, d]`,
-`index` (in the source; bad records are left out), `label` if the source has
-labels, and `path` for image files. They also contain `about`, a description as
-JSON. Parts are read one after another, so that the result may be larger than
-the memory.
+`index` of the example in the source (bad records are left out), `label` if the
+source has labels, and `path` for image files. They also contain `about`, a
+description as JSON. Parts are read one after another, so that the result may be
+larger than the memory.
 """
 
 import importlib
@@ -79,9 +79,9 @@ def _rows(parts: Parts, number: int) -> np.ndarray:
 
 
 def _common_dtype(parts: Parts, key: str, count: int) -> np.dtype:
-  """Returns the common dtype of a column.
+  """Returns the common dtype of a column in all parts.
 
-  Paths have other dtypes in each part, because their lengths differ.
+  The dtype of paths contains the length of the longest path in the part.
   """
   dtypes = [parts.read(n)[key].dtype for n in range(count)]
   return np.result_type(*set(dtypes))
@@ -103,7 +103,7 @@ def _parquet(
 
 
 def _table(pa: Any, arrays: Arrays) -> Any:
-  """Creates a table of a part, with features as lists of a fixed size."""
+  """Creates a pyarrow table of a part; features are lists of a fixed size."""
   columns = {}
   for key, array in arrays.items():
     columns[key] = pa.array(array.reshape(-1))

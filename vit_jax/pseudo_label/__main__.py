@@ -41,8 +41,8 @@ class Request(weights_and_data.Request):
   """Data to be labelled, and settings of the selection of examples.
 
   Attributes:
-    min_confidence: smallest probability of the most likely class with which an
-      image is selected, in [0, 1]; .3 in the paper.
+    min_confidence: minimum probability of the most likely class for an image to
+      be selected, in [0, 1]; .3 in the paper.
     per_class: number of examples of each class, including copies; 130,000 in
       the paper; 0 for no balancing.
     seed: seed of the random choice of images that get an additional copy.
@@ -81,7 +81,7 @@ def run(checkpoint: str, out_path: str, request: Request) -> dict[str, Any]:
   """Labels images and writes the file.
 
   Args:
-    checkpoint: workdir, step directory or weights of any format of the teacher.
+    checkpoint: the teacher: workdir, step directory or weights in any format.
     out_path: local path of the .npz file to write.
     request: data and further settings.
 
@@ -141,8 +141,8 @@ def _describe(
 def _class_names(weights: pretrained.Pretrained, source: Source) -> list[str]:
   """Returns the names of the teacher's classes.
 
-  If the teacher has no names, those of the data are used if their number fits,
-  and otherwise numbers.
+  They are the names that are stored with the teacher, or else the names of the
+  data if their number is the same, or else numbers.
 
   Raises:
     UserError: the teacher does not have a head.

@@ -33,7 +33,7 @@ def balanced(
 
   Args:
     labels: class of each image.
-    confidence: probability of that class.
+    confidence: predicted probability of that class, in [0, 1].
     per_class: number of examples of each class; 0 selects every image once.
     seed: seed of the choice of images that get an additional copy.
 

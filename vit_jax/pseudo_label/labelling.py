@@ -33,18 +33,20 @@ def label(
   about: dict[str, Any],
   size: int,
 ) -> dict[str, Any]:
-  """Labels the images that have no labels yet, and writes the selected ones.
+  """Labels images part by part, and writes the selected ones to one file.
+
+  Parts that an interrupted command has written are not computed again.
 
   Args:
-    setting: setting that applies the teacher.
+    setting: setting of the evaluation, whose `predict` applies the teacher.
     params: parameters of the teacher.
     source: source of the images.
-    out: path of the file.
+    out: path of the file to write.
     about: description that is stored in the file.
     size: number of batches per part.
 
   Returns:
-    The description, with the numbers of images.
+    The description, extended by the keys in `RESULTS`.
   """
   threshold = np.float32(about['min_confidence'])
 

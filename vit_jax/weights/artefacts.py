@@ -36,7 +36,7 @@ def predictor(source: Pretrained) -> Predict:
   """
   mesh = sharding.make_mesh(jax.local_devices()[:1])
   params = source.load(source.abstract_params(mesh))
-  params = jax.tree.map(jnp.asarray, jax.device_get(params))  # without mesh
+  params = jax.tree.map(jnp.asarray, jax.device_get(params))  # without a mesh
   setting = Setting(source.model().reference, source.image_size)
   objective = sections.build('objective', source.about['objective'], setting)
 
@@ -97,7 +97,8 @@ def saved_model(
     input_signature=[spec],
     autograph=False,
   )
-  # A program that is too new for TensorFlow would fail only on the server.
+  # Otherwise, a program that is too new for TensorFlow would fail only on the
+  # server.
   try:
     module.serve(tf.zeros((1, *image_size, 3), tf.uint8))
   except tf.errors.InvalidArgumentError as error:

@@ -45,7 +45,7 @@ class Pretrained:
 
   @property
   def image_size(self) -> tuple[int, int]:
-    """(height, width) of the images for the position embedding, pixels."""
+    """(height, width) of the images that the weights are for, pixels."""
     return square(tuple(self.about['image_size']))
 
   def changed(self, **changes: Any) -> 'Pretrained':
@@ -122,9 +122,10 @@ class Pretrained:
     }
 
   def weights(self, mesh: Mesh) -> dict[str, PyTree]:
-    """Loads all sets of weights, by the names of `Trainer.weights`.
+    """Loads all sets of weights, by name as in `Trainer.weights`.
 
-    Weights without the extra state of the objective have only the set 'params'.
+    If the extra state of the objective is missing, the sets are 'params' and,
+    if there is an average, 'ema'.
 
     Args:
       mesh: mesh of the devices.
@@ -182,8 +183,8 @@ class Pretrained:
 class Format(NamedTuple):
   """The functions of a format: a module of `weights.formats`, or your own.
 
-  A path is read and written by the first format that it matches; a path
-  'my_lab.my_format:PATH' by the module in it.
+  A path is read and written by the first format that it matches, but a path
+  'my_lab.my_format:PATH' by the module `my_lab.my_format`.
 
   Attributes:
     matches: function that returns whether a path, which may not exist, has this

@@ -24,7 +24,7 @@ from vit_jax.weights.formats import tensors
 log = logging.getLogger('vit_jax')
 _HUB = re.compile(r'hf:([\w.-]+/[\w.-]+)(?:@([\w.-]+))?(?:/(.+))?')
 _NAME = re.compile(r'[\w-][\w.-]*/[\w-][\w.-]*')  # ORG/NAME
-_DIRECTORY = ('*.json', 'model*.safetensors')  # files of a whole repository
+_DIRECTORY = ('*.json', 'model*.safetensors')  # if the address has no FILE
 _HASH = re.compile(r'-([0-9a-f]{8,64})\.\w+$')  # PyTorch's name-HASH.pth
 
 
@@ -38,7 +38,7 @@ def local_copy(path: str) -> str:
     Path of a file, or of a directory for a whole repository of the hub.
 
   Raises:
-    UserError: the address does not exist, or is not that of a weight file.
+    UserError: the address does not exist, or is not one of weights.
     StorageError: the download failed.
   """
   if path.startswith('hf:'):
@@ -100,7 +100,7 @@ def _from_hub(path: str) -> str:
       f'{path} does not exist on the Hugging Face Hub, or it is not public: '
       'check the name, or set HF_TOKEN to a token that may read it.'
     ) from error
-  except Exception as error:  # of the network, of many libraries
+  except Exception as error:  # network errors, which many libraries raise
     raise _failed(path, error) from error
   if file:
     if not os.path.exists(os.path.join(folder, file)):
@@ -142,7 +142,7 @@ def _from_url(url: str) -> str:
     part.replace(target)
   except FileNotFoundError as error:
     raise UserError(f'{url} does not exist: check the address.') from error
-  except Exception as error:  # of the network, of many libraries
+  except Exception as error:  # network errors, which many libraries raise
     raise _failed(url, error) from error
   finally:
     part.unlink(missing_ok=True)
@@ -153,7 +153,7 @@ def _check(part: pathlib.Path, name: str, size: int | None) -> None:
   """Compares a download with its expected size, and with the hash in its name.
 
   Raises:
-    OSError: they differ.
+    OSError: the size or the hash differs.
   """
   actual = part.stat().st_size
   if size is not None and actual != size:

@@ -25,7 +25,7 @@ def replace_head(
   Args:
     params: parameters of a model with another head.
     model: model with the new head.
-    image_size: (height, width) of the images of both, pixels.
+    image_size: (height, width) of the images of both models, pixels.
     mesh: mesh of the devices.
 
   Raises:

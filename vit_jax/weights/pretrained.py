@@ -77,8 +77,8 @@ class LoadedModel(tuple[Any, PyTree]):
   ) -> Float[np.ndarray, 'height width 3']:
     """Returns an image as the model expects it, in [-1, 1].
 
-    It is resized and cropped as in the evaluation of the weights. A batch is a
-    stack of several results.
+    The image is resized and cropped as in the evaluation of the weights. To
+    create a batch, stack several results.
 
     Args:
       image: content of an image file, or pixels in RGB.
@@ -131,7 +131,8 @@ def find(path: str, weights: str = 'params') -> Pretrained:
     weights: set of weights of a checkpoint, see `Pretrained.chosen`.
 
   Raises:
-    UserError: the path cannot be loaded, or does not have such weights.
+    UserError: the path cannot be loaded, or does not contain that set of
+      weights.
     StorageError: a download failed.
   """
   form, local_path = format_of(download.local_copy(path))
@@ -241,8 +242,8 @@ def load_pretrained(
 
   Returns:
     Model and parameters (float32), which can be unpacked, with preprocessing
-    and class names. Images are in [-1, 1], independent of the range in the
-    training of the weights.
+    and class names. The model expects images in [-1, 1], even if the weights
+    were trained with another range.
 
   Raises:
     UserError: the file cannot be loaded, or the image size does not fit.
@@ -273,7 +274,7 @@ def _normalized(
   mean: Sequence[float] | None,
   std: Sequence[float] | None,
 ) -> PyTree:
-  """Returns parameters for pixels of another mean and std than assumed.
+  """Returns parameters for another mean or std of pixels than assumed.
 
   Raises:
     UserError: the weights are those of this package or official ones, whose

@@ -1,4 +1,4 @@
-"""Adapts weights to another image size and to another training."""
+"""Adapts weights to another image size, and initializes runs with weights."""
 
 import logging
 from typing import Any, Protocol
@@ -21,7 +21,7 @@ PyTree = Any
 
 
 class Target(Protocol):
-  """A training that is initialized with weights."""
+  """A training run that is initialized with weights."""
 
   @property
   def mesh(self) -> Mesh: ...
@@ -44,7 +44,7 @@ class Target(Protocol):
     ...
 
   def key(self) -> jax.Array:
-    """Returns the key of the run."""
+    """Returns the random key of the run."""
     ...
 
 
@@ -63,8 +63,8 @@ def adapt(
   Args:
     params: parameters of the model, on the mesh.
     model: model for the new size, whose method `adapt` is called.
-    old_size: (height, width) of the images for the parameters, pixels.
-    new_size: (height, width) of the images, pixels.
+    old_size: (height, width) of the images that `params` are for, pixels.
+    new_size: (height, width) of the images for the result, pixels.
     method: method of interpolation, see `resizing.METHODS`.
     mesh: mesh of the devices.
   """
@@ -101,7 +101,8 @@ def transfer(source: Pretrained, target: Target, method: str) -> PyTree:
 
   Args:
     source: description of the weights.
-    target: fine-tuning; the parameters in `fresh` of its model are initialized.
+    target: fine-tuning run; the parameters that `model.fresh` lists are newly
+      initialized.
     method: method of interpolation for parameters that depend on the image
       size.
 
@@ -118,12 +119,12 @@ def transfer(source: Pretrained, target: Target, method: str) -> PyTree:
 
 
 def start(source: Pretrained, target: Target, method: str) -> PyTree:
-  """Returns initial parameters that contain all fitting ones of the source.
+  """Returns initial parameters, with all that fit taken from the source.
 
   Args:
     source: description of the weights.
-    target: training; parameters that are missing in the weights, or have
-      another shape there, are initialized.
+    target: run; parameters that are missing in the source, or have another
+      shape there, are newly initialized.
     method: method of interpolation for parameters that depend on the image
       size.
 
@@ -154,7 +155,7 @@ def start(source: Pretrained, target: Target, method: str) -> PyTree:
 def _model_params(
   source: Pretrained, target: Target, method: str
 ) -> dict[str, Any]:
-  """Returns the model parameters of a source, for images of the target."""
+  """Returns a source's model parameters, adapted to the images of a target."""
   mesh = target.mesh
   params = source.backbone(source.load(source.abstract_params(mesh)))
   sizes = source.image_size, target.image_size
@@ -165,11 +166,11 @@ def _model_params(
 def _in_units_of(
   model: Model, before: Model, flat: dict[str, jax.Array], mesh: Mesh
 ) -> dict[str, jax.Array]:
-  """Returns parameters for the pixels that a model's patch embedding receives.
+  """Converts parameters to the pixel range of a model's patch embedding.
 
   Args:
-    model: model that receives the parameters.
-    before: model of the parameters.
+    model: model that the parameters are converted for.
+    before: model that the parameters are from.
     flat: parameters by path.
     mesh: mesh of the devices.
   """
@@ -204,11 +205,11 @@ def _shapes(flat: dict[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def _initialized(taken: dict[str, jax.Array], target: Target) -> PyTree:
-  """Returns initial parameters of the objective, some of them replaced.
+  """Returns the objective's initial parameters, some of them replaced.
 
   Args:
-    taken: parameters of the model that are taken over, by path.
-    target: training.
+    taken: parameters of the model that replace initial ones, by path.
+    target: run that is initialized.
   """
   objective = target.objective
 

@@ -4,19 +4,19 @@ import collections
 import zipfile
 from typing import IO
 
-# Weights are hardly compressible; zeros are by a factor of about 1,000. If the
-# unpacked size is above the first limit and above the second times the size of
-# the archive, the archive is assumed to be damaged or malicious.
+# Weights can hardly be compressed, but zeros by a factor of about 1,000. An
+# archive is assumed to be damaged or malicious if it unpacks to more than
+# `_UNSUSPICIOUS_BYTES` and to more than `_MAX_RATIO` times its own size.
 _UNSUSPICIOUS_BYTES = 2**26
 _MAX_RATIO = 100
 
 
 def check_sizes(archive: zipfile.ZipFile, archive_bytes: int) -> None:
-  """Checks the names and sizes in the directory of an archive.
+  """Checks the names and unpacked sizes that an archive lists.
 
   Args:
     archive: open archive.
-    archive_bytes: size of its file.
+    archive_bytes: size of the file.
 
   Raises:
     ValueError: two members have the same name, or the unpacked size is much
@@ -42,7 +42,7 @@ def check_contents(file: IO[bytes], archive_bytes: int) -> None:
     archive_bytes: size of the file.
 
   Raises:
-    ValueError: a checksum differs, or `check_sizes` raises it.
+    ValueError: a checksum differs, or `check_sizes` rejects the archive.
     zipfile.BadZipFile: the archive is damaged in another way.
   """
   if not zipfile.is_zipfile(file):

@@ -36,21 +36,22 @@ def matches(path: str) -> bool:
 
 
 def _has_slots(model: Any) -> bool:
-  """Returns whether tokens before those of patches have learned positions."""
+  """Returns whether tokens before the patch tokens have learned positions."""
   learned = getattr(model, 'position', 'learned') == 'learned'
   return learned and getattr(model, 'prefix_positions', True)
 
 
 def save(path: str, params: PyTree, about: dict[str, Any]) -> None:
-  """Writes a file, and the notes next to it.
+  """Writes parameters with big_vision's names, and notes next to the file.
 
   Args:
-    path: path of the file, local or gs://.
+    path: path of the .npz file, local or gs://.
     params: parameters of the objective that `about` specifies.
     about: description of the weights, see `Pretrained.about`.
 
   Raises:
-    UserError: big_vision has no names for them, or they cannot be written.
+    UserError: big_vision has no name for a parameter, or a file cannot be
+      written.
   """
   source = Pretrained('', about, lambda abstract: None)
   flat = tree.flatten(source.backbone(params))
@@ -60,7 +61,7 @@ def save(path: str, params: PyTree, about: dict[str, Any]) -> None:
   foreign.check_positions(model, ('learned', 'sincos2d'))
   foreign.warn_of_defaults(path, model)
   if model.pool == 'token' and _has_slots(model):
-    # In big_vision, the class token has no position: it is added to the token.
+    # big_vision's class token has no position: ours is added to the token.
     arrays = foreign.without_class_position(arrays, 'cls', 'position/embedding')
   exported = naming_lib.export(arrays, Naming(_NAMES, torch=False))
   npz_arrays.write(path, {f'params/{name}': x for name, x in exported})

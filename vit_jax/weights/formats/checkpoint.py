@@ -13,14 +13,14 @@ log = logging.getLogger('vit_jax')
 PyTree = Any
 
 
-# Endings of files of other programs. A directory with such a name would be a
-# mistake.
+# File extensions of other programs. This format writes a directory, so that a
+# path with such an extension is probably a mistake.
 _NOT_WRITTEN = ('.onnx', '.h5', '.hdf5', '.keras', '.msgpack', '.ckpt', '.pb')
 _NOT_WRITTEN += ('.tflite', '.npy', '.pkl', '.pickle', '.gguf', '.mlmodel')
 
 
 def matches(path: str) -> bool:
-  """Returns True, because paths without another format have this one."""
+  """Returns True, because this format is tried last, for all other paths."""
   del path
   return True
 
@@ -32,7 +32,7 @@ def load(path: str) -> Pretrained:
     path: path of the directory, local or gs://.
 
   Raises:
-    UserError: the directory does not exist, is damaged or is of an unknown
+    UserError: the directory does not exist, is damaged or has an unknown
       format.
   """
   if paths.locate(path).is_file():

@@ -1,4 +1,4 @@
-"""Evaluation settings of weights that can only be derived from their family."""
+"""Default settings, by family, for weights whose files contain none."""
 
 import logging
 import math
@@ -17,13 +17,13 @@ log = logging.getLogger('vit_jax')
 
 
 class Family(NamedTuple):
-  """Patterns by which weights of a family are recognized, and their evaluation.
+  """Patterns that recognize weights of a family, and their preprocessing.
 
   Attributes:
-    pattern: regular expression for the name of a file.
+    pattern: regular expression for the name of a file in lower case.
     array: regular expression for the names of arrays, used if no family's
       pattern matches the file's name.
-    preset: settings of the evaluation.
+    preset: evaluation preprocessing.
   """
 
   pattern: str
@@ -32,14 +32,14 @@ class Family(NamedTuple):
 
 
 def _timm(crop_fraction: float, normalization: Any) -> Preset:
-  """Returns timm's evaluation with another crop and other statistics."""
+  """Returns timm's preset with another crop, and another mean and std."""
   changes = dict(normalization=normalization, larger=cropped(crop_fraction))
   return PRESETS['timm']._replace(**changes)
 
 
-# The first family that matches is used, so those with more specific patterns
-# are first. The crops are those that each family's repository uses (224 of
-# 256 pixels); `swin`, `clip` and `vit` are evaluated as in timm.
+# The first family that matches is used, so families with more specific patterns
+# come first. Each family has the crop of its repository, such as 224 of 256
+# pixels for `dino`; `swin`, `clip` and `vit` have that of timm.
 FAMILIES = {
   'swin': Family(
     r'swin', r'relative_position_bias_table$', _timm(0.9, IMAGENET)
@@ -102,7 +102,7 @@ def preprocess(
     crop_mode: 'center', which keeps the aspect ratio, or 'squash'.
   """
   size = max(image_size)
-  # timm rounds the larger side down to whole pixels.
+  # timm rounds the side of the resized image down to whole pixels.
   fraction = size / math.floor(size / crop_fraction)
   names = {'bilinear': 'bilinear_antialias'}
   if interpolation not in ('bicubic', *names):

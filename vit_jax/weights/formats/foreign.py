@@ -40,13 +40,12 @@ class Unseen:
   Attributes:
     known_from: source of these values, for the log.
     gelu: 'exact', 'tanh' or 'quick'.
-    epsilon: epsilon of LayerNorm; None for `Described.epsilon`.
+    epsilon: epsilon of LayerNorm; None to use `Described.epsilon`.
     mean: mean of each channel of pixels in [0, 1].
     std: standard deviation of each channel of pixels in [0, 1].
     preprocess: config section of the evaluation's transform.
     class_names: names in the order of the head's outputs; empty if unknown.
-    assumed: whether the values are assumptions, which the log then shows as a
-      warning.
+    assumed: whether the values are assumptions, which are logged as a warning.
   """
 
   known_from: str
@@ -67,10 +66,11 @@ class Described(NamedTuple):
     naming: names of the parameters in the other project.
     keys: keys of the config's `model` section; options only where they differ
       from the model's defaults.
-    image_size: (height, width) of the images for the weights, pixels.
+    image_size: (height, width) of the images that the model expects, pixels.
     computed: values of `gelu` and `norm_eps` that the model uses unless its
       section sets others.
-    epsilon: epsilon of LayerNorm in all published models of the kind.
+    epsilon: epsilon of LayerNorm in all published models of this kind; used if
+      `Unseen.epsilon` is None.
   """
 
   arrays: dict[str, np.ndarray]
@@ -108,8 +108,8 @@ def pretrained(path: str, described: Described, unseen: Unseen) -> Pretrained:
     unseen: other properties, which are logged.
 
   Raises:
-    UserError: parameters are missing, unknown, or have another shape or type;
-      or no model of this package has these options.
+    UserError: parameters are missing, unknown, or have a wrong shape or dtype;
+      or the model of this package does not support an option.
   """
   arrays, naming = described.arrays, described.naming
   image_size = described.image_size
@@ -143,7 +143,7 @@ def pretrained(path: str, described: Described, unseen: Unseen) -> Pretrained:
     return jax.tree.map(place, tree.unflatten(flat), abstract)
 
   source = Pretrained(path, about, put)
-  # All shapes are compared here and in `put`, so that the error is raised
+  # Shapes are compared here, and not only in `put`, so that an error is raised
   # before anything is allocated on a device.
   checked_shapes(abstract_params(source.model(), image_size))
   _log(path, unseen)
@@ -160,10 +160,10 @@ def shape(
     arrays: arrays of the file.
     name: name of the array.
     rank: number of its dimensions.
-    kind: description of the models.
+    kind: description of the models, for messages.
 
   Raises:
-    UserError: the array is missing or has another rank.
+    UserError: the array is missing, has another rank, or is empty.
   """
   actual = arrays[name].shape if name in arrays else None
   if actual is None or len(actual) != rank or 0 in actual:
@@ -179,7 +179,8 @@ def shape(
 def class_names(path: str, names: Sequence[str], num_classes: int) -> list[str]:
   """Returns a name for each output of the head.
 
-  Names of another number of classes would be wrong, and are left out.
+  If the given names are empty, or their number is not the number of outputs,
+  the names are 'class 0', 'class 1' and so on.
 
   Args:
     path: path of the weights, for messages.
@@ -200,7 +201,7 @@ def class_names(path: str, names: Sequence[str], num_classes: int) -> list[str]:
 
 
 def _section(path: str, described: Described, unseen: Unseen) -> dict[str, Any]:
-  """Returns the `model` section.
+  """Returns the config section of the model.
 
   Raises:
     UserError: the model does not have one of the options.
@@ -222,7 +223,7 @@ def _section(path: str, described: Described, unseen: Unseen) -> dict[str, Any]:
 def without_class_position(
   arrays: dict[str, np.ndarray], cls: str, table: str
 ) -> dict[str, np.ndarray]:
-  """Adds the position of the class token to the token, and removes it.
+  """Adds the class token's position to the token, and removes the position.
 
   Args:
     arrays: arrays of a model, {name: array}.
@@ -279,7 +280,7 @@ def check_positions(model: Any, known: tuple[str, ...]) -> None:
 
   Args:
     model: model whose parameters are written.
-    known: kinds that a reader of the format assumes.
+    known: kinds that the format supports.
 
   Raises:
     UserError: the model has positions of another kind.
@@ -294,12 +295,13 @@ def check_positions(model: Any, known: tuple[str, ...]) -> None:
 
 
 def warn_of_defaults(path: str, model: Any) -> None:
-  """Warns if readers of a file without notes would use other constants.
+  """Warns if other programs would use other constants than a model.
 
   Args:
     path: path of the file that is written.
     model: model whose GELU and epsilon are compared with those of the official
-      JAX models, which readers assume.
+      JAX models, which other programs use because the file does not contain
+      any.
   """
   defaults = {'gelu': 'tanh', 'norm_eps': EPSILON}
   other = [
@@ -317,7 +319,7 @@ def warn_of_defaults(path: str, model: Any) -> None:
 
 
 def mean_and_std(about: dict[str, Any]) -> tuple[list[float], list[float]]:
-  """Returns mean and std of pixels in [0, 1] for exported weights."""
+  """Returns the mean and std of pixels in [0, 1] that weights expect."""
   mean, std = normalization.NONE
   values = about.get('normalization', {'mean': mean, 'std': std})
   return list(values['mean']), list(values['std'])

@@ -1,6 +1,7 @@
 """Weights in Hugging Face directories: `config.json` and `.safetensors`.
 
-There is a module for each type of model (`_TYPES`).
+They are those of the library `transformers`. `_TYPES` maps each type of model
+to the module for it.
 """
 
 import json
@@ -43,7 +44,7 @@ _INDEX: settings.Rules = {'weight_map': settings.mapping(settings.TEXT)}
 
 
 def matches(path: str) -> bool:
-  """Returns whether a path is a Hugging Face directory, or weights in one."""
+  """Returns whether a path is a Hugging Face directory, or a file in one."""
   folder = paths.locate(path)
   if path.endswith('.safetensors'):
     folder = folder.parent
@@ -52,14 +53,14 @@ def matches(path: str) -> bool:
 
 
 def load(path: str) -> Pretrained:
-  """Describes the weights in a directory, in one file or in several.
+  """Describes the weights in a directory with one or several weight files.
 
   Args:
     path: path of the directory, or of model.safetensors in it.
 
   Raises:
-    UserError: the directory cannot be read, is damaged, or contains another
-      type of model.
+    UserError: the directory cannot be read, is damaged, or contains a type of
+      model that is not supported.
   """
   folder = paths.locate(path)
   if path.endswith('.safetensors'):
@@ -79,12 +80,12 @@ def load(path: str) -> Pretrained:
 
 
 def _read(folder: Any) -> dict[str, np.ndarray]:
-  """Reads all arrays, from one file or from the files in an index."""
+  """Reads all arrays, from one file or from those that an index lists."""
   index = folder / 'model.safetensors.index.json'
   if not index.exists():
     return tensors.read(os.fspath(folder / 'model.safetensors'))
   content = settings.validated(index, settings.read(index), _INDEX)
-  files = content.get('weight_map', {})  # file by name of the array
+  files = content.get('weight_map', {})  # {name of an array: file}
   arrays = {}
   for name in sorted(set(files.values())):
     if name != os.path.basename(name):
@@ -102,7 +103,7 @@ def _read(folder: Any) -> dict[str, np.ndarray]:
 
 
 def _unseen(path: str, folder: Any, config: Mapping[str, Any]) -> Unseen:
-  """Returns the settings of a directory that arrays do not determine."""
+  """Returns the settings in a directory that its arrays do not determine."""
   file = folder / 'preprocessor_config.json'
   stored = settings.validated(file, settings.read(file), processor.RULES)
   values = stored or processor.DEFAULTS[config['model_type']]
@@ -124,7 +125,7 @@ def _unseen(path: str, folder: Any, config: Mapping[str, Any]) -> Unseen:
 
 
 def save(path: str, params: PyTree, about: dict[str, Any]) -> None:
-  """Writes a directory that the library can open offline.
+  """Writes a directory that transformers can load offline.
 
   Args:
     path: path of the directory, which must not exist.
@@ -132,7 +133,7 @@ def save(path: str, params: PyTree, about: dict[str, Any]) -> None:
     about: description of the weights, see `Pretrained.about`.
 
   Raises:
-    UserError: the directory exists, or the library has no equivalent model.
+    UserError: the directory exists, or transformers has no equivalent model.
   """
   folder = paths.locate(path)
   if folder.exists():

@@ -8,14 +8,14 @@ from vit_jax.weights.formats import foreign, settings
 from vit_jax.weights.formats.normalization import IMAGENET, NONE
 
 log = logging.getLogger('vit_jax')
-# A number, a list or an object, as `pair` reads them.
+# Image size: a number, a list or an object; see `pair`.
 SIZE = settings.either(
   settings.SIDE,
   settings.several(settings.SIDE, 1, 2),
   settings.mapping(settings.SIDE, 'height', 'width'),
 )
-# Our own section of written files, next to the library's keys, because the
-# library does not have all of our filters.
+# Key of a section that only this package reads. It is written for interpolation
+# filters that transformers does not have.
 _OWN = 'vit_jax_preprocess'
 RULES: settings.Rules = {
   'do_normalize': settings.FLAG,
@@ -35,7 +35,8 @@ RULES: settings.Rules = {
     'central_fraction': settings.number(0.01, 1),
   },
 }
-# Defaults of the library for directories without preprocessor_config.json.
+# Defaults of transformers for directories without preprocessor_config.json, by
+# type of model.
 DEFAULTS: dict[str, dict[str, Any]] = {
   'vit': dict(
     size={'height': 224, 'width': 224},
@@ -57,13 +58,14 @@ DEFAULTS['dinov2_with_registers'] = DEFAULTS['dinov2']
 DEFAULTS['swin'] = DEFAULTS['vit'] | dict(
   resample=3, image_mean=IMAGENET[0], image_std=IMAGENET[1]
 )
-# Pillow's numbers of filters, which antialias when an image shrinks.
+# {Pillow's number of a filter: name here}. Pillow's filters antialias when an
+# image shrinks.
 _FILTERS = {2: 'bilinear_antialias', 3: 'bicubic'}
 _NUMBERS = {name: number for number, name in _FILTERS.items()}
 
 
 def pair(size: Any) -> tuple[int, int]:
-  """Returns (height, width) of a number, a list or an object."""
+  """Returns (height, width) of a size: a number, a list or an object."""
   if isinstance(size, Mapping):
     return size['height'], size['width']
   sides = [size] if isinstance(size, int) else list(size)
@@ -71,7 +73,7 @@ def pair(size: Any) -> tuple[int, int]:
 
 
 def read(given: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns the config section that is equivalent to the library's processor.
+  """Returns the config section that is equivalent to transformers' processor.
 
   Args:
     given: content of preprocessor_config.json, validated by `RULES`.
@@ -88,15 +90,15 @@ def read(given: Mapping[str, Any]) -> dict[str, Any]:
   if not cropped:
     return section | {'resize': 'squash'}
   larger = shorter or pair(size)[0]
-  # The library pads a crop that is larger than the image; here, it is limited
-  # to the image.
+  # transformers pads a crop that is larger than the image; here, the crop is
+  # limited to the image.
   fraction = min(pair(given.get('crop_size', larger))[0] / larger, 1.0)
   resize = 'torchvision' if shorter else 'squash_central'
   return section | {'resize': resize, 'central_fraction': fraction}
 
 
 def written(about: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns the library's settings for the preprocessing of weights.
+  """Returns the preprocessor_config.json for the preprocessing of weights.
 
   Args:
     about: description of the weights, see `Pretrained.about`.

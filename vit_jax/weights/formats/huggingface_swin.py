@@ -1,7 +1,7 @@
 """Swin Transformers in Hugging Face directories.
 
-Newer major versions of the library use other names in memory than in files.
-Both can be read; the names in files are written.
+Newer major versions of transformers use other names in memory than in files.
+Both can be read; written files have the names of files.
 """
 
 import logging
@@ -76,7 +76,7 @@ def describe(
 
   Args:
     path: path of the directory, for messages.
-    arrays: all arrays in it.
+    arrays: all arrays in the directory.
     config: content of config.json, validated by `RULES`.
 
   Raises:
@@ -117,7 +117,7 @@ def describe(
 
 
 def kind(model: Any) -> str:
-  """Returns the library's type of a model."""
+  """Returns the `model_type` of a model in transformers."""
   del model
   return 'swin'
 
@@ -135,11 +135,11 @@ def _naming(stages: int) -> Naming:
 def completed(
   model: Any, arrays: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-  """Returns the arrays, because files contain no others.
+  """Returns the arrays unchanged, because files contain no others.
 
   Raises:
-    UserError: the windows of some stages with small maps are smaller than the
-      config's, but all tables of the library have the same size.
+    UserError: a stage has smaller windows than the config, because its map is
+      small; in transformers, the windows of all stages have the same size.
   """
   for name, array in arrays.items():
     if name.endswith('relative_position_bias_table'):
@@ -160,7 +160,7 @@ def completed(
 
 
 def written(model: Any) -> dict[str, Any]:
-  """Returns the sizes and options in a config.json."""
+  """Returns the sizes and options of a model for config.json."""
   return _FIXED | dict(
     embed_dim=model.width,
     depths=list(model.depths),

@@ -1,7 +1,7 @@
 """Vision Transformers in Hugging Face directories.
 
-These are ViT, DeiT, DINOv2 and DINOv2 with registers. The library uses other
-names in memory since its major version 5, but files contain the older ones;
+These are ViT, DeiT, DINOv2 and DINOv2 with registers. Since its major version
+5, transformers uses other names in memory, but files contain the older ones;
 both can be read.
 """
 
@@ -20,7 +20,7 @@ from vit_jax.weights.formats.foreign import Described
 from vit_jax.weights.formats.naming import Naming
 
 log = logging.getLogger('vit_jax')
-# Prefixes of the library's class names, by type of model.
+# Prefixes of class names in transformers, by type of model.
 CLASSES = {
   'vit': 'ViT',
   'deit': 'DeiT',
@@ -51,7 +51,7 @@ NAMES = {
   'head': 'classifier',
 }
 NAMING = Naming(NAMES, torch=True)
-# Names in DINOv2 that differ: without and with gated MLPs.
+# Names that differ in DINOv2: (without, with) gated MLPs.
 _DINOV2 = {
   'norm1': ('norm1', 'norm1'),
   'norm2': ('norm2', 'norm2'),
@@ -103,7 +103,7 @@ def describe(
 
   Args:
     path: path of the directory, for messages.
-    arrays: all arrays in it.
+    arrays: all arrays in the directory.
     config: content of config.json, validated by `RULES`.
 
   Raises:
@@ -123,7 +123,7 @@ def describe(
 def _renamed(
   path: str, arrays: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-  """Returns arrays with the names in files, without unused ones."""
+  """Returns the arrays that are used, with the names in files."""
   renamed = naming_lib.renamed(arrays, _ALIASES)
   if renamed.pop('embeddings.mask_token', None) is not None:
     log.info('%s: left out the mask token', path)
@@ -170,7 +170,8 @@ def _options(
   """Derives options from the arrays, and converts the tokens.
 
   Returns:
-    Arrays with the tokens of this package, and options of the model.
+    Arrays, with tokens and positions as in this package, and options of the
+    model.
   """
   options: dict[str, Any] = {
     'pool': 'token',
@@ -179,7 +180,7 @@ def _options(
   names = NAMES['distillation'], NAMES['registers']
   if names[0] in arrays and 'distillation_classifier.weight' in arrays:
     options['distilled'] = True
-  elif names[0] in arrays:  # its output is not used: a register
+  elif names[0] in arrays:  # a token whose output is not used is a register
     arrays = {names[1] if k == names[0] else k: v for k, v in arrays.items()}
     options['registers'] = 1
   elif names[1] in arrays:  # registers without positions
@@ -197,10 +198,10 @@ def _options(
 
 
 def kind(model: Any) -> str:
-  """Returns the library's type of a model.
+  """Returns the `model_type` of a model in transformers.
 
   Raises:
-    UserError: the library has no equivalent type; the message lists the
+    UserError: transformers has no equivalent type; the message lists the
       options that it lacks.
   """
   if not isinstance(model, ViT):
@@ -248,8 +249,8 @@ def kind(model: Any) -> str:
 def _is_deit(model: Any) -> bool:
   """Returns whether a model is a DeiT whose distillation token is not used.
 
-  This token is a register with a position; registers of Dinov2WithRegisters
-  have no position.
+  Here, this token is a register with a position; registers of
+  Dinov2WithRegisters have no position.
   """
   return (
     model.registers == 1
@@ -276,19 +277,19 @@ def naming(model: Any) -> Naming:
 def completed(
   model: Any, arrays: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-  """Returns the arrays of a model and the additional ones of its type.
+  """Adds the arrays that the type of a model requires in transformers.
 
   The additional arrays (positions, LayerScale, half of a head) are zeros or
-  ones, which have no effect in the library's model.
+  ones, which have no effect in the model.
   """
   table, scale = NAMES['position/embedding'], _THERE + 'layer_scale{j}.lambda1'
   type_, width = kind(model), model.width
   slots = np.asarray(arrays[table])
-  if not model.prefix_positions:  # in the library, the class token has one
+  if not model.prefix_positions:  # the class token requires a position
     prefix = 1 + model.distilled
     slots = np.pad(slots, ((0, 0), (prefix, 0), (0, 0)))
   elif model.registers and not _is_deit(model):
-    # Registers have no positions in the library: they are added to the tokens.
+    # Registers have no positions in transformers: ours are added to the tokens.
     last = 1 + model.registers
     registers = NAMES['registers']
     arrays = arrays | {registers: arrays[registers] + slots[:, 1:last]}
@@ -301,7 +302,7 @@ def completed(
     for j in (1, 2):
       name = scale.format(i=i, j=j)
       arrays[name] = np.ones(width, np.float32)
-  # The input of the library's head includes the mean of the patches.
+  # The input of the head in transformers includes the mean of the patches.
   if model.num_classes:
     head = arrays['classifier.weight']
     arrays['classifier.weight'] = np.pad(head, ((0, 0), (0, width)))
@@ -335,7 +336,7 @@ def written(model: Any) -> dict[str, Any]:
 
 
 def _mlp_ratio(model: Any) -> int | None:
-  """Returns DINOv2's `mlp_ratio` for the hidden units; None if none fits."""
+  """Returns DINOv2's `mlp_ratio` for a model's `mlp_dim`; None if none fits."""
   gated = model.gated
   ratio = round(model.mlp_dim * (1.5 if gated else 1) / model.width)
   units = ratio * model.width

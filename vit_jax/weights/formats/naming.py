@@ -1,12 +1,12 @@
 """Converts parameters to and from the names of another project.
 
 "There" means in the other project, and "here" in this package. A naming is a
-table `{path here: name there}`. A path is that of a leaf, or of a module with
-leaves of the same kinds ('kernel' is 'weight' in PyTorch). A name with `{i}`
-stands for one array per layer, which are stacked here; `{2i}` and `{2i+1}` are
-the numbers of every other layer, and `{i+2:02}` counts from 2 in two digits.
-`Part` is one of several arrays that are joined there along the first axis
-(query, key and value).
+table `{path here: name there}`. A path is that of a leaf, or that of a module,
+whose leaves have corresponding names there ('kernel' is 'weight' in PyTorch). A
+name with `{i}` stands for one array per layer; these arrays are stacked here.
+`{2i}` and `{2i+1}` number the even and the odd layers, and `{i+2:02}` counts
+from 2 in two digits. `Part` is one of several arrays (query, key and value)
+that are joined there along the first axis.
 """
 
 import re
@@ -68,7 +68,7 @@ class Naming(NamedTuple):
 def renamed(
   arrays: Mapping[str, np.ndarray], aliases: Iterable[tuple[str, Any]]
 ) -> dict[str, np.ndarray]:
-  """Returns arrays with their current names.
+  """Returns arrays, with older names replaced by current ones.
 
   Args:
     arrays: arrays under current or older names.
@@ -86,7 +86,7 @@ def renamed(
 def export(
   flat: Mapping[str, np.ndarray], naming: Naming
 ) -> Iterator[tuple[str, np.ndarray]]:
-  """Yields parameters with the names of another project.
+  """Yields (name, array) with the names and the layout of another project.
 
   Args:
     flat: all parameters, {path: array}.
@@ -152,12 +152,12 @@ def check(
   actual: Mapping[str, tuple[int, ...]],
   expected: Mapping[str, tuple[int, ...]],
 ) -> None:
-  """Compares the shapes of arrays by name.
+  """Checks that a file contains the arrays of a model, with their shapes.
 
   Args:
     path: path of the file, for messages.
-    actual: shapes in the file.
-    expected: shapes that the model has.
+    actual: shapes in the file, {name: shape}.
+    expected: shapes in the model, {name: shape}.
 
   Raises:
     UserError: arrays are missing, unknown or have another shape; the message
@@ -167,7 +167,8 @@ def check(
   for name in sorted({*actual, *expected}):
     pair = actual.get(name), expected.get(name)
     if pair[0] != pair[1]:
-      # Arrays that differ only in the layer's number share a line.
+      # In the message, arrays that differ only in the layer's number share a
+      # line.
       layer = re.search(r'(?<=[._/])\d+(?=[./])', name)
       at = int(layer[0]) if layer else -1
       if layer:
@@ -209,7 +210,7 @@ def native(
   expected: Mapping[str, tuple[int, ...]],
   naming: Naming,
 ) -> dict[str, np.ndarray]:
-  """Returns parameters with their paths here, as float32.
+  """Returns parameters with the paths and the layout used here, as float32.
 
   Args:
     arrays: arrays {name there: array} of the shapes that `shapes` returns.
@@ -233,7 +234,7 @@ def _native_leaf(
 
   def take(name: str, shape: tuple[int, ...]) -> np.ndarray:
     array = np.split(arrays[name], part.count)[part.index]
-    with np.errstate(over='ignore'):  # infinity is an error later
+    with np.errstate(over='ignore'):  # infinity is reported after loading
       array = np.asarray(array, np.float32)
     return _here(path, array, shape, naming)
 
@@ -250,10 +251,10 @@ def _there(path: str, array: np.ndarray, naming: Naming) -> np.ndarray:
   if path == 'embedding/kernel':  # [p, p, c, d] to [d, c, p, p]
     return array.transpose(3, 2, 0, 1)
   if re.search(r'(attention/(query|key|value)|fc1)/kernel$', path):
-    return array.reshape(array.shape[0], -1).T  # of [d, h, d/h]
+    return array.reshape(array.shape[0], -1).T  # from [d, h, d/h]
   if re.search(r'(attention/(query|key|value)|fc1)/bias$', path):
-    return array.reshape(-1)  # of [h, d/h]
-  if path.endswith('attention/out/kernel'):  # [h, d/h, d]
+    return array.reshape(-1)  # from [h, d/h]
+  if path.endswith('attention/out/kernel'):  # from [h, d/h, d]
     return array.reshape(-1, array.shape[-1]).T
   return array.T if path.endswith('/kernel') else array
 
@@ -277,7 +278,7 @@ def check_floats(path: str, arrays: Mapping[str, np.ndarray]) -> None:
     arrays: arrays of the file by name.
 
   Raises:
-    UserError: some are not; the message lists them.
+    UserError: some have another dtype; the message lists them.
   """
   others = {
     name: array.dtype

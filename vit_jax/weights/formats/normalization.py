@@ -1,9 +1,9 @@
 """Folds mean and standard deviation of pixels into a patch embedding.
 
 The input of models of other projects is (u - mean) / std, where u in [0, 1] are
-pixels; that of models here is x = 2 u - 1. A patch embedding is linear and has
-no padding, so another kernel and bias compensate the difference exactly, up to
-rounding.
+pixels; the input of models here is x = 2 u - 1. A patch embedding is linear and
+has no padding, so that a change of its kernel and bias compensates the
+difference, up to rounding.
 """
 
 from collections.abc import Sequence
@@ -44,7 +44,7 @@ def unfold(
 
 
 def symmetric(flat: dict[str, np.ndarray], model: Any) -> dict[str, np.ndarray]:
-  """Returns a model's parameters for x, whatever its `model.pixels` is."""
+  """Returns parameters for x, given those for the `pixels` of a model."""
   pixels = getattr(model, 'pixels', 'symmetric')
   return fold(flat, *STATISTICS[pixels])
 
@@ -55,13 +55,13 @@ def _scaled(
   std: Sequence[float],
   inverse: bool,
 ) -> dict[str, np.ndarray]:
-  """Moves (u - mean) / std = x · slope + shift into or out of the first layer.
+  """Folds x · slope + shift = (u - mean) / std into the patch embedding.
 
-  Here u are pixels in [0, 1], x are pixels in [-1, 1], and `inverse` moves it
-  out.
+  Pixels are u in [0, 1], and x in [-1, 1]. With `inverse`, the same linear map
+  is unfolded.
   """
   if (tuple(mean), tuple(std)) == NONE:
-    return flat  # the input is x, and rounding must not change any parameter
+    return flat  # (u - mean) / std is x; rounding must not change a parameter
   slope = 0.5 / np.asarray(std, np.float64)
   shift = (0.5 - np.asarray(mean, np.float64)) / np.asarray(std, np.float64)
   if inverse:

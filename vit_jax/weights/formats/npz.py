@@ -2,9 +2,9 @@
 
 Official Vision Transformers, hybrids and BiT's ResNets, and big_vision's plain
 Vision Transformers can be read. Official names are written, with Flax's
-original numbering of submodules; `big_vision` writes the others. For readers in
-this package, `FILE.npz.json` contains settings that the arrays do not
-determine.
+original numbering of submodules; `big_vision` writes those of big_vision.
+`FILE.npz.json` contains settings that the arrays do not determine, and is read
+only by this package.
 """
 
 import dataclasses
@@ -36,8 +36,8 @@ from vit_jax.weights.formats.naming import Naming
 log = logging.getLogger('vit_jax')
 PyTree = Any
 _PREFIX = re.compile(r'(params|opt/target)/')  # prefix of big_vision's names
-# Image size of BiT, which accepts any other size, and of Vision Transformers
-# without learned positions.
+# Image size (pixels) of models whose arrays do not determine it: BiT, and
+# Vision Transformers without learned positions.
 _DEFAULT_SIZE = 224
 _COMPUTED = {'gelu': 'tanh', 'norm_eps': EPSILON}
 
@@ -54,15 +54,16 @@ def load(path: str) -> Pretrained:
     path: path of the file, local or gs://.
 
   Raises:
-    UserError: the file cannot be read, or its arrays are not those of a model
-      with official weights.
+    UserError: the file cannot be read, or its arrays are not those of a
+      supported model.
   """
   arrays = npz_resnet.flattened(_weights(path, npz_arrays.read(path)))
   bit = npz_resnet.BIT_ROOT in arrays
   described = _bit(path, arrays) if bit else _vit(path, arrays)
   unseen = npz_notes.read(path) or Unseen("the authors' JAX code", gelu='tanh')
   source = foreign.pretrained(path, described, unseen)
-  # This key is only for weights whose mean and std are assumptions.
+  # With this key, users could override mean and std. These weights are known to
+  # expect pixels in [-1, 1].
   about = {k: v for k, v in source.about.items() if k != 'normalization'}
   return dataclasses.replace(source, about=about)
 
@@ -70,7 +71,7 @@ def load(path: str) -> Pretrained:
 def _weights(
   path: str, arrays: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-  """Returns the weights in a file, without their prefix."""
+  """Returns the weights in a file, with the prefix removed from their names."""
   prefixed = [name for name in arrays if _PREFIX.match(name)]
   if not prefixed:
     return dict(arrays)
@@ -95,7 +96,7 @@ def _vit(path: str, arrays: dict[str, np.ndarray]) -> Described:
   if npz_resnet.ROOT in arrays:
     keys['stem'] = npz_resnet.section(path, arrays, npz_resnet.ROOT)
     names |= npz_resnet.stem_names(keys['stem']['depths'])
-    side *= stride_of(keys['stem']['depths'])  # pixels for a patch
+    side *= stride_of(keys['stem']['depths'])  # in pixels of the image
   arrays, slots = _with_positions(path, arrays, keys)
   rows, columns = (
     positions.square_grid(slots) if slots else (_DEFAULT_SIZE // side,) * 2
@@ -109,8 +110,8 @@ def _with_positions(
 ) -> tuple[dict[str, np.ndarray], int]:
   """Returns the arrays with official positions, and the number of patches.
 
-  big_vision adds positions to patches before it prepends the class token. The
-  number is 0, and the key `position` is set, for files without positions.
+  In big_vision, the class token has no position; here, its position is zeros.
+  For files without positions, the number is 0, and `keys['position']` is set.
   """
   official, other = npz_vit.OFFICIAL_POSITION, npz_vit.POSITION
   prefix = int(keys['pool'] == 'token')
@@ -130,13 +131,13 @@ def save(path: str, params: PyTree, about: dict[str, Any]) -> None:
 
   Args:
     path: path of the .npz file, local or gs://.
-    params: parameters of a ViT (`map` pooling has no official name), a hybrid
-      or a ResNet, in this package's layout.
-    about: description of the weights, see `Pretrained.about`; with {}, no notes
-      are written.
+    params: parameters of the objective that `about` specifies. The model is a
+      ViT (`map` pooling has no official name), a hybrid or a ResNet.
+    about: description of the weights, see `Pretrained.about`; with {}, `params`
+      are those of the model, and no notes are written.
 
   Raises:
-    UserError: the parameters have no official name, or they cannot be written.
+    UserError: a parameter has no official name, or a file cannot be written.
   """
   model = None
   if 'model' in about:
@@ -169,7 +170,7 @@ def _check_positions(model: Any) -> None:
   """Checks that all tokens of a ViT have learned positions.
 
   Raises:
-    UserError: they do not.
+    UserError: some tokens do not.
   """
   foreign.check_positions(model, ('learned',))
   if not getattr(model, 'prefix_positions', True):

@@ -23,7 +23,7 @@ _HEADERS = {
 }
 # Largest number of bytes that one byte of a deflated member can expand to.
 _DEFLATED_BYTES = 1032
-_BFLOAT16 = np.dtype('V2')  # as NumPy writes it
+_BFLOAT16 = np.dtype('V2')  # two raw bytes, as which NumPy stores bfloat16
 
 
 def read(path: str) -> dict[str, np.ndarray]:
@@ -33,7 +33,7 @@ def read(path: str) -> dict[str, np.ndarray]:
     path: path of the file, local or gs://.
 
   Returns:
-    Arrays by name; those of two raw bytes per element are bfloat16.
+    Arrays by name; elements of two raw bytes are interpreted as bfloat16.
 
   Raises:
     UserError: the file does not exist, or is not an intact .npz file of plain
@@ -109,7 +109,7 @@ def _read_member(archive: Any, member: zipfile.ZipInfo) -> np.ndarray:
 
 
 def _header(file: IO[bytes], name: str) -> tuple[tuple[int, ...], bool, Any]:
-  """Reads (shape, whether the order is that of Fortran, dtype) of an array."""
+  """Reads (shape, whether in Fortran order, dtype) of an array."""
   version = npy.read_magic(file)
   if version not in _HEADERS:
     raise ValueError(f'{name} has the version {version} of records with fields')

@@ -1,8 +1,8 @@
 """Notes next to an `.npz` file: settings that its arrays do not determine.
 
 They are in a separate file, `FILE.npz.json`, so that other projects can read
-the `.npz` file. They contain a digest of the arrays, so that notes of other
-weights are not used.
+the `.npz` file. They contain a digest of the arrays, so that notes that belong
+to other weights are ignored.
 """
 
 import hashlib

@@ -113,7 +113,8 @@ def section(
     root: name of the first convolution, `ROOT` or `BIT_ROOT`.
 
   Raises:
-    UserError: a stage is missing, or no width factor has that many channels.
+    UserError: a stage is missing, or the number of channels of the root is not
+      a multiple of 64.
   """
   channels = arrays[root].shape[-1] if arrays[root].ndim else 0
   factor, remainder = divmod(channels, _WIDTH)
@@ -146,10 +147,10 @@ def _depths(path: str, names: Iterable[str]) -> tuple[int, ...]:
 
 
 def stacked_depths(flat: Mapping[str, Any], prefix: str) -> tuple[int, ...]:
-  """Returns the number of units in each stage of parameters here.
+  """Returns the number of units in each stage of a model of this package.
 
   Args:
-    flat: parameters by path.
+    flat: parameters of the model by path.
     prefix: prefix of the ResNet's paths, 'stem/' or ''.
   """
   starts = [path for path in flat if path.startswith(prefix)]
@@ -161,10 +162,9 @@ def stacked_depths(flat: Mapping[str, Any], prefix: str) -> tuple[int, ...]:
 
 
 def flattened(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-  """Returns the arrays of a file without dimensions of 1.
+  """Removes dimensions of 1 from the group norms and BiT's head in a file.
 
-  Group norms may be `[1, 1, 1, channels]`; the head of BiT is a 1x1
-  convolution.
+  Group norms may be `[1, 1, 1, channels]`; the head is a 1x1 convolution.
   """
 
   def flat(name: str, array: np.ndarray) -> np.ndarray:
@@ -178,7 +178,7 @@ def flattened(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def unflattened(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-  """Returns arrays with the dimensions of 1 that official files have."""
+  """Adds the dimensions of 1 that arrays in official files have."""
 
   def full(name: str, array: np.ndarray) -> np.ndarray:
     if array.ndim == 1 and '/gn' in f'/{name}':

@@ -1,13 +1,14 @@
 """Names of Vision Transformers in the `.npz` files of Google's JAX projects.
 
 The official files and those of big_vision differ in the position embedding: in
-files of big_vision, it is at the root and is added before the class token is
-prepended, or there is none (sincos2d). big_vision also has attention pooling
-and scanned layers, which are stacked.
+files of big_vision, its name has no prefix and it is added before the class
+token is prepended, or there is none (sincos2d). Only big_vision has attention
+pooling, and scanned layers, whose arrays are stacked.
 
 There are two numberings of submodules in Flax: the original one (LayerNorm_0
 and _2, MultiHeadDotProductAttention_1, MlpBlock_3) and the later one, which
-counts each kind separately (LayerNorm_0 and _1, …_0, MlpBlock_0).
+counts each kind separately (LayerNorm_0 and _1, MultiHeadDotProductAttention_0,
+MlpBlock_0).
 """
 
 import re
@@ -46,7 +47,7 @@ def names(
   """Returns the names of a plain Vision Transformer's modules.
 
   Args:
-    block: name of a layer, with `{i}`, or of all layers, stacked.
+    block: name of a layer, which contains `{i}`, or name of the stacked layers.
     numbering: names of a layer's second norm, its attention and its MLP.
     position: name of the position embedding.
   """

@@ -1,7 +1,7 @@
 """Validates the JSON settings that other projects store with weights.
 
-Anyone may have written these files. A table of rules contains the allowed
-values of each key, so that other modules do not have to check them.
+These files are not trusted. A table of rules contains the allowed values of
+each key, so that other modules do not have to check them.
 """
 
 import json
@@ -93,8 +93,8 @@ def mapping(rule: Rule, *keys: str) -> Rule:
 
   Args:
     rule: condition for each value.
-    *keys: keys that the object must have, and no others; if there are none, any
-      keys are allowed.
+    *keys: the only keys of the object, all of which are required; if none are
+      passed, any keys are allowed.
   """
   return Rule(
     lambda value: (
@@ -109,7 +109,7 @@ def mapping(rule: Rule, *keys: str) -> Rule:
 
 TEXT = Rule(lambda value: isinstance(value, str), 'a string')
 FLAG = Rule(lambda value: isinstance(value, bool), 'true or false')
-# Images are not larger; a larger value would only need too much memory.
+# Side of an image, pixels; the maximum prevents running out of memory.
 SIDE = integer(1, 2**15)
 MEAN = several(number(-10, 10), 3, 3)
 STD = several(number(1e-3, 10), 3, 3)
@@ -163,7 +163,7 @@ def _shown(value: Any) -> str:
 def require(
   path: str | os.PathLike, values: Mapping[str, Any], keys: Sequence[str]
 ) -> None:
-  """Checks that settings have all of several keys.
+  """Checks that settings contain all required keys.
 
   Args:
     path: path of the file, for messages.

@@ -21,8 +21,8 @@ from vit_jax.weights.formats import archives
 log = logging.getLogger('vit_jax')
 PICKLES = ('.pth', '.pt', '.bin')
 # Keys under which training checkpoints store weights; the first existing one is
-# used. Those of DINO contain 'student' and 'teacher', of which its authors
-# evaluate the teacher.
+# used. DINO's checkpoints contain 'student' and 'teacher'; its authors evaluate
+# the teacher.
 _KEYS = ('model', 'state_dict', 'teacher', 'student')
 # Types of safetensors that do not exist in NumPy, or have another name.
 _TYPES = {
@@ -32,7 +32,7 @@ _TYPES = {
   'F8_E5M2': jnp.float8_e5m2,
 }
 _MAX_HEADER = 100_000_000  # bytes, the limit of the format
-_CHECKSUM = 'vit_jax_sha256'  # key in the metadata of files written here
+_CHECKSUM = 'vit_jax_sha256'  # metadata key, in files that `write` has written
 
 
 def read(path: str) -> dict[str, np.ndarray]:
@@ -111,7 +111,7 @@ def _metadata_of(data: bytes) -> dict[str, str]:
     data: first bytes of the file, including the whole header.
 
   Raises:
-    ValueError: the header is not JSON, or its metadata are not texts.
+    ValueError: the header is not JSON, or its metadata are not strings.
   """
   (size,) = struct.unpack('<Q', data[:8])
   header = json.loads(data[8 : 8 + size])
@@ -127,7 +127,7 @@ def _metadata_of(data: bytes) -> dict[str, str]:
 def _checksum(
   arrays: Mapping[str, np.ndarray], notes: Mapping[str, str]
 ) -> str:
-  """Returns a SHA-256 of arrays with their names, types, shapes and notes."""
+  """Returns a SHA-256 of arrays, their names, dtypes and shapes, and notes."""
   digest = hashlib.sha256(json.dumps(dict(notes), sort_keys=True).encode())
   for name in sorted(arrays):
     array = np.ascontiguousarray(arrays[name])
@@ -152,7 +152,8 @@ def _read_pickle(path: str) -> dict[str, np.ndarray]:
     # bit would change a weight without an error.
     with file.open('rb') as opened:
       archives.check_contents(opened, size)
-    # Training checkpoints contain their arguments, which are plain attributes.
+    # Training checkpoints contain their command-line arguments as a Namespace,
+    # which has only plain attributes.
     with torch.serialization.safe_globals([argparse.Namespace]):
       content = torch.load(file, map_location='cpu', weights_only=True)
     tensors = _weights(path, content)
@@ -169,10 +170,10 @@ def _read_pickle(path: str) -> dict[str, np.ndarray]:
 
 
 def _weights(path: str, content: Any) -> dict[str, Any]:
-  """Returns the tensors of a training checkpoint or of bare weights.
+  """Returns the tensors of a training checkpoint or of a plain state_dict.
 
   Raises:
-    UserError: there are no tensors by name.
+    UserError: the file contains no named tensors.
   """
   while isinstance(content, Mapping):
     key = next(
@@ -198,7 +199,7 @@ def _check_expanded(tensors: Mapping[str, Any], file_bytes: int) -> None:
   With strides of 0, a small file can describe tensors of any size.
 
   Raises:
-    ValueError: they are.
+    ValueError: the tensors are much larger.
   """
   total = sum(each.numel() * each.element_size() for each in tensors.values())
   if total > max(2**26, 100 * file_bytes):
@@ -228,7 +229,7 @@ def write(
   Args:
     path: path of the file, local or gs://.
     arrays: arrays by name.
-    notes: texts for the metadata of the file's header.
+    notes: strings for the metadata in the file's header.
 
   Raises:
     UserError: the file cannot be written.

@@ -1,10 +1,13 @@
 """Weights with timm's names: `.safetensors`, and PyTorch's `.pth`.
 
 The repositories of DeiT, MAE and DINO also use these names. Settings that the
-arrays do not determine are those of the notes that `save` writes into a file;
-or else those of the `config.json` next to it (as on the Hugging Face hub) and
-of the table of timm's architectures; or else the defaults of a family, which is
-recognized by the name of the file or by its arrays (`families.FAMILIES`).
+arrays do not determine are those of the first source that exists:
+
+1. the notes that `save` writes into a file
+2. the `config.json` next to the file (as on the Hugging Face hub) and the table
+   of timm's architectures
+3. the defaults of a family, which is recognized by the name of the file or by
+   its arrays (`families.FAMILIES`)
 """
 
 import json
@@ -88,8 +91,8 @@ def load(path: str) -> Pretrained:
   """Describes the weights in a file, or in `model.safetensors` of a folder.
 
   Args:
-    path: path, or ARCHITECTURE:PATH with one of timm's names, for files without
-      a config.json that contains it.
+    path: path of the file or folder, or ARCHITECTURE:PATH with timm's name of
+      the architecture, for files without a config.json that contains the name.
 
   Raises:
     UserError: the file cannot be read, contains pickled code, or contains
@@ -139,7 +142,7 @@ def _warn_of_assumptions(path: str, assumptions: list[str]) -> None:
 
 
 def _split(path: str) -> tuple[str, Architecture | None]:
-  """Splits ARCHITECTURE:PATH into the path and the architecture, or None.
+  """Splits [ARCHITECTURE:]PATH into the path and the architecture, or None.
 
   Raises:
     UserError: timm has no architecture of that name.
@@ -160,7 +163,9 @@ def _split(path: str) -> tuple[str, Architecture | None]:
 
 
 def _check_supported(path: str, architecture: Architecture) -> None:
-  """Checks that an architecture is not one that only has the names of a ViT.
+  """Checks that the blocks of an architecture are supported.
+
+  Other blocks may have parameters of the same names.
 
   Raises:
     UserError: the blocks of the architecture are not supported.
@@ -200,7 +205,7 @@ def _config(path: str) -> dict[str, Any]:
 
 
 def _family(names: Container[str]) -> Any:
-  """Returns the module for models with these arrays or parameters."""
+  """Returns the module for models whose arrays or parameters have the names."""
   return timm_swin if timm_swin.holds(names) else timm_vit
 
 
@@ -210,7 +215,7 @@ def _unseen(
   architecture: Architecture | None,
   image_size: tuple[int, int],
 ) -> Unseen:
-  """Returns the settings of config.json, or else those of the table."""
+  """Returns the settings in config.json, and those in the table for others."""
   stored = config.get('pretrained_cfg', {})
   sources = []
   if config.get('architecture'):
@@ -222,7 +227,8 @@ def _unseen(
     sources.append(f'{architecture.name} in {timm_models.source()}')
     mean, std = architecture.statistics
     activation, epsilon = architecture.gelu, architecture.norm_eps
-    # If config.json only lacks the resizing, timm uses its defaults.
+    # For keys that a pretrained_cfg does not contain, timm uses its general
+    # defaults, not those of the architecture.
     if not stored:
       evaluation = architecture[-3:]
   elif 'quickgelu' in config['architecture']:
@@ -249,8 +255,8 @@ def _unseen(
 def save(path: str, params: PyTree, about: dict[str, Any]) -> None:
   """Writes a `.safetensors` file with timm's names.
 
-  Settings that the arrays do not determine are written into the metadata of its
-  header.
+  Settings that the arrays do not determine are written into the metadata in the
+  file's header.
 
   Args:
     path: path of the file, local or gs://.
@@ -258,7 +264,7 @@ def save(path: str, params: PyTree, about: dict[str, Any]) -> None:
     about: description of the weights, see `Pretrained.about`.
 
   Raises:
-    UserError: timm has no names for them, or they cannot be written.
+    UserError: timm has no name for a parameter, or the file cannot be written.
   """
   if not path.endswith('.safetensors'):
     raise UserError(

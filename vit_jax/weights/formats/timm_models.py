@@ -85,7 +85,7 @@ def version() -> str:
 
 
 def find(name: str) -> Architecture | None:
-  """Returns the architecture of a name; None if the table does not have it.
+  """Returns the architecture of a name; None if it is not in the table.
 
   Args:
     name: timm's name, with or without a tag; for an unknown tag, the row of the
@@ -96,7 +96,7 @@ def find(name: str) -> Architecture | None:
 
 
 def of_file(path: str) -> Architecture | None:
-  """Returns the architecture that is the name of a file, or None."""
+  """Returns the architecture that the name of a file specifies, or None."""
   return find(os.path.splitext(os.path.basename(path))[0])
 
 

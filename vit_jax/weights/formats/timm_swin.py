@@ -4,8 +4,8 @@ The two differ in the index of the layers that merge patches (in timm the first
 layer of a stage, in the authors' code the last layer of the stage before) and
 in the name of the head. Both can be read; timm's current names are written.
 
-They also differ in the treatment of maps that windows do not fill. The key
-`window_rule` of the model is set to the rule of the source of the file.
+The two also differ in how they treat maps that windows do not fill. The model's
+key `window_rule` is set to the rule of the project that the file is from.
 """
 
 import re
@@ -23,7 +23,7 @@ from vit_jax.weights.formats.timm_models import Architecture
 
 # Constants of the model; its config section has no keys for them.
 COMPUTED = {'gelu': 'exact', 'norm_eps': stage.LN_EPSILON}
-# Values of the keys that the notes of older files do not contain.
+# Values of keys that are missing in the notes of older files.
 UNNOTED = {'window_rule': 'authors'}
 _TABLE = 'layers.0.blocks.0.attn.relative_position_bias_table'
 _MASK = 'layers.0.blocks.1.attn_mask'
@@ -76,8 +76,8 @@ def stacked(
     block: names in a block, {path: name}.
     layers: prefix of the stages' names, before the index of a stage.
     stages: number of stages.
-    merging_of: stage that a merging of patches belongs to: 0 for the stage that
-      follows, -1 for the one before it.
+    merging_of: stage whose names contain a merging of patches: 0 for the stage
+      after the merging, -1 for the stage before it.
   """
   table: dict[str, str | Part] = dict(names)
   for i in range(1, stages):
@@ -99,13 +99,13 @@ def stacked(
 def completed(
   model: Any, arrays: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-  """Returns the arrays, because timm's model has no others."""
+  """Returns the arrays unchanged, because timm's model has no others."""
   del model
   return arrays
 
 
 def unshown(model: Any) -> dict[str, Any]:
-  """Returns the keys of a model that its arrays do not determine."""
+  """Returns the settings of a model that its arrays do not determine."""
   return {'window_size': model.window_size, 'window_rule': model.window_rule}
 
 
@@ -134,7 +134,8 @@ def describe(
   del architecture
   original, arrays = arrays, _renamed(arrays)
   keys = _keys(path, arrays)
-  # For images smaller than a window, the tables have the size of the image.
+  # If a map is smaller than a window, its bias table has the size of the map,
+  # and only the settings contain the size of the window.
   args = config.get('model_args', {})
   keys['window_size'] = args.get('window_size', keys['window_size'])
   rule = 'authors' if _of_authors(original) else 'timm'
@@ -172,9 +173,9 @@ def _of_authors(names: Container[str]) -> bool:
 
 
 def _renamed(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-  """Returns arrays with timm's names, without those that sizes determine."""
+  """Returns arrays with timm's names, except those that sizes determine."""
   aliases: list[tuple[str, Any]] = [(r'^head\.(weight|bias)$', r'head.fc.\1')]
-  if _of_authors(arrays):  # their stages end with the merging of patches
+  if _of_authors(arrays):  # the authors' stages end with a merging of patches
     aliases.append((r'layers\.(\d+)\.downsample', _next_stage))
   renamed = naming_lib.renamed(arrays, aliases)
   return {k: v for k, v in renamed.items() if not re.fullmatch(_DERIVED, k)}

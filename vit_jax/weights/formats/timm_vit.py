@@ -23,7 +23,7 @@ from vit_jax.weights.formats.timm_models import Architecture
 
 log = logging.getLogger('vit_jax')
 _LAYER = 'encoder/layers/'
-# Values of the keys that the notes of older files do not contain.
+# Values of keys that are missing in the notes of older files.
 UNNOTED: dict[str, Any] = {}
 NAMES: dict[str, str | Part] = {
   'cls': 'cls_token',
@@ -70,7 +70,7 @@ _LAYER_SCALE = 1e-4  # an initial value, which loaded weights replace
 _CLIP_EPSILON = 1e-5  # PyTorch's default
 _PATCH_BIAS = 'patch_embed.proj.bias'
 _POOLS = {'token': 'token', 'avg': 'gap', 'map': 'map'}
-# Names in the repositories of which timm has converted weights.
+# (pattern, replacement) for names in repositories whose weights timm converts.
 ALIASES = (
   (r'^(module\.|backbone\.)+', ''),
   (r'^(blocks\.\d+\.)gamma_([12])$', r'\1ls\2.gamma'),
@@ -78,14 +78,14 @@ ALIASES = (
   (r'^(blocks\.\d+\.mlp\.)w12\.', r'\1fc1.'),
   (r'^(blocks\.\d+\.mlp\.)w3\.', r'\1fc2.'),
 )
-# Arrays whose existence determines an option of the model.
+# {option of the model: array that exists if the option is set}
 _SHOWN_BY = {
   'distilled': 'dist_token',
   'qk_norm': 'blocks.0.attn.q_norm.weight',
   'pre_norm': 'norm_pre.weight',
   'fc_norm': 'fc_norm.weight',  # in place of `norm`
 }
-# Arrays that an encoder does not use.
+# {description: pattern} of arrays that an encoder does not use.
 LEFT_OUT = {
   "a decoder and its mask token (MAE's)": r'decoder_|mask_token',
   "a projection head (DINO's)": r'(\w+_)?head\.(mlp|last_layer)\b',
@@ -136,14 +136,14 @@ def describe(
 
 
 def _epsilon(keys: Mapping[str, Any]) -> float:
-  """Returns the epsilon of LayerNorm in published models of a kind."""
+  """Returns the epsilon of LayerNorm in published models with these keys."""
   return _CLIP_EPSILON if keys.get('pre_norm') else EPSILON
 
 
 def _fits(architecture: Architecture | None, keys: Mapping[str, Any]) -> bool:
-  """Returns whether a model has the size of an architecture.
+  """Returns whether a model has the width and depth of an architecture.
 
-  Configs may contain an architecture of another size.
+  A config may contain the name of an architecture with other sizes.
   """
   return architecture is not None and (
     (architecture.width, architecture.depth) == (keys['width'], keys['depth'])
@@ -151,7 +151,7 @@ def _fits(architecture: Architecture | None, keys: Mapping[str, Any]) -> bool:
 
 
 def _candidates(keys: Mapping[str, Any]) -> list[Architecture]:
-  """Returns the architectures of timm that have the same sizes."""
+  """Returns timm's architectures of the same sizes, pooling and epsilon."""
   pools = {ours: name for name, ours in _POOLS.items()}
   pool = 'avg' if 'fc_norm' in keys else pools[keys['pool']]
   same_sizes = timm_models.candidates(
@@ -258,7 +258,7 @@ def unshown(model: Any) -> dict[str, Any]:
 def renamed(
   path: str, arrays: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-  """Returns arrays with timm's names, without those an encoder does not use.
+  """Returns the arrays that an encoder uses, with timm's names.
 
   Args:
     path: path of the file, for the log.
