@@ -3,7 +3,7 @@
 Each element's bits are hashed together with its global index, and the hashes
 are added modulo 2^32. Addition commutes, so the sum does not depend on mesh,
 layout or number of processes. One flipped bit or two swapped elements change
-it.
+the sum.
 """
 
 import functools
@@ -59,7 +59,7 @@ def checksums(state: PyTree, everywhere: Any) -> dict[str, int]:
 
   Args:
     state: global arrays.
-    everywhere: sharding of values that are replicated on every device.
+    everywhere: fully replicated sharding, for the results.
   """
   flat = tree.flatten(state)
   values = jax.device_get(_jitted(everywhere)(list(flat.values())))

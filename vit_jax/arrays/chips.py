@@ -5,8 +5,9 @@ import re
 
 from vit_jax.errors import UserError
 
-# Peak dense bf16 FLOP/s of one JAX device, by `device.device_kind`. A device is
-# a core on v2, v3 and tpu7x, a chip on others. Public figures of the vendors.
+# Peak dense bf16 FLOP/s of one JAX device, by `device.device_kind`. A TPU
+# device is a core on v2, v3 and tpu7x, and a chip on other versions. These are
+# the figures that the vendors publish.
 _PEAK_FLOPS = {
   'TPU v2': 23e12,
   'TPU v3': 61.5e12,
@@ -36,7 +37,7 @@ class Gpu:
   """A GPU that `plan` and `launch` accept.
 
   Attributes:
-    device_kind: `device.device_kind` of JAX, or its beginning.
+    device_kind: `device.device_kind` in JAX, or a prefix of it.
     memory_bytes: total memory as given by the vendor, in bytes; programs can
       use less.
   """
@@ -60,7 +61,8 @@ def parse_gpus(name: str) -> tuple[str, int, int] | None:
   """Splits the name of a GPU cluster, such as h100:4x8.
 
   Args:
-    name: KIND:NODESxGPUS, where KIND is a key of `GPUS`, or another topology.
+    name: topology. That of a GPU cluster is KIND:NODESxGPUS, where KIND is a
+      key of `GPUS` and GPUS the number per node.
 
   Returns:
     Kind, number of nodes, and GPUs per node; None if the kind is not a GPU.
@@ -84,8 +86,8 @@ def peak_flops(device_kind: str) -> float | None:
   """Returns the peak bf16 FLOP/s of a device; None if unknown (as for CPUs).
 
   Args:
-    device_kind: `device.device_kind` of JAX. For GPUs, it may continue after
-      the name in the table, as in 'NVIDIA A100-SXM4-40GB'.
+    device_kind: `device.device_kind` of JAX. For GPUs, an entry of the table
+      may be followed by more text, as in 'NVIDIA A100-SXM4-40GB'.
   """
   if device_kind in _PEAK_FLOPS:
     return _PEAK_FLOPS[device_kind]

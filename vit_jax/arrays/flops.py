@@ -1,7 +1,7 @@
 """Counts the FLOPs of a program in its jaxpr.
 
-Matrix products and convolutions count with two FLOPs for each multiply-add, and
-Pallas kernels with their cost estimate. Soft-max, norms and element-wise
+Each multiply-add of a matrix product or convolution counts as two FLOPs, and a
+Pallas kernel counts as its cost estimate. Softmax, norms and element-wise
 operations are left out, as is usual for MFU. A product that is computed again
 to save memory (rematerialization) counts once.
 """
@@ -15,22 +15,22 @@ import numpy as np
 from jax.extend import core
 
 PyTree = Any
-# Primitives that return their operands. A product of their results is the same
-# as one of their operands, and counts once.
+# Primitives that return their operands. A product of such results equals the
+# product of the operands, so it is counted only once.
 _IDENTITIES = ('optimization_barrier', 'name', 'sharding_constraint')
-_BACKWARD = 2  # products of the backward pass for each of the forward pass
+_BACKWARD = 2  # backward-pass products per forward-pass product
 
 
 def of_training(loss: Callable[..., Any], params: PyTree, *others: Any) -> int:
   """Returns the FLOPs of a loss and its gradient.
 
-  Only the loss is traced. The backward pass is counted with two products for
-  each product of the forward pass that depends on a parameter. Products of a
-  frozen teacher, or of values from `jax.lax.stop_gradient`, do not.
+  Only the loss is traced. For each product that depends on a parameter, two
+  products of the backward pass are added. Products in a frozen teacher, or of
+  values from `jax.lax.stop_gradient`, do not depend on a parameter.
 
   Args:
     loss: function of parameters and other arguments.
-    params: parameters of the gradient, arrays or their shapes.
+    params: parameters to differentiate by, as arrays or shapes.
     *others: other arguments of the loss.
   """
   closed = jax.make_jaxpr(loss)(params, *others)
@@ -44,7 +44,7 @@ def of_forward(function: Callable[..., Any], *arguments: Any) -> int:
 
   Args:
     function: function of arrays.
-    *arguments: its arguments, arrays or their shapes.
+    *arguments: its arguments, as arrays or shapes.
   """
   closed = jax.make_jaxpr(function)(*arguments)
   return _count(closed.jaxpr, [False] * len(closed.jaxpr.invars))[0]
@@ -104,7 +104,7 @@ def _is_literal(variable: Any) -> bool:
 def _inner(equation: Any) -> list[core.Jaxpr]:
   """Returns the jaxprs inside an equation.
 
-  For a custom derivative, only the primal one is returned.
+  If a function has a custom derivative, only its primal jaxpr is returned.
   """
   values = equation.params
   jaxprs = [
@@ -132,7 +132,7 @@ def _count_inner(equation: Any, flags: list[bool]) -> tuple[int, list[bool]]:
     merged = [any(each) for each in zip(*(c[1] for c in counts), strict=True)]
     return max(c[0] for c in counts), merged
   (inner,) = _inner(equation)
-  if name == 'while':  # counts as one iteration: their number is unknown
+  if name == 'while':  # counts as one iteration, as their number is unknown
     flags = flags[values['cond_nconsts'] :]
     consts = values['body_nconsts']
     carry = len(flags) - consts
@@ -140,8 +140,8 @@ def _count_inner(equation: Any, flags: list[bool]) -> tuple[int, list[bool]]:
     consts, carry = _scan_sizes(values)
   else:
     return _count(inner, flags)
-  # An iteration can make carried values depend on parameters, and those then
-  # make others depend on them in the next one.
+  # A carried value that depends on a parameter after one iteration can make
+  # other values depend on it in the next. Repeat until nothing changes.
   while True:
     count, out = _count(inner, flags)
     grown = [a or b for a, b in zip(flags[consts:], out[:carry], strict=False)]
@@ -166,11 +166,11 @@ def _dot_general(equation: Any) -> int:
 
 
 def _convolution(equation: Any) -> int:
-  """Returns the FLOPs of a convolution, without products with padding.
+  """Returns the FLOPs of a convolution, excluding products with padding.
 
-  XLA's cost analysis and the paper count in the same way: these FLOPs of the
-  ResNets of Table 6 differ by -0.7 to 1.4 % from the stated ones. Including the
-  padding, they would be 3.5 to 5 % more.
+  XLA's cost analysis and the paper count in the same way: for the ResNets of
+  Table 6, the results differ by -0.7 to 1.4 % from the FLOPs in the paper. With
+  padding, they would be 3.5 to 5 % higher.
   """
   image, kernel = (each.aval.shape for each in equation.invars)
   out = equation.outvars[0].aval.shape

@@ -8,7 +8,7 @@ from vit_jax.arrays import sharding
 
 
 def place(array: np.ndarray, leaf: jax.ShapeDtypeStruct) -> jax.Array:
-  """Returns a host array as a global array.
+  """Converts a host array to a global array.
 
   Args:
     array: whole array, the same on every process.
@@ -25,7 +25,7 @@ def to_host(array: jax.Array, mesh: Mesh) -> np.ndarray:
 
   Args:
     array: global array.
-    mesh: mesh of its devices.
+    mesh: mesh of the devices that hold the array.
   """
   gather = jax.jit(lambda x: x, out_shardings=sharding.replicated(mesh))
   return np.asarray(gather(array))

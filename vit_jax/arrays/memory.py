@@ -1,4 +1,4 @@
-"""Memory per device: of a state, of a compiled program, and available."""
+"""Memory per device: available, and used by a state or a compiled program."""
 
 import math
 import re
@@ -14,7 +14,7 @@ _SIZE = r'(\d+(?:\.\d+)?)\s*([KMGT]?)i?B?'
 
 
 def tree_bytes(abstract: PyTree) -> int:
-  """Returns the bytes per device of a tree of sharded shapes."""
+  """Returns the bytes per device of a tree of shapes that have shardings."""
   total = 0
   for leaf in jax.tree.leaves(abstract):
     shape = leaf.sharding.shard_shape(leaf.shape)
@@ -62,7 +62,7 @@ def needed_bytes(message: str) -> int | None:
       exceeds available HBM (15.48G)'.
 
   Returns:
-    Bytes, or None if the message contains none.
+    Bytes, or None if the message does not contain them.
   """
   patterns = (
     rf'Used {_SIZE} of',

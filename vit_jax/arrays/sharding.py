@@ -47,18 +47,19 @@ def make_mesh(
 ) -> Mesh:
   """Arranges devices in a (data, fsdp, model) mesh.
 
-  With several slices, each takes a contiguous part of the data axis, so that
-  only the sum of gradients crosses the slow network.
+  With several TPU slices, each slice takes a contiguous part of the data axis,
+  so that only the sum of gradients crosses the slow network.
 
   Args:
     devices: all devices of the run.
-    data: number of devices along the axis `data`. One axis may be -1, and then
-      has all devices that the other axes leave.
+    data: number of devices along the axis `data`. One of the three sizes may be
+      -1; it is then computed from the number of devices.
     fsdp: number of devices along the axis `fsdp`, or -1.
     model: number of devices along the axis `model`, or -1.
     zero1: whether to split the optimizer's state and averages over `data` too
-      (ZeRO-1, arXiv 1910.02054): each device updates its part and gathers the
-      parameters of the others. `shardings` applies it; the mesh is the same.
+      (ZeRO-1, arXiv 1910.02054): each device updates its part of the parameters
+      and gathers the other parts. `shardings` applies this; the mesh does not
+      depend on it.
 
   Raises:
     UserError: the sizes do not multiply to the number of devices, or the data
@@ -115,7 +116,7 @@ def leaf_spec(
   Args:
     path: path of the leaf. Rules match its end, so moments and averages of a
       parameter are split like the parameter.
-    shape: shape of the whole leaf.
+    shape: global shape of the leaf.
     mesh: result of `make_mesh`.
     rules: rules of the axis `model`.
     axes: other axes of the mesh; each splits the largest dimension that it
@@ -228,8 +229,8 @@ def per_device(
   """Applies a function to the shards on each device, inside jit.
 
   Args:
-    function: function of arrays; its results are split like the first one.
-    arrays: arguments of the function, split as `constrain` splits them.
+    function: function of arrays; its results are split like its first argument.
+    arrays: arguments of the function, all split by `spec`.
     *spec: see `constrain`.
   """
   mesh = jax.sharding.get_abstract_mesh()
@@ -244,7 +245,7 @@ def per_device(
 def axis_size(name: str) -> int:
   """Returns the number of devices along an axis of `jax.set_mesh`'s mesh.
 
-  It is 1 without a mesh.
+  The result is 1 without a mesh.
   """
   mesh = jax.sharding.get_abstract_mesh()
   return 1 if mesh.empty else mesh.shape[name]
@@ -255,7 +256,7 @@ def device() -> Any:
 
   Returns:
     Abstract device of the mesh, or the default device without a mesh. Both have
-    `platform` and `device_kind` ('TPU v3').
+    `platform`, such as 'tpu', and `device_kind`, such as 'TPU v3'.
   """
   abstract = jax.sharding.get_abstract_mesh().abstract_device
   return jax.devices()[0] if abstract is None else abstract
@@ -274,7 +275,8 @@ def on_gpu() -> bool:
 def table(abstract: tree.PyTree) -> str:
   """Formats a table of the leaves, followed by the number of parameters.
 
-  A line contains path, shape, dtype, number of parameters and sharding.
+  Each line contains the path, shape, dtype, number of parameters and sharding
+  of a leaf.
   """
   rows = [
     (

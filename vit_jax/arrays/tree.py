@@ -45,7 +45,7 @@ def apart(tree: PyTree, ends: tuple[str, ...]) -> PyTree:
 
   Args:
     tree: arrays.
-    ends: ends of the paths of the leaves to split.
+    ends: path suffixes of the leaves to split.
 
   Returns:
     Tree with a tuple of `[1, …]` arrays in place of each of these leaves.
@@ -63,7 +63,7 @@ def together(tree: PyTree) -> PyTree:
   """Concatenates the tuples of `apart` along their first axis.
 
   Args:
-    tree: result of `apart`, without any other plain tuple.
+    tree: result of `apart`; it must not contain other plain tuples.
   """
 
   def is_tuple(node: Any) -> bool:

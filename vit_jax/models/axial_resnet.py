@@ -42,11 +42,11 @@ class Config(BackboneConfig):
   Attributes:
     variant: 'R50'. Depths that are set explicitly take precedence.
     depths: number of units in each stage.
-    num_heads: attention heads in all stages, 8 as in "Axial-DeepLab".
+    num_heads: number of attention heads in every stage; 8 in "Axial-DeepLab".
 
   Raises:
-    UserError: a variant or choice is unknown, there are no depths, or a number
-      is out of range.
+    UserError: a variant or choice is unknown, neither `variant` nor `depths` is
+      set, or a number is out of range.
   """
 
   variant: str | None = None
@@ -81,7 +81,7 @@ class Unit(nn.Module):
   unit changes the shape, also `conv_proj/kernel` and `gn_proj/…`.
 
   Attributes:
-    channels: inner channels; the unit has four times as many outputs.
+    channels: inner channels; the unit has four times as many output channels.
     num_heads: number of attention heads.
     stride: stride of the unit.
     dtype: dtype of the computation.
@@ -171,7 +171,7 @@ class AxialResNet(Backbone):
 
   @property
   def sized(self) -> tuple[str, ...]:
-    """Path prefixes of the embeddings of offsets along a row or a column."""
+    """Path prefixes of the relative position embeddings of rows and columns."""
     parts = itertools.product(
       range(1, len(self.config.depths) + 1),
       ('unit1', 'layers'),
@@ -183,14 +183,14 @@ class AxialResNet(Backbone):
   def adapt(
     self, leaves: Leaves, old_size: Size, new_size: Size, method: str
   ) -> Leaves:
-    """Interpolates the embeddings of offsets; see `positions.resize_axis`."""
+    """Interpolates relative positions; see `positions.resize_axis`."""
     del old_size  # the shape of a parameter determines it
     adapted = {}
     for path, leaf in leaves.items():
       block, unit, axis, _ = path.split('/')
       # Root and pooling halve the image twice, and each further stage halves it
-      # once more. The attention of a first unit precedes its pooling, so it has
-      # the map of the stage before it.
+      # once more. In the first unit of a stage, attention precedes pooling, so
+      # the map has the size of the previous stage.
       halvings = int(block.removeprefix('block')) + 1
       halvings -= unit == 'unit1' and halvings > 2
       side = -(-new_size[axis == 'row'] // 2**halvings)

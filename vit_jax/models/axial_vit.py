@@ -102,9 +102,9 @@ class Pair(nn.Module):
     layers, (rows, columns) = [], self.grid
     for i, name in enumerate(('row', 'column')):
       block = encoder.Block(self.config.block, name=name)
-      # Lines become examples of the block.
       own = jax.tree.map(lambda leaf, i=i: leaf[i], per_layer)
       n, t, d = x.shape
+      # Each row or column becomes an example of the block.
       if name == 'row':
         y, _ = block(x.reshape(n * rows, columns, d), own, {})
         x = y.reshape(n, t, d)

@@ -91,7 +91,7 @@ class BackboneConfig:
     """Checks that the number of attention heads divides the width.
 
     Raises:
-      UserError: it does not.
+      UserError: it does not divide the width.
     """
     if width % num_heads:
       raise UserError(
@@ -145,9 +145,9 @@ class BackboneConfig:
 class Backbone(nn.Module, Defaults):
   """Base class of the backbones; satisfies `models.contract.Model`.
 
-  A subclass defines `_predict`, `determined` and, where the names differ,
-  `outputs`, `stages_method` and `title`. The keys of its config are readable as
-  attributes of the model: `model.width` is `model.config.width`.
+  A subclass defines `_predict`, `determined` and, where the defaults do not
+  fit, `outputs`, `stages_method` and `title`. The keys of its config are
+  readable as attributes of the model: `model.width` is `model.config.width`.
 
   Attributes:
     num_classes: number of outputs of the head; 0 for a model without a head.
@@ -253,7 +253,7 @@ class Backbone(nn.Module, Defaults):
   def _results(
     self, features: Float[Array, 'n d'], tokens: Float[Array, 'n t d']
   ) -> dict[str, Array]:
-    """Returns features, their logits and tokens, a result of `_predict`."""
+    """Returns features, logits and tokens in a dict, as `_predict` does."""
     logits = self._logits(features)
     return {'features': features, 'logits': logits, 'tokens': tokens}
 
@@ -276,7 +276,7 @@ class Backbone(nn.Module, Defaults):
 def constructor(
   model: type[Backbone], config: type[BackboneConfig]
 ) -> Callable[..., Any]:
-  """Returns a function that builds a backbone; its module names it `Model`.
+  """Returns the function `Model`, which builds a backbone from config keys.
 
   Args:
     model: class of the backbone.

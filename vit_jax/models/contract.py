@@ -52,16 +52,16 @@ class Model(Protocol):
   - `embed(images)` returns the patch tokens, including positions that are added
     before the first layer; `encode(tokens, key, places=None)` returns all
     tokens after the last norm; `readout(tokens)` returns features and logits.
-    Only models of tokens have these three methods, which self-supervised
-    objectives use. Tokens may be left out between `embed` and `encode`. Since
-    positions may act in every layer, `places` then specifies the remaining
-    tokens: `Places(model.grid(image_size), kept)`. A model with such positions
-    raises UserError without it.
+    Only models that process tokens have these three methods, which
+    self-supervised objectives use. Tokens may be left out between `embed` and
+    `encode`. Since positions may act in every layer, `places` then specifies
+    the remaining tokens: `Places(model.grid(image_size), kept)`. A model with
+    such positions raises UserError without `places`.
   - `grid(image_size)` returns rows and columns of patches, and `patch_pixels`
-    is the side of a patch in the image. Only models of tokens have them; they
-    are called directly, not through `apply`. Patch tokens are the last tokens,
-    row by row. If features are those of a class token, it is the first token,
-    and its parameter is `cls`.
+    is the side of a patch in the image. Only models that process tokens have
+    them; both are used directly, not through `apply`. Patch tokens are the last
+    tokens, row by row. A class token whose output is the features is the first
+    token, and its parameter is `cls`.
 
   Images are float `[n, y, x, 3]` in [-1, 1].
 
@@ -128,7 +128,7 @@ class Model(Protocol):
       image_size: (height, width), pixels.
 
     Raises:
-      UserError: they cannot.
+      UserError: the model does not support this size.
     """
     ...
 
@@ -152,7 +152,8 @@ class Model(Protocol):
     are used, with gradients. `adapt`, in contrast, changes the parameters once.
 
     Args:
-      made_for: (height, width) of the images for the parameters, pixels.
+      made_for: (height, width) of the images that the parameters are for,
+        pixels.
       offset: offset of the interpolation; see `positions.resizing.cubic`.
 
     Raises:
@@ -242,7 +243,7 @@ class Defaults:
 
   @property
   def architecture(self) -> dict[str, Any]:
-    """{}: the parameters determine no key of the config."""
+    """{}, because the parameters do not determine keys of the config."""
     return {}
 
   @property
@@ -257,7 +258,7 @@ class Defaults:
   def adapt(
     self, leaves: Leaves, old_size: Size, new_size: Size, method: str
   ) -> Leaves:
-    """Returns the parameters, because none of them depends on the size."""
+    """Returns `leaves` unchanged, because no parameter depends on the size."""
     del old_size, new_size, method
     return leaves
 
@@ -288,13 +289,14 @@ class Defaults:
 def check_wanted(
   want: tuple[str, ...], available: tuple[str, ...], who: str, method: str = ''
 ) -> None:
-  """Checks that a model has the results that `predict` is called for.
+  """Checks that a model can return the results named in `want`.
 
   Args:
     want: argument of `predict`.
     available: names of the results that the model has.
     who: name of the model in the message.
-    method: name of the model's method that returns the maps of all stages.
+    method: name of the model's method that returns the maps of all stages; ''
+      if there is none.
 
   Raises:
     UserError: the model does not have one of the results.

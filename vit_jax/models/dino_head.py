@@ -25,9 +25,9 @@ class Config:
 
   Attributes:
     outputs: number of prototypes, K in the paper.
-    layers: number of dense layers up to the bottleneck, at least 1.
+    layers: number of dense layers, including the bottleneck, at least 1.
     hidden: units of the dense layers before the bottleneck.
-    bottleneck: units of the bottleneck.
+    bottleneck: units of the bottleneck, the last of these layers.
     norm_last_layer: whether prototypes keep length 1. According to the authors,
       learned lengths are better for small models and unstable for large ones.
     dtype: dtype of products, 'bfloat16' or 'float32'; parameters, lengths and
@@ -93,7 +93,7 @@ class Projection(nn.Module):
 
 
 class Prototypes(nn.Module):
-  """A dense layer without bias whose columns have length 1 or a learned one.
+  """A dense layer without bias whose columns have length 1 or a learned length.
 
   With this weight normalization (arXiv 1602.07868) the length of the columns of
   `kernel` has no effect, and their gradients are orthogonal to them.
@@ -115,7 +115,8 @@ class Prototypes(nn.Module):
     _, start = initializers.torch_convolution(shape[0])
     kernel = unit(self.param('kernel', start, shape), axis=0)
     if not self.fixed_length:
-      # Two axes as in the authors' code, so that weight decay applies to it.
+      # `gain` has two axes, as in the authors' code, so that weight
+      # decay applies.
       ones = nn.initializers.ones
       kernel *= self.param('gain', ones, (1, self.outputs))
     kernel = sharding.constrain(kernel.astype(self.dtype), None, 'model')
@@ -133,7 +134,7 @@ def unit(x: Float[Array, '...'], axis: int) -> Float[Array, '...']:
 
   Args:
     x: array of vectors.
-    axis: axis of the vectors.
+    axis: axis along which lengths are computed.
   """
   x = x.astype(jnp.float32)
   square = jnp.sum(jnp.square(x), axis=axis, keepdims=True)

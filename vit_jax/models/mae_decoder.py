@@ -80,7 +80,7 @@ class MaskedDecoder(nn.Module):
     inverse = jnp.argsort(order, axis=1)
     patches = jnp.take_along_axis(patches, inverse[..., None], axis=1)
     table = fixed.sincos2d(grid, width, last_included=False)
-    # Positions are added after the reordering, so each token gets its own.
+    # Positions are added after the reordering, so they fit the tokens.
     patches += jnp.asarray(table, x.dtype)
     x = jnp.concatenate([x[:, :prefix], patches], axis=1)
     x, _ = encoder.Encoder(self.config, name='blocks')(x, None)

@@ -43,7 +43,8 @@ class Config(BackboneConfig):
     variant: name such as 'R50x1': R50, R101, R152 or R200, and a width factor
       of 1 to 4 (Table 3). Sizes that are set explicitly take precedence.
     depths: number of units in each stage.
-    width_factor: factor of all channels; with 1, units have 64 to 2048.
+    width_factor: factor of the number of channels of every layer; with 1, the
+      units of the first stage have 64 inner channels.
 
   Raises:
     UserError: a variant or choice is unknown, a size is missing, or a number is

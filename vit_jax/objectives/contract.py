@@ -20,19 +20,18 @@ Loss = tuple[Float[Array, ''], tuple[Metrics, PyTree]]
 
 
 class Frozen(NamedTuple):
-  """Weights that a training uses without changing them, such as a teacher's.
+  """Weights that a run uses without changing them, such as a teacher's.
 
   They are a separate argument of the training step: placed on the devices once,
   not donated, and not part of checkpoints, which contain only their checksum.
 
   Attributes:
-    model: model of the parameters.
-    image_size: (height, width) of the images for these weights, pixels.
-    load: function from a mesh to the parameters of the model on its devices.
+    model: model that the weights belong to.
+    image_size: (height, width) of the images that the weights are for, pixels.
+    load: function that loads the parameters onto the devices of a mesh.
     class_names: names of the classes in the order of the logits; () if unknown.
-    judges_labels: whether the loss uses the logits as predictions of the labels
-      of the run. The classes must then be those of the training data, in the
-      same order.
+    judges_labels: whether the loss uses the logits as predictions of labels.
+      The classes must then be those of the training data, in the same order.
   """
 
   model: Model
@@ -50,10 +49,10 @@ class Setting(NamedTuple):
     image_size: (height, width), pixels.
     mix: mixup, cutmix and erasing of training batches, on the device.
     steps: function that converts a duration ('10 epochs') to a number of
-      updates; it returns 0 outside of a training.
-    open_frozen: function that returns the weights at a path, in any format,
-      without loading them. It raises UserError if there are none. None outside
-      of a training.
+      updates; it returns 0 outside of training.
+    open_frozen: function from the path of weights, in any format, to a `Frozen`
+      that is not loaded yet. It raises UserError if the path contains no
+      weights. The value is None outside of training.
   """
 
   model: Model
@@ -80,8 +79,8 @@ class Inputs(NamedTuple):
     batch: batch, or micro-batch, on the devices, as the input pipeline returned
       it.
     key: random key of this batch, for augmentation and dropout.
-    step: number of updates completed.
-    frozen: parameters of the weights in `Objective.frozen`, by name.
+    step: number of updates completed before this step.
+    frozen: parameters of the weights that `Objective.frozen` returns, by name.
   """
 
   extra: PyTree
@@ -98,7 +97,7 @@ class Pictures(NamedTuple):
 
   Attributes:
     image: original images.
-    seen: input of the model, with grey masked patches.
+    seen: input of the model, with masked patches in grey.
     predicted: prediction of every patch, not only of masked ones. Visible
       patches have no loss, so their predictions look worse (as in arXiv
       2111.06377, Figure 2).
@@ -117,13 +116,14 @@ class Objective(Protocol):
 
   `vit_jax.objectives.NAME` (or any module of your own) defines
   `Objective(setting, /, *, …)`, whose keyword-only parameters are the keys of
-  the config's `objective` section. Not every objective has labels or a head:
-  the transforms declare the content of a batch.
+  the config's `objective` section. The transforms declare the content of a
+  batch, because not every objective needs labels.
 
   Attributes:
-    sharding_rules: see `models.contract.Model`; for all parameters of the
-      objective.
-    apart: see `models.contract.Model`; for all parameters of the objective.
+    sharding_rules: rules for all parameters of the objective; see
+      `models.contract.Model`.
+    apart: path suffixes among all parameters of the objective; see
+      `models.contract.Model`.
     num_classes: number of logits that `predict` returns; 0 if there is no head.
     reconstructs: description of the predictions of `reconstruct`; '' if the
       objective does not mask patches.
@@ -158,16 +158,16 @@ class Objective(Protocol):
       spec: spec of the training transform.
 
     Raises:
-      UserError: it cannot.
+      UserError: the batches or the model do not fit the objective.
     """
     ...
 
   def other_passes(self, spec: Spec) -> tuple[tuple[Model, Size], ...]:
-    """Returns the models and image sizes of further passes of a training step.
+    """Returns model and image size of each additional pass of a training step.
 
-    Examples are the pass over local crops and that of a decoder. Before a run,
-    the kernels of each pass are compared with XLA; if one differs, the
-    objective is built again with a model without kernels.
+    Examples are a pass over local crops and a pass of a decoder. Before a run,
+    the results of the kernels in each pass are compared with those of XLA; if
+    any differ, the objective is built again with a model without kernels.
 
     Args:
       spec: spec of the training transform.
@@ -178,7 +178,7 @@ class Objective(Protocol):
     """Returns initial parameters and initial extra state.
 
     The extra state consists of arrays that training changes without gradients,
-    for example a teacher; {} for none.
+    for example a teacher; it is {} if there are none.
 
     Args:
       key: random key of the run.
@@ -214,12 +214,13 @@ class Objective(Protocol):
     ...
 
   def start_extra(self, params: PyTree, extra: PyTree) -> PyTree:
-    """Returns the extra state of a training with given initial parameters.
+    """Returns the extra state of a run that starts from the given parameters.
 
-    Fine-tuning calls it, so that a teacher starts from the loaded parameters.
+    Fine-tuning calls this method, so that a teacher starts from the loaded
+    parameters.
 
     Args:
-      params: initial parameters of the training.
+      params: initial parameters of the run.
       extra: extra state that `init` returned.
     """
     ...
@@ -229,12 +230,12 @@ class Objective(Protocol):
 
     Args:
       params: one of the values of `weights`.
-      batch: batch of an evaluation, with `image`, uint8 `[n, y, x, 3]`.
+      batch: evaluation batch with `image`, uint8 `[n, y, x, 3]`.
     """
     ...
 
   def backbone(self, params: PyTree) -> PyTree:
-    """Returns the parameters of the model, which fine-tuning uses."""
+    """Returns the parameters of the model, from which fine-tuning starts."""
     ...
 
   def start_params(self, params: PyTree, model: PyTree) -> PyTree:
@@ -255,7 +256,7 @@ class Objective(Protocol):
 
     Args:
       params: one of the values of `weights`.
-      batch: batch of an evaluation, with `image`, uint8 `[n, y, x, 3]`.
+      batch: evaluation batch with `image`, uint8 `[n, y, x, 3]`.
       key: random key of the step.
     """
     ...
@@ -264,14 +265,15 @@ class Objective(Protocol):
     """Returns all sets of weights to evaluate, by name.
 
     These are `{'params': params}`, and also `{'teacher': …}` if there is a
-    teacher. The flags `--weights` take these names; see `metric_suffix` for
-    metrics. The name 'ema' is reserved for the average of the parameters.
+    teacher. The flags `--weights` take these names, and `metric_suffix` derives
+    names of metrics from them. The name 'ema' is reserved for the average of
+    the parameters.
     """
     ...
 
 
 def metric_suffix(weights: str) -> str:
-  """Returns the suffix of an evaluator's name in metrics of a set of weights.
+  """Returns the suffix of evaluator names in the metrics of a set of weights.
 
   The metrics of the evaluator `val` begin with `val/` for the parameters
   themselves and with `val_teacher/` for the weights 'teacher'.
@@ -315,7 +317,7 @@ class Defaults:
     del spec
 
   def other_passes(self, spec: Spec) -> tuple[tuple[Model, Size], ...]:
-    """Returns no further passes."""
+    """Returns (), because there are no additional passes."""
     del spec
     return ()
 
@@ -362,6 +364,6 @@ class Defaults:
     )
 
   def weights(self, params: PyTree, extra: PyTree) -> dict[str, PyTree]:
-    """Returns the parameters only."""
+    """Returns `{'params': params}`."""
     del extra
     return {'params': params}

@@ -35,15 +35,16 @@ class Objective(AroundModel):
 
   It implements `objectives.contract.Objective`. Parameters: `model/…`, `head/…`
   (see `models.dino_head`). Extra state: `teacher`, the moving average of the
-  parameters, and `centre` `[k]`. A batch contains `global`, uint8 `[n, 2, y, x,
-  3]`, and optionally `local`, uint8 `[n, crops, y', x', 3]`.
+  parameters, and `centre` `[k]`, for k outputs of the head. A batch contains
+  `global`, uint8 `[n, 2, y, x, 3]`, and optionally `local`, uint8 `[n, crops,
+  y', x', 3]`.
 
   The centre is updated with the mean of the teacher's logits over the whole
   batch, for any number of devices and micro-batches: `update_extra` gets the
   mean over all micro-batches, which have equal sizes. Loss and gradients are
-  also those of the whole batch, because all micro-batches use the centre before
-  the step. Only the metric `feature_deviation` is computed for each micro-batch
-  and averaged.
+  also those of the whole batch, because all micro-batches use the centre from
+  before the step. Only the metric `feature_deviation` is computed for each
+  micro-batch separately and then averaged.
   """
 
   def __init__(
@@ -68,18 +69,19 @@ class Objective(AroundModel):
       student_temperature: divisor of the student's logits, above 0.
       teacher_temperature: divisor of the teacher's logits after the warm-up;
         values above .07 are often too large.
-      warmup_temperature: divisor of the teacher's logits in the first epoch of
-        the warm-up.
-      temperature_warmup: duration of the warm-up; the temperature rises by
-        equal steps and reaches `teacher_temperature` in its last epoch.
+      warmup_temperature: divisor of the teacher's logits at the start of the
+        warm-up.
+      temperature_warmup: duration of the warm-up. The temperature changes by
+        equal amounts and is `teacher_temperature` in the last interval of the
+        warm-up.
       temperature_every: duration between two changes of the temperature.
       momentum: weight of the old teacher in the first update; it rises to 1
         along half a cosine. The authors recommend .9995 for batches of 256.
       centre_momentum: weight of the old centre in an update; with 1, there is
-        no centring, and the training collapses (the paper's Figure 7).
-      position_offset: offset of interpolated positions, see `Model.at_sizes`;
-        .1 in the authors' code.
-      head: section of the head.
+        no centring, and training collapses (the paper's Figure 7).
+      position_offset: offset of the interpolation of positions, see
+        `Model.at_sizes`; .1 in the authors' code.
+      head: config section of the head, see `models.dino_head.Config`.
 
     Raises:
       UserError: a value is outside its range.
@@ -108,16 +110,16 @@ class Objective(AroundModel):
 
   @property
   def sharding_rules(self) -> tuple[tuple[str, int], ...]:
-    """Rules of the model, the head and the centre (split as the outputs)."""
+    """Rules of the model, the head and the centre (split like the outputs)."""
     head = ((f'head/{end}', dim) for end, dim in self.head.sharding_rules)
     return (*self.setting.model.sharding_rules, *head, ('centre', -1))
 
   def check(self, spec: Spec) -> None:
-    """Checks the crops, and that the model accepts images of all their sizes.
+    """Checks that batches have crops, and that the model accepts their sizes.
 
     Raises:
-      UserError: crops are missing, the model has a head, or it does not accept
-        the local crops.
+      UserError: crops are missing or have a wrong shape, or the model has a
+        head or does not accept the local crops.
     """
     require(spec, 'global', who="the objective 'dino'")
     shape, expected = spec['global'][0], (_GLOBAL, *self.setting.image_size, 3)
@@ -148,7 +150,7 @@ class Objective(AroundModel):
     return self.setting.model.at_sizes(self.setting.image_size, self.offset)
 
   def init(self, key: Key[Array, ''], batch: Any) -> tuple[PyTree, PyTree]:
-    """Returns initial parameters, an equal teacher, and a centre of zeros."""
+    """Returns initial parameters, and the extra state of `start_extra`."""
     del batch
     model_key, head_key = jax.random.split(key)
     model = self.setting.init_model(model_key)
@@ -172,12 +174,13 @@ class Objective(AroundModel):
 
     - `teacher_entropy`: entropy of the teacher's probabilities, nats.
     - `entropy_share`: the same entropy as a fraction of its maximum, ln k.
-    - `teacher_kl`: divergence between teacher and student, nats.
+    - `teacher_kl`: Kullback-Leibler divergence between teacher and student,
+      nats.
     - `feature_deviation`: standard deviation of the teacher's features of
-      global crops, scaled to length 1: 1 if they point in all directions, 0 if
-      all are equal.
+      global crops after scaling them to length 1. It is 1 if the features point
+      in all directions, and 0 if they are equal.
 
-    If the outputs collapse to the same one for all images, `teacher_kl` tends
+    If the outputs collapse and are the same for all images, `teacher_kl` tends
     to 0 and the entropy to 0 or ln k (the paper's Figure 7).
     """
     n, views = len(inputs.batch['global']), self._views(inputs.batch)
@@ -290,5 +293,5 @@ def cross_entropies(
 
 
 def _unit_std(features: Float[Array, 'm d']) -> Float[Array, '']:
-  """Returns the root of the summed variances of unit features, in [0, 1]."""
+  """Scales features to length 1; returns √(sum of variances), in [0, 1]."""
   return jnp.sqrt(jnp.var(unit(features, axis=-1), axis=0).sum())

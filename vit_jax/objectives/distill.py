@@ -26,17 +26,17 @@ class Objective(supervised.Objective):
   cross-entropy with the teacher's most likely class; with 'soft', it is τ²
   times the Kullback-Leibler divergence of the two softmax outputs at
   temperature τ. The teacher is applied to the same augmented images as the
-  student, resized if it was trained at another size. A model with a
-  distillation token
-  (`model.distilled`) learns labels with its class token and the teacher with
-  the distillation token; any other model learns both with its only head.
+  student, resized if the teacher was trained at another image size. In a model
+  with a distillation token (`model.distilled`), the head of the class token
+  learns the labels, and the head of the distillation token learns the teacher's
+  outputs. In any other model, the only head learns both.
 
   Attributes:
     teacher: path of the teacher's weights, in any format that `load_pretrained`
       reads. They are not part of checkpoints, and evaluation does not need
       them.
     kind: 'hard' or 'soft'.
-    teacher_weight: λ, in [0, 1]; with 1, labels are not used.
+    teacher_weight: λ, in (0, 1]; with 1, labels are not used.
     temperature: τ of 'soft', above 0.
 
   Reference: DeiT, Touvron et al., arXiv 2012.12877, equations 2 (soft) and 3
@@ -68,7 +68,8 @@ class Objective(supervised.Objective):
     """Returns the teacher.
 
     Raises:
-      UserError: there are no weights, or they have other classes than the run.
+      UserError: there are no weights, or they have another number of classes
+        than the run.
     """
     classes = self._teacher.model.num_classes
     if classes != self.setting.model.num_classes:
@@ -83,7 +84,7 @@ class Objective(supervised.Objective):
     """Checks the labels, and that the teacher has a weight above 0.
 
     Raises:
-      UserError: it has no weight, or `supervised.Objective.check` raises it.
+      UserError: the weight is 0; or see `supervised.Objective.check`.
     """
     super().check(spec)
     if not self.teacher_weight:
@@ -118,7 +119,7 @@ class Objective(supervised.Objective):
   def _logits(
     self, params: PyTree, images: Float[Array, 'n y x 3'], key: Key[Array, '']
   ) -> tuple[Float[Array, 'n k'], Float[Array, 'n k']]:
-    """Returns the logits that learn the labels, and those of the teacher loss.
+    """Returns the logits for the label loss, and those for the teacher loss.
 
     They are equal for models without a distillation token.
     """

@@ -53,7 +53,7 @@ class Objective(AroundModel):
     patch_mean: bool = False,
     batch_norm: bool = False,
   ):
-    """Checks the values.
+    """Checks and stores the config keys.
 
     Args:
       setting: setting of the run; `model` does not have a head.
@@ -64,8 +64,8 @@ class Objective(AroundModel):
       patch_mean: whether the mean of the last block's patch tokens is appended
         to the class tokens (DINO's B models).
       batch_norm: whether features are normalized by batch normalization without
-        scale and shift (MAE). In training, its statistics are those of a
-        micro-batch over all devices; PyTorch uses those of each device.
+        scale and shift (MAE). In training, the statistics are computed over a
+        micro-batch on all devices; PyTorch computes them on each device.
 
     Raises:
       UserError: a value is outside its range.
@@ -79,7 +79,7 @@ class Objective(AroundModel):
 
   @property
   def num_classes(self) -> int:
-    """Number of outputs of the linear layer; the model has none."""
+    """Number of outputs of the linear layer; the model has no head."""
     return self._num_classes
 
   @property
@@ -88,11 +88,12 @@ class Objective(AroundModel):
     return (*self.setting.model.sharding_rules, (r'head/(kernel|bias)', -1))
 
   def check(self, spec: Spec) -> None:
-    """Checks the labels, and that the model has the features.
+    """Checks the labels, and that the model provides the features.
 
     Raises:
-      UserError: batches have no integer labels; or the model has a head, or no
-        class token, which `last_blocks` above 1 and `patch_mean` need.
+      UserError: batches have no integer labels, the model has a head, or it
+        lacks the class token or blocks that `last_blocks` and `patch_mean`
+        need.
     """
     require(spec, 'image', 'label', who="the objective 'linear_probe'")
     shape, _ = spec['label']
@@ -127,7 +128,7 @@ class Objective(AroundModel):
       )
 
   def init(self, key: Key[Array, ''], batch: Any) -> tuple[PyTree, PyTree]:
-    """Returns initial parameters, and running statistics if there are any."""
+    """Returns initial parameters; running statistics with `batch_norm`."""
     del batch
     model_key, head_key = jax.random.split(key)
     images = jnp.zeros((1, *self.setting.image_size, 3))
@@ -145,9 +146,9 @@ class Objective(AroundModel):
     return {'model': params, 'head': head}, extra
 
   def loss(self, params: PyTree, inputs: Inputs) -> Loss:
-    """Computes the mean loss of a batch; its metric is `accuracy`."""
+    """Computes the mean loss of a batch, and the metric `accuracy`."""
     batch = inputs.batch
-    # Nothing of the backbone is kept for a backward pass.
+    # The backbone has no backward pass, so its activations are not kept.
     model = jax.lax.stop_gradient(params['model'])
     x = self._features(model, normalize(batch['image']))
     carry = {}
@@ -179,8 +180,8 @@ class Objective(AroundModel):
   def predict(self, params: PyTree, batch: Batch) -> dict[str, Array]:
     """Returns features (before the normalization) and logits, float32.
 
-    There are no logits if `params` lacks the running statistics, as for the
-    command `features`.
+    There are no logits if `batch_norm` needs running statistics and `params`
+    does not contain them, as in the command `features`.
     """
     features = self._features(params['model'], normalize(batch['image']))
     x = features

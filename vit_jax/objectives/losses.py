@@ -15,8 +15,8 @@ def _target_sum(
   Args:
     logits: z.
     labels: class indices, or targets between 0 and 1.
-    on: t of the label, or for the target 1.
-    off: t of other classes, or for the target 0.
+    on: t_c for the class of the label, or for a target of 1.
+    off: t_c for other classes, or for a target of 0.
   """
   if labels.ndim == logits.ndim:
     targets = off + (on - off) * labels
@@ -53,13 +53,13 @@ def sigmoid_cross_entropy(
 ) -> Float[Array, ' n']:
   """Computes the sum over classes of the binary cross-entropies, in float32.
 
-  It is Σ softplus(z) − t·z, which is numerically stable for any logit z.
+  The loss is Σ softplus(z) − t·z, which is numerically stable for any logit z.
 
   Args:
     logits: log odds of each class.
     labels: class indices, or targets in [0, 1], several of which may be 1.
-    smoothing: α; targets become 1 − α and α (1e-4 on ImageNet-1k in the paper),
-      not α / k as for the softmax.
+    smoothing: α; targets of 1 and 0 become 1 − α and α (1e-4 on ImageNet-1k in
+      the paper), not α / k as for the softmax.
 
   Returns:
     Loss of each example in nats, summed (not averaged) over classes, float32.

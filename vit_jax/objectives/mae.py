@@ -2,8 +2,8 @@
 
 "Masked Autoencoders Are Scalable Vision Learners", arXiv 2111.06377. The
 encoder, which is the model, processes only the visible patches and its class
-token, without mask tokens. A small decoder gets the encoded tokens and one
-learned token for each masked patch, all with position embeddings.
+token, without mask tokens. A small decoder receives the encoded tokens, and a
+learned mask token for each masked patch, all with position embeddings.
 """
 
 import types
@@ -26,7 +26,7 @@ from vit_jax.objectives.mixing import DEVIATION, MEAN, normalize
 PyTree = Any
 _DECODER = Nested('vit_jax.models.mae_decoder:Decoder')
 _EPSILON = 1e-6  # added to the variance of a patch
-_STREAM = 0x6D6165  # folded into the key of the step, which dropout also uses
+_STREAM = 0x6D6165  # folded into the step's key, which dropout also uses
 
 
 class Objective(AroundModel):
@@ -50,21 +50,21 @@ class Objective(AroundModel):
 
     The target consists of pixels normalized by the statistics of ImageNet,
     (value / 255 − mean) / std of each channel, as in the authors' code. The
-    input of the encoder is in [-1, 1], as for all models here. The difference
-    is a linear map, which the patch embedding can learn.
+    input of the encoder is in [-1, 1], as for all models here. The two differ
+    by a linear map, which the patch embedding can learn.
 
     Args:
       setting: setting of the run.
-      mask_ratio: fraction of the patches that is masked, in [0, 1); of p
-        patches, ⌊p · (1 − mask_ratio)⌋ are visible, at least one.
-      norm_pixels: whether each patch of the target is normalized by its mean
-        and the root of (its variance + 1e-6), where the variance is unbiased,
-        over all pixels and channels of the patch.
-      decoder: section of the decoder.
+      mask_ratio: fraction of the patches that is masked, in (0, 1). Of p
+        patches, ⌊p · (1 − mask_ratio)⌋ are visible; at least one patch must be
+        visible and one masked.
+      norm_pixels: whether the mean of each target patch is subtracted, and the
+        result divided by √(variance + 1e-6). The variance is unbiased; both
+        statistics are taken over all pixels and channels of the patch.
+      decoder: config section of the decoder, see `models.mae_decoder`.
 
     Raises:
-      UserError: the model has no tokens that could be left out, or a value is
-        out of range.
+      UserError: the model cannot leave out tokens, or a value is out of range.
     """
     check_range('objective.mask_ratio', mask_ratio, at_least=0, below=1)
     self.setting = setting
@@ -95,8 +95,8 @@ class Objective(AroundModel):
   def other_passes(self, spec: Spec) -> tuple[tuple[Model, Size], ...]:
     """Returns the passes of the encoder on visible patches, and of the decoder.
 
-    The image size of the first one is a row of as many patches as are visible.
-    The second one is a Vision Transformer with the sizes of the decoder.
+    The image size for the encoder is a single row of as many patches as are
+    visible. A Vision Transformer with the same layers stands for the decoder.
     """
     del spec
     model: Any = self.setting.model  # has patches, see `patches.grid_of`
@@ -185,7 +185,7 @@ class Objective(AroundModel):
     order: Int[Array, 'n p'],
     key: Key[Array, ''] | None,
   ) -> Float[Array, 'n s d']:
-    """Returns the encoded tokens: those of the prefix, then of visible patches.
+    """Returns the encoded tokens: prefix tokens, then those of visible patches.
 
     Masked pixels are set to 0 first. This makes no difference for a linear
     patch embedding, but the convolutions of a stem overlap with neighbouring
@@ -221,7 +221,8 @@ class Objective(AroundModel):
     """Computes the targets of all patches.
 
     Returns:
-      Targets, and (mean, standard deviation) by which they were normalized.
+      Targets, and (mean, standard deviation) by which the targets were
+      normalized.
     """
     pixels = images.astype(jnp.float32) / 255
     pixels = (pixels - jnp.array(MEAN)) / jnp.array(DEVIATION)

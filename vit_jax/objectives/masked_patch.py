@@ -2,14 +2,14 @@
 
 Half of the patches are corrupted: 80 % of these are replaced by a learnable
 [mask] embedding, 10 % by another patch, and 10 % are unchanged. The outputs of
-the model at their positions predict the original patches.
+the model at the positions of corrupted patches predict the original patches.
 
 The model does not have to be changed. The pixels of a masked patch are set to
 0, and a learned vector v is added to its embedding. With the patch embedding x
 E + b and the position p, the result is 0 E + b + p + v, which equals [mask] + p
 with [mask] = b + v, for every kind of position embedding. The pixels of a
-masked patch do not influence its own embedding, nor those of other patches if
-the convolutions of a stem overlap.
+masked patch do not influence its own embedding, nor (through the overlapping
+convolutions of a stem) the embeddings of other patches.
 """
 
 import math
@@ -31,7 +31,7 @@ from vit_jax.objectives.losses import softmax_cross_entropy
 from vit_jax.objectives.mixing import normalize
 
 PyTree = Any
-_STREAM = 0x6D7070  # folded into the key of the step, which dropout also uses
+_STREAM = 0x6D7070  # folded into the step's key, which dropout also uses
 _BITS = 3  # bits of each channel of a predicted colour
 _COLORS = 2 ** (3 * _BITS)
 # Number of cells along each side of a patch, by target.
@@ -56,7 +56,7 @@ class Objective(AroundModel):
     target: str = 'mean_color',
     corrupted: float = 0.5,
   ):
-    """Checks the model and the values.
+    """Checks the model and the config keys.
 
     The paper does not specify how the terms of a patch are combined, nor the
     units of the regression: here, terms are averaged, and pixels are in [-1,
@@ -67,15 +67,15 @@ class Objective(AroundModel):
       target: 'mean_color' (3 bits per channel: 512 classes), 'small_patch'
         (mean colours of 4x4 cells of the patch: 16 times 512 classes) or
         'pixels' (all pixels, with squared errors). According to the paper, all
-        work well, the last one slightly worse.
+        three work well, 'pixels' slightly worse.
       corrupted: fraction of the patches that is corrupted, in (0, 1). The
-        number of patches is rounded; it is at least one, and at least one patch
-        is left intact.
+        number of corrupted patches is rounded, and at least one; at least one
+        patch must be left intact.
 
     Raises:
-      UserError: the model has no tokens that could be left out, the target is
-        unknown, a fraction is out of range, or patches do not have 4x4 equal
-        cells.
+      UserError: the model has no tokens that can be masked, the target is
+        unknown, a fraction is out of range, or patches cannot be divided into
+        4x4 equal cells.
     """
     check_range('objective.corrupted', corrupted, above=0, below=1)
     check_choice('objective.target', target, TARGETS)
@@ -112,7 +112,7 @@ class Objective(AroundModel):
   def init(self, key: Key[Array, ''], batch: Any) -> tuple[PyTree, PyTree]:
     """Returns initial parameters, and no extra state.
 
-    v is normal with standard deviation .02, and the head is 0.
+    The vector `mask` is drawn from N(0, .02), and the head is 0.
     """
     del batch
     keys = jax.random.split(key, 3)
@@ -133,7 +133,7 @@ class Objective(AroundModel):
     return params, {}
 
   def loss(self, params: PyTree, inputs: Inputs) -> Loss:
-    """Computes the mean over the terms of all corrupted patches."""
+    """Computes the mean of the loss terms of all corrupted patches."""
     images = inputs.batch['image']
     indices, hidden, corrupted = self._corrupt(images, inputs.key)
     tokens = self._tokens(params, hidden, corrupted, inputs.key)
@@ -262,9 +262,9 @@ def colors(
 ) -> Int[Array, 'n p cells']:
   """Returns mean colours of cells as 512 classes, 3 bits per channel.
 
-  The mean of a channel, in [0, 256), is reduced to its 3 highest bits; red has
-  the factor 64 and green 8. Sums are integers, so that rounding never changes a
-  class.
+  The mean of a channel, in [0, 256), is reduced to its 3 highest bits. The
+  class is 64 · red + 8 · green + blue. Sums are integers, so that rounding
+  never changes a class.
 
   Args:
     images: RGB images, uint8.

@@ -3,8 +3,8 @@
 All functions depend only on the global batch and a key, so that results are the
 same on every mesh. Random bits are numbered by their position in the global
 array (JAX's partitionable threefry), and the partner of an example is its left
-neighbour in the batch, so that mixing moves one example from each device to the
-next.
+neighbour in the batch, so that mixing moves only one example from each device
+to the next.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ Images = UInt8[Array, 'n y x 3']
 Labels = Int[Array, ' n'] | Float[Array, 'n k']  # indices, or probabilities
 Batch = dict[str, Array]  # image: uint8 [n, y, x, 3]; label: see above
 
-# Folded into the key of the step, which dropout also uses.
+# Folded into the step's key, which dropout also uses.
 _STREAM = 0x6D6978
 # λ is a multiple of 2^-16: products with 8-bit pixels and their sums are then
 # exact in float32, however a compiler orders or fuses them.
@@ -62,8 +62,8 @@ class DeviceAugment:
 
   References: mixup, Zhang et al., arXiv 1710.09412; cutmix, Yun et al., arXiv
   1905.04899; random erasing, Zhong et al., arXiv 1708.04896. The code of these
-  papers draws one λ for a whole batch; here, each pair has its own. timm
-  chooses between mixup and cutmix in the same way.
+  papers draws one λ for a whole batch; here, each pair has its own. timm also
+  chooses between mixup and cutmix once per batch.
   """
 
   num_classes: int
@@ -115,7 +115,7 @@ class DeviceAugment:
   def _weights(
     self, shape: tuple[int, ...], key: Key[Array, '']
   ) -> tuple[Float[Array, 'n _ _ 1'], Float[Array, ' n']]:
-    """Draws the weights of each example, compared with its partner.
+    """Draws the weight of each example in the mix with its partner.
 
     Returns:
       Weight of each pixel of the example, and weight of its label.
@@ -136,9 +136,9 @@ class DeviceAugment:
 def _beta(alpha: float, n: int, key: Key[Array, '']) -> Float[Array, ' n']:
   """Draws from Beta(α, α) with a table of its quantiles.
 
-  JAX's sampler rejects draws in a loop, and each iteration needs communication
-  between the devices. A table of _QUANTILES values also gives the same
-  draws on every kind of device.
+  JAX's sampler rejects draws in a loop, each iteration of which needs
+  communication between the devices. A table of _QUANTILES values also gives the
+  same draws on every kind of device.
   """
   ranks = (np.arange(_QUANTILES) + 0.5) / _QUANTILES
   table = np.round(betaincinv(alpha, alpha, ranks) * _LAMBDA_STEPS)
@@ -149,7 +149,7 @@ def _beta(alpha: float, n: int, key: Key[Array, '']) -> Float[Array, ' n']:
 def mixup_weights(
   shape: tuple[int, ...], alpha: float, key: Key[Array, '']
 ) -> tuple[Float[Array, 'n 1 1 1'], Float[Array, ' n']]:
-  """Draws λ ~ Beta(α, α) of each pair, the weight of all pixels and the label.
+  """Draws λ ~ Beta(α, α) for each pair: the weight of all pixels and the label.
 
   Args:
     shape: shape of the images, `[n, y, x, 3]`.
@@ -163,7 +163,7 @@ def mixup_weights(
 def cutmix_weights(
   shape: tuple[int, ...], alpha: float, key: Key[Array, '']
 ) -> tuple[Float[Array, 'n y x 1'], Float[Array, ' n']]:
-  """Draws a box of each image; the weight of pixels is 0 inside and 1 outside.
+  """Draws a box in each image; the weight of pixels is 0 inside and 1 outside.
 
   The box has the aspect ratio of the image and a random centre. It covers 1 − λ
   of the image, λ ~ Beta(α, α), before it is clipped at the border. The weight

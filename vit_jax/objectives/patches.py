@@ -78,7 +78,7 @@ def cut(images: Num[Array, 'n y x c'], grid: Grid) -> Num[Array, 'n p d']:
 def join(
   patches: Num[Array, 'n p d'], grid: Grid, image_size: tuple[int, int]
 ) -> Num[Array, 'n y x c']:
-  """Joins patches to images; the inverse of `cut`."""
+  """Joins patches into images; the inverse of `cut`."""
   (rows, columns), (height, width) = grid, image_size
   y, x = height // rows, width // columns
   parts = patches.reshape(len(patches), rows, columns, y, x, -1)

@@ -24,10 +24,11 @@ class Objective(Defaults):
   Attributes:
     setting: setting of the run.
     cross_entropy: 'softmax' or 'sigmoid', see `losses`.
-    label_smoothing: α of this loss, in [0, 1). It is below .5 for 'sigmoid',
-      because the target of the label must be above those of other classes.
+    label_smoothing: α of the loss, see `losses`; in [0, 1), or in [0, .5) for
+      'sigmoid', because the target of the label must be above those of other
+      classes.
     multi_hot: whether all classes of a mixed example have the target 1,
-      independent of their weights; for 'sigmoid' only (DeiT-III).
+      independent of the mixing weights; for 'sigmoid' only (DeiT-III).
   """
 
   setting: Setting

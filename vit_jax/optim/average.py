@@ -14,8 +14,8 @@ class Average(NamedTuple):
   """Exponential moving average of parameters, debiased at every step.
 
   Attributes:
-    mean: Σ d^(t−i) θ_i / Σ d^(t−i), float32, like the parameters; zero before
-      the first update.
+    mean: Σ d^(t−i) θ_i / Σ d^(t−i) over updates i = 1, …, t with decay d; a
+      float32 tree like the parameters, zero before the first update.
     count: number of updates so far, int32.
   """
 
@@ -30,11 +30,11 @@ def init(params: PyTree) -> Average:
 
 
 def update(average: Average, params: PyTree, decay: float) -> Average:
-  """Returns the average including the parameters after one more update.
+  """Updates the average with the parameters after an optimizer update.
 
-  The newest parameters have the weight (1 − d) / (1 − d^t), so the weights sum
-  to 1 from the first update on. Without this correction, an average with
-  d = .9999 would consist of 95 % initial values after 500 updates.
+  The parameters after update t have the weight (1 − d) / (1 − d^t), so the
+  weights sum to 1 from the first update on. Without this correction, an average
+  with d = .9999 would consist of 95 % initial values after 500 updates.
 
   Args:
     average: average before the update.

@@ -21,10 +21,10 @@ def transformation(
 
   Args:
     limit: largest norm, above 0.
-    kind: 'global' for the norm of all gradients, or 'tensor' for the norm of
-      each tensor, see `by_tensor`.
-    joined: patterns of stacked leaves that count as one tensor instead of one
-      per layer, for the kind 'tensor' only.
+    kind: 'global' to limit the norm of all gradients together, or 'tensor' to
+      limit the norm of each tensor, see `by_tensor`.
+    joined: regular expressions that join leaves into one tensor, see
+      `tensors.naming`; for the kind 'tensor' only.
 
   Raises:
     UserError: the kind is unknown, a pattern is not a regular expression, or
@@ -51,7 +51,8 @@ def by_tensor(
 
   Args:
     limit: largest norm, above 0.
-    joined: patterns of leaves that are one tensor, see `tensors.naming`.
+    joined: regular expressions that join leaves into one tensor, see
+      `tensors.naming`.
 
   Raises:
     UserError: a pattern is not a regular expression.

@@ -16,11 +16,11 @@ from vit_jax.optim import rules as rules_lib
 from vit_jax.optim.schedule import cosine
 
 PyTree = Any
-# Which leaves decay. 'all' is our reading of the authors' code, because the
-# paper does not specify them. 'kernels' leaves out biases, norms, class token,
-# position embeddings and everything else that is not the kernel of a matrix
-# product. 'tensors' leaves out biases and all leaves that have one axis in
-# other projects (MAE, DINO).
+# Functions of path and leaf that select the leaves with weight decay. The paper
+# does not specify the leaves; 'all' is our reading of the authors' code.
+# 'kernels' leaves out biases, norms, class token, position embeddings and
+# everything else that is not the kernel of a matrix product. 'tensors' leaves
+# out biases and all leaves that have a single axis in the code of MAE and DINO.
 DECAY_MASKS = {
   'all': lambda path, leaf: True,
   'kernels': lambda path, leaf: path.rpartition('/')[2] == 'kernel',
@@ -32,10 +32,10 @@ Adapt = Callable[[Decays], optax.GradientTransformation]
 
 
 def _is_tensor(path: str, leaf: Any) -> bool:
-  """Returns whether a leaf has two axes or more in most other projects.
+  """Returns whether a leaf has two or more axes in most other projects.
 
-  Here, a stack of layers has one more axis, and a bias may have an axis of
-  heads.
+  In contrast to those, a stacked leaf has a layer axis here, and a bias may
+  have an axis for the heads.
   """
   axes = len(leaf.shape) - (sharding.STACKED in path)
   return axes > 1 and path.rpartition('/')[2] != 'bias'
@@ -48,20 +48,21 @@ def _decay_mask(decay_mask: str):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Common:
-  """Keys of clipping, weight decay and rules, which most optimizers have.
+  """Config keys of clipping, weight decay and rules, for most optimizers.
 
   Attributes:
     clip_norm: largest norm of the gradient; None or 0 for no clipping.
-    clip: norm that is limited: 'global' for that of all gradients, or 'tensor'
-      for that of each tensor (and each layer).
-    clip_joined: patterns of leaves that are one tensor for clipping, see
-      `tensors.naming`.
+    clip: 'global' to limit the norm of all gradients together, or 'tensor' to
+      limit the norm of each tensor in each layer.
+    clip_joined: regular expressions that join leaves into one tensor for
+      clipping, see `tensors.naming`.
     weight_decay: decoupled weight decay, multiplied by the learning rate.
-    weight_decay_end: weight decay at the end of the training, reached along
-      half a cosine; None for a constant weight decay.
-    decay_mask: leaves that decay, see `DECAY_MASKS`.
-    rules: factors of rate and decay by path, and frozen leaves, see the module
-      `rules`.
+    weight_decay_end: weight decay at the end of training, reached along half a
+      cosine; None for a constant weight decay.
+    decay_mask: key of `DECAY_MASKS`, which selects the leaves with weight
+      decay.
+    rules: factors of learning rate and weight decay by path, and frozen leaves;
+      see the module `rules`.
   """
 
   clip_norm: float | None = None
@@ -86,13 +87,14 @@ class Common:
 
     Args:
       scale: transformation of gradients into directions.
-      schedule: learning rate by number of updates.
+      schedule: learning rate as a function of the update count.
       steps: function that converts a duration ('1 epochs') to updates.
-      adapt: builds a transformation of the directions after their decay was
-        added, such as trust ratios; its argument returns which leaves decay.
+      adapt: function that returns a transformation to apply after weight decay
+        is added, such as trust ratios. Its argument maps parameters to whether
+        each of them decays.
 
     Raises:
-      UserError: a value is outside its range, or the clipping or mask is
+      UserError: a value is outside its range, or `clip` or `decay_mask` is
         unknown.
     """
     check_range('optimizer.clip_norm', self.clip_norm, at_least=0)
@@ -110,8 +112,8 @@ class Common:
       clip = optax.chain(rules_lib.scale_by(table, lambda rule: 1.0), clip)
       scale = scale if late else rules_lib.of_moving(table, scale)
     if late:
-      # Nor do those of leaves before `Rule.after`; the second gate removes
-      # their decay.
+      # The same holds for leaves until `Rule.after` has passed. The second
+      # gate, after the rate, removes their weight decay.
       gate = delays.gated(table, steps)
       clip, scale = (
         optax.chain(gate, clip),
@@ -122,7 +124,7 @@ class Common:
     return optax.chain(clip, scale, self._decay(table, steps), last, *rate)
 
   def _decays(self, table: rules_lib.Table) -> Callable[[PyTree], PyTree]:
-    """Returns the function (parameters) → a tree of whether each decays."""
+    """Returns a function from parameters to whether each of them decays."""
     mask = _decay_mask(self.decay_mask)
     if not self.weight_decay and not self.weight_decay_end:
       return functools.partial(jax.tree.map, lambda _: False)

@@ -1,4 +1,4 @@
-"""Parameters whose training starts later than that of others: `Rule.after`."""
+"""Delayed training of some of the parameters, see `Rule.after`."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ PyTree = Any
 def gated(
   table: rules.Table, steps: Callable[[str], int]
 ) -> optax.GradientTransformation:
-  """Returns a transformation that sets updates to 0 until `Rule.after` is over.
+  """Returns a transformation that sets updates to 0 during `Rule.after`.
 
   Args:
     table: rules of the optimizer.
@@ -44,10 +44,10 @@ def delayed(
   steps: Callable[[str], int],
   transformation: optax.GradientTransformation,
 ) -> optax.GradientTransformation:
-  """Returns a transformation that applies to leaves once `Rule.after` is over.
+  """Restricts a transformation to leaves whose `Rule.after` has passed.
 
-  Leaves with the same delay share a state, which is constant until then. Frozen
-  leaves have no state.
+  Leaves with the same delay share a state, which does not change during the
+  delay. Frozen leaves have no state.
 
   Args:
     table: rules of the optimizer.
@@ -71,10 +71,10 @@ def delayed(
 
 
 class Begun(NamedTuple):
-  """State of a transformation that is applied after some updates.
+  """State of a transformation that starts after a number of updates.
 
   Attributes:
-    count: number of all updates so far, int32.
+    count: number of updates so far, including those before the start, int32.
     inner: state of the transformation.
   """
 

@@ -19,7 +19,7 @@ from vit_jax.optim.common import DECAY_MASKS, Common, Steps
 def _adam(
   b1: float, b2: float, eps: float, moment_dtype: str = 'float32'
 ) -> optax.GradientTransformation:
-  """Checks the keys of Adam and returns the transformation to its directions.
+  """Checks Adam's keys and returns Adam without a learning rate.
 
   Raises:
     UserError: a value is outside its range, or the dtype is unknown.
@@ -46,7 +46,7 @@ def adam(
   """Builds Adam with decoupled weight decay (Table 3; arXiv 1711.05101).
 
   Args:
-    schedule: learning rate by number of updates.
+    schedule: learning rate as a function of the update count.
     steps: function that converts a duration ('1 epochs') to updates.
     b1: decay of the first moment, in [0, 1).
     b2: decay of the second moment, in [0, 1).
@@ -74,7 +74,7 @@ def sgd(
   """Builds SGD with (heavy-ball) momentum, as in fine-tuning (Table 4).
 
   Args:
-    schedule: learning rate by number of updates.
+    schedule: learning rate as a function of the update count.
     steps: function that converts a duration ('1 epochs') to updates.
     momentum: decay of the trace of gradients, in [0, 1).
     **common: fields of `Common`.
@@ -100,21 +100,22 @@ def lamb(
   decay_mask: str = 'kernels',
   **common: Any,
 ) -> optax.GradientTransformation:
-  """Builds LAMB: Adam with updates in proportion to the weights.
+  """Builds LAMB: Adam with updates proportional to the norm of each tensor.
 
-  The direction of each tensor that decays, decay included, is multiplied by
-  |parameter| / |direction| (1 where either is 0); other tensors follow Adam.
-  Each layer of a stack has a ratio of its own. The code that DeiT-III was
-  trained with does the same; the paper (arXiv 1904.00962, algorithm 2) adapts
-  all tensors.
+  For each tensor with weight decay, the direction, including the decay, is
+  multiplied by the trust ratio |parameter| / |direction| (1 if either is 0);
+  other tensors are updated as in Adam. Each layer of a stack has its own ratio.
+  The code that DeiT-III was trained with does the same; the LAMB paper (arXiv
+  1904.00962, algorithm 2) adapts all tensors.
 
   Args:
-    schedule: learning rate by number of updates.
+    schedule: learning rate as a function of the update count.
     steps: function that converts a duration ('1 epochs') to updates.
     b1: decay of the first moment, in [0, 1).
     b2: decay of the second moment, in [0, 1).
     eps: value added to the root of the second moment, above 0.
-    trust_joined: patterns of leaves that share a ratio, see `tensors.naming`.
+    trust_joined: regular expressions that join leaves into one tensor, which
+      has one ratio; see `tensors.naming`.
     decay_mask: see `Common`.
     **common: the other fields of `Common`.
 
@@ -137,17 +138,17 @@ def lars(
 ) -> optax.GradientTransformation:
   """Builds LARS: SGD with momentum and a trust ratio for each matrix.
 
-  The gradient of each tensor of two axes or more is multiplied by .001 ·
-  |parameter| / |gradient| (1 where either is 0) before it enters the momentum;
-  each layer of a stack has a ratio of its own. There is no weight decay. MAE
-  uses LARS for linear probing with very large batches.
+  The gradient of each tensor with two or more axes is multiplied by .001 ·
+  |parameter| / |gradient| (1 if either is 0) before it enters the momentum;
+  each layer of a stack has its own ratio. There is no weight decay. MAE uses
+  LARS for linear probing with very large batches.
 
   Args:
-    schedule: learning rate by number of updates.
+    schedule: learning rate as a function of the update count.
     steps: function that converts a duration ('1 epochs') to updates.
     momentum: decay of the trace of gradients, in [0, 1).
-    rules: factors of the rate by path, and frozen leaves, see the module
-      `rules`.
+    rules: factors of the learning rate by path, and frozen leaves; see the
+      module `rules`.
 
   Raises:
     UserError: a value is outside its range.
@@ -180,9 +181,10 @@ def muon(
   See `orthogonal.directions`.
 
   Args:
-    schedule: learning rate by number of updates; rates for Adam are suitable.
+    schedule: learning rate as a function of the update count; learning rates
+      for Adam are suitable.
     steps: function that converts a duration ('1 epochs') to updates.
-    momentum: decay of the gradients of the matrices, in [0, 1).
+    momentum: decay of the trace of gradients of the matrices, in [0, 1).
     b1: decay of Adam's first moment, in [0, 1).
     b2: decay of Adam's second moment, in [0, 1).
     eps: value added to the root of the second moment, above 0.

@@ -44,9 +44,9 @@ def dimension_numbers(params: PyTree) -> PyTree:
   """Returns the axes of the rows and of the columns of each matrix.
 
   A kernel with an axis for heads has three axes per layer. They are divided
-  where the matrix is most nearly square: `[d, heads, d/heads]` after the first
-  axis and `[heads, d/heads, d]` before the last. Layers of a stack are separate
-  matrices.
+  into axes of rows and axes of columns such that the matrix is as square as
+  possible: `[d, heads, d/heads]` after the first axis, and `[heads, d/heads,
+  d]` before the last. Layers of a stack are separate matrices.
 
   Args:
     params: arrays or their shapes.

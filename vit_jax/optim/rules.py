@@ -1,4 +1,4 @@
-"""Per-path rules of an optimizer: factors of rate and decay, frozen leaves.
+"""Per-path factors of learning rate and weight decay, and frozen leaves.
 
 Rules are pairs (pattern, settings). The first pattern that matches the whole
 path of a parameter applies to it; a parameter without a match has no rule:
@@ -11,8 +11,8 @@ path of a parameter applies to it; a parameter without a match has no rule:
       ('encoder/layers/.*', dict(lr=(0.25, 0.5))),
     )
 
-The last rule applies to the stacked parameters of two layers, each with its own
-rate.
+The last rule applies to stacked parameters of two layers, and has one factor of
+the learning rate for each layer.
 """
 
 import re
@@ -40,11 +40,11 @@ class Rule(NamedTuple):
     decay: factor of the weight decay.
     frozen: whether the parameters never change. They have no moments, and their
       gradients do not count in the norm for clipping.
-    after: duration from the start of the training in which the parameters do
-      not change. They do not decay, and their gradients do not count in the
-      norm for clipping. Their moments, and the number of updates in the bias
-      correction of the moments, start afterwards. PyTorch does the same with
-      parameters that do not have a gradient.
+    after: duration at the start of training in which the parameters do not
+      change. They do not decay, and their gradients do not count in the norm
+      for clipping. Their moments, and the update count for the bias correction
+      of the moments, start afterwards. PyTorch treats parameters without a
+      gradient in the same way.
   """
 
   lr: float | tuple[float, ...] = 1.0
@@ -69,7 +69,7 @@ def parse(rules: tuple[Any, ...]) -> Table:
   """Parses `config.optimizer.rules`.
 
   Args:
-    rules: pairs of a regular expression and the fields of a `Rule`.
+    rules: pairs of a regular expression and a dict of fields of `Rule`.
 
   Raises:
     UserError: a rule is not a pair, its pattern is not a regular expression, or
@@ -145,7 +145,7 @@ def _check_layers(pattern: str, rule: Rule, path: str, leaf: Any) -> None:
   Raises:
     UserError: the numbers of rates and layers differ.
   """
-  shape = getattr(leaf, 'shape', None)  # masked leaves have none
+  shape = getattr(leaf, 'shape', None)  # masked leaves have no shape
   if isinstance(rule.lr, float | int) or shape is None:
     return
   stacked = sharding.STACKED in path
@@ -167,12 +167,13 @@ def scale_by(
 
   Args:
     table: rules of the optimizer.
-    factor: returns the factor of a rule, or a tuple of one factor per layer.
+    factor: function from a rule to its factor, or to a tuple of one factor per
+      layer.
   """
 
   def scaled(rule: Rule, update: jax.Array) -> jax.Array:
     scale = 0.0 if rule.frozen else factor(rule)
-    if isinstance(scale, list | tuple):  # one for each layer
+    if isinstance(scale, list | tuple):  # one factor per layer
       scale = jnp.array(scale, update.dtype)
       return update * scale.reshape(-1, *[1] * (update.ndim - 1))
     return update if scale == 1 else update * scale
@@ -192,7 +193,7 @@ def add_decayed(
   """Returns a transformation that adds weight_decay · factor · parameter.
 
   Args:
-    weight_decay: number, or schedule by number of updates.
+    weight_decay: number, or function of the update count.
     table: rules of the optimizer, which contain the factors.
     mask: function of parameters to a tree of whether each of them decays.
   """

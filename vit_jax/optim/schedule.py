@@ -23,8 +23,8 @@ def make_schedule(
   """Returns a schedule with linear warm-up from 0, followed by a decay.
 
   Args:
-    total_steps: number of updates in the whole training, after which `end_lr`
-      is reached.
+    total_steps: number of updates in the whole run, after which `end_lr` is
+      reached.
     warmup_steps: number of updates in the warm-up, after which `base_lr` is
       reached.
     base_lr: peak learning rate.
@@ -32,12 +32,14 @@ def make_schedule(
       the rate by 10 at each of `decay_at` (BiT, arXiv 1912.11370).
     end_lr: final learning rate of 'linear' and 'cosine' (1e-5 in the authors'
       linear decay).
-    warmup: duration from which the caller computed `warmup_steps`.
-    decay_at: fractions of the training, ascending, for 'step' only.
+    warmup: duration from which the caller computed `warmup_steps`, for error
+      messages.
+    decay_at: fractions of the run at which 'step' divides the rate, ascending;
+      () for other decays.
 
   Raises:
     UserError: the decay is unknown, a rate is negative, the warm-up is not
-      shorter than the training, or `decay_at` is invalid for this decay.
+      shorter than the run, or `decay_at` is invalid for this decay.
   """
   check_range('schedule.base_lr', base_lr, at_least=0)
   check_range('schedule.end_lr', end_lr, at_least=0)
@@ -74,10 +76,10 @@ def _check_decay_at(
   Args:
     decay_at: see `make_schedule`.
     decay: see `make_schedule`.
-    warmup: fraction of the training that is warm-up.
+    warmup: duration of the warm-up, as a fraction of the run.
 
   Raises:
-    UserError: it is not.
+    UserError: `decay_at` is not valid for this decay.
   """
   if decay == 'step':
     ascending = [*decay_at] == sorted({*decay_at})
@@ -98,7 +100,7 @@ def cosine(start: float, end: float, total_steps: int) -> optax.Schedule:
   Args:
     start: value at the first update.
     end: value after the last update.
-    total_steps: number of updates in the whole training.
+    total_steps: number of updates in the whole run.
   """
 
   def value(count: Any) -> Float[Array, '']:

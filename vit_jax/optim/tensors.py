@@ -1,6 +1,7 @@
 """Norms of tensors as in other projects: layers unstacked, some leaves joined.
 
-Clipping and trust ratios of other projects use the norms of such tensors.
+In most other projects, each layer has its own tensors, and query, key and value
+share one. These norms make clipping and trust ratios the same as there.
 """
 
 import re
@@ -17,12 +18,12 @@ PyTree = Any
 
 
 def naming(key: str, joined: tuple[str, ...]) -> Callable[[str], str]:
-  """Returns a function of a leaf's path to the name of its tensor.
+  """Returns a function from a leaf's path to the name of its tensor.
 
   Args:
     key: key of the config, for messages.
     joined: regular expressions for parts of a path. Leaves whose paths differ
-      only in such parts are one tensor. 'query|key|value' joins the three
+      only in such parts count as one tensor. 'query|key|value' joins the three
       leaves that most projects keep in one matrix.
 
   Raises:
@@ -47,7 +48,7 @@ def naming(key: str, joined: tuple[str, ...]) -> Callable[[str], str]:
 def norms(
   values: PyTree, name: Callable[[str], str]
 ) -> dict[str, Float[Array, '...']]:
-  """Returns the norm of the tensor of each leaf, by the path of the leaf.
+  """Returns the norm of the tensor that contains each leaf, by path.
 
   Args:
     values: arrays.

@@ -22,9 +22,10 @@ def ratios(
   norm is 0.
 
   Args:
-    joined: patterns of leaves that are one tensor, see `tensors.naming`.
-    decays: function of parameters to a tree of whether each is multiplied by
-      its ratio; the others are not changed.
+    joined: regular expressions that join leaves into one tensor, see
+      `tensors.naming`.
+    decays: function from parameters to a tree of booleans. Leaves with True are
+      multiplied by their ratio; the others are not changed.
     coefficient: c; 1 for LAMB, .001 for LARS.
 
   Raises:

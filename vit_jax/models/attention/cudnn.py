@@ -30,18 +30,18 @@ def attend(
   """Computes softmax(q·k / √c) v.
 
   cuDNN's backward pass does not support an odd number of tokens, such as the
-  197 tokens of a ViT. They are therefore padded by one token, which is masked
-  by means of the lengths.
+  197 tokens of a ViT. An odd number is therefore padded by one token, which is
+  masked by passing the sequence lengths.
 
   On other devices than GPUs, XLA computes the same function of the padded
   arrays, for tests.
 
   Args:
     query: queries of all heads.
-    key: keys.
-    value: values.
-    tokens: number of tokens that are not padding, of queries and of keys; None
-      if the arrays contain no padding. Outputs of padding are zero.
+    key: keys of all heads.
+    value: values of all heads.
+    tokens: number of queries, and of keys, that are not padding; None if the
+      arrays contain no padding. Outputs of padding are zero.
 
   Returns:
     Output for each query, in the dtype of the queries.

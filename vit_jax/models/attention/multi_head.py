@@ -1,12 +1,12 @@
 """Multi-head attention with a backward pass that recomputes the weights.
 
 The weights `[n, h, q, k]` are the largest arrays of a Vision Transformer. They
-are not kept for the backward pass, which recomputes them from queries, keys and
-the log-sum-exp of each row, in one fusion with the product, and stores them and
-the gradients of the logits once, in the dtype of the computation. With plain
-automatic differentiation, XLA keeps float32 logits and reads them many times.
-The custom backward pass reduces the time of a whole step on a TPU v3 by a tenth
-(benchmarks/RESULTS.md).
+are not kept for the backward pass. It recomputes them from queries, keys and
+the log-sum-exp of each row, in one fusion with the product of queries and keys.
+It then stores the weights and the gradients of the logits only once, in the
+dtype of the computation. With plain automatic differentiation, XLA keeps
+float32 logits and reads them many times. The custom backward pass reduces the
+time of a whole step on a TPU v3 by a tenth (benchmarks/RESULTS.md).
 """
 
 import functools
@@ -73,7 +73,7 @@ def _logits(
 
 
 def _per_query(x: Float[Array, 'n h q']) -> Float[Array, 'n q h 1']:
-  """Moves the axes to those of the outputs `[n, q, h, c]`."""
+  """Transposes an array to the axes of the outputs `[n, q, h, c]`."""
   return x.swapaxes(1, 2)[..., None]
 
 
@@ -86,7 +86,7 @@ def _soft_max(
   logits = _logits(query, key)
   largest = logits.max(axis=-1)
   if value.dtype.itemsize < 4:
-    # Computing the product twice is cheaper than storing it in float32. The
+    # Computing the logits twice is cheaper than storing them in float32. The
     # barrier keeps XLA from merging the two computations.
     query, largest = jax.lax.optimization_barrier((query, largest))
     logits = _logits(query, key)
@@ -206,11 +206,11 @@ class Attention(nn.Module):
     num_heads: number of heads.
     dtype: dtype of the computation.
     implementation: one of `IMPLEMENTATIONS`.
-    norm_epsilon: epsilon of a LayerNorm of queries and of keys over the
-      channels of a head, shared by all heads (arXiv 2302.05442, section 2);
-      None for no such LayerNorms.
+    norm_epsilon: epsilon of the LayerNorms of queries and of keys over the
+      channels of a head, whose parameters all heads share (arXiv 2302.05442,
+      section 2); None if there are no such LayerNorms.
     start_values: initialization; see `vit.Config`.
-    tokens: number of tokens that are not padding; None if all are tokens.
+    tokens: number of tokens that are not padding; None if there is no padding.
   """
 
   num_heads: int
@@ -235,7 +235,8 @@ class Attention(nn.Module):
       context: key and value tokens; None for `x`.
       want_weights: whether to return the weights. TPU kernels are not used
         then, because they do not return them.
-      positions: `rotation` or `relative` from `positions.Positions`, or none.
+      positions: result of `positions.Positions`, of which `rotation` and
+        `relative` are used; {} for no positions.
 
     Returns:
       Output tokens, and the weights or None.
@@ -300,7 +301,7 @@ class Attention(nn.Module):
 
 
 def takes_cudnn(implementation: str, channels: int, dtype: jnp.dtype) -> bool:
-  """Returns whether cuDNN computes attention without relative positions.
+  """Returns whether attention without relative positions is done by cuDNN.
 
   Args:
     implementation: one of `IMPLEMENTATIONS`.
@@ -326,12 +327,12 @@ def takes_cudnn(implementation: str, channels: int, dtype: jnp.dtype) -> bool:
 def takes_kernels(
   implementation: str, tokens: int, width: int, num_heads: int
 ) -> bool:
-  """Returns whether TPU kernels compute attention without further options.
+  """Returns whether self-attention with default options is done by TPU kernels.
 
   Args:
     implementation: one of `IMPLEMENTATIONS`.
     tokens: number of tokens.
-    width: channels of all heads.
+    width: channels of all heads together.
     num_heads: number of heads.
 
   Raises:

@@ -25,7 +25,7 @@ from vit_jax.arrays import sharding
 from vit_jax.models.attention.tpu_kernels import LANES, Ref, backward, forward
 
 _SUBLANES = 8
-_BLOCK_ROWS = 256  # tokens per block, if examples are shorter
+_BLOCK_ROWS = 256  # maximum tokens per block of several examples
 # {channels of a head: largest number of tokens}. With more tokens, the scores
 # of the heads that share 128 lanes do not fit into the memory of the core (16
 # MiB on v2 to v4).
@@ -38,7 +38,7 @@ def applies(tokens: int, width: int, num_heads: int) -> bool:
 
   Args:
     tokens: number of tokens.
-    width: channels of all heads.
+    width: channels of all heads together.
     num_heads: number of heads.
   """
   return (
@@ -55,8 +55,8 @@ def attend(
   """Computes softmax(q·k / √c) v of every head, with a float32 softmax.
 
   Exponentials are rounded to the dtype of the values before the product with
-  the values; the result is divided by their sum afterwards. The function is
-  differentiable once, in reverse mode.
+  the values; the result is divided by the sum of the exponentials afterwards.
+  The function is differentiable once, in reverse mode.
 
   Args:
     projections: queries, keys and values without biases.
@@ -104,7 +104,7 @@ _attend.defvjp(_attend_forward, _attend_backward)
 def _run(
   kernel: Callable[..., None], operands: list[Array], num_heads: int
 ) -> tuple[Array, ...]:
-  """Runs a kernel on each device, on one group of examples and heads at a time.
+  """Runs a kernel on each device, for a block of examples and heads at a time.
 
   Args:
     kernel: `forward` or `backward`.
@@ -113,7 +113,7 @@ def _run(
   """
   head = operands[0].shape[-1] // num_heads
   dtype = operands[0].dtype
-  # Versions 2 and 3 only multiply float32 values, which they round to bfloat16.
+  # TPU v2 and v3 only multiply float32 values, which they round to bfloat16.
   old = sharding.device().device_kind in ('TPU v2', 'TPU v3')
   operand = jnp.dtype(jnp.float32) if old else dtype
 
@@ -128,7 +128,8 @@ def _run(
     like = jax.ShapeDtypeStruct(arrays[0].shape, dtype)
     out_shape, out_specs = (like,), (block,)
     if kernel is backward:
-      # Three gradients like the inputs, and those of the biases per example.
+      # The results are three gradients like the inputs, and the gradients of
+      # the biases for each example.
       d_biases = jax.ShapeDtypeStruct((n, 3, width), jnp.float32)
       out_shape, out_specs = (like,) * 3 + (d_biases,), (block,) * 3 + (d_bias,)
 
@@ -174,7 +175,8 @@ def cost(
 ) -> pl.CostEstimate:
   """Returns the cost of a kernel, including that of padding.
 
-  Loading 128 rows into the matrix unit takes as long as multiplying 128 rows.
+  Fewer than 128 rows count as 128, because loading 128 rows into the matrix
+  unit takes as long as multiplying 128 rows.
 
   Args:
     gradients: whether the kernel is that of the backward pass.

@@ -4,8 +4,8 @@ Scores are transposed, `[keys, queries]`: the softmax then reduces over
 sublanes, which is cheap, and the gradients of keys and values are products
 without a transposition. The heads of a group are stacked along the rows of one
 operand, with the channels of the other heads set to zero, so that they share
-the other operand in the matrix unit. A head of 64 channels would fill only half
-of its 128 rows in any case.
+the other operand in the matrix unit. A single head of 64 channels would in any
+case fill only half of the 128 rows of the matrix unit.
 """
 
 from typing import Any
@@ -38,7 +38,7 @@ def forward(
     query: queries without bias, `[rows, lanes]`.
     key: keys without bias.
     value: values without bias.
-    bias: biases of the three, `[3, lanes]`.
+    bias: biases of queries, keys and values, `[3, lanes]`.
     y: output.
     heads: number of heads that share the lanes.
     tokens: number of tokens; further rows are padding.
@@ -78,7 +78,7 @@ def backward(
     key: keys without bias.
     value: values without bias.
     dy: gradient of the output.
-    bias: biases of the three, `[3, lanes]`.
+    bias: biases of queries, keys and values, `[3, lanes]`.
     d_query: gradient of the queries, an output.
     d_key: gradient of the keys, an output.
     d_value: gradient of the values, an output.
@@ -98,7 +98,7 @@ def backward(
   ):
     weight, total = _soft_max(scores, tokens)
     weight /= total
-    # The gradient of softmax: the mean over keys is subtracted.
+    # In the gradient of softmax, the weighted mean over keys is subtracted.
     mean = (weight * d_weight).sum(axis=0, keepdims=True)
     d_score = (weight * (d_weight - mean)).astype(operand)
     weights.append(weight.astype(operand))

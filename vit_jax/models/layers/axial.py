@@ -44,7 +44,7 @@ class AxialAttention(nn.Module):
 
   @nn.compact
   def __call__(self, x: Maps) -> Maps:
-    # Columns become rows, so that the lines are always along the second axis.
+    # Columns become rows, so that axis 1 numbers the lines in both cases.
     if self.axis == 'column':
       x = x.swapaxes(1, 2)
     n, lines, length, channels = x.shape
@@ -75,7 +75,7 @@ class AxialAttention(nn.Module):
 def offsets(length: int) -> Int[np.ndarray, 'q k']:
   """Returns the column of `relative` for each pair of query and key.
 
-  It is L − 1 + position of the key − position of the query.
+  The column is L − 1 + position of the key − position of the query.
 
   Args:
     length: number of positions L of a line.
@@ -90,7 +90,7 @@ def _attend(
 ) -> Float[Array, 'n t h _']:
   """Computes softmax(q·k + q·r_q + k·r_k) (v + r_v), equation 4.
 
-  Each r belongs to the offset between query and key.
+  r_q, r_k and r_v are embeddings of the offset between query and key.
   """
   each = qkv.shape[-1]
   parts = each // 4, each // 2
@@ -100,8 +100,8 @@ def _attend(
   )
   wide = dict(preferred_element_type=jnp.float32)
   logits = jnp.einsum('nqhc,nkhc->nhqk', query, key, **wide)
-  # Unlike in ViT, logits are not divided by √c: the norm of q, k and v sets
-  # their scale.
+  # Unlike in ViT, logits are not divided by √c: the GroupNorm of q, k and v
+  # determines their scale.
   logits += jnp.einsum('nqhc,cqk->nhqk', query, relative_query, **wide)
   logits += jnp.einsum('nkhc,cqk->nhqk', key, relative_key, **wide)
   weights = jax.nn.softmax(logits).astype(value.dtype)

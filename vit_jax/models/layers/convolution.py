@@ -19,21 +19,21 @@ Padding = str | tuple[tuple[int, int], tuple[int, int]]
 
 
 def by_std(kernel: Kernel) -> Kernel:
-  """Computes (w − mean) / (std + 1e-5) of each output, as in the hybrids."""
+  """Computes (w − mean) / (std + 1e-5) per output channel, as in hybrids."""
   centered = kernel - kernel.mean((0, 1, 2), keepdims=True)
   return centered / (_std(centered, 0.0) + 1e-5)
 
 
 def by_variance(kernel: Kernel) -> Kernel:
-  """Computes (w − mean) / √(variance + 1e-10) of each output, as in BiT."""
+  """Computes (w − mean) / √(variance + 1e-10) per output channel, as in BiT."""
   centered = kernel - kernel.mean((0, 1, 2), keepdims=True)
   return centered / _std(centered, 1e-10)
 
 
 def _std(centered: Kernel, epsilon: float) -> Float[Array, '1 1 1 o']:
-  """Computes √(mean square + ε) with a gradient of 0, not ∞, where it is 0."""
-  # Both branches of `where` are differentiated, so the inner one keeps the root
-  # from 0, where its derivative is infinite.
+  """Computes √(mean square + ε); its gradient is 0, not ∞, where it is 0."""
+  # Both branches of `where` are differentiated, so the inner `where` replaces
+  # 0, where the derivative of the root is infinite.
   variance = jnp.square(centered).mean((0, 1, 2), keepdims=True) + epsilon
   positive = variance > 0
   return jnp.where(positive, jnp.sqrt(jnp.where(positive, variance, 1)), 0)
@@ -52,8 +52,8 @@ class StdConv(nn.Module):
     size: side of the kernel.
     stride: stride of the convolution.
     padding: 'same' or 'fixed'; see `pads`.
-    model_dim: axis of the kernel (negative) that stays split over the mesh axis
-      `model`; None for none.
+    model_dim: negative index of the kernel axis that stays split over the mesh
+      axis `model`; None if there is no such axis.
     dtype: dtype of the computation.
   """
 
@@ -90,9 +90,10 @@ def pads(size: int, padding: str) -> Padding:
 
   Args:
     size: side of the kernel.
-    padding: 'same', as little as needed for ⌈side / stride⌉ results, more of it
-      below and on the right (the hybrids' code); or 'fixed', the same on all
-      sides, independent of the stride (BiT's code).
+    padding: 'same' (the hybrids' code) for as little padding as ⌈side / stride⌉
+      results need, more of it below and on the right than on the other sides;
+      or 'fixed' (BiT's code) for the same padding on all sides, independent of
+      the stride.
   """
   if padding == 'same':
     return 'SAME'
@@ -108,9 +109,9 @@ def max_pool(
 
   Args:
     x: activations, positive or negative.
-    padding: 'same' or 'fixed'; see `pads`. 'fixed' adds zeros, which may be the
-      maximum of a window. This is so in BiT's code, where no ReLU precedes the
-      pooling.
+    padding: 'same' or 'fixed'; see `pads`. 'fixed' pads with zeros, as in BiT's
+      code. Because no ReLU precedes the pooling there, a zero may be the
+      maximum of a window.
   """
   if padding == 'fixed':
     x = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))

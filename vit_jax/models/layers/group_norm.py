@@ -8,16 +8,21 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
-GROUPS = 32  # in BiT and in the paper
+GROUPS = 32  # as in BiT and in the paper on GroupNorm
 
 
 class GroupNorm(nn.Module):
-  """Normalization over all positions and each of 32 groups of channels.
+  """Normalization of each of 32 groups of channels, over all positions.
 
   Statistics are float32, computed in two passes for float32 inputs and in one
-  pass for others; `norm.LayerNorm` gives the reason. Sums are taken over
+  pass for others; see `norm.LayerNorm` for the reason. Sums are taken over
   positions first and then over the few channels of a group, so that no map is
   reshaped.
+
+  Attributes:
+    epsilon: value added to the variance.
+    dtype: dtype of the result.
+    scale_init: initializer of the scale.
   """
 
   epsilon: float
@@ -35,7 +40,7 @@ class GroupNorm(nn.Module):
       variance = _group_means(jnp.square(wide - mean))
     else:
       variance = _group_means(jnp.square(wide)) - jnp.square(mean)
-    # One pass may round a variance of zero to a negative number.
+    # In one pass, rounding may turn a variance of zero into a negative number.
     variance = checkpoint_name(jnp.maximum(variance, 0), 'statistics')
     factor = jax.lax.rsqrt(variance + self.epsilon)
     return ((wide - mean) * (factor * scale) + bias).astype(self.dtype)

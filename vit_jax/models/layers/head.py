@@ -17,7 +17,7 @@ def head(
   """Returns the layer that computes logits from features.
 
   Operands of the product have `dtype`; the sum with the bias is float32,
-  because steps of bfloat16 near a bias of -10 are 1/16.
+  because adjacent bfloat16 numbers near a bias of -10 differ by 1/16.
 
   Args:
     num_classes: number of outputs, split over the mesh axis `model`.

@@ -1,4 +1,4 @@
-"""Initializers of matrices and biases, by the key `model.start_values`."""
+"""Initializers of matrices and biases, selected by `model.start_values`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,8 +10,8 @@ from jaxtyping import Array
 
 Initializer = Callable[..., Array]
 
-# timm, DeiT and Swin truncate at ±2, which is 100 standard deviations: the
-# distribution is normal.
+# timm, DeiT and Swin truncate at ±2, which is 100 standard deviations, so the
+# distribution is in effect normal.
 NORMAL = nn.initializers.normal(0.02)
 _XAVIER = nn.initializers.xavier_uniform()
 # Xavier's distribution for one matrix [d, 3 d]: 2 / (d + 3 d) is half of

@@ -21,9 +21,9 @@ class Linear(nn.Module):
     inputs: sizes of the axes that are contracted; None for the last
       `input_axes` axes of the input.
     input_axes: number of axes that are contracted, if `inputs` is None.
-    flat: whether the new axes are returned as one.
-    model_dim: axis of the kernel (negative) that stays split over the mesh axis
-      `model`; None for none.
+    flat: whether the new axes are returned as one axis.
+    model_dim: negative index of the kernel axis that stays split over the mesh
+      axis `model`; None if there is no such axis.
     kernel_init: initializer of the flattened kernel.
     bias_init: initializer of the bias.
     dtype: dtype of the computation.
@@ -48,7 +48,8 @@ class Linear(nn.Module):
     """
     y, bias = self.product(x)
     if sharding.on_gpu() and len(self.features) > 1:
-      # As a matrix, so that cuBLAS adds the bias in the kernel of the product.
+      # The sum is one of matrices, so that cuBLAS adds the bias in the kernel
+      # of the product.
       flat = y.reshape(*y.shape[: -len(self.features)], -1) + bias.reshape(-1)
       return flat.reshape(y.shape)
     return y + bias
@@ -57,7 +58,7 @@ class Linear(nn.Module):
   def product(
     self, x: Float[Array, '...']
   ) -> tuple[Float[Array, '...'], Float[Array, '...']]:
-    """Returns the product with the kernel, and the bias, which is not added."""
+    """Returns the product with the kernel and the bias, without adding them."""
     inputs = self.inputs or x.shape[-self.input_axes :]
     matrix = math.prod(inputs), math.prod(self.features)
 

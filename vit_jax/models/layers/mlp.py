@@ -65,9 +65,9 @@ class Mlp(nn.Module):
 def gelu(x: Float[Array, '...'], kind: str) -> Float[Array, '...']:
   """Computes GELU: 'exact', or approximated by 'tanh' or a sigmoid ('quick').
 
-  On a GPU the backward pass computes it again from `x`, which is kept in any
-  case. Otherwise XLA writes a second array of this size to memory in the
-  forward pass and reads it in the backward pass.
+  On a GPU, the backward pass recomputes GELU from `x`, which is kept in any
+  case. Otherwise XLA would write a second array of this size to memory in the
+  forward pass and read it in the backward pass.
   """
   if sharding.on_gpu():
     return _gelu_of_input(x, kind)
@@ -95,7 +95,8 @@ def _gelu_forward(x: Array, kind: str) -> tuple[Array, Array]:
 
 
 def _gelu_backward(kind: str, x: Array, dy: Array) -> tuple[Array]:
-  # Without the barrier, XLA recognizes the same expression in both passes.
+  # Without the barrier, XLA would recognize that both passes contain the same
+  # expression, and not recompute it.
   wide = jax.lax.optimization_barrier(x).astype(jnp.float32)
   _, pull = jax.vjp(functools.partial(_gelu, kind=kind), wide)
   (dx,) = pull(dy.astype(jnp.float32))

@@ -81,7 +81,8 @@ def _mix(x: UInt32[Array, '...']) -> UInt32[Array, '...']:
 def scaled(x: Array, factor: Any) -> Array:
   """Returns x · factor in the dtype of x.
 
-  The product is rounded, not the factor: a rounded factor would be a bias.
+  The product is rounded, not the factor, because a rounded factor would change
+  all entries in the same direction.
   """
   return (x.astype(jnp.float32) * factor).astype(x.dtype)
 

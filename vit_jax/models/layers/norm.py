@@ -20,6 +20,10 @@ class LayerNorm(nn.Module):
   it is E[x²] − E[x]², in one pass. This loses half of float32's 24 bits only if
   the mean is 64 times the standard deviation, and then the 8 bits of the inputs
   are too few anyway. The statistics are kept for the backward pass.
+
+  Attributes:
+    dtype: dtype of the result.
+    epsilon: value added to the variance.
   """
 
   dtype: jnp.dtype

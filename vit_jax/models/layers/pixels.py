@@ -1,4 +1,4 @@
-"""Units of the pixels that a patch embedding receives, `model.pixels`."""
+"""Units of the pixels that a patch embedding receives (`model.pixels`)."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -22,5 +22,5 @@ def scaled(
   if pixels == 'symmetric':
     return images
   mean, std = (np.asarray(each, np.float32) for each in STATISTICS[pixels])
-  # In float32: rounded to bfloat16 only once, by the embedding.
+  # Computed in float32; only the embedding rounds the result to bfloat16.
   return ((images.astype(jnp.float32) + 1) / 2 - mean) / std

@@ -75,11 +75,11 @@ class Unit(nn.Module):
 
   It has a 1x1, a 3x3 (with the stride) and a 1x1 convolution. Parameters:
   `conv{1,2,3}/kernel`, `gn{1,2,3}/{scale,bias}`; if the unit changes the shape,
-  also `conv_proj/kernel` and, with activation after, `gn_proj/…`.
+  also `conv_proj/kernel` and, with the activation 'after', `gn_proj/…`.
 
   Attributes:
-    channels: inner channels; the unit has four times as many outputs.
-    activation: 'before' or 'after'.
+    channels: inner channels; the unit has four times as many output channels.
+    activation: 'before' or 'after', see `code`.
     stride: stride of the unit.
     dtype: dtype of the computation.
   """
@@ -175,7 +175,7 @@ def stages(
     depths: number of units in each stage.
     width: inner channels of the units of the first stage.
     unit: class of the units.
-    setting: argument of the units that follows their inner channels.
+    setting: second argument of every unit, after its inner channels.
     **others: other attributes of each `Stage`.
   """
   return [
@@ -192,7 +192,7 @@ def stages(
 
 
 def check_depths(key: str, depths: tuple[int, ...], *, at_least: int) -> None:
-  """Checks that each stage has at least one unit.
+  """Checks the number of stages, and that each has at least one unit.
 
   Args:
     key: path of the config key.
@@ -200,7 +200,7 @@ def check_depths(key: str, depths: tuple[int, ...], *, at_least: int) -> None:
     at_least: smallest number of stages.
 
   Raises:
-    UserError: there are too few stages, more than 8, or one without a unit.
+    UserError: there are too few stages or more than 8, or one has no unit.
   """
   check_range(f'the number of {key}', len(depths), at_least=at_least, at_most=8)
   for i, depth in enumerate(depths):

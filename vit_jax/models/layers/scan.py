@@ -23,9 +23,9 @@ def rematerialized(
     remat: 'none', 'full' (recompute everything) or 'dots' (keep the arrays
       that are named in `saved`).
     saved: names given by `checkpoint_name`.
-    prevent_cse: whether to prevent XLA from merging both computations. This is
-      not needed under a scan, whose forward and backward passes are separate
-      loops.
+    prevent_cse: whether to prevent XLA from merging the recomputation with the
+      forward pass. This is not needed under a scan, whose forward and backward
+      passes are separate loops.
   """
   if remat == 'none':
     return layer

@@ -39,7 +39,7 @@ class ResNetStem(nn.Module):
 
   Attributes:
     depths: number of units in each stage.
-    width_factor: factor of all channels.
+    width_factor: factor of the number of channels of every layer.
     dtype: dtype of the computation.
     remat: 'none', 'full' or 'dots'.
     unroll: number of units that are unrolled in each step of a scan.
@@ -112,7 +112,7 @@ def Stem(  # noqa: N802 (the fixed symbol that a section's name resolves to)
     unroll: number of units that are unrolled in each step of a scan, from the
       model.
     depths: number of units in each stage; () for the root only (R+Ti/16).
-    width_factor: factor of all channels.
+    width_factor: factor of the number of channels of every layer.
 
   Raises:
     UserError: a number is out of range.

@@ -20,7 +20,8 @@ class WindowAttention(nn.Module):
   """Multi-head attention of each token to the tokens of its window.
 
   Parameters: `{query,key,value,out}/{kernel,bias}` and `bias_table`
-  `[(2W − 1)², heads]`, whose rows `relative.index` selects.
+  `[(2W − 1)², heads]` for windows of W × W tokens; `relative.index` selects its
+  rows.
 
   Reference: section 3.2, equations 3 and 4.
 

@@ -25,12 +25,14 @@ class Config(BackboneConfig):
       with shifted windows alternate.
     num_heads: attention heads of the first stage; they double from stage to
       stage.
-    window_size: side of a window in tokens; smaller if the map is smaller.
+    window_size: side of a window in tokens; reduced to the shorter side of a
+      map that is smaller.
     window_rule: treatment of maps that windows do not fill. 'authors': the map
       is padded and then shifted, and is not shifted at all if one of its sides
-      is at most a window (the authors' detection code, Hugging Face). 'timm':
-      the map is shifted and then padded, and every side is shifted that is
-      larger than a window. Weights need the rule that they were trained with.
+      is at most `window_size` (the authors' detection code, Hugging Face).
+      'timm': the map is shifted and then padded, and it is shifted along each
+      side that is larger than `window_size`. Weights need the rule that they
+      were trained with.
     pixels: units of the pixels that are cut into patches, 'symmetric' or
       'imagenet', see `vit.Config`.
     drop_path: drop-path rate of the last block; it grows linearly from 0 at the

@@ -1,4 +1,4 @@
-"""Relative position biases: rows of the table, and tables for other windows."""
+"""Relative position biases: indices into the table, and its interpolation."""
 
 import numpy as np
 from jaxtyping import Array, Float, Int
@@ -9,7 +9,7 @@ from vit_jax.models.layers.positions import resizing
 def index(size: int) -> Int[np.ndarray, 's s']:
   """Returns the row of the table for each pair (query, key) of a window.
 
-  It is (Δrow + W − 1)·(2W − 1) + Δcolumn + W − 1, with Δ = query − key.
+  The row is (Δrow + W − 1)·(2W − 1) + Δcolumn + W − 1, with Δ = query − key.
 
   Args:
     size: side W of the window in tokens; a window has W² tokens.

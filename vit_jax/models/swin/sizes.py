@@ -5,7 +5,7 @@ from typing import Any
 from vit_jax.errors import UserError, closest
 
 PATCH_SIZE = 4  # pixels, in all variants
-MLP_RATIO = 4  # hidden units of an MLP per input
+MLP_RATIO = 4  # hidden units of an MLP per input channel
 # Width and heads of the first stage. Each further stage has twice as many, so
 # all heads have 32 channels.
 SIZES = {

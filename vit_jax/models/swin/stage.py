@@ -104,14 +104,14 @@ class Pair(nn.Module):
 
 
 class Stage(nn.Module):
-  """An even number of blocks on a map of one size.
+  """An even number of blocks, all on maps of the same size.
 
   Parameters are stacked by pairs: `layers/{plain,shifted}/mlp/fc1/kernel` is
   `[depth / 2, d, 4 d]`.
 
   Attributes:
     config: config of the model.
-    index: index of the stage.
+    index: index of the stage, from 0.
     grid: rows and columns of tokens.
   """
 
@@ -131,7 +131,8 @@ class Stage(nn.Module):
       want_layers: whether to return the tokens after every block.
 
     Returns:
-      Tokens after the stage, and tokens after every block or None.
+      Tokens after the stage, and tokens after every block (None without
+      `want_layers`).
     """
     config, depth = self.config, self.config.depths[self.index]
     pairs, num_heads = depth // 2, config.num_heads * 2**self.index
@@ -149,8 +150,8 @@ class Stage(nn.Module):
 class Merge(nn.Module):
   """Patch merging: four neighbors become one token of twice the width.
 
-  Their order is (row, column) (0, 0), (1, 0), (0, 1), (1, 1). A map of odd size
-  is padded with zeros below and on the right.
+  The order of the neighbors is (row, column) = (0, 0), (1, 0), (0, 1), (1, 1).
+  A side of odd length is padded with zeros below and on the right.
 
   Reference: section 3.1.
 
@@ -181,7 +182,7 @@ def halved(grid: tuple[int, int]) -> tuple[int, int]:
   """Returns rows and columns after patch merging.
 
   Args:
-    grid: rows and columns before.
+    grid: rows and columns before patch merging.
   """
   rows, columns = np.add(grid, 1) // 2
   return int(rows), int(columns)

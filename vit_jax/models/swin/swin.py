@@ -43,7 +43,7 @@ class Swin(Backbone):
 
   stages_method = 'stages'
   title = 'A Swin'
-  # Not the window size, which fine-tuning may enlarge.
+  # The window size is left out, because fine-tuning may enlarge it.
   determined = (*sizes.NAMES, 'window_rule')
   gelu, norm_eps = 'exact', LN_EPSILON  # as published; not options
   sharding_rules = (
@@ -168,7 +168,8 @@ class Swin(Backbone):
   def sized(self) -> tuple[str, ...]:
     """Path prefixes of the bias tables.
 
-    A window is not larger than its map, so their shapes depend on the image.
+    A window is never larger than its map, so the shapes of the tables depend on
+    the image size.
     """
     kinds = itertools.product(
       range(len(self.config.depths)), ('plain', 'shifted')

@@ -25,7 +25,7 @@ class Windows(NamedTuple):
     rows: rows of the map of tokens.
     columns: columns of the map.
     size: side of a window in tokens.
-    shift: numbers of tokens by which the windows are moved down and right.
+    shift: (down, right), numbers of tokens by which the windows are moved.
     pad_after_shift: whether the map is padded after it is shifted.
   """
 
@@ -160,7 +160,8 @@ class Windows(NamedTuple):
       # The window with these tokens is the last one, from `length - size`.
       edges = length - self.size, length - shift
       sides.append(sum((position >= edge).astype(np.int32) for edge in edges))
-    # Each of 3 x 3 regions has a number; tokens of one region are neighbors.
+    # Each of 3 x 3 regions has a number; only within a region are tokens
+    # neighbors in the original map.
     regions = 3 * sides[0][:, None] + sides[1][None, :]
     rows, columns = (length // self.size for length in self.padded)
     regions = regions.reshape(rows, self.size, columns, self.size)

@@ -1,4 +1,4 @@
-"""Config of the Vision Transformer, and the constructor `Model`."""
+"""Config of the Vision Transformer."""
 
 import dataclasses
 from typing import Annotated
@@ -28,7 +28,7 @@ class Config(BackboneConfig):
       'R26+…/32' and 'R+…/16', for example 'R50+B/16'. Sizes that are set
       explicitly take precedence.
     stem: config section of the layers between the images and the patches; None
-      for the stem of a hybrid variant, or for no stem.
+      for the stem of the variant, if it is a hybrid, or else no stem.
     patch_size: side of a patch, in pixels or, with a stem, in positions of the
       stem's map.
     width: channels of the residual stream; a multiple of `num_heads`.
@@ -37,11 +37,12 @@ class Config(BackboneConfig):
     num_heads: number of attention heads.
     pool: source of the features: 'token' (class token), 'gap' (mean of the
       patch tokens) or 'map' (attention pooling).
-    fc_norm: whether features are the mean of the patch tokens for any `pool`,
-      and the last LayerNorm is applied to this mean instead of the tokens
-      (fine-tuning in MAE and BEiT). There is still a class token, but it is not
-      used for features. Fine-tuning does not take this key over from the
-      weights, and initializes this LayerNorm from scratch.
+    fc_norm: whether features are the mean of the patch tokens (even for the
+      pool 'token'), and the last LayerNorm is applied to this mean instead of
+      the tokens (fine-tuning in MAE and BEiT). With the pool 'token' there is
+      still a class token, but it is not used for features. Fine-tuning does not
+      take the value of this key from the weights, and initializes this
+      LayerNorm from scratch.
     pre_logits: whether a dense layer of `width` units with tanh precedes the
       head.
     dropout: dropout rate, applied as in section 4.1 and appendix B.1.
@@ -71,9 +72,9 @@ class Config(BackboneConfig):
       layer has its own) or 'shared' (all layers use the same); None for 'stem',
       or 'layers' if `position` is 'relative'.
     prefix_positions: whether class token, distillation token and registers also
-      have learned positions; `no_embed_class` in timm is the opposite. They
-      have no positions of other kinds, except that relative offsets count all
-      tokens.
+      have learned positions; `no_embed_class` in timm is the opposite. These
+      tokens have no positions of other kinds, except that relative offsets
+      count all tokens.
     remainder: treatment of pixels after the last whole patch: 'error' or 'drop'
       (H/14 at 384 pixels then has 27x27 patches and drops 6 pixels).
     start_values: initialization: 'authors' (official JAX models), 'mae' or
@@ -150,7 +151,7 @@ class Config(BackboneConfig):
     self._check_positions()
     if self.position_at is None and KINDS[self.position]:
       object.__setattr__(self, 'position_at', KINDS[self.position][0])
-    # `ViT.apart` compares it with the depth.
+    # `ViT.apart` compares `unroll` with the depth.
     object.__setattr__(self, 'unroll', min(self.unroll, self.depth))
 
   @property
@@ -187,8 +188,8 @@ class Config(BackboneConfig):
       )
 
     if self.stem is not None and self.pixels != 'symmetric':
-      # The weights could not be written for pixels in [-1, 1], because a stem
-      # pads its input with zeros, which other units would shift.
+      # Such weights could not be converted to pixels in [-1, 1]: a stem pads
+      # its input with zeros, which mean another color in other units.
       raise UserError(
         f'model.pixels is {self.pixels!r}, but a stem receives pixels in '
         "[-1, 1]: set model.pixels='symmetric'."

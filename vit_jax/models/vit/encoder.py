@@ -45,10 +45,11 @@ class Block(nn.Module):
 
   Attributes:
     config: config of the model.
-    scheme: positions with parameters in this layer; None for none.
-    grid: rows and columns of patches, for these positions.
+    scheme: position embeddings with parameters in this layer; None if there are
+      no such embeddings.
+    grid: rows and columns of patches, for these embeddings.
     want: names of results to return, 'layers' and 'attention'.
-    tokens: number of tokens that are not padding; None if all are tokens.
+    tokens: number of tokens that are not padding; None if there is no padding.
   """
 
   config: Config
@@ -71,7 +72,7 @@ class Block(nn.Module):
       per_layer: values that differ between layers: `key` and the drop-path
         `rate` in training; {} for evaluation.
       common: values that all layers share: the result of `Positions`, or `kept`
-        if every layer has its own positions.
+        (see `Places`) if every layer has its own positions.
 
     Returns:
       Tokens after the layer, and the results named in `want`.
@@ -90,8 +91,8 @@ class Block(nn.Module):
       return y if rate is None else drop_path(y, rate, path_key)
 
     # Attention
-    # The batch is split, tokens and channels are whole: without this constraint
-    # XLA may choose another layout for the residual stream.
+    # The batch is split, but tokens and channels are not. Without this
+    # constraint, XLA may choose another layout for the residual stream.
     x = sharding.constrain(x, sharding.BATCH, None, None)
     positions = self._positions(common)
     if 'added' in positions:
@@ -216,9 +217,9 @@ class Encoder(nn.Module):
   ) -> bool:
     """Returns whether one token of padding is added before the first layer.
 
-    The attention of cuDNN needs an even number of tokens. Positions and results
-    of single layers would not have the padding, so nothing is padded here if
-    there are any.
+    The attention of cuDNN needs an even number of tokens. Positions in the
+    layers and results of single layers do not allow for padding, so nothing is
+    padded here if there are any.
     """
     config = self.config
     by_cudnn = multi_head.takes_cudnn(

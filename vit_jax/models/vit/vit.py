@@ -43,9 +43,10 @@ class ViT(Backbone):
   Attributes:
     num_classes: number of outputs of the head; 0 for a model without a head.
     config: validated config.
-    stem: layers between the images and the patches; None for none.
-    made_for: size in pixels of the images that the positions were learned for;
-      None for the size of the images. See `at_sizes`.
+    stem: layers between the images and the patches; None for a model without a
+      stem.
+    made_for: (height, width) of the images that the positions were learned for,
+      pixels; None for the size of the images in use. See `at_sizes`.
     position_offset: offset of the interpolation; see `at_sizes`.
   """
 
@@ -132,7 +133,7 @@ class ViT(Backbone):
   def embed(self, images: UncheckedImages) -> Tokens:
     """Computes the tokens of patches, row by row, before the first layer.
 
-    Positions that are added once are included.
+    Positions that are added before the first layer are included.
 
     Args:
       images: float images in [-1, 1], `[n, height, width, 3]`.
@@ -162,7 +163,7 @@ class ViT(Backbone):
     return x
 
   def _with_prefix(self, x: Tokens, added: Any = None) -> Float[Array, 'n s d']:
-    """Prepends the prefix tokens, to which `added` is added."""
+    """Prepends the prefix tokens, after adding `added` to them."""
     if not self.prefix_tokens:
       return x
     first = [each.astype(x.dtype) for each in self.prefix_tokens]
@@ -254,7 +255,7 @@ class ViT(Backbone):
 
   @property
   def scheme(self) -> Scheme:
-    """The position scheme."""
+    """Kind of position embeddings and the tokens that have them."""
     config = self.config
     has_slots = config.position == 'learned' and config.prefix_positions
     return Scheme(
@@ -404,7 +405,7 @@ class ViT(Backbone):
       return None
     if sharding.on_gpu() and not self._takes_cudnn:
       return None
-    # With a second layer, the results of the first one matter for all tokens.
+    # With a second layer, the result depends on all outputs of the first one.
     probe = self.replace(depth=min(config.depth, 2), unroll=1)
     return Kernels(probe, self.replace(attention='xla'))
 
@@ -417,7 +418,7 @@ class ViT(Backbone):
 
   @nn.nowrap
   def computed_by(self, image_size: Size) -> str:
-    """Describes how attention is computed and, if without kernels, why.
+    """Describes how attention is computed, and which options exclude kernels.
 
     Args:
       image_size: (height, width), pixels.

@@ -34,13 +34,14 @@ class Scheme:
 
   Attributes:
     kind: key of `KINDS`.
-    at: where the embeddings are added, one of the places that `KINDS` lists for
-      the kind; None if it lists none.
+    at: where the embeddings are added, one of the values that `KINDS` lists for
+      the kind; None if it lists no values.
     prefix: number of tokens that precede the patch tokens.
     slots: number of prefix tokens with learned positions, `prefix` or 0.
       Nothing is added to tokens without a position.
     made_for: grid of patches that the parameters were learned for; None for the
-      grid of the images. Another grid is interpolated by `resizing.cubic`.
+      grid of the images. For another grid, they are interpolated by
+      `resizing.cubic`.
     offset: number that is added to the sides of the new grid when the scale of
       this interpolation is computed, as in DINO.
   """
@@ -63,7 +64,7 @@ class Scheme:
     return self.at == 'shared' or self.kind == 'rope2d'
 
   def channels(self, config: Any) -> int:
-    """Returns the channels of a position: those of a head or of a token.
+    """Returns the number of channels of a position: that of a head or a token.
 
     Args:
       config: `vit.Config` of the model.
@@ -76,8 +77,8 @@ class Positions(nn.Module):
 
   Parameters by kind: 'learned' has `embedding` `[1, slots + patches, d]`; '2d'
   has `rows` `[rows, d/2]` and `columns` `[columns, d/2]`; 'relative' has
-  `offsets` `[2t − 1, c]` with c channels of a head, shared by the heads. All of
-  them are initialized by N(0, 0.02).
+  `offsets` `[2t − 1, c]` for t tokens and heads of c channels, shared by the
+  heads. All of them are initialized by N(0, 0.02).
 
   Reference: section 3.1, and appendix D.4 with Table 8. The paper does not
   specify the position of the class token in two dimensions, nor whether heads
@@ -187,7 +188,7 @@ class Positions(nn.Module):
     return jnp.concatenate([first, table], axis=1)
 
   def _relative(self, places: Places) -> Float[Array, '... q k c']:
-    """Returns the embedding of q − k for all pairs of tokens.
+    """Returns the embedding of the offset q − k of each pair of tokens.
 
     All tokens, including the prefix, are numbered as one sequence.
     """

@@ -11,7 +11,7 @@ _ROPE_BASE = 100.0
 def sincos2d(
   grid: tuple[int, int], width: int, last_included: bool
 ) -> Float[np.ndarray, 't d']:
-  """Returns sines and cosines of the column, then those of the row.
+  """Returns position embeddings: sines and cosines of column, then of row.
 
   There are two variants. Both have the frequencies 10000^(-i/n) for i from 0 to
   width/4 − 1. In big_vision n is width/4 − 1, so that the last frequency is

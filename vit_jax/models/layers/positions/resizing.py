@@ -20,7 +20,7 @@ def _weights(old: int, new: int, method: str) -> Float[np.ndarray, 'new old']:
   if method == 'aligned':
     at = np.linspace(0, old - 1, new) if new > 1 else np.zeros(1)
     return np.maximum(0, 1 - np.abs(at[:, None] - np.arange(old)))
-  # The host has float32 products; a TPU would round them to bfloat16.
+  # The host computes products in float32; a TPU would round to bfloat16.
   with jax.default_device(jax.local_devices(backend='cpu')[0]):
     return np.asarray(jax.image.resize(jnp.eye(old), (new, old), 'cubic'))
 
@@ -32,9 +32,9 @@ def cubic(
 
   The kernel is Keys' with a = -3/4 over the four nearest entries; the last
   entry is repeated beyond an end. Entry i of the result is at (i + 1/2) · old /
-  (new + offset) - 1/2. With an offset, the ends are not quite reached. The code
-  of DINO has an offset of .1, to avoid an error by rounding of the ratio of
-  sizes, and its released weights were trained with it.
+  (new + offset) - 1/2. With an offset, the result stops slightly before the end
+  of the axis. The code of DINO uses an offset of .1, to avoid an error when the
+  ratio of sizes is rounded; its released weights were trained with this offset.
 
   Args:
     old: number of entries.
@@ -97,7 +97,7 @@ def check_method(method: str) -> None:
   """Checks that the method is one of `METHODS`.
 
   Raises:
-    UserError: it is not.
+    UserError: the method is unknown.
   """
   check_choice('position_resize', method, METHODS)
 
