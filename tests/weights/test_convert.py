@@ -6,6 +6,7 @@ import tiny_vit
 
 from vit_jax import convert, load_pretrained, save_pretrained
 from vit_jax.errors import UserError
+from vit_jax.models import resnet
 from vit_jax.models.vit import Model
 from vit_jax.weights import pretrained
 
@@ -73,6 +74,17 @@ def test_conversion_keeps_the_function_of_other_units_of_pixels(
     logits(path), logits(trained), rtol=1e-4, atol=1e-5
   )
   assert not np.allclose(logits(source), logits(trained), atol=1e-2)
+
+
+def test_npz_files_keep_an_image_size_that_no_array_has(tmp_path):
+  """A ResNet fits any size, but its evaluation needs the one of training."""
+  model = resnet.Model(5, depths=(1,), width_factor=1, dtype='float32')
+  params = tiny_vit.noise_params(model, (32, 32))
+  path = str(tmp_path / 'a.npz')
+  save_pretrained(path, params, {})
+  about = pretrained.find(path).about | {'image_size': [96, 64]}
+  save_pretrained(path, params, about)
+  assert pretrained.find(path).image_size == (96, 64)
 
 
 def test_an_existing_file_is_not_overwritten(tmp_path, source):

@@ -45,6 +45,8 @@ class Unseen:
     std: standard deviation of each channel of pixels in [0, 1].
     preprocess: config section of the evaluation's transform.
     class_names: names in the order of the head's outputs; empty if unknown.
+    image_size: (height, width) of the images that the model expects, pixels;
+      None to use `Described.image_size`.
     assumed: whether the values are assumptions, which are logged as a warning.
   """
 
@@ -55,6 +57,7 @@ class Unseen:
   std: Sequence[float] = normalization.NONE[1]
   preprocess: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   class_names: Sequence[str] = ()
+  image_size: tuple[int, int] | None = None
   assumed: bool = False
 
 
@@ -112,7 +115,7 @@ def pretrained(path: str, described: Described, unseen: Unseen) -> Pretrained:
       or the model of this package does not support an option.
   """
   arrays, naming = described.arrays, described.naming
-  image_size = described.image_size
+  image_size = unseen.image_size or described.image_size
   if unseen.epsilon is None:
     unseen = dataclasses.replace(unseen, epsilon=described.epsilon)
   naming_lib.check_floats(path, arrays)

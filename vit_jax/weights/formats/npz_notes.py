@@ -11,6 +11,7 @@ import logging
 import zipfile
 from typing import Any
 
+from vit_jax.data.augment.transforms import square
 from vit_jax.errors import UserError
 from vit_jax.files import paths
 from vit_jax.weights.formats import foreign, settings
@@ -24,6 +25,7 @@ _RULES: settings.Rules = {
   'norm_eps': settings.number(0, 1),
   'preprocess': {},
   'class_names': settings.NAMES,
+  'image_size': settings.several(settings.SIDE, 2, 2),
 }
 
 
@@ -60,6 +62,7 @@ def read(path: str) -> Unseen | None:
     epsilon=notes.get('norm_eps'),
     preprocess=notes.get('preprocess', {}),
     class_names=notes.get('class_names', ()),
+    image_size=tuple(notes.get('image_size', ())) or None,
   )
 
 
@@ -78,6 +81,7 @@ def write(path: str, model: Any, about: dict[str, Any]) -> None:
     _DIGEST: _digest(path),
     'preprocess': about.get('preprocess', {}),
     'class_names': list(about.get('class_names', ())),
+    'image_size': list(square(tuple(about['image_size']))),
   }
   for key in ('gelu', 'norm_eps'):  # a ResNet has neither
     if hasattr(model, key):
