@@ -5,6 +5,7 @@ test_plain_path. Ours runs on eight devices with every axis of the mesh.
 """
 
 import jax
+import numpy as np
 import pytest
 import torch
 
@@ -14,6 +15,9 @@ from vit_jax.arrays import tree
 from vit_jax.weights.formats import naming, timm_swin
 
 timm = import_timm()
+# The config has model.pixels='imagenet'.
+MEAN = np.array([0.485, 0.456, 0.406])
+STD = np.array([0.229, 0.224, 0.225])
 SIZES = dict(
   model__width=32,
   model__depths=(2, 2),
@@ -48,7 +52,8 @@ def gradient_of(theirs, names):
     arrays = dict(naming.export(flat, names))
     theirs.load_state_dict({k: torch.tensor(v) for k, v in arrays.items()})
     theirs.zero_grad()
-    images = torch.tensor(image).permute(0, 3, 1, 2) / 127.5 - 1
+    images = torch.tensor((image / 255 - MEAN) / STD).float()
+    images = images.permute(0, 3, 1, 2)
     loss = torch.nn.functional.cross_entropy(
       theirs(images), torch.tensor(label).long(), label_smoothing=0.1
     )
