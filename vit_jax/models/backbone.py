@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -14,6 +14,7 @@ from vit_jax.errors import UserError, check_choice, check_range
 from vit_jax.models.contract import Defaults, check_wanted
 from vit_jax.models.layers.head import head
 from vit_jax.models.layers.initializers import Initializer
+from vit_jax.models.layers.pixels import scaled
 from vit_jax.models.layers.scan import REMAT
 
 Images = Float[Array, 'n y x c']
@@ -47,11 +48,14 @@ class BackboneConfig:
     unroll: number of layers that are unrolled in each step of a scan; all
       layers if there are fewer.
     head_bias: initial value of the head's bias (-10 for a sigmoid loss).
+    pixels: units of the pixels, see `models.contract.Model`; a config key of
+      the backbones that support other units.
 
   Raises:
     UserError: a value is not allowed.
   """
 
+  pixels: ClassVar[str] = 'symmetric'
   dtype: str = 'bfloat16'
   remat: str = 'none'
   unroll: int = 1
@@ -211,18 +215,14 @@ class Backbone(nn.Module, Defaults):
 
   @nn.nowrap
   def _input(self, images: UncheckedImages) -> Images:
-    """Returns images in the dtype of the computation.
+    """Returns images in the units and dtype of the first layer.
 
     Raises:
       UserError: the images have a wrong dtype or shape.
     """
     check_images(images)
-    return self._in_units(jnp.asarray(images)).astype(self.config.compute_dtype)
-
-  @nn.nowrap
-  def _in_units(self, images: Images) -> Images:
-    """Returns images in [-1, 1] in the units of the first layer."""
-    return images
+    pixels = scaled(jnp.asarray(images), self.pixels)
+    return pixels.astype(self.config.compute_dtype)
 
   def _predict(
     self, images: Images, key: Key[Array, ''] | None, want: tuple[str, ...]
@@ -256,6 +256,11 @@ class Backbone(nn.Module, Defaults):
     """Returns features, logits and tokens in a dict, as `_predict` does."""
     logits = self._logits(features)
     return {'features': features, 'logits': logits, 'tokens': tokens}
+
+  @property
+  def pixels(self) -> str:
+    """Units of the pixels that the first layer receives."""
+    return self.config.pixels
 
   @property
   def architecture(self) -> dict[str, Any]:

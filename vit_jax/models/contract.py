@@ -67,6 +67,8 @@ class Model(Protocol):
 
   Attributes:
     num_classes: number of outputs of the head; 0 for no head.
+    pixels: units of the pixels that the patch embedding receives, a key of
+      `layers.pixels.STATISTICS`. Weights are converted between units.
     fresh: path prefixes of parameters that fine-tuning initializes from
       scratch.
     sized: path prefixes of parameters that depend on the image size.
@@ -85,6 +87,9 @@ class Model(Protocol):
 
   @property
   def num_classes(self) -> int: ...
+
+  @property
+  def pixels(self) -> str: ...
 
   @property
   def fresh(self) -> tuple[str, ...]: ...
@@ -235,6 +240,7 @@ class Kernels(NamedTuple):
 class Defaults:
   """Base class with default values of the optional parts of `Model`."""
 
+  pixels: str = 'symmetric'
   fresh: tuple[str, ...] = ('head/',)
   sized: tuple[str, ...] = ()
   sharding_rules: tuple[tuple[str, int], ...] = ()

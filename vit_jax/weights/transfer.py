@@ -174,14 +174,13 @@ def _in_units_of(
     flat: parameters by path.
     mesh: mesh of the devices.
   """
-  pixels = getattr(model, 'pixels', 'symmetric')
-  if pixels == getattr(before, 'pixels', 'symmetric'):
+  if model.pixels == before.pixels:
     return flat
   paths = normalization.KERNEL, normalization.BIAS
   arrays = {path: to_host(flat[path], mesh) for path in paths}
-  arrays = normalization.symmetric(arrays, before)
-  arrays = normalization.unfold(arrays, *STATISTICS[pixels])
-  log.info('the patch embedding is converted to model.pixels=%r', pixels)
+  arrays = normalization.symmetric(arrays, before.pixels)
+  arrays = normalization.unfold(arrays, *STATISTICS[model.pixels])
+  log.info('the patch embedding is converted to model.pixels=%r', model.pixels)
   placed = {
     path: place(
       array,

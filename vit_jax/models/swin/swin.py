@@ -13,7 +13,6 @@ from vit_jax.models.backbone import Backbone, Images, UncheckedImages
 from vit_jax.models.contract import Leaves
 from vit_jax.models.layers import initializers, patches
 from vit_jax.models.layers.linear import Linear
-from vit_jax.models.layers.pixels import scaled
 from vit_jax.models.swin import relative, sizes
 from vit_jax.models.swin.config import Config
 from vit_jax.models.swin.stage import (
@@ -68,10 +67,6 @@ class Swin(Backbone):
     self.embedding_norm = LayerNorm(dtype)
     self.norm = LayerNorm(dtype)
     self.head = self._new_head(initializers.NORMAL)
-
-  @nn.nowrap
-  def _in_units(self, images: Images) -> Images:
-    return scaled(images, self.config.pixels)
 
   def _predict(
     self, images: Images, key: Key[Array, ''] | None, want: tuple[str, ...]

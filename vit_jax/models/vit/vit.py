@@ -19,7 +19,6 @@ from vit_jax.models.layers import initializers, patches
 from vit_jax.models.layers.linear import Linear
 from vit_jax.models.layers.noise import dropout
 from vit_jax.models.layers.norm import LayerNorm
-from vit_jax.models.layers.pixels import scaled
 from vit_jax.models.layers.pooling import MapHead
 from vit_jax.models.layers.positions import Positions, Scheme, resize_leaves
 from vit_jax.models.vit import encoder, sizes
@@ -142,10 +141,6 @@ class ViT(Backbone):
       UserError: the images have a wrong dtype, shape or size.
     """
     return self._embed(self._input(images))[:, self.scheme.prefix :]
-
-  @nn.nowrap
-  def _in_units(self, images: Images) -> Images:
-    return scaled(images, self.config.pixels)
 
   def _embed(self, x: Images) -> Tokens:
     """Computes all tokens before the first layer, prefix tokens first."""

@@ -7,7 +7,6 @@ difference, up to rounding.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -43,9 +42,10 @@ def unfold(
   return _scaled(flat, mean, std, inverse=True)
 
 
-def symmetric(flat: dict[str, np.ndarray], model: Any) -> dict[str, np.ndarray]:
-  """Returns parameters for x, given those for the `pixels` of a model."""
-  pixels = getattr(model, 'pixels', 'symmetric')
+def symmetric(
+  flat: dict[str, np.ndarray], pixels: str
+) -> dict[str, np.ndarray]:
+  """Returns parameters for x, given those of a model with these `pixels`."""
   return fold(flat, *STATISTICS[pixels])
 
 
