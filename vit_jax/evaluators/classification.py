@@ -8,7 +8,7 @@ from jaxtyping import Array
 
 from vit_jax.config import plugins
 from vit_jax.data.contract import require
-from vit_jax.errors import UserError, check_choice
+from vit_jax.errors import check_choice
 from vit_jax.evaluators import contract
 from vit_jax.evaluators.features import open_split
 from vit_jax.objectives.losses import LOSSES
@@ -78,11 +78,7 @@ class Evaluator:
     )
     sums = contract.total(results)
     if not sums['count']:
-      raise UserError(
-        f'{self._source.name}: none of its {len(self._source)} examples could '
-        'be used; earlier messages list them. Repair the data, or evaluate on '
-        'another split.'
-      )
+      raise contract.no_example_error(self._source)
     return {
       'accuracy': sums['correct'] / sums['count'],
       'loss': sums['loss'] / sums['count'],

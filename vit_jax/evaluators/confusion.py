@@ -9,11 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
-from vit_jax.config import durations, plugins
-from vit_jax.config.completion import MAX_BATCH_SIZE
+from vit_jax.config import plugins
 from vit_jax.data.contract import require
-from vit_jax.errors import UserError, check_range
 from vit_jax.evaluators import contract
+from vit_jax.evaluators.features import open_split
 
 PyTree = Any
 
@@ -48,19 +47,14 @@ class Evaluator:
       batch_size: global batch size; by default that of training.
 
     Raises:
-      UserError: the model has no head, the split does not exist, or a value is
-        out of range.
+      UserError: the model has no head; the split does not exist, or it is
+        empty; or a value is out of range.
     """
-    durations.check('every', every)
-    check_range('batch_size', batch_size, at_least=1, at_most=MAX_BATCH_SIZE)
-    if not setting.num_classes:
-      raise UserError(
-        'the model has no head (num_classes is 0), so it predicts no classes: '
-        'fine-tune the model first.'
-      )
+    contract.check_common(every, batch_size)
+    contract.check_head(setting)
     require(setting.transform.spec, 'image', 'label', who='confusion')
     self._setting, self._batch_size = setting, batch_size
-    self._source = setting.open_source(split)
+    self._source = open_split(setting, split)
     self._predictions = setting.compiled(
       functools.partial(_predictions, setting.predict)
     )
@@ -78,17 +72,13 @@ class Evaluator:
       UserError: there is a bad record and the reader's policy is to stop, or no
         example could be used.
     """
-    batches = self._setting.sweep(
+    results = self._setting.sweep(
       params, self._source, self._predictions, self._batch_size
     )
-    pairs = [batch['pairs'][batch['mask']] for batch in batches]
-    self._pairs = np.concatenate([self._pairs[:0], *pairs])
+    values = contract.joined(results)
+    self._pairs = values['pairs'][values['mask']]
     if not len(self._pairs):
-      raise UserError(
-        f'{self._source.name}: none of its {len(self._source)} examples could '
-        'be used; earlier messages list them. Repair the data, or evaluate on '
-        'another split.'
-      )
+      raise contract.no_example_error(self._source)
     images, correct = self._by_class()
     accuracies = correct[images > 0] / images[images > 0]
     return {

@@ -176,6 +176,14 @@ def check_head(setting: Setting) -> None:
     )
 
 
+def no_example_error(source: stream.Source) -> UserError:
+  """Returns the error for a source whose examples are all bad records."""
+  return UserError(
+    f'{source.name}: none of its {len(source)} examples could be used; earlier '
+    'messages list them. Repair the data, or use another split.'
+  )
+
+
 def joined(results: Iterable[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
   """Concatenates the arrays of all batches of a sweep, by name."""
   batches = list(results)

@@ -128,10 +128,7 @@ class Extractor:
       labels.append(rows.labels[kept])
     examples = Labelled(np.concatenate(features), np.concatenate(labels))
     if not len(examples.labels):
-      raise UserError(
-        f'{source.name}: none of its {len(source)} examples could be used; '
-        'earlier messages list them.'
-      )
+      raise contract.no_example_error(source)
     return examples
 
   def batches(
