@@ -18,7 +18,7 @@ from vit_jax.config import durations, plugins
 from vit_jax.config.arguments import parse_arg as parse_arg  # for config files
 from vit_jax.config.plugins import Nested
 from vit_jax.config.sections import DEFAULT_NAMES, MARKS
-from vit_jax.config.values import FlagText, typed
+from vit_jax.config.values import FlagText, is_none, typed
 from vit_jax.errors import UserError, check_range, closest
 
 Config = Any  # a completed ml_collections.ConfigDict
@@ -212,7 +212,7 @@ def _completed(
     if mark is None:
       value = typed(f'config.{prefix}{key}', value, parameter.annotation)
       result[key] = config_dict.placeholder(kind) if value is None else value
-    elif optional and value in (None, 'None'):
+    elif optional and is_none(value):
       # A placeholder could not be replaced by a section.
       result[key] = None
     else:

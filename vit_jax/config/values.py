@@ -46,7 +46,7 @@ def typed(key: str, value: Any, annotation: Any) -> Any:
   """
   kind, optional = plugins.value_type(annotation)
   member = plugins.member_type(annotation)
-  if optional and (value is None or _is_none(value)):
+  if optional and is_none(value):
     return None
   if not isinstance(value, FlagText):
     return _converted(key, value, kind, member)
@@ -63,8 +63,9 @@ def typed(key: str, value: Any, annotation: Any) -> Any:
   )
 
 
-def _is_none(value: Any) -> bool:
-  return isinstance(value, FlagText) and value == 'None'
+def is_none(value: Any) -> bool:
+  """Returns whether a value is None, or the text of a flag that says so."""
+  return value is None or (isinstance(value, FlagText) and value == 'None')
 
 
 def _parsed(text: FlagText, kind: type) -> Any:

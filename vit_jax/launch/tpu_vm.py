@@ -27,7 +27,9 @@ def run_options(job: Job) -> list[str]:
   trainer = [*job.overrides, *job.trainer_flags]
   run = [f'--commit={job.commit}', f'--workdir={job.workdir}']
   run += [f'--config={job.config}', *data]
-  return [*run, *(['--', *trainer] if trainer else [])]
+  if trainer:
+    run += ['--', *trainer]
+  return run
 
 
 def up(job: Job) -> list[str]:
