@@ -52,6 +52,14 @@ def test_a_mistyped_name_gets_a_suggestion(pattern, wrong, right):
     plugins.resolve(pattern, wrong)
 
 
+@pytest.mark.parametrize(
+  'pattern', [SECTIONS['model'], SECTIONS['objective'], EVALS]
+)
+def test_contracts_are_not_names(pattern):
+  """The module `contract` of a package defines the symbol as a Protocol."""
+  assert 'contract' not in plugins.names(pattern)
+
+
 def test_only_modules_with_the_symbol_are_suggested():
   """For example, `layers` and `posemb` are not models."""
   with pytest.raises(UserError) as error:

@@ -119,8 +119,8 @@ class Extractor:
     """Returns the features of all usable examples, in the order of the source.
 
     Raises:
-      UserError: there is a bad record and the reader's policy is to stop, or no
-        example could be used.
+      UserError: there is a bad record and the reader's policy is to stop,
+        features are not finite, or no example could be used.
     """
     features, labels = [], []
     for rows, kept in self.batches(weights, source):

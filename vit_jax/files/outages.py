@@ -70,7 +70,7 @@ def cause(error: BaseException) -> Cause:
 
 
 def _is_storage_error(error: Exception, path: epath.Path) -> bool:
-  """Returns whether the storage raised an error, and not a bug in the code.
+  """Returns whether an error comes from the storage, not from a bug.
 
   Clients of object stores raise their own types of errors, so for a remote path
   every error counts as one of the storage.

@@ -175,7 +175,14 @@ def _compressed(source: pathlib.Path) -> Iterator[Synset]:
 
 
 def _wnid(member: tarfile.TarInfo) -> str | None:
-  """Returns the synset of a member of the archive; None for other members."""
+  """Returns the WordNet name in the name of a member, nXXXXXXXX.tar.
+
+  Returns:
+    The name, or None if the member is not the archive of a synset.
+
+  Raises:
+    tarfile.ReadError: the member is implausibly large.
+  """
   match = _SYNSET.fullmatch(member.name)
   if not (match and member.isreg()) or member.issparse():
     return None

@@ -111,7 +111,11 @@ class _Part:
 
   @property
   def members(self) -> list[list[Any]]:
-    """Values that are stored with the run, to check if it is up to date."""
+    """[WordNet name, offset, size] of each synset.
+
+    They are stored in the description of the sorted file, to check whether that
+    file is up to date.
+    """
     return [[s.wnid, s.offset, s.size] for s in self.synsets]
 
 

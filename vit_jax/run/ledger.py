@@ -144,7 +144,7 @@ class Summary:
 
   @property
   def goodput(self) -> float:
-    """Fraction of all time spent on training whose result was kept."""
+    """Time of training whose result was kept, over all time of the run."""
     total = sum(self.seconds.values())
     return self.seconds.get(PRODUCTIVE, 0.0) / total if total else 0.0
 

@@ -121,7 +121,9 @@ def of_row(
 
 
 def num_runs(row: Row, pretrained: bool) -> int:
-  """Returns the number of all runs of a row, including those not yet listed.
+  """Returns the number of all runs of a row.
+
+  It includes runs that can only be listed when earlier runs have finished.
 
   Args:
     row: row of a study.

@@ -62,7 +62,10 @@ class Schedule:
 
 
 class Evaluations:
-  """The evaluators and figures of a run, each on its own schedule."""
+  """The evaluators of a run and the plots that it draws.
+
+  Each has its own schedule.
+  """
 
   def __init__(
     self,

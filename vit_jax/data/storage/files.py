@@ -125,7 +125,10 @@ def read_text(path: str, key: str) -> str:
 
 
 class _Descriptor:
-  """An open file, closed when the last thread has finished reading it."""
+  """An open file.
+
+  It is closed when `Files` no longer keeps it and no thread is reading it.
+  """
 
   def __init__(self, path: str):
     self.number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

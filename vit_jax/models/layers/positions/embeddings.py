@@ -15,7 +15,7 @@ from vit_jax.models.layers.sized_parameter import sized_parameter
 
 # Values of `position_at` for each kind, the default first: once before the
 # first layer, in every layer with its own parameters, or in every layer with
-# the same parameters. Kinds without a choice have none.
+# the same parameters. 'rope2d' has no values, because it acts in every layer.
 KINDS = {
   'learned': ('stem', 'layers', 'shared'),
   '2d': ('stem', 'layers', 'shared'),
