@@ -2,11 +2,12 @@
 
 The figures are those of the paper: filters, similarity of position embeddings,
 attention distance, attention rollout and single heads. They are written as PNG,
-and their arrays as .npz. The images are --images=FILE,… or images of the run's
-evaluation split, preprocessed as in the evaluation. Without --out, the figures
-are written to the workdir and shown in its HTML report. --interactive also
-writes attention.html, on which the attention of every patch, layer and head can
-be explored.
+or as --format=pdf or svg, and their arrays as .npz. The images are
+--images=FILE,…, all of which are drawn, or images of the run's evaluation
+split, preprocessed as in the evaluation. Without --out, the figures are written
+to the workdir and shown in its HTML report. --interactive also writes
+attention.html, on which the attention of every patch, layer and head can be
+explored.
 
 `python -m vit_jax.analyze curves WORKDIR… --out=DIR` draws the curves of
 several runs over steps, epochs, images, core-days and exaFLOPs. `sizes` instead
@@ -26,7 +27,15 @@ import numpy as np
 from absl import flags
 from etils import epath
 
-from vit_jax.analysis import attention_page, figures, gallery, runs, sizes
+from vit_jax.analysis import (
+  attention_page,
+  figures,
+  gallery,
+  plotting,
+  runs,
+  sizes,
+)
+from vit_jax.analysis.photographs import Photographs
 from vit_jax.analysis.report import page, record
 from vit_jax.arrays import sharding
 from vit_jax.cli import process, weights_flags
@@ -43,6 +52,7 @@ from vit_jax.weights.contract import Pretrained
 from vit_jax.weights.transfer import adapt
 
 log = logging.getLogger('vit_jax')
+_SHOWN = 8  # number of images of an evaluation split that are drawn
 _COMPARED = {'curves': runs.compare, 'sizes': sizes.compare}
 
 
@@ -66,6 +76,12 @@ def define_flags() -> None:
     'Also write attention.html, a page on which attention can be explored.',
   )
   flags.DEFINE_bool('predictions', True, 'Let `report` predict images again.')
+  flags.DEFINE_enum(
+    'format', plotting.PNG.name, plotting.FORMATS, 'Format of the figures.'
+  )
+  flags.DEFINE_integer(
+    'dpi', plotting.PNG.dpi, 'Resolution of the figures, dots per inch.', 1
+  )
   flags.DEFINE_string('out', None, 'Directory; default WORKDIR/figures.')
 
 
@@ -77,18 +93,21 @@ def run(
   image_size: int | None = None,
   weights: str = 'params',
   interactive: bool = False,
+  form: plotting.Format = plotting.PNG,
 ) -> figures.Findings:
   """Draws all figures that the model supports.
 
   Args:
     checkpoint: workdir, step directory or weights of any format.
-    out: directory for PNG files and figures.npz.
-    files: image files; if empty, images of the run's evaluation split.
+    out: directory for the figures and figures.npz.
+    files: image files, all of which are drawn; if empty, images of the run's
+      evaluation split, of which the first are drawn.
     num_images: number of images of the evaluation split.
     image_size: image size in pixels, to which positions are interpolated; None
       for that of the weights.
     weights: set of weights of the checkpoint, see `Pretrained.chosen`.
     interactive: whether to write a page on which attention can be explored.
+    form: format of the figures.
 
   Raises:
     UserError: the weights or images do not exist, or `interactive` is set and
@@ -101,9 +120,14 @@ def run(
     model.check(size)
   transform = sections.build('preprocess', source.about['preprocess'], size)
   if files:
-    images, origin = _read(files, transform), 'given as files'
+    images, originals = _read(files, transform)
+    origin, shown = 'given as files', len(files)
+    names = [file.rpartition('/')[2] for file in files]
   else:
-    images, origin = _evaluation_images(source, transform, num_images)
+    images, originals, origin = _evaluation_images(
+      source, transform, num_images
+    )
+    names, shown = [], _SHOWN
   mesh = sharding.make_mesh(jax.local_devices()[:1])
   trained = source.load(source.abstract_params(mesh))
   params = source.backbone(trained)
@@ -111,19 +135,20 @@ def run(
   objective = source.objective(size)
   masked = figures.Masked.of(objective, objective.start_params(trained, params))
   with jax.set_mesh(mesh):
-    found = figures.examine(model, params, images, masked=masked)
+    found = figures.examine(model, params, images, shown, masked)
   for line in found.missing:
     log.info('no %s', line)
   if interactive:
     first = images[: attention_page.MAX_IMAGES]
-    names = files or [f'image {i + 1}' for i in range(len(images))]
+    titles = files or [f'image {i + 1}' for i in range(len(images))]
     with jax.set_mesh(mesh):
-      text = _attention_page(model, params, first, names[: len(first)], found)
+      text = _attention_page(model, params, first, titles[: len(first)], found)
     write(out / attention_page.NAME, text)
   title = source.path + ('' if weights == 'params' else f', {weights}')
   about = {'weights': title, 'images': f'{len(images)} {origin}'}
   with _writing(out):
-    for path in gallery.save(out, found, about):
+    photographs = Photographs(originals, transform, names)
+    for path in gallery.save(out, found, about, photographs, form):
       log.info('wrote %s', path)
   return found
 
@@ -153,24 +178,27 @@ def _attention_page(
   )
 
 
-def _read(files: list[str], transform: Preprocess) -> np.ndarray:
-  """Reads and preprocesses image files."""
-  images = []
+def _read(
+  files: list[str], transform: Preprocess
+) -> tuple[np.ndarray, list[bytes]]:
+  """Reads image files; returns preprocessed images and the files' content."""
+  images, contents = [], []
   for file in files:
     try:
-      images.append(transform.pixels(paths.locate(file).read_bytes()))
+      contents.append(paths.locate(file).read_bytes())
+      images.append(transform.pixels(contents[-1]))
     except (OSError, DecodeError) as error:
       raise UserError(
         f'the image {file} cannot be read: {paths.reason(error)}. Give JPEG '
         'or PNG files.'
       ) from error
-  return np.stack(images)
+  return np.stack(images), contents
 
 
 def _evaluation_images(
   source: Pretrained, transform: Preprocess, count: int
-) -> tuple[np.ndarray, str]:
-  """Returns images of the run's evaluation split, and their origin.
+) -> tuple[np.ndarray, list[Any], str]:
+  """Returns images of the evaluation split, the originals, and their origin.
 
   Args:
     source: weights of the run.
@@ -189,7 +217,7 @@ def _evaluation_images(
     )
   check_range('--num_images', count, at_least=1)
   split = sections.build('source', source.about['source'], splits[0])
-  return Spread(split, count).images(transform), f'of {split.name}'
+  return *Spread(split, count).images(transform), f'of {split.name}'
 
 
 @contextlib.contextmanager
@@ -259,7 +287,12 @@ def _pictures(workdir: epath.Path) -> None:
     log.warning('no images and predictions: %s', error)
 
 
-def _compare(kind: str, workdirs: list[str], out: str | None) -> None:
+def _compare(
+  kind: str,
+  workdirs: list[str],
+  out: str | None,
+  form: plotting.Format = plotting.PNG,
+) -> None:
   """Draws the figure 'curves' or 'sizes' of several runs."""
   if not workdirs or out is None:
     raise UserError(
@@ -271,8 +304,9 @@ def _compare(kind: str, workdirs: list[str], out: str | None) -> None:
     runs.read(folder)._replace(name=name)
     for folder, name in zip(folders, runs.names(folders), strict=True)
   ]
-  picture, arrays = _COMPARED[kind](found)
-  write(paths.locate(out) / f'{kind}.png', picture)
+  figure, arrays = _COMPARED[kind](found)
+  (content,) = plotting.encode([figure], form)
+  write(paths.locate(out) / f'{kind}.{form.name}', content)
   write(paths.locate(out) / f'{kind}.npz', gallery.archive(arrays))
 
 
@@ -315,8 +349,9 @@ def _output_directory(checkpoint: str, out: str | None) -> epath.Path:
 def main(arguments: list[str]) -> None:
   """Draws figures of weights, compares runs, or writes their reports."""
   values = flags.FLAGS
+  form = plotting.Format(values.format, values.dpi)
   if arguments and arguments[0] in _COMPARED:
-    _compare(arguments[0], arguments[1:], values.out)
+    _compare(arguments[0], arguments[1:], values.out, form)
     return
   if arguments[:1] == ['report']:
     _report(arguments[1:], values.out, values.predictions)
@@ -336,6 +371,7 @@ def main(arguments: list[str]) -> None:
     values.image_size,
     values.weights,
     values.interactive,
+    form,
   )
   if values.out is None:
     page.write(out.parent)

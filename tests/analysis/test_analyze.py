@@ -8,7 +8,7 @@ from sample_images import encode, smooth
 from tiny_vit import SIZES, noise_params
 
 from vit_jax import analyze
-from vit_jax.analysis import embeddings
+from vit_jax.analysis import embeddings, plotting
 from vit_jax.errors import UserError
 from vit_jax.models.vit import Model
 from vit_jax.weights.formats import npz
@@ -46,6 +46,24 @@ def test_analyze_accepts_another_resolution(weights, tmp_path):
   for picture in out.glob('*.png'):
     assert cv2.imread(str(picture)) is not None
   assert len(list(out.glob('*.png'))) == 5
+
+
+def test_all_files_are_drawn_in_the_given_format(weights, tmp_path):
+  """The attention of more images is kept than of an evaluation split."""
+  folder, _ = weights
+  out = epath.Path(tmp_path / 'figures')
+  out.mkdir()
+  (out / 'figures.json').write_text('{}')  # describes PNG files
+  files = [str(folder / name) for name in ('a.png', 'b.png')] * 5
+  pdf = plotting.Format('pdf', 50)
+  found = analyze.run(str(folder / 'small.npz'), out, files, form=pdf)
+  for name in ('images', 'rollout', 'rollout_plain', 'heads'):
+    assert len(found.arrays[name]) == 10, name
+  names = 'attention_distance filters heads positions rollout'.split()
+  assert sorted(path.name for path in out.iterdir()) == sorted(
+    ['figures.npz', 'figures.json', *(f'{name}.pdf' for name in names)]
+  )
+  assert (out / 'figures.json').read_text() == '{}'
 
 
 def test_messages_of_invalid_requests(weights, tmp_path):

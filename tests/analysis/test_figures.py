@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 from tiny_vit import SIZES, images_of, noise_params
 
-from vit_jax.analysis import draw, figures
+from vit_jax.analysis import draw, figures, plotting
 from vit_jax.arrays import sharding
 from vit_jax.models import resnet
 from vit_jax.models.vit import Model as vit_model
@@ -109,7 +109,8 @@ def test_saved_figures_can_be_opened(small):
   assert sorted(pictures) == [
     *('attention_distance', 'filters', 'heads', 'positions', 'rollout'),
   ]
-  for content in pictures.values():
+  for pages in pictures.values():
+    (content,) = plotting.encode(pages, plotting.PNG)
     picture = Image.open(io.BytesIO(content))
     picture.load()
     assert min(picture.size) > 100

@@ -8,7 +8,7 @@ import pytest
 from etils import epath
 from PIL import Image
 
-from vit_jax.analysis import runs
+from vit_jax.analysis import plotting, runs
 from vit_jax.errors import UserError
 
 TIME = '2030-01-01T00:00:00+00:00'
@@ -61,8 +61,8 @@ def test_unknown_axes_are_left_out(tmp_path, run):
   """A run without them is drawn over the other axes only."""
   other = make(tmp_path / 'b', [{'step': 5, 'loss': 1.0}], {}, config={})
   assert list(other.scales) == ['steps']
-  picture, arrays = runs.compare([run, other])
-  Image.open(io.BytesIO(picture)).load()
+  figure, arrays = runs.compare([run, other])
+  Image.open(io.BytesIO(plotting.png(figure))).load()
   assert {key.rpartition('/')[2] for key in arrays} == set(runs.AXES)
   assert [key for key in arrays if key.startswith('2')] == ['2: b/loss/steps']
   np.testing.assert_array_equal(arrays['2: b/loss/steps'], [[5], [1]])

@@ -9,7 +9,7 @@ from etils import epath
 from PIL import Image
 
 from vit_jax import analyze
-from vit_jax.analysis import runs, sizes
+from vit_jax.analysis import plotting, runs, sizes
 from vit_jax.errors import UserError
 
 VIT = {'name': 'vit', 'depth': 3, 'patch_size': 4}
@@ -58,8 +58,8 @@ def test_the_last_result_of_each_run_at_its_data_size(several):
 
 
 def test_the_points_of_the_picture_are_returned(several):
-  picture, arrays = sizes.compare(several)
-  Image.open(io.BytesIO(picture)).load()
+  figure, arrays = sizes.compare(several)
+  Image.open(io.BytesIO(plotting.png(figure))).load()
   assert arrays['resnet/test/accuracy'].tolist() == [[50_000], [0.6]]
   assert len(arrays) == 3
 

@@ -176,3 +176,19 @@ def test_invalid_preprocessing(settings):
   """Invalid names and fractions are refused when a transform is created."""
   with pytest.raises(UserError, match=f'preprocess.*{next(iter(settings))}'):
     EvalTransform((8, 8), **settings)
+
+
+@pytest.mark.parametrize(
+  'resize', ['squash', 'central', 'squash_central', 'torchvision']
+)
+@pytest.mark.parametrize('size', [(120, 200), (200, 90)])
+def test_the_visible_box_contains_the_sampled_pixels(resize, size):
+  """The result samples the box of the image that `visible` returns evenly."""
+  image_size = (48, 40)
+  transform = EvalTransform(image_size, resize=resize, central_fraction=0.75)
+  y, x, height, width = transform.visible(*size)
+  pixels = transform.pixels(coordinates(*size))
+  rows = sampled(size[0], image_size[0], y, height / image_size[0])
+  columns = sampled(size[1], image_size[1], x, width / image_size[1])
+  # OpenCV sometimes truncates values (see above).
+  assert_geometry(pixels, rows, columns, tolerance=0.99)

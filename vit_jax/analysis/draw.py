@@ -1,24 +1,27 @@
-"""Draws the paper's figures with Matplotlib, as PNG."""
+"""Draws the paper's figures with Matplotlib."""
 
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
-from vit_jax.analysis import rollout
 from vit_jax.analysis.figures import Findings
-from vit_jax.analysis.plotting import new_figure, png
+from vit_jax.analysis.photographs import Photograph
+from vit_jax.analysis.plotting import new_figure
 from vit_jax.analysis.style import COLOURS
 
 _HEADS = 12  # maximum number of heads drawn for a layer
-_ROWS = 4  # maximum number of images drawn
+_COLUMNS = 8  # images are drawn side by side in up to so many columns
+_ROWS = 8  # maximum number of rows of a page
+_NAME = 20  # maximum number of characters below a photograph
+_SHAPES = 1 / 3, 2  # smallest and largest height / width of a row's cells
 
 
 def filters(
   components: Float[np.ndarray, 'n y x 3'], fractions: Float[np.ndarray, ' n']
-) -> bytes:
+) -> Any:
   """Draws filters, each scaled to its own range (Figure 7, left).
 
   Args:
@@ -40,10 +43,10 @@ def filters(
     axes.imshow(component / size / 2 + 0.5)
     axes.set_title(f'{100 * fractions[index]:.1f} %', fontsize=7, pad=2)
     axes.set_axis_off()
-  return png(figure)
+  return figure
 
 
-def similarity(values: Float[np.ndarray, 'r c r c']) -> bytes:
+def similarity(values: Float[np.ndarray, 'r c r c']) -> Any:
   """Draws a similarity map for the position of each patch (Figure 7, centre).
 
   If the grid has more than 16 patches per side, only every second (third, …)
@@ -83,10 +86,10 @@ def similarity(values: Float[np.ndarray, 'r c r c']) -> bytes:
   bar = figure.colorbar(picture, shrink=0.6, pad=0.02)
   bar.set_label('cosine similarity', fontsize=8)
   bar.ax.tick_params(labelsize=7)
-  return png(figure)
+  return figure
 
 
-def distances(values: Float[np.ndarray, 'n l h'], size: Sequence[int]) -> bytes:
+def distances(values: Float[np.ndarray, 'n l h'], size: Sequence[int]) -> Any:
   """Draws a dot for each head of each layer (Figures 7, right, and 11).
 
   Args:
@@ -120,57 +123,65 @@ def distances(values: Float[np.ndarray, 'n l h'], size: Sequence[int]) -> bytes:
   axes.grid(alpha=0.3)
   if heads <= len(COLOURS):
     axes.legend(fontsize=7, ncols=2)
-  return png(figure)
+  return figure
 
 
-def rollouts(findings: Findings) -> bytes:
-  """Draws images, masked images and rollout maps (Figures 6 and 14)."""
-  titles = ('image', 'masked image', 'rollout', 'without identity')
-  rows = min(_ROWS, len(findings.arrays['images']))
+def rollouts(
+  findings: Findings, photographs: Sequence[Photograph]
+) -> Iterator[Any]:
+  """Draws photographs, masked ones and rollout maps (Figures 6 and 14)."""
   query = 'the class token' if findings.by_token else 'the mean of all patches'
-  figure, axes_of = _sheet(
-    rows, len(titles), f'Attention rollout, from {query}', titles
-  )
-  for row in range(rows):
-    image = findings.arrays['images'][row]
-    with_identity = findings.arrays['rollout'][row]
-    mask = rollout.mask(with_identity, image.shape[:2])
-    axes_of(row, 0).imshow(image)
-    axes_of(row, 1).imshow((mask[..., None] * image).astype(np.uint8))
-    for column, name in ((2, 'rollout'), (3, 'rollout_plain')):
-      weights = findings.arrays[name][row]
-      axes_of(row, column).imshow(weights, vmin=0, cmap='viridis')
+
+  def draw(cells: Sequence[Any], index: int, photograph: Photograph) -> None:
+    _photograph(cells[0], photograph)
+    weights = findings.arrays['rollout'][index]
+    cells[1].imshow(photograph.masked(weights))
+    for cell, name in zip(cells[2:], ('rollout', 'rollout_plain'), strict=True):
+      weights = findings.arrays[name][index]
+      _map(cell, weights, photograph)
       percent = 100 * float(weights.max())
-      axes_of(row, column).set_xlabel(f'maximum {percent:.1f} %', fontsize=7)
-  return png(figure)
+      cell.set_xlabel(f'maximum {percent:.1f} %', fontsize=7)
+
+  return _pages(
+    photographs,
+    len(findings.arrays['rollout']),
+    f'Attention rollout, from {query}',
+    ('image', 'masked image', 'rollout', 'without identity'),
+    draw,
+  )
 
 
-def heads(findings: Findings) -> bytes:
+def heads(
+  findings: Findings, photographs: Sequence[Photograph]
+) -> Iterator[Any]:
   """Draws the attention of the last layer's heads.
 
   Reference: DINO, arXiv 2104.14294, Figures 1 and 3.
   """
-  maps, images = findings.arrays['heads'], findings.arrays['images']
-  rows, count = min(_ROWS, len(images)), min(_HEADS, maps.shape[1])
+  maps = findings.arrays['heads']
+  count = min(_HEADS, maps.shape[1])
   query = 'the class token' if findings.by_token else 'the mean of all patches'
   shown = (
     '' if count == maps.shape[1] else f', {count} of {maps.shape[1]} heads'
   )
-  titles = ('image', *(f'head {head + 1}' for head in range(count)))
-  title = (
+
+  def draw(cells: Sequence[Any], index: int, photograph: Photograph) -> None:
+    _photograph(cells[0], photograph)
+    for cell, weights in zip(cells[1:], maps[index, :count], strict=True):
+      _map(cell, weights, photograph)
+
+  return _pages(
+    photographs,
+    len(maps),
     f'Attention of {query} in the last layer{shown}\n'
-    '(each map scaled separately)'
+    '(each map scaled separately)',
+    ('image', *(f'head {head + 1}' for head in range(count))),
+    draw,
   )
-  figure, axes_of = _sheet(rows, 1 + count, title, titles)
-  for row in range(rows):
-    axes_of(row, 0).imshow(images[row])
-    for head in range(count):
-      axes_of(row, 1 + head).imshow(maps[row, head], vmin=0, cmap='viridis')
-  return png(figure)
 
 
-def reconstructions(findings: Findings) -> bytes:
-  """Draws images, visible patches and predictions.
+def reconstructions(findings: Findings) -> Iterator[Any]:
+  """Draws inputs, visible patches and predictions.
 
   Reference: arXiv 2111.06377, Figure 2.
   """
@@ -180,48 +191,157 @@ def reconstructions(findings: Findings) -> bytes:
     'prediction': 'predicted',
     'visible and predicted': 'completed',
   }
-  rows = min(_ROWS, len(findings.arrays['images']))
+
+  def draw(cells: Sequence[Any], index: int, photograph: Photograph) -> None:
+    del photograph  # the arrays are those of the model's inputs
+    for cell, name in zip(cells, columns.values(), strict=True):
+      cell.imshow(findings.arrays[name][index])
+
   lines = textwrap.wrap(f'({findings.reconstructs})', 62)
-  title = '\n'.join(['Masked patches and their predictions', *lines])
-  figure, axes_of = _sheet(rows, len(columns), title, list(columns))
-  for column, name in enumerate(columns.values()):
-    for row in range(rows):
-      axes_of(row, column).imshow(findings.arrays[name][row])
-  return png(figure)
+  return _pages(
+    _inputs(findings),
+    len(findings.arrays['predicted']),
+    '\n'.join(['Masked patches and their predictions', *lines]),
+    list(columns),
+    draw,
+  )
 
 
-def _sheet(
-  rows: int, columns: int, title: str, titles: Sequence[str]
-) -> tuple[Any, Callable[[int, int], Any]]:
-  """Creates a figure with a grid of pictures.
+def _inputs(findings: Findings) -> list[Photograph]:
+  """Returns the images as the model receives them."""
+  return [Photograph.of_input(image) for image in findings.arrays['images']]
+
+
+def _photograph(axes: Any, photograph: Photograph) -> None:
+  """Draws a photograph, and a frame around the part that the model receives."""
+  axes.imshow(photograph.pixels)
+  name = photograph.name
+  if len(name) > _NAME:
+    name = '…' + name[1 - _NAME :]
+  axes.set_xlabel(name, fontsize=6, parse_math=False)
+  if not photograph.whole:
+    y, x, height, width = photograph.box
+    # Pixel centres have integer coordinates.
+    left, right, top, bottom = (
+      x - 0.5,
+      x + width - 0.5,
+      y - 0.5,
+      y + height - 0.5,
+    )
+    axes.plot(
+      (left, right, right, left, left),
+      (top, top, bottom, bottom, top),
+      color=COLOURS[4],
+      linewidth=0.8,
+    )
+    _limit(axes, photograph)
+
+
+def _map(
+  axes: Any, weights: Float[np.ndarray, 'r c'], photograph: Photograph
+) -> None:
+  """Draws weights of patches at their positions in the photograph."""
+  y, x, height, width = photograph.box
+  axes.imshow(
+    weights,
+    vmin=0,
+    cmap='viridis',
+    interpolation='nearest',
+    extent=(x - 0.5, x + width - 0.5, y + height - 0.5, y - 0.5),
+  )
+  _limit(axes, photograph)
+
+
+def _limit(axes: Any, photograph: Photograph) -> None:
+  """Sets the limits of the axes to those of the photograph."""
+  rows, columns = photograph.pixels.shape[:2]
+  axes.set(xlim=(-0.5, columns - 0.5), ylim=(rows - 0.5, -0.5))
+
+
+def _pages(
+  photographs: Sequence[Photograph],
+  count: int,
+  title: str,
+  titles: Sequence[str],
+  draw: Callable[[Sequence[Any], int, Photograph], None],
+) -> Iterator[Any]:
+  """Draws a group of cells for each photograph, on one page or several.
+
+  Args:
+    photographs: photographs, which are accessed page by page.
+    count: number of photographs to draw.
+    title: title of each page.
+    titles: titles of the cells of a group.
+    draw: function that draws the group of a photograph into the Matplotlib axes
+      of its cells, from its index and the photograph.
+
+  Yields:
+    The Matplotlib figure of each page.
+  """
+  side = 1.5 if len(titles) <= 5 else 1.05  # width of a cell, inches
+  groups = max(1, min(count, _COLUMNS // len(titles)))  # side by side
+  size = groups * _ROWS
+  for start in range(0, count, size):
+    shown = [photographs[i] for i in range(start, min(start + size, count))]
+    rows = [shown[i : i + groups] for i in range(0, len(shown), groups)]
+    # A row is as high as its tallest photograph.
+    shapes = [
+      max(
+        float(np.clip(p.pixels.shape[0] / p.pixels.shape[1], *_SHAPES))
+        for p in row
+      )
+      for row in rows
+    ]
+    height = sum(side * shape + 0.25 for shape in shapes)
+    figure = new_figure(
+      side * groups * len(titles) + 0.2,
+      height + 0.5 + 0.16 * title.count('\n'),
+    )
+    of_page = '' if count <= size else f', page {start // size + 1}'
+    figure.suptitle(f'{title}{of_page}', fontsize=10)
+    grid = figure.subplots(
+      len(rows), groups * len(titles), squeeze=False, height_ratios=shapes
+    )
+    for axes in grid.flat:
+      axes.set_axis_off()  # until a photograph is drawn
+    for column, text in enumerate(list(titles) * groups):
+      grid[0, column].set_title(text, fontsize=8)
+    cells = grid.reshape(-1, len(titles)).tolist()
+    for number, photograph in enumerate(shown):
+      for axes in cells[number]:
+        axes.set_axis_on()
+        axes.set(xticks=[], yticks=[], anchor='N')
+      draw(cells[number], start + number, photograph)
+    yield figure
+
+
+def all_figures(
+  findings: Findings, photographs: Sequence[Photograph] | None = None
+) -> dict[str, Iterable[Any]]:
+  """Draws every figure for which arrays exist.
+
+  Args:
+    findings: arrays of the figures.
+    photographs: photographs on which attention is drawn, at least as many as
+      `images`; None for the images as the model receives them.
 
   Returns:
-    The figure, and a function that returns the axes of a (row, column).
+    Pages of each figure by name, Matplotlib figures. They are drawn when they
+    are accessed.
   """
-  side = 1.5 if columns <= 5 else 1.05
-  height = (side + 0.1) * rows + 0.6 + 0.16 * title.count('\n')
-  figure = new_figure(side * columns + 0.2, height)
-  figure.suptitle(title, fontsize=10)
-  grid = figure.subplots(rows, columns, squeeze=False)
-  for axes in grid.flat:
-    axes.set(xticks=[], yticks=[])
-  for column, text in enumerate(titles):
-    grid[0, column].set_title(text, fontsize=8)
-  return figure, lambda row, column: grid[row, column]
-
-
-def all_figures(findings: Findings) -> dict[str, bytes]:
-  """Draws every figure for which arrays exist; returns PNG files by name."""
-  arrays, pictures = findings.arrays, {}
+  arrays = findings.arrays
+  figures: dict[str, Iterable[Any]] = {}
+  if photographs is None:
+    photographs = _inputs(findings)
   if 'filters' in arrays:
-    pictures['filters'] = filters(arrays['filters'], arrays['filter_shares'])
+    figures['filters'] = [filters(arrays['filters'], arrays['filter_shares'])]
   if 'similarity' in arrays:
-    pictures['positions'] = similarity(arrays['similarity'])
+    figures['positions'] = [similarity(arrays['similarity'])]
   if 'distance' in arrays:
     size = arrays['images'].shape[1:3]
-    pictures['attention_distance'] = distances(arrays['distance'], size)
-    pictures['rollout'] = rollouts(findings)
-    pictures['heads'] = heads(findings)
+    figures['attention_distance'] = [distances(arrays['distance'], size)]
+    figures['rollout'] = rollouts(findings, photographs)
+    figures['heads'] = heads(findings, photographs)
   if 'predicted' in arrays:
-    pictures['reconstructions'] = reconstructions(findings)
-  return pictures
+    figures['reconstructions'] = reconstructions(findings)
+  return figures

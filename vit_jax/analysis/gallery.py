@@ -1,7 +1,8 @@
-"""A folder with figures as PNG files, their arrays and a description."""
+"""A folder with figures, their arrays and a description."""
 
 import io
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,8 @@ from etils import epath
 
 from vit_jax.analysis import draw
 from vit_jax.analysis.figures import Findings
+from vit_jax.analysis.photographs import Photograph
+from vit_jax.analysis.plotting import PNG, Format, encode
 from vit_jax.files import atomic, jsonl
 
 FOLDER = 'figures'  # name of the folder in a workdir
@@ -16,7 +19,11 @@ _ABOUT = 'figures.json'
 
 
 def save(
-  folder: epath.Path, findings: Findings, about: dict[str, str]
+  folder: epath.Path,
+  findings: Findings,
+  about: dict[str, str],
+  photographs: Sequence[Photograph] | None = None,
+  form: Format = PNG,
 ) -> list[epath.Path]:
   """Draws the figures and writes them with their arrays.
 
@@ -25,6 +32,9 @@ def save(
     findings: arrays of the figures.
     about: texts that describe the weights and the images, with the keys
       'weights' and 'images'.
+    photographs: photographs on which attention is drawn, in the order of the
+      images; None for the images as the model receives them.
+    form: format of the figures. The HTML report of a run shows only PNG files.
 
   Returns:
     Written files, in the order of writing.
@@ -33,12 +43,15 @@ def save(
     OSError: a file cannot be written.
     UserError: Matplotlib is not installed.
   """
-  pictures = draw.all_figures(findings)
-  files: dict[str, str | bytes] = {
-    f'{name}.png': picture for name, picture in pictures.items()
-  }
+  figures = draw.all_figures(findings, photographs)
+  files: dict[str, str | bytes] = {}
+  for name, pages in figures.items():
+    for number, content in enumerate(encode(pages, form)):
+      suffix = f'_{number + 1}' if number else ''
+      files[f'{name}{suffix}.{form.name}'] = content
   files['figures.npz'] = archive(findings.arrays)
-  files[_ABOUT] = json.dumps(about | {'figures': sorted(pictures)})
+  if form.name == 'png':  # the description of the figures of the report
+    files[_ABOUT] = json.dumps(about | {'figures': sorted(figures)})
   folder.mkdir(parents=True, exist_ok=True)
   for name, content in files.items():
     atomic.write(folder / name, content)

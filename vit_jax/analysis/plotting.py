@@ -4,13 +4,30 @@ Matplotlib is imported when the first figure is drawn, because this takes time.
 """
 
 import io
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 from vit_jax.analysis.style import COLOURS
 
-_DPI = 110
+FORMATS = ('png', 'pdf', 'svg')
 _DASHES = ('-', '--', ':')  # the next one is used after all colours
 _MARKED = 40  # maximum number of points of a line with markers
+
+
+class Format(NamedTuple):
+  """Format of the files of figures.
+
+  Attributes:
+    name: a key of `FORMATS`.
+    dpi: resolution of rasterized parts, dots per inch. Photographs in PDF and
+      SVG files keep their own resolution.
+  """
+
+  name: str = 'png'
+  dpi: int = 110
+
+
+PNG = Format()
 
 
 def new_figure(width: float, height: float) -> Any:
@@ -22,9 +39,45 @@ def new_figure(width: float, height: float) -> Any:
 
 def png(figure: Any) -> bytes:
   """Returns the figure as the bytes of a PNG file."""
-  file = io.BytesIO()
-  figure.savefig(file, format='png', dpi=_DPI)
-  return file.getvalue()
+  return encode([figure], PNG)[0]
+
+
+def encode(pages: Iterable[Any], form: Format) -> list[bytes]:
+  """Returns the content of the files of a figure.
+
+  Args:
+    pages: Matplotlib figures, of which only one at a time is in memory if this
+      is a generator.
+    form: format of the files.
+
+  Returns:
+    One file with all pages for PDF, and one file per page otherwise.
+  """
+  if form.name == 'pdf':
+    from matplotlib.backends.backend_pdf import PdfPages
+
+    file = io.BytesIO()
+    with PdfPages(file) as document:
+      for page in pages:
+        _keep_resolution(page)
+        document.savefig(page, dpi=form.dpi)
+    return [file.getvalue()]
+  contents = []
+  for page in pages:
+    if form.name == 'svg':
+      _keep_resolution(page)
+    file = io.BytesIO()
+    page.savefig(file, format=form.name, dpi=form.dpi)
+    contents.append(file.getvalue())
+  return contents
+
+
+def _keep_resolution(figure: Any) -> None:
+  """Embeds images without an explicit filter as they are, in vector formats."""
+  for axes in figure.axes:
+    for image in axes.images:
+      if image.get_interpolation() in ('auto', 'antialiased'):
+        image.set_interpolation('none')
 
 
 def line(axes: Any, points: Any, number: int, label: str | None = None) -> None:

@@ -57,8 +57,8 @@ def mask(
   """Resizes a map of patches to a smooth mask of the image, from 0 to 1.
 
   The map is divided by its maximum, resized by Lanczos, blurred by a Gaussian
-  whose σ is the side of a patch, and stretched to [0, 1]. A constant map gives
-  ones.
+  whose σ is the size of a patch along each axis, and stretched to [0, 1]. A
+  constant map gives ones.
 
   Args:
     weights: weights of the patches, at least 0.
@@ -72,7 +72,8 @@ def mask(
   picture = Image.fromarray((255 * scaled).astype(np.float32))
   picture = picture.resize((width, height), Image.Resampling.LANCZOS)
   pixels = np.clip(np.asarray(picture), 0, 255).astype(np.uint8)
-  blur = ImageFilter.GaussianBlur(height / weights.shape[0])
+  rows, columns = weights.shape
+  blur = ImageFilter.GaussianBlur((width / columns, height / rows))
   smooth = np.asarray(Image.fromarray(pixels).filter(blur), np.float64)
   low, high = smooth.min(), smooth.max()
   if high == low:

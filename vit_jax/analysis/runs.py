@@ -125,14 +125,14 @@ def _is_loss(name: str) -> bool:
   return name == 'loss' or name.endswith('/loss')
 
 
-def compare(runs: Sequence[Run]) -> tuple[bytes, dict[str, np.ndarray]]:
+def compare(runs: Sequence[Run]) -> tuple[Any, dict[str, np.ndarray]]:
   """Draws every metric over every axis, with one line per run.
 
   Args:
     runs: runs, at least one of which has a loss or a result.
 
   Returns:
-    The picture, and its arrays `[2, n]` by 'run/metric/axis'.
+    The Matplotlib figure, and its arrays `[2, n]` by 'run/metric/axis'.
 
   Raises:
     UserError: none of the runs has a loss or a result.
@@ -161,4 +161,4 @@ def compare(runs: Sequence[Run]) -> tuple[bytes, dict[str, np.ndarray]]:
       grid[y, x].xaxis.get_offset_text().set_fontsize(7)
   if len(runs) > 1:
     plotting.legend(figure, 'outside upper center', 4)
-  return plotting.png(figure), arrays
+  return figure, arrays

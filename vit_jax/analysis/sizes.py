@@ -57,11 +57,11 @@ def _labels(models: Sequence[Mapping[str, Any]]) -> list[str]:
   return labels
 
 
-def compare(runs: Sequence[Run]) -> tuple[bytes, dict[str, np.ndarray]]:
+def compare(runs: Sequence[Run]) -> tuple[Any, dict[str, np.ndarray]]:
   """Draws one panel per result: all runs as points, lines through means.
 
   Returns:
-    The picture, and its points `[2, n]` by 'label/metric'.
+    The Matplotlib figure, and its points `[2, n]` by 'label/metric'.
 
   Raises:
     UserError: no run has a model, a number of examples and a result.
@@ -100,7 +100,7 @@ def compare(runs: Sequence[Run]) -> tuple[bytes, dict[str, np.ndarray]]:
     for metric, by_label in results.items()
     for label, points in by_label.items()
   }
-  return plotting.png(figure), arrays
+  return figure, arrays
 
 
 def _ticks(by_label: dict[str, Points]) -> tuple[list[float], list[str]]:

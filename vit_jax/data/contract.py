@@ -115,7 +115,13 @@ class Transform(Protocol):
 
 
 class Preprocess(Transform, Protocol):
-  """A transform for evaluation, with the keys `image` and `label`."""
+  """A transform for evaluation, with the keys `image` and `label`.
+
+  The method `visible(height, width)` is optional: from the size of an image in
+  pixels, it returns the box (y, x, height, width) of the image that `pixels`
+  resizes to its result, as floats in pixels. Figures then show attention on the
+  whole image, and otherwise on the result of `pixels`.
+  """
 
   def pixels(self, image: bytes | np.ndarray) -> UInt8[np.ndarray, 'y x 3']:
     """Transforms an image without a label, for prediction."""

@@ -66,21 +66,29 @@ class Spread:
       return f'example {number}'
     return name[:_TITLE]
 
-  def images(self, transform: Preprocess) -> UInt8[np.ndarray, 'n y x 3']:
+  def images(
+    self, transform: Preprocess
+  ) -> tuple[UInt8[np.ndarray, 'n y x 3'], list[bytes | np.ndarray]]:
     """Preprocesses all images; those that cannot be decoded are left out.
 
     Args:
       transform: preprocessing.
 
+    Returns:
+      The preprocessed images, and the images of the source.
+
     Raises:
       UserError: no image can be decoded.
     """
-    images = []
+    images, originals = [], []
     for index in range(len(self)):
+      original = self[index]['image']
       try:
-        images.append(transform.pixels(self[index]['image']))
+        images.append(transform.pixels(original))
       except DecodeError as error:
         log.warning('%s is left out: %s', self.title(index), error)
+      else:
+        originals.append(original)
     if not images:
       raise UserError(f'{self.name} has no usable image.')
-    return np.stack(images)
+    return np.stack(images), originals

@@ -13,6 +13,7 @@ from etils import epath
 
 from vit_jax.analysis import gallery
 from vit_jax.analysis.figures import Masked, examine
+from vit_jax.analysis.photographs import Photographs
 from vit_jax.arrays.tree import PyTree
 from vit_jax.config import durations, plugins
 from vit_jax.errors import check_range
@@ -89,7 +90,7 @@ class Figures:
     transform: Any = setting.transform
     objective = self._experiment.objective
     with jax.set_mesh(setting.mesh):
-      images = self._source.images(transform)
+      images, originals = self._source.images(transform)
       found = examine(
         self._experiment.model,
         objective.backbone(params),
@@ -100,4 +101,5 @@ class Figures:
       'weights': title,
       'images': f'{len(images)} of {self._source.name}',
     }
-    gallery.save(self._workdir / gallery.FOLDER, found, about)
+    photographs = Photographs(originals, transform)
+    gallery.save(self._workdir / gallery.FOLDER, found, about, photographs)

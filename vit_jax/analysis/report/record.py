@@ -16,7 +16,7 @@ from vit_jax.files import jsonl
 from vit_jax.run import ledger
 
 PARTS = 'report.json'  # written when a run ends and by the command `report`
-_FIGURE_BYTES = 2**19
+_FIGURE_BYTES = 2**20
 
 
 class Record(NamedTuple):

@@ -14,11 +14,7 @@ _ASPECT = (3 / 4, 4 / 3)  # width / height of a random box
 
 
 def cover(
-  pixels: Image,
-  height: int,
-  width: int,
-  interpolation: str,
-  fraction: float = 1.0,
+  pixels: Image, height: int, width: int, interpolation: str
 ) -> UInt8[np.ndarray, 'height2 width2 3']:
   """Resizes an image with its aspect ratio kept, so that it covers a box.
 
@@ -27,51 +23,65 @@ def cover(
     height: height of the box, pixels.
     width: width of the box, pixels.
     interpolation: see `resampling.resize`.
-    fraction: ratio of the box's side to the result's, in (0, 1], along the axis
-      where this ratio is larger.
 
   Raises:
     DecodeError: the result would be too large.
   """
-  scale = max(height / pixels.shape[0], width / pixels.shape[1]) / fraction
-  y, x = (round(side * scale) for side in pixels.shape[:2])
-  if y * x > MAX_PIXELS:
-    raise DecodeError(
-      f'{pixels.shape[1]} x {pixels.shape[0]} pixels: the aspect ratio is too '
-      'extreme to resize the image'
-    )
-  return resize(pixels, max(y, height), max(x, width), interpolation)
+  y, x = covering_size(pixels.shape[0], pixels.shape[1], height, width)
+  return resize(pixels, y, x, interpolation)
 
 
-def shorter_side(
-  pixels: Image, height: int, width: int, interpolation: str, fraction: float
-) -> UInt8[np.ndarray, 'height width 3']:
-  """Resizes an image by its shorter side, then cuts out the centre.
-
-  The aspect ratio is kept. Sizes are rounded as in torchvision's Resize and
-  CenterCrop: the longer side is rounded down, and half pixels to even.
+def covering_size(
+  y: int, x: int, height: int, width: int, fraction: float = 1.0
+) -> tuple[int, int]:
+  """Returns the size of an image resized to cover a box, aspect ratio kept.
 
   Args:
-    pixels: pixels of the whole image.
-    height: height of the result, pixels.
-    width: width of the result, pixels.
-    interpolation: see `resampling.resize`.
-    fraction: ratio of the result's longer side to the resized shorter side.
+    y: height of the whole image, pixels.
+    x: width of the whole image, pixels.
+    height: height of the box, pixels.
+    width: width of the box, pixels.
+    fraction: ratio of the box's side to the result's, in (0, 1], along the axis
+      where this ratio is larger.
 
   Raises:
     DecodeError: the resized image would be too large.
   """
-  y, x = pixels.shape[:2]
+  scale = max(height / y, width / x) / fraction
+  resized_y, resized_x = round(y * scale), round(x * scale)
+  _check_resized(y, x, resized_y * resized_x)
+  return max(resized_y, height), max(resized_x, width)
+
+
+def shorter_side_size(
+  y: int, x: int, height: int, width: int, fraction: float
+) -> tuple[int, int]:
+  """Returns the size of an image resized by its shorter side.
+
+  The aspect ratio is kept. As in torchvision's Resize, the longer side is
+  rounded down.
+
+  Args:
+    y: height of the whole image, pixels.
+    x: width of the whole image, pixels.
+    height: height of the centre that is cut out afterwards, pixels.
+    width: width of the centre that is cut out afterwards, pixels.
+    fraction: ratio of the centre's longer side to the resized shorter side.
+
+  Raises:
+    DecodeError: the resized image would be too large.
+  """
   short = round(max(height, width) / fraction)
   long = short * max(y, x) // min(y, x)
-  if short * long > MAX_PIXELS:
+  _check_resized(y, x, short * long)
+  return (short, long) if y <= x else (long, short)
+
+
+def _check_resized(y: int, x: int, resized_pixels: int) -> None:
+  if resized_pixels > MAX_PIXELS:
     raise DecodeError(
       f'{x} x {y} pixels: the aspect ratio is too extreme to resize the image'
     )
-  y, x = (short, long) if y <= x else (long, short)
-  pixels = resize(pixels, y, x, interpolation)
-  top, left = round((y - height) / 2), round((x - width) / 2)
-  return pixels[top : top + height, left : left + width]
 
 
 def random_box(

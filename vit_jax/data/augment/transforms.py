@@ -13,7 +13,12 @@ import cv2
 import numpy as np
 
 from vit_jax.data.augment import policies
-from vit_jax.data.augment.cutting import cover, random_box, shorter_side
+from vit_jax.data.augment.cutting import (
+  cover,
+  covering_size,
+  random_box,
+  shorter_side_size,
+)
 from vit_jax.data.contract import Example, Spec
 from vit_jax.data.images.decode import MAX_PIXELS, Image, decode, decode_box
 from vit_jax.data.images.headers import (
@@ -298,17 +303,44 @@ class EvalTransform(_ImageAndLabel):
     """Returns uint8 `[height, width, 3]`; raises DecodeError."""
     del rng
     pixels = decode(image)
+    size, (top, left) = self._geometry(*pixels.shape[:2])
+    pixels = resize(pixels, *size, self.interpolation)
     height, width = self.image_size
-    if self.resize == 'squash':
-      return resize(pixels, height, width, self.interpolation)
+    return pixels[top : top + height, left : left + width]
+
+  def visible(
+    self, height: int, width: int
+  ) -> tuple[float, float, float, float]:
+    """Returns the box of an image that `pixels` shows; see `Preprocess`."""
+    size, corner = self._geometry(height, width)
+    scale_y, scale_x = height / size[0], width / size[1]
+    return (
+      corner[0] * scale_y,
+      corner[1] * scale_x,
+      self.image_size[0] * scale_y,
+      self.image_size[1] * scale_x,
+    )
+
+  def _geometry(self, y: int, x: int) -> tuple[tuple[int, int], ...]:
+    """Returns how an image of `[y, x]` pixels is resized and cut.
+
+    Returns:
+      (height, width) of the resized image, and (top, left) of the part of it
+      that is the result, pixels.
+
+    Raises:
+      DecodeError: the resized image would be too large.
+    """
+    height, width = self.image_size
     fraction = self.central_fraction
+    if self.resize == 'squash':
+      return self.image_size, (0, 0)
     if self.resize == 'torchvision':
-      return shorter_side(pixels, height, width, self.interpolation, fraction)
+      size = shorter_side_size(y, x, height, width, fraction)
+      # torchvision's CenterCrop rounds half pixels to even.
+      return size, (round((size[0] - height) / 2), round((size[1] - width) / 2))
     if self.resize == 'central':
-      pixels = cover(pixels, height, width, self.interpolation, fraction)
+      size = covering_size(y, x, height, width, fraction)
     else:
-      larger = round(height / fraction), round(width / fraction)
-      pixels = resize(pixels, *larger, self.interpolation)
-    y = (pixels.shape[0] - height) // 2
-    x = (pixels.shape[1] - width) // 2
-    return pixels[y : y + height, x : x + width]
+      size = round(height / fraction), round(width / fraction)
+    return size, ((size[0] - height) // 2, (size[1] - width) // 2)
