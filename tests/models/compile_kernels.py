@@ -9,12 +9,18 @@ TOPOLOGIES = {
   **{'v2': '2x2', 'v3': '2x2', 'v4': '2x2x1', 'v5e': '2x2', 'v5p': '2x2x1'},
   **{'v6e': '2x2', 'tpu7x': '2x2x1'},
 }
-# tokens, width, heads, dtype: B/32 at 224 px, MAE's decoder, the largest case.
+# tokens, width, heads, dtype: B/32 at 224 px, MAE's decoder, H/14 and g/14 at
+# 224 px, L/16 at 512 px, and the largest number of tokens of each kind of head.
 SHAPES = (
   (50, 768, 12, 'bfloat16'),
   (197, 512, 16, 'bfloat16'),
-  *((640, 256, heads, 'float32') for heads in (2, 4)),
-  (320, 256, 8, 'float32'),
+  (257, 1280, 16, 'bfloat16'),
+  (257, 1408, 16, 'bfloat16'),
+  (1025, 1024, 16, 'bfloat16'),
+  *((1100, 256, heads, 'bfloat16') for heads in (2, 4, 8)),
+  *((700, 256, heads, 'float32') for heads in (2, 4, 8)),
+  *((500, 1280, 16, 'bfloat16'), (250, 1280, 16, 'float32')),
+  *((275, 1408, 16, 'bfloat16'), (137, 1408, 16, 'float32')),
 )
 
 
@@ -45,7 +51,7 @@ def main():
         (width,), dtype, sharding=sharding.replicated(mesh)
       )
       with jax.set_mesh(mesh):
-        assert tpu.applies(tokens, width, heads)
+        assert tpu.applies(tokens, width, heads, dtype)
         both = jax.value_and_grad(loss, argnums=(0, 1))
         step = jax.jit(both, static_argnums=2)
         lowered = step.lower((x,) * 3, (bias,) * 3, heads)

@@ -23,7 +23,15 @@ SHAPES = [  # n, tokens, heads, channels of a head
   (2, 37, 2, 64),  # DINO's local crops
   (1, 24, 8, 32),  # four heads per group, full rows
   (2, 9, 1, 128),
+  (2, 37, 8, 80),  # H/14: heads begin within a register
 ]
+SLOW = [
+  (1, 17, 16, 88),  # g/14
+  (1, 700, 2, 64),  # two tiles of queries
+  (1, 600, 4, 32),  # three tiles of queries, the last partly filled
+  (1, 1025, 1, 128),
+]
+SHAPES += [pytest.param(shape, marks=pytest.mark.slow) for shape in SLOW]
 NAMES = (
   *('y', 'd_query', 'd_key', 'd_value'),
   *('d_query_bias', 'd_key_bias', 'd_value_bias'),
@@ -91,7 +99,19 @@ def test_float32_kernels_equal_the_formula(shape):
     assert error(ours, exact, name) < 5e-6, name
 
 
-@pytest.mark.parametrize('shape', SHAPES[1:4])
+@pytest.mark.parametrize('heads', [1, 2])
+def test_tiles_of_queries_equal_the_formula(heads, monkeypatch):
+  """The scores of 200 queries do not fit; each tile has 128."""
+  monkeypatch.setattr(tpu, '_MAX_SCORES', heads * 200 * 128)
+  assert tpu.tile_size(200, heads) == 128
+  arrays, dy = inputs((1, 200, heads, 128 // heads), size=2.0)
+  exact = exactly(arrays, dy, heads)
+  ours = with_gradients(tpu.attend, arrays, dy, heads)
+  for name in NAMES:
+    assert error(ours, exact, name) < 5e-6, name
+
+
+@pytest.mark.parametrize('shape', SHAPES[1:4] + SHAPES[-4:-1])
 @pytest.mark.parametrize('size', [0.3, 1.0])
 def test_bfloat16_kernels_are_as_exact_as_xla(shape, size):
   arrays, dy = inputs(shape, 'bfloat16', size)
@@ -155,7 +175,10 @@ def test_implementations_share_parameters_and_results():
 
 @pytest.mark.parametrize(
   'tokens, width, heads',
-  [(641, 128, 2), (321, 128, 4), (9, 192, 3), (9, 160, 2), (9, 128, 8)],
+  [
+    *[(701, 128, 2), (701, 128, 4), (251, 640, 8)],  # many tokens
+    *[(9, 192, 3), (9, 160, 2), (9, 128, 8)],
+  ],
 )
 def test_unsupported_sizes(tokens, width, heads):
   """They raise an error with 'kernel' and use XLA with 'auto'."""

@@ -10,6 +10,7 @@ time of a whole step on a TPU v3 by a tenth (benchmarks/RESULTS.md).
 """
 
 import functools
+import math
 import types
 from collections.abc import Mapping
 from typing import Any
@@ -249,7 +250,7 @@ class Attention(nn.Module):
     )
     supported = standard and context is None and not want_weights
     fused = supported and takes_kernels(
-      self.implementation, x.shape[1], width, self.num_heads
+      self.implementation, x.shape[1], width, self.num_heads, self.dtype
     )
     by_cudnn = relative is None and takes_cudnn(
       self.implementation, heads[1], self.dtype
@@ -325,7 +326,11 @@ def takes_cudnn(implementation: str, channels: int, dtype: jnp.dtype) -> bool:
 
 
 def takes_kernels(
-  implementation: str, tokens: int, width: int, num_heads: int
+  implementation: str,
+  tokens: int,
+  width: int,
+  num_heads: int,
+  dtype: jnp.dtype,
 ) -> bool:
   """Returns whether self-attention with default options is done by TPU kernels.
 
@@ -334,20 +339,23 @@ def takes_kernels(
     tokens: number of tokens.
     width: channels of all heads together.
     num_heads: number of heads.
+    dtype: dtype of queries, keys and values.
 
   Raises:
     UserError: `implementation` is 'kernel', and the kernels do not apply.
   """
   if implementation == 'xla' or sharding.on_gpu():
     return False
-  applies = tpu.applies(tokens, width, num_heads)
+  applies = tpu.applies(tokens, width, num_heads, dtype)
   if implementation == 'kernel' and not applies:
+    head = width // num_heads
     raise UserError(
       f"model.attention='kernel' does not support {tokens} tokens, width "
-      f'{width} and {num_heads} heads on this mesh. It supports heads of '
-      f'{", ".join(map(str, tpu.MAX_TOKENS))} channels with at most '
-      f'{", ".join(map(str, tpu.MAX_TOKENS.values()))} tokens, and a width '
-      f'that is a multiple of {tpu.LANES} on every device. Set '
-      "model.attention='auto' to use XLA where kernels do not apply."
+      f'{width} and {num_heads} heads in {jnp.dtype(dtype).name} on this mesh. '
+      f'It supports heads of 32 to {tpu.LANES} channels, a multiple of 8; for '
+      f'{head} channels at most {tpu.max_tokens(head, dtype)} tokens, and a '
+      f'width that is a multiple of {math.lcm(head, tpu.LANES)} on every '
+      "device. Set model.attention='auto' to use XLA where kernels do not "
+      'apply.'
     )
   return applies and (implementation == 'kernel' or sharding.on_tpu())

@@ -1,10 +1,9 @@
 """Attention on TPUs by two Pallas kernels, forward and backward.
 
 XLA writes logits `[n, h, q, k]` to memory and reads them in every pass. In
-these kernels, the logits and weights of the heads of an example that share 128
-lanes (two heads of 64 channels) stay in the memory of the core. Inputs and
-results are `[n, t, d]`, with the heads side by side in the last axis, so that
-no array has to be transposed.
+these kernels, the logits and weights of a few heads of an example stay in the
+memory of the core. Inputs and results are `[n, t, d]`, with the heads side by
+side in the last axis, so that no array has to be transposed.
 
 The backward pass recomputes the weights from queries and keys.
 """
@@ -22,29 +21,50 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float
 
 from vit_jax.arrays import sharding
-from vit_jax.models.attention.tpu_kernels import LANES, Ref, backward, forward
+from vit_jax.models.attention.tpu_kernels import (
+  LANES,
+  SUBLANES,
+  Part,
+  Ref,
+  backward,
+  forward,
+)
 
-_SUBLANES = 8
 _BLOCK_ROWS = 256  # maximum tokens per block of several examples
-# {channels of a head: largest number of tokens}. With more tokens, the scores
-# of the heads that share 128 lanes do not fit into the memory of the core (16
-# MiB on v2 to v4).
-MAX_TOKENS = {32: 320, 64: 640, 128: 640}
+# The following limits fit into the 16 MiB of memory of a core of v2 and v3.
+_MAX_TOKENS = {2: 1100, 4: 700}  # {bytes per value: tokens}
+_MAX_BLOCK = 471_000
+_MAX_SCORES = 750_000  # scores of the heads of a part, for a tile of queries
 SAVED = ('query', 'key', 'value', 'attended')
 
 
-def applies(tokens: int, width: int, num_heads: int) -> bool:
+def applies(tokens: int, width: int, num_heads: int, dtype: jnp.dtype) -> bool:
   """Returns whether `attend` supports these sizes on the mesh in use.
 
   Args:
     tokens: number of tokens.
     width: channels of all heads together.
     num_heads: number of heads.
+    dtype: dtype of queries, keys and values.
   """
-  return (
-    tokens <= MAX_TOKENS.get(width // num_heads, 0)
-    and width % (LANES * sharding.axis_size('model')) == 0
-  )
+  head = width // num_heads
+  supported = head % SUBLANES == 0 and 32 <= head <= LANES
+  blocks = width % (_block_lanes(head) * sharding.axis_size('model')) == 0
+  return supported and blocks and tokens <= max_tokens(head, dtype)
+
+
+def max_tokens(head: int, dtype: jnp.dtype) -> int:
+  """Returns the largest number of tokens for heads of `head` channels."""
+  lanes, itemsize = _block_lanes(head), jnp.dtype(dtype).itemsize
+  most = _MAX_TOKENS[itemsize]
+  if lanes > LANES:  # scores take as much memory as 300 lanes of the blocks
+    most = min(most, _MAX_BLOCK * 2 // itemsize // (lanes + 300))
+  return most
+
+
+def _block_lanes(head: int) -> int:
+  """Returns the fewest lanes that consist of whole heads and registers."""
+  return math.lcm(head, LANES)
 
 
 def attend(
@@ -119,43 +139,80 @@ def _run(
 
   def local(*arrays: Array) -> tuple[Array, ...]:
     n, tokens, width = arrays[0].shape
+    # Heads of 64 channels are computed in pairs, and heads that do not divide
+    # 128 lanes, such as those of 80 channels, one by one.
+    lanes, together = _block_lanes(head), max(LANES // head, 1)
+    together = together if LANES % head == 0 else 1
+    tile = tile_size(tokens, together)
+    examples = examples_at_once(n, tokens) if lanes == LANES else 1
     # Blocks consist of whole registers; rows after the last token are padding.
-    rows = _padded(tokens, _SUBLANES)
-    examples = examples_at_once(n, tokens)
-    block = pl.BlockSpec((examples, rows, LANES), lambda i, j: (i, 0, j))
-    bias = pl.BlockSpec((1, 3, LANES), lambda i, j: (0, 0, j))
-    d_bias = pl.BlockSpec((examples, 3, LANES), lambda i, j: (i, 0, j))
+    shape = (examples, _padded(tokens, tile), lanes)
+    block = pl.BlockSpec(shape, lambda i, j, _: (i, 0, j))
+    bias = pl.BlockSpec((1, 3, lanes), lambda i, j, _: (0, 0, j))
+    d_bias = pl.BlockSpec((examples, 3, lanes), lambda i, j, _: (i, 0, j))
     like = jax.ShapeDtypeStruct(arrays[0].shape, dtype)
-    out_shape, out_specs = (like,), (block,)
+    out_shape, out_specs, scratch = (like,), (block,), []
     if kernel is backward:
       # The results are three gradients like the inputs, and the gradients of
       # the biases for each example.
       d_biases = jax.ShapeDtypeStruct((n, 3, width), jnp.float32)
       out_shape, out_specs = (like,) * 3 + (d_biases,), (block,) * 3 + (d_bias,)
+      rows = _padded(tokens, SUBLANES) if tile < shape[1] else SUBLANES
+      scratch = [pltpu.VMEM((2, rows, LANES), jnp.float32)]
+    parts = [
+      Part(slice(i, i + head * together), together, tokens, tile, operand)
+      for i in range(0, lanes, head * together)
+    ]
 
-    def run_block(*refs: Ref) -> None:
+    def run_part(part: Part, refs: tuple[Ref, ...], sums: tuple[Ref, ...]):
       for i in range(examples):
         # The biases have one row for all examples.
         own = [ref.at[min(i, ref.shape[0] - 1)] for ref in refs]
-        kernel(*own, heads=LANES // head, tokens=tokens, operand=operand)
+        kernel(*own, *sums, part)
+
+    def run_block(*refs: Ref) -> None:
+      count = len(refs) - len(scratch)
+      for i, part in enumerate(parts):
+        # Parts are steps of the grid, so that their memory is shared.
+        compute = functools.partial(run_part, part, refs[:count], refs[count:])
+        compute() if len(parts) == 1 else pl.when(pl.program_id(2) == i)(
+          compute
+        )
 
     return pl.pallas_call(
       run_block,
       out_shape=out_shape,
-      grid=(n // examples, width // LANES),
+      grid=(n // examples, width // lanes, len(parts)),
       in_specs=[block] * (len(arrays) - 1) + [bias],
       out_specs=out_specs,
+      scratch_shapes=scratch,
       cost_estimate=cost(
         kernel is backward, arrays[0].shape, dtype.itemsize, head
       ),
       compiler_params=pltpu.CompilerParams(
-        dimension_semantics=('parallel', 'parallel')
+        dimension_semantics=('parallel', 'parallel', 'arbitrary')
       ),
       interpret=not sharding.on_tpu(),
       name=f'attention_{kernel.__name__}',
     )(*arrays)
 
   return sharding.per_device(local, operands, sharding.BATCH, None, 'model')
+
+
+def tile_size(tokens: int, heads: int) -> int:
+  """Returns the number of queries per iteration of the kernels' loop.
+
+  Args:
+    tokens: number of tokens of an example.
+    heads: number of heads that are computed together.
+  """
+  rows, columns = _padded(tokens, SUBLANES), _padded(tokens, LANES)
+  most = _MAX_SCORES // (heads * rows) // LANES * LANES
+  if columns <= most:
+    return rows
+  # With more than 384 queries, other intermediate results do not fit either.
+  tiles = math.ceil(columns / min(most, 384))
+  return _padded(math.ceil(tokens / tiles), LANES)
 
 
 def examples_at_once(n: int, tokens: int) -> int:
@@ -167,7 +224,7 @@ def examples_at_once(n: int, tokens: int) -> int:
     n: number of examples on a device.
     tokens: number of tokens of an example.
   """
-  return math.gcd(n, max(_BLOCK_ROWS // _padded(tokens, _SUBLANES), 1))
+  return math.gcd(n, max(_BLOCK_ROWS // _padded(tokens, SUBLANES), 1))
 
 
 def cost(
@@ -176,7 +233,8 @@ def cost(
   """Returns the cost of a kernel, including that of padding.
 
   Fewer than 128 rows count as 128, because loading 128 rows into the matrix
-  unit takes as long as multiplying 128 rows.
+  unit takes as long as multiplying 128 rows. Moving a head between lanes, if
+  its channels do not divide 128, takes about as long as its exponentials.
 
   Args:
     gradients: whether the kernel is that of the backward pass.
@@ -187,10 +245,11 @@ def cost(
   products, arrays = (5, 7) if gradients else (2, 4)
   n, tokens, width = shape
   heads = n * width // head
-  rows, columns = (_padded(tokens, side) for side in (_SUBLANES, LANES))
+  rows, columns = (_padded(tokens, side) for side in (SUBLANES, LANES))
+  moved = 1 if LANES % head == 0 else 2
   return pl.CostEstimate(
     flops=heads * products * 2 * max(rows, LANES) * columns * LANES,
-    transcendentals=heads * rows * columns,
+    transcendentals=heads * rows * columns * moved,
     bytes_accessed=arrays * math.prod(shape) * itemsize,
   )
 

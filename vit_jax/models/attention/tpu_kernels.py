@@ -1,38 +1,80 @@
-"""The attention kernels for one example and one group of heads.
+"""The attention kernels for one example and the heads in a range of lanes.
 
 Scores are transposed, `[keys, queries]`: the softmax then reduces over
 sublanes, which is cheap, and the gradients of keys and values are products
-without a transposition. The heads of a group are stacked along the rows of one
-operand, with the channels of the other heads set to zero, so that they share
-the other operand in the matrix unit. A single head of 64 channels would in any
-case fill only half of the 128 rows of the matrix unit.
+without a transposition. Heads that share 128 lanes (two of 64 channels) are
+stacked along the rows of one operand, with the channels of the other heads set
+to zero, so that they share the other operand in the matrix unit. A single head
+of 64 channels would in any case fill only half of the 128 rows of the matrix
+unit.
+
+If the scores of all queries do not fit into the memory of the core, a loop
+computes a tile of queries at a time, with all keys.
 """
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.experimental import pallas as pl
 from jaxtyping import Array, Float, Int
 
 LANES = 128  # lanes of a vector register, and side of a matrix unit
+SUBLANES = 8
 _MASKED = -1e30  # score of a row of padding
 
 Block = Float[Array, 'rows lanes']
 Ref = Any
+Rows = Any  # slice, or `pl.ds` with an index of a loop
+
+
+class Part(NamedTuple):
+  """The heads that a kernel computes together, and their tokens.
+
+  Attributes:
+    lanes: lanes of the heads.
+    heads: number of heads, side by side in these lanes.
+    tokens: number of tokens; further rows are padding.
+    tile: number of queries per iteration of the loop; divides the rows.
+    operand: dtype of the operands of products.
+  """
+
+  lanes: slice
+  heads: int
+  tokens: int
+  tile: int
+  operand: jnp.dtype
+
+  @property
+  def width(self) -> int:
+    """Channels of all heads."""
+    return self.lanes.stop - self.lanes.start
+
+  @property
+  def keys(self) -> slice:
+    """Rows of the keys, which are whole registers."""
+    return slice(0, -(-self.tokens // SUBLANES) * SUBLANES)
+
+  @property
+  def scale(self) -> float:
+    """Factor 1/√c of the scores."""
+    return (self.width // self.heads) ** -0.5
+
+  def load(
+    self, ref: Ref, rows: Rows, bias: Any = 0.0, scale: float = 1.0
+  ) -> Block:
+    """Loads an operand with a bias added, and with zeros in rows of padding."""
+    x = (ref[rows, self.lanes].astype(jnp.float32) + bias) * scale
+    # The memory of rows of padding is not initialized.
+    valid = rows.start + _row(x) < self.tokens
+    return jnp.where(valid, x, 0).astype(self.operand)
 
 
 def forward(
-  query: Ref,
-  key: Ref,
-  value: Ref,
-  bias: Ref,
-  y: Ref,
-  *,
-  heads: int,
-  tokens: int,
-  operand: jnp.dtype,
+  query: Ref, key: Ref, value: Ref, bias: Ref, y: Ref, part: Part
 ) -> None:
-  """Computes the output for a group of heads of one example.
+  """Computes the output of the heads of a part.
 
   Args:
     query: queries without bias, `[rows, lanes]`.
@@ -40,20 +82,27 @@ def forward(
     value: values without bias.
     bias: biases of queries, keys and values, `[3, lanes]`.
     y: output.
-    heads: number of heads that share the lanes.
-    tokens: number of tokens; further rows are padding.
-    operand: dtype of the operands of products.
+    part: heads and tokens.
   """
-  q, k, v = _load(query, key, value, bias, heads, tokens, operand)
-  outputs = []
-  # Dividing the result by the sum of the exponentials is cheaper than dividing
-  # the weights, of which there are more.
-  for scores, values in zip(
-    _per_head(k, q, heads), jnp.split(v.T, heads), strict=True
-  ):
-    weights, total = _soft_max(scores, tokens)
-    outputs.append(_dot(values, weights.astype(operand), 1, 0) / total)
-  y[:] = jnp.concatenate(outputs).T.astype(y.dtype)
+  k, v = (
+    part.load(ref, part.keys, bias[i, part.lanes])
+    for i, ref in enumerate((key, value), start=1)
+  )
+
+  def compute(rows: Rows) -> None:
+    q = part.load(query, rows, bias[0, part.lanes], part.scale)
+    outputs = []
+    # Dividing the result by the sum of the exponentials is cheaper than
+    # dividing the weights, of which there are more.
+    for scores, values in zip(
+      _per_head(k, q, part.heads), jnp.split(v.T, part.heads), strict=True
+    ):
+      weights, total = _soft_max(scores, part.tokens)
+      weights = weights.astype(part.operand)
+      outputs.append(_dot(values, weights, 1, 0) / total)
+    y[rows, part.lanes] = jnp.concatenate(outputs).T.astype(y.dtype)
+
+  _for_each_tile(compute, y.shape[0], part.tile)
 
 
 def backward(
@@ -66,12 +115,10 @@ def backward(
   d_key: Ref,
   d_value: Ref,
   d_bias: Ref,
-  *,
-  heads: int,
-  tokens: int,
-  operand: jnp.dtype,
+  sums: Ref,
+  part: Part,
 ) -> None:
-  """Computes the gradients for a group of heads of one example.
+  """Computes the gradients of the heads of a part.
 
   Args:
     query: queries without bias, `[rows, lanes]`.
@@ -83,65 +130,84 @@ def backward(
     d_key: gradient of the keys, an output.
     d_value: gradient of the values, an output.
     d_bias: gradients of the biases, an output, `[3, lanes]`.
-    heads: number of heads that share the lanes.
-    tokens: number of tokens; further rows are padding.
-    operand: dtype of the operands of products.
+    sums: memory for float32 sums over tiles of the gradients of keys and
+      values, `[2, keys, 128]`; unused if there is only one tile.
+    part: heads and tokens.
   """
-  q, k, v = _load(query, key, value, bias, heads, tokens, operand)
-  d_out = _tokens_only(dy[:], tokens).astype(operand)
-  weights, d_scores, d_queries = [], [], []
-  for scores, d_weight, keys in zip(
-    _per_head(k, q, heads),
-    _per_head(v, d_out, heads),
-    jnp.split(k.T, heads),
-    strict=True,
-  ):
-    weight, total = _soft_max(scores, tokens)
-    weight /= total
-    # In the gradient of softmax, the weighted mean over keys is subtracted.
-    mean = (weight * d_weight).sum(axis=0, keepdims=True)
-    d_score = (weight * (d_weight - mean)).astype(operand)
-    weights.append(weight.astype(operand))
-    d_scores.append(d_score)
-    d_queries.append(_dot(keys, d_score, 1, 0))
-  gradients = (
-    jnp.concatenate(d_queries).T * _scale(heads),
-    _side_by_side(d_scores, q),
-    _side_by_side(weights, d_out),
+  k, v = (
+    part.load(ref, part.keys, bias[i, part.lanes])
+    for i, ref in enumerate((key, value), start=1)
   )
+
+  def compute(rows: Rows) -> list[Array]:
+    """Writes the gradient of a tile of queries.
+
+    Returns:
+      What the tile adds to the gradients of the bias of queries, of keys and of
+      values.
+    """
+    q = part.load(query, rows, bias[0, part.lanes], part.scale)
+    d_out = part.load(dy, rows)
+    weights, d_scores, d_queries = [], [], []
+    for scores, d_weight, keys in zip(
+      _per_head(k, q, part.heads),
+      _per_head(v, d_out, part.heads),
+      jnp.split(k.T, part.heads),
+      strict=True,
+    ):
+      weight, total = _soft_max(scores, part.tokens)
+      weight /= total
+      # In the gradient of softmax, the weighted mean over keys is subtracted.
+      mean = (weight * d_weight).sum(axis=0, keepdims=True)
+      d_score = (weight * (d_weight - mean)).astype(part.operand)
+      weights.append(weight.astype(part.operand))
+      d_scores.append(d_score)
+      d_queries.append(_dot(keys, d_score, 1, 0))
+    gradient = jnp.concatenate(d_queries).T * part.scale
+    d_query[rows, part.lanes] = gradient.astype(d_query.dtype)
+    return [
+      gradient.sum(axis=0, keepdims=True),
+      _side_by_side(d_scores, q),
+      _side_by_side(weights, d_out),
+    ]
+
+  rows = dy.shape[0]
+  if rows == part.tile:
+    d_query_bias, *gradients = compute(slice(0, rows))
+  else:
+    own = (slice(None), slice(0, part.width))
+
+    def add(rows: Rows) -> None:
+      d_query_bias, *gradients = compute(rows)
+      d_bias[0:1, part.lanes] += d_query_bias
+      for i, gradient in enumerate(gradients):
+        sums[i, *own] += gradient
+
+    d_bias[0:1, part.lanes] = jnp.zeros((1, part.width), jnp.float32)
+    sums[:, *own] = jnp.zeros((2, *k.shape), jnp.float32)
+    _for_each_tile(add, rows, part.tile)
+    d_query_bias = d_bias[0:1, part.lanes]
+    gradients = [sums[i, *own] for i in range(2)]
+  d_bias[0:1, part.lanes] = d_query_bias
   # The sums over tokens are the gradients of the biases.
-  refs = (d_query, d_key, d_value)
-  for i, (ref, gradient) in enumerate(zip(refs, gradients, strict=True)):
-    ref[:] = gradient.astype(ref.dtype)
-    d_bias[i : i + 1] = gradient.sum(axis=0, keepdims=True)
+  refs = (d_key, d_value)
+  for i, (ref, gradient) in enumerate(zip(refs, gradients, strict=True), 1):
+    ref[part.keys, part.lanes] = gradient.astype(ref.dtype)
+    d_bias[i : i + 1, part.lanes] = gradient.sum(axis=0, keepdims=True)
 
 
-def _scale(heads: int) -> float:
-  """Returns the factor 1/√c of the scores, for `heads` heads in 128 lanes."""
-  return (LANES // heads) ** -0.5
+def _for_each_tile(
+  compute: Callable[[Rows], Any], rows: int, tile: int
+) -> None:
+  """Calls a function for each tile of rows, in a loop of the device."""
+  if rows == tile:
+    compute(slice(0, rows))
+    return
 
+  def body(i: Int[Array, ''], _: None) -> None:
+    compute(pl.ds(pl.multiple_of(i * tile, tile), tile))
 
-def _load(
-  query: Ref,
-  key: Ref,
-  value: Ref,
-  bias: Ref,
-  heads: int,
-  tokens: int,
-  operand: jnp.dtype,
-) -> list[Block]:
-  """Loads scaled queries, keys and values, with their biases added."""
-  refs, scales = (query, key, value), (_scale(heads), 1.0, 1.0)
-  blocks = [ref[:].astype(jnp.float32) + bias[i] for i, ref in enumerate(refs)]
-  return [
-    _tokens_only(x * scale, tokens).astype(operand)
-    for x, scale in zip(blocks, scales, strict=True)
-  ]
-
-
-def _tokens_only(x: Block, tokens: int) -> Block:
-  """Sets the rows of padding to 0, because their memory is not initialized."""
-  return jnp.where(_row(x) < tokens, x, 0)
+  jax.lax.fori_loop(0, rows // tile, body, None)
 
 
 def _row(x: Block) -> Int[Array, 'rows 1']:
@@ -149,14 +215,16 @@ def _row(x: Block) -> Int[Array, 'rows 1']:
 
 
 def _per_head(
-  a: Block, b: Block, heads: int
-) -> list[Float[Array, 'rows rows']]:
+  a: Float[Array, 'keys lanes'], b: Float[Array, 'queries lanes'], heads: int
+) -> list[Float[Array, 'keys queries']]:
   """Computes a bᵀ for every head."""
   stacked = jnp.concatenate([_only(a, i, heads) for i in range(heads)])
   return jnp.split(_dot(stacked, b, 1, 1), heads)
 
 
-def _side_by_side(weights: list[Float[Array, 'rows rows']], x: Block) -> Block:
+def _side_by_side(
+  weights: list[Float[Array, 'keys queries']], x: Float[Array, 'queries lanes']
+) -> Float[Array, 'keys lanes']:
   """Computes weights · x for every head, with the heads side by side."""
   heads = len(weights)
   y, *others = jnp.split(_dot(jnp.concatenate(weights), x, 1, 0), heads)
@@ -167,7 +235,7 @@ def _side_by_side(weights: list[Float[Array, 'rows rows']], x: Block) -> Block:
 
 def _only(x: Block, i: int, heads: int) -> Block:
   """Sets the channels of all heads except head `i` to 0."""
-  return jnp.where(_owner(heads) == i, x, 0)
+  return x if heads == 1 else jnp.where(_owner(heads) == i, x, 0)
 
 
 def _owner(heads: int) -> Int[Array, '1 lanes']:
