@@ -4,14 +4,15 @@
 
 The TPU compiler estimates no cycles for custom kernels, but writes the
 instruction bundles that it schedules for one step of their grid. A bundle is
-one cycle of a core, without waiting for memory. The second column contains the
-cycles that `plan` derives from the cost declared by the kernels;
+one cycle of a core, without waiting for memory; those of the loop over tiles of
+queries count once for each tile. The second column contains the cycles that
+`plan` derives from the cost declared by the kernels;
 `Chip.exponentials_per_cycle` is chosen such that both agree at 197 tokens.
-Cycles are those of two heads of 64 channels of one example, forward and
-backward, on one core.
+Cycles are those of one head of one example, forward and backward, on one core.
 """
 
 import glob
+import math
 import os
 import re
 import sys
@@ -19,8 +20,12 @@ import tempfile
 
 DUMP = tempfile.mkdtemp()
 TOPOLOGIES = ('v2:2x2', 'v3:2x2', 'v4:2x2x1', 'v5e:2x2', 'v5p:2x2x1', 'v6e:2x2')
-TOKENS = (50, 197, 577)
-EXAMPLES, WIDTH, HEADS = 64, 1024, 16
+SIZES = (  # tokens, width, heads
+  *((tokens, 1024, 16) for tokens in (50, 197, 577, 1025)),
+  (257, 1280, 16),  # H/14
+  (257, 1408, 16),  # g/14
+)
+EXAMPLES = 64
 
 
 def _mesh(topology_name: str):
@@ -32,7 +37,7 @@ def _mesh(topology_name: str):
   return sharding.make_mesh(target.devices[:1]), target.chip
 
 
-def compile_both(mesh, tokens: int) -> None:
+def compile_both(mesh, tokens: int, width: int, heads: int) -> None:
   """Compiles the forward and the backward kernel."""
   import jax
   import jax.numpy as jnp
@@ -47,50 +52,57 @@ def compile_both(mesh, tokens: int) -> None:
 
   def both(projections, biases, dy):
     y, pull = jax.vjp(
-      lambda *inputs: tpu.attend(*inputs, HEADS), projections, biases
+      lambda *inputs: tpu.attend(*inputs, heads), projections, biases
     )
     return y, pull(dy)
 
-  x = array(EXAMPLES, tokens, WIDTH)
+  x = array(EXAMPLES, tokens, width)
   with jax.set_mesh(mesh):
-    jax.jit(both).lower((x,) * 3, (array(WIDTH),) * 3, x).compile()
+    jax.jit(both).lower((x,) * 3, (array(width),) * 3, x).compile()
 
 
-def scheduled() -> list[int]:
-  """Returns the bundles of one grid step of each kernel, from the dump."""
-  found = []
-  for path in sorted(glob.glob(f'{DUMP}/*final_bundles.txt')):
+def scheduled(tiles: int) -> int:
+  """Returns the bundles of one grid step of both kernels, from the dump.
+
+  Args:
+    tiles: iterations of the loop of a kernel.
+  """
+  bundles = 0
+  for path in glob.glob(f'{DUMP}/*attention*final_bundles.txt'):
     with open(path) as file:
-      text = file.read()
-    match = re.search(r'total scheduled bundles:\s*(\d+)', text)
-    if match and 'attention' in os.path.basename(path):
-      found.append(int(match[1]))
+      # The loop of the grid is marked by '>', and a loop inside it by '>>'.
+      for depth in re.findall(r'^ *0x\w+ +\w*: *(>*) \{', file.read(), re.M):
+        bundles += tiles if len(depth) == 2 else 1
+  for path in glob.glob(f'{DUMP}/*'):
     os.remove(path)
-  return found
+  return bundles
 
 
 def main() -> None:
-  """Prints one row for each version and number of tokens."""
+  """Prints one row for each version and size."""
   from vit_jax.models.attention import tpu
 
-  print('| topology | tokens | scheduled | counted by plan | ratio |')
-  print('|---|---|---|---|---|')
+  print('| topology | channels | tokens | scheduled | by plan | ratio |')
+  print('|---|---|---|---|---|---|')
   for name in sys.argv[1:] or TOPOLOGIES:
     mesh, chip = _mesh(name)
-    for tokens in TOKENS:
-      compile_both(mesh, tokens)
-      examples = tpu.examples_at_once(EXAMPLES, tokens)
-      bundles = sum(scheduled()) / examples / chip.cores
-      head = WIDTH // HEADS
+    for tokens, width, num_heads in SIZES:
+      compile_both(mesh, tokens, width, num_heads)
+      head = width // num_heads
+      shared = tpu.LANES % head == 0
+      tile = tpu.tile_size(tokens, tpu.LANES // head if shared else 1)
+      examples = tpu.examples_at_once(EXAMPLES, tokens) if shared else 1
+      heads = math.lcm(head, tpu.LANES) // head * examples * chip.cores
+      bundles = scheduled(math.ceil(tokens / tile)) / heads
       costs = [
-        tpu.cost(backward, (1, tokens, tpu.LANES), 2, head)
+        tpu.cost(backward, (1, tokens, head), 2, head)
         for backward in (False, True)
       ]
       counted = sum(
         chip.kernel_cycles(each.flops, each.transcendentals) for each in costs
       )
       print(
-        f'| {name} | {tokens} | {bundles:,.0f} | {counted:,.0f} | '
+        f'| {name} | {head} | {tokens} | {bundles:,.0f} | {counted:,.0f} | '
         f'{counted / bundles:.2f} |',
         flush=True,
       )
