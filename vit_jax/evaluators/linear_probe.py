@@ -39,8 +39,9 @@ class Evaluator:
   of equal ones). With a single value, nothing is held out.
 
   `lbfgs` computes in float64 on the host. For data as large as ImageNet, use
-  `sgd` or `lars`, which keep all features on each device. The time of one fit
-  by `lbfgs`, or of one epoch, must be below `recovery.watchdog_eval_s`.
+  `sgd` or `lars`; all features must fit into the memory of each device. The
+  time of one fit by `lbfgs`, or of one epoch, must be below
+  `recovery.watchdog_eval_s`.
   """
 
   higher_is_better = ('accuracy',)  # metrics for `checkpoint.best`

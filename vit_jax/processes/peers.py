@@ -216,7 +216,13 @@ def exit_soon(code: int) -> None:
 
 
 def exit_interrupted(number: int) -> None:
-  """Ends all processes with code 42; the reaction to a signal before a run."""
+  """Ends this process, and by a message all others, with exit code 42.
+
+  This is the reaction to a signal before a run handles signals itself.
+
+  Args:
+    number: number of the signal.
+  """
   message = interruption.early_exit_message(number)
   publish_end(EXIT_PREEMPTED, message)
   exit_now(EXIT_PREEMPTED, message)

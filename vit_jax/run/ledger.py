@@ -200,13 +200,15 @@ def _checksum(record: dict[str, Any]) -> int:
 
 
 def training_spans(events: list[dict[str, Any]]) -> list[tuple[int, float]]:
-  """Returns the spans of training that no restart repeated.
+  """Returns the spans of training that no restart or rollback discarded.
+
+  A span is the time between two `spans` events.
 
   Args:
     events: events of a run, in order.
 
   Returns:
-    Pairs (step at the end of the span, seconds).
+    Pairs (step at the end of the span, seconds of productive training).
   """
   spans: list[tuple[int, float]] = []
   for event in events:

@@ -40,14 +40,17 @@ def open_frozen(path: str) -> Frozen:
 
 
 def check_classes(models: dict[str, Frozen], source: Source) -> None:
-  """Checks that frozen models have the classes of the training data.
+  """Checks that the first classes of frozen models are those of the data.
+
+  If the model or the data have no class names, this is only logged.
 
   Args:
     models: frozen models of an objective, by name.
     source: source of the training examples.
 
   Raises:
-    UserError: a model whose logits are compared with labels has other classes.
+    UserError: a model whose logits are compared with labels has other classes,
+      or the same classes in another order.
   """
   for name, each in models.items():
     if not each.judges_labels:

@@ -153,8 +153,8 @@ def _between_steps(
   stop = session.preemption.reached()
   if not (evals or save_is_due or stop):
     return {}, False
-  # 1. All metrics so far are fetched, checked and written to disk. Bad steps
-  # raise RollbackError here, so no checkpoint contains a state after them.
+  # 1. All metrics so far are fetched, checked and written to disk. After too
+  # many bad steps in a row this raises RollbackError, before anything is saved.
   recorder.drain()
   # 2. The state is saved before it is evaluated, because evaluators may fail.
   saved = save_is_due or stop

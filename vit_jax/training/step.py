@@ -150,7 +150,8 @@ class Trainer:
 
     Returns:
       The new state, and scalars: loss, grad_norm (before clipping), lr, skipped
-      (number of bad steps in a row) and the metrics of the objective.
+      (number of bad steps in a row), bad_records if the batch counts replaced
+      examples, and the metrics of the objective.
     """
     key = jax.random.fold_in(key, state.step)
     loss, added, carry, grads = self._gradients(state, batch, key, frozen)

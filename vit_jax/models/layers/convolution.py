@@ -31,7 +31,10 @@ def by_variance(kernel: Kernel) -> Kernel:
 
 
 def _std(centered: Kernel, epsilon: float) -> Float[Array, '1 1 1 o']:
-  """Computes √(mean square + ε); its gradient is 0, not ∞, where it is 0."""
+  """Computes √(mean square + ε).
+
+  Where the root is 0 (ε = 0 and a constant kernel), its gradient is 0, not ∞.
+  """
   # Both branches of `where` are differentiated, so the inner `where` replaces
   # 0, where the derivative of the root is infinite.
   variance = jnp.square(centered).mean((0, 1, 2), keepdims=True) + epsilon

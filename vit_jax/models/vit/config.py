@@ -151,7 +151,7 @@ class Config(BackboneConfig):
     self._check_positions()
     if self.position_at is None and KINDS[self.position]:
       object.__setattr__(self, 'position_at', KINDS[self.position][0])
-    # `ViT.apart` compares `unroll` with the depth.
+    # With a depth of 1, nothing is unrolled; see ViT's compiler options.
     object.__setattr__(self, 'unroll', min(self.unroll, self.depth))
 
   @property

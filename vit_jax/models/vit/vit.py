@@ -429,7 +429,7 @@ class ViT(Backbone):
       self.scheme.prefix + rows * columns,
       config.width,
       config.num_heads,
-      self.dtype,
+      config.compute_dtype,
     )
     return f'attention by {"kernels" if kernels else "XLA"}'
 
