@@ -120,9 +120,11 @@ def resume(
   Returns:
     The parts (None on all processes except the main one), and their number.
   """
+  rows, examples = about['batch_size'], about['examples']
+  # Parts of another size begin at other examples.
+  about = about | {'part_examples': size * rows}
   parts = Parts(out, about) if runtime.is_main() else None
   number = from_main(lambda: parts.count() if parts else 0)
-  rows, examples = about['batch_size'], about['examples']
   start = min(number * size * rows, examples)
   if start:
     log.info('continuing after %d of %d examples', start, examples)
