@@ -112,7 +112,9 @@ def test_tiles_of_queries_equal_the_formula(heads, monkeypatch):
 
 
 @pytest.mark.parametrize('shape', SHAPES[1:4] + SHAPES[-4:-1])
-@pytest.mark.parametrize('size', [0.3, 1.0])
+@pytest.mark.parametrize(
+  'size', [pytest.param(0.3, marks=pytest.mark.slow), 1.0]
+)
 def test_bfloat16_kernels_are_as_exact_as_xla(shape, size):
   arrays, dy = inputs(shape, 'bfloat16', size)
   exact = exactly(arrays, dy, shape[2])
