@@ -89,10 +89,10 @@ def main() -> None:
     for tokens, width, num_heads in SIZES:
       compile_both(mesh, tokens, width, num_heads)
       head = width // num_heads
-      shared = tpu.LANES % head == 0
-      tile = tpu.tile_size(tokens, tpu.LANES // head if shared else 1)
-      examples = tpu.examples_at_once(EXAMPLES, tokens) if shared else 1
-      heads = math.lcm(head, tpu.LANES) // head * examples * chip.cores
+      tile = tpu.tile_size(tokens, tpu.heads_together(head))
+      lanes = tpu.block_lanes(head)
+      examples = tpu.examples_at_once(EXAMPLES, tokens, lanes)
+      heads = lanes // head * examples * chip.cores
       bundles = scheduled(math.ceil(tokens / tile)) / heads
       costs = [
         tpu.cost(backward, (1, tokens, head), 2, head)

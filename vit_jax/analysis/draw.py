@@ -220,14 +220,7 @@ def _photograph(axes: Any, photograph: Photograph) -> None:
     name = '…' + name[1 - _NAME :]
   axes.set_xlabel(name, fontsize=6, parse_math=False)
   if not photograph.whole:
-    y, x, height, width = photograph.box
-    # Pixel centres have integer coordinates.
-    left, right, top, bottom = (
-      x - 0.5,
-      x + width - 0.5,
-      y - 0.5,
-      y + height - 0.5,
-    )
+    left, right, bottom, top = photograph.extent
     axes.plot(
       (left, right, right, left, left),
       (top, top, bottom, bottom, top),
@@ -241,13 +234,12 @@ def _map(
   axes: Any, weights: Float[np.ndarray, 'r c'], photograph: Photograph
 ) -> None:
   """Draws weights of patches at their positions in the photograph."""
-  y, x, height, width = photograph.box
   axes.imshow(
     weights,
     vmin=0,
     cmap='viridis',
     interpolation='nearest',
-    extent=(x - 0.5, x + width - 0.5, y + height - 0.5, y - 0.5),
+    extent=photograph.extent,
   )
   _limit(axes, photograph)
 

@@ -38,6 +38,15 @@ class Photograph(NamedTuple):
     whole = (0, 0, *self.pixels.shape[:2])
     return bool(np.allclose(self.box, whole, atol=0.5))
 
+  @property
+  def extent(self) -> tuple[float, float, float, float]:
+    """(left, right, bottom, top) of the box, in Matplotlib's coordinates.
+
+    The centres of pixels have integer coordinates.
+    """
+    y, x, height, width = self.box
+    return x - 0.5, x + width - 0.5, y + height - 0.5, y - 0.5
+
   def masked(
     self, weights: Float[np.ndarray, 'r c']
   ) -> UInt8[np.ndarray, 'y x 3']:

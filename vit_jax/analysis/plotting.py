@@ -18,7 +18,7 @@ class Format(NamedTuple):
   """Format of the files of figures.
 
   Attributes:
-    name: a key of `FORMATS`.
+    name: one of `FORMATS`.
     dpi: resolution of rasterized parts, dots per inch. Photographs in PDF and
       SVG files keep their own resolution.
   """

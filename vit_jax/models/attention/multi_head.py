@@ -10,7 +10,6 @@ time of a whole step on a TPU v3 by a tenth (benchmarks/RESULTS.md).
 """
 
 import functools
-import math
 import types
 from collections.abc import Mapping
 from typing import Any
@@ -354,7 +353,7 @@ def takes_kernels(
       f'{width} and {num_heads} heads in {jnp.dtype(dtype).name} on this mesh. '
       f'It supports heads of 32 to {tpu.LANES} channels, a multiple of 8; for '
       f'{head} channels at most {tpu.max_tokens(head, dtype)} tokens, and a '
-      f'width that is a multiple of {math.lcm(head, tpu.LANES)} on every '
+      f'width that is a multiple of {tpu.block_lanes(head)} on every '
       "device. Set model.attention='auto' to use XLA where kernels do not "
       'apply.'
     )

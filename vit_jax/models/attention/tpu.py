@@ -28,12 +28,13 @@ from vit_jax.models.attention.tpu_kernels import (
   Ref,
   backward,
   forward,
+  padded,
 )
 
 _BLOCK_ROWS = 256  # maximum tokens per block of several examples
 # The following limits fit into the 16 MiB of memory of a core of v2 and v3.
 _MAX_TOKENS = {2: 1100, 4: 700}  # {bytes per value: tokens}
-_MAX_BLOCK = 471_000
+_MAX_BLOCK = 450_000  # tokens times (lanes of a block + 300), of two bytes
 _MAX_SCORES = 750_000  # scores of the heads of a part, for a tile of queries
 SAVED = ('query', 'key', 'value', 'attended')
 
@@ -49,22 +50,32 @@ def applies(tokens: int, width: int, num_heads: int, dtype: jnp.dtype) -> bool:
   """
   head = width // num_heads
   supported = head % SUBLANES == 0 and 32 <= head <= LANES
-  blocks = width % (_block_lanes(head) * sharding.axis_size('model')) == 0
+  blocks = width % (block_lanes(head) * sharding.axis_size('model')) == 0
   return supported and blocks and tokens <= max_tokens(head, dtype)
 
 
 def max_tokens(head: int, dtype: jnp.dtype) -> int:
   """Returns the largest number of tokens for heads of `head` channels."""
-  lanes, itemsize = _block_lanes(head), jnp.dtype(dtype).itemsize
+  lanes, itemsize = block_lanes(head), jnp.dtype(dtype).itemsize
   most = _MAX_TOKENS[itemsize]
   if lanes > LANES:  # scores take as much memory as 300 lanes of the blocks
     most = min(most, _MAX_BLOCK * 2 // itemsize // (lanes + 300))
   return most
 
 
-def _block_lanes(head: int) -> int:
+def block_lanes(head: int) -> int:
   """Returns the fewest lanes that consist of whole heads and registers."""
   return math.lcm(head, LANES)
+
+
+def heads_together(head: int) -> int:
+  """Returns the number of heads that are computed together.
+
+  These are the heads that share 128 lanes, such as two of 64 channels. Heads
+  that do not divide 128 lanes, such as those of 80 channels, are computed one
+  by one.
+  """
+  return LANES // head if LANES % head == 0 else 1
 
 
 def attend(
@@ -139,14 +150,11 @@ def _run(
 
   def local(*arrays: Array) -> tuple[Array, ...]:
     n, tokens, width = arrays[0].shape
-    # Heads of 64 channels are computed in pairs, and heads that do not divide
-    # 128 lanes, such as those of 80 channels, one by one.
-    lanes, together = _block_lanes(head), max(LANES // head, 1)
-    together = together if LANES % head == 0 else 1
+    lanes, together = block_lanes(head), heads_together(head)
     tile = tile_size(tokens, together)
-    examples = examples_at_once(n, tokens) if lanes == LANES else 1
+    examples = examples_at_once(n, tokens, lanes)
     # Blocks consist of whole registers; rows after the last token are padding.
-    shape = (examples, _padded(tokens, tile), lanes)
+    shape = (examples, padded(tokens, tile), lanes)
     block = pl.BlockSpec(shape, lambda i, j, _: (i, 0, j))
     bias = pl.BlockSpec((1, 3, lanes), lambda i, j, _: (0, 0, j))
     d_bias = pl.BlockSpec((examples, 3, lanes), lambda i, j, _: (i, 0, j))
@@ -157,7 +165,7 @@ def _run(
       # the biases for each example.
       d_biases = jax.ShapeDtypeStruct((n, 3, width), jnp.float32)
       out_shape, out_specs = (like,) * 3 + (d_biases,), (block,) * 3 + (d_bias,)
-      rows = _padded(tokens, SUBLANES) if tile < shape[1] else SUBLANES
+      rows = padded(tokens, SUBLANES) if tile < shape[1] else SUBLANES
       scratch = [pltpu.VMEM((2, rows, LANES), jnp.float32)]
     parts = [
       Part(slice(i, i + head * together), together, tokens, tile, operand)
@@ -206,25 +214,29 @@ def tile_size(tokens: int, heads: int) -> int:
     tokens: number of tokens of an example.
     heads: number of heads that are computed together.
   """
-  rows, columns = _padded(tokens, SUBLANES), _padded(tokens, LANES)
+  rows, columns = padded(tokens, SUBLANES), padded(tokens, LANES)
   most = _MAX_SCORES // (heads * rows) // LANES * LANES
   if columns <= most:
     return rows
   # With more than 384 queries, other intermediate results do not fit either.
   tiles = math.ceil(columns / min(most, 384))
-  return _padded(math.ceil(tokens / tiles), LANES)
+  return padded(math.ceil(tokens / tiles), LANES)
 
 
-def examples_at_once(n: int, tokens: int) -> int:
+def examples_at_once(n: int, tokens: int, lanes: int) -> int:
   """Returns the number of examples per block.
 
-  A block contains several short examples, so that their latencies overlap.
+  A block of 128 lanes contains several short examples, so that their latencies
+  overlap; a wider block contains one.
 
   Args:
     n: number of examples on a device.
     tokens: number of tokens of an example.
+    lanes: lanes of a block.
   """
-  return math.gcd(n, max(_BLOCK_ROWS // _padded(tokens, SUBLANES), 1))
+  if lanes > LANES:
+    return 1
+  return math.gcd(n, max(_BLOCK_ROWS // padded(tokens, SUBLANES), 1))
 
 
 def cost(
@@ -245,14 +257,10 @@ def cost(
   products, arrays = (5, 7) if gradients else (2, 4)
   n, tokens, width = shape
   heads = n * width // head
-  rows, columns = (_padded(tokens, side) for side in (SUBLANES, LANES))
+  rows, columns = (padded(tokens, side) for side in (SUBLANES, LANES))
   moved = 1 if LANES % head == 0 else 2
   return pl.CostEstimate(
     flops=heads * products * 2 * max(rows, LANES) * columns * LANES,
     transcendentals=heads * rows * columns * moved,
     bytes_accessed=arrays * math.prod(shape) * itemsize,
   )
-
-
-def _padded(size: int, side: int) -> int:
-  return math.ceil(size / side) * side

@@ -12,6 +12,7 @@ If the scores of all queries do not fit into the memory of the core, a loop
 computes a tile of queries at a time, with all keys.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -54,7 +55,7 @@ class Part(NamedTuple):
   @property
   def keys(self) -> slice:
     """Rows of the keys, which are whole registers."""
-    return slice(0, -(-self.tokens // SUBLANES) * SUBLANES)
+    return slice(0, padded(self.tokens, SUBLANES))
 
   @property
   def scale(self) -> float:
@@ -70,6 +71,13 @@ class Part(NamedTuple):
     valid = rows.start + _row(x) < self.tokens
     return jnp.where(valid, x, 0).astype(self.operand)
 
+  def load_all(self, key: Ref, value: Ref, bias: Ref) -> tuple[Block, Block]:
+    """Loads all keys and values, with their biases added."""
+    return (
+      self.load(key, self.keys, bias[1, self.lanes]),
+      self.load(value, self.keys, bias[2, self.lanes]),
+    )
+
 
 def forward(
   query: Ref, key: Ref, value: Ref, bias: Ref, y: Ref, part: Part
@@ -84,10 +92,7 @@ def forward(
     y: output.
     part: heads and tokens.
   """
-  k, v = (
-    part.load(ref, part.keys, bias[i, part.lanes])
-    for i, ref in enumerate((key, value), start=1)
-  )
+  k, v = part.load_all(key, value, bias)
 
   def compute(rows: Rows) -> None:
     q = part.load(query, rows, bias[0, part.lanes], part.scale)
@@ -134,10 +139,7 @@ def backward(
       values, `[2, keys, 128]`; unused if there is only one tile.
     part: heads and tokens.
   """
-  k, v = (
-    part.load(ref, part.keys, bias[i, part.lanes])
-    for i, ref in enumerate((key, value), start=1)
-  )
+  k, v = part.load_all(key, value, bias)
 
   def compute(rows: Rows) -> list[Array]:
     """Writes the gradient of a tile of queries.
@@ -173,7 +175,7 @@ def backward(
 
   rows = dy.shape[0]
   if rows == part.tile:
-    d_query_bias, *gradients = compute(slice(0, rows))
+    d_bias[0:1, part.lanes], *gradients = compute(slice(0, rows))
   else:
     own = (slice(None), slice(0, part.width))
 
@@ -186,9 +188,7 @@ def backward(
     d_bias[0:1, part.lanes] = jnp.zeros((1, part.width), jnp.float32)
     sums[:, *own] = jnp.zeros((2, *k.shape), jnp.float32)
     _for_each_tile(add, rows, part.tile)
-    d_query_bias = d_bias[0:1, part.lanes]
     gradients = [sums[i, *own] for i in range(2)]
-  d_bias[0:1, part.lanes] = d_query_bias
   # The sums over tokens are the gradients of the biases.
   refs = (d_key, d_value)
   for i, (ref, gradient) in enumerate(zip(refs, gradients, strict=True), 1):
@@ -208,6 +208,11 @@ def _for_each_tile(
     compute(pl.ds(pl.multiple_of(i * tile, tile), tile))
 
   jax.lax.fori_loop(0, rows // tile, body, None)
+
+
+def padded(size: int, multiple: int) -> int:
+  """Returns the smallest multiple that is at least `size`."""
+  return math.ceil(size / multiple) * multiple
 
 
 def _row(x: Block) -> Int[Array, 'rows 1']:
