@@ -72,10 +72,12 @@ def test_plan_scripts_list_their_configs(name):
   importlib.util.find_spec('libtpu') is None, reason='needs libtpu'
 )
 def test_kernels_are_compared():
-  """There is a row for each number of tokens."""
+  """There is a row for each number of channels and of tokens."""
   out = run('benchmarks/kernels.py', 'v3:2x2')
   rows = [line for line in out.splitlines() if line.startswith('| v3:2x2')]
-  assert [row.split('|')[2].strip() for row in rows] == ['50', '197', '577']
+  sizes = [tuple(cell.strip() for cell in row.split('|')[2:4]) for row in rows]
+  longest = [('64', tokens) for tokens in ('50', '197', '577', '1025')]
+  assert sizes == [*longest, ('80', '257'), ('88', '257')]
 
 
 @pytest.mark.slow
