@@ -36,6 +36,7 @@ _BLOCK_ROWS = 256  # maximum tokens per block of several examples
 _MAX_TOKENS = {2: 1100, 4: 700}  # {bytes per value: tokens}
 _MAX_BLOCK = 450_000  # tokens times (lanes of a block + 300), of two bytes
 _MAX_SCORES = 750_000  # scores of the heads of a part, for a tile of queries
+_LONG_TOKENS = 512  # see `cost`
 SAVED = ('query', 'key', 'value', 'attended')
 
 
@@ -246,7 +247,9 @@ def cost(
 
   Fewer than 128 rows count as 128, because loading 128 rows into the matrix
   unit takes as long as multiplying 128 rows. Moving a head between lanes, if
-  its channels do not divide 128, takes about as long as its exponentials.
+  its channels do not divide 128, takes about as long as its exponentials. In
+  long sequences, products hide about half of the exponentials
+  (benchmarks/kernels.py).
 
   Args:
     gradients: whether the kernel is that of the backward pass.
@@ -258,9 +261,13 @@ def cost(
   n, tokens, width = shape
   heads = n * width // head
   rows, columns = (padded(tokens, side) for side in (SUBLANES, LANES))
-  moved = 1 if LANES % head == 0 else 2
+  exponentials = heads * rows * columns
+  if LANES % head:
+    exponentials *= 2
+  if tokens > _LONG_TOKENS:
+    exponentials //= 2
   return pl.CostEstimate(
     flops=heads * products * 2 * max(rows, LANES) * columns * LANES,
-    transcendentals=heads * rows * columns * moved,
+    transcendentals=exponentials,
     bytes_accessed=arrays * math.prod(shape) * itemsize,
   )
