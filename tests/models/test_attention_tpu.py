@@ -132,6 +132,7 @@ def test_huge_logits_do_not_overflow():
     assert np.isfinite(x).all(), name
 
 
+@pytest.mark.slow
 def test_kernels_on_a_mesh_give_the_same():
   """Devices share examples and heads."""
   arrays, dy = inputs((8, 9, 4, 64))
