@@ -258,6 +258,7 @@ def test_kernels_compile_for_every_tpu_version():
   assert done.returncode == 0, done.stderr
   lines = [line.split() for line in done.stdout.splitlines()]
   versions, shapes = compile_kernels.TOPOLOGIES, compile_kernels.SHAPES
-  assert len(lines) == len(versions) * len(shapes)
+  number = len(shapes) + len(compile_kernels.WINDOWS)
+  assert len(lines) == len(versions) * number
   assert {line[0] for line in lines} == set(versions)
   assert all(line[-1] == '2' for line in lines)
