@@ -24,7 +24,9 @@ SIZES = (  # tokens, width, heads
   *((tokens, 1024, 16) for tokens in (50, 197, 577, 1025)),
   (257, 1280, 16),  # H/14
   (257, 1408, 16),  # g/14
+  (49, 512, 16),  # windows of Swin-B
 )
+WINDOW = 49  # tokens of a window, with offsets of heads and masks
 EXAMPLES = 64
 
 
@@ -50,15 +52,20 @@ def compile_both(mesh, tokens: int, width: int, heads: int) -> None:
   def array(*shape: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=everywhere)
 
-  def both(projections, biases, dy):
+  def both(projections, biases, dy, *offsets):
     y, pull = jax.vjp(
-      lambda *inputs: tpu.attend(*inputs, heads), projections, biases
+      lambda *inputs: tpu.attend(*inputs[:2], heads, *inputs[2:]),
+      projections,
+      biases,
+      *offsets,
     )
     return y, pull(dy)
 
-  x = array(EXAMPLES, tokens, width)
+  x, offsets = array(EXAMPLES, tokens, width), []
+  if tokens == WINDOW:
+    offsets = [array(n, tokens, tokens) for n in (heads, EXAMPLES)]
   with jax.set_mesh(mesh):
-    jax.jit(both).lower((x,) * 3, (array(width),) * 3, x).compile()
+    jax.jit(both).lower((x,) * 3, (array(width),) * 3, x, *offsets).compile()
 
 
 def scheduled(tiles: int) -> int:

@@ -59,12 +59,12 @@ TABLE_3 = {
   'R200x3': ((14,), 6e-4),
 }
 # variant: (remat, micro_batches, unroll), the fastest tried for 32 v3 cores of
-# 16 GiB (benchmarks/RESULTS.md)
+# 16 GiB (benchmarks/RESULTS.md); unrolled units take minutes to compile
 SPEED = {
   'R50x1': ('none', 1, 8),
-  'R50x2': ('dots', 4, 1),
+  'R50x2': ('none', 2, 8),
   'R101x1': ('dots', 2, 1),
-  'R152x1': ('dots', 4, 1),
+  'R152x1': ('none', 1, 36),
   'R152x2': ('dots', 8, 1),
   'R200x3': ('dots', 16, 1),
 }

@@ -71,6 +71,7 @@ def get_config(argument: str | None = None) -> ConfigDict:
     pixels='imagenet',
     drop_path=DROP_PATH[arg.variant],
     dtype='bfloat16',
+    unroll=9,  # all pairs of blocks; a sixth faster on TPU v3
   )
   config.objective = dict(
     name='supervised', cross_entropy='softmax', label_smoothing=0.1

@@ -308,7 +308,7 @@ def test_shellcheck_has_nothing_to_say(tmp_path):
 
 def test_the_cost_on_gpus_is_in_gpu_days():
   """The paper's TPU core-days next to it are named as such."""
-  modelled = {'predicted_step_seconds_range': [1.0, 1.3]}
+  modelled = {'kernels': {'product': {}}}
   assert '129 core-days (paper: 230)' in planning.summary(launch_jobs.PLAN)
   assert '129 GPU-days (paper, TPUv3 core-days: 230)' in planning.summary(
     launch_jobs.PLAN | modelled

@@ -25,6 +25,10 @@ SHAPES = (
 )
 
 
+# Swin: windows, tokens of a window, channels, heads
+WINDOWS = ((64, 49, 128, 4), (1, 49, 1024, 32), (16, 144, 256, 8))
+
+
 def main():
   """Prints one line for each TPU version and shape."""
   environment.prepare(sys.argv)
@@ -35,30 +39,38 @@ def main():
   from vit_jax.models.attention import tpu
   from vit_jax.plan import topology
 
-  def loss(projections, biases, heads):
-    y = tpu.attend(projections, biases, heads)
+  def loss(projections, biases, heads, *offsets):
+    y = tpu.attend(projections, biases, heads, *offsets)
     return y.astype(jnp.float32).sum()
 
+  def compile_both(mesh, tokens, width, heads, dtype, windows=None):
+    """Compiles both kernels; prints how many kernels the program has."""
+    everywhere = sharding.replicated(mesh)
+
+    def array(*shape, dtype=dtype, sharding=everywhere):
+      return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+
+    axes, offsets = (8 * mesh.size, tokens, width), ()
+    if windows:
+      axes = (axes[0], windows, *axes[1:])
+      offsets = (array(heads, tokens, tokens), array(windows, tokens, tokens))
+    x = array(*axes, sharding=sharding.batch_sharding(mesh))
+    with jax.set_mesh(mesh):
+      applies = tpu.applies_with_offsets if windows else tpu.applies
+      assert applies(tokens, width, heads, dtype)
+      both = jax.value_and_grad(loss, argnums=(0, 1))
+      step = jax.jit(both, static_argnums=2)
+      lowered = step.lower((x,) * 3, (array(width),) * 3, heads, *offsets)
+      text = lowered.compile().as_text()
+    kernels = text.count('custom_call_target="tpu_custom_call"')
+    print(version, tokens, width, heads, kernels, flush=True)
+
   for version, shape in TOPOLOGIES.items():
-    devices = topology.find(f'{version}:{shape}').devices
-    mesh = sharding.make_mesh(devices)
-    for tokens, width, heads, dtype in SHAPES:
-      x = jax.ShapeDtypeStruct(
-        (8 * len(devices), tokens, width),
-        dtype,
-        sharding=sharding.batch_sharding(mesh),
-      )
-      bias = jax.ShapeDtypeStruct(
-        (width,), dtype, sharding=sharding.replicated(mesh)
-      )
-      with jax.set_mesh(mesh):
-        assert tpu.applies(tokens, width, heads, dtype)
-        both = jax.value_and_grad(loss, argnums=(0, 1))
-        step = jax.jit(both, static_argnums=2)
-        lowered = step.lower((x,) * 3, (bias,) * 3, heads)
-        text = lowered.compile().as_text()
-      kernels = text.count('custom_call_target="tpu_custom_call"')
-      print(version, tokens, width, heads, kernels, flush=True)
+    mesh = sharding.make_mesh(topology.find(f'{version}:{shape}').devices)
+    for sizes in SHAPES:
+      compile_both(mesh, *sizes)
+    for windows, *sizes in WINDOWS:
+      compile_both(mesh, *sizes, 'bfloat16', windows)
 
 
 if __name__ == '__main__':

@@ -125,6 +125,59 @@ def test_bfloat16_kernels_are_as_exact_as_xla(shape, size):
     assert error(ours, exact, name) < 1.1 * error(xla, exact, name), name
 
 
+@pytest.mark.parametrize(
+  'shape',
+  [
+    (2, 4, 49, 4, 32),  # four windows of an image in a block
+    pytest.param((3, 4, 9, 8, 32), marks=pytest.mark.slow),
+    pytest.param((2, 3, 49, 3, 128), marks=pytest.mark.slow),
+    pytest.param((1, 1, 144, 8, 80), marks=pytest.mark.slow),
+  ],
+)
+@pytest.mark.parametrize('masked', [True, False])
+def test_offsets_equal_the_formula(shape, masked):
+  """Offsets of heads, with gradients, and masks of windows (Swin)."""
+  n, windows, tokens, heads, channels = shape
+  rng = np.random.default_rng(1)
+
+  def draw(*dims):
+    return rng.normal(size=dims)
+
+  arrays = [draw(n, windows, tokens, heads * channels) for _ in range(4)]
+  biases = [draw(heads * channels) for _ in range(3)]
+  relative = draw(heads, tokens, tokens)
+  mask = np.where(draw(windows, tokens, tokens) > 0.5, -100.0, 0.0)
+  mask = mask if masked else None
+
+  def exact(projections, biases, relative):
+    x = [p + b for p, b in zip(projections, biases, strict=True)]
+    q, k, v = (z.reshape(*z.shape[:3], heads, -1) for z in x)
+    logits = jnp.einsum('nwqhc,nwkhc->nwhqk', q, k) / channels**0.5 + relative
+    if masked:
+      logits += mask[None, :, None]
+    weights = jax.nn.softmax(logits, axis=-1)
+    return jnp.einsum('nwhqk,nwkhc->nwqhc', weights, v).reshape(x[0].shape)
+
+  def ours(projections, biases, relative):
+    return tpu.attend(projections, biases, heads, relative, mask)
+
+  def all_of(function, dtype):
+    given = (tuple(arrays[:3]), tuple(biases), relative)
+    given = jax.tree.map(lambda x: jnp.asarray(x, dtype), given)
+    y, pull = jax.vjp(function, *given)
+    leaves = jax.tree.leaves((y, pull(jnp.asarray(arrays[3], dtype))))
+    names = (*NAMES, 'd_relative')
+    return dict(
+      zip(names, [np.asarray(x, np.float64) for x in leaves], strict=True)
+    )
+
+  with jax.enable_x64(True):
+    theirs = all_of(exact, 'float64')
+  found = all_of(ours, 'float32')
+  for name in theirs:
+    assert error(found, theirs, name) < 5e-6, name
+
+
 def test_huge_logits_do_not_overflow():
   """Logits of thousands do not overflow, and nothing is NaN."""
   arrays, dy = inputs((1, 21, 2, 64), size=60.0)
@@ -132,6 +185,7 @@ def test_huge_logits_do_not_overflow():
     assert np.isfinite(x).all(), name
 
 
+@pytest.mark.slow
 def test_kernels_on_a_mesh_give_the_same():
   """Devices share examples and heads."""
   arrays, dy = inputs((8, 9, 4, 64))
@@ -204,6 +258,7 @@ def test_kernels_compile_for_every_tpu_version():
   assert done.returncode == 0, done.stderr
   lines = [line.split() for line in done.stdout.splitlines()]
   versions, shapes = compile_kernels.TOPOLOGIES, compile_kernels.SHAPES
-  assert len(lines) == len(versions) * len(shapes)
+  number = len(shapes) + len(compile_kernels.WINDOWS)
+  assert len(lines) == len(versions) * number
   assert {line[0] for line in lines} == set(versions)
   assert all(line[-1] == '2' for line in lines)

@@ -117,6 +117,7 @@ def test_remat_and_unrolling_give_the_same_gradients():
   )
 
 
+@pytest.mark.slow
 def test_adapt_gives_the_shapes_of_the_new_size():
   model = Model(0, **TINY | dict(depths=(2, 2, 1)))
   flat = tree.flatten(noise_params(model, (40, 64)))
@@ -157,6 +158,7 @@ def test_layers_and_attention_are_not_available():
       )
 
 
+@pytest.mark.slow
 def test_norms_have_the_authors_epsilon():
   """It is 1e-4, which matters for small activations."""
   model = Model(0, depths=(1,), dtype='float32')

@@ -222,7 +222,9 @@ def test_predict_returns_the_last_map():
       predict(want)
 
 
-@pytest.mark.parametrize('remat', ['full', 'dots'])
+@pytest.mark.parametrize(
+  'remat', [pytest.param('full', marks=pytest.mark.slow), 'dots']
+)
 def test_the_reference_is_the_same_function(remat):
   """Gradients do not depend on unrolling and rematerialization."""
   model = resnet.Model(3, **TINY, remat=remat, unroll=9)

@@ -1,5 +1,6 @@
 """Tests of Swin Transformers."""
 
+import functools
 import itertools
 
 import jax
@@ -338,3 +339,52 @@ def test_training_on_a_mesh_equals_one_device():
   )
   kernel = together['stage2']['layers']['plain']['mlp']['fc1']['kernel']
   assert kernel.sharding.spec == PartitionSpec(None, 'fsdp', 'model')
+
+
+# Kernels
+
+BY_KERNELS = TINY | dict(
+  width=256, depths=(2,), num_heads=8, attention='kernel'
+)
+
+
+def with_gradients(model, params, images):
+  """Returns logits and gradients of a weighted sum of them."""
+
+  def loss(params):
+    logits = model.apply({'params': params}, images)
+    return (
+      logits * jnp.cos(jnp.arange(logits.size)).reshape(logits.shape)
+    ).sum(), logits
+
+  gradients, logits = jax.jit(jax.grad(loss, has_aux=True))(params)
+  return logits, gradients
+
+
+@pytest.mark.slow
+def test_kernels_compute_the_same():
+  """Plain and shifted windows, alone and on a mesh that splits heads.
+
+  Two images are not split over four devices, although their windows could be.
+  """
+  model = Model(5, **BY_KERNELS)
+  params, images = noise_params(model, (16, 16)), images_of(2, 16, 16)
+  theirs = with_gradients(model.reference, params, images)
+  assert model.computed_by((16, 16)) == 'attention by kernels in stages 1'
+  check = functools.partial(np.testing.assert_allclose, rtol=2e-4, atol=2e-4)
+  jax.tree.map(check, with_gradients(model, params, images), theirs)
+  mesh = sharding.make_mesh(jax.devices(), data=4, model=2)
+  with jax.set_mesh(mesh):
+    split = jax.device_put(images, sharding.replicated(mesh))
+    jax.tree.map(check, with_gradients(model, params, split), theirs)
+
+
+def test_which_stages_have_kernels():
+  """The width of a stage must be a multiple of 128."""
+  assert Model(5, variant='B').computed_by((224, 224)) == 'attention by XLA'
+  for variant, stages in ('T', '3, 4'), ('B', '1, 2, 3, 4'):
+    model = Model(5, variant=variant, attention='kernel', dtype='bfloat16')
+    found = model.computed_by((224, 224))
+    assert found == f'attention by kernels in stages {stages}'
+    assert model.kernels.plain.kernels is None
+    assert model.kernels.probe.config.depths == (2, 2, 2, 2)

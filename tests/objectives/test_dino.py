@@ -320,6 +320,7 @@ def test_drop_path_applies_to_the_student_only():
   assert one[1][0]['teacher_entropy'] == two[1][0]['teacher_entropy']
 
 
+@pytest.mark.slow
 def test_global_and_local_crops_drop_different_paths(monkeypatch):
   """Equal crops of equal size have different features in the two passes."""
   of = objective(Model(0, **MODEL, drop_path=0.5))

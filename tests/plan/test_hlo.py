@@ -1,5 +1,7 @@
 """Tests of costs summed over a small hand-written program."""
 
+import dataclasses
+import math
 import pathlib
 import re
 
@@ -18,7 +20,9 @@ OUTER, INNER = 3, 24
 def target():
   """Returns four v3 cores without devices."""
   chip = topology.CHIPS['v3']
-  return topology.Target('v3:1x2', (None,) * 4, 1, chip, chip.hbm_bytes)
+  return topology.Target(
+    'v3:1x2', (None,) * 4, 1, chip, chip.hbm_bytes, sides=(1, 2)
+  )
 
 
 def of(text, target):
@@ -108,8 +112,43 @@ def test_collectives_count_with_their_loops(target):
   assert (reduce.count, reduce.bytes) == (OUTER, OUTER * size)
   assert (gather.count, gather.bytes) == (1, 4 * size)
   link = target.chip.link_bytes_per_s
-  assert reduce.seconds == pytest.approx(OUTER * 2 * size * 3 / 4 / link)
+  # The sum passes the link between the two chips twice, 1 µs each.
+  once = 2 * size * 3 / 4 / link + 2 * 1e-6
+  assert reduce.seconds == pytest.approx(OUTER * once)
   assert total.exposed_seconds == reduce.seconds
+
+
+@pytest.mark.parametrize(
+  'members, sides, hops',
+  [
+    (2, (4, 4), 0),  # both cores of a chip
+    (32, (4, 4), 6),
+    (8, (4, 4), 2),
+    (512, (16, 16), 30),
+    (16, (1, 8), 7),
+  ],
+)
+def test_latency_of_the_longest_way(target, members, sides, hops):
+  """On v3, a chip has two devices; links do not wrap around."""
+  devices = (None,) * (2 * math.prod(sides))
+  placed = dataclasses.replace(target, devices=devices, sides=sides)
+  assert cost._hops(members, placed) == hops
+
+
+def test_the_range_of_a_step(target):
+  """Kernels cost their declared cycles more or less; exchanges may be seen."""
+  total = of(TEXT, target)
+  clock = target.chip.clock_hz
+  kernel = total.uncounted['custom-call tpu_custom_call'].cycles / clock
+  limits = total.uncertain_seconds(clock)
+  low, high = limits['kernels']
+  assert -kernel < low < 0 < high < kernel
+  hidden = total.collectives['all-gather'].seconds
+  assert hidden > 0
+  assert limits['exchanges'][0] == 0
+  assert limits['exchanges'][1] == pytest.approx(
+    hidden / 0.8 + total.exposed_seconds * (1 / 0.8 - 1)
+  )
 
 
 def test_matrix_flops(target):

@@ -31,6 +31,7 @@ KEYS = {
   *('predicted_step_seconds', 'predicted_mfu', 'predicted_images_per_second'),
   *('total_steps', 'predicted_core_days', 'collectives', 'estimated_cycles'),
   *('uncounted_cycles', 'uncounted', 'collective_seconds', 'batch_size'),
+  *('predicted_step_seconds_range', 'uncertain_seconds'),
 }
 
 
@@ -99,6 +100,8 @@ def test_keys_of_a_plan():
   )
   seconds = result['predicted_step_seconds']
   assert seconds > result['estimated_cycles'] / 0.94e9 > 0
+  low, high = result['predicted_step_seconds_range']
+  assert low <= seconds < high
   assert result['predicted_images_per_second'] == pytest.approx(512 / seconds)
   days = seconds * result['total_steps'] / 86400
   assert result['predicted_core_days'] == pytest.approx(days * 16)

@@ -37,6 +37,7 @@ def test_the_parameter_table_is_logged_if_parameters_are_split(
   assert (len(first) == 1) != whole
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('devices', [1, 2])
 def test_a_step_too_large_for_memory_is_refused(devices, monkeypatch):
   """The message has the smallest number of micro-batches that fits."""

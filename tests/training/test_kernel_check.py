@@ -100,6 +100,7 @@ def gradient_of_queries_doubled(y_of):
   return attend
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('works', [True, False])
 def test_cudnn_is_compared_on_a_gpu(gpu, works, tmp_path, monkeypatch, caplog):
   """A wrong gradient is detected; the run continues with XLA's attention."""

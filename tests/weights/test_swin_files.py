@@ -139,6 +139,7 @@ def test_timm_files_give_timms_results(tmp_path, size):
   check_all(model, params, images, *after_blocks(blocks, theirs, images))
 
 
+@pytest.mark.slow
 def test_window_rule_is_kept_in_conversion(tmp_path):
   """timm's rule survives conversion; other files follow the authors' rule."""
   theirs = timm_swin_transformer(64)

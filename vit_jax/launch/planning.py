@@ -56,7 +56,7 @@ def summary(result: dict[str, Any]) -> str:
   seconds, days = result['predicted_step_seconds'], result['predicted_days']
   if seconds is not None:
     paper = result['paper_core_days']
-    on_gpus = result.get('predicted_step_seconds_range') is not None
+    on_gpus = bool(result.get('kernels'))
     unit, source = 'core-days', 'paper'
     if on_gpus:
       unit, source = 'GPU-days', 'paper, TPUv3 core-days'

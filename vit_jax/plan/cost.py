@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import math
 import re
 
 from vit_jax.plan import arithmetic, loops
@@ -40,6 +41,15 @@ _FREE_KERNELS = ('AllocateBuffer', 'ConcatBitcast')
 # ten rounds of Philox, about a hundred integer operations per word, on a vector
 # unit of 1024 lanes with about three slots.
 _RNG_CYCLES_PER_WORD = 32 / 1024
+# Latency of a link between neighbouring chips. Source: ASTRA-sim's validation
+# on TPU v3 uses 1 µs, as told by Google's TPU research team.
+_HOP_S = 1e-6
+# Assumptions about what widens the range of a step's time. Attention kernels:
+# cycles scheduled by the compiler, relative to those of the declared cost
+# (benchmarks/kernels.py). Links: the least fraction of the published rate; no
+# measurement of TPUs is published, and NCCL reaches 82 % on NVLink.
+_KERNELS = (0.8, 1.45)
+_LINK_FRACTION = 0.8
 
 
 @dataclasses.dataclass
@@ -120,6 +130,28 @@ class Cost:
   def exposed_seconds(self) -> float:
     """Seconds of collectives that do not overlap with other work."""
     return sum(c.exposed_seconds for c in self.collectives.values())
+
+  def uncertain_seconds(
+    self, clock_hz: float
+  ) -> dict[str, tuple[float, float]]:
+    """Returns by how much the time of a step can differ from the prediction.
+
+    The compiler's own estimates are taken as exact.
+
+    Args:
+      clock_hz: clock rate of the cores.
+
+    Returns:
+      Smallest and largest difference in seconds, by cause: 'kernels', whose
+      cost is declared, and 'exchanges', which at worst nothing hides.
+    """
+    declared = sum(u.cycles for u in self.uncounted.values() if u.flops)
+    fewer, more = (share - 1 for share in _KERNELS)
+    seconds = sum(c.seconds for c in self.collectives.values())
+    return {
+      'kernels': (fewer * declared / clock_hz, more * declared / clock_hz),
+      'exchanges': (0.0, seconds / _LINK_FRACTION - self.exposed_seconds),
+    }
 
 
 def of_program(module: Module, target: Target) -> Cost:
@@ -211,7 +243,11 @@ def _add_collective(
   times: int,
   target: Target,
 ) -> None:
-  """Adds the cost of a collective, modelled as rings over all links."""
+  """Adds the cost of a collective, modelled as rings over all links.
+
+  The time is that of the bytes on the links plus the latency of the links
+  between the most distant chips of a group.
+  """
   size = exchanged_bytes(op, computation)
   if target.chip is None:
     entry.add(times, size, 0.0)
@@ -223,11 +259,29 @@ def _add_collective(
   if target.slices > 1 and members > len(target.devices) // target.slices:
     # After the sum within a slice, each device exchanges its part of the sum
     # with other slices over the slow network.
-    per_slice = members // target.slices
-    seconds += passes * size / per_slice / target.slow_bytes_per_s
+    members //= target.slices
+    seconds += passes * size / members / target.slow_bytes_per_s
+  seconds += passes * _hops(members, target) * _HOP_S
   entry.add(times, size, seconds)
   if not op.opcode.endswith('-start'):
     entry.exposed_seconds += seconds * times
+
+
+def _hops(members: int, target: Target) -> int:
+  """Returns the number of links between the most distant chips of a group.
+
+  The chips of a group are assumed to form a box with equal sides, and the links
+  not to wrap around (in a whole pod they do, which halves the distance).
+
+  Args:
+    members: number of devices of the group in a slice.
+    target: devices of all slices.
+  """
+  sides = [side for side in target.sides if side > 1]
+  chips = members * math.prod(sides) * target.slices / len(target.devices)
+  if chips <= 1:
+    return 0
+  return round(len(sides) * (chips ** (1 / len(sides)) - 1))
 
 
 def exchanged_bytes(op: Op, computation: Computation) -> int:

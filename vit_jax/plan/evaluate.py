@@ -156,6 +156,7 @@ def _initial_result(
     'model_flops_per_image': experiment.image_flops,
     'predicted_step_seconds': None,
     'predicted_step_seconds_range': None,
+    'uncertain_seconds': None,
     'predicted_mfu': None,
     'predicted_images_per_second': None,
     'total_steps': experiment.total_steps,
@@ -245,7 +246,14 @@ def _on_tpus(
     return result
   cycles = total.estimated_cycles + total.uncounted_cycles
   seconds = cycles / chip.clock_hz + total.exposed_seconds
-  result['exposed_collective_seconds'] = total.exposed_seconds
+  uncertain = total.uncertain_seconds(chip.clock_hz)
+  result |= {
+    'exposed_collective_seconds': total.exposed_seconds,
+    'uncertain_seconds': uncertain,
+    'predicted_step_seconds_range': [
+      seconds + sum(limits) for limits in zip(*uncertain.values(), strict=True)
+    ],
+  }
   return result | _predictions(
     experiment, seconds, chip.peak_flops, devices, chip.cores
   )

@@ -87,16 +87,34 @@ def _time(result: dict[str, Any]) -> list[tuple[str, str]]:
     f' + {added:,.1f} M for instructions without its estimate'
   )
   exposed, days = result['exposed_collective_seconds'], result['predicted_days']
+  low, high = result['predicted_step_seconds_range']
   return [
     *rows,
     ('cycles', cycles),
     ('exchanges', f'{exposed * 1e3:.1f} ms not hidden by other work'),
-    ('step', f'{seconds:.4f} s'),
+    ('step', f'{seconds:.4f} s ({low:.4f} to {high:.4f})'),
+    ('  range from', _uncertain(result['uncertain_seconds'])),
     ('images/s', f'{result["predicted_images_per_second"]:,.0f}'),
     ('MFU', f'{result["predicted_mfu"]:.1%}'),
     ('training', f'{result["total_steps"]:,} steps, {days:.2f} days'),
     ('core-days', f'{result["predicted_core_days"]:,.1f}{in_paper}'),
   ]
+
+
+def _uncertain(seconds: dict[str, tuple[float, float]]) -> str:
+  """Returns by how much each part can change the time of a step, as text."""
+  words = {
+    'kernels': "kernels without the compiler's estimate",
+    'exchanges': 'exchanges that nothing hides, on slower links',
+  }
+  return (
+    '; '.join(
+      f'{words[cause]}: {low * 1e3:+.1f} to {high * 1e3:+.1f} ms'
+      for cause, (low, high) in seconds.items()
+      if low or high
+    )
+    or 'nothing: the compiler estimates all instructions'
+  )
 
 
 def _modelled(result: dict[str, Any]) -> list[tuple[str, str]]:

@@ -110,6 +110,7 @@ class Target:
     slow_bytes_per_s: bandwidth per device between slices, in one direction.
     compiles: whether a compiler for the devices is installed.
     cluster: sizes and rates of a GPU cluster; None for other devices.
+    sides: sides of a TPU slice in chips, such as (4, 4).
   """
 
   name: str
@@ -120,6 +121,7 @@ class Target:
   slow_bytes_per_s: float = SLOW_BYTES_PER_S_OTHER
   compiles: bool = True
   cluster: gpus.Cluster | None = None
+  sides: tuple[int, ...] = ()
 
 
 def _version(name: str) -> str:
@@ -188,6 +190,7 @@ def find(name: str, slices: int = 1) -> Target:
     chip=chip,
     hbm_bytes=chip.hbm_bytes,
     slow_bytes_per_s=SLOW_BYTES_PER_S.get(version, SLOW_BYTES_PER_S_OTHER),
+    sides=tuple(map(int, name.partition(':')[2].split('x'))),
   )
 
 

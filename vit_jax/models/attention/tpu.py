@@ -10,11 +10,12 @@ The backward pass recomputes the weights from queries and keys.
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
@@ -24,6 +25,7 @@ from vit_jax.arrays import sharding
 from vit_jax.models.attention.tpu_kernels import (
   LANES,
   SUBLANES,
+  Offsets,
   Part,
   Ref,
   backward,
@@ -36,6 +38,7 @@ _BLOCK_ROWS = 256  # maximum tokens per block of several examples
 _MAX_TOKENS = {2: 1100, 4: 700}  # {bytes per value: tokens}
 _MAX_BLOCK = 450_000  # tokens times (lanes of a block + 300), of two bytes
 _MAX_SCORES = 750_000  # scores of the heads of a part, for a tile of queries
+_LONG_TOKENS = 512  # see `cost`
 SAVED = ('query', 'key', 'value', 'attended')
 
 
@@ -52,6 +55,24 @@ def applies(tokens: int, width: int, num_heads: int, dtype: jnp.dtype) -> bool:
   supported = head % SUBLANES == 0 and 32 <= head <= LANES
   blocks = width % (block_lanes(head) * sharding.axis_size('model')) == 0
   return supported and blocks and tokens <= max_tokens(head, dtype)
+
+
+def applies_with_offsets(
+  tokens: int, width: int, num_heads: int, dtype: jnp.dtype
+) -> bool:
+  """Returns whether `attend` supports these sizes with offsets.
+
+  All queries must be in one tile.
+
+  Args:
+    tokens: number of tokens.
+    width: channels of all heads together.
+    num_heads: number of heads.
+    dtype: dtype of queries, keys and values.
+  """
+  together = heads_together(width // num_heads)
+  one_tile = tile_size(tokens, together) == padded(tokens, SUBLANES)
+  return one_tile and applies(tokens, width, num_heads, dtype)
 
 
 def max_tokens(head: int, dtype: jnp.dtype) -> int:
@@ -79,11 +100,13 @@ def heads_together(head: int) -> int:
 
 
 def attend(
-  projections: tuple[Float[Array, 'n t d'], ...],
+  projections: tuple[Float[Array, '*n t d'], ...],
   biases: tuple[Float[Array, ' d'], ...],
   num_heads: int,
-) -> Float[Array, 'n t d']:
-  """Computes softmax(q·k / √c) v of every head, with a float32 softmax.
+  relative: Float[Array, 'h t t'] | None = None,
+  mask: Float[Array | np.ndarray, 'w t t'] | None = None,
+) -> Float[Array, '*n t d']:
+  """Computes softmax(q·k / √c + relative + mask) v, with a float32 softmax.
 
   Exponentials are rounded to the dtype of the values before the product with
   the values; the result is divided by the sum of the exponentials afterwards.
@@ -93,118 +116,207 @@ def attend(
     projections: queries, keys and values without biases.
     biases: biases of queries, keys and values. The kernel adds them, and sums
       their gradients over blocks that are already in the memory of the core.
-    num_heads: number of heads, side by side in the last axis; c = d / num_heads
-      divides 128.
+    num_heads: number of heads, side by side in the last axis; see `applies`.
+    relative: added to the logits of each head, `[h, queries, keys]`, or None;
+      see `applies_with_offsets`.
+    mask: added to the logits of each window, without a gradient; None without
+      windows. The axis before the tokens is that of the windows.
 
   Returns:
     Output tokens, in the dtype of the projections.
 
   Reference: equations 5 to 7 of appendix A.
   """
-  return _attend(projections, biases, num_heads)
+  if relative is not None:
+    by_keys = _by_keys(relative.astype(jnp.float32))  # [h, keys, lanes]
+    relative = by_keys.swapaxes(0, 1).reshape(by_keys.shape[1], -1)
+  if mask is not None:
+    # Masks are 0 or a large number, which bfloat16 represents well enough.
+    mask = _by_keys(jnp.asarray(mask, jnp.bfloat16))
+  return _attend(projections, biases, relative, mask, num_heads)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _by_keys(offsets: Float[Array, 'x t t']) -> Float[Array, 'x keys lanes']:
+  """Transposes offsets like the kernels' scores, and pads them with zeros."""
+  tokens = offsets.shape[-1]
+  more = padded(tokens, SUBLANES) - tokens, padded(tokens, LANES) - tokens
+  return jnp.pad(offsets.swapaxes(1, 2), ((0, 0), (0, more[0]), (0, more[1])))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
 def _attend(
-  projections: tuple[Array, ...], biases: tuple[Array, ...], num_heads: int
+  projections: tuple[Array, ...],
+  biases: tuple[Array, ...],
+  relative: Array | None,
+  mask: Array | None,
+  num_heads: int,
 ) -> Any:
-  return _attend_forward(projections, biases, num_heads)[0]
+  """Computes `attend` with offsets that `_by_keys` has padded.
+
+  All heads of `relative` are side by side in its last axis.
+  """
+  args = projections, biases, relative, mask, num_heads
+  return _attend_forward(*args)[0]
 
 
 def _attend_forward(
-  projections: tuple[Array, ...], biases: tuple[Array, ...], num_heads: int
+  projections: tuple[Array, ...],
+  biases: tuple[Array, ...],
+  relative: Array | None,
+  mask: Array | None,
+  num_heads: int,
 ) -> tuple[Array, tuple[Any, ...]]:
   named = tuple(map(checkpoint_name, projections, SAVED[:3]))
-  bias = jnp.stack(biases)[None]  # [1, 3, d]
-  (y,) = _run(forward, [*named, bias], num_heads)
-  return checkpoint_name(y, SAVED[3]), (named, bias)
+  bias = jnp.stack(biases)  # [3, d]
+  [y] = _run(forward, [*named], bias, relative, mask, num_heads)
+  return checkpoint_name(y, SAVED[3]), (named, bias, relative, mask)
 
 
 def _attend_backward(
-  num_heads: int, residuals: tuple[Any, ...], dy: Float[Array, 'n t d']
+  num_heads: int, residuals: tuple[Any, ...], dy: Float[Array, '*n t d']
 ) -> tuple[Any, ...]:
-  projections, bias = residuals
-  *gradients, d_bias = _run(backward, [*projections, dy, bias], num_heads)
-  d_bias = d_bias.sum(axis=0).astype(bias.dtype)  # [n, 3, d] -> [3, d]
-  return tuple(gradients), tuple(d_bias)
+  projections, bias, relative, mask = residuals
+  results = _run(backward, [*projections, dy], bias, relative, mask, num_heads)
+  gradients, sums = results[:3], results[3:]
+  # Over examples, or over devices: [n, 3, d] -> [3, d]
+  d_bias, *d_relative = (x.sum(axis=tuple(range(x.ndim - 2))) for x in sums)
+  d_bias = tuple(d_bias.astype(bias.dtype))
+  return tuple(gradients), d_bias, *(d_relative or [None]), None
 
 
 _attend.defvjp(_attend_forward, _attend_backward)
 
 
 def _run(
-  kernel: Callable[..., None], operands: list[Array], num_heads: int
+  kernel: Callable[..., None],
+  operands: list[Float[Array, '*n t d']],
+  bias: Float[Array, '3 d'],
+  relative: Float[Array, 'keys columns'] | None,
+  mask: Float[Array, 'w keys lanes'] | None,
+  num_heads: int,
 ) -> tuple[Array, ...]:
   """Runs a kernel on each device, for a block of examples and heads at a time.
 
   Args:
     kernel: `forward` or `backward`.
-    operands: arrays `[n, t, d]`, and the stacked biases `[1, 3, d]`.
+    operands: queries, keys, values, and the gradient of the output for
+      `backward`.
+    bias: stacked biases.
+    relative: see `_attend`.
+    mask: see `_attend`.
     num_heads: number of heads.
+
+  Returns:
+    Output, or the gradients of queries, keys and values, those of the biases
+    for each example, and that of `relative` for each device.
   """
-  head = operands[0].shape[-1] // num_heads
-  dtype = operands[0].dtype
+  tokens, width = operands[0].shape[-2:]
+  head, dtype = width // num_heads, operands[0].dtype
   # TPU v2 and v3 only multiply float32 values, which they round to bfloat16.
   old = sharding.device().device_kind in ('TPU v2', 'TPU v3')
   operand = jnp.dtype(jnp.float32) if old else dtype
+  lanes, together = block_lanes(head), heads_together(head)
+  tile = tile_size(tokens, together)
+  rows = padded(tokens, tile)  # rows after the last token are padding
+  gradients = kernel is backward
+  parts = [
+    Part(slice(i, i + head * together), together, tokens, tile, operand)
+    for i in range(0, lanes, head * together)
+  ]
+  small = [bias] if relative is None else [bias, relative]
+  own = len(operands) + 1  # arguments that are not offsets
 
   def local(*arrays: Array) -> tuple[Array, ...]:
-    n, tokens, width = arrays[0].shape
-    lanes, together = block_lanes(head), heads_together(head)
-    tile = tile_size(tokens, together)
-    examples = examples_at_once(n, tokens, lanes)
-    # Blocks consist of whole registers; rows after the last token are padding.
-    shape = (examples, padded(tokens, tile), lanes)
-    block = pl.BlockSpec(shape, lambda i, j, _: (i, 0, j))
-    bias = pl.BlockSpec((1, 3, lanes), lambda i, j, _: (0, 0, j))
-    d_bias = pl.BlockSpec((examples, 3, lanes), lambda i, j, _: (i, 0, j))
-    like = jax.ShapeDtypeStruct(arrays[0].shape, dtype)
-    out_shape, out_specs, scratch = (like,), (block,), []
-    if kernel is backward:
-      # The results are three gradients like the inputs, and the gradients of
-      # the biases for each example.
-      d_biases = jax.ShapeDtypeStruct((n, 3, width), jnp.float32)
-      out_shape, out_specs = (like,) * 3 + (d_biases,), (block,) * 3 + (d_bias,)
-      rows = padded(tokens, SUBLANES) if tile < shape[1] else SUBLANES
-      scratch = [pltpu.VMEM((2, rows, LANES), jnp.float32)]
-    parts = [
-      Part(slice(i, i + head * together), together, tokens, tile, operand)
-      for i in range(0, lanes, head * together)
-    ]
+    leading = arrays[0].shape[:-2]
+    inputs = [x.reshape(-1, *x.shape[-2:]) for x in arrays]
+    n = len(inputs[0])
+    windows = n if mask is None else len(mask)
+    examples = examples_at_once(math.gcd(n, windows), tokens, lanes)
 
-    def run_part(part: Part, refs: tuple[Ref, ...], sums: tuple[Ref, ...]):
-      for i in range(examples):
-        # The biases have one row for all examples.
-        own = [ref.at[min(i, ref.shape[0] - 1)] for ref in refs]
-        kernel(*own, *sums, part)
+    def of_example(rows: int) -> pl.BlockSpec:
+      return pl.BlockSpec((examples, rows, lanes), lambda j, i, _: (i, 0, j))
+
+    def of_all(x: Array | jax.ShapeDtypeStruct) -> pl.BlockSpec:
+      shape = (1, x.shape[1], x.shape[2] * lanes // inputs[0].shape[2])
+      return pl.BlockSpec(shape, lambda j, i, _: (0, 0, j))
+
+    in_specs = [of_example(rows)] * len(operands)
+    in_specs += map(of_all, inputs[len(operands) :])
+    like = jax.ShapeDtypeStruct(inputs[0].shape, dtype)
+    out_shape, out_specs, scratch = [like], [of_example(rows)], []
+    if gradients:
+      # The results are three gradients like the inputs, the gradients of the
+      # biases for each example, and the gradient of the offsets.
+      d_bias = jax.ShapeDtypeStruct((n, 3, inputs[0].shape[2]), jnp.float32)
+      d_offsets = [
+        jax.ShapeDtypeStruct(x.shape, jnp.float32) for x in inputs[own:]
+      ]
+      out_shape = [like] * 3 + [d_bias, *d_offsets]
+      out_specs = [of_example(rows)] * 3 + [of_example(3)]
+      out_specs += map(of_all, d_offsets)
+      kept = padded(tokens, SUBLANES) if tile < rows else SUBLANES
+      scratch = [pltpu.VMEM((2, kept, LANES), jnp.float32)]
+    if mask is not None:
+      inputs.append(mask)
+      blocks = windows // examples
+      shape = (examples, *mask.shape[1:])
+      in_specs.append(pl.BlockSpec(shape, lambda j, i, _: (i % blocks, 0, 0)))
 
     def run_block(*refs: Ref) -> None:
-      count = len(refs) - len(scratch)
+      count = len(inputs)
+      ins, outs = refs[:count], refs[count : count + len(out_shape)]
+      sums, offsets, d_relative = refs[count + len(outs) :], ins[own:], outs[4:]
+      if d_relative:
+
+        @pl.when((pl.program_id(1) == 0) & (pl.program_id(2) == 0))
+        def _():
+          d_relative[0][...] = jnp.zeros(d_relative[0].shape, jnp.float32)
+
+      def run_part(part: Part) -> None:
+        for i in range(examples):
+          # Biases and offsets of heads have one row for all examples.
+          def row(refs: Sequence[Ref], i: int = i) -> list[Ref]:
+            return [ref.at[min(i, ref.shape[0] - 1)] for ref in refs]
+
+          added = Offsets(*row(offsets)) if offsets else None
+          if added and d_relative:
+            added = added._replace(d_relative=row(d_relative)[0])
+          kernel(*row(ins[:own]), *row(outs[:4]), *sums, part, added)
+
       for i, part in enumerate(parts):
         # Parts are steps of the grid, so that their memory is shared.
-        compute = functools.partial(run_part, part, refs[:count], refs[count:])
-        compute() if len(parts) == 1 else pl.when(pl.program_id(2) == i)(
-          compute
-        )
+        run = functools.partial(run_part, part)
+        run() if len(parts) == 1 else pl.when(pl.program_id(2) == i)(run)
 
-    return pl.pallas_call(
+    results = pl.pallas_call(
       run_block,
       out_shape=out_shape,
-      grid=(n // examples, width // lanes, len(parts)),
-      in_specs=[block] * (len(arrays) - 1) + [bias],
+      # The offsets' gradient of a block of heads is a sum over all examples.
+      grid=(inputs[0].shape[2] // lanes, n // examples, len(parts)),
+      in_specs=in_specs,
       out_specs=out_specs,
       scratch_shapes=scratch,
-      cost_estimate=cost(
-        kernel is backward, arrays[0].shape, dtype.itemsize, head
-      ),
+      cost_estimate=cost(gradients, inputs[0].shape, dtype.itemsize, head),
       compiler_params=pltpu.CompilerParams(
-        dimension_semantics=('parallel', 'parallel', 'arbitrary')
+        dimension_semantics=(
+          'parallel',
+          'arbitrary' if gradients and relative is not None else 'parallel',
+          'arbitrary',
+        )
       ),
       interpret=not sharding.on_tpu(),
       name=f'attention_{kernel.__name__}',
-    )(*arrays)
+    )(*inputs)
+    alone = (1,) * len(leading)
+    return tuple(
+      x.reshape(*(leading if len(x) == n else alone), *x.shape[1:])
+      for x in results
+    )
 
-  return sharding.per_device(local, operands, sharding.BATCH, None, 'model')
+  ndim = operands[0].ndim
+  with_axes = [x.reshape(*(1,) * (ndim - 2), *x.shape) for x in small]
+  spec = (sharding.BATCH, *(None,) * (ndim - 2), 'model')
+  return sharding.per_device(local, [*operands, *with_axes], *spec)
 
 
 def tile_size(tokens: int, heads: int) -> int:
@@ -246,7 +358,9 @@ def cost(
 
   Fewer than 128 rows count as 128, because loading 128 rows into the matrix
   unit takes as long as multiplying 128 rows. Moving a head between lanes, if
-  its channels do not divide 128, takes about as long as its exponentials.
+  its channels do not divide 128, takes about as long as its exponentials. In
+  long sequences, products hide about half of the exponentials
+  (benchmarks/kernels.py).
 
   Args:
     gradients: whether the kernel is that of the backward pass.
@@ -258,9 +372,13 @@ def cost(
   n, tokens, width = shape
   heads = n * width // head
   rows, columns = (padded(tokens, side) for side in (SUBLANES, LANES))
-  moved = 1 if LANES % head == 0 else 2
+  exponentials = heads * rows * columns
+  if LANES % head:
+    exponentials *= 2
+  if tokens > _LONG_TOKENS:
+    exponentials //= 2
   return pl.CostEstimate(
     flops=heads * products * 2 * max(rows, LANES) * columns * LANES,
-    transcendentals=heads * rows * columns * moved,
+    transcendentals=exponentials,
     bytes_accessed=arrays * math.prod(shape) * itemsize,
   )

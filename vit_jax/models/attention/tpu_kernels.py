@@ -79,8 +79,53 @@ class Part(NamedTuple):
     )
 
 
+class Offsets(NamedTuple):
+  """What is added to the scores of an example.
+
+  The queries of a head have whole registers of 128 lanes; there is one tile.
+
+  Attributes:
+    relative: offsets of each head, with the heads side by side, `[keys, heads
+      of the block · lanes of the queries]`.
+    mask: offsets of all heads, `[keys, lanes of the queries]`, or None.
+    d_relative: float32 sum of the gradient of `relative`, or None.
+  """
+
+  relative: Ref
+  mask: Ref | None = None
+  d_relative: Ref | None = None
+
+  def add_to(
+    self, scores: Float[Array, 'keys queries'], part: Part, head: int
+  ) -> Float[Array, 'keys queries']:
+    """Returns the scores of a head of the part with the offsets added."""
+    scores += self.relative[:, self._lanes(part, head)]
+    if self.mask is not None:
+      scores += self.mask[:, : part.tile].astype(jnp.float32)
+    return scores
+
+  def add_gradient(
+    self, d_score: Float[Array, 'keys queries'], part: Part, head: int
+  ) -> None:
+    """Adds the gradient of the scores of a head to `d_relative`."""
+    assert self.d_relative is not None
+    self.d_relative[:, self._lanes(part, head)] += d_score
+
+  def _lanes(self, part: Part, head: int) -> slice:
+    """Returns the lanes of the queries of a head of the part."""
+    head += part.lanes.start * part.heads // part.width
+    start = head * padded(part.tile, LANES)
+    return slice(start, start + part.tile)
+
+
 def forward(
-  query: Ref, key: Ref, value: Ref, bias: Ref, y: Ref, part: Part
+  query: Ref,
+  key: Ref,
+  value: Ref,
+  bias: Ref,
+  y: Ref,
+  part: Part,
+  offsets: Offsets | None = None,
 ) -> None:
   """Computes the output of the heads of a part.
 
@@ -91,6 +136,7 @@ def forward(
     bias: biases of queries, keys and values, `[3, lanes]`.
     y: output.
     part: heads and tokens.
+    offsets: what is added to the scores, or None.
   """
   k, v = part.load_all(key, value, bias)
 
@@ -99,9 +145,12 @@ def forward(
     outputs = []
     # Dividing the result by the sum of the exponentials is cheaper than
     # dividing the weights, of which there are more.
-    for scores, values in zip(
+    heads = zip(
       _per_head(k, q, part.heads), jnp.split(v.T, part.heads), strict=True
-    ):
+    )
+    for i, (scores, values) in enumerate(heads):
+      if offsets is not None:
+        scores = offsets.add_to(scores, part, i)
       weights, total = _soft_max(scores, part.tokens)
       weights = weights.astype(part.operand)
       outputs.append(_dot(values, weights, 1, 0) / total)
@@ -122,6 +171,7 @@ def backward(
   d_bias: Ref,
   sums: Ref,
   part: Part,
+  offsets: Offsets | None = None,
 ) -> None:
   """Computes the gradients of the heads of a part.
 
@@ -138,6 +188,7 @@ def backward(
     sums: memory for float32 sums over tiles of the gradients of keys and
       values, `[2, keys, 128]`; unused if there is only one tile.
     part: heads and tokens.
+    offsets: what is added to the scores, with their gradient, or None.
   """
   k, v = part.load_all(key, value, bias)
 
@@ -151,17 +202,23 @@ def backward(
     q = part.load(query, rows, bias[0, part.lanes], part.scale)
     d_out = part.load(dy, rows)
     weights, d_scores, d_queries = [], [], []
-    for scores, d_weight, keys in zip(
+    heads = zip(
       _per_head(k, q, part.heads),
       _per_head(v, d_out, part.heads),
       jnp.split(k.T, part.heads),
       strict=True,
-    ):
+    )
+    for i, (scores, d_weight, keys) in enumerate(heads):
+      if offsets is not None:
+        scores = offsets.add_to(scores, part, i)
       weight, total = _soft_max(scores, part.tokens)
       weight /= total
       # In the gradient of softmax, the weighted mean over keys is subtracted.
       mean = (weight * d_weight).sum(axis=0, keepdims=True)
-      d_score = (weight * (d_weight - mean)).astype(part.operand)
+      d_score = weight * (d_weight - mean)
+      if offsets is not None:
+        offsets.add_gradient(d_score, part, i)
+      d_score = d_score.astype(part.operand)
       weights.append(weight.astype(part.operand))
       d_scores.append(d_score)
       d_queries.append(_dot(keys, d_score, 1, 0))

@@ -5,12 +5,13 @@ import dataclasses
 from vit_jax.config import plugins
 from vit_jax.errors import UserError
 from vit_jax.models import backbone
+from vit_jax.models.attention.multi_head import IMPLEMENTATIONS
 from vit_jax.models.backbone import BackboneConfig
 from vit_jax.models.layers.pixels import STATISTICS
 from vit_jax.models.swin import sizes, windows
 
 
-@plugins.operational('remat', 'unroll')
+@plugins.operational('remat', 'unroll', 'attention')
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(BackboneConfig):
   """Keys of the config's `model` section for a Swin Transformer.
@@ -35,6 +36,9 @@ class Config(BackboneConfig):
       were trained with.
     pixels: units of the pixels that are cut into patches, 'symmetric' or
       'imagenet', see `vit.Config`.
+    attention: implementation of attention within windows: 'auto' (kernels on
+      TPUs, in stages whose width is a multiple of 128), 'kernel' (the same on
+      every device; interpreted on a CPU, for tests) or 'xla'.
     drop_path: drop-path rate of the last block; it grows linearly from 0 at the
       first block.
 
@@ -50,6 +54,7 @@ class Config(BackboneConfig):
   window_size: int = 7
   window_rule: str = 'authors'
   pixels: str = 'symmetric'
+  attention: str = 'auto'
   drop_path: float = 0.0
 
   def __post_init__(self):
@@ -57,7 +62,9 @@ class Config(BackboneConfig):
     self.complete(sizes.NAMES, sizes.of_variant(self.variant), 'T')
     object.__setattr__(self, 'depths', tuple(self.depths))
     self.check_sizes('width', 'num_heads', 'window_size')
-    self.check_choices(window_rule=windows.RULES, pixels=STATISTICS)
+    self.check_choices(
+      window_rule=windows.RULES, pixels=STATISTICS, attention=IMPLEMENTATIONS
+    )
     self.check_range('drop_path', at_least=0, below=1)
     self.check_heads(self.width, self.num_heads)
     if not self.depths or any(d < 2 or d % 2 for d in self.depths):

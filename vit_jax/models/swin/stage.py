@@ -36,11 +36,13 @@ class Block(nn.Module):
     num_heads: number of attention heads.
     windows: windows of the block.
     dtype: dtype of the computation.
+    implementation: implementation of attention, see `Config.attention`.
   """
 
   num_heads: int
   windows: Windows
   dtype: jnp.dtype
+  implementation: str
 
   @nn.compact
   def __call__(
@@ -56,7 +58,11 @@ class Block(nn.Module):
     x = sharding.constrain(x, sharding.BATCH, None, None)
     y = LayerNorm(self.dtype, name='norm1')(x)
     attend = WindowAttention(
-      self.num_heads, self.windows, self.dtype, name='attention'
+      self.num_heads,
+      self.windows,
+      self.dtype,
+      self.implementation,
+      name='attention',
     )
     x = checkpoint_name(x + branch(attend(y), keys[0]), 'middle')
     y = LayerNorm(self.dtype, name='norm2')(x)
@@ -97,7 +103,13 @@ class Pair(nn.Module):
       windows = Windows.of(
         self.grid, config.window_size, i == 1, config.window_rule
       )
-      block = Block(self.num_heads, windows, config.compute_dtype, name=name)
+      block = Block(
+        self.num_heads,
+        windows,
+        config.compute_dtype,
+        config.attention,
+        name=name,
+      )
       x = block(x, jax.tree.map(lambda leaf, i=i: leaf[i], per_layer))
       layers.append(x)
     return x, jnp.stack(layers) if self.want_layers else None

@@ -10,10 +10,10 @@ from jaxtyping import Array, Float, Key
 from vit_jax.errors import UserError
 from vit_jax.models import backbone
 from vit_jax.models.backbone import Backbone, Images, UncheckedImages
-from vit_jax.models.contract import Leaves
+from vit_jax.models.contract import Kernels, Leaves
 from vit_jax.models.layers import initializers, patches
 from vit_jax.models.layers.linear import Linear
-from vit_jax.models.swin import relative, sizes
+from vit_jax.models.swin import attention, relative, sizes
 from vit_jax.models.swin.config import Config
 from vit_jax.models.swin.stage import (
   LN_EPSILON,
@@ -158,6 +158,54 @@ class Swin(Backbone):
     """
     for grid in self.grids(image_size):
       Windows.of(grid, self.config.window_size, True, self.config.window_rule)
+
+  @property
+  def reference(self) -> 'Swin':
+    """The same model without kernels, rematerialization or unrolling."""
+    return self.replace(attention='xla', remat='none', unroll=1)
+
+  @property
+  def kernels(self) -> Kernels | None:
+    """The models for the comparison of kernels; None if XLA is used."""
+    if not any(self._stages_by_kernels(self.config.window_size)):
+      return None
+    depths = (2,) * len(self.config.depths)
+    probe = self.replace(depths=depths, unroll=1)
+    return Kernels(probe, self.replace(attention='xla'))
+
+  def _stages_by_kernels(self, *sides: int) -> list[bool]:
+    """Returns for each stage whether kernels compute its attention.
+
+    Args:
+      *sides: side of the windows of each stage, or of all stages.
+    """
+    config, stages = self.config, range(len(self.config.depths))
+    return [
+      attention.takes_kernels(
+        config.attention,
+        side**2,
+        config.width * 2**i,
+        config.num_heads * 2**i,
+        config.compute_dtype,
+      )
+      for i, side in zip(stages, itertools.cycle(sides))
+    ]
+
+  @nn.nowrap
+  def computed_by(self, image_size: Grid) -> str:
+    """Describes how attention within windows is computed.
+
+    Args:
+      image_size: (height, width), pixels.
+    """
+    size = self.config.window_size
+    sides = [min(size, *grid) for grid in self.grids(image_size)]
+    stages = [
+      str(i) for i, by in enumerate(self._stages_by_kernels(*sides), 1) if by
+    ]
+    if not stages:
+      return 'attention by XLA'
+    return f'attention by kernels in stages {", ".join(stages)}'
 
   @property
   def sized(self) -> tuple[str, ...]:
