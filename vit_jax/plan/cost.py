@@ -42,7 +42,7 @@ _FREE_KERNELS = ('AllocateBuffer', 'ConcatBitcast')
 # unit of 1024 lanes with about three slots.
 _RNG_CYCLES_PER_WORD = 32 / 1024
 # Latency of a link between neighbouring chips. Source: ASTRA-sim's validation
-# on TPU v3 uses 1 µs, as told by Google's TPU research team.
+# on TPU v3 uses 1 µs, a figure of Google's TPU research team.
 _HOP_S = 1e-6
 # Assumptions about what widens the range of a step's time. Attention kernels:
 # cycles scheduled by the compiler, relative to those of the declared cost
