@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+from clu import parameter_overview
 
 from vit_jax.arrays import memory, sharding
 from vit_jax.config import durations
@@ -127,7 +128,10 @@ def describe(experiment: Experiment, abstract_state: PyTree) -> None:
   devices = mesh.devices
   params = abstract_state.params
   if config.log.parameters or sharding.is_split(params):
-    log.info('%s', sharding.table(params))
+    table = parameter_overview.get_parameter_overview(
+      params, include_stats='sharding'
+    )
+    log.info('%s', table)
   else:
     log.info('%s', sharding.total(params))
   log.info(
