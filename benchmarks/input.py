@@ -3,11 +3,13 @@
   python benchmarks/input.py --images=DIR [--records=5000] [--rounds=3]
 
 DIR contains photographs as class/name.jpg. They are repeated to `--records` and
-written as a folder, as array_record and as tfrecord. Each round measures every
-reader once, in turn, over the same number of images: read, decode, inception
-crop to 224 px, flip, batch. Ours is the stream that the trainer gets, including
-batches on the device. The table contains medians, and ratios to tf.data (fused
-decode_and_crop) in the same run; peak memory is that of the reader's process.
+written as a folder, as array_record and as tfrecord; with --side=N, they are
+first resized to a longer side of N pixels. Each round measures every reader
+once, in turn, over the same number of images: read, decode, inception crop to
+224 px, flip, batch. Ours is the stream that the trainer gets, including batches
+on the device; "vit_jax-scaled" decodes with `augment.scaled_decoding`. The
+table contains medians, and ratios to tf.data (fused decode_and_crop) in the
+same run; peak memory is that of the reader's process.
 """
 
 import argparse
@@ -23,6 +25,7 @@ import time
 SIZE = 224
 READERS = (
   'vit_jax folder',
+  'vit_jax-scaled folder',
   'vit_jax array_record',
   'vit_jax tfrecord',
   'tf.data folder',
@@ -31,8 +34,14 @@ READERS = (
 )
 
 
-def make_data(images: pathlib.Path, records: int, out: pathlib.Path) -> None:
-  """Writes the three copies of the data."""
+def make_data(
+  images: pathlib.Path,
+  records: int,
+  out: pathlib.Path,
+  side: int | None,
+  copies: set[str],
+) -> None:
+  """Writes the copies of the data that the readers need."""
   files = sorted(p for p in images.rglob('*') if p.is_file())
   if not files:
     sys.exit(f'no photographs in {images}')
@@ -41,7 +50,13 @@ def make_data(images: pathlib.Path, records: int, out: pathlib.Path) -> None:
     file = files[i % len(files)]
     target = out / 'folder' / file.parent.name / f'{i:06d}.jpg'
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_bytes(file.read_bytes())
+    first = target.with_name(f'{i % len(files):06d}.jpg')
+    if first.exists():
+      target.write_bytes(first.read_bytes())
+    else:
+      target.write_bytes(resized(file, side) if side else file.read_bytes())
+  if copies == {'folder'}:
+    return
   import tensorflow_datasets as tfds
 
   class Photos(tfds.core.GeneratorBasedBuilder):
@@ -68,12 +83,25 @@ def make_data(images: pathlib.Path, records: int, out: pathlib.Path) -> None:
       for path in sorted((out / 'folder').rglob('*.jpg')):
         yield path.stem, {'image': str(path), 'label': path.parent.name}
 
-  for file_format in ('array_record', 'tfrecord'):
+  for file_format in copies - {'folder'}:
     builder = Photos(data_dir=str(out / file_format), file_format=file_format)
     builder.download_and_prepare()
 
 
-def ours(data: pathlib.Path, images: int, batch: int, **reader) -> float:
+def resized(file: pathlib.Path, side: int) -> bytes:
+  """Returns a JPEG of quality 95 of a photograph with this longer side."""
+  import cv2
+
+  pixels = cv2.imread(str(file))
+  scale = side / max(pixels.shape)
+  method = cv2.INTER_LANCZOS4 if scale > 1 else cv2.INTER_AREA
+  pixels = cv2.resize(pixels, None, fx=scale, fy=scale, interpolation=method)
+  return cv2.imencode('.jpg', pixels)[1].tobytes()
+
+
+def ours(
+  data: pathlib.Path, images: int, batch: int, scaled: bool = False, **reader
+) -> float:
   """Measures `stream.train_batches`, in images/s."""
   import jax
 
@@ -87,7 +115,7 @@ def ours(data: pathlib.Path, images: int, batch: int, **reader) -> float:
   else:
     source = tfds.Source('train', dataset='photos', data_dir=str(data))
   mesh = sharding.make_mesh(jax.devices()[:1])
-  transform = TrainTransform((SIZE, SIZE))
+  transform = TrainTransform((SIZE, SIZE), scaled_decoding=scaled)
   with stream.train_batches(
     source, transform, batch, 0, 0, mesh, reader=stream.Reader(**reader)
   ) as batches:
@@ -204,6 +232,9 @@ def one(
   kind, _, copy = name.partition(' ')
   measure = {
     'vit_jax': functools.partial(ours, threads=threads, processes=processes),
+    'vit_jax-scaled': functools.partial(
+      ours, scaled=True, threads=threads, processes=processes
+    ),
     'tf.data': functools.partial(tf_data, threads=threads),
     'torch+PIL': functools.partial(torch_pil, threads=threads),
   }[kind]
@@ -222,6 +253,7 @@ def main() -> None:
     '--data', type=pathlib.Path, help='made by an earlier run'
   )
   parser.add_argument('--records', type=int, default=5000)
+  parser.add_argument('--side', type=int, help='longer side, pixels')
   parser.add_argument('--measured', type=int, default=5000)
   parser.add_argument('--batch', type=int, default=128)
   parser.add_argument('--rounds', type=int, default=3)
@@ -243,7 +275,8 @@ def main() -> None:
   with tempfile.TemporaryDirectory() as temporary:
     data = args.data or pathlib.Path(temporary)
     if not (data / 'folder').exists():
-      make_data(args.images, args.records, data)
+      copies = {name.partition(' ')[2] for name in args.readers.split(',')}
+      make_data(args.images, args.records, data, args.side, copies)
     results: dict[str, list[tuple[float, float]]] = {}
     for number in range(args.rounds):
       for name in args.readers.split(','):

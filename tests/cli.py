@@ -214,6 +214,14 @@ def lines(workdir: Any) -> list[dict[str, Any]]:
   ]
 
 
+def remove_finished_event(workdir: Any) -> None:
+  """Makes a finished run look as if it had been killed just before its end."""
+  path = pathlib.Path(workdir) / 'events.jsonl'
+  events = path.read_text().splitlines(keepends=True)
+  assert json.loads(events[-1])['event'] == 'finished'
+  path.write_text(''.join(events[:-1]))
+
+
 def losses(workdir: Any) -> dict[int, float]:
   """Returns {step: training loss}; each step must occur once."""
   pairs = [(r['step'], r['loss']) for r in records(workdir) if 'loss' in r]

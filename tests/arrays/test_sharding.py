@@ -257,13 +257,3 @@ def test_is_split():
     mesh = mesh_of(*shape)
     params = sharding.with_shardings(abstract_params(), mesh, RULES)
     assert sharding.is_split(params) == split
-
-
-def test_table_lists_every_leaf_and_the_total():
-  """The table has one line per leaf between its heading and the total."""
-  params = sharding.with_shardings(abstract_params(), mesh_of(2, 2, 2), RULES)
-  lines = sharding.table(params).splitlines()
-  assert len(lines) == 2 + len(jax.tree.leaves(params))
-  assert lines[-1] == f'total {tree.size(params):,} parameters'
-  [fc1] = [line for line in lines if 'layers/mlp/fc1/kernel' in line]
-  assert '256x64x128' in fc1 and "None, 'fsdp', 'model'" in fc1

@@ -255,6 +255,7 @@ def test_preprocessing_flags(trained, tmp_path):
     'resize': 'torchvision',
     'central_fraction': 0.5,
     'interpolation': 'bicubic',
+    'scaled_decoding': False,
     'image_size': [8, 8],
     'mean': [0.5] * 3,
     'std': [0.5] * 3,

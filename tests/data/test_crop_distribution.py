@@ -104,11 +104,12 @@ def test_boxes_have_torchvisions_distribution(monkeypatch):
   """Areas are uniform, and aspect ratios are log-uniform."""
   boxes = []
 
-  def record(image, choose):
-    boxes.append(choose(300, 400))
-    return np.zeros((8, 8, 3), np.uint8)
+  def record(image, plan, scaled):
+    box, size = plan(300, 400)
+    boxes.append(box)
+    return np.zeros((8, 8, 3), np.uint8), size
 
-  monkeypatch.setattr(transforms, 'decode_box', record)
+  monkeypatch.setattr(transforms, 'decode_to_resize', record)
   transform = TrainTransform((8, 8), crop='torchvision', min_area=0.08)
   rng = np.random.default_rng(0)
   for _ in range(DRAWS // 2):

@@ -53,6 +53,7 @@ def test_a_config_uses_a_preset():
     'resize': 'torchvision',
     'central_fraction': 8 / 9,
     'interpolation': 'area',
+    'scaled_decoding': False,
   }
   assert EvalTransform((8, 8), **section).interpolation == 'area'
   with pytest.raises(UserError, match="'may'.*'mae'"):

@@ -56,7 +56,9 @@ def _train(workdir, pets, *more):
 
 
 def _copy(trained, folder):
+  """Returns copies; the run was killed just before it was finished."""
   shutil.copytree(trained / 'run', folder / 'run')
+  cli.remove_finished_event(folder / 'run')
   shutil.copytree(trained / 'pets', folder / 'pets')
   return folder / 'run', folder / 'pets'
 

@@ -1,12 +1,17 @@
 """Tests of the values and errors of experiment trackers."""
 
 import importlib
+import subprocess
 import sys
+import time
 import types
 
+import numpy as np
 import pytest
 from etils import epath
 from minimal_config import completed
+from tensorboard.backend.event_processing import event_accumulator
+from tensorboard.util import tensor_util
 
 from vit_jax.config.completion import flatten
 from vit_jax.errors import UserError
@@ -176,8 +181,8 @@ def test_tracker_errors_are_logged_once(tmp_path, caplog, fake):
 
 
 def test_tensorboard_is_optional(tmp_path, caplog, monkeypatch):
-  """Without CLU, the log says so, and metrics.jsonl is written."""
-  monkeypatch.setitem(sys.modules, 'clu', None)
+  """Without its package, the log says so, and metrics.jsonl is written."""
+  monkeypatch.setitem(sys.modules, 'tensorboard.compat.proto.event_pb2', None)
   monkeypatch.delitem(
     sys.modules, 'vit_jax.run.trackers.tensorboard', raising=False
   )
@@ -185,40 +190,86 @@ def test_tensorboard_is_optional(tmp_path, caplog, monkeypatch):
   writer = opened(tmp_path, completed(**{'log.tensorboard': True}))
   writer.write(1, {'loss': 1.0})
   writer.close()
-  assert 'no TensorBoard events' in caplog.text and "'clu'" in caplog.text
+  assert 'no TensorBoard events' in caplog.text
+  assert "'tensorboard.compat" in caplog.text
   assert [path.name for path in tmp_path.iterdir()] == ['metrics.jsonl']
+
+
+# TensorBoard then reads files without TensorFlow, whose import takes seconds.
+sys.modules.setdefault(
+  'tensorboard.compat.notf', types.ModuleType('tensorboard.compat.notf')
+)
+
+
+def accumulated(folder):
+  return event_accumulator.EventAccumulator(str(folder)).Reload()
+
+
+def read_events(folder):
+  """Returns (step, value) by name, as TensorBoard reads them."""
+  events = accumulated(folder)
+  return {
+    name: [
+      (event.step, tensor_util.make_ndarray(event.tensor_proto).item())
+      for event in events.Tensors(name)
+    ]
+    for name in events.Tags()['tensors']
+  }
+
+
+def test_tensorboard_reads_the_events_of_all_starts(tmp_path):
+  """Each start adds a file; steps that are repeated appear twice."""
+  config = completed(**{'log.tensorboard': True})
+  for steps in ((1, 2), (2, 3)):
+    writer = opened(tmp_path, config)
+    for step in steps:
+      writer.write(step, {'loss': 1 / step, 'val/accuracy': float('inf')})
+    writer.close()
+  assert len(list(tmp_path.glob('events.out.tfevents.*'))) == 2
+  read = read_events(tmp_path)
+  assert read.keys() == {'loss', 'val/accuracy'}
+  assert [step for step, _ in read['loss']] == [1, 2, 2, 3]
+  third = float(np.float32(1 / 3))
+  assert [value for _, value in read['loss']] == [1, 0.5, 0.5, third]
+  assert {value for _, value in read['val/accuracy']} == {float('inf')}
+
+
+def test_tensorboard_shows_the_events_as_scalars(tmp_path):
+  """The events are marked for the dashboard of scalars, and have a time."""
+  writer = opened(tmp_path, completed(**{'log.tensorboard': True}))
+  before = time.time()
+  writer.write(1, {'loss': 1.0})
+  # Every line is on disk at once, so a run can be followed.
+  events = accumulated(tmp_path)
+  assert events.PluginTagToContent('scalars').keys() == {'loss'}
+  assert before <= events.Tensors('loss')[0].wall_time <= time.time()
+  writer.close()
+
+
+@pytest.mark.slow
+def test_training_does_not_import_tensorflow():
+  """Importing it takes seconds, at every start of a run."""
+  script = (
+    'import sys\n'
+    'import vit_jax.train, vit_jax.run.trackers.tensorboard\n'
+    'assert "tensorboard" in sys.modules and "tensorflow" not in sys.modules'
+  )
+  subprocess.run([sys.executable, '-c', script], check=True)
 
 
 def test_tensorboard_events_are_uploaded(tmp_path, monkeypatch):
   """They are copied to an object store once a minute and at the end."""
-
-  class SummaryWriter:
-    def __init__(self, folder):
-      self.file = epath.Path(folder) / 'events'
-      self.lines = ''
-
-    def write_scalars(self, step, values):
-      self.lines += f'{step}: {values}\n'
-
-    def flush(self):
-      self.file.write_text(self.lines)
-
-    def close(self):
-      self.flush()
-
   module = importlib.import_module('vit_jax.run.trackers.tensorboard')
-  monkeypatch.setattr(module.metric_writers, 'SummaryWriter', SummaryWriter)
   monkeypatch.setattr(module.paths, 'is_remote', lambda _: True)
   now = 0.0
   monkeypatch.setattr(module.time, 'monotonic', lambda: now)
   tracker = module.Tracker(tracking.Run(epath.Path(tmp_path), {}))
-  target = tmp_path / 'events'
   tracker.write(1, {'loss': 2.0})
-  assert not target.exists()
+  assert not list(tmp_path.iterdir())
   now = 61.0
   tracker.write(2, {'loss': 1.0})
-  assert len(target.read_text().splitlines()) == 2
+  assert read_events(tmp_path) == {'loss': [(1, 2.0), (2, 1.0)]}
   tracker.write(3, {'loss': 0.5})
-  assert len(target.read_text().splitlines()) == 2
+  assert len(read_events(tmp_path)['loss']) == 2
   tracker.close()
-  assert len(target.read_text().splitlines()) == 3
+  assert len(read_events(tmp_path)['loss']) == 3

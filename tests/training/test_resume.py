@@ -8,6 +8,7 @@ import pytest
 from etils import epath
 from minimal_config import completed
 
+from tests import cli
 from vit_jax.training import compiling, loop
 
 CHANGES = {
@@ -54,9 +55,27 @@ def test_an_interval_of_the_log_continues_after_a_restart(workdir):
   assert lines(workdir) == before
 
 
-def test_a_finished_run_compiles_nothing(workdir, monkeypatch, caplog):
-  """It says so before anything else, and its metrics do not change."""
+def test_a_finished_run_computes_nothing(workdir, monkeypatch, caplog):
+  """Its model is not built, its files do not change, and the log says so."""
+  before = {path.name: path.read_bytes() for path in workdir.glob('*.json*')}
+  caplog.set_level(logging.INFO, 'vit_jax')
+  monkeypatch.setattr(loop, 'open_session', pytest.fail)
+  assert loop.run(completed(**CHANGES), workdir) == {}
+  (message,) = caplog.messages
+  assert f'{workdir}' in message and 'step 6' in message
+  after = {path.name: path.read_bytes() for path in workdir.glob('*.json*')}
+  assert after == before
+
+
+def test_a_run_that_is_only_evaluated_compiles_nothing(
+  workdir, monkeypatch, caplog
+):
+  """It says so before anything else, and its metrics do not change.
+
+  The run was killed after its last step and before its end.
+  """
   before = lines(workdir)
+  cli.remove_finished_event(workdir)
   caplog.set_level(logging.INFO, 'vit_jax')
   monkeypatch.setattr(compiling, 'compile_to_run', pytest.fail)
   loop.run(completed(**CHANGES), workdir)

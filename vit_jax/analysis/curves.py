@@ -8,6 +8,7 @@ from vit_jax.analysis import plotting
 from vit_jax.files import atomic, jsonl
 
 log = logging.getLogger('vit_jax')
+NAME = 'curves.png'
 Series = dict[str, tuple[list[int], list[float]]]  # (steps, values) by metric
 
 
@@ -66,6 +67,6 @@ def draw(workdir: epath.Path) -> None:
     if len(names) > 1:
       axes.legend(fontsize='small')
   try:
-    atomic.write(workdir / 'curves.png', plotting.png(figure))
+    atomic.write(workdir / NAME, plotting.png(figure))
   except OSError as error:
-    log.warning('curves.png could not be written: %s', error)
+    log.warning('%s could not be written: %s', NAME, error)

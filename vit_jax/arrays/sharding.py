@@ -21,7 +21,7 @@ from jax.sharding import (
   PartitionSpec,
 )
 
-from vit_jax.arrays import columns, tree
+from vit_jax.arrays import tree
 from vit_jax.config import plugins
 from vit_jax.errors import UserError
 
@@ -270,26 +270,6 @@ def on_tpu() -> bool:
 def on_gpu() -> bool:
   """Returns whether the program that is being traced is for NVIDIA GPUs."""
   return device().platform in ('gpu', 'cuda')
-
-
-def table(abstract: tree.PyTree) -> str:
-  """Formats a table of the leaves, followed by the number of parameters.
-
-  Each line contains the path, shape, dtype, number of parameters and sharding
-  of a leaf.
-  """
-  rows = [
-    (
-      path,
-      'x'.join(map(str, leaf.shape)) or 'scalar',
-      str(leaf.dtype),
-      f'{int(np.prod(leaf.shape)):,}',
-      str(tuple(leaf.sharding.spec)) if any(leaf.sharding.spec) else 'all',
-    )
-    for path, leaf in tree.flatten(abstract).items()
-  ]
-  rows.insert(0, ('parameter', 'shape', 'dtype', 'count', 'split over'))
-  return f'{columns.align(rows, right=(3,))}\n{total(abstract)}'
 
 
 def total(abstract: tree.PyTree) -> str:

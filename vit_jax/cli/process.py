@@ -43,8 +43,8 @@ def run(body: Callable[[list[str]], None], define: Callable[[], None]) -> None:
       that are not flags.
     define: function that defines the flags; it may change `sys.argv`.
   """
-  # TensorFlow is only used to write events and to prepare data sets, so its log
-  # is hidden.
+  # TensorFlow is only used to prepare data sets and to export SavedModels, so
+  # its log is hidden.
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
   os.environ.setdefault('TF_ENABLE_ONEDNN_OPTS', '0')
   backends.hide_unused_libtpu()

@@ -2,18 +2,17 @@
 
 import dataclasses
 import logging
-import time
 from collections.abc import Mapping
 from typing import Any
 
 import jax
+from etils import epath
 
 from vit_jax.arrays import memory, tree
 from vit_jax.config import durations
 from vit_jax.config.completion import Config
-from vit_jax.plan import cost, gpu_cost, gpus, hlo
+from vit_jax.plan import cost, gpu_cost, gpus, hlo, programs
 from vit_jax.plan.topology import Target
-from vit_jax.training import compiling
 from vit_jax.training.experiment import Experiment
 
 log = logging.getLogger('vit_jax')
@@ -60,6 +59,7 @@ def plan(
   config: Config,
   target: Target,
   compiler_options: Mapping[str, Any] | None = None,
+  cache: epath.Path | None = None,
 ) -> Plan:
   """Compiles the training step that the loop would run, and analyses it.
 
@@ -67,6 +67,8 @@ def plan(
     config: config of the run.
     target: devices to compile for.
     compiler_options: options of XLA in addition to those of the run.
+    cache: directory of programs that were compiled before; None to compile in
+      any case.
 
   Raises:
     UserError: the config is invalid, or the number of iterations of a loop is
@@ -74,7 +76,6 @@ def plan(
   """
   config = _with_warmup_that_fits(config)
   experiment = Experiment.build(config, target.devices)
-  started = time.monotonic()
   with jax.set_mesh(experiment.mesh):
     state = experiment.abstract_state()
     result = _initial_result(experiment, state, target)
@@ -84,7 +85,7 @@ def plan(
     try:
       options = dict(gpus.COMPILER_OPTIONS if target.cluster else {})
       options |= compiler_options or {}
-      compiled = compiling.compile_step(experiment, options)
+      program = programs.compile_step(experiment, options, target.name, cache)
     except jax.errors.JaxRuntimeError as error:
       needed = memory.needed_bytes(str(error))
       if 'RESOURCE_EXHAUSTED' not in str(error) or needed is None:
@@ -92,12 +93,11 @@ def plan(
       result['peak_bytes_per_device'] = needed
       result['bytes']['temporaries'] = needed
       return Plan(config, result, None)
-  result['compile_seconds'] = round(time.monotonic() - started, 1)
-  text = compiled.as_text() or ''
-  program = memory.program_bytes(compiled)
-  if program is not None:
-    result['peak_bytes_per_device'] = program.pop('peak')
-    result['bytes'] |= program
+  result['compile_seconds'] = program.compile_seconds
+  text = program.text
+  if program.bytes is not None:
+    result['peak_bytes_per_device'] = program.bytes.pop('peak')
+    result['bytes'] |= program.bytes
   limit, peak = target.hbm_bytes, result['peak_bytes_per_device']
   result['fits'] = limit is None or peak is None or peak <= limit
   module = hlo.parse(text)

@@ -13,7 +13,7 @@ from absl import flags
 from vit_jax.cli import entry
 from vit_jax.config import overrides
 from vit_jax.errors import UserError
-from vit_jax.plan import gpus, report, search, topology
+from vit_jax.plan import gpus, programs, report, search, topology
 from vit_jax.plan.evaluate import Plan, plan
 
 
@@ -34,6 +34,12 @@ def define_flags() -> None:
     'Also find the cheapest mesh, rematerialization and micro-batches for this '
     'batch, and the largest batch. Compiles 12 to 24 programs.',
   )
+  flags.DEFINE_bool(
+    'cache',
+    True,
+    'Use the program that an earlier plan of the same step compiled, from '
+    '$JAX_COMPILATION_CACHE_DIR/plans or ~/.cache/vit_jax/compiled/plans.',
+  )
   flags.DEFINE_string('hlo', None, 'Write the optimized HLO to this file.')
   overrides.define_flag(sys.argv)
 
@@ -53,7 +59,11 @@ def main(arguments: list[str]) -> None:
       f'--search needs a compiler for {target.name}, which is not installed. '
       f'Install it by {gpus.EXTRA}, or omit --search.'
     )
-  planned = plan(values.config, target)
+  # Programs for this machine depend on its processor and are compiled quickly.
+  cache = (
+    programs.default_cache() if values.cache and target.is_absent else None
+  )
+  planned = plan(values.config, target, cache=cache)
   result, tables = dict(planned.result), []
   if values.search:
     result |= _search(planned, target, tables)

@@ -123,6 +123,11 @@ class Target:
   cluster: gpus.Cluster | None = None
   sides: tuple[int, ...] = ()
 
+  @property
+  def is_absent(self) -> bool:
+    """True if the devices are not those of this machine."""
+    return self.chip is not None or self.cluster is not None
+
 
 def _version(name: str) -> str:
   """Returns the TPU version in a name: 'v3' for 'v3:4x4'.

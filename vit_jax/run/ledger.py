@@ -32,6 +32,7 @@ _FIELDS: dict[str, dict[str, type]] = {
   'rollback': {'step': int, 'from': int, 'skip': list},
   'bad_record': {'source': str, 'index': int},
   'config_change': {'changes': dict},
+  'finished': {'step': int, 'metrics': list},
 }
 
 

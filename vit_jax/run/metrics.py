@@ -37,7 +37,8 @@ class Log:
   Attributes:
     every: duration between two lines of training metrics, above 0. Each line
       has the means over the steps since the previous line.
-    tensorboard: whether to write TensorBoard events (needs TensorFlow).
+    tensorboard: whether to write TensorBoard events (needs the package
+      tensorboard).
     parameters: whether to log the table of parameters at the start even if
       none of them is sharded.
     curves: whether to draw WORKDIR/curves.png at the end (needs Matplotlib).

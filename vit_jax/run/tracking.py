@@ -116,8 +116,8 @@ def open_trackers(
 
   Args:
     sections: completed sections by name.
-    tensorboard: whether to add the tracker of TensorBoard events, if CLU is
-      installed.
+    tensorboard: whether to add the tracker of TensorBoard events, if the
+      package tensorboard is installed.
     run: description of the run.
   """
   trackers = [

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+from clu import parameter_overview
 
 from vit_jax.arrays import memory, sharding
 from vit_jax.config import durations
@@ -29,22 +30,40 @@ def compile_step(
     experiment: experiment to compile; the devices of its mesh may be absent.
     compiler_options: XLA options, which take precedence over the model's.
   """
+  log.info('compiling the training step')
+  options = step_options(experiment, compiler_options)
+  return lower_step(experiment, options).compile()
+
+
+def step_options(
+  experiment: Experiment, compiler_options: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+  """Returns all XLA options of the training step; see `compile_step`."""
+  devices = experiment.mesh.devices.flatten()
+  own = experiment.model.compiler_options(devices[0].platform, len(devices))
+  return own | dict(compiler_options or {})
+
+
+def lower_step(
+  experiment: Experiment, options: Mapping[str, Any]
+) -> jax.stages.Lowered:
+  """Traces the training step of `compile_step`, to be compiled later.
+
+  Args:
+    experiment: experiment to compile.
+    options: result of `step_options`.
+  """
   state = experiment.abstract_state()
   replicated = sharding.replicated(experiment.mesh)
-  devices = experiment.mesh.devices.flatten()
   step = jax.jit(
     experiment.trainer.train_step,
     donate_argnums=0,
     out_shardings=(jax.tree.map(lambda leaf: leaf.sharding, state), replicated),
-    compiler_options=experiment.model.compiler_options(
-      devices[0].platform, len(devices)
-    )
-    | dict(compiler_options or {}),
+    compiler_options=dict(options),
   )
   key = jax.eval_shape(lambda: jax.random.key(0)).update(sharding=replicated)
   fixed = key, frozen.abstract(experiment.frozen, experiment.mesh)
-  log.info('compiling the training step')
-  return step.lower(state, experiment.abstract_batch(), *fixed).compile()
+  return step.lower(state, experiment.abstract_batch(), *fixed)
 
 
 def compile_to_run(experiment: Experiment) -> jax.stages.Compiled:
@@ -127,7 +146,10 @@ def describe(experiment: Experiment, abstract_state: PyTree) -> None:
   devices = mesh.devices
   params = abstract_state.params
   if config.log.parameters or sharding.is_split(params):
-    log.info('%s', sharding.table(params))
+    table = parameter_overview.get_parameter_overview(
+      params, include_stats='sharding'
+    )
+    log.info('%s', table)
   else:
     log.info('%s', sharding.total(params))
   log.info(

@@ -15,7 +15,9 @@ from vit_jax.processes import runtime
 from vit_jax.run import ledger
 from vit_jax.run.profiling import Profile
 from vit_jax.run.recovery import RollbackError
+from vit_jax.training import finished
 from vit_jax.training.evaluations import Results
+from vit_jax.training.recorder import metrics_text
 from vit_jax.training.session import InitialParams, Session, open_session
 
 log = logging.getLogger('vit_jax')
@@ -31,6 +33,8 @@ def run(
   allow_changes: bool = False,
 ) -> Results:
   """Trains to the end, from the newest intact checkpoint if there is one.
+
+  If the run has finished, nothing is computed.
 
   Args:
     config: completed config.
@@ -51,6 +55,18 @@ def run(
       could not be read.
     DivergedError: there were bad steps after the last allowed rollback.
   """
+  # Before the session, which builds the model and opens the data.
+  done = finished.find(config, workdir)
+  if done is not None:
+    step, results = done
+    log.info(
+      '%s has finished: step %d is saved and evaluated, so nothing is computed.'
+      ' %s',
+      workdir,
+      step,
+      metrics_text(results),
+    )
+    return results
   with (
     open_session(config, workdir, allow_changes) as session,
     contextlib.closing(Profile(profile, workdir)) as trace,
@@ -69,6 +85,8 @@ def run(
     page.write(workdir)
   if config.log.curves and runtime.is_main():
     curves.draw(workdir)
+  if runtime.is_main():
+    finished.record(session.ledger, session.experiment.total_steps, results)
   return results
 
 

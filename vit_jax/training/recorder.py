@@ -200,8 +200,7 @@ class Recorder:
     if results:
       self._writer.write(step, results)
       self._writer.flush()
-      texts = [f'{key} {value:.6g}' for key, value in results.items()]
-      log.info('step %d  %s', step, '  '.join(texts))
+      log.info('step %d  %s', step, metrics_text(results))
 
   def summary(self, steps: int, results: Mapping[str, float]) -> str:
     """Returns the log line at the end of a run.
@@ -210,11 +209,15 @@ class Recorder:
       steps: number of updates since this start of the run.
       results: last metrics of each evaluator, by name.
     """
-    texts = [f'{key} {value:.6g}' for key, value in results.items()]
     return (
       f'finished at step {self._experiment.total_steps}: {steps} steps in '
-      f'{duration(self._ledger.elapsed_s())}. {"  ".join(texts)}'
+      f'{duration(self._ledger.elapsed_s())}. {metrics_text(results)}'
     )
+
+
+def metrics_text(results: Mapping[str, float]) -> str:
+  """Formats metrics by name for the console."""
+  return '  '.join(f'{key} {value:.6g}' for key, value in results.items())
 
 
 def console_line(

@@ -3,32 +3,12 @@
 import math
 
 import numpy as np
-from jaxtyping import UInt8
 
-from vit_jax.data.images.decode import MAX_PIXELS, Box, Image
+from vit_jax.data.images.decode import MAX_PIXELS, Box
 from vit_jax.data.images.headers import DecodeError
-from vit_jax.data.images.resampling import resize
 
 _ATTEMPTS = 10
 _ASPECT = (3 / 4, 4 / 3)  # width / height of a random box
-
-
-def cover(
-  pixels: Image, height: int, width: int, interpolation: str
-) -> UInt8[np.ndarray, 'height2 width2 3']:
-  """Resizes an image with its aspect ratio kept, so that it covers a box.
-
-  Args:
-    pixels: pixels of the whole image.
-    height: height of the box, pixels.
-    width: width of the box, pixels.
-    interpolation: see `resampling.resize`.
-
-  Raises:
-    DecodeError: the result would be too large.
-  """
-  y, x = covering_size(pixels.shape[0], pixels.shape[1], height, width)
-  return resize(pixels, y, x, interpolation)
 
 
 def covering_size(

@@ -7,6 +7,7 @@ return `image` and `label`.
 import abc
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any
 
 import cv2
@@ -14,19 +15,25 @@ import numpy as np
 
 from vit_jax.data.augment import policies
 from vit_jax.data.augment.cutting import (
-  cover,
   covering_size,
   random_box,
   shorter_side_size,
 )
 from vit_jax.data.contract import Example, Spec
-from vit_jax.data.images.decode import MAX_PIXELS, Image, decode, decode_box
+from vit_jax.data.images.decode import (
+  MAX_PIXELS,
+  Box,
+  Image,
+  Size,
+  decode_to_resize,
+)
 from vit_jax.data.images.headers import (
   DecodeError as DecodeError,  # for callers
 )
 from vit_jax.data.images.resampling import INTERPOLATIONS, resize
 from vit_jax.errors import UserError, check_choice, check_range
 
+Plan = Callable[[int, int], tuple[Box, Size]]  # see `decode_to_resize`
 _CROP_ATTEMPTS = 10
 _CROPS = ('inception', 'torchvision', 'squash', 'pad', 'none')
 _RESIZES = ('squash', 'central', 'squash_central', 'torchvision')
@@ -111,6 +118,10 @@ class TrainTransform(_ImageAndLabel):
       'squash'; with 7/6, 384 pixels are cut out of 448.
     pad: number of pixels added on each side, for crop 'pad'.
     interpolation: filter, see `resampling.resize`.
+    scaled_decoding: whether JPEGs are decoded at 1/2, 1/4 or 1/8 of their size
+      where the crop then still is at least as large as the result. This is
+      faster for photographs much larger than the result, and changes pixels,
+      see docs/performance.md. Crops and all other random choices are the same.
     flip: whether to flip images horizontally with probability .5.
     randaugment_layers: number of RandAugment operations per image; 0 for none.
     randaugment_magnitude: magnitude of RandAugment, 0 to 10, or 0 to 30 with
@@ -131,6 +142,7 @@ class TrainTransform(_ImageAndLabel):
   enlarge: float = 7 / 6
   pad: int = 4
   interpolation: str = 'bilinear'
+  scaled_decoding: bool = False
   flip: bool = True
   randaugment_layers: int = 0
   randaugment_magnitude: float = 9.0
@@ -182,28 +194,37 @@ class TrainTransform(_ImageAndLabel):
     """Returns a crop of the image, resized to `image_size`."""
     height, width = self.image_size
     if self.crop == 'inception':
-      pixels = decode_box(image, lambda y, x: self._inception_box(y, x, rng))
-      return resize(pixels, height, width, self.interpolation)
+      return self._resized(
+        image, lambda y, x: (self._inception_box(y, x, rng), self.image_size)
+      )
     if self.crop == 'torchvision':
       area = self.min_area, self.max_area
       aspect = self.min_aspect, self.max_aspect
-      pixels = decode_box(
-        image, lambda y, x: random_box(y, x, area, rng, aspect)
+      return self._resized(
+        image,
+        lambda y, x: (random_box(y, x, area, rng, aspect), self.image_size),
       )
-      return resize(pixels, height, width, self.interpolation)
     if self.crop == 'none':
-      return resize(decode(image), height, width, self.interpolation)
+      return self._resized(image, lambda y, x: ((0, 0, y, x), self.image_size))
     if self.crop == 'squash':
       larger = round(height * self.enlarge), round(width * self.enlarge)
-      pixels = resize(decode(image), *larger, self.interpolation)
+      pixels = self._resized(image, lambda y, x: ((0, 0, y, x), larger))
     else:
-      pixels = cover(decode(image), height, width, self.interpolation)
+      pixels = self._resized(
+        image,
+        lambda y, x: ((0, 0, y, x), covering_size(y, x, height, width)),
+      )
       pixels = cv2.copyMakeBorder(
         pixels, self.pad, self.pad, self.pad, self.pad, cv2.BORDER_REFLECT_101
       )
     y = int(rng.integers(0, pixels.shape[0] - height, endpoint=True))
     x = int(rng.integers(0, pixels.shape[1] - width, endpoint=True))
     return pixels[y : y + height, x : x + width]
+
+  def _resized(self, image: bytes | np.ndarray, plan: Plan) -> Image:
+    return _decode_and_resize(
+      image, plan, self.interpolation, self.scaled_decoding
+    )
 
   def _recolor(self, pixels: Image, rng: np.random.Generator) -> Image:
     if self.randaugment_layers:
@@ -278,6 +299,9 @@ class EvalTransform(_ImageAndLabel):
       with 0.875, 224 pixels are cut out of 256. With 1, 'central' cuts out the
       largest possible centre.
     interpolation: filter, see `resampling.resize`.
+    scaled_decoding: whether JPEGs are decoded at 1/2, 1/4 or 1/8 of their size
+      where they then still are at least as large as the resized image. This is
+      faster for large photographs and changes pixels, see docs/performance.md.
   """
 
   image_size: tuple[int, int]
@@ -285,6 +309,7 @@ class EvalTransform(_ImageAndLabel):
   resize: str = 'squash'
   central_fraction: float = 0.875
   interpolation: str = 'bilinear'
+  scaled_decoding: bool = False
 
   def __post_init__(self):
     check_choice('preprocess.resize', self.resize, _RESIZES)
@@ -302,17 +327,21 @@ class EvalTransform(_ImageAndLabel):
   ) -> Image:
     """Returns uint8 `[height, width, 3]`; raises DecodeError."""
     del rng
-    pixels = decode(image)
-    size, (top, left) = self._geometry(*pixels.shape[:2])
-    pixels = resize(pixels, *size, self.interpolation)
-    height, width = self.image_size
+    pixels = _decode_and_resize(
+      image,
+      lambda y, x: ((0, 0, y, x), self._resized_size(y, x)),
+      self.interpolation,
+      self.scaled_decoding,
+    )
+    (top, left), (height, width) = self._corner(pixels.shape), self.image_size
     return pixels[top : top + height, left : left + width]
 
   def visible(
     self, height: int, width: int
   ) -> tuple[float, float, float, float]:
     """Returns the box of an image that `pixels` shows; see `Preprocess`."""
-    size, corner = self._geometry(height, width)
+    size = self._resized_size(height, width)
+    corner = self._corner(size)
     scale_y, scale_x = height / size[0], width / size[1]
     return (
       corner[0] * scale_y,
@@ -321,12 +350,8 @@ class EvalTransform(_ImageAndLabel):
       self.image_size[1] * scale_x,
     )
 
-  def _geometry(self, y: int, x: int) -> tuple[tuple[int, int], ...]:
-    """Returns how an image of `[y, x]` pixels is resized and cut.
-
-    Returns:
-      (height, width) of the resized image, and (top, left) of the part of it
-      that is the result, pixels.
+  def _resized_size(self, y: int, x: int) -> tuple[int, int]:
+    """Returns the (height, width) that an image of `[y, x]` is resized to.
 
     Raises:
       DecodeError: the resized image would be too large.
@@ -334,13 +359,38 @@ class EvalTransform(_ImageAndLabel):
     height, width = self.image_size
     fraction = self.central_fraction
     if self.resize == 'squash':
-      return self.image_size, (0, 0)
+      return self.image_size
     if self.resize == 'torchvision':
-      size = shorter_side_size(y, x, height, width, fraction)
-      # torchvision's CenterCrop rounds half pixels to even.
-      return size, (round((size[0] - height) / 2), round((size[1] - width) / 2))
+      return shorter_side_size(y, x, height, width, fraction)
     if self.resize == 'central':
-      size = covering_size(y, x, height, width, fraction)
-    else:
-      size = round(height / fraction), round(width / fraction)
-    return size, ((size[0] - height) // 2, (size[1] - width) // 2)
+      return covering_size(y, x, height, width, fraction)
+    return round(height / fraction), round(width / fraction)
+
+  def _corner(self, size: tuple[int, ...]) -> tuple[int, int]:
+    """Returns (top, left) of the result in a resized image of that size."""
+    spare = size[0] - self.image_size[0], size[1] - self.image_size[1]
+    if self.resize == 'torchvision':
+      # torchvision's CenterCrop rounds half pixels to even.
+      return round(spare[0] / 2), round(spare[1] / 2)
+    return spare[0] // 2, spare[1] // 2
+
+
+def _decode_and_resize(
+  image: bytes | np.ndarray,
+  plan: Plan,
+  interpolation: str,
+  scaled_decoding: bool,
+) -> Image:
+  """Decodes a box of an image, and resizes it.
+
+  Args:
+    image: encoded file or pixels, see `decode.decode`.
+    plan: see `decode.decode_to_resize`.
+    interpolation: see `resampling.resize`.
+    scaled_decoding: see `TrainTransform`.
+
+  Raises:
+    DecodeError: the image cannot be decoded, or the result would be too large.
+  """
+  pixels, size = decode_to_resize(image, plan, scaled_decoding)
+  return resize(pixels, *size, interpolation)

@@ -18,11 +18,11 @@ uses the fast one, which makes images about .7 of a grey level darker.
 CPU time of decoding for inception crops to 224 pixels, measured on 250 ImageNet
 photographs (most of 500x375 pixels): decoding the whole image by OpenCV takes
 1.2 to 1.3 times as long as decoding the box (libjpeg-turbo 3), and decoding the
-rows above the box's lower edge (simplejpeg) 1.09 to 1.15 times. Crops that are
-at least 2, 4 or 8 times as large as the result could be decoded at 1/2, 1/4 or
-1/8 of their size. This is not implemented: it would apply to 3 % of the crops
-and change them by 4.6 grey levels on average, but decoding all crops would
-become only 1.025 times as fast.
+rows above the box's lower edge (simplejpeg) 1.09 to 1.15 times.
+
+Boxes that are at least 2, 4 or 8 times as large as the result may be decoded at
+1/2, 1/4 or 1/8 of their size (`decode_to_resize`). benchmarks/RESULTS.md has
+the speed and the effect on pixels.
 """
 
 from collections.abc import Callable
@@ -36,6 +36,7 @@ from vit_jax.data.images.headers import DecodeError
 
 Image = UInt8[np.ndarray, 'y x 3']
 Box = tuple[int, int, int, int]  # y, x, height, width; pixels
+Size = tuple[int, int]  # height, width; pixels
 
 # 134 million pixels or 400 MB; the largest cameras have 102 million pixels.
 MAX_PIXELS = 2**27
@@ -76,18 +77,44 @@ def decode_box(
   Raises:
     DecodeError: the image cannot be decoded, see `decode`.
   """
+  return decode_to_resize(image, lambda y, x: (box_of(y, x), (y, x)))[0]
+
+
+def decode_to_resize(
+  image: bytes | np.ndarray,
+  plan: Callable[[int, int], tuple[Box, Size]],
+  scaled: bool = False,
+) -> tuple[Image, Size]:
+  """Decodes the part of an image that will be resized.
+
+  Args:
+    image: see `decode`.
+    plan: function from the height and width of the upright image, pixels, to
+      the box and the height and width that it will be resized to.
+    scaled: whether a JPEG is decoded at the smallest of 1, 1/2, 1/4 and 1/8 of
+      its size at which the box is not smaller than it will be resized to. The
+      edges of the box are rounded to whole pixels of the decoded image.
+
+  Returns:
+    Pixels of `decode(image)` in the box, or fewer pixels if `scaled`; and the
+    size that they must be resized to.
+
+  Raises:
+    DecodeError: the image cannot be decoded, see `decode`.
+  """
   if isinstance(image, np.ndarray):
-    return _cut(_rgb(image), box_of)
-  if headers.is_jpeg(image):
-    return _jpeg_box(image, box_of)
-  _check_size(*headers.stated_size(image))
-  return _cut(jpeg.opencv(image, cv2.IMREAD_COLOR_RGB), box_of)
+    pixels = _rgb(image)
+  elif headers.is_jpeg(image):
+    return _jpeg_box(image, plan, scaled)
+  else:
+    _check_size(*headers.stated_size(image))
+    pixels = jpeg.opencv(image, cv2.IMREAD_COLOR_RGB)
+  box, target = plan(pixels.shape[0], pixels.shape[1])
+  return _cut(pixels, box), target
 
 
-def _cut(
-  pixels: Image, box_of: Callable[[int, int], Box]
-) -> UInt8[np.ndarray, 'height width 3']:
-  y, x, height, width = box_of(pixels.shape[0], pixels.shape[1])
+def _cut(pixels: Image, box: Box) -> UInt8[np.ndarray, 'height width 3']:
+  y, x, height, width = box
   return pixels[y : y + height, x : x + width]
 
 
@@ -110,16 +137,47 @@ def _rgb(pixels: np.ndarray) -> Image:
   return np.broadcast_to(pixels, (*pixels.shape[:2], 3))
 
 
-def _jpeg_box(data: bytes, box_of: Callable[[int, int], Box]) -> Image:
+def _jpeg_box(
+  data: bytes, plan: Callable[[int, int], tuple[Box, Size]], scaled: bool
+) -> tuple[Image, Size]:
   header = headers.jpeg(data)
-  size = (header.height, header.width)
-  _check_size(*size)
-  if header.orientation != 1:
-    pixels = _upright(
-      jpeg.decode_box(data, header, (0, 0, *size)), header.orientation
-    )
-    return _cut(pixels, box_of)
-  return jpeg.decode_box(data, header, box_of(*size))
+  stored = (header.height, header.width)
+  _check_size(*stored)
+  size = stored[::-1] if header.orientation >= 5 else stored
+  box, target = plan(*size)
+  shrink = _largest_shrink(box, target) if scaled else 1
+  box = _shrunk_box(box, shrink)
+  if header.orientation == 1:
+    return jpeg.decode_box(data, header, box, shrink), target
+  whole = _shrunk_box((0, 0, *stored), shrink)
+  pixels = jpeg.decode_box(data, header, whole, shrink)
+  return _cut(_upright(pixels, header.orientation), box), target
+
+
+def _largest_shrink(box: Box, least: Size) -> int:
+  """Returns the largest ratio by which a box can shrink to a size or above."""
+  height, width = box[2:]
+  return max(
+    shrink
+    for shrink in jpeg.SHRINKS
+    if shrink == 1
+    or (height // shrink >= least[0] and width // shrink >= least[1])
+  )
+
+
+def _shrunk_box(box: Box, shrink: int) -> Box:
+  """Returns a box in the shrunk image, its edges rounded to whole pixels.
+
+  The last pixels of a shrunk image are incomplete if its size is not a multiple
+  of `shrink`. They are outside of all boxes if less than half of them is in the
+  image.
+  """
+  y, x, height, width = box
+  half = shrink // 2
+  top, left = (y + half) // shrink, (x + half) // shrink
+  bottom = (y + height + half) // shrink
+  right = (x + width + half) // shrink
+  return top, left, bottom - top, right - left
 
 
 def _upright(

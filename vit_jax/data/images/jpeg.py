@@ -9,6 +9,8 @@ edge), so that they detect the same damage. Damage below the box is not
 detected, and does not affect any pixel of the box.
 """
 
+from typing import Any
+
 import cv2
 import numpy as np
 import simplejpeg
@@ -18,6 +20,16 @@ from vit_jax.data.images import headers, turbojpeg
 from vit_jax.data.images.headers import DecodeError
 
 Box = tuple[int, int, int, int]  # y, x, height, width; pixels
+# Sizes at which files can be decoded, as the ratio of the whole size to it.
+SHRINKS = (1, 2, 4, 8)
+# OpenCV allows IMREAD_COLOR_RGB only without the bit of IMREAD_COLOR, which
+# IMREAD_REDUCED_COLOR_* contain; the result has colours nevertheless.
+_OPENCV_FLAGS = {
+  1: cv2.IMREAD_COLOR_RGB,
+  2: cv2.IMREAD_COLOR_RGB | cv2.IMREAD_REDUCED_GRAYSCALE_2,
+  4: cv2.IMREAD_COLOR_RGB | cv2.IMREAD_REDUCED_GRAYSCALE_4,
+  8: cv2.IMREAD_COLOR_RGB | cv2.IMREAD_REDUCED_GRAYSCALE_8,
+}
 _EXTRA_ROWS = 2  # chroma upsampling interpolates between neighbouring rows
 # The libjpeg warnings after which pixels are grey or noise. Other warnings are
 # about surplus bytes or application segments. libjpeg reports only the first
@@ -31,30 +43,41 @@ _DAMAGE = (
 _HARMLESS = 'extraneous bytes'
 
 
+def shrunk(side: int, shrink: int) -> int:
+  """Returns the length of a side after shrinking, rounded up as in libjpeg."""
+  return -(-side // shrink)
+
+
 def decode_box(
-  data: bytes, header: headers.Jpeg, box: Box
+  data: bytes, header: headers.Jpeg, box: Box, shrink: int = 1
 ) -> UInt8[np.ndarray, 'y x 3']:
   """Decodes a box of a JPEG to RGB, without applying the EXIF orientation.
+
+  If the image is shrunk, libjpeg computes each block of 8x8 pixels directly at
+  8/`shrink` x 8/`shrink` pixels, from its lowest frequencies.
 
   Args:
     data: content of the file.
     header: result of `headers.jpeg`.
-    box: part of the image as it is stored, before the orientation is applied.
+    box: part of the decoded image, before the orientation is applied.
+    shrink: ratio of the size of the image to that of the decoded image, one of
+      SHRINKS.
 
   Raises:
     DecodeError: the file is damaged, or none of the decoders supports it.
   """
   y, x, height, width = box
   if header.ordinary:
-    part, rows = _shortened(data, header, y + height)
-    decoded = turbojpeg.decode_box(part, rows, header.width, box)
+    part, rows = _shortened(data, header, y + height, shrink)
+    size = shrunk(rows, shrink), shrunk(header.width, shrink)
+    decoded = turbojpeg.decode_box(part, *size, box, shrink)
     if decoded is None:
-      decoded = _simplejpeg(part, rows, header.width, box)
+      decoded = _simplejpeg(part, *size, box, shrink)
     if decoded is not None:
       _check_warning(decoded.warning)
       return decoded.pixels
   _check_warning(_warning(data))
-  flags = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION
+  flags = _OPENCV_FLAGS[shrink] | cv2.IMREAD_IGNORE_ORIENTATION
   return opencv(data, flags)[y : y + height, x : x + width]
 
 
@@ -79,13 +102,14 @@ def _check_warning(warning: str) -> None:
 
 
 def _shortened(
-  data: bytes, header: headers.Jpeg, bottom: int
+  data: bytes, header: headers.Jpeg, bottom: int, shrink: int
 ) -> tuple[bytes, int]:
   """Returns the file with a reduced height in its header, and that height.
 
-  Decoders then stop below `bottom`, and only warn about surplus bytes.
+  Decoders then stop below the row `bottom` of the decoded image, and only warn
+  about surplus bytes.
   """
-  end, block = bottom + _EXTRA_ROWS, header.block_height
+  end, block = (bottom + _EXTRA_ROWS) * shrink, header.block_height
   end = (end + block - 1) // block * block
   if not header.one_scan or end >= header.height:
     return data, header.height
@@ -94,15 +118,20 @@ def _shortened(
 
 
 def _simplejpeg(
-  data: bytes, height: int, width: int, box: Box
+  data: bytes, height: int, width: int, box: Box, shrink: int
 ) -> turbojpeg.Decoded | None:
   """Decodes all rows with simplejpeg; returns what `turbojpeg` would return."""
   pixels, warning = np.empty((height, width, 3), np.uint8), ''
+  scale: dict[str, Any] = {}
+  if shrink > 1:
+    scale = dict(min_height=height, min_width=width, min_factor=shrink)
   try:
-    size = simplejpeg.decode_jpeg(data, 'RGB', buffer=pixels).shape[:2]
+    decoded = simplejpeg.decode_jpeg(data, 'RGB', buffer=pixels, **scale)
+    size = decoded.shape[:2]
   except ValueError as error:
     warning = str(error)
     size = _decoded_size(data, warning)
+    size = size and (shrunk(size[0], shrink), shrunk(size[1], shrink))
   if size != (height, width):
     return None
   y, x, rows, columns = box

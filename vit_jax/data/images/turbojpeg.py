@@ -29,6 +29,10 @@ class _Region(ctypes.Structure):
   _fields_ = [(name, ctypes.c_int) for name in ('x', 'y', 'width', 'height')]
 
 
+class _ScalingFactor(ctypes.Structure):
+  _fields_ = [(name, ctypes.c_int) for name in ('numerator', 'denominator')]
+
+
 class Decoded(NamedTuple):
   """Decoded box of a JPEG file.
 
@@ -42,15 +46,21 @@ class Decoded(NamedTuple):
 
 
 def decode_box(
-  data: bytes, height: int, width: int, box: tuple[int, int, int, int]
+  data: bytes,
+  height: int,
+  width: int,
+  box: tuple[int, int, int, int],
+  shrink: int = 1,
 ) -> Decoded | None:
   """Decodes a box of a baseline or progressive JPEG to RGB.
 
   Args:
     data: content of the file.
-    height: height in the header of the file, pixels.
-    width: width in the header of the file, pixels.
-    box: (y, x, height, width), pixels.
+    height: height of the decoded image, pixels.
+    width: width of the decoded image, pixels.
+    box: (y, x, height, width) in the decoded image, pixels.
+    shrink: ratio of the size in the header to the size of the decoded image:
+      1, 2, 4 or 8.
 
   Returns:
     Pixels of the box, equal to those that decoding the whole image gives; None
@@ -66,7 +76,9 @@ def decode_box(
   if not 0 <= subsampling < len(_BLOCK_WIDTHS):
     return None
   y, x, rows, columns = box
-  block = _BLOCK_WIDTHS[subsampling]
+  if library.tj3SetScalingFactor(handle, _ScalingFactor(1, shrink)):
+    return None
+  block = _BLOCK_WIDTHS[subsampling] // shrink
   left = max(x - _EXTRA_COLUMNS, 0) // block * block
   right = min(x + columns + _EXTRA_COLUMNS, width)
   top = max(y - _EXTRA_ROWS, 0)
@@ -99,6 +111,7 @@ def _library() -> Any:
         'tj3Destroy': [handle],
         'tj3DecompressHeader': [handle, ctypes.c_char_p, size],
         'tj3Get': [handle, ctypes.c_int],
+        'tj3SetScalingFactor': [handle, _ScalingFactor],
         'tj3SetCroppingRegion': [handle, _Region],
         'tj3Decompress8': [
           handle,

@@ -1,27 +1,37 @@
 """Writes metrics as TensorBoard events.
 
-It is enabled by config.log.tensorboard, if CLU and TensorFlow are installed.
+It is enabled by config.log.tensorboard, if the package tensorboard is
+installed. The file is written by TensorBoard's own modules, because the summary
+writers of CLU import TensorFlow, which takes seconds at every start.
 """
 
 import functools
+import importlib
 import pathlib
+import socket
 import tempfile
 import time
 from collections.abc import Mapping
+from typing import Any
 
-from clu import metric_writers
+from tensorboard.plugins.scalar.summary_v2 import scalar_pb
+from tensorboard.summary.writer.record_writer import RecordWriter
 
 from vit_jax.files import paths
 from vit_jax.files.outages import with_retries
 from vit_jax.run import tracking
 
+# Type checkers do not find the content of generated modules.
+_Event: Any = importlib.import_module(
+  'tensorboard.compat.proto.event_pb2'
+).Event
 _UPLOAD_EVERY_S = 60.0  # each upload writes all events of this start again
 
 
 class Tracker:
-  """Writes events to the workdir.
+  """Writes events to a new file in the workdir at each start of the run.
 
-  If the workdir is in an object store, TensorFlow writes the events to a local
+  If the workdir is in an object store, the events are written to a local
   directory, whose files are uploaded at most once a minute and at the end.
   """
 
@@ -33,18 +43,28 @@ class Tracker:
     """
     self._workdir, self._uploaded_at = run.workdir, time.monotonic()
     self._local = None
-    folder = str(run.workdir)
     if paths.is_remote(run.workdir):
       self._local = tempfile.TemporaryDirectory(prefix='vit_jax_events_')
-      folder = self._local.name
-    self._events = metric_writers.SummaryWriter(folder)
+      folder = pathlib.Path(self._local.name)
+    else:
+      folder = pathlib.Path(run.workdir)
+      folder.mkdir(parents=True, exist_ok=True)
+    self._events = RecordWriter((folder / _file_name()).open('xb'))
+    self._append(_Event(file_version='brain.Event:2'))
 
   def write(self, step: int, values: Mapping[str, float]) -> None:
     """Writes a line; see `tracking.Tracker`."""
-    self._events.write_scalars(step, dict(values))
-    self._events.flush()
+    event = _Event(step=step)
+    for name, value in values.items():
+      event.summary.MergeFrom(scalar_pb(name, value))
+    self._append(event)
     if time.monotonic() - self._uploaded_at > _UPLOAD_EVERY_S:
       self._upload()
+
+  def _append(self, event: Any) -> None:
+    event.wall_time = time.time()
+    self._events.write(event.SerializeToString())
+    self._events.flush()
 
   def _upload(self) -> None:
     """Uploads the events so far, if the workdir is in an object store."""
@@ -62,3 +82,13 @@ class Tracker:
     self._upload()
     if self._local is not None:
       self._local.cleanup()
+
+
+def _file_name() -> str:
+  """Returns a new name for a file of events.
+
+  TensorBoard recognizes the files by `tfevents`, and reads them in the order of
+  their names. The fraction of the second makes the name unique.
+  """
+  second, fraction = divmod(time.time_ns(), 10**9)
+  return f'events.out.tfevents.{second}.{socket.gethostname()}.{fraction:09}.v2'

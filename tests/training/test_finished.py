@@ -1,0 +1,110 @@
+"""Tests of the recognition of a finished run."""
+
+import json
+import math
+
+import pytest
+from etils import epath
+from minimal_config import completed
+
+from vit_jax.config import completion
+from vit_jax.run.ledger import Ledger
+from vit_jax.training import finished
+
+SCORES = {'val/accuracy': 0.5, 'val/loss': math.nan}
+
+
+@pytest.fixture
+def config():
+  """Returns a config with all files that a run writes at its end."""
+  return completed(**{'log.report': True, 'log.curves': True})
+
+
+@pytest.fixture
+def run(tmp_path, config):
+  """Returns the workdir of a finished run of six steps."""
+  folder = epath.Path(tmp_path)
+  for item in ('params', 'about'):
+    (folder / 'checkpoints/6' / item).mkdir(parents=True)
+  for name in ('curves.png', 'report.html'):
+    (folder / name).touch()
+  (folder / 'config.json').write_text(completion.to_json(config))
+  lines = (
+    {'step': 3, 'val/accuracy': 0.25, 'val/loss': 3.0},
+    {'step': 6, 'loss': 1.0},
+    {'step': 6, 'val/accuracy': 0.5, 'val/loss': None},
+  )
+  text = ''.join(json.dumps(line) + '\n' for line in lines)
+  (folder / 'metrics.jsonl').write_text(text)
+  ledger = Ledger(folder / 'events.jsonl')
+  ledger.event('start', step=0)
+  finished.record(ledger, 6, SCORES)
+  return folder
+
+
+def test_the_last_evaluation_of_a_finished_run_is_found(run, config):
+  """Metrics that are not finite are null in the file."""
+  step, results = finished.find(config, run)
+  assert step == 6
+  assert str(sorted(results.items())) == str(sorted(SCORES.items()))
+
+
+def later_start(run):
+  Ledger(run / 'events.jsonl').event('start', step=6)
+
+
+def no_event(run):
+  lines = (run / 'events.jsonl').read_text().splitlines(keepends=True)
+  (run / 'events.jsonl').write_text(''.join(lines[:-1]))
+
+
+def other_evaluators(run):
+  values = json.loads((run / 'config.json').read_text())
+  values['evals'] = {}
+  (run / 'config.json').write_text(json.dumps(values))
+
+
+def lost_evaluation(run):
+  lines = (run / 'metrics.jsonl').read_text().splitlines(keepends=True)
+  (run / 'metrics.jsonl').write_text(''.join(lines[:-1]))
+
+
+def older_checkpoint(run):
+  (run / 'checkpoints/6').rename(run / 'checkpoints/3')
+
+
+def bad_checkpoint(run):
+  (run / 'checkpoints/6').rename(run / 'checkpoints/6.bad')
+
+
+@pytest.mark.parametrize(
+  'change',
+  [
+    later_start,
+    no_event,
+    other_evaluators,
+    lost_evaluation,
+    older_checkpoint,
+    bad_checkpoint,
+    lambda run: (run / 'config.json').unlink(),
+    lambda run: (run / 'metrics.jsonl').unlink(),
+    lambda run: (run / 'report.html').unlink(),
+    lambda run: (run / 'curves.png').unlink(),
+  ],
+)
+def test_a_run_with_something_left_to_do_is_not_finished(run, config, change):
+  """Each of these is what a kill, a damage or a new config leaves behind."""
+  change(run)
+  assert finished.find(config, run) is None
+
+
+def test_a_new_run_is_not_finished(tmp_path, config):
+  assert finished.find(config, epath.Path(tmp_path / 'new')) is None
+
+
+def test_files_that_the_config_does_not_want_may_be_missing(run):
+  config = completed(**{'log.report': False, 'log.curves': False})
+  (run / 'config.json').write_text(completion.to_json(config))
+  for name in ('curves.png', 'report.html'):
+    (run / name).unlink()
+  assert finished.find(config, run) is not None
