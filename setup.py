@@ -55,6 +55,8 @@ setuptools.setup(
     'plan': ['libtpu'],
     'plan-gpu': ['jax[cuda12-local]', 'nvidia-cudnn-cu12>=9.8'],
     'huggingface': ['pyarrow>=17', 'huggingface_hub>=0.34'],
+    # Perceptual hashes, for check_data --against.
+    'duplicates': ['imagehash>=4.3.1'],
     # Faster JPEG where the system has no libturbojpeg 3: one person's package.
     'turbojpeg': ['turbojpeg>=0.0.2'],
     'test': requirements('requirements-test.txt'),

@@ -7,12 +7,18 @@ counts, sizes, duplicates (also between training and evaluation) and unusable
 examples; and writes summary.json, bad.jsonl, duplicates.jsonl and ignored.txt
 to --out. After an interruption, the same command continues; after it has
 finished, it starts from the beginning.
+
+With --against=SECTION, it also finds training images that are the same as, or
+similar to, images of a test set, and writes them to overlap.jsonl. The key
+train.leave_out leaves the listed images out of the training.
 """
 
 import json
 import logging
+import re
 import sys
 import time
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,11 +26,12 @@ from absl import flags
 from etils import epath
 
 from vit_jax.cli import entry, process
-from vit_jax.config import overrides
+from vit_jax.config import loading, overrides
 from vit_jax.config.completion import Config
-from vit_jax.config.sections import build_section
-from vit_jax.data import inspection
-from vit_jax.errors import UserError
+from vit_jax.config.sections import build, build_section
+from vit_jax.data import exclusion, inspection, near_duplicates
+from vit_jax.data.contract import Source
+from vit_jax.errors import UserError, check_range, closest
 from vit_jax.files import paths
 
 log = logging.getLogger('vit_jax')
@@ -36,47 +43,82 @@ _UNFINISHED = 'unfinished.jsonl'
 def define_flags() -> None:
   """Defines the flags of this command."""
   flags.DEFINE_string('out', 'data_check', 'Directory for the results.')
+  flags.DEFINE_multi_string(
+    'against',
+    [],
+    'Data that the training data must not contain: a name in config.evals, or '
+    'a config file, for the data of all of its evaluators. Repeat the flag for '
+    'several.',
+  )
+  flags.DEFINE_integer(
+    'max_distance',
+    near_duplicates.MAX_DISTANCE,
+    'Maximum number of different bits (of 64) in the perceptual hashes of two '
+    'images that --against considers the same.',
+  )
   overrides.define_flag(sys.argv)
 
 
-def run(config: Config, out: str) -> dict[str, Any]:
+def run(
+  config: Config,
+  out: str,
+  against: Sequence[str] = (),
+  max_distance: int = near_duplicates.MAX_DISTANCE,
+) -> dict[str, Any]:
   """Checks the data of a config.
 
   Args:
     config: completed config.
     out: local directory for the results.
+    against: names in `config.evals`, and config files, whose data the training
+      data are compared with.
+    max_distance: maximum number of different bits of similar images.
 
   Returns:
     splits: {split: examples, bad, classes: {name: count}, heights and widths:
     [minimum, median, maximum]}; duplicates (number of groups of examples with
     the same pixels), leaks (groups both in training and in evaluation),
-    other_label (groups with different labels), ignored (number of files).
+    other_label (groups with different labels), ignored (number of files);
+    overlap: {split of `against`: same_pixels and similar, numbers of training
+    examples}; remaining (number of training examples that are not in the
+    overlap).
 
   Raises:
-    UserError: a split cannot be opened, or files cannot be written.
+    UserError: a split cannot be opened, files cannot be written, a name in
+      `against` does not exist, or a training example cannot be listed.
   """
+  check_range('--max_distance', max_distance, at_least=0, at_most=63)
   folder = paths.locate(out)
   if paths.is_remote(folder):
     raise UserError(f'--out={out} is remote: give a local directory.')
   path = folder / _UNFINISHED
-  names = [config.train.split, *(e.split for e in config.evals.values())]
-  sources = {
-    split: build_section(config, 'source', split)
-    for split in dict.fromkeys(names)
-  }
+  whole = build_section(config, 'source', config.train.split)
+  train = exclusion.without_listed(whole, config.train.leave_out)
+  tests = _compared(config, against)
+  evaluated = _evaluated(config, config.evals)
+  sources = {config.train.split: train} | evaluated | tests
+  sources[config.train.split] = train  # also if an evaluator has this split
+  if against:  # errors that should not appear after hours of reading
+    near_duplicates.check_installed()
+    exclusion.positions(train)
   threads = build_section(config, 'reader').thread_count
-  found = {
-    split: inspection.inspect(
-      source, split, path, threads, _progress(source.name, len(source))
+  found = {}
+  for split, source in sources.items():
+    progress = _progress(source.name, len(source))
+    found[split] = inspection.inspect(
+      source, split, path, threads, progress, hashed=bool(against)
     )
-    for split, source in sources.items()
-  }
   groups = [
     [_example(split, index, sources, found) for split, index in group]
     for group in inspection.duplicates(found)
   ]
+  copies = {
+    split: [*inspection.copies(found, config.train.split, split, max_distance)]
+    for split in tests
+  }
+  listed = {copy.index for each in copies.values() for copy in each}
   ignored = sorted(
-    {path for source in sources.values() for path in _ignored(source)}
+    {path for each in (whole, *sources.values()) for path in _ignored(each)}
   )
   summary = {
     'splits': {
@@ -86,6 +128,8 @@ def run(config: Config, out: str) -> dict[str, Any]:
     'leaks': sum(_leaks(group, config.train.split) for group in groups),
     'other_label': sum(len({e['class'] for e in g}) > 1 for g in groups),
     'ignored': len(ignored),
+    'overlap': {split: _counts(each) for split, each in copies.items()},
+    'remaining': len(train) - len(listed),
   }
   bad = [
     {'split': split, **record._asdict()}
@@ -96,8 +140,85 @@ def run(config: Config, out: str) -> dict[str, Any]:
   _write(folder / 'bad.jsonl', map(json.dumps, bad))
   _write(folder / 'duplicates.jsonl', map(json.dumps, groups))
   _write(folder / 'ignored.txt', ignored)
+  if against:
+    lines = _overlap(train, sources, copies)
+    _write(folder / 'overlap.jsonl', map(json.dumps, lines))
   path.unlink()
   return summary
+
+
+def _evaluated(config: Config, names: Iterable[str]) -> dict[str, Source]:
+  """Opens the data of evaluators.
+
+  Args:
+    config: completed config.
+    names: names in `config.evals`.
+
+  Returns:
+    {split: source}; for an evaluator with a source of its own, {name of the
+    source: source}.
+  """
+  sources = {}
+  for section in (config.evals[name] for name in names):
+    if section.get('source'):
+      source = build('source', section.source, section.split)
+      sources[source.name] = source
+    elif section.split not in sources:
+      sources[section.split] = build_section(config, 'source', section.split)
+  return sources
+
+
+def _compared(config: Config, against: Sequence[str]) -> dict[str, Source]:
+  """Opens the data that --against specifies.
+
+  Returns:
+    {split: source}, as in `_evaluated`; for another config, {name of the
+    source: source}.
+
+  Raises:
+    UserError: a value is neither a name in `config.evals` nor a config file.
+  """
+  sources: dict[str, Source] = {}
+  for value in against:
+    if value in config.evals:
+      sources |= _evaluated(config, [value])
+    elif re.search(r'\.(py|json)(:|$)', value):
+      other = loading.load(value)
+      opened = _evaluated(other, other.evals).values()
+      sources |= {source.name: source for source in opened}
+    else:
+      raise UserError(
+        f'--against={value}: give a config file, or a name in config.evals; '
+        f'{closest(value, config.evals)}.'
+      )
+  return sources
+
+
+def _overlap(
+  train: Source,
+  sources: dict[str, Source],
+  copies: dict[str, list[inspection.Copy]],
+) -> Iterator[dict[str, Any]]:
+  """Yields the lines of overlap.jsonl, see `data.exclusion`."""
+  for split, each in copies.items():
+    indices = np.array([copy.index for copy in each], np.int64)
+    entries = exclusion.described(train, indices)
+    for copy, line in zip(each, entries, strict=True):
+      yield line | {
+        'distance': copy.distance,
+        'same_pixels': copy.same_pixels,
+        'copy_of': {
+          'split': split,
+          'index': copy.other,
+          'where': _where(sources[split], copy.other),
+        },
+      }
+
+
+def _counts(copies: list[inspection.Copy]) -> dict[str, int]:
+  """Returns the numbers of training examples by kind of similarity."""
+  same = sum(copy.same_pixels for copy in copies)
+  return {'same_pixels': same, 'similar': len(copies) - same}
 
 
 def _progress(name: str, size: int) -> Any:
@@ -126,9 +247,17 @@ def _example(
 ) -> dict[str, Any]:
   """Describes an example for duplicates.jsonl."""
   source, label = sources[split], int(found[split].labels[index])
-  location = getattr(source, 'where', lambda _: '')(index)
-  name = source.class_names[label]
-  return {'split': split, 'index': index, 'where': location, 'class': name}
+  return {
+    'split': split,
+    'index': index,
+    'where': _where(source, index),
+    'class': source.class_names[label],
+  }
+
+
+def _where(source: Source, index: int) -> str:
+  """Returns the location of an example, if the source provides it."""
+  return getattr(source, 'where', lambda _: '')(index)
 
 
 def _ignored(source: Any) -> list[str]:
@@ -196,6 +325,17 @@ def _lines(summary: dict[str, Any], out: str) -> list[str]:
     f'{summary["other_label"]:,} with different labels'
   )
   lines.append(f'files left out: {summary["ignored"]:,}')
+  for split, counts in summary['overlap'].items():
+    lines.append(
+      f'training images that are also in {split}: {counts["same_pixels"]:,} '
+      f'with the same pixels, {counts["similar"]:,} similar'
+    )
+  if summary['overlap']:
+    lines.append(
+      'to train without them: '
+      f'--config.train.leave_out={out}/overlap.jsonl '
+      f'--config.train.num_examples={summary["remaining"]}'
+    )
   lines.append(
     f'lists: {out}/bad.jsonl, duplicates.jsonl, ignored.txt, summary.json'
   )
@@ -206,7 +346,7 @@ def main(arguments: list[str]) -> None:
   """Checks the data of the config and prints a summary."""
   entry.refuse_arguments(arguments)
   values = flags.FLAGS
-  summary = run(values.config, values.out)
+  summary = run(values.config, values.out, values.against, values.max_distance)
   print('\n'.join(_lines(summary, values.out)))
 
 

@@ -9,7 +9,9 @@ import pytest
 from minimal_config import completed
 
 from vit_jax import check_data
-from vit_jax.data import inspection
+from vit_jax.config import completion
+from vit_jax.data import exclusion, inspection
+from vit_jax.data.sources import folder
 from vit_jax.errors import UserError
 
 
@@ -86,11 +88,11 @@ def test_an_interrupted_check_continues(photos, tmp_path, monkeypatch):
   whole = check_data.run(_config(photos), str(tmp_path / 'whole'))
   looked, measure = [], inspection._measure
 
-  def measured(source, index):
+  def measured(source, index, *more):
     if len(looked) == 4:
       raise KeyboardInterrupt
     looked.append((source.name, index))
-    return measure(source, index)
+    return measure(source, index, *more)
 
   monkeypatch.setattr(inspection, '_measure', measured)
   config, out = _config(photos, **{'reader.threads': 1}), tmp_path / 'out'
@@ -116,3 +118,116 @@ def test_a_check_of_other_data_is_not_continued(photos, tmp_path, monkeypatch):
     check_data.run(_config(photos), str(tmp_path / 'out'))
   with pytest.raises(UserError, match='is remote'):
     check_data.run(_config(photos), 'gs://bucket/out')
+
+
+@pytest.fixture
+def leaking(tmp_path):
+  """Creates 12 training images; 3 are also in the test set."""
+  root = tmp_path / 'leaking'
+  for number in range(12):
+    _photograph(root / f'train/{"ab"[number % 2]}/{number:02d}.png', number)
+  copies = {}
+  for number in (0, 1, 5, 8):
+    path = root / f'train/{"ab"[number % 2]}/{number:02d}.png'
+    copies[number] = cv2.imread(str(path))
+  (root / 'test/a').mkdir(parents=True)
+  (root / 'test/b').mkdir()
+  cv2.imwrite(str(root / 'test/a/exact.bmp'), copies[0])
+  cv2.imwrite(str(root / 'test/a/small.png'), _half(copies[1]))
+  quality = [cv2.IMWRITE_JPEG_QUALITY, 60]
+  cv2.imwrite(str(root / 'test/b/5.jpg'), copies[5], quality)
+  cv2.imwrite(str(root / 'test/b/mirrored.png'), copies[8][:, ::-1])
+  _photograph(root / 'test/b/new.png', 100)
+  (root / 'test/b/broken.jpg').write_bytes(b'no image at all')
+  other = tmp_path / 'other'
+  (other / 'test/x').mkdir(parents=True)
+  cv2.imwrite(str(other / 'test/x/5.png'), copies[5])
+  _photograph(other / 'train/x/any.png', 101)
+  return root
+
+
+def _photograph(path, seed):
+  """Writes an image of 60x80 smooth random pixels."""
+  rng = np.random.default_rng(seed)
+  coarse = rng.integers(0, 256, (9, 12, 3)).astype(np.uint8)
+  path.parent.mkdir(parents=True, exist_ok=True)
+  pixels = cv2.resize(coarse, (80, 60), interpolation=cv2.INTER_CUBIC)
+  assert cv2.imwrite(str(path), pixels)
+
+
+def _half(pixels):
+  height, width = pixels.shape[:2]
+  size = width // 2, height // 2
+  return cv2.resize(pixels, size, interpolation=cv2.INTER_AREA)
+
+
+def _against(root, **changes):
+  """Returns a config, and the path of another one with its own test set."""
+  own = {'name': 'folder', 'path': str(root)}
+  evals = {'test': {'name': 'classification', 'split': 'test'}}
+  config = completed(**dict(source=own, evals=evals, num_classes=2), **changes)
+  other = completed(
+    source=dict(own, path=str(root.parent / 'other')), num_classes=1
+  )
+  path = root.parent / 'other.json'
+  path.write_text(completion.to_json(other))
+  return config, str(path)
+
+
+def test_training_images_of_a_test_set_are_listed(leaking, tmp_path):
+  """Exact, resized and compressed copies are; a mirrored image is not."""
+  (config, other), out = _against(leaking), tmp_path / 'out'
+  summary = check_data.run(config, str(out), ['test', other])
+  name = f'{tmp_path}/other/test'
+  assert summary['overlap'] == {
+    'test': {'same_pixels': 1, 'similar': 2},
+    name: {'same_pixels': 1, 'similar': 0},
+  }
+  assert summary['remaining'] == 9
+  lines = _lines(out / 'overlap.jsonl')
+  found = {
+    (line['where'][-6:], line['copy_of']['where'].rpartition('/')[2])
+    for line in lines
+  }
+  assert found == {
+    *{('00.png', 'exact.bmp'), ('01.png', 'small.png')},
+    *{('05.png', '5.jpg'), ('05.png', '5.png')},
+  }
+  assert {line['copy_of']['split'] for line in lines} == {'test', name}
+  text = '\n'.join(check_data._lines(summary, str(out)))
+  assert 'train.num_examples=9' in text and 'overlap.jsonl' in text
+
+
+def test_training_without_the_listed_images(leaking, tmp_path):
+  """With the list, nothing is found any more."""
+  (config, other), out = _against(leaking), tmp_path / 'out'
+  check_data.run(config, str(out), ['test', other])
+  path = str(out / 'overlap.jsonl')
+  source = folder.Source('train', path=str(leaking))
+  assert len(exclusion.without_listed(source, path)) == 9
+  config, _ = _against(leaking, **{'train.leave_out': path})
+  summary = check_data.run(config, str(tmp_path / 'again'), ['test', other])
+  assert summary['splits']['train']['examples'] == summary['remaining'] == 9
+  assert (tmp_path / 'again/overlap.jsonl').read_text() == ''
+
+
+def test_hashes_are_added_to_an_interrupted_check(
+  leaking, tmp_path, monkeypatch
+):
+  """Results without hashes are not used if --against requires hashes."""
+  (config, _), out = _against(leaking), tmp_path / 'out'
+  with monkeypatch.context() as patch:
+    patch.setattr(check_data, '_summary', None)  # fails before the end
+    with pytest.raises(TypeError):
+      check_data.run(config, str(out))
+  summary = check_data.run(config, str(out), ['test'])
+  assert summary['overlap'] == {'test': {'same_pixels': 1, 'similar': 2}}
+
+
+def test_against_names_an_evaluator_or_a_config(leaking, tmp_path):
+  config, _ = _against(leaking)
+  for value in ('tset', 'lost.py'):
+    with pytest.raises(UserError, match=value):
+      check_data.run(config, str(tmp_path / 'out'), [value])
+  with pytest.raises(UserError, match='max_distance.*64'):
+    check_data.run(config, str(tmp_path / 'out'), ['test'], 64)

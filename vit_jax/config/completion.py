@@ -92,7 +92,14 @@ def top_level(
   check_range('paper_core_days', paper_core_days, above=0)
 
 
-def train_data(*, split: str, num_examples: int, repeats: int = 1) -> None:
+@plugins.operational('leave_out')
+def train_data(
+  *,
+  split: str,
+  num_examples: int,
+  repeats: int = 1,
+  leave_out: str | None = None,
+) -> None:
   """Declares and checks the keys of the training data.
 
   Args:
@@ -102,11 +109,15 @@ def train_data(*, split: str, num_examples: int, repeats: int = 1) -> None:
     repeats: number of copies of each example in a batch, augmented
       independently (repeated augmentation: 3 in DeiT). An epoch still has
       `num_examples` images, which come from `num_examples / repeats` examples.
+    leave_out: list of examples that are not used, which `check_data --against`
+      writes, for example because they are also in a test set. `num_examples` is
+      the number of remaining examples. The path may change when a run is
+      resumed; the examples that are left out may not.
 
   Raises:
     UserError: a number is outside its range.
   """
-  del split
+  del split, leave_out
   check_range('train.num_examples', num_examples, at_least=1, at_most=2**62)
   check_range('train.repeats', repeats, at_least=1, at_most=64)
 

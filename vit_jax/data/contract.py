@@ -34,8 +34,9 @@ class Source(Protocol):
 
   - `where(index)` returns the file of an example, for messages.
   - `rows()` yields (name of a part of the data, such as a file; positions of
-    the source's examples in this part), so that two splits of the same data can
-    be compared.
+    the source's examples in this part), in the order of the examples, so that
+    two splits of the same data can be compared, and listed examples be left
+    out.
   - `with_labels(key)` returns the same source whose examples also contain,
     under that key, a list of all correct labels, which may be empty.
   - `locate(positions, seed)` returns the indices of the examples at positions
@@ -43,6 +44,9 @@ class Source(Protocol):
     random order of all examples in each epoch).
   - `replacements(index)` returns the range of indices from which the
     replacement of a bad record is drawn; by default, all examples.
+  - `without(indices)` returns the same source without the examples at these
+    ascending indices. A source with `locate` or `replacements` needs it for
+    `train.leave_out`.
 
   Attributes:
     name: name of the dataset, for messages.

@@ -17,7 +17,7 @@ import numpy as np
 from etils import epath
 from jaxtyping import Int, UInt64
 
-from vit_jax.data import fingerprint
+from vit_jax.data import fingerprint, near_duplicates
 from vit_jax.data.images import decode
 from vit_jax.data.pipeline.loader import BadRecord, Source
 from vit_jax.errors import UserError
@@ -36,6 +36,8 @@ class Found(NamedTuple):
     heights: heights of the upright images, pixels.
     widths: widths of the upright images, pixels.
     contents: checksums of the decoded pixels.
+    hashes: perceptual hashes (see `near_duplicates`); 0 if they were not
+      requested, and for bad records.
     bad: records that cannot be used.
   """
 
@@ -43,7 +45,24 @@ class Found(NamedTuple):
   heights: Int[np.ndarray, ' n']
   widths: Int[np.ndarray, ' n']
   contents: UInt64[np.ndarray, ' n']
+  hashes: UInt64[np.ndarray, ' n']
   bad: list[BadRecord]
+
+
+class Copy(NamedTuple):
+  """An example that is also in another split.
+
+  Attributes:
+    index: index of the example.
+    other: index of the same or the most similar image in the other split.
+    distance: number of different bits of their perceptual hashes.
+    same_pixels: whether their decoded pixels are equal.
+  """
+
+  index: int
+  other: int
+  distance: int
+  same_pixels: bool
 
 
 def inspect(
@@ -52,6 +71,7 @@ def inspect(
   path: epath.Path,
   threads: int,
   progress: Callable[[int, int], None],
+  hashed: bool = False,
 ) -> Found:
   """Inspects the examples of a split for which the file has no results yet.
 
@@ -62,6 +82,7 @@ def inspect(
     threads: number of decoding threads.
     progress: function that is called with the number of examples inspected so
       far and the number of bad records among them.
+    hashed: whether to compute perceptual hashes, which takes 2 ms per image.
 
   Returns:
     Results of all examples of the split, in order.
@@ -74,14 +95,14 @@ def inspect(
     raise UserError(
       f'{source.name} has no examples to inspect: give another split or path.'
     )
-  known = _known(source, split, path)
+  known = _known(source, split, path, hashed)
   starts = [i for i in range(0, len(source), _CHUNK) if i not in known]
   bad = sum(len(found.bad) for found in known.values())
   done = sum(len(found.labels) for found in known.values())
   cv2.setNumThreads(1)  # images are decoded in parallel, one per thread
   with futures.ThreadPoolExecutor(threads) as pool:
     tasks = _ahead(
-      lambda start: pool.submit(_chunk, source, split, start),
+      lambda start: pool.submit(_chunk, source, split, start, hashed),
       iter(starts),
       threads * _AHEAD,
     )
@@ -101,6 +122,7 @@ def inspect(
     np.concatenate([part.heights for part in parts]),
     np.concatenate([part.widths for part in parts]),
     np.concatenate([part.contents for part in parts]),
+    np.concatenate([part.hashes for part in parts]),
     [record for part in parts for record in part.bad],
   )
 
@@ -115,12 +137,15 @@ def _ahead(
     pending.extend(map(submit, itertools.islice(starts, 1)))
 
 
-def _known(source: Source, split: str, path: epath.Path) -> dict[int, Found]:
+def _known(
+  source: Source, split: str, path: epath.Path, hashed: bool
+) -> dict[int, Found]:
   """Reads the results so far: {index of a chunk's first example: results}.
 
   If there are none, the split's first line, which contains the fingerprint, is
   written. A last line that is incomplete because the process was killed is
-  moved to another file.
+  moved to another file. If hashes are requested, lines without them are
+  ignored.
   """
   jsonl.keep(path, lambda line: True)
   lines = [
@@ -135,7 +160,11 @@ def _known(source: Source, split: str, path: epath.Path) -> dict[int, Found]:
       f'{path} contains the results of an unfinished inspection of {split}, '
       'but the data has changed since then: remove the file to start again.'
     )
-  return {line['start']: _found(line) for line in lines[1:]}
+  return {
+    line['start']: _found(line)
+    for line in lines[1:]
+    if 'hashes' in line or not hashed
+  }
 
 
 def _append(path: epath.Path, line: dict[str, Any]) -> None:
@@ -143,18 +172,20 @@ def _append(path: epath.Path, line: dict[str, Any]) -> None:
     file.write(json.dumps(line) + '\n')
 
 
-def _chunk(source: Source, split: str, start: int) -> dict[str, Any]:
+def _chunk(
+  source: Source, split: str, start: int, hashed: bool
+) -> dict[str, Any]:
   """Inspects a chunk of examples and returns its line of the file."""
   rows, bad = [], []
   for index in range(start, min(start + _CHUNK, len(source))):
     try:
-      rows.append(_measure(source, index))
+      rows.append(_measure(source, index, hashed))
     except decode.DecodeError as error:
       where = getattr(source, 'where', lambda _: '')(index)
-      rows.append((_BAD, 0, 0, 0))
+      rows.append((_BAD, 0, 0, 0, 0))
       bad.append(BadRecord(index, where, str(error)))
-  labels, heights, widths, contents = zip(*rows, strict=True)
-  return {
+  labels, heights, widths, contents, hashes = zip(*rows, strict=True)
+  line = {
     'split': split,
     'start': start,
     'labels': labels,
@@ -163,10 +194,13 @@ def _chunk(source: Source, split: str, start: int) -> dict[str, Any]:
     'contents': contents,
     'bad': bad,
   }
+  return line | {'hashes': hashes} if hashed else line
 
 
-def _measure(source: Source, index: int) -> tuple[int, int, int, int]:
-  """Returns label, height, width and checksum of the pixels of an example.
+def _measure(
+  source: Source, index: int, hashed: bool
+) -> tuple[int, int, int, int, int]:
+  """Returns label, height, width, checksum of the pixels, and hash.
 
   Raises:
     DecodeError: the record cannot be used.
@@ -181,7 +215,9 @@ def _measure(source: Source, index: int) -> tuple[int, int, int, int]:
   height, width, _ = pixels.shape
   digest = hashlib.blake2b(f'{height} {width}'.encode(), digest_size=8)
   digest.update(pixels.data)
-  return label, height, width, int.from_bytes(digest.digest(), 'big')
+  checksum = int.from_bytes(digest.digest(), 'big')
+  perceptual = near_duplicates.perceptual_hash(pixels) if hashed else 0
+  return label, height, width, checksum, perceptual
 
 
 def _found(line: dict[str, Any]) -> Found:
@@ -190,6 +226,7 @@ def _found(line: dict[str, Any]) -> Found:
     np.array(line['heights'], np.int32),
     np.array(line['widths'], np.int32),
     np.array(line['contents'], np.uint64),
+    np.array(line.get('hashes', [0] * len(line['labels'])), np.uint64),
     [BadRecord(*record) for record in line['bad']],
   )
 
@@ -214,3 +251,33 @@ def duplicates(found: dict[str, Found]) -> Iterator[list[tuple[str, int]]]:
   for start, end in zip(bounds, ends, strict=True):
     if end - start > 1:
       yield [(names[splits[i]], int(rows[i])) for i in order[start:end]]
+
+
+def copies(
+  found: dict[str, Found], split: str, other_split: str, max_distance: int
+) -> Iterator[Copy]:
+  """Yields the examples of a split that are also in another one.
+
+  Args:
+    found: {name of a split: its results, with hashes}.
+    split: name of the split.
+    other_split: name of the other split.
+    max_distance: maximum number of different bits, see `near_duplicates`.
+  """
+  own, other = found[split], found[other_split]
+  rows, others = (np.flatnonzero(x.labels != _BAD) for x in (own, other))
+  if not len(others):
+    return
+  near, distances = near_duplicates.nearest(
+    own.hashes[rows], other.hashes[others], max_distance
+  )
+  contents, first = np.unique(other.contents[others], return_index=True)
+  at = np.searchsorted(contents, own.contents[rows])
+  at = np.minimum(at, len(contents) - 1)
+  same = contents[at] == own.contents[rows]
+  near = np.where(same, first[at], near)
+  distances = np.where(same, 0, distances)
+  for i in np.flatnonzero(near >= 0):
+    yield Copy(
+      int(rows[i]), int(others[near[i]]), int(distances[i]), bool(same[i])
+    )

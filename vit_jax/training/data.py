@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from vit_jax.config.completion import Config
 from vit_jax.config.sections import build_section
-from vit_jax.data import matching, progress
+from vit_jax.data import exclusion, matching, progress
 from vit_jax.data.pipeline import stream
 from vit_jax.data.pipeline.bad_record_limit import BadRecordLimit
 from vit_jax.data.sources import folder
@@ -80,17 +80,20 @@ def _outputs(config: Config) -> tuple[str, int]:
 
 
 def open_train(config: Config) -> stream.Source:
-  """Opens the training split and checks its size.
+  """Opens the training split, leaves listed examples out, checks its size.
 
   Args:
     config: completed config.
 
   Raises:
     UserError: the number of examples is not `train.num_examples`; or the
-      objective learns labels, but the folder or mixture has only one class.
+      objective learns labels, but the folder or mixture has only one class; or
+      `train.leave_out` is not a list of examples of this source.
   """
   train = config.train
-  source = open_source(config, train.split)
+  source = exclusion.without_listed(
+    open_source(config, train.split), train.leave_out
+  )
   # MAE and DINO have no outputs for classes, so one class is enough for them.
   _, outputs = _outputs(config)
   if outputs and config.source.name in ('folder', 'mixture'):

@@ -9,6 +9,7 @@ epochs, each in a new order. The cost is the same for every position, and no
 state is stored.
 """
 
+import copy
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
@@ -19,7 +20,7 @@ from vit_jax.config import plugins
 from vit_jax.config.completion import complete_section
 from vit_jax.config.plugins import Nested, Section
 from vit_jax.config.sections import SECTIONS
-from vit_jax.data import fingerprint
+from vit_jax.data import exclusion, fingerprint
 from vit_jax.data.pipeline import order
 from vit_jax.data.storage.concatenation import Concatenation
 from vit_jax.errors import UserError, check_range, closest
@@ -118,6 +119,27 @@ class Source:
     """Returns the location of an example in its member."""
     number, row = self._index.find(index)
     return self._members[number].where(row)
+
+  def without(self, indices: Int[np.ndarray, ' n']) -> 'Source':
+    """Returns this mixture, with members without some of their examples.
+
+    Members keep their weights.
+
+    Args:
+      indices: indices of the examples to leave out, ascending.
+
+    Raises:
+      UserError: no example of a member remains.
+    """
+    other, start = copy.copy(self), 0
+    other._members = []
+    for member in self._members:
+      low, high = np.searchsorted(indices, [start, start + len(member)])
+      own = indices[low:high] - start
+      other._members.append(exclusion.without(member, own))
+      start += len(member)
+    other._index = Concatenation(map(len, other._members))
+    return other
 
   def replacements(self, index: int) -> range:
     """Returns the indices of all examples of the same member.

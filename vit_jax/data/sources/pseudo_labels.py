@@ -75,9 +75,9 @@ class Source(splits.Selected):
 
   def rows(self) -> Iterator[tuple[str, Int[np.ndarray, ' n']]]:
     """Yields the examples as (split, positions in it); see `data.contract`."""
-    [[_, chosen]] = self._selection.rows()
-    # Copies of an image are one example.
-    yield self._about['split'], np.unique(self._indices[self._rows[chosen]])
+    for _, chosen in self._selection.rows():
+      # Copies of an image have the same position.
+      yield self._about['split'], self._indices[self._rows[chosen]]
 
   def __getitem__(self, index: int) -> dict[str, Any]:
     row = self._row(index)

@@ -1,0 +1,170 @@
+"""Tests of leaving listed examples out of a source."""
+
+import json
+import pathlib
+import pickle
+
+import contract
+import numpy as np
+import pytest
+from minimal_config import completed
+
+from vit_jax.data import exclusion, fingerprint
+from vit_jax.data.sources import folder, manifest, mixture, synthetic
+from vit_jax.errors import UserError
+from vit_jax.training import data
+
+LISTED = [0, 3, 4, 9, 12, 17, 21, 29]
+
+
+@pytest.fixture(scope='module')
+def root(tmp_path_factory):
+  """Creates thirty images of two classes as a folder and as a manifest."""
+  root = tmp_path_factory.mktemp('images')
+  lines = ['image,label']
+  for i in range(30):
+    path = root / 'photos' / 'ab'[i % 2] / f'{i:02d}.png'
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(contract.png(i))
+    lines.append(f'{path},{"ab"[i % 2]}')
+  (root / 'list.csv').write_text('\n'.join(lines))
+  return root
+
+
+def sources(root):
+  """Returns functions that open a split of each kind of source."""
+  photos = dict(path=f'{root}/photos')
+  listed = dict(path=f'{root}/list.csv')
+  members = {
+    'one': dict(name='manifest', weight=1.0, **listed),
+    'two': dict(name='folder', weight=3.0, **photos),
+  }
+  return {
+    'folder': lambda split: folder.Source(split, **photos),
+    'manifest': lambda split: manifest.Source(split, **listed),
+    'mixture': lambda split: mixture.Source(split, members=members),
+  }
+
+
+def write(path, source, indices):
+  lines = exclusion.described(source, np.array(indices))
+  path.write_text(''.join(f'{json.dumps(line)}\n' for line in lines))
+  return str(path)
+
+
+@pytest.mark.parametrize('name', sources('').keys())
+def test_listed_examples_are_left_out_of_every_split(root, name, tmp_path):
+  """The others remain, in the same order, in every split of the data."""
+  open_split = sources(root)[name]
+  whole = open_split('train')
+  path = write(tmp_path / 'list.jsonl', whole, LISTED)
+  listed = {whole.where(i) for i in LISTED}
+  for split in ('train', 'train[:40%]', 'train[50%:]+train[:10%]'):
+    source = open_split(split)
+    short = exclusion.without_listed(source, path)
+    examples = [source[i] for i in range(len(source))]
+    kept = [i for i in range(len(source)) if source.where(i) not in listed]
+    assert len(kept) < len(source)
+    expected = [(examples[i]['image'], examples[i]['label']) for i in kept]
+    contract.check(short, expected, [source.where(i) for i in kept])
+    parts = exclusion.positions(source), exclusion.positions(short)
+    before, after = (
+      [(part, row) for part, rows in each for row in rows.tolist()]
+      for each in parts
+    )
+    assert after == [before[i] for i in kept]
+
+
+def test_an_example_is_in_a_mixture_as_often_as_before(root, tmp_path):
+  """Members keep their weights, and are read in whole epochs."""
+  source = sources(root)['mixture']('train')
+  path = write(tmp_path / 'list.jsonl', source, [1, 2, 40])
+  short = exclusion.without_listed(source, path)
+  indices = short.locate(np.arange(4 * 28), 0)
+  first = indices < 28
+  assert np.bincount(indices, minlength=57).shape == (57,)
+  whole = source.locate(np.arange(4 * 28), 0)
+  np.testing.assert_array_equal(first, whole < 30)
+  second = indices[~first]
+  assert sorted(second[:29]) == [*range(28, 57)]
+  assert short.replacements(0) == range(28)
+  assert short.replacements(30) == range(28, 57)
+
+
+def test_the_identity_of_the_data_depends_on_the_examples(root, tmp_path):
+  """Another list of the same length is other data; a moved list is not."""
+  source = sources(root)['folder']('train')
+  prints = [
+    fingerprint.of(
+      exclusion.without_listed(source, write(tmp_path / name, source, indices))
+    )
+    for name, indices in (('a', [2, 5]), ('b', [5, 2]), ('c', [2, 6]))
+  ]
+  assert prints[0] == prints[1] != prints[2]
+  assert prints[0]['size'] == prints[2]['size'] == 28
+
+
+def test_the_order_and_the_length_of_training_follow(root, tmp_path):
+  """`num_examples` is compared with the number of remaining examples."""
+  source = sources(root)['folder']('train')
+  path = write(tmp_path / 'list.jsonl', source, LISTED)
+  changes = {
+    'source': dict(name='folder', path=f'{root}/photos'),
+    'num_classes': 2,
+    'train.leave_out': path,
+  }
+  train = data.open_train(completed(**changes, **{'train.num_examples': 22}))
+  assert len(train) == 22
+  with pytest.raises(UserError, match='22.*num_examples.*30'):
+    data.open_train(completed(**changes, **{'train.num_examples': 30}))
+
+
+def test_a_list_of_other_data_is_refused(root, tmp_path):
+  source = sources(root)['folder']('train')
+  path = write(tmp_path / 'list.jsonl', source, LISTED)
+  lines = [json.loads(x) for x in pathlib.Path(path).read_text().splitlines()]
+  for change, mentioned in (
+    ({'checksum': '00'}, source.where(29)),
+    ({'part': 'web'}, 'web'),
+  ):
+    entries = (
+      [*lines[:-1], lines[-1] | change]
+      if 'checksum' in change
+      else [line | change for line in lines]
+    )
+    other = tmp_path / 'other.jsonl'
+    other.write_text('\n'.join(map(json.dumps, entries)))
+    with pytest.raises(UserError, match=mentioned):
+      exclusion.without_listed(source, str(other))
+  for text in ('{"part": "train", "position": 3}', 'cat.jpg'):
+    other.write_text(text)
+    with pytest.raises(UserError, match='other.jsonl.*checksum'):
+      exclusion.without_listed(source, str(other))
+  with pytest.raises(UserError, match='lost.jsonl'):
+    exclusion.without_listed(source, str(tmp_path / 'lost.jsonl'))
+
+
+def test_sources_that_cannot_leave_examples_out_are_refused(root, tmp_path):
+  source = sources(root)['folder']('train')
+  path = write(tmp_path / 'list.jsonl', source, LISTED)
+  with pytest.raises(UserError, match='rows'):
+    exclusion.without_listed(synthetic.Source('train'), path)
+  with pytest.raises(UserError, match='all 30'):
+    exclusion.without(source, np.arange(30))
+
+  class Ordered(folder.Source):
+    def locate(self, positions, seed):
+      return positions
+
+  with pytest.raises(UserError, match='without.*Ordered'):
+    exclusion.without_listed(Ordered('train', path=f'{root}/photos'), path)
+  with pytest.raises(UserError, match='all 30'):  # of a member
+    exclusion.without(sources(root)['mixture']('train'), np.arange(30))
+
+
+def test_a_worker_receives_a_short_copy(root, tmp_path):
+  """The wrapper stores what is left out, not what remains."""
+  big = synthetic.Source('train', num_examples=10**9)
+  short = exclusion.without(big, np.array([5, 10**8]))
+  assert len(pickle.dumps(short)) < 2_000
+  assert short.where(10**8 - 1) == big.where(10**8 + 1)

@@ -1,0 +1,244 @@
+"""Leaves listed examples out of a source, such as images of a test set.
+
+A list is a file of JSON lines, which `check_data --against` writes. Each line
+identifies an example by its position in a part of the data (see `rows` in
+`data.contract`), so a list applies to every split of the same data, wherever
+they are stored:
+
+  {"part": "train", "position": 17, "checksum": "6f1c…", "where": "…", …}
+
+The checksum of the encoded image detects lists of other data. Further keys,
+such as `where`, are for readers.
+"""
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from etils import epath
+from jaxtyping import Int
+
+from vit_jax.data import fingerprint
+from vit_jax.data.contract import Source
+from vit_jax.data.images.headers import DecodeError
+from vit_jax.data.storage.concatenation import Concatenation
+from vit_jax.errors import UserError
+from vit_jax.files import jsonl, paths
+
+log = logging.getLogger('vit_jax')
+_KEYS = ('part', 'position', 'checksum')
+_SAMPLES = 8  # number of examples whose checksum is compared
+_OTHER_DATA = (
+  'The list belongs to other data, or the data has changed: write it again '
+  'with python -m vit_jax.check_data --against.'
+)
+
+
+class Remaining:
+  """A source without some of its examples.
+
+  Attributes:
+    name: name of the source.
+    num_classes: number of classes of the source.
+    class_names: class names of the source.
+  """
+
+  def __init__(self, source: Source, indices: Int[np.ndarray, ' n']):
+    """Leaves examples out; the order of the others is that of the source.
+
+    Args:
+      source: source of all examples.
+      indices: indices of the examples to leave out, ascending.
+    """
+    self._source, self._left_out = source, indices
+    # Number of remaining examples before each example that is left out.
+    self._before = indices - np.arange(len(indices))
+    self.name, self.num_classes = source.name, source.num_classes
+    self.class_names = source.class_names
+
+  def __len__(self) -> int:
+    return len(self._source) - len(self._left_out)
+
+  def __getitem__(self, index: int) -> dict[str, Any]:
+    return self._source[self._find(index)]
+
+  def rows(self) -> Iterator[tuple[str, Int[np.ndarray, ' n']]]:
+    """Yields the remaining rows of the source; see `data.contract`."""
+    start = 0
+    for part, rows in getattr(self._source, 'rows', tuple)():
+      inside = np.searchsorted(self._left_out, [start, start + len(rows)])
+      yield part, np.delete(rows, self._left_out[slice(*inside)] - start)
+      start += len(rows)
+
+  @property
+  def fingerprint(self) -> dict[str, Any]:
+    """Dataset fingerprint, compared when a run is resumed.
+
+    It is that of the source, with the number of remaining examples and a
+    checksum of the indices that are left out.
+    """
+    return fingerprint.of(self._source) | {
+      'size': len(self),
+      'left_out': fingerprint.checksum(self._left_out),
+    }
+
+  def where(self, index: int) -> str:
+    """Returns the location of an example, if the source provides it."""
+    return getattr(self._source, 'where', lambda _: '')(self._find(index))
+
+  def _find(self, index: int) -> int:
+    """Returns the index of an example in the source."""
+    if not 0 <= index < len(self):
+      raise IndexError(f'index {index} of {len(self)} examples')
+    return index + int(np.searchsorted(self._before, index, 'right'))
+
+
+def without(source: Source, indices: Int[np.ndarray, ' n']) -> Source:
+  """Returns a source without some of its examples.
+
+  Args:
+    source: source of all examples.
+    indices: int64 indices of the examples to leave out, ascending.
+
+  Raises:
+    UserError: no example remains; or the source defines its own order, but not
+      the method `without` (see `data.contract`).
+  """
+  if not len(indices):
+    return source
+  if len(indices) == len(source):
+    raise UserError(
+      f'all {len(source)} examples of {source.name} are left out: use a '
+      'shorter list, or other data.'
+    )
+  own: Any = getattr(source, 'without', None)
+  if own is not None:
+    return own(indices)
+  if hasattr(source, 'locate') or hasattr(source, 'replacements'):
+    raise UserError(
+      f'{source.name} defines its own order of the examples, so examples can '
+      'be left out only by a method `without` of its class '
+      f'{type(source).__qualname__}; see vit_jax.data.contract.'
+    )
+  return Remaining(source, indices)
+
+
+def without_listed(source: Source, path: str | None) -> Source:
+  """Returns a source without the examples of a list.
+
+  Args:
+    source: source of all examples.
+    path: local path or gs:// address of the list; None for the unchanged
+      source.
+
+  Raises:
+    UserError: the list does not exist, cannot be parsed, or belongs to other
+      data; or see `without`.
+  """
+  if path is None:
+    return source
+  listed, parts = _read(paths.locate(path)), positions(source)
+  found, start = [np.zeros(0, np.int64)], 0
+  entries: list[dict[str, Any]] = []  # of each example that is left out
+  for part, rows in parts:
+    of_part = listed.get(part, {})  # a part can occur several times
+    hits = np.flatnonzero(np.isin(rows, list(of_part)))
+    found.append(start + hits)
+    entries += [of_part[position] for position in rows[hits].tolist()]
+    start += len(rows)
+  indices = np.concatenate(found)
+  if listed and not listed.keys() & dict(parts).keys():
+    raise UserError(
+      f'{path} lists no example of {source.name}, but examples of '
+      f'{next(iter(listed))!r}. {_OTHER_DATA}'
+    )
+  count = min(len(indices), _SAMPLES)
+  for number in np.linspace(0, len(indices) - 1, count).round().astype(int):
+    index, entry = int(indices[number]), entries[number]
+    if checksum(source, index) != entry['checksum']:
+      raise UserError(
+        f'{path} lists another image at the position {entry["position"]} of '
+        f'{entry["part"]!r} than {source.name} has ({_where(source, index)}). '
+        f'{_OTHER_DATA}'
+      )
+  log.info('%s: %d examples are left out (%s)', source.name, len(indices), path)
+  return without(source, indices)
+
+
+def described(
+  source: Source, indices: Int[np.ndarray, ' n']
+) -> list[dict[str, Any]]:
+  """Returns the line of a list for each of some examples.
+
+  Args:
+    source: source of the examples.
+    indices: their indices.
+
+  Raises:
+    UserError: the source does not have the method `rows`.
+  """
+  parts = list(positions(source))
+  place = Concatenation(len(rows) for _, rows in parts)
+  lines = []
+  for index in indices.tolist():
+    number, row = place.find(index)
+    part, rows = parts[number]
+    values = (part, int(rows[row]), checksum(source, index))
+    lines.append(
+      dict(zip(_KEYS, values, strict=True)) | {'where': _where(source, index)}
+    )
+  return lines
+
+
+def positions(source: Source) -> list[tuple[str, Int[np.ndarray, ' n']]]:
+  """Returns the rows of a source, checked; see `data.contract`.
+
+  Raises:
+    UserError: the source does not have the method `rows`, or it does not return
+      the position of every example.
+  """
+  rows: Any = getattr(source, 'rows', tuple)
+  parts = list(rows())
+  count = sum(len(part_rows) for _, part_rows in parts)
+  if count != len(source):
+    raise UserError(
+      f'examples of {source.name} cannot be listed or left out, because '
+      f'`rows` of its class {type(source).__qualname__} returns the positions '
+      f'of {count} of its {len(source)} examples; see vit_jax.data.contract.'
+    )
+  return parts
+
+
+def checksum(source: Source, index: int) -> str | None:
+  """Computes a checksum of an encoded image; None for a bad record."""
+  try:
+    image = source[index]['image']
+  except DecodeError:
+    return None
+  if not isinstance(image, np.ndarray):
+    image = np.frombuffer(image, np.uint8)
+  return fingerprint.checksum(image)
+
+
+def _where(source: Source, index: int) -> str:
+  return getattr(source, 'where', lambda _: '')(index)
+
+
+def _read(path: epath.Path) -> dict[str, dict[int, dict[str, Any]]]:
+  """Reads a list: {part: {position: its line}}."""
+  if not path.exists():
+    raise UserError(
+      f'train.leave_out: {path} does not exist.{paths.nearest(path)}'
+    )
+  listed: dict[str, dict[int, dict[str, Any]]] = {}
+  for line, entry in jsonl.read(path):
+    if entry is None or not entry.keys() >= {*_KEYS}:
+      text = line.decode(errors='replace').strip()
+      raise UserError(
+        f'train.leave_out: {path} contains the line {text!r:.100}; each line '
+        f'must be a JSON object with the keys {", ".join(_KEYS)}, as python -m '
+        'vit_jax.check_data --against writes it.'
+      )
+    listed.setdefault(entry['part'], {})[entry['position']] = entry
+  return listed
