@@ -92,7 +92,13 @@ def top_level(
   check_range('paper_core_days', paper_core_days, above=0)
 
 
-def train_data(*, split: str, num_examples: int, repeats: int = 1) -> None:
+def train_data(
+  *,
+  split: str,
+  num_examples: int,
+  repeats: int = 1,
+  balanced: bool = False,
+) -> None:
   """Declares and checks the keys of the training data.
 
   Args:
@@ -102,11 +108,14 @@ def train_data(*, split: str, num_examples: int, repeats: int = 1) -> None:
     repeats: number of copies of each example in a batch, augmented
       independently (repeated augmentation: 3 in DeiT). An epoch still has
       `num_examples` images, which come from `num_examples / repeats` examples.
+    balanced: whether each class is drawn equally often, see
+      `data.balanced.Balanced`. An epoch still has `num_examples` images, so an
+      example of a rare class occurs several times in it.
 
   Raises:
     UserError: a number is outside its range.
   """
-  del split
+  del split, balanced
   check_range('train.num_examples', num_examples, at_least=1, at_most=2**62)
   check_range('train.repeats', repeats, at_least=1, at_most=64)
 
