@@ -203,16 +203,17 @@ class Recorder:
       texts = [f'{key} {value:.6g}' for key, value in results.items()]
       log.info('step %d  %s', step, '  '.join(texts))
 
-  def summary(self, steps: int, results: Mapping[str, float]) -> str:
+  def summary(self, step: int, steps: int, results: Mapping[str, float]) -> str:
     """Returns the log line at the end of a run.
 
     Args:
+      step: number of updates completed.
       steps: number of updates since this start of the run.
       results: last metrics of each evaluator, by name.
     """
     texts = [f'{key} {value:.6g}' for key, value in results.items()]
     return (
-      f'finished at step {self._experiment.total_steps}: {steps} steps in '
+      f'finished at step {step}: {steps} steps in '
       f'{duration(self._ledger.elapsed_s())}. {"  ".join(texts)}'
     )
 
