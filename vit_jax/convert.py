@@ -7,9 +7,13 @@ names), huggingface:DIR for a Hugging Face directory, big_vision:FILE.npz, or a
 new directory (parameters only, which loads like a checkpoint step). Next to an
 .npz file, FILE.npz.json contains the class names and the preprocessing. An
 existing file is replaced only with --overwrite.
+
+--average SRC SRC… DST writes the mean of several weights, such as
+RUN@900 RUN@1000 or the best steps of several fine-tunings.
 """
 
 import logging
+from collections.abc import Sequence
 
 import jax
 from absl import flags
@@ -18,7 +22,7 @@ from vit_jax.arrays import sharding
 from vit_jax.cli import process, weights_flags
 from vit_jax.errors import UserError
 from vit_jax.files import paths
-from vit_jax.weights import pretrained
+from vit_jax.weights import pretrained, soup
 
 log = logging.getLogger('vit_jax')
 
@@ -27,6 +31,7 @@ def define_flags() -> None:
   """Defines the flags of this command."""
   weights_flags.define_step()
   weights_flags.define_choice()
+  flags.DEFINE_bool('average', False, 'Writes the mean of several SRC to DST.')
   flags.DEFINE_bool('overwrite', False, 'Replaces DST if it is a file.')
 
 
@@ -35,6 +40,7 @@ def run(
   target_path: str,
   weights: str = 'params',
   overwrite: bool = False,
+  averaged_with: Sequence[str] = (),
 ) -> None:
   """Loads weights and writes them in the target's format.
 
@@ -43,10 +49,12 @@ def run(
     target_path: path to write, see `pretrained.save`.
     weights: set of weights of a checkpoint, see `Pretrained.chosen`.
     overwrite: whether an existing file is replaced.
+    averaged_with: paths of further weights; the mean of all is written, with
+      the class names and the preprocessing of the first.
 
   Raises:
-    UserError: the weights cannot be read or written, the set does not exist, or
-      the target exists.
+    UserError: the weights cannot be read or written, the set does not exist,
+      the target exists, or weights to average differ in architecture.
   """
   _, path = pretrained.format_of(target_path)
   if paths.locate(path).exists() and not overwrite:
@@ -54,7 +62,10 @@ def run(
       f'{path} already exists: give another path, or --overwrite to replace '
       'a file.'
     )
-  source = pretrained.find(source_path, weights)
+  sources = [
+    pretrained.find(path, weights) for path in (source_path, *averaged_with)
+  ]
+  source = soup.average(sources) if averaged_with else sources[0]
   mesh = sharding.make_mesh(jax.local_devices()[:1])
   params = source.load(source.abstract_params(mesh))
   pretrained.save(target_path, params, source.about)
@@ -65,16 +76,17 @@ def main(arguments: list[str]) -> None:
   """Converts SRC to DST.
 
   Args:
-    arguments: [SRC, DST].
+    arguments: [SRC, DST], or with --average [SRC, SRC, …, DST].
   """
-  if len(arguments) != 2:
-    raise UserError(
-      'usage: python -m vit_jax.convert SRC DST; got '
-      f'{len(arguments)} argument(s).'
-    )
   values = flags.FLAGS
-  source = weights_flags.path(values, arguments[0])
-  run(source, arguments[1], values.weights, values.overwrite)
+  if len(arguments) < 3 if values.average else len(arguments) != 2:
+    raise UserError(
+      'usage: python -m vit_jax.convert SRC DST, or --average SRC SRC… DST '
+      f'with at least two SRC; got {len(arguments)} argument(s).'
+    )
+  *sources, target = arguments
+  first, *others = [weights_flags.path(values, path) for path in sources]
+  run(first, target, values.weights, values.overwrite, others)
 
 
 if __name__ == '__main__':

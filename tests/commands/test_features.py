@@ -6,11 +6,15 @@ import os
 import sys
 
 import cv2
+import jax
 import numpy as np
 import pytest
 import tiny_vit
 
 from tests import cli
+from tests.multiprocess import damaged
+from vit_jax import load_pretrained
+from vit_jax.cli import output_parts
 from vit_jax.data.remaining import Remaining
 from vit_jax.data.sources import tfds
 from vit_jax.errors import UserError
@@ -43,8 +47,6 @@ def weights(tmp_path_factory):
 def plain(path, images):
   """Computes features without the code of the command."""
   source = pretrained.find(path)
-  from vit_jax import load_pretrained
-
   model, params = load_pretrained(path)
   pixels = np.stack([source.preprocess().pixels(each) for each in images])
   x = np.float32(pixels) / 127.5 - 1
@@ -59,8 +61,6 @@ def held(path):
 
 def test_a_split_of_odd_size_with_bad_records(weights, tmp_path):
   """The file contains every good example once and in order, with its label."""
-  from tests.multiprocess import damaged
-
   out = tmp_path / 'f.npz'
   request = Request(**DATA, settings=SETTINGS, part_examples=16)
   result = command.run(weights, str(out), request)
@@ -148,6 +148,68 @@ def test_an_interruption_changes_nothing(weights, tmp_path, monkeypatch):
     command.run(weights, out, dataclasses.replace(request, split='test'))
 
 
+def blocks(path, images):
+  """Computes the outputs of all blocks without the code of the command.
+
+  Returns:
+    Outputs after the last LayerNorm, `[n, depth, t, d]`, class token first.
+  """
+  model, params = load_pretrained(path)
+
+  @jax.jit
+  def run(params, images):
+    x = images.astype(np.float32) / 127.5 - 1
+    out = model.apply({'params': params}, x, method='predict', want=('layers',))
+    layers, norm = out['layers'], params['encoder']['norm']
+    centred = layers - layers.mean(-1, keepdims=True)
+    variance = (centred**2).mean(-1, keepdims=True)
+    return centred / (variance + 1e-6) ** 0.5 * norm['scale'] + norm['bias']
+
+  return np.asarray(run(params, images))
+
+
+def test_patch_tokens_of_blocks(weights, tmp_path):
+  """Blocks are in the given order, without the class token, in Parquet."""
+  parquet = pytest.importorskip('pyarrow.parquet')
+  images = np.random.default_rng(0).integers(0, 256, (3, *SIZE, 3), np.uint8)
+  files = [str(tmp_path / f'{n}.png') for n in range(3)]
+  for path, image in zip(files, images, strict=True):
+    cv2.imwrite(path, image[..., ::-1])
+  request = Request(images=files, batch_size=2, layers=(-1, 0), tokens=True)
+  result = command.run(weights, str(tmp_path / 'f.parquet'), request)
+  assert result['shape'] == [3, 2, 4, 16] and result['width'] == 16
+  column = parquet.read_table(tmp_path / 'f.parquet')['features']
+  expected = blocks(weights, images)[:, (2, 0), 1:]
+  np.testing.assert_allclose(np.array(column.to_pylist()), expected, atol=1e-4)
+  other = dataclasses.replace(request, layers=(-3, 2))
+  with pytest.raises(UserError, match='layers'):
+    command.run(weights, str(tmp_path / 'f.parquet'), other)
+
+
+def test_parts_do_not_grow_with_the_number_of_vectors(
+  weights, tmp_path, monkeypatch
+):
+  """A part contains `part_examples` vectors: the class tokens of blocks."""
+  sizes, write = [], output_parts.Parts.write
+
+  def writing_part(self, number, arrays):
+    sizes.append(arrays['features'].shape)
+    write(self, number, arrays)
+
+  monkeypatch.setattr(output_parts.Parts, 'write', writing_part)
+  request = Request(**DATA, settings=SETTINGS, part_examples=32, layers=(2, 0))
+  command.run(weights, str(tmp_path / 'f.npz'), request)
+  # Two vectors per image: two batches of eight images per part.
+  assert len(sizes) == 4 and sum(n for n, *_ in sizes) == 42
+  found = held(tmp_path / 'f.npz')
+  source = damaged.Source('train', num_examples=53, height=9, num_classes=3)
+  preprocess = pretrained.find(weights).preprocess()
+  rows = found['index'][:3].tolist()
+  images = np.stack([preprocess.pixels(source[i]['image']) for i in rows])
+  expected = blocks(weights, images)[:, (2, 0), 0]
+  np.testing.assert_allclose(found['features'][:3], expected, atol=1e-4)
+
+
 @pytest.mark.slow
 def test_killed_and_resumed(weights, tmp_path):
   """After SIGKILL, the same command completes the features of a config."""
@@ -184,9 +246,12 @@ def test_messages_of_invalid_requests(weights, tmp_path, monkeypatch):
     (out, dict(weights='ema'), "'ema'.*params"),
     (out, dict(preprocess='moe'), "'moe'.*preset"),
     (out, dict(batch_size=0), '--batch_size is 0'),
+    (out, dict(layers=(0, 3)), '--layers contains 3.*0 to 2.*-3'),
   ]:
     with pytest.raises(UserError, match=message):
       run(weights, path, dataclasses.replace(request, **changes))
+  with pytest.raises(UserError, match='--layers=1,x'):
+    command.intermediate.parse_layers(['1', 'x'])
   monkeypatch.setitem(sys.modules, 'pyarrow', None)
   monkeypatch.setitem(sys.modules, 'pyarrow.parquet', None)
   with pytest.raises(UserError, match='pip install pyarrow'):

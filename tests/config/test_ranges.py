@@ -224,3 +224,11 @@ def test_message_of_check_choice():
   assert "did you mean 'tensor'? allowed: global, tensor" in message
   with pytest.raises(UserError, match='optimizer.clip is 3; .*global'):
     check_choice('optimizer.clip', 3, ('global', 'tensor'))
+
+
+def test_early_stopping_needs_a_metric(tmp_path):
+  """There is no default metric."""
+  patience = {'early_stop_patience': 3}
+  build(tmp_path, 'checkpoint.best', 'test/accuracy', **patience)
+  with pytest.raises(UserError, match=r'early_stop_patience.*checkpoint\.best'):
+    build(tmp_path, 'checkpoint.best', None, **patience)

@@ -53,6 +53,8 @@ def check(source, expected, places):
   assert len(source) == len(expected)
   assert [source[i] for i in range(len(source))] == expected
   assert all(type(source[i]['label']) is int for i in range(len(source)))
+  if hasattr(source, 'labels'):
+    assert source.labels().tolist() == [each['label'] for each in expected]
   for i, place in enumerate(places):
     assert place in source.where(i)
   assert len(source.class_names) == source.num_classes

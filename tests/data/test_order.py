@@ -152,3 +152,36 @@ def test_repeated_copies_are_not_adjacent(batch_size, repeats):
     order.repeated(some, batch_size, repeats), drawn[some]
   )
   np.testing.assert_array_equal(order.repeated(some, batch_size, 1), some)
+
+
+def test_positions_of_several_datasets():
+  """Sizes and seeds for each position give the values of separate calls."""
+  sizes = np.array([1, 2, 3, 4, 5, 16, 17, 1000, 2**40, 2**53 + 1])
+  seeds = np.arange(10, dtype=np.uint64) * np.uint64(2**60)
+  positions = np.arange(10) * 12_345_678_901
+  found = order.shuffled(positions, sizes, seeds)
+  for i in range(10):
+    one = order.shuffled(positions[i : i + 1], int(sizes[i]), int(seeds[i]))
+    assert found[i] == one[0]
+
+
+def test_balanced_groups_and_their_epochs():
+  """Each group is once in a turn, and read in whole epochs of its own."""
+  counts = np.array([1, 7, 7, 200])
+  positions = np.arange(4 * 14)
+  group, row = order.balanced(positions, counts, 5)
+  turns = group.reshape(-1, 4)
+  assert (np.sort(turns) == np.arange(4)).all()
+  assert len({tuple(turn) for turn in turns.tolist()}) > 5
+  rows = {k: row[group == k] for k in range(4)}
+  assert (rows[0] == 0).all() and len({*rows[3]}) == 14
+  for k in (1, 2):
+    assert (np.sort(rows[k].reshape(2, 7)) == np.arange(7)).all()
+    assert (rows[k][:7] != rows[k][7:]).any()
+  assert (rows[1] != rows[2]).any()
+  some = np.random.default_rng(0).permutation(positions)[:9]
+  for one, whole in zip(
+    order.balanced(some, counts, 5), (group, row), strict=True
+  ):
+    np.testing.assert_array_equal(one, whole[some])
+  assert (order.balanced(positions, counts, 6)[0] != group).any()

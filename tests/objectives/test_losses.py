@@ -44,6 +44,28 @@ def test_softmax_cross_entropy_equals_torch(logits, labels, smoothing):
   np.testing.assert_allclose(loss, expected, rtol=1e-5)
 
 
+@pytest.mark.parametrize('smoothing', [0.0, 0.1])
+@pytest.mark.parametrize('soft', [False, True])
+def test_class_weights_equal_torch(logits, labels, smoothing, soft):
+  """The factors apply to smoothed labels, and to probabilities."""
+  weights = np.linspace(0, 3, K, dtype=np.float32)
+  targets = torch.tensor(labels, dtype=torch.long)
+  if soft:
+    labels = special.softmax(logits[::-1], axis=-1)
+    targets = torch.tensor(labels)
+  expected = F.cross_entropy(
+    torch.tensor(logits),
+    targets,
+    weight=torch.tensor(weights),
+    reduction='none',
+    label_smoothing=smoothing,
+  )
+  loss = softmax_cross_entropy(
+    jnp.array(logits), jnp.array(labels), smoothing, jnp.array(weights)
+  )
+  np.testing.assert_allclose(loss, expected, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize('smoothing', [0.0, 1e-4, 0.1])
 def test_sigmoid_cross_entropy_is_torchs_sum_over_classes(
   logits, labels, smoothing

@@ -141,3 +141,38 @@ def test_multi_hot_targets_count_both_classes():
   assert float(loss) == pytest.approx(expected_loss, rel=1e-5)
   with pytest.raises(UserError, match='objective.multi_hot gives'):
     Objective(setting, multi_hot=True)
+
+
+def test_class_weights():
+  """The loss of a batch is divided by its number of examples."""
+  batch, weights = examples(), tuple(0.5 * k for k in range(CLASSES))
+  objective = Objective(SETTING, class_weights=weights)
+
+  def loss(rows):
+    part = {key: value[rows] for key, value in batch.items()}
+    inputs = Inputs({}, part, jax.random.key(0), jnp.array(0), {})
+    return float(objective.loss(PARAMS, inputs)[0])
+
+  label = torch.tensor(np.asarray(batch['label']), dtype=torch.long)
+  terms = F.cross_entropy(
+    logits_of(batch), label, weight=torch.tensor(weights), reduction='sum'
+  )
+  assert len({*label.tolist()}) > 2
+  assert loss(slice(None)) == pytest.approx(float(terms) / 6, rel=1e-5)
+  # Therefore it does not depend on the number of micro-batches.
+  parts = (loss(slice(0, 3)) + loss(slice(3, 6))) / 2
+  assert loss(slice(None)) == pytest.approx(parts, rel=1e-5)
+
+
+def test_class_weights_that_do_not_fit():
+  """Another loss, another number of classes, or a negative number."""
+  labelled = {
+    'image': ((8, 8, 3), np.dtype(np.uint8)),
+    'label': ((), np.dtype(np.int32)),
+  }
+  with pytest.raises(UserError, match=r"class_weights.*'sigmoid'"):
+    Objective(SETTING, cross_entropy='sigmoid', class_weights=(1.0,) * CLASSES)
+  with pytest.raises(UserError, match='class_weights is -1.0'):
+    Objective(SETTING, class_weights=(1.0, -1.0))
+  with pytest.raises(UserError, match=r'class_weights.* 2 .*num_classes is 7'):
+    Objective(SETTING, class_weights=(1.0, 2.0)).check(labelled)

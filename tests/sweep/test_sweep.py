@@ -268,6 +268,21 @@ def test_a_run_stopped_in_its_last_evaluation_is_unfinished(tmp_path, capsys):
   assert jobs.line(run) in capsys.readouterr().out
 
 
+def test_a_run_that_ended_early_is_finished(tmp_path):
+  """Its metric is that of its last evaluation."""
+  run = finished_run(tmp_path)
+  workdir = pathlib.Path(run.workdir)
+  config = json.loads((workdir / 'config.json').read_text())
+  config |= dict(total='9 steps', checkpoint=dict(best=run.metric))
+  lines = [{'step': step, run.metric: 0.8 - 0.1 * step} for step in (1, 2, 3)]
+  text = ''.join(json.dumps(line) + '\n' for line in lines)
+  (workdir / 'metrics.jsonl').write_text(text)
+  for patience, value in ((2, 0.5), (3, None)):
+    config['early_stop_patience'] = patience
+    (workdir / 'config.json').write_text(json.dumps(config))
+    assert jobs.value(run) == (value and pytest.approx(value))
+
+
 def test_a_metric_of_zero_counts(tmp_path):
   """It is compared like any other value."""
   run = finished_run(tmp_path)

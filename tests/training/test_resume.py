@@ -84,3 +84,30 @@ def test_a_run_that_is_only_evaluated_compiles_nothing(
   described = next(m for m in caplog.messages if 'parameters' in m)
   assert caplog.messages.index(first) < caplog.messages.index(described)
   assert lines(workdir) == before
+
+
+def test_a_run_that_ends_early(tmp_path, monkeypatch, caplog):
+  """An interrupted run ends at the same step, and an ended one stays so."""
+  caplog.set_level(logging.INFO, 'vit_jax')
+  workdir = epath.Path(tmp_path) / 'run'
+  evaluator = dict(name='classification', split='val', every='1 steps')
+  changes = CHANGES | {
+    'schedule.base_lr': 0.0,  # the accuracy does not change
+    'train.balanced': True,
+    'checkpoint.best': 'val/accuracy',
+    'checkpoint.keep': 3,
+    'evals': {'val': evaluator},
+    'early_stop_patience': 1,
+  }
+  loop.run(completed(**changes), workdir)
+  before = lines(workdir)
+  assert max(before) == (2, False) and 'finished at step 2' in caplog.text
+  with monkeypatch.context() as patched:
+    patched.setattr(compiling, 'compile_to_run', pytest.fail)
+    loop.run(completed(**changes), workdir)
+  assert f'{workdir} has ended early at step 2 of 6' in caplog.text
+  shutil.rmtree(workdir / 'checkpoints/2')
+  loop.run(completed(**changes), workdir)
+  assert lines(workdir) == before
+  loop.run(completed(**changes | {'early_stop_patience': None}), workdir)
+  assert max(lines(workdir)) == (6, True)

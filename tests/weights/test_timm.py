@@ -1,5 +1,7 @@
 """Tests of weights with timm's names against timm's results."""
 
+import jax
+import jax.numpy as jnp
 import minimal_config
 import numpy as np
 import pytest
@@ -8,7 +10,9 @@ import safetensors.numpy
 from references import HEADS, SIZE, timm_file, timm_vit, torch
 
 from vit_jax import finetune, load_pretrained
+from vit_jax.arrays import sharding
 from vit_jax.errors import UserError
+from vit_jax.features import intermediate
 from vit_jax.models.vit.sizes import NAMES
 from vit_jax.weights import pretrained
 from vit_jax.weights.formats import timm
@@ -176,3 +180,27 @@ def test_preprocessing_equals_timm(mode):
     )
     theirs = there(Image.fromarray(pixels)).numpy().transpose(1, 2, 0) * 255
     np.testing.assert_array_equal(ours, np.round(theirs))
+
+
+def test_tokens_of_blocks(tmp_path):
+  """`features --tokens --layers` equals timm's `forward_intermediates`."""
+  theirs = timm_vit()
+  source = pretrained.find(timm_file(tmp_path / 'model', theirs))
+  images = np.random.default_rng(0).integers(
+    0, 256, (3, SIZE, SIZE, 3), 'uint8'
+  )
+  pixels = torch.tensor(images / 127.5 - 1, dtype=torch.float32)
+  with torch.no_grad():
+    _, expected = theirs.forward_intermediates(
+      pixels.permute(0, 3, 1, 2), indices=[0, 1], norm=True, output_fmt='NLC'
+    )
+  source = source.changed(dtype='float32', num_heads=HEADS)
+  mesh = sharding.make_mesh(jax.local_devices()[:1])
+  params = source.load(source.abstract_params(mesh))
+  predict = intermediate.predictor(source, layers=(1, 0), tokens=True)
+  found = predict(params, {'image': jnp.asarray(images)})['features']
+  for ours, block in zip((1, 0), expected, strict=True):
+    np.testing.assert_allclose(found[:, ours], block.numpy(), atol=1e-4)
+  predict = intermediate.predictor(source, tokens=True)
+  found = predict(params, {'image': jnp.asarray(images)})['features']
+  np.testing.assert_allclose(found, expected[1].numpy(), atol=1e-4)

@@ -65,8 +65,12 @@ class Parts:
     with outages.access(self._path(number), 'written'):
       atomic.write(self._path(number), content.getvalue())
 
-  def read(self, number: int) -> Arrays:
+  def read(self, number: int, keys: Collection[str] | None = None) -> Arrays:
     """Reads one part.
+
+    Args:
+      number: number of the part.
+      keys: names of the columns to read; by default all of them.
 
     Raises:
       UserError: the file is damaged.
@@ -74,7 +78,7 @@ class Parts:
     path = self._path(number)
     try:
       with np.load(path) as arrays:
-        return dict(arrays)
+        return {key: arrays[key] for key in keys or arrays.files}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
       raise UserError(
         f'{path} is damaged ({error}). Delete this part and all later ones, '

@@ -56,12 +56,12 @@ class Request:
     """Returns the request that flags specify.
 
     Args:
-      **more: values of attributes for which the command has no flag.
+      **more: values of attributes that are not those of the flags.
     """
     values = flags.FLAGS
     keys = [f.name for f in dataclasses.fields(cls) if f.name in values]
     from_flags = {key: getattr(values, key) for key in keys}
-    return cls(**from_flags, **more, settings=values.overrides)
+    return cls(**from_flags | more, settings=values.overrides)
 
 
 def define_flags(endings: str) -> None:

@@ -42,7 +42,7 @@ SYNONYMS = {
 }
 
 
-@plugins.operational('paper_core_days')
+@plugins.operational('early_stop_patience', 'paper_core_days')
 def top_level(
   *,
   seed: int = 0,
@@ -55,6 +55,7 @@ def top_level(
   init_from: str | None = None,
   init_weights: str = 'params',
   position_resize: str = 'aligned',
+  early_stop_patience: int | None = None,
   paper_core_days: float | None = None,
 ) -> None:
   """Declares and checks the keys of a config outside its sections.
@@ -76,6 +77,9 @@ def top_level(
     init_weights: set of weights in `init_from`: 'params', 'ema' for the
       moving average, or another set of its objective ('teacher' for DINO).
     position_resize: 'aligned' or 'bicubic', see `positions.resize`.
+    early_stop_patience: number of evaluations without a new best value of the
+      metric `checkpoint.best` after which the run ends; None to train to the
+      end. The schedule still has the length `total`.
     paper_core_days: TPUv3 core-days that the paper reports, for comparison.
 
   Raises:
@@ -89,6 +93,7 @@ def top_level(
   check_range('micro_batches', micro_batches, at_least=1)
   check_range('num_classes', num_classes, at_least=0, at_most=MAX_CLASSES)
   check_range('average_decay', average_decay, above=0, below=1)
+  check_range('early_stop_patience', early_stop_patience, at_least=1)
   check_range('paper_core_days', paper_core_days, above=0)
 
 
@@ -99,6 +104,7 @@ def train_data(
   num_examples: int,
   repeats: int = 1,
   leave_out: str | None = None,
+  balanced: bool = False,
 ) -> None:
   """Declares and checks the keys of the training data.
 
@@ -113,11 +119,14 @@ def train_data(
       writes, for example because they are also in a test set. `num_examples` is
       the number of remaining examples. The path may change when a run is
       resumed; the examples that are left out may not.
+    balanced: whether each class is drawn equally often, see
+      `data.balanced.Balanced`. An epoch still has `num_examples` images, so an
+      example of a rare class occurs several times in it.
 
   Raises:
     UserError: a number is outside its range.
   """
-  del split, leave_out
+  del split, leave_out, balanced
   check_range('train.num_examples', num_examples, at_least=1, at_most=2**62)
   check_range('train.repeats', repeats, at_least=1, at_most=64)
 

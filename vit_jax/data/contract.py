@@ -42,8 +42,11 @@ class Source(Protocol):
   - `locate(positions, seed)` returns the indices of the examples at positions
     counted from the start of training, in place of the usual order (a new
     random order of all examples in each epoch).
-  - `replacements(index)` returns the range of indices from which the
-    replacement of a bad record is drawn; by default, all examples.
+  - `replacements(index)` returns the indices from which the replacement of a
+    bad record is drawn; by default, all examples.
+  - `labels()` returns the labels of all examples, int64 `[n]`, without reading
+    images; the label of a bad record is -1. Without this method, the labels are
+    read together with the images (see `data.balanced`).
   - `without(indices)` returns the same source without the examples at these
     ascending indices. A source with `locate` or `replacements` needs it for
     `train.leave_out`.

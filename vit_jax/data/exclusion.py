@@ -12,8 +12,8 @@ such as `where`, are for readers.
 """
 
 import logging
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, cast
 
 import numpy as np
 from etils import epath
@@ -70,6 +70,12 @@ class Remaining:
       inside = np.searchsorted(self._left_out, [start, start + len(rows)])
       yield part, np.delete(rows, self._left_out[slice(*inside)] - start)
       start += len(rows)
+
+  @property
+  def labels(self) -> Callable[[], Int[np.ndarray, ' n']]:
+    """Method of the source that returns all labels, if it has this method."""
+    of_all = cast(Any, self._source).labels
+    return lambda: np.delete(of_all(), self._left_out)
 
   @property
   def fingerprint(self) -> dict[str, Any]:

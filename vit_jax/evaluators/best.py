@@ -20,10 +20,17 @@ def check(config: Config, weights: Iterable[str]) -> None:
     weights: names of the evaluated weights, see `Objective.weights`.
 
   Raises:
-    UserError: no evaluator of the config computes the metric.
+    UserError: no evaluator of the config computes the metric, or it is missing
+      although `early_stop_patience` needs it.
   """
   best = config.checkpoint.best
   if best is None:
+    if config.early_stop_patience is not None:
+      raise UserError(
+        f'early_stop_patience is {config.early_stop_patience}, but '
+        'checkpoint.best does not name the metric that must improve: set '
+        '--config.checkpoint.best=EVALUATOR/METRIC, such as val/accuracy.'
+      )
     return
   metric = best.rpartition('/')[2]
   allowed = [

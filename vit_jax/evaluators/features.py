@@ -23,7 +23,7 @@ OtherSource = Annotated[Section | None, Nested(SECTIONS['source'])]
 class Labelled(NamedTuple):
   """Features and labels of examples."""
 
-  features: Float[np.ndarray, 'n d']
+  features: Float[np.ndarray, 'n ... d']
   labels: Int[np.ndarray, ' n']
 
 

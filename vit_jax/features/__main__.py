@@ -10,6 +10,9 @@ The features are those of a frozen model, for one of the following:
 The output is an .npz or .parquet file of features, labels, and indices or
 paths. It also contains class names and the preprocessing. After an
 interruption, the same command continues and gives the same file.
+
+--tokens writes the patch tokens instead of one vector per image, and
+--layers=-1,-4 the outputs of the last block and of the fourth from the end.
 """
 
 import dataclasses
@@ -33,10 +36,13 @@ from vit_jax.config.completion import Config
 from vit_jax.data.contract import Source
 from vit_jax.errors import UserError
 from vit_jax.evaluators.features import Extractor
-from vit_jax.features import extraction, image_files, writing
+from vit_jax.features import extraction, image_files, intermediate, writing
 from vit_jax.files import paths
 from vit_jax.training import frozen
 from vit_jax.weights import pretrained
+
+# Keys of the description that are known only after the computation.
+RESULTS = ('count', 'shape', 'width')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,14 +52,27 @@ class Request(weights_and_data.Request):
   Attributes:
     images: paths of image files; if empty, the features of a split are
       computed.
+    tokens: whether to write the patch tokens, see `intermediate.predictor`.
+    layers: indices of the blocks to use; () for the features of the model.
   """
 
   images: Sequence[str] = ()
+  tokens: bool = False
+  layers: Sequence[int] = ()
 
 
 def define_flags() -> None:
   """Defines the flags of this command."""
   weights_and_data.define_flags('.npz or .parquet')
+  flags.DEFINE_bool(
+    'tokens', False, 'Write patch tokens, [images, tokens, width].'
+  )
+  flags.DEFINE_list(
+    'layers',
+    [],
+    'Blocks whose outputs are written, such as -1,-4: numbers from 0, or from '
+    '-1 for the last block.',
+  )
 
 
 def run(checkpoint: str, out_path: str, request: Request) -> dict[str, Any]:
@@ -84,9 +103,23 @@ def run(checkpoint: str, out_path: str, request: Request) -> dict[str, Any]:
   setting = data_flags.setting(
     weights, config, lambda _: source, mesh, request.batch_size
   )
+  # Only keys that are set, so that files without them remain valid.
+  chosen: dict[str, Any] = {}
+  if request.layers:
+    chosen['layers'] = [*request.layers]
+  if request.tokens:
+    chosen['tokens'] = True
+  if chosen:
+    setting = setting._replace(
+      predict=intermediate.predictor(weights, **chosen)
+    )
   extractor = Extractor(setting, None, 'the extraction of features')
   with jax.set_mesh(mesh):
-    params = weights.load(weights.abstract_params(mesh))
+    abstract = weights.abstract_params(mesh)
+    vectors = 1
+    if chosen:
+      vectors = intermediate.vectors(setting, abstract, weights.image_size)
+    params = weights.load(abstract)
     about = {
       'checkpoint': weights.path,
       'weights': request.weights,
@@ -94,10 +127,12 @@ def run(checkpoint: str, out_path: str, request: Request) -> dict[str, Any]:
       **extraction.describe_data(config, source),
       'preprocess': preprocessing_flags.describe(weights, config),
       'batch_size': setting.batch_size,
+      **chosen,
     }
-    done = existing_result(out, about, writing.about_of, ('count', 'width'))
+    done = existing_result(out, about, writing.about_of, RESULTS)
     if not done:
-      size = -(-request.part_examples // setting.batch_size)
+      # A part has the same size whether an example has one vector or many.
+      size = -(-request.part_examples // (setting.batch_size * vectors))
       done = extraction.extract(extractor, params, source, out, about, size)
   return done
 
@@ -133,9 +168,11 @@ def main(arguments: list[str]) -> None:
       f'{len(arguments)} image(s) and data {data!r}.'
     )
   process.start_process()
-  request = Request.of_flags(images=arguments)
+  layers = intermediate.parse_layers(values.layers)
+  request = Request.of_flags(images=arguments, layers=layers)
   result = run(weights_flags.path(values), values.out, request)
-  weights_and_data.print_result(values.out, result, ('count', 'width'))
+  size = 'shape' if request.tokens or layers else 'width'
+  weights_and_data.print_result(values.out, result, ('count', size))
 
 
 if __name__ == '__main__':

@@ -66,8 +66,8 @@ def extract(
     size: number of batches per part.
 
   Returns:
-    The description, extended by `count`, the number of examples, and `width`,
-    the dimension of the features.
+    The description, extended by `count`, the number of examples, `shape`, the
+    shape of the features, and `width`, the last number of the shape.
   """
 
   def batches(start: int) -> Iterator[Arrays]:
@@ -110,10 +110,12 @@ def _join(
   Raises:
     UserError: all examples are bad records.
   """
-  shapes = [parts.read(n)['features'].shape for n in range(number)]
+  count = sum(len(parts.read(n, ['index'])['index']) for n in range(number))
+  shape = parts.read(0, ['features'])['features'].shape[1:]
   description = about | {
-    'count': sum(count for count, _ in shapes),
-    'width': shapes[0][1],
+    'count': count,
+    'shape': [count, *shape],
+    'width': shape[-1],
   }
   if not description['count']:
     raise UserError(

@@ -1,6 +1,7 @@
 """Joins the parts of the features into one .npz or Parquet file.
 
-Both formats contain columns of equal length: `features` float32 `[n, d]`,
+Both formats contain columns of equal length: `features` float32 `[n, d]`
+(or `[n, …, d]`, see `features.intermediate`),
 `index` of the example in the source (bad records are left out), `label` if the
 source has labels, and `path` for image files. They also contain `about`, a
 description as JSON. Parts are read one after another, so that the result may be
@@ -71,11 +72,11 @@ def _npz(path: str, parts: Parts, count: int, about: dict[str, Any]) -> None:
 
 
 def _column(parts: Parts, key: str, count: int) -> Iterator[np.ndarray]:
-  return (parts.read(number)[key] for number in range(count))
+  return (parts.read(number, [key])[key] for number in range(count))
 
 
 def _rows(parts: Parts, number: int) -> np.ndarray:
-  return parts.read(number)['index']
+  return parts.read(number, ['index'])['index']
 
 
 def _common_dtype(parts: Parts, key: str, count: int) -> np.dtype:
@@ -83,7 +84,7 @@ def _common_dtype(parts: Parts, key: str, count: int) -> np.dtype:
 
   The dtype of paths contains the length of the longest path in the part.
   """
-  dtypes = [parts.read(n)[key].dtype for n in range(count)]
+  dtypes = [parts.read(n, [key])[key].dtype for n in range(count)]
   return np.result_type(*set(dtypes))
 
 
@@ -103,14 +104,15 @@ def _parquet(
 
 
 def _table(pa: Any, arrays: Arrays) -> Any:
-  """Creates a pyarrow table of a part; features are lists of a fixed size."""
+  """Creates a pyarrow table of a part; features are lists of a fixed size.
+
+  Features with more than two axes are nested lists.
+  """
   columns = {}
   for key, array in arrays.items():
     columns[key] = pa.array(array.reshape(-1))
-    if array.ndim > 1:
-      columns[key] = pa.FixedSizeListArray.from_arrays(
-        columns[key], array.shape[1]
-      )
+    for size in reversed(array.shape[1:]):
+      columns[key] = pa.FixedSizeListArray.from_arrays(columns[key], size)
   return pa.table(columns)
 
 

@@ -51,9 +51,10 @@ class Model(Protocol):
     UserError if it does not have one of these results.
   - `embed(images)` returns the patch tokens, including positions that are added
     before the first layer; `encode(tokens, key, places=None)` returns all
-    tokens after the last norm; `readout(tokens)` returns features and logits.
-    Only models that process tokens have these three methods, which
-    self-supervised objectives use. Tokens may be left out between `embed` and
+    tokens after the last norm; `readout(tokens)` returns features and logits;
+    `last_norm(tokens)` applies the last norm to the tokens of any block. Only
+    models that process tokens have these four methods, which self-supervised
+    objectives use. Tokens may be left out between `embed` and
     `encode`. Since positions may act in every layer, `places` then specifies
     the remaining tokens: `Places(model.grid(image_size), kept)`. A model with
     such positions raises UserError without `places`.

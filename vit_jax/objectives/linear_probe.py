@@ -13,7 +13,6 @@ from jaxtyping import Array, Float, Int, Key
 
 from vit_jax.data.contract import Spec, require
 from vit_jax.errors import UserError, check_range
-from vit_jax.models.layers.norm import LayerNorm
 from vit_jax.objectives.composite import AroundModel
 from vit_jax.objectives.contract import Batch, Inputs, Loss, Setting
 from vit_jax.objectives.losses import softmax_cross_entropy
@@ -213,10 +212,8 @@ class Objective(AroundModel):
     parts = [tokens[:, 0]]
     if self.last_blocks > 1:
       # As in DINO, the last LayerNorm is also applied to earlier blocks.
-      norm = LayerNorm(jnp.dtype('float32'), model.norm_eps)
-      weights = {'params': params['encoder']['norm']}
       layers = outputs['layers'][:, -self.last_blocks : -1, 0]  # [n, k - 1, d]
-      normed: Any = norm.apply(weights, layers)
+      normed = model.apply({'params': params}, layers, method='last_norm')
       parts = [normed.reshape(len(images), -1), *parts]
     if self.patch_mean:
       patches = math.prod(model.grid(images.shape[1:3]))

@@ -28,7 +28,10 @@ def _target_sum(
 
 
 def softmax_cross_entropy(
-  logits: Float[Array, 'n k'], labels: Labels, smoothing: float = 0.0
+  logits: Float[Array, 'n k'],
+  labels: Labels,
+  smoothing: float = 0.0,
+  class_weights: Float[Array, ' k'] | None = None,
 ) -> Float[Array, ' n']:
   """Computes the cross-entropy of a softmax over classes, in float32.
 
@@ -36,6 +39,8 @@ def softmax_cross_entropy(
     logits: unnormalized log probabilities.
     labels: class indices, or target probabilities, whose rows sum to 1.
     smoothing: α; the target becomes (1 − α) · target + α / k.
+    class_weights: factor of each class's term in the sum over classes, after
+      the smoothing, as in torch's `CrossEntropyLoss`; None for factors of 1.
 
   Returns:
     Loss of each example in nats, float32.
@@ -44,6 +49,11 @@ def softmax_cross_entropy(
   """
   logits = logits.astype(jnp.float32)
   off = smoothing / logits.shape[-1]
+  if class_weights is not None:
+    if labels.ndim < logits.ndim:
+      labels = jax.nn.one_hot(labels, logits.shape[-1])
+    targets = class_weights * ((1 - smoothing) * labels + off)
+    return -jnp.sum(targets * jax.nn.log_softmax(logits), axis=-1)
   target_sum = _target_sum(logits, labels, 1 - smoothing + off, off)
   return jax.nn.logsumexp(logits, axis=-1) - target_sum
 

@@ -9,7 +9,11 @@ from jaxtyping import Array, Float
 from vit_jax.data.contract import Spec, require
 from vit_jax.errors import UserError, check_choice, check_range
 from vit_jax.objectives.contract import Defaults, Inputs, Loss, Setting
-from vit_jax.objectives.losses import LOSSES, Labels
+from vit_jax.objectives.losses import (
+  LOSSES,
+  Labels,
+  softmax_cross_entropy,
+)
 
 PyTree = Any
 
@@ -29,12 +33,21 @@ class Objective(Defaults):
       classes.
     multi_hot: whether all classes of a mixed example have the target 1,
       independent of the mixing weights; for 'sigmoid' only (DeiT-III).
+    class_weights: factor of each class in the loss, one number ≥ 0 per class,
+      or None for factors of 1; for 'softmax' only. An example of class c has
+      the loss w_c · L, and the loss of a batch is the sum over its examples,
+      divided by their number (torch's `CrossEntropyLoss(weight=…)` divides by
+      the sum of their weights, which would depend on how a batch is divided
+      over micro-batches). Soft labels have the sum of w_c · t_c · L_c.
   """
 
   setting: Setting
   cross_entropy: str = dataclasses.field(default='softmax', kw_only=True)
   label_smoothing: float = dataclasses.field(default=0.0, kw_only=True)
   multi_hot: bool = dataclasses.field(default=False, kw_only=True)
+  class_weights: tuple[float, ...] | None = dataclasses.field(
+    default=None, kw_only=True
+  )
 
   def __post_init__(self):
     check_choice('objective.cross_entropy', self.cross_entropy, LOSSES)
@@ -48,6 +61,14 @@ class Objective(Defaults):
     check_range(
       'objective.label_smoothing', self.label_smoothing, at_least=0, below=limit
     )
+    if self.class_weights is not None and self.cross_entropy != 'softmax':
+      raise UserError(
+        'objective.class_weights are factors of the terms of a softmax '
+        f'cross-entropy, but objective.cross_entropy={self.cross_entropy!r}: '
+        "set it to 'softmax', or objective.class_weights to None."
+      )
+    for weight in self.class_weights or ():
+      check_range('objective.class_weights', weight, at_least=0)
 
   def check(self, spec: Spec) -> None:
     """Checks that batches have labels, and that the model has a head.
@@ -69,6 +90,12 @@ class Objective(Defaults):
         'objective.multi_hot would give every class of a soft label the weight '
         f'1 (augment.name, label {shape}): set it to False.'
       )
+    classes = self.setting.model.num_classes
+    if self.class_weights is not None and len(self.class_weights) != classes:
+      raise UserError(
+        f'objective.class_weights has {len(self.class_weights)} numbers, but '
+        f'config.num_classes is {classes}: give one number for each class.'
+      )
     if not self.setting.model.num_classes:
       raise UserError(
         "config.num_classes is 0, but the objective 'supervised' trains a "
@@ -87,5 +114,10 @@ class Objective(Defaults):
     """Computes the loss of each image by the config's cross-entropy."""
     if self.multi_hot and targets.ndim == logits.ndim:
       targets = (targets > 0).astype(jnp.float32)
+    if self.class_weights is not None:
+      weights = jnp.array(self.class_weights, jnp.float32)
+      return softmax_cross_entropy(
+        logits, targets, self.label_smoothing, weights
+      )
     loss = LOSSES[self.cross_entropy]
     return loss(logits, targets, self.label_smoothing)

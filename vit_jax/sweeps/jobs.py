@@ -23,7 +23,7 @@ from vit_jax.errors import (
 )
 from vit_jax.files import atomic, jsonl, paths
 from vit_jax.processes import interruption, parent
-from vit_jax.run import lock
+from vit_jax.run import early_stopping, lock
 from vit_jax.sweeps.grid import Run
 
 log = logging.getLogger('vit_jax')
@@ -35,9 +35,10 @@ def value(run: Run) -> float | None:
   """Reads the metric of a finished run from its workdir.
 
   A training run is finished if its workdir contains the metrics and the
-  checkpoint of its last step; an evaluation, if its workdir contains the
-  result. A training run that was stopped during its last evaluation is not
-  finished, and repeats the evaluation when it is resumed.
+  checkpoint of its last step (or of the step at which it has ended early); an
+  evaluation, if its workdir contains the result. A training run that was
+  stopped during its last evaluation is not finished, and repeats the evaluation
+  when it is resumed.
 
   Returns:
     The metric; None for a run that is not finished, minus infinity for a run
@@ -95,6 +96,9 @@ def _trained(run: Run) -> dict[str, Any] | None:
     batch_size=config['batch_size'],
     num_examples=config['train']['num_examples'],
   )
+  plateau = early_stopping.plateau(workdir, config)
+  if plateau is not None:
+    last = min(last, plateau.step)
   if last not in steps.committed(workdir / 'checkpoints'):
     return None
   found = {}

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from vit_jax.config.completion import Config
 from vit_jax.config.sections import build_section
 from vit_jax.data import exclusion, matching, progress
+from vit_jax.data.balanced import Balanced
 from vit_jax.data.pipeline import stream
 from vit_jax.data.pipeline.bad_record_limit import BadRecordLimit
 from vit_jax.data.sources import folder
@@ -86,9 +87,10 @@ def open_train(config: Config) -> stream.Source:
     config: completed config.
 
   Raises:
-    UserError: the number of examples is not `train.num_examples`; or the
-      objective learns labels, but the folder or mixture has only one class; or
-      `train.leave_out` is not a list of examples of this source.
+    UserError: the number of examples is not `train.num_examples`; the objective
+      learns labels, but the folder or mixture has only one class;
+      `train.leave_out` is not a list of examples of this source; or the classes
+      cannot be balanced.
   """
   train = config.train
   source = exclusion.without_listed(
@@ -104,7 +106,7 @@ def open_train(config: Config) -> stream.Source:
       f'num_examples, which defines the length of an epoch, is '
       f'{train.num_examples}: set --config.train.num_examples={len(source)}.'
     )
-  return source
+  return Balanced(source) if train.balanced else source
 
 
 def train_batches(

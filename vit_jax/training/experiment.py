@@ -5,7 +5,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -138,9 +138,11 @@ class Experiment:
     self.objective.check(self.augment.spec)
     for section in (config.checkpoint, config.log, *config.evals.values()):
       self.steps(section.every)  # raises if it is not a duration
+    names: Iterable[str] = ()
     if config.checkpoint.best is not None:
       state = self.abstract_state()
-      best.check(config, jax.eval_shape(self.trainer.weights, state))
+      names = jax.eval_shape(self.trainer.weights, state)
+    best.check(config, names)
 
   @property
   def model(self) -> Model:

@@ -23,7 +23,7 @@ def record(events: ledger.Ledger, step: int, results: Results) -> None:
 
   Args:
     events: events of the run.
-    step: number of updates of the whole training, all of which are completed.
+    step: number of updates completed at the end of the run.
     results: metrics of the evaluation at this step.
   """
   events.event(_EVENT, step=step, metrics=sorted(results))

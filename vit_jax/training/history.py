@@ -12,7 +12,7 @@ from vit_jax import checkpoint
 from vit_jax.config.completion import Config
 from vit_jax.errors import UserError
 from vit_jax.processes import consensus, runtime
-from vit_jax.run import comparison, consistency, recovery
+from vit_jax.run import comparison, consistency, early_stopping, recovery
 from vit_jax.run import ledger as ledger_lib
 from vit_jax.run import workdir as workdir_lib
 from vit_jax.run.comparison import Note
@@ -60,13 +60,18 @@ def about(workdir: epath.Path, step: int) -> Json:
 
 def check_end(
   workdir: epath.Path, step: int | None, experiment: Experiment
-) -> None:
+) -> bool:
   """Checks that the newest checkpoint is not beyond the end of the run.
+
+  All processes must call it.
 
   Args:
     workdir: directory of the run.
     step: step of the newest checkpoint; None if there is none.
     experiment: experiment of the run.
+
+  Returns:
+    Whether the run has finished, at its last step or early.
 
   Raises:
     UserError: the newest checkpoint is beyond the end.
@@ -86,6 +91,20 @@ def check_end(
       step,
       total,
     )
+    return True
+  plateau = early_stopping.agreed(workdir, experiment.config)
+  if plateau is None or plateau.step != step:
+    return False
+  log.info(
+    '%s has ended early at step %d of %d: %s. No step is trained; the '
+    'evaluators run again. To continue, set a larger early_stop_patience, or '
+    'None.',
+    workdir,
+    step,
+    total,
+    plateau,
+  )
+  return True
 
 
 class Comparison:

@@ -76,7 +76,7 @@ def run(
       state, step = session.start(initial_params)
       session.ledger.event('start', step=step)
       try:
-        results = _train(session, state, step, trace)
+        results, step = _train(session, state, step, trace)
       except RollbackError as error:
         # The state that is restored next needs the memory of this one.
         del state
@@ -86,13 +86,13 @@ def run(
   if config.log.curves and runtime.is_main():
     curves.draw(workdir)
   if runtime.is_main():
-    finished.record(session.ledger, session.experiment.total_steps, results)
+    finished.record(session.ledger, step, results)
   return results
 
 
 def _train(
   session: Session, state: PyTree, step: int, trace: Profile
-) -> Results:
+) -> tuple[Results, int]:
   """Trains from a restored or initial state to the end of the run.
 
   Args:
@@ -102,7 +102,8 @@ def _train(
     trace: profiler of a range of steps.
 
   Returns:
-    The last metrics of each evaluator, by name.
+    The last metrics of each evaluator by name, and the number of updates
+    completed.
 
   Raises:
     PreemptedError: a signal arrived; the state is saved.
@@ -115,7 +116,8 @@ def _train(
     # evaluated. Schedules depend on the step only, so it is evaluated here.
     fresh, stop = _between_steps(session, state, step)
     results |= fresh or {}
-    while step < total and not stop:
+    ended = session.ends_early(fresh, step)
+    while step < total and not stop and not ended:
       trace.update(step)
       with session.ledger.span('data_wait'):
         batch = next(batches)
@@ -132,22 +134,23 @@ def _train(
       recorder.append(step, metrics)
       fresh, stop = _between_steps(session, state, step)
       results |= fresh or {}
+      ended = session.ends_early(fresh, step)
   trace.update(step)
   # The last state must be on disk before the run reports its end: a run that is
   # killed from here on resumes without computing any step again.
   session.saving.finish(step, state)
   if not stop:
-    _write_report(session, state)
+    _write_report(session, state, step)
   session.ledger.flush(step)
   # A signal after the last evaluation does not interrupt anything.
-  if stop and (step < total or fresh is None):
+  if stop and not ended and (step < total or fresh is None):
     raise PreemptedError(f'stopped at step {step} of {total}; saved')
-  log.info('%s', recorder.summary(step - first_step, results))
+  log.info('%s', recorder.summary(step, step - first_step, results))
   events = ledger.read(session.workdir / 'events.jsonl')
   log.info('%s', ledger.summarise(events).line())
   if runtime.is_main() and (best := session.saving.best_line()):
     log.info('%s', best)
-  return results
+  return results, step
 
 
 def _between_steps(
@@ -192,18 +195,21 @@ def _between_steps(
   return fresh, stop
 
 
-def _write_report(session: Session, state: PyTree = None) -> None:
+def _write_report(
+  session: Session, state: PyTree = None, step: int = 0
+) -> None:
   """Writes the HTML report.
 
   Args:
     session: resources of the run.
     state: state after the last step. If given, the report also gets training
       images and predictions of these weights.
+    step: number of updates completed, if the state is given.
   """
   if not session.experiment.log.report:
     return
   with session.timed('report'):
     if state is not None:
-      session.write_pictures(state)
+      session.write_pictures(state, step)
     elif runtime.is_main():
       page.write(session.workdir)

@@ -202,15 +202,16 @@ class Recorder:
       self._writer.flush()
       log.info('step %d  %s', step, metrics_text(results))
 
-  def summary(self, steps: int, results: Mapping[str, float]) -> str:
+  def summary(self, step: int, steps: int, results: Mapping[str, float]) -> str:
     """Returns the log line at the end of a run.
 
     Args:
+      step: number of updates completed.
       steps: number of updates since this start of the run.
       results: last metrics of each evaluator, by name.
     """
     return (
-      f'finished at step {self._experiment.total_steps}: {steps} steps in '
+      f'finished at step {step}: {steps} steps in '
       f'{duration(self._ledger.elapsed_s())}. {metrics_text(results)}'
     )
 

@@ -19,7 +19,7 @@ from vit_jax.files import outages
 from vit_jax.processes import peers, runtime
 from vit_jax.processes.preemption import Preemption
 from vit_jax.processes.watchdog import Watchdog
-from vit_jax.run import lock, metrics, recovery
+from vit_jax.run import early_stopping, lock, metrics, recovery
 from vit_jax.run.ledger import Ledger
 from vit_jax.run.stragglers import HostTimes
 from vit_jax.run.tracking import Run
@@ -31,7 +31,7 @@ from vit_jax.training import (
   kernel_check,
   reporting,
 )
-from vit_jax.training.evaluations import Evaluations
+from vit_jax.training.evaluations import Evaluations, Results
 from vit_jax.training.experiment import Experiment
 from vit_jax.training.recorder import Recorder
 from vit_jax.training.replay import Replay
@@ -105,10 +105,10 @@ class Session:
     self.preemption = Preemption()
     stack.callback(self.preemption.close)
     with self.timed('init'), self.preemption.nothing_to_save():
-      newest = self._open_run(config, stack, allow_changes)
+      has_finished = self._open_run(config, stack, allow_changes)
     # The step is compiled before the state is restored, because compiling may
     # need much memory. A finished run does not need the compiled step.
-    if newest is None or newest < self.experiment.total_steps:
+    if not has_finished:
       _ = self.compiled_step
     self._writer = metrics.open_writer(
       self.experiment.log, Run(workdir, flatten(config)), runtime.is_main()
@@ -117,16 +117,17 @@ class Session:
 
   def _open_run(
     self, config: Config, stack: contextlib.ExitStack, allow_changes: bool
-  ) -> int | None:
+  ) -> bool:
     """Opens data and checkpoints, and compares this start with the last one.
 
     Returns:
-      The step of the newest checkpoint, or None.
+      Whether the run has finished, so that no step is trained.
     """
-    # These two checks only list a directory. They come first, so that a run
-    # that has finished, or is beyond its `total`, is reported early.
+    # These two checks only list a directory and read metrics.jsonl. They come
+    # first, so that a run that has finished, or is beyond its `total`, is
+    # reported early.
     newest = history.newest_step(self.workdir)
-    history.check_end(self.workdir, newest, self.experiment)
+    has_finished = history.check_end(self.workdir, newest, self.experiment)
     self.experiment = kernel_check.checked(self.experiment, self.ledger)
     with data.opening(self._watchdog, self.experiment.recovery):
       self._source = data.open_train(config)
@@ -163,7 +164,7 @@ class Session:
     # A mistake in an objective's `weights` is reported before any training.
     jax.eval_shape(self.experiment.trainer.weights, state)
     compiling.describe(self.experiment, state)
-    return newest
+    return has_finished
 
   @functools.cached_property
   def compiled_step(self) -> jax.stages.Compiled:
@@ -286,15 +287,47 @@ class Session:
       'interval': self.recorder.interval(),
     }
 
-  def write_pictures(self, state: PyTree) -> None:
-    """Writes images and predictions of the final state for the HTML report."""
+  def ends_early(self, results: Results | None, step: int) -> bool:
+    """Returns whether the run ends because its best metric is old.
+
+    All processes must call it with the same results.
+
+    Args:
+      results: metrics of the evaluators that ran after this step.
+      step: number of updates completed.
+    """
+    config = self.experiment.config
+    if config['early_stop_patience'] is None or not results:
+      return False
+    is_last = step == self.experiment.total_steps
+    if is_last or not self.saving.has_best_metric(results):
+      return False
+    plateau = early_stopping.agreed(self.workdir, config)
+    if plateau is None:
+      return False
+    log.info(
+      'ending early at step %d of %d: %s',
+      step,
+      self.experiment.total_steps,
+      plateau,
+    )
+    self.ledger.event('early_stop', **plateau._asdict())
+    return True
+
+  def write_pictures(self, state: PyTree, step: int) -> None:
+    """Writes images and predictions of the final state for the HTML report.
+
+    Args:
+      state: state after the last step.
+      step: number of updates completed.
+    """
     reporting.write(
       self.workdir,
       self.experiment,
       self._setting,
       self.experiment.trainer.weights(state)['params'],
       self._source,
-      step=self.experiment.total_steps,
+      step=step,
     )
 
   def roll_back(self, error: recovery.RollbackError) -> None:

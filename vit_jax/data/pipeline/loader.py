@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -138,9 +139,9 @@ class Loader:
         )
       allowed = self._replacements(index)
       number = order.replacement(position, attempt + 1, len(allowed), self.seed)
-      index = allowed[number]
+      index = int(allowed[number])
 
-  def _replacements(self, index: int) -> range:
+  def _replacements(self, index: int) -> Sequence[int] | Int[np.ndarray, ' n']:
     """Returns the indices of the records that may replace a bad record."""
     if hasattr(self.source, 'replacements'):
       return cast(Any, self.source).replacements(index)

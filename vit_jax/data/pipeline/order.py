@@ -32,48 +32,81 @@ def mix(x: UInt64[np.ndarray, ' n']) -> UInt64[np.ndarray, ' n']:
 
 
 def shuffled(
-  positions: Int[np.ndarray, ' n'], num_examples: int, seed: int
+  positions: Int[np.ndarray, ' n'],
+  num_examples: int | Int[np.ndarray, ' n'],
+  seed: int | UInt64[np.ndarray, ' n'],
 ) -> Int[np.ndarray, ' n']:
   """Returns the indices of the examples at positions in training.
 
   Args:
     positions: int64 positions ≥ 0, counted from the start of training, over any
       number of epochs.
-    num_examples: number of examples in the dataset, ≥ 1.
-    seed: seed of the run.
+    num_examples: number of examples in the dataset, ≥ 1; or a number for each
+      position, if the positions belong to several datasets.
+    seed: seed of the run, or a seed for each position.
 
   Returns:
     int64 indices in [0, num_examples). Each index occurs once per epoch.
   """
   with np.errstate(over='ignore'):
     positions = positions.astype(np.uint64)
-    epoch = positions // np.uint64(num_examples)
-    index = positions % np.uint64(num_examples)
+    sizes = np.broadcast_to(np.uint64(num_examples), positions.shape)
+    epoch, index = np.divmod(positions, sizes)
     key = mix(mix(epoch * np.uint64(_GOLDEN)) + np.uint64(seed))
-    index = _permute(index, key, num_examples)
-    outside = index >= num_examples
+    half = np.broadcast_to(_half_bits(num_examples), positions.shape)
+    index = _permute(index, key, half)
+    outside = index >= sizes
     while outside.any():
-      index[outside] = _permute(index[outside], key[outside], num_examples)
-      outside = index >= num_examples
+      index[outside] = _permute(index[outside], key[outside], half[outside])
+      outside = index >= sizes
   return index.astype(np.int64)
+
+
+def _half_bits(
+  sizes: int | Int[np.ndarray, ' n'],
+) -> UInt64[np.ndarray, ' n']:
+  """Returns half the number of bits of size − 1, rounded up; at least 1."""
+  bits = [(size - 1).bit_length() for size in np.atleast_1d(sizes).tolist()]
+  return np.array([max(1, (each + 1) // 2) for each in bits], np.uint64)
 
 
 def _permute(
   index: UInt64[np.ndarray, ' n'],
   key: UInt64[np.ndarray, ' n'],
-  num_examples: int,
+  half: UInt64[np.ndarray, ' n'],
 ) -> UInt64[np.ndarray, ' n']:
-  """Applies a keyed permutation of [0, 4^b), a Feistel network.
-
-  Here b is half the number of bits of `num_examples` − 1, rounded up.
-  """
-  half = np.uint64(max(1, ((num_examples - 1).bit_length() + 1) // 2))
+  """Applies a keyed permutation of [0, 4^half), a Feistel network."""
   mask = (np.uint64(1) << half) - np.uint64(1)
   left, right = index >> half, index & mask
   for number in range(1, _ROUNDS + 1):
     round_key = mix(key + np.uint64(number * _GOLDEN % 2**64))
     left, right = right, left ^ (mix(right + round_key) & mask)
   return (left << half) | right
+
+
+def balanced(
+  positions: Int[np.ndarray, ' n'], counts: Int[np.ndarray, ' k'], seed: int
+) -> tuple[Int[np.ndarray, ' n'], Int[np.ndarray, ' n']]:
+  """Returns groups and examples such that groups occur equally often.
+
+  k positions that start at a multiple of k contain each group once, in a new
+  random order. Each group is read in whole epochs, each in a new random order.
+
+  Args:
+    positions: int64 positions ≥ 0, counted from the start of training.
+    counts: number of examples of each group, ≥ 1.
+    seed: seed of the run.
+
+  Returns:
+    Group at each position, int64 in [0, k), and index of the example in its
+    group.
+  """
+  group = shuffled(positions, len(counts), seed)
+  # The order of each group must be independent of the others.
+  with np.errstate(over='ignore'):
+    salt = (group.astype(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN)
+    seeds = mix(salt ^ np.uint64(seed))
+  return group, shuffled(positions // len(counts), counts[group], seeds)
 
 
 def repeated(

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from jaxtyping import Int
 
 from vit_jax.config import plugins
 from vit_jax.data import fingerprint
@@ -103,6 +104,17 @@ class Source(splits.Selected):
   def where(self, index: int) -> str:
     """Returns the file of an example."""
     return '/'.join(self._find(index))
+
+  def labels(self) -> Int[np.ndarray, ' n']:
+    """Returns the labels of all examples."""
+    found = []
+    for split, rows in self._selection.rows():
+      listing = self._listings[split]
+      own = [
+        self._classes.label(name, listing.root) for name in listing.classes
+      ]
+      found.append(np.repeat(np.array(own, np.int64), listing.counts)[rows])
+    return np.concatenate(found)
 
   def ignored(self) -> list[str]:
     """Returns the files below the directory that are not examples."""

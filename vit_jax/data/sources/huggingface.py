@@ -13,6 +13,7 @@ from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
+from jaxtyping import Int
 
 from vit_jax.config import plugins
 from vit_jax.data import fingerprint, progress
@@ -105,6 +106,13 @@ class Source(splits.Selected):
     split, position = self._selection[index]
     return self._tables[split].where(position)
 
+  def labels(self) -> Int[np.ndarray, ' n']:
+    """Returns the labels of all examples; -1 for those without a label."""
+    parts = self._selection.rows()
+    return np.concatenate(
+      [self._tables[split].all_labels()[rows] for split, rows in parts]
+    )
+
 
 class _Table:
   """Images and labels of the rows of Arrow files.
@@ -157,6 +165,14 @@ class _Table:
   def class_names(self) -> list[str]:
     """Returns the names of the label's classes, if the dataset has them."""
     return _names(self._schema, self._keys[1])
+
+  def all_labels(self) -> Int[np.ndarray, ' n']:
+    """Returns the label of each row; -1 for a row without a label."""
+    columns = [
+      labels.cast(pa.int64()).fill_null(-1).to_numpy(zero_copy_only=False)
+      for _, labels in self._batches
+    ]
+    return np.concatenate(columns)
 
   def labels(self) -> set[int]:
     """Returns all distinct labels."""

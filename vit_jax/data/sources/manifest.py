@@ -11,6 +11,7 @@ import os
 from typing import Any
 
 import numpy as np
+from jaxtyping import Int
 
 from vit_jax.config import plugins
 from vit_jax.data import fingerprint
@@ -85,6 +86,13 @@ class Source(splits.Selected):
     """Returns the file of an example, and its line in the list."""
     image, _, line = self._row(index)
     return f'{image} ({self._path}, line {line})'
+
+  def labels(self) -> Int[np.ndarray, ' n']:
+    """Returns the labels of all examples."""
+    parts = self._selection.rows()
+    return np.concatenate(
+      [self._columns[split][1][rows] for split, rows in parts]
+    )
 
   def _row(self, index: int) -> tuple[str, int, int]:
     split, position = self._selection[index]

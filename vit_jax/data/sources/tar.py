@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from etils import epath
+from jaxtyping import Int
 
 from vit_jax.config import plugins
 from vit_jax.data import fingerprint
@@ -133,6 +134,13 @@ class Source(splits.Selected):
     """Returns the shard of an example and the image's offset in it."""
     part, row = self._row(index)
     return f'{part.files.paths[part.shard[row]]} @ {part.offset[row]}'
+
+  def labels(self) -> Int[np.ndarray, ' n']:
+    """Returns the labels of all examples."""
+    parts = self._selection.rows()
+    return np.concatenate(
+      [self._splits[split].label[rows] for split, rows in parts]
+    )
 
   def _row(self, index: int) -> tuple[_Split, int]:
     split, row = self._selection[index]

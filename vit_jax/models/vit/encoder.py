@@ -154,6 +154,15 @@ class Encoder(nn.Module):
   config: Config
   scheme: Scheme | None = None
 
+  def setup(self):
+    config = self.config
+    if not config.fc_norm:
+      self.norm = LayerNorm(config.compute_dtype, config.norm_eps)
+
+  def last_norm(self, x: Float[Array, '... d']) -> Float[Array, '... d']:
+    """Applies the last LayerNorm; returns `x` if `fc_norm` is set."""
+    return x if self.config.fc_norm else self.norm(x)
+
   @nn.compact
   def __call__(
     self,
@@ -208,9 +217,7 @@ class Encoder(nn.Module):
     x = x[:, :tokens]
     # A scan stacks results along a new first axis.
     results = {name: leaf.swapaxes(0, 1) for name, leaf in results.items()}
-    if not config.fc_norm:
-      x = LayerNorm(config.compute_dtype, config.norm_eps, name='norm')(x)
-    return x, results
+    return self.last_norm(x), results
 
   def _needs_padding(
     self, x: Float[Array, 'n t d'], want: tuple[str, ...], common: dict

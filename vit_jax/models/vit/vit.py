@@ -214,6 +214,18 @@ class ViT(Backbone):
     common = self.positions(places) if self.scheme.shared else None
     return self.encoder(x, encoder_key, want, common, places)
 
+  def last_norm(self, tokens: Float[Array, '... d']) -> Float[Array, '... d']:
+    """Applies the last LayerNorm to tokens of any block; float32.
+
+    Args:
+      tokens: outputs of blocks, see `layers` of `predict`.
+
+    Returns:
+      Normalized tokens. With `fc_norm`, a model has no such LayerNorm, and its
+      tokens are returned unchanged.
+    """
+    return self.encoder.last_norm(tokens).astype(jnp.float32)
+
   def readout(self, tokens: Tokens) -> dict[str, Float[Array, 'n _']]:
     """Computes features and logits of tokens from `encode`; float32."""
     out = self._read(tokens)

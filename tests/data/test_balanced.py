@@ -1,0 +1,114 @@
+"""Tests of class-balanced sampling."""
+
+import pickle
+
+import contract
+import jax
+import numpy as np
+import pytest
+
+from vit_jax.arrays import sharding
+from vit_jax.data import balanced
+from vit_jax.data.augment.transforms import EvalTransform
+from vit_jax.data.images.headers import DecodeError
+from vit_jax.data.pipeline import stream
+from vit_jax.data.sources import manifest, mixture
+from vit_jax.errors import UserError
+
+COUNTS = {0: 30, 2: 5, 3: 1}  # no example of class 1
+
+
+class Unbalanced:
+  """A source without the method `labels`, with two bad records."""
+
+  name, num_classes, class_names = 'unbalanced', 4, list('abcd')
+
+  def __init__(self):
+    self._labels = np.repeat([0, 2, 3, 9], [30, 5, 1, 1])
+
+  def __len__(self):
+    return 38
+
+  def __getitem__(self, index):
+    if index == 37:
+      raise DecodeError('damaged')
+    image = np.full((4, 4, 3), index, np.uint8)
+    return {'image': image, 'label': int(self._labels[index])}
+
+
+def streamed(source, start, steps, **options):
+  """Returns the batches of a stream."""
+  mesh = sharding.make_mesh(jax.devices()[:1], data=1, fsdp=1, model=1)
+  with stream.train_batches(
+    source, EvalTransform((4, 4)), 6, 5, start, mesh, **options
+  ) as batches:
+    return [jax.device_get(next(batches)) for _ in range(steps)]
+
+
+def test_classes_occur_equally_often():
+  """All examples are used, bad labels never, and resuming is exact."""
+  source = balanced.Balanced(Unbalanced())
+  batches = streamed(source, 0, 30)
+  labels = np.concatenate([batch['label'] for batch in batches])
+  assert np.bincount(labels).tolist() == [60, 0, 60, 60]
+  images = np.concatenate([batch['image'][:, 0, 0, 0] for batch in batches])
+  seen, times = np.unique(images, return_counts=True)
+  assert seen.tolist() == list(range(36))
+  assert times.tolist() == [2] * 30 + [12] * 5 + [60]
+  for late, whole in zip(streamed(source, 7, 2), batches[7:], strict=False):
+    np.testing.assert_array_equal(late['image'], whole['image'])
+  copy = pickle.loads(pickle.dumps(source))
+  positions = np.arange(50)
+  np.testing.assert_array_equal(
+    copy.locate(positions, 1), source.locate(positions, 1)
+  )
+
+
+def test_bad_records_are_replaced_within_their_class():
+  """An undecodable image does not change the classes of a batch."""
+
+  class Damaged(Unbalanced):
+    def labels(self):
+      return self._labels
+
+    def __getitem__(self, index):
+      if index in (3, 31, 32):
+        raise DecodeError('damaged')
+      return super().__getitem__(index)
+
+  reader = stream.Reader(on_bad_record='skip', max_bad_share=1)
+  batches = streamed(balanced.Balanced(Damaged()), 0, 10, reader=reader)
+  labels = np.concatenate([batch['label'] for batch in batches])
+  assert np.bincount(labels).tolist() == [20, 0, 20, 20]
+  assert sum(batch['replaced'].sum() for batch in batches) > 5
+
+
+def test_listed_labels_are_used(tmp_path):
+  """The labels of a manifest are known without reading its images."""
+  rows = [f'{i}.png,{"cat" if i else "dog"}' for i in range(9)]
+  path = tmp_path / 'pets.csv'
+  path.write_text('\n'.join(['image,label', *rows]))
+  for i in range(9):
+    (tmp_path / f'{i}.png').write_bytes(contract.png(i))
+  source = balanced.Balanced(
+    manifest.Source('train[2:]+train[:2]', path=str(path))
+  )
+  assert source.name == f'{path}/train[2:]+train[:2]' and len(source) == 9
+  assert source.where(0) and source.fingerprint is not None
+  [dog] = np.flatnonzero(source.labels() == source.class_names.index('dog'))
+  turns = source.locate(np.arange(20), 0).reshape(10, 2)
+  assert (np.sort(turns == dog) == [False, True]).all()
+
+
+def test_data_that_cannot_be_balanced():
+  """Mixtures have their own order, and some data have no labels."""
+  member = dict(name='synthetic', num_examples=3, weight=1)
+  with pytest.raises(UserError, match=r'train\.balanced.*mixture'):
+    balanced.Balanced(mixture.Source('train', members=dict(a=member)))
+  unlabelled, invalid = Unbalanced(), Unbalanced()
+  unlabelled.num_classes = 0
+  with pytest.raises(UserError, match=r'train\.balanced.*no labels'):
+    balanced.Balanced(unlabelled)
+  invalid._labels = invalid._labels + 9
+  with pytest.raises(UserError, match=r'train\.balanced.*valid label'):
+    balanced.Balanced(invalid)

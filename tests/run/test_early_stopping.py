@@ -1,0 +1,59 @@
+"""Tests of the plateau at which a run ends early."""
+
+import json
+
+import pytest
+from etils import epath
+
+from vit_jax.run import early_stopping
+
+CONFIG = {'early_stop_patience': 2, 'checkpoint': {'best': 'val/accuracy'}}
+
+
+def write(folder, values, name='val/accuracy'):
+  """Writes metrics.jsonl with training lines between the evaluations."""
+  lines = []
+  for step, value in values:
+    lines += [{'step': step, 'loss': 9}, {'step': step, name: value}]
+  text = '\n'.join(map(json.dumps, lines))
+  (folder / 'metrics.jsonl').write_text(text + '\n{"step": 99, "val/acc')
+  return epath.Path(folder)
+
+
+@pytest.mark.parametrize(
+  'values, best_step',
+  [
+    ([(1, 0.5), (2, 0.4), (3, 0.3)], 1),
+    ([(1, 0.5), (2, 0.6), (3, 0.6), (4, 0.6)], 2),  # equal is no improvement
+    ([(1, 0.5), (2, None), (3, None)], 1),  # not finite
+    ([(1, None), (2, None)], 0),
+    ([(1, 0.1), (2, 0.5), (3, 0.4), (2, 0.9), (4, 0.5)], 2),  # evaluated again
+    ([(1, 0.5), (2, 0.4), (3, 0.6)], None),
+    ([(1, 0.5), (2, 0.4)], None),
+    ([(1, 0.5), (2, 0.4), (2, 0.3)], None),  # one evaluation, written twice
+    ([], None),
+  ],
+)
+def test_the_best_evaluation_is_too_old(tmp_path, values, best_step):
+  """The run ends after two evaluations that are not better than the best."""
+  found = early_stopping.plateau(write(tmp_path, values), CONFIG)
+  if best_step is None:
+    assert found is None
+  else:
+    last = max(step for step, _ in values)
+    assert found is not None
+    assert (found.best_step, found.step) == (best_step, last)
+    assert found.evaluations >= 2 and 'val/accuracy' in str(found)
+
+
+def test_without_patience_nothing_ends(tmp_path):
+  """The same holds for other metrics, and for workdirs without metrics."""
+  values = [(1, 0.5), (2, 0.4), (3, 0.3)]
+  workdir = write(tmp_path, values)
+  assert early_stopping.plateau(workdir, CONFIG)
+  longer = CONFIG | {'early_stop_patience': 3}
+  for config in ({}, CONFIG | {'early_stop_patience': None}, longer):
+    assert early_stopping.plateau(workdir, config) is None
+  assert early_stopping.plateau(workdir / 'none', CONFIG) is None
+  write(tmp_path, values, 'test/accuracy')
+  assert early_stopping.plateau(workdir, CONFIG) is None

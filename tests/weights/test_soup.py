@@ -1,0 +1,67 @@
+"""Tests of averages of weights."""
+
+import jax
+import numpy as np
+import pytest
+import tiny_vit
+
+from vit_jax import convert, load_pretrained, save_pretrained
+from vit_jax.arrays import tree
+from vit_jax.errors import UserError
+from vit_jax.models.vit import Model
+from vit_jax.weights import pretrained
+
+NAMES = ['ant', 'bee', 'cat']
+
+
+def saved(path, number, changes=None, classes=3, **model):
+  """Writes weights of random parameters; returns the path."""
+  built = Model(classes, **tiny_vit.SIZES | model)
+  params = tiny_vit.noise_params(built, (8, 8))
+  params = jax.tree.map(lambda leaf: number * leaf, params)
+  first = str(path) + '.first.npz'
+  save_pretrained(first, params, {})
+  about = pretrained.find(first).about | {'class_names': NAMES[:classes]}
+  for key, value in (changes or {}).items():
+    about[key] = about[key] | value if isinstance(value, dict) else value
+  save_pretrained(str(path), params, about)
+  return str(path)
+
+
+def test_the_mean_of_several_formats(tmp_path):
+  """All parameters are averaged; the description is that of the first."""
+  preprocess = {'preprocess': {'resize': 'central', 'central_fraction': 0.5}}
+  paths = [
+    saved(tmp_path / 'a.npz', 1.0, preprocess),
+    saved(tmp_path / 'b.safetensors', 2.0),
+    saved(tmp_path / 'c', 4.5),
+  ]
+  target = str(tmp_path / 'mean.npz')
+  convert.run(paths[0], target, averaged_with=paths[1:])
+  about = pretrained.find(target).about
+  assert about['class_names'] == NAMES
+  assert about['preprocess']['central_fraction'] == 0.5
+  single, mean = (load_pretrained(path)[1] for path in (paths[0], target))
+  for path, leaf in tree.flatten(mean).items():
+    expected = 2.5 * tree.flatten(single)[path]
+    np.testing.assert_allclose(
+      leaf, expected, rtol=1e-5, atol=1e-6, err_msg=path
+    )
+
+
+def test_other_architectures_are_refused(tmp_path):
+  """The message contains both paths and the first difference."""
+  first = saved(tmp_path / 'a.npz', 1.0)
+  renamed = {'class_names': ['ant', 'cat', 'bee']}
+  cases = {
+    'model.depth is 2, not 3': saved(tmp_path / 'b.npz', 1.0, depth=2),
+    "model.gelu is 'exact', not 'tanh'": saved(
+      tmp_path / 'c', 1.0, {'model': {'gelu': 'exact'}}
+    ),
+    'num_classes is 2, not 3': saved(tmp_path / 'd.npz', 1.0, classes=2),
+    "class 1 is 'cat', not 'bee'": saved(tmp_path / 'e.npz', 1.0, renamed),
+  }
+  for message, path in cases.items():
+    with pytest.raises(UserError, match=f'{path} .*{first}: .*{message}'):
+      convert.run(first, str(tmp_path / 'mean.npz'), averaged_with=[path])
+  assert not (tmp_path / 'mean.npz').exists()

@@ -1,0 +1,83 @@
+"""Uniform averages of weights, known as model soups."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from vit_jax.arrays import sharding, tree
+from vit_jax.errors import UserError
+from vit_jax.weights.contract import Pretrained
+
+PyTree = Any
+
+
+def average(sources: Sequence[Pretrained]) -> Pretrained:
+  """Returns the mean of several weights, with the description of the first.
+
+  The weights are read when the mean is loaded, one after another, and added in
+  float32, so that two of them are in memory at a time.
+
+  Args:
+    sources: at least one description of weights.
+
+  Raises:
+    UserError: the weights differ in architecture, image size or classes. The
+      message contains the first difference.
+
+  Reference: uniform soup, Wortsman et al., arXiv 2203.05482, Table 2.
+  """
+  first = sources[0]
+  expected = _properties(first)
+  for other in sources[1:]:
+    _check_equal(first.path, expected, other.path, _properties(other))
+
+  def load(abstract: PyTree) -> PyTree:
+    total = first.load(abstract)
+    for other in sources[1:]:
+      total = jax.tree.map(jnp.add, total, other.load(abstract))
+    return jax.tree.map(lambda leaf: leaf / len(sources), total)
+
+  return dataclasses.replace(
+    first,
+    path=f'the average of {", ".join(source.path for source in sources)}',
+    load=load,
+    load_average=None,
+    load_extra=None,
+  )
+
+
+def _properties(source: Pretrained) -> dict[str, Any]:
+  """Returns the properties that averaged weights must share, in this order."""
+  about, model = source.about, source.model()
+  mesh = sharding.make_mesh(jax.local_devices()[:1])
+  params = tree.flatten(source.abstract_params(mesh))
+  names = enumerate(about.get('class_names', ()))
+  return {
+    'model.name': about['model'].get('name', 'vit'),
+    **{f'model.{key}': value for key, value in model.architecture.items()},
+    'model.pixels': model.pixels,
+    'num_classes': about['num_classes'],
+    'image_size': source.image_size,
+    **{f'name of class {i}': name for i, name in names},
+    **{f'shape of {path}': leaf.shape for path, leaf in params.items()},
+  }
+
+
+def _check_equal(
+  path: str, expected: dict[str, Any], other: str, found: dict[str, Any]
+) -> None:
+  """Checks that the properties of two weights are equal.
+
+  Raises:
+    UserError: they differ.
+  """
+  for key in {**expected, **found}:
+    if expected.get(key) != found.get(key):
+      raise UserError(
+        f'{other} cannot be averaged with {path}: its {key} is '
+        f'{found.get(key)!r}, not {expected.get(key)!r}. Give weights of one '
+        'architecture, image size and list of classes.'
+      )
