@@ -57,6 +57,8 @@ setuptools.setup(
     'huggingface': ['pyarrow>=17', 'huggingface_hub>=0.34'],
     # Faster JPEG where the system has no libturbojpeg 3: one person's package.
     'turbojpeg': ['turbojpeg>=0.0.2'],
+    # TIFF files compressed by LZW, Zstandard, JPEG and others.
+    'tiff': ['imagecodecs'],
     'test': requirements('requirements-test.txt'),
   },
 )

@@ -6,6 +6,7 @@ import shutil
 import cv2
 import numpy as np
 import pytest
+import tifffile
 from minimal_config import completed
 
 from vit_jax import check_data
@@ -86,11 +87,11 @@ def test_an_interrupted_check_continues(photos, tmp_path, monkeypatch):
   whole = check_data.run(_config(photos), str(tmp_path / 'whole'))
   looked, measure = [], inspection._measure
 
-  def measured(source, index):
+  def measured(source, index, kind):
     if len(looked) == 4:
       raise KeyboardInterrupt
     looked.append((source.name, index))
-    return measure(source, index)
+    return measure(source, index, kind)
 
   monkeypatch.setattr(inspection, '_measure', measured)
   config, out = _config(photos, **{'reader.threads': 1}), tmp_path / 'out'
@@ -116,3 +117,30 @@ def test_a_check_of_other_data_is_not_continued(photos, tmp_path, monkeypatch):
     check_data.run(_config(photos), str(tmp_path / 'out'))
   with pytest.raises(UserError, match='is remote'):
     check_data.run(_config(photos), 'gs://bucket/out')
+
+
+def test_mean_and_std_of_each_channel(tmp_path):
+  """Every usable image has the same weight, whatever its size."""
+  rng, images = np.random.default_rng(0), []
+  for number, side in enumerate((4, 9, 12)):
+    image = rng.integers(0, 3000 + 500 * number, (side, 6, 5), np.uint16)
+    folder = tmp_path / 'photos' / 'ab'[number % 2]
+    folder.mkdir(parents=True, exist_ok=True)
+    keys = dict(photometric='minisblack', planarconfig='contig')
+    tifffile.imwrite(folder / f'{number}.tif', image, **keys)
+    images.append(image / 65535)
+  tifffile.imwrite(folder / 'rgb.tif', np.zeros((4, 4, 3), np.uint8))
+  config = _config(
+    tmp_path / 'photos',
+    **{'preprocess.channels': 5, 'preprocess.bits': 16, 'evals': {}},
+  )
+  summary = check_data.run(config, str(tmp_path / 'out'))['splits']['train']
+  mean = np.mean([image.mean((0, 1)) for image in images], axis=0)
+  square = np.mean([(image**2).mean((0, 1)) for image in images], axis=0)
+  np.testing.assert_allclose(summary['mean'], mean, rtol=1e-5)
+  np.testing.assert_allclose(
+    summary['std'], np.sqrt(square - mean**2), rtol=1e-5
+  )
+  assert summary['bad'] == 1
+  (bad,) = _lines(tmp_path / 'out/bad.jsonl')
+  assert 'rgb.tif' in bad['where'] and 'uint16 [y, x, 5]' in bad['reason']

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import cv2
 import numpy as np
 from etils import epath
-from jaxtyping import Int, UInt64
+from jaxtyping import Float, Int, UInt64
 
 from vit_jax.data import fingerprint
 from vit_jax.data.images import decode
@@ -36,6 +36,8 @@ class Found(NamedTuple):
     heights: heights of the upright images, pixels.
     widths: widths of the upright images, pixels.
     contents: checksums of the decoded pixels.
+    moments: sums, over all images that can be used, of the mean and the mean
+      square of each channel, for pixels in [0, 1].
     bad: records that cannot be used.
   """
 
@@ -43,7 +45,21 @@ class Found(NamedTuple):
   heights: Int[np.ndarray, ' n']
   widths: Int[np.ndarray, ' n']
   contents: UInt64[np.ndarray, ' n']
+  moments: Float[np.ndarray, '2 c']
   bad: list[BadRecord]
+
+  def mean_and_std(self) -> tuple[list[float], list[float]]:
+    """Returns mean and standard deviation of each channel, with six digits.
+
+    They are those of pixels in [0, 1]. Every image has the same weight, because
+    all have the same size in training. There must be an image.
+    """
+    mean, square = self.moments / np.count_nonzero(self.labels != _BAD)
+    std = np.sqrt(np.maximum(square - mean**2, 0))
+    first, second = (
+      [float(f'{value:.6g}') for value in values] for values in (mean, std)
+    )
+    return first, second
 
 
 def inspect(
@@ -52,6 +68,7 @@ def inspect(
   path: epath.Path,
   threads: int,
   progress: Callable[[int, int], None],
+  kind: tuple[int, int] = (3, 8),
 ) -> Found:
   """Inspects the examples of a split for which the file has no results yet.
 
@@ -62,6 +79,7 @@ def inspect(
     threads: number of decoding threads.
     progress: function that is called with the number of examples inspected so
       far and the number of bad records among them.
+    kind: channels and bits of the images, see `decode.decode`.
 
   Returns:
     Results of all examples of the split, in order.
@@ -74,14 +92,14 @@ def inspect(
     raise UserError(
       f'{source.name} has no examples to inspect: give another split or path.'
     )
-  known = _known(source, split, path)
+  known = _known(source, split, path, kind)
   starts = [i for i in range(0, len(source), _CHUNK) if i not in known]
   bad = sum(len(found.bad) for found in known.values())
   done = sum(len(found.labels) for found in known.values())
   cv2.setNumThreads(1)  # images are decoded in parallel, one per thread
   with futures.ThreadPoolExecutor(threads) as pool:
     tasks = _ahead(
-      lambda start: pool.submit(_chunk, source, split, start),
+      lambda start: pool.submit(_chunk, source, split, start, kind),
       iter(starts),
       threads * _AHEAD,
     )
@@ -101,6 +119,7 @@ def inspect(
     np.concatenate([part.heights for part in parts]),
     np.concatenate([part.widths for part in parts]),
     np.concatenate([part.contents for part in parts]),
+    sum((part.moments for part in parts), np.zeros((2, kind[0]))),
     [record for part in parts for record in part.bad],
   )
 
@@ -115,7 +134,9 @@ def _ahead(
     pending.extend(map(submit, itertools.islice(starts, 1)))
 
 
-def _known(source: Source, split: str, path: epath.Path) -> dict[int, Found]:
+def _known(
+  source: Source, split: str, path: epath.Path, kind: tuple[int, int]
+) -> dict[int, Found]:
   """Reads the results so far: {index of a chunk's first example: results}.
 
   If there are none, the split's first line, which contains the fingerprint, is
@@ -126,14 +147,15 @@ def _known(source: Source, split: str, path: epath.Path) -> dict[int, Found]:
   lines = [
     line for _, line in jsonl.read(path) if line and line.get('split') == split
   ]
-  current = fingerprint.of(source)
+  current = {'source': fingerprint.of(source), 'kind': list(kind)}
   if not lines:
     path.parent.mkdir(parents=True, exist_ok=True)
     _append(path, {'split': split, 'fingerprint': current})
   elif lines[0].get('fingerprint') != current:
     raise UserError(
       f'{path} contains the results of an unfinished inspection of {split}, '
-      'but the data has changed since then: remove the file to start again.'
+      'but the data, its channels or its bits have changed since then: remove '
+      'the file to start again.'
     )
   return {line['start']: _found(line) for line in lines[1:]}
 
@@ -143,12 +165,16 @@ def _append(path: epath.Path, line: dict[str, Any]) -> None:
     file.write(json.dumps(line) + '\n')
 
 
-def _chunk(source: Source, split: str, start: int) -> dict[str, Any]:
+def _chunk(
+  source: Source, split: str, start: int, kind: tuple[int, int]
+) -> dict[str, Any]:
   """Inspects a chunk of examples and returns its line of the file."""
-  rows, bad = [], []
+  rows, bad, moments = [], [], np.zeros((2, kind[0]))
   for index in range(start, min(start + _CHUNK, len(source))):
     try:
-      rows.append(_measure(source, index))
+      row, found = _measure(source, index, kind)
+      rows.append(row)
+      moments += found
     except decode.DecodeError as error:
       where = getattr(source, 'where', lambda _: '')(index)
       rows.append((_BAD, 0, 0, 0))
@@ -161,12 +187,19 @@ def _chunk(source: Source, split: str, start: int) -> dict[str, Any]:
     'heights': heights,
     'widths': widths,
     'contents': contents,
+    'moments': moments.tolist(),
     'bad': bad,
   }
 
 
-def _measure(source: Source, index: int) -> tuple[int, int, int, int]:
-  """Returns label, height, width and checksum of the pixels of an example.
+def _measure(
+  source: Source, index: int, kind: tuple[int, int]
+) -> tuple[tuple[int, int, int, int], Float[np.ndarray, '2 c']]:
+  """Inspects an example.
+
+  Returns:
+    (label, height, width, checksum of the pixels), and the mean and the mean
+    square of each channel.
 
   Raises:
     DecodeError: the record cannot be used.
@@ -177,11 +210,14 @@ def _measure(source: Source, index: int) -> tuple[int, int, int, int]:
     raise decode.DecodeError(
       f'label {label}; allowed: 0 to {source.num_classes - 1}'
     )
-  pixels = np.ascontiguousarray(decode.decode(example['image']))
+  pixels = np.ascontiguousarray(decode.decode(example['image'], *kind))
   height, width, _ = pixels.shape
   digest = hashlib.blake2b(f'{height} {width}'.encode(), digest_size=8)
   digest.update(pixels.data)
-  return label, height, width, int.from_bytes(digest.digest(), 'big')
+  mean, std = (x[:, 0] for x in cv2.meanStdDev(pixels))  # float64
+  mean, std = (x / np.iinfo(pixels.dtype).max for x in (mean, std))
+  checksum = int.from_bytes(digest.digest(), 'big')
+  return (label, height, width, checksum), np.stack([mean, mean**2 + std**2])
 
 
 def _found(line: dict[str, Any]) -> Found:
@@ -190,6 +226,7 @@ def _found(line: dict[str, Any]) -> Found:
     np.array(line['heights'], np.int32),
     np.array(line['widths'], np.int32),
     np.array(line['contents'], np.uint64),
+    np.array(line['moments']),
     [BadRecord(*record) for record in line['bad']],
   )
 

@@ -3,10 +3,10 @@
 import math
 
 import numpy as np
-from jaxtyping import UInt8
 
-from vit_jax.data.images.decode import MAX_PIXELS, Box, Image
+from vit_jax.data.images.decode import MAX_PIXELS, Box
 from vit_jax.data.images.headers import DecodeError
+from vit_jax.data.images.multichannel import Pixels
 from vit_jax.data.images.resampling import resize
 
 _ATTEMPTS = 10
@@ -14,8 +14,8 @@ _ASPECT = (3 / 4, 4 / 3)  # width / height of a random box
 
 
 def cover(
-  pixels: Image, height: int, width: int, interpolation: str
-) -> UInt8[np.ndarray, 'height2 width2 3']:
+  pixels: Pixels, height: int, width: int, interpolation: str
+) -> Pixels:
   """Resizes an image with its aspect ratio kept, so that it covers a box.
 
   Args:

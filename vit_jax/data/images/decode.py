@@ -1,4 +1,4 @@
-"""Decodes images, or rectangular parts of them (boxes), to RGB pixels.
+"""Decodes images, or rectangular parts of them (boxes), by default to RGB.
 
 Supported formats are JPEG, PNG, GIF (first frame), BMP, WebP and TIFF (first
 page). The size is read from the header before the image is decoded, so that a
@@ -31,8 +31,9 @@ import cv2
 import numpy as np
 from jaxtyping import UInt8
 
-from vit_jax.data.images import headers, jpeg
+from vit_jax.data.images import headers, jpeg, multichannel
 from vit_jax.data.images.headers import DecodeError
+from vit_jax.data.images.multichannel import Pixels
 
 Image = UInt8[np.ndarray, 'y x 3']
 Box = tuple[int, int, int, int]  # y, x, height, width; pixels
@@ -41,52 +42,74 @@ Box = tuple[int, int, int, int]  # y, x, height, width; pixels
 MAX_PIXELS = 2**27
 
 
-def decode(image: bytes | np.ndarray) -> Image:
-  """Decodes a whole image to upright RGB pixels.
+def decode(
+  image: bytes | np.ndarray, channels: int = 3, bits: int = 8
+) -> Pixels:
+  """Decodes a whole image, by default to upright RGB pixels.
 
-  Greyscale is converted to three equal channels; the upper 8 of 16 bits are
-  kept; palettes are looked up; transparency is dropped, and the colours remain
-  as stored; CMYK is converted without its profile; the EXIF orientation is
-  applied.
+  For three channels of 8 bits, greyscale is converted to three equal channels;
+  the upper 8 of 16 bits are kept; palettes are looked up; transparency is
+  dropped, and the colours remain as stored; CMYK is converted without its
+  profile; the EXIF orientation is applied. Otherwise, and for .npy files,
+  nothing is converted: see `multichannel.decode`. JPEG files are then allowed
+  only if they are grey, for one channel of 8 bits.
 
   Args:
-    image: an encoded file, or pixels: uint8 `[y, x]`, `[y, x, 1]`, `[y, x, 3]`.
+    image: an encoded file, or pixels: uint8 `[y, x]`, `[y, x, 1]`, `[y, x, 3]`;
+      see `multichannel.decode` for other channels and bits.
+    channels: number of channels of the result.
+    bits: number of bits per channel, 8 or 16.
+
+  Returns:
+    Pixels `[y, x, channels]`, uint8 for 8 bits and uint16 for 16 bits.
 
   Raises:
     DecodeError: the format is not supported, the file is damaged or truncated,
       the image has more than MAX_PIXELS pixels, or the dtype or shape of an
       array is not allowed.
   """
-  return decode_box(image, lambda height, width: (0, 0, height, width))
+  return decode_box(
+    image, lambda height, width: (0, 0, height, width), channels, bits
+  )
 
 
 def decode_box(
-  image: bytes | np.ndarray, box_of: Callable[[int, int], Box]
-) -> Image:
+  image: bytes | np.ndarray,
+  box_of: Callable[[int, int], Box],
+  channels: int = 3,
+  bits: int = 8,
+) -> Pixels:
   """Decodes the part of an image that `box_of(height, width)` returns.
 
   Args:
     image: see `decode`.
     box_of: function from the height and width of the upright image, pixels, to
       the box.
+    channels: number of channels of the result.
+    bits: number of bits per channel, 8 or 16.
 
   Returns:
-    Pixels of `decode(image)` in the box.
+    Pixels of `decode(image, channels, bits)` in the box.
 
   Raises:
     DecodeError: the image cannot be decoded, see `decode`.
   """
+  if (channels, bits) != (3, 8):
+    if (channels, bits) == (1, 8) and isinstance(image, bytes):
+      if headers.is_jpeg(image) and headers.jpeg(image).colors == 1:
+        return _jpeg_box(image, box_of)[..., :1]
+    return _cut(multichannel.decode(image, channels, bits), box_of)
   if isinstance(image, np.ndarray):
     return _cut(_rgb(image), box_of)
   if headers.is_jpeg(image):
     return _jpeg_box(image, box_of)
+  if multichannel.is_npy(image):
+    return _cut(multichannel.decode(image, channels, bits), box_of)
   _check_size(*headers.stated_size(image))
   return _cut(jpeg.opencv(image, cv2.IMREAD_COLOR_RGB), box_of)
 
 
-def _cut(
-  pixels: Image, box_of: Callable[[int, int], Box]
-) -> UInt8[np.ndarray, 'height width 3']:
+def _cut(pixels: Pixels, box_of: Callable[[int, int], Box]) -> Pixels:
   y, x, height, width = box_of(pixels.shape[0], pixels.shape[1])
   return pixels[y : y + height, x : x + width]
 
